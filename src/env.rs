@@ -1,0 +1,82 @@
+//! Every environment variable that the library reads, as one immutable struct.
+//!
+//! A group reads it once, when it is created. `docs/env.md` lists the same names; a test compares.
+#![forbid(unsafe_code)]
+
+use std::time::Duration;
+
+/// The names that [`Env::read`] looks up, in the order of `docs/env.md`.
+pub const VARIABLES: [&str; 3] = ["NCCL_EP_TIMEOUT_MS", "NCCL_HOSTID", "NCCL_DEBUG"];
+
+/// Settings taken from the environment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Env {
+    /// `NCCL_EP_TIMEOUT_MS`: how long any wait for another rank may last. Default 100,000 ms.
+    pub timeout: Duration,
+    /// `NCCL_HOSTID`: replaces the machine's boot id when ranks are sorted into nodes.
+    pub host_id: Option<String>,
+    /// `NCCL_DEBUG` is `WARN` or more talkative: refusals are also printed on stderr.
+    pub warn: bool,
+}
+
+impl Env {
+    /// Reads the process environment.
+    pub fn read() -> Self {
+        Self::from_lookup(|name| std::env::var(name).ok())
+    }
+
+    /// Reads through `lookup`; values that make no sense count as unset.
+    fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Self {
+        let timeout_ms = lookup("NCCL_EP_TIMEOUT_MS")
+            .and_then(|text| text.trim().parse::<u64>().ok())
+            .filter(|&ms| ms > 0)
+            .unwrap_or(100_000);
+        let warn = lookup("NCCL_DEBUG").is_some_and(|level| {
+            ["WARN", "INFO", "ABORT", "TRACE"].contains(&level.trim().to_uppercase().as_str())
+        });
+        Self {
+            timeout: Duration::from_millis(timeout_ms),
+            host_id: lookup("NCCL_HOSTID").filter(|id| !id.is_empty()),
+            warn,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_apply_when_nothing_is_set() {
+        let env = Env::from_lookup(|_| None);
+        assert_eq!(env.timeout, Duration::from_secs(100));
+        assert_eq!(env.host_id, None);
+        assert!(!env.warn);
+    }
+
+    #[test]
+    fn values_are_read_and_nonsense_is_ignored() {
+        let set = |name: &str| match name {
+            "NCCL_EP_TIMEOUT_MS" => Some("250".to_owned()),
+            "NCCL_HOSTID" => Some("left".to_owned()),
+            "NCCL_DEBUG" => Some("info".to_owned()),
+            _ => None,
+        };
+        let env = Env::from_lookup(set);
+        assert_eq!(env.timeout, Duration::from_millis(250));
+        assert_eq!(env.host_id.as_deref(), Some("left"));
+        assert!(env.warn);
+        assert_eq!(
+            Env::from_lookup(|_| Some("-1".to_owned())).timeout,
+            Duration::from_secs(100)
+        );
+    }
+
+    #[test]
+    fn docs_list_the_same_variables() {
+        let docs = include_str!("../docs/env.md");
+        for name in VARIABLES {
+            assert!(docs.contains(&format!("| `{name}` |")), "docs/env.md lacks {name}");
+        }
+    }
+}

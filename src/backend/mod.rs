@@ -1,0 +1,82 @@
+//! What a backend must be able to do. The siblings `host` and `cuda` never see each other.
+//!
+//! Opening a group or an HT handle is collective; everything else is local to a rank, and an
+//! operation is only enqueued. If a method is wanted that one sibling alone could give meaning to, it
+//! belongs inside that sibling.
+
+pub mod bootstrap;
+pub mod cuda;
+pub mod host;
+pub mod nccl;
+pub mod select;
+
+use crate::error::{Error, Result};
+use crate::model::ops::{HtCombine, HtDispatch, LlOp, Routing, Stream};
+use crate::model::tensor::DevPtr;
+use std::sync::Arc;
+
+/// Memory of the device that a group runs on.
+pub trait DeviceMemory: Send + Sync {
+    /// Allocates `bytes`; zero bytes may give NULL.
+    fn alloc(&self, bytes: usize) -> Result<DevPtr>;
+    /// Frees what [`DeviceMemory::alloc`] gave; NULL is fine.
+    fn free(&self, data: DevPtr) -> Result<()>;
+    /// The address by which the device reaches mapped host memory.
+    fn device_alias(&self, host: DevPtr) -> Result<DevPtr>;
+    /// Copies `from` to the device; returns when it is there.
+    fn upload(&self, to: DevPtr, from: &[u8]) -> Result<()>;
+    /// Copies from the device into `to`; returns when it is there.
+    fn download(&self, to: &mut [u8], from: DevPtr) -> Result<()>;
+    /// Whether everything enqueued on `stream` has run.
+    fn is_idle(&self, stream: Stream) -> Result<bool>;
+}
+
+/// One rank's side of an open group.
+pub trait GroupBackend: Send + Sync {
+    /// The group's device memory.
+    fn memory(&self) -> Arc<dyn DeviceMemory>;
+    /// A handle for LL operations; local and without work on any stream.
+    fn open_ll(&self, routing: Routing) -> Result<Box<dyn LlBackend>>;
+    /// A handle for HT operations: exchanges the routing over all ranks. `routing` is an error on a
+    /// rank that refused its arguments; then all ranks get an error.
+    fn open_ht(&self, routing: Result<HtRouting>, stream: Stream) -> Result<Box<dyn HtBackend>>;
+    /// The first failure that an operation met while it ran.
+    fn fault(&self) -> Option<Error>;
+    /// Waits for the device, then releases what peers can see. Collective unless a fault is known.
+    fn close(&self, stream: Stream) -> Result<()>;
+}
+
+/// What an HT handle is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct HtRouting {
+    /// This rank's ids.
+    pub routing: Routing,
+    /// int32 `[L]`, device address: gets the received tokens per local expert.
+    pub counter: Option<DevPtr>,
+}
+
+/// Names a sent but not yet received operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ticket(pub u64);
+
+/// LL operations of one handle.
+pub trait LlBackend: Send + Sync {
+    /// Enqueues a whole operation.
+    fn run(&self, op: &LlOp, stream: Stream) -> Result<()>;
+    /// Enqueues the send phase only.
+    fn send(&self, op: &LlOp, stream: Stream) -> Result<Ticket>;
+    /// Enqueues the receive phase of `op`, after its send phase even on another stream.
+    fn receive(&self, op: &LlOp, ticket: Ticket, stream: Stream) -> Result<()>;
+    /// Gives up the receive phase, so that the peers need not wait for it.
+    fn abandon(&self, ticket: Ticket);
+}
+
+/// HT operations of one handle.
+pub trait HtBackend: Send + Sync {
+    /// Enqueues a dispatch.
+    fn dispatch(&self, op: &HtDispatch, stream: Stream) -> Result<()>;
+    /// Enqueues a combine.
+    fn combine(&self, op: &HtCombine, stream: Stream) -> Result<()>;
+    /// Rows that dispatch delivers to this rank, if the host knows it.
+    fn num_recv_tokens(&self) -> Option<usize>;
+}

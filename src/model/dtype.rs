@@ -1,0 +1,91 @@
+//! Element types, with NCCL's numbers.
+#![forbid(unsafe_code)]
+
+use std::fmt;
+
+/// An NCCL element type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+#[allow(missing_docs)] // The names say it all.
+pub enum DType {
+    Int8 = 0,
+    Uint8 = 1,
+    Int32 = 2,
+    Uint32 = 3,
+    Int64 = 4,
+    Uint64 = 5,
+    Float16 = 6,
+    Float32 = 7,
+    Float64 = 8,
+    Bfloat16 = 9,
+    Float8E4M3 = 10,
+    Float8E5M2 = 11,
+}
+
+impl DType {
+    const ALL: [DType; 12] = [
+        DType::Int8,
+        DType::Uint8,
+        DType::Int32,
+        DType::Uint32,
+        DType::Int64,
+        DType::Uint64,
+        DType::Float16,
+        DType::Float32,
+        DType::Float64,
+        DType::Bfloat16,
+        DType::Float8E4M3,
+        DType::Float8E5M2,
+    ];
+
+    /// The type with NCCL's number `raw`, if this library knows it.
+    pub fn from_raw(raw: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|&dtype| dtype as u32 == raw)
+    }
+
+    /// Bytes per element.
+    pub fn size(self) -> usize {
+        match self {
+            DType::Int8 | DType::Uint8 | DType::Float8E4M3 | DType::Float8E5M2 => 1,
+            DType::Float16 | DType::Bfloat16 => 2,
+            DType::Int32 | DType::Uint32 | DType::Float32 => 4,
+            DType::Int64 | DType::Uint64 | DType::Float64 => 8,
+        }
+    }
+
+    /// Whether this is one of the two 8-bit floating-point types.
+    pub fn is_fp8(self) -> bool {
+        matches!(self, DType::Float8E4M3 | DType::Float8E5M2)
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            DType::Int8 => "int8",
+            DType::Uint8 => "uint8",
+            DType::Int32 => "int32",
+            DType::Uint32 => "uint32",
+            DType::Int64 => "int64",
+            DType::Uint64 => "uint64",
+            DType::Float16 => "float16",
+            DType::Float32 => "float32",
+            DType::Float64 => "float64",
+            DType::Bfloat16 => "bfloat16",
+            DType::Float8E4M3 => "float8e4m3",
+            DType::Float8E5M2 => "float8e5m2",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_nccls() {
+        assert_eq!(DType::from_raw(9), Some(DType::Bfloat16));
+        assert_eq!(DType::from_raw(4), Some(DType::Int64));
+        assert_eq!(DType::from_raw(12), None);
+    }
+}

@@ -1,0 +1,92 @@
+//! What all ranks of a group know about it: who hosts which experts, and the bounds.
+#![forbid(unsafe_code)]
+
+use std::ops::Range;
+
+/// Most experts that one token may name.
+pub const MAX_TOP_K: usize = 32;
+
+/// Rows are moved in pieces of this many bytes, so every row is a multiple of it.
+pub const ROW_ALIGN: usize = 16;
+
+/// The two modes of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Algorithm {
+    /// Few tokens, expert-major 3-D output, staged operations.
+    LowLatency = 0,
+    /// Many tokens, flat 2-D output, routing fixed when a handle is created.
+    HighThroughput = 1,
+}
+
+/// The checked configuration of a group: the same on every rank, but for `rank`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupFacts {
+    /// LL or HT.
+    pub algorithm: Algorithm,
+    /// Ranks of the communicator.
+    pub ranks: usize,
+    /// This rank.
+    pub rank: usize,
+    /// Experts over all ranks; divisible by `ranks`.
+    pub experts: usize,
+    /// Bound of tokens per rank; `None` is AUTO (HT only).
+    pub max_tokens: Option<usize>,
+    /// Largest row that an operation may move, in bytes.
+    pub row_bytes: usize,
+    /// Channels to use, 2 SMs each; `None` is AUTO.
+    pub channels: Option<usize>,
+}
+
+impl GroupFacts {
+    /// Experts that each rank hosts.
+    pub fn local_experts(&self) -> usize {
+        self.experts / self.ranks
+    }
+
+    /// Global ids of the experts that `rank` hosts.
+    pub fn experts_of(&self, rank: usize) -> Range<usize> {
+        let local = self.local_experts();
+        rank * local..(rank + 1) * local
+    }
+
+    /// The expert that the routing entry `id` names; `None` for negative and too large ids, which
+    /// take no part.
+    pub fn expert(&self, id: i64) -> Option<usize> {
+        usize::try_from(id).ok().filter(|&expert| expert < self.experts)
+    }
+
+    /// The rank that hosts `expert`.
+    pub fn owner(&self, expert: usize) -> usize {
+        expert / self.local_experts()
+    }
+
+    /// Rows that one rank can receive for one expert (LL) or in all (HT) without AUTO.
+    pub fn max_recv_rows(&self) -> Option<usize> {
+        self.max_tokens.map(|tokens| tokens * self.ranks)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn experts_are_dealt_in_blocks() {
+        let facts = GroupFacts {
+            algorithm: Algorithm::LowLatency,
+            ranks: 3,
+            rank: 1,
+            experts: 12,
+            max_tokens: Some(5),
+            row_bytes: 32,
+            channels: None,
+        };
+        assert_eq!(facts.experts_of(1), 4..8);
+        assert_eq!(facts.owner(7), 1);
+        assert_eq!(facts.expert(-1), None);
+        assert_eq!(facts.expert(12), None);
+        assert_eq!(facts.expert(11), Some(11));
+        assert_eq!(facts.max_recv_rows(), Some(15));
+    }
+}

@@ -1,0 +1,10 @@
+//! The vocabulary of the library: element types, tensors, group facts, operations, topology.
+//!
+//! Plain data with the arithmetic that belongs to it. Nothing here touches memory it does not own.
+#![forbid(unsafe_code)]
+
+pub mod dtype;
+pub mod group;
+pub mod ops;
+pub mod tensor;
+pub mod topology;

@@ -1,0 +1,134 @@
+//! Checked operations: what a backend is asked to do.
+//!
+//! `request` makes them from the caller's tensors, a backend carries them out. Everything is kept
+//! by value, so that a staged operation outlives the caller's descriptors.
+#![forbid(unsafe_code)]
+
+use crate::model::dtype::DType;
+use crate::model::tensor::DevPtr;
+
+/// A CUDA stream, as the caller named it; 0 is the default stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stream(pub usize);
+
+/// One token row: `hidden` elements of `dtype`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowType {
+    /// bf16, f16 or f32.
+    pub dtype: DType,
+    /// Elements per row.
+    pub hidden: usize,
+}
+
+impl RowType {
+    /// Bytes per row.
+    pub fn bytes(self) -> usize {
+        self.hidden * self.dtype.size()
+    }
+}
+
+/// A handle's top-k ids: int64 `[tokens, top_k]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Routing {
+    /// The ids.
+    pub ids: DevPtr,
+    /// This rank's tokens.
+    pub tokens: usize,
+    /// Ids per token.
+    pub top_k: usize,
+}
+
+/// LL dispatch: `tokens [T, H]` to `out [L, R*M, H]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LlDispatch {
+    /// Element type and width of input and output rows.
+    pub row: RowType,
+    /// Input rows.
+    pub tokens: DevPtr,
+    /// Output rows, expert-major.
+    pub out: DevPtr,
+    /// int32 `[L]`: rows received per local expert.
+    pub counter: Option<DevPtr>,
+}
+
+/// LL combine: `expert_rows [L, R*M, H]` and `weights [T, K]` to `out [T, H]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LlCombine {
+    /// Element type and width of input and output rows.
+    pub row: RowType,
+    /// Input rows, where dispatch put their tokens.
+    pub expert_rows: DevPtr,
+    /// f32 `[T, K]`.
+    pub weights: DevPtr,
+    /// Output rows.
+    pub out: DevPtr,
+}
+
+/// One LL operation; both kinds may be staged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum LlOp {
+    Dispatch(LlDispatch),
+    Combine(LlCombine),
+}
+
+/// A 2-D tensor of which only the row count is the caller's free choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rows {
+    /// First row.
+    pub data: DevPtr,
+    /// Rows that the caller provided.
+    pub rows: usize,
+}
+
+/// Top-k ids (int64) and weights (f32) that travel with the tokens of a forward HT dispatch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IdsAndWeights {
+    /// int64 `[rows, K]`.
+    pub ids: DevPtr,
+    /// f32 `[rows, K]`.
+    pub weights: DevPtr,
+    /// Rows of both.
+    pub rows: usize,
+}
+
+/// HT dispatch: `tokens [T, H]` to `out [n, H]`, forward with ids and weights, else tokens only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HtDispatch {
+    /// Element type and width of input and output rows.
+    pub row: RowType,
+    /// Input rows.
+    pub tokens: DevPtr,
+    /// Output rows; a forward dispatch may leave them out.
+    pub out: Option<Rows>,
+    /// Ids and weights `[T, K]` of this rank's tokens: present in forward dispatches.
+    pub routing_in: Option<IdsAndWeights>,
+    /// Where the received tokens' local ids and weights go.
+    pub routing_out: Option<IdsAndWeights>,
+    /// int32 `[L]`: received tokens per local expert.
+    pub counter: Option<DevPtr>,
+}
+
+/// Backward weights of an HT combine: `input [n, K]` of the expert rank to `output [T, K]` at home.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WeightGradients {
+    /// f32, packed as dispatch delivers weights: local experts ascending.
+    pub input: DevPtr,
+    /// f32, by ascending global expert id, then zeros.
+    pub output: DevPtr,
+    /// Columns of both.
+    pub top_k: usize,
+}
+
+/// HT combine: `expert_rows [n, H]` to `out [T, H]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HtCombine {
+    /// Element type and width of input and output rows.
+    pub row: RowType,
+    /// Input rows, in dispatch's order.
+    pub expert_rows: Rows,
+    /// Output rows.
+    pub out: DevPtr,
+    /// Present in backward combines.
+    pub gradients: Option<WeightGradients>,
+}

@@ -1,0 +1,87 @@
+//! Which ranks can reach each other's memory.
+//!
+//! A node is a set of ranks with the same identity (`NCCL_HOSTID`, else the kernel's boot id), not a
+//! range of rank numbers: ranks may be dealt over the machines in any order.
+#![forbid(unsafe_code)]
+
+/// Bytes of a node identity, as ranks exchange them.
+pub const NODE_ID_BYTES: usize = 64;
+
+/// The identity of the node that a rank runs on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NodeId(pub [u8; NODE_ID_BYTES]);
+
+impl NodeId {
+    /// The identity spelled `text`: as it is if it fits, else its ends and a hash of all of it.
+    pub fn from_text(text: &str) -> Self {
+        let mut id = [0; NODE_ID_BYTES];
+        let bytes = text.trim().as_bytes();
+        for (to, from) in id.iter_mut().zip(bytes) {
+            *to = *from;
+        }
+        if bytes.len() > NODE_ID_BYTES {
+            let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, &byte| {
+                (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+            });
+            for (to, from) in id.iter_mut().rev().zip(hash.to_le_bytes()) {
+                *to = from;
+            }
+        }
+        Self(id)
+    }
+}
+
+/// The nodes of a group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Topology {
+    node_of: Vec<usize>,
+    nodes: usize,
+}
+
+impl Topology {
+    /// Sorts ranks into nodes; nodes are numbered by their lowest rank.
+    pub fn from_ids(ids: &[NodeId]) -> Self {
+        let mut seen: Vec<NodeId> = Vec::new();
+        let node_of = ids
+            .iter()
+            .map(|id| {
+                seen.iter().position(|known| known == id).unwrap_or_else(|| {
+                    seen.push(*id);
+                    seen.len() - 1
+                })
+            })
+            .collect();
+        Self { node_of, nodes: seen.len() }
+    }
+
+    /// Number of nodes.
+    pub fn nodes(&self) -> usize {
+        self.nodes
+    }
+
+    /// The first rank that is not on rank 0's node.
+    pub fn first_remote_rank(&self) -> Option<usize> {
+        self.node_of.iter().position(|&node| node != 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_are_found_by_identity_not_by_rank_order() {
+        let left = NodeId::from_text("left");
+        let right = NodeId::from_text("right");
+        let topology = Topology::from_ids(&[left, right, left]);
+        assert_eq!(topology.nodes(), 2);
+        assert_eq!(topology.first_remote_rank(), Some(1));
+        assert_eq!(Topology::from_ids(&[left, left]).first_remote_rank(), None);
+    }
+
+    #[test]
+    fn long_identities_stay_distinct() {
+        let long = "x".repeat(100);
+        assert_ne!(NodeId::from_text(&long), NodeId::from_text(&format!("{long}y")));
+    }
+}

@@ -1,0 +1,186 @@
+//! Raw pointers of a call -> owned plain data.
+//!
+//! The only place that follows the pointers a caller passes in. Each function copies what it needs
+//! and refuses NULL; what the values mean is checked in `request`.
+#![allow(unsafe_code)]
+
+use crate::abi::types::{ncclEpGroupConfig_t, ncclNDTensor_t};
+use crate::error::{Error, Result};
+use crate::model::dtype::DType;
+use crate::model::tensor::{DevPtr, MAX_DIMS, Tag, Tensor, TensorSet};
+use std::ffi::c_uint;
+use std::fmt::Display;
+
+/// A group configuration with its enum as a plain number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)] // As in `ncclEpGroupConfig_t`.
+pub struct GroupConfig {
+    pub version: u32,
+    pub algorithm: u32,
+    pub num_experts: u32,
+    pub max_tokens_per_rank: u32,
+    pub token_size_bytes: u32,
+    pub rdma_buffer_size: u64,
+    pub num_qp_per_rank: u32,
+    pub num_channels: u32,
+}
+
+/// Copies `*config`.
+///
+/// # Safety
+/// `config` is NULL or points to an `ncclEpGroupConfig_t`.
+pub unsafe fn group_config(config: *const ncclEpGroupConfig_t) -> Result<GroupConfig> {
+    if config.is_null() {
+        return Err(Error::argument("config", "must not be NULL"));
+    }
+    // SAFETY: not NULL, so by contract it points to a configuration.
+    let raw = unsafe { config.read() };
+    let ncclEpGroupConfig_t {
+        version,
+        algorithm,
+        num_experts,
+        max_tokens_per_rank,
+        token_size_bytes,
+        rdma_buffer_size,
+        num_qp_per_rank,
+        num_channels,
+    } = raw;
+    // SAFETY: the enum is 4 bytes that the caller has set, and u32 takes every bit pattern.
+    let algorithm = unsafe { algorithm.as_ptr().cast::<u32>().read() };
+    Ok(GroupConfig {
+        version,
+        algorithm,
+        num_experts,
+        max_tokens_per_rank,
+        token_size_bytes,
+        rdma_buffer_size,
+        num_qp_per_rank,
+        num_channels,
+    })
+}
+
+/// Copies the tensors of the list `name`, by tag.
+///
+/// # Safety
+/// If `count` is not 0, `list` is NULL or points to `count` pointers, each NULL or pointing to a
+/// descriptor as [`tensor`] wants it.
+pub unsafe fn tensor_set(
+    name: &'static str,
+    list: *const *const ncclNDTensor_t,
+    count: c_uint,
+) -> Result<TensorSet> {
+    let mut set = TensorSet::default();
+    if count == 0 {
+        return Ok(set); // The pointer may be garbage then.
+    }
+    if list.is_null() {
+        return Err(Error::argument(name, "must not be NULL when its count is not 0"));
+    }
+    for index in 0..count as usize {
+        // SAFETY: `index` is below the count that the caller vouches for.
+        let descriptor = unsafe { list.add(index).read() };
+        if descriptor.is_null() {
+            return Err(Error::argument(ListItem(name, index), "must not be NULL"));
+        }
+        // SAFETY: not NULL, so by contract it points to a descriptor.
+        let raw = unsafe { descriptor.read() };
+        if let Some(tag) = Tag::from_raw(raw.tag)
+            && set.get(tag).is_none()
+        {
+            // SAFETY: the caller vouches for the arrays of each descriptor.
+            set.add(tag, unsafe { copy(ListTag(name, tag), &raw) }?);
+        }
+    }
+    Ok(set)
+}
+
+/// Copies one descriptor and its tag.
+///
+/// # Safety
+/// `descriptor` is NULL or points to a descriptor whose `sizes` and `strides` are NULL or point to
+/// `ndim` numbers.
+pub unsafe fn tensor(name: &str, descriptor: *const ncclNDTensor_t) -> Result<(u32, Tensor)> {
+    if descriptor.is_null() {
+        return Err(Error::argument(name, "must not be NULL"));
+    }
+    // SAFETY: not NULL, so by contract it points to a descriptor.
+    let raw = unsafe { descriptor.read() };
+    // SAFETY: the caller vouches for its arrays.
+    Ok((raw.tag, unsafe { copy(name, &raw) }?))
+}
+
+/// # Safety
+/// `raw.sizes` and `raw.strides` are NULL or point to `raw.ndim` numbers.
+unsafe fn copy(name: impl Display + Copy, raw: &ncclNDTensor_t) -> Result<Tensor> {
+    let dims = raw.ndim as usize;
+    if dims == 0 || dims > MAX_DIMS {
+        return Err(Error::argument(
+            format_args!("{name}.ndim"),
+            "must be a supported number of dimensions",
+        )
+        .got(dims, format_args!("1 to {MAX_DIMS}")));
+    }
+    if raw.sizes.is_null() {
+        return Err(Error::argument(format_args!("{name}.sizes"), "must not be NULL"));
+    }
+    let mut sizes = [0_usize; MAX_DIMS];
+    let mut strides = [1_usize; MAX_DIMS];
+    for (index, (size, stride)) in sizes.iter_mut().zip(&mut strides).take(dims).enumerate() {
+        // SAFETY: `sizes` is not NULL and has `ndim` numbers.
+        *size = unsafe { raw.sizes.add(index).read() } as usize;
+        if !raw.strides.is_null() {
+            // SAFETY: `strides` is not NULL and has `ndim` numbers.
+            *stride = unsafe { raw.strides.add(index).read() } as usize;
+        }
+    }
+    let (sizes, strides) = (&sizes[..dims], &strides[..dims]);
+    if !is_dense(sizes, strides) {
+        return Err(Error::argument(format_args!("{name}.strides"), "must say that the tensor is dense")
+            .got(format_args!("{strides:?}"), "all ones, NULL, or row-major strides"));
+    }
+    Ok(Tensor::new(DevPtr(raw.data as usize), DType::from_raw(raw.datatype), sizes))
+}
+
+/// Whether `strides` is one of the ways to say "dense": all ones, or row-major.
+fn is_dense(sizes: &[usize], strides: &[usize]) -> bool {
+    let mut expected = 1;
+    let row_major = sizes.iter().zip(strides).rev().all(|(size, stride)| {
+        let matches = *stride == expected || *size <= 1;
+        expected *= size;
+        matches
+    });
+    row_major || strides.iter().all(|&stride| stride == 1)
+}
+
+/// Prints as `inputs[2]`.
+struct ListItem(&'static str, usize);
+
+impl Display for ListItem {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}[{}]", self.0, self.1)
+    }
+}
+
+/// Prints as `inputs[TOKENS]`.
+#[derive(Clone, Copy)]
+struct ListTag(&'static str, Tag);
+
+impl Display for ListTag {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}[{}]", self.0, self.1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_dense;
+
+    #[test]
+    fn dense_is_all_ones_or_row_major() {
+        assert!(is_dense(&[2, 3, 4], &[1, 1, 1]));
+        assert!(is_dense(&[2, 3, 4], &[12, 4, 1]));
+        assert!(is_dense(&[1, 4], &[99, 1]));
+        assert!(!is_dense(&[2, 3, 4], &[24, 8, 2]));
+        assert!(!is_dense(&[2, 4], &[8, 1]));
+    }
+}

@@ -1,0 +1,63 @@
+//! `ncclEpCreateHandle`: rules of the top-k ids and of the received-token counter.
+#![forbid(unsafe_code)]
+
+use crate::error::{Error, Result};
+use crate::model::dtype::DType;
+use crate::model::group::{Algorithm, GroupFacts, MAX_TOP_K};
+use crate::model::ops::Routing;
+use crate::model::tensor::{DevPtr, Tag, Tensor, TensorSet};
+use crate::request::argument::Argument;
+
+/// Where an HT handle's counter lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Counter {
+    /// Device memory.
+    Device(DevPtr),
+    /// Mapped pinned host memory, by its host address.
+    Host(DevPtr),
+}
+
+/// Checks the ids `[T, K]` of a new handle, tagged `tag`.
+pub fn routing(facts: &GroupFacts, tag: u32, topk_idx: &Tensor) -> Result<Routing> {
+    if Tag::from_raw(tag) != Some(Tag::TopkIdx) {
+        return Err(Error::argument("topk_idx.tag", "must be NCCL_EP_TENSOR_TAG_TOPK_IDX")
+            .got(tag, Tag::TopkIdx as u32));
+    }
+    let ids = Argument::plain("topk_idx", topk_idx).dims(2)?.dtype_is(DType::Int64)?.size_at_most(
+        1,
+        MAX_TOP_K,
+        "the largest top-k",
+    )?;
+    let ids = match facts.max_tokens {
+        Some(most) => ids.size_at_most(0, most, "the group's max_tokens_per_rank")?,
+        None => ids,
+    };
+    Ok(Routing { ids: ids.data(8)?, tokens: ids.size(0), top_k: ids.size(1) })
+}
+
+/// Checks the local tensors of a new handle: an HT handle may have a counter, an LL handle nothing.
+pub fn counter(facts: &GroupFacts, locals: &TensorSet) -> Result<Option<Counter>> {
+    const LIST: &str = "local_tensors";
+    let tags = [Tag::RecvExpertCounterHost, Tag::RecvExpertCounterDevice];
+    if facts.algorithm == Algorithm::LowLatency {
+        for tag in tags {
+            let why = "a low-latency handle has no counter; pass it to ncclEpDispatch";
+            Argument::absent(LIST, locals, tag, why)?;
+        }
+        return Ok(None);
+    }
+    for tag in tags {
+        if let Some(counter) = Argument::optional(LIST, locals, tag) {
+            let data = counter
+                .dims(1)?
+                .dtype_is(DType::Int32)?
+                .size_at_least(0, facts.local_experts(), "the number of local experts")?
+                .data(4)?;
+            return Ok(Some(match tag {
+                Tag::RecvExpertCounterHost => Counter::Host(data),
+                _ => Counter::Device(data),
+            }));
+        }
+    }
+    Ok(None)
+}

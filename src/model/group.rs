@@ -19,6 +19,16 @@ pub enum Algorithm {
     HighThroughput = 1,
 }
 
+impl Algorithm {
+    /// The name that texts use.
+    pub fn name(self) -> &'static str {
+        match self {
+            Algorithm::LowLatency => "low latency",
+            Algorithm::HighThroughput => "high throughput",
+        }
+    }
+}
+
 /// The checked configuration of a group: the same on every rank, but for `rank`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupFacts {

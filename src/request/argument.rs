@@ -162,17 +162,16 @@ impl<'a> Argument<'a> {
             _ => return Err(self.wrong_dtype("bfloat16, float16 or float32")),
         };
         let row = RowType { dtype, hidden: self.size(index) };
-        let argument = format!("{}.sizes[{index}]", self.name);
+        let refuse = |rule| Error::argument(format_args!("{}.sizes[{index}]", self.name), rule);
         if row.bytes() == 0 || !row.bytes().is_multiple_of(ROW_ALIGN) {
-            return Err(Error::argument(argument, "a row must be a positive multiple of 16 bytes")
+            return Err(refuse("a row must be a positive multiple of 16 bytes")
                 .got(format_args!("{} bytes", row.bytes()), "a multiple of 16 bytes"));
         }
         if row.bytes() > facts.row_bytes {
-            return Err(Error::argument(argument, "a row must not exceed the group's token_size_bytes")
-                .got(
-                    format_args!("{} bytes", row.bytes()),
-                    format_args!("at most {} bytes", facts.row_bytes),
-                ));
+            return Err(refuse("a row must not exceed the group's token_size_bytes").got(
+                format_args!("{} bytes", row.bytes()),
+                format_args!("at most {} bytes", facts.row_bytes),
+            ));
         }
         Ok(row)
     }

@@ -1,7 +1,7 @@
 //! HT dispatch and combine: rules of their tensors.
 #![forbid(unsafe_code)]
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::model::dtype::DType;
 use crate::model::group::{GroupFacts, MAX_TOP_K, ROW_ALIGN};
 use crate::model::ops::{HtCombine, HtDispatch, IdsAndWeights, Routing, Rows, WeightGradients};
@@ -127,8 +127,5 @@ fn gradients(
         .dtype_is(DType::Float32)?
         .size_is(0, routing.tokens, HOME_ROWS)?
         .size_is(1, top_k, "the columns of inputs[TOPK_WEIGHTS]")?;
-    if routing.tokens > 0 && top_k == 0 && routing.top_k > 0 {
-        return Err(Error::argument("inputs[TOPK_WEIGHTS].sizes[1]", "must not be 0"));
-    }
     Ok(Some(WeightGradients { input: input.data(4)?, output: output.data(4)?, top_k }))
 }

@@ -1,0 +1,142 @@
+//! A group: its facts, its backend, its allocator, and whether it still works.
+#![forbid(unsafe_code)]
+
+use crate::backend::GroupBackend;
+use crate::error::{Code, Error, Result};
+use crate::model::group::GroupFacts;
+use crate::model::ops::Stream;
+use crate::state::registry::{Missing, Registry};
+use crate::state::tensors::TensorAllocator;
+use once_cell::sync::{Lazy, OnceCell};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+/// Staged operations that one group may have in flight.
+pub const MAX_STAGED: usize = 2;
+
+static GROUPS: Registry<Group> = Registry::new(1);
+
+/// Allocators of destroyed groups: tensors of a dead group are still freed as they should be.
+static RETIRED: Lazy<Mutex<HashMap<usize, Arc<dyn TensorAllocator>>>> = Lazy::new(Mutex::default);
+
+/// An open group.
+pub struct Group {
+    facts: GroupFacts,
+    backend: Box<dyn GroupBackend>,
+    allocator: Arc<dyn TensorAllocator>,
+    failed: OnceCell<Error>,
+    closed: AtomicBool,
+    staged: AtomicUsize,
+}
+
+impl Group {
+    /// A group over an open backend.
+    pub fn new(
+        facts: GroupFacts,
+        backend: Box<dyn GroupBackend>,
+        allocator: Arc<dyn TensorAllocator>,
+    ) -> Self {
+        Self {
+            facts,
+            backend,
+            allocator,
+            failed: OnceCell::new(),
+            closed: AtomicBool::new(false),
+            staged: AtomicUsize::new(0),
+        }
+    }
+
+    /// Makes the group known under a number.
+    pub fn register(self) -> usize {
+        GROUPS.insert(Arc::new(self))
+    }
+
+    /// The group numbered `number`.
+    pub fn resolve(number: usize) -> Result<Arc<Group>> {
+        GROUPS.resolve(number).map_err(|missing| refusal("group", missing))
+    }
+
+    /// Takes the group numbered `number` out of use and closes it.
+    pub fn destroy(number: usize, stream: Stream) -> Result<()> {
+        let group = GROUPS.remove(number).map_err(|missing| refusal("group", missing))?;
+        RETIRED.lock().insert(number, Arc::clone(&group.allocator));
+        group.closed.store(true, Ordering::Release);
+        group.backend.close(stream)
+    }
+
+    /// The allocator of the live or destroyed group `number`.
+    pub fn allocator_of(number: usize) -> Option<Arc<dyn TensorAllocator>> {
+        match GROUPS.resolve(number) {
+            Ok(group) => Some(Arc::clone(&group.allocator)),
+            Err(_) => RETIRED.lock().get(&number).cloned(),
+        }
+    }
+
+    /// What all ranks know about the group.
+    pub fn facts(&self) -> &GroupFacts {
+        &self.facts
+    }
+
+    /// The backend that the group runs on.
+    pub fn backend(&self) -> &dyn GroupBackend {
+        self.backend.as_ref()
+    }
+
+    /// Who allocates tensors of this group.
+    pub fn allocator(&self) -> &Arc<dyn TensorAllocator> {
+        &self.allocator
+    }
+
+    /// The failure that has made the group unusable, if any.
+    pub fn failure(&self) -> Option<Error> {
+        self.failed.get().cloned().or_else(|| self.backend.fault())
+    }
+
+    /// Marks the group unusable; later calls fail at once instead of leaving the peers waiting.
+    pub fn mark_failed(&self, error: Error) {
+        // The first failure is the one worth reporting.
+        let _ = self.failed.set(error);
+    }
+
+    /// Refuses work on a closed or failed group.
+    pub fn check_usable(&self) -> Result<()> {
+        if self.closed.load(Ordering::Acquire) {
+            return Err(Error::usage("handle", "its group was destroyed"));
+        }
+        match self.failure() {
+            Some(failure) => {
+                Err(Error::new(failure.code(), format!("the group has failed: {failure}")))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Counts one more staged operation in flight, or refuses.
+    pub fn begin_staged(&self) -> Result<()> {
+        let below = |count| (count < MAX_STAGED).then_some(count + 1);
+        match self.staged.fetch_update(Ordering::AcqRel, Ordering::Acquire, below) {
+            Ok(_) => Ok(()),
+            Err(count) => Err(Error::new(
+                Code::InvalidUsage,
+                "send_only: too many staged operations of the group wait for ncclEpComplete",
+            )
+            .got(count + 1, format_args!("at most {MAX_STAGED}"))),
+        }
+    }
+
+    /// One staged operation less.
+    pub fn end_staged(&self) {
+        self.staged.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// The refusal for a number that names no live object called `what`.
+pub fn refusal(what: &str, missing: Missing) -> Error {
+    match missing {
+        Missing::Null => Error::argument(what, "must not be NULL"),
+        Missing::Destroyed => Error::argument(what, "was destroyed already"),
+        Missing::Foreign => Error::argument(what, format_args!("is not a {what} of this library")),
+    }
+}

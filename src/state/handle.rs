@@ -1,0 +1,172 @@
+//! A handle: one routing, its backend side, and the staged operation that waits for completion.
+#![forbid(unsafe_code)]
+
+use crate::backend::{HtBackend, LlBackend, Ticket};
+use crate::error::{Error, Result};
+use crate::model::group::Algorithm;
+use crate::model::ops::{LlOp, Routing, Stream};
+use crate::request::{OpTensors, ht, ll};
+use crate::state::group::{Group, refusal};
+use crate::state::registry::Registry;
+use parking_lot::Mutex;
+use std::sync::Arc;
+
+static HANDLES: Registry<Handle> = Registry::new(2);
+
+/// A routing of tokens to experts, and what runs on it.
+pub struct Handle {
+    group: Arc<Group>,
+    routing: Routing,
+    mode: Mode,
+}
+
+enum Mode {
+    Ll(LlHandle),
+    Ht(Box<dyn HtBackend>),
+}
+
+struct LlHandle {
+    backend: Box<dyn LlBackend>,
+    progress: Mutex<Progress>,
+}
+
+/// What happened on an LL handle so far.
+#[derive(Default)]
+struct Progress {
+    dispatched: bool,
+    staged: Option<(LlOp, Ticket)>,
+}
+
+impl Handle {
+    /// An LL handle.
+    pub fn low_latency(group: Arc<Group>, routing: Routing, backend: Box<dyn LlBackend>) -> Self {
+        let mode = Mode::Ll(LlHandle { backend, progress: Mutex::default() });
+        Self { group, routing, mode }
+    }
+
+    /// An HT handle.
+    pub fn high_throughput(
+        group: Arc<Group>,
+        routing: Routing,
+        backend: Box<dyn HtBackend>,
+    ) -> Self {
+        Self { group, routing, mode: Mode::Ht(backend) }
+    }
+
+    /// Makes the handle known under a number.
+    pub fn register(self) -> usize {
+        HANDLES.insert(Arc::new(self))
+    }
+
+    /// The handle numbered `number`.
+    pub fn resolve(number: usize) -> Result<Arc<Handle>> {
+        HANDLES.resolve(number).map_err(|missing| refusal("handle", missing))
+    }
+
+    /// Takes the handle numbered `number` out of use. A staged operation of it is given up.
+    pub fn destroy(number: usize) -> Result<()> {
+        let handle = HANDLES.remove(number).map_err(|missing| refusal("handle", missing))?;
+        if let Mode::Ll(ll) = &handle.mode
+            && let Some((_, ticket)) = ll.progress.lock().staged.take()
+        {
+            ll.backend.abandon(ticket);
+            handle.group.end_staged();
+        }
+        Ok(())
+    }
+
+    /// The group that the handle belongs to.
+    pub fn group(&self) -> &Group {
+        &self.group
+    }
+
+    /// Enqueues a dispatch. `send_only` counts in LL alone.
+    pub fn dispatch(&self, tensors: &OpTensors, send_only: bool, stream: Stream) -> Result<()> {
+        self.group.check_usable()?;
+        match &self.mode {
+            Mode::Ll(handle) => {
+                let op = ll::dispatch(self.group.facts(), &self.routing, tensors)?;
+                let mut progress = handle.progress.lock();
+                self.start(handle, &mut progress, LlOp::Dispatch(op), send_only, stream)?;
+                progress.dispatched = true;
+                Ok(())
+            }
+            Mode::Ht(backend) => {
+                let op = ht::dispatch(self.group.facts(), &self.routing, tensors)?;
+                backend.dispatch(&op, stream)
+            }
+        }
+    }
+
+    /// Enqueues a combine. `send_only` counts in LL alone.
+    pub fn combine(&self, tensors: &OpTensors, send_only: bool, stream: Stream) -> Result<()> {
+        self.group.check_usable()?;
+        match &self.mode {
+            Mode::Ll(handle) => {
+                let op = ll::combine(self.group.facts(), &self.routing, tensors)?;
+                let mut progress = handle.progress.lock();
+                if !progress.dispatched {
+                    return Err(Error::usage("handle", "needs a dispatch before its first combine"));
+                }
+                self.start(handle, &mut progress, LlOp::Combine(op), send_only, stream)
+            }
+            Mode::Ht(backend) => {
+                let op = ht::combine(self.group.facts(), &self.routing, tensors)?;
+                backend.combine(&op, stream)
+            }
+        }
+    }
+
+    fn start(
+        &self,
+        handle: &LlHandle,
+        progress: &mut Progress,
+        op: LlOp,
+        send_only: bool,
+        stream: Stream,
+    ) -> Result<()> {
+        if progress.staged.is_some() {
+            return Err(Error::usage("handle", "its staged operation waits for ncclEpComplete"));
+        }
+        if !send_only {
+            return handle.backend.run(&op, stream);
+        }
+        self.group.begin_staged()?;
+        match handle.backend.send(&op, stream) {
+            Ok(ticket) => {
+                progress.staged = Some((op, ticket));
+                Ok(())
+            }
+            Err(error) => {
+                self.group.end_staged();
+                Err(error)
+            }
+        }
+    }
+
+    /// Enqueues the receive phase of the staged operation; nothing to do is a success.
+    pub fn complete(&self, stream: Stream) -> Result<()> {
+        self.group.check_usable()?;
+        let Mode::Ll(handle) = &self.mode else {
+            return Ok(());
+        };
+        let Some((op, ticket)) = handle.progress.lock().staged.take() else {
+            return Ok(());
+        };
+        self.group.end_staged();
+        handle.backend.receive(&op, ticket, stream)
+    }
+
+    /// Rows that an HT dispatch can deliver: the group's bound, or with AUTO the real count.
+    pub fn num_recv_tokens(&self) -> Result<usize> {
+        let facts = self.group.facts();
+        match &self.mode {
+            Mode::Ll(_) => Err(Error::usage("handle", "is for high-throughput groups only")
+                .got(Algorithm::LowLatency.name(), Algorithm::HighThroughput.name())),
+            Mode::Ht(backend) => facts
+                .max_recv_rows()
+                .or_else(|| backend.num_recv_tokens())
+                .ok_or_else(|| Error::internal("an AUTO handle without a received-token count")),
+        }
+    }
+}

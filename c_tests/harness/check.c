@@ -1,0 +1,148 @@
+// Counted checks. A failure prints one line with rank, place, expression and values; after a limit
+// the rest is only counted, so that a broken run stays readable. EP_REQUIRE ends all processes
+// instead.
+#define _GNU_SOURCE  // for RTLD_DEFAULT
+#include <dlfcn.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "harness.h"
+
+enum { kPrintedFailures = 20, kTextBytes = 512 };
+
+static uint64_t g_passed;
+static uint64_t g_failed;
+
+uint64_t ep_passed(void) { return g_passed; }
+uint64_t ep_failed(void) { return g_failed; }
+
+EpPlace ep_place(const char* file, int line, const char* expression) {
+    const EpPlace place = {file, line, expression};
+    return place;
+}
+
+static int world_rank(void) {
+    int initialised = 0;
+    int finalised = 0;
+    int rank = 0;
+    MPI_Initialized(&initialised);
+    MPI_Finalized(&finalised);
+    if (initialised && !finalised) MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    return rank;
+}
+
+// One write for one line, so that the lines of several processes do not mix.
+static void print_failure(EpPlace place, const char* values) {
+    char line[2 * kTextBytes];
+    snprintf(line, sizeof(line), "[rank %d] %s:%d: %.300s failed%s%s\n", world_rank(), place.file,
+             place.line, place.expression, values[0] != '\0' ? ": " : "", values);
+    fflush(stdout);
+    fputs(line, stderr);
+}
+
+#if defined(__GNUC__)
+__attribute__((format(printf, 3, 4)))
+#endif
+static bool count(EpPlace place, bool passed, const char* format, ...) {
+    if (passed) {
+        ++g_passed;
+        return true;
+    }
+    ++g_failed;
+    if (g_failed <= kPrintedFailures) {
+        char values[kTextBytes];
+        va_list arguments;
+        va_start(arguments, format);
+        vsnprintf(values, sizeof(values), format, arguments);
+        va_end(arguments);
+        print_failure(place, values);
+    }
+    if (g_failed == kPrintedFailures) {
+        fprintf(stderr, "[rank %d] further failures are counted, not printed\n", world_rank());
+    }
+    return false;
+}
+
+bool ep_check(EpPlace place, bool passed) { return count(place, passed, "%s", ""); }
+
+bool ep_check_eq_u64(EpPlace place, uint64_t actual, uint64_t expected) {
+    return count(place, actual == expected, "got %llu, expected %llu", (unsigned long long)actual,
+                 (unsigned long long)expected);
+}
+
+bool ep_check_eq_i64(EpPlace place, int64_t actual, int64_t expected) {
+    return count(place, actual == expected, "got %lld, expected %lld", (long long)actual,
+                 (long long)expected);
+}
+
+// Written so that a NaN on either side fails, and equal infinities pass.
+bool ep_check_near(EpPlace place, double actual, double expected, double tolerance) {
+    const bool passed = actual == expected || fabs(actual - expected) <= tolerance;
+    return count(place, passed, "got %.9g, expected %.9g", actual, expected);
+}
+
+bool ep_check_eq_bytes(EpPlace place, const void* actual, const void* expected, size_t bytes) {
+    const unsigned char* left = (const unsigned char*)actual;
+    const unsigned char* right = (const unsigned char*)expected;
+    size_t first = 0;
+    while (first < bytes && left[first] == right[first]) ++first;
+    if (first == bytes) return count(place, true, "%s", "");
+    size_t different = 0;
+    for (size_t i = first; i < bytes; ++i) different += left[i] != right[i];
+    return count(place, false, "%zu of %zu bytes differ, first at %zu: got 0x%02x, expected 0x%02x",
+                 different, bytes, first, left[first], right[first]);
+}
+
+bool ep_check_str_contains(EpPlace place, const char* text, const char* part) {
+    return count(place, text != NULL && strstr(text, part) != NULL, "got \"%s\", expected \"%s\"",
+                 text != NULL ? text : "(null)", part);
+}
+
+bool ep_check_result(EpPlace place, ncclResult_t actual, ncclResult_t expected) {
+    return count(place, actual == expected, "got %d (%s), expected %d (%s); %s", (int)actual,
+                 ncclGetErrorString(actual), (int)expected, ncclGetErrorString(expected),
+                 ep_last_error());
+}
+
+bool ep_check_cuda(EpPlace place, cudaError_t actual) {
+    return count(place, actual == cudaSuccess, "got %d (%s)", (int)actual,
+                 cudaGetErrorString(actual));
+}
+
+static void end_all(EpPlace place, const char* values) {
+    print_failure(place, values);
+    fflush(stderr);
+    MPI_Abort(MPI_COMM_WORLD, 1);
+}
+
+void ep_require(EpPlace place, bool passed) {
+    if (!passed) end_all(place, "");
+}
+
+void ep_require_nccl(EpPlace place, ncclResult_t actual) {
+    if (actual == ncclSuccess) return;
+    char values[kTextBytes];
+    snprintf(values, sizeof(values), "%d (%s); %s", (int)actual, ncclGetErrorString(actual),
+             ep_last_error());
+    end_all(place, values);
+}
+
+void ep_require_cuda(EpPlace place, cudaError_t actual) {
+    if (actual == cudaSuccess) return;
+    char values[kTextBytes];
+    snprintf(values, sizeof(values), "%d (%s)", (int)actual, cudaGetErrorString(actual));
+    end_all(place, values);
+}
+
+const char* ep_last_error(void) {
+    typedef const char* (*LastErrorFn)(void);
+    LastErrorFn last_error = NULL;
+    // ISO C has no conversion from an object pointer to a function pointer; POSIX guarantees this
+    // one.
+    void* symbol = dlsym(RTLD_DEFAULT, "ncclEpGetLastError");
+    memcpy(&last_error, &symbol, sizeof(last_error));
+    const char* text = last_error != NULL ? last_error() : NULL;
+    return text != NULL ? text : "";
+}

@@ -1,0 +1,104 @@
+// Life of a test program: MPI, the device, the NCCL communicator, the table of cases and the
+// closing line. A step of the set-up that fails ends all processes at once, because a rank that is
+// missing would leave the others waiting in their next collective call.
+#define _GNU_SOURCE  // for RTLD_DEFAULT
+#include "harness.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { kDefaultDeadlineSeconds = 120 };
+
+static int local_rank_of_world(void) {
+    MPI_Comm host;
+    int local_rank = 0;
+    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
+    MPI_Comm_rank(host, &local_rank);
+    MPI_Comm_free(&host);
+    return local_rank;
+}
+
+void ep_init_mpi(EpEnv* env, int* argc, char*** argv) {
+    memset(env, 0, sizeof(*env));
+    MPI_Init(argc, argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &env->rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &env->size);
+    env->local_rank = local_rank_of_world();
+    ep_watchdog_arm(env, ep_watchdog_default(kDefaultDeadlineSeconds));
+}
+
+void ep_init_device(EpEnv* env) {
+    int devices = 0;
+    EP_REQUIRE_CUDA(cudaGetDeviceCount(&devices));
+    EP_REQUIRE(devices > 0);
+    env->device = env->local_rank % devices;
+    EP_REQUIRE_CUDA(cudaSetDevice(env->device));
+    EP_REQUIRE_CUDA(cudaStreamCreate(&env->stream));
+
+    ncclUniqueId id;
+    memset(&id, 0, sizeof(id));
+    if (env->rank == 0) EP_REQUIRE_NCCL(ncclGetUniqueId(&id));
+    MPI_Bcast(&id, (int)sizeof(id), MPI_BYTE, 0, MPI_COMM_WORLD);
+    EP_REQUIRE_NCCL(ncclCommInitRank(&env->comm, env->size, id, env->rank));
+}
+
+void ep_init(EpEnv* env, int* argc, char*** argv) {
+    ep_init_mpi(env, argc, argv);
+    ep_init_device(env);
+}
+
+void ep_release(EpEnv* env) {
+    if (env->comm != NULL) EP_REQUIRE_NCCL(ncclCommDestroy(env->comm));
+    if (env->stream != NULL) EP_REQUIRE_CUDA(cudaStreamDestroy(env->stream));
+    env->comm = NULL;
+    env->stream = NULL;
+    MPI_Finalize();
+    ep_watchdog_arm(env, 0);
+}
+
+int ep_finish(EpEnv* env) {
+    uint64_t mine[2] = {ep_passed(), ep_failed()};
+    uint64_t all[2] = {0, 0};
+    MPI_Allreduce(mine, all, 2, MPI_UINT64_T, MPI_SUM, MPI_COMM_WORLD);
+    fflush(stderr);
+    ep_release(env);
+    const bool nothing_ran = all[0] + all[1] == 0;
+    if (env->rank == 0) {
+        if (nothing_ran) fprintf(stderr, "no check ran\n");
+        printf("%llu passed, %llu failed\n", (unsigned long long)all[0],
+               (unsigned long long)all[1]);
+        fflush(stdout);
+    }
+    return all[1] == 0 && !nothing_ran ? 0 : 1;
+}
+
+// Process 0 reports a case as soon as all processes are through it.
+static void run_case(EpEnv* env, const EpCase* test) {
+    const uint64_t failed_before = ep_failed();
+    ep_watchdog_at_case(test->name);
+    test->run(env);
+    uint64_t failed = ep_failed() - failed_before;
+    uint64_t all_failed = 0;
+    MPI_Allreduce(&failed, &all_failed, 1, MPI_UINT64_T, MPI_SUM, MPI_COMM_WORLD);
+    if (env->rank == 0) {
+        printf("%-48s %s\n", test->name, all_failed == 0 ? "ok" : "FAILED");
+        fflush(stdout);
+    }
+}
+
+int ep_main(int argc, char** argv, const EpCase* cases, size_t num_cases) {
+    EpEnv env;
+    ep_init(&env, &argc, &argv);
+    const char* filter = argc > 1 ? argv[1] : "";
+    for (size_t i = 0; i < num_cases; ++i) {
+        if (strstr(cases[i].name, filter) != NULL) run_case(&env, &cases[i]);
+    }
+    return ep_finish(&env);
+}
+
+bool ep_on_hostsim(void) { return dlsym(RTLD_DEFAULT, "ncclEpHostsimAbi") != NULL; }
+
+void ep_sync(const EpEnv* env) { EP_CHECK_CUDA(cudaStreamSynchronize(env->stream)); }
+
+void ep_barrier(void) { MPI_Barrier(MPI_COMM_WORLD); }

@@ -1,0 +1,210 @@
+// What every program in c_tests shares: MPI, device and communicator set-up, counted checks, a
+// watchdog, deterministic data, 16-bit float conversions, device buffers and tensor descriptors.
+//
+// Usable from C11 and C++17. It calls nothing but MPI, the CUDA runtime, NCCL and the ten entry
+// points of the first release, so a program built on it also runs with another libnccl_ep.so of the
+// same ABI.
+#ifndef C_TESTS_HARNESS_HARNESS_H_
+#define C_TESTS_HARNESS_HARNESS_H_
+
+#include <cuda_runtime.h>
+#include <mpi.h>
+#include <nccl.h>
+#include <nccl_ep.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// ---- Life of a program (harness.c)
+// ----------------------------------------------------------------
+
+typedef struct {
+    int rank;             // this process in MPI_COMM_WORLD
+    int size;             // number of processes; 1 without mpirun
+    int local_rank;       // among the processes of this host
+    int device;           // the CUDA device in use: local_rank modulo the number of devices
+    ncclComm_t comm;      // over all processes; a test that destroys it sets it to NULL
+    cudaStream_t stream;  // a blocking stream; a test that destroys it sets it to NULL
+} EpEnv;
+
+// Both steps of the set-up. A failure of either ends all processes: there is nothing to test then.
+void ep_init(EpEnv* env, int* argc, char*** argv);
+
+// The two steps apart, for a program that decides something between them, such as NCCL's
+// environment.
+void ep_init_mpi(EpEnv* env, int* argc, char*** argv);
+void ep_init_device(EpEnv* env);
+
+// Adds up the checks of all processes; process 0 prints "N passed, N failed" as the last line.
+// Returns the exit status, the same in every process: 0 if all checks passed and at least one ran.
+int ep_finish(EpEnv* env);
+
+// Releases what ep_init made, without the closing line, for programs with an output format of their
+// own.
+void ep_release(EpEnv* env);
+
+// One test case and the table of a program. ep_main is a complete main(): it runs the cases in
+// order, all of them or, given an argument, those whose name contains it.
+typedef struct {
+    const char* name;
+    void (*run)(EpEnv* env);
+} EpCase;
+#define EP_CASE(function) {#function, function}
+int ep_main(int argc, char** argv, const EpCase* cases, size_t num_cases);
+
+// True when the CPU stand-ins of the CUDA runtime and of NCCL are loaded instead of the real
+// libraries.
+bool ep_on_hostsim(void);
+
+// Waits for the stream of env; a failure counts as a failed check.
+void ep_sync(const EpEnv* env);
+void ep_barrier(void);
+
+// ---- Checks (check.c)
+// -----------------------------------------------------------------------------
+//
+// Every EP_CHECK* counts one pass or one failure, prints place, expression and values on failure,
+// and yields true if it passed, so that `if (!EP_CHECK(...)) return;` works. Compare arrays with
+// one EP_CHECK_EQ_BYTES instead of one check for each element.
+
+#define EP_CHECK(condition) (EP_REACHED, ep_check(EP_HERE(#condition), (condition)))
+#define EP_CHECK_EQ_U64(actual, expected) \
+    (EP_REACHED,                          \
+     ep_check_eq_u64(EP_HERE(#actual " == " #expected), (uint64_t)(actual), (uint64_t)(expected)))
+#define EP_CHECK_EQ_I64(actual, expected) \
+    (EP_REACHED,                          \
+     ep_check_eq_i64(EP_HERE(#actual " == " #expected), (int64_t)(actual), (int64_t)(expected)))
+#define EP_CHECK_EQ_F32(actual, expected) EP_CHECK_NEAR(actual, expected, 0.0)
+#define EP_CHECK_NEAR(actual, expected, tolerance)                                      \
+    (EP_REACHED, ep_check_near(EP_HERE(#actual " within " #tolerance " of " #expected), \
+                               (double)(actual), (double)(expected), (double)(tolerance)))
+#define EP_CHECK_EQ_BYTES(actual, expected, bytes) \
+    (EP_REACHED,                                   \
+     ep_check_eq_bytes(EP_HERE(#actual " == " #expected), (actual), (expected), (bytes)))
+#define EP_CHECK_STR_CONTAINS(text, part) \
+    (EP_REACHED, ep_check_str_contains(EP_HERE(#text " contains " #part), (text), (part)))
+#define EP_CHECK_RESULT(call, expected) \
+    (EP_REACHED, ep_check_result(EP_HERE(#call), (call), (expected)))
+#define EP_CHECK_NCCL(call) EP_CHECK_RESULT(call, ncclSuccess)
+#define EP_CHECK_CUDA(call) (EP_REACHED, ep_check_cuda(EP_HERE(#call), (call)))
+
+// Set-up that must not fail. A failure is printed and ends all processes; a success is not counted.
+#define EP_REQUIRE(condition) (EP_REACHED, ep_require(EP_HERE(#condition), (condition)))
+#define EP_REQUIRE_NCCL(call) (EP_REACHED, ep_require_nccl(EP_HERE(#call), (call)))
+#define EP_REQUIRE_CUDA(call) (EP_REACHED, ep_require_cuda(EP_HERE(#call), (call)))
+
+// The place of a check, for its message. EP_REACHED comes first, because C leaves the order of
+// arguments open and the watchdog has to know the place before a call in the condition can hang.
+typedef struct {
+    const char* file;
+    int line;
+    const char* expression;
+} EpPlace;
+#define EP_HERE(expression) ep_place(__FILE__, __LINE__, expression)
+#define EP_REACHED ep_watchdog_at_place(__FILE__, __LINE__)
+EpPlace ep_place(const char* file, int line, const char* expression);
+
+bool ep_check(EpPlace place, bool passed);
+bool ep_check_eq_u64(EpPlace place, uint64_t actual, uint64_t expected);
+bool ep_check_eq_i64(EpPlace place, int64_t actual, int64_t expected);
+bool ep_check_near(EpPlace place, double actual, double expected, double tolerance);
+bool ep_check_eq_bytes(EpPlace place, const void* actual, const void* expected, size_t bytes);
+bool ep_check_str_contains(EpPlace place, const char* text, const char* part);
+bool ep_check_result(EpPlace place, ncclResult_t actual, ncclResult_t expected);
+bool ep_check_cuda(EpPlace place, cudaError_t actual);
+void ep_require(EpPlace place, bool passed);
+void ep_require_nccl(EpPlace place, ncclResult_t actual);
+void ep_require_cuda(EpPlace place, cudaError_t actual);
+
+// Counts of this process so far.
+uint64_t ep_passed(void);
+uint64_t ep_failed(void);
+
+// The library's text for the last refusal in this thread; "" if there is none or the library has
+// none.
+const char* ep_last_error(void);
+
+// ---- Watchdog (watchdog.c)
+// ------------------------------------------------------------------------
+
+// Ends the process with status 124, saying where it hung, unless it is done `seconds` from now.
+// ep_init arms it with EP_TEST_DEADLINE seconds, 120 by default; 0 switches it off.
+void ep_watchdog_arm(const EpEnv* env, unsigned seconds);
+unsigned ep_watchdog_default(unsigned otherwise);
+void ep_watchdog_at_case(const char* name);
+void ep_watchdog_at_place(const char* file, int line);
+
+// ---- Deterministic data (data.c)
+// ------------------------------------------------------------------
+
+// splitmix64: a sequence from a seed held by the caller.
+uint64_t ep_random(uint64_t* state);
+uint64_t ep_random_below(uint64_t* state, uint64_t bound);  // 0 <= result < bound, bound > 0
+double ep_random_unit(uint64_t* state);                     // 0 <= result < 1
+
+// A hash of three numbers: any rank can compute what any other rank sent without a message.
+uint64_t ep_mix(uint64_t a, uint64_t b, uint64_t c);
+
+// Conversions with round-to-nearest-even; overflow gives an infinity, a NaN stays a NaN.
+uint16_t ep_bf16_from_f32(float value);
+float ep_f32_from_bf16(uint16_t bits);
+uint16_t ep_f16_from_f32(float value);
+float ep_f32_from_f16(uint16_t bits);
+
+// One element of a float16, bfloat16 or float32 array.
+void ep_store(ncclDataType_t datatype, void* base, size_t index, float value);
+float ep_load(ncclDataType_t datatype, const void* base, size_t index);
+size_t ep_datatype_size(ncclDataType_t datatype);
+
+// ---- Device buffers, groups and tensors (tensor.c)
+// -------------------------------------------------
+
+void* ep_device_alloc(size_t bytes);
+void* ep_device_upload(const void* host, size_t bytes);  // allocates and fills
+void ep_device_free(void* device);
+void ep_download(void* host, const void* device, size_t bytes);
+void ep_upload(void* device, const void* host, size_t bytes);
+
+// A group with automatic settings for the rest of the configuration.
+ncclEpGroup_t ep_group_create(const EpEnv* env, ncclEpAlgorithm_t algorithm, unsigned num_experts,
+                              unsigned max_tokens_per_rank, unsigned token_size_bytes);
+ncclEpGroupConfig_t ep_group_config(ncclEpAlgorithm_t algorithm, unsigned num_experts,
+                                    unsigned max_tokens_per_rank, unsigned token_size_bytes);
+
+// Tensors of the library's own making; release them with ncclEpTensorDestroy.
+ncclNDTensor_t ep_tensor_1d(ncclEpGroup_t group, ncclDataType_t datatype, ncclEpTensorTag_t tag,
+                            unsigned size0);
+ncclNDTensor_t ep_tensor_2d(ncclEpGroup_t group, ncclDataType_t datatype, ncclEpTensorTag_t tag,
+                            unsigned size0, unsigned size1);
+ncclNDTensor_t ep_tensor_3d(ncclEpGroup_t group, ncclDataType_t datatype, ncclEpTensorTag_t tag,
+                            unsigned size0, unsigned size1, unsigned size2);
+
+// A descriptor made by hand over memory of the caller. The arrays live in the view itself, so it
+// must not be copied or moved while its descriptor is in use.
+typedef struct {
+    ncclNDTensor_t tensor;
+    unsigned sizes[5];
+    unsigned strides[5];
+} EpView;
+void ep_view_1d(EpView* view, void* data, ncclDataType_t datatype, ncclEpTensorTag_t tag,
+                unsigned size0);
+void ep_view_2d(EpView* view, void* data, ncclDataType_t datatype, ncclEpTensorTag_t tag,
+                unsigned size0, unsigned size1);
+void ep_view_3d(EpView* view, void* data, ncclDataType_t datatype, ncclEpTensorTag_t tag,
+                unsigned size0, unsigned size1, unsigned size2);
+
+size_t ep_tensor_elements(const ncclNDTensor_t* tensor);
+size_t ep_tensor_bytes(const ncclNDTensor_t* tensor);
+void ep_tensor_upload(const ncclNDTensor_t* tensor, const void* host);
+void ep_tensor_download(const ncclNDTensor_t* tensor, void* host);
+void ep_tensor_fill(const ncclNDTensor_t* tensor, int byte);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif  // C_TESTS_HARNESS_HARNESS_H_

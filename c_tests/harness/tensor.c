@@ -1,0 +1,138 @@
+// Device buffers, groups and tensor descriptors. Two kinds of descriptors are in use by programs:
+// those of ncclEpTensorCreate, which own their memory, and those that a program fills field by
+// field.
+#include <string.h>
+
+#include "harness.h"
+
+void* ep_device_alloc(size_t bytes) {
+    void* device = NULL;
+    EP_REQUIRE_CUDA(cudaMalloc(&device, bytes > 0 ? bytes : 1));
+    return device;
+}
+
+void* ep_device_upload(const void* host, size_t bytes) {
+    void* device = ep_device_alloc(bytes);
+    ep_upload(device, host, bytes);
+    return device;
+}
+
+void ep_device_free(void* device) { EP_REQUIRE_CUDA(cudaFree(device)); }
+
+void ep_download(void* host, const void* device, size_t bytes) {
+    if (bytes > 0) EP_REQUIRE_CUDA(cudaMemcpy(host, device, bytes, cudaMemcpyDeviceToHost));
+}
+
+void ep_upload(void* device, const void* host, size_t bytes) {
+    if (bytes > 0) EP_REQUIRE_CUDA(cudaMemcpy(device, host, bytes, cudaMemcpyHostToDevice));
+}
+
+ncclEpGroupConfig_t ep_group_config(ncclEpAlgorithm_t algorithm, unsigned num_experts,
+                                    unsigned max_tokens_per_rank, unsigned token_size_bytes) {
+    ncclEpGroupConfig_t config;
+    memset(&config, 0, sizeof(config));
+    config.version = 1;
+    config.algorithm = algorithm;
+    config.num_experts = num_experts;
+    config.max_tokens_per_rank = max_tokens_per_rank;
+    config.token_size_bytes = token_size_bytes;
+    config.rdma_buffer_size = NCCL_EP_AUTO;
+    config.num_qp_per_rank = NCCL_EP_AUTO;
+    config.num_channels = NCCL_EP_AUTO;
+    return config;
+}
+
+ncclEpGroup_t ep_group_create(const EpEnv* env, ncclEpAlgorithm_t algorithm, unsigned num_experts,
+                              unsigned max_tokens_per_rank, unsigned token_size_bytes) {
+    const ncclEpGroupConfig_t config =
+        ep_group_config(algorithm, num_experts, max_tokens_per_rank, token_size_bytes);
+    ncclEpGroup_t group = NULL;
+    EP_REQUIRE_NCCL(ncclEpCreateGroup(&group, env->comm, &config, env->stream, NULL, NULL));
+    return group;
+}
+
+ncclNDTensor_t ep_tensor_1d(ncclEpGroup_t group, ncclDataType_t datatype, ncclEpTensorTag_t tag,
+                            unsigned size0) {
+    ncclNDTensor_t tensor;
+    memset(&tensor, 0, sizeof(tensor));
+    EP_REQUIRE_NCCL(ncclEpTensorCreate(group, &tensor, 1, datatype, tag, size0, 1, 1, 1, 1));
+    return tensor;
+}
+
+ncclNDTensor_t ep_tensor_2d(ncclEpGroup_t group, ncclDataType_t datatype, ncclEpTensorTag_t tag,
+                            unsigned size0, unsigned size1) {
+    ncclNDTensor_t tensor;
+    memset(&tensor, 0, sizeof(tensor));
+    EP_REQUIRE_NCCL(ncclEpTensorCreate(group, &tensor, 2, datatype, tag, size0, size1, 1, 1, 1));
+    return tensor;
+}
+
+ncclNDTensor_t ep_tensor_3d(ncclEpGroup_t group, ncclDataType_t datatype, ncclEpTensorTag_t tag,
+                            unsigned size0, unsigned size1, unsigned size2) {
+    ncclNDTensor_t tensor;
+    memset(&tensor, 0, sizeof(tensor));
+    EP_REQUIRE_NCCL(
+        ncclEpTensorCreate(group, &tensor, 3, datatype, tag, size0, size1, size2, 1, 1));
+    return tensor;
+}
+
+static void fill_view(EpView* view, void* data, ncclDataType_t datatype, ncclEpTensorTag_t tag,
+                      unsigned ndim) {
+    memset(&view->tensor, 0, sizeof(view->tensor));
+    for (size_t i = 0; i < 5; ++i) {
+        view->sizes[i] = 1;
+        view->strides[i] = 1;  // the reference calls a tensor contiguous if every stride is 1
+    }
+    view->tensor.version = 1;
+    view->tensor.ndim = ndim;
+    view->tensor.sizes = view->sizes;
+    view->tensor.strides = view->strides;
+    view->tensor.datatype = datatype;
+    view->tensor.data = data;
+    view->tensor.tag = tag;
+    view->tensor.flags = NCCL_EP_TENSOR_FLAG_NONE;
+}
+
+void ep_view_1d(EpView* out, void* data, ncclDataType_t datatype, ncclEpTensorTag_t tag,
+                unsigned size0) {
+    fill_view(out, data, datatype, tag, 1);
+    out->sizes[0] = size0;
+}
+
+void ep_view_2d(EpView* out, void* data, ncclDataType_t datatype, ncclEpTensorTag_t tag,
+                unsigned size0, unsigned size1) {
+    fill_view(out, data, datatype, tag, 2);
+    out->sizes[0] = size0;
+    out->sizes[1] = size1;
+}
+
+void ep_view_3d(EpView* out, void* data, ncclDataType_t datatype, ncclEpTensorTag_t tag,
+                unsigned size0, unsigned size1, unsigned size2) {
+    fill_view(out, data, datatype, tag, 3);
+    out->sizes[0] = size0;
+    out->sizes[1] = size1;
+    out->sizes[2] = size2;
+}
+
+size_t ep_tensor_elements(const ncclNDTensor_t* tensor) {
+    size_t elements = 1;
+    for (unsigned i = 0; i < tensor->ndim; ++i) elements *= tensor->sizes[i];
+    return elements;
+}
+
+size_t ep_tensor_bytes(const ncclNDTensor_t* tensor) {
+    return ep_tensor_elements(tensor) * ep_datatype_size(tensor->datatype);
+}
+
+void ep_tensor_upload(const ncclNDTensor_t* tensor, const void* host) {
+    ep_upload(tensor->data, host, ep_tensor_bytes(tensor));
+}
+
+void ep_tensor_download(const ncclNDTensor_t* tensor, void* host) {
+    ep_download(host, tensor->data, ep_tensor_bytes(tensor));
+}
+
+void ep_tensor_fill(const ncclNDTensor_t* tensor, int byte) {
+    const size_t bytes = ep_tensor_bytes(tensor);
+    if (bytes > 0) EP_REQUIRE_CUDA(cudaMemset(tensor->data, byte, bytes));
+}

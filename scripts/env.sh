@@ -1,0 +1,71 @@
+# Where the build finds CUDA, NCCL's headers, CMake and Open MPI's settings: the one place that
+# decides it. bash sources this file (`. scripts/env.sh`), as setup.sh, the Makefile and
+# run_tests.py do.
+#
+# It only chooses and exports, it installs nothing: a tool kit that the machine already has wins,
+# else the pinned copy under .deps/ is meant, which setup.sh puts there.
+
+NCCL_EP_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+NCCL_EP_DEPS="$NCCL_EP_ROOT/.deps"
+NCCL_EP_PINNED_CUDA="$NCCL_EP_DEPS/cuda/nvidia/cu13"
+NCCL_EP_PINNED_NCCL="$NCCL_EP_DEPS/nccl/nvidia/nccl/include"
+NCCL_EP_PINNED_CMAKE="$NCCL_EP_DEPS/cmake/cmake/data/bin"
+# The driver interface is bound at the level of 12.8, the first whose nvcc knows sm_100.
+NCCL_EP_MIN_NVCC=12.8
+
+# True if directory $1 holds a CUDA tool kit with headers and an nvcc that is new enough.
+nccl_ep_cuda_suits() {
+    [ -x "$1/bin/nvcc" ] && [ -f "$1/include/cuda_runtime.h" ] || return 1
+    local version
+    version=$("$1/bin/nvcc" --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p')
+    [ -n "$version" ] &&
+        [ "$(printf '%s\n' $NCCL_EP_MIN_NVCC "$version" | sort -V | head -n1)" = $NCCL_EP_MIN_NVCC ]
+}
+
+# Prints the tool kit to use: CUDA_HOME, then nvcc's in PATH, then the usual place, then ours.
+nccl_ep_find_cuda() {
+    local nvcc candidate
+    nvcc=$(command -v nvcc || true)
+    nvcc=${nvcc:+$(dirname "$(dirname "$(readlink -f "$nvcc")")")}
+    for candidate in "${CUDA_HOME:-}" "$nvcc" /usr/local/cuda; do
+        [ -n "$candidate" ] || continue
+        if [ "$candidate" = "$NCCL_EP_PINNED_CUDA" ] || nccl_ep_cuda_suits "$candidate"; then
+            echo "$candidate"
+            return
+        fi
+    done
+    echo "$NCCL_EP_PINNED_CUDA"
+}
+
+# Prints the directory of nccl.h: NCCL_INCLUDE, then NCCL_HOME's, then the system's, then ours.
+nccl_ep_find_nccl() {
+    local candidate
+    for candidate in "${NCCL_INCLUDE:-}" "${NCCL_HOME:+$NCCL_HOME/include}" /usr/include; do
+        if [ -n "$candidate" ] && [ -f "$candidate/nccl.h" ]; then
+            echo "$candidate"
+            return
+        fi
+    done
+    echo "$NCCL_EP_PINNED_NCCL"
+}
+
+# Prints how many GPUs this machine has; 0 without a driver.
+nccl_ep_gpu_count() {
+    [ -e /dev/nvidiactl ] || { echo 0; return; }
+    nvidia-smi -L | grep -c '^GPU ' || true
+}
+
+CUDA_HOME=$(nccl_ep_find_cuda)
+NCCL_INCLUDE=$(nccl_ep_find_nccl)
+export CUDA_HOME NCCL_INCLUDE
+
+# CMake serves one test only. At the end of PATH, so that a system copy comes first.
+export PATH="$PATH:$NCCL_EP_PINNED_CMAKE"
+
+# Containers and CI run as root, with fewer cores than ranks. Jobs may run side by side, so none
+# may pin its ranks to the first cores; and containers often forbid the system call behind
+# single-copy messages between processes.
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+export OMPI_MCA_rmaps_base_oversubscribe=1
+export OMPI_MCA_hwloc_base_binding_policy=none
+export OMPI_MCA_btl_vader_single_copy_mechanism=none

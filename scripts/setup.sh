@@ -1,0 +1,159 @@
+#!/usr/bin/env bash
+# Installs what building and testing need beyond Rust, gcc, make and python3 with pip, and only
+# what is missing.
+#
+# System packages (Open MPI, g++, pkg-config) come from apt. The CUDA compiler, NCCL's headers and
+# CMake come as wheels whose hashes are pinned in the *.lock files beside this script, into the
+# ignored folder .deps/. A stamp with the hash of the lock file marks a finished install, so a
+# second run does nothing and says nothing. env.sh decides which copies are used.
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=scripts/env.sh
+. "$here/env.sh"
+
+scratch=""
+trap '[ -z "$scratch" ] || rm -rf "$scratch"' EXIT
+
+say() { echo "setup: $*"; }
+die() {
+    printf 'setup: %s\n' "$@" >&2
+    exit 1
+}
+
+# --- System packages ------------------------------------------------------------------------------
+
+# Prints the Debian packages of the tools that are not there.
+missing_packages() {
+    command -v mpirun >/dev/null || echo openmpi-bin
+    command -v mpicc >/dev/null || echo libopenmpi-dev
+    command -v g++ >/dev/null || echo g++
+    command -v pkg-config >/dev/null || echo pkg-config
+    python3 -m pip --version >/dev/null 2>&1 || echo python3-pip
+}
+
+# Prints the command that runs another one as root; fails if there is none.
+as_root() {
+    if [ "$(id -u)" = 0 ]; then
+        echo env
+    elif command -v sudo >/dev/null && { sudo -n true 2>/dev/null || [ -t 0 ]; }; then
+        echo sudo
+    else
+        return 1
+    fi
+}
+
+install_packages() {
+    local packages root
+    packages=$(missing_packages | paste -sd' ')
+    [ -n "$packages" ] || return 0
+    command -v apt-get >/dev/null ||
+        die "missing: $packages (Debian's names), and there is no apt-get here." \
+            "Install Open MPI with its compiler wrappers, g++, pkg-config and pip; then try again."
+    root=$(as_root) ||
+        die "missing: $packages. Run this as root, then try again:" \
+            "  apt-get update && apt-get install -y $packages"
+    say "installing $packages (apt)"
+    $root apt-get -qq -o Acquire::Retries=3 update
+    # shellcheck disable=SC2086 # the packages are words
+    $root env DEBIAN_FRONTEND=noninteractive apt-get -qq -y -o Acquire::Retries=3 \
+        -o Dpkg::Use-Pty=0 install --no-install-recommends $packages >/dev/null </dev/null
+}
+
+check_mpi() {
+    [[ $(mpirun --version 2>/dev/null) == *"Open MPI"* ]] ||
+        die "the mpirun in PATH is not Open MPI's, on whose settings the tests rely." \
+            "Put Open MPI 4.1 or newer first in PATH."
+}
+
+# --- Pinned wheels --------------------------------------------------------------------------------
+
+lock_hash() { sha256sum "$here/$1" | cut -d' ' -f1; }
+
+# True if .deps/$1 was made from lock file $2 as it is now.
+is_current() { [ "$(cat "$NCCL_EP_DEPS/$1/.stamp" 2>/dev/null)" = "$(lock_hash "$2")" ]; }
+
+# Runs pip with the settings that a user's own configuration must not change. --no-deps, because
+# the lock files are complete and nvcc's unpinned requirements would bring newer parts than its own.
+run_pip() {
+    local log
+    log=$(PIP_USER=0 PIP_REQUIRE_VIRTUALENV=0 PIP_DISABLE_PIP_VERSION_CHECK=1 \
+        python3 -m pip "$1" --quiet --no-deps --no-cache-dir --only-binary=:all: \
+        --require-hashes "${@:2}" 2>&1) ||
+        die "pip could not fetch the wheels that ${*: -1} lists:" "$log" \
+            "pip was to write under .deps/ only. Should it refuse because the system manages this" \
+            "Python (PEP 668), use a virtual environment: python3 -m venv V && . V/bin/activate"
+}
+
+# install_wheels NAME UNPACK: fills .deps/NAME from NAME-requirements.lock. Function UNPACK gets a
+# scratch directory beside the final place and the lock file; an interrupted run leaves nothing
+# that looks finished.
+install_wheels() {
+    local name=$1 lock=$1-requirements.lock
+    is_current "$name" "$lock" && return 0
+    say "fetching $name (wheels pinned in scripts/$lock)"
+    mkdir -p "$NCCL_EP_DEPS"
+    scratch=$(mktemp -d "$NCCL_EP_DEPS/$name.XXXXXX")
+    "$2" "$scratch" "$here/$lock"
+    lock_hash "$lock" >"$scratch/.stamp"
+    chmod 755 "$scratch"
+    rm -rf "${NCCL_EP_DEPS:?}/$name"
+    mv "$scratch" "$NCCL_EP_DEPS/$name"
+    scratch=""
+}
+
+# nvcc's own profile looks for lib64, and a dynamic link for the name without a version.
+unpack_cuda() {
+    run_pip install --target "$1" -r "$2"
+    ln -sfn lib "$1/nvidia/cu13/lib64"
+    ln -sfn libcudart.so.13 "$1/nvidia/cu13/lib/libcudart.so"
+}
+
+# The wheel is 200 MB of library; only its headers and licences are kept.
+unpack_nccl() {
+    run_pip download --dest "$1/wheel" -r "$2"
+    python3 - "$1" <<'PYTHON'
+import glob, sys, zipfile
+
+target = sys.argv[1]
+for wheel in glob.glob(f"{target}/wheel/*.whl"):
+    with zipfile.ZipFile(wheel) as archive:
+        wanted = ("nvidia/nccl/include/", "/licenses/")
+        names = [name for name in archive.namelist() if any(part in name for part in wanted)]
+        archive.extractall(target, names)
+PYTHON
+    rm -rf "$1/wheel"
+}
+
+unpack_cmake() { run_pip install --target "$1" -r "$2"; }
+
+# --- What is needed here --------------------------------------------------------------------------
+
+# Says which copy of $1 that was here already is used: once, a stamp remembers the text.
+say_once() {
+    local stamp="$NCCL_EP_DEPS/.$1-in-use"
+    [ "$(cat "$stamp" 2>/dev/null)" = "$2" ] && return 0
+    mkdir -p "$NCCL_EP_DEPS"
+    say "$2"
+    echo "$2" >"$stamp"
+}
+
+command -v cargo >/dev/null ||
+    die "cargo is missing: install Rust with rustup; rust-toolchain.toml names the version."
+command -v python3 >/dev/null ||
+    die "python3 is missing: install it with pip (Debian: python3 python3-pip)."
+install_packages
+check_mpi
+if [ "$CUDA_HOME" = "$NCCL_EP_PINNED_CUDA" ]; then
+    install_wheels cuda unpack_cuda
+else
+    say_once cuda "using the CUDA tool kit at $CUDA_HOME"
+fi
+if [ "$NCCL_INCLUDE" = "$NCCL_EP_PINNED_NCCL" ]; then
+    install_wheels nccl unpack_nccl
+else
+    say_once nccl "using the NCCL headers at $NCCL_INCLUDE"
+fi
+case "$(command -v cmake || true)" in
+    "" | "$NCCL_EP_PINNED_CMAKE"/*) install_wheels cmake unpack_cmake ;;
+esac

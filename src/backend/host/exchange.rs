@@ -1,0 +1,177 @@
+//! The protocol of every operation: post a message, read everybody's, let go.
+//!
+//! Operations of a group are numbered (epochs) in call order, which is the same on every rank. A rank
+//! posts the message of an operation in any of its banks that all readers have let go of, and readers
+//! look for the epoch, so a bank held up by a staged operation does not stop later ones. Why nobody
+//! waits for ever: at most two operations are staged, each holds one bank, and the other banks are let
+//! go by receive phases that only wait for posts of the same epoch. Every wait has a deadline all the
+//! same.
+#![forbid(unsafe_code)]
+
+use crate::backend::host::message::Message;
+use crate::backend::host::window::{BANKS, Bank, Window};
+use crate::error::{Code, Error, Result};
+use memmap2::Mmap;
+use once_cell::sync::OnceCell;
+use parking_lot::Mutex;
+use std::ops::Deref;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Longest sleep between two looks at the ranks' failure marks.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// All ranks' windows, and this rank's place in the sequence of operations.
+pub struct Exchange {
+    rank: usize,
+    windows: Vec<Window>,
+    timeout: Duration,
+    last_epoch: AtomicU64,
+    abandoned: Mutex<Vec<u64>>,
+    posting: Mutex<()>,
+    fault: OnceCell<Error>,
+}
+
+impl Exchange {
+    /// An exchange of `rank` over the windows of all ranks, in rank order.
+    pub fn new(rank: usize, windows: Vec<Window>, timeout: Duration) -> Self {
+        Self {
+            rank,
+            windows,
+            timeout,
+            last_epoch: AtomicU64::new(0),
+            abandoned: Mutex::default(),
+            posting: Mutex::default(),
+            fault: OnceCell::new(),
+        }
+    }
+
+    /// Number of ranks.
+    pub fn ranks(&self) -> usize {
+        self.windows.len()
+    }
+
+    /// The epoch of a new operation; to be called in the order of the caller's calls.
+    pub fn begin(&self) -> u64 {
+        self.last_epoch.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// The first failure on this rank.
+    pub fn fault(&self) -> Option<Error> {
+        self.fault.get().cloned()
+    }
+
+    /// Records a failure and tells the peers, so that they do not wait for this rank.
+    pub fn fail(&self, error: Error) {
+        // The first failure is the one worth reporting.
+        let _ = self.fault.set(error);
+        if let Ok(own) = self.window(self.rank) {
+            own.set_failed();
+        }
+    }
+
+    /// Gives up reading the messages of `epoch`; a later post lets go of them.
+    pub fn abandon(&self, epoch: u64) {
+        self.abandoned.lock().push(epoch);
+    }
+
+    /// Posts this rank's message of `epoch`.
+    pub fn post(&self, epoch: u64, message: &Message<'_>) -> Result<()> {
+        let _one_at_a_time = self.posting.lock();
+        self.settle_abandoned()?;
+        let own = self.window(self.rank)?;
+        let is_free = |bank: &Bank<'_>| (0..self.ranks()).all(|reader| bank.is_read_by(reader));
+        let bank = self.wait(own, || (0..BANKS).map(|bank| own.bank(bank)).find(is_free), || {
+            let slow: Vec<usize> = (0..self.ranks())
+                .filter(|&reader| !(0..BANKS).all(|bank| own.bank(bank).is_read_by(reader)))
+                .collect();
+            format!("a free bank for operation {epoch}, held by ranks {slow:?}")
+        })?;
+        message.write_to(&mut bank.write(message.len())?)?;
+        bank.post(epoch, message.len());
+        Ok(())
+    }
+
+    /// The message that `source` posts for `epoch`, once it is there; let go of when dropped.
+    pub fn receive(&self, epoch: u64, source: usize) -> Result<Received<'_>> {
+        let window = self.window(source)?;
+        let banks = || (0..BANKS).map(|bank| window.bank(bank));
+        let bank = self.wait(window, || banks().find(|bank| bank.posted() == epoch), || {
+            let newest = banks().map(|bank| bank.posted()).max().unwrap_or(0);
+            format!("operation {epoch} of rank {source}, whose last one is {newest}")
+        })?;
+        Ok(Received { message: bank.read()?, bank, reader: self.rank, epoch })
+    }
+
+    /// Lets go of messages that nobody here will read. Their senders have posted them, or will without
+    /// waiting for this rank: an abandoned operation came before the one that is posted now.
+    fn settle_abandoned(&self) -> Result<()> {
+        let epochs = std::mem::take(&mut *self.abandoned.lock());
+        for epoch in epochs {
+            for source in 0..self.ranks() {
+                drop(self.receive(epoch, source)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until `ready` gives something; `window` is the one whose bell announces it. `wanted` says
+    /// what was waited for.
+    fn wait<T>(
+        &self,
+        window: &Window,
+        ready: impl Fn() -> Option<T>,
+        wanted: impl Fn() -> String,
+    ) -> Result<T> {
+        let start = Instant::now();
+        loop {
+            let heard = window.bell();
+            if let Some(found) = ready() {
+                return Ok(found);
+            }
+            if let Some(failed) = self.failed_rank() {
+                return Err(self.gave_up(format!("rank {failed} failed"), start, &wanted()));
+            }
+            let Some(left) = self.timeout.checked_sub(start.elapsed()) else {
+                return Err(self.gave_up("deadline passed".to_owned(), start, &wanted()));
+            };
+            window.wait_for_bell(heard, left.min(LOOK));
+        }
+    }
+
+    fn failed_rank(&self) -> Option<usize> {
+        self.windows.iter().position(Window::has_failed)
+    }
+
+    fn gave_up(&self, why: String, start: Instant, wanted: &str) -> Error {
+        let waited = start.elapsed().as_millis();
+        let text = format!("{why}: rank {} waited {waited} ms for {wanted}", self.rank);
+        Error::new(Code::RemoteError, text)
+    }
+
+    fn window(&self, rank: usize) -> Result<&Window> {
+        self.windows.get(rank).ok_or_else(|| Error::internal("a rank without a window"))
+    }
+}
+
+/// A message that is being read.
+pub struct Received<'a> {
+    message: Mmap,
+    bank: Bank<'a>,
+    reader: usize,
+    epoch: u64,
+}
+
+impl Deref for Received<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.message
+    }
+}
+
+impl Drop for Received<'_> {
+    fn drop(&mut self) {
+        self.bank.set_read(self.reader, self.epoch);
+    }
+}

@@ -1,0 +1,138 @@
+//! Opening a group on this backend, and running its operations on the caller's streams.
+#![forbid(unsafe_code)]
+
+use crate::backend::bootstrap::Bootstrap;
+use crate::backend::host::exchange::Exchange;
+use crate::backend::host::ht::HostHt;
+use crate::backend::host::ll::HostLl;
+use crate::backend::host::runtime::HostRuntime;
+use crate::backend::host::window::{Address, Window};
+use crate::backend::select::Platform;
+use crate::backend::{DeviceMemory, GroupBackend, HtBackend, HtRouting, LlBackend};
+use crate::error::{Error, Result};
+use crate::model::group::GroupFacts;
+use crate::model::ops::{Routing, Stream};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A process with the CPU stand-ins.
+pub struct HostPlatform {
+    runtime: HostRuntime,
+}
+
+impl HostPlatform {
+    /// The platform, if the stand-ins are loaded.
+    pub fn detect() -> Result<Option<Self>> {
+        Ok(HostRuntime::detect()?.map(|runtime| Self { runtime }))
+    }
+}
+
+impl Platform for HostPlatform {
+    fn memory(&self) -> Arc<dyn DeviceMemory> {
+        Arc::new(self.runtime)
+    }
+
+    fn open(
+        &self,
+        facts: GroupFacts,
+        bootstrap: Bootstrap,
+        timeout: Duration,
+        stream: Stream,
+    ) -> Result<Box<dyn GroupBackend>> {
+        let windows = open_windows(&bootstrap, stream)?;
+        let exchange = Exchange::new(facts.rank, windows, timeout);
+        let shared = Arc::new(Shared { facts, exchange, runtime: self.runtime });
+        Ok(Box::new(HostGroup { shared, bootstrap }))
+    }
+}
+
+/// Makes this rank's window and opens the others'. No rank goes on before all have opened all, so
+/// that every window is still there when it is opened.
+fn open_windows(bootstrap: &Bootstrap, stream: Stream) -> Result<Vec<Window>> {
+    const BYTES: usize = 8;
+    let own = Window::create(bootstrap.ranks());
+    let mine = own.as_ref().map_err(Error::clone).map(|own| {
+        let Address { process, descriptor } = own.address();
+        [process.to_le_bytes(), descriptor.to_le_bytes()].concat()
+    });
+    let addresses = bootstrap.agree(mine, BYTES, stream)?;
+    let windows: Result<Vec<Window>> = addresses
+        .iter()
+        .map(|record| match record.as_chunks::<4>().0 {
+            [process, descriptor] => Window::open(
+                Address {
+                    process: u32::from_le_bytes(*process),
+                    descriptor: i32::from_le_bytes(*descriptor),
+                },
+                bootstrap.ranks(),
+            ),
+            _ => Err(Error::internal("a window's address of the wrong length")),
+        })
+        .collect();
+    let verdict = windows.as_ref().map(|_| Vec::new()).map_err(Error::clone);
+    bootstrap.agree(verdict, 0, stream)?;
+    windows
+}
+
+/// What all handles of a group use.
+pub struct Shared {
+    pub facts: GroupFacts,
+    pub exchange: Exchange,
+    runtime: HostRuntime,
+}
+
+impl Shared {
+    /// Enqueues `work` on `stream`. Its failure, or a panic in it, becomes the group's fault; after a
+    /// fault nothing runs any more, as the other ranks have stopped too. `what` names the operation.
+    pub fn enqueue(
+        self: &Arc<Self>,
+        what: &'static str,
+        stream: Stream,
+        work: impl FnOnce(&Shared) -> Result<()> + Send + 'static,
+    ) -> Result<()> {
+        let shared = Arc::clone(self);
+        let guarded = move || {
+            if shared.exchange.fault().is_some() {
+                return;
+            }
+            let outcome = catch_unwind(AssertUnwindSafe(|| work(&shared)))
+                .unwrap_or_else(|_| Err(Error::internal("a panic in the host backend")));
+            if let Err(error) = outcome {
+                shared.exchange.fail(error.within(what));
+            }
+        };
+        self.runtime.launch(stream, Box::new(guarded))
+    }
+}
+
+/// An open group.
+struct HostGroup {
+    shared: Arc<Shared>,
+    bootstrap: Bootstrap,
+}
+
+impl GroupBackend for HostGroup {
+    fn memory(&self) -> Arc<dyn DeviceMemory> {
+        Arc::clone(self.bootstrap.memory())
+    }
+
+    fn open_ll(&self, routing: Routing) -> Result<Box<dyn LlBackend>> {
+        Ok(Box::new(HostLl::new(Arc::clone(&self.shared), routing)))
+    }
+
+    fn open_ht(&self, routing: Result<HtRouting>, stream: Stream) -> Result<Box<dyn HtBackend>> {
+        let shared = Arc::clone(&self.shared);
+        Ok(Box::new(HostHt::open(shared, &self.bootstrap, routing, stream)?))
+    }
+
+    fn fault(&self) -> Option<Error> {
+        self.shared.exchange.fault()
+    }
+
+    fn close(&self, _stream: Stream) -> Result<()> {
+        // Windows stay mapped until the last operation has let go of them, here and on the peers, so
+        // there is nothing to agree on.
+        self.shared.runtime.synchronize()
+    }
+}

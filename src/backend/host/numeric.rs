@@ -1,0 +1,108 @@
+//! Arithmetic on rows: fp32 accumulation of bf16, f16 and f32 elements, one rounding at the end.
+#![forbid(unsafe_code)]
+
+use crate::error::{Error, Result};
+use crate::model::dtype::DType;
+use half::{bf16, f16};
+
+/// `sums[i] += row[i]`.
+pub fn add(sums: &mut [f32], row: &[u8], dtype: DType) -> Result<()> {
+    for_each(sums, row, dtype, |sum, element| *sum += element)
+}
+
+/// `sums[i] = fma(weight, row[i], sums[i])`.
+pub fn add_scaled(sums: &mut [f32], weight: f32, row: &[u8], dtype: DType) -> Result<()> {
+    for_each(sums, row, dtype, |sum, element| *sum = weight.mul_add(element, *sum))
+}
+
+/// `row[i] = round(sums[i])`, to nearest, ties to even.
+pub fn store(row: &mut [u8], sums: &[f32], dtype: DType) -> Result<()> {
+    match dtype {
+        DType::Bfloat16 => {
+            for (to, sum) in row.chunks_exact_mut(2).zip(sums) {
+                to.copy_from_slice(&bf16::from_f32(*sum).to_ne_bytes());
+            }
+        }
+        DType::Float16 => {
+            for (to, sum) in row.chunks_exact_mut(2).zip(sums) {
+                to.copy_from_slice(&f16::from_f32(*sum).to_ne_bytes());
+            }
+        }
+        DType::Float32 => {
+            for (to, sum) in row.chunks_exact_mut(4).zip(sums) {
+                to.copy_from_slice(&sum.to_ne_bytes());
+            }
+        }
+        _ => return Err(unsummable(dtype)),
+    }
+    Ok(())
+}
+
+fn for_each(
+    sums: &mut [f32],
+    row: &[u8],
+    dtype: DType,
+    update: impl Fn(&mut f32, f32),
+) -> Result<()> {
+    match dtype {
+        DType::Bfloat16 => {
+            for (sum, bytes) in sums.iter_mut().zip(row.as_chunks::<2>().0) {
+                update(sum, bf16::from_ne_bytes(*bytes).to_f32());
+            }
+        }
+        DType::Float16 => {
+            for (sum, bytes) in sums.iter_mut().zip(row.as_chunks::<2>().0) {
+                update(sum, f16::from_ne_bytes(*bytes).to_f32());
+            }
+        }
+        DType::Float32 => {
+            for (sum, bytes) in sums.iter_mut().zip(row.as_chunks::<4>().0) {
+                update(sum, f32::from_ne_bytes(*bytes));
+            }
+        }
+        _ => return Err(unsummable(dtype)),
+    }
+    Ok(())
+}
+
+fn unsummable(dtype: DType) -> Error {
+    Error::internal(format!("rows of {dtype} cannot be summed"))
+}
+
+/// The `index`-th f32 of `bytes`.
+pub fn f32_at(bytes: &[u8], index: usize) -> Option<f32> {
+    bytes.as_chunks::<4>().0.get(index).map(|bytes| f32::from_ne_bytes(*bytes))
+}
+
+/// The `index`-th i64 of `bytes`.
+pub fn i64_at(bytes: &[u8], index: usize) -> Option<i64> {
+    bytes.as_chunks::<8>().0.get(index).map(|bytes| i64::from_ne_bytes(*bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_are_rounded_once() {
+        // 256 + 1 + 1 is 258 in fp32, but 256 if bf16 were rounded after each step.
+        let rows = [256.0, 1.0, 1.0].map(|x| bf16::from_f32(x).to_ne_bytes());
+        let mut sums = [0.0];
+        for row in &rows {
+            add(&mut sums, row, DType::Bfloat16).unwrap();
+        }
+        let mut out = [0; 2];
+        store(&mut out, &sums, DType::Bfloat16).unwrap();
+        assert_eq!(bf16::from_ne_bytes(out).to_f32(), 258.0);
+    }
+
+    #[test]
+    fn products_are_fused() {
+        // (1 + 2^-12)^2 - 1 needs the product's low bits.
+        let x = 1.0 + f32::powi(2.0, -12);
+        let mut sums = [-1.0];
+        add_scaled(&mut sums, x, &x.to_ne_bytes(), DType::Float32).unwrap();
+        assert_eq!(sums[0], x.mul_add(x, -1.0));
+        assert_ne!(sums[0], x * x - 1.0);
+    }
+}

@@ -1,0 +1,210 @@
+//! One rank's memory that all ranks can map: a header of counters, and banks for messages.
+//!
+//! A window is an anonymous file (memfd) that peers open through `/proc`, so nothing is left behind
+//! when a process dies. The file is sparse: a bank may grow to a terabyte, but costs only the pages
+//! that messages have touched.
+#![allow(unsafe_code)]
+
+use crate::backend::host::signal;
+use crate::error::{Error, Result};
+use memmap2::{Mmap, MmapMut, MmapOptions, MmapRaw};
+use std::fs::File;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Messages that one rank may have posted and not all ranks have read: two staged operations, and two
+/// more so that others can go on meanwhile.
+pub const BANKS: usize = 4;
+
+/// Bytes of the file that each bank may use.
+const BANK_BYTES: u64 = 1 << 40;
+/// Counters start here; the bell and the failure mark are before.
+const COUNTERS: usize = 64;
+const BELL: usize = 0;
+const FAILED: usize = 4;
+const WORD: usize = size_of::<u64>();
+
+/// How another process finds a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Address {
+    /// The process that made it.
+    pub process: u32,
+    /// Its file descriptor there.
+    pub descriptor: i32,
+}
+
+/// A mapped window: this rank's own, or a peer's.
+pub struct Window {
+    file: File,
+    header: MmapRaw,
+    ranks: usize,
+}
+
+impl Window {
+    /// Makes a window that `ranks` ranks will read.
+    pub fn create(ranks: usize) -> Result<Self> {
+        // SAFETY: the name is NUL-terminated; the result is checked.
+        let descriptor = unsafe { libc::memfd_create(c"nccl_ep".as_ptr(), libc::MFD_CLOEXEC) };
+        if descriptor < 0 {
+            return Err(Error::system("memfd_create", &std::io::Error::last_os_error()));
+        }
+        // SAFETY: a fresh descriptor that nobody else owns.
+        let file = unsafe { File::from_raw_fd(descriptor) };
+        file.set_len(BANK_BYTES * (BANKS as u64 + 1))
+            .map_err(|cause| Error::system("sizing a shared window", &cause))?;
+        Self::map(file, ranks)
+    }
+
+    /// Opens the window at `address`, which must stay alive meanwhile.
+    pub fn open(address: Address, ranks: usize) -> Result<Self> {
+        let path = format!("/proc/{}/fd/{}", address.process, address.descriptor);
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .open(&path)
+            .map_err(|cause| Error::system(format_args!("opening the window {path}"), &cause))?;
+        Self::map(file, ranks)
+    }
+
+    fn map(file: File, ranks: usize) -> Result<Self> {
+        let bytes = COUNTERS + BANKS * (ranks + 2) * WORD;
+        let header = MmapOptions::new()
+            .len(bytes)
+            .map_raw(&file)
+            .map_err(|cause| Error::system("mapping a shared window", &cause))?;
+        Ok(Self { file, header, ranks })
+    }
+
+    /// How peers find this window, if this process made it.
+    pub fn address(&self) -> Address {
+        Address { process: std::process::id(), descriptor: self.file.as_raw_fd() }
+    }
+
+    /// A view of the counters of `bank`.
+    pub fn bank(&self, bank: usize) -> Bank<'_> {
+        Bank { window: self, first: COUNTERS + bank * (self.ranks + 2) * WORD }
+    }
+
+    /// The bell's count: it grows whenever something in the header has changed.
+    pub fn bell(&self) -> u32 {
+        self.word(BELL).load(Ordering::Acquire)
+    }
+
+    /// Sleeps until the bell's count is not `heard` any more, at most `patience`.
+    pub fn wait_for_bell(&self, heard: u32, patience: Duration) {
+        signal::wait(self.word(BELL), heard, patience);
+    }
+
+    fn ring(&self) {
+        self.word(BELL).fetch_add(1, Ordering::AcqRel);
+        signal::wake_all(self.word(BELL));
+    }
+
+    /// Tells everyone that this window's rank gives up.
+    pub fn set_failed(&self) {
+        self.word(FAILED).store(1, Ordering::Release);
+        self.ring();
+    }
+
+    /// Whether this window's rank gave up.
+    pub fn has_failed(&self) -> bool {
+        self.word(FAILED).load(Ordering::Acquire) != 0
+    }
+
+    fn word(&self, offset: usize) -> &AtomicU32 {
+        // SAFETY: inside the header (callers pass BELL or FAILED), aligned, and only used atomically.
+        unsafe { AtomicU32::from_ptr(self.header.as_mut_ptr().add(offset).cast()) }
+    }
+
+    fn counter(&self, offset: usize) -> &AtomicU64 {
+        assert!(offset + WORD <= self.header.len(), "a counter outside the window's header");
+        // SAFETY: inside the header (asserted), aligned as offsets are multiples of 8 in a page-aligned
+        // mapping, and only used atomically.
+        unsafe { AtomicU64::from_ptr(self.header.as_mut_ptr().add(offset).cast()) }
+    }
+}
+
+/// Counters and memory of one bank.
+#[derive(Clone, Copy)]
+pub struct Bank<'a> {
+    window: &'a Window,
+    first: usize,
+}
+
+impl Bank<'_> {
+    /// The operation whose message is in the bank; 0 before the first.
+    pub fn posted(&self) -> u64 {
+        self.window.counter(self.first).load(Ordering::Acquire)
+    }
+
+    /// Whether `reader` has let go of the message.
+    pub fn is_read_by(&self, reader: usize) -> bool {
+        let read = self.window.counter(self.first + (2 + reader) * WORD).load(Ordering::Acquire);
+        read >= self.posted()
+    }
+
+    /// Announces the message of operation `epoch`, which is `bytes` long.
+    pub fn post(&self, epoch: u64, bytes: usize) {
+        self.window.counter(self.first + WORD).store(bytes as u64, Ordering::Relaxed);
+        self.window.counter(self.first).store(epoch, Ordering::Release);
+        self.window.ring();
+    }
+
+    /// Lets go of the message of operation `epoch` as `reader`.
+    pub fn set_read(&self, reader: usize, epoch: u64) {
+        self.window.counter(self.first + (2 + reader) * WORD).store(epoch, Ordering::Release);
+        self.window.ring();
+    }
+
+    /// Memory for a message of `bytes`; only while every reader has let go of the last one.
+    pub fn write(&self, bytes: usize) -> Result<MmapMut> {
+        // SAFETY: the protocol of `exchange` lets nobody read the bank now.
+        unsafe { self.options(bytes).map_mut(&self.window.file) }
+            .map_err(|cause| Error::system("mapping a message to write", &cause))
+    }
+
+    /// The message; only between its announcement and this rank's [`Bank::set_read`].
+    pub fn read(&self) -> Result<Mmap> {
+        let bytes = self.window.counter(self.first + WORD).load(Ordering::Relaxed);
+        // SAFETY: the protocol of `exchange` lets nobody write to the bank now.
+        unsafe { self.options(usize::try_from(bytes).unwrap_or(0)).map(&self.window.file) }
+            .map_err(|cause| Error::system("mapping a message to read", &cause))
+    }
+
+    fn options(&self, bytes: usize) -> MmapOptions {
+        let index = (self.first - COUNTERS) / ((self.window.ranks + 2) * WORD);
+        let mut options = MmapOptions::new();
+        options.offset(BANK_BYTES * (index as u64 + 1)).len(bytes).populate();
+        options
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_mapping_sees_what_the_first_posts() {
+        let mine = Window::create(2).unwrap();
+        let theirs = Window::open(mine.address(), 2).unwrap();
+        mine.bank(3).write(5).unwrap().copy_from_slice(b"hello");
+        assert_eq!(theirs.bank(3).posted(), 0);
+        mine.bank(3).post(9, 5);
+        assert_eq!(theirs.bank(3).posted(), 9);
+        assert_eq!(&theirs.bank(3).read().unwrap()[..], b"hello");
+        assert!(!mine.bank(3).is_read_by(1));
+        theirs.bank(3).set_read(1, 9);
+        assert!(mine.bank(3).is_read_by(1));
+        assert!(!mine.bank(3).is_read_by(0));
+    }
+
+    #[test]
+    fn failure_rings_the_bell() {
+        let window = Window::create(1).unwrap();
+        let heard = window.bell();
+        window.set_failed();
+        assert!(window.has_failed());
+        assert_ne!(window.bell(), heard);
+    }
+}

@@ -169,6 +169,12 @@ void ep_device_free(void* device);
 void ep_download(void* host, const void* device, size_t bytes);
 void ep_upload(void* device, const void* host, size_t bytes);
 
+// Callbacks for ncclEpCreateGroup that count what is alive, so that a leak and a free of foreign
+// memory show: with the whole group and all tensors gone, ep_counted_live() is 0 again.
+cudaError_t ep_counted_alloc(void** device, size_t bytes);
+cudaError_t ep_counted_free(void* device);
+int64_t ep_counted_live(void);
+
 // A group with automatic settings for the rest of the configuration.
 ncclEpGroup_t ep_group_create(const EpEnv* env, ncclEpAlgorithm_t algorithm, unsigned num_experts,
                               unsigned max_tokens_per_rank, unsigned token_size_bytes);

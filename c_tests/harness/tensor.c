@@ -1,6 +1,7 @@
 // Device buffers, groups and tensor descriptors. Two kinds of descriptors are in use by programs:
 // those of ncclEpTensorCreate, which own their memory, and those that a program fills field by
 // field.
+#include <stdatomic.h>
 #include <string.h>
 
 #include "harness.h"
@@ -26,6 +27,21 @@ void ep_download(void* host, const void* device, size_t bytes) {
 void ep_upload(void* device, const void* host, size_t bytes) {
     if (bytes > 0) EP_REQUIRE_CUDA(cudaMemcpy(device, host, bytes, cudaMemcpyHostToDevice));
 }
+
+static atomic_llong g_counted_live;
+
+cudaError_t ep_counted_alloc(void** device, size_t bytes) {
+    const cudaError_t result = cudaMalloc(device, bytes);
+    if (result == cudaSuccess && *device != NULL) atomic_fetch_add(&g_counted_live, 1);
+    return result;
+}
+
+cudaError_t ep_counted_free(void* device) {
+    if (device != NULL) atomic_fetch_sub(&g_counted_live, 1);
+    return cudaFree(device);
+}
+
+int64_t ep_counted_live(void) { return atomic_load(&g_counted_live); }
 
 ncclEpGroupConfig_t ep_group_config(ncclEpAlgorithm_t algorithm, unsigned num_experts,
                                     unsigned max_tokens_per_rank, unsigned token_size_bytes) {

@@ -1,0 +1,130 @@
+//! Functions of a shared library that the caller's process may or may not have.
+//!
+//! The copy that the process already uses comes first: an `ncclComm_t` or a CUDA context of one copy
+//! means nothing to another. Nothing is linked, so this library loads on every machine.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_void};
+use std::ptr::NonNull;
+
+/// A loaded library. It stays loaded until the process ends.
+#[derive(Debug)]
+pub(super) struct Library {
+    /// What `dlsym` takes; `RTLD_DEFAULT` for the process's own symbols.
+    handle: *mut c_void,
+}
+
+// SAFETY: a dlopen handle may be used from any thread, and it is never closed.
+unsafe impl Send for Library {}
+// SAFETY: as for Send; `dlsym` is thread-safe.
+unsafe impl Sync for Library {}
+
+impl Library {
+    /// The library that exports `probe`: linked into the process, or loaded as `soname` by some part
+    /// of it, or found by the loader now. The error is the loader's text.
+    pub(super) fn find(soname: &CStr, probe: &CStr) -> Result<Self, String> {
+        if let Some(process) = Self::in_process(probe) {
+            return Ok(process);
+        }
+        Self::open(soname, libc::RTLD_NOW | libc::RTLD_NOLOAD)
+            .or_else(|| Self::open(soname, libc::RTLD_NOW | libc::RTLD_LOCAL))
+            .ok_or_else(last_error)
+    }
+
+    /// The process itself, if it exports `probe`.
+    pub(super) fn in_process(probe: &CStr) -> Option<Self> {
+        let process = Self {
+            handle: libc::RTLD_DEFAULT,
+        };
+        process.symbol(probe).is_some().then_some(process)
+    }
+
+    /// The function `name`, which ends in NUL.
+    ///
+    /// # Safety
+    /// `F` is the type of a pointer to the function that the library documents under that name.
+    pub(super) unsafe fn function<F: Copy>(&self, name: &'static str) -> Option<F> {
+        const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
+        let address = self.symbol(CStr::from_bytes_with_nul(name.as_bytes()).ok()?)?;
+        // SAFETY: same size (asserted), and `F` fits the symbol (this function's contract).
+        Some(unsafe { std::mem::transmute_copy::<NonNull<c_void>, F>(&address) })
+    }
+
+    fn symbol(&self, name: &CStr) -> Option<NonNull<c_void>> {
+        // SAFETY: the handle is RTLD_DEFAULT or came from dlopen; `name` is NUL-terminated.
+        NonNull::new(unsafe { libc::dlsym(self.handle, name.as_ptr()) })
+    }
+
+    fn open(soname: &CStr, flags: i32) -> Option<Self> {
+        // SAFETY: `soname` is NUL-terminated. Loading runs the library's initialisers: that is wanted.
+        let handle = unsafe { libc::dlopen(soname.as_ptr(), flags) };
+        (!handle.is_null()).then_some(Self { handle })
+    }
+}
+
+/// What the loader says about this thread's last failure.
+fn last_error() -> String {
+    // SAFETY: no arguments; the result is NULL or a string of the loader's.
+    let text = unsafe { libc::dlerror() };
+    if text.is_null() {
+        return "unknown loader error".to_owned();
+    }
+    // SAFETY: not NULL, NUL-terminated, and valid until this thread's next call to the loader.
+    unsafe { CStr::from_ptr(text) }
+        .to_string_lossy()
+        .into_owned()
+}
+
+/// A struct of C functions of one library, each looked up by its own name.
+///
+/// `load(&Library)` fails with the name of the first function that is missing; those listed under
+/// `optional` may be.
+macro_rules! function_table {
+    (
+        $(#[$doc:meta])*
+        $vis:vis struct $table:ident;
+        required { $( fn $name:ident($($type:ty),*) -> $result:ty; )* }
+        optional { $( fn $opt_name:ident($($opt_type:ty),*) -> $opt_result:ty; )* }
+    ) => {
+        $(#[$doc])*
+        #[allow(non_snake_case)] // C's names, so that they can be searched for.
+        $vis struct $table {
+            $( $vis $name: unsafe extern "C" fn($($type),*) -> $result, )*
+            $( $vis $opt_name: Option<unsafe extern "C" fn($($opt_type),*) -> $opt_result>, )*
+        }
+
+        impl $table {
+            fn load(library: &$crate::backend::dylib::Library) -> std::result::Result<Self, &'static str> {
+                Ok(Self {
+                    // SAFETY: the signatures are those of the library's header.
+                    $( $name: unsafe { library.function(concat!(stringify!($name), "\0")) }
+                        .ok_or(stringify!($name))?, )*
+                    // SAFETY: as above.
+                    $( $opt_name: unsafe {
+                        library.function(concat!(stringify!($opt_name), "\0"))
+                    }, )*
+                })
+            }
+        }
+    };
+}
+pub(crate) use function_table;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_processs_own_symbols_come_first() {
+        let library = Library::find(c"no-such-library.so", c"malloc").unwrap();
+        assert_eq!(library.handle, libc::RTLD_DEFAULT);
+        assert!(library.symbol(c"malloc").is_some());
+        assert!(library.symbol(c"no_such_symbol_at_all").is_none());
+    }
+
+    #[test]
+    fn a_missing_library_is_an_error_that_names_it() {
+        let error = Library::find(c"no-such-library.so", c"no_such_symbol_at_all").unwrap_err();
+        assert!(error.contains("no-such-library.so"), "{error}");
+    }
+}

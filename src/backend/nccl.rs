@@ -1,0 +1,167 @@
+//! The few NCCL functions that the library calls, in the copy of NCCL that the caller uses.
+//!
+//! A communicator belongs to the NCCL that made it, so no second copy may be opened beside it
+//! (`dylib`). Result codes stay integers: a newer NCCL may know codes that we do not.
+#![allow(unsafe_code)]
+
+use crate::backend::dylib::{Library, function_table};
+use crate::error::{Code, Error, Result};
+use crate::model::ops::Stream;
+use crate::model::tensor::DevPtr;
+use once_cell::sync::OnceCell;
+use std::ffi::{CStr, c_char, c_int, c_void};
+
+/// `ncclUint8`.
+const UINT8: c_int = 1;
+
+function_table! {
+    /// NCCL's entry points; all are older than NCCL 2.18, the oldest that we support.
+    struct Functions;
+    required {
+        fn ncclCommCount(*mut c_void, *mut c_int) -> c_int;
+        fn ncclCommUserRank(*mut c_void, *mut c_int) -> c_int;
+        fn ncclCommCuDevice(*mut c_void, *mut c_int) -> c_int;
+        fn ncclAllGather(*const c_void, *mut c_void, usize, c_int, *mut c_void, *mut c_void) -> c_int;
+    }
+    optional {
+        fn ncclGetErrorString(c_int) -> *const c_char;
+        fn ncclGetVersion(*mut c_int) -> c_int;
+    }
+}
+
+/// The functions, looked up once; a failure is not remembered, as NCCL may be loaded later.
+static FUNCTIONS: OnceCell<Functions> = OnceCell::new();
+
+fn functions() -> Result<&'static Functions> {
+    FUNCTIONS.get_or_try_init(|| {
+        let library = Library::find(c"libnccl.so.2", c"ncclAllGather").map_err(|reason| {
+            Error::new(
+                Code::SystemError,
+                format!("no NCCL in this process: {reason}"),
+            )
+        })?;
+        Functions::load(&library).map_err(|missing| {
+            Error::new(
+                Code::SystemError,
+                format!("this process's NCCL has no {missing}"),
+            )
+        })
+    })
+}
+
+/// NCCL's version as it counts them (22809 is 2.28.9), if there is an NCCL and it tells.
+pub fn version() -> Option<i32> {
+    let get = functions().ok()?.ncclGetVersion?;
+    let mut version = 0;
+    // SAFETY: writes one int, which outlives the call.
+    let code = unsafe { get(&mut version) };
+    (code == 0).then_some(version)
+}
+
+/// The caller's communicator, and what it says about itself.
+///
+/// The caller vouches for it: whoever passes an `ncclComm_t` to this library promises that it is alive
+/// until the groups made from it are destroyed. No address is checked here.
+#[derive(Clone)]
+pub struct Communicator {
+    /// Number of ranks.
+    pub ranks: usize,
+    /// This rank.
+    pub rank: usize,
+    /// The CUDA device of this rank, as this process numbers them.
+    pub device: usize,
+    raw: *mut c_void,
+    functions: &'static Functions,
+}
+
+// SAFETY: an `ncclComm_t` may be used from any thread, though not by two at once; NCCL asks its callers
+// to see to that, and this library passes the duty on for its collective calls.
+unsafe impl Send for Communicator {}
+// SAFETY: as for Send.
+unsafe impl Sync for Communicator {}
+
+impl Communicator {
+    /// The communicator at address `comm`.
+    pub fn open(comm: usize) -> Result<Self> {
+        if comm == 0 {
+            return Err(Error::argument("comm", "must not be NULL"));
+        }
+        let functions = functions()?;
+        let raw = comm as *mut c_void;
+        Ok(Self {
+            ranks: query(functions, "ncclCommCount", functions.ncclCommCount, raw)?,
+            rank: query(
+                functions,
+                "ncclCommUserRank",
+                functions.ncclCommUserRank,
+                raw,
+            )?,
+            device: query(
+                functions,
+                "ncclCommCuDevice",
+                functions.ncclCommCuDevice,
+                raw,
+            )?,
+            raw,
+            functions,
+        })
+    }
+
+    /// Enqueues an all-gather: `bytes` of each rank's `send` to `receive`, in rank order. Both stay
+    /// allocated until `stream` has run it.
+    pub fn all_gather(
+        &self,
+        send: DevPtr,
+        receive: DevPtr,
+        bytes: usize,
+        stream: Stream,
+    ) -> Result<()> {
+        let (send, receive) = (send.0 as *const c_void, receive.0 as *mut c_void);
+        let stream = stream.0 as *mut c_void;
+        // SAFETY: the communicator is alive (this type's contract); the addresses are the device's.
+        let code = unsafe {
+            (self.functions.ncclAllGather)(send, receive, bytes, UINT8, self.raw, stream)
+        };
+        check(self.functions, "ncclAllGather", code)
+    }
+}
+
+/// Asks `raw` for a number.
+fn query(
+    functions: &Functions,
+    name: &str,
+    ask: unsafe extern "C" fn(*mut c_void, *mut c_int) -> c_int,
+    raw: *mut c_void,
+) -> Result<usize> {
+    let mut answer = 0;
+    // SAFETY: the caller vouches for the communicator; writes one int, which outlives the call.
+    let code = unsafe { ask(raw, &mut answer) };
+    check(functions, name, code)?;
+    usize::try_from(answer)
+        .map_err(|_| Error::internal(format!("{name}: negative answer {answer}")))
+}
+
+/// An error for every code but success, with NCCL's own text for it.
+fn check(functions: &Functions, name: &str, code: c_int) -> Result<()> {
+    if code == 0 {
+        return Ok(());
+    }
+    Err(Error::new(
+        Code::from_raw(code),
+        format!("{name}: {}", describe(functions, code)),
+    ))
+}
+
+fn describe(functions: &Functions, code: c_int) -> String {
+    let Some(get) = functions.ncclGetErrorString else {
+        return format!("NCCL error {code}");
+    };
+    // SAFETY: takes any integer and returns a string constant or NULL.
+    let text = unsafe { get(code) };
+    if text.is_null() {
+        return format!("NCCL error {code}");
+    }
+    // SAFETY: a NUL-terminated constant of the library, which is never unloaded.
+    let text = unsafe { CStr::from_ptr(text) };
+    format!("NCCL error {code}, {}", text.to_string_lossy())
+}

@@ -1,1 +1,39 @@
-//! placeholder
+//! CPU stand-ins for the subset of the CUDA runtime and of NCCL that expert-parallel programs use.
+//!
+//! A C or C++ program without device code links this library instead of `libcudart` and `libnccl`
+//! and then runs on a machine without a GPU. It is **not** an emulator: there are no kernels. What
+//! would be a kernel launch is [`cuda::stream::cudaLaunchHostFunc`] on a stream.
+//!
+//! The stand-ins are made to show mistakes rather than to hide them:
+//!
+//! * every stream is a thread of its own, so work is really asynchronous and a missing
+//!   synchronisation is seen ([`cuda`]);
+//! * device memory starts poisoned, ends at a guard page, and faults once it has been freed;
+//! * a communicator is one shared-memory segment with futex barriers, it works over processes and
+//!   over threads of one process, and a collective that some rank never joins ends in an error
+//!   that says who was missing ([`nccl`]).
+//!
+//! The library has its own file name and SONAME, so it cannot shadow the real ones, and it refuses
+//! to work where an NVIDIA driver is present unless `NCCLEP_HOSTSIM_WITH_GPU=1` is set.
+
+pub mod cuda;
+mod handles;
+pub mod nccl;
+mod presence;
+mod report;
+
+mod marker {
+    #![allow(unsafe_code)]
+
+    use std::ffi::c_int;
+
+    /// Version of the private agreement between this library and `libnccl_ep`. Its presence in a
+    /// process is what makes `libnccl_ep` choose its host backend.
+    // SAFETY: the name is this project's own and is defined once in the process.
+    #[unsafe(no_mangle)]
+    pub extern "C" fn ncclEpHostsimAbi() -> c_int {
+        1
+    }
+}
+
+pub use marker::ncclEpHostsimAbi;

@@ -1,0 +1,155 @@
+//! One allocation: an own mapping with poison inside and inaccessible pages on both sides.
+//!
+//! The block's end is pushed against the rear guard page as far as 256-byte alignment permits, so
+//! that a write past the end faults at once; the few bytes of padding keep the poison, which is
+//! checked when the block is freed.
+#![allow(unsafe_code)]
+
+use std::ptr;
+
+/// What fresh memory is filled with: a value that is no plausible index, size or float.
+pub(crate) const POISON: u8 = 0xCB;
+/// Alignment of every allocation, as `cudaMalloc` promises.
+pub(crate) const ALIGNMENT: usize = 256;
+
+/// A mapping `[guard][slack, block, padding][guard]`, released when dropped.
+pub(crate) struct Region {
+    mapping: usize,
+    mapped: usize,
+    block: usize,
+    size: usize,
+}
+
+impl Region {
+    /// Maps a poisoned block of `size` bytes; nothing when the system has no room for it.
+    pub(crate) fn map(size: usize) -> Option<Self> {
+        let page = page_size();
+        let padded = size.checked_next_multiple_of(ALIGNMENT)?;
+        let inner = padded.checked_next_multiple_of(page)?;
+        let mapped = inner.checked_add(2 * page)?;
+        // SAFETY: a fresh anonymous mapping at an address of the kernel's choice.
+        let base = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                mapped,
+                libc::PROT_NONE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return None;
+        }
+        let mapping = base as usize;
+        let block = mapping + page + inner - padded;
+        let region = Self {
+            mapping,
+            mapped,
+            block,
+            size,
+        };
+        // SAFETY: the range lies inside the mapping made above.
+        let opened = unsafe {
+            libc::mprotect(
+                (mapping + page) as *mut libc::c_void,
+                inner,
+                libc::PROT_READ | libc::PROT_WRITE,
+            )
+        };
+        if opened != 0 {
+            return None;
+        }
+        // SAFETY: the inner pages are writable now and belong to this region alone.
+        unsafe { ptr::write_bytes((mapping + page) as *mut u8, POISON, inner) };
+        Some(region)
+    }
+
+    /// First byte of the block.
+    pub(crate) fn address(&self) -> usize {
+        self.block
+    }
+
+    /// Whether an address lies anywhere in the mapping, guards included.
+    pub(crate) fn covers(&self, address: usize) -> bool {
+        (self.mapping..self.mapping + self.mapped).contains(&address)
+    }
+
+    /// Whether the bytes around the block still hold the poison, that is, nobody wrote them.
+    pub(crate) fn surroundings_intact(&self) -> bool {
+        let page = page_size();
+        let end = self.mapping + self.mapped - page;
+        let before = self.mapping + page..self.block;
+        let after = self.block + self.size..end;
+        [before, after].into_iter().all(|range| {
+            // SAFETY: both ranges lie in the writable part of the mapping, which `&self` keeps.
+            let bytes =
+                unsafe { std::slice::from_raw_parts(range.start as *const u8, range.len()) };
+            bytes.iter().all(|byte| *byte == POISON)
+        })
+    }
+
+    /// Gives the memory back but keeps the addresses, inaccessible, so that a use after free
+    /// faults instead of meeting somebody else's data.
+    pub(crate) fn seal(&self) {
+        let start = self.mapping as *mut libc::c_void;
+        // SAFETY: the mapping belongs to this region; replacing it leaves no reference behind,
+        // since callers only hold raw addresses.
+        unsafe {
+            libc::mmap(
+                start,
+                self.mapped,
+                libc::PROT_NONE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE,
+                -1,
+                0,
+            );
+        }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made by `map` and is released once.
+        unsafe { libc::munmap(self.mapping as *mut libc::c_void, self.mapped) };
+    }
+}
+
+fn page_size() -> usize {
+    // SAFETY: sysconf has no preconditions.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(size).unwrap_or(4096)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn block_is_aligned_poisoned_and_ends_at_the_guard() {
+        for size in [1, 255, 256, 4096, 5000] {
+            let region = Region::map(size).expect("memory");
+            assert_eq!(region.address() % ALIGNMENT, 0);
+            let end = region.address() + size.next_multiple_of(ALIGNMENT);
+            assert_eq!(end % page_size(), 0, "the padded end meets the guard page");
+            // SAFETY: `size` bytes from the block's start are readable.
+            let bytes = unsafe { std::slice::from_raw_parts(region.address() as *const u8, size) };
+            assert!(bytes.iter().all(|byte| *byte == POISON));
+            assert!(region.surroundings_intact());
+        }
+    }
+
+    #[test]
+    fn a_write_into_the_padding_is_noticed() {
+        let region = Region::map(100).expect("memory");
+        // SAFETY: byte 100 is padding of this very region.
+        unsafe { (region.address() as *mut u8).add(100).write(0) };
+        assert!(!region.surroundings_intact());
+    }
+
+    #[test]
+    fn absurd_sizes_are_refused() {
+        assert!(Region::map(usize::MAX - 100).is_none());
+        assert!(Region::map(1 << 60).is_none());
+    }
+}

@@ -1,0 +1,301 @@
+//! Devices: a legacy default stream and the streams created on it.
+//!
+//! All devices share the machine's memory and processors. They exist so that programs which pick
+//! a device per rank behave as they do on GPUs, also with several ranks in one process.
+#![allow(unsafe_code)]
+
+use std::cell::Cell;
+use std::ffi::c_int;
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
+
+use super::error::{CudaError, cudaError_t};
+use super::queue::{Job, Kind, Stream, Ticket, refuse_on_worker};
+use super::{boundary, event, heap, store, stream};
+
+/// CUDA version that the stand-ins present, in CUDA's own encoding.
+const CUDA_VERSION: c_int = 13000;
+const DEFAULT_DEVICES: usize = 16;
+const MAX_DEVICES: usize = 1024;
+
+/// One device.
+pub(crate) struct Device {
+    index: usize,
+    streams: Mutex<Streams>,
+}
+
+#[derive(Default)]
+struct Streams {
+    legacy: Option<Arc<Stream>>,
+    created: Vec<Arc<Stream>>,
+}
+
+impl Device {
+    /// The legacy default stream, started at first use.
+    pub(crate) fn legacy(&self) -> Result<Arc<Stream>, CudaError> {
+        let mut streams = self.streams.lock();
+        if let Some(legacy) = &streams.legacy {
+            return Ok(Arc::clone(legacy));
+        }
+        let legacy = Stream::start(self.index, Kind::Legacy)?;
+        streams.legacy = Some(Arc::clone(&legacy));
+        Ok(legacy)
+    }
+
+    /// Creates a stream on this device.
+    pub(crate) fn create_stream(&self, kind: Kind) -> Result<Arc<Stream>, CudaError> {
+        let created = Stream::start(self.index, kind)?;
+        let mut streams = self.streams.lock();
+        streams.created.retain(|stream| !stream.retired());
+        streams.created.push(Arc::clone(&created));
+        Ok(created)
+    }
+
+    /// Submits work to a stream of this device, after the given tickets and in the order that the
+    /// legacy default stream demands. One lock over all streams of the device makes "submitted
+    /// before" the same for everyone.
+    pub(crate) fn submit(
+        &self,
+        stream: &Arc<Stream>,
+        mut after: Vec<Ticket>,
+        job: Job,
+    ) -> Result<Ticket, CudaError> {
+        refuse_on_worker()?;
+        let streams = self.streams.lock();
+        match stream.kind {
+            Kind::Legacy => {
+                let blocking = streams
+                    .created
+                    .iter()
+                    .filter(|other| other.kind == Kind::Blocking);
+                after.extend(blocking.filter_map(Stream::pending));
+            }
+            Kind::Blocking => after.extend(streams.legacy.as_ref().and_then(Stream::pending)),
+            Kind::NonBlocking => {}
+        }
+        Ok(stream.push(after, job))
+    }
+
+    /// Waits for all streams of the device; returns the first error found, once.
+    pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
+        refuse_on_worker()?;
+        let all: Vec<_> = {
+            let streams = self.streams.lock();
+            streams
+                .created
+                .iter()
+                .chain(&streams.legacy)
+                .cloned()
+                .collect()
+        };
+        all.iter().map(Stream::drain).fold(Ok(()), Result::and)
+    }
+
+    fn reset(&self) -> Result<(), CudaError> {
+        let result = self.synchronize();
+        event::forget(self.index);
+        stream::forget(self.index);
+        let gone = std::mem::take(&mut *self.streams.lock());
+        gone.created
+            .iter()
+            .chain(&gone.legacy)
+            .for_each(|stream| stream.close());
+        heap::release_device(self.index);
+        result
+    }
+}
+
+/// Submits work to a stream, see [`Device::submit`].
+pub(crate) fn submit(
+    stream: &Arc<Stream>,
+    after: Vec<Ticket>,
+    job: Job,
+) -> Result<Ticket, CudaError> {
+    device(stream.device)?.submit(stream, after, job)
+}
+
+/// The device with an index.
+pub(crate) fn device(index: usize) -> Result<&'static Device, CudaError> {
+    devices().get(index).ok_or(CudaError::InvalidDevice)
+}
+
+/// The calling thread's current device.
+pub(crate) fn current() -> Result<&'static Device, CudaError> {
+    device(current_index())
+}
+
+/// The index of the calling thread's current device.
+pub(crate) fn current_index() -> usize {
+    CURRENT.get()
+}
+
+/// Makes a device the calling thread's current one.
+pub(crate) fn set_current(index: usize) -> Result<(), CudaError> {
+    device(index)?;
+    CURRENT.set(index);
+    Ok(())
+}
+
+thread_local! {
+    static CURRENT: Cell<usize> = const { Cell::new(0) };
+}
+
+fn devices() -> &'static [Device] {
+    static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
+    DEVICES.get_or_init(|| {
+        let wanted = std::env::var("NCCLEP_HOSTSIM_DEVICES").ok();
+        (0..device_count(wanted.as_deref()))
+            .map(|index| Device {
+                index,
+                streams: Mutex::default(),
+            })
+            .collect()
+    })
+}
+
+fn device_count(wanted: Option<&str>) -> usize {
+    wanted
+        .and_then(|text| text.trim().parse().ok())
+        .filter(|count| (1..=MAX_DEVICES).contains(count))
+        .unwrap_or(DEFAULT_DEVICES)
+}
+
+/// Number of devices: `NCCLEP_HOSTSIM_DEVICES`, else 16.
+///
+/// # Safety
+/// `count` is null or valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudaGetDeviceCount(count: *mut c_int) -> cudaError_t {
+    // SAFETY: passed on under this function's contract.
+    boundary(|| unsafe { store(count, devices().len() as c_int) })
+}
+
+/// The calling thread's current device.
+///
+/// # Safety
+/// `index` is null or valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudaGetDevice(index: *mut c_int) -> cudaError_t {
+    // SAFETY: passed on under this function's contract.
+    boundary(|| unsafe { store(index, current_index() as c_int) })
+}
+
+/// Makes a device the calling thread's current one.
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaSetDevice(index: c_int) -> cudaError_t {
+    boundary(|| set_current(usize::try_from(index).map_err(|_| CudaError::InvalidDevice)?))
+}
+
+/// Waits for all work on the current device.
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaDeviceSynchronize() -> cudaError_t {
+    boundary(|| current()?.synchronize())
+}
+
+/// Waits for the current device, then ends all its streams, events and allocations.
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaDeviceReset() -> cudaError_t {
+    boundary(|| current()?.reset())
+}
+
+/// The CUDA version that the stand-ins present.
+///
+/// # Safety
+/// `version` is null or valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudaRuntimeGetVersion(version: *mut c_int) -> cudaError_t {
+    // SAFETY: passed on under this function's contract.
+    boundary(|| unsafe { store(version, CUDA_VERSION) })
+}
+
+/// The CUDA version that the stand-ins present.
+///
+/// # Safety
+/// `version` is null or valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudaDriverGetVersion(version: *mut c_int) -> cudaError_t {
+    // SAFETY: passed on under this function's contract.
+    boundary(|| unsafe { store(version, CUDA_VERSION) })
+}
+
+/// A property of a device; the numbers are those of a plausible recent GPU, so that code which
+/// sizes launches by them takes its usual path.
+///
+/// # Safety
+/// `value` is null or valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudaDeviceGetAttribute(
+    value: *mut c_int,
+    attribute: c_int,
+    index: c_int,
+) -> cudaError_t {
+    boundary(|| {
+        let index = usize::try_from(index).map_err(|_| CudaError::InvalidDevice)?;
+        device(index)?;
+        let answer = attribute_value(attribute, index).ok_or(CudaError::InvalidValue)?;
+        // SAFETY: passed on under this function's contract.
+        unsafe { store(value, answer) }
+    })
+}
+
+/// Values by the numbers of `cudaDeviceAttr`.
+fn attribute_value(attribute: c_int, device: usize) -> Option<c_int> {
+    Some(match attribute {
+        1..=3 => 1024,             // MaxThreadsPerBlock, MaxBlockDimX, MaxBlockDimY
+        4 => 64,                   // MaxBlockDimZ
+        5 => c_int::MAX,           // MaxGridDimX
+        6 | 7 => 65535,            // MaxGridDimY, MaxGridDimZ
+        8 => 48 << 10,             // MaxSharedMemoryPerBlock
+        10 => 32,                  // WarpSize
+        12 | 82 => 65536,          // MaxRegistersPerBlock, MaxRegistersPerMultiprocessor
+        13 => 1_500_000,           // ClockRate, kHz
+        16 => 64,                  // MultiProcessorCount
+        18 | 20 => 0,              // Integrated, ComputeMode
+        19 | 31 | 40 | 41 => 1,    // CanMapHostMemory, ConcurrentKernels, AsyncEngineCount, UVA
+        33 => device as c_int + 1, // PciBusId
+        34 | 50 => 0,              // PciDeviceId, PciDomainId
+        38 => 32 << 20,            // L2CacheSize
+        39 => 2048,                // MaxThreadsPerMultiProcessor
+        75 => 9,                   // ComputeCapabilityMajor
+        76 => 0,                   // ComputeCapabilityMinor
+        81 => 228 << 10,           // MaxSharedMemoryPerMultiprocessor
+        78 | 95 | 99 | 115 => 1,   // StreamPriorities, CooperativeLaunch, HostRegister, MemoryPools
+        83 | 88 | 89 => 0,         // ManagedMemory, PageableMemoryAccess, ConcurrentManagedAccess
+        97 => 227 << 10,           // MaxSharedMemoryPerBlockOptin
+        _ => return None,
+    })
+}
+
+/// Accepted and without effect.
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaProfilerStart() -> cudaError_t {
+    boundary(|| Ok(()))
+}
+
+/// Accepted and without effect.
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaProfilerStop() -> cudaError_t {
+    boundary(|| Ok(()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn device_count_falls_back_to_the_default() {
+        assert_eq!(device_count(None), DEFAULT_DEVICES);
+        assert_eq!(device_count(Some("4")), 4);
+        for bad in ["0", "-1", "many", "99999999"] {
+            assert_eq!(device_count(Some(bad)), DEFAULT_DEVICES, "{bad}");
+        }
+    }
+
+    #[test]
+    fn attributes_are_known_or_refused() {
+        assert_eq!(attribute_value(10, 0), Some(32));
+        assert_eq!(attribute_value(33, 3), Some(4));
+        assert_eq!(attribute_value(100_000, 0), None);
+    }
+}

@@ -1,0 +1,127 @@
+//! CUDA error numbers, their names and texts, and the last error of each thread.
+#![allow(unsafe_code)]
+#![allow(non_camel_case_types)]
+
+use std::cell::Cell;
+use std::ffi::{CStr, c_char, c_int};
+
+/// C's `cudaError_t`.
+pub type cudaError_t = c_int;
+
+/// The value of `cudaSuccess`.
+pub const CUDA_SUCCESS: cudaError_t = 0;
+
+macro_rules! cuda_errors {
+    ($($variant:ident = $number:literal, $text:literal;)*) => {
+        /// The failures that the stand-ins report, with CUDA's numbers.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(i32)]
+        pub enum CudaError {
+            $(#[doc = $text] $variant = $number,)*
+        }
+
+        fn describe(code: cudaError_t) -> (&'static str, &'static str) {
+            match code {
+                CUDA_SUCCESS => ("cudaSuccess\0", "no error\0"),
+                $($number => (
+                    concat!("cudaError", stringify!($variant), "\0"),
+                    concat!($text, "\0"),
+                ),)*
+                _ => ("unrecognized error code\0", "unrecognized error code\0"),
+            }
+        }
+    };
+}
+
+cuda_errors! {
+    InvalidValue = 1, "invalid argument";
+    MemoryAllocation = 2, "out of memory";
+    InitializationError = 3, "initialization error";
+    InvalidMemcpyDirection = 21, "invalid copy direction for memcpy";
+    InsufficientDriver = 35, "CUDA driver version is insufficient for CUDA runtime version";
+    NoDevice = 100, "no CUDA-capable device is detected";
+    InvalidDevice = 101, "invalid device ordinal";
+    InvalidResourceHandle = 400, "invalid resource handle";
+    NotReady = 600, "device not ready";
+    IllegalAddress = 700, "an illegal memory access was encountered";
+    LaunchTimeout = 702, "the launch timed out and was terminated";
+    HostMemoryAlreadyRegistered = 712, "part or all of the memory is already registered";
+    HostMemoryNotRegistered = 713, "the memory is not registered";
+    LaunchFailure = 719, "unspecified launch failure";
+    NotPermitted = 800, "operation not permitted";
+    NotSupported = 801, "operation not supported";
+    Unknown = 999, "unknown error";
+}
+
+thread_local! {
+    static LAST: Cell<cudaError_t> = const { Cell::new(CUDA_SUCCESS) };
+}
+
+/// Turns a result into the number for C and keeps a failure as the thread's last error.
+pub(crate) fn record(result: Result<(), CudaError>) -> cudaError_t {
+    match result {
+        Ok(()) => CUDA_SUCCESS,
+        Err(error) => {
+            LAST.set(error as cudaError_t);
+            error as cudaError_t
+        }
+    }
+}
+
+/// The last failure in the calling thread, which is forgotten by this call.
+// SAFETY (this and every other export): the name is CUDA's and this library defines it once.
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaGetLastError() -> cudaError_t {
+    LAST.replace(CUDA_SUCCESS)
+}
+
+/// The last failure in the calling thread, which stays remembered.
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaPeekAtLastError() -> cudaError_t {
+    LAST.get()
+}
+
+/// The enumerator name of an error number.
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaGetErrorName(error: cudaError_t) -> *const c_char {
+    static_text(describe(error).0)
+}
+
+/// A short text for an error number.
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaGetErrorString(error: cudaError_t) -> *const c_char {
+    static_text(describe(error).1)
+}
+
+fn static_text(text: &'static str) -> *const c_char {
+    CStr::from_bytes_with_nul(text.as_bytes())
+        .unwrap_or(c"unrecognized error code")
+        .as_ptr()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(pointer: *const c_char) -> &'static str {
+        // SAFETY: the functions under test return static C strings.
+        unsafe { CStr::from_ptr(pointer) }.to_str().expect("UTF-8")
+    }
+
+    #[test]
+    fn names_and_texts() {
+        assert_eq!(text(cudaGetErrorName(0)), "cudaSuccess");
+        assert_eq!(text(cudaGetErrorName(801)), "cudaErrorNotSupported");
+        assert_eq!(text(cudaGetErrorString(2)), "out of memory");
+        assert_eq!(text(cudaGetErrorString(12345)), "unrecognized error code");
+    }
+
+    #[test]
+    fn last_error_is_taken_once() {
+        record(Err(CudaError::NotReady));
+        assert_eq!(record(Ok(())), CUDA_SUCCESS);
+        assert_eq!(cudaPeekAtLastError(), 600);
+        assert_eq!(cudaGetLastError(), 600);
+        assert_eq!(cudaGetLastError(), 0);
+    }
+}

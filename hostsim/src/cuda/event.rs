@@ -1,0 +1,177 @@
+//! Events: marks in streams, with the time at which the stream passed them.
+#![allow(unsafe_code)]
+#![allow(non_camel_case_types)]
+
+use std::ffi::{c_uint, c_void};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use parking_lot::Mutex;
+
+use super::error::{CudaError, cudaError_t};
+use super::queue::{Ticket, refuse_on_worker};
+use super::stream::{cudaStream_t, resolve};
+use super::{boundary, device, store};
+use crate::handles::Handles;
+
+/// C's `cudaEvent_t`.
+pub type cudaEvent_t = *mut c_void;
+
+const DISABLE_TIMING: c_uint = 2;
+const KNOWN_FLAGS: c_uint = 7;
+
+struct Event {
+    device: usize,
+    timed: bool,
+    latest: Mutex<Option<Record>>,
+}
+
+/// One `cudaEventRecord`: later records replace it, whoever waits already keeps it.
+#[derive(Clone)]
+struct Record {
+    ticket: Ticket,
+    passed: Arc<OnceLock<Instant>>,
+}
+
+static EVENTS: Handles<Event> = Handles::new(0x5200_0000_0000);
+
+fn find(event: cudaEvent_t) -> Result<Arc<Event>, CudaError> {
+    EVENTS
+        .get(event as usize)
+        .ok_or(CudaError::InvalidResourceHandle)
+}
+
+/// The ticket of an event's latest record; nothing if it was never recorded.
+pub(crate) fn latest(event: cudaEvent_t) -> Result<Option<Ticket>, CudaError> {
+    Ok(find(event)?
+        .latest
+        .lock()
+        .as_ref()
+        .map(|record| record.ticket.clone()))
+}
+
+/// Ends the life of all events of a device.
+pub(crate) fn forget(index: usize) {
+    EVENTS.remove_if(|event| event.device == index);
+}
+
+/// Creates an event that records time.
+///
+/// # Safety
+/// `event` is null or valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudaEventCreate(event: *mut cudaEvent_t) -> cudaError_t {
+    // SAFETY: passed on under this function's contract.
+    boundary(|| unsafe { create_into(event, 0) })
+}
+
+/// Creates an event.
+///
+/// # Safety
+/// `event` is null or valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudaEventCreateWithFlags(
+    event: *mut cudaEvent_t,
+    flags: c_uint,
+) -> cudaError_t {
+    // SAFETY: passed on under this function's contract.
+    boundary(|| unsafe { create_into(event, flags) })
+}
+
+/// Puts the event's mark at the end of a stream.
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaEventRecord(event: cudaEvent_t, stream: cudaStream_t) -> cudaError_t {
+    boundary(|| {
+        let event = find(event)?;
+        let stream = resolve(stream)?;
+        let passed = Arc::new(OnceLock::new());
+        let stamp = Arc::clone(&passed);
+        let job = move || {
+            stamp.get_or_init(Instant::now);
+            Ok(())
+        };
+        let ticket = device::submit(&stream, Vec::new(), Box::new(job))?;
+        *event.latest.lock() = Some(Record { ticket, passed });
+        Ok(())
+    })
+}
+
+/// Waits for the event's latest record and reports a failure of its stream, if any.
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaEventSynchronize(event: cudaEvent_t) -> cudaError_t {
+    boundary(|| {
+        refuse_on_worker()?;
+        let Some(ticket) = latest(event)? else {
+            return Ok(());
+        };
+        ticket.wait();
+        ticket.stream().take_error()
+    })
+}
+
+/// Whether the event's latest record was passed: `cudaSuccess` or `cudaErrorNotReady`.
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaEventQuery(event: cudaEvent_t) -> cudaError_t {
+    boundary(|| match latest(event)? {
+        Some(ticket) if !ticket.is_done() => Err(CudaError::NotReady),
+        _ => Ok(()),
+    })
+}
+
+/// Milliseconds between two passed records.
+///
+/// # Safety
+/// `milliseconds` is null or valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudaEventElapsedTime(
+    milliseconds: *mut f32,
+    start: cudaEvent_t,
+    end: cudaEvent_t,
+) -> cudaError_t {
+    boundary(|| {
+        let start = passed(start)?;
+        let end = passed(end)?;
+        let elapsed = match end.checked_duration_since(start) {
+            Some(forward) => forward.as_secs_f64(),
+            None => -start.duration_since(end).as_secs_f64(),
+        };
+        // SAFETY: passed on under this function's contract.
+        unsafe { store(milliseconds, (elapsed * 1e3) as f32) }
+    })
+}
+
+/// Ends an event; waits for it that were already submitted still hold.
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaEventDestroy(event: cudaEvent_t) -> cudaError_t {
+    boundary(|| {
+        EVENTS
+            .remove(event as usize)
+            .map(|_| ())
+            .ok_or(CudaError::InvalidResourceHandle)
+    })
+}
+
+fn passed(event: cudaEvent_t) -> Result<Instant, CudaError> {
+    let event = find(event)?;
+    let record = event.latest.lock().clone().filter(|_| event.timed);
+    let record = record.ok_or(CudaError::InvalidResourceHandle)?;
+    record.passed.get().copied().ok_or(CudaError::NotReady)
+}
+
+/// Creates an event on the current device and stores its handle.
+///
+/// # Safety
+/// `out` is null or valid for a write.
+unsafe fn create_into(out: *mut cudaEvent_t, flags: c_uint) -> Result<(), CudaError> {
+    if out.is_null() || flags & !KNOWN_FLAGS != 0 {
+        return Err(CudaError::InvalidValue);
+    }
+    let timed = flags & DISABLE_TIMING == 0;
+    let event = Event {
+        device: device::current_index(),
+        timed,
+        latest: Mutex::new(None),
+    };
+    // SAFETY: passed on under this function's contract.
+    unsafe { store(out, EVENTS.insert(Arc::new(event)) as cudaEvent_t) }
+}

@@ -1,0 +1,265 @@
+//! The register of all live allocations: device memory, pinned host memory, registered host memory.
+//!
+//! It answers what a pointer is, which is how copies with a wrong direction, stale pointers and
+//! ranges past the end are refused before they do damage.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use parking_lot::Mutex;
+
+use super::arena::Region;
+use super::error::CudaError;
+use crate::report;
+
+/// Freed blocks whose addresses stay reserved, so that using them still faults.
+const QUARANTINE: usize = 512;
+/// Blocks at least this large are checked against the memory that the machine has left.
+const LARGE: usize = 64 << 20;
+
+/// What an allocation is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Memory {
+    /// From `cudaMalloc` on the device with this index.
+    Device(usize),
+    /// From `cudaHostAlloc` on the device with this index.
+    Pinned(usize),
+    /// The caller's memory, made known with `cudaHostRegister`.
+    Registered(usize),
+}
+
+/// What a range of addresses is to the runtime.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Range {
+    /// Inside one live allocation.
+    Inside(Memory),
+    /// Unknown: ordinary host memory.
+    Pageable,
+    /// Leaves the allocation it starts in, or lies in freed memory.
+    Invalid,
+}
+
+struct Block {
+    size: usize,
+    memory: Memory,
+    /// Absent for registered memory, which belongs to the caller.
+    region: Option<Region>,
+    /// Set once `cudaFreeAsync` was called: nobody may use or free the block any more.
+    leaving: bool,
+}
+
+struct Heap {
+    live: BTreeMap<usize, Block>,
+    freed: VecDeque<Region>,
+}
+
+static HEAP: Mutex<Heap> = Mutex::new(Heap {
+    live: BTreeMap::new(),
+    freed: VecDeque::new(),
+});
+
+/// Allocates; zero bytes give the address 0.
+pub(crate) fn allocate(size: usize, memory: Memory) -> Result<usize, CudaError> {
+    if size == 0 {
+        return Ok(0);
+    }
+    if size >= LARGE && size > memory_info().0 {
+        return Err(CudaError::MemoryAllocation);
+    }
+    let region = Region::map(size).ok_or(CudaError::MemoryAllocation)?;
+    let address = region.address();
+    let block = Block {
+        size,
+        memory,
+        region: Some(region),
+        leaving: false,
+    };
+    HEAP.lock().live.insert(address, block);
+    Ok(address)
+}
+
+/// What kind of allocation starts at an address, if one does.
+pub(crate) fn starts_at(address: usize) -> Option<Memory> {
+    let heap = HEAP.lock();
+    heap.live
+        .get(&address)
+        .filter(|block| !block.leaving)
+        .map(|block| block.memory)
+}
+
+/// Marks a block as handed over to a pending `cudaFreeAsync`.
+pub(crate) fn begin_release(address: usize) {
+    if let Some(block) = HEAP.lock().live.get_mut(&address) {
+        block.leaving = true;
+    }
+}
+
+/// Frees the allocation that starts at an address; reports writes outside of it.
+pub(crate) fn release(address: usize) -> Result<(), CudaError> {
+    let mut heap = HEAP.lock();
+    let block = heap.live.remove(&address).ok_or(CudaError::InvalidValue)?;
+    let Some(region) = block.region else {
+        return Ok(());
+    };
+    let intact = region.surroundings_intact();
+    region.seal();
+    heap.freed.push_back(region);
+    if heap.freed.len() > QUARANTINE {
+        heap.freed.pop_front();
+    }
+    if !intact {
+        let size = block.size;
+        report::failure(&format!(
+            "memory next to the {size}-byte block {address:#x} was written"
+        ));
+        return Err(CudaError::IllegalAddress);
+    }
+    Ok(())
+}
+
+/// Frees everything that belongs to a device.
+pub(crate) fn release_device(device: usize) {
+    let addresses: Vec<usize> = {
+        let heap = HEAP.lock();
+        let owned = heap
+            .live
+            .iter()
+            .filter(|(_, block)| block.memory.device() == device);
+        owned.map(|(address, _)| *address).collect()
+    };
+    for address in addresses {
+        // Damage is reported by `release` itself; a reset has nobody else to tell.
+        let _ = release(address);
+    }
+}
+
+/// Makes the caller's memory known as pinned.
+pub(crate) fn register(address: usize, size: usize, device: usize) -> Result<(), CudaError> {
+    let end = address.checked_add(size).ok_or(CudaError::InvalidValue)?;
+    let mut heap = HEAP.lock();
+    let before = heap.live.range(..end).next_back();
+    if before.is_some_and(|(start, block)| start + block.size > address) {
+        return Err(CudaError::HostMemoryAlreadyRegistered);
+    }
+    let memory = Memory::Registered(device);
+    heap.live.insert(
+        address,
+        Block {
+            size,
+            memory,
+            region: None,
+            leaving: false,
+        },
+    );
+    Ok(())
+}
+
+/// Classifies `len` bytes from an address.
+pub(crate) fn classify(address: usize, len: usize) -> Range {
+    let heap = HEAP.lock();
+    let candidate = heap.live.range(..=address).next_back();
+    if let Some((start, block)) = candidate {
+        let offset = address - start;
+        if offset < block.size {
+            let fits = len <= block.size - offset && !block.leaving;
+            return if fits {
+                Range::Inside(block.memory)
+            } else {
+                Range::Invalid
+            };
+        }
+        if block
+            .region
+            .as_ref()
+            .is_some_and(|region| region.covers(address))
+        {
+            return Range::Invalid;
+        }
+    }
+    if heap.freed.iter().any(|region| region.covers(address)) {
+        return Range::Invalid;
+    }
+    Range::Pageable
+}
+
+/// Bytes available and bytes in total, of the whole machine.
+pub(crate) fn memory_info() -> (usize, usize) {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    (
+        meminfo_field(&text, "MemAvailable:"),
+        meminfo_field(&text, "MemTotal:"),
+    )
+}
+
+fn meminfo_field(text: &str, name: &str) -> usize {
+    let value = text.lines().find_map(|line| line.strip_prefix(name));
+    let kilobytes = value.and_then(|rest| rest.split_whitespace().next()?.parse::<usize>().ok());
+    // A machine that does not say must not make every allocation fail.
+    kilobytes.map_or(usize::MAX, |kilobytes| kilobytes << 10)
+}
+
+impl Memory {
+    /// The device that was current when the memory was made or registered.
+    pub(crate) fn device(self) -> usize {
+        match self {
+            Self::Device(device) | Self::Pinned(device) | Self::Registered(device) => device,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_classified() {
+        let base = allocate(1000, Memory::Device(900)).expect("memory");
+        assert_eq!(classify(base, 1000), Range::Inside(Memory::Device(900)));
+        assert_eq!(classify(base + 999, 1), Range::Inside(Memory::Device(900)));
+        assert_eq!(classify(base + 999, 2), Range::Invalid);
+        assert_eq!(classify(base + 1000, 1), Range::Invalid, "padding");
+        let local = 0u8;
+        assert_eq!(classify(&raw const local as usize, 1), Range::Pageable);
+        assert_eq!(release(base), Ok(()));
+        assert_eq!(
+            classify(base, 1),
+            Range::Invalid,
+            "freed memory is remembered"
+        );
+        assert_eq!(release(base), Err(CudaError::InvalidValue));
+    }
+
+    #[test]
+    fn a_device_can_be_emptied() {
+        let one = allocate(10, Memory::Device(901)).expect("memory");
+        let other = allocate(10, Memory::Device(902)).expect("memory");
+        release_device(901);
+        assert_eq!(starts_at(one), None);
+        assert_eq!(starts_at(other), Some(Memory::Device(902)));
+        assert_eq!(release(other), Ok(()));
+    }
+
+    #[test]
+    fn overlapping_registration_is_refused() {
+        let buffer = vec![0u8; 4096];
+        let address = buffer.as_ptr() as usize;
+        assert_eq!(register(address, 4096, 0), Ok(()));
+        assert_eq!(
+            register(address + 100, 8, 0),
+            Err(CudaError::HostMemoryAlreadyRegistered)
+        );
+        assert_eq!(
+            classify(address + 100, 8),
+            Range::Inside(Memory::Registered(0))
+        );
+        assert_eq!(release(address), Ok(()));
+        assert_eq!(classify(address + 100, 8), Range::Pageable);
+    }
+
+    #[test]
+    fn meminfo_is_read_in_bytes() {
+        let text = "MemTotal:   8 kB\nMemAvailable:  2 kB\n";
+        assert_eq!(meminfo_field(text, "MemAvailable:"), 2048);
+        assert_eq!(meminfo_field(text, "MemTotal:"), 8192);
+        assert_eq!(meminfo_field("", "MemTotal:"), usize::MAX);
+    }
+}

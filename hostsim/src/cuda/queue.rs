@@ -1,0 +1,197 @@
+//! Streams: one queue and one worker thread each.
+//!
+//! Work of a stream runs in order on its own thread, so a host function that waits for other
+//! ranks never holds up another stream. Order between streams is expressed with tickets: a piece
+//! of work starts after the tickets it was given. Tickets only ever name work submitted earlier,
+//! hence waiting cannot form a cycle.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use parking_lot::{Condvar, Mutex};
+
+use super::error::CudaError;
+
+/// What a stream executes.
+pub(crate) type Job = Box<dyn FnOnce() -> Result<(), CudaError> + Send>;
+
+/// How a stream relates to the legacy default stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// The legacy default stream itself.
+    Legacy,
+    /// Ordered with the legacy default stream in both directions.
+    Blocking,
+    /// Created with `cudaStreamNonBlocking`: not ordered with it.
+    NonBlocking,
+}
+
+/// One stream.
+pub(crate) struct Stream {
+    pub(crate) device: usize,
+    pub(crate) kind: Kind,
+    state: Mutex<State>,
+    arrived: Condvar,
+    advanced: Condvar,
+}
+
+struct State {
+    queue: VecDeque<Work>,
+    submitted: u64,
+    completed: u64,
+    closing: bool,
+    error: Option<CudaError>,
+}
+
+struct Work {
+    after: Vec<Ticket>,
+    job: Job,
+}
+
+/// Names one submitted piece of work.
+#[derive(Clone)]
+pub(crate) struct Ticket {
+    stream: Arc<Stream>,
+    number: u64,
+}
+
+thread_local! {
+    static ON_WORKER: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Refuses calls made from inside a stream's work: as in CUDA, a host function must not call back
+/// into the runtime, and here it would wait for itself.
+pub(crate) fn refuse_on_worker() -> Result<(), CudaError> {
+    if ON_WORKER.get() {
+        Err(CudaError::NotPermitted)
+    } else {
+        Ok(())
+    }
+}
+
+impl Stream {
+    /// Creates a stream and starts its worker.
+    pub(crate) fn start(device: usize, kind: Kind) -> Result<Arc<Self>, CudaError> {
+        let state = State {
+            queue: VecDeque::new(),
+            submitted: 0,
+            completed: 0,
+            closing: false,
+            error: None,
+        };
+        let stream = Arc::new(Self {
+            device,
+            kind,
+            state: Mutex::new(state),
+            arrived: Condvar::new(),
+            advanced: Condvar::new(),
+        });
+        let worker = Arc::clone(&stream);
+        std::thread::Builder::new()
+            .name(format!("hostsim-dev{device}"))
+            .spawn(move || worker.work())
+            .map_err(|_| CudaError::MemoryAllocation)?;
+        Ok(stream)
+    }
+
+    /// Appends work. Order with other streams is the caller's business: see
+    /// [`super::device::Device::submit`].
+    pub(super) fn push(self: &Arc<Self>, after: Vec<Ticket>, job: Job) -> Ticket {
+        let mut state = self.state.lock();
+        state.submitted += 1;
+        state.queue.push_back(Work { after, job });
+        self.arrived.notify_one();
+        Ticket {
+            stream: Arc::clone(self),
+            number: state.submitted,
+        }
+    }
+
+    /// A ticket for the last submitted work, or nothing if the stream is idle.
+    pub(crate) fn pending(self: &Arc<Self>) -> Option<Ticket> {
+        let state = self.state.lock();
+        (state.completed < state.submitted).then(|| Ticket {
+            stream: Arc::clone(self),
+            number: state.submitted,
+        })
+    }
+
+    /// Waits until all work submitted so far is done and hands out the stream's error, once.
+    pub(crate) fn drain(self: &Arc<Self>) -> Result<(), CudaError> {
+        refuse_on_worker()?;
+        if let Some(ticket) = self.pending() {
+            ticket.wait();
+        }
+        self.take_error()
+    }
+
+    /// The first failure of the stream's work since the last time it was asked for.
+    pub(crate) fn take_error(&self) -> Result<(), CudaError> {
+        self.state.lock().error.take().map_or(Ok(()), Err)
+    }
+
+    /// Lets the worker end once the queue is empty.
+    pub(crate) fn close(&self) {
+        self.state.lock().closing = true;
+        self.arrived.notify_one();
+    }
+
+    /// Whether the stream has been closed and has nothing left to do.
+    pub(crate) fn retired(&self) -> bool {
+        let state = self.state.lock();
+        state.closing && state.completed == state.submitted
+    }
+
+    fn work(&self) {
+        ON_WORKER.set(true);
+        while let Some(work) = self.next() {
+            work.after.iter().for_each(Ticket::wait);
+            let result = catch_unwind(AssertUnwindSafe(work.job));
+            self.complete(result.unwrap_or(Err(CudaError::Unknown)));
+        }
+    }
+
+    fn next(&self) -> Option<Work> {
+        let mut state = self.state.lock();
+        loop {
+            if let Some(work) = state.queue.pop_front() {
+                return Some(work);
+            }
+            if state.closing {
+                return None;
+            }
+            self.arrived.wait(&mut state);
+        }
+    }
+
+    fn complete(&self, result: Result<(), CudaError>) {
+        let mut state = self.state.lock();
+        state.completed += 1;
+        if let Err(error) = result {
+            state.error.get_or_insert(error);
+        }
+        self.advanced.notify_all();
+    }
+}
+
+impl Ticket {
+    /// Waits until the work is done.
+    pub(crate) fn wait(&self) {
+        let mut state = self.stream.state.lock();
+        while state.completed < self.number {
+            self.stream.advanced.wait(&mut state);
+        }
+    }
+
+    /// Whether the work is done.
+    pub(crate) fn is_done(&self) -> bool {
+        self.stream.state.lock().completed >= self.number
+    }
+
+    /// The stream the work was submitted to.
+    pub(crate) fn stream(&self) -> &Arc<Stream> {
+        &self.stream
+    }
+}

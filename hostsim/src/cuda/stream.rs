@@ -1,0 +1,177 @@
+//! Stream entry points.
+#![allow(unsafe_code)]
+#![allow(non_camel_case_types)]
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::Arc;
+
+use super::error::{CudaError, cudaError_t};
+use super::event::{self, cudaEvent_t};
+use super::queue::{Kind, Stream};
+use super::{boundary, device, store};
+use crate::handles::Handles;
+
+/// C's `cudaStream_t`: a handle, or one of the reserved values 0, 1 and 2 for default streams.
+pub type cudaStream_t = *mut c_void;
+
+/// A host function for a stream.
+pub type cudaHostFn_t = Option<unsafe extern "C" fn(data: *mut c_void)>;
+
+const NON_BLOCKING: c_uint = 1;
+/// `cudaStreamPerThread`, the highest reserved value; taken as the legacy default stream.
+const LAST_RESERVED: usize = 2;
+
+static STREAMS: Handles<Stream> = Handles::new(0x5100_0000_0000);
+
+/// The stream behind a handle; the default streams are those of the current device.
+pub(crate) fn resolve(stream: cudaStream_t) -> Result<Arc<Stream>, CudaError> {
+    resolve_on(stream, device::current_index())
+}
+
+/// The stream behind a handle; the default streams are those of the given device.
+pub(crate) fn resolve_on(stream: cudaStream_t, index: usize) -> Result<Arc<Stream>, CudaError> {
+    let handle = stream as usize;
+    if handle <= LAST_RESERVED {
+        return device::device(index)?.legacy();
+    }
+    STREAMS.get(handle).ok_or(CudaError::InvalidResourceHandle)
+}
+
+/// Ends the life of all stream handles of a device.
+pub(crate) fn forget(index: usize) {
+    STREAMS.remove_if(|stream| stream.device == index);
+}
+
+/// Creates a stream that is ordered with the legacy default stream.
+///
+/// # Safety
+/// `stream` is null or valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudaStreamCreate(stream: *mut cudaStream_t) -> cudaError_t {
+    // SAFETY: passed on under this function's contract.
+    boundary(|| unsafe { create_into(stream, 0) })
+}
+
+/// Creates a stream; `cudaStreamNonBlocking` exempts it from order with the legacy stream.
+///
+/// # Safety
+/// `stream` is null or valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudaStreamCreateWithFlags(
+    stream: *mut cudaStream_t,
+    flags: c_uint,
+) -> cudaError_t {
+    // SAFETY: passed on under this function's contract.
+    boundary(|| unsafe { create_into(stream, flags) })
+}
+
+/// As `cudaStreamCreateWithFlags`; the priority has no effect.
+///
+/// # Safety
+/// `stream` is null or valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudaStreamCreateWithPriority(
+    stream: *mut cudaStream_t,
+    flags: c_uint,
+    _priority: c_int,
+) -> cudaError_t {
+    // SAFETY: passed on under this function's contract.
+    boundary(|| unsafe { create_into(stream, flags) })
+}
+
+/// Ends a stream handle; work already submitted still runs.
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaStreamDestroy(stream: cudaStream_t) -> cudaError_t {
+    boundary(|| {
+        let gone = STREAMS
+            .remove(stream as usize)
+            .ok_or(CudaError::InvalidResourceHandle)?;
+        gone.close();
+        Ok(())
+    })
+}
+
+/// Waits for all work submitted to a stream and reports its failure, if any.
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaStreamSynchronize(stream: cudaStream_t) -> cudaError_t {
+    boundary(|| {
+        let stream = resolve(stream)?;
+        if stream.kind == Kind::Legacy {
+            // The default stream stands for all blocking streams: an empty job meets them all.
+            device::submit(&stream, Vec::new(), Box::new(|| Ok(())))?;
+        }
+        stream.drain()
+    })
+}
+
+/// Whether a stream is idle: `cudaSuccess` or `cudaErrorNotReady`.
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaStreamQuery(stream: cudaStream_t) -> cudaError_t {
+    boundary(|| {
+        let stream = resolve(stream)?;
+        if stream.pending().is_some() {
+            return Err(CudaError::NotReady);
+        }
+        stream.take_error()
+    })
+}
+
+/// Makes later work of a stream wait for the latest record of an event.
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaStreamWaitEvent(
+    stream: cudaStream_t,
+    event: cudaEvent_t,
+    flags: c_uint,
+) -> cudaError_t {
+    boundary(|| {
+        if flags & !1 != 0 {
+            return Err(CudaError::InvalidValue);
+        }
+        let stream = resolve(stream)?;
+        let Some(ticket) = event::latest(event)? else {
+            return Ok(());
+        };
+        device::submit(&stream, vec![ticket], Box::new(|| Ok(()))).map(|_| ())
+    })
+}
+
+/// Runs a host function in stream order, on the stream's own thread. It may block for long.
+///
+/// # Safety
+/// `function` may be called once with `data` from another thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudaLaunchHostFunc(
+    stream: cudaStream_t,
+    function: cudaHostFn_t,
+    data: *mut c_void,
+) -> cudaError_t {
+    boundary(|| {
+        let stream = resolve(stream)?;
+        let function = function.ok_or(CudaError::InvalidValue)?;
+        let data = data as usize;
+        let job = move || {
+            // SAFETY: the caller promised that the function can be called with this argument.
+            unsafe { function(data as *mut c_void) };
+            Ok(())
+        };
+        device::submit(&stream, Vec::new(), Box::new(job)).map(|_| ())
+    })
+}
+
+/// Creates a stream on the current device and stores its handle.
+///
+/// # Safety
+/// `out` is null or valid for a write.
+unsafe fn create_into(out: *mut cudaStream_t, flags: c_uint) -> Result<(), CudaError> {
+    if out.is_null() || flags & !NON_BLOCKING != 0 {
+        return Err(CudaError::InvalidValue);
+    }
+    let kind = if flags & NON_BLOCKING != 0 {
+        Kind::NonBlocking
+    } else {
+        Kind::Blocking
+    };
+    let handle = STREAMS.insert(device::current()?.create_stream(kind)?);
+    // SAFETY: passed on under this function's contract.
+    unsafe { store(out, handle as cudaStream_t) }
+}

@@ -1,0 +1,88 @@
+//! Opaque handles for C callers.
+//!
+//! A handle is a number that was never a pointer: a stale or invented one is looked up, not found,
+//! and refused, where following a pointer would crash or hit an object that reused the address.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+/// The live objects of one type, by handle.
+pub(crate) struct Handles<T> {
+    live: Mutex<Table<T>>,
+}
+
+struct Table<T> {
+    next: usize,
+    objects: BTreeMap<usize, Arc<T>>,
+}
+
+/// Distance between two handles: keeps them apart from CUDA's small reserved stream values.
+const STRIDE: usize = 16;
+
+impl<T> Handles<T> {
+    /// An empty table whose handles count up from `base`; tables with different bases never
+    /// confuse a handle of one type with a handle of another.
+    pub(crate) const fn new(base: usize) -> Self {
+        Self {
+            live: Mutex::new(Table {
+                next: base,
+                objects: BTreeMap::new(),
+            }),
+        }
+    }
+
+    /// Registers an object and returns its handle.
+    pub(crate) fn insert(&self, object: Arc<T>) -> usize {
+        let mut table = self.live.lock();
+        table.next += STRIDE;
+        let handle = table.next;
+        table.objects.insert(handle, object);
+        handle
+    }
+
+    /// The object behind a handle, if the handle is alive.
+    pub(crate) fn get(&self, handle: usize) -> Option<Arc<T>> {
+        self.live.lock().objects.get(&handle).cloned()
+    }
+
+    /// Ends the life of a handle and returns what was behind it.
+    pub(crate) fn remove(&self, handle: usize) -> Option<Arc<T>> {
+        self.live.lock().objects.remove(&handle)
+    }
+
+    /// Ends the life of every handle whose object meets the condition.
+    pub(crate) fn remove_if(&self, condition: impl Fn(&T) -> bool) -> Vec<Arc<T>> {
+        let mut table = self.live.lock();
+        let gone = table.objects.extract_if(.., |_, object| condition(object));
+        gone.map(|(_, object)| object).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn handles_are_never_reused() {
+        let table = Handles::new(0x1000);
+        let first = table.insert(Arc::new(1));
+        assert_eq!(table.remove(first).as_deref(), Some(&1));
+        let second = table.insert(Arc::new(2));
+        assert_ne!(first, second);
+        assert!(table.get(first).is_none());
+        assert!(table.remove(first).is_none());
+        assert_eq!(table.get(second).as_deref(), Some(&2));
+    }
+
+    #[test]
+    fn remove_if_takes_only_matches() {
+        let table = Handles::new(0);
+        let odd = table.insert(Arc::new(1));
+        let even = table.insert(Arc::new(2));
+        assert_eq!(table.remove_if(|n| n % 2 == 0).len(), 1);
+        assert!(table.get(odd).is_some());
+        assert!(table.get(even).is_none());
+    }
+}

@@ -1,0 +1,152 @@
+//! NCCL result codes, and the text of the last failure of each thread.
+#![allow(unsafe_code)]
+#![allow(non_camel_case_types)]
+
+use std::cell::RefCell;
+use std::ffi::{CString, c_char, c_int, c_void};
+
+use super::comm;
+use crate::cuda::error::CudaError;
+use crate::report;
+
+/// C's `ncclResult_t`.
+pub type ncclResult_t = c_int;
+
+/// The failures of `ncclResult_t`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub enum Code {
+    /// `ncclUnhandledCudaError`
+    UnhandledCudaError = 1,
+    /// `ncclSystemError`
+    SystemError = 2,
+    /// `ncclInternalError`
+    InternalError = 3,
+    /// `ncclInvalidArgument`
+    InvalidArgument = 4,
+    /// `ncclInvalidUsage`
+    InvalidUsage = 5,
+    /// `ncclRemoteError`
+    RemoteError = 6,
+}
+
+impl Code {
+    /// The code with a number that another rank left in shared memory; zero is no failure.
+    pub(crate) fn from_number(number: u32) -> Option<Self> {
+        Some(match number {
+            0 => return None,
+            1 => Self::UnhandledCudaError,
+            2 => Self::SystemError,
+            4 => Self::InvalidArgument,
+            5 => Self::InvalidUsage,
+            6 => Self::RemoteError,
+            _ => Self::InternalError,
+        })
+    }
+}
+
+/// A failure with its explanation.
+#[derive(Clone, Debug)]
+pub(crate) struct Failure {
+    pub(crate) code: Code,
+    pub(crate) text: String,
+}
+
+/// Result of anything in this module tree.
+pub(crate) type Outcome<T> = Result<T, Failure>;
+
+impl Failure {
+    pub(crate) fn new(code: Code, text: impl Into<String>) -> Self {
+        Self {
+            code,
+            text: text.into(),
+        }
+    }
+
+    pub(crate) fn argument(text: impl Into<String>) -> Self {
+        Self::new(Code::InvalidArgument, text)
+    }
+}
+
+impl From<CudaError> for Failure {
+    fn from(error: CudaError) -> Self {
+        Self::new(
+            Code::UnhandledCudaError,
+            format!("CUDA failure {}: {error:?}", error as c_int),
+        )
+    }
+}
+
+thread_local! {
+    static LAST: RefCell<CString> = RefCell::default();
+}
+
+/// Turns an outcome into the number for C; keeps and perhaps prints the text of a failure.
+pub(crate) fn record(outcome: Outcome<()>) -> ncclResult_t {
+    match outcome {
+        Ok(()) => 0,
+        Err(failure) => {
+            report::refusal(&failure.text);
+            keep(&failure.text);
+            failure.code as ncclResult_t
+        }
+    }
+}
+
+fn keep(text: &str) -> *const c_char {
+    let clean = CString::new(text.replace('\0', " ")).unwrap_or_default();
+    LAST.with_borrow_mut(|last| {
+        *last = clean;
+        last.as_ptr()
+    })
+}
+
+/// A short text for a result code.
+// SAFETY (this and every other export): the name is NCCL's and this library defines it once.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclGetErrorString(result: ncclResult_t) -> *const c_char {
+    let text = match result {
+        0 => c"no error",
+        1 => c"unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
+        2 => c"unhandled system error (run with NCCL_DEBUG=INFO for details)",
+        3 => c"internal error",
+        4 => c"invalid argument (run with NCCL_DEBUG=WARN for details)",
+        5 => c"invalid usage (run with NCCL_DEBUG=WARN for details)",
+        6 => c"remote process exited or a peer did not take part in time",
+        7 => c"operation in progress",
+        _ => c"unknown result code",
+    };
+    text.as_ptr()
+}
+
+/// The text of the communicator's failure, or else of the last failure in the calling thread. The
+/// string is valid until the thread's next NCCL call.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclGetLastError(comm: *mut c_void) -> *const c_char {
+    match comm::failure_text(comm as usize) {
+        Some(text) => keep(&text),
+        None => LAST.with_borrow(|last| last.as_ptr()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::CStr;
+
+    #[test]
+    fn the_last_failure_keeps_its_text() {
+        assert_eq!(record(Err(Failure::argument("count is odd"))), 4);
+        // SAFETY: the function returns a C string that lives until the next call.
+        let text = unsafe { CStr::from_ptr(ncclGetLastError(std::ptr::null_mut())) };
+        assert_eq!(text.to_str(), Ok("count is odd"));
+    }
+
+    #[test]
+    fn codes_survive_the_way_through_shared_memory() {
+        for code in [Code::SystemError, Code::InvalidUsage, Code::RemoteError] {
+            assert_eq!(Code::from_number(code as u32), Some(code));
+        }
+        assert_eq!(Code::from_number(0), None);
+    }
+}

@@ -1,0 +1,216 @@
+//! Waiting for other ranks: barriers, and the detector for ranks that never come.
+//!
+//! A wait ends when the others arrive, when any rank reports a failure, when a rank that has not
+//! arrived turns out to be dead, or after `NCCLEP_HOSTSIM_HANG_SECONDS`. The last two mark the
+//! communicator failed and print one line that says who was missing.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use super::error::{Code, Failure, Outcome};
+use super::futex;
+use super::segment::Segment;
+use crate::report;
+
+/// Which of the two meetings of a communicator.
+#[derive(Clone, Copy)]
+pub(crate) enum Room {
+    /// For work on streams.
+    Stream = 0,
+    /// For calls on the host.
+    Host = 1,
+}
+
+/// One rank's wait for others, on behalf of an operation.
+pub(crate) struct Watch<'a> {
+    segment: &'a Segment,
+    rank: usize,
+    operation: &'static str,
+    since: Instant,
+}
+
+/// How long to sleep before looking for dead processes.
+const SLICE: Duration = Duration::from_millis(250);
+const DEFAULT_LIMIT: Duration = Duration::from_secs(60);
+
+/// Comes to a meeting and returns when all ranks have.
+pub(crate) fn meet(
+    segment: &Segment,
+    rank: usize,
+    room: Room,
+    operation: &'static str,
+) -> Outcome<()> {
+    let room = room as usize;
+    let meeting = &segment.header().meetings[room];
+    let generation = meeting.generation.load(Ordering::Acquire);
+    let step = segment.lane(rank).steps[room]
+        .fetch_add(1, Ordering::AcqRel)
+        .wrapping_add(1);
+    if meeting.present.fetch_add(1, Ordering::AcqRel) as usize + 1 == segment.ranks() {
+        // The last one: nobody else touches `present` until the generation has changed.
+        meeting.present.store(0, Ordering::Relaxed);
+        meeting.generation.fetch_add(1, Ordering::Release);
+        futex::wake_all(&meeting.generation);
+        return Ok(());
+    }
+    let watch = Watch::start(segment, rank, operation);
+    let missing = || {
+        (0..segment.ranks())
+            .filter(|other| {
+                let steps = segment.lane(*other).steps[room].load(Ordering::Acquire);
+                step.wrapping_sub(steps) as i32 > 0
+            })
+            .collect()
+    };
+    while meeting.generation.load(Ordering::Acquire) == generation {
+        watch.pause(&meeting.generation, generation, &missing)?;
+    }
+    Ok(())
+}
+
+impl<'a> Watch<'a> {
+    pub(crate) fn start(segment: &'a Segment, rank: usize, operation: &'static str) -> Self {
+        Self {
+            segment,
+            rank,
+            operation,
+            since: Instant::now(),
+        }
+    }
+
+    /// Starts the time anew, after progress.
+    pub(crate) fn restart(&mut self) {
+        self.since = Instant::now();
+    }
+
+    /// Sleeps for a while as long as the word has the value `seen`; fails when there is nothing
+    /// left to wait for. `missing` tells for whom.
+    pub(crate) fn pause(
+        &self,
+        word: &AtomicU32,
+        seen: u32,
+        missing: &dyn Fn() -> Vec<usize>,
+    ) -> Outcome<()> {
+        if let Some((code, reporter)) = self.segment.failure() {
+            let text = format!(
+                "rank {}: {} given up, the communicator failed on rank {reporter}",
+                self.rank, self.operation
+            );
+            return Err(Failure::new(code, text));
+        }
+        let waited = self.since.elapsed();
+        if waited >= limit() {
+            return Err(self.give_up(&format!("waited {} s", waited.as_secs()), &missing()));
+        }
+        if waited >= SLICE
+            && let Some(dead) = missing().into_iter().find(|other| self.is_dead(*other))
+        {
+            return Err(self.give_up(&format!("process of rank {dead} has gone"), &missing()));
+        }
+        futex::wait(word, seen, SLICE.min(limit() - waited));
+        Ok(())
+    }
+
+    /// Marks the communicator failed; the first to do so says why on stderr.
+    fn give_up(&self, reason: &str, missing: &[usize]) -> Failure {
+        let names: Vec<String> = missing.iter().map(usize::to_string).collect();
+        let text = format!(
+            "rank {}: {} {reason}; not arrived: rank {} of {}; the communicator is marked failed",
+            self.rank,
+            self.operation,
+            names.join(", "),
+            self.segment.ranks()
+        );
+        if self.segment.fail(Code::RemoteError, self.rank) {
+            report::failure(&text);
+        }
+        Failure::new(Code::RemoteError, text)
+    }
+
+    fn is_dead(&self, other: usize) -> bool {
+        let process = self.segment.lane(other).process.load(Ordering::Acquire);
+        process != 0 && !std::path::Path::new(&format!("/proc/{process}")).exists()
+    }
+}
+
+/// How long a wait may take.
+fn limit() -> Duration {
+    static LIMIT: OnceLock<Duration> = OnceLock::new();
+    *LIMIT.get_or_init(|| {
+        let text = std::env::var("NCCLEP_HOSTSIM_HANG_SECONDS").ok();
+        parse_limit(text.as_deref())
+    })
+}
+
+fn parse_limit(text: Option<&str>) -> Duration {
+    text.and_then(|text| text.trim().parse().ok())
+        .filter(|seconds| *seconds > 0.0)
+        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+        .unwrap_or(DEFAULT_LIMIT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nccl::unique_id::Place;
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicUsize;
+
+    #[test]
+    fn limits_are_read_as_seconds() {
+        assert_eq!(parse_limit(Some("0.5")), Duration::from_millis(500));
+        for bad in [
+            None,
+            Some("0"),
+            Some("-1"),
+            Some("soon"),
+            Some("inf"),
+            Some("NaN"),
+        ] {
+            assert_eq!(parse_limit(bad), DEFAULT_LIMIT);
+        }
+    }
+
+    #[test]
+    fn nobody_leaves_before_all_have_come() {
+        const RANKS: usize = 5;
+        const ROUNDS: usize = 200;
+        let place = Place::create().expect("memfd");
+        let segment = Arc::new(Segment::map(place, RANKS).expect("mapping"));
+        let arrivals = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for rank in 0..RANKS {
+                let (segment, arrivals) = (Arc::clone(&segment), &arrivals);
+                scope.spawn(move || {
+                    for round in 1..=ROUNDS {
+                        arrivals.fetch_add(1, Ordering::SeqCst);
+                        meet(&segment, rank, Room::Stream, "test").expect("a meeting");
+                        assert!(arrivals.load(Ordering::SeqCst) >= round * RANKS);
+                    }
+                });
+            }
+        });
+        place.release();
+    }
+
+    #[test]
+    fn a_failure_ends_the_wait() {
+        let place = Place::create().expect("memfd");
+        let segment = Segment::map(place, 2).expect("mapping");
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| meet(&segment, 0, Room::Host, "test"));
+            std::thread::sleep(Duration::from_millis(20));
+            segment.fail(Code::InvalidUsage, 1);
+            let outcome = waiting.join().expect("no panic");
+            let failure = outcome.expect_err("the meeting cannot succeed");
+            assert_eq!(failure.code, Code::InvalidUsage);
+            assert!(
+                failure.text.contains("failed on rank 1"),
+                "{}",
+                failure.text
+            );
+        });
+        place.release();
+    }
+}

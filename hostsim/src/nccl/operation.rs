@@ -1,0 +1,272 @@
+//! Collectives as the stream's worker executes them.
+//!
+//! Every collective is a number of rounds. In a round each rank shows up to one slot of bytes, all
+//! meet, and each reads what it needs. Slots alternate between two banks: a rank writes a bank
+//! again two rounds later, hence after a meeting to which all came only once they had read it.
+#![allow(unsafe_code)]
+
+use std::ptr;
+use std::sync::atomic::Ordering;
+
+use super::comm::Comm;
+use super::datatype::{DataType, Operator};
+use super::error::{Code, Failure, Outcome};
+use super::meeting::{Room, meet};
+use super::reduce::reduce;
+use super::segment::{BANKS, DESCRIPTION, SLOT};
+
+/// Which collective.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    AllGather,
+    AllReduce,
+    ReduceScatter,
+    Broadcast,
+    Reduce,
+}
+
+/// One collective with checked arguments. `count` is the caller's, in elements; `root` and
+/// `operator` have their first value where they mean nothing.
+#[derive(Clone, Copy)]
+pub(crate) struct Collective {
+    pub(crate) kind: Kind,
+    pub(crate) send: usize,
+    pub(crate) recv: usize,
+    pub(crate) count: usize,
+    pub(crate) datatype: DataType,
+    pub(crate) operator: Operator,
+    pub(crate) root: usize,
+}
+
+impl Kind {
+    /// The function that a caller knows it by.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::AllGather => "ncclAllGather",
+            Self::AllReduce => "ncclAllReduce",
+            Self::ReduceScatter => "ncclReduceScatter",
+            Self::Broadcast => "ncclBroadcast",
+            Self::Reduce => "ncclReduce",
+        }
+    }
+}
+
+impl Collective {
+    /// Takes part in the collective.
+    pub(crate) fn run(&self, comm: &Comm) -> Outcome<()> {
+        self.announce(comm);
+        let bytes = self.count * self.datatype.size();
+        let mut turn = Turn {
+            comm,
+            collective: self,
+            checked: false,
+        };
+        match self.kind {
+            Kind::AllGather => self.all_gather(&mut turn, bytes),
+            Kind::Broadcast => self.broadcast(&mut turn, bytes),
+            Kind::AllReduce => self.reduce_to(&mut turn, bytes, true),
+            Kind::Reduce => self.reduce_to(&mut turn, bytes, comm.rank == self.root),
+            Kind::ReduceScatter => self.reduce_scatter(&mut turn, bytes),
+        }?;
+        comm.executed.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn all_gather(&self, turn: &mut Turn, bytes: usize) -> Outcome<()> {
+        for (offset, len) in pieces(bytes, SLOT) {
+            let bank = turn.show(|slot| copy(self.send + offset, slot, len))?;
+            for rank in 0..turn.comm.ranks() {
+                copy(
+                    turn.slot(bank, rank),
+                    self.recv + rank * bytes + offset,
+                    len,
+                );
+            }
+        }
+        Ok(())
+    }
+
+    fn broadcast(&self, turn: &mut Turn, bytes: usize) -> Outcome<()> {
+        let is_root = turn.comm.rank == self.root;
+        for (offset, len) in pieces(bytes, SLOT) {
+            let bank = turn.show(|slot| {
+                if is_root {
+                    copy(self.send + offset, slot, len);
+                }
+            })?;
+            copy(turn.slot(bank, self.root), self.recv + offset, len);
+        }
+        Ok(())
+    }
+
+    fn reduce_to(&self, turn: &mut Turn, bytes: usize, receives: bool) -> Outcome<()> {
+        for (offset, len) in pieces(bytes, SLOT) {
+            let bank = turn.show(|slot| copy(self.send + offset, slot, len))?;
+            if receives {
+                turn.reduce(bank, 0, self.recv + offset, len);
+            }
+        }
+        Ok(())
+    }
+
+    /// In each round a slot holds one part for each destination, side by side.
+    fn reduce_scatter(&self, turn: &mut Turn, bytes: usize) -> Outcome<()> {
+        let ranks = turn.comm.ranks();
+        let size = self.datatype.size();
+        let part = SLOT / ranks / size * size;
+        for (offset, len) in pieces(bytes, part) {
+            let bank = turn.show(|slot| {
+                for rank in 0..ranks {
+                    copy(self.send + rank * bytes + offset, slot + rank * part, len);
+                }
+            })?;
+            turn.reduce(bank, turn.comm.rank * part, self.recv + offset, len);
+        }
+        Ok(())
+    }
+
+    /// Writes down for the others what this rank takes the collective to be.
+    fn announce(&self, comm: &Comm) {
+        let words = &comm.segment.lane(comm.rank).description[comm.executed() % BANKS];
+        for (to, from) in words.iter().zip(self.words()) {
+            to.store(from, Ordering::Relaxed);
+        }
+    }
+
+    /// Refuses when another rank has announced something else.
+    fn compare(&self, comm: &Comm) -> Outcome<()> {
+        let bank = comm.executed() % BANKS;
+        for rank in 0..comm.ranks() {
+            let words = comm.segment.lane(rank).description[bank]
+                .each_ref()
+                .map(|word| word.load(Ordering::Relaxed));
+            if words != self.words() {
+                let failure = Failure::new(
+                    Code::InvalidUsage,
+                    format!(
+                        "rank {}: {} does not match the call on rank {rank}: {}",
+                        comm.rank,
+                        self.kind.name(),
+                        self.difference(words)
+                    ),
+                );
+                comm.refuse(&failure);
+                return Err(failure);
+            }
+        }
+        Ok(())
+    }
+
+    fn words(&self) -> [u64; DESCRIPTION] {
+        [
+            self.kind as u64,
+            self.count as u64,
+            self.datatype as u64,
+            self.operator as u64,
+            self.root as u64,
+        ]
+    }
+
+    fn difference(&self, theirs: [u64; DESCRIPTION]) -> String {
+        const NAMES: [&str; DESCRIPTION] = ["collective", "count", "datatype", "operator", "root"];
+        let ours = self.words();
+        let differing = (0..DESCRIPTION).find(|index| ours[*index] != theirs[*index]);
+        differing.map_or_else(String::new, |index| {
+            format!(
+                "{} is {} here and {} there",
+                NAMES[index], ours[index], theirs[index]
+            )
+        })
+    }
+}
+
+impl Comm {
+    fn executed(&self) -> usize {
+        self.executed.load(Ordering::Relaxed)
+    }
+}
+
+/// One collective on its way through its rounds.
+struct Turn<'a> {
+    comm: &'a Comm,
+    collective: &'a Collective,
+    checked: bool,
+}
+
+impl Turn<'_> {
+    /// One round: lets `write` fill this rank's slot, meets the others, returns the bank to read.
+    fn show(&mut self, write: impl FnOnce(usize)) -> Outcome<usize> {
+        let comm = self.comm;
+        let bank = comm.rounds.fetch_add(1, Ordering::Relaxed) % BANKS;
+        write(self.slot(bank, comm.rank));
+        meet(
+            &comm.segment,
+            comm.rank,
+            Room::Stream,
+            self.collective.kind.name(),
+        )?;
+        if !self.checked {
+            self.collective.compare(comm)?;
+            self.checked = true;
+        }
+        Ok(bank)
+    }
+
+    fn slot(&self, bank: usize, rank: usize) -> usize {
+        self.comm.segment.slot(bank, rank) as usize
+    }
+
+    /// Reduces what all ranks show at an offset of their slots.
+    fn reduce(&self, bank: usize, offset: usize, to: usize, len: usize) {
+        if len == 0 {
+            return;
+        }
+        let inputs: Vec<&[u8]> = (0..self.comm.ranks())
+            .map(|rank| {
+                // SAFETY: `offset + len` lies within a slot; nobody writes this bank until all
+                // ranks have met again, which includes this one.
+                unsafe {
+                    std::slice::from_raw_parts((self.slot(bank, rank) + offset) as *const u8, len)
+                }
+            })
+            .collect();
+        // SAFETY: the call checked that the receive buffer has the range; it belongs to this
+        // operation until the stream moves on.
+        let out = unsafe { std::slice::from_raw_parts_mut(to as *mut u8, len) };
+        reduce(
+            self.collective.datatype,
+            self.collective.operator,
+            &inputs,
+            out,
+        );
+    }
+}
+
+/// Copies between a slot and a checked buffer.
+fn copy(from: usize, to: usize, len: usize) {
+    if len > 0 {
+        // SAFETY: both ranges were checked by the call or lie within a slot whose turn it is, and
+        // a slot never overlaps a buffer.
+        unsafe { ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, len) };
+    }
+}
+
+/// Cuts a length into pieces; at least one, so that an empty collective is a meeting too.
+fn pieces(total: usize, size: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..total.div_ceil(size).max(1)).map(move |index| {
+        let offset = index * size;
+        (offset, size.min(total - offset))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_cover_everything_once() {
+        assert_eq!(pieces(0, 4).collect::<Vec<_>>(), [(0, 0)]);
+        assert_eq!(pieces(4, 4).collect::<Vec<_>>(), [(0, 4)]);
+        assert_eq!(pieces(9, 4).collect::<Vec<_>>(), [(0, 4), (4, 4), (8, 1)]);
+    }
+}

@@ -1,0 +1,254 @@
+//! The shared memory of one communicator: layout, mapping, access.
+//!
+//! Everything that ranks write concurrently is an atomic; fresh memory is zero, which is the right
+//! start for all of them, so no rank has to initialise before the others. Bulk data goes through
+//! raw slots whose turns the meetings (`meeting`) settle.
+#![allow(unsafe_code)]
+
+use std::os::fd::AsRawFd;
+use std::ptr;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use super::error::{Code, Outcome};
+use super::futex;
+use super::unique_id::{Place, grow, system};
+
+/// Bytes that a rank can show the others in one round of a collective.
+pub(crate) const SLOT: usize = 1 << 20;
+/// Slots alternate between two banks, so that one meeting per round suffices.
+pub(crate) const BANKS: usize = 2;
+/// Largest communicator; bounds the address space that mailboxes take.
+pub(crate) const MAX_RANKS: usize = 1024;
+/// Words that describe a collective, see `collective`.
+pub(crate) const DESCRIPTION: usize = 5;
+/// Words for host-side exchanges, see `split`.
+pub(crate) const NOTE: usize = 3;
+
+/// How a failure is packed, see [`Header`].
+const CODE_BITS: u32 = 8;
+const CODE_MASK: u32 = (1 << CODE_BITS) - 1;
+
+/// Shared by all ranks.
+#[repr(C, align(64))]
+pub(crate) struct Header {
+    /// Number of ranks, set by the first to come.
+    pub(crate) ranks: AtomicU32,
+    /// Zero, or the result code with which the communicator has failed, and above it the rank
+    /// that reported that. One word, so that nobody reads half of it.
+    failed: AtomicU32,
+    /// One for work on streams, one for calls on the host: neither waits for the other.
+    pub(crate) meetings: [Meeting; 2],
+}
+
+/// State of one barrier.
+#[repr(C)]
+pub(crate) struct Meeting {
+    pub(crate) present: AtomicU32,
+    pub(crate) generation: AtomicU32,
+}
+
+/// Written by one rank, read by all.
+#[repr(C, align(64))]
+pub(crate) struct Lane {
+    /// Process of the rank; zero until it has joined.
+    pub(crate) process: AtomicU32,
+    /// How many times the rank has come to each meeting.
+    pub(crate) steps: [AtomicU32; 2],
+    /// Counts the news in the rank's mailboxes.
+    pub(crate) bell: AtomicU32,
+    /// What the rank believes the current collective to be, in alternating banks.
+    pub(crate) description: [[AtomicU64; DESCRIPTION]; BANKS],
+    /// Host-side exchange.
+    pub(crate) note: [AtomicU64; NOTE],
+}
+
+/// Chunks from one rank to another; full while `posted` is ahead of `taken`.
+#[repr(C, align(64))]
+pub(crate) struct Mailbox {
+    pub(crate) posted: AtomicU32,
+    pub(crate) taken: AtomicU32,
+    /// Bytes in the chunk.
+    pub(crate) len: AtomicU64,
+    /// Bytes of the whole message.
+    pub(crate) total: AtomicU64,
+}
+
+/// A mapping of the segment, released when dropped.
+pub(crate) struct Segment {
+    base: usize,
+    layout: Layout,
+}
+
+/// Offsets by number of ranks.
+#[derive(Clone, Copy)]
+struct Layout {
+    ranks: usize,
+    mailboxes: usize,
+    slots: usize,
+    chunks: usize,
+    chunk: usize,
+    size: usize,
+}
+
+impl Layout {
+    fn new(ranks: usize) -> Self {
+        const PAGE: usize = 4096;
+        /// Address space for mailbox chunks that small communicators may use up.
+        const CHUNK_BUDGET: usize = 64 << 20;
+        let pairs = ranks * ranks;
+        let chunk = (CHUNK_BUDGET / pairs)
+            .clamp(16 << 10, 256 << 10)
+            .next_multiple_of(PAGE);
+        let mailboxes = size_of::<Header>() + ranks * size_of::<Lane>();
+        let slots = (mailboxes + pairs * size_of::<Mailbox>()).next_multiple_of(PAGE);
+        let chunks = slots + BANKS * ranks * SLOT;
+        Self {
+            ranks,
+            mailboxes,
+            slots,
+            chunks,
+            chunk,
+            size: chunks + pairs * chunk,
+        }
+    }
+}
+
+impl Segment {
+    /// Maps the segment at a place, for a communicator of `ranks` ranks.
+    pub(crate) fn map(place: Place, ranks: usize) -> Outcome<Self> {
+        let layout = Layout::new(ranks);
+        let file = place.open()?;
+        grow(&file, layout.size)?;
+        // SAFETY: a fresh shared mapping of an open file at an address of the kernel's choice.
+        let base = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                layout.size,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_NORESERVE,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(system("mmap"));
+        }
+        Ok(Self {
+            base: base as usize,
+            layout,
+        })
+    }
+
+    pub(crate) fn ranks(&self) -> usize {
+        self.layout.ranks
+    }
+
+    pub(crate) fn header(&self) -> &Header {
+        // SAFETY: the header lies at the start of the mapping, which is page-aligned and lives as
+        // long as `self`; all its fields are atomics, for which any bytes are valid.
+        unsafe { &*(self.base as *const Header) }
+    }
+
+    pub(crate) fn lane(&self, rank: usize) -> &Lane {
+        debug_assert!(rank < self.ranks());
+        let offset = size_of::<Header>() + rank * size_of::<Lane>();
+        // SAFETY: as for the header; the layout reserves `ranks` lanes here.
+        unsafe { &*((self.base + offset) as *const Lane) }
+    }
+
+    pub(crate) fn mailbox(&self, from: usize, to: usize) -> &Mailbox {
+        let offset = self.layout.mailboxes + self.pair(from, to) * size_of::<Mailbox>();
+        // SAFETY: as for the header; the layout reserves one mailbox per ordered pair here.
+        unsafe { &*((self.base + offset) as *const Mailbox) }
+    }
+
+    /// Address of the chunk that goes with a mailbox.
+    pub(crate) fn chunk(&self, from: usize, to: usize) -> *mut u8 {
+        let offset = self.layout.chunks + self.pair(from, to) * self.layout.chunk;
+        (self.base + offset) as *mut u8
+    }
+
+    /// Bytes of a mailbox chunk.
+    pub(crate) fn chunk_size(&self) -> usize {
+        self.layout.chunk
+    }
+
+    /// Address of a rank's slot in a bank.
+    pub(crate) fn slot(&self, bank: usize, rank: usize) -> *mut u8 {
+        debug_assert!(bank < BANKS && rank < self.ranks());
+        (self.base + self.layout.slots + (bank * self.ranks() + rank) * SLOT) as *mut u8
+    }
+
+    fn pair(&self, from: usize, to: usize) -> usize {
+        debug_assert!(from < self.ranks() && to < self.ranks());
+        from * self.ranks() + to
+    }
+
+    /// Tells a rank that there is news for it.
+    pub(crate) fn ring(&self, rank: usize) {
+        let bell = &self.lane(rank).bell;
+        bell.fetch_add(1, Ordering::Release);
+        futex::wake_all(bell);
+    }
+
+    /// The code and the reporter of the communicator's failure, if it has failed.
+    pub(crate) fn failure(&self) -> Option<(Code, u32)> {
+        let word = self.header().failed.load(Ordering::Acquire);
+        let code = Code::from_number(word & CODE_MASK)?;
+        Some((code, word >> CODE_BITS))
+    }
+
+    /// Marks the communicator failed and wakes all who wait. True for the first to do so.
+    pub(crate) fn fail(&self, code: Code, rank: usize) -> bool {
+        let header = self.header();
+        let word = code as u32 | (rank as u32) << CODE_BITS;
+        let first = header
+            .failed
+            .compare_exchange(0, word, Ordering::AcqRel, Ordering::Acquire)
+            .is_ok();
+        for meeting in &header.meetings {
+            futex::wake_all(&meeting.generation);
+        }
+        for rank in 0..self.ranks() {
+            futex::wake_all(&self.lane(rank).bell);
+        }
+        first
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made by `map`, is released once, and no reference outlives
+        // `self`.
+        unsafe { libc::munmap(self.base as *mut libc::c_void, self.layout.size) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_do_not_overlap() {
+        for ranks in [1, 2, 3, 8, 64, MAX_RANKS] {
+            let layout = Layout::new(ranks);
+            let lanes_end = size_of::<Header>() + ranks * size_of::<Lane>();
+            assert!(lanes_end <= layout.mailboxes);
+            assert_eq!(layout.mailboxes % align_of::<Mailbox>(), 0);
+            assert!(layout.mailboxes + ranks * ranks * size_of::<Mailbox>() <= layout.slots);
+            assert!(layout.slots + BANKS * ranks * SLOT <= layout.chunks);
+            assert!(layout.chunks + ranks * ranks * layout.chunk <= layout.size);
+        }
+    }
+
+    #[test]
+    fn only_the_first_failure_counts() {
+        let place = Place::create().expect("memfd");
+        let segment = Segment::map(place, 2).expect("mapping");
+        assert_eq!(segment.failure(), None);
+        assert!(segment.fail(Code::RemoteError, 1));
+        assert!(!segment.fail(Code::InvalidUsage, 0));
+        assert_eq!(segment.failure(), Some((Code::RemoteError, 1)));
+        place.release();
+    }
+}

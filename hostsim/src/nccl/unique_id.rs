@@ -1,0 +1,232 @@
+//! Unique ids: where the ranks of a communicator find their common memory.
+//!
+//! The memory is a memfd, reached through `/proc/<pid>/fd/<fd>` of the process that asked for the
+//! id. It has no name in any file system, so nothing can be left behind, however a process ends,
+//! and the size limit of /dev/shm does not apply. As with NCCL, that process must live until the
+//! communicator is made.
+#![allow(unsafe_code)]
+#![allow(non_camel_case_types)]
+
+use std::collections::BTreeMap;
+use std::ffi::{CString, c_char};
+use std::fs::{File, OpenOptions};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use parking_lot::Mutex;
+
+use super::error::{Code, Failure, Outcome, ncclResult_t};
+use super::{boundary, store};
+
+const BYTES: usize = 128;
+const PREFIX: &str = "ncclep-hostsim";
+
+/// C's `ncclUniqueId`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ncclUniqueId {
+    /// Text, padded with zeros.
+    pub internal: [c_char; BYTES],
+}
+
+/// What a unique id says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    process: u32,
+    descriptor: i32,
+    nonce: u64,
+}
+
+/// Descriptors that keep unused ids alive in this process.
+static OWNED: Mutex<BTreeMap<u64, OwnedFd>> = Mutex::new(BTreeMap::new());
+
+impl Place {
+    /// Makes fresh memory of size zero, owned by this process.
+    pub(crate) fn create() -> Outcome<Self> {
+        let nonce = random()?;
+        let name = CString::new(format!("{PREFIX}-{nonce:016x}"))
+            .map_err(|_| Failure::new(Code::InternalError, "memfd name"))?;
+        // SAFETY: the name is a C string.
+        let raw = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
+        if raw < 0 {
+            return Err(system("memfd_create"));
+        }
+        // SAFETY: a fresh descriptor that nobody else owns.
+        let descriptor = unsafe { OwnedFd::from_raw_fd(raw) };
+        OWNED.lock().insert(nonce, descriptor);
+        Ok(Self {
+            process: std::process::id(),
+            descriptor: raw,
+            nonce,
+        })
+    }
+
+    /// Opens the memory.
+    pub(crate) fn open(self) -> Outcome<File> {
+        let path = format!("/proc/{}/fd/{}", self.process, self.descriptor);
+        let expected = format!("/memfd:{PREFIX}-{:016x} (deleted)", self.nonce);
+        // The number may stand for something else by now: an id serves one communicator.
+        let target = std::fs::read_link(&path).ok();
+        if target.is_none_or(|target| target.as_os_str() != expected.as_str()) {
+            return Err(Failure::new(
+                Code::InvalidUsage,
+                format!(
+                    "the unique id is used up, or process {} that made it has gone",
+                    self.process
+                ),
+            ));
+        }
+        OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(&path)
+            .map_err(|_| system("open memfd"))
+    }
+
+    /// Drops this process's hold on the memory, once all ranks have it mapped.
+    pub(crate) fn release(self) {
+        OWNED.lock().remove(&self.nonce);
+    }
+
+    /// The id for C.
+    pub(crate) fn encode(self) -> ncclUniqueId {
+        let text = format!(
+            "{PREFIX}:{}:{}:{:016x}",
+            self.process, self.descriptor, self.nonce
+        );
+        let mut internal = [0; BYTES];
+        for (to, from) in internal.iter_mut().zip(text.bytes()) {
+            *to = from as c_char;
+        }
+        ncclUniqueId { internal }
+    }
+
+    /// Reads an id.
+    pub(crate) fn decode(id: &ncclUniqueId) -> Outcome<Self> {
+        let bytes: Vec<u8> = id
+            .internal
+            .iter()
+            .map(|c| *c as u8)
+            .take_while(|byte| *byte != 0)
+            .collect();
+        Self::parse(&String::from_utf8_lossy(&bytes))
+            .ok_or_else(|| Failure::argument("commId does not come from ncclGetUniqueId"))
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let mut fields = text.strip_prefix(PREFIX)?.strip_prefix(':')?.split(':');
+        let process = fields.next()?.parse().ok()?;
+        let descriptor = fields.next()?.parse().ok()?;
+        let nonce = u64::from_str_radix(fields.next()?, 16).ok()?;
+        fields.next().is_none().then_some(Self {
+            process,
+            descriptor,
+            nonce,
+        })
+    }
+
+    /// The id as words for shared memory.
+    pub(crate) fn to_words(self) -> [u64; 3] {
+        [u64::from(self.process), self.descriptor as u64, self.nonce]
+    }
+
+    /// Takes back [`Self::to_words`].
+    pub(crate) fn from_words(words: [u64; 3]) -> Self {
+        Self {
+            process: words[0] as u32,
+            descriptor: words[1] as i32,
+            nonce: words[2],
+        }
+    }
+}
+
+/// Gives `file` at least `size` bytes. All ranks do this with the same size, whoever comes first.
+pub(crate) fn grow(file: &File, size: usize) -> Outcome<()> {
+    let now = file.metadata().map_err(|_| system("fstat"))?.len();
+    if now >= size as u64 {
+        return Ok(());
+    }
+    // SAFETY: the descriptor is open; growing a memfd disturbs no mapping of it.
+    let result = unsafe { libc::ftruncate(file.as_raw_fd(), size as libc::off_t) };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(system("ftruncate"))
+    }
+}
+
+/// The failure of a system call that just failed.
+pub(crate) fn system(call: &str) -> Failure {
+    let reason = std::io::Error::last_os_error();
+    Failure::new(Code::SystemError, format!("{call} failed: {reason}"))
+}
+
+fn random() -> Outcome<u64> {
+    let mut bytes = [0u8; 8];
+    // SAFETY: the buffer has the given size.
+    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    if got == bytes.len() as isize {
+        Ok(u64::from_ne_bytes(bytes))
+    } else {
+        Err(system("getrandom"))
+    }
+}
+
+/// Makes an id for one new communicator.
+///
+/// # Safety
+/// `id` is null or valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclGetUniqueId(id: *mut ncclUniqueId) -> ncclResult_t {
+    boundary(|| {
+        if id.is_null() {
+            return Err(Failure::argument("uniqueId is NULL"));
+        }
+        // SAFETY: passed on under this function's contract.
+        unsafe { store(id, Place::create()?.encode()) }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_survive_encoding() {
+        let place = Place {
+            process: 4_000_000,
+            descriptor: 17,
+            nonce: u64::MAX - 5,
+        };
+        assert_eq!(Place::decode(&place.encode()).ok(), Some(place));
+        assert_eq!(Place::from_words(place.to_words()), place);
+    }
+
+    #[test]
+    fn foreign_ids_are_refused() {
+        let zeros = ncclUniqueId {
+            internal: [0; BYTES],
+        };
+        assert_eq!(
+            Place::decode(&zeros).map_err(|f| f.code),
+            Err(Code::InvalidArgument)
+        );
+        let noise = ncclUniqueId {
+            internal: [-3; BYTES],
+        };
+        assert_eq!(
+            Place::decode(&noise).map_err(|f| f.code),
+            Err(Code::InvalidArgument)
+        );
+    }
+
+    #[test]
+    fn a_released_id_cannot_be_opened() {
+        let place = Place::create().expect("memfd");
+        assert!(place.open().is_ok());
+        place.release();
+        assert_eq!(
+            place.open().map(|_| ()).map_err(|f| f.code),
+            Err(Code::InvalidUsage)
+        );
+    }
+}

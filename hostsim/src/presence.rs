@@ -1,0 +1,93 @@
+//! Refusal to work where a GPU is.
+//!
+//! A program linked by mistake against the stand-ins on a GPU machine must not quietly compute on
+//! the CPU and report that as a GPU result. So every entry point asks here first.
+#![allow(unsafe_code)]
+
+use std::ffi::CStr;
+use std::path::Path;
+use std::sync::OnceLock;
+
+use crate::report;
+
+const DRIVER_NODE: &str = "/dev/nvidiactl";
+const DRIVER_LIBRARY: &CStr = c"libcuda.so.1";
+const OVERRIDE: &str = "NCCLEP_HOSTSIM_WITH_GPU";
+
+/// Whether the stand-ins may be used in this process; says why not on stderr, once.
+pub(crate) fn permitted() -> bool {
+    static PERMITTED: OnceLock<bool> = OnceLock::new();
+    *PERMITTED.get_or_init(|| {
+        let overridden = std::env::var(OVERRIDE).is_ok_and(|value| value == "1");
+        match refusal(Path::new(DRIVER_NODE), DRIVER_LIBRARY, overridden) {
+            None => true,
+            Some(text) => {
+                report::failure(&text);
+                false
+            }
+        }
+    })
+}
+
+/// The reason for a refusal, or nothing when no driver is found or the user insists.
+fn refusal(node: &Path, library: &CStr, overridden: bool) -> Option<String> {
+    if overridden {
+        return None;
+    }
+    let found = if node.exists() {
+        node.display().to_string()
+    } else if loads(library) {
+        library.to_string_lossy().into_owned()
+    } else {
+        return None;
+    };
+    Some(format!(
+        "refusing to stand in for CUDA on a machine with an NVIDIA driver ({found} is present); \
+         link against the real libraries, or set {OVERRIDE}=1 to use the CPU regardless"
+    ))
+}
+
+fn loads(library: &CStr) -> bool {
+    // SAFETY: the name is a C string; the only code run is the library's own initialisers, which
+    // for the driver library are those that any CUDA program runs.
+    let handle = unsafe { libc::dlopen(library.as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL) };
+    if handle.is_null() {
+        return false;
+    }
+    // SAFETY: the handle came from the dlopen above and is closed once.
+    unsafe { libc::dlclose(handle) };
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NO_NODE: &str = "/nonexistent/nvidiactl";
+    const NO_LIBRARY: &CStr = c"libhostsim_has_no_such_library.so.1";
+
+    #[test]
+    fn works_without_a_driver() {
+        assert_eq!(refusal(Path::new(NO_NODE), NO_LIBRARY, false), None);
+    }
+
+    #[test]
+    fn refuses_when_the_device_node_exists() {
+        let text = refusal(Path::new("/dev/null"), NO_LIBRARY, false).expect("a refusal");
+        assert!(
+            text.contains("/dev/null") && text.contains(OVERRIDE),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn refuses_when_the_driver_library_loads() {
+        let text = refusal(Path::new(NO_NODE), c"libc.so.6", false).expect("a refusal");
+        assert!(text.contains("libc.so.6"), "{text}");
+    }
+
+    #[test]
+    fn the_user_can_insist() {
+        assert_eq!(refusal(Path::new("/dev/null"), c"libc.so.6", true), None);
+    }
+}

@@ -2,10 +2,10 @@
 //!
 //! Only ncclAllGather is used, so every NCCL serves. Each wait has the group's deadline: a rank that
 //! never arrives makes the others return an error.
-#![allow(unsafe_code)]
+#![forbid(unsafe_code)]
 
 use crate::backend::DeviceMemory;
-use crate::backend::nccl::Comm;
+use crate::backend::nccl::Communicator;
 use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
@@ -18,27 +18,25 @@ const CODE_BYTES: usize = 4;
 
 /// The ranks of a communicator, for exchanges among them.
 pub struct Bootstrap {
-    comm: Comm,
-    ranks: usize,
-    rank: usize,
+    comm: Communicator,
     memory: Arc<dyn DeviceMemory>,
     timeout: Duration,
 }
 
 impl Bootstrap {
     /// Exchanges over `comm`, through buffers in `memory`.
-    pub fn new(comm: Comm, memory: Arc<dyn DeviceMemory>, timeout: Duration) -> Result<Self> {
-        Ok(Self { ranks: comm.ranks()?, rank: comm.rank()?, comm, memory, timeout })
+    pub fn new(comm: Communicator, memory: Arc<dyn DeviceMemory>, timeout: Duration) -> Self {
+        Self { comm, memory, timeout }
     }
 
     /// Number of ranks.
     pub fn ranks(&self) -> usize {
-        self.ranks
+        self.comm.ranks
     }
 
     /// This rank.
     pub fn rank(&self) -> usize {
-        self.rank
+        self.comm.rank
     }
 
     /// The memory of the device that the group runs on.
@@ -55,8 +53,7 @@ impl Bootstrap {
         let buffer = self.memory.alloc(mine.len() + total)?;
         let gathered = DevPtr(buffer.0 + total);
         self.memory.upload(gathered, mine)?;
-        // SAFETY: one buffer holds both parts, and lives until `wait` has seen the stream idle.
-        unsafe { self.comm.all_gather(gathered, buffer, mine.len(), stream) }?;
+        self.comm.all_gather(gathered, buffer, mine.len(), stream)?;
         // After a deadline the buffer is left alone: the exchange may still write to it.
         self.wait(stream)?;
         let mut bytes = vec![0; total];

@@ -7,7 +7,7 @@
 use crate::backend::bootstrap::Bootstrap;
 use crate::backend::cuda::CudaPlatform;
 use crate::backend::host::HostPlatform;
-use crate::backend::nccl::Comm;
+use crate::backend::nccl::Communicator;
 use crate::backend::{DeviceMemory, GroupBackend};
 use crate::error::Result;
 use crate::model::group::GroupFacts;
@@ -30,9 +30,9 @@ pub trait Platform {
 }
 
 /// The platform that `comm` runs on.
-pub fn platform(comm: &Comm) -> Result<Box<dyn Platform>> {
+pub fn platform(comm: &Communicator) -> Result<Box<dyn Platform>> {
     match HostPlatform::detect()? {
         Some(host) => Ok(Box::new(host)),
-        None => Ok(Box::new(CudaPlatform::new(comm.device()?)?)),
+        None => Ok(Box::new(CudaPlatform::new(comm.device)?)),
     }
 }

@@ -6,7 +6,7 @@
 
 use crate::abi::read::GroupConfig;
 use crate::backend::bootstrap::Bootstrap;
-use crate::backend::nccl::Comm;
+use crate::backend::nccl::Communicator;
 use crate::backend::{DeviceMemory, HtRouting, select};
 use crate::env::Env;
 use crate::error::{Error, Result};
@@ -24,19 +24,20 @@ use std::sync::Arc;
 /// Makes the allocator of a group's tensors from the device's memory.
 pub type AllocatorFor<'a> = &'a dyn Fn(Arc<dyn DeviceMemory>) -> Arc<dyn TensorAllocator>;
 
-/// Opens a group over `comm`. `config` is an error if it could not even be read.
+/// Opens a group over the communicator at address `comm`. `config` is an error if it could not even be read.
 pub fn group(
-    comm: Comm,
+    comm: usize,
     config: Result<GroupConfig>,
     stream: Stream,
     allocator_for: AllocatorFor<'_>,
 ) -> Result<Group> {
     let env = Env::read();
+    let comm = Communicator::open(comm)?;
     let platform = select::platform(&comm)?;
     let memory = platform.memory();
-    let (ranks, rank) = (comm.ranks()?, comm.rank()?);
+    let (ranks, rank) = (comm.ranks, comm.rank);
     let facts = config.and_then(|config| request::group::check(&config, ranks, rank));
-    let bootstrap = Bootstrap::new(comm, Arc::clone(&memory), env.timeout)?;
+    let bootstrap = Bootstrap::new(comm, Arc::clone(&memory), env.timeout);
     let facts = agree_on_facts(&bootstrap, facts, &env, stream)?;
     let backend = platform.open(facts, bootstrap, env.timeout, stream)?;
     Ok(Group::new(facts, backend, allocator_for(memory)))

@@ -1,0 +1,412 @@
+// NCCL EP: expert-parallel dispatch and combine for Mixture-of-Experts models.
+//
+// Generated from the library's sources by `make header`; do not edit.
+//
+// Notation: R ranks; E experts, L = E / R of them on each rank; M max_tokens_per_rank; T tokens of this
+// rank; K top-k; H hidden size.
+//
+// Every function returns ncclSuccess, or an error code with a text that ncclEpGetLastError gives.
+// Outputs are written on success only. Nothing exits, asserts or throws.
+
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <cuda.h>
+#include <cuda_runtime.h>
+#include <nccl.h>
+
+// Let the library choose a value.
+#define NCCL_EP_AUTO 0
+
+// How a group moves tokens.
+typedef enum ncclEpAlgorithm_t {
+  // Low latency (LL): few tokens, 3-D expert-major output, staged operations.
+  NCCL_EP_ALGO_LOW_LATENCY = 0,
+  // High throughput (HT): many tokens, 2-D output, routing fixed per handle.
+  NCCL_EP_ALGO_HIGH_THROUGHPUT = 1,
+} ncclEpAlgorithm_t;
+
+// Flags of a tensor; none are defined yet.
+typedef enum ncclEpTensorFlags_t {
+  // No flags.
+  NCCL_EP_TENSOR_FLAG_NONE = 0,
+} ncclEpTensorFlags_t;
+
+// What a tensor means in a call. Lists of tensors are searched by tag; their order is free, and
+// tensors whose tag a call does not use are ignored.
+typedef enum ncclEpTensorTag_t {
+  // No meaning.
+  NCCL_EP_TENSOR_TAG_NONE = 0,
+  // Token rows: bfloat16, float16 or float32; rows are multiples of 16 bytes.
+  NCCL_EP_TENSOR_TAG_TOKENS = 1,
+  // Top-k expert ids: int64.
+  NCCL_EP_TENSOR_TAG_TOPK_IDX = 2,
+  // Top-k weights: float32.
+  NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS = 3,
+  // Scales of FP8 tokens: not supported yet, refused with `ncclInvalidUsage`.
+  NCCL_EP_TENSOR_TAG_SCALES = 4,
+  // Received tokens per local expert, in device memory: int32 `[L]`.
+  NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE = 5,
+  // Received tokens per local expert, in mapped pinned host memory: int32 `[L]`.
+  NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_HOST = 6,
+  // Declared for source compatibility; no call reads it.
+  NCCL_EP_TENSOR_TAG_TOKENS_PER_EXPERTS = 7,
+} ncclEpTensorTag_t;
+
+// A group of ranks that exchange tokens.
+typedef struct ncclEpGroup ncclEpGroup;
+
+// One routing of tokens to experts.
+typedef struct ncclEpHandle ncclEpHandle;
+
+// Options of a handle: none are defined.
+typedef struct ncclEpHandleConfig ncclEpHandleConfig;
+
+// Names a group.
+typedef struct ncclEpGroup *ncclEpGroup_t;
+
+// Configuration of a group; the same on every rank.
+typedef struct ncclEpGroupConfig_t {
+  // Must be 1.
+  unsigned int version;
+  // LL or HT.
+  enum ncclEpAlgorithm_t algorithm;
+  // Experts over all ranks, E: a positive multiple of the number of ranks R. Expert `g` lives on
+  // rank `g / L` as local expert `g % L`, where L = E / R.
+  unsigned int num_experts;
+  // Most tokens of one rank, M. `NCCL_EP_AUTO` in HT: each handle finds its own bound.
+  unsigned int max_tokens_per_rank;
+  // Largest token row in bytes: hidden size times element size, a multiple of 16.
+  unsigned int token_size_bytes;
+  // Bytes of network buffers, or `NCCL_EP_AUTO`. Not needed within one node, and not read there.
+  unsigned long rdma_buffer_size;
+  // Queue pairs per rank, or `NCCL_EP_AUTO`. Not read within one node.
+  unsigned int num_qp_per_rank;
+  // Channels of HT kernels, 2 SMs each, or `NCCL_EP_AUTO`.
+  unsigned int num_channels;
+} ncclEpGroupConfig_t;
+
+// Allocates `bytes` of device memory, as `cudaMalloc` does. `cudaSuccess` (0) means success.
+typedef cudaError_t (*ncclEpAllocFn_t)(void **ptr, size_t bytes);
+
+// Frees what the matching allocator gave, as `cudaFree` does. `cudaSuccess` (0) means success.
+typedef cudaError_t (*ncclEpFreeFn_t)(void *ptr);
+
+// A dense row-major tensor. Made by `ncclEpTensorCreate`, or filled in by the caller.
+typedef struct ncclNDTensor_t {
+  // Not read. 1 by convention.
+  unsigned int version;
+  // Number of dimensions, 1 to 5.
+  unsigned int ndim;
+  // Extents, slowest dimension first: host array of `ndim`.
+  unsigned int *sizes;
+  // Host array of `ndim`. All ones, NULL, or row-major strides in elements: each says "dense".
+  unsigned int *strides;
+  // Element type.
+  ncclDataType_t datatype;
+  // Device pointer; for `RECV_EXPERT_COUNTER_HOST` a mapped pinned host pointer.
+  void *data;
+  // An `ncclEpTensorTag_t`.
+  unsigned int tag;
+  // Not read.
+  enum ncclEpTensorFlags_t flags;
+} ncclNDTensor_t;
+
+// Names a handle.
+typedef struct ncclEpHandle *ncclEpHandle_t;
+
+// Options of a handle. Pass NULL where a pointer to this type is wanted.
+typedef struct ncclEpHandleConfig *ncclEpHandleConfig_t;
+
+// Options of a dispatch.
+typedef struct ncclEpDispatchConfig_t {
+  // Round FP8 scales to powers of two. Not read while tokens are not FP8.
+  unsigned int round_scales;
+} ncclEpDispatchConfig_t;
+
+// Options of a combine: none are defined yet. Pass NULL or an object set to zero.
+typedef struct ncclEpCombineConfig_t {
+  // Not read.
+  unsigned int reserved;
+} ncclEpCombineConfig_t;
+
+// Options of a completion: none are defined yet. Pass NULL or an object set to zero.
+typedef struct ncclEpCompleteConfig_t {
+  // Not read.
+  unsigned int reserved;
+} ncclEpCompleteConfig_t;
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+// Creates a group over all ranks of `comm`. Collective: every rank calls it with the same `config`,
+// and either all ranks get a group or all get an error. Blocks the host.
+//
+// @param ep_group  gets the group; written on success only
+// @param comm      communicator whose ranks form the group; must outlive it
+// @param config    see `ncclEpGroupConfig_t`
+// @param stream    stream for the exchanges of the creation; NULL is the default stream
+// @param alloc_fn  allocates device memory of `ncclEpTensorCreate`; NULL means `cudaMalloc`
+// @param free_fn   frees it; NULL means `cudaFree`
+//
+// Returns `ncclInvalidArgument` for a NULL pointer, or a `config` that breaks a rule or differs
+// between ranks; `ncclInvalidUsage` if the ranks span several nodes; `ncclRemoteError` if another
+// rank refused or did not arrive within NCCL_EP_TIMEOUT_MS; `ncclSystemError` without an NCCL in the
+// process; `ncclUnhandledCudaError` without a usable GPU; or NCCL's own code.
+ncclResult_t ncclEpCreateGroup(ncclEpGroup_t *ep_group,
+                               ncclComm_t comm,
+                               const struct ncclEpGroupConfig_t *config,
+                               cudaStream_t stream,
+                               ncclEpAllocFn_t alloc_fn,
+                               ncclEpFreeFn_t free_fn);
+
+// Destroys a group. Collective: every rank of the group calls it, before its communicator is
+// destroyed. Waits for the device. NULL is a successful no-op.
+//
+// Handles of the group should be destroyed first; later calls on them are refused. Tensors of
+// the group stay valid and may be destroyed afterwards.
+//
+// @param ep_group  the group
+// @param stream    stream for the closing exchange; NULL is the default stream
+//
+// Returns `ncclInvalidArgument` for a group that was destroyed already.
+ncclResult_t ncclEpGroupDestroy(ncclEpGroup_t ep_group, cudaStream_t stream);
+
+// Allocates a dense tensor in device memory and fills in its descriptor. Local; the data is not
+// initialised.
+//
+// @param ep_group  group whose `alloc_fn` allocates the data
+// @param tensor    gets the descriptor; written on success only
+// @param ndim      1 to 5
+// @param datatype  element type
+// @param tag       what the tensor means; may be changed in the descriptor later
+// @param size0     extent of the slowest dimension; `size1` to `size4` follow, those beyond `ndim` are ignored
+//
+// Returns `ncclInvalidArgument` for a NULL or dead group, a NULL `tensor`, a bad `ndim`, an unknown
+// `datatype` or a size beyond the address space; `ncclSystemError` if `alloc_fn` fails;
+// `ncclUnhandledCudaError` if the device has no memory left.
+ncclResult_t ncclEpTensorCreate(ncclEpGroup_t ep_group,
+                                struct ncclNDTensor_t *tensor,
+                                unsigned int ndim,
+                                ncclDataType_t datatype,
+                                enum ncclEpTensorTag_t tag,
+                                unsigned int size0,
+                                unsigned int size1,
+                                unsigned int size2,
+                                unsigned int size3,
+                                unsigned int size4);
+
+// Frees the data and the arrays of a descriptor and sets their pointers to NULL, so that a second
+// call is harmless. Local. NULL is a successful no-op.
+//
+// Data that `ncclEpTensorCreate` made is freed by the function that matches its allocation, even after
+// the group was destroyed. Other data is freed by the `free_fn` of `ep_group`, or kept if `ep_group` is
+// NULL. The arrays are released with `free()`.
+//
+// @param ep_group  the tensor's group, alive or destroyed, or NULL
+// @param tensor    the descriptor
+//
+// Returns `ncclSystemError` or `ncclUnhandledCudaError` if freeing the data fails.
+ncclResult_t ncclEpTensorDestroy(ncclEpGroup_t ep_group,
+                                 struct ncclNDTensor_t *tensor);
+
+// Creates a handle: one routing of this rank's tokens to experts.
+//
+// LL: local, nothing is enqueued. The ids are read again by every dispatch and combine, so they may be
+// updated in place between operations; the data must stay valid as long as the handle is used, the
+// descriptor need not. HT: collective, blocks the host; the routing is fixed now, and the ids are not
+// read again.
+//
+// @param handle            gets the handle; written on success only
+// @param ep_group          the group
+// @param topk_idx          TOPK_IDX, int64 [T, K]: expert ids of this rank's T tokens, T at most
+//                          max_tokens_per_rank and different on every rank if you like, also 0; K at
+//                          most 32. Negative ids and ids from E on take no part.
+// @param local_tensors     HT: optional RECV_EXPERT_COUNTER_HOST or RECV_EXPERT_COUNTER_DEVICE, int32
+//                          [L] or longer: gets the received tokens per local expert, valid once `stream`
+//                          is synchronised. LL: none.
+// @param num_local_tensors number of local tensors
+// @param config            must be NULL
+// @param stream            stream that orders the exchange; NULL is the default stream
+// @param use_fp8           no effect
+//
+// Returns `ncclInvalidArgument` for a NULL or dead argument or a tensor that breaks a rule;
+// `ncclRemoteError` if another rank refused (HT) or the group has failed.
+ncclResult_t ncclEpCreateHandle(ncclEpHandle_t *handle,
+                                ncclEpGroup_t ep_group,
+                                const struct ncclNDTensor_t *topk_idx,
+                                struct ncclNDTensor_t *const *local_tensors,
+                                unsigned int num_local_tensors,
+                                const ncclEpHandleConfig_t *config,
+                                cudaStream_t stream,
+                                bool use_fp8);
+
+// Destroys a handle. Local. NULL is a successful no-op. A staged operation that was not completed is
+// given up. The ids' tensor is not touched.
+//
+// Returns `ncclInvalidArgument` for a handle that was destroyed already.
+ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
+
+// Rows that an HT dispatch of this handle can deliver to this rank: R * max_tokens_per_rank, or the
+// real count if the group's max_tokens_per_rank is NCCL_EP_AUTO. Local.
+//
+// @param handle          an HT handle
+// @param num_recv_tokens gets the number of rows
+//
+// Returns `ncclInvalidArgument` for a NULL or dead argument, `ncclInvalidUsage` for an LL handle.
+ncclResult_t ncclEpHandleGetNumRecvTokens(ncclEpHandle_t handle, unsigned int *num_recv_tokens);
+
+// Sends each token to the ranks that host its experts. Every rank of the group calls it, in the same
+// order of operations. Enqueued on `stream`; the host does not wait.
+//
+// With R ranks, L local experts, M max_tokens_per_rank, T this rank's tokens, K top-k, H hidden size;
+// rows are bfloat16, float16 or float32, a multiple of 16 bytes and at most token_size_bytes:
+//
+// LL: inputs TOKENS [T, H]; outputs TOKENS [L, R*M, H]; local_tensors optional
+// RECV_EXPERT_COUNTER_DEVICE int32 [L]. The rows of each expert are packed from slot 0, by source
+// rank, token, k; the counter gets their number; other slots are left as they are.
+//
+// HT forward: inputs TOKENS [T, H], TOPK_IDX int64 [T, K], TOPK_WEIGHTS float32 [T, K]; outputs TOKENS
+// [n, H], TOPK_IDX [n, K], TOPK_WEIGHTS [n, K], where n is at least the number of received tokens. A
+// token comes once per rank, ordered by source rank and token; its ids are local expert ids,
+// ascending, then -1, its weights in the same order, then 0. Unused rows are 0, -1 and 0.
+// HT tokens only (cached, or the backward of a combine): inputs and outputs TOKENS. In both, local_tensors
+// may hold RECV_EXPERT_COUNTER_DEVICE int32 [L].
+//
+// @param handle            the routing
+// @param inputs            tensors that are read
+// @param num_inputs        their number
+// @param outputs           tensors that are written
+// @param num_outputs       their number
+// @param local_tensors     tensors of this rank alone
+// @param num_local_tensors their number
+// @param send_only         LL: not 0 means send now, receive in `ncclEpComplete`; HT: no effect
+// @param config            may be NULL
+// @param stream            stream to run on; NULL is the default stream
+//
+// Returns `ncclInvalidArgument` for a NULL or dead argument or a tensor that is missing or breaks a
+// rule; `ncclInvalidUsage` for FP8 tokens or scales, while a staged operation of the handle waits for
+// completion, or for a third staged operation of the group; the code of the failure if the group has
+// failed.
+ncclResult_t ncclEpDispatch(ncclEpHandle_t handle,
+                            const struct ncclNDTensor_t *const *inputs,
+                            unsigned int num_inputs,
+                            struct ncclNDTensor_t *const *outputs,
+                            unsigned int num_outputs,
+                            struct ncclNDTensor_t *const *local_tensors,
+                            unsigned int num_local_tensors,
+                            unsigned int send_only,
+                            const struct ncclEpDispatchConfig_t *config,
+                            cudaStream_t stream);
+
+// Brings the experts' results back to the tokens' home ranks and sums them in fp32, with one rounding
+// at the end. Every rank of the group calls it, in the same order of operations. Enqueued on `stream`;
+// the host does not wait.
+//
+// LL: inputs TOKENS [L, R*M, H], rows where dispatch put their tokens; local_tensors TOPK_WEIGHTS float32
+// [T, K]; outputs TOKENS [T, H]: for each token the weighted sum over its experts, in the order of k.
+//
+// HT forward: inputs TOKENS [n, H], in dispatch's order, weights already applied and the local experts
+// of a token summed; outputs TOKENS [T, H]: the sum over ranks, ascending.
+// HT backward: also inputs TOPK_WEIGHTS float32 [n, K], packed as dispatch delivers weights; outputs
+// TOPK_WEIGHTS [T, K]: by ascending global expert id, then zeros.
+//
+// Tokens that went nowhere get zeros.
+//
+// @param handle            the routing; LL: after a dispatch on it
+// @param inputs            tensors that are read
+// @param num_inputs        their number
+// @param outputs           tensors that are written
+// @param num_outputs       their number
+// @param local_tensors     tensors of this rank alone
+// @param num_local_tensors their number
+// @param send_only         LL: not 0 means send now, receive in `ncclEpComplete`; HT: no effect
+// @param config            may be NULL
+// @param stream            stream to run on; NULL is the default stream
+//
+// Returns as `ncclEpDispatch`, and `ncclInvalidUsage` for an LL handle without a dispatch.
+ncclResult_t ncclEpCombine(ncclEpHandle_t handle,
+                           const struct ncclNDTensor_t *const *inputs,
+                           unsigned int num_inputs,
+                           struct ncclNDTensor_t *const *outputs,
+                           unsigned int num_outputs,
+                           struct ncclNDTensor_t *const *local_tensors,
+                           unsigned int num_local_tensors,
+                           unsigned int send_only,
+                           const struct ncclEpCombineConfig_t *config,
+                           cudaStream_t stream);
+
+// Enqueues the receive phase of the handle's staged operation on `stream`, after its send phase even if
+// that was enqueued on another stream. A successful no-op if nothing is staged, and in HT.
+//
+// @param handle  the handle
+// @param config  may be NULL
+// @param stream  stream to run on; NULL is the default stream
+//
+// Returns `ncclInvalidArgument` for a NULL or dead handle, or the code of the failure if the group has
+// failed.
+ncclResult_t ncclEpComplete(ncclEpHandle_t handle,
+                            const struct ncclEpCompleteConfig_t *config,
+                            cudaStream_t stream);
+
+// The library's version: MAJOR * 10000 + MINOR * 100 + PATCH.
+//
+// Returns `ncclInvalidArgument` if `version` is NULL.
+ncclResult_t ncclEpGetVersion(int *version);
+
+// One line that explains the last refusal of this library in the calling thread: function, argument,
+// rule, got and expected. Empty if nothing was refused yet. Never NULL; valid until the next refusal
+// in the same thread.
+const char *ncclEpGetLastError(void);
+
+// Whether an operation of `group` failed while it ran, as `ncclCommGetAsyncError` does for NCCL.
+//
+// Writes `ncclSuccess`, or the code of the first failure, to `*result`; the text of a failure is then
+// what `ncclEpGetLastError` returns. A failed group refuses further operations; destroy it.
+//
+// Returns `ncclInvalidArgument` for a NULL or dead `group` or a NULL `result`.
+ncclResult_t ncclEpGetAsyncError(ncclEpGroup_t group,
+                                 ncclResult_t *result);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#ifdef __cplusplus
+// C++ callers may leave out trailing arguments.
+#if defined(__GNUC__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wredundant-decls"
+#endif
+extern "C" {
+ncclResult_t ncclEpCreateGroup(ncclEpGroup_t *ep_group,
+                               ncclComm_t comm,
+                               const ncclEpGroupConfig_t *config,
+                               cudaStream_t stream,
+                               ncclEpAllocFn_t alloc_fn = nullptr,
+                               ncclEpFreeFn_t free_fn = nullptr);
+ncclResult_t ncclEpTensorCreate(ncclEpGroup_t ep_group,
+                                ncclNDTensor_t *tensor,
+                                unsigned int ndim,
+                                ncclDataType_t datatype,
+                                ncclEpTensorTag_t tag,
+                                unsigned int size0,
+                                unsigned int size1 = 1,
+                                unsigned int size2 = 1,
+                                unsigned int size3 = 1,
+                                unsigned int size4 = 1);
+ncclResult_t ncclEpCreateHandle(ncclEpHandle_t *handle,
+                                ncclEpGroup_t ep_group,
+                                const ncclNDTensor_t *topk_idx,
+                                ncclNDTensor_t *const *local_tensors,
+                                unsigned int num_local_tensors,
+                                const ncclEpHandleConfig_t *config,
+                                cudaStream_t stream,
+                                bool use_fp8 = false);
+}
+#if defined(__GNUC__)
+#pragma GCC diagnostic pop
+#endif
+#endif

@@ -1,0 +1,49 @@
+//! The caller's allocation functions as an allocator of the library.
+#![allow(unsafe_code)]
+
+use crate::abi::types::{cudaError_t, ncclEpAllocFn_t, ncclEpFreeFn_t};
+use crate::backend::DeviceMemory;
+use crate::error::{Code, Error, Result};
+use crate::model::tensor::DevPtr;
+use crate::state::tensors::TensorAllocator;
+use std::ffi::c_void;
+use std::sync::Arc;
+
+/// Allocates through the caller's functions; where one is NULL, from the device.
+pub(super) struct Callbacks {
+    pub(super) alloc: ncclEpAllocFn_t,
+    pub(super) free: ncclEpFreeFn_t,
+    pub(super) device: Arc<dyn DeviceMemory>,
+}
+
+impl TensorAllocator for Callbacks {
+    fn alloc(&self, bytes: usize) -> Result<DevPtr> {
+        let Some(alloc) = self.alloc else {
+            return self.device.alloc(bytes);
+        };
+        let mut data = std::ptr::null_mut::<c_void>();
+        // SAFETY: the caller's function has the documented signature; `data` outlives the call.
+        let code = unsafe { alloc(&mut data, bytes) };
+        check("alloc_fn", code)?;
+        if data.is_null() && bytes > 0 {
+            return Err(Error::new(Code::SystemError, "alloc_fn: gave NULL and reported success"));
+        }
+        Ok(DevPtr(data as usize))
+    }
+
+    fn free(&self, data: DevPtr) -> Result<()> {
+        let Some(free) = self.free else {
+            return self.device.free(data);
+        };
+        // SAFETY: the caller's function has the documented signature and gets what the matching
+        // allocator gave, or what the caller put in a descriptor to be freed.
+        check("free_fn", unsafe { free(data.0 as *mut c_void) })
+    }
+}
+
+fn check(name: &str, code: cudaError_t) -> Result<()> {
+    match code {
+        0 => Ok(()),
+        _ => Err(Error::new(Code::SystemError, format!("{name}: failed with CUDA error {code}"))),
+    }
+}

@@ -1,0 +1,76 @@
+//! Creation and destruction of groups.
+#![allow(unsafe_code)]
+
+use super::callbacks::Callbacks;
+use super::guard::{Subject, check_out, guard, write_out};
+use crate::abi::read;
+use crate::abi::types::{
+    cudaStream_t, ncclComm_t, ncclEpAllocFn_t, ncclEpFreeFn_t, ncclEpGroup_t, ncclEpGroupConfig_t,
+    ncclResult_t,
+};
+use crate::model::ops::Stream;
+use crate::state::create;
+use crate::state::group::Group;
+use std::sync::Arc;
+
+/// Creates a group over all ranks of `comm`. Collective: every rank calls it with the same `config`,
+/// and either all ranks get a group or all get an error. Blocks the host.
+///
+/// @param ep_group  gets the group; written on success only
+/// @param comm      communicator whose ranks form the group; must outlive it
+/// @param config    see `ncclEpGroupConfig_t`
+/// @param stream    stream for the exchanges of the creation; NULL is the default stream
+/// @param alloc_fn  allocates device memory of `ncclEpTensorCreate`; NULL means `cudaMalloc`
+/// @param free_fn   frees it; NULL means `cudaFree`
+///
+/// Returns `ncclInvalidArgument` for a NULL pointer, or a `config` that breaks a rule or differs
+/// between ranks; `ncclInvalidUsage` if the ranks span several nodes; `ncclRemoteError` if another
+/// rank refused or did not arrive within NCCL_EP_TIMEOUT_MS; `ncclSystemError` without an NCCL in the
+/// process; `ncclUnhandledCudaError` without a usable GPU; or NCCL's own code.
+///
+/// # Safety
+/// Pointers are NULL or valid for what they are documented to be.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclEpCreateGroup(
+    ep_group: *mut ncclEpGroup_t,
+    comm: ncclComm_t,
+    config: *const ncclEpGroupConfig_t,
+    stream: cudaStream_t,
+    alloc_fn: ncclEpAllocFn_t,
+    free_fn: ncclEpFreeFn_t,
+) -> ncclResult_t {
+    guard("ncclEpCreateGroup", Subject::Nothing, || {
+        // SAFETY: this function's contract.
+        let config = unsafe { read::group_config(config) };
+        let config = check_out("ep_group", ep_group).and(config);
+        let group = create::group(comm as usize, config, Stream(stream as usize), &|device| {
+            Arc::new(Callbacks { alloc: alloc_fn, free: free_fn, device })
+        })?;
+        // SAFETY: this function's contract.
+        unsafe { write_out("ep_group", ep_group, group.register() as ncclEpGroup_t) }
+    })
+}
+
+/// Destroys a group. Collective: every rank of the group calls it, before its communicator is
+/// destroyed. Waits for the device. NULL is a successful no-op.
+///
+/// Handles of the group should be destroyed first; later calls on them are refused. Tensors of
+/// the group stay valid and may be destroyed afterwards.
+///
+/// @param ep_group  the group
+/// @param stream    stream for the closing exchange; NULL is the default stream
+///
+/// Returns `ncclInvalidArgument` for a group that was destroyed already.
+///
+/// # Safety
+/// `stream` is a live stream.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclEpGroupDestroy(
+    ep_group: ncclEpGroup_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    guard("ncclEpGroupDestroy", Subject::Nothing, || match ep_group.is_null() {
+        true => Ok(()),
+        false => Group::destroy(ep_group as usize, Stream(stream as usize)),
+    })
+}

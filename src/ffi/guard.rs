@@ -1,0 +1,94 @@
+//! What surrounds every exported function: nothing unwinds into C, and every refusal leaves a text.
+#![allow(unsafe_code)]
+
+use crate::abi::types::ncclResult_t;
+use crate::error::{Error, Result};
+use crate::log;
+use crate::state::group::Group;
+use crate::state::handle::Handle;
+use std::cell::RefCell;
+use std::ffi::{CString, c_char};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+thread_local! {
+    static LAST_ERROR: RefCell<CString> = RefCell::default();
+}
+
+/// What a call works on: marked as failed if the call panics.
+#[derive(Clone, Copy)]
+pub(super) enum Subject {
+    /// No group yet, or none at all.
+    Nothing,
+    /// The group with this number.
+    Group(usize),
+    /// The group of the handle with this number.
+    Handle(usize),
+}
+
+/// Runs the body of the exported function `name`.
+pub(super) fn guard(
+    name: &'static str,
+    subject: Subject,
+    body: impl FnOnce() -> Result<()>,
+) -> ncclResult_t {
+    let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
+        let text = panic
+            .downcast_ref::<&str>()
+            .map(|text| (*text).to_owned())
+            .or_else(|| panic.downcast_ref::<String>().cloned())
+            .unwrap_or_default();
+        let error = Error::internal(format!("a panic in the library: {text}"));
+        mark_failed(subject, &error);
+        Err(error)
+    });
+    match outcome {
+        Ok(()) => 0,
+        Err(error) => {
+            let error = error.within(name);
+            log::warn(error.text());
+            let text = CString::new(error.text().replace('\0', "?")).unwrap_or_default();
+            LAST_ERROR.set(text);
+            error.code() as ncclResult_t
+        }
+    }
+}
+
+/// The text of this thread's last refusal; empty if there was none. Valid until the next refusal.
+pub(super) fn last_error() -> *const c_char {
+    LAST_ERROR.with_borrow(|text| text.as_ptr())
+}
+
+fn mark_failed(subject: Subject, error: &Error) {
+    match subject {
+        Subject::Nothing => {}
+        Subject::Group(number) => {
+            if let Ok(group) = Group::resolve(number) {
+                group.mark_failed(error.clone());
+            }
+        }
+        Subject::Handle(number) => {
+            if let Ok(handle) = Handle::resolve(number) {
+                handle.group().mark_failed(error.clone());
+            }
+        }
+    }
+}
+
+/// Writes `value` to `*out`.
+///
+/// # Safety
+/// `out` is NULL or points to a writable `T`.
+pub(super) unsafe fn write_out<T>(name: &str, out: *mut T, value: T) -> Result<()> {
+    check_out(name, out)?;
+    // SAFETY: not NULL (checked), so by contract writable.
+    unsafe { out.write(value) };
+    Ok(())
+}
+
+/// Refuses a NULL place for a result.
+pub(super) fn check_out<T>(name: &str, out: *mut T) -> Result<()> {
+    match out.is_null() {
+        true => Err(Error::argument(name, "must not be NULL")),
+        false => Ok(()),
+    }
+}

@@ -1,0 +1,53 @@
+//! Version, last refusal, asynchronous failure: this library's own additions to the interface.
+#![allow(unsafe_code)]
+
+use super::guard::{Subject, guard, last_error, write_out};
+use crate::abi::types::{ncclEpGroup_t, ncclResult_t};
+use crate::build_info;
+use crate::state::group::Group;
+use std::ffi::{c_char, c_int};
+
+/// The library's version: MAJOR * 10000 + MINOR * 100 + PATCH.
+///
+/// Returns `ncclInvalidArgument` if `version` is NULL.
+///
+/// # Safety
+/// `version` is NULL or points to a writable int.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclEpGetVersion(version: *mut c_int) -> ncclResult_t {
+    guard("ncclEpGetVersion", Subject::Nothing, || {
+        // SAFETY: this function's contract.
+        unsafe { write_out("version", version, build_info::version_number()) }
+    })
+}
+
+/// One line that explains the last refusal of this library in the calling thread: function, argument,
+/// rule, got and expected. Empty if nothing was refused yet. Never NULL; valid until the next refusal
+/// in the same thread.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclEpGetLastError() -> *const c_char {
+    last_error()
+}
+
+/// Whether an operation of `group` failed while it ran, as `ncclCommGetAsyncError` does for NCCL.
+///
+/// Writes `ncclSuccess`, or the code of the first failure, to `*result`; the text of a failure is then
+/// what `ncclEpGetLastError` returns. A failed group refuses further operations; destroy it.
+///
+/// Returns `ncclInvalidArgument` for a NULL or dead `group` or a NULL `result`.
+///
+/// # Safety
+/// `result` is NULL or points to a writable `ncclResult_t`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclEpGetAsyncError(
+    group: ncclEpGroup_t,
+    result: *mut ncclResult_t,
+) -> ncclResult_t {
+    let name = "ncclEpGetAsyncError";
+    guard(name, Subject::Nothing, || {
+        let failure = Group::resolve(group as usize)?.failure();
+        let code = failure.map_or(0, |error| guard(name, Subject::Nothing, || Err(error)));
+        // SAFETY: this function's contract.
+        unsafe { write_out("result", result, code) }
+    })
+}

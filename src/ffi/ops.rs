@@ -1,0 +1,180 @@
+//! Dispatch, combine and completion.
+#![allow(unsafe_code)]
+
+use super::guard::{Subject, guard};
+use crate::abi::read;
+use crate::abi::types::{
+    cudaStream_t, ncclEpCombineConfig_t, ncclEpCompleteConfig_t, ncclEpDispatchConfig_t,
+    ncclEpHandle_t, ncclNDTensor_t, ncclResult_t,
+};
+use crate::error::Result;
+use crate::model::ops::Stream;
+use crate::request::OpTensors;
+use crate::state::handle::Handle;
+use std::ffi::c_uint;
+
+/// The three tensor lists of a call, as the caller passed them.
+struct RawLists {
+    inputs: (*const *const ncclNDTensor_t, c_uint),
+    outputs: (*const *mut ncclNDTensor_t, c_uint),
+    locals: (*const *mut ncclNDTensor_t, c_uint),
+}
+
+impl RawLists {
+    /// # Safety
+    /// Each list whose count is not 0 is NULL or has that many entries, NULL or valid descriptors.
+    unsafe fn read(&self) -> Result<OpTensors> {
+        // SAFETY: this function's contract.
+        unsafe {
+            Ok(OpTensors {
+                inputs: read::tensor_set("inputs", self.inputs.0, self.inputs.1)?,
+                outputs: read::tensor_set("outputs", self.outputs.0.cast(), self.outputs.1)?,
+                locals: read::tensor_set("local_tensors", self.locals.0.cast(), self.locals.1)?,
+            })
+        }
+    }
+}
+
+/// Sends each token to the ranks that host its experts. Every rank of the group calls it, in the same
+/// order of operations. Enqueued on `stream`; the host does not wait.
+///
+/// With R ranks, L local experts, M max_tokens_per_rank, T this rank's tokens, K top-k, H hidden size;
+/// rows are bfloat16, float16 or float32, a multiple of 16 bytes and at most token_size_bytes:
+///
+/// LL: inputs TOKENS [T, H]; outputs TOKENS [L, R*M, H]; local_tensors optional
+/// RECV_EXPERT_COUNTER_DEVICE int32 [L]. The rows of each expert are packed from slot 0, by source
+/// rank, token, k; the counter gets their number; other slots are left as they are.
+///
+/// HT forward: inputs TOKENS [T, H], TOPK_IDX int64 [T, K], TOPK_WEIGHTS float32 [T, K]; outputs TOKENS
+/// [n, H], TOPK_IDX [n, K], TOPK_WEIGHTS [n, K], where n is at least the number of received tokens. A
+/// token comes once per rank, ordered by source rank and token; its ids are local expert ids,
+/// ascending, then -1, its weights in the same order, then 0. Unused rows are 0, -1 and 0.
+/// HT tokens only (cached, or the backward of a combine): inputs and outputs TOKENS. In both, local_tensors
+/// may hold RECV_EXPERT_COUNTER_DEVICE int32 [L].
+///
+/// @param handle            the routing
+/// @param inputs            tensors that are read
+/// @param num_inputs        their number
+/// @param outputs           tensors that are written
+/// @param num_outputs       their number
+/// @param local_tensors     tensors of this rank alone
+/// @param num_local_tensors their number
+/// @param send_only         LL: not 0 means send now, receive in `ncclEpComplete`; HT: no effect
+/// @param config            may be NULL
+/// @param stream            stream to run on; NULL is the default stream
+///
+/// Returns `ncclInvalidArgument` for a NULL or dead argument or a tensor that is missing or breaks a
+/// rule; `ncclInvalidUsage` for FP8 tokens or scales, while a staged operation of the handle waits for
+/// completion, or for a third staged operation of the group; the code of the failure if the group has
+/// failed.
+///
+/// # Safety
+/// Pointers are NULL or valid for what they are documented to be.
+#[unsafe(no_mangle)]
+#[allow(clippy::too_many_arguments)] // The ABI's.
+pub unsafe extern "C" fn ncclEpDispatch(
+    handle: ncclEpHandle_t,
+    inputs: *const *const ncclNDTensor_t,
+    num_inputs: c_uint,
+    outputs: *const *mut ncclNDTensor_t,
+    num_outputs: c_uint,
+    local_tensors: *const *mut ncclNDTensor_t,
+    num_local_tensors: c_uint,
+    send_only: c_uint,
+    config: *const ncclEpDispatchConfig_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    let _ = config; // Options of FP8 only.
+    let lists = RawLists {
+        inputs: (inputs, num_inputs),
+        outputs: (outputs, num_outputs),
+        locals: (local_tensors, num_local_tensors),
+    };
+    guard("ncclEpDispatch", Subject::Handle(handle as usize), || {
+        let handle = Handle::resolve(handle as usize)?;
+        // SAFETY: this function's contract.
+        let tensors = unsafe { lists.read() }?;
+        handle.dispatch(&tensors, send_only != 0, Stream(stream as usize))
+    })
+}
+
+/// Brings the experts' results back to the tokens' home ranks and sums them in fp32, with one rounding
+/// at the end. Every rank of the group calls it, in the same order of operations. Enqueued on `stream`;
+/// the host does not wait.
+///
+/// LL: inputs TOKENS [L, R*M, H], rows where dispatch put their tokens; local_tensors TOPK_WEIGHTS float32
+/// [T, K]; outputs TOKENS [T, H]: for each token the weighted sum over its experts, in the order of k.
+///
+/// HT forward: inputs TOKENS [n, H], in dispatch's order, weights already applied and the local experts
+/// of a token summed; outputs TOKENS [T, H]: the sum over ranks, ascending.
+/// HT backward: also inputs TOPK_WEIGHTS float32 [n, K], packed as dispatch delivers weights; outputs
+/// TOPK_WEIGHTS [T, K]: by ascending global expert id, then zeros.
+///
+/// Tokens that went nowhere get zeros.
+///
+/// @param handle            the routing; LL: after a dispatch on it
+/// @param inputs            tensors that are read
+/// @param num_inputs        their number
+/// @param outputs           tensors that are written
+/// @param num_outputs       their number
+/// @param local_tensors     tensors of this rank alone
+/// @param num_local_tensors their number
+/// @param send_only         LL: not 0 means send now, receive in `ncclEpComplete`; HT: no effect
+/// @param config            may be NULL
+/// @param stream            stream to run on; NULL is the default stream
+///
+/// Returns as `ncclEpDispatch`, and `ncclInvalidUsage` for an LL handle without a dispatch.
+///
+/// # Safety
+/// Pointers are NULL or valid for what they are documented to be.
+#[unsafe(no_mangle)]
+#[allow(clippy::too_many_arguments)] // The ABI's.
+pub unsafe extern "C" fn ncclEpCombine(
+    handle: ncclEpHandle_t,
+    inputs: *const *const ncclNDTensor_t,
+    num_inputs: c_uint,
+    outputs: *const *mut ncclNDTensor_t,
+    num_outputs: c_uint,
+    local_tensors: *const *mut ncclNDTensor_t,
+    num_local_tensors: c_uint,
+    send_only: c_uint,
+    config: *const ncclEpCombineConfig_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    let _ = config; // No options are defined.
+    let lists = RawLists {
+        inputs: (inputs, num_inputs),
+        outputs: (outputs, num_outputs),
+        locals: (local_tensors, num_local_tensors),
+    };
+    guard("ncclEpCombine", Subject::Handle(handle as usize), || {
+        let handle = Handle::resolve(handle as usize)?;
+        // SAFETY: this function's contract.
+        let tensors = unsafe { lists.read() }?;
+        handle.combine(&tensors, send_only != 0, Stream(stream as usize))
+    })
+}
+
+/// Enqueues the receive phase of the handle's staged operation on `stream`, after its send phase even if
+/// that was enqueued on another stream. A successful no-op if nothing is staged, and in HT.
+///
+/// @param handle  the handle
+/// @param config  may be NULL
+/// @param stream  stream to run on; NULL is the default stream
+///
+/// Returns `ncclInvalidArgument` for a NULL or dead handle, or the code of the failure if the group has
+/// failed.
+///
+/// # Safety
+/// `stream` is a live stream.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclEpComplete(
+    handle: ncclEpHandle_t,
+    config: *const ncclEpCompleteConfig_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    let _ = config; // No options are defined.
+    guard("ncclEpComplete", Subject::Handle(handle as usize), || {
+        Handle::resolve(handle as usize)?.complete(Stream(stream as usize))
+    })
+}

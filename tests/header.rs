@@ -1,0 +1,59 @@
+//! `include/nccl_ep.h` is what cbindgen makes of the sources; `make header` writes it anew.
+
+use std::path::{Path, PathBuf};
+
+/// In the order in which a reader of the header wants them.
+const SOURCES: [&str; 6] = [
+    "src/abi/types.rs",
+    "src/ffi/group.rs",
+    "src/ffi/tensor.rs",
+    "src/ffi/handle.rs",
+    "src/ffi/ops.rs",
+    "src/ffi/info.rs",
+];
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn generate(root: &Path) -> String {
+    let config = cbindgen::Config::from_file(root.join("cbindgen.toml")).unwrap();
+    let builder = SOURCES
+        .iter()
+        .fold(cbindgen::Builder::new().with_config(config), |b, source| b.with_src(root.join(source)));
+    let mut text = Vec::new();
+    builder.generate().unwrap().write(&mut text);
+    tidy(&String::from_utf8(text).unwrap())
+}
+
+/// Rust's `# Safety` sections repeat for Rust readers what a C programmer takes for granted. Runs of
+/// blank lines become one.
+fn tidy(header: &str) -> String {
+    let mut kept: Vec<&str> = Vec::new();
+    let mut skipping = false;
+    for line in header.trim_start().lines() {
+        if line.trim() == "// # Safety" {
+            skipping = true;
+            while kept.last().is_some_and(|last| last.trim() == "//") {
+                kept.pop();
+            }
+        }
+        skipping &= line.trim_start().starts_with("//");
+        let repeated_blank = line.is_empty() && kept.last().is_some_and(|last| last.is_empty());
+        if !skipping && !repeated_blank {
+            kept.push(line);
+        }
+    }
+    kept.join("\n") + "\n"
+}
+
+#[test]
+fn the_committed_header_is_fresh() {
+    let path = root().join("include/nccl_ep.h");
+    let generated = generate(&root());
+    if std::env::var_os("NCCL_EP_UPDATE_HEADER").is_some() {
+        std::fs::write(&path, &generated).unwrap();
+    }
+    let committed = std::fs::read_to_string(&path).unwrap();
+    assert!(committed == generated, "include/nccl_ep.h is stale: run `make header`");
+}

@@ -1,0 +1,11 @@
+// The vocabulary of every kernel file, in layers: each header may use those above it only.
+//
+// Kernel files include this header and params.h, nothing else: that is what allows the same files to
+// be compiled for a CPU in tests.
+#pragma once
+
+#include "params.h"
+
+#include "common/ptx.cuh"
+
+#include "common/wait.cuh"

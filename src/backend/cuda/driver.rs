@@ -1,0 +1,370 @@
+//! The few driver calls that we make, each as a `Result`.
+//!
+//! Handles are kept alive by the owning types of the sibling files (`context`, `memory`, `window`,
+//! `module`); nobody else calls these functions. A stale device address is refused by the driver or
+//! faults on the device: it cannot harm this process's memory.
+#![allow(unsafe_code)]
+
+use crate::backend::cuda::table::{Status, check, functions};
+use crate::error::{Error, Result};
+use crate::model::ops::Stream;
+use crate::model::tensor::DevPtr;
+use cudarc::driver::sys;
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ptr::null_mut;
+
+// The results that mean something else than failure to us.
+const INVALID_VALUE: Status = sys::CUresult::CUDA_ERROR_INVALID_VALUE as Status;
+const NOT_READY: Status = sys::CUresult::CUDA_ERROR_NOT_READY as Status;
+const ALREADY_ENABLED: Status = sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED as Status;
+
+/// A context, by address: ranks of one process tell each other theirs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ContextHandle(usize);
+
+impl ContextHandle {
+    fn raw(self) -> sys::CUcontext {
+        self.0 as sys::CUcontext
+    }
+
+    /// The address.
+    pub(super) fn to_bits(self) -> u64 {
+        self.0 as u64
+    }
+
+    /// The context that another rank of this process told us.
+    pub(super) fn from_bits(bits: u64) -> Self {
+        Self(bits as usize)
+    }
+}
+
+/// A device, as the driver names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Device(sys::CUdevice);
+
+/// The device that this process numbers `ordinal`.
+pub(super) fn device(ordinal: usize) -> Result<Device> {
+    let wanted = c_int::try_from(ordinal)
+        .map_err(|_| Error::internal(format!("device number {ordinal} is out of range")))?;
+    let mut device = 0;
+    // SAFETY: writes one number.
+    check("cuDeviceGet", unsafe {
+        (functions()?.cuDeviceGet)(&mut device, wanted)
+    })?;
+    Ok(Device(device))
+}
+
+/// The primary context of `device`, to be released once.
+pub(super) fn retain_primary(device: Device) -> Result<ContextHandle> {
+    let mut context = null_mut();
+    // SAFETY: writes one handle.
+    let status = unsafe { (functions()?.cuDevicePrimaryCtxRetain)(&mut context, device.0) };
+    check("cuDevicePrimaryCtxRetain", status)?;
+    Ok(ContextHandle(context as usize))
+}
+
+/// Undoes one [`retain_primary`].
+pub(super) fn release_primary(device: Device) -> Result<()> {
+    // SAFETY: no pointers are passed; the device came from the driver.
+    let status = unsafe { (functions()?.cuDevicePrimaryCtxRelease_v2)(device.0) };
+    check("cuDevicePrimaryCtxRelease", status)
+}
+
+/// The calling thread's context, if it has one.
+pub(super) fn current_context() -> Result<Option<ContextHandle>> {
+    let mut context = null_mut();
+    // SAFETY: writes one handle.
+    check("cuCtxGetCurrent", unsafe {
+        (functions()?.cuCtxGetCurrent)(&mut context)
+    })?;
+    Ok((!context.is_null()).then_some(ContextHandle(context as usize)))
+}
+
+/// The device of the calling thread's context.
+pub(super) fn current_device() -> Result<Device> {
+    let mut device = 0;
+    // SAFETY: writes one number.
+    check("cuCtxGetDevice", unsafe {
+        (functions()?.cuCtxGetDevice)(&mut device)
+    })?;
+    Ok(Device(device))
+}
+
+/// Makes `context` the calling thread's, on top of the one that it has.
+pub(super) fn push_context(context: ContextHandle) -> Result<()> {
+    // SAFETY: the handle came from the driver and its owner is alive.
+    check("cuCtxPushCurrent", unsafe {
+        (functions()?.cuCtxPushCurrent_v2)(context.raw())
+    })
+}
+
+/// Undoes one [`push_context`].
+pub(super) fn pop_context() -> Result<()> {
+    let mut context = null_mut();
+    // SAFETY: writes one handle.
+    check("cuCtxPopCurrent", unsafe {
+        (functions()?.cuCtxPopCurrent_v2)(&mut context)
+    })
+}
+
+/// Waits until everything enqueued in the current context has run.
+pub(super) fn synchronize_context() -> Result<()> {
+    // SAFETY: no arguments.
+    check("cuCtxSynchronize", unsafe {
+        (functions()?.cuCtxSynchronize)()
+    })
+}
+
+/// Lets the current context reach the memory of `peer`, a context of this process.
+pub(super) fn enable_peer_access(peer: ContextHandle) -> Result<()> {
+    // SAFETY: the peer's rank, which told us its handle, is inside the same collective call.
+    let status = unsafe { (functions()?.cuCtxEnablePeerAccess)(peer.raw(), 0) };
+    if status == ALREADY_ENABLED {
+        return Ok(());
+    }
+    check("cuCtxEnablePeerAccess", status)
+}
+
+fn raw_stream(stream: Stream) -> sys::CUstream {
+    stream.0 as sys::CUstream
+}
+
+/// A stream that does not wait for the default stream, to be destroyed once.
+pub(super) fn create_stream() -> Result<Stream> {
+    const NON_BLOCKING: c_uint = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
+    let mut stream = null_mut();
+    // SAFETY: writes one handle.
+    check("cuStreamCreate", unsafe {
+        (functions()?.cuStreamCreate)(&mut stream, NON_BLOCKING)
+    })?;
+    Ok(Stream(stream as usize))
+}
+
+/// Ends what [`create_stream`] began.
+pub(super) fn destroy_stream(stream: Stream) -> Result<()> {
+    // SAFETY: its owner destroys it once.
+    check("cuStreamDestroy", unsafe {
+        (functions()?.cuStreamDestroy_v2)(raw_stream(stream))
+    })
+}
+
+/// Waits until everything enqueued on `stream` has run.
+pub(super) fn synchronize_stream(stream: Stream) -> Result<()> {
+    // SAFETY: our own stream or one that the caller of the library vouches for.
+    check("cuStreamSynchronize", unsafe {
+        (functions()?.cuStreamSynchronize)(raw_stream(stream))
+    })
+}
+
+/// Whether everything enqueued on `stream` has run.
+pub(super) fn is_idle(stream: Stream) -> Result<bool> {
+    // SAFETY: as for `synchronize_stream`.
+    let status = unsafe { (functions()?.cuStreamQuery)(raw_stream(stream)) };
+    if status == NOT_READY {
+        return Ok(false);
+    }
+    check("cuStreamQuery", status).map(|()| true)
+}
+
+/// Device memory; `bytes` is not zero.
+pub(super) fn alloc(bytes: usize) -> Result<DevPtr> {
+    let mut address = 0;
+    // SAFETY: writes one address.
+    check("cuMemAlloc", unsafe {
+        (functions()?.cuMemAlloc_v2)(&mut address, bytes)
+    })
+    .map_err(|error| error.within(format_args!("{bytes} bytes of device memory")))?;
+    Ok(DevPtr(address as usize))
+}
+
+/// Frees device memory.
+pub(super) fn free(data: DevPtr) -> Result<()> {
+    // SAFETY: the driver knows its allocations and refuses other addresses.
+    check("cuMemFree", unsafe {
+        (functions()?.cuMemFree_v2)(data.0 as u64)
+    })
+}
+
+/// Pinned host memory that every context of the process maps; `bytes` is not zero.
+pub(super) fn alloc_host(bytes: usize) -> Result<*mut c_void> {
+    const FLAGS: c_uint = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
+    let mut address = null_mut();
+    // SAFETY: writes one address.
+    check("cuMemHostAlloc", unsafe {
+        (functions()?.cuMemHostAlloc)(&mut address, bytes, FLAGS)
+    })?;
+    Ok(address)
+}
+
+/// Frees what [`alloc_host`] gave.
+pub(super) fn free_host(data: *mut c_void) -> Result<()> {
+    // SAFETY: the driver knows its allocations and refuses other addresses.
+    check("cuMemFreeHost", unsafe {
+        (functions()?.cuMemFreeHost)(data)
+    })
+}
+
+/// The device's address of pinned, mapped host memory; `None` for other memory.
+pub(super) fn device_alias(host: *mut c_void) -> Result<Option<DevPtr>> {
+    let mut address = 0;
+    // SAFETY: writes one address; the driver looks `host` up among its allocations.
+    let status = unsafe { (functions()?.cuMemHostGetDevicePointer_v2)(&mut address, host, 0) };
+    if status == INVALID_VALUE {
+        return Ok(None);
+    }
+    check("cuMemHostGetDevicePointer", status)?;
+    Ok(Some(DevPtr(address as usize)))
+}
+
+/// Enqueues a copy of `from` to the device and waits for it.
+pub(super) fn upload(to: DevPtr, from: &[u8], stream: Stream) -> Result<()> {
+    // SAFETY: `from` outlives the copy, which the next line waits for.
+    check("cuMemcpyHtoDAsync", unsafe {
+        let copy = functions()?.cuMemcpyHtoDAsync_v2;
+        copy(
+            to.0 as u64,
+            from.as_ptr().cast(),
+            from.len(),
+            raw_stream(stream),
+        )
+    })?;
+    synchronize_stream(stream)
+}
+
+/// Enqueues a copy from the device into `to` and waits for it.
+pub(super) fn download(to: &mut [u8], from: DevPtr, stream: Stream) -> Result<()> {
+    // SAFETY: `to` outlives the copy, which the next line waits for.
+    check("cuMemcpyDtoHAsync", unsafe {
+        let copy = functions()?.cuMemcpyDtoHAsync_v2;
+        copy(
+            to.as_mut_ptr().cast(),
+            from.0 as u64,
+            to.len(),
+            raw_stream(stream),
+        )
+    })?;
+    synchronize_stream(stream)
+}
+
+/// Zeroes device memory and waits for it.
+pub(super) fn zero(data: DevPtr, bytes: usize, stream: Stream) -> Result<()> {
+    // SAFETY: a wrong range is a fault of the device, not of this process.
+    check("cuMemsetD8Async", unsafe {
+        (functions()?.cuMemsetD8Async)(data.0 as u64, 0, bytes, raw_stream(stream))
+    })?;
+    synchronize_stream(stream)
+}
+
+/// Bytes of a handle that lets another process map an allocation.
+pub(super) const IPC_HANDLE_BYTES: usize = 64;
+
+/// Such a handle for the allocation that begins at `data`.
+pub(super) fn export(data: DevPtr) -> Result<[u8; IPC_HANDLE_BYTES]> {
+    let mut handle = sys::CUipcMemHandle {
+        reserved: [0; IPC_HANDLE_BYTES],
+    };
+    // SAFETY: writes one handle.
+    let status = unsafe { (functions()?.cuIpcGetMemHandle)(&mut handle, data.0 as u64) };
+    check("cuIpcGetMemHandle", status)?;
+    Ok(handle.reserved.map(|byte| byte as u8))
+}
+
+/// Maps another process's allocation, to be closed once.
+pub(super) fn import(handle: [u8; IPC_HANDLE_BYTES]) -> Result<DevPtr> {
+    const LAZY: c_uint = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as c_uint;
+    let handle = sys::CUipcMemHandle {
+        reserved: handle.map(|byte| byte as c_char),
+    };
+    let mut address = 0;
+    // SAFETY: writes one address; the driver checks the handle.
+    let status = unsafe { (functions()?.cuIpcOpenMemHandle_v2)(&mut address, handle, LAZY) };
+    check("cuIpcOpenMemHandle", status)?;
+    Ok(DevPtr(address as usize))
+}
+
+/// Undoes one [`import`].
+pub(super) fn close_import(data: DevPtr) -> Result<()> {
+    // SAFETY: the driver knows its mappings and refuses other addresses.
+    check("cuIpcCloseMemHandle", unsafe {
+        (functions()?.cuIpcCloseMemHandle)(data.0 as u64)
+    })
+}
+
+/// Kernels loaded into a context.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ModuleHandle(usize);
+
+/// A kernel's entry point.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FunctionHandle(usize);
+
+/// Loads `image`, an aligned fatbin, into the current context; to be unloaded once.
+pub(super) fn load_module(image: &'static [u8]) -> Result<ModuleHandle> {
+    let mut module = null_mut();
+    // SAFETY: writes one handle; a fatbin carries its own length, and this one is complete.
+    let status = unsafe { (functions()?.cuModuleLoadData)(&mut module, image.as_ptr().cast()) };
+    check("cuModuleLoadData", status)?;
+    Ok(ModuleHandle(module as usize))
+}
+
+/// Unloads what [`load_module`] gave.
+pub(super) fn unload_module(module: ModuleHandle) -> Result<()> {
+    // SAFETY: its owner unloads it once.
+    check("cuModuleUnload", unsafe {
+        (functions()?.cuModuleUnload)(module.0 as sys::CUmodule)
+    })
+}
+
+/// The entry point `name`.
+pub(super) fn function(module: ModuleHandle, name: &CStr) -> Result<FunctionHandle> {
+    let mut function = null_mut();
+    let module = module.0 as sys::CUmodule;
+    // SAFETY: writes one handle; the module is loaded and `name` NUL-terminated.
+    let status =
+        unsafe { (functions()?.cuModuleGetFunction)(&mut function, module, name.as_ptr()) };
+    check("cuModuleGetFunction", status)
+        .map_err(|error| error.within(format_args!("kernel {}", name.to_string_lossy())))?;
+    Ok(FunctionHandle(function as usize))
+}
+
+/// How many threads run a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct LaunchShape {
+    /// Blocks.
+    pub(super) blocks: u32,
+    /// Threads per block.
+    pub(super) threads: u32,
+    /// Dynamic shared memory per block.
+    pub(super) shared_bytes: u32,
+}
+
+/// Enqueues a kernel whose only parameter is at `params`.
+///
+/// # Safety
+/// `params` points to the parameter struct that `function` takes. The driver copies it.
+pub(super) unsafe fn launch(
+    function: FunctionHandle,
+    shape: LaunchShape,
+    params: *const c_void,
+    stream: Stream,
+) -> Result<()> {
+    let config = sys::CUlaunchConfig {
+        gridDimX: shape.blocks,
+        gridDimY: 1,
+        gridDimZ: 1,
+        blockDimX: shape.threads,
+        blockDimY: 1,
+        blockDimZ: 1,
+        sharedMemBytes: shape.shared_bytes,
+        hStream: raw_stream(stream),
+        attrs: null_mut(),
+        numAttrs: 0,
+    };
+    let mut arguments = [params.cast_mut()];
+    let function = function.0 as sys::CUfunction;
+    // SAFETY: the function is loaded and takes one parameter of that type (this function's contract).
+    let status = unsafe {
+        (functions()?.cuLaunchKernelEx)(&config, function, arguments.as_mut_ptr(), null_mut())
+    };
+    check("cuLaunchKernelEx", status)
+}

@@ -1,0 +1,196 @@
+//! Tests that need one GPU. They end with a printed SKIP where there is none, which
+//! NCCL_EP_TEST_REQUIRE_GPU=1 turns into a failure.
+//!
+//! Two ranks share the GPU, each with its own window and stream: what a rank does not send can then be
+//! left out on purpose.
+
+use super::context::Context;
+use super::driver;
+use super::fault::FaultPage;
+use super::layout::WindowLayout;
+use super::memory::CudaMemory;
+use super::module::Module;
+use super::params::{MAX_PEERS, OP_PEER_SELFTEST, PeerTable};
+use super::selftest::Selftest;
+use super::window::Window;
+use crate::backend::DeviceMemory;
+use crate::error::{Code, Result};
+use crate::model::ops::Stream;
+use crate::model::tensor::DevPtr;
+use std::ptr::null_mut;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const TIMEOUT: Duration = Duration::from_millis(300);
+
+/// One GPU, and the windows of two ranks on it.
+struct Bench {
+    context: Arc<Context>,
+    memory: Arc<CudaMemory>,
+    module: Module,
+    layout: WindowLayout,
+    windows: [Window; 2],
+    selftests: [Selftest; 2],
+    streams: [Stream; 2],
+}
+
+impl Bench {
+    fn open() -> Option<Self> {
+        match Self::try_open() {
+            Ok(bench) => Some(bench),
+            Err(error) if std::env::var_os("NCCL_EP_TEST_REQUIRE_GPU").is_none() => {
+                eprintln!("SKIP: {error}");
+                None
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    fn try_open() -> Result<Self> {
+        let context = Arc::new(Context::for_device(0)?);
+        let memory = Arc::new(CudaMemory::new(Arc::clone(&context))?);
+        let module = Module::load(&context)?;
+        let layout = WindowLayout::new(2);
+        let windows = [
+            Window::new(&memory, layout.bytes)?,
+            Window::new(&memory, layout.bytes)?,
+        ];
+        let selftests = [Selftest::new(&context, 2)?, Selftest::new(&context, 2)?];
+        let streams = {
+            let _entered = context.enter()?;
+            // They end with the process.
+            [driver::create_stream()?, driver::create_stream()?]
+        };
+        Ok(Self {
+            context,
+            memory,
+            module,
+            layout,
+            windows,
+            selftests,
+            streams,
+        })
+    }
+
+    fn address(&self, rank: usize, offset: usize) -> DevPtr {
+        DevPtr(self.windows[rank].base().0 + offset)
+    }
+
+    fn faults(&self, rank: usize) -> FaultPage {
+        FaultPage::new(&self.context, rank, TIMEOUT).unwrap()
+    }
+
+    /// Rank `rank`'s part of the self test, on a stream of its own.
+    fn run(&self, rank: usize, faults: &FaultPage) -> Result<()> {
+        let mut window = [null_mut(); MAX_PEERS];
+        for (peer, to) in window.iter_mut().take(2).enumerate() {
+            *to = self.address(peer, 0).0 as *mut u8;
+        }
+        let peers = PeerTable {
+            window,
+            ranks: 2,
+            rank: rank as u32,
+        };
+        let wait = faults.wait_params(OP_PEER_SELFTEST, self.address(rank, self.layout.failed));
+        self.selftests[rank].run(&self.module, &peers, &self.layout, wait, self.streams[rank])
+    }
+}
+
+#[test]
+fn two_ranks_pass_the_self_test() {
+    let Some(bench) = Bench::open() else { return };
+    let faults = [bench.faults(0), bench.faults(1)];
+    let verdicts = std::thread::scope(|scope| {
+        let other = scope.spawn(|| bench.run(1, &faults[1]));
+        [bench.run(0, &faults[0]), other.join().unwrap()]
+    });
+    assert_eq!(verdicts, [Ok(()), Ok(())]);
+    assert_eq!(faults[0].error(), None);
+}
+
+#[test]
+fn a_missing_rank_ends_in_a_report_and_the_context_stays_usable() {
+    let Some(bench) = Bench::open() else { return };
+    let faults = bench.faults(0);
+    let start = Instant::now();
+    let error = bench.run(0, &faults).unwrap_err();
+    assert!(start.elapsed() >= TIMEOUT && start.elapsed() < TIMEOUT * 10);
+    assert_eq!(error.code(), Code::RemoteError);
+
+    let report = faults.error().unwrap();
+    assert_eq!(report.code(), Code::RemoteError);
+    let expected = "peer self test: rank 0 waited 300 ms for rank 1 to reach epoch 1 \
+                    (got 0, expected 1)";
+    assert_eq!(report.text(), expected);
+
+    let mut mark = [0; 4];
+    bench
+        .memory
+        .download(&mut mark, bench.address(0, bench.layout.failed))
+        .unwrap();
+    assert_eq!(
+        u32::from_le_bytes(mark),
+        1,
+        "later waits of the group give up at once"
+    );
+    let start = Instant::now();
+    bench.run(0, &faults).unwrap_err();
+    assert!(start.elapsed() < TIMEOUT);
+}
+
+#[test]
+fn data_that_the_flag_announced_too_early_is_found() {
+    let Some(bench) = Bench::open() else { return };
+    let flag_of_rank_1 = bench.address(0, bench.layout.selftest_flags + size_of::<u32>());
+    bench
+        .memory
+        .upload(flag_of_rank_1, &1_u32.to_le_bytes())
+        .unwrap();
+    let error = bench.run(0, &bench.faults(0)).unwrap_err();
+    assert_eq!(error.code(), Code::InternalError);
+    assert!(
+        error
+            .text()
+            .contains("rank 0 received wrong data from rank 1"),
+        "{error}"
+    );
+}
+
+#[test]
+fn the_callers_context_is_left_as_it_was() {
+    let Some(bench) = Bench::open() else { return };
+    let before = driver::current_context().unwrap();
+    let data = bench.memory.alloc(64).unwrap();
+    bench.memory.upload(data, &[7; 64]).unwrap();
+    let mut back = [0; 64];
+    bench.memory.download(&mut back, data).unwrap();
+    bench.memory.free(data).unwrap();
+    assert_eq!(back, [7; 64]);
+    assert!(bench.memory.is_idle(Stream(0)).unwrap());
+    assert_eq!(driver::current_context().unwrap(), before);
+}
+
+#[test]
+fn only_mapped_host_memory_has_a_device_alias() {
+    let Some(bench) = Bench::open() else { return };
+    let page = super::host_page::HostPage::<super::params::FaultReport>::new(&bench.context, 1);
+    let pinned = DevPtr(page.as_ref().unwrap().device() as usize);
+    assert_eq!(bench.memory.device_alias(pinned), Ok(pinned));
+    let plain = DevPtr(Box::new(0_u64).as_ref() as *const u64 as usize);
+    assert_eq!(
+        bench.memory.device_alias(plain).unwrap_err().code(),
+        Code::InvalidArgument
+    );
+}
+
+#[test]
+fn without_a_driver_the_error_says_so() {
+    // The one test of this file for machines without a GPU.
+    if let Err(error) = super::CudaPlatform::new(0) {
+        assert_eq!(error.code(), Code::UnhandledCudaError);
+        assert!(
+            error.text().contains("libcuda.so.1") || error.text().contains("cuInit"),
+            "{error}"
+        );
+    }
+}

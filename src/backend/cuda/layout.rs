@@ -1,0 +1,63 @@
+//! What is where in a rank's window. One builder yields both the offsets and the size.
+#![forbid(unsafe_code)]
+
+use crate::backend::cuda::params::SELFTEST_SLOT_BYTES;
+
+/// Regions start on a cache line of their own, so that polling one disturbs no other.
+const REGION_ALIGN: usize = 128;
+
+/// A window is a whole number of these: the driver then gives it pages that it shares with no other
+/// allocation, which an exported handle would lay open to the peers too.
+const WINDOW_ALIGN: usize = 2 << 20;
+
+/// Offsets of the regions of a window, the same on every rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct WindowLayout {
+    /// u32: not zero once some wait of this rank failed. Only its owner uses it.
+    pub(super) failed: usize,
+    /// u32 per source rank: arrival flags of the self test.
+    pub(super) selftest_flags: usize,
+    /// `SELFTEST_SLOT_BYTES` per source rank.
+    pub(super) selftest_slots: usize,
+    /// Size of the window.
+    pub(super) bytes: usize,
+}
+
+impl WindowLayout {
+    /// The layout for a group of `ranks`.
+    pub(super) fn new(ranks: usize) -> Self {
+        let mut end = 0;
+        let mut region = |bytes: usize| {
+            let start = end;
+            end = (start + bytes).next_multiple_of(REGION_ALIGN);
+            start
+        };
+        let failed = region(size_of::<u32>());
+        let selftest_flags = region(ranks * size_of::<u32>());
+        let selftest_slots = region(ranks * SELFTEST_SLOT_BYTES);
+        Self {
+            failed,
+            selftest_flags,
+            selftest_slots,
+            bytes: end.next_multiple_of(WINDOW_ALIGN),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::cuda::params::MAX_PEERS;
+
+    #[test]
+    fn regions_follow_each_other_and_fit() {
+        for ranks in [1, 2, 8, MAX_PEERS] {
+            let layout = WindowLayout::new(ranks);
+            assert!(layout.failed + 4 <= layout.selftest_flags);
+            assert!(layout.selftest_flags + 4 * ranks <= layout.selftest_slots);
+            assert!(layout.selftest_slots + ranks * SELFTEST_SLOT_BYTES <= layout.bytes);
+            assert_eq!(layout.selftest_slots % REGION_ALIGN, 0);
+            assert_eq!(layout.bytes % WINDOW_ALIGN, 0);
+        }
+    }
+}

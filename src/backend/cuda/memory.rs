@@ -1,0 +1,89 @@
+//! Device memory of a group's GPU, as the rest of the library asks for it.
+#![forbid(unsafe_code)]
+
+use crate::backend::DeviceMemory;
+use crate::backend::cuda::context::Context;
+use crate::backend::cuda::driver;
+use crate::error::{Error, Result};
+use crate::model::ops::Stream;
+use crate::model::tensor::DevPtr;
+use std::ffi::c_void;
+use std::sync::Arc;
+
+/// Plain allocations and copies in one context.
+#[derive(Debug)]
+pub(super) struct CudaMemory {
+    context: Arc<Context>,
+    /// Copies run here, so that they wait for no stream of the caller's: a kernel there may be waiting
+    /// for another rank of this very process.
+    copies: Stream,
+}
+
+impl CudaMemory {
+    /// The memory of `context`'s device.
+    pub(super) fn new(context: Arc<Context>) -> Result<Self> {
+        let copies = {
+            let _entered = context.enter()?;
+            driver::create_stream()?
+        };
+        Ok(Self { context, copies })
+    }
+
+    /// Zeroes `bytes` at `data`; returns when that is done.
+    pub(super) fn zero(&self, data: DevPtr, bytes: usize) -> Result<()> {
+        let _entered = self.context.enter()?;
+        driver::zero(data, bytes, self.copies)
+    }
+}
+
+impl DeviceMemory for CudaMemory {
+    fn alloc(&self, bytes: usize) -> Result<DevPtr> {
+        if bytes == 0 {
+            return Ok(DevPtr::default());
+        }
+        let _entered = self.context.enter()?;
+        driver::alloc(bytes)
+    }
+
+    fn free(&self, data: DevPtr) -> Result<()> {
+        if data.is_null() {
+            return Ok(());
+        }
+        let _entered = self.context.enter()?;
+        driver::free(data)
+    }
+
+    fn device_alias(&self, host: DevPtr) -> Result<DevPtr> {
+        let _entered = self.context.enter()?;
+        driver::device_alias(host.0 as *mut c_void)?.ok_or_else(|| {
+            Error::argument(
+                "data",
+                "must be mapped pinned host memory, as cudaHostAlloc gives",
+            )
+        })
+    }
+
+    fn upload(&self, to: DevPtr, from: &[u8]) -> Result<()> {
+        let _entered = self.context.enter()?;
+        driver::upload(to, from, self.copies)
+    }
+
+    fn download(&self, to: &mut [u8], from: DevPtr) -> Result<()> {
+        let _entered = self.context.enter()?;
+        driver::download(to, from, self.copies)
+    }
+
+    fn is_idle(&self, stream: Stream) -> Result<bool> {
+        let _entered = self.context.enter()?;
+        driver::is_idle(stream)
+    }
+}
+
+impl Drop for CudaMemory {
+    fn drop(&mut self) {
+        // A context that is gone has destroyed its streams.
+        if let Ok(_entered) = self.context.enter() {
+            let _ = driver::destroy_stream(self.copies);
+        }
+    }
+}

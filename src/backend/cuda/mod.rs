@@ -1,0 +1,68 @@
+//! The backend for GPUs that map each other's memory; sibling of `host`.
+//!
+//! It is always compiled and needs nothing of CUDA to load: without a driver, or without the kernels
+//! that `build.rs` embeds where it finds nvcc, opening a group is an error and nothing else is.
+
+mod context;
+mod driver;
+mod fault;
+#[cfg(test)]
+mod gpu_tests;
+mod group;
+mod host_page;
+pub mod kernels;
+mod launch;
+mod layout;
+mod memory;
+mod module;
+pub mod params;
+mod process;
+mod selftest;
+mod table;
+mod window;
+
+use crate::backend::bootstrap::Bootstrap;
+use crate::backend::select::Platform;
+use crate::backend::{DeviceMemory, GroupBackend};
+use crate::error::Result;
+use crate::model::group::GroupFacts;
+use crate::model::ops::Stream;
+use context::Context;
+use group::CudaGroup;
+use memory::CudaMemory;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// One GPU of this process, before a group is open on it.
+pub struct CudaPlatform {
+    context: Arc<Context>,
+    memory: Arc<CudaMemory>,
+}
+
+impl CudaPlatform {
+    /// The GPU that this process numbers `device`.
+    pub fn new(device: usize) -> Result<Self> {
+        let context = Arc::new(Context::for_device(device)?);
+        let memory = Arc::new(CudaMemory::new(Arc::clone(&context))?);
+        Ok(Self { context, memory })
+    }
+}
+
+impl Platform for CudaPlatform {
+    fn memory(&self) -> Arc<dyn DeviceMemory> {
+        Arc::clone(&self.memory) as Arc<dyn DeviceMemory>
+    }
+
+    fn open(
+        &self,
+        _facts: GroupFacts,
+        bootstrap: Bootstrap,
+        timeout: Duration,
+        stream: Stream,
+    ) -> Result<Box<dyn GroupBackend>> {
+        let (context, memory) = (Arc::clone(&self.context), Arc::clone(&self.memory));
+        Ok(Box::new(CudaGroup::open(
+            context, memory, bootstrap, timeout, stream,
+        )?))
+    }
+}

@@ -1,0 +1,136 @@
+//! Host and device agree on what a kernel is called and what it is told.
+//!
+//! `cuda/params.h` is generated from `src/backend/cuda/params.rs` and committed; these tests compare
+//! it, and with NCCL_EP_UPDATE_HEADER=1 write it anew. No GPU and no nvcc are needed.
+
+#![allow(clippy::expect_used, clippy::unwrap_used)]
+
+use nccl_ep::backend::cuda::kernels::Kernel;
+use nccl_ep::backend::cuda::params;
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::PathBuf;
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Name and size of every struct of `params.rs`.
+macro_rules! sizes {
+    ($($name:ident),* $(,)?) => {
+        [$((stringify!($name), size_of::<params::$name>())),*]
+    };
+}
+
+const SIZES: [(&str, usize); 5] = sizes![
+    FaultReport,
+    WaitParams,
+    PeerTable,
+    SelftestResult,
+    PeerSelftestParams
+];
+
+fn generate() -> String {
+    let mut config = cbindgen::Config {
+        language: cbindgen::Language::Cxx,
+        namespace: Some("nccl_ep".to_owned()),
+        pragma_once: true,
+        no_includes: true,
+        usize_is_size_t: true,
+        sys_includes: vec!["cstddef".to_owned(), "cstdint".to_owned()],
+        tab_width: 4,
+        documentation_style: cbindgen::DocumentationStyle::Cxx,
+        header: Some(
+            "// What each kernel is told. Generated from src/backend/cuda/params.rs by\n\
+             // NCCL_EP_UPDATE_HEADER=1 cargo test --test kernel_params; do not edit.\n\
+             // clang-format off"
+                .to_owned(),
+        ),
+        ..cbindgen::Config::default()
+    };
+    config.constant.allow_static_const = true;
+    config.constant.allow_constexpr = true;
+    // Nothing in params.rs is a C function, so the structs are asked for by name.
+    config.export.include = SIZES.iter().map(|(name, _)| (*name).to_owned()).collect();
+    let checks: String = SIZES
+        .iter()
+        .map(|(name, size)| {
+            format!("static_assert(sizeof(nccl_ep::{name}) == {size}, \"{name} as in Rust\");\n")
+        })
+        .collect();
+    config.trailer = Some(checks.trim_end().to_owned());
+    let bindings = cbindgen::Builder::new()
+        .with_config(config)
+        .with_src(root().join("src/backend/cuda/params.rs"))
+        .generate()
+        .expect("params.rs is plain #[repr(C)] Rust");
+    let mut text = Vec::new();
+    bindings.write(&mut text);
+    String::from_utf8(text).expect("cbindgen writes UTF-8")
+}
+
+#[test]
+fn the_committed_header_is_what_the_rust_definitions_give() {
+    let path = root().join("cuda/params.h");
+    let generated = generate();
+    if std::env::var_os("NCCL_EP_UPDATE_HEADER").is_some() {
+        fs::write(&path, &generated).expect("cuda/params.h can be written");
+    }
+    let committed = fs::read_to_string(&path).unwrap_or_default();
+    assert_eq!(
+        committed, generated,
+        "run the test once with NCCL_EP_UPDATE_HEADER=1 and commit"
+    );
+}
+
+#[test]
+fn the_size_of_every_struct_is_compared() {
+    let source = fs::read_to_string(root().join("src/backend/cuda/params.rs")).unwrap();
+    let defined: BTreeSet<&str> = source
+        .lines()
+        .filter_map(|line| line.strip_prefix("pub struct ")?.split(' ').next())
+        .collect();
+    let compared: BTreeSet<&str> = SIZES.iter().map(|(name, _)| *name).collect();
+    assert_eq!(compared, defined);
+}
+
+/// The names that follow `extern "C" __global__` in a kernel file.
+fn entries(source: &str) -> Vec<String> {
+    let mut parts = source.split("extern \"C\" __global__");
+    parts.next();
+    parts
+        .filter_map(|part| {
+            // `void __launch_bounds__(...) name(`: the name is the last word before the parameters,
+            // which begin with `const __grid_constant__`.
+            let (head, _) = part.split_once("(const __grid_constant__")?;
+            head.split_whitespace().last().map(str::to_owned)
+        })
+        .collect()
+}
+
+#[test]
+fn rust_knows_exactly_the_kernels_that_exist() {
+    let mut found = BTreeSet::new();
+    for entry in fs::read_dir(root().join("cuda")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|extension| extension == "cu") {
+            let source = fs::read_to_string(&path).unwrap();
+            assert_eq!(
+                entries(&source).len(),
+                source.matches("__global__").count(),
+                "{}: every kernel is `extern \"C\" __global__` with one struct parameter",
+                path.display()
+            );
+            found.extend(entries(&source));
+        }
+    }
+    let known: BTreeSet<String> = Kernel::ALL.iter().map(|k| k.name().to_owned()).collect();
+    assert_eq!(known, found);
+}
+
+#[test]
+fn kernels_are_listed_in_the_order_of_their_numbers() {
+    for (index, kernel) in Kernel::ALL.into_iter().enumerate() {
+        assert_eq!(kernel as usize, index);
+    }
+}

@@ -1,11 +1,13 @@
-# Where the build finds CUDA, NCCL's headers, CMake and Open MPI's settings: the one place that
-# decides it. bash sources this file (`. scripts/env.sh`), as setup.sh, the Makefile and
-# run_tests.py do.
+# Where the build finds CUDA, NCCL's headers, CMake and Open MPI's settings, and where it puts its
+# own files: the one place that decides it. bash sources this file (`. scripts/env.sh`), as
+# setup.sh, the Makefile and run_tests.py do.
 #
 # It only chooses and exports, it installs nothing: a tool kit that the machine already has wins,
 # else the pinned copy under .deps/ is meant, which setup.sh puts there.
 
 NCCL_EP_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+# Where cargo builds, and below it the C programs.
+NCCL_EP_TARGET=$(cd "$NCCL_EP_ROOT" && realpath -m "${CARGO_TARGET_DIR:-target}")
 NCCL_EP_DEPS="$NCCL_EP_ROOT/.deps"
 NCCL_EP_PINNED_CUDA="$NCCL_EP_DEPS/cuda/nvidia/cu13"
 NCCL_EP_PINNED_NCCL="$NCCL_EP_DEPS/nccl/nvidia/nccl/include"
@@ -49,18 +51,25 @@ nccl_ep_find_nccl() {
     echo "$NCCL_EP_PINNED_NCCL"
 }
 
-# Prints how many GPUs this machine has; 0 without a driver.
+# Prints how many GPUs this machine has. A driver whose GPUs cannot be listed counts as one, so
+# that what follows runs into the real error instead of passing for a machine without a GPU.
 nccl_ep_gpu_count() {
+    local count
     [ -e /dev/nvidiactl ] || { echo 0; return; }
-    nvidia-smi -L | grep -c '^GPU ' || true
+    count=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ' || true)
+    echo "$((count > 0 ? count : 1))"
 }
 
 CUDA_HOME=$(nccl_ep_find_cuda)
 NCCL_INCLUDE=$(nccl_ep_find_nccl)
-export CUDA_HOME NCCL_INCLUDE
+export CUDA_HOME NCCL_INCLUDE NCCL_EP_TARGET
 
-# CMake serves one test only. At the end of PATH, so that a system copy comes first.
-export PATH="$PATH:$NCCL_EP_PINNED_CMAKE"
+# CMake serves one test only. At the end of PATH, so that a system copy comes first; and only once,
+# because a changed PATH makes build.rs look for nvcc again.
+case ":$PATH:" in
+    *":$NCCL_EP_PINNED_CMAKE:"*) ;;
+    *) export PATH="$PATH:$NCCL_EP_PINNED_CMAKE" ;;
+esac
 
 # Containers and CI run as root, with fewer cores than ranks. Jobs may run side by side, so none
 # may pin its ranks to the first cores; and containers often forbid the system call behind

@@ -1,0 +1,58 @@
+# The commands of the project; each is a few lines here and a script or a tool behind it.
+# scripts/env.sh decides which CUDA, NCCL headers and MPI are used.
+
+SHELL       := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+PREFIX      ?= /usr/local
+DESTDIR     ?=
+ARGS        ?=
+
+# A recipe that needs the environment starts with this.
+env := . scripts/env.sh;
+
+.DEFAULT_GOAL := help
+.PHONY: help setup lib header programs run check test sanitize gpu-programs gpu-test gpu-bench \
+        install clean
+
+help: ## Print this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16
+	@echo 'ARGS="..." is passed on by run-like targets, e.g. make test ARGS="--only ll --verbose"'
+
+setup: ## Install what is missing: Open MPI by apt, pinned wheels into .deps/
+	@scripts/setup.sh
+
+lib: setup ## Build libnccl_ep.so, libnccl_ep.a and the CPU stand-ins
+	@$(env) cargo build --release --locked --workspace
+
+header: setup ## Write include/nccl_ep.h anew from the Rust sources
+	@$(env) NCCL_EP_UPDATE_HEADER=1 cargo test --locked --test header
+
+programs: lib ## Build the C programs for this machine without GPU
+	@$(env) $(MAKE) -C c_tests host EP_LIBDIR=$$NCCL_EP_TARGET/release OUT=$$NCCL_EP_TARGET/c
+
+run: setup ## Run an MoE layer and a short benchmark, on GPUs if there are any
+	@scripts/demo.sh
+
+check: setup ## Formatting, lints and documentation of the Rust code
+	@scripts/run_tests.py --only rust/fmt --only rust/clippy --only rust/doc
+
+test: setup ## Run every test that needs no GPU; ARGS="--list" shows them
+	@scripts/run_tests.py $(ARGS)
+
+sanitize: setup ## Run the C programs with the address and undefined-behaviour sanitizers
+	@scripts/run_tests.py --only sanitize $(ARGS)
+
+gpu-programs: lib ## Build the C programs for a machine with GPUs
+	@$(env) $(MAKE) -C c_tests gpu EP_LIBDIR=$$NCCL_EP_TARGET/release OUT=$$NCCL_EP_TARGET/c
+
+gpu-test: setup ## Run the C programs on the GPUs of this machine
+	@NCCL_EP_CUDA=require scripts/run_tests.py --gpu $(ARGS)
+
+gpu-bench: gpu-programs ## Benchmark on the GPUs of this machine
+	@scripts/bench_gpu.sh $(ARGS)
+
+install: lib ## Install into PREFIX (/usr/local), staged below DESTDIR if given
+	@scripts/install.sh '$(PREFIX)' '$(DESTDIR)'
+
+clean: ## Remove what was built; .deps/ stays
+	@$(env) cargo clean; $(MAKE) -s -C c_tests clean OUT=$$NCCL_EP_TARGET/c

@@ -1,0 +1,117 @@
+"""What the built library and the header promise to a linker and a compiler, checked on the files.
+
+Each function is a step of its own: it returns its counts and a text to print on failure.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable, Iterable
+
+from testing import command, counts
+from testing.step import ROOT, Counts, Places, Step
+
+FIRST_RELEASE = ("CreateGroup", "GroupDestroy", "TensorCreate", "TensorDestroy", "CreateHandle",
+                 "HandleDestroy", "Dispatch", "Combine", "Complete", "HandleGetNumRecvTokens")
+OWN_ADDITIONS = ("GetVersion", "GetLastError", "GetAsyncError")
+
+# What every glibc system has. No CUDA, no NCCL, no C++ library.
+_ALLOWED_NEEDED = re.compile(r"(libc|libm|libdl|libpthread|librt)\.so\.\d|libgcc_s\.so\.1"
+                             r"|ld-linux-x86-64\.so\.2")
+
+_STANDARDS = ("c99", "c11", "c++11", "c++14", "c++17", "c++20")
+
+# Twice included; the object of the completion's type is what the README's staged example declares.
+_HEADER_USER = """
+#include <nccl_ep.h>
+#include <nccl_ep.h>
+int main(void) {
+    ncclEpCompleteConfig_t config;
+    int version;
+    (void)config;
+    return ncclEpGetVersion(&version);
+}
+"""
+
+
+def steps(places: Places) -> list[Step]:
+    """All checks of this file."""
+    shared = places.libraries / "libnccl_ep.so"
+    needs = ("build/lib",)
+
+    def checked(name: str, check: Callable[[], tuple[Counts, str]]) -> Step:
+        return Step(f"abi/{name}", check, needs=needs)
+
+    result = [
+        checked("exports", lambda: _exports(shared)),
+        checked("soname", lambda: _dynamic(shared, "SONAME", ["libnccl_ep.so"])),
+        checked("soname-hostsim", lambda: _dynamic(places.libraries / "libncclep_hostsim.so",
+                                                   "SONAME", ["libncclep_hostsim.so"])),
+        checked("needed", lambda: _needed(shared)),
+        Step("abi/native-static-libs", lambda: _native_static_libs(places),
+             needs=("rust/test",), cores=2),
+    ]
+    for standard in _STANDARDS:
+        result.append(Step(f"abi/header-{standard}",
+                           lambda standard=standard: _header(places, standard)))
+    return result
+
+
+def _output(*words: str) -> str:
+    return subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def _compare(found: Iterable[str], expected: Iterable[str]) -> tuple[Counts, str]:
+    found, expected = sorted(found), sorted(expected)
+    if found == expected:
+        return Counts(1, 0), ""
+    return Counts(0, 1, "differs"), f"found:    {found}\nexpected: {expected}"
+
+
+def _exports(library) -> tuple[Counts, str]:
+    lines = _output("nm", "-D", "--defined-only", str(library)).splitlines()
+    expected = [f"ncclEp{name}" for name in FIRST_RELEASE + OWN_ADDITIONS]
+    return _compare((line.split()[-1] for line in lines), expected)
+
+
+def _dynamic_entries(library, tag: str) -> list[str]:
+    text = _output("readelf", "--dynamic", "--wide", str(library))
+    return re.findall(rf"\({tag}\)[^\[]*\[([^\]]*)\]", text)
+
+
+def _dynamic(library, tag: str, expected: list[str]) -> tuple[Counts, str]:
+    return _compare(_dynamic_entries(library, tag), expected)
+
+
+def _needed(library) -> tuple[Counts, str]:
+    needed = _dynamic_entries(library, "NEEDED")
+    foreign = [name for name in needed if not _ALLOWED_NEEDED.fullmatch(name)]
+    if needed and not foreign:
+        return Counts(1, 0), ""
+    return Counts(0, 1, "needs a library that not every system has"), f"needed: {needed}"
+
+
+def _native_static_libs(places: Places) -> tuple[Counts, str]:
+    """The list that packaging/ hands to static links is the one that rustc prints."""
+    # The development profile shares its dependencies with the Rust tests and leaves the release
+    # build alone, which other steps are reading.
+    words = ("cargo", "rustc", "--locked", "--lib", "--crate-type", "staticlib", "--",
+             "--print", "native-static-libs")
+    finished = command.run(words, places.environment, 300)
+    printed = re.findall(r"native-static-libs: (.*)", finished.output)
+    if not printed:
+        return Counts(0, 1, "rustc printed no list"), finished.output
+    packaged = (ROOT / "packaging" / "native-static-libs").read_text().strip()
+    return _compare([printed[-1].strip()], [packaged])
+
+
+def _header(places: Places, standard: str) -> tuple[Counts, str]:
+    language, compiler = ("c++", "g++") if "++" in standard else ("c", "gcc")
+    words = [compiler, "-x", language, f"-std={standard}", "-Wall", "-Wextra", "-Wpedantic",
+             "-Werror", "-fsyntax-only", f"-I{ROOT / 'include'}",
+             "-isystem", f"{places.environment['CUDA_HOME']}/include",
+             "-isystem", places.environment["NCCL_INCLUDE"], "-"]
+    done = subprocess.run(words, input=_HEADER_USER, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, check=False)
+    return counts.exit_status(command.Finished(done.returncode, done.stdout)), done.stdout

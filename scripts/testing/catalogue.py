@@ -1,0 +1,72 @@
+"""The list of all steps, in the order in which they start.
+
+The builds come first, because everything else needs them; then what checks sources, files and
+packages; the C programs, which take the most time, come from programs.py.
+"""
+
+from __future__ import annotations
+
+from testing import abi_checks, counts, programs
+from testing.step import ROOT, Places, Step
+
+
+def all_steps(places: Places) -> list[Step]:
+    """Everything that runs on a machine without a GPU."""
+    return [
+        *_builds(places),
+        *_rust(),
+        *abi_checks.steps(places),
+        *_packages(places),
+        *programs.host_steps(places),
+        *programs.sanitizer_steps(places),
+    ]
+
+
+def _make_programs(places: Places, goal: str, *settings: str) -> tuple[str, ...]:
+    return ("make", "-j2", "--no-print-directory", "-C", "c_tests", goal,
+            f"EP_LIBDIR={places.libraries}", *settings)
+
+
+def gpu_builds(places: Places) -> list[Step]:
+    """What the programs on GPUs need."""
+    library = ("cargo", "build", "--release", "--locked", "--workspace")
+    gpu = _make_programs(places, "gpu", f"OUT={places.target}/c")
+    return [
+        Step("build/lib", library, counts.build, cores=2, timeout=600),
+        Step("build/programs-gpu", gpu, counts.build, ("build/lib",), cores=2, timeout=600),
+    ]
+
+
+def _builds(places: Places) -> list[Step]:
+    host = _make_programs(places, "host", f"OUT={places.target}/c")
+    sanitized = _make_programs(places, "host", "SANITIZE=address,undefined", "OPTIMISE=-O1 -g",
+                               f"OUT={places.target}/c-sanitize")
+    built = ("build/lib",)
+    return [
+        *gpu_builds(places),
+        Step("build/programs", host, counts.build, built, cores=2, timeout=600),
+        Step("build/sanitizer", sanitized, counts.build, built, cores=2, timeout=600),
+    ]
+
+
+def _rust() -> list[Step]:
+    test = ("cargo", "test", "--locked", "--workspace", "--no-fail-fast")
+    clippy = ("cargo", "clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings")
+    doc = ("cargo", "doc", "--locked", "--workspace", "--no-deps", "--document-private-items")
+    deny = (("RUSTDOCFLAGS", "-D warnings"),)
+    return [
+        Step("rust/test", test, counts.cargo_test, cores=2, timeout=900),
+        Step("rust/fmt", ("cargo", "fmt", "--all", "--check"), counts.exit_status),
+        Step("rust/clippy", clippy, counts.exit_status, cores=2, timeout=600),
+        Step("rust/doc", doc, counts.exit_status, cores=2, timeout=600, environment=deny),
+    ]
+
+
+def _packages(places: Places) -> list[Step]:
+    def script(name: str) -> tuple[str, ...]:
+        return (str(ROOT / "c_tests" / name / "run.sh"), str(places.libraries))
+
+    return [
+        Step("package/consumer", script("consumer"), counts.closing_line, ("build/lib",)),
+        Step("package/drop-in", script("dropin"), counts.closing_line, ("build/lib",), cores=2),
+    ]

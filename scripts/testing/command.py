@@ -1,0 +1,79 @@
+"""Runs one command to its end or its time limit, and never leaves a process behind.
+
+A command gets its own process group, so that everything below it ends with it: first by SIGTERM,
+which mpirun passes on to its ranks, then by SIGKILL.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Mapping
+
+from testing.step import ROOT, Finished
+
+_GRACE_SECONDS = 10
+
+_running: set[subprocess.Popen] = set()
+_lock = threading.Lock()
+
+
+def build_environment() -> dict[str, str]:
+    """The environment after env.sh, which decides what CUDA, NCCL and MPI are used."""
+    script = '. scripts/env.sh && export NCCL_EP_GPUS=$(nccl_ep_gpu_count) && env -0'
+    done = subprocess.run(["bash", "-c", script], cwd=ROOT, check=True, stdout=subprocess.PIPE)
+    return dict(entry.split("=", 1) for entry in done.stdout.decode().split("\0") if "=" in entry)
+
+
+def run(command: tuple[str, ...], environment: Mapping[str, str], timeout: int) -> Finished:
+    """Runs a command in the repository's root; output and errors come back together."""
+    # A file, not a pipe: a grandchild that outlives the command must not keep the reader waiting.
+    with tempfile.TemporaryFile() as log:
+        try:
+            process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log,
+                                       stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                                       start_new_session=True)
+        except OSError as error:
+            return Finished(127, f"{command[0]}: {error}")
+        with _lock:
+            _running.add(process)
+        timed_out = False
+        try:
+            process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            timed_out = True
+        finally:
+            _end(process)
+            with _lock:
+                _running.discard(process)
+        log.seek(0)
+        return Finished(process.returncode, log.read().decode(errors="replace"), timed_out)
+
+
+def stop_all() -> None:
+    """Ends whatever is running, for an interrupted run."""
+    with _lock:
+        processes = list(_running)
+    for process in processes:
+        _end(process)
+
+
+def _end(process: subprocess.Popen) -> None:
+    if process.poll() is None:
+        _signal(process, signal.SIGTERM)
+        try:
+            process.wait(_GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            pass
+    _signal(process, signal.SIGKILL)
+    process.wait()
+
+
+def _signal(process: subprocess.Popen, number: signal.Signals) -> None:
+    try:
+        os.killpg(process.pid, number)
+    except ProcessLookupError:
+        pass

@@ -1,0 +1,66 @@
+"""From a command's end to counts of checks.
+
+Every reader is strict in the same way: a crash, a time-out, a missing closing line or a run without
+any check is a failure, whatever else was printed.
+"""
+
+from __future__ import annotations
+
+import re
+
+from testing.step import Counts, Finished
+
+_CLOSING_LINE = re.compile(r"^(\d+) passed, (\d+) failed\s*$", re.MULTILINE)
+_CARGO_RESULT = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored",
+                           re.MULTILINE)
+
+
+def _judge(finished: Finished, passed: int, failed: int, problem: str) -> Counts:
+    """Adds a failure for a bad end of the command when no failed check explains it."""
+    if finished.timed_out:
+        problem = "ran out of time"
+    elif finished.status != 0 and failed == 0:
+        problem = f"exit status {finished.status}"
+    if problem and failed == 0:
+        failed = 1
+    return Counts(passed, failed, problem)
+
+
+def exit_status(finished: Finished) -> Counts:
+    """The whole command is one check."""
+    return _judge(finished, 1 if finished.status == 0 and not finished.timed_out else 0, 0, "")
+
+
+def build(finished: Finished) -> Counts:
+    """A step that prepares others: it checks nothing, but its failure counts."""
+    return _judge(finished, 0, 0, "")
+
+
+def closing_line(finished: Finished) -> Counts:
+    """A program that ends with the line `N passed, N failed`; the last such line counts."""
+    lines = _CLOSING_LINE.findall(finished.output)
+    if not lines:
+        return _judge(finished, 0, 0, "no closing line")
+    passed, failed = (int(number) for number in lines[-1])
+    return _judge(finished, passed, failed, "" if passed + failed else "no check ran")
+
+
+def cargo_test(finished: Finished) -> Counts:
+    """The sum over all test binaries; an ignored test is a failure, as nobody would notice it."""
+    results = [tuple(map(int, numbers)) for numbers in _CARGO_RESULT.findall(finished.output)]
+    passed, failed, ignored = (sum(column) for column in zip(*results)) if results else (0, 0, 0)
+    problem = f"{ignored} ignored" if ignored else ("" if passed + failed else "no test ran")
+    return _judge(finished, passed, failed, problem)
+
+
+def says(pattern: str, times: int):
+    """A program without counts: one check, that it succeeds and prints `pattern` `times` times."""
+    expression = re.compile(pattern, re.MULTILINE)
+
+    def read(finished: Finished) -> Counts:
+        seen = len(expression.findall(finished.output))
+        if seen != times:
+            return _judge(finished, 0, 0, f"printed '{pattern}' {seen} times instead of {times}")
+        return exit_status(finished)
+
+    return read

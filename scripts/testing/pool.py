@@ -1,0 +1,99 @@
+"""Runs steps in order, side by side where their weights allow, and prints each as it ends.
+
+A step starts when the steps it needs have passed and enough cores are free; a step whose need
+failed is not run and counts as one failure, so that a broken build cannot shrink the total.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from testing import command
+from testing.step import Counts, Step
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """A step that is done."""
+
+    step: Step
+    counts: Counts
+    seconds: float
+    output: str
+
+
+def run_steps(steps: Sequence[Step], environment: Mapping[str, str], cores: int,
+              report: Callable[[Outcome], None]) -> list[Outcome]:
+    """Runs all steps and returns their outcomes in the order in which they ended."""
+    waiting = list(steps)
+    passed: dict[str, bool] = {}
+    outcomes: list[Outcome] = []
+    running: dict[concurrent.futures.Future, Step] = {}
+
+    def finish(outcome: Outcome) -> None:
+        passed[outcome.step.name] = outcome.counts.ok
+        outcomes.append(outcome)
+        report(outcome)
+
+    with concurrent.futures.ThreadPoolExecutor(max_workers=cores) as executor:
+        try:
+            while waiting or running:
+                for step in _hopeless(waiting, passed):
+                    waiting.remove(step)
+                    finish(_skipped(step, passed))
+                free = cores - sum(_weight(step, cores) for step in running.values())
+                for step in _startable(waiting, passed, free, cores):
+                    waiting.remove(step)
+                    running[executor.submit(_run, step, environment)] = step
+                if waiting and not running:
+                    raise ValueError(f"{waiting[0].name} needs a step that is not in the list")
+                ended, _ = concurrent.futures.wait(
+                    running, return_when=concurrent.futures.FIRST_COMPLETED)
+                for future in ended:
+                    del running[future]
+                    finish(future.result())
+        except BaseException:
+            command.stop_all()
+            raise
+    return outcomes
+
+
+def _weight(step: Step, cores: int) -> int:
+    return min(step.cores, cores)
+
+
+def _hopeless(waiting: Sequence[Step], passed: Mapping[str, bool]) -> list[Step]:
+    return [step for step in waiting if any(passed.get(need) is False for need in step.needs)]
+
+
+def _startable(waiting: Sequence[Step], passed: Mapping[str, bool], free: int,
+               cores: int) -> list[Step]:
+    """The steps to start now: in order, and a heavy step is not overtaken by later light ones."""
+    chosen = []
+    for step in waiting:
+        if not all(passed.get(need) for need in step.needs):
+            continue
+        if _weight(step, cores) > free:
+            break
+        chosen.append(step)
+        free -= _weight(step, cores)
+    return chosen
+
+
+def _skipped(step: Step, passed: Mapping[str, bool]) -> Outcome:
+    need = next(need for need in step.needs if passed.get(need) is False)
+    return Outcome(step, Counts(0, 1, f"not run, because {need} failed"), 0.0, "")
+
+
+def _run(step: Step, environment: Mapping[str, str]) -> Outcome:
+    start = time.monotonic()
+    if callable(step.command):
+        counts, output = step.command()
+    else:
+        finished = command.run(step.command, {**environment, **dict(step.environment)},
+                               step.timeout)
+        counts, output = step.read(finished), finished.output
+    return Outcome(step, counts, time.monotonic() - start, output)

@@ -2,8 +2,13 @@
 #![forbid(unsafe_code)]
 
 /// `strings libnccl_ep.so` shows this line; the zeros keep it apart from its neighbours in the file.
-static BANNER: &str =
-    concat!("\0NCCL EP version ", env!("CARGO_PKG_VERSION"), "+cuda", env!("NCCL_EP_CUDA_VERSION"), "\0");
+static BANNER: &str = concat!(
+    "\0NCCL EP version ",
+    env!("CARGO_PKG_VERSION"),
+    "+cuda",
+    env!("NCCL_EP_CUDA_VERSION"),
+    "\0"
+);
 
 /// MAJOR * 10000 + MINOR * 100 + PATCH.
 pub fn version_number() -> i32 {

@@ -76,7 +76,10 @@ mod tests {
     fn docs_list_the_same_variables() {
         let docs = include_str!("../docs/env.md");
         for name in VARIABLES {
-            assert!(docs.contains(&format!("| `{name}` |")), "docs/env.md lacks {name}");
+            assert!(
+                docs.contains(&format!("| `{name}` |")),
+                "docs/env.md lacks {name}"
+            );
         }
     }
 }

@@ -51,7 +51,10 @@ pub type Result<T> = std::result::Result<T, Error>;
 impl Error {
     /// An error with a text of its own.
     pub fn new(code: Code, text: impl Into<String>) -> Self {
-        Self { code, text: text.into() }
+        Self {
+            code,
+            text: text.into(),
+        }
     }
 
     /// `argument` breaks `rule`.
@@ -76,7 +79,8 @@ impl Error {
 
     /// Appends what was found and what would have been right.
     pub fn got(mut self, got: impl fmt::Display, expected: impl fmt::Display) -> Self {
-        self.text.push_str(&format!(" (got {got}, expected {expected})"));
+        self.text
+            .push_str(&format!(" (got {got}, expected {expected})"));
         self
     }
 

@@ -1,5 +1,7 @@
 //! `include/nccl_ep.h` is what cbindgen makes of the sources; `make header` writes it anew.
 
+#![allow(clippy::unwrap_used)] // A test.
+
 use std::path::{Path, PathBuf};
 
 /// In the order in which a reader of the header wants them.
@@ -20,7 +22,9 @@ fn generate(root: &Path) -> String {
     let config = cbindgen::Config::from_file(root.join("cbindgen.toml")).unwrap();
     let builder = SOURCES
         .iter()
-        .fold(cbindgen::Builder::new().with_config(config), |b, source| b.with_src(root.join(source)));
+        .fold(cbindgen::Builder::new().with_config(config), |b, source| {
+            b.with_src(root.join(source))
+        });
     let mut text = Vec::new();
     builder.generate().unwrap().write(&mut text);
     tidy(&String::from_utf8(text).unwrap())
@@ -55,5 +59,8 @@ fn the_committed_header_is_fresh() {
         std::fs::write(&path, &generated).unwrap();
     }
     let committed = std::fs::read_to_string(&path).unwrap();
-    assert!(committed == generated, "include/nccl_ep.h is stale: run `make header`");
+    assert!(
+        committed == generated,
+        "include/nccl_ep.h is stale: run `make header`"
+    );
 }

@@ -74,7 +74,10 @@ pub unsafe fn tensor_set(
         return Ok(set); // The pointer may be garbage then.
     }
     if list.is_null() {
-        return Err(Error::argument(name, "must not be NULL when its count is not 0"));
+        return Err(Error::argument(
+            name,
+            "must not be NULL when its count is not 0",
+        ));
     }
     for index in 0..count as usize {
         // SAFETY: `index` is below the count that the caller vouches for.
@@ -121,7 +124,10 @@ unsafe fn copy(name: impl Display + Copy, raw: &ncclNDTensor_t) -> Result<Tensor
         .got(dims, format_args!("1 to {MAX_DIMS}")));
     }
     if raw.sizes.is_null() {
-        return Err(Error::argument(format_args!("{name}.sizes"), "must not be NULL"));
+        return Err(Error::argument(
+            format_args!("{name}.sizes"),
+            "must not be NULL",
+        ));
     }
     let mut sizes = [0_usize; MAX_DIMS];
     let mut strides = [1_usize; MAX_DIMS];
@@ -135,10 +141,20 @@ unsafe fn copy(name: impl Display + Copy, raw: &ncclNDTensor_t) -> Result<Tensor
     }
     let (sizes, strides) = (&sizes[..dims], &strides[..dims]);
     if !is_dense(sizes, strides) {
-        return Err(Error::argument(format_args!("{name}.strides"), "must say that the tensor is dense")
-            .got(format_args!("{strides:?}"), "all ones, NULL, or row-major strides"));
+        return Err(Error::argument(
+            format_args!("{name}.strides"),
+            "must say that the tensor is dense",
+        )
+        .got(
+            format_args!("{strides:?}"),
+            "all ones, NULL, or row-major strides",
+        ));
     }
-    Ok(Tensor::new(DevPtr(raw.data as usize), DType::from_raw(raw.datatype), sizes))
+    Ok(Tensor::new(
+        DevPtr(raw.data as usize),
+        DType::from_raw(raw.datatype),
+        sizes,
+    ))
 }
 
 /// Whether `strides` is one of the ways to say "dense": all ones, or row-major.

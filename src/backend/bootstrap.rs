@@ -26,7 +26,11 @@ pub struct Bootstrap {
 impl Bootstrap {
     /// Exchanges over `comm`, through buffers in `memory`.
     pub fn new(comm: Communicator, memory: Arc<dyn DeviceMemory>, timeout: Duration) -> Self {
-        Self { comm, memory, timeout }
+        Self {
+            comm,
+            memory,
+            timeout,
+        }
     }
 
     /// Number of ranks.
@@ -64,7 +68,12 @@ impl Bootstrap {
 
     /// Exchanges payloads of `bytes` bytes if every rank is well; otherwise all ranks fail, each
     /// naming the first that refused.
-    pub fn agree(&self, mine: Result<Vec<u8>>, bytes: usize, stream: Stream) -> Result<Vec<Vec<u8>>> {
+    pub fn agree(
+        &self,
+        mine: Result<Vec<u8>>,
+        bytes: usize,
+        stream: Stream,
+    ) -> Result<Vec<Vec<u8>>> {
         let mut record = vec![0; VERDICT_BYTES + bytes];
         match &mine {
             Ok(payload) => copy_prefix(&mut record, VERDICT_BYTES, payload),
@@ -77,7 +86,10 @@ impl Bootstrap {
         mine?;
         for (rank, record) in records.iter().enumerate() {
             if let Some(text) = refusal(record) {
-                return Err(Error::new(Code::RemoteError, format!("rank {rank} refused: {text}")));
+                return Err(Error::new(
+                    Code::RemoteError,
+                    format!("rank {rank} refused: {text}"),
+                ));
             }
         }
         for record in &mut records {
@@ -116,14 +128,19 @@ fn refusal(record: &[u8]) -> Option<String> {
     if code.iter().all(|&byte| byte == 0) {
         return None;
     }
-    let end = text.iter().position(|&byte| byte == 0).unwrap_or(text.len());
+    let end = text
+        .iter()
+        .position(|&byte| byte == 0)
+        .unwrap_or(text.len());
     Some(String::from_utf8_lossy(text.get(..end).unwrap_or_default()).into_owned())
 }
 
 /// As much of `text` as a verdict holds, cut between characters.
 fn clip(text: &str) -> &str {
     let most = VERDICT_BYTES - CODE_BYTES;
-    let end = (0..=text.len().min(most)).rev().find(|&end| text.is_char_boundary(end));
+    let end = (0..=text.len().min(most))
+        .rev()
+        .find(|&end| text.is_char_boundary(end));
     text.get(..end.unwrap_or(0)).unwrap_or_default()
 }
 
@@ -142,8 +159,15 @@ mod tests {
         let mut record = vec![0; VERDICT_BYTES];
         assert_eq!(refusal(&record), None);
         copy_prefix(&mut record, 0, &4_i32.to_le_bytes());
-        copy_prefix(&mut record, CODE_BYTES, "config.version: must be 1".as_bytes());
-        assert_eq!(refusal(&record).as_deref(), Some("config.version: must be 1"));
+        copy_prefix(
+            &mut record,
+            CODE_BYTES,
+            "config.version: must be 1".as_bytes(),
+        );
+        assert_eq!(
+            refusal(&record).as_deref(),
+            Some("config.version: must be 1")
+        );
     }
 
     #[test]

@@ -44,7 +44,11 @@ pub unsafe extern "C" fn ncclEpCreateGroup(
         let config = unsafe { read::group_config(config) };
         let config = check_out("ep_group", ep_group).and(config);
         let group = create::group(comm as usize, config, Stream(stream as usize), &|device| {
-            Arc::new(Callbacks { alloc: alloc_fn, free: free_fn, device })
+            Arc::new(Callbacks {
+                alloc: alloc_fn,
+                free: free_fn,
+                device,
+            })
         })?;
         // SAFETY: this function's contract.
         unsafe { write_out("ep_group", ep_group, group.register() as ncclEpGroup_t) }
@@ -69,8 +73,10 @@ pub unsafe extern "C" fn ncclEpGroupDestroy(
     ep_group: ncclEpGroup_t,
     stream: cudaStream_t,
 ) -> ncclResult_t {
-    guard("ncclEpGroupDestroy", Subject::Nothing, || match ep_group.is_null() {
-        true => Ok(()),
-        false => Group::destroy(ep_group as usize, Stream(stream as usize)),
+    guard("ncclEpGroupDestroy", Subject::Nothing, || {
+        match ep_group.is_null() {
+            true => Ok(()),
+            false => Group::destroy(ep_group as usize, Stream(stream as usize)),
+        }
     })
 }

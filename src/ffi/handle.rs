@@ -52,15 +52,21 @@ pub unsafe extern "C" fn ncclEpCreateHandle(
     use_fp8: MaybeUninit<bool>,
 ) -> ncclResult_t {
     let _ = use_fp8; // Stored and never read by the reference; any bit pattern may arrive.
-    guard("ncclEpCreateHandle", Subject::Group(ep_group as usize), || {
-        let group = Group::resolve(ep_group as usize)?;
-        // SAFETY: this function's contract.
-        let arguments = unsafe { read_arguments(topk_idx, local_tensors, num_local_tensors) };
-        let arguments = check_out("handle", handle).and(no_config(config)).and(arguments);
-        let made = create::handle(group, arguments, Stream(stream as usize))?;
-        // SAFETY: this function's contract.
-        unsafe { write_out("handle", handle, made.register() as ncclEpHandle_t) }
-    })
+    guard(
+        "ncclEpCreateHandle",
+        Subject::Group(ep_group as usize),
+        || {
+            let group = Group::resolve(ep_group as usize)?;
+            // SAFETY: this function's contract.
+            let arguments = unsafe { read_arguments(topk_idx, local_tensors, num_local_tensors) };
+            let arguments = check_out("handle", handle)
+                .and(no_config(config))
+                .and(arguments);
+            let made = create::handle(group, arguments, Stream(stream as usize))?;
+            // SAFETY: this function's contract.
+            unsafe { write_out("handle", handle, made.register() as ncclEpHandle_t) }
+        },
+    )
 }
 
 /// # Safety
@@ -95,9 +101,11 @@ fn no_config(config: *const ncclEpHandleConfig_t) -> Result<()> {
 /// None: a dead or foreign handle is recognised.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclEpHandleDestroy(handle: ncclEpHandle_t) -> ncclResult_t {
-    guard("ncclEpHandleDestroy", Subject::Nothing, || match handle.is_null() {
-        true => Ok(()),
-        false => Handle::destroy(handle as usize),
+    guard("ncclEpHandleDestroy", Subject::Nothing, || {
+        match handle.is_null() {
+            true => Ok(()),
+            false => Handle::destroy(handle as usize),
+        }
     })
 }
 
@@ -116,11 +124,15 @@ pub unsafe extern "C" fn ncclEpHandleGetNumRecvTokens(
     handle: ncclEpHandle_t,
     num_recv_tokens: *mut c_uint,
 ) -> ncclResult_t {
-    guard("ncclEpHandleGetNumRecvTokens", Subject::Handle(handle as usize), || {
-        let count = Handle::resolve(handle as usize)?.num_recv_tokens()?;
-        let count = c_uint::try_from(count)
-            .map_err(|_| Error::internal("more received tokens than fit 32 bits"))?;
-        // SAFETY: this function's contract.
-        unsafe { write_out("num_recv_tokens", num_recv_tokens, count) }
-    })
+    guard(
+        "ncclEpHandleGetNumRecvTokens",
+        Subject::Handle(handle as usize),
+        || {
+            let count = Handle::resolve(handle as usize)?.num_recv_tokens()?;
+            let count = c_uint::try_from(count)
+                .map_err(|_| Error::internal("more received tokens than fit 32 bits"))?;
+            // SAFETY: this function's contract.
+            unsafe { write_out("num_recv_tokens", num_recv_tokens, count) }
+        },
+    )
 }

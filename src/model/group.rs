@@ -63,7 +63,9 @@ impl GroupFacts {
     /// The expert that the routing entry `id` names; `None` for negative and too large ids, which
     /// take no part.
     pub fn expert(&self, id: i64) -> Option<usize> {
-        usize::try_from(id).ok().filter(|&expert| expert < self.experts)
+        usize::try_from(id)
+            .ok()
+            .filter(|&expert| expert < self.experts)
     }
 
     /// The rank that hosts `expert`.

@@ -81,7 +81,12 @@ impl Tensor {
         for (to, from) in kept.iter_mut().zip(sizes) {
             *to = *from;
         }
-        Self { data, dtype, sizes: kept, dims }
+        Self {
+            data,
+            dtype,
+            sizes: kept,
+            dims,
+        }
     }
 
     /// Extents, slowest first.
@@ -117,8 +122,14 @@ mod tests {
     #[test]
     fn the_first_tensor_of_a_tag_counts() {
         let mut set = TensorSet::default();
-        set.add(Tag::Tokens, Tensor::new(DevPtr(16), Some(DType::Bfloat16), &[2, 8]));
-        set.add(Tag::Tokens, Tensor::new(DevPtr(32), Some(DType::Bfloat16), &[4, 8]));
+        set.add(
+            Tag::Tokens,
+            Tensor::new(DevPtr(16), Some(DType::Bfloat16), &[2, 8]),
+        );
+        set.add(
+            Tag::Tokens,
+            Tensor::new(DevPtr(32), Some(DType::Bfloat16), &[4, 8]),
+        );
         assert_eq!(set.get(Tag::Tokens).map(|t| t.data), Some(DevPtr(16)));
         assert!(set.get(Tag::TopkIdx).is_none());
     }

@@ -45,13 +45,18 @@ impl Topology {
         let node_of = ids
             .iter()
             .map(|id| {
-                seen.iter().position(|known| known == id).unwrap_or_else(|| {
-                    seen.push(*id);
-                    seen.len() - 1
-                })
+                seen.iter()
+                    .position(|known| known == id)
+                    .unwrap_or_else(|| {
+                        seen.push(*id);
+                        seen.len() - 1
+                    })
             })
             .collect();
-        Self { node_of, nodes: seen.len() }
+        Self {
+            node_of,
+            nodes: seen.len(),
+        }
     }
 
     /// Number of nodes.
@@ -82,6 +87,9 @@ mod tests {
     #[test]
     fn long_identities_stay_distinct() {
         let long = "x".repeat(100);
-        assert_ne!(NodeId::from_text(&long), NodeId::from_text(&format!("{long}y")));
+        assert_ne!(
+            NodeId::from_text(&long),
+            NodeId::from_text(&format!("{long}y"))
+        );
     }
 }

@@ -33,12 +33,18 @@ impl fmt::Display for Name {
 impl<'a> Argument<'a> {
     /// A tensor that is a parameter of its own.
     pub fn plain(name: &'static str, tensor: &'a Tensor) -> Self {
-        Self { name: Name::Plain(name), tensor }
+        Self {
+            name: Name::Plain(name),
+            tensor,
+        }
     }
 
     /// The tensor tagged `tag` of the list `list`, if the caller passed one.
     pub fn optional(list: &'static str, set: &'a TensorSet, tag: Tag) -> Option<Self> {
-        set.get(tag).map(|tensor| Self { name: Name::Tagged(list, tag), tensor })
+        set.get(tag).map(|tensor| Self {
+            name: Name::Tagged(list, tag),
+            tensor,
+        })
     }
 
     /// The tensor tagged `tag` of the list `list`.
@@ -143,7 +149,10 @@ impl<'a> Argument<'a> {
                 format_args!("{}.data", self.name),
                 "must be aligned for its elements",
             )
-            .got(format_args!("{:#x}", data.0), format_args!("a multiple of {align}")));
+            .got(
+                format_args!("{:#x}", data.0),
+                format_args!("a multiple of {align}"),
+            ));
         }
         Ok(data)
     }
@@ -161,24 +170,32 @@ impl<'a> Argument<'a> {
             }
             _ => return Err(self.wrong_dtype("bfloat16, float16 or float32")),
         };
-        let row = RowType { dtype, hidden: self.size(index) };
+        let row = RowType {
+            dtype,
+            hidden: self.size(index),
+        };
         let refuse = |rule| Error::argument(format_args!("{}.sizes[{index}]", self.name), rule);
         if row.bytes() == 0 || !row.bytes().is_multiple_of(ROW_ALIGN) {
-            return Err(refuse("a row must be a positive multiple of 16 bytes")
-                .got(format_args!("{} bytes", row.bytes()), "a multiple of 16 bytes"));
+            return Err(refuse("a row must be a positive multiple of 16 bytes").got(
+                format_args!("{} bytes", row.bytes()),
+                "a multiple of 16 bytes",
+            ));
         }
         if row.bytes() > facts.row_bytes {
-            return Err(refuse("a row must not exceed the group's token_size_bytes").got(
-                format_args!("{} bytes", row.bytes()),
-                format_args!("at most {} bytes", facts.row_bytes),
-            ));
+            return Err(
+                refuse("a row must not exceed the group's token_size_bytes").got(
+                    format_args!("{} bytes", row.bytes()),
+                    format_args!("at most {} bytes", facts.row_bytes),
+                ),
+            );
         }
         Ok(row)
     }
 
     /// This token tensor has rows of type `row`, its last dimension being `index`.
     pub fn row_is(self, index: usize, row: RowType) -> Result<Self> {
-        self.dtype_is(row.dtype)?.size_is(index, row.hidden, "the hidden size of the input tokens")
+        self.dtype_is(row.dtype)?
+            .size_is(index, row.hidden, "the hidden size of the input tokens")
     }
 }
 

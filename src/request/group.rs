@@ -14,8 +14,10 @@ pub fn check(config: &GroupConfig, ranks: usize, rank: usize) -> Result<GroupFac
         0 => Algorithm::LowLatency,
         1 => Algorithm::HighThroughput,
         other => {
-            return Err(Error::argument("config.algorithm", "must be a known algorithm")
-                .got(other, "0 (low latency) or 1 (high throughput)"));
+            return Err(
+                Error::argument("config.algorithm", "must be a known algorithm")
+                    .got(other, "0 (low latency) or 1 (high throughput)"),
+            );
         }
     };
     Ok(GroupFacts {
@@ -47,16 +49,19 @@ fn max_tokens(config: &GroupConfig, algorithm: Algorithm, ranks: usize) -> Resul
     if tokens == 0 {
         return match algorithm {
             Algorithm::HighThroughput => Ok(None),
-            Algorithm::LowLatency => {
-                Err(Error::argument(argument, "NCCL_EP_AUTO is for high throughput only")
-                    .got(0, "1 or more in low latency"))
-            }
+            Algorithm::LowLatency => Err(Error::argument(
+                argument,
+                "NCCL_EP_AUTO is for high throughput only",
+            )
+            .got(0, "1 or more in low latency")),
         };
     }
     let most = i32::MAX as usize / ranks;
     if tokens > most {
-        return Err(Error::argument(argument, "received rows must be countable in 31 bits")
-            .got(tokens, format_args!("at most {most} with {ranks} ranks")));
+        return Err(
+            Error::argument(argument, "received rows must be countable in 31 bits")
+                .got(tokens, format_args!("at most {most} with {ranks} ranks")),
+        );
     }
     Ok(Some(tokens))
 }
@@ -64,8 +69,11 @@ fn max_tokens(config: &GroupConfig, algorithm: Algorithm, ranks: usize) -> Resul
 fn row_bytes(config: &GroupConfig) -> Result<usize> {
     let bytes = config.token_size_bytes as usize;
     if bytes == 0 || !bytes.is_multiple_of(ROW_ALIGN) {
-        return Err(Error::argument("config.token_size_bytes", "must be a positive multiple of 16")
-            .got(bytes, "a multiple of 16"));
+        return Err(Error::argument(
+            "config.token_size_bytes",
+            "must be a positive multiple of 16",
+        )
+        .got(bytes, "a multiple of 16"));
     }
     Ok(bytes)
 }
@@ -88,28 +96,84 @@ mod tests {
     #[test]
     fn a_valid_configuration_passes() {
         let facts = check(&valid(), 8, 3).unwrap();
-        assert_eq!((facts.local_experts(), facts.max_tokens, facts.rank), (2, Some(50), 3));
+        assert_eq!(
+            (facts.local_experts(), facts.max_tokens, facts.rank),
+            (2, Some(50), 3)
+        );
         assert_eq!(facts.channels, None);
     }
 
     #[test]
     fn auto_is_for_high_throughput() {
-        let auto = GroupConfig { max_tokens_per_rank: 0, ..valid() };
+        let auto = GroupConfig {
+            max_tokens_per_rank: 0,
+            ..valid()
+        };
         assert!(check(&auto, 8, 0).is_err());
-        let ht = check(&GroupConfig { algorithm: 1, ..auto }, 8, 0).unwrap();
+        let ht = check(
+            &GroupConfig {
+                algorithm: 1,
+                ..auto
+            },
+            8,
+            0,
+        )
+        .unwrap();
         assert_eq!(ht.max_tokens, None);
     }
 
     #[test]
     fn each_broken_rule_is_named() {
         let cases = [
-            (GroupConfig { version: 2, ..valid() }, "config.version"),
-            (GroupConfig { algorithm: 2, ..valid() }, "config.algorithm"),
-            (GroupConfig { num_experts: 0, ..valid() }, "config.num_experts"),
-            (GroupConfig { num_experts: 12, ..valid() }, "config.num_experts"),
-            (GroupConfig { token_size_bytes: 0, ..valid() }, "config.token_size_bytes"),
-            (GroupConfig { token_size_bytes: 24, ..valid() }, "config.token_size_bytes"),
-            (GroupConfig { max_tokens_per_rank: u32::MAX, ..valid() }, "config.max_tokens_per_rank"),
+            (
+                GroupConfig {
+                    version: 2,
+                    ..valid()
+                },
+                "config.version",
+            ),
+            (
+                GroupConfig {
+                    algorithm: 2,
+                    ..valid()
+                },
+                "config.algorithm",
+            ),
+            (
+                GroupConfig {
+                    num_experts: 0,
+                    ..valid()
+                },
+                "config.num_experts",
+            ),
+            (
+                GroupConfig {
+                    num_experts: 12,
+                    ..valid()
+                },
+                "config.num_experts",
+            ),
+            (
+                GroupConfig {
+                    token_size_bytes: 0,
+                    ..valid()
+                },
+                "config.token_size_bytes",
+            ),
+            (
+                GroupConfig {
+                    token_size_bytes: 24,
+                    ..valid()
+                },
+                "config.token_size_bytes",
+            ),
+            (
+                GroupConfig {
+                    max_tokens_per_rank: u32::MAX,
+                    ..valid()
+                },
+                "config.max_tokens_per_rank",
+            ),
         ];
         for (config, argument) in cases {
             let error = check(&config, 8, 0).unwrap_err();

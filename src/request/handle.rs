@@ -20,19 +20,24 @@ pub enum Counter {
 /// Checks the ids `[T, K]` of a new handle, tagged `tag`.
 pub fn routing(facts: &GroupFacts, tag: u32, topk_idx: &Tensor) -> Result<Routing> {
     if Tag::from_raw(tag) != Some(Tag::TopkIdx) {
-        return Err(Error::argument("topk_idx.tag", "must be NCCL_EP_TENSOR_TAG_TOPK_IDX")
-            .got(tag, Tag::TopkIdx as u32));
+        return Err(
+            Error::argument("topk_idx.tag", "must be NCCL_EP_TENSOR_TAG_TOPK_IDX")
+                .got(tag, Tag::TopkIdx as u32),
+        );
     }
-    let ids = Argument::plain("topk_idx", topk_idx).dims(2)?.dtype_is(DType::Int64)?.size_at_most(
-        1,
-        MAX_TOP_K,
-        "the largest top-k",
-    )?;
+    let ids = Argument::plain("topk_idx", topk_idx)
+        .dims(2)?
+        .dtype_is(DType::Int64)?
+        .size_at_most(1, MAX_TOP_K, "the largest top-k")?;
     let ids = match facts.max_tokens {
         Some(most) => ids.size_at_most(0, most, "the group's max_tokens_per_rank")?,
         None => ids,
     };
-    Ok(Routing { ids: ids.data(8)?, tokens: ids.size(0), top_k: ids.size(1) })
+    Ok(Routing {
+        ids: ids.data(8)?,
+        tokens: ids.size(0),
+        top_k: ids.size(1),
+    })
 }
 
 /// Checks the local tensors of a new handle: an HT handle may have a counter, an LL handle nothing.

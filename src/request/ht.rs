@@ -21,7 +21,10 @@ pub fn dispatch(facts: &GroupFacts, routing: &Routing, tensors: &OpTensors) -> R
     let out = match Argument::optional("outputs", &tensors.outputs, Tag::Tokens) {
         Some(out) => {
             let out = out.dims(2)?.row_is(1, row)?;
-            Some(Rows { data: out.data(ROW_ALIGN)?, rows: out.size(0) })
+            Some(Rows {
+                data: out.data(ROW_ALIGN)?,
+                rows: out.size(0),
+            })
         }
         None => None,
     };
@@ -37,7 +40,14 @@ pub fn dispatch(facts: &GroupFacts, routing: &Routing, tensors: &OpTensors) -> R
         }
     };
     let counter = counter(facts, &tensors.locals)?;
-    Ok(HtDispatch { row, tokens: tokens.data(ROW_ALIGN)?, out, routing_in, routing_out, counter })
+    Ok(HtDispatch {
+        row,
+        tokens: tokens.data(ROW_ALIGN)?,
+        out,
+        routing_in,
+        routing_out,
+        counter,
+    })
 }
 
 /// Ids and weights `[T, K]`: both (forward) or neither (tokens only).
@@ -51,7 +61,11 @@ fn forward_inputs(routing: &Routing, inputs: &TensorSet) -> Result<Option<IdsAnd
     let (ids, weights) = ids_and_weights(ids, weights, routing.top_k)?;
     let ids = ids.size_is(0, routing.tokens, HOME_ROWS)?;
     let weights = weights.size_is(0, routing.tokens, HOME_ROWS)?;
-    Ok(Some(IdsAndWeights { ids: ids.data(8)?, weights: weights.data(4)?, rows: routing.tokens }))
+    Ok(Some(IdsAndWeights {
+        ids: ids.data(8)?,
+        weights: weights.data(4)?,
+        rows: routing.tokens,
+    }))
 }
 
 /// Ids and weights `[n, K]`: both or neither.
@@ -64,7 +78,11 @@ fn forward_outputs(routing: &Routing, outputs: &TensorSet) -> Result<Option<IdsA
     let weights = Argument::required("outputs", outputs, Tag::TopkWeights)?;
     let (ids, weights) = ids_and_weights(ids, weights, routing.top_k)?;
     let weights = weights.size_is(0, ids.size(0), "the rows of outputs[TOPK_IDX]")?;
-    Ok(Some(IdsAndWeights { ids: ids.data(8)?, weights: weights.data(4)?, rows: ids.size(0) }))
+    Ok(Some(IdsAndWeights {
+        ids: ids.data(8)?,
+        weights: weights.data(4)?,
+        rows: ids.size(0),
+    }))
 }
 
 fn ids_and_weights<'a>(
@@ -73,8 +91,14 @@ fn ids_and_weights<'a>(
     top_k: usize,
 ) -> Result<(Argument<'a>, Argument<'a>)> {
     const WHAT: &str = "the handle's top-k";
-    let ids = ids.dims(2)?.dtype_is(DType::Int64)?.size_is(1, top_k, WHAT)?;
-    let weights = weights.dims(2)?.dtype_is(DType::Float32)?.size_is(1, top_k, WHAT)?;
+    let ids = ids
+        .dims(2)?
+        .dtype_is(DType::Int64)?
+        .size_is(1, top_k, WHAT)?;
+    let weights = weights
+        .dims(2)?
+        .dtype_is(DType::Float32)?
+        .size_is(1, top_k, WHAT)?;
     Ok((ids, weights))
 }
 
@@ -102,7 +126,10 @@ pub fn combine(facts: &GroupFacts, routing: &Routing, tensors: &OpTensors) -> Re
     let rows = tokens.size(0);
     Ok(HtCombine {
         row,
-        expert_rows: Rows { data: tokens.data(ROW_ALIGN)?, rows },
+        expert_rows: Rows {
+            data: tokens.data(ROW_ALIGN)?,
+            rows,
+        },
         out: out.data(ROW_ALIGN)?,
         gradients: gradients(routing, tensors, rows)?,
     })
@@ -127,5 +154,9 @@ fn gradients(
         .dtype_is(DType::Float32)?
         .size_is(0, routing.tokens, HOME_ROWS)?
         .size_is(1, top_k, "the columns of inputs[TOPK_WEIGHTS]")?;
-    Ok(Some(WeightGradients { input: input.data(4)?, output: output.data(4)?, top_k }))
+    Ok(Some(WeightGradients {
+        input: input.data(4)?,
+        output: output.data(4)?,
+        top_k,
+    }))
 }

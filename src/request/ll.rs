@@ -18,18 +18,26 @@ pub fn dispatch(facts: &GroupFacts, routing: &Routing, tensors: &OpTensors) -> R
     let tokens = tokens.size_is(0, routing.tokens, "the handle's number of tokens")?;
     let out = Argument::required("outputs", &tensors.outputs, Tag::Tokens)?;
     let out = expert_rows(out, facts)?.row_is(2, row)?;
-    let counter =
-        match Argument::optional("local_tensors", &tensors.locals, Tag::RecvExpertCounterDevice) {
-            Some(counter) => Some(
-                counter
-                    .dims(1)?
-                    .dtype_is(DType::Int32)?
-                    .size_is(0, facts.local_experts(), "the number of local experts")?
-                    .data(4)?,
-            ),
-            None => None,
-        };
-    Ok(LlDispatch { row, tokens: tokens.data(ROW_ALIGN)?, out: out.data(ROW_ALIGN)?, counter })
+    let counter = match Argument::optional(
+        "local_tensors",
+        &tensors.locals,
+        Tag::RecvExpertCounterDevice,
+    ) {
+        Some(counter) => Some(
+            counter
+                .dims(1)?
+                .dtype_is(DType::Int32)?
+                .size_is(0, facts.local_experts(), "the number of local experts")?
+                .data(4)?,
+        ),
+        None => None,
+    };
+    Ok(LlDispatch {
+        row,
+        tokens: tokens.data(ROW_ALIGN)?,
+        out: out.data(ROW_ALIGN)?,
+        counter,
+    })
 }
 
 /// Checks a combine: TOKENS `[L, R*M, H]` and local TOPK_WEIGHTS `[T, K]` to TOKENS `[T, H]`.
@@ -65,5 +73,9 @@ fn expert_rows<'a>(tensor: Argument<'a>, facts: &GroupFacts) -> Result<Argument<
     tensor
         .dims(3)?
         .size_is(0, facts.local_experts(), "the number of local experts")?
-        .size_is(1, facts.max_recv_rows().unwrap_or(0), "ranks times max_tokens_per_rank")
+        .size_is(
+            1,
+            facts.max_recv_rows().unwrap_or(0),
+            "ranks times max_tokens_per_rank",
+        )
 }

@@ -44,7 +44,12 @@ pub fn group(
 }
 
 /// The numbers that must be the same on every rank.
-const COMPARED: [&str; 4] = ["algorithm", "num_experts", "max_tokens_per_rank", "token_size_bytes"];
+const COMPARED: [&str; 4] = [
+    "algorithm",
+    "num_experts",
+    "max_tokens_per_rank",
+    "token_size_bytes",
+];
 const NUMBER_BYTES: usize = 8;
 
 fn agree_on_facts(
@@ -67,12 +72,20 @@ fn agree_on_facts(
     let mut nodes = Vec::new();
     for (rank, record) in records.iter().enumerate() {
         let (numbers, node) = record.split_at(COMPARED.len() * NUMBER_BYTES);
-        nodes.push(NodeId(node.try_into().map_err(|_| Error::internal("a short node id"))?));
-        for ((name, mine), theirs) in
-            COMPARED.iter().zip(compared(&facts)).zip(numbers.chunks_exact(NUMBER_BYTES))
+        nodes.push(NodeId(
+            node.try_into()
+                .map_err(|_| Error::internal("a short node id"))?,
+        ));
+        for ((name, mine), theirs) in COMPARED
+            .iter()
+            .zip(compared(&facts))
+            .zip(numbers.chunks_exact(NUMBER_BYTES))
         {
             if theirs != mine.to_le_bytes() {
-                let theirs = theirs.iter().rev().fold(0_u64, |n, &byte| n << 8 | u64::from(byte));
+                let theirs = theirs
+                    .iter()
+                    .rev()
+                    .fold(0_u64, |n, &byte| n << 8 | u64::from(byte));
                 return Err(Error::argument(
                     format_args!("config.{name}"),
                     format_args!("must be the same on every rank, but rank {rank} differs"),
@@ -135,7 +148,10 @@ pub fn handle(
     let checked = arguments.and_then(|arguments| {
         let (tag, ids) = &arguments.topk_idx;
         let routing = request::handle::routing(group.facts(), *tag, ids)?;
-        Ok((routing, request::handle::counter(group.facts(), &arguments.locals)?))
+        Ok((
+            routing,
+            request::handle::counter(group.facts(), &arguments.locals)?,
+        ))
     });
     match group.facts().algorithm {
         Algorithm::LowLatency => {
@@ -144,7 +160,10 @@ pub fn handle(
             Ok(Handle::low_latency(group, routing, backend))
         }
         Algorithm::HighThroughput => {
-            let routing = checked.as_ref().map(|(routing, _)| *routing).map_err(Error::clone);
+            let routing = checked
+                .as_ref()
+                .map(|(routing, _)| *routing)
+                .map_err(Error::clone);
             let wanted = checked.and_then(|checked| ht_routing(&group, checked));
             let backend = group.backend().open_ht(wanted, stream)?;
             Ok(Handle::high_throughput(group, routing?, backend))
@@ -152,10 +171,7 @@ pub fn handle(
     }
 }
 
-fn ht_routing(
-    group: &Group,
-    (routing, counter): (Routing, Option<Counter>),
-) -> Result<HtRouting> {
+fn ht_routing(group: &Group, (routing, counter): (Routing, Option<Counter>)) -> Result<HtRouting> {
     let counter = match counter {
         None => None,
         Some(Counter::Device(data)) => Some(data),

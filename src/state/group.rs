@@ -55,12 +55,16 @@ impl Group {
 
     /// The group numbered `number`.
     pub fn resolve(number: usize) -> Result<Arc<Group>> {
-        GROUPS.resolve(number).map_err(|missing| refusal("group", missing))
+        GROUPS
+            .resolve(number)
+            .map_err(|missing| refusal("group", missing))
     }
 
     /// Takes the group numbered `number` out of use and closes it.
     pub fn destroy(number: usize, stream: Stream) -> Result<()> {
-        let group = GROUPS.remove(number).map_err(|missing| refusal("group", missing))?;
+        let group = GROUPS
+            .remove(number)
+            .map_err(|missing| refusal("group", missing))?;
         RETIRED.lock().insert(number, Arc::clone(&group.allocator));
         group.closed.store(true, Ordering::Release);
         group.backend.close(stream)
@@ -106,9 +110,10 @@ impl Group {
             return Err(Error::usage("handle", "its group was destroyed"));
         }
         match self.failure() {
-            Some(failure) => {
-                Err(Error::new(failure.code(), format!("the group has failed: {failure}")))
-            }
+            Some(failure) => Err(Error::new(
+                failure.code(),
+                format!("the group has failed: {failure}"),
+            )),
             None => Ok(()),
         }
     }
@@ -116,7 +121,10 @@ impl Group {
     /// Counts one more staged operation in flight, or refuses.
     pub fn begin_staged(&self) -> Result<()> {
         let below = |count| (count < MAX_STAGED).then_some(count + 1);
-        match self.staged.fetch_update(Ordering::AcqRel, Ordering::Acquire, below) {
+        match self
+            .staged
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, below)
+        {
             Ok(_) => Ok(()),
             Err(count) => Err(Error::new(
                 Code::InvalidUsage,

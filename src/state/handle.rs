@@ -40,8 +40,15 @@ struct Progress {
 impl Handle {
     /// An LL handle.
     pub fn low_latency(group: Arc<Group>, routing: Routing, backend: Box<dyn LlBackend>) -> Self {
-        let mode = Mode::Ll(LlHandle { backend, progress: Mutex::default() });
-        Self { group, routing, mode }
+        let mode = Mode::Ll(LlHandle {
+            backend,
+            progress: Mutex::default(),
+        });
+        Self {
+            group,
+            routing,
+            mode,
+        }
     }
 
     /// An HT handle.
@@ -50,7 +57,11 @@ impl Handle {
         routing: Routing,
         backend: Box<dyn HtBackend>,
     ) -> Self {
-        Self { group, routing, mode: Mode::Ht(backend) }
+        Self {
+            group,
+            routing,
+            mode: Mode::Ht(backend),
+        }
     }
 
     /// Makes the handle known under a number.
@@ -60,12 +71,16 @@ impl Handle {
 
     /// The handle numbered `number`.
     pub fn resolve(number: usize) -> Result<Arc<Handle>> {
-        HANDLES.resolve(number).map_err(|missing| refusal("handle", missing))
+        HANDLES
+            .resolve(number)
+            .map_err(|missing| refusal("handle", missing))
     }
 
     /// Takes the handle numbered `number` out of use. A staged operation of it is given up.
     pub fn destroy(number: usize) -> Result<()> {
-        let handle = HANDLES.remove(number).map_err(|missing| refusal("handle", missing))?;
+        let handle = HANDLES
+            .remove(number)
+            .map_err(|missing| refusal("handle", missing))?;
         if let Mode::Ll(ll) = &handle.mode
             && let Some((_, ticket)) = ll.progress.lock().staged.take()
         {
@@ -106,7 +121,10 @@ impl Handle {
                 let op = ll::combine(self.group.facts(), &self.routing, tensors)?;
                 let mut progress = handle.progress.lock();
                 if !progress.dispatched {
-                    return Err(Error::usage("handle", "needs a dispatch before its first combine"));
+                    return Err(Error::usage(
+                        "handle",
+                        "needs a dispatch before its first combine",
+                    ));
                 }
                 self.start(handle, &mut progress, LlOp::Combine(op), send_only, stream)
             }
@@ -126,7 +144,10 @@ impl Handle {
         stream: Stream,
     ) -> Result<()> {
         if progress.staged.is_some() {
-            return Err(Error::usage("handle", "its staged operation waits for ncclEpComplete"));
+            return Err(Error::usage(
+                "handle",
+                "its staged operation waits for ncclEpComplete",
+            ));
         }
         if !send_only {
             return handle.backend.run(&op, stream);
@@ -161,8 +182,12 @@ impl Handle {
     pub fn num_recv_tokens(&self) -> Result<usize> {
         let facts = self.group.facts();
         match &self.mode {
-            Mode::Ll(_) => Err(Error::usage("handle", "is for high-throughput groups only")
-                .got(Algorithm::LowLatency.name(), Algorithm::HighThroughput.name())),
+            Mode::Ll(_) => Err(
+                Error::usage("handle", "is for high-throughput groups only").got(
+                    Algorithm::LowLatency.name(),
+                    Algorithm::HighThroughput.name(),
+                ),
+            ),
             Mode::Ht(backend) => facts
                 .max_recv_rows()
                 .or_else(|| backend.num_recv_tokens())

@@ -32,14 +32,21 @@ const KINDS: usize = 16;
 impl<T> Registry<T> {
     /// An empty registry; `kind` is 1 to 15 and differs between registries.
     pub const fn new(kind: usize) -> Self {
-        Self { live: RwLock::new(None), issued: AtomicUsize::new(0), kind }
+        Self {
+            live: RwLock::new(None),
+            issued: AtomicUsize::new(0),
+            kind,
+        }
     }
 
     /// Registers `object` and returns its number, never 0.
     pub fn insert(&self, object: Arc<T>) -> usize {
         let count = self.issued.fetch_add(1, Ordering::Relaxed) + 1;
         let number = count * KINDS + self.kind;
-        self.live.write().get_or_insert_with(HashMap::new).insert(number, object);
+        self.live
+            .write()
+            .get_or_insert_with(HashMap::new)
+            .insert(number, object);
         number
     }
 
@@ -54,7 +61,11 @@ impl<T> Registry<T> {
 
     /// Takes the object numbered `number` out; from now on it counts as destroyed.
     pub fn remove(&self, number: usize) -> Result<Arc<T>, Missing> {
-        let taken = self.live.write().as_mut().and_then(|live| live.remove(&number));
+        let taken = self
+            .live
+            .write()
+            .as_mut()
+            .and_then(|live| live.remove(&number));
         taken.ok_or_else(|| self.missing(number))
     }
 

@@ -81,12 +81,16 @@ impl Exchange {
         self.settle_abandoned()?;
         let own = self.window(self.rank)?;
         let is_free = |bank: &Bank<'_>| (0..self.ranks()).all(|reader| bank.is_read_by(reader));
-        let bank = self.wait(own, || (0..BANKS).map(|bank| own.bank(bank)).find(is_free), || {
-            let slow: Vec<usize> = (0..self.ranks())
-                .filter(|&reader| !(0..BANKS).all(|bank| own.bank(bank).is_read_by(reader)))
-                .collect();
-            format!("a free bank for operation {epoch}, held by ranks {slow:?}")
-        })?;
+        let bank = self.wait(
+            own,
+            || (0..BANKS).map(|bank| own.bank(bank)).find(is_free),
+            || {
+                let slow: Vec<usize> = (0..self.ranks())
+                    .filter(|&reader| !(0..BANKS).all(|bank| own.bank(bank).is_read_by(reader)))
+                    .collect();
+                format!("a free bank for operation {epoch}, held by ranks {slow:?}")
+            },
+        )?;
         message.write_to(&mut bank.write(message.len())?)?;
         bank.post(epoch, message.len());
         Ok(())
@@ -96,11 +100,20 @@ impl Exchange {
     pub fn receive(&self, epoch: u64, source: usize) -> Result<Received<'_>> {
         let window = self.window(source)?;
         let banks = || (0..BANKS).map(|bank| window.bank(bank));
-        let bank = self.wait(window, || banks().find(|bank| bank.posted() == epoch), || {
-            let newest = banks().map(|bank| bank.posted()).max().unwrap_or(0);
-            format!("operation {epoch} of rank {source}, whose last one is {newest}")
-        })?;
-        Ok(Received { message: bank.read()?, bank, reader: self.rank, epoch })
+        let bank = self.wait(
+            window,
+            || banks().find(|bank| bank.posted() == epoch),
+            || {
+                let newest = banks().map(|bank| bank.posted()).max().unwrap_or(0);
+                format!("operation {epoch} of rank {source}, whose last one is {newest}")
+            },
+        )?;
+        Ok(Received {
+            message: bank.read()?,
+            bank,
+            reader: self.rank,
+            epoch,
+        })
     }
 
     /// Lets go of messages that nobody here will read. Their senders have posted them, or will without
@@ -150,7 +163,9 @@ impl Exchange {
     }
 
     fn window(&self, rank: usize) -> Result<&Window> {
-        self.windows.get(rank).ok_or_else(|| Error::internal("a rank without a window"))
+        self.windows
+            .get(rank)
+            .ok_or_else(|| Error::internal("a rank without a window"))
     }
 }
 
@@ -173,5 +188,107 @@ impl Deref for Received<'_> {
 impl Drop for Received<'_> {
     fn drop(&mut self) {
         self.bank.set_read(self.reader, self.epoch);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Exchanges of `ranks` ranks within this process.
+    fn ranks(ranks: usize, timeout: Duration) -> Vec<Exchange> {
+        let made: Vec<Window> = (0..ranks).map(|_| Window::create(ranks).unwrap()).collect();
+        let open = |rank| {
+            let windows = made
+                .iter()
+                .map(|w| Window::open(w.address(), ranks).unwrap())
+                .collect();
+            Exchange::new(rank, windows, timeout)
+        };
+        (0..ranks).map(open).collect()
+    }
+
+    fn post(exchange: &Exchange, epoch: u64, text: &[u8]) -> Result<()> {
+        let mut message = Message::default();
+        message.bytes(text);
+        exchange.post(epoch, &message)
+    }
+
+    #[test]
+    fn everybody_reads_everybody() {
+        let all = ranks(3, Duration::from_secs(20));
+        std::thread::scope(|scope| {
+            for exchange in &all {
+                scope.spawn(move || {
+                    for _ in 0..200 {
+                        let epoch = exchange.begin();
+                        post(
+                            exchange,
+                            epoch,
+                            format!("{} {epoch}", exchange.rank).as_bytes(),
+                        )
+                        .unwrap();
+                        for source in 0..exchange.ranks() {
+                            let received = exchange.receive(epoch, source).unwrap();
+                            assert_eq!(&received[..], format!("{source} {epoch}").as_bytes());
+                        }
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn operations_that_stay_unread_do_not_stop_later_ones() {
+        let all = ranks(1, Duration::from_secs(20));
+        let exchange = &all[0];
+        let staged = [exchange.begin(), exchange.begin()];
+        for epoch in staged {
+            post(exchange, epoch, b"staged").unwrap();
+        }
+        for _ in 0..20 {
+            let epoch = exchange.begin();
+            post(exchange, epoch, b"whole").unwrap();
+            drop(exchange.receive(epoch, 0).unwrap());
+        }
+        for epoch in staged {
+            assert_eq!(&exchange.receive(epoch, 0).unwrap()[..], b"staged");
+        }
+    }
+
+    #[test]
+    fn abandoned_operations_free_their_banks() {
+        let all = ranks(1, Duration::from_secs(20));
+        for _ in 0..20 {
+            let epoch = all[0].begin();
+            post(&all[0], epoch, b"never read").unwrap();
+            all[0].abandon(epoch);
+        }
+    }
+
+    #[test]
+    fn a_silent_rank_is_named_after_the_deadline() {
+        let all = ranks(2, Duration::from_millis(80));
+        let epoch = all[0].begin();
+        post(&all[0], epoch, b"here").unwrap();
+        let error = all[0].receive(epoch, 1).err().unwrap();
+        assert_eq!(error.code(), Code::RemoteError);
+        assert!(error.text().contains("rank 0 waited"), "{error}");
+        assert!(
+            error
+                .text()
+                .contains("operation 1 of rank 1, whose last one is 0"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_failed_rank_ends_the_wait_at_once() {
+        let all = ranks(2, Duration::from_secs(60));
+        all[1].fail(Error::internal("planted"));
+        let start = Instant::now();
+        let error = all[0].receive(1, 1).err().unwrap();
+        assert!(error.text().starts_with("rank 1 failed"), "{error}");
+        assert!(start.elapsed() < Duration::from_secs(10));
     }
 }

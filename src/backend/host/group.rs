@@ -42,7 +42,11 @@ impl Platform for HostPlatform {
     ) -> Result<Box<dyn GroupBackend>> {
         let windows = open_windows(&bootstrap, stream)?;
         let exchange = Exchange::new(facts.rank, windows, timeout);
-        let shared = Arc::new(Shared { facts, exchange, runtime: self.runtime });
+        let shared = Arc::new(Shared {
+            facts,
+            exchange,
+            runtime: self.runtime,
+        });
         Ok(Box::new(HostGroup { shared, bootstrap }))
     }
 }
@@ -53,7 +57,10 @@ fn open_windows(bootstrap: &Bootstrap, stream: Stream) -> Result<Vec<Window>> {
     const BYTES: usize = 8;
     let own = Window::create(bootstrap.ranks());
     let mine = own.as_ref().map_err(Error::clone).map(|own| {
-        let Address { process, descriptor } = own.address();
+        let Address {
+            process,
+            descriptor,
+        } = own.address();
         [process.to_le_bytes(), descriptor.to_le_bytes()].concat()
     });
     let addresses = bootstrap.agree(mine, BYTES, stream)?;
@@ -123,7 +130,12 @@ impl GroupBackend for HostGroup {
 
     fn open_ht(&self, routing: Result<HtRouting>, stream: Stream) -> Result<Box<dyn HtBackend>> {
         let shared = Arc::clone(&self.shared);
-        Ok(Box::new(HostHt::open(shared, &self.bootstrap, routing, stream)?))
+        Ok(Box::new(HostHt::open(
+            shared,
+            &self.bootstrap,
+            routing,
+            stream,
+        )?))
     }
 
     fn fault(&self) -> Option<Error> {

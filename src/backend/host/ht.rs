@@ -46,7 +46,12 @@ impl HostHt {
             bootstrap.wait(stream)?;
             bootstrap.memory().download(&mut raw, routing.ids)?;
             Ok(RankIds {
-                ids: raw.as_chunks::<8>().0.iter().map(|id| i64::from_ne_bytes(*id)).collect(),
+                ids: raw
+                    .as_chunks::<8>()
+                    .0
+                    .iter()
+                    .map(|id| i64::from_ne_bytes(*id))
+                    .collect(),
                 top_k: routing.top_k,
                 tokens: routing.tokens,
             })
@@ -56,10 +61,17 @@ impl HostHt {
         let map = HtMap::new(&shared.facts, &all);
         if let Some(counter) = counter {
             let counts = map.expert_counts(shared.facts.local_experts());
-            let counts: Vec<u8> = counts.iter().flat_map(|count| count.to_ne_bytes()).collect();
+            let counts: Vec<u8> = counts
+                .iter()
+                .flat_map(|count| count.to_ne_bytes())
+                .collect();
             bootstrap.memory().upload(counter, &counts)?;
         }
-        Ok(Self { shared, routing, map: Arc::new(map) })
+        Ok(Self {
+            shared,
+            routing,
+            map: Arc::new(map),
+        })
     }
 
     fn send_tokens(&self, op: &HtDispatch, epoch: u64) -> Result<()> {
@@ -91,7 +103,15 @@ impl HostHt {
             // SAFETY: `request` has checked the tensor `[n, H]`; the caller leaves it to the operation.
             let rows = unsafe { bytes_mut(out.data, out.rows * op.row.bytes()) };
             for (index, arrival) in self.map.arrivals.iter().enumerate() {
-                copy_row(rows, index, row(source(&sent, arrival.source)?.rows, arrival.token, op.row.bytes())?)?;
+                copy_row(
+                    rows,
+                    index,
+                    row(
+                        source(&sent, arrival.source)?.rows,
+                        arrival.token,
+                        op.row.bytes(),
+                    )?,
+                )?;
             }
             if let Some(unused) = rows.get_mut(self.map.arrivals.len() * op.row.bytes()..) {
                 unused.fill(0);
@@ -112,8 +132,12 @@ impl HostHt {
         let top_k = self.routing.top_k;
         let entries = out.rows * top_k;
         // SAFETY: `request` has checked both tensors `[n, K]`; the caller leaves them to the operation.
-        let (ids, weights) =
-            unsafe { (bytes_mut(out.ids, entries * 8), bytes_mut(out.weights, entries * 4)) };
+        let (ids, weights) = unsafe {
+            (
+                bytes_mut(out.ids, entries * 8),
+                bytes_mut(out.weights, entries * 4),
+            )
+        };
         ids.fill(0xff); // -1
         weights.fill(0);
         let first = self.shared.facts.experts_of(self.shared.facts.rank).start;
@@ -168,11 +192,20 @@ impl HostHt {
         // SAFETY: `request` has checked the tensor `[T, H]`; the caller leaves it to the operation.
         let out = unsafe { bytes_mut(op.out, self.routing.tokens * row_bytes) };
         let mut sums = vec![0.0_f32; op.row.hidden];
-        for (goes_to, out) in self.map.departures.iter().zip(out.chunks_exact_mut(row_bytes)) {
+        for (goes_to, out) in self
+            .map
+            .departures
+            .iter()
+            .zip(out.chunks_exact_mut(row_bytes))
+        {
             sums.fill(0.0);
             for departure in goes_to {
                 let from = source(&results, departure.rank)?;
-                numeric::add(&mut sums, row(from.rows, departure.row, row_bytes)?, op.row.dtype)?;
+                numeric::add(
+                    &mut sums,
+                    row(from.rows, departure.row, row_bytes)?,
+                    op.row.dtype,
+                )?;
             }
             numeric::store(out, &sums, op.row.dtype)?;
         }
@@ -194,7 +227,11 @@ impl HostHt {
                 let from = source(results, departure.rank)?;
                 for column in 0..departure.experts.min(columns) {
                     if place < (token + 1) * columns {
-                        copy_row(out, place, row(from.weights, departure.row * columns + column, 4)?)?;
+                        copy_row(
+                            out,
+                            place,
+                            row(from.weights, departure.row * columns + column, 4)?,
+                        )?;
                         place += 1;
                     }
                 }
@@ -257,12 +294,18 @@ impl<'a> Sent<'a> {
         let tokens = reader.number()?;
         let forward = reader.number()? != 0;
         if forward != op.routing_in.is_some() {
-            let rule = format!("must be forward, or tokens only, on every rank, but rank {source} differs");
+            let rule = format!(
+                "must be forward, or tokens only, on every rank, but rank {source} differs"
+            );
             return Err(Error::usage("inputs[TOPK_IDX]", rule));
         }
         let rows = reader.bytes(tokens * op.row.bytes())?;
         let entries = if forward { tokens * top_k } else { 0 };
-        Ok(Self { rows, ids: reader.bytes(entries * 8)?, weights: reader.bytes(entries * 4)? })
+        Ok(Self {
+            rows,
+            ids: reader.bytes(entries * 8)?,
+            weights: reader.bytes(entries * 4)?,
+        })
     }
 
     /// The weight of `expert` for `token`; the last one if the token names it twice, 0 if not at all.
@@ -288,13 +331,18 @@ impl<'a> Results<'a> {
         let rows = reader.number()?;
         let theirs = reader.number()?;
         if theirs != columns {
-            let rule = format!("must have the same columns on every rank, but rank {source} differs");
+            let rule =
+                format!("must have the same columns on every rank, but rank {source} differs");
             return Err(Error::usage("inputs[TOPK_WEIGHTS]", rule).got(columns, theirs));
         }
-        Ok(Self { rows: reader.bytes(rows * row_bytes)?, weights: reader.bytes(rows * columns * 4)? })
+        Ok(Self {
+            rows: reader.bytes(rows * row_bytes)?,
+            weights: reader.bytes(rows * columns * 4)?,
+        })
     }
 }
 
 fn source<T>(all: &[T], rank: usize) -> Result<&T> {
-    all.get(rank).ok_or_else(|| Error::internal("a rank without a message"))
+    all.get(rank)
+        .ok_or_else(|| Error::internal("a rank without a message"))
 }

@@ -55,13 +55,23 @@ impl HtMap {
         let mut departures = Vec::new();
         for (source, of_source) in all.iter().enumerate() {
             for token in 0..of_source.tokens {
-                let ids = of_source.ids.get(token * of_source.top_k..(token + 1) * of_source.top_k);
+                let ids = of_source
+                    .ids
+                    .get(token * of_source.top_k..(token + 1) * of_source.top_k);
                 let mut goes_to = Vec::new();
                 for (rank, experts) in by_rank(facts, ids.unwrap_or_default()) {
                     let row = received.get(rank).copied().unwrap_or(0);
-                    goes_to.push(Departure { rank, row, experts: experts.len() });
+                    goes_to.push(Departure {
+                        rank,
+                        row,
+                        experts: experts.len(),
+                    });
                     if rank == facts.rank {
-                        arrivals.push(Arrival { source, token, experts });
+                        arrivals.push(Arrival {
+                            source,
+                            token,
+                            experts,
+                        });
                     }
                     if let Some(count) = received.get_mut(rank) {
                         *count += 1;
@@ -72,7 +82,10 @@ impl HtMap {
                 }
             }
         }
-        Self { arrivals, departures }
+        Self {
+            arrivals,
+            departures,
+        }
     }
 
     /// Received tokens per local expert.
@@ -113,7 +126,9 @@ pub fn exchange_ids(
     stream: Stream,
 ) -> Result<Vec<RankIds>> {
     let shape = mine.as_ref().map_err(Error::clone).map(|mine| {
-        [mine.tokens as u64, mine.top_k as u64].map(u64::to_le_bytes).concat()
+        [mine.tokens as u64, mine.top_k as u64]
+            .map(u64::to_le_bytes)
+            .concat()
     });
     let shapes = bootstrap.agree(shape, 2 * NUMBER_BYTES, stream)?;
     let mine = mine?;
@@ -169,7 +184,11 @@ mod tests {
     }
 
     fn ids(tokens: usize, ids: &[i64]) -> RankIds {
-        RankIds { ids: ids.to_vec(), top_k: 2, tokens }
+        RankIds {
+            ids: ids.to_vec(),
+            top_k: 2,
+            tokens,
+        }
     }
 
     #[test]
@@ -179,18 +198,40 @@ mod tests {
         assert_eq!(
             map.arrivals,
             [
-                Arrival { source: 0, token: 0, experts: vec![0, 1] },
-                Arrival { source: 1, token: 0, experts: vec![0] },
+                Arrival {
+                    source: 0,
+                    token: 0,
+                    experts: vec![0, 1]
+                },
+                Arrival {
+                    source: 1,
+                    token: 0,
+                    experts: vec![0]
+                },
             ]
         );
-        assert_eq!(map.departures, [vec![Departure { rank: 1, row: 1, experts: 1 }]]);
+        assert_eq!(
+            map.departures,
+            [vec![Departure {
+                rank: 1,
+                row: 1,
+                experts: 1
+            }]]
+        );
         assert_eq!(map.expert_counts(2), [2, 1]);
     }
 
     #[test]
     fn a_repeated_expert_counts_once() {
         let map = HtMap::new(&facts(0), &[ids(1, &[1, 1]), ids(0, &[])]);
-        assert_eq!(map.arrivals, [Arrival { source: 0, token: 0, experts: vec![1] }]);
+        assert_eq!(
+            map.arrivals,
+            [Arrival {
+                source: 0,
+                token: 0,
+                experts: vec![1]
+            }]
+        );
         assert_eq!(map.expert_counts(2), [0, 1]);
     }
 }

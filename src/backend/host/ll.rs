@@ -41,7 +41,11 @@ struct Placed {
 impl HostLl {
     /// A handle whose ids are `routing`, read anew by every operation.
     pub fn new(shared: Arc<Shared>, routing: Routing) -> Self {
-        Self { shared, routing, placed: Arc::default() }
+        Self {
+            shared,
+            routing,
+            placed: Arc::default(),
+        }
     }
 
     fn send_now(&self, op: &LlOp, epoch: u64) -> Result<()> {
@@ -66,7 +70,12 @@ impl HostLl {
     fn ids(&self) -> &[u8] {
         // SAFETY: `request` has checked the handle's ids; the caller keeps them until its operations
         // have run.
-        unsafe { bytes(self.routing.ids, self.routing.tokens * self.routing.top_k * 8) }
+        unsafe {
+            bytes(
+                self.routing.ids,
+                self.routing.tokens * self.routing.top_k * 8,
+            )
+        }
     }
 
     fn send_tokens(&self, op: &LlDispatch, epoch: u64) -> Result<()> {
@@ -94,7 +103,9 @@ impl HostLl {
             let sent = SentTokens::read(&message, source, op.row.bytes())?;
             let mut from_source = Vec::new();
             for (token, k, expert) in sent.entries(facts) {
-                let Some(count) = expert.checked_sub(experts.start).and_then(|e| counts.get_mut(e))
+                let Some(count) = expert
+                    .checked_sub(experts.start)
+                    .and_then(|e| counts.get_mut(e))
                 else {
                     continue;
                 };
@@ -192,14 +203,17 @@ impl LlBackend for HostLl {
 
     fn send(&self, op: &LlOp, stream: Stream) -> Result<Ticket> {
         let (handle, op, epoch) = (self.clone(), *op, self.shared.exchange.begin());
-        self.shared.enqueue(name(&op), stream, move |_| handle.send_now(&op, epoch))?;
+        self.shared
+            .enqueue(name(&op), stream, move |_| handle.send_now(&op, epoch))?;
         Ok(Ticket(epoch))
     }
 
     fn receive(&self, op: &LlOp, ticket: Ticket, stream: Stream) -> Result<()> {
         // Waiting for this rank's own message orders the phases, whatever their streams.
         let (handle, op) = (self.clone(), *op);
-        self.shared.enqueue(name(&op), stream, move |_| handle.receive_now(&op, ticket.0))
+        self.shared.enqueue(name(&op), stream, move |_| {
+            handle.receive_now(&op, ticket.0)
+        })
     }
 
     fn abandon(&self, ticket: Ticket) {
@@ -228,15 +242,25 @@ impl<'a> SentTokens<'a> {
         let (tokens, top_k) = (reader.number()?, reader.number()?);
         same_row_bytes(reader.number()?, source, row_bytes)?;
         let ids = reader.bytes(tokens * top_k * 8)?;
-        Ok(Self { top_k, row_bytes, ids, rows: reader.bytes(tokens * row_bytes)? })
+        Ok(Self {
+            top_k,
+            row_bytes,
+            ids,
+            rows: reader.bytes(tokens * row_bytes)?,
+        })
     }
 
     /// (token, k, expert) of all entries that name an expert.
     fn entries(&self, facts: &GroupFacts) -> impl Iterator<Item = (usize, usize, usize)> {
-        self.ids.as_chunks::<8>().0.iter().enumerate().filter_map(|(entry, id)| {
-            let expert = facts.expert(i64::from_ne_bytes(*id))?;
-            Some((entry / self.top_k, entry % self.top_k, expert))
-        })
+        self.ids
+            .as_chunks::<8>()
+            .0
+            .iter()
+            .enumerate()
+            .filter_map(|(entry, id)| {
+                let expert = facts.expert(i64::from_ne_bytes(*id))?;
+                Some((entry / self.top_k, entry % self.top_k, expert))
+            })
     }
 
     fn row(&self, token: usize) -> Result<&'a [u8]> {
@@ -254,7 +278,9 @@ fn collect_results<'a>(
 ) -> Result<()> {
     let mut reader = Reader::new(message);
     same_row_bytes(reader.number()?, source, row_bytes)?;
-    let counts: Vec<usize> = (0..facts.ranks).map(|_| reader.number()).collect::<Result<_>>()?;
+    let counts: Vec<usize> = (0..facts.ranks)
+        .map(|_| reader.number())
+        .collect::<Result<_>>()?;
     for (home, count) in counts.into_iter().enumerate() {
         for _ in 0..count {
             let (token, k) = (reader.number()?, reader.number()?);

@@ -12,7 +12,9 @@ pub fn add(sums: &mut [f32], row: &[u8], dtype: DType) -> Result<()> {
 
 /// `sums[i] = fma(weight, row[i], sums[i])`.
 pub fn add_scaled(sums: &mut [f32], weight: f32, row: &[u8], dtype: DType) -> Result<()> {
-    for_each(sums, row, dtype, |sum, element| *sum = weight.mul_add(element, *sum))
+    for_each(sums, row, dtype, |sum, element| {
+        *sum = weight.mul_add(element, *sum)
+    })
 }
 
 /// `row[i] = round(sums[i])`, to nearest, ties to even.
@@ -71,12 +73,20 @@ fn unsummable(dtype: DType) -> Error {
 
 /// The `index`-th f32 of `bytes`.
 pub fn f32_at(bytes: &[u8], index: usize) -> Option<f32> {
-    bytes.as_chunks::<4>().0.get(index).map(|bytes| f32::from_ne_bytes(*bytes))
+    bytes
+        .as_chunks::<4>()
+        .0
+        .get(index)
+        .map(|bytes| f32::from_ne_bytes(*bytes))
 }
 
 /// The `index`-th i64 of `bytes`.
 pub fn i64_at(bytes: &[u8], index: usize) -> Option<i64> {
-    bytes.as_chunks::<8>().0.get(index).map(|bytes| i64::from_ne_bytes(*bytes))
+    bytes
+        .as_chunks::<8>()
+        .0
+        .get(index)
+        .map(|bytes| i64::from_ne_bytes(*bytes))
 }
 
 #[cfg(test)]

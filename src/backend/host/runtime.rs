@@ -53,14 +53,18 @@ impl HostRuntime {
         };
         let functions = FUNCTIONS.get_or_try_init(|| {
             Functions::load(&library).map_err(|missing| {
-                Error::new(Code::SystemError, format!("the CPU stand-ins have no {missing}"))
+                Error::new(
+                    Code::SystemError,
+                    format!("the CPU stand-ins have no {missing}"),
+                )
             })
         })?;
         // SAFETY: takes nothing and returns a number.
         let abi = unsafe { (functions.ncclEpHostsimAbi)() };
         if abi != ABI {
-            return Err(Error::usage("hostsim", "the CPU stand-ins are of another version")
-                .got(abi, ABI));
+            return Err(
+                Error::usage("hostsim", "the CPU stand-ins are of another version").got(abi, ABI),
+            );
         }
         Ok(Some(Self(functions)))
     }
@@ -81,7 +85,9 @@ impl HostRuntime {
     /// Waits until all streams of this rank are idle.
     pub fn synchronize(&self) -> Result<()> {
         // SAFETY: takes nothing.
-        check("cudaDeviceSynchronize", unsafe { (self.0.cudaDeviceSynchronize)() })
+        check("cudaDeviceSynchronize", unsafe {
+            (self.0.cudaDeviceSynchronize)()
+        })
     }
 }
 
@@ -91,13 +97,16 @@ unsafe extern "C" fn call_boxed(boxed: *mut c_void) {
     // SAFETY: this function's contract.
     let work = unsafe { Box::from_raw(boxed.cast::<Box<dyn FnOnce() + Send>>()) };
     // A panic must not unwind into the stand-ins; the operation's own guard reports it.
-    let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work()));
+    let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
 }
 
 fn check(call: &str, code: c_int) -> Result<()> {
     match code {
         0 => Ok(()),
-        _ => Err(Error::new(Code::UnhandledCudaError, format!("{call}: CUDA error {code}"))),
+        _ => Err(Error::new(
+            Code::UnhandledCudaError,
+            format!("{call}: CUDA error {code}"),
+        )),
     }
 }
 
@@ -105,21 +114,24 @@ impl DeviceMemory for HostRuntime {
     fn alloc(&self, bytes: usize) -> Result<DevPtr> {
         let mut data = std::ptr::null_mut();
         // SAFETY: writes one pointer, which outlives the call.
-        check("cudaMalloc", unsafe { (self.0.cudaMalloc)(&mut data, bytes) })?;
+        check("cudaMalloc", unsafe {
+            (self.0.cudaMalloc)(&mut data, bytes)
+        })?;
         Ok(DevPtr(data as usize))
     }
 
     fn free(&self, data: DevPtr) -> Result<()> {
         // SAFETY: the stand-ins refuse an address that they did not give.
-        check("cudaFree", unsafe { (self.0.cudaFree)(data.0 as *mut c_void) })
+        check("cudaFree", unsafe {
+            (self.0.cudaFree)(data.0 as *mut c_void)
+        })
     }
 
     fn device_alias(&self, host: DevPtr) -> Result<DevPtr> {
         let mut device = std::ptr::null_mut();
         // SAFETY: writes one pointer, which outlives the call.
-        let code = unsafe {
-            (self.0.cudaHostGetDevicePointer)(&mut device, host.0 as *mut c_void, 0)
-        };
+        let code =
+            unsafe { (self.0.cudaHostGetDevicePointer)(&mut device, host.0 as *mut c_void, 0) };
         check("cudaHostGetDevicePointer", code)?;
         Ok(DevPtr(device as usize))
     }
@@ -127,13 +139,17 @@ impl DeviceMemory for HostRuntime {
     fn upload(&self, to: DevPtr, from: &[u8]) -> Result<()> {
         let (to, source) = (to.0 as *mut c_void, from.as_ptr().cast::<c_void>());
         // SAFETY: `from` is as long as said; the trait's callers own `to`.
-        check("cudaMemcpy", unsafe { (self.0.cudaMemcpy)(to, source, from.len(), HOST_TO_DEVICE) })
+        check("cudaMemcpy", unsafe {
+            (self.0.cudaMemcpy)(to, source, from.len(), HOST_TO_DEVICE)
+        })
     }
 
     fn download(&self, to: &mut [u8], from: DevPtr) -> Result<()> {
         let (target, from) = (to.as_mut_ptr().cast::<c_void>(), from.0 as *const c_void);
         // SAFETY: `to` is as long as said; the trait's callers own `from`.
-        check("cudaMemcpy", unsafe { (self.0.cudaMemcpy)(target, from, to.len(), DEVICE_TO_HOST) })
+        check("cudaMemcpy", unsafe {
+            (self.0.cudaMemcpy)(target, from, to.len(), DEVICE_TO_HOST)
+        })
     }
 
     fn is_idle(&self, stream: Stream) -> Result<bool> {

@@ -12,7 +12,13 @@ pub fn wait(word: &AtomicU32, seen: u32, patience: Duration) {
     };
     // SAFETY: `word` is a live, aligned 32-bit word; the kernel only compares and sleeps.
     unsafe {
-        libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, seen, &raw const timeout)
+        libc::syscall(
+            libc::SYS_futex,
+            word.as_ptr(),
+            libc::FUTEX_WAIT,
+            seen,
+            &raw const timeout,
+        )
     };
 }
 

@@ -47,7 +47,10 @@ impl Window {
         // SAFETY: the name is NUL-terminated; the result is checked.
         let descriptor = unsafe { libc::memfd_create(c"nccl_ep".as_ptr(), libc::MFD_CLOEXEC) };
         if descriptor < 0 {
-            return Err(Error::system("memfd_create", &std::io::Error::last_os_error()));
+            return Err(Error::system(
+                "memfd_create",
+                &std::io::Error::last_os_error(),
+            ));
         }
         // SAFETY: a fresh descriptor that nobody else owns.
         let file = unsafe { File::from_raw_fd(descriptor) };
@@ -73,17 +76,27 @@ impl Window {
             .len(bytes)
             .map_raw(&file)
             .map_err(|cause| Error::system("mapping a shared window", &cause))?;
-        Ok(Self { file, header, ranks })
+        Ok(Self {
+            file,
+            header,
+            ranks,
+        })
     }
 
     /// How peers find this window, if this process made it.
     pub fn address(&self) -> Address {
-        Address { process: std::process::id(), descriptor: self.file.as_raw_fd() }
+        Address {
+            process: std::process::id(),
+            descriptor: self.file.as_raw_fd(),
+        }
     }
 
     /// A view of the counters of `bank`.
     pub fn bank(&self, bank: usize) -> Bank<'_> {
-        Bank { window: self, first: COUNTERS + bank * (self.ranks + 2) * WORD }
+        Bank {
+            window: self,
+            first: COUNTERS + bank * (self.ranks + 2) * WORD,
+        }
     }
 
     /// The bell's count: it grows whenever something in the header has changed.
@@ -118,7 +131,10 @@ impl Window {
     }
 
     fn counter(&self, offset: usize) -> &AtomicU64 {
-        assert!(offset + WORD <= self.header.len(), "a counter outside the window's header");
+        assert!(
+            offset + WORD <= self.header.len(),
+            "a counter outside the window's header"
+        );
         // SAFETY: inside the header (asserted), aligned as offsets are multiples of 8 in a page-aligned
         // mapping, and only used atomically.
         unsafe { AtomicU64::from_ptr(self.header.as_mut_ptr().add(offset).cast()) }
@@ -140,20 +156,29 @@ impl Bank<'_> {
 
     /// Whether `reader` has let go of the message.
     pub fn is_read_by(&self, reader: usize) -> bool {
-        let read = self.window.counter(self.first + (2 + reader) * WORD).load(Ordering::Acquire);
+        let read = self
+            .window
+            .counter(self.first + (2 + reader) * WORD)
+            .load(Ordering::Acquire);
         read >= self.posted()
     }
 
     /// Announces the message of operation `epoch`, which is `bytes` long.
     pub fn post(&self, epoch: u64, bytes: usize) {
-        self.window.counter(self.first + WORD).store(bytes as u64, Ordering::Relaxed);
-        self.window.counter(self.first).store(epoch, Ordering::Release);
+        self.window
+            .counter(self.first + WORD)
+            .store(bytes as u64, Ordering::Relaxed);
+        self.window
+            .counter(self.first)
+            .store(epoch, Ordering::Release);
         self.window.ring();
     }
 
     /// Lets go of the message of operation `epoch` as `reader`.
     pub fn set_read(&self, reader: usize, epoch: u64) {
-        self.window.counter(self.first + (2 + reader) * WORD).store(epoch, Ordering::Release);
+        self.window
+            .counter(self.first + (2 + reader) * WORD)
+            .store(epoch, Ordering::Release);
         self.window.ring();
     }
 
@@ -166,16 +191,25 @@ impl Bank<'_> {
 
     /// The message; only between its announcement and this rank's [`Bank::set_read`].
     pub fn read(&self) -> Result<Mmap> {
-        let bytes = self.window.counter(self.first + WORD).load(Ordering::Relaxed);
+        let bytes = self
+            .window
+            .counter(self.first + WORD)
+            .load(Ordering::Relaxed);
         // SAFETY: the protocol of `exchange` lets nobody write to the bank now.
-        unsafe { self.options(usize::try_from(bytes).unwrap_or(0)).map(&self.window.file) }
-            .map_err(|cause| Error::system("mapping a message to read", &cause))
+        unsafe {
+            self.options(usize::try_from(bytes).unwrap_or(0))
+                .map(&self.window.file)
+        }
+        .map_err(|cause| Error::system("mapping a message to read", &cause))
     }
 
     fn options(&self, bytes: usize) -> MmapOptions {
         let index = (self.first - COUNTERS) / ((self.window.ranks + 2) * WORD);
         let mut options = MmapOptions::new();
-        options.offset(BANK_BYTES * (index as u64 + 1)).len(bytes).populate();
+        options
+            .offset(BANK_BYTES * (index as u64 + 1))
+            .len(bytes)
+            .populate();
         options
     }
 }

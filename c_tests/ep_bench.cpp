@@ -1,0 +1,81 @@
+// ep_bench: how fast are dispatch and combine, and are their results right? Options, routing, byte
+// formulas and times are those of the reference's program of this name; the table, the sweep, JSON
+// and the exit status that follows the validation are ours.
+#include <cstdio>
+#include <cstdlib>
+#include <vector>
+
+#include "ep_bench_options.h"
+#include "ep_bench_report.h"
+#include "ep_bench_result.h"
+#include "ep_bench_routing.h"
+#include "ep_bench_session.h"
+#include "ep_bench_timing.h"
+#include "ep_bench_validate.h"
+#include "harness/harness.h"
+
+namespace ep_bench {
+namespace {
+
+Result RunOne(EpEnv* env, const Options& options, unsigned tokens) {
+    const Shape shape = {static_cast<unsigned>(env->size), tokens, options.top_k, options.experts};
+    const Routing routing(shape, static_cast<unsigned>(env->rank), options.low_latency());
+    Session session(env, options, routing);
+    const Timing timing = Measure(*env, options, &session);
+    Result result = Collect(*env, timing, CountTraffic(routing, options.low_latency()), tokens);
+    if (options.validate) result.wrong = Validate(*env, options, routing, &session);
+    return result;
+}
+
+// True if nothing was found wrong, in any process.
+bool RunAll(EpEnv* env, const Options& options) {
+    const bool on_hostsim = ep_on_hostsim();
+    const bool prints = env->rank == 0;
+    if (prints) PrintHeader(options, env->size, on_hostsim);
+    std::vector<Result> results;
+    bool right = true;
+    for (const unsigned tokens : options.tokens) {
+        results.push_back(RunOne(env, options, tokens));
+        if (prints) PrintResult(options, results.back());
+        const auto& wrong = results.back().wrong;
+        right = right && (!wrong || (wrong->dispatch_rows == 0 && wrong->combine_rows == 0));
+    }
+    if (prints) PrintTable(options, results);
+    if (prints && !options.json_file.empty()) {
+        EP_REQUIRE(WriteJson(options, env->size, on_hostsim, results));
+    }
+    return right;
+}
+
+// For NCCL, which reads it when the communicator is made.
+void DisableNvlink() {
+    setenv("NCCL_P2P_DISABLE", "1", 1);
+    setenv("NCCL_SHM_DISABLE", "1", 1);
+}
+
+}  // namespace
+}  // namespace ep_bench
+
+int main(int argc, char** argv) {
+    ep_bench::ParsedOptions parsed = ep_bench::ParseOptions(argc, argv, ep_on_hostsim());
+    EpEnv env;
+    ep_init_mpi(&env, &argc, &argv);
+    if (parsed.error.empty() && !parsed.help) {
+        parsed.error = ep_bench::CheckRanks(parsed.options, static_cast<unsigned>(env.size));
+    }
+    if (parsed.help || !parsed.error.empty()) {
+        if (env.rank == 0 && parsed.help) printf("%s", ep_bench::kUsage);
+        if (env.rank == 0 && !parsed.help) {
+            fprintf(stderr, "ep_bench: %s\n%s", parsed.error.c_str(), ep_bench::kUsage);
+        }
+        ep_release(&env);
+        return parsed.help ? 0 : 1;
+    }
+    if (parsed.options.disable_nvlink && parsed.options.low_latency()) ep_bench::DisableNvlink();
+    ep_init_device(&env);
+    const bool right = ep_bench::RunAll(&env, parsed.options);
+    const bool leaked = ep_counted_live() != 0;
+    if (leaked) fprintf(stderr, "[rank %d] memory of the library is left over\n", env.rank);
+    ep_release(&env);
+    return right && !leaked ? 0 : 1;
+}

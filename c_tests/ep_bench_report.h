@@ -1,0 +1,22 @@
+// The text that ep_bench prints and the file that --json writes; process 0 only.
+#ifndef C_TESTS_EP_BENCH_REPORT_H_
+#define C_TESTS_EP_BENCH_REPORT_H_
+
+#include <vector>
+
+#include "ep_bench_options.h"
+#include "ep_bench_result.h"
+
+namespace ep_bench {
+
+void PrintHeader(const Options& options, int ranks, bool on_hostsim);
+void PrintResult(const Options& options, const Result& result);
+void PrintTable(const Options& options, const std::vector<Result>& results);
+
+// False if the file could not be written.
+bool WriteJson(const Options& options, int ranks, bool on_hostsim,
+               const std::vector<Result>& results);
+
+}  // namespace ep_bench
+
+#endif  // C_TESTS_EP_BENCH_REPORT_H_

@@ -1,0 +1,25 @@
+// One more dispatch and combine, and the comparison of all their results with what the routing
+// says.
+#ifndef C_TESTS_EP_BENCH_VALIDATE_H_
+#define C_TESTS_EP_BENCH_VALIDATE_H_
+
+#include <stdint.h>
+
+#include "ep_bench_options.h"
+#include "ep_bench_routing.h"
+#include "ep_bench_session.h"
+#include "harness/harness.h"
+
+namespace ep_bench {
+
+struct Wrong {
+    uint64_t dispatch_rows = 0;
+    uint64_t combine_rows = 0;
+};
+
+// Collective; the sum over all ranks, in every process.
+Wrong Validate(const EpEnv& env, const Options& options, const Routing& routing, Session* session);
+
+}  // namespace ep_bench
+
+#endif  // C_TESTS_EP_BENCH_VALIDATE_H_

@@ -129,24 +129,9 @@ fn raw_stream(stream: Stream) -> sys::CUstream {
     stream.0 as sys::CUstream
 }
 
-/// A stream that does not wait for the default stream, to be destroyed once.
-pub(super) fn create_stream() -> Result<Stream> {
-    const NON_BLOCKING: c_uint = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
-    let mut stream = null_mut();
-    // SAFETY: writes one handle.
-    check("cuStreamCreate", unsafe {
-        (functions()?.cuStreamCreate)(&mut stream, NON_BLOCKING)
-    })?;
-    Ok(Stream(stream as usize))
-}
-
-/// Ends what [`create_stream`] began.
-pub(super) fn destroy_stream(stream: Stream) -> Result<()> {
-    // SAFETY: its owner destroys it once.
-    check("cuStreamDestroy", unsafe {
-        (functions()?.cuStreamDestroy_v2)(raw_stream(stream))
-    })
-}
+/// The calling thread's own default stream (`CU_STREAM_PER_THREAD`). It always exists, and it does not
+/// wait for streams of other threads.
+pub(super) const THREAD_STREAM: Stream = Stream(2);
 
 /// Waits until everything enqueued on `stream` has run.
 pub(super) fn synchronize_stream(stream: Stream) -> Result<()> {

@@ -1,11 +1,11 @@
 //! Tests that need one GPU. They end with a printed SKIP where there is none, which
 //! NCCL_EP_TEST_REQUIRE_GPU=1 turns into a failure.
 //!
-//! Two ranks share the GPU, each with its own window and stream: what a rank does not send can then be
+//! Two ranks share the GPU, each with its own window and thread: what a rank does not send can then be
 //! left out on purpose.
 
 use super::context::Context;
-use super::driver;
+use super::driver::{self, THREAD_STREAM};
 use super::fault::FaultPage;
 use super::layout::WindowLayout;
 use super::memory::CudaMemory;
@@ -31,7 +31,6 @@ struct Bench {
     layout: WindowLayout,
     windows: [Window; 2],
     selftests: [Selftest; 2],
-    streams: [Stream; 2],
 }
 
 impl Bench {
@@ -48,7 +47,7 @@ impl Bench {
 
     fn try_open() -> Result<Self> {
         let context = Arc::new(Context::for_device(0)?);
-        let memory = Arc::new(CudaMemory::new(Arc::clone(&context))?);
+        let memory = Arc::new(CudaMemory::new(Arc::clone(&context)));
         let module = Module::load(&context)?;
         let layout = WindowLayout::new(2);
         let windows = [
@@ -56,11 +55,6 @@ impl Bench {
             Window::new(&memory, layout.bytes)?,
         ];
         let selftests = [Selftest::new(&context, 2)?, Selftest::new(&context, 2)?];
-        let streams = {
-            let _entered = context.enter()?;
-            // They end with the process.
-            [driver::create_stream()?, driver::create_stream()?]
-        };
         Ok(Self {
             context,
             memory,
@@ -68,7 +62,6 @@ impl Bench {
             layout,
             windows,
             selftests,
-            streams,
         })
     }
 
@@ -80,7 +73,7 @@ impl Bench {
         FaultPage::new(&self.context, rank, TIMEOUT).unwrap()
     }
 
-    /// Rank `rank`'s part of the self test, on a stream of its own.
+    /// Rank `rank`'s part of the self test, on the calling thread's own stream.
     fn run(&self, rank: usize, faults: &FaultPage) -> Result<()> {
         let mut window = [null_mut(); MAX_PEERS];
         for (peer, to) in window.iter_mut().take(2).enumerate() {
@@ -92,7 +85,7 @@ impl Bench {
             rank: rank as u32,
         };
         let wait = faults.wait_params(OP_PEER_SELFTEST, self.address(rank, self.layout.failed));
-        self.selftests[rank].run(&self.module, &peers, &self.layout, wait, self.streams[rank])
+        self.selftests[rank].run(&self.module, &peers, &self.layout, wait, THREAD_STREAM)
     }
 }
 

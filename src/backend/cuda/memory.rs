@@ -3,36 +3,31 @@
 
 use crate::backend::DeviceMemory;
 use crate::backend::cuda::context::Context;
-use crate::backend::cuda::driver;
+use crate::backend::cuda::driver::{self, THREAD_STREAM};
 use crate::error::{Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use std::ffi::c_void;
 use std::sync::Arc;
 
-/// Plain allocations and copies in one context.
+/// Plain allocations and copies in one context. Copies run on [`THREAD_STREAM`].
+///
+/// Holds nothing that costs memory: it outlives its group, for the sake of tensors that do.
 #[derive(Debug)]
 pub(super) struct CudaMemory {
     context: Arc<Context>,
-    /// Copies run here, so that they wait for no stream of the caller's: a kernel there may be waiting
-    /// for another rank of this very process.
-    copies: Stream,
 }
 
 impl CudaMemory {
     /// The memory of `context`'s device.
-    pub(super) fn new(context: Arc<Context>) -> Result<Self> {
-        let copies = {
-            let _entered = context.enter()?;
-            driver::create_stream()?
-        };
-        Ok(Self { context, copies })
+    pub(super) fn new(context: Arc<Context>) -> Self {
+        Self { context }
     }
 
     /// Zeroes `bytes` at `data`; returns when that is done.
     pub(super) fn zero(&self, data: DevPtr, bytes: usize) -> Result<()> {
         let _entered = self.context.enter()?;
-        driver::zero(data, bytes, self.copies)
+        driver::zero(data, bytes, THREAD_STREAM)
     }
 }
 
@@ -65,25 +60,16 @@ impl DeviceMemory for CudaMemory {
 
     fn upload(&self, to: DevPtr, from: &[u8]) -> Result<()> {
         let _entered = self.context.enter()?;
-        driver::upload(to, from, self.copies)
+        driver::upload(to, from, THREAD_STREAM)
     }
 
     fn download(&self, to: &mut [u8], from: DevPtr) -> Result<()> {
         let _entered = self.context.enter()?;
-        driver::download(to, from, self.copies)
+        driver::download(to, from, THREAD_STREAM)
     }
 
     fn is_idle(&self, stream: Stream) -> Result<bool> {
         let _entered = self.context.enter()?;
         driver::is_idle(stream)
-    }
-}
-
-impl Drop for CudaMemory {
-    fn drop(&mut self) {
-        // A context that is gone has destroyed its streams.
-        if let Ok(_entered) = self.context.enter() {
-            let _ = driver::destroy_stream(self.copies);
-        }
     }
 }

@@ -43,7 +43,7 @@ impl CudaPlatform {
     /// The GPU that this process numbers `device`.
     pub fn new(device: usize) -> Result<Self> {
         let context = Arc::new(Context::for_device(device)?);
-        let memory = Arc::new(CudaMemory::new(Arc::clone(&context))?);
+        let memory = Arc::new(CudaMemory::new(Arc::clone(&context)));
         Ok(Self { context, memory })
     }
 }

@@ -41,8 +41,6 @@ driver_table! {
     fn cuCtxGetDevice(*mut sys::CUdevice);
     fn cuCtxSynchronize();
     fn cuCtxEnablePeerAccess(sys::CUcontext, c_uint);
-    fn cuStreamCreate(*mut sys::CUstream, c_uint);
-    fn cuStreamDestroy_v2(sys::CUstream);
     fn cuStreamSynchronize(sys::CUstream);
     fn cuStreamQuery(sys::CUstream);
     fn cuMemAlloc_v2(*mut sys::CUdeviceptr, usize);

@@ -361,13 +361,13 @@ ncclResult_t ncclEpGetVersion(int *version);
 // in the same thread.
 const char *ncclEpGetLastError(void);
 
-// Whether an operation of `group` failed while it ran, as `ncclCommGetAsyncError` does for NCCL.
+// Whether an operation of `ep_group` failed while it ran, as `ncclCommGetAsyncError` does for NCCL.
 //
 // Writes `ncclSuccess`, or the code of the first failure, to `*result`; the text of a failure is then
 // what `ncclEpGetLastError` returns. A failed group refuses further operations; destroy it.
 //
-// Returns `ncclInvalidArgument` for a NULL or dead `group` or a NULL `result`.
-ncclResult_t ncclEpGetAsyncError(ncclEpGroup_t group,
+// Returns `ncclInvalidArgument` for a NULL or dead `ep_group` or a NULL `result`.
+ncclResult_t ncclEpGetAsyncError(ncclEpGroup_t ep_group,
                                  ncclResult_t *result);
 
 #ifdef __cplusplus

@@ -1,7 +1,7 @@
 //! Version, last refusal, asynchronous failure: this library's own additions to the interface.
 #![allow(unsafe_code)]
 
-use super::guard::{Subject, guard, last_error, write_out};
+use super::guard::{Subject, check_out, guard, last_error, write_out};
 use crate::abi::types::{ncclEpGroup_t, ncclResult_t};
 use crate::build_info;
 use crate::state::group::Group;
@@ -29,23 +29,24 @@ pub extern "C" fn ncclEpGetLastError() -> *const c_char {
     last_error()
 }
 
-/// Whether an operation of `group` failed while it ran, as `ncclCommGetAsyncError` does for NCCL.
+/// Whether an operation of `ep_group` failed while it ran, as `ncclCommGetAsyncError` does for NCCL.
 ///
 /// Writes `ncclSuccess`, or the code of the first failure, to `*result`; the text of a failure is then
 /// what `ncclEpGetLastError` returns. A failed group refuses further operations; destroy it.
 ///
-/// Returns `ncclInvalidArgument` for a NULL or dead `group` or a NULL `result`.
+/// Returns `ncclInvalidArgument` for a NULL or dead `ep_group` or a NULL `result`.
 ///
 /// # Safety
 /// `result` is NULL or points to a writable `ncclResult_t`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclEpGetAsyncError(
-    group: ncclEpGroup_t,
+    ep_group: ncclEpGroup_t,
     result: *mut ncclResult_t,
 ) -> ncclResult_t {
     let name = "ncclEpGetAsyncError";
     guard(name, Subject::Nothing, || {
-        let failure = Group::resolve(group as usize)?.failure();
+        check_out("result", result)?;
+        let failure = Group::resolve(ep_group as usize)?.failure();
         let code = failure.map_or(0, |error| guard(name, Subject::Nothing, || Err(error)));
         // SAFETY: this function's contract.
         unsafe { write_out("result", result, code) }

@@ -12,7 +12,7 @@ use crate::env::Env;
 use crate::error::{Error, Result};
 use crate::model::group::{Algorithm, GroupFacts};
 use crate::model::ops::{Routing, Stream};
-use crate::model::tensor::{Tensor, TensorSet};
+use crate::model::tensor::{DevPtr, Tensor, TensorSet};
 use crate::model::topology::{NODE_ID_BYTES, NodeId, Topology};
 use crate::request;
 use crate::request::handle::Counter;
@@ -175,7 +175,22 @@ fn ht_routing(group: &Group, (routing, counter): (Routing, Option<Counter>)) -> 
     let counter = match counter {
         None => None,
         Some(Counter::Device(data)) => Some(data),
-        Some(Counter::Host(host)) => Some(group.backend().memory().device_alias(host)?),
+        Some(Counter::Host(host)) => Some(device_alias(group, host)?),
     };
     Ok(HtRouting { routing, counter })
+}
+
+/// The address by which the device reaches the counter at `host`.
+fn device_alias(group: &Group, host: DevPtr) -> Result<DevPtr> {
+    group
+        .backend()
+        .memory()
+        .device_alias(host)
+        .map_err(|cause| {
+            Error::argument(
+                "local_tensors[RECV_EXPERT_COUNTER_HOST].data",
+                "must be mapped pinned host memory",
+            )
+            .got(cause, "an address that the device can reach")
+        })
 }

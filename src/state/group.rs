@@ -57,14 +57,14 @@ impl Group {
     pub fn resolve(number: usize) -> Result<Arc<Group>> {
         GROUPS
             .resolve(number)
-            .map_err(|missing| refusal("group", missing))
+            .map_err(|missing| refusal("ep_group", "group", missing))
     }
 
     /// Takes the group numbered `number` out of use and closes it.
     pub fn destroy(number: usize, stream: Stream) -> Result<()> {
         let group = GROUPS
             .remove(number)
-            .map_err(|missing| refusal("group", missing))?;
+            .map_err(|missing| refusal("ep_group", "group", missing))?;
         RETIRED.lock().insert(number, Arc::clone(&group.allocator));
         group.closed.store(true, Ordering::Release);
         group.backend.close(stream)
@@ -140,11 +140,13 @@ impl Group {
     }
 }
 
-/// The refusal for a number that names no live object called `what`.
-pub fn refusal(what: &str, missing: Missing) -> Error {
+/// The refusal for `argument`, a number that names no live `kind` of object.
+pub fn refusal(argument: &str, kind: &str, missing: Missing) -> Error {
     match missing {
-        Missing::Null => Error::argument(what, "must not be NULL"),
-        Missing::Destroyed => Error::argument(what, "was destroyed already"),
-        Missing::Foreign => Error::argument(what, format_args!("is not a {what} of this library")),
+        Missing::Null => Error::argument(argument, "must not be NULL"),
+        Missing::Destroyed => Error::argument(argument, "was destroyed already"),
+        Missing::Foreign => {
+            Error::argument(argument, format_args!("is not a {kind} of this library"))
+        }
     }
 }

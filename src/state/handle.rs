@@ -73,14 +73,14 @@ impl Handle {
     pub fn resolve(number: usize) -> Result<Arc<Handle>> {
         HANDLES
             .resolve(number)
-            .map_err(|missing| refusal("handle", missing))
+            .map_err(|missing| refusal("handle", "handle", missing))
     }
 
     /// Takes the handle numbered `number` out of use. A staged operation of it is given up.
     pub fn destroy(number: usize) -> Result<()> {
         let handle = HANDLES
             .remove(number)
-            .map_err(|missing| refusal("handle", missing))?;
+            .map_err(|missing| refusal("handle", "handle", missing))?;
         if let Mode::Ll(ll) = &handle.mode
             && let Some((_, ticket)) = ll.progress.lock().staged.take()
         {

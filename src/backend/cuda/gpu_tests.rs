@@ -17,9 +17,13 @@ use crate::backend::DeviceMemory;
 use crate::error::{Code, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
+use parking_lot::{Mutex, MutexGuard};
 use std::ptr::null_mut;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// One test at a time: allocating in one would wait for the kernels of another.
+static GPU: Mutex<()> = Mutex::new(());
 
 const TIMEOUT: Duration = Duration::from_millis(300);
 
@@ -31,6 +35,7 @@ struct Bench {
     layout: WindowLayout,
     windows: [Window; 2],
     selftests: [Selftest; 2],
+    _alone: MutexGuard<'static, ()>,
 }
 
 impl Bench {
@@ -46,6 +51,7 @@ impl Bench {
     }
 
     fn try_open() -> Result<Self> {
+        let alone = GPU.lock();
         let context = Arc::new(Context::for_device(0)?);
         let memory = Arc::new(CudaMemory::new(Arc::clone(&context)));
         let module = Module::load(&context)?;
@@ -62,6 +68,7 @@ impl Bench {
             layout,
             windows,
             selftests,
+            _alone: alone,
         })
     }
 

@@ -3,16 +3,24 @@
 //! A group reads it once, when it is created. `docs/env.md` lists the same names; a test compares.
 #![forbid(unsafe_code)]
 
+use crate::model::group::LlCombineMode;
 use std::time::Duration;
 
 /// The names that [`Env::read`] looks up, in the order of `docs/env.md`.
-pub const VARIABLES: [&str; 3] = ["NCCL_EP_TIMEOUT_MS", "NCCL_HOSTID", "NCCL_DEBUG"];
+pub const VARIABLES: [&str; 4] = [
+    "NCCL_EP_TIMEOUT_MS",
+    "NCCL_EP_LL_COMBINE",
+    "NCCL_HOSTID",
+    "NCCL_DEBUG",
+];
 
 /// Settings taken from the environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Env {
     /// `NCCL_EP_TIMEOUT_MS`: how long any wait for another rank may last. Default 100,000 ms.
     pub timeout: Duration,
+    /// `NCCL_EP_LL_COMBINE`: `exact` or `reduce`, how LL combines sum. Default exact.
+    pub ll_combine: LlCombineMode,
     /// `NCCL_HOSTID`: replaces the machine's boot id when ranks are sorted into nodes.
     pub host_id: Option<String>,
     /// `NCCL_DEBUG` is `WARN` or more talkative: refusals are also printed on stderr.
@@ -36,6 +44,10 @@ impl Env {
         });
         Self {
             timeout: Duration::from_millis(timeout_ms),
+            ll_combine: match lookup("NCCL_EP_LL_COMBINE").as_deref() {
+                Some("reduce") => LlCombineMode::Reduce,
+                _ => LlCombineMode::Exact,
+            },
             host_id: lookup("NCCL_HOSTID").filter(|id| !id.is_empty()),
             warn,
         }
@@ -59,12 +71,14 @@ mod tests {
         let set = |name: &str| match name {
             "NCCL_EP_TIMEOUT_MS" => Some("250".to_owned()),
             "NCCL_HOSTID" => Some("left".to_owned()),
+            "NCCL_EP_LL_COMBINE" => Some("reduce".to_owned()),
             "NCCL_DEBUG" => Some("info".to_owned()),
             _ => None,
         };
         let env = Env::from_lookup(set);
         assert_eq!(env.timeout, Duration::from_millis(250));
         assert_eq!(env.host_id.as_deref(), Some("left"));
+        assert_eq!(env.ll_combine, LlCombineMode::Reduce);
         assert!(env.warn);
         assert_eq!(
             Env::from_lookup(|_| Some("-1".to_owned())).timeout,

@@ -29,6 +29,16 @@ impl Algorithm {
     }
 }
 
+/// How an LL combine sums; both are deterministic, with fp32 sums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum LlCombineMode {
+    /// Every (token, k) row comes home, and they are summed in the order of k: the reference's bits.
+    Exact = 0,
+    /// An expert rank sums the rows of a token that it hosts and sends one row: fewer bytes.
+    Reduce = 1,
+}
+
 /// The checked configuration of a group: the same on every rank, but for `rank`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupFacts {
@@ -44,6 +54,8 @@ pub struct GroupFacts {
     pub max_tokens: Option<usize>,
     /// Largest row that an operation may move, in bytes.
     pub row_bytes: usize,
+    /// How LL combines sum.
+    pub ll_combine: LlCombineMode,
     /// Channels to use, 2 SMs each; `None` is AUTO.
     pub channels: Option<usize>,
 }
@@ -92,6 +104,7 @@ mod tests {
             experts: 12,
             max_tokens: Some(5),
             row_bytes: 32,
+            ll_combine: LlCombineMode::Exact,
             channels: None,
         };
         assert_eq!(facts.experts_of(1), 4..8);

@@ -3,10 +3,15 @@
 
 use crate::abi::read::GroupConfig;
 use crate::error::{Error, Result};
-use crate::model::group::{Algorithm, GroupFacts, ROW_ALIGN};
+use crate::model::group::{Algorithm, GroupFacts, LlCombineMode, ROW_ALIGN};
 
 /// Checks `config` for `rank` of `ranks`.
-pub fn check(config: &GroupConfig, ranks: usize, rank: usize) -> Result<GroupFacts> {
+pub fn check(
+    config: &GroupConfig,
+    ll_combine: LlCombineMode,
+    ranks: usize,
+    rank: usize,
+) -> Result<GroupFacts> {
     if config.version != 1 {
         return Err(Error::argument("config.version", "must be 1").got(config.version, 1));
     }
@@ -27,6 +32,7 @@ pub fn check(config: &GroupConfig, ranks: usize, rank: usize) -> Result<GroupFac
         experts: experts(config, ranks)?,
         max_tokens: max_tokens(config, algorithm, ranks)?,
         row_bytes: row_bytes(config)?,
+        ll_combine,
         channels: (config.num_channels > 0).then_some(config.num_channels as usize),
     })
 }
@@ -93,9 +99,13 @@ mod tests {
         }
     }
 
+    fn checked(config: &GroupConfig, rank: usize) -> Result<GroupFacts> {
+        check(config, LlCombineMode::Exact, 8, rank)
+    }
+
     #[test]
     fn a_valid_configuration_passes() {
-        let facts = check(&valid(), 8, 3).unwrap();
+        let facts = checked(&valid(), 3).unwrap();
         assert_eq!(
             (facts.local_experts(), facts.max_tokens, facts.rank),
             (2, Some(50), 3)
@@ -109,13 +119,12 @@ mod tests {
             max_tokens_per_rank: 0,
             ..valid()
         };
-        assert!(check(&auto, 8, 0).is_err());
-        let ht = check(
+        assert!(checked(&auto, 0).is_err());
+        let ht = checked(
             &GroupConfig {
                 algorithm: 1,
                 ..auto
             },
-            8,
             0,
         )
         .unwrap();
@@ -176,7 +185,7 @@ mod tests {
             ),
         ];
         for (config, argument) in cases {
-            let error = check(&config, 8, 0).unwrap_err();
+            let error = checked(&config, 0).unwrap_err();
             assert!(error.text().starts_with(argument), "{error}");
         }
     }

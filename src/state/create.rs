@@ -36,7 +36,8 @@ pub fn group(
     let platform = select::platform(&comm)?;
     let memory = platform.memory();
     let (ranks, rank) = (comm.ranks, comm.rank);
-    let facts = config.and_then(|config| request::group::check(&config, ranks, rank));
+    let facts =
+        config.and_then(|config| request::group::check(&config, env.ll_combine, ranks, rank));
     let bootstrap = Bootstrap::new(comm, Arc::clone(&memory), env.timeout);
     let facts = agree_on_facts(&bootstrap, facts, &env, stream)?;
     let backend = platform.open(facts, bootstrap, env.timeout, stream)?;
@@ -44,11 +45,12 @@ pub fn group(
 }
 
 /// The numbers that must be the same on every rank.
-const COMPARED: [&str; 4] = [
-    "algorithm",
-    "num_experts",
-    "max_tokens_per_rank",
-    "token_size_bytes",
+const COMPARED: [&str; 5] = [
+    "config.algorithm",
+    "config.num_experts",
+    "config.max_tokens_per_rank",
+    "config.token_size_bytes",
+    "NCCL_EP_LL_COMBINE",
 ];
 const NUMBER_BYTES: usize = 8;
 
@@ -87,7 +89,7 @@ fn agree_on_facts(
                     .rev()
                     .fold(0_u64, |n, &byte| n << 8 | u64::from(byte));
                 return Err(Error::argument(
-                    format_args!("config.{name}"),
+                    name,
                     format_args!("must be the same on every rank, but rank {rank} differs"),
                 )
                 .got(mine, format_args!("{theirs} as on rank {rank}")));
@@ -104,6 +106,7 @@ fn compared(facts: &GroupFacts) -> [u64; COMPARED.len()] {
         facts.experts as u64,
         facts.max_tokens.unwrap_or(0) as u64,
         facts.row_bytes as u64,
+        u64::from(facts.ll_combine as u32),
     ]
 }
 

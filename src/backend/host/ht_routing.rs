@@ -169,7 +169,7 @@ pub fn exchange_ids(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::group::Algorithm;
+    use crate::model::group::{Algorithm, LlCombineMode};
 
     fn facts(rank: usize) -> GroupFacts {
         GroupFacts {
@@ -179,6 +179,7 @@ mod tests {
             experts: 4,
             max_tokens: None,
             row_bytes: 16,
+            ll_combine: LlCombineMode::Exact,
             channels: None,
         }
     }

@@ -24,6 +24,11 @@ impl<'a> Message<'a> {
         self.parts.push(Cow::Borrowed(bytes));
     }
 
+    /// Appends bytes that nobody else keeps.
+    pub fn owned_bytes(&mut self, bytes: Vec<u8>) {
+        self.parts.push(Cow::Owned(bytes));
+    }
+
     /// Bytes in all.
     pub fn len(&self) -> usize {
         self.parts.iter().map(|part| part.len()).sum()
@@ -62,6 +67,11 @@ impl<'a> Reader<'a> {
             .ok()
             .and_then(|number| usize::try_from(number).ok())
             .ok_or_else(too_short)
+    }
+
+    /// Everything that was not read yet.
+    pub fn rest(&self) -> &'a [u8] {
+        self.rest
     }
 
     /// The next `bytes` bytes.

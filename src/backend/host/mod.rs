@@ -13,6 +13,7 @@ mod ht_routing;
 mod ll;
 mod message;
 mod numeric;
+mod rows;
 mod runtime;
 mod signal;
 mod window;

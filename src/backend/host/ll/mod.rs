@@ -1,0 +1,116 @@
+//! Low-latency operations: what a handle remembers, and their two phases.
+
+mod combine;
+mod dispatch;
+
+use crate::backend::host::group::Shared;
+use crate::backend::{LlBackend, Ticket};
+use crate::error::Result;
+use crate::model::group::{GroupFacts, LlCombineMode};
+use crate::model::ops::{LlOp, Routing, Stream};
+use parking_lot::Mutex;
+use std::sync::Arc;
+
+const DISPATCH: &str = "ncclEpDispatch (low latency)";
+const COMBINE: &str = "ncclEpCombine (low latency)";
+
+/// An LL handle.
+#[derive(Clone)]
+pub struct HostLl {
+    shared: Arc<Shared>,
+    routing: Routing,
+    /// Where the last dispatch put the rows of each source rank, by token, then k.
+    placed: Arc<Mutex<Vec<Vec<Placed>>>>,
+}
+
+/// A row that dispatch has put into this rank's output.
+#[derive(Clone, Copy)]
+struct Placed {
+    token: usize,
+    k: usize,
+    /// Row of the output `[L * R * M, H]`.
+    row: usize,
+}
+
+/// The exchanges of one operation.
+#[derive(Clone, Copy)]
+struct Epochs {
+    /// A reducing combine needs the home ranks' weights first.
+    weights: Option<u64>,
+    rows: u64,
+}
+
+impl HostLl {
+    /// A handle whose ids are `routing`, read anew by every dispatch.
+    pub fn new(shared: Arc<Shared>, routing: Routing) -> Self {
+        Self {
+            shared,
+            routing,
+            placed: Arc::default(),
+        }
+    }
+
+    fn begin(&self, op: &LlOp) -> Epochs {
+        let reduces = self.facts().ll_combine == LlCombineMode::Reduce;
+        let exchange = &self.shared.exchange;
+        let weights = (reduces && matches!(op, LlOp::Combine(_))).then(|| exchange.begin());
+        Epochs {
+            weights,
+            rows: exchange.begin(),
+        }
+    }
+
+    fn send_now(&self, op: &LlOp, epochs: Epochs) -> Result<()> {
+        match op {
+            LlOp::Dispatch(op) => self.send_tokens(op, epochs.rows),
+            LlOp::Combine(op) => self.send_results(op, epochs),
+        }
+    }
+
+    fn receive_now(&self, op: &LlOp, rows: u64) -> Result<()> {
+        match op {
+            LlOp::Dispatch(op) => self.receive_tokens(op, rows),
+            LlOp::Combine(op) => self.receive_results(op, rows),
+        }
+    }
+
+    fn facts(&self) -> &GroupFacts {
+        &self.shared.facts
+    }
+}
+
+impl LlBackend for HostLl {
+    fn run(&self, op: &LlOp, stream: Stream) -> Result<()> {
+        let (handle, op, epochs) = (self.clone(), *op, self.begin(op));
+        self.shared.enqueue(name(&op), stream, move |_| {
+            handle.send_now(&op, epochs)?;
+            handle.receive_now(&op, epochs.rows)
+        })
+    }
+
+    fn send(&self, op: &LlOp, stream: Stream) -> Result<Ticket> {
+        let (handle, op, epochs) = (self.clone(), *op, self.begin(op));
+        self.shared
+            .enqueue(name(&op), stream, move |_| handle.send_now(&op, epochs))?;
+        Ok(Ticket(epochs.rows))
+    }
+
+    fn receive(&self, op: &LlOp, ticket: Ticket, stream: Stream) -> Result<()> {
+        // Waiting for this rank's own message orders the phases, whatever their streams.
+        let (handle, op) = (self.clone(), *op);
+        self.shared.enqueue(name(&op), stream, move |_| {
+            handle.receive_now(&op, ticket.0)
+        })
+    }
+
+    fn abandon(&self, ticket: Ticket) {
+        self.shared.exchange.abandon(ticket.0);
+    }
+}
+
+fn name(op: &LlOp) -> &'static str {
+    match op {
+        LlOp::Dispatch(_) => DISPATCH,
+        LlOp::Combine(_) => COMBINE,
+    }
+}

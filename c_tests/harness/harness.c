@@ -58,6 +58,7 @@ void ep_release(EpEnv* env) {
 }
 
 int ep_finish(EpEnv* env) {
+    if (ep_has_leaks()) ep_check(EP_HERE("no memory is lost"), false);
     uint64_t mine[2] = {ep_passed(), ep_failed()};
     uint64_t all[2] = {0, 0};
     MPI_Allreduce(mine, all, 2, MPI_UINT64_T, MPI_SUM, MPI_COMM_WORLD);
@@ -78,6 +79,7 @@ static void run_case(EpEnv* env, const EpCase* test) {
     const uint64_t failed_before = ep_failed();
     ep_watchdog_at_case(test->name);
     test->run(env);
+    ep_watchdog_case_done();
     uint64_t failed = ep_failed() - failed_before;
     uint64_t all_failed = 0;
     MPI_Allreduce(&failed, &all_failed, 1, MPI_UINT64_T, MPI_SUM, MPI_COMM_WORLD);

@@ -128,6 +128,10 @@ uint64_t ep_failed(void);
 // none.
 const char* ep_last_error(void);
 
+// In a build with the address sanitizer: prints memory that nothing points to any more and returns
+// true if there is some. False in every other build. Call it before ep_finish or ep_release.
+bool ep_has_leaks(void);
+
 // ---- Watchdog (watchdog.c)
 // ------------------------------------------------------------------------
 
@@ -136,6 +140,7 @@ const char* ep_last_error(void);
 void ep_watchdog_arm(const EpEnv* env, unsigned seconds);
 unsigned ep_watchdog_default(unsigned otherwise);
 void ep_watchdog_at_case(const char* name);
+void ep_watchdog_case_done(void);
 void ep_watchdog_at_place(const char* file, int line);
 
 // ---- Deterministic data (data.c)

@@ -17,6 +17,7 @@ static char g_who[64];
 static const char* volatile g_case;
 static const char* volatile g_file;
 static volatile sig_atomic_t g_line;
+static volatile sig_atomic_t g_waiting;
 
 static void put(const char* text) {
     size_t left = strlen(text);
@@ -48,7 +49,9 @@ static void on_alarm(int signal_number) {
         put(", case ");
         put(g_case);
     }
-    if (g_file != NULL) {
+    if (g_waiting) {
+        put(", done with it and waiting for the other ranks");
+    } else if (g_file != NULL) {
         put(", last check reached: ");
         put(g_file);
         put(":");
@@ -81,19 +84,14 @@ unsigned ep_watchdog_default(unsigned otherwise) {
     return valid ? (unsigned)seconds : otherwise;
 }
 
-void ep_watchdog_at_case(const char* name) { g_case = name; }
+void ep_watchdog_at_case(const char* name) {
+    g_case = name;
+    g_waiting = 0;
+}
+
+void ep_watchdog_case_done(void) { g_waiting = 1; }
 
 void ep_watchdog_at_place(const char* file, int line) {
     g_file = file;
     g_line = line;
 }
-
-// Open MPI keeps memory until the process ends; the leak check shall only speak about our own.
-#if defined(__SANITIZE_ADDRESS__)
-const char* __lsan_default_suppressions(void);
-const char* __lsan_default_suppressions(void) {
-    return "leak:libmpi\nleak:libopen-rte\nleak:libopen-pal\nleak:mca_\nleak:libpmix\nleak:"
-           "libevent\n"
-           "leak:libhwloc\n";
-}
-#endif

@@ -1,0 +1,29 @@
+// The leak check of a sanitizer build. It runs before MPI_Finalize: after it Open MPI's plug-ins
+// are unloaded, and what they keep could no longer be told from a leak of the library or of the
+// test.
+#include "harness.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/lsan_interface.h>
+
+// Weak defaults; the environment's ASAN_OPTIONS and LSAN_OPTIONS win. The slow unwinder is the one
+// that sees through libraries without frame pointers, which the suppressions below need.
+const char* __asan_default_options(void);
+const char* __asan_default_options(void) {
+    return "leak_check_at_exit=0:fast_unwind_on_malloc=0:detect_stack_use_after_return=1";
+}
+
+const char* __lsan_default_options(void);
+const char* __lsan_default_options(void) { return "print_suppressions=0"; }
+
+const char* __lsan_default_suppressions(void);
+const char* __lsan_default_suppressions(void) {
+    return "leak:libmpi\nleak:libopen-rte\nleak:libopen-pal\nleak:mca_\nleak:libpmix\nleak:"
+           "libevent\n"
+           "leak:libhwloc\nleak:libltdl\n";
+}
+
+bool ep_has_leaks(void) { return __lsan_do_recoverable_leak_check() != 0; }
+#else
+bool ep_has_leaks(void) { return false; }
+#endif

@@ -24,8 +24,8 @@ setup: ## Install what is missing: Open MPI by apt, pinned wheels into .deps/
 lib: setup ## Build libnccl_ep.so, libnccl_ep.a and the CPU stand-ins
 	@$(env) cargo build --release --locked --workspace
 
-header: setup ## Write include/nccl_ep.h anew from the Rust sources
-	@$(env) NCCL_EP_UPDATE_HEADER=1 cargo test --locked --test header
+header: setup ## Write the generated headers anew from the Rust sources
+	@$(env) NCCL_EP_UPDATE_HEADER=1 cargo test --locked --test header --test kernel_params
 
 programs: lib ## Build the C programs for this machine without GPU
 	@$(env) $(MAKE) -C c_tests host EP_LIBDIR=$$NCCL_EP_TARGET/release OUT=$$NCCL_EP_TARGET/c

@@ -13,6 +13,8 @@ from testing.step import ROOT, Places, Step
 def all_steps(places: Places) -> list[Step]:
     """Everything that runs on a machine without a GPU."""
     return [
+        Step("runner/self-test", ("python3", "scripts/testing/selftest.py"), counts.exit_status,
+             environment=(("PYTHONPATH", str(ROOT / "scripts")),)),
         *_builds(places),
         *_rust(),
         *abi_checks.steps(places),

@@ -41,14 +41,16 @@ def run_steps(steps: Sequence[Step], environment: Mapping[str, str], cores: int,
     with concurrent.futures.ThreadPoolExecutor(max_workers=cores) as executor:
         try:
             while waiting or running:
-                for step in _hopeless(waiting, passed):
+                while step := _hopeless(waiting, passed):
                     waiting.remove(step)
                     finish(_skipped(step, passed))
                 free = cores - sum(_weight(step, cores) for step in running.values())
                 for step in _startable(waiting, passed, free, cores):
                     waiting.remove(step)
                     running[executor.submit(_run, step, environment)] = step
-                if waiting and not running:
+                if not running:
+                    if not waiting:
+                        break
                     raise ValueError(f"{waiting[0].name} needs a step that is not in the list")
                 ended, _ = concurrent.futures.wait(
                     running, return_when=concurrent.futures.FIRST_COMPLETED)
@@ -65,8 +67,12 @@ def _weight(step: Step, cores: int) -> int:
     return min(step.cores, cores)
 
 
-def _hopeless(waiting: Sequence[Step], passed: Mapping[str, bool]) -> list[Step]:
-    return [step for step in waiting if any(passed.get(need) is False for need in step.needs)]
+def _hopeless(waiting: Sequence[Step], passed: Mapping[str, bool]) -> Step | None:
+    """A step whose need has failed; the caller marks it as failed before it asks again."""
+    for step in waiting:
+        if any(passed.get(need) is False for need in step.needs):
+            return step
+    return None
 
 
 def _startable(waiting: Sequence[Step], passed: Mapping[str, bool], free: int,
@@ -91,7 +97,10 @@ def _skipped(step: Step, passed: Mapping[str, bool]) -> Outcome:
 def _run(step: Step, environment: Mapping[str, str]) -> Outcome:
     start = time.monotonic()
     if callable(step.command):
-        counts, output = step.command()
+        try:
+            counts, output = step.command()
+        except Exception as error:  # a check that breaks is a check that failed
+            counts, output = Counts(0, 1, f"{type(error).__name__}: {error}"), ""
     else:
         finished = command.run(step.command, {**environment, **dict(step.environment)},
                                step.timeout)

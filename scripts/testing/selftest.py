@@ -1,0 +1,98 @@
+"""Tests of the runner itself: what counts as a failure, what runs, and that nothing is left behind.
+
+Run by the step `runner/self-test`, or by `python3 -m unittest testing.selftest` in scripts/.
+"""
+
+import os
+import pathlib
+import time
+import unittest
+
+from testing import command, counts, pool
+from testing.step import Counts, Finished, Step
+
+
+class Readers(unittest.TestCase):
+    """Output and status become counts; whatever is amiss is a failure."""
+
+    def test_closing_line(self):
+        read = counts.closing_line
+        self.assertEqual(read(Finished(0, "x\n3 passed, 0 failed\n")), Counts(3, 0))
+        self.assertEqual(read(Finished(1, "3 passed, 2 failed\n")).failed, 2)
+        self.assertEqual(read(Finished(0, "3 passed, 2 failed\n")).failed, 2)
+        for bad in (Finished(0, "all is well"), Finished(0, "0 passed, 0 failed\n"),
+                    Finished(139, "3 passed, 0 failed\n"), Finished(0, "got 3 passed, 0 failed"),
+                    Finished(0, "3 passed, 0 failed\n", timed_out=True)):
+            self.assertEqual(read(bad).failed, 1, bad)
+
+    def test_cargo(self):
+        text = ("test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured\n"
+                "test result: {} passed; {} failed; {} ignored; 0 measured\n")
+        read = counts.cargo_test
+        self.assertEqual(read(Finished(0, text.format("ok. 4", 0, 0))), Counts(7, 0))
+        self.assertEqual(read(Finished(101, text.format("FAILED. 4", 2, 0))).failed, 2)
+        self.assertEqual(read(Finished(0, text.format("ok. 4", 0, 1))).failed, 1)
+        self.assertEqual(read(Finished(0, "")).failed, 1)
+        self.assertEqual(read(Finished(101, "error: could not compile")).failed, 1)
+
+    def test_says(self):
+        read = counts.says(r"^done$", 2)
+        self.assertTrue(read(Finished(0, "done\ndone\n")).ok)
+        self.assertFalse(read(Finished(0, "done\n")).ok)
+        self.assertFalse(read(Finished(1, "done\ndone\n")).ok)
+
+
+class Commands(unittest.TestCase):
+    """A command that hangs is ended, and everything below it."""
+
+    def test_time_out_ends_grandchildren(self):
+        start = time.monotonic()
+        finished = command.run(("bash", "-c", "sleep 317 & echo $!; wait"), dict(os.environ), 1)
+        self.assertTrue(finished.timed_out)
+        self.assertLess(time.monotonic() - start, 8)
+        status = pathlib.Path("/proc", finished.output.strip(), "status")
+        self.assertTrue(not status.exists() or "State:\tZ" in status.read_text())
+
+    def test_missing_program(self):
+        self.assertNotEqual(command.run(("/no/such/program",), {}, 1).status, 0)
+
+
+class Pool(unittest.TestCase):
+    """Needs are kept, and what could not run counts as failed."""
+
+    @staticmethod
+    def _run(*steps):
+        outcomes = pool.run_steps(steps, dict(os.environ), 2, lambda outcome: None)
+        return {outcome.step.name: outcome for outcome in outcomes}
+
+    def test_failed_need(self):
+        done = self._run(Step("a", ("false",), counts.build),
+                         Step("b", ("true",), counts.exit_status, needs=("a",)),
+                         Step("c", ("true",), counts.exit_status, needs=("b",)))
+        self.assertEqual([done[name].counts.failed for name in "abc"], [1, 1, 1])
+
+    def test_order_and_weights(self):
+        running, most = [], []
+
+        def step():
+            running.append(1)
+            most.append(len(running))
+            time.sleep(0.05)
+            running.pop()
+            return Counts(1, 0), ""
+
+        self._run(*(Step(str(i), step) for i in range(4)), Step("heavy", step, cores=2))
+        self.assertEqual(max(most), 2)
+        self.assertEqual(most[-1], 1)
+
+    def test_broken_check(self):
+        done = self._run(Step("a", lambda: 1 // 0))
+        self.assertEqual(done["a"].counts.failed, 1)
+
+    def test_unknown_need(self):
+        with self.assertRaises(ValueError):
+            self._run(Step("b", ("true",), counts.build, needs=("a",)))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,6 +1,5 @@
-// The command line of ep_bench. Names, letters and defaults are those of the reference's program of
-// this name;
-// --sweep and --json are ours.
+// The command line of ep_bench. Names, letters and defaults are those
+// of the reference's program of this name; --sweep and --json are ours.
 #ifndef C_TESTS_EP_BENCH_OPTIONS_H_
 #define C_TESTS_EP_BENCH_OPTIONS_H_
 

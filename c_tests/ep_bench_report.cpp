@@ -1,5 +1,5 @@
-// The text of ep_bench: what ran, one block for each number of tokens, and a table over all of
-// them.
+// The text of ep_bench: what ran, one block for each number of
+// tokens, and a table over all of them.
 #include "ep_bench_report.h"
 
 #include <cstdio>

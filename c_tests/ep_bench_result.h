@@ -1,5 +1,5 @@
-// What one measurement gave, collected on process 0: times, rows by each convention, and
-// validation.
+// What one measurement gave, collected on process 0: times, rows by
+// each convention, and validation.
 #ifndef C_TESTS_EP_BENCH_RESULT_H_
 #define C_TESTS_EP_BENCH_RESULT_H_
 
@@ -13,8 +13,8 @@
 
 namespace ep_bench {
 
-// One rank's averages in microseconds and its rows; plain doubles, so that one gather collects
-// them.
+// One rank's averages in microseconds and its rows; plain doubles, so
+// that one gather collects them.
 struct RankFigures {
     double dispatch_us;
     double combine_us;
@@ -44,8 +44,8 @@ Result Collect(const EpEnv& env, const Timing& timing, const Traffic& traffic, u
 double DispatchRowBytes(const Options& options);
 double CombineRowBytes(const Options& options);
 
-// The convention in which a mode is usually quoted: pair for low latency, dedup for high
-// throughput.
+// The convention in which a mode is usually quoted: pair for low
+// latency, dedup for high throughput.
 double RankFigures::* UsualConvention(const Options& options);
 const char* UsualConventionName(const Options& options);
 

@@ -1,6 +1,6 @@
-// The two routings of ep_bench. Low latency: the top-k of random scores, with ten entries masked.
-// High throughput: consecutive experts from a random first one. Generators and seeds are the
-// documented ones.
+// The two routings of ep_bench. Low latency: the top-k of random scores,
+// with ten entries masked. High throughput: consecutive experts from a
+// random first one. Generators and seeds are the documented ones.
 #include "ep_bench_routing.h"
 
 #include <mpi.h>

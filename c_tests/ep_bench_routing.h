@@ -1,6 +1,6 @@
-// Which token goes to which expert in ep_bench, and how much data that is by each of the
-// conventions in use. All of it is computed on the host from the ids of all ranks, independent of
-// the library.
+// Which token goes to which expert in ep_bench, and how much data
+// that is by each of the conventions in use. All of it is computed on
+// the host from the ids of all ranks, independent of the library.
 #ifndef C_TESTS_EP_BENCH_ROUTING_H_
 #define C_TESTS_EP_BENCH_ROUTING_H_
 
@@ -25,8 +25,8 @@ struct Shape {
 
 class Routing {
    public:
-    // Collective: each rank draws its own ids, with the reference's generators and seeds, and gets
-    // all others'.
+    // Collective: each rank draws its own ids, with the reference's
+    // generators and seeds, and gets all others'.
     Routing(const Shape& shape, unsigned rank, bool low_latency);
 
     const Shape& shape() const { return shape_; }

@@ -1,5 +1,5 @@
-// One group, one handle and the tensors of one measurement, and the two operations that are
-// measured.
+// One group, one handle and the tensors of one measurement, and the
+// two operations that are measured.
 #ifndef C_TESTS_EP_BENCH_SESSION_H_
 #define C_TESTS_EP_BENCH_SESSION_H_
 
@@ -11,9 +11,9 @@
 
 namespace ep_bench {
 
-// Element `column` of a token in bfloat16 bits: rank - 128 in the front columns; in the last ones,
-// at most 128, the token's index as digits to the base 256. All values are exact, so a row names
-// its origin.
+// Element `column` of a token in bfloat16 bits: rank - 128 in the front
+// columns; in the last ones, at most 128, the token's index as digits
+// to the base 256. All values are exact, so a row names its origin.
 uint16_t TokenElement(unsigned hidden, unsigned source, unsigned token, unsigned column);
 
 class Session {

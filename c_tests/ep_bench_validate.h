@@ -1,5 +1,5 @@
-// One more dispatch and combine, and the comparison of all their results with what the routing
-// says.
+// One more dispatch and combine, and the comparison of all their
+// results with what the routing says.
 #ifndef C_TESTS_EP_BENCH_VALIDATE_H_
 #define C_TESTS_EP_BENCH_VALIDATE_H_
 

@@ -1,7 +1,7 @@
-// ep_test: is the library correct on this machine? One dispatch and one combine, checked on every
-// rank; with -c both again on the same handle. The options, the order of the calls and the line
-// that scripts look for are those of the reference's program of this name; any number of ranks will
-// do.
+// ep_test: is the library correct on this machine? One dispatch and one
+// combine, checked on every rank; with -c both again on the same handle. The
+// options, the order of the calls and the line that scripts look for are
+// those of the reference's program of this name; any number of ranks will do.
 #include <cstdio>
 #include <vector>
 
@@ -75,8 +75,8 @@ void Run::CreateGroupAndHandle() {
     EP_REQUIRE_CUDA(cudaStreamSynchronize(env_->stream));
 }
 
-// Rows of the high-throughput outputs: the library's bound, or with dynamic tokens the exact
-// number.
+// Rows of the high-throughput outputs: the library's bound, or with
+// dynamic tokens the exact number.
 unsigned Run::ReceivedRows() {
     unsigned rows = 0;
     EP_REQUIRE_NCCL(ncclEpHandleGetNumRecvTokens(handle_, &rows));
@@ -150,9 +150,9 @@ void Run::Combine() {
     CheckCombine(routing_, rank_, options_.low_latency(), combined_);
 }
 
-// The cached dispatch moves tokens only, into another buffer; the backward combine takes the
-// received weights home again. Both must repeat the first results bit for bit, unused rows
-// included.
+// The cached dispatch moves tokens only, into another buffer; the
+// backward combine takes the received weights home again. Both must
+// repeat the first results bit for bit, unused rows included.
 void Run::Repeat() {
     ncclNDTensor_t received = ep_tensor_2d(group_, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS,
                                            received_.sizes[0], options_.hidden);
@@ -180,8 +180,8 @@ void Run::Repeat() {
     }
 }
 
-// Some tensors go after the group and the communicator they were made with. Existing programs do
-// that.
+// Some tensors go after the group and the communicator they were made
+// with. Existing programs do that.
 void Run::Destroy() {
     EP_CHECK_NCCL(ncclEpTensorDestroy(group_, &topk_idx_));
     EP_CHECK_NCCL(ncclEpTensorDestroy(group_, &tokens_));

@@ -1,5 +1,5 @@
-// The command line of ep_test. Letters and defaults are those of the reference's program of this
-// name.
+// The command line of ep_test. Letters and defaults are those of the
+// reference's program of this name.
 #ifndef C_TESTS_EP_TEST_OPTIONS_H_
 #define C_TESTS_EP_TEST_OPTIONS_H_
 

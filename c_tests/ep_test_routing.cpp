@@ -1,6 +1,6 @@
-// The two routings of ep_test: every token to the experts of the next rank, or top-k consecutive
-// experts from a random first one. Seeds are the reference's, so that a configuration means the
-// same routing in both.
+// The two routings of ep_test: every token to the experts of the next
+// rank, or top-k consecutive experts from a random first one. Seeds are
+// the reference's, so that a configuration means the same routing in both.
 #include "ep_test_routing.h"
 
 #include <algorithm>

@@ -1,6 +1,6 @@
-// Which token goes to which expert in ep_test. Every process computes the routing of all ranks, and
-// from it what it must receive: no message, and no call of the library, takes part in the
-// expectation.
+// Which token goes to which expert in ep_test. Every process computes
+// the routing of all ranks, and from it what it must receive: no
+// message, and no call of the library, takes part in the expectation.
 #ifndef C_TESTS_EP_TEST_ROUTING_H_
 #define C_TESTS_EP_TEST_ROUTING_H_
 
@@ -13,9 +13,9 @@ namespace ep_test {
 
 class Routing {
    public:
-    // top-k is the largest power of two up to min(8, ranks), so that the weights 1/top-k and sums
-    // of them are exact; every rank has top-k experts. For 2, 4, 8, 16 and 32 ranks that is the
-    // reference's choice.
+    // top-k is the largest power of two up to min(8, ranks), so that the
+    // weights 1/top-k and sums of them are exact; every rank has top-k
+    // experts. For 2, 4, 8, 16 and 32 ranks that is the reference's choice.
     Routing(unsigned ranks, unsigned tokens, bool random);
 
     unsigned ranks() const { return ranks_; }
@@ -30,8 +30,8 @@ class Routing {
     // Low latency: rows that an expert gets from each source rank.
     std::vector<unsigned> RowsBySource(unsigned expert) const;
 
-    // High throughput: the source rank and local expert ids of each row that a rank gets, in row
-    // order.
+    // High throughput: the source rank and local expert ids of each
+    // row that a rank gets, in row order.
     struct Row {
         unsigned source;
         std::vector<int64_t> local_ids;  // ascending

@@ -1,6 +1,6 @@
-// Counted checks. A failure prints one line with rank, place, expression and values; after a limit
-// the rest is only counted, so that a broken run stays readable. EP_REQUIRE ends all processes
-// instead.
+// Counted checks. A failure prints one line with rank, place, expression
+// and values; after a limit the rest is only counted, so that a broken
+// run stays readable. EP_REQUIRE ends all processes instead.
 #define _GNU_SOURCE  // for RTLD_DEFAULT
 #include <dlfcn.h>
 #include <math.h>
@@ -139,8 +139,8 @@ void ep_require_cuda(EpPlace place, cudaError_t actual) {
 const char* ep_last_error(void) {
     typedef const char* (*LastErrorFn)(void);
     LastErrorFn last_error = NULL;
-    // ISO C has no conversion from an object pointer to a function pointer; POSIX guarantees this
-    // one.
+    // ISO C has no conversion from an object pointer to a function
+    // pointer; POSIX guarantees this one.
     void* symbol = dlsym(RTLD_DEFAULT, "ncclEpGetLastError");
     memcpy(&last_error, &symbol, sizeof(last_error));
     const char* text = last_error != NULL ? last_error() : NULL;

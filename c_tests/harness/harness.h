@@ -1,9 +1,9 @@
 // What every program in c_tests shares: MPI, device and communicator set-up, counted checks, a
 // watchdog, deterministic data, 16-bit float conversions, device buffers and tensor descriptors.
 //
-// Usable from C11 and C++17. It calls nothing but MPI, the CUDA runtime, NCCL and the ten entry
-// points of the first release, so a program built on it also runs with another libnccl_ep.so of the
-// same ABI.
+// Usable from C11 and C++17. It calls nothing but MPI, the CUDA runtime,
+// NCCL and the ten entry points of the first release, so a program built
+// on it also runs with another libnccl_ep.so of the same ABI.
 #ifndef C_TESTS_HARNESS_HARNESS_H_
 #define C_TESTS_HARNESS_HARNESS_H_
 
@@ -34,8 +34,8 @@ typedef struct {
 // Both steps of the set-up. A failure of either ends all processes: there is nothing to test then.
 void ep_init(EpEnv* env, int* argc, char*** argv);
 
-// The two steps apart, for a program that decides something between them, such as NCCL's
-// environment.
+// The two steps apart, for a program that decides something between
+// them, such as NCCL's environment.
 void ep_init_mpi(EpEnv* env, int* argc, char*** argv);
 void ep_init_device(EpEnv* env);
 
@@ -43,8 +43,8 @@ void ep_init_device(EpEnv* env);
 // Returns the exit status, the same in every process: 0 if all checks passed and at least one ran.
 int ep_finish(EpEnv* env);
 
-// Releases what ep_init made, without the closing line, for programs with an output format of their
-// own.
+// Releases what ep_init made, without the closing line, for programs
+// with an output format of their own.
 void ep_release(EpEnv* env);
 
 // One test case and the table of a program. ep_main is a complete main(): it runs the cases in
@@ -56,8 +56,8 @@ typedef struct {
 #define EP_CASE(function) {#function, function}
 int ep_main(int argc, char** argv, const EpCase* cases, size_t num_cases);
 
-// True when the CPU stand-ins of the CUDA runtime and of NCCL are loaded instead of the real
-// libraries.
+// True when the CPU stand-ins of the CUDA runtime and of NCCL are
+// loaded instead of the real libraries.
 bool ep_on_hostsim(void);
 
 // Waits for the stream of env; a failure counts as a failed check.
@@ -124,8 +124,8 @@ void ep_require_cuda(EpPlace place, cudaError_t actual);
 uint64_t ep_passed(void);
 uint64_t ep_failed(void);
 
-// The library's text for the last refusal in this thread; "" if there is none or the library has
-// none.
+// The library's text for the last refusal in this thread; "" if there
+// is none or the library has none.
 const char* ep_last_error(void);
 
 // In a build with the address sanitizer: prints memory that nothing points to any more and returns

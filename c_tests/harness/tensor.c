@@ -1,6 +1,6 @@
-// Device buffers, groups and tensor descriptors. Two kinds of descriptors are in use by programs:
-// those of ncclEpTensorCreate, which own their memory, and those that a program fills field by
-// field.
+// Device buffers, groups and tensor descriptors. Two kinds of
+// descriptors are in use by programs: those of ncclEpTensorCreate, which
+// own their memory, and those that a program fills field by field.
 #include <stdatomic.h>
 #include <string.h>
 

@@ -1,5 +1,7 @@
 // The file of --json: one object with the configuration and an array with one entry for each number
-// of tokens. Times are microseconds, sizes bytes, bandwidths GB/s; each key says so.
+// of tokens. Times are microseconds, sizes bytes, bandwidths GB/s; each key says so. avg, min and
+// max are the spans of the reference, whose combine contains the host's wait; median_slowest is the
+// call alone.
 #include <cstdio>
 #include <string>
 

@@ -101,7 +101,7 @@ impl<'a> Watch<'a> {
         }
         let waited = self.since.elapsed();
         if waited >= limit() {
-            return Err(self.give_up(&format!("waited {} s", waited.as_secs()), &missing()));
+            return Err(self.give_up(&format!("waited {:.1} s", waited.as_secs_f32()), &missing()));
         }
         if waited >= SLICE
             && let Some(dead) = missing().into_iter().find(|other| self.is_dead(*other))
@@ -130,8 +130,21 @@ impl<'a> Watch<'a> {
 
     fn is_dead(&self, other: usize) -> bool {
         let process = self.segment.lane(other).process.load(Ordering::Acquire);
-        process != 0 && !std::path::Path::new(&format!("/proc/{process}")).exists()
+        process != 0 && has_ended(process)
     }
+}
+
+/// Whether a process is gone, or is a zombie that its parent has not collected yet.
+fn has_ended(process: u32) -> bool {
+    let Ok(text) = std::fs::read_to_string(format!("/proc/{process}/stat")) else {
+        return true;
+    };
+    // The state follows the command's name, which may itself contain spaces and parentheses.
+    let state = text
+        .rsplit(')')
+        .next()
+        .and_then(|rest| rest.trim_start().chars().next());
+    matches!(state, Some('Z' | 'X'))
 }
 
 /// How long a wait may take.
@@ -170,6 +183,24 @@ mod tests {
         ] {
             assert_eq!(parse_limit(bad), DEFAULT_LIMIT);
         }
+    }
+
+    #[test]
+    fn dead_processes_are_told_from_living_ones() {
+        assert!(!has_ended(std::process::id()));
+        let mut child = std::process::Command::new("true")
+            .spawn()
+            .expect("a process");
+        let begin = Instant::now();
+        while !has_ended(child.id()) {
+            assert!(
+                begin.elapsed() < Duration::from_secs(10),
+                "a zombie counts as ended"
+            );
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        child.wait().expect("an end");
+        assert!(has_ended(child.id()));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`error`] | result codes and texts |
-//! | [`comm`] | communicators: creation, split, questions, end |
+//! | [`unique_id`], [`comm`], [`split`] | how ranks find each other; communicators and their splitting |
 //! | [`group`] | `ncclGroupStart` and `ncclGroupEnd` |
 //! | [`collective`], [`p2p`] | the operations' entry points and what streams execute for them |
 //! | [`memory`] | `ncclMemAlloc` and `ncclMemFree` |
@@ -26,16 +26,16 @@ mod operation;
 pub mod p2p;
 mod reduce;
 mod segment;
-mod split;
+pub mod split;
 mod transfer;
-mod unique_id;
+pub mod unique_id;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::presence;
 use error::{Code, Failure, Outcome, ncclResult_t};
 
-pub use unique_id::ncclUniqueId;
+pub use unique_id::{ncclGetUniqueId, ncclUniqueId};
 
 /// Runs the body of one entry point: refuses where a GPU is, keeps panics from unwinding into C,
 /// keeps the text of a failure, and lets an open group remember that a call in it failed.

@@ -1,0 +1,240 @@
+//! Ranks that stay away, die, disagree or abort: nobody hangs, and somebody says why.
+#![allow(unsafe_code)]
+
+use std::ffi::CStr;
+use std::ptr::null_mut;
+use std::time::{Duration, Instant};
+
+use ncclep_hostsim::nccl::collective::ncclAllGather;
+use ncclep_hostsim::nccl::comm::*;
+use ncclep_hostsim::nccl::error::ncclGetLastError;
+use ncclep_hostsim::nccl::p2p::{ncclRecv, ncclSend};
+use ncclep_hostsim::nccl::split::ncclCommSplit;
+
+use crate::kit::{Buffer, Rank, Stream, finish, id, run, seat, start};
+
+const SUCCESS: i32 = 0;
+const LAUNCH_TIMEOUT: i32 = 702;
+const LAUNCH_FAILURE: i32 = 719;
+const INVALID_ARGUMENT: i32 = 4;
+const INVALID_USAGE: i32 = 5;
+const REMOTE_ERROR: i32 = 6;
+const UINT8: i32 = 1;
+const BRIEFLY: (&str, &str) = ("NCCLEP_HOSTSIM_HANG_SECONDS", "2");
+
+/// An all-gather of `count` bytes per rank, not waited for.
+fn gather(me: &Rank, count: usize) -> (Buffer, Buffer) {
+    let (send, recv) = (Buffer::filled(count, 1), Buffer::new(count * me.ranks));
+    // SAFETY: the caller keeps the buffers until the stream is done.
+    let code = unsafe {
+        ncclAllGather(
+            send.address,
+            recv.address,
+            count,
+            UINT8,
+            me.comm,
+            me.stream.0,
+        )
+    };
+    assert_eq!(code, SUCCESS);
+    (send, recv)
+}
+
+fn async_error(comm: ncclComm_t) -> i32 {
+    let mut code = -1;
+    // SAFETY: the pointer is valid for a write.
+    let answered = unsafe { ncclCommGetAsyncError(comm, &raw mut code) };
+    assert_eq!(answered, SUCCESS);
+    code
+}
+
+/// Checks that the communicator has failed, says why, refuses more work, and can be destroyed.
+fn expect_failure(me: Rank, code: i32) {
+    assert_eq!(async_error(me.comm), code);
+    // SAFETY: the function returns a C string.
+    assert!(!unsafe { CStr::from_ptr(ncclGetLastError(me.comm)) }.is_empty());
+    let buffer = Buffer::new(me.ranks);
+    // SAFETY: the call is refused.
+    let refused = unsafe {
+        ncclAllGather(
+            buffer.address,
+            buffer.address,
+            1,
+            UINT8,
+            me.comm,
+            me.stream.0,
+        )
+    };
+    assert_eq!(refused, code);
+    me.end();
+}
+
+/// The lines of a text that contain a phrase.
+fn count(text: &str, phrase: &str) -> usize {
+    text.lines().filter(|line| line.contains(phrase)).count()
+}
+
+#[test]
+fn a_hang_is_detected_and_explained_once() {
+    let said = run("one_rank_stays_away", 3, &[BRIEFLY]);
+    assert_eq!(count(&said, "ncclAllGather waited 2."), 1, "{said}");
+    assert_eq!(count(&said, "not arrived: rank 2 of 3"), 1, "{said}");
+    assert_eq!(count(&said, "hostsim:"), 1, "{said}");
+}
+
+pub(crate) fn one_rank_stays_away() {
+    let me = Rank::from_environment();
+    assert_eq!(async_error(me.comm), SUCCESS);
+    if me.rank == 2 {
+        // Present, but not taking part.
+        while async_error(me.comm) == SUCCESS {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    } else {
+        let buffers = gather(&me, 10);
+        assert_eq!(me.stream.synchronize(), LAUNCH_TIMEOUT);
+        assert_eq!(me.stream.synchronize(), SUCCESS, "the error is told once");
+        drop(buffers);
+    }
+    expect_failure(me, REMOTE_ERROR);
+}
+
+#[test]
+fn a_dead_rank_is_noticed_long_before_the_limit() {
+    let begin = Instant::now();
+    let outputs = finish(start("one_rank_dies", 3, &[]));
+    assert!(begin.elapsed() < Duration::from_secs(10));
+    let said: String = outputs
+        .iter()
+        .map(|output| String::from_utf8_lossy(&output.stderr))
+        .collect();
+    assert_eq!(outputs[1].status.code(), Some(42));
+    assert!(
+        outputs[0].status.success() && outputs[2].status.success(),
+        "{said}"
+    );
+    assert_eq!(count(&said, "process of rank 1 has gone"), 1, "{said}");
+    let leftovers = std::fs::read_dir("/dev/shm").map_or(0, |entries| {
+        let name = |entry: std::io::Result<std::fs::DirEntry>| entry.ok().map(|e| e.file_name());
+        entries
+            .filter_map(name)
+            .filter(|n| n.to_string_lossy().contains("ncclep"))
+            .count()
+    });
+    assert_eq!(leftovers, 0);
+}
+
+pub(crate) fn one_rank_dies() {
+    let me = Rank::from_environment();
+    if me.rank == 1 {
+        std::process::exit(42);
+    }
+    let buffers = gather(&me, 10);
+    assert_eq!(me.stream.synchronize(), LAUNCH_TIMEOUT);
+    drop(buffers);
+    expect_failure(me, REMOTE_ERROR);
+}
+
+#[test]
+fn calls_that_do_not_match_are_reported() {
+    let said = run("counts_differ", 3, &[]);
+    assert_eq!(count(&said, "does not match"), 1, "{said}");
+    assert_eq!(count(&said, "count is"), 1, "{said}");
+}
+
+pub(crate) fn counts_differ() {
+    let me = Rank::from_environment();
+    let buffers = gather(&me, if me.rank == 1 { 20 } else { 10 });
+    assert_eq!(me.stream.synchronize(), LAUNCH_FAILURE);
+    drop(buffers);
+    expect_failure(me, INVALID_USAGE);
+}
+
+#[test]
+fn messages_that_do_not_match_are_reported() {
+    let said = run("sizes_of_messages_differ", 2, &[]);
+    assert_eq!(
+        count(&said, "ncclRecv of 9 bytes meets ncclSend of 8 bytes"),
+        1,
+        "{said}"
+    );
+}
+
+pub(crate) fn sizes_of_messages_differ() {
+    let me = Rank::from_environment();
+    let buffer = Buffer::new(16);
+    let (address, stream) = (buffer.address, me.stream.0);
+    // SAFETY: the buffer lives until the stream is done.
+    let code = unsafe {
+        match me.rank {
+            0 => ncclSend(address, 8, UINT8, 1, me.comm, stream),
+            _ => ncclRecv(address, 9, UINT8, 0, me.comm, stream),
+        }
+    };
+    assert_eq!(code, SUCCESS);
+    if me.rank == 1 {
+        assert_eq!(me.stream.synchronize(), LAUNCH_FAILURE);
+        drop(buffer);
+        expect_failure(me, INVALID_USAGE);
+    } else {
+        // The sender had room for its message and is done.
+        me.end();
+    }
+}
+
+#[test]
+fn an_abort_ends_the_operations_of_all_ranks() {
+    run("one_rank_aborts", 3, &[]);
+}
+
+/// Rank 2 never joins the all-gather. Rank 0 aborts once it knows, by a second communicator, that
+/// rank 1 is in it.
+pub(crate) fn one_rank_aborts() {
+    let me = Rank::from_environment();
+    let mut second = null_mut();
+    // SAFETY: the pointer is valid for a write.
+    let code = unsafe { ncclCommSplit(me.comm, 0, 0, &raw mut second, std::ptr::null()) };
+    assert_eq!(code, SUCCESS);
+    let news = Rank {
+        comm: second,
+        stream: Stream::with_flags(1),
+        ..me
+    };
+    let buffers = (me.rank != 2).then(|| gather(&me, 10));
+    let met = gather(&news, 1);
+    assert_eq!(news.stream.synchronize(), SUCCESS);
+    if me.rank == 0 {
+        assert_eq!(ncclCommAbort(me.comm), SUCCESS);
+        assert_eq!(ncclCommAbort(me.comm), INVALID_ARGUMENT, "gone");
+    }
+    let expected = if me.rank == 2 {
+        SUCCESS
+    } else {
+        LAUNCH_TIMEOUT
+    };
+    assert_eq!(me.stream.synchronize(), expected);
+    drop((buffers, met));
+    if me.rank == 1 {
+        expect_failure(me, REMOTE_ERROR);
+    }
+    news.end();
+}
+
+#[test]
+fn a_rank_that_never_joins_is_named() {
+    let said = run("one_rank_never_joins", 2, &[BRIEFLY]);
+    assert_eq!(count(&said, "ncclCommInitRank waited 2."), 1, "{said}");
+    assert_eq!(count(&said, "not arrived: rank 1 of 2"), 1, "{said}");
+}
+
+pub(crate) fn one_rank_never_joins() {
+    let (rank, ranks) = seat();
+    if rank == 1 {
+        return;
+    }
+    let mut comm = null_mut();
+    // SAFETY: the pointer is valid for a write.
+    let code = unsafe { ncclCommInitRank(&raw mut comm, ranks as i32, id(), rank as i32) };
+    assert_eq!(code, REMOTE_ERROR);
+    assert!(comm.is_null());
+}

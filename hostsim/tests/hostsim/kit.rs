@@ -1,0 +1,291 @@
+//! Safe wrappers over the C functions, and child processes.
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+
+use ncclep_hostsim::cuda::copy::{cudaMemcpy, cudaMemset};
+use ncclep_hostsim::cuda::device::cudaSetDevice;
+use ncclep_hostsim::cuda::memory::{cudaFree, cudaMalloc};
+use ncclep_hostsim::cuda::stream::{
+    cudaLaunchHostFunc, cudaStream_t, cudaStreamCreateWithFlags, cudaStreamDestroy,
+    cudaStreamSynchronize,
+};
+use ncclep_hostsim::nccl::comm::{ncclComm_t, ncclCommDestroy, ncclCommInitRank};
+use ncclep_hostsim::nccl::{ncclGetUniqueId, ncclUniqueId};
+
+pub(crate) const HOST_TO_DEVICE: i32 = 1;
+pub(crate) const DEVICE_TO_HOST: i32 = 2;
+pub(crate) const DEVICE_TO_DEVICE: i32 = 3;
+
+const SCENARIO: &str = "HOSTSIM_TEST_SCENARIO";
+const ID: &str = "HOSTSIM_TEST_ID";
+const RANKS: &str = "HOSTSIM_TEST_RANKS";
+const RANK: &str = "HOSTSIM_TEST_RANK";
+
+/// Gives the calling test a device that no other test running at the same time uses. The first few
+/// are left to the ranks of communicators.
+pub(crate) fn own_device() {
+    const DEVICES: std::ops::Range<i32> = 8..16;
+    static NEXT: AtomicI32 = AtomicI32::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    assert_eq!(
+        cudaSetDevice(DEVICES.start + number % (DEVICES.end - DEVICES.start)),
+        0
+    );
+}
+
+/// A stream, destroyed when dropped.
+pub(crate) struct Stream(pub(crate) cudaStream_t);
+
+impl Stream {
+    pub(crate) fn new() -> Self {
+        Self::with_flags(0)
+    }
+
+    pub(crate) fn with_flags(flags: u32) -> Self {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the pointer is valid for a write.
+        assert_eq!(unsafe { cudaStreamCreateWithFlags(&raw mut raw, flags) }, 0);
+        Self(raw)
+    }
+
+    pub(crate) fn synchronize(&self) -> i32 {
+        cudaStreamSynchronize(self.0)
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        assert_eq!(cudaStreamDestroy(self.0), 0);
+    }
+}
+
+/// Runs a closure in stream order.
+pub(crate) fn launch(stream: cudaStream_t, work: impl FnOnce() + Send + 'static) {
+    type Work = Box<dyn FnOnce() + Send>;
+    unsafe extern "C" fn call(data: *mut c_void) {
+        // SAFETY: the data is the box below, handed over once.
+        let work = unsafe { Box::from_raw(data.cast::<Work>()) };
+        work();
+    }
+    let work: Box<Work> = Box::new(Box::new(work));
+    // SAFETY: `call` takes the box as its data and is called once.
+    let code = unsafe { cudaLaunchHostFunc(stream, Some(call), Box::into_raw(work).cast()) };
+    assert_eq!(code, 0);
+}
+
+/// Holds up a stream until it is opened or dropped, so that a failed test does not hang.
+pub(crate) struct Gate(Arc<(Mutex<bool>, Condvar)>);
+
+impl Gate {
+    /// Closes a gate in a stream.
+    pub(crate) fn holding(stream: cudaStream_t) -> Self {
+        let state: Arc<(Mutex<bool>, Condvar)> = Arc::default();
+        let inside = Arc::clone(&state);
+        launch(stream, move || {
+            let closed = inside.0.lock().expect("no panic");
+            drop(inside.1.wait_while(closed, |open| !*open));
+        });
+        Self(state)
+    }
+
+    pub(crate) fn open(self) {}
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        if let Ok(mut open) = self.0.0.lock() {
+            *open = true;
+        }
+        self.0.1.notify_all();
+    }
+}
+
+/// Device memory, freed when dropped.
+pub(crate) struct Buffer {
+    pub(crate) address: *mut c_void,
+    len: usize,
+}
+
+// SAFETY: an address; the memory is the runtime's and has no thread.
+unsafe impl Send for Buffer {}
+
+impl Buffer {
+    pub(crate) fn new(len: usize) -> Self {
+        let mut address = std::ptr::null_mut();
+        // SAFETY: the pointer is valid for a write.
+        assert_eq!(unsafe { cudaMalloc(&raw mut address, len) }, 0);
+        Self { address, len }
+    }
+
+    pub(crate) fn filled(len: usize, value: u8) -> Self {
+        let buffer = Self::new(len);
+        assert_eq!(cudaMemset(buffer.address, i32::from(value), len), 0);
+        buffer
+    }
+
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Self {
+        let buffer = Self::new(bytes.len());
+        // SAFETY: the source has the length.
+        let code = unsafe {
+            cudaMemcpy(
+                buffer.address,
+                bytes.as_ptr().cast(),
+                bytes.len(),
+                HOST_TO_DEVICE,
+            )
+        };
+        assert_eq!(code, 0);
+        buffer
+    }
+
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.len];
+        // SAFETY: the destination has the length.
+        let code = unsafe {
+            cudaMemcpy(
+                bytes.as_mut_ptr().cast(),
+                self.address,
+                self.len,
+                DEVICE_TO_HOST,
+            )
+        };
+        assert_eq!(code, 0);
+        bytes
+    }
+
+    /// The bytes as they are now, without any synchronisation.
+    pub(crate) fn peek(&self) -> Vec<u8> {
+        // SAFETY: device memory is readable by the host here; tests that race on purpose only
+        // compare whole patterns.
+        unsafe { std::slice::from_raw_parts(self.address.cast::<u8>(), self.len) }.to_vec()
+    }
+
+    pub(crate) fn floats(&self) -> Vec<f32> {
+        let word = |bytes: &[u8]| f32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        self.bytes().chunks_exact(4).map(word).collect()
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        assert_eq!(cudaFree(self.address), 0);
+    }
+}
+
+/// This rank's end of the communicator of all child processes, with a stream.
+pub(crate) struct Rank {
+    pub(crate) comm: ncclComm_t,
+    pub(crate) rank: usize,
+    pub(crate) ranks: usize,
+    pub(crate) stream: Stream,
+}
+
+impl Rank {
+    /// Joins with what the environment of a child process says.
+    pub(crate) fn from_environment() -> Self {
+        let (rank, ranks) = seat();
+        Self::join(id(), rank, ranks)
+    }
+
+    pub(crate) fn join(id: ncclUniqueId, rank: usize, ranks: usize) -> Self {
+        assert_eq!(cudaSetDevice(rank as i32), 0);
+        let mut comm = std::ptr::null_mut();
+        // SAFETY: the pointer is valid for a write.
+        let code = unsafe { ncclCommInitRank(&raw mut comm, ranks as i32, id, rank as i32) };
+        assert_eq!(code, 0);
+        Self {
+            comm,
+            rank,
+            ranks,
+            stream: Stream::new(),
+        }
+    }
+
+    pub(crate) fn end(self) {
+        assert_eq!(self.stream.synchronize(), 0);
+        assert_eq!(ncclCommDestroy(self.comm), 0);
+    }
+}
+
+/// What this child process is to do.
+pub(crate) fn scenario() -> Option<String> {
+    std::env::var(SCENARIO).ok()
+}
+
+/// Rank and number of ranks of this child process.
+pub(crate) fn seat() -> (usize, usize) {
+    let number = |name| std::env::var(name).expect("set").parse().expect("a number");
+    (number(RANK), number(RANKS))
+}
+
+/// The unique id that the parent made.
+pub(crate) fn id() -> ncclUniqueId {
+    let mut id = ncclUniqueId { internal: [0; 128] };
+    for (to, from) in id
+        .internal
+        .iter_mut()
+        .zip(std::env::var(ID).expect("set").bytes())
+    {
+        *to = from as i8;
+    }
+    id
+}
+
+pub(crate) fn new_id() -> ncclUniqueId {
+    let mut id = ncclUniqueId { internal: [0; 128] };
+    // SAFETY: the pointer is valid for a write.
+    let code = unsafe { ncclGetUniqueId(&raw mut id) };
+    assert_eq!(code, 0);
+    id
+}
+
+/// Starts one process per rank.
+pub(crate) fn start(scenario: &str, ranks: usize, settings: &[(&str, &str)]) -> Vec<Child> {
+    let text = new_id().internal.map(|c| c as u8);
+    let text = String::from_utf8_lossy(&text)
+        .trim_end_matches('\0')
+        .to_owned();
+    let program = std::env::current_exe().expect("own path");
+    let start_one = |rank: usize| {
+        Command::new(&program)
+            .args(["--exact", "child_process", "--ignored", "--nocapture"])
+            .env("NCCLEP_HOSTSIM_HANG_SECONDS", "20")
+            .env("RUST_BACKTRACE", "0")
+            .env(SCENARIO, scenario)
+            .env(ID, &text)
+            .env(RANKS, ranks.to_string())
+            .env(RANK, rank.to_string())
+            .envs(settings.iter().copied())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("a process")
+    };
+    (0..ranks).map(start_one).collect()
+}
+
+/// Waits for processes and returns what they said.
+pub(crate) fn finish(children: Vec<Child>) -> Vec<Output> {
+    children
+        .into_iter()
+        .map(|child| child.wait_with_output().expect("an end"))
+        .collect()
+}
+
+/// Runs a scenario that must succeed in every process; returns all their stderr.
+pub(crate) fn run(scenario: &str, ranks: usize, settings: &[(&str, &str)]) -> String {
+    let mut said = String::new();
+    for (rank, output) in finish(start(scenario, ranks, settings)).iter().enumerate() {
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            output.status.success(),
+            "{scenario}, rank {rank} of {ranks}: {stderr}"
+        );
+        said.push_str(&stderr);
+    }
+    said
+}

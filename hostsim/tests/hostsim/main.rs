@@ -1,0 +1,49 @@
+//! Tests of the stand-ins through the functions that C programs call.
+//!
+//! One test program, so that it can start itself again as the ranks of a communicator and as
+//! victims that must crash (`kit`): `child_process` is their entry point.
+
+// Clippy's leave for tests reaches only the test functions themselves, not their helpers.
+#![allow(clippy::expect_used, clippy::panic)]
+
+mod collectives;
+mod data;
+mod failures;
+mod groups;
+mod kit;
+mod memory;
+mod streams;
+mod surface;
+
+/// What a child process can be told to do.
+const SCENARIOS: &[(&str, fn())] = &[
+    ("every_collective", collectives::every_collective),
+    ("split_by_parity", groups::split_by_parity),
+    ("exchange_with_all", groups::exchange_with_all),
+    ("one_rank_stays_away", failures::one_rank_stays_away),
+    ("one_rank_dies", failures::one_rank_dies),
+    ("counts_differ", failures::counts_differ),
+    (
+        "sizes_of_messages_differ",
+        failures::sizes_of_messages_differ,
+    ),
+    ("one_rank_aborts", failures::one_rank_aborts),
+    ("one_rank_never_joins", failures::one_rank_never_joins),
+    ("beside_a_driver", surface::beside_a_driver),
+    ("write_past_the_end", memory::write_past_the_end),
+    ("write_before_the_start", memory::write_before_the_start),
+    ("read_after_free", memory::read_after_free),
+    ("write_into_the_padding", memory::write_into_the_padding),
+    ("reset_the_device", streams::reset_the_device),
+];
+
+/// Not a test of its own: what a child process runs, see `kit::start`.
+#[test]
+#[ignore = "entry point of child processes"]
+fn child_process() {
+    let Some(wanted) = kit::scenario() else {
+        return;
+    };
+    let scenario = SCENARIOS.iter().find(|(name, _)| *name == wanted);
+    scenario.expect("a scenario of the table").1();
+}

@@ -1,0 +1,262 @@
+//! Poison, guards, use after free, and the rules of copies.
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+use std::os::unix::process::ExitStatusExt;
+use std::ptr::null_mut;
+
+use ncclep_hostsim::cuda::copy::*;
+use ncclep_hostsim::cuda::device::cudaDeviceSynchronize;
+use ncclep_hostsim::cuda::memory::*;
+
+use crate::kit::{
+    Buffer, DEVICE_TO_DEVICE, DEVICE_TO_HOST, Gate, HOST_TO_DEVICE, Stream, finish, own_device,
+    run, start,
+};
+
+const SUCCESS: i32 = 0;
+const INVALID_VALUE: i32 = 1;
+const OUT_OF_MEMORY: i32 = 2;
+const ILLEGAL_ADDRESS: i32 = 700;
+const SIGSEGV: i32 = 11;
+const DEFAULT: i32 = 4;
+
+fn pinned(len: usize) -> *mut c_void {
+    let mut address = null_mut();
+    // SAFETY: the pointer is valid for a write.
+    assert_eq!(unsafe { cudaHostAlloc(&raw mut address, len, 2) }, SUCCESS);
+    address
+}
+
+#[test]
+fn fresh_memory_is_poisoned_and_aligned() {
+    for len in [1, 100, 5000, 1 << 20] {
+        let buffer = Buffer::new(len);
+        assert_eq!(buffer.address as usize % 256, 0);
+        assert!(buffer.bytes().iter().all(|byte| *byte == 0xCB));
+    }
+}
+
+#[test]
+fn odd_requests() {
+    let mut address = 8 as *mut c_void;
+    // SAFETY: the pointers are null or valid for a write.
+    unsafe {
+        assert_eq!(cudaMalloc(&raw mut address, 0), SUCCESS);
+        assert!(address.is_null(), "zero bytes give NULL");
+        assert_eq!(cudaMalloc(null_mut(), 8), INVALID_VALUE);
+        assert_eq!(cudaMalloc(&raw mut address, usize::MAX / 2), OUT_OF_MEMORY);
+        assert_eq!(cudaMallocHost(&raw mut address, 0), SUCCESS);
+    }
+    assert_eq!(cudaFree(null_mut()), SUCCESS);
+    assert_eq!(cudaFreeHost(null_mut()), SUCCESS);
+    let local = 0u64;
+    assert_eq!(
+        cudaFree((&raw const local).cast_mut().cast()),
+        INVALID_VALUE
+    );
+    let host = pinned(8);
+    assert_eq!(
+        cudaFree(host),
+        INVALID_VALUE,
+        "host memory has its own free"
+    );
+    assert_eq!(cudaFreeHost(host), SUCCESS);
+    assert_eq!(cudaFreeHost(host), INVALID_VALUE, "freed twice");
+}
+
+/// A child that must die of a memory fault.
+fn crashes(scenario: &str) {
+    let output = finish(start(scenario, 1, &[])).remove(0);
+    assert_eq!(
+        output.status.signal(),
+        Some(SIGSEGV),
+        "{scenario}: {output:?}"
+    );
+}
+
+#[test]
+fn guards_catch_stray_accesses() {
+    crashes("write_past_the_end");
+    crashes("write_before_the_start");
+    crashes("read_after_free");
+}
+
+pub(crate) fn write_past_the_end() {
+    let buffer = Buffer::new(4096);
+    // SAFETY: none: the write must fault.
+    unsafe { buffer.address.cast::<u8>().add(4096).write(1) };
+}
+
+pub(crate) fn write_before_the_start() {
+    let buffer = Buffer::new(4096);
+    // SAFETY: none: the write must fault.
+    unsafe { buffer.address.cast::<u8>().sub(1).write(1) };
+}
+
+pub(crate) fn read_after_free() {
+    let address = Buffer::new(100).address;
+    // SAFETY: none: the read must fault.
+    unsafe { std::hint::black_box(address.cast::<u8>().read_volatile()) };
+}
+
+#[test]
+fn damage_in_the_padding_is_reported_when_freeing() {
+    let said = run("write_into_the_padding", 1, &[]);
+    assert!(said.contains("memory next to the 100-byte block"), "{said}");
+}
+
+pub(crate) fn write_into_the_padding() {
+    let buffer = Buffer::new(100);
+    // SAFETY: byte 100 is padding, which is mapped.
+    unsafe { buffer.address.cast::<u8>().add(100).write(1) };
+    assert_eq!(cudaFree(buffer.address), ILLEGAL_ADDRESS);
+    std::mem::forget(buffer);
+}
+
+#[test]
+fn copies_check_direction_and_range() {
+    own_device();
+    let (one, two) = (Buffer::new(64), Buffer::filled(64, 9));
+    let mut local = [0u8; 64];
+    let host: *mut c_void = local.as_mut_ptr().cast();
+    // SAFETY: all host ranges have 64 bytes.
+    let copy = |to, from, len, kind| unsafe { cudaMemcpy(to, from, len, kind) };
+    assert_eq!(copy(host, two.address, 64, DEVICE_TO_HOST), SUCCESS);
+    assert_eq!(copy(one.address, host, 64, HOST_TO_DEVICE), SUCCESS);
+    assert_eq!(copy(one.address, two.address, 64, DEFAULT), SUCCESS);
+    assert_eq!(
+        copy(one.address, two.address, 64, HOST_TO_DEVICE),
+        INVALID_VALUE
+    );
+    assert_eq!(copy(host, host, 64, DEVICE_TO_HOST), INVALID_VALUE);
+    assert_eq!(
+        copy(one.address, two.address, 65, DEVICE_TO_DEVICE),
+        INVALID_VALUE
+    );
+    assert_eq!(
+        copy(one.address, null_mut(), 64, HOST_TO_DEVICE),
+        INVALID_VALUE
+    );
+    assert_eq!(copy(null_mut(), null_mut(), 0, HOST_TO_DEVICE), SUCCESS);
+    assert_eq!(copy(one.address, host, 64, 17), 21);
+    assert_eq!(cudaMemset(one.address, 0, 65), INVALID_VALUE);
+    assert_eq!(cudaMemset(host, 0, 64), INVALID_VALUE);
+    assert_eq!(one.bytes(), [9; 64]);
+    let stale = Buffer::new(64).address;
+    assert_eq!(copy(host, stale, 64, DEVICE_TO_HOST), INVALID_VALUE);
+}
+
+#[test]
+fn device_copies_and_fills_are_asynchronous() {
+    own_device();
+    let stream = Stream::new();
+    let (one, two) = (Buffer::filled(16, 1), Buffer::filled(16, 2));
+    assert_eq!(cudaDeviceSynchronize(), SUCCESS);
+    let gate = Gate::holding(stream.0);
+    // SAFETY: both are device memory.
+    let code = unsafe { cudaMemcpy(two.address, one.address, 16, DEVICE_TO_DEVICE) };
+    assert_eq!(code, SUCCESS);
+    assert_eq!(cudaMemset(one.address, 3, 16), SUCCESS);
+    assert_eq!(two.peek(), [2; 16], "the stream is still held up");
+    gate.open();
+    assert_eq!(two.bytes(), [1; 16]);
+    assert_eq!(one.bytes(), [3; 16]);
+}
+
+#[test]
+fn pageable_sources_are_staged_and_pinned_ones_are_not() {
+    own_device();
+    let stream = Stream::new();
+    let (from_pageable, from_pinned) = (Buffer::new(8), Buffer::new(8));
+    let mut pageable = [1u8; 8];
+    let host = pinned(8);
+    // SAFETY: the range was allocated with 8 bytes; nothing else uses it yet.
+    unsafe { host.cast::<u8>().write_bytes(1, 8) };
+    let gate = Gate::holding(stream.0);
+    // SAFETY: all ranges have 8 bytes and live until the stream is done.
+    unsafe {
+        let source = pageable.as_ptr().cast();
+        let code = cudaMemcpyAsync(from_pageable.address, source, 8, HOST_TO_DEVICE, stream.0);
+        assert_eq!(code, SUCCESS);
+        let code = cudaMemcpyAsync(from_pinned.address, host, 8, HOST_TO_DEVICE, stream.0);
+        assert_eq!(code, SUCCESS);
+        pageable.fill(2);
+        host.cast::<u8>().write_bytes(2, 8);
+    }
+    gate.open();
+    assert_eq!(from_pageable.bytes(), [1; 8], "taken when called");
+    assert_eq!(
+        from_pinned.bytes(),
+        [2; 8],
+        "taken when the stream got there"
+    );
+    assert_eq!(std::hint::black_box(pageable), [2; 8]);
+    assert_eq!(cudaFreeHost(host), SUCCESS);
+}
+
+#[test]
+fn memory_can_be_freed_in_stream_order() {
+    own_device();
+    let stream = Stream::new();
+    let gate = Gate::holding(stream.0);
+    let mut address = null_mut();
+    // SAFETY: the pointer is valid for a write.
+    let code = unsafe { cudaMallocAsync(&raw mut address, 32, stream.0) };
+    assert_eq!(code, SUCCESS);
+    assert_eq!(cudaMemsetAsync(address, 5, 32, stream.0), SUCCESS);
+    assert_eq!(cudaFreeAsync(address, stream.0), SUCCESS);
+    assert_eq!(
+        cudaFreeAsync(address, stream.0),
+        INVALID_VALUE,
+        "freed twice"
+    );
+    assert_eq!(
+        cudaMemset(address, 5, 32),
+        INVALID_VALUE,
+        "used after the free"
+    );
+    gate.open();
+    assert_eq!(stream.synchronize(), SUCCESS);
+    assert_eq!(cudaFree(address), INVALID_VALUE);
+}
+
+#[test]
+fn pointers_are_told_apart() {
+    own_device();
+    let device = Buffer::new(16);
+    let host = pinned(16);
+    let mut local = vec![0u8; 16];
+    let local_address: *mut c_void = local.as_mut_ptr().cast();
+    let kind = |pointer: *const c_void| {
+        let mut answer = std::mem::MaybeUninit::<cudaPointerAttributes>::uninit();
+        // SAFETY: the pointer is valid for a write, and written on success.
+        let answer = unsafe {
+            assert_eq!(
+                cudaPointerGetAttributes(answer.as_mut_ptr(), pointer),
+                SUCCESS
+            );
+            answer.assume_init()
+        };
+        (
+            answer.kind,
+            answer.device_pointer.is_null(),
+            answer.host_pointer.is_null(),
+        )
+    };
+    assert_eq!(kind(device.address), (2, false, true));
+    assert_eq!(kind(host), (1, false, false));
+    assert_eq!(kind(local_address), (0, true, false));
+    let mut mapped = null_mut();
+    // SAFETY: the pointer is valid for a write.
+    let mut map = |host| unsafe { cudaHostGetDevicePointer(&raw mut mapped, host, 0) };
+    assert_eq!(map(host), SUCCESS);
+    assert_eq!(map(local_address), INVALID_VALUE);
+    assert_eq!(cudaHostRegister(local_address, 16, 0), SUCCESS);
+    assert_eq!(kind(local_address), (1, false, false));
+    assert_eq!(map(local_address), SUCCESS);
+    assert_eq!(cudaHostRegister(local_address, 16, 0), 712);
+    assert_eq!(cudaHostUnregister(local_address), SUCCESS);
+    assert_eq!(cudaHostUnregister(local_address), 713);
+    assert_eq!(cudaFreeHost(host), SUCCESS);
+}

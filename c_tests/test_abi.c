@@ -1,6 +1,7 @@
-// The C side of the ABI: layout of every struct, value of every constant and type of every function,
-// held by the compiler. A program built against the first release finds all of it unchanged; the
-// numbers are listed in docs/abi.md. What the linker sees is checked by scripts/testing/abi_checks.py.
+// The C side of the ABI: layout of every struct, value of every constant and type of every
+// function, held by the compiler. A program built against the first release finds all of it
+// unchanged; the numbers are listed in docs/abi.md. What the linker sees is checked by
+// scripts/testing/abi_checks.py.
 #include <pthread.h>
 #include <string.h>
 
@@ -10,11 +11,11 @@
 
 // ---- Structs: size, alignment, and offset and type of each field -------------------------------
 
-#define LAYOUT(owner, bytes, alignment)                                     \
-    _Static_assert(sizeof(owner) == (bytes), "size of " #owner);            \
+#define LAYOUT(owner, bytes, alignment)                          \
+    _Static_assert(sizeof(owner) == (bytes), "size of " #owner); \
     _Static_assert(_Alignof(owner) == (alignment), "alignment of " #owner)
-#define FIELD(owner, field, at, type)                                                \
-    _Static_assert(offsetof(owner, field) == (at), "offset of " #owner "." #field);  \
+#define FIELD(owner, field, at, type)                                               \
+    _Static_assert(offsetof(owner, field) == (at), "offset of " #owner "." #field); \
     _Static_assert(SAME(&((owner*)0)->field, type*), "type of " #owner "." #field)
 
 LAYOUT(ncclNDTensor_t, 48, 8);
@@ -95,7 +96,7 @@ _Static_assert(SAME((ncclEpAllocFn_t)0, cudaError_t (*)(void**, size_t)), "ncclE
 _Static_assert(SAME((ncclEpFreeFn_t)0, cudaError_t (*)(void*)), "ncclEpFreeFn_t");
 
 #define FUNCTION(name, result, ...) \
-    _Static_assert(SAME(&(name), result (*)(__VA_ARGS__)), "type of " #name)
+    _Static_assert(SAME(&(name), result(*)(__VA_ARGS__)), "type of " #name)
 
 FUNCTION(ncclEpCreateGroup, ncclResult_t, ncclEpGroup_t*, ncclComm_t, const ncclEpGroupConfig_t*,
          cudaStream_t, ncclEpAllocFn_t, ncclEpFreeFn_t);

@@ -1,6 +1,6 @@
-// The C++ side of the ABI: the same layout as in test_abi.c, functions with C linkage whose type the
-// default arguments do not change, and calls that leave those arguments out, as C++ programs written
-// for the first release do.
+// The C++ side of the ABI: the same layout as in test_abi.c, functions with C linkage whose type
+// the default arguments do not change, and calls that leave those arguments out, as C++ programs
+// written for the first release do.
 #include <cstring>
 #include <type_traits>
 
@@ -13,11 +13,10 @@ namespace {
 template <typename T>
 constexpr bool kPlain = std::is_standard_layout_v<T> && std::is_trivially_copyable_v<T>;
 
-#define LAYOUT(owner, bytes, alignment)                                                  \
+#define LAYOUT(owner, bytes, alignment) \
     static_assert(kPlain<owner> && sizeof(owner) == (bytes) && alignof(owner) == (alignment))
-#define FIELD(owner, field, at, type)       \
-    static_assert(offsetof(owner, field) == (at) && \
-                  std::is_same_v<decltype(owner::field), type>)
+#define FIELD(owner, field, at, type) \
+    static_assert(offsetof(owner, field) == (at) && std::is_same_v<decltype(owner::field), type>)
 
 LAYOUT(ncclNDTensor_t, 48, 8);
 FIELD(ncclNDTensor_t, version, 0, unsigned);
@@ -50,7 +49,8 @@ static_assert(NCCL_EP_ALGO_LOW_LATENCY == 0 && NCCL_EP_ALGO_HIGH_THROUGHPUT == 1
 static_assert(NCCL_EP_TENSOR_FLAG_NONE == 0 && NCCL_EP_AUTO == 0);
 static_assert(NCCL_EP_TENSOR_TAG_NONE == 0 && NCCL_EP_TENSOR_TAG_TOKENS == 1 &&
               NCCL_EP_TENSOR_TAG_TOPK_IDX == 2 && NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS == 3 &&
-              NCCL_EP_TENSOR_TAG_SCALES == 4 && NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE == 5 &&
+              NCCL_EP_TENSOR_TAG_SCALES == 4 &&
+              NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE == 5 &&
               NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_HOST == 6 &&
               NCCL_EP_TENSOR_TAG_TOKENS_PER_EXPERTS == 7);
 
@@ -65,27 +65,25 @@ using Outputs = ncclNDTensor_t* const*;
 static_assert(std::is_same_v<ncclEpAllocFn_t, cudaError_t (*)(void**, size_t)>);
 static_assert(std::is_same_v<ncclEpFreeFn_t, cudaError_t (*)(void*)>);
 static_assert(std::is_pointer_v<ncclEpHandleConfig_t>);
-static_assert(
-    kHasType<&ncclEpCreateGroup, ncclResult_t(ncclEpGroup_t*, ncclComm_t, const ncclEpGroupConfig_t*,
-                                              cudaStream_t, ncclEpAllocFn_t, ncclEpFreeFn_t)>);
+static_assert(kHasType<&ncclEpCreateGroup,
+                       ncclResult_t(ncclEpGroup_t*, ncclComm_t, const ncclEpGroupConfig_t*,
+                                    cudaStream_t, ncclEpAllocFn_t, ncclEpFreeFn_t)>);
 static_assert(kHasType<&ncclEpGroupDestroy, ncclResult_t(ncclEpGroup_t, cudaStream_t)>);
-static_assert(kHasType<&ncclEpTensorCreate,
-                       ncclResult_t(ncclEpGroup_t, ncclNDTensor_t*, unsigned, ncclDataType_t,
-                                    ncclEpTensorTag_t, unsigned, unsigned, unsigned, unsigned,
-                                    unsigned)>);
+static_assert(
+    kHasType<&ncclEpTensorCreate,
+             ncclResult_t(ncclEpGroup_t, ncclNDTensor_t*, unsigned, ncclDataType_t,
+                          ncclEpTensorTag_t, unsigned, unsigned, unsigned, unsigned, unsigned)>);
 static_assert(kHasType<&ncclEpTensorDestroy, ncclResult_t(ncclEpGroup_t, ncclNDTensor_t*)>);
 static_assert(kHasType<&ncclEpCreateHandle,
                        ncclResult_t(ncclEpHandle_t*, ncclEpGroup_t, const ncclNDTensor_t*, Outputs,
                                     unsigned, const ncclEpHandleConfig_t*, cudaStream_t, bool)>);
 static_assert(kHasType<&ncclEpHandleDestroy, ncclResult_t(ncclEpHandle_t)>);
-static_assert(kHasType<&ncclEpDispatch,
-                       ncclResult_t(ncclEpHandle_t, Inputs, unsigned, Outputs, unsigned, Outputs,
-                                    unsigned, unsigned, const ncclEpDispatchConfig_t*,
-                                    cudaStream_t)>);
-static_assert(kHasType<&ncclEpCombine,
-                       ncclResult_t(ncclEpHandle_t, Inputs, unsigned, Outputs, unsigned, Outputs,
-                                    unsigned, unsigned, const ncclEpCombineConfig_t*,
-                                    cudaStream_t)>);
+static_assert(kHasType<&ncclEpDispatch, ncclResult_t(ncclEpHandle_t, Inputs, unsigned, Outputs,
+                                                     unsigned, Outputs, unsigned, unsigned,
+                                                     const ncclEpDispatchConfig_t*, cudaStream_t)>);
+static_assert(kHasType<&ncclEpCombine, ncclResult_t(ncclEpHandle_t, Inputs, unsigned, Outputs,
+                                                    unsigned, Outputs, unsigned, unsigned,
+                                                    const ncclEpCombineConfig_t*, cudaStream_t)>);
 static_assert(kHasType<&ncclEpComplete,
                        ncclResult_t(ncclEpHandle_t, const ncclEpCompleteConfig_t*, cudaStream_t)>);
 static_assert(kHasType<&ncclEpHandleGetNumRecvTokens, ncclResult_t(ncclEpHandle_t, unsigned*)>);

@@ -5,6 +5,7 @@ use std::ffi::c_int;
 use std::ptr::null_mut;
 
 use half::bf16;
+use ncclep_hostsim::cuda::device::cudaDeviceSynchronize;
 use ncclep_hostsim::nccl::collective::*;
 use ncclep_hostsim::nccl::comm::*;
 use ncclep_hostsim::nccl::group::{ncclGroupEnd, ncclGroupStart};
@@ -12,7 +13,7 @@ use ncclep_hostsim::nccl::memory::{ncclMemAlloc, ncclMemFree};
 use ncclep_hostsim::nccl::p2p::ncclSend;
 
 use crate::data::{check, floats, value};
-use crate::kit::{Buffer, Rank, new_id, own_device, run};
+use crate::kit::{Buffer, Rank, Stream, new_id, own_device, run};
 
 const SUCCESS: i32 = 0;
 const INVALID_ARGUMENT: i32 = 4;
@@ -67,6 +68,7 @@ fn check_collectives(me: Rank) {
         reduce_scatter(&me, count.min(LARGE_PART));
         broadcast_and_reduce(&me, count);
     }
+    two_streams(&me);
     narrow_types(&me);
     empty(&me);
     me.end();
@@ -178,6 +180,31 @@ fn broadcast_and_reduce(me: &Rank, count: usize) {
     }
 }
 
+/// Operations of one communicator share its slots, so they must not overlap although their streams
+/// do not wait for each other.
+fn two_streams(me: &Rank) {
+    const ROUNDS: usize = 20;
+    let streams = [Stream::with_flags(1), Stream::with_flags(1)];
+    let sends: Vec<Buffer> = (0..ROUNDS)
+        .map(|round| floats(500, |i| value(me.rank, i + round)))
+        .collect();
+    let recvs: Vec<Buffer> = (0..ROUNDS).map(|_| Buffer::new(2000 * me.ranks)).collect();
+    assert_eq!(cudaDeviceSynchronize(), SUCCESS);
+    for (round, (send, recv)) in sends.iter().zip(&recvs).enumerate() {
+        let stream = streams[round % 2].0;
+        // SAFETY: the buffers live until the synchronisation.
+        let code =
+            unsafe { ncclAllGather(send.address, recv.address, 500, FLOAT, me.comm, stream) };
+        assert_eq!(code, SUCCESS);
+    }
+    for stream in &streams {
+        assert_eq!(stream.synchronize(), SUCCESS);
+    }
+    for (round, recv) in recvs.iter().enumerate() {
+        check(recv, |i| value(i / 500, i % 500 + round));
+    }
+}
+
 fn narrow_types(me: &Rank) {
     let bytes = bf16::from_f32(me.rank as f32).to_ne_bytes();
     let buffer = Buffer::from_bytes(&bytes);
@@ -259,6 +286,7 @@ fn wrong_arguments_are_refused() {
 
 #[test]
 fn wrong_ways_to_join_are_refused() {
+    own_device();
     let mut comm = null_mut();
     // SAFETY: the pointer is valid for a write.
     let mut join = |ranks, id, rank| unsafe { ncclCommInitRank(&raw mut comm, ranks, id, rank) };
@@ -274,6 +302,7 @@ fn wrong_ways_to_join_are_refused() {
 
 #[test]
 fn nccl_memory_is_device_memory() {
+    own_device();
     let mut address = null_mut();
     // SAFETY: the pointer is valid for a write.
     unsafe {

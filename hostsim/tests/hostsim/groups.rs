@@ -3,6 +3,7 @@
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
+use std::time::{Duration, Instant};
 
 use ncclep_hostsim::nccl::collective::*;
 use ncclep_hostsim::nccl::comm::*;
@@ -128,6 +129,41 @@ pub(crate) fn exchange_with_all() {
         }
     }
     drop((sends, recvs));
+    me.end();
+}
+
+#[test]
+fn messages_wake_those_who_wait_for_them() {
+    run("ping_pong", 2, &[]);
+}
+
+/// A rank that missed its bell would sleep until it looks for dead peers, a quarter of a second.
+pub(crate) fn ping_pong() {
+    const TURNS: usize = 100;
+    let me = Rank::from_environment();
+    let peer = 1 - me.rank as c_int;
+    let ball = Buffer::filled(64, me.rank as u8);
+    let begin = Instant::now();
+    for turn in 0..TURNS {
+        let (address, comm, stream) = (ball.address, me.comm, me.stream.0);
+        // SAFETY: the buffer lives until the synchronisation.
+        let code = unsafe {
+            if turn % 2 == me.rank {
+                ncclSend(address, 64, UINT8, peer, comm, stream)
+            } else {
+                ncclRecv(address, 64, UINT8, peer, comm, stream)
+            }
+        };
+        assert_eq!(code, SUCCESS);
+    }
+    assert_eq!(me.stream.synchronize(), SUCCESS);
+    let time = begin.elapsed();
+    assert!(
+        time < Duration::from_secs(10),
+        "{TURNS} turns took {time:?}"
+    );
+    assert_eq!(ball.bytes(), [0; 64], "rank 0 served");
+    drop(ball);
     me.end();
 }
 

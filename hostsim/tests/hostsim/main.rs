@@ -20,6 +20,7 @@ const SCENARIOS: &[(&str, fn())] = &[
     ("every_collective", collectives::every_collective),
     ("split_by_parity", groups::split_by_parity),
     ("exchange_with_all", groups::exchange_with_all),
+    ("ping_pong", groups::ping_pong),
     ("one_rank_stays_away", failures::one_rank_stays_away),
     ("one_rank_dies", failures::one_rank_dies),
     ("counts_differ", failures::counts_differ),

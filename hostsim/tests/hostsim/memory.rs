@@ -30,6 +30,7 @@ fn pinned(len: usize) -> *mut c_void {
 
 #[test]
 fn fresh_memory_is_poisoned_and_aligned() {
+    own_device();
     for len in [1, 100, 5000, 1 << 20] {
         let buffer = Buffer::new(len);
         assert_eq!(buffer.address as usize % 256, 0);
@@ -39,6 +40,7 @@ fn fresh_memory_is_poisoned_and_aligned() {
 
 #[test]
 fn odd_requests() {
+    own_device();
     let mut address = 8 as *mut c_void;
     // SAFETY: the pointers are null or valid for a write.
     unsafe {

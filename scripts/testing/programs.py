@@ -30,7 +30,7 @@ _BENCH_SMALL = ("--tokens", "32", "--hidden", "1024", "--warmup", "1", "--iters"
 _BENCH_PASSED = r"Global validation: Dispatch=PASSED, Combine=PASSED"
 
 # The sanitizers slow a program down, and they look at its own code: few ranks show all of it.
-_SANITIZED_RANKS = (2,)
+_SANITIZED_RANKS = 2
 
 
 def host_steps(places: Places) -> list[Step]:
@@ -50,28 +50,21 @@ def gpu_steps(places: Places, needs: Sequence[str]) -> list[Step]:
 
 def sanitizer_steps(places: Places) -> list[Step]:
     """The tests once more, built with the address and undefined-behaviour sanitizers."""
-    # The harness knows Open MPI's leaks by the libraries in their stacks, and only the slow unwinder
-    # sees through libraries without frame pointers.
-    environment = (
-        ("NCCLEP_HOSTSIM_WITH_GPU", "1"),
-        ("ASAN_OPTIONS", "fast_unwind_on_malloc=0:detect_stack_use_after_return=1:"
-                         "strict_string_checks=1"),
-        ("LSAN_OPTIONS", "print_suppressions=0"),
-        ("UBSAN_OPTIONS", "print_stacktrace=1"),
-    )
+    # What AddressSanitizer and the leak check need is set in the harness.
+    environment = (("NCCLEP_HOSTSIM_WITH_GPU", "1"), ("UBSAN_OPTIONS", "print_stacktrace=1"))
 
     def run(name: str, label: str, options: Sequence[str], ranks: int, read) -> Step:
         command = _mpirun(ranks, places.sanitized / name, options)
         return Step(f"sanitize/{label}/{ranks}", command, read, ("build/sanitizer",),
                     cores=_cores(ranks), timeout=300, environment=environment)
 
-    steps = [run(name, name, (), ranks, counts.closing_line)
-             for name in TESTS for ranks in _SANITIZED_RANKS]
+    steps = [run(name, name, (), _SANITIZED_RANKS, counts.closing_line)
+             for name in (*TESTS, "moe_layer")]
     for algorithm in ("ll", "ht"):
         options = ("-a", algorithm, "-s", "both", "-c", "-r", *_EP_TEST_SMALL)
         steps.append(run("ep_test", f"ep_test-{algorithm}", options, 4, counts.closing_line))
-        steps.append(run("ep_bench", f"ep_bench-{algorithm}", _bench_options(algorithm, 2), 2,
-                         counts.says(_BENCH_PASSED, 1)))
+        steps.append(run("ep_bench", f"ep_bench-{algorithm}", _bench_options(algorithm, _SANITIZED_RANKS),
+                         _SANITIZED_RANKS, counts.says(_BENCH_PASSED, 1)))
     return steps
 
 

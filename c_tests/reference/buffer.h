@@ -1,0 +1,62 @@
+// Device memory of the tests: poisoned, with guard zones on both sides, so that a byte that must
+// not be written shows wherever it is. And lists of tensors over it, dressed in all the ways that
+// callers may choose, and scrapped as soon as the call has returned.
+#ifndef C_TESTS_REFERENCE_BUFFER_H_
+#define C_TESTS_REFERENCE_BUFFER_H_
+
+#include "harness/harness.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { kRefPoison = 0xa5, kRefGuardBytes = 256, kRefMaxTensors = 8 };
+
+typedef struct {
+    unsigned char* base;  // of the guard zone before the data; device memory
+    size_t bytes;         // of the data
+} RefBuffer;
+
+// All bytes of a new buffer are poison.
+RefBuffer ref_buffer_new(size_t bytes);
+void ref_buffer_free(RefBuffer* buffer);
+void* ref_buffer_data(const RefBuffer* buffer);
+void ref_buffer_poison(const RefBuffer* buffer);
+// The data; the rest is left alone.
+void ref_buffer_upload(const RefBuffer* buffer, const void* host);
+// Checks that the data is `expected` and that the guard zones are still poison. One check.
+bool ref_buffer_check(EpPlace place, const RefBuffer* buffer, const void* expected);
+#define REF_CHECK_BUFFER(buffer, expected) \
+    (EP_REACHED, ref_buffer_check(EP_HERE(#buffer " == " #expected), (buffer), (expected)))
+
+// Host memory of the tests; ends all processes if there is none. Released with free().
+void* ref_host_new(size_t bytes);     // all zero
+void* ref_host_poison(size_t bytes);  // all poison
+
+// A list of tensors for one call. It must not be moved while in use.
+typedef struct {
+    EpView views[kRefMaxTensors];
+    ncclNDTensor_t* items[kRefMaxTensors];
+    unsigned count;
+} RefList;
+
+void ref_list_init(RefList* list);
+void ref_list_add(RefList* list, void* data, ncclDataType_t datatype, ncclEpTensorTag_t tag,
+                  unsigned num_sizes, const unsigned* sizes);
+
+// Sixteen ways to say the same: strides all ones, NULL or row-major; empty tensors with an address
+// or without; the tensors in either order; tensors with tags that no call knows, or none.
+void ref_list_dress(RefList* list, unsigned variation);
+
+// The arguments for the call: an empty list is a garbage address with the count 0.
+ncclNDTensor_t* const* ref_list_outputs(const RefList* list);
+const ncclNDTensor_t* const* ref_list_inputs(const RefList* list);
+
+// Overwrites the descriptors and the list itself: nothing may be read after the call.
+void ref_list_scrap(RefList* list);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif  // C_TESTS_REFERENCE_BUFFER_H_

@@ -1,0 +1,204 @@
+// High-throughput operations in straight lines; see ht.h.
+#include "reference/ht.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { kMaxTopK = 32 };
+
+// One token on one of the ranks that it goes to.
+typedef struct {
+    unsigned source;
+    size_t token;
+    unsigned destination;
+    size_t row;  // there
+    unsigned num_experts;
+    unsigned experts[kMaxTopK];  // local ids there, ascending
+} Copy;
+
+typedef void (*CopyFn)(const Copy* copy, void* context);
+
+// Fills in the experts of a token on copy->destination.
+static void find_experts(const RefRouting* routing, Copy* copy) {
+    const unsigned local_experts = ref_local_experts(routing);
+    const int64_t* ids = &routing->topk_idx[copy->source][copy->token * routing->top_k];
+    copy->num_experts = 0;
+    for (unsigned k = 0; k < routing->top_k; ++k) {
+        const int64_t expert = ref_expert_of(routing, ids[k]);
+        if (expert < 0 || (unsigned)expert / local_experts != copy->destination) continue;
+        const unsigned local = (unsigned)expert % local_experts;
+        unsigned at = copy->num_experts;
+        while (at > 0 && copy->experts[at - 1] > local) --at;
+        if (at > 0 && copy->experts[at - 1] == local) continue;
+        memmove(&copy->experts[at + 1], &copy->experts[at],
+                (copy->num_experts - at) * sizeof(copy->experts[0]));
+        copy->experts[at] = local;
+        ++copy->num_experts;
+    }
+}
+
+// Calls `each` for every token on every rank that it goes to: by source, token and destination.
+static void walk(const RefRouting* routing, CopyFn each, void* context) {
+    size_t* rows = calloc(routing->num_ranks, sizeof(*rows));
+    EP_REQUIRE(rows != NULL);
+    Copy copy;
+    memset(&copy, 0, sizeof(copy));
+    for (copy.source = 0; copy.source < routing->num_ranks; ++copy.source) {
+        for (copy.token = 0; copy.token < routing->num_tokens[copy.source]; ++copy.token) {
+            for (copy.destination = 0; copy.destination < routing->num_ranks; ++copy.destination) {
+                find_experts(routing, &copy);
+                if (copy.num_experts == 0) continue;
+                copy.row = rows[copy.destination]++;
+                each(&copy, context);
+            }
+        }
+    }
+    free(rows);
+}
+
+typedef struct {
+    unsigned rank;
+    unsigned received;
+    int32_t* counts;  // may be NULL
+} Count;
+
+static void count_copy(const Copy* copy, void* context) {
+    Count* count = context;
+    if (copy->destination != count->rank) return;
+    ++count->received;
+    for (unsigned i = 0; i < copy->num_experts && count->counts != NULL; ++i) {
+        ++count->counts[copy->experts[i]];
+    }
+}
+
+unsigned ref_ht_received(const RefRouting* routing, unsigned rank) {
+    Count count = {rank, 0, NULL};
+    walk(routing, count_copy, &count);
+    return count.received;
+}
+
+void ref_ht_counts(const RefRouting* routing, unsigned rank, int32_t* counts) {
+    memset(counts, 0, ref_local_experts(routing) * sizeof(*counts));
+    Count count = {rank, 0, counts};
+    walk(routing, count_copy, &count);
+}
+
+typedef struct {
+    unsigned rank;
+    const RefRows* tokens;
+    unsigned char* out;
+} Tokens;
+
+static void place_token(const Copy* copy, void* context) {
+    const Tokens* tokens = context;
+    if (copy->destination != tokens->rank) return;
+    ref_row_fill(tokens->tokens, ref_row_of(copy->source, copy->token),
+                 tokens->out + copy->row * ref_row_bytes(tokens->tokens));
+}
+
+void ref_ht_dispatch_tokens(const RefRouting* routing, unsigned rank, const RefRows* tokens,
+                            unsigned num_rows, void* out) {
+    memset(out, 0, num_rows * ref_row_bytes(tokens));
+    Tokens context = {rank, tokens, out};
+    walk(routing, place_token, &context);
+}
+
+typedef struct {
+    unsigned rank;
+    unsigned local_experts;
+    const RefRouting* given;
+    int64_t* ids;
+    float* weights;
+} Packed;
+
+// The last entry that names the expert counts, and none is 0.
+static float given_weight(const RefRouting* given, const Copy* copy, int64_t expert) {
+    float weight = 0.0f;
+    for (size_t k = 0; k < given->top_k; ++k) {
+        const size_t entry = copy->token * given->top_k + k;
+        if (given->topk_idx[copy->source][entry] == expert) {
+            weight = given->weights[copy->source][entry];
+        }
+    }
+    return weight;
+}
+
+static void place_routing(const Copy* copy, void* context) {
+    const Packed* packed = context;
+    if (copy->destination != packed->rank) return;
+    for (unsigned i = 0; i < copy->num_experts; ++i) {
+        const size_t at = copy->row * packed->given->top_k + i;
+        const unsigned local = copy->experts[i];
+        const int64_t expert = (int64_t)packed->rank * packed->local_experts + local;
+        packed->ids[at] = local;
+        packed->weights[at] = given_weight(packed->given, copy, expert);
+    }
+}
+
+void ref_ht_dispatch_routing(const RefRouting* routing, const RefRouting* given, unsigned rank,
+                             unsigned num_rows, int64_t* ids, float* weights) {
+    for (size_t i = 0; i < (size_t)num_rows * routing->top_k; ++i) {
+        ids[i] = -1;
+        weights[i] = 0.0f;
+    }
+    Packed context = {rank, ref_local_experts(routing), given, ids, weights};
+    walk(routing, place_routing, &context);
+}
+
+typedef struct {
+    unsigned rank;
+    const RefRows* rows;
+    unsigned char* row;  // room for one
+    float* sums;         // [num_tokens, hidden]
+} Sums;
+
+// The walk comes to the destinations of a token in ascending order, which is that of the sum.
+static void add_copy(const Copy* copy, void* context) {
+    const Sums* sums = context;
+    if (copy->source != sums->rank) return;
+    ref_row_fill(sums->rows, ref_row_of(copy->destination, copy->row), sums->row);
+    for (size_t i = 0; i < sums->rows->hidden; ++i) {
+        float* sum = &sums->sums[copy->token * sums->rows->hidden + i];
+        *sum = *sum + ep_load(sums->rows->datatype, sums->row, i);
+    }
+}
+
+void ref_ht_combine(const RefRouting* routing, unsigned rank, const RefRows* expert_rows,
+                    void* out) {
+    const size_t elements = (size_t)routing->num_tokens[rank] * expert_rows->hidden;
+    Sums sums = {rank, expert_rows, malloc(ref_row_bytes(expert_rows)),
+                 calloc(elements + 1, sizeof(float))};
+    EP_REQUIRE(sums.row != NULL && sums.sums != NULL);
+    walk(routing, add_copy, &sums);
+    for (size_t i = 0; i < elements; ++i) ep_store(expert_rows->datatype, out, i, sums.sums[i]);
+    free(sums.row);
+    free(sums.sums);
+}
+
+typedef struct {
+    unsigned rank;
+    unsigned columns;
+    uint64_t seed;
+    unsigned* used;  // columns of each token that are filled
+    float* out;
+} Gradients;
+
+static void place_gradients(const Copy* copy, void* context) {
+    const Gradients* gradients = context;
+    if (copy->source != gradients->rank) return;
+    for (unsigned i = 0; i < copy->num_experts; ++i) {
+        const size_t from = copy->row * gradients->columns + i;
+        const size_t to = copy->token * gradients->columns + gradients->used[copy->token]++;
+        gradients->out[to] = ref_weight(gradients->seed, copy->destination, from);
+    }
+}
+
+void ref_ht_gradients(const RefRouting* routing, unsigned rank, unsigned columns, uint64_t seed,
+                      float* out) {
+    const size_t tokens = routing->num_tokens[rank];
+    for (size_t i = 0; i < tokens * columns; ++i) out[i] = 0.0f;
+    Gradients context = {rank, columns, seed, calloc(tokens + 1, sizeof(unsigned)), out};
+    EP_REQUIRE(context.used != NULL);
+    walk(routing, place_gradients, &context);
+    free(context.used);
+}

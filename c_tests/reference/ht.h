@@ -1,0 +1,40 @@
+// What high-throughput operations must give, computed in straight walks over all tokens of all
+// ranks in the documented order: source rank, then token; a token comes once per destination rank.
+#ifndef C_TESTS_REFERENCE_HT_H_
+#define C_TESTS_REFERENCE_HT_H_
+
+#include "reference/routing.h"
+#include "reference/rows.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Rows that `rank` receives, and how many of them use each of its L experts.
+unsigned ref_ht_received(const RefRouting* routing, unsigned rank);
+void ref_ht_counts(const RefRouting* routing, unsigned rank, int32_t* counts);
+
+// The whole token output [num_rows, hidden] of `rank`; `tokens` has row ref_row_of(source, token).
+void ref_ht_dispatch_tokens(const RefRouting* routing, unsigned rank, const RefRows* tokens,
+                            unsigned num_rows, void* out);
+
+// The whole ids and weights outputs [num_rows, top_k] of `rank`. `given` has the ids and weights
+// that the dispatch was called with, `routing` those of the handle.
+void ref_ht_dispatch_routing(const RefRouting* routing, const RefRouting* given, unsigned rank,
+                             unsigned num_rows, int64_t* ids, float* weights);
+
+// The whole output [num_tokens, hidden] of combine on `rank`; `expert_rows` has row
+// ref_row_of(destination, row) for each row that a destination received.
+void ref_ht_combine(const RefRouting* routing, unsigned rank, const RefRows* expert_rows,
+                    void* out);
+
+// The whole weight gradients [num_tokens, columns] of `rank`. The gradient that `destination` puts
+// into column c of its row r is ref_weight(seed, destination, r * columns + c).
+void ref_ht_gradients(const RefRouting* routing, unsigned rank, unsigned columns, uint64_t seed,
+                      float* out);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif  // C_TESTS_REFERENCE_HT_H_

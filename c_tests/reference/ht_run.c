@@ -1,0 +1,196 @@
+// Driving one high-throughput handle and comparing every byte of its outputs; see ht_run.h.
+#include "reference/ht_run.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static unsigned rank_of(const HtRun* run) { return (unsigned)run->env->rank; }
+static unsigned my_tokens(const HtRun* run) { return run->routing->num_tokens[rank_of(run)]; }
+
+static RefRows next_rows(HtRun* run) {
+    const RefRows rows = {run->shape.datatype, run->shape.hidden, ++run->seed};
+    return rows;
+}
+
+static void upload_given(HtRun* run) {
+    ref_buffer_upload(&run->ids, run->given->topk_idx[rank_of(run)]);
+    ref_buffer_upload(&run->weights, run->given->weights[rank_of(run)]);
+}
+
+void ht_run_give(HtRun* run, RefRouting* given) {
+    ref_routing_free(run->given);
+    run->given = given;
+}
+
+void ht_prepare_dispatch(HtRun* run) {
+    run->tokens = next_rows(run);
+    unsigned char* host = ref_host_new(run->tokens_in.bytes);
+    for (unsigned token = 0; token < my_tokens(run); ++token) {
+        ref_row_fill(&run->tokens, ref_row_of(rank_of(run), token),
+                     host + token * ref_row_bytes(&run->tokens));
+    }
+    ref_buffer_upload(&run->tokens_in, host);
+    free(host);
+    upload_given(run);
+    ref_buffer_poison(&run->tokens_out);
+    ref_buffer_poison(&run->ids_out);
+    ref_buffer_poison(&run->weights_out);
+    ref_buffer_poison(&run->counter);
+}
+
+typedef struct {
+    RefList inputs, outputs, locals;
+} Lists;
+
+static void dress(HtRun* run, Lists* lists) {
+    const unsigned variation = run->variation++;
+    ref_list_dress(&lists->inputs, variation);
+    ref_list_dress(&lists->outputs, variation);
+    ref_list_dress(&lists->locals, variation);
+}
+
+static void add_2d(RefList* list, const RefBuffer* buffer, ncclDataType_t datatype,
+                   ncclEpTensorTag_t tag, unsigned rows, unsigned columns) {
+    const unsigned sizes[] = {rows, columns};
+    ref_list_add(list, ref_buffer_data(buffer), datatype, tag, 2, sizes);
+}
+
+static void add_tokens(RefList* list, const HtRun* run, const RefBuffer* buffer, unsigned rows) {
+    add_2d(list, buffer, run->shape.datatype, NCCL_EP_TENSOR_TAG_TOKENS, rows, run->shape.hidden);
+}
+
+static void add_routing(RefList* list, const HtRun* run, const RefBuffer* ids,
+                        const RefBuffer* weights, unsigned rows) {
+    add_2d(list, ids, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, rows, run->shape.top_k);
+    add_2d(list, weights, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, rows, run->shape.top_k);
+}
+
+ncclResult_t ht_launch_dispatch(HtRun* run, HtPass pass, cudaStream_t stream) {
+    Lists lists;
+    memset(&lists, 0, sizeof(lists));
+    add_tokens(&lists.inputs, run, &run->tokens_in, my_tokens(run));
+    if (pass.forward) add_routing(&lists.inputs, run, &run->ids, &run->weights, my_tokens(run));
+    if (!pass.no_tokens) add_tokens(&lists.outputs, run, &run->tokens_out, run->num_rows);
+    if (pass.forward && !pass.no_routing) {
+        add_routing(&lists.outputs, run, &run->ids_out, &run->weights_out, run->num_rows);
+    }
+    if (pass.counter) {
+        ref_list_add(&lists.locals, ref_buffer_data(&run->counter), ncclInt32,
+                     NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE, 1, &run->local_experts);
+    }
+    dress(run, &lists);
+    const ncclResult_t result = ncclEpDispatch(run->handle, ref_list_inputs(&lists.inputs),
+                                               lists.inputs.count, ref_list_outputs(&lists.outputs),
+                                               lists.outputs.count, ref_list_outputs(&lists.locals),
+                                               lists.locals.count, pass.send_only, NULL, stream);
+    memset(&lists, kRefPoison, sizeof(lists));
+    run->pass = pass;
+    return result;
+}
+
+bool ht_check_dispatch(HtRun* run) {
+    const bool has_routing = run->pass.forward && !run->pass.no_routing;
+    void* tokens = ref_host_poison(run->tokens_out.bytes);
+    int64_t* ids = ref_host_poison(run->ids_out.bytes);
+    float* weights = ref_host_poison(run->weights_out.bytes);
+    int32_t* counts = ref_host_poison(run->counter.bytes);
+    if (!run->pass.no_tokens) {
+        ref_ht_dispatch_tokens(run->routing, rank_of(run), &run->tokens, run->num_rows, tokens);
+    }
+    if (has_routing) {
+        ref_ht_dispatch_routing(run->routing, run->given, rank_of(run), run->num_rows, ids,
+                                weights);
+    }
+    if (run->pass.counter) ref_ht_counts(run->routing, rank_of(run), counts);
+    bool match = REF_CHECK_BUFFER(&run->tokens_out, tokens);
+    match = REF_CHECK_BUFFER(&run->ids_out, ids) && match;
+    match = REF_CHECK_BUFFER(&run->weights_out, weights) && match;
+    match = REF_CHECK_BUFFER(&run->counter, counts) && match;
+    free(tokens);
+    free(ids);
+    free(weights);
+    free(counts);
+    return match;
+}
+
+void ht_prepare_combine(HtRun* run) {
+    run->results = next_rows(run);
+    // What is in unused rows, and in columns without an expert, must not show in any sum.
+    unsigned char* host = ref_host_poison(run->results_in.bytes);
+    float* gradients = ref_host_poison(run->gradients_in.bytes);
+    for (unsigned row = 0; row < run->received; ++row) {
+        ref_row_fill(&run->results, ref_row_of(rank_of(run), row),
+                     host + row * ref_row_bytes(&run->results));
+    }
+    for (size_t i = 0; i < (size_t)run->received * run->columns; ++i) {
+        gradients[i] = ref_weight(run->seed, rank_of(run), i);
+    }
+    ref_buffer_upload(&run->results_in, host);
+    ref_buffer_upload(&run->gradients_in, gradients);
+    free(host);
+    free(gradients);
+    ref_buffer_poison(&run->combined);
+    ref_buffer_poison(&run->gradients_out);
+}
+
+ncclResult_t ht_launch_combine(HtRun* run, bool backward, cudaStream_t stream) {
+    Lists lists;
+    memset(&lists, 0, sizeof(lists));
+    add_tokens(&lists.inputs, run, &run->results_in, run->num_rows);
+    add_tokens(&lists.outputs, run, &run->combined, my_tokens(run));
+    if (backward) {
+        add_2d(&lists.inputs, &run->gradients_in, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS,
+               run->num_rows, run->columns);
+        add_2d(&lists.outputs, &run->gradients_out, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS,
+               my_tokens(run), run->columns);
+    }
+    dress(run, &lists);
+    const unsigned send_only = run->variation % 2;  // documented to have no effect
+    const ncclResult_t result =
+        ncclEpCombine(run->handle, ref_list_inputs(&lists.inputs), lists.inputs.count,
+                      ref_list_outputs(&lists.outputs), lists.outputs.count,
+                      ref_list_outputs(&lists.locals), lists.locals.count, send_only, NULL, stream);
+    memset(&lists, kRefPoison, sizeof(lists));
+    run->backward = backward;
+    return result;
+}
+
+bool ht_check_combine(HtRun* run) {
+    void* combined = ref_host_poison(run->combined.bytes);
+    float* gradients = ref_host_poison(run->gradients_out.bytes);
+    ref_ht_combine(run->routing, rank_of(run), &run->results, combined);
+    if (run->backward) {
+        ref_ht_gradients(run->routing, rank_of(run), run->columns, run->results.seed, gradients);
+    }
+    bool match = REF_CHECK_BUFFER(&run->combined, combined);
+    match = REF_CHECK_BUFFER(&run->gradients_out, gradients) && match;
+    free(combined);
+    free(gradients);
+    return match;
+}
+
+void ht_dispatch(HtRun* run, HtPass pass) {
+    ht_prepare_dispatch(run);
+    EP_CHECK_NCCL(ht_launch_dispatch(run, pass, run->env->stream));
+    EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, run->env->stream));  // nothing to complete
+    ep_sync(run->env);
+    ht_check_dispatch(run);
+}
+
+void ht_forward(HtRun* run) {
+    const HtPass pass = {.forward = true};
+    ht_dispatch(run, pass);
+}
+
+void ht_cached(HtRun* run) {
+    const HtPass pass = {.forward = false};
+    ht_dispatch(run, pass);
+}
+
+void ht_combine(HtRun* run, bool backward) {
+    ht_prepare_combine(run);
+    EP_CHECK_NCCL(ht_launch_combine(run, backward, run->env->stream));
+    EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, run->env->stream));
+    ep_sync(run->env);
+    ht_check_combine(run);
+}

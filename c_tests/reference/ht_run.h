@@ -1,0 +1,100 @@
+// One high-throughput handle with its buffers, and its operations in three steps: prepare the
+// inputs and poison the outputs, launch, and, once the device is done, compare all outputs with the
+// reference. Steps of several handles can be interleaved at will.
+#ifndef C_TESTS_REFERENCE_HT_RUN_H_
+#define C_TESTS_REFERENCE_HT_RUN_H_
+
+#include "reference/buffer.h"
+#include "reference/ht.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+    unsigned num_experts;
+    unsigned max_tokens;  // may be NCCL_EP_AUTO
+    unsigned top_k;
+    ncclDataType_t datatype;
+    unsigned hidden;
+} HtShape;
+
+// Rows of the output tensors.
+typedef enum {
+    kHtRowsAsTold,  // ncclEpHandleGetNumRecvTokens
+    kHtRowsExact,   // as many as are received
+    kHtRowsSpare    // a few more than told
+} HtRows;
+
+// Where a handle's creation shall count the received tokens.
+typedef enum { kHtNoCounter, kHtDeviceCounter, kHtHostCounter } HtCounter;
+
+// What a dispatch passes.
+typedef struct {
+    bool forward;     // ids and weights in
+    bool no_tokens;   // forward: no TOKENS output
+    bool no_routing;  // forward: no TOPK_IDX and TOPK_WEIGHTS outputs
+    bool counter;     // a device counter among the local tensors
+    bool send_only;   // documented to have no effect
+} HtPass;
+
+typedef struct {
+    const EpEnv* env;
+    HtShape shape;
+    unsigned local_experts;
+    unsigned received;   // rows that this rank receives
+    unsigned num_rows;   // of the output tensors
+    uint64_t seed;       // of the next inputs
+    unsigned variation;  // of the next list of tensors
+    HtPass pass;         // of the last dispatch
+    bool backward;       // whether the last combine had gradients
+    ncclEpHandle_t handle;
+    RefRouting* routing;  // the handle's
+    RefRouting* given;    // ids and weights that dispatches are called with
+    RefRows tokens;       // of the last dispatch
+    RefRows results;      // of the experts, for the last combine
+    unsigned columns;     // of the gradients; top_k unless set otherwise
+    RefBuffer ids, weights, tokens_in;
+    RefBuffer tokens_out, ids_out, weights_out, counter;
+    RefBuffer results_in, gradients_in, combined, gradients_out;
+} HtRun;
+
+// How a handle is made.
+typedef struct {
+    HtRows rows;
+    HtCounter counter;
+    uint64_t seed;
+} HtOpening;
+
+ncclEpGroup_t ht_group_new(const EpEnv* env, const HtShape* shape);
+
+// Takes over `routing`. The ids that the handle is made from are overwritten at once.
+void ht_run_open(HtRun* run, const EpEnv* env, ncclEpGroup_t group, const HtShape* shape,
+                 RefRouting* routing, HtOpening opening);
+// A run with the given style and `most` tokens, on every rank or at most.
+void ht_run_open_with(HtRun* run, const EpEnv* env, ncclEpGroup_t group, const HtShape* shape,
+                      RefStyle style, bool uneven, HtOpening opening);
+void ht_run_close(HtRun* run);
+
+// Other ids and weights than the handle's for the dispatches to come; takes them over.
+void ht_run_give(HtRun* run, RefRouting* given);
+
+void ht_prepare_dispatch(HtRun* run);
+ncclResult_t ht_launch_dispatch(HtRun* run, HtPass pass, cudaStream_t stream);
+bool ht_check_dispatch(HtRun* run);
+
+void ht_prepare_combine(HtRun* run);
+ncclResult_t ht_launch_combine(HtRun* run, bool backward, cudaStream_t stream);
+bool ht_check_combine(HtRun* run);
+
+// All three steps of an operation, on the stream of the environment.
+void ht_dispatch(HtRun* run, HtPass pass);
+void ht_forward(HtRun* run);
+void ht_cached(HtRun* run);
+void ht_combine(HtRun* run, bool backward);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif  // C_TESTS_REFERENCE_HT_RUN_H_

@@ -1,0 +1,73 @@
+// One low-latency handle with its buffers, and its operations in three steps: prepare the inputs
+// and poison the outputs, launch, and, once the device is done, compare all outputs with the
+// reference. Steps of several handles can be interleaved at will.
+#ifndef C_TESTS_REFERENCE_LL_RUN_H_
+#define C_TESTS_REFERENCE_LL_RUN_H_
+
+#include "reference/buffer.h"
+#include "reference/ll.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+    unsigned num_experts;
+    unsigned max_tokens;
+    unsigned top_k;
+    ncclDataType_t datatype;
+    unsigned hidden;
+} LlShape;
+
+typedef struct {
+    const EpEnv* env;
+    LlShape shape;
+    unsigned local_experts;
+    unsigned capacity;   // slots of one expert
+    uint64_t seed;       // of the next inputs
+    unsigned variation;  // of the next list of tensors
+    bool without_counter;
+    ncclEpHandle_t handle;
+    RefRouting* now;   // what the ids and weights in device memory are
+    RefRouting* sent;  // what they were in the last dispatch
+    RefRows tokens;    // of the last dispatch
+    RefRows results;   // of the experts, for the last combine
+    RefBuffer ids, weights, tokens_in, packed, counter, results_in, combined;
+} LlRun;
+
+ncclEpGroup_t ll_group_new(const EpEnv* env, const LlShape* shape);
+
+// Takes over `routing`, whose numbers must match the shape.
+void ll_run_open(LlRun* run, const EpEnv* env, ncclEpGroup_t group, const LlShape* shape,
+                 RefRouting* routing, uint64_t seed);
+// A run with the given style and token counts full or uneven.
+void ll_run_open_with(LlRun* run, const EpEnv* env, ncclEpGroup_t group, const LlShape* shape,
+                      RefStyle style, bool uneven, uint64_t seed);
+// Destroys the handle, unless the caller did and set it to NULL, and frees the buffers.
+void ll_run_close(LlRun* run);
+
+// Puts another routing of the same token counts into the same device memory; takes it over.
+void ll_run_reroute(LlRun* run, RefRouting* routing);
+// Masks about one id in `every` of all ranks in place.
+void ll_run_mask(LlRun* run, unsigned every);
+
+void ll_prepare_dispatch(LlRun* run);
+ncclResult_t ll_launch_dispatch(LlRun* run, cudaStream_t stream, bool send_only);
+bool ll_check_dispatch(LlRun* run);
+
+void ll_prepare_combine(LlRun* run);
+ncclResult_t ll_launch_combine(LlRun* run, cudaStream_t stream, bool send_only);
+bool ll_check_combine(LlRun* run);
+
+// All three steps of a blocking operation, on the stream of the environment.
+void ll_dispatch(LlRun* run);
+void ll_combine(LlRun* run);
+
+// Overwrites all inputs, as a caller may once they have been sent.
+void ll_overwrite_inputs(LlRun* run);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif  // C_TESTS_REFERENCE_LL_RUN_H_

@@ -1,0 +1,58 @@
+// The routing of all ranks: which experts each token names, with which weights. Every process
+// computes all of it from a seed; no message and no call of the library takes part.
+#ifndef C_TESTS_REFERENCE_ROUTING_H_
+#define C_TESTS_REFERENCE_ROUTING_H_
+
+#include "harness/harness.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// How the ids of a token are drawn. E experts, L on each rank.
+typedef enum {
+    kRefDistinct,   // different experts while there are enough
+    kRefRepeating,  // any experts, so that a token may name one twice
+    kRefMessy,      // also negative ids and ids from E on, near and far
+    kRefSkewed,     // few experts get most tokens
+    kRefOneRank,    // only experts of the last rank
+    kRefOneExpert,  // every entry names expert 0: as many copies as there are entries
+    kRefNowhere,    // only negative ids
+    kRefNumStyles
+} RefStyle;
+
+typedef struct {
+    unsigned num_ranks;
+    unsigned num_experts;
+    unsigned top_k;
+    unsigned* num_tokens;  // of each rank
+    int64_t** topk_idx;    // of each rank: [num_tokens, top_k]
+    float** weights;       // of each rank: [num_tokens, top_k]
+} RefRouting;
+
+// A new routing; `num_tokens` has one entry for each rank and is copied.
+RefRouting* ref_routing_new(unsigned num_ranks, unsigned num_experts, unsigned top_k,
+                            const unsigned* num_tokens, RefStyle style, uint64_t seed);
+RefRouting* ref_routing_copy(const RefRouting* routing);
+void ref_routing_free(RefRouting* routing);
+
+// Sets about one id in `every` of each rank to -1.
+void ref_routing_mask(RefRouting* routing, unsigned every, uint64_t seed);
+void ref_routing_new_weights(RefRouting* routing, uint64_t seed);
+
+unsigned ref_local_experts(const RefRouting* routing);
+size_t ref_entries_of(const RefRouting* routing, unsigned rank);  // num_tokens * top_k
+
+// The expert that an id names, or -1: negative ids and ids from E on take no part.
+int64_t ref_expert_of(const RefRouting* routing, int64_t id);
+
+// Token counts of all ranks, between 0 and `most`: all `most`, or different ones with a zero and
+// (on two ranks and more) a `most` among them.
+void ref_tokens_full(unsigned* num_tokens, unsigned num_ranks, unsigned most);
+void ref_tokens_uneven(unsigned* num_tokens, unsigned num_ranks, unsigned most, uint64_t seed);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif  // C_TESTS_REFERENCE_ROUTING_H_

@@ -1,0 +1,71 @@
+// Rows and weights as functions of a seed; see rows.h for what the values are made to show.
+#include "reference/rows.h"
+
+#include <string.h>
+
+enum { kExponentBiasF32 = 127, kExponentBiasF16 = 15 };
+
+size_t ref_row_bytes(const RefRows* rows) {
+    return (size_t)rows->hidden * ep_datatype_size(rows->datatype);
+}
+
+uint64_t ref_row_of(unsigned rank, size_t row) { return ((uint64_t)rank << 40) | row; }
+
+// Of four elements one is special: 0 of either sign (one in 32), or a large power of two.
+static bool is_special(uint32_t random) { return (random & 3u) == 0; }
+static bool is_zero(uint32_t random) { return (random & 31u) == 0; }
+
+static uint16_t bf16_element(uint16_t random) {
+    const uint16_t sign = random & 0x8000u;
+    if (is_zero(random)) return sign;
+    if (is_special(random)) return sign | (uint16_t)((kExponentBiasF32 + 20) << 7);
+    const unsigned mantissa = (random >> 2) & 0x7fu;
+    const unsigned exponent = kExponentBiasF32 - 12u + ((random >> 9) & 0xfu);
+    return (uint16_t)(sign | (exponent << 7) | mantissa);
+}
+
+static uint16_t f16_element(uint16_t random) {
+    const uint16_t sign = random & 0x8000u;
+    if (is_zero(random)) return sign;
+    if (is_special(random)) return sign | (uint16_t)((kExponentBiasF16 + 13) << 10);
+    const unsigned mantissa = (random >> 2) & 0x3ffu;
+    const unsigned exponent = kExponentBiasF16 - 6u + ((random >> 12) & 0x7u);
+    return (uint16_t)(sign | (exponent << 10) | mantissa);
+}
+
+static uint32_t f32_element(uint32_t random) {
+    const uint32_t sign = random & 0x80000000u;
+    if (is_zero(random)) return sign;
+    if (is_special(random)) return sign | ((kExponentBiasF32 + 30u) << 23);
+    const uint32_t mantissa = (random >> 2) & 0x7fffffu;
+    const uint32_t exponent = kExponentBiasF32 - 16u + ((random >> 25) & 0x1fu);
+    return sign | (exponent << 23) | mantissa;
+}
+
+void ref_row_fill(const RefRows* rows, uint64_t index, void* out) {
+    uint64_t state = ep_mix(rows->seed, index, 0);
+    unsigned char* to = out;
+    const size_t bytes = ref_row_bytes(rows);
+    for (size_t done = 0; done < bytes; done += 8) {
+        const uint64_t random = ep_random(&state);
+        uint16_t small[4];
+        uint32_t large[2];
+        for (unsigned i = 0; i < 4; ++i) {
+            const uint16_t part = (uint16_t)(random >> (16 * i));
+            small[i] = rows->datatype == ncclFloat16 ? f16_element(part) : bf16_element(part);
+        }
+        large[0] = f32_element((uint32_t)random);
+        large[1] = f32_element((uint32_t)(random >> 32));
+        const size_t part = bytes - done < 8 ? bytes - done : 8;
+        const void* from = rows->datatype == ncclFloat32 ? (const void*)large : (const void*)small;
+        memcpy(to + done, from, part);
+    }
+}
+
+float ref_weight(uint64_t seed, unsigned rank, size_t index) {
+    uint64_t state = ep_mix(seed, rank, index);
+    const uint64_t random = ep_random(&state);
+    const float sign = (random & 1u) != 0 ? 1.0f : -1.0f;
+    if ((random & 2u) != 0) return sign * ((random & 4u) != 0 ? 1.0f : 0.5f);
+    return sign * (float)(1.0 / 1024 + ep_random_unit(&state));
+}

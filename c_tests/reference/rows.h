@@ -1,0 +1,36 @@
+// Rows and weights that any rank can compute for any other: each is a function of a seed and a
+// number, so that an expectation needs no message. The values are chosen to make mistakes visible:
+// large numbers that cancel show the order of a sum, full mantissas show its rounding, and zeros of
+// both signs show where it starts.
+#ifndef C_TESTS_REFERENCE_ROWS_H_
+#define C_TESTS_REFERENCE_ROWS_H_
+
+#include "harness/harness.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// A family of rows: row `index` of the seed.
+typedef struct {
+    ncclDataType_t datatype;  // bfloat16, float16 or float32
+    unsigned hidden;          // elements of a row
+    uint64_t seed;
+} RefRows;
+
+size_t ref_row_bytes(const RefRows* rows);
+
+// Writes row `index`, finite numbers only, to `out`.
+void ref_row_fill(const RefRows* rows, uint64_t index, void* out);
+
+// The number of a row that belongs to `row` of `rank`.
+uint64_t ref_row_of(unsigned rank, size_t row);
+
+// A weight between -2 and 2, never zero; half of them are powers of two, so that sums can cancel.
+float ref_weight(uint64_t seed, unsigned rank, size_t index);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif  // C_TESTS_REFERENCE_ROWS_H_

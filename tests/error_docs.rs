@@ -1,0 +1,237 @@
+//! `docs/errors.md` lists every refusal, the sources make no other, and the C tests provoke each.
+//!
+//! Sources are read as text. A literal such as "must be {what}" is a pattern: what stands in braces
+//! may be anything, in the sources as in the tables.
+
+#![allow(clippy::unwrap_used)] // A test.
+
+mod sources;
+
+use std::collections::BTreeSet;
+
+const DOCUMENT: &str = "docs/errors.md";
+
+/// Where refusals of arguments are made.
+const REFUSING: [&str; 4] = ["src/request", "src/abi", "src/ffi", "src/state"];
+
+/// Literals whose variable part is the rule itself: what follows must be a literal of its own.
+const PREFIXES: [&str; 3] = ["must be at least ", "must be at most ", "must be "];
+
+/// One row of a table of refusals.
+struct Row {
+    id: String,
+    argument: String,
+    rule: String,
+    result: String,
+}
+
+fn rows() -> Vec<Row> {
+    let document = sources::read(DOCUMENT);
+    document.lines().filter_map(row).collect()
+}
+
+/// A row of five cells whose first is an id.
+fn row(line: &str) -> Option<Row> {
+    let cells: Vec<&str> = line
+        .strip_prefix('|')?
+        .strip_suffix('|')?
+        .split('|')
+        .map(str::trim)
+        .collect();
+    let [id, argument, rule, result, _] = cells[..] else {
+        return None;
+    };
+    let own = |text: &str| text.to_owned();
+    let argument = argument.trim_matches('`');
+    is_id(id).then(|| Row {
+        id: own(id),
+        argument: own(argument),
+        rule: own(rule),
+        result: own(result),
+    })
+}
+
+/// Words of lower-case letters and digits, joined by hyphens.
+fn is_id(text: &str) -> bool {
+    let is_word = |word: &str| {
+        !word.is_empty()
+            && word
+                .chars()
+                .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit())
+    };
+    text.contains('-') && text.split('-').all(is_word)
+}
+
+fn literals_below(directories: &[&str]) -> Vec<String> {
+    directories
+        .iter()
+        .flat_map(|directory| sources::files(directory, &[".rs"]))
+        .flat_map(|file| {
+            let source = sources::read(&file);
+            sources::string_literals(sources::without_unit_tests(&source))
+        })
+        .collect()
+}
+
+/// The fixed parts of a pattern.
+fn fixed_parts(pattern: &str) -> Vec<&str> {
+    pattern
+        .split('{')
+        .flat_map(|part| part.rsplit('}').next())
+        .collect()
+}
+
+/// Whether the fixed parts of `pattern` occur in `text` one after the other.
+fn occurs_in(pattern: &str, text: &str) -> bool {
+    let mut rest = text;
+    fixed_parts(pattern)
+        .into_iter()
+        .all(|part| match rest.split_once(part) {
+            Some((_, after)) => {
+                rest = after;
+                true
+            }
+            None => false,
+        })
+}
+
+/// Whether a pattern says enough to be looked for: it has words of its own.
+fn is_text(literal: &str) -> bool {
+    let words = fixed_parts(literal).concat();
+    words.trim().contains(' ') && words.chars().filter(char::is_ascii_alphabetic).count() >= 6
+}
+
+/// Whether `pattern` gives `text` and nothing more.
+fn gives(pattern: &str, text: &str) -> bool {
+    let parts = fixed_parts(pattern);
+    let (Some(first), Some(last)) = (parts.first(), parts.last()) else {
+        return false;
+    };
+    if parts.len() == 1 {
+        return *first == text;
+    }
+    let inner = text
+        .strip_prefix(first)
+        .and_then(|rest| rest.strip_suffix(last));
+    let mut rest = inner.unwrap_or_default();
+    inner.is_some()
+        && parts[1..parts.len() - 1]
+            .iter()
+            .all(|part| match rest.split_once(part) {
+                Some((_, after)) => {
+                    rest = after;
+                    true
+                }
+                None => false,
+            })
+}
+
+/// Whether some source can produce the rule of `row`, alone or together with its argument.
+fn is_made(row: &Row, literals: &[String]) -> bool {
+    let whole = format!("{}: {}", row.argument, row.rule);
+    let rest = PREFIXES
+        .iter()
+        .find_map(|prefix| row.rule.strip_prefix(prefix));
+    let is_generic = |literal: &str| {
+        PREFIXES
+            .iter()
+            .any(|prefix| literal.strip_prefix(prefix).is_some_and(|l| l == "{what}"))
+    };
+    literals.iter().any(|literal| {
+        let spelled_out = is_text(literal) && !is_generic(literal);
+        rest == Some(literal.as_str())
+            || (spelled_out && (gives(literal, &row.rule) || gives(literal, &whole)))
+    })
+}
+
+#[test]
+fn every_rule_of_the_tables_is_made_by_the_sources() {
+    let literals = literals_below(&["src"]);
+    let rows = rows();
+    assert!(rows.len() > 200, "only {} rows were understood", rows.len());
+    let unknown: Vec<_> = rows
+        .iter()
+        .filter(|row| !is_made(row, &literals))
+        .map(|row| &row.id)
+        .collect();
+    assert!(
+        unknown.is_empty(),
+        "no source says what {DOCUMENT} says in {unknown:?}"
+    );
+}
+
+#[test]
+fn every_text_of_the_sources_stands_in_the_document() {
+    // Whole texts are spelled "argument: rule", which a table keeps in two cells.
+    let document = sources::read(DOCUMENT)
+        .replace("` | ", ": ")
+        .replace('`', "");
+    let missing: Vec<String> = literals_below(&REFUSING)
+        .into_iter()
+        .filter(|literal| is_text(literal))
+        .filter(|literal| !document.lines().any(|line| occurs_in(literal, line)))
+        .collect();
+    assert!(missing.is_empty(), "{DOCUMENT} lacks {missing:#?}");
+}
+
+#[test]
+fn ids_are_unique_and_results_are_nccls() {
+    let rows = rows();
+    let ids: BTreeSet<&str> = rows.iter().map(|row| row.id.as_str()).collect();
+    assert_eq!(ids.len(), rows.len());
+    let header = sources::read("c_tests/test_abi.c");
+    for row in &rows {
+        assert!(
+            header.contains(&format!("VALUE({}, ", row.result)),
+            "{}: {}",
+            row.id,
+            row.result
+        );
+    }
+}
+
+#[test]
+fn the_c_tests_provoke_exactly_the_ids_of_the_tables() {
+    let provoked: BTreeSet<String> = sources::files("c_tests", &[".c"])
+        .into_iter()
+        .filter(|file| file.starts_with("c_tests/test_errors"))
+        .flat_map(|file| sources::string_literals(&sources::read(&file)))
+        .filter(|literal| is_id(literal))
+        .collect();
+    let listed: BTreeSet<String> = rows().into_iter().map(|row| row.id).collect();
+    assert_eq!(provoked, listed);
+}
+
+#[test]
+fn literals_are_found_and_comments_are_not() {
+    let source =
+        "// \"no\"\nlet a = (\"one\", \"t\\\"wo\"); let q = '\"';\nlet b = \"thr\\\n     ee\";\n";
+    assert_eq!(sources::string_literals(source), ["one", "t\"wo", "three"]);
+}
+
+#[test]
+fn patterns_fit_with_anything_in_braces() {
+    assert!(occurs_in(
+        "is not a {kind} of this library",
+        "is not a group of this library"
+    ));
+    assert!(!occurs_in(
+        "is not a {kind} of this library",
+        "is not a group"
+    ));
+    assert!(gives(
+        "rank {rank} refused: {text}",
+        "rank 3 refused: config: must not be NULL"
+    ));
+    assert!(!gives("is required", "is required today"));
+    assert!(!gives("rank {rank} refused", "rank 3 refused: config"));
+    let literals = ["must be {what}", "the handle's top-k"].map(str::to_owned);
+    let row = |rule: &str| {
+        row(&format!(
+            "| an-id | `x` | {rule} | ncclInvalidArgument |  |"
+        ))
+        .unwrap()
+    };
+    assert!(is_made(&row("must be the handle's top-k"), &literals));
+    assert!(!is_made(&row("must be something else"), &literals));
+}

@@ -1,0 +1,82 @@
+//! No source file over 400 lines, no C or C++ function over 60 (clippy holds the latter for Rust).
+//!
+//! What is longer has more than one reason to exist, and nobody reads it in one go.
+
+#![allow(clippy::unwrap_used)] // A test.
+
+mod sources;
+
+const MAX_FILE: usize = 400;
+const MAX_FUNCTION: usize = 60;
+
+const DIRECTORIES: [&str; 7] = [
+    "src", "hostsim", "cuda", "c_tests", "scripts", "tests", "include",
+];
+const ENDINGS: [&str; 9] = [
+    ".rs", ".cu", ".cuh", ".c", ".h", ".cpp", ".hpp", ".py", ".sh",
+];
+
+/// The interface of all functions with its documentation; it is generated.
+const EXEMPT: [&str; 1] = ["include/nccl_ep.h"];
+
+fn too_long(lines: impl Iterator<Item = (String, usize)>, most: usize) -> Vec<String> {
+    lines
+        .filter(|(_, count)| *count > most)
+        .map(|(name, count)| format!("{name}: {count} lines"))
+        .collect()
+}
+
+#[test]
+fn no_file_is_over_the_limit() {
+    let counts = DIRECTORIES
+        .iter()
+        .flat_map(|directory| sources::files(directory, &ENDINGS))
+        .filter(|file| !EXEMPT.contains(&file.as_str()))
+        .map(|file| {
+            let lines = sources::read(&file).lines().count();
+            (file, lines)
+        });
+    let found = too_long(counts, MAX_FILE);
+    assert!(found.is_empty(), "over {MAX_FILE} lines: {found:#?}");
+}
+
+/// First line and number of lines of each function: Google style begins and ends it in column 0.
+fn functions(source: &str) -> Vec<(String, usize)> {
+    let mut found = Vec::new();
+    let mut open: Option<(String, usize)> = None;
+    for (index, line) in source.lines().enumerate() {
+        let begins = line.starts_with(|c: char| c.is_ascii_alphabetic());
+        if begins && line.contains('(') {
+            open = Some((line.to_owned(), index));
+        }
+        if line == "}"
+            && let Some((name, first)) = open.take()
+        {
+            found.push((name, index + 1 - first));
+        }
+    }
+    found
+}
+
+#[test]
+fn no_c_function_is_over_the_limit() {
+    let directories = ["c_tests", "cuda"];
+    let files = directories.iter().flat_map(|directory| {
+        sources::files(directory, &[".c", ".h", ".cpp", ".hpp", ".cu", ".cuh"])
+    });
+    let counts = files.flat_map(|file| {
+        let functions = functions(&sources::read(&file));
+        functions
+            .into_iter()
+            .map(move |(name, lines)| (format!("{file}: {name}"), lines))
+    });
+    let found = too_long(counts, MAX_FUNCTION);
+    assert!(found.is_empty(), "over {MAX_FUNCTION} lines: {found:#?}");
+}
+
+#[test]
+fn a_function_is_counted_from_its_first_line_to_its_brace() {
+    let source =
+        "int a;\nstatic int f(int x,\n             int y) {\n    return x + y;\n}\n\nint b;\n";
+    assert_eq!(functions(source), [("static int f(int x,".to_owned(), 4)]);
+}

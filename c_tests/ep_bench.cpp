@@ -1,10 +1,14 @@
 // ep_bench: how fast are dispatch and combine, and are their results right? Options, routing, byte
-// formulas and times are those of the reference's program of this name; the table, the sweep, JSON
-// and the exit status that follows the validation are ours.
+// formulas and summary lines are those of the reference's program of this name; the further ways of
+// timing, the table, the sweep, JSON and the exit status that follows the validation are ours.
 #include <cstdio>
 #include <cstdlib>
+#include <optional>
+#include <string>
 #include <vector>
 
+#include "ep_bench_graph.h"
+#include "ep_bench_machine.h"
 #include "ep_bench_options.h"
 #include "ep_bench_report.h"
 #include "ep_bench_result.h"
@@ -17,13 +21,35 @@
 namespace ep_bench {
 namespace {
 
+Wrong ValidateAll(const EpEnv& env, const Options& options, const Routing& routing,
+                  Session* session, Graphs* graphs) {
+    Wrong wrong = Validate(env, options, routing, session,
+                           {[&] { session->Dispatch(); }, [&] { session->Combine(); }});
+    if (graphs == nullptr) return wrong;
+    const Wrong replayed = Validate(env, options, routing, session,
+                                    {[&] { graphs->dispatch.Launch(env.stream); },
+                                     [&] { graphs->combine.Launch(env.stream); }});
+    wrong.dispatch_rows += replayed.dispatch_rows;
+    wrong.combine_rows += replayed.combine_rows;
+    return wrong;
+}
+
 Result RunOne(EpEnv* env, const Options& options, unsigned tokens) {
-    const Shape shape = {static_cast<unsigned>(env->size), tokens, options.top_k, options.experts};
+    const Shape shape = {static_cast<unsigned>(env->size), tokens, options.top_k, options.experts,
+                         options.masked};
     const Routing routing(shape, static_cast<unsigned>(env->rank), options.low_latency());
     Session session(env, options, routing);
-    const Timing timing = Measure(*env, options, &session);
-    Result result = Collect(*env, timing, CountTraffic(routing, options.low_latency()), tokens);
-    if (options.validate) result.wrong = Validate(*env, options, routing, &session);
+    WarmUp(*env, options, &session);
+    // After the warm-up, because what loads at its first use may not be loaded during a capture.
+    std::optional<Graphs> graphs;
+    if (options.use_cuda_graph) graphs.emplace(*env, options, &session);
+    Graphs* const replayed = graphs ? &*graphs : nullptr;
+    const Timing timing = Measure(*env, options, &session, replayed);
+    const Traffic traffic = CountTraffic(routing, options.low_latency());
+    Result result = Collect(*env, timing, traffic, session, tokens);
+    if (options.validate) {
+        result.wrong = ValidateAll(*env, options, routing, &session, replayed);
+    }
     return result;
 }
 
@@ -42,12 +68,14 @@ bool RunAll(EpEnv* env, const Options& options) {
     }
     if (prints) PrintTable(options, results);
     if (prints && !options.json_file.empty() &&
-        !WriteJson(options, env->size, on_hostsim, results)) {
+        !WriteJson(options, DescribeMachine(*env), env->size, results)) {
         fprintf(stderr, "ep_bench: --json: cannot write \"%s\"\n", options.json_file.c_str());
         right = false;
     }
     return right;
 }
+
+constexpr int kNoCapture = 2;  // exit status
 
 // For NCCL, which reads it when the communicator is made.
 void DisableNvlink() {
@@ -75,6 +103,14 @@ int main(int argc, char** argv) {
     }
     if (parsed.options.disable_nvlink && parsed.options.low_latency()) ep_bench::DisableNvlink();
     ep_init_device(&env);
+    if (parsed.options.use_cuda_graph) {
+        const std::string why = ep_bench::WhyNoCapture(env.stream);
+        if (!why.empty()) {
+            if (env.rank == 0) fprintf(stderr, "ep_bench: --use-cuda-graph: %s\n", why.c_str());
+            ep_release(&env);
+            return ep_bench::kNoCapture;
+        }
+    }
     const bool right = ep_bench::RunAll(&env, parsed.options);
     const bool leaked = ep_counted_live() != 0 || ep_has_leaks();
     if (leaked) fprintf(stderr, "[rank %d] memory of the library is left over\n", env.rank);

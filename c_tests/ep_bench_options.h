@@ -1,5 +1,5 @@
-// The command line of ep_bench. Names, letters and defaults are those
-// of the reference's program of this name; --sweep and --json are ours.
+// The command line of ep_bench. Names, letters and defaults are those of the reference's program of
+// this name; --sweep, --masked, --use-cuda-graph, --graph-ops and --json are ours.
 #ifndef C_TESTS_EP_BENCH_OPTIONS_H_
 #define C_TESTS_EP_BENCH_OPTIONS_H_
 
@@ -16,6 +16,7 @@ struct Options {
     unsigned hidden = 7168;
     unsigned top_k = 8;
     unsigned experts = 256;
+    unsigned masked = 10;
     unsigned warmup = 10;
     unsigned iterations = 50;
     bool profile = false;
@@ -23,6 +24,8 @@ struct Options {
     bool use_fp8 = false;
     bool validate = false;
     bool dynamic_tokens = false;
+    bool use_cuda_graph = false;
+    unsigned graph_ops = 1;
     std::string json_file;  // empty: none
     std::string reduced;    // which defaults were reduced, because there is no GPU; empty: none
 

@@ -3,11 +3,13 @@
 #include "ep_bench_report.h"
 
 #include <cstdio>
+#include <string>
 
 namespace ep_bench {
 namespace {
 
 constexpr double kMegabyte = 1e6;
+constexpr double kMebibyte = 1024 * 1024;
 
 const char* AlgorithmName(const Options& options) {
     return options.low_latency() ? "low latency" : "high throughput";
@@ -40,9 +42,10 @@ void PrintSummary(const Options& options, const Result& result) {
     const double returned = rows * CombineRowBytes(options);
     printf("Summary (%s, %zu ranks, tokens per rank: %u):\n", AlgorithmName(options),
            result.ranks.size(), result.tokens);
-    PrintSpan("Dispatch:", result.timing.all[kDispatch], sent);
-    PrintSpan("Combine:", result.timing.all[kCombine], returned);
-    PrintSpan("Total:", result.timing.all[kTotal], sent + returned);
+    const auto& all = result.timing.reference.all;
+    PrintSpan("Dispatch:", all[kDispatch], sent);
+    PrintSpan("Combine:", all[kCombine], returned);
+    PrintSpan("Total:", all[kTotal], sent + returned);
     printf("  %-10s dispatch=%.0f combine=%.0f (rank 0, %s convention)\n", "Bytes:", sent, returned,
            UsualConventionName(options));
 }
@@ -51,10 +54,34 @@ void PrintConvention(const Options& options, const Result& result, const char* n
                      double RankFigures::* figure) {
     const double sent = result.Mean(figure) * DispatchRowBytes(options);
     const double returned = result.Mean(figure) * CombineRowBytes(options);
-    const Timing& timing = result.timing;
+    const PacedTimes& idle = result.timing.idle;
     printf("  %-42s %8.3f MB %7.2f GB/s %8.3f MB %7.2f GB/s\n", name, sent / kMegabyte,
-           GigabytesPerSecond(sent, timing.median_us[kDispatch]), returned / kMegabyte,
-           GigabytesPerSecond(returned, timing.median_us[kCombineCall]));
+           GigabytesPerSecond(sent, idle.dispatch.median_us), returned / kMegabyte,
+           GigabytesPerSecond(returned, idle.combine.median_us));
+}
+
+void PrintFigures(const char* name, const Figures& figures) {
+    printf("  %-42s %10.2f %10.2f %10.2f %10.2f\n", name, figures.median_us, figures.min_us,
+           figures.p90_us, figures.p99_us);
+}
+
+void PrintPaced(const char* how, const PacedTimes& times) {
+    const std::string suffix = std::string(", ") + how;
+    PrintFigures(("dispatch" + suffix).c_str(), times.dispatch);
+    PrintFigures(("combine" + suffix).c_str(), times.combine);
+    PrintFigures(("dispatch and combine" + suffix).c_str(), times.pair);
+}
+
+void PrintTimes(const Timing& timing) {
+    printf("%-44s %10s %10s %10s %10s\n", "Times of the slowest rank (us):", "median", "min", "p90",
+           "p99");
+    PrintFigures("combine with the host's wait (reference)", timing.reference.slowest[kCombine]);
+    PrintPaced("from an idle stream", timing.idle);
+    PrintPaced("queued", timing.queued);
+    if (timing.graph) PrintPaced("graph replay", *timing.graph);
+    PrintFigures("host, inside ncclEpDispatch", timing.host.dispatch);
+    PrintFigures("host, inside ncclEpCombine", timing.host.combine);
+    PrintFigures("host, inside ncclEpComplete", timing.host.complete);
 }
 
 void PrintConventions(const Options& options, const Result& result) {
@@ -78,7 +105,8 @@ void PrintValidation(const Wrong& wrong) {
 
 void PrintRow(const Options& options, const Result& result, bool dispatch) {
     const double row_bytes = dispatch ? DispatchRowBytes(options) : CombineRowBytes(options);
-    const double time = result.timing.median_us[dispatch ? kDispatch : kCombineCall];
+    const PacedTimes& idle = result.timing.idle;
+    const double time = (dispatch ? idle.dispatch : idle.combine).median_us;
     const double bytes = result.Mean(UsualConvention(options)) * row_bytes;
     const double wire = result.Mean(&RankFigures::wire) * row_bytes;
     char wrong[24] = "N/A";
@@ -108,6 +136,9 @@ void PrintHeader(const Options& options, int ranks, bool on_hostsim) {
                                              ? "NCCL_P2P_DISABLE=1, NCCL_SHM_DISABLE=1"
                                              : "ignored, it applies to low latency");
     }
+    if (options.use_cuda_graph) {
+        printf("--use-cuda-graph: %u operation(s) in each graph\n", options.graph_ops);
+    }
     if (options.dynamic_tokens) printf("max_tokens_per_rank = NCCL_EP_AUTO\n");
     fflush(stdout);
 }
@@ -116,15 +147,19 @@ void PrintResult(const Options& options, const Result& result) {
     printf("\n");
     PrintRanks(options, result);
     PrintSummary(options, result);
+    PrintTimes(result.timing);
     PrintConventions(options, result);
+    printf("  memory taken by group and handle: %.1f MiB\n",
+           result.Max(&RankFigures::library_bytes) / kMebibyte);
     if (result.wrong) PrintValidation(*result.wrong);
     fflush(stdout);
 }
 
 void PrintTable(const Options& options, const std::vector<Result>& results) {
     printf(
-        "\n# time: median over the iterations of the slowest rank, combine without the host's "
-        "wait\n");
+        "\n# time: median of the slowest rank, each operation from an idle stream, without a wait "
+        "of "
+        "the host in it\n");
     printf(
         "# bytes: mean of all ranks, %s convention; algbw = bytes/time, busbw = wire bytes/time\n",
         UsualConventionName(options));

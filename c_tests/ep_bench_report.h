@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "ep_bench_machine.h"
 #include "ep_bench_options.h"
 #include "ep_bench_result.h"
 
@@ -14,7 +15,7 @@ void PrintResult(const Options& options, const Result& result);
 void PrintTable(const Options& options, const std::vector<Result>& results);
 
 // False if the file could not be written.
-bool WriteJson(const Options& options, int ranks, bool on_hostsim,
+bool WriteJson(const Options& options, const Machine& machine, int ranks,
                const std::vector<Result>& results);
 
 }  // namespace ep_bench

@@ -3,7 +3,7 @@
 
 #include <mpi.h>
 
-#include <numeric>
+#include <algorithm>
 
 namespace ep_bench {
 
@@ -13,13 +13,24 @@ double Result::Mean(double RankFigures::* figure) const {
     return ranks.empty() ? 0 : sum / static_cast<double>(ranks.size());
 }
 
-Result Collect(const EpEnv& env, const Timing& timing, const Traffic& traffic, unsigned tokens) {
+double Result::Max(double RankFigures::* figure) const {
+    double max = 0;
+    for (const RankFigures& rank : ranks) max = std::max(max, rank.*figure);
+    return max;
+}
+
+Result Collect(const EpEnv& env, const Timing& timing, const Traffic& traffic,
+               const Session& session, unsigned tokens) {
     constexpr int kFigures = sizeof(RankFigures) / sizeof(double);
-    const RankFigures mine = {
-        timing.rank[kDispatch].average_us,  timing.rank[kCombine].average_us,
-        timing.rank[kTotal].average_us,     static_cast<double>(traffic.pair),
-        static_cast<double>(traffic.dedup), static_cast<double>(traffic.wire),
-        static_cast<double>(traffic.node),  static_cast<double>(traffic.received)};
+    const RankFigures mine = {timing.reference.rank[kDispatch].average_us,
+                              timing.reference.rank[kCombine].average_us,
+                              timing.reference.rank[kTotal].average_us,
+                              static_cast<double>(traffic.pair),
+                              static_cast<double>(traffic.dedup),
+                              static_cast<double>(traffic.wire),
+                              static_cast<double>(traffic.node),
+                              static_cast<double>(traffic.received),
+                              session.library_bytes()};
     Result result;
     result.tokens = tokens;
     result.timing = timing;

@@ -1,5 +1,5 @@
-// What one measurement gave, collected on process 0: times, rows by
-// each convention, and validation.
+// What one measurement gave, collected on process 0: times, rows by each convention, memory and
+// validation.
 #ifndef C_TESTS_EP_BENCH_RESULT_H_
 #define C_TESTS_EP_BENCH_RESULT_H_
 
@@ -13,8 +13,8 @@
 
 namespace ep_bench {
 
-// One rank's averages in microseconds and its rows; plain doubles, so
-// that one gather collects them.
+// One rank's averages in microseconds, its rows and its memory; plain doubles, so that one gather
+// collects them.
 struct RankFigures {
     double dispatch_us;
     double combine_us;
@@ -24,6 +24,7 @@ struct RankFigures {
     double wire;
     double node;
     double received;
+    double library_bytes;
 };
 
 struct Result {
@@ -32,12 +33,14 @@ struct Result {
     std::vector<RankFigures> ranks;  // process 0
     std::optional<Wrong> wrong;      // with --validate
 
-    // Mean over the ranks of one figure; process 0.
+    // One figure over the ranks; process 0.
     double Mean(double RankFigures::* figure) const;
+    double Max(double RankFigures::* figure) const;
 };
 
 // Collective.
-Result Collect(const EpEnv& env, const Timing& timing, const Traffic& traffic, unsigned tokens);
+Result Collect(const EpEnv& env, const Timing& timing, const Traffic& traffic,
+               const Session& session, unsigned tokens);
 
 // Bytes of one row on its way there and back. The flag changes the formula of dispatch only: one
 // byte for each element, a scale for each 128 elements and a header.

@@ -1,6 +1,6 @@
-// The two routings of ep_bench. Low latency: the top-k of random scores,
-// with ten entries masked. High throughput: consecutive experts from a
-// random first one. Generators and seeds are the documented ones.
+// The two routings of ep_bench. Low latency: the top-k of random scores, with some entries masked.
+// High throughput: consecutive experts from a random first one. Generators and seeds are the
+// documented ones.
 #include "ep_bench_routing.h"
 
 #include <mpi.h>
@@ -14,7 +14,6 @@
 namespace ep_bench {
 namespace {
 
-constexpr unsigned kMasked = 10;
 constexpr unsigned kRanksOfNode = 8;
 
 std::vector<int64_t> DrawTopScores(const Shape& shape, unsigned rank) {
@@ -36,7 +35,7 @@ std::vector<int64_t> DrawTopScores(const Shape& shape, unsigned rank) {
     }
     std::uniform_int_distribution<unsigned> any_token(0, shape.tokens - 1);
     std::uniform_int_distribution<unsigned> any_k(0, shape.top_k - 1);
-    for (unsigned i = 0; i < kMasked; ++i) {
+    for (unsigned i = 0; i < shape.masked; ++i) {
         const size_t token = any_token(generator);
         ids[token * shape.top_k + any_k(generator)] = -1;
     }

@@ -19,6 +19,7 @@ struct Shape {
     unsigned tokens;  // of each rank
     unsigned top_k;
     unsigned experts;
+    unsigned masked;  // entries that lose their expert, drawn with replacement
 
     unsigned local_experts() const { return experts / ranks; }
 };

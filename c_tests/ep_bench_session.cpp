@@ -13,6 +13,13 @@ constexpr unsigned kIndexColumns = 128;
 constexpr unsigned kBase = 256;  // whole numbers up to here are exact in bfloat16
 constexpr int kRankOffset = 128;
 
+double FreeBytes() {
+    size_t free = 0;
+    size_t total = 0;
+    EP_REQUIRE_CUDA(cudaMemGetInfo(&free, &total));
+    return static_cast<double>(free);
+}
+
 }  // namespace
 
 uint16_t TokenElement(unsigned hidden, unsigned source, unsigned token, unsigned column) {
@@ -27,8 +34,10 @@ uint16_t TokenElement(unsigned hidden, unsigned source, unsigned token, unsigned
 
 Session::Session(EpEnv* env, const Options& options, const Routing& routing)
     : env_(env), options_(options), routing_(routing) {
+    const double free_before = FreeBytes();
     CreateGroup();
     CreateHandle();
+    library_bytes_ = free_before - FreeBytes();
     CreateInputs();
     CreateOutputs();
     ep_barrier();
@@ -107,7 +116,7 @@ Session::~Session() {
     EP_REQUIRE_NCCL(ncclEpGroupDestroy(group_, env_->stream));
 }
 
-void Session::Dispatch() {
+void Session::CallDispatch() {
     const bool ll = options_.low_latency();
     const ncclEpDispatchConfig_t config{};
     const ncclNDTensor_t* inputs[] = {&tokens_, &weights_, &topk_idx_.tensor};
@@ -115,16 +124,26 @@ void Session::Dispatch() {
     ncclNDTensor_t* locals[] = {&counter};
     EP_REQUIRE_NCCL(ncclEpDispatch(handle_, inputs, ll ? 1 : 3, outputs, ll ? 1 : 3, locals,
                                    ll ? 1 : 0, 0, &config, env_->stream));
-    EP_REQUIRE_NCCL(ncclEpComplete(handle_, nullptr, env_->stream));
 }
 
-void Session::Combine() {
+void Session::CallCombine() {
     const ncclNDTensor_t* inputs[] = {&expert_outputs};
     ncclNDTensor_t* outputs[] = {&combined};
     ncclNDTensor_t* locals[] = {&weights_};
     EP_REQUIRE_NCCL(ncclEpCombine(handle_, inputs, 1, outputs, 1, locals,
                                   options_.low_latency() ? 1 : 0, 0, nullptr, env_->stream));
-    EP_REQUIRE_NCCL(ncclEpComplete(handle_, nullptr, env_->stream));
 }
+
+void Session::Dispatch() {
+    CallDispatch();
+    CallComplete();
+}
+
+void Session::Combine() {
+    CallCombine();
+    CallComplete();
+}
+
+void Session::CallComplete() { EP_REQUIRE_NCCL(ncclEpComplete(handle_, nullptr, env_->stream)); }
 
 }  // namespace ep_bench

@@ -23,9 +23,17 @@ class Session {
     Session(const Session&) = delete;
     Session& operator=(const Session&) = delete;
 
+    // One call of the library each.
+    void CallDispatch();
+    void CallCombine();
+    void CallComplete();
+
     // Enqueue the operation and its Complete; nothing waits.
     void Dispatch();
     void Combine();
+
+    // What the group and the handle took of the device's free memory, in bytes.
+    double library_bytes() const { return library_bytes_; }
 
     // What validation looks at. `received` and `expert_outputs` have the same shape.
     ncclNDTensor_t received{};          // ll [L, R*T, H], ht [n, H]
@@ -46,6 +54,7 @@ class Session {
     const Routing& routing_;
     ncclEpGroup_t group_ = nullptr;
     ncclEpHandle_t handle_ = nullptr;
+    double library_bytes_ = 0;
     void* topk_data_ = nullptr;
     EpView topk_idx_{};
     ncclNDTensor_t tokens_{};   // [T, H]

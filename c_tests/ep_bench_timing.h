@@ -1,41 +1,61 @@
-// Times of dispatch and combine, measured with events around the calls as the reference's program
-// does it, and their statistics over iterations and ranks.
+// The ways in which ep_bench times an operation. They answer different questions, so all are
+// reported, each under its name; docs/performance.md says which one to compare with what.
 #ifndef C_TESTS_EP_BENCH_TIMING_H_
 #define C_TESTS_EP_BENCH_TIMING_H_
 
 #include <array>
+#include <optional>
 
+#include "ep_bench_graph.h"
 #include "ep_bench_options.h"
 #include "ep_bench_session.h"
+#include "ep_bench_stats.h"
 #include "harness/harness.h"
 
 namespace ep_bench {
 
-// The four measured spans of an iteration:
-//   start -- dispatch -- mid -- host waits -- resume -- combine -- end
+// The spans of an iteration of the reference's program:
+//   start -- dispatch -- mid -- host waits -- combine -- end
 enum Span : unsigned {
-    kDispatch,     // start to mid
-    kCombine,      // mid to end: contains the wait of the host, which is the reference's convention
-    kTotal,        // start to end
-    kCombineCall,  // resume to end: the combine alone
+    kDispatch,  // start to mid
+    kCombine,   // mid to end: contains the wait of the host
+    kTotal,     // start to end
     kSpans
 };
 
-struct Stats {
-    double average_us = 0;
-    double min_us = 0;
-    double max_us = 0;
+struct ReferenceTimes {
+    std::array<Stats, kSpans> rank;         // of this process
+    std::array<Stats, kSpans> all;          // over all ranks; process 0
+    std::array<Figures, kSpans> slowest{};  // process 0
+};
+
+// One way of issuing the operations; process 0.
+struct PacedTimes {
+    Figures dispatch;
+    Figures combine;
+    Figures pair;  // a dispatch followed by a combine
+};
+
+// Time that the calling thread spends inside the library; process 0.
+struct HostTimes {
+    Figures dispatch;
+    Figures combine;
+    Figures complete;
 };
 
 struct Timing {
-    std::array<Stats, kSpans> rank;  // of this process
-    std::array<Stats, kSpans>
-        all;  // mean of the averages, min of the mins, max of the maxes; process 0
-    std::array<double, kSpans> median_us{};  // over iterations, the slowest rank of each; process 0
+    ReferenceTimes reference;
+    PacedTimes idle;    // events around the calls, stream idle and ranks together before each
+    PacedTimes queued;  // events around operations that waited in the stream: no launch in it
+    std::optional<PacedTimes> graph;  // replays back to back, for one operation; with the option
+    HostTimes host;
 };
 
-// Collective. The first measured iteration is dropped if there are more.
-Timing Measure(const EpEnv& env, const Options& options, Session* session);
+// Collective. Iterations that are not measured, as many as the options say.
+void WarmUp(const EpEnv& env, const Options& options, Session* session);
+
+// Collective. `graphs` may be null. The first measured iteration is dropped if there are more.
+Timing Measure(const EpEnv& env, const Options& options, Session* session, Graphs* graphs);
 
 }  // namespace ep_bench
 

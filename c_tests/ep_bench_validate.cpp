@@ -189,17 +189,18 @@ void CopyReceivedToExperts(const Session& session) {
 
 }  // namespace
 
-Wrong Validate(const EpEnv& env, const Options& options, const Routing& routing, Session* session) {
+Wrong Validate(const EpEnv& env, const Options& options, const Routing& routing, Session* session,
+               const Operations& operations) {
     for (const ncclNDTensor_t* output :
          {&session->received, &session->received_weights, &session->received_idx, &session->counter,
           &session->combined}) {
         if (output->data != nullptr) ep_tensor_fill(output, kStale);
     }
     EP_REQUIRE_CUDA(cudaDeviceSynchronize());
-    session->Dispatch();
+    operations.dispatch();
     Synchronise(env);
     CopyReceivedToExperts(*session);
-    session->Combine();
+    operations.combine();
     Synchronise(env);
 
     uint64_t mine[2] = {options.low_latency() ? WrongDispatchLl(routing, *session)

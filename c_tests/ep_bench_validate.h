@@ -1,9 +1,11 @@
-// One more dispatch and combine, and the comparison of all their
-// results with what the routing says.
+// One more dispatch and combine, and the comparison of all their results with what the routing
+// says.
 #ifndef C_TESTS_EP_BENCH_VALIDATE_H_
 #define C_TESTS_EP_BENCH_VALIDATE_H_
 
 #include <stdint.h>
+
+#include <functional>
 
 #include "ep_bench_options.h"
 #include "ep_bench_routing.h"
@@ -17,8 +19,15 @@ struct Wrong {
     uint64_t combine_rows = 0;
 };
 
+// How the two operations are enqueued: by calls, or by graphs.
+struct Operations {
+    std::function<void()> dispatch;
+    std::function<void()> combine;
+};
+
 // Collective; the sum over all ranks, in every process.
-Wrong Validate(const EpEnv& env, const Options& options, const Routing& routing, Session* session);
+Wrong Validate(const EpEnv& env, const Options& options, const Routing& routing, Session* session,
+               const Operations& operations);
 
 }  // namespace ep_bench
 

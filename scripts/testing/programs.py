@@ -63,8 +63,9 @@ def sanitizer_steps(places: Places) -> list[Step]:
     for algorithm in ("ll", "ht"):
         options = ("-a", algorithm, "-s", "both", "-c", "-r", *_EP_TEST_SMALL)
         steps.append(run("ep_test", f"ep_test-{algorithm}", options, 4, counts.closing_line))
-        steps.append(run("ep_bench", f"ep_bench-{algorithm}", _bench_options(algorithm, _SANITIZED_RANKS),
-                         _SANITIZED_RANKS, counts.says(_BENCH_PASSED, 1)))
+        options = _bench_options(algorithm, _SANITIZED_RANKS)
+        steps.append(run("ep_bench", f"ep_bench-{algorithm}", options, _SANITIZED_RANKS,
+                         counts.says(_BENCH_PASSED, 1)))
     return steps
 
 

@@ -78,7 +78,7 @@ impl Exchange {
     /// Posts this rank's message of `epoch`.
     pub fn post(&self, epoch: u64, message: &Message<'_>) -> Result<()> {
         let _one_at_a_time = self.posting.lock();
-        self.settle_abandoned()?;
+        self.settle_abandoned(epoch)?;
         let own = self.window(self.rank)?;
         let is_free = |bank: &Bank<'_>| (0..self.ranks()).all(|reader| bank.is_read_by(reader));
         let bank = self.wait(
@@ -117,12 +117,18 @@ impl Exchange {
     }
 
     /// Lets go of messages that nobody here will read. Their senders have posted them, or will without
-    /// waiting for this rank: an abandoned operation came before the one that is posted now.
-    fn settle_abandoned(&self) -> Result<()> {
-        let epochs = std::mem::take(&mut *self.abandoned.lock());
-        for epoch in epochs {
+    /// waiting for this rank, if they belong to operations before `epoch`, the one that is posted now.
+    /// Later ones stay for a later post: a handle may be destroyed before its send phase has run.
+    fn settle_abandoned(&self, epoch: u64) -> Result<()> {
+        let mut abandoned = self.abandoned.lock();
+        let (earlier, later) = abandoned
+            .drain(..)
+            .partition::<Vec<_>, _>(|&other| other < epoch);
+        *abandoned = later;
+        drop(abandoned);
+        for unread in earlier {
             for source in 0..self.ranks() {
-                drop(self.receive(epoch, source)?);
+                drop(self.receive(unread, source)?);
             }
         }
         Ok(())
@@ -263,6 +269,16 @@ mod tests {
             let epoch = all[0].begin();
             post(&all[0], epoch, b"never read").unwrap();
             all[0].abandon(epoch);
+        }
+    }
+
+    #[test]
+    fn an_operation_may_be_abandoned_before_it_is_posted() {
+        let all = ranks(1, Duration::from_secs(20));
+        for _ in 0..20 {
+            let epoch = all[0].begin();
+            all[0].abandon(epoch);
+            post(&all[0], epoch, b"never read").unwrap();
         }
     }
 

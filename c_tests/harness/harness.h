@@ -52,13 +52,25 @@ void ep_release(EpEnv* env);
 typedef struct {
     const char* name;
     void (*run)(EpEnv* env);
+    bool needs_ht;  // skipped, and reported as skipped, where there is no high throughput
 } EpCase;
-#define EP_CASE(function) {#function, function}
+#define EP_CASE(function) {#function, function, false}
+#define EP_CASE_HT(function) {#function, function, true}
 int ep_main(int argc, char** argv, const EpCase* cases, size_t num_cases);
 
 // True when the CPU stand-ins of the CUDA runtime and of NCCL are
 // loaded instead of the real libraries.
 bool ep_on_hostsim(void);
+
+// Whether groups of this backend can be used in high throughput. Collective at the first call; the
+// answer is remembered. A refusal for any other reason than a missing mode is a failed check.
+bool ep_has_high_throughput(const EpEnv* env);
+
+// Counts something that this backend or device cannot do and that is therefore not tested. The
+// number and the last reason stand above the closing line. A program in which nothing ran and
+// something was skipped ends with status 77. Call it on every rank; one that is printed counts.
+enum { kEpSkippedStatus = 77 };
+void ep_skip(const char* reason);
 
 // Waits for the stream of env; a failure counts as a failed check.
 void ep_sync(const EpEnv* env);

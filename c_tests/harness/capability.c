@@ -1,0 +1,35 @@
+// What the backend of this process can do, found by asking it and by nothing else: a test must not
+// guess from the kind of device, or a mode that got lost would pass for one that never was.
+#include "harness.h"
+
+enum { kProbeTokenBytes = 64 };
+
+// A whole group and handle: a backend may refuse the mode at either.
+static ncclResult_t open_ht(const EpEnv* env) {
+    const ncclEpGroupConfig_t config =
+        ep_group_config(NCCL_EP_ALGO_HIGH_THROUGHPUT, (unsigned)env->size, 1, kProbeTokenBytes);
+    ncclEpGroup_t group = NULL;
+    ncclResult_t result = ncclEpCreateGroup(&group, env->comm, &config, env->stream, NULL, NULL);
+    if (result != ncclSuccess) return result;
+    const int64_t id = 0;
+    void* ids = ep_device_upload(&id, sizeof(id));
+    EpView view;
+    ep_view_2d(&view, ids, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, 1, 1);
+    ncclEpHandle_t handle = NULL;
+    result = ncclEpCreateHandle(&handle, group, &view.tensor, NULL, 0, NULL, env->stream, false);
+    if (result == ncclSuccess) EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
+    EP_REQUIRE_NCCL(ncclEpGroupDestroy(group, env->stream));
+    ep_device_free(ids);
+    return result;
+}
+
+bool ep_has_high_throughput(const EpEnv* env) {
+    static enum { kUnknown, kYes, kNo } answer = kUnknown;
+    if (answer == kUnknown) {
+        const ncclResult_t result = open_ht(env);
+        answer = result == ncclSuccess ? kYes : kNo;
+        // ncclInvalidUsage is how a backend says that it has no such mode.
+        if (result != ncclSuccess && result != ncclInvalidUsage) EP_CHECK_NCCL(result);
+    }
+    return answer == kYes;
+}

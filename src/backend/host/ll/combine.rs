@@ -139,7 +139,7 @@ impl HostLl {
         Ok(())
     }
 
-    fn receive_all(&self, epoch: u64) -> Result<Vec<Received<'_>>> {
+    pub(super) fn receive_all(&self, epoch: u64) -> Result<Vec<Received<'_>>> {
         (0..self.facts().ranks)
             .map(|source| self.shared.exchange.receive(epoch, source))
             .collect()

@@ -34,13 +34,15 @@ impl HostLl {
         let facts = self.facts();
         let capacity = facts.max_recv_rows().unwrap_or(0);
         let experts = facts.experts_of(facts.rank);
+        // All of them, this rank's own as well, before the first write: until the send phase has run,
+        // perhaps on another stream, the output belongs to what the caller has enqueued before it.
+        let messages = self.receive_all(epoch)?;
         // SAFETY: `request` has checked the tensor `[L, R*M, H]`; the caller leaves it to the operation.
         let out = unsafe { bytes_mut(op.out, experts.len() * capacity * op.row.bytes()) };
         let mut counts = vec![0_usize; experts.len()];
         let mut placed = Vec::with_capacity(facts.ranks);
-        for source in 0..facts.ranks {
-            let message = self.shared.exchange.receive(epoch, source)?;
-            let sent = SentTokens::read(&message, source, op.row.bytes())?;
+        for (source, message) in messages.iter().enumerate() {
+            let sent = SentTokens::read(message, source, op.row.bytes())?;
             let mut from_source = Vec::new();
             for (token, k, expert) in sent.entries(facts) {
                 let local = expert.checked_sub(experts.start);

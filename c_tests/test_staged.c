@@ -95,6 +95,33 @@ static void completed_on_another_stream(EpEnv* env) {
     tear_down(&setup, env);
 }
 
+static void sleep_a_while(void* unused) {
+    (void)unused;
+    usleep(4000);
+}
+
+// On one rank the send phase is held up behind other work of its stream, which still writes to the
+// output, when Complete is already running on another stream.
+static void completed_before_the_send_began(EpEnv* env) {
+    Setup setup;
+    set_up(&setup, env);
+    LlRun* run = &setup.runs[0];
+    for (unsigned i = 0; i < 2 * (unsigned)env->size; ++i) {
+        const bool combine = i % 2 != 0;
+        const RefBuffer* out = combine ? &run->combined : &run->packed;
+        combine ? ll_prepare_combine(run) : ll_prepare_dispatch(run);
+        EP_CHECK_CUDA(cudaDeviceSynchronize());
+        if (env->rank == (int)(i / 2)) {
+            EP_CHECK_CUDA(cudaLaunchHostFunc(env->stream, sleep_a_while, NULL));
+        }
+        EP_CHECK_CUDA(cudaMemsetAsync(ref_buffer_data(out), kRefPoison, out->bytes, env->stream));
+        EP_CHECK_NCCL(combine ? ll_launch_combine(run, env->stream, true)
+                              : ll_launch_dispatch(run, env->stream, true));
+        combine ? complete_combine(run, setup.other) : complete_dispatch(run, setup.other);
+    }
+    tear_down(&setup, env);
+}
+
 // A second Complete, and one with nothing ever staged, are successful and change nothing.
 static void completed_twice(EpEnv* env) {
     Setup setup;
@@ -264,6 +291,30 @@ static void handle_destroyed_while_pending(EpEnv* env) {
     tear_down(&setup, env);
 }
 
+// One rank gives up what the others complete: they get everything, as it had sent its part.
+static void handle_destroyed_on_one_rank(EpEnv* env) {
+    enum { kRounds = 12 };
+    Setup setup;
+    set_up(&setup, env);
+    for (unsigned i = 0; i < kRounds; ++i) {
+        const bool combine = i % 3 == 2;
+        LlRun run;
+        open_run(&run, env, setup.group);
+        if (combine) ll_dispatch(&run);
+        combine ? send_combine(&run) : send_dispatch(&run);
+        if (env->rank == (int)(i % (unsigned)env->size)) {
+            EP_CHECK_NCCL(ncclEpHandleDestroy(run.handle));
+            run.handle = NULL;
+            ep_sync(env);
+        } else {
+            combine ? complete_combine(&run, setup.other) : complete_dispatch(&run, setup.other);
+        }
+        ll_run_close(&run);
+        for (unsigned r = 0; r < i % 4; ++r) ll_dispatch(&setup.runs[r]);
+    }
+    tear_down(&setup, env);
+}
+
 // One rank after the other is late, in sending or in receiving.
 static void late_ranks(EpEnv* env) {
     enum { kRounds = 24, kLateMicroseconds = 3000 };
@@ -293,6 +344,7 @@ int main(int argc, char** argv) {
     static const EpCase kCases[] = {
         EP_CASE(one_at_a_time),
         EP_CASE(completed_on_another_stream),
+        EP_CASE(completed_before_the_send_began),
         EP_CASE(completed_twice),
         EP_CASE(two_in_flight),
         EP_CASE(overlapping_micro_batches),
@@ -301,6 +353,7 @@ int main(int argc, char** argv) {
         EP_CASE(third_is_refused),
         EP_CASE(second_on_a_handle_is_refused),
         EP_CASE(handle_destroyed_while_pending),
+        EP_CASE(handle_destroyed_on_one_rank),
         EP_CASE(late_ranks),
     };
     return ep_main(argc, argv, kCases, sizeof(kCases) / sizeof(kCases[0]));

@@ -48,8 +48,8 @@ gpu-programs: lib ## Build the C programs for a machine with GPUs
 gpu-test: setup ## Run the C programs on the GPUs of this machine
 	@NCCL_EP_CUDA=require scripts/run_tests.py --gpu $(ARGS)
 
-gpu-bench: gpu-programs ## Benchmark on the GPUs of this machine
-	@scripts/bench_gpu.sh $(ARGS)
+gpu-bench: gpu-programs ## Benchmark on the GPUs of this machine, results in bench/results/
+	@$(env) bench/run_sweep.py $(ARGS)
 
 install: lib ## Install into PREFIX (/usr/local), staged below DESTDIR if given
 	@scripts/install.sh '$(PREFIX)' '$(DESTDIR)'

@@ -20,6 +20,8 @@ def all_steps(places: Places) -> list[Step]:
         *abi_checks.steps(places),
         *_packages(places),
         *programs.host_steps(places),
+        Step("bench/self-test", ("python3", "bench/selftest.py"), counts.closing_line,
+             ("build/programs",), environment=(("NCCLEP_HOSTSIM_WITH_GPU", "1"),)),
         *programs.sanitizer_steps(places),
     ]
 

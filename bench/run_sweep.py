@@ -1,0 +1,241 @@
+#!/usr/bin/env python3
+"""Runs ep_bench over numbers of ranks and tokens and keeps the results in bench/results/NAME.json.
+
+Needs Python's standard library, mpirun and the programs, no compiler: with --prebuilt it takes them
+from a directory that was made elsewhere (DIR/bin/gpu/ep_bench, libraries in DIR/lib). The file is
+written after each run, so that a run that fails or hangs does not cost the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import importlib.util
+import json
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+from data import OURS, RESULTS, ROOT
+
+_SWEEPS = {"ll": "1..1024", "ht": "1024..8192"}
+
+# The settings of scripts/env.sh: containers run as root, and ranks may outnumber cores.
+_OPEN_MPI = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "OMPI_MCA_hwloc_base_binding_policy": "none",
+    "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One run of ep_bench."""
+
+    algorithm: str
+    ranks: int
+
+
+def main() -> int:
+    arguments = _parse_arguments()
+    ranks = arguments.ranks or [count for count in (2, 4, 8) if count <= _gpu_count()]
+    if not ranks:
+        print("fewer than two GPUs on this machine: nothing to run (--ranks 1 runs on one)")
+        return 0
+    program = _find_program(arguments)
+    environment = _environment(arguments)
+    jobs = [Job(algorithm, count) for algorithm in arguments.algorithm for count in ranks]
+    runs: list[dict[str, Any]] = []
+    failures = 0
+    for job in jobs:
+        run, problem = _run(job, program, environment, arguments)
+        if run:
+            runs.append(run)
+            _print_table(run)
+            print(f"-> {_write(runs, arguments)}\n", flush=True)
+        if problem:
+            failures += 1
+            print(f"FAILED: {problem}\n", flush=True)
+    print(f"{len(jobs) - failures} runs passed, {failures} failed")
+    return 1 if failures else 0
+
+
+def _parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0],
+        epilog="Arguments after -- go to ep_bench, for example -- --hidden 4096 --graph-ops 10")
+    parser.add_argument("--prebuilt", metavar="DIR", type=pathlib.Path,
+                        help="a directory of programs and libraries made elsewhere")
+    parser.add_argument("--kind", choices=("gpu", "host"), default="gpu",
+                        help="host: the programs on the CPU stand-ins, to try out this script")
+    parser.add_argument("--ranks", type=_numbers, metavar="N,N", default=[],
+                        help="numbers of ranks (2,4,8 as far as there are GPUs)")
+    parser.add_argument("--algorithm", action="append", choices=sorted(_SWEEPS), default=[],
+                        help="may be repeated (ll)")
+    parser.add_argument("--tokens", metavar="SWEEP", help="as ep_bench --sweep "
+                        f"(ll {_SWEEPS['ll']}, ht {_SWEEPS['ht']})")
+    parser.add_argument("--iters", type=int, default=201, help="measured iterations (%(default)s)")
+    parser.add_argument("--no-graph", action="store_true", help="without CUDA graphs")
+    parser.add_argument("--no-validate", action="store_true",
+                        help="without validation, for another library that orders rows otherwise")
+    parser.add_argument("--name", help="of the result file (GPU, label, date)")
+    parser.add_argument("--out", type=pathlib.Path, default=RESULTS, help="directory of results")
+    parser.add_argument("--library", metavar="DIR", type=pathlib.Path,
+                        help="measure the libnccl_ep.so of this directory instead")
+    parser.add_argument("--label", default=OURS, help="name of the measured library")
+    parser.add_argument("--mpirun", default="", help="command line that starts MPI (mpirun)")
+    parser.add_argument("--timeout", type=int, default=480, help="seconds for a run (%(default)s)")
+    parser.add_argument("extra", nargs="*", metavar="-- OPTION", help="options of ep_bench")
+    arguments = parser.parse_args()
+    arguments.algorithm = arguments.algorithm or ["ll"]
+    return arguments
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def _gpu_count() -> int:
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return 0
+    return len(re.findall(r"^GPU ", listed.stdout, re.MULTILINE))
+
+
+def default_target() -> pathlib.Path:
+    """Where the Makefile builds, as scripts/env.sh says."""
+    return pathlib.Path(os.environ.get("NCCL_EP_TARGET", ROOT / "target"))
+
+
+def _find_program(arguments: argparse.Namespace) -> pathlib.Path:
+    if arguments.prebuilt:
+        program = arguments.prebuilt.resolve() / "bin" / arguments.kind / "ep_bench"
+    else:
+        program = default_target() / "c" / arguments.kind / "ep_bench"
+    if not program.exists():
+        sys.exit(f"{program} is missing: `make gpu-programs` builds it, --prebuilt takes another")
+    return program
+
+
+def _environment(arguments: argparse.Namespace) -> dict[str, str]:
+    """What the ranks run with: the chosen libraries first, then the caller's, then NCCL's wheel."""
+    folders = [arguments.library, arguments.prebuilt and arguments.prebuilt / "lib"]
+    searched = [str(folder.resolve()) for folder in folders if folder]
+    searched += filter(None, [os.environ.get("LD_LIBRARY_PATH"), _nccl_of_python()])
+    environment = {**_OPEN_MPI, **os.environ, "LD_LIBRARY_PATH": ":".join(searched)}
+    environment.setdefault("EP_TEST_DEADLINE", str(arguments.timeout))
+    return environment
+
+
+def _nccl_of_python() -> str | None:
+    """The folder of libnccl.so.2 in this Python's packages, where no system package has it."""
+    try:
+        spec = importlib.util.find_spec("nvidia.nccl")
+    except ModuleNotFoundError:
+        return None
+    folders = spec.submodule_search_locations if spec else None
+    return str(pathlib.Path(next(iter(folders))) / "lib") if folders else None
+
+
+def _command(job: Job, program: pathlib.Path, arguments: argparse.Namespace) -> list[str]:
+    mpirun = shlex.split(arguments.mpirun) or [_find_mpirun()]
+    command = [*mpirun, "-np", str(job.ranks), str(program), "--algorithm", job.algorithm,
+               "--sweep", arguments.tokens or _SWEEPS[job.algorithm],
+               "--iters", str(arguments.iters)]
+    if not arguments.no_validate:
+        command.append("--validate")
+    if arguments.kind == "gpu" and not arguments.no_graph:
+        command.append("--use-cuda-graph")
+    return [*command, *arguments.extra]
+
+
+def _find_mpirun() -> str:
+    found = shutil.which("mpirun")
+    if found is None:
+        sys.exit("no mpirun in PATH: --mpirun names one")
+    return found
+
+
+def _run(job: Job, program: pathlib.Path, environment: dict[str, str],
+         arguments: argparse.Namespace) -> tuple[dict[str, Any] | None, str]:
+    """The results, if there are any, and what went wrong, if something did."""
+    command = _command(job, program, arguments)
+    shown = " ".join(_shorten(part) for part in command)
+    print(f"$ {shown}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        file = pathlib.Path(folder) / "ep_bench.json"
+        problem = _execute([*command, "--json", str(file)], environment, arguments.timeout)
+        if not file.exists():
+            return None, problem or "no results were written"
+        content = json.loads(file.read_text())
+    now = datetime.datetime.now(datetime.timezone.utc).replace(microsecond=0)
+    return {"date": now.isoformat(), "command": shown, "machine": content["machine"],
+            "config": content["config"], "results": content["results"]}, problem
+
+
+def _execute(command: list[str], environment: dict[str, str], timeout: int) -> str:
+    """Runs a command; on failure shows what it printed, and returns what was wrong."""
+    try:
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, timeout=timeout + 10,
+                              check=False)
+    except subprocess.TimeoutExpired as expired:
+        print((expired.stdout or b"").decode(errors="replace"))
+        return f"still running after {timeout + 10} s"
+    if done.returncode == 0:
+        return ""
+    print(done.stdout)
+    return f"exit status {done.returncode}"
+
+
+def _shorten(part: str) -> str:
+    """A path by its end only: where things lie on a machine is of no use to others."""
+    return pathlib.Path(part).name if part.startswith("/") else part
+
+
+def _write(runs: list[dict[str, Any]], arguments: argparse.Namespace) -> pathlib.Path:
+    gpu = runs[0]["machine"]["gpu"] or "no GPU"
+    label = "" if arguments.label == OURS else f" {arguments.label}"
+    name = arguments.name or f"{gpu}{label} {runs[0]['date'][:16]}"
+    name = re.sub(r"[^a-z0-9.-]+", "-", name.lower())
+    content = {"name": name, "label": arguments.label, "runs": runs}
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    file = arguments.out / f"{name}.json"
+    file.write_text(json.dumps(content, indent=1) + "\n")
+    return file
+
+
+def _print_table(run: dict[str, Any]) -> None:
+    config, machine = run["config"], run["machine"]
+    print(f"{config['algorithm']}, {config['ranks']} ranks, {machine['gpu'] or 'no GPU'}, NCCL "
+          f"{machine['nccl']}; medians of the slowest rank in us: dispatch combine pair")
+    print(f"{'tokens':>6}  {'idle stream':^23}  {'queued':^23}  {'graph replay':^23}  "
+          f"{'host D':>6} {'host C':>6}  {'GB/s pair D':>11} {'C':>7}  {'wrong':>5}")
+    for entry in run["results"]:
+        timed = [_three(entry[how]) for how in ("idle", "queued", "graph")]
+        host, rate = entry["host_call"], entry["gbps"]
+        wrong = "-" if entry["wrong_rows"] is None else str(sum(entry["wrong_rows"].values()))
+        print(f"{entry['tokens']:>6}  {'  '.join(timed)}  "
+              f"{host['dispatch']['median_us']:>6.2f} {host['combine']['median_us']:>6.2f}  "
+              f"{rate['dispatch']['pair']:>11.1f} {rate['combine']['pair']:>7.1f}  {wrong:>5}")
+
+
+def _three(times: dict[str, Any] | None) -> str:
+    if times is None:
+        return f"{'-':^23}"
+    return " ".join(f"{times[operation]['median_us']:>7.1f}"
+                    for operation in ("dispatch", "combine", "pair"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

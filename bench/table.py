@@ -1,0 +1,190 @@
+#!/usr/bin/env python3
+"""Writes the tables of docs/performance.md, so that no number in them is typed by hand.
+
+A table stands between the lines `<!-- table: NAME -->` and `<!-- end -->`; NAME is an entry of
+TABLES, perhaps with a number of ranks after it. --check changes nothing and fails if a table is
+out of date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import data
+
+NOT_YET = "not measured yet"
+_DOCUMENT = data.ROOT / "docs" / "performance.md"
+_BLOCK = re.compile(r"(<!-- table: ([a-z]+)(?: (\d+))? -->\n).*?(<!-- end -->)", re.DOTALL)
+_FLOOR_TOKENS = (1, 8, 32, 128, 1024)
+_FLOOR_RANKS = (2, 4, 8)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--results", nargs="*", type=pathlib.Path, default=data.result_files(),
+                        metavar="FILE", help="result files (all in bench/results)")
+    parser.add_argument("--document", type=pathlib.Path, default=_DOCUMENT)
+    parser.add_argument("--check", action="store_true", help="fail if the document would change")
+    arguments = parser.parse_args()
+    before = arguments.document.read_text()
+    after = fill(before, data.load_runs(arguments.results), data.load_records())
+    if arguments.check:
+        if before != after:
+            print(f"{arguments.document}: tables are out of date, run bench/table.py")
+        return 1 if before != after else 0
+    arguments.document.write_text(after)
+    return 0
+
+
+def fill(document: str, runs: list[data.Run], records: dict[str, Any]) -> str:
+    """The document with every marked table made anew."""
+    def table(match: re.Match[str]) -> str:
+        ranks = int(match[3]) if match[3] else None
+        return match[1] + TABLES[match[2]](runs, records, ranks) + match[4]
+
+    return _BLOCK.sub(table, document)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
+
+
+def _number(value: float | None, digits: int = 1) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _ours(runs: list[data.Run], algorithm: str, ranks: int | None) -> data.Run | None:
+    return next((run for run in runs if run.key == (data.OURS, algorithm, ranks)), None)
+
+
+def _machines(runs: list[data.Run], _records: dict[str, Any], _ranks: int | None) -> str:
+    """Where and how each run was made."""
+    if not runs:
+        return f"{NOT_YET}\n"
+    rows = []
+    for run in runs:
+        machine, config = run.machine, run.config
+        nccl = machine["nccl"]
+        version = f"{nccl // 10000}.{nccl // 100 % 100}.{nccl % 100}"
+        rows.append((run.label, config["algorithm"], f"{config['ranks']} x {machine['gpu']}",
+                     machine["driver"] or "-", version, str(config["iterations"]), run.date[:16],
+                     f"`{run.command}`"))
+    return _table(("library", "mode", "GPUs", "driver", "NCCL", "iterations", "date (UTC)",
+                   "command"), rows)
+
+
+def _targets(runs: list[data.Run], records: dict[str, Any], _ranks: int | None) -> str:
+    rows = []
+    for target in records["targets"]:
+        run = _ours(runs, target["algorithm"], target["ranks"])
+        value = run.value(target["tokens"], target["metric"]) if run else None
+        measured, verdict = NOT_YET, ""
+        if value is not None:
+            value /= target.get("divide", 1)
+            missed = value / target["at_most"] - 1
+            measured = _number(value)
+            verdict = "met" if missed <= 0 else f"missed by {100 * missed:.1f} %"
+        rows.append((target["what"], str(target["ranks"]), str(target["tokens"]),
+                     f"<= {target['at_most']}", measured, verdict))
+    return _table(("what", "ranks", "tokens", "target", "measured", "verdict"), rows)
+
+
+def _floors(_runs: list[data.Run], records: dict[str, Any], _ranks: int | None) -> str:
+    head = ["tokens of each rank"]
+    floors = [data.floor_of(ranks, records) for ranks in _FLOOR_RANKS]
+    for floor in floors:
+        head += [f"{floor.ranks} ranks: wire MB", "wire us", "floor us"]
+    rows = []
+    for tokens in _FLOOR_TOKENS:
+        row = [str(tokens)]
+        for floor in floors:
+            row += [_number(floor.wire_bytes(tokens) / 1e6, 2), _number(floor.wire_us(tokens)),
+                    _number(floor.floor_us(tokens))]
+        rows.append(row)
+    rows.append(["ranks per token", *sum(
+        ([_number(floor.ranks_per_token, 2), "", ""] for floor in floors), [])])
+    return _table(head, rows)
+
+
+def _sweep(runs: list[data.Run], records: dict[str, Any], ranks: int | None) -> str:
+    """Every number of tokens on one number of ranks, all ways of timing."""
+    run = _ours(runs, "ll", ranks)
+    if run is None or ranks is None:
+        return f"{NOT_YET}\n"
+    floor = data.floor_of(ranks, records)
+    columns = [f"{how}.{operation}.median_us" for how in ("idle", "queued", "graph")
+               for operation in ("dispatch", "combine", "pair")]
+    columns += ["reference.combine.median_us", "host_call.dispatch.median_us",
+                "host_call.dispatch.p99_us", "host_call.combine.median_us",
+                "host_call.combine.p99_us"]
+    head = ["tokens", "idle D", "C", "D+C", "queued D", "C", "D+C", "graph D", "C", "D+C",
+            "C with wait", "host D", "p99", "host C", "p99", "floor of D or C"]
+    rows = []
+    for entry in run.results:
+        values = [_number(data.value_at(entry, column), 2 if "host" in column else 1)
+                  for column in columns]
+        rows.append([str(entry["tokens"]), *values, _number(floor.floor_us(entry["tokens"]))])
+    return _table(head, rows)
+
+
+def _peers(runs: list[data.Run], records: dict[str, Any], ranks: int | None) -> str:
+    """Ours and the others, for the numbers of tokens that somebody published."""
+    rows: list[tuple[int, float, list[str]]] = []
+    for run in runs:
+        if run.config["algorithm"] == "ll" and run.config["ranks"] == ranks:
+            rows += _own_rows(run, _published_tokens(records, ranks))
+    if not rows:
+        rows = [(tokens, 0, [str(tokens), data.OURS, NOT_YET, "", "", ""])
+                for tokens in _published_tokens(records, ranks)]
+    for record in records["records"]:
+        if record["algorithm"] == "ll" and record["ranks"] == ranks:
+            for point in record["points"]:
+                times = [point.get(operation) for operation in ("dispatch", "combine", "pair")]
+                rows.append((point["tokens"], _order(times),
+                             [str(point["tokens"]), record["library"], record["how"],
+                              *map(_number, times)]))
+    ordered = [row for _, _, row in sorted(rows, key=lambda row: row[:2])]
+    return _table(("tokens", "library", "timed", "dispatch us", "combine us", "D+C us"), ordered)
+
+
+def _own_rows(run: data.Run, tokens: Sequence[int]) -> list[tuple[int, float, list[str]]]:
+    rows = []
+    name = f"**{run.label}**" if run.label == data.OURS else run.label
+    for count in tokens:
+        for how in ("idle", "graph"):
+            times = [run.value(count, f"{how}.{operation}.median_us")
+                     for operation in ("dispatch", "combine", "pair")]
+            if any(time is not None for time in times):
+                rows.append((count, _order(times), [str(count), name, how, *map(_number, times)]))
+    return rows
+
+
+def _order(times: Sequence[float | None]) -> float:
+    """By the time for both operations, measured together or added."""
+    dispatch, combine, pair = times
+    return pair if pair is not None else (dispatch or 0) + (combine or 0)
+
+
+def _published_tokens(records: dict[str, Any], ranks: int | None) -> list[int]:
+    return sorted({point["tokens"] for record in records["records"]
+                   if record["algorithm"] == "ll" and record["ranks"] == ranks
+                   for point in record["points"]})
+
+
+TABLES: dict[str, Callable[[list[data.Run], dict[str, Any], int | None], str]] = {
+    "machines": _machines,
+    "targets": _targets,
+    "floors": _floors,
+    "sweep": _sweep,
+    "peers": _peers,
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

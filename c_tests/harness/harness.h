@@ -132,9 +132,13 @@ void ep_require(EpPlace place, bool passed);
 void ep_require_nccl(EpPlace place, ncclResult_t actual);
 void ep_require_cuda(EpPlace place, cudaError_t actual);
 
-// Counts of this process so far.
+// Counts of this process so far, and checks that a child process has made.
 uint64_t ep_passed(void);
 uint64_t ep_failed(void);
+void ep_count(uint64_t passed, uint64_t failed);
+
+// The rank in messages of a process that does not use MPI.
+void ep_checks_are_of_rank(int rank);
 
 // The library's text for the last refusal in this thread; "" if there
 // is none or the library has none.

@@ -1,0 +1,298 @@
+// CUDA graphs: sequences of low-latency operations are captured once and replayed, with new tokens,
+// ids and weights in the same memory before each replay. Blocking and staged operations, also
+// completed on a second stream, odd numbers of operations, several handles, and operations outside
+// the graph between its replays.
+//
+// The CPU stand-ins capture nothing. There the same sequences run directly, which checks what this
+// program expects, and the replays are reported as skipped.
+#include <stdio.h>
+#include <string.h>
+
+#include "reference/ll_run.h"
+
+enum { kMaxRuns = 2, kMaxSteps = 8, kReplays = 5, kHidden = 64, kLateReplays = 7 };
+
+// What one step of a sequence does with its handle.
+typedef enum {
+    kEnd,
+    kDispatch,
+    kCombine,
+    kSendDispatch,   // staged
+    kSendCombine,    // staged
+    kComplete,       // on the captured stream
+    kCompleteAside,  // on a second stream, forked and joined by events
+} Action;
+
+typedef struct {
+    Action action;
+    unsigned run;
+} Step;
+
+typedef struct {
+    const EpEnv* env;
+    ncclEpGroup_t group;
+    LlRun runs[kMaxRuns];
+    unsigned num_runs;
+    uint64_t seed;
+    cudaStream_t aside;
+    cudaEvent_t fork, join;
+} Fixture;
+
+static void open_fixture(Fixture* fixture, const EpEnv* env, unsigned num_runs) {
+    memset(fixture, 0, sizeof(*fixture));
+    fixture->env = env;
+    fixture->num_runs = num_runs;
+    fixture->seed = 1;
+    const LlShape shape = {2 * (unsigned)env->size, 16, 4, ncclBfloat16, kHidden};
+    fixture->group = ll_group_new(env, &shape);
+    for (unsigned i = 0; i < num_runs; ++i) {
+        ll_run_open_with(&fixture->runs[i], env, fixture->group, &shape, kRefDistinct, true, 1 + i);
+    }
+    EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&fixture->aside, cudaStreamNonBlocking));
+    EP_REQUIRE_CUDA(cudaEventCreateWithFlags(&fixture->fork, cudaEventDisableTiming));
+    EP_REQUIRE_CUDA(cudaEventCreateWithFlags(&fixture->join, cudaEventDisableTiming));
+}
+
+static void close_fixture(Fixture* fixture) {
+    EP_REQUIRE_CUDA(cudaEventDestroy(fixture->join));
+    EP_REQUIRE_CUDA(cudaEventDestroy(fixture->fork));
+    EP_REQUIRE_CUDA(cudaStreamDestroy(fixture->aside));
+    for (unsigned i = 0; i < fixture->num_runs; ++i) ll_run_close(&fixture->runs[i]);
+    EP_CHECK_NCCL(ncclEpGroupDestroy(fixture->group, fixture->env->stream));
+}
+
+// ---- A sequence --------------------------------------------------------------------------------
+
+static void complete_aside(Fixture* fixture, LlRun* run) {
+    const cudaStream_t stream = fixture->env->stream;
+    EP_CHECK_CUDA(cudaEventRecord(fixture->fork, stream));
+    EP_CHECK_CUDA(cudaStreamWaitEvent(fixture->aside, fixture->fork, 0));
+    EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, fixture->aside));
+    EP_CHECK_CUDA(cudaEventRecord(fixture->join, fixture->aside));
+    EP_CHECK_CUDA(cudaStreamWaitEvent(stream, fixture->join, 0));
+}
+
+static void play_step(Fixture* fixture, const Step* step) {
+    LlRun* run = &fixture->runs[step->run];
+    const cudaStream_t stream = fixture->env->stream;
+    switch (step->action) {
+        case kDispatch:
+        case kSendDispatch:
+            EP_CHECK_NCCL(ll_launch_dispatch(run, stream, step->action == kSendDispatch));
+            break;
+        case kCombine:
+        case kSendCombine:
+            EP_CHECK_NCCL(ll_launch_combine(run, stream, step->action == kSendCombine));
+            break;
+        case kComplete:
+            EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, stream));
+            break;
+        case kCompleteAside:
+            complete_aside(fixture, run);
+            break;
+        case kEnd:
+            break;
+    }
+}
+
+static void play(Fixture* fixture, const Step* steps) {
+    for (; steps->action != kEnd; ++steps) play_step(fixture, steps);
+}
+
+static bool contains(const Step* steps, unsigned run, Action blocking, Action staged) {
+    for (; steps->action != kEnd; ++steps) {
+        const bool matches = steps->action == blocking || steps->action == staged;
+        if (matches && steps->run == run) return true;
+    }
+    return false;
+}
+
+static bool dispatches(const Step* steps, unsigned run) {
+    return contains(steps, run, kDispatch, kSendDispatch);
+}
+
+static bool combines(const Step* steps, unsigned run) {
+    return contains(steps, run, kCombine, kSendCombine);
+}
+
+// New contents for all that the sequence reads, in the same memory. A replay launches nothing
+// through the library, so what it sends is noted here.
+static void renew(Fixture* fixture, const Step* steps) {
+    for (unsigned i = 0; i < fixture->num_runs; ++i) {
+        LlRun* run = &fixture->runs[i];
+        if (dispatches(steps, i)) {
+            const RefStyle style = (RefStyle)(fixture->seed % kRefNumStyles);
+            ll_run_reroute(run, ref_routing_new((unsigned)fixture->env->size,
+                                                run->shape.num_experts, run->shape.top_k,
+                                                run->now->num_tokens, style, ++fixture->seed));
+            ref_routing_free(run->sent);
+            run->sent = ref_routing_copy(run->now);
+            ll_prepare_dispatch(run);
+        }
+        if (combines(steps, i)) ll_prepare_combine(run);
+    }
+}
+
+static void check(Fixture* fixture, const Step* steps) {
+    EP_CHECK_CUDA(cudaStreamSynchronize(fixture->env->stream));
+    for (unsigned i = 0; i < fixture->num_runs; ++i) {
+        if (dispatches(steps, i)) ll_check_dispatch(&fixture->runs[i]);
+        if (combines(steps, i)) ll_check_combine(&fixture->runs[i]);
+    }
+}
+
+// ---- A captured sequence -----------------------------------------------------------------------
+
+typedef struct {
+    const Step* steps;
+    cudaGraphExec_t graph;  // NULL where nothing can be captured: then the steps are played
+} Captured;
+
+static Captured capture(Fixture* fixture, const Step* steps) {
+    Captured captured = {steps, NULL};
+    const cudaStream_t stream = fixture->env->stream;
+    const cudaError_t begun = cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
+    if (begun == cudaErrorNotSupported && ep_on_hostsim()) {
+        (void)cudaGetLastError();
+        return captured;
+    }
+    EP_REQUIRE_CUDA(begun);
+    play(fixture, steps);
+    cudaGraph_t graph = NULL;
+    EP_REQUIRE_CUDA(cudaStreamEndCapture(stream, &graph));
+    EP_REQUIRE_CUDA(cudaGraphInstantiate(&captured.graph, graph, 0));
+    EP_REQUIRE_CUDA(cudaGraphDestroy(graph));
+    return captured;
+}
+
+static void replay(Fixture* fixture, const Captured* captured) {
+    if (captured->graph != NULL) {
+        EP_CHECK_CUDA(cudaGraphLaunch(captured->graph, fixture->env->stream));
+    } else {
+        play(fixture, captured->steps);
+    }
+}
+
+static void release(const Captured* captured) {
+    if (captured->graph == NULL) {
+        ep_skip("these stand-ins cannot capture graphs; the sequence ran directly");
+    } else {
+        EP_REQUIRE_CUDA(cudaGraphExecDestroy(captured->graph));
+    }
+}
+
+// Capture, some replays with new data each, then replays in a row without a pause.
+static void capture_and_replay(EpEnv* env, unsigned num_runs, const Step* steps) {
+    Fixture fixture;
+    open_fixture(&fixture, env, num_runs);
+    const Captured captured = capture(&fixture, steps);
+    for (unsigned i = 0; i < kReplays; ++i) {
+        renew(&fixture, steps);
+        replay(&fixture, &captured);
+        check(&fixture, steps);
+    }
+    renew(&fixture, steps);
+    for (unsigned i = 0; i < kLateReplays; ++i) replay(&fixture, &captured);
+    check(&fixture, steps);
+    release(&captured);
+    close_fixture(&fixture);
+}
+
+// ---- The cases ---------------------------------------------------------------------------------
+
+static void dispatch_alone(EpEnv* env) {
+    static const Step kSteps[kMaxSteps] = {{kDispatch, 0}};
+    capture_and_replay(env, 1, kSteps);
+}
+
+static void dispatch_and_combine(EpEnv* env) {
+    static const Step kSteps[kMaxSteps] = {{kDispatch, 0}, {kCombine, 0}};
+    capture_and_replay(env, 1, kSteps);
+}
+
+static void odd_number_of_operations(EpEnv* env) {
+    static const Step kSteps[kMaxSteps] = {{kDispatch, 0}, {kDispatch, 0}, {kCombine, 0}};
+    capture_and_replay(env, 1, kSteps);
+}
+
+static void staged(EpEnv* env) {
+    static const Step kSteps[kMaxSteps] = {
+        {kSendDispatch, 0}, {kComplete, 0}, {kSendCombine, 0}, {kComplete, 0}};
+    capture_and_replay(env, 1, kSteps);
+}
+
+static void completed_on_a_second_stream(EpEnv* env) {
+    static const Step kSteps[kMaxSteps] = {
+        {kSendDispatch, 0}, {kCompleteAside, 0}, {kSendCombine, 0}, {kCompleteAside, 0}};
+    capture_and_replay(env, 1, kSteps);
+}
+
+static void two_handles(EpEnv* env) {
+    static const Step kSteps[kMaxSteps] = {
+        {kDispatch, 0}, {kDispatch, 1}, {kCombine, 0}, {kCombine, 1}, {kDispatch, 0}};
+    capture_and_replay(env, 2, kSteps);
+}
+
+static void two_handles_staged(EpEnv* env) {
+    static const Step kSteps[kMaxSteps + 1] = {
+        {kSendDispatch, 0}, {kSendDispatch, 1}, {kComplete, 0}, {kCompleteAside, 1},
+        {kSendCombine, 0},  {kSendCombine, 1},  {kComplete, 1}, {kComplete, 0}};
+    capture_and_replay(env, 2, kSteps);
+}
+
+// The numbering of operations goes on across graphs and direct calls.
+static void between_direct_operations(EpEnv* env) {
+    static const Step kOdd[kMaxSteps] = {{kDispatch, 0}};
+    Fixture fixture;
+    open_fixture(&fixture, env, 2);
+    const Captured captured = capture(&fixture, kOdd);
+    for (unsigned i = 0; i < kReplays; ++i) {
+        renew(&fixture, kOdd);
+        replay(&fixture, &captured);
+        check(&fixture, kOdd);
+        ll_combine(&fixture.runs[0]);
+        ll_dispatch(&fixture.runs[1]);
+        if (i % 2 == 0) ll_combine(&fixture.runs[1]);
+    }
+    release(&captured);
+    close_fixture(&fixture);
+}
+
+// A graph for each half of a layer, replayed in turn and in other orders.
+static void two_graphs(EpEnv* env) {
+    static const Step kThere[kMaxSteps] = {{kDispatch, 0}};
+    static const Step kBack[kMaxSteps] = {{kSendCombine, 0}, {kCompleteAside, 0}};
+    Fixture fixture;
+    open_fixture(&fixture, env, 1);
+    ll_dispatch(&fixture.runs[0]);  // a combine needs a dispatch before it, also at its capture
+    const Captured there = capture(&fixture, kThere);
+    const Captured back = capture(&fixture, kBack);
+    for (unsigned i = 0; i < kReplays; ++i) {
+        renew(&fixture, kThere);
+        replay(&fixture, &there);
+        check(&fixture, kThere);
+        for (unsigned n = 0; n <= i % 3; ++n) {
+            renew(&fixture, kBack);
+            replay(&fixture, &back);
+            check(&fixture, kBack);
+        }
+    }
+    release(&there);
+    release(&back);
+    close_fixture(&fixture);
+}
+
+int main(int argc, char** argv) {
+    static const EpCase kCases[] = {
+        EP_CASE(dispatch_alone),
+        EP_CASE(dispatch_and_combine),
+        EP_CASE(odd_number_of_operations),
+        EP_CASE(staged),
+        EP_CASE(completed_on_a_second_stream),
+        EP_CASE(two_handles),
+        EP_CASE(two_handles_staged),
+        EP_CASE(between_direct_operations),
+        EP_CASE(two_graphs),
+    };
+    return ep_main(argc, argv, kCases, sizeof(kCases) / sizeof(kCases[0]));
+}

@@ -1,7 +1,7 @@
 //! Who may import whom: arrows go down only, and `unsafe` stays at the edges.
 //!
-//! The table is the rule of the house that `docs/architecture.md` explains; this test compares it with
-//! what the sources say. Unit tests may use what they like.
+//! The table is the rule of the house that `docs/architecture.md` explains; this test compares it
+//! with what the sources say. Unit tests may use what they like.
 
 #![allow(clippy::unwrap_used)] // A test.
 

@@ -11,8 +11,8 @@ ARGS        ?=
 env := . scripts/env.sh;
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lib header programs run check test sanitize gpu-programs gpu-test gpu-bench \
-        install clean
+.PHONY: help setup lib header programs run check test sanitize gpu-programs gpu-test gpu-package \
+        gpu-bench install clean
 
 help: ## Print this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16
@@ -46,7 +46,11 @@ gpu-programs: lib ## Build the C programs for a machine with GPUs
 	@$(env) $(MAKE) -C c_tests gpu EP_LIBDIR=$$NCCL_EP_TARGET/release OUT=$$NCCL_EP_TARGET/c
 
 gpu-test: setup ## Run the C programs on the GPUs of this machine
-	@NCCL_EP_CUDA=require scripts/run_tests.py --gpu $(ARGS)
+	@scripts/gpu_test.py $(ARGS)
+
+gpu-package: export NCCL_EP_CUDA = require
+gpu-package: gpu-programs ## Gather what gpu-test needs on a machine without compilers
+	@$(env) scripts/gpu_package.sh $$NCCL_EP_TARGET/gpu-package
 
 gpu-bench: gpu-programs ## Benchmark on the GPUs of this machine, results in bench/results/
 	@$(env) bench/run_sweep.py $(ARGS)

@@ -1,16 +1,20 @@
 """From a command's end to counts of checks.
 
 Every reader is strict in the same way: a crash, a time-out, a missing closing line or a run without
-any check is a failure, whatever else was printed.
+any check is a failure, whatever else was printed. Only a program that says that it skipped
+everything, by its status as well as its words, may pass without a check.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 from testing.step import Counts, Finished
 
 _CLOSING_LINE = re.compile(r"^(\d+) passed, (\d+) failed\s*$", re.MULTILINE)
+_SKIPPED_LINE = re.compile(r"^(\d+ skipped: .*\S)\s*$", re.MULTILINE)
+_SKIPPED_STATUS = 77  # of a program in which nothing ran (harness.h)
 _CARGO_RESULT = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored",
                            re.MULTILINE)
 
@@ -42,7 +46,13 @@ def closing_line(finished: Finished) -> Counts:
     if not lines:
         return _judge(finished, 0, 0, "no closing line")
     passed, failed = (int(number) for number in lines[-1])
-    return _judge(finished, passed, failed, "" if passed + failed else "no check ran")
+    said = _SKIPPED_LINE.findall(finished.output)
+    skipped = said[-1] if said else ""
+    if skipped and finished.status == _SKIPPED_STATUS and passed + failed == 0:
+        finished = dataclasses.replace(finished, status=0)
+    elif passed + failed == 0:
+        return _judge(finished, 0, 0, "no check ran")
+    return dataclasses.replace(_judge(finished, passed, failed, ""), skipped=skipped)
 
 
 def cargo_test(finished: Finished) -> Counts:

@@ -1,22 +1,27 @@
-"""The steps that run C programs under mpirun: which program, on how many ranks, with what options.
+"""The runs of C programs: which program, on how many ranks, with what options.
 
-The same table serves both kinds of run: the host links on a machine without a GPU, and the GPU
-links on as many ranks as there are GPUs.
+One table serves all kinds of run: here the programs that are linked with the CPU stand-ins become
+steps, in gpu_programs.py those for GPUs.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from testing import counts
-from testing.step import Places, Step
+from testing.step import Counts, Finished, Places, Step
 
 RANKS = (1, 2, 3, 4, 8)
 
 # Programs that close with a line of counts and take no options.
 TESTS = ("test_abi", "test_abi_cxx", "test_errors", "test_lifecycle", "test_ll", "test_ht",
-         "test_staged", "test_random", "example_ht", "example_ll_staged")
+         "test_staged", "test_random", "test_stress", "test_graph", "example_ht",
+         "example_ll_staged", "capabilities")
+
+# Of these, the ones that have nothing to do where there is no high throughput.
+_NEEDS_HT = ("test_ht", "example_ht")
 
 _EP_TEST_RANKS = (2, 4, 8)
 _STAGING = ("none", "dispatch", "combine", "both")
@@ -33,19 +38,66 @@ _BENCH_PASSED = r"Global validation: Dispatch=PASSED, Combine=PASSED"
 _SANITIZED_RANKS = 2
 
 
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A program on so many ranks, before it is decided how it is started."""
+
+    label: str
+    program: str
+    options: tuple[str, ...]
+    ranks: int
+    read: Callable[[Finished], Counts] = counts.closing_line
+    needs_ht: bool = False
+    forks: bool = False  # starts its ranks itself, without mpirun
+
+    @property
+    def name(self) -> str:
+        return f"{self.label}/{self.ranks}"
+
+
+def all_runs(ranks: Sequence[int]) -> Iterator[Run]:
+    """Every program with every set of options, on every number of ranks that suits it."""
+    for name, count in itertools.product(TESTS, ranks):
+        yield Run(name, name, (), count, needs_ht=name in _NEEDS_HT)
+    for count in ranks:
+        if count >= 2:
+            yield Run("test_death", "test_death", ("--ranks", str(count)), count, forks=True)
+        if count in _EP_TEST_RANKS:
+            for label, options in _ep_test_matrix():
+                yield Run(f"ep_test/{label}", "ep_test", options, count,
+                          needs_ht=label.startswith("ht"))
+        for algorithm in ("ll", "ht"):
+            yield Run(f"moe_layer/{algorithm}", "moe_layer", ("--algorithm", algorithm), count,
+                      needs_ht=algorithm == "ht")
+            yield Run(f"ep_bench/{algorithm}", "ep_bench", _bench_options(algorithm, count), count,
+                      counts.says(_BENCH_PASSED, 1), needs_ht=algorithm == "ht")
+
+
 def host_steps(places: Places) -> list[Step]:
     """All programs on the CPU stand-ins, and a check that no program was forgotten here."""
     # The stand-ins refuse where a GPU is, lest they hide it; here they are what is meant.
     environment = (("NCCLEP_HOSTSIM_WITH_GPU", "1"),)
     needs = ("build/programs",)
+
+    def step(run: Run) -> Step:
+        program = places.programs / run.program
+        words = (str(program), *run.options) if run.forks else _mpirun(run.ranks, program,
+                                                                       run.options)
+        return Step(run.name, words, run.read, needs, cores=_cores(run.ranks), timeout=240,
+                    environment=environment)
+
     everything = Step("programs/complete", lambda: _complete(places), needs=needs)
-    return [everything, *_all_programs(places, RANKS, needs, environment)]
+    return [everything, *map(step, all_runs(RANKS)), *_bootstrap_steps(places, needs, environment)]
 
 
-def gpu_steps(places: Places, needs: Sequence[str]) -> list[Step]:
-    """All programs on the GPUs of this machine, one rank for each GPU."""
-    ranks = tuple(count for count in RANKS if count <= places.gpus)
-    return list(_all_programs(places, ranks, tuple(needs), ()))
+def _bootstrap_steps(places: Places, needs: tuple[str, ...],
+                     environment: tuple[tuple[str, str], ...]) -> Iterator[Step]:
+    """The test-only NCCL of the one-GPU runs, in the place of the stand-ins' one."""
+    library = places.target / "c" / "bootstrap" / "host" / "libncclep_bootstrap.so"
+    for name, ranks in itertools.product(("capabilities", "example_ht", "test_ll"), (1, 4)):
+        words = _mpirun(ranks, places.programs / name, (), "-x", f"LD_PRELOAD={library}")
+        yield Step(f"bootstrap/{name}/{ranks}", words, counts.closing_line, needs,
+                   cores=_cores(ranks), environment=environment)
 
 
 def sanitizer_steps(places: Places) -> list[Step]:
@@ -69,24 +121,6 @@ def sanitizer_steps(places: Places) -> list[Step]:
     return steps
 
 
-def _all_programs(places: Places, ranks: Sequence[int], needs: tuple[str, ...],
-                  environment: tuple[tuple[str, str], ...]) -> Iterator[Step]:
-    def run(name: str, label: str, options: Sequence[str], count: int, read) -> Step:
-        return Step(f"{label}/{count}", _mpirun(count, places.programs / name, options), read,
-                    needs, cores=_cores(count), timeout=240, environment=environment)
-
-    for name, count in itertools.product(TESTS, ranks):
-        yield run(name, name, (), count, counts.closing_line)
-    for count in ranks:
-        if count in _EP_TEST_RANKS:
-            for label, options in _ep_test_matrix():
-                yield run("ep_test", f"ep_test/{label}", options, count, counts.closing_line)
-        yield run("moe_layer", "moe_layer", (), count, counts.closing_line)
-        for algorithm in ("ll", "ht"):
-            yield run("ep_bench", f"ep_bench/{algorithm}", _bench_options(algorithm, count), count,
-                      counts.says(_BENCH_PASSED, 1))
-
-
 def _ep_test_matrix() -> Iterator[tuple[str, tuple[str, ...]]]:
     """Every documented combination of ep_test's options, and the default size of each algorithm."""
     for algorithm in ("ll", "ht"):
@@ -107,8 +141,8 @@ def _subsets(options: Sequence[str]) -> Iterator[tuple[str, ...]]:
         yield from itertools.combinations(options, size)
 
 
-def _mpirun(ranks: int, program, options: Sequence[str]) -> tuple[str, ...]:
-    return ("mpirun", "-np", str(ranks), str(program), *options)
+def _mpirun(ranks: int, program, options: Sequence[str], *settings: str) -> tuple[str, ...]:
+    return ("mpirun", "-np", str(ranks), *settings, str(program), *options)
 
 
 def _cores(ranks: int) -> int:
@@ -117,7 +151,7 @@ def _cores(ranks: int) -> int:
 
 def _complete(places: Places):
     """Every program that was built is run by some step, and the other way round."""
-    listed = {*TESTS, "ep_test", "ep_bench", "moe_layer"}
+    listed = {run.program for run in all_runs(RANKS)}
     built = {path.name for path in places.programs.iterdir()}
     if built == listed:
         return counts.Counts(1, 0), ""

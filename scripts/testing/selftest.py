@@ -25,6 +25,18 @@ class Readers(unittest.TestCase):
                     Finished(0, "3 passed, 0 failed\n", timed_out=True)):
             self.assertEqual(read(bad).failed, 1, bad)
 
+    def test_skipped(self):
+        read = counts.closing_line
+        some = Finished(0, "2 skipped: no graphs\n3 passed, 0 failed\n")
+        self.assertEqual(read(some), Counts(3, 0, skipped="2 skipped: no graphs"))
+        everything = Finished(77, "2 skipped: no graphs\n0 passed, 0 failed\n")
+        self.assertEqual(read(everything), Counts(0, 0, skipped="2 skipped: no graphs"))
+        for bad in (Finished(77, "0 passed, 0 failed\n"),
+                    Finished(0, "2 skipped: no graphs\n0 passed, 0 failed\n"),
+                    Finished(77, "2 skipped: no graphs\n3 passed, 0 failed\n"),
+                    Finished(77, "2 skipped: no graphs\n0 passed, 0 failed\n", timed_out=True)):
+            self.assertEqual(read(bad).failed, 1, bad)
+
     def test_cargo(self):
         text = ("test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured\n"
                 "test result: {} passed; {} failed; {} ignored; 0 measured\n")

@@ -24,11 +24,15 @@ class Finished:
 
 @dataclasses.dataclass(frozen=True)
 class Counts:
-    """Checks of one step; `problem` says why a step failed whose own counts do not show it."""
+    """Checks of one step; `problem` says why a step failed whose own counts do not show it.
+
+    `skipped` is why something was not tested, in the words of the program, or empty.
+    """
 
     passed: int
     failed: int
     problem: str = ""
+    skipped: str = ""
 
     @property
     def ok(self) -> bool:
@@ -41,8 +45,7 @@ class Places:
 
     environment: Mapping[str, str]
     target: pathlib.Path  # cargo's target directory
-    programs: pathlib.Path  # the linked C programs, for this kind of run
-    gpus: int
+    programs: pathlib.Path  # the C programs linked with the CPU stand-ins
 
     @property
     def libraries(self) -> pathlib.Path:

@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Gathers what a machine with GPUs but without compilers needs to run the C programs: stripped
+# programs, the two libraries, the runner. Takes a folder, which is made anew:
+#   gpu/ onegpu/  programs over NCCL, and over the bootstrap library
+#   lib/          libnccl_ep.so, libncclep_bootstrap.so
+#   scripts/      DIR/scripts/gpu_test.py --prebuilt DIR
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. scripts/env.sh
+
+if [ $# != 1 ]; then
+    echo "usage: gpu_package.sh DIR" >&2
+    exit 2
+fi
+package=$1
+if [ -e "$package" ] && [ ! -d "$package/onegpu" ]; then
+    echo "$package is something else; it is not overwritten" >&2
+    exit 1
+fi
+rm -rf "$package"
+mkdir -p "$package"/{gpu,onegpu,lib,scripts/testing,c_tests/data}
+
+for kind in gpu onegpu; do
+    for program in "$NCCL_EP_TARGET/c/$kind"/*; do
+        strip -o "$package/$kind/$(basename "$program")" "$program"
+    done
+done
+strip --strip-unneeded -o "$package/lib/libnccl_ep.so" "$NCCL_EP_TARGET/release/libnccl_ep.so"
+strip --strip-unneeded -o "$package/lib/libncclep_bootstrap.so" \
+    "$NCCL_EP_TARGET/c/bootstrap/gpu/libncclep_bootstrap.so"
+cp scripts/env.sh scripts/gpu_test.py "$package/scripts/"
+cp scripts/testing/*.py "$package/scripts/testing/"
+cp c_tests/data/loomings.txt "$package/c_tests/data/"
+echo "$package: $(du -sm "$package" | cut -f1) MB"

@@ -1,0 +1,119 @@
+"""The runs of programs.py on GPUs, in three variants.
+
+gpu       rank i on GPU i, over NCCL; every process sees all GPUs
+isolated  the same, but each process sees one GPU only, as under many job schedulers
+onegpu    all ranks on one GPU, over the test-only bootstrap library, as NCCL refuses it. Kernels of
+          different processes take turns there, so that operations take milliseconds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from testing import programs
+from testing.gpu_machine import Machine
+from testing.programs import Run
+from testing.step import Counts, Step
+
+_ONE_GPU_RANKS = (2, 4, 8)
+_ISOLATED = ("capabilities", "test_ll", "test_graph", "example_ll_staged", "ep_test/ll-default")
+
+# With --quick, and on one GPU: the matrix of ep_test's options is about the same kernels again.
+_FEW_EP_TESTS = ("ep_test/ll-default", "ep_test/ll-both-c-r", "ep_test/ht-default",
+                 "ep_test/ht-both-c-r-m")
+
+# Operations of test_stress; the program's own number is meant for the CPU.
+_STRESS_OPS = {"gpu": 20000, "isolated": 2000, "onegpu": 2000}
+_QUICK_STRESS_OPS = 400
+
+_LIMIT_SECONDS = {"gpu": 240, "isolated": 240, "onegpu": 300}
+
+# How long a rank waits for a lost one in test_death: kernels of many processes take turns on one GPU.
+_DEATH_TIMEOUT_MS = {"gpu": 1000, "onegpu": 4000}
+
+
+def all_steps(machine: Machine, quick: bool, has_ht: bool) -> list[Step]:
+    """All runs on this machine. Those that need high throughput are kept as skipped without it."""
+    steps = [_nccl_step(machine)]
+    for variant in ("gpu", "isolated", "onegpu"):
+        for index, run in enumerate(_runs(variant, machine, quick)):
+            step = _step(machine, variant, _with_more_work(variant, run, quick), index)
+            steps.append(step if has_ht or not run.needs_ht else _skipped(step))
+    return steps
+
+
+def _runs(variant: str, machine: Machine, quick: bool) -> Iterator[Run]:
+    gpus = len(machine.devices)
+    ranks = [count for count in programs.RANKS if count <= gpus]
+    if variant == "onegpu":
+        ranks = [4] if quick else list(_ONE_GPU_RANKS)
+    elif quick or variant == "isolated":
+        ranks = ranks[-1:]
+    if variant == "isolated" and gpus < 2:
+        return
+    for run in programs.all_runs(ranks):
+        if variant == "isolated" and run.label not in _ISOLATED:
+            continue
+        few = quick or variant == "onegpu"
+        if few and run.program == "ep_test" and run.label not in _FEW_EP_TESTS:
+            continue
+        yield run
+
+
+def _with_more_work(variant: str, run: Run, quick: bool) -> Run:
+    if run.program != "test_stress":
+        return run
+    ops = _QUICK_STRESS_OPS if quick else _STRESS_OPS[variant]
+    return dataclasses.replace(run, options=("--ops", str(ops)))
+
+
+def _step(machine: Machine, variant: str, run: Run, index: int) -> Step:
+    folder = "onegpu" if variant == "onegpu" else "gpu"
+    words = [str(machine.programs / folder / run.program), *run.options]
+    limit = _LIMIT_SECONDS[variant]
+    # The program's own deadline comes first, because it says where each rank was.
+    environment = {"EP_TEST_DEADLINE": str(limit - 30)}
+    if run.forks:
+        environment["NCCL_EP_TIMEOUT_MS"] = str(_DEATH_TIMEOUT_MS[variant])
+    elif variant == "isolated":
+        words = _launcher(_each_with_its_own(machine.devices[:run.ranks], words))
+    else:
+        words = _launcher(["-np", str(run.ranks), *words])
+    gpus = len(machine.devices)
+    if variant == "onegpu":
+        # Machines with several GPUs run several of these side by side.
+        environment["CUDA_VISIBLE_DEVICES"] = machine.devices[index % gpus]
+    return Step(f"{variant}/{run.name}", tuple(words), run.read,
+                () if variant == "onegpu" else ("setup/nccl",),
+                cores=1 if variant == "onegpu" else gpus, timeout=limit,
+                environment=tuple(environment.items()))
+
+
+def _launcher(words: list[str]) -> list[str]:
+    # Ranks wait by polling: one pinned to the core of another would never be let in.
+    return ["mpirun", "--allow-run-as-root", "--bind-to", "none", "--oversubscribe", *words]
+
+
+def _each_with_its_own(devices: tuple[str, ...], words: list[str]) -> list[str]:
+    """One application context for each rank, with a single visible GPU."""
+    together: list[str] = []
+    for device in devices:
+        together += [":"] if together else []
+        together += ["-np", "1", "-x", f"CUDA_VISIBLE_DEVICES={device}", *words]
+    return together
+
+
+def _nccl_step(machine: Machine) -> Step:
+    def check() -> tuple[Counts, str]:
+        if machine.nccl:
+            return Counts(1, 0), ""
+        return (Counts(0, 1, "no libnccl.so.2"),
+                "neither the loader nor Python's nvidia-nccl wheel has it; set NCCL_HOME")
+
+    return Step("setup/nccl", check)
+
+
+def _skipped(step: Step) -> Step:
+    reason = "no high throughput on GPUs"
+    return dataclasses.replace(step, command=lambda: (Counts(0, 0, skipped=reason), ""), needs=())

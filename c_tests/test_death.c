@@ -53,10 +53,12 @@ static bool names(const char* text, int rank) {
 // Waits for the failure of the group; `since` is when it could first be known.
 static void expect_fault(DeathRank* self, ncclEpGroup_t group, double since) {
     ncclResult_t result = ncclSuccess;
-    while (result == ncclSuccess && in_time(self, since)) {
-        if (!EP_CHECK_NCCL(ncclEpGetAsyncError(group, &result))) return;
-        if (result == ncclSuccess) usleep(kPollUs);
+    ncclResult_t asked = ncclEpGetAsyncError(group, &result);
+    while (asked == ncclSuccess && result == ncclSuccess && in_time(self, since)) {
+        usleep(kPollUs);
+        asked = ncclEpGetAsyncError(group, &result);
     }
+    EP_CHECK_EQ_I64(asked, ncclSuccess);
     EP_CHECK_EQ_I64(result, ncclRemoteError);
     EP_CHECK(in_time(self, since));
     EP_CHECK_STR_CONTAINS(ep_last_error(), " waited ");
@@ -192,7 +194,6 @@ static double run_until_fault(DeathRank* self, Work* work, unsigned most) {
         if (result != ncclSuccess) break;
         if (i % kOpsInFlight != kOpsInFlight - 1) continue;
         EP_CHECK_CUDA(cudaStreamSynchronize(self->env.stream));
-        EP_CHECK_NCCL(ncclEpGetAsyncError(work->group, &(ncclResult_t){ncclSuccess}));
     }
     return launched;
 }
@@ -209,6 +210,27 @@ static void dies_in_a_run(DeathRank* self) {
     while (atomic_load(&self->shared->lost) == 0) usleep(kPollUs);
     expect_fault(self, work.group, atomic_load(&self->shared->lost));
     finish_survivor(self, &work);
+}
+
+// Nothing is in flight, and the group's end is the first to miss the victim.
+static void dies_before_destruction(DeathRank* self) {
+    Work work;
+    open_work(&work, &self->env, 1);
+    meet(self, kReady, self->env.size);
+    if (is_victim(self)) die(self);
+    while (atomic_load(&self->shared->lost) == 0) usleep(kPollUs);
+    ll_run_close(&work.run);
+    const double start = seconds_now();
+    const ncclResult_t result = ncclEpGroupDestroy(work.group, self->env.stream);
+    // A backend whose ranks part without a word has nothing to report.
+    EP_CHECK(result == ncclSuccess || result == ncclRemoteError);
+    EP_CHECK(in_time(self, start));
+    EP_CHECK_NCCL(ncclCommAbort(self->env.comm));
+    (void)cudaStreamSynchronize(self->env.stream);
+    (void)cudaGetLastError();
+    expect_context_usable(self);
+    go_on_without_victim(self);
+    EP_CHECK_CUDA(cudaStreamDestroy(self->env.stream));
 }
 
 // Everybody lives; the victim stops, comes back when the others have given up, and learns of it.
@@ -243,6 +265,7 @@ static const DeathCase kCases[] = {
     {"dies_before_an_operation", dies_before_an_operation, true},
     {"dies_while_others_wait", dies_while_others_wait, true},
     {"dies_in_a_run", dies_in_a_run, true},
+    {"dies_before_destruction", dies_before_destruction, true},
     {"stalls_and_comes_back", stalls_and_comes_back, false},
 };
 

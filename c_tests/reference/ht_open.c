@@ -86,6 +86,9 @@ static void find_num_rows(HtRun* run, HtRows rows) {
     run->num_rows = rows == kHtRowsExact   ? run->received
                     : rows == kHtRowsSpare ? told + kSpareRows
                                            : told;
+    // A library that tells too few has failed the check above; what is expected must fit all the
+    // same.
+    if (run->num_rows < run->received) run->num_rows = run->received;
 }
 
 static void allocate_buffers(HtRun* run) {

@@ -43,7 +43,11 @@ class Readers(unittest.TestCase):
         read = counts.cargo_test
         self.assertEqual(read(Finished(0, text.format("ok. 4", 0, 0))), Counts(7, 0))
         self.assertEqual(read(Finished(101, text.format("FAILED. 4", 2, 0))).failed, 2)
-        self.assertEqual(read(Finished(0, text.format("ok. 4", 0, 1))).failed, 1)
+        one_ignored = text.format("ok. 4", 0, 1)
+        self.assertEqual(read(Finished(0, one_ignored)).failed, 1)
+        self.assertEqual(read(Finished(0, "test a ... ignored, slow\n" + one_ignored)).failed, 1)
+        child = "test child_process ... ignored, entry point of child processes\n"
+        self.assertEqual(read(Finished(0, child + one_ignored)), Counts(7, 0))
         self.assertEqual(read(Finished(0, "")).failed, 1)
         self.assertEqual(read(Finished(101, "error: could not compile")).failed, 1)
 

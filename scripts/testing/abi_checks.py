@@ -49,8 +49,7 @@ def steps(places: Places) -> list[Step]:
         checked("soname-hostsim", lambda: _dynamic(places.libraries / "libncclep_hostsim.so",
                                                    "SONAME", ["libncclep_hostsim.so"])),
         checked("needed", lambda: _needed(shared)),
-        Step("abi/native-static-libs", lambda: _native_static_libs(places),
-             needs=("rust/test",), cores=2),
+        Step("abi/native-static-libs", lambda: _native_static_libs(places), cores=2),
     ]
     for standard in _STANDARDS:
         result.append(Step(f"abi/header-{standard}",

@@ -83,7 +83,9 @@ def host_steps(places: Places) -> list[Step]:
         program = places.programs / run.program
         words = (str(program), *run.options) if run.forks else _mpirun(run.ranks, program,
                                                                        run.options)
-        return Step(run.name, words, run.read, needs, cores=_cores(run.ranks), timeout=240,
+        # Ranks mostly wait for each other, so that two programs fit on two cores; but not beside one
+        # that checks how long things take.
+        return Step(run.name, words, run.read, needs, cores=2 if run.forks else 1, timeout=240,
                     environment=environment)
 
     everything = Step("programs/complete", lambda: _complete(places), needs=needs)
@@ -97,7 +99,7 @@ def _bootstrap_steps(places: Places, needs: tuple[str, ...],
     for name, ranks in itertools.product(("capabilities", "example_ht", "test_ll"), (1, 4)):
         words = _mpirun(ranks, places.programs / name, (), "-x", f"LD_PRELOAD={library}")
         yield Step(f"bootstrap/{name}/{ranks}", words, counts.closing_line, needs,
-                   cores=_cores(ranks), environment=environment)
+                   environment=environment)
 
 
 def sanitizer_steps(places: Places) -> list[Step]:
@@ -108,7 +110,7 @@ def sanitizer_steps(places: Places) -> list[Step]:
     def run(name: str, label: str, options: Sequence[str], ranks: int, read) -> Step:
         command = _mpirun(ranks, places.sanitized / name, options)
         return Step(f"sanitize/{label}/{ranks}", command, read, ("build/sanitizer",),
-                    cores=_cores(ranks), timeout=300, environment=environment)
+                    timeout=300, environment=environment)
 
     steps = [run(name, name, (), _SANITIZED_RANKS, counts.closing_line)
              for name in (*TESTS, "moe_layer")]
@@ -143,10 +145,6 @@ def _subsets(options: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
 def _mpirun(ranks: int, program, options: Sequence[str], *settings: str) -> tuple[str, ...]:
     return ("mpirun", "-np", str(ranks), *settings, str(program), *options)
-
-
-def _cores(ranks: int) -> int:
-    return 1 if ranks <= 2 else 2
 
 
 def _complete(places: Places):

@@ -83,8 +83,8 @@ def host_steps(places: Places) -> list[Step]:
         program = places.programs / run.program
         words = (str(program), *run.options) if run.forks else _mpirun(run.ranks, program,
                                                                        run.options)
-        # Ranks mostly wait for each other, so that two programs fit on two cores; but not beside one
-        # that checks how long things take.
+        # Ranks mostly wait for each other, so that two programs fit on two cores; but nothing runs
+        # beside the one that checks how long things take.
         return Step(run.name, words, run.read, needs, cores=2 if run.forks else 1, timeout=240,
                     environment=environment)
 

@@ -39,6 +39,64 @@ constexpr static const uint32_t FAULT_RECORDED = 1;
 /// `FaultReport::op` of the self test.
 constexpr static const uint32_t OP_PEER_SELFTEST = 1;
 
+/// `FaultReport::op` of an LL dispatch.
+constexpr static const uint32_t OP_LL_DISPATCH = 2;
+
+/// `FaultReport::op` of an LL combine.
+constexpr static const uint32_t OP_LL_COMBINE = 3;
+
+/// `FaultReport::what`: data of the self test.
+constexpr static const uint32_t WAIT_PATTERN = 0;
+
+/// `FaultReport::what`: how many rows a rank sends for each expert.
+constexpr static const uint32_t WAIT_COUNTS = 1;
+
+/// `FaultReport::what`: where a token's rows go.
+constexpr static const uint32_t WAIT_ENTRY = 2;
+
+/// `FaultReport::what`: a row.
+constexpr static const uint32_t WAIT_ROW = 3;
+
+/// `FaultReport::what`: the weights of a token.
+constexpr static const uint32_t WAIT_WEIGHT = 4;
+
+/// `FaultReport::what`: that a rank has begun the operation.
+constexpr static const uint32_t WAIT_HELLO = 5;
+
+/// `FaultReport::what`: that a rank has let go of the last staged operation.
+constexpr static const uint32_t WAIT_ACK = 6;
+
+/// Most experts that a token can name.
+constexpr static const uint32_t LL_MAX_TOP_K = 32;
+
+/// Tracks of operations that advance independently: one for whole operations, two for staged ones.
+constexpr static const uint32_t LL_TRACKS = 3;
+
+/// The track of whole operations; staged ones have the others.
+constexpr static const uint32_t LL_WHOLE_TRACK = 0;
+
+/// Banks: the whole track alternates between 0 and 1; staged track t owns bank t + 1.
+constexpr static const uint32_t LL_BANKS = 4;
+
+/// Bit of `LlCommon::phases`.
+constexpr static const uint32_t LL_PHASE_SEND = 1;
+
+/// Bit of `LlCommon::phases`.
+constexpr static const uint32_t LL_PHASE_RECEIVE = 2;
+
+/// Most threads of a dispatch block, in whole warps. A block that sends and receives needs more warps
+/// than it has routers (4).
+constexpr static const uint32_t LL_DISPATCH_THREADS = 512;
+
+/// Most threads of a combine block, in whole warps.
+constexpr static const uint32_t LL_COMBINE_THREADS = 384;
+
+/// Most 16-byte accesses per lane in a chunk of a row, so a chunk has at most 32 times as many.
+constexpr static const uint32_t LL_CHUNK_VECS = 4;
+
+/// A word of a bank's row that has not arrived; all are so at first.
+constexpr static const uint32_t LL_MARK = 4293394323;
+
 /// The first wait of a group that reached its deadline. Lives in host memory that the device maps;
 /// the kernel writes `state` last.
 struct FaultReport {
@@ -46,6 +104,8 @@ struct FaultReport {
     uint32_t state;
     /// Which kernel waited, `OP_...`.
     uint32_t op;
+    /// What was waited for, `WAIT_...`.
+    uint32_t what;
     /// The rank that was waited for.
     uint32_t peer;
     /// The epoch that should have arrived.
@@ -100,10 +160,125 @@ struct PeerSelftestParams {
     uint32_t epoch;
 };
 
+/// Offsets in every rank's window; equal on all ranks.
+struct LlLayout {
+    /// u64 packets `[LL_TRACKS][ranks]`.
+    uint64_t acks;
+    /// `LL_BANKS` times `bank_bytes`.
+    uint64_t banks;
+    /// Size of a bank; its rows are at its start.
+    uint64_t bank_bytes;
+    /// Offset in a bank: u64 packets `[rows][chunks]`.
+    uint64_t flags;
+    /// Offset in a bank: u64 packets `[ranks][local_experts + 1]`.
+    uint64_t counts;
+    /// Offset in a bank: u64 packets `[ranks][max_tokens][LL_MAX_TOP_K]`.
+    uint64_t entries;
+};
+
+/// The sizes of an LL operation.
+struct LlShape {
+    /// Experts per rank.
+    uint32_t local_experts;
+    /// Bound of tokens per rank.
+    uint32_t max_tokens;
+    /// This rank's tokens.
+    uint32_t tokens;
+    /// Ids per token.
+    uint32_t top_k;
+    /// Bytes per row.
+    uint32_t row_bytes;
+    /// A row travels in `chunks` pieces of `chunk_bytes` (the last may be shorter), one warp each.
+    uint32_t chunk_bytes;
+    /// Pieces per row.
+    uint32_t chunks;
+};
+
+/// Device memory of an LL handle: what dispatch leaves for combine.
+struct LlHandleMemory {
+    /// `[max_tokens][top_k]`: the expert of each of this rank's entries, negative if it names none.
+    int32_t *expert_of;
+    /// `[ranks][max_tokens][top_k]`: output row of each entry that came here, negative if none.
+    int32_t *row_of;
+    /// `[ranks]`: tokens of each rank.
+    uint32_t *tokens_of;
+};
+
+/// Device memory of a group, one per track, zero at first.
+struct LlTrackState {
+    /// The last operation that was sent.
+    uint32_t epoch;
+    /// Blocks that have read `epoch`.
+    uint32_t blocks_started;
+    /// Blocks that have received everything.
+    uint32_t blocks_finished;
+    /// Keeps the size a power of two.
+    uint32_t unused;
+};
+
+/// What both LL kernels are told.
+struct LlCommon {
+    /// Where the ranks' windows are.
+    PeerTable peers;
+    /// Deadline and report.
+    WaitParams wait;
+    /// Where things lie in them.
+    LlLayout layout;
+    /// Sizes.
+    LlShape shape;
+    /// The handle's memory.
+    LlHandleMemory handle;
+    /// The track's state.
+    LlTrackState *track_state;
+    /// Which track.
+    uint32_t track;
+    /// `LL_PHASE_...`.
+    uint32_t phases;
+    /// The first `send_blocks` of the grid send rows ...
+    uint32_t send_blocks;
+    /// ... and the last `receive_blocks` do all else; they may overlap and leave none out.
+    uint32_t receive_blocks;
+};
+
+/// Parameters of `ll_dispatch`.
+struct LlDispatchParams {
+    /// What both kernels are told.
+    LlCommon common;
+    /// `[tokens]` rows.
+    const uint8_t *tokens;
+    /// `[tokens][top_k]`.
+    const int64_t *topk_idx;
+    /// `[local_experts][ranks * max_tokens]` rows; NULL to receive and throw away.
+    uint8_t *out;
+    /// `[local_experts]`, or NULL.
+    int32_t *counter;
+};
+
+/// Parameters of `ll_combine_bf16` and its siblings.
+struct LlCombineParams {
+    /// What both kernels are told.
+    LlCommon common;
+    /// `[local_experts][ranks * max_tokens]` rows.
+    const uint8_t *rows;
+    /// `[tokens][top_k]`.
+    const float *weights;
+    /// `[tokens]` rows; NULL to receive and throw away.
+    uint8_t *out;
+    /// Not zero: every entry's row comes home, summed in the order of k.
+    uint32_t exact;
+};
+
 }  // namespace nccl_ep
 
-static_assert(sizeof(nccl_ep::FaultReport) == 20, "FaultReport as in Rust");
+static_assert(sizeof(nccl_ep::FaultReport) == 24, "FaultReport as in Rust");
 static_assert(sizeof(nccl_ep::WaitParams) == 32, "WaitParams as in Rust");
 static_assert(sizeof(nccl_ep::PeerTable) == 584, "PeerTable as in Rust");
 static_assert(sizeof(nccl_ep::SelftestResult) == 8, "SelftestResult as in Rust");
 static_assert(sizeof(nccl_ep::PeerSelftestParams) == 648, "PeerSelftestParams as in Rust");
+static_assert(sizeof(nccl_ep::LlLayout) == 48, "LlLayout as in Rust");
+static_assert(sizeof(nccl_ep::LlShape) == 28, "LlShape as in Rust");
+static_assert(sizeof(nccl_ep::LlHandleMemory) == 24, "LlHandleMemory as in Rust");
+static_assert(sizeof(nccl_ep::LlTrackState) == 16, "LlTrackState as in Rust");
+static_assert(sizeof(nccl_ep::LlCommon) == 744, "LlCommon as in Rust");
+static_assert(sizeof(nccl_ep::LlDispatchParams) == 776, "LlDispatchParams as in Rust");
+static_assert(sizeof(nccl_ep::LlCombineParams) == 776, "LlCombineParams as in Rust");

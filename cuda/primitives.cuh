@@ -9,3 +9,5 @@
 #include "common/ptx.cuh"
 
 #include "common/wait.cuh"
+
+#include "common/ll.cuh"

@@ -22,12 +22,19 @@ macro_rules! sizes {
     };
 }
 
-const SIZES: [(&str, usize); 5] = sizes![
+const SIZES: [(&str, usize); 12] = sizes![
     FaultReport,
     WaitParams,
     PeerTable,
     SelftestResult,
-    PeerSelftestParams
+    PeerSelftestParams,
+    LlLayout,
+    LlShape,
+    LlHandleMemory,
+    LlTrackState,
+    LlCommon,
+    LlDispatchParams,
+    LlCombineParams
 ];
 
 fn generate() -> String {

@@ -216,7 +216,7 @@ fn may_use(module: &str, path: &str, target: &str) -> bool {
         Some(subtree) => is_below(target, subtree),
         None => *entry == target || *entry == path,
     };
-    in_own_row || allowed(module).is_some_and(|uses| uses.iter().any(|entry| entry_fits(entry)))
+    in_own_row || allowed(module).is_some_and(|uses| uses.iter().any(entry_fits))
 }
 
 #[test]

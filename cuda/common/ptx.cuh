@@ -1,19 +1,34 @@
 // Every asm statement of the project, under a name that says order and scope.
 //
-// Kernels contain none, so that what a kernel relies on can be read here in one place, and so that a
-// CPU stand-in needs to replace this header only. "sys" reaches other GPUs and the host, "gpu" this
-// GPU alone. Nothing here knows what the bytes mean.
+// Kernels contain none, so that what a kernel relies on can be read here in one place, and so that
+// a CPU stand-in needs to replace this header only. "sys" reaches other GPUs and the host, "gpu"
+// this GPU alone, "cta" this block. Nothing here knows what the bytes mean.
 #pragma once
 
 #include <cstdint>
 
+#ifndef DYNAMIC_SHARED
+// The block's dynamic shared memory; a CPU stand-in defines its own.
+#define DYNAMIC_SHARED(type, name) extern __shared__ __align__(128) type name[]
+#endif
+
 namespace nccl_ep {
 
-// Nanoseconds of a clock that never stops. Coarse (about a microsecond): for deadlines only.
+// The unit of all bulk traffic: one 16-byte access.
+struct alignas(16) Vec16 {
+    uint32_t word[4];
+};
+
 __device__ __forceinline__ uint64_t globaltimer_ns() {
     uint64_t now;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
     return now;
+}
+
+__device__ __forceinline__ uint32_t ld_relaxed_gpu(const uint32_t* from) {
+    uint32_t value;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+    return value;
 }
 
 // What follows sees everything that the writer did before its release of the value read.
@@ -23,19 +38,36 @@ __device__ __forceinline__ uint32_t ld_acquire_sys(const uint32_t* from) {
     return value;
 }
 
-// A value that only tells whether to go on; orders nothing.
-__device__ __forceinline__ uint32_t ld_relaxed_gpu(const uint32_t* from) {
-    uint32_t value;
-    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+__device__ __forceinline__ void st_relaxed_gpu(uint32_t* to, uint32_t value) {
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" : : "l"(to), "r"(value) : "memory");
+}
+
+// One indivisible 8-byte access: the halves of a packet are never seen apart.
+__device__ __forceinline__ uint64_t ld_relaxed_sys(const uint64_t* from) {
+    uint64_t value;
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
     return value;
 }
 
+__device__ __forceinline__ uint64_t ld_acquire_sys(const uint64_t* from) {
+    uint64_t value;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
+    return value;
+}
+
+__device__ __forceinline__ void st_relaxed_sys(uint64_t* to, uint64_t value) {
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" : : "l"(to), "l"(value) : "memory");
+}
+
 // Whoever acquires `value` sees everything that this thread did or observed before.
+__device__ __forceinline__ void st_release_sys(uint64_t* to, uint64_t value) {
+    asm volatile("st.release.sys.global.u64 [%0], %1;" : : "l"(to), "l"(value) : "memory");
+}
+
 __device__ __forceinline__ void st_release_sys(uint32_t* to, uint32_t value) {
     asm volatile("st.release.sys.global.u32 [%0], %1;" : : "l"(to), "r"(value) : "memory");
 }
 
-// Returns the value before; stores `desired` if that was `expected`.
 __device__ __forceinline__ uint32_t cas_relaxed_gpu(uint32_t* at, uint32_t expected,
                                                     uint32_t desired) {
     uint32_t before;
@@ -46,10 +78,113 @@ __device__ __forceinline__ uint32_t cas_relaxed_gpu(uint32_t* at, uint32_t expec
     return before;
 }
 
-// Every polling loop calls this once per turn: it leaves the issue slots to other warps, and it is
-// where a CPU stand-in lets other threads run.
-__device__ __forceinline__ void spin_hint() {
-    asm volatile("nanosleep.u32 20;");
+// Counts up to `last`, then starts again at zero; returns the value before.
+__device__ __forceinline__ uint32_t inc_acq_rel_gpu(uint32_t* at, uint32_t last) {
+    uint32_t before;
+    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "l"(at), "r"(last)
+                 : "memory");
+    return before;
 }
 
+// Shared memory of this block.
+__device__ __forceinline__ uint32_t ld_acquire_cta_shared(const uint32_t* from) {
+    uint32_t value;
+    asm volatile("ld.acquire.cta.shared.u32 %0, [%1];"
+                 : "=r"(value)
+                 : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(from)))
+                 : "memory");
+    return value;
+}
+
+__device__ __forceinline__ void st_release_cta_shared(uint32_t* to, uint32_t value) {
+    asm volatile("st.release.cta.shared.u32 [%0], %1;"
+                 :
+                 : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))), "r"(value)
+                 : "memory");
+}
+
+__device__ __forceinline__ uint32_t ld_relaxed_sys(const uint32_t* from) {
+    uint32_t value;
+    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+    return value;
+}
+
+// Four words in one access; each is indivisible, the four need not be.
+__device__ __forceinline__ Vec16 ld_relaxed_sys(const Vec16* from) {
+    Vec16 v;
+    asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3])
+                 : "l"(from)
+                 : "memory");
+    return v;
+}
+
+__device__ __forceinline__ void st_relaxed_sys(Vec16* to, const Vec16& v) {
+    asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "l"(to), "r"(v.word[0]), "r"(v.word[1]), "r"(v.word[2]), "r"(v.word[3])
+                 : "memory");
+}
+
+// Data that nobody writes while the kernel runs.
+__device__ __forceinline__ Vec16 ld_const(const Vec16* from) {
+    Vec16 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3])
+                 : "l"(from));
+    return v;
+}
+
+// Data that only later kernels read.
+__device__ __forceinline__ void st_row(Vec16* to, const Vec16& v) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "l"(to), "r"(v.word[0]), "r"(v.word[1]), "r"(v.word[2]), "r"(v.word[3])
+                 : "memory");
+}
+
+// Bulk copies: the copy engine moves whole pieces between shared and global memory (own or peer's);
+// addresses and sizes are multiples of 16. A load completes on an mbarrier in shared memory, stores
+// complete in groups of the thread that issued them.
+#if __CUDA_ARCH__ >= 900 || !defined(__CUDA_ARCH__)
+
+#endif
+
+// Meets `threads` threads of the block that name the same barrier (1 to 15).
+__device__ __forceinline__ void named_barrier(uint32_t id, uint32_t threads) {
+    asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
+}
+
+__device__ __forceinline__ float f32_from_f16(uint16_t bits) {
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+    return value;
+}
+
+__device__ __forceinline__ uint16_t f16_from_f32(float value) {
+    uint16_t bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
+}
+
+// Two values, the first in the low half.
+__device__ __forceinline__ uint32_t bf16x2_from_f32(float low, float high) {
+    uint32_t bits;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+    return bits;
+}
+
+// Every polling loop calls this once per turn.
+__device__ __forceinline__ void spin_hint() {
+#ifdef LL_NANOSLEEP
+    asm volatile("nanosleep.u32 20;");
+#endif
+}
+
+// The same in loops that wait for this block's own shared memory.
+__device__ __forceinline__ void shared_spin_hint() {}
+
 }  // namespace nccl_ep
+

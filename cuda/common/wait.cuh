@@ -1,7 +1,8 @@
 // The one way to wait for another rank: with a deadline, and with a report of who did not come.
 //
-// A wait that fails never traps. It returns false, the kernel finishes its grid, and the host reads
-// the report and answers later calls with ncclRemoteError; the CUDA context stays usable.
+// What is waited for is always a packet: 32 bits of data and the epoch of the operation in one
+// 8-byte word. A wait that fails never traps: it says so, the kernel finishes its grid, and the
+// host reads the report and answers later calls with ncclRemoteError.
 #pragma once
 
 #include "../params.h"
@@ -9,53 +10,129 @@
 
 namespace nccl_ep {
 
-// A clock read and a look at the group's failure mark cost more than a poll: one in this many turns.
+// A clock read and a look at the failure mark cost more than a poll: one in this many turns.
 constexpr uint32_t kPollsPerCheck = 64;
 
-// Arrival is "this epoch or a later one", also across the wrap of the counter.
-__device__ __forceinline__ bool epoch_reached(uint32_t got, uint32_t expected) {
-    return static_cast<int32_t>(got - expected) >= 0;
+__device__ __forceinline__ uint64_t make_packet(uint32_t epoch, uint32_t data) {
+    return uint64_t{epoch} << 32 | data;
 }
 
+__device__ __forceinline__ uint32_t packet_epoch(uint64_t packet) {
+    return static_cast<uint32_t>(packet >> 32);
+}
+
+__device__ __forceinline__ uint32_t packet_data(uint64_t packet) {
+    return static_cast<uint32_t>(packet);
+}
+
+// Who waits for what (WAIT_...) of whom, for the report.
+struct Awaited {
+    uint32_t what;
+    uint32_t peer;
+    uint32_t epoch;
+};
+
 // Describes the group's first failure; later ones are consequences and stay silent.
-__device__ inline void report_timeout(const WaitParams& wait, uint32_t peer, uint32_t expected,
+__device__ inline void report_timeout(const WaitParams& wait, const Awaited& awaited,
                                       uint32_t got) {
     if (cas_relaxed_gpu(wait.failed, 0, 1) != 0) {
         return;
     }
     wait.report->op = wait.op;
-    wait.report->peer = peer;
-    wait.report->expected = expected;
+    wait.report->what = awaited.what;
+    wait.report->peer = awaited.peer;
+    wait.report->expected = awaited.epoch;
     wait.report->got = got;
     st_release_sys(&wait.report->state, FAULT_RECORDED);
 }
 
-// Waits until `peer` has raised `*flag` to epoch `expected`; true means that everything that it wrote
-// before is visible to this thread. False: deadline passed, or another wait of the group failed.
-__device__ inline bool wait_for_epoch(const WaitParams& wait, const uint32_t* flag,
-                                      uint32_t expected, uint32_t peer) {
-    uint32_t got = ld_acquire_sys(flag);
-    if (epoch_reached(got, expected)) {
+// Whether a wait that began at `start` must end without success.
+__device__ inline bool must_give_up(const WaitParams& wait, const Awaited& awaited, uint64_t start,
+                                    uint32_t got) {
+    if (ld_relaxed_gpu(wait.failed) != 0) {
+        return true;
+    }
+    if (globaltimer_ns() - start <= wait.timeout_ns) {
+        return false;
+    }
+    report_timeout(wait, awaited, got);
+    return true;
+}
+
+struct Arrival {
+    bool ok;
+    uint32_t data;
+};
+
+// Calls `load` until the packet that it gives has `come`, a predicate on the packet's epoch.
+template <typename Load, typename Come>
+__device__ __forceinline__ Arrival wait_until(const WaitParams& wait, const Awaited& awaited,
+                                              Load load, Come come) {
+    uint64_t packet = load();
+    if (come(packet_epoch(packet))) {
+        return {true, packet_data(packet)};
+    }
+    const uint64_t start = globaltimer_ns();
+    for (uint32_t polls = 1;; ++polls) {
+        spin_hint();
+        packet = load();
+        if (come(packet_epoch(packet))) {
+            return {true, packet_data(packet)};
+        }
+        if (polls % kPollsPerCheck == 0 &&
+            must_give_up(wait, awaited, start, packet_epoch(packet))) {
+            return {false, 0};
+        }
+    }
+}
+
+// The packet's own data is all that is wanted. Equality is enough for what lies in a bank: a sender
+// cannot write a later epoch into it before this one was consumed (see ll_common.cuh).
+__device__ __forceinline__ Arrival wait_for_packet(const WaitParams& wait, const uint64_t* at,
+                                                   const Awaited& awaited) {
+    return wait_until(
+        wait, awaited, [at] { return ld_relaxed_sys(at); },
+        [&](uint32_t epoch) { return epoch == awaited.epoch; });
+}
+
+// As wait_until, for a whole warp: all lanes call `has_come` together, and it tells all the same.
+template <typename HasCome>
+__device__ __forceinline__ bool wait_as_warp(const WaitParams& wait, const Awaited& awaited,
+                                             HasCome has_come) {
+    if (has_come()) {
         return true;
     }
     const uint64_t start = globaltimer_ns();
     for (uint32_t polls = 1;; ++polls) {
         spin_hint();
-        got = ld_acquire_sys(flag);
-        if (epoch_reached(got, expected)) {
+        if (has_come()) {
             return true;
         }
-        if (polls % kPollsPerCheck != 0) {
-            continue;
-        }
-        if (ld_relaxed_gpu(wait.failed) != 0) {
-            return false;
-        }
-        if (globaltimer_ns() - start > wait.timeout_ns) {
-            report_timeout(wait, peer, expected, got);
+        if (polls % kPollsPerCheck == 0 &&
+            __ballot_sync(0xffffffffu, must_give_up(wait, awaited, start, 0)) != 0) {
             return false;
         }
     }
+}
+
+// For what a peer overwrites without asking: the awaited epoch or a later one, also across the
+// wrap.
+__device__ __forceinline__ Arrival wait_for_epoch_or_later(const WaitParams& wait,
+                                                           const uint64_t* at,
+                                                           const Awaited& awaited) {
+    return wait_until(
+        wait, awaited, [at] { return ld_acquire_sys(at); },
+        [&](uint32_t epoch) { return static_cast<int32_t>(epoch - awaited.epoch) >= 0; });
+}
+
+// For a bare flag instead of a packet: true once `peer` has raised it to `expected` or later; then
+// everything that it wrote before is visible to this thread.
+__device__ inline bool wait_for_flag(const WaitParams& wait, const uint32_t* flag,
+                                     const Awaited& awaited) {
+    return wait_until(
+               wait, awaited, [flag] { return make_packet(ld_acquire_sys(flag), 0); },
+               [&](uint32_t epoch) { return static_cast<int32_t>(epoch - awaited.epoch) >= 0; })
+        .ok;
 }
 
 }  // namespace nccl_ep

@@ -9,18 +9,30 @@ use crate::backend::nccl::Communicator;
 use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
+use once_cell::sync::OnceCell;
+use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Bytes of the verdict that each rank puts in front of its payload: a code, then text.
 const VERDICT_BYTES: usize = 512;
 const CODE_BYTES: usize = 4;
+/// Enough for the records of a group's creation on eight ranks.
+const LEAST_BUFFER_BYTES: usize = 64 << 10;
 
 /// The ranks of a communicator, for exchanges among them.
 pub struct Bootstrap {
     comm: Communicator,
     memory: Arc<dyn DeviceMemory>,
     timeout: Duration,
+    /// Kept from one exchange to the next: allocating may wait for the whole device.
+    buffer: Mutex<Option<Buffer>>,
+    lost: OnceCell<Error>,
+}
+
+struct Buffer {
+    data: DevPtr,
+    bytes: usize,
 }
 
 impl Bootstrap {
@@ -30,7 +42,14 @@ impl Bootstrap {
             comm,
             memory,
             timeout,
+            buffer: Mutex::default(),
+            lost: OnceCell::new(),
         }
+    }
+
+    /// The exchange that other ranks never joined: it is stuck on its stream for ever.
+    pub fn lost(&self) -> Option<Error> {
+        self.lost.get().cloned()
     }
 
     /// Number of ranks.
@@ -53,17 +72,39 @@ impl Bootstrap {
         if mine.is_empty() {
             return Ok(vec![Vec::new(); self.ranks()]);
         }
+        if let Some(lost) = self.lost() {
+            return Err(lost);
+        }
         let total = mine.len() * self.ranks();
-        let buffer = self.memory.alloc(mine.len() + total)?;
-        let gathered = DevPtr(buffer.0 + total);
-        self.memory.upload(gathered, mine)?;
-        self.comm.all_gather(gathered, buffer, mine.len(), stream)?;
-        // After a deadline the buffer is left alone: the exchange may still write to it.
-        self.wait(stream)?;
+        let mut kept = self.buffer.lock();
+        // While an exchange runs the buffer belongs to it: after a failure it is not used again.
+        let buffer = self.enough(kept.take(), total + mine.len())?;
+        let gathered = buffer.data;
+        let own = DevPtr(gathered.0 + total);
+        self.memory.upload(own, mine)?;
+        self.comm.all_gather(own, gathered, mine.len(), stream)?;
+        if let Err(error) = self.wait(stream) {
+            return Err(self.lost.get_or_init(|| error).clone());
+        }
         let mut bytes = vec![0; total];
-        self.memory.download(&mut bytes, buffer)?;
-        self.memory.free(buffer)?;
+        self.memory.download(&mut bytes, gathered)?;
+        *kept = Some(buffer);
         Ok(bytes.chunks_exact(mine.len()).map(<[u8]>::to_vec).collect())
+    }
+
+    /// A buffer of at least `bytes`: `old` if that is one.
+    fn enough(&self, old: Option<Buffer>, bytes: usize) -> Result<Buffer> {
+        match old {
+            Some(buffer) if buffer.bytes >= bytes => Ok(buffer),
+            old => {
+                old.map_or(Ok(()), |old| self.memory.free(old.data))?;
+                let bytes = bytes.max(LEAST_BUFFER_BYTES);
+                Ok(Buffer {
+                    data: self.memory.alloc(bytes)?,
+                    bytes,
+                })
+            }
+        }
     }
 
     /// Exchanges payloads of `bytes` bytes if every rank is well; otherwise all ranks fail, each
@@ -118,6 +159,15 @@ impl Bootstrap {
             pause = (pause * 2).min(Duration::from_millis(1));
         }
         Ok(())
+    }
+}
+
+impl Drop for Bootstrap {
+    fn drop(&mut self) {
+        if let Some(buffer) = self.buffer.lock().take() {
+            // Nothing is left to do about memory that cannot be freed.
+            let _ = self.memory.free(buffer.data);
+        }
     }
 }
 

@@ -68,8 +68,8 @@ pub trait LlBackend: Send + Sync {
     fn send(&self, op: &LlOp, stream: Stream) -> Result<Ticket>;
     /// Enqueues the receive phase of `op`, after its send phase even on another stream.
     fn receive(&self, op: &LlOp, ticket: Ticket, stream: Stream) -> Result<()>;
-    /// Gives up the receive phase, so that the peers need not wait for it.
-    fn abandon(&self, ticket: Ticket);
+    /// Gives up the receive phase of `op`, so that the peers need not wait for it.
+    fn abandon(&self, op: &LlOp, ticket: Ticket);
 }
 
 /// HT operations of one handle.

@@ -27,7 +27,7 @@ use std::mem::MaybeUninit;
 ///                          max_tokens_per_rank and different on every rank if you like, also 0; K at
 ///                          most 32. Negative ids and ids from E on take no part.
 /// @param local_tensors     HT: optional RECV_EXPERT_COUNTER_HOST or RECV_EXPERT_COUNTER_DEVICE, int32
-///                          [L] or longer: gets the received tokens per local expert, valid once `stream`
+///                          `[L]` or longer: gets the received tokens per local expert, valid once `stream`
 ///                          is synchronised. LL: none.
 /// @param num_local_tensors number of local tensors
 /// @param config            must be NULL

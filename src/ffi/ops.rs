@@ -42,7 +42,7 @@ impl RawLists {
 /// rows are bfloat16, float16 or float32, a multiple of 16 bytes and at most token_size_bytes:
 ///
 /// LL: inputs TOKENS [T, H]; outputs TOKENS [L, R*M, H]; local_tensors optional
-/// RECV_EXPERT_COUNTER_DEVICE int32 [L]. The rows of each expert are packed from slot 0, by source
+/// RECV_EXPERT_COUNTER_DEVICE int32 `[L]`. The rows of each expert are packed from slot 0, by source
 /// rank, token, k; the counter gets their number; other slots are left as they are.
 ///
 /// HT forward: inputs TOKENS [T, H], TOPK_IDX int64 [T, K], TOPK_WEIGHTS float32 [T, K]; outputs TOKENS
@@ -50,7 +50,7 @@ impl RawLists {
 /// token comes once per rank, ordered by source rank and token; its ids are local expert ids,
 /// ascending, then -1, its weights in the same order, then 0. Unused rows are 0, -1 and 0.
 /// HT tokens only (cached, or the backward of a combine): inputs and outputs TOKENS. In both, local_tensors
-/// may hold RECV_EXPERT_COUNTER_DEVICE int32 [L].
+/// may hold RECV_EXPERT_COUNTER_DEVICE int32 `[L]`.
 ///
 /// @param handle            the routing
 /// @param inputs            tensors that are read

@@ -82,9 +82,9 @@ impl Handle {
             .remove(number)
             .map_err(|missing| refusal("handle", "handle", missing))?;
         if let Mode::Ll(ll) = &handle.mode
-            && let Some((_, ticket)) = ll.progress.lock().staged.take()
+            && let Some((op, ticket)) = ll.progress.lock().staged.take()
         {
-            ll.backend.abandon(ticket);
+            ll.backend.abandon(&op, ticket);
             handle.group.end_staged();
         }
         Ok(())

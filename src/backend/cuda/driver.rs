@@ -90,6 +90,19 @@ pub(super) fn current_device() -> Result<Device> {
     Ok(Device(device))
 }
 
+/// How many multiprocessors the current context's device has.
+pub(super) fn multiprocessors() -> Result<u32> {
+    const COUNT: sys::CUdevice_attribute =
+        sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+    let device = current_device()?;
+    let mut count = 0;
+    // SAFETY: writes one number.
+    check("cuDeviceGetAttribute", unsafe {
+        (functions()?.cuDeviceGetAttribute)(&mut count, COUNT, device.0)
+    })?;
+    u32::try_from(count).map_err(|_| Error::internal(format!("{count} multiprocessors")))
+}
+
 /// Makes `context` the calling thread's, on top of the one that it has.
 pub(super) fn push_context(context: ContextHandle) -> Result<()> {
     // SAFETY: the handle came from the driver and its owner is alive.
@@ -125,7 +138,8 @@ pub(super) fn enable_peer_access(peer: ContextHandle) -> Result<()> {
     check("cuCtxEnablePeerAccess", status)
 }
 
-fn raw_stream(stream: Stream) -> sys::CUstream {
+/// The stream as the driver names it.
+pub(super) fn raw_stream(stream: Stream) -> sys::CUstream {
     stream.0 as sys::CUstream
 }
 
@@ -236,6 +250,15 @@ pub(super) fn zero(data: DevPtr, bytes: usize, stream: Stream) -> Result<()> {
     // SAFETY: a wrong range is a fault of the device, not of this process.
     check("cuMemsetD8Async", unsafe {
         (functions()?.cuMemsetD8Async)(data.0 as u64, 0, bytes, raw_stream(stream))
+    })?;
+    synchronize_stream(stream)
+}
+
+/// Sets `words` words of device memory to `word` and waits for it.
+pub(super) fn fill(data: DevPtr, word: u32, words: usize, stream: Stream) -> Result<()> {
+    // SAFETY: a wrong range is a fault of the device, not of this process.
+    check("cuMemsetD32Async", unsafe {
+        (functions()?.cuMemsetD32Async)(data.0 as u64, word, words, raw_stream(stream))
     })?;
     synchronize_stream(stream)
 }

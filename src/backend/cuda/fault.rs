@@ -3,7 +3,10 @@
 
 use crate::backend::cuda::context::Context;
 use crate::backend::cuda::host_page::HostPage;
-use crate::backend::cuda::params::{FAULT_RECORDED, FaultReport, OP_PEER_SELFTEST, WaitParams};
+use crate::backend::cuda::params::{
+    FAULT_RECORDED, FaultReport, OP_LL_COMBINE, OP_LL_DISPATCH, OP_PEER_SELFTEST, WAIT_ACK,
+    WAIT_COUNTS, WAIT_ENTRY, WAIT_HELLO, WAIT_PATTERN, WAIT_ROW, WAIT_WEIGHT, WaitParams,
+};
 use crate::error::{Code, Error, Result};
 use crate::model::tensor::DevPtr;
 use std::sync::Arc;
@@ -48,14 +51,17 @@ impl FaultPage {
         fence(Ordering::Acquire);
         let report = self.page.read(0)?;
         let text = format!(
-            "{}: rank {} waited {} ms for rank {} to reach epoch {}",
+            "{}: deadline passed: rank {} waited {} ms for {} of operation {} of rank {}, whose last one \
+             is {}",
             op_name(report.op),
             self.rank,
             self.timeout.as_millis(),
-            report.peer,
+            what_name(report.what),
             report.expected,
+            report.peer,
+            report.got,
         );
-        Some(Error::new(Code::RemoteError, text).got(report.got, report.expected))
+        Some(Error::new(Code::RemoteError, text))
     }
 }
 
@@ -63,6 +69,22 @@ impl FaultPage {
 fn op_name(op: u32) -> String {
     match op {
         OP_PEER_SELFTEST => "peer self test".to_owned(),
+        OP_LL_DISPATCH => "ncclEpDispatch (low latency)".to_owned(),
+        OP_LL_COMBINE => "ncclEpCombine (low latency)".to_owned(),
         other => format!("operation {other}"),
+    }
+}
+
+/// What did not come.
+fn what_name(what: u32) -> &'static str {
+    match what {
+        WAIT_PATTERN => "the data",
+        WAIT_COUNTS => "the row counts",
+        WAIT_ENTRY => "the places",
+        WAIT_ROW => "a row",
+        WAIT_WEIGHT => "the weights",
+        WAIT_HELLO => "the begin",
+        WAIT_ACK => "the release",
+        _ => "something",
     }
 }

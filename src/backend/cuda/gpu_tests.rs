@@ -55,7 +55,7 @@ impl Bench {
         let context = Arc::new(Context::for_device(0)?);
         let memory = Arc::new(CudaMemory::new(Arc::clone(&context)));
         let module = Module::load(&context)?;
-        let layout = WindowLayout::new(2);
+        let layout = WindowLayout::new(2, 0);
         let windows = [
             Window::new(&memory, layout.bytes)?,
             Window::new(&memory, layout.bytes)?,

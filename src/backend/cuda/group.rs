@@ -9,17 +9,20 @@ use crate::backend::cuda::context::Context;
 use crate::backend::cuda::driver;
 use crate::backend::cuda::fault::FaultPage;
 use crate::backend::cuda::layout::WindowLayout;
+use crate::backend::cuda::ll::LlGroup;
+use crate::backend::cuda::ll_plan::LlPlan;
 use crate::backend::cuda::memory::CudaMemory;
 use crate::backend::cuda::module::Module;
-use crate::backend::cuda::params::{MAX_PEERS, OP_PEER_SELFTEST, PeerTable};
+use crate::backend::cuda::open::Open;
+use crate::backend::cuda::params::{LL_MARK, MAX_PEERS, OP_PEER_SELFTEST};
 use crate::backend::cuda::selftest::Selftest;
 use crate::backend::cuda::window::{PeerMapping, Window, WindowRecord};
 use crate::backend::{DeviceMemory, GroupBackend, HtBackend, HtRouting, LlBackend};
 use crate::error::{Error, Result};
+use crate::model::group::{Algorithm, GroupFacts};
 use crate::model::ops::{Routing, Stream};
 use crate::model::tensor::DevPtr;
 use parking_lot::Mutex;
-use std::ptr::null_mut;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,7 +31,9 @@ pub(super) struct CudaGroup {
     context: Arc<Context>,
     memory: Arc<CudaMemory>,
     bootstrap: Bootstrap,
-    faults: FaultPage,
+    open: Arc<Open>,
+    /// Present in low-latency groups.
+    ll: Option<Arc<LlGroup>>,
     /// Taken when the group closes.
     shared: Mutex<Option<Shared>>,
 }
@@ -39,34 +44,48 @@ struct Shared {
     window: Window,
 }
 
-/// What one rank makes before it meets the others.
+/// What one rank decides and makes before it meets the others.
 struct Prepared {
     module: Module,
+    ll_plan: Option<LlPlan>,
+    layout: WindowLayout,
     window: Window,
     record: WindowRecord,
     faults: FaultPage,
     selftest: Selftest,
+    multiprocessors: u32,
 }
 
 impl Prepared {
     fn new(
         context: &Arc<Context>,
         memory: &Arc<CudaMemory>,
-        layout: &WindowLayout,
-        (rank, ranks): (usize, usize),
+        facts: &GroupFacts,
         timeout: Duration,
     ) -> Result<Self> {
-        if ranks > MAX_PEERS {
+        if facts.ranks > MAX_PEERS {
             return Err(Error::usage("comm", "has more ranks than an NVLink domain")
-                .got(ranks, format_args!("at most {MAX_PEERS}")));
+                .got(facts.ranks, format_args!("at most {MAX_PEERS}")));
         }
+        let ll_plan = match facts.algorithm {
+            Algorithm::LowLatency => Some(LlPlan::new(facts)?),
+            Algorithm::HighThroughput => None,
+        };
+        let layout = WindowLayout::new(facts.ranks, ll_plan.as_ref().map_or(0, LlPlan::bytes));
         let window = Window::new(memory, layout.bytes)?;
+        for (start, bytes) in ll_plan.iter().flat_map(LlPlan::marked) {
+            memory.fill(DevPtr(window.base().0 + layout.ll + start), LL_MARK, bytes)?;
+        }
+        let _entered = context.enter()?;
         Ok(Self {
             module: Module::load(context)?,
+            ll_plan,
+            layout,
             record: WindowRecord::new(context, &window)?,
             window,
-            faults: FaultPage::new(context, rank, timeout)?,
-            selftest: Selftest::new(context, ranks)?,
+            faults: FaultPage::new(context, facts.rank, timeout)?,
+            selftest: Selftest::new(context, facts.ranks)?,
+            multiprocessors: driver::multiprocessors()?,
         })
     }
 }
@@ -74,48 +93,57 @@ impl Prepared {
 impl CudaGroup {
     /// Opens this rank's side. Collective: every rank gets a group, or every rank an error.
     pub(super) fn open(
-        context: Arc<Context>,
-        memory: Arc<CudaMemory>,
+        (context, memory): (Arc<Context>, Arc<CudaMemory>),
+        facts: &GroupFacts,
         bootstrap: Bootstrap,
         timeout: Duration,
         stream: Stream,
     ) -> Result<Self> {
-        let ranks = (bootstrap.rank(), bootstrap.ranks());
-        let layout = WindowLayout::new(bootstrap.ranks());
-        let prepared = Prepared::new(&context, &memory, &layout, ranks, timeout);
-
+        let rank = facts.rank;
+        let prepared = Prepared::new(&context, &memory, facts, timeout);
         let record = prepared
             .as_ref()
             .map(|own| own.record.to_bytes())
             .map_err(Error::clone);
         let records = bootstrap.agree(record, WindowRecord::BYTES, stream)?;
-        let Prepared {
-            module,
-            window,
-            faults,
-            selftest,
-            ..
-        } = prepared?;
+        let own = prepared?;
 
-        let mappings = map_peers(&context, bootstrap.rank(), &records);
+        let mappings = map_peers(&context, rank, &records);
         agree_on(&bootstrap, &mappings, stream)?;
         let shared = Shared {
             mappings: mappings?,
-            window,
+            window: own.window,
         };
 
-        let wait = faults.wait_params(OP_PEER_SELFTEST, shared.own(layout.failed));
-        let peers = shared.table(bootstrap.rank())?;
-        let tested = selftest.run(&module, &peers, &layout, wait, stream);
-        agree_on(&bootstrap, &tested, stream)?;
-
-        let shared = Mutex::new(Some(shared));
+        let failed = DevPtr(shared.window.base().0 + own.layout.failed);
+        let windows = shared.windows(rank);
+        let open = Open::new(
+            own.module,
+            own.faults,
+            own.multiprocessors,
+            failed,
+            (&windows, rank),
+        )?;
+        let wait = open.wait(OP_PEER_SELFTEST);
+        let tested = own
+            .selftest
+            .run(&open.module, &open.peers(), &own.layout, wait, stream);
+        let open = Arc::new(open);
+        let ll = tested.and_then(|()| match own.ll_plan {
+            Some(plan) => {
+                let layout = plan.layout(own.layout.ll);
+                LlGroup::new(Arc::clone(&open), Arc::clone(&memory), plan, layout).map(Some)
+            }
+            None => Ok(None),
+        });
+        agree_on(&bootstrap, &ll, stream)?;
         Ok(Self {
             context,
             memory,
             bootstrap,
-            faults,
-            shared,
+            open,
+            ll: ll?.map(Arc::new),
+            shared: Mutex::new(Some(shared)),
         })
     }
 }
@@ -141,36 +169,12 @@ fn map_peers(context: &Arc<Context>, rank: usize, records: &[Vec<u8>]) -> Result
 }
 
 impl Shared {
-    /// An address in this rank's own window.
-    fn own(&self, offset: usize) -> DevPtr {
-        DevPtr(self.window.base().0 + offset)
-    }
-
-    /// The windows of all ranks, as kernels take them; `rank` is this one.
-    fn table(&self, rank: usize) -> Result<PeerTable> {
-        let number = |count: usize| {
-            u32::try_from(count).map_err(|_| Error::internal(format!("{count} is no rank")))
-        };
+    /// The windows of all ranks; `rank` is this one.
+    fn windows(&self, rank: usize) -> Vec<DevPtr> {
         let mut bases: Vec<DevPtr> = self.mappings.iter().map(PeerMapping::base).collect();
         bases.insert(rank, self.window.base());
-        let mut window = [null_mut(); MAX_PEERS];
-        for (to, base) in window.iter_mut().zip(&bases) {
-            *to = base.0 as *mut u8;
-        }
-        Ok(PeerTable {
-            window,
-            ranks: number(bases.len())?,
-            rank: number(rank)?,
-        })
+        bases
     }
-}
-
-/// The answer to every handle until the kernels for it exist.
-fn no_kernels<T>() -> Result<T> {
-    Err(Error::usage(
-        "group",
-        "the CUDA backend has no dispatch and combine kernels yet",
-    ))
 }
 
 impl GroupBackend for CudaGroup {
@@ -178,22 +182,34 @@ impl GroupBackend for CudaGroup {
         Arc::clone(&self.memory) as Arc<dyn DeviceMemory>
     }
 
-    fn open_ll(&self, _routing: Routing) -> Result<Box<dyn LlBackend>> {
-        no_kernels()
+    fn open_ll(&self, routing: Routing) -> Result<Box<dyn LlBackend>> {
+        let ll = self
+            .ll
+            .as_ref()
+            .ok_or_else(|| Error::internal("an LL handle of an HT group"))?;
+        Ok(Box::new(ll.open_handle(routing)?))
     }
 
     fn open_ht(&self, routing: Result<HtRouting>, _stream: Stream) -> Result<Box<dyn HtBackend>> {
-        routing.and_then(|_| no_kernels())
+        routing.and_then(|_| {
+            Err(Error::usage(
+                "ep_group",
+                "the CUDA backend has no high-throughput kernels yet",
+            ))
+        })
     }
 
     fn fault(&self) -> Option<Error> {
-        self.faults.error()
+        self.open.faults.error().or_else(|| self.bootstrap.lost())
     }
 
     fn close(&self, stream: Stream) -> Result<()> {
         let Some(Shared { mappings, window }) = self.shared.lock().take() else {
             return Ok(());
         };
+        if self.bootstrap.lost().is_some() {
+            return Ok(()); // The device will not be idle again; what peers map stays as it is.
+        }
         let idle = self
             .context
             .enter()

@@ -3,33 +3,63 @@
 //! `tests/kernel_params.rs` compares the names with the entries of `cuda/*.cu`.
 #![forbid(unsafe_code)]
 
-use crate::backend::cuda::params::PeerSelftestParams;
+use crate::backend::cuda::params::{LlCombineParams, LlDispatchParams, PeerSelftestParams};
 
 /// A kernel's entry point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kernel {
     /// `cuda/peer_selftest.cu`.
     PeerSelftest,
+    /// `cuda/ll_dispatch.cu`.
+    LlDispatch,
+    /// `cuda/ll_combine.cu`.
+    LlCombineBf16,
+    /// `cuda/ll_combine.cu`.
+    LlCombineF16,
+    /// `cuda/ll_combine.cu`.
+    LlCombineF32,
 }
 
 impl Kernel {
     /// All of them, each at the index of its own number.
-    pub const ALL: [Kernel; 1] = [Kernel::PeerSelftest];
+    pub const ALL: [Kernel; 5] = [
+        Kernel::PeerSelftest,
+        Kernel::LlDispatch,
+        Kernel::LlCombineBf16,
+        Kernel::LlCombineF16,
+        Kernel::LlCombineF32,
+    ];
 
     /// The name of its `extern "C" __global__` function.
     pub fn name(self) -> &'static str {
         match self {
             Kernel::PeerSelftest => "peer_selftest",
+            Kernel::LlDispatch => "ll_dispatch",
+            Kernel::LlCombineBf16 => "ll_combine_bf16",
+            Kernel::LlCombineF16 => "ll_combine_f16",
+            Kernel::LlCombineF32 => "ll_combine_f32",
         }
     }
 }
 
 /// What a kernel takes as its only parameter.
 pub trait KernelParams: Copy {
-    /// The kernel.
-    const KERNEL: Kernel;
+    /// The kernels that take it.
+    const KERNELS: &'static [Kernel];
 }
 
 impl KernelParams for PeerSelftestParams {
-    const KERNEL: Kernel = Kernel::PeerSelftest;
+    const KERNELS: &'static [Kernel] = &[Kernel::PeerSelftest];
+}
+
+impl KernelParams for LlDispatchParams {
+    const KERNELS: &'static [Kernel] = &[Kernel::LlDispatch];
+}
+
+impl KernelParams for LlCombineParams {
+    const KERNELS: &'static [Kernel] = &[
+        Kernel::LlCombineBf16,
+        Kernel::LlCombineF16,
+        Kernel::LlCombineF32,
+    ];
 }

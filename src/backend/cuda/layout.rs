@@ -19,13 +19,15 @@ pub(super) struct WindowLayout {
     pub(super) selftest_flags: usize,
     /// `SELFTEST_SLOT_BYTES` per source rank.
     pub(super) selftest_slots: usize,
+    /// What LL operations use; `LlPlan` knows its inside.
+    pub(super) ll: usize,
     /// Size of the window.
     pub(super) bytes: usize,
 }
 
 impl WindowLayout {
-    /// The layout for a group of `ranks`.
-    pub(super) fn new(ranks: usize) -> Self {
+    /// The layout for a group of `ranks` whose LL operations use `ll_bytes`.
+    pub(super) fn new(ranks: usize, ll_bytes: usize) -> Self {
         let mut end = 0;
         let mut region = |bytes: usize| {
             let start = end;
@@ -35,10 +37,12 @@ impl WindowLayout {
         let failed = region(size_of::<u32>());
         let selftest_flags = region(ranks * size_of::<u32>());
         let selftest_slots = region(ranks * SELFTEST_SLOT_BYTES);
+        let ll = region(ll_bytes);
         Self {
             failed,
             selftest_flags,
             selftest_slots,
+            ll,
             bytes: end.next_multiple_of(WINDOW_ALIGN),
         }
     }
@@ -52,10 +56,11 @@ mod tests {
     #[test]
     fn regions_follow_each_other_and_fit() {
         for ranks in [1, 2, 8, MAX_PEERS] {
-            let layout = WindowLayout::new(ranks);
+            let layout = WindowLayout::new(ranks, 1000);
             assert!(layout.failed + 4 <= layout.selftest_flags);
             assert!(layout.selftest_flags + 4 * ranks <= layout.selftest_slots);
-            assert!(layout.selftest_slots + ranks * SELFTEST_SLOT_BYTES <= layout.bytes);
+            assert!(layout.selftest_slots + ranks * SELFTEST_SLOT_BYTES <= layout.ll);
+            assert!(layout.ll + 1000 <= layout.bytes);
             assert_eq!(layout.selftest_slots % REGION_ALIGN, 0);
             assert_eq!(layout.bytes % WINDOW_ALIGN, 0);
         }

@@ -24,6 +24,12 @@ impl CudaMemory {
         Self { context }
     }
 
+    /// Sets `bytes` at `data`, a multiple of 4, to words `word`; returns when that is done.
+    pub(super) fn fill(&self, data: DevPtr, word: u32, bytes: usize) -> Result<()> {
+        let _entered = self.context.enter()?;
+        driver::fill(data, word, bytes / size_of::<u32>(), THREAD_STREAM)
+    }
+
     /// Zeroes `bytes` at `data`; returns when that is done.
     pub(super) fn zero(&self, data: DevPtr, bytes: usize) -> Result<()> {
         let _entered = self.context.enter()?;
@@ -71,5 +77,41 @@ impl DeviceMemory for CudaMemory {
     fn is_idle(&self, stream: Stream) -> Result<bool> {
         let _entered = self.context.enter()?;
         driver::is_idle(stream)
+    }
+}
+
+/// Device memory that is freed when this is dropped.
+#[derive(Debug)]
+pub(super) struct Buffer {
+    memory: Arc<CudaMemory>,
+    data: DevPtr,
+}
+
+impl Buffer {
+    /// `bytes` of memory with any content.
+    pub(super) fn new(memory: &Arc<CudaMemory>, bytes: usize) -> Result<Self> {
+        Ok(Self {
+            memory: Arc::clone(memory),
+            data: memory.alloc(bytes)?,
+        })
+    }
+
+    /// `bytes` of zeros.
+    pub(super) fn zeroed(memory: &Arc<CudaMemory>, bytes: usize) -> Result<Self> {
+        let buffer = Self::new(memory, bytes)?;
+        memory.zero(buffer.data, bytes)?;
+        Ok(buffer)
+    }
+
+    /// First byte.
+    pub(super) fn data(&self) -> DevPtr {
+        self.data
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // A context that is gone has freed its memory.
+        let _ = self.memory.free(self.data);
     }
 }

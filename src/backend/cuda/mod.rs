@@ -5,6 +5,7 @@
 
 mod context;
 mod driver;
+mod event;
 mod fault;
 #[cfg(test)]
 mod gpu_tests;
@@ -13,12 +14,16 @@ mod host_page;
 pub mod kernels;
 mod launch;
 mod layout;
+mod ll;
+mod ll_plan;
 mod memory;
 mod module;
+mod open;
 pub mod params;
 mod process;
 mod selftest;
 mod table;
+mod tracks;
 mod window;
 
 use crate::backend::bootstrap::Bootstrap;
@@ -55,14 +60,14 @@ impl Platform for CudaPlatform {
 
     fn open(
         &self,
-        _facts: GroupFacts,
+        facts: GroupFacts,
         bootstrap: Bootstrap,
         timeout: Duration,
         stream: Stream,
     ) -> Result<Box<dyn GroupBackend>> {
-        let (context, memory) = (Arc::clone(&self.context), Arc::clone(&self.memory));
+        let device = (Arc::clone(&self.context), Arc::clone(&self.memory));
         Ok(Box::new(CudaGroup::open(
-            context, memory, bootstrap, timeout, stream,
+            device, &facts, bootstrap, timeout, stream,
         )?))
     }
 }

@@ -29,6 +29,47 @@ pub const FAULT_RECORDED: u32 = 1;
 
 /// `FaultReport::op` of the self test.
 pub const OP_PEER_SELFTEST: u32 = 1;
+/// `FaultReport::op` of an LL dispatch.
+pub const OP_LL_DISPATCH: u32 = 2;
+/// `FaultReport::op` of an LL combine.
+pub const OP_LL_COMBINE: u32 = 3;
+
+/// `FaultReport::what`: data of the self test.
+pub const WAIT_PATTERN: u32 = 0;
+/// `FaultReport::what`: how many rows a rank sends for each expert.
+pub const WAIT_COUNTS: u32 = 1;
+/// `FaultReport::what`: where a token's rows go.
+pub const WAIT_ENTRY: u32 = 2;
+/// `FaultReport::what`: a row.
+pub const WAIT_ROW: u32 = 3;
+/// `FaultReport::what`: the weights of a token.
+pub const WAIT_WEIGHT: u32 = 4;
+/// `FaultReport::what`: that a rank has begun the operation.
+pub const WAIT_HELLO: u32 = 5;
+/// `FaultReport::what`: that a rank has let go of the last staged operation.
+pub const WAIT_ACK: u32 = 6;
+
+/// Most experts that a token can name.
+pub const LL_MAX_TOP_K: u32 = 32;
+/// Tracks of operations that advance independently: one for whole operations, two for staged ones.
+pub const LL_TRACKS: u32 = 3;
+/// The track of whole operations; staged ones have the others.
+pub const LL_WHOLE_TRACK: u32 = 0;
+/// Banks: the whole track alternates between 0 and 1; staged track t owns bank t + 1.
+pub const LL_BANKS: u32 = 4;
+/// Bit of `LlCommon::phases`.
+pub const LL_PHASE_SEND: u32 = 1;
+/// Bit of `LlCommon::phases`.
+pub const LL_PHASE_RECEIVE: u32 = 2;
+/// Most threads of a dispatch block, in whole warps. A block that sends and receives needs more warps
+/// than it has routers (4).
+pub const LL_DISPATCH_THREADS: u32 = 512;
+/// Most threads of a combine block, in whole warps.
+pub const LL_COMBINE_THREADS: u32 = 384;
+/// Most 16-byte accesses per lane in a chunk of a row, so a chunk has at most 32 times as many.
+pub const LL_CHUNK_VECS: u32 = 4;
+/// A word of a bank's row that has not arrived; all are so at first.
+pub const LL_MARK: u32 = 0xffe7_ff93;
 
 /// The first wait of a group that reached its deadline. Lives in host memory that the device maps;
 /// the kernel writes `state` last.
@@ -39,6 +80,8 @@ pub struct FaultReport {
     pub state: u32,
     /// Which kernel waited, `OP_...`.
     pub op: u32,
+    /// What was waited for, `WAIT_...`.
+    pub what: u32,
     /// The rank that was waited for.
     pub peer: u32,
     /// The epoch that should have arrived.
@@ -99,4 +142,126 @@ pub struct PeerSelftestParams {
     pub results: *mut SelftestResult,
     /// The value of a flag that announces this run's data.
     pub epoch: u32,
+}
+
+/// Offsets in every rank's window; equal on all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct LlLayout {
+    /// u64 packets `[LL_TRACKS][ranks]`.
+    pub acks: u64,
+    /// `LL_BANKS` times `bank_bytes`.
+    pub banks: u64,
+    /// Size of a bank; its rows are at its start.
+    pub bank_bytes: u64,
+    /// Offset in a bank: u64 packets `[rows][chunks]`.
+    pub flags: u64,
+    /// Offset in a bank: u64 packets `[ranks][local_experts + 1]`.
+    pub counts: u64,
+    /// Offset in a bank: u64 packets `[ranks][max_tokens][LL_MAX_TOP_K]`.
+    pub entries: u64,
+}
+
+/// The sizes of an LL operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct LlShape {
+    /// Experts per rank.
+    pub local_experts: u32,
+    /// Bound of tokens per rank.
+    pub max_tokens: u32,
+    /// This rank's tokens.
+    pub tokens: u32,
+    /// Ids per token.
+    pub top_k: u32,
+    /// Bytes per row.
+    pub row_bytes: u32,
+    /// A row travels in `chunks` pieces of `chunk_bytes` (the last may be shorter), one warp each.
+    pub chunk_bytes: u32,
+    /// Pieces per row.
+    pub chunks: u32,
+}
+
+/// Device memory of an LL handle: what dispatch leaves for combine.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlHandleMemory {
+    /// `[max_tokens][top_k]`: the expert of each of this rank's entries, negative if it names none.
+    pub expert_of: *mut i32,
+    /// `[ranks][max_tokens][top_k]`: output row of each entry that came here, negative if none.
+    pub row_of: *mut i32,
+    /// `[ranks]`: tokens of each rank.
+    pub tokens_of: *mut u32,
+}
+
+/// Device memory of a group, one per track, zero at first.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlTrackState {
+    /// The last operation that was sent.
+    pub epoch: u32,
+    /// Blocks that have read `epoch`.
+    pub blocks_started: u32,
+    /// Blocks that have received everything.
+    pub blocks_finished: u32,
+    /// Keeps the size a power of two.
+    pub unused: u32,
+}
+
+/// What both LL kernels are told.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlCommon {
+    /// Where the ranks' windows are.
+    pub peers: PeerTable,
+    /// Deadline and report.
+    pub wait: WaitParams,
+    /// Where things lie in them.
+    pub layout: LlLayout,
+    /// Sizes.
+    pub shape: LlShape,
+    /// The handle's memory.
+    pub handle: LlHandleMemory,
+    /// The track's state.
+    pub track_state: *mut LlTrackState,
+    /// Which track.
+    pub track: u32,
+    /// `LL_PHASE_...`.
+    pub phases: u32,
+    /// The first `send_blocks` of the grid send rows ...
+    pub send_blocks: u32,
+    /// ... and the last `receive_blocks` do all else; they may overlap and leave none out.
+    pub receive_blocks: u32,
+}
+
+/// Parameters of `ll_dispatch`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlDispatchParams {
+    /// What both kernels are told.
+    pub common: LlCommon,
+    /// `[tokens]` rows.
+    pub tokens: *const u8,
+    /// `[tokens][top_k]`.
+    pub topk_idx: *const i64,
+    /// `[local_experts][ranks * max_tokens]` rows; NULL to receive and throw away.
+    pub out: *mut u8,
+    /// `[local_experts]`, or NULL.
+    pub counter: *mut i32,
+}
+
+/// Parameters of `ll_combine_bf16` and its siblings.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlCombineParams {
+    /// What both kernels are told.
+    pub common: LlCommon,
+    /// `[local_experts][ranks * max_tokens]` rows.
+    pub rows: *const u8,
+    /// `[tokens][top_k]`.
+    pub weights: *const f32,
+    /// `[tokens]` rows; NULL to receive and throw away.
+    pub out: *mut u8,
+    /// Not zero: every entry's row comes home, summed in the order of k.
+    pub exact: u32,
 }

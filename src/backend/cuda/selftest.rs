@@ -5,6 +5,7 @@
 use crate::backend::cuda::context::Context;
 use crate::backend::cuda::driver;
 use crate::backend::cuda::host_page::HostPage;
+use crate::backend::cuda::kernels::Kernel;
 use crate::backend::cuda::launch::{LaunchShape, launch};
 use crate::backend::cuda::layout::WindowLayout;
 use crate::backend::cuda::module::Module;
@@ -56,7 +57,7 @@ impl Selftest {
             threads: SELFTEST_THREADS,
             shared_bytes: 0,
         };
-        launch(module, shape, &params, stream)?;
+        launch(module, Kernel::PeerSelftest, shape, &params, stream)?;
         let _entered = module.context().enter()?;
         driver::synchronize_stream(stream)?;
         let result = |peer: u32| self.results.read(peer as usize);

@@ -43,6 +43,12 @@ driver_table! {
     fn cuCtxEnablePeerAccess(sys::CUcontext, c_uint);
     fn cuStreamSynchronize(sys::CUstream);
     fn cuStreamQuery(sys::CUstream);
+    fn cuStreamWaitEvent(sys::CUstream, sys::CUevent, c_uint);
+    fn cuStreamIsCapturing(sys::CUstream, *mut sys::CUstreamCaptureStatus);
+    fn cuEventCreate(*mut sys::CUevent, c_uint);
+    fn cuEventRecord(sys::CUevent, sys::CUstream);
+    fn cuEventDestroy_v2(sys::CUevent);
+    fn cuDeviceGetAttribute(*mut c_int, sys::CUdevice_attribute, sys::CUdevice);
     fn cuMemAlloc_v2(*mut sys::CUdeviceptr, usize);
     fn cuMemFree_v2(sys::CUdeviceptr);
     fn cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
@@ -50,6 +56,7 @@ driver_table! {
     fn cuMemHostGetDevicePointer_v2(*mut sys::CUdeviceptr, *mut c_void, c_uint);
     fn cuMemcpyHtoDAsync_v2(sys::CUdeviceptr, *const c_void, usize, sys::CUstream);
     fn cuMemcpyDtoHAsync_v2(*mut c_void, sys::CUdeviceptr, usize, sys::CUstream);
+    fn cuMemsetD32Async(sys::CUdeviceptr, c_uint, usize, sys::CUstream);
     fn cuMemsetD8Async(sys::CUdeviceptr, c_uchar, usize, sys::CUstream);
     fn cuIpcGetMemHandle(*mut sys::CUipcMemHandle, sys::CUdeviceptr);
     fn cuIpcOpenMemHandle_v2(*mut sys::CUdeviceptr, sys::CUipcMemHandle, c_uint);

@@ -139,10 +139,16 @@ impl GroupBackend for HostGroup {
     }
 
     fn fault(&self) -> Option<Error> {
-        self.shared.exchange.fault()
+        self.shared
+            .exchange
+            .fault()
+            .or_else(|| self.bootstrap.lost())
     }
 
     fn close(&self, _stream: Stream) -> Result<()> {
+        if self.bootstrap.lost().is_some() {
+            return Ok(()); // The device will not be idle again.
+        }
         // Windows stay mapped until the last operation has let go of them, here and on the peers, so
         // there is nothing to agree on.
         self.shared.runtime.synchronize()

@@ -36,6 +36,13 @@ impl HostLl {
         // SAFETY: `request` has checked the tensor `[L, R*M, H]`; the caller keeps it until the
         // operation has run.
         let rows = unsafe { bytes(op.expert_rows, facts.local_experts() * capacity * row_bytes) };
+        // An entry that found no slot counts as a row of zeros.
+        let zeros = vec![0; row_bytes];
+        let row_of = |placed: &Placed| {
+            placed
+                .row
+                .map_or(Ok(&zeros[..]), |index| row(rows, index, row_bytes))
+        };
         let placed = self.placed.lock();
         let mut message = Message::default();
         message.number(row_bytes);
@@ -54,10 +61,10 @@ impl HostLl {
                         .fold(0, |covers, placed| covers | 1 << placed.k),
                 );
                 if group.len() == 1 {
-                    message.bytes(row(rows, first.row, row_bytes)?);
+                    message.bytes(row_of(first)?);
                 } else {
                     let weights = weights.get(home).map(|weights| &weights[..]);
-                    message.owned_bytes(reduce(op, group, rows, weights.unwrap_or_default())?);
+                    message.owned_bytes(reduce(op, group, row_of, weights.unwrap_or_default())?);
                 }
             }
         }
@@ -88,8 +95,9 @@ impl HostLl {
         }
         // SAFETY: `request` has checked the weights `[T, K]` of f32 and the output `[T, H]`; the caller
         // leaves them to the operation.
-        let (weights, out) = unsafe {
+        let (ids, weights, out) = unsafe {
             (
+                bytes(self.routing.ids, tokens * top_k * 8),
                 bytes(op.weights, tokens * top_k * 4),
                 bytes_mut(op.out, tokens * op.row.bytes()),
             )
@@ -100,6 +108,13 @@ impl HostLl {
             sums.fill(0.0);
             contributions.sort_by_key(|contribution| contribution.order);
             for contribution in contributions {
+                // An id that was masked since the dispatch takes no part.
+                let single = contribution.covers.is_power_of_two();
+                let entry = token * top_k + contribution.covers.trailing_zeros() as usize;
+                let id = numeric::i64_at(ids, entry).unwrap_or(-1);
+                if single && self.facts().expert(id).is_none() {
+                    continue;
+                }
                 let weight = match contribution.covers.is_power_of_two() {
                     true => weight_at(weights, token, contribution.covers.ilog2(), top_k)?,
                     false => 1.0,
@@ -147,7 +162,12 @@ impl HostLl {
 }
 
 /// The weighted sum of the rows of `group`, all of one token, rounded once.
-fn reduce(op: &LlCombine, group: &[Placed], rows: &[u8], weights: &[u8]) -> Result<Vec<u8>> {
+fn reduce<'a>(
+    op: &LlCombine,
+    group: &[Placed],
+    row_of: impl Fn(&Placed) -> Result<&'a [u8]>,
+    weights: &[u8],
+) -> Result<Vec<u8>> {
     let mut reader = Reader::new(weights);
     let top_k = reader.number()?;
     let weights = reader.rest();
@@ -155,12 +175,7 @@ fn reduce(op: &LlCombine, group: &[Placed], rows: &[u8], weights: &[u8]) -> Resu
     for placed in group {
         let k = u32::try_from(placed.k).unwrap_or(u32::MAX);
         let weight = weight_at(weights, placed.token, k, top_k)?;
-        numeric::add_scaled(
-            &mut sums,
-            weight,
-            row(rows, placed.row, op.row.bytes())?,
-            op.row.dtype,
-        )?;
+        numeric::add_scaled(&mut sums, weight, row_of(placed)?, op.row.dtype)?;
     }
     let mut reduced = vec![0; op.row.bytes()];
     numeric::store(&mut reduced, &sums, op.row.dtype)?;

@@ -49,12 +49,12 @@ impl HostLl {
                 let Some((local, count)) = local.and_then(|e| Some((e, counts.get_mut(e)?))) else {
                     continue;
                 };
-                if *count < capacity {
-                    let row = local * capacity + *count;
+                let row = (*count < capacity).then_some(local * capacity + *count);
+                if let Some(row) = row {
                     copy_row(out, row, sent.row(token)?)?;
-                    from_source.push(Placed { token, k, row });
                     *count += 1;
                 }
+                from_source.push(Placed { token, k, row });
             }
             placed.push(from_source);
         }

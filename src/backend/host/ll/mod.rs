@@ -19,17 +19,17 @@ const COMBINE: &str = "ncclEpCombine (low latency)";
 pub struct HostLl {
     shared: Arc<Shared>,
     routing: Routing,
-    /// Where the last dispatch put the rows of each source rank, by token, then k.
+    /// What the last dispatch received from each source rank, by token, then k.
     placed: Arc<Mutex<Vec<Vec<Placed>>>>,
 }
 
-/// A row that dispatch has put into this rank's output.
+/// An entry that names an expert of this rank.
 #[derive(Clone, Copy)]
 struct Placed {
     token: usize,
     k: usize,
-    /// Row of the output `[L * R * M, H]`.
-    row: usize,
+    /// Row of the output `[L * R * M, H]`; nothing if the expert had no slot left.
+    row: Option<usize>,
 }
 
 /// The exchanges of one operation.
@@ -103,7 +103,7 @@ impl LlBackend for HostLl {
         })
     }
 
-    fn abandon(&self, ticket: Ticket) {
+    fn abandon(&self, _op: &LlOp, ticket: Ticket) {
         self.shared.exchange.abandon(ticket.0);
     }
 }

@@ -1,0 +1,329 @@
+// What low-latency dispatch and combine share: which bank an operation uses, where things lie in
+// it, and how a warp moves one chunk of a row.
+//
+// Why a bank is never written while somebody still reads it
+//
+// Whole operations (track 0) alternate between banks 0 and 1. In every operation each rank sends to
+// each peer at least one packet (counts, or hello), and an operation ends on a rank only after the
+// packets of all peers came. So when a rank starts whole operation n + 2, its operation n + 1 has
+// ended, so every peer has begun n + 1, so every peer's operation n had ended in the group's order:
+// nobody reads the bank of n any more. Staged operations in between change nothing in this, since
+// whole operations are counted on their own.
+//
+// A staged operation has its track, and that track's only bank, from its send phase until its
+// receive phase has run. The receive phase ends by telling every peer "consumed epoch e" (an
+// acknowledgement); a send phase starts by waiting until all peers acknowledged the epoch before
+// its own. The host gives a track to a new operation only after Complete was called for the old
+// one, and makes the send phase wait on its stream for that receive phase: so the acknowledgement
+// that a rank waits for comes from kernels that need nothing of later operations, and the wait
+// ends.
+//
+// Epochs live in device memory, so that replaying a captured graph advances them. Each track has
+// its own. Packets are never cleared: one means something only with the epoch of the operation.
+//
+// How a row arrives
+//
+// Rows carry no flag: a fence before a flag costs a round trip over NVLink, and more under load.
+// All words of a bank's rows hold kMark between operations; a word that is not kMark has arrived.
+// Every chunk that is sent is awaited by one warp there, which puts kMark back when it has read it,
+// and so the bank is ready before the argument above lets anybody write it again. Data that
+// contains kMark itself is rare (as two 16-bit floats or as one 32-bit float it is no number) and
+// allowed: after such a chunk its sender raises the chunk's flag, a packet, by a release, and a
+// receiver that finds kMark looks there.
+#pragma once
+
+#include "wait.cuh"
+
+namespace nccl_ep {
+
+constexpr uint32_t kWarpSize = 32;
+constexpr uint32_t kChunkVecs = LL_CHUNK_VECS;
+constexpr uint32_t kAllLanes = 0xffffffffu;
+// Up to this many tokens of a rank, waiting warps poll for whole chunks: faster, and few enough.
+constexpr uint32_t kPollWholeTokens = 16;
+constexpr uint32_t kPollsPerFlag = 4;
+// A word of a row that has not arrived.
+constexpr uint32_t kMark = LL_MARK;
+// In LlHandleMemory: the entry takes part in nothing; it found no place.
+constexpr int32_t kNowhere = -1;
+constexpr int32_t kDropped = -2;
+
+__device__ __forceinline__ uint32_t lane_idx() { return threadIdx.x % kWarpSize; }
+__device__ __forceinline__ uint32_t warp_idx() { return threadIdx.x / kWarpSize; }
+__device__ __forceinline__ uint32_t num_warps() { return blockDim.x / kWarpSize; }
+
+// The epoch after `epoch`. Skips 0, the state of fresh memory, and keeps odd and even in turn.
+__device__ __forceinline__ uint32_t epoch_after(uint32_t epoch) {
+    return epoch == 0xffffffffu ? 2 : epoch + 1;
+}
+
+// One operation as a thread sees it.
+struct Op {
+    const LlCommon& common;
+    uint32_t epoch;
+    uint32_t epoch_before;
+    uint64_t bank;
+
+    // The epoch is advanced by the phase that sends; the receive phase of a staged operation finds
+    // it.
+    __device__ explicit Op(const LlCommon& params) : common(params) {
+        epoch_before = ld_relaxed_gpu(&params.track_state->epoch);
+        epoch = sends() ? epoch_after(epoch_before) : epoch_before;
+        const uint32_t index = params.track == LL_WHOLE_TRACK ? epoch & 1 : params.track + 1;
+        bank = params.layout.banks + index * params.layout.bank_bytes;
+    }
+
+    __device__ bool sends() const { return (common.phases & LL_PHASE_SEND) != 0; }
+    __device__ bool receives() const { return (common.phases & LL_PHASE_RECEIVE) != 0; }
+    __device__ uint32_t rank() const { return common.peers.rank; }
+    __device__ uint32_t ranks() const { return common.peers.ranks; }
+
+    __device__ Awaited from(uint32_t peer, uint32_t what) const { return {what, peer, epoch}; }
+    __device__ uint64_t packet(uint32_t data) const { return make_packet(epoch, data); }
+
+    __device__ uint8_t* bank_of(uint32_t owner) const { return common.peers.window[owner] + bank; }
+    // One packet per chunk of row `row` of the bank.
+    __device__ uint64_t* flags(uint32_t owner, uint32_t row) const {
+        return reinterpret_cast<uint64_t*>(bank_of(owner) + common.layout.flags) +
+               uint64_t{row} * common.shape.chunks;
+    }
+    // Rows of `source` per local expert, then its tokens.
+    __device__ uint64_t* counts(uint32_t owner, uint32_t source) const {
+        return reinterpret_cast<uint64_t*>(bank_of(owner) + common.layout.counts) +
+               source * (common.shape.local_experts + 1);
+    }
+    // What `source` says about each entry of its token `token`.
+    __device__ uint64_t* entries(uint32_t owner, uint32_t source, uint32_t token) const {
+        return reinterpret_cast<uint64_t*>(bank_of(owner) + common.layout.entries) +
+               (uint64_t{source} * common.shape.max_tokens + token) * LL_MAX_TOP_K;
+    }
+    __device__ uint8_t* row(uint32_t owner, uint32_t row) const {
+        return bank_of(owner) + uint64_t{row} * common.shape.row_bytes;
+    }
+    __device__ int32_t* rows_of(uint32_t source, uint32_t token) const {
+        return common.handle.row_of +
+               (uint64_t{source} * common.shape.max_tokens + token) * common.shape.top_k;
+    }
+    __device__ uint64_t* ack(uint32_t owner, uint32_t from_rank) const {
+        return reinterpret_cast<uint64_t*>(common.peers.window[owner] + common.layout.acks) +
+               common.track * common.peers.ranks + from_rank;
+    }
+};
+
+// Before a staged send: the peers have consumed what was in the bank before. All threads call it.
+// "Or later": once some block of this rank has sent, a peer may be through with the new epoch
+// before the last block of this rank looks.
+__device__ inline void wait_until_bank_is_free(const Op& op) {
+    if (op.common.track == LL_WHOLE_TRACK) {
+        return;
+    }
+    for (uint32_t peer = threadIdx.x; peer < op.ranks(); peer += blockDim.x) {
+        wait_for_epoch_or_later(op.common.wait, op.ack(op.rank(), peer),
+                                {WAIT_ACK, peer, op.epoch_before});
+    }
+    __syncthreads();
+}
+
+// All threads call it after a barrier behind which none of the block reads the track's state. Early
+// in the kernel, so that the end of the operation does not wait for it.
+__device__ inline void advance_epoch(const Op& op) {
+    if (threadIdx.x == blockDim.x - 1 && op.sends() &&
+        inc_acq_rel_gpu(&op.common.track_state->blocks_started, gridDim.x - 1) == gridDim.x - 1) {
+        st_relaxed_gpu(&op.common.track_state->epoch, op.epoch);
+    }
+}
+
+// After a staged receive: the last block tells the peers. All threads call it.
+__device__ inline void acknowledge(const Op& op) {
+    if (op.common.track == LL_WHOLE_TRACK || !op.receives()) {
+        return;
+    }
+    __shared__ uint32_t is_last;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        is_last = inc_acq_rel_gpu(&op.common.track_state->blocks_finished, gridDim.x - 1) ==
+                  gridDim.x - 1;
+    }
+    __syncthreads();
+    if (is_last != 0) {
+        for (uint32_t peer = threadIdx.x; peer < op.ranks(); peer += blockDim.x) {
+            st_release_sys(op.ack(peer, op.rank()), op.packet(0));
+        }
+    }
+}
+
+// The blocks that do one kind of work. Stores to peers fill the queue between an SM and NVLink, and
+// every load of that SM waits behind them; so with much to send, few blocks send and others
+// receive.
+struct Share {
+    uint32_t first;
+    uint32_t blocks;
+
+    __device__ static Share of_senders(const LlCommon& common) { return {0, common.send_blocks}; }
+    __device__ static Share of_receivers(const LlCommon& common) {
+        return {gridDim.x - common.receive_blocks, common.receive_blocks};
+    }
+    __device__ bool has_this_block() const {
+        return blockIdx.x >= first && blockIdx.x < first + blocks;
+    }
+    __device__ uint32_t index() const { return blockIdx.x - first; }
+    // Hands the block's units, index, index + blocks, ... to its warps, one after the other. `next`
+    // is a counter in shared memory that starts at zero.
+    __device__ uint32_t next_unit(uint32_t* next) const {
+        uint32_t turn = 0;
+        if (lane_idx() == 0) {
+            turn = atomicAdd(next, 1u);
+        }
+        return __shfl_sync(kAllLanes, turn, 0) * blocks + index();
+    }
+};
+
+// One chunk of a row: where it begins and how many 16-byte accesses it has.
+struct Chunk {
+    uint32_t index;
+    uint32_t offset;
+    uint32_t vecs;
+
+    __device__ Chunk(const LlShape& shape, uint32_t chunk_idx) : index(chunk_idx) {
+        offset = index * shape.chunk_bytes;
+        const uint32_t left = shape.row_bytes - offset;
+        vecs = (left < shape.chunk_bytes ? left : shape.chunk_bytes) / sizeof(Vec16);
+    }
+    // Whether this lane has a part in the warp's access number `turn`, and which.
+    __device__ bool holds(uint32_t turn) const { return turn * kWarpSize + lane_idx() < vecs; }
+    __device__ uint32_t vec(uint32_t turn) const {
+        return offset / sizeof(Vec16) + turn * kWarpSize + lane_idx();
+    }
+};
+
+// This lane's part of a chunk.
+struct ChunkData {
+    Vec16 vec[kChunkVecs];
+
+    // `row` is the beginning of a row that nobody writes meanwhile.
+    __device__ __forceinline__ void load_const(const uint8_t* row, const Chunk& chunk) {
+#pragma unroll
+        for (uint32_t i = 0; i < kChunkVecs; ++i) {
+            if (chunk.holds(i)) {
+                vec[i] = ld_const(reinterpret_cast<const Vec16*>(row) + chunk.vec(i));
+            }
+        }
+    }
+
+    __device__ __forceinline__ void load_arriving(const uint8_t* row, const Chunk& chunk) {
+#pragma unroll
+        for (uint32_t i = 0; i < kChunkVecs; ++i) {
+            if (chunk.holds(i)) {
+                vec[i] = ld_relaxed_sys(reinterpret_cast<const Vec16*>(row) + chunk.vec(i));
+            }
+        }
+    }
+
+    __device__ __forceinline__ void store(uint8_t* row, const Chunk& chunk) const {
+#pragma unroll
+        for (uint32_t i = 0; i < kChunkVecs; ++i) {
+            if (chunk.holds(i)) {
+                st_row(reinterpret_cast<Vec16*>(row) + chunk.vec(i), vec[i]);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void store_to_peer(uint8_t* row, const Chunk& chunk) const {
+#pragma unroll
+        for (uint32_t i = 0; i < kChunkVecs; ++i) {
+            if (chunk.holds(i)) {
+                st_relaxed_sys(reinterpret_cast<Vec16*>(row) + chunk.vec(i), vec[i]);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void fill(uint32_t word) {
+#pragma unroll
+        for (uint32_t i = 0; i < kChunkVecs; ++i) {
+            vec[i] = {{word, word, word, word}};
+        }
+    }
+
+    // Whether some word of the warp's chunk is kMark.
+    __device__ __forceinline__ bool has_mark(const Chunk& chunk) const {
+        bool found = false;
+#pragma unroll
+        for (uint32_t i = 0; i < kChunkVecs; ++i) {
+            if (chunk.holds(i)) {
+                found |= vec[i].word[0] == kMark || vec[i].word[1] == kMark ||
+                         vec[i].word[2] == kMark || vec[i].word[3] == kMark;
+            }
+        }
+        return __ballot_sync(kAllLanes, found) != 0;
+    }
+};
+
+// A row of a bank: where it is, and the flags of its chunks.
+struct BankRow {
+    uint8_t* data;
+    uint64_t* flags;
+};
+
+__device__ __forceinline__ BankRow bank_row(const Op& op, uint32_t owner, uint32_t row) {
+    return {op.row(owner, row), op.flags(owner, row)};
+}
+
+// A warp sends a chunk; `has_mark` is that of the data.
+__device__ __forceinline__ void send(const Op& op, const BankRow& to, const Chunk& chunk,
+                                     const ChunkData& data, bool has_mark) {
+    data.store_to_peer(to.data, chunk);
+    if (has_mark) {
+        __syncwarp();
+        if (lane_idx() == 0) {
+            st_release_sys(to.flags + chunk.index, op.packet(0));
+        }
+    }
+}
+
+// A lane waits until the end of a chunk has come from `peer`; the rest is not far then. Cheap,
+// where polling for the whole chunk would take bandwidth from those who still work.
+__device__ __forceinline__ void wait_for_end(const Op& op, const BankRow& from, const Chunk& chunk,
+                                             uint32_t peer) {
+    const uint32_t* last = reinterpret_cast<const uint32_t*>(from.data + chunk.offset) +
+                           chunk.vecs * (sizeof(Vec16) / sizeof(uint32_t)) - 1;
+    const Awaited awaited = op.from(peer, WAIT_ROW);
+    wait_until(
+        op.common.wait, awaited,
+        [&] {
+            const uint64_t flag = ld_relaxed_sys(from.flags + chunk.index);
+            return ld_relaxed_sys(last) != kMark ? op.packet(0) : flag;
+        },
+        [&](uint32_t epoch) { return epoch == awaited.epoch; });
+}
+
+// Completes what load_arriving of `from` gave, waiting for `peer` as long as something is missing,
+// and makes the bank ready for its next use. After a failed wait the data is arbitrary; the group
+// is of no use then.
+__device__ __forceinline__ void take(const Op& op, const BankRow& from, const Chunk& chunk,
+                                     uint32_t peer, ChunkData& data) {
+    if (data.has_mark(chunk)) {
+        uint32_t polls = 0;
+        wait_as_warp(op.common.wait, op.from(peer, WAIT_ROW), [&] {
+            // The flag matters only for data that contains kMark: seldom, so it is read seldom.
+            bool told = false;
+            if (++polls % kPollsPerFlag == 0) {
+                const uint64_t flag = ld_acquire_sys(from.flags + chunk.index);
+                told = __ballot_sync(kAllLanes, packet_epoch(flag) == op.epoch) == kAllLanes;
+            }
+            data.load_arriving(from.data, chunk);
+            return !data.has_mark(chunk) || told;
+        });
+    }
+    ChunkData marks;
+    marks.fill(kMark);
+    marks.store(from.data, chunk);
+}
+
+// Lanes that are the first of their warp to name `rank`; a negative rank names nothing.
+__device__ __forceinline__ uint32_t first_of_each_rank(int32_t rank) {
+    const uint32_t same = __match_any_sync(kAllLanes, rank);
+    const bool first = rank >= 0 && __ffs(same) - 1 == static_cast<int32_t>(lane_idx());
+    return __ballot_sync(kAllLanes, first);
+}
+
+}  // namespace nccl_ep

@@ -1,0 +1,395 @@
+// Low-latency combine: each token's rows return from the ranks that host its experts and are summed
+// with the token's weights.
+//
+// Grid: any number of blocks that fit on the GPU at once. Three things happen, each in units that
+// all warps take in turn: the home rank of a token tells the expert ranks its weights; an expert
+// rank sends, per token and home, one row (or, in exact mode, one row per entry); the home sums.
+//
+// Order of summation. An expert rank that a token names once sends the expert's row as it is; one
+// that it names more often sends round(p), p = 0; p = fma(w[k], y[k], p) for k ascending. Home: a =
+// 0; for expert ranks ascending: a = fma(w[k], y, a) for a row sent as it is, a = a + y for a sum;
+// then out = round(a). In exact mode all rows travel as they are and a = fma(w[k], y[k], a) for k
+// ascending. All sums are in fp32, "round" is to nearest even in the type of the rows. An entry
+// that dispatch dropped counts as a row of zeros.
+
+#include "primitives.cuh"
+
+namespace nccl_ep::ll_combine_impl {
+
+// Rows of a token that are loaded together.
+constexpr uint32_t kBatch = 4;
+struct Shared {
+    uint32_t next_send;
+    uint32_t next_receive;
+};
+
+struct Block {
+    const LlCombineParams& params;
+    const LlShape& shape;
+    const Op& op;
+    Shared& shared;
+    Share senders;
+    Share receivers;
+};
+
+// How the 16 bytes of a row are to be read as numbers.
+struct Bf16 {
+    static constexpr uint32_t kPerVec = 8;
+    __device__ static void unpack(const Vec16& v, float* out) {
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i) {
+            out[2 * i] = __uint_as_float(v.word[i] << 16);
+            out[2 * i + 1] = __uint_as_float(v.word[i] & 0xffff0000u);
+        }
+    }
+    __device__ static Vec16 pack(const float* in) {
+        Vec16 v;
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i) {
+            v.word[i] = bf16x2_from_f32(in[2 * i], in[2 * i + 1]);
+        }
+        return v;
+    }
+};
+
+struct F16 {
+    static constexpr uint32_t kPerVec = 8;
+    __device__ static void unpack(const Vec16& v, float* out) {
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i) {
+            out[2 * i] = f32_from_f16(static_cast<uint16_t>(v.word[i]));
+            out[2 * i + 1] = f32_from_f16(static_cast<uint16_t>(v.word[i] >> 16));
+        }
+    }
+    __device__ static Vec16 pack(const float* in) {
+        Vec16 v;
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i) {
+            v.word[i] = f16_from_f32(in[2 * i]) | uint32_t{f16_from_f32(in[2 * i + 1])} << 16;
+        }
+        return v;
+    }
+};
+
+struct F32 {
+    static constexpr uint32_t kPerVec = 4;
+    __device__ static void unpack(const Vec16& v, float* out) {
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i) {
+            out[i] = __uint_as_float(v.word[i]);
+        }
+    }
+    __device__ static Vec16 pack(const float* in) {
+        Vec16 v;
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i) {
+            v.word[i] = __float_as_uint(in[i]);
+        }
+        return v;
+    }
+};
+
+// This lane's part of a chunk of the sum.
+template <typename Type>
+struct Sum {
+    float value[kChunkVecs][Type::kPerVec];
+
+    __device__ Sum() {
+#pragma unroll
+        for (uint32_t i = 0; i < kChunkVecs; ++i) {
+#pragma unroll
+            for (uint32_t j = 0; j < Type::kPerVec; ++j) {
+                value[i][j] = 0.0f;
+            }
+        }
+    }
+
+    __device__ void add(const ChunkData& data, const Chunk& chunk, float weight) {
+#pragma unroll
+        for (uint32_t i = 0; i < kChunkVecs; ++i) {
+            if (chunk.holds(i)) {
+                float row[Type::kPerVec];
+                Type::unpack(data.vec[i], row);
+#pragma unroll
+                for (uint32_t j = 0; j < Type::kPerVec; ++j) {
+                    value[i][j] = __fmaf_rn(weight, row[j], value[i][j]);
+                }
+            }
+        }
+    }
+
+    __device__ ChunkData rounded() const {
+        ChunkData data;
+#pragma unroll
+        for (uint32_t i = 0; i < kChunkVecs; ++i) {
+            data.vec[i] = Type::pack(value[i]);
+        }
+        return data;
+    }
+};
+
+// Goes through the lanes of `which` in ascending order: `load(lane, data)` for several of them
+// together, so that their latencies overlap, then `use(lane, data)` for each.
+template <typename Load, typename Use>
+__device__ __forceinline__ void in_batches(uint32_t which, Load load, Use use) {
+    while (which != 0) {
+        ChunkData data[kBatch];
+        uint32_t rest = which;
+#pragma unroll
+        for (uint32_t i = 0; i < kBatch; ++i) {
+            if (rest != 0) {
+                load(__ffs(rest) - 1, data[i]);
+                rest &= rest - 1;
+            }
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < kBatch; ++i) {
+            if (which != 0) {
+                use(__ffs(which) - 1, data[i]);
+                which &= which - 1;
+            }
+        }
+    }
+}
+
+// One warp per token: each weight goes to the rank of its expert. Everyone greets everyone, so that
+// an operation never ends before all peers have begun it.
+__device__ void send_weights(const Block& block) {
+    const Op& op = block.op;
+    const uint32_t top_k = block.shape.top_k;
+    const uint32_t index = block.receivers.index();
+    const uint32_t blocks = block.receivers.blocks;
+    if (index == blocks - 1 && warp_idx() == num_warps() - 1) {
+        for (uint32_t peer = lane_idx(); peer < op.ranks(); peer += kWarpSize) {
+            st_relaxed_sys(op.counts(peer, op.rank()), op.packet(1));
+        }
+    }
+    for (uint32_t token = warp_idx() * blocks + index; token < block.shape.tokens;
+         token += num_warps() * blocks) {
+        if (lane_idx() < top_k) {
+            const uint32_t entry = token * top_k + lane_idx();
+            const int32_t expert = block.params.common.handle.expert_of[entry];
+            const float weight = block.params.weights[entry];
+            if (expert != kNowhere) {
+                const uint32_t peer = expert / block.shape.local_experts;
+                st_relaxed_sys(op.entries(peer, op.rank(), token) + lane_idx(),
+                               op.packet(__float_as_uint(weight)));
+            }
+        }
+    }
+}
+
+// The weight of this lane's entry of (home, token), for lanes of `which`.
+__device__ __forceinline__ float wait_for_weight(const Block& block, uint32_t which, uint32_t home,
+                                                 uint32_t token) {
+    if ((which >> lane_idx() & 1) == 0) {
+        return 0.0f;
+    }
+    const Op& op = block.op;
+    return __uint_as_float(wait_for_packet(block.params.common.wait,
+                                           op.entries(op.rank(), home, token) + lane_idx(),
+                                           op.from(home, WAIT_WEIGHT))
+                               .data);
+}
+
+// One warp sends a chunk of what this rank has for (home, token).
+template <typename Type>
+__device__ void send_chunk(const Block& block, uint32_t home, uint32_t token, uint32_t chunk_idx) {
+    const Op& op = block.op;
+    int32_t row = kNowhere;
+    if (lane_idx() < block.shape.top_k) {
+        row = op.rows_of(home, token)[lane_idx()];
+    }
+    const uint32_t named = __ballot_sync(kAllLanes, row != kNowhere);
+    if (named == 0) {
+        return;
+    }
+    const Chunk chunk(block.shape, chunk_idx);
+    const auto load = [&](uint32_t lane, ChunkData& data) {
+        const int32_t from = __shfl_sync(kAllLanes, row, lane);
+        data.fill(0);
+        if (from != kDropped) {
+            data.load_const(block.params.rows + uint64_t(from) * block.shape.row_bytes, chunk);
+        }
+    };
+    const auto send_to = [&](uint32_t slot, const ChunkData& data) {
+        const bool has_mark = data.has_mark(chunk);
+        send(op, bank_row(op, home, slot), chunk, data, has_mark);
+    };
+    const uint32_t sum_slot = token * op.ranks() + op.rank();
+    if (block.params.exact != 0) {
+        in_batches(named, load, [&](uint32_t k, const ChunkData& data) {
+            send_to(token * block.shape.top_k + k, data);
+        });
+    } else if (__popc(named) == 1) {
+        ChunkData data;
+        load(__ffs(named) - 1, data);
+        send_to(sum_slot, data);
+    } else {
+        Sum<Type> sum;
+        float weight = 0.0f;
+        bool waited = false;
+        in_batches(named, load, [&](uint32_t k, const ChunkData& data) {
+            if (!waited) {
+                weight = wait_for_weight(block, named, home, token);
+                waited = true;
+                __syncwarp();
+            }
+            sum.add(data, chunk, __shfl_sync(kAllLanes, weight, k));
+        });
+        send_to(sum_slot, sum.rounded());
+    }
+}
+
+template <typename Type>
+__device__ void send_rows(const Block& block) {
+    const uint32_t ranks = block.op.ranks();
+    const uint32_t chunks = block.shape.chunks;
+    const uint32_t* tokens_of = block.params.common.handle.tokens_of;
+    uint32_t most_tokens = 0;
+    for (uint32_t home = 0; home < ranks; ++home) {
+        most_tokens = max(most_tokens, tokens_of[home]);
+    }
+    const uint32_t units = most_tokens * ranks * chunks;
+    for (uint32_t unit = block.senders.next_unit(&block.shared.next_send); unit < units;
+         unit = block.senders.next_unit(&block.shared.next_send)) {
+        const uint32_t pair = unit / chunks;
+        const uint32_t home = (pair + block.op.rank()) % ranks;
+        const uint32_t token = pair / ranks;
+        if (token < tokens_of[home]) {
+            send_chunk<Type>(block, home, token, unit % chunks);
+        }
+    }
+}
+
+// What a lane adds to the sum of a token: a row of the bank, from a rank, with a weight.
+struct Term {
+    uint32_t row;
+    int32_t rank;
+    float weight;
+};
+
+// Term k is entry k, as it is.
+__device__ Term term_of_entry(const Block& block, uint32_t token, int32_t rank) {
+    const uint32_t entry = token * block.shape.top_k + lane_idx();
+    return {entry, rank, rank == kNowhere ? 0.0f : block.params.weights[entry]};
+}
+
+// One term per expert rank, ranks ascending in the lanes.
+__device__ Term term_of_rank(const Block& block, uint32_t token, int32_t rank) {
+    const uint32_t same = __match_any_sync(kAllLanes, rank);
+    const uint32_t firsts = first_of_each_rank(rank);
+    const bool first = (firsts >> lane_idx() & 1) != 0;
+    float weight = 1.0f;
+    if (first && __popc(same) == 1) {
+        weight = block.params.weights[token * block.shape.top_k + lane_idx()];
+    }
+    Term term = {0, kNowhere, 0.0f};
+    for (uint32_t left = firsts; left != 0; left &= left - 1) {
+        const uint32_t lane = __ffs(left) - 1;
+        const int32_t other = __shfl_sync(kAllLanes, rank, lane);
+        const float other_weight = __shfl_sync(kAllLanes, weight, lane);
+        if (lane_idx() == __popc(__ballot_sync(kAllLanes, first && rank < other))) {
+            term = {token * block.op.ranks() + other, other, other_weight};
+        }
+    }
+    return term;
+}
+
+// One warp sums a chunk of its token and writes it out.
+template <typename Type>
+__device__ void receive_chunk(const Block& block, uint32_t token, uint32_t chunk_idx) {
+    const Op& op = block.op;
+    const Chunk chunk(block.shape, chunk_idx);
+    int32_t rank = kNowhere;
+    if (lane_idx() < block.shape.top_k) {
+        const int32_t expert =
+            block.params.common.handle.expert_of[token * block.shape.top_k + lane_idx()];
+        rank = expert == kNowhere ? kNowhere
+                                  : expert / static_cast<int32_t>(block.shape.local_experts);
+    }
+    const Term term = block.params.exact != 0 ? term_of_entry(block, token, rank)
+                                              : term_of_rank(block, token, rank);
+    const uint32_t which = __ballot_sync(kAllLanes, term.rank != kNowhere);
+    if (term.rank != kNowhere && block.shape.tokens > kPollWholeTokens) {
+        wait_for_end(op, bank_row(op, op.rank(), term.row), chunk, term.rank);
+    }
+    __syncwarp();
+    const auto row_of = [&](uint32_t lane) {
+        return bank_row(op, op.rank(), __shfl_sync(kAllLanes, term.row, lane));
+    };
+    Sum<Type> sum;
+    in_batches(
+        which,
+        [&](uint32_t lane, ChunkData& data) { data.load_arriving(row_of(lane).data, chunk); },
+        [&](uint32_t lane, ChunkData& data) {
+            take(op, row_of(lane), chunk, __shfl_sync(kAllLanes, term.rank, lane), data);
+            sum.add(data, chunk, __shfl_sync(kAllLanes, term.weight, lane));
+        });
+    sum.rounded().store(block.params.out + uint64_t{token} * block.shape.row_bytes, chunk);
+}
+
+template <typename Type>
+__device__ void receive_rows(const Block& block) {
+    const Op& op = block.op;
+    const uint32_t chunks = block.shape.chunks;
+    const uint32_t units = block.shape.tokens * chunks;
+    for (uint32_t unit = block.receivers.next_unit(&block.shared.next_receive); unit < units;
+         unit = block.receivers.next_unit(&block.shared.next_receive)) {
+        receive_chunk<Type>(block, unit / chunks, unit % chunks);
+    }
+    if (block.receivers.index() == 0 && warp_idx() == 0) {
+        for (uint32_t peer = lane_idx(); peer < op.ranks(); peer += kWarpSize) {
+            wait_for_packet(block.params.common.wait, op.counts(op.rank(), peer),
+                            op.from(peer, WAIT_HELLO));
+        }
+    }
+}
+
+template <typename Type>
+__device__ void run(const LlCombineParams& params) {
+    __shared__ Shared shared;
+    const Op op(params.common);
+    const Block block{params,
+                      params.common.shape,
+                      op,
+                      shared,
+                      Share::of_senders(params.common),
+                      Share::of_receivers(params.common)};
+    if (threadIdx.x == 0) {
+        shared.next_send = 0;
+        shared.next_receive = 0;
+    }
+    __syncthreads();
+    advance_epoch(op);
+    if (op.sends()) {
+        wait_until_bank_is_free(op);
+        if (block.receivers.has_this_block()) {
+            send_weights(block);
+        }
+        if (block.senders.has_this_block()) {
+            send_rows<Type>(block);
+        }
+    }
+    if (op.receives() && block.receivers.has_this_block()) {
+        receive_rows<Type>(block);
+    }
+    acknowledge(op);
+}
+
+}  // namespace nccl_ep::ll_combine_impl
+
+extern "C" __global__ void __launch_bounds__(nccl_ep::LL_COMBINE_THREADS, 1)
+    ll_combine_bf16(const __grid_constant__ nccl_ep::LlCombineParams params) {
+    nccl_ep::ll_combine_impl::run<nccl_ep::ll_combine_impl::Bf16>(params);
+}
+
+extern "C" __global__ void __launch_bounds__(nccl_ep::LL_COMBINE_THREADS, 1)
+    ll_combine_f16(const __grid_constant__ nccl_ep::LlCombineParams params) {
+    nccl_ep::ll_combine_impl::run<nccl_ep::ll_combine_impl::F16>(params);
+}
+
+extern "C" __global__ void __launch_bounds__(nccl_ep::LL_COMBINE_THREADS, 1)
+    ll_combine_f32(const __grid_constant__ nccl_ep::LlCombineParams params) {
+    nccl_ep::ll_combine_impl::run<nccl_ep::ll_combine_impl::F32>(params);
+}

@@ -1,0 +1,352 @@
+//! What is decided about LL kernels before they start: regions of the window, pieces of rows, grids.
+//!
+//! Pure functions of the group's facts and of an operation's shape.
+#![forbid(unsafe_code)]
+
+use crate::backend::cuda::launch::LaunchShape;
+use crate::backend::cuda::params::{
+    LL_BANKS, LL_CHUNK_VECS, LL_COMBINE_THREADS, LL_DISPATCH_THREADS, LL_MAX_TOP_K, LL_TRACKS,
+    LlLayout, LlShape,
+};
+use crate::error::{Error, Result};
+use crate::model::group::{GroupFacts, LlCombineMode};
+use crate::model::ops::{Routing, RowType};
+
+/// Most bytes of a piece of a row: what the lanes of a warp hold at once.
+const PIECE_BYTES: usize = LL_CHUNK_VECS as usize * 32 * 16;
+const PACKET_BYTES: usize = 8;
+const REGION_ALIGN: usize = 256;
+
+/// Up to this many tokens an operation is all latency: few blocks of few threads start soonest.
+const FEW_TOKENS: usize = 4;
+const FEW_BLOCKS: u32 = 8;
+const FEW_THREADS: u32 = 256;
+/// From this many tokens on, combine is faster with blocks that only receive.
+const MANY_TOKENS: usize = 256;
+
+/// Shared memory that a block may have without asking for more.
+const MAX_SHARED_BYTES: usize = 48 << 10;
+/// Shared memory of a dispatch block per expert of the group.
+const SHARED_BYTES_PER_EXPERT: usize = 8;
+
+/// The plan of one group.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LlPlan {
+    facts: GroupFacts,
+    max_tokens: usize,
+    /// Offsets from the start of the LL region.
+    layout: LlLayout,
+    /// Bytes of rows at the start of each bank.
+    rows_bytes: usize,
+    bytes: usize,
+}
+
+/// Bytes of a handle's device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct HandleMemory {
+    pub(super) expert_of: usize,
+    pub(super) row_of: usize,
+    pub(super) tokens_of: usize,
+}
+
+impl LlPlan {
+    /// The plan for a group with a bound of tokens, as LL groups have.
+    pub(super) fn new(facts: &GroupFacts) -> Result<Self> {
+        let most_experts = MAX_SHARED_BYTES / SHARED_BYTES_PER_EXPERT;
+        if facts.experts > most_experts {
+            return Err(Error::usage(
+                "config.num_experts",
+                "is more than the GPU kernels can count",
+            )
+            .got(
+                facts.experts,
+                format_args!("at most {most_experts} in low latency"),
+            ));
+        }
+        let max_tokens = facts
+            .max_tokens
+            .ok_or_else(|| Error::internal("an LL group without a bound"))?;
+        let rows_per_token = match facts.ll_combine {
+            LlCombineMode::Reduce => facts.ranks,
+            LlCombineMode::Exact => facts.ranks.max(LL_MAX_TOP_K as usize),
+        };
+        let rows = rows_per_token * max_tokens;
+        let most_pieces = pieces(facts.row_bytes);
+        let mut bank = Regions::default();
+        let rows_bytes = rows * facts.row_bytes;
+        bank.take(rows_bytes);
+        let flags = bank.take(rows * most_pieces * PACKET_BYTES);
+        let counts = bank.take(facts.ranks * (facts.local_experts() + 1) * PACKET_BYTES);
+        let entries = bank.take(facts.ranks * max_tokens * LL_MAX_TOP_K as usize * PACKET_BYTES);
+        let mut window = Regions::default();
+        let acks = window.take(LL_TRACKS as usize * facts.ranks * PACKET_BYTES);
+        let banks = window.take(LL_BANKS as usize * bank.end);
+        let layout = LlLayout {
+            acks: acks as u64,
+            banks: banks as u64,
+            bank_bytes: bank.end as u64,
+            flags: flags as u64,
+            counts: counts as u64,
+            entries: entries as u64,
+        };
+        Ok(Self {
+            facts: *facts,
+            max_tokens,
+            layout,
+            rows_bytes,
+            bytes: window.end,
+        })
+    }
+
+    /// Bytes of the LL region of a window.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The kernels' offsets when the LL region begins at `start` of the window.
+    pub(super) fn layout(&self, start: usize) -> LlLayout {
+        let start = start as u64;
+        LlLayout {
+            acks: start + self.layout.acks,
+            banks: start + self.layout.banks,
+            ..self.layout
+        }
+    }
+
+    /// Start, from the start of the LL region, and length of the rows of each bank: they must hold
+    /// `LL_MARK` before the first operation.
+    pub(super) fn marked(&self) -> impl Iterator<Item = (usize, usize)> {
+        let (banks, bank_bytes) = (self.layout.banks as usize, self.layout.bank_bytes as usize);
+        let rows_bytes = self.rows_bytes;
+        (0..LL_BANKS as usize).map(move |bank| (banks + bank * bank_bytes, rows_bytes))
+    }
+
+    /// How combines sum.
+    pub(super) fn mode(&self) -> LlCombineMode {
+        self.facts.ll_combine
+    }
+
+    /// Sizes of a handle's device memory.
+    pub(super) fn handle_memory(&self, top_k: usize) -> HandleMemory {
+        let entries = self.max_tokens * top_k;
+        HandleMemory {
+            expert_of: entries * size_of::<i32>(),
+            row_of: self.facts.ranks * entries * size_of::<i32>(),
+            tokens_of: self.facts.ranks * size_of::<u32>(),
+        }
+    }
+
+    /// Dynamic shared memory of a dispatch block.
+    pub(super) fn dispatch_shared_bytes(&self) -> u32 {
+        (self.facts.experts * SHARED_BYTES_PER_EXPERT) as u32
+    }
+
+    /// The grid of a dispatch of `tokens` on a device with so many multiprocessors.
+    ///
+    /// Measured on H200 (docs/performance.md): a quarter of the blocks saturates NVLink with rows, the
+    /// others copy out what arrives.
+    pub(super) fn dispatch_grid(&self, tokens: usize, multiprocessors: u32) -> Grid {
+        match self.work(tokens) {
+            ..=FEW_TOKENS => Grid::shared(FEW_BLOCKS.min(multiprocessors), FEW_THREADS),
+            work => {
+                let blocks = blocks(6 * work + 16, multiprocessors);
+                Grid::split(blocks, blocks / 4, LL_DISPATCH_THREADS)
+            }
+        }
+    }
+
+    /// The grid of a combine of `tokens` on a device with so many multiprocessors.
+    pub(super) fn combine_grid(&self, tokens: usize, multiprocessors: u32) -> Grid {
+        match self.work(tokens) {
+            ..=FEW_TOKENS => Grid::shared(FEW_BLOCKS.min(multiprocessors), FEW_THREADS),
+            MANY_TOKENS.. => {
+                Grid::split(multiprocessors, multiprocessors * 3 / 4, LL_COMBINE_THREADS)
+            }
+            work => Grid::shared(blocks(4 * work + 16, multiprocessors), LL_COMBINE_THREADS),
+        }
+    }
+
+    /// The tokens to plan for: a rank without any may still have much to receive.
+    fn work(&self, tokens: usize) -> usize {
+        if tokens == 0 { self.max_tokens } else { tokens }
+    }
+
+    /// What the kernels are told about the sizes of an operation.
+    pub(super) fn shape(&self, routing: &Routing, row: RowType) -> Result<LlShape> {
+        let pieces = pieces(row.bytes());
+        let piece_bytes = row.bytes().div_ceil(pieces).next_multiple_of(16);
+        Ok(LlShape {
+            local_experts: number(self.facts.local_experts())?,
+            max_tokens: number(self.max_tokens)?,
+            tokens: number(routing.tokens)?,
+            top_k: number(routing.top_k)?,
+            row_bytes: number(row.bytes())?,
+            chunk_bytes: number(piece_bytes)?,
+            chunks: number(pieces)?,
+        })
+    }
+}
+
+/// Blocks of a launch, and who of them sends rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Grid {
+    blocks: u32,
+    threads: u32,
+    pub(super) send_blocks: u32,
+    pub(super) receive_blocks: u32,
+}
+
+impl Grid {
+    /// Every block does everything.
+    fn shared(blocks: u32, threads: u32) -> Self {
+        Self {
+            blocks,
+            threads,
+            send_blocks: blocks,
+            receive_blocks: blocks,
+        }
+    }
+
+    /// The first `senders` blocks send rows, the others do all else; on a tiny device all do both.
+    fn split(blocks: u32, senders: u32, threads: u32) -> Self {
+        if senders == 0 || senders >= blocks {
+            return Self::shared(blocks, threads);
+        }
+        Self {
+            blocks,
+            threads,
+            send_blocks: senders,
+            receive_blocks: blocks - senders,
+        }
+    }
+
+    /// The launch of this grid with so much dynamic shared memory.
+    pub(super) fn launch_shape(&self, shared_bytes: u32) -> LaunchShape {
+        LaunchShape {
+            blocks: self.blocks,
+            threads: self.threads,
+            shared_bytes,
+        }
+    }
+}
+
+/// As many blocks as wanted, but no more than run at the same time: they wait for each other's peers.
+fn blocks(wanted: usize, multiprocessors: u32) -> u32 {
+    u32::try_from(wanted)
+        .unwrap_or(u32::MAX)
+        .min(multiprocessors)
+}
+
+/// Pieces that a row of `row_bytes` is moved in.
+fn pieces(row_bytes: usize) -> usize {
+    row_bytes.div_ceil(PIECE_BYTES)
+}
+
+fn number(count: usize) -> Result<u32> {
+    u32::try_from(count).map_err(|_| Error::internal(format!("{count} does not fit a kernel")))
+}
+
+/// Regions one after the other: the one builder that yields offsets and size.
+#[derive(Default)]
+struct Regions {
+    end: usize,
+}
+
+impl Regions {
+    /// The start of a region of `bytes`.
+    fn take(&mut self, bytes: usize) -> usize {
+        let start = self.end;
+        self.end = (start + bytes).next_multiple_of(REGION_ALIGN);
+        start
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::dtype::DType;
+    use crate::model::group::Algorithm;
+    use crate::model::tensor::DevPtr;
+
+    fn facts(max_tokens: usize, ll_combine: LlCombineMode) -> GroupFacts {
+        GroupFacts {
+            algorithm: Algorithm::LowLatency,
+            ranks: 8,
+            rank: 0,
+            experts: 256,
+            max_tokens: Some(max_tokens),
+            row_bytes: 14_336,
+            ll_combine,
+            channels: None,
+        }
+    }
+
+    #[test]
+    fn the_common_configuration_fits_64_mib() {
+        let plan = LlPlan::new(&facts(128, LlCombineMode::Reduce)).unwrap();
+        let handle = plan.handle_memory(8);
+        let bytes = plan.bytes() + handle.expert_of + handle.row_of + handle.tokens_of;
+        assert!(bytes <= 64 << 20, "{bytes}");
+    }
+
+    #[test]
+    fn regions_do_not_overlap() {
+        for mode in [LlCombineMode::Reduce, LlCombineMode::Exact] {
+            let plan = LlPlan::new(&facts(50, mode)).unwrap();
+            let layout = plan.layout(4096);
+            assert!(layout.acks >= 4096);
+            assert!(layout.acks + 3 * 8 * 8 <= layout.banks);
+            assert!(plan.rows_bytes as u64 <= layout.flags);
+            assert!(layout.flags < layout.counts && layout.counts < layout.entries);
+            assert!(layout.entries + 8 * 50 * 32 * 8 <= layout.bank_bytes);
+            assert!(layout.banks + 4 * layout.bank_bytes <= 4096 + plan.bytes() as u64);
+            assert!(
+                plan.marked()
+                    .all(|(start, bytes)| start + bytes <= plan.bytes())
+            );
+        }
+    }
+
+    #[test]
+    fn pieces_cover_every_row() {
+        let plan = LlPlan::new(&facts(8, LlCombineMode::Reduce)).unwrap();
+        let routing = Routing {
+            ids: DevPtr(8),
+            tokens: 3,
+            top_k: 2,
+        };
+        for hidden in [8, 16, 1000, 1024, 1032, 7168] {
+            let row = RowType {
+                dtype: DType::Bfloat16,
+                hidden,
+            };
+            let shape = plan.shape(&routing, row).unwrap();
+            assert_eq!(shape.chunk_bytes % 16, 0);
+            assert!(shape.chunk_bytes as usize <= PIECE_BYTES);
+            assert!(shape.chunks * shape.chunk_bytes >= shape.row_bytes);
+            assert!((shape.chunks - 1) * shape.chunk_bytes < shape.row_bytes);
+        }
+    }
+
+    #[test]
+    fn grids_grow_with_the_work_and_stay_resident() {
+        let plan = LlPlan::new(&facts(1024, LlCombineMode::Reduce)).unwrap();
+        for multiprocessors in [1, 2, 108, 132] {
+            let mut last = 0;
+            for tokens in [1, 4, 5, 16, 64, 128, 256, 1024] {
+                for grid in [
+                    plan.dispatch_grid(tokens, multiprocessors),
+                    plan.combine_grid(tokens, multiprocessors),
+                ] {
+                    assert!(grid.blocks <= multiprocessors);
+                    assert!(grid.send_blocks >= 1 && grid.receive_blocks >= 1);
+                    assert!(grid.send_blocks + grid.receive_blocks >= grid.blocks);
+                }
+                let blocks = plan.dispatch_grid(tokens, multiprocessors).blocks;
+                assert!(blocks >= last);
+                last = blocks;
+            }
+        }
+        assert_eq!(plan.dispatch_grid(0, 132), plan.dispatch_grid(1024, 132));
+    }
+}

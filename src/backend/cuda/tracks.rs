@@ -1,0 +1,107 @@
+//! Which staged operation uses which track of the LL kernels, and in what order its phases run.
+//!
+//! A track carries one staged operation at a time (`cuda/common/ll.cuh` says why banks are then safe).
+//! The lowest free one is taken: ranks that start and complete staged operations in the same order agree
+//! without asking. The send phase runs after the last receive phase of its track, and the receive phase
+//! after its send phase, whatever their streams.
+#![forbid(unsafe_code)]
+
+use crate::backend::cuda::context::Context;
+use crate::backend::cuda::event::Event;
+use crate::error::{Error, Result};
+use crate::model::ops::Stream;
+use parking_lot::Mutex;
+use std::sync::Arc;
+
+/// Tracks for staged operations; the kernels number them from 1.
+pub(super) const STAGED_TRACKS: usize = 2;
+
+/// Enqueues a receive phase that throws away what it receives.
+pub(super) type Discard = Box<dyn FnOnce(Stream) -> Result<()> + Send>;
+
+/// The staged tracks of a group.
+pub(super) struct Tracks {
+    tracks: Mutex<[Track; STAGED_TRACKS]>,
+}
+
+struct Track {
+    /// A send phase was enqueued, its receive phase was not.
+    busy: bool,
+    /// The receive phase of an operation that was given up, due before the track's next operation.
+    abandoned: Option<Discard>,
+    sent: Event,
+    received: Event,
+}
+
+impl Tracks {
+    /// Free tracks.
+    pub(super) fn new(context: &Arc<Context>) -> Result<Self> {
+        let track = || {
+            Ok(Track {
+                busy: false,
+                abandoned: None,
+                sent: Event::new(context)?,
+                received: Event::new(context)?,
+            })
+        };
+        Ok(Self {
+            tracks: Mutex::new([track()?, track()?]),
+        })
+    }
+
+    /// Enqueues a send phase by `launch`, which is told the number of a free track.
+    pub(super) fn send(
+        &self,
+        stream: Stream,
+        launch: impl FnOnce(u32) -> Result<()>,
+    ) -> Result<u32> {
+        let mut tracks = self.tracks.lock();
+        let (number, track) = (1..)
+            .zip(tracks.iter_mut())
+            .find(|(_, track)| !track.busy)
+            .ok_or_else(|| Error::internal("no free track for a staged operation"))?;
+        match track.abandoned.take() {
+            Some(discard) => {
+                track.sent.hold(stream)?;
+                discard(stream)?;
+            }
+            None => track.received.hold(stream)?,
+        }
+        launch(number)?;
+        track.sent.record(stream)?;
+        track.busy = true;
+        Ok(number)
+    }
+
+    /// Enqueues the receive phase of the operation on track `number` by `launch`.
+    pub(super) fn receive(
+        &self,
+        number: u32,
+        stream: Stream,
+        launch: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let mut tracks = self.tracks.lock();
+        let track = find(&mut *tracks, number)?;
+        track.sent.hold(stream)?;
+        launch()?;
+        track.received.record(stream)?;
+        track.busy = false;
+        Ok(())
+    }
+
+    /// Frees track `number` without a receive phase; its next operation runs `discard` first.
+    pub(super) fn abandon(&self, number: u32, discard: Discard) {
+        let mut tracks = self.tracks.lock();
+        if let Ok(track) = find(&mut *tracks, number) {
+            track.busy = false;
+            track.abandoned = Some(discard);
+        }
+    }
+}
+
+fn find(tracks: &mut [Track], number: u32) -> Result<&mut Track> {
+    (number as usize)
+        .checked_sub(1)
+        .and_then(|index| tracks.get_mut(index))
+        .ok_or_else(|| Error::internal(format!("no track {number}")))
+}

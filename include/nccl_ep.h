@@ -225,7 +225,7 @@ ncclResult_t ncclEpTensorDestroy(ncclEpGroup_t ep_group,
 //                          max_tokens_per_rank and different on every rank if you like, also 0; K at
 //                          most 32. Negative ids and ids from E on take no part.
 // @param local_tensors     HT: optional RECV_EXPERT_COUNTER_HOST or RECV_EXPERT_COUNTER_DEVICE, int32
-//                          [L] or longer: gets the received tokens per local expert, valid once `stream`
+//                          `[L]` or longer: gets the received tokens per local expert, valid once `stream`
 //                          is synchronised. LL: none.
 // @param num_local_tensors number of local tensors
 // @param config            must be NULL
@@ -265,7 +265,7 @@ ncclResult_t ncclEpHandleGetNumRecvTokens(ncclEpHandle_t handle, unsigned int *n
 // rows are bfloat16, float16 or float32, a multiple of 16 bytes and at most token_size_bytes:
 //
 // LL: inputs TOKENS [T, H]; outputs TOKENS [L, R*M, H]; local_tensors optional
-// RECV_EXPERT_COUNTER_DEVICE int32 [L]. The rows of each expert are packed from slot 0, by source
+// RECV_EXPERT_COUNTER_DEVICE int32 `[L]`. The rows of each expert are packed from slot 0, by source
 // rank, token, k; the counter gets their number; other slots are left as they are.
 //
 // HT forward: inputs TOKENS [T, H], TOPK_IDX int64 [T, K], TOPK_WEIGHTS float32 [T, K]; outputs TOKENS
@@ -273,7 +273,7 @@ ncclResult_t ncclEpHandleGetNumRecvTokens(ncclEpHandle_t handle, unsigned int *n
 // token comes once per rank, ordered by source rank and token; its ids are local expert ids,
 // ascending, then -1, its weights in the same order, then 0. Unused rows are 0, -1 and 0.
 // HT tokens only (cached, or the backward of a combine): inputs and outputs TOKENS. In both, local_tensors
-// may hold RECV_EXPERT_COUNTER_DEVICE int32 [L].
+// may hold RECV_EXPERT_COUNTER_DEVICE int32 `[L]`.
 //
 // @param handle            the routing
 // @param inputs            tensors that are read

@@ -10,7 +10,8 @@
 // 0; for expert ranks ascending: a = fma(w[k], y, a) for a row sent as it is, a = a + y for a sum;
 // then out = round(a). In exact mode all rows travel as they are and a = fma(w[k], y[k], a) for k
 // ascending. All sums are in fp32, "round" is to nearest even in the type of the rows. An entry
-// that dispatch dropped counts as a row of zeros.
+// that dispatch dropped counts as a row of zeros. An entry whose id names no expert any more (it was
+// masked since the dispatch) travels, but is added to nothing.
 
 #include "primitives.cuh"
 
@@ -18,6 +19,9 @@ namespace nccl_ep::ll_combine_impl {
 
 // Rows of a token that are loaded together.
 constexpr uint32_t kBatch = 4;
+// Instead of a weight: the entry is masked. A NaN that no arithmetic yields.
+constexpr uint32_t kMasked = 0x7fedcba9u;
+
 struct Shared {
     uint32_t next_send;
     uint32_t next_receive;
@@ -105,6 +109,9 @@ struct Sum {
     }
 
     __device__ void add(const ChunkData& data, const Chunk& chunk, float weight) {
+        if (__float_as_uint(weight) == kMasked) {
+            return;
+        }
 #pragma unroll
         for (uint32_t i = 0; i < kChunkVecs; ++i) {
             if (chunk.holds(i)) {
@@ -152,6 +159,16 @@ __device__ __forceinline__ void in_batches(uint32_t which, Load load, Use use) {
     }
 }
 
+// The weight of entry `index` of this rank, or kMasked.
+__device__ __forceinline__ float weight_of_entry(const Block& block, uint32_t index) {
+    if (block.params.weights == nullptr) {
+        return 0.0f;
+    }
+    const float weight = block.params.weights[index];
+    const bool masked = expert_of_entry(block.op, block.params.topk_idx, index) == kNowhere;
+    return masked ? __uint_as_float(kMasked) : weight;
+}
+
 // One warp per token: each weight goes to the rank of its expert. Everyone greets everyone, so that
 // an operation never ends before all peers have begun it.
 __device__ void send_weights(const Block& block) {
@@ -169,7 +186,7 @@ __device__ void send_weights(const Block& block) {
         if (lane_idx() < top_k) {
             const uint32_t entry = token * top_k + lane_idx();
             const int32_t expert = block.params.common.handle.expert_of[entry];
-            const float weight = block.params.weights[entry];
+            const float weight = weight_of_entry(block, entry);
             if (expert != kNowhere) {
                 const uint32_t peer = expert / block.shape.local_experts;
                 st_relaxed_sys(op.entries(peer, op.rank(), token) + lane_idx(),
@@ -272,7 +289,7 @@ struct Term {
 // Term k is entry k, as it is.
 __device__ Term term_of_entry(const Block& block, uint32_t token, int32_t rank) {
     const uint32_t entry = token * block.shape.top_k + lane_idx();
-    return {entry, rank, rank == kNowhere ? 0.0f : block.params.weights[entry]};
+    return {entry, rank, rank == kNowhere ? 0.0f : weight_of_entry(block, entry)};
 }
 
 // One term per expert rank, ranks ascending in the lanes.
@@ -282,7 +299,7 @@ __device__ Term term_of_rank(const Block& block, uint32_t token, int32_t rank) {
     const bool first = (firsts >> lane_idx() & 1) != 0;
     float weight = 1.0f;
     if (first && __popc(same) == 1) {
-        weight = block.params.weights[token * block.shape.top_k + lane_idx()];
+        weight = weight_of_entry(block, token * block.shape.top_k + lane_idx());
     }
     Term term = {0, kNowhere, 0.0f};
     for (uint32_t left = firsts; left != 0; left &= left - 1) {
@@ -326,7 +343,9 @@ __device__ void receive_chunk(const Block& block, uint32_t token, uint32_t chunk
             take(op, row_of(lane), chunk, __shfl_sync(kAllLanes, term.rank, lane), data);
             sum.add(data, chunk, __shfl_sync(kAllLanes, term.weight, lane));
         });
-    sum.rounded().store(block.params.out + uint64_t{token} * block.shape.row_bytes, chunk);
+    if (block.params.out != nullptr) {
+        sum.rounded().store(block.params.out + uint64_t{token} * block.shape.row_bytes, chunk);
+    }
 }
 
 template <typename Type>

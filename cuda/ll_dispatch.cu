@@ -24,16 +24,14 @@ constexpr uint32_t kPlaceBits = 20;
 constexpr uint32_t kMaxPlace = (1u << kPlaceBits) - 1;
 constexpr uint32_t kElsewhere = 0xffffffffu;
 
-// Shared::progress
-constexpr uint32_t kTokensKnown = 1;
-constexpr uint32_t kBeginsKnown = 2;
-
 struct Shared {
     uint32_t next_send;
     uint32_t next_receive;
-    // Progress, for the block's own warps.
-    uint32_t progress;
     uint32_t most_tokens;
+    // Barriers whose one phase ends when the routers know how many tokens each source has, and
+    // where its rows begin.
+    uint64_t tokens_known;
+    uint64_t begins_known;
     uint32_t tokens_of[MAX_PEERS];
 };
 
@@ -56,10 +54,8 @@ __device__ __forceinline__ uint32_t num_experts(const Block& block) {
     return block.op.ranks() * block.shape.local_experts;
 }
 
-// The expert that entry `index` of this rank names, or kNowhere.
 __device__ __forceinline__ int32_t expert_of_entry(const Block& block, uint32_t index) {
-    const int64_t id = __ldg(reinterpret_cast<const long long*>(block.params.topk_idx) + index);
-    return id >= 0 && id < num_experts(block) ? static_cast<int32_t>(id) : kNowhere;
+    return nccl_ep::expert_of_entry(block.op, block.params.topk_idx, index);
 }
 
 // Counts the rows per expert: those of entries before `first` in the block's histogram and, in
@@ -150,7 +146,7 @@ __device__ void find_begins(const Block& block) {
     }
     meet_routers();
     if (threadIdx.x == 0) {
-        st_release_cta_shared(&block.shared.progress, kTokensKnown);
+        mbarrier_arrive(&block.shared.tokens_known);
     }
     for (uint32_t i = threadIdx.x; i < num_experts(block); i += kRouterThreads) {
         const uint32_t source = i / local;
@@ -172,7 +168,7 @@ __device__ void find_begins(const Block& block) {
     }
     meet_routers();
     if (threadIdx.x == 0) {
-        st_release_cta_shared(&block.shared.progress, kBeginsKnown);
+        mbarrier_arrive(&block.shared.begins_known);
     }
 }
 
@@ -265,8 +261,8 @@ __device__ void send_all(const Block& block) {
 }
 
 // Waits until the routers of this block have come so far.
-__device__ __forceinline__ void wait_for_routers(const Block& block, uint32_t progress) {
-    while (ld_acquire_cta_shared(&block.shared.progress) < progress) {
+__device__ __forceinline__ void wait_for_routers(uint64_t* barrier) {
+    while (!mbarrier_test_wait(barrier, 0)) {
         shared_spin_hint();
     }
     __syncwarp();
@@ -314,7 +310,7 @@ __device__ void receive_chunk(const Block& block, uint32_t source, uint32_t toke
         data.load_arriving(from.data, chunk);
         take(op, from, chunk, source, data);
     }
-    wait_for_routers(block, kBeginsKnown);
+    wait_for_routers(&block.shared.begins_known);
     const int32_t out_row = row_of_entry(block, source, entry);
     if (chunk_idx == 0 && lane_idx() < block.shape.top_k) {
         op.rows_of(source, token)[lane_idx()] = out_row;
@@ -329,7 +325,7 @@ __device__ void receive_chunk(const Block& block, uint32_t source, uint32_t toke
 }
 
 __device__ void receive_rows(const Block& block) {
-    wait_for_routers(block, kTokensKnown);
+    wait_for_routers(&block.shared.tokens_known);
     const uint32_t ranks = block.op.ranks();
     const uint32_t chunks = block.shape.chunks;
     const uint32_t units = block.shared.most_tokens * ranks * chunks;
@@ -357,8 +353,9 @@ __device__ void run(const LlDispatchParams& params, uint32_t* per_expert) {
     if (threadIdx.x == 0) {
         shared.next_send = 0;
         shared.next_receive = 0;
-        shared.progress = 0;
         shared.most_tokens = 0;
+        mbarrier_init(&shared.tokens_known, 1);
+        mbarrier_init(&shared.begins_known, 1);
     }
     for (uint32_t i = threadIdx.x; i < num_experts(block) * 2; i += blockDim.x) {
         per_expert[i] = 0;

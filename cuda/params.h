@@ -260,9 +260,11 @@ struct LlCombineParams {
     LlCommon common;
     /// `[local_experts][ranks * max_tokens]` rows.
     const uint8_t *rows;
-    /// `[tokens][top_k]`.
+    /// `[tokens][top_k]`: ids that name no expert any more are masked.
+    const int64_t *topk_idx;
+    /// `[tokens][top_k]`; NULL, as `out`, to receive and throw away.
     const float *weights;
-    /// `[tokens]` rows; NULL to receive and throw away.
+    /// `[tokens]` rows.
     uint8_t *out;
     /// Not zero: every entry's row comes home, summed in the order of k.
     uint32_t exact;
@@ -281,4 +283,4 @@ static_assert(sizeof(nccl_ep::LlHandleMemory) == 24, "LlHandleMemory as in Rust"
 static_assert(sizeof(nccl_ep::LlTrackState) == 16, "LlTrackState as in Rust");
 static_assert(sizeof(nccl_ep::LlCommon) == 744, "LlCommon as in Rust");
 static_assert(sizeof(nccl_ep::LlDispatchParams) == 776, "LlDispatchParams as in Rust");
-static_assert(sizeof(nccl_ep::LlCombineParams) == 776, "LlCombineParams as in Rust");
+static_assert(sizeof(nccl_ep::LlCombineParams) == 784, "LlCombineParams as in Rust");

@@ -110,6 +110,14 @@ struct Op {
     }
 };
 
+// The expert that entry `index` of this rank names, or kNowhere.
+__device__ __forceinline__ int32_t expert_of_entry(const Op& op, const int64_t* topk_idx,
+                                                   uint32_t index) {
+    const int64_t id = __ldg(reinterpret_cast<const long long*>(topk_idx) + index);
+    const int64_t experts = int64_t{op.ranks()} * op.common.shape.local_experts;
+    return id >= 0 && id < experts ? static_cast<int32_t>(id) : kNowhere;
+}
+
 // Before a staged send: the peers have consumed what was in the bank before. All threads call it.
 // "Or later": once some block of this rank has sent, a peer may be through with the new epoch
 // before the last block of this rank looks.
@@ -138,14 +146,11 @@ __device__ inline void acknowledge(const Op& op) {
     if (op.common.track == LL_WHOLE_TRACK || !op.receives()) {
         return;
     }
-    __shared__ uint32_t is_last;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        is_last = inc_acq_rel_gpu(&op.common.track_state->blocks_finished, gridDim.x - 1) ==
-                  gridDim.x - 1;
-    }
-    __syncthreads();
-    if (is_last != 0) {
+    __syncthreads();  // the block has read all that it will read
+    const uint32_t last = gridDim.x - 1;
+    const bool finished_last =
+        threadIdx.x == 0 && inc_acq_rel_gpu(&op.common.track_state->blocks_finished, last) == last;
+    if (__syncthreads_or(finished_last) != 0) {
         for (uint32_t peer = threadIdx.x; peer < op.ranks(); peer += blockDim.x) {
             st_release_sys(op.ack(peer, op.rank()), op.packet(0));
         }

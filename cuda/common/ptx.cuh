@@ -88,23 +88,6 @@ __device__ __forceinline__ uint32_t inc_acq_rel_gpu(uint32_t* at, uint32_t last)
     return before;
 }
 
-// Shared memory of this block.
-__device__ __forceinline__ uint32_t ld_acquire_cta_shared(const uint32_t* from) {
-    uint32_t value;
-    asm volatile("ld.acquire.cta.shared.u32 %0, [%1];"
-                 : "=r"(value)
-                 : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(from)))
-                 : "memory");
-    return value;
-}
-
-__device__ __forceinline__ void st_release_cta_shared(uint32_t* to, uint32_t value) {
-    asm volatile("st.release.cta.shared.u32 [%0], %1;"
-                 :
-                 : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))), "r"(value)
-                 : "memory");
-}
-
 __device__ __forceinline__ uint32_t ld_relaxed_sys(const uint32_t* from) {
     uint32_t value;
     asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
@@ -145,12 +128,44 @@ __device__ __forceinline__ void st_row(Vec16* to, const Vec16& v) {
                  : "memory");
 }
 
-// Bulk copies: the copy engine moves whole pieces between shared and global memory (own or peer's);
-// addresses and sizes are multiples of 16. A load completes on an mbarrier in shared memory, stores
-// complete in groups of the thread that issued them.
-#if __CUDA_ARCH__ >= 900 || !defined(__CUDA_ARCH__)
+__device__ __forceinline__ uint32_t shared_address(const void* at) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(at));
+}
 
-#endif
+__device__ __forceinline__ void mbarrier_init(uint64_t* barrier, uint32_t arrivals) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;"
+                 :
+                 : "r"(shared_address(barrier)), "r"(arrivals)
+                 : "memory");
+}
+
+// A barrier's phases end when all its arrivals have come; whoever finds a phase ended sees what was
+// done before them.
+__device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) {
+    asm volatile(
+        "{\n"
+        ".reg .b64 state;\n"
+        "mbarrier.arrive.shared.b64 state, [%0];\n"
+        "}"
+        :
+        : "r"(shared_address(barrier))
+        : "memory");
+}
+
+// Whether the phase of this parity has ended; the first phase has parity 0.
+__device__ __forceinline__ bool mbarrier_test_wait(uint64_t* barrier, uint32_t parity) {
+    uint32_t ended;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.test_wait.parity.shared.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(ended)
+        : "r"(shared_address(barrier)), "r"(parity)
+        : "memory");
+    return ended != 0;
+}
 
 // Meets `threads` threads of the block that name the same barrier (1 to 15).
 __device__ __forceinline__ void named_barrier(uint32_t id, uint32_t threads) {

@@ -335,6 +335,19 @@ pub(super) fn function(module: ModuleHandle, name: &CStr) -> Result<FunctionHand
     Ok(FunctionHandle(function as usize))
 }
 
+/// The most threads that a block of `function` may have. Asking also brings the code to the device, which
+/// lazy loading would put off until the first launch.
+pub(super) fn most_threads(function: FunctionHandle) -> Result<u32> {
+    let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK;
+    let mut threads = 0;
+    // SAFETY: writes one number; the function is loaded.
+    let status = unsafe {
+        (functions()?.cuFuncGetAttribute)(&mut threads, attribute, function.0 as sys::CUfunction)
+    };
+    check("cuFuncGetAttribute", status)?;
+    u32::try_from(threads).map_err(|_| Error::internal(format!("blocks of {threads} threads")))
+}
+
 /// How many threads run a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LaunchShape {

@@ -3,7 +3,10 @@
 //! `tests/kernel_params.rs` compares the names with the entries of `cuda/*.cu`.
 #![forbid(unsafe_code)]
 
-use crate::backend::cuda::params::{LlCombineParams, LlDispatchParams, PeerSelftestParams};
+use crate::backend::cuda::params::{
+    LL_COMBINE_THREADS, LL_DISPATCH_THREADS, LlCombineParams, LlDispatchParams, PeerSelftestParams,
+    SELFTEST_THREADS,
+};
 
 /// A kernel's entry point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +41,17 @@ impl Kernel {
             Kernel::LlCombineBf16 => "ll_combine_bf16",
             Kernel::LlCombineF16 => "ll_combine_f16",
             Kernel::LlCombineF32 => "ll_combine_f32",
+        }
+    }
+
+    /// The most threads per block that it is launched with.
+    pub(super) fn threads(self) -> u32 {
+        match self {
+            Kernel::PeerSelftest => SELFTEST_THREADS,
+            Kernel::LlDispatch => LL_DISPATCH_THREADS,
+            Kernel::LlCombineBf16 | Kernel::LlCombineF16 | Kernel::LlCombineF32 => {
+                LL_COMBINE_THREADS
+            }
         }
     }
 }

@@ -104,6 +104,11 @@ impl Part {
             keep,
         }
     }
+
+    /// The caller's memory, or NULL when it may be gone and the outputs are not wanted.
+    fn kept(&self, data: DevPtr) -> usize {
+        if self.keep { data.0 } else { 0 }
+    }
 }
 
 impl Handle {
@@ -115,15 +120,14 @@ impl Handle {
     }
 
     fn launch_dispatch(&self, op: &LlDispatch, part: Part, stream: Stream) -> Result<()> {
-        let kept = |data: DevPtr| if part.keep { data.0 } else { 0 };
         let plan = &self.group.plan;
         let grid = plan.dispatch_grid(self.routing.tokens, self.group.open.multiprocessors);
         let params = LlDispatchParams {
             common: self.common(OP_LL_DISPATCH, op.row, grid, part)?,
             tokens: op.tokens.0 as *const u8,
             topk_idx: self.routing.ids.0 as *const i64,
-            out: kept(op.out) as *mut u8,
-            counter: kept(op.counter.unwrap_or_default()) as *mut i32,
+            out: part.kept(op.out) as *mut u8,
+            counter: part.kept(op.counter.unwrap_or_default()) as *mut i32,
         };
         let shape = grid.launch_shape(plan.dispatch_shared_bytes());
         launch(
@@ -141,12 +145,9 @@ impl Handle {
         let params = LlCombineParams {
             common: self.common(OP_LL_COMBINE, op.row, grid, part)?,
             rows: op.expert_rows.0 as *const u8,
-            weights: op.weights.0 as *const f32,
-            out: if part.keep {
-                op.out.0 as *mut u8
-            } else {
-                std::ptr::null_mut()
-            },
+            topk_idx: self.routing.ids.0 as *const i64,
+            weights: part.kept(op.weights) as *const f32,
+            out: part.kept(op.out) as *mut u8,
             exact: u32::from(plan.mode() == LlCombineMode::Exact),
         };
         let kernel = match op.row.dtype {

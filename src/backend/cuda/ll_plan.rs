@@ -17,10 +17,11 @@ const PIECE_BYTES: usize = LL_CHUNK_VECS as usize * 32 * 16;
 const PACKET_BYTES: usize = 8;
 const REGION_ALIGN: usize = 256;
 
-/// Up to this many tokens an operation is all latency: few blocks of few threads start soonest.
-const FEW_TOKENS: usize = 4;
-const FEW_BLOCKS: u32 = 8;
-const FEW_THREADS: u32 = 256;
+/// One token is all latency: few blocks of few threads start soonest.
+const ONE_TOKEN_BLOCKS: u32 = 8;
+const ONE_TOKEN_THREADS: u32 = 256;
+/// Of so many multiprocessors one sends the rows of a dispatch; more would not fill NVLink better.
+const MULTIPROCESSORS_PER_SENDER: u32 = 4;
 /// From this many tokens on, combine is faster with blocks that only receive.
 const MANY_TOKENS: usize = 256;
 
@@ -143,14 +144,15 @@ impl LlPlan {
 
     /// The grid of a dispatch of `tokens` on a device with so many multiprocessors.
     ///
-    /// Measured on H200 (docs/performance.md): a quarter of the blocks saturates NVLink with rows, the
-    /// others copy out what arrives.
+    /// Measured on H200 (docs/performance.md): a quarter of the multiprocessors saturates NVLink with
+    /// rows, the others copy out what arrives.
     pub(super) fn dispatch_grid(&self, tokens: usize, multiprocessors: u32) -> Grid {
         match self.work(tokens) {
-            ..=FEW_TOKENS => Grid::shared(FEW_BLOCKS.min(multiprocessors), FEW_THREADS),
+            ..=1 => Grid::shared(ONE_TOKEN_BLOCKS.min(multiprocessors), ONE_TOKEN_THREADS),
             work => {
-                let blocks = blocks(6 * work + 16, multiprocessors);
-                Grid::split(blocks, blocks / 4, LL_DISPATCH_THREADS)
+                let senders = at_most(8 + work, multiprocessors / MULTIPROCESSORS_PER_SENDER);
+                let receivers = at_most(8 + 4 * work, multiprocessors - senders);
+                Grid::split(senders, receivers, LL_DISPATCH_THREADS)
             }
         }
     }
@@ -158,11 +160,12 @@ impl LlPlan {
     /// The grid of a combine of `tokens` on a device with so many multiprocessors.
     pub(super) fn combine_grid(&self, tokens: usize, multiprocessors: u32) -> Grid {
         match self.work(tokens) {
-            ..=FEW_TOKENS => Grid::shared(FEW_BLOCKS.min(multiprocessors), FEW_THREADS),
+            ..=1 => Grid::shared(ONE_TOKEN_BLOCKS.min(multiprocessors), ONE_TOKEN_THREADS),
             MANY_TOKENS.. => {
-                Grid::split(multiprocessors, multiprocessors * 3 / 4, LL_COMBINE_THREADS)
+                let senders = multiprocessors * 3 / 4;
+                Grid::split(senders, multiprocessors - senders, LL_COMBINE_THREADS)
             }
-            work => Grid::shared(blocks(4 * work + 16, multiprocessors), LL_COMBINE_THREADS),
+            work => Grid::shared(at_most(4 * work, multiprocessors), LL_COMBINE_THREADS),
         }
     }
 
@@ -207,16 +210,16 @@ impl Grid {
         }
     }
 
-    /// The first `senders` blocks send rows, the others do all else; on a tiny device all do both.
-    fn split(blocks: u32, senders: u32, threads: u32) -> Self {
-        if senders == 0 || senders >= blocks {
-            return Self::shared(blocks, threads);
+    /// `senders` blocks send rows, `receivers` others do all else; on a tiny device all do both.
+    fn split(senders: u32, receivers: u32, threads: u32) -> Self {
+        if senders == 0 || receivers == 0 {
+            return Self::shared((senders + receivers).max(1), threads);
         }
         Self {
-            blocks,
+            blocks: senders + receivers,
             threads,
             send_blocks: senders,
-            receive_blocks: blocks - senders,
+            receive_blocks: receivers,
         }
     }
 
@@ -231,10 +234,8 @@ impl Grid {
 }
 
 /// As many blocks as wanted, but no more than run at the same time: they wait for each other's peers.
-fn blocks(wanted: usize, multiprocessors: u32) -> u32 {
-    u32::try_from(wanted)
-        .unwrap_or(u32::MAX)
-        .min(multiprocessors)
+fn at_most(wanted: usize, blocks: u32) -> u32 {
+    u32::try_from(wanted).unwrap_or(u32::MAX).min(blocks)
 }
 
 /// Pieces that a row of `row_bytes` is moved in.

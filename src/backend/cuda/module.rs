@@ -1,7 +1,7 @@
 //! The embedded kernels, loaded into a context.
 //!
-//! All functions are resolved when a group opens: loading is not possible while a stream is captured,
-//! and looking names up has no place in an operation.
+//! All functions are resolved and on the device when a group opens: loading is not possible while a
+//! stream is captured, nor while another kernel runs that waits for the one to be loaded.
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::context::Context;
@@ -52,7 +52,15 @@ impl Module {
         for kernel in Kernel::ALL {
             let name = CString::new(kernel.name())
                 .map_err(|_| Error::internal("a kernel's name contains NUL"))?;
-            module.functions.push(driver::function(handle, &name)?);
+            let function = driver::function(handle, &name)?;
+            let threads = driver::most_threads(function)?;
+            if threads < kernel.threads() {
+                return Err(Error::internal(format!(
+                    "kernel {} may have {threads} threads only",
+                    kernel.name()
+                )));
+            }
+            module.functions.push(function);
         }
         Ok(module)
     }

@@ -258,9 +258,11 @@ pub struct LlCombineParams {
     pub common: LlCommon,
     /// `[local_experts][ranks * max_tokens]` rows.
     pub rows: *const u8,
-    /// `[tokens][top_k]`.
+    /// `[tokens][top_k]`: ids that name no expert any more are masked.
+    pub topk_idx: *const i64,
+    /// `[tokens][top_k]`; NULL, as `out`, to receive and throw away.
     pub weights: *const f32,
-    /// `[tokens]` rows; NULL to receive and throw away.
+    /// `[tokens]` rows.
     pub out: *mut u8,
     /// Not zero: every entry's row comes home, summed in the order of k.
     pub exact: u32,

@@ -64,6 +64,7 @@ driver_table! {
     fn cuModuleLoadData(*mut sys::CUmodule, *const c_void);
     fn cuModuleUnload(sys::CUmodule);
     fn cuModuleGetFunction(*mut sys::CUfunction, sys::CUmodule, *const c_char);
+    fn cuFuncGetAttribute(*mut c_int, sys::CUfunction_attribute, sys::CUfunction);
     fn cuLaunchKernelEx(*const sys::CUlaunchConfig, sys::CUfunction, *mut *mut c_void, *mut *mut c_void);
 }
 

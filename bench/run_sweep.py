@@ -2,7 +2,7 @@
 """Runs ep_bench over numbers of ranks and tokens and keeps the results in bench/results/NAME.json.
 
 Needs Python's standard library, mpirun and the programs, no compiler: with --prebuilt it takes them
-from a directory that was made elsewhere (DIR/bin/gpu/ep_bench, libraries in DIR/lib). The file is
+from a directory that was made elsewhere (DIR/gpu/ep_bench, libraries in DIR/lib). The file is
 written after each run, so that a run that fails or hangs does not cost the others.
 """
 
@@ -119,7 +119,7 @@ def default_target() -> pathlib.Path:
 
 def _find_program(arguments: argparse.Namespace) -> pathlib.Path:
     if arguments.prebuilt:
-        program = arguments.prebuilt.resolve() / "bin" / arguments.kind / "ep_bench"
+        program = arguments.prebuilt.resolve() / arguments.kind / "ep_bench"
     else:
         program = default_target() / "c" / arguments.kind / "ep_bench"
     if not program.exists():

@@ -129,26 +129,21 @@ unsafe fn copy(name: impl Display + Copy, raw: &ncclNDTensor_t) -> Result<Tensor
             "must not be NULL",
         ));
     }
-    let mut sizes = [0_usize; MAX_DIMS];
-    let mut strides = [1_usize; MAX_DIMS];
-    for (index, (size, stride)) in sizes.iter_mut().zip(&mut strides).take(dims).enumerate() {
-        // SAFETY: `sizes` is not NULL and has `ndim` numbers.
-        *size = unsafe { raw.sizes.add(index).read() } as usize;
-        if !raw.strides.is_null() {
-            // SAFETY: `strides` is not NULL and has `ndim` numbers.
-            *stride = unsafe { raw.strides.add(index).read() } as usize;
+    // SAFETY: not NULL, and the caller vouches for `ndim` numbers.
+    let sizes = unsafe { std::slice::from_raw_parts(raw.sizes, dims) };
+    if !raw.strides.is_null() {
+        // SAFETY: as for the sizes.
+        let strides = unsafe { std::slice::from_raw_parts(raw.strides, dims) };
+        if !is_dense(sizes, strides) {
+            return Err(Error::argument(
+                format_args!("{name}.strides"),
+                "must say that the tensor is dense",
+            )
+            .got(
+                format_args!("{strides:?}"),
+                "all ones, NULL, or row-major strides",
+            ));
         }
-    }
-    let (sizes, strides) = (&sizes[..dims], &strides[..dims]);
-    if !is_dense(sizes, strides) {
-        return Err(Error::argument(
-            format_args!("{name}.strides"),
-            "must say that the tensor is dense",
-        )
-        .got(
-            format_args!("{strides:?}"),
-            "all ones, NULL, or row-major strides",
-        ));
     }
     Ok(Tensor::new(
         DevPtr(raw.data as usize),
@@ -158,14 +153,16 @@ unsafe fn copy(name: impl Display + Copy, raw: &ncclNDTensor_t) -> Result<Tensor
 }
 
 /// Whether `strides` is one of the ways to say "dense": all ones, or row-major.
-fn is_dense(sizes: &[usize], strides: &[usize]) -> bool {
-    let mut expected = 1;
-    let row_major = sizes.iter().zip(strides).rev().all(|(size, stride)| {
-        let matches = *stride == expected || *size <= 1;
-        expected *= size;
+fn is_dense(sizes: &[c_uint], strides: &[c_uint]) -> bool {
+    if strides.iter().all(|&stride| stride == 1) {
+        return true;
+    }
+    let mut expected = 1_u64;
+    sizes.iter().zip(strides).rev().all(|(&size, &stride)| {
+        let matches = u64::from(stride) == expected || size <= 1;
+        expected = expected.saturating_mul(u64::from(size));
         matches
-    });
-    row_major || strides.iter().all(|&stride| stride == 1)
+    })
 }
 
 /// Prints as `inputs[2]`.

@@ -75,11 +75,11 @@ pub struct Tensor {
 
 impl Tensor {
     /// A tensor of `sizes`, of which the first [`MAX_DIMS`] count.
-    pub fn new(data: DevPtr, dtype: Option<DType>, sizes: &[usize]) -> Self {
+    pub fn new(data: DevPtr, dtype: Option<DType>, sizes: &[u32]) -> Self {
         let dims = sizes.len().min(MAX_DIMS);
         let mut kept = [0; MAX_DIMS];
         for (to, from) in kept.iter_mut().zip(sizes) {
-            *to = *from;
+            *to = *from as usize;
         }
         Self {
             data,

@@ -67,58 +67,57 @@ impl<'a> Argument<'a> {
     }
 
     /// Exactly `dims` dimensions.
+    #[inline]
     pub fn dims(self, dims: usize) -> Result<Self> {
         let got = self.tensor.sizes().len();
-        if got != dims {
-            return Err(Error::argument(
-                format_args!("{}.ndim", self.name),
-                "must be the number of dimensions that this tensor has in this call",
-            )
-            .got(got, dims));
+        if got == dims {
+            return Ok(self);
         }
-        Ok(self)
+        let rule = "must be the number of dimensions that this tensor has in this call";
+        Err(Error::argument(format_args!("{}.ndim", self.name), rule).got(got, dims))
     }
 
     /// Dimension `index` is exactly `expected`, which is `what`.
+    #[inline]
     pub fn size_is(self, index: usize, expected: usize, what: &str) -> Result<Self> {
-        let got = self.size(index);
-        if got != expected {
-            return Err(Error::argument(
-                format_args!("{}.sizes[{index}]", self.name),
-                format_args!("must be {what}"),
-            )
-            .got(got, expected));
+        if self.size(index) == expected {
+            return Ok(self);
         }
-        Ok(self)
+        Err(self.wrong_size(index, &format_args!("must be {what}"), &expected))
     }
 
     /// Dimension `index` is at least `least`, which is `what`.
     pub fn size_at_least(self, index: usize, least: usize, what: &str) -> Result<Self> {
-        let got = self.size(index);
-        if got < least {
-            return Err(Error::argument(
-                format_args!("{}.sizes[{index}]", self.name),
-                format_args!("must be at least {what}"),
-            )
-            .got(got, format_args!("{least} or more")));
+        if self.size(index) >= least {
+            return Ok(self);
         }
-        Ok(self)
+        let rule = format_args!("must be at least {what}");
+        Err(self.wrong_size(index, &rule, &format_args!("{least} or more")))
     }
 
     /// Dimension `index` is at most `most`, which is `what`.
     pub fn size_at_most(self, index: usize, most: usize, what: &str) -> Result<Self> {
-        let got = self.size(index);
-        if got > most {
-            return Err(Error::argument(
-                format_args!("{}.sizes[{index}]", self.name),
-                format_args!("must be at most {what}"),
-            )
-            .got(got, format_args!("{most} or less")));
+        if self.size(index) <= most {
+            return Ok(self);
         }
-        Ok(self)
+        let rule = format_args!("must be at most {what}");
+        Err(self.wrong_size(index, &rule, &format_args!("{most} or less")))
+    }
+
+    // Errors are made out of line: an operation's checks are a good part of what its call costs.
+    #[cold]
+    fn wrong_size(
+        &self,
+        index: usize,
+        rule: &dyn fmt::Display,
+        expected: &dyn fmt::Display,
+    ) -> Error {
+        Error::argument(format_args!("{}.sizes[{index}]", self.name), rule)
+            .got(self.size(index), expected)
     }
 
     /// Elements are `dtype`.
+    #[inline]
     pub fn dtype_is(self, dtype: DType) -> Result<Self> {
         if self.tensor.dtype != Some(dtype) {
             return Err(self.wrong_dtype(dtype));
@@ -126,6 +125,7 @@ impl<'a> Argument<'a> {
         Ok(self)
     }
 
+    #[cold]
     fn wrong_dtype(&self, expected: impl fmt::Display) -> Error {
         let argument = format_args!("{}.datatype", self.name).to_string();
         let rule = "must be an element type that this tensor may have";

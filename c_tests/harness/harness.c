@@ -71,8 +71,8 @@ int ep_finish(EpEnv* env) {
     uint64_t all[2] = {0, 0};
     MPI_Allreduce(mine, all, 2, MPI_UINT64_T, MPI_SUM, MPI_COMM_WORLD);
     fflush(stderr);
-    ep_release(env);
     const bool nothing_ran = all[0] + all[1] == 0;
+    // Before MPI ends, because mpirun may kill this process once another has ended with a failure.
     if (env->rank == 0) {
         if (g_skipped > 0) printf("%u skipped: %s\n", g_skipped, g_skip_reason);
         if (nothing_ran && g_skipped == 0) fprintf(stderr, "no check ran\n");
@@ -80,6 +80,7 @@ int ep_finish(EpEnv* env) {
                (unsigned long long)all[1]);
         fflush(stdout);
     }
+    ep_release(env);
     if (nothing_ran) return g_skipped > 0 ? kEpSkippedStatus : 1;
     return all[1] == 0 ? 0 : 1;
 }
@@ -90,7 +91,7 @@ static void run_case(EpEnv* env, const EpCase* test) {
     const unsigned skipped_before = g_skipped;
     ep_watchdog_at_case(test->name);
     if (test->needs_ht && !ep_has_high_throughput(env)) {
-        ep_skip("no high throughput on this backend");
+        ep_skip_high_throughput();
     } else {
         test->run(env);
     }

@@ -213,6 +213,10 @@ int main(int argc, char** argv) {
         return parsed.help ? 0 : 1;
     }
     ep_init_device(&env);
+    if (!parsed.options.low_latency() && !ep_has_high_throughput(&env)) {
+        ep_skip_high_throughput();
+        return ep_finish(&env);
+    }
     if (env.rank == 0) {
         printf("ep_test: %d ranks, %s\n", env.size, ep_test::Describe(parsed.options).c_str());
         fflush(stdout);

@@ -165,7 +165,12 @@ void Run(const EpEnv& env, const Options& options) {
     const uint64_t num_tokens = SumOverRanks(stripe.tokens.size());
     if (env.rank == 0) PrintModel(env, options, path, num_tokens);
     if (options.low_latency) RunModel(env, options, stripe, NCCL_EP_ALGO_LOW_LATENCY);
-    if (options.high_throughput) RunModel(env, options, stripe, NCCL_EP_ALGO_HIGH_THROUGHPUT);
+    if (!options.high_throughput) return;
+    if (ep_has_high_throughput(&env)) {
+        RunModel(env, options, stripe, NCCL_EP_ALGO_HIGH_THROUGHPUT);
+    } else {
+        ep_skip_high_throughput();
+    }
 }
 
 }  // namespace

@@ -138,19 +138,23 @@ void tensor_arguments(EpEnv* env);  // test_errors_tensor.c
 void tensor_callbacks_that_fail(EpEnv* env);
 void dead_and_foreign_objects(EpEnv* env);  // test_errors_objects.c
 void places_for_results(EpEnv* env);
+void ht_place_for_a_result(EpEnv* env);
 void ll_handle_arguments(EpEnv* env);  // test_errors_handle.c
 void ht_handle_arguments(EpEnv* env);
 void ht_handle_refused_by_one_rank(EpEnv* env);
 void ht_handle_with_a_missing_rank(EpEnv* env);
-void lists_of_tensors(EpEnv* env);       // test_errors_lists.c
+void ll_lists_of_tensors(EpEnv* env);  // test_errors_lists.c
+void ht_lists_of_tensors(EpEnv* env);
 void ll_dispatch_arguments(EpEnv* env);  // test_errors_ll.c
 void ll_combine_arguments(EpEnv* env);
 void ll_order_of_calls(EpEnv* env);
 void ht_dispatch_arguments(EpEnv* env);  // test_errors_ht.c
 void ht_combine_arguments(EpEnv* env);
 void ht_outputs_too_small(EpEnv* env);  // test_errors_running.c
-void different_calls_on_one_rank(EpEnv* env);
-void a_rank_that_stops(EpEnv* env);
+void ll_different_calls_on_one_rank(EpEnv* env);
+void ht_different_calls_on_one_rank(EpEnv* env);
+void ll_rank_that_stops(EpEnv* env);
+void ht_rank_that_stops(EpEnv* env);
 void one_line_on_stderr(EpEnv* env);  // test_errors_stderr.c
 int refuse_once(void);
 

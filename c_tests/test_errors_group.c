@@ -206,7 +206,7 @@ void group_with_a_missing_rank(EpEnv* env) {
     EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&own.stream, cudaStreamNonBlocking));
     // NCCL connects the ranks in a communicator's first collective, and waits for them without end.
     check_creation_works(&own);
-    const ncclEpGroupConfig_t config = config_of(env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
+    const ncclEpGroupConfig_t config = config_of(env, NCCL_EP_ALGO_LOW_LATENCY);
     ep_barrier();
     set_timeout_ms(kShortTimeoutMs);
     if (!is_odd(env)) {

@@ -74,7 +74,6 @@ static void check_lists(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
     close_session(&session);
 }
 
-void lists_of_tensors(EpEnv* env) {
-    check_lists(env, NCCL_EP_ALGO_LOW_LATENCY);
-    check_lists(env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
-}
+void ll_lists_of_tensors(EpEnv* env) { check_lists(env, NCCL_EP_ALGO_LOW_LATENCY); }
+
+void ht_lists_of_tensors(EpEnv* env) { check_lists(env, NCCL_EP_ALGO_HIGH_THROUGHPUT); }

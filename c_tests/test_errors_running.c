@@ -62,6 +62,7 @@ static void recover(Session* session) {
 // ---- A rank that stops -------------------------------------------------------------------------
 
 static void stop_in(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
+    if (!enough_ranks(env, 2, "running-deadline, *-group-failed")) return;
     Session session;
     set_timeout_ms(kShortTimeoutMs);
     open_session(&session, env, algorithm);
@@ -83,11 +84,9 @@ static void stop_in(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
     close_session(&session);
 }
 
-void a_rank_that_stops(EpEnv* env) {
-    if (!enough_ranks(env, 2, "running-deadline, *-group-failed")) return;
-    stop_in(env, NCCL_EP_ALGO_LOW_LATENCY);
-    stop_in(env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
-}
+void ll_rank_that_stops(EpEnv* env) { stop_in(env, NCCL_EP_ALGO_LOW_LATENCY); }
+
+void ht_rank_that_stops(EpEnv* env) { stop_in(env, NCCL_EP_ALGO_HIGH_THROUGHPUT); }
 
 // ---- Outputs that are too small ----------------------------------------------------------------
 
@@ -191,9 +190,13 @@ static void forward_combine_on_one_rank(const EpEnv* env) {
                      is_odd(env) ? " (got 0, expected 2)" : " (got 2, expected 0)");
 }
 
-void different_calls_on_one_rank(EpEnv* env) {
-    if (!enough_ranks(env, 2, "running-row-bytes, running-ht-forward, running-ht-columns")) return;
+void ll_different_calls_on_one_rank(EpEnv* env) {
+    if (!enough_ranks(env, 2, "running-row-bytes")) return;
     other_row_bytes(env, NCCL_EP_ALGO_LOW_LATENCY, "running-row-bytes");
+}
+
+void ht_different_calls_on_one_rank(EpEnv* env) {
+    if (!enough_ranks(env, 2, "running-row-bytes, running-ht-forward, running-ht-columns")) return;
     other_row_bytes(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, "running-row-bytes");
     tokens_only_on_one_rank(env);
     forward_combine_on_one_rank(env);

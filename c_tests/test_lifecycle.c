@@ -3,14 +3,12 @@
 // streams and threads.
 #include "test_lifecycle.h"
 
-static const ncclEpAlgorithm_t kAlgorithms[] = {NCCL_EP_ALGO_LOW_LATENCY,
-                                                NCCL_EP_ALGO_HIGH_THROUGHPUT};
-
 // The first release's benchmark frees the ids before the handle.
 static void handle_destroyed_after_its_ids(EpEnv* env) {
-    for (size_t i = 0; i < COUNT(kAlgorithms); ++i) {
+    const unsigned num_algorithms = ep_num_algorithms(env);
+    for (unsigned i = 0; i < num_algorithms; ++i) {
         Trip trip;
-        open_trip(&trip, kAlgorithms[i], place_of(env));
+        open_trip(&trip, kEpAlgorithms[i], place_of(env));
         EP_CHECK(make_trip(&trip));
         EP_CHECK(destroy_tensors(&trip, trip.group));
         EP_CHECK_NCCL(ncclEpHandleDestroy(trip.handle));
@@ -19,9 +17,10 @@ static void handle_destroyed_after_its_ids(EpEnv* env) {
 }
 
 static void group_destroyed_before_its_handles(EpEnv* env) {
-    for (size_t i = 0; i < COUNT(kAlgorithms); ++i) {
+    const unsigned num_algorithms = ep_num_algorithms(env);
+    for (unsigned i = 0; i < num_algorithms; ++i) {
         Trip trip;
-        open_trip(&trip, kAlgorithms[i], place_of(env));
+        open_trip(&trip, kEpAlgorithms[i], place_of(env));
         EP_CHECK(make_trip(&trip));
         EP_CHECK_NCCL(ncclEpGroupDestroy(trip.group, env->stream));
         EP_CHECK_RESULT(start_dispatch(&trip, 0), ncclInvalidUsage);
@@ -33,9 +32,10 @@ static void group_destroyed_before_its_handles(EpEnv* env) {
 
 // Handles of one group come and go while others work on.
 static void handles_come_and_go(EpEnv* env) {
-    for (size_t i = 0; i < COUNT(kAlgorithms); ++i) {
+    const unsigned num_algorithms = ep_num_algorithms(env);
+    for (unsigned i = 0; i < num_algorithms; ++i) {
         Trip trip;
-        open_trip(&trip, kAlgorithms[i], place_of(env));
+        open_trip(&trip, kEpAlgorithms[i], place_of(env));
         ncclEpHandle_t first = trip.handle;
         for (int round = 0; round < 10; ++round) {
             open_trip_handle(&trip);

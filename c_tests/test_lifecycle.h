@@ -20,7 +20,7 @@ typedef struct {
 
 Place place_of(const EpEnv* env);
 
-enum { kNumTensors = 7 };
+enum { kNumTensors = 7, kNumTensorsOfBoth = 5 };
 
 typedef struct {
     ncclEpAlgorithm_t algorithm;

@@ -2,8 +2,8 @@
 #include "test_lifecycle.h"
 
 void several_groups_on_one_communicator(EpEnv* env) {
-    static const ncclEpAlgorithm_t algorithms[] = {
-        NCCL_EP_ALGO_LOW_LATENCY, NCCL_EP_ALGO_HIGH_THROUGHPUT, NCCL_EP_ALGO_LOW_LATENCY};
+    const ncclEpAlgorithm_t algorithms[] = {
+        NCCL_EP_ALGO_LOW_LATENCY, ep_algorithm_for_any_case(env), NCCL_EP_ALGO_LOW_LATENCY};
     Trip trips[COUNT(algorithms)];
     for (size_t i = 0; i < COUNT(trips); ++i) {
         open_trip(&trips[i], algorithms[i], place_of(env));
@@ -29,7 +29,7 @@ void groups_on_two_communicators(EpEnv* env) {
     EP_REQUIRE_NCCL(ncclCommSplit(env->comm, env->rank % 2, env->rank, &half_place.comm, NULL));
     Trip whole;
     Trip half;
-    open_trip(&whole, NCCL_EP_ALGO_HIGH_THROUGHPUT, place_of(env));
+    open_trip(&whole, ep_algorithm_for_any_case(env), place_of(env));
     open_trip(&half, NCCL_EP_ALGO_LOW_LATENCY, half_place);
     EP_CHECK_EQ_I64(half.rank, env->rank / 2);
     for (int round = 0; round < 3; ++round) {
@@ -51,11 +51,12 @@ void groups_on_any_stream(EpEnv* env) {
     EP_REQUIRE_CUDA(cudaStreamCreate(&own));
     EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&unordered, cudaStreamNonBlocking));
     const cudaStream_t streams[] = {NULL, own, unordered};
+    const ncclEpAlgorithm_t algorithm = ep_algorithm_for_any_case(env);
     for (size_t i = 0; i < COUNT(streams); ++i) {
         Place place = place_of(env);
         place.stream = streams[i];
         Trip trip;
-        open_trip(&trip, NCCL_EP_ALGO_HIGH_THROUGHPUT, place);
+        open_trip(&trip, algorithm, place);
         EP_CHECK(make_trip(&trip));
         // Operations need not run where the group was made.
         trip.stream = env->stream;

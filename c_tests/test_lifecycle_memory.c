@@ -56,9 +56,9 @@ static Place with_callbacks(const EpEnv* env, ncclEpAllocFn_t alloc_fn, ncclEpFr
 // Everything that alloc_fn gave comes back to free_fn, and nothing else does.
 void both_callbacks(EpEnv* env) {
     Trip trip;
-    open_trip(&trip, NCCL_EP_ALGO_HIGH_THROUGHPUT,
+    open_trip(&trip, ep_algorithm_for_any_case(env),
               with_callbacks(env, remembering_alloc, remembering_free));
-    EP_CHECK(g_allocs >= kNumTensors);
+    EP_CHECK(g_allocs >= kNumTensorsOfBoth);
     EP_CHECK(make_trip(&trip));
     // Nothing is allocated by an operation.
     const int allocs = g_allocs;
@@ -205,11 +205,11 @@ static int mappings(void) {
 }
 
 static void use_groups(const EpEnv* env, int count) {
+    const unsigned num_algorithms = ep_num_algorithms(env);
     bool good = true;
     for (int i = 0; i < count; ++i) {
         Trip trip;
-        open_trip(&trip, i % 2 == 0 ? NCCL_EP_ALGO_LOW_LATENCY : NCCL_EP_ALGO_HIGH_THROUGHPUT,
-                  place_of(env));
+        open_trip(&trip, kEpAlgorithms[(unsigned)i % num_algorithms], place_of(env));
         good = make_trip(&trip) && good;
         good = close_trip(&trip) && good;
     }

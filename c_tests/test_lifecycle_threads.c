@@ -33,17 +33,15 @@ static void run_jobs(Job* jobs, size_t count) {
 }
 
 void calls_from_another_thread(EpEnv* env) {
-    Trip low_latency;
-    Trip high_throughput;
-    open_trip(&low_latency, NCCL_EP_ALGO_LOW_LATENCY, place_of(env));
-    open_trip(&high_throughput, NCCL_EP_ALGO_HIGH_THROUGHPUT, place_of(env));
-    Trip* trips[] = {&low_latency, &high_throughput};
-    for (size_t i = 0; i < COUNT(trips); ++i) {
-        EP_CHECK(make_trip(trips[i]));
-        Job job = {.device = env->device, .trip = trips[i], .rounds = 5, .close = true};
+    Trip trips[COUNT(kEpAlgorithms)];
+    const unsigned num_trips = ep_num_algorithms(env);
+    for (unsigned i = 0; i < num_trips; ++i) open_trip(&trips[i], kEpAlgorithms[i], place_of(env));
+    for (unsigned i = 0; i < num_trips; ++i) {
+        EP_CHECK(make_trip(&trips[i]));
+        Job job = {.device = env->device, .trip = &trips[i], .rounds = 5, .close = true};
         run_jobs(&job, 1);
         // Destroyed there, dead here.
-        EP_CHECK_RESULT(ncclEpGroupDestroy(trips[i]->group, env->stream), ncclInvalidArgument);
+        EP_CHECK_RESULT(ncclEpGroupDestroy(trips[i].group, env->stream), ncclInvalidArgument);
     }
 }
 
@@ -51,8 +49,8 @@ void calls_from_another_thread(EpEnv* env) {
 // then, which waits for all streams of the device, so that ranks would have to agree on an order of
 // theirs.
 void two_threads_with_a_group_each(EpEnv* env) {
-    static const ncclEpAlgorithm_t algorithms[] = {NCCL_EP_ALGO_LOW_LATENCY,
-                                                   NCCL_EP_ALGO_HIGH_THROUGHPUT};
+    const ncclEpAlgorithm_t algorithms[] = {NCCL_EP_ALGO_LOW_LATENCY,
+                                            ep_algorithm_for_any_case(env)};
     Trip trips[2];
     Job jobs[2];
     for (int i = 0; i < 2; ++i) {

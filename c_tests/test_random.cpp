@@ -88,6 +88,10 @@ bool RunOne(const EpEnv& env, ncclEpGroup_t group, const Config& config) {
 unsigned RunGroup(const EpEnv& env, const Options& options, unsigned first, unsigned end) {
     const auto num_ranks = static_cast<unsigned>(env.size);
     const GroupPlan plan = DrawGroup(options.seed, first, num_ranks);
+    if (!plan.low_latency && !ep_has_high_throughput(&env)) {
+        ep_skip_high_throughput();
+        return 0;
+    }
     ncclEpGroup_t group = ep_group_create(
         &env, plan.low_latency ? NCCL_EP_ALGO_LOW_LATENCY : NCCL_EP_ALGO_HIGH_THROUGHPUT,
         plan.num_experts, plan.max_tokens, plan.row_bytes);

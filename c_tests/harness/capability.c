@@ -4,6 +4,8 @@
 
 enum { kProbeTokenBytes = 64 };
 
+const ncclEpAlgorithm_t kEpAlgorithms[2] = {NCCL_EP_ALGO_LOW_LATENCY, NCCL_EP_ALGO_HIGH_THROUGHPUT};
+
 // A whole group and handle: a backend may refuse the mode at either.
 static ncclResult_t open_ht(const EpEnv* env) {
     const ncclEpGroupConfig_t config =
@@ -32,4 +34,16 @@ bool ep_has_high_throughput(const EpEnv* env) {
         if (result != ncclSuccess && result != ncclInvalidUsage) EP_CHECK_NCCL(result);
     }
     return answer == kYes;
+}
+
+void ep_skip_high_throughput(void) { ep_skip("no high throughput on this backend"); }
+
+unsigned ep_num_algorithms(const EpEnv* env) {
+    if (ep_has_high_throughput(env)) return 2;
+    ep_skip_high_throughput();
+    return 1;
+}
+
+ncclEpAlgorithm_t ep_algorithm_for_any_case(const EpEnv* env) {
+    return kEpAlgorithms[ep_num_algorithms(env) - 1];
 }

@@ -66,6 +66,15 @@ bool ep_on_hostsim(void);
 // answer is remembered. A refusal for any other reason than a missing mode is a failed check.
 bool ep_has_high_throughput(const EpEnv* env);
 
+// The modes that this backend has: the first ep_num_algorithms of this table. Where high throughput
+// is missing, each call of the function counts it as skipped.
+extern const ncclEpAlgorithm_t kEpAlgorithms[2];
+unsigned ep_num_algorithms(const EpEnv* env);
+// High throughput, or low latency where that is all there is, for cases that are not about a mode.
+ncclEpAlgorithm_t ep_algorithm_for_any_case(const EpEnv* env);
+// What skipped cases of high throughput give as their reason.
+void ep_skip_high_throughput(void);
+
 // Counts something that this backend or device cannot do and that is therefore not tested. The
 // number and the last reason stand above the closing line. A program in which nothing ran and
 // something was skipped ends with status 77. Call it on every rank; one that is printed counts.

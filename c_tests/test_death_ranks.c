@@ -1,5 +1,5 @@
-// Forked ranks; see test_death_ranks.h. The fork comes before the first CUDA call, as a CUDA context
-// does not survive one.
+// Forked ranks; see test_death_ranks.h. The fork comes before the first CUDA call, as a CUDA
+// context does not survive one.
 #define _GNU_SOURCE  // clock_gettime, MAP_ANONYMOUS, usleep
 #include "test_death_ranks.h"
 

@@ -143,6 +143,23 @@ static void one_differs(const EpEnv* env, const char* id, const char* name, unsi
     *field = ours;
 }
 
+static void other_sums_on_one_rank(const EpEnv* env, const ncclEpGroupConfig_t* config) {
+    const char* set = getenv("NCCL_EP_LL_COMBINE");
+    char* before = set != NULL ? strdup(set) : NULL;
+    const char* mine = is_odd(env) ? "exact" : "reduce";
+    const char* theirs = is_odd(env) ? "reduce" : "exact";
+    const int differs = is_odd(env) ? 0 : odd_rank(env);
+    EP_REQUIRE(setenv("NCCL_EP_LL_COMBINE", mine, 1) == 0);
+    EP_REFUSED("group-differs-ll-combine", create(env, config), ncclInvalidArgument,
+               FUNCTION
+               "NCCL_EP_LL_COMBINE: must be the same on every rank, but rank %d differs "
+               "(got %s, expected %s as on rank %d)",
+               differs, mine, theirs, differs);
+    EP_REQUIRE(unsetenv("NCCL_EP_LL_COMBINE") == 0);
+    if (before != NULL) EP_REQUIRE(setenv("NCCL_EP_LL_COMBINE", before, 1) == 0);
+    free(before);
+}
+
 void group_differences_between_ranks(EpEnv* env) {
     if (!enough_ranks(env, 2, "group-differs-*")) return;
     ncclEpGroupConfig_t config = config_of(env, NCCL_EP_ALGO_LOW_LATENCY);
@@ -154,6 +171,7 @@ void group_differences_between_ranks(EpEnv* env) {
                 &config);
     one_differs(env, "group-differs-token-size", "token_size_bytes", &config.token_size_bytes, 32,
                 &config);
+    other_sums_on_one_rank(env, &config);
     check_creation_works(env);
 }
 

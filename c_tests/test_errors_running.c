@@ -172,6 +172,26 @@ static void other_row_bytes(const EpEnv* env, ncclEpAlgorithm_t algorithm, const
                      is_odd(env) ? " (got 16, expected 32)" : " (got 32, expected 16)");
 }
 
+// A kernel takes the other ranks' K for granted.
+static void other_top_k(const EpEnv* env) {
+    if (!ep_on_hostsim()) {
+        ep_skip("only the CPU backend looks at the other ranks' K in low latency");
+        return;
+    }
+    Session session;
+    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
+    if (is_odd(env)) {
+        EpView ids;
+        ep_view_2d(&ids, session.ids, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, kTokens, kTopK - 1);
+        EP_CHECK_NCCL(ncclEpHandleDestroy(session.handle));
+        EP_CHECK_NCCL(ncclEpCreateHandle(&session.handle, session.group, &ids.tensor, NULL, 0, NULL,
+                                         env->stream, false));
+    }
+    EP_CHECK_NCCL(call(&session, kDispatch));
+    check_all_notice(&session, "running-ll-columns", "topk_idx.sizes[1]: must be the same",
+                     is_odd(env) ? " (got 1, expected 2)" : " (got 2, expected 1)");
+}
+
 static void tokens_only_on_one_rank(const EpEnv* env) {
     Session session;
     open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
@@ -191,8 +211,9 @@ static void forward_combine_on_one_rank(const EpEnv* env) {
 }
 
 void ll_different_calls_on_one_rank(EpEnv* env) {
-    if (!enough_ranks(env, 2, "running-row-bytes")) return;
+    if (!enough_ranks(env, 2, "running-row-bytes, running-ll-columns")) return;
     other_row_bytes(env, NCCL_EP_ALGO_LOW_LATENCY, "running-row-bytes");
+    other_top_k(env);
 }
 
 void ht_different_calls_on_one_rank(EpEnv* env) {

@@ -126,13 +126,13 @@ class Play {
     void ChangeIds(size_t i) {
         Handle& handle = handles_[i];
         Check(handle);
-        handle.dispatched = false;  // new ids need a dispatch before a combine
-        if (course_.OneIn(2)) {
+        if (course_.OneIn(2)) {  // a combine may follow at once
             course_.Note("mask", i);
             ll_run_mask(&handle.run, 1 + course_.Shared(4));
             return;
         }
         course_.Note("reroute", i);
+        handle.dispatched = false;  // other experts need a dispatch before a combine
         const RefRouting* old = handle.run.now;
         const auto style = static_cast<RefStyle>(course_.Shared(kRefNumStyles));
         ll_run_reroute(&handle.run, ref_routing_new(old->num_ranks, old->num_experts, old->top_k,

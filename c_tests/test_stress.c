@@ -1,5 +1,5 @@
-// Thousands of low-latency operations of two groups with several handles each, back to back: blocking
-// and staged ones in random order, random sizes, and ranks that are late at random.
+// Thousands of low-latency operations of two groups with several handles each, back to back:
+// blocking and staged ones in random order, random sizes, and ranks that are late at random.
 //
 //   test_stress [--ops N] [--every N] [--seed N]
 //

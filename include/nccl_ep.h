@@ -223,7 +223,8 @@ ncclResult_t ncclEpTensorDestroy(ncclEpGroup_t ep_group,
 // @param ep_group          the group
 // @param topk_idx          TOPK_IDX, int64 [T, K]: expert ids of this rank's T tokens, T at most
 //                          max_tokens_per_rank and different on every rank if you like, also 0; K at
-//                          most 32. Negative ids and ids from E on take no part.
+//                          most 32 and the same on every rank. Negative ids and ids from E on take no
+//                          part.
 // @param local_tensors     HT: optional RECV_EXPERT_COUNTER_HOST or RECV_EXPERT_COUNTER_DEVICE, int32
 //                          `[L]` or longer: gets the received tokens per local expert, valid once `stream`
 //                          is synchronised. LL: none.
@@ -233,7 +234,7 @@ ncclResult_t ncclEpTensorDestroy(ncclEpGroup_t ep_group,
 // @param use_fp8           no effect
 //
 // Returns `ncclInvalidArgument` for a NULL or dead argument or a tensor that breaks a rule;
-// `ncclRemoteError` if another rank refused (HT) or the group has failed.
+// `ncclRemoteError` if another rank refused (HT); the code of the failure if the group has failed.
 ncclResult_t ncclEpCreateHandle(ncclEpHandle_t *handle,
                                 ncclEpGroup_t ep_group,
                                 const struct ncclNDTensor_t *topk_idx,
@@ -301,12 +302,16 @@ ncclResult_t ncclEpDispatch(ncclEpHandle_t handle,
                             const struct ncclEpDispatchConfig_t *config,
                             cudaStream_t stream);
 
-// Brings the experts' results back to the tokens' home ranks and sums them in fp32, with one rounding
-// at the end. Every rank of the group calls it, in the same order of operations. Enqueued on `stream`;
-// the host does not wait.
+// Brings the experts' results back to the tokens' home ranks and sums them in fp32, in an order that is
+// always the same. Every rank of the group calls it, in the same order of operations. Enqueued on
+// `stream`; the host does not wait.
 //
 // LL: inputs TOKENS [L, R*M, H], rows where dispatch put their tokens; local_tensors TOPK_WEIGHTS float32
-// [T, K]; outputs TOKENS [T, H]: for each token the weighted sum over its experts, in the order of k.
+// [T, K]; outputs TOKENS [T, H]: for each token the weighted sum over its experts. A rank that hosts
+// several experts of a token sums their rows by ascending k, rounds the sum and sends that; the home
+// rank sums by ascending rank. With NCCL_EP_LL_COMBINE=exact all rows are summed at home, by ascending k,
+// and nothing is rounded in between. An id that was masked (made negative) since the dispatch takes no
+// part.
 //
 // HT forward: inputs TOKENS [n, H], in dispatch's order, weights already applied and the local experts
 // of a token summed; outputs TOKENS [T, H]: the sum over ranks, ascending.

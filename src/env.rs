@@ -19,7 +19,7 @@ pub const VARIABLES: [&str; 4] = [
 pub struct Env {
     /// `NCCL_EP_TIMEOUT_MS`: how long any wait for another rank may last. Default 100,000 ms.
     pub timeout: Duration,
-    /// `NCCL_EP_LL_COMBINE`: `exact` or `reduce`, how LL combines sum. Default exact.
+    /// `NCCL_EP_LL_COMBINE`: `exact` or `reduce`, how LL combines sum. Default reduce.
     pub ll_combine: LlCombineMode,
     /// `NCCL_HOSTID`: replaces the machine's boot id when ranks are sorted into nodes.
     pub host_id: Option<String>,
@@ -44,10 +44,13 @@ impl Env {
         });
         Self {
             timeout: Duration::from_millis(timeout_ms),
-            ll_combine: match lookup("NCCL_EP_LL_COMBINE").as_deref() {
-                Some("reduce") => LlCombineMode::Reduce,
-                _ => LlCombineMode::Exact,
-            },
+            ll_combine: lookup("NCCL_EP_LL_COMBINE")
+                .and_then(|name| {
+                    LlCombineMode::ALL
+                        .into_iter()
+                        .find(|mode| mode.name() == name)
+                })
+                .unwrap_or(LlCombineMode::Reduce),
             host_id: lookup("NCCL_HOSTID").filter(|id| !id.is_empty()),
             warn,
         }
@@ -62,6 +65,7 @@ mod tests {
     fn defaults_apply_when_nothing_is_set() {
         let env = Env::from_lookup(|_| None);
         assert_eq!(env.timeout, Duration::from_secs(100));
+        assert_eq!(env.ll_combine, LlCombineMode::Reduce);
         assert_eq!(env.host_id, None);
         assert!(!env.warn);
     }
@@ -71,19 +75,18 @@ mod tests {
         let set = |name: &str| match name {
             "NCCL_EP_TIMEOUT_MS" => Some("250".to_owned()),
             "NCCL_HOSTID" => Some("left".to_owned()),
-            "NCCL_EP_LL_COMBINE" => Some("reduce".to_owned()),
+            "NCCL_EP_LL_COMBINE" => Some("exact".to_owned()),
             "NCCL_DEBUG" => Some("info".to_owned()),
             _ => None,
         };
         let env = Env::from_lookup(set);
         assert_eq!(env.timeout, Duration::from_millis(250));
         assert_eq!(env.host_id.as_deref(), Some("left"));
-        assert_eq!(env.ll_combine, LlCombineMode::Reduce);
+        assert_eq!(env.ll_combine, LlCombineMode::Exact);
         assert!(env.warn);
-        assert_eq!(
-            Env::from_lookup(|_| Some("-1".to_owned())).timeout,
-            Duration::from_secs(100)
-        );
+        let nonsense = Env::from_lookup(|_| Some("-1".to_owned()));
+        assert_eq!(nonsense.timeout, Duration::from_secs(100));
+        assert_eq!(nonsense.ll_combine, LlCombineMode::Reduce);
     }
 
     #[test]

@@ -174,13 +174,18 @@ fn every_text_of_the_sources_stands_in_the_document() {
     assert!(missing.is_empty(), "{DOCUMENT} lacks {missing:#?}");
 }
 
+/// Whether the result of `row` is that of an earlier failure: of a group that has failed.
+fn repeats_a_failure(row: &Row) -> bool {
+    row.id.ends_with("-group-failed") && row.result == "the failure's own"
+}
+
 #[test]
 fn ids_are_unique_and_results_are_nccls() {
     let rows = rows();
     let ids: BTreeSet<&str> = rows.iter().map(|row| row.id.as_str()).collect();
     assert_eq!(ids.len(), rows.len());
     let header = sources::read("c_tests/test_abi.c");
-    for row in &rows {
+    for row in rows.iter().filter(|row| !repeats_a_failure(row)) {
         assert!(
             header.contains(&format!("VALUE({}, ", row.result)),
             "{}: {}",

@@ -62,45 +62,97 @@ void ref_ll_dispatch(const RefRouting* routing, unsigned rank, unsigned capacity
     free(used);
 }
 
+RefLlSum ref_ll_sum(void) {
+    const char* name = getenv("NCCL_EP_LL_COMBINE");
+    return name != NULL && strcmp(name, "exact") == 0 ? kRefExact : kRefReduce;
+}
+
+// What one rank needs for its sums: its results as float, and which entries have a part in them.
 typedef struct {
+    const RefRouting* sent;
+    const RefRouting* now;
     unsigned rank;
     const RefRows* rows;
-    unsigned char* results;  // [num_tokens, top_k, hidden] of `rank`
-    bool* has_result;        // [num_tokens, top_k]
-} Results;
+    unsigned char* row;  // room for one
+    float* results;      // [num_tokens, top_k, hidden]; 0 where there is none
+} Combine;
 
 static void fetch_result(const Placed* placed, void* context) {
-    const Results* results = context;
-    if (placed->source != results->rank) return;
-    ref_row_fill(results->rows, ref_row_of(placed->owner, placed->slot_row),
-                 results->results + placed->entry * ref_row_bytes(results->rows));
-    results->has_result[placed->entry] = true;
+    const Combine* combine = context;
+    if (placed->source != combine->rank) return;
+    const unsigned hidden = combine->rows->hidden;
+    ref_row_fill(combine->rows, ref_row_of(placed->owner, placed->slot_row), combine->row);
+    for (unsigned column = 0; column < hidden; ++column) {
+        combine->results[placed->entry * hidden + column] =
+            ep_load(combine->rows->datatype, combine->row, column);
+    }
+}
+
+// sum + w[k] * y[k], if both the dispatch and the combine find an expert in the entry.
+static float add_entry(const Combine* combine, size_t entry, unsigned column, float sum) {
+    const RefRouting* now = combine->now;
+    const int64_t sent = ref_expert_of(now, combine->sent->topk_idx[combine->rank][entry]);
+    const int64_t found = ref_expert_of(now, now->topk_idx[combine->rank][entry]);
+    if (sent < 0 || found < 0) return sum;
+    return fmaf(now->weights[combine->rank][entry],
+                combine->results[entry * combine->rows->hidden + column], sum);
+}
+
+static float exact_sum(const Combine* combine, size_t token, unsigned column) {
+    const unsigned top_k = combine->now->top_k;
+    float sum = 0.0f;
+    for (unsigned k = 0; k < top_k; ++k) {
+        sum = add_entry(combine, token * top_k + k, column, sum);
+    }
+    return sum;
+}
+
+// What `owner` adds to the sum of a token.
+static float add_owner(const Combine* combine, unsigned owner, size_t token, unsigned column,
+                       float sum) {
+    const RefRouting* sent = combine->sent;
+    unsigned found = 0;
+    size_t last = 0;
+    float partial = 0.0f;
+    for (unsigned k = 0; k < sent->top_k; ++k) {
+        const size_t entry = token * sent->top_k + k;
+        const int64_t expert = ref_expert_of(sent, sent->topk_idx[combine->rank][entry]);
+        if (expert < 0 || (unsigned)expert / ref_local_experts(sent) != owner) continue;
+        partial = add_entry(combine, entry, column, partial);
+        last = entry;
+        ++found;
+    }
+    if (found == 0) return sum;
+    if (found == 1) return add_entry(combine, last, column, sum);
+    ep_store(combine->rows->datatype, combine->row, 0, partial);
+    return sum + ep_load(combine->rows->datatype, combine->row, 0);
+}
+
+static float reduced_sum(const Combine* combine, size_t token, unsigned column) {
+    float sum = 0.0f;
+    for (unsigned owner = 0; owner < combine->sent->num_ranks; ++owner) {
+        sum = add_owner(combine, owner, token, column, sum);
+    }
+    return sum;
 }
 
 void ref_ll_combine(const RefRouting* sent, const RefRouting* now, unsigned rank, unsigned capacity,
                     const RefRows* expert_rows, void* out) {
-    const size_t entries = ref_entries_of(sent, rank);
-    const size_t row_bytes = ref_row_bytes(expert_rows);
+    const unsigned hidden = expert_rows->hidden;
     unsigned* used = malloc(sent->num_experts * sizeof(*used));
-    Results results = {rank, expert_rows, malloc(entries * row_bytes + 1),
-                       calloc(entries + 1, sizeof(bool))};
-    EP_REQUIRE(used != NULL && results.results != NULL && results.has_result != NULL);
-    walk(sent, capacity, used, fetch_result, &results);
+    Combine combine = {sent, now, rank, expert_rows, malloc(ref_row_bytes(expert_rows)),
+                       calloc(ref_entries_of(sent, rank) * hidden + 1, sizeof(float))};
+    EP_REQUIRE(used != NULL && combine.row != NULL && combine.results != NULL);
+    walk(sent, capacity, used, fetch_result, &combine);
+    const bool exact = ref_ll_sum() == kRefExact;
     for (size_t token = 0; token < now->num_tokens[rank]; ++token) {
-        for (size_t column = 0; column < expert_rows->hidden; ++column) {
-            float sum = 0.0f;
-            for (size_t k = 0; k < now->top_k; ++k) {
-                const size_t entry = token * now->top_k + k;
-                const int64_t expert = ref_expert_of(now, now->topk_idx[rank][entry]);
-                if (expert < 0 || !results.has_result[entry]) continue;
-                const float result =
-                    ep_load(expert_rows->datatype, results.results + entry * row_bytes, column);
-                sum = fmaf(now->weights[rank][entry], result, sum);
-            }
-            ep_store(expert_rows->datatype, out, token * expert_rows->hidden + column, sum);
+        for (unsigned column = 0; column < hidden; ++column) {
+            const float sum = exact ? exact_sum(&combine, token, column)
+                                    : reduced_sum(&combine, token, column);
+            ep_store(expert_rows->datatype, out, token * hidden + column, sum);
         }
     }
     free(used);
-    free(results.results);
-    free(results.has_result);
+    free(combine.row);
+    free(combine.results);
 }

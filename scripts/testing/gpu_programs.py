@@ -29,7 +29,8 @@ _QUICK_STRESS_OPS = 400
 
 _LIMIT_SECONDS = {"gpu": 240, "isolated": 240, "onegpu": 300}
 
-# How long a rank waits for a lost one in test_death: kernels of many processes take turns on one GPU.
+# How long a rank waits for a lost one in test_death: kernels of several processes take turns on one
+# GPU.
 _DEATH_TIMEOUT_MS = {"gpu": 1000, "onegpu": 4000}
 
 
@@ -73,7 +74,7 @@ def _step(machine: Machine, variant: str, run: Run, index: int) -> Step:
     words = [str(machine.programs / folder / run.program), *run.options]
     limit = _LIMIT_SECONDS[variant]
     # The program's own deadline comes first, because it says where each rank was.
-    environment = {"EP_TEST_DEADLINE": str(limit - 30)}
+    environment = {"EP_TEST_DEADLINE": str(limit - 30), **dict(run.environment)}
     if run.forks:
         environment["NCCL_EP_TIMEOUT_MS"] = str(_DEATH_TIMEOUT_MS[variant])
     elif variant == "isolated":

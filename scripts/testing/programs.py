@@ -20,7 +20,13 @@ TESTS = ("test_abi", "test_abi_cxx", "test_errors", "test_lifecycle", "test_ll",
          "test_staged", "test_random", "test_stress", "test_graph", "example_ht",
          "example_ll_staged", "capabilities")
 
-# Of these, the ones that have nothing to do where there is no high throughput.
+# Of these, the ones that compare every bit of low-latency sums, with options for a second run: with
+# the sums in exact order, where reduced ones are the default.
+_EXACT_SUMS = (("test_ll", ()), ("test_staged", ()), ("test_random", ("--configs", "300")),
+               ("test_stress", ()), ("test_graph", ()))
+_EXACT = (("NCCL_EP_LL_COMBINE", "exact"),)
+
+# Programs that have nothing to do where there is no high throughput.
 _NEEDS_HT = ("test_ht", "example_ht")
 
 _EP_TEST_RANKS = (2, 4, 8)
@@ -49,6 +55,7 @@ class Run:
     read: Callable[[Finished], Counts] = counts.closing_line
     needs_ht: bool = False
     forks: bool = False  # starts its ranks itself, without mpirun
+    environment: tuple[tuple[str, str], ...] = ()
 
     @property
     def name(self) -> str:
@@ -59,6 +66,8 @@ def all_runs(ranks: Sequence[int]) -> Iterator[Run]:
     """Every program with every set of options, on every number of ranks that suits it."""
     for name, count in itertools.product(TESTS, ranks):
         yield Run(name, name, (), count, needs_ht=name in _NEEDS_HT)
+    for name, options in _EXACT_SUMS:
+        yield Run(f"{name}/exact", name, options, ranks[-1], environment=_EXACT)
     for count in ranks:
         if count >= 2:
             yield Run("test_death", "test_death", ("--ranks", str(count)), count, forks=True)
@@ -86,7 +95,7 @@ def host_steps(places: Places) -> list[Step]:
         # Ranks mostly wait for each other, so that two programs fit on two cores; but nothing runs
         # beside the one that checks how long things take.
         return Step(run.name, words, run.read, needs, cores=2 if run.forks else 1, timeout=240,
-                    environment=environment)
+                    environment=environment + run.environment)
 
     everything = Step("programs/complete", lambda: _complete(places), needs=needs)
     return [everything, *map(step, all_runs(RANKS)), *_bootstrap_steps(places, needs, environment)]

@@ -25,7 +25,8 @@ use std::mem::MaybeUninit;
 /// @param ep_group          the group
 /// @param topk_idx          TOPK_IDX, int64 [T, K]: expert ids of this rank's T tokens, T at most
 ///                          max_tokens_per_rank and different on every rank if you like, also 0; K at
-///                          most 32. Negative ids and ids from E on take no part.
+///                          most 32 and the same on every rank. Negative ids and ids from E on take no
+///                          part.
 /// @param local_tensors     HT: optional RECV_EXPERT_COUNTER_HOST or RECV_EXPERT_COUNTER_DEVICE, int32
 ///                          `[L]` or longer: gets the received tokens per local expert, valid once `stream`
 ///                          is synchronised. LL: none.
@@ -35,7 +36,7 @@ use std::mem::MaybeUninit;
 /// @param use_fp8           no effect
 ///
 /// Returns `ncclInvalidArgument` for a NULL or dead argument or a tensor that breaks a rule;
-/// `ncclRemoteError` if another rank refused (HT) or the group has failed.
+/// `ncclRemoteError` if another rank refused (HT); the code of the failure if the group has failed.
 ///
 /// # Safety
 /// Pointers are NULL or valid for what they are documented to be.

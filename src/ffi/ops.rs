@@ -98,12 +98,16 @@ pub unsafe extern "C" fn ncclEpDispatch(
     })
 }
 
-/// Brings the experts' results back to the tokens' home ranks and sums them in fp32, with one rounding
-/// at the end. Every rank of the group calls it, in the same order of operations. Enqueued on `stream`;
-/// the host does not wait.
+/// Brings the experts' results back to the tokens' home ranks and sums them in fp32, in an order that is
+/// always the same. Every rank of the group calls it, in the same order of operations. Enqueued on
+/// `stream`; the host does not wait.
 ///
 /// LL: inputs TOKENS [L, R*M, H], rows where dispatch put their tokens; local_tensors TOPK_WEIGHTS float32
-/// [T, K]; outputs TOKENS [T, H]: for each token the weighted sum over its experts, in the order of k.
+/// [T, K]; outputs TOKENS [T, H]: for each token the weighted sum over its experts. A rank that hosts
+/// several experts of a token sums their rows by ascending k, rounds the sum and sends that; the home
+/// rank sums by ascending rank. With NCCL_EP_LL_COMBINE=exact all rows are summed at home, by ascending k,
+/// and nothing is rounded in between. An id that was masked (made negative) since the dispatch takes no
+/// part.
 ///
 /// HT forward: inputs TOKENS [n, H], in dispatch's order, weights already applied and the local experts
 /// of a token summed; outputs TOKENS [T, H]: the sum over ranks, ascending.

@@ -39,6 +39,19 @@ pub enum LlCombineMode {
     Reduce = 1,
 }
 
+impl LlCombineMode {
+    /// Both modes.
+    pub const ALL: [Self; 2] = [Self::Exact, Self::Reduce];
+
+    /// The name that the environment variable has for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Exact => "exact",
+            Self::Reduce => "reduce",
+        }
+    }
+}
+
 /// The checked configuration of a group: the same on every rank, but for `rank`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupFacts {

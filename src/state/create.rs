@@ -10,7 +10,7 @@ use crate::backend::nccl::Communicator;
 use crate::backend::{DeviceMemory, HtRouting, select};
 use crate::env::Env;
 use crate::error::{Error, Result};
-use crate::model::group::{Algorithm, GroupFacts};
+use crate::model::group::{Algorithm, GroupFacts, LlCombineMode};
 use crate::model::ops::{Routing, Stream};
 use crate::model::tensor::{DevPtr, Tensor, TensorSet};
 use crate::model::topology::{NODE_ID_BYTES, NodeId, Topology};
@@ -50,8 +50,9 @@ const COMPARED: [&str; 5] = [
     "config.num_experts",
     "config.max_tokens_per_rank",
     "config.token_size_bytes",
-    "NCCL_EP_LL_COMBINE",
+    LL_COMBINE,
 ];
+const LL_COMBINE: &str = "NCCL_EP_LL_COMBINE";
 const NUMBER_BYTES: usize = 8;
 
 fn agree_on_facts(
@@ -92,7 +93,10 @@ fn agree_on_facts(
                     name,
                     format_args!("must be the same on every rank, but rank {rank} differs"),
                 )
-                .got(mine, format_args!("{theirs} as on rank {rank}")));
+                .got(
+                    shown(name, mine),
+                    format_args!("{} as on rank {rank}", shown(name, theirs)),
+                ));
             }
         }
     }
@@ -108,6 +112,17 @@ fn compared(facts: &GroupFacts) -> [u64; COMPARED.len()] {
         facts.row_bytes as u64,
         u64::from(facts.ll_combine as u32),
     ]
+}
+
+/// One of the numbers as callers know it.
+fn shown(name: &str, number: u64) -> String {
+    let mode = LlCombineMode::ALL
+        .into_iter()
+        .find(|&mode| u64::from(mode as u32) == number);
+    match mode {
+        Some(mode) if name == LL_COMBINE => mode.name().to_owned(),
+        _ => number.to_string(),
+    }
 }
 
 fn node_id(env: &Env) -> Result<NodeId> {

@@ -1,7 +1,8 @@
 //! The protocol of every operation: post a message, read everybody's, let go.
 //!
-//! Operations of a group are numbered (epochs) in call order, which is the same on every rank. A rank
-//! posts the message of an operation in any of its banks that all readers have let go of, and readers
+//! Operations of a group are numbered in call order, which is the same on every rank. Each has two
+//! epochs, one for its message and one before it for what the message may depend on. A rank
+//! posts a message in any of its banks that all readers have let go of, and readers
 //! look for the epoch, so a bank held up by a staged operation does not stop later ones. Why nobody
 //! waits for ever: at most two operations are staged, each holds one bank, and the other banks are let
 //! go by receive phases that only wait for posts of the same epoch. Every wait has a deadline all the
@@ -20,6 +21,8 @@ use std::time::{Duration, Instant};
 
 /// Longest sleep between two looks at the ranks' failure marks.
 const LOOK: Duration = Duration::from_millis(50);
+
+const EPOCHS_PER_OPERATION: u64 = 2;
 
 /// All ranks' windows, and this rank's place in the sequence of operations.
 pub struct Exchange {
@@ -53,7 +56,13 @@ impl Exchange {
 
     /// The epoch of a new operation; to be called in the order of the caller's calls.
     pub fn begin(&self) -> u64 {
-        self.last_epoch.fetch_add(1, Ordering::Relaxed) + 1
+        let last = &self.last_epoch;
+        last.fetch_add(EPOCHS_PER_OPERATION, Ordering::Relaxed) + EPOCHS_PER_OPERATION
+    }
+
+    /// The epoch of what the ranks tell each other before they can post the message of `epoch`.
+    pub fn before(epoch: u64) -> u64 {
+        epoch - 1
     }
 
     /// The first failure on this rank.
@@ -88,7 +97,8 @@ impl Exchange {
                 let slow: Vec<usize> = (0..self.ranks())
                     .filter(|&reader| !(0..BANKS).all(|bank| own.bank(bank).is_read_by(reader)))
                     .collect();
-                format!("a free bank for operation {epoch}, held by ranks {slow:?}")
+                let operation = operation_of(epoch);
+                format!("a free bank for operation {operation}, held by ranks {slow:?}")
             },
         )?;
         message.write_to(&mut bank.write(message.len())?)?;
@@ -105,7 +115,8 @@ impl Exchange {
             || banks().find(|bank| bank.posted() == epoch),
             || {
                 let newest = banks().map(|bank| bank.posted()).max().unwrap_or(0);
-                format!("operation {epoch} of rank {source}, whose last one is {newest}")
+                let (operation, last) = (operation_of(epoch), newest / EPOCHS_PER_OPERATION);
+                format!("operation {operation} of rank {source}, whose last one is {last}")
             },
         )?;
         Ok(Received {
@@ -117,16 +128,19 @@ impl Exchange {
     }
 
     /// Lets go of messages that nobody here will read. Their senders have posted them, or will without
-    /// waiting for this rank, if they belong to operations before `epoch`, the one that is posted now.
-    /// Later ones stay for a later post: a handle may be destroyed before its send phase has run.
+    /// waiting for this rank, if they belong to operations before `epoch`, the one that is posted now,
+    /// and this rank has posted its own. The others stay for a later post: a handle may be destroyed
+    /// before its send phase has run, perhaps on another stream.
     fn settle_abandoned(&self, epoch: u64) -> Result<()> {
+        let own = self.window(self.rank)?;
+        let is_posted = |other| (0..BANKS).any(|bank| own.bank(bank).posted() == other);
         let mut abandoned = self.abandoned.lock();
-        let (earlier, later) = abandoned
+        let (settled, open) = abandoned
             .drain(..)
-            .partition::<Vec<_>, _>(|&other| other < epoch);
-        *abandoned = later;
+            .partition::<Vec<_>, _>(|&other| other < epoch && is_posted(other));
+        *abandoned = open;
         drop(abandoned);
-        for unread in earlier {
+        for unread in settled {
             for source in 0..self.ranks() {
                 drop(self.receive(unread, source)?);
             }
@@ -173,6 +187,11 @@ impl Exchange {
             .get(rank)
             .ok_or_else(|| Error::internal("a rank without a window"))
     }
+}
+
+/// The number of the operation that `epoch` belongs to.
+fn operation_of(epoch: u64) -> u64 {
+    epoch.div_ceil(EPOCHS_PER_OPERATION)
 }
 
 /// A message that is being read.
@@ -283,6 +302,18 @@ mod tests {
     }
 
     #[test]
+    fn an_operation_may_be_posted_after_later_ones_and_never_read() {
+        let all = ranks(1, Duration::from_secs(20));
+        for _ in 0..20 {
+            let (late, next) = (all[0].begin(), all[0].begin());
+            all[0].abandon(late);
+            post(&all[0], next, b"next").unwrap();
+            drop(all[0].receive(next, 0).unwrap());
+            post(&all[0], late, b"never read").unwrap();
+        }
+    }
+
+    #[test]
     fn a_silent_rank_is_named_after_the_deadline() {
         let all = ranks(2, Duration::from_millis(80));
         let epoch = all[0].begin();
@@ -296,6 +327,9 @@ mod tests {
                 .contains("operation 1 of rank 1, whose last one is 0"),
             "{error}"
         );
+        post(&all[1], Exchange::before(epoch), b"half of it").unwrap();
+        let error = all[0].receive(epoch, 1).err().unwrap();
+        assert!(error.text().ends_with("whose last one is 0"), "{error}");
     }
 
     #[test]

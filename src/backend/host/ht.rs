@@ -12,7 +12,7 @@ use crate::backend::host::group::Shared;
 use crate::backend::host::ht_routing::{HtMap, RankIds, exchange_ids};
 use crate::backend::host::message::{Message, Reader};
 use crate::backend::host::numeric;
-use crate::backend::host::rows::{copy_row, row, same_row_bytes};
+use crate::backend::host::rows::{copy_row, row, same_on_ranks};
 use crate::backend::{HtBackend, HtRouting};
 use crate::error::{Error, Result};
 use crate::model::ops::{HtCombine, HtDispatch, IdsAndWeights, Routing, Stream, WeightGradients};
@@ -290,7 +290,7 @@ struct Sent<'a> {
 impl<'a> Sent<'a> {
     fn read(message: &'a [u8], source: usize, op: &HtDispatch, top_k: usize) -> Result<Self> {
         let mut reader = Reader::new(message);
-        same_row_bytes(reader.number()?, source, op.row.bytes())?;
+        same_on_ranks("row bytes", op.row.bytes(), source, reader.number()?)?;
         let tokens = reader.number()?;
         let forward = reader.number()? != 0;
         if forward != op.routing_in.is_some() {
@@ -327,7 +327,7 @@ struct Results<'a> {
 impl<'a> Results<'a> {
     fn read(message: &'a [u8], source: usize, row_bytes: usize, columns: usize) -> Result<Self> {
         let mut reader = Reader::new(message);
-        same_row_bytes(reader.number()?, source, row_bytes)?;
+        same_on_ranks("row bytes", row_bytes, source, reader.number()?)?;
         let rows = reader.number()?;
         let theirs = reader.number()?;
         if theirs != columns {

@@ -22,11 +22,11 @@ fn outside() -> Error {
     Error::internal("a row outside its tensor")
 }
 
-/// Refuses rows of another width than this rank's.
-pub fn same_row_bytes(theirs: usize, source: usize, mine: usize) -> Result<()> {
+/// Refuses a number from `source` that is not this rank's own.
+pub fn same_on_ranks(what: &str, mine: usize, source: usize, theirs: usize) -> Result<()> {
     if theirs == mine {
         return Ok(());
     }
     let rule = format!("must be the same on every rank, but rank {source} differs");
-    Err(Error::usage("row bytes", rule).got(mine, theirs))
+    Err(Error::usage(what, rule).got(mine, theirs))
 }

@@ -5,16 +5,19 @@
 //! summed at home by ascending rank; a rank with several rows of a token posts
 //! `round(sum over k ascending of fma(w[k], row[k], .))`. At home a contribution that covers one k enters
 //! as `fma(w[k], row, sum)`, one that covers several, being weighted already, as `sum + row`.
+//!
+//! What a contribution covers was settled by the dispatch. An id that was masked since then takes no
+//! part: its row is left out of either sum.
 #![allow(unsafe_code)]
 
 use crate::backend::host::device::{bytes, bytes_mut};
-use crate::backend::host::exchange::Received;
-use crate::backend::host::ll::{Epochs, HostLl, Placed};
+use crate::backend::host::exchange::{Exchange, Received};
+use crate::backend::host::ll::{HostLl, Placed};
 use crate::backend::host::message::{Message, Reader};
 use crate::backend::host::numeric;
-use crate::backend::host::rows::{row, same_row_bytes};
+use crate::backend::host::rows::{row, same_on_ranks};
 use crate::error::{Error, Result};
-use crate::model::group::LlCombineMode;
+use crate::model::group::{GroupFacts, LlCombineMode};
 use crate::model::ops::LlCombine;
 
 /// A row that comes home.
@@ -28,9 +31,12 @@ struct Contribution<'a> {
 }
 
 impl HostLl {
-    pub(super) fn send_results(&self, op: &LlCombine, epochs: Epochs) -> Result<()> {
-        let weights = self.exchange_weights(op, epochs.weights)?;
+    pub(super) fn send_results(&self, op: &LlCombine, epoch: u64) -> Result<()> {
         let facts = self.facts();
+        let gates = match facts.ll_combine {
+            LlCombineMode::Exact => Vec::new(),
+            LlCombineMode::Reduce => self.exchange_gates(op, epoch)?,
+        };
         let row_bytes = op.row.bytes();
         let capacity = facts.max_recv_rows().unwrap_or(0);
         // SAFETY: `request` has checked the tensor `[L, R*M, H]`; the caller keeps it until the
@@ -63,63 +69,93 @@ impl HostLl {
                 if group.len() == 1 {
                     message.bytes(row_of(first)?);
                 } else {
-                    let weights = weights.get(home).map(|weights| &weights[..]);
-                    message.owned_bytes(reduce(op, group, row_of, weights.unwrap_or_default())?);
+                    let gates = gates.get(home).map_or(&[][..], Vec::as_slice);
+                    message.owned_bytes(self.reduce(op, group, row_of, gates)?);
                 }
             }
         }
-        self.shared.exchange.post(epochs.rows, &message)
+        self.shared.exchange.post(epoch, &message)
     }
 
-    /// Posts this rank's weights and returns those of all ranks, each `[top_k][tokens, top_k]`; nothing
-    /// without an epoch.
-    fn exchange_weights(&self, op: &LlCombine, epoch: Option<u64>) -> Result<Vec<Received<'_>>> {
-        let Some(epoch) = epoch else {
-            return Ok(Vec::new());
-        };
+    /// Posts this rank's gates and returns those of all ranks. They are copied, so that no bank is held
+    /// while this rank waits for a free one for its rows.
+    fn exchange_gates(&self, op: &LlCombine, epoch: u64) -> Result<Vec<Vec<u8>>> {
+        let gates = self.gates(op);
         let mut message = Message::default();
-        message.number(self.routing.top_k);
-        // SAFETY: `request` has checked the weights `[T, K]` of f32; the caller keeps them until the
-        // operation has run.
-        message.bytes(unsafe { bytes(op.weights, self.routing.tokens * self.routing.top_k * 4) });
+        message.number(gates.top_k);
+        message.number(gates.ids.len());
+        message.bytes(gates.ids);
+        message.bytes(gates.weights);
+        let epoch = Exchange::before(epoch);
         self.shared.exchange.post(epoch, &message)?;
-        self.receive_all(epoch)
+        let received = self.receive_all(epoch)?;
+        Ok(received.iter().map(|message| message.to_vec()).collect())
+    }
+
+    /// The gates of this rank's own tokens.
+    fn gates(&self, op: &LlCombine) -> Gates<'_> {
+        let top_k = self.routing.top_k;
+        let entries = self.routing.tokens * top_k;
+        // SAFETY: `request` has checked both tensors, ids `[T, K]` of int64 and weights `[T, K]` of f32;
+        // the caller keeps them until the operation has run.
+        let (ids, weights) = unsafe {
+            (
+                bytes(self.routing.ids, entries * 8),
+                bytes(op.weights, entries * 4),
+            )
+        };
+        Gates {
+            top_k,
+            ids,
+            weights,
+        }
+    }
+
+    /// The weighted sum of the rows of `group`, all of one token, rounded once.
+    fn reduce<'a>(
+        &self,
+        op: &LlCombine,
+        group: &[Placed],
+        row_of: impl Fn(&Placed) -> Result<&'a [u8]>,
+        gates: &[u8],
+    ) -> Result<Vec<u8>> {
+        let gates = Gates::read(gates)?;
+        let mut sums = vec![0.0_f32; op.row.hidden];
+        for placed in group {
+            if let Some(weight) = gates.weight(self.facts(), placed.token, placed.k)? {
+                numeric::add_scaled(&mut sums, weight, row_of(placed)?, op.row.dtype)?;
+            }
+        }
+        let mut reduced = vec![0; op.row.bytes()];
+        numeric::store(&mut reduced, &sums, op.row.dtype)?;
+        Ok(reduced)
     }
 
     pub(super) fn receive_results(&self, op: &LlCombine, epoch: u64) -> Result<()> {
-        let (tokens, top_k) = (self.routing.tokens, self.routing.top_k);
+        let tokens = self.routing.tokens;
         let messages = self.receive_all(epoch)?;
         let mut by_token: Vec<Vec<Contribution<'_>>> = vec![Vec::new(); tokens];
         for (source, message) in messages.iter().enumerate() {
             self.collect(message, source, op.row.bytes(), &mut by_token)?;
         }
-        // SAFETY: `request` has checked the weights `[T, K]` of f32 and the output `[T, H]`; the caller
-        // leaves them to the operation.
-        let (ids, weights, out) = unsafe {
-            (
-                bytes(self.routing.ids, tokens * top_k * 8),
-                bytes(op.weights, tokens * top_k * 4),
-                bytes_mut(op.out, tokens * op.row.bytes()),
-            )
-        };
+        let gates = self.gates(op);
+        // SAFETY: `request` has checked the output `[T, H]`; the caller leaves it to the operation.
+        let out = unsafe { bytes_mut(op.out, tokens * op.row.bytes()) };
         let mut sums = vec![0.0_f32; op.row.hidden];
         let outputs = out.chunks_exact_mut(op.row.bytes());
         for (token, (contributions, out)) in by_token.iter_mut().zip(outputs).enumerate() {
             sums.fill(0.0);
             contributions.sort_by_key(|contribution| contribution.order);
             for contribution in contributions {
-                // An id that was masked since the dispatch takes no part.
-                let single = contribution.covers.is_power_of_two();
-                let entry = token * top_k + contribution.covers.trailing_zeros() as usize;
-                let id = numeric::i64_at(ids, entry).unwrap_or(-1);
-                if single && self.facts().expert(id).is_none() {
+                let (covers, row) = (contribution.covers, contribution.row);
+                if !covers.is_power_of_two() {
+                    numeric::add(&mut sums, row, op.row.dtype)?;
                     continue;
                 }
-                let weight = match contribution.covers.is_power_of_two() {
-                    true => weight_at(weights, token, contribution.covers.ilog2(), top_k)?,
-                    false => 1.0,
-                };
-                numeric::add_scaled(&mut sums, weight, contribution.row, op.row.dtype)?;
+                let k = covers.trailing_zeros() as usize;
+                if let Some(weight) = gates.weight(self.facts(), token, k)? {
+                    numeric::add_scaled(&mut sums, weight, row, op.row.dtype)?;
+                }
             }
             numeric::store(out, &sums, op.row.dtype)?;
         }
@@ -135,7 +171,7 @@ impl HostLl {
         by_token: &mut [Vec<Contribution<'a>>],
     ) -> Result<()> {
         let mut reader = Reader::new(message);
-        same_row_bytes(reader.number()?, source, row_bytes)?;
+        same_on_ranks("row bytes", row_bytes, source, reader.number()?)?;
         for home in 0..self.facts().ranks {
             for _ in 0..reader.number()? {
                 let (token, covers) = (reader.number()?, reader.number()?);
@@ -161,28 +197,32 @@ impl HostLl {
     }
 }
 
-/// The weighted sum of the rows of `group`, all of one token, rounded once.
-fn reduce<'a>(
-    op: &LlCombine,
-    group: &[Placed],
-    row_of: impl Fn(&Placed) -> Result<&'a [u8]>,
-    weights: &[u8],
-) -> Result<Vec<u8>> {
-    let mut reader = Reader::new(weights);
-    let top_k = reader.number()?;
-    let weights = reader.rest();
-    let mut sums = vec![0.0_f32; op.row.hidden];
-    for placed in group {
-        let k = u32::try_from(placed.k).unwrap_or(u32::MAX);
-        let weight = weight_at(weights, placed.token, k, top_k)?;
-        numeric::add_scaled(&mut sums, weight, row_of(placed)?, op.row.dtype)?;
-    }
-    let mut reduced = vec![0; op.row.bytes()];
-    numeric::store(&mut reduced, &sums, op.row.dtype)?;
-    Ok(reduced)
+/// With what weight each entry of a home rank's tokens takes part, when the combine runs.
+struct Gates<'a> {
+    top_k: usize,
+    /// int64 `[tokens, top_k]`.
+    ids: &'a [u8],
+    /// f32 `[tokens, top_k]`.
+    weights: &'a [u8],
 }
 
-fn weight_at(weights: &[u8], token: usize, k: u32, top_k: usize) -> Result<f32> {
-    numeric::f32_at(weights, token * top_k + k as usize)
-        .ok_or_else(|| Error::internal("a contribution without a weight"))
+impl<'a> Gates<'a> {
+    fn read(message: &'a [u8]) -> Result<Self> {
+        let mut reader = Reader::new(message);
+        let (top_k, id_bytes) = (reader.number()?, reader.number()?);
+        Ok(Self {
+            top_k,
+            ids: reader.bytes(id_bytes)?,
+            weights: reader.rest(),
+        })
+    }
+
+    /// The weight of an entry; nothing if its id names no expert.
+    fn weight(&self, facts: &GroupFacts, token: usize, k: usize) -> Result<Option<f32>> {
+        let entry = token * self.top_k + k;
+        numeric::i64_at(self.ids, entry)
+            .zip(numeric::f32_at(self.weights, entry))
+            .map(|(id, weight)| facts.expert(id).map(|_| weight))
+            .ok_or_else(|| Error::internal("a contribution without a weight"))
+    }
 }

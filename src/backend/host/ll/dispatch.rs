@@ -5,7 +5,7 @@
 use crate::backend::host::device::{bytes, bytes_mut};
 use crate::backend::host::ll::{HostLl, Placed};
 use crate::backend::host::message::{Message, Reader};
-use crate::backend::host::rows::{copy_row, row, same_row_bytes};
+use crate::backend::host::rows::{copy_row, row, same_on_ranks};
 use crate::error::Result;
 use crate::model::group::GroupFacts;
 use crate::model::ops::LlDispatch;
@@ -42,7 +42,7 @@ impl HostLl {
         let mut counts = vec![0_usize; experts.len()];
         let mut placed = Vec::with_capacity(facts.ranks);
         for (source, message) in messages.iter().enumerate() {
-            let sent = SentTokens::read(message, source, op.row.bytes())?;
+            let sent = SentTokens::read(message, source, self.routing.top_k, op.row.bytes())?;
             let mut from_source = Vec::new();
             for (token, k, expert) in sent.entries(facts) {
                 let local = expert.checked_sub(experts.start);
@@ -83,10 +83,12 @@ struct SentTokens<'a> {
 }
 
 impl<'a> SentTokens<'a> {
-    fn read(message: &'a [u8], source: usize, row_bytes: usize) -> Result<Self> {
+    /// `top_k` and `row_bytes` are this rank's.
+    fn read(message: &'a [u8], source: usize, top_k: usize, row_bytes: usize) -> Result<Self> {
         let mut reader = Reader::new(message);
-        let (tokens, top_k) = (reader.number()?, reader.number()?);
-        same_row_bytes(reader.number()?, source, row_bytes)?;
+        let tokens = reader.number()?;
+        same_on_ranks("topk_idx.sizes[1]", top_k, source, reader.number()?)?;
+        same_on_ranks("row bytes", row_bytes, source, reader.number()?)?;
         let ids = reader.bytes(tokens * top_k * 8)?;
         Ok(Self {
             top_k,

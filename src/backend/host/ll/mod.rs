@@ -6,7 +6,7 @@ mod dispatch;
 use crate::backend::host::group::Shared;
 use crate::backend::{LlBackend, Ticket};
 use crate::error::Result;
-use crate::model::group::{GroupFacts, LlCombineMode};
+use crate::model::group::GroupFacts;
 use crate::model::ops::{LlOp, Routing, Stream};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -32,14 +32,6 @@ struct Placed {
     row: Option<usize>,
 }
 
-/// The exchanges of one operation.
-#[derive(Clone, Copy)]
-struct Epochs {
-    /// A reducing combine needs the home ranks' weights first.
-    weights: Option<u64>,
-    rows: u64,
-}
-
 impl HostLl {
     /// A handle whose ids are `routing`, read anew by every dispatch.
     pub fn new(shared: Arc<Shared>, routing: Routing) -> Self {
@@ -50,27 +42,17 @@ impl HostLl {
         }
     }
 
-    fn begin(&self, op: &LlOp) -> Epochs {
-        let reduces = self.facts().ll_combine == LlCombineMode::Reduce;
-        let exchange = &self.shared.exchange;
-        let weights = (reduces && matches!(op, LlOp::Combine(_))).then(|| exchange.begin());
-        Epochs {
-            weights,
-            rows: exchange.begin(),
+    fn send_now(&self, op: &LlOp, epoch: u64) -> Result<()> {
+        match op {
+            LlOp::Dispatch(op) => self.send_tokens(op, epoch),
+            LlOp::Combine(op) => self.send_results(op, epoch),
         }
     }
 
-    fn send_now(&self, op: &LlOp, epochs: Epochs) -> Result<()> {
+    fn receive_now(&self, op: &LlOp, epoch: u64) -> Result<()> {
         match op {
-            LlOp::Dispatch(op) => self.send_tokens(op, epochs.rows),
-            LlOp::Combine(op) => self.send_results(op, epochs),
-        }
-    }
-
-    fn receive_now(&self, op: &LlOp, rows: u64) -> Result<()> {
-        match op {
-            LlOp::Dispatch(op) => self.receive_tokens(op, rows),
-            LlOp::Combine(op) => self.receive_results(op, rows),
+            LlOp::Dispatch(op) => self.receive_tokens(op, epoch),
+            LlOp::Combine(op) => self.receive_results(op, epoch),
         }
     }
 
@@ -81,18 +63,18 @@ impl HostLl {
 
 impl LlBackend for HostLl {
     fn run(&self, op: &LlOp, stream: Stream) -> Result<()> {
-        let (handle, op, epochs) = (self.clone(), *op, self.begin(op));
+        let (handle, op, epoch) = (self.clone(), *op, self.shared.exchange.begin());
         self.shared.enqueue(name(&op), stream, move |_| {
-            handle.send_now(&op, epochs)?;
-            handle.receive_now(&op, epochs.rows)
+            handle.send_now(&op, epoch)?;
+            handle.receive_now(&op, epoch)
         })
     }
 
     fn send(&self, op: &LlOp, stream: Stream) -> Result<Ticket> {
-        let (handle, op, epochs) = (self.clone(), *op, self.begin(op));
+        let (handle, op, epoch) = (self.clone(), *op, self.shared.exchange.begin());
         self.shared
-            .enqueue(name(&op), stream, move |_| handle.send_now(&op, epochs))?;
-        Ok(Ticket(epochs.rows))
+            .enqueue(name(&op), stream, move |_| handle.send_now(&op, epoch))?;
+        Ok(Ticket(epoch))
     }
 
     fn receive(&self, op: &LlOp, ticket: Ticket, stream: Stream) -> Result<()> {

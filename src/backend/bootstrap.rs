@@ -84,6 +84,7 @@ impl Bootstrap {
         self.memory.upload(own, mine)?;
         self.comm.all_gather(own, gathered, mine.len(), stream)?;
         if let Err(error) = self.wait(stream) {
+            self.memory.strand();
             return Err(self.lost.get_or_init(|| error).clone());
         }
         let mut bytes = vec![0; total];

@@ -30,6 +30,9 @@ pub trait DeviceMemory: Send + Sync {
     fn download(&self, to: &mut [u8], from: DevPtr) -> Result<()>;
     /// Whether everything enqueued on `stream` has run.
     fn is_idle(&self, stream: Stream) -> Result<bool>;
+    /// Something is stuck on the device for ever: freeing memory would wait for it, so from now on all
+    /// stays allocated.
+    fn strand(&self);
 }
 
 /// One rank's side of an open group.

@@ -5,8 +5,9 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver::{self, ContextHandle, Device};
-use crate::error::Result;
+use crate::error::{Code, Error, Result};
 use std::marker::PhantomData;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A context of one device.
 #[derive(Debug)]
@@ -14,6 +15,7 @@ pub(super) struct Context {
     handle: ContextHandle,
     /// The device whose primary context this type keeps alive; `None` for a context of the caller's.
     retained: Option<Device>,
+    stranded: AtomicBool,
 }
 
 impl Context {
@@ -27,12 +29,20 @@ impl Context {
             return Ok(Self {
                 handle,
                 retained: None,
+                stranded: AtomicBool::new(false),
             });
         }
         Ok(Self {
             handle: driver::retain_primary(device)?,
             retained: Some(device),
+            stranded: AtomicBool::new(false),
         })
+    }
+
+    /// Refuses every further [`Context::enter`]: something is stuck on the device for ever, and most
+    /// calls, all that free something among them, would wait for it. What the group holds is leaked.
+    pub(super) fn strand(&self) {
+        self.stranded.store(true, Ordering::Relaxed);
     }
 
     /// The driver's handle.
@@ -42,6 +52,12 @@ impl Context {
 
     /// Makes this the calling thread's context until the result is dropped.
     pub(super) fn enter(&self) -> Result<Entered> {
+        if self.stranded.load(Ordering::Relaxed) {
+            return Err(Error::new(
+                Code::RemoteError,
+                "an exchange that a lost rank never joined is stuck on the device",
+            ));
+        }
         let pushed = driver::current_context()? != Some(self.handle);
         if pushed {
             driver::push_context(self.handle)?;
@@ -55,7 +71,9 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        if let Some(device) = self.retained {
+        if let Some(device) = self.retained
+            && !self.stranded.load(Ordering::Relaxed)
+        {
             // Nothing is left to do about a context that cannot be released.
             let _ = driver::release_primary(device);
         }

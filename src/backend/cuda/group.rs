@@ -208,7 +208,7 @@ impl GroupBackend for CudaGroup {
             return Ok(());
         };
         if self.bootstrap.lost().is_some() {
-            return Ok(()); // The device will not be idle again; what peers map stays as it is.
+            return Ok(()); // The device will not be idle again, and all drops leak.
         }
         let idle = self
             .context

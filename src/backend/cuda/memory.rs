@@ -78,6 +78,10 @@ impl DeviceMemory for CudaMemory {
         let _entered = self.context.enter()?;
         driver::is_idle(stream)
     }
+
+    fn strand(&self) {
+        self.context.strand();
+    }
 }
 
 /// Device memory that is freed when this is dropped.

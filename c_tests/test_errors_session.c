@@ -29,7 +29,9 @@ bool check_refused(EpPlace place, ncclResult_t actual, ncclResult_t expected, co
     const bool code = ep_check_result(place, actual, expected);
     const bool text = fits(ep_last_error(), pattern);
     if (!text) fprintf(stderr, "got:      %s\nexpected: %s\n", ep_last_error(), pattern);
-    return ep_check(place, text) && code;
+    // The program's own last error is not the library's to set.
+    const bool cuda = ep_check_cuda(place, cudaGetLastError());
+    return ep_check(place, text) && code && cuda;
 }
 
 bool enough_ranks(const EpEnv* env, int ranks, const char* ids) {

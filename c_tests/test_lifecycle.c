@@ -89,6 +89,7 @@ int main(int argc, char** argv) {
         EP_CASE(several_groups_on_one_communicator),
         EP_CASE(groups_on_two_communicators),
         EP_CASE(groups_on_any_stream),
+        EP_CASE(one_rank_is_late),
         EP_CASE(calls_from_another_thread),
         EP_CASE(two_threads_with_a_group_each),
         EP_CASE(two_ranks_in_one_process),

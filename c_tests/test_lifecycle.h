@@ -65,6 +65,7 @@ void two_hundred_groups(EpEnv* env);
 void several_groups_on_one_communicator(EpEnv* env);  // test_lifecycle_groups.c
 void groups_on_two_communicators(EpEnv* env);
 void groups_on_any_stream(EpEnv* env);
+void one_rank_is_late(EpEnv* env);
 void calls_from_another_thread(EpEnv* env);  // test_lifecycle_threads.c
 void two_threads_with_a_group_each(EpEnv* env);
 void two_ranks_in_one_process(EpEnv* env);

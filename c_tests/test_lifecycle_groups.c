@@ -1,4 +1,7 @@
-// Several groups at once: on one communicator, on two, on any stream.
+// Several groups at once: on one communicator, on two, on any stream, and ranks that come late.
+#define _DEFAULT_SOURCE  // usleep
+#include <unistd.h>
+
 #include "test_lifecycle.h"
 
 void several_groups_on_one_communicator(EpEnv* env) {
@@ -65,4 +68,18 @@ void groups_on_any_stream(EpEnv* env) {
     }
     EP_CHECK_CUDA(cudaStreamDestroy(own));
     EP_CHECK_CUDA(cudaStreamDestroy(unordered));
+}
+
+// Those who wait for a late rank ask the stream now and then, and nothing of that shows.
+void one_rank_is_late(EpEnv* env) {
+    enum { kLateMicroseconds = 20000 };
+    for (int late = 0; late < env->size; ++late) {
+        if (env->rank == late) usleep(kLateMicroseconds);
+        Trip trip;
+        open_trip(&trip, ep_algorithm_for_any_case(env), place_of(env));
+        EP_CHECK_CUDA(cudaGetLastError());
+        EP_CHECK(make_trip(&trip));
+        EP_CHECK(close_trip(&trip));
+        EP_CHECK_CUDA(cudaGetLastError());
+    }
 }

@@ -31,6 +31,7 @@ function_table! {
         fn cudaHostGetDevicePointer(*mut *mut c_void, *mut c_void, u32) -> c_int;
         fn cudaStreamQuery(*mut c_void) -> c_int;
         fn cudaDeviceSynchronize() -> c_int;
+        fn cudaGetLastError() -> c_int;
         fn cudaLaunchHostFunc(*mut c_void, HostFunction, *mut c_void) -> c_int;
     }
     optional {}
@@ -79,13 +80,31 @@ impl HostRuntime {
             // SAFETY: the function was not enqueued, so the box is still ours.
             drop(unsafe { Box::from_raw(boxed.cast::<Box<dyn FnOnce() + Send>>()) });
         }
-        check("cudaLaunchHostFunc", code)
+        self.check("cudaLaunchHostFunc", code)
+    }
+
+    /// The result of `call`, which gave `code`.
+    fn check(&self, call: &str, code: c_int) -> Result<()> {
+        if code == 0 {
+            return Ok(());
+        }
+        self.forget_last_error();
+        Err(Error::new(
+            Code::UnhandledCudaError,
+            format!("{call}: CUDA error {code}"),
+        ))
+    }
+
+    /// A caller that asks `cudaGetLastError` about its own calls must not be told about this library's.
+    fn forget_last_error(&self) {
+        // SAFETY: takes nothing and returns a number.
+        let _ = unsafe { (self.0.cudaGetLastError)() };
     }
 
     /// Waits until all streams of this rank are idle.
     pub fn synchronize(&self) -> Result<()> {
         // SAFETY: takes nothing.
-        check("cudaDeviceSynchronize", unsafe {
+        self.check("cudaDeviceSynchronize", unsafe {
             (self.0.cudaDeviceSynchronize)()
         })
     }
@@ -100,21 +119,11 @@ unsafe extern "C" fn call_boxed(boxed: *mut c_void) {
     let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
 }
 
-fn check(call: &str, code: c_int) -> Result<()> {
-    match code {
-        0 => Ok(()),
-        _ => Err(Error::new(
-            Code::UnhandledCudaError,
-            format!("{call}: CUDA error {code}"),
-        )),
-    }
-}
-
 impl DeviceMemory for HostRuntime {
     fn alloc(&self, bytes: usize) -> Result<DevPtr> {
         let mut data = std::ptr::null_mut();
         // SAFETY: writes one pointer, which outlives the call.
-        check("cudaMalloc", unsafe {
+        self.check("cudaMalloc", unsafe {
             (self.0.cudaMalloc)(&mut data, bytes)
         })?;
         Ok(DevPtr(data as usize))
@@ -122,7 +131,7 @@ impl DeviceMemory for HostRuntime {
 
     fn free(&self, data: DevPtr) -> Result<()> {
         // SAFETY: the stand-ins refuse an address that they did not give.
-        check("cudaFree", unsafe {
+        self.check("cudaFree", unsafe {
             (self.0.cudaFree)(data.0 as *mut c_void)
         })
     }
@@ -132,14 +141,14 @@ impl DeviceMemory for HostRuntime {
         // SAFETY: writes one pointer, which outlives the call.
         let code =
             unsafe { (self.0.cudaHostGetDevicePointer)(&mut device, host.0 as *mut c_void, 0) };
-        check("cudaHostGetDevicePointer", code)?;
+        self.check("cudaHostGetDevicePointer", code)?;
         Ok(DevPtr(device as usize))
     }
 
     fn upload(&self, to: DevPtr, from: &[u8]) -> Result<()> {
         let (to, source) = (to.0 as *mut c_void, from.as_ptr().cast::<c_void>());
         // SAFETY: `from` is as long as said; the trait's callers own `to`.
-        check("cudaMemcpy", unsafe {
+        self.check("cudaMemcpy", unsafe {
             (self.0.cudaMemcpy)(to, source, from.len(), HOST_TO_DEVICE)
         })
     }
@@ -147,7 +156,7 @@ impl DeviceMemory for HostRuntime {
     fn download(&self, to: &mut [u8], from: DevPtr) -> Result<()> {
         let (target, from) = (to.as_mut_ptr().cast::<c_void>(), from.0 as *const c_void);
         // SAFETY: `to` is as long as said; the trait's callers own `from`.
-        check("cudaMemcpy", unsafe {
+        self.check("cudaMemcpy", unsafe {
             (self.0.cudaMemcpy)(target, from, to.len(), DEVICE_TO_HOST)
         })
     }
@@ -155,8 +164,11 @@ impl DeviceMemory for HostRuntime {
     fn is_idle(&self, stream: Stream) -> Result<bool> {
         // SAFETY: the stand-ins know their streams.
         match unsafe { (self.0.cudaStreamQuery)(stream.0 as *mut c_void) } {
-            ERROR_NOT_READY => Ok(false),
-            code => check("cudaStreamQuery", code).map(|()| true),
+            ERROR_NOT_READY => {
+                self.forget_last_error();
+                Ok(false)
+            }
+            code => self.check("cudaStreamQuery", code).map(|()| true),
         }
     }
 

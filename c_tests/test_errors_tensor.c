@@ -50,7 +50,7 @@ void tensor_arguments(EpEnv* env) {
                "[4294967295, 4294967295, 4294967295, 4294967295, 4294967295], expected less than "
                "2^63 bytes)");
     EP_REFUSED("tensor-create-memory", create(group, 3, ncclInt8, 1U << 20), ncclUnhandledCudaError,
-               CREATE "*: CUDA error 2*");
+               CREATE "*: CUDA*");
     check_tensor_works(group);
 
     // Memory that the device never gave; the descriptor is emptied all the same.
@@ -59,7 +59,7 @@ void tensor_arguments(EpEnv* env) {
     foreign.tensor.sizes = NULL;
     foreign.tensor.strides = NULL;
     EP_REFUSED("tensor-destroy-memory", ncclEpTensorDestroy(group, &foreign.tensor),
-               ncclUnhandledCudaError, DESTROY "*: CUDA error 1*");
+               ncclUnhandledCudaError, DESTROY "*: CUDA*");
     EP_CHECK(foreign.tensor.data == NULL);
     check_works(&session);
     close_session(&session);

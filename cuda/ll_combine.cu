@@ -169,7 +169,7 @@ __device__ __forceinline__ float weight_of_entry(const Block& block, uint32_t in
     return masked ? __uint_as_float(kMasked) : weight;
 }
 
-// One warp per token: each weight goes to the rank of its expert. Everyone greets everyone, so that
+// One warp per token: each weight goes to the rank of its expert. Everyone signs to everyone, so that
 // an operation never ends before all peers have begun it.
 __device__ void send_weights(const Block& block) {
     const Op& op = block.op;
@@ -178,7 +178,7 @@ __device__ void send_weights(const Block& block) {
     const uint32_t blocks = block.receivers.blocks;
     if (index == blocks - 1 && warp_idx() == num_warps() - 1) {
         for (uint32_t peer = lane_idx(); peer < op.ranks(); peer += kWarpSize) {
-            st_relaxed_sys(op.counts(peer, op.rank()), op.packet(1));
+            st_relaxed_sys(op.signature(peer, op.rank()), op.packet(op.own_signature()));
         }
     }
     for (uint32_t token = warp_idx() * blocks + index; token < block.shape.tokens;
@@ -353,15 +353,15 @@ __device__ void receive_rows(const Block& block) {
     const Op& op = block.op;
     const uint32_t chunks = block.shape.chunks;
     const uint32_t units = block.shape.tokens * chunks;
+    if (block.receivers.index() == 0 && warp_idx() == num_warps() - 1) {
+        for (uint32_t peer = lane_idx(); peer < op.ranks(); peer += kWarpSize) {
+            check_signature(op, peer);
+        }
+        __syncwarp();
+    }
     for (uint32_t unit = block.receivers.next_unit(&block.shared.next_receive); unit < units;
          unit = block.receivers.next_unit(&block.shared.next_receive)) {
         receive_chunk<Type>(block, unit / chunks, unit % chunks);
-    }
-    if (block.receivers.index() == 0 && warp_idx() == 0) {
-        for (uint32_t peer = lane_idx(); peer < op.ranks(); peer += kWarpSize) {
-            wait_for_packet(block.params.common.wait, op.counts(op.rank(), peer),
-                            op.from(peer, WAIT_HELLO));
-        }
     }
 }
 

@@ -125,6 +125,9 @@ __device__ void announce_counts(const Block& block, const uint32_t* all) {
             const uint32_t count = i < local ? all[peer * local + i] : block.shape.tokens;
             st_relaxed_sys(counts + i, op.packet(count));
         }
+        if (threadIdx.x == 0) {
+            st_relaxed_sys(op.signature(peer, op.rank()), op.packet(op.own_signature()));
+        }
     }
 }
 
@@ -135,6 +138,9 @@ __device__ void find_begins(const Block& block) {
     const uint32_t local = block.shape.local_experts;
     const uint32_t most_rows = op.ranks() * block.shape.max_tokens;
     for (uint32_t source = threadIdx.x; source < op.ranks(); source += kRouterThreads) {
+        if (block.receivers.index() == 0) {
+            check_signature(op, source);
+        }
         const uint32_t tokens = wait_for_packet(wait, op.counts(op.rank(), source) + local,
                                                 op.from(source, WAIT_COUNTS))
                                     .data;

@@ -33,8 +33,11 @@ constexpr static const uint32_t SELFTEST_TIMEOUT = 3;
 /// `FaultReport::state` while nothing has failed.
 constexpr static const uint32_t FAULT_NONE = 0;
 
-/// `FaultReport::state` once all other fields are valid.
-constexpr static const uint32_t FAULT_RECORDED = 1;
+/// `FaultReport::state`: a wait reached its deadline. All other fields are valid.
+constexpr static const uint32_t FAULT_TIMEOUT = 1;
+
+/// `FaultReport::state`: a rank runs another operation than this one. All other fields are valid.
+constexpr static const uint32_t FAULT_DIFFERS = 2;
 
 /// `FaultReport::op` of the self test.
 constexpr static const uint32_t OP_PEER_SELFTEST = 1;
@@ -60,14 +63,23 @@ constexpr static const uint32_t WAIT_ROW = 3;
 /// `FaultReport::what`: the weights of a token.
 constexpr static const uint32_t WAIT_WEIGHT = 4;
 
-/// `FaultReport::what`: that a rank has begun the operation.
-constexpr static const uint32_t WAIT_HELLO = 5;
+/// `FaultReport::what`: that a rank has begun the operation, and which.
+constexpr static const uint32_t WAIT_BEGIN = 5;
 
 /// `FaultReport::what`: that a rank has let go of the last staged operation.
 constexpr static const uint32_t WAIT_ACK = 6;
 
 /// Most experts that a token can name.
 constexpr static const uint32_t LL_MAX_TOP_K = 32;
+
+/// Packets that a rank sends to each other at the beginning, besides the one for each local expert.
+constexpr static const uint32_t LL_COUNTS_BESIDE_EXPERTS = 2;
+
+/// Lowest bit of `OP_...` in a signature, which all ranks must agree on.
+constexpr static const uint32_t LL_SIGNATURE_OP_SHIFT = 30;
+
+/// Lowest bit of top-k in a signature; below it are the bytes of a row in units of 16.
+constexpr static const uint32_t LL_SIGNATURE_TOP_K_SHIFT = 24;
 
 /// Tracks of operations that advance independently: one for whole operations, two for staged ones.
 constexpr static const uint32_t LL_TRACKS = 3;
@@ -97,10 +109,10 @@ constexpr static const uint32_t LL_CHUNK_VECS = 4;
 /// A word of a bank's row that has not arrived; all are so at first.
 constexpr static const uint32_t LL_MARK = 4293394323;
 
-/// The first wait of a group that reached its deadline. Lives in host memory that the device maps;
-/// the kernel writes `state` last.
+/// The first failure of a group. Lives in host memory that the device maps; the kernel writes `state`
+/// last.
 struct FaultReport {
-    /// `FAULT_NONE` or `FAULT_RECORDED`.
+    /// `FAULT_...`.
     uint32_t state;
     /// Which kernel waited, `OP_...`.
     uint32_t op;
@@ -108,9 +120,9 @@ struct FaultReport {
     uint32_t what;
     /// The rank that was waited for.
     uint32_t peer;
-    /// The epoch that should have arrived.
+    /// The epoch that should have arrived; `FAULT_DIFFERS`: our signature.
     uint32_t expected;
-    /// The epoch that had arrived.
+    /// The epoch that had arrived; `FAULT_DIFFERS`: the peer's signature.
     uint32_t got;
 };
 

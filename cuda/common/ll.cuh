@@ -4,7 +4,7 @@
 // Why a bank is never written while somebody still reads it
 //
 // Whole operations (track 0) alternate between banks 0 and 1. In every operation each rank sends to
-// each peer at least one packet (counts, or hello), and an operation ends on a rank only after the
+// each peer at least one packet (its signature), and an operation ends on a rank only after the
 // packets of all peers came. So when a rank starts whole operation n + 2, its operation n + 1 has
 // ended, so every peer has begun n + 1, so every peer's operation n had ended in the group's order:
 // nobody reads the bank of n any more. Staged operations in between change nothing in this, since
@@ -87,10 +87,19 @@ struct Op {
         return reinterpret_cast<uint64_t*>(bank_of(owner) + common.layout.flags) +
                uint64_t{row} * common.shape.chunks;
     }
-    // Rows of `source` per local expert, then its tokens.
+    // Rows of `source` per local expert, then its tokens, then its signature.
     __device__ uint64_t* counts(uint32_t owner, uint32_t source) const {
         return reinterpret_cast<uint64_t*>(bank_of(owner) + common.layout.counts) +
-               source * (common.shape.local_experts + 1);
+               source * (common.shape.local_experts + LL_COUNTS_BESIDE_EXPERTS);
+    }
+    __device__ uint64_t* signature(uint32_t owner, uint32_t source) const {
+        return counts(owner, source) + common.shape.local_experts + 1;
+    }
+    // What all ranks must agree on in an operation.
+    __device__ uint32_t own_signature() const {
+        return common.wait.op << LL_SIGNATURE_OP_SHIFT |
+               common.shape.top_k << LL_SIGNATURE_TOP_K_SHIFT |
+               common.shape.row_bytes / static_cast<uint32_t>(sizeof(Vec16));
     }
     // What `source` says about each entry of its token `token`.
     __device__ uint64_t* entries(uint32_t owner, uint32_t source, uint32_t token) const {
@@ -116,6 +125,16 @@ __device__ __forceinline__ int32_t expert_of_entry(const Op& op, const int64_t* 
     const int64_t id = __ldg(reinterpret_cast<const long long*>(topk_idx) + index);
     const int64_t experts = int64_t{op.ranks()} * op.common.shape.local_experts;
     return id >= 0 && id < experts ? static_cast<int32_t>(id) : kNowhere;
+}
+
+// Waits until `peer` has begun the operation, and reports it if it runs another one than we do.
+__device__ inline void check_signature(const Op& op, uint32_t peer) {
+    const Awaited awaited = op.from(peer, WAIT_BEGIN);
+    const Arrival theirs =
+        wait_for_packet(op.common.wait, op.signature(op.rank(), peer), awaited);
+    if (theirs.ok && theirs.data != op.own_signature()) {
+        report_failure(op.common.wait, FAULT_DIFFERS, awaited, op.own_signature(), theirs.data);
+    }
 }
 
 // Before a staged send: the peers have consumed what was in the bank before. All threads call it.

@@ -32,18 +32,18 @@ struct Awaited {
     uint32_t epoch;
 };
 
-// Describes the group's first failure; later ones are consequences and stay silent.
-__device__ inline void report_timeout(const WaitParams& wait, const Awaited& awaited,
-                                      uint32_t got) {
+// Describes the group's first failure, FAULT_...; later ones are consequences and stay silent.
+__device__ inline void report_failure(const WaitParams& wait, uint32_t fault,
+                                      const Awaited& awaited, uint32_t expected, uint32_t got) {
     if (cas_relaxed_gpu(wait.failed, 0, 1) != 0) {
         return;
     }
     wait.report->op = wait.op;
     wait.report->what = awaited.what;
     wait.report->peer = awaited.peer;
-    wait.report->expected = awaited.epoch;
+    wait.report->expected = expected;
     wait.report->got = got;
-    st_release_sys(&wait.report->state, FAULT_RECORDED);
+    st_release_sys(&wait.report->state, fault);
 }
 
 // Whether a wait that began at `start` must end without success.
@@ -55,7 +55,7 @@ __device__ inline bool must_give_up(const WaitParams& wait, const Awaited& await
     if (globaltimer_ns() - start <= wait.timeout_ns) {
         return false;
     }
-    report_timeout(wait, awaited, got);
+    report_failure(wait, FAULT_TIMEOUT, awaited, awaited.epoch, got);
     return true;
 }
 

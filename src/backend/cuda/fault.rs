@@ -1,11 +1,12 @@
-//! What the kernels report when a wait for another rank reached its deadline.
+//! What the kernels report when another rank does not come, or comes with something else.
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::context::Context;
 use crate::backend::cuda::host_page::HostPage;
 use crate::backend::cuda::params::{
-    FAULT_RECORDED, FaultReport, OP_LL_COMBINE, OP_LL_DISPATCH, OP_PEER_SELFTEST, WAIT_ACK,
-    WAIT_COUNTS, WAIT_ENTRY, WAIT_HELLO, WAIT_PATTERN, WAIT_ROW, WAIT_WEIGHT, WaitParams,
+    FAULT_DIFFERS, FAULT_NONE, FaultReport, LL_SIGNATURE_OP_SHIFT, LL_SIGNATURE_TOP_K_SHIFT,
+    OP_LL_COMBINE, OP_LL_DISPATCH, OP_PEER_SELFTEST, WAIT_ACK, WAIT_BEGIN, WAIT_COUNTS, WAIT_ENTRY,
+    WAIT_PATTERN, WAIT_ROW, WAIT_WEIGHT, WaitParams,
 };
 use crate::error::{Code, Error, Result};
 use crate::model::tensor::DevPtr;
@@ -41,19 +42,24 @@ impl FaultPage {
         }
     }
 
-    /// The first wait that failed.
+    /// The first failure.
     pub(super) fn error(&self) -> Option<Error> {
-        let seen = self.page.read(0)?;
-        if seen.state != FAULT_RECORDED {
+        if self.page.read(0)?.state == FAULT_NONE {
             return None;
         }
         // The kernel wrote `state` last, so what is read from here on is complete.
         fence(Ordering::Acquire);
         let report = self.page.read(0)?;
+        let error = match report.state {
+            FAULT_DIFFERS => difference(&report),
+            _ => self.lateness(&report),
+        };
+        Some(error.within(op_name(report.op)))
+    }
+
+    fn lateness(&self, report: &FaultReport) -> Error {
         let text = format!(
-            "{}: deadline passed: rank {} waited {} ms for {} of operation {} of rank {}, whose last one \
-             is {}",
-            op_name(report.op),
+            "deadline passed: rank {} waited {} ms for {} of operation {} of rank {}, whose last one is {}",
             self.rank,
             self.timeout.as_millis(),
             what_name(report.what),
@@ -61,7 +67,26 @@ impl FaultPage {
             report.peer,
             report.got,
         );
-        Some(Error::new(Code::RemoteError, text))
+        Error::new(Code::RemoteError, text)
+    }
+}
+
+/// What two ranks do not agree on, from their signatures.
+fn difference(report: &FaultReport) -> Error {
+    let rule = format_args!(
+        "must be the same on every rank, but rank {} differs",
+        report.peer
+    );
+    let (got, expected) = (report.expected, report.got);
+    let op = |signature: u32| signature >> LL_SIGNATURE_OP_SHIFT;
+    let top_k = |signature: u32| signature >> LL_SIGNATURE_TOP_K_SHIFT & 63;
+    let row_bytes = |signature: u32| (signature & ((1 << LL_SIGNATURE_TOP_K_SHIFT) - 1)) * 16;
+    if op(got) != op(expected) {
+        Error::usage("operation", rule).got(op_name(op(got)), op_name(op(expected)))
+    } else if top_k(got) != top_k(expected) {
+        Error::usage("topk_idx.sizes[1]", rule).got(top_k(got), top_k(expected))
+    } else {
+        Error::usage("row bytes", rule).got(row_bytes(got), row_bytes(expected))
     }
 }
 
@@ -83,8 +108,42 @@ fn what_name(what: u32) -> &'static str {
         WAIT_ENTRY => "the places",
         WAIT_ROW => "a row",
         WAIT_WEIGHT => "the weights",
-        WAIT_HELLO => "the begin",
+        WAIT_BEGIN => "the begin",
         WAIT_ACK => "the release",
         _ => "something",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_difference_names_what_differs() {
+        let signature = |op: u32, top_k: u32, units: u32| {
+            op << LL_SIGNATURE_OP_SHIFT | top_k << LL_SIGNATURE_TOP_K_SHIFT | units
+        };
+        let ours = signature(OP_LL_DISPATCH, 8, 896);
+        let text = |theirs| {
+            let report = FaultReport {
+                state: FAULT_DIFFERS,
+                op: OP_LL_DISPATCH,
+                what: WAIT_BEGIN,
+                peer: 3,
+                expected: ours,
+                got: theirs,
+            };
+            difference(&report).text().to_owned()
+        };
+        let rule = "must be the same on every rank, but rank 3 differs";
+        assert_eq!(
+            text(signature(OP_LL_DISPATCH, 8, 1)),
+            format!("row bytes: {rule} (got 14336, expected 16)")
+        );
+        assert_eq!(
+            text(signature(OP_LL_DISPATCH, 32, 896)),
+            format!("topk_idx.sizes[1]: {rule} (got 8, expected 32)")
+        );
+        assert!(text(signature(OP_LL_COMBINE, 8, 896)).starts_with("operation: must be"));
     }
 }

@@ -5,8 +5,8 @@
 
 use crate::backend::cuda::launch::LaunchShape;
 use crate::backend::cuda::params::{
-    LL_BANKS, LL_CHUNK_VECS, LL_COMBINE_THREADS, LL_DISPATCH_THREADS, LL_MAX_TOP_K, LL_TRACKS,
-    LlLayout, LlShape,
+    LL_BANKS, LL_CHUNK_VECS, LL_COMBINE_THREADS, LL_COUNTS_BESIDE_EXPERTS, LL_DISPATCH_THREADS,
+    LL_MAX_TOP_K, LL_TRACKS, LlLayout, LlShape,
 };
 use crate::error::{Error, Result};
 use crate::model::group::{GroupFacts, LlCombineMode};
@@ -77,7 +77,8 @@ impl LlPlan {
         let rows_bytes = rows * facts.row_bytes;
         bank.take(rows_bytes);
         let flags = bank.take(rows * most_pieces * PACKET_BYTES);
-        let counts = bank.take(facts.ranks * (facts.local_experts() + 1) * PACKET_BYTES);
+        let per_rank = facts.local_experts() + LL_COUNTS_BESIDE_EXPERTS as usize;
+        let counts = bank.take(facts.ranks * per_rank * PACKET_BYTES);
         let entries = bank.take(facts.ranks * max_tokens * LL_MAX_TOP_K as usize * PACKET_BYTES);
         let mut window = Regions::default();
         let acks = window.take(LL_TRACKS as usize * facts.ranks * PACKET_BYTES);

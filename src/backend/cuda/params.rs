@@ -24,8 +24,10 @@ pub const SELFTEST_TIMEOUT: u32 = 3;
 
 /// `FaultReport::state` while nothing has failed.
 pub const FAULT_NONE: u32 = 0;
-/// `FaultReport::state` once all other fields are valid.
-pub const FAULT_RECORDED: u32 = 1;
+/// `FaultReport::state`: a wait reached its deadline. All other fields are valid.
+pub const FAULT_TIMEOUT: u32 = 1;
+/// `FaultReport::state`: a rank runs another operation than this one. All other fields are valid.
+pub const FAULT_DIFFERS: u32 = 2;
 
 /// `FaultReport::op` of the self test.
 pub const OP_PEER_SELFTEST: u32 = 1;
@@ -44,13 +46,19 @@ pub const WAIT_ENTRY: u32 = 2;
 pub const WAIT_ROW: u32 = 3;
 /// `FaultReport::what`: the weights of a token.
 pub const WAIT_WEIGHT: u32 = 4;
-/// `FaultReport::what`: that a rank has begun the operation.
-pub const WAIT_HELLO: u32 = 5;
+/// `FaultReport::what`: that a rank has begun the operation, and which.
+pub const WAIT_BEGIN: u32 = 5;
 /// `FaultReport::what`: that a rank has let go of the last staged operation.
 pub const WAIT_ACK: u32 = 6;
 
 /// Most experts that a token can name.
 pub const LL_MAX_TOP_K: u32 = 32;
+/// Packets that a rank sends to each other at the beginning, besides the one for each local expert.
+pub const LL_COUNTS_BESIDE_EXPERTS: u32 = 2;
+/// Lowest bit of `OP_...` in a signature, which all ranks must agree on.
+pub const LL_SIGNATURE_OP_SHIFT: u32 = 30;
+/// Lowest bit of top-k in a signature; below it are the bytes of a row in units of 16.
+pub const LL_SIGNATURE_TOP_K_SHIFT: u32 = 24;
 /// Tracks of operations that advance independently: one for whole operations, two for staged ones.
 pub const LL_TRACKS: u32 = 3;
 /// The track of whole operations; staged ones have the others.
@@ -71,12 +79,12 @@ pub const LL_CHUNK_VECS: u32 = 4;
 /// A word of a bank's row that has not arrived; all are so at first.
 pub const LL_MARK: u32 = 0xffe7_ff93;
 
-/// The first wait of a group that reached its deadline. Lives in host memory that the device maps;
-/// the kernel writes `state` last.
+/// The first failure of a group. Lives in host memory that the device maps; the kernel writes `state`
+/// last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct FaultReport {
-    /// `FAULT_NONE` or `FAULT_RECORDED`.
+    /// `FAULT_...`.
     pub state: u32,
     /// Which kernel waited, `OP_...`.
     pub op: u32,
@@ -84,9 +92,9 @@ pub struct FaultReport {
     pub what: u32,
     /// The rank that was waited for.
     pub peer: u32,
-    /// The epoch that should have arrived.
+    /// The epoch that should have arrived; `FAULT_DIFFERS`: our signature.
     pub expected: u32,
-    /// The epoch that had arrived.
+    /// The epoch that had arrived; `FAULT_DIFFERS`: the peer's signature.
     pub got: u32,
 }
 

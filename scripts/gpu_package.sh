@@ -19,7 +19,7 @@ if [ -e "$package" ] && [ ! -d "$package/onegpu" ]; then
     exit 1
 fi
 rm -rf "$package"
-mkdir -p "$package"/{gpu,onegpu,lib,scripts/testing,c_tests/data}
+mkdir -p "$package"/{gpu,onegpu,lib,scripts/testing,c_tests/programs/moe_layer/data}
 
 for kind in gpu onegpu; do
     for program in "$NCCL_EP_TARGET/c/$kind"/*; do
@@ -31,5 +31,5 @@ strip --strip-unneeded -o "$package/lib/libncclep_bootstrap.so" \
     "$NCCL_EP_TARGET/c/bootstrap/gpu/libncclep_bootstrap.so"
 cp scripts/env.sh scripts/gpu_test.py "$package/scripts/"
 cp scripts/testing/*.py "$package/scripts/testing/"
-cp c_tests/data/loomings.txt "$package/c_tests/data/"
+cp c_tests/programs/moe_layer/data/loomings.txt "$package/c_tests/programs/moe_layer/data/"
 echo "$package: $(du -sm "$package" | cut -f1) MB"

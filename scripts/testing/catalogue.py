@@ -68,7 +68,7 @@ def _rust() -> list[Step]:
 
 def _packages(places: Places) -> list[Step]:
     def script(name: str) -> tuple[str, ...]:
-        return (str(ROOT / "c_tests" / name / "run.sh"), str(places.libraries))
+        return (str(ROOT / "c_tests" / "package" / name / "run.sh"), str(places.libraries))
 
     return [
         Step("package/consumer", script("consumer"), counts.closing_line, ("build/lib",)),

@@ -1,0 +1,117 @@
+#!/usr/bin/env bash
+# Proves that an installed library is found and usable: installs it into a scratch directory, then
+# builds and runs two programs through pkg-config and through CMake, shared and static each.
+#
+# Usage: run.sh [LIBRARY_DIRECTORY], by default the release build's. Ends with "N passed, N failed".
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+. "$here/../../../scripts/env.sh"
+libraries=$(cd "${1:-$NCCL_EP_TARGET/release}" && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+prefix=$work/prefix
+export PKG_CONFIG_PATH=$prefix/lib/pkgconfig
+version=$(sed -n 's/^version = "\(.*\)"/\1/p' "$NCCL_EP_ROOT/Cargo.toml" | head -n1)
+
+passed=0
+failed=0
+
+# check NAME COMMAND...: counts one check, and prints the command's output if it failed.
+check() {
+    local name=$1
+    shift
+    if "$@" >"$work/log" 2>&1; then
+        passed=$((passed + 1))
+        echo "ok: $name"
+    else
+        failed=$((failed + 1))
+        echo "FAILED: $name"
+        sed 's/^/    /' "$work/log"
+    fi
+}
+
+expected_files="include/nccl_ep.h
+lib/cmake/nccl_ep/nccl_ep-config-version.cmake
+lib/cmake/nccl_ep/nccl_ep-config.cmake
+lib/libnccl_ep.a
+lib/libnccl_ep.so
+lib/pkgconfig/nccl_ep.pc"
+
+files_are() { diff <(cd "$1" && find . -type f | sed 's|^\./||' | LC_ALL=C sort) <(echo "$2"); }
+
+installs() { NCCL_EP_LIBRARIES=$libraries "$NCCL_EP_ROOT/scripts/install.sh" "$@"; }
+
+# With DESTDIR the files are staged, and name the place where they will be in the end.
+stages() {
+    installs /opt/ep "$work/stage" && files_are "$work/stage/opt/ep" "$expected_files" &&
+        grep -qx 'prefix=/opt/ep' "$work/stage/opt/ep/lib/pkgconfig/nccl_ep.pc"
+}
+
+pkg_config_build() {
+    local source=$1 output=$2 flags
+    shift 2
+    read -ra flags <<<"$*"
+    gcc -std=c11 -Wall -Wextra -Werror "$here/$source" -o "$work/$output" \
+        -isystem "$CUDA_HOME/include" -isystem "$NCCL_INCLUDE" "${flags[@]}"
+}
+
+# The static library is asked for by its file name; Libs.private brings what it needs.
+shared_flags() { pkg-config --cflags --libs nccl_ep; }
+static_flags() { pkg-config --cflags --libs --static nccl_ep | sed 's/-lnccl_ep/-l:libnccl_ep.a/'; }
+hostsim_flags="-L$libraries -lncclep_hostsim -Wl,-rpath,$libraries"
+
+needs_shared() { readelf -d "$1" | grep -q 'NEEDED.*\[libnccl_ep\.so\]'; }
+needs_no_shared() { [ -x "$1" ] && ! needs_shared "$1"; }
+
+# The release build's directory holds our library too: the installed copy must be the one found.
+runs() { env LD_LIBRARY_PATH="$prefix/lib" timeout 60 "$@"; }
+
+with_pkg_config() {
+    check "pkg-config: version" test "$(pkg-config --modversion nccl_ep)" = "$version"
+    local program
+    for program in plain one_rank; do
+        local extra=""
+        [ $program = plain ] || extra=$hostsim_flags
+        check "pkg-config: build $program, shared" \
+            pkg_config_build $program.c "$program.so" "$(shared_flags)" "$extra"
+        check "pkg-config: $program, shared, needs the library" needs_shared "$work/$program.so"
+        check "pkg-config: run $program, shared" runs "$work/$program.so"
+        check "pkg-config: build $program, static" \
+            pkg_config_build $program.c "$program.a" "$(static_flags)" "$extra"
+        check "pkg-config: $program, static, needs no library" needs_no_shared "$work/$program.a"
+        check "pkg-config: run $program, static" "$work/$program.a"
+    done
+}
+
+# configure VERSION DIRECTORY
+configure() {
+    cmake -S "$here" -B "$2" -DCMAKE_PREFIX_PATH="$prefix" -DHOSTSIM_DIRECTORY="$libraries" \
+        -DEXPECTED_VERSION="$1"
+}
+
+refuses_version() {
+    ! configure "$1" "$work/other" >"$work/refusal" 2>&1 &&
+        grep -q "requested version \"$1\"" "$work/refusal"
+}
+
+with_cmake() {
+    check "cmake: configure" configure "$version" "$work/cmake"
+    check "cmake: build" cmake --build "$work/cmake"
+    local program
+    for program in plain one_rank; do
+        check "cmake: run $program, shared" "$work/cmake/${program}_nccl_ep"
+        check "cmake: $program, static, needs no library" \
+            needs_no_shared "$work/cmake/${program}_nccl_ep_static"
+        check "cmake: run $program, static" "$work/cmake/${program}_nccl_ep_static"
+    done
+    check "cmake: a version that is not there" refuses_version 99.0.0
+}
+
+check "install" installs "$prefix" ""
+check "install: exactly the files of the package" files_are "$prefix" "$expected_files"
+check "install: DESTDIR" stages
+with_pkg_config
+with_cmake
+echo "$passed passed, $failed failed"
+[ $failed = 0 ]

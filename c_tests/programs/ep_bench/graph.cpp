@@ -1,0 +1,66 @@
+// Capture and timed replay. The capture mode is the strictest one, in which a call that could
+// disturb a capture in any thread fails: what works here works in every framework.
+#include "programs/ep_bench/graph.h"
+
+#include "programs/ep_bench/events.h"
+
+namespace ep_bench {
+namespace {
+
+// Replays of one sample, and those before its first event: these keep the stream busy while the
+// host is ahead, so that neither a launch nor the skew of the ranks is in the sample.
+constexpr unsigned kReplays = 20;
+constexpr unsigned kRunUp = 3;
+
+}  // namespace
+
+Graph::Graph(cudaStream_t stream, unsigned times, const std::function<void()>& operation)
+    : times_(times) {
+    EP_REQUIRE_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    for (unsigned i = 0; i < times; ++i) operation();
+    EP_REQUIRE_CUDA(cudaStreamEndCapture(stream, &graph_));
+    EP_REQUIRE_CUDA(cudaGraphInstantiate(&executable_, graph_, 0));
+}
+
+Graph::~Graph() {
+    EP_REQUIRE_CUDA(cudaGraphExecDestroy(executable_));
+    EP_REQUIRE_CUDA(cudaGraphDestroy(graph_));
+}
+
+void Graph::Launch(cudaStream_t stream) { EP_REQUIRE_CUDA(cudaGraphLaunch(executable_, stream)); }
+
+Figures Graph::TimeReplays(const EpEnv& env, const Options& options) {
+    Event start, end;
+    Samples samples;
+    for (unsigned i = 0; i < options.iterations; ++i) {
+        ep_barrier();
+        for (unsigned replay = 0; replay < kRunUp; ++replay) Launch(env.stream);
+        start.Record(env.stream);
+        for (unsigned replay = 0; replay < kReplays; ++replay) Launch(env.stream);
+        end.Record(env.stream);
+        EP_REQUIRE_CUDA(cudaStreamSynchronize(env.stream));
+        samples.push_back(end.MicrosecondsSince(start) / (kReplays * times_));
+    }
+    DropFirst(&samples);
+    return SlowestRank(samples);
+}
+
+Graphs::Graphs(const EpEnv& env, const Options& options, Session* session)
+    : dispatch(env.stream, options.graph_ops, [session] { session->Dispatch(); }),
+      combine(env.stream, options.graph_ops, [session] { session->Combine(); }),
+      pair(env.stream, options.graph_ops, [session] {
+          session->Dispatch();
+          session->Combine();
+      }) {}
+
+std::string WhyNoCapture(cudaStream_t stream) {
+    cudaGraph_t graph = nullptr;
+    cudaError_t error = cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal);
+    if (error == cudaSuccess) error = cudaStreamEndCapture(stream, &graph);
+    if (error == cudaSuccess) error = cudaGraphDestroy(graph);
+    if (error == cudaSuccess) return "";
+    cudaGetLastError();  // the refusal is reported; later calls must not meet it again
+    return std::string("no stream capture here: ") + cudaGetErrorString(error);
+}
+
+}  // namespace ep_bench

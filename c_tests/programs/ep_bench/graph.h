@@ -1,0 +1,48 @@
+// CUDA graphs of the operations: capture, replay, and the time of a replay. A model server replays
+// a graph for each step of a model, so this is the pace that its users see.
+#ifndef C_TESTS_PROGRAMS_EP_BENCH_GRAPH_H_
+#define C_TESTS_PROGRAMS_EP_BENCH_GRAPH_H_
+
+#include <functional>
+#include <string>
+
+#include "harness/harness.h"
+#include "programs/ep_bench/options.h"
+#include "programs/ep_bench/session.h"
+#include "programs/ep_bench/stats.h"
+
+namespace ep_bench {
+
+class Graph {
+   public:
+    // Captures what `operation` enqueues on the stream, `times` times in a row.
+    Graph(cudaStream_t stream, unsigned times, const std::function<void()>& operation);
+    ~Graph();
+    Graph(const Graph&) = delete;
+    Graph& operator=(const Graph&) = delete;
+
+    void Launch(cudaStream_t stream);
+
+    // Collective. Each sample is the mean of several replays back to back, for one operation.
+    Figures TimeReplays(const EpEnv& env, const Options& options);
+
+   private:
+    unsigned times_;
+    cudaGraph_t graph_ = nullptr;
+    cudaGraphExec_t executable_ = nullptr;
+};
+
+struct Graphs {
+    Graphs(const EpEnv& env, const Options& options, Session* session);
+
+    Graph dispatch;
+    Graph combine;
+    Graph pair;
+};
+
+// Why the stream cannot be captured at all; empty if it can. The stream is as before.
+std::string WhyNoCapture(cudaStream_t stream);
+
+}  // namespace ep_bench
+
+#endif  // C_TESTS_PROGRAMS_EP_BENCH_GRAPH_H_

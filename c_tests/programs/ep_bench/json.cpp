@@ -1,0 +1,166 @@
+// The file of --json: one object with machine and configuration, and an array with one entry for
+// each number of tokens. Times are microseconds, sizes bytes, bandwidths GB/s; each key says so.
+//   reference   the spans of the reference's program, whose combine contains the host's wait
+//   idle        each operation from an idle stream; gbps is made from its medians
+//   queued      operations that waited in the stream for their turn
+//   graph       replays back to back, or null
+//   host_call   inside the calls, on the calling thread
+#include <cstdio>
+#include <string>
+#include <utility>
+
+#include "programs/ep_bench/report.h"
+
+namespace ep_bench {
+namespace {
+
+using Member = std::pair<const char*, std::string>;
+
+std::string Object(std::initializer_list<Member> members) {
+    std::string json;
+    for (const auto& [name, value] : members) {
+        json += (json.empty() ? "{\"" : ", \"") + std::string(name) + "\": " + value;
+    }
+    return json + "}";
+}
+
+std::string Number(double value) {
+    char text[64];
+    snprintf(text, sizeof(text), "%.10g", value);
+    return text;
+}
+
+const char* Bool(bool value) { return value ? "true" : "false"; }
+
+// Names that drivers and we ourselves give hold no control characters.
+std::string Text(const std::string& value) {
+    std::string json = "\"";
+    for (const char character : value) {
+        if (character == '"' || character == '\\') json += '\\';
+        json += character;
+    }
+    return json + "\"";
+}
+
+std::string TextOrNull(const std::string& value) { return value.empty() ? "null" : Text(value); }
+
+std::string FiguresJson(const Figures& figures) {
+    return Object({{"median_us", Number(figures.median_us)},
+                   {"min_us", Number(figures.min_us)},
+                   {"p90_us", Number(figures.p90_us)},
+                   {"p99_us", Number(figures.p99_us)}});
+}
+
+std::string PacedJson(const PacedTimes& times) {
+    return Object({{"dispatch", FiguresJson(times.dispatch)},
+                   {"combine", FiguresJson(times.combine)},
+                   {"pair", FiguresJson(times.pair)}});
+}
+
+std::string SpanJson(const ReferenceTimes& times, Span span) {
+    return Object({{"avg_us", Number(times.all[span].average_us)},
+                   {"min_us", Number(times.all[span].min_us)},
+                   {"max_us", Number(times.all[span].max_us)},
+                   {"median_us", Number(times.slowest[span].median_us)},
+                   {"p90_us", Number(times.slowest[span].p90_us)}});
+}
+
+std::string ReferenceJson(const ReferenceTimes& times) {
+    return Object({{"dispatch", SpanJson(times, kDispatch)},
+                   {"combine", SpanJson(times, kCombine)},
+                   {"total", SpanJson(times, kTotal)}});
+}
+
+std::string HostJson(const HostTimes& times) {
+    return Object({{"dispatch", FiguresJson(times.dispatch)},
+                   {"combine", FiguresJson(times.combine)},
+                   {"complete", FiguresJson(times.complete)}});
+}
+
+// A figure made from each convention's bytes of one operation.
+template <typename Make>
+std::string ByConvention(const Result& result, double row_bytes, Make make) {
+    return Object({{"pair", Number(make(result.Mean(&RankFigures::pair) * row_bytes))},
+                   {"dedup", Number(make(result.Mean(&RankFigures::dedup) * row_bytes))},
+                   {"wire", Number(make(result.Mean(&RankFigures::wire) * row_bytes))}});
+}
+
+std::string BytesJson(const Options& options, const Result& result) {
+    const auto same = [](double bytes) { return bytes; };
+    return Object({{"dispatch", ByConvention(result, DispatchRowBytes(options), same)},
+                   {"combine", ByConvention(result, CombineRowBytes(options), same)}});
+}
+
+std::string BandwidthJson(const Options& options, const Result& result) {
+    const PacedTimes& idle = result.timing.idle;
+    const auto rate = [](const Figures& figures) {
+        return [time = figures.median_us](double bytes) { return GigabytesPerSecond(bytes, time); };
+    };
+    return Object(
+        {{"dispatch", ByConvention(result, DispatchRowBytes(options), rate(idle.dispatch))},
+         {"combine", ByConvention(result, CombineRowBytes(options), rate(idle.combine))}});
+}
+
+std::string WrongJson(const Result& result) {
+    if (!result.wrong) return "null";
+    return Object({{"dispatch", std::to_string(result.wrong->dispatch_rows)},
+                   {"combine", std::to_string(result.wrong->combine_rows)}});
+}
+
+std::string ResultJson(const Options& options, const Result& result) {
+    const Timing& timing = result.timing;
+    return Object({{"tokens", Number(result.tokens)},
+                   {"received_rows", Number(result.Mean(&RankFigures::received))},
+                   {"library_bytes", Number(result.Max(&RankFigures::library_bytes))},
+                   {"wrong_rows", WrongJson(result)},
+                   {"bytes", BytesJson(options, result)},
+                   {"gbps", BandwidthJson(options, result)},
+                   {"reference", ReferenceJson(timing.reference)},
+                   {"idle", PacedJson(timing.idle)},
+                   {"queued", PacedJson(timing.queued)},
+                   {"graph", timing.graph ? PacedJson(*timing.graph) : "null"},
+                   {"host_call", HostJson(timing.host)}});
+}
+
+std::string MachineJson(const Machine& machine) {
+    return Object({{"gpu", TextOrNull(machine.gpu)},
+                   {"driver", TextOrNull(machine.driver)},
+                   {"cuda_of_driver", std::to_string(machine.cuda_of_driver)},
+                   {"nccl", std::to_string(machine.nccl)},
+                   {"library", TextOrNull(machine.library)}});
+}
+
+std::string ConfigJson(const Options& options, int ranks) {
+    return Object({{"algorithm", Text(options.low_latency() ? "ll" : "ht")},
+                   {"backend", Text(ep_on_hostsim() ? "host" : "cuda")},
+                   {"ranks", std::to_string(ranks)},
+                   {"hidden", std::to_string(options.hidden)},
+                   {"top_k", std::to_string(options.top_k)},
+                   {"experts", std::to_string(options.experts)},
+                   {"masked", options.low_latency() ? std::to_string(options.masked) : "0"},
+                   {"dtype", Text("bfloat16")},
+                   {"warmup", std::to_string(options.warmup)},
+                   {"iterations", std::to_string(options.iterations)},
+                   {"graph_ops", options.use_cuda_graph ? Number(options.graph_ops) : "null"},
+                   {"use_fp8", Bool(options.use_fp8)},
+                   {"dynamic_tokens", Bool(options.dynamic_tokens)},
+                   {"usual_convention", Text(UsualConventionName(options))}});
+}
+
+}  // namespace
+
+bool WriteJson(const Options& options, const Machine& machine, int ranks,
+               const std::vector<Result>& results) {
+    FILE* file = fopen(options.json_file.c_str(), "w");
+    if (file == nullptr) return false;
+    std::string json = "{\n  \"program\": \"ep_bench\",\n  \"machine\": " + MachineJson(machine) +
+                       ",\n  \"config\": " + ConfigJson(options, ranks) + ",\n  \"results\": [\n";
+    for (size_t i = 0; i < results.size(); ++i) {
+        json += "    " + ResultJson(options, results[i]) + (i + 1 < results.size() ? ",\n" : "\n");
+    }
+    json += "  ]\n}\n";
+    const bool written = fwrite(json.data(), 1, json.size(), file) == json.size();
+    return fclose(file) == 0 && written;
+}
+
+}  // namespace ep_bench

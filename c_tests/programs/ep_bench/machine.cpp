@@ -1,0 +1,59 @@
+// Names and versions, asked of libraries that are looked up at run time: the program must link and
+// run without a driver, and also on another libnccl_ep.so of the same ABI.
+#include "programs/ep_bench/machine.h"
+
+#include <dlfcn.h>
+
+namespace ep_bench {
+namespace {
+
+// A function of a library that the process has or can load; nullptr if it is not to be had. The
+// library stays loaded.
+template <typename Function>
+Function* Find(const char* library, const char* name) {
+    void* handle = library == nullptr ? RTLD_DEFAULT : dlopen(library, RTLD_LAZY);
+    if (library != nullptr && handle == nullptr) return nullptr;
+    return reinterpret_cast<Function*>(dlsym(handle, name));
+}
+
+std::string GpuName(int device) {
+    auto* get_name = Find<int(char*, int, int)>("libcuda.so.1", "cuDeviceGetName");
+    char name[128] = "";
+    return get_name != nullptr && get_name(name, sizeof(name), device) == 0 ? name : "";
+}
+
+std::string DriverVersion() {
+    constexpr char kLibrary[] = "libnvidia-ml.so.1";
+    auto* init = Find<int()>(kLibrary, "nvmlInit_v2");
+    auto* get_version = Find<int(char*, unsigned)>(kLibrary, "nvmlSystemGetDriverVersion");
+    auto* shutdown = Find<int()>(kLibrary, "nvmlShutdown");
+    char version[96] = "";
+    if (init == nullptr || get_version == nullptr || shutdown == nullptr || init() != 0) return "";
+    const bool known = get_version(version, sizeof(version)) == 0;
+    shutdown();
+    return known ? version : "";
+}
+
+std::string LibraryVersion() {
+    auto* get_version = Find<ncclResult_t(int*)>(nullptr, "ncclEpGetVersion");
+    int version = 0;
+    if (get_version == nullptr || get_version(&version) != ncclSuccess) return "";
+    return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
+           std::to_string(version % 100);
+}
+
+}  // namespace
+
+Machine DescribeMachine(const EpEnv& env) {
+    Machine machine;
+    machine.library = LibraryVersion();
+    EP_REQUIRE_CUDA(cudaDriverGetVersion(&machine.cuda_of_driver));
+    EP_REQUIRE_NCCL(ncclGetVersion(&machine.nccl));
+    if (!ep_on_hostsim()) {
+        machine.gpu = GpuName(env.device);
+        machine.driver = DriverVersion();
+    }
+    return machine;
+}
+
+}  // namespace ep_bench

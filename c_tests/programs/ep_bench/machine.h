@@ -1,0 +1,23 @@
+// What a measurement ran on, for the file of --json: a time without this says little later.
+#ifndef C_TESTS_PROGRAMS_EP_BENCH_MACHINE_H_
+#define C_TESTS_PROGRAMS_EP_BENCH_MACHINE_H_
+
+#include <string>
+
+#include "harness/harness.h"
+
+namespace ep_bench {
+
+struct Machine {
+    std::string gpu;         // of process 0; empty on the CPU stand-ins, or if it cannot be found
+    std::string driver;      // version of the driver package; empty likewise
+    std::string library;     // version of the measured libnccl_ep; empty if it does not say
+    int cuda_of_driver = 0;  // the CUDA that the driver supports, 1000 * major + 10 * minor
+    int nccl = 0;            // 10000 * major + 100 * minor + patch
+};
+
+Machine DescribeMachine(const EpEnv& env);
+
+}  // namespace ep_bench
+
+#endif  // C_TESTS_PROGRAMS_EP_BENCH_MACHINE_H_

@@ -1,0 +1,119 @@
+// ep_bench: how fast are dispatch and combine, and are their results right? Options, routing, byte
+// formulas and summary lines are those of the reference's program of this name; the further ways of
+// timing, the table, the sweep, JSON and the exit status that follows the validation are ours.
+#include <cstdio>
+#include <cstdlib>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "harness/harness.h"
+#include "programs/ep_bench/graph.h"
+#include "programs/ep_bench/machine.h"
+#include "programs/ep_bench/options.h"
+#include "programs/ep_bench/report.h"
+#include "programs/ep_bench/result.h"
+#include "programs/ep_bench/routing.h"
+#include "programs/ep_bench/session.h"
+#include "programs/ep_bench/timing.h"
+#include "programs/ep_bench/validate.h"
+
+namespace ep_bench {
+namespace {
+
+Wrong ValidateAll(const EpEnv& env, const Options& options, const Routing& routing,
+                  Session* session, Graphs* graphs) {
+    Wrong wrong = Validate(env, options, routing, session,
+                           {[&] { session->Dispatch(); }, [&] { session->Combine(); }});
+    if (graphs == nullptr) return wrong;
+    const Wrong replayed = Validate(env, options, routing, session,
+                                    {[&] { graphs->dispatch.Launch(env.stream); },
+                                     [&] { graphs->combine.Launch(env.stream); }});
+    wrong.dispatch_rows += replayed.dispatch_rows;
+    wrong.combine_rows += replayed.combine_rows;
+    return wrong;
+}
+
+Result RunOne(EpEnv* env, const Options& options, unsigned tokens) {
+    const Shape shape = {static_cast<unsigned>(env->size), tokens, options.top_k, options.experts,
+                         options.masked};
+    const Routing routing(shape, static_cast<unsigned>(env->rank), options.low_latency());
+    Session session(env, options, routing);
+    WarmUp(*env, options, &session);
+    // After the warm-up, because what loads at its first use may not be loaded during a capture.
+    std::optional<Graphs> graphs;
+    if (options.use_cuda_graph) graphs.emplace(*env, options, &session);
+    Graphs* const replayed = graphs ? &*graphs : nullptr;
+    const Timing timing = Measure(*env, options, &session, replayed);
+    const Traffic traffic = CountTraffic(routing, options.low_latency());
+    Result result = Collect(*env, timing, traffic, session, tokens);
+    if (options.validate) {
+        result.wrong = ValidateAll(*env, options, routing, &session, replayed);
+    }
+    return result;
+}
+
+// True if nothing was found wrong in any process and the results could be written.
+bool RunAll(EpEnv* env, const Options& options) {
+    const bool on_hostsim = ep_on_hostsim();
+    const bool prints = env->rank == 0;
+    if (prints) PrintHeader(options, env->size, on_hostsim);
+    std::vector<Result> results;
+    bool right = true;
+    for (const unsigned tokens : options.tokens) {
+        results.push_back(RunOne(env, options, tokens));
+        if (prints) PrintResult(options, results.back());
+        const auto& wrong = results.back().wrong;
+        right = right && (!wrong || (wrong->dispatch_rows == 0 && wrong->combine_rows == 0));
+    }
+    if (prints) PrintTable(options, results);
+    if (prints && !options.json_file.empty() &&
+        !WriteJson(options, DescribeMachine(*env), env->size, results)) {
+        fprintf(stderr, "ep_bench: --json: cannot write \"%s\"\n", options.json_file.c_str());
+        right = false;
+    }
+    return right;
+}
+
+constexpr int kNoCapture = 2;  // exit status
+
+// For NCCL, which reads it when the communicator is made.
+void DisableNvlink() {
+    setenv("NCCL_P2P_DISABLE", "1", 1);
+    setenv("NCCL_SHM_DISABLE", "1", 1);
+}
+
+}  // namespace
+}  // namespace ep_bench
+
+int main(int argc, char** argv) {
+    ep_bench::ParsedOptions parsed = ep_bench::ParseOptions(argc, argv, ep_on_hostsim());
+    EpEnv env;
+    ep_init_mpi(&env, &argc, &argv);
+    if (parsed.error.empty() && !parsed.help) {
+        parsed.error = ep_bench::CheckRanks(parsed.options, static_cast<unsigned>(env.size));
+    }
+    if (parsed.help || !parsed.error.empty()) {
+        if (env.rank == 0 && parsed.help) printf("%s", ep_bench::kUsage);
+        if (env.rank == 0 && !parsed.help) {
+            fprintf(stderr, "ep_bench: %s\n%s", parsed.error.c_str(), ep_bench::kUsage);
+        }
+        ep_release(&env);
+        return parsed.help ? 0 : 1;
+    }
+    if (parsed.options.disable_nvlink && parsed.options.low_latency()) ep_bench::DisableNvlink();
+    ep_init_device(&env);
+    if (parsed.options.use_cuda_graph) {
+        const std::string why = ep_bench::WhyNoCapture(env.stream);
+        if (!why.empty()) {
+            if (env.rank == 0) fprintf(stderr, "ep_bench: --use-cuda-graph: %s\n", why.c_str());
+            ep_release(&env);
+            return ep_bench::kNoCapture;
+        }
+    }
+    const bool right = ep_bench::RunAll(&env, parsed.options);
+    const bool leaked = ep_counted_live() != 0 || ep_has_leaks();
+    if (leaked) fprintf(stderr, "[rank %d] memory of the library is left over\n", env.rank);
+    ep_release(&env);
+    return right && !leaked ? 0 : 1;
+}

@@ -1,0 +1,233 @@
+// The command line of ep_bench: parsing, defaults and usage. Nothing here depends on MPI or a
+// device, because an option may decide how NCCL is started.
+#include "programs/ep_bench/options.h"
+
+#include <getopt.h>
+
+#include <sstream>
+
+#include "harness/options.hpp"
+
+namespace ep_bench {
+
+const char kUsage[] =
+    "Usage: ep_bench [options], one process for each GPU under mpirun\n"
+    "  -a, --algorithm ll|low-latency|ht|high-throughput   (ll)\n"
+    "  -t, --tokens N           tokens of each rank (ll 128, ht 4096)\n"
+    "      --sweep N,N,...      one measurement for each number of tokens, instead of --tokens;\n"
+    "                           A..B stands for A, 2A, 4A and so on up to B\n"
+    "  -d, --hidden N           elements of a token, bfloat16 (7168)\n"
+    "  -k, --top-k N            experts of a token (8)\n"
+    "  -e, --experts N          experts in all, a multiple of the number of ranks (256)\n"
+    "      --masked N           entries of each rank that lose their expert (ll, 10)\n"
+    "  -w, --warmup N           iterations before the measurement (10)\n"
+    "  -i, --iters N            measured iterations; the first is dropped (50)\n"
+    "  -p, --profile            profiler start and stop, and a named range for each operation\n"
+    "  -n, --disable-nvlink     NCCL_P2P_DISABLE=1 and NCCL_SHM_DISABLE=1 (ll)\n"
+    "  -f, --use-fp8            the flag of ncclEpCreateHandle and the byte formula; data stays "
+    "bfloat16\n"
+    "  -V, --validate           check all data of one more dispatch and combine\n"
+    "  -M, --dynamic-tokens     max_tokens_per_rank = NCCL_EP_AUTO (ht only)\n"
+    "      --use-cuda-graph     also time replays of captured graphs\n"
+    "      --graph-ops N        operations that a graph contains (1)\n"
+    "      --json FILE          write the results to FILE\n"
+    "  -h, --help               this text\n"
+    "The exit status is 0 only if everything ran and, with --validate, all data was right;\n"
+    "it is 2 if --use-cuda-graph meets a CUDA that captures no streams.\n";
+
+namespace {
+
+constexpr int kSweep = 256;  // options without a letter
+constexpr int kJson = 257;
+constexpr int kUseCudaGraph = 258;
+constexpr int kGraphOps = 259;
+constexpr int kMasked = 260;
+constexpr char kLetters[] = "a:t:d:k:e:w:i:pnfVMh";
+const option kLongOptions[] = {{"algorithm", required_argument, nullptr, 'a'},
+                               {"tokens", required_argument, nullptr, 't'},
+                               {"sweep", required_argument, nullptr, kSweep},
+                               {"hidden", required_argument, nullptr, 'd'},
+                               {"top-k", required_argument, nullptr, 'k'},
+                               {"experts", required_argument, nullptr, 'e'},
+                               {"masked", required_argument, nullptr, kMasked},
+                               {"warmup", required_argument, nullptr, 'w'},
+                               {"iters", required_argument, nullptr, 'i'},
+                               {"profile", no_argument, nullptr, 'p'},
+                               {"disable-nvlink", no_argument, nullptr, 'n'},
+                               {"use-fp8", no_argument, nullptr, 'f'},
+                               {"validate", no_argument, nullptr, 'V'},
+                               {"dynamic-tokens", no_argument, nullptr, 'M'},
+                               {"json", required_argument, nullptr, kJson},
+                               {"use-cuda-graph", no_argument, nullptr, kUseCudaGraph},
+                               {"graph-ops", required_argument, nullptr, kGraphOps},
+                               {"help", no_argument, nullptr, 'h'},
+                               {nullptr, 0, nullptr, 0}};
+
+// The sizes that a user may leave open, and what they are then.
+struct OpenSizes {
+    bool tokens = true;
+    bool hidden = true;
+    bool warmup = true;
+    bool iterations = true;
+};
+
+void ReadAlgorithm(const std::string& text, ParsedOptions* parsed) {
+    if (text == "ll" || text == "low-latency") {
+        parsed->options.algorithm = NCCL_EP_ALGO_LOW_LATENCY;
+    } else if (text == "ht" || text == "high-throughput") {
+        parsed->options.algorithm = NCCL_EP_ALGO_HIGH_THROUGHPUT;
+    } else {
+        parsed->error = "--algorithm: expected ll or ht, got \"" + text + "\"";
+    }
+}
+
+void ReadTokens(const char* name, const std::string& text, ParsedOptions* parsed) {
+    unsigned tokens = 0;
+    ep::ReadUnsigned(name, text.c_str(), 1, &tokens, &parsed->error);
+    parsed->options.tokens.push_back(tokens);
+}
+
+// A..B: A and its doubles up to B.
+void ReadDoubles(const std::string& range, size_t dots, ParsedOptions* parsed) {
+    unsigned first = 0;
+    unsigned last = 0;
+    ep::ReadUnsigned("--sweep", range.substr(0, dots).c_str(), 1, &first, &parsed->error);
+    ep::ReadUnsigned("--sweep", range.substr(dots + 2).c_str(), first, &last, &parsed->error);
+    if (!parsed->error.empty()) return;
+    for (unsigned tokens = first; tokens <= last; tokens *= 2) {
+        parsed->options.tokens.push_back(tokens);
+    }
+}
+
+void ReadSweep(const std::string& list, ParsedOptions* parsed) {
+    std::istringstream stream(list);
+    std::string item;
+    parsed->options.tokens.clear();
+    while (std::getline(stream, item, ',')) {
+        const size_t dots = item.find("..");
+        if (dots == std::string::npos) {
+            ReadTokens("--sweep", item, parsed);
+        } else {
+            ReadDoubles(item, dots, parsed);
+        }
+    }
+    if (parsed->error.empty() && parsed->options.tokens.empty()) {
+        parsed->error = "--sweep: expected numbers, got none";
+    }
+}
+
+void ReadSwitch(int letter, ParsedOptions* parsed) {
+    Options& options = parsed->options;
+    switch (letter) {
+        case 'p':
+            options.profile = true;
+            break;
+        case 'n':
+            options.disable_nvlink = true;
+            break;
+        case 'f':
+            options.use_fp8 = true;
+            break;
+        case 'V':
+            options.validate = true;
+            break;
+        case 'M':
+            options.dynamic_tokens = true;
+            break;
+        case kUseCudaGraph:
+            options.use_cuda_graph = true;
+            break;
+        case 'h':
+            parsed->help = true;
+            break;
+        default:
+            parsed->error = "unknown option, or an option without its value";
+    }
+}
+
+void ReadOption(int letter, ParsedOptions* parsed, OpenSizes* open) {
+    Options& options = parsed->options;
+    std::string* error = &parsed->error;
+    switch (letter) {
+        case 'a':
+            return ReadAlgorithm(optarg, parsed);
+        case 't':
+            open->tokens = false;
+            options.tokens.clear();
+            return ReadTokens("--tokens", optarg, parsed);
+        case kSweep:
+            open->tokens = false;
+            return ReadSweep(optarg, parsed);
+        case 'd':
+            open->hidden = false;
+            return ep::ReadUnsigned("--hidden", optarg, 1, &options.hidden, error);
+        case 'k':
+            return ep::ReadUnsigned("--top-k", optarg, 1, &options.top_k, error);
+        case 'e':
+            return ep::ReadUnsigned("--experts", optarg, 1, &options.experts, error);
+        case kMasked:
+            return ep::ReadUnsigned("--masked", optarg, 0, &options.masked, error);
+        case 'w':
+            open->warmup = false;
+            return ep::ReadUnsigned("--warmup", optarg, 0, &options.warmup, error);
+        case 'i':
+            open->iterations = false;
+            return ep::ReadUnsigned("--iters", optarg, 1, &options.iterations, error);
+        case kGraphOps:
+            return ep::ReadUnsigned("--graph-ops", optarg, 1, &options.graph_ops, error);
+        case kJson:
+            options.json_file = optarg;
+            return;
+        default:
+            return ReadSwitch(letter, parsed);
+    }
+}
+
+void FillOpenSizes(const OpenSizes& open, bool on_hostsim, Options* options) {
+    if (open.tokens) options->tokens = {options->low_latency() ? 128u : 4096u};
+    if (!on_hostsim) return;
+    const auto reduce = [options](bool is_open, const char* name, unsigned value, unsigned* field) {
+        if (!is_open) return;
+        *field = value;
+        options->reduced += (options->reduced.empty() ? "" : ", ") + std::string(name) + " " +
+                            std::to_string(value);
+    };
+    reduce(open.tokens, "tokens", options->low_latency() ? 32 : 128, &options->tokens[0]);
+    reduce(open.hidden, "hidden", 1024, &options->hidden);
+    reduce(open.warmup, "warm-up", 1, &options->warmup);
+    reduce(open.iterations, "iterations", 6, &options->iterations);
+}
+
+}  // namespace
+
+ParsedOptions ParseOptions(int argc, char** argv, bool on_hostsim) {
+    ParsedOptions parsed;
+    OpenSizes open;
+    opterr = 0;  // one process reports the error, in our words
+    int letter;
+    while (parsed.error.empty() &&
+           (letter = getopt_long(argc, argv, kLetters, kLongOptions, nullptr)) != -1) {
+        ReadOption(letter, &parsed, &open);
+    }
+    if (!parsed.error.empty()) return parsed;
+    FillOpenSizes(open, on_hostsim, &parsed.options);
+    if (optind < argc) parsed.error = std::string("unexpected argument \"") + argv[optind] + "\"";
+    if (parsed.error.empty() && parsed.options.low_latency() && parsed.options.dynamic_tokens) {
+        parsed.error = "--dynamic-tokens: low latency needs a fixed max_tokens_per_rank";
+    }
+    return parsed;
+}
+
+std::string CheckRanks(const Options& options, unsigned ranks) {
+    if (options.experts % ranks != 0) {
+        return "--experts: expected a multiple of " + std::to_string(ranks) + " ranks, got " +
+               std::to_string(options.experts);
+    }
+    if (options.top_k > options.experts) {
+        return "--top-k: expected at most " + std::to_string(options.experts) + " experts, got " +
+               std::to_string(options.top_k);
+    }
+    return "";
+}
+
+}  // namespace ep_bench

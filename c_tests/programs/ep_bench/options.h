@@ -1,0 +1,51 @@
+// The command line of ep_bench. Names, letters and defaults are those of the reference's program of
+// this name; --sweep, --masked, --use-cuda-graph, --graph-ops and --json are ours.
+#ifndef C_TESTS_PROGRAMS_EP_BENCH_OPTIONS_H_
+#define C_TESTS_PROGRAMS_EP_BENCH_OPTIONS_H_
+
+#include <string>
+#include <vector>
+
+#include "harness/harness.h"
+
+namespace ep_bench {
+
+struct Options {
+    ncclEpAlgorithm_t algorithm = NCCL_EP_ALGO_LOW_LATENCY;
+    std::vector<unsigned> tokens;  // one measurement for each; more than one with --sweep
+    unsigned hidden = 7168;
+    unsigned top_k = 8;
+    unsigned experts = 256;
+    unsigned masked = 10;
+    unsigned warmup = 10;
+    unsigned iterations = 50;
+    bool profile = false;
+    bool disable_nvlink = false;
+    bool use_fp8 = false;
+    bool validate = false;
+    bool dynamic_tokens = false;
+    bool use_cuda_graph = false;
+    unsigned graph_ops = 1;
+    std::string json_file;  // empty: none
+    std::string reduced;    // which defaults were reduced, because there is no GPU; empty: none
+
+    bool low_latency() const { return algorithm == NCCL_EP_ALGO_LOW_LATENCY; }
+};
+
+struct ParsedOptions {
+    Options options;
+    bool help = false;
+    std::string error;  // empty if the command line is valid
+};
+
+extern const char kUsage[];
+
+// Sizes that the user leaves open are the reference's on a GPU and smaller on the CPU stand-ins.
+ParsedOptions ParseOptions(int argc, char** argv, bool on_hostsim);
+
+// What depends on the number of ranks; a text if the options do not fit it, else empty.
+std::string CheckRanks(const Options& options, unsigned ranks);
+
+}  // namespace ep_bench
+
+#endif  // C_TESTS_PROGRAMS_EP_BENCH_OPTIONS_H_

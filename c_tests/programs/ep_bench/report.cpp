@@ -1,0 +1,177 @@
+// The text of ep_bench: what ran, one block for each number of
+// tokens, and a table over all of them.
+#include "programs/ep_bench/report.h"
+
+#include <cstdio>
+#include <string>
+
+namespace ep_bench {
+namespace {
+
+constexpr double kMegabyte = 1e6;
+constexpr double kMebibyte = 1024 * 1024;
+
+const char* AlgorithmName(const Options& options) {
+    return options.low_latency() ? "low latency" : "high throughput";
+}
+
+void PrintRanks(const Options& options, const Result& result) {
+    const auto usual = UsualConvention(options);
+    for (size_t rank = 0; rank < result.ranks.size(); ++rank) {
+        const RankFigures& figures = result.ranks[rank];
+        const double sent = figures.*usual * DispatchRowBytes(options);
+        const double returned = figures.*usual * CombineRowBytes(options);
+        printf(
+            "[Rank %zu] Dispatch: avg=%.2f us, %.2f GB/s | Combine: avg=%.2f us, %.2f GB/s | "
+            "Total: avg=%.2f us\n",
+            rank, figures.dispatch_us, GigabytesPerSecond(sent, figures.dispatch_us),
+            figures.combine_us, GigabytesPerSecond(returned, figures.combine_us), figures.total_us);
+    }
+}
+
+void PrintSpan(const char* name, const Stats& stats, double bytes) {
+    printf("  %-10s avg=%10.2f us  min=%10.2f us  max=%10.2f us  throughput=%8.2f GB/s\n", name,
+           stats.average_us, stats.min_us, stats.max_us,
+           GigabytesPerSecond(bytes, stats.average_us));
+}
+
+// The reference computes the throughput of this block from the bytes of rank 0.
+void PrintSummary(const Options& options, const Result& result) {
+    const double rows = result.ranks[0].*UsualConvention(options);
+    const double sent = rows * DispatchRowBytes(options);
+    const double returned = rows * CombineRowBytes(options);
+    printf("Summary (%s, %zu ranks, tokens per rank: %u):\n", AlgorithmName(options),
+           result.ranks.size(), result.tokens);
+    const auto& all = result.timing.reference.all;
+    PrintSpan("Dispatch:", all[kDispatch], sent);
+    PrintSpan("Combine:", all[kCombine], returned);
+    PrintSpan("Total:", all[kTotal], sent + returned);
+    printf("  %-10s dispatch=%.0f combine=%.0f (rank 0, %s convention)\n", "Bytes:", sent, returned,
+           UsualConventionName(options));
+}
+
+void PrintConvention(const Options& options, const Result& result, const char* name,
+                     double RankFigures::* figure) {
+    const double sent = result.Mean(figure) * DispatchRowBytes(options);
+    const double returned = result.Mean(figure) * CombineRowBytes(options);
+    const PacedTimes& idle = result.timing.idle;
+    printf("  %-42s %8.3f MB %7.2f GB/s %8.3f MB %7.2f GB/s\n", name, sent / kMegabyte,
+           GigabytesPerSecond(sent, idle.dispatch.median_us), returned / kMegabyte,
+           GigabytesPerSecond(returned, idle.combine.median_us));
+}
+
+void PrintFigures(const char* name, const Figures& figures) {
+    printf("  %-42s %10.2f %10.2f %10.2f %10.2f\n", name, figures.median_us, figures.min_us,
+           figures.p90_us, figures.p99_us);
+}
+
+void PrintPaced(const char* how, const PacedTimes& times) {
+    const std::string suffix = std::string(", ") + how;
+    PrintFigures(("dispatch" + suffix).c_str(), times.dispatch);
+    PrintFigures(("combine" + suffix).c_str(), times.combine);
+    PrintFigures(("dispatch and combine" + suffix).c_str(), times.pair);
+}
+
+void PrintTimes(const Timing& timing) {
+    printf("%-44s %10s %10s %10s %10s\n", "Times of the slowest rank (us):", "median", "min", "p90",
+           "p99");
+    PrintFigures("combine with the host's wait (reference)", timing.reference.slowest[kCombine]);
+    PrintPaced("from an idle stream", timing.idle);
+    PrintPaced("queued", timing.queued);
+    if (timing.graph) PrintPaced("graph replay", *timing.graph);
+    PrintFigures("host, inside ncclEpDispatch", timing.host.dispatch);
+    PrintFigures("host, inside ncclEpCombine", timing.host.combine);
+    PrintFigures("host, inside ncclEpComplete", timing.host.complete);
+}
+
+void PrintConventions(const Options& options, const Result& result) {
+    printf("%-44s %24s %24s\n", "Bytes of one rank (mean of all):", "dispatch", "combine");
+    PrintConvention(options, result, "pair: every valid (token, k)", &RankFigures::pair);
+    PrintConvention(options, result, "dedup: distinct (token, rank)", &RankFigures::dedup);
+    PrintConvention(options, result, "wire: dedup without the own rank", &RankFigures::wire);
+    if (!options.low_latency()) {
+        PrintConvention(options, result, "node: distinct (token, node of 8 ranks)",
+                        &RankFigures::node);
+    }
+    printf("  received: %.1f rows, %.3f MB\n", result.Mean(&RankFigures::received),
+           result.Mean(&RankFigures::received) * DispatchRowBytes(options) / kMegabyte);
+}
+
+void PrintValidation(const Wrong& wrong) {
+    const auto verdict = [](uint64_t rows) { return rows == 0 ? "PASSED" : "FAILED"; };
+    printf("Global validation: Dispatch=%s, Combine=%s\n", verdict(wrong.dispatch_rows),
+           verdict(wrong.combine_rows));
+}
+
+void PrintRow(const Options& options, const Result& result, bool dispatch) {
+    const double row_bytes = dispatch ? DispatchRowBytes(options) : CombineRowBytes(options);
+    const PacedTimes& idle = result.timing.idle;
+    const double time = (dispatch ? idle.dispatch : idle.combine).median_us;
+    const double bytes = result.Mean(UsualConvention(options)) * row_bytes;
+    const double wire = result.Mean(&RankFigures::wire) * row_bytes;
+    char wrong[24] = "N/A";
+    if (result.wrong) {
+        const uint64_t rows = dispatch ? result.wrong->dispatch_rows : result.wrong->combine_rows;
+        snprintf(wrong, sizeof(wrong), "%llu", static_cast<unsigned long long>(rows));
+    }
+    printf("  %-8s %10u %12.0f %10.2f %9.2f %9.2f %8s\n", dispatch ? "dispatch" : "combine",
+           result.tokens, bytes, time, GigabytesPerSecond(bytes, time),
+           GigabytesPerSecond(wire, time), wrong);
+}
+
+}  // namespace
+
+void PrintHeader(const Options& options, int ranks, bool on_hostsim) {
+    printf("ep_bench: %s, %d ranks, hidden %u, bfloat16, top-%u of %u experts\n",
+           AlgorithmName(options), ranks, options.hidden, options.top_k, options.experts);
+    printf("%u warm-up and %u measured iterations%s\n", options.warmup, options.iterations,
+           options.iterations > 1 ? ", the first of these is dropped" : "");
+    if (on_hostsim) printf("CPU stand-ins instead of a GPU: times are those of this host\n");
+    if (!options.reduced.empty()) {
+        printf("Reduced defaults, because there is no GPU: %s\n", options.reduced.c_str());
+    }
+    if (options.use_fp8) printf("--use-fp8: flag and byte formula only, the data is bfloat16\n");
+    if (options.disable_nvlink) {
+        printf("--disable-nvlink: %s\n", options.low_latency()
+                                             ? "NCCL_P2P_DISABLE=1, NCCL_SHM_DISABLE=1"
+                                             : "ignored, it applies to low latency");
+    }
+    if (options.use_cuda_graph) {
+        printf("--use-cuda-graph: %u operation(s) in each graph\n", options.graph_ops);
+    }
+    if (options.dynamic_tokens) printf("max_tokens_per_rank = NCCL_EP_AUTO\n");
+    fflush(stdout);
+}
+
+void PrintResult(const Options& options, const Result& result) {
+    printf("\n");
+    PrintRanks(options, result);
+    PrintSummary(options, result);
+    PrintTimes(result.timing);
+    PrintConventions(options, result);
+    printf("  memory taken by group and handle: %.1f MiB\n",
+           result.Max(&RankFigures::library_bytes) / kMebibyte);
+    if (result.wrong) PrintValidation(*result.wrong);
+    fflush(stdout);
+}
+
+void PrintTable(const Options& options, const std::vector<Result>& results) {
+    printf(
+        "\n# time: median of the slowest rank, each operation from an idle stream, without a wait "
+        "of "
+        "the host in it\n");
+    printf(
+        "# bytes: mean of all ranks, %s convention; algbw = bytes/time, busbw = wire bytes/time\n",
+        UsualConventionName(options));
+    printf("# %-8s %10s %12s %10s %9s %9s %8s\n", "op", "tokens", "bytes", "time", "algbw", "busbw",
+           "#wrong");
+    printf("# %-8s %10s %12s %10s %9s %9s %8s\n", "", "(rank)", "(B)", "(us)", "(GB/s)", "(GB/s)",
+           "(rows)");
+    for (const Result& result : results) {
+        PrintRow(options, result, true);
+        PrintRow(options, result, false);
+    }
+    fflush(stdout);
+}
+
+}  // namespace ep_bench

@@ -1,0 +1,58 @@
+// Collecting the figures of all ranks, and the byte formulas of the conventions.
+#include "programs/ep_bench/result.h"
+
+#include <mpi.h>
+
+#include <algorithm>
+
+namespace ep_bench {
+
+double Result::Mean(double RankFigures::* figure) const {
+    double sum = 0;
+    for (const RankFigures& rank : ranks) sum += rank.*figure;
+    return ranks.empty() ? 0 : sum / static_cast<double>(ranks.size());
+}
+
+double Result::Max(double RankFigures::* figure) const {
+    double max = 0;
+    for (const RankFigures& rank : ranks) max = std::max(max, rank.*figure);
+    return max;
+}
+
+Result Collect(const EpEnv& env, const Timing& timing, const Traffic& traffic,
+               const Session& session, unsigned tokens) {
+    constexpr int kFigures = sizeof(RankFigures) / sizeof(double);
+    const RankFigures mine = {timing.reference.rank[kDispatch].average_us,
+                              timing.reference.rank[kCombine].average_us,
+                              timing.reference.rank[kTotal].average_us,
+                              static_cast<double>(traffic.pair),
+                              static_cast<double>(traffic.dedup),
+                              static_cast<double>(traffic.wire),
+                              static_cast<double>(traffic.node),
+                              static_cast<double>(traffic.received),
+                              session.library_bytes()};
+    Result result;
+    result.tokens = tokens;
+    result.timing = timing;
+    if (env.rank == 0) result.ranks.resize(static_cast<size_t>(env.size));
+    MPI_Gather(&mine, kFigures, MPI_DOUBLE, result.ranks.data(), kFigures, MPI_DOUBLE, 0,
+               MPI_COMM_WORLD);
+    return result;
+}
+
+double DispatchRowBytes(const Options& options) {
+    const unsigned hidden = options.hidden;
+    return options.use_fp8 ? hidden + 4 * (hidden / 128) + 16 : 2 * hidden;
+}
+
+double CombineRowBytes(const Options& options) { return 2 * options.hidden; }
+
+double RankFigures::* UsualConvention(const Options& options) {
+    return options.low_latency() ? &RankFigures::pair : &RankFigures::dedup;
+}
+
+const char* UsualConventionName(const Options& options) {
+    return options.low_latency() ? "pair" : "dedup";
+}
+
+}  // namespace ep_bench

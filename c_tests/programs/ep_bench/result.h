@@ -1,0 +1,61 @@
+// What one measurement gave, collected on process 0: times, rows by each convention, memory and
+// validation.
+#ifndef C_TESTS_PROGRAMS_EP_BENCH_RESULT_H_
+#define C_TESTS_PROGRAMS_EP_BENCH_RESULT_H_
+
+#include <optional>
+#include <vector>
+
+#include "programs/ep_bench/options.h"
+#include "programs/ep_bench/routing.h"
+#include "programs/ep_bench/timing.h"
+#include "programs/ep_bench/validate.h"
+
+namespace ep_bench {
+
+// One rank's averages in microseconds, its rows and its memory; plain doubles, so that one gather
+// collects them.
+struct RankFigures {
+    double dispatch_us;
+    double combine_us;
+    double total_us;
+    double pair;
+    double dedup;
+    double wire;
+    double node;
+    double received;
+    double library_bytes;
+};
+
+struct Result {
+    unsigned tokens = 0;
+    Timing timing;
+    std::vector<RankFigures> ranks;  // process 0
+    std::optional<Wrong> wrong;      // with --validate
+
+    // One figure over the ranks; process 0.
+    double Mean(double RankFigures::* figure) const;
+    double Max(double RankFigures::* figure) const;
+};
+
+// Collective.
+Result Collect(const EpEnv& env, const Timing& timing, const Traffic& traffic,
+               const Session& session, unsigned tokens);
+
+// Bytes of one row on its way there and back. The flag changes the formula of dispatch only: one
+// byte for each element, a scale for each 128 elements and a header.
+double DispatchRowBytes(const Options& options);
+double CombineRowBytes(const Options& options);
+
+// The convention in which a mode is usually quoted: pair for low
+// latency, dedup for high throughput.
+double RankFigures::* UsualConvention(const Options& options);
+const char* UsualConventionName(const Options& options);
+
+inline double GigabytesPerSecond(double bytes, double microseconds) {
+    return microseconds > 0 ? bytes / 1e3 / microseconds : 0;
+}
+
+}  // namespace ep_bench
+
+#endif  // C_TESTS_PROGRAMS_EP_BENCH_RESULT_H_

@@ -1,0 +1,64 @@
+// Which token goes to which expert in ep_bench, and how much data
+// that is by each of the conventions in use. All of it is computed on
+// the host from the ids of all ranks, independent of the library.
+#ifndef C_TESTS_PROGRAMS_EP_BENCH_ROUTING_H_
+#define C_TESTS_PROGRAMS_EP_BENCH_ROUTING_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <vector>
+
+#include "programs/ep_bench/options.h"
+
+namespace ep_bench {
+
+// The shape of one measurement; R, T, K and E of the documentation.
+struct Shape {
+    unsigned ranks;
+    unsigned tokens;  // of each rank
+    unsigned top_k;
+    unsigned experts;
+    unsigned masked;  // entries that lose their expert, drawn with replacement
+
+    unsigned local_experts() const { return experts / ranks; }
+};
+
+class Routing {
+   public:
+    // Collective: each rank draws its own ids, with the reference's
+    // generators and seeds, and gets all others'.
+    Routing(const Shape& shape, unsigned rank, bool low_latency);
+
+    const Shape& shape() const { return shape_; }
+    unsigned rank() const { return rank_; }
+
+    // The [top_k] ids of one token of any rank; -1 means no expert.
+    const int64_t* ids(unsigned source, unsigned token) const {
+        return &ids_[(size_t{source} * shape_.tokens + token) * shape_.top_k];
+    }
+
+    // Entries with an expert, and distinct ranks among them.
+    unsigned Entries(unsigned source, unsigned token) const;
+    std::vector<unsigned> Destinations(unsigned source, unsigned token) const;  // ascending
+
+   private:
+    Shape shape_;
+    unsigned rank_;
+    std::vector<int64_t> ids_;  // [ranks, tokens, top_k]
+};
+
+// Rows that one rank sends or gets in one dispatch; a combine moves the same rows the other way.
+struct Traffic {
+    uint64_t pair = 0;      // one for each valid (token, k)
+    uint64_t dedup = 0;     // one for each distinct (token, rank), the own rank included
+    uint64_t wire = 0;      // dedup without the own rank
+    uint64_t node = 0;      // one for each distinct (token, node of eight ranks)
+    uint64_t received = 0;  // rows in this rank's dispatch output
+};
+
+Traffic CountTraffic(const Routing& routing, bool low_latency);
+
+}  // namespace ep_bench
+
+#endif  // C_TESTS_PROGRAMS_EP_BENCH_ROUTING_H_

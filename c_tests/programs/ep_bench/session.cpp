@@ -1,0 +1,149 @@
+// Set-up of one measurement, in the order and with the settings of the
+// reference's program, and the calls that are measured. A refusal of the
+// library ends the program with the library's text: there is nothing to time.
+#include "programs/ep_bench/session.h"
+
+#include <algorithm>
+#include <vector>
+
+namespace ep_bench {
+namespace {
+
+constexpr unsigned kIndexColumns = 128;
+constexpr unsigned kBase = 256;  // whole numbers up to here are exact in bfloat16
+constexpr int kRankOffset = 128;
+
+double FreeBytes() {
+    size_t free = 0;
+    size_t total = 0;
+    EP_REQUIRE_CUDA(cudaMemGetInfo(&free, &total));
+    return static_cast<double>(free);
+}
+
+}  // namespace
+
+uint16_t TokenElement(unsigned hidden, unsigned source, unsigned token, unsigned column) {
+    const unsigned first_index = hidden - std::min(kIndexColumns, hidden / 2);
+    float value = static_cast<float>(static_cast<int>(source) - kRankOffset);
+    if (column >= first_index) {
+        const bool low_digit = (column - first_index) % 2 == 0;
+        value = static_cast<float>(low_digit ? token % kBase : token / kBase);
+    }
+    return ep_bf16_from_f32(value);
+}
+
+Session::Session(EpEnv* env, const Options& options, const Routing& routing)
+    : env_(env), options_(options), routing_(routing) {
+    const double free_before = FreeBytes();
+    CreateGroup();
+    CreateHandle();
+    library_bytes_ = free_before - FreeBytes();
+    CreateInputs();
+    CreateOutputs();
+    ep_barrier();
+}
+
+void Session::CreateGroup() {
+    const Shape& shape = routing_.shape();
+    ncclEpGroupConfig_t config = ep_group_config(
+        options_.algorithm, shape.experts, options_.dynamic_tokens ? NCCL_EP_AUTO : shape.tokens,
+        options_.hidden * static_cast<unsigned>(sizeof(uint16_t)));
+    if (options_.low_latency()) config.num_qp_per_rank = shape.local_experts();
+    EP_REQUIRE_NCCL(ncclEpCreateGroup(&group_, env_->comm, &config, env_->stream, ep_counted_alloc,
+                                      ep_counted_free));
+}
+
+void Session::CreateHandle() {
+    const Shape& shape = routing_.shape();
+    topk_data_ = ep_device_upload(routing_.ids(routing_.rank(), 0),
+                                  size_t{shape.tokens} * shape.top_k * sizeof(int64_t));
+    ep_view_2d(&topk_idx_, topk_data_, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, shape.tokens,
+               shape.top_k);
+    EP_REQUIRE_NCCL(ncclEpCreateHandle(&handle_, group_, &topk_idx_.tensor, nullptr, 0, nullptr,
+                                       env_->stream, options_.use_fp8));
+    EP_REQUIRE_CUDA(cudaStreamSynchronize(env_->stream));
+}
+
+void Session::CreateInputs() {
+    const Shape& shape = routing_.shape();
+    const unsigned hidden = options_.hidden;
+    tokens_ = ep_tensor_2d(group_, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, shape.tokens, hidden);
+    weights_ = ep_tensor_2d(group_, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, shape.tokens,
+                            shape.top_k);
+    std::vector<uint16_t> rows(ep_tensor_elements(&tokens_));
+    for (size_t i = 0; i < rows.size(); ++i) {
+        rows[i] = TokenElement(hidden, routing_.rank(), static_cast<unsigned>(i / hidden),
+                               static_cast<unsigned>(i % hidden));
+    }
+    ep_tensor_upload(&tokens_, rows.data());
+    const std::vector<float> ones(ep_tensor_elements(&weights_), 1.0f);
+    ep_tensor_upload(&weights_, ones.data());
+}
+
+void Session::CreateOutputs() {
+    const Shape& shape = routing_.shape();
+    const unsigned hidden = options_.hidden;
+    const auto tokens_tag = NCCL_EP_TENSOR_TAG_TOKENS;
+    combined = ep_tensor_2d(group_, ncclBfloat16, tokens_tag, shape.tokens, hidden);
+    if (options_.low_latency()) {
+        const unsigned experts = shape.local_experts();
+        const unsigned slots = shape.ranks * shape.tokens;
+        received = ep_tensor_3d(group_, ncclBfloat16, tokens_tag, experts, slots, hidden);
+        expert_outputs = ep_tensor_3d(group_, ncclBfloat16, tokens_tag, experts, slots, hidden);
+        counter =
+            ep_tensor_1d(group_, ncclInt32, NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE, experts);
+    } else {
+        unsigned rows = 0;
+        EP_REQUIRE_NCCL(ncclEpHandleGetNumRecvTokens(handle_, &rows));
+        received = ep_tensor_2d(group_, ncclBfloat16, tokens_tag, rows, hidden);
+        expert_outputs = ep_tensor_2d(group_, ncclBfloat16, tokens_tag, rows, hidden);
+        received_weights =
+            ep_tensor_2d(group_, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, rows, shape.top_k);
+        received_idx =
+            ep_tensor_2d(group_, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, rows, shape.top_k);
+    }
+    ep_tensor_fill(&expert_outputs, 0);
+}
+
+Session::~Session() {
+    EP_REQUIRE_CUDA(cudaStreamSynchronize(env_->stream));
+    ep_device_free(topk_data_);
+    for (ncclNDTensor_t* tensor : {&tokens_, &weights_, &received, &received_weights, &received_idx,
+                                   &counter, &expert_outputs, &combined}) {
+        EP_REQUIRE_NCCL(ncclEpTensorDestroy(group_, tensor));
+    }
+    EP_REQUIRE_NCCL(ncclEpHandleDestroy(handle_));
+    EP_REQUIRE_NCCL(ncclEpGroupDestroy(group_, env_->stream));
+}
+
+void Session::CallDispatch() {
+    const bool ll = options_.low_latency();
+    const ncclEpDispatchConfig_t config{};
+    const ncclNDTensor_t* inputs[] = {&tokens_, &weights_, &topk_idx_.tensor};
+    ncclNDTensor_t* outputs[] = {&received, &received_weights, &received_idx};
+    ncclNDTensor_t* locals[] = {&counter};
+    EP_REQUIRE_NCCL(ncclEpDispatch(handle_, inputs, ll ? 1 : 3, outputs, ll ? 1 : 3, locals,
+                                   ll ? 1 : 0, 0, &config, env_->stream));
+}
+
+void Session::CallCombine() {
+    const ncclNDTensor_t* inputs[] = {&expert_outputs};
+    ncclNDTensor_t* outputs[] = {&combined};
+    ncclNDTensor_t* locals[] = {&weights_};
+    EP_REQUIRE_NCCL(ncclEpCombine(handle_, inputs, 1, outputs, 1, locals,
+                                  options_.low_latency() ? 1 : 0, 0, nullptr, env_->stream));
+}
+
+void Session::Dispatch() {
+    CallDispatch();
+    CallComplete();
+}
+
+void Session::Combine() {
+    CallCombine();
+    CallComplete();
+}
+
+void Session::CallComplete() { EP_REQUIRE_NCCL(ncclEpComplete(handle_, nullptr, env_->stream)); }
+
+}  // namespace ep_bench

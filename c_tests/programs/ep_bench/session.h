@@ -1,0 +1,66 @@
+// One group, one handle and the tensors of one measurement, and the
+// two operations that are measured.
+#ifndef C_TESTS_PROGRAMS_EP_BENCH_SESSION_H_
+#define C_TESTS_PROGRAMS_EP_BENCH_SESSION_H_
+
+#include <stdint.h>
+
+#include "harness/harness.h"
+#include "programs/ep_bench/options.h"
+#include "programs/ep_bench/routing.h"
+
+namespace ep_bench {
+
+// Element `column` of a token in bfloat16 bits: rank - 128 in the front
+// columns; in the last ones, at most 128, the token's index as digits
+// to the base 256. All values are exact, so a row names its origin.
+uint16_t TokenElement(unsigned hidden, unsigned source, unsigned token, unsigned column);
+
+class Session {
+   public:
+    Session(EpEnv* env, const Options& options, const Routing& routing);
+    ~Session();  // collective; the topk_idx memory goes first, as in programs of the first release
+    Session(const Session&) = delete;
+    Session& operator=(const Session&) = delete;
+
+    // One call of the library each.
+    void CallDispatch();
+    void CallCombine();
+    void CallComplete();
+
+    // Enqueue the operation and its Complete; nothing waits.
+    void Dispatch();
+    void Combine();
+
+    // What the group and the handle took of the device's free memory, in bytes.
+    double library_bytes() const { return library_bytes_; }
+
+    // What validation looks at. `received` and `expert_outputs` have the same shape.
+    ncclNDTensor_t received{};          // ll [L, R*T, H], ht [n, H]
+    ncclNDTensor_t received_weights{};  // ht [n, K]
+    ncclNDTensor_t received_idx{};      // ht [n, K]
+    ncclNDTensor_t counter{};           // ll [L]
+    ncclNDTensor_t expert_outputs{};
+    ncclNDTensor_t combined{};  // [T, H]
+
+   private:
+    void CreateGroup();
+    void CreateHandle();
+    void CreateInputs();
+    void CreateOutputs();
+
+    EpEnv* env_;
+    const Options& options_;
+    const Routing& routing_;
+    ncclEpGroup_t group_ = nullptr;
+    ncclEpHandle_t handle_ = nullptr;
+    double library_bytes_ = 0;
+    void* topk_data_ = nullptr;
+    EpView topk_idx_{};
+    ncclNDTensor_t tokens_{};   // [T, H]
+    ncclNDTensor_t weights_{};  // [T, K], all 1.0
+};
+
+}  // namespace ep_bench
+
+#endif  // C_TESTS_PROGRAMS_EP_BENCH_SESSION_H_

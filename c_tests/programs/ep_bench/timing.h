@@ -1,0 +1,62 @@
+// The ways in which ep_bench times an operation. They answer different questions, so all are
+// reported, each under its name; docs/performance.md says which one to compare with what.
+#ifndef C_TESTS_PROGRAMS_EP_BENCH_TIMING_H_
+#define C_TESTS_PROGRAMS_EP_BENCH_TIMING_H_
+
+#include <array>
+#include <optional>
+
+#include "harness/harness.h"
+#include "programs/ep_bench/graph.h"
+#include "programs/ep_bench/options.h"
+#include "programs/ep_bench/session.h"
+#include "programs/ep_bench/stats.h"
+
+namespace ep_bench {
+
+// The spans of an iteration of the reference's program:
+//   start -- dispatch -- mid -- host waits -- combine -- end
+enum Span : unsigned {
+    kDispatch,  // start to mid
+    kCombine,   // mid to end: contains the wait of the host
+    kTotal,     // start to end
+    kSpans
+};
+
+struct ReferenceTimes {
+    std::array<Stats, kSpans> rank;         // of this process
+    std::array<Stats, kSpans> all;          // over all ranks; process 0
+    std::array<Figures, kSpans> slowest{};  // process 0
+};
+
+// One way of issuing the operations; process 0.
+struct PacedTimes {
+    Figures dispatch;
+    Figures combine;
+    Figures pair;  // a dispatch followed by a combine
+};
+
+// Time that the calling thread spends inside the library; process 0.
+struct HostTimes {
+    Figures dispatch;
+    Figures combine;
+    Figures complete;
+};
+
+struct Timing {
+    ReferenceTimes reference;
+    PacedTimes idle;    // events around the calls, stream idle and ranks together before each
+    PacedTimes queued;  // events around operations that waited in the stream: no launch in it
+    std::optional<PacedTimes> graph;  // replays back to back, for one operation; with the option
+    HostTimes host;
+};
+
+// Collective. Iterations that are not measured, as many as the options say.
+void WarmUp(const EpEnv& env, const Options& options, Session* session);
+
+// Collective. `graphs` may be null. The first measured iteration is dropped if there are more.
+Timing Measure(const EpEnv& env, const Options& options, Session* session, Graphs* graphs);
+
+}  // namespace ep_bench
+
+#endif  // C_TESTS_PROGRAMS_EP_BENCH_TIMING_H_

@@ -1,0 +1,34 @@
+// One more dispatch and combine, and the comparison of all their results with what the routing
+// says.
+#ifndef C_TESTS_PROGRAMS_EP_BENCH_VALIDATE_H_
+#define C_TESTS_PROGRAMS_EP_BENCH_VALIDATE_H_
+
+#include <stdint.h>
+
+#include <functional>
+
+#include "harness/harness.h"
+#include "programs/ep_bench/options.h"
+#include "programs/ep_bench/routing.h"
+#include "programs/ep_bench/session.h"
+
+namespace ep_bench {
+
+struct Wrong {
+    uint64_t dispatch_rows = 0;
+    uint64_t combine_rows = 0;
+};
+
+// How the two operations are enqueued: by calls, or by graphs.
+struct Operations {
+    std::function<void()> dispatch;
+    std::function<void()> combine;
+};
+
+// Collective; the sum over all ranks, in every process.
+Wrong Validate(const EpEnv& env, const Options& options, const Routing& routing, Session* session,
+               const Operations& operations);
+
+}  // namespace ep_bench
+
+#endif  // C_TESTS_PROGRAMS_EP_BENCH_VALIDATE_H_

@@ -1,0 +1,235 @@
+// ep_test: is the library correct on this machine? One dispatch and one
+// combine, checked on every rank; with -c both again on the same handle. The
+// options, the order of the calls and the line that scripts look for are
+// those of the reference's program of this name; any number of ranks will do.
+#include <cstdio>
+#include <vector>
+
+#include "harness/harness.h"
+#include "programs/ep_test/checks.h"
+#include "programs/ep_test/options.h"
+#include "programs/ep_test/routing.h"
+
+namespace ep_test {
+namespace {
+
+class Run {
+   public:
+    Run(EpEnv* env, const Options& options)
+        : env_(env),
+          options_(options),
+          rank_(static_cast<unsigned>(env->rank)),
+          routing_(static_cast<unsigned>(env->size), options.tokens, options.random) {}
+
+    void All() {
+        CreateGroupAndHandle();
+        CreateTensors();
+        Dispatch();
+        Combine();
+        if (options_.cached && !options_.low_latency()) Repeat();
+        Destroy();
+    }
+
+   private:
+    void CreateGroupAndHandle();
+    void CreateTensors();
+    void Dispatch();
+    void Combine();
+    void Repeat();
+    void Destroy();
+    void CompleteAndSync();
+    unsigned ReceivedRows();
+
+    float weight() const { return 1.0f / static_cast<float>(routing_.top_k()); }
+
+    EpEnv* env_;
+    Options options_;
+    unsigned rank_;
+    Routing routing_;
+    ncclEpGroup_t group_ = nullptr;
+    ncclEpHandle_t handle_ = nullptr;
+
+    ncclNDTensor_t topk_idx_{};
+    ncclNDTensor_t tokens_{};
+    ncclNDTensor_t weights_{};
+    ncclNDTensor_t received_{};
+    ncclNDTensor_t received_weights_{};  // high throughput
+    ncclNDTensor_t received_idx_{};      // high throughput
+    ncclNDTensor_t counter_{};           // low latency
+    ncclNDTensor_t expert_outputs_{};
+    ncclNDTensor_t combined_{};
+};
+
+void Run::CreateGroupAndHandle() {
+    const unsigned max_tokens = options_.dynamic_tokens ? NCCL_EP_AUTO : options_.tokens;
+    const ncclEpGroupConfig_t config =
+        ep_group_config(options_.algorithm, routing_.experts(), max_tokens,
+                        options_.hidden * static_cast<unsigned>(sizeof(uint16_t)));
+    EP_REQUIRE_NCCL(ncclEpCreateGroup(&group_, env_->comm, &config, env_->stream, ep_counted_alloc,
+                                      ep_counted_free));
+    topk_idx_ = ep_tensor_2d(group_, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, options_.tokens,
+                             routing_.top_k());
+    ep_tensor_upload(&topk_idx_, routing_.ids(rank_));
+    EP_REQUIRE_NCCL(
+        ncclEpCreateHandle(&handle_, group_, &topk_idx_, nullptr, 0, nullptr, env_->stream));
+    EP_REQUIRE_CUDA(cudaStreamSynchronize(env_->stream));
+}
+
+// Rows of the high-throughput outputs: the library's bound, or with
+// dynamic tokens the exact number.
+unsigned Run::ReceivedRows() {
+    unsigned rows = 0;
+    EP_REQUIRE_NCCL(ncclEpHandleGetNumRecvTokens(handle_, &rows));
+    const size_t expected = options_.dynamic_tokens ? routing_.RowsOfRank(rank_).size()
+                                                    : size_t{routing_.ranks()} * options_.tokens;
+    EP_CHECK_EQ_U64(rows, expected);
+    return rows;
+}
+
+void Run::CreateTensors() {
+    const unsigned hidden = options_.hidden;
+    const unsigned top_k = routing_.top_k();
+    const auto tokens_tag = NCCL_EP_TENSOR_TAG_TOKENS;
+    const auto weights_tag = NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS;
+
+    tokens_ = ep_tensor_2d(group_, ncclBfloat16, tokens_tag, options_.tokens, hidden);
+    ep_tensor_upload(&tokens_, SentTokens(rank_, options_.tokens, hidden).data());
+    weights_ = ep_tensor_2d(group_, ncclFloat32, weights_tag, options_.tokens, top_k);
+    const std::vector<float> weights(ep_tensor_elements(&weights_), weight());
+    ep_tensor_upload(&weights_, weights.data());
+    combined_ = ep_tensor_2d(group_, ncclBfloat16, tokens_tag, options_.tokens, hidden);
+
+    if (options_.low_latency()) {
+        const unsigned experts = routing_.local_experts();
+        const unsigned slots = routing_.ranks() * options_.tokens;
+        received_ = ep_tensor_3d(group_, ncclBfloat16, tokens_tag, experts, slots, hidden);
+        expert_outputs_ = ep_tensor_3d(group_, ncclBfloat16, tokens_tag, experts, slots, hidden);
+        counter_ =
+            ep_tensor_1d(group_, ncclInt32, NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE, experts);
+        ep_tensor_upload(&expert_outputs_, ExpertOutputsLl(routing_, rank_, slots, hidden).data());
+        return;
+    }
+    const unsigned rows = ReceivedRows();
+    received_ = ep_tensor_2d(group_, ncclBfloat16, tokens_tag, rows, hidden);
+    received_weights_ = ep_tensor_2d(group_, ncclFloat32, weights_tag, rows, top_k);
+    received_idx_ = ep_tensor_2d(group_, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, rows, top_k);
+    expert_outputs_ = ep_tensor_2d(group_, ncclBfloat16, tokens_tag, rows, hidden);
+    ep_tensor_upload(&expert_outputs_, ExpertOutputsHt(routing_, rank_, rows, hidden).data());
+}
+
+// Callers complete every operation, staged or not: without a pending stage it does nothing.
+void Run::CompleteAndSync() {
+    EP_REQUIRE_NCCL(ncclEpComplete(handle_, nullptr, env_->stream));
+    EP_REQUIRE_CUDA(cudaStreamSynchronize(env_->stream));
+}
+
+void Run::Dispatch() {
+    const ncclEpDispatchConfig_t config{};
+    const ncclNDTensor_t* inputs[] = {&tokens_, &weights_, &topk_idx_};
+    ncclNDTensor_t* outputs[] = {&received_, &received_weights_, &received_idx_};
+    ncclNDTensor_t* locals[] = {&counter_};
+    const bool ll = options_.low_latency();
+    EP_REQUIRE_NCCL(ncclEpDispatch(handle_, inputs, ll ? 1 : 3, outputs, ll ? 1 : 3, locals,
+                                   ll ? 1 : 0, options_.stage_dispatch, &config, env_->stream));
+    CompleteAndSync();
+    if (ll) {
+        CheckDispatchLl(routing_, rank_, received_, counter_);
+    } else {
+        CheckDispatchHt(routing_, rank_, received_, received_weights_, received_idx_);
+    }
+}
+
+void Run::Combine() {
+    const ncclNDTensor_t* inputs[] = {&expert_outputs_};
+    ncclNDTensor_t* outputs[] = {&combined_};
+    ncclNDTensor_t* locals[] = {&weights_};
+    EP_REQUIRE_NCCL(ncclEpCombine(handle_, inputs, 1, outputs, 1, locals,
+                                  options_.low_latency() ? 1 : 0, options_.stage_combine, nullptr,
+                                  env_->stream));
+    CompleteAndSync();
+    CheckCombine(routing_, rank_, options_.low_latency(), combined_);
+}
+
+// The cached dispatch moves tokens only, into another buffer; the
+// backward combine takes the received weights home again. Both must
+// repeat the first results bit for bit, unused rows included.
+void Run::Repeat() {
+    ncclNDTensor_t received = ep_tensor_2d(group_, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS,
+                                           received_.sizes[0], options_.hidden);
+    ncclNDTensor_t combined = ep_tensor_2d(group_, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS,
+                                           options_.tokens, options_.hidden);
+    ncclNDTensor_t weights = ep_tensor_2d(group_, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS,
+                                          options_.tokens, routing_.top_k());
+    const ncclEpDispatchConfig_t config{};
+    const ncclNDTensor_t* tokens_in[] = {&tokens_};
+    ncclNDTensor_t* tokens_out[] = {&received};
+    EP_REQUIRE_NCCL(ncclEpDispatch(handle_, tokens_in, 1, tokens_out, 1, nullptr, 0,
+                                   options_.stage_dispatch, &config, env_->stream));
+    CompleteAndSync();
+    CheckSameBytes(received, received_);
+
+    const ncclNDTensor_t* gradients_in[] = {&expert_outputs_, &received_weights_};
+    ncclNDTensor_t* gradients_out[] = {&combined, &weights};
+    EP_REQUIRE_NCCL(ncclEpCombine(handle_, gradients_in, 2, gradients_out, 2, nullptr, 0,
+                                  options_.stage_combine, nullptr, env_->stream));
+    CompleteAndSync();
+    CheckSameBytes(combined, combined_);
+    CheckAllEqual(weights, weight());
+    for (ncclNDTensor_t* tensor : {&received, &combined, &weights}) {
+        EP_CHECK_NCCL(ncclEpTensorDestroy(group_, tensor));
+    }
+}
+
+// Some tensors go after the group and the communicator they were made
+// with. Existing programs do that.
+void Run::Destroy() {
+    EP_CHECK_NCCL(ncclEpTensorDestroy(group_, &topk_idx_));
+    EP_CHECK_NCCL(ncclEpTensorDestroy(group_, &tokens_));
+    EP_CHECK_NCCL(ncclEpTensorDestroy(group_, &weights_));
+    EP_CHECK_NCCL(ncclEpHandleDestroy(handle_));
+    EP_CHECK_NCCL(ncclEpGroupDestroy(group_, env_->stream));
+    EP_REQUIRE_NCCL(ncclCommDestroy(env_->comm));
+    env_->comm = nullptr;
+    for (ncclNDTensor_t* tensor : {&received_, &received_weights_, &received_idx_, &counter_,
+                                   &expert_outputs_, &combined_}) {
+        EP_CHECK_NCCL(ncclEpTensorDestroy(group_, tensor));
+    }
+    EP_CHECK_EQ_I64(ep_counted_live(), 0);
+}
+
+}  // namespace
+}  // namespace ep_test
+
+int main(int argc, char** argv) {
+    const ep_test::ParsedOptions parsed = ep_test::ParseOptions(argc, argv);
+    EpEnv env;
+    ep_init_mpi(&env, &argc, &argv);
+    if (parsed.help || !parsed.error.empty()) {
+        if (env.rank == 0 && parsed.help) printf("%s", ep_test::kUsage);
+        if (env.rank == 0 && !parsed.help) {
+            fprintf(stderr, "ep_test: %s\n%s", parsed.error.c_str(), ep_test::kUsage);
+        }
+        ep_release(&env);
+        return parsed.help ? 0 : 1;
+    }
+    ep_init_device(&env);
+    if (!parsed.options.low_latency() && !ep_has_high_throughput(&env)) {
+        ep_skip_high_throughput();
+        return ep_finish(&env);
+    }
+    if (env.rank == 0) {
+        printf("ep_test: %d ranks, %s\n", env.size, ep_test::Describe(parsed.options).c_str());
+        fflush(stdout);
+    }
+    ep_test::Run(&env, parsed.options).All();
+    if (ep_failed() == 0) {
+        printf("[MPI Rank %d] Success\n", env.rank);
+    } else {
+        printf("[MPI Rank %d] %llu checks failed\n", env.rank,
+               static_cast<unsigned long long>(ep_failed()));
+    }
+    fflush(stdout);
+    const int status = ep_finish(&env);
+    cudaDeviceReset();
+    return status;
+}

@@ -1,0 +1,32 @@
+// The command line of moe_layer.
+#ifndef C_TESTS_PROGRAMS_MOE_LAYER_OPTIONS_H_
+#define C_TESTS_PROGRAMS_MOE_LAYER_OPTIONS_H_
+
+#include <cstddef>
+#include <string>
+
+#include "programs/moe_layer/model.h"
+
+namespace moe {
+
+struct Options {
+    ModelConfig model;
+    size_t max_tokens_per_rank = 48;
+    bool low_latency = true;
+    bool high_throughput = true;
+    std::string text_path;  // empty: the text of the repository
+    bool json = false;
+    bool spoil = false;
+    bool help = false;
+};
+
+// Reads the arguments and holds them against the rules of the library for num_ranks ranks. Returns
+// an empty text or, if an argument is refused, the reason.
+std::string ParseOptions(int argc, char** argv, size_t num_ranks, Options* options);
+
+// What --help prints.
+const char* Usage();
+
+}  // namespace moe
+
+#endif  // C_TESTS_PROGRAMS_MOE_LAYER_OPTIONS_H_

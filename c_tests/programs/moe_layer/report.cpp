@@ -1,0 +1,64 @@
+// What moe_layer prints; see report.h.
+
+#include "programs/moe_layer/report.h"
+
+#include <cstdio>
+
+namespace moe {
+namespace {
+
+// Only what can stand in a path and must not stand in a JSON string.
+std::string JsonString(const std::string& text) {
+    std::string quoted = "\"";
+    for (char c : text) {
+        if (c == '"' || c == '\\') quoted += '\\';
+        if (static_cast<unsigned char>(c) >= ' ') quoted += c;
+    }
+    return quoted + "\"";
+}
+
+}  // namespace
+
+void PrintModel(const EpEnv& env, const Options& options, const std::string& text_path,
+                uint64_t num_tokens) {
+    const ModelConfig& model = options.model;
+    const char* backend = ep_on_hostsim() ? "host" : "gpu";
+    const auto seed = static_cast<unsigned long long>(model.seed);
+    const auto tokens = static_cast<unsigned long long>(num_tokens);
+    if (options.json) {
+        std::printf(
+            "{\"program\": \"moe_layer\", \"backend\": \"%s\", \"ranks\": %d, \"layers\": %zu, "
+            "\"hidden\": %zu, \"ffn\": %zu, \"experts\": %zu, \"top_k\": %zu, \"seed\": %llu, "
+            "\"tokens\": %llu, \"text\": %s}\n",
+            backend, env.size, model.num_layers, model.hidden, model.ffn, model.num_experts,
+            model.top_k, seed, tokens, JsonString(text_path).c_str());
+    } else {
+        std::printf(
+            "moe_layer (%s): ranks %d, layers %zu, hidden %zu, ffn %zu, experts %zu, top-k %zu, "
+            "seed %llu\n%llu tokens from %s\n",
+            backend, env.size, model.num_layers, model.hidden, model.ffn, model.num_experts,
+            model.top_k, seed, tokens, text_path.c_str());
+    }
+    std::fflush(stdout);
+}
+
+void PrintLayer(const Options& options, const LayerReport& report) {
+    const bool low_latency = report.algorithm == NCCL_EP_ALGO_LOW_LATENCY;
+    const auto rows = static_cast<unsigned long long>(report.rows_received);
+    if (options.json) {
+        std::printf(
+            "{\"algorithm\": \"%s\", \"layer\": %zu, \"rows_received\": %llu, "
+            "\"max_relative_error\": %.6g, \"bound\": %.6g, \"error_if_swapped\": %.6g}\n",
+            low_latency ? "ll" : "ht", report.layer, rows, report.error, report.bound,
+            report.error_if_swapped);
+    } else {
+        std::printf(
+            "%-16s layer %zu: %llu rows to experts; max relative error %.5f, bound %.5f; "
+            "with two results swapped %.2f\n",
+            low_latency ? "low latency," : "high throughput,", report.layer, rows, report.error,
+            report.bound, report.error_if_swapped);
+    }
+    std::fflush(stdout);
+}
+
+}  // namespace moe

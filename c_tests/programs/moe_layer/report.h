@@ -1,0 +1,31 @@
+// What moe_layer prints, on rank 0: sentences, or one JSON object for each line with --json.
+#ifndef C_TESTS_PROGRAMS_MOE_LAYER_REPORT_H_
+#define C_TESTS_PROGRAMS_MOE_LAYER_REPORT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "harness/harness.h"
+#include "programs/moe_layer/options.h"
+
+namespace moe {
+
+struct LayerReport {
+    ncclEpAlgorithm_t algorithm = NCCL_EP_ALGO_LOW_LATENCY;
+    size_t layer = 0;
+    uint64_t rows_sent = 0;         // by all ranks, computed from the routing
+    uint64_t rows_received = 0;     // by all ranks, as the library reported it
+    double error = 0.0;             // largest relative error against the dense computation
+    double error_if_swapped = 0.0;  // the same with the results of two tokens swapped
+    double bound = 0.0;             // for error; error_if_swapped has to exceed it
+};
+
+// num_tokens: of all ranks together.
+void PrintModel(const EpEnv& env, const Options& options, const std::string& text_path,
+                uint64_t num_tokens);
+void PrintLayer(const Options& options, const LayerReport& report);
+
+}  // namespace moe
+
+#endif  // C_TESTS_PROGRAMS_MOE_LAYER_REPORT_H_

@@ -1,0 +1,26 @@
+// The text that moe_layer takes its tokens from.
+//
+// Knows files and words, nothing of the model and nothing of NCCL EP.
+#ifndef C_TESTS_PROGRAMS_MOE_LAYER_TEXT_H_
+#define C_TESTS_PROGRAMS_MOE_LAYER_TEXT_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace moe {
+
+// The text that is shipped beside the programs, found from the place of the running executable
+// (target/c/<kind>/moe_layer) or else from the working directory.
+std::string DefaultTextPath();
+
+// The whole file, or an empty string where it cannot be read.
+std::string ReadTextFile(const std::string& path);
+
+// Splits a text into words (letters, digits, apostrophes; lower case) and punctuation marks, and
+// returns one id per token: the 64-bit FNV-1a hash of its spelling. Equal words get equal ids.
+std::vector<uint64_t> Tokenise(const std::string& text);
+
+}  // namespace moe
+
+#endif  // C_TESTS_PROGRAMS_MOE_LAYER_TEXT_H_

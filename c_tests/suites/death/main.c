@@ -1,0 +1,302 @@
+// A rank that dies or stalls: the others learn of it in time, with a text that says who waited for
+// whom; their CUDA context stays usable, their group can be destroyed, and they go on without it.
+//
+//   test_death [--ranks N] [WORD]    runs the cases whose name contains WORD on N ranks (4)
+//
+// It starts its own processes: do not start it with mpirun on more than one rank. The deadline is
+// NCCL_EP_TIMEOUT_MS, by default 1000.
+#define _GNU_SOURCE  // setenv, usleep
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "reference/ll_run.h"
+#include "suites/death/ranks.h"
+
+enum { kDefaultTimeoutMs = 1000, kDefaultRanks = 4, kSlackMs = 1000, kPollUs = 500 };
+enum { kOpsInFlight = 4, kLongestRun = 400, kOpsBeforeDeath = 21 };
+
+typedef struct {
+    ncclEpGroup_t group;
+    LlRun run;
+} Work;
+
+static LlShape shape_for(const EpEnv* env) {
+    const LlShape shape = {2 * (unsigned)env->size, 12, 3, ncclBfloat16, 64};
+    return shape;
+}
+
+static void open_work(Work* work, const EpEnv* env, uint64_t seed) {
+    const LlShape shape = shape_for(env);
+    work->group = ll_group_new(env, &shape);
+    ll_run_open_with(&work->run, env, work->group, &shape, kRefDistinct, true, seed);
+    ll_dispatch(&work->run);
+    ll_combine(&work->run);
+}
+
+static int survivors(const DeathRank* self) { return self->env.size - 1; }
+
+static bool in_time(const DeathRank* self, double since) {
+    return seconds_now() - since <= 0.001 * (self->timeout_ms + kSlackMs);
+}
+
+// ---- What a survivor checks --------------------------------------------------------------------
+
+static bool names(const char* text, int rank) {
+    char name[16];
+    snprintf(name, sizeof(name), "rank %d", rank);
+    const char* at = strstr(text, name);
+    return at != NULL && (at[strlen(name)] < '0' || at[strlen(name)] > '9');
+}
+
+// Waits for the failure of the group; `since` is when it could first be known.
+static void expect_fault(DeathRank* self, ncclEpGroup_t group, double since) {
+    ncclResult_t result = ncclSuccess;
+    ncclResult_t asked = ncclEpGetAsyncError(group, &result);
+    while (asked == ncclSuccess && result == ncclSuccess && in_time(self, since)) {
+        usleep(kPollUs);
+        asked = ncclEpGetAsyncError(group, &result);
+    }
+    EP_CHECK_EQ_I64(asked, ncclSuccess);
+    EP_CHECK_EQ_I64(result, ncclRemoteError);
+    EP_CHECK(in_time(self, since));
+    EP_CHECK_STR_CONTAINS(ep_last_error(), " waited ");
+    EP_CHECK_STR_CONTAINS(ep_last_error(), "rank ");
+    if (names(ep_last_error(), self->victim)) atomic_fetch_add(&self->shared->named, 1);
+}
+
+static void expect_context_usable(const DeathRank* self) {
+    enum { kBytes = 4096 };
+    unsigned char sent[kBytes];
+    unsigned char back[kBytes];
+    for (int i = 0; i < kBytes; ++i) sent[i] = (unsigned char)(i * 7);
+    EP_CHECK_CUDA(cudaStreamSynchronize(self->env.stream));
+    EP_CHECK_CUDA(cudaGetLastError());
+    void* device = ep_device_upload(sent, kBytes);
+    EP_CHECK_CUDA(cudaMemsetAsync(device, 0x5a, kBytes / 2, self->env.stream));
+    EP_CHECK_CUDA(cudaStreamSynchronize(self->env.stream));
+    ep_download(back, device, kBytes);
+    memset(sent, 0x5a, kBytes / 2);
+    EP_CHECK_EQ_BYTES(back, sent, kBytes);
+    ep_device_free(device);
+    EP_CHECK_CUDA(cudaDeviceSynchronize());
+}
+
+static void expect_refusals(Work* work) {
+    const cudaStream_t stream = work->run.env->stream;
+    EP_CHECK(ll_launch_dispatch(&work->run, stream, false) != ncclSuccess);
+    EP_CHECK_STR_CONTAINS(ep_last_error(), "the group has failed");
+    EP_CHECK(ll_launch_combine(&work->run, stream, true) != ncclSuccess);
+}
+
+static void close_work(DeathRank* self, Work* work) {
+    const double start = seconds_now();
+    EP_CHECK_NCCL(ncclEpHandleDestroy(work->run.handle));
+    work->run.handle = NULL;
+    EP_CHECK_NCCL(ncclEpGroupDestroy(work->group, self->env.stream));
+    EP_CHECK(in_time(self, start));
+    ll_run_close(&work->run);
+}
+
+// A new communicator and a new group without the victim: nothing of the failure is left.
+static void go_on_without_victim(DeathRank* self) {
+    EpEnv env = self->env;
+    env.size = survivors(self);
+    env.comm = open_comm(self, kSecondId, env.size);
+    Work work;
+    open_work(&work, &env, 2);
+    ll_run_close(&work.run);
+    EP_CHECK_NCCL(ncclEpGroupDestroy(work.group, env.stream));
+    EP_CHECK_NCCL(ncclCommDestroy(env.comm));
+}
+
+static void finish_survivor(DeathRank* self, Work* work) {
+    expect_refusals(work);
+    expect_context_usable(self);
+    meet(self, kNoticed, survivors(self));
+    EP_CHECK(atomic_load(&self->shared->named) > 0);
+    close_work(self, work);
+    EP_CHECK_NCCL(ncclCommAbort(self->env.comm));
+    expect_context_usable(self);
+    go_on_without_victim(self);
+    EP_CHECK_CUDA(cudaStreamDestroy(self->env.stream));
+}
+
+// ---- The cases ---------------------------------------------------------------------------------
+
+static void dies_before_creation(DeathRank* self) {
+    if (is_victim(self)) die(self);
+    const LlShape shape = shape_for(&self->env);
+    const ncclEpGroupConfig_t config =
+        ep_group_config(NCCL_EP_ALGO_LOW_LATENCY, shape.num_experts, shape.max_tokens, 128);
+    ncclEpGroup_t group = NULL;
+    const double start = seconds_now();
+    const ncclResult_t result =
+        ncclEpCreateGroup(&group, self->env.comm, &config, self->env.stream, NULL, NULL);
+    EP_CHECK(in_time(self, start));
+    if (ep_on_hostsim()) {
+        // They see the death at once, and the stream fails before the deadline passes.
+        EP_CHECK(result == ncclUnhandledCudaError || result == ncclRemoteError);
+    } else {
+        EP_CHECK_EQ_I64(result, ncclRemoteError);
+        EP_CHECK_STR_CONTAINS(ep_last_error(), " waited ");
+    }
+    EP_CHECK_NCCL(ncclCommAbort(self->env.comm));
+    // The exchange that was given up may have left its error on the stream.
+    (void)cudaStreamSynchronize(self->env.stream);
+    (void)cudaGetLastError();
+    expect_context_usable(self);
+    go_on_without_victim(self);
+    EP_CHECK_CUDA(cudaStreamDestroy(self->env.stream));
+}
+
+static void dies_before_an_operation(DeathRank* self) {
+    Work work;
+    open_work(&work, &self->env, 1);
+    meet(self, kReady, self->env.size);
+    if (is_victim(self)) die(self);
+    while (atomic_load(&self->shared->lost) == 0) usleep(kPollUs);
+    ll_prepare_dispatch(&work.run);
+    const double start = seconds_now();
+    EP_CHECK_NCCL(ll_launch_dispatch(&work.run, self->env.stream, false));
+    expect_fault(self, work.group, start);
+    finish_survivor(self, &work);
+}
+
+static void dies_while_others_wait(DeathRank* self) {
+    Work work;
+    open_work(&work, &self->env, 1);
+    ll_prepare_dispatch(&work.run);
+    meet(self, kReady, self->env.size);
+    if (is_victim(self)) {
+        usleep(self->timeout_ms * 1000 / 4);
+        die(self);
+    }
+    const double start = seconds_now();
+    EP_CHECK_NCCL(ll_launch_dispatch(&work.run, self->env.stream, true));
+    EP_CHECK_NCCL(ncclEpComplete(work.run.handle, NULL, self->env.stream));
+    expect_fault(self, work.group, start);
+    finish_survivor(self, &work);
+}
+
+// Operations on the same inputs, a few in flight, until the group has failed. Returns when the last
+// of them was launched.
+static double run_until_fault(DeathRank* self, Work* work, unsigned most) {
+    double launched = seconds_now();
+    for (unsigned i = 0; i < most; ++i) {
+        launched = seconds_now();
+        const ncclResult_t result = i % 2 == 0
+                                        ? ll_launch_dispatch(&work->run, self->env.stream, false)
+                                        : ll_launch_combine(&work->run, self->env.stream, false);
+        if (result != ncclSuccess) break;
+        if (i % kOpsInFlight != kOpsInFlight - 1) continue;
+        EP_CHECK_CUDA(cudaStreamSynchronize(self->env.stream));
+    }
+    return launched;
+}
+
+static void dies_in_a_run(DeathRank* self) {
+    Work work;
+    open_work(&work, &self->env, 1);
+    meet(self, kReady, self->env.size);
+    if (is_victim(self)) {
+        run_until_fault(self, &work, kOpsBeforeDeath);
+        die(self);
+    }
+    run_until_fault(self, &work, kLongestRun);
+    while (atomic_load(&self->shared->lost) == 0) usleep(kPollUs);
+    expect_fault(self, work.group, atomic_load(&self->shared->lost));
+    finish_survivor(self, &work);
+}
+
+// Nothing is in flight, and the group's end is the first to miss the victim.
+static void dies_before_destruction(DeathRank* self) {
+    Work work;
+    open_work(&work, &self->env, 1);
+    meet(self, kReady, self->env.size);
+    if (is_victim(self)) die(self);
+    while (atomic_load(&self->shared->lost) == 0) usleep(kPollUs);
+    ll_run_close(&work.run);
+    const double start = seconds_now();
+    const ncclResult_t result = ncclEpGroupDestroy(work.group, self->env.stream);
+    // A backend whose ranks part without a word has nothing to report.
+    EP_CHECK(result == ncclSuccess || result == ncclRemoteError);
+    EP_CHECK(in_time(self, start));
+    EP_CHECK_NCCL(ncclCommAbort(self->env.comm));
+    (void)cudaStreamSynchronize(self->env.stream);
+    (void)cudaGetLastError();
+    expect_context_usable(self);
+    go_on_without_victim(self);
+    EP_CHECK_CUDA(cudaStreamDestroy(self->env.stream));
+}
+
+// Everybody lives; the victim stops, comes back when the others have given up, and learns of it.
+static void stalls_and_comes_back(DeathRank* self) {
+    Work work;
+    open_work(&work, &self->env, 1);
+    meet(self, kReady, self->env.size);
+    if (is_victim(self)) meet(self, kNoticed, self->env.size);
+    const double start = seconds_now();
+    // What the others sent before they gave up may still complete an operation of the victim.
+    const double launched = run_until_fault(self, &work, kOpsInFlight);
+    expect_fault(self, work.group, is_victim(self) ? launched : start);
+    if (!is_victim(self)) {
+        expect_refusals(&work);
+        meet(self, kNoticed, self->env.size);
+        EP_CHECK(atomic_load(&self->shared->named) > 0);
+    }
+    expect_context_usable(self);
+    // Memory that a peer maps goes only when no kernel of any rank is left.
+    meet(self, kAllKnow, self->env.size);
+    close_work(self, &work);
+    EP_CHECK_NCCL(ncclCommAbort(self->env.comm));
+    expect_context_usable(self);
+    if (!is_victim(self)) go_on_without_victim(self);
+    EP_CHECK_CUDA(cudaStreamDestroy(self->env.stream));
+}
+
+// ---- The program -------------------------------------------------------------------------------
+
+static const DeathCase kCases[] = {
+    {"dies_before_creation", dies_before_creation, true},
+    {"dies_before_an_operation", dies_before_an_operation, true},
+    {"dies_while_others_wait", dies_while_others_wait, true},
+    {"dies_in_a_run", dies_in_a_run, true},
+    {"dies_before_destruction", dies_before_destruction, true},
+    {"stalls_and_comes_back", stalls_and_comes_back, false},
+};
+
+static unsigned timeout_from_environment(void) {
+    char text[16];
+    snprintf(text, sizeof(text), "%d", kDefaultTimeoutMs);
+    setenv("NCCL_EP_TIMEOUT_MS", text, 0);
+    return (unsigned)strtoul(getenv("NCCL_EP_TIMEOUT_MS"), NULL, 10);
+}
+
+int main(int argc, char** argv) {
+    int num_ranks = kDefaultRanks;
+    const char* word = "";
+    for (int i = 1; i < argc; ++i) {
+        if (strcmp(argv[i], "--ranks") == 0 && i + 1 < argc) {
+            num_ranks = atoi(argv[++i]);
+        } else {
+            word = argv[i];
+        }
+    }
+    if (num_ranks < 2 || num_ranks > kMaxRanks) {
+        fprintf(stderr, "usage: test_death [--ranks 2..%d] [WORD]\n", kMaxRanks);
+        return 2;
+    }
+    const unsigned timeout_ms = timeout_from_environment();
+    for (size_t i = 0; i < sizeof(kCases) / sizeof(kCases[0]); ++i) {
+        if (strstr(kCases[i].name, word) == NULL) continue;
+        const uint64_t failed_before = ep_failed();
+        run_death_case(&kCases[i], num_ranks, timeout_ms);
+        printf("%-48s %s\n", kCases[i].name, ep_failed() == failed_before ? "ok" : "FAILED");
+        fflush(stdout);
+    }
+    printf("%llu passed, %llu failed\n", (unsigned long long)ep_passed(),
+           (unsigned long long)ep_failed());
+    return ep_failed() == 0 && ep_passed() > 0 ? 0 : 1;
+}

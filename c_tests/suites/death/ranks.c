@@ -1,0 +1,127 @@
+// Forked ranks; see ranks.h. The fork comes before the first CUDA call, as a CUDA
+// context does not survive one.
+#define _GNU_SOURCE  // clock_gettime, MAP_ANONYMOUS, usleep
+#include "suites/death/ranks.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { kPauseUs = 200, kSetUpSeconds = 60, kWaitsPerCase = 6 };
+
+bool is_victim(const DeathRank* self) { return self->env.rank == self->victim; }
+
+double seconds_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+void meet(DeathRank* self, Barrier barrier, int count) {
+    atomic_int* arrived = &self->shared->arrived[barrier];
+    atomic_fetch_add(arrived, 1);
+    while (atomic_load(arrived) < count) usleep(kPauseUs);
+}
+
+ncclComm_t open_comm(DeathRank* self, Barrier barrier, int size) {
+    ncclUniqueId* id = &self->shared->ids[barrier == kFirstId ? 0 : 1];
+    if (self->env.rank == 0) EP_REQUIRE_NCCL(ncclGetUniqueId(id));
+    meet(self, barrier, size);
+    ncclComm_t comm = NULL;
+    EP_REQUIRE_NCCL(ncclCommInitRank(&comm, size, *id, self->env.rank));
+    return comm;
+}
+
+// The parent adds these up: the process itself has no closing line.
+static void hand_over_counts(const DeathRank* self) {
+    self->shared->passed[self->env.rank] = ep_passed() - self->passed_before;
+    self->shared->failed[self->env.rank] = ep_failed() - self->failed_before;
+}
+
+void die(DeathRank* self) {
+    hand_over_counts(self);
+    atomic_store(&self->shared->lost, seconds_now());
+    kill(getpid(), SIGKILL);
+}
+
+static void open_device(EpEnv* env) {
+    int devices = 0;
+    EP_REQUIRE_CUDA(cudaGetDeviceCount(&devices));
+    EP_REQUIRE(devices > 0);
+    env->device = env->rank % devices;
+    EP_REQUIRE_CUDA(cudaSetDevice(env->device));
+    EP_REQUIRE_CUDA(cudaStreamCreate(&env->stream));
+}
+
+static void run_rank(const DeathCase* test, DeathRank* self) {
+    ep_checks_are_of_rank(self->env.rank);
+    ep_watchdog_arm(&self->env, kSetUpSeconds + kWaitsPerCase * self->timeout_ms / 1000);
+    ep_watchdog_at_case(test->name);
+    open_device(&self->env);
+    self->env.comm = open_comm(self, kFirstId, self->env.size);
+    test->run(self);
+    EP_CHECK(!ep_has_leaks());
+    hand_over_counts(self);
+    fflush(NULL);
+    _exit(0);  // the parent's exit handlers are not ours to run
+}
+
+static pid_t start_rank(const DeathCase* test, SharedState* shared, const DeathRank* model,
+                        int rank) {
+    const pid_t child = fork();
+    EP_REQUIRE(child >= 0);
+    if (child > 0) return child;
+    DeathRank self = *model;
+    self.shared = shared;
+    self.env.rank = rank;
+    self.env.local_rank = rank;
+    run_rank(test, &self);
+    return child;
+}
+
+static bool has_ended_well(const DeathCase* test, bool is_victim, int status) {
+    if (is_victim && test->victim_dies) return WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+static int index_of(const pid_t* children, int count, pid_t child) {
+    for (int i = 0; i < count; ++i) {
+        if (children[i] == child) return i;
+    }
+    return -1;
+}
+
+void run_death_case(const DeathCase* test, int num_ranks, unsigned timeout_ms) {
+    SharedState* shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE,
+                               MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    EP_REQUIRE(shared != MAP_FAILED);
+    DeathRank model;
+    memset(&model, 0, sizeof(model));
+    model.env.size = num_ranks;
+    model.victim = num_ranks - 1;
+    model.timeout_ms = timeout_ms;
+    model.passed_before = ep_passed();
+    model.failed_before = ep_failed();
+    fflush(NULL);
+    pid_t children[kMaxRanks];
+    for (int i = 0; i < num_ranks; ++i) children[i] = start_rank(test, shared, &model, i);
+    for (int left = num_ranks; left > 0; --left) {
+        int status = 0;
+        const int rank = index_of(children, num_ranks, waitpid(-1, &status, 0));
+        EP_REQUIRE(rank >= 0);
+        children[rank] = 0;
+        if (!EP_CHECK(has_ended_well(test, rank == model.victim, status))) {
+            // The others would wait for it until their watchdogs bark.
+            for (int i = 0; i < num_ranks; ++i) {
+                if (children[i] > 0) kill(children[i], SIGTERM);
+            }
+        }
+    }
+    for (int i = 0; i < num_ranks; ++i) ep_count(shared->passed[i], shared->failed[i]);
+    munmap(shared, sizeof(*shared));
+}

@@ -1,0 +1,63 @@
+// Ranks without MPI, which ends all processes when one dies: forked processes that meet in shared
+// memory, and a parent that never touches CUDA and sees how each of them ended.
+#ifndef C_TESTS_SUITES_DEATH_RANKS_H_
+#define C_TESTS_SUITES_DEATH_RANKS_H_
+
+#include <stdatomic.h>
+
+#include "harness/harness.h"
+
+enum { kMaxRanks = 16 };
+
+// The places of a case where ranks wait for each other.
+typedef enum {
+    kFirstId,   // the id of the first communicator is there
+    kSecondId,  // that of the survivors
+    kReady,     // all have a group that works
+    kLost,      // the victim will not take part any more
+    kNoticed,   // the survivors know
+    kAllKnow,   // so does a victim that came back
+    kNumBarriers
+} Barrier;
+
+// What the processes of one case share.
+typedef struct {
+    ncclUniqueId ids[2];  // of the first communicator, and of the survivors' one
+    atomic_int arrived[kNumBarriers];
+    _Atomic double lost;  // when the victim died
+    atomic_int named;     // survivors whose text names the victim
+    uint64_t passed[kMaxRanks];
+    uint64_t failed[kMaxRanks];
+} SharedState;
+
+// One process of a case.
+typedef struct {
+    EpEnv env;
+    SharedState* shared;
+    int victim;
+    unsigned timeout_ms;
+    uint64_t passed_before, failed_before;  // of the parent, at the fork
+} DeathRank;
+
+typedef struct {
+    const char* name;
+    void (*run)(DeathRank* self);
+    bool victim_dies;  // by SIGKILL; otherwise it ends as the others do
+} DeathCase;
+
+// Runs a case on `num_ranks` new processes; counts its checks and how the processes ended.
+void run_death_case(const DeathCase* test, int num_ranks, unsigned timeout_ms);
+
+bool is_victim(const DeathRank* self);
+double seconds_now(void);
+
+// Waits until `count` ranks have come; nobody waits for a rank that is dead. Once for each barrier.
+void meet(DeathRank* self, Barrier barrier, int count);
+
+// Opens a communicator of the ranks below `size`; `barrier` is kFirstId or kSecondId.
+ncclComm_t open_comm(DeathRank* self, Barrier barrier, int size);
+
+// Ends this process as the kernel would: without any clean-up.
+void die(DeathRank* self);
+
+#endif  // C_TESTS_SUITES_DEATH_RANKS_H_

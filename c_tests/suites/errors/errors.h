@@ -1,0 +1,161 @@
+// What the parts of test_errors share: the check of one refusal, and a session, which is an open
+// group with a handle, buffers and valid tensors for every call, of which a test breaks one at a
+// time. Every string that names a refusal is the id of a row of docs/errors.md.
+#ifndef C_TESTS_SUITES_ERRORS_ERRORS_H_
+#define C_TESTS_SUITES_ERRORS_ERRORS_H_
+
+#include "harness/harness.h"
+
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+// ---- One refusal -------------------------------------------------------------------------------
+
+// Checks the result of a call, and that the text left by it is `...`, a printf format and its
+// values, in which '*' stands for anything.
+#define EP_REFUSED(id, call, code, ...) \
+    (EP_REACHED, forget_last_error(), check_refused(EP_HERE(id), (call), (code), __VA_ARGS__))
+
+__attribute__((format(printf, 4, 5))) bool check_refused(EpPlace place, ncclResult_t actual,
+                                                         ncclResult_t expected, const char* format,
+                                                         ...);
+// Leaves another text behind, so that no refusal is checked by the text of the one before.
+void forget_last_error(void);
+// Whether the whole of `text` fits `pattern`.
+bool fits(const char* text, const char* pattern);
+
+// False, and counted as skipped, if there are fewer than `ranks` ranks.
+bool enough_ranks(const EpEnv* env, int ranks, const char* ids);
+void print_skipped(EpEnv* env);
+
+// Sets NCCL_EP_TIMEOUT_MS for the groups that are created next; 0 is the default.
+void set_timeout_ms(unsigned milliseconds);
+
+// ---- A session ---------------------------------------------------------------------------------
+
+enum {
+    kLocalExperts = 2,
+    kTokens = 4,
+    kMaxTokens = 6,
+    kTopK = 2,
+    kHidden = 16,
+    kTokenBytes = 64,  // of the group: twice a row of kHidden bfloat16
+    kShortTimeoutMs = 500,
+};
+
+typedef struct {
+    const EpEnv* env;
+    ncclEpAlgorithm_t algorithm;
+    ncclEpGroup_t group;
+    ncclEpHandle_t handle;
+    void *ids, *tokens, *weights;                      // [T, K], [T, H], [T, K]
+    void *received, *received_ids, *received_weights;  // LL: [L, R*M, H]; HT: [R*M, H], [R*M, K]
+    void* counter;                                     // [L]
+    void *combined, *gradients;                        // [T, H], [T, K]
+} Session;
+
+void open_session(Session* session, const EpEnv* env, ncclEpAlgorithm_t algorithm);
+void close_session(Session* session);
+// A new group or handle in the place of the old one.
+ncclResult_t open_group(Session* session);
+ncclResult_t open_handle(Session* session);
+ncclEpGroupConfig_t session_config(const Session* session);
+unsigned max_recv_rows(const Session* session);
+
+// A whole dispatch and combine with the right result: the group is as well as ever.
+void check_works(const Session* session);
+
+// ---- The tensors of a call ---------------------------------------------------------------------
+
+typedef enum {
+    kDispatch,      // LL, or HT forward
+    kTokensOnly,    // HT dispatch without ids and weights
+    kCombine,       // LL, or HT forward
+    kBackward,      // HT combine with weights
+    kCreateHandle,  // its only input is topk_idx
+} CallKind;
+
+typedef enum { kInputs, kOutputs, kLocals, kNumLists } ListName;
+
+enum { kMaxTensors = 4 };
+
+typedef struct {
+    EpView views[kMaxTensors];
+    ncclNDTensor_t* items[kMaxTensors];
+    unsigned count;
+    bool null;  // pass NULL for the array
+} TensorList;
+
+typedef struct {
+    TensorList lists[kNumLists];
+} CallTensors;
+
+// Valid tensors for a call. They point into themselves: do not copy.
+void valid_tensors(const Session* session, CallKind kind, CallTensors* tensors);
+ncclResult_t make_call(const Session* session, CallKind kind, CallTensors* tensors,
+                       unsigned send_only);
+
+// ---- Calls with one thing wrong ----------------------------------------------------------------
+
+typedef enum {
+    kRemove,    // the tensor is not in its list
+    kAdd,       // one more tensor, 1 x 1 float32
+    kNullList,  // the array is NULL
+    kNullItem,  // its first entry is NULL
+    kNullSizes,
+    kNullData,
+    kNdim,
+    kDatatype,
+    kTag,
+    kSize0,
+    kSize1,
+    kSize2,
+    kStride0,
+    kShiftData,  // by so many bytes
+} Change;
+
+typedef struct {
+    const char* id;
+    ncclResult_t code;
+    ListName list;
+    unsigned tag;  // of the tensor that is changed
+    Change change;
+    unsigned value;
+    const char* text;  // all of it behind the function's name
+} BrokenCall;
+
+// Makes each broken call, and checks that it is refused and has touched nothing.
+void check_broken_calls(const Session* session, CallKind kind, const BrokenCall* calls,
+                        size_t num_calls);
+
+// ---- The cases ---------------------------------------------------------------------------------
+
+void group_arguments(EpEnv* env);  // group.c
+void group_differences_between_ranks(EpEnv* env);
+void group_refused_by_one_rank(EpEnv* env);
+void group_with_a_missing_rank(EpEnv* env);
+void group_over_several_nodes(EpEnv* env);
+void tensor_arguments(EpEnv* env);  // tensor.c
+void tensor_callbacks_that_fail(EpEnv* env);
+void dead_and_foreign_objects(EpEnv* env);  // objects.c
+void places_for_results(EpEnv* env);
+void ht_place_for_a_result(EpEnv* env);
+void ll_handle_arguments(EpEnv* env);  // handle.c
+void ht_handle_arguments(EpEnv* env);
+void ht_handle_refused_by_one_rank(EpEnv* env);
+void ht_handle_with_a_missing_rank(EpEnv* env);
+void ll_lists_of_tensors(EpEnv* env);  // lists.c
+void ht_lists_of_tensors(EpEnv* env);
+void ll_dispatch_arguments(EpEnv* env);  // ll.c
+void ll_combine_arguments(EpEnv* env);
+void ll_order_of_calls(EpEnv* env);
+void ht_dispatch_arguments(EpEnv* env);  // ht.c
+void ht_combine_arguments(EpEnv* env);
+void ht_outputs_too_small(EpEnv* env);  // running.c
+void ll_different_calls_on_one_rank(EpEnv* env);
+void ht_different_calls_on_one_rank(EpEnv* env);
+void ll_rank_that_stops(EpEnv* env);
+void ht_rank_that_stops(EpEnv* env);
+void one_line_on_stderr(EpEnv* env);  // stderr.c
+int refuse_once(void);
+
+#endif  // C_TESTS_SUITES_ERRORS_ERRORS_H_

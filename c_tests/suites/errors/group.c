@@ -1,0 +1,259 @@
+// Refusals of ncclEpCreateGroup: by a rank's own arguments, by differences between ranks, by one
+// rank for all, by a rank that never comes, by several nodes. Creation is collective, so in each
+// case all ranks get an error, none hangs, and the creation right afterwards succeeds.
+#define _GNU_SOURCE  // setenv
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "suites/errors/errors.h"
+
+#define FUNCTION "ncclEpCreateGroup: "
+
+static ncclEpGroupConfig_t config_of(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
+    return ep_group_config(algorithm, (unsigned)env->size * kLocalExperts, kMaxTokens, kTokenBytes);
+}
+
+static ncclEpGroup_t untouched(void) { return (ncclEpGroup_t)(uintptr_t)0x5a5a; }
+
+// Creates a group that must not come about.
+static ncclResult_t create(const EpEnv* env, const ncclEpGroupConfig_t* config) {
+    ncclEpGroup_t group = untouched();
+    const ncclResult_t result =
+        ncclEpCreateGroup(&group, env->comm, config, env->stream, NULL, NULL);
+    EP_CHECK(group == untouched());
+    return result;
+}
+
+static void check_creation_works(const EpEnv* env) {
+    Session session;
+    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
+    check_works(&session);
+    close_session(&session);
+}
+
+static void bad_pointers(const EpEnv* env, const ncclEpGroupConfig_t* config) {
+    ncclEpGroup_t group = untouched();
+    EP_REFUSED("group-comm-null", ncclEpCreateGroup(&group, NULL, config, env->stream, NULL, NULL),
+               ncclInvalidArgument, FUNCTION "comm: must not be NULL");
+    EP_CHECK(group == untouched());
+    EP_REFUSED("group-config-null", create(env, NULL), ncclInvalidArgument,
+               FUNCTION "config: must not be NULL");
+    EP_REFUSED("group-out-null",
+               ncclEpCreateGroup(NULL, env->comm, config, env->stream, NULL, NULL),
+               ncclInvalidArgument, FUNCTION "ep_group: must not be NULL");
+}
+
+static void bad_numbers(const EpEnv* env, const ncclEpGroupConfig_t* valid) {
+    const int ranks = env->size;
+    ncclEpGroupConfig_t config = *valid;
+    config.version = 2;
+    EP_REFUSED("group-version", create(env, &config), ncclInvalidArgument,
+               FUNCTION "config.version: must be 1 (got 2, expected 1)");
+    config = *valid;
+    config.num_experts = 0;
+    EP_REFUSED("group-experts", create(env, &config), ncclInvalidArgument,
+               FUNCTION
+               "config.num_experts: must be a positive multiple of the number of ranks "
+               "(got 0, expected a multiple of %d)",
+               ranks);
+    config.num_experts = (unsigned)(2 * ranks + 1);
+    if (ranks > 1) {
+        EP_REFUSED("group-experts", create(env, &config), ncclInvalidArgument,
+                   FUNCTION
+                   "config.num_experts: must be a positive multiple of the number of ranks "
+                   "(got %d, expected a multiple of %d)",
+                   2 * ranks + 1, ranks);
+    }
+    config = *valid;
+    config.max_tokens_per_rank = 0xffffffffU;
+    EP_REFUSED("group-tokens-range", create(env, &config), ncclInvalidArgument,
+               FUNCTION
+               "config.max_tokens_per_rank: received rows must be countable in 31 bits "
+               "(got 4294967295, expected at most %d with %d ranks)",
+               2147483647 / ranks, ranks);
+    config = *valid;
+    config.token_size_bytes = 0;
+    EP_REFUSED("group-token-size", create(env, &config), ncclInvalidArgument,
+               FUNCTION
+               "config.token_size_bytes: must be a positive multiple of 16 "
+               "(got 0, expected a multiple of 16)");
+    config.token_size_bytes = 24;
+    EP_REFUSED("group-token-size", create(env, &config), ncclInvalidArgument,
+               FUNCTION
+               "config.token_size_bytes: must be a positive multiple of 16 "
+               "(got 24, expected a multiple of 16)");
+}
+
+static void bad_algorithms(const EpEnv* env, const ncclEpGroupConfig_t* valid) {
+    ncclEpGroupConfig_t config = *valid;
+    const unsigned unknown = 2;
+    memcpy(&config.algorithm, &unknown, sizeof(unknown));
+    EP_REFUSED("group-algorithm", create(env, &config), ncclInvalidArgument,
+               FUNCTION
+               "config.algorithm: must be a known algorithm "
+               "(got 2, expected 0 (low latency) or 1 (high throughput))");
+    config = *valid;
+    config.max_tokens_per_rank = NCCL_EP_AUTO;
+    EP_REFUSED("group-tokens-auto", create(env, &config), ncclInvalidArgument,
+               FUNCTION
+               "config.max_tokens_per_rank: NCCL_EP_AUTO is for high throughput only "
+               "(got 0, expected 1 or more in low latency)");
+}
+
+// The stand-ins recognise a destroyed communicator; a real NCCL follows the pointer.
+static void dead_communicator(const EpEnv* env, const ncclEpGroupConfig_t* config) {
+    if (!ep_on_hostsim()) return;
+    ncclComm_t dead = NULL;
+    EP_REQUIRE_NCCL(ncclCommSplit(env->comm, 0, env->rank, &dead, NULL));
+    EP_REQUIRE_NCCL(ncclCommDestroy(dead));
+    ncclEpGroup_t group = untouched();
+    EP_REFUSED("group-comm-nccl", ncclEpCreateGroup(&group, dead, config, env->stream, NULL, NULL),
+               ncclInvalidArgument, FUNCTION "ncclCommCount: NCCL error 4*");
+    EP_CHECK(group == untouched());
+}
+
+void group_arguments(EpEnv* env) {
+    const ncclEpGroupConfig_t config = config_of(env, NCCL_EP_ALGO_LOW_LATENCY);
+    bad_pointers(env, &config);
+    bad_numbers(env, &config);
+    bad_algorithms(env, &config);
+    dead_communicator(env, &config);
+    check_creation_works(env);
+}
+
+// ---- One rank against the others ---------------------------------------------------------------
+
+// The last rank is the odd one out; rank 0 sees it as any other does.
+static int odd_rank(const EpEnv* env) { return env->size - 1; }
+static bool is_odd(const EpEnv* env) { return env->rank == odd_rank(env); }
+
+// `field` is changed on the odd rank, to a value that is as valid as the others'.
+static void one_differs(const EpEnv* env, const char* id, const char* name, unsigned* field,
+                        unsigned theirs, const ncclEpGroupConfig_t* config) {
+    const unsigned ours = *field;
+    if (is_odd(env)) *field = theirs;
+    const int differs = is_odd(env) ? 0 : odd_rank(env);
+    EP_REFUSED(id, create(env, config), ncclInvalidArgument,
+               FUNCTION
+               "config.%s: must be the same on every rank, but rank %d differs "
+               "(got %u, expected %u as on rank %d)",
+               name, differs, *field, is_odd(env) ? ours : theirs, differs);
+    *field = ours;
+}
+
+static void other_sums_on_one_rank(const EpEnv* env, const ncclEpGroupConfig_t* config) {
+    const char* set = getenv("NCCL_EP_LL_COMBINE");
+    char* before = set != NULL ? strdup(set) : NULL;
+    const char* mine = is_odd(env) ? "exact" : "reduce";
+    const char* theirs = is_odd(env) ? "reduce" : "exact";
+    const int differs = is_odd(env) ? 0 : odd_rank(env);
+    EP_REQUIRE(setenv("NCCL_EP_LL_COMBINE", mine, 1) == 0);
+    EP_REFUSED("group-differs-ll-combine", create(env, config), ncclInvalidArgument,
+               FUNCTION
+               "NCCL_EP_LL_COMBINE: must be the same on every rank, but rank %d differs "
+               "(got %s, expected %s as on rank %d)",
+               differs, mine, theirs, differs);
+    EP_REQUIRE(unsetenv("NCCL_EP_LL_COMBINE") == 0);
+    if (before != NULL) EP_REQUIRE(setenv("NCCL_EP_LL_COMBINE", before, 1) == 0);
+    free(before);
+}
+
+void group_differences_between_ranks(EpEnv* env) {
+    if (!enough_ranks(env, 2, "group-differs-*")) return;
+    ncclEpGroupConfig_t config = config_of(env, NCCL_EP_ALGO_LOW_LATENCY);
+    one_differs(env, "group-differs-algorithm", "algorithm", (unsigned*)(void*)&config.algorithm, 1,
+                &config);
+    one_differs(env, "group-differs-experts", "num_experts", &config.num_experts,
+                config.num_experts * 2, &config);
+    one_differs(env, "group-differs-tokens", "max_tokens_per_rank", &config.max_tokens_per_rank, 7,
+                &config);
+    one_differs(env, "group-differs-token-size", "token_size_bytes", &config.token_size_bytes, 32,
+                &config);
+    other_sums_on_one_rank(env, &config);
+    check_creation_works(env);
+}
+
+// The odd rank makes a call that it refuses itself; `text` says how.
+static void one_refuses(const EpEnv* env, const ncclEpGroupConfig_t* odd_config, bool odd_null,
+                        const char* text) {
+    const ncclEpGroupConfig_t valid = config_of(env, NCCL_EP_ALGO_LOW_LATENCY);
+    if (!is_odd(env)) {
+        EP_REFUSED("group-rank-refused", create(env, &valid), ncclRemoteError,
+                   FUNCTION "rank %d refused: %s", odd_rank(env), text);
+    } else if (odd_null) {
+        EP_REFUSED("group-out-null",
+                   ncclEpCreateGroup(NULL, env->comm, odd_config, env->stream, NULL, NULL),
+                   ncclInvalidArgument, FUNCTION "%s", text);
+    } else {
+        EP_REFUSED("group-rank-refused", create(env, odd_config), ncclInvalidArgument,
+                   FUNCTION "%s", text);
+    }
+    check_creation_works(env);
+}
+
+void group_refused_by_one_rank(EpEnv* env) {
+    if (!enough_ranks(env, 2, "group-rank-refused")) return;
+    const ncclEpGroupConfig_t valid = config_of(env, NCCL_EP_ALGO_LOW_LATENCY);
+    ncclEpGroupConfig_t config = valid;
+    config.version = 9;
+    one_refuses(env, &config, false, "config.version: must be 1 (got 9, expected 1)");
+    one_refuses(env, NULL, false, "config: must not be NULL");
+    one_refuses(env, &valid, true, "ep_group: must not be NULL");
+    config = valid;
+    config.num_experts = 0;
+    one_refuses(env, &config, false,
+                "config.num_experts: must be a positive multiple of the number of ranks (got 0, *");
+}
+
+// ---- A rank that never comes -------------------------------------------------------------------
+
+static double seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+// The exchange stays open on this communicator and this stream, so both are the case's own, and the
+// communicator is aborted, as NCCL wants it after a lost rank.
+void group_with_a_missing_rank(EpEnv* env) {
+    if (!enough_ranks(env, 2, "group-rank-missing")) return;
+    EpEnv own = *env;
+    EP_REQUIRE_NCCL(ncclCommSplit(env->comm, 0, env->rank, &own.comm, NULL));
+    EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&own.stream, cudaStreamNonBlocking));
+    // NCCL connects the ranks in a communicator's first collective, and waits for them without end.
+    check_creation_works(&own);
+    const ncclEpGroupConfig_t config = config_of(env, NCCL_EP_ALGO_LOW_LATENCY);
+    ep_barrier();
+    set_timeout_ms(kShortTimeoutMs);
+    if (!is_odd(env)) {
+        const double start = seconds();
+        EP_REFUSED("group-rank-missing", create(&own, &config), ncclRemoteError,
+                   FUNCTION
+                   "rank %d of %d waited %d ms for the other ranks in a collective creation",
+                   env->rank, env->size, kShortTimeoutMs);
+        EP_CHECK(seconds() - start < 0.001 * kShortTimeoutMs + 1.0);
+    }
+    set_timeout_ms(0);
+    ep_barrier();
+    EP_CHECK_NCCL(ncclCommAbort(own.comm));
+    // The aborted exchange may have left its error on the stream.
+    (void)cudaStreamSynchronize(own.stream);
+    (void)cudaStreamDestroy(own.stream);
+    (void)cudaGetLastError();
+    check_creation_works(env);
+}
+
+void group_over_several_nodes(EpEnv* env) {
+    if (!enough_ranks(env, 2, "group-nodes")) return;
+    const ncclEpGroupConfig_t config = config_of(env, NCCL_EP_ALGO_LOW_LATENCY);
+    EP_REQUIRE(setenv("NCCL_HOSTID", is_odd(env) ? "right" : "left", 1) == 0);
+    EP_REFUSED("group-nodes", create(env, &config), ncclInvalidUsage,
+               FUNCTION
+               "comm: groups that span nodes are not supported yet; "
+               "rank %d is on another node than rank 0 (got 2 nodes, expected 1 node)",
+               odd_rank(env));
+    EP_REQUIRE(unsetenv("NCCL_HOSTID") == 0);
+    check_creation_works(env);
+}

@@ -1,0 +1,194 @@
+// Refusals of ncclEpCreateHandle. In low latency each rank decides for itself; in high throughput
+// the call is collective, so one rank that refuses makes all ranks return an error.
+#include <stdio.h>
+#include <string.h>
+
+#include "suites/errors/errors.h"
+
+#define ARGUMENT ncclInvalidArgument
+#define IDS NCCL_EP_TENSOR_TAG_TOPK_IDX
+#define COUNTER NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE
+#define HOST_COUNTER NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_HOST
+#define AT_COUNTER "local_tensors[RECV_EXPERT_COUNTER_DEVICE]"
+
+static const BrokenCall kIdsCalls[] = {
+    {"handle-topk-null", ARGUMENT, kInputs, IDS, kNullItem, 0, "topk_idx: must not be NULL"},
+    {"handle-topk-dims", ARGUMENT, kInputs, IDS, kNdim, 0,
+     "topk_idx.ndim: must be a supported number of dimensions (got 0, expected 1 to 5)"},
+    {"handle-topk-dims", ARGUMENT, kInputs, IDS, kNdim, 6,
+     "topk_idx.ndim: must be a supported number of dimensions (got 6, expected 1 to 5)"},
+    {"handle-topk-sizes", ARGUMENT, kInputs, IDS, kNullSizes, 0,
+     "topk_idx.sizes: must not be NULL"},
+    {"handle-topk-strides", ARGUMENT, kInputs, IDS, kStride0, 3,
+     "topk_idx.strides: must say that the tensor is dense "
+     "(got [3, 1], expected all ones, NULL, or row-major strides)"},
+    {"handle-topk-tag", ARGUMENT, kInputs, IDS, kTag, 7,
+     "topk_idx.tag: must be NCCL_EP_TENSOR_TAG_TOPK_IDX (got 7, expected 2)"},
+    {"handle-topk-ndim", ARGUMENT, kInputs, IDS, kNdim, 3,
+     "topk_idx.ndim: must be the number of dimensions that this tensor has in this call "
+     "(got 3, expected 2)"},
+    {"handle-topk-datatype", ARGUMENT, kInputs, IDS, kDatatype, ncclInt32,
+     "topk_idx.datatype: must be an element type that this tensor may have "
+     "(got int32, expected int64)"},
+    {"handle-topk-datatype", ARGUMENT, kInputs, IDS, kDatatype, 77,
+     "topk_idx.datatype: must be an element type that this tensor may have "
+     "(got an unknown number, expected int64)"},
+    {"handle-topk-columns", ARGUMENT, kInputs, IDS, kSize1, 33,
+     "topk_idx.sizes[1]: must be at most the largest top-k (got 33, expected 32 or less)"},
+    {"handle-topk-rows", ARGUMENT, kInputs, IDS, kSize0, kMaxTokens + 1,
+     "topk_idx.sizes[0]: must be at most the group's max_tokens_per_rank "
+     "(got 7, expected 6 or less)"},
+    {"handle-topk-data", ARGUMENT, kInputs, IDS, kNullData, 0,
+     "topk_idx.data: must not be NULL unless the tensor is empty"},
+    {"handle-topk-align", ARGUMENT, kInputs, IDS, kShiftData, 4,
+     "topk_idx.data: must be aligned for its elements (got 0x*, expected a multiple of 8)"},
+};
+
+static const BrokenCall kLlLocalCalls[] = {
+    {"handle-ll-counter", ARGUMENT, kLocals, COUNTER, kAdd, 0,
+     AT_COUNTER ": a low-latency handle has no counter; pass it to ncclEpDispatch"},
+    {"handle-ll-counter", ARGUMENT, kLocals, HOST_COUNTER, kAdd, 0,
+     "local_tensors[RECV_EXPERT_COUNTER_HOST]: a low-latency handle has no counter; "
+     "pass it to ncclEpDispatch"},
+};
+
+static const BrokenCall kHtLocalCalls[] = {
+    {"handle-locals-null", ARGUMENT, kLocals, COUNTER, kNullList, 0,
+     "local_tensors: must not be NULL when its count is not 0"},
+    {"handle-locals-item", ARGUMENT, kLocals, COUNTER, kNullItem, 0,
+     "local_tensors[0]: must not be NULL"},
+    {"handle-locals-dims", ARGUMENT, kLocals, COUNTER, kNdim, 6,
+     AT_COUNTER ".ndim: must be a supported number of dimensions (got 6, expected 1 to 5)"},
+    {"handle-locals-sizes", ARGUMENT, kLocals, COUNTER, kNullSizes, 0,
+     AT_COUNTER ".sizes: must not be NULL"},
+    {"handle-locals-strides", ARGUMENT, kLocals, COUNTER, kStride0, 2,
+     AT_COUNTER ".strides: must say that the tensor is dense "
+                "(got [2], expected all ones, NULL, or row-major strides)"},
+    {"handle-ht-counter-ndim", ARGUMENT, kLocals, COUNTER, kNdim, 2,
+     AT_COUNTER ".ndim: must be the number of dimensions that this tensor has in this call "
+                "(got 2, expected 1)"},
+    {"handle-ht-counter-datatype", ARGUMENT, kLocals, COUNTER, kDatatype, ncclInt64,
+     AT_COUNTER ".datatype: must be an element type that this tensor may have "
+                "(got int64, expected int32)"},
+    {"handle-ht-counter-size", ARGUMENT, kLocals, COUNTER, kSize0, kLocalExperts - 1,
+     AT_COUNTER ".sizes[0]: must be at least the number of local experts "
+                "(got 1, expected 2 or more)"},
+    {"handle-ht-counter-data", ARGUMENT, kLocals, COUNTER, kNullData, 0,
+     AT_COUNTER ".data: must not be NULL unless the tensor is empty"},
+    {"handle-ht-counter-align", ARGUMENT, kLocals, COUNTER, kShiftData, 2,
+     AT_COUNTER ".data: must be aligned for its elements (got 0x*, expected a multiple of 4)"},
+    {"handle-ht-counter-host", ARGUMENT, kLocals, COUNTER, kTag, HOST_COUNTER,
+     "local_tensors[RECV_EXPERT_COUNTER_HOST].data: must be mapped pinned host memory "
+     "(got *, expected an address that the device can reach)"},
+};
+
+// A place for the handle, and a configuration: not tensors, and the same in both modes.
+static void other_arguments(const Session* session) {
+    EpView ids;
+    ep_view_2d(&ids, session->ids, ncclInt64, IDS, kTokens, kTopK);
+    cudaStream_t stream = session->env->stream;
+    EP_REFUSED("handle-out-null",
+               ncclEpCreateHandle(NULL, session->group, &ids.tensor, NULL, 0, NULL, stream, false),
+               ARGUMENT, "ncclEpCreateHandle: handle: must not be NULL");
+    ncclEpHandle_t handle = NULL;
+    const ncclEpHandleConfig_t config = NULL;
+    EP_REFUSED(
+        "handle-config",
+        ncclEpCreateHandle(&handle, session->group, &ids.tensor, NULL, 0, &config, stream, false),
+        ARGUMENT, "ncclEpCreateHandle: config: must be NULL");
+    EP_CHECK(handle == NULL);
+}
+
+void ll_handle_arguments(EpEnv* env) {
+    Session session;
+    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
+    other_arguments(&session);
+    check_broken_calls(&session, kCreateHandle, kIdsCalls, COUNT(kIdsCalls));
+    check_broken_calls(&session, kCreateHandle, kLlLocalCalls, COUNT(kLlLocalCalls));
+    check_works(&session);
+    close_session(&session);
+}
+
+void ht_handle_arguments(EpEnv* env) {
+    Session session;
+    open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
+    other_arguments(&session);
+    check_broken_calls(&session, kCreateHandle, kIdsCalls, COUNT(kIdsCalls));
+    check_broken_calls(&session, kCreateHandle, kHtLocalCalls, COUNT(kHtLocalCalls));
+    check_works(&session);
+    close_session(&session);
+}
+
+// ---- One rank against the others ---------------------------------------------------------------
+
+static int odd_rank(const EpEnv* env) { return env->size - 1; }
+
+// The odd rank's ids are broken in the given way; all ranks get an error.
+static void one_refuses(const Session* session, const BrokenCall* broken) {
+    if (session->env->rank == odd_rank(session->env)) {
+        check_broken_calls(session, kCreateHandle, broken, 1);
+    } else {
+        CallTensors tensors;
+        valid_tensors(session, kCreateHandle, &tensors);
+        EP_REFUSED("handle-ht-rank-refused", make_call(session, kCreateHandle, &tensors, 0),
+                   ncclRemoteError, "ncclEpCreateHandle: rank %d refused: %s",
+                   odd_rank(session->env), broken->text);
+    }
+    // The creation right afterwards succeeds.
+    CallTensors tensors;
+    valid_tensors(session, kCreateHandle, &tensors);
+    EP_CHECK_NCCL(make_call(session, kCreateHandle, &tensors, 0));
+}
+
+static void one_has_another_top_k(const Session* session) {
+    const EpEnv* env = session->env;
+    const bool odd = env->rank == odd_rank(env);
+    const int differs = odd ? 0 : odd_rank(env);
+    CallTensors tensors;
+    valid_tensors(session, kCreateHandle, &tensors);
+    if (odd) tensors.lists[kInputs].views[0].sizes[1] = 1;
+    EP_REFUSED("handle-ht-topk-differs", make_call(session, kCreateHandle, &tensors, 0), ARGUMENT,
+               "ncclEpCreateHandle: topk_idx.sizes[1]: must be the same on every rank, but rank %d "
+               "differs (got %d, expected %d as on rank %d)",
+               differs, odd ? 1 : 2, odd ? 2 : 1, differs);
+}
+
+void ht_handle_refused_by_one_rank(EpEnv* env) {
+    if (!enough_ranks(env, 2, "handle-ht-rank-refused, handle-ht-topk-differs")) return;
+    Session session;
+    open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
+    for (size_t i = 0; i < COUNT(kIdsCalls); ++i) one_refuses(&session, &kIdsCalls[i]);
+    one_has_another_top_k(&session);
+    check_works(&session);
+    close_session(&session);
+}
+
+// The exchange stays open on this communicator and this stream, so both are the case's own.
+void ht_handle_with_a_missing_rank(EpEnv* env) {
+    if (!enough_ranks(env, 2, "handle-ht-rank-missing")) return;
+    EpEnv own = *env;
+    EP_REQUIRE_NCCL(ncclCommSplit(env->comm, 0, env->rank, &own.comm, NULL));
+    EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&own.stream, cudaStreamNonBlocking));
+    Session session;
+    set_timeout_ms(kShortTimeoutMs);
+    open_session(&session, &own, NCCL_EP_ALGO_HIGH_THROUGHPUT);
+    set_timeout_ms(0);
+    ep_barrier();
+    if (env->rank != odd_rank(env)) {
+        CallTensors tensors;
+        valid_tensors(&session, kCreateHandle, &tensors);
+        EP_REFUSED("handle-ht-rank-missing", make_call(&session, kCreateHandle, &tensors, 0),
+                   ncclRemoteError,
+                   "ncclEpCreateHandle: rank %d of %d waited %d ms for the other ranks in a "
+                   "collective creation",
+                   env->rank, env->size, kShortTimeoutMs);
+    }
+    ep_barrier();
+    EP_CHECK_NCCL(ncclCommAbort(own.comm));
+    // The aborted exchange may have left its error on the stream.
+    (void)cudaStreamSynchronize(own.stream);
+    (void)cudaStreamDestroy(own.stream);
+    (void)cudaGetLastError();
+    session.env = env;
+    close_session(&session);
+}

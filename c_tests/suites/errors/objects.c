@@ -1,0 +1,163 @@
+// Handles and groups that are NULL, destroyed, or nothing of this library: each call recognises
+// them without following the pointer. And calls without a place for their result.
+#include <stdio.h>
+#include <string.h>
+
+#include "suites/errors/errors.h"
+
+// ---- Every call, on an object of which nothing else is known -----------------------------------
+
+static ncclResult_t dispatch(void* handle) {
+    return ncclEpDispatch((ncclEpHandle_t)handle, NULL, 0, NULL, 0, NULL, 0, 0, NULL, NULL);
+}
+
+static ncclResult_t combine(void* handle) {
+    return ncclEpCombine((ncclEpHandle_t)handle, NULL, 0, NULL, 0, NULL, 0, 0, NULL, NULL);
+}
+
+static ncclResult_t complete(void* handle) {
+    return ncclEpComplete((ncclEpHandle_t)handle, NULL, NULL);
+}
+
+static ncclResult_t num_recv_tokens(void* handle) {
+    unsigned count = 77;
+    const ncclResult_t result = ncclEpHandleGetNumRecvTokens((ncclEpHandle_t)handle, &count);
+    EP_CHECK_EQ_U64(count, 77);
+    return result;
+}
+
+static ncclResult_t destroy_handle(void* handle) {
+    return ncclEpHandleDestroy((ncclEpHandle_t)handle);
+}
+
+static ncclResult_t destroy_group(void* group) {
+    return ncclEpGroupDestroy((ncclEpGroup_t)group, NULL);
+}
+
+static ncclResult_t create_tensor(void* group) {
+    ncclNDTensor_t tensor;
+    return ncclEpTensorCreate((ncclEpGroup_t)group, &tensor, 1, ncclInt8, NCCL_EP_TENSOR_TAG_NONE,
+                              1, 1, 1, 1, 1);
+}
+
+static ncclResult_t create_handle(void* group) {
+    ncclEpHandle_t handle = NULL;
+    const ncclResult_t result =
+        ncclEpCreateHandle(&handle, (ncclEpGroup_t)group, NULL, NULL, 0, NULL, NULL, false);
+    EP_CHECK(handle == NULL);
+    return result;
+}
+
+static ncclResult_t async_error(void* group) {
+    ncclResult_t state = ncclInProgress;
+    const ncclResult_t result = ncclEpGetAsyncError((ncclEpGroup_t)group, &state);
+    EP_CHECK_EQ_I64(state, ncclInProgress);
+    return result;
+}
+
+typedef struct {
+    const char* function;
+    ncclResult_t (*call)(void* object);
+    const char* null;  // id of the row for NULL; NULL where that is a successful no-op
+    const char* dead;
+    const char* foreign;
+} ObjectCall;
+
+static const ObjectCall kHandleCalls[] = {
+    {"ncclEpDispatch", dispatch, "dispatch-handle-null", "dispatch-handle-dead",
+     "dispatch-handle-foreign"},
+    {"ncclEpCombine", combine, "combine-handle-null", "combine-handle-dead",
+     "combine-handle-foreign"},
+    {"ncclEpComplete", complete, "complete-handle-null", "complete-handle-dead",
+     "complete-handle-foreign"},
+    {"ncclEpHandleGetNumRecvTokens", num_recv_tokens, "num-recv-handle-null",
+     "num-recv-handle-dead", "num-recv-handle-foreign"},
+    {"ncclEpHandleDestroy", destroy_handle, NULL, "handle-destroy-dead", "handle-destroy-foreign"},
+};
+
+static const ObjectCall kGroupCalls[] = {
+    {"ncclEpTensorCreate", create_tensor, "tensor-create-group-null", "tensor-create-group-dead",
+     "tensor-create-group-foreign"},
+    {"ncclEpCreateHandle", create_handle, "handle-group-null", "handle-group-dead",
+     "handle-group-foreign"},
+    {"ncclEpGetAsyncError", async_error, "async-error-group-null", "async-error-group-dead",
+     "async-error-group-foreign"},
+    {"ncclEpGroupDestroy", destroy_group, NULL, "group-destroy-dead", "group-destroy-foreign"},
+};
+
+static void check_object_calls(const ObjectCall* calls, size_t num_calls, const char* argument,
+                               const char* kind, void* dead, void* of_other_kind) {
+    int local = 0;
+    void* const foreign[] = {&local, (void*)(uintptr_t)1, (void*)UINTPTR_MAX, of_other_kind};
+    for (size_t i = 0; i < num_calls; ++i) {
+        const ObjectCall* c = &calls[i];
+        if (c->null != NULL) {
+            EP_REFUSED(c->null, c->call(NULL), ncclInvalidArgument, "%s: %s: must not be NULL",
+                       c->function, argument);
+        } else {
+            EP_CHECK_NCCL(c->call(NULL));
+        }
+        EP_REFUSED(c->dead, c->call(dead), ncclInvalidArgument, "%s: %s: was destroyed already",
+                   c->function, argument);
+        for (size_t f = 0; f < COUNT(foreign); ++f) {
+            EP_REFUSED(c->foreign, c->call(foreign[f]), ncclInvalidArgument,
+                       "%s: %s: is not a %s of this library", c->function, argument, kind);
+        }
+    }
+}
+
+void dead_and_foreign_objects(EpEnv* env) {
+    Session dead;
+    open_session(&dead, env, NCCL_EP_ALGO_LOW_LATENCY);
+    close_session(&dead);
+    Session session;
+    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
+    check_object_calls(kHandleCalls, COUNT(kHandleCalls), "handle", "handle", dead.handle,
+                       session.group);
+    check_object_calls(kGroupCalls, COUNT(kGroupCalls), "ep_group", "group", dead.group,
+                       session.handle);
+    check_works(&session);
+
+    // The handle is alive still, its group is not.
+    EP_CHECK_NCCL(ncclEpGroupDestroy(session.group, env->stream));
+    EP_REFUSED("dispatch-group-destroyed", dispatch(session.handle), ncclInvalidUsage,
+               "ncclEpDispatch: handle: its group was destroyed");
+    EP_REFUSED("combine-group-destroyed", combine(session.handle), ncclInvalidUsage,
+               "ncclEpCombine: handle: its group was destroyed");
+    EP_REFUSED("complete-group-destroyed", complete(session.handle), ncclInvalidUsage,
+               "ncclEpComplete: handle: its group was destroyed");
+    EP_REQUIRE_NCCL(open_group(&session));
+    EP_CHECK_NCCL(ncclEpHandleDestroy(session.handle));
+    EP_REQUIRE_NCCL(open_handle(&session));
+    check_works(&session);
+    close_session(&session);
+}
+
+void places_for_results(EpEnv* env) {
+    Session ll;
+    open_session(&ll, env, NCCL_EP_ALGO_LOW_LATENCY);
+    EP_REFUSED("version-out-null", ncclEpGetVersion(NULL), ncclInvalidArgument,
+               "ncclEpGetVersion: version: must not be NULL");
+    EP_REFUSED("async-error-out-null", ncclEpGetAsyncError(ll.group, NULL), ncclInvalidArgument,
+               "ncclEpGetAsyncError: result: must not be NULL");
+    unsigned count = 77;
+    EP_REFUSED("num-recv-ll", ncclEpHandleGetNumRecvTokens(ll.handle, &count), ncclInvalidUsage,
+               "ncclEpHandleGetNumRecvTokens: handle: is for high-throughput groups only "
+               "(got low latency, expected high throughput)");
+    EP_CHECK_EQ_U64(count, 77);
+    check_works(&ll);
+    close_session(&ll);
+}
+
+void ht_place_for_a_result(EpEnv* env) {
+    Session ht;
+    open_session(&ht, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
+    EP_REFUSED("num-recv-out-null", ncclEpHandleGetNumRecvTokens(ht.handle, NULL),
+               ncclInvalidArgument,
+               "ncclEpHandleGetNumRecvTokens: num_recv_tokens: must not be NULL");
+    unsigned count = 77;
+    EP_CHECK_NCCL(ncclEpHandleGetNumRecvTokens(ht.handle, &count));
+    EP_CHECK_EQ_U64(count, max_recv_rows(&ht));
+    check_works(&ht);
+    close_session(&ht);
+}

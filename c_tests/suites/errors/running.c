@@ -1,0 +1,219 @@
+// Failures of operations that were accepted: they show while the operation runs, through
+// ncclEpGetAsyncError, and end the group. The communicator and the stream stay usable, the group
+// can be destroyed without a hang, and a new group works.
+#define _GNU_SOURCE  // nanosleep
+#include <stdio.h>
+#include <time.h>
+
+#include "suites/errors/errors.h"
+
+static int odd_rank(const EpEnv* env) { return env->size - 1; }
+static bool is_odd(const EpEnv* env) { return env->rank == odd_rank(env); }
+
+static double seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+// The state of the group, as soon as it is not success any more or the time is over.
+static ncclResult_t wait_for_failure(const Session* session, double limit) {
+    const double end = seconds() + limit;
+    const struct timespec pause = {0, 2 * 1000 * 1000};
+    ncclResult_t state = ncclSuccess;
+    for (;;) {
+        EP_REQUIRE_NCCL(ncclEpGetAsyncError(session->group, &state));
+        if (state != ncclSuccess || seconds() >= end) return state;
+        nanosleep(&pause, NULL);
+    }
+}
+
+static ncclResult_t call(const Session* session, CallKind kind) {
+    CallTensors tensors;
+    valid_tensors(session, kind, &tensors);
+    return make_call(session, kind, &tensors, 0);
+}
+
+// The group has failed with `code`: every further call says so at once, and why.
+static void check_refuses_work(const Session* session, ncclResult_t code) {
+    EP_REFUSED("dispatch-group-failed", call(session, kDispatch), code,
+               "ncclEpDispatch: the group has failed: *");
+    EP_REFUSED("combine-group-failed", call(session, kCombine), code,
+               "ncclEpCombine: the group has failed: *");
+    EP_REFUSED("complete-group-failed", ncclEpComplete(session->handle, NULL, session->env->stream),
+               code, "ncclEpComplete: the group has failed: *");
+    EP_REFUSED("handle-group-failed", call(session, kCreateHandle), code,
+               "ncclEpCreateHandle: the group has failed: *");
+}
+
+// Replaces the failed group and its handle, and checks that the new ones work.
+static void recover(Session* session) {
+    const double start = seconds();
+    EP_CHECK_NCCL(ncclEpHandleDestroy(session->handle));
+    EP_CHECK_NCCL(ncclEpGroupDestroy(session->group, session->env->stream));
+    EP_CHECK(seconds() - start < 5.0);
+    ep_sync(session->env);
+    ep_barrier();
+    EP_REQUIRE_NCCL(open_group(session));
+    EP_REQUIRE_NCCL(open_handle(session));
+    check_works(session);
+}
+
+// ---- A rank that stops -------------------------------------------------------------------------
+
+static void stop_in(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
+    if (!enough_ranks(env, 2, "running-deadline, *-group-failed")) return;
+    Session session;
+    set_timeout_ms(kShortTimeoutMs);
+    open_session(&session, env, algorithm);
+    check_works(&session);
+    ep_barrier();
+    if (!is_odd(env)) {
+        const double limit = 0.001 * kShortTimeoutMs + 1.0;
+        EP_CHECK_NCCL(call(&session, kDispatch));
+        EP_REFUSED("running-deadline", wait_for_failure(&session, limit), ncclRemoteError,
+                   "ncclEpGetAsyncError: ncclEpDispatch (%s): *: rank %d waited * ms for "
+                   "*operation 3 of rank %d, whose last one is *",
+                   algorithm == NCCL_EP_ALGO_LOW_LATENCY ? "low latency" : "high throughput",
+                   env->rank, odd_rank(env));
+        check_refuses_work(&session, ncclRemoteError);
+    }
+    ep_barrier();
+    set_timeout_ms(0);
+    recover(&session);
+    close_session(&session);
+}
+
+void ll_rank_that_stops(EpEnv* env) { stop_in(env, NCCL_EP_ALGO_LOW_LATENCY); }
+
+void ht_rank_that_stops(EpEnv* env) { stop_in(env, NCCL_EP_ALGO_HIGH_THROUGHPUT); }
+
+// ---- Outputs that are too small ----------------------------------------------------------------
+
+// On the odd rank the tensor tagged `tag` has one row less than this rank receives. The other ranks
+// learn of it in their next operation.
+static void too_small(const EpEnv* env, CallKind kind, ListName list, unsigned tag, const char* id,
+                      const char* text) {
+    Session session;
+    open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
+    check_works(&session);
+    CallTensors tensors;
+    valid_tensors(&session, kind, &tensors);
+    for (unsigned i = 0; is_odd(env) && i < tensors.lists[list].count; ++i) {
+        EpView* view = &tensors.lists[list].views[i];
+        const bool pair =
+            tag != NCCL_EP_TENSOR_TAG_TOKENS && view->tensor.tag == NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS;
+        if (view->tensor.tag == tag || pair) view->sizes[0] = kTokens - 1;
+    }
+    EP_CHECK_NCCL(make_call(&session, kind, &tensors, 0));
+    if (is_odd(env)) {
+        EP_REFUSED(id, wait_for_failure(&session, 10.0), ncclInvalidUsage,
+                   "ncclEpGetAsyncError: %s (got 3, expected 4 or more)", text);
+        check_refuses_work(&session, ncclInvalidUsage);
+    } else {
+        // Accepted, unless the news is here already.
+        const ncclResult_t next = call(&session, kDispatch);
+        EP_CHECK(next == ncclSuccess || next == ncclRemoteError);
+        EP_REFUSED("running-rank-failed", wait_for_failure(&session, 10.0), ncclRemoteError,
+                   "ncclEpGetAsyncError: *: rank * failed: rank %d waited * ms for *", env->rank);
+    }
+    ep_barrier();
+    recover(&session);
+    close_session(&session);
+}
+
+void ht_outputs_too_small(EpEnv* env) {
+    too_small(env, kDispatch, kOutputs, NCCL_EP_TENSOR_TAG_TOKENS, "running-ht-out-rows",
+              "ncclEpDispatch (high throughput): outputs[TOKENS].sizes[0]: "
+              "must hold all tokens that this rank receives");
+    too_small(env, kDispatch, kOutputs, NCCL_EP_TENSOR_TAG_TOPK_IDX, "running-ht-out-ids",
+              "ncclEpDispatch (high throughput): outputs[TOPK_IDX].sizes[0]: "
+              "must hold all tokens that this rank receives");
+    too_small(env, kCombine, kInputs, NCCL_EP_TENSOR_TAG_TOKENS, "running-ht-in-rows",
+              "ncclEpCombine (high throughput): inputs[TOKENS].sizes[0]: "
+              "must hold all tokens that this rank receives");
+}
+
+// ---- One rank makes another call than the others -----------------------------------------------
+
+// Every rank gets an error: it names the first rank that differs from itself, unless it hears first
+// that another rank has failed of that.
+static void check_all_notice(Session* session, const char* id, const char* rule,
+                             const char* values) {
+    const EpEnv* env = session->env;
+    const ncclResult_t state = wait_for_failure(session, 10.0);
+    if (state == ncclRemoteError) {
+        EP_REFUSED("running-rank-failed", wait_for_failure(session, 0.0), ncclRemoteError,
+                   "ncclEpGetAsyncError: *: rank * failed: rank %d waited * ms for *", env->rank);
+    } else {
+        EP_REFUSED(id, wait_for_failure(session, 0.0), ncclInvalidUsage,
+                   "ncclEpGetAsyncError: *: %s on every rank, but rank %d differs%s", rule,
+                   is_odd(env) ? 0 : odd_rank(env), values);
+    }
+    int noticed = state == ncclInvalidUsage;
+    MPI_Allreduce(MPI_IN_PLACE, &noticed, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+    EP_CHECK(noticed > 0);
+    recover(session);
+    close_session(session);
+}
+
+static void other_row_bytes(const EpEnv* env, ncclEpAlgorithm_t algorithm, const char* id) {
+    Session session;
+    open_session(&session, env, algorithm);
+    CallTensors tensors;
+    valid_tensors(&session, kDispatch, &tensors);
+    if (is_odd(env)) {
+        tensors.lists[kInputs].views[0].sizes[1] = 8;
+        EpView* out = &tensors.lists[kOutputs].views[0];
+        out->sizes[out->tensor.ndim - 1] = 8;
+    }
+    EP_CHECK_NCCL(make_call(&session, kDispatch, &tensors, 0));
+    check_all_notice(&session, id, "row bytes: must be the same",
+                     is_odd(env) ? " (got 16, expected 32)" : " (got 32, expected 16)");
+}
+
+static void other_top_k(const EpEnv* env) {
+    Session session;
+    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
+    if (is_odd(env)) {
+        EpView ids;
+        ep_view_2d(&ids, session.ids, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, kTokens, kTopK - 1);
+        EP_CHECK_NCCL(ncclEpHandleDestroy(session.handle));
+        EP_CHECK_NCCL(ncclEpCreateHandle(&session.handle, session.group, &ids.tensor, NULL, 0, NULL,
+                                         env->stream, false));
+    }
+    EP_CHECK_NCCL(call(&session, kDispatch));
+    check_all_notice(&session, "running-ll-columns", "topk_idx.sizes[1]: must be the same",
+                     is_odd(env) ? " (got 1, expected 2)" : " (got 2, expected 1)");
+}
+
+static void tokens_only_on_one_rank(const EpEnv* env) {
+    Session session;
+    open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
+    EP_CHECK_NCCL(call(&session, is_odd(env) ? kTokensOnly : kDispatch));
+    check_all_notice(&session, "running-ht-forward",
+                     "inputs[TOPK_IDX]: must be forward, or tokens only,", "");
+}
+
+static void forward_combine_on_one_rank(const EpEnv* env) {
+    Session session;
+    open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
+    check_works(&session);
+    EP_CHECK_NCCL(call(&session, is_odd(env) ? kCombine : kBackward));
+    check_all_notice(&session, "running-ht-columns",
+                     "inputs[TOPK_WEIGHTS]: must have the same columns",
+                     is_odd(env) ? " (got 0, expected 2)" : " (got 2, expected 0)");
+}
+
+void ll_different_calls_on_one_rank(EpEnv* env) {
+    if (!enough_ranks(env, 2, "running-row-bytes, running-ll-columns")) return;
+    other_row_bytes(env, NCCL_EP_ALGO_LOW_LATENCY, "running-row-bytes");
+    other_top_k(env);
+}
+
+void ht_different_calls_on_one_rank(EpEnv* env) {
+    if (!enough_ranks(env, 2, "running-row-bytes, running-ht-forward, running-ht-columns")) return;
+    other_row_bytes(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, "running-row-bytes");
+    tokens_only_on_one_rank(env);
+    forward_combine_on_one_rank(env);
+}

@@ -1,0 +1,231 @@
+// The session of test_errors: a small group with all buffers, in which every token goes to two
+// experts of one rank, so that a round trip gives the tokens back unchanged in both modes.
+#define _GNU_SOURCE  // setenv
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "suites/errors/errors.h"
+
+static int g_skipped;
+
+bool fits(const char* text, const char* pattern) {
+    if (*pattern == '*')
+        return fits(text, pattern + 1) || (*text != '\0' && fits(text + 1, pattern));
+    if (*pattern == '\0' || *text == '\0') return *pattern == *text;
+    return *pattern == *text && fits(text + 1, pattern + 1);
+}
+
+void forget_last_error(void) { (void)ncclEpGetVersion(NULL); }
+
+bool check_refused(EpPlace place, ncclResult_t actual, ncclResult_t expected, const char* format,
+                   ...) {
+    char pattern[1024];
+    va_list values;
+    va_start(values, format);
+    vsnprintf(pattern, sizeof(pattern), format, values);
+    va_end(values);
+    const bool code = ep_check_result(place, actual, expected);
+    const bool text = fits(ep_last_error(), pattern);
+    if (!text) fprintf(stderr, "got:      %s\nexpected: %s\n", ep_last_error(), pattern);
+    // The program's own last error is not the library's to set.
+    const bool cuda = ep_check_cuda(place, cudaGetLastError());
+    return ep_check(place, text) && code && cuda;
+}
+
+bool enough_ranks(const EpEnv* env, int ranks, const char* ids) {
+    if (env->size >= ranks) return true;
+    if (env->rank == 0) printf("  skipped, needs %d ranks: %s\n", ranks, ids);
+    ++g_skipped;
+    return false;
+}
+
+void print_skipped(EpEnv* env) {
+    if (env->rank == 0) printf("  %d skipped\n", g_skipped);
+}
+
+void set_timeout_ms(unsigned milliseconds) {
+    char text[16];
+    snprintf(text, sizeof(text), "%u", milliseconds);
+    const int failed =
+        milliseconds == 0 ? unsetenv("NCCL_EP_TIMEOUT_MS") : setenv("NCCL_EP_TIMEOUT_MS", text, 1);
+    EP_REQUIRE(failed == 0);
+}
+
+// ---- Opening and closing -----------------------------------------------------------------------
+
+unsigned max_recv_rows(const Session* session) { return (unsigned)session->env->size * kMaxTokens; }
+
+ncclEpGroupConfig_t session_config(const Session* session) {
+    return ep_group_config(session->algorithm, (unsigned)session->env->size * kLocalExperts,
+                           kMaxTokens, kTokenBytes);
+}
+
+ncclResult_t open_group(Session* session) {
+    const ncclEpGroupConfig_t config = session_config(session);
+    const EpEnv* env = session->env;
+    return ncclEpCreateGroup(&session->group, env->comm, &config, env->stream, NULL, NULL);
+}
+
+ncclResult_t open_handle(Session* session) {
+    EpView ids;
+    ep_view_2d(&ids, session->ids, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, kTokens, kTopK);
+    return ncclEpCreateHandle(&session->handle, session->group, &ids.tensor, NULL, 0, NULL,
+                              session->env->stream, false);
+}
+
+static void fill_inputs(Session* session) {
+    int64_t ids[kTokens][kTopK];
+    float weights[kTokens][kTopK];
+    uint16_t tokens[kTokens][kHidden];
+    const int ranks = session->env->size;
+    const int rank = session->env->rank;
+    for (int t = 0; t < kTokens; ++t) {
+        for (int k = 0; k < kTopK; ++k) {
+            ids[t][k] = (int64_t)((rank + t) % ranks) * kLocalExperts + k;
+            weights[t][k] = 1.0F / kTopK;
+        }
+        for (int c = 0; c < kHidden; ++c) {
+            tokens[t][c] = ep_bf16_from_f32((float)(rank + t) + 0.25F * (float)c);
+        }
+    }
+    session->ids = ep_device_upload(ids, sizeof(ids));
+    session->weights = ep_device_upload(weights, sizeof(weights));
+    session->tokens = ep_device_upload(tokens, sizeof(tokens));
+}
+
+void open_session(Session* session, const EpEnv* env, ncclEpAlgorithm_t algorithm) {
+    memset(session, 0, sizeof(*session));
+    session->env = env;
+    session->algorithm = algorithm;
+    fill_inputs(session);
+    const size_t rows = (size_t)max_recv_rows(session);
+    const size_t slabs = algorithm == NCCL_EP_ALGO_LOW_LATENCY ? kLocalExperts : 1;
+    session->received = ep_device_alloc(slabs * rows * kHidden * sizeof(uint16_t));
+    session->received_ids = ep_device_alloc(rows * kTopK * sizeof(int64_t));
+    session->received_weights = ep_device_alloc(rows * kTopK * sizeof(float));
+    session->counter = ep_device_alloc(kLocalExperts * sizeof(int32_t));
+    session->combined = ep_device_alloc(kTokens * kHidden * sizeof(uint16_t));
+    session->gradients = ep_device_alloc(kTokens * kTopK * sizeof(float));
+    EP_REQUIRE_NCCL(open_group(session));
+    EP_REQUIRE_NCCL(open_handle(session));
+}
+
+void close_session(Session* session) {
+    EP_CHECK_NCCL(ncclEpHandleDestroy(session->handle));
+    EP_CHECK_NCCL(ncclEpGroupDestroy(session->group, session->env->stream));
+    void* buffers[] = {session->ids,      session->tokens,       session->weights,
+                       session->received, session->received_ids, session->received_weights,
+                       session->counter,  session->combined,     session->gradients};
+    for (size_t i = 0; i < COUNT(buffers); ++i) ep_device_free(buffers[i]);
+}
+
+// ---- The tensors of a call ---------------------------------------------------------------------
+
+static EpView* next(TensorList* list) {
+    EpView* view = &list->views[list->count];
+    list->items[list->count++] = &view->tensor;
+    return view;
+}
+
+static void add_tokens(TensorList* list, void* data, unsigned rows) {
+    ep_view_2d(next(list), data, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, rows, kHidden);
+}
+
+static void add_ids(TensorList* list, void* data, unsigned rows) {
+    ep_view_2d(next(list), data, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, rows, kTopK);
+}
+
+static void add_weights(TensorList* list, void* data, unsigned rows) {
+    ep_view_2d(next(list), data, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, rows, kTopK);
+}
+
+static void add_counter(TensorList* list, void* data) {
+    ep_view_1d(next(list), data, ncclInt32, NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE,
+               kLocalExperts);
+}
+
+static void add_received(const Session* session, TensorList* list) {
+    const unsigned rows = max_recv_rows(session);
+    if (session->algorithm == NCCL_EP_ALGO_LOW_LATENCY) {
+        ep_view_3d(next(list), session->received, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS,
+                   kLocalExperts, rows, kHidden);
+    } else {
+        add_tokens(list, session->received, rows);
+    }
+}
+
+void valid_tensors(const Session* session, CallKind kind, CallTensors* tensors) {
+    memset(tensors, 0, sizeof(*tensors));
+    TensorList* in = &tensors->lists[kInputs];
+    TensorList* out = &tensors->lists[kOutputs];
+    TensorList* local = &tensors->lists[kLocals];
+    const bool ht = session->algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT;
+    const unsigned rows = max_recv_rows(session);
+    if (kind == kCreateHandle) {
+        add_ids(in, session->ids, kTokens);
+        if (ht) add_counter(local, session->counter);
+    } else if (kind == kDispatch || kind == kTokensOnly) {
+        add_tokens(in, session->tokens, kTokens);
+        add_received(session, out);
+        add_counter(local, session->counter);
+        if (ht && kind == kDispatch) {
+            add_ids(in, session->ids, kTokens);
+            add_weights(in, session->weights, kTokens);
+            add_ids(out, session->received_ids, rows);
+            add_weights(out, session->received_weights, rows);
+        }
+    } else {
+        add_received(session, in);
+        add_tokens(out, session->combined, kTokens);
+        if (!ht) add_weights(local, session->weights, kTokens);
+        if (kind == kBackward) {
+            add_weights(in, session->received_weights, rows);
+            add_weights(out, session->gradients, kTokens);
+        }
+    }
+}
+
+ncclResult_t make_call(const Session* session, CallKind kind, CallTensors* tensors,
+                       unsigned send_only) {
+    ncclNDTensor_t* const* arrays[kNumLists];
+    for (int i = 0; i < kNumLists; ++i) {
+        arrays[i] = tensors->lists[i].null ? NULL : tensors->lists[i].items;
+    }
+    const ncclNDTensor_t* inputs[kMaxTensors];
+    for (int i = 0; i < kMaxTensors; ++i) inputs[i] = tensors->lists[kInputs].items[i];
+    const ncclNDTensor_t* const* in = tensors->lists[kInputs].null ? NULL : inputs;
+    const unsigned num_in = tensors->lists[kInputs].count;
+    const unsigned num_out = tensors->lists[kOutputs].count;
+    const unsigned num_local = tensors->lists[kLocals].count;
+    cudaStream_t stream = session->env->stream;
+    if (kind == kCreateHandle) {
+        ncclEpHandle_t handle = NULL;
+        const ncclResult_t result = ncclEpCreateHandle(
+            &handle, session->group, inputs[0], arrays[kLocals], num_local, NULL, stream, false);
+        EP_CHECK((handle == NULL) == (result != ncclSuccess));
+        if (handle != NULL) EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
+        return result;
+    }
+    if (kind == kDispatch || kind == kTokensOnly) {
+        return ncclEpDispatch(session->handle, in, num_in, arrays[kOutputs], num_out,
+                              arrays[kLocals], num_local, send_only, NULL, stream);
+    }
+    return ncclEpCombine(session->handle, in, num_in, arrays[kOutputs], num_out, arrays[kLocals],
+                         num_local, send_only, NULL, stream);
+}
+
+void check_works(const Session* session) {
+    CallTensors tensors;
+    valid_tensors(session, kDispatch, &tensors);
+    EP_CHECK_NCCL(make_call(session, kDispatch, &tensors, 0));
+    valid_tensors(session, kCombine, &tensors);
+    EP_CHECK_NCCL(make_call(session, kCombine, &tensors, 0));
+    ep_sync(session->env);
+    uint16_t sent[kTokens][kHidden];
+    uint16_t back[kTokens][kHidden];
+    ep_download(sent, session->tokens, sizeof(sent));
+    ep_download(back, session->combined, sizeof(back));
+    EP_CHECK_EQ_BYTES(back, sent, sizeof(sent));
+}

@@ -1,0 +1,111 @@
+// Refusals of ncclEpTensorCreate and ncclEpTensorDestroy, among them those of the caller's own
+// allocation functions.
+#include <string.h>
+
+#include "suites/errors/errors.h"
+
+#define CREATE "ncclEpTensorCreate: "
+#define DESTROY "ncclEpTensorDestroy: "
+
+// Creates a tensor of `ndim` dimensions of `size`, which must not come about.
+static ncclResult_t create(ncclEpGroup_t group, unsigned ndim, unsigned datatype, unsigned size) {
+    ncclNDTensor_t tensor;
+    ncclNDTensor_t untouched;
+    memset(&tensor, 0x5a, sizeof(tensor));
+    memset(&untouched, 0x5a, sizeof(untouched));
+    const ncclResult_t result =
+        ncclEpTensorCreate(group, &tensor, ndim, (ncclDataType_t)datatype,
+                           NCCL_EP_TENSOR_TAG_TOKENS, size, size, size, size, size);
+    EP_CHECK_EQ_BYTES(&tensor, &untouched, sizeof(tensor));
+    return result;
+}
+
+static void check_tensor_works(ncclEpGroup_t group) {
+    ncclNDTensor_t tensor = ep_tensor_2d(group, ncclFloat32, NCCL_EP_TENSOR_TAG_TOKENS, 2, 4);
+    ep_tensor_fill(&tensor, 0);
+    EP_CHECK_NCCL(ncclEpTensorDestroy(group, &tensor));
+}
+
+void tensor_arguments(EpEnv* env) {
+    Session session;
+    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
+    const ncclEpGroup_t group = session.group;
+    EP_REFUSED("tensor-create-out",
+               ncclEpTensorCreate(group, NULL, 1, ncclInt8, NCCL_EP_TENSOR_TAG_NONE, 1, 1, 1, 1, 1),
+               ncclInvalidArgument, CREATE "tensor: must not be NULL");
+    EP_REFUSED("tensor-create-ndim", create(group, 0, ncclInt8, 1), ncclInvalidArgument,
+               CREATE "ndim: must be a supported number of dimensions (got 0, expected 1 to 5)");
+    EP_REFUSED("tensor-create-ndim", create(group, 6, ncclInt8, 1), ncclInvalidArgument,
+               CREATE "ndim: must be a supported number of dimensions (got 6, expected 1 to 5)");
+    EP_REFUSED("tensor-create-datatype", create(group, 1, 12, 1), ncclInvalidArgument,
+               CREATE "datatype: must be an NCCL element type (got 12, expected 0 to 11)");
+    // 2^63 bytes, then 2^160: the product is taken without wrapping.
+    EP_REFUSED("tensor-create-bytes", create(group, 3, ncclInt8, 1U << 21), ncclInvalidArgument,
+               CREATE
+               "size0 to size4: must describe fewer bytes than the address space has "
+               "(got [2097152, 2097152, 2097152], expected less than 2^63 bytes)");
+    EP_REFUSED("tensor-create-bytes", create(group, 5, ncclInt8, 0xffffffffU), ncclInvalidArgument,
+               CREATE
+               "size0 to size4: must describe fewer bytes than the address space has (got "
+               "[4294967295, 4294967295, 4294967295, 4294967295, 4294967295], expected less than "
+               "2^63 bytes)");
+    EP_REFUSED("tensor-create-memory", create(group, 3, ncclInt8, 1U << 20), ncclUnhandledCudaError,
+               CREATE "*: CUDA*");
+    check_tensor_works(group);
+
+    // Memory that the device never gave; the descriptor is emptied all the same.
+    EpView foreign;
+    ep_view_1d(&foreign, (char*)session.tokens + 16, ncclInt8, NCCL_EP_TENSOR_TAG_NONE, 1);
+    foreign.tensor.sizes = NULL;
+    foreign.tensor.strides = NULL;
+    EP_REFUSED("tensor-destroy-memory", ncclEpTensorDestroy(group, &foreign.tensor),
+               ncclUnhandledCudaError, DESTROY "*: CUDA*");
+    EP_CHECK(foreign.tensor.data == NULL);
+    check_works(&session);
+    close_session(&session);
+}
+
+// ---- Callbacks ---------------------------------------------------------------------------------
+
+typedef enum { kWell, kFails, kGivesNull } Mood;
+static Mood g_mood;
+
+static cudaError_t moody_alloc(void** data, size_t bytes) {
+    if (g_mood == kFails) return cudaErrorMemoryAllocation;
+    *data = NULL;
+    return g_mood == kGivesNull ? cudaSuccess : cudaMalloc(data, bytes);
+}
+
+// Frees, then claims to have failed, so that the test leaks nothing.
+static cudaError_t moody_free(void* data) {
+    const cudaError_t result = cudaFree(data);
+    return g_mood == kFails ? cudaErrorInvalidValue : result;
+}
+
+void tensor_callbacks_that_fail(EpEnv* env) {
+    const ncclEpGroupConfig_t config = ep_group_config(
+        NCCL_EP_ALGO_LOW_LATENCY, (unsigned)env->size * kLocalExperts, kMaxTokens, kTokenBytes);
+    ncclEpGroup_t group = NULL;
+    g_mood = kWell;
+    EP_REQUIRE_NCCL(
+        ncclEpCreateGroup(&group, env->comm, &config, env->stream, moody_alloc, moody_free));
+    g_mood = kFails;
+    EP_REFUSED("tensor-create-alloc-fails", create(group, 1, ncclInt8, 1), ncclSystemError,
+               CREATE "alloc_fn: failed with CUDA error 2");
+    g_mood = kGivesNull;
+    EP_REFUSED("tensor-create-alloc-null", create(group, 1, ncclInt8, 1), ncclSystemError,
+               CREATE "alloc_fn: gave NULL and reported success");
+    g_mood = kWell;
+    check_tensor_works(group);
+
+    ncclNDTensor_t tensor = ep_tensor_1d(group, ncclInt8, NCCL_EP_TENSOR_TAG_NONE, 16);
+    g_mood = kFails;
+    EP_REFUSED("tensor-destroy-free-fails", ncclEpTensorDestroy(group, &tensor), ncclSystemError,
+               DESTROY "free_fn: failed with CUDA error 1");
+    EP_CHECK(tensor.data == NULL && tensor.sizes == NULL && tensor.strides == NULL);
+    // A second call has nothing left to free, and so nothing to fail.
+    EP_CHECK_NCCL(ncclEpTensorDestroy(group, &tensor));
+    g_mood = kWell;
+    check_tensor_works(group);
+    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
+}

@@ -1,0 +1,19 @@
+// The cases of test_ht that are in files of their own.
+#ifndef C_TESTS_SUITES_HT_CASES_H_
+#define C_TESTS_SUITES_HT_CASES_H_
+
+#include "harness/harness.h"
+
+// Orders of operations (order.c).
+void ht_repeated_dispatches(EpEnv* env);
+void ht_combine_without_dispatch(EpEnv* env);
+void ht_interleaved_handles(EpEnv* env);
+void ht_interleaved_groups(EpEnv* env);
+void ht_without_a_pause(EpEnv* env);
+
+// Outputs and inputs with fewer rows than are received (too_small.c).
+void ht_token_output_too_small(EpEnv* env);
+void ht_routing_output_too_small(EpEnv* env);
+void ht_combine_input_too_small(EpEnv* env);
+
+#endif  // C_TESTS_SUITES_HT_CASES_H_

@@ -1,0 +1,238 @@
+// High-throughput handles, dispatch and combine: what single operations give, byte by byte. Routing
+// of every kind, output sizes, counters, cached and backward passes, element types, and bounds that
+// the library finds itself. Orders of operations are in order.c.
+#include "suites/ht/cases.h"
+
+#include <stdlib.h>
+
+#include "reference/ht_run.h"
+
+typedef struct {
+    unsigned local_experts, max_tokens, top_k;
+    ncclDataType_t datatype;
+    unsigned hidden;
+    RefStyle style;
+    bool uneven;
+    HtRows rows;
+    HtCounter counter;
+} Shape;
+
+static HtShape shape_for(const EpEnv* env, const Shape* shape) {
+    const HtShape result = {shape->local_experts * (unsigned)env->size, shape->max_tokens,
+                            shape->top_k, shape->datatype, shape->hidden};
+    return result;
+}
+
+static void destroy(const EpEnv* env, ncclEpGroup_t group) {
+    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
+}
+
+// A training step twice: forward dispatch and combine, backward (tokens only) dispatch and combine.
+static void steps(EpEnv* env, const Shape* shapes, size_t num_shapes) {
+    for (size_t i = 0; i < num_shapes; ++i) {
+        const HtShape shape = shape_for(env, &shapes[i]);
+        const HtOpening opening = {shapes[i].rows, shapes[i].counter, 200 + i};
+        ncclEpGroup_t group = ht_group_new(env, &shape);
+        HtRun run;
+        ht_run_open_with(&run, env, group, &shape, shapes[i].style, shapes[i].uneven, opening);
+        run.variation = (unsigned)i;
+        for (unsigned step = 0; step < 2; ++step) {
+            ht_forward(&run);
+            ht_combine(&run, false);
+            ht_cached(&run);
+            ht_combine(&run, true);
+        }
+        ht_run_close(&run);
+        destroy(env, group);
+    }
+}
+#define STEPS(env, shapes) steps(env, shapes, sizeof(shapes) / sizeof((shapes)[0]))
+
+static void routing_styles(EpEnv* env) {
+    static const Shape kShapes[] = {
+        {2, 16, 4, ncclBfloat16, 64, kRefDistinct, false, kHtRowsAsTold, kHtNoCounter},
+        {4, 16, 4, ncclBfloat16, 64, kRefRepeating, false, kHtRowsAsTold, kHtNoCounter},
+        {3, 16, 6, ncclBfloat16, 64, kRefMessy, false, kHtRowsAsTold, kHtNoCounter},
+        {4, 16, 3, ncclBfloat16, 64, kRefSkewed, false, kHtRowsAsTold, kHtNoCounter},
+        {4, 16, 4, ncclBfloat16, 64, kRefOneRank, false, kHtRowsAsTold, kHtNoCounter},
+        {2, 16, 4, ncclBfloat16, 64, kRefOneExpert, false, kHtRowsAsTold, kHtNoCounter},
+        {2, 16, 4, ncclBfloat16, 64, kRefNowhere, false, kHtRowsAsTold, kHtNoCounter},
+    };
+    STEPS(env, kShapes);
+}
+
+static void uneven_tokens(EpEnv* env) {
+    static const Shape kShapes[] = {
+        {1, 1, 1, ncclBfloat16, 32, kRefDistinct, true, kHtRowsAsTold, kHtNoCounter},
+        {2, 129, 3, ncclBfloat16, 32, kRefDistinct, true, kHtRowsAsTold, kHtHostCounter},
+        {8, 40, 8, ncclBfloat16, 32, kRefMessy, true, kHtRowsExact, kHtDeviceCounter},
+        {2, 40, 2, ncclBfloat16, 32, kRefOneRank, true, kHtRowsExact, kHtNoCounter},
+    };
+    STEPS(env, kShapes);
+}
+
+static void output_sizes(EpEnv* env) {
+    static const Shape kShapes[] = {
+        {2, 20, 3, ncclBfloat16, 40, kRefMessy, true, kHtRowsExact, kHtNoCounter},
+        {2, 20, 3, ncclBfloat16, 40, kRefMessy, true, kHtRowsAsTold, kHtNoCounter},
+        {2, 20, 3, ncclBfloat16, 40, kRefMessy, true, kHtRowsSpare, kHtNoCounter},
+        {2, 20, 3, ncclBfloat16, 40, kRefNowhere, true, kHtRowsExact, kHtNoCounter},
+    };
+    STEPS(env, kShapes);
+}
+
+static void bound_found_by_the_library(EpEnv* env) {
+    static const Shape kShapes[] = {
+        {2, NCCL_EP_AUTO, 3, ncclBfloat16, 40, kRefMessy, true, kHtRowsAsTold, kHtHostCounter},
+        {2, NCCL_EP_AUTO, 3, ncclBfloat16, 40, kRefDistinct, false, kHtRowsAsTold, kHtNoCounter},
+        {2, NCCL_EP_AUTO, 3, ncclBfloat16, 40, kRefOneRank, true, kHtRowsSpare, kHtDeviceCounter},
+        {2, NCCL_EP_AUTO, 3, ncclBfloat16, 40, kRefNowhere, true, kHtRowsAsTold, kHtNoCounter},
+    };
+    STEPS(env, kShapes);
+}
+
+static void counters(EpEnv* env) {
+    static const Shape kShapes[] = {
+        {1, 30, 2, ncclBfloat16, 8, kRefDistinct, true, kHtRowsExact, kHtHostCounter},
+        {5, 30, 4, ncclBfloat16, 8, kRefMessy, true, kHtRowsExact, kHtHostCounter},
+        {5, 30, 4, ncclBfloat16, 8, kRefOneExpert, false, kHtRowsExact, kHtDeviceCounter},
+        {5, 30, 4, ncclBfloat16, 8, kRefNowhere, true, kHtRowsExact, kHtDeviceCounter},
+    };
+    STEPS(env, kShapes);
+}
+
+static void element_types_and_widths(EpEnv* env) {
+    static const Shape kShapes[] = {
+        {2, 9, 4, ncclFloat16, 8, kRefMessy, true, kHtRowsAsTold, kHtNoCounter},
+        {2, 9, 4, ncclFloat16, 1000, kRefRepeating, true, kHtRowsAsTold, kHtNoCounter},
+        {2, 9, 4, ncclFloat32, 4, kRefMessy, true, kHtRowsAsTold, kHtNoCounter},
+        {1, 9, 8, ncclFloat32, 500, kRefDistinct, true, kHtRowsAsTold, kHtNoCounter},
+        {1, 9, 8, ncclBfloat16, 24, kRefDistinct, true, kHtRowsAsTold, kHtNoCounter},
+        {1, 9, 8, ncclBfloat16, 6656, kRefDistinct, true, kHtRowsAsTold, kHtNoCounter},
+    };
+    STEPS(env, kShapes);
+}
+
+static void every_top_k(EpEnv* env) {
+    for (unsigned top_k = 1; top_k <= 32; ++top_k) {
+        const Shape shape = {7,         5,    top_k,        ncclBfloat16, 16,
+                             kRefMessy, true, kHtRowsExact, kHtNoCounter};
+        steps(env, &shape, 1);
+    }
+}
+
+static void many_tokens(EpEnv* env) {
+    static const Shape kShapes[] = {
+        {2, 9000, 2, ncclBfloat16, 8, kRefMessy, true, kHtRowsExact, kHtHostCounter},
+    };
+    STEPS(env, kShapes);
+}
+
+// Each list of a dispatch with and without what may be left out.
+static void optional_tensors(EpEnv* env) {
+    static const HtPass kPasses[] = {
+        {.forward = true, .no_tokens = true},
+        {.forward = true, .no_routing = true},
+        {.forward = true, .no_tokens = true, .no_routing = true, .counter = true},
+        {.forward = true, .counter = true, .send_only = true},
+        {.forward = false, .counter = true},
+        {.forward = false, .send_only = true},
+    };
+    const HtShape shape = {3 * (unsigned)env->size, 12, 4, ncclBfloat16, 32};
+    const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, 3};
+    ncclEpGroup_t group = ht_group_new(env, &shape);
+    HtRun run;
+    ht_run_open_with(&run, env, group, &shape, kRefMessy, true, opening);
+    for (size_t i = 0; i < sizeof(kPasses) / sizeof(kPasses[0]); ++i) {
+        ht_dispatch(&run, kPasses[i]);
+        ht_combine(&run, i % 2 != 0);
+    }
+    ht_run_close(&run);
+    destroy(env, group);
+}
+
+// A dispatch may name other experts than its handle: the routing stays the handle's, and an expert
+// has a weight only if both name it.
+static void other_ids_at_dispatch(EpEnv* env) {
+    const HtShape shape = {3 * (unsigned)env->size, 16, 5, ncclBfloat16, 32};
+    const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, 4};
+    ncclEpGroup_t group = ht_group_new(env, &shape);
+    HtRun run;
+    ht_run_open_with(&run, env, group, &shape, kRefDistinct, true, opening);
+    for (unsigned style = 0; style < kRefNumStyles; ++style) {
+        ht_run_give(&run, ref_routing_new((unsigned)env->size, shape.num_experts, shape.top_k,
+                                          run.routing->num_tokens, (RefStyle)style, 300 + style));
+        ht_forward(&run);
+        ht_combine(&run, false);
+    }
+    ht_run_close(&run);
+    destroy(env, group);
+}
+
+// Gradients with more columns than top-k: the spare ones are zeros at home.
+static void gradients_with_spare_columns(EpEnv* env) {
+    const HtShape shape = {2 * (unsigned)env->size, 16, 3, ncclBfloat16, 32};
+    const HtOpening opening = {kHtRowsExact, kHtNoCounter, 5};
+    ncclEpGroup_t group = ht_group_new(env, &shape);
+    HtRun run;
+    ht_run_open_with(&run, env, group, &shape, kRefMessy, true, opening);
+    run.columns = shape.top_k + 2;
+    ref_buffer_free(&run.gradients_in);
+    ref_buffer_free(&run.gradients_out);
+    const size_t row_bytes = run.columns * sizeof(float);
+    run.gradients_in = ref_buffer_new(run.num_rows * row_bytes);
+    run.gradients_out = ref_buffer_new(run.routing->num_tokens[env->rank] * row_bytes);
+    ht_forward(&run);
+    ht_combine(&run, true);
+    ht_run_close(&run);
+    destroy(env, group);
+}
+
+// Two outputs of the same handle are equal in all rows, used or not.
+static void cached_equals_forward(EpEnv* env) {
+    const HtShape shape = {2 * (unsigned)env->size, 24, 3, ncclBfloat16, 40};
+    const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, 6};
+    ncclEpGroup_t group = ht_group_new(env, &shape);
+    HtRun run;
+    ht_run_open_with(&run, env, group, &shape, kRefMessy, true, opening);
+    unsigned char* first = ref_host_new(run.tokens_out.bytes);
+    const HtPass forward = {.forward = true};
+    const HtPass cached = {.forward = false};
+    ht_prepare_dispatch(&run);
+    EP_CHECK_NCCL(ht_launch_dispatch(&run, forward, env->stream));
+    ep_sync(env);
+    ep_download(first, ref_buffer_data(&run.tokens_out), run.tokens_out.bytes);
+    ref_buffer_poison(&run.tokens_out);
+    EP_CHECK_NCCL(ht_launch_dispatch(&run, cached, env->stream));
+    ep_sync(env);
+    REF_CHECK_BUFFER(&run.tokens_out, first);
+    free(first);
+    ht_run_close(&run);
+    destroy(env, group);
+}
+
+int main(int argc, char** argv) {
+    static const EpCase kCases[] = {
+        EP_CASE(routing_styles),
+        EP_CASE(uneven_tokens),
+        EP_CASE(output_sizes),
+        EP_CASE(bound_found_by_the_library),
+        EP_CASE(counters),
+        EP_CASE(element_types_and_widths),
+        EP_CASE(every_top_k),
+        EP_CASE(many_tokens),
+        EP_CASE(optional_tensors),
+        EP_CASE(other_ids_at_dispatch),
+        EP_CASE(gradients_with_spare_columns),
+        EP_CASE(cached_equals_forward),
+        EP_CASE(ht_repeated_dispatches),
+        EP_CASE(ht_combine_without_dispatch),
+        EP_CASE(ht_interleaved_handles),
+        EP_CASE(ht_interleaved_groups),
+        EP_CASE(ht_without_a_pause),
+        EP_CASE(ht_token_output_too_small),
+        EP_CASE(ht_routing_output_too_small),
+        EP_CASE(ht_combine_input_too_small),
+    };
+    return ep_main(argc, argv, kCases, sizeof(kCases) / sizeof(kCases[0]));
+}

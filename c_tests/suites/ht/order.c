@@ -1,0 +1,136 @@
+// High-throughput operations in every order: repeated, combined before any dispatch, interleaved
+// over handles and groups, and many in a row without a pause.
+#include "reference/ht_run.h"
+#include "suites/ht/cases.h"
+
+static HtShape small_shape(const EpEnv* env, unsigned max_tokens, unsigned top_k) {
+    const HtShape shape = {3 * (unsigned)env->size, max_tokens, top_k, ncclBfloat16, 40};
+    return shape;
+}
+
+// No two runs of a program have the same data.
+static void open_runs(HtRun* runs, unsigned count, const EpEnv* env, ncclEpGroup_t group,
+                      const HtShape* shape) {
+    static unsigned opened;
+    for (unsigned i = 0; i < count; ++i) {
+        const unsigned n = opened++;
+        const HtOpening opening = {(HtRows)(n % 3), (HtCounter)(n / 3 % 3), 1000 + 1000 * n};
+        HtShape own = *shape;
+        own.top_k = 1 + n % shape->top_k;
+        ht_run_open_with(&runs[i], env, group, &own, n % 2 == 0 ? kRefMessy : kRefDistinct,
+                         n % 3 != 0, opening);
+        runs[i].variation = n;
+    }
+}
+
+static void close_runs(HtRun* runs, unsigned count) {
+    for (unsigned i = 0; i < count; ++i) ht_run_close(&runs[i]);
+}
+
+static void destroy(const EpEnv* env, ncclEpGroup_t group) {
+    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
+}
+
+void ht_repeated_dispatches(EpEnv* env) {
+    const HtShape shape = small_shape(env, 12, 4);
+    ncclEpGroup_t group = ht_group_new(env, &shape);
+    HtRun run;
+    open_runs(&run, 1, env, group, &shape);
+    for (unsigned i = 0; i < 5; ++i) ht_forward(&run);
+    for (unsigned i = 0; i < 5; ++i) ht_cached(&run);
+    ht_combine(&run, false);
+    ht_forward(&run);
+    for (unsigned i = 0; i < 3; ++i) ht_combine(&run, i % 2 == 0);
+    ht_run_close(&run);
+    destroy(env, group);
+}
+
+void ht_combine_without_dispatch(EpEnv* env) {
+    const HtShape shape = small_shape(env, 12, 4);
+    ncclEpGroup_t group = ht_group_new(env, &shape);
+    HtRun run;
+    for (unsigned i = 0; i < 3; ++i) {
+        open_runs(&run, 1, env, group, &shape);
+        ht_combine(&run, i % 2 == 0);
+        ht_cached(&run);
+        ht_run_close(&run);
+    }
+    destroy(env, group);
+}
+
+void ht_interleaved_handles(EpEnv* env) {
+    enum { kRuns = 5 };
+    const HtShape shape = small_shape(env, 10, 4);
+    ncclEpGroup_t group = ht_group_new(env, &shape);
+    HtRun runs[kRuns];
+    open_runs(runs, kRuns, env, group, &shape);
+    for (unsigned i = 0; i < 2; ++i) {
+        for (unsigned r = 0; r < kRuns; ++r) ht_forward(&runs[r]);
+        for (unsigned r = 0; r < kRuns; ++r) ht_combine(&runs[r], false);
+        for (unsigned r = kRuns; r-- > 0;) ht_cached(&runs[r]);
+        for (unsigned r = 0; r < kRuns; ++r) ht_combine(&runs[r], true);
+    }
+    ht_run_close(&runs[0]);
+    open_runs(&runs[0], 1, env, group, &shape);  // a new handle between operations of others
+    ht_cached(&runs[1]);
+    ht_forward(&runs[0]);
+    ht_combine(&runs[1], true);
+    close_runs(runs, kRuns);
+    destroy(env, group);
+}
+
+void ht_interleaved_groups(EpEnv* env) {
+    HtShape shapes[] = {small_shape(env, 10, 4), small_shape(env, NCCL_EP_AUTO, 2)};
+    shapes[1].datatype = ncclFloat32;
+    ncclEpGroup_t groups[2];
+    HtRun runs[4];
+    for (unsigned g = 0; g < 2; ++g) groups[g] = ht_group_new(env, &shapes[g]);
+    for (unsigned g = 0; g < 2; ++g) open_runs(&runs[2 * g], 2, env, groups[g], &shapes[g]);
+    for (unsigned i = 0; i < 3; ++i) {
+        for (unsigned r = 0; r < 4; ++r) ht_forward(&runs[(r * 3 + i) % 4]);
+        for (unsigned r = 0; r < 4; ++r) ht_combine(&runs[(r + i) % 4], i == 1);
+    }
+    close_runs(runs, 2);
+    destroy(env, groups[0]);
+    ht_forward(&runs[2]);  // one group outlives the other
+    ht_combine(&runs[2], true);
+    close_runs(&runs[2], 2);
+    destroy(env, groups[1]);
+}
+
+// All inputs are ready before; the host waits only now and then, and not on all ranks.
+void ht_without_a_pause(EpEnv* env) {
+    enum { kRuns = 4, kOperations = 400 };
+    const HtPass forward = {.forward = true, .counter = true};
+    const HtShape shape = small_shape(env, 4, 3);
+    ncclEpGroup_t groups[2] = {ht_group_new(env, &shape), ht_group_new(env, &shape)};
+    HtRun runs[kRuns];
+    for (unsigned r = 0; r < kRuns; ++r) {
+        open_runs(&runs[r], 1, env, groups[r % 2], &shape);
+        ht_prepare_dispatch(&runs[r]);
+        EP_CHECK_NCCL(ht_launch_dispatch(&runs[r], forward, env->stream));
+        ht_prepare_combine(&runs[r]);
+        EP_CHECK_NCCL(ht_launch_combine(&runs[r], true, env->stream));
+    }
+    uint64_t same_on_all_ranks = 12;
+    uint64_t own = (uint64_t)env->rank;
+    for (unsigned i = 0; i < kOperations; ++i) {
+        HtRun* run = &runs[ep_random_below(&same_on_all_ranks, kRuns)];
+        const bool dispatch = ep_random_below(&same_on_all_ranks, 2) == 0;
+        EP_CHECK_NCCL(dispatch ? ht_launch_dispatch(run, forward, env->stream)
+                               : ht_launch_combine(run, true, env->stream));
+        if (ep_random_below(&own, 50) == 0) {
+            ep_sync(env);
+            ht_check_dispatch(run);
+            ht_check_combine(run);
+        }
+    }
+    ep_sync(env);
+    for (unsigned r = 0; r < kRuns; ++r) {
+        ht_check_dispatch(&runs[r]);
+        ht_check_combine(&runs[r]);
+    }
+    close_runs(runs, kRuns);
+    destroy(env, groups[0]);
+    destroy(env, groups[1]);
+}

@@ -1,0 +1,88 @@
+// High-throughput tensors with fewer rows than a rank receives, on one rank only. That shows when
+// the operation runs: the group fails there with ncclInvalidUsage instead of losing tokens, no byte
+// past the tensor's end is written, and no rank hangs.
+#include <stdlib.h>
+
+#include "reference/ht_run.h"
+#include "suites/ht/cases.h"
+
+enum { kHidden = 32 };
+
+// Rank 0 receives at least one row in this routing, as every rank has tokens for its experts.
+static void open_run(HtRun* run, EpEnv* env, ncclEpGroup_t* group) {
+    const HtShape shape = {2 * (unsigned)env->size, 12, 2 * (unsigned)env->size, ncclBfloat16,
+                           kHidden};
+    const HtOpening opening = {kHtRowsExact, kHtNoCounter, 7};
+    *group = ht_group_new(env, &shape);
+    ht_run_open_with(run, env, *group, &shape, kRefDistinct, false, opening);
+    EP_CHECK(run->received > 0);
+}
+
+// The buffer of rank 0 is longer than the tensor said: its last row must still be poison.
+static void check_last_row(const RefBuffer* buffer, size_t row_bytes) {
+    const size_t bytes = row_bytes + kRefGuardBytes;
+    void* poison = ref_host_poison(bytes);
+    void* got = ref_host_new(bytes);
+    ep_download(got, buffer->base + kRefGuardBytes + buffer->bytes - row_bytes, bytes);
+    EP_CHECK_EQ_BYTES(got, poison, bytes);
+    free(poison);
+    free(got);
+}
+
+// Rank 0 knows why; the others may have noticed that it gave up, or may not have.
+static void close_failed(HtRun* run, EpEnv* env, ncclEpGroup_t group, const char* tensor) {
+    ncclResult_t failure = ncclSuccess;
+    EP_CHECK_NCCL(ncclEpGetAsyncError(group, &failure));
+    if (env->rank == 0) {
+        EP_CHECK_EQ_I64(failure, ncclInvalidUsage);
+        EP_CHECK_STR_CONTAINS(ncclEpGetLastError(), tensor);
+        EP_CHECK_STR_CONTAINS(ncclEpGetLastError(), "sizes[0]");
+        const HtPass cached = {.forward = false};
+        EP_CHECK_RESULT(ht_launch_dispatch(run, cached, env->stream), ncclInvalidUsage);
+    } else {
+        EP_CHECK(failure == ncclSuccess || failure == ncclRemoteError);
+    }
+    ht_run_close(run);
+    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
+}
+
+void ht_token_output_too_small(EpEnv* env) {
+    const HtPass cached = {.forward = false};
+    ncclEpGroup_t group;
+    HtRun run;
+    open_run(&run, env, &group);
+    ht_prepare_dispatch(&run);
+    if (env->rank == 0) --run.num_rows;
+    EP_CHECK_NCCL(ht_launch_dispatch(&run, cached, env->stream));
+    ep_sync(env);
+    if (env->rank == 0) check_last_row(&run.tokens_out, kHidden * sizeof(uint16_t));
+    close_failed(&run, env, group, "outputs[TOKENS]");
+}
+
+void ht_routing_output_too_small(EpEnv* env) {
+    const HtPass forward = {.forward = true, .no_tokens = true};
+    ncclEpGroup_t group;
+    HtRun run;
+    open_run(&run, env, &group);
+    ht_prepare_dispatch(&run);
+    if (env->rank == 0) --run.num_rows;
+    EP_CHECK_NCCL(ht_launch_dispatch(&run, forward, env->stream));
+    ep_sync(env);
+    if (env->rank == 0) {
+        check_last_row(&run.ids_out, run.shape.top_k * sizeof(int64_t));
+        check_last_row(&run.weights_out, run.shape.top_k * sizeof(float));
+    }
+    close_failed(&run, env, group, "outputs[TOPK_IDX]");
+}
+
+void ht_combine_input_too_small(EpEnv* env) {
+    ncclEpGroup_t group;
+    HtRun run;
+    open_run(&run, env, &group);
+    ht_forward(&run);
+    ht_prepare_combine(&run);
+    if (env->rank == 0) --run.num_rows;
+    EP_CHECK_NCCL(ht_launch_combine(&run, false, env->stream));
+    ep_sync(env);
+    close_failed(&run, env, group, "inputs[TOKENS]");
+}

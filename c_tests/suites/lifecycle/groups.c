@@ -1,0 +1,85 @@
+// Several groups at once: on one communicator, on two, on any stream, and ranks that come late.
+#define _DEFAULT_SOURCE  // usleep
+#include <unistd.h>
+
+#include "suites/lifecycle/lifecycle.h"
+
+void several_groups_on_one_communicator(EpEnv* env) {
+    const ncclEpAlgorithm_t algorithms[] = {
+        NCCL_EP_ALGO_LOW_LATENCY, ep_algorithm_for_any_case(env), NCCL_EP_ALGO_LOW_LATENCY};
+    Trip trips[COUNT(algorithms)];
+    for (size_t i = 0; i < COUNT(trips); ++i) {
+        open_trip(&trips[i], algorithms[i], place_of(env));
+        for (size_t j = 0; j < i; ++j) EP_CHECK(trips[j].group != trips[i].group);
+    }
+    // All dispatches before all combines: no group waits for another's.
+    for (int round = 0; round < 3; ++round) {
+        for (size_t i = 0; i < COUNT(trips); ++i) EP_CHECK_NCCL(start_dispatch(&trips[i], 0));
+        for (size_t i = COUNT(trips); i-- > 0;) EP_CHECK_NCCL(start_combine(&trips[i], 0));
+        for (size_t i = 0; i < COUNT(trips); ++i) EP_CHECK(came_back(&trips[i]));
+    }
+    // The end of one leaves the others alone.
+    EP_CHECK(close_trip(&trips[1]));
+    EP_CHECK(make_trip(&trips[0]));
+    EP_CHECK(close_trip(&trips[0]));
+    EP_CHECK(make_trip(&trips[2]));
+    EP_CHECK(close_trip(&trips[2]));
+}
+
+// Even and odd ranks have a communicator each besides the one of all.
+void groups_on_two_communicators(EpEnv* env) {
+    Place half_place = place_of(env);
+    EP_REQUIRE_NCCL(ncclCommSplit(env->comm, env->rank % 2, env->rank, &half_place.comm, NULL));
+    Trip whole;
+    Trip half;
+    open_trip(&whole, ep_algorithm_for_any_case(env), place_of(env));
+    open_trip(&half, NCCL_EP_ALGO_LOW_LATENCY, half_place);
+    EP_CHECK_EQ_I64(half.rank, env->rank / 2);
+    for (int round = 0; round < 3; ++round) {
+        EP_CHECK_NCCL(start_dispatch(&whole, 0));
+        EP_CHECK_NCCL(start_dispatch(&half, 0));
+        EP_CHECK_NCCL(start_combine(&whole, 0));
+        EP_CHECK_NCCL(start_combine(&half, 0));
+        EP_CHECK(came_back(&whole) && came_back(&half));
+    }
+    EP_CHECK(close_trip(&half));
+    EP_CHECK_NCCL(ncclCommDestroy(half_place.comm));
+    EP_CHECK(make_trip(&whole));
+    EP_CHECK(close_trip(&whole));
+}
+
+void groups_on_any_stream(EpEnv* env) {
+    cudaStream_t own = NULL;
+    cudaStream_t unordered = NULL;
+    EP_REQUIRE_CUDA(cudaStreamCreate(&own));
+    EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&unordered, cudaStreamNonBlocking));
+    const cudaStream_t streams[] = {NULL, own, unordered};
+    const ncclEpAlgorithm_t algorithm = ep_algorithm_for_any_case(env);
+    for (size_t i = 0; i < COUNT(streams); ++i) {
+        Place place = place_of(env);
+        place.stream = streams[i];
+        Trip trip;
+        open_trip(&trip, algorithm, place);
+        EP_CHECK(make_trip(&trip));
+        // Operations need not run where the group was made.
+        trip.stream = env->stream;
+        EP_CHECK(make_trip(&trip));
+        EP_CHECK(close_trip(&trip));
+    }
+    EP_CHECK_CUDA(cudaStreamDestroy(own));
+    EP_CHECK_CUDA(cudaStreamDestroy(unordered));
+}
+
+// Those who wait for a late rank ask the stream now and then, and nothing of that shows.
+void one_rank_is_late(EpEnv* env) {
+    enum { kLateMicroseconds = 20000 };
+    for (int late = 0; late < env->size; ++late) {
+        if (env->rank == late) usleep(kLateMicroseconds);
+        Trip trip;
+        open_trip(&trip, ep_algorithm_for_any_case(env), place_of(env));
+        EP_CHECK_CUDA(cudaGetLastError());
+        EP_CHECK(make_trip(&trip));
+        EP_CHECK(close_trip(&trip));
+        EP_CHECK_CUDA(cudaGetLastError());
+    }
+}

@@ -1,0 +1,73 @@
+// What the parts of test_lifecycle share: a trip, which is a group with a handle and the tensors of
+// a round trip, all made by the library. No function of a trip counts checks, so that threads may
+// use them; what can go wrong in a test is returned, and what cannot ends all processes.
+#ifndef C_TESTS_SUITES_LIFECYCLE_LIFECYCLE_H_
+#define C_TESTS_SUITES_LIFECYCLE_LIFECYCLE_H_
+
+#include "harness/harness.h"
+
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+enum { kLocalExperts = 2, kTokens = 5, kTopK = 2, kHidden = 24 };
+
+// Where a group lives.
+typedef struct {
+    ncclComm_t comm;
+    cudaStream_t stream;
+    ncclEpAllocFn_t alloc_fn;
+    ncclEpFreeFn_t free_fn;
+} Place;
+
+Place place_of(const EpEnv* env);
+
+enum { kNumTensors = 7, kNumTensorsOfBoth = 5 };
+
+typedef struct {
+    ncclEpAlgorithm_t algorithm;
+    int rank;
+    int size;
+    cudaStream_t stream;
+    ncclEpGroup_t group;
+    ncclEpHandle_t handle;
+    union {
+        ncclNDTensor_t all[kNumTensors];
+        struct {
+            ncclNDTensor_t ids, weights, tokens;                      // [T, K], [T, K], [T, H]
+            ncclNDTensor_t received, received_ids, received_weights;  // LL: the first only
+            ncclNDTensor_t combined;                                  // [T, H]
+        } named;
+    } tensors;
+} Trip;
+
+// Group, tensors and handle, in this order; the parts, and all of them.
+void open_trip(Trip* trip, ncclEpAlgorithm_t algorithm, Place place);
+void open_trip_handle(Trip* trip);
+
+ncclResult_t start_dispatch(Trip* trip, unsigned send_only);
+ncclResult_t start_combine(Trip* trip, unsigned send_only);
+// Dispatch, combine, and whether every token came back as it went. A trip may be made again.
+bool make_trip(Trip* trip);
+// Waits for the stream, and compares.
+bool came_back(const Trip* trip);
+
+// Each returns whether every call succeeded. Tensors are destroyed with the given group.
+bool destroy_tensors(Trip* trip, ncclEpGroup_t group);
+bool close_trip(Trip* trip);
+
+// ---- The cases ---------------------------------------------------------------------------------
+
+void both_callbacks(EpEnv* env);  // memory.c
+void one_callback_alone(EpEnv* env);
+void tensors_outlive_group_and_communicator(EpEnv* env);
+void tensors_destroyed_twice(EpEnv* env);
+void descriptors_made_by_hand(EpEnv* env);
+void two_hundred_groups(EpEnv* env);
+void several_groups_on_one_communicator(EpEnv* env);  // groups.c
+void groups_on_two_communicators(EpEnv* env);
+void groups_on_any_stream(EpEnv* env);
+void one_rank_is_late(EpEnv* env);
+void calls_from_another_thread(EpEnv* env);  // threads.c
+void two_threads_with_a_group_each(EpEnv* env);
+void two_ranks_in_one_process(EpEnv* env);
+
+#endif  // C_TESTS_SUITES_LIFECYCLE_LIFECYCLE_H_

@@ -1,0 +1,234 @@
+// Memory: the caller's allocation functions, tensors that outlive everything else or are destroyed
+// twice, descriptors made by hand, and that nothing piles up.
+#define _GNU_SOURCE  // sysconf
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "suites/lifecycle/lifecycle.h"
+
+// ---- Allocation functions that remember what they gave -----------------------------------------
+
+enum { kMostPointers = 64 };
+
+static void* g_given[kMostPointers];
+static size_t g_num_given;
+static int g_allocs;
+static int g_frees;
+static int g_foreign_frees;
+
+static void forget_pointers(void) {
+    g_num_given = 0;
+    g_allocs = 0;
+    g_frees = 0;
+    g_foreign_frees = 0;
+}
+
+static cudaError_t remembering_alloc(void** data, size_t bytes) {
+    const cudaError_t result = cudaMalloc(data, bytes);
+    ++g_allocs;
+    if (result == cudaSuccess && g_num_given < kMostPointers) g_given[g_num_given++] = *data;
+    return result;
+}
+
+static cudaError_t remembering_free(void* data) {
+    size_t at = 0;
+    while (at < g_num_given && g_given[at] != data) ++at;
+    ++g_frees;
+    if (at < g_num_given) {
+        g_given[at] = g_given[--g_num_given];
+    } else {
+        ++g_foreign_frees;
+    }
+    return cudaFree(data);
+}
+
+static Place with_callbacks(const EpEnv* env, ncclEpAllocFn_t alloc_fn, ncclEpFreeFn_t free_fn) {
+    Place place = place_of(env);
+    place.alloc_fn = alloc_fn;
+    place.free_fn = free_fn;
+    forget_pointers();
+    return place;
+}
+
+// Everything that alloc_fn gave comes back to free_fn, and nothing else does.
+void both_callbacks(EpEnv* env) {
+    Trip trip;
+    open_trip(&trip, ep_algorithm_for_any_case(env),
+              with_callbacks(env, remembering_alloc, remembering_free));
+    EP_CHECK(g_allocs >= kNumTensorsOfBoth);
+    EP_CHECK(make_trip(&trip));
+    // Nothing is allocated by an operation.
+    const int allocs = g_allocs;
+    EP_CHECK(make_trip(&trip));
+    EP_CHECK_EQ_I64(g_allocs, allocs);
+    EP_CHECK(close_trip(&trip));
+    EP_CHECK_EQ_U64(g_num_given, 0);
+    EP_CHECK_EQ_I64(g_frees, g_allocs);
+    EP_CHECK_EQ_I64(g_foreign_frees, 0);
+}
+
+// Each falls back by itself: what alloc_fn gave goes to cudaFree, what cudaMalloc gave to free_fn.
+void one_callback_alone(EpEnv* env) {
+    Trip trip;
+    open_trip(&trip, NCCL_EP_ALGO_LOW_LATENCY, with_callbacks(env, remembering_alloc, NULL));
+    EP_CHECK(g_allocs > 0);
+    EP_CHECK(make_trip(&trip));
+    EP_CHECK(close_trip(&trip));
+    EP_CHECK_EQ_I64(g_frees, 0);
+
+    open_trip(&trip, NCCL_EP_ALGO_LOW_LATENCY, with_callbacks(env, NULL, remembering_free));
+    EP_CHECK(make_trip(&trip));
+    EP_CHECK(close_trip(&trip));
+    EP_CHECK_EQ_I64(g_allocs, 0);
+    EP_CHECK(g_frees > 0);
+}
+
+// The first release's own test destroys most tensors after the group and the communicator are gone.
+void tensors_outlive_group_and_communicator(EpEnv* env) {
+    Place place = with_callbacks(env, remembering_alloc, remembering_free);
+    EP_REQUIRE_NCCL(ncclCommSplit(env->comm, 0, env->rank, &place.comm, NULL));
+    Trip trip;
+    open_trip(&trip, NCCL_EP_ALGO_LOW_LATENCY, place);
+    EP_CHECK(make_trip(&trip));
+    EP_CHECK_NCCL(ncclEpHandleDestroy(trip.handle));
+    EP_CHECK_NCCL(ncclEpGroupDestroy(trip.group, env->stream));
+    EP_CHECK_NCCL(ncclCommDestroy(place.comm));
+    EP_CHECK(came_back(&trip));
+    // A new group does not disturb the memory of the old one.
+    Trip other;
+    open_trip(&other, NCCL_EP_ALGO_LOW_LATENCY, place_of(env));
+    EP_CHECK(destroy_tensors(&trip, trip.group));
+    EP_CHECK_EQ_U64(g_num_given, 0);
+    EP_CHECK_EQ_I64(g_foreign_frees, 0);
+    EP_CHECK(make_trip(&other));
+    EP_CHECK(close_trip(&other));
+}
+
+void tensors_destroyed_twice(EpEnv* env) {
+    Trip trip;
+    open_trip(&trip, NCCL_EP_ALGO_LOW_LATENCY,
+              with_callbacks(env, remembering_alloc, remembering_free));
+    EP_CHECK(make_trip(&trip));
+    EP_CHECK(destroy_tensors(&trip, trip.group));
+    const int frees = g_frees;
+    for (size_t i = 0; i < kNumTensors; ++i) {
+        const ncclNDTensor_t* tensor = &trip.tensors.all[i];
+        EP_CHECK(tensor->data == NULL && tensor->sizes == NULL && tensor->strides == NULL);
+    }
+    EP_CHECK(destroy_tensors(&trip, trip.group));
+    EP_CHECK(destroy_tensors(&trip, NULL));
+    EP_CHECK_EQ_I64(g_frees, frees);
+    EP_CHECK(close_trip(&trip));
+}
+
+// ---- Descriptors -------------------------------------------------------------------------------
+
+static ncclNDTensor_t tensor_by_hand(void* data, unsigned size) {
+    ncclNDTensor_t tensor;
+    memset(&tensor, 0, sizeof(tensor));
+    tensor.version = 0xffffffffU;  // not read
+    tensor.ndim = 1;
+    tensor.sizes = malloc(sizeof(unsigned));
+    tensor.strides = malloc(sizeof(unsigned));
+    EP_REQUIRE(tensor.sizes != NULL && tensor.strides != NULL);
+    tensor.sizes[0] = size;
+    tensor.strides[0] = 1;
+    tensor.datatype = ncclInt8;
+    tensor.data = data;
+    return tensor;
+}
+
+void descriptors_made_by_hand(EpEnv* env) {
+    Trip trip;
+    open_trip(&trip, NCCL_EP_ALGO_LOW_LATENCY,
+              with_callbacks(env, remembering_alloc, remembering_free));
+    // With a group, its free_fn gets the data.
+    void* data = ep_device_alloc(32);
+    ncclNDTensor_t owned = tensor_by_hand(data, 32);
+    EP_CHECK_NCCL(ncclEpTensorDestroy(trip.group, &owned));
+    EP_CHECK_EQ_I64(g_frees, 1);
+    EP_CHECK(owned.data == NULL && owned.sizes == NULL);
+    // Without one, the data stays the caller's, and the arrays are released all the same.
+    data = ep_device_alloc(32);
+    ncclNDTensor_t borrowed = tensor_by_hand(data, 32);
+    EP_CHECK_NCCL(ncclEpTensorDestroy(NULL, &borrowed));
+    EP_CHECK_EQ_I64(g_frees, 1);
+    EP_CHECK(borrowed.sizes == NULL && borrowed.strides == NULL);
+    ep_device_free(data);
+    // Programs edit what the library made: another tag, fewer rows, arrays of their own.
+    ncclNDTensor_t edited = ep_tensor_2d(trip.group, ncclInt8, NCCL_EP_TENSOR_TAG_TOKENS, 8, 16);
+    edited.tag = NCCL_EP_TENSOR_TAG_NONE;
+    edited.sizes[0] = 3;
+    free(edited.strides);
+    edited.strides = NULL;
+    EP_CHECK_NCCL(ncclEpTensorDestroy(trip.group, &edited));
+    EP_CHECK_EQ_I64(g_frees, 2);
+    // A tensor of no elements is one, too.
+    ncclNDTensor_t empty = ep_tensor_2d(trip.group, ncclInt8, NCCL_EP_TENSOR_TAG_TOKENS, 0, 16);
+    EP_CHECK(empty.sizes != NULL);
+    EP_CHECK_NCCL(ncclEpTensorDestroy(trip.group, &empty));
+    EP_CHECK(make_trip(&trip));
+    EP_CHECK(close_trip(&trip));
+}
+
+// ---- Nothing piles up --------------------------------------------------------------------------
+
+static int open_descriptors(void) {
+    DIR* directory = opendir("/proc/self/fd");
+    EP_REQUIRE(directory != NULL);
+    int count = 0;
+    while (readdir(directory) != NULL) ++count;
+    closedir(directory);
+    return count;
+}
+
+static int64_t resident_bytes(void) {
+    FILE* file = fopen("/proc/self/statm", "r");
+    EP_REQUIRE(file != NULL);
+    long total = 0;
+    long resident = 0;
+    EP_REQUIRE(fscanf(file, "%ld %ld", &total, &resident) == 2);
+    fclose(file);
+    return (int64_t)resident * sysconf(_SC_PAGESIZE);
+}
+
+static int mappings(void) {
+    FILE* file = fopen("/proc/self/maps", "r");
+    EP_REQUIRE(file != NULL);
+    int count = 0;
+    for (int c = fgetc(file); c != EOF; c = fgetc(file)) count += c == '\n';
+    fclose(file);
+    return count;
+}
+
+static void use_groups(const EpEnv* env, int count) {
+    const unsigned num_algorithms = ep_num_algorithms(env);
+    bool good = true;
+    for (int i = 0; i < count; ++i) {
+        Trip trip;
+        open_trip(&trip, kEpAlgorithms[(unsigned)i % num_algorithms], place_of(env));
+        good = make_trip(&trip) && good;
+        good = close_trip(&trip) && good;
+    }
+    EP_CHECK(good);
+}
+
+void two_hundred_groups(EpEnv* env) {
+    enum { kWarmUp = 20, kGroups = 200, kMostBytesPerGroup = 16 * 1024, kFewMappings = 16 };
+    use_groups(env, kWarmUp);
+    const int descriptors = open_descriptors();
+    const int mapped = mappings();
+    const int64_t resident = resident_bytes();
+    use_groups(env, kGroups);
+    EP_CHECK_EQ_I64(open_descriptors(), descriptors);
+#if !defined(__SANITIZE_ADDRESS__)  // which keeps freed memory for a while
+    EP_CHECK(mappings() - mapped <= kFewMappings);
+    EP_CHECK(resident_bytes() - resident <= (int64_t)kGroups * kMostBytesPerGroup);
+#else
+    (void)mapped;
+    (void)resident;
+#endif
+}

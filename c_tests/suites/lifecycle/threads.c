@@ -1,0 +1,112 @@
+// Threads: a group may be used by another thread than its creator's, and threads with a group each
+// do not disturb one another. Only the main thread counts checks.
+#include <pthread.h>
+
+#include "suites/lifecycle/lifecycle.h"
+
+typedef struct {
+    int device;
+    Trip* trip;
+    int rounds;
+    bool close;
+    bool good;
+} Job;
+
+static void* run_job(void* argument) {
+    Job* job = argument;
+    job->good = cudaSetDevice(job->device) == cudaSuccess;
+    for (int i = 0; i < job->rounds; ++i) job->good = make_trip(job->trip) && job->good;
+    if (job->close) job->good = close_trip(job->trip) && job->good;
+    return NULL;
+}
+
+static void run_jobs(Job* jobs, size_t count) {
+    pthread_t threads[2];
+    EP_REQUIRE(count <= COUNT(threads));
+    for (size_t i = 0; i < count; ++i) {
+        EP_REQUIRE(pthread_create(&threads[i], NULL, run_job, &jobs[i]) == 0);
+    }
+    for (size_t i = 0; i < count; ++i) {
+        EP_REQUIRE(pthread_join(threads[i], NULL) == 0);
+        EP_CHECK(jobs[i].good);
+    }
+}
+
+void calls_from_another_thread(EpEnv* env) {
+    Trip trips[COUNT(kEpAlgorithms)];
+    const unsigned num_trips = ep_num_algorithms(env);
+    for (unsigned i = 0; i < num_trips; ++i) open_trip(&trips[i], kEpAlgorithms[i], place_of(env));
+    for (unsigned i = 0; i < num_trips; ++i) {
+        EP_CHECK(make_trip(&trips[i]));
+        Job job = {.device = env->device, .trip = &trips[i], .rounds = 5, .close = true};
+        run_jobs(&job, 1);
+        // Destroyed there, dead here.
+        EP_CHECK_RESULT(ncclEpGroupDestroy(trips[i].group, env->stream), ncclInvalidArgument);
+    }
+}
+
+// Groups are made and destroyed in the main thread: the device's memory is allocated and freed
+// then, which waits for all streams of the device, so that ranks would have to agree on an order of
+// theirs.
+void two_threads_with_a_group_each(EpEnv* env) {
+    const ncclEpAlgorithm_t algorithms[] = {NCCL_EP_ALGO_LOW_LATENCY,
+                                            ep_algorithm_for_any_case(env)};
+    Trip trips[2];
+    Job jobs[2];
+    for (int i = 0; i < 2; ++i) {
+        Place place = place_of(env);
+        EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&place.stream, cudaStreamNonBlocking));
+        open_trip(&trips[i], algorithms[i], place);
+        const Job job = {.device = env->device, .trip = &trips[i], .rounds = 50};
+        jobs[i] = job;
+    }
+    run_jobs(jobs, COUNT(jobs));
+    for (int i = 0; i < 2; ++i) {
+        EP_CHECK(close_trip(&trips[i]));
+        EP_CHECK_CUDA(cudaStreamDestroy(trips[i].stream));
+    }
+}
+
+// ---- One process, two ranks --------------------------------------------------------------------
+
+typedef struct {
+    ncclUniqueId id;
+    int rank;
+    int device;
+    bool good;
+} Rank;
+
+static void* run_rank(void* argument) {
+    Rank* rank = argument;
+    Place place = {NULL, NULL, NULL, NULL};
+    EP_REQUIRE_CUDA(cudaSetDevice(rank->device));
+    EP_REQUIRE_NCCL(ncclCommInitRank(&place.comm, 2, rank->id, rank->rank));
+    EP_REQUIRE_CUDA(cudaStreamCreate(&place.stream));
+    Trip trip;
+    open_trip(&trip, NCCL_EP_ALGO_LOW_LATENCY, place);
+    Job job = {.device = rank->device, .trip = &trip, .rounds = 20, .close = true};
+    run_job(&job);
+    rank->good = job.good && ncclCommDestroy(place.comm) == ncclSuccess;
+    EP_REQUIRE_CUDA(cudaStreamDestroy(place.stream));
+    return NULL;
+}
+
+// The process plays both ranks of a communicator of its own, on two devices.
+void two_ranks_in_one_process(EpEnv* env) {
+    int devices = 0;
+    EP_REQUIRE_CUDA(cudaGetDeviceCount(&devices));
+    if (devices < 2 || env->rank != 0) return;
+    Rank ranks[2];
+    EP_REQUIRE_NCCL(ncclGetUniqueId(&ranks[0].id));
+    pthread_t threads[2];
+    for (int i = 0; i < 2; ++i) {
+        ranks[i].id = ranks[0].id;
+        ranks[i].rank = i;
+        ranks[i].device = (env->device + i) % devices;
+        EP_REQUIRE(pthread_create(&threads[i], NULL, run_rank, &ranks[i]) == 0);
+    }
+    for (int i = 0; i < 2; ++i) {
+        EP_REQUIRE(pthread_join(threads[i], NULL) == 0);
+        EP_CHECK(ranks[i].good);
+    }
+}

@@ -1,0 +1,280 @@
+// Low-latency dispatch and combine: what single operations give, byte by byte. Routing of every
+// kind, shapes and element types, slots that run out, tensors of the library's own making, and the
+// bits of the sum. Orders of operations are in order.c.
+#include "suites/ll/cases.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "reference/ll_run.h"
+
+enum { kMaxLocalExperts = 4 };
+
+typedef struct {
+    unsigned local_experts, max_tokens, top_k;
+    ncclDataType_t datatype;
+    unsigned hidden;
+    RefStyle style;
+    bool uneven;
+} Shape;
+
+static LlShape shape_for(const EpEnv* env, const Shape* shape) {
+    const LlShape result = {shape->local_experts * (unsigned)env->size, shape->max_tokens,
+                            shape->top_k, shape->datatype, shape->hidden};
+    return result;
+}
+
+// Dispatch and combine twice, so that the second pair meets what the first has left behind.
+static void round_trips(EpEnv* env, const Shape* shapes, size_t num_shapes) {
+    for (size_t i = 0; i < num_shapes; ++i) {
+        const LlShape shape = shape_for(env, &shapes[i]);
+        ncclEpGroup_t group = ll_group_new(env, &shape);
+        LlRun run;
+        ll_run_open_with(&run, env, group, &shape, shapes[i].style, shapes[i].uneven, 100 + i);
+        run.variation = (unsigned)i;
+        for (unsigned pair = 0; pair < 2; ++pair) {
+            ll_dispatch(&run);
+            ll_combine(&run);
+        }
+        ll_run_close(&run);
+        EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
+    }
+}
+#define ROUND_TRIPS(env, shapes) round_trips(env, shapes, sizeof(shapes) / sizeof((shapes)[0]))
+
+static void routing_styles(EpEnv* env) {
+    static const Shape kShapes[] = {
+        {2, 16, 4, ncclBfloat16, 64, kRefDistinct, false},
+        {2, 16, 4, ncclBfloat16, 64, kRefRepeating, false},
+        {2, 16, 4, ncclBfloat16, 64, kRefMessy, false},
+        {4, 16, 3, ncclBfloat16, 64, kRefSkewed, false},
+        {2, 16, 2, ncclBfloat16, 64, kRefOneRank, false},
+        {2, 16, 4, ncclBfloat16, 64, kRefNowhere, false},
+    };
+    ROUND_TRIPS(env, kShapes);
+}
+
+static void uneven_tokens(EpEnv* env) {
+    static const Shape kShapes[] = {
+        {1, 1, 1, ncclBfloat16, 32, kRefDistinct, true},
+        {2, 33, 4, ncclBfloat16, 32, kRefDistinct, true},
+        {3, 17, 5, ncclBfloat16, 32, kRefMessy, true},
+        {2, 40, 2, ncclBfloat16, 32, kRefOneRank, true},
+    };
+    ROUND_TRIPS(env, kShapes);
+}
+
+static void no_tokens_anywhere(EpEnv* env) {
+    const LlShape shape = {2 * (unsigned)env->size, 8, 2, ncclBfloat16, 32};
+    ncclEpGroup_t group = ll_group_new(env, &shape);
+    unsigned* num_tokens = ref_host_new((size_t)env->size * sizeof(*num_tokens));
+    LlRun run;
+    ll_run_open(&run, env, group, &shape,
+                ref_routing_new((unsigned)env->size, shape.num_experts, shape.top_k, num_tokens,
+                                kRefDistinct, 1),
+                1);
+    free(num_tokens);
+    for (unsigned i = 0; i < 4; ++i) {
+        ll_dispatch(&run);
+        ll_combine(&run);
+    }
+    ll_run_close(&run);
+    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
+}
+
+static void every_top_k(EpEnv* env) {
+    for (unsigned top_k = 1; top_k <= 32; ++top_k) {
+        const Shape shape = {kMaxLocalExperts, 6, top_k, ncclBfloat16, 16, kRefMessy, true};
+        round_trips(env, &shape, 1);
+    }
+}
+
+static void widths(EpEnv* env) {
+    static const Shape kShapes[] = {
+        {1, 5, 2, ncclBfloat16, 8, kRefDistinct, true},
+        {2, 5, 2, ncclBfloat16, 24, kRefDistinct, true},
+        {2, 5, 2, ncclBfloat16, 1000, kRefDistinct, true},
+        {1, 7, 2, ncclBfloat16, 6656, kRefDistinct, true},
+        {2, 9, 3, ncclBfloat16, 7168, kRefDistinct, true},
+    };
+    ROUND_TRIPS(env, kShapes);
+}
+
+static void element_types(EpEnv* env) {
+    static const Shape kShapes[] = {
+        {2, 11, 5, ncclFloat16, 8, kRefMessy, true},
+        {2, 11, 5, ncclFloat16, 1024, kRefRepeating, true},
+        {2, 11, 5, ncclFloat32, 4, kRefMessy, true},
+        {2, 11, 5, ncclFloat32, 500, kRefRepeating, true},
+        {2, 11, 9, ncclFloat32, 2048, kRefDistinct, true},
+    };
+    ROUND_TRIPS(env, kShapes);
+}
+
+// Expert 0 is named by every entry of every token: R * M slots for K times as many entries.
+static void slots_run_out(EpEnv* env) {
+    static const Shape kShapes[] = {
+        {1, 4, 2, ncclBfloat16, 32, kRefOneExpert, false},
+        {2, 8, 5, ncclBfloat16, 32, kRefOneExpert, false},
+        {2, 8, 32, ncclFloat32, 32, kRefOneExpert, true},
+        {1, 8, 32, ncclBfloat16, 32, kRefOneRank, true},
+    };
+    ROUND_TRIPS(env, kShapes);
+}
+
+static void without_counter(EpEnv* env) {
+    const LlShape shape = {2 * (unsigned)env->size, 12, 3, ncclBfloat16, 32};
+    ncclEpGroup_t group = ll_group_new(env, &shape);
+    LlRun run;
+    ll_run_open_with(&run, env, group, &shape, kRefMessy, true, 5);
+    for (unsigned i = 0; i < 4; ++i) {
+        run.without_counter = i % 2 == 0;
+        ll_dispatch(&run);
+        ll_combine(&run);
+    }
+    ll_run_close(&run);
+    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
+}
+
+// Operations of one handle with different widths and types, none wider than the group's rows; a
+// combine need not be as wide as its dispatch.
+static void rows_narrower_than_the_groups(EpEnv* env) {
+    static const struct {
+        ncclDataType_t datatype;
+        unsigned hidden;
+    } kRows[] = {{ncclBfloat16, 128}, {ncclBfloat16, 8}, {ncclFloat32, 64},
+                 {ncclFloat32, 4},    {ncclFloat16, 72}, {ncclBfloat16, 120}};
+    enum { kNumRows = sizeof(kRows) / sizeof(kRows[0]) };
+    const LlShape shape = {2 * (unsigned)env->size, 10, 4, ncclBfloat16, 128};
+    ncclEpGroup_t group = ll_group_new(env, &shape);
+    LlRun run;
+    ll_run_open_with(&run, env, group, &shape, kRefMessy, true, 6);
+    for (unsigned i = 0; i < kNumRows; ++i) {
+        run.shape.datatype = kRows[i].datatype;
+        run.shape.hidden = kRows[i].hidden;
+        ll_dispatch(&run);
+        run.shape.datatype = kRows[(i + 1) % kNumRows].datatype;
+        run.shape.hidden = kRows[(i + 1) % kNumRows].hidden;
+        ll_combine(&run);
+    }
+    ll_run_close(&run);
+    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
+}
+
+enum { kFusedTokens = 16, kFusedHidden = 16 };
+
+// Each rank's tokens go to its own first two experts, which answer with 1 and with `factor`. The
+// weights are w and minus the rounded product of w and factor, so the sum is the rounding error of
+// that product, which only a fused operation keeps: without it the sum would be 0.
+static void check_fused(EpEnv* env, LlRun* run, float factor) {
+    const ncclDataType_t datatype = run->shape.datatype;
+    float weights[2 * kFusedTokens];
+    float expected[kFusedTokens * kFusedHidden];  // as wide as the widest element
+    for (unsigned token = 0; token < kFusedTokens; ++token) {
+        const float weight = 1024.0f + (float)(token + 1) / 17;
+        const float product = weight * factor;
+        const float sum = fmaf(weight, factor, -product);
+        weights[2 * token] = -product;
+        weights[2 * token + 1] = weight;
+        for (unsigned i = 0; i < kFusedHidden; ++i) {
+            ep_store(datatype, expected, token * kFusedHidden + i, sum);
+        }
+        EP_CHECK(ep_load(datatype, expected, token * kFusedHidden) != 0.0f);
+    }
+    ll_prepare_combine(run);
+    void* rows = ref_host_new(run->results_in.bytes);
+    const size_t elements = run->results_in.bytes / ep_datatype_size(datatype);
+    for (size_t i = 0; i < elements; ++i) {
+        ep_store(datatype, rows, i, i < elements / 2 ? 1.0f : factor);
+    }
+    ref_buffer_upload(&run->results_in, rows);
+    free(rows);
+    ref_buffer_upload(&run->weights, weights);
+    EP_CHECK_NCCL(ll_launch_combine(run, env->stream, false));
+    ep_sync(env);
+    REF_CHECK_BUFFER(&run->combined, expected);
+}
+
+static void products_are_fused(EpEnv* env) {
+    static const struct {
+        ncclDataType_t datatype;
+        float factor;  // with a mantissa as long as the type has
+    } kCases[] = {
+        {ncclBfloat16, 0x1.5ap0f}, {ncclFloat16, 0x1.554p0f}, {ncclFloat32, 0x1.555556p0f}};
+    for (size_t i = 0; i < sizeof(kCases) / sizeof(kCases[0]); ++i) {
+        const LlShape shape = {2 * (unsigned)env->size, kFusedTokens, 2, kCases[i].datatype,
+                               kFusedHidden};
+        ncclEpGroup_t group = ll_group_new(env, &shape);
+        LlRun run;
+        ll_run_open_with(&run, env, group, &shape, kRefDistinct, false, 7);
+        RefRouting* at_home = ref_routing_copy(run.now);
+        for (unsigned rank = 0; rank < (unsigned)env->size; ++rank) {
+            for (unsigned n = 0; n < 2 * kFusedTokens; ++n) {
+                at_home->topk_idx[rank][n] = (int64_t)2 * rank + n % 2;
+            }
+        }
+        ll_run_reroute(&run, at_home);
+        ll_dispatch(&run);
+        check_fused(env, &run, kCases[i].factor);
+        ll_run_close(&run);
+        EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
+    }
+}
+
+// Tensors of ncclEpTensorCreate instead of descriptors made by hand, and ids that are gone before
+// the handle is destroyed.
+static void tensors_of_the_library(EpEnv* env) {
+    const LlShape shape = {3 * (unsigned)env->size, 6, 2, ncclBfloat16, 48};
+    ncclEpGroup_t group = ll_group_new(env, &shape);
+    LlRun run;
+    ll_run_open_with(&run, env, group, &shape, kRefDistinct, true, 8);
+    ll_prepare_dispatch(&run);
+    ncclNDTensor_t in = ep_tensor_2d(group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS,
+                                     run.now->num_tokens[env->rank], shape.hidden);
+    ncclNDTensor_t out = ep_tensor_3d(group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS,
+                                      run.local_experts, run.capacity, shape.hidden);
+    void* packed = ref_host_poison(run.packed.bytes);
+    ep_download(packed, ref_buffer_data(&run.tokens_in), run.tokens_in.bytes);
+    ep_tensor_upload(&in, packed);
+    ep_tensor_fill(&out, kRefPoison);
+    const ncclNDTensor_t* inputs[] = {&in};
+    ncclNDTensor_t* outputs[] = {&out};
+    EP_CHECK_NCCL(ncclEpDispatch(run.handle, inputs, 1, outputs, 1, NULL, 0, 0, NULL, env->stream));
+    ep_sync(env);
+    void* expected = ref_host_poison(run.packed.bytes);
+    ref_ll_dispatch(run.now, (unsigned)env->rank, run.capacity, &run.tokens, expected, NULL);
+    ep_tensor_download(&out, packed);
+    EP_CHECK_EQ_BYTES(packed, expected, run.packed.bytes);
+    free(packed);
+    free(expected);
+    EP_CHECK_NCCL(ncclEpTensorDestroy(group, &in));
+    EP_CHECK_NCCL(ncclEpTensorDestroy(group, &out));
+    ref_buffer_free(&run.ids);
+    ll_run_close(&run);
+    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
+}
+
+int main(int argc, char** argv) {
+    static const EpCase kCases[] = {
+        EP_CASE(routing_styles),
+        EP_CASE(uneven_tokens),
+        EP_CASE(no_tokens_anywhere),
+        EP_CASE(every_top_k),
+        EP_CASE(widths),
+        EP_CASE(element_types),
+        EP_CASE(slots_run_out),
+        EP_CASE(without_counter),
+        EP_CASE(rows_narrower_than_the_groups),
+        EP_CASE(products_are_fused),
+        EP_CASE(tensors_of_the_library),
+        EP_CASE(ll_repeated_dispatches),
+        EP_CASE(ll_repeated_combines),
+        EP_CASE(ll_ids_updated_in_place),
+        EP_CASE(ll_ids_masked_before_combine),
+        EP_CASE(ll_interleaved_handles),
+        EP_CASE(ll_interleaved_groups),
+        EP_CASE(ll_two_streams),
+        EP_CASE(ll_thousand_operations),
+    };
+    return ep_main(argc, argv, kCases, sizeof(kCases) / sizeof(kCases[0]));
+}

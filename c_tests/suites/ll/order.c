@@ -1,0 +1,195 @@
+// Low-latency operations in every order: repeated, interleaved over handles and groups, on two
+// streams, with ids that change between operations, and a thousand in a row without a pause.
+#include "reference/ll_run.h"
+#include "suites/ll/cases.h"
+
+enum { kHidden = 40 };
+
+static LlShape small_shape(const EpEnv* env, unsigned max_tokens, unsigned top_k) {
+    const LlShape shape = {2 * (unsigned)env->size, max_tokens, top_k, ncclBfloat16, kHidden};
+    return shape;
+}
+
+// No two runs of a program have the same data.
+static void open_runs(LlRun* runs, unsigned count, const EpEnv* env, ncclEpGroup_t group,
+                      const LlShape* shape) {
+    static unsigned opened;
+    for (unsigned i = 0; i < count; ++i) {
+        const unsigned n = opened++;
+        LlShape own = *shape;
+        own.top_k = 1 + n % shape->top_k;
+        ll_run_open_with(&runs[i], env, group, &own, n % 2 == 0 ? kRefMessy : kRefDistinct,
+                         n % 3 != 0, 1000 + 1000 * (uint64_t)n);
+        runs[i].variation = n;
+    }
+}
+
+static void close_runs(LlRun* runs, unsigned count) {
+    for (unsigned i = 0; i < count; ++i) ll_run_close(&runs[i]);
+}
+
+static void destroy(const EpEnv* env, ncclEpGroup_t group) {
+    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
+}
+
+void ll_repeated_dispatches(EpEnv* env) {
+    const LlShape shape = small_shape(env, 12, 3);
+    ncclEpGroup_t group = ll_group_new(env, &shape);
+    LlRun run;
+    ll_run_open_with(&run, env, group, &shape, kRefMessy, true, 1);
+    for (unsigned i = 0; i < 7; ++i) ll_dispatch(&run);
+    ll_combine(&run);
+    for (unsigned i = 0; i < 3; ++i) ll_dispatch(&run);
+    ll_run_close(&run);
+    destroy(env, group);
+}
+
+void ll_repeated_combines(EpEnv* env) {
+    const LlShape shape = small_shape(env, 12, 3);
+    ncclEpGroup_t group = ll_group_new(env, &shape);
+    LlRun run;
+    ll_run_open_with(&run, env, group, &shape, kRefMessy, true, 2);
+    ll_dispatch(&run);
+    for (unsigned i = 0; i < 7; ++i) ll_combine(&run);
+    ll_dispatch(&run);
+    for (unsigned i = 0; i < 2; ++i) ll_combine(&run);
+    ll_run_close(&run);
+    destroy(env, group);
+}
+
+void ll_ids_updated_in_place(EpEnv* env) {
+    const LlShape shape = small_shape(env, 12, 3);
+    ncclEpGroup_t group = ll_group_new(env, &shape);
+    LlRun run;
+    ll_run_open_with(&run, env, group, &shape, kRefDistinct, true, 3);
+    for (unsigned i = 0; i < 2 * kRefNumStyles; ++i) {
+        ll_dispatch(&run);
+        ll_combine(&run);
+        ll_run_reroute(&run,
+                       ref_routing_new((unsigned)env->size, shape.num_experts, shape.top_k,
+                                       run.now->num_tokens, (RefStyle)(i % kRefNumStyles), 60 + i));
+    }
+    ll_run_close(&run);
+    destroy(env, group);
+}
+
+void ll_ids_masked_before_combine(EpEnv* env) {
+    const LlShape shape = small_shape(env, 16, 4);
+    ncclEpGroup_t group = ll_group_new(env, &shape);
+    LlRun run;
+    ll_run_open_with(&run, env, group, &shape, kRefRepeating, true, 4);
+    for (unsigned every = 4; every >= 1; --every) {
+        ll_dispatch(&run);
+        ll_run_mask(&run, every);
+        ll_combine(&run);
+    }
+    ll_dispatch(&run);  // everything is masked now
+    ll_combine(&run);
+    ll_run_close(&run);
+    destroy(env, group);
+}
+
+void ll_interleaved_handles(EpEnv* env) {
+    enum { kRuns = 5 };
+    const LlShape shape = small_shape(env, 10, 4);
+    ncclEpGroup_t group = ll_group_new(env, &shape);
+    LlRun runs[kRuns];
+    open_runs(runs, kRuns, env, group, &shape);
+    for (unsigned i = 0; i < 3; ++i) {  // D(A) D(B) ... C(A) C(B) ...
+        for (unsigned r = 0; r < kRuns; ++r) ll_dispatch(&runs[r]);
+        for (unsigned r = 0; r < kRuns; ++r) ll_combine(&runs[r]);
+    }
+    for (unsigned r = 0; r < kRuns; ++r) ll_dispatch(&runs[r]);
+    for (unsigned r = kRuns; r-- > 0;) ll_combine(&runs[r]);  // in the reverse order
+    ll_run_close(&runs[0]);  // a handle goes after an odd number of operations
+    ll_dispatch(&runs[1]);
+    ll_combine(&runs[2]);
+    close_runs(runs + 1, kRuns - 1);
+    destroy(env, group);
+}
+
+void ll_interleaved_groups(EpEnv* env) {
+    const LlShape shapes[] = {small_shape(env, 10, 4), small_shape(env, 3, 2)};
+    ncclEpGroup_t groups[2];
+    LlRun runs[4];
+    for (unsigned g = 0; g < 2; ++g) groups[g] = ll_group_new(env, &shapes[g]);
+    for (unsigned g = 0; g < 2; ++g) open_runs(&runs[2 * g], 2, env, groups[g], &shapes[g]);
+    for (unsigned i = 0; i < 3; ++i) {
+        for (unsigned r = 0; r < 4; ++r) ll_dispatch(&runs[(r * 3 + i) % 4]);
+        for (unsigned r = 0; r < 4; ++r) ll_combine(&runs[(r + i) % 4]);
+    }
+    close_runs(runs, 2);
+    destroy(env, groups[0]);
+    ll_dispatch(&runs[2]);  // one group outlives the other
+    ll_combine(&runs[2]);
+    close_runs(&runs[2], 2);
+    destroy(env, groups[1]);
+}
+
+// Dispatch on one stream and combine on another, both without implicit order: only events order
+// them.
+void ll_two_streams(EpEnv* env) {
+    const LlShape shape = small_shape(env, 16, 3);
+    ncclEpGroup_t group = ll_group_new(env, &shape);
+    cudaStream_t streams[2];
+    cudaEvent_t event;
+    for (unsigned i = 0; i < 2; ++i) {
+        EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&streams[i], cudaStreamNonBlocking));
+    }
+    EP_REQUIRE_CUDA(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    LlRun run;
+    ll_run_open_with(&run, env, group, &shape, kRefMessy, true, 9);
+    for (unsigned i = 0; i < 10; ++i) {
+        ll_prepare_dispatch(&run);
+        ll_prepare_combine(&run);
+        EP_CHECK_CUDA(cudaDeviceSynchronize());
+        EP_CHECK_NCCL(ll_launch_dispatch(&run, streams[i % 2], false));
+        EP_CHECK_CUDA(cudaEventRecord(event, streams[i % 2]));
+        EP_CHECK_CUDA(cudaStreamWaitEvent(streams[1 - i % 2], event, 0));
+        EP_CHECK_NCCL(ll_launch_combine(&run, streams[1 - i % 2], false));
+        EP_CHECK_CUDA(cudaStreamSynchronize(streams[1 - i % 2]));
+        ll_check_dispatch(&run);
+        ll_check_combine(&run);
+    }
+    ll_run_close(&run);
+    EP_CHECK_CUDA(cudaEventDestroy(event));
+    for (unsigned i = 0; i < 2; ++i) EP_CHECK_CUDA(cudaStreamDestroy(streams[i]));
+    destroy(env, group);
+}
+
+// All inputs are ready before; the host waits only now and then, and not on all ranks.
+void ll_thousand_operations(EpEnv* env) {
+    enum { kRuns = 6, kOperations = 1000 };
+    const LlShape shape = small_shape(env, 4, 3);
+    ncclEpGroup_t groups[2] = {ll_group_new(env, &shape), ll_group_new(env, &shape)};
+    LlRun runs[kRuns];
+    for (unsigned r = 0; r < kRuns; ++r) {
+        open_runs(&runs[r], 1, env, groups[r % 2], &shape);
+        ll_prepare_dispatch(&runs[r]);
+        EP_CHECK_NCCL(ll_launch_dispatch(&runs[r], env->stream, false));
+        ep_sync(env);
+        ll_prepare_combine(&runs[r]);
+        EP_CHECK_NCCL(ll_launch_combine(&runs[r], env->stream, false));
+    }
+    uint64_t same_on_all_ranks = 11;
+    uint64_t own = (uint64_t)env->rank;
+    for (unsigned i = 0; i < kOperations; ++i) {
+        LlRun* run = &runs[ep_random_below(&same_on_all_ranks, kRuns)];
+        const bool dispatch = ep_random_below(&same_on_all_ranks, 2) == 0;
+        EP_CHECK_NCCL(dispatch ? ll_launch_dispatch(run, env->stream, false)
+                               : ll_launch_combine(run, env->stream, false));
+        if (ep_random_below(&own, 50) == 0) {
+            ep_sync(env);
+            ll_check_dispatch(run);
+            ll_check_combine(run);
+        }
+    }
+    ep_sync(env);
+    for (unsigned r = 0; r < kRuns; ++r) {
+        ll_check_dispatch(&runs[r]);
+        ll_check_combine(&runs[r]);
+    }
+    close_runs(runs, kRuns);
+    destroy(env, groups[0]);
+    destroy(env, groups[1]);
+}

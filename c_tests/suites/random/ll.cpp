@@ -1,0 +1,155 @@
+// Random low-latency operations on one to three handles: blocking and staged, repeated, with ids
+// that change in between, and with checks as late as the outputs allow.
+#include <vector>
+
+#include "reference/ll_run.h"
+#include "suites/random/play.h"
+
+namespace test_random {
+namespace {
+
+struct Handle {
+    LlRun run{};
+    bool dispatched = false;
+    bool staged = false;
+    bool staged_is_dispatch = false;
+    bool unchecked_dispatch = false;
+    bool unchecked_combine = false;
+};
+
+class Play {
+   public:
+    Play(const EpEnv& env, ncclEpGroup_t group, const Config& config)
+        : env_(env), course_(env, config), handles_(config.handles.size()) {
+        for (size_t i = 0; i < handles_.size(); ++i) {
+            const HandlePlan& plan = config.handles[i];
+            const LlShape shape = {config.group.num_experts, config.group.max_tokens, plan.top_k,
+                                   plan.datatype, plan.hidden};
+            LlRun* run = &handles_[i].run;
+            ll_run_open_with(run, &env, group, &shape, plan.style, plan.uneven, plan.seed);
+            run->variation = static_cast<unsigned>(plan.seed);
+            run->without_counter = plan.counter == kHtNoCounter;
+        }
+    }
+
+    void Step() {
+        const size_t i = course_.Shared(static_cast<unsigned>(handles_.size()));
+        Handle& handle = handles_[i];
+        course_.MaybeDelay();
+        if (handle.staged) {
+            Complete(i);
+        } else if (!handle.dispatched || course_.OneIn(2)) {
+            Dispatch(i);
+        } else if (!course_.OneIn(4)) {
+            Combine(i);
+        } else {
+            ChangeIds(i);
+        }
+        if (course_.OneIn(3) && !handle.staged) Check(handle);
+    }
+
+    std::string Finish() {
+        for (size_t i = 0; i < handles_.size(); ++i) {
+            Handle& handle = handles_[i];
+            if (handle.staged && !course_.OneIn(4)) Complete(i);
+            if (handle.staged) {
+                GiveUp(i);
+            } else {
+                Check(handle);
+            }
+            ll_run_close(&handle.run);
+        }
+        return course_.history();
+    }
+
+   private:
+    // Outputs have to be looked at before the next operation of the kind poisons them, and what
+    // combine should give has to be computed before the ids change.
+    void Check(Handle& handle) {
+        if (!handle.unchecked_dispatch && !handle.unchecked_combine) return;
+        ep_sync(&env_);
+        if (handle.unchecked_dispatch) ll_check_dispatch(&handle.run);
+        if (handle.unchecked_combine) ll_check_combine(&handle.run);
+        handle.unchecked_dispatch = false;
+        handle.unchecked_combine = false;
+    }
+
+    bool MayStage() {
+        unsigned staged = 0;
+        for (const Handle& handle : handles_) staged += handle.staged ? 1 : 0;
+        return staged < 2 && course_.OneIn(3);
+    }
+
+    void Dispatch(size_t i) {
+        Handle& handle = handles_[i];
+        Check(handle);
+        const bool stage = MayStage();
+        course_.Note(stage ? "send dispatch" : "dispatch", i);
+        ll_prepare_dispatch(&handle.run);
+        course_.MaybeDelay();
+        EP_CHECK_NCCL(ll_launch_dispatch(&handle.run, env_.stream, stage));
+        handle.dispatched = true;
+        handle.staged = stage;
+        handle.staged_is_dispatch = true;
+        handle.unchecked_dispatch = !stage;
+    }
+
+    void Combine(size_t i) {
+        Handle& handle = handles_[i];
+        if (handle.unchecked_combine) Check(handle);
+        const bool stage = MayStage();
+        course_.Note(stage ? "send combine" : "combine", i);
+        ll_prepare_combine(&handle.run);
+        course_.MaybeDelay();
+        EP_CHECK_NCCL(ll_launch_combine(&handle.run, env_.stream, stage));
+        handle.staged = stage;
+        handle.staged_is_dispatch = false;
+        handle.unchecked_combine = !stage;
+    }
+
+    void Complete(size_t i) {
+        Handle& handle = handles_[i];
+        course_.Note("complete", i);
+        EP_CHECK_NCCL(ncclEpComplete(handle.run.handle, nullptr, env_.stream));
+        handle.staged = false;
+        (handle.staged_is_dispatch ? handle.unchecked_dispatch : handle.unchecked_combine) = true;
+    }
+
+    void GiveUp(size_t i) {
+        Handle& handle = handles_[i];
+        course_.Note("destroy while staged", i);
+        EP_CHECK_NCCL(ncclEpHandleDestroy(handle.run.handle));
+        handle.run.handle = nullptr;
+        ep_sync(&env_);
+    }
+
+    void ChangeIds(size_t i) {
+        Handle& handle = handles_[i];
+        Check(handle);
+        if (course_.OneIn(2)) {  // a combine may follow at once
+            course_.Note("mask", i);
+            ll_run_mask(&handle.run, 1 + course_.Shared(4));
+            return;
+        }
+        course_.Note("reroute", i);
+        handle.dispatched = false;  // other experts need a dispatch before a combine
+        const RefRouting* old = handle.run.now;
+        const auto style = static_cast<RefStyle>(course_.Shared(kRefNumStyles));
+        ll_run_reroute(&handle.run, ref_routing_new(old->num_ranks, old->num_experts, old->top_k,
+                                                    old->num_tokens, style, course_.SharedSeed()));
+    }
+
+    const EpEnv& env_;
+    Course course_;
+    std::vector<Handle> handles_;
+};
+
+}  // namespace
+
+std::string PlayLowLatency(const EpEnv& env, ncclEpGroup_t group, const Config& config) {
+    Play play(env, group, config);
+    for (unsigned step = 0; step < config.steps; ++step) play.Step();
+    return play.Finish();
+}
+
+}  // namespace test_random

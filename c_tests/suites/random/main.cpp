@@ -1,0 +1,146 @@
+// Random configurations of low-latency and high-throughput operations; every byte of all outputs is
+// compared with a straight-line reference that each process computes for itself.
+//
+//   test_random [--configs N] [--seed S] [--only INDEX]
+//
+// Everything follows from the seed and the index of the configuration. A difference prints both,
+// with the whole configuration and what was done; `--only INDEX` then repeats this one alone.
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstring>
+#include <optional>
+#include <string>
+
+#include "harness/options.hpp"
+#include "suites/random/play.h"
+
+namespace test_random {
+
+Course::Course(const EpEnv& env, const Config& config)
+    : delays_(config.delays),
+      shared_(ep_mix(config.seed, config.index, 3)),
+      own_(ep_mix(config.seed, config.index, 4 + static_cast<uint64_t>(env.rank))) {}
+
+unsigned Course::Shared(unsigned bound) {
+    return static_cast<unsigned>(ep_random_below(&shared_, bound));
+}
+
+uint64_t Course::SharedSeed() { return ep_random(&shared_); }
+
+void Course::MaybeDelay() {
+    constexpr unsigned kOneIn = 4;
+    constexpr unsigned kMostMicroseconds = 400;
+    if (!delays_ || ep_random_below(&own_, kOneIn) != 0) return;
+    usleep(static_cast<useconds_t>(ep_random_below(&own_, kMostMicroseconds)));
+}
+
+void Course::Note(const char* what, size_t handle) {
+    history_ +=
+        (history_.empty() ? "  done: " : ", ") + std::string(what) + " " + std::to_string(handle);
+}
+
+namespace {
+
+struct Options {
+    unsigned configs = 1000;
+    unsigned seed = 1;
+    std::optional<unsigned> only;
+};
+
+std::optional<Options> ParseOptions(int argc, char** argv, std::string* error) {
+    Options options;
+    for (int i = 1; i < argc && error->empty(); i += 2) {
+        unsigned only = 0;
+        if (i + 1 == argc) {
+            *error = std::string(argv[i]) + ": expected a known option and a number after it";
+        } else if (std::strcmp(argv[i], "--configs") == 0) {
+            ep::ReadUnsigned("--configs", argv[i + 1], 1, &options.configs, error);
+        } else if (std::strcmp(argv[i], "--seed") == 0) {
+            ep::ReadUnsigned("--seed", argv[i + 1], 0, &options.seed, error);
+        } else if (std::strcmp(argv[i], "--only") == 0) {
+            ep::ReadUnsigned("--only", argv[i + 1], 0, &only, error);
+            options.only = only;
+        } else {
+            *error = std::string(argv[i]) + ": unknown option";
+        }
+    }
+    return error->empty() ? std::optional<Options>(options) : std::nullopt;
+}
+
+// True if this process saw no difference.
+bool RunOne(const EpEnv& env, ncclEpGroup_t group, const Config& config) {
+    static char place[64];
+    std::snprintf(place, sizeof(place), "configuration %u", config.index);
+    ep_watchdog_at_case(place);
+    const uint64_t failed_before = ep_failed();
+    const std::string history = config.group.low_latency ? PlayLowLatency(env, group, config)
+                                                         : PlayHighThroughput(env, group, config);
+    if (ep_failed() == failed_before) return true;
+    const std::string text = "[rank " + std::to_string(env.rank) + " of " +
+                             std::to_string(env.size) + "] differs: " + Describe(config) + "\n" +
+                             history + "\n";
+    std::fputs(text.c_str(), stderr);
+    return false;
+}
+
+// The configurations from `first` to before `end`, all of one group.
+unsigned RunGroup(const EpEnv& env, const Options& options, unsigned first, unsigned end) {
+    const auto num_ranks = static_cast<unsigned>(env.size);
+    const GroupPlan plan = DrawGroup(options.seed, first, num_ranks);
+    if (!plan.low_latency && !ep_has_high_throughput(&env)) {
+        ep_skip_high_throughput();
+        return 0;
+    }
+    ncclEpGroup_t group = ep_group_create(
+        &env, plan.low_latency ? NCCL_EP_ALGO_LOW_LATENCY : NCCL_EP_ALGO_HIGH_THROUGHPUT,
+        plan.num_experts, plan.max_tokens, plan.row_bytes);
+    unsigned different = 0;
+    for (unsigned index = first; index < end; ++index) {
+        if (!RunOne(env, group, Draw(options.seed, index, num_ranks))) ++different;
+    }
+    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env.stream));
+    unsigned most = 0;
+    MPI_Allreduce(&different, &most, 1, MPI_UNSIGNED, MPI_MAX, MPI_COMM_WORLD);
+    return most;
+}
+
+void Run(const EpEnv& env, const Options& options) {
+    constexpr unsigned kEnough = 3;  // more differences say nothing new
+    constexpr unsigned kDeadlineSeconds = 120;
+    const unsigned begin = options.only.value_or(0);
+    const unsigned end = options.only ? begin + 1 : options.configs;
+    unsigned different = 0;
+    unsigned index = begin;
+    while (index < end && different < kEnough) {
+        const unsigned group_end = (index / kConfigsPerGroup + 1) * kConfigsPerGroup;
+        const unsigned stop = group_end < end ? group_end : end;
+        ep_watchdog_arm(&env, ep_watchdog_default(kDeadlineSeconds));
+        different += RunGroup(env, options, index, stop);
+        index = stop;
+    }
+    if (env.rank == 0) {
+        std::printf("%u configurations of seed %u, %u differ\n", index - begin, options.seed,
+                    different);
+    }
+}
+
+}  // namespace
+}  // namespace test_random
+
+int main(int argc, char** argv) {
+    EpEnv env;
+    ep_init(&env, &argc, &argv);
+    std::string error;
+    const auto options = test_random::ParseOptions(argc, argv, &error);
+    if (!options) {
+        if (env.rank == 0) {
+            std::fprintf(stderr, "%s\nusage: test_random [--configs N] [--seed S] [--only INDEX]\n",
+                         error.c_str());
+        }
+        ep_release(&env);
+        return 2;
+    }
+    test_random::Run(env, *options);
+    return ep_finish(&env);
+}

@@ -1,0 +1,37 @@
+// Carrying out a random configuration: operations in a random order on its handles, all outputs
+// compared with the reference.
+#ifndef C_TESTS_SUITES_RANDOM_PLAY_H_
+#define C_TESTS_SUITES_RANDOM_PLAY_H_
+
+#include <string>
+
+#include "suites/random/config.h"
+
+namespace test_random {
+
+// What happens next. `Shared` choices are the same on all ranks, delays are each rank's own.
+class Course {
+   public:
+    Course(const EpEnv& env, const Config& config);
+    unsigned Shared(unsigned bound);
+    bool OneIn(unsigned n) { return Shared(n) == 0; }
+    uint64_t SharedSeed();
+    void MaybeDelay();
+    // One line in the history that is printed when something differs.
+    void Note(const char* what, size_t handle);
+    const std::string& history() const { return history_; }
+
+   private:
+    bool delays_;
+    uint64_t shared_;
+    uint64_t own_;
+    std::string history_;
+};
+
+// Both return what was done, in order.
+std::string PlayLowLatency(const EpEnv& env, ncclEpGroup_t group, const Config& config);
+std::string PlayHighThroughput(const EpEnv& env, ncclEpGroup_t group, const Config& config);
+
+}  // namespace test_random
+
+#endif  // C_TESTS_SUITES_RANDOM_PLAY_H_

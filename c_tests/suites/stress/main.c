@@ -1,0 +1,93 @@
+// Thousands of low-latency operations of two groups with several handles each, back to back:
+// blocking and staged ones in random order, random sizes, and ranks that are late at random.
+//
+//   test_stress [--ops N] [--every N] [--seed N]
+//
+// N operations in all (400), compared after every so many (40). The seed (1) decides everything.
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "suites/stress/stress.h"
+
+enum { kDefaultOps = 400, kDefaultEvery = 40, kBatchesPerRound = 6 };
+enum { kMaxTokens = 24, kMaxTopK = 6, kMaxLocalExperts = 3, kMaxRowUnits = 32, kRowUnit = 16 };
+
+typedef struct {
+    uint64_t num_ops, every, seed;
+} Options;
+
+static unsigned from_one_to(Stress* stress, unsigned most) {
+    return 1 + (unsigned)ep_random_below(&stress->plan, most);
+}
+
+static LlShape random_shape(Stress* stress) {
+    static const ncclDataType_t kTypes[] = {ncclBfloat16, ncclFloat16, ncclFloat32};
+    LlShape shape;
+    shape.num_experts = from_one_to(stress, kMaxLocalExperts) * (unsigned)stress->env->size;
+    shape.max_tokens = from_one_to(stress, kMaxTokens);
+    shape.top_k = from_one_to(stress, kMaxTopK);
+    shape.datatype = kTypes[ep_random_below(&stress->plan, 3)];
+    shape.hidden = kRowUnit * from_one_to(stress, kMaxRowUnits) /
+                   (unsigned)ep_datatype_size(shape.datatype);
+    return shape;
+}
+
+static void open_group(Stress* stress, StressGroup* group) {
+    memset(group, 0, sizeof(*group));
+    group->shape = random_shape(stress);
+    group->group = ll_group_new(stress->env, &group->shape);
+    for (unsigned h = 0; h < kHandles; ++h) {
+        const RefStyle style = (RefStyle)ep_random_below(&stress->plan, kRefNumStyles);
+        const bool uneven = ep_random_below(&stress->plan, 2) == 0;
+        ll_run_open_with(&group->handles[h].run, stress->env, group->group, &group->shape, style,
+                         uneven, ep_random(&stress->plan));
+    }
+}
+
+static void close_group(Stress* stress, StressGroup* group) {
+    for (unsigned h = 0; h < kHandles; ++h) ll_run_close(&group->handles[h].run);
+    EP_CHECK_NCCL(ncclEpGroupDestroy(group->group, stress->env->stream));
+}
+
+static void run(const EpEnv* env, const Options* options) {
+    Stress stress;
+    memset(&stress, 0, sizeof(stress));
+    stress.env = env;
+    stress.plan = options->seed;
+    stress.delays = ep_mix(options->seed, (uint64_t)env->rank, 1);
+    uint64_t done = 0;
+    while (done < options->num_ops) {
+        for (unsigned g = 0; g < kGroups; ++g) open_group(&stress, &stress.groups[g]);
+        for (unsigned i = 0; i < kBatchesPerRound && done < options->num_ops; ++i) {
+            done += stress_batch(&stress, (unsigned)options->every, i % 2 == 0);
+        }
+        for (unsigned g = 0; g < kGroups; ++g) close_group(&stress, &stress.groups[g]);
+    }
+    if (env->rank == 0) printf("%llu operations\n", (unsigned long long)done);
+}
+
+static bool read_options(int argc, char** argv, Options* options) {
+    for (int i = 1; i + 1 < argc; i += 2) {
+        uint64_t* value = strcmp(argv[i], "--ops") == 0     ? &options->num_ops
+                          : strcmp(argv[i], "--every") == 0 ? &options->every
+                          : strcmp(argv[i], "--seed") == 0  ? &options->seed
+                                                            : NULL;
+        if (value == NULL) return false;
+        *value = strtoull(argv[i + 1], NULL, 10);
+    }
+    return argc % 2 == 1 && options->every > 0 && options->every <= 100000;
+}
+
+int main(int argc, char** argv) {
+    EpEnv env;
+    ep_init(&env, &argc, &argv);
+    Options options = {kDefaultOps, kDefaultEvery, 1};
+    if (!read_options(argc, argv, &options)) {
+        if (env.rank == 0) fprintf(stderr, "usage: test_stress [--ops N] [--every N] [--seed N]\n");
+        ep_release(&env);
+        return 2;
+    }
+    run(&env, &options);
+    return ep_finish(&env);
+}

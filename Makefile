@@ -11,8 +11,8 @@ ARGS        ?=
 env := . scripts/env.sh;
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lib header programs run check test sanitize gpu-programs gpu-test gpu-package \
-        gpu-bench install clean
+.PHONY: help setup setup-tests lib header programs run check test sanitize gpu-programs gpu-test \
+        gpu-package gpu-bench install wheel clean
 
 help: ## Print this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16
@@ -20,6 +20,9 @@ help: ## Print this list
 
 setup: ## Install what is missing: Open MPI by apt, pinned wheels into .deps/
 	@scripts/setup.sh
+
+setup-tests:
+	@scripts/setup.sh --python
 
 lib: setup ## Build libnccl_ep.so, libnccl_ep.a and the CPU stand-ins
 	@$(env) cargo build --release --locked --workspace
@@ -36,7 +39,7 @@ run: setup ## Run an MoE layer and a short benchmark, on GPUs if there are any
 check: setup ## Formatting, lints and documentation of the Rust code
 	@scripts/run_tests.py --only rust/fmt --only rust/clippy --only rust/doc
 
-test: setup ## Run every test that needs no GPU; ARGS="--list" shows them
+test: setup-tests ## Run every test that needs no GPU; ARGS="--list" shows them
 	@scripts/run_tests.py $(ARGS)
 
 sanitize: setup ## Run the C programs with the address and undefined-behaviour sanitizers
@@ -57,6 +60,9 @@ gpu-bench: gpu-programs ## Benchmark on the GPUs of this machine, results in ben
 
 install: lib ## Install into PREFIX (/usr/local), staged below DESTDIR if given
 	@scripts/install.sh '$(PREFIX)' '$(DESTDIR)'
+
+wheel: lib ## Build the Python package with the library inside, in target/wheel
+	@scripts/wheel.sh "$${CARGO_TARGET_DIR:-target}/wheel"
 
 clean: ## Remove what was built; .deps/ stays
 	@$(env) cargo clean; $(MAKE) -s -C c_tests clean OUT=$$NCCL_EP_TARGET/c

@@ -6,6 +6,7 @@
 # CMake come as wheels whose hashes are pinned in the *.lock files beside this script, into the
 # ignored folder .deps/. A stamp with the hash of the lock file marks a finished install, so a
 # second run does nothing and says nothing. env.sh decides which copies are used.
+# With --python also what the tests of the Python package need: PyTorch and pytest.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -127,6 +128,15 @@ PYTHON
 
 unpack_cmake() { run_pip install --target "$1" -r "$2"; }
 
+unpack_pytest() { run_pip install --target "$1" -r "$2"; }
+
+# The wheel is for GPUs; without them only its CPU half is used.
+unpack_torch() {
+    run_pip install --target "$1" -r "$2"
+    python3 "$here/cuda_placeholders.py" "$1"
+    rm -rf "$1/torch/include" "$1/torch/lib/libtorch_cuda_linalg.so"
+}
+
 # --- What is needed here --------------------------------------------------------------------------
 
 # Says which copy of $1 that was here already is used: once, a stamp remembers the text.
@@ -157,3 +167,7 @@ fi
 case "$(command -v cmake || true)" in
     "" | "$NCCL_EP_PINNED_CMAKE"/*) install_wheels cmake unpack_cmake ;;
 esac
+if [ "${1:-}" = --python ]; then
+    install_wheels pytest unpack_pytest
+    install_wheels torch unpack_torch
+fi

@@ -6,7 +6,7 @@ packages; the C programs, which take the most time, come from programs.py.
 
 from __future__ import annotations
 
-from testing import abi_checks, counts, programs
+from testing import abi_checks, counts, programs, python_steps
 from testing.step import ROOT, Places, Step
 
 
@@ -22,6 +22,7 @@ def all_steps(places: Places) -> list[Step]:
         *programs.host_steps(places),
         Step("bench/self-test", ("python3", "bench/selftest.py"), counts.closing_line,
              ("build/programs",), environment=(("NCCLEP_HOSTSIM_WITH_GPU", "1"),)),
+        *python_steps.host_steps(places),
         *programs.sanitizer_steps(places),
     ]
 

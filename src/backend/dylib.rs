@@ -39,6 +39,26 @@ impl Library {
         process.symbol(probe).is_some().then_some(process)
     }
 
+    /// The object that defines `marker`, which some part of the process has made global.
+    ///
+    /// Unlike [`Library::in_process`] it finds other names in that object first, even where another
+    /// object that came earlier defines them, too: a Python process may hold a CUDA runtime that
+    /// PyTorch brought beside the CPU stand-ins.
+    pub(super) fn defining(marker: &CStr) -> Option<Self> {
+        let process = Self::in_process(marker)?;
+        let address = process.symbol(marker)?;
+        let mut object = std::mem::MaybeUninit::<libc::Dl_info>::uninit();
+        // SAFETY: any address may be asked about; the answer goes to the object of that type.
+        if unsafe { libc::dladdr(address.as_ptr(), object.as_mut_ptr()) } == 0 {
+            return Some(process);
+        }
+        // SAFETY: dladdr succeeded, so it has written the object and given a name that lives as long as
+        // the object is loaded; nothing is unloaded here.
+        let path = unsafe { CStr::from_ptr(object.assume_init().dli_fname) };
+        // The main program has no name that dlopen knows; then there is nothing before it either.
+        Some(Self::open(path, libc::RTLD_NOW | libc::RTLD_NOLOAD).unwrap_or(process))
+    }
+
     /// The function `name`, which ends in NUL.
     ///
     /// # Safety
@@ -120,6 +140,14 @@ mod tests {
         assert_eq!(library.handle, libc::RTLD_DEFAULT);
         assert!(library.symbol(c"malloc").is_some());
         assert!(library.symbol(c"no_such_symbol_at_all").is_none());
+    }
+
+    #[test]
+    fn a_marker_leads_to_the_object_that_defines_it() {
+        let library = Library::defining(c"dlsym").unwrap();
+        assert_ne!(library.handle, libc::RTLD_DEFAULT);
+        assert!(library.symbol(c"malloc").is_some());
+        assert!(Library::defining(c"no_such_symbol_at_all").is_none());
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! The functions of the CPU stand-ins (`hostsim`) that this backend calls.
 //!
 //! They carry the CUDA runtime's names; a marker symbol tells the stand-ins from the real thing.
-//! "Device" memory is this process's own memory.
+//! "Device" memory is this process's own memory: what the stand-ins allocated or, as with PyTorch's
+//! tensors on the CPU, any other.
 #![allow(unsafe_code)]
 
 use crate::backend::DeviceMemory;
@@ -15,8 +16,8 @@ use std::ffi::{c_int, c_void};
 /// The version of the stand-ins that this backend was written for.
 const ABI: c_int = 1;
 const ERROR_NOT_READY: c_int = 600;
-const HOST_TO_DEVICE: c_int = 1;
-const DEVICE_TO_HOST: c_int = 2;
+/// `cudaMemcpyDefault`: a caller's tensors may lie in plain host memory, such as PyTorch's on the CPU.
+const ANY_DIRECTION: c_int = 4;
 
 type HostFunction = unsafe extern "C" fn(*mut c_void);
 
@@ -49,7 +50,7 @@ impl HostRuntime {
         if let Some(functions) = FUNCTIONS.get() {
             return Ok(Some(Self(functions)));
         }
-        let Some(library) = Library::in_process(c"ncclEpHostsimAbi") else {
+        let Some(library) = Library::defining(c"ncclEpHostsimAbi") else {
             return Ok(None);
         };
         let functions = FUNCTIONS.get_or_try_init(|| {
@@ -149,7 +150,7 @@ impl DeviceMemory for HostRuntime {
         let (to, source) = (to.0 as *mut c_void, from.as_ptr().cast::<c_void>());
         // SAFETY: `from` is as long as said; the trait's callers own `to`.
         self.check("cudaMemcpy", unsafe {
-            (self.0.cudaMemcpy)(to, source, from.len(), HOST_TO_DEVICE)
+            (self.0.cudaMemcpy)(to, source, from.len(), ANY_DIRECTION)
         })
     }
 
@@ -157,7 +158,7 @@ impl DeviceMemory for HostRuntime {
         let (target, from) = (to.as_mut_ptr().cast::<c_void>(), from.0 as *const c_void);
         // SAFETY: `to` is as long as said; the trait's callers own `from`.
         self.check("cudaMemcpy", unsafe {
-            (self.0.cudaMemcpy)(target, from, to.len(), DEVICE_TO_HOST)
+            (self.0.cudaMemcpy)(target, from, to.len(), ANY_DIRECTION)
         })
     }
 

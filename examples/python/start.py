@@ -1,0 +1,48 @@
+"""What every example needs first: torch.distributed over the ranks, and the device of this one.
+
+Started by mpirun, srun or torchrun; on GPUs rank i takes GPU i, with the CPU stand-ins the CPU.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+import torch
+import torch.distributed as dist
+
+import nccl_ep
+from nccl_ep.rendezvous import launched_rank
+from nccl_ep.runtime import uses_stand_ins
+
+
+def start() -> tuple[int, int, torch.device]:
+    """Rank, number of ranks, device."""
+    rank, size = launched_rank()
+    torch.set_num_threads(1)
+    torch.manual_seed(rank)
+    nccl_ep.NCCLLibrary()
+    cpu = uses_stand_ins()
+    if not cpu:
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+    if "MASTER_ADDR" in os.environ:
+        dist.init_process_group("gloo")
+    else:
+        # mpirun gives no address; one machine has a folder for temporary files.
+        job = os.environ.get("PMIX_NAMESPACE", os.getppid())
+        meeting = os.path.join(tempfile.gettempdir(), f"nccl_ep-example-{os.getuid()}-{job}")
+        dist.init_process_group("gloo", store=dist.FileStore(meeting, size), rank=rank,
+                                world_size=size)
+        dist.barrier()
+        if rank == 0:
+            os.unlink(meeting)
+    device = torch.device("cpu") if cpu else torch.device("cuda", torch.cuda.current_device())
+    return rank, size, device
+
+
+def finish(rank: int, text: str) -> None:
+    """Says on rank 0 that every rank has got here, and what was checked."""
+    dist.barrier()
+    if rank == 0:
+        print(f"PASSED: {text}", flush=True)
+    dist.destroy_process_group()

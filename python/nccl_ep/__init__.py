@@ -1,0 +1,54 @@
+"""Expert-parallel communication for Mixture-of-Experts models: libnccl_ep in Python.
+
+Two layers: `NCCLLibrary` has the C functions as methods, under the names of the first `nccl_ep`
+package. `EpGroup`, `EpHandle`, `nccl_ep.autograd`, `nccl_ep.layers` work on torch tensors, on GPUs
+or, with the CPU stand-ins, on the CPU; they need torch, the first layer does not.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_WRAPPED = (
+    "CUDA_ERROR_MEMORY_ALLOCATION", "CUDA_SUCCESS", "HAVE_TORCH", "NCCLLibrary",
+    "NCCL_EP_ALGO_HIGH_THROUGHPUT", "NCCL_EP_ALGO_LOW_LATENCY", "NcclEpError",
+    "get_nccl_comm_from_group", "ncclDataTypeEnum", "ncclEpAlgorithm_t", "ncclEpAllocFn_t",
+    "ncclEpDispatchConfig_t", "ncclEpFreeFn_t", "ncclEpGroupConfig_t", "ncclEpHandleConfig_t",
+    "ncclEpTensorTag_t", "ncclNDTensor_t",
+)
+# Names that need torch, and where they are; loaded when they are first used.
+_WITH_TORCH = {"EpGroup": "nccl_ep.group", "EpHandle": "nccl_ep.handle",
+               "DispatchResult": "nccl_ep.handle"}
+_MODULES = ("autograd", "layers")
+
+__all__ = ["HAVE_NCCL_EP", "__version__", *_WRAPPED, *_WITH_TORCH, *_MODULES]
+
+try:
+    from nccl_ep.nccl_wrapper import (CUDA_ERROR_MEMORY_ALLOCATION, CUDA_SUCCESS, HAVE_TORCH,
+                                      NCCL_EP_ALGO_HIGH_THROUGHPUT, NCCL_EP_ALGO_LOW_LATENCY,
+                                      NCCLLibrary, NcclEpError, get_nccl_comm_from_group,
+                                      ncclDataTypeEnum, ncclEpAlgorithm_t, ncclEpAllocFn_t,
+                                      ncclEpDispatchConfig_t, ncclEpFreeFn_t, ncclEpGroupConfig_t,
+                                      ncclEpHandleConfig_t, ncclEpTensorTag_t, ncclNDTensor_t)
+
+    HAVE_NCCL_EP = True
+except ImportError as error:  # a Python without ctypes, for one
+    warnings.warn(f"nccl_ep is of no use here: {error}", stacklevel=2)
+    HAVE_NCCL_EP = False
+
+if TYPE_CHECKING:
+    from nccl_ep import autograd, layers
+    from nccl_ep.group import EpGroup
+    from nccl_ep.handle import DispatchResult, EpHandle
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WITH_TORCH:
+        return getattr(importlib.import_module(_WITH_TORCH[name]), name)
+    if name in _MODULES:
+        return importlib.import_module(f"nccl_ep.{name}")
+    raise AttributeError(f"module 'nccl_ep' has no attribute '{name}'")

@@ -1,0 +1,79 @@
+"""High-throughput dispatch and combine as differentiable functions.
+
+The gradient of a dispatch is a combine and the other way round, over the same handle. Backward is
+as collective as forward: all ranks run it, and with the same tensors requiring gradients.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from nccl_ep.handle import EpHandle
+
+
+def ht_dispatch(handle: EpHandle, tokens: torch.Tensor,
+                topk_weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Sends `tokens` [T, H] and `topk_weights` float32 [T, K]; both get gradients.
+
+    Returns tokens [n, H], topk_idx int64 [n, K] (local ids, ascending, then -1) and topk_weights
+    float32 [n, K].
+    """
+    return _Dispatch.apply(handle, tokens, topk_weights)
+
+
+def ht_combine(handle: EpHandle, tokens: torch.Tensor) -> torch.Tensor:
+    """Sums the ranks' results `tokens` [n, H] for each token: [T, H]."""
+    return _Combine.apply(handle, tokens)
+
+
+class _Dispatch(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, handle: EpHandle, tokens: torch.Tensor,
+                topk_weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        received = handle.dispatch(tokens, topk_weights)
+        assert received.topk_idx is not None and received.topk_weights is not None
+        ctx.handle = handle
+        # LL handles may change their ids in place, HT handles do not look at them again.
+        ctx.save_for_backward(handle.topk_idx)
+        ctx.mark_non_differentiable(received.topk_idx)
+        return received.tokens, received.topk_idx, received.topk_weights
+
+    @staticmethod
+    def backward(ctx: Any, tokens: torch.Tensor, _idx: Any,
+                 weights: torch.Tensor) -> tuple[Any, ...]:
+        handle: EpHandle = ctx.handle
+        # autograd fills in zeros for results that nobody used, so every rank makes this call.
+        home_tokens, home_weights = handle.combine_with_weights(tokens, weights)
+        return None, home_tokens, in_callers_order(ctx.saved_tensors[0], home_weights,
+                                                   handle.group.num_experts)
+
+
+class _Combine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, handle: EpHandle, tokens: torch.Tensor) -> torch.Tensor:
+        ctx.handle = handle
+        ctx.rows = tokens.shape[0]
+        return handle.combine(tokens)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        handle: EpHandle = ctx.handle
+        out = torch.empty((ctx.rows, grad.shape[1]), dtype=grad.dtype, device=grad.device)
+        return None, handle.dispatch(grad, out=out).tokens
+
+
+def in_callers_order(topk_idx: torch.Tensor, values: torch.Tensor,
+                     num_experts: int) -> torch.Tensor:
+    """Values [T, K] by ascending expert id, packed to the left, moved to where `topk_idx` has the id.
+
+    Ids without an expert get 0. An id that a token repeats counts once, at its last place.
+    """
+    columns = torch.arange(topk_idx.shape[1], device=topk_idx.device)
+    again = (topk_idx.unsqueeze(2) == topk_idx.unsqueeze(1)) & (columns > columns.unsqueeze(1))
+    counts = (topk_idx >= 0) & (topk_idx < num_experts) & ~again.any(dim=2)
+    keys = torch.where(counts, topk_idx, num_experts)
+    order = keys.argsort(dim=1, stable=True)
+    in_order = torch.where(keys.gather(1, order) < num_experts, values, 0.0)
+    return torch.zeros_like(values).scatter_(1, order, in_order)

@@ -1,0 +1,133 @@
+"""`EpGroup`: the ranks that exchange tokens, for torch."""
+
+from __future__ import annotations
+
+import warnings
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from nccl_ep.errors import NcclEpError
+from nccl_ep.nccl_wrapper import NCCLLibrary
+from nccl_ep.rendezvous import get_nccl_comm_from_group
+from nccl_ep.runtime import Runtime
+from nccl_ep.types import NCCL_EP_AUTO, ncclEpAlgorithm_t, ncclEpGroupConfig_t
+
+if TYPE_CHECKING:
+    from nccl_ep.handle import EpHandle
+
+_ALGORITHMS = {"ll": ncclEpAlgorithm_t.LOW_LATENCY, "ht": ncclEpAlgorithm_t.HIGH_THROUGHPUT}
+
+
+class EpGroup:
+    """A group of ranks; creating and closing it are collective.
+
+    num_experts          E, over all ranks; expert g lives on rank g // L, where L = E // R
+    hidden               H, the largest row of a token, in elements of `dtype`
+    algorithm            "ll" (low latency) or "ht" (high throughput)
+    max_tokens_per_rank  M; 0 in HT: each handle finds its own bound
+    process_group        a torch.distributed group; None: all processes
+    comm                 an ncclComm_t to use instead of a new one; it outlives the group
+    num_channels         channels of HT kernels, 2 SMs each; 0: the library chooses
+    device               None: the current GPU, or the CPU if the process has the CPU stand-ins
+    """
+
+    def __init__(self, num_experts: int, hidden: int, *, algorithm: str = "ll",
+                 max_tokens_per_rank: int = NCCL_EP_AUTO, dtype: torch.dtype = torch.bfloat16,
+                 process_group: Any = None, comm: Any = None, num_channels: int = NCCL_EP_AUTO,
+                 device: torch.device | str | int | None = None,
+                 library: NCCLLibrary | None = None) -> None:
+        if algorithm not in _ALGORITHMS:
+            raise ValueError(f"algorithm: must be 'll' or 'ht', not {algorithm!r}")
+        self._group: Any = None
+        self._owned_comm: Any = None
+        self.library = library or NCCLLibrary()
+        self.runtime = Runtime(self.library, device)
+        self.algorithm, self.num_experts, self.hidden = algorithm, num_experts, hidden
+        self.max_tokens_per_rank, self.dtype = max_tokens_per_rank, dtype
+        config = ncclEpGroupConfig_t(
+            version=1, algorithm=_ALGORITHMS[algorithm], num_experts=num_experts,
+            max_tokens_per_rank=max_tokens_per_rank, token_size_bytes=hidden * dtype.itemsize,
+            num_channels=num_channels)
+        with self.runtime.current():
+            if comm is None:
+                comm = self._owned_comm = get_nccl_comm_from_group(process_group, self.library)
+            self.comm = comm
+            self.world_size = self.library.ncclCommCount(comm)
+            self.rank = self.library.ncclCommUserRank(comm)
+            try:
+                self._group = self.library.ncclEpCreateGroup(comm, config, self._stream())
+            except NcclEpError:
+                self._destroy_comm()
+                raise
+        self.num_local_experts = num_experts // self.world_size
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors of this group are."""
+        return self.runtime.device
+
+    @property
+    def handle(self) -> Any:
+        """The ncclEpGroup_t, for calls to `library`."""
+        if self._group is None:
+            raise RuntimeError("the group is closed")
+        return self._group
+
+    def create_handle(self, topk_idx: torch.Tensor, *, stream: Any = None) -> EpHandle:
+        """A handle for the routing `topk_idx`, int64 or int32 [T, K]; T may differ between ranks.
+
+        Ids below 0 take no part. Collective in HT, which waits for the other ranks.
+        """
+        from nccl_ep.handle import EpHandle
+
+        return EpHandle(self, topk_idx, stream=stream)
+
+    def check(self) -> None:
+        """Raises `NcclEpError` if an operation of the group has failed while it ran."""
+        code = self.library.ncclEpGetAsyncError(self.handle)
+        if code != 0:
+            raise NcclEpError(code, self.library.ncclGetErrorString(code),
+                              self.library.ncclEpGetLastError())
+
+    def settle(self) -> None:
+        """On the CPU, waits for what was enqueued and raises what failed; nothing on GPUs."""
+        if self.device.type == "cpu":
+            try:
+                self.runtime.settle()
+            finally:
+                self.check()
+
+    def close(self) -> None:
+        """Destroys the group; collective. A second call does nothing."""
+        group, self._group = self._group, None
+        if group is None:
+            return
+        with self.runtime.current():
+            try:
+                self.library.ncclEpGroupDestroy(group, self._stream())
+            finally:
+                self._destroy_comm()
+
+    def _destroy_comm(self) -> None:
+        comm, self._owned_comm = self._owned_comm, None
+        if comm is not None:
+            self.library.ncclCommDestroy(comm)
+
+    def _stream(self) -> int | None:
+        return self.runtime.stream(None)
+
+    def __enter__(self) -> EpGroup:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        # After an exception the other ranks may never come to a collective call.
+        if kind is None:
+            self.close()
+
+    def __del__(self) -> None:
+        # Closing is collective, and the collector runs at a different time on each rank.
+        if getattr(self, "_group", None) is not None:
+            warnings.warn("an EpGroup was not closed", ResourceWarning, stacklevel=2)

@@ -1,0 +1,208 @@
+"""`EpHandle`: one routing of tokens to experts, and its operations, for torch."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from nccl_ep.tensors import Tag, TensorList, checked, describe
+from nccl_ep.types import ncclEpDispatchConfig_t
+
+if TYPE_CHECKING:
+    from nccl_ep.group import EpGroup
+
+
+class DispatchResult(NamedTuple):
+    """What a dispatch delivers to this rank.
+
+    LL: tokens [L, R*M, H], of which expert e has the first counts[e] rows; counts int32 [L].
+    HT: tokens [n, H], one row per received token, by source rank and token; with weights also
+    topk_idx int64 [n, K], local ids ascending, then -1, and topk_weights float32 [n, K], then 0.
+    """
+
+    tokens: torch.Tensor
+    counts: torch.Tensor | None = None
+    topk_idx: torch.Tensor | None = None
+    topk_weights: torch.Tensor | None = None
+
+
+class EpHandle:
+    """One routing. Made by `EpGroup.create_handle`; destroyed by `close`, or with the object.
+
+    Operations are enqueued on `stream` (a torch stream; None: the current one), and every rank calls
+    them in the same order. On the CPU they are done when the call returns.
+    LL reads `topk_idx` anew in each operation, so it may be changed in place; HT does not.
+    """
+
+    def __init__(self, group: EpGroup, topk_idx: torch.Tensor, *, stream: Any = None) -> None:
+        self._handle: Any = None
+        self._staged: list[Any] = []
+        self._rows: int | None = None
+        self.group = group
+        ids = topk_idx.to(torch.int64)
+        self.topk_idx = checked("topk_idx", ids, (None, None), group.device)
+        self.num_tokens, self.top_k = self.topk_idx.shape
+        with group.runtime.current():
+            self._handle = group.library.ncclEpCreateHandle(
+                group.handle, describe(self.topk_idx, Tag.TOPK_IDX), None,
+                group.runtime.stream(stream))
+        group.runtime.hand_over(stream, [self.topk_idx])
+
+    @property
+    def handle(self) -> Any:
+        """The ncclEpHandle_t, for calls to the library."""
+        if self._handle is None:
+            raise RuntimeError("the handle is closed")
+        return self._handle
+
+    @property
+    def num_recv_tokens(self) -> int:
+        """HT: rows that a dispatch can deliver here; the real count if the group has no bound M."""
+        if self._rows is None:
+            self._rows = self.group.library.ncclEpHandleGetNumRecvTokens(self.handle)
+        return self._rows
+
+    def dispatch(self, tokens: torch.Tensor, topk_weights: torch.Tensor | None = None, *,
+                 out: torch.Tensor | None = None, send_only: bool = False,
+                 stream: Any = None) -> DispatchResult:
+        """Sends `tokens` [T, H] to their experts. HT: `topk_weights` float32 [T, K] go with them.
+
+        `out` gets the tokens; by default a new tensor, whose rows without a token are undefined in
+        LL and zero in HT. LL with `send_only`: the result is there after `complete`.
+        """
+        group = self.group
+        tokens = checked("tokens", tokens, (self.num_tokens, None), group.device)
+        shape = self._received_shape(tokens.shape[1])
+        if out is None:
+            out = torch.empty(shape, dtype=tokens.dtype, device=group.device)
+        elif not out.is_contiguous():
+            raise ValueError("out: must be contiguous")
+        checked("out", out, (*shape[:-2], None, shape[-1]), group.device, tokens.dtype)
+        if group.algorithm == "ll":
+            if topk_weights is not None:
+                raise ValueError("topk_weights: in low latency they belong to combine")
+            result = DispatchResult(out, counts=self._new((group.num_local_experts,), torch.int32))
+        elif topk_weights is None:
+            result = DispatchResult(out)
+        else:
+            topk_weights = self._weights(topk_weights, self.num_tokens)
+            routing = (out.shape[0], self.top_k)
+            result = DispatchResult(out, None, self._new(routing, torch.int64),
+                                    self._new(routing, torch.float32))
+        ids = self.topk_idx if topk_weights is not None else None
+        inputs = TensorList((Tag.TOKENS, tokens), (Tag.TOPK_IDX, ids),
+                            (Tag.TOPK_WEIGHTS, topk_weights))
+        outputs = TensorList((Tag.TOKENS, out), (Tag.TOPK_IDX, result.topk_idx),
+                             (Tag.TOPK_WEIGHTS, result.topk_weights))
+        counter = TensorList((Tag.RECV_EXPERT_COUNTER_DEVICE, result.counts))
+        self._run("ncclEpDispatch", (inputs, outputs, counter), send_only, stream)
+        return result
+
+    def combine(self, tokens: torch.Tensor, topk_weights: torch.Tensor | None = None, *,
+                out: torch.Tensor | None = None, send_only: bool = False,
+                stream: Any = None) -> torch.Tensor:
+        """Brings results home: returns [T, H], for each token the sum over its experts.
+
+        LL: `tokens` [L, R*M, H], `topk_weights` float32 [T, K], the factors of the sum.
+        HT: `tokens` [n, H], weights already applied and a token's experts on this rank summed.
+        """
+        group = self.group
+        low_latency = group.algorithm == "ll"
+        if low_latency != (topk_weights is not None):
+            raise ValueError("topk_weights: " + ("needed in low latency" if low_latency else
+                                                 "combine_with_weights returns them"))
+        tokens = self._results(tokens)
+        out = self._home(tokens, out)
+        local = None if topk_weights is None else self._weights(topk_weights, self.num_tokens)
+        self._run("ncclEpCombine",
+                  (TensorList((Tag.TOKENS, tokens)), TensorList((Tag.TOKENS, out)),
+                   TensorList((Tag.TOPK_WEIGHTS, local))), send_only, stream)
+        return out
+
+    def combine_with_weights(self, tokens: torch.Tensor, topk_weights: torch.Tensor, *,
+                             stream: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """HT, the backward of a dispatch with weights: `tokens` [n, H], `topk_weights` [n, K].
+
+        Returns the sums [T, H] and the weights [T, K], by ascending global expert id, then zeros.
+        """
+        tokens = self._results(tokens)
+        weights = self._weights(topk_weights, tokens.shape[0])
+        out = self._home(tokens, None)
+        home_weights = self._new((self.num_tokens, self.top_k), torch.float32)
+        self._run("ncclEpCombine",
+                  (TensorList((Tag.TOKENS, tokens), (Tag.TOPK_WEIGHTS, weights)),
+                   TensorList((Tag.TOKENS, out), (Tag.TOPK_WEIGHTS, home_weights)),
+                   TensorList()), False, stream)
+        return out, home_weights
+
+    def complete(self, *, stream: Any = None) -> None:
+        """LL: receives what the staged operation has sent. Nothing if none is staged."""
+        group = self.group
+        with group.runtime.current():
+            group.library.ncclEpComplete(self.handle, None, group.runtime.stream(stream))
+        staged, self._staged = self._staged, []
+        for lists in staged:
+            group.runtime.hand_over(stream, lists.tensors)
+        group.settle()
+
+    def close(self) -> None:
+        """Destroys the handle; local. A second call does nothing."""
+        handle, self._handle = self._handle, None
+        self._staged = []
+        if handle is not None:
+            self.group.library.ncclEpHandleDestroy(handle)
+
+    def _run(self, name: str, lists: tuple[TensorList, TensorList, TensorList], send_only: bool,
+             stream: Any) -> None:
+        group = self.group
+        call = getattr(group.library, name)
+        config = ncclEpDispatchConfig_t() if name == "ncclEpDispatch" else None
+        arguments = [each for tensors in lists for each in (tensors.array, tensors.count)]
+        with group.runtime.current():
+            call(self.handle, *arguments, send_only, config, group.runtime.stream(stream))
+        for tensors in lists:
+            group.runtime.hand_over(stream, tensors.tensors)
+        if send_only:
+            # The receive phase writes to them, whatever the caller does meanwhile.
+            self._staged.extend(lists)
+        group.settle()
+
+    def _received_shape(self, hidden: int) -> tuple[int, ...]:
+        group = self.group
+        if group.algorithm == "ht":
+            return self.num_recv_tokens, hidden
+        return group.num_local_experts, group.world_size * group.max_tokens_per_rank, hidden
+
+    def _results(self, tokens: torch.Tensor) -> torch.Tensor:
+        shape: tuple[int | None, ...] = (None, None)
+        if self.group.algorithm == "ll":
+            shape = (*self._received_shape(0)[:-1], None)
+        return checked("tokens", tokens, shape, self.group.device)
+
+    def _home(self, tokens: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+        shape = (self.num_tokens, tokens.shape[-1])
+        if out is None:
+            return self._new(shape, tokens.dtype)
+        if not out.is_contiguous():
+            raise ValueError("out: must be contiguous")
+        return checked("out", out, shape, self.group.device, tokens.dtype)
+
+    def _weights(self, weights: torch.Tensor, rows: int) -> torch.Tensor:
+        return checked("topk_weights", weights, (rows, self.top_k), self.group.device,
+                       torch.float32)
+
+    def _new(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=self.group.device)
+
+    def __enter__(self) -> EpHandle:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None) is not None:
+            self.close()

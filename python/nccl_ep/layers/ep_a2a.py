@@ -1,0 +1,156 @@
+"""`EPAll2AllLayer`: dispatch and combine with rows sorted by expert, for models in torch.
+
+The constructor, methods and results are those of Triton-distributed's layer of this name; underneath
+is the high-throughput mode of libnccl_ep. Both directions are differentiable.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from nccl_ep.autograd import ht_combine, ht_dispatch
+from nccl_ep.group import EpGroup
+from nccl_ep.handle import EpHandle
+from nccl_ep.layers import expand, scatter
+from nccl_ep.layers.layout import EPAllToAllLayoutDesc, EPConfig
+from nccl_ep.types import ncclDataTypeEnum, ncclRedOpTypeEnum
+
+# Row numbers travel as float32; further up it has no room for every integer.
+_MOST_ROWS = 1 << 24
+_SMALLEST_ROW = 16  # bytes
+
+
+class EPAll2AllLayer(torch.nn.Module):
+    """Sends tokens to the ranks of their experts and brings the results back.
+
+    ep_group              torch.distributed group of the ranks; None: all
+    max_tokens            tokens of a rank that are expected; more may come, buffers follow
+    hidden, topk          H, K
+    rank                  this rank in ep_group
+    num_tot_experts       E over all ranks, a multiple of world_size
+    local_world_size, world_size  ranks of this node, and of the group; equal, for now
+    dtype, weight_dtype   of tokens, and of the weights that dispatch returns
+    num_sm                SMs that communication may use; 0: the library chooses
+    enable_local_combine  no effect: results are always summed on the rank of the experts first
+    use_aot               no effect: kernels are always built ahead of time
+
+    Constructing and `finalize` are collective.
+    """
+
+    def __init__(self, ep_group: Any, max_tokens: int, hidden: int, topk: int, rank: int,
+                 num_tot_experts: int, local_world_size: int, world_size: int,
+                 dtype: torch.dtype = torch.bfloat16, weight_dtype: torch.dtype = torch.float32,
+                 num_sm: int = 20, enable_local_combine: bool = False,
+                 use_aot: bool = False) -> None:
+        super().__init__()
+        self.ep_config = EPConfig(max_tokens=max_tokens, hidden=hidden, topk=topk,
+                                  num_experts=num_tot_experts, rank=rank, world_size=world_size,
+                                  local_world_size=local_world_size, token_dtype=dtype,
+                                  weight_dtype=weight_dtype)
+        have = dist.get_rank(ep_group), dist.get_world_size(ep_group)
+        if have != (rank, world_size):
+            raise ValueError(f"rank, world_size: {rank}, {world_size}, but ep_group has {have}")
+        self.ep_group, self.num_sm = ep_group, num_sm
+        self.enable_local_combine, self.use_aot = enable_local_combine, use_aot
+        # Without a bound of its own the group takes as many tokens as come.
+        self._group = EpGroup(num_tot_experts, hidden, algorithm="ht", dtype=dtype,
+                              process_group=ep_group, num_channels=max(num_sm // 2, 0))
+        self._flag: torch.Tensor | None = None
+
+    @property
+    def num_experts_per_rank(self) -> int:
+        """L."""
+        return self.ep_config.num_experts_per_rank
+
+    def dispatch(self, input: torch.Tensor, exp_indices: torch.Tensor,
+                 weight: torch.Tensor | None = None,
+                 full_scatter_indices: torch.Tensor | None = None,
+                 ) -> tuple[torch.Tensor, torch.Tensor | None, EPAllToAllLayoutDesc]:
+        """Sends `input` [T, H] to the experts `exp_indices` [T, K], with `weight` [T, K].
+
+        Returns the rows [recv_tokens, H] of this rank's experts, sorted by expert, then by source
+        rank and token, one for each (token, expert) pair; their weights [recv_tokens], or None; and
+        what `combine` needs. T may differ between ranks. Ids outside 0..E-1 take no part.
+
+        `full_scatter_indices` [T, K] or [sum of T, K]: the number of each pair among the pairs of
+        all ranks sorted by expert; rows then have this order. Collective.
+        """
+        config = self.ep_config
+        if exp_indices.shape != (input.shape[0], config.topk):
+            raise ValueError(f"exp_indices: has shape {list(exp_indices.shape)}, expected "
+                             f"[{input.shape[0]}, {config.topk}]")
+        ids = exp_indices.to(torch.int64)
+        factors = (torch.ones(ids.shape, device=input.device) if weight is None
+                   else weight.to(torch.float32))
+        handle = self._group.create_handle(ids)
+        counts, tokens = scatter.exchange_counts(ids, config, self.ep_group)
+        received, received_ids, received_weights = ht_dispatch(handle, input, factors)
+        positions = None
+        if full_scatter_indices is None:
+            destinations = scatter.stable_positions(ids, counts, config)
+        else:
+            destinations = scatter.given_positions(full_scatter_indices, ids, counts, tokens,
+                                                   config)
+            positions = self._send_positions(handle, destinations)
+        expansion, per_expert = expand.by_expert(received_ids, config.num_experts_per_rank,
+                                                 positions)
+        output = expand.expand(received, expansion)
+        weights = None
+        if weight is not None:
+            weights = expand.weight_of_row(received_weights, expansion).to(config.weight_dtype)
+        layout = EPAllToAllLayoutDesc(
+            num_dispatch_token_cur_rank=output.shape[0],
+            num_input_tokens_per_rank=tokens.to(torch.int32),
+            topk_indices_tensor=exp_indices.to(torch.int32),
+            token_dst_scatter_idx=destinations.to(config.offset_dtype),
+            num_recv_tokens_per_expert=per_expert, handle=handle, expansion=expansion)
+        return output, weights, layout
+
+    def combine(self, input: torch.Tensor, layout_desc: EPAllToAllLayoutDesc) -> torch.Tensor:
+        """For each token the sum over its experts of `input` [recv_tokens, H]: [T, H].
+
+        No weights are applied: experts multiply by those that dispatch gave. Collective.
+        """
+        if layout_desc.handle is None or layout_desc.expansion is None:
+            raise ValueError("layout_desc: not made by dispatch")
+        rows = layout_desc.num_dispatch_token_cur_rank
+        if input.dim() != 2 or input.shape[0] != rows:
+            raise ValueError(f"input: has shape {list(input.shape)}, expected [{rows}, any]")
+        return ht_combine(layout_desc.handle, expand.reduce(input, layout_desc.expansion))
+
+    def ep_barrier_all(self, stream: Any = None, intra_node_only: bool = False) -> None:
+        """Lets `stream` go on when the streams of all ranks have come here; collective.
+
+        On the CPU the ranks themselves wait. `intra_node_only` makes no difference on one node.
+        """
+        group = self._group
+        if group.device.type == "cpu":
+            dist.barrier(group=self.ep_group)
+            return
+        if self._flag is None:
+            self._flag = torch.zeros(1, dtype=torch.int32, device=group.device)
+            torch.cuda.current_stream(group.device).synchronize()
+        with group.runtime.current():
+            group.library.ncclAllReduce(self._flag, self._flag, 1, ncclDataTypeEnum.ncclInt32,
+                                        ncclRedOpTypeEnum.ncclSum, group.comm,
+                                        group.runtime.stream(stream))
+
+    def finalize(self) -> None:
+        """Releases everything; collective. Layouts cannot be combined afterwards."""
+        self._group.close()
+
+    def _send_positions(self, handle: EpHandle, positions: torch.Tensor) -> torch.Tensor:
+        """The row of each pair, known at home, to the rank of its expert: int64 [n, K].
+
+        They travel as the weights of a second dispatch, whose tokens are as short as can be.
+        """
+        if positions.numel() and int(positions.max()) >= _MOST_ROWS:
+            raise ValueError(f"full_scatter_indices: more than {_MOST_ROWS} rows on a rank")
+        tokens = torch.empty((positions.shape[0], _SMALLEST_ROW), dtype=torch.uint8,
+                             device=positions.device).view(torch.float32)
+        received = handle.dispatch(tokens, positions.to(torch.float32))
+        assert received.topk_weights is not None
+        return received.topk_weights.to(torch.int64)

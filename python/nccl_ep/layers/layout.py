@@ -1,0 +1,89 @@
+"""What describes an `EPAll2AllLayer` and one exchange of it: plain data."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from nccl_ep.handle import EpHandle
+
+
+@dataclasses.dataclass(frozen=True)
+class EPConfig:
+    """The shape of a layer; the same on every rank but for `rank`."""
+
+    max_tokens: int
+    hidden: int
+    topk: int
+    num_experts: int
+    rank: int
+    world_size: int
+    local_world_size: int
+    token_dtype: torch.dtype = torch.bfloat16
+    weight_dtype: torch.dtype = torch.float32
+    offset_dtype: torch.dtype = torch.int32
+
+    def __post_init__(self) -> None:
+        if self.world_size < 1 or not 0 <= self.rank < self.world_size:
+            raise ValueError(f"rank {self.rank} is none of {self.world_size}")
+        if self.num_experts < 1 or self.num_experts % self.world_size:
+            raise ValueError(f"num_experts: {self.num_experts} is no multiple of world_size, "
+                             f"{self.world_size}")
+        if self.local_world_size != self.world_size:
+            raise ValueError("local_world_size: groups that span nodes are not supported yet")
+        for name in ("max_tokens", "hidden", "topk"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: must be positive, not {getattr(self, name)}")
+
+    @property
+    def num_experts_per_rank(self) -> int:
+        """L."""
+        return self.num_experts // self.world_size
+
+    @property
+    def is_intra_node(self) -> bool:
+        """Whether all ranks are on one node."""
+        return self.local_world_size == self.world_size
+
+
+@dataclasses.dataclass
+class Expansion:
+    """Between received tokens and rows by expert, on the rank of the experts.
+
+    source int64 [P]: the received token of each row. pair int64 [P]: its place in [n, K], flat.
+    rows int64 [n, C]: the rows of each received token, -1 where it has fewer than C.
+    """
+
+    source: torch.Tensor
+    pair: torch.Tensor
+    rows: torch.Tensor
+
+
+@dataclasses.dataclass
+class EPAllToAllLayoutDesc:
+    """What `dispatch` found out and `combine` needs; also what experts want to know.
+
+    num_dispatch_token_cur_rank  rows of dispatch's output: (token, expert) pairs of this rank's
+                                 experts
+    num_input_tokens_per_rank    int32 [R]: tokens that each rank passed to dispatch
+    topk_indices_tensor          int32 [T, K]: the experts of this rank's tokens, as passed
+    token_dst_scatter_idx        int32 [T, K]: the row of each pair in the output of dispatch on the
+                                 rank of its expert; -1 for ids that take no part
+    num_recv_tokens_per_expert   int32 [L]: rows of each local expert
+    send_reqs_for_nodes, send_reqs_recv_tensor, skipped_token_mapping_indices,
+    skipped_token_topk_mapping_indices: of exchanges between nodes; None on one node
+    """
+
+    num_dispatch_token_cur_rank: int
+    num_input_tokens_per_rank: torch.Tensor
+    topk_indices_tensor: torch.Tensor
+    token_dst_scatter_idx: torch.Tensor
+    num_recv_tokens_per_expert: torch.Tensor
+    send_reqs_for_nodes: torch.Tensor | None = None
+    send_reqs_recv_tensor: torch.Tensor | None = None
+    skipped_token_mapping_indices: torch.Tensor | None = None
+    skipped_token_topk_mapping_indices: torch.Tensor | None = None
+    # The routing itself, for `combine`.
+    handle: EpHandle | None = dataclasses.field(default=None, repr=False)
+    expansion: Expansion | None = dataclasses.field(default=None, repr=False)

@@ -1,0 +1,304 @@
+"""The C functions as methods: the names, signatures and results of the first `nccl_ep` package.
+
+Refusals become `NcclEpError` with the library's own text. The methods keep what C still uses alive;
+the memory behind tensor addresses is the caller's to keep.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from nccl_ep import functions, library_search
+from nccl_ep.errors import NcclEpError
+from nccl_ep.functions import Function
+from nccl_ep.rendezvous import get_nccl_comm_from_group
+from nccl_ep.types import (CUDA_ERROR_MEMORY_ALLOCATION, CUDA_SUCCESS, NCCL_EP_ALGO_HIGH_THROUGHPUT,
+                           NCCL_EP_ALGO_LOW_LATENCY, NCCL_EP_AUTO, NCCL_EP_TENSOR_FLAG_NONE,
+                           NCCL_EP_TENSOR_TAG_NONE,
+                           NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE,
+                           NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_HOST,
+                           NCCL_EP_TENSOR_TAG_SCALES, NCCL_EP_TENSOR_TAG_TOKENS,
+                           NCCL_EP_TENSOR_TAG_TOKENS_PER_EXPERTS, NCCL_EP_TENSOR_TAG_TOPK_IDX,
+                           NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, buffer_type, cudaStream_t, ncclComm_t,
+                           ncclDataType_t, ncclDataTypeEnum, ncclEpAlgorithm_t, ncclEpAllocFn_t,
+                           ncclEpDispatchConfig_t, ncclEpFreeFn_t, ncclEpGroup_t,
+                           ncclEpGroupConfig_t, ncclEpHandle_t, ncclEpHandleConfig_t,
+                           ncclEpTensorFlags_t, ncclEpTensorTag_t, ncclNDTensor_t, ncclRedOp_t,
+                           ncclRedOpTypeEnum, ncclResult_t, ncclUniqueId)
+
+HAVE_TORCH = importlib.util.find_spec("torch") is not None
+
+__all__ = [
+    "CUDA_ERROR_MEMORY_ALLOCATION", "CUDA_SUCCESS", "Function", "HAVE_TORCH", "NCCLLibrary",
+    "NCCL_EP_ALGO_HIGH_THROUGHPUT", "NCCL_EP_ALGO_LOW_LATENCY", "NCCL_EP_AUTO",
+    "NCCL_EP_TENSOR_FLAG_NONE", "NCCL_EP_TENSOR_TAG_NONE",
+    "NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE", "NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_HOST",
+    "NCCL_EP_TENSOR_TAG_SCALES", "NCCL_EP_TENSOR_TAG_TOKENS",
+    "NCCL_EP_TENSOR_TAG_TOKENS_PER_EXPERTS", "NCCL_EP_TENSOR_TAG_TOPK_IDX",
+    "NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS", "NcclEpError", "buffer_type", "cudaStream_t",
+    "get_nccl_comm_from_group", "ncclComm_t", "ncclDataTypeEnum", "ncclDataType_t",
+    "ncclEpAlgorithm_t", "ncclEpAllocFn_t", "ncclEpDispatchConfig_t", "ncclEpFreeFn_t",
+    "ncclEpGroupConfig_t", "ncclEpGroup_t", "ncclEpHandleConfig_t", "ncclEpHandle_t",
+    "ncclEpTensorFlags_t", "ncclEpTensorTag_t", "ncclNDTensor_t", "ncclRedOpTypeEnum",
+    "ncclRedOp_t", "ncclResult_t", "ncclUniqueId",
+]
+
+
+class NCCLLibrary:
+    """libnccl_ep.so and the NCCL beside it.
+
+    `so_file` is the library's path; without it, NCCL_EP_LIBRARY, the package's own folder,
+    NCCL_HOME and the loader are searched in this order. A path of libnccl.so itself serves for
+    the base functions; `ep_available` is then False.
+    """
+
+    exported_functions: ClassVar[list[Function]] = [*functions.BASE_FUNCTIONS,
+                                                    *functions.EP_FUNCTIONS]
+    path_to_library_cache: ClassVar[dict[str, ctypes.CDLL]] = {}
+    path_to_base_cache: ClassVar[dict[str, ctypes.CDLL]] = {}
+    path_to_dict_mapping: ClassVar[dict[str, dict[str, Any]]] = {}
+    # C may call an allocator as long as tensors live, which may be longer than their group.
+    _callbacks: ClassVar[dict[int | None, Any]] = {}
+
+    def __init__(self, so_file: str | os.PathLike[str] | None = None) -> None:
+        path = os.fspath(so_file) if so_file is not None else library_search.find_library()
+        if path not in self.path_to_dict_mapping:
+            library, base, table = _load(path)
+            self.path_to_library_cache[path] = library
+            self.path_to_base_cache[path] = base
+            self.path_to_dict_mapping[path] = table
+        self.path = path
+        self.lib = self.path_to_library_cache[path]
+        self.base = self.path_to_base_cache[path]
+        self._funcs = self.path_to_dict_mapping[path]
+        self.ep_available = all(each.name in self._funcs for each in functions.EP_FUNCTIONS)
+
+    # --- Results ------------------------------------------------------------------------------
+
+    def NCCL_CHECK(self, result: int) -> None:
+        """Raises `NcclEpError`, a RuntimeError, unless `result` is ncclSuccess."""
+        self._check("", result)
+
+    def ncclGetErrorString(self, result: int) -> str:
+        """NCCL's text for a result."""
+        text = self._funcs["ncclGetErrorString"](result)
+        return text.decode(errors="replace") if text else "unknown"
+
+    def ncclEpGetLastError(self) -> str:
+        """One line about this library's last refusal in this thread; empty if there was none."""
+        get = self._funcs.get("ncclEpGetLastError")
+        return get().decode(errors="replace") if get else ""
+
+    def _check(self, name: str, result: int) -> None:
+        if result != 0:
+            # Only the library's own calls leave a text; an older one must not pass for this one's.
+            detail = self.ncclEpGetLastError() if name.startswith("ncclEp") else name
+            raise NcclEpError(result, self.ncclGetErrorString(result), detail)
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        function = self._funcs.get(name)
+        if function is None:
+            raise RuntimeError(f"{self.path} has no {name}: it is not libnccl_ep.so, or an old one")
+        self._check(name, function(*arguments))
+
+    # --- NCCL ---------------------------------------------------------------------------------
+
+    def ncclGetRawVersion(self) -> int:
+        """NCCL's version as NCCL counts it: 22809 is 2.28.9."""
+        version = ctypes.c_int()
+        self._call("ncclGetVersion", ctypes.byref(version))
+        return version.value
+
+    def ncclGetVersion(self) -> str:
+        """NCCL's version, such as "2.28.9"."""
+        raw = self.ncclGetRawVersion()
+        # Before 2.9 the minor version was counted in hundreds.
+        base = 10000 if raw >= 10000 else 1000
+        return f"{raw // base}.{raw % base // 100}.{raw % 100}"
+
+    def ncclGetUniqueId(self) -> ncclUniqueId:
+        """What the ranks of a new communicator share; made by one of them."""
+        unique_id = ncclUniqueId()
+        self._call("ncclGetUniqueId", ctypes.byref(unique_id))
+        return unique_id
+
+    def ncclCommInitRank(self, world_size: int, unique_id: ncclUniqueId, rank: int) -> ncclComm_t:
+        """A communicator; every rank calls it, with the GPU of the rank current."""
+        comm = ncclComm_t()
+        self._call("ncclCommInitRank", ctypes.byref(comm), world_size, unique_id, rank)
+        return comm
+
+    def ncclCommDestroy(self, comm: ncclComm_t) -> None:
+        """Ends a communicator, after the groups made from it."""
+        self._call("ncclCommDestroy", comm)
+
+    def ncclCommCount(self, comm: ncclComm_t) -> int:
+        """The number of ranks."""
+        count = ctypes.c_int()
+        self._call("ncclCommCount", comm, ctypes.byref(count))
+        return count.value
+
+    def ncclCommUserRank(self, comm: ncclComm_t) -> int:
+        """This process's rank."""
+        rank = ctypes.c_int()
+        self._call("ncclCommUserRank", comm, ctypes.byref(rank))
+        return rank.value
+
+    def ncclAllReduce(self, sendbuff: Any, recvbuff: Any, count: int, datatype: int, op: int,
+                      comm: Any, stream: Any) -> None:
+        """Reduces `count` elements of all ranks; addresses are of device memory."""
+        self._call("ncclAllReduce", _address(sendbuff), _address(recvbuff), count, datatype, op,
+                   comm, stream)
+
+    # --- Groups and tensors -------------------------------------------------------------------
+
+    def ncclEpCreateGroup(self, comm: Any, config: Any, stream: Any = None, alloc_fn: Any = None,
+                          free_fn: Any = None) -> ncclEpGroup_t:
+        """A group over all ranks of `comm`; collective.
+
+        `config` is an `ncclEpGroupConfig_t`. `alloc_fn` and `free_fn` are made by `ncclEpAllocFn_t`
+        and `ncclEpFreeFn_t`; None means cudaMalloc and cudaFree.
+        """
+        alloc = alloc_fn if alloc_fn is not None else ncclEpAllocFn_t()
+        free = free_fn if free_fn is not None else ncclEpFreeFn_t()
+        for each in (alloc_fn, free_fn):
+            if each is not None:
+                self._callbacks[ctypes.cast(each, ctypes.c_void_p).value] = each
+        group = ncclEpGroup_t()
+        self._call("ncclEpCreateGroup", ctypes.byref(group), comm, _pointer(config), stream, alloc,
+                   free)
+        return group
+
+    def ncclEpGroupDestroy(self, group: Any, stream: Any = None) -> None:
+        """Destroys a group; collective."""
+        self._call("ncclEpGroupDestroy", group, stream)
+
+    def ncclEpTensorCreate(self, group: Any, ndim: int, datatype: int, tag: int,
+                           *sizes: int) -> ncclNDTensor_t:
+        """A tensor of `ndim` extents `sizes` in memory of the group's allocator, not initialised."""
+        tensor = ncclNDTensor_t()
+        extents = (*sizes, 1, 1, 1, 1, 1)[:5]
+        self._call("ncclEpTensorCreate", group, ctypes.byref(tensor), ndim, datatype, tag, *extents)
+        return tensor
+
+    def ncclEpTensorDestroy(self, group: Any, tensor: Any) -> None:
+        """Frees what `ncclEpTensorCreate` made, before or after the group is destroyed."""
+        self._call("ncclEpTensorDestroy", group, _pointer(tensor))
+
+    def ncclEpGetAsyncError(self, group: Any) -> int:
+        """ncclSuccess, or the result of the first operation that failed while it ran."""
+        result = ncclResult_t()
+        self._call("ncclEpGetAsyncError", group, ctypes.byref(result))
+        return result.value
+
+    def ncclEpGetVersion(self) -> int:
+        """The version of libnccl_ep: MAJOR * 10000 + MINOR * 100 + PATCH."""
+        version = ctypes.c_int()
+        self._call("ncclEpGetVersion", ctypes.byref(version))
+        return version.value
+
+    # --- Handles ------------------------------------------------------------------------------
+
+    def ncclEpCreateHandle(self, group: Any, topk_tensor: Any, config: Any = None,
+                           stream: Any = None,
+                           local_tensors: Sequence[ncclNDTensor_t] | None = None,
+                           use_fp8: bool = False) -> ncclEpHandle_t:
+        """One routing: `topk_tensor` is TOPK_IDX, int64 [T, K]. Collective in HT.
+
+        `config` is an `ncclEpHandleConfig_t` or None. `local_tensors`: in HT a counter, int32 [L].
+        """
+        if isinstance(config, ncclEpHandleConfig_t):
+            use_fp8 = use_fp8 or config.use_fp8
+        array, count = tensor_list(local_tensors or ())
+        handle = ncclEpHandle_t()
+        self._call("ncclEpCreateHandle", ctypes.byref(handle), group, _pointer(topk_tensor), array,
+                   count, None, stream, bool(use_fp8))
+        return handle
+
+    def ncclEpHandleDestroy(self, handle: Any) -> None:
+        """Destroys a handle; local."""
+        self._call("ncclEpHandleDestroy", handle)
+
+    def ncclEpHandleGetNumRecvTokens(self, handle: Any) -> int:
+        """Rows that an HT dispatch can deliver here."""
+        rows = ctypes.c_uint()
+        self._call("ncclEpHandleGetNumRecvTokens", handle, ctypes.byref(rows))
+        return rows.value
+
+    # --- Operations ---------------------------------------------------------------------------
+
+    def ncclEpDispatch(self, handle: Any, inputs: Any, num_inputs: int, outputs: Any,
+                       num_outputs: int, local_tensors: Any, num_local_tensors: int,
+                       send_only: int = 0, config: Any = None, stream: Any = None) -> None:
+        """Sends tokens to their experts. The lists are arrays of POINTER(ncclNDTensor_t)."""
+        self._call("ncclEpDispatch", handle, _tensors(inputs), num_inputs, _tensors(outputs),
+                   num_outputs, _tensors(local_tensors), num_local_tensors, int(send_only),
+                   _pointer(config), stream)
+
+    def ncclEpCombine(self, handle: Any, inputs: Any, num_inputs: int, outputs: Any,
+                      num_outputs: int, local_tensors: Any, num_local_tensors: int,
+                      send_only: int = 0, config: Any = None, stream: Any = None) -> None:
+        """Brings results home and sums them; arguments as in `ncclEpDispatch`."""
+        self._call("ncclEpCombine", handle, _tensors(inputs), num_inputs, _tensors(outputs),
+                   num_outputs, _tensors(local_tensors), num_local_tensors, int(send_only), None,
+                   stream)
+
+    def ncclEpComplete(self, handle: Any, config: Any = None, stream: Any = None) -> None:
+        """Receives what a staged operation of the handle has sent; nothing if there is none."""
+        self._call("ncclEpComplete", handle, None, stream)
+
+
+def tensor_list(tensors: Sequence[Any]) -> tuple[Any, int]:
+    """A C array of pointers to `tensors`, and its length; it keeps them alive."""
+    pointer = ctypes.POINTER(ncclNDTensor_t)
+    pointers = [each if isinstance(each, pointer) else ctypes.pointer(each) for each in tensors]
+    return (pointer * len(pointers))(*pointers), len(pointers)
+
+
+def _load(path: str) -> tuple[ctypes.CDLL, ctypes.CDLL, dict[str, Any]]:
+    """libnccl_ep, its NCCL, and the functions of both."""
+    try:
+        if "libnccl_ep" in os.path.basename(path):
+            base = library_search.load_nccl(path)
+            library = ctypes.CDLL(path)
+        else:
+            base = library = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        raise RuntimeError(f"{path} cannot be loaded: {error}") from error
+    table: dict[str, Any] = {}
+    for function in functions.BASE_FUNCTIONS:
+        if not _bind(table, base, function):
+            raise RuntimeError(f"the NCCL that goes with {path} has no {function.name}")
+    for function in (*functions.EP_FUNCTIONS, *functions.EXTRA_FUNCTIONS):
+        _bind(table, library, function)
+    return library, base, table
+
+
+def _bind(table: dict[str, Any], library: ctypes.CDLL, function: Function) -> bool:
+    try:
+        # Indexing, unlike an attribute, makes a new object: its types disturb nobody else's.
+        found = library[function.name]
+    except AttributeError:
+        return False
+    found.restype = function.restype
+    found.argtypes = function.argtypes
+    table[function.name] = found
+    return True
+
+
+def _pointer(argument: Any) -> Any:
+    """A pointer to a structure; a pointer, byref() or None as it is."""
+    return ctypes.byref(argument) if isinstance(argument, ctypes.Structure) else argument
+
+
+def _tensors(argument: Any) -> Any:
+    """An array of pointers as it is; a list or tuple of tensors as such an array."""
+    return tensor_list(argument)[0] if isinstance(argument, (list, tuple)) else argument
+
+
+def _address(argument: Any) -> Any:
+    return argument.data_ptr() if hasattr(argument, "data_ptr") else argument

@@ -1,0 +1,149 @@
+"""A communicator of one's own from what started the processes: torch.distributed, or mpirun or srun.
+
+Without torch.distributed the ranks meet at an abstract Unix socket, so nothing is left in any folder.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import struct
+import time
+from typing import TYPE_CHECKING, Any
+
+from nccl_ep.types import ncclComm_t, ncclUniqueId
+
+if TYPE_CHECKING:
+    from nccl_ep.nccl_wrapper import NCCLLibrary
+
+_DEADLINE_SECONDS = 30.0
+_LAUNCHERS = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+              ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+              ("SLURM_PROCID", "SLURM_NTASKS"),
+              ("RANK", "WORLD_SIZE"))
+# Any of them tells jobs on one machine apart.
+_JOB_NAMES = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "MPIRUN_ID", "TORCHELASTIC_RUN_ID")
+
+_meetings = 0
+
+
+def get_nccl_comm_from_group(group: Any, nccl_lib: NCCLLibrary) -> ncclComm_t:
+    """A new NCCL communicator over the ranks of `group`; collective.
+
+    `group` is a torch.distributed group, or None for all processes. If torch.distributed is not in
+    use, the processes are those that mpirun or srun started, all on this machine. The caller
+    destroys the communicator.
+    """
+    distributed = _initialised_distributed()
+    if distributed is not None:
+        rank, size = distributed.get_rank(group), distributed.get_world_size(group)
+        shared = _broadcast(_new_id(nccl_lib) if rank == 0 else None, group, distributed)
+    else:
+        rank, size = launched_rank()
+        shared = _share(_new_id(nccl_lib) if rank == 0 else None, rank, size)
+    return nccl_lib.ncclCommInitRank(size, ncclUniqueId.from_buffer_copy(shared), rank)
+
+
+def launched_rank() -> tuple[int, int]:
+    """Rank and number of the processes that a launcher started."""
+    for rank, size in _LAUNCHERS:
+        if rank in os.environ and size in os.environ:
+            return int(os.environ[rank]), int(os.environ[size])
+    raise RuntimeError("which rank is this? Initialise torch.distributed, or start with mpirun, "
+                       "srun or torchrun (" + ", ".join(name for name, _ in _LAUNCHERS) + ")")
+
+
+def _initialised_distributed() -> Any:
+    try:
+        import torch.distributed as distributed
+    except ImportError:
+        return None
+    ready = distributed.is_available() and distributed.is_initialized()
+    return distributed if ready else None
+
+
+def collective_device(distributed: Any, group: Any) -> str:
+    """Where tensors must be for collectives of a torch.distributed group."""
+    backend = distributed.get_backend(group)
+    return "cpu" if "gloo" in backend or "mpi" in backend else "cuda"
+
+
+def _broadcast(mine: bytes | None, group: Any, distributed: Any) -> bytes:
+    """Rank 0's bytes on every rank of a torch.distributed group."""
+    import torch
+
+    data = bytearray(mine or ctypes.sizeof(ncclUniqueId))
+    tensor = torch.frombuffer(data, dtype=torch.uint8).to(collective_device(distributed, group))
+    source = distributed.get_global_rank(group, 0) if group is not None else 0
+    distributed.broadcast(tensor, src=source, group=group)
+    return bytes(tensor.tolist())
+
+
+def _new_id(nccl_lib: NCCLLibrary) -> bytes:
+    return bytes(nccl_lib.ncclGetUniqueId())
+
+
+def _share(mine: bytes | None, rank: int, size: int) -> bytes:
+    """Rank 0's bytes on every rank."""
+    global _meetings
+    _meetings += 1
+    if os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", str(size)) != str(size):
+        raise RuntimeError("ranks on several machines: initialise torch.distributed first")
+    address = f"\0nccl_ep.{os.getuid()}.{_job()}.{_meetings}"
+    deadline = time.monotonic() + _DEADLINE_SECONDS
+    if mine is not None:
+        _serve(address, mine, size - 1, deadline)
+        return mine
+    return _fetch(address, rank, deadline)
+
+
+def _job() -> str:
+    """What the ranks of this job have in common, and no other job on this machine."""
+    for name in _JOB_NAMES:
+        if name in os.environ:
+            return os.environ[name]
+    if "SLURM_JOB_ID" in os.environ:
+        return f"{os.environ['SLURM_JOB_ID']}.{os.environ.get('SLURM_STEP_ID', '')}"
+    # The launcher is the parent of all ranks.
+    return str(os.getppid())
+
+
+def _serve(address: str, data: bytes, readers: int, deadline: float) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
+        server.bind(address)
+        server.listen(readers + 1)
+        served = 0
+        while served < readers:
+            server.settimeout(max(deadline - time.monotonic(), 0.001))
+            try:
+                peer, _ = server.accept()
+            except TimeoutError:
+                raise RuntimeError(f"rank 0 waited {_DEADLINE_SECONDS:.0f} s for the others; "
+                                   f"{served} of {readers} came") from None
+            with peer:
+                if _is_own(peer):
+                    peer.sendall(data)
+                    served += 1
+
+
+def _fetch(address: str, rank: int, deadline: float) -> bytes:
+    length = ctypes.sizeof(ncclUniqueId)
+    while time.monotonic() < deadline:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+            client.settimeout(max(deadline - time.monotonic(), 0.001))
+            try:
+                client.connect(address)
+                data = client.recv(length, socket.MSG_WAITALL) if _is_own(client) else b""
+            except (ConnectionRefusedError, ConnectionResetError, BlockingIOError, TimeoutError):
+                data = b""
+            if len(data) == length:
+                return data
+        time.sleep(0.01)
+    raise RuntimeError(f"rank {rank} waited {_DEADLINE_SECONDS:.0f} s for rank 0 on this machine")
+
+
+def _is_own(peer: socket.socket) -> bool:
+    """Whether the same user is at the other end: abstract sockets have no owner."""
+    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return struct.unpack("3i", credentials)[1] == os.getuid()

@@ -1,0 +1,62 @@
+"""Where operations run: a stream of a GPU, or the CPU stand-ins, where every call is waited for."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from nccl_ep.nccl_wrapper import NCCLLibrary
+
+
+def uses_stand_ins() -> bool:
+    """Whether this process has the CPU stand-ins instead of CUDA; they are loaded with NCCL."""
+    return hasattr(ctypes.CDLL(None), "ncclEpHostsimAbi")
+
+
+class Runtime:
+    """The device of a group."""
+
+    def __init__(self, library: NCCLLibrary, device: torch.device | str | int | None) -> None:
+        host = uses_stand_ins()
+        # Not the process as a whole: PyTorch may have brought a CUDA runtime that comes first there.
+        self._stand_ins = library.base if host else None
+        chosen = torch.device(device if device is not None else "cpu" if host else "cuda")
+        if chosen.type == "cuda" and chosen.index is None:
+            chosen = torch.device("cuda", torch.cuda.current_device())
+        if host != (chosen.type == "cpu"):
+            raise RuntimeError(
+                f"device {chosen} does not fit: " + (
+                    "this process has the CPU stand-ins, which cannot reach a GPU's memory" if host
+                    else "tensors on the CPU need the CPU stand-ins (hostsim)"))
+        self.device: torch.device = chosen
+
+    def current(self) -> AbstractContextManager[Any]:
+        """Makes the device current, for calls that need it."""
+        return torch.cuda.device(self.device) if self._stand_ins is None else contextlib.nullcontext()
+
+    def stream(self, stream: Any) -> int | None:
+        """The address of a torch stream; by default of the current one."""
+        if self._stand_ins is not None:
+            if stream is not None:
+                raise ValueError("stream: there are no streams on the CPU")
+            return None
+        chosen = stream if stream is not None else torch.cuda.current_stream(self.device)
+        return int(chosen.cuda_stream)
+
+    def hand_over(self, stream: Any, tensors: Iterable[torch.Tensor]) -> None:
+        """Keeps the memory of `tensors` from being given away while `stream` still uses it."""
+        if stream is not None and stream != torch.cuda.current_stream(self.device):
+            for tensor in tensors:
+                tensor.record_stream(stream)
+
+    def settle(self) -> None:
+        """On the CPU, waits for what was enqueued: torch has no streams there that could."""
+        if self._stand_ins is not None:
+            result = self._stand_ins["cudaStreamSynchronize"](None)
+            if result != 0:
+                raise RuntimeError(f"an operation failed while it ran (CUDA error {result})")

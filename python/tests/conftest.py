@@ -1,0 +1,126 @@
+"""Tests run on every rank at once (mpirun python -m pytest); a test fails if it fails anywhere.
+
+Rank 0 closes with the line `N passed, N failed`, which the test runner reads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import datetime
+import json
+import os
+import pathlib
+import tempfile
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from nccl_ep import EpGroup
+from nccl_ep.rendezvous import launched_rank
+from nccl_ep.runtime import uses_stand_ins
+from nccl_ep.nccl_wrapper import NCCLLibrary
+
+_WAIT = datetime.timedelta(seconds=60)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """All ranks meet once; the library is loaded, so that the kind of device is known."""
+    torch.set_num_threads(1)
+    try:
+        rank, size = launched_rank()
+    except RuntimeError:
+        rank, size = 0, 1
+    job = os.environ.get("PMIX_NAMESPACE", str(os.getpid()))
+    meeting = pathlib.Path(tempfile.gettempdir()) / f"nccl_ep-tests-{os.getuid()}-{job}"
+    config.meeting = meeting
+    NCCLLibrary()
+    if not uses_stand_ins():
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+    config.store = dist.FileStore(str(meeting), size)
+    config.store.set_timeout(_WAIT)
+    dist.init_process_group("gloo", store=config.store, rank=rank, world_size=size, timeout=_WAIT)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Every rank knows how many tests failed on any."""
+    store = session.config.store
+    store.set(f"failed on {dist.get_rank()}", json.dumps(sorted(session.config.failed_tests)))
+    failed = {name for rank in range(dist.get_world_size())
+              for name in json.loads(store.get(f"failed on {rank}"))}
+    session.config.failed_anywhere = failed
+    if failed and session.exitstatus == 0:
+        session.exitstatus = 1
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.failed:
+        _config.failed_tests.add(report.nodeid)
+    elif report.passed and report.when == "call":
+        _config.passed_tests.add(report.nodeid)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    global _config
+    _config = session.config
+    _config.failed_tests = set()
+    _config.passed_tests = set()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    if rank == 0:
+        config.meeting.unlink(missing_ok=True)
+        failed = getattr(config, "failed_anywhere", {"collection"})
+        passed = getattr(config, "passed_tests", set()) - failed
+        print(f"\n{len(passed)} passed, {len(failed)} failed", flush=True)
+
+
+@pytest.fixture(scope="session")
+def world() -> tuple[int, int]:
+    """Rank and number of ranks."""
+    return dist.get_rank(), dist.get_world_size()
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    """Where tensors belong."""
+    return torch.device("cpu" if uses_stand_ins() else f"cuda:{torch.cuda.current_device()}")
+
+
+@pytest.fixture(scope="session")
+def library() -> NCCLLibrary:
+    """The library, loaded once."""
+    return NCCLLibrary()
+
+
+@pytest.fixture(scope="session")
+def cudart(library: NCCLLibrary) -> ctypes.CDLL:
+    """The CUDA runtime; on GPUs the one that PyTorch has loaded for the whole process."""
+    return library.base if uses_stand_ins() else ctypes.CDLL(None)
+
+
+@pytest.fixture(scope="session")
+def comm(library: NCCLLibrary):
+    """One communicator for all tests: making one takes a second."""
+    from nccl_ep import get_nccl_comm_from_group
+
+    comm = get_nccl_comm_from_group(None, library)
+    yield comm
+    library.ncclCommDestroy(comm)
+
+
+@pytest.fixture
+def group(comm, library):
+    """Makes groups; those still open are closed after the test."""
+    made: list[EpGroup] = []
+
+    def make(**settings) -> EpGroup:
+        made.append(EpGroup(comm=comm, library=library, **settings))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()

@@ -1,0 +1,83 @@
+"""Seeded MoE problems over several ranks, and the same computation by dense torch in fp32."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+
+@dataclasses.dataclass
+class Dense:
+    """What a dense computation gives: this rank's output, and the gradients."""
+
+    output: torch.Tensor
+    tokens_grad: torch.Tensor
+    weights_grad: torch.Tensor
+    experts_grad: torch.Tensor
+
+
+class Problem:
+    """Tokens of all ranks, made from one seed on every rank; the fields are this rank's part.
+
+    An expert is a matrix [H, H] with a tanh behind it. The number of tokens differs by rank.
+    """
+
+    def __init__(self, rank: int, size: int, *, tokens: int = 9, hidden: int = 16, top_k: int = 3,
+                 experts_per_rank: int = 3, dtype: torch.dtype = torch.float32,
+                 masked: bool = False, device: torch.device | str = "cpu", seed: int = 1) -> None:
+        random = torch.Generator().manual_seed(seed)
+        self.rank, self.device, self.dtype, self.hidden = rank, torch.device(device), dtype, hidden
+        self.num_experts = experts_per_rank * size
+        top_k = min(top_k, self.num_experts)
+        self.top_k = top_k
+        self._parts = []
+        for each in range(size):
+            rows = 0 if masked and each == 1 else tokens + 2 * each
+            part = [torch.randn((rows, hidden), generator=random).to(dtype),
+                    torch.rand((rows, self.num_experts), generator=random).argsort(1)[:, :top_k],
+                    torch.rand((rows, top_k), generator=random),
+                    torch.randn((rows, hidden), generator=random).to(dtype)]
+            if masked:
+                part[1][torch.rand((rows, top_k), generator=random) < 0.3] = -1
+            self._parts.append([tensor.to(self.device) for tensor in part])
+        scale = hidden ** -0.5
+        self._experts = (torch.randn((self.num_experts, hidden, hidden), generator=random)
+                         * scale).to(self.device)
+        self.tokens, self.topk_idx, self.weights, self.grad = (
+            tensor.clone() for tensor in self._parts[rank])
+
+    def part(self, rank: int) -> list[torch.Tensor]:
+        """Tokens, ids, weights and gradients of any rank."""
+        return self._parts[rank]
+
+    def local_experts(self, count: int) -> torch.Tensor:
+        """The matrices of this rank's experts, [L, H, H], float32."""
+        return self._experts[self.rank * count:(self.rank + 1) * count].clone()
+
+    @staticmethod
+    def expert(matrix: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """One expert's result, float32."""
+        return torch.tanh(rows.float() @ matrix)
+
+    def dense(self) -> Dense:
+        """Everything on one rank: each expert sees each token, most of them with weight 0."""
+        experts = self._experts.clone().requires_grad_()
+        mine, loss = None, torch.zeros((), device=self.device)
+        for rank, (tokens, ids, weights, grad) in enumerate(self._parts):
+            tokens, weights = tokens.float().requires_grad_(), weights.clone().requires_grad_()
+            output = torch.zeros((len(tokens), self.hidden), device=self.device)
+            for expert in range(self.num_experts):
+                factor = torch.where(ids == expert, weights, 0.0).sum(dim=1, keepdim=True)
+                output = output + factor * self.expert(experts[expert], tokens)
+            loss = loss + (output * grad.float()).sum()
+            if rank == self.rank:
+                mine = tokens, weights, output
+        loss.backward()
+        tokens, weights, output = mine
+        return Dense(output.detach(), tokens.grad, weights.grad, experts.grad)
+
+    def close(self, got: torch.Tensor, want: torch.Tensor) -> None:
+        """Equal up to the rounding of the tokens' type."""
+        limit = 2e-5 if self.dtype == torch.float32 else 5e-2
+        torch.testing.assert_close(got.float(), want.float(), rtol=limit, atol=limit)

@@ -1,0 +1,73 @@
+"""HT dispatch and combine, forward and backward, against dense torch on the tokens of all ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from nccl_ep.autograd import ht_combine, ht_dispatch, in_callers_order
+from problems import Problem
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("masked", [False, True])
+def test_moe_layer_matches_dense_torch(group, world, device, dtype, masked):
+    rank, size = world
+    problem = Problem(rank, size, dtype=dtype, masked=masked, device=device)
+    ep = group(num_experts=problem.num_experts, hidden=problem.hidden, algorithm="ht", dtype=dtype)
+    tokens, weights = problem.tokens.requires_grad_(), problem.weights.requires_grad_()
+    experts = problem.local_experts(ep.num_local_experts).requires_grad_()
+
+    handle = ep.create_handle(problem.topk_idx)
+    received, ids, factors = ht_dispatch(handle, tokens, weights)
+    result = torch.zeros(received.shape, dtype=torch.float32, device=device)
+    for expert in range(ep.num_local_experts):
+        factor = torch.where(ids == expert, factors, 0.0).sum(dim=1, keepdim=True)
+        result = result + factor * problem.expert(experts[expert], received)
+    combined = ht_combine(handle, result.to(dtype))
+    combined.backward(problem.grad)
+
+    want = problem.dense()
+    problem.close(combined, want.output)
+    problem.close(tokens.grad, want.tokens_grad)
+    problem.close(weights.grad, want.weights_grad)
+    problem.close(experts.grad, want.experts_grad[rank * ep.num_local_experts:][:len(experts)])
+
+
+def test_ranks_whose_results_nobody_used_take_part(group, world, device):
+    """The gradient of rank 0's tokens comes from all ranks, even if those use only the weights."""
+    rank, size = world
+    ep = group(num_experts=size, hidden=8, algorithm="ht", dtype=torch.float32)
+    handle = ep.create_handle(torch.arange(size, device=device).reshape(1, size))
+    tokens = torch.ones((1, 8), device=device, requires_grad=True)
+    weights = torch.arange(1.0, size + 1, device=device).reshape(1, size).requires_grad_()
+    received, _, factors = ht_dispatch(handle, tokens, weights)
+    loss = factors.sum() if rank != 0 else received.sum()
+    loss.backward()
+    assert torch.equal(tokens.grad, torch.ones_like(tokens))
+    want = torch.tensor([[0.0] + [1.0] * (size - 1)], device=device)
+    assert torch.equal(weights.grad, want)
+
+
+def test_values_return_to_the_callers_order():
+    ids = torch.tensor([[5, 1, -1, 3], [2, 2, 0, 9], [-1, -1, -1, -1]])
+    packed = torch.tensor([[10.0, 30.0, 50.0, 0.0], [7.0, 20.0, 0.0, 0.0], [0.0] * 4])
+    want = torch.tensor([[50.0, 10.0, 0.0, 30.0], [0.0, 20.0, 7.0, 0.0], [0.0] * 4])
+    assert torch.equal(in_callers_order(ids, packed, 9), want)
+
+
+def test_a_handle_outlives_its_backward(group, world, device):
+    """Nothing but the graph holds the handle; backward still works."""
+    _, size = world
+    ep = group(num_experts=size, hidden=16, algorithm="ht", dtype=torch.float32)
+    tokens = torch.ones((3, 16), device=device, requires_grad=True)
+
+    def forward():
+        handle = ep.create_handle(torch.arange(3, device=device).reshape(3, 1) % size)
+        weights = torch.ones((3, 1), device=device)
+        return ht_combine(handle, ht_dispatch(handle, tokens, weights)[0])
+
+    forward().sum().backward()
+    assert torch.equal(tokens.grad, torch.ones_like(tokens))
+    assert dist.get_world_size() == size

@@ -1,0 +1,169 @@
+"""EpGroup and EpHandle: low latency, staged and high-throughput operations, lifetimes, refusals."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pathlib
+import warnings
+
+import pytest
+import torch
+
+from nccl_ep import EpGroup, NcclEpError
+from problems import Problem
+
+
+def ll_group(group, problem, size, **settings):
+    most = max(len(problem.part(rank)[0]) for rank in range(size))
+    return group(**{**dict(num_experts=problem.num_experts, hidden=problem.hidden, algorithm="ll",
+                           max_tokens_per_rank=most, dtype=problem.dtype), **settings})
+
+
+def expected_slots(problem: Problem, size: int, expert: int) -> torch.Tensor:
+    """The rows that an LL dispatch delivers to an expert: by source rank, token, k."""
+    rows = [problem.part(rank)[0][(problem.part(rank)[1] == expert).any(dim=1)]
+            for rank in range(size)]
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_low_latency(group, world, device, dtype, staged):
+    rank, size = world
+    problem = Problem(rank, size, dtype=dtype, masked=True, device=device)
+    ep = ll_group(group, problem, size)
+    with ep.create_handle(problem.topk_idx) as handle:
+        received = handle.dispatch(problem.tokens, send_only=staged)
+        handle.complete()
+        for local in range(ep.num_local_experts):
+            want = expected_slots(problem, size, rank * ep.num_local_experts + local)
+            assert received.counts[local] == len(want)
+            assert torch.equal(received.tokens[local, :len(want)], want)
+        combined = handle.combine(received.tokens, problem.weights, send_only=staged)
+        handle.complete()
+    factors = torch.where(problem.topk_idx >= 0, problem.weights, 0.0).sum(dim=1, keepdim=True)
+    problem.close(combined, problem.tokens.float() * factors)
+
+
+def test_two_staged_handles(group, world, device):
+    rank, size = world
+    problems = [Problem(rank, size, device=device, seed=seed) for seed in (3, 4)]
+    ep = ll_group(group, problems[0], size)
+    handles = [ep.create_handle(problem.topk_idx) for problem in problems]
+    received = [handle.dispatch(problem.tokens, send_only=True)
+                for handle, problem in zip(handles, problems)]
+    gc.collect()
+    for handle in handles:
+        handle.complete()
+    for handle, problem, result in zip(handles, problems, received):
+        first = expected_slots(problem, size, rank * ep.num_local_experts)
+        assert torch.equal(result.tokens[0, :len(first)], first)
+        problem.close(handle.combine(result.tokens, problem.weights),
+                      problem.tokens * problem.weights.sum(dim=1, keepdim=True))
+
+
+def test_low_latency_reads_ids_in_place(group, world, device):
+    rank, size = world
+    ep = group(num_experts=size, hidden=8, max_tokens_per_rank=1, dtype=torch.float32)
+    ids = torch.zeros((1, 1), dtype=torch.int64, device=device)
+    handle = ep.create_handle(ids)
+    for target in range(size):
+        ids.fill_(target)
+        received = handle.dispatch(torch.full((1, 8), float(rank), device=device))
+        assert received.counts.item() == (size if rank == target else 0)
+
+
+def test_high_throughput_cached_and_bounded(group, world, device):
+    """Tokens only over the routing of the handle, and the bound R*M of a group with M."""
+    rank, size = world
+    problem = Problem(rank, size, device=device)
+    ep = ll_group(group, problem, size, algorithm="ht")
+    handle = ep.create_handle(problem.topk_idx.to(torch.int32))
+    assert handle.num_recv_tokens == size * ep.max_tokens_per_rank
+    first = handle.dispatch(problem.tokens, problem.weights)
+    again = handle.dispatch(problem.tokens, out=torch.empty_like(first.tokens))
+    assert again.topk_idx is None and torch.equal(again.tokens, first.tokens)
+    rows = int((first.topk_idx >= 0).any(dim=1).sum())
+    assert torch.equal(first.tokens[rows:], torch.zeros_like(first.tokens[rows:]))
+    destinations = torch.zeros((len(problem.tokens), size), device=device)
+    destinations.scatter_(1, problem.topk_idx // ep.num_local_experts, 1.0)
+    problem.close(handle.combine(again.tokens),
+                  problem.tokens * destinations.sum(dim=1, keepdim=True))
+
+
+def test_shapes_types_and_devices_are_checked(group, world, device):
+    _, size = world
+    ep = group(num_experts=size, hidden=8, max_tokens_per_rank=2, dtype=torch.float32)
+    handle = ep.create_handle(torch.zeros((2, 1), dtype=torch.int64, device=device))
+    tokens = torch.zeros((2, 8), device=device)
+    slots = torch.zeros((1, 2 * size, 8), device=device)
+    weights = torch.ones((2, 1), device=device)
+    for call, text in (
+            (lambda: handle.dispatch(tokens[:1]), r"tokens: has shape \[1, 8\], expected \[2, any\]"),
+            (lambda: handle.dispatch(tokens.to("meta")), "tokens: is on meta"),
+            (lambda: handle.dispatch(tokens, weights), "belong to combine"),
+            (lambda: handle.combine(slots), "topk_weights: needed"),
+            (lambda: handle.combine(slots, weights.double()), "has type torch.float64"),
+            (lambda: handle.dispatch(tokens, out=slots.mT.contiguous().mT), "must be contiguous"),
+            (lambda: handle.dispatch(tokens, out=slots.bfloat16()), "has type torch.bfloat16"),
+            (lambda: ep.create_handle(tokens[0]), "topk_idx: has shape"),
+            (lambda: EpGroup(size, 8, algorithm="mid"), "algorithm: must be")):
+        with pytest.raises(ValueError, match=text):
+            call()
+    with pytest.raises(NcclEpError, match="ncclEpCombine.*dispatch"):
+        handle.combine(slots, weights)
+
+
+def test_columns_of_a_larger_tensor_are_made_contiguous(group, world, device):
+    rank, size = world
+    ep = group(num_experts=size, hidden=8, max_tokens_per_rank=2, dtype=torch.float32)
+    wide = torch.arange(32.0, device=device).reshape(2, 16)
+    ids = torch.full((2, 2), rank, device=device)[:, :1]
+    received = ep.create_handle(ids).dispatch(wide[:, :8])
+    assert torch.equal(received.tokens[0, :2], wide[:, :8])
+
+
+def test_closing(group, world, device):
+    _, size = world
+    ep = group(num_experts=size, hidden=8, max_tokens_per_rank=2)
+    handle = ep.create_handle(torch.zeros((1, 1), dtype=torch.int64, device=device))
+    ep.close()
+    ep.close()
+    with pytest.raises(RuntimeError, match="group is closed"):
+        ep.create_handle(torch.zeros((1, 1), dtype=torch.int64, device=device))
+    handle.close()
+    handle.close()
+    with pytest.raises(RuntimeError, match="handle is closed"):
+        handle.complete()
+
+
+def test_a_group_of_its_own_communicator(world, device):
+    """Without a communicator the group makes one and ends it."""
+    _, size = world
+    with EpGroup(size, 8, algorithm="ht") as ep:
+        assert ep.world_size == size and ep.device == device
+        handle = ep.create_handle(torch.zeros((1, 1), dtype=torch.int64, device=device))
+        received = handle.dispatch(torch.ones((1, 8), dtype=torch.bfloat16, device=device))
+        assert received.tokens.shape[0] == (size if ep.rank == 0 else 0)
+        ep.check()
+
+
+def test_a_group_that_was_not_closed_warns(world):
+    """It is not closed by the collector: that is collective."""
+    forgotten = EpGroup(world[1], 8, max_tokens_per_rank=1)
+    raw, comm = forgotten._group, forgotten._owned_comm
+    library = forgotten.library
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        del forgotten
+        gc.collect()
+    assert [each.category for each in caught] == [ResourceWarning]
+    library.ncclEpGroupDestroy(raw)
+    library.ncclCommDestroy(comm)
+
+
+def test_no_files_are_left_in_the_working_directory(world):
+    before = set(os.listdir(pathlib.Path.cwd()))
+    with EpGroup(world[1], 8, max_tokens_per_rank=1):
+        assert set(os.listdir(pathlib.Path.cwd())) == before

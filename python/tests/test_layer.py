@@ -1,0 +1,178 @@
+"""EPAll2AllLayer: order of rows, layout, results and gradients against dense torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from nccl_ep.layers import EPAll2AllLayer, EPConfig
+from problems import Problem
+
+
+@pytest.fixture
+def layer(world):
+    """Makes layers; those still open are finalized after the test."""
+    made = []
+
+    def make(problem: Problem, **settings) -> EPAll2AllLayer:
+        rank, size = world
+        made.append(EPAll2AllLayer(
+            None, settings.pop("max_tokens", 4), problem.hidden, problem.top_k, rank,
+            problem.num_experts, size, size, dtype=problem.dtype, num_sm=8, **settings))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.finalize()
+
+
+def pairs_of(problem: Problem, size: int) -> list[tuple[int, int, int]]:
+    """(expert, token number over all ranks, k) of all pairs, sorted by expert, then token."""
+    ids = torch.cat([problem.part(rank)[1] for rank in range(size)]).tolist()
+    return sorted((expert, token, k) for token, row in enumerate(ids)
+                  for k, expert in enumerate(row) if expert >= 0)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_rows_are_sorted_by_expert(layer, world, device, masked):
+    rank, size = world
+    problem = Problem(rank, size, masked=masked, device=device)
+    ep = layer(problem)
+    output, weights, layout = ep.dispatch(problem.tokens, problem.topk_idx.to(torch.int32),
+                                          problem.weights)
+    local = ep.num_experts_per_rank
+    pairs = pairs_of(problem, size)
+    mine = [pair for pair in pairs if pair[0] // local == rank]
+    tokens = torch.cat([problem.part(each)[0] for each in range(size)])
+    factors = torch.cat([problem.part(each)[2] for each in range(size)])
+    assert layout.num_dispatch_token_cur_rank == len(mine) == output.shape[0]
+    assert torch.equal(output, tokens[[token for _, token, _ in mine]])
+    assert torch.equal(weights, factors[[token for _, token, _ in mine], [k for *_, k in mine]])
+    counts = [sum(pair[0] == rank * local + each for pair in mine) for each in range(local)]
+    assert layout.num_recv_tokens_per_expert.tolist() == counts
+    lengths = [len(problem.part(each)[0]) for each in range(size)]
+    assert layout.num_input_tokens_per_rank.tolist() == lengths
+    assert torch.equal(layout.topk_indices_tensor.long(), problem.topk_idx)
+    first = sum(lengths[:rank])
+    for token, row in enumerate(layout.token_dst_scatter_idx.tolist()):
+        for k, position in enumerate(row):
+            expert = int(problem.topk_idx[token, k])
+            want = -1
+            if expert >= 0:
+                there = [pair for pair in pairs if pair[0] // local == expert // local]
+                want = there.index((expert, first + token, k))
+            assert position == want
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("masked", [False, True])
+def test_moe_matches_dense_torch(layer, world, device, dtype, masked):
+    """Forward and backward; the weights are applied by the experts."""
+    rank, size = world
+    problem = Problem(rank, size, dtype=dtype, masked=masked, device=device, seed=7)
+    ep = layer(problem)
+    tokens, weights = problem.tokens.requires_grad_(), problem.weights.requires_grad_()
+    experts = problem.local_experts(ep.num_experts_per_rank).requires_grad_()
+    rows, factors, layout = ep.dispatch(tokens, problem.topk_idx, weights)
+    blocks = rows.split(layout.num_recv_tokens_per_expert.tolist())
+    results = torch.cat([problem.expert(matrix, block) for matrix, block in zip(experts, blocks)])
+    output = ep.combine((results * factors.unsqueeze(1)).to(dtype), layout)
+    output.backward(problem.grad)
+
+    want = problem.dense()
+    problem.close(output, want.output)
+    problem.close(tokens.grad, want.tokens_grad)
+    problem.close(weights.grad, want.weights_grad)
+    local = ep.num_experts_per_rank
+    problem.close(experts.grad, want.experts_grad[rank * local:(rank + 1) * local])
+
+
+def test_combine_sums_over_experts(layer, world, device):
+    """Identity experts: each token comes back once for each of its experts."""
+    rank, size = world
+    problem = Problem(rank, size, device=device)
+    ep = layer(problem)
+    rows, weights, layout = ep.dispatch(problem.tokens, problem.topk_idx)
+    assert weights is None
+    torch.testing.assert_close(ep.combine(rows, layout), problem.tokens * problem.top_k)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_given_scatter_indices_decide_the_order(layer, world, device, whole):
+    """Rows of an expert reversed, against the order that dispatch itself would choose."""
+    rank, size = world
+    problem = Problem(rank, size, device=device, masked=True)
+    ep = layer(problem)
+    usual, _, _ = ep.dispatch(problem.tokens, problem.topk_idx)
+    pairs = pairs_of(problem, size)
+    backwards = sorted(pairs, key=lambda pair: (pair[0], -pair[1]))
+    lengths = [len(problem.part(each)[0]) for each in range(size)]
+    indices = torch.full((sum(lengths), problem.top_k), len(pairs), device=device)
+    for number, (_, token, k) in enumerate(backwards):
+        indices[token, k] = number
+    if not whole:
+        indices = indices[sum(lengths[:rank]):][:lengths[rank]]
+    rows, _, layout = ep.dispatch(problem.tokens, problem.topk_idx,
+                                  full_scatter_indices=indices.to(torch.int32))
+    blocks = usual.split(layout.num_recv_tokens_per_expert.tolist())
+    assert torch.equal(rows, torch.cat([block.flip(0) for block in blocks]))
+    valid = (problem.topk_idx >= 0).sum(dim=1, keepdim=True)
+    torch.testing.assert_close(ep.combine(rows, layout), problem.tokens * valid)
+
+
+def test_wrong_scatter_indices_are_refused(layer, world, device):
+    rank, size = world
+    problem = Problem(rank, size, device=device)
+    ep = layer(problem)
+    with pytest.raises(ValueError, match="full_scatter_indices"):
+        ep.dispatch(problem.tokens, problem.topk_idx,
+                    full_scatter_indices=torch.zeros_like(problem.topk_idx))
+
+
+def test_more_tokens_than_max_tokens(layer, world, device):
+    """max_tokens is a suggestion: later exchanges may be larger, and on one rank only."""
+    rank, size = world
+    small = Problem(rank, size, device=device, tokens=2)
+    ep = layer(small, max_tokens=2)
+    for tokens in (2, 40, 3):
+        problem = Problem(rank, size, device=device, tokens=tokens)
+        rows, _, layout = ep.dispatch(problem.tokens, problem.topk_idx)
+        torch.testing.assert_close(ep.combine(rows, layout), problem.tokens * problem.top_k)
+
+
+def test_two_layouts_at_a_time_and_barrier(layer, world, device):
+    rank, size = world
+    first, second = (Problem(rank, size, device=device, seed=seed) for seed in (1, 2))
+    ep = layer(first)
+    rows, _, layout = ep.dispatch(first.tokens, first.topk_idx)
+    other_rows, _, other_layout = ep.dispatch(second.tokens, second.topk_idx)
+    ep.ep_barrier_all(None, intra_node_only=True)
+    torch.testing.assert_close(ep.combine(other_rows, other_layout), second.tokens * second.top_k)
+    torch.testing.assert_close(ep.combine(rows, layout), first.tokens * first.top_k)
+    with pytest.raises(ValueError, match="input: has shape"):
+        ep.combine(rows[:0], layout)
+
+
+def test_no_tokens_anywhere(layer, world, device):
+    rank, size = world
+    problem = Problem(rank, size, device=device)
+    ep = layer(problem)
+    rows, weights, layout = ep.dispatch(problem.tokens[:0], problem.topk_idx[:0],
+                                        problem.weights[:0])
+    assert rows.shape == (0, problem.hidden) and weights.shape == (0,)
+    assert ep.combine(rows, layout).shape == (0, problem.hidden)
+
+
+def test_configurations_that_make_no_sense(world):
+    rank, size = world
+    good = dict(max_tokens=1, hidden=8, topk=1, num_experts=size, rank=rank, world_size=size,
+                local_world_size=size)
+    assert EPConfig(**good).num_experts_per_rank == 1 and EPConfig(**good).is_intra_node
+    for change in ({"num_experts": 0}, {"rank": size}, {"hidden": 0},
+                   {"local_world_size": size + 1}):
+        with pytest.raises(ValueError):
+            EPConfig(**{**good, **change})
+    with pytest.raises(ValueError, match="ep_group"):
+        EPAll2AllLayer(None, 1, 8, 1, rank, size + 1, size + 1, size + 1)
+    dist.barrier()

@@ -1,0 +1,180 @@
+"""The C functions as methods: names, structures, errors, lifetimes."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import nccl_ep
+from nccl_ep import NCCLLibrary, NcclEpError, library_search, nccl_wrapper
+from nccl_ep.tensors import Tag, TensorList, describe
+from nccl_ep.types import (ncclDataTypeEnum, ncclEpAllocFn_t, ncclEpFreeFn_t, ncclEpGroupConfig_t,
+                           ncclEpHandleConfig_t, ncclNDTensor_t)
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+# What section "Python" of the first release exports; scripts import these names.
+FIRST_RELEASE = (
+    "HAVE_NCCL_EP HAVE_TORCH __version__ NCCL_EP_ALGO_LOW_LATENCY NCCL_EP_ALGO_HIGH_THROUGHPUT "
+    "NCCLLibrary get_nccl_comm_from_group ncclDataTypeEnum ncclEpAlgorithm_t "
+    "ncclEpDispatchConfig_t ncclEpGroupConfig_t ncclEpHandleConfig_t ncclEpTensorTag_t "
+    "ncclNDTensor_t ncclEpAllocFn_t ncclEpFreeFn_t CUDA_SUCCESS CUDA_ERROR_MEMORY_ALLOCATION")
+IN_WRAPPER = ("ncclUniqueId ncclEpTensorFlags_t Function buffer_type ncclResult_t ncclComm_t "
+              "ncclEpGroup_t ncclEpHandle_t cudaStream_t")
+
+
+def config(size, **changes):
+    settings = dict(version=1, algorithm=0, num_experts=size, max_tokens_per_rank=4,
+                    token_size_bytes=32)
+    return ncclEpGroupConfig_t(**{**settings, **changes})
+
+
+def test_the_first_releases_names_are_there():
+    for name in FIRST_RELEASE.split():
+        assert hasattr(nccl_ep, name), name
+    for name in IN_WRAPPER.split():
+        assert hasattr(nccl_wrapper, name), name
+    for name in nccl_ep.__all__:
+        assert hasattr(nccl_ep, name), name
+    assert nccl_ep.HAVE_NCCL_EP is True
+
+
+def test_structures_have_cs_layout():
+    """Offsets and sizes as docs/abi.md lists them, one table for each structure."""
+    text = (ROOT / "docs" / "abi.md").read_text()
+    for structure in (ncclNDTensor_t, ncclEpGroupConfig_t):
+        section = text.split(f"`{structure.__name__}`, ")[1]
+        assert section.startswith(f"{ctypes.sizeof(structure)} bytes")
+        rows = re.findall(r"^\| (\d+) \| (\d+) \| `(\w+)`", section.split("\n\n")[1], re.MULTILINE)
+        have = [(str(getattr(structure, name).offset), str(getattr(structure, name).size), name)
+                for name, *_ in structure._fields_]
+        assert have == rows
+
+
+def test_versions_agree(library):
+    major, minor, patch = (int(part) for part in nccl_ep.__version__.split("."))
+    assert library.ncclEpGetVersion() == major * 10000 + minor * 100 + patch
+    assert re.fullmatch(r"2\.\d+\.\d+", library.ncclGetVersion())
+
+
+def test_element_types():
+    for dtype, number in ((torch.int64, 4), (torch.float32, 7), (torch.bfloat16, 9)):
+        assert ncclDataTypeEnum.from_torch(dtype) == number
+    with pytest.raises(ValueError, match="complex64"):
+        ncclDataTypeEnum.from_torch(torch.complex64)
+
+
+def test_a_refusal_carries_the_librarys_text(library, comm, world):
+    with pytest.raises(NcclEpError) as caught:
+        library.ncclEpCreateGroup(comm, config(world[1], token_size_bytes=3))
+    assert caught.value.code == 4
+    assert "config.token_size_bytes: must be a positive multiple of 16" in str(caught.value)
+    assert isinstance(caught.value, RuntimeError)
+    with pytest.raises(RuntimeError) as caught:
+        library.NCCL_CHECK(5)
+    assert "token_size_bytes" not in str(caught.value), "the text of an earlier refusal"
+
+
+def test_tensors_are_made_by_the_groups_allocator(library, comm, world, cudart):
+    """Also after the group, and though nothing here holds the callbacks."""
+    made, freed = [], []
+    memory = cudart["cudaMalloc"], cudart["cudaFree"]
+
+    def allocate(out, size):
+        made.append(size)
+        return memory[0](out, ctypes.c_size_t(size))
+
+    def release(address):
+        freed.append(address)
+        return memory[1](ctypes.c_void_p(address))
+
+    group = library.ncclEpCreateGroup(comm, config(world[1]), None,
+                                      alloc_fn=ncclEpAllocFn_t(allocate),
+                                      free_fn=ncclEpFreeFn_t(release))
+    tensor = library.ncclEpTensorCreate(group, 2, ncclDataTypeEnum.ncclFloat32, Tag.TOKENS, 3, 5)
+    assert made == [60] and list(tensor.sizes[:2]) == [3, 5] and tensor.data
+    gc.collect()
+    library.ncclEpGroupDestroy(group)
+    library.ncclEpTensorDestroy(group, tensor)
+    library.ncclEpTensorDestroy(group, tensor)
+    assert len(freed) == 1 and tensor.data is None
+
+
+def test_nothing_is_kept_by_pointer(library, comm, world, device, cudart):
+    """The descriptors of a handle's ids and of an operation may go as soon as the call returns."""
+    rank, size = world
+    group = library.ncclEpCreateGroup(comm, config(size, token_size_bytes=64))
+    ids = torch.full((2, 1), (rank + 1) % size, device=device)
+    handle = library.ncclEpCreateHandle(group, describe(ids, Tag.TOPK_IDX),
+                                        ncclEpHandleConfig_t(use_fp8=False))
+    tokens = torch.full((2, 16), float(rank), device=device)
+    out = torch.zeros((1, 4 * size, 16), device=device)
+    lists = TensorList((Tag.TOKENS, tokens)), TensorList((Tag.TOKENS, out)), TensorList()
+    library.ncclEpDispatch(handle, *[part for each in lists for part in (each.array, each.count)])
+    del lists
+    gc.collect()
+    cudart["cudaDeviceSynchronize"]()
+    assert torch.equal(out[0, :2], torch.full((2, 16), float((rank - 1) % size), device=device))
+    library.ncclEpHandleDestroy(handle)
+    library.ncclEpGroupDestroy(group)
+
+
+def test_lists_of_tensors_are_accepted(library, comm, world, device):
+    """Lists besides ctypes arrays, and a structure besides byref()."""
+    _, size = world
+    group = library.ncclEpCreateGroup(comm, config(size))
+    ids = describe(torch.zeros((0, 1), dtype=torch.int64, device=device), Tag.TOPK_IDX)
+    handle = library.ncclEpCreateHandle(group, ctypes.byref(ids), None, None, local_tensors=[])
+    tokens = describe(torch.zeros((0, 8), device=device), Tag.TOKENS)
+    out = describe(torch.zeros((1, 4 * size, 8), device=device), Tag.TOKENS)
+    library.ncclEpDispatch(handle, [tokens], 1, [out], 1, (), 0)
+    with pytest.raises(NcclEpError, match=r"outputs\[TOKENS\]"):
+        library.ncclEpDispatch(handle, [tokens], 1, [], 0, [], 0)
+    library.ncclEpHandleDestroy(handle)
+    with pytest.raises(NcclEpError, match="destroyed already"):
+        library.ncclEpHandleDestroy(handle)
+    library.ncclEpGroupDestroy(group)
+
+
+def test_the_search_for_the_library(tmp_path, monkeypatch):
+    home = tmp_path / "home" / "lib"
+    home.mkdir(parents=True)
+    monkeypatch.setenv("NCCL_EP_LIBRARY", "/chosen/libnccl_ep.so")
+    assert library_search.find_library() == "/chosen/libnccl_ep.so"
+    monkeypatch.delenv("NCCL_EP_LIBRARY")
+    monkeypatch.setenv("NCCL_HOME", str(home.parent))
+    for name in ("libnccl.so", "libnccl_ep.so"):
+        (home / name).touch()
+        assert library_search.find_library() == str(home / name)
+    monkeypatch.delenv("NCCL_HOME")
+    monkeypatch.setattr(library_search, "_loads", lambda name: False)
+    monkeypatch.setattr(library_search.ctypes.util, "find_library", lambda name: None)
+    with pytest.raises(RuntimeError, match="NCCL_EP_LIBRARY"):
+        library_search.find_library()
+
+
+def test_a_library_without_the_functions(tmp_path):
+    missing = tmp_path / "libnccl_ep.so"
+    missing.write_bytes(b"no library")
+    with pytest.raises(RuntimeError, match="cannot be loaded"):
+        NCCLLibrary(str(missing))
+    base = os.environ.get("NCCL_EP_NCCL_LIBRARY")
+    if base:
+        only_nccl = NCCLLibrary(base)
+        assert not only_nccl.ep_available and only_nccl.ncclGetVersion()
+        with pytest.raises(RuntimeError, match="has no ncclEpGroupDestroy"):
+            only_nccl.ncclEpGroupDestroy(None)
+
+
+def test_importing_needs_neither_torch_nor_a_library():
+    code = ("import sys, nccl_ep; assert nccl_ep.HAVE_NCCL_EP and 'torch' not in sys.modules; "
+            "nccl_ep.NCCLLibrary")
+    environment = {**os.environ, "NCCL_EP_LIBRARY": "/nowhere"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)

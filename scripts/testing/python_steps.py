@@ -1,0 +1,128 @@
+"""The tests and examples of the Python package: on the CPU stand-ins as steps of `make test`, and
+the same words for GPUs.
+
+PyTorch and pytest are the pinned ones of setup.sh; a machine with GPUs brings its own PyTorch.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import tempfile
+from collections.abc import Iterator, Sequence
+
+from testing import command, counts
+from testing.step import ROOT, Counts, Places, Step
+
+RANKS = (1, 2, 4)
+_EXAMPLE_RANKS = 4
+_DEPS = ROOT / ".deps"
+_FIRST_RELEASE = "python/tests/scripts/first_release.py"
+
+
+def examples(root: pathlib.Path = ROOT) -> list[pathlib.Path]:
+    """The numbered programs, in order."""
+    return sorted((root / "examples" / "python").glob("[0-9][0-9]_*.py"))
+
+
+def pytest_words(tests: pathlib.Path, *options: str) -> tuple[str, ...]:
+    """pytest on one rank; it writes no cache, and the files it makes go to the system's folder."""
+    return ("python3", "-m", "pytest", "-q", "--no-header", "--color=no", "-p", "no:cacheprovider",
+            f"--rootdir={tests}", str(tests), *options)
+
+
+def example_counts():
+    """An example checks itself; rank 0 says so."""
+    return counts.says(r"^PASSED: ", 1)
+
+
+def host_steps(places: Places) -> list[Step]:
+    """Everything on the CPU stand-ins."""
+    environment = tuple(_environment(places).items())
+
+    def step(name: str, ranks: int, words: Sequence[str], read) -> Step:
+        launch = ("mpirun", "-np", str(ranks), *words)
+        return Step(f"python/{name}/{ranks}", launch, read, ("build/lib",), timeout=240,
+                    environment=environment)
+
+    steps = [step("tests", ranks, pytest_words(ROOT / "python" / "tests"), counts.closing_line)
+             for ranks in RANKS]
+    steps += [step(path.stem, _EXAMPLE_RANKS, ("python3", str(path)), example_counts())
+              for path in examples()]
+    steps += list(_unchanged_script(places))
+    steps.append(Step("python/wheel", lambda: _wheel(places), needs=("build/lib",)))
+    return steps
+
+
+def _environment(places: Places) -> dict[str, str]:
+    path = (ROOT / "python", _DEPS / "torch", _DEPS / "pytest")
+    return {
+        "NCCL_EP_LIBRARY": str(places.libraries / "libnccl_ep.so"),
+        "NCCL_EP_NCCL_LIBRARY": str(places.libraries / "libncclep_hostsim.so"),
+        "NCCLEP_HOSTSIM_WITH_GPU": "1",
+        "PYTHONPATH": os.pathsep.join(map(str, path)),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        # PyTorch misses NumPy, which nothing here needs.
+        "PYTHONWARNINGS": "ignore:Failed to initialize NumPy",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+        "NCCL_EP_TIMEOUT_MS": "30000",
+    }
+
+
+def _unchanged_script(places: Places) -> Iterator[Step]:
+    """A script of the first release's time: by NCCL_HOME, and with the stand-ins preloaded."""
+    ranks = 2
+
+    def run(preload: bool) -> tuple[Counts, str]:
+        with tempfile.TemporaryDirectory() as home:
+            library = pathlib.Path(home) / "lib"
+            library.mkdir()
+            stand_ins = places.libraries / "libncclep_hostsim.so"
+            (library / "libnccl_ep.so").symlink_to(places.libraries / "libnccl_ep.so")
+            names = ("libcudart.so",) if preload else ("libcudart.so", "libnccl.so.2")
+            for name in names:
+                (library / name).symlink_to(stand_ins)
+            environment = {**places.environment, "NCCL_HOME": home, "NCCLEP_HOSTSIM_WITH_GPU": "1",
+                           "PYTHONPATH": str(ROOT / "python"), "PYTHONDONTWRITEBYTECODE": "1"}
+            settings = ("-x", f"LD_PRELOAD={stand_ins}") if preload else ()
+            finished = command.run(("mpirun", "-np", str(ranks), *settings, "python3",
+                                    _FIRST_RELEASE), environment, 120)
+        return counts.says(r"^rank \d+: ok", ranks)(finished), finished.output
+
+    yield Step(f"python/first-release/{ranks}", lambda: run(False), needs=("build/lib",))
+    yield Step(f"python/first-release-preload/{ranks}", lambda: run(True), needs=("build/lib",))
+
+
+def _wheel(places: Places) -> tuple[Counts, str]:
+    """Builds the wheel, installs it into a folder, and uses the library that it brings."""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**places.environment, "PYTHONPATH": str(_DEPS / "pytest")}
+        built = command.run(("scripts/wheel.sh", folder, "--no-build-isolation"), environment, 120)
+        wheels = [str(path) for path in pathlib.Path(folder).glob("*.whl")]
+        if built.status != 0 or len(wheels) != 1:
+            return Counts(0, 1, f"no wheel: {wheels}"), built.output
+        installed = pathlib.Path(folder) / "installed"
+        install = command.run(("python3", "-m", "pip", "install", "--quiet", "--no-deps",
+                               "--no-index", "--target", str(installed), *wheels), environment, 120)
+        code = ("import nccl_ep; library = nccl_ep.NCCLLibrary(); print(library.path); "
+                "print('version', library.ncclEpGetVersion(), library.ep_available)")
+        used = command.run(("python3", "-c", code), {
+            **_clean(places), "PYTHONPATH": str(installed), "NCCLEP_HOSTSIM_WITH_GPU": "1",
+            "NCCL_EP_NCCL_LIBRARY": str(places.libraries / "libncclep_hostsim.so")}, 60)
+        beside = str(installed / "nccl_ep" / "lib" / "libnccl_ep.so")
+        checks = {
+            "its name tells the platform": "-py3-none-linux_" in wheels[0],
+            "it is typed": (installed / "nccl_ep" / "py.typed").exists(),
+            "it uses its own library": used.output.splitlines()[:1] == [beside],
+            "the library answers": used.status == 0 and "True" in used.output,
+        }
+    failed = [name for name, passed in checks.items() if not passed]
+    text = "\n".join((built.output, install.output, used.output, *failed))
+    return Counts(len(checks) - len(failed), len(failed)), text
+
+
+def _clean(places: Places) -> dict[str, str]:
+    """The environment without anything that tells where a library is."""
+    drop = ("NCCL_HOME", "NCCL_EP_LIBRARY", "LD_LIBRARY_PATH")
+    return {name: value for name, value in places.environment.items() if name not in drop}

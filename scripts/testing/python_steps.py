@@ -15,7 +15,7 @@ from testing import command, counts
 from testing.step import ROOT, Counts, Places, Step
 
 RANKS = (1, 2, 4)
-_EXAMPLE_RANKS = 4
+_EXAMPLE_RANKS = 2
 _DEPS = ROOT / ".deps"
 _FIRST_RELEASE = "python/tests/scripts/first_release.py"
 

@@ -126,8 +126,11 @@ static void finish_survivor(DeathRank* self, Work* work) {
 // ---- The cases ---------------------------------------------------------------------------------
 
 static void dies_before_creation(DeathRank* self) {
-    if (is_victim(self)) die(self);
     const LlShape shape = shape_for(&self->env);
+    // NCCL connects the ranks in a communicator's first collective, and waits for them without end.
+    EP_REQUIRE_NCCL(ncclEpGroupDestroy(ll_group_new(&self->env, &shape), self->env.stream));
+    meet(self, kReady, self->env.size);
+    if (is_victim(self)) die(self);
     const ncclEpGroupConfig_t config =
         ep_group_config(NCCL_EP_ALGO_LOW_LATENCY, shape.num_experts, shape.max_tokens, 128);
     ncclEpGroup_t group = NULL;

@@ -15,6 +15,7 @@ use crate::backend::cuda::memory::CudaMemory;
 use crate::backend::cuda::module::Module;
 use crate::backend::cuda::open::Open;
 use crate::backend::cuda::params::{LL_MARK, MAX_PEERS, OP_PEER_SELFTEST};
+use crate::backend::cuda::parting::{End, Parting};
 use crate::backend::cuda::selftest::Selftest;
 use crate::backend::cuda::window::{PeerMapping, Window, WindowRecord};
 use crate::backend::{DeviceMemory, GroupBackend, HtBackend, HtRouting, LlBackend};
@@ -36,6 +37,7 @@ pub(super) struct CudaGroup {
     ll: Option<Arc<LlGroup>>,
     /// Taken when the group closes.
     shared: Mutex<Option<Shared>>,
+    parting: Parting,
 }
 
 /// What the ranks of a group hold of each other. Dropped in this order: mappings first.
@@ -117,6 +119,10 @@ impl CudaGroup {
 
         let failed = DevPtr(shared.window.base().0 + own.layout.failed);
         let windows = shared.windows(rank);
+        let words = windows
+            .iter()
+            .map(|base| DevPtr(base.0 + own.layout.parting));
+        let parting = Parting::new(&context, words.collect(), rank, timeout);
         let open = Open::new(
             own.module,
             own.faults,
@@ -144,6 +150,7 @@ impl CudaGroup {
             open,
             ll: ll?.map(Arc::new),
             shared: Mutex::new(Some(shared)),
+            parting,
         })
     }
 }
@@ -204,7 +211,7 @@ impl GroupBackend for CudaGroup {
     }
 
     fn close(&self, stream: Stream) -> Result<()> {
-        let Some(Shared { mappings, window }) = self.shared.lock().take() else {
+        let Some(shared) = self.shared.lock().take() else {
             return Ok(());
         };
         if self.bootstrap.lost().is_some() {
@@ -214,17 +221,20 @@ impl GroupBackend for CudaGroup {
             .context
             .enter()
             .and_then(|_entered| driver::synchronize_context());
-        // A peer that is known to be lost is not waited for again.
-        let meet = || match self.fault() {
-            None => self.bootstrap.all_gather(&[0], stream).map(drop),
-            Some(_) => Ok(()),
+        let parted = match self.fault() {
+            None => idle.and_then(|()| self.parting.leave_together()),
+            Some(_) => self.parting.leave().and(idle).map(|()| End::Broken),
         };
-        // Nobody unmaps a window that a peer's kernel may still use, and nobody frees one that a peer
-        // still maps.
-        let finished = idle.and_then(|()| meet());
+        let Shared { mappings, window } = shared;
         drop(mappings);
-        let unmapped = finished.and_then(|()| meet());
-        drop(window);
-        unmapped
+        // Nobody frees a window that a peer still maps, or that its kernels may still write to.
+        let free = parted.and_then(|end| match end {
+            End::Together => self.bootstrap.all_gather(&[0], stream).map(|_| true),
+            End::Broken => Ok(false),
+        });
+        if !matches!(free, Ok(true)) {
+            std::mem::forget(window);
+        }
+        free.map(drop)
     }
 }

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::params::SELFTEST_SLOT_BYTES;
+use crate::backend::cuda::parting::WORD_BYTES;
 
 /// Regions start on a cache line of their own, so that polling one disturbs no other.
 const REGION_ALIGN: usize = 128;
@@ -15,6 +16,8 @@ const WINDOW_ALIGN: usize = 2 << 20;
 pub(super) struct WindowLayout {
     /// u32: not zero once some wait of this rank failed. Only its owner uses it.
     pub(super) failed: usize,
+    /// `parting::WORD_BYTES` per source rank.
+    pub(super) parting: usize,
     /// u32 per source rank: arrival flags of the self test.
     pub(super) selftest_flags: usize,
     /// `SELFTEST_SLOT_BYTES` per source rank.
@@ -35,11 +38,13 @@ impl WindowLayout {
             start
         };
         let failed = region(size_of::<u32>());
+        let parting = region(ranks * WORD_BYTES);
         let selftest_flags = region(ranks * size_of::<u32>());
         let selftest_slots = region(ranks * SELFTEST_SLOT_BYTES);
         let ll = region(ll_bytes);
         Self {
             failed,
+            parting,
             selftest_flags,
             selftest_slots,
             ll,
@@ -57,7 +62,8 @@ mod tests {
     fn regions_follow_each_other_and_fit() {
         for ranks in [1, 2, 8, MAX_PEERS] {
             let layout = WindowLayout::new(ranks, 1000);
-            assert!(layout.failed + 4 <= layout.selftest_flags);
+            assert!(layout.failed + 4 <= layout.parting);
+            assert!(layout.parting + 4 * ranks <= layout.selftest_flags);
             assert!(layout.selftest_flags + 4 * ranks <= layout.selftest_slots);
             assert!(layout.selftest_slots + ranks * SELFTEST_SLOT_BYTES <= layout.ll);
             assert!(layout.ll + 1000 <= layout.bytes);

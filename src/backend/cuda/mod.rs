@@ -20,6 +20,7 @@ mod memory;
 mod module;
 mod open;
 pub mod params;
+mod parting;
 mod process;
 mod selftest;
 mod table;

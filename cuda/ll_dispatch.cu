@@ -150,10 +150,8 @@ __device__ void find_begins(const Block& block) {
             block.params.common.handle.tokens_of[source] = tokens;
         }
     }
-    meet_routers();
-    if (threadIdx.x == 0) {
-        mbarrier_arrive(&block.shared.tokens_known);
-    }
+    mbarrier_arrive(&block.shared.tokens_known);
+    meet_routers();  // the histograms are done with, too
     for (uint32_t i = threadIdx.x; i < num_experts(block); i += kRouterThreads) {
         const uint32_t source = i / local;
         block.per_expert[i] = wait_for_packet(wait, op.counts(op.rank(), source) + i % local,
@@ -172,10 +170,7 @@ __device__ void find_begins(const Block& block) {
             block.params.counter[expert] = total < most_rows ? total : most_rows;
         }
     }
-    meet_routers();
-    if (threadIdx.x == 0) {
-        mbarrier_arrive(&block.shared.begins_known);
-    }
+    mbarrier_arrive(&block.shared.begins_known);
 }
 
 // The rank that hosts this lane's entry of `token`, or kNowhere.
@@ -360,8 +355,8 @@ __device__ void run(const LlDispatchParams& params, uint32_t* per_expert) {
         shared.next_send = 0;
         shared.next_receive = 0;
         shared.most_tokens = 0;
-        mbarrier_init(&shared.tokens_known, 1);
-        mbarrier_init(&shared.begins_known, 1);
+        mbarrier_init(&shared.tokens_known, kRouterThreads);
+        mbarrier_init(&shared.begins_known, kRouterThreads);
     }
     for (uint32_t i = threadIdx.x; i < num_experts(block) * 2; i += blockDim.x) {
         per_expert[i] = 0;

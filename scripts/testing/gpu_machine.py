@@ -35,6 +35,11 @@ class Machine:
         """Whether there is a launcher."""
         return shutil.which("mpirun", path=self.environment.get("PATH")) is not None
 
+    @property
+    def has_sanitizer(self) -> bool:
+        """Whether kernels can be watched; the tool comes with the CUDA toolkit."""
+        return shutil.which("compute-sanitizer", path=self.environment.get("PATH")) is not None
+
 
 def find(environment: Mapping[str, str], programs: pathlib.Path) -> Machine:
     """Looks at this machine; `environment` is the one that the programs will get."""

@@ -1,4 +1,4 @@
-"""The runs of programs.py on GPUs, in three variants.
+"""The runs of programs.py on GPUs, in three variants, and small ones under compute-sanitizer.
 
 gpu       rank i on GPU i, over NCCL; every process sees all GPUs
 isolated  the same, but each process sees one GPU only, as under many job schedulers
@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from testing import programs
+from testing import counts, programs
 from testing.gpu_machine import Machine
 from testing.programs import Run
 from testing.step import Counts, Step
@@ -29,6 +29,10 @@ _QUICK_STRESS_OPS = 400
 
 _LIMIT_SECONDS = {"gpu": 240, "isolated": 240, "onegpu": 300}
 
+# racecheck sees each access to shared memory, which takes its time.
+_SANITIZED = (("memcheck", "test_ll"), ("memcheck", "test_staged"),
+              ("racecheck", "test_ll", "routing_styles"), ("racecheck", "test_staged"))
+
 # How long a rank waits for a lost one in test_death: kernels of several processes take turns on one
 # GPU.
 _DEATH_TIMEOUT_MS = {"gpu": 1000, "onegpu": 4000}
@@ -41,7 +45,18 @@ def all_steps(machine: Machine, quick: bool, has_ht: bool) -> list[Step]:
         for index, run in enumerate(_runs(variant, machine, quick)):
             step = _step(machine, variant, _with_more_work(variant, run, quick), index)
             steps.append(step if has_ht or not run.needs_ht else _skipped(step))
-    return steps
+    return [*steps, *_sanitizer_steps(machine)]
+
+
+def _sanitizer_steps(machine: Machine) -> Iterator[Step]:
+    """Kernels watched by compute-sanitizer: two ranks on one GPU, if the tool is installed."""
+    for tool, program, *options in _SANITIZED:
+        watched = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9",
+                   str(machine.programs / "onegpu" / program), *options]
+        step = Step(f"sanitizer/{tool}/{program}", tuple(_launcher(["-np", "2", *watched])),
+                    counts.closing_line, timeout=_LIMIT_SECONDS["onegpu"],
+                    environment=(("CUDA_VISIBLE_DEVICES", machine.devices[0]),))
+        yield step if machine.has_sanitizer else _skipped(step, "no compute-sanitizer")
 
 
 def _runs(variant: str, machine: Machine, quick: bool) -> Iterator[Run]:
@@ -115,6 +130,5 @@ def _nccl_step(machine: Machine) -> Step:
     return Step("setup/nccl", check)
 
 
-def _skipped(step: Step) -> Step:
-    reason = "no high throughput on GPUs"
+def _skipped(step: Step, reason: str = "no high throughput on GPUs") -> Step:
     return dataclasses.replace(step, command=lambda: (Counts(0, 0, skipped=reason), ""), needs=())

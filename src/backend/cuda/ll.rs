@@ -18,6 +18,7 @@ use crate::model::group::LlCombineMode;
 use crate::model::ops::{LlCombine, LlDispatch, LlOp, Routing, RowType, Stream};
 use crate::model::tensor::DevPtr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// What the LL handles of a group share.
 pub(super) struct LlGroup {
@@ -58,6 +59,7 @@ impl LlGroup {
             expert_of: Buffer::new(&self.memory, sizes.expert_of)?,
             row_of: Buffer::new(&self.memory, sizes.row_of)?,
             tokens_of: Buffer::zeroed(&self.memory, sizes.tokens_of)?,
+            received_on: AtomicU32::new(LL_WHOLE_TRACK),
         })))
     }
 }
@@ -71,6 +73,9 @@ struct Handle {
     expert_of: Buffer,
     row_of: Buffer,
     tokens_of: Buffer,
+    /// The track of a receive phase that the next operation has to follow, or [`LL_WHOLE_TRACK`] if the
+    /// last one was whole: then the stream, or its caller, keeps the order.
+    received_on: AtomicU32,
 }
 
 /// Which part of an operation a launch runs, and on which track.
@@ -112,6 +117,15 @@ impl Part {
 }
 
 impl Handle {
+    /// Puts what comes next on `stream` behind a receive phase that may be on another stream: it uses
+    /// the handle's memory.
+    fn follow_staged(&self, stream: Stream) -> Result<()> {
+        match self.received_on.swap(LL_WHOLE_TRACK, Ordering::Relaxed) {
+            LL_WHOLE_TRACK => Ok(()),
+            track => self.group.tracks.follow(track, stream),
+        }
+    }
+
     fn launch(&self, op: &LlOp, part: Part, stream: Stream) -> Result<()> {
         match op {
             LlOp::Dispatch(op) => self.launch_dispatch(op, part, stream),
@@ -183,10 +197,12 @@ impl Handle {
 
 impl LlBackend for CudaLl {
     fn run(&self, op: &LlOp, stream: Stream) -> Result<()> {
+        self.0.follow_staged(stream)?;
         self.0.launch(op, Part::WHOLE, stream)
     }
 
     fn send(&self, op: &LlOp, stream: Stream) -> Result<Ticket> {
+        self.0.follow_staged(stream)?;
         let start = |track| self.0.launch(op, Part::send(track), stream);
         self.0
             .group
@@ -198,7 +214,9 @@ impl LlBackend for CudaLl {
     fn receive(&self, op: &LlOp, ticket: Ticket, stream: Stream) -> Result<()> {
         let track = track_of(ticket)?;
         let finish = || self.0.launch(op, Part::receive(track, true), stream);
-        self.0.group.tracks.receive(track, stream, finish)
+        self.0.group.tracks.receive(track, stream, finish)?;
+        self.0.received_on.store(track, Ordering::Relaxed);
+        Ok(())
     }
 
     fn abandon(&self, op: &LlOp, ticket: Ticket) {

@@ -89,6 +89,13 @@ impl Tracks {
         Ok(())
     }
 
+    /// Lets `stream` go on only after the last receive phase of track `number`.
+    pub(super) fn follow(&self, number: u32, stream: Stream) -> Result<()> {
+        find(&mut *self.tracks.lock(), number)?
+            .received
+            .hold(stream)
+    }
+
     /// Frees track `number` without a receive phase; its next operation runs `discard` first.
     pub(super) fn abandon(&self, number: u32, discard: Discard) {
         let mut tracks = self.tracks.lock();

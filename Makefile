@@ -11,7 +11,7 @@ ARGS        ?=
 env := . scripts/env.sh;
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-tests lib header programs run check test sanitize gpu-programs gpu-test \
+.PHONY: help setup setup-tests setup-gpu-tests lib header programs run check test sanitize gpu-programs gpu-test \
         gpu-package gpu-bench install wheel clean
 
 help: ## Print this list
@@ -23,6 +23,9 @@ setup: ## Install what is missing: Open MPI by apt, pinned wheels into .deps/
 
 setup-tests:
 	@scripts/setup.sh --python
+
+setup-gpu-tests:
+	@scripts/setup.sh --pytest
 
 lib: setup ## Build libnccl_ep.so, libnccl_ep.a and the CPU stand-ins
 	@$(env) cargo build --release --locked --workspace
@@ -48,11 +51,11 @@ sanitize: setup ## Run the C programs with the address and undefined-behaviour s
 gpu-programs: lib ## Build the C programs for a machine with GPUs
 	@$(env) $(MAKE) -C c_tests gpu EP_LIBDIR=$$NCCL_EP_TARGET/release OUT=$$NCCL_EP_TARGET/c
 
-gpu-test: setup ## Run the C programs on the GPUs of this machine
+gpu-test: setup-gpu-tests ## Run the C programs on the GPUs of this machine
 	@scripts/gpu_test.py $(ARGS)
 
 gpu-package: export NCCL_EP_CUDA = require
-gpu-package: gpu-programs ## Gather what gpu-test needs on a machine without compilers
+gpu-package: setup-gpu-tests gpu-programs ## Gather what gpu-test needs on a machine without compilers
 	@$(env) scripts/gpu_package.sh $$NCCL_EP_TARGET/gpu-package
 
 gpu-bench: gpu-programs ## Benchmark on the GPUs of this machine, results in bench/results/

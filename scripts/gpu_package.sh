@@ -3,6 +3,7 @@
 # programs, the two libraries, the runner. Takes a folder, which is made anew:
 #   gpu/ onegpu/  programs over NCCL, and over the bootstrap library
 #   lib/          libnccl_ep.so, libncclep_bootstrap.so
+#   python/ examples/ .deps/pytest/  the Python package with its tests; PyTorch is the machine's
 #   scripts/      DIR/scripts/gpu_test.py --prebuilt DIR
 set -euo pipefail
 
@@ -32,4 +33,11 @@ strip --strip-unneeded -o "$package/lib/libncclep_bootstrap.so" \
 cp scripts/env.sh scripts/gpu_test.py "$package/scripts/"
 cp scripts/testing/*.py "$package/scripts/testing/"
 cp c_tests/programs/moe_layer/data/loomings.txt "$package/c_tests/programs/moe_layer/data/"
+mkdir -p "$package/examples"
+cp -r python "$package/"
+cp -r examples/python "$package/examples/"
+if [ -d "$NCCL_EP_DEPS/pytest" ]; then
+    mkdir "$package/.deps"
+    cp -r "$NCCL_EP_DEPS/pytest" "$package/.deps/"
+fi
 echo "$package: $(du -sm "$package" | cut -f1) MB"

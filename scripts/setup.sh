@@ -6,7 +6,8 @@
 # CMake come as wheels whose hashes are pinned in the *.lock files beside this script, into the
 # ignored folder .deps/. A stamp with the hash of the lock file marks a finished install, so a
 # second run does nothing and says nothing. env.sh decides which copies are used.
-# With --python also what the tests of the Python package need: PyTorch and pytest.
+# With --python also what the tests of the Python package need: pytest and PyTorch; with --pytest only
+# the former, where the machine's own PyTorch is used.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -167,7 +168,7 @@ fi
 case "$(command -v cmake || true)" in
     "" | "$NCCL_EP_PINNED_CMAKE"/*) install_wheels cmake unpack_cmake ;;
 esac
-if [ "${1:-}" = --python ]; then
-    install_wheels pytest unpack_pytest
-    install_wheels torch unpack_torch
-fi
+case "${1:-}" in
+    --python) install_wheels pytest unpack_pytest; install_wheels torch unpack_torch ;;
+    --pytest) install_wheels pytest unpack_pytest ;;
+esac

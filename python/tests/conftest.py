@@ -26,6 +26,7 @@ _WAIT = datetime.timedelta(seconds=60)
 
 def pytest_configure(config: pytest.Config) -> None:
     """All ranks meet once; the library is loaded, so that the kind of device is known."""
+    config.addinivalue_line("markers", "high_throughput: needs a backend that has it")
     torch.set_num_threads(1)
     try:
         rank, size = launched_rank()

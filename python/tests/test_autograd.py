@@ -9,6 +9,8 @@ import torch.distributed as dist
 from nccl_ep.autograd import ht_combine, ht_dispatch, in_callers_order
 from problems import Problem
 
+pytestmark = pytest.mark.high_throughput
+
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("masked", [False, True])

@@ -74,6 +74,7 @@ def test_low_latency_reads_ids_in_place(group, world, device):
         assert received.counts.item() == (size if rank == target else 0)
 
 
+@pytest.mark.high_throughput
 def test_high_throughput_cached_and_bounded(group, world, device):
     """Tokens only over the routing of the handle, and the bound R*M of a group with M."""
     rank, size = world
@@ -138,6 +139,7 @@ def test_closing(group, world, device):
         handle.complete()
 
 
+@pytest.mark.high_throughput
 def test_a_group_of_its_own_communicator(world, device):
     """Without a communicator the group makes one and ends it."""
     _, size = world

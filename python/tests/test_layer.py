@@ -9,6 +9,8 @@ import torch.distributed as dist
 from nccl_ep.layers import EPAll2AllLayer, EPConfig
 from problems import Problem
 
+pytestmark = pytest.mark.high_throughput
+
 
 @pytest.fixture
 def layer(world):

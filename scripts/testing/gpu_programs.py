@@ -1,6 +1,7 @@
 """The runs of programs.py on GPUs, in three variants, and small ones under compute-sanitizer.
 
 gpu       rank i on GPU i, over NCCL; every process sees all GPUs
+          python/tests and the examples run so, too
 isolated  the same, but each process sees one GPU only, as under many job schedulers
 onegpu    all ranks on one GPU, over the test-only bootstrap library, as NCCL refuses it. Kernels of
           different processes take turns there, so that operations take milliseconds.
@@ -11,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from testing import counts, programs
+from testing import counts, programs, python_steps
 from testing.gpu_machine import Machine
 from testing.programs import Run
 from testing.step import Counts, Step
@@ -45,6 +46,7 @@ def all_steps(machine: Machine, quick: bool, has_ht: bool) -> list[Step]:
         for index, run in enumerate(_runs(variant, machine, quick)):
             step = _step(machine, variant, _with_more_work(variant, run, quick), index)
             steps.append(step if has_ht or not run.needs_ht else _skipped(step))
+    steps += python_steps.gpu_steps(machine, quick, has_ht)
     return [*steps, *_sanitizer_steps(machine)]
 
 

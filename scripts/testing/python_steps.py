@@ -6,17 +6,21 @@ PyTorch and pytest are the pinned ones of setup.sh; a machine with GPUs brings i
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 import tempfile
 from collections.abc import Iterator, Sequence
 
 from testing import command, counts
+from testing.gpu_machine import Machine
 from testing.step import ROOT, Counts, Places, Step
 
 RANKS = (1, 2, 4)
 _EXAMPLE_RANKS = 2
 _DEPS = ROOT / ".deps"
+# Examples that a backend without high throughput cannot run.
+_NEED_HT = ("03_high_throughput_training", "04_moe_layer")
 _FIRST_RELEASE = "python/tests/scripts/first_release.py"
 
 
@@ -52,6 +56,44 @@ def host_steps(places: Places) -> list[Step]:
     steps += list(_unchanged_script(places))
     steps.append(Step("python/wheel", lambda: _wheel(places), needs=("build/lib",)))
     return steps
+
+
+def gpu_steps(machine: Machine, quick: bool, has_ht: bool) -> list[Step]:
+    """Over NCCL, rank i on GPU i, with this machine's PyTorch; skipped where it has none."""
+    gpus = len(machine.devices)
+    ranks = [count for count in RANKS if count <= gpus]
+    # A folder of `make gpu-package` has the library beside the programs.
+    library = machine.programs / "lib" / "libnccl_ep.so"
+    if not library.exists():
+        library = machine.programs.parent / "release" / "libnccl_ep.so"
+    environment = {"NCCL_EP_LIBRARY": str(library), "PYTHONDONTWRITEBYTECODE": "1",
+                   "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "python", _DEPS / "pytest"))),
+                   "GLOO_SOCKET_IFNAME": "lo", "NCCL_EP_TIMEOUT_MS": "30000"}
+    options = () if has_ht else ("-m", "not high_throughput")
+    runs = [(f"tests/{count}", count, pytest_words(ROOT / "python" / "tests", *options),
+             counts.closing_line) for count in (ranks[-1:] if quick else ranks)]
+    runs += [(f"{path.stem}/{ranks[-1]}", ranks[-1], ("python3", str(path)), example_counts())
+             for path in examples() if has_ht or path.stem not in _NEED_HT]
+    reason = _no_torch(machine)
+    steps = []
+    for name, count, words, read in runs:
+        launch = ("mpirun", "--allow-run-as-root", "--bind-to", "none", "--oversubscribe", "-np",
+                  str(count), *words)
+        steps.append(Step(f"gpu/python/{name}", launch, read, ("setup/nccl",), cores=gpus,
+                          timeout=240, environment=tuple(environment.items())))
+    if reason:
+        return [dataclasses.replace(each, command=lambda: (Counts(0, 0, skipped=reason), ""),
+                                    needs=()) for each in steps]
+    return steps
+
+
+def _no_torch(machine: Machine) -> str:
+    """Why the package's tests cannot run on this machine's GPUs; empty if they can."""
+    code = "import torch; assert torch.cuda.is_available()"
+    path = {"PYTHONPATH": str(_DEPS / "pytest")}
+    found = command.run(("python3", "-c", f"{code}; import pytest"),
+                        {**machine.environment, **path}, 120)
+    return "" if found.status == 0 else "no PyTorch for GPUs, or no pytest (scripts/setup.sh --python)"
 
 
 def _environment(places: Places) -> dict[str, str]:

@@ -33,7 +33,8 @@ strip --strip-unneeded -o "$package/lib/libncclep_bootstrap.so" \
 cp scripts/env.sh scripts/gpu_test.py "$package/scripts/"
 cp scripts/testing/*.py "$package/scripts/testing/"
 cp c_tests/programs/moe_layer/data/loomings.txt "$package/c_tests/programs/moe_layer/data/"
-mkdir -p "$package/examples"
+mkdir -p "$package"/{examples,docs}
+cp docs/abi.md "$package/docs/" # a test compares the structures with it
 cp -r python "$package/"
 cp -r examples/python "$package/examples/"
 if [ -d "$NCCL_EP_DEPS/pytest" ]; then

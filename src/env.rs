@@ -7,9 +7,10 @@ use crate::model::group::LlCombineMode;
 use std::time::Duration;
 
 /// The names that [`Env::read`] looks up, in the order of `docs/env.md`.
-pub const VARIABLES: [&str; 4] = [
+pub const VARIABLES: [&str; 5] = [
     "NCCL_EP_TIMEOUT_MS",
     "NCCL_EP_LL_COMBINE",
+    "NCCL_EP_TUNING_FILE",
     "NCCL_HOSTID",
     "NCCL_DEBUG",
 ];
@@ -21,6 +22,8 @@ pub struct Env {
     pub timeout: Duration,
     /// `NCCL_EP_LL_COMBINE`: `exact` or `reduce`, how LL combines sum. Default reduce.
     pub ll_combine: LlCombineMode,
+    /// `NCCL_EP_TUNING_FILE`: launch shapes that were measured on this machine.
+    pub tuning_file: Option<String>,
     /// `NCCL_HOSTID`: replaces the machine's boot id when ranks are sorted into nodes.
     pub host_id: Option<String>,
     /// `NCCL_DEBUG` is `WARN` or more talkative: refusals are also printed on stderr.
@@ -51,6 +54,7 @@ impl Env {
                         .find(|mode| mode.name() == name)
                 })
                 .unwrap_or(LlCombineMode::Reduce),
+            tuning_file: lookup("NCCL_EP_TUNING_FILE").filter(|path| !path.is_empty()),
             host_id: lookup("NCCL_HOSTID").filter(|id| !id.is_empty()),
             warn,
         }
@@ -75,6 +79,7 @@ mod tests {
         let set = |name: &str| match name {
             "NCCL_EP_TIMEOUT_MS" => Some("250".to_owned()),
             "NCCL_HOSTID" => Some("left".to_owned()),
+            "NCCL_EP_TUNING_FILE" => Some("times.json".to_owned()),
             "NCCL_EP_LL_COMBINE" => Some("exact".to_owned()),
             "NCCL_DEBUG" => Some("info".to_owned()),
             _ => None,
@@ -83,6 +88,7 @@ mod tests {
         assert_eq!(env.timeout, Duration::from_millis(250));
         assert_eq!(env.host_id.as_deref(), Some("left"));
         assert_eq!(env.ll_combine, LlCombineMode::Exact);
+        assert_eq!(env.tuning_file.as_deref(), Some("times.json"));
         assert!(env.warn);
         let nonsense = Env::from_lookup(|_| Some("-1".to_owned()));
         assert_eq!(nonsense.timeout, Duration::from_secs(100));

@@ -25,3 +25,4 @@ pub mod log;
 pub mod model;
 pub mod request;
 pub mod state;
+pub mod tuning;

@@ -18,6 +18,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("build_info", &[]),
     ("log", &["env"]),
     ("model", &["error"]),
+    ("tuning", &["env", "log"]),
     ("abi::types", &[]),
     ("abi::read", &["abi::types", "error", "model::*"]),
     ("request", &["abi::read", "error", "model::*"]),
@@ -82,6 +83,7 @@ const SIBLING: &[&str] = &[
     "error",
     "log",
     "model::*",
+    "tuning::*",
 ];
 
 const FFI: &[&str] = &[
@@ -98,6 +100,7 @@ const FFI: &[&str] = &[
 /// The only modules with unsafe code.
 const UNSAFE: &[&str] = &[
     "src/abi/read.rs",
+    "src/backend/cuda/device_name.rs",
     "src/backend/cuda/driver.rs",
     "src/backend/cuda/event.rs",
     "src/backend/cuda/host_page.rs",

@@ -22,7 +22,7 @@ _WRAPPED = (
 )
 # Names that need torch, and where they are; loaded when they are first used.
 _WITH_TORCH = {"EpGroup": "nccl_ep.group", "EpHandle": "nccl_ep.handle",
-               "DispatchResult": "nccl_ep.handle"}
+               "DispatchResult": "nccl_ep.handle", "tune": "nccl_ep.tuning"}
 _MODULES = ("autograd", "layers")
 
 __all__ = ["HAVE_NCCL_EP", "__version__", *_WRAPPED, *_WITH_TORCH, *_MODULES]
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from nccl_ep import autograd, layers
     from nccl_ep.group import EpGroup
     from nccl_ep.handle import DispatchResult, EpHandle
+    from nccl_ep.tuning import tune
 
 
 def __getattr__(name: str) -> Any:

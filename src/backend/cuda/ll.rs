@@ -1,6 +1,7 @@
 //! Low-latency operations: checked operation -> kernel parameters -> launch.
 #![forbid(unsafe_code)]
 
+use crate::backend::cuda::device_name::device_name;
 use crate::backend::cuda::kernels::Kernel;
 use crate::backend::cuda::launch::launch;
 use crate::backend::cuda::ll_plan::{Grid, LlPlan};
@@ -38,6 +39,8 @@ impl LlGroup {
         plan: LlPlan,
         layout: LlLayout,
     ) -> Result<Self> {
+        let gpu = device_name(open.module.context())?;
+        let plan = plan.tuned(&gpu, open.multiprocessors);
         let states = Buffer::zeroed(&memory, LL_TRACKS as usize * size_of::<LlTrackState>())?;
         let tracks = Tracks::new(open.module.context())?;
         Ok(Self {

@@ -11,6 +11,7 @@ use crate::backend::cuda::params::{
 use crate::error::{Error, Result};
 use crate::model::group::{GroupFacts, LlCombineMode};
 use crate::model::ops::{Routing, RowType};
+use crate::tuning::{Choice, Operation, Tuning};
 
 /// Most bytes of a piece of a row: what the lanes of a warp hold at once.
 const PIECE_BYTES: usize = LL_CHUNK_VECS as usize * 32 * 16;
@@ -40,6 +41,8 @@ pub(super) struct LlPlan {
     /// Bytes of rows at the start of each bank.
     rows_bytes: usize,
     bytes: usize,
+    /// What was measured on this machine goes before the rules below.
+    tuning: Tuning,
 }
 
 /// Bytes of a handle's device memory.
@@ -97,7 +100,14 @@ impl LlPlan {
             layout,
             rows_bytes,
             bytes: window.end,
+            tuning: Tuning::default(),
         })
+    }
+
+    /// The same plan with the grids that were measured on `gpu`, if there are any.
+    pub(super) fn tuned(self, gpu: &str, multiprocessors: u32) -> Self {
+        let tuning = Tuning::for_group(gpu, self.facts.ranks, multiprocessors);
+        Self { tuning, ..self }
     }
 
     /// Bytes of the LL region of a window.
@@ -148,7 +158,11 @@ impl LlPlan {
     /// Measured on H200 (docs/performance.md): a quarter of the multiprocessors saturates NVLink with
     /// rows, the others copy out what arrives.
     pub(super) fn dispatch_grid(&self, tokens: usize, multiprocessors: u32) -> Grid {
-        match self.work(tokens) {
+        let work = self.work(tokens);
+        if let Some(choice) = self.tuning.choice(Operation::LlDispatch, work) {
+            return Grid::chosen(choice, LL_DISPATCH_THREADS);
+        }
+        match work {
             ..=1 => Grid::shared(ONE_TOKEN_BLOCKS.min(multiprocessors), ONE_TOKEN_THREADS),
             work => {
                 let senders = at_most(8 + work, multiprocessors / MULTIPROCESSORS_PER_SENDER);
@@ -160,7 +174,11 @@ impl LlPlan {
 
     /// The grid of a combine of `tokens` on a device with so many multiprocessors.
     pub(super) fn combine_grid(&self, tokens: usize, multiprocessors: u32) -> Grid {
-        match self.work(tokens) {
+        let work = self.work(tokens);
+        if let Some(choice) = self.tuning.choice(Operation::LlCombine, work) {
+            return Grid::chosen(choice, LL_COMBINE_THREADS);
+        }
+        match work {
             ..=1 => Grid::shared(ONE_TOKEN_BLOCKS.min(multiprocessors), ONE_TOKEN_THREADS),
             MANY_TOKENS.. => {
                 let senders = multiprocessors * 3 / 4;
@@ -222,6 +240,13 @@ impl Grid {
             send_blocks: senders,
             receive_blocks: receivers,
         }
+    }
+
+    /// A grid that was measured, with no more threads than the kernel is compiled for.
+    fn chosen(choice: Choice, most_threads: u32) -> Self {
+        let threads = choice.threads.min(most_threads);
+        let receivers = choice.blocks.saturating_sub(choice.send_blocks);
+        Self::split(choice.send_blocks, receivers, threads)
     }
 
     /// The launch of this grid with so much dynamic shared memory.
@@ -328,6 +353,20 @@ mod tests {
             assert!(shape.chunks * shape.chunk_bytes >= shape.row_bytes);
             assert!((shape.chunks - 1) * shape.chunk_bytes < shape.row_bytes);
         }
+    }
+
+    #[test]
+    fn a_measured_grid_goes_first() {
+        let file = r#"{"format": "nccl_ep tuning", "version": 1, "gpu": "G", "ranks": 8, "entries": [
+            {"operation": "ll_dispatch", "tokens": 16, "blocks": 20, "threads": 1024, "send_blocks": 5},
+            {"operation": "ll_combine", "tokens": 16, "blocks": 7, "threads": 64, "send_blocks": 7}]}"#;
+        let tuning = Tuning::parse(file, "G", 8, 132).unwrap();
+        let own = LlPlan::new(&facts(1024, LlCombineMode::Reduce)).unwrap();
+        let plan = LlPlan { tuning, ..own };
+        let split = Grid::split(5, 15, LL_DISPATCH_THREADS);
+        assert_eq!(plan.dispatch_grid(9, 132), split);
+        assert_eq!(plan.combine_grid(16, 132), Grid::shared(7, 64));
+        assert_eq!(plan.dispatch_grid(17, 132), own.dispatch_grid(17, 132));
     }
 
     #[test]

@@ -22,6 +22,7 @@ macro_rules! driver_table {
             pub(super) struct Functions;
             required { $( fn $name($($type),*) -> Status; )* }
             optional {
+                fn cuDeviceGetName(*mut c_char, c_int, sys::CUdevice) -> Status;
                 fn cuGetErrorName(Status, *mut *const c_char) -> Status;
                 fn cuGetErrorString(Status, *mut *const c_char) -> Status;
             }

@@ -1,0 +1,72 @@
+"""What is tried: shapes of a kernel's grid, and the file by which the library takes one."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+FORMAT, VERSION = "nccl_ep tuning", 1
+VARIABLE = "NCCL_EP_TUNING_FILE"
+OPERATIONS = {"ll": ("ll_dispatch", "ll_combine"), "ht": ("ht_dispatch", "ht_combine")}
+
+_BLOCKS = (8, 16, 24, 32, 64)
+_THREADS = {"ll": (256, 512), "ht": (512,)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """`send_blocks` of `blocks` send; with both equal every block does everything."""
+
+    blocks: int
+    threads: int
+    send_blocks: int
+
+
+def candidates(algorithm: str, multiprocessors: int, num_sms: int) -> list[Candidate]:
+    """Grids of up to `num_sms` blocks (0: all multiprocessors), shared or divided three ways."""
+    most = min(num_sms or multiprocessors, multiprocessors)
+    found = {}
+    for blocks in sorted({min(blocks, most) for blocks in _BLOCKS} | {most}):
+        shares = (blocks // 2,) if algorithm == "ht" else (blocks, blocks // 4, blocks * 3 // 4)
+        for threads in _THREADS[algorithm]:
+            for senders in shares:
+                found[Candidate(blocks, threads, max(senders, 1))] = None
+    return list(found)
+
+
+def document(gpu: str, ranks: int, entries: list[dict[str, Any]], **facts: Any) -> dict[str, Any]:
+    """The contents of a tuning file."""
+    return {"format": FORMAT, "version": VERSION, "gpu": gpu, "ranks": ranks, **facts,
+            "entries": entries}
+
+
+def write(path: pathlib.Path, contents: dict[str, Any]) -> None:
+    """Replaces the file as a whole: a process that starts meanwhile reads the old one or the new."""
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
+        json.dump(contents, file, indent=1)
+        file.write("\n")
+    os.chmod(file.name, 0o644)
+    os.replace(file.name, path)
+
+
+@contextlib.contextmanager
+def in_force(contents: dict[str, Any] | None) -> Iterator[None]:
+    """Groups that are created meanwhile follow this file; None: the library's own choices."""
+    before = os.environ.pop(VARIABLE, None)
+    try:
+        with tempfile.TemporaryDirectory(prefix="nccl_ep-tune-") as folder:
+            if contents is not None:
+                path = pathlib.Path(folder) / "candidate.json"
+                write(path, contents)
+                os.environ[VARIABLE] = str(path)
+            yield
+    finally:
+        os.environ.pop(VARIABLE, None)
+        if before is not None:
+            os.environ[VARIABLE] = before

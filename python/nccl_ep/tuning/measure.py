@@ -1,0 +1,72 @@
+"""Times of a dispatch and a combine of one group: on GPUs by CUDA graphs, else by the clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from nccl_ep.group import EpGroup
+
+# Operations in a graph: long enough to hide the launch of the graph itself.
+_IN_GRAPH = 8
+
+
+class Workload:
+    """The same tokens and routing for every candidate: K distinct random experts for each token."""
+
+    def __init__(self, group: EpGroup, tokens: int, top_k: int) -> None:
+        random = torch.Generator().manual_seed(tokens + 7919 * group.rank)
+        scores = torch.rand((tokens, group.num_experts), generator=random)
+        ids = scores.topk(top_k, dim=1).indices.to(group.device)
+        self.handle = group.create_handle(ids)
+        self.tokens = torch.zeros((tokens, group.hidden), dtype=group.dtype, device=group.device)
+        self.weights = torch.ones((tokens, top_k), device=group.device)
+        high_throughput = group.algorithm == "ht"
+        self.received = self.handle.dispatch(self.tokens,
+                                             self.weights if high_throughput else None).tokens
+        self.home = torch.empty_like(self.tokens)
+        self.combine_weights = None if high_throughput else self.weights
+
+    def dispatch(self) -> None:
+        """One dispatch, into memory that is there already."""
+        weights = self.weights if self.combine_weights is None else None
+        self.handle.dispatch(self.tokens, weights, out=self.received)
+
+    def combine(self) -> None:
+        """One combine."""
+        self.handle.combine(self.received, self.combine_weights, out=self.home)
+
+    def times(self, repetitions: int) -> tuple[float, float]:
+        """Microseconds of a dispatch and of a combine, each the mean over many in a row."""
+        return self._time(self.dispatch, repetitions), self._time(self.combine, repetitions)
+
+    def _time(self, operation: Callable[[], None], repetitions: int) -> float:
+        operation()
+        if self.tokens.device.type == "cpu":
+            start = time.perf_counter()
+            for _ in range(repetitions):
+                operation()
+            return (time.perf_counter() - start) / repetitions * 1e6
+        return _time_on_gpu(operation, max(repetitions // _IN_GRAPH, 1))
+
+    def close(self) -> None:
+        """Frees the handle."""
+        self.handle.close()
+
+
+def _time_on_gpu(operation: Callable[[], None], replays: int) -> float:
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(_IN_GRAPH):
+            operation()
+    graph.replay()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(replays):
+        graph.replay()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) * 1e3 / (replays * _IN_GRAPH)

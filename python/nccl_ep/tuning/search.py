@@ -1,0 +1,139 @@
+"""`tune`: the best candidate for each operation and number of tokens, agreed on by all ranks."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from nccl_ep.group import EpGroup
+from nccl_ep.nccl_wrapper import NCCLLibrary
+from nccl_ep.rendezvous import collective_device, get_nccl_comm_from_group
+from nccl_ep.runtime import Runtime
+from nccl_ep.tuning.candidates import OPERATIONS, Candidate, candidates, document, in_force, write
+from nccl_ep.tuning.measure import Workload
+
+# Another choice than the library's own must be so much faster, or noise would decide.
+_WORTH = 0.98
+# On the CPU there is nothing to tune; two shapes show that the rest works.
+_CPU_MULTIPROCESSORS = 8
+_SECONDS_WITHOUT_PROGRESS = 2.0
+
+
+def tune(path: str | os.PathLike[str], *, num_experts: int, hidden: int, top_k: int,
+         max_tokens_per_rank: int, algorithms: Sequence[str] = ("ll",),
+         dtype: torch.dtype = torch.bfloat16, process_group: Any = None, num_sms: int = 0,
+         repetitions: int = 64, progress: bool = True) -> dict[str, Any]:
+    """Measures candidates on the real communicator and writes the best ones to `path`.
+
+    For each power of two up to `max_tokens_per_rank`, all ranks dispatch and combine so many tokens
+    of `hidden` elements with every candidate: number of blocks (up to `num_sms`), how many of them
+    send, threads. The slowest rank's time counts, so that all ranks choose the same. Returns what
+    the file holds. Collective; uses torch.distributed.
+    """
+    library = NCCLLibrary()
+    runtime = Runtime(library, None)
+    with runtime.current():
+        comm = get_nccl_comm_from_group(process_group, library)
+    on_gpu = runtime.device.type == "cuda"
+    gpu = torch.cuda.get_device_name(runtime.device) if on_gpu else "CPU"
+    multiprocessors = (torch.cuda.get_device_properties(runtime.device).multi_processor_count
+                       if on_gpu else _CPU_MULTIPROCESSORS)
+    ranks, rank = library.ncclCommCount(comm), library.ncclCommUserRank(comm)
+    sizes = [1 << power for power in range((max_tokens_per_rank - 1).bit_length() + 1)]
+    bar = _Progress(rank == 0 and progress)
+    entries: list[dict[str, Any]] = []
+    for algorithm in algorithms:
+        shape = dict(num_experts=num_experts, hidden=hidden, algorithm=algorithm, dtype=dtype,
+                     max_tokens_per_rank=sizes[-1], comm=comm, library=library)
+        tried: list[Candidate | None] = [None, *candidates(algorithm, multiprocessors, num_sms)]
+        times = []
+        for number, candidate in enumerate(tried):
+            contents = candidate and document(gpu, ranks, _everywhere(algorithm, sizes, candidate))
+            bar.show(algorithm, number, len(tried))
+            times.append(_times(shape, contents, sizes, top_k, repetitions))
+        agreed = _slowest(torch.tensor(times, dtype=torch.float64), process_group)
+        entries += _best(algorithm, sizes, tried, agreed)
+        bar.show(algorithm, len(tried), len(tried))
+    result = document(gpu, ranks, entries, num_experts=num_experts, hidden=hidden, top_k=top_k,
+                      dtype=str(dtype).removeprefix("torch."), nccl=library.ncclGetVersion())
+    if rank == 0:
+        write(pathlib.Path(path), result)
+    library.ncclCommDestroy(comm)
+    dist.barrier(group=process_group)
+    return result
+
+
+def _everywhere(algorithm: str, sizes: list[int], candidate: Candidate) -> list[dict[str, Any]]:
+    """Entries that make both operations follow `candidate`, whatever the number of tokens."""
+    return [_entry(operation, sizes[-1], candidate) for operation in OPERATIONS[algorithm]]
+
+
+def _entry(operation: str, tokens: int, candidate: Candidate | None,
+           **facts: Any) -> dict[str, Any]:
+    shape = {"default": True} if candidate is None else {
+        "blocks": candidate.blocks, "threads": candidate.threads,
+        "send_blocks": candidate.send_blocks}
+    return {"operation": operation, "tokens": tokens, **shape, **facts}
+
+
+def _times(shape: dict[str, Any], contents: dict[str, Any] | None, sizes: list[int], top_k: int,
+           repetitions: int) -> list[tuple[float, float]]:
+    """This rank's times of dispatch and combine for each number of tokens."""
+    with in_force(contents):
+        group = EpGroup(**shape)
+    with group:
+        found = []
+        for tokens in sizes:
+            work = Workload(group, tokens, top_k)
+            found.append(work.times(repetitions))
+            work.close()
+        return found
+
+
+def _slowest(times: torch.Tensor, process_group: Any) -> torch.Tensor:
+    """The largest time of any rank, the same on all."""
+    shared = times.to(collective_device(dist, process_group))
+    dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=process_group)
+    return shared.cpu()
+
+
+def _best(algorithm: str, sizes: list[int], tried: list[Candidate | None],
+          times: torch.Tensor) -> list[dict[str, Any]]:
+    """The entries of an algorithm; `times` [candidates, sizes, 2], the library's own choice first."""
+    entries = []
+    for column, operation in enumerate(OPERATIONS[algorithm]):
+        for row, tokens in enumerate(sizes):
+            of_candidates = times[:, row, column]
+            best = int(of_candidates.argmin())
+            if of_candidates[best] > _WORTH * of_candidates[0]:
+                best = 0
+            entries.append(_entry(operation, tokens, tried[best],
+                                  microseconds=round(float(of_candidates[best]), 2),
+                                  default_microseconds=round(float(of_candidates[0]), 2)))
+    return entries
+
+
+class _Progress:
+    """A line on stderr that grows, once the work takes longer than a moment."""
+
+    def __init__(self, wanted: bool) -> None:
+        self._wanted = wanted and sys.stderr.isatty()
+        self._start = time.monotonic()
+
+    def show(self, algorithm: str, done: int, total: int) -> None:
+        """`done` of `total` candidates of an algorithm."""
+        seconds = time.monotonic() - self._start
+        if not self._wanted or seconds < _SECONDS_WITHOUT_PROGRESS:
+            return
+        filled = 30 * done // total
+        bar = "#" * filled + "." * (30 - filled)
+        end = "\n" if done == total else ""
+        print(f"\rtuning {algorithm} [{bar}] {done}/{total}, {seconds:.0f} s", end=end,
+              file=sys.stderr, flush=True)

@@ -1,0 +1,105 @@
+"""Tuning: what is tried, how the best is chosen, and the file."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import nccl_ep
+from nccl_ep.tuning import search
+from nccl_ep.tuning.candidates import VARIABLE, Candidate, candidates, document, in_force, write
+from nccl_ep.tuning.search import _best, _slowest
+
+
+def test_candidates_fit_the_gpu():
+    for algorithm in ("ll", "ht"):
+        for multiprocessors in (1, 2, 20, 132):
+            found = candidates(algorithm, multiprocessors, 0)
+            assert len(set(found)) == len(found)
+            assert max(each.blocks for each in found) == multiprocessors
+            assert all(1 <= each.send_blocks <= each.blocks for each in found)
+            assert all(each.threads % 32 == 0 for each in found)
+        assert max(each.blocks for each in candidates(algorithm, 132, 20)) == 20
+
+
+def test_the_librarys_own_choice_stays_unless_another_is_clearly_faster():
+    tried = [None, Candidate(8, 256, 8), Candidate(16, 512, 4)]
+    # [candidate, number of tokens, operation]
+    times = torch.tensor([[[10.0, 10.0], [10.0, 10.0]], [[9.0, 9.9], [11.0, 20.0]],
+                          [[8.0, 12.0], [12.0, 5.0]]])
+    entries = _best("ll", [1, 2], tried, times)
+    names = [(entry["operation"], entry["tokens"], entry.get("blocks", "own")) for entry in entries]
+    assert names == [("ll_dispatch", 1, 16), ("ll_dispatch", 2, "own"),
+                     ("ll_combine", 1, "own"), ("ll_combine", 2, 16)]
+    assert entries[0]["microseconds"] == 8.0 and entries[0]["default_microseconds"] == 10.0
+    assert entries[1]["default"] is True
+
+
+def test_the_slowest_rank_counts(world):
+    rank, size = world
+    assert _slowest(torch.tensor([float(rank), 1.0 - rank]), None).tolist() == [size - 1, 1.0]
+
+
+def test_a_candidate_is_in_force_for_a_while(tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, "before.json")
+    with in_force(document("G", 2, [{"tokens": 1}])):
+        path = os.environ[VARIABLE]
+        assert json.load(open(path))["entries"] == [{"tokens": 1}]
+    assert not os.path.exists(path) and os.environ[VARIABLE] == "before.json"
+    with in_force(None):
+        assert VARIABLE not in os.environ
+    monkeypatch.delenv(VARIABLE)
+    with pytest.raises(ZeroDivisionError), in_force({}):
+        1 / 0
+    assert VARIABLE not in os.environ
+
+
+def test_the_librarys_sample_is_what_is_written(tmp_path):
+    """A unit test of the library reads the same file."""
+    tried = [None, Candidate(32, 512, 8)]
+    times = torch.tensor([[[15.25, 16.0]], [[14.5, 17.0]]])
+    path = tmp_path / "times.json"
+    write(path, document("NVIDIA H200", 4, _best("ll", [8], tried, times), num_experts=256,
+                         hidden=7168, top_k=8, dtype="bfloat16", nccl="2.28.9"))
+    sample = pathlib.Path(__file__).parent / "data" / "tuning.json"
+    assert path.read_text() == sample.read_text()
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path):
+    path = tmp_path / "times.json"
+    for number in (1, 2):
+        write(path, {"number": number})
+        assert json.loads(path.read_text()) == {"number": number}
+    assert os.listdir(tmp_path) == ["times.json"]
+
+
+def test_tuning_end_to_end(world, device, monkeypatch, tmp_path):
+    """All ranks measure, agree and return the same; rank 0 writes it; a group takes the file."""
+    rank, size = world
+    monkeypatch.delenv(VARIABLE, raising=False)
+    if device.type == "cpu":
+        few = [Candidate(4, 256, 4), Candidate(8, 256, 2)]
+        monkeypatch.setattr(search, "candidates", lambda *_: few)
+    path = tmp_path / "times.json"
+    found = nccl_ep.tune(path, num_experts=2 * size, hidden=64, top_k=2, max_tokens_per_rank=6,
+                         repetitions=8, progress=False)
+    assert path.exists() == (rank == 0)
+    if rank == 0:
+        assert json.loads(path.read_text()) == found
+    mine = torch.tensor([entry["microseconds"] for entry in found["entries"]])
+    of_rank_0 = mine.clone()
+    dist.broadcast(of_rank_0, src=0)
+    assert torch.equal(mine, of_rank_0) and bool((mine > 0).all())
+    assert [entry["tokens"] for entry in found["entries"]] == [1, 2, 4, 8] * 2
+    assert (found["format"], found["version"], found["ranks"]) == ("nccl_ep tuning", 1, size)
+    with in_force(found), nccl_ep.EpGroup(2 * size, 64, max_tokens_per_rank=8) as group:
+        ids = torch.zeros((3, 2), dtype=torch.int64, device=device)
+        ids[:, 1] = 1
+        received = group.create_handle(ids).dispatch(
+            torch.ones((3, 64), dtype=torch.bfloat16, device=device))
+        assert received.counts.tolist() == ([3 * size] * 2 if rank == 0 else [0, 0])

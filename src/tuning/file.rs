@@ -1,0 +1,96 @@
+//! The JSON that `nccl_ep.tune` writes, as plain data. docs/python.md describes it.
+#![forbid(unsafe_code)]
+
+use serde_json::Value;
+
+const FORMAT: &str = "nccl_ep tuning";
+const VERSION: u64 = 1;
+
+/// A whole file of a version that we know.
+#[derive(Debug, PartialEq, Eq)]
+pub struct File {
+    /// Name of the GPU, as the driver tells it.
+    pub gpu: String,
+    /// Ranks of the group.
+    pub ranks: u64,
+    /// What was measured.
+    pub entries: Vec<Entry>,
+}
+
+/// The best launch shape of one operation for one number of tokens. Not checked yet.
+#[derive(Debug, PartialEq, Eq)]
+#[allow(missing_docs)] // As in the file.
+pub struct Entry {
+    /// Its place in the file, for messages.
+    pub number: usize,
+    pub operation: String,
+    pub tokens: u64,
+    /// Nothing if `default` says that the library's own choice was the best.
+    pub shape: Option<Shape>,
+}
+
+/// A launch shape. Not checked yet.
+#[derive(Debug, PartialEq, Eq)]
+#[allow(missing_docs)] // As in the file.
+pub struct Shape {
+    pub blocks: u64,
+    pub threads: u64,
+    pub send_blocks: u64,
+}
+
+impl File {
+    /// Reads `text`, or says what is wrong with it. Fields that we do not know are left alone.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let root: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
+        if string(&root, "format")? != FORMAT {
+            return Err(format!("its format is not {FORMAT:?}"));
+        }
+        let version = number(&root, "version")?;
+        if version != VERSION {
+            return Err(format!("it has version {version}, and we know {VERSION}"));
+        }
+        let entries = root.get("entries").and_then(Value::as_array);
+        let entries = entries.ok_or("it has no list of entries")?;
+        Ok(Self {
+            gpu: string(&root, "gpu")?,
+            ranks: number(&root, "ranks")?,
+            entries: entries
+                .iter()
+                .enumerate()
+                .map(|(index, entry)| Entry::parse(index, entry))
+                .collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+impl Entry {
+    fn parse(number_in_file: usize, entry: &Value) -> Result<Self, String> {
+        let in_entry = |reason: String| format!("entry {number_in_file}: {reason}");
+        let read = |name| number(entry, name).map_err(in_entry);
+        Ok(Self {
+            number: number_in_file,
+            operation: string(entry, "operation").map_err(in_entry)?,
+            tokens: read("tokens")?,
+            shape: match entry.get("default").and_then(Value::as_bool) {
+                Some(true) => None,
+                _ => Some(Shape {
+                    blocks: read("blocks")?,
+                    threads: read("threads")?,
+                    send_blocks: read("send_blocks")?,
+                }),
+            },
+        })
+    }
+}
+
+fn string(value: &Value, name: &str) -> Result<String, String> {
+    let found = value.get(name).and_then(Value::as_str);
+    found
+        .map(str::to_owned)
+        .ok_or_else(|| format!("{name:?} is missing or no text"))
+}
+
+fn number(value: &Value, name: &str) -> Result<u64, String> {
+    let found = value.get(name).and_then(Value::as_u64);
+    found.ok_or_else(|| format!("{name:?} is missing or no natural number"))
+}

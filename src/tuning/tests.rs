@@ -1,0 +1,128 @@
+//! Unit tests of the tuning file: what is taken, rounded up, and refused.
+#![forbid(unsafe_code)]
+
+use super::*;
+
+const GPU: &str = "NVIDIA H200";
+
+fn text(entries: &str) -> String {
+    format!(
+        r#"{{"format": "nccl_ep tuning", "version": 1, "gpu": "{GPU}", "ranks": 4,
+            "hidden": 7168, "entries": [{entries}]}}"#
+    )
+}
+
+fn entry(operation: &str, tokens: u64, blocks: u64) -> String {
+    format!(
+        r#"{{"operation": "{operation}", "tokens": {tokens}, "blocks": {blocks}, "threads": 512,
+            "send_blocks": 2, "microseconds": 12.5}}"#
+    )
+}
+
+fn parse(text: &str) -> Result<Tuning, String> {
+    Tuning::parse(text, GPU, 4, 132)
+}
+
+#[test]
+fn token_counts_are_rounded_up_to_the_next_entry() {
+    let entries = [
+        entry("ll_dispatch", 8, 16),
+        entry("ll_dispatch", 64, 132),
+        entry("ht_combine", 4096, 24),
+        r#"{"operation": "ht_combine", "tokens": 512, "default": true}"#.to_owned(),
+    ];
+    let tuning = parse(&text(&entries.join(","))).unwrap();
+    let blocks = |operation, tokens| tuning.choice(operation, tokens).map(|found| found.blocks);
+    for tokens in [0, 1, 7, 8] {
+        assert_eq!(blocks(Operation::LlDispatch, tokens), Some(16));
+    }
+    assert_eq!(blocks(Operation::LlDispatch, 9), Some(132));
+    assert_eq!(blocks(Operation::LlDispatch, 65), None);
+    assert_eq!(blocks(Operation::LlCombine, 1), None);
+    assert_eq!(blocks(Operation::HtCombine, 512), None);
+    assert_eq!(blocks(Operation::HtCombine, 513), Some(24));
+    assert_eq!(blocks(Operation::HtCombine, usize::MAX >> 1), None);
+    let found = tuning.choice(Operation::LlDispatch, 1).unwrap();
+    assert_eq!((found.threads, found.send_blocks), (512, 2));
+}
+
+/// A Python test holds the same file against what `nccl_ep.tune` writes.
+#[test]
+fn the_writers_sample_is_read() {
+    let tuning = parse(include_str!("../../python/tests/data/tuning.json")).unwrap();
+    let shape = Choice {
+        blocks: 32,
+        threads: 512,
+        send_blocks: 8,
+    };
+    assert_eq!(tuning.choice(Operation::LlDispatch, 5), Some(shape));
+    assert_eq!(tuning.choice(Operation::LlCombine, 5), None);
+}
+
+#[test]
+fn another_machine_or_version_is_refused() {
+    let good = text("");
+    assert_eq!(parse(&good), Ok(Tuning::default()));
+    for (from, to, reason) in [
+        (
+            "NVIDIA H200",
+            "NVIDIA B200",
+            "it is for NVIDIA B200, and this is NVIDIA H200",
+        ),
+        (
+            r#""ranks": 4"#,
+            r#""ranks": 8"#,
+            "it is for 8 ranks, and these are 4",
+        ),
+        (
+            r#""version": 1"#,
+            r#""version": 2"#,
+            "it has version 2, and we know 1",
+        ),
+        ("nccl_ep tuning", "recipe", "its format is not"),
+        (r#""gpu""#, r#""cpu""#, r#""gpu" is missing"#),
+        ("entries", "exits", "it has no list of entries"),
+        ("[", "", "expected"),
+    ] {
+        let refused = parse(&good.replacen(from, to, 1)).unwrap_err();
+        assert!(refused.contains(reason), "{refused}");
+    }
+}
+
+#[test]
+fn shapes_that_cannot_run_are_refused() {
+    let good = entry("ll_dispatch", 8, 16);
+    assert!(parse(&text(&good)).is_ok());
+    for (from, to, reason) in [
+        (
+            r#""blocks": 16"#,
+            r#""blocks": 133"#,
+            "blocks must be 1 to 132",
+        ),
+        (
+            r#""blocks": 16"#,
+            r#""blocks": 1"#,
+            "send_blocks must be 1 to blocks",
+        ),
+        (
+            r#""blocks": 16"#,
+            r#""blocks": -1"#,
+            r#""blocks" is missing or no natural"#,
+        ),
+        (
+            r#""threads": 512"#,
+            r#""threads": 500"#,
+            "threads must be a multiple",
+        ),
+        (
+            r#""tokens": 8"#,
+            r#""tokens": 9"#,
+            "tokens must be a power of two",
+        ),
+        ("ll_dispatch", "ll_dance", r#"unknown operation "ll_dance""#),
+    ] {
+        let refused = parse(&text(&good.replacen(from, to, 1))).unwrap_err();
+        assert!(refused.starts_with("entry 0: "), "{refused}");
+        assert!(refused.contains(reason), "{refused}");
+    }
+}

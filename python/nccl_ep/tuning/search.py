@@ -53,6 +53,8 @@ def tune(path: str | os.PathLike[str], *, num_experts: int, hidden: int, top_k: 
         shape = dict(num_experts=num_experts, hidden=hidden, algorithm=algorithm, dtype=dtype,
                      max_tokens_per_rank=sizes[-1], comm=comm, library=library)
         tried: list[Candidate | None] = [None, *candidates(algorithm, multiprocessors, num_sms)]
+        # Before anything is measured, once for nothing: the first group finds the machine asleep.
+        _times(shape, None, sizes[-1:], top_k, repetitions)
         times = []
         for number, candidate in enumerate(tried):
             contents = candidate and document(gpu, ranks, _everywhere(algorithm, sizes, candidate))

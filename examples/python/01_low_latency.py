@@ -23,7 +23,7 @@ def main() -> None:
     with EpGroup(experts, HIDDEN, algorithm="ll", max_tokens_per_rank=TOKENS) as group:
         with group.create_handle(ids) as handle:
             received = handle.dispatch(tokens)
-            # Expert number g multiplies by g + 1. Rows beyond counts[e] are not looked at by combine.
+            # Expert number g multiplies by g + 1. Combine looks at counts[e] rows of each.
             first = rank * EXPERTS_PER_RANK
             factors = torch.arange(first + 1, first + 1 + EXPERTS_PER_RANK, device=device)
             results = received.tokens * factors.to(torch.bfloat16).view(-1, 1, 1)

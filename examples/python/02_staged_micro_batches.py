@@ -1,6 +1,6 @@
 """Staged operations: send, compute something else, then receive.
 
-Two micro-batches take turns: while the tokens of one are on their way, the other one's experts work.
+Two micro-batches take turns: while the tokens of one are on their way, the other's experts work.
 
     mpirun -np 4 python3 examples/python/02_staged_micro_batches.py
 """
@@ -18,7 +18,8 @@ def main() -> None:
     batches = [torch.randn(TOKENS, HIDDEN, device=device) for _ in range(2)]
     weights = torch.ones(TOKENS, 1, device=device)
     # One expert on each rank; the batches go in opposite directions.
-    routes = [torch.full((TOKENS, 1), (rank + step) % size, device=device) for step in (1, size - 1)]
+    routes = [torch.full((TOKENS, 1), (rank + step) % size, device=device)
+              for step in (1, size - 1)]
 
     with EpGroup(size, HIDDEN, max_tokens_per_rank=TOKENS, dtype=torch.float32) as group:
         handles = [group.create_handle(route) for route in routes]

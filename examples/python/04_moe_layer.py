@@ -68,7 +68,7 @@ def main() -> None:
     model.dense(tokens).square().sum().backward()
     torch.testing.assert_close(through_layer, tokens.grad, rtol=1e-3, atol=1e-3)
     model.layer.finalize()
-    finish(rank, f"{EXPERTS_PER_RANK * size} experts on {size} ranks, output and gradients as dense")
+    finish(rank, f"{model.experts} experts on {size} ranks, output and gradients as dense")
 
 
 if __name__ == "__main__":

@@ -23,9 +23,9 @@ def main() -> None:
     hidden, most = (7168, 128) if on_gpu else (256, 4)
     with tempfile.TemporaryDirectory() as folder:
         path = sys.argv[1] if len(sys.argv) > 1 else os.path.join(folder, "tuning.json")
-        found = nccl_ep.tune(path, num_experts=EXPERTS_PER_RANK * size, hidden=hidden, top_k=8,
-                             max_tokens_per_rank=most, num_sms=0 if on_gpu else 8,
-                             repetitions=64 if on_gpu else 2)
+        shape = nccl_ep.MoeShape(num_experts=EXPERTS_PER_RANK * size, hidden=hidden, top_k=8,
+                                 max_tokens_per_rank=most)
+        found = nccl_ep.tune(path, shape, repetitions=64 if on_gpu else 2)
         if rank == 0:
             with open(path) as file:
                 assert json.load(file) == found

@@ -13,19 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-_WRAPPED = (
-    "CUDA_ERROR_MEMORY_ALLOCATION", "CUDA_SUCCESS", "HAVE_TORCH", "NCCLLibrary",
-    "NCCL_EP_ALGO_HIGH_THROUGHPUT", "NCCL_EP_ALGO_LOW_LATENCY", "NcclEpError",
-    "get_nccl_comm_from_group", "ncclDataTypeEnum", "ncclEpAlgorithm_t", "ncclEpAllocFn_t",
-    "ncclEpDispatchConfig_t", "ncclEpFreeFn_t", "ncclEpGroupConfig_t", "ncclEpHandleConfig_t",
-    "ncclEpTensorTag_t", "ncclNDTensor_t",
-)
 # Names that need torch, and where they are; loaded when they are first used.
 _WITH_TORCH = {"EpGroup": "nccl_ep.group", "EpHandle": "nccl_ep.handle",
-               "DispatchResult": "nccl_ep.handle", "tune": "nccl_ep.tuning"}
+               "DispatchResult": "nccl_ep.handle", "MoeShape": "nccl_ep.tuning",
+               "tune": "nccl_ep.tuning"}
 _MODULES = ("autograd", "layers")
 
-__all__ = ["HAVE_NCCL_EP", "__version__", *_WRAPPED, *_WITH_TORCH, *_MODULES]
+__all__ = [
+    "CUDA_ERROR_MEMORY_ALLOCATION", "CUDA_SUCCESS", "DispatchResult", "EpGroup", "EpHandle",
+    "HAVE_NCCL_EP", "HAVE_TORCH", "MoeShape", "NCCLLibrary", "NCCL_EP_ALGO_HIGH_THROUGHPUT",
+    "NCCL_EP_ALGO_LOW_LATENCY", "NcclEpError", "__version__", "autograd",
+    "get_nccl_comm_from_group", "layers", "ncclDataTypeEnum", "ncclEpAlgorithm_t",
+    "ncclEpAllocFn_t", "ncclEpDispatchConfig_t", "ncclEpFreeFn_t", "ncclEpGroupConfig_t",
+    "ncclEpHandleConfig_t", "ncclEpTensorTag_t", "ncclNDTensor_t", "tune",
+]
 
 try:
     from nccl_ep.nccl_wrapper import (CUDA_ERROR_MEMORY_ALLOCATION, CUDA_SUCCESS, HAVE_TORCH,
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from nccl_ep import autograd, layers
     from nccl_ep.group import EpGroup
     from nccl_ep.handle import DispatchResult, EpHandle
-    from nccl_ep.tuning import tune
+    from nccl_ep.tuning import MoeShape, tune
 
 
 def __getattr__(name: str) -> Any:

@@ -66,7 +66,7 @@ class _Combine(torch.autograd.Function):
 
 def in_callers_order(topk_idx: torch.Tensor, values: torch.Tensor,
                      num_experts: int) -> torch.Tensor:
-    """Values [T, K] by ascending expert id, packed to the left, moved to where `topk_idx` has the id.
+    """Values [T, K] by ascending expert id, packed to the left, moved to where `topk_idx` has it.
 
     Ids without an expert get 0. An id that a token repeats counts once, at its last place.
     """

@@ -12,7 +12,7 @@ from nccl_ep.errors import NcclEpError
 from nccl_ep.nccl_wrapper import NCCLLibrary
 from nccl_ep.rendezvous import get_nccl_comm_from_group
 from nccl_ep.runtime import Runtime
-from nccl_ep.types import NCCL_EP_AUTO, ncclEpAlgorithm_t, ncclEpGroupConfig_t
+from nccl_ep.types import NCCL_EP_AUTO, ncclComm_t, ncclEpAlgorithm_t, ncclEpGroupConfig_t
 
 if TYPE_CHECKING:
     from nccl_ep.handle import EpHandle
@@ -27,23 +27,22 @@ class EpGroup:
     hidden               H, the largest row of a token, in elements of `dtype`
     algorithm            "ll" (low latency) or "ht" (high throughput)
     max_tokens_per_rank  M; 0 in HT: each handle finds its own bound
-    process_group        a torch.distributed group; None: all processes
-    comm                 an ncclComm_t to use instead of a new one; it outlives the group
+    comm                 the ranks: a torch.distributed group, None for all processes, or an
+                         ncclComm_t, which then outlives the group
     num_channels         channels of HT kernels, 2 SMs each; 0: the library chooses
-    device               None: the current GPU, or the CPU if the process has the CPU stand-ins
+
+    Tensors are on the GPU that is current now, or on the CPU if the process has the CPU stand-ins.
     """
 
     def __init__(self, num_experts: int, hidden: int, *, algorithm: str = "ll",
                  max_tokens_per_rank: int = NCCL_EP_AUTO, dtype: torch.dtype = torch.bfloat16,
-                 process_group: Any = None, comm: Any = None, num_channels: int = NCCL_EP_AUTO,
-                 device: torch.device | str | int | None = None,
-                 library: NCCLLibrary | None = None) -> None:
+                 comm: Any = None, num_channels: int = NCCL_EP_AUTO) -> None:
         if algorithm not in _ALGORITHMS:
             raise ValueError(f"algorithm: must be 'll' or 'ht', not {algorithm!r}")
         self._group: Any = None
         self._owned_comm: Any = None
-        self.library = library or NCCLLibrary()
-        self.runtime = Runtime(self.library, device)
+        self.library = NCCLLibrary()
+        self.runtime = Runtime(self.library)
         self.algorithm, self.num_experts, self.hidden = algorithm, num_experts, hidden
         self.max_tokens_per_rank, self.dtype = max_tokens_per_rank, dtype
         config = ncclEpGroupConfig_t(
@@ -51,8 +50,8 @@ class EpGroup:
             max_tokens_per_rank=max_tokens_per_rank, token_size_bytes=hidden * dtype.itemsize,
             num_channels=num_channels)
         with self.runtime.current():
-            if comm is None:
-                comm = self._owned_comm = get_nccl_comm_from_group(process_group, self.library)
+            if not isinstance(comm, ncclComm_t):
+                comm = self._owned_comm = get_nccl_comm_from_group(comm, self.library)
             self.comm = comm
             self.world_size = self.library.ncclCommCount(comm)
             self.rank = self.library.ncclCommUserRank(comm)

@@ -31,8 +31,8 @@ class DispatchResult(NamedTuple):
 class EpHandle:
     """One routing. Made by `EpGroup.create_handle`; destroyed by `close`, or with the object.
 
-    Operations are enqueued on `stream` (a torch stream; None: the current one), and every rank calls
-    them in the same order. On the CPU they are done when the call returns.
+    Operations are enqueued on `stream` (a torch stream; None: the current one), and every rank
+    calls them in the same order. On the CPU they are done when the call returns.
     LL reads `topk_idx` anew in each operation, so it may be changed in place; HT does not.
     """
 

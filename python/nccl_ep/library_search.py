@@ -1,7 +1,7 @@
 """Finds and loads libnccl_ep.so and the NCCL that goes with it.
 
-libnccl_ep.so is linked with neither NCCL nor CUDA: it uses the NCCL that the process has. So NCCL is
-loaded first, and for the whole process.
+libnccl_ep.so is linked with neither NCCL nor CUDA: it uses the NCCL that the process has. So NCCL
+is loaded first, and for the whole process.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ class NCCLLibrary:
 
     def ncclEpTensorCreate(self, group: Any, ndim: int, datatype: int, tag: int,
                            *sizes: int) -> ncclNDTensor_t:
-        """A tensor of `ndim` extents `sizes` in memory of the group's allocator, not initialised."""
+        """A tensor of `ndim` extents `sizes` in memory of the group's allocator, uninitialised."""
         tensor = ncclNDTensor_t()
         extents = (*sizes, 1, 1, 1, 1, 1)[:5]
         self._call("ncclEpTensorCreate", group, ctypes.byref(tensor), ndim, datatype, tag, *extents)

@@ -1,6 +1,6 @@
-"""A communicator of one's own from what started the processes: torch.distributed, or mpirun or srun.
+"""A communicator of one's own from what started the processes: torch.distributed, mpirun or srun.
 
-Without torch.distributed the ranks meet at an abstract Unix socket, so nothing is left in any folder.
+Without torch.distributed the ranks meet at an abstract Unix socket, so nothing is left anywhere.
 """
 
 from __future__ import annotations

@@ -21,23 +21,18 @@ def uses_stand_ins() -> bool:
 class Runtime:
     """The device of a group."""
 
-    def __init__(self, library: NCCLLibrary, device: torch.device | str | int | None) -> None:
+    def __init__(self, library: NCCLLibrary) -> None:
         host = uses_stand_ins()
-        # Not the process as a whole: PyTorch may have brought a CUDA runtime that comes first there.
+        # Not the process as a whole: PyTorch may have brought a CUDA runtime that comes first.
         self._stand_ins = library.base if host else None
-        chosen = torch.device(device if device is not None else "cpu" if host else "cuda")
-        if chosen.type == "cuda" and chosen.index is None:
-            chosen = torch.device("cuda", torch.cuda.current_device())
-        if host != (chosen.type == "cpu"):
-            raise RuntimeError(
-                f"device {chosen} does not fit: " + (
-                    "this process has the CPU stand-ins, which cannot reach a GPU's memory" if host
-                    else "tensors on the CPU need the CPU stand-ins (hostsim)"))
-        self.device: torch.device = chosen
+        self.device = (torch.device("cpu") if host
+                       else torch.device("cuda", torch.cuda.current_device()))
 
     def current(self) -> AbstractContextManager[Any]:
         """Makes the device current, for calls that need it."""
-        return torch.cuda.device(self.device) if self._stand_ins is None else contextlib.nullcontext()
+        if self._stand_ins is not None:
+            return contextlib.nullcontext()
+        return torch.cuda.device(self.device)
 
     def stream(self, stream: Any) -> int | None:
         """The address of a torch stream; by default of the current one."""

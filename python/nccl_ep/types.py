@@ -138,8 +138,8 @@ class ncclUniqueId(ctypes.Structure):
 class ncclNDTensor_t(ctypes.Structure):
     """A dense row-major tensor: shape, element type, address, and what it means in a call.
 
-    `data` is an address; whoever fills it in keeps the memory alive until the operations that use it
-    have run. The library copies the rest at each call.
+    `data` is an address; whoever fills it in keeps the memory alive until the operations that use
+    it have run. The library copies the rest at each call.
     """
 
     _fields_ = [

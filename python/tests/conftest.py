@@ -114,12 +114,12 @@ def comm(library: NCCLLibrary):
 
 
 @pytest.fixture
-def group(comm, library):
+def group(comm):
     """Makes groups; those still open are closed after the test."""
     made: list[EpGroup] = []
 
     def make(**settings) -> EpGroup:
-        made.append(EpGroup(comm=comm, library=library, **settings))
+        made.append(EpGroup(comm=comm, **settings))
         return made[-1]
 
     yield make

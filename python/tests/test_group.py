@@ -6,6 +6,7 @@ import gc
 import os
 import pathlib
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -63,6 +64,19 @@ def test_two_staged_handles(group, world, device):
                       problem.tokens * problem.weights.sum(dim=1, keepdim=True))
 
 
+def test_what_a_staged_operation_writes_to_is_kept(group, world, device):
+    """Though the caller drops it: the receive phase would write into somebody else's memory."""
+    _, size = world
+    ep = group(num_experts=size, hidden=8, max_tokens_per_rank=1, dtype=torch.float32)
+    handle = ep.create_handle(torch.zeros((1, 1), dtype=torch.int64, device=device))
+    result = weakref.ref(handle.dispatch(torch.ones((1, 8), device=device), send_only=True).tokens)
+    gc.collect()
+    assert result() is not None
+    handle.complete()
+    gc.collect()
+    assert result() is None
+
+
 def test_low_latency_reads_ids_in_place(group, world, device):
     rank, size = world
     ep = group(num_experts=size, hidden=8, max_tokens_per_rank=1, dtype=torch.float32)
@@ -101,7 +115,7 @@ def test_shapes_types_and_devices_are_checked(group, world, device):
     slots = torch.zeros((1, 2 * size, 8), device=device)
     weights = torch.ones((2, 1), device=device)
     for call, text in (
-            (lambda: handle.dispatch(tokens[:1]), r"tokens: has shape \[1, 8\], expected \[2, any\]"),
+            (lambda: handle.dispatch(tokens[:1]), r"has shape \[1, 8\], expected \[2, any\]"),
             (lambda: handle.dispatch(tokens.to("meta")), "tokens: is on meta"),
             (lambda: handle.dispatch(tokens, weights), "belong to combine"),
             (lambda: handle.combine(slots), "topk_weights: needed"),

@@ -49,7 +49,7 @@ def test_a_candidate_is_in_force_for_a_while(tmp_path, monkeypatch):
     monkeypatch.setenv(VARIABLE, "before.json")
     with in_force(document("G", 2, [{"tokens": 1}])):
         path = os.environ[VARIABLE]
-        assert json.load(open(path))["entries"] == [{"tokens": 1}]
+        assert json.loads(pathlib.Path(path).read_text())["entries"] == [{"tokens": 1}]
     assert not os.path.exists(path) and os.environ[VARIABLE] == "before.json"
     with in_force(None):
         assert VARIABLE not in os.environ
@@ -86,8 +86,8 @@ def test_tuning_end_to_end(world, device, monkeypatch, tmp_path):
         few = [Candidate(4, 256, 4), Candidate(8, 256, 2)]
         monkeypatch.setattr(search, "candidates", lambda *_: few)
     path = tmp_path / "times.json"
-    found = nccl_ep.tune(path, num_experts=2 * size, hidden=64, top_k=2, max_tokens_per_rank=6,
-                         repetitions=8, progress=False)
+    shape = nccl_ep.MoeShape(num_experts=2 * size, hidden=64, top_k=2, max_tokens_per_rank=6)
+    found = nccl_ep.tune(path, shape, repetitions=8, progress=False)
     assert path.exists() == (rank == 0)
     if rank == 0:
         assert json.loads(path.read_text()) == found

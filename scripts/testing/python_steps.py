@@ -93,7 +93,7 @@ def _no_torch(machine: Machine) -> str:
     path = {"PYTHONPATH": str(_DEPS / "pytest")}
     found = command.run(("python3", "-c", f"{code}; import pytest"),
                         {**machine.environment, **path}, 120)
-    return "" if found.status == 0 else "no PyTorch for GPUs, or no pytest (scripts/setup.sh --python)"
+    return "" if found.status == 0 else "no PyTorch for GPUs, or no pytest (setup.sh --pytest)"
 
 
 def _environment(places: Places) -> dict[str, str]:

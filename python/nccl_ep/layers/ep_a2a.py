@@ -1,7 +1,7 @@
 """`EPAll2AllLayer`: dispatch and combine with rows sorted by expert, for models in torch.
 
-The constructor, methods and results are those of Triton-distributed's layer of this name; underneath
-is the high-throughput mode of libnccl_ep. Both directions are differentiable.
+The constructor, methods and results are those of Triton-distributed's layer of this name;
+underneath is the high-throughput mode of libnccl_ep. Both directions are differentiable.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class EPAll2AllLayer(torch.nn.Module):
         self.enable_local_combine, self.use_aot = enable_local_combine, use_aot
         # Without a bound of its own the group takes as many tokens as come.
         self._group = EpGroup(num_tot_experts, hidden, algorithm="ht", dtype=dtype,
-                              process_group=ep_group, num_channels=max(num_sm // 2, 0))
+                              comm=ep_group, num_channels=max(num_sm // 2, 0))
         self._flag: torch.Tensor | None = None
 
     @property

@@ -62,7 +62,7 @@ def weight_of_row(topk_weights: torch.Tensor, expansion: Expansion) -> torch.Ten
 
 
 def reduce(rows: torch.Tensor, expansion: Expansion) -> torch.Tensor:
-    """For each token the sum of its rows, in fp32, rounded once: [P, H] to [n, H]. Differentiable."""
+    """Each token's sum of rows, in fp32, rounded once: [P, H] to [n, H]. Has gradients."""
     return _Reduce.apply(rows, expansion)
 
 
@@ -71,7 +71,7 @@ def _gather(tokens: torch.Tensor, expansion: Expansion) -> torch.Tensor:
 
 
 def _sum(rows: torch.Tensor, expansion: Expansion) -> torch.Tensor:
-    # Column by column, which is the order of experts: the same sum on every run, as index_add's is not.
+    # Column by column, which is the order of experts: always the same sum, as index_add's is not.
     shape = (expansion.rows.shape[0], rows.shape[1])
     total = torch.zeros(shape, dtype=torch.float32, device=rows.device)
     if rows.shape[0] > 0:

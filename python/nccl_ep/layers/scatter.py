@@ -1,4 +1,4 @@
-"""Which row of which rank each (token, expert) pair of this rank gets in the output of a dispatch."""
+"""Which row of which rank each (token, expert) pair of this rank gets in dispatch's output."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nccl_ep.rendezvous import collective_device
 
 def exchange_counts(topk_idx: torch.Tensor, config: EPConfig,
                     ep_group: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """int64 [R, E], pairs of each rank for each expert, and [R], tokens of each rank. Collective."""
+    """int64 [R, E], pairs of each rank for each expert, and [R], tokens of a rank. Collective."""
     counts = torch.bincount(topk_idx[_takes_part(topk_idx, config)], minlength=config.num_experts)
     mine = torch.cat([counts, counts.new_tensor([topk_idx.shape[0]])])
     mine = mine.to(collective_device(dist, ep_group))

@@ -3,6 +3,6 @@
 The library reads the file that NCCL_EP_TUNING_FILE names, when a group is created.
 """
 
-from nccl_ep.tuning.search import tune
+from nccl_ep.tuning.search import MoeShape, tune
 
-__all__ = ["tune"]
+__all__ = ["MoeShape", "tune"]

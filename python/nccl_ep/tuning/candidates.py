@@ -31,7 +31,7 @@ class Candidate:
 def candidates(algorithm: str, multiprocessors: int, num_sms: int) -> list[Candidate]:
     """Grids of up to `num_sms` blocks (0: all multiprocessors), shared or divided three ways."""
     most = min(num_sms or multiprocessors, multiprocessors)
-    found = {}
+    found: dict[Candidate, None] = {}
     for blocks in sorted({min(blocks, most) for blocks in _BLOCKS} | {most}):
         shares = (blocks // 2,) if algorithm == "ht" else (blocks, blocks // 4, blocks * 3 // 4)
         for threads in _THREADS[algorithm]:
@@ -47,7 +47,7 @@ def document(gpu: str, ranks: int, entries: list[dict[str, Any]], **facts: Any) 
 
 
 def write(path: pathlib.Path, contents: dict[str, Any]) -> None:
-    """Replaces the file as a whole: a process that starts meanwhile reads the old one or the new."""
+    """Replaces the file as a whole: a process that starts meanwhile reads one or the other."""
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
         json.dump(contents, file, indent=1)
         file.write("\n")

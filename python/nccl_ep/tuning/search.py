@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 import sys
@@ -26,45 +27,59 @@ _CPU_MULTIPROCESSORS = 8
 _SECONDS_WITHOUT_PROGRESS = 2.0
 
 
-def tune(path: str | os.PathLike[str], *, num_experts: int, hidden: int, top_k: int,
-         max_tokens_per_rank: int, algorithms: Sequence[str] = ("ll",),
-         dtype: torch.dtype = torch.bfloat16, process_group: Any = None, num_sms: int = 0,
-         repetitions: int = 64, progress: bool = True) -> dict[str, Any]:
+@dataclasses.dataclass(frozen=True)
+class MoeShape:
+    """What a model asks of its experts' communication."""
+
+    num_experts: int
+    hidden: int
+    top_k: int
+    max_tokens_per_rank: int
+    dtype: torch.dtype = torch.bfloat16
+
+    def facts(self) -> dict[str, Any]:
+        """For the reader of a tuning file."""
+        return {"num_experts": self.num_experts, "hidden": self.hidden, "top_k": self.top_k,
+                "dtype": str(self.dtype).removeprefix("torch.")}
+
+
+def tune(path: str | os.PathLike[str], shape: MoeShape, *, algorithms: Sequence[str] = ("ll",),
+         process_group: Any = None, num_sms: int = 0, repetitions: int = 64,
+         progress: bool = True) -> dict[str, Any]:
     """Measures candidates on the real communicator and writes the best ones to `path`.
 
     For each power of two up to `max_tokens_per_rank`, all ranks dispatch and combine so many tokens
-    of `hidden` elements with every candidate: number of blocks (up to `num_sms`), how many of them
-    send, threads. The slowest rank's time counts, so that all ranks choose the same. Returns what
-    the file holds. Collective; uses torch.distributed.
+    with every candidate: number of blocks (up to `num_sms`), how many of them send, threads. The
+    slowest rank's time counts, so that all ranks choose the same. Returns what the file holds.
+    Collective; uses torch.distributed.
     """
     library = NCCLLibrary()
-    runtime = Runtime(library, None)
+    runtime = Runtime(library)
     with runtime.current():
         comm = get_nccl_comm_from_group(process_group, library)
-    on_gpu = runtime.device.type == "cuda"
-    gpu = torch.cuda.get_device_name(runtime.device) if on_gpu else "CPU"
-    multiprocessors = (torch.cuda.get_device_properties(runtime.device).multi_processor_count
-                       if on_gpu else _CPU_MULTIPROCESSORS)
-    ranks, rank = library.ncclCommCount(comm), library.ncclCommUserRank(comm)
-    sizes = [1 << power for power in range((max_tokens_per_rank - 1).bit_length() + 1)]
+    gpu, multiprocessors = _device(runtime)
+    rank, ranks = library.ncclCommUserRank(comm), library.ncclCommCount(comm)
+    sizes = [1 << power for power in range((shape.max_tokens_per_rank - 1).bit_length() + 1)]
     bar = _Progress(rank == 0 and progress)
     entries: list[dict[str, Any]] = []
     for algorithm in algorithms:
-        shape = dict(num_experts=num_experts, hidden=hidden, algorithm=algorithm, dtype=dtype,
-                     max_tokens_per_rank=sizes[-1], comm=comm, library=library)
+        bench = Bench(comm, algorithm, shape, sizes, repetitions)
         tried: list[Candidate | None] = [None, *candidates(algorithm, multiprocessors, num_sms)]
-        # Before anything is measured, once for nothing: the first group finds the machine asleep.
-        _times(shape, None, sizes[-1:], top_k, repetitions)
+        # Once for nothing: the first group finds the machine asleep.
+        bench.times(None)
         times = []
         for number, candidate in enumerate(tried):
-            contents = candidate and document(gpu, ranks, _everywhere(algorithm, sizes, candidate))
             bar.show(algorithm, number, len(tried))
-            times.append(_times(shape, contents, sizes, top_k, repetitions))
+            contents = None
+            if candidate is not None:
+                # The entry of the most tokens serves for all fewer ones, too.
+                both = [_entry(name, sizes[-1], candidate) for name in OPERATIONS[algorithm]]
+                contents = document(gpu, ranks, both)
+            times.append(bench.times(contents))
         agreed = _slowest(torch.tensor(times, dtype=torch.float64), process_group)
         entries += _best(algorithm, sizes, tried, agreed)
         bar.show(algorithm, len(tried), len(tried))
-    result = document(gpu, ranks, entries, num_experts=num_experts, hidden=hidden, top_k=top_k,
-                      dtype=str(dtype).removeprefix("torch."), nccl=library.ncclGetVersion())
+    result = document(gpu, ranks, entries, **shape.facts(), nccl=library.ncclGetVersion())
     if rank == 0:
         write(pathlib.Path(path), result)
     library.ncclCommDestroy(comm)
@@ -72,9 +87,37 @@ def tune(path: str | os.PathLike[str], *, num_experts: int, hidden: int, top_k: 
     return result
 
 
-def _everywhere(algorithm: str, sizes: list[int], candidate: Candidate) -> list[dict[str, Any]]:
-    """Entries that make both operations follow `candidate`, whatever the number of tokens."""
-    return [_entry(operation, sizes[-1], candidate) for operation in OPERATIONS[algorithm]]
+def _device(runtime: Runtime) -> tuple[str, int]:
+    """The name of the GPU, as the library compares it, and how many multiprocessors it has."""
+    if runtime.device.type == "cpu":
+        return "CPU", _CPU_MULTIPROCESSORS
+    properties = torch.cuda.get_device_properties(runtime.device)
+    return properties.name, properties.multi_processor_count
+
+
+@dataclasses.dataclass(frozen=True)
+class Bench:
+    """What is the same for all candidates of an algorithm."""
+
+    comm: Any
+    algorithm: str
+    shape: MoeShape
+    sizes: list[int]
+    repetitions: int
+
+    def times(self, contents: dict[str, Any] | None) -> list[tuple[float, float]]:
+        """This rank's times of dispatch and combine for each number of tokens, with this file."""
+        shape = self.shape
+        with in_force(contents):
+            group = EpGroup(shape.num_experts, shape.hidden, algorithm=self.algorithm,
+                            max_tokens_per_rank=self.sizes[-1], dtype=shape.dtype, comm=self.comm)
+        with group:
+            found = []
+            for tokens in self.sizes:
+                work = Workload(group, tokens, shape.top_k)
+                found.append(work.times(self.repetitions))
+                work.close()
+            return found
 
 
 def _entry(operation: str, tokens: int, candidate: Candidate | None,
@@ -83,20 +126,6 @@ def _entry(operation: str, tokens: int, candidate: Candidate | None,
         "blocks": candidate.blocks, "threads": candidate.threads,
         "send_blocks": candidate.send_blocks}
     return {"operation": operation, "tokens": tokens, **shape, **facts}
-
-
-def _times(shape: dict[str, Any], contents: dict[str, Any] | None, sizes: list[int], top_k: int,
-           repetitions: int) -> list[tuple[float, float]]:
-    """This rank's times of dispatch and combine for each number of tokens."""
-    with in_force(contents):
-        group = EpGroup(**shape)
-    with group:
-        found = []
-        for tokens in sizes:
-            work = Workload(group, tokens, top_k)
-            found.append(work.times(repetitions))
-            work.close()
-        return found
 
 
 def _slowest(times: torch.Tensor, process_group: Any) -> torch.Tensor:
@@ -108,7 +137,7 @@ def _slowest(times: torch.Tensor, process_group: Any) -> torch.Tensor:
 
 def _best(algorithm: str, sizes: list[int], tried: list[Candidate | None],
           times: torch.Tensor) -> list[dict[str, Any]]:
-    """The entries of an algorithm; `times` [candidates, sizes, 2], the library's own choice first."""
+    """The entries of an algorithm; `times` [candidates, sizes, 2], the library's own first."""
     entries = []
     for column, operation in enumerate(OPERATIONS[algorithm]):
         for row, tokens in enumerate(sizes):

@@ -1,4 +1,4 @@
-"""A program for the first `nccl_ep` package, which knows neither ours nor torch: LL and HT round trips.
+"""A program for the first `nccl_ep` package, without torch: LL and HT round trips.
 
 Run with NCCL_HOME pointing to a folder with lib/libnccl_ep.so, libnccl.so.2 and libcudart.so; the
 test lets the last two be the CPU stand-ins. Each rank prints `rank N: ok`.

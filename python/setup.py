@@ -1,4 +1,4 @@
-"""Names the platform in the wheel's file name if the wheel carries the library; see `make wheel`.
+"""Makes a wheel that carries the library one for its platform and any Python; see `make wheel`.
 
 Everything else is in pyproject.toml.
 """
@@ -6,18 +6,21 @@ Everything else is in pyproject.toml.
 import pathlib
 import sysconfig
 
-from setuptools import setup
+from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 
 _LIBRARY = pathlib.Path(__file__).resolve().parent / "nccl_ep" / "lib" / "libnccl_ep.so"
 
 
-class Wheel(bdist_wheel):
-    """Python code for any Python 3, and possibly a library for one platform."""
+class Package(Distribution):
+    """Python code, and possibly a library for one platform."""
 
-    def finalize_options(self):
-        super().finalize_options()
-        self.root_is_pure = not _LIBRARY.exists()
+    def has_ext_modules(self):
+        return _LIBRARY.exists()
+
+
+class Wheel(bdist_wheel):
+    """The library is no extension module: it does not care which Python loads it."""
 
     def get_tag(self):
         if self.root_is_pure:
@@ -25,4 +28,4 @@ class Wheel(bdist_wheel):
         return "py3", "none", sysconfig.get_platform().replace("-", "_").replace(".", "_")
 
 
-setup(cmdclass={"bdist_wheel": Wheel})
+setup(distclass=Package, cmdclass={"bdist_wheel": Wheel})

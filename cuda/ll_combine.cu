@@ -36,63 +36,6 @@ struct Block {
     Share receivers;
 };
 
-// How the 16 bytes of a row are to be read as numbers.
-struct Bf16 {
-    static constexpr uint32_t kPerVec = 8;
-    __device__ static void unpack(const Vec16& v, float* out) {
-#pragma unroll
-        for (uint32_t i = 0; i < 4; ++i) {
-            out[2 * i] = __uint_as_float(v.word[i] << 16);
-            out[2 * i + 1] = __uint_as_float(v.word[i] & 0xffff0000u);
-        }
-    }
-    __device__ static Vec16 pack(const float* in) {
-        Vec16 v;
-#pragma unroll
-        for (uint32_t i = 0; i < 4; ++i) {
-            v.word[i] = bf16x2_from_f32(in[2 * i], in[2 * i + 1]);
-        }
-        return v;
-    }
-};
-
-struct F16 {
-    static constexpr uint32_t kPerVec = 8;
-    __device__ static void unpack(const Vec16& v, float* out) {
-#pragma unroll
-        for (uint32_t i = 0; i < 4; ++i) {
-            out[2 * i] = f32_from_f16(static_cast<uint16_t>(v.word[i]));
-            out[2 * i + 1] = f32_from_f16(static_cast<uint16_t>(v.word[i] >> 16));
-        }
-    }
-    __device__ static Vec16 pack(const float* in) {
-        Vec16 v;
-#pragma unroll
-        for (uint32_t i = 0; i < 4; ++i) {
-            v.word[i] = f16_from_f32(in[2 * i]) | uint32_t{f16_from_f32(in[2 * i + 1])} << 16;
-        }
-        return v;
-    }
-};
-
-struct F32 {
-    static constexpr uint32_t kPerVec = 4;
-    __device__ static void unpack(const Vec16& v, float* out) {
-#pragma unroll
-        for (uint32_t i = 0; i < 4; ++i) {
-            out[i] = __uint_as_float(v.word[i]);
-        }
-    }
-    __device__ static Vec16 pack(const float* in) {
-        Vec16 v;
-#pragma unroll
-        for (uint32_t i = 0; i < 4; ++i) {
-            v.word[i] = __float_as_uint(in[i]);
-        }
-        return v;
-    }
-};
-
 // This lane's part of a chunk of the sum.
 template <typename Type>
 struct Sum {
@@ -400,15 +343,15 @@ __device__ void run(const LlCombineParams& params) {
 
 extern "C" __global__ void __launch_bounds__(nccl_ep::LL_COMBINE_THREADS, 1)
     ll_combine_bf16(const __grid_constant__ nccl_ep::LlCombineParams params) {
-    nccl_ep::ll_combine_impl::run<nccl_ep::ll_combine_impl::Bf16>(params);
+    nccl_ep::ll_combine_impl::run<nccl_ep::Bf16>(params);
 }
 
 extern "C" __global__ void __launch_bounds__(nccl_ep::LL_COMBINE_THREADS, 1)
     ll_combine_f16(const __grid_constant__ nccl_ep::LlCombineParams params) {
-    nccl_ep::ll_combine_impl::run<nccl_ep::ll_combine_impl::F16>(params);
+    nccl_ep::ll_combine_impl::run<nccl_ep::F16>(params);
 }
 
 extern "C" __global__ void __launch_bounds__(nccl_ep::LL_COMBINE_THREADS, 1)
     ll_combine_f32(const __grid_constant__ nccl_ep::LlCombineParams params) {
-    nccl_ep::ll_combine_impl::run<nccl_ep::ll_combine_impl::F32>(params);
+    nccl_ep::ll_combine_impl::run<nccl_ep::F32>(params);
 }

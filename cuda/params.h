@@ -1,4 +1,4 @@
-// What each kernel is told. Generated from src/backend/cuda/params.rs by
+// What each kernel is told. Generated from src/backend/cuda/params*.rs by
 // NCCL_EP_UPDATE_HEADER=1 cargo test --test kernel_params; do not edit.
 // clang-format off
 
@@ -39,6 +39,21 @@ constexpr static const uint32_t FAULT_TIMEOUT = 1;
 /// `FaultReport::state`: a rank runs another operation than this one. All other fields are valid.
 constexpr static const uint32_t FAULT_DIFFERS = 2;
 
+/// `FaultReport::state`: as `FAULT_DIFFERS`, but in HT, with `HtCommon::shape_word` as signatures.
+constexpr static const uint32_t FAULT_SHAPE_DIFFERS = 3;
+
+/// `FaultReport::state`: a wait ended as a rank, named by `got`, has told of its own failure.
+constexpr static const uint32_t FAULT_PEER_FAILED = 4;
+
+/// `FaultReport::state`: fewer output rows for tokens, `got`, than rows received, `expected`.
+constexpr static const uint32_t FAULT_TOKEN_ROWS = 5;
+
+/// `FaultReport::state`: the same of the rows for ids and weights.
+constexpr static const uint32_t FAULT_ROUTING_ROWS = 6;
+
+/// `FaultReport::state`: the same of input rows.
+constexpr static const uint32_t FAULT_INPUT_ROWS = 7;
+
 /// `FaultReport::op` of the self test.
 constexpr static const uint32_t OP_PEER_SELFTEST = 1;
 
@@ -47,6 +62,15 @@ constexpr static const uint32_t OP_LL_DISPATCH = 2;
 
 /// `FaultReport::op` of an LL combine.
 constexpr static const uint32_t OP_LL_COMBINE = 3;
+
+/// `FaultReport::op` of the creation of an HT handle.
+constexpr static const uint32_t OP_HT_LAYOUT = 4;
+
+/// `FaultReport::op` of an HT dispatch.
+constexpr static const uint32_t OP_HT_DISPATCH = 5;
+
+/// `FaultReport::op` of an HT combine.
+constexpr static const uint32_t OP_HT_COMBINE = 6;
 
 /// `FaultReport::what`: data of the self test.
 constexpr static const uint32_t WAIT_PATTERN = 0;
@@ -68,6 +92,12 @@ constexpr static const uint32_t WAIT_BEGIN = 5;
 
 /// `FaultReport::what`: that a rank has let go of the last staged operation.
 constexpr static const uint32_t WAIT_ACK = 6;
+
+/// `FaultReport::what`: a place for a row of a pair's sequence.
+constexpr static const uint32_t WAIT_PLACE = 7;
+
+/// `FaultReport::what`: a row of a pair's sequence.
+constexpr static const uint32_t WAIT_STREAMED_ROW = 8;
 
 /// Most experts that a token can name.
 constexpr static const uint32_t LL_MAX_TOP_K = 32;
@@ -109,6 +139,28 @@ constexpr static const uint32_t LL_CHUNK_VECS = 4;
 /// A word of a bank's row that has not arrived; all are so at first.
 constexpr static const uint32_t LL_MARK = 4293394323;
 
+/// Most experts that a token can name in HT: one lane of a warp for each.
+constexpr static const uint32_t HT_MAX_TOP_K = 32;
+
+/// Threads of a block of `ht_layout`.
+constexpr static const uint32_t HT_LAYOUT_THREADS = 512;
+
+/// Most threads of a block of `ht_dispatch`, in whole warps.
+constexpr static const uint32_t HT_DISPATCH_THREADS = 768;
+
+/// Most threads of a block of `ht_combine_bf16` and its siblings, in whole warps.
+constexpr static const uint32_t HT_COMBINE_THREADS = 512;
+
+/// Zeros that a dispatch block keeps in shared memory, in front of the warps' parts.
+constexpr static const uint32_t HT_ZERO_BYTES = 4096;
+
+/// Bit of `HtCommon::shape_word`: a combine, else a dispatch.
+constexpr static const uint32_t HT_SHAPE_COMBINE = 2147483648;
+
+/// Shift, in `HtCommon::shape_word`, of the columns of gradients per row (combine), or of 1 where ids
+/// and weights travel too (dispatch); below it is the number of 16-byte units of a row.
+constexpr static const uint32_t HT_SHAPE_COLUMNS_SHIFT = 24;
+
 /// The first failure of a group. Lives in host memory that the device maps; the kernel writes `state`
 /// last.
 struct FaultReport {
@@ -124,6 +176,8 @@ struct FaultReport {
     uint32_t expected;
     /// The epoch that had arrived; `FAULT_DIFFERS`: the peer's signature.
     uint32_t got;
+    /// How long the wait had lasted then.
+    uint32_t waited_ms;
 };
 
 /// What every wait on the device needs.
@@ -132,7 +186,8 @@ struct WaitParams {
     uint64_t timeout_ns;
     /// Where the first failure of the group is described.
     FaultReport *report;
-    /// Device memory; not zero once some wait of the group has failed, so that others give up.
+    /// In this rank's window: not zero once some wait of the group has failed, so that others give up;
+    /// then 1 + a peer that has told of its own failure, or zero.
     uint32_t *failed;
     /// Who waits, `OP_...`.
     uint32_t op;
@@ -282,9 +337,161 @@ struct LlCombineParams {
     uint32_t exact;
 };
 
+/// Offsets in every rank's window; equal on all ranks.
+struct HtLayout {
+    /// u64 packets `[2][ranks][local_experts + 1]`, by parity of the handle's epoch.
+    uint64_t counts;
+    /// u64 packets `[ranks][depth]`: which row of the source's sequence a slot holds.
+    uint64_t arrivals;
+    /// u32 `[ranks][depth]`: how far the destination has emptied the slots that this rank fills.
+    uint64_t credits;
+    /// `[ranks][depth]` slots, by source.
+    uint64_t slots;
+    /// Bytes of a slot: a row, then `HT_MAX_TOP_K` times 8 bytes.
+    uint64_t slot_bytes;
+    /// Slots of each ordered pair of ranks; a power of two.
+    uint32_t depth;
+    /// Experts per rank.
+    uint32_t local_experts;
+};
+
+/// Where one of a token's experts is.
+struct HtEntry {
+    /// Its global id; negative past the last one.
+    int32_t expert;
+    /// The token's number among those that go from its rank to this expert's.
+    uint32_t place;
+};
+
+/// Device memory of an HT handle.
+struct HtHandleMemory {
+    /// `[tokens][top_k]`: each token's experts, ascending, without repetition.
+    HtEntry *entries;
+    /// `[ranks + 1]`: this rank's first row of each source, then the number of rows.
+    uint32_t *begins;
+    /// `[ranks]`: rows that go from this rank to each, itself included.
+    uint32_t *departures;
+    /// `[local_experts]`: received rows per expert.
+    int32_t *counts;
+    /// This rank's tokens.
+    uint32_t tokens;
+    /// Ids per token.
+    uint32_t top_k;
+};
+
+/// What `ht_layout` tells the host, in host memory that the device maps.
+struct HtReceived {
+    /// Rows that this rank receives.
+    uint32_t rows;
+    /// The handle's epoch, once `rows` is valid.
+    uint32_t epoch;
+};
+
+/// Parameters of `ht_layout`.
+struct HtLayoutParams {
+    /// Where the ranks' windows are.
+    PeerTable peers;
+    /// Deadline and report.
+    WaitParams wait;
+    /// Where things lie in them.
+    HtLayout layout;
+    /// What is to be filled.
+    HtHandleMemory handle;
+    /// `[tokens][top_k]`.
+    const int64_t *topk_idx;
+    /// `[local_experts]`, or NULL.
+    int32_t *counter;
+    /// For the host.
+    HtReceived *received;
+    /// Handles of the group so far, this one included.
+    uint32_t epoch;
+    /// Tokens that one block numbers.
+    uint32_t block_tokens;
+};
+
+/// Device memory of a group, zero at first: how far the sequences of rows have come.
+struct HtSequences {
+    /// Rows sent to each rank by all operations so far.
+    uint32_t sent[MAX_PEERS];
+    /// Rows received from each rank.
+    uint32_t received[MAX_PEERS];
+    /// Blocks that have read the sequences.
+    uint32_t blocks_started;
+};
+
+/// What `ht_dispatch` and `ht_combine` are told.
+struct HtCommon {
+    /// Where the ranks' windows are.
+    PeerTable peers;
+    /// Deadline and report.
+    WaitParams wait;
+    /// Where things lie in them.
+    HtLayout layout;
+    /// The handle's memory.
+    HtHandleMemory handle;
+    /// The group's sequences.
+    HtSequences *sequences;
+    /// What the ranks must agree on, told with every row.
+    uint32_t shape_word;
+    /// Bytes per row.
+    uint32_t row_bytes;
+    /// A row passes through shared memory in pieces of so many bytes.
+    uint32_t piece_bytes;
+    /// Bytes that follow a row in its slot, a multiple of 16.
+    uint32_t tail_bytes;
+    /// Shared memory of a warp: a piece, then tails; at its end a list of announcements.
+    uint32_t warp_bytes;
+    /// Warps of a block that have such memory; at least one warp has none.
+    uint32_t copy_warps;
+    /// The first `send_blocks` of the grid send; the others receive.
+    uint32_t send_blocks;
+};
+
+/// Parameters of `ht_dispatch`.
+struct HtDispatchParams {
+    /// What both kernels are told.
+    HtCommon common;
+    /// `[tokens]` rows.
+    const uint8_t *tokens;
+    /// `[tokens][top_k]`, or NULL: tokens only.
+    const int64_t *topk_idx;
+    /// `[tokens][top_k]`, or NULL.
+    const float *weights;
+    /// `[out_rows]` rows, or NULL.
+    uint8_t *out;
+    /// `[routing_rows][top_k]`: local ids, or NULL.
+    int64_t *out_idx;
+    /// `[routing_rows][top_k]`, or NULL.
+    float *out_weights;
+    /// `[local_experts]`, or NULL.
+    int32_t *counter;
+    /// Rows of `out`.
+    uint32_t out_rows;
+    /// Rows of `out_idx` and `out_weights`.
+    uint32_t routing_rows;
+};
+
+/// Parameters of `ht_combine_bf16` and its siblings.
+struct HtCombineParams {
+    /// What both kernels are told.
+    HtCommon common;
+    /// `[in_rows]` rows, in the order of dispatch.
+    const uint8_t *rows;
+    /// `[in_rows][columns]`, or NULL.
+    const float *gradients;
+    /// `[tokens]` rows.
+    uint8_t *out;
+    /// `[tokens][columns]`.
+    float *out_gradients;
+    /// Rows of `rows`.
+    uint32_t in_rows;
+    /// Columns of both gradients.
+    uint32_t columns;
+};
+
 }  // namespace nccl_ep
 
-static_assert(sizeof(nccl_ep::FaultReport) == 24, "FaultReport as in Rust");
+static_assert(sizeof(nccl_ep::FaultReport) == 28, "FaultReport as in Rust");
 static_assert(sizeof(nccl_ep::WaitParams) == 32, "WaitParams as in Rust");
 static_assert(sizeof(nccl_ep::PeerTable) == 584, "PeerTable as in Rust");
 static_assert(sizeof(nccl_ep::SelftestResult) == 8, "SelftestResult as in Rust");
@@ -296,3 +503,12 @@ static_assert(sizeof(nccl_ep::LlTrackState) == 16, "LlTrackState as in Rust");
 static_assert(sizeof(nccl_ep::LlCommon) == 744, "LlCommon as in Rust");
 static_assert(sizeof(nccl_ep::LlDispatchParams) == 776, "LlDispatchParams as in Rust");
 static_assert(sizeof(nccl_ep::LlCombineParams) == 784, "LlCombineParams as in Rust");
+static_assert(sizeof(nccl_ep::HtLayout) == 48, "HtLayout as in Rust");
+static_assert(sizeof(nccl_ep::HtEntry) == 8, "HtEntry as in Rust");
+static_assert(sizeof(nccl_ep::HtHandleMemory) == 40, "HtHandleMemory as in Rust");
+static_assert(sizeof(nccl_ep::HtReceived) == 8, "HtReceived as in Rust");
+static_assert(sizeof(nccl_ep::HtLayoutParams) == 736, "HtLayoutParams as in Rust");
+static_assert(sizeof(nccl_ep::HtSequences) == 580, "HtSequences as in Rust");
+static_assert(sizeof(nccl_ep::HtCommon) == 744, "HtCommon as in Rust");
+static_assert(sizeof(nccl_ep::HtDispatchParams) == 808, "HtDispatchParams as in Rust");
+static_assert(sizeof(nccl_ep::HtCombineParams) == 784, "HtCombineParams as in Rust");

@@ -11,3 +11,13 @@
 #include "common/wait.cuh"
 
 #include "common/ll.cuh"
+
+#include "common/numeric.cuh"
+
+#include "common/ht.cuh"
+
+#include "common/ht_routing.cuh"
+
+#include "common/carrier.cuh"
+
+#include "common/herald.cuh"

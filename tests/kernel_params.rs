@@ -1,12 +1,13 @@
 //! Host and device agree on what a kernel is called and what it is told.
 //!
-//! `cuda/params.h` is generated from `src/backend/cuda/params.rs` and committed; these tests compare
+//! `cuda/params.h` is generated from the files of `SOURCES` and committed; these tests compare
 //! it, and with NCCL_EP_UPDATE_HEADER=1 write it anew. No GPU and no nvcc are needed.
 
 #![allow(clippy::expect_used, clippy::unwrap_used)]
 
 use nccl_ep::backend::cuda::kernels::Kernel;
-use nccl_ep::backend::cuda::params;
+use nccl_ep::backend::cuda::params::*;
+use nccl_ep::backend::cuda::params_ht::*;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
@@ -15,14 +16,20 @@ fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Name and size of every struct of `params.rs`.
+/// The definitions.
+const SOURCES: [&str; 2] = [
+    "src/backend/cuda/params.rs",
+    "src/backend/cuda/params_ht.rs",
+];
+
+/// Name and size of every struct of these files.
 macro_rules! sizes {
     ($($name:ident),* $(,)?) => {
-        [$((stringify!($name), size_of::<params::$name>())),*]
+        [$((stringify!($name), size_of::<$name>())),*]
     };
 }
 
-const SIZES: [(&str, usize); 12] = sizes![
+const SIZES: [(&str, usize); 21] = sizes![
     FaultReport,
     WaitParams,
     PeerTable,
@@ -34,7 +41,16 @@ const SIZES: [(&str, usize); 12] = sizes![
     LlTrackState,
     LlCommon,
     LlDispatchParams,
-    LlCombineParams
+    LlCombineParams,
+    HtLayout,
+    HtEntry,
+    HtHandleMemory,
+    HtReceived,
+    HtLayoutParams,
+    HtSequences,
+    HtCommon,
+    HtDispatchParams,
+    HtCombineParams
 ];
 
 fn generate() -> String {
@@ -48,7 +64,7 @@ fn generate() -> String {
         tab_width: 4,
         documentation_style: cbindgen::DocumentationStyle::Cxx,
         header: Some(
-            "// What each kernel is told. Generated from src/backend/cuda/params.rs by\n\
+            "// What each kernel is told. Generated from src/backend/cuda/params*.rs by\n\
              // NCCL_EP_UPDATE_HEADER=1 cargo test --test kernel_params; do not edit.\n\
              // clang-format off"
                 .to_owned(),
@@ -68,9 +84,10 @@ fn generate() -> String {
     config.trailer = Some(checks.trim_end().to_owned());
     let bindings = cbindgen::Builder::new()
         .with_config(config)
-        .with_src(root().join("src/backend/cuda/params.rs"))
+        .with_src(root().join(SOURCES[0]))
+        .with_src(root().join(SOURCES[1]))
         .generate()
-        .expect("params.rs is plain #[repr(C)] Rust");
+        .expect("they are plain #[repr(C)] Rust");
     let mut text = Vec::new();
     bindings.write(&mut text);
     String::from_utf8(text).expect("cbindgen writes UTF-8")
@@ -92,7 +109,9 @@ fn the_committed_header_is_what_the_rust_definitions_give() {
 
 #[test]
 fn the_size_of_every_struct_is_compared() {
-    let source = fs::read_to_string(root().join("src/backend/cuda/params.rs")).unwrap();
+    let source = SOURCES
+        .map(|path| fs::read_to_string(root().join(path)).unwrap())
+        .concat();
     let defined: BTreeSet<&str> = source
         .lines()
         .filter_map(|line| line.strip_prefix("pub struct ")?.split(' ').next())

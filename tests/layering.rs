@@ -30,6 +30,10 @@ const ARROWS: &[(&str, &[&str])] = &[
         &["backend", "backend::nccl", "error", "model::*"],
     ),
     (
+        "backend::ht_shape",
+        &["backend::bootstrap", "error", "model::*"],
+    ),
+    (
         "backend::select",
         &[
             "backend",
@@ -78,6 +82,7 @@ const SIBLING: &[&str] = &[
     "backend",
     "backend::bootstrap",
     "backend::dylib",
+    "backend::ht_shape",
     "backend::nccl",
     "backend::select::Platform",
     "error",
@@ -103,6 +108,7 @@ const UNSAFE: &[&str] = &[
     "src/backend/cuda/device_name.rs",
     "src/backend/cuda/driver.rs",
     "src/backend/cuda/event.rs",
+    "src/backend/cuda/function.rs",
     "src/backend/cuda/host_page.rs",
     "src/backend/cuda/launch.rs",
     "src/backend/cuda/table.rs",

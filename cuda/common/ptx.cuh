@@ -59,6 +59,10 @@ __device__ __forceinline__ void st_relaxed_sys(uint64_t* to, uint64_t value) {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" : : "l"(to), "l"(value) : "memory");
 }
 
+__device__ __forceinline__ void st_relaxed_sys(uint32_t* to, uint32_t value) {
+    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" : : "l"(to), "r"(value) : "memory");
+}
+
 // Whoever acquires `value` sees everything that this thread did or observed before.
 __device__ __forceinline__ void st_release_sys(uint64_t* to, uint64_t value) {
     asm volatile("st.release.sys.global.u64 [%0], %1;" : : "l"(to), "l"(value) : "memory");
@@ -132,6 +136,38 @@ __device__ __forceinline__ uint32_t shared_address(const void* at) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(at));
 }
 
+// Everything that this thread did or observed so far comes before what it does next, for whoever
+// learns of the latter.
+__device__ __forceinline__ void fence_acq_rel_sys() {
+    asm volatile("fence.acq_rel.sys;" : : : "memory");
+}
+
+// Shared memory of this block, which its other threads change meanwhile.
+__device__ __forceinline__ uint32_t ld_acquire_cta_shared(const uint32_t* from) {
+    uint32_t value;
+    asm volatile("ld.acquire.cta.shared.u32 %0, [%1];"
+                 : "=r"(value)
+                 : "r"(shared_address(from))
+                 : "memory");
+    return value;
+}
+
+__device__ __forceinline__ void st_release_cta_shared(uint32_t* to, uint32_t value) {
+    asm volatile("st.release.cta.shared.u32 [%0], %1;"
+                 :
+                 : "r"(shared_address(to)), "r"(value)
+                 : "memory");
+}
+
+__device__ __forceinline__ uint32_t ld_relaxed_cta_shared(const uint32_t* from) {
+    uint32_t value;
+    asm volatile("ld.relaxed.cta.shared.u32 %0, [%1];"
+                 : "=r"(value)
+                 : "r"(shared_address(from))
+                 : "memory");
+    return value;
+}
+
 __device__ __forceinline__ void mbarrier_init(uint64_t* barrier, uint32_t arrivals) {
     asm volatile("mbarrier.init.shared.b64 [%0], %1;"
                  :
@@ -166,6 +202,56 @@ __device__ __forceinline__ bool mbarrier_test_wait(uint64_t* barrier, uint32_t p
         : "memory");
     return ended != 0;
 }
+
+// Bulk copies: the copy engine of an SM moves whole pieces between shared and global memory, its own
+// GPU's or a peer's. Addresses and sizes are multiples of 16. Chips before sm_90 have none.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#define NCCL_EP_HAS_BULK_COPY 1
+
+// One arrival, and the announcement of so many bytes of bulk loads.
+__device__ __forceinline__ void mbarrier_arrive_expect(uint64_t* barrier, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+                 :
+                 : "r"(shared_address(barrier)), "r"(bytes)
+                 : "memory");
+}
+
+// Counts towards the phase of `barrier` when its bytes are there.
+__device__ __forceinline__ void bulk_load(void* shared_to, const void* from, uint32_t bytes,
+                                          uint64_t* barrier) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+        :
+        : "r"(shared_address(shared_to)), "l"(from), "r"(bytes), "r"(shared_address(barrier))
+        : "memory");
+}
+
+// Joins the stores of this thread that the next bulk_store_wait... is for.
+__device__ __forceinline__ void bulk_store(void* to, const void* shared_from, uint32_t bytes) {
+    asm volatile(
+        "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n"
+        "cp.async.bulk.commit_group;"
+        :
+        : "l"(to), "r"(shared_address(shared_from)), "r"(bytes)
+        : "memory");
+}
+
+// The shared memory of this thread's bulk stores may be written again.
+__device__ __forceinline__ void bulk_store_wait_read() {
+    asm volatile("cp.async.bulk.wait_group.read 0;" : : : "memory");
+}
+
+// This thread's bulk stores are complete; its release afterwards covers them.
+__device__ __forceinline__ void bulk_store_wait() {
+    asm volatile("cp.async.bulk.wait_group 0;" : : : "memory");
+}
+
+// Between ordinary accesses and bulk copies, both ways: what this thread did or observed so far comes
+// before the bulk copies that it, or a thread that meets it afterwards, starts.
+__device__ __forceinline__ void fence_before_bulk() {
+    asm volatile("fence.proxy.async;" : : : "memory");
+}
+#endif
 
 // Meets `threads` threads of the block that name the same barrier (1 to 15).
 __device__ __forceinline__ void named_barrier(uint32_t id, uint32_t threads) {

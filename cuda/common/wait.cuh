@@ -34,7 +34,8 @@ struct Awaited {
 
 // Describes the group's first failure, FAULT_...; later ones are consequences and stay silent.
 __device__ inline void report_failure(const WaitParams& wait, uint32_t fault,
-                                      const Awaited& awaited, uint32_t expected, uint32_t got) {
+                                      const Awaited& awaited, uint32_t expected, uint32_t got,
+                                      uint64_t waited_ns = 0) {
     if (cas_relaxed_gpu(wait.failed, 0, 1) != 0) {
         return;
     }
@@ -43,7 +44,20 @@ __device__ inline void report_failure(const WaitParams& wait, uint32_t fault,
     wait.report->peer = awaited.peer;
     wait.report->expected = expected;
     wait.report->got = got;
+    wait.report->waited_ms = static_cast<uint32_t>(waited_ns / 1000000);
     st_release_sys(&wait.report->state, fault);
+}
+
+// Tells every peer that this rank has failed, so that their waits end.
+__device__ inline void tell_failure(const PeerTable& peers, const WaitParams& wait) {
+    const uint8_t* own = peers.window[peers.rank];
+    const uint64_t offset = reinterpret_cast<const uint8_t*>(wait.failed + 1) - own;
+    for (uint32_t peer = 0; peer < peers.ranks; ++peer) {
+        if (peer != peers.rank) {
+            st_release_sys(reinterpret_cast<uint32_t*>(peers.window[peer] + offset),
+                           peers.rank + 1);
+        }
+    }
 }
 
 // Whether a wait that began at `start` must end without success.
@@ -52,10 +66,16 @@ __device__ inline bool must_give_up(const WaitParams& wait, const Awaited& await
     if (ld_relaxed_gpu(wait.failed) != 0) {
         return true;
     }
-    if (globaltimer_ns() - start <= wait.timeout_ns) {
+    const uint64_t waited_ns = globaltimer_ns() - start;
+    const uint32_t failed_rank = ld_relaxed_sys(wait.failed + 1);
+    if (failed_rank != 0) {
+        report_failure(wait, FAULT_PEER_FAILED, awaited, awaited.epoch, failed_rank - 1, waited_ns);
+        return true;
+    }
+    if (waited_ns <= wait.timeout_ns) {
         return false;
     }
-    report_failure(wait, FAULT_TIMEOUT, awaited, awaited.epoch, got);
+    report_failure(wait, FAULT_TIMEOUT, awaited, awaited.epoch, got, waited_ns);
     return true;
 }
 

@@ -8,6 +8,7 @@ pub mod bootstrap;
 pub mod cuda;
 mod dylib;
 pub mod host;
+mod ht_shape;
 pub mod nccl;
 pub mod select;
 
@@ -81,6 +82,6 @@ pub trait HtBackend: Send + Sync {
     fn dispatch(&self, op: &HtDispatch, stream: Stream) -> Result<()>;
     /// Enqueues a combine.
     fn combine(&self, op: &HtCombine, stream: Stream) -> Result<()>;
-    /// Rows that dispatch delivers to this rank, if the host knows it.
-    fn num_recv_tokens(&self) -> Option<usize>;
+    /// Rows that dispatch delivers to this rank; may wait for the exchange of the routing.
+    fn num_recv_tokens(&self) -> Result<usize>;
 }

@@ -188,10 +188,10 @@ impl Handle {
                     Algorithm::HighThroughput.name(),
                 ),
             ),
-            Mode::Ht(backend) => facts
-                .max_recv_rows()
-                .or_else(|| backend.num_recv_tokens())
-                .ok_or_else(|| Error::internal("an AUTO handle without a received-token count")),
+            Mode::Ht(backend) => match facts.max_recv_rows() {
+                Some(rows) => Ok(rows),
+                None => backend.num_recv_tokens(),
+            },
         }
     }
 }

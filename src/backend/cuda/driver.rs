@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use cudarc::driver::sys;
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
 
 // The results that mean something else than failure to us.
@@ -94,13 +94,25 @@ pub(super) fn current_device() -> Result<Device> {
 pub(super) fn multiprocessors() -> Result<u32> {
     const COUNT: sys::CUdevice_attribute =
         sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+    device_number(COUNT)
+}
+
+/// A property of the current context's device.
+fn device_number(attribute: sys::CUdevice_attribute) -> Result<u32> {
     let device = current_device()?;
-    let mut count = 0;
+    let mut number = 0;
     // SAFETY: writes one number.
     check("cuDeviceGetAttribute", unsafe {
-        (functions()?.cuDeviceGetAttribute)(&mut count, COUNT, device.0)
+        (functions()?.cuDeviceGetAttribute)(&mut number, attribute, device.0)
     })?;
-    u32::try_from(count).map_err(|_| Error::internal(format!("{count} multiprocessors")))
+    u32::try_from(number).map_err(|_| Error::internal(format!("device attribute {number}")))
+}
+
+/// The most shared memory that a block may have on the current context's device.
+pub(super) fn most_shared_bytes() -> Result<u32> {
+    const MOST: sys::CUdevice_attribute =
+        sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+    device_number(MOST)
 }
 
 /// Makes `context` the calling thread's, on top of the one that it has.
@@ -302,9 +314,12 @@ pub(super) fn close_import(data: DevPtr) -> Result<()> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ModuleHandle(usize);
 
-/// A kernel's entry point.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct FunctionHandle(usize);
+impl ModuleHandle {
+    /// As the driver names it.
+    pub(super) fn raw(self) -> sys::CUmodule {
+        self.0 as sys::CUmodule
+    }
+}
 
 /// Loads `image`, an aligned fatbin, into the current context; to be unloaded once.
 pub(super) fn load_module(image: &'static [u8]) -> Result<ModuleHandle> {
@@ -321,71 +336,4 @@ pub(super) fn unload_module(module: ModuleHandle) -> Result<()> {
     check("cuModuleUnload", unsafe {
         (functions()?.cuModuleUnload)(module.0 as sys::CUmodule)
     })
-}
-
-/// The entry point `name`.
-pub(super) fn function(module: ModuleHandle, name: &CStr) -> Result<FunctionHandle> {
-    let mut function = null_mut();
-    let module = module.0 as sys::CUmodule;
-    // SAFETY: writes one handle; the module is loaded and `name` NUL-terminated.
-    let status =
-        unsafe { (functions()?.cuModuleGetFunction)(&mut function, module, name.as_ptr()) };
-    check("cuModuleGetFunction", status)
-        .map_err(|error| error.within(format_args!("kernel {}", name.to_string_lossy())))?;
-    Ok(FunctionHandle(function as usize))
-}
-
-/// The most threads that a block of `function` may have. Asking also brings the code to the device, which
-/// lazy loading would put off until the first launch.
-pub(super) fn most_threads(function: FunctionHandle) -> Result<u32> {
-    let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK;
-    let mut threads = 0;
-    // SAFETY: writes one number; the function is loaded.
-    let status = unsafe {
-        (functions()?.cuFuncGetAttribute)(&mut threads, attribute, function.0 as sys::CUfunction)
-    };
-    check("cuFuncGetAttribute", status)?;
-    u32::try_from(threads).map_err(|_| Error::internal(format!("blocks of {threads} threads")))
-}
-
-/// How many threads run a kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct LaunchShape {
-    /// Blocks.
-    pub(super) blocks: u32,
-    /// Threads per block.
-    pub(super) threads: u32,
-    /// Dynamic shared memory per block.
-    pub(super) shared_bytes: u32,
-}
-
-/// Enqueues a kernel whose only parameter is at `params`.
-///
-/// # Safety
-/// `params` points to the parameter struct that `function` takes. The driver copies it.
-pub(super) unsafe fn launch(
-    function: FunctionHandle,
-    shape: LaunchShape,
-    params: *const c_void,
-    stream: Stream,
-) -> Result<()> {
-    let config = sys::CUlaunchConfig {
-        gridDimX: shape.blocks,
-        gridDimY: 1,
-        gridDimZ: 1,
-        blockDimX: shape.threads,
-        blockDimY: 1,
-        blockDimZ: 1,
-        sharedMemBytes: shape.shared_bytes,
-        hStream: raw_stream(stream),
-        attrs: null_mut(),
-        numAttrs: 0,
-    };
-    let mut arguments = [params.cast_mut()];
-    let function = function.0 as sys::CUfunction;
-    // SAFETY: the function is loaded and takes one parameter of that type (this function's contract).
-    let status = unsafe {
-        (functions()?.cuLaunchKernelEx)(&config, function, arguments.as_mut_ptr(), null_mut())
-    };
-    check("cuLaunchKernelEx", status)
 }

@@ -71,7 +71,8 @@ impl Drop for Event {
     }
 }
 
-fn is_capturing(stream: Stream) -> Result<bool> {
+/// Whether `stream` is being captured into a graph.
+pub(super) fn is_capturing(stream: Stream) -> Result<bool> {
     let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     // SAFETY: writes one number, one of the three that this enum has had in every driver.
     check("cuStreamIsCapturing", unsafe {

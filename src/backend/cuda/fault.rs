@@ -4,10 +4,13 @@
 use crate::backend::cuda::context::Context;
 use crate::backend::cuda::host_page::HostPage;
 use crate::backend::cuda::params::{
-    FAULT_DIFFERS, FAULT_NONE, FaultReport, LL_SIGNATURE_OP_SHIFT, LL_SIGNATURE_TOP_K_SHIFT,
-    OP_LL_COMBINE, OP_LL_DISPATCH, OP_PEER_SELFTEST, WAIT_ACK, WAIT_BEGIN, WAIT_COUNTS, WAIT_ENTRY,
-    WAIT_PATTERN, WAIT_ROW, WAIT_WEIGHT, WaitParams,
+    FAULT_DIFFERS, FAULT_INPUT_ROWS, FAULT_NONE, FAULT_PEER_FAILED, FAULT_ROUTING_ROWS,
+    FAULT_SHAPE_DIFFERS, FAULT_TOKEN_ROWS, FaultReport, LL_SIGNATURE_OP_SHIFT,
+    LL_SIGNATURE_TOP_K_SHIFT, OP_HT_COMBINE, OP_HT_DISPATCH, OP_HT_LAYOUT, OP_LL_COMBINE,
+    OP_LL_DISPATCH, OP_PEER_SELFTEST, WAIT_ACK, WAIT_BEGIN, WAIT_COUNTS, WAIT_ENTRY, WAIT_PATTERN,
+    WAIT_PLACE, WAIT_ROW, WAIT_STREAMED_ROW, WAIT_WEIGHT, WaitParams,
 };
+use crate::backend::cuda::params_ht::{HT_SHAPE_COLUMNS_SHIFT, HT_SHAPE_COMBINE};
 use crate::error::{Code, Error, Result};
 use crate::model::tensor::DevPtr;
 use std::sync::Arc;
@@ -52,23 +55,79 @@ impl FaultPage {
         let report = self.page.read(0)?;
         let error = match report.state {
             FAULT_DIFFERS => difference(&report),
+            FAULT_SHAPE_DIFFERS => other_shape(&report),
+            FAULT_TOKEN_ROWS => too_few_rows("outputs[TOKENS]", &report),
+            FAULT_ROUTING_ROWS => too_few_rows("outputs[TOPK_IDX]", &report),
+            FAULT_INPUT_ROWS => too_few_rows("inputs[TOKENS]", &report),
             _ => self.lateness(&report),
         };
         Some(error.within(op_name(report.op)))
     }
 
+    /// How long a wait may last.
+    pub(super) fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
     fn lateness(&self, report: &FaultReport) -> Error {
+        let why = match report.state {
+            FAULT_PEER_FAILED => format!("rank {} failed", report.got),
+            _ => "deadline passed".to_owned(),
+        };
+        let peer = report.peer;
+        let awaited = match report.what {
+            WAIT_STREAMED_ROW => format!("a row from rank {peer}"),
+            WAIT_PLACE => format!("a free place for a row to rank {peer}"),
+            what if report.state == FAULT_PEER_FAILED => {
+                format!("{} of rank {peer}", what_name(what))
+            }
+            what => format!(
+                "{} of operation {} of rank {peer}, whose last one is {}",
+                what_name(what),
+                report.expected,
+                report.got
+            ),
+        };
         let text = format!(
-            "deadline passed: rank {} waited {} ms for {} of operation {} of rank {}, whose last one is {}",
-            self.rank,
-            self.timeout.as_millis(),
-            what_name(report.what),
-            report.expected,
-            report.peer,
-            report.got,
+            "{why}: rank {} waited {} ms for {awaited}",
+            self.rank, report.waited_ms
         );
         Error::new(Code::RemoteError, text)
     }
+}
+
+/// A tensor of received rows must hold them all: silently losing tokens would be worse.
+fn too_few_rows(argument: &str, report: &FaultReport) -> Error {
+    let rule = "must hold all tokens that this rank receives";
+    Error::usage(format_args!("{argument}.sizes[0]"), rule)
+        .got(report.got, format_args!("{} or more", report.expected))
+}
+
+/// The first difference between the shape words of this rank and of another.
+fn other_shape(report: &FaultReport) -> Error {
+    const UNIT: u32 = 16;
+    let (mine, theirs, rank) = (report.expected, report.got, report.peer);
+    let differs = |what: &str, rule: &str| {
+        let rule = format_args!("{rule} on every rank, but rank {rank} differs");
+        Error::usage(what, rule)
+    };
+    let row_bytes = |word: u32| (word & ((1 << HT_SHAPE_COLUMNS_SHIFT) - 1)) * UNIT;
+    let columns = |word: u32| (word & !HT_SHAPE_COMBINE) >> HT_SHAPE_COLUMNS_SHIFT;
+    let op = |word: u32| match word & HT_SHAPE_COMBINE {
+        0 => op_name(OP_HT_DISPATCH),
+        _ => op_name(OP_HT_COMBINE),
+    };
+    if op(mine) != op(theirs) {
+        return differs("operation", "must be the same").got(op(mine), op(theirs));
+    }
+    if row_bytes(mine) != row_bytes(theirs) {
+        return differs("row bytes", "must be the same").got(row_bytes(mine), row_bytes(theirs));
+    }
+    if mine & HT_SHAPE_COMBINE == 0 {
+        return differs("inputs[TOPK_IDX]", "must be forward, or tokens only,");
+    }
+    differs("inputs[TOPK_WEIGHTS]", "must have the same columns")
+        .got(columns(mine), columns(theirs))
 }
 
 /// What two ranks do not agree on, from their signatures.
@@ -96,6 +155,9 @@ fn op_name(op: u32) -> String {
         OP_PEER_SELFTEST => "peer self test".to_owned(),
         OP_LL_DISPATCH => "ncclEpDispatch (low latency)".to_owned(),
         OP_LL_COMBINE => "ncclEpCombine (low latency)".to_owned(),
+        OP_HT_LAYOUT => "ncclEpCreateHandle".to_owned(),
+        OP_HT_DISPATCH => "ncclEpDispatch (high throughput)".to_owned(),
+        OP_HT_COMBINE => "ncclEpCombine (high throughput)".to_owned(),
         other => format!("operation {other}"),
     }
 }
@@ -132,6 +194,7 @@ mod tests {
                 peer: 3,
                 expected: ours,
                 got: theirs,
+                waited_ms: 0,
             };
             difference(&report).text().to_owned()
         };

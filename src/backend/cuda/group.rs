@@ -8,6 +8,8 @@ use crate::backend::bootstrap::Bootstrap;
 use crate::backend::cuda::context::Context;
 use crate::backend::cuda::driver;
 use crate::backend::cuda::fault::FaultPage;
+use crate::backend::cuda::ht::HtGroup;
+use crate::backend::cuda::ht_plan::HtPlan;
 use crate::backend::cuda::layout::WindowLayout;
 use crate::backend::cuda::ll::LlGroup;
 use crate::backend::cuda::ll_plan::LlPlan;
@@ -18,7 +20,7 @@ use crate::backend::cuda::params::{LL_MARK, MAX_PEERS, OP_PEER_SELFTEST};
 use crate::backend::cuda::parting::{End, Parting};
 use crate::backend::cuda::selftest::Selftest;
 use crate::backend::cuda::window::{PeerMapping, Window, WindowRecord};
-use crate::backend::{DeviceMemory, GroupBackend, HtBackend, HtRouting, LlBackend};
+use crate::backend::{DeviceMemory, GroupBackend, HtBackend, HtRouting, LlBackend, ht_shape};
 use crate::error::{Error, Result};
 use crate::model::group::{Algorithm, GroupFacts};
 use crate::model::ops::{Routing, Stream};
@@ -33,11 +35,67 @@ pub(super) struct CudaGroup {
     memory: Arc<CudaMemory>,
     bootstrap: Bootstrap,
     open: Arc<Open>,
-    /// Present in low-latency groups.
-    ll: Option<Arc<LlGroup>>,
+    mode: Mode,
     /// Taken when the group closes.
     shared: Mutex<Option<Shared>>,
     parting: Parting,
+}
+
+/// What a group's mode needs beside that.
+enum Mode {
+    Ll(Arc<LlGroup>),
+    Ht(Arc<HtGroup>),
+}
+
+/// What a mode decides about its part of the window.
+enum Plan {
+    Ll(Box<LlPlan>),
+    Ht(HtPlan),
+}
+
+impl Plan {
+    fn new(facts: &GroupFacts) -> Result<Self> {
+        Ok(match facts.algorithm {
+            Algorithm::LowLatency => Self::Ll(Box::new(LlPlan::new(facts)?)),
+            Algorithm::HighThroughput => Self::Ht(HtPlan::new(facts)?),
+        })
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Ll(plan) => plan.bytes(),
+            Self::Ht(plan) => plan.bytes(),
+        }
+    }
+
+    /// Writes what must be in a new window, whose part begins at `start`; the rest is zero.
+    fn initialise(&self, memory: &CudaMemory, start: usize) -> Result<()> {
+        let Self::Ll(plan) = self else {
+            return Ok(());
+        };
+        plan.marked()
+            .try_for_each(|(offset, bytes)| memory.fill(DevPtr(start + offset), LL_MARK, bytes))
+    }
+
+    /// The mode's side of `open`; its part of the windows begins at `start`.
+    fn open(self, open: &Arc<Open>, memory: &Arc<CudaMemory>, start: usize) -> Result<Mode> {
+        let open = Arc::clone(open);
+        Ok(match self {
+            Self::Ll(plan) => {
+                let layout = plan.layout(start);
+                Mode::Ll(Arc::new(LlGroup::new(
+                    open,
+                    Arc::clone(memory),
+                    *plan,
+                    layout,
+                )?))
+            }
+            Self::Ht(plan) => {
+                let layout = plan.layout(start);
+                Mode::Ht(Arc::new(HtGroup::new(open, memory, plan, layout)?))
+            }
+        })
+    }
 }
 
 /// What the ranks of a group hold of each other. Dropped in this order: mappings first.
@@ -49,7 +107,7 @@ struct Shared {
 /// What one rank decides and makes before it meets the others.
 struct Prepared {
     module: Module,
-    ll_plan: Option<LlPlan>,
+    plan: Plan,
     layout: WindowLayout,
     window: Window,
     record: WindowRecord,
@@ -69,19 +127,14 @@ impl Prepared {
             return Err(Error::usage("comm", "has more ranks than an NVLink domain")
                 .got(facts.ranks, format_args!("at most {MAX_PEERS}")));
         }
-        let ll_plan = match facts.algorithm {
-            Algorithm::LowLatency => Some(LlPlan::new(facts)?),
-            Algorithm::HighThroughput => None,
-        };
-        let layout = WindowLayout::new(facts.ranks, ll_plan.as_ref().map_or(0, LlPlan::bytes));
+        let plan = Plan::new(facts)?;
+        let layout = WindowLayout::new(facts.ranks, plan.bytes());
         let window = Window::new(memory, layout.bytes)?;
-        for (start, bytes) in ll_plan.iter().flat_map(LlPlan::marked) {
-            memory.fill(DevPtr(window.base().0 + layout.ll + start), LL_MARK, bytes)?;
-        }
+        plan.initialise(memory, window.base().0 + layout.operations)?;
         let _entered = context.enter()?;
         Ok(Self {
             module: Module::load(context)?,
-            ll_plan,
+            plan,
             layout,
             record: WindowRecord::new(context, &window)?,
             window,
@@ -135,20 +188,14 @@ impl CudaGroup {
             .selftest
             .run(&open.module, &open.peers(), &own.layout, wait, stream);
         let open = Arc::new(open);
-        let ll = tested.and_then(|()| match own.ll_plan {
-            Some(plan) => {
-                let layout = plan.layout(own.layout.ll);
-                LlGroup::new(Arc::clone(&open), Arc::clone(&memory), plan, layout).map(Some)
-            }
-            None => Ok(None),
-        });
-        agree_on(&bootstrap, &ll, stream)?;
+        let mode = tested.and_then(|()| own.plan.open(&open, &memory, own.layout.operations));
+        agree_on(&bootstrap, &mode, stream)?;
         Ok(Self {
             context,
             memory,
             bootstrap,
             open,
-            ll: ll?.map(Arc::new),
+            mode: mode?,
             shared: Mutex::new(Some(shared)),
             parting,
         })
@@ -190,20 +237,21 @@ impl GroupBackend for CudaGroup {
     }
 
     fn open_ll(&self, routing: Routing) -> Result<Box<dyn LlBackend>> {
-        let ll = self
-            .ll
-            .as_ref()
-            .ok_or_else(|| Error::internal("an LL handle of an HT group"))?;
-        Ok(Box::new(ll.open_handle(routing)?))
+        match &self.mode {
+            Mode::Ll(ll) => Ok(Box::new(ll.open_handle(routing)?)),
+            Mode::Ht(_) => Err(Error::internal("an LL handle of an HT group")),
+        }
     }
 
-    fn open_ht(&self, routing: Result<HtRouting>, _stream: Stream) -> Result<Box<dyn HtBackend>> {
-        routing.and_then(|_| {
-            Err(Error::usage(
-                "ep_group",
-                "the CUDA backend has no high-throughput kernels yet",
-            ))
-        })
+    fn open_ht(&self, routing: Result<HtRouting>, stream: Stream) -> Result<Box<dyn HtBackend>> {
+        let Mode::Ht(ht) = &self.mode else {
+            return Err(Error::internal("an HT handle of an LL group"));
+        };
+        let prepared = routing.and_then(|wanted| Ok((wanted.routing, ht.prepare(wanted)?)));
+        let shape = prepared.as_ref().map_err(Error::clone);
+        let shape = shape.map(|(routing, _)| (routing.tokens, routing.top_k));
+        ht_shape::exchange(&self.bootstrap, shape, stream)?;
+        Ok(Box::new(prepared?.1.open(stream)?))
     }
 
     fn fault(&self) -> Option<Error> {

@@ -4,6 +4,7 @@
 use crate::backend::cuda::context::Context;
 use crate::backend::cuda::driver;
 use crate::backend::cuda::params::{FaultReport, SelftestResult};
+use crate::backend::cuda::params_ht::HtReceived;
 use crate::error::{Error, Result};
 use crate::model::tensor::DevPtr;
 use std::ffi::c_void;
@@ -19,6 +20,8 @@ pub(super) unsafe trait Record: Copy {}
 unsafe impl Record for FaultReport {}
 // SAFETY: numbers only; SELFTEST_MISSING is 0.
 unsafe impl Record for SelftestResult {}
+// SAFETY: numbers only; epochs begin at 1.
+unsafe impl Record for HtReceived {}
 
 /// A number of records, all zero at first.
 #[derive(Debug)]

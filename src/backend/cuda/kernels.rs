@@ -7,6 +7,10 @@ use crate::backend::cuda::params::{
     LL_COMBINE_THREADS, LL_DISPATCH_THREADS, LlCombineParams, LlDispatchParams, PeerSelftestParams,
     SELFTEST_THREADS,
 };
+use crate::backend::cuda::params_ht::{
+    HT_COMBINE_THREADS, HT_DISPATCH_THREADS, HT_LAYOUT_THREADS, HtCombineParams, HtDispatchParams,
+    HtLayoutParams,
+};
 
 /// A kernel's entry point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,16 +25,31 @@ pub enum Kernel {
     LlCombineF16,
     /// `cuda/ll_combine.cu`.
     LlCombineF32,
+    /// `cuda/ht_layout.cu`.
+    HtLayout,
+    /// `cuda/ht_dispatch.cu`.
+    HtDispatch,
+    /// `cuda/ht_combine.cu`.
+    HtCombineBf16,
+    /// `cuda/ht_combine.cu`.
+    HtCombineF16,
+    /// `cuda/ht_combine.cu`.
+    HtCombineF32,
 }
 
 impl Kernel {
     /// All of them, each at the index of its own number.
-    pub const ALL: [Kernel; 5] = [
+    pub const ALL: [Kernel; 10] = [
         Kernel::PeerSelftest,
         Kernel::LlDispatch,
         Kernel::LlCombineBf16,
         Kernel::LlCombineF16,
         Kernel::LlCombineF32,
+        Kernel::HtLayout,
+        Kernel::HtDispatch,
+        Kernel::HtCombineBf16,
+        Kernel::HtCombineF16,
+        Kernel::HtCombineF32,
     ];
 
     /// The name of its `extern "C" __global__` function.
@@ -41,6 +60,11 @@ impl Kernel {
             Kernel::LlCombineBf16 => "ll_combine_bf16",
             Kernel::LlCombineF16 => "ll_combine_f16",
             Kernel::LlCombineF32 => "ll_combine_f32",
+            Kernel::HtLayout => "ht_layout",
+            Kernel::HtDispatch => "ht_dispatch",
+            Kernel::HtCombineBf16 => "ht_combine_bf16",
+            Kernel::HtCombineF16 => "ht_combine_f16",
+            Kernel::HtCombineF32 => "ht_combine_f32",
         }
     }
 
@@ -51,6 +75,11 @@ impl Kernel {
             Kernel::LlDispatch => LL_DISPATCH_THREADS,
             Kernel::LlCombineBf16 | Kernel::LlCombineF16 | Kernel::LlCombineF32 => {
                 LL_COMBINE_THREADS
+            }
+            Kernel::HtLayout => HT_LAYOUT_THREADS,
+            Kernel::HtDispatch => HT_DISPATCH_THREADS,
+            Kernel::HtCombineBf16 | Kernel::HtCombineF16 | Kernel::HtCombineF32 => {
+                HT_COMBINE_THREADS
             }
         }
     }
@@ -75,5 +104,21 @@ impl KernelParams for LlCombineParams {
         Kernel::LlCombineBf16,
         Kernel::LlCombineF16,
         Kernel::LlCombineF32,
+    ];
+}
+
+impl KernelParams for HtLayoutParams {
+    const KERNELS: &'static [Kernel] = &[Kernel::HtLayout];
+}
+
+impl KernelParams for HtDispatchParams {
+    const KERNELS: &'static [Kernel] = &[Kernel::HtDispatch];
+}
+
+impl KernelParams for HtCombineParams {
+    const KERNELS: &'static [Kernel] = &[
+        Kernel::HtCombineBf16,
+        Kernel::HtCombineF16,
+        Kernel::HtCombineF32,
     ];
 }

@@ -1,14 +1,14 @@
 //! Launching a kernel with its own parameter struct, and no other.
 #![allow(unsafe_code)]
 
-use crate::backend::cuda::driver;
+use crate::backend::cuda::function;
 use crate::backend::cuda::kernels::{Kernel, KernelParams};
 use crate::backend::cuda::module::Module;
 use crate::error::{Error, Result};
 use crate::model::ops::Stream;
 use std::ptr::from_ref;
 
-pub(super) use crate::backend::cuda::driver::LaunchShape;
+pub(super) use crate::backend::cuda::function::LaunchShape;
 
 /// Enqueues `kernel`, one of those that take `P`, on `stream`.
 pub(super) fn launch<P: KernelParams>(
@@ -24,9 +24,9 @@ pub(super) fn launch<P: KernelParams>(
             kernel.name()
         )));
     }
-    let function = module.function(kernel)?;
+    let entry = module.function(kernel)?;
     let _entered = module.context().enter()?;
     // SAFETY: `P` is what this kernel takes: one definition for both sides (`cuda/params.h`).
-    unsafe { driver::launch(function, shape, from_ref(params).cast(), stream) }
+    unsafe { function::launch(entry, shape, from_ref(params).cast(), stream) }
         .map_err(|error| error.within(format_args!("kernel {}", kernel.name())))
 }

@@ -14,7 +14,7 @@ const WINDOW_ALIGN: usize = 2 << 20;
 /// Offsets of the regions of a window, the same on every rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct WindowLayout {
-    /// u32: not zero once some wait of this rank failed. Only its owner uses it.
+    /// u32: not zero once some wait of this rank failed. u32: 1 + a peer that failed, written by it.
     pub(super) failed: usize,
     /// `parting::WORD_BYTES` per source rank.
     pub(super) parting: usize,
@@ -22,32 +22,32 @@ pub(super) struct WindowLayout {
     pub(super) selftest_flags: usize,
     /// `SELFTEST_SLOT_BYTES` per source rank.
     pub(super) selftest_slots: usize,
-    /// What LL operations use; `LlPlan` knows its inside.
-    pub(super) ll: usize,
+    /// What operations use; `LlPlan` and `HtPlan` know its inside.
+    pub(super) operations: usize,
     /// Size of the window.
     pub(super) bytes: usize,
 }
 
 impl WindowLayout {
-    /// The layout for a group of `ranks` whose LL operations use `ll_bytes`.
-    pub(super) fn new(ranks: usize, ll_bytes: usize) -> Self {
+    /// The layout for a group of `ranks` whose operations use `operation_bytes`.
+    pub(super) fn new(ranks: usize, operation_bytes: usize) -> Self {
         let mut end = 0;
         let mut region = |bytes: usize| {
             let start = end;
             end = (start + bytes).next_multiple_of(REGION_ALIGN);
             start
         };
-        let failed = region(size_of::<u32>());
+        let failed = region(2 * size_of::<u32>());
         let parting = region(ranks * WORD_BYTES);
         let selftest_flags = region(ranks * size_of::<u32>());
         let selftest_slots = region(ranks * SELFTEST_SLOT_BYTES);
-        let ll = region(ll_bytes);
+        let operations = region(operation_bytes);
         Self {
             failed,
             parting,
             selftest_flags,
             selftest_slots,
-            ll,
+            operations,
             bytes: end.next_multiple_of(WINDOW_ALIGN),
         }
     }
@@ -62,11 +62,11 @@ mod tests {
     fn regions_follow_each_other_and_fit() {
         for ranks in [1, 2, 8, MAX_PEERS] {
             let layout = WindowLayout::new(ranks, 1000);
-            assert!(layout.failed + 4 <= layout.parting);
+            assert!(layout.failed + 8 <= layout.parting);
             assert!(layout.parting + 4 * ranks <= layout.selftest_flags);
             assert!(layout.selftest_flags + 4 * ranks <= layout.selftest_slots);
-            assert!(layout.selftest_slots + ranks * SELFTEST_SLOT_BYTES <= layout.ll);
-            assert!(layout.ll + 1000 <= layout.bytes);
+            assert!(layout.selftest_slots + ranks * SELFTEST_SLOT_BYTES <= layout.operations);
+            assert!(layout.operations + 1000 <= layout.bytes);
             assert_eq!(layout.selftest_slots % REGION_ALIGN, 0);
             assert_eq!(layout.bytes % WINDOW_ALIGN, 0);
         }

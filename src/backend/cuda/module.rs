@@ -5,7 +5,8 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::context::Context;
-use crate::backend::cuda::driver::{self, FunctionHandle, ModuleHandle};
+use crate::backend::cuda::driver::{self, ModuleHandle};
+use crate::backend::cuda::function::{self, FunctionHandle};
 use crate::backend::cuda::kernels::Kernel;
 use crate::error::{Error, Result};
 use std::ffi::CString;
@@ -52,15 +53,15 @@ impl Module {
         for kernel in Kernel::ALL {
             let name = CString::new(kernel.name())
                 .map_err(|_| Error::internal("a kernel's name contains NUL"))?;
-            let function = driver::function(handle, &name)?;
-            let threads = driver::most_threads(function)?;
+            let entry = function::function(handle, &name)?;
+            let threads = function::most_threads(entry)?;
             if threads < kernel.threads() {
                 return Err(Error::internal(format!(
                     "kernel {} may have {threads} threads only",
                     kernel.name()
                 )));
             }
-            module.functions.push(function);
+            module.functions.push(entry);
         }
         Ok(module)
     }

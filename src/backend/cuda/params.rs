@@ -1,6 +1,7 @@
-//! What each kernel is told: one `#[repr(C)]` struct per kernel, defined here and nowhere else.
+//! What each kernel is told: one `#[repr(C)]` struct per kernel, defined here (what high throughput
+//! alone needs, in `params_ht`) and nowhere else.
 //!
-//! `cuda/params.h` is generated from this file (`tests/kernel_params.rs`), so it must stay free of
+//! `cuda/params.h` is generated from these files (`tests/kernel_params.rs`), so they must stay free of
 //! other modules. Addresses are the device's; the host never follows them through these structs.
 #![forbid(unsafe_code)]
 
@@ -28,6 +29,16 @@ pub const FAULT_NONE: u32 = 0;
 pub const FAULT_TIMEOUT: u32 = 1;
 /// `FaultReport::state`: a rank runs another operation than this one. All other fields are valid.
 pub const FAULT_DIFFERS: u32 = 2;
+/// `FaultReport::state`: as `FAULT_DIFFERS`, but in HT, with `HtCommon::shape_word` as signatures.
+pub const FAULT_SHAPE_DIFFERS: u32 = 3;
+/// `FaultReport::state`: a wait ended as a rank, named by `got`, has told of its own failure.
+pub const FAULT_PEER_FAILED: u32 = 4;
+/// `FaultReport::state`: fewer output rows for tokens, `got`, than rows received, `expected`.
+pub const FAULT_TOKEN_ROWS: u32 = 5;
+/// `FaultReport::state`: the same of the rows for ids and weights.
+pub const FAULT_ROUTING_ROWS: u32 = 6;
+/// `FaultReport::state`: the same of input rows.
+pub const FAULT_INPUT_ROWS: u32 = 7;
 
 /// `FaultReport::op` of the self test.
 pub const OP_PEER_SELFTEST: u32 = 1;
@@ -35,6 +46,13 @@ pub const OP_PEER_SELFTEST: u32 = 1;
 pub const OP_LL_DISPATCH: u32 = 2;
 /// `FaultReport::op` of an LL combine.
 pub const OP_LL_COMBINE: u32 = 3;
+
+/// `FaultReport::op` of the creation of an HT handle.
+pub const OP_HT_LAYOUT: u32 = 4;
+/// `FaultReport::op` of an HT dispatch.
+pub const OP_HT_DISPATCH: u32 = 5;
+/// `FaultReport::op` of an HT combine.
+pub const OP_HT_COMBINE: u32 = 6;
 
 /// `FaultReport::what`: data of the self test.
 pub const WAIT_PATTERN: u32 = 0;
@@ -50,6 +68,11 @@ pub const WAIT_WEIGHT: u32 = 4;
 pub const WAIT_BEGIN: u32 = 5;
 /// `FaultReport::what`: that a rank has let go of the last staged operation.
 pub const WAIT_ACK: u32 = 6;
+
+/// `FaultReport::what`: a place for a row of a pair's sequence.
+pub const WAIT_PLACE: u32 = 7;
+/// `FaultReport::what`: a row of a pair's sequence.
+pub const WAIT_STREAMED_ROW: u32 = 8;
 
 /// Most experts that a token can name.
 pub const LL_MAX_TOP_K: u32 = 32;
@@ -96,6 +119,8 @@ pub struct FaultReport {
     pub expected: u32,
     /// The epoch that had arrived; `FAULT_DIFFERS`: the peer's signature.
     pub got: u32,
+    /// How long the wait had lasted then.
+    pub waited_ms: u32,
 }
 
 /// What every wait on the device needs.
@@ -106,7 +131,8 @@ pub struct WaitParams {
     pub timeout_ns: u64,
     /// Where the first failure of the group is described.
     pub report: *mut FaultReport,
-    /// Device memory; not zero once some wait of the group has failed, so that others give up.
+    /// In this rank's window: not zero once some wait of the group has failed, so that others give up;
+    /// then 1 + a peer that has told of its own failure, or zero.
     pub failed: *mut u32,
     /// Who waits, `OP_...`.
     pub op: u32,

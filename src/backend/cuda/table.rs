@@ -65,6 +65,7 @@ driver_table! {
     fn cuModuleLoadData(*mut sys::CUmodule, *const c_void);
     fn cuModuleUnload(sys::CUmodule);
     fn cuModuleGetFunction(*mut sys::CUfunction, sys::CUmodule, *const c_char);
+    fn cuFuncSetAttribute(sys::CUfunction, sys::CUfunction_attribute, c_int);
     fn cuFuncGetAttribute(*mut c_int, sys::CUfunction_attribute, sys::CUfunction);
     fn cuLaunchKernelEx(*const sys::CUlaunchConfig, sys::CUfunction, *mut *mut c_void, *mut *mut c_void);
 }

@@ -275,8 +275,8 @@ impl HtBackend for HostHt {
         })
     }
 
-    fn num_recv_tokens(&self) -> Option<usize> {
-        Some(self.map.arrivals.len())
+    fn num_recv_tokens(&self) -> Result<usize> {
+        Ok(self.map.arrivals.len())
     }
 }
 

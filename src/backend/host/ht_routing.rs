@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::bootstrap::Bootstrap;
+use crate::backend::ht_shape;
 use crate::error::{Error, Result};
 use crate::model::group::GroupFacts;
 use crate::model::ops::Stream;
@@ -125,26 +126,10 @@ pub fn exchange_ids(
     mine: Result<RankIds>,
     stream: Stream,
 ) -> Result<Vec<RankIds>> {
-    let shape = mine.as_ref().map_err(Error::clone).map(|mine| {
-        [mine.tokens as u64, mine.top_k as u64]
-            .map(u64::to_le_bytes)
-            .concat()
-    });
-    let shapes = bootstrap.agree(shape, 2 * NUMBER_BYTES, stream)?;
+    let shape = mine.as_ref().map_err(Error::clone);
+    let shape = shape.map(|mine| (mine.tokens, mine.top_k));
+    let tokens = ht_shape::exchange(bootstrap, shape, stream)?;
     let mine = mine?;
-    let mut tokens = Vec::new();
-    for (rank, shape) in shapes.iter().enumerate() {
-        let [theirs, top_k] = shape.as_chunks::<NUMBER_BYTES>().0 else {
-            return Err(Error::internal("a rank's shape of the wrong length"));
-        };
-        let (theirs, top_k) = (u64::from_le_bytes(*theirs), u64::from_le_bytes(*top_k));
-        if top_k != mine.top_k as u64 {
-            let rule = format!("must be the same on every rank, but rank {rank} differs");
-            return Err(Error::argument("topk_idx.sizes[1]", rule)
-                .got(mine.top_k, format_args!("{top_k} as on rank {rank}")));
-        }
-        tokens.push(usize::try_from(theirs).unwrap_or(0));
-    }
     let most = tokens.iter().copied().max().unwrap_or(0);
     let mut padded: Vec<u8> = mine.ids.iter().flat_map(|id| id.to_le_bytes()).collect();
     padded.resize(most * mine.top_k * NUMBER_BYTES, 0);

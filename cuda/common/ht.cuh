@@ -1,0 +1,265 @@
+// What high-throughput dispatch and combine share: the sequences of rows between pairs of ranks, who
+// of a block takes which row, and how a warp moves a row.
+//
+// Sequences
+//
+// For each ordered pair (sender s, receiver d) there is a ring of `depth` slots in d's window. All
+// rows that s ever sends to d, whatever the operation, are numbered 0, 1, 2, ... modulo 2^32; row q
+// goes to slot q % depth. When it is complete there, s raises the slot's arrival packet to q + 1 after a
+// fence; when d has read it, d raises the slot's credit in s's window to q + 1, and s writes row
+// q + depth only after that. Both are compared as "this or later", so nothing is ever
+// cleared. Both ranks know from the handle how many rows an operation adds to each sequence, so the
+// last block to begin an operation already notes where the next one starts, in device memory: a
+// replayed graph continues where the last replay ended. An operation ends on a rank when its rows are
+// sent and its peers' rows are here; it need not know whether the peers have ended. The next one,
+// of any kind and of any handle, waits for credits where it is early.
+//
+// Why nobody waits for ever
+//
+// Sequences are independent of each other, and blocks that send do not wait for blocks that receive
+// on the same rank. Dispatch: a receiver takes any row that has arrived, of any source, and knows
+// its place in the output. So every arrival is answered by a credit, whatever else happens, so every
+// sender goes on. Combine: a home rank sums its tokens in ascending order, each by one warp that
+// waits for all rows of the token; the rows of a sequence are numbered in the order of the home's
+// tokens. Of the smallest token not yet summed, take a row not yet arrived: all rows before it in
+// its sequence belong to tokens that have been summed, so they have been credited, so its slot is
+// free. And its sender takes a row only when its slot is free, and rows of any sequence that has
+// one: no warp there is stuck with a row of another sequence. So this row is sent. The block that
+// owns the token hands out its tokens in ascending order, so some warp has taken this one or is free
+// to. All blocks of a kernel run at the same time: the host launches no more than fit.
+#pragma once
+
+#include "ll.cuh"
+
+namespace nccl_ep {
+
+constexpr uint32_t kNoPeer = 0xffffffffu;
+
+// Where the operation stands with each peer, in shared memory. Rows of the own rank are in no
+// sequence: there all counts are zero.
+struct HtPairs {
+    // Rows that went before, and rows of this operation.
+    uint32_t sent[MAX_PEERS];
+    uint32_t received[MAX_PEERS];
+    uint32_t to_send[MAX_PEERS];
+    uint32_t to_receive[MAX_PEERS];
+    // The first row of each source among those that this rank receives in dispatch, and their number.
+    uint32_t begins[MAX_PEERS];
+    uint32_t total;
+    uint32_t is_last_block;
+};
+
+// Fills `pairs` and advances the group's sequences past this operation. All threads call it. In
+// combine rows travel in the opposite direction.
+__device__ inline void begin_operation(const HtCommon& common, bool is_combine, HtPairs& pairs) {
+    const HtHandleMemory& handle = common.handle;
+    HtSequences* sequences = common.sequences;
+    for (uint32_t peer = threadIdx.x; peer < common.peers.ranks; peer += blockDim.x) {
+        const bool own = peer == common.peers.rank;
+        const uint32_t begin = handle.begins[peer];
+        const uint32_t arrivals = own ? 0 : handle.begins[peer + 1] - begin;
+        const uint32_t departures = own ? 0 : handle.departures[peer];
+        pairs.begins[peer] = begin;
+        pairs.to_send[peer] = is_combine ? arrivals : departures;
+        pairs.to_receive[peer] = is_combine ? departures : arrivals;
+        pairs.sent[peer] = ld_relaxed_gpu(&sequences->sent[peer]);
+        pairs.received[peer] = ld_relaxed_gpu(&sequences->received[peer]);
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        pairs.total = handle.begins[common.peers.ranks];
+        pairs.is_last_block =
+            inc_acq_rel_gpu(&sequences->blocks_started, gridDim.x - 1) == gridDim.x - 1;
+    }
+    __syncthreads();
+    if (pairs.is_last_block != 0) {
+        for (uint32_t peer = threadIdx.x; peer < common.peers.ranks; peer += blockDim.x) {
+            st_relaxed_gpu(&sequences->sent[peer], pairs.sent[peer] + pairs.to_send[peer]);
+            st_relaxed_gpu(&sequences->received[peer],
+                           pairs.received[peer] + pairs.to_receive[peer]);
+        }
+    }
+}
+
+// Row number `sequence` from `source` to `owner`: its slot, and the words that speak of it.
+struct Ring {
+    const HtCommon& common;
+
+    __device__ uint32_t slot(uint32_t sequence) const {
+        return sequence & (common.layout.depth - 1);
+    }
+    __device__ uint8_t* row(uint32_t owner, uint32_t source, uint32_t sequence) const {
+        const uint64_t index = uint64_t{source} * common.layout.depth + slot(sequence);
+        return common.peers.window[owner] + common.layout.slots + index * common.layout.slot_bytes;
+    }
+    __device__ uint64_t* arrival(uint32_t owner, uint32_t source, uint32_t sequence) const {
+        return reinterpret_cast<uint64_t*>(common.peers.window[owner] + common.layout.arrivals) +
+               uint64_t{source} * common.layout.depth + slot(sequence);
+    }
+    __device__ uint32_t* credit(uint32_t owner, uint32_t receiver, uint32_t sequence) const {
+        return reinterpret_cast<uint32_t*>(common.peers.window[owner] + common.layout.credits) +
+               uint64_t{receiver} * common.layout.depth + slot(sequence);
+    }
+};
+
+// One lane, after a fence behind which row `sequence` is complete in the slot of `peer`: says so.
+__device__ __forceinline__ void announce_row(const Ring& ring, uint32_t peer, uint32_t sequence) {
+    st_relaxed_sys(ring.arrival(peer, ring.common.peers.rank, sequence),
+                   make_packet(sequence + 1, ring.common.shape_word));
+}
+
+// One lane: gives the slot of row `sequence` back to `source`. All of the slot has been read: it is in
+// shared memory, or in registers that were used. A credit follows reads only, and what has been read
+// cannot change any more, so it needs no fence.
+__device__ __forceinline__ void release_row(const Ring& ring, uint32_t source, uint32_t sequence) {
+    st_relaxed_sys(ring.credit(source, ring.common.peers.rank, sequence), sequence + 1);
+}
+
+__device__ __forceinline__ bool is_or_follows(uint32_t number, uint32_t expected) {
+    return static_cast<int32_t>(number - expected) >= 0;
+}
+
+// Whether row `sequence` of `source` is here; its data is the shape that the source had in mind.
+__device__ __forceinline__ Arrival look_for_row(const Ring& ring, uint32_t source,
+                                                uint32_t sequence) {
+    const uint64_t packet = ld_acquire_sys(ring.arrival(ring.common.peers.rank, source, sequence));
+    return {is_or_follows(packet_epoch(packet), sequence + 1), packet_data(packet)};
+}
+
+// Whether the slot of row `sequence` to `peer` is free.
+__device__ __forceinline__ Arrival look_for_place(const Ring& ring, uint32_t peer,
+                                                  uint32_t sequence) {
+    const uint32_t credit = ld_acquire_sys(ring.credit(ring.common.peers.rank, peer, sequence));
+    return {is_or_follows(credit, sequence + 1 - ring.common.layout.depth), 0};
+}
+
+// One thread: the operation cannot be carried out here, FAULT_...; `peer` has to do with it.
+__device__ inline void fail(const HtCommon& common, uint32_t fault, uint32_t peer,
+                            uint32_t expected, uint32_t got) {
+    report_failure(common.wait, fault, {WAIT_STREAMED_ROW, peer, 0}, expected, got);
+    tell_failure(common.peers, common.wait);
+}
+
+// One thread: `peer` runs an operation of another shape. Nothing sensible can follow.
+__device__ inline void fail_for_shape(const HtCommon& common, uint32_t peer, uint32_t shape_word) {
+    fail(common, FAULT_SHAPE_DIFFERS, peer, common.shape_word, shape_word);
+}
+
+// The rows of all sequences, dealt to the blocks of a share in turn; within a block its warps take
+// them one after the other, of each sequence in order, but only rows that are ready.
+struct Claims {
+    uint32_t next[MAX_PEERS];
+};
+
+struct Claimed {
+    // kNoPeer: nothing was ready, and if `left` is kNoPeer too, nothing is left.
+    uint32_t peer;
+    uint32_t index;
+    uint32_t data;
+    uint32_t left;
+};
+
+// One warp looks once for a row that is ready: `ready(peer, index)` gives an Arrival. `counts` are
+// the rows of each sequence.
+template <typename Ready>
+__device__ __forceinline__ Claimed try_claim(Claims& claims, const uint32_t* counts,
+                                             const Share& share, uint32_t ranks, Ready ready) {
+    Claimed claimed = {kNoPeer, 0, 0, kNoPeer};
+    for (uint32_t base = 0; base < ranks; base += kWarpSize) {
+        const uint32_t peer = base + lane_idx();
+        uint32_t turn = 0;
+        uint32_t index = 0;
+        bool left = false;
+        Arrival arrival = {false, 0};
+        if (peer < ranks) {
+            turn = ld_relaxed_cta_shared(&claims.next[peer]);
+            index = turn * share.blocks + (share.index() + peer) % share.blocks;
+            left = index < counts[peer];
+        }
+        if (left) {
+            arrival = ready(peer, index);
+        }
+        const uint32_t with_rows = __ballot_sync(kAllLanes, left);
+        if (claimed.left == kNoPeer && with_rows != 0) {
+            claimed.left = base + __ffs(with_rows) - 1;
+        }
+        uint32_t candidates = __ballot_sync(kAllLanes, arrival.ok);
+        while (candidates != 0) {
+            // Warps begin at different peers, lest all go for the same row.
+            const uint32_t above = candidates & (kAllLanes << (warp_idx() % kWarpSize));
+            const uint32_t lane = __ffs(above != 0 ? above : candidates) - 1;
+            bool won = false;
+            if (lane_idx() == lane) {
+                won = atomicCAS(&claims.next[peer], turn, turn + 1) == turn;
+            }
+            if (__ballot_sync(kAllLanes, won) != 0) {
+                claimed.peer = base + lane;
+                claimed.index = __shfl_sync(kAllLanes, index, lane);
+                claimed.data = __shfl_sync(kAllLanes, arrival.data, lane);
+                __syncwarp();
+                return claimed;
+            }
+            candidates &= ~(1u << lane);
+        }
+    }
+    return claimed;
+}
+
+// Takes a row, waiting until one is ready; kNoPeer when none is left or the operation has failed.
+// `idle` is called between two looks.
+template <typename Ready, typename Idle>
+__device__ __forceinline__ Claimed claim(const WaitParams& wait, uint32_t what, Claims& claims,
+                                         const uint32_t* counts, const Share& share, uint32_t ranks,
+                                         Ready ready, Idle idle) {
+    Claimed claimed;
+    Awaited awaited = {what, 0, 0};
+    const auto look = [&] {
+        claimed = try_claim(claims, counts, share, ranks, ready);
+        if (claimed.peer != kNoPeer || claimed.left == kNoPeer) {
+            return true;
+        }
+        awaited.peer = claimed.left;
+        idle();
+        return false;
+    };
+    if (!wait_as_warp(wait, awaited, look)) {
+        claimed.peer = kNoPeer;
+    }
+    return claimed;
+}
+
+// A token's experts, one in each lane, ascending; so the ranks that it goes to are ascending too.
+struct TokenEntries {
+    HtEntry entry;
+    int32_t rank;
+    // Lanes with an expert; and those whose expert is the first on its rank.
+    uint32_t valid;
+    uint32_t firsts;
+
+    __device__ TokenEntries(const HtCommon& common, uint32_t token) {
+        const HtHandleMemory& handle = common.handle;
+        entry = {-1, 0};
+        if (token < handle.tokens && lane_idx() < handle.top_k) {
+            entry = handle.entries[uint64_t{token} * handle.top_k + lane_idx()];
+        }
+        const int32_t local_experts = static_cast<int32_t>(common.layout.local_experts);
+        rank = entry.expert < 0 ? -1 : entry.expert / local_experts;
+        const int32_t before = __shfl_sync(kAllLanes, rank, (lane_idx() + kWarpSize - 1) % kWarpSize);
+        valid = __ballot_sync(kAllLanes, rank >= 0);
+        firsts = __ballot_sync(kAllLanes, rank >= 0 && (lane_idx() == 0 || before != rank));
+    }
+    __device__ bool is_first() const { return (firsts >> lane_idx() & 1) != 0; }
+    // Experts of the rank whose first one is in `lane`.
+    __device__ uint32_t experts_from(uint32_t lane) const {
+        const uint32_t later = lane + 1 < kWarpSize ? firsts & (kAllLanes << (lane + 1)) : 0;
+        return (later != 0 ? __ffs(later) - 1 : __popc(valid)) - lane;
+    }
+};
+
+// A value of another lane, of 64 bits.
+__device__ __forceinline__ uint8_t* pointer_of_lane(uint8_t* pointer, uint32_t lane) {
+    return reinterpret_cast<uint8_t*>(
+        __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(pointer), lane));
+}
+
+}  // namespace nccl_ep

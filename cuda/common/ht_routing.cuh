@@ -1,0 +1,60 @@
+// What travels behind a row of a forward dispatch: for each of the token's experts on the rank that
+// gets the row, its local id and its weight.
+//
+// Which experts these are was fixed when the handle was made; their weights come with the dispatch.
+#pragma once
+
+#include "ht.cuh"
+
+namespace nccl_ep {
+
+// One entry per lane; past the last expert -1 and zero.
+struct RoutingEntry {
+    int32_t id;
+    float weight;
+
+    __device__ RoutingEntry(int32_t local_id, float of_it) : id(local_id), weight(of_it) {}
+
+    // What the rank whose first expert is in `lane` gets to know; `lane_weight` is the weight of each
+    // lane's expert. All lanes call it.
+    __device__ RoutingEntry(const HtCommon& common, const TokenEntries& entries, uint32_t lane,
+                            float lane_weight) {
+        const uint32_t from = (lane + lane_idx()) % kWarpSize;
+        const int32_t expert = __shfl_sync(kAllLanes, entries.entry.expert, from);
+        const float expert_weight = __shfl_sync(kAllLanes, lane_weight, from);
+        const bool is_there = lane_idx() < entries.experts_from(lane);
+        id = is_there ? expert % static_cast<int32_t>(common.layout.local_experts) : -1;
+        weight = is_there ? expert_weight : 0.0f;
+    }
+
+    // As it travels.
+    __device__ explicit RoutingEntry(uint64_t packed)
+        : id(static_cast<int32_t>(packed)),
+          weight(__uint_as_float(static_cast<uint32_t>(packed >> 32))) {}
+    __device__ uint64_t packed() const {
+        return uint64_t{__float_as_uint(weight)} << 32 | static_cast<uint32_t>(id);
+    }
+};
+
+// The weight that a token's ids and weights give to this lane's expert: of the entries that name it,
+// the last counts; zero if none does. All lanes call it.
+__device__ inline float find_weight(const int64_t* ids, const float* weights, uint32_t top_k,
+                                    const TokenEntries& entries) {
+    long long id = -1;
+    float entry_weight = 0.0f;
+    if (lane_idx() < top_k) {
+        id = ids[lane_idx()];
+        entry_weight = weights[lane_idx()];
+    }
+    float weight = 0.0f;
+    for (uint32_t k = 0; k < top_k; ++k) {
+        const long long other_id = __shfl_sync(kAllLanes, id, k);
+        const float other_weight = __shfl_sync(kAllLanes, entry_weight, k);
+        if (other_id == entries.entry.expert) {
+            weight = other_weight;
+        }
+    }
+    return weight;
+}
+
+}  // namespace nccl_ep

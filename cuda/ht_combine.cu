@@ -1,0 +1,336 @@
+// High-throughput combine: the rows that dispatch delivered return to their home ranks, which sum
+// the rows of each token.
+//
+// Grid: sending blocks, then receiving blocks, no more than fit on the GPU at once. A sending warp
+// takes a row of any home whose ring has a free slot, and copies it there through its carrier; one
+// warp more of its block, the herald, announces what was sent. A receiving warp takes a token, waits for its rows, sums them straight from the ring, and gives the
+// slots back. Rows of the own rank are read where they are.
+//
+// Order of summation: a = 0; for expert ranks ascending: a = a + y; then out = round(a); in fp32.
+// Gradients of weights, if any, travel behind the row; at home they are ordered by ascending expert.
+
+#include "primitives.cuh"
+
+namespace nccl_ep::ht_combine_impl {
+
+// A lane's accesses to one row that are in flight together, and rows that are loaded together.
+constexpr uint32_t kVecs = 4;
+constexpr uint32_t kRows = 4;
+
+struct Shared {
+    HtPairs pairs;
+    Claims claims;
+    Mailboxes mailboxes;
+    uint32_t next_token;
+    uint64_t barriers[HT_COMBINE_THREADS / kWarpSize];
+};
+
+struct Block {
+    const HtCombineParams& params;
+    const HtCommon& common;
+    Shared& shared;
+    Ring ring;
+    Share senders;
+    Share receivers;
+
+    __device__ uint32_t rank() const { return common.peers.rank; }
+    __device__ uint32_t ranks() const { return common.peers.ranks; }
+};
+
+// ---- Sending -----------------------------------------------------------------------------------
+
+// Row `index` of those that return to `home`.
+struct Returning {
+    uint32_t home;
+    uint32_t index;
+
+    __device__ uint32_t sequence(const Block& block) const {
+        return block.shared.pairs.sent[home] + index;
+    }
+    // Its number among all rows that this rank received.
+    __device__ uint32_t row(const Block& block) const {
+        return block.shared.pairs.begins[home] + index;
+    }
+};
+
+__device__ __forceinline__ void load_piece(const Block& block, const Returning& returning,
+                                           uint32_t offset, Carrier& carrier) {
+    const HtCommon& common = block.common;
+    const uint8_t* row =
+        block.params.rows + uint64_t{returning.row(block)} * common.row_bytes;
+    carrier.wait_reusable();
+    carrier.load(row + offset, min(common.row_bytes - offset, common.piece_bytes), nullptr, 0);
+}
+
+// The row's gradients go behind it. What was stored from the tails before must have been read.
+__device__ void write_tail(const Block& block, const Returning& returning, Carrier& carrier) {
+    const uint32_t columns = block.params.columns;
+    float* tail = reinterpret_cast<float*>(carrier.tails());
+    if (lane_idx() < columns) {
+        const uint64_t first = uint64_t{returning.row(block)} * columns;
+        tail[lane_idx()] = block.params.gradients[first + lane_idx()];
+    }
+    carrier.settle_tails();
+}
+
+// Stores the row, whose first piece was loaded.
+__device__ void store_row(const Block& block, const Returning& returning, Carrier& carrier) {
+    const HtCommon& common = block.common;
+    uint8_t* slot = block.ring.row(returning.home, block.rank(), returning.sequence(block));
+    if (common.tail_bytes != 0) {
+        write_tail(block, returning, carrier);
+    }
+    for (uint32_t offset = 0; offset < common.row_bytes; offset += common.piece_bytes) {
+        if (offset != 0) {
+            load_piece(block, returning, offset, carrier);
+        }
+        carrier.wait_loaded();
+        carrier.store(slot + offset, min(common.row_bytes - offset, common.piece_bytes));
+    }
+    if (common.tail_bytes != 0) {
+        carrier.store_shared(carrier.tails(), slot + common.row_bytes, common.tail_bytes);
+    }
+}
+
+__device__ void send_rows(const Block& block, Carrier& carrier, Mailbox& mailbox) {
+    const HtPairs& pairs = block.shared.pairs;
+    const auto look = [&](uint32_t home, uint32_t index) {
+        return look_for_place(block.ring, home, pairs.sent[home] + index);
+    };
+    const auto wait_and_claim = [&] {
+        return claim(block.common.wait, WAIT_PLACE, block.shared.claims, pairs.to_send,
+                     block.senders, block.ranks(), look, [] {});
+    };
+    Claimed claimed = wait_and_claim();
+    if (claimed.peer != kNoPeer) {
+        load_piece(block, {claimed.peer, claimed.index}, 0, carrier);
+    }
+    while (claimed.peer != kNoPeer) {
+        const Returning returning = {claimed.peer, claimed.index};
+        store_row(block, returning, carrier);
+        // The next row is loaded while this one is under way; but if there is no place for a next
+        // one, nobody must wait for the announcement of this one.
+        claimed = try_claim(block.shared.claims, pairs.to_send, block.senders, block.ranks(), look);
+        const bool is_loading = claimed.peer != kNoPeer;
+        if (is_loading) {
+            load_piece(block, {claimed.peer, claimed.index}, 0, carrier);
+        }
+        carrier.wait_stored();
+        mailbox.post(lane_idx() == 0, returning.home, returning.sequence(block));
+        if (!is_loading && claimed.left != kNoPeer) {
+            claimed = wait_and_claim();
+            if (claimed.peer != kNoPeer) {
+                load_piece(block, {claimed.peer, claimed.index}, 0, carrier);
+            }
+        }
+    }
+    mailbox.close();
+}
+
+// ---- Receiving ---------------------------------------------------------------------------------
+
+// This lane's rank's row of a token: where it lies, NULL in lanes that are no rank's first.
+struct Part {
+    const uint8_t* row;
+    uint32_t sequence;
+    bool is_remote;
+};
+
+__device__ __forceinline__ Part part_of(const Block& block, const TokenEntries& entries) {
+    if (!entries.is_first()) {
+        return {nullptr, 0, false};
+    }
+    const HtPairs& pairs = block.shared.pairs;
+    const uint32_t rank = entries.rank;
+    if (rank == block.rank()) {
+        const uint64_t row = pairs.begins[rank] + entries.entry.place;
+        return {block.params.rows + row * block.common.row_bytes, 0, false};
+    }
+    const uint32_t sequence = pairs.received[rank] + entries.entry.place;
+    return {block.ring.row(block.rank(), rank, sequence), sequence, true};
+}
+
+// Each lane waits for its part.
+__device__ __forceinline__ bool wait_for_parts(const Block& block, const TokenEntries& entries,
+                                               const Part& part) {
+    bool ok = true;
+    if (part.is_remote) {
+        const uint32_t rank = entries.rank;
+        const uint64_t* at = block.ring.arrival(block.rank(), rank, part.sequence);
+        const Arrival arrival = wait_for_epoch_or_later(
+            block.common.wait, at, {WAIT_STREAMED_ROW, rank, part.sequence + 1});
+        ok = arrival.ok && arrival.data == block.common.shape_word;
+        if (arrival.ok && !ok) {
+            fail_for_shape(block.common, rank, arrival.data);
+        }
+    }
+    return __ballot_sync(kAllLanes, ok) == kAllLanes;
+}
+
+// One warp sums kVecs accesses per lane, from number `first` on, of all parts of a token.
+template <typename Type>
+__device__ __forceinline__ void sum_chunk(const Block& block, uint32_t firsts, const Part& part,
+                                          uint32_t first, Vec16* out) {
+    const uint32_t vecs = block.common.row_bytes / sizeof(Vec16);
+    float sum[kVecs][Type::kPerVec] = {};
+    for (uint32_t left = firsts; left != 0;) {
+        Vec16 data[kRows][kVecs];
+        uint32_t rest = left;
+#pragma unroll
+        for (uint32_t i = 0; i < kRows; ++i) {
+            if (rest == 0) {
+                break;
+            }
+            const Vec16* row = reinterpret_cast<const Vec16*>(
+                pointer_of_lane(const_cast<uint8_t*>(part.row), __ffs(rest) - 1));
+#pragma unroll
+            for (uint32_t v = 0; v < kVecs; ++v) {
+                const uint32_t at = first + v * kWarpSize + lane_idx();
+                if (at < vecs) {
+                    data[i][v] = ld_relaxed_sys(row + at);
+                }
+            }
+            rest &= rest - 1;
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < kRows; ++i) {
+            if (left == 0) {
+                break;
+            }
+#pragma unroll
+            for (uint32_t v = 0; v < kVecs; ++v) {
+                float row[Type::kPerVec];
+                Type::unpack(data[i][v], row);
+#pragma unroll
+                for (uint32_t j = 0; j < Type::kPerVec; ++j) {
+                    sum[v][j] += row[j];
+                }
+            }
+            left &= left - 1;
+        }
+    }
+#pragma unroll
+    for (uint32_t v = 0; v < kVecs; ++v) {
+        const uint32_t at = first + v * kWarpSize + lane_idx();
+        if (at < vecs) {
+            st_row(out + at, Type::pack(sum[v]));
+        }
+    }
+}
+
+// One warp gathers the gradients of a token, one column per lane: those of its experts, ascending,
+// then zeros.
+__device__ void gather_gradients(const Block& block, uint32_t token, const TokenEntries& entries,
+                                 const Part& part) {
+    const uint32_t columns = block.params.columns;
+    const uint8_t* gradients = nullptr;
+    if (part.is_remote) {
+        gradients = part.row + block.common.row_bytes;
+    } else if (entries.is_first()) {
+        const uint64_t row = block.shared.pairs.begins[block.rank()] + entries.entry.place;
+        gradients = reinterpret_cast<const uint8_t*>(block.params.gradients + row * columns);
+    }
+    uint32_t word = 0;
+    uint32_t begin = 0;
+    for (uint32_t left = entries.firsts; left != 0; left &= left - 1) {
+        const uint32_t lane = __ffs(left) - 1;
+        const uint32_t count = min(entries.experts_from(lane), columns);
+        const uint32_t* from = reinterpret_cast<const uint32_t*>(
+            pointer_of_lane(const_cast<uint8_t*>(gradients), lane));
+        if (lane_idx() >= begin && lane_idx() < begin + count) {
+            word = ld_relaxed_sys(from + lane_idx() - begin);
+        }
+        begin += count;
+    }
+    if (lane_idx() < columns) {
+        block.params.out_gradients[uint64_t{token} * columns + lane_idx()] = __uint_as_float(word);
+    }
+}
+
+template <typename Type>
+__device__ void sum_tokens(const Block& block) {
+    const HtCommon& common = block.common;
+    const uint32_t vecs = common.row_bytes / sizeof(Vec16);
+    for (;;) {
+        const uint32_t token = block.receivers.next_unit(&block.shared.next_token);
+        if (token >= common.handle.tokens) {
+            break;
+        }
+        const TokenEntries entries(common, token);
+        const Part part = part_of(block, entries);
+        if (!wait_for_parts(block, entries, part)) {
+            break;
+        }
+        Vec16* out =
+            reinterpret_cast<Vec16*>(block.params.out + uint64_t{token} * common.row_bytes);
+        for (uint32_t first = 0; first < vecs; first += kVecs * kWarpSize) {
+            sum_chunk<Type>(block, entries.firsts, part, first, out);
+        }
+        if (block.params.columns != 0) {
+            gather_gradients(block, token, entries, part);
+        }
+        __syncwarp();
+        if (part.is_remote) {
+            release_row(block.ring, entries.rank, part.sequence);
+        }
+    }
+}
+
+// ---- The kernel --------------------------------------------------------------------------------
+
+template <typename Type>
+__device__ void run(const HtCombineParams& params, uint8_t* carriers) {
+    __shared__ Shared shared;
+    const HtCommon& common = params.common;
+    const Block block = {params,
+                         common,
+                         shared,
+                         {common},
+                         {0, common.send_blocks},
+                         {common.send_blocks, gridDim.x - common.send_blocks}};
+    for (uint32_t peer = threadIdx.x; peer < MAX_PEERS; peer += blockDim.x) {
+        shared.claims.next[peer] = 0;
+    }
+    if (threadIdx.x == 0) {
+        shared.next_token = 0;
+    }
+    clear_mailboxes(shared.mailboxes);
+    begin_operation(common, true, shared.pairs);
+    if (params.in_rows < shared.pairs.total) {
+        // There is nothing to return, and the peers cannot be given anything else.
+        if (blockIdx.x == 0 && threadIdx.x == 0) {
+            fail(common, FAULT_INPUT_ROWS, block.rank(), shared.pairs.total, params.in_rows);
+        }
+        return;
+    }
+    if (!block.senders.has_this_block()) {
+        sum_tokens<Type>(block);
+    } else if (warp_idx() < common.copy_warps) {
+        Carrier carrier(carriers + warp_idx() * common.warp_bytes, common.piece_bytes,
+                        &shared.barriers[warp_idx()]);
+        Mailbox mailbox(shared.mailboxes, announcements(common, carriers, warp_idx()));
+        send_rows(block, carrier, mailbox);
+    } else if (warp_idx() == common.copy_warps) {
+        announce_posts(block.ring, shared.mailboxes, carriers);
+    }
+}
+
+}  // namespace nccl_ep::ht_combine_impl
+
+extern "C" __global__ void __launch_bounds__(nccl_ep::HT_COMBINE_THREADS, 1)
+    ht_combine_bf16(const __grid_constant__ nccl_ep::HtCombineParams params) {
+    DYNAMIC_SHARED(uint8_t, carriers);
+    nccl_ep::ht_combine_impl::run<nccl_ep::Bf16>(params, carriers);
+}
+
+extern "C" __global__ void __launch_bounds__(nccl_ep::HT_COMBINE_THREADS, 1)
+    ht_combine_f16(const __grid_constant__ nccl_ep::HtCombineParams params) {
+    DYNAMIC_SHARED(uint8_t, carriers);
+    nccl_ep::ht_combine_impl::run<nccl_ep::F16>(params, carriers);
+}
+
+extern "C" __global__ void __launch_bounds__(nccl_ep::HT_COMBINE_THREADS, 1)
+    ht_combine_f32(const __grid_constant__ nccl_ep::HtCombineParams params) {
+    DYNAMIC_SHARED(uint8_t, carriers);
+    nccl_ep::ht_combine_impl::run<nccl_ep::F32>(params, carriers);
+}

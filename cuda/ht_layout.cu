@@ -1,0 +1,264 @@
+// Creation of a high-throughput handle: from the ids, where each row goes and where it lands.
+//
+// Grid: each block but the last numbers the tokens of its part of this rank's. They also share out
+// the telling: every rank is told how many rows, and how many for each of its experts, it gets from
+// here. The last block hears the same from every rank and notes where each source's rows begin. What
+// is told are packets with the handle's epoch, in two banks by parity: the kernel ends only when it
+// has heard from every rank, so when the kernel of epoch n + 2 begins, every rank has begun n + 1 and
+// ended n, and nobody reads the bank of n any more.
+//
+// No block waits for another: each counts the tokens before its part itself. Ids are in L2 and few.
+
+#include "primitives.cuh"
+
+namespace nccl_ep::ht_layout_impl {
+
+constexpr uint32_t kMaskWords = MAX_PEERS / 32 + 1;
+constexpr uint32_t kWarps = HT_LAYOUT_THREADS / kWarpSize;
+
+struct Shared {
+    // Rows to each rank of the tokens before those at hand.
+    uint32_t rows[kMaskWords * 32];
+    // The same of each warp's 32 tokens.
+    uint32_t of_warp[kWarps][kMaskWords * 32];
+};
+
+struct Block {
+    const HtLayoutParams& params;
+    Shared& shared;
+
+    __device__ uint32_t ranks() const { return params.peers.ranks; }
+    __device__ uint32_t tokens() const { return params.handle.tokens; }
+    __device__ uint32_t top_k() const { return params.handle.top_k; }
+    __device__ uint32_t local_experts() const { return params.layout.local_experts; }
+
+    // The expert that entry k of `token` names; negative if none.
+    __device__ int32_t expert(uint32_t token, uint32_t k) const {
+        const int64_t id = params.topk_idx[uint64_t{token} * top_k() + k];
+        return id >= 0 && id < int64_t{ranks()} * local_experts() ? static_cast<int32_t>(id) : -1;
+    }
+    // Where `source` tells `owner` its counts.
+    __device__ uint64_t* counts(uint32_t owner, uint32_t source) const {
+        const uint32_t bank = params.epoch & 1;
+        return reinterpret_cast<uint64_t*>(params.peers.window[owner] + params.layout.counts) +
+               uint64_t{bank * ranks() + source} * (local_experts() + 1);
+    }
+};
+
+// The ranks that a token goes to.
+struct RankMask {
+    uint32_t word[kMaskWords];
+
+    __device__ RankMask(const Block& block, uint32_t token) {
+#pragma unroll
+        for (uint32_t w = 0; w < kMaskWords; ++w) {
+            word[w] = 0;
+        }
+        for (uint32_t k = 0; token < block.tokens() && k < block.top_k(); ++k) {
+            const int32_t expert = block.expert(token, k);
+            const uint32_t rank = expert < 0 ? kMaskWords * 32 : expert / block.local_experts();
+#pragma unroll
+            for (uint32_t w = 0; w < kMaskWords; ++w) {
+                word[w] |= rank / 32 == w ? 1u << (rank % 32) : 0;
+            }
+        }
+    }
+};
+
+// One warp, one token per lane: calls `use(rank, lanes)` for every rank with the lanes whose token
+// goes there.
+template <typename Use>
+__device__ __forceinline__ void for_each_rank(const Block& block, const RankMask& mask, Use use) {
+#pragma unroll
+    for (uint32_t w = 0; w < kMaskWords; ++w) {
+        for (uint32_t bit = 0; bit < 32 && w * 32 + bit < block.ranks(); ++bit) {
+            use(w * 32 + bit, __ballot_sync(kAllLanes, (mask.word[w] >> bit & 1) != 0));
+        }
+    }
+}
+
+// Adds the rows of tokens [first, last) to the block's. `first` is a multiple of 32. All threads call
+// it.
+__device__ void count_rows(const Block& block, uint32_t first, uint32_t last) {
+    uint32_t* of_warp = block.shared.of_warp[warp_idx()];
+    for (uint32_t rank = lane_idx(); rank < block.ranks(); rank += kWarpSize) {
+        of_warp[rank] = 0;
+    }
+    __syncwarp();
+    for (uint32_t base = first + warp_idx() * kWarpSize; base < last;
+         base += kWarps * kWarpSize) {
+        const uint32_t token = base + lane_idx();
+        const RankMask mask(block, token < last ? token : block.tokens());
+        for_each_rank(block, mask, [&](uint32_t rank, uint32_t lanes) {
+            if (lane_idx() == rank % kWarpSize) {
+                of_warp[rank] += __popc(lanes);
+            }
+        });
+    }
+    __syncwarp();
+    for (uint32_t rank = lane_idx(); rank < block.ranks(); rank += kWarpSize) {
+        atomicAdd(&block.shared.rows[rank], of_warp[rank]);
+    }
+    __syncthreads();
+}
+
+// One thread writes the experts of `token` on `rank`, ascending: the entries after number `written`.
+// Returns how many entries are written then.
+__device__ uint32_t write_entries(const Block& block, uint32_t token, uint32_t rank,
+                                  uint32_t place, uint32_t written) {
+    HtEntry* entries = block.params.handle.entries + uint64_t{token} * block.top_k();
+    const int32_t end = static_cast<int32_t>((rank + 1) * block.local_experts());
+    int32_t last = static_cast<int32_t>(rank * block.local_experts()) - 1;
+    for (;;) {
+        int32_t next = end;
+        for (uint32_t k = 0; k < block.top_k(); ++k) {
+            const int32_t expert = block.expert(token, k);
+            next = expert > last && expert < next ? expert : next;
+        }
+        if (next == end) {
+            return written;
+        }
+        entries[written++] = {next, place};
+        last = next;
+    }
+}
+
+// Numbers tokens [first, last), in tiles of one token per thread; the block's rows are those before.
+__device__ void number_tokens(const Block& block, uint32_t first, uint32_t last) {
+    Shared& shared = block.shared;
+    for (uint32_t tile = first; tile < last; tile += HT_LAYOUT_THREADS) {
+        const uint32_t token = tile + threadIdx.x;
+        const RankMask mask(block, token < last ? token : block.tokens());
+        for_each_rank(block, mask, [&](uint32_t rank, uint32_t lanes) {
+            if (lane_idx() == rank % kWarpSize) {
+                shared.of_warp[warp_idx()][rank] = __popc(lanes);
+            }
+        });
+        __syncthreads();
+        for (uint32_t rank = threadIdx.x; rank < block.ranks(); rank += HT_LAYOUT_THREADS) {
+            uint32_t rows = shared.rows[rank];
+            for (uint32_t warp = 0; warp < kWarps; ++warp) {
+                const uint32_t count = shared.of_warp[warp][rank];
+                shared.of_warp[warp][rank] = rows;
+                rows += count;
+            }
+            shared.rows[rank] = rows;
+        }
+        __syncthreads();
+        uint32_t written = 0;
+        for_each_rank(block, mask, [&](uint32_t rank, uint32_t lanes) {
+            if ((lanes >> lane_idx() & 1) != 0) {
+                const uint32_t before = __popc(lanes & ((1u << lane_idx()) - 1));
+                const uint32_t place = shared.of_warp[warp_idx()][rank] + before;
+                written = write_entries(block, token, rank, place, written);
+            }
+            __syncwarp();
+        });
+        for (; token < last && written < block.top_k(); ++written) {
+            block.params.handle.entries[uint64_t{token} * block.top_k() + written] = {-1, 0};
+        }
+        __syncthreads();
+    }
+}
+
+// Tells `peer` what it gets. `of_expert` is shared memory for its experts.
+__device__ void tell(const Block& block, uint32_t peer, uint32_t* of_expert) {
+    const int32_t local_experts = static_cast<int32_t>(block.local_experts());
+    for (int32_t i = threadIdx.x; i < local_experts; i += HT_LAYOUT_THREADS) {
+        of_expert[i] = 0;
+    }
+    for (uint32_t rank = threadIdx.x; rank < block.ranks(); rank += HT_LAYOUT_THREADS) {
+        block.shared.rows[rank] = 0;
+    }
+    __syncthreads();
+    for (uint32_t token = threadIdx.x; token < block.tokens(); token += HT_LAYOUT_THREADS) {
+        for (uint32_t k = 0; k < block.top_k(); ++k) {
+            const int32_t expert = block.expert(token, k);
+            bool counts = expert >= 0 && expert / local_experts == static_cast<int32_t>(peer);
+            for (uint32_t earlier = 0; counts && earlier < k; ++earlier) {
+                counts = block.expert(token, earlier) != expert;
+            }
+            if (counts) {
+                atomicAdd(&of_expert[expert % local_experts], 1u);
+            }
+        }
+    }
+    count_rows(block, 0, block.tokens());
+    const uint32_t rank = block.params.peers.rank;
+    const uint32_t epoch = block.params.epoch;
+    uint64_t* counts = block.counts(peer, rank);
+    for (int32_t i = threadIdx.x; i < local_experts; i += HT_LAYOUT_THREADS) {
+        st_relaxed_sys(counts + i, make_packet(epoch, of_expert[i]));
+    }
+    if (threadIdx.x == 0) {
+        const uint32_t rows = block.shared.rows[peer];
+        st_relaxed_sys(counts + local_experts, make_packet(epoch, rows));
+        block.params.handle.departures[peer] = rows;
+    }
+}
+
+// Hears from every rank.
+__device__ void listen(const Block& block) {
+    const HtLayoutParams& params = block.params;
+    const uint32_t rank = params.peers.rank;
+    const auto count = [&](uint32_t source, uint32_t i) {
+        return wait_for_packet(params.wait, block.counts(rank, source) + i,
+                               {WAIT_COUNTS, source, params.epoch})
+            .data;
+    };
+    for (uint32_t source = threadIdx.x; source < block.ranks(); source += HT_LAYOUT_THREADS) {
+        block.shared.rows[source] = count(source, block.local_experts());
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        uint32_t total = 0;
+        for (uint32_t source = 0; source < block.ranks(); ++source) {
+            params.handle.begins[source] = total;
+            total += block.shared.rows[source];
+        }
+        params.handle.begins[block.ranks()] = total;
+        st_release_sys(reinterpret_cast<uint64_t*>(params.received),
+                       make_packet(params.epoch, total));
+    }
+    for (uint32_t i = threadIdx.x; i < block.local_experts(); i += HT_LAYOUT_THREADS) {
+        uint32_t total = 0;
+        for (uint32_t source = 0; source < block.ranks(); ++source) {
+            total += count(source, i);
+        }
+        params.handle.counts[i] = static_cast<int32_t>(total);
+        if (params.counter != nullptr) {
+            params.counter[i] = static_cast<int32_t>(total);
+        }
+    }
+}
+
+__device__ void run(const HtLayoutParams& params, uint32_t* of_expert) {
+    __shared__ Shared shared;
+    const Block block = {params, shared};
+    if (blockIdx.x == gridDim.x - 1) {
+        listen(block);
+        return;
+    }
+    for (uint32_t peer = blockIdx.x; peer < block.ranks(); peer += gridDim.x - 1) {
+        tell(block, peer, of_expert);
+        __syncthreads();
+    }
+    for (uint32_t rank = threadIdx.x; rank < block.ranks(); rank += HT_LAYOUT_THREADS) {
+        shared.rows[rank] = 0;
+    }
+    __syncthreads();
+    const uint32_t first = min(blockIdx.x * params.block_tokens, block.tokens());
+    const uint32_t last = min(first + params.block_tokens, block.tokens());
+    if (first < last) {
+        count_rows(block, 0, first);
+        number_tokens(block, first, last);
+    }
+}
+
+}  // namespace nccl_ep::ht_layout_impl
+
+extern "C" __global__ void __launch_bounds__(nccl_ep::HT_LAYOUT_THREADS)
+    ht_layout(const __grid_constant__ nccl_ep::HtLayoutParams params) {
+    DYNAMIC_SHARED(uint32_t, of_expert);
+    nccl_ep::ht_layout_impl::run(params, of_expert);
+}

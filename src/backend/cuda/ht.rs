@@ -1,0 +1,269 @@
+//! High-throughput operations: checked operation -> kernel parameters -> launch.
+#![forbid(unsafe_code)]
+
+use crate::backend::cuda::driver;
+use crate::backend::cuda::function;
+use crate::backend::cuda::ht_plan::{DeviceLimits, HandleLayout, HtKind, HtPlan, HtShape};
+use crate::backend::cuda::ht_pool::{Piece, Pool};
+use crate::backend::cuda::kernels::Kernel;
+use crate::backend::cuda::launch::launch;
+use crate::backend::cuda::memory::{Buffer, CudaMemory};
+use crate::backend::cuda::open::Open;
+use crate::backend::cuda::order::Order;
+use crate::backend::cuda::params::{OP_HT_COMBINE, OP_HT_DISPATCH, OP_HT_LAYOUT};
+use crate::backend::cuda::params_ht::{
+    HtCombineParams, HtCommon, HtDispatchParams, HtHandleMemory, HtLayout, HtLayoutParams,
+    HtSequences,
+};
+use crate::backend::{HtBackend, HtRouting};
+use crate::error::{Code, Error, Result};
+use crate::model::dtype::DType;
+use crate::model::ops::{HtCombine, HtDispatch, Routing, Stream};
+use crate::model::tensor::DevPtr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
+
+/// What the HT handles of a group share.
+pub(super) struct HtGroup {
+    open: Arc<Open>,
+    plan: HtPlan,
+    layout: HtLayout,
+    device: DeviceLimits,
+    pool: Pool,
+    order: Order,
+    sequences: Buffer,
+    handles: AtomicU32,
+}
+
+impl HtGroup {
+    /// The HT side of `open`; `layout` says where `plan`'s regions lie in the windows.
+    pub(super) fn new(
+        open: Arc<Open>,
+        memory: &Arc<CudaMemory>,
+        plan: HtPlan,
+        layout: HtLayout,
+    ) -> Result<Self> {
+        let context = Arc::clone(open.module.context());
+        let _entered = context.enter()?;
+        let device = DeviceLimits {
+            multiprocessors: open.multiprocessors,
+            shared_bytes: driver::most_shared_bytes()?,
+        };
+        let kernels = [
+            Kernel::HtDispatch,
+            Kernel::HtCombineBf16,
+            Kernel::HtCombineF16,
+            Kernel::HtCombineF32,
+        ];
+        for kernel in kernels {
+            function::allow_shared_bytes(
+                open.module.function(kernel)?,
+                device.dynamic_shared_bytes(),
+            )?;
+        }
+        Ok(Self {
+            plan,
+            layout,
+            device,
+            pool: Pool::new(&context, memory),
+            order: Order::new(&context)?,
+            sequences: Buffer::zeroed(memory, size_of::<HtSequences>())?,
+            handles: AtomicU32::new(0),
+            open,
+        })
+    }
+
+    /// Memory for a handle with this routing; local, and before the ranks meet, as it may allocate.
+    pub(super) fn prepare(self: &Arc<Self>, wanted: HtRouting) -> Result<CudaHt> {
+        let Routing { tokens, top_k, .. } = wanted.routing;
+        let layout = self.plan.handle(tokens, top_k);
+        Ok(CudaHt {
+            memory: Memory {
+                piece: Some(self.pool.take(layout.bytes)?),
+                group: Arc::clone(self),
+            },
+            layout,
+            routing: wanted.routing,
+            counter: wanted.counter,
+            epoch: 0,
+        })
+    }
+}
+
+/// A piece of the pool, until it is dropped.
+struct Memory {
+    group: Arc<HtGroup>,
+    /// Present until then.
+    piece: Option<Piece>,
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if let Some(piece) = self.piece.take() {
+            self.group.pool.put(piece);
+        }
+    }
+}
+
+/// An HT handle. What its creation found out stays on the device.
+pub(super) struct CudaHt {
+    memory: Memory,
+    layout: HandleLayout,
+    routing: Routing,
+    counter: Option<DevPtr>,
+    epoch: u32,
+}
+
+impl CudaHt {
+    /// Exchanges the routing. All ranks do this, in the same order.
+    pub(super) fn open(mut self, stream: Stream) -> Result<Self> {
+        let group = Arc::clone(&self.memory.group);
+        self.epoch = group
+            .handles
+            .fetch_add(1, Ordering::Relaxed)
+            .wrapping_add(1);
+        let (shape, block_tokens) = group.plan.layout_grid(self.routing.tokens, group.device)?;
+        let params = HtLayoutParams {
+            peers: group.open.peers(),
+            wait: group.open.wait(OP_HT_LAYOUT),
+            layout: group.layout,
+            handle: self.handle_memory()?,
+            topk_idx: self.routing.ids.0 as *const i64,
+            counter: self.counter.unwrap_or_default().0 as *mut i32,
+            received: self.piece()?.received.device(),
+            epoch: self.epoch,
+            block_tokens,
+        };
+        group.order.enqueue(stream, || {
+            launch(&group.open.module, Kernel::HtLayout, shape, &params, stream)
+        })?;
+        Ok(self)
+    }
+
+    fn piece(&self) -> Result<&Piece> {
+        let piece = self.memory.piece.as_ref();
+        piece.ok_or_else(|| Error::internal("an HT handle without memory"))
+    }
+
+    fn handle_memory(&self) -> Result<HtHandleMemory> {
+        let number = |count: usize| {
+            u32::try_from(count).map_err(|_| Error::internal(format!("{count} ids of a token")))
+        };
+        let Routing { tokens, top_k, .. } = self.routing;
+        Ok(self
+            .piece()?
+            .memory(self.layout, number(tokens)?, number(top_k)?))
+    }
+
+    fn common(&self, op: u32, shape: &HtShape) -> Result<HtCommon> {
+        let group = &self.memory.group;
+        Ok(HtCommon {
+            peers: group.open.peers(),
+            wait: group.open.wait(op),
+            layout: group.layout,
+            handle: self.handle_memory()?,
+            sequences: group.sequences.data().0 as *mut HtSequences,
+            shape_word: shape.shape_word,
+            row_bytes: shape.row_bytes,
+            piece_bytes: shape.piece_bytes,
+            tail_bytes: shape.tail_bytes,
+            warp_bytes: shape.warp_bytes,
+            copy_warps: shape.copy_warps,
+            send_blocks: shape.send_blocks,
+        })
+    }
+}
+
+/// A number of rows as kernels take it; they never have more than that.
+fn rows(count: usize) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
+}
+
+impl HtBackend for CudaHt {
+    fn dispatch(&self, op: &HtDispatch, stream: Stream) -> Result<()> {
+        let group = &self.memory.group;
+        let kind = HtKind::Dispatch {
+            forward: op.routing_in.is_some(),
+        };
+        let shape = group
+            .plan
+            .shape(kind, op.row, self.routing.top_k, group.device)?;
+        let (ids, weights) = addresses(op.routing_in.map(|it| (it.ids, it.weights)));
+        let (out_ids, out_weights) = addresses(op.routing_out.map(|it| (it.ids, it.weights)));
+        let params = HtDispatchParams {
+            common: self.common(OP_HT_DISPATCH, &shape)?,
+            tokens: op.tokens.0 as *const u8,
+            topk_idx: ids as *const i64,
+            weights: weights as *const f32,
+            out: op.out.map_or(0, |out| out.data.0) as *mut u8,
+            out_idx: out_ids as *mut i64,
+            out_weights: out_weights as *mut f32,
+            counter: op.counter.unwrap_or_default().0 as *mut i32,
+            out_rows: op.out.map_or(0, |out| rows(out.rows)),
+            routing_rows: op.routing_out.map_or(0, |out| rows(out.rows)),
+        };
+        let module = &group.open.module;
+        group.order.enqueue(stream, || {
+            launch(module, Kernel::HtDispatch, shape.launch, &params, stream)
+        })
+    }
+
+    fn combine(&self, op: &HtCombine, stream: Stream) -> Result<()> {
+        let group = &self.memory.group;
+        let columns = op.gradients.map_or(0, |gradients| gradients.top_k);
+        let kind = HtKind::Combine { columns };
+        let shape = group
+            .plan
+            .shape(kind, op.row, self.routing.top_k, group.device)?;
+        let (gradients, out_gradients) = addresses(op.gradients.map(|it| (it.input, it.output)));
+        let params = HtCombineParams {
+            common: self.common(OP_HT_COMBINE, &shape)?,
+            rows: op.expert_rows.data.0 as *const u8,
+            gradients: gradients as *const f32,
+            out: op.out.0 as *mut u8,
+            out_gradients: out_gradients as *mut f32,
+            in_rows: rows(op.expert_rows.rows),
+            columns: rows(columns),
+        };
+        let kernel = match op.row.dtype {
+            DType::Bfloat16 => Kernel::HtCombineBf16,
+            DType::Float16 => Kernel::HtCombineF16,
+            DType::Float32 => Kernel::HtCombineF32,
+            other => return Err(Error::internal(format!("no combine kernel for {other}"))),
+        };
+        let module = &group.open.module;
+        group.order.enqueue(stream, || {
+            launch(module, kernel, shape.launch, &params, stream)
+        })
+    }
+
+    /// Waits for the kernel that finds it out, if need be.
+    fn num_recv_tokens(&self) -> Result<usize> {
+        let faults = &self.memory.group.open.faults;
+        let page = &self.piece()?.received;
+        let start = Instant::now();
+        loop {
+            // One 8-byte word on the device's side: the number is valid once the epoch is there.
+            let seen = page.read(0).filter(|seen| seen.epoch == self.epoch);
+            if seen.is_some() {
+                let received = page.read(0).map_or(0, |received| received.rows);
+                return Ok(received as usize);
+            }
+            if let Some(fault) = faults.error() {
+                return Err(fault);
+            }
+            // The kernel's own deadline comes first, if the kernel runs at all.
+            if start.elapsed() > 2 * faults.timeout() {
+                let text = "the handle's routing was not exchanged in time";
+                return Err(Error::new(Code::RemoteError, text));
+            }
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// Two addresses, NULL where nothing is given.
+fn addresses(given: Option<(DevPtr, DevPtr)>) -> (usize, usize) {
+    given.map_or((0, 0), |(first, second)| (first.0, second.0))
+}

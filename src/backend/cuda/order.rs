@@ -1,0 +1,56 @@
+//! The order of a group's HT operations on the device, whatever their streams.
+//!
+//! Operations of a group use the same sequences, and two of them at once might not fit on the device
+//! together: so each begins after the one before. On one stream that costs nothing.
+#![forbid(unsafe_code)]
+
+use crate::backend::cuda::context::Context;
+use crate::backend::cuda::event::{Event, is_capturing};
+use crate::error::Result;
+use crate::model::ops::Stream;
+use parking_lot::Mutex;
+use std::sync::Arc;
+
+/// Where the last operation was enqueued.
+pub(super) struct Order {
+    context: Arc<Context>,
+    last: Mutex<Last>,
+}
+
+struct Last {
+    stream: Option<Stream>,
+    done: Event,
+}
+
+impl Order {
+    /// Nothing has been enqueued.
+    pub(super) fn new(context: &Arc<Context>) -> Result<Self> {
+        Ok(Self {
+            context: Arc::clone(context),
+            last: Mutex::new(Last {
+                stream: None,
+                done: Event::new(context)?,
+            }),
+        })
+    }
+
+    /// Enqueues an operation on `stream` by `launch`. Where a graph is captured the caller orders the
+    /// graph's launches.
+    pub(super) fn enqueue(
+        &self,
+        stream: Stream,
+        launch: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let _entered = self.context.enter()?;
+        let mut last = self.last.lock();
+        if is_capturing(stream)? {
+            return launch();
+        }
+        if last.stream.is_some_and(|other| other != stream) {
+            last.done.hold(stream)?;
+        }
+        launch()?;
+        last.stream = Some(stream);
+        last.done.record(stream)
+    }
+}

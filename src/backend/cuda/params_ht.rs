@@ -1,0 +1,190 @@
+//! What the high-throughput kernels are told; the second part of `params`, and under the same rules.
+#![forbid(unsafe_code)]
+
+use crate::backend::cuda::params::{MAX_PEERS, PeerTable, WaitParams};
+
+/// Most experts that a token can name in HT: one lane of a warp for each.
+pub const HT_MAX_TOP_K: u32 = 32;
+/// Threads of a block of `ht_layout`.
+pub const HT_LAYOUT_THREADS: u32 = 512;
+/// Most threads of a block of `ht_dispatch`, in whole warps.
+pub const HT_DISPATCH_THREADS: u32 = 768;
+/// Most threads of a block of `ht_combine_bf16` and its siblings, in whole warps.
+pub const HT_COMBINE_THREADS: u32 = 512;
+/// Zeros that a dispatch block keeps in shared memory, in front of the warps' parts.
+pub const HT_ZERO_BYTES: u32 = 4096;
+/// Bit of `HtCommon::shape_word`: a combine, else a dispatch.
+pub const HT_SHAPE_COMBINE: u32 = 0x8000_0000;
+/// Shift, in `HtCommon::shape_word`, of the columns of gradients per row (combine), or of 1 where ids
+/// and weights travel too (dispatch); below it is the number of 16-byte units of a row.
+pub const HT_SHAPE_COLUMNS_SHIFT: u32 = 24;
+
+/// Offsets in every rank's window; equal on all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct HtLayout {
+    /// u64 packets `[2][ranks][local_experts + 1]`, by parity of the handle's epoch.
+    pub counts: u64,
+    /// u64 packets `[ranks][depth]`: which row of the source's sequence a slot holds.
+    pub arrivals: u64,
+    /// u32 `[ranks][depth]`: how far the destination has emptied the slots that this rank fills.
+    pub credits: u64,
+    /// `[ranks][depth]` slots, by source.
+    pub slots: u64,
+    /// Bytes of a slot: a row, then `HT_MAX_TOP_K` times 8 bytes.
+    pub slot_bytes: u64,
+    /// Slots of each ordered pair of ranks; a power of two.
+    pub depth: u32,
+    /// Experts per rank.
+    pub local_experts: u32,
+}
+
+/// Where one of a token's experts is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct HtEntry {
+    /// Its global id; negative past the last one.
+    pub expert: i32,
+    /// The token's number among those that go from its rank to this expert's.
+    pub place: u32,
+}
+
+/// Device memory of an HT handle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct HtHandleMemory {
+    /// `[tokens][top_k]`: each token's experts, ascending, without repetition.
+    pub entries: *mut HtEntry,
+    /// `[ranks + 1]`: this rank's first row of each source, then the number of rows.
+    pub begins: *mut u32,
+    /// `[ranks]`: rows that go from this rank to each, itself included.
+    pub departures: *mut u32,
+    /// `[local_experts]`: received rows per expert.
+    pub counts: *mut i32,
+    /// This rank's tokens.
+    pub tokens: u32,
+    /// Ids per token.
+    pub top_k: u32,
+}
+
+/// What `ht_layout` tells the host, in host memory that the device maps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct HtReceived {
+    /// Rows that this rank receives.
+    pub rows: u32,
+    /// The handle's epoch, once `rows` is valid.
+    pub epoch: u32,
+}
+
+/// Parameters of `ht_layout`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtLayoutParams {
+    /// Where the ranks' windows are.
+    pub peers: PeerTable,
+    /// Deadline and report.
+    pub wait: WaitParams,
+    /// Where things lie in them.
+    pub layout: HtLayout,
+    /// What is to be filled.
+    pub handle: HtHandleMemory,
+    /// `[tokens][top_k]`.
+    pub topk_idx: *const i64,
+    /// `[local_experts]`, or NULL.
+    pub counter: *mut i32,
+    /// For the host.
+    pub received: *mut HtReceived,
+    /// Handles of the group so far, this one included.
+    pub epoch: u32,
+    /// Tokens that one block numbers.
+    pub block_tokens: u32,
+}
+
+/// Device memory of a group, zero at first: how far the sequences of rows have come.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtSequences {
+    /// Rows sent to each rank by all operations so far.
+    pub sent: [u32; MAX_PEERS],
+    /// Rows received from each rank.
+    pub received: [u32; MAX_PEERS],
+    /// Blocks that have read the sequences.
+    pub blocks_started: u32,
+}
+
+/// What `ht_dispatch` and `ht_combine` are told.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtCommon {
+    /// Where the ranks' windows are.
+    pub peers: PeerTable,
+    /// Deadline and report.
+    pub wait: WaitParams,
+    /// Where things lie in them.
+    pub layout: HtLayout,
+    /// The handle's memory.
+    pub handle: HtHandleMemory,
+    /// The group's sequences.
+    pub sequences: *mut HtSequences,
+    /// What the ranks must agree on, told with every row.
+    pub shape_word: u32,
+    /// Bytes per row.
+    pub row_bytes: u32,
+    /// A row passes through shared memory in pieces of so many bytes.
+    pub piece_bytes: u32,
+    /// Bytes that follow a row in its slot, a multiple of 16.
+    pub tail_bytes: u32,
+    /// Shared memory of a warp: a piece, then tails; at its end a list of announcements.
+    pub warp_bytes: u32,
+    /// Warps of a block that have such memory; at least one warp has none.
+    pub copy_warps: u32,
+    /// The first `send_blocks` of the grid send; the others receive.
+    pub send_blocks: u32,
+}
+
+/// Parameters of `ht_dispatch`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtDispatchParams {
+    /// What both kernels are told.
+    pub common: HtCommon,
+    /// `[tokens]` rows.
+    pub tokens: *const u8,
+    /// `[tokens][top_k]`, or NULL: tokens only.
+    pub topk_idx: *const i64,
+    /// `[tokens][top_k]`, or NULL.
+    pub weights: *const f32,
+    /// `[out_rows]` rows, or NULL.
+    pub out: *mut u8,
+    /// `[routing_rows][top_k]`: local ids, or NULL.
+    pub out_idx: *mut i64,
+    /// `[routing_rows][top_k]`, or NULL.
+    pub out_weights: *mut f32,
+    /// `[local_experts]`, or NULL.
+    pub counter: *mut i32,
+    /// Rows of `out`.
+    pub out_rows: u32,
+    /// Rows of `out_idx` and `out_weights`.
+    pub routing_rows: u32,
+}
+
+/// Parameters of `ht_combine_bf16` and its siblings.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtCombineParams {
+    /// What both kernels are told.
+    pub common: HtCommon,
+    /// `[in_rows]` rows, in the order of dispatch.
+    pub rows: *const u8,
+    /// `[in_rows][columns]`, or NULL.
+    pub gradients: *const f32,
+    /// `[tokens]` rows.
+    pub out: *mut u8,
+    /// `[tokens][columns]`.
+    pub out_gradients: *mut f32,
+    /// Rows of `rows`.
+    pub in_rows: u32,
+    /// Columns of both gradients.
+    pub columns: u32,
+}

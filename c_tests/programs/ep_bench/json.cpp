@@ -138,6 +138,7 @@ std::string ConfigJson(const Options& options, int ranks) {
                    {"top_k", std::to_string(options.top_k)},
                    {"experts", std::to_string(options.experts)},
                    {"masked", options.low_latency() ? std::to_string(options.masked) : "0"},
+                   {"routing", Text(options.routes_by_scores() ? "scores" : "consecutive")},
                    {"dtype", Text("bfloat16")},
                    {"warmup", std::to_string(options.warmup)},
                    {"iterations", std::to_string(options.iterations)},

@@ -36,8 +36,8 @@ Wrong ValidateAll(const EpEnv& env, const Options& options, const Routing& routi
 
 Result RunOne(EpEnv* env, const Options& options, unsigned tokens) {
     const Shape shape = {static_cast<unsigned>(env->size), tokens, options.top_k, options.experts,
-                         options.masked};
-    const Routing routing(shape, static_cast<unsigned>(env->rank), options.low_latency());
+                         options.low_latency() ? options.masked : 0};
+    const Routing routing(shape, static_cast<unsigned>(env->rank), options.routes_by_scores());
     Session session(env, options, routing);
     WarmUp(*env, options, &session);
     // After the warm-up, because what loads at its first use may not be loaded during a capture.

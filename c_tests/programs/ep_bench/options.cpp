@@ -20,6 +20,7 @@ const char kUsage[] =
     "  -k, --top-k N            experts of a token (8)\n"
     "  -e, --experts N          experts in all, a multiple of the number of ranks (256)\n"
     "      --masked N           entries of each rank that lose their expert (ll, 10)\n"
+    "      --random-routing     the top-k of random scores in ht, too, instead of consecutive experts\n"
     "  -w, --warmup N           iterations before the measurement (10)\n"
     "  -i, --iters N            measured iterations; the first is dropped (50)\n"
     "  -p, --profile            profiler start and stop, and a named range for each operation\n"
@@ -42,6 +43,7 @@ constexpr int kJson = 257;
 constexpr int kUseCudaGraph = 258;
 constexpr int kGraphOps = 259;
 constexpr int kMasked = 260;
+constexpr int kRandomRouting = 261;
 constexpr char kLetters[] = "a:t:d:k:e:w:i:pnfVMh";
 const option kLongOptions[] = {{"algorithm", required_argument, nullptr, 'a'},
                                {"tokens", required_argument, nullptr, 't'},
@@ -50,6 +52,7 @@ const option kLongOptions[] = {{"algorithm", required_argument, nullptr, 'a'},
                                {"top-k", required_argument, nullptr, 'k'},
                                {"experts", required_argument, nullptr, 'e'},
                                {"masked", required_argument, nullptr, kMasked},
+                               {"random-routing", no_argument, nullptr, kRandomRouting},
                                {"warmup", required_argument, nullptr, 'w'},
                                {"iters", required_argument, nullptr, 'i'},
                                {"profile", no_argument, nullptr, 'p'},
@@ -133,6 +136,9 @@ void ReadSwitch(int letter, ParsedOptions* parsed) {
             break;
         case 'M':
             options.dynamic_tokens = true;
+            break;
+        case kRandomRouting:
+            options.random_routing = true;
             break;
         case kUseCudaGraph:
             options.use_cuda_graph = true;

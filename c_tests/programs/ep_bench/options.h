@@ -1,5 +1,5 @@
 // The command line of ep_bench. Names, letters and defaults are those of the reference's program of
-// this name; --sweep, --masked, --use-cuda-graph, --graph-ops and --json are ours.
+// this name; --sweep, --masked, --random-routing, --use-cuda-graph, --graph-ops and --json are ours.
 #ifndef C_TESTS_PROGRAMS_EP_BENCH_OPTIONS_H_
 #define C_TESTS_PROGRAMS_EP_BENCH_OPTIONS_H_
 
@@ -17,6 +17,7 @@ struct Options {
     unsigned top_k = 8;
     unsigned experts = 256;
     unsigned masked = 10;
+    bool random_routing = false;
     unsigned warmup = 10;
     unsigned iterations = 50;
     bool profile = false;
@@ -29,6 +30,8 @@ struct Options {
     std::string json_file;  // empty: none
     std::string reduced;    // which defaults were reduced, because there is no GPU; empty: none
 
+    // Whether ids are the top-k of random scores, else consecutive.
+    bool routes_by_scores() const { return low_latency() || random_routing; }
     bool low_latency() const { return algorithm == NCCL_EP_ALGO_LOW_LATENCY; }
 };
 

@@ -1,6 +1,6 @@
 // The two routings of ep_bench. Low latency: the top-k of random scores, with some entries masked.
-// High throughput: consecutive experts from a random first one. Generators and seeds are the
-// documented ones.
+// High throughput: consecutive experts from a random first one, or as low latency if that is asked
+// for. Generators and seeds are the documented ones.
 #include "programs/ep_bench/routing.h"
 
 #include <mpi.h>
@@ -54,9 +54,9 @@ std::vector<int64_t> DrawConsecutive(const Shape& shape, unsigned rank) {
 
 }  // namespace
 
-Routing::Routing(const Shape& shape, unsigned rank, bool low_latency) : shape_(shape), rank_(rank) {
+Routing::Routing(const Shape& shape, unsigned rank, bool by_scores) : shape_(shape), rank_(rank) {
     const std::vector<int64_t> mine =
-        low_latency ? DrawTopScores(shape, rank) : DrawConsecutive(shape, rank);
+        by_scores ? DrawTopScores(shape, rank) : DrawConsecutive(shape, rank);
     ids_.resize(mine.size() * shape.ranks);
     const int count = static_cast<int>(mine.size());
     MPI_Allgather(mine.data(), count, MPI_INT64_T, ids_.data(), count, MPI_INT64_T, MPI_COMM_WORLD);

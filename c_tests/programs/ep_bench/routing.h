@@ -28,7 +28,7 @@ class Routing {
    public:
     // Collective: each rank draws its own ids, with the reference's
     // generators and seeds, and gets all others'.
-    Routing(const Shape& shape, unsigned rank, bool low_latency);
+    Routing(const Shape& shape, unsigned rank, bool by_scores);
 
     const Shape& shape() const { return shape_; }
     unsigned rank() const { return rank_; }

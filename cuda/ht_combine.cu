@@ -98,7 +98,7 @@ __device__ void send_rows(const Block& block, Carrier& carrier, Mailbox& mailbox
         return look_for_place(block.ring, home, pairs.sent[home] + index);
     };
     const auto wait_and_claim = [&] {
-        return claim(block.common.wait, WAIT_PLACE, block.shared.claims, pairs.to_send,
+        return claim(block.common.wait, {WAIT_PLACE, kNoPeer, pairs.operation}, block.shared.claims, pairs.to_send,
                      block.senders, block.ranks(), look, [] {});
     };
     Claimed claimed = wait_and_claim();
@@ -157,8 +157,9 @@ __device__ __forceinline__ bool wait_for_parts(const Block& block, const TokenEn
     if (part.is_remote) {
         const uint32_t rank = entries.rank;
         const uint64_t* at = block.ring.arrival(block.rank(), rank, part.sequence);
-        const Arrival arrival = wait_for_epoch_or_later(
-            block.common.wait, at, {WAIT_STREAMED_ROW, rank, part.sequence + 1});
+        const Arrival arrival = wait_for_row(
+            block.common.wait, at, part.sequence,
+            {WAIT_STREAMED_ROW, rank, block.shared.pairs.operation});
         ok = arrival.ok && arrival.data == block.common.shape_word;
         if (arrival.ok && !ok) {
             fail_for_shape(block.common, rank, arrival.data);

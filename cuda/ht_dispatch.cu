@@ -124,9 +124,8 @@ __device__ __forceinline__ bool wait_for_places(const Block& block, const Outgoi
     if (outgoing.goes_to_peer(block)) {
         const uint32_t peer = outgoing.entries.rank;
         const uint32_t sequence = outgoing.sequence(block);
-        const uint32_t expected = sequence + 1 - block.common.layout.depth;
-        const uint32_t* credit = block.ring.credit(block.rank(), peer, sequence);
-        ok = wait_for_flag(block.common.wait, credit, {WAIT_PLACE, peer, expected});
+        ok = wait_for_place(block.ring, peer, sequence,
+                            {WAIT_PLACE, peer, block.shared.pairs.operation});
     }
     return __ballot_sync(kAllLanes, ok) == kAllLanes;
 }
@@ -284,8 +283,8 @@ __device__ void receive_rows(const Block& block, Carrier& carrier) {
     bool has_local_work = true;
     const auto idle = [&] { has_local_work = has_local_work && work_locally(block, carrier); };
     for (;;) {
-        const Claimed claimed = claim(common.wait, WAIT_STREAMED_ROW, block.shared.claims,
-                                      pairs.to_receive, block.receivers, block.ranks(), look, idle);
+        const Claimed claimed = claim(common.wait, {WAIT_STREAMED_ROW, kNoPeer, pairs.operation},
+                                      block.shared.claims, pairs.to_receive, block.receivers, block.ranks(), look, idle);
         if (claimed.peer == kNoPeer) {
             break;
         }

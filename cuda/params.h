@@ -415,7 +415,9 @@ struct HtSequences {
     uint32_t sent[MAX_PEERS];
     /// Rows received from each rank.
     uint32_t received[MAX_PEERS];
-    /// Blocks that have read the sequences.
+    /// Operations so far.
+    uint32_t operations;
+    /// Blocks that have read all this.
     uint32_t blocks_started;
 };
 
@@ -508,7 +510,7 @@ static_assert(sizeof(nccl_ep::HtEntry) == 8, "HtEntry as in Rust");
 static_assert(sizeof(nccl_ep::HtHandleMemory) == 40, "HtHandleMemory as in Rust");
 static_assert(sizeof(nccl_ep::HtReceived) == 8, "HtReceived as in Rust");
 static_assert(sizeof(nccl_ep::HtLayoutParams) == 736, "HtLayoutParams as in Rust");
-static_assert(sizeof(nccl_ep::HtSequences) == 580, "HtSequences as in Rust");
+static_assert(sizeof(nccl_ep::HtSequences) == 584, "HtSequences as in Rust");
 static_assert(sizeof(nccl_ep::HtCommon) == 744, "HtCommon as in Rust");
 static_assert(sizeof(nccl_ep::HtDispatchParams) == 808, "HtDispatchParams as in Rust");
 static_assert(sizeof(nccl_ep::HtCombineParams) == 784, "HtCombineParams as in Rust");

@@ -46,6 +46,8 @@ struct HtPairs {
     // The first row of each source among those that this rank receives in dispatch, and their number.
     uint32_t begins[MAX_PEERS];
     uint32_t total;
+    // The number of this operation in the group, for reports.
+    uint32_t operation;
     uint32_t is_last_block;
 };
 
@@ -68,11 +70,15 @@ __device__ inline void begin_operation(const HtCommon& common, bool is_combine, 
     __syncthreads();
     if (threadIdx.x == 0) {
         pairs.total = handle.begins[common.peers.ranks];
+        pairs.operation = ld_relaxed_gpu(&sequences->operations) + 1;
         pairs.is_last_block =
             inc_acq_rel_gpu(&sequences->blocks_started, gridDim.x - 1) == gridDim.x - 1;
     }
     __syncthreads();
     if (pairs.is_last_block != 0) {
+        if (threadIdx.x == 0) {
+            st_relaxed_gpu(&sequences->operations, pairs.operation);
+        }
         for (uint32_t peer = threadIdx.x; peer < common.peers.ranks; peer += blockDim.x) {
             st_relaxed_gpu(&sequences->sent[peer], pairs.sent[peer] + pairs.to_send[peer]);
             st_relaxed_gpu(&sequences->received[peer],
@@ -131,6 +137,24 @@ __device__ __forceinline__ Arrival look_for_place(const Ring& ring, uint32_t pee
                                                   uint32_t sequence) {
     const uint32_t credit = ld_acquire_sys(ring.credit(ring.common.peers.rank, peer, sequence));
     return {is_or_follows(credit, sequence + 1 - ring.common.layout.depth), 0};
+}
+
+// The same as waits of one lane: `awaited` names the operation, not the row.
+__device__ __forceinline__ Arrival wait_for_row(const WaitParams& wait, const uint64_t* arrival,
+                                                uint32_t sequence, const Awaited& awaited) {
+    return wait_until(
+        wait, awaited, [arrival] { return ld_acquire_sys(arrival); },
+        [&](uint32_t arrived) { return is_or_follows(arrived, sequence + 1); });
+}
+
+__device__ __forceinline__ bool wait_for_place(const Ring& ring, uint32_t peer, uint32_t sequence,
+                                               const Awaited& awaited) {
+    const WaitParams& wait = ring.common.wait;
+    return wait_until(
+               wait, awaited,
+               [&] { return make_packet(look_for_place(ring, peer, sequence).ok ? 1 : 0, 0); },
+               [](uint32_t is_free) { return is_free != 0; })
+        .ok;
 }
 
 // One thread: the operation cannot be carried out here, FAULT_...; `peer` has to do with it.
@@ -206,13 +230,12 @@ __device__ __forceinline__ Claimed try_claim(Claims& claims, const uint32_t* cou
 }
 
 // Takes a row, waiting until one is ready; kNoPeer when none is left or the operation has failed.
-// `idle` is called between two looks.
+// `idle` is called between two looks; `awaited` lacks only the peer.
 template <typename Ready, typename Idle>
-__device__ __forceinline__ Claimed claim(const WaitParams& wait, uint32_t what, Claims& claims,
+__device__ __forceinline__ Claimed claim(const WaitParams& wait, Awaited awaited, Claims& claims,
                                          const uint32_t* counts, const Share& share, uint32_t ranks,
                                          Ready ready, Idle idle) {
     Claimed claimed;
-    Awaited awaited = {what, 0, 0};
     const auto look = [&] {
         claimed = try_claim(claims, counts, share, ranks, ready);
         if (claimed.peer != kNoPeer || claimed.left == kNoPeer) {

@@ -76,8 +76,12 @@ impl FaultPage {
         };
         let peer = report.peer;
         let awaited = match report.what {
-            WAIT_STREAMED_ROW => format!("a row from rank {peer}"),
-            WAIT_PLACE => format!("a free place for a row to rank {peer}"),
+            WAIT_STREAMED_ROW | WAIT_PLACE => format!(
+                "{} of operation {} of rank {peer}, whose last one is {} or not complete",
+                what_name(report.what),
+                report.expected,
+                report.expected.wrapping_sub(1)
+            ),
             what if report.state == FAULT_PEER_FAILED => {
                 format!("{} of rank {peer}", what_name(what))
             }
@@ -172,6 +176,8 @@ fn what_name(what: u32) -> &'static str {
         WAIT_WEIGHT => "the weights",
         WAIT_BEGIN => "the begin",
         WAIT_ACK => "the release",
+        WAIT_PLACE => "a free place for a row",
+        WAIT_STREAMED_ROW => "a row",
         _ => "something",
     }
 }

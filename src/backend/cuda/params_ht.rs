@@ -109,7 +109,9 @@ pub struct HtSequences {
     pub sent: [u32; MAX_PEERS],
     /// Rows received from each rank.
     pub received: [u32; MAX_PEERS],
-    /// Blocks that have read the sequences.
+    /// Operations so far.
+    pub operations: u32,
+    /// Blocks that have read all this.
     pub blocks_started: u32,
 }
 

@@ -11,7 +11,7 @@ ARGS        ?=
 env := . scripts/env.sh;
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-tests setup-gpu-tests lib header programs run check test sanitize gpu-programs gpu-test \
+.PHONY: help setup setup-tests setup-gpu-tests lib header programs simt-programs run check test sanitize gpu-programs gpu-test \
         gpu-package gpu-bench install wheel clean
 
 help: ## Print this list
@@ -35,6 +35,9 @@ header: setup ## Write the generated headers anew from the Rust sources
 
 programs: lib ## Build the C programs for this machine without GPU
 	@$(env) $(MAKE) -C c_tests host EP_LIBDIR=$$NCCL_EP_TARGET/release OUT=$$NCCL_EP_TARGET/c
+
+simt-programs: programs ## Build the C programs with the GPU kernels on the CPU
+	@$(env) $(MAKE) -C c_tests simt EP_LIBDIR=$$NCCL_EP_TARGET/release OUT=$$NCCL_EP_TARGET/c
 
 run: setup ## Run an MoE layer and a short benchmark, on GPUs if there are any
 	@scripts/demo.sh

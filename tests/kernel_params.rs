@@ -155,6 +155,13 @@ fn rust_knows_exactly_the_kernels_that_exist() {
 }
 
 #[test]
+fn the_c_programs_send_the_word_that_means_not_arrived() {
+    let source = fs::read_to_string(root().join("c_tests/reference/rows.h")).unwrap();
+    let defined = format!("#define kRefMark {:#x}u", params::LL_MARK);
+    assert!(source.contains(&defined), "{defined}");
+}
+
+#[test]
 fn kernels_are_listed_in_the_order_of_their_numbers() {
     for (index, kernel) in Kernel::ALL.into_iter().enumerate() {
         assert_eq!(kernel as usize, index);

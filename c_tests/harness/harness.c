@@ -116,7 +116,10 @@ int ep_main(int argc, char** argv, const EpCase* cases, size_t num_cases) {
     return ep_finish(&env);
 }
 
-bool ep_on_hostsim(void) { return dlsym(RTLD_DEFAULT, "ncclEpHostsimAbi") != NULL; }
+bool ep_on_hostsim(void) {
+    return dlsym(RTLD_DEFAULT, "ncclEpHostsimAbi") != NULL ||
+           dlsym(RTLD_DEFAULT, "ncclEpSimt") != NULL;
+}
 
 void ep_sync(const EpEnv* env) { EP_CHECK_CUDA(cudaStreamSynchronize(env->stream)); }
 

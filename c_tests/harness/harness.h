@@ -58,8 +58,8 @@ typedef struct {
 #define EP_CASE_HT(function) {#function, function, true}
 int ep_main(int argc, char** argv, const EpCase* cases, size_t num_cases);
 
-// True when the CPU stand-ins of the CUDA runtime and of NCCL are
-// loaded instead of the real libraries.
+// True when the CPU stand-ins of the CUDA runtime and of NCCL are loaded instead of the real
+// libraries, with or without the kernels (simt/).
 bool ep_on_hostsim(void);
 
 // Whether groups of this backend can be used in high throughput. Collective at the first call; the

@@ -7,8 +7,8 @@
 static unsigned rank_of(const HtRun* run) { return (unsigned)run->env->rank; }
 static unsigned my_tokens(const HtRun* run) { return run->routing->num_tokens[rank_of(run)]; }
 
-static RefRows next_rows(HtRun* run) {
-    const RefRows rows = {run->shape.datatype, run->shape.hidden, ++run->seed};
+static RefRows next_rows(HtRun* run, bool any_bits) {
+    const RefRows rows = {run->shape.datatype, run->shape.hidden, ++run->seed, any_bits};
     return rows;
 }
 
@@ -23,7 +23,7 @@ void ht_run_give(HtRun* run, RefRouting* given) {
 }
 
 void ht_prepare_dispatch(HtRun* run) {
-    run->tokens = next_rows(run);
+    run->tokens = next_rows(run, true);  // dispatch only moves them
     unsigned char* host = ref_host_new(run->tokens_in.bytes);
     for (unsigned token = 0; token < my_tokens(run); ++token) {
         ref_row_fill(&run->tokens, ref_row_of(rank_of(run), token),
@@ -114,7 +114,7 @@ bool ht_check_dispatch(HtRun* run) {
 }
 
 void ht_prepare_combine(HtRun* run) {
-    run->results = next_rows(run);
+    run->results = next_rows(run, false);
     // What is in unused rows, and in columns without an expert, must not show in any sum.
     unsigned char* host = ref_host_poison(run->results_in.bytes);
     float* gradients = ref_host_poison(run->gradients_in.bytes);

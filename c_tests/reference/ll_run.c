@@ -92,13 +92,13 @@ void ll_run_mask(LlRun* run, unsigned every) {
     upload_routing(run);
 }
 
-static RefRows next_rows(LlRun* run) {
-    const RefRows rows = {run->shape.datatype, run->shape.hidden, ++run->seed};
+static RefRows next_rows(LlRun* run, bool any_bits) {
+    const RefRows rows = {run->shape.datatype, run->shape.hidden, ++run->seed, any_bits};
     return rows;
 }
 
 void ll_prepare_dispatch(LlRun* run) {
-    run->tokens = next_rows(run);
+    run->tokens = next_rows(run, true);  // dispatch only moves them
     const unsigned rank = (unsigned)run->env->rank;
     unsigned char* host = ref_host_new(run->tokens_in.bytes);
     for (unsigned token = 0; token < my_tokens(run); ++token) {
@@ -168,7 +168,7 @@ bool ll_check_dispatch(LlRun* run) {
 }
 
 void ll_prepare_combine(LlRun* run) {
-    run->results = next_rows(run);
+    run->results = next_rows(run, false);
     ref_routing_new_weights(run->now, run->seed);
     upload_routing(run);
     const unsigned rank = (unsigned)run->env->rank;

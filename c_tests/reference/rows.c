@@ -42,6 +42,12 @@ static uint32_t f32_element(uint32_t random) {
     return sign | (exponent << 23) | mantissa;
 }
 
+// In one row of four, one word.
+static void plant_mark(uint64_t random, unsigned char* row, size_t bytes) {
+    const uint32_t mark = kRefMark;
+    if (random % 4 == 0) memcpy(row + random / 4 % (bytes / 4) * 4, &mark, sizeof(mark));
+}
+
 void ref_row_fill(const RefRows* rows, uint64_t index, void* out) {
     uint64_t state = ep_mix(rows->seed, index, 0);
     unsigned char* to = out;
@@ -60,6 +66,7 @@ void ref_row_fill(const RefRows* rows, uint64_t index, void* out) {
         const void* from = rows->datatype == ncclFloat32 ? (const void*)large : (const void*)small;
         memcpy(to + done, from, part);
     }
+    if (rows->any_bits) plant_mark(ep_random(&state), to, bytes);
 }
 
 float ref_weight(uint64_t seed, unsigned rank, size_t index) {

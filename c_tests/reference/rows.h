@@ -16,11 +16,16 @@ typedef struct {
     ncclDataType_t datatype;  // bfloat16, float16 or float32
     unsigned hidden;          // elements of a row
     uint64_t seed;
+    bool any_bits;  // not numbers only: some words are kRefMark
 } RefRows;
+
+// A word by which the low-latency kernels know that a row has not arrived (LL_MARK). Rows may
+// contain it nevertheless.
+#define kRefMark 0xffe7ff93u
 
 size_t ref_row_bytes(const RefRows* rows);
 
-// Writes row `index`, finite numbers only, to `out`.
+// Writes row `index` to `out`: finite numbers, unless any bits are wanted.
 void ref_row_fill(const RefRows* rows, uint64_t index, void* out);
 
 // The number of a row that belongs to `row` of `rank`.

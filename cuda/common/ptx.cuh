@@ -3,14 +3,13 @@
 // Kernels contain none, so that what a kernel relies on can be read here in one place, and so that
 // a CPU stand-in needs to replace this header only. "sys" reaches other GPUs and the host, "gpu"
 // this GPU alone, "cta" this block. Nothing here knows what the bytes mean.
-#pragma once
+#ifndef NCCL_EP_PTX_CUH  // by name, as the stand-in (c_tests/simt/ptx_cpu.h) defines it too
+#define NCCL_EP_PTX_CUH
 
 #include <cstdint>
 
-#ifndef DYNAMIC_SHARED
-// The block's dynamic shared memory; a CPU stand-in defines its own.
+// The block's dynamic shared memory.
 #define DYNAMIC_SHARED(type, name) extern __shared__ __align__(128) type name[]
-#endif
 
 namespace nccl_ep {
 
@@ -289,3 +288,4 @@ __device__ __forceinline__ void shared_spin_hint() {}
 
 }  // namespace nccl_ep
 
+#endif  // NCCL_EP_PTX_CUH

@@ -6,7 +6,7 @@ packages; the C programs, which take the most time, come from programs.py.
 
 from __future__ import annotations
 
-from testing import abi_checks, counts, programs, python_steps
+from testing import abi_checks, counts, programs, python_steps, simt
 from testing.step import ROOT, Places, Step
 
 
@@ -20,6 +20,7 @@ def all_steps(places: Places) -> list[Step]:
         *abi_checks.steps(places),
         *_packages(places),
         *programs.host_steps(places),
+        *simt.steps(places),
         Step("bench/self-test", ("python3", "bench/selftest.py"), counts.closing_line,
              ("build/programs",), environment=(("NCCLEP_HOSTSIM_WITH_GPU", "1"),)),
         *python_steps.host_steps(places),

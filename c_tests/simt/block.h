@@ -1,0 +1,138 @@
+// One block of a grid, on one OS thread: its threads are fibers that run in random order and take
+// turns only where threads of a GPU may notice each other: at barriers, warp operations, atomic
+// operations and in polling loops.
+//
+// What a kernel must not do is refused (failure.h): a barrier or warp operation that not everyone
+// joins, lanes that meet in different operations, a wait that nobody can end.
+#ifndef C_TESTS_SIMT_BLOCK_H_
+#define C_TESTS_SIMT_BLOCK_H_
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "bulk.h"
+#include "fiber.h"
+#include "random.h"
+#include "stores.h"
+
+namespace simt {
+
+struct Dim3 {
+    uint32_t x, y, z;
+};
+
+constexpr uint32_t kLanes = 32;
+constexpr uint32_t kNamedBarriers = 16;
+
+// What a grid is launched with.
+struct Grid {
+    uint32_t blocks;
+    uint32_t threads;
+    uint32_t shared_bytes;
+    uint64_t seed;
+    std::chrono::steady_clock::time_point deadline;
+};
+
+// One fiber per thread. They outlive a block: mapping stacks takes longer than a small kernel.
+using Fibers = std::vector<std::unique_ptr<Fiber>>;
+
+class Block {
+   public:
+    Block(const Grid& grid, uint32_t index, uint8_t* dynamic_shared, Fibers& fibers);
+    ~Block();
+    Block(const Block&) = delete;
+    Block& operator=(const Block&) = delete;
+
+    // Runs `kernel` once per thread.
+    void Run(const std::function<void()>& kernel);
+
+    // The block of this OS thread.
+    static Block& Current() { return *current_block_; }
+    static bool IsRunning() { return current_block_ != nullptr; }
+
+    Dim3 ThreadIdx() const { return {thread_, 0, 0}; }
+    Dim3 BlockIdx() const { return {index_, 0, 0}; }
+    Dim3 BlockDim() const { return {grid_.threads, 1, 1}; }
+    Dim3 GridDim() const { return {grid_.blocks, 1, 1}; }
+    uint8_t* dynamic_shared() const { return dynamic_shared_; }
+
+    // The lanes of `mask`, which call it together, each give a value; the result is all of them.
+    const uint64_t* MeetWarp(const char* operation, uint32_t mask, uint64_t value);
+    // The same for the whole block.
+    const std::vector<uint64_t>& MeetBlock(const char* operation, uint64_t value);
+    // `threads` threads of the block that name the same barrier.
+    void MeetNamed(uint32_t id, uint32_t threads);
+
+    // A turn of a polling loop: others run.
+    void Poll();
+    // Now and then lets others run, where they might notice what was just done.
+    void MayYield();
+    // Now and then stops the whole block for a while, so that others see what it has just
+    // announced before it does anything else.
+    void MayLinger();
+
+    uint32_t thread() const { return thread_; }
+    Stores& stores() { return stores_; }
+    Bulk& bulk() { return bulk_; }
+    // What a report says about where it is.
+    std::string Place() const;
+
+   private:
+    // Where threads wait for each other. `values` has one per participant, twice, so that a fast
+    // one's next value does not replace one that a slow one has yet to read.
+    struct Meeting {
+        const char* operation = nullptr;
+        uint32_t arrived = 0;
+        uint32_t expected = 0;  // of named barriers
+        uint32_t round = 0;
+        std::vector<uint32_t> waiting;
+        std::vector<uint64_t> values[2];
+    };
+    struct Thread {
+        const Meeting* waits_at = nullptr;
+        bool has_ended = false;
+    };
+
+    static void ThreadMain();
+    void EndThread();
+    void EndPollingRound();
+    uint32_t PickReady();
+    void SwitchOut();
+    void Arrive(Meeting& meeting, const char* operation, uint32_t at, uint64_t value);
+    // Adds the caller to those that wait, or ends the round and wakes them.
+    void EndRoundOrWait(Meeting& meeting, uint32_t expected);
+    void EndRound(Meeting& meeting);
+    uint32_t LiveLanes(uint32_t warp, uint32_t mask) const;
+    std::string WhereThreadsAre() const;
+
+    static __thread Block* current_block_ __attribute__((tls_model("initial-exec")));
+
+    const Grid& grid_;
+    const uint32_t index_;
+    uint8_t* const dynamic_shared_;
+    Fibers& fibers_;
+    Random random_;
+    Stores stores_;
+    Bulk bulk_;
+    const bool runs_ahead_;
+    const std::function<void()>* kernel_ = nullptr;
+    std::vector<Thread> threads_;
+    std::vector<uint32_t> ready_;
+    std::vector<std::map<uint32_t, Meeting>> warps_;  // by mask
+    std::vector<uint32_t> live_;                      // of each warp, the lanes that have not ended
+    Meeting whole_;
+    Meeting named_[kNamedBarriers];
+    uint32_t thread_ = 0;
+    uint32_t alive_ = 0;
+    uint32_t polls_ = 0;
+    uint32_t polling_rounds_ = 0;
+};
+
+}  // namespace simt
+
+#endif  // C_TESTS_SIMT_BLOCK_H_

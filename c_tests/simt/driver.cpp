@@ -1,0 +1,242 @@
+// A CUDA driver without a GPU: the functions of libcuda that libnccl_ep calls.
+//
+// Memory, streams and events are those of the CPU stand-ins (hostsim), which this library contains;
+// a module is a library of kernels that g++ has compiled, and a launch runs one on its stream.
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstring>
+#include <vector>
+
+#include "environment.h"
+#include "kernel.h"
+#include "launch.h"
+
+namespace {
+
+constexpr uint64_t kMultiprocessors = 2;
+
+// Both interfaces number their results alike. What fails here is told by the result alone, not also
+// by the runtime's last error.
+CUresult Told(cudaError_t error) {
+    if (error != cudaSuccess) (void)cudaGetLastError();
+    return static_cast<CUresult>(error);
+}
+
+cudaStream_t Runtime(CUstream stream) { return reinterpret_cast<cudaStream_t>(stream); }
+cudaEvent_t Runtime(CUevent event) { return reinterpret_cast<cudaEvent_t>(event); }
+void* Pointer(CUdeviceptr address) { return reinterpret_cast<void*>(address); }
+
+// The context of a device is its number, plus something that makes it no small integer.
+constexpr uintptr_t kFirstContext = 0x5300'0000'0000;
+
+CUcontext ContextOf(int device) {
+    return reinterpret_cast<CUcontext>(kFirstContext + static_cast<uintptr_t>(device));
+}
+
+int DeviceOf(CUcontext context) {
+    return static_cast<int>(reinterpret_cast<uintptr_t>(context) - kFirstContext);
+}
+
+std::vector<int>& DevicesBelow() {
+    static thread_local std::vector<int> devices;
+    return devices;
+}
+
+}  // namespace
+
+extern "C" {
+
+// By this name programs know that they run without a GPU.
+int ncclEpSimt() { return 1; }
+
+CUresult cuInit(unsigned) { return CUDA_SUCCESS; }
+
+CUresult cuGetErrorName(CUresult error, const char** name) {
+    *name = cudaGetErrorName(static_cast<cudaError_t>(error));
+    return CUDA_SUCCESS;
+}
+
+CUresult cuGetErrorString(CUresult error, const char** text) {
+    *text = cudaGetErrorString(static_cast<cudaError_t>(error));
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetName(char* name, int bytes, CUdevice) {
+    std::snprintf(name, static_cast<size_t>(bytes), "SIMT shim");
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGet(CUdevice* device, int ordinal) {
+    *device = ordinal;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice device) {
+    if (attribute == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT) {
+        *value =
+            static_cast<int>(simt::Setting("NCCLEP_SIMT_MULTIPROCESSORS", kMultiprocessors));
+        return CUDA_SUCCESS;
+    }
+    return Told(cudaDeviceGetAttribute(value, static_cast<cudaDeviceAttr>(attribute), device));
+}
+
+// ---- Contexts ---------------------------------------------------------------------------------
+CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
+    *context = ContextOf(device);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxRelease(CUdevice) { return CUDA_SUCCESS; }
+
+CUresult cuCtxGetCurrent(CUcontext* context) {
+    int device = 0;
+    const CUresult result = Told(cudaGetDevice(&device));
+    *context = ContextOf(device);
+    return result;
+}
+
+CUresult cuCtxGetDevice(CUdevice* device) { return Told(cudaGetDevice(device)); }
+
+CUresult cuCtxPushCurrent(CUcontext context) {
+    int below = 0;
+    const CUresult result = Told(cudaGetDevice(&below));
+    if (result != CUDA_SUCCESS) return result;
+    DevicesBelow().push_back(below);
+    return Told(cudaSetDevice(DeviceOf(context)));
+}
+
+CUresult cuCtxPopCurrent(CUcontext* context) {
+    const CUresult result = cuCtxGetCurrent(context);
+    if (result != CUDA_SUCCESS) return result;
+    if (DevicesBelow().empty()) return CUDA_ERROR_INVALID_CONTEXT;
+    const int below = DevicesBelow().back();
+    DevicesBelow().pop_back();
+    return Told(cudaSetDevice(below));
+}
+
+CUresult cuCtxSynchronize() { return Told(cudaDeviceSynchronize()); }
+CUresult cuCtxEnablePeerAccess(CUcontext, unsigned) { return CUDA_SUCCESS; }
+
+// ---- Streams and events -----------------------------------------------------------------------
+CUresult cuStreamSynchronize(CUstream stream) {
+    return Told(cudaStreamSynchronize(Runtime(stream)));
+}
+
+CUresult cuStreamQuery(CUstream stream) { return Told(cudaStreamQuery(Runtime(stream))); }
+
+CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
+    return Told(cudaStreamWaitEvent(Runtime(stream), Runtime(event), flags));
+}
+
+CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
+    auto answer = cudaStreamCaptureStatusNone;
+    const CUresult result = Told(cudaStreamIsCapturing(Runtime(stream), &answer));
+    *status = static_cast<CUstreamCaptureStatus>(answer);
+    return result;
+}
+
+CUresult cuEventCreate(CUevent* event, unsigned flags) {
+    return Told(cudaEventCreateWithFlags(reinterpret_cast<cudaEvent_t*>(event), flags));
+}
+
+CUresult cuEventRecord(CUevent event, CUstream stream) {
+    return Told(cudaEventRecord(Runtime(event), Runtime(stream)));
+}
+
+CUresult cuEventDestroy(CUevent event) { return Told(cudaEventDestroy(Runtime(event))); }
+
+// ---- Copies and fills -------------------------------------------------------------------------
+// The direction is left open: to the stand-ins, memory of another process is no device memory.
+CUresult cuMemcpyHtoDAsync(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) {
+    return Told(cudaMemcpyAsync(Pointer(to), from, bytes, cudaMemcpyDefault, Runtime(stream)));
+}
+
+CUresult cuMemcpyDtoHAsync(void* to, CUdeviceptr from, size_t bytes, CUstream stream) {
+    return Told(cudaMemcpyAsync(to, Pointer(from), bytes, cudaMemcpyDefault, Runtime(stream)));
+}
+
+CUresult cuMemsetD8Async(CUdeviceptr at, unsigned char byte, size_t bytes, CUstream stream) {
+    return Told(cudaMemsetAsync(Pointer(at), byte, bytes, Runtime(stream)));
+}
+
+CUresult cuMemsetD32Async(CUdeviceptr at, unsigned word, size_t words, CUstream stream) {
+    struct Fill {
+        uint32_t* at;
+        uint32_t word;
+        size_t words;
+    };
+    const auto run = [](void* data) {
+        const Fill* fill = static_cast<Fill*>(data);
+        for (size_t i = 0; i < fill->words; ++i) fill->at[i] = fill->word;
+        delete fill;
+    };
+    auto* fill = new Fill{static_cast<uint32_t*>(Pointer(at)), word, words};
+    const cudaError_t error = cudaLaunchHostFunc(Runtime(stream), run, fill);
+    if (error != cudaSuccess) delete fill;
+    return Told(error);
+}
+
+// ---- Kernels ----------------------------------------------------------------------------------
+// The image, a fatbin, is of no use here.
+CUresult cuModuleLoadData(CUmodule* module, const void*) {
+    const char* path = std::getenv("NCCLEP_SIMT_KERNELS");
+    void* library = dlopen(path != nullptr ? path : "libncclep_simt_kernels.so",
+                           RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) simt::Fail(dlerror());
+    *module = static_cast<CUmodule>(library);
+    return CUDA_SUCCESS;
+}
+
+// The library of kernels stays: the threads that ran them have its thread-local memory.
+CUresult cuModuleUnload(CUmodule) { return CUDA_SUCCESS; }
+
+CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const char* name) {
+    auto* kernels = static_cast<simt::Kernel*>(dlsym(module, "simt_kernels"));
+    if (kernels == nullptr) simt::Fail(dlerror());
+    for (; kernels->name != nullptr; ++kernels) {
+        if (std::strcmp(kernels->name, name) == 0) {
+            *function = reinterpret_cast<CUfunction>(kernels);
+            return CUDA_SUCCESS;
+        }
+    }
+    return CUDA_ERROR_NOT_FOUND;
+}
+
+CUresult cuFuncGetAttribute(int* value, CUfunction_attribute attribute, CUfunction) {
+    if (attribute != CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK) return CUDA_ERROR_INVALID_VALUE;
+    *value = simt::kMaxThreads;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** params,
+                          void**) {
+    struct Work {
+        const simt::Kernel* kernel;
+        simt::LaunchShape shape;
+        uint64_t seed;
+        std::vector<char> params;
+    };
+    static const uint64_t seed = simt::Setting("NCCLEP_SIMT_SEED", 1);
+    static std::atomic<uint64_t> launches{0};
+    const auto* kernel = reinterpret_cast<const simt::Kernel*>(function);
+    const auto* first = static_cast<const char*>(params[0]);
+    const auto run = [](void* data) {
+        const auto* work = static_cast<Work*>(data);
+        simt::Launch(work->shape, work->seed,
+                     [work] { work->kernel->run(work->params.data()); });
+        delete work;
+    };
+    auto* work = new Work{kernel,
+                          {config->gridDimX, config->blockDimX, config->sharedMemBytes},
+                          seed * 1000003 + launches.fetch_add(1),
+                          {first, first + kernel->params_bytes}};
+    const cudaError_t error = cudaLaunchHostFunc(Runtime(config->hStream), run, work);
+    if (error != cudaSuccess) delete work;
+    return Told(error);
+}
+
+}  // extern "C"

@@ -1,0 +1,149 @@
+// The driver's allocations, and how processes share them.
+//
+// Memory comes from the CPU stand-ins: poisoned, and followed by a page that nobody may touch. What
+// is exported is put into a memory file in place; importers open that through /proc.
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+
+namespace {
+
+constexpr uintptr_t kPage = 4096;
+// What the stand-ins align allocations to; their end, so rounded up, is the end of a page.
+constexpr uintptr_t kAlign = 256;
+
+struct Allocation {
+    size_t bytes;
+    int file;  // -1 while it is not exported
+};
+
+std::mutex mutex;
+std::map<uintptr_t, Allocation> allocations;
+// Imported memory by address: where the mapping begins, guards included, and its length.
+std::map<uintptr_t, std::pair<void*, size_t>> imports;
+
+// All pages of an allocation.
+struct Pages {
+    uint8_t* begin;
+    size_t bytes;
+
+    Pages(uintptr_t address, size_t size) {
+        const uintptr_t first = address / kPage * kPage;
+        begin = reinterpret_cast<uint8_t*>(first);
+        bytes = (address + size + kAlign - 1) / kAlign * kAlign - first;
+    }
+};
+
+// What an exported handle says.
+struct Handle {
+    pid_t process;
+    int file;
+    uint64_t offset;  // of the allocation, from the file's beginning
+    uint64_t bytes;   // of the file
+};
+static_assert(sizeof(Handle) <= sizeof(CUipcMemHandle::reserved), "fits");
+
+// Moves the pages into a memory file that takes their place; -1 if the system refuses.
+int MoveToFile(const Pages& pages) {
+    const int file = memfd_create("ncclep_simt", MFD_CLOEXEC);
+    if (file < 0) return -1;
+    const bool moved =
+        write(file, pages.begin, pages.bytes) == static_cast<ssize_t>(pages.bytes) &&
+        mmap(pages.begin, pages.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) !=
+            MAP_FAILED;
+    if (!moved) close(file);
+    return moved ? file : -1;
+}
+
+}  // namespace
+
+extern "C" {
+
+CUresult cuMemAlloc(CUdeviceptr* address, size_t bytes) {
+    void* memory = nullptr;
+    const cudaError_t error = cudaMalloc(&memory, bytes);
+    if (error != cudaSuccess) return static_cast<CUresult>(error);
+    *address = reinterpret_cast<CUdeviceptr>(memory);
+    const std::lock_guard<std::mutex> lock(mutex);
+    allocations[*address] = {bytes, -1};
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemFree(CUdeviceptr address) {
+    const cudaError_t error = cudaFree(reinterpret_cast<void*>(address));
+    const std::lock_guard<std::mutex> lock(mutex);
+    const auto found = allocations.find(address);
+    if (found != allocations.end()) {
+        if (found->second.file >= 0) close(found->second.file);
+        allocations.erase(found);
+    }
+    return static_cast<CUresult>(error);
+}
+
+CUresult cuMemHostAlloc(void** memory, size_t bytes, unsigned flags) {
+    return static_cast<CUresult>(cudaHostAlloc(memory, bytes, flags));
+}
+
+CUresult cuMemFreeHost(void* memory) { return static_cast<CUresult>(cudaFreeHost(memory)); }
+
+CUresult cuMemHostGetDevicePointer(CUdeviceptr* address, void* host, unsigned flags) {
+    void* device = nullptr;
+    const cudaError_t error = cudaHostGetDevicePointer(&device, host, flags);
+    *address = reinterpret_cast<CUdeviceptr>(device);
+    return static_cast<CUresult>(error);
+}
+
+CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    const auto found = allocations.find(address);
+    if (found == allocations.end()) return CUDA_ERROR_INVALID_VALUE;
+    Allocation& allocation = found->second;
+    const Pages pages(address, allocation.bytes);
+    if (allocation.file < 0) allocation.file = MoveToFile(pages);
+    if (allocation.file < 0) return CUDA_ERROR_OPERATING_SYSTEM;
+    const Handle said = {getpid(), allocation.file,
+                         address - reinterpret_cast<uintptr_t>(pages.begin), pages.bytes};
+    std::memset(handle, 0, sizeof(*handle));
+    std::memcpy(handle, &said, sizeof(said));
+    return CUDA_SUCCESS;
+}
+
+CUresult cuIpcOpenMemHandle(CUdeviceptr* address, CUipcMemHandle handle, unsigned) {
+    Handle said;
+    std::memcpy(&said, &handle, sizeof(said));
+    const std::string path =
+        "/proc/" + std::to_string(said.process) + "/fd/" + std::to_string(said.file);
+    const int file = open(path.c_str(), O_RDWR | O_CLOEXEC);
+    if (file < 0) return CUDA_ERROR_MAP_FAILED;
+    const size_t whole = said.bytes + 2 * kPage;
+    void* guarded = mmap(nullptr, whole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void* inner = MAP_FAILED;
+    if (guarded != MAP_FAILED) {
+        inner = mmap(static_cast<uint8_t*>(guarded) + kPage, said.bytes, PROT_READ | PROT_WRITE,
+                     MAP_SHARED | MAP_FIXED, file, 0);
+    }
+    close(file);
+    if (inner == MAP_FAILED) return CUDA_ERROR_MAP_FAILED;
+    *address = reinterpret_cast<CUdeviceptr>(inner) + said.offset;
+    const std::lock_guard<std::mutex> lock(mutex);
+    imports[*address] = {guarded, whole};
+    return CUDA_SUCCESS;
+}
+
+CUresult cuIpcCloseMemHandle(CUdeviceptr address) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    const auto found = imports.find(address);
+    if (found == imports.end()) return CUDA_ERROR_INVALID_VALUE;
+    munmap(found->second.first, found->second.second);
+    imports.erase(found);
+    return CUDA_SUCCESS;
+}
+
+}  // extern "C"

@@ -1,0 +1,15 @@
+// What the shim does about a kernel that breaks a rule of CUDA: one line that says which, and the
+// process ends. Nothing after that would mean anything.
+#ifndef C_TESTS_SIMT_FAILURE_H_
+#define C_TESTS_SIMT_FAILURE_H_
+
+#include <string>
+
+namespace simt {
+
+// Prints "simt: `text`" on stderr, with the block and thread that runs, if one does, and aborts.
+[[noreturn]] void Fail(const std::string& text);
+
+}  // namespace simt
+
+#endif  // C_TESTS_SIMT_FAILURE_H_

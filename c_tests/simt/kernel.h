@@ -1,0 +1,36 @@
+// A kernel by name: what the library of kernels (simt.mk makes it) offers for each.
+#ifndef C_TESTS_SIMT_KERNEL_H_
+#define C_TESTS_SIMT_KERNEL_H_
+
+#include <cstddef>
+
+namespace simt {
+
+struct Kernel {
+    const char* name;
+    std::size_t params_bytes;
+    // One thread of the kernel.
+    void (*run)(const void* params);
+};
+
+// A kernel takes one struct by value.
+template <typename Params, void (*kKernel)(Params)>
+void RunKernel(const void* params) {
+    kKernel(*static_cast<const Params*>(params));
+}
+
+template <auto kKernel>
+struct Entry;
+
+template <typename Params, void (*kKernel)(Params)>
+struct Entry<kKernel> {
+    static constexpr Kernel Named(const char* name) {
+        return {name, sizeof(Params), &RunKernel<Params, kKernel>};
+    }
+};
+
+}  // namespace simt
+
+#define SIMT_KERNEL(name) simt::Entry<&(name)>::Named(#name)
+
+#endif  // C_TESTS_SIMT_KERNEL_H_

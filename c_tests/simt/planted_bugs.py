@@ -1,0 +1,127 @@
+#!/usr/bin/env python3
+"""Shows that the tests of the kernels on the CPU can fail: each of a list of bugs is planted in a
+copy of cuda/, and a program of c_tests that passes without it must then fail.
+
+Usage: planted_bugs.py TARGET [NAME...]: cargo's target folder, with everything built; without
+names all bugs. A bug whose text is no longer in the sources counts as a failure: it has to be
+written anew or to go. Ends with "N passed, N failed".
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+from bugs import BUGS, Bug
+
+C_TESTS = pathlib.Path(__file__).resolve().parents[1]
+KERNELS = C_TESTS.parent / "cuda"
+ENVIRONMENT = {"EP_TEST_DEADLINE": "60", "NCCLEP_HOSTSIM_WITH_GPU": "1"}
+# With a bug, what never comes must not be waited for long.
+IMPATIENT = {"NCCL_EP_TIMEOUT_MS": "2000", "NCCLEP_SIMT_HANG_SECONDS": "5"}
+SECONDS = 90
+LINES_SHOWN = 12
+
+
+class Wrong(Exception):
+    """Why a bug is not shown to be noticed."""
+
+
+def main() -> int:
+    target = pathlib.Path(sys.argv[1]).resolve()
+    bugs = [bug for bug in BUGS if not sys.argv[2:] or bug.name in sys.argv[2:]]
+    # Without a bug every program of the list passes; or a failure would say nothing.
+    sound = [Bug(f"no bug: {run}", "", "", "", run) for run in sorted({bug.run for bug in bugs})]
+    failed = 0
+    with (tempfile.TemporaryDirectory() as work,
+          concurrent.futures.ThreadPoolExecutor(max_workers=2) as executor):
+        workshop = Workshop(target, pathlib.Path(work))
+        judged = {bug: executor.submit(judge, bug, workshop) for bug in (*sound, *bugs)}
+        for bug, future in judged.items():
+            problem = future.exception()
+            if problem and not isinstance(problem, Wrong):
+                raise problem
+            failed += problem is not None
+            said = f"FAILED: {problem}" if problem else f"ok, {future.result():.1f} s"
+            print(f"{bug.name}: {said}", flush=True)
+    print(f"{len(judged) - failed} passed, {failed} failed")
+    return 1 if failed or not bugs else 0
+
+
+class Workshop:
+    """Compiles kernels as the Makefile does, but quickly: most of the time goes into the shim's
+    headers, which are therefore compiled once."""
+
+    def __init__(self, target: pathlib.Path, work: pathlib.Path) -> None:
+        self.programs = target / "c" / "simt"
+        self._compiler = (*run("make", "-s", "--no-print-directory", "simt-compiler").stdout.split(),
+                          "-O0", "-w", "-fno-sanitize=all")
+        self._headers = work
+        made = run(*self._compiler, "-x", "c++-header", "simt/ptx_cpu.h", "-o",
+                   str(work / "ptx_cpu.h.gch"))
+        if made.returncode != 0:
+            raise Wrong(f"the shim does not compile\n{shown(made)}")
+
+    def build(self, folder: pathlib.Path) -> pathlib.Path:
+        """The library of the kernels in `folder`/cuda."""
+        libraries = self.programs / "lib"
+        unit = folder / "kernels.cpp"
+        real = (libraries / "kernels.cpp").read_text()
+        unit.write_text(real.replace(f"{KERNELS}/", f"{folder}/cuda/"))
+        module = folder / "kernels.so"
+        compiler, *options = self._compiler
+        built = run(compiler, f"-I{self._headers}", *options, "-shared", str(unit), "-o",
+                    str(module), f"-L{libraries}", "-lncclep_simt")
+        if built.returncode != 0:
+            raise Wrong(f"does not compile\n{shown(built)}")
+        return module
+
+
+def judge(bug: Bug, workshop: Workshop) -> float:
+    """Builds the kernels with the bug, runs its program, and raises unless that ends as it must.
+
+    The result is how many seconds that took.
+    """
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        sources = pathlib.Path(folder, "cuda")
+        shutil.copytree(KERNELS, sources)
+        if bug.file:
+            plant(bug, sources / bug.file)
+        module = workshop.build(pathlib.Path(folder))
+        ranks, program, *options = bug.run.split()
+        ended = run("mpirun", "-np", ranks, str(workshop.programs / program), *options,
+                    NCCLEP_SIMT_KERNELS=str(module), **(IMPATIENT if bug.file else {}))
+    if bug.file and ended.returncode == 0:
+        raise Wrong("NOT noticed")
+    if not bug.file and ended.returncode != 0:
+        raise Wrong(f"status {ended.returncode}\n{shown(ended)}")
+    return time.monotonic() - start
+
+
+def plant(bug: Bug, path: pathlib.Path) -> None:
+    text = path.read_text()
+    if text.count(bug.old) != 1:
+        raise Wrong(f"its text is {text.count(bug.old)} times in {bug.file}")
+    path.write_text(text.replace(bug.old, bug.new))
+
+
+def run(*command: str, **settings: str) -> subprocess.CompletedProcess:
+    return subprocess.run(("timeout", "-k", "5", str(SECONDS), *command), cwd=C_TESTS,
+                          env={**os.environ, **ENVIRONMENT, **settings}, check=False,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          errors="replace")
+
+
+def shown(ended: subprocess.CompletedProcess) -> str:
+    return "\n".join(ended.stdout.splitlines()[:LINES_SHOWN])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,154 @@
+// CPU bodies for the functions of cuda/common/ptx.cuh, under the same names. Included before any
+// kernel, it takes that header's place: both have one include guard.
+#ifndef NCCL_EP_PTX_CUH
+#define NCCL_EP_PTX_CUH
+
+#include <chrono>
+
+#include "cuda_cpu.h"
+
+namespace nccl_ep {
+
+struct alignas(16) Vec16 {
+    uint32_t word[4];
+};
+
+inline uint64_t globaltimer_ns() {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    return static_cast<uint64_t>(std::chrono::nanoseconds(now).count());
+}
+
+}  // namespace nccl_ep
+
+namespace simt {
+
+// GPUs fault on such an access; x86 does not mind.
+template <typename T>
+void CheckAligned(const T* at) {
+    if (reinterpret_cast<uintptr_t>(at) % sizeof(T) != 0) {
+        Fail("an access of " + std::to_string(sizeof(T)) + " bytes is misaligned");
+    }
+}
+
+template <typename T>
+T LoadWord(const T* from) {
+    CheckAligned(from);
+    T value = __atomic_load_n(from, __ATOMIC_ACQUIRE);
+    Block::Current().stores().Overlay(from, &value, sizeof(value));
+    return value;
+}
+
+template <typename T>
+void StoreWord(T* to, T value) {
+    Block& block = Block::Current();
+    block.stores().Put(block.thread(), to, &value, sizeof(value), sizeof(value),
+                       Landing::kSomeTime);
+}
+
+template <typename T>
+void StoreAndRelease(T* to, T value) {
+    CheckAligned(to);
+    Block& block = Block::Current();
+    block.stores().Release(block.thread());
+    block.stores().LandAt(to);
+    __atomic_store_n(to, value, __ATOMIC_RELEASE);
+    block.MayLinger();
+}
+
+inline void StoreVec(nccl_ep::Vec16* to, const nccl_ep::Vec16& v, Landing landing) {
+    Block& block = Block::Current();
+    block.stores().Put(block.thread(), to, &v, sizeof(v), sizeof(v.word[0]), landing);
+}
+
+}  // namespace simt
+
+namespace nccl_ep {
+
+inline uint32_t ld_relaxed_gpu(const uint32_t* from) { return simt::LoadWord(from); }
+inline uint32_t ld_relaxed_sys(const uint32_t* from) { return simt::LoadWord(from); }
+inline uint64_t ld_relaxed_sys(const uint64_t* from) { return simt::LoadWord(from); }
+// x86 gives every load this order; a missing acquire cannot be seen here.
+inline uint32_t ld_acquire_sys(const uint32_t* from) { return simt::LoadWord(from); }
+inline uint64_t ld_acquire_sys(const uint64_t* from) { return simt::LoadWord(from); }
+
+inline void st_relaxed_gpu(uint32_t* to, uint32_t value) { simt::StoreWord(to, value); }
+inline void st_relaxed_sys(uint64_t* to, uint64_t value) { simt::StoreWord(to, value); }
+inline void st_release_sys(uint32_t* to, uint32_t value) { simt::StoreAndRelease(to, value); }
+inline void st_release_sys(uint64_t* to, uint64_t value) { simt::StoreAndRelease(to, value); }
+
+inline uint32_t cas_relaxed_gpu(uint32_t* at, uint32_t expected, uint32_t desired) {
+    return atomicCAS(at, expected, desired);
+}
+
+inline uint32_t inc_acq_rel_gpu(uint32_t* at, uint32_t last) {
+    simt::Block& block = simt::Block::Current();
+    block.stores().Release(block.thread());
+    return simt::Atomic(at, [last](uint32_t old) { return old >= last ? 0 : old + 1; });
+}
+
+inline Vec16 ld_relaxed_sys(const Vec16* from) {
+    simt::CheckAligned(from);
+    Vec16 v;
+    for (int i = 0; i < 4; ++i) {
+        v.word[i] = __atomic_load_n(&from->word[i], __ATOMIC_RELAXED);
+    }
+    simt::Block::Current().stores().Overlay(from, &v, sizeof(v));
+    return v;
+}
+
+inline void st_relaxed_sys(Vec16* to, const Vec16& v) {
+    simt::StoreVec(to, v, simt::Landing::kSomeTime);
+}
+
+inline Vec16 ld_const(const Vec16* from) {
+    simt::CheckAligned(from);
+    return *from;
+}
+
+inline void st_row(Vec16* to, const Vec16& v) { simt::StoreVec(to, v, simt::Landing::kAtEnd); }
+
+inline void mbarrier_init(uint64_t* barrier, uint32_t arrivals) {
+    simt::CheckAligned(barrier);
+    simt::Block::Current().bulk().InitBarrier(barrier, arrivals);
+}
+
+inline void mbarrier_arrive(uint64_t* barrier) {
+    simt::Block& block = simt::Block::Current();
+    block.stores().MeetBlock(block.thread());
+    block.bulk().Arrive(barrier);
+    block.MayYield();
+}
+
+inline bool mbarrier_test_wait(uint64_t* barrier, uint32_t parity) {
+    return simt::Block::Current().bulk().HasEnded(barrier, parity);
+}
+
+inline void named_barrier(uint32_t id, uint32_t threads) {
+    simt::Block::Current().MeetNamed(id, threads);
+}
+
+inline float f32_from_f16(uint16_t bits) {
+    return static_cast<float>(simt::FromBits<_Float16>(bits));
+}
+
+inline uint16_t f16_from_f32(float value) {
+    return static_cast<uint16_t>(simt::ToBits(static_cast<_Float16>(value)));
+}
+
+// Rounds to nearest, ties to even.
+inline uint32_t bf16_from_f32(float value) {
+    constexpr uint32_t kNan = 0x7fff;
+    const uint32_t wide = __float_as_uint(value);
+    return std::isnan(value) ? kNan : (wide + 0x7fff + (wide >> 16 & 1)) >> 16;
+}
+
+inline uint32_t bf16x2_from_f32(float low, float high) {
+    return bf16_from_f32(low) | bf16_from_f32(high) << 16;
+}
+
+inline void spin_hint() { simt::Block::Current().Poll(); }
+inline void shared_spin_hint() { simt::Block::Current().Poll(); }
+
+}  // namespace nccl_ep
+
+#endif  // NCCL_EP_PTX_CUH

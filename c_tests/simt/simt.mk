@@ -1,0 +1,66 @@
+# The kernels of cuda/ on the CPU: a further link of the programs, part of ../Makefile.
+#   $(OUT)/simt/NAME                                with libncclep_simt.so for CUDA and NCCL
+#   $(OUT)/simt/lib/libncclep_simt.so               the CPU stand-ins, a driver, the SIMT shim
+#   $(OUT)/simt/lib/libncclep_simt_kernels.so       every kernel of cuda/, compiled by g++
+#   $(OUT)/simt/lib/selftest                        the shim's own test
+simt_lib      := $(OUT)/simt/lib
+simt_programs := $(addprefix $(OUT)/simt/,$(programs))
+simt_flags     = -std=c++17 -fPIC -ffp-contract=off $(OPTIMISE) $(warnings) -Isimt \
+                 -isystem $(CUDA_HOME)/include -MMD -MP
+simt_object    = $(patsubst simt/%.cpp,$(OUT)/obj/simt/%.o,$(sort $(wildcard $(1))))
+simt_objects  := $(call simt_object,simt/*.cpp)
+simt_tests    := $(call simt_object,simt/selftest/*.cpp)
+
+.PHONY: simt simt-compiler
+simt: $(simt_programs) $(simt_lib)/libncclep_simt_kernels.so $(simt_lib)/selftest
+
+$(OUT)/obj/simt/%.o: simt/%.cpp $(OUT)/flags
+	@mkdir -p $(@D)
+	$(call quiet,CXX  $<)$(CXX) $(simt_flags) -c $< -o $@
+-include $(simt_objects:.o=.d) $(simt_tests:.o=.d)
+
+$(simt_lib)/libncclep_simt.so: $(simt_objects) $(HOSTSIM_LIBDIR)/libncclep_hostsim.a \
+                               simt/exports.map
+	@mkdir -p $(@D)
+	$(call quiet,LINK $@)$(CXX) -shared -o $@ -Wl,-soname,$(@F) $(simt_objects) \
+	    -Wl,--whole-archive $(HOSTSIM_LIBDIR)/libncclep_hostsim.a -Wl,--no-whole-archive \
+	    -Wl,--gc-sections -Wl,--version-script=simt/exports.map '-Wl,-rpath,$$ORIGIN' \
+	    -Wl,-z,defs -lpthread -ldl -lm
+
+# One unit, as build.rs makes for nvcc, and the list of the kernels in it.
+simt_kernels := $(abspath $(sort $(wildcard ../cuda/*.cu)))
+$(simt_lib)/kernels.cpp: FORCE
+	@mkdir -p $(@D)
+	@{ printf '#include "%s"\n' $(simt_kernels); \
+	   echo '#include "kernel.h"'; \
+	   echo 'extern "C" const simt::Kernel simt_kernels[] = {'; \
+	   sed -nE 's/.*\b(\w+)\(const __grid_constant__ .*/    SIMT_KERNEL(\1),/p' $(simt_kernels); \
+	   echo '    {}};'; } > $@.new
+	@cmp -s $@.new $@ || cp $@.new $@
+	@rm $@.new
+
+# nvcc does not mind comparing what CUDA's functions return, an int, with an unsigned number. What
+# C++ leaves undefined (shifts, overflows, misaligned accesses) ends the program.
+simt_kernel_compiler = $(CXX) $(simt_flags) -Wno-unknown-pragmas -Wno-sign-compare \
+                       -fsanitize=undefined -fno-sanitize-recover=all -include ptx_cpu.h
+simt_kernel_link     = -shared -fsanitize=undefined -L$(simt_lib) -lncclep_simt \
+                       '-Wl,-rpath,$$ORIGIN' -Wl,-z,defs
+$(simt_lib)/kernels.o: $(simt_lib)/kernels.cpp $(OUT)/flags simt/simt.mk
+	$(call quiet,CXX  $<)$(simt_kernel_compiler) -c $< -o $@
+-include $(simt_lib)/kernels.d
+$(simt_lib)/libncclep_simt_kernels.so: $(simt_lib)/kernels.o $(simt_lib)/libncclep_simt.so
+	$(call quiet,LINK $@)$(CXX) -o $@ -Wl,-soname,$(@F) $< $(simt_kernel_link)
+# For planted_bugs.py: what compiles other kernels, run in this folder.
+simt-compiler:
+	@echo $(simt_kernel_compiler)
+
+link_simt = -L$(EP_LIBDIR) -lnccl_ep $(call rpath,$(OUT)/simt,$(EP_LIBDIR)) \
+            -L$(simt_lib) -lncclep_simt $(call rpath,$(OUT)/simt,$(simt_lib)) $(link_common)
+$(simt_programs): $(OUT)/simt/%: $$(call object,$$(SOURCES_$$*)) $(harness) $(OUT)/flags \
+                  $(simt_lib)/libncclep_simt.so
+	@mkdir -p $(@D)
+	$(call quiet,LINK $@)$(call linker,$*) -o $@ $(filter %.o,$^) $(link_simt)
+
+$(simt_lib)/selftest: $(simt_tests) $(simt_lib)/libncclep_simt.so
+	$(call quiet,LINK $@)$(CXX) -o $@ $(simt_tests) -L$(simt_lib) -lncclep_simt \
+	    '-Wl,-rpath,$$ORIGIN' -lpthread

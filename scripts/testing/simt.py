@@ -1,0 +1,85 @@
+"""The GPU kernels on the CPU: programs of c_tests linked with the SIMT shim (c_tests/simt).
+
+The same programs as everywhere, but the CUDA backend serves them, with its own kernels, grids and
+layouts. Each run has its own schedule and its own number of multiprocessors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import platform
+from collections.abc import Iterator
+
+from testing import counts
+from testing.step import ROOT, Places, Step
+
+_ENVIRONMENT = (("NCCLEP_HOSTSIM_WITH_GPU", "1"),)
+_EXACT = (("NCCL_EP_LL_COMBINE", "exact"),)
+# Grids that the library would not choose by itself, for 3 ranks of 6 multiprocessors or more.
+_ODD_GRIDS = (("NCCL_EP_TUNING_FILE", str(ROOT / "c_tests" / "simt" / "odd_grids.json")),)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """A program on so many ranks, each a GPU of so many multiprocessors."""
+
+    label: str
+    command: str
+    ranks: int
+    multiprocessors: int
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+_RUNS = (
+    _Run("test_random", "test_random --configs 200 --seed 11", 1, 3),
+    _Run("test_random", "test_random --configs 140 --seed 12", 2, 2),
+    _Run("test_random/exact", "test_random --configs 60 --seed 16", 3, 3, _EXACT),
+    _Run("test_random/odd-grids", "test_random --configs 60 --seed 8", 3, 6, _ODD_GRIDS),
+    _Run("test_random", "test_random --configs 80 --seed 14", 5, 1),
+    _Run("test_random/exact", "test_random --configs 40 --seed 15", 8, 1, _EXACT),
+    _Run("test_ll/every_top_k", "test_ll every_top_k", 2, 2),
+    _Run("test_ll/widths/exact", "test_ll widths", 2, 6, _EXACT),
+    _Run("test_staged", "test_staged", 2, 2),
+    _Run("test_stress", "test_stress --ops 100", 4, 1),
+    _Run("test_graph", "test_graph", 2, 2),
+    _Run("example_ll_staged", "example_ll_staged", 3, 2),
+    _Run("moe_layer", "moe_layer --algorithm ll", 4, 1),
+    _Run("ep_test", "ep_test -a ll -s both -c -r -t 16 -d 512", 4, 2),
+)
+# These start their ranks themselves.
+_FORKING = ("test_death --ranks 3 dies_while_others_wait", "test_death --ranks 2 stalls")
+
+
+def steps(places: Places) -> list[Step]:
+    """Nothing where the library has no kernels, or where the shim does not know the processor."""
+    without_kernels = places.environment.get("NCCL_EP_CUDA") == "off"
+    if without_kernels or platform.machine() != "x86_64":
+        return []
+    programs = places.target / "c" / "simt"
+    build = ("make", "-j2", "--no-print-directory", "-C", "c_tests", "simt",
+             f"EP_LIBDIR={places.libraries}", f"OUT={places.target}/c")
+    bugs = ("python3", "c_tests/simt/planted_bugs.py", str(places.target))
+    return [
+        # After the other links: they share objects.
+        Step("build/simt", build, counts.build, ("build/programs",), cores=2, timeout=600),
+        Step("simt/self-test", (str(programs / "lib" / "selftest"),), counts.closing_line,
+             ("build/simt",)),
+        *_program_steps(programs),
+        Step("simt/planted-bugs", bugs, counts.closing_line, ("build/simt",), cores=2,
+             timeout=600),
+    ]
+
+
+def _program_steps(programs: pathlib.Path) -> Iterator[Step]:
+    for seed, run in enumerate(_RUNS, start=1):
+        name, *options = run.command.split()
+        command = ("mpirun", "-np", str(run.ranks), str(programs / name), *options)
+        environment = (*_ENVIRONMENT, *run.environment, ("NCCLEP_SIMT_SEED", str(seed)),
+                       ("NCCLEP_SIMT_MULTIPROCESSORS", str(run.multiprocessors)))
+        yield Step(f"simt/{run.label}/{run.ranks}", command, counts.closing_line, ("build/simt",),
+                   timeout=300, environment=environment)
+    for words in _FORKING:
+        name, *options = words.split()
+        yield Step(f"simt/{name}/{options[-1]}", (str(programs / name), *options),
+                   counts.closing_line, ("build/simt",), cores=2, environment=_ENVIRONMENT)

@@ -157,7 +157,7 @@ fn rust_knows_exactly_the_kernels_that_exist() {
 #[test]
 fn the_c_programs_send_the_word_that_means_not_arrived() {
     let source = fs::read_to_string(root().join("c_tests/reference/rows.h")).unwrap();
-    let defined = format!("#define kRefMark {:#x}u", params::LL_MARK);
+    let defined = format!("#define kRefMark {LL_MARK:#x}u");
     assert!(source.contains(&defined), "{defined}");
 }
 

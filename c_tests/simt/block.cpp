@@ -32,7 +32,7 @@ Block::Block(const Grid& grid, uint32_t index, uint8_t* dynamic_shared, Fibers& 
       fibers_(fibers),
       random_(grid.seed * 977 + index),
       stores_(grid.threads, random_),
-      bulk_(random_),
+      bulk_(random_, stores_),
       runs_ahead_(random_.OneIn(2)),
       threads_(grid.threads),
       warps_(grid.threads / kLanes),

@@ -1,7 +1,8 @@
 """The bugs that planted_bugs.py plants: one change each, of the kind that is easily made.
 
 Each names the run that must notice it: ranks, program, options. Kept few, since each costs a
-compilation: one for each thing that the kernels rest on.
+compilation: one for each thing that the kernels rest on. Slow ones, which let ranks wait for what
+never comes, have no part in make test.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import dataclasses
 STYLES = "3 test_ll routing_styles"
 UNEVEN = "3 test_ll uneven_tokens"
 STAGED = "2 test_staged one_at_a_time"
+HT = "3 test_ht uneven_tokens"
 WIDTHS = "2 test_ll widths"
 
 
@@ -21,44 +23,68 @@ class Bug:
     old: str
     new: str
     run: str = STYLES
+    slow: bool = False
 
 
 BUGS = (
     # ---- Banks, marks, epochs -------------------------------------------------------------------
-    Bug("always the same bank", "common/ll.cuh", "? epoch & 1 :", "? 0u :", UNEVEN),
+    Bug("always the same bank", "common/ll.cuh", "? epoch & 1 :", "? 0u :", UNEVEN, slow=True),
     Bug("marks are not put back", "common/ll.cuh", "    marks.store(from.data, chunk);", ""),
     Bug("no flag for data with marks", "common/ll.cuh", "    if (has_mark) {", "    if (false) {",
-        UNEVEN),
+        UNEVEN, slow=True),
     Bug("flag before the other lanes' data", "common/ll.cuh",
         "    if (has_mark) {\n        __syncwarp();", "    if (has_mark) {"),
     Bug("relaxed flag", "common/ll.cuh",
         "st_release_sys(to.flags + chunk.index,", "st_relaxed_sys(to.flags + chunk.index,"),
     Bug("last chunk too long", "common/ll.cuh",
-        "(left < shape.chunk_bytes ? left : shape.chunk_bytes)", "shape.chunk_bytes", WIDTHS),
+        "(left < shape.chunk_bytes ? left : shape.chunk_bytes)", "shape.chunk_bytes", WIDTHS,
+        slow=True),
     Bug("a staged send does not wait for the bank", "common/ll.cuh",
         "    if (op.common.track == LL_WHOLE_TRACK) {\n        return;",
         "    if (true) {\n        return;", STAGED),
     Bug("acknowledged while others still read", "common/ll.cuh",
-        "    __syncthreads();  // the block has read all that it will read\n", "", STAGED),
+        "    __syncthreads();  // the block has read all that it will read\n", "", STAGED,
+        slow=True),
     # ---- Dispatch -------------------------------------------------------------------------------
     Bug("entries still being counted", "ll_dispatch.cu",
         "    count_entries(block, first, all);\n    __syncthreads();",
         "    count_entries(block, first, all);"),
     Bug("counts summed before all came", "ll_dispatch.cu",
-        "                                  .data;\n    }\n    meet_routers();\n    for (uint32_t exp",
-        "                                  .data;\n    }\n    for (uint32_t exp"),
+        ".data;\n    }\n    meet_routers();\n    for (uint32_t exp",
+        ".data;\n    }\n    for (uint32_t exp"),
     Bug("wrong parity", "ll_dispatch.cu",
-        "mbarrier_test_wait(barrier, 0)", "mbarrier_test_wait(barrier, 1)"),
+        "mbarrier_test_wait(barrier, 0)", "mbarrier_test_wait(barrier, 1)", slow=True),
     Bug("mask of half a warp", "ll_dispatch.cu",
         "__match_any_sync(kAllLanes, expert)", "__match_any_sync(0xffffu, expert)"),
     Bug("slot by the sender's number of tokens", "ll_dispatch.cu",
         "op.rank() * block.shape.max_tokens + token", "op.rank() * block.shape.tokens + token",
-        UNEVEN),
+        UNEVEN, slow=True),
     Bug("past the end of shared memory", "ll_dispatch.cu",
         "i < num_experts(block) * 2;", "i < num_experts(block) * 64;"),
     # ---- Combine --------------------------------------------------------------------------------
     Bug("weights not waited for", "ll_combine.cu",
         "weight = wait_for_weight(block, named, home, token);", "weight = 0.5f;"),
     Bug("ends before all peers have begun", "ll_combine.cu",
-        "            check_signature(op, peer);\n", "", "3 test_ll no_tokens_anywhere"),
+        "            check_signature(op, peer);\n", "", "3 test_ll no_tokens_anywhere", slow=True),
+    # ---- High throughput ------------------------------------------------------------------------
+    Bug("announced without a fence", "common/herald.cuh", "        fence_acq_rel_sys();\n", "", HT),
+    Bug("announced before it was copied", "common/carrier.cuh",
+        "            bulk_store_wait();\n", "", HT),
+    Bug("overwritten while it is being copied", "common/carrier.cuh",
+        "            bulk_store_wait_read();\n", "", HT, slow=True),
+    Bug("parity of a carrier", "common/carrier.cuh", "        parity_ ^= 1;\n", "", HT, slow=True),
+    Bug("bytes of a tail not expected", "common/carrier.cuh",
+        "mbarrier_arrive_expect(barrier_, bytes + tail_bytes)",
+        "mbarrier_arrive_expect(barrier_, bytes)", HT, slow=True),
+    Bug("places given before all warps have counted", "ht_layout.cu",
+        "        __syncthreads();\n        for (uint32_t rank = threadIdx.x; rank < block.ranks(); "
+        "rank += HT_LAYOUT_THREADS) {\n            uint32_t rows",
+        "        for (uint32_t rank = threadIdx.x; rank < block.ranks(); "
+        "rank += HT_LAYOUT_THREADS) {\n            uint32_t rows", HT, slow=True),
+    Bug("sums before all rows have come", "ht_combine.cu",
+        "    if (part.is_remote) {\n        const uint32_t rank",
+        "    if (false) {\n        const uint32_t rank", HT),
+    Bug("sequences advanced by a block that is not the last", "common/ht.cuh",
+        "    __syncthreads();\n    if (pairs.is_last_block != 0) {",
+        "    if (pairs.is_last_block != 0) {", HT),
 )

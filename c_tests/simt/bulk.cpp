@@ -88,7 +88,11 @@ void Bulk::WaitUntilWritten(uint32_t thread, uint32_t groups) {
     std::deque<Group>& committed = threads_[thread].committed;
     while (committed.size() > groups) {
         for (Copy& copy : committed.front()) {
-            Land(copy);
+            Read(copy);
+            for (uint32_t at = 0; at < copy.bytes; at += kUnit) {
+                stores_.Put(thread, copy.to + at, &copy.data[at], kUnit, sizeof(uint32_t),
+                            Landing::kSomeTime);
+            }
         }
         committed.pop_front();
     }
@@ -130,11 +134,6 @@ void Bulk::Read(Copy& copy) {
     }
 }
 
-void Bulk::Land(Copy& copy) {
-    Read(copy);
-    std::memcpy(copy.to, copy.data.data(), copy.bytes);
-}
-
 void Bulk::EndPhaseIfComplete(Barrier& barrier) {
     if (barrier.pending == 0 && barrier.bytes == 0) {
         barrier.pending = barrier.arrivals;
@@ -144,7 +143,7 @@ void Bulk::EndPhaseIfComplete(Barrier& barrier) {
 
 void Bulk::LandLoad(Barrier& barrier, std::size_t index) {
     Copy& copy = barrier.loads[index];
-    Land(copy);
+    std::memcpy(copy.to, copy.from, copy.bytes);
     barrier.bytes -= copy.bytes;
     std::swap(copy, barrier.loads.back());
     barrier.loads.pop_back();

@@ -3,7 +3,8 @@
 //
 // A copy reads and writes at a random time between its start and the moment when somebody has
 // waited for it, so that a missing wait shows as stale or overwritten data, whichever side of the
-// copy it is missing on.
+// copy it is missing on. What a copy has written to global memory is then like a store of the
+// thread that waited: others see it for sure only after a release.
 #ifndef C_TESTS_SIMT_BULK_H_
 #define C_TESTS_SIMT_BULK_H_
 
@@ -13,12 +14,13 @@
 #include <vector>
 
 #include "random.h"
+#include "stores.h"
 
 namespace simt {
 
 class Bulk {
    public:
-    explicit Bulk(Random& random) : random_(random) {}
+    Bulk(Random& random, Stores& stores) : random_(random), stores_(stores) {}
 
     void InitBarrier(const uint64_t* barrier, uint32_t arrivals);
     // Announces `bytes` that the barrier's current phase has to wait for, and arrives.
@@ -62,11 +64,11 @@ class Bulk {
 
     Barrier& Find(const uint64_t* barrier);
     static void Read(Copy& copy);
-    static void Land(Copy& copy);
     static void EndPhaseIfComplete(Barrier& barrier);
     void LandLoad(Barrier& barrier, std::size_t index);
 
     Random& random_;
+    Stores& stores_;
     std::unordered_map<const uint64_t*, Barrier> barriers_;
     std::unordered_map<uint32_t, Thread> threads_;
 };

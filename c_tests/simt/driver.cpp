@@ -9,6 +9,8 @@
 #include <atomic>
 #include <cstdio>
 #include <cstring>
+#include <map>
+#include <mutex>
 #include <vector>
 
 #include "environment.h"
@@ -40,6 +42,11 @@ CUcontext ContextOf(int device) {
 int DeviceOf(CUcontext context) {
     return static_cast<int>(reinterpret_cast<uintptr_t>(context) - kFirstContext);
 }
+
+// What a block may have of dynamic shared memory without asking, and those who have asked for more.
+constexpr uint32_t kSharedBytes = 48 << 10;
+std::mutex mutex;
+std::map<CUfunction, uint32_t> shared_bytes_allowed;
 
 std::vector<int>& DevicesBelow() {
     static thread_local std::vector<int> devices;
@@ -212,6 +219,15 @@ CUresult cuFuncGetAttribute(int* value, CUfunction_attribute attribute, CUfuncti
     return CUDA_SUCCESS;
 }
 
+CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value) {
+    if (attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    const std::lock_guard<std::mutex> lock(mutex);
+    shared_bytes_allowed[function] = static_cast<uint32_t>(value);
+    return CUDA_SUCCESS;
+}
+
 CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** params,
                           void**) {
     struct Work {
@@ -222,6 +238,11 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
     };
     static const uint64_t seed = simt::Setting("NCCLEP_SIMT_SEED", 1);
     static std::atomic<uint64_t> launches{0};
+    if (config->sharedMemBytes > kSharedBytes) {
+        const std::lock_guard<std::mutex> lock(mutex);
+        const uint32_t allowed = shared_bytes_allowed[function];
+        if (config->sharedMemBytes > allowed) return CUDA_ERROR_INVALID_VALUE;
+    }
     const auto* kernel = reinterpret_cast<const simt::Kernel*>(function);
     const auto* first = static_cast<const char*>(params[0]);
     const auto run = [](void* data) {

@@ -72,6 +72,7 @@ inline uint32_t ld_acquire_sys(const uint32_t* from) { return simt::LoadWord(fro
 inline uint64_t ld_acquire_sys(const uint64_t* from) { return simt::LoadWord(from); }
 
 inline void st_relaxed_gpu(uint32_t* to, uint32_t value) { simt::StoreWord(to, value); }
+inline void st_relaxed_sys(uint32_t* to, uint32_t value) { simt::StoreWord(to, value); }
 inline void st_relaxed_sys(uint64_t* to, uint64_t value) { simt::StoreWord(to, value); }
 inline void st_release_sys(uint32_t* to, uint32_t value) { simt::StoreAndRelease(to, value); }
 inline void st_release_sys(uint64_t* to, uint64_t value) { simt::StoreAndRelease(to, value); }
@@ -107,6 +108,25 @@ inline Vec16 ld_const(const Vec16* from) {
 
 inline void st_row(Vec16* to, const Vec16& v) { simt::StoreVec(to, v, simt::Landing::kAtEnd); }
 
+// What this thread announces afterwards, in whatever way, is announced by a release.
+inline void fence_acq_rel_sys() {
+    simt::Block& block = simt::Block::Current();
+    block.stores().Release(block.thread());
+    block.MayYield();
+}
+
+inline uint32_t ld_acquire_cta_shared(const uint32_t* from) { return simt::LoadWord(from); }
+inline uint32_t ld_relaxed_cta_shared(const uint32_t* from) { return simt::LoadWord(from); }
+
+// To the block's own threads only: whoever of them makes a release then covers what came before.
+inline void st_release_cta_shared(uint32_t* to, uint32_t value) {
+    simt::CheckAligned(to);
+    simt::Block& block = simt::Block::Current();
+    block.stores().MeetBlock(block.thread());
+    __atomic_store_n(to, value, __ATOMIC_RELEASE);
+    block.MayYield();
+}
+
 inline void mbarrier_init(uint64_t* barrier, uint32_t arrivals) {
     simt::CheckAligned(barrier);
     simt::Block::Current().bulk().InitBarrier(barrier, arrivals);
@@ -122,6 +142,40 @@ inline void mbarrier_arrive(uint64_t* barrier) {
 inline bool mbarrier_test_wait(uint64_t* barrier, uint32_t parity) {
     return simt::Block::Current().bulk().HasEnded(barrier, parity);
 }
+
+// Without bulk copies kernels are as for chips before sm_90.
+#ifndef SIMT_WITHOUT_BULK_COPY
+#define NCCL_EP_HAS_BULK_COPY 1
+
+inline void mbarrier_arrive_expect(uint64_t* barrier, uint32_t bytes) {
+    simt::Block& block = simt::Block::Current();
+    block.stores().MeetBlock(block.thread());
+    block.bulk().ArriveExpecting(barrier, bytes);
+}
+
+inline void bulk_load(void* shared_to, const void* from, uint32_t bytes, uint64_t* barrier) {
+    simt::Block::Current().bulk().Load(shared_to, from, bytes, barrier);
+}
+
+inline void bulk_store(void* to, const void* shared_from, uint32_t bytes) {
+    simt::Block& block = simt::Block::Current();
+    block.bulk().Store(block.thread(), to, shared_from, bytes);
+    block.bulk().CommitStores(block.thread());
+}
+
+inline void bulk_store_wait_read() {
+    simt::Block& block = simt::Block::Current();
+    block.bulk().WaitUntilRead(block.thread(), 0);
+}
+
+inline void bulk_store_wait() {
+    simt::Block& block = simt::Block::Current();
+    block.bulk().WaitUntilWritten(block.thread(), 0);
+}
+
+// That one is missing cannot be seen here.
+inline void fence_before_bulk() {}
+#endif
 
 inline void named_barrier(uint32_t id, uint32_t threads) {
     simt::Block::Current().MeetNamed(id, threads);

@@ -2,6 +2,7 @@
 #   $(OUT)/simt/NAME                                with libncclep_simt.so for CUDA and NCCL
 #   $(OUT)/simt/lib/libncclep_simt.so               the CPU stand-ins, a driver, the SIMT shim
 #   $(OUT)/simt/lib/libncclep_simt_kernels.so       every kernel of cuda/, compiled by g++
+#   $(OUT)/simt/lib/libncclep_simt_plain.so         the same as for chips without bulk copies
 #   $(OUT)/simt/lib/selftest                        the shim's own test
 simt_lib      := $(OUT)/simt/lib
 simt_programs := $(addprefix $(OUT)/simt/,$(programs))
@@ -12,7 +13,8 @@ simt_objects  := $(call simt_object,simt/*.cpp)
 simt_tests    := $(call simt_object,simt/selftest/*.cpp)
 
 .PHONY: simt simt-compiler
-simt: $(simt_programs) $(simt_lib)/libncclep_simt_kernels.so $(simt_lib)/selftest
+simt: $(simt_programs) $(simt_lib)/libncclep_simt_kernels.so $(simt_lib)/libncclep_simt_plain.so \
+      $(simt_lib)/selftest
 
 $(OUT)/obj/simt/%.o: simt/%.cpp $(OUT)/flags
 	@mkdir -p $(@D)
@@ -50,6 +52,10 @@ $(simt_lib)/kernels.o: $(simt_lib)/kernels.cpp $(OUT)/flags simt/simt.mk
 -include $(simt_lib)/kernels.d
 $(simt_lib)/libncclep_simt_kernels.so: $(simt_lib)/kernels.o $(simt_lib)/libncclep_simt.so
 	$(call quiet,LINK $@)$(CXX) -o $@ -Wl,-soname,$(@F) $< $(simt_kernel_link)
+# One test only uses it: quick to compile rather than to run.
+$(simt_lib)/libncclep_simt_plain.so: $(simt_lib)/kernels.o
+	$(call quiet,CXX  $@)$(simt_kernel_compiler) -O0 -DSIMT_WITHOUT_BULK_COPY -o $@ \
+	    $(simt_lib)/kernels.cpp -Wl,-soname,$(@F) $(simt_kernel_link)
 # For planted_bugs.py: what compiles other kernels, run in this folder.
 simt-compiler:
 	@echo $(simt_kernel_compiler)

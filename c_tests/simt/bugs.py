@@ -11,7 +11,7 @@ import dataclasses
 
 STYLES = "3 test_ll routing_styles"
 UNEVEN = "3 test_ll uneven_tokens"
-STAGED = "2 test_staged one_at_a_time"
+STAGED = "3 test_staged one_at_a_time"
 HT = "3 test_ht uneven_tokens"
 WIDTHS = "2 test_ll widths"
 

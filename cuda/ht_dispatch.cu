@@ -3,8 +3,9 @@
 //
 // Grid: sending blocks, then receiving blocks, no more than fit on the GPU at once; every warp that
 // has a carrier works on its own. A sending warp takes a token, loads its row once and stores it to
-// the rings of all its peers; one warp more of its block, the herald, announces what was sent. A receiving warp takes any row that has arrived, gives the slot back as
-// soon as the row is in shared memory, and stores it where it belongs: sources ascending, then tokens.
+// the rings of all its peers; one warp more of its block, the herald, announces what was sent. A
+// receiving warp takes any row that has arrived, gives the slot back as soon as the row is in shared
+// memory, and stores it where it belongs: sources ascending, then tokens.
 // Ids and weights, if any, travel behind the row. While nothing has arrived receivers do what is left
 // on this rank: rows of its own tokens for its own experts, and the rows of the outputs that no token
 // fills, which get zeros and ids of -1.

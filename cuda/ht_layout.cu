@@ -35,7 +35,7 @@ struct Block {
     // The expert that entry k of `token` names; negative if none.
     __device__ int32_t expert(uint32_t token, uint32_t k) const {
         const int64_t id = params.topk_idx[uint64_t{token} * top_k() + k];
-        return id >= 0 && id < int64_t{ranks()} * local_experts() ? static_cast<int32_t>(id) : -1;
+        return expert_of_id(id, int64_t{ranks()} * local_experts());
     }
     // Where `source` tells `owner` its counts.
     __device__ uint64_t* counts(uint32_t owner, uint32_t source) const {

@@ -121,10 +121,6 @@ __device__ __forceinline__ void release_row(const Ring& ring, uint32_t source, u
     st_relaxed_sys(ring.credit(source, ring.common.peers.rank, sequence), sequence + 1);
 }
 
-__device__ __forceinline__ bool is_or_follows(uint32_t number, uint32_t expected) {
-    return static_cast<int32_t>(number - expected) >= 0;
-}
-
 // Whether row `sequence` of `source` is here; its data is the shape that the source had in mind.
 __device__ __forceinline__ Arrival look_for_row(const Ring& ring, uint32_t source,
                                                 uint32_t sequence) {

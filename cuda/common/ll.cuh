@@ -119,12 +119,16 @@ struct Op {
     }
 };
 
+// The expert that an id names among so many, or kNowhere.
+__device__ __forceinline__ int32_t expert_of_id(int64_t id, int64_t experts) {
+    return id >= 0 && id < experts ? static_cast<int32_t>(id) : kNowhere;
+}
+
 // The expert that entry `index` of this rank names, or kNowhere.
 __device__ __forceinline__ int32_t expert_of_entry(const Op& op, const int64_t* topk_idx,
                                                    uint32_t index) {
     const int64_t id = __ldg(reinterpret_cast<const long long*>(topk_idx) + index);
-    const int64_t experts = int64_t{op.ranks()} * op.common.shape.local_experts;
-    return id >= 0 && id < experts ? static_cast<int32_t>(id) : kNowhere;
+    return expert_of_id(id, int64_t{op.ranks()} * op.common.shape.local_experts);
 }
 
 // Waits until `peer` has begun the operation, and reports it if it runs another one than we do.

@@ -25,6 +25,11 @@ __device__ __forceinline__ uint32_t packet_data(uint64_t packet) {
     return static_cast<uint32_t>(packet);
 }
 
+// Whether a running number is `expected` or a later one, also across the wrap.
+__device__ __forceinline__ bool is_or_follows(uint32_t number, uint32_t expected) {
+    return static_cast<int32_t>(number - expected) >= 0;
+}
+
 // Who waits for what (WAIT_...) of whom, for the report.
 struct Awaited {
     uint32_t what;
@@ -107,7 +112,7 @@ __device__ __forceinline__ Arrival wait_until(const WaitParams& wait, const Awai
 }
 
 // The packet's own data is all that is wanted. Equality is enough for what lies in a bank: a sender
-// cannot write a later epoch into it before this one was consumed (see ll_common.cuh).
+// cannot write a later epoch into it before this one was consumed (see ll.cuh).
 __device__ __forceinline__ Arrival wait_for_packet(const WaitParams& wait, const uint64_t* at,
                                                    const Awaited& awaited) {
     return wait_until(
@@ -135,14 +140,13 @@ __device__ __forceinline__ bool wait_as_warp(const WaitParams& wait, const Await
     }
 }
 
-// For what a peer overwrites without asking: the awaited epoch or a later one, also across the
-// wrap.
+// For what a peer overwrites without asking: the awaited epoch or a later one.
 __device__ __forceinline__ Arrival wait_for_epoch_or_later(const WaitParams& wait,
                                                            const uint64_t* at,
                                                            const Awaited& awaited) {
     return wait_until(
         wait, awaited, [at] { return ld_acquire_sys(at); },
-        [&](uint32_t epoch) { return static_cast<int32_t>(epoch - awaited.epoch) >= 0; });
+        [&](uint32_t epoch) { return is_or_follows(epoch, awaited.epoch); });
 }
 
 // For a bare flag instead of a packet: true once `peer` has raised it to `expected` or later; then
@@ -151,7 +155,7 @@ __device__ inline bool wait_for_flag(const WaitParams& wait, const uint32_t* fla
                                      const Awaited& awaited) {
     return wait_until(
                wait, awaited, [flag] { return make_packet(ld_acquire_sys(flag), 0); },
-               [&](uint32_t epoch) { return static_cast<int32_t>(epoch - awaited.epoch) >= 0; })
+               [&](uint32_t epoch) { return is_or_follows(epoch, awaited.epoch); })
         .ok;
 }
 

@@ -111,6 +111,17 @@ static void go_on_without_victim(DeathRank* self) {
     EP_CHECK_NCCL(ncclCommDestroy(env.comm));
 }
 
+// Ends what is left of the first communicator, and goes on.
+static void abort_and_go_on(DeathRank* self) {
+    EP_CHECK_NCCL(ncclCommAbort(self->env.comm));
+    // An exchange that was given up may have left its error on the stream.
+    (void)cudaStreamSynchronize(self->env.stream);
+    (void)cudaGetLastError();
+    expect_context_usable(self);
+    go_on_without_victim(self);
+    EP_CHECK_CUDA(cudaStreamDestroy(self->env.stream));
+}
+
 static void finish_survivor(DeathRank* self, Work* work) {
     expect_refusals(work);
     expect_context_usable(self);
@@ -145,13 +156,7 @@ static void dies_before_creation(DeathRank* self) {
         EP_CHECK_EQ_I64(result, ncclRemoteError);
         EP_CHECK_STR_CONTAINS(ep_last_error(), " waited ");
     }
-    EP_CHECK_NCCL(ncclCommAbort(self->env.comm));
-    // The exchange that was given up may have left its error on the stream.
-    (void)cudaStreamSynchronize(self->env.stream);
-    (void)cudaGetLastError();
-    expect_context_usable(self);
-    go_on_without_victim(self);
-    EP_CHECK_CUDA(cudaStreamDestroy(self->env.stream));
+    abort_and_go_on(self);
 }
 
 static void dies_before_an_operation(DeathRank* self) {
@@ -226,12 +231,7 @@ static void dies_before_destruction(DeathRank* self) {
     // A backend whose ranks part without a word has nothing to report.
     EP_CHECK(result == ncclSuccess || result == ncclRemoteError);
     EP_CHECK(in_time(self, start));
-    EP_CHECK_NCCL(ncclCommAbort(self->env.comm));
-    (void)cudaStreamSynchronize(self->env.stream);
-    (void)cudaGetLastError();
-    expect_context_usable(self);
-    go_on_without_victim(self);
-    EP_CHECK_CUDA(cudaStreamDestroy(self->env.stream));
+    abort_and_go_on(self);
 }
 
 // Everybody lives; the victim stops, comes back when the others have given up, and learns of it.

@@ -107,14 +107,11 @@ fn too_few_rows(argument: &str, report: &FaultReport) -> Error {
         .got(report.got, format_args!("{} or more", report.expected))
 }
 
-/// The first difference between the shape words of this rank and of another.
+/// What two ranks do not agree on, from the shape words of this rank and of another.
 fn other_shape(report: &FaultReport) -> Error {
     const UNIT: u32 = 16;
-    let (mine, theirs, rank) = (report.expected, report.got, report.peer);
-    let differs = |what: &str, rule: &str| {
-        let rule = format_args!("{rule} on every rank, but rank {rank} differs");
-        Error::usage(what, rule)
-    };
+    let (mine, theirs) = (report.expected, report.got);
+    let differs = |what, rule| differs(report, what, rule);
     let row_bytes = |word: u32| (word & ((1 << HT_SHAPE_COLUMNS_SHIFT) - 1)) * UNIT;
     let columns = |word: u32| (word & !HT_SHAPE_COMBINE) >> HT_SHAPE_COLUMNS_SHIFT;
     let op = |word: u32| match word & HT_SHAPE_COMBINE {
@@ -136,21 +133,24 @@ fn other_shape(report: &FaultReport) -> Error {
 
 /// What two ranks do not agree on, from their signatures.
 fn difference(report: &FaultReport) -> Error {
-    let rule = format_args!(
-        "must be the same on every rank, but rank {} differs",
-        report.peer
-    );
-    let (got, expected) = (report.expected, report.got);
+    let (mine, theirs) = (report.expected, report.got);
+    let differs = |what| differs(report, what, "must be the same");
     let op = |signature: u32| signature >> LL_SIGNATURE_OP_SHIFT;
     let top_k = |signature: u32| signature >> LL_SIGNATURE_TOP_K_SHIFT & 63;
     let row_bytes = |signature: u32| (signature & ((1 << LL_SIGNATURE_TOP_K_SHIFT) - 1)) * 16;
-    if op(got) != op(expected) {
-        Error::usage("operation", rule).got(op_name(op(got)), op_name(op(expected)))
-    } else if top_k(got) != top_k(expected) {
-        Error::usage("topk_idx.sizes[1]", rule).got(top_k(got), top_k(expected))
+    if op(mine) != op(theirs) {
+        differs("operation").got(op_name(op(mine)), op_name(op(theirs)))
+    } else if top_k(mine) != top_k(theirs) {
+        differs("topk_idx.sizes[1]").got(top_k(mine), top_k(theirs))
     } else {
-        Error::usage("row bytes", rule).got(row_bytes(got), row_bytes(expected))
+        differs("row bytes").got(row_bytes(mine), row_bytes(theirs))
     }
+}
+
+/// `what` breaks `rule` between this rank and the one of the report.
+fn differs(report: &FaultReport, what: &str, rule: &str) -> Error {
+    let rule = format_args!("{rule} on every rank, but rank {} differs", report.peer);
+    Error::usage(what, rule)
 }
 
 /// What was waiting.

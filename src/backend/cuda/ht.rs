@@ -5,7 +5,7 @@ use crate::backend::cuda::driver;
 use crate::backend::cuda::function;
 use crate::backend::cuda::ht_plan::{DeviceLimits, HandleLayout, HtKind, HtPlan, HtShape};
 use crate::backend::cuda::ht_pool::{Piece, Pool};
-use crate::backend::cuda::kernels::Kernel;
+use crate::backend::cuda::kernels::{self, Kernel, KernelParams};
 use crate::backend::cuda::launch::launch;
 use crate::backend::cuda::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::open::Open;
@@ -15,9 +15,9 @@ use crate::backend::cuda::params_ht::{
     HtCombineParams, HtCommon, HtDispatchParams, HtHandleMemory, HtLayout, HtLayoutParams,
     HtSequences,
 };
+use crate::backend::cuda::sizes::number;
 use crate::backend::{HtBackend, HtRouting};
 use crate::error::{Code, Error, Result};
-use crate::model::dtype::DType;
 use crate::model::ops::{HtCombine, HtDispatch, Routing, Stream};
 use crate::model::tensor::DevPtr;
 use std::sync::Arc;
@@ -50,13 +50,7 @@ impl HtGroup {
             multiprocessors: open.multiprocessors,
             shared_bytes: driver::most_shared_bytes()?,
         };
-        let kernels = [
-            Kernel::HtDispatch,
-            Kernel::HtCombineBf16,
-            Kernel::HtCombineF16,
-            Kernel::HtCombineF32,
-        ];
-        for kernel in kernels {
+        for kernel in [HtDispatchParams::KERNELS, HtCombineParams::KERNELS].concat() {
             function::allow_shared_bytes(
                 open.module.function(kernel)?,
                 device.dynamic_shared_bytes(),
@@ -147,9 +141,6 @@ impl CudaHt {
     }
 
     fn handle_memory(&self) -> Result<HtHandleMemory> {
-        let number = |count: usize| {
-            u32::try_from(count).map_err(|_| Error::internal(format!("{count} ids of a token")))
-        };
         let Routing { tokens, top_k, .. } = self.routing;
         Ok(self
             .piece()?
@@ -226,12 +217,7 @@ impl HtBackend for CudaHt {
             in_rows: rows(op.expert_rows.rows),
             columns: rows(columns),
         };
-        let kernel = match op.row.dtype {
-            DType::Bfloat16 => Kernel::HtCombineBf16,
-            DType::Float16 => Kernel::HtCombineF16,
-            DType::Float32 => Kernel::HtCombineF32,
-            other => return Err(Error::internal(format!("no combine kernel for {other}"))),
-        };
+        let kernel = kernels::for_rows::<HtCombineParams>(op.row.dtype)?;
         let module = &group.open.module;
         group.order.enqueue(stream, || {
             launch(module, kernel, shape.launch, &params, stream)

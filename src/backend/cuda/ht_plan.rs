@@ -7,7 +7,8 @@ use crate::backend::cuda::params_ht::{
     HT_COMBINE_THREADS, HT_DISPATCH_THREADS, HT_LAYOUT_THREADS, HT_MAX_TOP_K,
     HT_SHAPE_COLUMNS_SHIFT, HT_SHAPE_COMBINE, HT_ZERO_BYTES, HtEntry, HtLayout,
 };
-use crate::error::{Error, Result};
+use crate::backend::cuda::sizes::{Regions, number};
+use crate::error::Result;
 use crate::model::group::GroupFacts;
 use crate::model::ops::RowType;
 
@@ -103,21 +104,16 @@ impl HtPlan {
         let slot_bytes = (facts.row_bytes + HT_MAX_TOP_K as usize * TAIL_ENTRY_BYTES)
             .next_multiple_of(REGION_ALIGN);
         let depth = depth(ranks, slot_bytes);
-        let mut end = 0;
-        let mut region = |bytes: usize| {
-            let start = end;
-            end = (start + bytes).next_multiple_of(REGION_ALIGN);
-            start as u64
-        };
-        let counts = region(2 * ranks * (facts.local_experts() + 1) * PACKET_BYTES);
-        let arrivals = region(ranks * depth * PACKET_BYTES);
-        let credits = region(ranks * depth * CREDIT_BYTES);
-        let slots = region(ranks * depth * slot_bytes);
+        let mut window = Regions::new(REGION_ALIGN);
+        let counts = window.take(2 * ranks * (facts.local_experts() + 1) * PACKET_BYTES);
+        let arrivals = window.take(ranks * depth * PACKET_BYTES);
+        let credits = window.take(ranks * depth * CREDIT_BYTES);
+        let slots = window.take(ranks * depth * slot_bytes);
         let layout = HtLayout {
-            counts,
-            arrivals,
-            credits,
-            slots,
+            counts: counts as u64,
+            arrivals: arrivals as u64,
+            credits: credits as u64,
+            slots: slots as u64,
             slot_bytes: slot_bytes as u64,
             depth: number(depth)?,
             local_experts: number(facts.local_experts())?,
@@ -125,7 +121,7 @@ impl HtPlan {
         Ok(Self {
             facts: *facts,
             layout,
-            bytes: end,
+            bytes: window.bytes(),
         })
     }
 
@@ -153,18 +149,13 @@ impl HtPlan {
             .facts
             .max_tokens
             .unwrap_or_else(|| tokens.next_power_of_two());
-        let mut end = 0;
-        let mut region = |bytes: usize| {
-            let start = end;
-            end = (start + bytes).next_multiple_of(REGION_ALIGN);
-            start
-        };
+        let mut memory = Regions::new(REGION_ALIGN);
         HandleLayout {
-            begins: region((ranks + 1) * size_of::<u32>()),
-            departures: region(ranks * size_of::<u32>()),
-            counts: region(self.facts.local_experts() * size_of::<i32>()),
-            entries: region(tokens * top_k * size_of::<HtEntry>()),
-            bytes: end,
+            begins: memory.take((ranks + 1) * size_of::<u32>()),
+            departures: memory.take(ranks * size_of::<u32>()),
+            counts: memory.take(self.facts.local_experts() * size_of::<i32>()),
+            entries: memory.take(tokens * top_k * size_of::<HtEntry>()),
+            bytes: memory.bytes(),
         }
     }
 
@@ -276,10 +267,6 @@ fn depth(ranks: usize, slot_bytes: usize) -> usize {
     let fits = (MOST_RING_BYTES / (ranks * slot_bytes)).max(4);
     let most = wanted.min(fits);
     1 << most.ilog2()
-}
-
-fn number(count: usize) -> Result<u32> {
-    u32::try_from(count).map_err(|_| Error::internal(format!("{count} does not fit a kernel")))
 }
 
 #[cfg(test)]

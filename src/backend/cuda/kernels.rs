@@ -11,6 +11,8 @@ use crate::backend::cuda::params_ht::{
     HT_COMBINE_THREADS, HT_DISPATCH_THREADS, HT_LAYOUT_THREADS, HtCombineParams, HtDispatchParams,
     HtLayoutParams,
 };
+use crate::error::{Error, Result};
+use crate::model::dtype::DType;
 
 /// A kernel's entry point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,8 +89,21 @@ impl Kernel {
 
 /// What a kernel takes as its only parameter.
 pub trait KernelParams: Copy {
-    /// The kernels that take it.
+    /// The kernels that take it; where there is one for each type of rows: bfloat16, float16, float32.
     const KERNELS: &'static [Kernel];
+}
+
+/// The kernel that takes `P` and reads rows of `dtype`.
+pub(super) fn for_rows<P: KernelParams>(dtype: DType) -> Result<Kernel> {
+    let index = match dtype {
+        DType::Bfloat16 => Some(0),
+        DType::Float16 => Some(1),
+        DType::Float32 => Some(2),
+        _ => None,
+    };
+    index
+        .and_then(|index: usize| P::KERNELS.get(index).copied())
+        .ok_or_else(|| Error::internal(format!("no kernel for rows of {dtype}")))
 }
 
 impl KernelParams for PeerSelftestParams {

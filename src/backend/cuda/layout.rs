@@ -1,8 +1,9 @@
-//! What is where in a rank's window. One builder yields both the offsets and the size.
+//! What is where in a rank's window.
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::params::SELFTEST_SLOT_BYTES;
 use crate::backend::cuda::parting::WORD_BYTES;
+use crate::backend::cuda::sizes::Regions;
 
 /// Regions start on a cache line of their own, so that polling one disturbs no other.
 const REGION_ALIGN: usize = 128;
@@ -31,24 +32,19 @@ pub(super) struct WindowLayout {
 impl WindowLayout {
     /// The layout for a group of `ranks` whose operations use `operation_bytes`.
     pub(super) fn new(ranks: usize, operation_bytes: usize) -> Self {
-        let mut end = 0;
-        let mut region = |bytes: usize| {
-            let start = end;
-            end = (start + bytes).next_multiple_of(REGION_ALIGN);
-            start
-        };
-        let failed = region(2 * size_of::<u32>());
-        let parting = region(ranks * WORD_BYTES);
-        let selftest_flags = region(ranks * size_of::<u32>());
-        let selftest_slots = region(ranks * SELFTEST_SLOT_BYTES);
-        let operations = region(operation_bytes);
+        let mut window = Regions::new(REGION_ALIGN);
+        let failed = window.take(2 * size_of::<u32>());
+        let parting = window.take(ranks * WORD_BYTES);
+        let selftest_flags = window.take(ranks * size_of::<u32>());
+        let selftest_slots = window.take(ranks * SELFTEST_SLOT_BYTES);
+        let operations = window.take(operation_bytes);
         Self {
             failed,
             parting,
             selftest_flags,
             selftest_slots,
             operations,
-            bytes: end.next_multiple_of(WINDOW_ALIGN),
+            bytes: window.bytes().next_multiple_of(WINDOW_ALIGN),
         }
     }
 }

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::device_name::device_name;
-use crate::backend::cuda::kernels::Kernel;
+use crate::backend::cuda::kernels::{self, Kernel};
 use crate::backend::cuda::launch::launch;
 use crate::backend::cuda::ll_plan::{Grid, LlPlan};
 use crate::backend::cuda::memory::{Buffer, CudaMemory};
@@ -14,7 +14,6 @@ use crate::backend::cuda::params::{
 use crate::backend::cuda::tracks::Tracks;
 use crate::backend::{LlBackend, Ticket};
 use crate::error::{Error, Result};
-use crate::model::dtype::DType;
 use crate::model::group::LlCombineMode;
 use crate::model::ops::{LlCombine, LlDispatch, LlOp, Routing, RowType, Stream};
 use crate::model::tensor::DevPtr;
@@ -167,12 +166,7 @@ impl Handle {
             out: part.kept(op.out) as *mut u8,
             exact: u32::from(plan.mode() == LlCombineMode::Exact),
         };
-        let kernel = match op.row.dtype {
-            DType::Bfloat16 => Kernel::LlCombineBf16,
-            DType::Float16 => Kernel::LlCombineF16,
-            DType::Float32 => Kernel::LlCombineF32,
-            other => return Err(Error::internal(format!("no combine kernel for {other}"))),
-        };
+        let kernel = kernels::for_rows::<LlCombineParams>(op.row.dtype)?;
         let shape = grid.launch_shape(0);
         launch(&self.group.open.module, kernel, shape, &params, stream)
     }

@@ -8,6 +8,7 @@ use crate::backend::cuda::params::{
     LL_BANKS, LL_CHUNK_VECS, LL_COMBINE_THREADS, LL_COUNTS_BESIDE_EXPERTS, LL_DISPATCH_THREADS,
     LL_MAX_TOP_K, LL_TRACKS, LlLayout, LlShape,
 };
+use crate::backend::cuda::sizes::{Regions, number};
 use crate::error::{Error, Result};
 use crate::model::group::{GroupFacts, LlCombineMode};
 use crate::model::ops::{Routing, RowType};
@@ -76,20 +77,20 @@ impl LlPlan {
         };
         let rows = rows_per_token * max_tokens;
         let most_pieces = pieces(facts.row_bytes);
-        let mut bank = Regions::default();
+        let mut bank = Regions::new(REGION_ALIGN);
         let rows_bytes = rows * facts.row_bytes;
         bank.take(rows_bytes);
         let flags = bank.take(rows * most_pieces * PACKET_BYTES);
         let per_rank = facts.local_experts() + LL_COUNTS_BESIDE_EXPERTS as usize;
         let counts = bank.take(facts.ranks * per_rank * PACKET_BYTES);
         let entries = bank.take(facts.ranks * max_tokens * LL_MAX_TOP_K as usize * PACKET_BYTES);
-        let mut window = Regions::default();
+        let mut window = Regions::new(REGION_ALIGN);
         let acks = window.take(LL_TRACKS as usize * facts.ranks * PACKET_BYTES);
-        let banks = window.take(LL_BANKS as usize * bank.end);
+        let banks = window.take(LL_BANKS as usize * bank.bytes());
         let layout = LlLayout {
             acks: acks as u64,
             banks: banks as u64,
-            bank_bytes: bank.end as u64,
+            bank_bytes: bank.bytes() as u64,
             flags: flags as u64,
             counts: counts as u64,
             entries: entries as u64,
@@ -99,7 +100,7 @@ impl LlPlan {
             max_tokens,
             layout,
             rows_bytes,
-            bytes: window.end,
+            bytes: window.bytes(),
             tuning: Tuning::default(),
         })
     }
@@ -267,25 +268,6 @@ fn at_most(wanted: usize, blocks: u32) -> u32 {
 /// Pieces that a row of `row_bytes` is moved in.
 fn pieces(row_bytes: usize) -> usize {
     row_bytes.div_ceil(PIECE_BYTES)
-}
-
-fn number(count: usize) -> Result<u32> {
-    u32::try_from(count).map_err(|_| Error::internal(format!("{count} does not fit a kernel")))
-}
-
-/// Regions one after the other: the one builder that yields offsets and size.
-#[derive(Default)]
-struct Regions {
-    end: usize,
-}
-
-impl Regions {
-    /// The start of a region of `bytes`.
-    fn take(&mut self, bytes: usize) -> usize {
-        let start = self.end;
-        self.end = (start + bytes).next_multiple_of(REGION_ALIGN);
-        start
-    }
 }
 
 #[cfg(test)]

@@ -30,6 +30,7 @@ pub mod params_ht;
 mod parting;
 mod process;
 mod selftest;
+mod sizes;
 mod table;
 mod tracks;
 mod window;

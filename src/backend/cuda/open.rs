@@ -4,7 +4,8 @@
 use crate::backend::cuda::fault::FaultPage;
 use crate::backend::cuda::module::Module;
 use crate::backend::cuda::params::{MAX_PEERS, PeerTable, WaitParams};
-use crate::error::{Error, Result};
+use crate::backend::cuda::sizes::number;
+use crate::error::Result;
 use crate::model::tensor::DevPtr;
 
 /// An open group, as its operations see it. The windows stay mapped until the group closes.
@@ -30,9 +31,6 @@ impl Open {
         failed: DevPtr,
         (windows, rank): (&[DevPtr], usize),
     ) -> Result<Self> {
-        let number = |count: usize| {
-            u32::try_from(count).map_err(|_| Error::internal(format!("{count} is no rank")))
-        };
         let mut all = [DevPtr::default(); MAX_PEERS];
         for (to, base) in all.iter_mut().zip(windows) {
             *to = *base;

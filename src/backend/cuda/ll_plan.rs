@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::model::group::{GroupFacts, LlCombineMode};
 use crate::model::ops::{Routing, RowType};
 use crate::tuning::{Choice, Operation, Tuning};
+use std::ops::RangeInclusive;
 
 /// Most bytes of a piece of a row: what the lanes of a warp hold at once.
 const PIECE_BYTES: usize = LL_CHUNK_VECS as usize * 32 * 16;
@@ -22,6 +23,8 @@ const REGION_ALIGN: usize = 256;
 /// One token is all latency: few blocks of few threads start soonest.
 const ONE_TOKEN_BLOCKS: u32 = 8;
 const ONE_TOKEN_THREADS: u32 = 256;
+/// A dispatch block's routers, and a warp beside them that sends.
+const DISPATCH_LEAST_THREADS: u32 = 5 * 32;
 /// Of so many multiprocessors one sends the rows of a dispatch; more would not fill NVLink better.
 const MULTIPROCESSORS_PER_SENDER: u32 = 4;
 /// From this many tokens on, combine is faster with blocks that only receive.
@@ -161,7 +164,7 @@ impl LlPlan {
     pub(super) fn dispatch_grid(&self, tokens: usize, multiprocessors: u32) -> Grid {
         let work = self.work(tokens);
         if let Some(choice) = self.tuning.choice(Operation::LlDispatch, work) {
-            return Grid::chosen(choice, LL_DISPATCH_THREADS);
+            return Grid::chosen(choice, DISPATCH_LEAST_THREADS..=LL_DISPATCH_THREADS);
         }
         match work {
             ..=1 => Grid::shared(ONE_TOKEN_BLOCKS.min(multiprocessors), ONE_TOKEN_THREADS),
@@ -177,7 +180,7 @@ impl LlPlan {
     pub(super) fn combine_grid(&self, tokens: usize, multiprocessors: u32) -> Grid {
         let work = self.work(tokens);
         if let Some(choice) = self.tuning.choice(Operation::LlCombine, work) {
-            return Grid::chosen(choice, LL_COMBINE_THREADS);
+            return Grid::chosen(choice, 1..=LL_COMBINE_THREADS);
         }
         match work {
             ..=1 => Grid::shared(ONE_TOKEN_BLOCKS.min(multiprocessors), ONE_TOKEN_THREADS),
@@ -243,9 +246,9 @@ impl Grid {
         }
     }
 
-    /// A grid that was measured, with no more threads than the kernel is compiled for.
-    fn chosen(choice: Choice, most_threads: u32) -> Self {
-        let threads = choice.threads.min(most_threads);
+    /// A grid that was measured, with as many threads as the kernel can work with.
+    fn chosen(choice: Choice, possible: RangeInclusive<u32>) -> Self {
+        let threads = choice.threads.clamp(*possible.start(), *possible.end());
         let receivers = choice.blocks.saturating_sub(choice.send_blocks);
         Self::split(choice.send_blocks, receivers, threads)
     }
@@ -313,6 +316,19 @@ mod tests {
                 plan.marked()
                     .all(|(start, bytes)| start + bytes <= plan.bytes())
             );
+        }
+    }
+
+    #[test]
+    fn measured_grids_have_threads_for_every_role() {
+        let choice = |threads| Choice {
+            blocks: 4,
+            threads,
+            send_blocks: 4,
+        };
+        let possible = || DISPATCH_LEAST_THREADS..=LL_DISPATCH_THREADS;
+        for (asked, given) in [(32, 160), (160, 160), (256, 256), (1024, 512)] {
+            assert_eq!(Grid::chosen(choice(asked), possible()).threads, given);
         }
     }
 

@@ -296,7 +296,9 @@ __device__ void run(const HtCombineParams& params, uint8_t* carriers) {
         shared.next_token = 0;
     }
     clear_mailboxes(shared.mailboxes);
-    begin_operation(common, true, shared.pairs);
+    if (!begin_operation(common, true, shared.pairs)) {
+        return;
+    }
     if (params.in_rows < shared.pairs.total) {
         // There is nothing to return, and the peers cannot be given anything else.
         if (blockIdx.x == 0 && threadIdx.x == 0) {

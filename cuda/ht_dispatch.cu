@@ -351,7 +351,9 @@ __device__ void run(const HtDispatchParams& params, uint8_t* memory) {
     }
     settle_shared();
     clear_mailboxes(shared.mailboxes);
-    begin_operation(common, false, shared.pairs);
+    if (!begin_operation(common, false, shared.pairs)) {
+        return;
+    }
     check_outputs(block);
     if (params.counter != nullptr && blockIdx.x == gridDim.x - 1) {
         for (uint32_t i = threadIdx.x; i < common.layout.local_experts; i += blockDim.x) {

@@ -7,6 +7,11 @@
 // has heard from every rank, so when the kernel of epoch n + 2 begins, every rank has begun n + 1 and
 // ended n, and nobody reads the bank of n any more.
 //
+// A rank that refuses its part, or cannot have the memory for it, runs this kernel as well: it says so
+// and hears the others, which keeps banks and epochs as they are. Whoever hears of a refusal, or of
+// other ids per token, notes that in the place of the number of rows. All ranks come to the same
+// conclusion, since what a rank tells it tells to all.
+//
 // No block waits for another: each counts the tokens before its part itself. Ids are in L2 and few.
 
 #include "primitives.cuh"
@@ -21,7 +26,12 @@ struct Shared {
     uint32_t rows[kMaskWords * 32];
     // The same of each warp's 32 tokens.
     uint32_t of_warp[kWarps][kMaskWords * 32];
+    // What the listening block has found out: kAgreed, or what goes into the place of the number of
+    // rows. Of several reasons the least one counts: a refusal before a difference, then by rank.
+    uint32_t verdict;
 };
+
+constexpr uint32_t kAgreed = 0xffffffffu;
 
 struct Block {
     const HtLayoutParams& params;
@@ -31,6 +41,7 @@ struct Block {
     __device__ uint32_t tokens() const { return params.handle.tokens; }
     __device__ uint32_t top_k() const { return params.handle.top_k; }
     __device__ uint32_t local_experts() const { return params.layout.local_experts; }
+    __device__ bool refuses() const { return params.told >> HT_TOLD_CODE_SHIFT != 0; }
 
     // The expert that entry k of `token` names; negative if none.
     __device__ int32_t expert(uint32_t token, uint32_t k) const {
@@ -41,7 +52,7 @@ struct Block {
     __device__ uint64_t* counts(uint32_t owner, uint32_t source) const {
         const uint32_t bank = params.epoch & 1;
         return reinterpret_cast<uint64_t*>(params.peers.window[owner] + params.layout.counts) +
-               uint64_t{bank * ranks() + source} * (local_experts() + 1);
+               uint64_t{bank * ranks() + source} * (local_experts() + HT_COUNTS_BESIDE_EXPERTS);
     }
 };
 
@@ -193,37 +204,81 @@ __device__ void tell(const Block& block, uint32_t peer, uint32_t* of_expert) {
     if (threadIdx.x == 0) {
         const uint32_t rows = block.shared.rows[peer];
         st_relaxed_sys(counts + local_experts, make_packet(epoch, rows));
-        block.params.handle.departures[peer] = rows;
+        st_relaxed_sys(counts + local_experts + 1, make_packet(epoch, block.params.told));
+        if (!block.refuses()) {
+            block.params.handle.departures[peer] = rows;
+        }
+    }
+}
+
+// What it means for this rank that `source` has `told` that.
+__device__ uint32_t verdict_on(const Block& block, uint32_t source, const Arrival& told) {
+    const uint32_t why = HT_DISAGREED | source << HT_DISAGREED_RANK_SHIFT | told.data;
+    if (!told.ok) {
+        return HT_UNHEARD;
+    }
+    if (told.data >> HT_TOLD_CODE_SHIFT != 0) {
+        return why;
+    }
+    return told.data == block.params.told ? kAgreed : why | HT_DISAGREED_TOP_K;
+}
+
+// Number `i` of the packets of `source`.
+__device__ Arrival hear(const Block& block, uint32_t source, uint32_t i) {
+    const HtLayoutParams& params = block.params;
+    return wait_for_packet(params.wait, block.counts(params.peers.rank, source) + i,
+                           {WAIT_COUNTS, source, params.epoch});
+}
+
+// Hears how many rows each rank sends, and what it tells of itself.
+__device__ void hear_rows(const Block& block) {
+    Shared& shared = block.shared;
+    if (threadIdx.x == 0) {
+        shared.verdict = kAgreed;
+    }
+    __syncthreads();
+    for (uint32_t source = threadIdx.x; source < block.ranks(); source += HT_LAYOUT_THREADS) {
+        const Arrival rows = hear(block, source, block.local_experts());
+        const Arrival told = hear(block, source, block.local_experts() + 1);
+        shared.rows[source] = rows.data;
+        atomicMin(&shared.verdict,
+                  verdict_on(block, source, {rows.ok && told.ok, told.data}));
+    }
+    __syncthreads();
+}
+
+// One thread notes where each source's rows begin, and tells the host how many there are.
+__device__ void note_rows(const Block& block) {
+    const HtLayoutParams& params = block.params;
+    const uint32_t verdict = block.shared.verdict;
+    uint32_t total = 0;
+    for (uint32_t source = 0; source < block.ranks(); ++source) {
+        params.handle.begins[source] = total;
+        total += block.shared.rows[source];
+    }
+    const uint32_t rows = verdict == kAgreed ? total : verdict;
+    params.handle.begins[block.ranks()] = rows;
+    if (verdict != HT_UNHEARD) {
+        st_release_sys(reinterpret_cast<uint64_t*>(params.received),
+                       make_packet(params.epoch, rows));
     }
 }
 
 // Hears from every rank.
 __device__ void listen(const Block& block) {
     const HtLayoutParams& params = block.params;
-    const uint32_t rank = params.peers.rank;
-    const auto count = [&](uint32_t source, uint32_t i) {
-        return wait_for_packet(params.wait, block.counts(rank, source) + i,
-                               {WAIT_COUNTS, source, params.epoch})
-            .data;
-    };
-    for (uint32_t source = threadIdx.x; source < block.ranks(); source += HT_LAYOUT_THREADS) {
-        block.shared.rows[source] = count(source, block.local_experts());
+    hear_rows(block);
+    if (block.refuses()) {
+        return;
     }
-    __syncthreads();
     if (threadIdx.x == 0) {
-        uint32_t total = 0;
-        for (uint32_t source = 0; source < block.ranks(); ++source) {
-            params.handle.begins[source] = total;
-            total += block.shared.rows[source];
-        }
-        params.handle.begins[block.ranks()] = total;
-        st_release_sys(reinterpret_cast<uint64_t*>(params.received),
-                       make_packet(params.epoch, total));
+        note_rows(block);
     }
+    const uint32_t sources = block.shared.verdict == kAgreed ? block.ranks() : 0;
     for (uint32_t i = threadIdx.x; i < block.local_experts(); i += HT_LAYOUT_THREADS) {
         uint32_t total = 0;
-        for (uint32_t source = 0; source < block.ranks(); ++source) {
-            total += count(source, i);
+        for (uint32_t source = 0; source < sources; ++source) {
+            total += hear(block, source, i).data;
         }
         params.handle.counts[i] = static_cast<int32_t>(total);
         if (params.counter != nullptr) {

@@ -54,6 +54,10 @@ constexpr static const uint32_t FAULT_ROUTING_ROWS = 6;
 /// `FaultReport::state`: the same of input rows.
 constexpr static const uint32_t FAULT_INPUT_ROWS = 7;
 
+/// `FaultReport::state`: an operation on an HT handle with the number of rows `got`, which has
+/// `HT_DISAGREED`; `expected` are this rank's ids per token.
+constexpr static const uint32_t FAULT_DISAGREED = 8;
+
 /// `FaultReport::op` of the self test.
 constexpr static const uint32_t OP_PEER_SELFTEST = 1;
 
@@ -160,6 +164,27 @@ constexpr static const uint32_t HT_SHAPE_COMBINE = 2147483648;
 /// Shift, in `HtCommon::shape_word`, of the columns of gradients per row (combine), or of 1 where ids
 /// and weights travel too (dispatch); below it is the number of 16-byte units of a row.
 constexpr static const uint32_t HT_SHAPE_COLUMNS_SHIFT = 24;
+
+/// Packets by which a rank tells each other of its part of a new handle, besides the one for each local
+/// expert: how many rows it sends, then `HtLayoutParams::told`.
+constexpr static const uint32_t HT_COUNTS_BESIDE_EXPERTS = 2;
+
+/// Lowest bit, in `HtLayoutParams::told`, of the `ncclResult_t` with which a rank refuses its part; below it
+/// are its ids per token.
+constexpr static const uint32_t HT_TOLD_CODE_SHIFT = 8;
+
+/// Bit of a handle's number of rows: the ranks do not agree, and nothing runs on the handle. The rest
+/// says why: what a rank told, and which rank.
+constexpr static const uint32_t HT_DISAGREED = 2147483648;
+
+/// Bit of the same: that rank has other ids per token; else it refused.
+constexpr static const uint32_t HT_DISAGREED_TOP_K = 1073741824;
+
+/// Lowest bit of the rank in the same.
+constexpr static const uint32_t HT_DISAGREED_RANK_SHIFT = 16;
+
+/// In the place of the same: some rank was not heard in time. No rank has such a number.
+constexpr static const uint32_t HT_UNHEARD = 4294967294;
 
 /// The first failure of a group. Lives in host memory that the device maps; the kernel writes `state`
 /// last.
@@ -339,7 +364,7 @@ struct LlCombineParams {
 
 /// Offsets in every rank's window; equal on all ranks.
 struct HtLayout {
-    /// u64 packets `[2][ranks][local_experts + 1]`, by parity of the handle's epoch.
+    /// u64 packets `[2][ranks][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by parity of the handle's epoch.
     uint64_t counts;
     /// u64 packets `[ranks][depth]`: which row of the source's sequence a slot holds.
     uint64_t arrivals;
@@ -367,7 +392,8 @@ struct HtEntry {
 struct HtHandleMemory {
     /// `[tokens][top_k]`: each token's experts, ascending, without repetition.
     HtEntry *entries;
-    /// `[ranks + 1]`: this rank's first row of each source, then the number of rows.
+    /// `[ranks + 1]`: this rank's first row of each source, then the number of rows, or
+    /// `HT_DISAGREED` and why.
     uint32_t *begins;
     /// `[ranks]`: rows that go from this rank to each, itself included.
     uint32_t *departures;
@@ -381,7 +407,7 @@ struct HtHandleMemory {
 
 /// What `ht_layout` tells the host, in host memory that the device maps.
 struct HtReceived {
-    /// Rows that this rank receives.
+    /// Rows that this rank receives, or `HT_DISAGREED` and why.
     uint32_t rows;
     /// The handle's epoch, once `rows` is valid.
     uint32_t epoch;
@@ -407,6 +433,8 @@ struct HtLayoutParams {
     uint32_t epoch;
     /// Tokens that one block numbers.
     uint32_t block_tokens;
+    /// This rank's word for the others. One that refuses has no tokens, no memory and no counter.
+    uint32_t told;
 };
 
 /// Device memory of a group, zero at first: how far the sequences of rows have come.
@@ -509,7 +537,7 @@ static_assert(sizeof(nccl_ep::HtLayout) == 48, "HtLayout as in Rust");
 static_assert(sizeof(nccl_ep::HtEntry) == 8, "HtEntry as in Rust");
 static_assert(sizeof(nccl_ep::HtHandleMemory) == 40, "HtHandleMemory as in Rust");
 static_assert(sizeof(nccl_ep::HtReceived) == 8, "HtReceived as in Rust");
-static_assert(sizeof(nccl_ep::HtLayoutParams) == 736, "HtLayoutParams as in Rust");
+static_assert(sizeof(nccl_ep::HtLayoutParams) == 744, "HtLayoutParams as in Rust");
 static_assert(sizeof(nccl_ep::HtSequences) == 584, "HtSequences as in Rust");
 static_assert(sizeof(nccl_ep::HtCommon) == 744, "HtCommon as in Rust");
 static_assert(sizeof(nccl_ep::HtDispatchParams) == 808, "HtDispatchParams as in Rust");

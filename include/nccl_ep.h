@@ -216,8 +216,8 @@ ncclResult_t ncclEpTensorDestroy(ncclEpGroup_t ep_group,
 //
 // LL: local, nothing is enqueued. The ids are read again by every dispatch and combine, so they may be
 // updated in place between operations; the data must stay valid as long as the handle is used, the
-// descriptor need not. HT: collective, blocks the host; the routing is fixed now, and the ids are not
-// read again.
+// descriptor need not. HT: collective; the routing is exchanged, and the ids are read, when `stream` gets
+// there, and not again. On GPUs the host does not wait for that.
 //
 // @param handle            gets the handle; written on success only
 // @param ep_group          the group
@@ -234,7 +234,9 @@ ncclResult_t ncclEpTensorDestroy(ncclEpGroup_t ep_group,
 // @param use_fp8           no effect
 //
 // Returns `ncclInvalidArgument` for a NULL or dead argument or a tensor that breaks a rule;
-// `ncclRemoteError` if another rank refused (HT); the code of the failure if the group has failed.
+// the code of the failure if the group has failed. HT: if another rank refused, or has another K, the CPU
+// backend returns `ncclRemoteError` or `ncclInvalidArgument`; on GPUs the calls on the handle do,
+// once the exchange has run.
 ncclResult_t ncclEpCreateHandle(ncclEpHandle_t *handle,
                                 ncclEpGroup_t ep_group,
                                 const struct ncclNDTensor_t *topk_idx,
@@ -251,13 +253,16 @@ ncclResult_t ncclEpCreateHandle(ncclEpHandle_t *handle,
 ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
 
 // Rows that an HT dispatch of this handle can deliver to this rank: R * max_tokens_per_rank, or the
-// real count if the group's max_tokens_per_rank is NCCL_EP_AUTO. Local.
+// real count if the group's max_tokens_per_rank is NCCL_EP_AUTO. Local, but the real count is known only
+// when the stream of the handle's creation has got there, and the call waits for that.
 //
 // @param handle          an HT handle
 // @param num_recv_tokens gets the number of rows
 //
-// Returns `ncclInvalidArgument` for a NULL or dead argument, `ncclInvalidUsage` for an LL handle.
-ncclResult_t ncclEpHandleGetNumRecvTokens(ncclEpHandle_t handle, unsigned int *num_recv_tokens);
+// Returns `ncclInvalidArgument` for a NULL or dead argument, `ncclInvalidUsage` for an LL handle; with
+// NCCL_EP_AUTO also the error that creation did not wait for.
+ncclResult_t ncclEpHandleGetNumRecvTokens(ncclEpHandle_t handle,
+                                          unsigned int *num_recv_tokens);
 
 // Sends each token to the ranks that host its experts. Every rank of the group calls it, in the same
 // order of operations. Enqueued on `stream`; the host does not wait.

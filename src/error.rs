@@ -25,6 +25,18 @@ pub enum Code {
 }
 
 impl Code {
+    /// The name of the `ncclResult_t` value.
+    pub fn name(self) -> &'static str {
+        match self {
+            Code::UnhandledCudaError => "ncclUnhandledCudaError",
+            Code::SystemError => "ncclSystemError",
+            Code::InternalError => "ncclInternalError",
+            Code::InvalidArgument => "ncclInvalidArgument",
+            Code::InvalidUsage => "ncclInvalidUsage",
+            Code::RemoteError => "ncclRemoteError",
+        }
+    }
+
     /// The code for a number that crossed a process or library boundary; unknown ones are internal.
     pub fn from_raw(raw: i32) -> Self {
         match raw {

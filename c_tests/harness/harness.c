@@ -121,6 +121,8 @@ bool ep_on_hostsim(void) {
            dlsym(RTLD_DEFAULT, "ncclEpSimt") != NULL;
 }
 
+bool ep_on_host_backend(void) { return dlsym(RTLD_DEFAULT, "ncclEpHostsimAbi") != NULL; }
+
 void ep_sync(const EpEnv* env) { EP_CHECK_CUDA(cudaStreamSynchronize(env->stream)); }
 
 void ep_barrier(void) { MPI_Barrier(MPI_COMM_WORLD); }

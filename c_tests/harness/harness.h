@@ -62,6 +62,10 @@ int ep_main(int argc, char** argv, const EpCase* cases, size_t num_cases);
 // libraries, with or without the kernels (simt/).
 bool ep_on_hostsim(void);
 
+// True where the operations are those of the CPU backend, false where they are kernels, wherever
+// these run. Only for what the documentation says to be different.
+bool ep_on_host_backend(void);
+
 // Whether groups of this backend can be used in high throughput. Collective at the first call; the
 // answer is remembered. A refusal for any other reason than a missing mode is a failed check.
 bool ep_has_high_throughput(const EpEnv* env);

@@ -13,6 +13,7 @@ STYLES = "3 test_ll routing_styles"
 UNEVEN = "3 test_ll uneven_tokens"
 STAGED = "3 test_staged one_at_a_time"
 HT = "3 test_ht uneven_tokens"
+REFUSAL = "3 test_errors ht_handle_refused"
 WIDTHS = "2 test_ll widths"
 
 
@@ -81,10 +82,17 @@ BUGS = (
         "rank += HT_LAYOUT_THREADS) {\n            uint32_t rows",
         "        for (uint32_t rank = threadIdx.x; rank < block.ranks(); "
         "rank += HT_LAYOUT_THREADS) {\n            uint32_t rows", HT, slow=True),
+    Bug("a refusal that is not told", "ht_layout.cu", "make_packet(epoch, block.params.told)",
+        "make_packet(epoch, block.params.handle.top_k)", REFUSAL),
+    Bug("a verdict before all have told", "ht_layout.cu",
+        "told.data}));\n    }\n    __syncthreads();", "told.data}));\n    }", REFUSAL, slow=True),
+    Bug("an operation on a handle that a rank refused", "common/ht.cuh",
+        "    if ((pairs.total & HT_DISAGREED) != 0) {", "    if (false) {",
+        "2 test_errors ht_handle_used_before", slow=True),
     Bug("sums before all rows have come", "ht_combine.cu",
         "    if (part.is_remote) {\n        const uint32_t rank",
         "    if (false) {\n        const uint32_t rank", HT),
     Bug("sequences advanced by a block that is not the last", "common/ht.cuh",
-        "    __syncthreads();\n    if (pairs.is_last_block != 0) {",
-        "    if (pairs.is_last_block != 0) {", HT),
+        "    __syncthreads();\n    if ((pairs.total & HT_DISAGREED) != 0) {",
+        "    if ((pairs.total & HT_DISAGREED) != 0) {", HT),
 )

@@ -193,6 +193,11 @@ T atomicMax(T* at, T value) {
 }
 
 template <typename T>
+T atomicMin(T* at, T value) {
+    return simt::Atomic(at, [value](T old) { return value < old ? value : old; });
+}
+
+template <typename T>
 T atomicOr(T* at, T value) {
     return simt::Atomic(at, [value](T old) { return old | value; });
 }

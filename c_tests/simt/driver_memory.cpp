@@ -96,6 +96,8 @@ CUresult cuMemFreeHost(void* memory) { return static_cast<CUresult>(cudaFreeHost
 CUresult cuMemHostGetDevicePointer(CUdeviceptr* address, void* host, unsigned flags) {
     void* device = nullptr;
     const cudaError_t error = cudaHostGetDevicePointer(&device, host, flags);
+    // The driver has no last error, and the runtime's is the program's own.
+    if (error != cudaSuccess) (void)cudaGetLastError();
     *address = reinterpret_cast<CUdeviceptr>(device);
     return static_cast<CUresult>(error);
 }

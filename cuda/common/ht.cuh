@@ -51,9 +51,19 @@ struct HtPairs {
     uint32_t is_last_block;
 };
 
+// One thread: the operation cannot be carried out here, FAULT_...; `peer` has to do with it.
+__device__ inline void fail(const HtCommon& common, uint32_t fault, uint32_t peer,
+                            uint32_t expected, uint32_t got) {
+    report_failure(common.wait, fault, {WAIT_STREAMED_ROW, peer, 0}, expected, got);
+    tell_failure(common.peers, common.wait);
+}
+
 // Fills `pairs` and advances the group's sequences past this operation. All threads call it. In
 // combine rows travel in the opposite direction.
-__device__ inline void begin_operation(const HtCommon& common, bool is_combine, HtPairs& pairs) {
+//
+// False for a handle on which the ranks do not agree: the operation was enqueued before the host could
+// know that. It fails, on every rank that does this, and leaves the sequences as they are.
+__device__ inline bool begin_operation(const HtCommon& common, bool is_combine, HtPairs& pairs) {
     const HtHandleMemory& handle = common.handle;
     HtSequences* sequences = common.sequences;
     for (uint32_t peer = threadIdx.x; peer < common.peers.ranks; peer += blockDim.x) {
@@ -75,6 +85,13 @@ __device__ inline void begin_operation(const HtCommon& common, bool is_combine, 
             inc_acq_rel_gpu(&sequences->blocks_started, gridDim.x - 1) == gridDim.x - 1;
     }
     __syncthreads();
+    if ((pairs.total & HT_DISAGREED) != 0) {
+        // After a deadline the group has failed already.
+        if (pairs.total != HT_UNHEARD && blockIdx.x == 0 && threadIdx.x == 0) {
+            fail(common, FAULT_DISAGREED, 0, handle.top_k, pairs.total);
+        }
+        return false;
+    }
     if (pairs.is_last_block != 0) {
         if (threadIdx.x == 0) {
             st_relaxed_gpu(&sequences->operations, pairs.operation);
@@ -85,6 +102,7 @@ __device__ inline void begin_operation(const HtCommon& common, bool is_combine, 
                            pairs.received[peer] + pairs.to_receive[peer]);
         }
     }
+    return true;
 }
 
 // Row number `sequence` from `source` to `owner`: its slot, and the words that speak of it.
@@ -151,13 +169,6 @@ __device__ __forceinline__ bool wait_for_place(const Ring& ring, uint32_t peer, 
                [&] { return make_packet(look_for_place(ring, peer, sequence).ok ? 1 : 0, 0); },
                [](uint32_t is_free) { return is_free != 0; })
         .ok;
-}
-
-// One thread: the operation cannot be carried out here, FAULT_...; `peer` has to do with it.
-__device__ inline void fail(const HtCommon& common, uint32_t fault, uint32_t peer,
-                            uint32_t expected, uint32_t got) {
-    report_failure(common.wait, fault, {WAIT_STREAMED_ROW, peer, 0}, expected, got);
-    tell_failure(common.peers, common.wait);
 }
 
 // One thread: `peer` runs an operation of another shape. Nothing sensible can follow.

@@ -8,7 +8,6 @@ pub mod bootstrap;
 pub mod cuda;
 mod dylib;
 pub mod host;
-mod ht_shape;
 pub mod nccl;
 pub mod select;
 
@@ -43,7 +42,8 @@ pub trait GroupBackend: Send + Sync {
     /// A handle for LL operations; local and without work on any stream.
     fn open_ll(&self, routing: Routing) -> Result<Box<dyn LlBackend>>;
     /// A handle for HT operations: exchanges the routing over all ranks. `routing` is an error on a
-    /// rank that refused its arguments; then all ranks get an error.
+    /// rank that refused its arguments, which gets it back; the others learn of it here, or from the
+    /// handle's first use.
     fn open_ht(&self, routing: Result<HtRouting>, stream: Stream) -> Result<Box<dyn HtBackend>>;
     /// The first failure that an operation met while it ran.
     fn fault(&self) -> Option<Error>;

@@ -64,6 +64,16 @@ unsigned max_recv_rows(const Session* session);
 // A whole dispatch and combine with the right result: the group is as well as ever.
 void check_works(const Session* session);
 
+// The state of the group, as soon as it is not success any more or so many seconds are over.
+ncclResult_t wait_for_failure(const Session* session, double limit);
+// Replaces the failed group and its handle, and checks that the new ones work.
+void recover(Session* session);
+
+// A new handle, with so many ids per token, in the place of the old one.
+ncclResult_t replace_handle(Session* session, unsigned top_k);
+// The others' side of the creation of a handle that `refuser` refuses, with this text.
+void check_refused_elsewhere(Session* session, int refuser, const char* text);
+
 // ---- The tensors of a call ---------------------------------------------------------------------
 
 typedef enum {
@@ -142,6 +152,9 @@ void ht_place_for_a_result(EpEnv* env);
 void ll_handle_arguments(EpEnv* env);  // handle.c
 void ht_handle_arguments(EpEnv* env);
 void ht_handle_refused_by_one_rank(EpEnv* env);
+void ht_handle_with_another_top_k(EpEnv* env);  // disagreement.c
+void ht_handle_without_a_count(EpEnv* env);
+void ht_handle_used_before_it_is_known(EpEnv* env);
 void ht_handle_with_a_missing_rank(EpEnv* env);
 void ll_lists_of_tensors(EpEnv* env);  // lists.c
 void ht_lists_of_tensors(EpEnv* env);

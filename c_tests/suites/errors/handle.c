@@ -1,5 +1,5 @@
 // Refusals of ncclEpCreateHandle. In low latency each rank decides for itself; in high throughput
-// the call is collective, so one rank that refuses makes all ranks return an error.
+// the call is collective, so the others learn of a rank that refuses (disagreement.c).
 #include <stdio.h>
 #include <string.h>
 
@@ -123,72 +123,23 @@ void ht_handle_arguments(EpEnv* env) {
 
 static int odd_rank(const EpEnv* env) { return env->size - 1; }
 
-// The odd rank's ids are broken in the given way; all ranks get an error.
-static void one_refuses(const Session* session, const BrokenCall* broken) {
+// The odd rank's arguments are broken in the given way; the others learn of it.
+static void one_refuses(Session* session, const BrokenCall* broken) {
     if (session->env->rank == odd_rank(session->env)) {
         check_broken_calls(session, kCreateHandle, broken, 1);
     } else {
-        CallTensors tensors;
-        valid_tensors(session, kCreateHandle, &tensors);
-        EP_REFUSED("handle-ht-rank-refused", make_call(session, kCreateHandle, &tensors, 0),
-                   ncclRemoteError, "ncclEpCreateHandle: rank %d refused: %s",
-                   odd_rank(session->env), broken->text);
+        check_refused_elsewhere(session, odd_rank(session->env), broken->text);
     }
-    // The creation right afterwards succeeds.
-    CallTensors tensors;
-    valid_tensors(session, kCreateHandle, &tensors);
-    EP_CHECK_NCCL(make_call(session, kCreateHandle, &tensors, 0));
-}
-
-static void one_has_another_top_k(const Session* session) {
-    const EpEnv* env = session->env;
-    const bool odd = env->rank == odd_rank(env);
-    const int differs = odd ? 0 : odd_rank(env);
-    CallTensors tensors;
-    valid_tensors(session, kCreateHandle, &tensors);
-    if (odd) tensors.lists[kInputs].views[0].sizes[1] = 1;
-    EP_REFUSED("handle-ht-topk-differs", make_call(session, kCreateHandle, &tensors, 0), ARGUMENT,
-               "ncclEpCreateHandle: topk_idx.sizes[1]: must be the same on every rank, but rank %d "
-               "differs (got %d, expected %d as on rank %d)",
-               differs, odd ? 1 : 2, odd ? 2 : 1, differs);
+    // The creation right afterwards succeeds, and what it makes works.
+    EP_REQUIRE_NCCL(replace_handle(session, kTopK));
+    check_works(session);
 }
 
 void ht_handle_refused_by_one_rank(EpEnv* env) {
-    if (!enough_ranks(env, 2, "handle-ht-rank-refused, handle-ht-topk-differs")) return;
+    if (!enough_ranks(env, 2, "handle-ht-rank-refused, *-ht-handle-refused")) return;
     Session session;
     open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
     for (size_t i = 0; i < COUNT(kIdsCalls); ++i) one_refuses(&session, &kIdsCalls[i]);
-    one_has_another_top_k(&session);
-    check_works(&session);
-    close_session(&session);
-}
-
-// The exchange stays open on this communicator and this stream, so both are the case's own.
-void ht_handle_with_a_missing_rank(EpEnv* env) {
-    if (!enough_ranks(env, 2, "handle-ht-rank-missing")) return;
-    EpEnv own = *env;
-    EP_REQUIRE_NCCL(ncclCommSplit(env->comm, 0, env->rank, &own.comm, NULL));
-    EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&own.stream, cudaStreamNonBlocking));
-    Session session;
-    set_timeout_ms(kShortTimeoutMs);
-    open_session(&session, &own, NCCL_EP_ALGO_HIGH_THROUGHPUT);
-    set_timeout_ms(0);
-    ep_barrier();
-    if (env->rank != odd_rank(env)) {
-        CallTensors tensors;
-        valid_tensors(&session, kCreateHandle, &tensors);
-        EP_REFUSED("handle-ht-rank-missing", make_call(&session, kCreateHandle, &tensors, 0),
-                   ncclRemoteError,
-                   "ncclEpCreateHandle: rank %d of %d waited %d ms for the other ranks in a "
-                   "collective creation",
-                   env->rank, env->size, kShortTimeoutMs);
-    }
-    ep_barrier();
-    EP_CHECK_NCCL(ncclCommAbort(own.comm));
-    // The aborted exchange may have left its error on the stream.
-    (void)cudaStreamSynchronize(own.stream);
-    (void)cudaStreamDestroy(own.stream);
-    (void)cudaGetLastError();
-    session.env = env;
+    one_refuses(&session, &kHtLocalCalls[0]);
     close_session(&session);
 }

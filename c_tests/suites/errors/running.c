@@ -16,8 +16,7 @@ static double seconds(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-// The state of the group, as soon as it is not success any more or the time is over.
-static ncclResult_t wait_for_failure(const Session* session, double limit) {
+ncclResult_t wait_for_failure(const Session* session, double limit) {
     const double end = seconds() + limit;
     const struct timespec pause = {0, 2 * 1000 * 1000};
     ncclResult_t state = ncclSuccess;
@@ -46,8 +45,7 @@ static void check_refuses_work(const Session* session, ncclResult_t code) {
                "ncclEpCreateHandle: the group has failed: *");
 }
 
-// Replaces the failed group and its handle, and checks that the new ones work.
-static void recover(Session* session) {
+void recover(Session* session) {
     const double start = seconds();
     EP_CHECK_NCCL(ncclEpHandleDestroy(session->handle));
     EP_CHECK_NCCL(ncclEpGroupDestroy(session->group, session->env->stream));

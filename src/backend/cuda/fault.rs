@@ -3,9 +3,10 @@
 
 use crate::backend::cuda::context::Context;
 use crate::backend::cuda::host_page::HostPage;
+use crate::backend::cuda::ht_agreement::disagreement;
 use crate::backend::cuda::params::{
-    FAULT_DIFFERS, FAULT_INPUT_ROWS, FAULT_NONE, FAULT_PEER_FAILED, FAULT_ROUTING_ROWS,
-    FAULT_SHAPE_DIFFERS, FAULT_TOKEN_ROWS, FaultReport, LL_SIGNATURE_OP_SHIFT,
+    FAULT_DIFFERS, FAULT_DISAGREED, FAULT_INPUT_ROWS, FAULT_NONE, FAULT_PEER_FAILED,
+    FAULT_ROUTING_ROWS, FAULT_SHAPE_DIFFERS, FAULT_TOKEN_ROWS, FaultReport, LL_SIGNATURE_OP_SHIFT,
     LL_SIGNATURE_TOP_K_SHIFT, OP_HT_COMBINE, OP_HT_DISPATCH, OP_HT_LAYOUT, OP_LL_COMBINE,
     OP_LL_DISPATCH, OP_PEER_SELFTEST, WAIT_ACK, WAIT_BEGIN, WAIT_COUNTS, WAIT_ENTRY, WAIT_PATTERN,
     WAIT_PLACE, WAIT_ROW, WAIT_STREAMED_ROW, WAIT_WEIGHT, WaitParams,
@@ -59,6 +60,8 @@ impl FaultPage {
             FAULT_TOKEN_ROWS => too_few_rows("outputs[TOKENS]", &report),
             FAULT_ROUTING_ROWS => too_few_rows("outputs[TOPK_IDX]", &report),
             FAULT_INPUT_ROWS => too_few_rows("inputs[TOKENS]", &report),
+            FAULT_DISAGREED => disagreement(report.got, report.expected)
+                .unwrap_or_else(|| Error::internal("a failure without a reason")),
             _ => self.lateness(&report),
         };
         Some(error.within(op_name(report.op)))

@@ -20,7 +20,7 @@ use crate::backend::cuda::params::{LL_MARK, MAX_PEERS, OP_PEER_SELFTEST};
 use crate::backend::cuda::parting::{End, Parting};
 use crate::backend::cuda::selftest::Selftest;
 use crate::backend::cuda::window::{PeerMapping, Window, WindowRecord};
-use crate::backend::{DeviceMemory, GroupBackend, HtBackend, HtRouting, LlBackend, ht_shape};
+use crate::backend::{DeviceMemory, GroupBackend, HtBackend, HtRouting, LlBackend};
 use crate::error::{Error, Result};
 use crate::model::group::{Algorithm, GroupFacts};
 use crate::model::ops::{Routing, Stream};
@@ -247,11 +247,7 @@ impl GroupBackend for CudaGroup {
         let Mode::Ht(ht) = &self.mode else {
             return Err(Error::internal("an HT handle of an LL group"));
         };
-        let prepared = routing.and_then(|wanted| Ok((wanted.routing, ht.prepare(wanted)?)));
-        let shape = prepared.as_ref().map_err(Error::clone);
-        let shape = shape.map(|(routing, _)| (routing.tokens, routing.top_k));
-        ht_shape::exchange(&self.bootstrap, shape, stream)?;
-        Ok(Box::new(prepared?.1.open(stream)?))
+        Ok(Box::new(ht.open_handle(routing, stream)?))
     }
 
     fn fault(&self) -> Option<Error> {

@@ -3,6 +3,7 @@
 
 use crate::backend::cuda::driver;
 use crate::backend::cuda::function;
+use crate::backend::cuda::ht_agreement::{disagreement, told_refusing, told_with};
 use crate::backend::cuda::ht_plan::{DeviceLimits, HandleLayout, HtKind, HtPlan, HtShape};
 use crate::backend::cuda::ht_pool::{Piece, Pool};
 use crate::backend::cuda::kernels::{self, Kernel, KernelParams};
@@ -18,10 +19,12 @@ use crate::backend::cuda::params_ht::{
 use crate::backend::cuda::sizes::number;
 use crate::backend::{HtBackend, HtRouting};
 use crate::error::{Code, Error, Result};
+use crate::log;
 use crate::model::ops::{HtCombine, HtDispatch, Routing, Stream};
 use crate::model::tensor::DevPtr;
+use std::ptr::{null, null_mut};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::Instant;
 
 /// What the HT handles of a group share.
@@ -68,9 +71,40 @@ impl HtGroup {
         })
     }
 
-    /// Memory for a handle with this routing; local, and before the ranks meet, as it may allocate.
-    pub(super) fn prepare(self: &Arc<Self>, wanted: HtRouting) -> Result<CudaHt> {
+    /// This rank's part of a new handle. All ranks do this in the same order, but nobody waits for
+    /// another here: a rank that cannot take part tells the others so by a kernel, too.
+    pub(super) fn open_handle(
+        self: &Arc<Self>,
+        wanted: Result<HtRouting>,
+        stream: Stream,
+    ) -> Result<CudaHt> {
+        // Counted on every rank, whatever becomes of it.
+        let before = self.handles.fetch_add(1, Ordering::Relaxed);
+        let epoch = before.wrapping_add(1);
+        let prepared = wanted.and_then(|wanted| self.prepare(wanted, epoch, stream));
+        match prepared {
+            Ok(handle) => {
+                let params = handle.layout_params()?;
+                self.launch_layout(handle.routing.tokens, &params, stream)?;
+                Ok(handle)
+            }
+            Err(error) => {
+                let params = self.layout_params(epoch, told_refusing(&error));
+                // Where not even this is possible the others find out at their deadline.
+                self.launch_layout(0, &params, stream)
+                    .unwrap_or_else(|cause| log::warn(cause.text()));
+                Err(error)
+            }
+        }
+    }
+
+    /// Handle number `epoch` of the group, before the others know of it.
+    fn prepare(self: &Arc<Self>, wanted: HtRouting, epoch: u32, stream: Stream) -> Result<CudaHt> {
         let Routing { tokens, top_k, .. } = wanted.routing;
+        if self.order.is_capturing(stream)? {
+            let rule = "must not be captured into a graph: the routing is exchanged once";
+            return Err(Error::usage("stream", rule));
+        }
         let layout = self.plan.handle(tokens, top_k);
         Ok(CudaHt {
             memory: Memory {
@@ -79,8 +113,43 @@ impl HtGroup {
             },
             layout,
             routing: wanted.routing,
+            top_k: number(top_k)?,
             counter: wanted.counter,
-            epoch: 0,
+            epoch,
+        })
+    }
+
+    /// Tells the others `told` in the exchange of handle number `epoch`, and keeps nothing of it.
+    fn layout_params(&self, epoch: u32, told: u32) -> HtLayoutParams {
+        HtLayoutParams {
+            peers: self.open.peers(),
+            wait: self.open.wait(OP_HT_LAYOUT),
+            layout: self.layout,
+            handle: HtHandleMemory {
+                entries: null_mut(),
+                begins: null_mut(),
+                departures: null_mut(),
+                counts: null_mut(),
+                tokens: 0,
+                top_k: 0,
+            },
+            topk_idx: null(),
+            counter: null_mut(),
+            received: null_mut(),
+            epoch,
+            block_tokens: 0,
+            told,
+        }
+    }
+
+    fn launch_layout(&self, tokens: usize, params: &HtLayoutParams, stream: Stream) -> Result<()> {
+        let (shape, block_tokens) = self.plan.layout_grid(tokens, self.device)?;
+        let params = HtLayoutParams {
+            block_tokens,
+            ..*params
+        };
+        self.order.enqueue(stream, || {
+            launch(&self.open.module, Kernel::HtLayout, shape, &params, stream)
         })
     }
 }
@@ -105,34 +174,38 @@ pub(super) struct CudaHt {
     memory: Memory,
     layout: HandleLayout,
     routing: Routing,
+    /// Ids per token, as kernels take the number.
+    top_k: u32,
     counter: Option<DevPtr>,
     epoch: u32,
 }
 
 impl CudaHt {
-    /// Exchanges the routing. All ranks do this, in the same order.
-    pub(super) fn open(mut self, stream: Stream) -> Result<Self> {
-        let group = Arc::clone(&self.memory.group);
-        self.epoch = group
-            .handles
-            .fetch_add(1, Ordering::Relaxed)
-            .wrapping_add(1);
-        let (shape, block_tokens) = group.plan.layout_grid(self.routing.tokens, group.device)?;
-        let params = HtLayoutParams {
-            peers: group.open.peers(),
-            wait: group.open.wait(OP_HT_LAYOUT),
-            layout: group.layout,
+    fn layout_params(&self) -> Result<HtLayoutParams> {
+        let group = &self.memory.group;
+        Ok(HtLayoutParams {
             handle: self.handle_memory()?,
             topk_idx: self.routing.ids.0 as *const i64,
             counter: self.counter.unwrap_or_default().0 as *mut i32,
             received: self.piece()?.received.device(),
-            epoch: self.epoch,
-            block_tokens,
-        };
-        group.order.enqueue(stream, || {
-            launch(&group.open.module, Kernel::HtLayout, shape, &params, stream)
-        })?;
-        Ok(self)
+            ..group.layout_params(self.epoch, told_with(self.top_k))
+        })
+    }
+
+    /// What the exchange found out, once the host can know: how many rows come here, or why nothing runs
+    /// on the handle.
+    fn received(&self) -> Result<Option<u32>> {
+        let page = &self.piece()?.received;
+        if page.read(0).is_none_or(|seen| seen.epoch != self.epoch) {
+            return Ok(None);
+        }
+        // One 8-byte word on the device's side: the number is valid once the epoch is there.
+        fence(Ordering::Acquire);
+        let rows = page.read(0).map_or(0, |seen| seen.rows);
+        match disagreement(rows, self.top_k) {
+            Some(error) => Err(error),
+            None => Ok(Some(rows)),
+        }
     }
 
     fn piece(&self) -> Result<&Piece> {
@@ -141,10 +214,8 @@ impl CudaHt {
     }
 
     fn handle_memory(&self) -> Result<HtHandleMemory> {
-        let Routing { tokens, top_k, .. } = self.routing;
-        Ok(self
-            .piece()?
-            .memory(self.layout, number(tokens)?, number(top_k)?))
+        let tokens = number(self.routing.tokens)?;
+        Ok(self.piece()?.memory(self.layout, tokens, self.top_k))
     }
 
     fn common(&self, op: u32, shape: &HtShape) -> Result<HtCommon> {
@@ -173,6 +244,7 @@ fn rows(count: usize) -> u32 {
 
 impl HtBackend for CudaHt {
     fn dispatch(&self, op: &HtDispatch, stream: Stream) -> Result<()> {
+        self.received()?;
         let group = &self.memory.group;
         let kind = HtKind::Dispatch {
             forward: op.routing_in.is_some(),
@@ -201,6 +273,7 @@ impl HtBackend for CudaHt {
     }
 
     fn combine(&self, op: &HtCombine, stream: Stream) -> Result<()> {
+        self.received()?;
         let group = &self.memory.group;
         let columns = op.gradients.map_or(0, |gradients| gradients.top_k);
         let kind = HtKind::Combine { columns };
@@ -227,14 +300,10 @@ impl HtBackend for CudaHt {
     /// Waits for the kernel that finds it out, if need be.
     fn num_recv_tokens(&self) -> Result<usize> {
         let faults = &self.memory.group.open.faults;
-        let page = &self.piece()?.received;
         let start = Instant::now();
         loop {
-            // One 8-byte word on the device's side: the number is valid once the epoch is there.
-            let seen = page.read(0).filter(|seen| seen.epoch == self.epoch);
-            if seen.is_some() {
-                let received = page.read(0).map_or(0, |received| received.rows);
-                return Ok(received as usize);
+            if let Some(rows) = self.received()? {
+                return Ok(rows as usize);
             }
             if let Some(fault) = faults.error() {
                 return Err(fault);

@@ -4,8 +4,8 @@
 
 use crate::backend::cuda::launch::LaunchShape;
 use crate::backend::cuda::params_ht::{
-    HT_COMBINE_THREADS, HT_DISPATCH_THREADS, HT_LAYOUT_THREADS, HT_MAX_TOP_K,
-    HT_SHAPE_COLUMNS_SHIFT, HT_SHAPE_COMBINE, HT_ZERO_BYTES, HtEntry, HtLayout,
+    HT_COMBINE_THREADS, HT_COUNTS_BESIDE_EXPERTS, HT_DISPATCH_THREADS, HT_LAYOUT_THREADS,
+    HT_MAX_TOP_K, HT_SHAPE_COLUMNS_SHIFT, HT_SHAPE_COMBINE, HT_ZERO_BYTES, HtEntry, HtLayout,
 };
 use crate::backend::cuda::sizes::{Regions, number};
 use crate::error::Result;
@@ -105,7 +105,9 @@ impl HtPlan {
             .next_multiple_of(REGION_ALIGN);
         let depth = depth(ranks, slot_bytes);
         let mut window = Regions::new(REGION_ALIGN);
-        let counts = window.take(2 * ranks * (facts.local_experts() + 1) * PACKET_BYTES);
+        let counts = window.take(
+            2 * ranks * (facts.local_experts() + HT_COUNTS_BESIDE_EXPERTS as usize) * PACKET_BYTES,
+        );
         let arrivals = window.take(ranks * depth * PACKET_BYTES);
         let credits = window.take(ranks * depth * CREDIT_BYTES);
         let slots = window.take(ranks * depth * slot_bytes);
@@ -311,7 +313,7 @@ mod tests {
         let layout = plan.layout(4096);
         let slots = 8 * u64::from(layout.depth);
         assert!(layout.counts >= 4096);
-        assert!(layout.counts + 2 * 8 * 33 * 8 <= layout.arrivals);
+        assert!(layout.counts + 2 * 8 * 34 * 8 <= layout.arrivals);
         assert!(layout.arrivals + slots * 8 <= layout.credits);
         assert!(layout.credits + slots * 4 <= layout.slots);
         assert!(layout.slot_bytes >= 14_336 + 256);

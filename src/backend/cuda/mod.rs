@@ -14,6 +14,7 @@ mod gpu_tests;
 mod group;
 mod host_page;
 mod ht;
+mod ht_agreement;
 mod ht_plan;
 mod ht_pool;
 pub mod kernels;

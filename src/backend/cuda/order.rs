@@ -34,6 +34,12 @@ impl Order {
         })
     }
 
+    /// Whether `stream` is being captured into a graph.
+    pub(super) fn is_capturing(&self, stream: Stream) -> Result<bool> {
+        let _entered = self.context.enter()?;
+        is_capturing(stream)
+    }
+
     /// Enqueues an operation on `stream` by `launch`. Where a graph is captured the caller orders the
     /// graph's launches.
     pub(super) fn enqueue(

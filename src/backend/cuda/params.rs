@@ -40,6 +40,10 @@ pub const FAULT_ROUTING_ROWS: u32 = 6;
 /// `FaultReport::state`: the same of input rows.
 pub const FAULT_INPUT_ROWS: u32 = 7;
 
+/// `FaultReport::state`: an operation on an HT handle with the number of rows `got`, which has
+/// `HT_DISAGREED`; `expected` are this rank's ids per token.
+pub const FAULT_DISAGREED: u32 = 8;
+
 /// `FaultReport::op` of the self test.
 pub const OP_PEER_SELFTEST: u32 = 1;
 /// `FaultReport::op` of an LL dispatch.

@@ -19,11 +19,27 @@ pub const HT_SHAPE_COMBINE: u32 = 0x8000_0000;
 /// and weights travel too (dispatch); below it is the number of 16-byte units of a row.
 pub const HT_SHAPE_COLUMNS_SHIFT: u32 = 24;
 
+/// Packets by which a rank tells each other of its part of a new handle, besides the one for each local
+/// expert: how many rows it sends, then `HtLayoutParams::told`.
+pub const HT_COUNTS_BESIDE_EXPERTS: u32 = 2;
+/// Lowest bit, in `HtLayoutParams::told`, of the `ncclResult_t` with which a rank refuses its part; below it
+/// are its ids per token.
+pub const HT_TOLD_CODE_SHIFT: u32 = 8;
+/// Bit of a handle's number of rows: the ranks do not agree, and nothing runs on the handle. The rest
+/// says why: what a rank told, and which rank.
+pub const HT_DISAGREED: u32 = 0x8000_0000;
+/// Bit of the same: that rank has other ids per token; else it refused.
+pub const HT_DISAGREED_TOP_K: u32 = 0x4000_0000;
+/// Lowest bit of the rank in the same.
+pub const HT_DISAGREED_RANK_SHIFT: u32 = 16;
+/// In the place of the same: some rank was not heard in time. No rank has such a number.
+pub const HT_UNHEARD: u32 = 0xffff_fffe;
+
 /// Offsets in every rank's window; equal on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct HtLayout {
-    /// u64 packets `[2][ranks][local_experts + 1]`, by parity of the handle's epoch.
+    /// u64 packets `[2][ranks][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by parity of the handle's epoch.
     pub counts: u64,
     /// u64 packets `[ranks][depth]`: which row of the source's sequence a slot holds.
     pub arrivals: u64,
@@ -55,7 +71,8 @@ pub struct HtEntry {
 pub struct HtHandleMemory {
     /// `[tokens][top_k]`: each token's experts, ascending, without repetition.
     pub entries: *mut HtEntry,
-    /// `[ranks + 1]`: this rank's first row of each source, then the number of rows.
+    /// `[ranks + 1]`: this rank's first row of each source, then the number of rows, or
+    /// `HT_DISAGREED` and why.
     pub begins: *mut u32,
     /// `[ranks]`: rows that go from this rank to each, itself included.
     pub departures: *mut u32,
@@ -71,7 +88,7 @@ pub struct HtHandleMemory {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct HtReceived {
-    /// Rows that this rank receives.
+    /// Rows that this rank receives, or `HT_DISAGREED` and why.
     pub rows: u32,
     /// The handle's epoch, once `rows` is valid.
     pub epoch: u32,
@@ -99,6 +116,8 @@ pub struct HtLayoutParams {
     pub epoch: u32,
     /// Tokens that one block numbers.
     pub block_tokens: u32,
+    /// This rank's word for the others. One that refuses has no tokens, no memory and no counter.
+    pub told: u32,
 }
 
 /// Device memory of a group, zero at first: how far the sequences of rows have come.

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::bootstrap::Bootstrap;
-use crate::backend::ht_shape;
+use crate::backend::host::ht_shape;
 use crate::error::{Error, Result};
 use crate::model::group::GroupFacts;
 use crate::model::ops::Stream;

@@ -10,6 +10,7 @@ mod exchange;
 mod group;
 mod ht;
 mod ht_routing;
+mod ht_shape;
 mod ll;
 mod message;
 mod numeric;

@@ -1,5 +1,5 @@
 //! What the ranks tell each other on the host's side when an HT handle is made: their numbers of tokens
-//! and of ids per token, and whether any refuses. The same for every backend.
+//! and of ids per token, and whether any refuses.
 #![forbid(unsafe_code)]
 
 use crate::backend::bootstrap::Bootstrap;

@@ -1,0 +1,308 @@
+// Ranks that do not agree on a high-throughput handle: one refuses, one has another number of ids per
+// token, one does not come. The CPU backend finds that out in ncclEpCreateHandle, where the host
+// waits. On GPUs nobody waits: the handle is there, calls on it are refused once the exchange has run,
+// and an operation that was enqueued before fails, and the group with it.
+#define _GNU_SOURCE  // usleep
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "suites/errors/errors.h"
+
+#define ARGUMENT ncclInvalidArgument
+#define REMOTE ncclRemoteError
+#define REFUSED "handle: rank %d refused to create its own: ncclInvalidArgument"
+#define DIFFERS                                                                                \
+    "topk_idx.sizes[1]: must be the same on every rank, but rank %d differs (got %d, expected " \
+    "%d as on rank %d)"
+
+enum { kOtherTopK = 1 };
+
+static int odd_rank(const EpEnv* env) { return env->size - 1; }
+static bool is_odd(const EpEnv* env) { return env->rank == odd_rank(env); }
+// The first rank with another number of ids per token than this one, and that number.
+static int differs(const EpEnv* env) { return is_odd(env) ? 0 : odd_rank(env); }
+static int my_top_k(const EpEnv* env) { return is_odd(env) ? kOtherTopK : kTopK; }
+static int their_top_k(const EpEnv* env) { return is_odd(env) ? kTopK : kOtherTopK; }
+
+static ncclResult_t call(const Session* session, CallKind kind) {
+    CallTensors tensors;
+    valid_tensors(session, kind, &tensors);
+    return make_call(session, kind, &tensors, 0);
+}
+
+static ncclResult_t create(const Session* session, unsigned top_k, ncclEpHandle_t* handle) {
+    EpView ids;
+    ep_view_2d(&ids, session->ids, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, kTokens, top_k);
+    EpView counter;
+    ep_view_1d(&counter, session->counter, ncclInt32,
+               NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE, kLocalExperts);
+    ncclNDTensor_t* locals[] = {&counter.tensor};
+    return ncclEpCreateHandle(handle, session->group, &ids.tensor, locals, 1, NULL,
+                              session->env->stream, false);
+}
+
+ncclResult_t replace_handle(Session* session, unsigned top_k) {
+    EP_CHECK_NCCL(ncclEpHandleDestroy(session->handle));
+    session->handle = NULL;
+    return create(session, top_k, &session->handle);
+}
+
+// This rank refuses: its handle has too many ids per token. It hears so at once.
+static void refuse(const Session* session) {
+    ncclEpHandle_t handle = NULL;
+    EP_REFUSED("handle-topk-columns", create(session, 33, &handle), ARGUMENT,
+               "ncclEpCreateHandle: topk_idx.sizes[1]: must be at most the largest top-k (got 33, "
+               "expected 32 or less)");
+    EP_CHECK(handle == NULL);
+}
+
+// No rank sends anything on such a handle, so nothing is counted.
+static void check_nothing_counted(const Session* session) {
+    int32_t counts[kLocalExperts];
+    const int32_t none[kLocalExperts] = {0};
+    ep_download(counts, session->counter, sizeof(counts));
+    EP_CHECK_EQ_BYTES(counts, none, sizeof(none));
+}
+
+void check_refused_elsewhere(Session* session, int refuser, const char* text) {
+    if (ep_on_host_backend()) {
+        ncclEpHandle_t handle = NULL;
+        EP_REFUSED("handle-ht-rank-refused", create(session, kTopK, &handle), REMOTE,
+                   "ncclEpCreateHandle: rank %d refused: %s", refuser, text);
+        EP_CHECK(handle == NULL);
+        return;
+    }
+    EP_CHECK_NCCL(replace_handle(session, kTopK));
+    ep_sync(session->env);
+    EP_REFUSED("dispatch-ht-handle-refused", call(session, kDispatch), REMOTE,
+               "ncclEpDispatch: " REFUSED, refuser);
+    EP_REFUSED("combine-ht-handle-refused", call(session, kCombine), REMOTE,
+               "ncclEpCombine: " REFUSED, refuser);
+    check_nothing_counted(session);
+    EP_CHECK_EQ_I64(wait_for_failure(session, 0.0), ncclSuccess);
+}
+
+// ---- Another number of ids per token -----------------------------------------------------------
+
+void ht_handle_with_another_top_k(EpEnv* env) {
+    if (!enough_ranks(env, 2, "*-ht-topk-differs, *-ht-handle-differs")) return;
+    Session session;
+    open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
+    const unsigned top_k = (unsigned)my_top_k(env);
+    if (ep_on_host_backend()) {
+        ncclEpHandle_t handle = NULL;
+        EP_REFUSED("handle-ht-topk-differs", create(&session, top_k, &handle), ARGUMENT,
+                   "ncclEpCreateHandle: " DIFFERS, differs(env), my_top_k(env), their_top_k(env),
+                   differs(env));
+        EP_CHECK(handle == NULL);
+    } else {
+        EP_CHECK_NCCL(replace_handle(&session, top_k));
+        ep_sync(env);
+        EP_REFUSED("dispatch-ht-handle-differs", call(&session, kTokensOnly), ARGUMENT,
+                   "ncclEpDispatch: " DIFFERS, differs(env), my_top_k(env), their_top_k(env),
+                   differs(env));
+        EP_REFUSED("combine-ht-handle-differs", call(&session, kCombine), ARGUMENT,
+                   "ncclEpCombine: " DIFFERS, differs(env), my_top_k(env), their_top_k(env),
+                   differs(env));
+        check_nothing_counted(&session);
+    }
+    EP_REQUIRE_NCCL(replace_handle(&session, kTopK));
+    check_works(&session);
+    close_session(&session);
+}
+
+// ---- NCCL_EP_AUTO: the number of received tokens is asked for ----------------------------------
+
+static void open_auto_group(Session* session) {
+    ncclEpGroupConfig_t config = session_config(session);
+    config.max_tokens_per_rank = NCCL_EP_AUTO;
+    const EpEnv* env = session->env;
+    EP_REQUIRE_NCCL(
+        ncclEpCreateGroup(&session->group, env->comm, &config, env->stream, NULL, NULL));
+}
+
+static void no_count_after_a_refusal(Session* session) {
+    const EpEnv* env = session->env;
+    unsigned rows = 77;
+    if (is_odd(env)) {
+        refuse(session);
+    } else {
+        EP_CHECK_NCCL(create(session, kTopK, &session->handle));
+        EP_REFUSED("num-recv-ht-handle-refused",
+                   ncclEpHandleGetNumRecvTokens(session->handle, &rows), REMOTE,
+                   "ncclEpHandleGetNumRecvTokens: " REFUSED, odd_rank(env));
+        EP_CHECK_NCCL(ncclEpHandleDestroy(session->handle));
+        EP_CHECK_EQ_I64(rows, 77);
+    }
+}
+
+static void no_count_of_different_handles(Session* session) {
+    const EpEnv* env = session->env;
+    unsigned rows = 77;
+    EP_CHECK_NCCL(create(session, (unsigned)my_top_k(env), &session->handle));
+    EP_REFUSED("num-recv-ht-handle-differs",
+               ncclEpHandleGetNumRecvTokens(session->handle, &rows), ARGUMENT,
+               "ncclEpHandleGetNumRecvTokens: " DIFFERS, differs(env), my_top_k(env),
+               their_top_k(env), differs(env));
+    EP_CHECK_EQ_I64(rows, 77);
+    EP_CHECK_NCCL(ncclEpHandleDestroy(session->handle));
+}
+
+void ht_handle_without_a_count(EpEnv* env) {
+    if (!enough_ranks(env, 2, "num-recv-ht-handle-*")) return;
+    Session session;
+    open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
+    EP_CHECK_NCCL(ncclEpHandleDestroy(session.handle));
+    EP_CHECK_NCCL(ncclEpGroupDestroy(session.group, env->stream));
+    open_auto_group(&session);
+    if (!ep_on_host_backend()) {
+        for (int i = 0; i < 3; ++i) no_count_after_a_refusal(&session);
+        no_count_of_different_handles(&session);
+    }
+    unsigned rows = 0;
+    EP_REQUIRE_NCCL(create(&session, kTopK, &session.handle));
+    EP_CHECK_NCCL(ncclEpHandleGetNumRecvTokens(session.handle, &rows));
+    EP_CHECK_EQ_I64(rows, kTokens);
+    check_works(&session);
+    close_session(&session);
+}
+
+// ---- Operations that are enqueued before the host can know -------------------------------------
+
+// Holds a stream until it is opened.
+static void hold(void* gate) {
+    while (atomic_load((atomic_bool*)gate)) usleep(100);
+}
+
+// A handle on which the ranks do not agree, and `kind` on it at once, while the stream is held.
+static void use_at_once(Session* session, bool refused, CallKind kind) {
+    const EpEnv* env = session->env;
+    atomic_bool gate;
+    atomic_init(&gate, true);
+    EP_CHECK_NCCL(ncclEpHandleDestroy(session->handle));
+    session->handle = NULL;
+    EP_REQUIRE_CUDA(cudaLaunchHostFunc(env->stream, hold, &gate));
+    if (refused && is_odd(env)) {
+        refuse(session);
+    } else {
+        const unsigned top_k = refused ? kTopK : (unsigned)my_top_k(env);
+        EP_REQUIRE_NCCL(create(session, top_k, &session->handle));
+        EP_CHECK_NCCL(call(session, kind));
+        EP_CHECK_NCCL(call(session, kind));
+    }
+    atomic_store(&gate, false);
+    ep_sync(env);
+}
+
+// The group has failed for that reason, or since another rank has said so of itself first; at least
+// one rank knows the reason. The odd rank, if it refused, has nothing enqueued, and learns of it in
+// its next call.
+static void check_failed(Session* session, bool refused, CallKind kind) {
+    const EpEnv* env = session->env;
+    if (refused && is_odd(env)) EP_CHECK_NCCL(create(session, kTopK, &session->handle));
+    const ncclResult_t state = wait_for_failure(session, 10.0);
+    const char* name = kind == kCombine ? "ncclEpCombine" : "ncclEpDispatch";
+    const bool knows = strstr(ep_last_error(), " failed: ") == NULL;
+    if (!knows) {
+        EP_REFUSED("running-rank-failed", wait_for_failure(session, 0.0), REMOTE,
+                   "ncclEpGetAsyncError: *: rank * failed: rank %d waited * ms for *", env->rank);
+    } else if (refused) {
+        EP_REFUSED("running-ht-handle-refused", wait_for_failure(session, 0.0), REMOTE,
+                   "ncclEpGetAsyncError: %s (high throughput): " REFUSED, name, odd_rank(env));
+    } else {
+        EP_REFUSED("running-ht-handle-differs", wait_for_failure(session, 0.0), ARGUMENT,
+                   "ncclEpGetAsyncError: %s (high throughput): " DIFFERS, name, differs(env),
+                   my_top_k(env), their_top_k(env), differs(env));
+    }
+    EP_CHECK(state != ncclSuccess);
+    int all = knows;
+    MPI_Allreduce(MPI_IN_PLACE, &all, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+    EP_CHECK(all > 0);
+    // The odd rank's own refusal is no reason of its group's.
+    EP_CHECK(!(refused && is_odd(env)) || !knows);
+}
+
+void ht_handle_used_before_it_is_known(EpEnv* env) {
+    if (!enough_ranks(env, 2, "running-ht-handle-refused, running-ht-handle-differs")) return;
+    if (ep_on_host_backend()) return;  // It is always known.
+    Session session;
+    open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
+    const CallKind kinds[] = {kTokensOnly, kCombine};
+    for (size_t i = 0; i < 2 * COUNT(kinds); ++i) {
+        const bool refused = i < COUNT(kinds);
+        const CallKind kind = kinds[i % COUNT(kinds)];
+        check_works(&session);
+        use_at_once(&session, refused, kind);
+        check_failed(&session, refused, kind);
+        recover(&session);
+    }
+    close_session(&session);
+}
+
+// ---- A rank that does not come -----------------------------------------------------------------
+
+// The exchange stays open on this communicator and this stream, so both are the case's own.
+static void missing_on_the_host(EpEnv* env) {
+    EpEnv own = *env;
+    EP_REQUIRE_NCCL(ncclCommSplit(env->comm, 0, env->rank, &own.comm, NULL));
+    EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&own.stream, cudaStreamNonBlocking));
+    Session session;
+    set_timeout_ms(kShortTimeoutMs);
+    open_session(&session, &own, NCCL_EP_ALGO_HIGH_THROUGHPUT);
+    set_timeout_ms(0);
+    ep_barrier();
+    if (!is_odd(env)) {
+        EP_REFUSED("handle-ht-rank-missing", call(&session, kCreateHandle), REMOTE,
+                   "ncclEpCreateHandle: rank %d of %d waited %d ms for the other ranks in a "
+                   "collective creation",
+                   env->rank, env->size, kShortTimeoutMs);
+    }
+    ep_barrier();
+    EP_CHECK_NCCL(ncclCommAbort(own.comm));
+    // The aborted exchange may have left its error on the stream.
+    (void)cudaStreamSynchronize(own.stream);
+    (void)cudaStreamDestroy(own.stream);
+    (void)cudaGetLastError();
+    session.env = env;
+    close_session(&session);
+}
+
+static void missing_on_the_device(EpEnv* env) {
+    Session session;
+    open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
+    EP_CHECK_NCCL(ncclEpHandleDestroy(session.handle));
+    EP_CHECK_NCCL(ncclEpGroupDestroy(session.group, env->stream));
+    set_timeout_ms(kShortTimeoutMs);
+    open_auto_group(&session);
+    set_timeout_ms(0);
+    session.handle = NULL;
+    ep_barrier();
+    if (!is_odd(env)) {
+        const double limit = 0.001 * kShortTimeoutMs + 1.0;
+        unsigned rows = 77;
+        EP_CHECK_NCCL(create(&session, kTopK, &session.handle));
+        EP_CHECK_NCCL(call(&session, kTokensOnly));
+        EP_REFUSED("running-deadline", wait_for_failure(&session, limit), REMOTE,
+                   "ncclEpGetAsyncError: ncclEpCreateHandle: deadline passed: rank %d waited * ms "
+                   "for the row counts of operation 1 of rank %d, whose last one is 0",
+                   env->rank, odd_rank(env));
+        EP_CHECK_RESULT(ncclEpHandleGetNumRecvTokens(session.handle, &rows), REMOTE);
+        EP_CHECK_EQ_I64(rows, 77);
+        EP_REFUSED("dispatch-group-failed", call(&session, kTokensOnly), REMOTE,
+                   "ncclEpDispatch: the group has failed: ncclEpCreateHandle: deadline passed: *");
+    }
+    ep_barrier();
+    recover(&session);
+    close_session(&session);
+}
+
+void ht_handle_with_a_missing_rank(EpEnv* env) {
+    if (!enough_ranks(env, 2, "handle-ht-rank-missing, running-deadline")) return;
+    if (ep_on_host_backend()) {
+        missing_on_the_host(env);
+    } else {
+        missing_on_the_device(env);
+    }
+}

@@ -134,19 +134,22 @@ void ht_outputs_too_small(EpEnv* env) {
 
 // ---- One rank makes another call than the others -----------------------------------------------
 
-// Every rank gets an error: it names the first rank that differs from itself, unless it hears first
-// that another rank has failed of that.
+// Every rank gets an error: it names a rank that differs from itself, of those that differ from the odd
+// one in low latency the first, unless it hears first that another rank has failed of that.
 static void check_all_notice(Session* session, const char* id, const char* rule,
                              const char* values) {
     const EpEnv* env = session->env;
+    const bool any = is_odd(env) && session->algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT;
+    char named[16] = "*";
+    if (!any) snprintf(named, sizeof(named), "%d", is_odd(env) ? 0 : odd_rank(env));
     const ncclResult_t state = wait_for_failure(session, 10.0);
     if (state == ncclRemoteError) {
         EP_REFUSED("running-rank-failed", wait_for_failure(session, 0.0), ncclRemoteError,
                    "ncclEpGetAsyncError: *: rank * failed: rank %d waited * ms for *", env->rank);
     } else {
         EP_REFUSED(id, wait_for_failure(session, 0.0), ncclInvalidUsage,
-                   "ncclEpGetAsyncError: *: %s on every rank, but rank %d differs%s", rule,
-                   is_odd(env) ? 0 : odd_rank(env), values);
+                   "ncclEpGetAsyncError: *: %s on every rank, but rank %s differs%s", rule, named,
+                   values);
     }
     int noticed = state == ncclInvalidUsage;
     MPI_Allreduce(MPI_IN_PLACE, &noticed, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);

@@ -4,6 +4,7 @@
 #   gpu/ onegpu/  programs over NCCL, and over the bootstrap library
 #   lib/          libnccl_ep.so, libncclep_bootstrap.so
 #   python/ examples/ .deps/pytest/  the Python package with its tests; PyTorch is the machine's
+#   bench/layer.py                   times an MoE layer
 #   scripts/      DIR/scripts/gpu_test.py --prebuilt DIR
 set -euo pipefail
 
@@ -33,10 +34,11 @@ strip --strip-unneeded -o "$package/lib/libncclep_bootstrap.so" \
 cp scripts/env.sh scripts/gpu_test.py "$package/scripts/"
 cp scripts/testing/*.py "$package/scripts/testing/"
 cp c_tests/programs/moe_layer/data/loomings.txt "$package/c_tests/programs/moe_layer/data/"
-mkdir -p "$package"/{examples,docs}
+mkdir -p "$package"/{bench,examples,docs}
 cp docs/abi.md "$package/docs/" # a test compares the structures with it
 cp -r python "$package/"
 cp -r examples/python "$package/examples/"
+cp bench/layer.py "$package/bench/"
 if [ -d "$NCCL_EP_DEPS/pytest" ]; then
     mkdir "$package/.deps"
     cp -r "$NCCL_EP_DEPS/pytest" "$package/.deps/"

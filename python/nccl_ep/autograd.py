@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from nccl_ep.handle import EpHandle
+from nccl_ep.routing import effective_ids
 
 
 def ht_dispatch(handle: EpHandle, tokens: torch.Tensor,
@@ -58,7 +59,7 @@ class _Combine(torch.autograd.Function):
         return handle.combine(tokens)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         handle: EpHandle = ctx.handle
         out = torch.empty((ctx.rows, grad.shape[1]), dtype=grad.dtype, device=grad.device)
         return None, handle.dispatch(grad, out=out).tokens
@@ -70,10 +71,7 @@ def in_callers_order(topk_idx: torch.Tensor, values: torch.Tensor,
 
     Ids without an expert get 0. An id that a token repeats counts once, at its last place.
     """
-    columns = torch.arange(topk_idx.shape[1], device=topk_idx.device)
-    again = (topk_idx.unsqueeze(2) == topk_idx.unsqueeze(1)) & (columns > columns.unsqueeze(1))
-    counts = (topk_idx >= 0) & (topk_idx < num_experts) & ~again.any(dim=2)
-    keys = torch.where(counts, topk_idx, num_experts)
+    keys = effective_ids(topk_idx, num_experts)
     order = keys.argsort(dim=1, stable=True)
     in_order = torch.where(keys.gather(1, order) < num_experts, values, 0.0)
     return torch.zeros_like(values).scatter_(1, order, in_order)

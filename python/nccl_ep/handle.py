@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,7 +33,8 @@ class EpHandle:
     """One routing. Made by `EpGroup.create_handle`; destroyed by `close`, or with the object.
 
     Operations are enqueued on `stream` (a torch stream; None: the current one), and every rank
-    calls them in the same order. On the CPU they are done when the call returns.
+    calls them in the same order. Another stream than the current one first waits for that one; what
+    uses the results elsewhere waits for `stream`. On the CPU all is done when the call returns.
     LL reads `topk_idx` anew in each operation, so it may be changed in place; HT does not.
     """
 
@@ -44,6 +46,7 @@ class EpHandle:
         ids = topk_idx.to(torch.int64)
         self.topk_idx = checked("topk_idx", ids, (None, None), group.device)
         self.num_tokens, self.top_k = self.topk_idx.shape
+        group.runtime.follow(stream)
         with group.runtime.current():
             self._handle = group.library.ncclEpCreateHandle(
                 group.handle, describe(self.topk_idx, Tag.TOPK_IDX), None,
@@ -140,11 +143,11 @@ class EpHandle:
     def complete(self, *, stream: Any = None) -> None:
         """LL: receives what the staged operation has sent. Nothing if none is staged."""
         group = self.group
+        group.runtime.follow(stream)
         with group.runtime.current():
             group.library.ncclEpComplete(self.handle, None, group.runtime.stream(stream))
         staged, self._staged = self._staged, []
-        for lists in staged:
-            group.runtime.hand_over(stream, lists.tensors)
+        self._hand_over(stream, staged)
         group.settle()
 
     def close(self) -> None:
@@ -160,14 +163,19 @@ class EpHandle:
         call = getattr(group.library, name)
         config = ncclEpDispatchConfig_t() if name == "ncclEpDispatch" else None
         arguments = [each for tensors in lists for each in (tensors.array, tensors.count)]
+        group.runtime.follow(stream)
         with group.runtime.current():
             call(self.handle, *arguments, send_only, config, group.runtime.stream(stream))
-        for tensors in lists:
-            group.runtime.hand_over(stream, tensors.tensors)
+        self._hand_over(stream, lists)
         if send_only:
             # The receive phase writes to them, whatever the caller does meanwhile.
             self._staged.extend(lists)
         group.settle()
+
+    def _hand_over(self, stream: Any, lists: Iterable[TensorList]) -> None:
+        # LL reads the ids in every phase, also when the caller has dropped the handle by then.
+        for tensors in ([self.topk_idx], *(each.tensors for each in lists)):
+            self.group.runtime.hand_over(stream, tensors)
 
     def _received_shape(self, hidden: int) -> tuple[int, ...]:
         group = self.group

@@ -12,6 +12,7 @@ import os
 import pathlib
 from collections.abc import Iterator
 
+_EP_NAMES = ("libnccl_ep.so", "libnccl_ep.so.0")
 _NCCL_NAMES = ("libnccl.so.2", "libnccl.so")
 
 
@@ -29,11 +30,11 @@ def find_library() -> str:
     for path in paths:
         if path.exists():
             return str(path)
-    for name in ("libnccl_ep.so", "libnccl.so.2"):
-        if _loads(name):
-            return name
-    for name in ("nccl_ep", "nccl"):
-        if found := ctypes.util.find_library(name):
+    for short, names in (("nccl_ep", _EP_NAMES), ("nccl", _NCCL_NAMES)):
+        for name in names:
+            if _loads(name):
+                return name
+        if found := ctypes.util.find_library(short):
             return found
     raise RuntimeError(
         "libnccl_ep.so not found: set NCCL_EP_LIBRARY to its path, or NCCL_HOME to a folder with "

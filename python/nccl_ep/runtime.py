@@ -43,6 +43,11 @@ class Runtime:
         chosen = stream if stream is not None else torch.cuda.current_stream(self.device)
         return int(chosen.cuda_stream)
 
+    def follow(self, stream: Any) -> None:
+        """Lets `stream` wait for the current one, whose work may still fill or use what it gets."""
+        if stream is not None and stream != (current := torch.cuda.current_stream(self.device)):
+            stream.wait_stream(current)
+
     def hand_over(self, stream: Any, tensors: Iterable[torch.Tensor]) -> None:
         """Keeps the memory of `tensors` from being given away while `stream` still uses it."""
         if stream is not None and stream != torch.cuda.current_stream(self.device):
@@ -55,3 +60,22 @@ class Runtime:
             result = self._stand_ins["cudaStreamSynchronize"](None)
             if result != 0:
                 raise RuntimeError(f"an operation failed while it ran (CUDA error {result})")
+
+
+class HostCopy:
+    """A copy of a tensor on the host, on its way there."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._copy = tensor
+        self._arrived: torch.cuda.Event | None = None
+        if tensor.device.type == "cuda":
+            self._copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._copy.copy_(tensor, non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record(torch.cuda.current_stream(tensor.device))
+
+    def wait(self) -> torch.Tensor:
+        """The copy, when it is there."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._copy

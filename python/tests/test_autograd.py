@@ -52,6 +52,29 @@ def test_ranks_whose_results_nobody_used_take_part(group, world, device):
     assert torch.equal(weights.grad, want)
 
 
+def test_a_handle_serves_several_exchanges(group, world, device):
+    """Two layers over one routing, the first one's results into the second; gradients of both."""
+    rank, size = world
+    problem = Problem(rank, size, masked=True, device=device)
+    ep = group(num_experts=problem.num_experts, hidden=problem.hidden, algorithm="ht",
+               dtype=torch.float32)
+    handle = ep.create_handle(problem.topk_idx)
+    tokens, weights = problem.tokens.requires_grad_(), problem.weights.requires_grad_()
+    values = tokens
+    for power in (1, 2):
+        received, _, factors = ht_dispatch(handle, values, weights)
+        values = ht_combine(handle, received * (factors ** power).sum(dim=1, keepdim=True))
+    values.backward(problem.grad)
+
+    want_tokens, want_weights = (each.detach().requires_grad_() for each in (tokens, weights))
+    live = torch.where(problem.topk_idx >= 0, want_weights, 0.0)
+    want = want_tokens * live.sum(1, keepdim=True) * live.square().sum(1, keepdim=True)
+    want.backward(problem.grad)
+    problem.close(values, want)
+    problem.close(tokens.grad, want_tokens.grad)
+    problem.close(weights.grad, want_weights.grad)
+
+
 def test_values_return_to_the_callers_order():
     ids = torch.tensor([[5, 1, -1, 3], [2, 2, 0, 9], [-1, -1, -1, -1]])
     packed = torch.tensor([[10.0, 30.0, 50.0, 0.0], [7.0, 20.0, 0.0, 0.0], [0.0] * 4])

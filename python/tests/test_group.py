@@ -107,6 +107,35 @@ def test_high_throughput_cached_and_bounded(group, world, device):
                   problem.tokens * destinations.sum(dim=1, keepdim=True))
 
 
+@pytest.mark.parametrize("algorithm", ["ll", pytest.param(
+    "ht", marks=pytest.mark.high_throughput)])
+def test_operations_on_another_stream(group, world, device, algorithm):
+    """It waits for the stream that is current, and keeps what it uses though all is dropped."""
+    _, size = world
+    hidden, on_gpu = 4096, device.type == "cuda"
+    ep = group(num_experts=size, hidden=hidden, max_tokens_per_rank=8, dtype=torch.float32,
+               algorithm=algorithm)
+    low_latency = algorithm == "ll"
+    stream = torch.cuda.Stream(device) if on_gpu else None
+    for _ in range(4):
+        if on_gpu:
+            torch.cuda._sleep(2_000_000)
+        ids = torch.arange(8, device=device).reshape(8, 1) % size
+        weights = torch.full((8, 1), 2.0, device=device)
+        tokens = torch.ones((8, hidden), device=device) * torch.arange(8.0, device=device)[:, None]
+        handle = ep.create_handle(ids, stream=stream)
+        received = handle.dispatch(tokens, None if low_latency else weights, stream=stream)
+        output = handle.combine(received.tokens, weights if low_latency else None, stream=stream)
+        del ids, weights, tokens, handle, received
+        # Somebody else's memory now, unless it is kept.
+        rubbish = [torch.full((8, hidden), 9.0, device=device) for _ in range(8)]
+        if on_gpu:
+            torch.cuda.current_stream(device).wait_stream(stream)
+        want = torch.arange(8.0, device=device)[:, None].expand(8, hidden)
+        assert torch.equal(output, want * 2 if low_latency else want)
+        del rubbish
+
+
 def test_shapes_types_and_devices_are_checked(group, world, device):
     _, size = world
     ep = group(num_experts=size, hidden=8, max_tokens_per_rank=2, dtype=torch.float32)

@@ -53,6 +53,7 @@ def test_rows_are_sorted_by_expert(layer, world, device, masked):
     assert torch.equal(weights, factors[[token for _, token, _ in mine], [k for *_, k in mine]])
     counts = [sum(pair[0] == rank * local + each for pair in mine) for each in range(local)]
     assert layout.num_recv_tokens_per_expert.tolist() == counts
+    assert layout.num_recv_tokens_per_expert_list == counts
     lengths = [len(problem.part(each)[0]) for each in range(size)]
     assert layout.num_input_tokens_per_rank.tolist() == lengths
     assert torch.equal(layout.topk_indices_tensor.long(), problem.topk_idx)
@@ -130,6 +131,39 @@ def test_wrong_scatter_indices_are_refused(layer, world, device):
     with pytest.raises(ValueError, match="full_scatter_indices"):
         ep.dispatch(problem.tokens, problem.topk_idx,
                     full_scatter_indices=torch.zeros_like(problem.topk_idx))
+
+
+def test_an_id_that_a_token_repeats_counts_once(layer, world, device):
+    """With its last weight, as everywhere in high throughput; and ids beyond E not at all."""
+    rank, size = world
+    problem = Problem(rank, size, device=device)
+    ep = layer(problem)
+    ids, weights = problem.topk_idx.clone(), problem.weights.requires_grad_()
+    ids[:, 1], ids[:, 2] = ids[:, 0], problem.num_experts + 7
+    rows, factors, layout = ep.dispatch(problem.tokens, ids, weights)
+    scatter = layout.token_dst_scatter_idx
+    assert torch.equal(scatter >= 0, torch.tensor([[False, True, False]],
+                                                  device=device).expand_as(scatter))
+    output = ep.combine(rows * factors.unsqueeze(1), layout)
+    torch.testing.assert_close(output, problem.tokens * weights[:, 1:2])
+    output.sum().backward()
+    gradient = torch.zeros_like(weights)
+    gradient[:, 1] = problem.tokens.sum(dim=1)
+    torch.testing.assert_close(weights.grad, gradient)
+
+
+def test_arguments_are_checked(layer, world, device):
+    rank, size = world
+    problem = Problem(rank, size, device=device)
+    ep = layer(problem)
+    for change, text in (
+            ({"exp_indices": problem.topk_idx[:, :1]}, "exp_indices: has shape"),
+            ({"exp_indices": problem.topk_idx.to("meta")}, "exp_indices: is on meta"),
+            ({"weight": problem.weights[1:]}, "weight: has shape"),
+            ({"input": problem.tokens.to("meta")}, "input: is on meta")):
+        arguments = {"input": problem.tokens, "exp_indices": problem.topk_idx, **change}
+        with pytest.raises(ValueError, match=text):
+            ep.dispatch(**arguments)
 
 
 def test_more_tokens_than_max_tokens(layer, world, device):

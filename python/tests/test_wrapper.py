@@ -154,8 +154,17 @@ def test_the_search_for_the_library(tmp_path, monkeypatch):
         (home / name).touch()
         assert library_search.find_library() == str(home / name)
     monkeypatch.delenv("NCCL_HOME")
-    monkeypatch.setattr(library_search, "_loads", lambda name: False)
+    # NCCL alone is better than nothing, and not better than this library in another place.
+    known = {"libnccl_ep.so.0", "libnccl.so.2"}
+    monkeypatch.setattr(library_search, "_loads", lambda name: name in known)
+    monkeypatch.setattr(library_search.ctypes.util, "find_library",
+                        {"nccl_ep": "libnccl_ep.so.7"}.get)
+    for found in ("libnccl_ep.so.0", "libnccl_ep.so.7"):
+        assert library_search.find_library() == found
+        known.discard(found)
     monkeypatch.setattr(library_search.ctypes.util, "find_library", lambda name: None)
+    assert library_search.find_library() == "libnccl.so.2"
+    known.clear()
     with pytest.raises(RuntimeError, match="NCCL_EP_LIBRARY"):
         library_search.find_library()
 

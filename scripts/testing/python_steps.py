@@ -53,6 +53,9 @@ def host_steps(places: Places) -> list[Step]:
              for ranks in RANKS]
     steps += [step(path.stem, _EXAMPLE_RANKS, ("python3", str(path)), example_counts())
               for path in examples()]
+    steps.append(step("bench-layer", _EXAMPLE_RANKS,
+                      ("python3", str(ROOT / "bench" / "layer.py"), "--alternatives"),
+                      example_counts()))
     steps += list(_unchanged_script(places))
     steps.append(Step("python/wheel", lambda: _wheel(places), needs=("build/lib",)))
     return steps

@@ -16,6 +16,8 @@ from nccl_ep.group import EpGroup
 from nccl_ep.handle import EpHandle
 from nccl_ep.layers import expand, scatter
 from nccl_ep.layers.layout import EPAllToAllLayoutDesc, EPConfig
+from nccl_ep.routing import effective_ids
+from nccl_ep.tensors import checked
 from nccl_ep.types import ncclDataTypeEnum, ncclRedOpTypeEnum
 
 # Row numbers travel as float32; further up it has no room for every integer.
@@ -58,7 +60,6 @@ class EPAll2AllLayer(torch.nn.Module):
         # Without a bound of its own the group takes as many tokens as come.
         self._group = EpGroup(num_tot_experts, hidden, algorithm="ht", dtype=dtype,
                               comm=ep_group, num_channels=max(num_sm // 2, 0))
-        self._flag: torch.Tensor | None = None
 
     @property
     def num_experts_per_rank(self) -> int:
@@ -79,34 +80,39 @@ class EPAll2AllLayer(torch.nn.Module):
         all ranks sorted by expert; rows then have this order. Collective.
         """
         config = self.ep_config
-        if exp_indices.shape != (input.shape[0], config.topk):
-            raise ValueError(f"exp_indices: has shape {list(exp_indices.shape)}, expected "
-                             f"[{input.shape[0]}, {config.topk}]")
-        ids = exp_indices.to(torch.int64)
-        factors = (torch.ones(ids.shape, device=input.device) if weight is None
-                   else weight.to(torch.float32))
+        device, shape = self._group.device, (input.shape[0], config.topk)
+        input = checked("input", input, (None, None), device)
+        ids = effective_ids(checked("exp_indices", exp_indices, shape, device), config.num_experts)
+        factors = (torch.ones(shape, device=device) if weight is None
+                   else checked("weight", weight, shape, device).to(torch.float32))
+        # All of this is on its way when the routing, for which the host has to wait, comes.
+        counts = self.count_pairs(ids)
         handle = self._group.create_handle(ids)
-        counts, tokens = scatter.exchange_counts(ids, config, self.ep_group)
         received, received_ids, received_weights = ht_dispatch(handle, input, factors)
+        on_host = counts.on_host()
         positions = None
         if full_scatter_indices is None:
             destinations = scatter.stable_positions(ids, counts, config)
         else:
-            destinations = scatter.given_positions(full_scatter_indices, ids, counts, tokens,
-                                                   config)
+            destinations = scatter.given_positions(full_scatter_indices, ids, counts, config)
+            if on_host.most_rows > _MOST_ROWS:
+                raise ValueError(f"full_scatter_indices: more than {_MOST_ROWS} rows on a rank")
             positions = self._send_positions(handle, destinations)
-        expansion, per_expert = expand.by_expert(received_ids, config.num_experts_per_rank,
-                                                 positions)
+        local = config.num_experts_per_rank
+        expansion = expand.by_expert(received_ids, sum(on_host.rows_per_expert), local, positions)
         output = expand.expand(received, expansion)
         weights = None
         if weight is not None:
-            weights = expand.weight_of_row(received_weights, expansion).to(config.weight_dtype)
+            weights = expand.weight_of_row(received_weights, expansion, local)
+            weights = weights.to(config.weight_dtype)
         layout = EPAllToAllLayoutDesc(
             num_dispatch_token_cur_rank=output.shape[0],
-            num_input_tokens_per_rank=tokens.to(torch.int32),
+            num_input_tokens_per_rank=counts.tokens,
             topk_indices_tensor=exp_indices.to(torch.int32),
             token_dst_scatter_idx=destinations.to(config.offset_dtype),
-            num_recv_tokens_per_expert=per_expert, handle=handle, expansion=expansion)
+            num_recv_tokens_per_expert=counts.rows_per_expert,
+            num_recv_tokens_per_expert_list=on_host.rows_per_expert,
+            handle=handle, expansion=expansion)
         return output, weights, layout
 
     def combine(self, input: torch.Tensor, layout_desc: EPAllToAllLayoutDesc) -> torch.Tensor:
@@ -126,29 +132,38 @@ class EPAll2AllLayer(torch.nn.Module):
 
         On the CPU the ranks themselves wait. `intra_node_only` makes no difference on one node.
         """
-        group = self._group
-        if group.device.type == "cpu":
+        if self._group.device.type == "cpu":
             dist.barrier(group=self.ep_group)
             return
-        if self._flag is None:
-            self._flag = torch.zeros(1, dtype=torch.int32, device=group.device)
-            torch.cuda.current_stream(group.device).synchronize()
-        with group.runtime.current():
-            group.library.ncclAllReduce(self._flag, self._flag, 1, ncclDataTypeEnum.ncclInt32,
-                                        ncclRedOpTypeEnum.ncclSum, group.comm,
-                                        group.runtime.stream(stream))
+        with torch.cuda.stream(stream):
+            self._sum_over_ranks(torch.zeros(1, dtype=torch.int32, device=self._group.device))
+
+    def count_pairs(self, ids: torch.Tensor) -> scatter.Counts:
+        """The pairs of each rank for each expert; `ids` [T, K] are of 0..E, E is none. Collective."""
+        table = scatter.own_pairs(ids, self.ep_config)
+        self._sum_over_ranks(table)
+        return scatter.Counts(table, self.ep_config)
 
     def finalize(self) -> None:
         """Releases everything; collective. Layouts cannot be combined afterwards."""
         self._group.close()
+
+    def _sum_over_ranks(self, numbers: torch.Tensor) -> None:
+        """In place, int32; on GPUs enqueued on the current stream, so that the host goes on."""
+        group = self._group
+        if group.device.type == "cpu":
+            dist.all_reduce(numbers, group=self.ep_group)
+            return
+        with group.runtime.current():
+            group.library.ncclAllReduce(numbers, numbers, numbers.numel(),
+                                        ncclDataTypeEnum.ncclInt32, ncclRedOpTypeEnum.ncclSum,
+                                        group.comm, group.runtime.stream(None))
 
     def _send_positions(self, handle: EpHandle, positions: torch.Tensor) -> torch.Tensor:
         """The row of each pair, known at home, to the rank of its expert: int64 [n, K].
 
         They travel as the weights of a second dispatch, whose tokens are as short as can be.
         """
-        if positions.numel() and int(positions.max()) >= _MOST_ROWS:
-            raise ValueError(f"full_scatter_indices: more than {_MOST_ROWS} rows on a rank")
         tokens = torch.empty((positions.shape[0], _SMALLEST_ROW), dtype=torch.uint8,
                              device=positions.device).view(torch.float32)
         received = handle.dispatch(tokens, positions.to(torch.float32))

@@ -2,6 +2,7 @@
 
 A rank receives a token once, however many of its experts the token has. Experts want a row for each
 (token, expert) pair; results go home as one row for each token again, summed in fp32.
+Nothing here waits for the GPU, unless positions are given.
 """
 
 from __future__ import annotations
@@ -11,43 +12,46 @@ from typing import Any
 import torch
 
 from nccl_ep.layers.layout import Expansion
+from nccl_ep.routing import stable_sort
 
 
-def by_expert(topk_idx: torch.Tensor, num_local_experts: int,
-              positions: torch.Tensor | None = None) -> tuple[Expansion, torch.Tensor]:
-    """The expansion of received tokens with local ids `topk_idx` [n, K], and rows per expert.
+def by_expert(topk_idx: torch.Tensor, num_rows: int, num_local_experts: int,
+              positions: torch.Tensor | None = None) -> Expansion:
+    """The expansion of received tokens with local ids `topk_idx` [n, K] into `num_rows` rows.
 
     Rows are sorted by expert, then in the order of the received tokens; or, given `positions`
-    [n, K], each pair has the row of that number. -1 is no expert. Waits for the GPU: the number of
-    rows is the shape of what follows.
+    [n, K], each pair has the row of that number. Ids ascend, then there are -1, no expert.
     """
-    # Ids ascend to the left of -1, so a token has at most as many columns as there are experts.
-    columns = min(topk_idx.shape[1], num_local_experts)
-    ids = topk_idx[:, :columns]
-    tokens, slots = (ids >= 0).nonzero(as_tuple=True)
-    experts = ids[tokens, slots]
-    counts = torch.bincount(experts, minlength=num_local_experts)
-    count = experts.numel()
-    number = torch.arange(count, device=ids.device)
-    if positions is None:
-        row_of_pair = torch.empty_like(number)
-        row_of_pair[experts.argsort(stable=True)] = number
-    else:
-        row_of_pair = positions[tokens, slots]
-        _check_positions(row_of_pair, experts, counts)
-    pair = torch.empty_like(tokens)
-    pair[row_of_pair] = tokens * topk_idx.shape[1] + slots
-    rows = torch.full((topk_idx.shape[0], columns), -1, dtype=torch.int64, device=ids.device)
-    rows[tokens, slots] = row_of_pair
-    return Expansion(pair // max(topk_idx.shape[1], 1), pair, rows), counts.to(torch.int32)
+    # A token has at most as many experts here as there are.
+    ids = _columns(topk_idx, num_local_experts)
+    width = max(ids.shape[1], 1)
+    keys = torch.where(ids >= 0, ids, num_local_experts).flatten()
+    experts, places = stable_sort(keys, num_local_experts)
+    # Pairs come first, then the places without an expert.
+    pair = places[:num_rows]
+    number = torch.arange(num_rows, device=ids.device)
+    if positions is not None:
+        rows = _columns(positions, num_local_experts).flatten()[pair]
+        _check_positions(rows, experts[:num_rows])
+        pair = torch.empty_like(pair).scatter_(0, rows, pair)
+    source = pair // width
+    ends = (ids >= 0).sum(dim=1).cumsum(dim=0)
+    offsets = torch.cat([ends.new_zeros(1), ends])
+    among_tokens = offsets[source] + pair % width
+    order = torch.empty_like(number).scatter_(0, among_tokens, number)
+    return Expansion(source, pair, order, offsets)
 
 
-def _check_positions(rows: torch.Tensor, experts: torch.Tensor, counts: torch.Tensor) -> None:
-    """Every row once, and each within the block of its expert."""
-    number = torch.arange(rows.numel(), device=rows.device)
-    blocks = torch.repeat_interleave(torch.arange(counts.numel(), device=rows.device), counts)
-    order = rows.argsort()
-    if not bool((rows[order] == number).all()) or not bool((experts[order] == blocks).all()):
+def _columns(values: torch.Tensor, most: int) -> torch.Tensor:
+    return values[:, :min(values.shape[1], most)]
+
+
+def _check_positions(rows: torch.Tensor, experts: torch.Tensor) -> None:
+    """`rows` are all of 0..P-1, and put `experts`, which ascend, where they are already."""
+    inside = rows.clamp(0, max(rows.numel() - 1, 0))
+    # A row that nobody has stays -1.
+    placed = torch.full_like(experts, -1).scatter_(0, inside, experts)
+    if not bool(((rows == inside) & (placed == experts)).all()):
         raise ValueError("full_scatter_indices: no order of rows by expert for this routing")
 
 
@@ -56,9 +60,10 @@ def expand(tokens: torch.Tensor, expansion: Expansion) -> torch.Tensor:
     return _Expand.apply(tokens, expansion)
 
 
-def weight_of_row(topk_weights: torch.Tensor, expansion: Expansion) -> torch.Tensor:
+def weight_of_row(topk_weights: torch.Tensor, expansion: Expansion,
+                  num_local_experts: int) -> torch.Tensor:
     """The weight of each pair: [n, K] to [P]. Differentiable."""
-    return topk_weights.flatten().index_select(0, expansion.pair)
+    return _columns(topk_weights, num_local_experts).flatten().index_select(0, expansion.pair)
 
 
 def reduce(rows: torch.Tensor, expansion: Expansion) -> torch.Tensor:
@@ -71,13 +76,13 @@ def _gather(tokens: torch.Tensor, expansion: Expansion) -> torch.Tensor:
 
 
 def _sum(rows: torch.Tensor, expansion: Expansion) -> torch.Tensor:
-    # Column by column, which is the order of experts: always the same sum, as index_add's is not.
-    shape = (expansion.rows.shape[0], rows.shape[1])
-    total = torch.zeros(shape, dtype=torch.float32, device=rows.device)
-    if rows.shape[0] > 0:
-        for column in expansion.rows.unbind(1):
-            part = rows.index_select(0, column.clamp(min=0))
-            total += part.masked_fill_((column < 0).unsqueeze(1), 0)
+    if rows.shape[0] == 0:
+        return rows.new_zeros((expansion.offsets.numel() - 1, rows.shape[1]))
+    # A GPU reads each row once, adds in fp32 in the order of experts, and writes each sum once.
+    # The CPU does the same with rows of fp32 only; of others it rounds up what lies in the middle.
+    wide = rows if rows.is_cuda else rows.to(torch.float32)
+    total = torch.nn.functional.embedding_bag(expansion.order, wide, expansion.offsets, mode="sum",
+                                              include_last_offset=True)
     return total.to(rows.dtype)
 
 
@@ -88,7 +93,7 @@ class _Expand(torch.autograd.Function):
         return _gather(tokens, expansion)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         return _sum(grad, ctx.expansion), None
 
 
@@ -99,5 +104,5 @@ class _Reduce(torch.autograd.Function):
         return _sum(rows, expansion)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         return _gather(grad, ctx.expansion), None

@@ -51,13 +51,15 @@ class EPConfig:
 class Expansion:
     """Between received tokens and rows by expert, on the rank of the experts.
 
-    source int64 [P]: the received token of each row. pair int64 [P]: its place in [n, K], flat.
-    rows int64 [n, C]: the rows of each received token, -1 where it has fewer than C.
+    source int64 [P]: the received token of each row. pair int64 [P]: the row's place in the C first
+    columns of [n, K], flat. order int64 [P]: all rows, those of one token side by side;
+    offsets int64 [n + 1]: where each token's begin there.
     """
 
     source: torch.Tensor
     pair: torch.Tensor
-    rows: torch.Tensor
+    order: torch.Tensor
+    offsets: torch.Tensor
 
 
 @dataclasses.dataclass
@@ -71,6 +73,7 @@ class EPAllToAllLayoutDesc:
     token_dst_scatter_idx        int32 [T, K]: the row of each pair in the output of dispatch on the
                                  rank of its expert; -1 for ids that take no part
     num_recv_tokens_per_expert   int32 [L]: rows of each local expert
+    num_recv_tokens_per_expert_list  the same on the host, where it is known without waiting
     send_reqs_for_nodes, send_reqs_recv_tensor, skipped_token_mapping_indices,
     skipped_token_topk_mapping_indices: of exchanges between nodes; None on one node
     """
@@ -80,6 +83,7 @@ class EPAllToAllLayoutDesc:
     topk_indices_tensor: torch.Tensor
     token_dst_scatter_idx: torch.Tensor
     num_recv_tokens_per_expert: torch.Tensor
+    num_recv_tokens_per_expert_list: list[int]
     send_reqs_for_nodes: torch.Tensor | None = None
     send_reqs_recv_tensor: torch.Tensor | None = None
     skipped_token_mapping_indices: torch.Tensor | None = None

@@ -1,0 +1,242 @@
+#!/usr/bin/env python3
+"""Times an MoE layer on EPAll2AllLayer, step by step: what moves between ranks, and what torch does
+on the rank of the experts.
+
+    mpirun -np 4 python3 bench/layer.py [--json FILE]          or torchrun --nproc-per-node 4 ...
+
+Rank i runs on GPU i, by CUDA events; with the CPU stand-ins on the CPU, where the times mean
+nothing. Each step runs alone, from a barrier; the median of the slowest rank counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "examples" / "python"))
+
+from nccl_ep.layers import EPAll2AllLayer, expand  # noqa: E402
+from start import finish, start  # noqa: E402
+
+# GPU cycles for which launches pile up, so that only the GPU's own time is measured.
+_HEAD_START = 3_000_000
+_WARM_UP = 3
+
+
+@dataclasses.dataclass
+class Step:
+    """Something to time: what it runs, the bytes it moves on this rank, and whether the host has to
+    wait for the GPU in it; if so, the host's own time counts."""
+
+    name: str
+    run: Callable[[], Any]
+    bytes: int = 0
+    host_waits: bool = False
+
+
+class Bench:
+    """A layer and one exchange of it, whose parts the steps repeat."""
+
+    def __init__(self, arguments: argparse.Namespace, rank: int, size: int,
+                 device: torch.device) -> None:
+        self.device = device
+        experts, top_k = arguments.experts, arguments.top_k
+        dtype = getattr(torch, arguments.dtype)
+        self.layer = EPAll2AllLayer(None, arguments.tokens, arguments.hidden, top_k, rank, experts,
+                                    size, size, dtype=dtype, num_sm=arguments.num_sm)
+        random = torch.Generator().manual_seed(rank)
+        scores = torch.rand((arguments.tokens, experts), generator=random)
+        self.ids = scores.topk(top_k, dim=1).indices.to(device)
+        self.weights = torch.rand((arguments.tokens, top_k), device=device)
+        self.tokens = torch.randn((arguments.tokens, arguments.hidden), device=device).to(dtype)
+        self.rows, self.factors, self.layout = self.layer.dispatch(self.tokens, self.ids,
+                                                                   self.weights)
+        self.received = self.layout.handle.dispatch(self.tokens, self.weights)
+
+    def check(self) -> None:
+        """Experts that only apply the weights: every token comes back times their sum."""
+        results = self.rows * self.factors.unsqueeze(1).to(self.rows.dtype)
+        output = self.layer.combine(results, self.layout)
+        wanted = self.tokens.float() * self.weights.sum(dim=1, keepdim=True)
+        torch.testing.assert_close(output.float(), wanted, rtol=5e-2, atol=5e-2)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The whole layer around experts that do nothing."""
+        rows, _, layout = self.layer.dispatch(tokens, self.ids, self.weights)
+        return self.layer.combine(rows, layout)
+
+    def forward_and_backward(self) -> None:
+        """And the gradients of the tokens."""
+        self.forward(self.tokens.detach().requires_grad_()).backward(self.tokens)
+
+    def steps(self) -> list[Step]:
+        """In the order of a forward pass; the whole at the end."""
+        layer, layout = self.layer, self.layout
+        handle, expansion = layout.handle, layout.expansion
+        row = self.tokens[0].nbytes
+        received, pairs = len(self.received.tokens), len(self.rows)
+        by_expert = (self.received.topk_idx, pairs, layer.num_experts_per_rank)
+        return [
+            Step("count pairs", lambda: layer.count_pairs(self.ids)),
+            Step("exchange routing", lambda: handle.group.create_handle(self.ids).num_recv_tokens,
+                 host_waits=True),
+            Step("dispatch", lambda: handle.dispatch(self.tokens, self.weights), received * row),
+            Step("sort by expert", lambda: expand.by_expert(*by_expert)),
+            Step("expand", lambda: expand.expand(self.received.tokens, expansion),
+                 (received + pairs) * row),
+            Step("reduce", lambda: expand.reduce(self.rows, expansion), (pairs + received) * row),
+            Step("combine", lambda: handle.combine(self.received.tokens), received * row),
+            Step("layer.dispatch", lambda: layer.dispatch(self.tokens, self.ids, self.weights),
+                 host_waits=True),
+            Step("layer.combine", lambda: layer.combine(self.rows, layout)),
+            Step("forward", lambda: self.forward(self.tokens), host_waits=True),
+            Step("forward and backward", self.forward_and_backward, host_waits=True),
+        ]
+
+    def alternatives(self) -> list[Step]:
+        """Other ways to expand and to reduce, for comparison."""
+        tokens, source = self.received.tokens, self.layout.expansion.source
+        row = self.tokens[0].nbytes
+        gathered, summed = ((len(tokens) + len(self.rows)) * row,) * 2
+        ids = self.received.topk_idx
+        words = tokens.view(torch.complex128)  # of 16 bytes
+        return [
+            Step("expand: tokens[source]", lambda: tokens[source], gathered),
+            Step("expand: 16-byte words", lambda: words.index_select(0, source), gathered),
+            Step("reduce: index_add", lambda: self._index_add(source), summed),
+            Step("reduce: column by column", lambda: self._by_columns(ids), summed),
+        ]
+
+    def _index_add(self, source: torch.Tensor) -> torch.Tensor:
+        total = torch.zeros(self.received.tokens.shape, device=self.device)
+        return total.index_add_(0, source, self.rows.float()).to(self.rows.dtype)
+
+    def _by_columns(self, ids: torch.Tensor) -> torch.Tensor:
+        expansion = self.layout.expansion
+        counts = expansion.offsets.diff()
+        total = torch.zeros(self.received.tokens.shape, device=self.device)
+        for column in range(min(ids.shape[1], self.layer.num_experts_per_rank)):
+            at = (expansion.offsets[:-1] + column).clamp(max=len(expansion.order) - 1)
+            part = self.rows.index_select(0, expansion.order[at])
+            total += part.masked_fill_((counts <= column).unsqueeze(1), 0)
+        return total.to(self.rows.dtype)
+
+    def median(self, step: Step, iterations: int) -> float:
+        """Microseconds on this rank."""
+        times = [self._once(step) for _ in range(_WARM_UP + iterations)]
+        return statistics.median(times[_WARM_UP:])
+
+    def _once(self, step: Step) -> float:
+        if self.device.type == "cpu":
+            self.layer.ep_barrier_all()
+            begin = time.perf_counter()
+            step.run()
+            return (time.perf_counter() - begin) * 1e6
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        if not step.host_waits:
+            torch.cuda._sleep(_HEAD_START)
+        self.layer.ep_barrier_all()
+        if step.host_waits:
+            torch.cuda.synchronize()
+        begin.record()
+        step.run()
+        end.record()
+        torch.cuda.synchronize()
+        return begin.elapsed_time(end) * 1e3
+
+
+def kernels_of(step: Step) -> int:
+    """How many kernels, copies and fills a step enqueues; 0 on the CPU."""
+    if not torch.cuda.is_available():
+        return 0
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        step.run()
+        torch.cuda.synchronize()
+    return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in profile.events())
+
+
+def measure(bench: Bench, steps: list[Step], arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """One record for each step, the same on all ranks: the largest numbers of any."""
+    records = []
+    for step in steps:
+        numbers = torch.tensor([bench.median(step, arguments.iterations), float(step.bytes)],
+                               dtype=torch.float64)
+        dist.all_reduce(numbers, op=dist.ReduceOp.MAX)
+        record = {"step": step.name, "microseconds": round(float(numbers[0]), 1),
+                  "bytes": int(numbers[1])}
+        if arguments.count_kernels:
+            record["kernels"] = kernels_of(step)
+        records.append(record)
+    return records
+
+
+def print_table(records: list[dict[str, Any]]) -> None:
+    """For people."""
+    print(f"{'step':26} {'us':>10} {'MB':>8} {'GB/s':>8}  kernels")
+    for each in records:
+        time_taken, moved = each["microseconds"], each["bytes"]
+        size = f"{moved / 1e6:8.1f} {moved / time_taken / 1e3:8.1f}" if moved else " " * 17
+        print(f"{each['step']:26} {time_taken:10.1f} {size}  {each.get('kernels', '')}")
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Sizes default to a training step on GPUs, and to something small on the CPU."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    for name, text in (("tokens", "of each rank (4096)"), ("hidden", "elements of a token (7168)"),
+                       ("top-k", "experts of a token (8)"), ("experts", "of all ranks (256)"),
+                       ("iterations", "of each step (30)")):
+        parser.add_argument(f"--{name}", type=int, help=text)
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
+    parser.add_argument("--num-sm", type=int, default=20,
+                        help="SMs of communication (20); 0: the library chooses")
+    parser.add_argument("--alternatives", action="store_true",
+                        help="also other ways to expand and reduce")
+    parser.add_argument("--count-kernels", action="store_true", help="with torch's profiler")
+    parser.add_argument("--json", metavar="FILE", type=pathlib.Path, help="write the records there")
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    rank, size, device = start()
+    on_gpu = device.type == "cuda"
+    defaults = ({"tokens": 4096, "hidden": 7168, "top_k": 8, "experts": 256, "iterations": 30}
+                if on_gpu else
+                {"tokens": 24, "hidden": 64, "top_k": 4, "experts": 4 * size, "iterations": 3})
+    for name, value in defaults.items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, value)
+    bench = Bench(arguments, rank, size, device)
+    bench.check()
+    steps = bench.steps() + (bench.alternatives() if arguments.alternatives else [])
+    records = measure(bench, steps, arguments)
+    shape = {name: getattr(arguments, name) for name in (*defaults, "dtype", "num_sm")}
+    if rank == 0:
+        name = torch.cuda.get_device_name() if on_gpu else "CPU"
+        print(f"{size} x {name}, PyTorch {torch.__version__}: {shape}")
+        print_table(records)
+        if arguments.json:
+            contents = {"device": name, "ranks": size, "torch": torch.__version__,
+                        "nccl": bench.layout.handle.group.library.ncclGetVersion(), **shape,
+                        "rows": len(bench.rows), "received": len(bench.received.tokens),
+                        "steps": records}
+            arguments.json.write_text(json.dumps(contents, indent=1) + "\n")
+    bench.layer.finalize()
+    finish(rank, f"{len(records)} steps timed on {size} ranks")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""Facts about top-k ids that every part of the package needs."""
+
+from __future__ import annotations
+
+import torch
+
+
+def effective_ids(topk_idx: torch.Tensor, num_experts: int) -> torch.Tensor:
+    """`topk_idx` [T, K] as int64, with `num_experts` where a place takes no part.
+
+    Those are ids outside 0..E-1, and all but the last place of an id that a token repeats: high
+    throughput counts it once, with its last weight.
+    """
+    ids = topk_idx.to(torch.int64)
+    columns = torch.arange(ids.shape[1], device=ids.device)
+    again = (ids.unsqueeze(2) == ids.unsqueeze(1)) & (columns > columns.unsqueeze(1))
+    part = (ids >= 0) & (ids < num_experts) & ~again.any(dim=2)
+    return torch.where(part, ids, num_experts)
+
+
+def stable_sort(keys: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sorted `keys` and their places before, int64; no key is below 0 or above `most`.
+
+    Equal keys keep their order. Short integers take a GPU fewer passes.
+    """
+    narrow = next((dtype for dtype in (torch.uint8, torch.int16)
+                   if most <= torch.iinfo(dtype).max), torch.int32)
+    ordered, places = torch.sort(keys.to(narrow), stable=True)
+    return ordered.to(torch.int64), places

@@ -1,0 +1,111 @@
+"""From received tokens to rows by expert and back, against loops; nothing waits for the GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from nccl_ep.layers import expand
+from nccl_ep.routing import effective_ids, stable_sort
+
+EXPERTS, HIDDEN = 3, 16
+
+
+@pytest.fixture
+def ids(device):
+    """Local ids as a dispatch delivers them: ascending, then -1; the last token is no token."""
+    rows = [[0, 2, -1, -1], [1, -1, -1, -1], [0, 1, 2, -1], [-1] * 4, [2, -1, -1, -1], [-1] * 4]
+    return torch.tensor(rows, device=device)
+
+
+@pytest.fixture
+def no_waiting(device):
+    """An error if the host waits for the GPU."""
+    if device.type == "cuda":
+        torch.cuda.set_sync_debug_mode("error")
+    yield
+    if device.type == "cuda":
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def pairs_of(ids: torch.Tensor) -> list[tuple[int, int, int]]:
+    """(expert, token, column), as rows are sorted."""
+    return sorted((expert, token, column) for token, row in enumerate(ids.tolist())
+                  for column, expert in enumerate(row) if expert >= 0)
+
+
+@pytest.mark.parametrize("columns", [4, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_and_sums(ids, device, dtype, columns, no_waiting):
+    ids = ids[:, :columns]
+    tokens = torch.randn((len(ids), HIDDEN), device=device).to(dtype).requires_grad_()
+    weights = torch.rand(ids.shape, device=device)
+    expansion = expand.by_expert(ids, 7, EXPERTS)
+    rows = expand.expand(tokens, expansion)
+    factors = expand.weight_of_row(weights, expansion, EXPERTS)
+    sums = expand.reduce(rows * factors.unsqueeze(1).to(dtype), expansion)
+    sums.sum().backward()
+    if device.type == "cuda":
+        torch.cuda.set_sync_debug_mode("default")
+
+    pairs = pairs_of(ids)
+    assert torch.equal(rows, tokens[[token for _, token, _ in pairs]])
+    assert torch.equal(factors, weights[[each[1] for each in pairs], [each[2] for each in pairs]])
+    want = torch.zeros((len(ids), HIDDEN), device=device)
+    gradient = torch.zeros((len(ids), 1), device=device)
+    for (_, token, _), factor, row in zip(pairs, factors.to(dtype), rows.detach()):
+        want[token] += (row * factor).float()
+        gradient[token] += factor.float()
+    # Summed in fp32 and rounded once.
+    torch.testing.assert_close(sums, want.to(dtype))
+    torch.testing.assert_close(tokens.grad, gradient.to(dtype).expand(-1, HIDDEN))
+
+
+def test_no_rows(device):
+    ids = torch.full((2, 4), -1, device=device)
+    expansion = expand.by_expert(ids, 0, EXPERTS)
+    rows = expand.expand(torch.ones((2, HIDDEN), device=device), expansion)
+    assert rows.shape == (0, HIDDEN)
+    assert torch.equal(expand.reduce(rows, expansion), torch.zeros((2, HIDDEN), device=device))
+    nothing = expand.by_expert(ids[:0], 0, EXPERTS)
+    assert expand.reduce(rows, nothing).shape == (0, HIDDEN)
+
+
+def test_given_positions(ids, device):
+    """Each expert's rows in reverse; then orders that are none."""
+    pairs = pairs_of(ids)
+    backwards = sorted(pairs, key=lambda pair: (pair[0], -pair[1]))
+    positions = torch.zeros_like(ids)
+    for number, (_, token, column) in enumerate(backwards):
+        positions[token, column] = number
+    expansion = expand.by_expert(ids, 7, EXPERTS, positions)
+    assert expansion.source.tolist() == [token for _, token, _ in backwards]
+    tokens = torch.randn((len(ids), HIDDEN), device=device)
+    counts = (ids >= 0).sum(dim=1, keepdim=True)
+    sums = expand.reduce(expand.expand(tokens, expansion), expansion)
+    torch.testing.assert_close(sums, tokens * counts)
+    for wrong in (positions + 1, positions - 1, positions.clamp(max=5), 6 - positions):
+        with pytest.raises(ValueError, match="full_scatter_indices"):
+            expand.by_expert(ids, 7, EXPERTS, wrong)
+
+
+def test_ids_that_take_no_part(device):
+    given = torch.tensor([[5, 1, -1, 3], [2, 2, 0, 9], [-1, -1, -1, 4]], dtype=torch.int32,
+                         device=device)
+    assert effective_ids(given, 9).tolist() == [[5, 1, 9, 3], [9, 2, 0, 9], [9, 9, 9, 4]]
+
+
+@pytest.mark.parametrize("most", [3, 255, 256, 40000])
+def test_sorting_keeps_the_order_of_equal_keys(device, most):
+    keys = torch.tensor([most, 0, most, 1, 0], device=device)
+    ordered, places = stable_sort(keys, most)
+    assert ordered.tolist() == [0, 0, 1, most, most] and ordered.dtype == torch.int64
+    assert places.tolist() == [1, 4, 3, 0, 2]
+
+
+def test_sums_are_rounded_once(device):
+    """259 to 260, and 257 to 256: the even neighbours. Sums in bfloat16 would be 258 and 256."""
+    expansion = expand.by_expert(torch.tensor([[0, 1, 2]], device=device), 3, EXPERTS)
+    parts = torch.tensor([[256.0, 256.0], [1.0, 0.5], [2.0, 0.5]], device=device)
+    rows = parts.repeat(1, HIDDEN // 2).bfloat16()
+    assert expand.reduce(rows, expansion).tolist() == [[260.0, 256.0] * (HIDDEN // 2)]

@@ -140,9 +140,9 @@ class Bench:
     def _once(self, step: Step) -> float:
         if self.device.type == "cpu":
             self.layer.ep_barrier_all()
-            begin = time.perf_counter()
+            began = time.perf_counter()
             step.run()
-            return (time.perf_counter() - begin) * 1e6
+            return (time.perf_counter() - began) * 1e6
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
         if not step.host_waits:

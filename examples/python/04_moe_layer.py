@@ -41,7 +41,7 @@ class MoE(torch.nn.Module):
         """Each token's experts, wherever they are: [T, HIDDEN]."""
         weights, ids = self.route(tokens)
         rows, factors, layout = self.layer.dispatch(tokens, ids.to(torch.int32), weights)
-        blocks = rows.split(layout.num_recv_tokens_per_expert.tolist())
+        blocks = rows.split(layout.num_recv_tokens_per_expert_list)
         results = torch.cat([self.expert(self.first + number, block)
                              for number, block in enumerate(blocks)])
         return self.layer.combine(results * factors.unsqueeze(1), layout)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from nccl_ep.handle import EpHandle
 from nccl_ep.routing import effective_ids
@@ -42,6 +43,7 @@ class _Dispatch(torch.autograd.Function):
         return received.tokens, received.topk_idx, received.topk_weights
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, tokens: torch.Tensor, _idx: Any,
                  weights: torch.Tensor) -> tuple[Any, ...]:
         handle: EpHandle = ctx.handle
@@ -59,6 +61,7 @@ class _Combine(torch.autograd.Function):
         return handle.combine(tokens)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         handle: EpHandle = ctx.handle
         out = torch.empty((ctx.rows, grad.shape[1]), dtype=grad.dtype, device=grad.device)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from nccl_ep.layers.layout import Expansion
 from nccl_ep.routing import stable_sort
@@ -93,6 +94,7 @@ class _Expand(torch.autograd.Function):
         return _gather(tokens, expansion)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         return _sum(grad, ctx.expansion), None
 
@@ -104,5 +106,6 @@ class _Reduce(torch.autograd.Function):
         return _sum(rows, expansion)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         return _gather(grad, ctx.expansion), None

@@ -111,12 +111,23 @@ class Bench:
         gathered, summed = ((len(tokens) + len(self.rows)) * row,) * 2
         ids = self.received.topk_idx
         words = tokens.view(torch.complex128)  # of 16 bytes
-        return [
+        steps = [
             Step("expand: tokens[source]", lambda: tokens[source], gathered),
             Step("expand: 16-byte words", lambda: words.index_select(0, source), gathered),
             Step("reduce: index_add", lambda: self._index_add(source), summed),
             Step("reduce: column by column", lambda: self._by_columns(ids), summed),
         ]
+        if self.device.type == "cuda":  # not for 16-bit rows on the CPU
+            steps.append(Step("reduce: sparse matrix", self._sparse_product, summed))
+        return steps
+
+    def _sparse_product(self) -> torch.Tensor:
+        expansion = self.layout.expansion
+        ones = torch.ones(len(self.rows), dtype=self.rows.dtype, device=self.device)
+        shape = len(self.received.tokens), len(self.rows)
+        sums = torch.sparse_csr_tensor(expansion.offsets, expansion.order, ones, shape,
+                                       check_invariants=False)
+        return sums @ self.rows
 
     def _index_add(self, source: torch.Tensor) -> torch.Tensor:
         total = torch.zeros(self.received.tokens.shape, device=self.device)

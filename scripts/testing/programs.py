@@ -38,6 +38,8 @@ _EP_TEST_SMALL = ("-t", "16", "-d", "512")
 _BENCH_EXPERTS_PER_RANK = 32
 _BENCH_SMALL = ("--tokens", "32", "--hidden", "1024", "--warmup", "1", "--iters", "3",
                 "--validate")
+# Most tokens have the same few experts, and every SM may be used.
+_BENCH_SKEWED = ("--routing", "zipf:2", "--channels", "all")
 _BENCH_PASSED = r"Global validation: Dispatch=PASSED, Combine=PASSED"
 
 # The sanitizers slow a program down, and they look at its own code: few ranks show all of it.
@@ -79,6 +81,9 @@ def all_runs(ranks: Sequence[int]) -> Iterator[Run]:
             yield Run(f"moe_layer/{algorithm}", "moe_layer", ("--algorithm", algorithm), count,
                       needs_ht=algorithm == "ht")
             yield Run(f"ep_bench/{algorithm}", "ep_bench", _bench_options(algorithm, count), count,
+                      counts.says(_BENCH_PASSED, 1), needs_ht=algorithm == "ht")
+            yield Run(f"ep_bench/{algorithm}-zipf", "ep_bench",
+                      (*_bench_options(algorithm, count), *_BENCH_SKEWED), count,
                       counts.says(_BENCH_PASSED, 1), needs_ht=algorithm == "ht")
 
 

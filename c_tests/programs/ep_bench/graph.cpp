@@ -3,14 +3,20 @@
 #include "programs/ep_bench/graph.h"
 
 #include "programs/ep_bench/events.h"
+#include "programs/ep_bench/machine.h"
 
 namespace ep_bench {
 namespace {
 
 // Replays of one sample, and those before its first event: these keep the stream busy while the
-// host is ahead, so that neither a launch nor the skew of the ranks is in the sample.
-constexpr unsigned kReplays = 20;
-constexpr unsigned kRunUp = 3;
+// host is ahead, so that neither a launch nor the skew of the ranks is in the sample. Operations
+// of high throughput are so long that a few replays do.
+struct Pace {
+    unsigned run_up;
+    unsigned replays;
+};
+constexpr Pace kShortOperations = {3, 20};
+constexpr Pace kLongOperations = {1, 4};
 
 }  // namespace
 
@@ -30,20 +36,23 @@ Graph::~Graph() {
 void Graph::Launch(cudaStream_t stream) { EP_REQUIRE_CUDA(cudaGraphLaunch(executable_, stream)); }
 
 Figures Graph::TimeReplays(const EpEnv& env, const Options& options) {
+    const Pace pace = options.low_latency() ? kShortOperations : kLongOperations;
     Event start, end;
     Samples samples;
     for (unsigned i = 0; i < options.iterations; ++i) {
         ep_barrier();
-        for (unsigned replay = 0; replay < kRunUp; ++replay) Launch(env.stream);
+        for (unsigned replay = 0; replay < pace.run_up; ++replay) Launch(env.stream);
         start.Record(env.stream);
-        for (unsigned replay = 0; replay < kReplays; ++replay) Launch(env.stream);
+        for (unsigned replay = 0; replay < pace.replays; ++replay) Launch(env.stream);
         end.Record(env.stream);
         EP_REQUIRE_CUDA(cudaStreamSynchronize(env.stream));
-        samples.push_back(end.MicrosecondsSince(start) / (kReplays * times_));
+        samples.push_back(end.MicrosecondsSince(start) / (pace.replays * times_));
     }
     DropFirst(&samples);
     return SlowestRank(samples);
 }
+
+unsigned Graph::Blocks() const { return LargestGrid(graph_); }
 
 Graphs::Graphs(const EpEnv& env, const Options& options, Session* session)
     : dispatch(env.stream, options.graph_ops, [session] { session->Dispatch(); }),

@@ -26,6 +26,8 @@ class Graph {
     // Collective. Each sample is the mean of several replays back to back, for one operation.
     Figures TimeReplays(const EpEnv& env, const Options& options);
 
+    unsigned Blocks() const;  // of its largest kernel; 0 if the driver does not tell
+
    private:
     unsigned times_;
     cudaGraph_t graph_ = nullptr;

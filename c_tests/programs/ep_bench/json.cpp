@@ -5,6 +5,10 @@
 //   queued      operations that waited in the stream for their turn
 //   graph       replays back to back, or null
 //   host_call   inside the calls, on the calling thread
+// `library_bytes` is what group, handle and first operations hold, `tensor_bytes` what the tensors
+// of the program hold, `first_use_bytes` what stays once the first group of the process is gone.
+// `blocks` are those of the largest kernels in captured graphs, null without graphs; `channels` is
+// what the group was made with, null for the library's choice.
 #include <cstdio>
 #include <string>
 #include <utility>
@@ -107,11 +111,23 @@ std::string WrongJson(const Result& result) {
                    {"combine", std::to_string(result.wrong->combine_rows)}});
 }
 
+std::string BlocksJson(const Result& result) {
+    if (!result.blocks || result.blocks->dispatch == 0) return "null";
+    return Object({{"dispatch", Number(result.blocks->dispatch)},
+                   {"combine", Number(result.blocks->combine)}});
+}
+
 std::string ResultJson(const Options& options, const Result& result) {
     const Timing& timing = result.timing;
     return Object({{"tokens", Number(result.tokens)},
                    {"received_rows", Number(result.Mean(&RankFigures::received))},
+                   {"received_max", Number(result.Max(&RankFigures::received))},
+                   {"received_imbalance", Number(result.Imbalance())},
+                   {"wire_rows_in_max", Number(result.Max(&RankFigures::wire_in))},
+                   {"wire_rows_out_max", Number(result.Max(&RankFigures::wire))},
                    {"library_bytes", Number(result.Max(&RankFigures::library_bytes))},
+                   {"tensor_bytes", Number(result.Max(&RankFigures::tensor_bytes))},
+                   {"blocks", BlocksJson(result)},
                    {"wrong_rows", WrongJson(result)},
                    {"bytes", BytesJson(options, result)},
                    {"gbps", BandwidthJson(options, result)},
@@ -127,7 +143,8 @@ std::string MachineJson(const Machine& machine) {
                    {"driver", TextOrNull(machine.driver)},
                    {"cuda_of_driver", std::to_string(machine.cuda_of_driver)},
                    {"nccl", std::to_string(machine.nccl)},
-                   {"library", TextOrNull(machine.library)}});
+                   {"library", TextOrNull(machine.library)},
+                   {"multiprocessors", std::to_string(machine.multiprocessors)}});
 }
 
 std::string ConfigJson(const Options& options, int ranks) {
@@ -138,7 +155,12 @@ std::string ConfigJson(const Options& options, int ranks) {
                    {"top_k", std::to_string(options.top_k)},
                    {"experts", std::to_string(options.experts)},
                    {"masked", options.low_latency() ? std::to_string(options.masked) : "0"},
-                   {"routing", Text(options.routes_by_scores() ? "scores" : "consecutive")},
+                   {"routing", Text(RoutingName(options))},
+                   {"zipf_exponent", options.routing == RoutingKind::kZipf
+                                         ? Number(options.zipf_exponent)
+                                         : "null"},
+                   {"channels",
+                    options.channels == NCCL_EP_AUTO ? "null" : Number(options.channels)},
                    {"dtype", Text("bfloat16")},
                    {"warmup", std::to_string(options.warmup)},
                    {"iterations", std::to_string(options.iterations)},
@@ -151,11 +173,14 @@ std::string ConfigJson(const Options& options, int ranks) {
 }  // namespace
 
 bool WriteJson(const Options& options, const Machine& machine, int ranks,
-               const std::vector<Result>& results) {
+               const Measurements& measured) {
     FILE* file = fopen(options.json_file.c_str(), "w");
     if (file == nullptr) return false;
     std::string json = "{\n  \"program\": \"ep_bench\",\n  \"machine\": " + MachineJson(machine) +
-                       ",\n  \"config\": " + ConfigJson(options, ranks) + ",\n  \"results\": [\n";
+                       ",\n  \"config\": " + ConfigJson(options, ranks) +
+                       ",\n  \"first_use_bytes\": " + Number(measured.first_use_bytes) +
+                       ",\n  \"results\": [\n";
+    const std::vector<Result>& results = measured.results;
     for (size_t i = 0; i < results.size(); ++i) {
         json += "    " + ResultJson(options, results[i]) + (i + 1 < results.size() ? ",\n" : "\n");
     }

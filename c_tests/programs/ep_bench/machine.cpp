@@ -2,7 +2,11 @@
 // run without a driver, and also on another libnccl_ep.so of the same ABI.
 #include "programs/ep_bench/machine.h"
 
+#include <cuda.h>
 #include <dlfcn.h>
+
+#include <algorithm>
+#include <vector>
 
 namespace ep_bench {
 namespace {
@@ -44,11 +48,44 @@ std::string LibraryVersion() {
 
 }  // namespace
 
+int CountMultiprocessors(const EpEnv& env) {
+    int count = 0;
+    EP_REQUIRE_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, env.device));
+    return count;
+}
+
+// By the driver's functions: the runtime's know only kernels that were linked to this program.
+unsigned LargestGrid(cudaGraph_t graph) {
+    constexpr char kDriver[] = "libcuda.so.1";
+    auto* get_nodes = Find<int(CUgraph, CUgraphNode*, size_t*)>(kDriver, "cuGraphGetNodes");
+    auto* get_type = Find<int(CUgraphNode, CUgraphNodeType*)>(kDriver, "cuGraphNodeGetType");
+    auto* get_kernel = Find<int(CUgraphNode, CUDA_KERNEL_NODE_PARAMS*)>(
+        kDriver, "cuGraphKernelNodeGetParams_v2");
+    size_t count = 0;
+    if (get_nodes == nullptr || get_type == nullptr || get_kernel == nullptr ||
+        get_nodes(graph, nullptr, &count) != 0) {
+        return 0;
+    }
+    std::vector<CUgraphNode> nodes(count);
+    if (get_nodes(graph, nodes.data(), &count) != 0) return 0;
+    unsigned largest = 0;
+    for (const CUgraphNode node : nodes) {
+        CUgraphNodeType type{};
+        CUDA_KERNEL_NODE_PARAMS kernel{};
+        if (get_type(node, &type) == 0 && type == CU_GRAPH_NODE_TYPE_KERNEL &&
+            get_kernel(node, &kernel) == 0) {
+            largest = std::max(largest, kernel.gridDimX * kernel.gridDimY * kernel.gridDimZ);
+        }
+    }
+    return largest;
+}
+
 Machine DescribeMachine(const EpEnv& env) {
     Machine machine;
     machine.library = LibraryVersion();
     EP_REQUIRE_CUDA(cudaDriverGetVersion(&machine.cuda_of_driver));
     EP_REQUIRE_NCCL(ncclGetVersion(&machine.nccl));
+    machine.multiprocessors = CountMultiprocessors(env);
     if (!ep_on_hostsim()) {
         machine.gpu = GpuName(env.device);
         machine.driver = DriverVersion();

@@ -14,9 +14,16 @@ struct Machine {
     std::string library;     // version of the measured libnccl_ep; empty if it does not say
     int cuda_of_driver = 0;  // the CUDA that the driver supports, 1000 * major + 10 * minor
     int nccl = 0;            // 10000 * major + 100 * minor + patch
+    int multiprocessors = 0;  // of the GPU of process 0
 };
 
 Machine DescribeMachine(const EpEnv& env);
+
+int CountMultiprocessors(const EpEnv& env);
+
+// Blocks of the largest kernel in a graph: what the library launched, not what it was allowed to.
+// 0 if the driver does not tell.
+unsigned LargestGrid(cudaGraph_t graph);
 
 }  // namespace ep_bench
 

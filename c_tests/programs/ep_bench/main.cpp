@@ -34,12 +34,35 @@ Wrong ValidateAll(const EpEnv& env, const Options& options, const Routing& routi
     return wrong;
 }
 
+Routing MakeRouting(const EpEnv& env, const Options& options, unsigned tokens) {
+    const Shape shape = {static_cast<unsigned>(env.size),
+                         tokens,
+                         options.top_k,
+                         options.experts,
+                         options.low_latency() ? options.masked : 0,
+                         options.routing,
+                         options.zipf_exponent};
+    return Routing(shape, static_cast<unsigned>(env.rank));
+}
+
+// What the first group of a process leaves behind: connections of NCCL, code of kernels. It would
+// else be counted as memory of the first measurement.
+double MeasureFirstUse(EpEnv* env, const Options& options) {
+    const double before = FreeBytes();
+    {
+        const Routing routing = MakeRouting(*env, options, options.tokens[0]);
+        Session session(env, options, routing);
+        session.Dispatch();
+        session.Combine();
+    }
+    return before - FreeBytes();
+}
+
 Result RunOne(EpEnv* env, const Options& options, unsigned tokens) {
-    const Shape shape = {static_cast<unsigned>(env->size), tokens, options.top_k, options.experts,
-                         options.low_latency() ? options.masked : 0};
-    const Routing routing(shape, static_cast<unsigned>(env->rank), options.routes_by_scores());
+    const Routing routing = MakeRouting(*env, options, tokens);
     Session session(env, options, routing);
     WarmUp(*env, options, &session);
+    session.NoteMemoryOfUse();
     // After the warm-up, because what loads at its first use may not be loaded during a capture.
     std::optional<Graphs> graphs;
     if (options.use_cuda_graph) graphs.emplace(*env, options, &session);
@@ -47,6 +70,7 @@ Result RunOne(EpEnv* env, const Options& options, unsigned tokens) {
     const Timing timing = Measure(*env, options, &session, replayed);
     const Traffic traffic = CountTraffic(routing, options.low_latency());
     Result result = Collect(*env, timing, traffic, session, tokens);
+    if (graphs) result.blocks = {graphs->dispatch.Blocks(), graphs->combine.Blocks()};
     if (options.validate) {
         result.wrong = ValidateAll(*env, options, routing, &session, replayed);
     }
@@ -58,6 +82,7 @@ bool RunAll(EpEnv* env, const Options& options) {
     const bool on_hostsim = ep_on_hostsim();
     const bool prints = env->rank == 0;
     if (prints) PrintHeader(options, env->size, on_hostsim);
+    const double first_use_bytes = MeasureFirstUse(env, options);
     std::vector<Result> results;
     bool right = true;
     for (const unsigned tokens : options.tokens) {
@@ -67,8 +92,9 @@ bool RunAll(EpEnv* env, const Options& options) {
         right = right && (!wrong || (wrong->dispatch_rows == 0 && wrong->combine_rows == 0));
     }
     if (prints) PrintTable(options, results);
+    if (prints) PrintFirstUse(first_use_bytes);
     if (prints && !options.json_file.empty() &&
-        !WriteJson(options, DescribeMachine(*env), env->size, results)) {
+        !WriteJson(options, DescribeMachine(*env), env->size, {results, first_use_bytes})) {
         fprintf(stderr, "ep_bench: --json: cannot write \"%s\"\n", options.json_file.c_str());
         right = false;
     }
@@ -110,6 +136,10 @@ int main(int argc, char** argv) {
             ep_release(&env);
             return ep_bench::kNoCapture;
         }
+    }
+    if (parsed.options.channels == ep_bench::kAllChannels) {
+        const int channels = ep_bench::CountMultiprocessors(env) / 2;
+        parsed.options.channels = static_cast<unsigned>(channels);
     }
     const bool right = ep_bench::RunAll(&env, parsed.options);
     const bool leaked = ep_counted_live() != 0 || ep_has_leaks();

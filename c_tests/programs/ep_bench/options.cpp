@@ -4,6 +4,7 @@
 
 #include <getopt.h>
 
+#include <cstdlib>
 #include <sstream>
 
 #include "harness/options.hpp"
@@ -20,7 +21,12 @@ const char kUsage[] =
     "  -k, --top-k N            experts of a token (8)\n"
     "  -e, --experts N          experts in all, a multiple of the number of ranks (256)\n"
     "      --masked N           entries of each rank that lose their expert (ll, 10)\n"
-    "      --random-routing     the top-k of random scores in ht, too, instead of consecutive experts\n"
+    "      --routing NAME       which experts a token gets (ll uniform, ht consecutive):\n"
+    "                             uniform      the top-k of random scores\n"
+    "                             zipf[:S]     the r-th most popular expert has weight r^-S (1)\n"
+    "                             consecutive  neighbours, from a random first one\n"
+    "      --random-routing     the same as --routing uniform\n"
+    "      --channels N|all     num_channels of the group, 2 SMs each; 0: its choice (0)\n"
     "  -w, --warmup N           iterations before the measurement (10)\n"
     "  -i, --iters N            measured iterations; the first is dropped (50)\n"
     "  -p, --profile            profiler start and stop, and a named range for each operation\n"
@@ -44,6 +50,8 @@ constexpr int kUseCudaGraph = 258;
 constexpr int kGraphOps = 259;
 constexpr int kMasked = 260;
 constexpr int kRandomRouting = 261;
+constexpr int kRouting = 262;
+constexpr int kChannels = 263;
 constexpr char kLetters[] = "a:t:d:k:e:w:i:pnfVMh";
 const option kLongOptions[] = {{"algorithm", required_argument, nullptr, 'a'},
                                {"tokens", required_argument, nullptr, 't'},
@@ -53,6 +61,8 @@ const option kLongOptions[] = {{"algorithm", required_argument, nullptr, 'a'},
                                {"experts", required_argument, nullptr, 'e'},
                                {"masked", required_argument, nullptr, kMasked},
                                {"random-routing", no_argument, nullptr, kRandomRouting},
+                               {"routing", required_argument, nullptr, kRouting},
+                               {"channels", required_argument, nullptr, kChannels},
                                {"warmup", required_argument, nullptr, 'w'},
                                {"iters", required_argument, nullptr, 'i'},
                                {"profile", no_argument, nullptr, 'p'},
@@ -66,8 +76,9 @@ const option kLongOptions[] = {{"algorithm", required_argument, nullptr, 'a'},
                                {"help", no_argument, nullptr, 'h'},
                                {nullptr, 0, nullptr, 0}};
 
-// The sizes that a user may leave open, and what they are then.
-struct OpenSizes {
+// What a user may leave open, because it depends on the mode or on the machine what it is then.
+struct Open {
+    bool routing = true;
     bool tokens = true;
     bool hidden = true;
     bool warmup = true;
@@ -119,7 +130,42 @@ void ReadSweep(const std::string& list, ParsedOptions* parsed) {
     }
 }
 
-void ReadSwitch(int letter, ParsedOptions* parsed) {
+// The number behind `zipf:`.
+void ReadExponent(const std::string& text, ParsedOptions* parsed) {
+    constexpr double kHighest = 10;
+    char* end = nullptr;
+    const double exponent = strtod(text.c_str(), &end);
+    if (text.empty() || *end != '\0' || !(exponent >= 0 && exponent <= kHighest)) {
+        parsed->error = "--routing zipf: expected an exponent from 0 to 10, got \"" + text + "\"";
+    }
+    parsed->options.zipf_exponent = exponent;
+}
+
+void ReadRouting(const std::string& text, ParsedOptions* parsed) {
+    const size_t colon = text.find(':');
+    Options& options = parsed->options;
+    if (text == "uniform") {
+        options.routing = RoutingKind::kUniform;
+    } else if (text == "consecutive") {
+        options.routing = RoutingKind::kConsecutive;
+    } else if (text.substr(0, colon) == "zipf") {
+        options.routing = RoutingKind::kZipf;
+        if (colon != std::string::npos) ReadExponent(text.substr(colon + 1), parsed);
+    } else {
+        parsed->error =
+            "--routing: expected uniform, zipf, zipf:S or consecutive, got \"" + text + "\"";
+    }
+}
+
+void ReadChannels(const std::string& text, ParsedOptions* parsed) {
+    if (text == "all") {
+        parsed->options.channels = kAllChannels;
+    } else {
+        ep::ReadUnsigned("--channels", text.c_str(), 0, &parsed->options.channels, &parsed->error);
+    }
+}
+
+void ReadSwitch(int letter, ParsedOptions* parsed, Open* open) {
     Options& options = parsed->options;
     switch (letter) {
         case 'p':
@@ -138,7 +184,8 @@ void ReadSwitch(int letter, ParsedOptions* parsed) {
             options.dynamic_tokens = true;
             break;
         case kRandomRouting:
-            options.random_routing = true;
+            open->routing = false;
+            options.routing = RoutingKind::kUniform;
             break;
         case kUseCudaGraph:
             options.use_cuda_graph = true;
@@ -151,7 +198,7 @@ void ReadSwitch(int letter, ParsedOptions* parsed) {
     }
 }
 
-void ReadOption(int letter, ParsedOptions* parsed, OpenSizes* open) {
+void ReadOption(int letter, ParsedOptions* parsed, Open* open) {
     Options& options = parsed->options;
     std::string* error = &parsed->error;
     switch (letter) {
@@ -173,6 +220,11 @@ void ReadOption(int letter, ParsedOptions* parsed, OpenSizes* open) {
             return ep::ReadUnsigned("--experts", optarg, 1, &options.experts, error);
         case kMasked:
             return ep::ReadUnsigned("--masked", optarg, 0, &options.masked, error);
+        case kRouting:
+            open->routing = false;
+            return ReadRouting(optarg, parsed);
+        case kChannels:
+            return ReadChannels(optarg, parsed);
         case 'w':
             open->warmup = false;
             return ep::ReadUnsigned("--warmup", optarg, 0, &options.warmup, error);
@@ -185,11 +237,15 @@ void ReadOption(int letter, ParsedOptions* parsed, OpenSizes* open) {
             options.json_file = optarg;
             return;
         default:
-            return ReadSwitch(letter, parsed);
+            return ReadSwitch(letter, parsed, open);
     }
 }
 
-void FillOpenSizes(const OpenSizes& open, bool on_hostsim, Options* options) {
+void FillOpen(const Open& open, bool on_hostsim, Options* options) {
+    if (open.routing) {
+        options->routing =
+            options->low_latency() ? RoutingKind::kUniform : RoutingKind::kConsecutive;
+    }
     if (open.tokens) options->tokens = {options->low_latency() ? 128u : 4096u};
     if (!on_hostsim) return;
     const auto reduce = [options](bool is_open, const char* name, unsigned value, unsigned* field) {
@@ -206,9 +262,20 @@ void FillOpenSizes(const OpenSizes& open, bool on_hostsim, Options* options) {
 
 }  // namespace
 
+const char* RoutingName(const Options& options) {
+    switch (options.routing) {
+        case RoutingKind::kUniform:
+            return "scores";
+        case RoutingKind::kZipf:
+            return "zipf";
+        default:
+            return "consecutive";
+    }
+}
+
 ParsedOptions ParseOptions(int argc, char** argv, bool on_hostsim) {
     ParsedOptions parsed;
-    OpenSizes open;
+    Open open;
     opterr = 0;  // one process reports the error, in our words
     int letter;
     while (parsed.error.empty() &&
@@ -216,7 +283,7 @@ ParsedOptions ParseOptions(int argc, char** argv, bool on_hostsim) {
         ReadOption(letter, &parsed, &open);
     }
     if (!parsed.error.empty()) return parsed;
-    FillOpenSizes(open, on_hostsim, &parsed.options);
+    FillOpen(open, on_hostsim, &parsed.options);
     if (optind < argc) parsed.error = std::string("unexpected argument \"") + argv[optind] + "\"";
     if (parsed.error.empty() && parsed.options.low_latency() && parsed.options.dynamic_tokens) {
         parsed.error = "--dynamic-tokens: low latency needs a fixed max_tokens_per_rank";

@@ -1,5 +1,6 @@
 // The command line of ep_bench. Names, letters and defaults are those of the reference's program of
-// this name; --sweep, --masked, --random-routing, --use-cuda-graph, --graph-ops and --json are ours.
+// this name; --sweep, --masked, --routing, --channels, --use-cuda-graph, --graph-ops and --json are
+// ours.
 #ifndef C_TESTS_PROGRAMS_EP_BENCH_OPTIONS_H_
 #define C_TESTS_PROGRAMS_EP_BENCH_OPTIONS_H_
 
@@ -10,6 +11,15 @@
 
 namespace ep_bench {
 
+// Which experts a token gets.
+enum class RoutingKind {
+    kUniform,      // the top-k of random scores
+    kZipf,         // popular and unpopular experts, the same ones for all ranks
+    kConsecutive,  // neighbours, from a random first one
+};
+
+constexpr unsigned kAllChannels = ~0u;
+
 struct Options {
     ncclEpAlgorithm_t algorithm = NCCL_EP_ALGO_LOW_LATENCY;
     std::vector<unsigned> tokens;  // one measurement for each; more than one with --sweep
@@ -17,7 +27,9 @@ struct Options {
     unsigned top_k = 8;
     unsigned experts = 256;
     unsigned masked = 10;
-    bool random_routing = false;
+    RoutingKind routing = RoutingKind::kUniform;
+    double zipf_exponent = 1;
+    unsigned channels = NCCL_EP_AUTO;  // of the group; kAllChannels: half as many as there are SMs
     unsigned warmup = 10;
     unsigned iterations = 50;
     bool profile = false;
@@ -30,8 +42,6 @@ struct Options {
     std::string json_file;  // empty: none
     std::string reduced;    // which defaults were reduced, because there is no GPU; empty: none
 
-    // Whether ids are the top-k of random scores, else consecutive.
-    bool routes_by_scores() const { return low_latency() || random_routing; }
     bool low_latency() const { return algorithm == NCCL_EP_ALGO_LOW_LATENCY; }
 };
 
@@ -42,6 +52,8 @@ struct ParsedOptions {
 };
 
 extern const char kUsage[];
+
+const char* RoutingName(const Options& options);  // as in the results: scores, zipf, consecutive
 
 // Sizes that the user leaves open are the reference's on a GPU and smaller on the CPU stand-ins.
 ParsedOptions ParseOptions(int argc, char** argv, bool on_hostsim);

@@ -93,8 +93,10 @@ void PrintConventions(const Options& options, const Result& result) {
         PrintConvention(options, result, "node: distinct (token, node of 8 ranks)",
                         &RankFigures::node);
     }
-    printf("  received: %.1f rows, %.3f MB\n", result.Mean(&RankFigures::received),
-           result.Mean(&RankFigures::received) * DispatchRowBytes(options) / kMegabyte);
+    printf("  received: %.1f rows, %.3f MB; at most %.0f rows, %.3f times the mean\n",
+           result.Mean(&RankFigures::received),
+           result.Mean(&RankFigures::received) * DispatchRowBytes(options) / kMegabyte,
+           result.Max(&RankFigures::received), result.Imbalance());
 }
 
 void PrintValidation(const Wrong& wrong) {
@@ -130,6 +132,13 @@ void PrintHeader(const Options& options, int ranks, bool on_hostsim) {
     if (!options.reduced.empty()) {
         printf("Reduced defaults, because there is no GPU: %s\n", options.reduced.c_str());
     }
+    printf("routing: %s", RoutingName(options));
+    if (options.routing == RoutingKind::kZipf) printf(", exponent %g", options.zipf_exponent);
+    if (options.channels == NCCL_EP_AUTO) {
+        printf("; channels: chosen by the library\n");
+    } else {
+        printf("; channels: %u, 2 SMs each\n", options.channels);
+    }
     if (options.use_fp8) printf("--use-fp8: flag and byte formula only, the data is bfloat16\n");
     if (options.disable_nvlink) {
         printf("--disable-nvlink: %s\n", options.low_latency()
@@ -149,9 +158,20 @@ void PrintResult(const Options& options, const Result& result) {
     PrintSummary(options, result);
     PrintTimes(result.timing);
     PrintConventions(options, result);
-    printf("  memory taken by group and handle: %.1f MiB\n",
-           result.Max(&RankFigures::library_bytes) / kMebibyte);
+    printf("  memory taken by group and handle: %.1f MiB, by this program's tensors: %.1f MiB\n",
+           result.Max(&RankFigures::library_bytes) / kMebibyte,
+           result.Max(&RankFigures::tensor_bytes) / kMebibyte);
+    if (result.blocks) {
+        printf("  blocks of the largest kernel: dispatch %u, combine %u\n", result.blocks->dispatch,
+               result.blocks->combine);
+    }
     if (result.wrong) PrintValidation(*result.wrong);
+    fflush(stdout);
+}
+
+void PrintFirstUse(double bytes) {
+    printf("# memory that the first group left behind (kernels, connections of NCCL): %.1f MiB\n",
+           bytes / kMebibyte);
     fflush(stdout);
 }
 

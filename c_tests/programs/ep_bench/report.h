@@ -12,11 +12,18 @@ namespace ep_bench {
 
 void PrintHeader(const Options& options, int ranks, bool on_hostsim);
 void PrintResult(const Options& options, const Result& result);
+void PrintFirstUse(double bytes);
 void PrintTable(const Options& options, const std::vector<Result>& results);
+
+// All that one process measured.
+struct Measurements {
+    const std::vector<Result>& results;
+    double first_use_bytes;  // of process 0: what its first group left behind
+};
 
 // False if the file could not be written.
 bool WriteJson(const Options& options, const Machine& machine, int ranks,
-               const std::vector<Result>& results);
+               const Measurements& measured);
 
 }  // namespace ep_bench
 

@@ -19,6 +19,11 @@ double Result::Max(double RankFigures::* figure) const {
     return max;
 }
 
+double Result::Imbalance() const {
+    const double mean = Mean(&RankFigures::received);
+    return mean > 0 ? Max(&RankFigures::received) / mean : 1;
+}
+
 Result Collect(const EpEnv& env, const Timing& timing, const Traffic& traffic,
                const Session& session, unsigned tokens) {
     constexpr int kFigures = sizeof(RankFigures) / sizeof(double);
@@ -30,7 +35,9 @@ Result Collect(const EpEnv& env, const Timing& timing, const Traffic& traffic,
                               static_cast<double>(traffic.wire),
                               static_cast<double>(traffic.node),
                               static_cast<double>(traffic.received),
-                              session.library_bytes()};
+                              static_cast<double>(traffic.wire_in),
+                              session.library_bytes(),
+                              session.tensor_bytes()};
     Result result;
     result.tokens = tokens;
     result.timing = timing;

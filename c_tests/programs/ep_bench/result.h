@@ -24,7 +24,15 @@ struct RankFigures {
     double wire;
     double node;
     double received;
+    double wire_in;
     double library_bytes;
+    double tensor_bytes;
+};
+
+// Blocks of the largest kernel of each operation; an SM holds one. 0 if the driver does not tell.
+struct Blocks {
+    unsigned dispatch = 0;
+    unsigned combine = 0;
 };
 
 struct Result {
@@ -32,10 +40,15 @@ struct Result {
     Timing timing;
     std::vector<RankFigures> ranks;  // process 0
     std::optional<Wrong> wrong;      // with --validate
+    std::optional<Blocks> blocks;    // with --use-cuda-graph
 
     // One figure over the ranks; process 0.
     double Mean(double RankFigures::* figure) const;
     double Max(double RankFigures::* figure) const;
+
+    // How unevenly the rows fall on the ranks: the most that a rank receives over the mean; 1 is
+    // even.
+    double Imbalance() const;
 };
 
 // Collective.

@@ -1,6 +1,5 @@
-// The two routings of ep_bench. Low latency: the top-k of random scores, with some entries masked.
-// High throughput: consecutive experts from a random first one, or as low latency if that is asked
-// for. Generators and seeds are the documented ones.
+// The routings of ep_bench. Those of the reference's program, the top-k of random scores for low
+// latency and consecutive experts for high throughput, have its generators and seeds.
 #include "programs/ep_bench/routing.h"
 
 #include <mpi.h>
@@ -16,14 +15,14 @@ namespace {
 
 constexpr unsigned kRanksOfNode = 8;
 
-std::vector<int64_t> DrawTopScores(const Shape& shape, unsigned rank) {
-    std::mt19937 generator(1 + rank);
-    std::normal_distribution<float> normal(0.0f, 1.0f);
+// For each token the experts with the highest of the scores that `draw` makes.
+template <typename Draw>
+std::vector<int64_t> TopScores(const Shape& shape, Draw draw) {
     std::vector<int64_t> ids;
     std::vector<float> scores(shape.experts);
     std::vector<int64_t> order(shape.experts);
     for (unsigned token = 0; token < shape.tokens; ++token) {
-        for (float& score : scores) score = std::abs(normal(generator)) + 1.0f;
+        draw(&scores);
         std::iota(order.begin(), order.end(), 0);
         std::partial_sort(order.begin(), order.begin() + shape.top_k, order.end(),
                           [&scores](int64_t left, int64_t right) {
@@ -33,13 +32,41 @@ std::vector<int64_t> DrawTopScores(const Shape& shape, unsigned rank) {
                           });
         ids.insert(ids.end(), order.begin(), order.begin() + shape.top_k);
     }
-    std::uniform_int_distribution<unsigned> any_token(0, shape.tokens - 1);
-    std::uniform_int_distribution<unsigned> any_k(0, shape.top_k - 1);
-    for (unsigned i = 0; i < shape.masked; ++i) {
-        const size_t token = any_token(generator);
-        ids[token * shape.top_k + any_k(generator)] = -1;
-    }
     return ids;
+}
+
+std::vector<int64_t> DrawUniform(const Shape& shape, std::mt19937* generator) {
+    std::normal_distribution<float> normal(0.0f, 1.0f);
+    return TopScores(shape, [&](std::vector<float>* scores) {
+        for (float& score : *scores) score = std::abs(normal(*generator)) + 1.0f;
+    });
+}
+
+// The logarithm of each expert's weight. Which experts are popular is the same on all ranks, and
+// neighbours, which share a rank, have nothing to do with each other. Without the distributions of
+// the standard library, whose results each implementation makes in its own way.
+std::vector<float> ZipfLogWeights(const Shape& shape) {
+    constexpr unsigned kSeed = 7;
+    std::mt19937 generator(kSeed);
+    std::vector<float> weights(shape.experts);
+    for (unsigned i = 0; i < shape.experts; ++i) {
+        weights[i] = static_cast<float>(-shape.zipf_exponent * std::log(i + 1.0));
+    }
+    for (unsigned left = shape.experts; left > 1; --left) {
+        std::swap(weights[left - 1], weights[generator() % left]);
+    }
+    return weights;
+}
+
+// With Gumbel noise on the logarithms, the top k are k draws without replacement.
+std::vector<int64_t> DrawZipf(const Shape& shape, std::mt19937* generator) {
+    const std::vector<float> weights = ZipfLogWeights(shape);
+    return TopScores(shape, [&](std::vector<float>* scores) {
+        for (size_t expert = 0; expert < scores->size(); ++expert) {
+            const double uniform = ((*generator)() + 0.5) / 4294967296.0;
+            (*scores)[expert] = weights[expert] - static_cast<float>(std::log(-std::log(uniform)));
+        }
+    });
 }
 
 std::vector<int64_t> DrawConsecutive(const Shape& shape, unsigned rank) {
@@ -52,11 +79,32 @@ std::vector<int64_t> DrawConsecutive(const Shape& shape, unsigned rank) {
     return ids;
 }
 
+std::vector<int64_t> Draw(const Shape& shape, unsigned rank, std::mt19937* generator) {
+    switch (shape.kind) {
+        case RoutingKind::kUniform:
+            return DrawUniform(shape, generator);
+        case RoutingKind::kZipf:
+            return DrawZipf(shape, generator);
+        default:
+            return DrawConsecutive(shape, rank);
+    }
+}
+
+void Mask(const Shape& shape, std::mt19937* generator, std::vector<int64_t>* ids) {
+    std::uniform_int_distribution<unsigned> any_token(0, shape.tokens - 1);
+    std::uniform_int_distribution<unsigned> any_k(0, shape.top_k - 1);
+    for (unsigned i = 0; i < shape.masked; ++i) {
+        const size_t token = any_token(*generator);
+        (*ids)[token * shape.top_k + any_k(*generator)] = -1;
+    }
+}
+
 }  // namespace
 
-Routing::Routing(const Shape& shape, unsigned rank, bool by_scores) : shape_(shape), rank_(rank) {
-    const std::vector<int64_t> mine =
-        by_scores ? DrawTopScores(shape, rank) : DrawConsecutive(shape, rank);
+Routing::Routing(const Shape& shape, unsigned rank) : shape_(shape), rank_(rank) {
+    std::mt19937 generator(1 + rank);
+    std::vector<int64_t> mine = Draw(shape, rank, &generator);
+    Mask(shape, &generator, &mine);
     ids_.resize(mine.size() * shape.ranks);
     const int count = static_cast<int>(mine.size());
     MPI_Allgather(mine.data(), count, MPI_INT64_T, ids_.data(), count, MPI_INT64_T, MPI_COMM_WORLD);
@@ -100,7 +148,9 @@ Traffic CountTraffic(const Routing& routing, bool low_latency) {
                 const int64_t id = routing.ids(source, token)[k];
                 here += id >= 0 && id / shape.local_experts() == self;
             }
-            traffic.received += low_latency ? here : std::min<uint64_t>(here, 1);
+            const uint64_t any = std::min<uint64_t>(here, 1);
+            traffic.received += low_latency ? here : any;
+            traffic.wire_in += source == self ? 0 : any;
         }
     }
     return traffic;

@@ -20,6 +20,8 @@ struct Shape {
     unsigned top_k;
     unsigned experts;
     unsigned masked;  // entries that lose their expert, drawn with replacement
+    RoutingKind kind;
+    double zipf_exponent;
 
     unsigned local_experts() const { return experts / ranks; }
 };
@@ -27,8 +29,8 @@ struct Shape {
 class Routing {
    public:
     // Collective: each rank draws its own ids, with the reference's
-    // generators and seeds, and gets all others'.
-    Routing(const Shape& shape, unsigned rank, bool by_scores);
+    // generators and seeds where the reference has that routing, and gets all others'.
+    Routing(const Shape& shape, unsigned rank);
 
     const Shape& shape() const { return shape_; }
     unsigned rank() const { return rank_; }
@@ -55,6 +57,7 @@ struct Traffic {
     uint64_t wire = 0;      // dedup without the own rank
     uint64_t node = 0;      // one for each distinct (token, node of eight ranks)
     uint64_t received = 0;  // rows in this rank's dispatch output
+    uint64_t wire_in = 0;   // distinct tokens of other ranks with an expert here
 };
 
 Traffic CountTraffic(const Routing& routing, bool low_latency);

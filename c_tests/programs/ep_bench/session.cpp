@@ -13,6 +13,8 @@ constexpr unsigned kIndexColumns = 128;
 constexpr unsigned kBase = 256;  // whole numbers up to here are exact in bfloat16
 constexpr int kRankOffset = 128;
 
+}  // namespace
+
 double FreeBytes() {
     size_t free = 0;
     size_t total = 0;
@@ -20,26 +22,28 @@ double FreeBytes() {
     return static_cast<double>(free);
 }
 
-}  // namespace
-
-uint16_t TokenElement(unsigned hidden, unsigned source, unsigned token, unsigned column) {
+std::vector<uint16_t> TokenRow(unsigned hidden, unsigned source, unsigned token) {
+    const auto bits = [](unsigned value, int offset) {
+        return ep_bf16_from_f32(static_cast<float>(static_cast<int>(value) - offset));
+    };
+    const uint16_t digits[] = {bits(token % kBase, 0), bits(token / kBase, 0)};
     const unsigned first_index = hidden - std::min(kIndexColumns, hidden / 2);
-    float value = static_cast<float>(static_cast<int>(source) - kRankOffset);
-    if (column >= first_index) {
-        const bool low_digit = (column - first_index) % 2 == 0;
-        value = static_cast<float>(low_digit ? token % kBase : token / kBase);
+    std::vector<uint16_t> row(hidden, bits(source, kRankOffset));
+    for (unsigned column = first_index; column < hidden; ++column) {
+        row[column] = digits[(column - first_index) % 2];
     }
-    return ep_bf16_from_f32(value);
+    return row;
 }
 
 Session::Session(EpEnv* env, const Options& options, const Routing& routing)
-    : env_(env), options_(options), routing_(routing) {
-    const double free_before = FreeBytes();
+    : env_(env), options_(options), routing_(routing), free_before_(FreeBytes()) {
     CreateGroup();
     CreateHandle();
-    library_bytes_ = free_before - FreeBytes();
+    const double free_between = FreeBytes();
+    library_bytes_ = free_before_ - free_between;
     CreateInputs();
     CreateOutputs();
+    tensor_bytes_ = free_between - FreeBytes();
     ep_barrier();
 }
 
@@ -49,6 +53,7 @@ void Session::CreateGroup() {
         options_.algorithm, shape.experts, options_.dynamic_tokens ? NCCL_EP_AUTO : shape.tokens,
         options_.hidden * static_cast<unsigned>(sizeof(uint16_t)));
     if (options_.low_latency()) config.num_qp_per_rank = shape.local_experts();
+    config.num_channels = options_.channels;
     EP_REQUIRE_NCCL(ncclEpCreateGroup(&group_, env_->comm, &config, env_->stream, ep_counted_alloc,
                                       ep_counted_free));
 }
@@ -70,10 +75,11 @@ void Session::CreateInputs() {
     tokens_ = ep_tensor_2d(group_, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, shape.tokens, hidden);
     weights_ = ep_tensor_2d(group_, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, shape.tokens,
                             shape.top_k);
-    std::vector<uint16_t> rows(ep_tensor_elements(&tokens_));
-    for (size_t i = 0; i < rows.size(); ++i) {
-        rows[i] = TokenElement(hidden, routing_.rank(), static_cast<unsigned>(i / hidden),
-                               static_cast<unsigned>(i % hidden));
+    std::vector<uint16_t> rows;
+    rows.reserve(ep_tensor_elements(&tokens_));
+    for (unsigned token = 0; token < shape.tokens; ++token) {
+        const std::vector<uint16_t> row = TokenRow(hidden, routing_.rank(), token);
+        rows.insert(rows.end(), row.begin(), row.end());
     }
     ep_tensor_upload(&tokens_, rows.data());
     const std::vector<float> ones(ep_tensor_elements(&weights_), 1.0f);
@@ -114,6 +120,10 @@ Session::~Session() {
     }
     EP_REQUIRE_NCCL(ncclEpHandleDestroy(handle_));
     EP_REQUIRE_NCCL(ncclEpGroupDestroy(group_, env_->stream));
+}
+
+void Session::NoteMemoryOfUse() {
+    library_bytes_ = free_before_ - FreeBytes() - tensor_bytes_;
 }
 
 void Session::CallDispatch() {

@@ -5,16 +5,20 @@
 
 #include <stdint.h>
 
+#include <vector>
+
 #include "harness/harness.h"
 #include "programs/ep_bench/options.h"
 #include "programs/ep_bench/routing.h"
 
 namespace ep_bench {
 
-// Element `column` of a token in bfloat16 bits: rank - 128 in the front
-// columns; in the last ones, at most 128, the token's index as digits
-// to the base 256. All values are exact, so a row names its origin.
-uint16_t TokenElement(unsigned hidden, unsigned source, unsigned token, unsigned column);
+// A token in bfloat16 bits: rank - 128 in the front columns; in the last ones, at most 128, the
+// token's index as digits to the base 256. All values are exact, so a row names its origin.
+std::vector<uint16_t> TokenRow(unsigned hidden, unsigned source, unsigned token);
+
+// Free memory of the device in bytes.
+double FreeBytes();
 
 class Session {
    public:
@@ -32,8 +36,13 @@ class Session {
     void Dispatch();
     void Combine();
 
-    // What the group and the handle took of the device's free memory, in bytes.
+    // To be called after the first operations: what they took counts as the library's.
+    void NoteMemoryOfUse();
+
+    // What the group, the handle and the first operations took of the device's free memory, and
+    // what the tensors took that the program created, in bytes.
     double library_bytes() const { return library_bytes_; }
+    double tensor_bytes() const { return tensor_bytes_; }
 
     // What validation looks at. `received` and `expert_outputs` have the same shape.
     ncclNDTensor_t received{};          // ll [L, R*T, H], ht [n, H]
@@ -54,7 +63,9 @@ class Session {
     const Routing& routing_;
     ncclEpGroup_t group_ = nullptr;
     ncclEpHandle_t handle_ = nullptr;
+    double free_before_;
     double library_bytes_ = 0;
+    double tensor_bytes_ = 0;
     void* topk_data_ = nullptr;
     EpView topk_idx_{};
     ncclNDTensor_t tokens_{};   // [T, H]

@@ -20,11 +20,7 @@ using Row = std::vector<uint16_t>;
 constexpr int kStale = 0xff;  // a NaN in bfloat16 and float32, -1 in the integers
 
 Row RowOf(unsigned hidden, const Origin& origin) {
-    Row row(hidden);
-    for (unsigned column = 0; column < hidden; ++column) {
-        row[column] = TokenElement(hidden, origin.first, origin.second, column);
-    }
-    return row;
+    return TokenRow(hidden, origin.first, origin.second);
 }
 
 // The first `rows` rows of a tensor whose last dimension is the row, beginning with row `first`.
@@ -165,9 +161,10 @@ uint64_t WrongCombine(const Routing& routing, const Session& session, bool low_l
         const unsigned rank = routing.rank();
         const size_t times =
             low_latency ? routing.Entries(rank, token) : routing.Destinations(rank, token).size();
+        const Row row = TokenRow(hidden, rank, token);
         bool right = true;
         for (unsigned column = 0; column < hidden; ++column) {
-            const float sent = ep_f32_from_bf16(TokenElement(hidden, rank, token, column));
+            const float sent = ep_f32_from_bf16(row[column]);
             const float expected = sent * static_cast<float>(times);
             const float got = ep_f32_from_bf16(rows[size_t{token} * hidden + column]);
             right = right && std::abs(got - expected) <= std::abs(expected) * kRelative;

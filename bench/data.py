@@ -1,9 +1,9 @@
 """What plot.py and table.py read: our results, the records of others, and the physical floor.
 
-A result file holds runs of ep_bench; of several runs with the same label, mode and number of
-ranks the one with the most numbers of tokens counts, and among equals the latest. Not shown are
-runs of another configuration than that of the records, results of the CPU stand-ins, because their
-times mean nothing, and entries whose validation found wrong data.
+A result file holds runs of ep_bench; of several runs with the same label, mode, number of ranks,
+routing and number of SMs the one with the most numbers of tokens counts, and among equals the
+latest. Not shown are runs of another configuration than that of the records, results of the CPU
+stand-ins, because their times mean nothing, and entries whose validation found wrong data.
 """
 
 from __future__ import annotations
@@ -27,6 +27,14 @@ EXPERTS = 256
 _CONFIGURATION = {"hidden": HIDDEN_BYTES // 2, "top_k": TOP_K, "experts": EXPERTS,
                   "use_fp8": False, "backend": "cuda"}
 _MASKED = {"ll": 10, "ht": 0}  # as the reference's program masks
+# A run of low latency is shown with random scores only, one of high throughput also with these.
+_ROUTINGS = {"ll": ("scores",), "ht": ("scores", "zipf")}
+_SMS_OF_CHANNEL = 2
+
+USUAL_SMS = "24"
+ALL_SMS = "all"
+LIBRARYS_CHOICE = "auto"
+HT_TOKENS = 4096  # at which numbers of SMs and other libraries are compared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,8 +49,39 @@ class Run:
     results: list[dict[str, Any]]
 
     @property
-    def key(self) -> tuple[str, str, int]:
-        return self.label, self.config["algorithm"], self.config["ranks"]
+    def algorithm(self) -> str:
+        return self.config["algorithm"]
+
+    @property
+    def ranks(self) -> int:
+        return self.config["ranks"]
+
+    @property
+    def routing(self) -> str:
+        """`scores`, or `zipf` with its exponent. Old files hold runs with random scores only."""
+        name = self.config.get("routing", "scores")
+        return f"{name}:{self.config['zipf_exponent']:g}" if name == "zipf" else name
+
+    @property
+    def sms(self) -> str:
+        """How many SMs the library may use: a number, all of them, or as it chooses."""
+        channels = self.config.get("channels")
+        if channels is None:
+            return LIBRARYS_CHOICE
+        # An odd one is left over: a channel has two.
+        most = self.machine["multiprocessors"] // _SMS_OF_CHANNEL
+        return ALL_SMS if channels >= most else str(_SMS_OF_CHANNEL * channels)
+
+    @property
+    def sm_count(self) -> int | None:
+        """The same as a number, if there is one."""
+        if self.sms == LIBRARYS_CHOICE:
+            return None
+        return self.machine["multiprocessors"] if self.sms == ALL_SMS else int(self.sms)
+
+    @property
+    def key(self) -> tuple[str, str, int, str, str]:
+        return self.label, self.algorithm, self.ranks, self.routing, self.sms
 
     def series(self, metric: str) -> list[tuple[int, float]]:
         """(tokens, value) for each entry that has the metric."""
@@ -64,8 +103,8 @@ def value_at(entry: dict[str, Any], metric: str) -> Any:
 
 
 def load_runs(files: Sequence[pathlib.Path]) -> list[Run]:
-    """One run of each kind, ordered by label, mode and ranks."""
-    best: dict[tuple[str, str, int], Run] = {}
+    """One run of each kind, ordered by label, mode, ranks, routing and SMs."""
+    best: dict[tuple[str, str, int, str, str], Run] = {}
     for file in files:
         content = json.loads(file.read_text())
         for entry in content["runs"]:
@@ -85,8 +124,25 @@ def _weight(run: Run) -> tuple[int, str]:
 
 
 def _is_comparable(run: Run) -> bool:
-    expected = {**_CONFIGURATION, "masked": _MASKED[run.config["algorithm"]]}
-    return all(run.config[name] == value for name, value in expected.items())
+    expected = {**_CONFIGURATION, "masked": _MASKED[run.algorithm]}
+    return (all(run.config[name] == value for name, value in expected.items())
+            and run.routing.split(":")[0] in _ROUTINGS[run.algorithm]
+            and (run.algorithm == "ht" or run.sms == LIBRARYS_CHOICE))
+
+
+def find(runs: Sequence[Run], algorithm: str, ranks: int | None, routing: str = "scores",
+         sms: str | None = None, label: str = OURS) -> Run | None:
+    """The run of these; low latency leaves the SMs to the library."""
+    sms = sms or (LIBRARYS_CHOICE if algorithm == "ll" else USUAL_SMS)
+    return next((run for run in runs if run.key == (label, algorithm, ranks, routing, sms)), None)
+
+
+def with_all_sms(runs: Sequence[Run], ranks: int | None, routing: str = "scores",
+                 label: str = OURS) -> list[Run]:
+    """Runs of high throughput that differ in the number of SMs; few SMs first."""
+    found = [run for run in runs if run.key[:4] == (label, "ht", ranks, routing)
+             and run.sm_count is not None]
+    return sorted(found, key=lambda run: run.sm_count or 0)
 
 
 def _is_wrong(entry: dict[str, Any]) -> bool:
@@ -101,6 +157,12 @@ def load_records() -> dict[str, Any]:
     return json.loads((BENCH / "records.json").read_text())
 
 
+def records_of(records: dict[str, Any], algorithm: str, ranks: int | None) -> list[dict[str, Any]]:
+    """What others reach in a mode on so many ranks."""
+    return [record for record in records["records"]
+            if record["algorithm"] == algorithm and record["ranks"] == ranks]
+
+
 @dataclasses.dataclass(frozen=True)
 class Floor:
     """What the wire alone takes for tokens that are routed uniformly at random."""
@@ -108,12 +170,13 @@ class Floor:
     ranks: int
     push_gbps: float
     signalling_us: float
+    experts: int = EXPERTS
 
     @property
     def ranks_per_token(self) -> float:
         """Distinct ranks among the experts of a token, the own rank included."""
-        elsewhere = math.comb(EXPERTS - EXPERTS // self.ranks, TOP_K)
-        return self.ranks * (1 - elsewhere / math.comb(EXPERTS, TOP_K))
+        elsewhere = math.comb(self.experts - self.experts // self.ranks, TOP_K)
+        return self.ranks * (1 - elsewhere / math.comb(self.experts, TOP_K))
 
     def wire_bytes(self, tokens: int) -> float:
         remote = self.ranks_per_token * (self.ranks - 1) / self.ranks
@@ -121,6 +184,10 @@ class Floor:
 
     def wire_us(self, tokens: int) -> float:
         return self.wire_bytes(tokens) / self.push_gbps / 1e3
+
+    def of_rows(self, rows: float) -> float:
+        """The floor where the busiest GPU sends or gets so many rows."""
+        return rows * HIDDEN_BYTES / self.push_gbps / 1e3 + self.signalling_us
 
     def floor_us(self, tokens: int) -> float:
         return self.wire_us(tokens) + self.signalling_us

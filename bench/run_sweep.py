@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs ep_bench over numbers of ranks and tokens and keeps the results in bench/results/NAME.json.
+"""Runs ep_bench over ranks, tokens, SMs and routings and writes bench/results/NAME.json.
 
 Needs Python's standard library, mpirun and the programs, no compiler: with --prebuilt it takes them
 from a directory that was made elsewhere (DIR/gpu/ep_bench, libraries in DIR/lib). The file is
@@ -21,11 +21,20 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from typing import Any
 
 from data import OURS, RESULTS, ROOT
 
-_SWEEPS = {"ll": "1..1024", "ht": "1024..8192"}
+_SWEEPS = {"ll": "1..1024", "ht": "512..16384"}
+_ITERATIONS = {"ll": 201, "ht": 51}
+
+# High throughput where the user does not choose: every number of tokens with 24 SMs, with all, and
+# with uneven experts; the other numbers of SMs with one number of tokens.
+_USUAL_CHANNELS = "12"
+_HT_SWEEPS = (("uniform", _USUAL_CHANNELS), ("uniform", "all"), ("zipf", _USUAL_CHANNELS))
+_HT_OTHER_CHANNELS = ("4", "8", "16")
+_HT_OTHER_TOKENS = "4096"
 
 # The settings of scripts/env.sh: containers run as root, and ranks may outnumber cores.
 _OPEN_MPI = {
@@ -43,6 +52,14 @@ class Job:
 
     algorithm: str
     ranks: int
+    tokens: str  # as ep_bench --sweep
+    routing: str = ""  # as ep_bench --routing; empty: the mode's own
+    channels: str = ""  # as ep_bench --channels; empty: the library's choice
+
+    def __str__(self) -> str:
+        parts = [self.algorithm, f"{self.ranks} ranks", f"{self.tokens} tokens", self.routing,
+                 self.channels and f"{self.channels} channels"]
+        return ", ".join(filter(None, parts))
 
 
 def main() -> int:
@@ -53,10 +70,13 @@ def main() -> int:
         return 0
     program = _find_program(arguments)
     environment = _environment(arguments)
-    jobs = [Job(algorithm, count) for algorithm in arguments.algorithm for count in ranks]
+    jobs = [job for algorithm in arguments.algorithm for count in ranks
+            for job in jobs_of(algorithm, count, arguments)]
     runs: list[dict[str, Any]] = []
     failures = 0
-    for job in jobs:
+    started = time.monotonic()
+    for number, job in enumerate(jobs, 1):
+        print(f"[{number}/{len(jobs)}, {time.monotonic() - started:.0f} s] {job}", flush=True)
         run, problem = _run(job, program, environment, arguments)
         if run:
             runs.append(run)
@@ -65,8 +85,25 @@ def main() -> int:
         if problem:
             failures += 1
             print(f"FAILED: {problem}\n", flush=True)
-    print(f"{len(jobs) - failures} runs passed, {failures} failed")
+    print(f"{len(jobs) - failures} runs passed, {failures} failed "
+          f"({time.monotonic() - started:.0f} s)")
     return 1 if failures else 0
+
+
+def jobs_of(algorithm: str, ranks: int, arguments: argparse.Namespace) -> list[Job]:
+    """What to run on so many ranks: the usual matrix, or every combination of what was chosen."""
+    tokens = arguments.tokens or _SWEEPS[algorithm]
+    if algorithm == "ll":
+        return [Job(algorithm, ranks, tokens, routing, channels)
+                for routing in arguments.routing or [""] for channels in arguments.channels or [""]]
+    if arguments.routing or arguments.channels or arguments.tokens:
+        return [Job(algorithm, ranks, tokens, routing, channels)
+                for routing in arguments.routing or ["uniform"]
+                for channels in arguments.channels or [_USUAL_CHANNELS]]
+    sweeps = [Job(algorithm, ranks, tokens, routing, channels)
+              for routing, channels in _HT_SWEEPS]
+    return sweeps + [Job(algorithm, ranks, _HT_OTHER_TOKENS, "uniform", channels)
+                     for channels in _HT_OTHER_CHANNELS]
 
 
 def _parse_arguments() -> argparse.Namespace:
@@ -80,10 +117,17 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--ranks", type=_numbers, metavar="N,N", default=[],
                         help="numbers of ranks (2,4,8 as far as there are GPUs)")
     parser.add_argument("--algorithm", action="append", choices=sorted(_SWEEPS), default=[],
-                        help="may be repeated (ll)")
+                        help="may be repeated (ll and ht)")
     parser.add_argument("--tokens", metavar="SWEEP", help="as ep_bench --sweep "
                         f"(ll {_SWEEPS['ll']}, ht {_SWEEPS['ht']})")
-    parser.add_argument("--iters", type=int, default=201, help="measured iterations (%(default)s)")
+    parser.add_argument("--routing", type=_words, metavar="NAME,NAME", default=[],
+                        help="as ep_bench --routing (ll its own; ht uniform and zipf)")
+    parser.add_argument("--channels", type=_words, metavar="N,all", default=[],
+                        help="as ep_bench --channels, 2 SMs each (ll its choice; ht "
+                        f"{','.join((_USUAL_CHANNELS, 'all', *_HT_OTHER_CHANNELS))}, of which the "
+                        f"last ones with {_HT_OTHER_TOKENS} tokens only)")
+    parser.add_argument("--iters", type=int, help="measured iterations "
+                        f"(ll {_ITERATIONS['ll']}, ht {_ITERATIONS['ht']})")
     parser.add_argument("--no-graph", action="store_true", help="without CUDA graphs")
     parser.add_argument("--no-validate", action="store_true",
                         help="without validation, for another library that orders rows otherwise")
@@ -96,12 +140,16 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--timeout", type=int, default=480, help="seconds for a run (%(default)s)")
     parser.add_argument("extra", nargs="*", metavar="-- OPTION", help="options of ep_bench")
     arguments = parser.parse_args()
-    arguments.algorithm = arguments.algorithm or ["ll"]
+    arguments.algorithm = arguments.algorithm or ["ll", "ht"]
     return arguments
 
 
 def _numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
+
+
+def _words(text: str) -> list[str]:
+    return text.split(",")
 
 
 def _gpu_count() -> int:
@@ -150,8 +198,12 @@ def _nccl_of_python() -> str | None:
 def _command(job: Job, program: pathlib.Path, arguments: argparse.Namespace) -> list[str]:
     mpirun = shlex.split(arguments.mpirun) or [_find_mpirun()]
     command = [*mpirun, "-np", str(job.ranks), str(program), "--algorithm", job.algorithm,
-               "--sweep", arguments.tokens or _SWEEPS[job.algorithm],
-               "--iters", str(arguments.iters)]
+               "--sweep", job.tokens,
+               "--iters", str(arguments.iters or _ITERATIONS[job.algorithm])]
+    if job.routing:
+        command += ["--routing", job.routing]
+    if job.channels:
+        command += ["--channels", job.channels]
     if not arguments.no_validate:
         command.append("--validate")
     if arguments.kind == "gpu" and not arguments.no_graph:
@@ -180,7 +232,8 @@ def _run(job: Job, program: pathlib.Path, environment: dict[str, str],
         content = json.loads(file.read_text())
     now = datetime.datetime.now(datetime.timezone.utc).replace(microsecond=0)
     return {"date": now.isoformat(), "command": shown, "machine": content["machine"],
-            "config": content["config"], "results": content["results"]}, problem
+            "config": content["config"], "first_use_bytes": content["first_use_bytes"],
+            "results": content["results"]}, problem
 
 
 def _execute(command: list[str], environment: dict[str, str], timeout: int) -> str:
@@ -217,17 +270,21 @@ def _write(runs: list[dict[str, Any]], arguments: argparse.Namespace) -> pathlib
 
 def _print_table(run: dict[str, Any]) -> None:
     config, machine = run["config"], run["machine"]
-    print(f"{config['algorithm']}, {config['ranks']} ranks, {machine['gpu'] or 'no GPU'}, NCCL "
+    print(f"{config['algorithm']}, {config['ranks']} ranks, {config['routing']}, "
+          f"{config['channels'] or 'auto'} channels, {machine['gpu'] or 'no GPU'}, NCCL "
           f"{machine['nccl']}; medians of the slowest rank in us: dispatch combine pair")
+    kind = config["usual_convention"]
     print(f"{'tokens':>6}  {'idle stream':^23}  {'queued':^23}  {'graph replay':^23}  "
-          f"{'host D':>6} {'host C':>6}  {'GB/s pair D':>11} {'C':>7}  {'wrong':>5}")
+          f"{'host D':>6} {'host C':>6}  {f'GB/s {kind} D':>12} {'C':>7}  {'max/mean':>8}  "
+          f"{'wrong':>5}")
     for entry in run["results"]:
         timed = [_three(entry[how]) for how in ("idle", "queued", "graph")]
         host, rate = entry["host_call"], entry["gbps"]
         wrong = "-" if entry["wrong_rows"] is None else str(sum(entry["wrong_rows"].values()))
         print(f"{entry['tokens']:>6}  {'  '.join(timed)}  "
               f"{host['dispatch']['median_us']:>6.2f} {host['combine']['median_us']:>6.2f}  "
-              f"{rate['dispatch']['pair']:>11.1f} {rate['combine']['pair']:>7.1f}  {wrong:>5}")
+              f"{rate['dispatch'][kind]:>12.1f} {rate['combine'][kind]:>7.1f}  "
+              f"{entry['received_imbalance']:>8.3f}  {wrong:>5}")
 
 
 def _three(times: dict[str, Any] | None) -> str:

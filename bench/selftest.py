@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Tests of the measuring tools on a machine without a GPU: one sweep on the CPU stand-ins, then
-pictures and tables from it. Ends with the line `N passed, N failed`.
+"""Tests of the measuring tools on a machine without a GPU: a sweep of each mode on the CPU
+stand-ins, then pictures and tables from them. Ends with the line `N passed, N failed`.
 
 The programs must have been built (`make programs`). The times of the sweep mean nothing, so the
 copy that is drawn says that it was measured on GPUs; it never leaves a temporary directory.
@@ -8,6 +8,7 @@ copy that is drawn says that it was measured on GPUs; it never leaves a temporar
 
 from __future__ import annotations
 
+import argparse
 import json
 import pathlib
 import subprocess
@@ -18,17 +19,36 @@ import xml.dom.minidom
 from typing import Any
 
 import data
+import markdown
 import plot
+import plot_ht
+import plot_ll
 import run_sweep
 import table
 
-_SWEEP = ("--kind", "host", "--ranks", "2", "--tokens", "1..4", "--iters", "4", "--name", "trial")
-_SMALL = ("--", "--hidden", "512", "--experts", "16", "--warmup", "1")
+_LL_SWEEP = ("--algorithm", "ll", "--ranks", "2", "--tokens", "1..4")
+_HT_SWEEP = ("--algorithm", "ht", "--ranks", "4", "--tokens", "64,4096")
+_SMALL = ("--", "--hidden", "64", "--experts", "16", "--warmup", "1")
 
 
-def _sweep(folder: pathlib.Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, run_sweep.__file__, *_SWEEP, "--out", str(folder), *options, *_SMALL]
+def _sweep(folder: pathlib.Path, *options: str,
+           extra: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """`options` are those of the sweep, `extra` those of the program."""
+    command = [sys.executable, run_sweep.__file__, "--kind", "host", "--iters", "4", "--name",
+               "trial", "--out", str(folder), *options, *_SMALL, *extra]
     return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def _results(folder: pathlib.Path, *options: str) -> dict[str, Any]:
+    """The file of a sweep that must succeed."""
+    done = _sweep(folder, *options)
+    if done.returncode != 0:
+        raise RuntimeError(f"the sweep failed:\n{done.stdout}{done.stderr}")
+    return json.loads((folder / "trial.json").read_text())
+
+
+def _program() -> pathlib.Path:
+    return run_sweep.default_target() / "c" / "host" / "ep_bench"
 
 
 def _as_if_measured(content: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -41,9 +61,10 @@ def _as_if_measured(content: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return copy
 
 
-class SweepTest(unittest.TestCase):
-    """One sweep serves all tests."""
+class Sweep(unittest.TestCase):
+    """One sweep serves all tests of a class."""
 
+    options: tuple[str, ...]
     folder: pathlib.Path
     content: dict[str, Any]
 
@@ -52,10 +73,7 @@ class SweepTest(unittest.TestCase):
         temporary = tempfile.TemporaryDirectory()
         cls.addClassCleanup(temporary.cleanup)
         cls.folder = pathlib.Path(temporary.name)
-        done = _sweep(cls.folder)
-        if done.returncode != 0:
-            raise RuntimeError(f"the sweep failed:\n{done.stdout}{done.stderr}")
-        cls.content = json.loads((cls.folder / "trial.json").read_text())
+        cls.content = _results(cls.folder, *cls.options)
 
     def runs(self, *contents: dict[str, Any]) -> list[data.Run]:
         files = []
@@ -63,6 +81,12 @@ class SweepTest(unittest.TestCase):
             files.append(self.folder / f"case-{index}.json")
             files[-1].write_text(json.dumps(content))
         return data.load_runs(files)
+
+
+class LowLatencyTest(Sweep):
+    """The program, the choice of runs, and what is made of low latency."""
+
+    options = _LL_SWEEP
 
     def test_a_sweep_has_every_number_of_tokens_and_right_data(self) -> None:
         entries = self.content["runs"][0]["results"]
@@ -81,15 +105,14 @@ class SweepTest(unittest.TestCase):
                     self.assertLessEqual(figures["p90_us"], figures["p99_us"])
 
     def test_a_program_that_fails_is_reported(self) -> None:
-        done = _sweep(self.folder, "--name", "failing", "--algorithm", "ht", "--tokens", "0")
+        done = _sweep(self.folder, *_LL_SWEEP, "--name", "failing", "--tokens", "0")
         self.assertEqual(done.returncode, 1)
         self.assertIn("0 runs passed, 1 failed", done.stdout)
         self.assertFalse((self.folder / "failing.json").exists())
 
     def test_capture_is_refused_with_status_2(self) -> None:
-        program = run_sweep.default_target() / "c" / "host" / "ep_bench"
-        done = subprocess.run([program, "--tokens", "1", "--use-cuda-graph"], capture_output=True,
-                              text=True, check=False)
+        done = subprocess.run([_program(), "--tokens", "1", "--use-cuda-graph"],
+                              capture_output=True, text=True, check=False)
         self.assertEqual(done.returncode, 2)
         self.assertIn("no stream capture here", done.stderr)
 
@@ -115,9 +138,9 @@ class SweepTest(unittest.TestCase):
 
     def test_a_picture_shows_what_was_measured(self) -> None:
         records = data.load_records()
-        empty = plot.draw(4, [], records)
+        empty = plot_ll.draw(4, [], records)
         self.assertIn("not measured yet", empty)
-        drawn = plot.draw(4, self.runs(_as_if_measured(self.content)), records)
+        drawn = plot_ll.draw(4, self.runs(_as_if_measured(self.content)), records)
         self.assertNotIn("not measured yet", drawn)
         document = xml.dom.minidom.parseString(drawn)
         circles = document.getElementsByTagName("circle")
@@ -129,7 +152,7 @@ class SweepTest(unittest.TestCase):
         records = data.load_records()
         empty = table.fill(document, [], records)
         self.assertNotIn("old", empty)
-        self.assertIn(table.NOT_YET, empty)
+        self.assertIn(markdown.NOT_YET, empty)
         content = _as_if_measured(self.content)
         entry = content["runs"][0]["results"][0]
         entry["idle"]["dispatch"]["median_us"] = 11.5
@@ -151,6 +174,100 @@ class SweepTest(unittest.TestCase):
         drawn = plot.draw_all(runs, records)
         committed = {file.name: file.read_text() for file in plot.PLOTS.glob("*.svg")}
         self.assertEqual(committed, drawn, "run bench/plot.py")
+
+
+class HighThroughputTest(Sweep):
+    """Routings, numbers of SMs, and what is made of them."""
+
+    options = (*_HT_SWEEP, "--routing", "uniform,zipf:1.5", "--channels", "4,12,all")
+
+    def test_every_routing_runs_with_every_number_of_sms(self) -> None:
+        kinds = [(run["config"]["routing"], run["config"]["zipf_exponent"],
+                  run["config"]["channels"]) for run in self.content["runs"]]
+        # The stand-ins' device has 64 SMs.
+        self.assertEqual(kinds, [("scores", None, 4), ("scores", None, 12), ("scores", None, 32),
+                                 ("zipf", 1.5, 4), ("zipf", 1.5, 12), ("zipf", 1.5, 32)])
+        for run in self.content["runs"]:
+            for entry in run["results"]:
+                self.assertEqual(entry["wrong_rows"], {"dispatch": 0, "combine": 0})
+                self.assertIsNone(entry["blocks"])
+                self.assertLessEqual(entry["received_max"], 4 * entry["tokens"])
+                self.assertAlmostEqual(entry["received_max"],
+                                       entry["received_imbalance"] * entry["received_rows"], 3)
+
+    def test_counts_are_those_of_the_routing(self) -> None:
+        floor = data.Floor(4, 346, 5, experts=16)
+        entry = self.content["runs"][0]["results"][1]
+        # Every row that is sent is received; 4096 tokens make the mean a good one.
+        self.assertEqual(entry["received_rows"] * 2 * 64, entry["bytes"]["dispatch"]["dedup"])
+        self.assertAlmostEqual(entry["received_rows"] / 4096 / floor.ranks_per_token, 1, delta=0.01)
+        self.assertAlmostEqual(entry["bytes"]["dispatch"]["wire"] / 4096 / 128
+                               / (floor.ranks_per_token * 3 / 4), 1, delta=0.01)
+
+    def test_zipf_prefers_the_same_experts_everywhere_and_is_repeatable(self) -> None:
+        done = _sweep(self.folder, *_HT_SWEEP, "--tokens", "1024", "--name", "skewed",
+                      "--routing", "zipf:2,zipf:0,zipf:2", extra=("--top-k", "1"))
+        self.assertEqual(done.returncode, 0, done.stdout)
+        runs = json.loads((self.folder / "skewed.json").read_text())["runs"]
+        skewed, flat, again = (run["results"][0] for run in runs)
+        # The most popular of 16 experts gets this share of all tokens, and its rank some more.
+        share = 1 / sum(rank ** -2 for rank in range(1, 17))
+        self.assertGreater(skewed["received_imbalance"], 0.95 * 4 * share)
+        self.assertLess(skewed["received_imbalance"], 4)
+        self.assertLess(flat["received_imbalance"], 1.1)
+        for key in ("received_rows", "received_max", "wire_rows_in_max", "bytes"):
+            self.assertEqual(skewed[key], again[key])
+
+    def test_unknown_routings_and_channels_are_refused(self) -> None:
+        for options in (("--routing", "zip"), ("--routing", "zipf:much"), ("--routing", "zipf:"),
+                        ("--channels", "many"), ("--channels", "-1")):
+            done = subprocess.run([_program(), *options], capture_output=True, text=True,
+                                  check=False)
+            self.assertEqual(done.returncode, 1)
+            self.assertIn(f"ep_bench: {options[0]}", done.stderr)
+
+    def test_a_run_that_fails_does_not_cost_the_others(self) -> None:
+        done = _sweep(self.folder, *_HT_SWEEP, "--tokens", "16", "--channels", "4,many,12",
+                      "--name", "holes")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("2 runs passed, 1 failed", done.stdout)
+        content = json.loads((self.folder / "holes.json").read_text())
+        self.assertEqual([run["config"]["channels"] for run in content["runs"]], [4, 12])
+
+    def test_the_usual_matrix_has_all_tokens_budgets_and_routings(self) -> None:
+        arguments = argparse.Namespace(tokens=None, routing=[], channels=[])
+        jobs = run_sweep.jobs_of("ht", 4, arguments)
+        self.assertEqual({job.channels for job in jobs}, {"4", "8", "12", "16", "all"})
+        self.assertEqual({job.routing for job in jobs}, {"uniform", "zipf"})
+        self.assertEqual({job.tokens for job in jobs}, {"512..16384", "4096"})
+        self.assertEqual(len(jobs), len(set(jobs)))
+
+    def test_pictures_and_tables_show_what_was_measured(self) -> None:
+        runs = self.runs(_as_if_measured(self.content))
+        records = data.load_records()
+        self.assertIn(markdown.NOT_YET, plot_ht.draw(4, [], records))
+        drawn = plot_ht.draw(4, runs, records)
+        self.assertNotIn(markdown.NOT_YET, drawn)
+        circles = xml.dom.minidom.parseString(drawn).getElementsByTagName("circle")
+        # Two panels of two series of two points, a panel of one of three, the legend's.
+        self.assertEqual(len(circles), 2 * 2 * 2 + 3 + 3)
+        for name, rows in (("htsweep 4", 2), ("htbudgets 4", 3), ("htzipf 4", 2),
+                           ("htpeers 4", 2 + 4)):
+            document = f"<!-- table: {name} -->\nold\n<!-- end -->\n"
+            empty = table.fill(document, [], records)
+            self.assertIn(markdown.NOT_YET, empty)
+            filled = table.fill(document, runs, records)
+            self.assertNotIn(markdown.NOT_YET, filled)
+            self.assertEqual(filled.count("\n| "), 1 + rows, filled)
+
+    def test_a_target_for_any_number_of_sms_takes_the_best(self) -> None:
+        content = _as_if_measured(self.content)
+        for run, time in zip(content["runs"], (700, 600, 500, 1, 1, 1)):
+            run["results"][1]["idle"]["dispatch"]["median_us"] = time
+        filled = table.fill("<!-- table: targets -->\n<!-- end -->\n", self.runs(content),
+                            data.load_records())
+        self.assertIn("24 SMs | 4 | 4096 | <= 560 | 600.0 | missed by 7.1 % |", filled)
+        self.assertIn("any number of SMs | 4 | 4096 | <= 520 | 500.0 | met |", filled)
 
 
 def main() -> int:

@@ -9,11 +9,11 @@
 namespace ep_bench {
 
 struct Machine {
-    std::string gpu;         // of process 0; empty on the CPU stand-ins, or if it cannot be found
-    std::string driver;      // version of the driver package; empty likewise
-    std::string library;     // version of the measured libnccl_ep; empty if it does not say
-    int cuda_of_driver = 0;  // the CUDA that the driver supports, 1000 * major + 10 * minor
-    int nccl = 0;            // 10000 * major + 100 * minor + patch
+    std::string gpu;          // of process 0; empty on the CPU stand-ins, or if it cannot be found
+    std::string driver;       // version of the driver package; empty likewise
+    std::string library;      // version of the measured libnccl_ep; empty if it does not say
+    int cuda_of_driver = 0;   // the CUDA that the driver supports, 1000 * major + 10 * minor
+    int nccl = 0;             // 10000 * major + 100 * minor + patch
     int multiprocessors = 0;  // of the GPU of process 0
 };
 

@@ -45,8 +45,8 @@ Routing MakeRouting(const EpEnv& env, const Options& options, unsigned tokens) {
     return Routing(shape, static_cast<unsigned>(env.rank));
 }
 
-// What the first group of a process leaves behind: connections of NCCL, code of kernels. It would
-// else be counted as memory of the first measurement.
+// What the first group of a process leaves behind, such as connections of NCCL and code of kernels.
+// It would else be counted as memory of the first measurement.
 double MeasureFirstUse(EpEnv* env, const Options& options) {
     const double before = FreeBytes();
     {

@@ -170,7 +170,7 @@ void PrintResult(const Options& options, const Result& result) {
 }
 
 void PrintFirstUse(double bytes) {
-    printf("# memory that the first group left behind (kernels, connections of NCCL): %.1f MiB\n",
+    printf("# memory that the first group of the process left behind: %.1f MiB\n",
            bytes / kMebibyte);
     fflush(stdout);
 }

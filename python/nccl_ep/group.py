@@ -77,7 +77,7 @@ class EpGroup:
     def create_handle(self, topk_idx: torch.Tensor, *, stream: Any = None) -> EpHandle:
         """A handle for the routing `topk_idx`, int64 or int32 [T, K]; T may differ between ranks.
 
-        Ids below 0 take no part. Collective in HT, which waits for the other ranks.
+        Ids outside 0..E-1 take no part. Collective in HT.
         """
         from nccl_ep.handle import EpHandle
 

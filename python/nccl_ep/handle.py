@@ -141,9 +141,11 @@ class EpHandle:
         return out, home_weights
 
     def complete(self, *, stream: Any = None) -> None:
-        """LL: receives what the staged operation has sent. Nothing if none is staged."""
+        """LL: receives what the staged operation has sent. Nothing if none is staged.
+
+        `stream` waits for the sending only, so that what is on the current one goes on meanwhile.
+        """
         group = self.group
-        group.runtime.follow(stream)
         with group.runtime.current():
             group.library.ncclEpComplete(self.handle, None, group.runtime.stream(stream))
         staged, self._staged = self._staged, []

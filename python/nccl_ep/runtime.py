@@ -45,7 +45,9 @@ class Runtime:
 
     def follow(self, stream: Any) -> None:
         """Lets `stream` wait for the current one, whose work may still fill or use what it gets."""
-        if stream is not None and stream != (current := torch.cuda.current_stream(self.device)):
+        if stream is None or self._stand_ins is not None:
+            return
+        if stream != (current := torch.cuda.current_stream(self.device)):
             stream.wait_stream(current)
 
     def hand_over(self, stream: Any, tensors: Iterable[torch.Tensor]) -> None:

@@ -107,9 +107,9 @@ def test_high_throughput_cached_and_bounded(group, world, device):
                   problem.tokens * destinations.sum(dim=1, keepdim=True))
 
 
-@pytest.mark.parametrize("algorithm", ["ll", pytest.param(
-    "ht", marks=pytest.mark.high_throughput)])
-def test_operations_on_another_stream(group, world, device, algorithm):
+@pytest.mark.parametrize("algorithm, staged", [
+    ("ll", False), ("ll", True), pytest.param("ht", False, marks=pytest.mark.high_throughput)])
+def test_operations_on_another_stream(group, world, device, algorithm, staged):
     """It waits for the stream that is current, and keeps what it uses though all is dropped."""
     _, size = world
     hidden, on_gpu = 4096, device.type == "cuda"
@@ -124,8 +124,12 @@ def test_operations_on_another_stream(group, world, device, algorithm):
         weights = torch.full((8, 1), 2.0, device=device)
         tokens = torch.ones((8, hidden), device=device) * torch.arange(8.0, device=device)[:, None]
         handle = ep.create_handle(ids, stream=stream)
-        received = handle.dispatch(tokens, None if low_latency else weights, stream=stream)
-        output = handle.combine(received.tokens, weights if low_latency else None, stream=stream)
+        received = handle.dispatch(tokens, None if low_latency else weights, send_only=staged,
+                                   stream=stream)
+        handle.complete(stream=stream)
+        output = handle.combine(received.tokens, weights if low_latency else None,
+                                send_only=staged, stream=stream)
+        handle.complete(stream=stream)
         del ids, weights, tokens, handle, received
         # Somebody else's memory now, unless it is kept.
         rubbish = [torch.full((8, hidden), 9.0, device=device) for _ in range(8)]
@@ -157,6 +161,9 @@ def test_shapes_types_and_devices_are_checked(group, world, device):
             call()
     with pytest.raises(NcclEpError, match="ncclEpCombine.*dispatch"):
         handle.combine(slots, weights)
+    if device.type == "cpu":
+        with pytest.raises(ValueError, match="no streams on the CPU"):
+            handle.dispatch(tokens, stream=object())
 
 
 def test_columns_of_a_larger_tensor_are_made_contiguous(group, world, device):

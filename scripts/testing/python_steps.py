@@ -21,6 +21,7 @@ _EXAMPLE_RANKS = 2
 _DEPS = ROOT / ".deps"
 # Examples that a backend without high throughput cannot run.
 _NEED_HT = ("03_high_throughput_training", "04_moe_layer")
+_BENCH = ROOT / "bench" / "layer.py"
 _FIRST_RELEASE = "python/tests/scripts/first_release.py"
 
 
@@ -54,8 +55,7 @@ def host_steps(places: Places) -> list[Step]:
     steps += [step(path.stem, _EXAMPLE_RANKS, ("python3", str(path)), example_counts())
               for path in examples()]
     steps.append(step("bench-layer", _EXAMPLE_RANKS,
-                      ("python3", str(ROOT / "bench" / "layer.py"), "--alternatives"),
-                      example_counts()))
+                      ("python3", str(_BENCH), "--alternatives"), example_counts()))
     steps += list(_unchanged_script(places))
     steps.append(Step("python/wheel", lambda: _wheel(places), needs=("build/lib",)))
     return steps
@@ -77,6 +77,9 @@ def gpu_steps(machine: Machine, quick: bool, has_ht: bool) -> list[Step]:
              counts.closing_line) for count in (ranks[-1:] if quick else ranks)]
     runs += [(f"{path.stem}/{ranks[-1]}", ranks[-1], ("python3", str(path)), example_counts())
              for path in examples() if has_ht or path.stem not in _NEED_HT]
+    if has_ht:
+        words = ("python3", str(_BENCH), "--iterations", "3")
+        runs.append((f"bench-layer/{ranks[-1]}", ranks[-1], words, example_counts()))
     reason = _no_torch(machine)
     steps = []
     for name, count, words, read in runs:

@@ -13,12 +13,12 @@ from nccl_ep.runtime import HostCopy
 
 @dataclasses.dataclass(frozen=True)
 class HostCounts:
-    """The numbers that decide about shapes, on the host."""
+    """The numbers that decide about shapes, on the host; `most_rows` are those of the rank that has
+    the most rows."""
 
     tokens: list[int]
     rows_per_expert: list[int]
     most_rows: int
-    """Rows of the rank that has the most."""
 
 
 def own_pairs(ids: torch.Tensor, config: EPConfig) -> torch.Tensor:
@@ -31,20 +31,22 @@ def own_pairs(ids: torch.Tensor, config: EPConfig) -> torch.Tensor:
 
 
 class Counts:
-    """Pairs of each rank for each expert: `table` is the sum of all ranks' `own_pairs`."""
+    """Pairs of each rank for each expert, on the device.
+
+    pairs int32 [R, E]; per_expert int64 [E], of all ranks; rows_per_expert int32 [L], those of this
+    rank's experts; tokens int32 [R], tokens of each rank
+    """
 
     def __init__(self, table: torch.Tensor, config: EPConfig) -> None:
+        """`table` is the sum of all ranks' `own_pairs`."""
         self._config = config
-        self.pairs = table[:, :-1]
-        """int32 [R, E]."""
-        self.tokens = (table.sum(dim=1) // config.topk).to(torch.int32)
-        """int32 [R]: tokens of each rank."""
-        self.per_expert = self.pairs.sum(dim=0)
-        """int64 [E]."""
         first = config.rank * config.num_experts_per_rank
-        self.rows_per_expert = self.per_expert[first:first + config.num_experts_per_rank].to(
-            torch.int32)
-        """int32 [L]."""
+        self.pairs = table[:, :-1]
+        self.per_expert = self.pairs.sum(dim=0)
+        local = self.per_expert[first:first + config.num_experts_per_rank]
+        self.rows_per_expert = local.to(torch.int32)
+        # Every token has K places, with an expert or without.
+        self.tokens = (table.sum(dim=1) // config.topk).to(torch.int32)
         self._copy = HostCopy(torch.cat([self.tokens, self.per_expert]))
 
     def on_host(self) -> HostCounts:

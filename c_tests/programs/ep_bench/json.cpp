@@ -81,6 +81,10 @@ std::string HostJson(const HostTimes& times) {
                    {"complete", FiguresJson(times.complete)}});
 }
 
+std::string HandleJson(const HandleTimes& times) {
+    return Object({{"host", FiguresJson(times.host)}, {"stream", FiguresJson(times.stream)}});
+}
+
 // A figure made from each convention's bytes of one operation.
 template <typename Make>
 std::string ByConvention(const Result& result, double row_bytes, Make make) {
@@ -135,7 +139,8 @@ std::string ResultJson(const Options& options, const Result& result) {
                    {"idle", PacedJson(timing.idle)},
                    {"queued", PacedJson(timing.queued)},
                    {"graph", timing.graph ? PacedJson(*timing.graph) : "null"},
-                   {"host_call", HostJson(timing.host)}});
+                   {"host_call", HostJson(timing.host)},
+                   {"create_handle", timing.handle ? HandleJson(*timing.handle) : "null"}});
 }
 
 std::string MachineJson(const Machine& machine) {

@@ -79,6 +79,10 @@ void PrintTimes(const Timing& timing) {
     PrintPaced("from an idle stream", timing.idle);
     PrintPaced("queued", timing.queued);
     if (timing.graph) PrintPaced("graph replay", *timing.graph);
+    if (timing.handle) {
+        PrintFigures("create and destroy a handle, from idle", timing.handle->stream);
+        PrintFigures("host, inside ncclEpCreateHandle", timing.handle->host);
+    }
     PrintFigures("host, inside ncclEpDispatch", timing.host.dispatch);
     PrintFigures("host, inside ncclEpCombine", timing.host.combine);
     PrintFigures("host, inside ncclEpComplete", timing.host.complete);

@@ -64,9 +64,15 @@ void Session::CreateHandle() {
                                   size_t{shape.tokens} * shape.top_k * sizeof(int64_t));
     ep_view_2d(&topk_idx_, topk_data_, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, shape.tokens,
                shape.top_k);
-    EP_REQUIRE_NCCL(ncclEpCreateHandle(&handle_, group_, &topk_idx_.tensor, nullptr, 0, nullptr,
-                                       env_->stream, options_.use_fp8));
+    handle_ = CallCreateHandle();
     EP_REQUIRE_CUDA(cudaStreamSynchronize(env_->stream));
+}
+
+ncclEpHandle_t Session::CallCreateHandle() {
+    ncclEpHandle_t handle = nullptr;
+    EP_REQUIRE_NCCL(ncclEpCreateHandle(&handle, group_, &topk_idx_.tensor, nullptr, 0, nullptr,
+                                       env_->stream, options_.use_fp8));
+    return handle;
 }
 
 void Session::CreateInputs() {

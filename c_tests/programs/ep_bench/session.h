@@ -32,6 +32,9 @@ class Session {
     void CallCombine();
     void CallComplete();
 
+    // One more handle of the same routing, for the caller to destroy.
+    ncclEpHandle_t CallCreateHandle();
+
     // Enqueue the operation and its Complete; nothing waits.
     void Dispatch();
     void Combine();

@@ -144,6 +144,24 @@ void MeasureIdle(const EpEnv& env, const Options& options, Session* session, Tim
                     SlowestRank(calls.complete)};
 }
 
+// The memory of a handle comes from the group once one has been made and destroyed, so the first
+// sample is no sample even if it is the only one.
+HandleTimes MeasureHandles(const EpEnv& env, const Options& options, Session* session) {
+    Samples host, stream;
+    EventPair events;
+    ncclEpHandle_t handle = nullptr;
+    const auto make_and_destroy = [&] {
+        TimeCall([&] { handle = session->CallCreateHandle(); }, &host);
+        EP_REQUIRE_NCCL(ncclEpHandleDestroy(handle));
+    };
+    for (unsigned i = 0; i <= options.iterations; ++i) {
+        TimeFromIdle(env, &events, make_and_destroy, &stream);
+    }
+    DropFirst(&host);
+    DropFirst(&stream);
+    return {SlowestRank(host), SlowestRank(stream)};
+}
+
 // ---- Operations that are already in the stream when their turn comes ---------------------------
 
 // Keeps a stream from going on until it is opened, so that the host is done with its part before.
@@ -210,6 +228,7 @@ Timing Measure(const EpEnv& env, const Options& options, Session* session, Graph
     Timing timing;
     timing.reference = MeasureReference(env, options, session);
     MeasureIdle(env, options, session, &timing);
+    if (!options.low_latency()) timing.handle = MeasureHandles(env, options, session);
     timing.queued = MeasureQueued(env, options, session);
     if (graphs != nullptr) {
         timing.graph = {graphs->dispatch.TimeReplays(env, options),

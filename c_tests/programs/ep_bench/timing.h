@@ -43,12 +43,19 @@ struct HostTimes {
     Figures complete;
 };
 
+// One handle more, made and destroyed, stream idle and ranks together before each; process 0.
+struct HandleTimes {
+    Figures host;    // the calling thread inside ncclEpCreateHandle
+    Figures stream;  // events around both calls
+};
+
 struct Timing {
     ReferenceTimes reference;
     PacedTimes idle;    // events around the calls, stream idle and ranks together before each
     PacedTimes queued;  // events around operations that waited in the stream: no launch in it
     std::optional<PacedTimes> graph;  // replays back to back, for one operation; with the option
     HostTimes host;
+    std::optional<HandleTimes> handle;  // high throughput: creation exchanges the routing
 };
 
 // Collective. Iterations that are not measured, as many as the options say.

@@ -5,6 +5,7 @@
 //   queued      operations that waited in the stream for their turn
 //   graph       replays back to back, or null
 //   host_call   inside the calls, on the calling thread
+//   create_handle  one handle more, made and destroyed; null in low latency
 // `library_bytes` is what group, handle and first operations hold, `tensor_bytes` what the tensors
 // of the program hold, `first_use_bytes` what stays once the first group of the process is gone.
 // `blocks` are those of the largest kernels in captured graphs, null without graphs; `channels` is

@@ -16,7 +16,9 @@ VARIABLE = "NCCL_EP_TUNING_FILE"
 OPERATIONS = {"ll": ("ll_dispatch", "ll_combine"), "ht": ("ht_dispatch", "ht_combine")}
 
 _BLOCKS = (8, 16, 24, 32, 64)
-_THREADS = {"ll": (256, 512), "ht": (512,)}
+# In high throughput a block sends or receives, never both.
+_SEND_EIGHTHS = {"ll": (8, 2, 6), "ht": (3, 4, 5)}
+_THREADS = {"ll": (256, 512), "ht": (384, 512)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,11 +31,11 @@ class Candidate:
 
 
 def candidates(algorithm: str, multiprocessors: int, num_sms: int) -> list[Candidate]:
-    """Grids of up to `num_sms` blocks (0: all multiprocessors), shared or divided three ways."""
+    """Grids of up to `num_sms` blocks (0: all multiprocessors), divided three ways."""
     most = min(num_sms or multiprocessors, multiprocessors)
     found: dict[Candidate, None] = {}
     for blocks in sorted({min(blocks, most) for blocks in _BLOCKS} | {most}):
-        shares = (blocks // 2,) if algorithm == "ht" else (blocks, blocks // 4, blocks * 3 // 4)
+        shares = [blocks * eighths // 8 for eighths in _SEND_EIGHTHS[algorithm]]
         for threads in _THREADS[algorithm]:
             for senders in shares:
                 found[Candidate(blocks, threads, max(senders, 1))] = None

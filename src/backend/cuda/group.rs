@@ -50,14 +50,14 @@ enum Mode {
 /// What a mode decides about its part of the window.
 enum Plan {
     Ll(Box<LlPlan>),
-    Ht(HtPlan),
+    Ht(Box<HtPlan>),
 }
 
 impl Plan {
     fn new(facts: &GroupFacts) -> Result<Self> {
         Ok(match facts.algorithm {
             Algorithm::LowLatency => Self::Ll(Box::new(LlPlan::new(facts)?)),
-            Algorithm::HighThroughput => Self::Ht(HtPlan::new(facts)?),
+            Algorithm::HighThroughput => Self::Ht(Box::new(HtPlan::new(facts)?)),
         })
     }
 
@@ -92,7 +92,7 @@ impl Plan {
             }
             Self::Ht(plan) => {
                 let layout = plan.layout(start);
-                Mode::Ht(Arc::new(HtGroup::new(open, memory, plan, layout)?))
+                Mode::Ht(Arc::new(HtGroup::new(open, memory, *plan, layout)?))
             }
         })
     }

@@ -1,10 +1,12 @@
 //! High-throughput operations: checked operation -> kernel parameters -> launch.
 #![forbid(unsafe_code)]
 
+use crate::backend::cuda::device_name::device_name;
 use crate::backend::cuda::driver;
 use crate::backend::cuda::function;
 use crate::backend::cuda::ht_agreement::{disagreement, told_refusing, told_with};
-use crate::backend::cuda::ht_plan::{DeviceLimits, HandleLayout, HtKind, HtPlan, HtShape};
+use crate::backend::cuda::ht_grid::{DeviceLimits, HtKind};
+use crate::backend::cuda::ht_plan::{HandleLayout, HtPlan, HtShape};
 use crate::backend::cuda::ht_pool::{Piece, Pool};
 use crate::backend::cuda::kernels::{self, Kernel, KernelParams};
 use crate::backend::cuda::launch::launch;
@@ -59,8 +61,9 @@ impl HtGroup {
                 device.dynamic_shared_bytes(),
             )?;
         }
+        let gpu = device_name(&context)?;
         Ok(Self {
-            plan,
+            plan: plan.tuned(&gpu, open.multiprocessors),
             layout,
             device,
             pool: Pool::new(&context, memory),
@@ -213,6 +216,11 @@ impl CudaHt {
         piece.ok_or_else(|| Error::internal("an HT handle without memory"))
     }
 
+    /// Tokens, and ids per token.
+    fn sizes(&self) -> (usize, usize) {
+        (self.routing.tokens, self.routing.top_k)
+    }
+
     fn handle_memory(&self) -> Result<HtHandleMemory> {
         let tokens = number(self.routing.tokens)?;
         Ok(self.piece()?.memory(self.layout, tokens, self.top_k))
@@ -249,9 +257,7 @@ impl HtBackend for CudaHt {
         let kind = HtKind::Dispatch {
             forward: op.routing_in.is_some(),
         };
-        let shape = group
-            .plan
-            .shape(kind, op.row, self.routing.top_k, group.device)?;
+        let shape = group.plan.shape(kind, op.row, self.sizes(), group.device)?;
         let (ids, weights) = addresses(op.routing_in.map(|it| (it.ids, it.weights)));
         let (out_ids, out_weights) = addresses(op.routing_out.map(|it| (it.ids, it.weights)));
         let params = HtDispatchParams {
@@ -277,9 +283,7 @@ impl HtBackend for CudaHt {
         let group = &self.memory.group;
         let columns = op.gradients.map_or(0, |gradients| gradients.top_k);
         let kind = HtKind::Combine { columns };
-        let shape = group
-            .plan
-            .shape(kind, op.row, self.routing.top_k, group.device)?;
+        let shape = group.plan.shape(kind, op.row, self.sizes(), group.device)?;
         let (gradients, out_gradients) = addresses(op.gradients.map(|it| (it.input, it.output)));
         let params = HtCombineParams {
             common: self.common(OP_HT_COMBINE, &shape)?,

@@ -2,15 +2,17 @@
 //! grids. Pure functions of the group's facts, of the device and of an operation's shape.
 #![forbid(unsafe_code)]
 
+use crate::backend::cuda::ht_grid::{DeviceLimits, Grid, HtKind, WARP};
 use crate::backend::cuda::launch::LaunchShape;
 use crate::backend::cuda::params_ht::{
-    HT_COMBINE_THREADS, HT_COUNTS_BESIDE_EXPERTS, HT_DISPATCH_THREADS, HT_LAYOUT_THREADS,
-    HT_MAX_TOP_K, HT_SHAPE_COLUMNS_SHIFT, HT_SHAPE_COMBINE, HT_ZERO_BYTES, HtEntry, HtLayout,
+    HT_COUNTS_BESIDE_EXPERTS, HT_LAYOUT_THREADS, HT_MAX_TOP_K, HT_SHAPE_COLUMNS_SHIFT,
+    HT_SHAPE_COMBINE, HT_ZERO_BYTES, HtEntry, HtLayout,
 };
 use crate::backend::cuda::sizes::{Regions, number};
 use crate::error::Result;
 use crate::model::group::GroupFacts;
 use crate::model::ops::RowType;
+use crate::tuning::Tuning;
 
 const PACKET_BYTES: usize = 8;
 const CREDIT_BYTES: usize = 4;
@@ -18,7 +20,6 @@ const CREDIT_BYTES: usize = 4;
 const TAIL_ENTRY_BYTES: usize = 8;
 const COPY_ALIGN: usize = 16;
 const REGION_ALIGN: usize = 256;
-const WARP: u32 = 32;
 
 /// Slots of all rings into a rank together: enough to hide the round trip of a credit at full speed
 /// (docs/performance.md), few enough to stay in L2 where rows are common.
@@ -27,28 +28,12 @@ const LEAST_DEPTH: usize = 64;
 /// With huge rows rings are shorter, not larger.
 const MOST_RING_BYTES: usize = 64 << 20;
 const MOST_PIECE_BYTES: usize = 16 << 10;
-/// Static shared memory of the kernels, and what the driver reserves.
-const RESERVED_SHARED_BYTES: u32 = 3584;
 /// A warp's list of announcements: a rank and a number for each rank of a token.
 const LIST_BYTES: usize = HT_MAX_TOP_K as usize * 8;
 
 /// Tokens that a block of `ht_layout` numbers, if the device has enough blocks.
 const LAYOUT_BLOCK_TOKENS: usize = 128;
 const LAYOUT_BLOCKS: usize = 64;
-
-/// Blocks when the caller leaves the choice to us, and how many of them send, in 24ths.
-const AUTO_BLOCKS: u32 = 24;
-const DISPATCH_SENDERS: u32 = 11;
-const COMBINE_SENDERS: u32 = 14;
-
-/// The two operations.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum HtKind {
-    /// Ids and weights travel with the rows, or not.
-    Dispatch { forward: bool },
-    /// Columns of gradients that travel with the rows.
-    Combine { columns: usize },
-}
 
 /// The plan of one group.
 #[derive(Clone, Copy, Debug)]
@@ -57,6 +42,7 @@ pub(super) struct HtPlan {
     /// Offsets from the start of the group's region.
     layout: HtLayout,
     bytes: usize,
+    tuning: Tuning,
 }
 
 /// How an operation is launched and what its kernel is told about sizes.
@@ -80,21 +66,6 @@ pub(super) struct HandleLayout {
     pub(super) counts: usize,
     pub(super) entries: usize,
     pub(super) bytes: usize,
-}
-
-/// What the device allows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct DeviceLimits {
-    pub(super) multiprocessors: u32,
-    /// Shared memory of a block.
-    pub(super) shared_bytes: u32,
-}
-
-impl DeviceLimits {
-    /// Dynamic shared memory that our kernels may have.
-    pub(super) fn dynamic_shared_bytes(&self) -> u32 {
-        self.shared_bytes.saturating_sub(RESERVED_SHARED_BYTES)
-    }
 }
 
 impl HtPlan {
@@ -124,7 +95,14 @@ impl HtPlan {
             facts: *facts,
             layout,
             bytes: window.bytes(),
+            tuning: Tuning::default(),
         })
+    }
+
+    /// This plan with what was measured on such a device.
+    pub(super) fn tuned(self, gpu: &str, multiprocessors: u32) -> Self {
+        let tuning = Tuning::for_group(gpu, self.facts.ranks, multiprocessors);
+        Self { tuning, ..self }
     }
 
     /// Bytes of the group's region of a window.
@@ -183,14 +161,15 @@ impl HtPlan {
         Ok((shape, number(block_tokens)?))
     }
 
-    /// How an operation on rows of type `row` is launched; each token has `top_k` ids.
+    /// How an operation on rows of type `row` is launched; this rank has `tokens`, of `top_k` ids each.
     pub(super) fn shape(
         &self,
         kind: HtKind,
         row: RowType,
-        top_k: usize,
+        (tokens, top_k): (usize, usize),
         device: DeviceLimits,
     ) -> Result<HtShape> {
+        let grid = Grid::new(&self.facts, &self.tuning, kind, tokens, device);
         let row_bytes = row.bytes();
         let pieces = row_bytes.div_ceil(MOST_PIECE_BYTES);
         let piece_bytes = row_bytes.div_ceil(pieces).next_multiple_of(COPY_ALIGN);
@@ -204,36 +183,28 @@ impl HtPlan {
         let tail_bytes = tail_bytes.next_multiple_of(COPY_ALIGN);
         let warp_bytes =
             number((piece_bytes + tails * tail_bytes + LIST_BYTES).next_multiple_of(128))?;
-        let most_warps = match kind {
-            HtKind::Dispatch { .. } => HT_DISPATCH_THREADS / WARP,
-            HtKind::Combine { .. } => HT_COMBINE_THREADS / WARP,
-        };
         let zero_bytes = match kind {
             HtKind::Dispatch { .. } => HT_ZERO_BYTES,
             HtKind::Combine { .. } => 0,
         };
         let shared_bytes = device.dynamic_shared_bytes() - zero_bytes;
-        let copy_warps = (shared_bytes / warp_bytes).clamp(1, most_warps - 1);
-        let (warps, senders, shape_word) = match kind {
-            HtKind::Dispatch { forward } => (
-                copy_warps + 1,
-                DISPATCH_SENDERS,
-                u32::from(forward) << HT_SHAPE_COLUMNS_SHIFT,
-            ),
+        let copy_warps = (shared_bytes / warp_bytes).clamp(1, grid.warps - 1);
+        let (warps, shape_word) = match kind {
+            HtKind::Dispatch { forward } => {
+                (copy_warps + 1, u32::from(forward) << HT_SHAPE_COLUMNS_SHIFT)
+            }
             HtKind::Combine { columns } => (
-                most_warps,
-                COMBINE_SENDERS,
+                grid.warps,
                 HT_SHAPE_COMBINE | number(columns)? << HT_SHAPE_COLUMNS_SHIFT,
             ),
         };
-        let blocks = self.blocks(device);
         Ok(HtShape {
             launch: LaunchShape {
-                blocks,
+                blocks: grid.blocks,
                 threads: warps * WARP,
                 shared_bytes: zero_bytes + copy_warps * warp_bytes,
             },
-            send_blocks: self.send_blocks(blocks, senders),
+            send_blocks: grid.send_blocks,
             shape_word: shape_word | number(row_bytes / COPY_ALIGN)?,
             row_bytes: number(row_bytes)?,
             piece_bytes: number(piece_bytes)?,
@@ -241,25 +212,6 @@ impl HtPlan {
             warp_bytes,
             copy_warps,
         })
-    }
-
-    /// How many of so many blocks send: `share` of 24, and none where there is nobody to send to.
-    fn send_blocks(&self, blocks: u32, share: u32) -> u32 {
-        match self.facts.ranks {
-            1 => 0,
-            _ => (blocks * share / AUTO_BLOCKS).clamp(1, blocks - 1),
-        }
-    }
-
-    /// Two multiprocessors for each channel, but no more than there are.
-    fn blocks(&self, device: DeviceLimits) -> u32 {
-        self.facts
-            .channels
-            .map_or(AUTO_BLOCKS, |channels| {
-                u32::try_from(2 * channels).unwrap_or(u32::MAX)
-            })
-            .min(device.multiprocessors)
-            .max(2)
     }
 }
 
@@ -282,7 +234,7 @@ mod tests {
         shared_bytes: 227 << 10,
     };
 
-    fn plan(ranks: usize, row_bytes: usize, channels: Option<usize>) -> HtPlan {
+    fn plan(ranks: usize, row_bytes: usize) -> HtPlan {
         HtPlan::new(&GroupFacts {
             algorithm: Algorithm::HighThroughput,
             ranks,
@@ -291,7 +243,7 @@ mod tests {
             max_tokens: Some(4096),
             row_bytes,
             ll_combine: LlCombineMode::Exact,
-            channels,
+            channels: None,
         })
         .unwrap()
     }
@@ -299,17 +251,17 @@ mod tests {
     #[test]
     fn the_common_configuration_fits_256_mib() {
         for ranks in [1, 2, 3, 4, 8, 72] {
-            let plan = plan(ranks, 14_336, None);
+            let plan = plan(ranks, 14_336);
             let bytes = plan.bytes() + plan.handle(4096, 8).bytes;
             assert!(bytes <= 128 << 20, "{ranks} ranks: {bytes}");
             assert!(plan.layout.depth.is_power_of_two());
         }
-        assert!(plan(8, 1 << 20, None).bytes() <= 80 << 20);
+        assert!(plan(8, 1 << 20).bytes() <= 80 << 20);
     }
 
     #[test]
     fn regions_follow_each_other() {
-        let plan = plan(8, 14_336, None);
+        let plan = plan(8, 14_336);
         let layout = plan.layout(4096);
         let slots = 8 * u64::from(layout.depth);
         assert!(layout.counts >= 4096);
@@ -339,28 +291,15 @@ mod tests {
                     };
                     let dtype = DType::Bfloat16;
                     let row = RowType { dtype, hidden };
-                    let shape = plan(4, 400_000, None).shape(kind, row, 32, device).unwrap();
+                    let shape = plan(4, 400_000)
+                        .shape(kind, row, (4096, 32), device)
+                        .unwrap();
                     assert!(shape.launch.shared_bytes <= device.dynamic_shared_bytes());
                     assert_eq!(shape.piece_bytes % 16, 0);
                     assert!(shape.copy_warps * 32 < shape.launch.threads);
                     assert!(shape.piece_bytes + shape.tail_bytes <= shape.warp_bytes);
                 }
             }
-        }
-    }
-
-    #[test]
-    fn channels_are_two_blocks_each() {
-        let row = RowType {
-            dtype: DType::Bfloat16,
-            hidden: 64,
-        };
-        let kind = HtKind::Combine { columns: 0 };
-        for (channels, blocks) in [(1, 2), (4, 8), (1000, 132)] {
-            let plan = plan(4, 128, Some(channels));
-            let shape = plan.shape(kind, row, 8, H200).unwrap();
-            assert_eq!(shape.launch.blocks, blocks);
-            assert!(shape.send_blocks >= 1 && shape.send_blocks < blocks);
         }
     }
 }

@@ -15,6 +15,7 @@ mod group;
 mod host_page;
 mod ht;
 mod ht_agreement;
+mod ht_grid;
 mod ht_plan;
 mod ht_pool;
 pub mod kernels;

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "reference/ll_run.h"
+#include "suites/graph/cases.h"
 
 enum { kMaxRuns = 2, kMaxSteps = 8, kReplays = 5, kHidden = 64, kLateReplays = 7 };
 
@@ -293,6 +294,7 @@ int main(int argc, char** argv) {
         EP_CASE(two_handles_staged),
         EP_CASE(between_direct_operations),
         EP_CASE(two_graphs),
+        EP_CASE_HT(ht_handle_in_a_capture),
     };
     return ep_main(argc, argv, kCases, sizeof(kCases) / sizeof(kCases[0]));
 }

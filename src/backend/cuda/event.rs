@@ -41,7 +41,17 @@ impl Event {
 
     /// Marks what `stream` has been given so far.
     pub(super) fn record(&mut self, stream: Stream) -> Result<()> {
-        self.captured = is_capturing(stream)?;
+        let captured = is_capturing(stream)?;
+        self.record_as(captured, stream)
+    }
+
+    /// The same for a stream of which the caller knows that it is not being captured.
+    pub(super) fn record_outside_graphs(&mut self, stream: Stream) -> Result<()> {
+        self.record_as(false, stream)
+    }
+
+    fn record_as(&mut self, captured: bool, stream: Stream) -> Result<()> {
+        self.captured = captured;
         // SAFETY: our event; the caller of the library vouches for the stream.
         check("cuEventRecord", unsafe {
             (functions()?.cuEventRecord)(self.raw, raw_stream(stream))

@@ -84,7 +84,12 @@ impl HtGroup {
         // Counted on every rank, whatever becomes of it.
         let before = self.handles.fetch_add(1, Ordering::Relaxed);
         let epoch = before.wrapping_add(1);
-        let prepared = wanted.and_then(|wanted| self.prepare(wanted, epoch, stream));
+        if self.order.is_capturing(stream)? {
+            // What a graph holds comes too late for the others, and too often.
+            let rule = "must not be captured into a graph: the routing is exchanged once";
+            return Err(Error::usage("stream", rule));
+        }
+        let prepared = wanted.and_then(|wanted| self.prepare(wanted, epoch));
         match prepared {
             Ok(handle) => {
                 let params = handle.layout_params()?;
@@ -102,12 +107,8 @@ impl HtGroup {
     }
 
     /// Handle number `epoch` of the group, before the others know of it.
-    fn prepare(self: &Arc<Self>, wanted: HtRouting, epoch: u32, stream: Stream) -> Result<CudaHt> {
+    fn prepare(self: &Arc<Self>, wanted: HtRouting, epoch: u32) -> Result<CudaHt> {
         let Routing { tokens, top_k, .. } = wanted.routing;
-        if self.order.is_capturing(stream)? {
-            let rule = "must not be captured into a graph: the routing is exchanged once";
-            return Err(Error::usage("stream", rule));
-        }
         let layout = self.plan.handle(tokens, top_k);
         Ok(CudaHt {
             memory: Memory {

@@ -57,6 +57,6 @@ impl Order {
         }
         launch()?;
         last.stream = Some(stream);
-        last.done.record(stream)
+        last.done.record_outside_graphs(stream)
     }
 }

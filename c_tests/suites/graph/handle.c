@@ -1,0 +1,55 @@
+// A high-throughput handle cannot be created while its stream is captured: the routing is exchanged
+// once, not with every replay. All ranks do the same here, so none waits, and the group is as well as
+// ever; the CPU stand-ins capture nothing.
+#include "reference/ht_run.h"
+#include "suites/graph/cases.h"
+
+enum { kHidden = 32 };
+
+static bool begin_capture(const EpEnv* env) {
+    const cudaError_t begun =
+        cudaStreamBeginCapture(env->stream, cudaStreamCaptureModeThreadLocal);
+    if (begun == cudaErrorNotSupported && ep_on_hostsim()) {
+        (void)cudaGetLastError();
+        ep_skip("these stand-ins cannot capture graphs");
+        return false;
+    }
+    EP_REQUIRE_CUDA(begun);
+    return true;
+}
+
+static void create_in_capture(const EpEnv* env, ncclEpGroup_t group, void* ids) {
+    EpView view;
+    ep_view_2d(&view, ids, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, 1, 1);
+    ncclEpHandle_t handle = NULL;
+    EP_CHECK_RESULT(ncclEpCreateHandle(&handle, group, &view.tensor, NULL, 0, NULL, env->stream,
+                                       false),
+                    ncclInvalidUsage);
+    EP_CHECK_STR_CONTAINS(ep_last_error(), "stream: must not be captured into a graph");
+    EP_CHECK(handle == NULL);
+    cudaGraph_t graph = NULL;
+    // The graph is empty: to replay it disturbs nobody.
+    cudaGraphExec_t replayed = NULL;
+    EP_REQUIRE_CUDA(cudaStreamEndCapture(env->stream, &graph));
+    EP_REQUIRE_CUDA(cudaGraphInstantiate(&replayed, graph, 0));
+    EP_REQUIRE_CUDA(cudaGraphLaunch(replayed, env->stream));
+    EP_REQUIRE_CUDA(cudaGraphExecDestroy(replayed));
+    EP_REQUIRE_CUDA(cudaGraphDestroy(graph));
+}
+
+void ht_handle_in_a_capture(EpEnv* env) {
+    const HtShape shape = {2 * (unsigned)env->size, 12, 2, ncclBfloat16, kHidden};
+    ncclEpGroup_t group = ht_group_new(env, &shape);
+    const int64_t id = 0;
+    void* ids = ep_device_upload(&id, sizeof(id));
+    if (begin_capture(env)) create_in_capture(env, group, ids);
+    const HtOpening opening = {kHtRowsExact, kHtNoCounter, 3};
+    HtRun run;
+    ht_run_open_with(&run, env, group, &shape, kRefMessy, true, opening);
+    const HtPass forward = {.forward = true};
+    ht_dispatch(&run, forward);
+    ht_combine(&run, false);
+    ht_run_close(&run);
+    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
+    ep_device_free(ids);
+}

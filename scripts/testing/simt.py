@@ -55,7 +55,8 @@ _RUNS = (
 # On kernels as for chips without bulk copies, which no GPU of ours is.
 _PLAIN = _Run("test_ht/plain", "test_ht routing_styles", 3, 2)
 # These start their ranks themselves.
-_FORKING = ("test_death --ranks 3 dies_while_others_wait", "test_death --ranks 2 stalls")
+_FORKING = ("test_death --ranks 3 dies_while_others_wait", "test_death --ranks 3 dies_before_an_ht",
+            "test_death --ranks 2 stalls")
 
 
 def steps(places: Places) -> list[Step]:

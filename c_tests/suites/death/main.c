@@ -172,6 +172,51 @@ static void dies_before_an_operation(DeathRank* self) {
     finish_survivor(self, &work);
 }
 
+static ncclResult_t create_ht_handle(const EpEnv* env, ncclEpGroup_t group, void* ids,
+                                     ncclEpHandle_t* handle) {
+    EpView view;
+    ep_view_2d(&view, ids, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, 1, 1);
+    return ncclEpCreateHandle(handle, group, &view.tensor, NULL, 0, NULL, env->stream, false);
+}
+
+// The exchange of a high-throughput handle's routing: on GPUs the host does not wait for it, so the
+// group can be destroyed as after any other failure; on the CPU backend it is stuck in NCCL.
+static void dies_before_an_ht_handle(DeathRank* self) {
+    const EpEnv* env = &self->env;
+    const ncclEpGroupConfig_t config =
+        ep_group_config(NCCL_EP_ALGO_HIGH_THROUGHPUT, (unsigned)env->size, 1, 128);
+    ncclEpGroup_t group = NULL;
+    ncclEpHandle_t handle = NULL;
+    const int64_t id = 0;
+    void* ids = ep_device_upload(&id, sizeof(id));
+    EP_REQUIRE_NCCL(ncclEpCreateGroup(&group, env->comm, &config, env->stream, NULL, NULL));
+    EP_REQUIRE_NCCL(create_ht_handle(env, group, ids, &handle));
+    EP_CHECK_CUDA(cudaStreamSynchronize(env->stream));
+    meet(self, kReady, env->size);
+    if (is_victim(self)) die(self);
+    while (atomic_load(&self->shared->lost) == 0) usleep(kPollUs);
+    EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
+    const double start = seconds_now();
+    handle = NULL;
+    const ncclResult_t result = create_ht_handle(env, group, ids, &handle);
+    if (ep_on_host_backend()) {
+        EP_CHECK(result == ncclUnhandledCudaError || result == ncclRemoteError);
+        EP_CHECK(in_time(self, start));
+    } else {
+        EP_CHECK_NCCL(result);
+        expect_fault(self, group, start);
+        meet(self, kNoticed, survivors(self));
+        EP_CHECK_EQ_I64(atomic_load(&self->shared->named), survivors(self));
+        EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
+    }
+    const double destroyed = seconds_now();
+    const ncclResult_t end = ncclEpGroupDestroy(group, env->stream);
+    EP_CHECK(end == ncclSuccess || ep_on_host_backend());
+    EP_CHECK(in_time(self, destroyed));
+    ep_device_free(ids);
+    abort_and_go_on(self);
+}
+
 static void dies_while_others_wait(DeathRank* self) {
     Work work;
     open_work(&work, &self->env, 1);
@@ -264,6 +309,7 @@ static void stalls_and_comes_back(DeathRank* self) {
 static const DeathCase kCases[] = {
     {"dies_before_creation", dies_before_creation, true},
     {"dies_before_an_operation", dies_before_an_operation, true},
+    {"dies_before_an_ht_handle", dies_before_an_ht_handle, true},
     {"dies_while_others_wait", dies_while_others_wait, true},
     {"dies_in_a_run", dies_in_a_run, true},
     {"dies_before_destruction", dies_before_destruction, true},

@@ -3,8 +3,9 @@
 //
 // Grid: sending blocks, then receiving blocks, no more than fit on the GPU at once. A sending warp
 // takes a row of any home whose ring has a free slot, and copies it there through its carrier; one
-// warp more of its block, the herald, announces what was sent. A receiving warp takes a token, waits for its rows, sums them straight from the ring, and gives the
-// slots back. Rows of the own rank are read where they are.
+// warp more of its block, the herald, announces what was sent. A receiving warp takes a token, waits
+// for its rows, sums them straight from the ring, and gives the slots back. Rows of the own rank are
+// read where they are.
 //
 // Order of summation: a = 0; for expert ranks ascending: a = a + y; then out = round(a); in fp32.
 // Gradients of weights, if any, travel behind the row; at home they are ordered by ascending expert.
@@ -82,6 +83,7 @@ __device__ void store_row(const Block& block, const Returning& returning, Carrie
     }
     for (uint32_t offset = 0; offset < common.row_bytes; offset += common.piece_bytes) {
         if (offset != 0) {
+            carrier.commit();
             load_piece(block, returning, offset, carrier);
         }
         carrier.wait_loaded();
@@ -90,16 +92,19 @@ __device__ void store_row(const Block& block, const Returning& returning, Carrie
     if (common.tail_bytes != 0) {
         carrier.store_shared(carrier.tails(), slot + common.row_bytes, common.tail_bytes);
     }
+    carrier.commit();
 }
 
 __device__ void send_rows(const Block& block, Carrier& carrier, Mailbox& mailbox) {
-    const HtPairs& pairs = block.shared.pairs;
-    const auto look = [&](uint32_t home, uint32_t index) {
-        return look_for_place(block.ring, home, pairs.sent[home] + index);
+    HtPairs& pairs = block.shared.pairs;
+    Claims& claims = block.shared.claims;
+    const auto is_ready = [&](uint32_t home, uint32_t index, uint32_t) {
+        return has_place(pairs, home, pairs.sent[home] + index);
     };
     const auto wait_and_claim = [&] {
-        return claim(block.common.wait, {WAIT_PLACE, kNoPeer, pairs.operation}, block.shared.claims, pairs.to_send,
-                     block.senders, block.ranks(), look, [] {});
+        return claim(block.common.wait, {WAIT_PLACE, kNoPeer, pairs.operation}, claims,
+                     pairs.to_send, block.senders, block.ranks(), is_ready,
+                     [&] { look_for_places(block.ring, pairs); });
     };
     Claimed claimed = wait_and_claim();
     if (claimed.peer != kNoPeer) {
@@ -110,14 +115,14 @@ __device__ void send_rows(const Block& block, Carrier& carrier, Mailbox& mailbox
         store_row(block, returning, carrier);
         // The next row is loaded while this one is under way; but if there is no place for a next
         // one, nobody must wait for the announcement of this one.
-        claimed = try_claim(block.shared.claims, pairs.to_send, block.senders, block.ranks(), look);
+        claimed = try_claim(claims, pairs.to_send, block.senders, block.ranks(), is_ready);
         const bool is_loading = claimed.peer != kNoPeer;
         if (is_loading) {
             load_piece(block, {claimed.peer, claimed.index}, 0, carrier);
         }
-        carrier.wait_stored();
-        mailbox.post(lane_idx() == 0, returning.home, returning.sequence(block));
+        mailbox.depart(lane_idx() == 0, returning.home, returning.sequence(block));
         if (!is_loading && claimed.left != kNoPeer) {
+            mailbox.flush();
             claimed = wait_and_claim();
             if (claimed.peer != kNoPeer) {
                 load_piece(block, {claimed.peer, claimed.index}, 0, carrier);
@@ -311,10 +316,10 @@ __device__ void run(const HtCombineParams& params, uint8_t* carriers) {
     } else if (warp_idx() < common.copy_warps) {
         Carrier carrier(carriers + warp_idx() * common.warp_bytes, common.piece_bytes,
                         &shared.barriers[warp_idx()]);
-        Mailbox mailbox(shared.mailboxes, announcements(common, carriers, warp_idx()));
+        Mailbox mailbox(shared.mailboxes, mailbox_rows(common, carriers, warp_idx()), carrier);
         send_rows(block, carrier, mailbox);
     } else if (warp_idx() == common.copy_warps) {
-        announce_posts(block.ring, shared.mailboxes, carriers);
+        announce_posts(block.ring, shared.pairs, shared.mailboxes, carriers);
     }
 }
 

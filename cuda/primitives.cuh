@@ -1,7 +1,7 @@
 // The vocabulary of every kernel file, in layers: each header may use those above it only.
 //
-// Kernel files include this header and params.h, nothing else: that is what allows the same files to
-// be compiled for a CPU in tests.
+// Kernel files include this header and parts of themselves, nothing else: that is what allows the same
+// files to be compiled for a CPU in tests.
 #pragma once
 
 #include "params.h"
@@ -16,8 +16,11 @@
 
 #include "common/ht.cuh"
 
+#include "common/ht_claims.cuh"
 #include "common/ht_routing.cuh"
 
 #include "common/carrier.cuh"
+
+#include "common/ht_places.cuh"
 
 #include "common/herald.cuh"

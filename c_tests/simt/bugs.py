@@ -13,6 +13,7 @@ STYLES = "3 test_ll routing_styles"
 UNEVEN = "3 test_ll uneven_tokens"
 STAGED = "3 test_staged one_at_a_time"
 HT = "3 test_ht uneven_tokens"
+HT_MANY = "3 test_ht many_tokens"
 REFUSAL = "3 test_errors ht_handle_refused"
 WIDTHS = "2 test_ll widths"
 
@@ -70,7 +71,15 @@ BUGS = (
     # ---- High throughput ------------------------------------------------------------------------
     Bug("announced without a fence", "common/herald.cuh", "        fence_acq_rel_sys();\n", "", HT),
     Bug("announced before it was copied", "common/carrier.cuh",
-        "            bulk_store_wait();\n", "", HT),
+        "            bulk_store_wait<1>();\n", "", HT),
+    Bug("closed before the last rows were copied", "common/carrier.cuh",
+        "            bulk_store_wait<0>();\n", "", HT, slow=True),
+    Bug("a mailbox that overflows", "common/herald.cuh",
+        "        wait_announced(kMailboxRows - count);\n", "", HT_MANY, slow=True),
+    Bug("sent to a slot that is not free", "common/ht_places.cuh",
+        "is_or_follows(credit, sequence + 1 - ring.common.layout.depth)", "true", HT_MANY, slow=True),
+    Bug("waiting with rows that were not announced", "ht_combine.cu",
+        "            mailbox.flush();\n", "", HT_MANY, slow=True),
     Bug("overwritten while it is being copied", "common/carrier.cuh",
         "            bulk_store_wait_read();\n", "", HT, slow=True),
     Bug("parity of a carrier", "common/carrier.cuh", "        parity_ ^= 1;\n", "", HT, slow=True),

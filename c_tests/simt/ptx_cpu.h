@@ -160,6 +160,10 @@ inline void bulk_load(void* shared_to, const void* from, uint32_t bytes, uint64_
 inline void bulk_store(void* to, const void* shared_from, uint32_t bytes) {
     simt::Block& block = simt::Block::Current();
     block.bulk().Store(block.thread(), to, shared_from, bytes);
+}
+
+inline void bulk_store_commit() {
+    simt::Block& block = simt::Block::Current();
     block.bulk().CommitStores(block.thread());
 }
 
@@ -168,9 +172,10 @@ inline void bulk_store_wait_read() {
     block.bulk().WaitUntilRead(block.thread(), 0);
 }
 
+template <uint32_t Groups>
 inline void bulk_store_wait() {
     simt::Block& block = simt::Block::Current();
-    block.bulk().WaitUntilWritten(block.thread(), 0);
+    block.bulk().WaitUntilWritten(block.thread(), Groups);
 }
 
 // That one is missing cannot be seen here.

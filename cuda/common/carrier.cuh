@@ -71,7 +71,7 @@ class Carrier {
         __syncwarp();
     }
 
-    // Begins to copy the piece out.
+    // Begins to copy the piece out, as one of the stores of the next commit.
     __device__ __forceinline__ void store(uint8_t* to, uint32_t bytes) {
         store_from(piece_, to, bytes);
     }
@@ -80,6 +80,15 @@ class Carrier {
     __device__ __forceinline__ void store_shared(const uint8_t* from, uint8_t* to,
                                                  uint32_t bytes) {
         store_from(from, to, bytes);
+    }
+
+    // Those who wait for stores wait for what was committed.
+    __device__ __forceinline__ void commit() {
+#ifdef NCCL_EP_HAS_BULK_COPY
+        if (lane_idx() == 0) {
+            bulk_store_commit();
+        }
+#endif
     }
 
     // The stores have read piece and tails.
@@ -97,7 +106,17 @@ class Carrier {
     __device__ __forceinline__ void wait_stored() {
 #ifdef NCCL_EP_HAS_BULK_COPY
         if (lane_idx() == 0) {
-            bulk_store_wait();
+            bulk_store_wait<0>();
+        }
+#endif
+        __syncwarp();
+    }
+
+    // The same, but for those of the last commit.
+    __device__ __forceinline__ void wait_stored_but_last() {
+#ifdef NCCL_EP_HAS_BULK_COPY
+        if (lane_idx() == 0) {
+            bulk_store_wait<1>();
         }
 #endif
         __syncwarp();

@@ -5,22 +5,23 @@
 // as sending one (docs/performance.md). So those who send make none: they post what they have
 // completed in a mailbox and go on, and the herald makes one fence for all that lies in the mailboxes
 // then. What a warp did before its post is covered: the post is a release and the herald's look an
-// acquire within the block, then comes the fence, then the announcement.
+// acquire within the block, then comes the fence, then the announcement. A sender posts a row only when
+// the next one is under way, so that it never waits for a row alone.
 #pragma once
 
-#include "ht.cuh"
+#include "carrier.cuh"
+#include "ht_places.cuh"
 
 namespace nccl_ep {
 
 constexpr uint32_t kMailClosed = 0xffffffffu;
 
-// In shared memory: one for each of up to kWarpSize warps, zero at first.
+// In shared memory: one for each of up to kWarpSize warps, zero at first. A mailbox is a ring of rows
+// in the warp's own shared memory.
 struct Mailboxes {
-    // Posts so far, and how many of them were announced.
+    // Rows so far that were posted, and how many of them were announced.
     uint32_t posted[kWarpSize];
     uint32_t announced[kWarpSize];
-    // Rows of the last post.
-    uint32_t rows[kWarpSize];
 };
 
 struct Announcement {
@@ -28,11 +29,14 @@ struct Announcement {
     uint32_t sequence;
 };
 
-// The list of `warp`: the end of its shared memory.
-__device__ __forceinline__ Announcement* announcements(const HtCommon& common, uint8_t* carriers,
-                                                       uint32_t warp) {
+// A token goes to no more ranks than that.
+constexpr uint32_t kMailboxRows = HT_MAX_TOP_K;
+
+// The ring of `warp`: the end of its shared memory.
+__device__ __forceinline__ Announcement* mailbox_rows(const HtCommon& common, uint8_t* carriers,
+                                                      uint32_t warp) {
     uint8_t* end = carriers + (warp + 1) * common.warp_bytes;
-    return reinterpret_cast<Announcement*>(end) - HT_MAX_TOP_K;
+    return reinterpret_cast<Announcement*>(end) - kMailboxRows;
 }
 
 // All threads of the block call it before a barrier.
@@ -43,69 +47,93 @@ __device__ inline void clear_mailboxes(Mailboxes& boxes) {
     }
 }
 
-// The sending warp's side.
+// The sending warp's side. Each lane may have a row to one peer of what the warp sends at a time.
 class Mailbox {
    public:
-    // `list` has room for a row per lane.
-    __device__ Mailbox(Mailboxes& boxes, Announcement* list) : boxes_(boxes), list_(list) {}
+    __device__ Mailbox(Mailboxes& boxes, Announcement* rows, Carrier& carrier)
+        : boxes_(boxes), rows_(rows), carrier_(carrier) {}
 
-    // Posts the rows of the lanes that have one. They are complete as far as lane 0 can see.
-    __device__ __forceinline__ void post(bool has_row, uint32_t peer, uint32_t sequence) {
-        wait_announced();
-        const uint32_t with_row = __ballot_sync(kAllLanes, has_row);
-        if (has_row) {
-            list_[__popc(with_row & ((1u << lane_idx()) - 1))] = {peer, sequence};
-        }
-        ++posts_;
-        __syncwarp();
-        if (lane_idx() == 0) {
-            boxes_.rows[warp_idx()] = __popc(with_row);
-            st_release_cta_shared(&boxes_.posted[warp_idx()], posts_);
-        }
+    // The stores of these rows have been committed last. They are posted when they are complete: not
+    // before the next ones are under way, or by flush.
+    __device__ __forceinline__ void depart(bool has_row, uint32_t peer, uint32_t sequence) {
+        carrier_.wait_stored_but_last();
+        post();
+        has_row_ = has_row;
+        row_ = {peer, sequence};
     }
 
+    // Posts all rows that have departed: before a wait for a peer, who may be waiting for them.
+    __device__ __forceinline__ void flush() {
+        carrier_.wait_stored();
+        post();
+    }
+
+    // Nothing departs any more.
     __device__ __forceinline__ void close() {
-        wait_announced();
+        flush();
+        wait_announced(0);
         if (lane_idx() == 0) {
             st_release_cta_shared(&boxes_.posted[warp_idx()], kMailClosed);
         }
     }
 
    private:
-    // The herald waits for nobody, so this ends.
-    __device__ __forceinline__ void wait_announced() {
-        while (ld_acquire_cta_shared(&boxes_.announced[warp_idx()]) != posts_) {
+    // What has departed is complete as far as lane 0 can see.
+    __device__ __forceinline__ void post() {
+        const uint32_t with_row = __ballot_sync(kAllLanes, has_row_);
+        const uint32_t count = __popc(with_row);
+        wait_announced(kMailboxRows - count);
+        if (has_row_) {
+            const uint32_t before = __popc(with_row & ((1u << lane_idx()) - 1));
+            rows_[(posted_ + before) % kMailboxRows] = row_;
+        }
+        has_row_ = false;
+        posted_ += count;
+        __syncwarp();
+        if (lane_idx() == 0) {
+            st_release_cta_shared(&boxes_.posted[warp_idx()], posted_);
+        }
+    }
+
+    // All but `others` of the rows posted are announced. The herald waits for nobody, so this ends.
+    __device__ __forceinline__ void wait_announced(uint32_t others) {
+        while (posted_ - ld_acquire_cta_shared(&boxes_.announced[warp_idx()]) > others) {
             shared_spin_hint();
         }
         __syncwarp();
     }
 
     Mailboxes& boxes_;
-    Announcement* list_;
-    uint32_t posts_ = 0;
+    Announcement* rows_;
+    Carrier& carrier_;
+    bool has_row_ = false;
+    Announcement row_ = {0, 0};
+    uint32_t posted_ = 0;
 };
 
-// The herald's work until all of `warps` mailboxes are closed: each lane looks after one of them.
-__device__ inline void announce_posts(const Ring& ring, Mailboxes& boxes, uint8_t* carriers) {
+// The herald's work until all mailboxes are closed: each lane looks after one of them. In between it
+// looks for places.
+__device__ inline void announce_posts(const Ring& ring, HtPairs& pairs, Mailboxes& boxes,
+                                      uint8_t* carriers) {
     const uint32_t box = lane_idx();
     bool is_open = box < ring.common.copy_warps;
-    uint32_t seen = 0;
+    uint32_t announced = 0;
     while (__ballot_sync(kAllLanes, is_open) != 0) {
-        const uint32_t posted = is_open ? ld_acquire_cta_shared(&boxes.posted[box]) : seen;
+        look_for_places(ring, pairs);
+        const uint32_t posted = is_open ? ld_acquire_cta_shared(&boxes.posted[box]) : announced;
         is_open = is_open && posted != kMailClosed;
-        const bool is_new = is_open && posted != seen;
+        const bool is_new = is_open && posted != announced;
         if (__ballot_sync(kAllLanes, is_new) == 0) {
-            shared_spin_hint();
             continue;
         }
         fence_acq_rel_sys();
         if (is_new) {
-            const Announcement* list = announcements(ring.common, carriers, box);
-            for (uint32_t i = 0; i < boxes.rows[box]; ++i) {
-                announce_row(ring, list[i].peer, list[i].sequence);
+            const Announcement* rows = mailbox_rows(ring.common, carriers, box);
+            for (; announced != posted; ++announced) {
+                const Announcement row = rows[announced % kMailboxRows];
+                announce_row(ring, row.peer, row.sequence);
             }
-            seen = posted;
-            st_release_cta_shared(&boxes.announced[box], posted);
+            st_release_cta_shared(&boxes.announced[box], announced);
         }
         __syncwarp();
     }

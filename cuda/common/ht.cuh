@@ -23,8 +23,9 @@
 // waits for all rows of the token; the rows of a sequence are numbered in the order of the home's
 // tokens. Of the smallest token not yet summed, take a row not yet arrived: all rows before it in
 // its sequence belong to tokens that have been summed, so they have been credited, so its slot is
-// free. And its sender takes a row only when its slot is free, and rows of any sequence that has
-// one: no warp there is stuck with a row of another sequence. So this row is sent. The block that
+// free, and theirs for the rows after them. And its sender takes a row only when the slots of it and
+// of all rows before it are free, and rows of any sequence that has such: no warp there is stuck with
+// a row of another sequence. Before it waits it posts what it has sent. So this row is sent. The block that
 // owns the token hands out its tokens in ascending order, so some warp has taken this one or is free
 // to. All blocks of a kernel run at the same time: the host launches no more than fit.
 #pragma once
@@ -43,6 +44,8 @@ struct HtPairs {
     uint32_t received[MAX_PEERS];
     uint32_t to_send[MAX_PEERS];
     uint32_t to_receive[MAX_PEERS];
+    // What this block knows of the rings: rows to each peer before these have a free slot.
+    uint32_t free_until[MAX_PEERS];
     // The first row of each source among those that this rank receives in dispatch, and their number.
     uint32_t begins[MAX_PEERS];
     uint32_t total;
@@ -75,6 +78,7 @@ __device__ inline bool begin_operation(const HtCommon& common, bool is_combine, 
         pairs.to_send[peer] = is_combine ? arrivals : departures;
         pairs.to_receive[peer] = is_combine ? departures : arrivals;
         pairs.sent[peer] = ld_relaxed_gpu(&sequences->sent[peer]);
+        pairs.free_until[peer] = pairs.sent[peer];
         pairs.received[peer] = ld_relaxed_gpu(&sequences->received[peer]);
     }
     __syncthreads();
@@ -139,21 +143,7 @@ __device__ __forceinline__ void release_row(const Ring& ring, uint32_t source, u
     st_relaxed_sys(ring.credit(source, ring.common.peers.rank, sequence), sequence + 1);
 }
 
-// Whether row `sequence` of `source` is here; its data is the shape that the source had in mind.
-__device__ __forceinline__ Arrival look_for_row(const Ring& ring, uint32_t source,
-                                                uint32_t sequence) {
-    const uint64_t packet = ld_acquire_sys(ring.arrival(ring.common.peers.rank, source, sequence));
-    return {is_or_follows(packet_epoch(packet), sequence + 1), packet_data(packet)};
-}
-
-// Whether the slot of row `sequence` to `peer` is free.
-__device__ __forceinline__ Arrival look_for_place(const Ring& ring, uint32_t peer,
-                                                  uint32_t sequence) {
-    const uint32_t credit = ld_acquire_sys(ring.credit(ring.common.peers.rank, peer, sequence));
-    return {is_or_follows(credit, sequence + 1 - ring.common.layout.depth), 0};
-}
-
-// The same as waits of one lane: `awaited` names the operation, not the row.
+// The same as a wait of one lane: `awaited` names the operation, not the row.
 __device__ __forceinline__ Arrival wait_for_row(const WaitParams& wait, const uint64_t* arrival,
                                                 uint32_t sequence, const Awaited& awaited) {
     return wait_until(
@@ -161,101 +151,9 @@ __device__ __forceinline__ Arrival wait_for_row(const WaitParams& wait, const ui
         [&](uint32_t arrived) { return is_or_follows(arrived, sequence + 1); });
 }
 
-__device__ __forceinline__ bool wait_for_place(const Ring& ring, uint32_t peer, uint32_t sequence,
-                                               const Awaited& awaited) {
-    const WaitParams& wait = ring.common.wait;
-    return wait_until(
-               wait, awaited,
-               [&] { return make_packet(look_for_place(ring, peer, sequence).ok ? 1 : 0, 0); },
-               [](uint32_t is_free) { return is_free != 0; })
-        .ok;
-}
-
 // One thread: `peer` runs an operation of another shape. Nothing sensible can follow.
 __device__ inline void fail_for_shape(const HtCommon& common, uint32_t peer, uint32_t shape_word) {
     fail(common, FAULT_SHAPE_DIFFERS, peer, common.shape_word, shape_word);
-}
-
-// The rows of all sequences, dealt to the blocks of a share in turn; within a block its warps take
-// them one after the other, of each sequence in order, but only rows that are ready.
-struct Claims {
-    uint32_t next[MAX_PEERS];
-};
-
-struct Claimed {
-    // kNoPeer: nothing was ready, and if `left` is kNoPeer too, nothing is left.
-    uint32_t peer;
-    uint32_t index;
-    uint32_t data;
-    uint32_t left;
-};
-
-// One warp looks once for a row that is ready: `ready(peer, index)` gives an Arrival. `counts` are
-// the rows of each sequence.
-template <typename Ready>
-__device__ __forceinline__ Claimed try_claim(Claims& claims, const uint32_t* counts,
-                                             const Share& share, uint32_t ranks, Ready ready) {
-    Claimed claimed = {kNoPeer, 0, 0, kNoPeer};
-    for (uint32_t base = 0; base < ranks; base += kWarpSize) {
-        const uint32_t peer = base + lane_idx();
-        uint32_t turn = 0;
-        uint32_t index = 0;
-        bool left = false;
-        Arrival arrival = {false, 0};
-        if (peer < ranks) {
-            turn = ld_relaxed_cta_shared(&claims.next[peer]);
-            index = turn * share.blocks + (share.index() + peer) % share.blocks;
-            left = index < counts[peer];
-        }
-        if (left) {
-            arrival = ready(peer, index);
-        }
-        const uint32_t with_rows = __ballot_sync(kAllLanes, left);
-        if (claimed.left == kNoPeer && with_rows != 0) {
-            claimed.left = base + __ffs(with_rows) - 1;
-        }
-        uint32_t candidates = __ballot_sync(kAllLanes, arrival.ok);
-        while (candidates != 0) {
-            // Warps begin at different peers, lest all go for the same row.
-            const uint32_t above = candidates & (kAllLanes << (warp_idx() % kWarpSize));
-            const uint32_t lane = __ffs(above != 0 ? above : candidates) - 1;
-            bool won = false;
-            if (lane_idx() == lane) {
-                won = atomicCAS(&claims.next[peer], turn, turn + 1) == turn;
-            }
-            if (__ballot_sync(kAllLanes, won) != 0) {
-                claimed.peer = base + lane;
-                claimed.index = __shfl_sync(kAllLanes, index, lane);
-                claimed.data = __shfl_sync(kAllLanes, arrival.data, lane);
-                __syncwarp();
-                return claimed;
-            }
-            candidates &= ~(1u << lane);
-        }
-    }
-    return claimed;
-}
-
-// Takes a row, waiting until one is ready; kNoPeer when none is left or the operation has failed.
-// `idle` is called between two looks; `awaited` lacks only the peer.
-template <typename Ready, typename Idle>
-__device__ __forceinline__ Claimed claim(const WaitParams& wait, Awaited awaited, Claims& claims,
-                                         const uint32_t* counts, const Share& share, uint32_t ranks,
-                                         Ready ready, Idle idle) {
-    Claimed claimed;
-    const auto look = [&] {
-        claimed = try_claim(claims, counts, share, ranks, ready);
-        if (claimed.peer != kNoPeer || claimed.left == kNoPeer) {
-            return true;
-        }
-        awaited.peer = claimed.left;
-        idle();
-        return false;
-    };
-    if (!wait_as_warp(wait, awaited, look)) {
-        claimed.peer = kNoPeer;
-    }
-    return claimed;
 }
 
 // A token's experts, one in each lane, ascending; so the ranks that it goes to are ascending too.
@@ -266,12 +164,18 @@ struct TokenEntries {
     uint32_t valid;
     uint32_t firsts;
 
-    __device__ TokenEntries(const HtCommon& common, uint32_t token) {
-        const HtHandleMemory& handle = common.handle;
-        entry = {-1, 0};
+    __device__ TokenEntries(const HtCommon& common, uint32_t token)
+        : TokenEntries(common, load_entry(common.handle, token)) {}
+
+    // The same in two steps: the lanes' entries, and what follows from them.
+    __device__ static HtEntry load_entry(const HtHandleMemory& handle, uint32_t token) {
         if (token < handle.tokens && lane_idx() < handle.top_k) {
-            entry = handle.entries[uint64_t{token} * handle.top_k + lane_idx()];
+            return handle.entries[uint64_t{token} * handle.top_k + lane_idx()];
         }
+        return {-1, 0};
+    }
+    __device__ TokenEntries(const HtCommon& common, const HtEntry& entry_of_lane)
+        : entry(entry_of_lane) {
         const int32_t local_experts = static_cast<int32_t>(common.layout.local_experts);
         rank = entry.expert < 0 ? -1 : entry.expert / local_experts;
         const int32_t before = __shfl_sync(kAllLanes, rank, (lane_idx() + kWarpSize - 1) % kWarpSize);
@@ -285,6 +189,22 @@ struct TokenEntries {
         return (later != 0 ? __ffs(later) - 1 : __popc(valid)) - lane;
     }
 };
+
+// The lanes of a warp that look at words of the same peer.
+__device__ __forceinline__ uint32_t lanes_per_peer(uint32_t ranks) {
+    uint32_t lanes = kWarpSize;
+    while (lanes > 1 && lanes * ranks > kWarpSize) {
+        lanes /= 2;
+    }
+    return lanes;
+}
+
+// Of consecutive lanes from `first` on, `lanes` of them, how many have `ok` before the first that has
+// not. All lanes call it.
+__device__ __forceinline__ uint32_t leading_lanes(bool ok, uint32_t first, uint32_t lanes) {
+    const uint32_t missing = ~(__ballot_sync(kAllLanes, ok) >> first);
+    return min(lanes, static_cast<uint32_t>(__ffs(missing)) - 1);
+}
 
 // A value of another lane, of 64 bits.
 __device__ __forceinline__ uint8_t* pointer_of_lane(uint8_t* pointer, uint32_t lane) {

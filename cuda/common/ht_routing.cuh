@@ -36,25 +36,33 @@ struct RoutingEntry {
     }
 };
 
-// The weight that a token's ids and weights give to this lane's expert: of the entries that name it,
-// the last counts; zero if none does. All lanes call it.
-__device__ inline float find_weight(const int64_t* ids, const float* weights, uint32_t top_k,
-                                    const TokenEntries& entries) {
-    long long id = -1;
-    float entry_weight = 0.0f;
-    if (lane_idx() < top_k) {
-        id = ids[lane_idx()];
-        entry_weight = weights[lane_idx()];
-    }
+// The ids and weights of a token as the caller gives them, one of each per lane.
+struct GivenRouting {
+    int64_t id = -1;
     float weight = 0.0f;
-    for (uint32_t k = 0; k < top_k; ++k) {
-        const long long other_id = __shfl_sync(kAllLanes, id, k);
-        const float other_weight = __shfl_sync(kAllLanes, entry_weight, k);
-        if (other_id == entries.entry.expert) {
-            weight = other_weight;
+
+    __device__ GivenRouting() {}
+    __device__ GivenRouting(const int64_t* ids, const float* weights, uint32_t token,
+                            uint32_t top_k) {
+        if (lane_idx() < top_k) {
+            id = ids[uint64_t{token} * top_k + lane_idx()];
+            weight = weights[uint64_t{token} * top_k + lane_idx()];
         }
     }
-    return weight;
-}
+
+    // The weight of this lane's expert: of the ids that name it, the last counts; zero if none does.
+    // All lanes call it.
+    __device__ float weight_of(const TokenEntries& entries, uint32_t top_k) const {
+        float found = 0.0f;
+        for (uint32_t k = 0; k < top_k; ++k) {
+            const long long other_id = __shfl_sync(kAllLanes, static_cast<long long>(id), k);
+            const float other_weight = __shfl_sync(kAllLanes, weight, k);
+            if (other_id == entries.entry.expert) {
+                found = other_weight;
+            }
+        }
+        return found;
+    }
+};
 
 }  // namespace nccl_ep

@@ -225,14 +225,18 @@ __device__ __forceinline__ void bulk_load(void* shared_to, const void* from, uin
         : "memory");
 }
 
-// Joins the stores of this thread that the next bulk_store_wait... is for.
+// Joins the stores of this thread that its next commit is for.
 __device__ __forceinline__ void bulk_store(void* to, const void* shared_from, uint32_t bytes) {
     asm volatile(
-        "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n"
-        "cp.async.bulk.commit_group;"
+        "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
         :
         : "l"(to), "r"(shared_address(shared_from)), "r"(bytes)
         : "memory");
+}
+
+// Makes a group of this thread's bulk stores since the last one; waits are for groups.
+__device__ __forceinline__ void bulk_store_commit() {
+    asm volatile("cp.async.bulk.commit_group;" : : : "memory");
 }
 
 // The shared memory of this thread's bulk stores may be written again.
@@ -240,9 +244,11 @@ __device__ __forceinline__ void bulk_store_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read 0;" : : : "memory");
 }
 
-// This thread's bulk stores are complete; its release afterwards covers them.
+// This thread's bulk stores are complete but for the last `Groups` groups; its release afterwards
+// covers them.
+template <uint32_t Groups>
 __device__ __forceinline__ void bulk_store_wait() {
-    asm volatile("cp.async.bulk.wait_group 0;" : : : "memory");
+    asm volatile("cp.async.bulk.wait_group %0;" : : "n"(Groups) : "memory");
 }
 
 // Between ordinary accesses and bulk copies, both ways: what this thread did or observed so far comes

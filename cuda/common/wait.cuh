@@ -65,10 +65,15 @@ __device__ inline void tell_failure(const PeerTable& peers, const WaitParams& wa
     }
 }
 
+// Whether an operation of this rank has failed.
+__device__ __forceinline__ bool has_failed(const WaitParams& wait) {
+    return ld_relaxed_gpu(wait.failed) != 0;
+}
+
 // Whether a wait that began at `start` must end without success.
 __device__ inline bool must_give_up(const WaitParams& wait, const Awaited& awaited, uint64_t start,
                                     uint32_t got) {
-    if (ld_relaxed_gpu(wait.failed) != 0) {
+    if (has_failed(wait)) {
         return true;
     }
     const uint64_t waited_ns = globaltimer_ns() - start;

@@ -1,0 +1,66 @@
+// What the warps of a dispatch block have in common, whether they send or receive.
+#pragma once
+
+#include "herald.cuh"
+#include "ht_claims.cuh"
+#include "ht_routing.cuh"
+
+namespace nccl_ep::ht_dispatch_impl {
+
+struct Shared {
+    HtPairs pairs;
+    Claims claims;
+    // Of each source, how many turns of this block are known to have come.
+    uint32_t arrived[MAX_PEERS];
+    Mailboxes mailboxes;
+    uint32_t next_own;
+    uint32_t next_token;
+    uint32_t next_unused;
+    uint64_t barriers[HT_DISPATCH_THREADS / kWarpSize];
+};
+
+struct Block {
+    const HtDispatchParams& params;
+    const HtCommon& common;
+    Shared& shared;
+    Ring ring;
+    Share senders;
+    Share receivers;
+    // Shared memory that holds zeros, HT_ZERO_BYTES.
+    const uint8_t* zeros;
+    // Outputs that do not hold all rows are left alone.
+    bool keeps_rows;
+    bool keeps_routing;
+
+    __device__ uint32_t rank() const { return common.peers.rank; }
+    __device__ uint32_t ranks() const { return common.peers.ranks; }
+    __device__ uint32_t top_k() const { return common.handle.top_k; }
+    __device__ GivenRouting given_routing(uint32_t token) const {
+        if (params.topk_idx == nullptr || token >= common.handle.tokens) {
+            return {};
+        }
+        return {params.topk_idx, params.weights, token, top_k()};
+    }
+    __device__ uint8_t* out_row(uint32_t row) const {
+        return params.out + uint64_t{row} * common.row_bytes;
+    }
+};
+
+// One warp writes the ids and weights of a received row, one entry per lane.
+__device__ __forceinline__ void write_routing(const Block& block, uint32_t row,
+                                              const RoutingEntry& entry) {
+    if (block.keeps_routing && lane_idx() < block.top_k()) {
+        const uint64_t index = uint64_t{row} * block.top_k() + lane_idx();
+        block.params.out_idx[index] = entry.id;
+        block.params.out_weights[index] = entry.weight;
+    }
+}
+
+__device__ __forceinline__ void load_piece(const Block& block, uint32_t token, uint32_t offset,
+                                           Carrier& carrier) {
+    const uint32_t left = block.common.row_bytes - offset;
+    carrier.load(block.params.tokens + uint64_t{token} * block.common.row_bytes + offset,
+                 min(left, block.common.piece_bytes), nullptr, 0);
+}
+
+}  // namespace nccl_ep::ht_dispatch_impl

@@ -1,0 +1,45 @@
+// What a sending block knows of the free slots of its peers' rings.
+//
+// Each ring is looked at from its oldest row on, a few rows at a time and of all rings alike, and a row
+// may be sent only once all rows before it have a slot, too. So no block runs ahead with rows that
+// their receiver cannot use yet, and no peer gets a burst while the others get nothing: both cost more
+// than waiting (docs/performance.md). One look serves the whole block, as where an SM stores to peers
+// every look waits behind the stores.
+#pragma once
+
+#include "ht.cuh"
+
+namespace nccl_ep {
+
+// Whether row `sequence` to `peer` has a free slot, as far as the block knows.
+__device__ __forceinline__ bool has_place(const HtPairs& pairs, uint32_t peer, uint32_t sequence) {
+    return is_or_follows(ld_acquire_cta_shared(&pairs.free_until[peer]), sequence + 1);
+}
+
+// One warp looks at the next rows of every ring. A credit needs no acquire: what is written after it
+// was seen cannot be what was read before it was given.
+__device__ inline void look_for_places(const Ring& ring, HtPairs& pairs) {
+    const auto& peers = ring.common.peers;
+    const uint32_t lanes = lanes_per_peer(peers.ranks);
+    const uint32_t first_lane = lane_idx() / lanes * lanes;
+    for (uint32_t base = 0; base < peers.ranks; base += kWarpSize / lanes) {
+        const uint32_t peer = base + lane_idx() / lanes;
+        const bool is_peer = peer < peers.ranks && peer != peers.rank;
+        uint32_t known = is_peer ? ld_relaxed_cta_shared(&pairs.free_until[peer]) : 0;
+        known = __shfl_sync(kAllLanes, known, first_lane);
+        const uint32_t sequence = known + lane_idx() % lanes;
+        bool is_free = false;
+        if (is_peer) {
+            const uint32_t credit = ld_relaxed_sys(ring.credit(peers.rank, peer, sequence));
+            is_free = is_or_follows(credit, sequence + 1 - ring.common.layout.depth);
+        }
+        const uint32_t places = leading_lanes(is_free, first_lane, lanes);
+        // Another warp may know more by now. What is forgotten so is found again.
+        if (is_peer && lane_idx() == first_lane && places != 0) {
+            st_release_cta_shared(&pairs.free_until[peer], known + places);
+        }
+    }
+    __syncwarp();
+}
+
+}  // namespace nccl_ep

@@ -32,7 +32,8 @@ _LIMIT_SECONDS = {"gpu": 240, "isolated": 240, "onegpu": 300}
 
 # racecheck sees each access to shared memory, which takes its time.
 _SANITIZED = (("memcheck", "test_ll"), ("memcheck", "test_staged"),
-              ("racecheck", "test_ll", "routing_styles"), ("racecheck", "test_staged"))
+              ("racecheck", "test_ll", "routing_styles"), ("racecheck", "test_staged"),
+              ("memcheck", "test_ht"), ("racecheck", "test_ht", "uneven_tokens"))
 
 # How long a rank waits for a lost one in test_death: kernels of several processes take turns on one
 # GPU.

@@ -197,11 +197,14 @@ static void use_at_once(Session* session, bool refused, CallKind kind) {
 }
 
 // The group has failed for that reason, or since another rank has said so of itself first; at least
-// one rank knows the reason. The odd rank, if it refused, has nothing enqueued, and learns of it in
-// its next call.
+// one rank knows the reason. The odd rank, if it refused, has nothing enqueued, and learns of it from
+// its next call at the latest.
 static void check_failed(Session* session, bool refused, CallKind kind) {
     const EpEnv* env = session->env;
-    if (refused && is_odd(env)) EP_CHECK_NCCL(create(session, kTopK, &session->handle));
+    if (refused && is_odd(env)) {
+        const ncclResult_t created = create(session, kTopK, &session->handle);
+        EP_CHECK(created == ncclSuccess || created == REMOTE);
+    }
     const ncclResult_t state = wait_for_failure(session, 10.0);
     const char* name = kind == kCombine ? "ncclEpCombine" : "ncclEpDispatch";
     const bool knows = strstr(ep_last_error(), " failed: ") == NULL;

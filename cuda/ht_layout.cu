@@ -1,18 +1,19 @@
 // Creation of a high-throughput handle: from the ids, where each row goes and where it lands.
 //
-// Grid: each block but the last numbers the tokens of its part of this rank's. They also share out
-// the telling: every rank is told how many rows, and how many for each of its experts, it gets from
-// here. The last block hears the same from every rank and notes where each source's rows begin. What
-// is told are packets with the handle's epoch, in two banks by parity: the kernel ends only when it
-// has heard from every rank, so when the kernel of epoch n + 2 begins, every rank has begun n + 1 and
-// ended n, and nobody reads the bank of n any more.
+// Grid: each block but the last counts and numbers the tokens of its part of this rank's. Whichever of
+// them is the last to have counted tells every rank how many rows, and how many for each of its
+// experts, it gets from here. The last block of the grid hears the same from every rank and notes
+// where each source's rows begin. What is told are packets with the handle's epoch, in two banks by
+// parity: the kernel ends only when it has heard from every rank, so when the kernel of epoch n + 2
+// begins, every rank has begun n + 1 and ended n, and nobody reads the bank of n any more.
 //
 // A rank that refuses its part, or cannot have the memory for it, runs this kernel as well: it says so
 // and hears the others, which keeps banks and epochs as they are. Whoever hears of a refusal, or of
 // other ids per token, notes that in the place of the number of rows. All ranks come to the same
 // conclusion, since what a rank tells it tells to all.
 //
-// No block waits for another: each counts the tokens before its part itself. Ids are in L2 and few.
+// No block waits for another: each also counts the tokens before its part itself. Ids are in L2 and
+// few.
 
 #include "primitives.cuh"
 
@@ -26,6 +27,8 @@ struct Shared {
     uint32_t rows[kMaskWords * 32];
     // The same of each warp's 32 tokens.
     uint32_t of_warp[kWarps][kMaskWords * 32];
+    // Whether this block was the last to have counted.
+    bool is_last;
     // What the listening block has found out: kAgreed, or what goes into the place of the number of
     // rows. Of several reasons the least one counts: a refusal before a difference, then by rank.
     uint32_t verdict;
@@ -41,13 +44,17 @@ struct Block {
     __device__ uint32_t tokens() const { return params.handle.tokens; }
     __device__ uint32_t top_k() const { return params.handle.top_k; }
     __device__ uint32_t local_experts() const { return params.layout.local_experts; }
+    __device__ uint32_t experts() const { return ranks() * local_experts(); }
     __device__ bool refuses() const { return params.told >> HT_TOLD_CODE_SHIFT != 0; }
 
     // The expert that entry k of `token` names; negative if none.
     __device__ int32_t expert(uint32_t token, uint32_t k) const {
         const int64_t id = params.topk_idx[uint64_t{token} * top_k() + k];
-        return expert_of_id(id, int64_t{ranks()} * local_experts());
+        return expert_of_id(id, experts());
     }
+    // What the blocks have counted so far.
+    __device__ uint32_t* rows_to(uint32_t rank) const { return params.tally + 1 + rank; }
+    __device__ uint32_t* rows_for(uint32_t expert) const { return rows_to(ranks()) + expert; }
     // Where `source` tells `owner` its counts.
     __device__ uint64_t* counts(uint32_t owner, uint32_t source) const {
         const uint32_t bank = params.epoch & 1;
@@ -65,6 +72,7 @@ struct RankMask {
         for (uint32_t w = 0; w < kMaskWords; ++w) {
             word[w] = 0;
         }
+#pragma unroll 4
         for (uint32_t k = 0; token < block.tokens() && k < block.top_k(); ++k) {
             const int32_t expert = block.expert(token, k);
             const uint32_t rank = expert < 0 ? kMaskWords * 32 : expert / block.local_experts();
@@ -172,42 +180,59 @@ __device__ void number_tokens(const Block& block, uint32_t first, uint32_t last)
     }
 }
 
-// Tells `peer` what it gets. `of_expert` is shared memory for its experts.
-__device__ void tell(const Block& block, uint32_t peer, uint32_t* of_expert) {
-    const int32_t local_experts = static_cast<int32_t>(block.local_experts());
-    for (int32_t i = threadIdx.x; i < local_experts; i += HT_LAYOUT_THREADS) {
-        of_expert[i] = 0;
-    }
-    for (uint32_t rank = threadIdx.x; rank < block.ranks(); rank += HT_LAYOUT_THREADS) {
-        block.shared.rows[rank] = 0;
-    }
-    __syncthreads();
-    for (uint32_t token = threadIdx.x; token < block.tokens(); token += HT_LAYOUT_THREADS) {
+// Adds tokens [first, last) to the group's tally.
+__device__ void tally_tokens(const Block& block, uint32_t first, uint32_t last) {
+    for (uint32_t token = first + threadIdx.x; token < last; token += HT_LAYOUT_THREADS) {
         for (uint32_t k = 0; k < block.top_k(); ++k) {
             const int32_t expert = block.expert(token, k);
-            bool counts = expert >= 0 && expert / local_experts == static_cast<int32_t>(peer);
+            bool counts = expert >= 0;
             for (uint32_t earlier = 0; counts && earlier < k; ++earlier) {
                 counts = block.expert(token, earlier) != expert;
             }
             if (counts) {
-                atomicAdd(&of_expert[expert % local_experts], 1u);
+                atomicAdd(block.rows_for(expert), 1u);
             }
         }
     }
-    count_rows(block, 0, block.tokens());
+    count_rows(block, first, last);
+    for (uint32_t rank = threadIdx.x; rank < block.ranks(); rank += HT_LAYOUT_THREADS) {
+        atomicAdd(block.rows_to(rank), block.shared.rows[rank]);
+    }
+}
+
+// Tells every rank what it gets, from the tally of all blocks, which is zero again afterwards.
+__device__ void tell(const Block& block) {
     const uint32_t rank = block.params.peers.rank;
     const uint32_t epoch = block.params.epoch;
-    uint64_t* counts = block.counts(peer, rank);
-    for (int32_t i = threadIdx.x; i < local_experts; i += HT_LAYOUT_THREADS) {
-        st_relaxed_sys(counts + i, make_packet(epoch, of_expert[i]));
+    const uint32_t local_experts = block.local_experts();
+    for (uint32_t i = threadIdx.x; i < block.experts(); i += HT_LAYOUT_THREADS) {
+        st_relaxed_sys(block.counts(i / local_experts, rank) + i % local_experts,
+                       make_packet(epoch, ld_relaxed_gpu(block.rows_for(i))));
+        st_relaxed_gpu(block.rows_for(i), 0);
     }
-    if (threadIdx.x == 0) {
-        const uint32_t rows = block.shared.rows[peer];
-        st_relaxed_sys(counts + local_experts, make_packet(epoch, rows));
-        st_relaxed_sys(counts + local_experts + 1, make_packet(epoch, block.params.told));
+    for (uint32_t peer = threadIdx.x; peer < block.ranks(); peer += HT_LAYOUT_THREADS) {
+        const uint32_t rows = ld_relaxed_gpu(block.rows_to(peer));
+        uint64_t* counts = block.counts(peer, rank) + local_experts;
+        st_relaxed_sys(counts, make_packet(epoch, rows));
+        st_relaxed_sys(counts + 1, make_packet(epoch, block.params.told));
+        st_relaxed_gpu(block.rows_to(peer), 0);
         if (!block.refuses()) {
             block.params.handle.departures[peer] = rows;
         }
+    }
+}
+
+// Counts tokens [first, last); the last block to have done so tells what all have counted.
+__device__ void count_and_tell(const Block& block, uint32_t first, uint32_t last) {
+    tally_tokens(block, first, last);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        const uint32_t others = gridDim.x - 2;
+        block.shared.is_last = inc_acq_rel_gpu(block.params.tally, others) == others;
+    }
+    __syncthreads();
+    if (block.shared.is_last) {
+        tell(block);
     }
 }
 
@@ -287,23 +312,28 @@ __device__ void listen(const Block& block) {
     }
 }
 
-__device__ void run(const HtLayoutParams& params, uint32_t* of_expert) {
+// All threads call it; a barrier must follow.
+__device__ void clear_rows(const Block& block) {
+    for (uint32_t rank = threadIdx.x; rank < block.ranks(); rank += HT_LAYOUT_THREADS) {
+        block.shared.rows[rank] = 0;
+    }
+}
+
+__device__ void run(const HtLayoutParams& params) {
     __shared__ Shared shared;
     const Block block = {params, shared};
     if (blockIdx.x == gridDim.x - 1) {
         listen(block);
         return;
     }
-    for (uint32_t peer = blockIdx.x; peer < block.ranks(); peer += gridDim.x - 1) {
-        tell(block, peer, of_expert);
-        __syncthreads();
-    }
-    for (uint32_t rank = threadIdx.x; rank < block.ranks(); rank += HT_LAYOUT_THREADS) {
-        shared.rows[rank] = 0;
-    }
-    __syncthreads();
     const uint32_t first = min(blockIdx.x * params.block_tokens, block.tokens());
     const uint32_t last = min(first + params.block_tokens, block.tokens());
+    clear_rows(block);
+    __syncthreads();
+    count_and_tell(block, first, last);
+    __syncthreads();
+    clear_rows(block);
+    __syncthreads();
     if (first < last) {
         count_rows(block, 0, first);
         number_tokens(block, first, last);
@@ -314,6 +344,5 @@ __device__ void run(const HtLayoutParams& params, uint32_t* of_expert) {
 
 extern "C" __global__ void __launch_bounds__(nccl_ep::HT_LAYOUT_THREADS)
     ht_layout(const __grid_constant__ nccl_ep::HtLayoutParams params) {
-    DYNAMIC_SHARED(uint32_t, of_expert);
-    nccl_ep::ht_layout_impl::run(params, of_expert);
+    nccl_ep::ht_layout_impl::run(params);
 }

@@ -429,6 +429,9 @@ struct HtLayoutParams {
     int32_t *counter;
     /// For the host.
     HtReceived *received;
+    /// `[1 + ranks + ranks * local_experts]`, zero except while the kernel runs: blocks that have counted,
+    /// what they have counted for each rank, and for each expert.
+    uint32_t *tally;
     /// Handles of the group so far, this one included.
     uint32_t epoch;
     /// Tokens that one block numbers.
@@ -537,7 +540,7 @@ static_assert(sizeof(nccl_ep::HtLayout) == 48, "HtLayout as in Rust");
 static_assert(sizeof(nccl_ep::HtEntry) == 8, "HtEntry as in Rust");
 static_assert(sizeof(nccl_ep::HtHandleMemory) == 40, "HtHandleMemory as in Rust");
 static_assert(sizeof(nccl_ep::HtReceived) == 8, "HtReceived as in Rust");
-static_assert(sizeof(nccl_ep::HtLayoutParams) == 744, "HtLayoutParams as in Rust");
+static_assert(sizeof(nccl_ep::HtLayoutParams) == 752, "HtLayoutParams as in Rust");
 static_assert(sizeof(nccl_ep::HtSequences) == 584, "HtSequences as in Rust");
 static_assert(sizeof(nccl_ep::HtCommon) == 744, "HtCommon as in Rust");
 static_assert(sizeof(nccl_ep::HtDispatchParams) == 808, "HtDispatchParams as in Rust");

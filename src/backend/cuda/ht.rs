@@ -38,6 +38,7 @@ pub(super) struct HtGroup {
     pool: Pool,
     order: Order,
     sequences: Buffer,
+    tally: Buffer,
     handles: AtomicU32,
 }
 
@@ -69,6 +70,7 @@ impl HtGroup {
             pool: Pool::new(&context, memory),
             order: Order::new(&context)?,
             sequences: Buffer::zeroed(memory, size_of::<HtSequences>())?,
+            tally: Buffer::zeroed(memory, plan.tally_bytes())?,
             handles: AtomicU32::new(0),
             open,
         })
@@ -140,6 +142,7 @@ impl HtGroup {
             topk_idx: null(),
             counter: null_mut(),
             received: null_mut(),
+            tally: self.tally.data().0 as *mut u32,
             epoch,
             block_tokens: 0,
             told,

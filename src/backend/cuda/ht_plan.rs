@@ -139,6 +139,11 @@ impl HtPlan {
         }
     }
 
+    /// The device memory in which the blocks of `ht_layout` count together.
+    pub(super) fn tally_bytes(&self) -> usize {
+        (1 + self.facts.ranks + self.facts.experts) * size_of::<u32>()
+    }
+
     /// Grid of `ht_layout` for `tokens`, and how many of them a block numbers.
     pub(super) fn layout_grid(
         &self,
@@ -150,13 +155,12 @@ impl HtPlan {
             .max(1);
         let blocks = tokens
             .div_ceil(LAYOUT_BLOCK_TOKENS)
-            .max(self.facts.ranks)
-            .min(most);
+            .clamp(1, most);
         let block_tokens = tokens.div_ceil(blocks).next_multiple_of(WARP as usize);
         let shape = LaunchShape {
             blocks: number(blocks + 1)?,
             threads: HT_LAYOUT_THREADS,
-            shared_bytes: number(self.facts.local_experts() * size_of::<u32>())?,
+            shared_bytes: 0,
         };
         Ok((shape, number(block_tokens)?))
     }

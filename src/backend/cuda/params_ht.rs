@@ -112,6 +112,9 @@ pub struct HtLayoutParams {
     pub counter: *mut i32,
     /// For the host.
     pub received: *mut HtReceived,
+    /// `[1 + ranks + ranks * local_experts]`, zero except while the kernel runs: blocks that have counted,
+    /// what they have counted for each rank, and for each expert.
+    pub tally: *mut u32,
     /// Handles of the group so far, this one included.
     pub epoch: u32,
     /// Tokens that one block numbers.

@@ -17,6 +17,8 @@ namespace nccl_ep::ht_combine_impl {
 // A lane's accesses to one row that are in flight together, and rows that are loaded together.
 constexpr uint32_t kVecs = 4;
 constexpr uint32_t kRows = 4;
+// With fewer slots for each sending warp, warps look for slots themselves.
+constexpr uint32_t kSlotsPerSender = 4;
 
 struct Shared {
     HtPairs pairs;
@@ -36,6 +38,12 @@ struct Block {
 
     __device__ uint32_t rank() const { return common.peers.rank; }
     __device__ uint32_t ranks() const { return common.peers.ranks; }
+    // Whether there are so many senders that most wait for a slot of their own anyway: then each looks
+    // for itself. Where that begins was measured.
+    __device__ bool senders_fill_rings() const {
+        const uint32_t slots = (ranks() - 1) * common.layout.depth;
+        return senders.blocks * common.copy_warps > slots / kSlotsPerSender;
+    }
 };
 
 // ---- Sending -----------------------------------------------------------------------------------
@@ -95,16 +103,25 @@ __device__ void store_row(const Block& block, const Returning& returning, Carrie
     carrier.commit();
 }
 
+// One warp looks for the block which rows have a slot.
+__device__ __forceinline__ void look_for_places(const Block& block) {
+    if (!block.senders_fill_rings()) {
+        look_for_places(block.ring, block.shared.pairs);
+    }
+}
+
 __device__ void send_rows(const Block& block, Carrier& carrier, Mailbox& mailbox) {
     HtPairs& pairs = block.shared.pairs;
     Claims& claims = block.shared.claims;
     const auto is_ready = [&](uint32_t home, uint32_t index, uint32_t) {
-        return has_place(pairs, home, pairs.sent[home] + index);
+        const uint32_t sequence = pairs.sent[home] + index;
+        return block.senders_fill_rings() ? is_free(block.ring, home, sequence)
+                                          : has_place(pairs, home, sequence);
     };
     const auto wait_and_claim = [&] {
         return claim(block.common.wait, {WAIT_PLACE, kNoPeer, pairs.operation}, claims,
                      pairs.to_send, block.senders, block.ranks(), is_ready,
-                     [&] { look_for_places(block.ring, pairs); });
+                     [&] { look_for_places(block); });
     };
     Claimed claimed = wait_and_claim();
     if (claimed.peer != kNoPeer) {
@@ -319,7 +336,7 @@ __device__ void run(const HtCombineParams& params, uint8_t* carriers) {
         Mailbox mailbox(shared.mailboxes, mailbox_rows(common, carriers, warp_idx()), carrier);
         send_rows(block, carrier, mailbox);
     } else if (warp_idx() == common.copy_warps) {
-        announce_posts(block.ring, shared.pairs, shared.mailboxes, carriers);
+        announce_posts(block.ring, shared.mailboxes, carriers, [&] { look_for_places(block); });
     }
 }
 

@@ -239,7 +239,8 @@ __device__ void run(const HtDispatchParams& params, uint8_t* memory) {
     const bool sends = block.senders.has_this_block();
     if (warp_idx() >= common.copy_warps) {
         if (sends) {
-            announce_posts(block.ring, shared.pairs, shared.mailboxes, carriers);
+            announce_posts(block.ring, shared.mailboxes, carriers,
+                           [&] { look_for_places(block.ring, shared.pairs); });
         } else {
             // Those who take the rows have a deadline.
             while (look_for_rows(block) && !has_failed(common.wait)) {

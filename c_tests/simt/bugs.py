@@ -92,7 +92,8 @@ BUGS = (
         "        for (uint32_t rank = threadIdx.x; rank < block.ranks(); "
         "rank += HT_LAYOUT_THREADS) {\n            uint32_t rows", HT, slow=True),
     Bug("a tally that goes on from handle to handle", "ht_layout.cu",
-        "        st_relaxed_gpu(block.rows_for(i), 0);\n", "", HT, slow=True),
+        "        st_relaxed_gpu(block.rows_for(i), 0);\n", "", "3 test_ht ht_without_a_pause",
+        slow=True),
     Bug("a refusal that is not told", "ht_layout.cu", "make_packet(epoch, block.params.told)",
         "make_packet(epoch, block.params.handle.top_k)", REFUSAL),
     Bug("a verdict before all have told", "ht_layout.cu",

@@ -10,7 +10,6 @@
 #pragma once
 
 #include "carrier.cuh"
-#include "ht_places.cuh"
 
 namespace nccl_ep {
 
@@ -111,15 +110,16 @@ class Mailbox {
     uint32_t posted_ = 0;
 };
 
-// The herald's work until all mailboxes are closed: each lane looks after one of them. In between it
-// looks for places.
-__device__ inline void announce_posts(const Ring& ring, HtPairs& pairs, Mailboxes& boxes,
-                                      uint8_t* carriers) {
+// The herald's work until all mailboxes are closed: each lane looks after one of them. `idle` is called
+// in between.
+template <typename Idle>
+__device__ __forceinline__ void announce_posts(const Ring& ring, Mailboxes& boxes,
+                                               uint8_t* carriers, Idle idle) {
     const uint32_t box = lane_idx();
     bool is_open = box < ring.common.copy_warps;
     uint32_t announced = 0;
     while (__ballot_sync(kAllLanes, is_open) != 0) {
-        look_for_places(ring, pairs);
+        idle();
         const uint32_t posted = is_open ? ld_acquire_cta_shared(&boxes.posted[box]) : announced;
         is_open = is_open && posted != kMailClosed;
         const bool is_new = is_open && posted != announced;

@@ -3,6 +3,7 @@
 
 #include "herald.cuh"
 #include "ht_claims.cuh"
+#include "ht_places.cuh"
 #include "ht_routing.cuh"
 
 namespace nccl_ep::ht_dispatch_impl {

@@ -11,13 +11,19 @@
 
 namespace nccl_ep {
 
+// Whether the slot of row `sequence` to `peer` is free. A credit needs no acquire: what is written after
+// it was seen cannot be what was read before it was given.
+__device__ __forceinline__ bool is_free(const Ring& ring, uint32_t peer, uint32_t sequence) {
+    const uint32_t credit = ld_relaxed_sys(ring.credit(ring.common.peers.rank, peer, sequence));
+    return is_or_follows(credit, sequence + 1 - ring.common.layout.depth);
+}
+
 // Whether row `sequence` to `peer` has a free slot, as far as the block knows.
 __device__ __forceinline__ bool has_place(const HtPairs& pairs, uint32_t peer, uint32_t sequence) {
     return is_or_follows(ld_acquire_cta_shared(&pairs.free_until[peer]), sequence + 1);
 }
 
-// One warp looks at the next rows of every ring. A credit needs no acquire: what is written after it
-// was seen cannot be what was read before it was given.
+// One warp looks at the next rows of every ring.
 __device__ inline void look_for_places(const Ring& ring, HtPairs& pairs) {
     const auto& peers = ring.common.peers;
     const uint32_t lanes = lanes_per_peer(peers.ranks);
@@ -27,13 +33,8 @@ __device__ inline void look_for_places(const Ring& ring, HtPairs& pairs) {
         const bool is_peer = peer < peers.ranks && peer != peers.rank;
         uint32_t known = is_peer ? ld_relaxed_cta_shared(&pairs.free_until[peer]) : 0;
         known = __shfl_sync(kAllLanes, known, first_lane);
-        const uint32_t sequence = known + lane_idx() % lanes;
-        bool is_free = false;
-        if (is_peer) {
-            const uint32_t credit = ld_relaxed_sys(ring.credit(peers.rank, peer, sequence));
-            is_free = is_or_follows(credit, sequence + 1 - ring.common.layout.depth);
-        }
-        const uint32_t places = leading_lanes(is_free, first_lane, lanes);
+        const bool has_slot = is_peer && is_free(ring, peer, known + lane_idx() % lanes);
+        const uint32_t places = leading_lanes(has_slot, first_lane, lanes);
         // Another warp may know more by now. What is forgotten so is found again.
         if (is_peer && lane_idx() == first_lane && places != 0) {
             st_release_cta_shared(&pairs.free_until[peer], known + places);

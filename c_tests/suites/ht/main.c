@@ -113,6 +113,15 @@ static void element_types_and_widths(EpEnv* env) {
     STEPS(env, kShapes);
 }
 
+// Rows that do not fit into a warp's shared memory, and some for which the rings are short.
+static void huge_rows(EpEnv* env) {
+    static const Shape kShapes[] = {
+        {2, 9, 4, ncclFloat16, 20000, kRefMessy, true, kHtRowsAsTold, kHtNoCounter},
+        {1, 12, 2, ncclBfloat16, 200000, kRefDistinct, false, kHtRowsAsTold, kHtNoCounter},
+    };
+    STEPS(env, kShapes);
+}
+
 static void every_top_k(EpEnv* env) {
     for (unsigned top_k = 1; top_k <= 32; ++top_k) {
         const Shape shape = {7,         5,    top_k,        ncclBfloat16, 16,
@@ -219,6 +228,7 @@ int main(int argc, char** argv) {
         EP_CASE(bound_found_by_the_library),
         EP_CASE(counters),
         EP_CASE(element_types_and_widths),
+        EP_CASE(huge_rows),
         EP_CASE(every_top_k),
         EP_CASE(many_tokens),
         EP_CASE(optional_tensors),

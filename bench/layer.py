@@ -5,7 +5,8 @@ on the rank of the experts.
     mpirun -np 4 python3 bench/layer.py [--json FILE]          or torchrun --nproc-per-node 4 ...
 
 Rank i runs on GPU i, by CUDA events; with the CPU stand-ins on the CPU, where the times mean
-nothing. Each step runs alone, from a barrier; the median of the slowest rank counts.
+nothing. Each step runs alone, from a barrier; the median of the slowest rank counts. "host us" is
+how long the host is busy with a step, or waits in it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import torch.distributed as dist
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "examples" / "python"))
 
-from nccl_ep.layers import EPAll2AllLayer, expand  # noqa: E402
+from nccl_ep.layers import EPAll2AllLayer, expand, rows  # noqa: E402
 from start import finish, start  # noqa: E402
 
 # GPU cycles for which launches pile up, so that only the GPU's own time is measured.
@@ -105,27 +106,24 @@ class Bench:
         ]
 
     def alternatives(self) -> list[Step]:
-        """Other ways to expand and to reduce, for comparison."""
-        tokens, source = self.received.tokens, self.layout.expansion.source
-        row = self.tokens[0].nbytes
-        gathered, summed = ((len(tokens) + len(self.rows)) * row,) * 2
-        ids = self.received.topk_idx
-        words = tokens.view(torch.complex128)  # of 16 bytes
+        """Other ways to expand and to reduce, for comparison; the first of each need no Triton."""
+        tokens, expansion = self.received.tokens, self.layout.expansion
+        moved = (len(tokens) + len(self.rows)) * self.tokens[0].nbytes
         steps = [
-            Step("expand: tokens[source]", lambda: tokens[source], gathered),
-            Step("expand: 16-byte words", lambda: words.index_select(0, source), gathered),
-            Step("reduce: index_add", lambda: self._index_add(source), summed),
-            Step("reduce: column by column", lambda: self._by_columns(ids), summed),
+            Step("expand: index_select", lambda: rows.spread_by_torch(tokens, expansion), moved),
+            Step("reduce: embedding_bag", lambda: rows.add_up_by_torch(self.rows, expansion),
+                 moved),
+            Step("reduce: index_add", lambda: self._index_add(expansion.source), moved),
         ]
         if self.device.type == "cuda":  # not for 16-bit rows on the CPU
-            steps.append(Step("reduce: sparse matrix", self._sparse_product, summed))
+            steps.append(Step("reduce: sparse matrix", self._sparse_product, moved))
         return steps
 
     def _sparse_product(self) -> torch.Tensor:
-        expansion = self.layout.expansion
+        order, offsets = self.layout.expansion.bags
         ones = torch.ones(len(self.rows), dtype=self.rows.dtype, device=self.device)
         shape = len(self.received.tokens), len(self.rows)
-        sums = torch.sparse_csr_tensor(expansion.offsets, expansion.order, ones, shape,
+        sums = torch.sparse_csr_tensor(offsets, order, ones, shape,
                                        check_invariants=False)
         return sums @ self.rows
 
@@ -133,27 +131,16 @@ class Bench:
         total = torch.zeros(self.received.tokens.shape, device=self.device)
         return total.index_add_(0, source, self.rows.float()).to(self.rows.dtype)
 
-    def _by_columns(self, ids: torch.Tensor) -> torch.Tensor:
-        expansion = self.layout.expansion
-        counts = expansion.offsets.diff()
-        total = torch.zeros(self.received.tokens.shape, device=self.device)
-        for column in range(min(ids.shape[1], self.layer.num_experts_per_rank)):
-            at = (expansion.offsets[:-1] + column).clamp(max=len(expansion.order) - 1)
-            part = self.rows.index_select(0, expansion.order[at])
-            total += part.masked_fill_((counts <= column).unsqueeze(1), 0)
-        return total.to(self.rows.dtype)
-
-    def median(self, step: Step, iterations: int) -> float:
-        """Microseconds on this rank."""
+    def medians(self, step: Step, iterations: int) -> tuple[float, float]:
+        """Microseconds of a step on this rank, and those of the host to start it."""
         times = [self._once(step) for _ in range(_WARM_UP + iterations)]
-        return statistics.median(times[_WARM_UP:])
+        whole, host = zip(*times[_WARM_UP:])
+        return statistics.median(whole), statistics.median(host)
 
-    def _once(self, step: Step) -> float:
+    def _once(self, step: Step) -> tuple[float, float]:
         if self.device.type == "cpu":
             self.layer.ep_barrier_all()
-            began = time.perf_counter()
-            step.run()
-            return (time.perf_counter() - began) * 1e6
+            return (_host_time(step),) * 2
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
         if not step.host_waits:
@@ -162,10 +149,16 @@ class Bench:
         if step.host_waits:
             torch.cuda.synchronize()
         begin.record()
-        step.run()
+        host = _host_time(step)
         end.record()
         torch.cuda.synchronize()
-        return begin.elapsed_time(end) * 1e3
+        return begin.elapsed_time(end) * 1e3, host
+
+
+def _host_time(step: Step) -> float:
+    began = time.perf_counter()
+    step.run()
+    return (time.perf_counter() - began) * 1e6
 
 
 def kernels_of(step: Step) -> int:
@@ -183,11 +176,11 @@ def measure(bench: Bench, steps: list[Step], arguments: argparse.Namespace) -> l
     """One record for each step, the same on all ranks: the largest numbers of any."""
     records = []
     for step in steps:
-        numbers = torch.tensor([bench.median(step, arguments.iterations), float(step.bytes)],
+        numbers = torch.tensor([*bench.medians(step, arguments.iterations), float(step.bytes)],
                                dtype=torch.float64)
         dist.all_reduce(numbers, op=dist.ReduceOp.MAX)
         record = {"step": step.name, "microseconds": round(float(numbers[0]), 1),
-                  "bytes": int(numbers[1])}
+                  "host_microseconds": round(float(numbers[1]), 1), "bytes": int(numbers[2])}
         if arguments.count_kernels:
             record["kernels"] = kernels_of(step)
         records.append(record)
@@ -196,11 +189,12 @@ def measure(bench: Bench, steps: list[Step], arguments: argparse.Namespace) -> l
 
 def print_table(records: list[dict[str, Any]]) -> None:
     """For people."""
-    print(f"{'step':26} {'us':>10} {'MB':>8} {'GB/s':>8}  kernels")
+    print(f"{'step':26} {'us':>10} {'host us':>8} {'MB':>8} {'GB/s':>8}  kernels")
     for each in records:
         time_taken, moved = each["microseconds"], each["bytes"]
         size = f"{moved / 1e6:8.1f} {moved / time_taken / 1e3:8.1f}" if moved else " " * 17
-        print(f"{each['step']:26} {time_taken:10.1f} {size}  {each.get('kernels', '')}")
+        print(f"{each['step']:26} {time_taken:10.1f} {each['host_microseconds']:8.1f} {size}  "
+              f"{each.get('kernels', '')}")
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -242,6 +236,7 @@ def main() -> None:
         if arguments.json:
             contents = {"device": name, "ranks": size, "torch": torch.__version__,
                         "nccl": bench.layout.handle.group.library.ncclGetVersion(), **shape,
+                        "triton": on_gpu and rows.triton_kernels(device) is not None,
                         "rows": len(bench.rows), "received": len(bench.received.tokens),
                         "steps": records}
             arguments.json.write_text(json.dumps(contents, indent=1) + "\n")

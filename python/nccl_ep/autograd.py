@@ -47,6 +47,8 @@ class _Dispatch(torch.autograd.Function):
     def backward(ctx: Any, tokens: torch.Tensor, _idx: Any,
                  weights: torch.Tensor) -> tuple[Any, ...]:
         handle: EpHandle = ctx.handle
+        if not ctx.needs_input_grad[2]:
+            return None, handle.combine(tokens), None
         # autograd fills in zeros for results that nobody used, so every rank makes this call.
         home_tokens, home_weights = handle.combine_with_weights(tokens, weights)
         return None, home_tokens, in_callers_order(ctx.saved_tensors[0], home_weights,

@@ -74,14 +74,16 @@ class EpGroup:
             raise RuntimeError("the group is closed")
         return self._group
 
-    def create_handle(self, topk_idx: torch.Tensor, *, stream: Any = None) -> EpHandle:
+    def create_handle(self, topk_idx: torch.Tensor, *, counts: torch.Tensor | None = None,
+                      stream: Any = None) -> EpHandle:
         """A handle for the routing `topk_idx`, int64 or int32 [T, K]; T may differ between ranks.
 
-        Ids outside 0..E-1 take no part. Collective in HT.
+        Ids outside 0..E-1 take no part. Collective in HT, where `counts` int32 [L] gets the number
+        of tokens that come here for each local expert, on the stream.
         """
         from nccl_ep.handle import EpHandle
 
-        return EpHandle(self, topk_idx, stream=stream)
+        return EpHandle(self, topk_idx, counts=counts, stream=stream)
 
     def check(self) -> None:
         """Raises `NcclEpError` if an operation of the group has failed while it ran."""

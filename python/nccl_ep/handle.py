@@ -14,6 +14,8 @@ from nccl_ep.types import ncclEpDispatchConfig_t
 if TYPE_CHECKING:
     from nccl_ep.group import EpGroup
 
+_NO_OPTIONS = ncclEpDispatchConfig_t()
+
 
 class DispatchResult(NamedTuple):
     """What a dispatch delivers to this rank.
@@ -38,7 +40,8 @@ class EpHandle:
     LL reads `topk_idx` anew in each operation, so it may be changed in place; HT does not.
     """
 
-    def __init__(self, group: EpGroup, topk_idx: torch.Tensor, *, stream: Any = None) -> None:
+    def __init__(self, group: EpGroup, topk_idx: torch.Tensor, *,
+                 counts: torch.Tensor | None = None, stream: Any = None) -> None:
         self._handle: Any = None
         self._staged: list[Any] = []
         self._rows: int | None = None
@@ -46,12 +49,16 @@ class EpHandle:
         ids = topk_idx.to(torch.int64)
         self.topk_idx = checked("topk_idx", ids, (None, None), group.device)
         self.num_tokens, self.top_k = self.topk_idx.shape
+        if counts is not None:
+            counts = checked("counts", counts, (group.num_local_experts,), group.device,
+                             torch.int32)
+        counter = TensorList((Tag.RECV_EXPERT_COUNTER_DEVICE, counts))
         group.runtime.follow(stream)
         with group.runtime.current():
             self._handle = group.library.ncclEpCreateHandle(
                 group.handle, describe(self.topk_idx, Tag.TOPK_IDX), None,
-                group.runtime.stream(stream))
-        group.runtime.hand_over(stream, [self.topk_idx])
+                group.runtime.stream(stream), counter.descriptors)
+        group.runtime.hand_over(stream, [self.topk_idx, *counter.tensors])
 
     @property
     def handle(self) -> Any:
@@ -76,27 +83,30 @@ class EpHandle:
         LL and zero in HT. LL with `send_only`: the result is there after `complete`.
         """
         group = self.group
+        low_latency = group.algorithm == "ll"
+        if low_latency and topk_weights is not None:
+            raise ValueError("topk_weights: in low latency they belong to combine")
         tokens = checked("tokens", tokens, (self.num_tokens, None), group.device)
+        ids = None
+        if topk_weights is not None:
+            ids, topk_weights = self.topk_idx, self._weights(topk_weights, self.num_tokens)
+        inputs = TensorList((Tag.TOKENS, tokens), (Tag.TOPK_IDX, ids),
+                            (Tag.TOPK_WEIGHTS, topk_weights))
+        # In HT the host may wait here, and the GPU after it: as little as possible comes later.
         shape = self._received_shape(tokens.shape[1])
         if out is None:
             out = torch.empty(shape, dtype=tokens.dtype, device=group.device)
         elif not out.is_contiguous():
             raise ValueError("out: must be contiguous")
-        checked("out", out, (*shape[:-2], None, shape[-1]), group.device, tokens.dtype)
-        if group.algorithm == "ll":
-            if topk_weights is not None:
-                raise ValueError("topk_weights: in low latency they belong to combine")
-            result = DispatchResult(out, counts=self._new((group.num_local_experts,), torch.int32))
-        elif topk_weights is None:
-            result = DispatchResult(out)
         else:
-            topk_weights = self._weights(topk_weights, self.num_tokens)
+            checked("out", out, (*shape[:-2], None, shape[-1]), group.device, tokens.dtype)
+        result = DispatchResult(out)
+        if low_latency:
+            result = DispatchResult(out, counts=self._new((group.num_local_experts,), torch.int32))
+        elif topk_weights is not None:
             routing = (out.shape[0], self.top_k)
             result = DispatchResult(out, None, self._new(routing, torch.int64),
                                     self._new(routing, torch.float32))
-        ids = self.topk_idx if topk_weights is not None else None
-        inputs = TensorList((Tag.TOKENS, tokens), (Tag.TOPK_IDX, ids),
-                            (Tag.TOPK_WEIGHTS, topk_weights))
         outputs = TensorList((Tag.TOKENS, out), (Tag.TOPK_IDX, result.topk_idx),
                              (Tag.TOPK_WEIGHTS, result.topk_weights))
         counter = TensorList((Tag.RECV_EXPERT_COUNTER_DEVICE, result.counts))
@@ -163,7 +173,7 @@ class EpHandle:
              stream: Any) -> None:
         group = self.group
         call = getattr(group.library, name)
-        config = ncclEpDispatchConfig_t() if name == "ncclEpDispatch" else None
+        config = _NO_OPTIONS if name == "ncclEpDispatch" else None
         arguments = [each for tensors in lists for each in (tensors.array, tensors.count)]
         group.runtime.follow(stream)
         with group.runtime.current():
@@ -175,6 +185,8 @@ class EpHandle:
         group.settle()
 
     def _hand_over(self, stream: Any, lists: Iterable[TensorList]) -> None:
+        if stream is None:
+            return
         # LL reads the ids in every phase, also when the caller has dropped the handle by then.
         for tensors in ([self.topk_idx], *(each.tensors for each in lists)):
             self.group.runtime.hand_over(stream, tensors)

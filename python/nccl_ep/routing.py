@@ -11,19 +11,19 @@ def effective_ids(topk_idx: torch.Tensor, num_experts: int) -> torch.Tensor:
     Those are ids outside 0..E-1, and all but the last place of an id that a token repeats: high
     throughput counts it once, with its last weight.
     """
-    ids = topk_idx.to(torch.int64)
-    columns = torch.arange(ids.shape[1], device=ids.device)
-    again = (ids.unsqueeze(2) == ids.unsqueeze(1)) & (columns > columns.unsqueeze(1))
-    part = (ids >= 0) & (ids < num_experts) & ~again.any(dim=2)
-    return torch.where(part, ids, num_experts)
+    # Few operations: on a GPU each costs the host more than the GPU. Any number outside becomes E.
+    ids = topk_idx.to(torch.int64).clamp(-1, num_experts).remainder(num_experts + 1)
+    same = ids.unsqueeze(2) == ids.unsqueeze(1)
+    return ids.masked_fill_(same.triu(1).any(dim=2), num_experts)
 
 
 def stable_sort(keys: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sorted `keys` and their places before, int64; no key is below 0 or above `most`.
+    """Sorted `keys`, of some integer type, and their places before, int64; no key is below 0 or
+    above `most`.
 
     Equal keys keep their order. Short integers take a GPU fewer passes.
     """
     narrow = next((dtype for dtype in (torch.uint8, torch.int16)
                    if most <= torch.iinfo(dtype).max), torch.int32)
     ordered, places = torch.sort(keys.to(narrow), stable=True)
-    return ordered.to(torch.int64), places
+    return ordered, places

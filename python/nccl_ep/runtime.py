@@ -27,12 +27,14 @@ class Runtime:
         self._stand_ins = library.base if host else None
         self.device = (torch.device("cpu") if host
                        else torch.device("cuda", torch.cuda.current_device()))
+        # torch takes a number faster than a device.
+        self._number = self.device.index
 
     def current(self) -> AbstractContextManager[Any]:
         """Makes the device current, for calls that need it."""
         if self._stand_ins is not None:
             return contextlib.nullcontext()
-        return torch.cuda.device(self.device)
+        return torch.cuda.device(self._number)
 
     def stream(self, stream: Any) -> int | None:
         """The address of a torch stream; by default of the current one."""
@@ -40,19 +42,19 @@ class Runtime:
             if stream is not None:
                 raise ValueError("stream: there are no streams on the CPU")
             return None
-        chosen = stream if stream is not None else torch.cuda.current_stream(self.device)
+        chosen = stream if stream is not None else torch.cuda.current_stream(self._number)
         return int(chosen.cuda_stream)
 
     def follow(self, stream: Any) -> None:
         """Lets `stream` wait for the current one, whose work may still fill or use what it gets."""
         if stream is None or self._stand_ins is not None:
             return
-        if stream != (current := torch.cuda.current_stream(self.device)):
+        if stream != (current := torch.cuda.current_stream(self._number)):
             stream.wait_stream(current)
 
     def hand_over(self, stream: Any, tensors: Iterable[torch.Tensor]) -> None:
         """Keeps the memory of `tensors` from being given away while `stream` still uses it."""
-        if stream is not None and stream != torch.cuda.current_stream(self.device):
+        if stream is not None and stream != torch.cuda.current_stream(self._number):
             for tensor in tensors:
                 tensor.record_stream(stream)
 
@@ -65,19 +67,24 @@ class Runtime:
 
 
 class HostCopy:
-    """A copy of a tensor on the host, on its way there."""
+    """Memory of the host to which tensors of one shape are copied, one at a time, without waiting.
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._copy = tensor
-        self._arrived: torch.cuda.Event | None = None
-        if tensor.device.type == "cuda":
-            self._copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-            self._copy.copy_(tensor, non_blocking=True)
-            self._arrived = torch.cuda.Event()
+    Pinned memory and an event, made once: making them takes the host as long as a kernel launch.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+        on_gpu = device.type == "cuda"
+        self._copy = torch.empty(shape, dtype=dtype, pin_memory=on_gpu)
+        self._arrived = torch.cuda.Event() if on_gpu else None
+
+    def start(self, tensor: torch.Tensor) -> None:
+        """Enqueues the copy of `tensor` on the current stream."""
+        self._copy.copy_(tensor, non_blocking=True)
+        if self._arrived is not None:
             self._arrived.record(torch.cuda.current_stream(tensor.device))
 
     def wait(self) -> torch.Tensor:
-        """The copy, when it is there."""
+        """The copy, when it is there; the next `start` overwrites it."""
         if self._arrived is not None:
             self._arrived.synchronize()
         return self._copy

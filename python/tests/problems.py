@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 
 import torch
+
+
+@contextlib.contextmanager
+def without_waiting(device: torch.device) -> Iterator[None]:
+    """An error if torch makes the host wait for the GPU."""
+    if device.type != "cuda":
+        yield
+        return
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @dataclasses.dataclass

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nccl_ep.layers import expand
+from nccl_ep.layers import expand, rows
 from nccl_ep.routing import effective_ids, stable_sort
+from problems import without_waiting
 
 EXPERTS, HIDDEN = 3, 16
 
@@ -18,16 +19,6 @@ def ids(device):
     return torch.tensor(rows, device=device)
 
 
-@pytest.fixture
-def no_waiting(device):
-    """An error if the host waits for the GPU."""
-    if device.type == "cuda":
-        torch.cuda.set_sync_debug_mode("error")
-    yield
-    if device.type == "cuda":
-        torch.cuda.set_sync_debug_mode("default")
-
-
 def pairs_of(ids: torch.Tensor) -> list[tuple[int, int, int]]:
     """(expert, token, column), as rows are sorted."""
     return sorted((expert, token, column) for token, row in enumerate(ids.tolist())
@@ -36,29 +27,52 @@ def pairs_of(ids: torch.Tensor) -> list[tuple[int, int, int]]:
 
 @pytest.mark.parametrize("columns", [4, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rows_and_sums(ids, device, dtype, columns, no_waiting):
+def test_rows_and_sums(ids, device, dtype, columns):
     ids = ids[:, :columns]
     tokens = torch.randn((len(ids), HIDDEN), device=device).to(dtype).requires_grad_()
     weights = torch.rand(ids.shape, device=device)
-    expansion = expand.by_expert(ids, 7, EXPERTS)
-    rows = expand.expand(tokens, expansion)
-    factors = expand.weight_of_row(weights, expansion, EXPERTS)
-    sums = expand.reduce(rows * factors.unsqueeze(1).to(dtype), expansion)
-    sums.sum().backward()
-    if device.type == "cuda":
-        torch.cuda.set_sync_debug_mode("default")
+    with without_waiting(device):
+        expansion = expand.by_expert(ids, 7, EXPERTS)
+        spread = expand.expand(tokens, expansion)
+        factors = expand.weight_of_row(weights, expansion, EXPERTS)
+        sums = expand.reduce(spread * factors.unsqueeze(1).to(dtype), expansion)
+        sums.sum().backward()
 
     pairs = pairs_of(ids)
-    assert torch.equal(rows, tokens[[token for _, token, _ in pairs]])
+    assert torch.equal(spread, tokens[[token for _, token, _ in pairs]])
     assert torch.equal(factors, weights[[each[1] for each in pairs], [each[2] for each in pairs]])
     want = torch.zeros((len(ids), HIDDEN), device=device)
     gradient = torch.zeros((len(ids), 1), device=device)
-    for (_, token, _), factor, row in zip(pairs, factors.to(dtype), rows.detach()):
+    for (_, token, _), factor, row in zip(pairs, factors.to(dtype), spread.detach()):
         want[token] += (row * factor).float()
         gradient[token] += factor.float()
     # Summed in fp32 and rounded once.
     torch.testing.assert_close(sums, want.to(dtype))
     torch.testing.assert_close(tokens.grad, gradient.to(dtype).expand(-1, HIDDEN))
+
+
+@pytest.mark.parametrize("hidden", [16, 1500, 7168])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_kernels_do_what_torch_does(device, dtype, hidden):
+    """The Triton kernels, where there are any, on rows that fit no block and on others."""
+    if device.type != "cuda" or rows.triton_kernels(device) is None:
+        pytest.skip("no Triton, or no GPU")
+    experts, top_k = 5, 8
+    scores = torch.rand((70, experts), device=device)
+    chosen = torch.where(scores < 0.6, torch.arange(experts, device=device), experts)
+    ids = torch.full((70, top_k), -1, device=device)
+    ascending = chosen.sort(dim=1).values
+    ids[:, :experts] = ascending.masked_fill(ascending == experts, -1)
+    expansion = expand.by_expert(ids, int((ids >= 0).sum()), experts)
+    tokens = torch.randn((70, hidden), device=device).to(dtype)
+    spread = rows.spread(tokens, expansion)
+    assert torch.equal(spread, rows.spread_by_torch(tokens, expansion))
+    parts = torch.randn_like(spread)
+    torch.testing.assert_close(rows.add_up(parts, expansion),
+                               rows.add_up_by_torch(parts, expansion))
+    # Rows side by side in something wider are made dense first.
+    wider = torch.randn((70, hidden + 8), device=device).to(dtype)[:, 8:]
+    assert torch.equal(rows.spread(wider, expansion), rows.spread_by_torch(wider, expansion))
 
 
 def test_no_rows(device):
@@ -90,16 +104,20 @@ def test_given_positions(ids, device):
 
 
 def test_ids_that_take_no_part(device):
-    given = torch.tensor([[5, 1, -1, 3], [2, 2, 0, 9], [-1, -1, -1, 4]], dtype=torch.int32,
-                         device=device)
-    assert effective_ids(given, 9).tolist() == [[5, 1, 9, 3], [9, 2, 0, 9], [9, 9, 9, 4]]
+    given = torch.tensor([[5, 1, -1, 3], [2, 2, 0, 9], [-1, -1, -1, 4], [6, 6, -9, 6]],
+                         dtype=torch.int32, device=device)
+    want = [[5, 1, 9, 3], [9, 2, 0, 9], [9, 9, 9, 4], [9, 9, 9, 6]]
+    before = given.clone()
+    assert effective_ids(given, 9).tolist() == want
+    far = torch.where(given < 0, torch.iinfo(torch.int64).min, given.long())
+    assert effective_ids(far, 9).tolist() == want and torch.equal(given, before)
 
 
 @pytest.mark.parametrize("most", [3, 255, 256, 40000])
 def test_sorting_keeps_the_order_of_equal_keys(device, most):
     keys = torch.tensor([most, 0, most, 1, 0], device=device)
     ordered, places = stable_sort(keys, most)
-    assert ordered.tolist() == [0, 0, 1, most, most] and ordered.dtype == torch.int64
+    assert ordered.tolist() == [0, 0, 1, most, most]
     assert places.tolist() == [1, 4, 3, 0, 2]
 
 

@@ -107,6 +107,25 @@ def test_high_throughput_cached_and_bounded(group, world, device):
                   problem.tokens * destinations.sum(dim=1, keepdim=True))
 
 
+@pytest.mark.high_throughput
+def test_high_throughput_counts_at_creation(group, world, device):
+    """Of tokens for each local expert; an id that a token repeats counts once."""
+    rank, size = world
+    problem = Problem(rank, size, device=device, masked=True)
+    ep = ll_group(group, problem, size, algorithm="ht", max_tokens_per_rank=0)
+    ids = problem.topk_idx.clone()
+    ids[:, 1] = ids[:, 0]
+    counts = torch.full((ep.num_local_experts,), -1, dtype=torch.int32, device=device)
+    ep.create_handle(ids, counts=counts)
+    everywhere = torch.cat([problem.part(each)[1] for each in range(size)])
+    everywhere[:, 1] = everywhere[:, 0]
+    first = rank * ep.num_local_experts
+    assert counts.tolist() == [int((everywhere == first + expert).any(dim=1).sum())
+                               for expert in range(ep.num_local_experts)]
+    with pytest.raises(ValueError, match="counts: has shape"):
+        ep.create_handle(ids, counts=counts[1:])
+
+
 @pytest.mark.parametrize("algorithm, staged", [
     ("ll", False), ("ll", True), pytest.param("ht", False, marks=pytest.mark.high_throughput)])
 def test_operations_on_another_stream(group, world, device, algorithm, staged):

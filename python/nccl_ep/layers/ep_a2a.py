@@ -16,12 +16,12 @@ from nccl_ep.group import EpGroup
 from nccl_ep.handle import EpHandle
 from nccl_ep.layers import expand, scatter
 from nccl_ep.layers.layout import EPAllToAllLayoutDesc, EPConfig
+from nccl_ep.layers.rows import prepare
 from nccl_ep.routing import effective_ids
+from nccl_ep.runtime import HostCopy
 from nccl_ep.tensors import checked
 from nccl_ep.types import ncclDataTypeEnum, ncclRedOpTypeEnum
 
-# Row numbers travel as float32; further up it has no room for every integer.
-_MOST_ROWS = 1 << 24
 _SMALLEST_ROW = 16  # bytes
 
 
@@ -60,6 +60,8 @@ class EPAll2AllLayer(torch.nn.Module):
         # Without a bound of its own the group takes as many tokens as come.
         self._group = EpGroup(num_tot_experts, hidden, algorithm="ht", dtype=dtype,
                               comm=ep_group, num_channels=max(num_sm // 2, 0))
+        self._host_counts = HostCopy((self.num_experts_per_rank,), torch.int32, self._group.device)
+        prepare(dtype, hidden, min(topk, self.num_experts_per_rank), self._group.device)
 
     @property
     def num_experts_per_rank(self) -> int:
@@ -79,27 +81,28 @@ class EPAll2AllLayer(torch.nn.Module):
         `full_scatter_indices` [T, K] or [sum of T, K]: the number of each pair among the pairs of
         all ranks sorted by expert; rows then have this order. Collective.
         """
-        config = self.ep_config
-        device, shape = self._group.device, (input.shape[0], config.topk)
+        config, device = self.ep_config, self._group.device
+        shape = input.shape[0], config.topk
         input = checked("input", input, (None, None), device)
-        ids = effective_ids(checked("exp_indices", exp_indices, shape, device), config.num_experts)
+        ids = checked("exp_indices", exp_indices, shape, device)
         factors = (torch.ones(shape, device=device) if weight is None
                    else checked("weight", weight, shape, device).to(torch.float32))
-        # All of this is on its way when the routing, for which the host has to wait, comes.
-        counts = self.count_pairs(ids)
-        handle = self._group.create_handle(ids)
+        # The host has to wait for the exchange of the routing: it comes first, and the dispatch of
+        # the tokens before all that can come after it.
+        rows_per_expert = torch.empty(config.num_experts_per_rank, dtype=torch.int32, device=device)
+        handle = self._group.create_handle(ids, counts=rows_per_expert)
+        self._host_counts.start(rows_per_expert)
+        # Backward looks at them; the caller may have others in their place by then.
+        handle.topk_idx = ids = effective_ids(ids, config.num_experts)
         received, received_ids, received_weights = ht_dispatch(handle, input, factors)
-        on_host = counts.on_host()
-        positions = None
-        if full_scatter_indices is None:
-            destinations = scatter.stable_positions(ids, counts, config)
-        else:
+        on_host = self._host_counts.wait().tolist()
+        counts = destinations = positions = None
+        if full_scatter_indices is not None:
+            counts = self.count_pairs(ids)
             destinations = scatter.given_positions(full_scatter_indices, ids, counts, config)
-            if on_host.most_rows > _MOST_ROWS:
-                raise ValueError(f"full_scatter_indices: more than {_MOST_ROWS} rows on a rank")
             positions = self._send_positions(handle, destinations)
         local = config.num_experts_per_rank
-        expansion = expand.by_expert(received_ids, sum(on_host.rows_per_expert), local, positions)
+        expansion = expand.by_expert(received_ids, sum(on_host), local, positions)
         output = expand.expand(received, expansion)
         weights = None
         if weight is not None:
@@ -107,12 +110,12 @@ class EPAll2AllLayer(torch.nn.Module):
             weights = weights.to(config.weight_dtype)
         layout = EPAllToAllLayoutDesc(
             num_dispatch_token_cur_rank=output.shape[0],
-            num_input_tokens_per_rank=counts.tokens,
             topk_indices_tensor=exp_indices.to(torch.int32),
-            token_dst_scatter_idx=destinations.to(config.offset_dtype),
-            num_recv_tokens_per_expert=counts.rows_per_expert,
-            num_recv_tokens_per_expert_list=on_host.rows_per_expert,
-            handle=handle, expansion=expansion)
+            num_recv_tokens_per_expert=rows_per_expert,
+            num_recv_tokens_per_expert_list=on_host,
+            handle=handle, expansion=expansion,
+            destinations=scatter.Destinations(ids, counts or self.count_pairs(ids), config,
+                                              destinations))
         return output, weights, layout
 
     def combine(self, input: torch.Tensor, layout_desc: EPAllToAllLayoutDesc) -> torch.Tensor:
@@ -139,7 +142,7 @@ class EPAll2AllLayer(torch.nn.Module):
             self._sum_over_ranks(torch.zeros(1, dtype=torch.int32, device=self._group.device))
 
     def count_pairs(self, ids: torch.Tensor) -> scatter.Counts:
-        """The pairs of each rank for each expert; `ids` [T, K] are of 0..E, E is none. Collective."""
+        """Pairs of each rank for each expert; `ids` [T, K] are of 0..E, E is none. Collective."""
         table = scatter.own_pairs(ids, self.ep_config)
         self._sum_over_ranks(table)
         return scatter.Counts(table, self.ep_config)

@@ -1,4 +1,4 @@
-"""From received tokens to rows sorted by expert, and back: gathers and sums in torch.
+"""From received tokens to rows sorted by expert, and back.
 
 A rank receives a token once, however many of its experts the token has. Experts want a row for each
 (token, expert) pair; results go home as one row for each token again, summed in fp32.
@@ -13,6 +13,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from nccl_ep.layers.layout import Expansion
+from nccl_ep.layers.rows import add_up, spread
 from nccl_ep.routing import stable_sort
 
 
@@ -25,22 +26,16 @@ def by_expert(topk_idx: torch.Tensor, num_rows: int, num_local_experts: int,
     """
     # A token has at most as many experts here as there are.
     ids = _columns(topk_idx, num_local_experts)
-    width = max(ids.shape[1], 1)
-    keys = torch.where(ids >= 0, ids, num_local_experts).flatten()
-    experts, places = stable_sort(keys, num_local_experts)
-    # Pairs come first, then the places without an expert.
+    # What is no expert comes last: -1 becomes L.
+    experts, places = stable_sort(ids.remainder(num_local_experts + 1).flatten(), num_local_experts)
     pair = places[:num_rows]
-    number = torch.arange(num_rows, device=ids.device)
     if positions is not None:
         rows = _columns(positions, num_local_experts).flatten()[pair]
-        _check_positions(rows, experts[:num_rows])
+        _check_positions(rows, experts[:num_rows].to(torch.int64))
         pair = torch.empty_like(pair).scatter_(0, rows, pair)
-    source = pair // width
-    ends = (ids >= 0).sum(dim=1).cumsum(dim=0)
-    offsets = torch.cat([ends.new_zeros(1), ends])
-    among_tokens = offsets[source] + pair % width
-    order = torch.empty_like(number).scatter_(0, among_tokens, number)
-    return Expansion(source, pair, order, offsets)
+    number = torch.arange(num_rows, dtype=torch.int32, device=ids.device)
+    slots = torch.full((ids.numel(),), -1, dtype=torch.int32, device=ids.device)
+    return Expansion(pair, slots.scatter_(0, pair, number).view(ids.shape))
 
 
 def _columns(values: torch.Tensor, most: int) -> torch.Tensor:
@@ -72,40 +67,25 @@ def reduce(rows: torch.Tensor, expansion: Expansion) -> torch.Tensor:
     return _Reduce.apply(rows, expansion)
 
 
-def _gather(tokens: torch.Tensor, expansion: Expansion) -> torch.Tensor:
-    return tokens.index_select(0, expansion.source)
-
-
-def _sum(rows: torch.Tensor, expansion: Expansion) -> torch.Tensor:
-    if rows.shape[0] == 0:
-        return rows.new_zeros((expansion.offsets.numel() - 1, rows.shape[1]))
-    # A GPU reads each row once, adds in fp32 in the order of experts, and writes each sum once.
-    # The CPU does the same with rows of fp32 only; of others it rounds up what lies in the middle.
-    wide = rows if rows.is_cuda else rows.to(torch.float32)
-    total = torch.nn.functional.embedding_bag(expansion.order, wide, expansion.offsets, mode="sum",
-                                              include_last_offset=True)
-    return total.to(rows.dtype)
-
-
 class _Expand(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tokens: torch.Tensor, expansion: Expansion) -> torch.Tensor:
         ctx.expansion = expansion
-        return _gather(tokens, expansion)
+        return spread(tokens, expansion)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        return _sum(grad, ctx.expansion), None
+        return add_up(grad, ctx.expansion), None
 
 
 class _Reduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, expansion: Expansion) -> torch.Tensor:
         ctx.expansion = expansion
-        return _sum(rows, expansion)
+        return add_up(rows, expansion)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        return _gather(grad, ctx.expansion), None
+        return spread(grad, ctx.expansion), None

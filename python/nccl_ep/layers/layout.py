@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+
+from typing import TYPE_CHECKING
 
 import torch
 
 from nccl_ep.handle import EpHandle
+
+if TYPE_CHECKING:
+    from nccl_ep.layers.scatter import Destinations
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,15 +57,31 @@ class EPConfig:
 class Expansion:
     """Between received tokens and rows by expert, on the rank of the experts.
 
-    source int64 [P]: the received token of each row. pair int64 [P]: the row's place in the C first
-    columns of [n, K], flat. order int64 [P]: all rows, those of one token side by side;
-    offsets int64 [n + 1]: where each token's begin there.
+    pair int64 [P]: each row's place in the C first columns of [n, K], flat. slots int32 [n, C]: the
+    row of each place, -1 where there is none.
     """
 
-    source: torch.Tensor
     pair: torch.Tensor
-    order: torch.Tensor
-    offsets: torch.Tensor
+    slots: torch.Tensor
+
+    @property
+    def num_rows(self) -> int:
+        """P."""
+        return self.pair.shape[0]
+
+    @functools.cached_property
+    def source(self) -> torch.Tensor:
+        """int64 [P]: the received token of each row."""
+        return self.pair // max(self.slots.shape[1], 1)
+
+    @functools.cached_property
+    def bags(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """int64 [P]: all rows, those of one token side by side; int64 [n + 1]: where they begin."""
+        ends = (self.slots >= 0).sum(dim=1).cumsum(dim=0)
+        offsets = torch.cat([ends.new_zeros(1), ends])
+        among_tokens = offsets[self.source] + self.pair % max(self.slots.shape[1], 1)
+        number = torch.arange(self.num_rows, device=self.pair.device)
+        return torch.empty_like(number).scatter_(0, among_tokens, number), offsets
 
 
 @dataclasses.dataclass
@@ -79,15 +101,30 @@ class EPAllToAllLayoutDesc:
     """
 
     num_dispatch_token_cur_rank: int
-    num_input_tokens_per_rank: torch.Tensor
     topk_indices_tensor: torch.Tensor
-    token_dst_scatter_idx: torch.Tensor
     num_recv_tokens_per_expert: torch.Tensor
     num_recv_tokens_per_expert_list: list[int]
     send_reqs_for_nodes: torch.Tensor | None = None
     send_reqs_recv_tensor: torch.Tensor | None = None
     skipped_token_mapping_indices: torch.Tensor | None = None
     skipped_token_topk_mapping_indices: torch.Tensor | None = None
-    # The routing itself, for `combine`.
+    # The routing itself, for `combine` and for what few ask for.
     handle: EpHandle | None = dataclasses.field(default=None, repr=False)
     expansion: Expansion | None = dataclasses.field(default=None, repr=False)
+    destinations: Destinations | None = dataclasses.field(default=None, repr=False)
+
+    @functools.cached_property
+    def num_input_tokens_per_rank(self) -> torch.Tensor:
+        """See above; made when it is asked for, without an exchange."""
+        return self._destinations().counts.tokens
+
+    @functools.cached_property
+    def token_dst_scatter_idx(self) -> torch.Tensor:
+        """See above; made when it is asked for, without an exchange."""
+        destinations = self._destinations()
+        return destinations.rows.to(destinations.config.offset_dtype)
+
+    def _destinations(self) -> Destinations:
+        if self.destinations is None:
+            raise ValueError("layout_desc: not made by dispatch")
+        return self.destinations

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import torch
 
 from nccl_ep.layers.layout import EPConfig
 from nccl_ep.routing import stable_sort
-from nccl_ep.runtime import HostCopy
 
-
-@dataclasses.dataclass(frozen=True)
-class HostCounts:
-    """The numbers that decide about shapes, on the host; `most_rows` are those of the rank that has
-    the most rows."""
-
-    tokens: list[int]
-    rows_per_expert: list[int]
-    most_rows: int
+# Row numbers travel as float32; further up it has no room for every integer.
+MOST_ROWS = 1 << 24
 
 
 def own_pairs(ids: torch.Tensor, config: EPConfig) -> torch.Tensor:
@@ -31,31 +24,53 @@ def own_pairs(ids: torch.Tensor, config: EPConfig) -> torch.Tensor:
 
 
 class Counts:
-    """Pairs of each rank for each expert, on the device.
-
-    pairs int32 [R, E]; per_expert int64 [E], of all ranks; rows_per_expert int32 [L], those of this
-    rank's experts; tokens int32 [R], tokens of each rank
-    """
+    """Pairs of each rank for each expert, and what follows from them, made when it is asked for."""
 
     def __init__(self, table: torch.Tensor, config: EPConfig) -> None:
         """`table` is the sum of all ranks' `own_pairs`."""
-        self._config = config
-        first = config.rank * config.num_experts_per_rank
-        self.pairs = table[:, :-1]
-        self.per_expert = self.pairs.sum(dim=0)
-        local = self.per_expert[first:first + config.num_experts_per_rank]
-        self.rows_per_expert = local.to(torch.int32)
-        # Every token has K places, with an expert or without.
-        self.tokens = (table.sum(dim=1) // config.topk).to(torch.int32)
-        self._copy = HostCopy(torch.cat([self.tokens, self.per_expert]))
+        self._table, self._config = table, config
 
-    def on_host(self) -> HostCounts:
-        """Waits until all ranks have counted."""
-        config, numbers = self._config, self._copy.wait().tolist()
-        tokens, per_expert = numbers[:config.world_size], numbers[config.world_size:]
-        local = config.num_experts_per_rank
-        blocks = [per_expert[begin:begin + local] for begin in range(0, len(per_expert), local)]
-        return HostCounts(tokens, blocks[config.rank], max(sum(block) for block in blocks))
+    @functools.cached_property
+    def tokens(self) -> torch.Tensor:
+        """int32 [R]: tokens of each rank."""
+        # Every token has K places, with an expert or without.
+        return self._table.sum(dim=1, dtype=torch.int32) // self._config.topk
+
+    @property
+    def pairs(self) -> torch.Tensor:
+        """int32 [R, E]."""
+        return self._table[:, :-1]
+
+    @functools.cached_property
+    def per_expert(self) -> torch.Tensor:
+        """int64 [E]: of all ranks."""
+        return self.pairs.sum(dim=0)
+
+    @functools.cached_property
+    def per_rank(self) -> torch.Tensor:
+        """int64 [R]: rows of each rank."""
+        return self.per_expert.view(self._config.world_size, -1).sum(dim=1)
+
+
+@dataclasses.dataclass
+class Destinations:
+    """Where this rank's pairs go.
+
+    ids    int64 [T, K], of 0..E, E is none
+    given  the rows, if the caller chose them
+    """
+
+    ids: torch.Tensor
+    counts: Counts
+    config: EPConfig
+    given: torch.Tensor | None = None
+
+    @functools.cached_property
+    def rows(self) -> torch.Tensor:
+        """int64 [T, K]: each pair's row on the rank of its expert; -1 where there is none."""
+        if self.given is not None:
+            return self.given
+        return stable_positions(self.ids, self.counts, self.config)
 
 
 def stable_positions(ids: torch.Tensor, counts: Counts, config: EPConfig) -> torch.Tensor:
@@ -71,6 +86,7 @@ def stable_positions(ids: torch.Tensor, counts: Counts, config: EPConfig) -> tor
     own = counts.pairs[config.rank]
     base = torch.cat([begins - (own.cumsum(dim=0) - own), begins.new_zeros(1)])
     number = torch.arange(keys.numel(), device=keys.device)
+    keys = keys.to(torch.int64)
     rows = torch.where(keys < config.num_experts, base[keys] + number, -1)
     return torch.empty_like(rows).scatter_(0, order, rows).view(ids.shape)
 
@@ -80,16 +96,16 @@ def given_positions(full: torch.Tensor, ids: torch.Tensor, counts: Counts,
     """The rows [T, K] from `full`: numbers of pairs in the order of all experts of all ranks.
 
     `full` is [T, K], or [sum of T, K] for the tokens of all ranks, or [R * max_tokens, K] padded.
-    Places that take no part count last.
+    Places that take no part count last. Waits for the GPU.
     """
-    tokens = counts.on_host().tokens
     if full.dim() != 2 or full.shape[1] != ids.shape[1]:
         raise ValueError(f"full_scatter_indices: has shape {list(full.shape)}, expected "
                          f"[..., {ids.shape[1]}]")
-    begin = _first_row(full.shape[0], tokens, config)
+    if int(counts.per_rank.max()) > MOST_ROWS:
+        raise ValueError(f"full_scatter_indices: more than {MOST_ROWS} rows on a rank")
+    begin = _first_row(full.shape[0], counts.tokens.tolist(), config)
     own = full[begin:begin + ids.shape[0]].to(torch.int64)
-    per_rank = counts.per_expert.view(config.world_size, config.num_experts_per_rank).sum(dim=1)
-    begins = per_rank.cumsum(dim=0) - per_rank
+    begins = counts.per_rank.cumsum(dim=0) - counts.per_rank
     part = ids < config.num_experts
     ranks = torch.where(part, ids, 0) // config.num_experts_per_rank
     return torch.where(part, own - begins[ranks], -1)

@@ -1,0 +1,81 @@
+"""Tokens to rows and rows to sums, without gradients: by Triton on GPUs, else by torch.
+
+Sums are those of fp32, in the order of experts, rounded once, whichever way they are made.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from types import ModuleType
+
+import torch
+
+from nccl_ep.layers.layout import Expansion
+
+_TYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def spread(tokens: torch.Tensor, expansion: Expansion) -> torch.Tensor:
+    """A row for each pair: [n, H] to [P, H]."""
+    kernels = _kernels_for(tokens)
+    if kernels is None or not expansion.num_rows:
+        return spread_by_torch(tokens, expansion)
+    return kernels.spread(tokens, expansion.slots, expansion.num_rows)
+
+
+def add_up(rows: torch.Tensor, expansion: Expansion) -> torch.Tensor:
+    """Each token's sum of rows: [P, H] to [n, H]."""
+    kernels = _kernels_for(rows)
+    if kernels is None or not expansion.num_rows:
+        return add_up_by_torch(rows, expansion)
+    return kernels.add_up(rows, expansion.slots)
+
+
+def spread_by_torch(tokens: torch.Tensor, expansion: Expansion) -> torch.Tensor:
+    """`spread` for all types and devices. Reads a token once for each of its rows."""
+    return tokens.index_select(0, expansion.source)
+
+
+def add_up_by_torch(rows: torch.Tensor, expansion: Expansion) -> torch.Tensor:
+    """`add_up` for all types and devices."""
+    order, offsets = expansion.bags
+    if rows.shape[0] == 0:
+        return rows.new_zeros((offsets.numel() - 1, rows.shape[1]))
+    # A GPU adds rows of 16 bits in fp32. The CPU does so with rows of fp32 only; of others it
+    # rounds up what lies in the middle.
+    wide = rows if rows.is_cuda else rows.to(torch.float32)
+    total = torch.nn.functional.embedding_bag(order, wide, offsets, mode="sum",
+                                              include_last_offset=True)
+    return total.to(rows.dtype)
+
+
+def prepare(dtype: torch.dtype, hidden: int, width: int, device: torch.device) -> None:
+    """Builds the kernels for such rows now, so that no rank waits for another's compiler later."""
+    if device.type != "cuda" or dtype not in _TYPES:
+        return
+    slots = torch.zeros((1, width), dtype=torch.int32, device=device)
+    once = Expansion(torch.zeros(1, dtype=torch.int64, device=device), slots)
+    add_up(spread(torch.zeros((1, hidden), dtype=dtype, device=device), once), once)
+
+
+def _kernels_for(tensor: torch.Tensor) -> ModuleType | None:
+    if not tensor.is_cuda or tensor.dtype not in _TYPES:
+        return None
+    return triton_kernels(tensor.device)
+
+
+@functools.cache
+def triton_kernels(device: torch.device) -> ModuleType | None:
+    """The module `kernels`, if Triton is there and works on this GPU; found out once."""
+    try:
+        from nccl_ep.layers import kernels
+    except ImportError:
+        return None
+    try:
+        one = torch.zeros((1, 1), dtype=torch.int32, device=device)
+        kernels.add_up(kernels.spread(torch.zeros((1, 8), device=device), one, 1), one)
+    except Exception as error:  # such as no C compiler, or a GPU that Triton is too old for
+        warnings.warn(f"Triton does not work here, sums of rows are slower: {error}", stacklevel=2)
+        return None
+    return kernels

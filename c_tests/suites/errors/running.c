@@ -33,6 +33,17 @@ static ncclResult_t call(const Session* session, CallKind kind) {
     return make_call(session, kind, &tensors, 0);
 }
 
+// Whether this rank finds out itself if the odd rank does not do its part of `kind`. In low latency
+// everyone hears from everyone; in high throughput only who gets rows from there, and a rank without
+// such rows has nothing to wait for. Tokens go to the ranks from their own on (fill_inputs).
+static bool hears_odd_rank(const Session* session, CallKind kind) {
+    const EpEnv* env = session->env;
+    const bool returning = kind == kCombine || kind == kBackward;
+    const int distance = returning ? odd_rank(env) - env->rank : env->rank - odd_rank(env);
+    return session->algorithm == NCCL_EP_ALGO_LOW_LATENCY ||
+           (distance + env->size) % env->size < kTokens;
+}
+
 // The group has failed with `code`: every further call says so at once, and why.
 static void check_refuses_work(const Session* session, ncclResult_t code) {
     EP_REFUSED("dispatch-group-failed", call(session, kDispatch), code,
@@ -66,9 +77,9 @@ static void stop_in(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
     open_session(&session, env, algorithm);
     check_works(&session);
     ep_barrier();
-    if (!is_odd(env)) {
+    if (!is_odd(env)) EP_CHECK_NCCL(call(&session, kDispatch));
+    if (!is_odd(env) && hears_odd_rank(&session, kDispatch)) {
         const double limit = 0.001 * kShortTimeoutMs + 1.0;
-        EP_CHECK_NCCL(call(&session, kDispatch));
         EP_REFUSED("running-deadline", wait_for_failure(&session, limit), ncclRemoteError,
                    "ncclEpGetAsyncError: ncclEpDispatch (%s): *: rank %d waited * ms for "
                    "*operation 3 of rank %d, whose last one is *",
@@ -89,7 +100,7 @@ void ht_rank_that_stops(EpEnv* env) { stop_in(env, NCCL_EP_ALGO_HIGH_THROUGHPUT)
 // ---- Outputs that are too small ----------------------------------------------------------------
 
 // On the odd rank the tensor tagged `tag` has one row less than this rank receives. The other ranks
-// learn of it in their next operation.
+// learn of it in their next operation, if they wait for rows of that one.
 static void too_small(const EpEnv* env, CallKind kind, ListName list, unsigned tag, const char* id,
                       const char* text) {
     Session session;
@@ -112,6 +123,8 @@ static void too_small(const EpEnv* env, CallKind kind, ListName list, unsigned t
         // Accepted, unless the news is here already.
         const ncclResult_t next = call(&session, kDispatch);
         EP_CHECK(next == ncclSuccess || next == ncclRemoteError);
+    }
+    if (!is_odd(env) && hears_odd_rank(&session, kDispatch)) {
         EP_REFUSED("running-rank-failed", wait_for_failure(&session, 10.0), ncclRemoteError,
                    "ncclEpGetAsyncError: *: rank * failed: rank %d waited * ms for *", env->rank);
     }
@@ -134,19 +147,20 @@ void ht_outputs_too_small(EpEnv* env) {
 
 // ---- One rank makes another call than the others -----------------------------------------------
 
-// Every rank gets an error: it names a rank that differs from itself, of those that differ from the odd
+// Every rank that hears from the odd one in `kind`, and that one too, gets an error: it names a rank that differs from itself, of those that differ from the odd
 // one in low latency the first, unless it hears first that another rank has failed of that.
-static void check_all_notice(Session* session, const char* id, const char* rule,
+static void check_all_notice(Session* session, CallKind kind, const char* id, const char* rule,
                              const char* values) {
     const EpEnv* env = session->env;
     const bool any = is_odd(env) && session->algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT;
     char named[16] = "*";
     if (!any) snprintf(named, sizeof(named), "%d", is_odd(env) ? 0 : odd_rank(env));
-    const ncclResult_t state = wait_for_failure(session, 10.0);
+    const bool hears = hears_odd_rank(session, kind);
+    const ncclResult_t state = hears ? wait_for_failure(session, 10.0) : ncclSuccess;
     if (state == ncclRemoteError) {
         EP_REFUSED("running-rank-failed", wait_for_failure(session, 0.0), ncclRemoteError,
                    "ncclEpGetAsyncError: *: rank * failed: rank %d waited * ms for *", env->rank);
-    } else {
+    } else if (hears) {
         EP_REFUSED(id, wait_for_failure(session, 0.0), ncclInvalidUsage,
                    "ncclEpGetAsyncError: *: %s on every rank, but rank %s differs%s", rule, named,
                    values);
@@ -169,7 +183,7 @@ static void other_row_bytes(const EpEnv* env, ncclEpAlgorithm_t algorithm, const
         out->sizes[out->tensor.ndim - 1] = 8;
     }
     EP_CHECK_NCCL(make_call(&session, kDispatch, &tensors, 0));
-    check_all_notice(&session, id, "row bytes: must be the same",
+    check_all_notice(&session, kDispatch, id, "row bytes: must be the same",
                      is_odd(env) ? " (got 16, expected 32)" : " (got 32, expected 16)");
 }
 
@@ -184,7 +198,8 @@ static void other_top_k(const EpEnv* env) {
                                          env->stream, false));
     }
     EP_CHECK_NCCL(call(&session, kDispatch));
-    check_all_notice(&session, "running-ll-columns", "topk_idx.sizes[1]: must be the same",
+    check_all_notice(&session, kDispatch, "running-ll-columns",
+                     "topk_idx.sizes[1]: must be the same",
                      is_odd(env) ? " (got 1, expected 2)" : " (got 2, expected 1)");
 }
 
@@ -192,7 +207,7 @@ static void tokens_only_on_one_rank(const EpEnv* env) {
     Session session;
     open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
     EP_CHECK_NCCL(call(&session, is_odd(env) ? kTokensOnly : kDispatch));
-    check_all_notice(&session, "running-ht-forward",
+    check_all_notice(&session, kDispatch, "running-ht-forward",
                      "inputs[TOPK_IDX]: must be forward, or tokens only,", "");
 }
 
@@ -201,7 +216,7 @@ static void forward_combine_on_one_rank(const EpEnv* env) {
     open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
     check_works(&session);
     EP_CHECK_NCCL(call(&session, is_odd(env) ? kCombine : kBackward));
-    check_all_notice(&session, "running-ht-columns",
+    check_all_notice(&session, kCombine, "running-ht-columns",
                      "inputs[TOPK_WEIGHTS]: must have the same columns",
                      is_odd(env) ? " (got 0, expected 2)" : " (got 2, expected 0)");
 }

@@ -237,6 +237,7 @@ void ht_handle_used_before_it_is_known(EpEnv* env) {
         const bool refused = i < COUNT(kinds);
         const CallKind kind = kinds[i % COUNT(kinds)];
         check_works(&session);
+        ep_barrier();
         use_at_once(&session, refused, kind);
         check_failed(&session, refused, kind);
         recover(&session);

@@ -106,6 +106,7 @@ static void too_small(const EpEnv* env, CallKind kind, ListName list, unsigned t
     Session session;
     open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
     check_works(&session);
+    ep_barrier();  // A failure also ends what others have not finished.
     CallTensors tensors;
     valid_tensors(&session, kind, &tensors);
     for (unsigned i = 0; is_odd(env) && i < tensors.lists[list].count; ++i) {
@@ -215,6 +216,7 @@ static void forward_combine_on_one_rank(const EpEnv* env) {
     Session session;
     open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
     check_works(&session);
+    ep_barrier();
     EP_CHECK_NCCL(call(&session, is_odd(env) ? kCombine : kBackward));
     check_all_notice(&session, kCombine, "running-ht-columns",
                      "inputs[TOPK_WEIGHTS]: must have the same columns",

@@ -1,7 +1,8 @@
 //! Small exchanges over the caller's communicator, while groups and handles are created.
 //!
 //! Only ncclAllGather is used, so every NCCL serves. Each wait has the group's deadline: a rank that
-//! never arrives makes the others return an error.
+//! never arrives makes the others return an error. NCCL may also notice by itself that a rank is lost; then
+//! it ends the collective as if it were complete. So each rank seals what it gives.
 #![forbid(unsafe_code)]
 
 use crate::backend::DeviceMemory;
@@ -12,11 +13,14 @@ use crate::model::tensor::DevPtr;
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Bytes of the verdict that each rank puts in front of its payload: a code, then text.
 const VERDICT_BYTES: usize = 512;
 const CODE_BYTES: usize = 4;
+/// Bytes of the seal in front of what each rank gives.
+const SEAL_BYTES: usize = size_of::<u64>();
 /// Enough for the records of a group's creation on eight ranks.
 const LEAST_BUFFER_BYTES: usize = 64 << 10;
 
@@ -27,6 +31,8 @@ pub struct Bootstrap {
     timeout: Duration,
     /// Kept from one exchange to the next: allocating may wait for the whole device.
     buffer: Mutex<Option<Buffer>>,
+    /// Exchanges so far, the same number on every rank.
+    exchanges: AtomicU64,
     lost: OnceCell<Error>,
 }
 
@@ -43,11 +49,13 @@ impl Bootstrap {
             memory,
             timeout,
             buffer: Mutex::default(),
+            exchanges: AtomicU64::new(0),
             lost: OnceCell::new(),
         }
     }
 
-    /// The exchange that other ranks never joined: it is stuck on its stream for ever.
+    /// The exchange that other ranks never joined, or were lost in: it may be stuck on its stream for ever,
+    /// and there can be no other.
     pub fn lost(&self) -> Option<Error> {
         self.lost.get().cloned()
     }
@@ -75,22 +83,60 @@ impl Bootstrap {
         if let Some(lost) = self.lost() {
             return Err(lost);
         }
-        let total = mine.len() * self.ranks();
+        let start = Instant::now();
+        let sealed = self.sealed(mine);
+        let total = sealed.len() * self.ranks();
         let mut kept = self.buffer.lock();
         // While an exchange runs the buffer belongs to it: after a failure it is not used again.
-        let buffer = self.enough(kept.take(), total + mine.len())?;
+        let buffer = self.enough(kept.take(), total + sealed.len())?;
         let gathered = buffer.data;
         let own = DevPtr(gathered.0 + total);
-        self.memory.upload(own, mine)?;
-        self.comm.all_gather(own, gathered, mine.len(), stream)?;
+        self.memory.upload(own, &sealed)?;
+        self.comm.all_gather(own, gathered, sealed.len(), stream)?;
         if let Err(error) = self.wait(stream) {
             self.memory.strand();
             return Err(self.lost.get_or_init(|| error).clone());
         }
         let mut bytes = vec![0; total];
         self.memory.download(&mut bytes, gathered)?;
-        *kept = Some(buffer);
-        Ok(bytes.chunks_exact(mine.len()).map(<[u8]>::to_vec).collect())
+        let payloads = self.payloads(&bytes, sealed.len(), start);
+        if payloads.is_ok() {
+            *kept = Some(buffer);
+        }
+        payloads.map_err(|error| self.lost.get_or_init(|| error).clone())
+    }
+
+    /// What the ranks gave in an exchange that began at `start`.
+    fn payloads(&self, records: &[u8], bytes: usize, start: Instant) -> Result<Vec<Vec<u8>>> {
+        let records = records.chunks_exact(bytes).enumerate();
+        let payloads = records.map(|(rank, record)| match self.unsealed(record) {
+            Some(payload) => Ok(payload.to_vec()),
+            None => Err(self.lost_rank(rank, start)),
+        });
+        payloads.collect()
+    }
+
+    /// `payload` behind the seal of a new exchange.
+    fn sealed(&self, payload: &[u8]) -> Vec<u8> {
+        let exchange = self.exchanges.fetch_add(1, Ordering::Relaxed) + 1;
+        [&seal(exchange, payload).to_le_bytes(), payload].concat()
+    }
+
+    /// What a rank gave in the last exchange; `None` if it did not come, or not whole.
+    fn unsealed<'a>(&self, record: &'a [u8]) -> Option<&'a [u8]> {
+        let (sealed, payload) = record.split_first_chunk::<SEAL_BYTES>()?;
+        let exchange = self.exchanges.load(Ordering::Relaxed);
+        (u64::from_le_bytes(*sealed) == seal(exchange, payload)).then_some(payload)
+    }
+
+    fn lost_rank(&self, lost: usize, start: Instant) -> Error {
+        let text = format!(
+            "rank {} of {} waited {} ms for rank {lost} in a collective creation, and NCCL gave it up",
+            self.rank(),
+            self.ranks(),
+            start.elapsed().as_millis()
+        );
+        Error::new(Code::RemoteError, text)
     }
 
     /// A buffer of at least `bytes`: `old` if that is one.
@@ -172,6 +218,17 @@ impl Drop for Bootstrap {
     }
 }
 
+/// A checksum (FNV-1a) of an exchange's number and of what a rank gives in it.
+fn seal(exchange: u64, payload: &[u8]) -> u64 {
+    const BASIS: u64 = 0xcbf2_9ce4_8422_2325;
+    const PRIME: u64 = 0x0100_0000_01b3;
+    let number = exchange.to_le_bytes();
+    let bytes = number.iter().chain(payload);
+    bytes.fold(BASIS, |hash, &byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(PRIME)
+    })
+}
+
 /// The text of a refusing rank's record; `None` if that rank is well.
 fn refusal(record: &[u8]) -> Option<String> {
     let (verdict, _) = record.split_at_checked(VERDICT_BYTES)?;
@@ -219,6 +276,16 @@ mod tests {
             refusal(&record).as_deref(),
             Some("config.version: must be 1")
         );
+    }
+
+    #[test]
+    fn a_seal_is_of_one_exchange_and_of_all_bytes() {
+        let payload = [1, 2, 3];
+        assert_eq!(seal(1, &payload), seal(1, &payload));
+        assert_ne!(seal(1, &payload), seal(2, &payload));
+        assert_ne!(seal(1, &payload), seal(1, &[1, 2, 0]));
+        // What NCCL leaves of a rank that did not come.
+        assert_ne!(seal(1, &[0; 16]), 0);
     }
 
     #[test]

@@ -153,9 +153,7 @@ impl HtPlan {
         let most = LAYOUT_BLOCKS
             .min(device.multiprocessors as usize - 1)
             .max(1);
-        let blocks = tokens
-            .div_ceil(LAYOUT_BLOCK_TOKENS)
-            .clamp(1, most);
+        let blocks = tokens.div_ceil(LAYOUT_BLOCK_TOKENS).clamp(1, most);
         let block_tokens = tokens.div_ceil(blocks).next_multiple_of(WARP as usize);
         let shape = LaunchShape {
             blocks: number(blocks + 1)?,

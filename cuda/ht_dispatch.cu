@@ -133,21 +133,19 @@ __device__ __forceinline__ bool has_come(const Block& block, uint32_t source, ui
 // One warp looks for the block which of its rows have come, a few of each source at once. False once
 // none is left.
 __device__ bool look_for_rows(const Block& block) {
-    const uint32_t lanes = lanes_per_peer(block.ranks());
-    const uint32_t first_lane = lane_idx() / lanes * lanes;
+    const PeerTable& peers = block.common.peers;
+    const Lookout lookout(peers.ranks);
     bool left = false;
-    for (uint32_t base = 0; base < block.ranks(); base += kWarpSize / lanes) {
-        const uint32_t source = base + lane_idx() / lanes;
-        const bool is_source = source < block.ranks();
+    for (uint32_t base = 0; base < lookout.others; base += lookout.peers_at_once()) {
+        const uint32_t source = lookout.peer(peers, base);
+        const bool is_source = source != kNoPeer;
         const uint32_t known = is_source ? block.shared.arrived[source] : 0;
-        const uint32_t index =
-            row_of_turn(block.receivers, source, known + lane_idx() % lanes);
+        const uint32_t index = row_of_turn(block.receivers, source, known + lookout.look());
         const bool is_row = is_source && index < block.shared.pairs.to_receive[source];
         left = left || is_row;
-        const bool is_here = is_row && has_come(block, source, index);
-        __syncwarp();
-        const uint32_t turns = leading_lanes(is_here, first_lane, lanes);
-        if (lane_idx() == first_lane && turns != 0) {
+        const uint32_t turns =
+            leading_looks(lookout, is_row && has_come(block, source, index));
+        if (lookout.look() == 0 && turns != 0) {
             st_release_cta_shared(&block.shared.arrived[source], known + turns);
         }
         __syncwarp();

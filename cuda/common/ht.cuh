@@ -190,20 +190,34 @@ struct TokenEntries {
     }
 };
 
-// The lanes of a warp that look at words of the same peer.
-__device__ __forceinline__ uint32_t lanes_per_peer(uint32_t ranks) {
-    uint32_t lanes = kWarpSize;
-    while (lanes > 1 && lanes * ranks > kWarpSize) {
-        lanes /= 2;
-    }
-    return lanes;
-}
+// How a warp shares out looks at the words of all peers: so many lanes for each, and as many peers at
+// once as that leaves room for. Peers are numbered from the own rank on.
+struct Lookout {
+    uint32_t lanes;
+    uint32_t others;
 
-// Of consecutive lanes from `first` on, `lanes` of them, how many have `ok` before the first that has
-// not. All lanes call it.
-__device__ __forceinline__ uint32_t leading_lanes(bool ok, uint32_t first, uint32_t lanes) {
-    const uint32_t missing = ~(__ballot_sync(kAllLanes, ok) >> first);
-    return min(lanes, static_cast<uint32_t>(__ffs(missing)) - 1);
+    __device__ explicit Lookout(uint32_t ranks) : lanes(kWarpSize), others(ranks - 1) {
+        while (lanes > 1 && lanes * others > kWarpSize) {
+            lanes /= 2;
+        }
+    }
+    __device__ uint32_t peers_at_once() const { return kWarpSize / lanes; }
+    // This lane's peer of those from number `base` on, kNoPeer if there is none.
+    __device__ uint32_t peer(const PeerTable& peers, uint32_t base) const {
+        const uint32_t number = base + lane_idx() / lanes;
+        return number < others ? (peers.rank + 1 + number) % peers.ranks : kNoPeer;
+    }
+    // The number of this lane's look at its peer, and the lane of the first one.
+    __device__ uint32_t look() const { return lane_idx() % lanes; }
+    __device__ uint32_t first_lane() const { return lane_idx() - look(); }
+};
+
+// Of the lanes that look at the same peer, how many have `ok` before the first that has not. All lanes
+// call it; what they have seen comes before what any of them does afterwards.
+__device__ __forceinline__ uint32_t leading_looks(const Lookout& lookout, bool ok) {
+    __syncwarp();
+    const uint32_t missing = ~(__ballot_sync(kAllLanes, ok) >> lookout.first_lane());
+    return min(lookout.lanes, static_cast<uint32_t>(__ffs(missing)) - 1);
 }
 
 // A value of another lane, of 64 bits.

@@ -25,18 +25,16 @@ __device__ __forceinline__ bool has_place(const HtPairs& pairs, uint32_t peer, u
 
 // One warp looks at the next rows of every ring.
 __device__ inline void look_for_places(const Ring& ring, HtPairs& pairs) {
-    const auto& peers = ring.common.peers;
-    const uint32_t lanes = lanes_per_peer(peers.ranks);
-    const uint32_t first_lane = lane_idx() / lanes * lanes;
-    for (uint32_t base = 0; base < peers.ranks; base += kWarpSize / lanes) {
-        const uint32_t peer = base + lane_idx() / lanes;
-        const bool is_peer = peer < peers.ranks && peer != peers.rank;
-        uint32_t known = is_peer ? ld_relaxed_cta_shared(&pairs.free_until[peer]) : 0;
-        known = __shfl_sync(kAllLanes, known, first_lane);
-        const bool has_slot = is_peer && is_free(ring, peer, known + lane_idx() % lanes);
-        const uint32_t places = leading_lanes(has_slot, first_lane, lanes);
+    const PeerTable& peers = ring.common.peers;
+    const Lookout lookout(peers.ranks);
+    for (uint32_t base = 0; base < lookout.others; base += lookout.peers_at_once()) {
+        const uint32_t peer = lookout.peer(peers, base);
+        uint32_t known = peer != kNoPeer ? ld_relaxed_cta_shared(&pairs.free_until[peer]) : 0;
+        known = __shfl_sync(kAllLanes, known, lookout.first_lane());
+        const bool has_slot = peer != kNoPeer && is_free(ring, peer, known + lookout.look());
+        const uint32_t places = leading_looks(lookout, has_slot);
         // Another warp may know more by now. What is forgotten so is found again.
-        if (is_peer && lane_idx() == first_lane && places != 0) {
+        if (lookout.look() == 0 && places != 0) {
             st_release_cta_shared(&pairs.free_until[peer], known + places);
         }
     }

@@ -78,7 +78,9 @@ def test_a_file_is_replaced_as_a_whole(tmp_path):
     assert os.listdir(tmp_path) == ["times.json"]
 
 
-def test_tuning_end_to_end(world, device, monkeypatch, tmp_path):
+@pytest.mark.parametrize("algorithm", [
+    "ll", pytest.param("ht", marks=pytest.mark.high_throughput)])
+def test_tuning_end_to_end(world, device, monkeypatch, tmp_path, algorithm):
     """All ranks measure, agree and return the same; rank 0 writes it; a group takes the file."""
     rank, size = world
     monkeypatch.delenv(VARIABLE, raising=False)
@@ -87,7 +89,7 @@ def test_tuning_end_to_end(world, device, monkeypatch, tmp_path):
         monkeypatch.setattr(search, "candidates", lambda *_: few)
     path = tmp_path / "times.json"
     shape = nccl_ep.MoeShape(num_experts=2 * size, hidden=64, top_k=2, max_tokens_per_rank=6)
-    found = nccl_ep.tune(path, shape, repetitions=8, progress=False)
+    found = nccl_ep.tune(path, shape, algorithms=[algorithm], repetitions=8, progress=False)
     assert path.exists() == (rank == 0)
     if rank == 0:
         assert json.loads(path.read_text()) == found
@@ -96,10 +98,16 @@ def test_tuning_end_to_end(world, device, monkeypatch, tmp_path):
     dist.broadcast(of_rank_0, src=0)
     assert torch.equal(mine, of_rank_0) and bool((mine > 0).all())
     assert [entry["tokens"] for entry in found["entries"]] == [1, 2, 4, 8] * 2
+    assert {entry["operation"] for entry in found["entries"]} == {
+        f"{algorithm}_dispatch", f"{algorithm}_combine"}
     assert (found["format"], found["version"], found["ranks"]) == ("nccl_ep tuning", 1, size)
-    with in_force(found), nccl_ep.EpGroup(2 * size, 64, max_tokens_per_rank=8) as group:
+    with in_force(found), nccl_ep.EpGroup(2 * size, 64, algorithm=algorithm,
+                                          max_tokens_per_rank=8) as group:
         ids = torch.zeros((3, 2), dtype=torch.int64, device=device)
         ids[:, 1] = 1
-        received = group.create_handle(ids).dispatch(
-            torch.ones((3, 64), dtype=torch.bfloat16, device=device))
-        assert received.counts.tolist() == ([3 * size] * 2 if rank == 0 else [0, 0])
+        tokens = torch.ones((3, 64), dtype=torch.bfloat16, device=device)
+        received = group.create_handle(ids).dispatch(tokens)
+        if algorithm == "ll":
+            assert received.counts.tolist() == ([3 * size] * 2 if rank == 0 else [0, 0])
+        else:
+            assert bool((received.tokens[:3 * size if rank == 0 else 0] == 1).all())

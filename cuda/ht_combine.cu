@@ -187,6 +187,8 @@ __device__ __forceinline__ bool wait_for_parts(const Block& block, const TokenEn
             fail_for_shape(block.common, rank, arrival.data);
         }
     }
+    // All lanes read what one has waited for.
+    __syncwarp();
     return __ballot_sync(kAllLanes, ok) == kAllLanes;
 }
 

@@ -3,17 +3,18 @@
 // Grid: each block but the last counts and numbers the tokens of its part of this rank's. Whichever of
 // them is the last to have counted tells every rank how many rows, and how many for each of its
 // experts, it gets from here. The last block of the grid hears the same from every rank and notes
-// where each source's rows begin. What is told are packets with the handle's epoch, in two banks by
-// parity: the kernel ends only when it has heard from every rank, so when the kernel of epoch n + 2
-// begins, every rank has begun n + 1 and ended n, and nobody reads the bank of n any more.
+// where each source's rows begin. What is told are packets with the handle's epoch, in two banks that
+// take turns: the kernel ends only when it has heard from every rank, so when the kernel after the
+// next one begins, every rank has begun the next one and ended this, and nobody reads its bank any
+// more.
 //
 // A rank that refuses its part, or cannot have the memory for it, runs this kernel as well: it says so
 // and hears the others, which keeps banks and epochs as they are. Whoever hears of a refusal, or of
 // other ids per token, notes that in the place of the number of rows. All ranks come to the same
 // conclusion, since what a rank tells it tells to all.
 //
-// No block waits for another: each also counts the tokens before its part itself. Ids are in L2 and
-// few.
+// No counting block waits for another: each also counts the tokens before its part itself. Ids are in
+// L2 and few.
 
 #include "primitives.cuh"
 
@@ -57,9 +58,8 @@ struct Block {
     __device__ uint32_t* rows_for(uint32_t expert) const { return rows_to(ranks()) + expert; }
     // Where `source` tells `owner` its counts.
     __device__ uint64_t* counts(uint32_t owner, uint32_t source) const {
-        const uint32_t bank = params.epoch & 1;
         return reinterpret_cast<uint64_t*>(params.peers.window[owner] + params.layout.counts) +
-               uint64_t{bank * ranks() + source} * (local_experts() + HT_COUNTS_BESIDE_EXPERTS);
+               uint64_t{params.bank * ranks() + source} * (local_experts() + HT_COUNTS_BESIDE_EXPERTS);
     }
 };
 

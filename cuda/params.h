@@ -434,6 +434,8 @@ struct HtLayoutParams {
     uint32_t *tally;
     /// Handles of the group so far, this one included.
     uint32_t epoch;
+    /// Which of the two banks of counts: they alternate from kernel to kernel.
+    uint32_t bank;
     /// Tokens that one block numbers.
     uint32_t block_tokens;
     /// This rank's word for the others. One that refuses has no tokens, no memory and no counter.

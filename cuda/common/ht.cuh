@@ -1,5 +1,5 @@
-// What high-throughput dispatch and combine share: the sequences of rows between pairs of ranks, who
-// of a block takes which row, and how a warp moves a row.
+// What high-throughput dispatch and combine share: the sequences of rows between pairs of ranks and
+// their rings, the experts of a token, and how a warp looks at many peers at once.
 //
 // Sequences
 //
@@ -23,9 +23,10 @@
 // waits for all rows of the token; the rows of a sequence are numbered in the order of the home's
 // tokens. Of the smallest token not yet summed, take a row not yet arrived: all rows before it in
 // its sequence belong to tokens that have been summed, so they have been credited, so its slot is
-// free, and theirs for the rows after them. And its sender takes a row only when the slots of it and
-// of all rows before it are free, and rows of any sequence that has such: no warp there is stuck with
-// a row of another sequence. Before it waits it posts what it has sent. So this row is sent. The block that
+// free, and so were those of all rows before it. And its sender takes any row whose slot is free, or
+// whose slot and those of all rows before it are (ht_places.cuh), of any sequence that has such: no
+// warp there is stuck with a row of another sequence. Before it waits it posts what it has sent. So
+// this row is sent. The block that
 // owns the token hands out its tokens in ascending order, so some warp has taken this one or is free
 // to. All blocks of a kernel run at the same time: the host launches no more than fit.
 #pragma once
@@ -143,7 +144,7 @@ __device__ __forceinline__ void release_row(const Ring& ring, uint32_t source, u
     st_relaxed_sys(ring.credit(source, ring.common.peers.rank, sequence), sequence + 1);
 }
 
-// The same as a wait of one lane: `awaited` names the operation, not the row.
+// One lane waits for a row; `awaited` names the operation, not the row.
 __device__ __forceinline__ Arrival wait_for_row(const WaitParams& wait, const uint64_t* arrival,
                                                 uint32_t sequence, const Awaited& awaited) {
     return wait_until(

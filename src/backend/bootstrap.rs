@@ -84,9 +84,10 @@ impl Bootstrap {
             return Err(lost);
         }
         let start = Instant::now();
-        let sealed = self.sealed(mine);
-        let total = sealed.len() * self.ranks();
         let mut kept = self.buffer.lock();
+        let exchange = self.exchanges.fetch_add(1, Ordering::Relaxed) + 1;
+        let sealed = [&seal(exchange, mine).to_le_bytes(), mine].concat();
+        let total = sealed.len() * self.ranks();
         // While an exchange runs the buffer belongs to it: after a failure it is not used again.
         let buffer = self.enough(kept.take(), total + sealed.len())?;
         let gathered = buffer.data;
@@ -99,34 +100,16 @@ impl Bootstrap {
         }
         let mut bytes = vec![0; total];
         self.memory.download(&mut bytes, gathered)?;
-        let payloads = self.payloads(&bytes, sealed.len(), start);
-        if payloads.is_ok() {
-            *kept = Some(buffer);
+        let mut payloads = Vec::new();
+        for (rank, record) in bytes.chunks_exact(sealed.len()).enumerate() {
+            let Some(payload) = unsealed(exchange, record) else {
+                let error = self.lost_rank(rank, start);
+                return Err(self.lost.get_or_init(|| error).clone());
+            };
+            payloads.push(payload.to_vec());
         }
-        payloads.map_err(|error| self.lost.get_or_init(|| error).clone())
-    }
-
-    /// What the ranks gave in an exchange that began at `start`.
-    fn payloads(&self, records: &[u8], bytes: usize, start: Instant) -> Result<Vec<Vec<u8>>> {
-        let records = records.chunks_exact(bytes).enumerate();
-        let payloads = records.map(|(rank, record)| match self.unsealed(record) {
-            Some(payload) => Ok(payload.to_vec()),
-            None => Err(self.lost_rank(rank, start)),
-        });
-        payloads.collect()
-    }
-
-    /// `payload` behind the seal of a new exchange.
-    fn sealed(&self, payload: &[u8]) -> Vec<u8> {
-        let exchange = self.exchanges.fetch_add(1, Ordering::Relaxed) + 1;
-        [&seal(exchange, payload).to_le_bytes(), payload].concat()
-    }
-
-    /// What a rank gave in the last exchange; `None` if it did not come, or not whole.
-    fn unsealed<'a>(&self, record: &'a [u8]) -> Option<&'a [u8]> {
-        let (sealed, payload) = record.split_first_chunk::<SEAL_BYTES>()?;
-        let exchange = self.exchanges.load(Ordering::Relaxed);
-        (u64::from_le_bytes(*sealed) == seal(exchange, payload)).then_some(payload)
+        *kept = Some(buffer);
+        Ok(payloads)
     }
 
     fn lost_rank(&self, lost: usize, start: Instant) -> Error {
@@ -227,6 +210,12 @@ fn seal(exchange: u64, payload: &[u8]) -> u64 {
     bytes.fold(BASIS, |hash, &byte| {
         (hash ^ u64::from(byte)).wrapping_mul(PRIME)
     })
+}
+
+/// What a rank gave in an exchange; `None` if it did not come, or not whole.
+fn unsealed(exchange: u64, record: &[u8]) -> Option<&[u8]> {
+    let (sealed, payload) = record.split_first_chunk::<SEAL_BYTES>()?;
+    (u64::from_le_bytes(*sealed) == seal(exchange, payload)).then_some(payload)
 }
 
 /// The text of a refusing rank's record; `None` if that rank is well.

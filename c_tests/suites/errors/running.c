@@ -148,8 +148,9 @@ void ht_outputs_too_small(EpEnv* env) {
 
 // ---- One rank makes another call than the others -----------------------------------------------
 
-// Every rank that hears from the odd one in `kind`, and that one too, gets an error: it names a rank that differs from itself, of those that differ from the odd
-// one in low latency the first, unless it hears first that another rank has failed of that.
+// Every rank that hears from the odd one in `kind`, and that one too, gets an error: it names a rank
+// that differs from itself, of those that differ from the odd one in low latency the first, unless it
+// hears first that another rank has failed of that.
 static void check_all_notice(Session* session, CallKind kind, const char* id, const char* rule,
                              const char* values) {
     const EpEnv* env = session->env;
@@ -183,6 +184,7 @@ static void other_row_bytes(const EpEnv* env, ncclEpAlgorithm_t algorithm, const
         EpView* out = &tensors.lists[kOutputs].views[0];
         out->sizes[out->tensor.ndim - 1] = 8;
     }
+    ep_barrier();
     EP_CHECK_NCCL(make_call(&session, kDispatch, &tensors, 0));
     check_all_notice(&session, kDispatch, id, "row bytes: must be the same",
                      is_odd(env) ? " (got 16, expected 32)" : " (got 32, expected 16)");
@@ -207,6 +209,7 @@ static void other_top_k(const EpEnv* env) {
 static void tokens_only_on_one_rank(const EpEnv* env) {
     Session session;
     open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
+    ep_barrier();
     EP_CHECK_NCCL(call(&session, is_odd(env) ? kTokensOnly : kDispatch));
     check_all_notice(&session, kDispatch, "running-ht-forward",
                      "inputs[TOPK_IDX]: must be forward, or tokens only,", "");

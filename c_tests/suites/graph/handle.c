@@ -42,14 +42,20 @@ void ht_handle_in_a_capture(EpEnv* env) {
     ncclEpGroup_t group = ht_group_new(env, &shape);
     const int64_t id = 0;
     void* ids = ep_device_upload(&id, sizeof(id));
-    if (begin_capture(env)) create_in_capture(env, group, ids);
+    // Nothing waits between the three: what the refused one leaves out must not mix up the others.
     const HtOpening opening = {kHtRowsExact, kHtNoCounter, 3};
+    HtRun before;
     HtRun run;
+    ht_run_open_with(&before, env, group, &shape, kRefDistinct, true, opening);
+    if (begin_capture(env)) create_in_capture(env, group, ids);
     ht_run_open_with(&run, env, group, &shape, kRefMessy, true, opening);
     const HtPass forward = {.forward = true};
     ht_dispatch(&run, forward);
     ht_combine(&run, false);
+    ht_dispatch(&before, forward);
+    ht_combine(&before, false);
     ht_run_close(&run);
+    ht_run_close(&before);
     EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
     ep_device_free(ids);
 }

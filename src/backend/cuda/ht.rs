@@ -39,7 +39,10 @@ pub(super) struct HtGroup {
     order: Order,
     sequences: Buffer,
     tally: Buffer,
+    /// Handles so far, those included that were refused.
     handles: AtomicU32,
+    /// Exchanges so far that a kernel carries out.
+    exchanges: AtomicU32,
 }
 
 impl HtGroup {
@@ -72,6 +75,7 @@ impl HtGroup {
             sequences: Buffer::zeroed(memory, size_of::<HtSequences>())?,
             tally: Buffer::zeroed(memory, plan.tally_bytes())?,
             handles: AtomicU32::new(0),
+            exchanges: AtomicU32::new(0),
             open,
         })
     }
@@ -91,10 +95,12 @@ impl HtGroup {
             let rule = "must not be captured into a graph: the routing is exchanged once";
             return Err(Error::usage("stream", rule));
         }
-        let prepared = wanted.and_then(|wanted| self.prepare(wanted, epoch));
+        let prepared = wanted.and_then(|wanted| {
+            let handle = self.prepare(wanted, epoch)?;
+            Ok((handle.layout_params()?, handle))
+        });
         match prepared {
-            Ok(handle) => {
-                let params = handle.layout_params()?;
+            Ok((params, handle)) => {
                 self.launch_layout(handle.routing.tokens, &params, stream)?;
                 Ok(handle)
             }
@@ -144,6 +150,7 @@ impl HtGroup {
             received: null_mut(),
             tally: self.tally.data().0 as *mut u32,
             epoch,
+            bank: 0,
             block_tokens: 0,
             told,
         }
@@ -152,6 +159,7 @@ impl HtGroup {
     fn launch_layout(&self, tokens: usize, params: &HtLayoutParams, stream: Stream) -> Result<()> {
         let (shape, block_tokens) = self.plan.layout_grid(tokens, self.device)?;
         let params = HtLayoutParams {
+            bank: self.exchanges.fetch_add(1, Ordering::Relaxed) % 2,
             block_tokens,
             ..*params
         };

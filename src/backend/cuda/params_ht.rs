@@ -117,6 +117,8 @@ pub struct HtLayoutParams {
     pub tally: *mut u32,
     /// Handles of the group so far, this one included.
     pub epoch: u32,
+    /// Which of the two banks of counts: they alternate from kernel to kernel.
+    pub bank: u32,
     /// Tokens that one block numbers.
     pub block_tokens: u32,
     /// This rank's word for the others. One that refuses has no tokens, no memory and no counter.

@@ -128,10 +128,12 @@ def play(bug: Bug, workshop: Workshop, module: pathlib.Path,
 
 
 def run(*command: str, **settings: str) -> subprocess.CompletedProcess:
-    return subprocess.run(("timeout", "-k", "5", str(SECONDS), *command), cwd=C_TESTS,
-                          env={**os.environ, **ENVIRONMENT, **settings}, check=False,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                          errors="replace")
+    # Jobs of MPI that share a folder for their files remove what others are about to use.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as sessions:
+        own = {**ENVIRONMENT, "OMPI_MCA_orte_tmpdir_base": sessions, **settings}
+        return subprocess.run(("timeout", "-k", "5", str(SECONDS), *command), cwd=C_TESTS,
+                              env={**os.environ, **own}, check=False, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, errors="replace")
 
 
 def shown(ended: subprocess.CompletedProcess) -> str:

@@ -6,12 +6,13 @@ which mpirun passes on to its ranks, then by SIGKILL.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from testing.step import ROOT, Finished
 
@@ -31,11 +32,11 @@ def build_environment() -> dict[str, str]:
 def run(command: tuple[str, ...], environment: Mapping[str, str], timeout: int) -> Finished:
     """Runs a command in the repository's root; output and errors come back together."""
     # A file, not a pipe: a grandchild that outlives the command must not keep the reader waiting.
-    with tempfile.TemporaryFile() as log:
+    with tempfile.TemporaryFile() as log, mpi_sessions() as sessions:
         try:
-            process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log,
-                                       stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                                       start_new_session=True)
+            process = subprocess.Popen(command, cwd=ROOT, env={**environment, **sessions},
+                                       stdout=log, stderr=subprocess.STDOUT,
+                                       stdin=subprocess.DEVNULL, start_new_session=True)
         except OSError as error:
             return Finished(127, f"{command[0]}: {error}")
         with _lock:
@@ -51,6 +52,16 @@ def run(command: tuple[str, ...], environment: Mapping[str, str], timeout: int) 
                 _running.discard(process)
         log.seek(0)
         return Finished(process.returncode, log.read().decode(errors="replace"), timed_out)
+
+
+@contextlib.contextmanager
+def mpi_sessions() -> Iterator[dict[str, str]]:
+    """The environment of a command whose MPI jobs have a folder of their own for their files.
+
+    In a folder that several share, a job that ends removes what another is about to use.
+    """
+    with tempfile.TemporaryDirectory(prefix="ep-mpi-", ignore_cleanup_errors=True) as folder:
+        yield {"OMPI_MCA_orte_tmpdir_base": folder}
 
 
 def stop_all() -> None:

@@ -167,7 +167,7 @@ __device__ void number_tokens(const Block& block, uint32_t first, uint32_t last)
         uint32_t written = 0;
         for_each_rank(block, mask, [&](uint32_t rank, uint32_t lanes) {
             if ((lanes >> lane_idx() & 1) != 0) {
-                const uint32_t before = __popc(lanes & ((1u << lane_idx()) - 1));
+                const uint32_t before = lanes_before(lanes);
                 const uint32_t place = shared.of_warp[warp_idx()][rank] + before;
                 written = write_entries(block, token, rank, place, written);
             }

@@ -98,7 +98,7 @@ __device__ void announce_entries(const Block& block, uint32_t first, uint32_t la
         const uint32_t index = base + lane_idx();
         const int32_t expert = index < last ? expert_of_entry(block, index) : kNowhere;
         const uint32_t same = __match_any_sync(kAllLanes, expert);
-        const uint32_t before = __popc(same & ((1u << lane_idx()) - 1));
+        const uint32_t before = lanes_before(same);
         uint32_t place = 0;
         if (expert != kNowhere) {
             place = block.per_expert[expert] + before;

@@ -474,7 +474,7 @@ struct HtCommon {
     uint32_t piece_bytes;
     /// Bytes that follow a row in its slot, a multiple of 16.
     uint32_t tail_bytes;
-    /// Shared memory of a warp: a piece, then tails; at its end a list of announcements.
+    /// Shared memory of a warp: a piece, then tails; at its end the ring of its mailbox.
     uint32_t warp_bytes;
     /// Warps of a block that have such memory; at least one warp has none.
     uint32_t copy_warps;

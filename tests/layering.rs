@@ -30,10 +30,6 @@ const ARROWS: &[(&str, &[&str])] = &[
         &["backend", "backend::nccl", "error", "model::*"],
     ),
     (
-        "backend::ht_shape",
-        &["backend::bootstrap", "error", "model::*"],
-    ),
-    (
         "backend::select",
         &[
             "backend",
@@ -82,7 +78,6 @@ const SIBLING: &[&str] = &[
     "backend",
     "backend::bootstrap",
     "backend::dylib",
-    "backend::ht_shape",
     "backend::nccl",
     "backend::select::Platform",
     "error",

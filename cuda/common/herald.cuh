@@ -83,8 +83,7 @@ class Mailbox {
         const uint32_t count = __popc(with_row);
         wait_announced(kMailboxRows - count);
         if (has_row_) {
-            const uint32_t before = __popc(with_row & ((1u << lane_idx()) - 1));
-            rows_[(posted_ + before) % kMailboxRows] = row_;
+            rows_[(posted_ + lanes_before(with_row)) % kMailboxRows] = row_;
         }
         has_row_ = false;
         posted_ += count;

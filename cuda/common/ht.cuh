@@ -26,9 +26,9 @@
 // free, and so were those of all rows before it. And its sender takes any row whose slot is free, or
 // whose slot and those of all rows before it are (ht_places.cuh), of any sequence that has such: no
 // warp there is stuck with a row of another sequence. Before it waits it posts what it has sent. So
-// this row is sent. The block that
-// owns the token hands out its tokens in ascending order, so some warp has taken this one or is free
-// to. All blocks of a kernel run at the same time: the host launches no more than fit.
+// this row is sent. The block that owns the token hands out its tokens in ascending order, so some
+// warp has taken this one or is free to. All blocks of a kernel run at the same time: the host
+// launches no more than fit.
 #pragma once
 
 #include "ll.cuh"

@@ -49,6 +49,10 @@ constexpr int32_t kNowhere = -1;
 constexpr int32_t kDropped = -2;
 
 __device__ __forceinline__ uint32_t lane_idx() { return threadIdx.x % kWarpSize; }
+// How many of `lanes`, a mask, come before this one.
+__device__ __forceinline__ uint32_t lanes_before(uint32_t lanes) {
+    return __popc(lanes & ((1u << lane_idx()) - 1));
+}
 __device__ __forceinline__ uint32_t warp_idx() { return threadIdx.x / kWarpSize; }
 __device__ __forceinline__ uint32_t num_warps() { return blockDim.x / kWarpSize; }
 

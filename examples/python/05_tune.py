@@ -3,12 +3,12 @@
 With real sizes this takes a minute and shows a progress bar. Afterwards start programs with
 NCCL_EP_TUNING_FILE=tuning.json; token counts are rounded up to the next one that was measured.
 
-    mpirun -np 4 python3 examples/python/05_tune.py [FILE]
+    mpirun -np 4 python3 examples/python/05_tune.py [FILE] [--algorithms ll,ht] [--tokens 4096]
 """
 
+import argparse
 import json
 import os
-import sys
 import tempfile
 
 import nccl_ep
@@ -17,15 +17,25 @@ from start import finish, start
 EXPERTS_PER_RANK = 8
 
 
+def parse_arguments(most: int) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("file", nargs="?", help="what to write (a temporary file)")
+    parser.add_argument("--algorithms", default="ll", help="ll, ht or both (%(default)s)")
+    parser.add_argument("--tokens", type=int, default=most, help="up to so many (%(default)s)")
+    return parser.parse_args()
+
+
 def main() -> None:
     rank, size, device = start()
     on_gpu = device.type == "cuda"
-    hidden, most = (7168, 128) if on_gpu else (256, 4)
+    arguments = parse_arguments(most=128 if on_gpu else 4)
     with tempfile.TemporaryDirectory() as folder:
-        path = sys.argv[1] if len(sys.argv) > 1 else os.path.join(folder, "tuning.json")
-        shape = nccl_ep.MoeShape(num_experts=EXPERTS_PER_RANK * size, hidden=hidden, top_k=8,
-                                 max_tokens_per_rank=most)
-        found = nccl_ep.tune(path, shape, repetitions=64 if on_gpu else 2)
+        path = arguments.file or os.path.join(folder, "tuning.json")
+        shape = nccl_ep.MoeShape(num_experts=EXPERTS_PER_RANK * size,
+                                 hidden=7168 if on_gpu else 256, top_k=8,
+                                 max_tokens_per_rank=arguments.tokens)
+        found = nccl_ep.tune(path, shape, algorithms=arguments.algorithms.split(","),
+                             repetitions=64 if on_gpu else 2)
         if rank == 0:
             with open(path) as file:
                 assert json.load(file) == found

@@ -19,18 +19,10 @@
 
 enum { kOtherTopK = 1 };
 
-static int odd_rank(const EpEnv* env) { return env->size - 1; }
-static bool is_odd(const EpEnv* env) { return env->rank == odd_rank(env); }
 // The first rank with another number of ids per token than this one, and that number.
 static int differs(const EpEnv* env) { return is_odd(env) ? 0 : odd_rank(env); }
 static int my_top_k(const EpEnv* env) { return is_odd(env) ? kOtherTopK : kTopK; }
 static int their_top_k(const EpEnv* env) { return is_odd(env) ? kTopK : kOtherTopK; }
-
-static ncclResult_t call(const Session* session, CallKind kind) {
-    CallTensors tensors;
-    valid_tensors(session, kind, &tensors);
-    return make_call(session, kind, &tensors, 0);
-}
 
 static ncclResult_t create(const Session* session, unsigned top_k, ncclEpHandle_t* handle) {
     EpView ids;
@@ -76,9 +68,9 @@ void check_refused_elsewhere(Session* session, int refuser, const char* text) {
     }
     EP_CHECK_NCCL(replace_handle(session, kTopK));
     ep_sync(session->env);
-    EP_REFUSED("dispatch-ht-handle-refused", call(session, kDispatch), REMOTE,
+    EP_REFUSED("dispatch-ht-handle-refused", make_valid_call(session, kDispatch, 0), REMOTE,
                "ncclEpDispatch: " REFUSED, refuser);
-    EP_REFUSED("combine-ht-handle-refused", call(session, kCombine), REMOTE,
+    EP_REFUSED("combine-ht-handle-refused", make_valid_call(session, kCombine, 0), REMOTE,
                "ncclEpCombine: " REFUSED, refuser);
     check_nothing_counted(session);
     EP_CHECK_EQ_I64(wait_for_failure(session, 0.0), ncclSuccess);
@@ -100,10 +92,10 @@ void ht_handle_with_another_top_k(EpEnv* env) {
     } else {
         EP_CHECK_NCCL(replace_handle(&session, top_k));
         ep_sync(env);
-        EP_REFUSED("dispatch-ht-handle-differs", call(&session, kTokensOnly), ARGUMENT,
+        EP_REFUSED("dispatch-ht-handle-differs", make_valid_call(&session, kTokensOnly, 0), ARGUMENT,
                    "ncclEpDispatch: " DIFFERS, differs(env), my_top_k(env), their_top_k(env),
                    differs(env));
-        EP_REFUSED("combine-ht-handle-differs", call(&session, kCombine), ARGUMENT,
+        EP_REFUSED("combine-ht-handle-differs", make_valid_call(&session, kCombine, 0), ARGUMENT,
                    "ncclEpCombine: " DIFFERS, differs(env), my_top_k(env), their_top_k(env),
                    differs(env));
         check_nothing_counted(&session);
@@ -189,8 +181,8 @@ static void use_at_once(Session* session, bool refused, CallKind kind) {
     } else {
         const unsigned top_k = refused ? kTopK : (unsigned)my_top_k(env);
         EP_REQUIRE_NCCL(create(session, top_k, &session->handle));
-        EP_CHECK_NCCL(call(session, kind));
-        EP_CHECK_NCCL(call(session, kind));
+        EP_CHECK_NCCL(make_valid_call(session, kind, 0));
+        EP_CHECK_NCCL(make_valid_call(session, kind, 0));
     }
     atomic_store(&gate, false);
     ep_sync(env);
@@ -258,7 +250,7 @@ static void missing_on_the_host(EpEnv* env) {
     set_timeout_ms(0);
     ep_barrier();
     if (!is_odd(env)) {
-        EP_REFUSED("handle-ht-rank-missing", call(&session, kCreateHandle), REMOTE,
+        EP_REFUSED("handle-ht-rank-missing", make_valid_call(&session, kCreateHandle, 0), REMOTE,
                    "ncclEpCreateHandle: rank %d of %d waited %d ms for the other ranks in a "
                    "collective creation",
                    env->rank, env->size, kShortTimeoutMs);
@@ -287,14 +279,14 @@ static void missing_on_the_device(EpEnv* env) {
         const double limit = 0.001 * kShortTimeoutMs + 1.0;
         unsigned rows = 77;
         EP_CHECK_NCCL(create(&session, kTopK, &session.handle));
-        EP_CHECK_NCCL(call(&session, kTokensOnly));
+        EP_CHECK_NCCL(make_valid_call(&session, kTokensOnly, 0));
         EP_REFUSED("running-deadline", wait_for_failure(&session, limit), REMOTE,
                    "ncclEpGetAsyncError: ncclEpCreateHandle: deadline passed: rank %d waited * ms "
                    "for the row counts of operation 1 of rank %d, whose last one is 0",
                    env->rank, odd_rank(env));
         EP_CHECK_RESULT(ncclEpHandleGetNumRecvTokens(session.handle, &rows), REMOTE);
         EP_CHECK_EQ_I64(rows, 77);
-        EP_REFUSED("dispatch-group-failed", call(&session, kTokensOnly), REMOTE,
+        EP_REFUSED("dispatch-group-failed", make_valid_call(&session, kTokensOnly, 0), REMOTE,
                    "ncclEpDispatch: the group has failed: ncclEpCreateHandle: deadline passed: *");
     }
     ep_barrier();

@@ -53,6 +53,12 @@ typedef struct {
     void *combined, *gradients;                        // [T, H], [T, K]
 } Session;
 
+// The last rank is the odd one out; rank 0 sees it as any other does.
+int odd_rank(const EpEnv* env);
+bool is_odd(const EpEnv* env);
+
+double seconds(void);  // of a clock that only goes forward
+
 void open_session(Session* session, const EpEnv* env, ncclEpAlgorithm_t algorithm);
 void close_session(Session* session);
 // A new group or handle in the place of the old one.
@@ -103,6 +109,7 @@ typedef struct {
 void valid_tensors(const Session* session, CallKind kind, CallTensors* tensors);
 ncclResult_t make_call(const Session* session, CallKind kind, CallTensors* tensors,
                        unsigned send_only);
+ncclResult_t make_valid_call(const Session* session, CallKind kind, unsigned send_only);
 
 // ---- Calls with one thing wrong ----------------------------------------------------------------
 

@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "suites/errors/errors.h"
 
@@ -125,10 +124,6 @@ void group_arguments(EpEnv* env) {
 
 // ---- One rank against the others ---------------------------------------------------------------
 
-// The last rank is the odd one out; rank 0 sees it as any other does.
-static int odd_rank(const EpEnv* env) { return env->size - 1; }
-static bool is_odd(const EpEnv* env) { return env->rank == odd_rank(env); }
-
 // `field` is changed on the odd rank, to a value that is as valid as the others'.
 static void one_differs(const EpEnv* env, const char* id, const char* name, unsigned* field,
                         unsigned theirs, const ncclEpGroupConfig_t* config) {
@@ -208,12 +203,6 @@ void group_refused_by_one_rank(EpEnv* env) {
 }
 
 // ---- A rank that never comes -------------------------------------------------------------------
-
-static double seconds(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
 
 // The exchange stays open on this communicator and this stream, so both are the case's own, and the
 // communicator is aborted, as NCCL wants it after a lost rank.

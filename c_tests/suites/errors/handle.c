@@ -121,11 +121,9 @@ void ht_handle_arguments(EpEnv* env) {
 
 // ---- One rank against the others ---------------------------------------------------------------
 
-static int odd_rank(const EpEnv* env) { return env->size - 1; }
-
 // The odd rank's arguments are broken in the given way; the others learn of it.
 static void one_refuses(Session* session, const BrokenCall* broken) {
-    if (session->env->rank == odd_rank(session->env)) {
+    if (is_odd(session->env)) {
         check_broken_calls(session, kCreateHandle, broken, 1);
     } else {
         check_refused_elsewhere(session, odd_rank(session->env), broken->text);

@@ -158,12 +158,6 @@ void ll_combine_arguments(EpEnv* env) {
 
 // ---- The order of calls ------------------------------------------------------------------------
 
-static ncclResult_t call(const Session* session, CallKind kind, unsigned send_only) {
-    CallTensors tensors;
-    valid_tensors(session, kind, &tensors);
-    return make_call(session, kind, &tensors, send_only);
-}
-
 // Three handles of one group, of which at most two may have an operation in flight.
 static void too_many_staged(Session* first) {
     Session second = *first;
@@ -171,20 +165,20 @@ static void too_many_staged(Session* first) {
     const EpEnv* env = first->env;
     EP_REQUIRE_NCCL(open_handle(&second));
     EP_REQUIRE_NCCL(open_handle(&third));
-    EP_CHECK_NCCL(call(first, kDispatch, 1));
-    EP_CHECK_NCCL(call(&second, kDispatch, 1));
-    EP_REFUSED("dispatch-staged-most", call(&third, kDispatch, 1), USAGE,
+    EP_CHECK_NCCL(make_valid_call(first, kDispatch, 1));
+    EP_CHECK_NCCL(make_valid_call(&second, kDispatch, 1));
+    EP_REFUSED("dispatch-staged-most", make_valid_call(&third, kDispatch, 1), USAGE,
                "ncclEpDispatch: send_only: too many staged operations of the group wait for "
                "ncclEpComplete (got 3, expected at most 2)");
     EP_CHECK_NCCL(ncclEpComplete(first->handle, NULL, env->stream));
-    EP_CHECK_NCCL(call(first, kCombine, 1));
-    EP_CHECK_NCCL(call(&third, kDispatch, 0));
-    EP_REFUSED("combine-staged-most", call(&third, kCombine, 1), USAGE,
+    EP_CHECK_NCCL(make_valid_call(first, kCombine, 1));
+    EP_CHECK_NCCL(make_valid_call(&third, kDispatch, 0));
+    EP_REFUSED("combine-staged-most", make_valid_call(&third, kCombine, 1), USAGE,
                "ncclEpCombine: send_only: too many staged operations of the group wait for "
                "ncclEpComplete (got 3, expected at most 2)");
     EP_CHECK_NCCL(ncclEpComplete(first->handle, NULL, env->stream));
     EP_CHECK_NCCL(ncclEpComplete(second.handle, NULL, env->stream));
-    EP_CHECK_NCCL(call(&third, kCombine, 0));
+    EP_CHECK_NCCL(make_valid_call(&third, kCombine, 0));
     ep_sync(env);
     EP_CHECK_NCCL(ncclEpHandleDestroy(third.handle));
     EP_CHECK_NCCL(ncclEpHandleDestroy(second.handle));
@@ -193,13 +187,13 @@ static void too_many_staged(Session* first) {
 void ll_order_of_calls(EpEnv* env) {
     Session session;
     open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
-    EP_REFUSED("combine-ll-before-dispatch", call(&session, kCombine, 0), USAGE,
+    EP_REFUSED("combine-ll-before-dispatch", make_valid_call(&session, kCombine, 0), USAGE,
                "ncclEpCombine: handle: needs a dispatch before its first combine");
     EP_CHECK_NCCL(ncclEpComplete(session.handle, NULL, env->stream));
-    EP_CHECK_NCCL(call(&session, kDispatch, 1));
-    EP_REFUSED("dispatch-ll-staged", call(&session, kDispatch, 0), USAGE,
+    EP_CHECK_NCCL(make_valid_call(&session, kDispatch, 1));
+    EP_REFUSED("dispatch-ll-staged", make_valid_call(&session, kDispatch, 0), USAGE,
                "ncclEpDispatch: handle: its staged operation waits for ncclEpComplete");
-    EP_REFUSED("combine-ll-staged", call(&session, kCombine, 0), USAGE,
+    EP_REFUSED("combine-ll-staged", make_valid_call(&session, kCombine, 0), USAGE,
                "ncclEpCombine: handle: its staged operation waits for ncclEpComplete");
     EP_CHECK_NCCL(ncclEpComplete(session.handle, NULL, env->stream));
     check_works(&session);

@@ -7,15 +7,6 @@
 
 #include "suites/errors/errors.h"
 
-static int odd_rank(const EpEnv* env) { return env->size - 1; }
-static bool is_odd(const EpEnv* env) { return env->rank == odd_rank(env); }
-
-static double seconds(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
 ncclResult_t wait_for_failure(const Session* session, double limit) {
     const double end = seconds() + limit;
     const struct timespec pause = {0, 2 * 1000 * 1000};
@@ -25,12 +16,6 @@ ncclResult_t wait_for_failure(const Session* session, double limit) {
         if (state != ncclSuccess || seconds() >= end) return state;
         nanosleep(&pause, NULL);
     }
-}
-
-static ncclResult_t call(const Session* session, CallKind kind) {
-    CallTensors tensors;
-    valid_tensors(session, kind, &tensors);
-    return make_call(session, kind, &tensors, 0);
 }
 
 // Whether this rank finds out itself if the odd rank does not do its part of `kind`. In low latency
@@ -46,13 +31,13 @@ static bool hears_odd_rank(const Session* session, CallKind kind) {
 
 // The group has failed with `code`: every further call says so at once, and why.
 static void check_refuses_work(const Session* session, ncclResult_t code) {
-    EP_REFUSED("dispatch-group-failed", call(session, kDispatch), code,
+    EP_REFUSED("dispatch-group-failed", make_valid_call(session, kDispatch, 0), code,
                "ncclEpDispatch: the group has failed: *");
-    EP_REFUSED("combine-group-failed", call(session, kCombine), code,
+    EP_REFUSED("combine-group-failed", make_valid_call(session, kCombine, 0), code,
                "ncclEpCombine: the group has failed: *");
     EP_REFUSED("complete-group-failed", ncclEpComplete(session->handle, NULL, session->env->stream),
                code, "ncclEpComplete: the group has failed: *");
-    EP_REFUSED("handle-group-failed", call(session, kCreateHandle), code,
+    EP_REFUSED("handle-group-failed", make_valid_call(session, kCreateHandle, 0), code,
                "ncclEpCreateHandle: the group has failed: *");
 }
 
@@ -77,7 +62,7 @@ static void stop_in(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
     open_session(&session, env, algorithm);
     check_works(&session);
     ep_barrier();
-    if (!is_odd(env)) EP_CHECK_NCCL(call(&session, kDispatch));
+    if (!is_odd(env)) EP_CHECK_NCCL(make_valid_call(&session, kDispatch, 0));
     if (!is_odd(env) && hears_odd_rank(&session, kDispatch)) {
         const double limit = 0.001 * kShortTimeoutMs + 1.0;
         EP_REFUSED("running-deadline", wait_for_failure(&session, limit), ncclRemoteError,
@@ -122,7 +107,7 @@ static void too_small(const EpEnv* env, CallKind kind, ListName list, unsigned t
         check_refuses_work(&session, ncclInvalidUsage);
     } else {
         // Accepted, unless the news is here already.
-        const ncclResult_t next = call(&session, kDispatch);
+        const ncclResult_t next = make_valid_call(&session, kDispatch, 0);
         EP_CHECK(next == ncclSuccess || next == ncclRemoteError);
     }
     if (!is_odd(env) && hears_odd_rank(&session, kDispatch)) {
@@ -200,7 +185,7 @@ static void other_top_k(const EpEnv* env) {
         EP_CHECK_NCCL(ncclEpCreateHandle(&session.handle, session.group, &ids.tensor, NULL, 0, NULL,
                                          env->stream, false));
     }
-    EP_CHECK_NCCL(call(&session, kDispatch));
+    EP_CHECK_NCCL(make_valid_call(&session, kDispatch, 0));
     check_all_notice(&session, kDispatch, "running-ll-columns",
                      "topk_idx.sizes[1]: must be the same",
                      is_odd(env) ? " (got 1, expected 2)" : " (got 2, expected 1)");
@@ -210,7 +195,7 @@ static void tokens_only_on_one_rank(const EpEnv* env) {
     Session session;
     open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
     ep_barrier();
-    EP_CHECK_NCCL(call(&session, is_odd(env) ? kTokensOnly : kDispatch));
+    EP_CHECK_NCCL(make_valid_call(&session, is_odd(env) ? kTokensOnly : kDispatch, 0));
     check_all_notice(&session, kDispatch, "running-ht-forward",
                      "inputs[TOPK_IDX]: must be forward, or tokens only,", "");
 }
@@ -220,7 +205,7 @@ static void forward_combine_on_one_rank(const EpEnv* env) {
     open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
     check_works(&session);
     ep_barrier();
-    EP_CHECK_NCCL(call(&session, is_odd(env) ? kCombine : kBackward));
+    EP_CHECK_NCCL(make_valid_call(&session, is_odd(env) ? kCombine : kBackward, 0));
     check_all_notice(&session, kCombine, "running-ht-columns",
                      "inputs[TOPK_WEIGHTS]: must have the same columns",
                      is_odd(env) ? " (got 0, expected 2)" : " (got 2, expected 0)");

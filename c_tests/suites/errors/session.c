@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "suites/errors/errors.h"
 
@@ -51,6 +52,16 @@ void set_timeout_ms(unsigned milliseconds) {
     const int failed =
         milliseconds == 0 ? unsetenv("NCCL_EP_TIMEOUT_MS") : setenv("NCCL_EP_TIMEOUT_MS", text, 1);
     EP_REQUIRE(failed == 0);
+}
+
+int odd_rank(const EpEnv* env) { return env->size - 1; }
+
+bool is_odd(const EpEnv* env) { return env->rank == odd_rank(env); }
+
+double seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
 // ---- Opening and closing -----------------------------------------------------------------------
@@ -214,6 +225,12 @@ ncclResult_t make_call(const Session* session, CallKind kind, CallTensors* tenso
     }
     return ncclEpCombine(session->handle, in, num_in, arrays[kOutputs], num_out, arrays[kLocals],
                          num_local, send_only, NULL, stream);
+}
+
+ncclResult_t make_valid_call(const Session* session, CallKind kind, unsigned send_only) {
+    CallTensors tensors;
+    valid_tensors(session, kind, &tensors);
+    return make_call(session, kind, &tensors, send_only);
 }
 
 void check_works(const Session* session) {

@@ -28,8 +28,8 @@ const LEAST_DEPTH: usize = 64;
 /// With huge rows rings are shorter, not larger.
 const MOST_RING_BYTES: usize = 64 << 20;
 const MOST_PIECE_BYTES: usize = 16 << 10;
-/// A warp's list of announcements: a rank and a number for each rank of a token.
-const LIST_BYTES: usize = HT_MAX_TOP_K as usize * 8;
+/// A warp's mailbox (`herald.cuh`): a ring of rows, a rank and a number for each.
+const MAILBOX_BYTES: usize = HT_MAX_TOP_K as usize * 8;
 
 /// Tokens that a block of `ht_layout` numbers, if the device has enough blocks.
 const LAYOUT_BLOCK_TOKENS: usize = 128;
@@ -184,7 +184,7 @@ impl HtPlan {
         };
         let tail_bytes = tail_bytes.next_multiple_of(COPY_ALIGN);
         let warp_bytes =
-            number((piece_bytes + tails * tail_bytes + LIST_BYTES).next_multiple_of(128))?;
+            number((piece_bytes + tails * tail_bytes + MAILBOX_BYTES).next_multiple_of(128))?;
         let zero_bytes = match kind {
             HtKind::Dispatch { .. } => HT_ZERO_BYTES,
             HtKind::Combine { .. } => 0,

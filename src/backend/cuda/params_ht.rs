@@ -161,7 +161,7 @@ pub struct HtCommon {
     pub piece_bytes: u32,
     /// Bytes that follow a row in its slot, a multiple of 16.
     pub tail_bytes: u32,
-    /// Shared memory of a warp: a piece, then tails; at its end a list of announcements.
+    /// Shared memory of a warp: a piece, then tails; at its end the ring of its mailbox.
     pub warp_bytes: u32,
     /// Warps of a block that have such memory; at least one warp has none.
     pub copy_warps: u32,

@@ -3,7 +3,7 @@
 With real sizes this takes a minute and shows a progress bar. Afterwards start programs with
 NCCL_EP_TUNING_FILE=tuning.json; token counts are rounded up to the next one that was measured.
 
-    mpirun -np 4 python3 examples/python/05_tune.py [FILE] [--algorithms ll,ht] [--tokens 4096]
+    mpirun -np 4 python3 examples/python/05_tune.py [FILE] [--algorithms ll,ht] [--tokens 4096] [--sms 24]
 """
 
 import argparse
@@ -22,6 +22,7 @@ def parse_arguments(most: int) -> argparse.Namespace:
     parser.add_argument("file", nargs="?", help="what to write (a temporary file)")
     parser.add_argument("--algorithms", default="ll", help="ll, ht or both (%(default)s)")
     parser.add_argument("--tokens", type=int, default=most, help="up to so many (%(default)s)")
+    parser.add_argument("--sms", type=int, default=0, help="SMs at most (all)")
     return parser.parse_args()
 
 
@@ -35,6 +36,7 @@ def main() -> None:
                                  hidden=7168 if on_gpu else 256, top_k=8,
                                  max_tokens_per_rank=arguments.tokens)
         found = nccl_ep.tune(path, shape, algorithms=arguments.algorithms.split(","),
+                             num_sms=arguments.sms,
                              repetitions=64 if on_gpu else 2)
         if rank == 0:
             with open(path) as file:

@@ -134,14 +134,13 @@ void ht_outputs_too_small(EpEnv* env) {
 // ---- One rank makes another call than the others -----------------------------------------------
 
 // Every rank that hears from the odd one in `kind`, and that one too, gets an error: it names a rank
-// that differs from itself, of those that differ from the odd one in low latency the first, unless it
-// hears first that another rank has failed of that.
+// that differs from itself, to the odd one any, unless it hears first that another rank has failed of
+// that.
 static void check_all_notice(Session* session, CallKind kind, const char* id, const char* rule,
                              const char* values) {
     const EpEnv* env = session->env;
-    const bool any = is_odd(env) && session->algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT;
     char named[16] = "*";
-    if (!any) snprintf(named, sizeof(named), "%d", is_odd(env) ? 0 : odd_rank(env));
+    if (!is_odd(env)) snprintf(named, sizeof(named), "%d", odd_rank(env));
     const bool hears = hears_odd_rank(session, kind);
     const ncclResult_t state = hears ? wait_for_failure(session, 10.0) : ncclSuccess;
     if (state == ncclRemoteError) {

@@ -18,7 +18,8 @@ OPERATIONS = {"ll": ("ll_dispatch", "ll_combine"), "ht": ("ht_dispatch", "ht_com
 _BLOCKS = (8, 16, 24, 32, 64)
 # In high throughput a block sends or receives, never both.
 _SEND_EIGHTHS = {"ll": (8, 2, 6), "ht": (3, 4, 5)}
-_THREADS = {"ll": (256, 512), "ht": (384, 512)}
+# A combine in high throughput has 512 at most and makes that of more.
+_THREADS = {"ll": (256, 512), "ht": (384, 768)}
 
 
 @dataclasses.dataclass(frozen=True)

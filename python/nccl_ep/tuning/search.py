@@ -19,6 +19,7 @@ from nccl_ep.rendezvous import collective_device, get_nccl_comm_from_group
 from nccl_ep.runtime import Runtime
 from nccl_ep.tuning.candidates import OPERATIONS, Candidate, candidates, document, in_force, write
 from nccl_ep.tuning.measure import Workload
+from nccl_ep.types import NCCL_EP_AUTO
 
 # Another choice than the library's own must be so much faster, or noise would decide.
 _WORTH = 0.98
@@ -108,9 +109,11 @@ class Bench:
     def times(self, contents: dict[str, Any] | None) -> list[tuple[float, float]]:
         """This rank's times of dispatch and combine for each number of tokens, with this file."""
         shape = self.shape
+        # Without a bound a handle knows its rows, so that no time goes into zeros for unused ones.
+        bound = NCCL_EP_AUTO if self.algorithm == "ht" else self.sizes[-1]
         with in_force(contents):
             group = EpGroup(shape.num_experts, shape.hidden, algorithm=self.algorithm,
-                            max_tokens_per_rank=self.sizes[-1], dtype=shape.dtype, comm=self.comm)
+                            max_tokens_per_rank=bound, dtype=shape.dtype, comm=self.comm)
         with group:
             found = []
             for tokens in self.sizes:

@@ -15,7 +15,11 @@ const RESERVED_SHARED_BYTES: u32 = 3584;
 /// Blocks when the caller leaves the choice to us, and how many of them send.
 const AUTO_BLOCKS: u32 = 24;
 const DISPATCH_SENDERS: u32 = 11;
+/// Receivers of a combine add up a token's rows of all ranks, its own among them: the fewer ranks, the
+/// more there is to add for each row that is sent.
 const COMBINE_SENDERS: u32 = 14;
+const COMBINE_SENDERS_OF_THREE: u32 = 11;
+const COMBINE_SENDERS_OF_TWO: u32 = 9;
 /// Of a sending block one warp copies and another announces.
 const LEAST_WARPS: u32 = 2;
 
@@ -37,10 +41,12 @@ impl HtKind {
     }
 
     /// What is good where nothing was measured.
-    fn own_choice(self) -> Choice {
-        let (send_blocks, threads) = match self {
-            Self::Dispatch { .. } => (DISPATCH_SENDERS, HT_DISPATCH_THREADS),
-            Self::Combine { .. } => (COMBINE_SENDERS, HT_COMBINE_THREADS),
+    fn own_choice(self, ranks: usize) -> Choice {
+        let (send_blocks, threads) = match (self, ranks) {
+            (Self::Dispatch { .. }, _) => (DISPATCH_SENDERS, HT_DISPATCH_THREADS),
+            (Self::Combine { .. }, ..=2) => (COMBINE_SENDERS_OF_TWO, HT_COMBINE_THREADS),
+            (Self::Combine { .. }, 3) => (COMBINE_SENDERS_OF_THREE, HT_COMBINE_THREADS),
+            (Self::Combine { .. }, _) => (COMBINE_SENDERS, HT_COMBINE_THREADS),
         };
         Choice {
             blocks: AUTO_BLOCKS,
@@ -85,7 +91,7 @@ impl Grid {
         tokens: usize,
         device: DeviceLimits,
     ) -> Self {
-        let own = kind.own_choice();
+        let own = kind.own_choice(facts.ranks);
         // A rank without tokens may still have much to receive.
         let work = if tokens == 0 {
             facts.max_tokens
@@ -156,6 +162,10 @@ mod tests {
         }
         let own = Grid::new(&facts(4, None), &Tuning::default(), DISPATCH, 64, H200);
         assert_eq!((own.blocks, own.send_blocks, own.warps), (24, 11, 24));
+        for (ranks, senders) in [(2, 9), (3, 11), (4, 14), (8, 14)] {
+            let own = Grid::new(&facts(ranks, None), &Tuning::default(), COMBINE, 64, H200);
+            assert_eq!((own.blocks, own.send_blocks), (24, senders));
+        }
     }
 
     #[test]

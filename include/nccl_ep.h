@@ -154,7 +154,8 @@ extern "C" {
 // Returns `ncclInvalidArgument` for a NULL pointer, or a `config` that breaks a rule or differs
 // between ranks; `ncclInvalidUsage` if the ranks span several nodes; `ncclRemoteError` if another
 // rank refused or did not arrive within NCCL_EP_TIMEOUT_MS; `ncclSystemError` without an NCCL in the
-// process; `ncclUnhandledCudaError` without a usable GPU; or NCCL's own code.
+// process; `ncclUnhandledCudaError` without a usable GPU; or the code of an NCCL call that
+// failed.
 ncclResult_t ncclEpCreateGroup(ncclEpGroup_t *ep_group,
                                ncclComm_t comm,
                                const struct ncclEpGroupConfig_t *config,

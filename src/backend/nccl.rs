@@ -13,6 +13,8 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 
 /// `ncclUint8`.
 const UINT8: c_int = 1;
+/// `ncclInProgress`, which only non-blocking communicators answer.
+const IN_PROGRESS: c_int = 7;
 
 function_table! {
     /// NCCL's entry points; all are older than NCCL 2.18, the oldest that we support.
@@ -25,7 +27,6 @@ function_table! {
     }
     optional {
         fn ncclGetErrorString(c_int) -> *const c_char;
-        fn ncclGetVersion(*mut c_int) -> c_int;
     }
 }
 
@@ -47,15 +48,6 @@ fn functions() -> Result<&'static Functions> {
             )
         })
     })
-}
-
-/// NCCL's version as it counts them (22809 is 2.28.9), if there is an NCCL and it tells.
-pub fn version() -> Option<i32> {
-    let get = functions().ok()?.ncclGetVersion?;
-    let mut version = 0;
-    // SAFETY: writes one int, which outlives the call.
-    let code = unsafe { get(&mut version) };
-    (code == 0).then_some(version)
 }
 
 /// The caller's communicator, and what it says about itself.
@@ -145,6 +137,10 @@ fn query(
 fn check(functions: &Functions, name: &str, code: c_int) -> Result<()> {
     if code == 0 {
         return Ok(());
+    }
+    if code == IN_PROGRESS {
+        let rule = "must be a blocking communicator, as ncclCommInitRank makes";
+        return Err(Error::usage("comm", rule));
     }
     Err(Error::new(
         Code::from_raw(code),

@@ -26,7 +26,8 @@ use std::sync::Arc;
 /// Returns `ncclInvalidArgument` for a NULL pointer, or a `config` that breaks a rule or differs
 /// between ranks; `ncclInvalidUsage` if the ranks span several nodes; `ncclRemoteError` if another
 /// rank refused or did not arrive within NCCL_EP_TIMEOUT_MS; `ncclSystemError` without an NCCL in the
-/// process; `ncclUnhandledCudaError` without a usable GPU; or NCCL's own code.
+/// process; `ncclUnhandledCudaError` without a usable GPU; or the code of an NCCL call that
+/// failed.
 ///
 /// # Safety
 /// Pointers are NULL or valid for what they are documented to be.

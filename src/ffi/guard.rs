@@ -7,11 +7,16 @@ use crate::log;
 use crate::state::group::Group;
 use crate::state::handle::Handle;
 use std::cell::RefCell;
-use std::ffi::{CString, c_char};
+use std::ffi::c_char;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+/// Room for the text of a refusal and its NUL; longer ones are cut.
+const TEXT_BYTES: usize = 1024;
+
 thread_local! {
-    static LAST_ERROR: RefCell<CString> = RefCell::default();
+    // An array, which nobody drops: it still works in the thread's last destructors and in atexit, and
+    // the address that callers hold stays good.
+    static LAST_ERROR: RefCell<[u8; TEXT_BYTES]> = const { RefCell::new([0; TEXT_BYTES]) };
 }
 
 /// What a call works on: marked as failed if the call panics.
@@ -46,16 +51,26 @@ pub(super) fn guard(
         Err(error) => {
             let error = error.within(name);
             log::warn(error.text());
-            let text = CString::new(error.text().replace('\0', "?")).unwrap_or_default();
-            LAST_ERROR.set(text);
+            set_last_error(error.text());
             error.code() as ncclResult_t
         }
     }
 }
 
-/// The text of this thread's last refusal; empty if there was none. Valid until the next refusal.
+/// The text of this thread's last refusal; empty if there was none. The next refusal replaces it.
 pub(super) fn last_error() -> *const c_char {
-    LAST_ERROR.with_borrow(|text| text.as_ptr())
+    LAST_ERROR.with_borrow(|text| text.as_ptr().cast())
+}
+
+/// Makes `text` what [`last_error`] returns.
+pub(super) fn set_last_error(text: &str) {
+    let kept = &text[..text.floor_char_boundary(TEXT_BYTES - 1)];
+    LAST_ERROR.with_borrow_mut(|bytes| {
+        bytes.fill(0);
+        for (to, from) in bytes.iter_mut().zip(kept.bytes()) {
+            *to = if from == 0 { b'?' } else { from };
+        }
+    });
 }
 
 fn mark_failed(subject: Subject, error: &Error) {

@@ -1,9 +1,10 @@
 //! Version, last refusal, asynchronous failure: this library's own additions to the interface.
 #![allow(unsafe_code)]
 
-use super::guard::{Subject, check_out, guard, last_error, write_out};
+use super::guard::{Subject, check_out, guard, last_error, set_last_error, write_out};
 use crate::abi::types::{ncclEpGroup_t, ncclResult_t};
 use crate::build_info;
+use crate::log;
 use crate::state::group::Group;
 use std::ffi::{c_char, c_int};
 
@@ -46,8 +47,16 @@ pub unsafe extern "C" fn ncclEpGetAsyncError(
     let name = "ncclEpGetAsyncError";
     guard(name, Subject::Nothing, || {
         check_out("result", result)?;
-        let failure = Group::resolve(ep_group as usize)?.failure();
-        let code = failure.map_or(0, |error| guard(name, Subject::Nothing, || Err(error)));
+        let group = Group::resolve(ep_group as usize)?;
+        let code = group.failure().map_or(0, |error| {
+            let error = error.within(name);
+            // Callers ask again and again.
+            if group.is_news() {
+                log::warn(error.text());
+            }
+            set_last_error(error.text());
+            error.code() as ncclResult_t
+        });
         // SAFETY: this function's contract.
         unsafe { write_out("result", result, code) }
     })

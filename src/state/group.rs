@@ -27,6 +27,7 @@ pub struct Group {
     backend: Box<dyn GroupBackend>,
     allocator: Arc<dyn TensorAllocator>,
     failed: OnceCell<Error>,
+    reported: AtomicBool,
     closed: AtomicBool,
     staged: AtomicUsize,
 }
@@ -43,6 +44,7 @@ impl Group {
             backend,
             allocator,
             failed: OnceCell::new(),
+            reported: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             staged: AtomicUsize::new(0),
         }
@@ -96,6 +98,11 @@ impl Group {
     /// The failure that has made the group unusable, if any.
     pub fn failure(&self) -> Option<Error> {
         self.failed.get().cloned().or_else(|| self.backend.fault())
+    }
+
+    /// Whether nobody has asked this before: a failure is printed once.
+    pub fn is_news(&self) -> bool {
+        !self.reported.swap(true, Ordering::Relaxed)
     }
 
     /// Marks the group unusable; later calls fail at once instead of leaving the peers waiting.

@@ -171,11 +171,15 @@ impl Handle {
         let Mode::Ll(handle) = &self.mode else {
             return Ok(());
         };
-        let Some((op, ticket)) = handle.progress.lock().staged.take() else {
+        let mut progress = handle.progress.lock();
+        let Some((op, ticket)) = &progress.staged else {
             return Ok(());
         };
+        // If this is refused, the operation still waits: the caller may try again.
+        handle.backend.receive(op, *ticket, stream)?;
+        progress.staged = None;
         self.group.end_staged();
-        handle.backend.receive(&op, ticket, stream)
+        Ok(())
     }
 
     /// Rows that an HT dispatch can deliver: the group's bound, or with AUTO the real count.

@@ -16,7 +16,6 @@ use memmap2::Mmap;
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Longest sleep between two looks at the ranks' failure marks.
@@ -29,7 +28,7 @@ pub struct Exchange {
     rank: usize,
     windows: Vec<Window>,
     timeout: Duration,
-    last_epoch: AtomicU64,
+    last_epoch: Mutex<u64>,
     abandoned: Mutex<Vec<u64>>,
     posting: Mutex<()>,
     fault: OnceCell<Error>,
@@ -42,7 +41,7 @@ impl Exchange {
             rank,
             windows,
             timeout,
-            last_epoch: AtomicU64::new(0),
+            last_epoch: Mutex::default(),
             abandoned: Mutex::default(),
             posting: Mutex::default(),
             fault: OnceCell::new(),
@@ -54,10 +53,14 @@ impl Exchange {
         self.windows.len()
     }
 
-    /// The epoch of a new operation; to be called in the order of the caller's calls.
-    pub fn begin(&self) -> u64 {
-        let last = &self.last_epoch;
-        last.fetch_add(EPOCHS_PER_OPERATION, Ordering::Relaxed) + EPOCHS_PER_OPERATION
+    /// Numbers a new operation, in the order of the caller's calls: `launch` gets its epoch. One that
+    /// cannot be launched has no number, as the other ranks will not hear of it.
+    pub fn begin(&self, launch: impl FnOnce(u64) -> Result<()>) -> Result<u64> {
+        let mut last = self.last_epoch.lock();
+        let epoch = *last + EPOCHS_PER_OPERATION;
+        launch(epoch)?;
+        *last = epoch;
+        Ok(epoch)
     }
 
     /// The epoch of what the ranks tell each other before they can post the message of `epoch`.
@@ -104,6 +107,13 @@ impl Exchange {
         message.write_to(&mut bank.write(message.len())?)?;
         bank.post(epoch, message.len());
         Ok(())
+    }
+
+    /// What every rank posts for `epoch`, in rank order.
+    pub fn receive_all(&self, epoch: u64) -> Result<Vec<Received<'_>>> {
+        (0..self.ranks())
+            .map(|source| self.receive(epoch, source))
+            .collect()
     }
 
     /// The message that `source` posts for `epoch`, once it is there; let go of when dropped.
@@ -220,6 +230,10 @@ impl Drop for Received<'_> {
 mod tests {
     use super::*;
 
+    fn begin(exchange: &Exchange) -> u64 {
+        exchange.begin(|_| Ok(())).unwrap()
+    }
+
     /// Exchanges of `ranks` ranks within this process.
     fn ranks(ranks: usize, timeout: Duration) -> Vec<Exchange> {
         let made: Vec<Window> = (0..ranks).map(|_| Window::create(ranks).unwrap()).collect();
@@ -246,7 +260,7 @@ mod tests {
             for exchange in &all {
                 scope.spawn(move || {
                     for _ in 0..200 {
-                        let epoch = exchange.begin();
+                        let epoch = begin(exchange);
                         post(
                             exchange,
                             epoch,
@@ -267,12 +281,12 @@ mod tests {
     fn operations_that_stay_unread_do_not_stop_later_ones() {
         let all = ranks(1, Duration::from_secs(20));
         let exchange = &all[0];
-        let staged = [exchange.begin(), exchange.begin()];
+        let staged = [begin(exchange), begin(exchange)];
         for epoch in staged {
             post(exchange, epoch, b"staged").unwrap();
         }
         for _ in 0..20 {
-            let epoch = exchange.begin();
+            let epoch = begin(exchange);
             post(exchange, epoch, b"whole").unwrap();
             drop(exchange.receive(epoch, 0).unwrap());
         }
@@ -285,7 +299,7 @@ mod tests {
     fn abandoned_operations_free_their_banks() {
         let all = ranks(1, Duration::from_secs(20));
         for _ in 0..20 {
-            let epoch = all[0].begin();
+            let epoch = begin(&all[0]);
             post(&all[0], epoch, b"never read").unwrap();
             all[0].abandon(epoch);
         }
@@ -295,7 +309,7 @@ mod tests {
     fn an_operation_may_be_abandoned_before_it_is_posted() {
         let all = ranks(1, Duration::from_secs(20));
         for _ in 0..20 {
-            let epoch = all[0].begin();
+            let epoch = begin(&all[0]);
             all[0].abandon(epoch);
             post(&all[0], epoch, b"never read").unwrap();
         }
@@ -305,7 +319,7 @@ mod tests {
     fn an_operation_may_be_posted_after_later_ones_and_never_read() {
         let all = ranks(1, Duration::from_secs(20));
         for _ in 0..20 {
-            let (late, next) = (all[0].begin(), all[0].begin());
+            let (late, next) = (begin(&all[0]), begin(&all[0]));
             all[0].abandon(late);
             post(&all[0], next, b"next").unwrap();
             drop(all[0].receive(next, 0).unwrap());
@@ -316,7 +330,7 @@ mod tests {
     #[test]
     fn a_silent_rank_is_named_after_the_deadline() {
         let all = ranks(2, Duration::from_millis(80));
-        let epoch = all[0].begin();
+        let epoch = begin(&all[0]);
         post(&all[0], epoch, b"here").unwrap();
         let error = all[0].receive(epoch, 1).err().unwrap();
         assert_eq!(error.code(), Code::RemoteError);

@@ -90,20 +90,31 @@ pub struct Shared {
 }
 
 impl Shared {
+    /// Enqueues an operation on `stream`: `work` gets its epoch, which is returned, too.
+    pub fn enqueue_operation(
+        self: &Arc<Self>,
+        what: &'static str,
+        stream: Stream,
+        work: impl FnOnce(u64) -> Result<()> + Send + 'static,
+    ) -> Result<u64> {
+        self.exchange
+            .begin(|epoch| self.enqueue(what, stream, move || work(epoch)))
+    }
+
     /// Enqueues `work` on `stream`. Its failure, or a panic in it, becomes the group's fault; after a
     /// fault nothing runs any more, as the other ranks have stopped too. `what` names the operation.
     pub fn enqueue(
         self: &Arc<Self>,
         what: &'static str,
         stream: Stream,
-        work: impl FnOnce(&Shared) -> Result<()> + Send + 'static,
+        work: impl FnOnce() -> Result<()> + Send + 'static,
     ) -> Result<()> {
         let shared = Arc::clone(self);
         let guarded = move || {
             if shared.exchange.fault().is_some() {
                 return;
             }
-            let outcome = catch_unwind(AssertUnwindSafe(|| work(&shared)))
+            let outcome = catch_unwind(AssertUnwindSafe(work))
                 .unwrap_or_else(|_| Err(Error::internal("a panic in the host backend")));
             if let Err(error) = outcome {
                 shared.exchange.fail(error.within(what));

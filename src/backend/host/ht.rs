@@ -7,7 +7,6 @@
 
 use crate::backend::bootstrap::Bootstrap;
 use crate::backend::host::device::{bytes, bytes_mut};
-use crate::backend::host::exchange::Received;
 use crate::backend::host::group::Shared;
 use crate::backend::host::ht_routing::{HtMap, RankIds, exchange_ids};
 use crate::backend::host::message::{Message, Reader};
@@ -92,7 +91,7 @@ impl HostHt {
     }
 
     fn receive_tokens(&self, op: &HtDispatch, epoch: u64) -> Result<()> {
-        let messages = self.receive_all(epoch)?;
+        let messages = self.shared.exchange.receive_all(epoch)?;
         let sent: Vec<Sent<'_>> = messages
             .iter()
             .enumerate()
@@ -181,7 +180,7 @@ impl HostHt {
     }
 
     fn receive_results(&self, op: &HtCombine, epoch: u64) -> Result<()> {
-        let messages = self.receive_all(epoch)?;
+        let messages = self.shared.exchange.receive_all(epoch)?;
         let columns = op.gradients.map_or(0, |gradients| gradients.top_k);
         let results: Vec<Results<'_>> = messages
             .iter()
@@ -240,12 +239,6 @@ impl HostHt {
         Ok(())
     }
 
-    fn receive_all(&self, epoch: u64) -> Result<Vec<Received<'_>>> {
-        (0..self.shared.facts.ranks)
-            .map(|source| self.shared.exchange.receive(epoch, source))
-            .collect()
-    }
-
     /// A tensor of received rows must hold them all: silently losing tokens would be worse.
     fn check_capacity(&self, argument: &str, rows: usize) -> Result<()> {
         let received = self.map.arrivals.len();
@@ -260,19 +253,23 @@ impl HostHt {
 
 impl HtBackend for HostHt {
     fn dispatch(&self, op: &HtDispatch, stream: Stream) -> Result<()> {
-        let (handle, op, epoch) = (self.clone(), *op, self.shared.exchange.begin());
-        self.shared.enqueue(DISPATCH, stream, move |_| {
-            handle.send_tokens(&op, epoch)?;
-            handle.receive_tokens(&op, epoch)
-        })
+        let (handle, op) = (self.clone(), *op);
+        self.shared
+            .enqueue_operation(DISPATCH, stream, move |epoch| {
+                handle.send_tokens(&op, epoch)?;
+                handle.receive_tokens(&op, epoch)
+            })
+            .map(drop)
     }
 
     fn combine(&self, op: &HtCombine, stream: Stream) -> Result<()> {
-        let (handle, op, epoch) = (self.clone(), *op, self.shared.exchange.begin());
-        self.shared.enqueue(COMBINE, stream, move |_| {
-            handle.send_results(&op, epoch)?;
-            handle.receive_results(&op, epoch)
-        })
+        let (handle, op) = (self.clone(), *op);
+        self.shared
+            .enqueue_operation(COMBINE, stream, move |epoch| {
+                handle.send_results(&op, epoch)?;
+                handle.receive_results(&op, epoch)
+            })
+            .map(drop)
     }
 
     fn num_recv_tokens(&self) -> Result<usize> {

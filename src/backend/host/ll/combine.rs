@@ -11,7 +11,7 @@
 #![allow(unsafe_code)]
 
 use crate::backend::host::device::{bytes, bytes_mut};
-use crate::backend::host::exchange::{Exchange, Received};
+use crate::backend::host::exchange::Exchange;
 use crate::backend::host::ll::{HostLl, Placed};
 use crate::backend::host::message::{Message, Reader};
 use crate::backend::host::numeric;
@@ -88,7 +88,7 @@ impl HostLl {
         message.bytes(gates.weights);
         let epoch = Exchange::before(epoch);
         self.shared.exchange.post(epoch, &message)?;
-        let received = self.receive_all(epoch)?;
+        let received = self.shared.exchange.receive_all(epoch)?;
         Ok(received.iter().map(|message| message.to_vec()).collect())
     }
 
@@ -133,7 +133,7 @@ impl HostLl {
 
     pub(super) fn receive_results(&self, op: &LlCombine, epoch: u64) -> Result<()> {
         let tokens = self.routing.tokens;
-        let messages = self.receive_all(epoch)?;
+        let messages = self.shared.exchange.receive_all(epoch)?;
         let mut by_token: Vec<Vec<Contribution<'_>>> = vec![Vec::new(); tokens];
         for (source, message) in messages.iter().enumerate() {
             self.collect(message, source, op.row.bytes(), &mut by_token)?;
@@ -188,12 +188,6 @@ impl HostLl {
             }
         }
         Ok(())
-    }
-
-    pub(super) fn receive_all(&self, epoch: u64) -> Result<Vec<Received<'_>>> {
-        (0..self.facts().ranks)
-            .map(|source| self.shared.exchange.receive(epoch, source))
-            .collect()
     }
 }
 

@@ -36,7 +36,7 @@ impl HostLl {
         let experts = facts.experts_of(facts.rank);
         // All of them, this rank's own as well, before the first write: until the send phase has run,
         // perhaps on another stream, the output belongs to what the caller has enqueued before it.
-        let messages = self.receive_all(epoch)?;
+        let messages = self.shared.exchange.receive_all(epoch)?;
         // SAFETY: `request` has checked the tensor `[L, R*M, H]`; the caller leaves it to the operation.
         let out = unsafe { bytes_mut(op.out, experts.len() * capacity * op.row.bytes()) };
         let mut counts = vec![0_usize; experts.len()];

@@ -63,26 +63,27 @@ impl HostLl {
 
 impl LlBackend for HostLl {
     fn run(&self, op: &LlOp, stream: Stream) -> Result<()> {
-        let (handle, op, epoch) = (self.clone(), *op, self.shared.exchange.begin());
-        self.shared.enqueue(name(&op), stream, move |_| {
-            handle.send_now(&op, epoch)?;
-            handle.receive_now(&op, epoch)
-        })
+        let (handle, op) = (self.clone(), *op);
+        self.shared
+            .enqueue_operation(name(&op), stream, move |epoch| {
+                handle.send_now(&op, epoch)?;
+                handle.receive_now(&op, epoch)
+            })
+            .map(drop)
     }
 
     fn send(&self, op: &LlOp, stream: Stream) -> Result<Ticket> {
-        let (handle, op, epoch) = (self.clone(), *op, self.shared.exchange.begin());
+        let (handle, op) = (self.clone(), *op);
         self.shared
-            .enqueue(name(&op), stream, move |_| handle.send_now(&op, epoch))?;
-        Ok(Ticket(epoch))
+            .enqueue_operation(name(&op), stream, move |epoch| handle.send_now(&op, epoch))
+            .map(Ticket)
     }
 
     fn receive(&self, op: &LlOp, ticket: Ticket, stream: Stream) -> Result<()> {
         // Waiting for this rank's own message orders the phases, whatever their streams.
         let (handle, op) = (self.clone(), *op);
-        self.shared.enqueue(name(&op), stream, move |_| {
-            handle.receive_now(&op, ticket.0)
-        })
+        self.shared
+            .enqueue(name(&op), stream, move || handle.receive_now(&op, ticket.0))
     }
 
     fn abandon(&self, _op: &LlOp, ticket: Ticket) {

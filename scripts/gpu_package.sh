@@ -35,7 +35,8 @@ cp scripts/env.sh scripts/gpu_test.py "$package/scripts/"
 cp scripts/testing/*.py "$package/scripts/testing/"
 cp c_tests/programs/moe_layer/data/loomings.txt "$package/c_tests/programs/moe_layer/data/"
 mkdir -p "$package"/{bench,examples,docs}
-cp docs/abi.md "$package/docs/" # a test compares the structures with it
+cp docs/{abi,python}.md "$package/docs/" # tests compare the structures with one, run the other's code
+cp README.md "$package/"
 cp -r python "$package/"
 cp -r examples/python "$package/examples/"
 cp bench/layer.py "$package/bench/"

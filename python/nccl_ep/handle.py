@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from nccl_ep.tensors import Tag, TensorList, checked, describe
+from nccl_ep.tensors import Tag, TensorList, checked, checked_integers, describe
 from nccl_ep.types import ncclEpDispatchConfig_t
 
 if TYPE_CHECKING:
@@ -46,8 +46,7 @@ class EpHandle:
         self._staged: list[Any] = []
         self._rows: int | None = None
         self.group = group
-        ids = topk_idx.to(torch.int64)
-        self.topk_idx = checked("topk_idx", ids, (None, None), group.device)
+        self.topk_idx = checked_integers("topk_idx", topk_idx, (None, None), group.device)
         self.num_tokens, self.top_k = self.topk_idx.shape
         if counts is not None:
             counts = checked("counts", counts, (group.num_local_experts,), group.device,

@@ -74,7 +74,9 @@ class HostCopy:
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
         on_gpu = device.type == "cuda"
-        self._copy = torch.empty(shape, dtype=dtype, pin_memory=on_gpu)
+        # Of the host whatever torch's default device is, and of use outside inference, too.
+        with torch.inference_mode(False):
+            self._copy = torch.empty(shape, dtype=dtype, device="cpu", pin_memory=on_gpu)
         self._arrived = torch.cuda.Event() if on_gpu else None
 
     def start(self, tensor: torch.Tensor) -> None:

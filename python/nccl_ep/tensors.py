@@ -13,6 +13,7 @@ from nccl_ep.types import ncclDataTypeEnum, ncclEpTensorTag_t, ncclNDTensor_t
 
 Tag = ncclEpTensorTag_t
 _Pointer = ctypes.POINTER(ncclNDTensor_t)
+_INTEGERS = frozenset((torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8))
 
 
 @functools.lru_cache(maxsize=256)
@@ -66,3 +67,12 @@ def checked(name: str, tensor: torch.Tensor, shape: Sequence[int | None], device
     if dtype is not None and tensor.dtype != dtype:
         raise ValueError(f"{name}: has type {tensor.dtype}, expected {dtype}")
     return tensor.contiguous()
+
+
+def checked_integers(name: str, tensor: torch.Tensor, shape: Sequence[int | None],
+                     device: torch.device) -> torch.Tensor:
+    """As `checked`, for ids of some integer type; as int64, the caller's own where it has that."""
+    dense = checked(name, tensor, shape, device)
+    if tensor.dtype not in _INTEGERS:
+        raise ValueError(f"{name}: has type {tensor.dtype}, expected integers")
+    return dense.to(torch.int64)

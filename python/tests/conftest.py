@@ -17,9 +17,11 @@ import torch
 import torch.distributed as dist
 
 from nccl_ep import EpGroup
+from nccl_ep.layers import EPAll2AllLayer
+from nccl_ep.nccl_wrapper import NCCLLibrary
 from nccl_ep.rendezvous import launched_rank
 from nccl_ep.runtime import uses_stand_ins
-from nccl_ep.nccl_wrapper import NCCLLibrary
+from problems import Problem
 
 _WAIT = datetime.timedelta(seconds=60)
 
@@ -125,3 +127,20 @@ def group(comm):
     yield make
     for each in made:
         each.close()
+
+
+@pytest.fixture
+def layer(world):
+    """Makes layers; those still open are finalized after the test."""
+    made = []
+
+    def make(problem: Problem, **settings) -> EPAll2AllLayer:
+        rank, size = world
+        made.append(EPAll2AllLayer(
+            None, settings.pop("max_tokens", 4), problem.hidden, problem.top_k, rank,
+            problem.num_experts, size, size, dtype=problem.dtype, **{"num_sm": 8, **settings}))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.finalize()

@@ -175,6 +175,8 @@ def test_shapes_types_and_devices_are_checked(group, world, device):
             (lambda: handle.dispatch(tokens, out=slots.mT.contiguous().mT), "must be contiguous"),
             (lambda: handle.dispatch(tokens, out=slots.bfloat16()), "has type torch.bfloat16"),
             (lambda: ep.create_handle(tokens[0]), "topk_idx: has shape"),
+            (lambda: ep.create_handle(tokens), "topk_idx: has type torch.float32"),
+            (lambda: ep.create_handle(tokens > 0), "topk_idx: has type torch.bool"),
             (lambda: EpGroup(size, 8, algorithm="mid"), "algorithm: must be")):
         with pytest.raises(ValueError, match=text):
             call()

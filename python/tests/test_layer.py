@@ -12,23 +12,6 @@ from problems import Problem, without_waiting
 pytestmark = pytest.mark.high_throughput
 
 
-@pytest.fixture
-def layer(world):
-    """Makes layers; those still open are finalized after the test."""
-    made = []
-
-    def make(problem: Problem, **settings) -> EPAll2AllLayer:
-        rank, size = world
-        made.append(EPAll2AllLayer(
-            None, settings.pop("max_tokens", 4), problem.hidden, problem.top_k, rank,
-            problem.num_experts, size, size, dtype=problem.dtype, num_sm=8, **settings))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.finalize()
-
-
 def pairs_of(problem: Problem, size: int) -> list[tuple[int, int, int]]:
     """(expert, token number over all ranks, k) of all pairs, sorted by expert, then token."""
     ids = torch.cat([problem.part(rank)[1] for rank in range(size)]).tolist()
@@ -161,7 +144,16 @@ def test_arguments_are_checked(layer, world, device):
             ({"exp_indices": problem.topk_idx[:, :1]}, "exp_indices: has shape"),
             ({"exp_indices": problem.topk_idx.to("meta")}, "exp_indices: is on meta"),
             ({"weight": problem.weights[1:]}, "weight: has shape"),
-            ({"input": problem.tokens.to("meta")}, "input: is on meta")):
+            ({"exp_indices": problem.topk_idx.float()}, "exp_indices: has type torch.float32"),
+            ({"input": problem.tokens.to("meta")}, "input: is on meta"),
+            ({"input": problem.tokens.double()}, "input: has type torch.float64"),
+            ({"input": problem.tokens[:, 1:]}, "input: has shape"),
+            ({"input": torch.tensor(1.0, device=device)}, "input: has shape"),
+            ({"full_scatter_indices": problem.weights}, "full_scatter_indices: has type"),
+            ({"full_scatter_indices": problem.topk_idx.to("meta")},
+             "full_scatter_indices: is on meta"),
+            ({"full_scatter_indices": problem.topk_idx[:, 1:]},
+             "full_scatter_indices: has shape")):
         arguments = {"input": problem.tokens, "exp_indices": problem.topk_idx, **change}
         with pytest.raises(ValueError, match=text):
             ep.dispatch(**arguments)
@@ -212,4 +204,6 @@ def test_configurations_that_make_no_sense(world):
             EPConfig(**{**good, **change})
     with pytest.raises(ValueError, match="ep_group"):
         EPAll2AllLayer(None, 1, 8, 1, rank, size + 1, size + 1, size + 1)
+    with pytest.raises(ValueError, match="num_sm"):
+        EPAll2AllLayer(None, 1, 8, 1, rank, size, size, size, num_sm=-1)
     dist.barrier()

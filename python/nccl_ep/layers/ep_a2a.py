@@ -17,10 +17,11 @@ from nccl_ep.handle import EpHandle
 from nccl_ep.layers import expand, scatter
 from nccl_ep.layers.layout import EPAllToAllLayoutDesc, EPConfig
 from nccl_ep.layers.rows import prepare
+from nccl_ep.nccl_wrapper import NCCLLibrary
 from nccl_ep.routing import effective_ids
-from nccl_ep.runtime import HostCopy
-from nccl_ep.tensors import checked
-from nccl_ep.types import ncclDataTypeEnum, ncclRedOpTypeEnum
+from nccl_ep.runtime import HostCopy, Runtime
+from nccl_ep.tensors import checked, checked_integers
+from nccl_ep.types import NCCL_EP_AUTO, ncclDataTypeEnum, ncclRedOpTypeEnum
 
 _SMALLEST_ROW = 16  # bytes
 
@@ -55,13 +56,19 @@ class EPAll2AllLayer(torch.nn.Module):
         have = dist.get_rank(ep_group), dist.get_world_size(ep_group)
         if have != (rank, world_size):
             raise ValueError(f"rank, world_size: {rank}, {world_size}, but ep_group has {have}")
+        if num_sm < 0:
+            raise ValueError(f"num_sm: must not be negative, but is {num_sm}")
         self.ep_group, self.num_sm = ep_group, num_sm
         self.enable_local_combine, self.use_aot = enable_local_combine, use_aot
-        # Without a bound of its own the group takes as many tokens as come.
-        self._group = EpGroup(num_tot_experts, hidden, algorithm="ht", dtype=dtype,
-                              comm=ep_group, num_channels=max(num_sm // 2, 0))
-        self._host_counts = HostCopy((self.num_experts_per_rank,), torch.int32, self._group.device)
-        prepare(dtype, hidden, min(topk, self.num_experts_per_rank), self._group.device)
+        # What can fail on one rank comes before the group, which only all ranks together can close.
+        device = Runtime(NCCLLibrary()).device
+        self._host_counts = HostCopy((self.num_experts_per_rank,), torch.int32, device)
+        # Results times weights are of float32 if the weights are.
+        for of_rows in {dtype, torch.float32}:
+            prepare(of_rows, hidden, min(topk, self.num_experts_per_rank), device)
+        # A channel has two SMs. Without a bound of its own the group takes as many tokens as come.
+        self._group = EpGroup(num_tot_experts, hidden, algorithm="ht", dtype=dtype, comm=ep_group,
+                              num_channels=max(num_sm // 2, 1) if num_sm else NCCL_EP_AUTO)
 
     @property
     def num_experts_per_rank(self) -> int:
@@ -72,7 +79,8 @@ class EPAll2AllLayer(torch.nn.Module):
                  weight: torch.Tensor | None = None,
                  full_scatter_indices: torch.Tensor | None = None,
                  ) -> tuple[torch.Tensor, torch.Tensor | None, EPAllToAllLayoutDesc]:
-        """Sends `input` [T, H] to the experts `exp_indices` [T, K], with `weight` [T, K].
+        """Sends `input` [T, H] of the layer's dtype to the experts `exp_indices`, some integers
+        [T, K], with `weight` [T, K].
 
         Returns the rows [recv_tokens, H] of this rank's experts, sorted by expert, then by source
         rank and token, one for each (token, expert) pair; their weights [recv_tokens], or None; and
@@ -82,11 +90,15 @@ class EPAll2AllLayer(torch.nn.Module):
         all ranks sorted by expert; rows then have this order. Collective.
         """
         config, device = self.ep_config, self._group.device
+        # All refusals come before the exchange of the routing, where other ranks would wait.
+        input = checked("input", input, (None, config.hidden), device, config.token_dtype)
         shape = input.shape[0], config.topk
-        input = checked("input", input, (None, None), device)
-        ids = checked("exp_indices", exp_indices, shape, device)
-        factors = (torch.ones(shape, device=device) if weight is None
+        ids = checked_integers("exp_indices", exp_indices, shape, device)
+        factors = (torch.ones(shape, dtype=torch.float32, device=device) if weight is None
                    else checked("weight", weight, shape, device).to(torch.float32))
+        if full_scatter_indices is not None:
+            full_scatter_indices = checked_integers("full_scatter_indices", full_scatter_indices,
+                                                    (None, config.topk), device)
         # The host has to wait for the exchange of the routing: it comes first, and the dispatch of
         # the tokens before all that can come after it.
         rows_per_expert = torch.empty(config.num_experts_per_rank, dtype=torch.int32, device=device)
@@ -110,7 +122,8 @@ class EPAll2AllLayer(torch.nn.Module):
             weights = weights.to(config.weight_dtype)
         layout = EPAllToAllLayoutDesc(
             num_dispatch_token_cur_rank=output.shape[0],
-            topk_indices_tensor=exp_indices.to(torch.int32),
+            # The caller may change his own in place.
+            topk_indices_tensor=exp_indices.to(torch.int32, copy=True),
             num_recv_tokens_per_expert=rows_per_expert,
             num_recv_tokens_per_expert_list=on_host,
             handle=handle, expansion=expansion,
@@ -121,14 +134,17 @@ class EPAll2AllLayer(torch.nn.Module):
     def combine(self, input: torch.Tensor, layout_desc: EPAllToAllLayoutDesc) -> torch.Tensor:
         """For each token the sum over its experts of `input` [recv_tokens, H]: [T, H].
 
-        No weights are applied: experts multiply by those that dispatch gave. Collective.
+        `input` may be of a wider type than the layer's dtype, which the result has. No weights are
+        applied: experts multiply by those that dispatch gave. Collective.
         """
         if layout_desc.handle is None or layout_desc.expansion is None:
             raise ValueError("layout_desc: not made by dispatch")
         rows = layout_desc.num_dispatch_token_cur_rank
         if input.dim() != 2 or input.shape[0] != rows:
             raise ValueError(f"input: has shape {list(input.shape)}, expected [{rows}, any]")
-        return ht_combine(layout_desc.handle, expand.reduce(input, layout_desc.expansion))
+        # Summed in float32; rows cross the wire in the layer's dtype.
+        sums = expand.reduce(input, layout_desc.expansion).to(self.ep_config.token_dtype)
+        return ht_combine(layout_desc.handle, sums)
 
     def ep_barrier_all(self, stream: Any = None, intra_node_only: bool = False) -> None:
         """Lets `stream` go on when the streams of all ranks have come here; collective.

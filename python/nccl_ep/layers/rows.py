@@ -74,7 +74,8 @@ def triton_kernels(device: torch.device) -> ModuleType | None:
         return None
     try:
         one = torch.zeros((1, 1), dtype=torch.int32, device=device)
-        kernels.add_up(kernels.spread(torch.zeros((1, 8), device=device), one, 1), one)
+        token = torch.zeros((1, 8), dtype=torch.float32, device=device)
+        kernels.add_up(kernels.spread(token, one, 1), one)
     except Exception as error:  # such as no C compiler, or a GPU that Triton is too old for
         warnings.warn(f"Triton does not work here, sums of rows are slower: {error}", stacklevel=2)
         return None

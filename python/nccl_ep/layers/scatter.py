@@ -98,9 +98,6 @@ def given_positions(full: torch.Tensor, ids: torch.Tensor, counts: Counts,
     `full` is [T, K], or [sum of T, K] for the tokens of all ranks, or [R * max_tokens, K] padded.
     Places that take no part count last. Waits for the GPU.
     """
-    if full.dim() != 2 or full.shape[1] != ids.shape[1]:
-        raise ValueError(f"full_scatter_indices: has shape {list(full.shape)}, expected "
-                         f"[..., {ids.shape[1]}]")
     if int(counts.per_rank.max()) > MOST_ROWS:
         raise ValueError(f"full_scatter_indices: more than {MOST_ROWS} rows on a rank")
     begin = _first_row(full.shape[0], counts.tokens.tolist(), config)

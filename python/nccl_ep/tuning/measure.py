@@ -18,11 +18,12 @@ class Workload:
 
     def __init__(self, group: EpGroup, tokens: int, top_k: int) -> None:
         random = torch.Generator().manual_seed(tokens + 7919 * group.rank)
-        scores = torch.rand((tokens, group.num_experts), generator=random)
+        scores = torch.rand((tokens, group.num_experts), generator=random, dtype=torch.float32,
+                            device="cpu")
         ids = scores.topk(top_k, dim=1).indices.to(group.device)
         self.handle = group.create_handle(ids)
         self.tokens = torch.zeros((tokens, group.hidden), dtype=group.dtype, device=group.device)
-        self.weights = torch.ones((tokens, top_k), device=group.device)
+        self.weights = torch.ones((tokens, top_k), dtype=torch.float32, device=group.device)
         high_throughput = group.algorithm == "ht"
         self.received = self.handle.dispatch(self.tokens,
                                              self.weights if high_throughput else None).tokens

@@ -41,6 +41,7 @@ class EpGroup:
             raise ValueError(f"algorithm: must be 'll' or 'ht', not {algorithm!r}")
         self._group: Any = None
         self._owned_comm: Any = None
+        self._kept: set[EpHandle] = set()
         self.library = NCCLLibrary()
         self.runtime = Runtime(self.library)
         self.algorithm, self.num_experts, self.hidden = algorithm, num_experts, hidden
@@ -85,6 +86,10 @@ class EpGroup:
 
         return EpHandle(self, topk_idx, counts=counts, stream=stream)
 
+    def keep(self, handle: EpHandle) -> None:
+        """Keeps a handle alive until the group is closed, as one that a CUDA graph has captured."""
+        self._kept.add(handle)
+
     def check(self) -> None:
         """Raises `NcclEpError` if an operation of the group has failed while it ran."""
         code = self.library.ncclEpGetAsyncError(self.handle)
@@ -109,6 +114,7 @@ class EpGroup:
             try:
                 self.library.ncclEpGroupDestroy(group, self._stream())
             finally:
+                self._kept.clear()
                 self._destroy_comm()
 
     def _destroy_comm(self) -> None:

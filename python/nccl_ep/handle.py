@@ -37,13 +37,16 @@ class EpHandle:
     Operations are enqueued on `stream` (a torch stream; None: the current one), and every rank
     calls them in the same order. Another stream than the current one first waits for that one; what
     uses the results elsewhere waits for `stream`. On the CPU all is done when the call returns.
-    LL reads `topk_idx` anew in each operation, so it may be changed in place; HT does not.
+    LL reads `topk_idx` anew in each operation, so it may be changed in place: the caller's own if
+    it is int64 and contiguous, else the copy that `handle.topk_idx` is. HT does not.
+    A handle that a CUDA graph has captured lives until `close` or the end of the group.
     """
 
     def __init__(self, group: EpGroup, topk_idx: torch.Tensor, *,
                  counts: torch.Tensor | None = None, stream: Any = None) -> None:
         self._handle: Any = None
-        self._staged: list[Any] = []
+        self._staged: list[TensorList] = []
+        self._staged_on: int | None = None
         self._rows: int | None = None
         self.group = group
         self.topk_idx = checked_integers("topk_idx", topk_idx, (None, None), group.device)
@@ -155,10 +158,13 @@ class EpHandle:
         `stream` waits for the sending only, so that what is on the current one goes on meanwhile.
         """
         group = self.group
+        address = group.runtime.stream(stream)
         with group.runtime.current():
-            group.library.ncclEpComplete(self.handle, None, group.runtime.stream(stream))
+            group.library.ncclEpComplete(self.handle, None, address)
+            self._keep_if_captured(stream)
         staged, self._staged = self._staged, []
-        self._hand_over(stream, staged)
+        if staged and address != self._staged_on:
+            group.runtime.keep_for(stream, self._memory(staged))
         group.settle()
 
     def close(self) -> None:
@@ -176,19 +182,26 @@ class EpHandle:
         arguments = [each for tensors in lists for each in (tensors.array, tensors.count)]
         group.runtime.follow(stream)
         with group.runtime.current():
-            call(self.handle, *arguments, send_only, config, group.runtime.stream(stream))
-        self._hand_over(stream, lists)
-        if send_only:
+            address = group.runtime.stream(stream)
+            call(self.handle, *arguments, send_only, config, address)
+            self._keep_if_captured(stream)
+        if stream is not None:
+            group.runtime.hand_over(stream, self._memory(lists))
+        if send_only and group.algorithm == "ll":
             # The receive phase writes to them, whatever the caller does meanwhile.
             self._staged.extend(lists)
+            self._staged_on = address
         group.settle()
 
-    def _hand_over(self, stream: Any, lists: Iterable[TensorList]) -> None:
-        if stream is None:
-            return
+    def _memory(self, lists: Iterable[TensorList]) -> list[torch.Tensor]:
+        """What operations with these tensors use."""
         # LL reads the ids in every phase, also when the caller has dropped the handle by then.
-        for tensors in ([self.topk_idx], *(each.tensors for each in lists)):
-            self.group.runtime.hand_over(stream, tensors)
+        return [self.topk_idx, *(tensor for each in lists for tensor in each.tensors)]
+
+    def _keep_if_captured(self, stream: Any) -> None:
+        """Replays of a graph use the handle, whether or not somebody still has it."""
+        if self.group.runtime.is_capturing(stream):
+            self.group.keep(self)
 
     def _received_shape(self, hidden: int) -> tuple[int, ...]:
         group = self.group

@@ -52,11 +52,30 @@ class Runtime:
         if stream != (current := torch.cuda.current_stream(self._number)):
             stream.wait_stream(current)
 
+    def is_capturing(self, stream: Any) -> bool:
+        """Whether what `stream` gets now becomes a part of a CUDA graph; the device is current."""
+        if self._stand_ins is not None:
+            return False
+        if stream is None:
+            return torch.cuda.is_current_stream_capturing()
+        with torch.cuda.stream(stream):
+            return torch.cuda.is_current_stream_capturing()
+
     def hand_over(self, stream: Any, tensors: Iterable[torch.Tensor]) -> None:
-        """Keeps the memory of `tensors` from being given away while `stream` still uses it."""
+        """Keeps the memory of `tensors` from being given away while `stream` still uses it.
+
+        They were made on the current stream, which needs no such thing.
+        """
         if stream is not None and stream != torch.cuda.current_stream(self._number):
-            for tensor in tensors:
-                tensor.record_stream(stream)
+            self.keep_for(stream, tensors)
+
+    def keep_for(self, stream: Any, tensors: Iterable[torch.Tensor]) -> None:
+        """`hand_over` for tensors of any stream; `stream` None is the current one."""
+        if self._stand_ins is not None:
+            return
+        chosen = stream if stream is not None else torch.cuda.current_stream(self._number)
+        for tensor in tensors:
+            tensor.record_stream(chosen)
 
     def settle(self) -> None:
         """On the CPU, waits for what was enqueued: torch has no streams there that could."""

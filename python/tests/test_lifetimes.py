@@ -1,0 +1,146 @@
+"""What operations use is kept: in flight, on other streams, in CUDA graphs."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+from nccl_ep.runtime import Runtime
+from problems import Problem
+
+HIDDEN = 4096
+
+
+def test_what_a_staged_operation_writes_to_is_kept(group, world, device):
+    """Though the caller drops it: the receive phase would write into somebody else's memory."""
+    _, size = world
+    ep = group(num_experts=size, hidden=8, max_tokens_per_rank=1, dtype=torch.float32)
+    handle = ep.create_handle(torch.zeros((1, 1), dtype=torch.int64, device=device))
+    result = weakref.ref(handle.dispatch(torch.ones((1, 8), device=device), send_only=True).tokens)
+    gc.collect()
+    assert result() is not None
+    handle.complete()
+    gc.collect()
+    assert result() is None
+
+
+@pytest.mark.high_throughput
+def test_high_throughput_has_nothing_in_flight(group, world, device):
+    """It ignores send_only, so there is nothing to keep for a `complete` that never comes."""
+    _, size = world
+    ep = group(num_experts=size, hidden=8, algorithm="ht", dtype=torch.float32)
+    handle = ep.create_handle(torch.zeros((1, 1), dtype=torch.int64, device=device))
+    result = weakref.ref(handle.dispatch(torch.ones((1, 8), device=device), send_only=True).tokens)
+    gc.collect()
+    assert result() is None
+
+
+@pytest.mark.parametrize("algorithm, staged", [
+    ("ll", False), ("ll", True), pytest.param("ht", False, marks=pytest.mark.high_throughput)])
+def test_operations_on_another_stream(group, world, device, algorithm, staged):
+    """It waits for the stream that is current, and keeps what it uses though all is dropped."""
+    _, size = world
+    hidden, on_gpu = HIDDEN, device.type == "cuda"
+    ep = group(num_experts=size, hidden=hidden, max_tokens_per_rank=8, dtype=torch.float32,
+               algorithm=algorithm)
+    low_latency = algorithm == "ll"
+    stream = torch.cuda.Stream(device) if on_gpu else None
+    for _ in range(4):
+        if on_gpu:
+            torch.cuda._sleep(2_000_000)
+        ids = torch.arange(8, device=device).reshape(8, 1) % size
+        weights = torch.full((8, 1), 2.0, device=device)
+        tokens = torch.ones((8, hidden), device=device) * torch.arange(8.0, device=device)[:, None]
+        handle = ep.create_handle(ids, stream=stream)
+        received = handle.dispatch(tokens, None if low_latency else weights, send_only=staged,
+                                   stream=stream)
+        handle.complete(stream=stream)
+        output = handle.combine(received.tokens, weights if low_latency else None,
+                                send_only=staged, stream=stream)
+        handle.complete(stream=stream)
+        del ids, weights, tokens, handle, received
+        # Somebody else's memory now, unless it is kept.
+        rubbish = [torch.full((8, hidden), 9.0, device=device) for _ in range(8)]
+        if on_gpu:
+            torch.cuda.current_stream(device).wait_stream(stream)
+        want = torch.arange(8.0, device=device)[:, None].expand(8, hidden)
+        assert torch.equal(output, want * 2 if low_latency else want)
+        del rubbish
+
+
+def test_complete_on_another_current_stream(group, world, device):
+    """It writes to tensors of the first stream, which must not be given away meanwhile."""
+    if device.type != "cuda":
+        pytest.skip("no streams on the CPU")
+    _, size = world
+    ep = group(num_experts=size, hidden=HIDDEN, max_tokens_per_rank=8, dtype=torch.float32)
+    other = torch.cuda.Stream(device)
+    handle = ep.create_handle(torch.arange(8, device=device).reshape(8, 1) % size)
+    received = handle.dispatch(torch.ones((8, HIDDEN), device=device), send_only=True)
+    with torch.cuda.stream(other):
+        torch.cuda._sleep(20_000_000)
+        handle.complete()
+    shape = received.tokens.shape
+    del received, handle
+    rubbish = torch.full(shape, 9.0, device=device)
+    torch.cuda.synchronize()
+    assert bool((rubbish == 9.0).all())
+
+
+def test_a_captured_handle_lives_as_long_as_its_group(group, world, device, monkeypatch):
+    """Wherever this runs: what the package believes to be captured is kept."""
+    _, size = world
+    ep = group(num_experts=size, hidden=8, max_tokens_per_rank=1, dtype=torch.float32)
+    alive = []
+    for captured in (False, True):
+        monkeypatch.setattr(Runtime, "is_capturing", lambda *_, captured=captured: captured)
+        handle = ep.create_handle(torch.zeros((1, 1), dtype=torch.int64, device=device))
+        handle.dispatch(torch.ones((1, 8), device=device))
+        alive.append(weakref.ref(handle))
+        del handle
+        gc.collect()
+    assert alive[0]() is None and alive[1]() is not None
+    ep.close()
+    gc.collect()
+    assert alive[1]() is None
+
+
+@pytest.mark.parametrize("algorithm", [
+    "ll", pytest.param("ht", marks=pytest.mark.high_throughput)])
+def test_a_cuda_graph_of_a_handle_that_nobody_has(group, world, device, algorithm):
+    """Replays with other tokens, after the program has dropped handle and ids."""
+    if device.type != "cuda":
+        pytest.skip("the stand-ins cannot capture")
+    rank, size = world
+    problem = Problem(rank, size, hidden=64, device=device)
+    most = max(len(problem.part(each)[0]) for each in range(size))
+    ep = group(num_experts=problem.num_experts, hidden=64, algorithm=algorithm,
+               max_tokens_per_rank=most, dtype=torch.float32)
+    low_latency = algorithm == "ll"
+
+    def round_trip(handle):
+        received = handle.dispatch(problem.tokens, None if low_latency else problem.weights)
+        return handle.combine(received.tokens, problem.weights if low_latency else None)
+
+    def captured():
+        handle = ep.create_handle(problem.topk_idx.to(torch.int32))
+        round_trip(handle)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            return graph, round_trip(handle)
+
+    graph, output = captured()
+    gc.collect()
+    rubbish = [torch.full_like(problem.topk_idx, -1) for _ in range(64)]
+    ranks = torch.zeros((len(problem.tokens), size), device=device)
+    ranks.scatter_(1, problem.topk_idx // ep.num_local_experts, 1.0)
+    factors = (problem.weights if low_latency else ranks).sum(dim=1, keepdim=True)
+    for step in range(3):
+        problem.tokens.add_(step)
+        graph.replay()
+        problem.close(output, problem.tokens * factors)
+    del rubbish

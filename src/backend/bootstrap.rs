@@ -8,6 +8,7 @@
 use crate::backend::DeviceMemory;
 use crate::backend::nccl::Communicator;
 use crate::error::{Code, Error, Result};
+use crate::model::hash::fnv1a;
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use once_cell::sync::OnceCell;
@@ -201,15 +202,9 @@ impl Drop for Bootstrap {
     }
 }
 
-/// A checksum (FNV-1a) of an exchange's number and of what a rank gives in it.
+/// A checksum of an exchange's number and of what a rank gives in it.
 fn seal(exchange: u64, payload: &[u8]) -> u64 {
-    const BASIS: u64 = 0xcbf2_9ce4_8422_2325;
-    const PRIME: u64 = 0x0100_0000_01b3;
-    let number = exchange.to_le_bytes();
-    let bytes = number.iter().chain(payload);
-    bytes.fold(BASIS, |hash, &byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(PRIME)
-    })
+    fnv1a(exchange.to_le_bytes().iter().chain(payload))
 }
 
 /// What a rank gave in an exchange; `None` if it did not come, or not whole.

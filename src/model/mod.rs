@@ -5,6 +5,7 @@
 
 pub mod dtype;
 pub mod group;
+pub mod hash;
 pub mod ops;
 pub mod tensor;
 pub mod topology;

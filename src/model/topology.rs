@@ -4,6 +4,8 @@
 //! range of rank numbers: ranks may be dealt over the machines in any order.
 #![forbid(unsafe_code)]
 
+use crate::model::hash::fnv1a;
+
 /// Bytes of a node identity, as ranks exchange them.
 pub const NODE_ID_BYTES: usize = 64;
 
@@ -20,10 +22,8 @@ impl NodeId {
             *to = *from;
         }
         if bytes.len() > NODE_ID_BYTES {
-            let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, &byte| {
-                (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-            });
-            for (to, from) in id.iter_mut().rev().zip(hash.to_le_bytes()) {
+            let hash = fnv1a(bytes).to_le_bytes();
+            for (to, from) in id.iter_mut().rev().zip(hash) {
                 *to = from;
             }
         }

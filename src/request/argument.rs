@@ -199,6 +199,23 @@ impl<'a> Argument<'a> {
     }
 }
 
+/// The address of the counter tagged `tag` of the local tensors, int32 `[L]`, if the caller passed one.
+/// `sized`, one of the rules of an extent, says whether it may be longer.
+pub fn expert_counter<'a>(
+    locals: &'a TensorSet,
+    tag: Tag,
+    facts: &GroupFacts,
+    sized: impl FnOnce(Argument<'a>, usize, usize, &str) -> Result<Argument<'a>>,
+) -> Result<Option<DevPtr>> {
+    let Some(counter) = Argument::optional("local_tensors", locals, tag) else {
+        return Ok(None);
+    };
+    let counter = counter.dims(1)?.dtype_is(DType::Int32)?;
+    let what = "the number of local experts";
+    let counter = sized(counter, 0, facts.local_experts(), what)?;
+    counter.data(align_of::<i32>()).map(Some)
+}
+
 /// Refuses scales, which only FP8 tokens have.
 pub fn no_scales(list: &'static str, set: &TensorSet) -> Result<()> {
     match set.get(Tag::Scales) {

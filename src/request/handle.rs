@@ -6,7 +6,7 @@ use crate::model::dtype::DType;
 use crate::model::group::{Algorithm, GroupFacts, MAX_TOP_K};
 use crate::model::ops::Routing;
 use crate::model::tensor::{DevPtr, Tag, Tensor, TensorSet};
-use crate::request::argument::Argument;
+use crate::request::argument::{Argument, expert_counter};
 
 /// Where an HT handle's counter lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,27 +42,17 @@ pub fn routing(facts: &GroupFacts, tag: u32, topk_idx: &Tensor) -> Result<Routin
 
 /// Checks the local tensors of a new handle: an HT handle may have a counter, an LL handle nothing.
 pub fn counter(facts: &GroupFacts, locals: &TensorSet) -> Result<Option<Counter>> {
-    const LIST: &str = "local_tensors";
-    let tags = [Tag::RecvExpertCounterHost, Tag::RecvExpertCounterDevice];
+    let (host, device) = (Tag::RecvExpertCounterHost, Tag::RecvExpertCounterDevice);
     if facts.algorithm == Algorithm::LowLatency {
-        for tag in tags {
+        for tag in [host, device] {
             let why = "a low-latency handle has no counter; pass it to ncclEpDispatch";
-            Argument::absent(LIST, locals, tag, why)?;
+            Argument::absent("local_tensors", locals, tag, why)?;
         }
         return Ok(None);
     }
-    for tag in tags {
-        if let Some(counter) = Argument::optional(LIST, locals, tag) {
-            let data = counter
-                .dims(1)?
-                .dtype_is(DType::Int32)?
-                .size_at_least(0, facts.local_experts(), "the number of local experts")?
-                .data(4)?;
-            return Ok(Some(match tag {
-                Tag::RecvExpertCounterHost => Counter::Host(data),
-                _ => Counter::Device(data),
-            }));
-        }
+    if let Some(data) = expert_counter(locals, host, facts, Argument::size_at_least)? {
+        return Ok(Some(Counter::Host(data)));
     }
-    Ok(None)
+    let data = expert_counter(locals, device, facts, Argument::size_at_least)?;
+    Ok(data.map(Counter::Device))
 }

@@ -5,9 +5,9 @@ use crate::error::Result;
 use crate::model::dtype::DType;
 use crate::model::group::{GroupFacts, MAX_TOP_K, ROW_ALIGN};
 use crate::model::ops::{HtCombine, HtDispatch, IdsAndWeights, Routing, Rows, WeightGradients};
-use crate::model::tensor::{DevPtr, Tag, TensorSet};
+use crate::model::tensor::{Tag, TensorSet};
 use crate::request::OpTensors;
-use crate::request::argument::{Argument, no_scales};
+use crate::request::argument::{Argument, expert_counter, no_scales};
 
 const HOME_ROWS: &str = "the handle's number of tokens";
 
@@ -39,7 +39,12 @@ pub fn dispatch(facts: &GroupFacts, routing: &Routing, tensors: &OpTensors) -> R
             None
         }
     };
-    let counter = counter(facts, &tensors.locals)?;
+    let counter = expert_counter(
+        &tensors.locals,
+        Tag::RecvExpertCounterDevice,
+        facts,
+        Argument::size_at_least,
+    )?;
     Ok(HtDispatch {
         row,
         tokens: tokens.data(ROW_ALIGN)?,
@@ -100,18 +105,6 @@ fn ids_and_weights<'a>(
         .dtype_is(DType::Float32)?
         .size_is(1, top_k, WHAT)?;
     Ok((ids, weights))
-}
-
-fn counter(facts: &GroupFacts, locals: &TensorSet) -> Result<Option<DevPtr>> {
-    match Argument::optional("local_tensors", locals, Tag::RecvExpertCounterDevice) {
-        Some(counter) => counter
-            .dims(1)?
-            .dtype_is(DType::Int32)?
-            .size_at_least(0, facts.local_experts(), "the number of local experts")?
-            .data(4)
-            .map(Some),
-        None => Ok(None),
-    }
 }
 
 /// Checks a combine: TOKENS `[n, H]` to `[T, H]`; backward also TOPK_WEIGHTS `[n, K]` to `[T, K]`.

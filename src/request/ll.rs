@@ -7,7 +7,7 @@ use crate::model::group::{GroupFacts, ROW_ALIGN};
 use crate::model::ops::{LlCombine, LlDispatch, Routing};
 use crate::model::tensor::Tag;
 use crate::request::OpTensors;
-use crate::request::argument::{Argument, no_scales};
+use crate::request::argument::{Argument, expert_counter, no_scales};
 
 /// Checks a dispatch: TOKENS `[T, H]` to TOKENS `[L, R*M, H]`, optional counter `[L]`.
 pub fn dispatch(facts: &GroupFacts, routing: &Routing, tensors: &OpTensors) -> Result<LlDispatch> {
@@ -18,20 +18,12 @@ pub fn dispatch(facts: &GroupFacts, routing: &Routing, tensors: &OpTensors) -> R
     let tokens = tokens.size_is(0, routing.tokens, "the handle's number of tokens")?;
     let out = Argument::required("outputs", &tensors.outputs, Tag::Tokens)?;
     let out = expert_rows(out, facts)?.row_is(2, row)?;
-    let counter = match Argument::optional(
-        "local_tensors",
+    let counter = expert_counter(
         &tensors.locals,
         Tag::RecvExpertCounterDevice,
-    ) {
-        Some(counter) => Some(
-            counter
-                .dims(1)?
-                .dtype_is(DType::Int32)?
-                .size_is(0, facts.local_experts(), "the number of local experts")?
-                .data(4)?,
-        ),
-        None => None,
-    };
+        facts,
+        Argument::size_is,
+    )?;
     Ok(LlDispatch {
         row,
         tokens: tokens.data(ROW_ALIGN)?,

@@ -12,8 +12,8 @@
 //!   -> backend   trait; siblings host (shared memory, also the oracle) and cuda
 //! ```
 //!
-//! `model` is the vocabulary that all of them share; `plan` will hold what is decided before a
-//! kernel starts. See `docs/architecture.md`.
+//! `model` is the vocabulary that all of them share; `tuning` has the launch shapes that were measured
+//! on this machine. See `docs/architecture.md`.
 
 pub mod abi;
 pub mod backend;

@@ -12,30 +12,33 @@ import os
 import pathlib
 from collections.abc import Iterator
 
-_EP_NAMES = ("libnccl_ep.so", "libnccl_ep.so.0")
+# No version behind it: libnccl_ep.so.0 is a later generation with another interface.
+_EP_NAME = "libnccl_ep.so"
 _NCCL_NAMES = ("libnccl.so.2", "libnccl.so")
 
 
 def find_library() -> str:
     """The path or name of the library to load: the first that exists of
 
-    NCCL_EP_LIBRARY; lib/libnccl_ep.so beside this file, which a wheel brings; libnccl_ep.so, then
-    libnccl.so in NCCL_HOME/lib; what the loader knows under these names.
+    NCCL_EP_LIBRARY; lib/libnccl_ep.so beside this file, which a wheel brings; libnccl_ep.so in
+    NCCL_HOME/lib, then by the loader; libnccl.so, which has the base functions only, likewise.
     """
     if chosen := os.environ.get("NCCL_EP_LIBRARY"):
         return chosen
-    beside = pathlib.Path(__file__).resolve().parent / "lib" / "libnccl_ep.so"
     home = _home()
-    paths = [beside, *(home / name for name in ("libnccl_ep.so", "libnccl.so") if home)]
-    for path in paths:
-        if path.exists():
-            return str(path)
-    for short, names in (("nccl_ep", _EP_NAMES), ("nccl", _NCCL_NAMES)):
-        for name in names:
-            if _loads(name):
-                return name
-        if found := ctypes.util.find_library(short):
-            return found
+    beside = pathlib.Path(__file__).resolve().parent / "lib"
+    for folder in (beside, home):
+        if folder and (folder / _EP_NAME).exists():
+            return str(folder / _EP_NAME)
+    if _loads(_EP_NAME):
+        return _EP_NAME
+    if home and (home / "libnccl.so").exists():
+        return str(home / "libnccl.so")
+    for name in _NCCL_NAMES:
+        if _loads(name):
+            return name
+    if found := ctypes.util.find_library("nccl"):
+        return found
     raise RuntimeError(
         "libnccl_ep.so not found: set NCCL_EP_LIBRARY to its path, or NCCL_HOME to a folder with "
         "lib/libnccl_ep.so, or put its folder into LD_LIBRARY_PATH")
@@ -46,16 +49,16 @@ def load_nccl(library: str) -> ctypes.CDLL:
 
     The first that loads of: NCCL_EP_NCCL_LIBRARY; what the process has already, so that
     communicators of other parts of the program can be used; the folder of `library`; NCCL_HOME/lib;
-    the copy that PyTorch brings; what the loader finds.
+    the copy that PyTorch has loaded or brings; what the loader finds.
     """
     if chosen := os.environ.get("NCCL_EP_NCCL_LIBRARY"):
         return ctypes.CDLL(chosen, mode=ctypes.RTLD_GLOBAL)
     process = ctypes.CDLL(None)
     if hasattr(process, "ncclCommInitRank"):
         return process
-    for candidate in _nccl_candidates(library):
+    for candidate, flags in _nccl_candidates(library):
         try:
-            found = ctypes.CDLL(candidate, mode=ctypes.RTLD_GLOBAL)
+            found = ctypes.CDLL(candidate, mode=ctypes.RTLD_GLOBAL | flags)
         except OSError:
             continue
         if hasattr(found, "ncclCommInitRank"):
@@ -65,7 +68,8 @@ def load_nccl(library: str) -> ctypes.CDLL:
         "PyTorch or by the loader; set NCCL_EP_NCCL_LIBRARY to its path")
 
 
-def _nccl_candidates(library: str) -> Iterator[str]:
+def _nccl_candidates(library: str) -> Iterator[tuple[str, int]]:
+    """Paths or names in order, each with the flags that dlopen needs for it."""
     folders = []
     if os.sep in library:
         folders.append(pathlib.Path(library).resolve().parent)
@@ -75,14 +79,16 @@ def _nccl_candidates(library: str) -> Iterator[str]:
     for folder in folders:
         for name in _NCCL_NAMES:
             if (folder / name).exists():
-                yield str(folder / name)
-    # By name: a copy that is loaded already, as PyTorch's, answers to it.
-    yield "libnccl.so.2"
+                yield str(folder / name), 0
+    # A copy that is loaded already, as PyTorch's, answers to its name; one of the system does not
+    # yet, and PyTorch would bring a second one beside it.
+    yield "libnccl.so.2", os.RTLD_NOLOAD
     if bundled := _nccl_of_wheel():
-        yield bundled
+        yield bundled, 0
+    yield "libnccl.so.2", 0
     for name in ("nccl.2", "nccl"):
         if found := ctypes.util.find_library(name):
-            yield found
+            yield found, 0
 
 
 def _nccl_of_wheel() -> str:

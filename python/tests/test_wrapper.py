@@ -150,23 +150,38 @@ def test_the_search_for_the_library(tmp_path, monkeypatch):
     assert library_search.find_library() == "/chosen/libnccl_ep.so"
     monkeypatch.delenv("NCCL_EP_LIBRARY")
     monkeypatch.setenv("NCCL_HOME", str(home.parent))
+    known = {"libnccl_ep.so", "libnccl_ep.so.0", "libnccl.so.2"}
+    monkeypatch.setattr(library_search, "_loads", lambda name: name in known)
+    monkeypatch.setattr(library_search.ctypes.util, "find_library", {"nccl": "libnccl.so.9"}.get)
     for name in ("libnccl.so", "libnccl_ep.so"):
         (home / name).touch()
-        assert library_search.find_library() == str(home / name)
+    assert library_search.find_library() == str(home / "libnccl_ep.so")
+    # An NCCL_HOME of NCCL alone hides no libnccl_ep.so that the loader knows.
+    (home / "libnccl_ep.so").unlink()
+    assert library_search.find_library() == "libnccl_ep.so"
+    # NCCL alone is better than nothing; the later generation's libnccl_ep.so.0 is not taken.
+    known.discard("libnccl_ep.so")
+    assert library_search.find_library() == str(home / "libnccl.so")
     monkeypatch.delenv("NCCL_HOME")
-    # NCCL alone is better than nothing, and not better than this library in another place.
-    known = {"libnccl_ep.so.0", "libnccl.so.2"}
-    monkeypatch.setattr(library_search, "_loads", lambda name: name in known)
-    monkeypatch.setattr(library_search.ctypes.util, "find_library",
-                        {"nccl_ep": "libnccl_ep.so.7"}.get)
-    for found in ("libnccl_ep.so.0", "libnccl_ep.so.7"):
+    for found in ("libnccl.so.2", "libnccl.so.9"):
         assert library_search.find_library() == found
         known.discard(found)
     monkeypatch.setattr(library_search.ctypes.util, "find_library", lambda name: None)
-    assert library_search.find_library() == "libnccl.so.2"
-    known.clear()
     with pytest.raises(RuntimeError, match="NCCL_EP_LIBRARY"):
         library_search.find_library()
+
+
+def test_the_search_for_nccl(tmp_path, monkeypatch):
+    """PyTorch's copy, loaded or not yet, before one that the loader would find."""
+    home = tmp_path / "lib"
+    home.mkdir()
+    (home / "libnccl.so.2").touch()
+    monkeypatch.setenv("NCCL_HOME", str(tmp_path))
+    monkeypatch.setattr(library_search, "_nccl_of_wheel", lambda: "/wheel/libnccl.so.2")
+    monkeypatch.setattr(library_search.ctypes.util, "find_library", {"nccl": "libnccl.so.2"}.get)
+    assert list(library_search._nccl_candidates("libnccl_ep.so")) == [
+        (str(home / "libnccl.so.2"), 0), ("libnccl.so.2", os.RTLD_NOLOAD),
+        ("/wheel/libnccl.so.2", 0), ("libnccl.so.2", 0), ("libnccl.so.2", 0)]
 
 
 def test_a_library_without_the_functions(tmp_path):

@@ -6,6 +6,7 @@ Without torch.distributed the ranks meet at an abstract Unix socket, so nothing 
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import socket
 import struct
@@ -38,6 +39,8 @@ def get_nccl_comm_from_group(group: Any, nccl_lib: NCCLLibrary) -> ncclComm_t:
     distributed = _initialised_distributed()
     if distributed is not None:
         rank, size = distributed.get_rank(group), distributed.get_world_size(group)
+        if rank < 0:
+            raise ValueError("group: this process is none of its ranks")
         shared = _broadcast(_new_id(nccl_lib) if rank == 0 else None, group, distributed)
     else:
         rank, size = launched_rank()
@@ -64,9 +67,14 @@ def _initialised_distributed() -> Any:
 
 
 def collective_device(distributed: Any, group: Any) -> str:
-    """Where tensors must be for collectives of a torch.distributed group."""
+    """Where tensors may be for collectives of a torch.distributed group."""
+    import torch
+
     backend = distributed.get_backend(group)
-    return "cpu" if "gloo" in backend or "mpi" in backend else "cuda"
+    # Without a choice of the program's torch takes Gloo for the CPU and, where it can, NCCL.
+    if backend == "undefined":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return "cuda" if "nccl" in backend else "cpu"
 
 
 def _broadcast(mine: bytes | None, group: Any, distributed: Any) -> bytes:
@@ -75,9 +83,13 @@ def _broadcast(mine: bytes | None, group: Any, distributed: Any) -> bytes:
 
     data = bytearray(mine or ctypes.sizeof(ncclUniqueId))
     tensor = torch.frombuffer(data, dtype=torch.uint8).to(collective_device(distributed, group))
-    source = distributed.get_global_rank(group, 0) if group is not None else 0
-    distributed.broadcast(tensor, src=source, group=group)
+    distributed.broadcast(tensor, src=first_rank(distributed, group), group=group)
     return bytes(tensor.tolist())
+
+
+def first_rank(distributed: Any, group: Any) -> int:
+    """The number among all processes of the group's rank 0."""
+    return distributed.get_global_rank(group, 0) if group is not None else 0
 
 
 def _new_id(nccl_lib: NCCLLibrary) -> bytes:
@@ -101,8 +113,11 @@ def _share(mine: bytes | None, rank: int, size: int) -> bytes:
 def _job() -> str:
     """What the ranks of this job have in common, and no other job on this machine."""
     for name in _JOB_NAMES:
-        if name in os.environ:
+        if os.environ.get(name, "none") != "none":
             return os.environ[name]
+    # torchrun calls every job "none" that has no --rdzv-id, but no two have the same port.
+    if "TORCHELASTIC_RUN_ID" in os.environ and "MASTER_PORT" in os.environ:
+        return f"port.{os.environ['MASTER_PORT']}"
     if "SLURM_JOB_ID" in os.environ:
         return f"{os.environ['SLURM_JOB_ID']}.{os.environ.get('SLURM_STEP_ID', '')}"
     # The launcher is the parent of all ranks.
@@ -111,7 +126,13 @@ def _job() -> str:
 
 def _serve(address: str, data: bytes, readers: int, deadline: float) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
-        server.bind(address)
+        try:
+            server.bind(address)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            raise RuntimeError(f"the ranks of another job meet at {address[1:]!r}; initialise "
+                               "torch.distributed, or start the jobs as different ones") from None
         server.listen(readers + 1)
         served = 0
         while served < readers:

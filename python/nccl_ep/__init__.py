@@ -20,12 +20,11 @@ _WITH_TORCH = {"EpGroup": "nccl_ep.group", "EpHandle": "nccl_ep.handle",
 _MODULES = ("autograd", "layers")
 
 __all__ = [
-    "CUDA_ERROR_MEMORY_ALLOCATION", "CUDA_SUCCESS", "DispatchResult", "EpGroup", "EpHandle",
-    "HAVE_NCCL_EP", "HAVE_TORCH", "MoeShape", "NCCLLibrary", "NCCL_EP_ALGO_HIGH_THROUGHPUT",
-    "NCCL_EP_ALGO_LOW_LATENCY", "NcclEpError", "__version__", "autograd",
-    "get_nccl_comm_from_group", "layers", "ncclDataTypeEnum", "ncclEpAlgorithm_t",
-    "ncclEpAllocFn_t", "ncclEpDispatchConfig_t", "ncclEpFreeFn_t", "ncclEpGroupConfig_t",
-    "ncclEpHandleConfig_t", "ncclEpTensorTag_t", "ncclNDTensor_t", "tune",
+    "CUDA_ERROR_MEMORY_ALLOCATION", "CUDA_SUCCESS", "HAVE_NCCL_EP", "HAVE_TORCH", "NCCLLibrary",
+    "NCCL_EP_ALGO_HIGH_THROUGHPUT", "NCCL_EP_ALGO_LOW_LATENCY", "NcclEpError", "__version__",
+    "get_nccl_comm_from_group", "ncclDataTypeEnum", "ncclEpAlgorithm_t", "ncclEpAllocFn_t",
+    "ncclEpDispatchConfig_t", "ncclEpFreeFn_t", "ncclEpGroupConfig_t", "ncclEpHandleConfig_t",
+    "ncclEpTensorTag_t", "ncclNDTensor_t",
 ]
 
 try:
@@ -37,6 +36,9 @@ try:
                                       ncclEpHandleConfig_t, ncclEpTensorTag_t, ncclNDTensor_t)
 
     HAVE_NCCL_EP = True
+    if HAVE_TORCH:
+        __all__ += ["DispatchResult", "EpGroup", "EpHandle", "MoeShape", "autograd", "layers",
+                    "tune"]
 except ImportError as error:  # a Python without ctypes, for one
     warnings.warn(f"nccl_ep is of no use here: {error}", stacklevel=2)
     HAVE_NCCL_EP = False

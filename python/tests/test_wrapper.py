@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import inspect
 import os
 import pathlib
 import re
@@ -29,6 +30,21 @@ FIRST_RELEASE = (
 IN_WRAPPER = ("ncclUniqueId ncclEpTensorFlags_t Function buffer_type ncclResult_t ncclComm_t "
               "ncclEpGroup_t ncclEpHandle_t cudaStream_t")
 
+_OPERATION = ("handle inputs num_inputs outputs num_outputs local_tensors num_local_tensors "
+              "send_only config stream")
+FIRST_SIGNATURES = {
+    "NCCL_CHECK": "result", "ncclGetVersion": "", "ncclGetUniqueId": "",
+    "ncclCommInitRank": "world_size unique_id rank",
+    "ncclAllReduce": "sendbuff recvbuff count datatype op comm stream",
+    "ncclEpCreateGroup": "comm config stream alloc_fn free_fn",
+    "ncclEpGroupDestroy": "group stream",
+    "ncclEpCreateHandle": "group topk_tensor config stream local_tensors use_fp8",
+    "ncclEpHandleDestroy": "handle", "ncclEpHandleGetNumRecvTokens": "handle",
+    "ncclEpDispatch": _OPERATION, "ncclEpCombine": _OPERATION,
+    "ncclEpComplete": "handle config stream",
+}
+MAY_BE_LEFT_OUT = {"alloc_fn": None, "free_fn": None, "use_fp8": False}
+
 
 def config(size, **changes):
     settings = dict(version=1, algorithm=0, num_experts=size, max_tokens_per_rank=4,
@@ -44,6 +60,17 @@ def test_the_first_releases_names_are_there():
     for name in nccl_ep.__all__:
         assert hasattr(nccl_ep, name), name
     assert nccl_ep.HAVE_NCCL_EP is True
+
+
+def test_the_first_releases_signatures():
+    """Order of arguments, names of those that scripts name, and what may be left out."""
+    for name, arguments in FIRST_SIGNATURES.items():
+        have = inspect.signature(getattr(NCCLLibrary, name)).parameters
+        assert list(have)[1:] == arguments.split(), name
+        left_out = {each: have[each].default for each in have if each in MAY_BE_LEFT_OUT}
+        assert left_out == {each: MAY_BE_LEFT_OUT[each] for each in left_out}, name
+    assert list(inspect.signature(nccl_ep.get_nccl_comm_from_group).parameters) == [
+        "group", "nccl_lib"]
 
 
 def test_structures_have_cs_layout():
@@ -202,3 +229,11 @@ def test_importing_needs_neither_torch_nor_a_library():
             "nccl_ep.NCCLLibrary")
     environment = {**os.environ, "NCCL_EP_LIBRARY": "/nowhere"}
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+
+
+def test_everything_can_be_imported_without_torch():
+    code = ("import sys; sys.modules['torch'] = None\nfrom nccl_ep import *\n"
+            "assert not HAVE_TORCH and NCCLLibrary and 'EpGroup' not in globals()")
+    subprocess.run([sys.executable, "-c", code], check=True)
+    code = "from nccl_ep import *; assert HAVE_TORCH and EpGroup and layers.EPAll2AllLayer"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -41,7 +41,8 @@ def get_nccl_comm_from_group(group: Any, nccl_lib: NCCLLibrary) -> ncclComm_t:
         rank, size = distributed.get_rank(group), distributed.get_world_size(group)
         if rank < 0:
             raise ValueError("group: this process is none of its ranks")
-        shared = _broadcast(_new_id(nccl_lib) if rank == 0 else None, group, distributed)
+        shared = broadcast(_new_id(nccl_lib) if rank == 0 else b"",
+                           ctypes.sizeof(ncclUniqueId), group, distributed)
     else:
         rank, size = launched_rank()
         shared = _share(_new_id(nccl_lib) if rank == 0 else None, rank, size)
@@ -77,19 +78,16 @@ def collective_device(distributed: Any, group: Any) -> str:
     return "cuda" if "nccl" in backend else "cpu"
 
 
-def _broadcast(mine: bytes | None, group: Any, distributed: Any) -> bytes:
-    """Rank 0's bytes on every rank of a torch.distributed group."""
+def broadcast(mine: bytes, length: int, group: Any, distributed: Any) -> bytes:
+    """Rank 0's bytes on every rank of a torch.distributed group, `length` of them, at the end 0."""
     import torch
 
-    data = bytearray(mine or ctypes.sizeof(ncclUniqueId))
+    # torch's own broadcast of objects needs NumPy.
+    data = bytearray(mine[:length].ljust(length, b"\0"))
     tensor = torch.frombuffer(data, dtype=torch.uint8).to(collective_device(distributed, group))
-    distributed.broadcast(tensor, src=first_rank(distributed, group), group=group)
+    source = distributed.get_global_rank(group, 0) if group is not None else 0
+    distributed.broadcast(tensor, src=source, group=group)
     return bytes(tensor.tolist())
-
-
-def first_rank(distributed: Any, group: Any) -> int:
-    """The number among all processes of the group's rank 0."""
-    return distributed.get_global_rank(group, 0) if group is not None else 0
 
 
 def _new_id(nccl_lib: NCCLLibrary) -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import json
 import os
 import pathlib
@@ -78,6 +80,38 @@ def test_a_file_is_replaced_as_a_whole(tmp_path):
     assert os.listdir(tmp_path) == ["times.json"]
 
 
+def test_what_cannot_be_tuned(world, tmp_path):
+    rank, size = world
+    shape = nccl_ep.MoeShape(num_experts=size, hidden=64, top_k=1, max_tokens_per_rank=1)
+    nothing = dataclasses.replace(shape, max_tokens_per_rank=0)
+    for arguments, text in (((shape, "mid"), "algorithms: must be 'll' or 'ht', not 'mid'"),
+                            ((shape, ["ll", "l"]), "not 'l'"),
+                            ((nothing, "ll"), "max_tokens_per_rank: must be positive")):
+        with pytest.raises(ValueError, match=text):
+            nccl_ep.tune(tmp_path / "times.json", arguments[0], algorithms=arguments[1])
+
+
+@pytest.mark.parametrize("place", ["no/such/folder/times.json", "."])
+def test_a_file_that_cannot_be_written(world, tmp_path, monkeypatch, place):
+    """Every rank says so, with the caller's path, before anything is measured."""
+    rank, size = world
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(search, "Bench", None)
+    shape = nccl_ep.MoeShape(num_experts=size, hidden=64, top_k=1, max_tokens_per_rank=1)
+    with pytest.raises(OSError, match=f"^{place}: cannot be written: "):
+        nccl_ep.tune(place, shape)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_file_that_cannot_be_written_any_more(world):
+    """Such as on a disk that has filled up meanwhile: no rank waits for rank 0."""
+    def full():
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(OSError, match="times.json: cannot be written: No space left"):
+        search._on_first_rank(full, "times.json", None)
+
+
 @pytest.mark.parametrize("algorithm", [
     "ll", pytest.param("ht", marks=pytest.mark.high_throughput)])
 def test_tuning_end_to_end(world, device, monkeypatch, tmp_path, algorithm):
@@ -89,7 +123,7 @@ def test_tuning_end_to_end(world, device, monkeypatch, tmp_path, algorithm):
         monkeypatch.setattr(search, "candidates", lambda *_: few)
     path = tmp_path / "times.json"
     shape = nccl_ep.MoeShape(num_experts=2 * size, hidden=64, top_k=2, max_tokens_per_rank=6)
-    found = nccl_ep.tune(path, shape, algorithms=[algorithm], repetitions=8, progress=False)
+    found = nccl_ep.tune(path, shape, algorithms=algorithm, repetitions=8, progress=False)
     assert path.exists() == (rank == 0)
     if rank == 0:
         assert json.loads(path.read_text()) == found

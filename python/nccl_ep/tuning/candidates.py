@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import json
 import os
 import pathlib
@@ -56,6 +57,14 @@ def write(path: pathlib.Path, contents: dict[str, Any]) -> None:
         file.write("\n")
     os.chmod(file.name, 0o644)
     os.replace(file.name, path)
+
+
+def check_writable(path: pathlib.Path) -> None:
+    """Raises OSError if `write` could not put a file there."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name):
+        pass
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ import os
 import pathlib
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,9 +15,10 @@ import torch.distributed as dist
 
 from nccl_ep.group import EpGroup
 from nccl_ep.nccl_wrapper import NCCLLibrary
-from nccl_ep.rendezvous import collective_device, get_nccl_comm_from_group
+from nccl_ep.rendezvous import broadcast, collective_device, get_nccl_comm_from_group
 from nccl_ep.runtime import Runtime
-from nccl_ep.tuning.candidates import OPERATIONS, Candidate, candidates, document, in_force, write
+from nccl_ep.tuning.candidates import (OPERATIONS, Candidate, candidates, check_writable, document,
+                                       in_force, write)
 from nccl_ep.tuning.measure import Workload
 from nccl_ep.types import NCCL_EP_AUTO
 
@@ -26,6 +27,7 @@ _WORTH = 0.98
 # On the CPU there is nothing to tune; two shapes show that the rest works.
 _CPU_MULTIPROCESSORS = 8
 _SECONDS_WITHOUT_PROGRESS = 2.0
+_MOST_BYTES_OF_TEXT = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,16 +46,20 @@ class MoeShape:
                 "dtype": str(self.dtype).removeprefix("torch.")}
 
 
-def tune(path: str | os.PathLike[str], shape: MoeShape, *, algorithms: Sequence[str] = ("ll",),
-         process_group: Any = None, num_sms: int = 0, repetitions: int = 64,
-         progress: bool = True) -> dict[str, Any]:
+def tune(path: str | os.PathLike[str], shape: MoeShape, *,
+         algorithms: str | Sequence[str] = ("ll",), process_group: Any = None, num_sms: int = 0,
+         repetitions: int = 64, progress: bool = True) -> dict[str, Any]:
     """Measures candidates on the real communicator and writes the best ones to `path`.
 
     For each power of two up to `max_tokens_per_rank`, all ranks dispatch and combine so many tokens
     with every candidate: number of blocks (up to `num_sms`), how many of them send, threads. The
     slowest rank's time counts, so that all ranks choose the same. Returns what the file holds.
-    Collective; uses torch.distributed.
+    `algorithms` is one of "ll" and "ht", or several. Collective; uses torch.distributed. If rank 0
+    cannot write the file, all ranks raise OSError, before anything is measured where possible.
     """
+    algorithms = _checked(algorithms, shape)
+    target = pathlib.Path(path)
+    _on_first_rank(lambda: check_writable(target), path, process_group)
     library = NCCLLibrary()
     runtime = Runtime(library)
     with runtime.current():
@@ -81,11 +87,35 @@ def tune(path: str | os.PathLike[str], shape: MoeShape, *, algorithms: Sequence[
         entries += _best(algorithm, sizes, tried, agreed)
         bar.show(algorithm, len(tried), len(tried))
     result = document(gpu, ranks, entries, **shape.facts(), nccl=library.ncclGetVersion())
-    if rank == 0:
-        write(pathlib.Path(path), result)
     library.ncclCommDestroy(comm)
-    dist.barrier(group=process_group)
+    _on_first_rank(lambda: write(target, result), path, process_group)
     return result
+
+
+def _checked(algorithms: str | Sequence[str], shape: MoeShape) -> list[str]:
+    """The names of the algorithms, if there are such, and tokens to measure."""
+    names = [algorithms] if isinstance(algorithms, str) else list(algorithms)
+    for name in names:
+        if name not in OPERATIONS:
+            raise ValueError(f"algorithms: must be 'll' or 'ht', not {name!r}")
+    if shape.max_tokens_per_rank < 1:
+        raise ValueError("max_tokens_per_rank: must be positive, but is "
+                         f"{shape.max_tokens_per_rank}")
+    return names
+
+
+def _on_first_rank(action: Callable[[], None], path: str | os.PathLike[str],
+                   process_group: Any) -> None:
+    """Does something with a file on rank 0; if that fails, every rank raises."""
+    problem = ""
+    if dist.get_rank(process_group) == 0:
+        try:
+            action()
+        except OSError as error:
+            problem = error.strerror or repr(error)
+    shared = broadcast(problem.encode(), _MOST_BYTES_OF_TEXT, process_group, dist)
+    if text := shared.rstrip(b"\0").decode(errors="replace"):
+        raise OSError(f"{os.fspath(path)}: cannot be written: {text}")
 
 
 def _device(runtime: Runtime) -> tuple[str, int]:

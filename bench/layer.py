@@ -26,6 +26,7 @@ import torch.distributed as dist
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "examples" / "python"))
+sys.path.append(str(ROOT / "python"))  # for where the package is not installed
 
 from nccl_ep.layers import EPAll2AllLayer, expand, rows  # noqa: E402
 from start import finish, start  # noqa: E402

@@ -11,6 +11,7 @@ trap 'rm -rf "$source"' EXIT
 
 # A copy, so that neither the library nor what the build leaves behind gets into the sources.
 cp -r "$NCCL_EP_ROOT/python/." "$source"
+cp "$NCCL_EP_ROOT/LICENSE" "$source"
 rm -rf "$source"/{tests,build,nccl_ep.egg-info}
 install -D -m 755 "$NCCL_EP_TARGET/release/libnccl_ep.so" "$source/nccl_ep/lib/libnccl_ep.so"
 python3 -m pip wheel --quiet --no-deps --wheel-dir "$folder" "${@:2}" "$source"

@@ -26,16 +26,14 @@ def start() -> tuple[int, int, torch.device]:
     if not cpu:
         torch.cuda.set_device(rank % torch.cuda.device_count())
     if "MASTER_ADDR" in os.environ:
-        dist.init_process_group("gloo")
+        dist.init_process_group("gloo", rank=rank, world_size=size)
     else:
-        # mpirun gives no address; one machine has a folder for temporary files.
+        # mpirun gives no address; one machine has a folder for temporary files. The store needs its
+        # file for new groups of ranks, too, and removes it when the last rank is done.
         job = os.environ.get("PMIX_NAMESPACE", os.getppid())
         meeting = os.path.join(tempfile.gettempdir(), f"nccl_ep-example-{os.getuid()}-{job}")
         dist.init_process_group("gloo", store=dist.FileStore(meeting, size), rank=rank,
                                 world_size=size)
-        dist.barrier()
-        if rank == 0:
-            os.unlink(meeting)
     device = torch.device("cpu") if cpu else torch.device("cuda", torch.cuda.current_device())
     return rank, size, device
 

@@ -162,6 +162,7 @@ def _wheel(places: Places) -> tuple[Counts, str]:
         beside = str(installed / "nccl_ep" / "lib" / "libnccl_ep.so")
         checks = {
             "its name tells the platform": "-py3-none-linux_" in wheels[0],
+            "it has the licence": any(installed.glob("nccl_ep-*.dist-info/**/LICENSE")),
             "it is typed": (installed / "nccl_ep" / "py.typed").exists(),
             "it uses its own library": used.output.splitlines()[:1] == [beside],
             "the library answers": used.status == 0 and "True" in used.output,

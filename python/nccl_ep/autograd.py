@@ -44,8 +44,8 @@ class _Dispatch(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, tokens: torch.Tensor, _idx: Any,
-                 weights: torch.Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        tokens, _, weights = grads
         handle: EpHandle = ctx.handle
         if not ctx.needs_input_grad[2]:
             return None, handle.combine(tokens), None
@@ -64,7 +64,8 @@ class _Combine(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        [grad] = grads
         handle: EpHandle = ctx.handle
         out = torch.empty((ctx.rows, grad.shape[1]), dtype=grad.dtype, device=grad.device)
         return None, handle.dispatch(grad, out=out).tokens

@@ -75,6 +75,30 @@ def test_a_handle_serves_several_exchanges(group, world, device):
     problem.close(weights.grad, want_weights.grad)
 
 
+def test_a_graph_that_is_kept_and_none_at_all(group, world, device):
+    """Backward twice over one graph; then the same without gradients."""
+    rank, size = world
+    problem = Problem(rank, size, masked=True, device=device)
+    ep = group(num_experts=problem.num_experts, hidden=problem.hidden, algorithm="ht",
+               dtype=torch.float32)
+    handle = ep.create_handle(problem.topk_idx)
+    tokens, weights = problem.tokens.requires_grad_(), problem.weights.requires_grad_()
+
+    def forward():
+        received, _, factors = ht_dispatch(handle, tokens, weights)
+        return ht_combine(handle, received * factors.sum(dim=1, keepdim=True))
+
+    output = forward()
+    output.backward(problem.grad, retain_graph=True)
+    once = tokens.grad.clone(), weights.grad.clone()
+    output.backward(problem.grad)
+    assert torch.equal(tokens.grad, 2 * once[0]) and torch.equal(weights.grad, 2 * once[1])
+    for context in (torch.no_grad, torch.inference_mode):
+        with context():
+            again = forward()
+        assert torch.equal(again, output) and not again.requires_grad
+
+
 def test_values_return_to_the_callers_order():
     ids = torch.tensor([[5, 1, -1, 3], [2, 2, 0, 9], [-1, -1, -1, -1]])
     packed = torch.tensor([[10.0, 30.0, 50.0, 0.0], [7.0, 20.0, 0.0, 0.0], [0.0] * 4])

@@ -75,8 +75,8 @@ class _Expand(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        return add_up(grad, ctx.expansion), None
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        return add_up(grads[0], ctx.expansion), None
 
 
 class _Reduce(torch.autograd.Function):
@@ -87,5 +87,5 @@ class _Reduce(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        return spread(grad, ctx.expansion), None
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        return spread(grads[0], ctx.expansion), None

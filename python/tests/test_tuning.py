@@ -80,6 +80,21 @@ def test_a_file_is_replaced_as_a_whole(tmp_path):
     assert os.listdir(tmp_path) == ["times.json"]
 
 
+def test_torchs_defaults_do_not_matter(world, tmp_path, monkeypatch):
+    """Neither the type nor the device of tensors that name none."""
+    _, size = world
+    monkeypatch.setattr(search, "candidates", lambda *_: [])
+    shape = nccl_ep.MoeShape(num_experts=size, hidden=64, top_k=1, max_tokens_per_rank=1)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("meta"):
+            found = nccl_ep.tune(tmp_path / "times.json", shape, repetitions=1, progress=False)
+    finally:
+        torch.set_default_dtype(before)
+    assert [entry["default"] for entry in found["entries"]] == [True, True]
+
+
 def test_what_cannot_be_tuned(world, tmp_path):
     rank, size = world
     shape = nccl_ep.MoeShape(num_experts=size, hidden=64, top_k=1, max_tokens_per_rank=1)

@@ -83,7 +83,7 @@ def tune(path: str | os.PathLike[str], shape: MoeShape, *,
                 both = [_entry(name, sizes[-1], candidate) for name in OPERATIONS[algorithm]]
                 contents = document(gpu, ranks, both)
             times.append(bench.times(contents))
-        agreed = _slowest(torch.tensor(times, dtype=torch.float64), process_group)
+        agreed = _slowest(torch.tensor(times, dtype=torch.float64, device="cpu"), process_group)
         entries += _best(algorithm, sizes, tried, agreed)
         bar.show(algorithm, len(tried), len(tried))
     result = document(gpu, ranks, entries, **shape.facts(), nccl=library.ncclGetVersion())

@@ -312,6 +312,9 @@ template <typename Type>
 __device__ void run(const LlCombineParams& params) {
     __shared__ Shared shared;
     const Op op(params.common);
+    if (op.is_void()) {
+        return;
+    }
     const Block block{params,
                       params.common.shape,
                       op,
@@ -336,7 +339,7 @@ __device__ void run(const LlCombineParams& params) {
     if (op.receives() && block.receivers.has_this_block()) {
         receive_rows<Type>(block);
     }
-    acknowledge(op);
+    end_block(op);
 }
 
 }  // namespace nccl_ep::ll_combine_impl

@@ -20,7 +20,7 @@ constexpr uint32_t kRouterThreads = kRouterWarps * kWarpSize;
 constexpr uint32_t kRouterBarrier = 1;
 
 // An entry packet's data: local expert in the high bits, place among the source's rows below.
-constexpr uint32_t kPlaceBits = 20;
+constexpr uint32_t kPlaceBits = LL_PLACE_BITS;
 constexpr uint32_t kMaxPlace = (1u << kPlaceBits) - 1;
 constexpr uint32_t kElsewhere = 0xffffffffu;
 
@@ -344,6 +344,9 @@ __device__ void receive_rows(const Block& block) {
 __device__ void run(const LlDispatchParams& params, uint32_t* per_expert) {
     __shared__ Shared shared;
     const Op op(params.common);
+    if (op.is_void()) {
+        return;
+    }
     const Block block{params,
                       params.common.shape,
                       op,
@@ -373,7 +376,7 @@ __device__ void run(const LlDispatchParams& params, uint32_t* per_expert) {
         }
         receive_rows(block);
     }
-    acknowledge(op);
+    end_block(op);
 }
 
 }  // namespace nccl_ep::ll_dispatch_impl

@@ -130,6 +130,9 @@ constexpr static const uint32_t LL_PHASE_SEND = 1;
 /// Bit of `LlCommon::phases`.
 constexpr static const uint32_t LL_PHASE_RECEIVE = 2;
 
+/// Bits of an entry packet that hold the place among a source's rows; those above hold the local expert.
+constexpr static const uint32_t LL_PLACE_BITS = 20;
+
 /// Most threads of a dispatch block, in whole warps. A block that sends and receives needs more warps
 /// than it has routers (4).
 constexpr static const uint32_t LL_DISPATCH_THREADS = 512;
@@ -304,8 +307,8 @@ struct LlTrackState {
     uint32_t blocks_started;
     /// Blocks that have received everything.
     uint32_t blocks_finished;
-    /// Keeps the size a power of two.
-    uint32_t unused;
+    /// The last operation that a receive phase has ended; staged tracks only.
+    uint32_t received;
 };
 
 /// What both LL kernels are told.
@@ -322,6 +325,8 @@ struct LlCommon {
     LlHandleMemory handle;
     /// The track's state.
     LlTrackState *track_state;
+    /// Where a block counts itself when it ends; NULL in graphs and in receive phases.
+    uint32_t *ended;
     /// Which track.
     uint32_t track;
     /// `LL_PHASE_...`.
@@ -535,9 +540,9 @@ static_assert(sizeof(nccl_ep::LlLayout) == 48, "LlLayout as in Rust");
 static_assert(sizeof(nccl_ep::LlShape) == 28, "LlShape as in Rust");
 static_assert(sizeof(nccl_ep::LlHandleMemory) == 24, "LlHandleMemory as in Rust");
 static_assert(sizeof(nccl_ep::LlTrackState) == 16, "LlTrackState as in Rust");
-static_assert(sizeof(nccl_ep::LlCommon) == 744, "LlCommon as in Rust");
-static_assert(sizeof(nccl_ep::LlDispatchParams) == 776, "LlDispatchParams as in Rust");
-static_assert(sizeof(nccl_ep::LlCombineParams) == 784, "LlCombineParams as in Rust");
+static_assert(sizeof(nccl_ep::LlCommon) == 752, "LlCommon as in Rust");
+static_assert(sizeof(nccl_ep::LlDispatchParams) == 784, "LlDispatchParams as in Rust");
+static_assert(sizeof(nccl_ep::LlCombineParams) == 792, "LlCombineParams as in Rust");
 static_assert(sizeof(nccl_ep::HtLayout) == 48, "HtLayout as in Rust");
 static_assert(sizeof(nccl_ep::HtEntry) == 8, "HtEntry as in Rust");
 static_assert(sizeof(nccl_ep::HtHandleMemory) == 40, "HtHandleMemory as in Rust");

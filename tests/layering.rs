@@ -102,6 +102,7 @@ const UNSAFE: &[&str] = &[
     "src/backend/cuda/function.rs",
     "src/backend/cuda/host_page.rs",
     "src/backend/cuda/launch.rs",
+    "src/backend/cuda/streams.rs",
     "src/backend/cuda/table.rs",
     "src/backend/dylib.rs",
     "src/backend/host/device.rs",

@@ -5,6 +5,7 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
+#include <sched.h>
 
 #include <atomic>
 #include <cstdio>
@@ -144,6 +145,32 @@ CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
     const CUresult result = Told(cudaStreamIsCapturing(Runtime(stream), &answer));
     *status = static_cast<CUstreamCaptureStatus>(answer);
     return result;
+}
+
+// Under the name of CUDA 11.4, which newer headers no longer declare; no stream is ever captured here.
+extern "C" CUresult cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureStatus* status,
+                                              cuuint64_t*, CUgraph*, const CUgraphNode**,
+                                              size_t*) {
+    return cuStreamIsCapturing(stream, status);
+}
+
+CUresult cuStreamWaitValue32(CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned flags) {
+    if (flags != CU_STREAM_WAIT_VALUE_GEQ) return CUDA_ERROR_INVALID_VALUE;
+    struct Wait {
+        const uint32_t* at;
+        uint32_t value;
+    };
+    const auto run = [](void* data) {
+        const auto* wait = static_cast<Wait*>(data);
+        while (static_cast<int32_t>(__atomic_load_n(wait->at, __ATOMIC_ACQUIRE) - wait->value) < 0) {
+            sched_yield();
+        }
+        delete wait;
+    };
+    auto* wait = new Wait{static_cast<const uint32_t*>(Pointer(at)), value};
+    const cudaError_t error = cudaLaunchHostFunc(Runtime(stream), run, wait);
+    if (error != cudaSuccess) delete wait;
+    return Told(error);
 }
 
 CUresult cuEventCreate(CUevent* event, unsigned flags) {

@@ -18,6 +18,11 @@
 // that a rank waits for comes from kernels that need nothing of later operations, and the wait
 // ends.
 //
+// All this needs the group's operations one after the other on every rank, receive phases of staged
+// ones aside. On one stream they are; when the stream changes, the host lets the new one wait until
+// all blocks launched before have counted themselves out (end_block). Send phases are among them: a
+// combine's may wait for weights of its peers, and takes SMs that a peer's earlier operation needs.
+//
 // Epochs live in device memory, so that replaying a captured graph advances them. Each track has
 // its own. Packets are never cleared: one means something only with the epoch of the operation.
 //
@@ -79,6 +84,10 @@ struct Op {
 
     __device__ bool sends() const { return (common.phases & LL_PHASE_SEND) != 0; }
     __device__ bool receives() const { return (common.phases & LL_PHASE_RECEIVE) != 0; }
+    // A receive phase without its send phase, whose graph was never launched: nothing will come.
+    __device__ bool is_void() const {
+        return !sends() && ld_relaxed_gpu(&common.track_state->received) == epoch;
+    }
     __device__ uint32_t rank() const { return common.peers.rank; }
     __device__ uint32_t ranks() const { return common.peers.ranks; }
 
@@ -181,6 +190,21 @@ __device__ inline void acknowledge(const Op& op) {
         for (uint32_t peer = threadIdx.x; peer < op.ranks(); peer += blockDim.x) {
             st_release_sys(op.ack(peer, op.rank()), op.packet(0));
         }
+        if (threadIdx.x == 0) {
+            st_relaxed_gpu(&op.common.track_state->received, op.epoch);
+        }
+    }
+}
+
+// The last thing that a block does. All threads call it.
+__device__ inline void end_block(const Op& op) {
+    acknowledge(op);
+    if (op.common.ended == nullptr) {
+        return;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        add_release_gpu(op.common.ended, 1);
     }
 }
 

@@ -68,8 +68,9 @@ pub struct Ticket(pub u64);
 pub trait LlBackend: Send + Sync {
     /// Enqueues a whole operation.
     fn run(&self, op: &LlOp, stream: Stream) -> Result<()>;
-    /// Enqueues the send phase only.
-    fn send(&self, op: &LlOp, stream: Stream) -> Result<Ticket>;
+    /// Enqueues the send phase only. `slot`, below the number of staged operations that a group may have,
+    /// is the same on all ranks and free.
+    fn send(&self, op: &LlOp, slot: usize, stream: Stream) -> Result<Ticket>;
     /// Enqueues the receive phase of `op`, after its send phase even on another stream.
     fn receive(&self, op: &LlOp, ticket: Ticket, stream: Stream) -> Result<()>;
     /// Gives up the receive phase of `op`, so that the peers need not wait for it.

@@ -36,7 +36,9 @@ impl RawLists {
 }
 
 /// Sends each token to the ranks that host its experts. Every rank of the group calls it, in the same
-/// order of operations. Enqueued on `stream`; the host does not wait.
+/// order of operations. Enqueued on `stream`; the host does not wait. Operations of a group run one
+/// after the other in the order of the calls, whatever their streams; around graphs, the caller orders
+/// their launches, and a handle whose operations a graph holds must outlive it.
 ///
 /// With R ranks, L local experts, M max_tokens_per_rank, T this rank's tokens, K top-k, H hidden size;
 /// rows are bfloat16, float16 or float32, a multiple of 16 bytes and at most token_size_bytes:
@@ -160,7 +162,9 @@ pub unsafe extern "C" fn ncclEpCombine(
 }
 
 /// Enqueues the receive phase of the handle's staged operation on `stream`, after its send phase even if
-/// that was enqueued on another stream. A successful no-op if nothing is staged, and in HT.
+/// that was enqueued on another stream. A successful no-op if nothing is staged, and in HT. Two staged
+/// operations of a group may wait at once, and take turns: a third send needs the first one completed,
+/// or its handle destroyed. A refused call changes nothing, so it may be made again.
 ///
 /// @param handle  the handle
 /// @param config  may be NULL

@@ -11,7 +11,7 @@ use once_cell::sync::{Lazy, OnceCell};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Staged operations that one group may have in flight.
 pub const MAX_STAGED: usize = 2;
@@ -29,7 +29,15 @@ pub struct Group {
     failed: OnceCell<Error>,
     reported: AtomicBool,
     closed: AtomicBool,
-    staged: AtomicUsize,
+    staged: Mutex<Staged>,
+}
+
+/// The staged operations of a group. They take turns on so many slots: as ranks send them in the same
+/// order, all give an operation the same slot, whatever was completed where.
+#[derive(Default)]
+struct Staged {
+    sent: usize,
+    waiting: [bool; MAX_STAGED],
 }
 
 impl Group {
@@ -46,7 +54,7 @@ impl Group {
             failed: OnceCell::new(),
             reported: AtomicBool::new(false),
             closed: AtomicBool::new(false),
-            staged: AtomicUsize::new(0),
+            staged: Mutex::default(),
         }
     }
 
@@ -125,25 +133,41 @@ impl Group {
         }
     }
 
-    /// Counts one more staged operation in flight, or refuses.
-    pub fn begin_staged(&self) -> Result<()> {
-        let below = |count| (count < MAX_STAGED).then_some(count + 1);
-        match self
-            .staged
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, below)
-        {
-            Ok(_) => Ok(()),
-            Err(count) => Err(Error::new(
+    /// Sends a staged operation by `send`, which is told its slot, or refuses.
+    pub fn send_staged<T>(&self, send: impl FnOnce(usize) -> Result<T>) -> Result<(usize, T)> {
+        let mut staged = self.staged.lock();
+        let slot = staged.sent % MAX_STAGED;
+        let count = staged.waiting.iter().filter(|&&waits| waits).count();
+        if count == MAX_STAGED {
+            return Err(Error::new(
                 Code::InvalidUsage,
                 "send_only: too many staged operations of the group wait for ncclEpComplete",
             )
-            .got(count + 1, format_args!("at most {MAX_STAGED}"))),
+            .got(count + 1, format_args!("at most {MAX_STAGED}")));
         }
+        if staged.waiting.get(slot) != Some(&false) {
+            return Err(Error::usage(
+                "send_only",
+                "the group's last but one staged operation waits for ncclEpComplete",
+            ));
+        }
+        let sent = send(slot)?;
+        staged.sent = staged.sent.wrapping_add(1);
+        staged.set_waiting(slot, true);
+        Ok((slot, sent))
     }
 
-    /// One staged operation less.
-    pub fn end_staged(&self) {
-        self.staged.fetch_sub(1, Ordering::AcqRel);
+    /// The staged operation in `slot` was completed or given up.
+    pub fn end_staged(&self, slot: usize) {
+        self.staged.lock().set_waiting(slot, false);
+    }
+}
+
+impl Staged {
+    fn set_waiting(&mut self, slot: usize, waits: bool) {
+        if let Some(place) = self.waiting.get_mut(slot) {
+            *place = waits;
+        }
     }
 }
 

@@ -34,7 +34,14 @@ struct LlHandle {
 #[derive(Default)]
 struct Progress {
     dispatched: bool,
-    staged: Option<(LlOp, Ticket)>,
+    staged: Option<Sent>,
+}
+
+/// A staged operation that waits for its receive phase.
+struct Sent {
+    op: LlOp,
+    slot: usize,
+    ticket: Ticket,
 }
 
 impl Handle {
@@ -82,10 +89,10 @@ impl Handle {
             .remove(number)
             .map_err(|missing| refusal("handle", "handle", missing))?;
         if let Mode::Ll(ll) = &handle.mode
-            && let Some((op, ticket)) = ll.progress.lock().staged.take()
+            && let Some(sent) = ll.progress.lock().staged.take()
         {
-            ll.backend.abandon(&op, ticket);
-            handle.group.end_staged();
+            ll.backend.abandon(&sent.op, sent.ticket);
+            handle.group.end_staged(sent.slot);
         }
         Ok(())
     }
@@ -152,17 +159,10 @@ impl Handle {
         if !send_only {
             return handle.backend.run(&op, stream);
         }
-        self.group.begin_staged()?;
-        match handle.backend.send(&op, stream) {
-            Ok(ticket) => {
-                progress.staged = Some((op, ticket));
-                Ok(())
-            }
-            Err(error) => {
-                self.group.end_staged();
-                Err(error)
-            }
-        }
+        let send = |slot| handle.backend.send(&op, slot, stream);
+        let (slot, ticket) = self.group.send_staged(send)?;
+        progress.staged = Some(Sent { op, slot, ticket });
+        Ok(())
     }
 
     /// Enqueues the receive phase of the staged operation; nothing to do is a success.
@@ -172,13 +172,13 @@ impl Handle {
             return Ok(());
         };
         let mut progress = handle.progress.lock();
-        let Some((op, ticket)) = &progress.staged else {
+        let Some(sent) = &progress.staged else {
             return Ok(());
         };
         // If this is refused, the operation still waits: the caller may try again.
-        handle.backend.receive(op, *ticket, stream)?;
+        handle.backend.receive(&sent.op, sent.ticket, stream)?;
+        self.group.end_staged(sent.slot);
         progress.staged = None;
-        self.group.end_staged();
         Ok(())
     }
 

@@ -260,27 +260,40 @@ static void between_direct_operations(EpEnv* env) {
 }
 
 // A graph for each half of a layer, replayed in turn and in other orders.
-static void two_graphs(EpEnv* env) {
-    static const Step kThere[kMaxSteps] = {{kDispatch, 0}};
-    static const Step kBack[kMaxSteps] = {{kSendCombine, 0}, {kCompleteAside, 0}};
+static void replay_halves(EpEnv* env, const Step* there_steps, const Step* back_steps) {
     Fixture fixture;
     open_fixture(&fixture, env, 1);
     ll_dispatch(&fixture.runs[0]);  // a combine needs a dispatch before it, also at its capture
-    const Captured there = capture(&fixture, kThere);
-    const Captured back = capture(&fixture, kBack);
+    const Captured there = capture(&fixture, there_steps);
+    const Captured back = capture(&fixture, back_steps);
     for (unsigned i = 0; i < kReplays; ++i) {
-        renew(&fixture, kThere);
+        renew(&fixture, there_steps);
         replay(&fixture, &there);
-        check(&fixture, kThere);
+        check(&fixture, there_steps);
         for (unsigned n = 0; n <= i % 3; ++n) {
-            renew(&fixture, kBack);
+            renew(&fixture, back_steps);
             replay(&fixture, &back);
-            check(&fixture, kBack);
+            check(&fixture, back_steps);
         }
     }
     release(&there);
     release(&back);
     close_fixture(&fixture);
+}
+
+static void two_graphs(EpEnv* env) {
+    static const Step kThere[kMaxSteps] = {{kDispatch, 0}};
+    static const Step kBack[kMaxSteps] = {{kSendCombine, 0}, {kCompleteAside, 0}};
+    replay_halves(env, kThere, kBack);
+}
+
+// Either graph uses all of the group's staged operations, so the second has those of the first.
+static void two_staged_graphs(EpEnv* env) {
+    static const Step kThere[kMaxSteps] = {
+        {kSendDispatch, 0}, {kCompleteAside, 0}, {kSendDispatch, 0}, {kCompleteAside, 0}};
+    static const Step kBack[kMaxSteps] = {
+        {kSendCombine, 0}, {kCompleteAside, 0}, {kSendCombine, 0}, {kCompleteAside, 0}};
+    replay_halves(env, kThere, kBack);
 }
 
 int main(int argc, char** argv) {
@@ -294,6 +307,7 @@ int main(int argc, char** argv) {
         EP_CASE(two_handles_staged),
         EP_CASE(between_direct_operations),
         EP_CASE(two_graphs),
+        EP_CASE(two_staged_graphs),
         EP_CASE_HT(ht_handle_in_a_capture),
     };
     return ep_main(argc, argv, kCases, sizeof(kCases) / sizeof(kCases[0]));

@@ -12,6 +12,7 @@ void ll_ids_masked_before_combine(EpEnv* env);
 void ll_interleaved_handles(EpEnv* env);
 void ll_interleaved_groups(EpEnv* env);
 void ll_two_streams(EpEnv* env);
+void ll_unordered_streams(EpEnv* env);
 void ll_thousand_operations(EpEnv* env);
 
 #endif  // C_TESTS_SUITES_LL_CASES_H_

@@ -274,6 +274,7 @@ int main(int argc, char** argv) {
         EP_CASE(ll_interleaved_handles),
         EP_CASE(ll_interleaved_groups),
         EP_CASE(ll_two_streams),
+        EP_CASE(ll_unordered_streams),
         EP_CASE(ll_thousand_operations),
     };
     return ep_main(argc, argv, kCases, sizeof(kCases) / sizeof(kCases[0]));

@@ -157,6 +157,36 @@ void ll_two_streams(EpEnv* env) {
     destroy(env, group);
 }
 
+// Two handles, each on a stream of its own: nothing but the library keeps their operations apart.
+void ll_unordered_streams(EpEnv* env) {
+    enum { kRuns = 2, kRounds = 20 };
+    const LlShape shape = small_shape(env, 16, 3);
+    ncclEpGroup_t group = ll_group_new(env, &shape);
+    cudaStream_t streams[kRuns];
+    LlRun runs[kRuns];
+    for (unsigned r = 0; r < kRuns; ++r) {
+        EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&streams[r], cudaStreamNonBlocking));
+    }
+    open_runs(runs, kRuns, env, group, &shape);
+    for (unsigned i = 0; i < kRounds; ++i) {
+        for (unsigned r = 0; r < kRuns; ++r) ll_prepare_dispatch(&runs[r]);
+        for (unsigned r = 0; r < kRuns; ++r) ll_prepare_combine(&runs[r]);
+        ep_sync(env);
+        for (unsigned r = 0; r < kRuns; ++r) {
+            EP_CHECK_NCCL(ll_launch_dispatch(&runs[r], streams[r], false));
+        }
+        for (unsigned r = 0; r < kRuns; ++r) {
+            EP_CHECK_NCCL(ll_launch_combine(&runs[r], streams[r], false));
+        }
+        for (unsigned r = 0; r < kRuns; ++r) EP_CHECK_CUDA(cudaStreamSynchronize(streams[r]));
+        for (unsigned r = 0; r < kRuns; ++r) ll_check_dispatch(&runs[r]);
+        for (unsigned r = 0; r < kRuns; ++r) ll_check_combine(&runs[r]);
+    }
+    close_runs(runs, kRuns);
+    for (unsigned r = 0; r < kRuns; ++r) EP_CHECK_CUDA(cudaStreamDestroy(streams[r]));
+    destroy(env, group);
+}
+
 // All inputs are ready before; the host waits only now and then, and not on all ranks.
 void ll_thousand_operations(EpEnv* env) {
     enum { kRuns = 6, kOperations = 1000 };

@@ -4,69 +4,7 @@
 #define _DEFAULT_SOURCE  // usleep
 #include <unistd.h>
 
-#include "reference/ll_run.h"
-
-static LlShape small_shape(const EpEnv* env) {
-    const LlShape shape = {2 * (unsigned)env->size, 12, 3, ncclBfloat16, 40};
-    return shape;
-}
-
-// A group and some handles on it, no two with the same data.
-enum { kMaxRuns = 4 };
-typedef struct {
-    ncclEpGroup_t group;
-    LlRun runs[kMaxRuns];
-    cudaStream_t other;  // a second stream without implicit order
-} Setup;
-
-static void open_run(LlRun* run, const EpEnv* env, ncclEpGroup_t group) {
-    static unsigned opened;
-    const LlShape shape = small_shape(env);
-    const unsigned n = opened++;
-    ll_run_open_with(run, env, group, &shape, n % 2 == 0 ? kRefMessy : kRefDistinct, n % 3 != 0,
-                     1000 + 1000 * (uint64_t)n);
-    run->variation = n;
-}
-
-static void set_up(Setup* setup, EpEnv* env) {
-    const LlShape shape = small_shape(env);
-    setup->group = ll_group_new(env, &shape);
-    for (unsigned r = 0; r < kMaxRuns; ++r) open_run(&setup->runs[r], env, setup->group);
-    EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&setup->other, cudaStreamNonBlocking));
-}
-
-static void tear_down(Setup* setup, EpEnv* env) {
-    for (unsigned r = 0; r < kMaxRuns; ++r) ll_run_close(&setup->runs[r]);
-    EP_CHECK_NCCL(ncclEpGroupDestroy(setup->group, env->stream));
-    EP_CHECK_CUDA(cudaStreamDestroy(setup->other));
-}
-
-static void send_dispatch(LlRun* run) {
-    ll_prepare_dispatch(run);
-    EP_CHECK_NCCL(ll_launch_dispatch(run, run->env->stream, true));
-}
-
-static void send_combine(LlRun* run) {
-    ll_prepare_combine(run);
-    EP_CHECK_NCCL(ll_launch_combine(run, run->env->stream, true));
-}
-
-static void complete(LlRun* run, cudaStream_t stream) {
-    static unsigned calls;
-    ncclEpCompleteConfig_t config = {0};
-    EP_CHECK_NCCL(ncclEpComplete(run->handle, ++calls % 2 == 0 ? NULL : &config, stream));
-    EP_CHECK_CUDA(cudaStreamSynchronize(stream));
-}
-
-static void complete_dispatch(LlRun* run, cudaStream_t stream) {
-    complete(run, stream);
-    ll_check_dispatch(run);
-}
-
-static void complete_combine(LlRun* run, cudaStream_t stream) {
-    complete(run, stream);
-    ll_check_combine(run);
-}
+#include "suites/staged/staged.h"
 
 static void one_at_a_time(EpEnv* env) {
     Setup setup;
@@ -257,64 +195,6 @@ static void second_on_a_handle_is_refused(EpEnv* env) {
     tear_down(&setup, env);
 }
 
-// What a destroyed handle had pending is given up: its place is free again, its peers go on, and
-// operations of other handles are right.
-static void handle_destroyed_while_pending(EpEnv* env) {
-    enum { kRounds = 25 };
-    Setup setup;
-    set_up(&setup, env);
-    LlRun* runs = setup.runs;
-    for (unsigned i = 0; i < kRounds; ++i) {
-        LlRun given_up;
-        open_run(&given_up, env, setup.group);
-        send_dispatch(&given_up);
-        if (i % 3 == 1) {
-            complete_dispatch(&given_up, env->stream);
-            send_combine(&given_up);
-        }
-        if (i % 4 == 2) send_dispatch(&runs[0]);
-        EP_CHECK_NCCL(ncclEpHandleDestroy(given_up.handle));
-        given_up.handle = NULL;
-        ep_sync(env);
-        ll_run_close(&given_up);
-        if (i % 4 == 2) complete_dispatch(&runs[0], env->stream);
-        if (i % 5 == 0) {
-            ll_dispatch(&runs[1]);
-            ll_combine(&runs[1]);
-        }
-    }
-    for (unsigned pair = 0; pair < 10; ++pair) {
-        ll_dispatch(&runs[2]);
-        ll_combine(&runs[2]);
-    }
-    send_dispatch(&runs[3]);  // tear_down gives up this one and destroys the group at once
-    tear_down(&setup, env);
-}
-
-// One rank gives up what the others complete: they get everything, as it had sent its part.
-static void handle_destroyed_on_one_rank(EpEnv* env) {
-    enum { kRounds = 12 };
-    Setup setup;
-    set_up(&setup, env);
-    for (unsigned i = 0; i < kRounds; ++i) {
-        const bool combine = i % 3 == 2;
-        LlRun run;
-        open_run(&run, env, setup.group);
-        if (combine) ll_dispatch(&run);
-        combine ? send_combine(&run) : send_dispatch(&run);
-        if (env->rank == (int)(i % (unsigned)env->size)) {
-            EP_CHECK_NCCL(ncclEpHandleDestroy(run.handle));
-            run.handle = NULL;
-            ep_sync(env);
-        } else {
-            combine ? complete_combine(&run, setup.other) : complete_dispatch(&run, setup.other);
-        }
-        ll_run_close(&run);
-        for (unsigned r = 0; r < i % 4; ++r) ll_dispatch(&setup.runs[r]);
-    }
-    tear_down(&setup, env);
-}
-
 // One rank after the other is late, in sending or in receiving.
 static void late_ranks(EpEnv* env) {
     enum { kRounds = 24, kLateMicroseconds = 3000 };
@@ -354,6 +234,8 @@ int main(int argc, char** argv) {
         EP_CASE(second_on_a_handle_is_refused),
         EP_CASE(handle_destroyed_while_pending),
         EP_CASE(handle_destroyed_on_one_rank),
+        EP_CASE(ended_in_another_order),
+        EP_CASE(completed_out_of_turn),
         EP_CASE(late_ranks),
     };
     return ep_main(argc, argv, kCases, sizeof(kCases) / sizeof(kCases[0]));

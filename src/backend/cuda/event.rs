@@ -3,8 +3,9 @@
 
 use crate::backend::cuda::context::Context;
 use crate::backend::cuda::driver::raw_stream;
+use crate::backend::cuda::streams::{Capture, capture_of};
 use crate::backend::cuda::table::{check, functions};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::model::ops::Stream;
 use cudarc::driver::sys;
 use std::ptr::null_mut;
@@ -15,8 +16,8 @@ use std::sync::Arc;
 pub(super) struct Event {
     context: Arc<Context>,
     raw: sys::CUevent,
-    /// Whether it was last recorded into a graph: such a record means nothing outside.
-    captured: bool,
+    /// The capture in which it was last recorded: such a record means something in that graph alone.
+    capture: Option<Capture>,
 }
 
 // SAFETY: the driver's events may be used from any thread.
@@ -35,36 +36,54 @@ impl Event {
         Ok(Self {
             context: Arc::clone(context),
             raw,
-            captured: false,
+            capture: None,
         })
     }
 
     /// Marks what `stream` has been given so far.
     pub(super) fn record(&mut self, stream: Stream) -> Result<()> {
-        let captured = is_capturing(stream)?;
-        self.record_as(captured, stream)
+        self.capture = capture_of(stream)?;
+        self.record_now(stream)
     }
 
     /// The same for a stream of which the caller knows that it is not being captured.
     pub(super) fn record_outside_graphs(&mut self, stream: Stream) -> Result<()> {
-        self.record_as(false, stream)
+        self.capture = None;
+        self.record_now(stream)
     }
 
-    fn record_as(&mut self, captured: bool, stream: Stream) -> Result<()> {
-        self.captured = captured;
+    fn record_now(&self, stream: Stream) -> Result<()> {
         // SAFETY: our event; the caller of the library vouches for the stream.
         check("cuEventRecord", unsafe {
             (functions()?.cuEventRecord)(self.raw, raw_stream(stream))
         })
     }
 
-    /// Lets `stream` go on only after what was marked. A mark made inside a graph and a stream outside
-    /// of it cannot be tied together, nor the reverse: there the caller orders the graph's launch.
+    /// Lets `stream` go on only after what was marked. Marks and streams of different graphs, or inside
+    /// and outside of one, cannot be tied together: there the caller orders the launches of graphs.
     pub(super) fn hold(&self, stream: Stream) -> Result<()> {
-        if is_capturing(stream)? != self.captured {
+        if capture_of(stream)? != self.capture {
             return Ok(());
         }
-        // SAFETY: as above.
+        self.wait(stream)
+    }
+
+    /// The same where nothing makes sense without that order. A stream that has not joined the capture
+    /// of the mark joins it.
+    pub(super) fn hold_or_refuse(&self, stream: Stream) -> Result<()> {
+        let capture = capture_of(stream)?;
+        let joins = capture.is_none() && self.capture.is_some();
+        if (capture == self.capture || joins) && self.wait(stream).is_ok() {
+            return Ok(());
+        }
+        Err(Error::usage(
+            "stream",
+            "must be captured into the same graph as the staged operation's send phase, or neither",
+        ))
+    }
+
+    fn wait(&self, stream: Stream) -> Result<()> {
+        // SAFETY: as for recording.
         check("cuStreamWaitEvent", unsafe {
             (functions()?.cuStreamWaitEvent)(raw_stream(stream), self.raw, 0)
         })
@@ -79,14 +98,4 @@ impl Drop for Event {
             unsafe { (functions.cuEventDestroy_v2)(self.raw) };
         }
     }
-}
-
-/// Whether `stream` is being captured into a graph.
-pub(super) fn is_capturing(stream: Stream) -> Result<bool> {
-    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-    // SAFETY: writes one number, one of the three that this enum has had in every driver.
-    check("cuStreamIsCapturing", unsafe {
-        (functions()?.cuStreamIsCapturing)(raw_stream(stream), &mut status)
-    })?;
-    Ok(status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE)
 }

@@ -83,12 +83,7 @@ impl Plan {
         Ok(match self {
             Self::Ll(plan) => {
                 let layout = plan.layout(start);
-                Mode::Ll(Arc::new(LlGroup::new(
-                    open,
-                    Arc::clone(memory),
-                    *plan,
-                    layout,
-                )?))
+                Mode::Ll(Arc::new(LlGroup::new(open, memory, *plan, layout)?))
             }
             Self::Ht(plan) => {
                 let layout = plan.layout(start);
@@ -258,8 +253,13 @@ impl GroupBackend for CudaGroup {
         let Some(shared) = self.shared.lock().take() else {
             return Ok(());
         };
+        if let Mode::Ll(ll) = &self.mode {
+            ll.close();
+        }
         if self.bootstrap.lost().is_some() {
-            return Ok(()); // The device will not be idle again, and all drops leak.
+            // The device will not be idle again: nothing of this may be freed or unmapped.
+            std::mem::forget(shared);
+            return Ok(());
         }
         let idle = self
             .context

@@ -4,12 +4,15 @@
 use crate::backend::cuda::device_name::device_name;
 use crate::backend::cuda::kernels::{self, Kernel};
 use crate::backend::cuda::launch::launch;
-use crate::backend::cuda::ll_plan::{Grid, LlPlan};
+use crate::backend::cuda::ll_grid::Grid;
+use crate::backend::cuda::ll_order::LlOrder;
+use crate::backend::cuda::ll_plan::LlPlan;
+use crate::backend::cuda::ll_pool::{Piece, Pool};
 use crate::backend::cuda::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::open::Open;
 use crate::backend::cuda::params::{
     LL_PHASE_RECEIVE, LL_PHASE_SEND, LL_TRACKS, LL_WHOLE_TRACK, LlCombineParams, LlCommon,
-    LlDispatchParams, LlHandleMemory, LlLayout, LlTrackState, OP_LL_COMBINE, OP_LL_DISPATCH,
+    LlDispatchParams, LlLayout, LlTrackState, OP_LL_COMBINE, OP_LL_DISPATCH,
 };
 use crate::backend::cuda::tracks::Tracks;
 use crate::backend::{LlBackend, Ticket};
@@ -18,51 +21,54 @@ use crate::model::group::LlCombineMode;
 use crate::model::ops::{LlCombine, LlDispatch, LlOp, Routing, RowType, Stream};
 use crate::model::tensor::DevPtr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 /// What the LL handles of a group share.
 pub(super) struct LlGroup {
     open: Arc<Open>,
-    memory: Arc<CudaMemory>,
     plan: LlPlan,
     layout: LlLayout,
+    order: LlOrder,
     tracks: Tracks,
     states: Buffer,
+    pool: Pool,
 }
 
 impl LlGroup {
     /// The LL side of `open`; `layout` says where `plan`'s regions lie in the windows.
     pub(super) fn new(
         open: Arc<Open>,
-        memory: Arc<CudaMemory>,
+        memory: &Arc<CudaMemory>,
         plan: LlPlan,
         layout: LlLayout,
     ) -> Result<Self> {
         let gpu = device_name(open.module.context())?;
         let plan = plan.tuned(&gpu, open.multiprocessors);
-        let states = Buffer::zeroed(&memory, LL_TRACKS as usize * size_of::<LlTrackState>())?;
+        let order = LlOrder::new(open.module.context(), memory)?;
+        let states = Buffer::zeroed(memory, LL_TRACKS as usize * size_of::<LlTrackState>())?;
         let tracks = Tracks::new(open.module.context())?;
         Ok(Self {
             open,
-            memory,
             plan,
             layout,
+            order,
             tracks,
             states,
+            pool: Pool::new(memory),
         })
     }
 
     /// A handle with the ids `routing`.
     pub(super) fn open_handle(self: &Arc<Self>, routing: Routing) -> Result<CudaLl> {
-        let sizes = self.plan.handle_memory(routing.top_k);
         Ok(CudaLl(Arc::new(Handle {
             group: Arc::clone(self),
+            piece: Some(self.pool.take(&self.plan, routing.top_k)?),
             routing,
-            expert_of: Buffer::new(&self.memory, sizes.expert_of)?,
-            row_of: Buffer::new(&self.memory, sizes.row_of)?,
-            tokens_of: Buffer::zeroed(&self.memory, sizes.tokens_of)?,
-            received_on: AtomicU32::new(LL_WHOLE_TRACK),
         })))
+    }
+
+    /// The group was closed: nothing will follow an operation that was given up.
+    pub(super) fn close(&self) {
+        self.tracks.close();
     }
 }
 
@@ -72,12 +78,8 @@ pub(super) struct CudaLl(Arc<Handle>);
 struct Handle {
     group: Arc<LlGroup>,
     routing: Routing,
-    expert_of: Buffer,
-    row_of: Buffer,
-    tokens_of: Buffer,
-    /// The track of a receive phase that the next operation has to follow, or [`LL_WHOLE_TRACK`] if the
-    /// last one was whole: then the stream, or its caller, keeps the order.
-    received_on: AtomicU32,
+    /// Given back in the end.
+    piece: Option<Piece>,
 }
 
 /// Which part of an operation a launch runs, and on which track.
@@ -87,20 +89,26 @@ struct Part {
     phases: u32,
     /// Whether the operation's outputs are wanted.
     keep: bool,
+    /// Where its blocks count themselves.
+    ended: DevPtr,
 }
 
 impl Part {
-    const WHOLE: Part = Part {
-        track: LL_WHOLE_TRACK,
-        phases: LL_PHASE_SEND | LL_PHASE_RECEIVE,
-        keep: true,
-    };
+    fn whole(ended: DevPtr) -> Self {
+        Self {
+            track: LL_WHOLE_TRACK,
+            phases: LL_PHASE_SEND | LL_PHASE_RECEIVE,
+            keep: true,
+            ended,
+        }
+    }
 
-    fn send(track: u32) -> Self {
+    fn send(track: u32, ended: DevPtr) -> Self {
         Self {
             track,
             phases: LL_PHASE_SEND,
             keep: true,
+            ended,
         }
     }
 
@@ -109,6 +117,7 @@ impl Part {
             track,
             phases: LL_PHASE_RECEIVE,
             keep,
+            ended: DevPtr::default(),
         }
     }
 
@@ -122,20 +131,26 @@ impl Handle {
     /// Puts what comes next on `stream` behind a receive phase that may be on another stream: it uses
     /// the handle's memory.
     fn follow_staged(&self, stream: Stream) -> Result<()> {
-        match self.received_on.swap(LL_WHOLE_TRACK, Ordering::Relaxed) {
+        match self.piece()?.take_received_on() {
             LL_WHOLE_TRACK => Ok(()),
             track => self.group.tracks.follow(track, stream),
         }
     }
 
-    fn launch(&self, op: &LlOp, part: Part, stream: Stream) -> Result<()> {
+    fn piece(&self) -> Result<&Piece> {
+        let piece = self.piece.as_ref();
+        piece.ok_or_else(|| Error::internal("an LL handle without memory"))
+    }
+
+    /// Launches `part` of `op`; returns the number of its blocks.
+    fn launch(&self, op: &LlOp, part: Part, stream: Stream) -> Result<u32> {
         match op {
             LlOp::Dispatch(op) => self.launch_dispatch(op, part, stream),
             LlOp::Combine(op) => self.launch_combine(op, part, stream),
         }
     }
 
-    fn launch_dispatch(&self, op: &LlDispatch, part: Part, stream: Stream) -> Result<()> {
+    fn launch_dispatch(&self, op: &LlDispatch, part: Part, stream: Stream) -> Result<u32> {
         let plan = &self.group.plan;
         let grid = plan.dispatch_grid(self.routing.tokens, self.group.open.multiprocessors);
         let params = LlDispatchParams {
@@ -146,16 +161,11 @@ impl Handle {
             counter: part.kept(op.counter.unwrap_or_default()) as *mut i32,
         };
         let shape = grid.launch_shape(plan.dispatch_shared_bytes());
-        launch(
-            &self.group.open.module,
-            Kernel::LlDispatch,
-            shape,
-            &params,
-            stream,
-        )
+        let module = &self.group.open.module;
+        launch(module, Kernel::LlDispatch, shape, &params, stream).map(|()| shape.blocks)
     }
 
-    fn launch_combine(&self, op: &LlCombine, part: Part, stream: Stream) -> Result<()> {
+    fn launch_combine(&self, op: &LlCombine, part: Part, stream: Stream) -> Result<u32> {
         let plan = &self.group.plan;
         let grid = plan.combine_grid(self.routing.tokens, self.group.open.multiprocessors);
         let params = LlCombineParams {
@@ -168,7 +178,8 @@ impl Handle {
         };
         let kernel = kernels::for_rows::<LlCombineParams>(op.row.dtype)?;
         let shape = grid.launch_shape(0);
-        launch(&self.group.open.module, kernel, shape, &params, stream)
+        let module = &self.group.open.module;
+        launch(module, kernel, shape, &params, stream).map(|()| shape.blocks)
     }
 
     fn common(&self, op: u32, row: RowType, grid: Grid, part: Part) -> Result<LlCommon> {
@@ -178,12 +189,9 @@ impl Handle {
             wait: self.group.open.wait(op),
             layout: self.group.layout,
             shape: self.group.plan.shape(&self.routing, row)?,
-            handle: LlHandleMemory {
-                expert_of: self.expert_of.data().0 as *mut i32,
-                row_of: self.row_of.data().0 as *mut i32,
-                tokens_of: self.tokens_of.data().0 as *mut u32,
-            },
+            handle: self.piece()?.memory(),
             track_state: states.wrapping_add(part.track as usize),
+            ended: part.ended.0 as *mut u32,
             track: part.track,
             phases: part.phases,
             send_blocks: grid.send_blocks,
@@ -192,37 +200,57 @@ impl Handle {
     }
 }
 
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if let Some(piece) = self.piece.take() {
+            self.group.pool.put(piece);
+        }
+    }
+}
+
 impl LlBackend for CudaLl {
     fn run(&self, op: &LlOp, stream: Stream) -> Result<()> {
         self.0.follow_staged(stream)?;
-        self.0.launch(op, Part::WHOLE, stream)
+        let run = |ended| self.0.launch(op, Part::whole(ended), stream);
+        self.0.group.order.enqueue(stream, run)
     }
 
-    fn send(&self, op: &LlOp, stream: Stream) -> Result<Ticket> {
+    fn send(&self, op: &LlOp, slot: usize, stream: Stream) -> Result<Ticket> {
         self.0.follow_staged(stream)?;
-        let start = |track| self.0.launch(op, Part::send(track), stream);
-        self.0
-            .group
+        let group = &self.0.group;
+        let track = track_of_slot(slot)?;
+        let start = |ended| self.0.launch(op, Part::send(track, ended), stream);
+        group
             .tracks
-            .send(stream, start)
-            .map(|track| Ticket(u64::from(track)))
+            .send(track, stream, || group.order.enqueue(stream, start))?;
+        Ok(Ticket(u64::from(track)))
     }
 
     fn receive(&self, op: &LlOp, ticket: Ticket, stream: Stream) -> Result<()> {
         let track = track_of(ticket)?;
         let finish = || self.0.launch(op, Part::receive(track, true), stream);
         self.0.group.tracks.receive(track, stream, finish)?;
-        self.0.received_on.store(track, Ordering::Relaxed);
+        self.0.piece()?.set_received_on(track);
         Ok(())
     }
 
     fn abandon(&self, op: &LlOp, ticket: Ticket) {
         let (handle, op) = (Arc::clone(&self.0), *op);
         if let Ok(track) = track_of(ticket) {
-            let discard = move |stream| handle.launch(&op, Part::receive(track, false), stream);
+            let discard = move |stream| {
+                let part = Part::receive(track, false);
+                handle.launch(&op, part, stream)?;
+                handle.piece()?.set_received_on(track);
+                Ok(())
+            };
             self.0.group.tracks.abandon(track, Box::new(discard));
         }
     }
+}
+
+/// The track of the staged operations with turn `slot`; 0 is that of whole ones.
+fn track_of_slot(slot: usize) -> Result<u32> {
+    u32::try_from(slot + 1).map_err(|_| Error::internal("a turn that has no track"))
 }
 
 fn track_of(ticket: Ticket) -> Result<u32> {

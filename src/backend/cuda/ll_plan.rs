@@ -3,17 +3,16 @@
 //! Pure functions of the group's facts and of an operation's shape.
 #![forbid(unsafe_code)]
 
-use crate::backend::cuda::launch::LaunchShape;
+use crate::backend::cuda::ll_grid::{Grid, at_most};
 use crate::backend::cuda::params::{
     LL_BANKS, LL_CHUNK_VECS, LL_COMBINE_THREADS, LL_COUNTS_BESIDE_EXPERTS, LL_DISPATCH_THREADS,
-    LL_MAX_TOP_K, LL_TRACKS, LlLayout, LlShape,
+    LL_MAX_TOP_K, LL_PLACE_BITS, LL_TRACKS, LlLayout, LlShape,
 };
 use crate::backend::cuda::sizes::{Regions, number};
 use crate::error::{Error, Result};
 use crate::model::group::{GroupFacts, LlCombineMode};
 use crate::model::ops::{Routing, RowType};
-use crate::tuning::{Choice, Operation, Tuning};
-use std::ops::RangeInclusive;
+use crate::tuning::{Operation, Tuning};
 
 /// Most bytes of a piece of a row: what the lanes of a warp hold at once.
 const PIECE_BYTES: usize = LL_CHUNK_VECS as usize * 32 * 16;
@@ -30,8 +29,8 @@ const MULTIPROCESSORS_PER_SENDER: u32 = 4;
 /// From this many tokens on, combine is faster with blocks that only receive.
 const MANY_TOKENS: usize = 256;
 
-/// Shared memory that a block may have without asking for more.
-const MAX_SHARED_BYTES: usize = 48 << 10;
+/// Dynamic shared memory that a block may have without asking for more: 48 KiB less its own variables.
+const MAX_SHARED_BYTES: usize = (48 << 10) - 1024;
 /// Shared memory of a dispatch block per expert of the group.
 const SHARED_BYTES_PER_EXPERT: usize = 8;
 
@@ -60,20 +59,10 @@ pub(super) struct HandleMemory {
 impl LlPlan {
     /// The plan for a group with a bound of tokens, as LL groups have.
     pub(super) fn new(facts: &GroupFacts) -> Result<Self> {
-        let most_experts = MAX_SHARED_BYTES / SHARED_BYTES_PER_EXPERT;
-        if facts.experts > most_experts {
-            return Err(Error::usage(
-                "config.num_experts",
-                "is more than the GPU kernels can count",
-            )
-            .got(
-                facts.experts,
-                format_args!("at most {most_experts} in low latency"),
-            ));
-        }
         let max_tokens = facts
             .max_tokens
             .ok_or_else(|| Error::internal("an LL group without a bound"))?;
+        check_limits(facts, max_tokens)?;
         let rows_per_token = match facts.ll_combine {
             LlCombineMode::Reduce => facts.ranks,
             LlCombineMode::Exact => facts.ranks.max(LL_MAX_TOP_K as usize),
@@ -213,59 +202,22 @@ impl LlPlan {
     }
 }
 
-/// Blocks of a launch, and who of them sends rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Grid {
-    blocks: u32,
-    threads: u32,
-    pub(super) send_blocks: u32,
-    pub(super) receive_blocks: u32,
-}
-
-impl Grid {
-    /// Every block does everything.
-    fn shared(blocks: u32, threads: u32) -> Self {
-        Self {
-            blocks,
-            threads,
-            send_blocks: blocks,
-            receive_blocks: blocks,
-        }
-    }
-
-    /// `senders` blocks send rows, `receivers` others do all else; on a tiny device all do both.
-    fn split(senders: u32, receivers: u32, threads: u32) -> Self {
-        if senders == 0 || receivers == 0 {
-            return Self::shared((senders + receivers).max(1), threads);
-        }
-        Self {
-            blocks: senders + receivers,
-            threads,
-            send_blocks: senders,
-            receive_blocks: receivers,
-        }
-    }
-
-    /// A grid that was measured, with as many threads as the kernel can work with.
-    fn chosen(choice: Choice, possible: RangeInclusive<u32>) -> Self {
-        let threads = choice.threads.clamp(*possible.start(), *possible.end());
-        let receivers = choice.blocks.saturating_sub(choice.send_blocks);
-        Self::split(choice.send_blocks, receivers, threads)
-    }
-
-    /// The launch of this grid with so much dynamic shared memory.
-    pub(super) fn launch_shape(&self, shared_bytes: u32) -> LaunchShape {
-        LaunchShape {
-            blocks: self.blocks,
-            threads: self.threads,
-            shared_bytes,
-        }
-    }
-}
-
-/// As many blocks as wanted, but no more than run at the same time: they wait for each other's peers.
-fn at_most(wanted: usize, blocks: u32) -> u32 {
-    u32::try_from(wanted).unwrap_or(u32::MAX).min(blocks)
+/// Refuses what the kernels' shared memory or the fields of their packets do not hold.
+fn check_limits(facts: &GroupFacts, max_tokens: usize) -> Result<()> {
+    const RULE: &str = "is more than the low-latency kernels can count";
+    let limit = |argument, got: usize, most: usize| match got <= most {
+        true => Ok(()),
+        false => Err(Error::usage(argument, RULE).got(got, format_args!("at most {most}"))),
+    };
+    let experts = MAX_SHARED_BYTES / SHARED_BYTES_PER_EXPERT;
+    let local = (1 << (32 - LL_PLACE_BITS)) - 1;
+    limit(
+        "config.num_experts",
+        facts.experts,
+        experts.min(local * facts.ranks),
+    )?;
+    let rows = ((1 << LL_PLACE_BITS) - 1).min(i32::MAX as usize / facts.local_experts());
+    limit("config.max_tokens_per_rank", max_tokens, rows / facts.ranks)
 }
 
 /// Pieces that a row of `row_bytes` is moved in.
@@ -302,6 +254,22 @@ mod tests {
     }
 
     #[test]
+    fn what_kernels_cannot_count_is_refused() {
+        let refused = |ranks, local_experts, tokens| {
+            let facts = GroupFacts {
+                ranks,
+                experts: ranks * local_experts,
+                ..facts(tokens, LlCombineMode::Reduce)
+            };
+            LlPlan::new(&facts).is_err()
+        };
+        assert!(!refused(1, 4095, 4) && refused(1, 4096, 4));
+        assert!(!refused(8, 752, 4) && refused(8, 753, 4));
+        assert!(!refused(8, 2, 131_071) && refused(8, 2, 131_072));
+        assert!(!refused(1, 2048, 1_048_575) && refused(1, 2049, 1_048_575));
+    }
+
+    #[test]
     fn regions_do_not_overlap() {
         for mode in [LlCombineMode::Reduce, LlCombineMode::Exact] {
             let plan = LlPlan::new(&facts(50, mode)).unwrap();
@@ -316,19 +284,6 @@ mod tests {
                 plan.marked()
                     .all(|(start, bytes)| start + bytes <= plan.bytes())
             );
-        }
-    }
-
-    #[test]
-    fn measured_grids_have_threads_for_every_role() {
-        let choice = |threads| Choice {
-            blocks: 4,
-            threads,
-            send_blocks: 4,
-        };
-        let possible = || DISPATCH_LEAST_THREADS..=LL_DISPATCH_THREADS;
-        for (asked, given) in [(32, 160), (160, 160), (256, 256), (1024, 512)] {
-            assert_eq!(Grid::chosen(choice(asked), possible()).threads, given);
         }
     }
 

@@ -5,7 +5,8 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::context::Context;
-use crate::backend::cuda::event::{Event, is_capturing};
+use crate::backend::cuda::event::Event;
+use crate::backend::cuda::streams::{StreamId, id_of, is_capturing};
 use crate::error::Result;
 use crate::model::ops::Stream;
 use parking_lot::Mutex;
@@ -18,7 +19,7 @@ pub(super) struct Order {
 }
 
 struct Last {
-    stream: Option<Stream>,
+    stream: Option<StreamId>,
     done: Event,
 }
 
@@ -52,11 +53,12 @@ impl Order {
         if is_capturing(stream)? {
             return launch();
         }
-        if last.stream.is_some_and(|other| other != stream) {
+        let id = id_of(stream)?;
+        if last.stream.is_some_and(|other| other != id) {
             last.done.hold(stream)?;
         }
         launch()?;
-        last.stream = Some(stream);
+        last.stream = Some(id);
         last.done.record_outside_graphs(stream)
     }
 }

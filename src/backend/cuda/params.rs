@@ -96,6 +96,8 @@ pub const LL_BANKS: u32 = 4;
 pub const LL_PHASE_SEND: u32 = 1;
 /// Bit of `LlCommon::phases`.
 pub const LL_PHASE_RECEIVE: u32 = 2;
+/// Bits of an entry packet that hold the place among a source's rows; those above hold the local expert.
+pub const LL_PLACE_BITS: u32 = 20;
 /// Most threads of a dispatch block, in whole warps. A block that sends and receives needs more warps
 /// than it has routers (4).
 pub const LL_DISPATCH_THREADS: u32 = 512;
@@ -242,8 +244,8 @@ pub struct LlTrackState {
     pub blocks_started: u32,
     /// Blocks that have received everything.
     pub blocks_finished: u32,
-    /// Keeps the size a power of two.
-    pub unused: u32,
+    /// The last operation that a receive phase has ended; staged tracks only.
+    pub received: u32,
 }
 
 /// What both LL kernels are told.
@@ -262,6 +264,8 @@ pub struct LlCommon {
     pub handle: LlHandleMemory,
     /// The track's state.
     pub track_state: *mut LlTrackState,
+    /// Where a block counts itself when it ends; NULL in graphs and in receive phases.
+    pub ended: *mut u32,
     /// Which track.
     pub track: u32,
     /// `LL_PHASE_...`.

@@ -9,7 +9,7 @@ use crate::backend::dylib::{Library, function_table};
 use crate::error::{Code, Error, Result};
 use cudarc::driver::sys;
 use once_cell::sync::OnceCell;
-use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 
 /// A `CUresult`, as a number.
 pub(super) type Status = c_int;
@@ -23,6 +23,7 @@ macro_rules! driver_table {
             required { $( fn $name($($type),*) -> Status; )* }
             optional {
                 fn cuDeviceGetName(*mut c_char, c_int, sys::CUdevice) -> Status;
+                fn cuStreamGetId(sys::CUstream, *mut c_ulonglong) -> Status;
                 fn cuGetErrorName(Status, *mut *const c_char) -> Status;
                 fn cuGetErrorString(Status, *mut *const c_char) -> Status;
             }
@@ -46,6 +47,8 @@ driver_table! {
     fn cuStreamQuery(sys::CUstream);
     fn cuStreamWaitEvent(sys::CUstream, sys::CUevent, c_uint);
     fn cuStreamIsCapturing(sys::CUstream, *mut sys::CUstreamCaptureStatus);
+    fn cuStreamGetCaptureInfo_v2(sys::CUstream, *mut sys::CUstreamCaptureStatus, *mut sys::cuuint64_t, *mut sys::CUgraph, *mut *const sys::CUgraphNode, *mut usize);
+    fn cuStreamWaitValue32_v2(sys::CUstream, sys::CUdeviceptr, sys::cuuint32_t, c_uint);
     fn cuEventCreate(*mut sys::CUevent, c_uint);
     fn cuEventRecord(sys::CUevent, sys::CUstream);
     fn cuEventDestroy_v2(sys::CUevent);

@@ -1,9 +1,9 @@
 //! Which staged operation uses which track of the LL kernels, and in what order its phases run.
 //!
 //! A track carries one staged operation at a time (`cuda/common/ll.cuh` says why banks are then safe).
-//! The lowest free one is taken: ranks that start and complete staged operations in the same order agree
-//! without asking. The send phase runs after the last receive phase of its track, and the receive phase
-//! after its send phase, whatever their streams.
+//! They are used in turn, by the number of the group's staged operations, which is the same on all ranks.
+//! The send phase runs after the last receive phase of its track, and the receive phase after its send
+//! phase, whatever their streams.
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::context::Context;
@@ -12,6 +12,7 @@ use crate::error::{Error, Result};
 use crate::model::ops::Stream;
 use parking_lot::Mutex;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Tracks for staged operations; the kernels number them from 1.
 pub(super) const STAGED_TRACKS: usize = 2;
@@ -22,6 +23,7 @@ pub(super) type Discard = Box<dyn FnOnce(Stream) -> Result<()> + Send>;
 /// The staged tracks of a group.
 pub(super) struct Tracks {
     tracks: Mutex<[Track; STAGED_TRACKS]>,
+    closed: AtomicBool,
 }
 
 struct Track {
@@ -46,35 +48,12 @@ impl Tracks {
         };
         Ok(Self {
             tracks: Mutex::new([track()?, track()?]),
+            closed: AtomicBool::new(false),
         })
     }
 
-    /// Enqueues a send phase by `launch`, which is told the number of a free track.
+    /// Enqueues a send phase on track `number` by `launch`.
     pub(super) fn send(
-        &self,
-        stream: Stream,
-        launch: impl FnOnce(u32) -> Result<()>,
-    ) -> Result<u32> {
-        let mut tracks = self.tracks.lock();
-        let (number, track) = (1..)
-            .zip(tracks.iter_mut())
-            .find(|(_, track)| !track.busy)
-            .ok_or_else(|| Error::internal("no free track for a staged operation"))?;
-        match track.abandoned.take() {
-            Some(discard) => {
-                track.sent.hold(stream)?;
-                discard(stream)?;
-            }
-            None => track.received.hold(stream)?,
-        }
-        launch(number)?;
-        track.sent.record(stream)?;
-        track.busy = true;
-        Ok(number)
-    }
-
-    /// Enqueues the receive phase of the operation on track `number` by `launch`.
-    pub(super) fn receive(
         &self,
         number: u32,
         stream: Stream,
@@ -82,7 +61,33 @@ impl Tracks {
     ) -> Result<()> {
         let mut tracks = self.tracks.lock();
         let track = find(&mut *tracks, number)?;
-        track.sent.hold(stream)?;
+        if track.busy {
+            return Err(Error::internal(format!("track {number} is in use")));
+        }
+        match track.abandoned {
+            Some(_) => track.sent.hold(stream)?,
+            None => track.received.hold(stream)?,
+        }
+        if let Some(discard) = track.abandoned.take() {
+            discard(stream)?;
+            track.received.record(stream)?;
+        }
+        launch()?;
+        track.sent.record(stream)?;
+        track.busy = true;
+        Ok(())
+    }
+
+    /// Enqueues the receive phase of the operation on track `number` by `launch`.
+    pub(super) fn receive(
+        &self,
+        number: u32,
+        stream: Stream,
+        launch: impl FnOnce() -> Result<u32>,
+    ) -> Result<()> {
+        let mut tracks = self.tracks.lock();
+        let track = find(&mut *tracks, number)?;
+        track.sent.hold_or_refuse(stream)?;
         launch()?;
         track.received.record(stream)?;
         track.busy = false;
@@ -101,8 +106,20 @@ impl Tracks {
         let mut tracks = self.tracks.lock();
         if let Ok(track) = find(&mut *tracks, number) {
             track.busy = false;
-            track.abandoned = Some(discard);
+            if !self.closed.load(Ordering::Relaxed) {
+                track.abandoned = Some(discard);
+            }
         }
+    }
+
+    /// No operation will follow: forgets what was given up, and with it the handles that it keeps.
+    pub(super) fn close(&self) {
+        self.closed.store(true, Ordering::Relaxed);
+        let given_up: Vec<_> = {
+            let mut tracks = self.tracks.lock();
+            tracks.iter_mut().map(|it| it.abandoned.take()).collect()
+        };
+        drop(given_up);
     }
 }
 

@@ -63,6 +63,11 @@ impl Exchange {
         Ok(epoch)
     }
 
+    /// The epoch of the operation before that of `epoch`.
+    pub fn previous(epoch: u64) -> u64 {
+        epoch - EPOCHS_PER_OPERATION
+    }
+
     /// The epoch of what the ranks tell each other before they can post the message of `epoch`.
     pub fn before(epoch: u64) -> u64 {
         epoch - 1

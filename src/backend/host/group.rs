@@ -6,6 +6,7 @@ use crate::backend::host::exchange::Exchange;
 use crate::backend::host::ht::HostHt;
 use crate::backend::host::ll::HostLl;
 use crate::backend::host::runtime::HostRuntime;
+use crate::backend::host::turns::Turns;
 use crate::backend::host::window::{Address, Window};
 use crate::backend::select::Platform;
 use crate::backend::{DeviceMemory, GroupBackend, HtBackend, HtRouting, LlBackend};
@@ -45,6 +46,7 @@ impl Platform for HostPlatform {
         let shared = Arc::new(Shared {
             facts,
             exchange,
+            turns: Turns::default(),
             runtime: self.runtime,
         });
         Ok(Box::new(HostGroup { shared, bootstrap }))
@@ -86,23 +88,30 @@ fn open_windows(bootstrap: &Bootstrap, stream: Stream) -> Result<Vec<Window>> {
 pub struct Shared {
     pub facts: GroupFacts,
     pub exchange: Exchange,
+    turns: Turns,
     runtime: HostRuntime,
 }
 
 impl Shared {
-    /// Enqueues an operation on `stream`: `work` gets its epoch, which is returned, too.
+    /// Enqueues an operation on `stream`, in its turn: `work` gets its epoch, which is returned, too.
     pub fn enqueue_operation(
         self: &Arc<Self>,
         what: &'static str,
         stream: Stream,
         work: impl FnOnce(u64) -> Result<()> + Send + 'static,
     ) -> Result<u64> {
-        self.exchange
-            .begin(|epoch| self.enqueue(what, stream, move || work(epoch)))
+        self.exchange.begin(|epoch| {
+            let shared = Arc::clone(self);
+            let guarded = move || {
+                shared.turns.follow(Exchange::previous(epoch));
+                shared.run(what, move || work(epoch));
+                shared.turns.end(epoch);
+            };
+            self.runtime.launch(stream, Box::new(guarded))
+        })
     }
 
-    /// Enqueues `work` on `stream`. Its failure, or a panic in it, becomes the group's fault; after a
-    /// fault nothing runs any more, as the other ranks have stopped too. `what` names the operation.
+    /// Enqueues `work`, a part of the operation `what`, on `stream`.
     pub fn enqueue(
         self: &Arc<Self>,
         what: &'static str,
@@ -110,17 +119,21 @@ impl Shared {
         work: impl FnOnce() -> Result<()> + Send + 'static,
     ) -> Result<()> {
         let shared = Arc::clone(self);
-        let guarded = move || {
-            if shared.exchange.fault().is_some() {
-                return;
-            }
-            let outcome = catch_unwind(AssertUnwindSafe(work))
-                .unwrap_or_else(|_| Err(Error::internal("a panic in the host backend")));
-            if let Err(error) = outcome {
-                shared.exchange.fail(error.within(what));
-            }
-        };
-        self.runtime.launch(stream, Box::new(guarded))
+        self.runtime
+            .launch(stream, Box::new(move || shared.run(what, work)))
+    }
+
+    /// Runs `work`. Its failure, or a panic in it, becomes the group's fault; after a fault nothing runs
+    /// any more, as the other ranks have stopped too.
+    fn run(&self, what: &str, work: impl FnOnce() -> Result<()>) {
+        if self.exchange.fault().is_some() {
+            return;
+        }
+        let outcome = catch_unwind(AssertUnwindSafe(work))
+            .unwrap_or_else(|_| Err(Error::internal("a panic in the host backend")));
+        if let Err(error) = outcome {
+            self.exchange.fail(error.within(what));
+        }
     }
 }
 

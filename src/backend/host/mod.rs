@@ -17,6 +17,7 @@ mod numeric;
 mod rows;
 mod runtime;
 mod signal;
+mod turns;
 mod window;
 
 pub use group::HostPlatform;

@@ -72,7 +72,7 @@ impl LlBackend for HostLl {
             .map(drop)
     }
 
-    fn send(&self, op: &LlOp, stream: Stream) -> Result<Ticket> {
+    fn send(&self, op: &LlOp, _slot: usize, stream: Stream) -> Result<Ticket> {
         let (handle, op) = (self.clone(), *op);
         self.shared
             .enqueue_operation(name(&op), stream, move |epoch| handle.send_now(&op, epoch))

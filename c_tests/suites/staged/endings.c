@@ -1,0 +1,104 @@
+// How staged operations end: in which order, and when their handle goes first.
+#include "suites/staged/staged.h"
+
+// What a destroyed handle had pending is given up: its place is free again, its peers go on, and
+// operations of other handles are right.
+void handle_destroyed_while_pending(EpEnv* env) {
+    enum { kRounds = 25 };
+    Setup setup;
+    set_up(&setup, env);
+    LlRun* runs = setup.runs;
+    for (unsigned i = 0; i < kRounds; ++i) {
+        LlRun given_up;
+        open_run(&given_up, env, setup.group);
+        send_dispatch(&given_up);
+        if (i % 3 == 1) {
+            complete_dispatch(&given_up, env->stream);
+            send_combine(&given_up);
+        }
+        if (i % 4 == 2) send_dispatch(&runs[0]);
+        EP_CHECK_NCCL(ncclEpHandleDestroy(given_up.handle));
+        given_up.handle = NULL;
+        ep_sync(env);
+        ll_run_close(&given_up);
+        if (i % 4 == 2) complete_dispatch(&runs[0], env->stream);
+        if (i % 5 == 0) {
+            ll_dispatch(&runs[1]);
+            ll_combine(&runs[1]);
+        }
+    }
+    for (unsigned pair = 0; pair < 10; ++pair) {
+        ll_dispatch(&runs[2]);
+        ll_combine(&runs[2]);
+    }
+    send_dispatch(&runs[3]);  // tear_down gives up this one and destroys the group at once
+    tear_down(&setup, env);
+}
+
+// One rank gives up what the others complete: they get everything, as it had sent its part.
+void handle_destroyed_on_one_rank(EpEnv* env) {
+    enum { kRounds = 12 };
+    Setup setup;
+    set_up(&setup, env);
+    for (unsigned i = 0; i < kRounds; ++i) {
+        const bool combine = i % 3 == 2;
+        LlRun run;
+        open_run(&run, env, setup.group);
+        if (combine) ll_dispatch(&run);
+        combine ? send_combine(&run) : send_dispatch(&run);
+        if (env->rank == (int)(i % (unsigned)env->size)) {
+            EP_CHECK_NCCL(ncclEpHandleDestroy(run.handle));
+            run.handle = NULL;
+            ep_sync(env);
+        } else {
+            combine ? complete_combine(&run, setup.other) : complete_dispatch(&run, setup.other);
+        }
+        ll_run_close(&run);
+        for (unsigned r = 0; r < i % 4; ++r) ll_dispatch(&setup.runs[r]);
+    }
+    tear_down(&setup, env);
+}
+
+// Ranks may complete, and give up, what is in flight in orders of their own.
+void ended_in_another_order(EpEnv* env) {
+    enum { kRounds = 8 };
+    Setup setup;
+    set_up(&setup, env);
+    LlRun* first = &setup.runs[0];
+    LlRun* second = &setup.runs[1];
+    for (unsigned i = 0; i < kRounds; ++i) {
+        const bool swaps = env->rank == (int)(i % (unsigned)env->size);
+        send_dispatch(first);
+        send_dispatch(second);
+        complete_dispatch(swaps ? second : first, env->stream);
+        complete_dispatch(swaps ? first : second, setup.other);
+        LlRun given_up;
+        open_run(&given_up, env, setup.group);
+        send_dispatch(&given_up);
+        if (!swaps) send_dispatch(first);
+        EP_CHECK_NCCL(ncclEpHandleDestroy(given_up.handle));
+        given_up.handle = NULL;
+        if (swaps) send_dispatch(first);
+        complete_dispatch(first, env->stream);
+        ll_run_close(&given_up);
+    }
+    tear_down(&setup, env);
+}
+
+// Operations take turns on the places of those before them.
+void completed_out_of_turn(EpEnv* env) {
+    Setup setup;
+    set_up(&setup, env);
+    LlRun* runs = setup.runs;
+    for (unsigned i = 0; i < 4; ++i) {
+        send_dispatch(&runs[0]);
+        send_dispatch(&runs[1]);
+        complete_dispatch(&runs[1], env->stream);
+        ll_prepare_dispatch(&runs[2]);
+        EP_CHECK_RESULT(ll_launch_dispatch(&runs[2], env->stream, true), ncclInvalidUsage);
+        complete_dispatch(&runs[0], env->stream);
+        send_dispatch(&runs[2]);
+        complete_dispatch(&runs[2], env->stream);
+    }
+    tear_down(&setup, env);
+}

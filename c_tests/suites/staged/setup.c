@@ -1,0 +1,55 @@
+#include "suites/staged/staged.h"
+
+static LlShape small_shape(const EpEnv* env) {
+    const LlShape shape = {2 * (unsigned)env->size, 12, 3, ncclBfloat16, 40};
+    return shape;
+}
+
+void open_run(LlRun* run, const EpEnv* env, ncclEpGroup_t group) {
+    static unsigned opened;
+    const LlShape shape = small_shape(env);
+    const unsigned n = opened++;
+    ll_run_open_with(run, env, group, &shape, n % 2 == 0 ? kRefMessy : kRefDistinct, n % 3 != 0,
+                     1000 + 1000 * (uint64_t)n);
+    run->variation = n;
+}
+
+void set_up(Setup* setup, EpEnv* env) {
+    const LlShape shape = small_shape(env);
+    setup->group = ll_group_new(env, &shape);
+    for (unsigned r = 0; r < kMaxRuns; ++r) open_run(&setup->runs[r], env, setup->group);
+    EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&setup->other, cudaStreamNonBlocking));
+}
+
+void tear_down(Setup* setup, EpEnv* env) {
+    for (unsigned r = 0; r < kMaxRuns; ++r) ll_run_close(&setup->runs[r]);
+    EP_CHECK_NCCL(ncclEpGroupDestroy(setup->group, env->stream));
+    EP_CHECK_CUDA(cudaStreamDestroy(setup->other));
+}
+
+void send_dispatch(LlRun* run) {
+    ll_prepare_dispatch(run);
+    EP_CHECK_NCCL(ll_launch_dispatch(run, run->env->stream, true));
+}
+
+void send_combine(LlRun* run) {
+    ll_prepare_combine(run);
+    EP_CHECK_NCCL(ll_launch_combine(run, run->env->stream, true));
+}
+
+void complete(LlRun* run, cudaStream_t stream) {
+    static unsigned calls;
+    ncclEpCompleteConfig_t config = {0};
+    EP_CHECK_NCCL(ncclEpComplete(run->handle, ++calls % 2 == 0 ? NULL : &config, stream));
+    EP_CHECK_CUDA(cudaStreamSynchronize(stream));
+}
+
+void complete_dispatch(LlRun* run, cudaStream_t stream) {
+    complete(run, stream);
+    ll_check_dispatch(run);
+}
+
+void complete_combine(LlRun* run, cudaStream_t stream) {
+    complete(run, stream);
+    ll_check_combine(run);
+}

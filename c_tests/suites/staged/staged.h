@@ -1,0 +1,32 @@
+// What the cases of test_staged share.
+#ifndef C_TESTS_SUITES_STAGED_STAGED_H_
+#define C_TESTS_SUITES_STAGED_STAGED_H_
+
+#include "reference/ll_run.h"
+
+// A group and some handles on it, no two with the same data.
+enum { kMaxRuns = 4 };
+typedef struct {
+    ncclEpGroup_t group;
+    LlRun runs[kMaxRuns];
+    cudaStream_t other;  // a second stream without implicit order
+} Setup;
+
+void set_up(Setup* setup, EpEnv* env);
+void tear_down(Setup* setup, EpEnv* env);
+void open_run(LlRun* run, const EpEnv* env, ncclEpGroup_t group);
+
+void send_dispatch(LlRun* run);
+void send_combine(LlRun* run);
+void complete(LlRun* run, cudaStream_t stream);  // and waits
+// The same, and checks what came.
+void complete_dispatch(LlRun* run, cudaStream_t stream);
+void complete_combine(LlRun* run, cudaStream_t stream);
+
+// Cases in a file of their own (endings.c).
+void handle_destroyed_while_pending(EpEnv* env);
+void handle_destroyed_on_one_rank(EpEnv* env);
+void ended_in_another_order(EpEnv* env);
+void completed_out_of_turn(EpEnv* env);
+
+#endif  // C_TESTS_SUITES_STAGED_STAGED_H_

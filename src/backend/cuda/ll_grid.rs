@@ -1,0 +1,79 @@
+//! The blocks and threads of an LL operation, and who of them sends.
+#![forbid(unsafe_code)]
+
+use crate::backend::cuda::launch::LaunchShape;
+use crate::tuning::Choice;
+use std::ops::RangeInclusive;
+
+/// Blocks of a launch, and who of them sends rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Grid {
+    pub(super) blocks: u32,
+    threads: u32,
+    pub(super) send_blocks: u32,
+    pub(super) receive_blocks: u32,
+}
+
+impl Grid {
+    /// Every block does everything.
+    pub(super) fn shared(blocks: u32, threads: u32) -> Self {
+        Self {
+            blocks,
+            threads,
+            send_blocks: blocks,
+            receive_blocks: blocks,
+        }
+    }
+
+    /// `senders` blocks send rows, `receivers` others do all else; on a tiny device all do both.
+    pub(super) fn split(senders: u32, receivers: u32, threads: u32) -> Self {
+        if senders == 0 || receivers == 0 {
+            return Self::shared((senders + receivers).max(1), threads);
+        }
+        Self {
+            blocks: senders + receivers,
+            threads,
+            send_blocks: senders,
+            receive_blocks: receivers,
+        }
+    }
+
+    /// A grid that was measured, with as many threads as the kernel can work with.
+    pub(super) fn chosen(choice: Choice, possible: RangeInclusive<u32>) -> Self {
+        let threads = choice.threads.clamp(*possible.start(), *possible.end());
+        let receivers = choice.blocks.saturating_sub(choice.send_blocks);
+        Self::split(choice.send_blocks, receivers, threads)
+    }
+
+    /// The launch of this grid with so much dynamic shared memory.
+    pub(super) fn launch_shape(&self, shared_bytes: u32) -> LaunchShape {
+        LaunchShape {
+            blocks: self.blocks,
+            threads: self.threads,
+            shared_bytes,
+        }
+    }
+}
+
+/// As many blocks as wanted, but no more than run at the same time: they wait for each other's peers.
+pub(super) fn at_most(wanted: usize, blocks: u32) -> u32 {
+    u32::try_from(wanted).unwrap_or(u32::MAX).min(blocks)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn measured_grids_have_threads_for_every_role() {
+        let choice = |threads| Choice {
+            blocks: 4,
+            threads,
+            send_blocks: 4,
+        };
+        let possible = || 160..=512;
+        for (asked, given) in [(32, 160), (160, 160), (256, 256), (1024, 512)] {
+            assert_eq!(Grid::chosen(choice(asked), possible()).threads, given);
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! The device memory of LL handles, kept from one handle to the next: allocating waits for the device.
+#![forbid(unsafe_code)]
+
+use crate::backend::cuda::ll_plan::{HandleMemory, LlPlan};
+use crate::backend::cuda::memory::{Buffer, CudaMemory};
+use crate::backend::cuda::params::{LL_WHOLE_TRACK, LlHandleMemory};
+use crate::error::Result;
+use crate::model::tensor::DevPtr;
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// A word with all bits set: as an expert or a row, none.
+const NONE: u32 = u32::MAX;
+
+/// What one handle has: what its dispatch leaves for its combine.
+pub(super) struct Piece {
+    buffer: Buffer,
+    sizes: HandleMemory,
+    top_k: usize,
+    received_on: AtomicU32,
+}
+
+impl Piece {
+    /// Without experts and rows: a combine whose dispatch did not run finds nothing to do.
+    fn new(memory: &Arc<CudaMemory>, plan: &LlPlan, top_k: usize) -> Result<Self> {
+        let sizes = plan.handle_memory(top_k);
+        let named = sizes.expert_of + sizes.row_of;
+        let buffer = Buffer::zeroed(memory, named + sizes.tokens_of)?;
+        memory.fill(buffer.data(), NONE, named)?;
+        Ok(Self {
+            buffer,
+            sizes,
+            top_k,
+            received_on: AtomicU32::new(LL_WHOLE_TRACK),
+        })
+    }
+
+    /// The memory as the kernels see it.
+    pub(super) fn memory(&self) -> LlHandleMemory {
+        let at = |offset: usize| DevPtr(self.buffer.data().0 + offset);
+        LlHandleMemory {
+            expert_of: at(0).0 as *mut i32,
+            row_of: at(self.sizes.expert_of).0 as *mut i32,
+            tokens_of: at(self.sizes.expert_of + self.sizes.row_of).0 as *mut u32,
+        }
+    }
+
+    /// The track of a receive phase that the next operation has to follow, whichever handle has the
+    /// memory then, or [`LL_WHOLE_TRACK`] if there is none: whole operations follow each other.
+    pub(super) fn take_received_on(&self) -> u32 {
+        self.received_on.swap(LL_WHOLE_TRACK, Ordering::Relaxed)
+    }
+
+    /// A receive phase that uses the memory was enqueued on track `track`.
+    pub(super) fn set_received_on(&self, track: u32) {
+        self.received_on.store(track, Ordering::Relaxed);
+    }
+}
+
+/// The pieces of a group that no handle has.
+pub(super) struct Pool {
+    memory: Arc<CudaMemory>,
+    free: Mutex<Vec<Piece>>,
+}
+
+impl Pool {
+    /// An empty pool.
+    pub(super) fn new(memory: &Arc<CudaMemory>) -> Self {
+        Self {
+            memory: Arc::clone(memory),
+            free: Mutex::default(),
+        }
+    }
+
+    /// A piece for `top_k` ids per token: a free one, else a new one. One that was used with another
+    /// number would hold rows where experts are looked for.
+    pub(super) fn take(&self, plan: &LlPlan, top_k: usize) -> Result<Piece> {
+        let mut free = self.free.lock();
+        match free.iter().position(|piece| piece.top_k == top_k) {
+            Some(index) => Ok(free.swap_remove(index)),
+            None => Piece::new(&self.memory, plan, top_k),
+        }
+    }
+
+    /// Takes a piece back.
+    pub(super) fn put(&self, piece: Piece) {
+        self.free.lock().push(piece);
+    }
+}

@@ -14,6 +14,22 @@ const DOCUMENT: &str = "docs/errors.md";
 /// Where refusals of arguments are made.
 const REFUSING: [&str; 4] = ["src/request", "src/abi", "src/ffi", "src/state"];
 
+/// Where failures come from that the machine, NCCL, CUDA or another rank is the cause of.
+const FAILING: &str = "src/backend";
+
+/// Texts there that the document need not have.
+const NOT_LISTED: [&str; 6] = [
+    // In the place of the text that a system does not give.
+    "no text",
+    "unknown loader error",
+    // Of an assertion and of an attribute.
+    "a counter outside the window's header",
+    "the context is left when this is dropped",
+    // Limits of the low-latency kernels, which no group of a useful size meets.
+    "is more than the GPU kernels can count",
+    "at most {most_experts} in low latency",
+];
+
 /// Literals whose variable part is the rule itself: what follows must be a literal of its own.
 const PREFIXES: [&str; 3] = ["must be at least ", "must be at most ", "must be "];
 
@@ -174,6 +190,45 @@ fn every_text_of_the_sources_stands_in_the_document() {
     assert!(missing.is_empty(), "{DOCUMENT} lacks {missing:#?}");
 }
 
+#[test]
+fn every_text_of_the_backends_stands_in_the_document() {
+    let document = sources::read(DOCUMENT)
+        .replace("` | ", ": ")
+        .replace('`', "");
+    let files = sources::files(FAILING, &[".rs"]);
+    let missing: Vec<(&String, String)> = files
+        .iter()
+        .filter(|file| !file.ends_with("_tests.rs"))
+        .flat_map(|file| {
+            let source = sources::read(file);
+            let source = without_defects(sources::without_unit_tests(&source));
+            let literals = sources::string_literals(&source);
+            literals.into_iter().map(move |literal| (file, literal))
+        })
+        .filter(|(_, literal)| is_text(literal) && !NOT_LISTED.contains(&literal.as_str()))
+        .filter(|(_, literal)| !document.lines().any(|line| occurs_in(literal, line)))
+        .collect();
+    assert!(missing.is_empty(), "{DOCUMENT} lacks {missing:#?}");
+}
+
+/// `source` without the arguments of `Error::internal`, whose texts nobody can provoke.
+fn without_defects(source: &str) -> String {
+    let mut parts = source.split("Error::internal(");
+    let mut kept = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let mut open = 1_usize;
+        kept.extend(part.chars().skip_while(|&c| {
+            open = match c {
+                '(' => open + 1,
+                ')' => open - 1,
+                _ => open,
+            };
+            open > 0
+        }));
+    }
+    kept
+}
+
 /// Whether the result of `row` is that of an earlier failure: of a group that has failed.
 fn repeats_a_failure(row: &Row) -> bool {
     row.id.ends_with("-group-failed") && row.result == "the failure's own"
@@ -211,6 +266,12 @@ fn literals_are_found_and_comments_are_not() {
     let source =
         "// \"no\"\nlet a = (\"one\", \"t\\\"wo\"); let q = '\"';\nlet b = \"thr\\\n     ee\";\n";
     assert_eq!(sources::string_literals(source), ["one", "t\"wo", "three"]);
+}
+
+#[test]
+fn texts_of_defects_are_left_out() {
+    let source = "f(Error::internal(format!(\"no {}\", g(1))), \"yes\")";
+    assert_eq!(without_defects(source), "f(), \"yes\")");
 }
 
 #[test]

@@ -18,16 +18,13 @@ const REFUSING: [&str; 4] = ["src/request", "src/abi", "src/ffi", "src/state"];
 const FAILING: &str = "src/backend";
 
 /// Texts there that the document need not have.
-const NOT_LISTED: [&str; 6] = [
+const NOT_LISTED: [&str; 4] = [
     // In the place of the text that a system does not give.
     "no text",
     "unknown loader error",
     // Of an assertion and of an attribute.
     "a counter outside the window's header",
     "the context is left when this is dropped",
-    // Limits of the low-latency kernels, which no group of a useful size meets.
-    "is more than the GPU kernels can count",
-    "at most {most_experts} in low latency",
 ];
 
 /// Literals whose variable part is the rule itself: what follows must be a literal of its own.

@@ -353,8 +353,8 @@ ncclResult_t ncclEpCombine(ncclEpHandle_t handle,
 
 // Enqueues the receive phase of the handle's staged operation on `stream`, after its send phase even if
 // that was enqueued on another stream. A successful no-op if nothing is staged, and in HT. Two staged
-// operations of a group may wait at once, and take turns: a third send needs the first one completed,
-// or its handle destroyed. A refused call changes nothing, so it may be made again.
+// operations of a group may wait at once; before a third is sent, all ranks complete the same one of
+// them, or destroy its handle. A refused call changes nothing, so it may be made again.
 //
 // @param handle  the handle
 // @param config  may be NULL

@@ -32,11 +32,12 @@ pub struct Group {
     staged: Mutex<Staged>,
 }
 
-/// The staged operations of a group. They take turns on so many slots: as ranks send them in the same
-/// order, all give an operation the same slot, whatever was completed where.
+/// The staged operations of a group, each in a slot that must be the same on all ranks. They take turns,
+/// past a slot that is not free: so it does not matter in which order ranks complete two, unless a third
+/// is sent in between.
 #[derive(Default)]
 struct Staged {
-    sent: usize,
+    next: usize,
     waiting: [bool; MAX_STAGED],
 }
 
@@ -136,23 +137,15 @@ impl Group {
     /// Sends a staged operation by `send`, which is told its slot, or refuses.
     pub fn send_staged<T>(&self, send: impl FnOnce(usize) -> Result<T>) -> Result<(usize, T)> {
         let mut staged = self.staged.lock();
-        let slot = staged.sent % MAX_STAGED;
-        let count = staged.waiting.iter().filter(|&&waits| waits).count();
-        if count == MAX_STAGED {
+        let Some(slot) = staged.free_slot() else {
             return Err(Error::new(
                 Code::InvalidUsage,
                 "send_only: too many staged operations of the group wait for ncclEpComplete",
             )
-            .got(count + 1, format_args!("at most {MAX_STAGED}")));
-        }
-        if staged.waiting.get(slot) != Some(&false) {
-            return Err(Error::usage(
-                "send_only",
-                "the group's last but one staged operation waits for ncclEpComplete",
-            ));
-        }
+            .got(MAX_STAGED + 1, format_args!("at most {MAX_STAGED}")));
+        };
         let sent = send(slot)?;
-        staged.sent = staged.sent.wrapping_add(1);
+        staged.next = slot + 1;
         staged.set_waiting(slot, true);
         Ok((slot, sent))
     }
@@ -164,6 +157,12 @@ impl Group {
 }
 
 impl Staged {
+    fn free_slot(&self) -> Option<usize> {
+        (self.next..self.next + MAX_STAGED)
+            .map(|turn| turn % MAX_STAGED)
+            .find(|&slot| self.waiting.get(slot) == Some(&false))
+    }
+
     fn set_waiting(&mut self, slot: usize, waits: bool) {
         if let Some(place) = self.waiting.get_mut(slot) {
             *place = waits;

@@ -85,20 +85,18 @@ void ended_in_another_order(EpEnv* env) {
     tear_down(&setup, env);
 }
 
-// Operations take turns on the places of those before them.
-void completed_out_of_turn(EpEnv* env) {
+// One operation may stay in flight while others come and go.
+void one_stays_in_flight(EpEnv* env) {
     Setup setup;
     set_up(&setup, env);
     LlRun* runs = setup.runs;
     for (unsigned i = 0; i < 4; ++i) {
         send_dispatch(&runs[0]);
-        send_dispatch(&runs[1]);
-        complete_dispatch(&runs[1], env->stream);
-        ll_prepare_dispatch(&runs[2]);
-        EP_CHECK_RESULT(ll_launch_dispatch(&runs[2], env->stream, true), ncclInvalidUsage);
+        for (unsigned r = 1; r < kMaxRuns; ++r) {
+            send_dispatch(&runs[r]);
+            complete_dispatch(&runs[r], i % 2 == 0 ? env->stream : setup.other);
+        }
         complete_dispatch(&runs[0], env->stream);
-        send_dispatch(&runs[2]);
-        complete_dispatch(&runs[2], env->stream);
     }
     tear_down(&setup, env);
 }

@@ -235,7 +235,7 @@ int main(int argc, char** argv) {
         EP_CASE(handle_destroyed_while_pending),
         EP_CASE(handle_destroyed_on_one_rank),
         EP_CASE(ended_in_another_order),
-        EP_CASE(completed_out_of_turn),
+        EP_CASE(one_stays_in_flight),
         EP_CASE(late_ranks),
     };
     return ep_main(argc, argv, kCases, sizeof(kCases) / sizeof(kCases[0]));

@@ -27,6 +27,6 @@ void complete_combine(LlRun* run, cudaStream_t stream);
 void handle_destroyed_while_pending(EpEnv* env);
 void handle_destroyed_on_one_rank(EpEnv* env);
 void ended_in_another_order(EpEnv* env);
-void completed_out_of_turn(EpEnv* env);
+void one_stays_in_flight(EpEnv* env);
 
 #endif  // C_TESTS_SUITES_STAGED_STAGED_H_

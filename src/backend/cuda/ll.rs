@@ -248,9 +248,9 @@ impl LlBackend for CudaLl {
     }
 }
 
-/// The track of the staged operations with turn `slot`; 0 is that of whole ones.
+/// The track of the staged operations in slot `slot`; 0 is that of whole ones.
 fn track_of_slot(slot: usize) -> Result<u32> {
-    u32::try_from(slot + 1).map_err(|_| Error::internal("a turn that has no track"))
+    u32::try_from(slot + 1).map_err(|_| Error::internal("a slot that has no track"))
 }
 
 fn track_of(ticket: Ticket) -> Result<u32> {

@@ -1,7 +1,7 @@
 //! Which staged operation uses which track of the LL kernels, and in what order its phases run.
 //!
 //! A track carries one staged operation at a time (`cuda/common/ll.cuh` says why banks are then safe).
-//! They are used in turn, by the number of the group's staged operations, which is the same on all ranks.
+//! Which one, `state::group` says, so that all ranks use the same.
 //! The send phase runs after the last receive phase of its track, and the receive phase after its send
 //! phase, whatever their streams.
 #![forbid(unsafe_code)]

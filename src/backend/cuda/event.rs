@@ -72,8 +72,11 @@ impl Event {
     /// of the mark joins it.
     pub(super) fn hold_or_refuse(&self, stream: Stream) -> Result<()> {
         let capture = capture_of(stream)?;
-        let joins = capture.is_none() && self.capture.is_some();
-        if (capture == self.capture || joins) && self.wait(stream).is_ok() {
+        if capture == self.capture {
+            return self.wait(stream);
+        }
+        // Of a capture that has ended the driver refuses this, and nothing else happens.
+        if capture.is_none() && self.wait(stream).is_ok() {
             return Ok(());
         }
         Err(Error::usage(

@@ -171,7 +171,7 @@ void ll_unordered_streams(EpEnv* env) {
     for (unsigned i = 0; i < kRounds; ++i) {
         for (unsigned r = 0; r < kRuns; ++r) ll_prepare_dispatch(&runs[r]);
         for (unsigned r = 0; r < kRuns; ++r) ll_prepare_combine(&runs[r]);
-        ep_sync(env);
+        EP_CHECK_CUDA(cudaDeviceSynchronize());
         for (unsigned r = 0; r < kRuns; ++r) {
             EP_CHECK_NCCL(ll_launch_dispatch(&runs[r], streams[r], false));
         }

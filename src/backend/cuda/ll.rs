@@ -133,7 +133,10 @@ impl Handle {
     fn follow_staged(&self, stream: Stream) -> Result<()> {
         match self.piece()?.take_received_on() {
             LL_WHOLE_TRACK => Ok(()),
-            track => self.group.tracks.follow(track, stream),
+            track => {
+                let _entered = self.group.open.module.context().enter()?;
+                self.group.tracks.follow(track, stream)
+            }
         }
     }
 
@@ -218,6 +221,7 @@ impl LlBackend for CudaLl {
     fn send(&self, op: &LlOp, slot: usize, stream: Stream) -> Result<Ticket> {
         self.0.follow_staged(stream)?;
         let group = &self.0.group;
+        let _entered = group.open.module.context().enter()?;
         let track = track_of_slot(slot)?;
         let start = |ended| self.0.launch(op, Part::send(track, ended), stream);
         group
@@ -228,8 +232,10 @@ impl LlBackend for CudaLl {
 
     fn receive(&self, op: &LlOp, ticket: Ticket, stream: Stream) -> Result<()> {
         let track = track_of(ticket)?;
+        let group = &self.0.group;
+        let _entered = group.open.module.context().enter()?;
         let finish = || self.0.launch(op, Part::receive(track, true), stream);
-        self.0.group.tracks.receive(track, stream, finish)?;
+        group.tracks.receive(track, stream, finish)?;
         self.0.piece()?.set_received_on(track);
         Ok(())
     }

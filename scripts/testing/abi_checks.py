@@ -93,11 +93,11 @@ def _needed(library) -> tuple[Counts, str]:
 
 def _native_static_libs(places: Places) -> tuple[Counts, str]:
     """The list that packaging/ hands to static links is the one that rustc prints."""
-    # The development profile shares its dependencies with the Rust tests and leaves the release
-    # build alone, which other steps are reading.
+    # The development profile and one architecture share what the Rust tests have built, and leave
+    # the release build alone, which other steps are reading.
     words = ("cargo", "rustc", "--locked", "--lib", "--crate-type", "staticlib", "--",
              "--print", "native-static-libs")
-    finished = command.run(words, places.environment, 300)
+    finished = command.run(words, {**places.environment, "NCCL_EP_ARCHS": "90"}, 300)
     printed = re.findall(r"native-static-libs: (.*)", finished.output)
     if not printed:
         return Counts(0, 1, "rustc printed no list"), finished.output

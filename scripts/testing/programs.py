@@ -26,6 +26,10 @@ _EXACT_SUMS = (("test_ll", ()), ("test_staged", ()), ("test_random", ("--configs
                ("test_stress", ()), ("test_graph", ()))
 _EXACT = (("NCCL_EP_LL_COMBINE", "exact"),)
 
+# Of test_random, where each takes long on few cores: with many ranks, or under a sanitizer.
+_FEW_CONFIGS = ("--configs", "200")
+_MANY_RANKS = 8
+
 # Programs that have nothing to do where there is no high throughput.
 _NEEDS_HT = ("test_ht", "example_ht")
 
@@ -67,7 +71,8 @@ class Run:
 def all_runs(ranks: Sequence[int]) -> Iterator[Run]:
     """Every program with every set of options, on every number of ranks that suits it."""
     for name, count in itertools.product(TESTS, ranks):
-        yield Run(name, name, (), count, needs_ht=name in _NEEDS_HT)
+        few = name == "test_random" and count >= _MANY_RANKS
+        yield Run(name, name, _FEW_CONFIGS if few else (), count, needs_ht=name in _NEEDS_HT)
     for name, options in _EXACT_SUMS:
         yield Run(f"{name}/exact", name, options, ranks[-1], environment=_EXACT)
     for count in ranks:
@@ -126,8 +131,8 @@ def sanitizer_steps(places: Places) -> list[Step]:
         return Step(f"sanitize/{label}/{ranks}", command, read, ("build/sanitizer",),
                     timeout=300, environment=environment)
 
-    steps = [run(name, name, (), _SANITIZED_RANKS, counts.closing_line)
-             for name in (*TESTS, "moe_layer")]
+    steps = [run(name, name, _FEW_CONFIGS if name == "test_random" else (), _SANITIZED_RANKS,
+                 counts.closing_line) for name in (*TESTS, "moe_layer")]
     for algorithm in ("ll", "ht"):
         options = ("-a", algorithm, "-s", "both", "-c", "-r", *_EP_TEST_SMALL)
         steps.append(run("ep_test", f"ep_test-{algorithm}", options, 4, counts.closing_line))

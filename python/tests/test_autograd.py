@@ -12,6 +12,16 @@ from problems import Problem
 pytestmark = pytest.mark.high_throughput
 
 
+def masked_problem(group, world, device):
+    """Tokens and weights that need gradients, some ids masked, and a handle for them."""
+    problem = Problem(*world, masked=True, device=device)
+    problem.tokens.requires_grad_()
+    problem.weights.requires_grad_()
+    ep = group(num_experts=problem.num_experts, hidden=problem.hidden, algorithm="ht",
+               dtype=torch.float32)
+    return problem, ep.create_handle(problem.topk_idx)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("masked", [False, True])
 def test_moe_layer_matches_dense_torch(group, world, device, dtype, masked):
@@ -54,12 +64,8 @@ def test_ranks_whose_results_nobody_used_take_part(group, world, device):
 
 def test_a_handle_serves_several_exchanges(group, world, device):
     """Two layers over one routing, the first one's results into the second; gradients of both."""
-    rank, size = world
-    problem = Problem(rank, size, masked=True, device=device)
-    ep = group(num_experts=problem.num_experts, hidden=problem.hidden, algorithm="ht",
-               dtype=torch.float32)
-    handle = ep.create_handle(problem.topk_idx)
-    tokens, weights = problem.tokens.requires_grad_(), problem.weights.requires_grad_()
+    problem, handle = masked_problem(group, world, device)
+    tokens, weights = problem.tokens, problem.weights
     values = tokens
     for power in (1, 2):
         received, _, factors = ht_dispatch(handle, values, weights)
@@ -77,12 +83,8 @@ def test_a_handle_serves_several_exchanges(group, world, device):
 
 def test_a_graph_that_is_kept_and_none_at_all(group, world, device):
     """Backward twice over one graph; then the same without gradients."""
-    rank, size = world
-    problem = Problem(rank, size, masked=True, device=device)
-    ep = group(num_experts=problem.num_experts, hidden=problem.hidden, algorithm="ht",
-               dtype=torch.float32)
-    handle = ep.create_handle(problem.topk_idx)
-    tokens, weights = problem.tokens.requires_grad_(), problem.weights.requires_grad_()
+    problem, handle = masked_problem(group, world, device)
+    tokens, weights = problem.tokens, problem.weights
 
     def forward():
         received, _, factors = ht_dispatch(handle, tokens, weights)

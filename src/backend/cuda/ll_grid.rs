@@ -9,7 +9,7 @@ use std::ops::RangeInclusive;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Grid {
     pub(super) blocks: u32,
-    threads: u32,
+    pub(super) threads: u32,
     pub(super) send_blocks: u32,
     pub(super) receive_blocks: u32,
 }
@@ -58,22 +58,4 @@ impl Grid {
 /// As many blocks as wanted, but no more than run at the same time: they wait for each other's peers.
 pub(super) fn at_most(wanted: usize, blocks: u32) -> u32 {
     u32::try_from(wanted).unwrap_or(u32::MAX).min(blocks)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn measured_grids_have_threads_for_every_role() {
-        let choice = |threads| Choice {
-            blocks: 4,
-            threads,
-            send_blocks: 4,
-        };
-        let possible = || 160..=512;
-        for (asked, given) in [(32, 160), (160, 160), (256, 256), (1024, 512)] {
-            assert_eq!(Grid::chosen(choice(asked), possible()).threads, given);
-        }
-    }
 }

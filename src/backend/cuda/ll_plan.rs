@@ -231,6 +231,7 @@ mod tests {
     use crate::model::dtype::DType;
     use crate::model::group::Algorithm;
     use crate::model::tensor::DevPtr;
+    use crate::tuning::Choice;
 
     fn facts(max_tokens: usize, ll_combine: LlCombineMode) -> GroupFacts {
         GroupFacts {
@@ -284,6 +285,19 @@ mod tests {
                 plan.marked()
                     .all(|(start, bytes)| start + bytes <= plan.bytes())
             );
+        }
+    }
+
+    #[test]
+    fn measured_grids_have_threads_for_every_role() {
+        let choice = |threads| Choice {
+            blocks: 4,
+            threads,
+            send_blocks: 4,
+        };
+        let possible = || DISPATCH_LEAST_THREADS..=LL_DISPATCH_THREADS;
+        for (asked, given) in [(32, 160), (160, 160), (256, 256), (1024, 512)] {
+            assert_eq!(Grid::chosen(choice(asked), possible()).threads, given);
         }
     }
 

@@ -33,7 +33,7 @@ pub enum Tag {
 }
 
 impl Tag {
-    /// All tags that mean something to an operation.
+    /// All tags that mean something to an operation, from 1 on.
     pub const ALL: [Tag; 6] = [
         Tag::Tokens,
         Tag::TopkIdx,
@@ -45,7 +45,7 @@ impl Tag {
 
     /// The tag numbered `raw`; `None` for tags that no operation reads.
     pub fn from_raw(raw: u32) -> Option<Self> {
-        Self::ALL.into_iter().find(|&tag| tag as u32 == raw)
+        Self::ALL.get((raw as usize).checked_sub(1)?).copied()
     }
 }
 
@@ -69,8 +69,8 @@ pub struct Tensor {
     pub data: DevPtr,
     /// Element type; `None` if its number is not NCCL's.
     pub dtype: Option<DType>,
-    sizes: [usize; MAX_DIMS],
-    dims: usize,
+    sizes: [u32; MAX_DIMS],
+    dims: u32,
 }
 
 impl Tensor {
@@ -79,19 +79,19 @@ impl Tensor {
         let dims = sizes.len().min(MAX_DIMS);
         let mut kept = [0; MAX_DIMS];
         for (to, from) in kept.iter_mut().zip(sizes) {
-            *to = *from as usize;
+            *to = *from;
         }
         Self {
             data,
             dtype,
             sizes: kept,
-            dims,
+            dims: dims as u32,
         }
     }
 
     /// Extents, slowest first.
-    pub fn sizes(&self) -> &[usize] {
-        self.sizes.get(..self.dims).unwrap_or_default()
+    pub fn sizes(&self) -> &[u32] {
+        self.sizes.get(..self.dims as usize).unwrap_or_default()
     }
 }
 

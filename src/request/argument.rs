@@ -63,7 +63,10 @@ impl<'a> Argument<'a> {
 
     /// The extent of dimension `index`; 0 if there is no such dimension.
     pub fn size(&self, index: usize) -> usize {
-        self.tensor.sizes().get(index).copied().unwrap_or(0)
+        self.tensor
+            .sizes()
+            .get(index)
+            .map_or(0, |&size| size as usize)
     }
 
     /// Exactly `dims` dimensions.

@@ -40,6 +40,8 @@ _RUNS = (
     _Run("test_random/exact", "test_random --configs 40 --seed 5", 8, 1, _EXACT),
     _Run("test_ll/every_top_k", "test_ll every_top_k", 2, 2),
     _Run("test_ll/widths/exact", "test_ll widths", 2, 6, _EXACT),
+    _Run("test_ll/unordered_streams", "test_ll ll_unordered_streams", 2, 4),
+    _Run("test_ht/unordered_streams", "test_ht ht_unordered_streams", 2, 4),
     _Run("test_ht/routing_styles", "test_ht routing_styles", 4, 2),
     _Run("test_ht/widths", "test_ht widths", 2, 4),
     _Run("test_ht/without_a_pause", "test_ht without_a_pause", 2, 2),

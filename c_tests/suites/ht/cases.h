@@ -9,6 +9,7 @@ void ht_repeated_dispatches(EpEnv* env);
 void ht_combine_without_dispatch(EpEnv* env);
 void ht_interleaved_handles(EpEnv* env);
 void ht_interleaved_groups(EpEnv* env);
+void ht_unordered_streams(EpEnv* env);
 void ht_without_a_pause(EpEnv* env);
 
 // Outputs and inputs with fewer rows than are received (too_small.c).

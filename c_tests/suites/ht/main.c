@@ -239,6 +239,7 @@ int main(int argc, char** argv) {
         EP_CASE(ht_combine_without_dispatch),
         EP_CASE(ht_interleaved_handles),
         EP_CASE(ht_interleaved_groups),
+        EP_CASE(ht_unordered_streams),
         EP_CASE(ht_without_a_pause),
         EP_CASE(ht_token_output_too_small),
         EP_CASE(ht_routing_output_too_small),

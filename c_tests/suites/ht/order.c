@@ -1,5 +1,5 @@
 // High-throughput operations in every order: repeated, combined before any dispatch, interleaved
-// over handles and groups, and many in a row without a pause.
+// over handles and groups, on streams without an order, and many in a row without a pause.
 #include "reference/ht_run.h"
 #include "suites/ht/cases.h"
 
@@ -96,6 +96,37 @@ void ht_interleaved_groups(EpEnv* env) {
     ht_combine(&runs[2], true);
     close_runs(&runs[2], 2);
     destroy(env, groups[1]);
+}
+
+// Two handles, each on a stream of its own: nothing but the library keeps their operations apart.
+void ht_unordered_streams(EpEnv* env) {
+    enum { kRuns = 2, kRounds = 20 };
+    const HtPass forward = {.forward = true, .counter = true};
+    const HtShape shape = small_shape(env, 16, 3);
+    ncclEpGroup_t group = ht_group_new(env, &shape);
+    cudaStream_t streams[kRuns];
+    HtRun runs[kRuns];
+    for (unsigned r = 0; r < kRuns; ++r) {
+        EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&streams[r], cudaStreamNonBlocking));
+    }
+    open_runs(runs, kRuns, env, group, &shape);
+    for (unsigned i = 0; i < kRounds; ++i) {
+        for (unsigned r = 0; r < kRuns; ++r) ht_prepare_dispatch(&runs[r]);
+        for (unsigned r = 0; r < kRuns; ++r) ht_prepare_combine(&runs[r]);
+        EP_CHECK_CUDA(cudaDeviceSynchronize());
+        for (unsigned r = 0; r < kRuns; ++r) {
+            EP_CHECK_NCCL(ht_launch_dispatch(&runs[r], forward, streams[r]));
+        }
+        for (unsigned r = 0; r < kRuns; ++r) {
+            EP_CHECK_NCCL(ht_launch_combine(&runs[r], i % 2 == 0, streams[r]));
+        }
+        for (unsigned r = 0; r < kRuns; ++r) EP_CHECK_CUDA(cudaStreamSynchronize(streams[r]));
+        for (unsigned r = 0; r < kRuns; ++r) ht_check_dispatch(&runs[r]);
+        for (unsigned r = 0; r < kRuns; ++r) ht_check_combine(&runs[r]);
+    }
+    close_runs(runs, kRuns);
+    for (unsigned r = 0; r < kRuns; ++r) EP_CHECK_CUDA(cudaStreamDestroy(streams[r]));
+    destroy(env, group);
 }
 
 // All inputs are ready before; the host waits only now and then, and not on all ranks.

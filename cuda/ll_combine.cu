@@ -339,7 +339,7 @@ __device__ void run(const LlCombineParams& params) {
     if (op.receives() && block.receivers.has_this_block()) {
         receive_rows<Type>(block);
     }
-    end_block(op);
+    acknowledge(op);
 }
 
 }  // namespace nccl_ep::ll_combine_impl

@@ -376,7 +376,7 @@ __device__ void run(const LlDispatchParams& params, uint32_t* per_expert) {
         }
         receive_rows(block);
     }
-    end_block(op);
+    acknowledge(op);
 }
 
 }  // namespace nccl_ep::ll_dispatch_impl

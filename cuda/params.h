@@ -325,8 +325,6 @@ struct LlCommon {
     LlHandleMemory handle;
     /// The track's state.
     LlTrackState *track_state;
-    /// Where a block counts itself when it ends; NULL in graphs and in receive phases.
-    uint32_t *ended;
     /// Which track.
     uint32_t track;
     /// `LL_PHASE_...`.
@@ -540,9 +538,9 @@ static_assert(sizeof(nccl_ep::LlLayout) == 48, "LlLayout as in Rust");
 static_assert(sizeof(nccl_ep::LlShape) == 28, "LlShape as in Rust");
 static_assert(sizeof(nccl_ep::LlHandleMemory) == 24, "LlHandleMemory as in Rust");
 static_assert(sizeof(nccl_ep::LlTrackState) == 16, "LlTrackState as in Rust");
-static_assert(sizeof(nccl_ep::LlCommon) == 752, "LlCommon as in Rust");
-static_assert(sizeof(nccl_ep::LlDispatchParams) == 784, "LlDispatchParams as in Rust");
-static_assert(sizeof(nccl_ep::LlCombineParams) == 792, "LlCombineParams as in Rust");
+static_assert(sizeof(nccl_ep::LlCommon) == 744, "LlCommon as in Rust");
+static_assert(sizeof(nccl_ep::LlDispatchParams) == 776, "LlDispatchParams as in Rust");
+static_assert(sizeof(nccl_ep::LlCombineParams) == 784, "LlCombineParams as in Rust");
 static_assert(sizeof(nccl_ep::HtLayout) == 48, "HtLayout as in Rust");
 static_assert(sizeof(nccl_ep::HtEntry) == 8, "HtEntry as in Rust");
 static_assert(sizeof(nccl_ep::HtHandleMemory) == 40, "HtHandleMemory as in Rust");

@@ -12,7 +12,6 @@ import dataclasses
 STYLES = "3 test_ll routing_styles"
 UNEVEN = "3 test_ll uneven_tokens"
 STAGED = "3 test_staged one_stays_in_flight"
-STREAMS = "2 test_ll ll_unordered_streams"
 HT = "3 test_ht uneven_tokens"
 HT_MANY = "3 test_ht many_tokens"
 REFUSAL = "3 test_errors ht_handle_refused"
@@ -48,11 +47,6 @@ BUGS = (
     Bug("acknowledged while others still read", "common/ll.cuh",
         "    __syncthreads();  // the block has read all that it will read\n", "", STAGED,
         slow=True),
-    Bug("blocks count themselves out at their beginning", "common/ll.cuh",
-        "    if (threadIdx.x == blockDim.x - 1 && op.sends() &&",
-        "    if (threadIdx.x == 0 && op.common.ended != nullptr) {\n"
-        "        add_release_gpu(op.common.ended, 1);\n    }\n"
-        "    if (threadIdx.x == blockDim.x - 1 && op.sends() &&", STREAMS),
     # ---- Dispatch -------------------------------------------------------------------------------
     Bug("entries still being counted", "ll_dispatch.cu",
         "    count_entries(block, first, all);\n    __syncthreads();",

@@ -154,25 +154,6 @@ extern "C" CUresult cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureSt
     return cuStreamIsCapturing(stream, status);
 }
 
-CUresult cuStreamWaitValue32(CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned flags) {
-    if (flags != CU_STREAM_WAIT_VALUE_GEQ) return CUDA_ERROR_INVALID_VALUE;
-    struct Wait {
-        const uint32_t* at;
-        uint32_t value;
-    };
-    const auto run = [](void* data) {
-        const auto* wait = static_cast<Wait*>(data);
-        while (static_cast<int32_t>(__atomic_load_n(wait->at, __ATOMIC_ACQUIRE) - wait->value) < 0) {
-            sched_yield();
-        }
-        delete wait;
-    };
-    auto* wait = new Wait{static_cast<const uint32_t*>(Pointer(at)), value};
-    const cudaError_t error = cudaLaunchHostFunc(Runtime(stream), run, wait);
-    if (error != cudaSuccess) delete wait;
-    return Told(error);
-}
-
 CUresult cuEventCreate(CUevent* event, unsigned flags) {
     return Told(cudaEventCreateWithFlags(reinterpret_cast<cudaEvent_t*>(event), flags));
 }

@@ -87,12 +87,6 @@ inline uint32_t inc_acq_rel_gpu(uint32_t* at, uint32_t last) {
     return simt::Atomic(at, [last](uint32_t old) { return old >= last ? 0 : old + 1; });
 }
 
-inline void add_release_gpu(uint32_t* at, uint32_t value) {
-    simt::Block& block = simt::Block::Current();
-    block.stores().Release(block.thread());
-    simt::Atomic(at, [value](uint32_t old) { return old + value; });
-}
-
 inline Vec16 ld_relaxed_sys(const Vec16* from) {
     simt::CheckAligned(from);
     Vec16 v;

@@ -19,9 +19,8 @@
 // ends.
 //
 // All this needs the group's operations one after the other on every rank, receive phases of staged
-// ones aside. On one stream they are; when the stream changes, the host lets the new one wait until
-// all blocks launched before have counted themselves out (end_block). Send phases are among them: a
-// combine's may wait for weights of its peers, and takes SMs that a peer's earlier operation needs.
+// ones aside: the host sees to it, whatever their streams. Send phases are among them: a combine's may
+// wait for weights of its peers, and takes SMs that a peer's earlier operation needs.
 //
 // Epochs live in device memory, so that replaying a captured graph advances them. Each track has
 // its own. Packets are never cleared: one means something only with the epoch of the operation.
@@ -193,18 +192,6 @@ __device__ inline void acknowledge(const Op& op) {
         if (threadIdx.x == 0) {
             st_relaxed_gpu(&op.common.track_state->received, op.epoch);
         }
-    }
-}
-
-// The last thing that a block does. All threads call it.
-__device__ inline void end_block(const Op& op) {
-    acknowledge(op);
-    if (op.common.ended == nullptr) {
-        return;
-    }
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        add_release_gpu(op.common.ended, 1);
     }
 }
 

@@ -91,10 +91,6 @@ __device__ __forceinline__ uint32_t inc_acq_rel_gpu(uint32_t* at, uint32_t last)
     return before;
 }
 
-__device__ __forceinline__ void add_release_gpu(uint32_t* at, uint32_t value) {
-    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" : : "l"(at), "r"(value) : "memory");
-}
-
 __device__ __forceinline__ uint32_t ld_relaxed_sys(const uint32_t* from) {
     uint32_t value;
     asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");

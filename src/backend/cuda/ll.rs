@@ -5,11 +5,11 @@ use crate::backend::cuda::device_name::device_name;
 use crate::backend::cuda::kernels::{self, Kernel};
 use crate::backend::cuda::launch::launch;
 use crate::backend::cuda::ll_grid::Grid;
-use crate::backend::cuda::ll_order::LlOrder;
 use crate::backend::cuda::ll_plan::LlPlan;
 use crate::backend::cuda::ll_pool::{Piece, Pool};
 use crate::backend::cuda::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::open::Open;
+use crate::backend::cuda::order::Order;
 use crate::backend::cuda::params::{
     LL_PHASE_RECEIVE, LL_PHASE_SEND, LL_TRACKS, LL_WHOLE_TRACK, LlCombineParams, LlCommon,
     LlDispatchParams, LlLayout, LlTrackState, OP_LL_COMBINE, OP_LL_DISPATCH,
@@ -27,7 +27,7 @@ pub(super) struct LlGroup {
     open: Arc<Open>,
     plan: LlPlan,
     layout: LlLayout,
-    order: LlOrder,
+    order: Order,
     tracks: Tracks,
     states: Buffer,
     pool: Pool,
@@ -43,7 +43,7 @@ impl LlGroup {
     ) -> Result<Self> {
         let gpu = device_name(open.module.context())?;
         let plan = plan.tuned(&gpu, open.multiprocessors);
-        let order = LlOrder::new(open.module.context(), memory)?;
+        let order = Order::new(open.module.context())?;
         let states = Buffer::zeroed(memory, LL_TRACKS as usize * size_of::<LlTrackState>())?;
         let tracks = Tracks::new(open.module.context())?;
         Ok(Self {
@@ -89,26 +89,20 @@ struct Part {
     phases: u32,
     /// Whether the operation's outputs are wanted.
     keep: bool,
-    /// Where its blocks count themselves.
-    ended: DevPtr,
 }
 
 impl Part {
-    fn whole(ended: DevPtr) -> Self {
-        Self {
-            track: LL_WHOLE_TRACK,
-            phases: LL_PHASE_SEND | LL_PHASE_RECEIVE,
-            keep: true,
-            ended,
-        }
-    }
+    const WHOLE: Self = Self {
+        track: LL_WHOLE_TRACK,
+        phases: LL_PHASE_SEND | LL_PHASE_RECEIVE,
+        keep: true,
+    };
 
-    fn send(track: u32, ended: DevPtr) -> Self {
+    fn send(track: u32) -> Self {
         Self {
             track,
             phases: LL_PHASE_SEND,
             keep: true,
-            ended,
         }
     }
 
@@ -117,7 +111,6 @@ impl Part {
             track,
             phases: LL_PHASE_RECEIVE,
             keep,
-            ended: DevPtr::default(),
         }
     }
 
@@ -145,15 +138,14 @@ impl Handle {
         piece.ok_or_else(|| Error::internal("an LL handle without memory"))
     }
 
-    /// Launches `part` of `op`; returns the number of its blocks.
-    fn launch(&self, op: &LlOp, part: Part, stream: Stream) -> Result<u32> {
+    fn launch(&self, op: &LlOp, part: Part, stream: Stream) -> Result<()> {
         match op {
             LlOp::Dispatch(op) => self.launch_dispatch(op, part, stream),
             LlOp::Combine(op) => self.launch_combine(op, part, stream),
         }
     }
 
-    fn launch_dispatch(&self, op: &LlDispatch, part: Part, stream: Stream) -> Result<u32> {
+    fn launch_dispatch(&self, op: &LlDispatch, part: Part, stream: Stream) -> Result<()> {
         let plan = &self.group.plan;
         let grid = plan.dispatch_grid(self.routing.tokens, self.group.open.multiprocessors);
         let params = LlDispatchParams {
@@ -165,10 +157,10 @@ impl Handle {
         };
         let shape = grid.launch_shape(plan.dispatch_shared_bytes());
         let module = &self.group.open.module;
-        launch(module, Kernel::LlDispatch, shape, &params, stream).map(|()| shape.blocks)
+        launch(module, Kernel::LlDispatch, shape, &params, stream)
     }
 
-    fn launch_combine(&self, op: &LlCombine, part: Part, stream: Stream) -> Result<u32> {
+    fn launch_combine(&self, op: &LlCombine, part: Part, stream: Stream) -> Result<()> {
         let plan = &self.group.plan;
         let grid = plan.combine_grid(self.routing.tokens, self.group.open.multiprocessors);
         let params = LlCombineParams {
@@ -182,7 +174,7 @@ impl Handle {
         let kernel = kernels::for_rows::<LlCombineParams>(op.row.dtype)?;
         let shape = grid.launch_shape(0);
         let module = &self.group.open.module;
-        launch(module, kernel, shape, &params, stream).map(|()| shape.blocks)
+        launch(module, kernel, shape, &params, stream)
     }
 
     fn common(&self, op: u32, row: RowType, grid: Grid, part: Part) -> Result<LlCommon> {
@@ -194,7 +186,6 @@ impl Handle {
             shape: self.group.plan.shape(&self.routing, row)?,
             handle: self.piece()?.memory(),
             track_state: states.wrapping_add(part.track as usize),
-            ended: part.ended.0 as *mut u32,
             track: part.track,
             phases: part.phases,
             send_blocks: grid.send_blocks,
@@ -214,7 +205,7 @@ impl Drop for Handle {
 impl LlBackend for CudaLl {
     fn run(&self, op: &LlOp, stream: Stream) -> Result<()> {
         self.0.follow_staged(stream)?;
-        let run = |ended| self.0.launch(op, Part::whole(ended), stream);
+        let run = || self.0.launch(op, Part::WHOLE, stream);
         self.0.group.order.enqueue(stream, run)
     }
 
@@ -223,7 +214,7 @@ impl LlBackend for CudaLl {
         let group = &self.0.group;
         let _entered = group.open.module.context().enter()?;
         let track = track_of_slot(slot)?;
-        let start = |ended| self.0.launch(op, Part::send(track, ended), stream);
+        let start = || self.0.launch(op, Part::send(track), stream);
         group
             .tracks
             .send(track, stream, || group.order.enqueue(stream, start))?;

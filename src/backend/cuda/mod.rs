@@ -23,7 +23,6 @@ mod launch;
 mod layout;
 mod ll;
 mod ll_grid;
-mod ll_order;
 mod ll_plan;
 mod ll_pool;
 mod memory;

@@ -264,8 +264,6 @@ pub struct LlCommon {
     pub handle: LlHandleMemory,
     /// The track's state.
     pub track_state: *mut LlTrackState,
-    /// Where a block counts itself when it ends; NULL in graphs and in receive phases.
-    pub ended: *mut u32,
     /// Which track.
     pub track: u32,
     /// `LL_PHASE_...`.

@@ -1,11 +1,10 @@
-//! What we ask the driver about a caller's stream, and how a stream waits for a number in memory.
+//! What we ask the driver about a caller's stream.
 #![allow(unsafe_code)]
 
 use crate::backend::cuda::driver::raw_stream;
 use crate::backend::cuda::table::{check, functions};
 use crate::error::Result;
 use crate::model::ops::Stream;
-use crate::model::tensor::DevPtr;
 use cudarc::driver::sys;
 use std::ptr::null_mut;
 
@@ -59,15 +58,4 @@ pub(super) fn is_capturing(stream: Stream) -> Result<bool> {
         (functions()?.cuStreamIsCapturing)(raw_stream(stream), &mut status)
     })?;
     Ok(status == ACTIVE)
-}
-
-/// Lets `stream` go on only when the number at `at` has come to `value` or, counted in a circle, is
-/// beyond. No multiprocessor waits.
-pub(super) fn wait_for_number(stream: Stream, at: DevPtr, value: u32) -> Result<()> {
-    let flags = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as u32;
-    let at = at.0 as sys::CUdeviceptr;
-    // SAFETY: device memory of ours; the caller of the library vouches for the stream.
-    check("cuStreamWaitValue32", unsafe {
-        (functions()?.cuStreamWaitValue32_v2)(raw_stream(stream), at, value, flags)
-    })
 }

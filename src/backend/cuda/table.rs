@@ -48,7 +48,6 @@ driver_table! {
     fn cuStreamWaitEvent(sys::CUstream, sys::CUevent, c_uint);
     fn cuStreamIsCapturing(sys::CUstream, *mut sys::CUstreamCaptureStatus);
     fn cuStreamGetCaptureInfo_v2(sys::CUstream, *mut sys::CUstreamCaptureStatus, *mut sys::cuuint64_t, *mut sys::CUgraph, *mut *const sys::CUgraphNode, *mut usize);
-    fn cuStreamWaitValue32_v2(sys::CUstream, sys::CUdeviceptr, sys::cuuint32_t, c_uint);
     fn cuEventCreate(*mut sys::CUevent, c_uint);
     fn cuEventRecord(sys::CUevent, sys::CUstream);
     fn cuEventDestroy_v2(sys::CUevent);

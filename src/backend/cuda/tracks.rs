@@ -83,7 +83,7 @@ impl Tracks {
         &self,
         number: u32,
         stream: Stream,
-        launch: impl FnOnce() -> Result<u32>,
+        launch: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         let mut tracks = self.tracks.lock();
         let track = find(&mut *tracks, number)?;

@@ -59,19 +59,19 @@ pub unsafe fn group_config(config: *const ncclEpGroupConfig_t) -> Result<GroupCo
     })
 }
 
-/// Copies the tensors of the list `name`, by tag.
+/// Copies the tensors of the list `name` to `set`, by tag. In place: a set is much to move about in a call.
 ///
 /// # Safety
 /// If `count` is not 0, `list` is NULL or points to `count` pointers, each NULL or pointing to a
 /// descriptor as [`tensor`] wants it.
 pub unsafe fn tensor_set(
+    set: &mut TensorSet,
     name: &'static str,
     list: *const *const ncclNDTensor_t,
     count: c_uint,
-) -> Result<TensorSet> {
-    let mut set = TensorSet::default();
+) -> Result<()> {
     if count == 0 {
-        return Ok(set); // The pointer may be garbage then.
+        return Ok(()); // The pointer may be garbage then.
     }
     if list.is_null() {
         return Err(Error::argument(
@@ -94,7 +94,7 @@ pub unsafe fn tensor_set(
             set.add(tag, unsafe { copy(ListTag(name, tag), &raw) }?);
         }
     }
-    Ok(set)
+    Ok(())
 }
 
 /// Copies one descriptor and its tag.

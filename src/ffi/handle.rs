@@ -8,6 +8,7 @@ use crate::abi::types::{
 };
 use crate::error::{Error, Result};
 use crate::model::ops::Stream;
+use crate::model::tensor::TensorSet;
 use crate::state::create::{self, HandleArguments};
 use crate::state::group::Group;
 use crate::state::handle::Handle;
@@ -79,12 +80,17 @@ unsafe fn read_arguments(
     local_tensors: *const *mut ncclNDTensor_t,
     num_local_tensors: c_uint,
 ) -> Result<HandleArguments> {
+    let mut locals = TensorSet::default();
     // SAFETY: this function's contract.
     unsafe {
-        Ok(HandleArguments {
-            topk_idx: read::tensor("topk_idx", topk_idx)?,
-            locals: read::tensor_set("local_tensors", local_tensors.cast(), num_local_tensors)?,
-        })
+        let topk_idx = read::tensor("topk_idx", topk_idx)?;
+        read::tensor_set(
+            &mut locals,
+            "local_tensors",
+            local_tensors.cast(),
+            num_local_tensors,
+        )?;
+        Ok(HandleArguments { topk_idx, locals })
     }
 }
 

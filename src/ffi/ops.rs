@@ -23,14 +23,13 @@ struct RawLists {
 impl RawLists {
     /// # Safety
     /// Each list whose count is not 0 is NULL or has that many entries, NULL or valid descriptors.
-    unsafe fn read(&self) -> Result<OpTensors> {
+    unsafe fn read(&self, to: &mut OpTensors) -> Result<()> {
+        let (inputs, outputs, locals) = (self.inputs, self.outputs, self.locals);
         // SAFETY: this function's contract.
         unsafe {
-            Ok(OpTensors {
-                inputs: read::tensor_set("inputs", self.inputs.0, self.inputs.1)?,
-                outputs: read::tensor_set("outputs", self.outputs.0.cast(), self.outputs.1)?,
-                locals: read::tensor_set("local_tensors", self.locals.0.cast(), self.locals.1)?,
-            })
+            read::tensor_set(&mut to.inputs, "inputs", inputs.0, inputs.1)?;
+            read::tensor_set(&mut to.outputs, "outputs", outputs.0.cast(), outputs.1)?;
+            read::tensor_set(&mut to.locals, "local_tensors", locals.0.cast(), locals.1)
         }
     }
 }
@@ -94,8 +93,9 @@ pub unsafe extern "C" fn ncclEpDispatch(
     };
     guard("ncclEpDispatch", Subject::Handle(handle as usize), || {
         let handle = Handle::resolve(handle as usize)?;
+        let mut tensors = OpTensors::default();
         // SAFETY: this function's contract.
-        let tensors = unsafe { lists.read() }?;
+        unsafe { lists.read(&mut tensors) }?;
         handle.dispatch(&tensors, send_only != 0, Stream(stream as usize))
     })
 }
@@ -155,8 +155,9 @@ pub unsafe extern "C" fn ncclEpCombine(
     };
     guard("ncclEpCombine", Subject::Handle(handle as usize), || {
         let handle = Handle::resolve(handle as usize)?;
+        let mut tensors = OpTensors::default();
         // SAFETY: this function's contract.
-        let tensors = unsafe { lists.read() }?;
+        unsafe { lists.read(&mut tensors) }?;
         handle.combine(&tensors, send_only != 0, Stream(stream as usize))
     })
 }

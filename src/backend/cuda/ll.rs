@@ -12,7 +12,8 @@ use crate::backend::cuda::open::Open;
 use crate::backend::cuda::order::Order;
 use crate::backend::cuda::params::{
     LL_PHASE_RECEIVE, LL_PHASE_SEND, LL_TRACKS, LL_WHOLE_TRACK, LlCombineParams, LlCommon,
-    LlDispatchParams, LlLayout, LlTrackState, OP_LL_COMBINE, OP_LL_DISPATCH,
+    LlDispatchParams, LlHandleMemory, LlLayout, LlShape, LlTrackState, OP_LL_COMBINE,
+    OP_LL_DISPATCH,
 };
 use crate::backend::cuda::tracks::Tracks;
 use crate::backend::{LlBackend, Ticket};
@@ -148,8 +149,9 @@ impl Handle {
     fn launch_dispatch(&self, op: &LlDispatch, part: Part, stream: Stream) -> Result<()> {
         let plan = &self.group.plan;
         let grid = plan.dispatch_grid(self.routing.tokens, self.group.open.multiprocessors);
+        let facts = self.facts(op.row)?;
         let params = LlDispatchParams {
-            common: self.common(OP_LL_DISPATCH, op.row, grid, part)?,
+            common: self.common(OP_LL_DISPATCH, facts, grid, part),
             tokens: op.tokens.0 as *const u8,
             topk_idx: self.routing.ids.0 as *const i64,
             out: part.kept(op.out) as *mut u8,
@@ -163,8 +165,9 @@ impl Handle {
     fn launch_combine(&self, op: &LlCombine, part: Part, stream: Stream) -> Result<()> {
         let plan = &self.group.plan;
         let grid = plan.combine_grid(self.routing.tokens, self.group.open.multiprocessors);
+        let facts = self.facts(op.row)?;
         let params = LlCombineParams {
-            common: self.common(OP_LL_COMBINE, op.row, grid, part)?,
+            common: self.common(OP_LL_COMBINE, facts, grid, part),
             rows: op.expert_rows.0 as *const u8,
             topk_idx: self.routing.ids.0 as *const i64,
             weights: part.kept(op.weights) as *const f32,
@@ -177,20 +180,33 @@ impl Handle {
         launch(module, kernel, shape, &params, stream)
     }
 
-    fn common(&self, op: u32, row: RowType, grid: Grid, part: Part) -> Result<LlCommon> {
+    fn facts(&self, row: RowType) -> Result<(LlShape, LlHandleMemory)> {
+        let shape = self.group.plan.shape(&self.routing, row)?;
+        Ok((shape, self.piece()?.memory()))
+    }
+
+    // Inlined, so that the better part of a kilobyte is written once and not moved about.
+    #[inline]
+    fn common(
+        &self,
+        op: u32,
+        (shape, handle): (LlShape, LlHandleMemory),
+        grid: Grid,
+        part: Part,
+    ) -> LlCommon {
         let states = self.group.states.data().0 as *mut LlTrackState;
-        Ok(LlCommon {
+        LlCommon {
             peers: self.group.open.peers(),
             wait: self.group.open.wait(op),
             layout: self.group.layout,
-            shape: self.group.plan.shape(&self.routing, row)?,
-            handle: self.piece()?.memory(),
+            shape,
+            handle,
             track_state: states.wrapping_add(part.track as usize),
             track: part.track,
             phases: part.phases,
             send_blocks: grid.send_blocks,
             receive_blocks: grid.receive_blocks,
-        })
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 #   $(OUT)/simt/lib/libncclep_simt_kernels.so       every kernel of cuda/, compiled by g++
 #   $(OUT)/simt/lib/libncclep_simt_plain.so         the same as for chips without bulk copies
 #   $(OUT)/simt/lib/selftest                        the shim's own test
+#   $(OUT)/simt/host_path                           what calls cost the host, from host_path/
 simt_lib      := $(OUT)/simt/lib
 simt_programs := $(addprefix $(OUT)/simt/,$(programs))
 simt_flags     = -std=c++17 -fPIC -ffp-contract=off $(OPTIMISE) $(warnings) -Isimt \
@@ -11,15 +12,16 @@ simt_flags     = -std=c++17 -fPIC -ffp-contract=off $(OPTIMISE) $(warnings) -Isi
 simt_object    = $(patsubst simt/%.cpp,$(OUT)/obj/simt/%.o,$(sort $(wildcard $(1))))
 simt_objects  := $(call simt_object,simt/*.cpp)
 simt_tests    := $(call simt_object,simt/selftest/*.cpp)
+host_path     := $(call object,$(sort $(wildcard simt/host_path/*.c)))
 
 .PHONY: simt simt-compiler
 simt: $(simt_programs) $(simt_lib)/libncclep_simt_kernels.so $(simt_lib)/libncclep_simt_plain.so \
-      $(simt_lib)/selftest
+      $(simt_lib)/selftest $(OUT)/simt/host_path
 
 $(OUT)/obj/simt/%.o: simt/%.cpp $(OUT)/flags
 	@mkdir -p $(@D)
 	$(call quiet,CXX  $<)$(CXX) $(simt_flags) -c $< -o $@
--include $(simt_objects:.o=.d) $(simt_tests:.o=.d)
+-include $(simt_objects:.o=.d) $(simt_tests:.o=.d) $(host_path:.o=.d)
 
 $(simt_lib)/libncclep_simt.so: $(simt_objects) $(HOSTSIM_LIBDIR)/libncclep_hostsim.a \
                                simt/exports.map
@@ -70,3 +72,7 @@ $(simt_programs): $(OUT)/simt/%: $$(call object,$$(SOURCES_$$*)) $(harness) $(OU
 $(simt_lib)/selftest: $(simt_tests) $(simt_lib)/libncclep_simt.so
 	$(call quiet,LINK $@)$(CXX) -o $@ $(simt_tests) -L$(simt_lib) -lncclep_simt \
 	    '-Wl,-rpath,$$ORIGIN' -lpthread
+
+# Its own functions stand before the shim's: it exports them.
+$(OUT)/simt/host_path: $(host_path) $(harness) $(OUT)/flags $(simt_lib)/libncclep_simt.so
+	$(call quiet,LINK $@)$(CC) -rdynamic -o $@ $(filter %.o,$^) $(link_simt)

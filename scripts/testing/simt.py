@@ -75,6 +75,8 @@ def steps(places: Places) -> list[Step]:
         Step("build/simt", build, counts.build, ("build/programs",), cores=2, timeout=600),
         Step("simt/self-test", (str(programs / "lib" / "selftest"),), counts.closing_line,
              ("build/simt",)),
+        Step("simt/host-path", (str(programs / "host_path"),), counts.closing_line,
+             ("build/simt",), environment=_ENVIRONMENT),
         *_program_steps(programs),
         Step("simt/planted-bugs", bugs, counts.closing_line, ("build/simt",), cores=2,
              timeout=600),

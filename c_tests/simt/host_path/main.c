@@ -1,0 +1,184 @@
+// What a call costs the library itself, beside a driver that does nothing: no memory is allocated
+// or freed, and so much time. Run alone: `NCCLEP_HOSTSIM_WITH_GPU=1 target/c/simt/host_path`.
+#define _POSIX_C_SOURCE 199309L  // clock_gettime
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "harness/harness.h"
+#include "simt/host_path/resting_driver.h"
+
+enum { kTokens = 32, kTopK = 4, kHidden = 64, kExperts = 8, kCalls = 20000 };
+
+enum { kMostLists = 3 };
+
+typedef struct {
+    const ncclNDTensor_t* inputs[kMostLists];
+    ncclNDTensor_t* outputs[kMostLists];
+    ncclNDTensor_t* locals[1];
+    unsigned num_inputs, num_outputs, num_locals;
+} Lists;
+
+// One handle, its tensors, and what its operations are called with.
+typedef struct {
+    const EpEnv* env;
+    ncclEpGroup_t group;
+    ncclEpHandle_t handle;
+    ncclNDTensor_t tokens, topk_idx, weights, counter, combined;  // [kTokens, ...], [kExperts]
+    ncclNDTensor_t rows, row_idx, row_weights;                    // what dispatch gives
+    Lists dispatch, combine;
+    unsigned send_only;
+} Subject;
+
+// ---- Preparation --------------------------------------------------------------------------------
+
+static void open_subject(Subject* subject, const EpEnv* env, ncclEpAlgorithm_t algorithm) {
+    memset(subject, 0, sizeof(*subject));
+    subject->env = env;
+    subject->group = ep_group_create(env, algorithm, kExperts, kTokens, kHidden * sizeof(uint16_t));
+    const ncclEpGroup_t group = subject->group;
+    subject->tokens =
+        ep_tensor_2d(group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, kTokens, kHidden);
+    subject->combined =
+        ep_tensor_2d(group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, kTokens, kHidden);
+    subject->topk_idx = ep_tensor_2d(group, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, kTokens, kTopK);
+    subject->weights =
+        ep_tensor_2d(group, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, kTokens, kTopK);
+    subject->counter =
+        ep_tensor_1d(group, ncclInt32, NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE, kExperts);
+    int64_t ids[kTokens * kTopK];
+    for (unsigned n = 0; n < kTokens * kTopK; ++n) ids[n] = n % kExperts;
+    ep_tensor_upload(&subject->topk_idx, ids);
+    EP_REQUIRE_NCCL(ncclEpCreateHandle(&subject->handle, group, &subject->topk_idx, NULL, 0, NULL,
+                                       env->stream, false));
+}
+
+static void close_subject(Subject* subject) {
+    ncclNDTensor_t* tensors[] = {&subject->tokens,  &subject->topk_idx,   &subject->weights,
+                                 &subject->counter, &subject->combined,   &subject->rows,
+                                 &subject->row_idx, &subject->row_weights};
+    for (size_t i = 0; i < sizeof(tensors) / sizeof(tensors[0]); ++i) {
+        if (tensors[i]->data != NULL)
+            EP_CHECK_NCCL(ncclEpTensorDestroy(subject->group, tensors[i]));
+    }
+    EP_CHECK_NCCL(ncclEpHandleDestroy(subject->handle));
+    EP_CHECK_NCCL(ncclEpGroupDestroy(subject->group, subject->env->stream));
+}
+
+static void open_ll(Subject* subject, const EpEnv* env) {
+    open_subject(subject, env, NCCL_EP_ALGO_LOW_LATENCY);
+    subject->rows = ep_tensor_3d(subject->group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, kExperts,
+                                 kTokens, kHidden);
+    subject->dispatch = (Lists){{&subject->tokens}, {&subject->rows}, {&subject->counter}, 1, 1, 1};
+    subject->combine =
+        (Lists){{&subject->rows}, {&subject->combined}, {&subject->weights}, 1, 1, 1};
+}
+
+static void open_ht(Subject* subject, const EpEnv* env) {
+    open_subject(subject, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
+    const ncclEpGroup_t group = subject->group;
+    subject->rows = ep_tensor_2d(group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, kTokens, kHidden);
+    subject->row_idx = ep_tensor_2d(group, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, kTokens, kTopK);
+    subject->row_weights =
+        ep_tensor_2d(group, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, kTokens, kTopK);
+    subject->dispatch = (Lists){{&subject->tokens, &subject->topk_idx, &subject->weights},
+                                {&subject->rows, &subject->row_idx, &subject->row_weights},
+                                {NULL},
+                                3,
+                                3,
+                                0};
+    subject->combine = (Lists){{&subject->rows}, {&subject->combined}, {NULL}, 1, 1, 0};
+}
+
+// ---- Calls --------------------------------------------------------------------------------------
+
+static ncclResult_t complete(const Subject* subject) {
+    return subject->send_only ? ncclEpComplete(subject->handle, NULL, subject->env->stream)
+                              : ncclSuccess;
+}
+
+static ncclResult_t dispatch(const Subject* subject) {
+    const Lists* lists = &subject->dispatch;
+    const ncclResult_t result = ncclEpDispatch(
+        subject->handle, lists->inputs, lists->num_inputs, lists->outputs, lists->num_outputs,
+        lists->locals, lists->num_locals, subject->send_only, NULL, subject->env->stream);
+    return result == ncclSuccess ? complete(subject) : result;
+}
+
+static ncclResult_t combine(const Subject* subject) {
+    const Lists* lists = &subject->combine;
+    const ncclResult_t result = ncclEpCombine(
+        subject->handle, lists->inputs, lists->num_inputs, lists->outputs, lists->num_outputs,
+        lists->locals, lists->num_locals, subject->send_only, NULL, subject->env->stream);
+    return result == ncclSuccess ? complete(subject) : result;
+}
+
+static double now_ns(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return 1e9 * (double)time.tv_sec + (double)time.tv_nsec;
+}
+
+static void measure(const Subject* subject, const char* name,
+                    ncclResult_t (*call)(const Subject*)) {
+    EP_CHECK_NCCL(call(subject));  // what is made once is made
+    ep_sync(subject->env);
+    ncclResult_t result = ncclSuccess;
+    driver_rest(true);
+    const uint64_t calls_before = memory_calls();
+    const double begin = now_ns();
+    for (unsigned i = 0; i < kCalls && result == ncclSuccess; ++i) result = call(subject);
+    const double end = now_ns();
+    const uint64_t calls = memory_calls() - calls_before;
+    driver_rest(false);
+    EP_CHECK_NCCL(result);
+    EP_CHECK_EQ_U64(calls, 0);
+    printf("%-32s %5.0f ns\n", name, (end - begin) / kCalls);
+}
+
+// ---- Cases --------------------------------------------------------------------------------------
+
+static void ll(EpEnv* env) {
+    Subject subject;
+    open_ll(&subject, env);
+    measure(&subject, "LL dispatch", dispatch);
+    measure(&subject, "LL combine", combine);
+    close_subject(&subject);
+}
+
+static void ll_staged(EpEnv* env) {
+    Subject subject;
+    open_ll(&subject, env);
+    subject.send_only = 1;
+    measure(&subject, "LL staged dispatch, completion", dispatch);
+    measure(&subject, "LL staged combine, completion", combine);
+    close_subject(&subject);
+}
+
+static void ht(EpEnv* env) {
+    Subject subject;
+    open_ht(&subject, env);
+    measure(&subject, "HT dispatch", dispatch);
+    measure(&subject, "HT combine", combine);
+    close_subject(&subject);
+}
+
+// The counting itself: a test that cannot fail is none.
+static void memory_is_counted(EpEnv* env) {
+    (void)env;
+    const uint64_t before = memory_calls();
+    void* volatile memory = malloc(16);
+    free(memory);
+    EP_CHECK_EQ_U64(memory_calls() - before, 2);
+}
+
+int main(int argc, char** argv) {
+    static const EpCase kCases[] = {
+        EP_CASE(memory_is_counted),
+        EP_CASE(ll),
+        EP_CASE(ll_staged),
+        EP_CASE_HT(ht),
+    };
+    return ep_main(argc, argv, kCases, sizeof(kCases) / sizeof(kCases[0]));
+}

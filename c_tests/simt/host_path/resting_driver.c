@@ -1,0 +1,79 @@
+// Stands before the shim's functions and those of libc: a program's own definitions come first.
+#define _GNU_SOURCE
+#include "simt/host_path/resting_driver.h"
+
+#include <cuda.h>
+#include <dlfcn.h>
+#include <stddef.h>
+#include <string.h>
+
+// ---- The driver's calls that enqueue something --------------------------------------------------
+
+static bool rests;
+
+void driver_rest(bool rest) { rests = rest; }
+
+// What would be called if this program did not define `name`.
+#define NEXT(function, name) memcpy(&(function), &(void*){dlsym(RTLD_NEXT, name)}, sizeof(void*))
+
+CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction kernel, void** params,
+                          void** extra) {
+    static CUresult (*next)(const CUlaunchConfig*, CUfunction, void**, void**);
+    if (rests) return CUDA_SUCCESS;
+    if (next == NULL) NEXT(next, "cuLaunchKernelEx");
+    return next(config, kernel, params, extra);
+}
+
+CUresult cuEventRecord(CUevent event, CUstream stream) {
+    static CUresult (*next)(CUevent, CUstream);
+    if (rests) return CUDA_SUCCESS;
+    if (next == NULL) NEXT(next, "cuEventRecord");
+    return next(event, stream);
+}
+
+CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
+    static CUresult (*next)(CUstream, CUevent, unsigned);
+    if (rests) return CUDA_SUCCESS;
+    if (next == NULL) NEXT(next, "cuStreamWaitEvent");
+    return next(stream, event, flags);
+}
+
+// ---- Memory -------------------------------------------------------------------------------------
+
+static _Thread_local uint64_t calls;
+
+uint64_t memory_calls(void) { return calls; }
+
+// The functions behind libc's own names.
+extern void* __libc_malloc(size_t);
+extern void* __libc_calloc(size_t, size_t);
+extern void* __libc_realloc(void*, size_t);
+extern void* __libc_memalign(size_t, size_t);
+extern void __libc_free(void*);
+
+void* malloc(size_t bytes) {
+    ++calls;
+    return __libc_malloc(bytes);
+}
+
+void* calloc(size_t number, size_t bytes) {
+    ++calls;
+    return __libc_calloc(number, bytes);
+}
+
+void* realloc(void* memory, size_t bytes) {
+    ++calls;
+    return __libc_realloc(memory, bytes);
+}
+
+int posix_memalign(void** memory, size_t align, size_t bytes) {
+    enum { kNoMemory = 12 };
+    ++calls;
+    *memory = __libc_memalign(align, bytes);
+    return *memory == NULL ? kNoMemory : 0;
+}
+
+void free(void* memory) {
+    ++calls;
+    __libc_free(memory);
+}

@@ -265,7 +265,7 @@ struct LlLayout {
     uint64_t bank_bytes;
     /// Offset in a bank: u64 packets `[rows][chunks]`.
     uint64_t flags;
-    /// Offset in a bank: u64 packets `[ranks][local_experts + 1]`.
+    /// Offset in a bank: u64 packets `[ranks][local_experts + LL_COUNTS_BESIDE_EXPERTS]`.
     uint64_t counts;
     /// Offset in a bank: u64 packets `[ranks][max_tokens][LL_MAX_TOP_K]`.
     uint64_t entries;

@@ -65,9 +65,10 @@ impl RawLists {
 /// @param stream            stream to run on; NULL is the default stream
 ///
 /// Returns `ncclInvalidArgument` for a NULL or dead argument or a tensor that is missing or breaks a
-/// rule; `ncclInvalidUsage` for FP8 tokens or scales, while a staged operation of the handle waits for
-/// completion, or for a third staged operation of the group; the code of the failure if the group has
-/// failed.
+/// rule; `ncclInvalidUsage` for a handle whose group was destroyed, for FP8 tokens or scales, while a
+/// staged operation of the handle waits for completion, or for a third staged operation of the group;
+/// HT on GPUs: `ncclRemoteError` or `ncclInvalidArgument` once it is known that another rank refused
+/// the handle, or has another K; the code of the failure if the group has failed.
 ///
 /// # Safety
 /// Pointers are NULL or valid for what they are documented to be.
@@ -171,8 +172,9 @@ pub unsafe extern "C" fn ncclEpCombine(
 /// @param config  may be NULL
 /// @param stream  stream to run on; NULL is the default stream
 ///
-/// Returns `ncclInvalidArgument` for a NULL or dead handle, or the code of the failure if the group has
-/// failed.
+/// Returns `ncclInvalidArgument` for a NULL or dead handle; `ncclInvalidUsage` for a handle whose group
+/// was destroyed, or if `stream` is not captured into the same graph as the send phase; or the code of
+/// the failure if the group has failed.
 ///
 /// # Safety
 /// `stream` is a live stream.

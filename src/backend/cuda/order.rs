@@ -3,7 +3,7 @@
 //! Operations of a group use the same memory, and two of them at once might not fit on the device
 //! together: so each begins after the one before, receive phases of staged ones aside. An event behind
 //! every operation keeps the place, since by the time another stream comes the last one may be gone.
-//! The host needs 0.2 us for it; blocks that counted themselves out would take longer on the device
+//! The host needs 0.1 to 0.4 us for it; blocks that counted themselves out would take longer on the device
 //! (`docs/performance.md`).
 #![forbid(unsafe_code)]
 

@@ -196,7 +196,7 @@ pub struct LlLayout {
     pub bank_bytes: u64,
     /// Offset in a bank: u64 packets `[rows][chunks]`.
     pub flags: u64,
-    /// Offset in a bank: u64 packets `[ranks][local_experts + 1]`.
+    /// Offset in a bank: u64 packets `[ranks][local_experts + LL_COUNTS_BESIDE_EXPERTS]`.
     pub counts: u64,
     /// Offset in a bank: u64 packets `[ranks][max_tokens][LL_MAX_TOP_K]`.
     pub entries: u64,

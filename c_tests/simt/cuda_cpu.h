@@ -157,11 +157,6 @@ T __reduce_max_sync(uint32_t mask, T value) {
     return simt::Reduce("__reduce_max_sync", mask, value, [](T a, T b) { return a < b ? b : a; });
 }
 
-inline uint32_t __reduce_or_sync(uint32_t mask, uint32_t value) {
-    return simt::Reduce("__reduce_or_sync", mask, value,
-                        [](uint32_t a, uint32_t b) { return a | b; });
-}
-
 // ---- Atomics: relaxed, as in CUDA. Those around them may notice, so others may run then. -------
 namespace simt {
 
@@ -215,7 +210,6 @@ T atomicCAS(T* at, T expected, T value) {
 // ---- Numbers ----------------------------------------------------------------------------------
 inline int __popc(uint32_t bits) { return __builtin_popcount(bits); }
 inline int __ffs(uint32_t bits) { return __builtin_ffs(static_cast<int>(bits)); }
-inline int __clz(uint32_t bits) { return bits == 0 ? 32 : __builtin_clz(bits); }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float __uint_as_float(uint32_t bits) { return simt::FromBits<float>(bits); }
 inline uint32_t __float_as_uint(float value) {

@@ -5,7 +5,6 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
-#include <sched.h>
 
 #include <atomic>
 #include <cstdio>
@@ -140,18 +139,20 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
     return Told(cudaStreamWaitEvent(Runtime(stream), Runtime(event), flags));
 }
 
-CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
+// Under the name of CUDA 11.4, which newer headers no longer declare; no stream is ever captured here.
+extern "C" CUresult cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureStatus* status,
+                                              cuuint64_t*, CUgraph*, const CUgraphNode**,
+                                              size_t*) {
     auto answer = cudaStreamCaptureStatusNone;
     const CUresult result = Told(cudaStreamIsCapturing(Runtime(stream), &answer));
     *status = static_cast<CUstreamCaptureStatus>(answer);
     return result;
 }
 
-// Under the name of CUDA 11.4, which newer headers no longer declare; no stream is ever captured here.
-extern "C" CUresult cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureStatus* status,
-                                              cuuint64_t*, CUgraph*, const CUgraphNode**,
-                                              size_t*) {
-    return cuStreamIsCapturing(stream, status);
+// The stand-ins never give a handle twice.
+CUresult cuStreamGetId(CUstream stream, unsigned long long* id) {
+    *id = reinterpret_cast<uintptr_t>(stream);
+    return CUDA_SUCCESS;
 }
 
 CUresult cuEventCreate(CUevent* event, unsigned flags) {

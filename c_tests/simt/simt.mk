@@ -16,7 +16,7 @@ host_path     := $(call object,$(sort $(wildcard simt/host_path/*.c)))
 
 .PHONY: simt simt-compiler
 simt: $(simt_programs) $(simt_lib)/libncclep_simt_kernels.so $(simt_lib)/libncclep_simt_plain.so \
-      $(simt_lib)/selftest $(OUT)/simt/host_path
+      $(simt_lib)/selftest $(if $(SANITIZE),,$(OUT)/simt/host_path)
 
 $(OUT)/obj/simt/%.o: simt/%.cpp $(OUT)/flags
 	@mkdir -p $(@D)
@@ -73,6 +73,6 @@ $(simt_lib)/selftest: $(simt_tests) $(simt_lib)/libncclep_simt.so
 	$(call quiet,LINK $@)$(CXX) -o $@ $(simt_tests) -L$(simt_lib) -lncclep_simt \
 	    '-Wl,-rpath,$$ORIGIN' -lpthread
 
-# Its own functions stand before the shim's: it exports them.
+# Its own functions stand before the shim's, so it exports them; and before a sanitizer's.
 $(OUT)/simt/host_path: $(host_path) $(harness) $(OUT)/flags $(simt_lib)/libncclep_simt.so
 	$(call quiet,LINK $@)$(CC) -rdynamic -o $@ $(filter %.o,$^) $(link_simt)

@@ -84,6 +84,9 @@ mod tests {
 
     #[test]
     fn numbers_are_nccls() {
+        for dtype in DType::ALL {
+            assert_eq!(DType::from_raw(dtype as u32), Some(dtype));
+        }
         assert_eq!(DType::from_raw(9), Some(DType::Bfloat16));
         assert_eq!(DType::from_raw(4), Some(DType::Int64));
         assert_eq!(DType::from_raw(12), None);

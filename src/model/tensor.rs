@@ -120,6 +120,15 @@ mod tests {
     use super::*;
 
     #[test]
+    fn every_tag_has_its_number() {
+        for tag in Tag::ALL {
+            assert_eq!(Tag::from_raw(tag as u32), Some(tag));
+        }
+        assert_eq!(Tag::from_raw(0), None);
+        assert_eq!(Tag::from_raw(7), None);
+    }
+
+    #[test]
     fn the_first_tensor_of_a_tag_counts() {
         let mut set = TensorSet::default();
         set.add(

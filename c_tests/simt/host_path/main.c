@@ -9,13 +9,11 @@
 #include "harness/harness.h"
 #include "simt/host_path/resting_driver.h"
 
-enum { kTokens = 32, kTopK = 4, kHidden = 64, kExperts = 8, kCalls = 20000 };
-
-enum { kMostLists = 3 };
+enum { kTokens = 32, kTopK = 4, kHidden = 64, kExperts = 8, kMostTensors = 3, kCalls = 20000 };
 
 typedef struct {
-    const ncclNDTensor_t* inputs[kMostLists];
-    ncclNDTensor_t* outputs[kMostLists];
+    const ncclNDTensor_t* inputs[kMostTensors];
+    ncclNDTensor_t* outputs[kMostTensors];
     ncclNDTensor_t* locals[1];
     unsigned num_inputs, num_outputs, num_locals;
 } Lists;
@@ -120,21 +118,53 @@ static double now_ns(void) {
     return 1e9 * (double)time.tv_sec + (double)time.tv_nsec;
 }
 
-static void measure(const Subject* subject, const char* name,
+// How many calls of the driver one call makes.
+typedef struct {
+    unsigned launches, records, waits;
+} Expected;
+
+static const Expected kWhole = {1, 1, 0};
+// The group's order is kept by an event behind the send phase, the track by one behind each phase.
+// Of the waits one is for the handle's memory.
+static const Expected kStaged = {2, 3, 3};
+
+static void measure(const Subject* subject, const char* name, Expected expected,
                     ncclResult_t (*call)(const Subject*)) {
     EP_CHECK_NCCL(call(subject));  // what is made once is made
     ep_sync(subject->env);
     ncclResult_t result = ncclSuccess;
-    driver_rest(true);
+    driver_rest();
     const uint64_t calls_before = memory_calls();
     const double begin = now_ns();
     for (unsigned i = 0; i < kCalls && result == ncclSuccess; ++i) result = call(subject);
     const double end = now_ns();
     const uint64_t calls = memory_calls() - calls_before;
-    driver_rest(false);
+    const DriverCalls asked = driver_wake();
     EP_CHECK_NCCL(result);
     EP_CHECK_EQ_U64(calls, 0);
+    EP_CHECK_EQ_U64(asked.launches, expected.launches * kCalls);
+    EP_CHECK_EQ_U64(asked.records, expected.records * kCalls);
+    EP_CHECK_EQ_U64(asked.waits, expected.waits * kCalls);
     printf("%-32s %5.0f ns\n", name, (end - begin) / kCalls);
+}
+
+// The streams take turns: each waits for the other.
+static void take_turns(Subject* subject) {
+    enum { kTurns = 10 };
+    cudaStream_t streams[2];
+    for (unsigned i = 0; i < 2; ++i) EP_REQUIRE_CUDA(cudaStreamCreate(&streams[i]));
+    EpEnv own = *subject->env;
+    subject->env = &own;
+    driver_rest();
+    for (unsigned i = 0; i < kTurns; ++i) {
+        own.stream = streams[i % 2];
+        EP_CHECK_NCCL(dispatch(subject));
+        EP_CHECK_NCCL(combine(subject));
+    }
+    const DriverCalls asked = driver_wake();
+    EP_CHECK_EQ_U64(asked.launches, 2 * kTurns);
+    EP_CHECK_EQ_U64(asked.waits, kTurns);
+    for (unsigned i = 0; i < 2; ++i) EP_CHECK_CUDA(cudaStreamDestroy(streams[i]));
 }
 
 // ---- Cases --------------------------------------------------------------------------------------
@@ -142,8 +172,10 @@ static void measure(const Subject* subject, const char* name,
 static void ll(EpEnv* env) {
     Subject subject;
     open_ll(&subject, env);
-    measure(&subject, "LL dispatch", dispatch);
-    measure(&subject, "LL combine", combine);
+    measure(&subject, "LL dispatch", kWhole, dispatch);
+    measure(&subject, "LL combine", kWhole, combine);
+    take_turns(&subject);
+    subject.env = env;
     close_subject(&subject);
 }
 
@@ -151,26 +183,34 @@ static void ll_staged(EpEnv* env) {
     Subject subject;
     open_ll(&subject, env);
     subject.send_only = 1;
-    measure(&subject, "LL staged dispatch, completion", dispatch);
-    measure(&subject, "LL staged combine, completion", combine);
+    measure(&subject, "LL staged dispatch, completion", kStaged, dispatch);
+    measure(&subject, "LL staged combine, completion", kStaged, combine);
     close_subject(&subject);
 }
 
 static void ht(EpEnv* env) {
     Subject subject;
     open_ht(&subject, env);
-    measure(&subject, "HT dispatch", dispatch);
-    measure(&subject, "HT combine", combine);
+    measure(&subject, "HT dispatch", kWhole, dispatch);
+    measure(&subject, "HT combine", kWhole, combine);
+    take_turns(&subject);
+    subject.env = env;
     close_subject(&subject);
 }
 
-// The counting itself: a test that cannot fail is none.
+// What the library allocates is counted here: a test that cannot fail is none.
 static void memory_is_counted(EpEnv* env) {
-    (void)env;
+    Subject subject;
+    open_ll(&subject, env);
+    ncclEpHandle_t another = NULL;
     const uint64_t before = memory_calls();
-    void* volatile memory = malloc(16);
-    free(memory);
-    EP_CHECK_EQ_U64(memory_calls() - before, 2);
+    const ncclResult_t result = ncclEpCreateHandle(&another, subject.group, &subject.topk_idx, NULL,
+                                                   0, NULL, env->stream, false);
+    const uint64_t after = memory_calls();
+    EP_CHECK_NCCL(result);
+    EP_CHECK(after > before);
+    EP_CHECK_NCCL(ncclEpHandleDestroy(another));
+    close_subject(&subject);
 }
 
 int main(int argc, char** argv) {

@@ -4,14 +4,30 @@
 
 #include <cuda.h>
 #include <dlfcn.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <string.h>
 
 // ---- The driver's calls that enqueue something --------------------------------------------------
 
 static bool rests;
+static DriverCalls asked;
 
-void driver_rest(bool rest) { rests = rest; }
+void driver_rest(void) {
+    memset(&asked, 0, sizeof(asked));
+    rests = true;
+}
+
+DriverCalls driver_wake(void) {
+    rests = false;
+    return asked;
+}
+
+// Counts a call of a resting driver.
+static bool is_asked_in_vain(uint64_t* calls) {
+    *calls += rests;
+    return rests;
+}
 
 // What would be called if this program did not define `name`.
 #define NEXT(function, name) memcpy(&(function), &(void*){dlsym(RTLD_NEXT, name)}, sizeof(void*))
@@ -19,21 +35,21 @@ void driver_rest(bool rest) { rests = rest; }
 CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction kernel, void** params,
                           void** extra) {
     static CUresult (*next)(const CUlaunchConfig*, CUfunction, void**, void**);
-    if (rests) return CUDA_SUCCESS;
+    if (is_asked_in_vain(&asked.launches)) return CUDA_SUCCESS;
     if (next == NULL) NEXT(next, "cuLaunchKernelEx");
     return next(config, kernel, params, extra);
 }
 
 CUresult cuEventRecord(CUevent event, CUstream stream) {
     static CUresult (*next)(CUevent, CUstream);
-    if (rests) return CUDA_SUCCESS;
+    if (is_asked_in_vain(&asked.records)) return CUDA_SUCCESS;
     if (next == NULL) NEXT(next, "cuEventRecord");
     return next(event, stream);
 }
 
 CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
     static CUresult (*next)(CUstream, CUevent, unsigned);
-    if (rests) return CUDA_SUCCESS;
+    if (is_asked_in_vain(&asked.waits)) return CUDA_SUCCESS;
     if (next == NULL) NEXT(next, "cuStreamWaitEvent");
     return next(stream, event, flags);
 }

@@ -2,11 +2,17 @@
 #ifndef C_TESTS_SIMT_HOST_PATH_RESTING_DRIVER_H_
 #define C_TESTS_SIMT_HOST_PATH_RESTING_DRIVER_H_
 
-#include <stdbool.h>
 #include <stdint.h>
 
-// From now on kernels are not launched, events neither recorded nor waited for; or they are again.
-void driver_rest(bool rest);
+typedef struct {
+    uint64_t launches, records, waits;
+} DriverCalls;
+
+// From now on kernels are not launched, events neither recorded nor waited for.
+void driver_rest(void);
+
+// Now they are again. What was asked for meanwhile.
+DriverCalls driver_wake(void);
 
 // How often this thread has allocated or freed memory.
 uint64_t memory_calls(void);

@@ -1,7 +1,7 @@
 // CUDA graphs: sequences of low-latency operations are captured once and replayed, with new tokens,
 // ids and weights in the same memory before each replay. Blocking and staged operations, also
-// completed on a second stream, odd numbers of operations, several handles, and operations outside
-// the graph between its replays.
+// completed on a second stream, branches of a graph, odd numbers of operations, several handles,
+// and operations outside the graph between its replays.
 //
 // The CPU stand-ins capture nothing. There the same sequences run directly, which checks what this
 // program expects, and the replays are reported as skipped.
@@ -22,6 +22,10 @@ typedef enum {
     kSendCombine,    // staged
     kComplete,       // on the captured stream
     kCompleteAside,  // on a second stream, forked and joined by events
+    kFork,           // the second stream goes on from here ...
+    kDispatchAside,
+    kCombineAside,
+    kJoin,  // ... to here
 } Action;
 
 typedef struct {
@@ -64,13 +68,14 @@ static void close_fixture(Fixture* fixture) {
 
 // ---- A sequence --------------------------------------------------------------------------------
 
-static void complete_aside(Fixture* fixture, LlRun* run) {
-    const cudaStream_t stream = fixture->env->stream;
-    EP_CHECK_CUDA(cudaEventRecord(fixture->fork, stream));
+static void fork_aside(Fixture* fixture) {
+    EP_CHECK_CUDA(cudaEventRecord(fixture->fork, fixture->env->stream));
     EP_CHECK_CUDA(cudaStreamWaitEvent(fixture->aside, fixture->fork, 0));
-    EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, fixture->aside));
+}
+
+static void join_aside(Fixture* fixture) {
     EP_CHECK_CUDA(cudaEventRecord(fixture->join, fixture->aside));
-    EP_CHECK_CUDA(cudaStreamWaitEvent(stream, fixture->join, 0));
+    EP_CHECK_CUDA(cudaStreamWaitEvent(fixture->env->stream, fixture->join, 0));
 }
 
 static void play_step(Fixture* fixture, const Step* step) {
@@ -89,7 +94,21 @@ static void play_step(Fixture* fixture, const Step* step) {
             EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, stream));
             break;
         case kCompleteAside:
-            complete_aside(fixture, run);
+            fork_aside(fixture);
+            EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, fixture->aside));
+            join_aside(fixture);
+            break;
+        case kFork:
+            fork_aside(fixture);
+            break;
+        case kDispatchAside:
+            EP_CHECK_NCCL(ll_launch_dispatch(run, fixture->aside, false));
+            break;
+        case kCombineAside:
+            EP_CHECK_NCCL(ll_launch_combine(run, fixture->aside, false));
+            break;
+        case kJoin:
+            join_aside(fixture);
             break;
         case kEnd:
             break;
@@ -100,20 +119,21 @@ static void play(Fixture* fixture, const Step* steps) {
     for (; steps->action != kEnd; ++steps) play_step(fixture, steps);
 }
 
-static bool contains(const Step* steps, unsigned run, Action blocking, Action staged) {
+static bool contains(const Step* steps, unsigned run, Action action) {
     for (; steps->action != kEnd; ++steps) {
-        const bool matches = steps->action == blocking || steps->action == staged;
-        if (matches && steps->run == run) return true;
+        if (steps->action == action && steps->run == run) return true;
     }
     return false;
 }
 
 static bool dispatches(const Step* steps, unsigned run) {
-    return contains(steps, run, kDispatch, kSendDispatch);
+    return contains(steps, run, kDispatch) || contains(steps, run, kSendDispatch) ||
+           contains(steps, run, kDispatchAside);
 }
 
 static bool combines(const Step* steps, unsigned run) {
-    return contains(steps, run, kCombine, kSendCombine);
+    return contains(steps, run, kCombine) || contains(steps, run, kSendCombine) ||
+           contains(steps, run, kCombineAside);
 }
 
 // New contents for all that the sequence reads, in the same memory. A replay launches nothing
@@ -234,6 +254,13 @@ static void two_handles(EpEnv* env) {
     capture_and_replay(env, 2, kSteps);
 }
 
+// Nothing but the library keeps the operations of one graph's two branches apart.
+static void two_branches(EpEnv* env) {
+    static const Step kSteps[kMaxSteps] = {{kFork, 0},    {kDispatch, 0},     {kDispatchAside, 1},
+                                           {kCombine, 0}, {kCombineAside, 1}, {kJoin, 0}};
+    capture_and_replay(env, 2, kSteps);
+}
+
 static void two_handles_staged(EpEnv* env) {
     static const Step kSteps[kMaxSteps + 1] = {
         {kSendDispatch, 0}, {kSendDispatch, 1}, {kComplete, 0}, {kCompleteAside, 1},
@@ -304,6 +331,7 @@ int main(int argc, char** argv) {
         EP_CASE(staged),
         EP_CASE(completed_on_a_second_stream),
         EP_CASE(two_handles),
+        EP_CASE(two_branches),
         EP_CASE(two_handles_staged),
         EP_CASE(between_direct_operations),
         EP_CASE(two_graphs),

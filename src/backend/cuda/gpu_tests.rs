@@ -119,8 +119,8 @@ fn a_missing_rank_ends_in_a_report_and_the_context_stays_usable() {
 
     let report = faults.error().unwrap();
     assert_eq!(report.code(), Code::RemoteError);
-    let expected = "peer self test: rank 0 waited 300 ms for rank 1 to reach epoch 1 \
-                    (got 0, expected 1)";
+    let expected = "peer self test: deadline passed: rank 0 waited 300 ms for the data of \
+                    operation 1 of rank 1, whose last one is 0";
     assert_eq!(report.text(), expected);
 
     let mut mark = [0; 4];

@@ -259,8 +259,8 @@ impl CudaHt {
     }
 }
 
-/// A number of rows as kernels take it; they never have more than that.
-fn rows(count: usize) -> u32 {
+/// A number as kernels take it; they never have more than that.
+fn saturated(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }
 
@@ -284,8 +284,8 @@ impl HtBackend for CudaHt {
             out_idx: out_ids as *mut i64,
             out_weights: out_weights as *mut f32,
             counter: op.counter.unwrap_or_default().0 as *mut i32,
-            out_rows: op.out.map_or(0, |out| rows(out.rows)),
-            routing_rows: op.routing_out.map_or(0, |out| rows(out.rows)),
+            out_rows: op.out.map_or(0, |out| saturated(out.rows)),
+            routing_rows: op.routing_out.map_or(0, |out| saturated(out.rows)),
         };
         let module = &group.open.module;
         group.order.enqueue(stream, || {
@@ -307,8 +307,8 @@ impl HtBackend for CudaHt {
             gradients: gradients as *const f32,
             out: op.out.0 as *mut u8,
             out_gradients: out_gradients as *mut f32,
-            in_rows: rows(op.expert_rows.rows),
-            columns: rows(columns),
+            in_rows: saturated(op.expert_rows.rows),
+            columns: saturated(columns),
         };
         let kernel = kernels::for_rows::<HtCombineParams>(op.row.dtype)?;
         let module = &group.open.module;

@@ -122,16 +122,25 @@ impl Part {
 }
 
 impl Handle {
-    /// Puts what comes next on `stream` behind a receive phase that may be on another stream: it uses
-    /// the handle's memory.
-    fn follow_staged(&self, stream: Stream) -> Result<()> {
-        match self.piece()?.take_received_on() {
-            LL_WHOLE_TRACK => Ok(()),
-            track => {
-                let _entered = self.group.open.module.context().enter()?;
-                self.group.tracks.follow(track, stream)
-            }
+    /// Enqueues an operation on `stream` by `enqueue`, behind a receive phase that may be on another
+    /// stream: that uses the handle's memory.
+    fn follow_staged(&self, stream: Stream, enqueue: impl FnOnce() -> Result<()>) -> Result<()> {
+        let piece = self.piece()?;
+        let track = piece.received_on();
+        if track == LL_WHOLE_TRACK {
+            return enqueue();
         }
+        let captured = self.group.order.is_capturing(stream)?;
+        {
+            let _entered = self.group.open.module.context().enter()?;
+            self.group.tracks.follow(track, stream)?;
+        }
+        enqueue()?;
+        // What comes outside of a graph must still follow.
+        if !captured {
+            piece.set_received_on(LL_WHOLE_TRACK);
+        }
+        Ok(())
     }
 
     fn piece(&self) -> Result<&Piece> {
@@ -149,9 +158,9 @@ impl Handle {
     fn launch_dispatch(&self, op: &LlDispatch, part: Part, stream: Stream) -> Result<()> {
         let plan = &self.group.plan;
         let grid = plan.dispatch_grid(self.routing.tokens, self.group.open.multiprocessors);
-        let facts = self.facts(op.row)?;
+        let given = self.shape_and_memory(op.row)?;
         let params = LlDispatchParams {
-            common: self.common(OP_LL_DISPATCH, facts, grid, part),
+            common: self.common(OP_LL_DISPATCH, given, grid, part),
             tokens: op.tokens.0 as *const u8,
             topk_idx: self.routing.ids.0 as *const i64,
             out: part.kept(op.out) as *mut u8,
@@ -165,9 +174,9 @@ impl Handle {
     fn launch_combine(&self, op: &LlCombine, part: Part, stream: Stream) -> Result<()> {
         let plan = &self.group.plan;
         let grid = plan.combine_grid(self.routing.tokens, self.group.open.multiprocessors);
-        let facts = self.facts(op.row)?;
+        let given = self.shape_and_memory(op.row)?;
         let params = LlCombineParams {
-            common: self.common(OP_LL_COMBINE, facts, grid, part),
+            common: self.common(OP_LL_COMBINE, given, grid, part),
             rows: op.expert_rows.0 as *const u8,
             topk_idx: self.routing.ids.0 as *const i64,
             weights: part.kept(op.weights) as *const f32,
@@ -180,7 +189,7 @@ impl Handle {
         launch(module, kernel, shape, &params, stream)
     }
 
-    fn facts(&self, row: RowType) -> Result<(LlShape, LlHandleMemory)> {
+    fn shape_and_memory(&self, row: RowType) -> Result<(LlShape, LlHandleMemory)> {
         let shape = self.group.plan.shape(&self.routing, row)?;
         Ok((shape, self.piece()?.memory()))
     }
@@ -220,20 +229,19 @@ impl Drop for Handle {
 
 impl LlBackend for CudaLl {
     fn run(&self, op: &LlOp, stream: Stream) -> Result<()> {
-        self.0.follow_staged(stream)?;
         let run = || self.0.launch(op, Part::WHOLE, stream);
-        self.0.group.order.enqueue(stream, run)
+        let enqueue = || self.0.group.order.enqueue(stream, run);
+        self.0.follow_staged(stream, enqueue)
     }
 
     fn send(&self, op: &LlOp, slot: usize, stream: Stream) -> Result<Ticket> {
-        self.0.follow_staged(stream)?;
         let group = &self.0.group;
         let _entered = group.open.module.context().enter()?;
         let track = track_of_slot(slot)?;
         let start = || self.0.launch(op, Part::send(track), stream);
-        group
-            .tracks
-            .send(track, stream, || group.order.enqueue(stream, start))?;
+        let in_order = || group.order.enqueue(stream, start);
+        let enqueue = || group.tracks.send(track, stream, in_order);
+        self.0.follow_staged(stream, enqueue)?;
         Ok(Ticket(u64::from(track)))
     }
 

@@ -48,11 +48,12 @@ impl Piece {
 
     /// The track of a receive phase that the next operation has to follow, whichever handle has the
     /// memory then, or [`LL_WHOLE_TRACK`] if there is none: whole operations follow each other.
-    pub(super) fn take_received_on(&self) -> u32 {
-        self.received_on.swap(LL_WHOLE_TRACK, Ordering::Relaxed)
+    pub(super) fn received_on(&self) -> u32 {
+        self.received_on.load(Ordering::Relaxed)
     }
 
-    /// A receive phase that uses the memory was enqueued on track `track`.
+    /// A receive phase that uses the memory was enqueued on track `track`; or, [`LL_WHOLE_TRACK`], an
+    /// operation behind it.
     pub(super) fn set_received_on(&self, track: u32) {
         self.received_on.store(track, Ordering::Relaxed);
     }

@@ -9,20 +9,21 @@
 
 use crate::backend::cuda::context::Context;
 use crate::backend::cuda::event::Event;
-use crate::backend::cuda::streams::{StreamId, id_of, is_capturing};
+use crate::backend::cuda::streams::{Place, StreamId, id_of};
 use crate::error::Result;
 use crate::model::ops::Stream;
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// Where the last operation was enqueued.
+/// Where the last operation was enqueued, and where the last one of the graph that is being captured.
 pub(super) struct Order {
     context: Arc<Context>,
     last: Mutex<Last>,
 }
 
 struct Last {
-    stream: Option<StreamId>,
+    outside: Option<StreamId>,
+    inside: Option<StreamId>,
     done: Event,
 }
 
@@ -32,7 +33,8 @@ impl Order {
         Ok(Self {
             context: Arc::clone(context),
             last: Mutex::new(Last {
-                stream: None,
+                outside: None,
+                inside: None,
                 done: Event::new(context)?,
             }),
         })
@@ -41,11 +43,11 @@ impl Order {
     /// Whether `stream` is being captured into a graph.
     pub(super) fn is_capturing(&self, stream: Stream) -> Result<bool> {
         let _entered = self.context.enter()?;
-        is_capturing(stream)
+        Ok(Place::of(stream)?.is_captured())
     }
 
-    /// Enqueues an operation on `stream` by `launch`. Where a graph is captured the caller orders the
-    /// graph's launches.
+    /// Enqueues an operation on `stream` by `launch`. Operations of one graph keep their order, too; the
+    /// caller orders the graph's launches.
     pub(super) fn enqueue(
         &self,
         stream: Stream,
@@ -53,15 +55,23 @@ impl Order {
     ) -> Result<()> {
         let _entered = self.context.enter()?;
         let mut last = self.last.lock();
-        if is_capturing(stream)? {
-            return launch();
-        }
+        let at = Place::of(stream)?;
         let id = id_of(stream)?;
-        if last.stream.is_some_and(|other| other != id) {
-            last.done.hold(stream)?;
+        let before = if at.is_captured() {
+            last.inside
+        } else {
+            last.outside
+        };
+        // On one stream there is nothing to wait for, and no edge to add to a graph.
+        if id.is_none() || before != id {
+            last.done.hold(at)?;
         }
         launch()?;
-        last.stream = Some(id);
-        last.done.record_outside_graphs(stream)
+        if at.is_captured() {
+            last.inside = id;
+        } else {
+            last.outside = id;
+        }
+        last.done.record(at)
     }
 }

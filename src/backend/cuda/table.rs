@@ -46,7 +46,6 @@ driver_table! {
     fn cuStreamSynchronize(sys::CUstream);
     fn cuStreamQuery(sys::CUstream);
     fn cuStreamWaitEvent(sys::CUstream, sys::CUevent, c_uint);
-    fn cuStreamIsCapturing(sys::CUstream, *mut sys::CUstreamCaptureStatus);
     fn cuStreamGetCaptureInfo_v2(sys::CUstream, *mut sys::CUstreamCaptureStatus, *mut sys::cuuint64_t, *mut sys::CUgraph, *mut *const sys::CUgraphNode, *mut usize);
     fn cuEventCreate(*mut sys::CUevent, c_uint);
     fn cuEventRecord(sys::CUevent, sys::CUstream);

@@ -8,6 +8,7 @@
 
 use crate::backend::cuda::context::Context;
 use crate::backend::cuda::event::Event;
+use crate::backend::cuda::streams::Place;
 use crate::error::{Error, Result};
 use crate::model::ops::Stream;
 use parking_lot::Mutex;
@@ -18,7 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub(super) const STAGED_TRACKS: usize = 2;
 
 /// Enqueues a receive phase that throws away what it receives.
-pub(super) type Discard = Box<dyn FnOnce(Stream) -> Result<()> + Send>;
+pub(super) type Discard = Box<dyn Fn(Stream) -> Result<()> + Send>;
 
 /// The staged tracks of a group.
 pub(super) struct Tracks {
@@ -64,16 +65,24 @@ impl Tracks {
         if track.busy {
             return Err(Error::internal(format!("track {number} is in use")));
         }
-        match track.abandoned {
-            Some(_) => track.sent.hold(stream)?,
-            None => track.received.hold(stream)?,
-        }
-        if let Some(discard) = track.abandoned.take() {
-            discard(stream)?;
-            track.received.record(stream)?;
+        let at = Place::of(stream)?;
+        match &track.abandoned {
+            None => track.received.hold(at)?,
+            // A graph would throw away at each launch, and in memory that has another handle by then.
+            Some(_) if at.is_captured() => {
+                let rule =
+                    "must not be captured while an operation that was given up is to be received";
+                return Err(Error::usage("stream", rule));
+            }
+            Some(discard) => {
+                track.sent.hold(at)?;
+                discard(stream)?;
+                track.received.record(at)?;
+                track.abandoned = None;
+            }
         }
         launch()?;
-        track.sent.record(stream)?;
+        track.sent.record(at)?;
         track.busy = true;
         Ok(())
     }
@@ -87,18 +96,18 @@ impl Tracks {
     ) -> Result<()> {
         let mut tracks = self.tracks.lock();
         let track = find(&mut *tracks, number)?;
-        track.sent.hold_or_refuse(stream)?;
+        let at = Place::of(stream)?;
+        track.sent.hold_or_refuse(at)?;
         launch()?;
-        track.received.record(stream)?;
+        track.received.record(at)?;
         track.busy = false;
         Ok(())
     }
 
     /// Lets `stream` go on only after the last receive phase of track `number`.
     pub(super) fn follow(&self, number: u32, stream: Stream) -> Result<()> {
-        find(&mut *self.tracks.lock(), number)?
-            .received
-            .hold(stream)
+        let at = Place::of(stream)?;
+        find(&mut *self.tracks.lock(), number)?.received.hold(at)
     }
 
     /// Frees track `number` without a receive phase; its next operation runs `discard` first.

@@ -1,5 +1,6 @@
-// What a call costs the library itself, beside a driver that does nothing: no memory is allocated
-// or freed, and so much time. Run alone: `NCCLEP_HOSTSIM_WITH_GPU=1 target/c/simt/host_path`.
+// What a call does and costs in the library itself, beside a driver that does nothing: no memory is
+// allocated or freed, so many calls of the driver, and so much time. Run alone:
+// `NCCLEP_HOSTSIM_WITH_GPU=1 target/c/simt/host_path`.
 #define _POSIX_C_SOURCE 199309L  // clock_gettime
 #include <stdio.h>
 #include <stdlib.h>
@@ -133,7 +134,7 @@ static void measure(const Subject* subject, const char* name, Expected expected,
     EP_CHECK_NCCL(call(subject));  // what is made once is made
     ep_sync(subject->env);
     ncclResult_t result = ncclSuccess;
-    driver_rest();
+    driver_rest(0);
     const uint64_t calls_before = memory_calls();
     const double begin = now_ns();
     for (unsigned i = 0; i < kCalls && result == ncclSuccess; ++i) result = call(subject);
@@ -148,23 +149,45 @@ static void measure(const Subject* subject, const char* name, Expected expected,
     printf("%-32s %5.0f ns\n", name, (end - begin) / kCalls);
 }
 
-// The streams take turns: each waits for the other.
-static void take_turns(Subject* subject) {
-    enum { kTurns = 10 };
-    cudaStream_t streams[2];
-    for (unsigned i = 0; i < 2; ++i) EP_REQUIRE_CUDA(cudaStreamCreate(&streams[i]));
+// What the driver is asked for by a dispatch on `stream`.
+static DriverCalls asked_by_dispatch(const Subject* subject, cudaStream_t stream,
+                                     uint64_t capture) {
     EpEnv own = *subject->env;
-    subject->env = &own;
-    driver_rest();
-    for (unsigned i = 0; i < kTurns; ++i) {
-        own.stream = streams[i % 2];
-        EP_CHECK_NCCL(dispatch(subject));
-        EP_CHECK_NCCL(combine(subject));
-    }
+    own.stream = stream;
+    Subject there = *subject;
+    there.env = &own;
+    driver_rest(capture);
+    const ncclResult_t result = dispatch(&there);
     const DriverCalls asked = driver_wake();
-    EP_CHECK_EQ_U64(asked.launches, 2 * kTurns);
-    EP_CHECK_EQ_U64(asked.waits, kTurns);
-    for (unsigned i = 0; i < 2; ++i) EP_CHECK_CUDA(cudaStreamDestroy(streams[i]));
+    EP_CHECK_NCCL(result);
+    EP_CHECK_EQ_U64(asked.launches, 1);
+    EP_CHECK_EQ_U64(asked.records, 1);
+    return asked;
+}
+
+// An operation waits for the one before it if that is on another stream, outside of graphs and in
+// each graph for itself. Nothing is enqueued, so what is told to be captured need not be.
+static void check_order(const Subject* subject) {
+    cudaStream_t a, b;
+    EP_REQUIRE_CUDA(cudaStreamCreate(&a));
+    EP_REQUIRE_CUDA(cudaStreamCreate(&b));
+    asked_by_dispatch(subject, b, 0);
+    const DriverCalls on_a = asked_by_dispatch(subject, a, 0);
+    EP_CHECK_EQ_U64(on_a.waits, 1);
+    EP_CHECK_EQ_U64(asked_by_dispatch(subject, a, 0).waits, 0);
+
+    EP_CHECK_EQ_U64(asked_by_dispatch(subject, a, 7).waits, 0);
+    const DriverCalls branch = asked_by_dispatch(subject, b, 7);
+    EP_CHECK_EQ_U64(branch.waits, 1);
+    EP_CHECK(branch.waited == branch.recorded && branch.waited != on_a.recorded);
+    EP_CHECK_EQ_U64(asked_by_dispatch(subject, b, 7).waits, 0);
+    EP_CHECK_EQ_U64(asked_by_dispatch(subject, a, 8).waits, 0);
+
+    const DriverCalls after = asked_by_dispatch(subject, b, 0);
+    EP_CHECK_EQ_U64(after.waits, 1);
+    EP_CHECK(after.waited == on_a.recorded);
+    EP_CHECK_CUDA(cudaStreamDestroy(a));
+    EP_CHECK_CUDA(cudaStreamDestroy(b));
 }
 
 // ---- Cases --------------------------------------------------------------------------------------
@@ -174,8 +197,7 @@ static void ll(EpEnv* env) {
     open_ll(&subject, env);
     measure(&subject, "LL dispatch", kWhole, dispatch);
     measure(&subject, "LL combine", kWhole, combine);
-    take_turns(&subject);
-    subject.env = env;
+    check_order(&subject);
     close_subject(&subject);
 }
 
@@ -193,8 +215,7 @@ static void ht(EpEnv* env) {
     open_ht(&subject, env);
     measure(&subject, "HT dispatch", kWhole, dispatch);
     measure(&subject, "HT combine", kWhole, combine);
-    take_turns(&subject);
-    subject.env = env;
+    check_order(&subject);
     close_subject(&subject);
 }
 

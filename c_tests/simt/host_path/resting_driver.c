@@ -11,10 +11,12 @@
 // ---- The driver's calls that enqueue something --------------------------------------------------
 
 static bool rests;
+static uint64_t captures;
 static DriverCalls asked;
 
-void driver_rest(void) {
+void driver_rest(uint64_t capture) {
     memset(&asked, 0, sizeof(asked));
+    captures = capture;
     rests = true;
 }
 
@@ -42,6 +44,7 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction kernel, void*
 
 CUresult cuEventRecord(CUevent event, CUstream stream) {
     static CUresult (*next)(CUevent, CUstream);
+    asked.recorded = event;
     if (is_asked_in_vain(&asked.records)) return CUDA_SUCCESS;
     if (next == NULL) NEXT(next, "cuEventRecord");
     return next(event, stream);
@@ -49,9 +52,23 @@ CUresult cuEventRecord(CUevent event, CUstream stream) {
 
 CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
     static CUresult (*next)(CUstream, CUevent, unsigned);
+    asked.waited = event;
     if (is_asked_in_vain(&asked.waits)) return CUDA_SUCCESS;
     if (next == NULL) NEXT(next, "cuStreamWaitEvent");
     return next(stream, event, flags);
+}
+
+CUresult cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* id,
+                                   CUgraph* graph, const CUgraphNode** nodes, size_t* count) {
+    static CUresult (*next)(CUstream, CUstreamCaptureStatus*, cuuint64_t*, CUgraph*,
+                            const CUgraphNode**, size_t*);
+    if (rests) {
+        *status = captures == 0 ? CU_STREAM_CAPTURE_STATUS_NONE : CU_STREAM_CAPTURE_STATUS_ACTIVE;
+        *id = captures;
+        return CUDA_SUCCESS;
+    }
+    if (next == NULL) NEXT(next, "cuStreamGetCaptureInfo_v2");
+    return next(stream, status, id, graph, nodes, count);
 }
 
 // ---- Memory -------------------------------------------------------------------------------------

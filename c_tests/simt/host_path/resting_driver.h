@@ -6,10 +6,12 @@
 
 typedef struct {
     uint64_t launches, records, waits;
+    const void *recorded, *waited;  // the last events
 } DriverCalls;
 
-// From now on kernels are not launched, events neither recorded nor waited for.
-void driver_rest(void);
+// From now on kernels are not launched, events neither recorded nor waited for. All streams are
+// being captured into the graph `capture`, unless that is 0.
+void driver_rest(uint64_t capture);
 
 // Now they are again. What was asked for meanwhile.
 DriverCalls driver_wake(void);

@@ -47,21 +47,23 @@ impl Event {
         Ok(())
     }
 
-    /// Lets the stream go on only after what was marked. Marks and streams of different graphs, or inside
-    /// and outside of one, cannot be tied together: there the caller orders the launches of graphs.
-    pub(super) fn hold(&self, at: Place) -> Result<()> {
+    /// Lets the stream go on only after what was marked, and says whether it does. Marks and streams of
+    /// different graphs, or inside and outside of one, cannot be tied together: there the caller orders
+    /// the launches of graphs.
+    pub(super) fn hold(&self, at: Place) -> Result<bool> {
         match at.capture {
-            None => self.outside.hold(at.stream),
-            Some(_) if at.capture == self.captured => self.inside.hold(at.stream),
-            Some(_) => Ok(()),
+            None => self.outside.hold(at.stream)?,
+            Some(_) if at.capture == self.captured => self.inside.hold(at.stream)?,
+            Some(_) => return Ok(false),
         }
+        Ok(true)
     }
 
     /// The same where nothing makes sense without that order. A stream that has not joined the capture
     /// of the last mark joins it.
     pub(super) fn hold_or_refuse(&self, at: Place) -> Result<()> {
         if at.capture == self.latest {
-            return self.hold(at);
+            return self.hold(at).map(drop);
         }
         // Of a capture that has ended the driver refuses this, and nothing else happens.
         if at.capture.is_none() && self.inside.hold(at.stream).is_ok() {

@@ -130,14 +130,10 @@ impl Handle {
         if track == LL_WHOLE_TRACK {
             return enqueue();
         }
-        let captured = self.group.order.is_capturing(stream)?;
-        {
-            let _entered = self.group.open.module.context().enter()?;
-            self.group.tracks.follow(track, stream)?;
-        }
+        let _entered = self.group.open.module.context().enter()?;
+        let follows = self.group.tracks.follow(track, stream)?;
         enqueue()?;
-        // What comes outside of a graph must still follow.
-        if !captured {
+        if follows {
             piece.set_received_on(LL_WHOLE_TRACK);
         }
         Ok(())

@@ -67,7 +67,9 @@ impl Tracks {
         }
         let at = Place::of(stream)?;
         match &track.abandoned {
-            None => track.received.hold(at)?,
+            None => {
+                track.received.hold(at)?;
+            }
             // A graph would throw away at each launch, and in memory that has another handle by then.
             Some(_) if at.is_captured() => {
                 let rule =
@@ -104,8 +106,9 @@ impl Tracks {
         Ok(())
     }
 
-    /// Lets `stream` go on only after the last receive phase of track `number`.
-    pub(super) fn follow(&self, number: u32, stream: Stream) -> Result<()> {
+    /// Lets `stream` go on only after the last receive phase of track `number`, and says whether it does:
+    /// a graph does not wait for what is outside.
+    pub(super) fn follow(&self, number: u32, stream: Stream) -> Result<bool> {
         let at = Place::of(stream)?;
         find(&mut *self.tracks.lock(), number)?.received.hold(at)
     }

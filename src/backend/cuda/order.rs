@@ -56,7 +56,7 @@ impl Order {
         let _entered = self.context.enter()?;
         let mut last = self.last.lock();
         let at = Place::of(stream)?;
-        let id = id_of(stream)?;
+        let id = id_of(stream);
         let before = if at.is_captured() {
             last.inside
         } else {

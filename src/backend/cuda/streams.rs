@@ -13,15 +13,13 @@ use std::ptr::null_mut;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct StreamId(u64);
 
-/// Which stream `stream` is; `None` where the driver does not know, before CUDA 12.
-pub(super) fn id_of(stream: Stream) -> Result<Option<StreamId>> {
-    let Some(ask) = functions()?.cuStreamGetId else {
-        return Ok(None);
-    };
+/// Which stream `stream` is; `None` where the driver does not say, as before CUDA 12.
+pub(super) fn id_of(stream: Stream) -> Option<StreamId> {
+    let ask = functions().ok()?.cuStreamGetId?;
     let mut id = 0;
     // SAFETY: writes one number; the caller of the library vouches for the stream.
-    check("cuStreamGetId", unsafe { ask(raw_stream(stream), &mut id) })?;
-    Ok(Some(StreamId(id)))
+    let status = unsafe { ask(raw_stream(stream), &mut id) };
+    (status == 0).then_some(StreamId(id))
 }
 
 /// One recording of work into a graph.

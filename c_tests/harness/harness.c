@@ -126,3 +126,13 @@ bool ep_on_host_backend(void) { return dlsym(RTLD_DEFAULT, "ncclEpHostsimAbi") !
 void ep_sync(const EpEnv* env) { EP_CHECK_CUDA(cudaStreamSynchronize(env->stream)); }
 
 void ep_barrier(void) { MPI_Barrier(MPI_COMM_WORLD); }
+
+void ep_open_streams(cudaStream_t* streams, unsigned count) {
+    for (unsigned i = 0; i < count; ++i) {
+        EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&streams[i], cudaStreamNonBlocking));
+    }
+}
+
+void ep_close_streams(const cudaStream_t* streams, unsigned count) {
+    for (unsigned i = 0; i < count; ++i) EP_CHECK_CUDA(cudaStreamDestroy(streams[i]));
+}

@@ -89,6 +89,10 @@ void ep_skip(const char* reason);
 void ep_sync(const EpEnv* env);
 void ep_barrier(void);
 
+// Streams that are in no order with any other, the default stream included.
+void ep_open_streams(cudaStream_t* streams, unsigned count);
+void ep_close_streams(const cudaStream_t* streams, unsigned count);
+
 // ---- Checks (check.c)
 // -----------------------------------------------------------------------------
 //

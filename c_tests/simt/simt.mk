@@ -75,4 +75,5 @@ $(simt_lib)/selftest: $(simt_tests) $(simt_lib)/libncclep_simt.so
 
 # Its own functions stand before the shim's, so it exports them; and before a sanitizer's.
 $(OUT)/simt/host_path: $(host_path) $(harness) $(OUT)/flags $(simt_lib)/libncclep_simt.so
+	@mkdir -p $(@D)
 	$(call quiet,LINK $@)$(CC) -rdynamic -o $@ $(filter %.o,$^) $(link_simt)

@@ -4,6 +4,7 @@
 
 #include <cuda.h>
 #include <dlfcn.h>
+#include <errno.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <string.h>
@@ -100,10 +101,9 @@ void* realloc(void* memory, size_t bytes) {
 }
 
 int posix_memalign(void** memory, size_t align, size_t bytes) {
-    enum { kNoMemory = 12 };
     ++calls;
     *memory = __libc_memalign(align, bytes);
-    return *memory == NULL ? kNoMemory : 0;
+    return *memory == NULL ? ENOMEM : 0;
 }
 
 void free(void* memory) {

@@ -106,9 +106,7 @@ void ht_unordered_streams(EpEnv* env) {
     ncclEpGroup_t group = ht_group_new(env, &shape);
     cudaStream_t streams[kRuns];
     HtRun runs[kRuns];
-    for (unsigned r = 0; r < kRuns; ++r) {
-        EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&streams[r], cudaStreamNonBlocking));
-    }
+    ep_open_streams(streams, kRuns);
     open_runs(runs, kRuns, env, group, &shape);
     for (unsigned i = 0; i < kRounds; ++i) {
         for (unsigned r = 0; r < kRuns; ++r) ht_prepare_dispatch(&runs[r]);
@@ -125,7 +123,7 @@ void ht_unordered_streams(EpEnv* env) {
         for (unsigned r = 0; r < kRuns; ++r) ht_check_combine(&runs[r]);
     }
     close_runs(runs, kRuns);
-    for (unsigned r = 0; r < kRuns; ++r) EP_CHECK_CUDA(cudaStreamDestroy(streams[r]));
+    ep_close_streams(streams, kRuns);
     destroy(env, group);
 }
 

@@ -133,9 +133,7 @@ void ll_two_streams(EpEnv* env) {
     ncclEpGroup_t group = ll_group_new(env, &shape);
     cudaStream_t streams[2];
     cudaEvent_t event;
-    for (unsigned i = 0; i < 2; ++i) {
-        EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&streams[i], cudaStreamNonBlocking));
-    }
+    ep_open_streams(streams, 2);
     EP_REQUIRE_CUDA(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
     LlRun run;
     ll_run_open_with(&run, env, group, &shape, kRefMessy, true, 9);
@@ -153,7 +151,7 @@ void ll_two_streams(EpEnv* env) {
     }
     ll_run_close(&run);
     EP_CHECK_CUDA(cudaEventDestroy(event));
-    for (unsigned i = 0; i < 2; ++i) EP_CHECK_CUDA(cudaStreamDestroy(streams[i]));
+    ep_close_streams(streams, 2);
     destroy(env, group);
 }
 
@@ -164,9 +162,7 @@ void ll_unordered_streams(EpEnv* env) {
     ncclEpGroup_t group = ll_group_new(env, &shape);
     cudaStream_t streams[kRuns];
     LlRun runs[kRuns];
-    for (unsigned r = 0; r < kRuns; ++r) {
-        EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&streams[r], cudaStreamNonBlocking));
-    }
+    ep_open_streams(streams, kRuns);
     open_runs(runs, kRuns, env, group, &shape);
     for (unsigned i = 0; i < kRounds; ++i) {
         for (unsigned r = 0; r < kRuns; ++r) ll_prepare_dispatch(&runs[r]);
@@ -183,7 +179,7 @@ void ll_unordered_streams(EpEnv* env) {
         for (unsigned r = 0; r < kRuns; ++r) ll_check_combine(&runs[r]);
     }
     close_runs(runs, kRuns);
-    for (unsigned r = 0; r < kRuns; ++r) EP_CHECK_CUDA(cudaStreamDestroy(streams[r]));
+    ep_close_streams(streams, kRuns);
     destroy(env, group);
 }
 

@@ -55,23 +55,20 @@ impl Order {
     ) -> Result<()> {
         let _entered = self.context.enter()?;
         let mut last = self.last.lock();
+        let last = &mut *last;
         let at = Place::of(stream)?;
         let id = id_of(stream);
-        let before = if at.is_captured() {
-            last.inside
+        let last_id = if at.is_captured() {
+            &mut last.inside
         } else {
-            last.outside
+            &mut last.outside
         };
         // On one stream there is nothing to wait for, and no edge to add to a graph.
-        if id.is_none() || before != id {
+        if id.is_none() || *last_id != id {
             last.done.hold(at)?;
         }
         launch()?;
-        if at.is_captured() {
-            last.inside = id;
-        } else {
-            last.outside = id;
-        }
+        *last_id = id;
         last.done.record(at)
     }
 }

@@ -3,10 +3,9 @@
 
 use crate::backend::cuda::context::Context;
 use crate::backend::cuda::driver::raw_stream;
-use crate::backend::cuda::streams::{Capture, Place};
+use crate::backend::cuda::streams::{Capture, Place, StreamId};
 use crate::backend::cuda::table::{check, functions};
 use crate::error::{Error, Result};
-use crate::model::ops::Stream;
 use cudarc::driver::sys;
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -15,8 +14,8 @@ use std::sync::Arc;
 /// something in that graph alone, so it does not take the place of the one outside.
 #[derive(Debug)]
 pub(super) struct Event {
-    outside: RawEvent,
-    inside: RawEvent,
+    outside: Mark,
+    inside: Mark,
     /// The capture of the last mark inside.
     captured: Option<Capture>,
     /// Where the last mark of both is.
@@ -27,19 +26,19 @@ impl Event {
     /// A new event; waiting for it before it was recorded is no wait.
     pub(super) fn new(context: &Arc<Context>) -> Result<Self> {
         Ok(Self {
-            outside: RawEvent::new(context)?,
-            inside: RawEvent::new(context)?,
+            outside: Mark::new(context)?,
+            inside: Mark::new(context)?,
             captured: None,
             latest: None,
         })
     }
 
     /// Marks what the stream has been given so far.
-    pub(super) fn record(&mut self, at: Place) -> Result<()> {
+    pub(super) fn record(&mut self, at: &Place) -> Result<()> {
         match at.capture {
-            None => self.outside.record(at.stream)?,
+            None => self.outside.record(at)?,
             Some(capture) => {
-                self.inside.record(at.stream)?;
+                self.inside.record(at)?;
                 self.captured = Some(capture);
             }
         }
@@ -50,10 +49,10 @@ impl Event {
     /// Lets the stream go on only after what was marked, and says whether it does. Marks and streams of
     /// different graphs, or inside and outside of one, cannot be tied together: there the caller orders
     /// the launches of graphs.
-    pub(super) fn hold(&self, at: Place) -> Result<bool> {
+    pub(super) fn hold(&self, at: &Place) -> Result<bool> {
         match at.capture {
-            None => self.outside.hold(at.stream)?,
-            Some(_) if at.capture == self.captured => self.inside.hold(at.stream)?,
+            None => self.outside.hold(at)?,
+            Some(_) if at.capture == self.captured => self.inside.hold(at)?,
             Some(_) => return Ok(false),
         }
         Ok(true)
@@ -61,12 +60,12 @@ impl Event {
 
     /// The same where nothing makes sense without that order. A stream that has not joined the capture
     /// of the last mark joins it.
-    pub(super) fn hold_or_refuse(&self, at: Place) -> Result<()> {
+    pub(super) fn hold_or_refuse(&self, at: &Place) -> Result<()> {
         if at.capture == self.latest {
             return self.hold(at).map(drop);
         }
         // Of a capture that has ended the driver refuses this, and nothing else happens.
-        if at.capture.is_none() && self.inside.hold(at.stream).is_ok() {
+        if at.capture.is_none() && self.inside.enqueue_wait(at).is_ok() {
             return Ok(());
         }
         Err(Error::usage(
@@ -76,17 +75,18 @@ impl Event {
     }
 }
 
-/// One of the driver's events, without timing.
+/// One of the driver's events, without timing, and the stream that it was last recorded on.
 #[derive(Debug)]
-struct RawEvent {
+struct Mark {
     context: Arc<Context>,
     raw: sys::CUevent,
+    on: Option<StreamId>,
 }
 
 // SAFETY: the driver's events may be used from any thread.
-unsafe impl Send for RawEvent {}
+unsafe impl Send for Mark {}
 
-impl RawEvent {
+impl Mark {
     fn new(context: &Arc<Context>) -> Result<Self> {
         let _entered = context.enter()?;
         let mut raw = null_mut();
@@ -98,25 +98,36 @@ impl RawEvent {
         Ok(Self {
             context: Arc::clone(context),
             raw,
+            on: None,
         })
     }
 
-    fn record(&self, stream: Stream) -> Result<()> {
+    fn record(&mut self, at: &Place) -> Result<()> {
         // SAFETY: our event; the caller of the library vouches for the stream.
         check("cuEventRecord", unsafe {
-            (functions()?.cuEventRecord)(self.raw, raw_stream(stream))
-        })
+            (functions()?.cuEventRecord)(self.raw, raw_stream(at.stream))
+        })?;
+        self.on = at.id;
+        Ok(())
     }
 
-    fn hold(&self, stream: Stream) -> Result<()> {
+    /// On one stream there is nothing to wait for, and no edge to add to a graph.
+    fn hold(&self, at: &Place) -> Result<()> {
+        if at.id.is_some() && at.id == self.on {
+            return Ok(());
+        }
+        self.enqueue_wait(at)
+    }
+
+    fn enqueue_wait(&self, at: &Place) -> Result<()> {
         // SAFETY: as for recording.
         check("cuStreamWaitEvent", unsafe {
-            (functions()?.cuStreamWaitEvent)(raw_stream(stream), self.raw, 0)
+            (functions()?.cuStreamWaitEvent)(raw_stream(at.stream), self.raw, 0)
         })
     }
 }
 
-impl Drop for RawEvent {
+impl Drop for Mark {
     fn drop(&mut self) {
         // A context that is gone has destroyed its events.
         if let (Ok(_entered), Ok(functions)) = (self.context.enter(), functions()) {

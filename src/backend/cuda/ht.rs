@@ -6,8 +6,8 @@ use crate::backend::cuda::driver;
 use crate::backend::cuda::function;
 use crate::backend::cuda::ht_agreement::{disagreement, told_refusing, told_with};
 use crate::backend::cuda::ht_grid::{DeviceLimits, HtKind};
+use crate::backend::cuda::ht_piece::Piece;
 use crate::backend::cuda::ht_plan::{HandleLayout, HtPlan, HtShape};
-use crate::backend::cuda::ht_pool::{Piece, Pool};
 use crate::backend::cuda::kernels::{self, Kernel, KernelParams};
 use crate::backend::cuda::launch::launch;
 use crate::backend::cuda::memory::{Buffer, CudaMemory};
@@ -18,7 +18,9 @@ use crate::backend::cuda::params_ht::{
     HtCombineParams, HtCommon, HtDispatchParams, HtHandleMemory, HtLayout, HtLayoutParams,
     HtSequences,
 };
+use crate::backend::cuda::pool::Pool;
 use crate::backend::cuda::sizes::number;
+use crate::backend::cuda::streams::Place;
 use crate::backend::{HtBackend, HtRouting};
 use crate::error::{Code, Error, Result};
 use crate::log;
@@ -35,7 +37,8 @@ pub(super) struct HtGroup {
     plan: HtPlan,
     layout: HtLayout,
     device: DeviceLimits,
-    pool: Pool,
+    memory: Arc<CudaMemory>,
+    pool: Pool<Piece>,
     order: Order,
     sequences: Buffer,
     tally: Buffer,
@@ -70,7 +73,8 @@ impl HtGroup {
             plan: plan.tuned(&gpu, open.multiprocessors),
             layout,
             device,
-            pool: Pool::new(&context, memory),
+            memory: Arc::clone(memory),
+            pool: Pool::default(),
             order: Order::new(&context)?,
             sequences: Buffer::zeroed(memory, size_of::<HtSequences>())?,
             tally: Buffer::zeroed(memory, plan.tally_bytes())?,
@@ -90,7 +94,8 @@ impl HtGroup {
         // Counted on every rank, whatever becomes of it.
         let before = self.handles.fetch_add(1, Ordering::Relaxed);
         let epoch = before.wrapping_add(1);
-        if self.order.is_capturing(stream)? {
+        let at = &self.enter(stream)?;
+        if at.is_captured() {
             // What a graph holds comes too late for the others, and too often.
             let rule = "must not be captured into a graph: the routing is exchanged once";
             return Err(Error::usage("stream", rule));
@@ -101,13 +106,13 @@ impl HtGroup {
         });
         match prepared {
             Ok((params, handle)) => {
-                self.launch_layout(handle.routing.tokens, &params, stream)?;
+                self.launch_layout(handle.routing.tokens, &params, at)?;
                 Ok(handle)
             }
             Err(error) => {
                 let params = self.layout_params(epoch, told_refusing(&error));
                 // Where not even this is possible the others find out at their deadline.
-                self.launch_layout(0, &params, stream)
+                self.launch_layout(0, &params, at)
                     .unwrap_or_else(|cause| log::warn(cause.text()));
                 Err(error)
             }
@@ -118,11 +123,11 @@ impl HtGroup {
     fn prepare(self: &Arc<Self>, wanted: HtRouting, epoch: u32) -> Result<CudaHt> {
         let Routing { tokens, top_k, .. } = wanted.routing;
         let layout = self.plan.handle(tokens, top_k);
+        let waste = |piece: &Piece| piece.waste(layout.bytes);
+        let make = || Piece::new(self.open.module.context(), &self.memory, layout.bytes);
         Ok(CudaHt {
-            memory: Memory {
-                piece: Some(self.pool.take(layout.bytes)?),
-                group: Arc::clone(self),
-            },
+            group: Arc::clone(self),
+            piece: self.pool.take(waste, make)?,
             layout,
             routing: wanted.routing,
             top_k: number(top_k)?,
@@ -156,37 +161,27 @@ impl HtGroup {
         }
     }
 
-    fn launch_layout(&self, tokens: usize, params: &HtLayoutParams, stream: Stream) -> Result<()> {
+    fn launch_layout(&self, tokens: usize, params: &HtLayoutParams, at: &Place) -> Result<()> {
         let (shape, block_tokens) = self.plan.layout_grid(tokens, self.device)?;
         let params = HtLayoutParams {
             bank: self.exchanges.fetch_add(1, Ordering::Relaxed) % 2,
             block_tokens,
             ..*params
         };
-        self.order.enqueue(stream, || {
-            launch(&self.open.module, Kernel::HtLayout, shape, &params, stream)
+        self.order.enqueue(at, || {
+            launch(&self.open.module, Kernel::HtLayout, shape, &params, at)
         })
     }
-}
 
-/// A piece of the pool, until it is dropped.
-struct Memory {
-    group: Arc<HtGroup>,
-    /// Present until then.
-    piece: Option<Piece>,
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        if let Some(piece) = self.piece.take() {
-            self.group.pool.put(piece);
-        }
+    fn enter(&self, stream: Stream) -> Result<Place> {
+        Place::enter(self.open.module.context(), stream)
     }
 }
 
 /// An HT handle. What its creation found out stays on the device.
 pub(super) struct CudaHt {
-    memory: Memory,
+    group: Arc<HtGroup>,
+    piece: Arc<Piece>,
     layout: HandleLayout,
     routing: Routing,
     /// Ids per token, as kernels take the number.
@@ -197,12 +192,12 @@ pub(super) struct CudaHt {
 
 impl CudaHt {
     fn layout_params(&self) -> Result<HtLayoutParams> {
-        let group = &self.memory.group;
+        let group = &self.group;
         Ok(HtLayoutParams {
             handle: self.handle_memory()?,
             topk_idx: self.routing.ids.0 as *const i64,
             counter: self.counter.unwrap_or_default().0 as *mut i32,
-            received: self.piece()?.received.device(),
+            received: self.piece.received.device(),
             ..group.layout_params(self.epoch, told_with(self.top_k))
         })
     }
@@ -210,7 +205,7 @@ impl CudaHt {
     /// What the exchange found out, once the host can know: how many rows come here, or why nothing runs
     /// on the handle.
     fn received(&self) -> Result<Option<u32>> {
-        let page = &self.piece()?.received;
+        let page = &self.piece.received;
         if page.read(0).is_none_or(|seen| seen.epoch != self.epoch) {
             return Ok(None);
         }
@@ -223,11 +218,6 @@ impl CudaHt {
         }
     }
 
-    fn piece(&self) -> Result<&Piece> {
-        let piece = self.memory.piece.as_ref();
-        piece.ok_or_else(|| Error::internal("an HT handle without memory"))
-    }
-
     /// Tokens, and ids per token.
     fn sizes(&self) -> (usize, usize) {
         (self.routing.tokens, self.routing.top_k)
@@ -235,13 +225,13 @@ impl CudaHt {
 
     fn handle_memory(&self) -> Result<HtHandleMemory> {
         let tokens = number(self.routing.tokens)?;
-        Ok(self.piece()?.memory(self.layout, tokens, self.top_k))
+        Ok(self.piece.memory(self.layout, tokens, self.top_k))
     }
 
     // Inlined, so that the better part of a kilobyte is written once and not moved about.
     #[inline]
     fn common(&self, op: u32, shape: &HtShape, handle: HtHandleMemory) -> HtCommon {
-        let group = &self.memory.group;
+        let group = &self.group;
         HtCommon {
             peers: group.open.peers(),
             wait: group.open.wait(op),
@@ -267,7 +257,7 @@ fn saturated(count: usize) -> u32 {
 impl HtBackend for CudaHt {
     fn dispatch(&self, op: &HtDispatch, stream: Stream) -> Result<()> {
         self.received()?;
-        let group = &self.memory.group;
+        let group = &self.group;
         let kind = HtKind::Dispatch {
             forward: op.routing_in.is_some(),
         };
@@ -275,6 +265,7 @@ impl HtBackend for CudaHt {
         let (ids, weights) = addresses(op.routing_in.map(|it| (it.ids, it.weights)));
         let (out_ids, out_weights) = addresses(op.routing_out.map(|it| (it.ids, it.weights)));
         let memory = self.handle_memory()?;
+        let at = &group.enter(stream)?;
         let params = HtDispatchParams {
             common: self.common(OP_HT_DISPATCH, &shape, memory),
             tokens: op.tokens.0 as *const u8,
@@ -288,19 +279,20 @@ impl HtBackend for CudaHt {
             routing_rows: op.routing_out.map_or(0, |out| saturated(out.rows)),
         };
         let module = &group.open.module;
-        group.order.enqueue(stream, || {
-            launch(module, Kernel::HtDispatch, shape.launch, &params, stream)
+        group.order.enqueue(at, || {
+            launch(module, Kernel::HtDispatch, shape.launch, &params, at)
         })
     }
 
     fn combine(&self, op: &HtCombine, stream: Stream) -> Result<()> {
         self.received()?;
-        let group = &self.memory.group;
+        let group = &self.group;
         let columns = op.gradients.map_or(0, |gradients| gradients.top_k);
         let kind = HtKind::Combine { columns };
         let shape = group.plan.shape(kind, op.row, self.sizes(), group.device)?;
         let (gradients, out_gradients) = addresses(op.gradients.map(|it| (it.input, it.output)));
         let memory = self.handle_memory()?;
+        let at = &group.enter(stream)?;
         let params = HtCombineParams {
             common: self.common(OP_HT_COMBINE, &shape, memory),
             rows: op.expert_rows.data.0 as *const u8,
@@ -312,14 +304,14 @@ impl HtBackend for CudaHt {
         };
         let kernel = kernels::for_rows::<HtCombineParams>(op.row.dtype)?;
         let module = &group.open.module;
-        group.order.enqueue(stream, || {
-            launch(module, kernel, shape.launch, &params, stream)
-        })
+        group
+            .order
+            .enqueue(at, || launch(module, kernel, shape.launch, &params, at))
     }
 
     /// Waits for the kernel that finds it out, if need be.
     fn num_recv_tokens(&self) -> Result<usize> {
-        let faults = &self.memory.group.open.faults;
+        let faults = &self.group.open.faults;
         let start = Instant::now();
         loop {
             if let Some(rows) = self.received()? {

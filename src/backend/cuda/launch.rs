@@ -4,19 +4,19 @@
 use crate::backend::cuda::function;
 use crate::backend::cuda::kernels::{Kernel, KernelParams};
 use crate::backend::cuda::module::Module;
+use crate::backend::cuda::streams::Place;
 use crate::error::{Error, Result};
-use crate::model::ops::Stream;
 use std::ptr::from_ref;
 
 pub(super) use crate::backend::cuda::function::LaunchShape;
 
-/// Enqueues `kernel`, one of those that take `P`, on `stream`.
+/// Enqueues `kernel`, one of those that take `P`.
 pub(super) fn launch<P: KernelParams>(
     module: &Module,
     kernel: Kernel,
     shape: LaunchShape,
     params: &P,
-    stream: Stream,
+    at: &Place,
 ) -> Result<()> {
     if !P::KERNELS.contains(&kernel) {
         return Err(Error::internal(format!(
@@ -25,8 +25,7 @@ pub(super) fn launch<P: KernelParams>(
         )));
     }
     let entry = module.function(kernel)?;
-    let _entered = module.context().enter()?;
     // SAFETY: `P` is what this kernel takes: one definition for both sides (`cuda/params.h`).
-    unsafe { function::launch(entry, shape, from_ref(params).cast(), stream) }
+    unsafe { function::launch(entry, shape, from_ref(params).cast(), at.stream) }
         .map_err(|error| error.within(format_args!("kernel {}", kernel.name())))
 }

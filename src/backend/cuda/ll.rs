@@ -5,8 +5,8 @@ use crate::backend::cuda::device_name::device_name;
 use crate::backend::cuda::kernels::{self, Kernel};
 use crate::backend::cuda::launch::launch;
 use crate::backend::cuda::ll_grid::Grid;
+use crate::backend::cuda::ll_piece::Piece;
 use crate::backend::cuda::ll_plan::LlPlan;
-use crate::backend::cuda::ll_pool::{Piece, Pool};
 use crate::backend::cuda::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::open::Open;
 use crate::backend::cuda::order::Order;
@@ -15,6 +15,8 @@ use crate::backend::cuda::params::{
     LlDispatchParams, LlHandleMemory, LlLayout, LlShape, LlTrackState, OP_LL_COMBINE,
     OP_LL_DISPATCH,
 };
+use crate::backend::cuda::pool::Pool;
+use crate::backend::cuda::streams::Place;
 use crate::backend::cuda::tracks::Tracks;
 use crate::backend::{LlBackend, Ticket};
 use crate::error::{Error, Result};
@@ -31,7 +33,8 @@ pub(super) struct LlGroup {
     order: Order,
     tracks: Tracks,
     states: Buffer,
-    pool: Pool,
+    memory: Arc<CudaMemory>,
+    pool: Pool<Piece>,
 }
 
 impl LlGroup {
@@ -54,15 +57,18 @@ impl LlGroup {
             order,
             tracks,
             states,
-            pool: Pool::new(memory),
+            memory: Arc::clone(memory),
+            pool: Pool::default(),
         })
     }
 
     /// A handle with the ids `routing`.
     pub(super) fn open_handle(self: &Arc<Self>, routing: Routing) -> Result<CudaLl> {
+        let serves = |piece: &Piece| piece.serves(routing.top_k).then_some(0);
+        let make = || Piece::new(&self.memory, &self.plan, routing.top_k);
         Ok(CudaLl(Arc::new(Handle {
             group: Arc::clone(self),
-            piece: Some(self.pool.take(&self.plan, routing.top_k)?),
+            piece: self.pool.take(serves, make)?,
             routing,
         })))
     }
@@ -79,8 +85,7 @@ pub(super) struct CudaLl(Arc<Handle>);
 struct Handle {
     group: Arc<LlGroup>,
     routing: Routing,
-    /// Given back in the end.
-    piece: Option<Piece>,
+    piece: Arc<Piece>,
 }
 
 /// Which part of an operation a launch runs, and on which track.
@@ -122,36 +127,33 @@ impl Part {
 }
 
 impl Handle {
-    /// Enqueues an operation on `stream` by `enqueue`, behind a receive phase that may be on another
-    /// stream: that uses the handle's memory.
-    fn follow_staged(&self, stream: Stream, enqueue: impl FnOnce() -> Result<()>) -> Result<()> {
-        let piece = self.piece()?;
-        let track = piece.received_on();
+    fn enter(&self, stream: Stream) -> Result<Place> {
+        Place::enter(self.group.open.module.context(), stream)
+    }
+
+    /// Enqueues an operation by `enqueue`, behind a receive phase that may be on another stream: that uses
+    /// the handle's memory.
+    fn follow_staged(&self, at: &Place, enqueue: impl FnOnce() -> Result<()>) -> Result<()> {
+        let track = self.piece.received_on();
         if track == LL_WHOLE_TRACK {
             return enqueue();
         }
-        let _entered = self.group.open.module.context().enter()?;
-        let follows = self.group.tracks.follow(track, stream)?;
+        let follows = self.group.tracks.follow(track, at)?;
         enqueue()?;
         if follows {
-            piece.set_received_on(LL_WHOLE_TRACK);
+            self.piece.set_received_on(LL_WHOLE_TRACK);
         }
         Ok(())
     }
 
-    fn piece(&self) -> Result<&Piece> {
-        let piece = self.piece.as_ref();
-        piece.ok_or_else(|| Error::internal("an LL handle without memory"))
-    }
-
-    fn launch(&self, op: &LlOp, part: Part, stream: Stream) -> Result<()> {
+    fn launch(&self, op: &LlOp, part: Part, at: &Place) -> Result<()> {
         match op {
-            LlOp::Dispatch(op) => self.launch_dispatch(op, part, stream),
-            LlOp::Combine(op) => self.launch_combine(op, part, stream),
+            LlOp::Dispatch(op) => self.launch_dispatch(op, part, at),
+            LlOp::Combine(op) => self.launch_combine(op, part, at),
         }
     }
 
-    fn launch_dispatch(&self, op: &LlDispatch, part: Part, stream: Stream) -> Result<()> {
+    fn launch_dispatch(&self, op: &LlDispatch, part: Part, at: &Place) -> Result<()> {
         let plan = &self.group.plan;
         let grid = plan.dispatch_grid(self.routing.tokens, self.group.open.multiprocessors);
         let given = self.shape_and_memory(op.row)?;
@@ -164,10 +166,10 @@ impl Handle {
         };
         let shape = grid.launch_shape(plan.dispatch_shared_bytes());
         let module = &self.group.open.module;
-        launch(module, Kernel::LlDispatch, shape, &params, stream)
+        launch(module, Kernel::LlDispatch, shape, &params, at)
     }
 
-    fn launch_combine(&self, op: &LlCombine, part: Part, stream: Stream) -> Result<()> {
+    fn launch_combine(&self, op: &LlCombine, part: Part, at: &Place) -> Result<()> {
         let plan = &self.group.plan;
         let grid = plan.combine_grid(self.routing.tokens, self.group.open.multiprocessors);
         let given = self.shape_and_memory(op.row)?;
@@ -182,12 +184,12 @@ impl Handle {
         let kernel = kernels::for_rows::<LlCombineParams>(op.row.dtype)?;
         let shape = grid.launch_shape(0);
         let module = &self.group.open.module;
-        launch(module, kernel, shape, &params, stream)
+        launch(module, kernel, shape, &params, at)
     }
 
     fn shape_and_memory(&self, row: RowType) -> Result<(LlShape, LlHandleMemory)> {
         let shape = self.group.plan.shape(&self.routing, row)?;
-        Ok((shape, self.piece()?.memory()))
+        Ok((shape, self.piece.memory()))
     }
 
     // Inlined, so that the better part of a kilobyte is written once and not moved about.
@@ -215,49 +217,40 @@ impl Handle {
     }
 }
 
-impl Drop for Handle {
-    fn drop(&mut self) {
-        if let Some(piece) = self.piece.take() {
-            self.group.pool.put(piece);
-        }
-    }
-}
-
 impl LlBackend for CudaLl {
     fn run(&self, op: &LlOp, stream: Stream) -> Result<()> {
-        let run = || self.0.launch(op, Part::WHOLE, stream);
-        let enqueue = || self.0.group.order.enqueue(stream, run);
-        self.0.follow_staged(stream, enqueue)
+        let at = &self.0.enter(stream)?;
+        let run = || self.0.launch(op, Part::WHOLE, at);
+        let enqueue = || self.0.group.order.enqueue(at, run);
+        self.0.follow_staged(at, enqueue)
     }
 
     fn send(&self, op: &LlOp, slot: usize, stream: Stream) -> Result<Ticket> {
         let group = &self.0.group;
-        let _entered = group.open.module.context().enter()?;
         let track = track_of_slot(slot)?;
-        let start = || self.0.launch(op, Part::send(track), stream);
-        let in_order = || group.order.enqueue(stream, start);
-        let enqueue = || group.tracks.send(track, stream, in_order);
-        self.0.follow_staged(stream, enqueue)?;
+        let at = &self.0.enter(stream)?;
+        let start = || self.0.launch(op, Part::send(track), at);
+        let in_order = || group.order.enqueue(at, start);
+        let enqueue = || group.tracks.send(track, at, in_order);
+        self.0.follow_staged(at, enqueue)?;
         Ok(Ticket(u64::from(track)))
     }
 
     fn receive(&self, op: &LlOp, ticket: Ticket, stream: Stream) -> Result<()> {
         let track = track_of(ticket)?;
-        let group = &self.0.group;
-        let _entered = group.open.module.context().enter()?;
-        let finish = || self.0.launch(op, Part::receive(track, true), stream);
-        group.tracks.receive(track, stream, finish)?;
-        self.0.piece()?.set_received_on(track);
+        let at = &self.0.enter(stream)?;
+        let finish = || self.0.launch(op, Part::receive(track, true), at);
+        self.0.group.tracks.receive(track, at, finish)?;
+        self.0.piece.set_received_on(track);
         Ok(())
     }
 
     fn abandon(&self, op: &LlOp, ticket: Ticket) {
         let (handle, op) = (Arc::clone(&self.0), *op);
         if let Ok(track) = track_of(ticket) {
-            let discard = move |stream| {
-                let part = Part::receive(track, false);
-                handle.launch(&op, part, stream)?;
-                handle.piece()?.set_received_on(track);
+            let discard = move |at: &Place| {
+                handle.launch(&op, Part::receive(track, false), at)?;
+                handle.piece.set_received_on(track);
                 Ok(())
             };
             self.0.group.tracks.abandon(track, Box::new(discard));

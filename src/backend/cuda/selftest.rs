@@ -13,6 +13,7 @@ use crate::backend::cuda::params::{
     PeerSelftestParams, PeerTable, SELFTEST_MISMATCH, SELFTEST_MISSING, SELFTEST_PASSED,
     SELFTEST_THREADS, SELFTEST_TIMEOUT, SelftestResult, WaitParams,
 };
+use crate::backend::cuda::streams::Place;
 use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
 use std::sync::Arc;
@@ -57,8 +58,8 @@ impl Selftest {
             threads: SELFTEST_THREADS,
             shared_bytes: 0,
         };
-        launch(module, Kernel::PeerSelftest, shape, &params, stream)?;
-        let _entered = module.context().enter()?;
+        let at = Place::enter(module.context(), stream)?;
+        launch(module, Kernel::PeerSelftest, shape, &params, &at)?;
         driver::synchronize_stream(stream)?;
         let result = |peer: u32| self.results.read(peer as usize);
         (0..peers.ranks).try_for_each(|peer| judge(peers.rank, peer, result(peer)))

@@ -10,7 +10,6 @@ use crate::backend::cuda::context::Context;
 use crate::backend::cuda::event::Event;
 use crate::backend::cuda::streams::Place;
 use crate::error::{Error, Result};
-use crate::model::ops::Stream;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub(super) const STAGED_TRACKS: usize = 2;
 
 /// Enqueues a receive phase that throws away what it receives.
-pub(super) type Discard = Box<dyn Fn(Stream) -> Result<()> + Send>;
+pub(super) type Discard = Box<dyn Fn(&Place) -> Result<()> + Send>;
 
 /// The staged tracks of a group.
 pub(super) struct Tracks {
@@ -57,7 +56,7 @@ impl Tracks {
     pub(super) fn send(
         &self,
         number: u32,
-        stream: Stream,
+        at: &Place,
         launch: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         let mut tracks = self.tracks.lock();
@@ -65,7 +64,6 @@ impl Tracks {
         if track.busy {
             return Err(Error::internal(format!("track {number} is in use")));
         }
-        let at = Place::of(stream)?;
         match &track.abandoned {
             None => {
                 track.received.hold(at)?;
@@ -78,7 +76,7 @@ impl Tracks {
             }
             Some(discard) => {
                 track.sent.hold(at)?;
-                discard(stream)?;
+                discard(at)?;
                 track.received.record(at)?;
                 track.abandoned = None;
             }
@@ -93,12 +91,11 @@ impl Tracks {
     pub(super) fn receive(
         &self,
         number: u32,
-        stream: Stream,
+        at: &Place,
         launch: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         let mut tracks = self.tracks.lock();
         let track = find(&mut *tracks, number)?;
-        let at = Place::of(stream)?;
         track.sent.hold_or_refuse(at)?;
         launch()?;
         track.received.record(at)?;
@@ -106,10 +103,9 @@ impl Tracks {
         Ok(())
     }
 
-    /// Lets `stream` go on only after the last receive phase of track `number`, and says whether it does:
+    /// Lets the stream go on only after the last receive phase of track `number`, and says whether it does:
     /// a graph does not wait for what is outside.
-    pub(super) fn follow(&self, number: u32, stream: Stream) -> Result<bool> {
-        let at = Place::of(stream)?;
+    pub(super) fn follow(&self, number: u32, at: &Place) -> Result<bool> {
         find(&mut *self.tracks.lock(), number)?.received.hold(at)
     }
 

@@ -1,4 +1,4 @@
-//! The device memory of LL handles, kept from one handle to the next: allocating waits for the device.
+//! The device memory of an LL handle.
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::ll_plan::{HandleMemory, LlPlan};
@@ -6,7 +6,6 @@ use crate::backend::cuda::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::params::{LL_WHOLE_TRACK, LlHandleMemory};
 use crate::error::Result;
 use crate::model::tensor::DevPtr;
-use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -23,7 +22,7 @@ pub(super) struct Piece {
 
 impl Piece {
     /// Without experts and rows: a combine whose dispatch did not run finds nothing to do.
-    fn new(memory: &Arc<CudaMemory>, plan: &LlPlan, top_k: usize) -> Result<Self> {
+    pub(super) fn new(memory: &Arc<CudaMemory>, plan: &LlPlan, top_k: usize) -> Result<Self> {
         let sizes = plan.handle_memory(top_k);
         let named = sizes.expert_of + sizes.row_of;
         let buffer = Buffer::zeroed(memory, named + sizes.tokens_of)?;
@@ -34,6 +33,12 @@ impl Piece {
             top_k,
             received_on: AtomicU32::new(LL_WHOLE_TRACK),
         })
+    }
+
+    /// Whether a handle with `top_k` ids per token can have this one. One that was used with another number
+    /// would hold rows where experts are looked for.
+    pub(super) fn serves(&self, top_k: usize) -> bool {
+        self.top_k == top_k
     }
 
     /// The memory as the kernels see it.
@@ -56,36 +61,5 @@ impl Piece {
     /// operation behind it.
     pub(super) fn set_received_on(&self, track: u32) {
         self.received_on.store(track, Ordering::Relaxed);
-    }
-}
-
-/// The pieces of a group that no handle has.
-pub(super) struct Pool {
-    memory: Arc<CudaMemory>,
-    free: Mutex<Vec<Piece>>,
-}
-
-impl Pool {
-    /// An empty pool.
-    pub(super) fn new(memory: &Arc<CudaMemory>) -> Self {
-        Self {
-            memory: Arc::clone(memory),
-            free: Mutex::default(),
-        }
-    }
-
-    /// A piece for `top_k` ids per token: a free one, else a new one. One that was used with another
-    /// number would hold rows where experts are looked for.
-    pub(super) fn take(&self, plan: &LlPlan, top_k: usize) -> Result<Piece> {
-        let mut free = self.free.lock();
-        match free.iter().position(|piece| piece.top_k == top_k) {
-            Some(index) => Ok(free.swap_remove(index)),
-            None => Piece::new(&self.memory, plan, top_k),
-        }
-    }
-
-    /// Takes a piece back.
-    pub(super) fn put(&self, piece: Piece) {
-        self.free.lock().push(piece);
     }
 }

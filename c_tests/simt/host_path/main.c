@@ -165,6 +165,7 @@ static DriverCalls asked_by_dispatch(const Subject* subject, cudaStream_t stream
     EP_CHECK_NCCL(result);
     EP_CHECK_EQ_U64(asked.launches, 1);
     EP_CHECK_EQ_U64(asked.records, 1);
+    EP_CHECK_EQ_U64(asked.broken, 0);
     return asked;
 }
 

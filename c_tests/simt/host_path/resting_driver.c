@@ -72,6 +72,17 @@ CUresult cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureStatus* statu
     return next(stream, status, id, graph, nodes, count);
 }
 
+// A captured stream cannot be asked: that ends the capture.
+CUresult cuStreamGetId(CUstream stream, unsigned long long* id) {
+    static CUresult (*next)(CUstream, unsigned long long*);
+    if (rests && captures != 0) {
+        ++asked.broken;
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
+    if (next == NULL) NEXT(next, "cuStreamGetId");
+    return next(stream, id);
+}
+
 // ---- Memory -------------------------------------------------------------------------------------
 
 static _Thread_local uint64_t calls;

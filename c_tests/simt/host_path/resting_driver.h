@@ -6,6 +6,7 @@
 
 typedef struct {
     uint64_t launches, records, waits;
+    uint64_t broken;                // captures ended by a question
     const void *recorded, *waited;  // the last events
 } DriverCalls;
 

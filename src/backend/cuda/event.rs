@@ -111,7 +111,8 @@ impl Mark {
         Ok(())
     }
 
-    /// On one stream there is nothing to wait for, and no edge to add to a graph.
+    /// On one stream there is nothing to wait for. Where that is not known, in graphs above all, the wait
+    /// is enqueued and costs the device nothing (`docs/performance.md`).
     fn hold(&self, at: &Place) -> Result<()> {
         if at.id.is_some() && at.id == self.on {
             return Ok(());

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::backend::cuda::context::{Context, Entered};
-use crate::backend::cuda::driver::{THREAD_STREAM, raw_stream};
+use crate::backend::cuda::driver::raw_stream;
 use crate::backend::cuda::table::{check, functions};
 use crate::error::Result;
 use crate::model::ops::Stream;
@@ -14,16 +14,15 @@ use std::ptr::null_mut;
 #[derive(Debug)]
 pub(super) struct Place {
     pub(super) stream: Stream,
-    /// Which stream it is; `None` where the driver does not say, as before CUDA 12.
+    /// Which stream it is; `None` where the driver does not say: before CUDA 12, and while it is captured.
     pub(super) id: Option<StreamId>,
     /// The capture that the stream is part of at this moment.
     pub(super) capture: Option<Capture>,
     _entered: Entered,
 }
 
-/// A stream among all that the process has had, or among those of one capture. A handle would not do:
-/// it comes again after a destroyed stream's end, and the per-thread default stream has the same one in
-/// all threads.
+/// A stream among all that the process has had: handles come again after a destroyed stream's end, and
+/// the per-thread default stream has the same one in all threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct StreamId(u64);
 
@@ -38,7 +37,8 @@ impl Place {
         let capture = capture_of(stream)?;
         let id = match capture {
             None => id_of(stream),
-            Some(_) => id_while_captured(stream),
+            // To ask would end the capture.
+            Some(_) => None,
         };
         Ok(Self {
             stream,
@@ -60,12 +60,6 @@ fn id_of(stream: Stream) -> Option<StreamId> {
     // SAFETY: writes one number; the caller of the library vouches for the stream.
     let status = unsafe { ask(raw_stream(stream), &mut id) };
     (status == 0).then_some(StreamId(id))
-}
-
-/// The driver does not say which stream a captured one is, and to ask would end the capture. But none of
-/// one capture takes the handle of another, the per-thread default stream aside.
-fn id_while_captured(stream: Stream) -> Option<StreamId> {
-    (stream != THREAD_STREAM).then_some(StreamId(stream.0 as u64))
 }
 
 fn capture_of(stream: Stream) -> Result<Option<Capture>> {

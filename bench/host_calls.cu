@@ -3,7 +3,8 @@
 //
 //     nvcc -O2 -std=c++17 -arch=sm_90 bench/host_calls.cu -lcuda -o /tmp/host_calls && /tmp/host_calls
 //
-// Needs one GPU. Under mpirun each process measures for itself, all on the first GPU.
+// Needs one GPU. Under mpirun each process measures for itself, all on the first GPU unless
+// CUDA_VISIBLE_DEVICES gives each its own.
 #include <cuda.h>
 #include <cuda_runtime.h>
 
@@ -104,6 +105,26 @@ void time_after_waiting(CUstream stream, unsigned kernel_us) {
     std::printf("launch after a kernel of %5u us %24.3f us\n", kernel_us, median(samples));
 }
 
+// From one event to the next with an empty kernel between them, on an idle stream: what any operation
+// takes there, if it does nothing.
+void time_from_an_idle_stream(CUstream stream) {
+    Launch<784> launch(stream);
+    CUevent begin, end;
+    CHECK(cuEventCreate(&begin, CU_EVENT_DEFAULT));
+    CHECK(cuEventCreate(&end, CU_EVENT_DEFAULT));
+    std::vector<double> samples;
+    for (int i = 0; i < kSamples; ++i) {
+        CHECK(cuEventRecord(begin, stream));
+        launch();
+        CHECK(cuEventRecord(end, stream));
+        CHECK(cuStreamSynchronize(stream));
+        float ms = 0;
+        CHECK(cuEventElapsedTime(&ms, begin, end));
+        samples.push_back(1000 * ms);
+    }
+    std::printf("event, empty kernel, event %28.3f us\n", median(samples));
+}
+
 // Kernels of 10 us, all enqueued before the first one begins.
 template <typename Between>
 void time_in_a_row(CUstream stream, const char* name, Between between) {
@@ -155,4 +176,5 @@ int main() {
     time_in_a_row(stream, "nothing between", [] {});
     time_in_a_row(stream, "an event between", [&] { CHECK(cuEventRecord(event, stream)); });
     for (const unsigned us : {5, 20, 100, 500, 1000, 4000}) time_after_waiting(stream, us);
+    time_from_an_idle_stream(stream);
 }

@@ -128,8 +128,8 @@ typedef struct {
 static const Expected kWhole = {1, 1, 0};
 // The group's order is kept by an event behind the send phase, the track by one behind each phase.
 static const Expected kStaged = {2, 3, 0};
-// The completion waits for its send phase, which waits for the receive phases before, that of its track
-// and that which used the handle's memory.
+// The completion waits for its send phase, which waits for the receive phases before, that of its
+// track and that which used the handle's memory.
 static const Expected kStagedAcross = {2, 3, 3};
 
 static void measure(const Subject* subject, const char* name, Expected expected,

@@ -1,7 +1,8 @@
 // Where the time inside ncclEpDispatch and ncclEpCombine goes, of any program that calls them
 // (docs/performance.md). At the program's end each process prints medians.
 //
-//     gcc -O2 -shared -fPIC bench/call_parts.c -o /tmp/call_parts.so -Wl,--no-as-needed -lcuda -ldl
+//     gcc -O2 -shared -fPIC -I$CUDA_HOME/include bench/call_parts.c -o /tmp/call_parts.so
+//         -Wl,--no-as-needed -lcuda -ldl
 //     mpirun -np 4 -x LD_PRELOAD=/tmp/call_parts.so ep_bench --algorithm ll --sweep 128
 //
 // Stands before the library and the driver. Calls without an event (refused ones) do not count.

@@ -89,6 +89,16 @@ double median_of_replays(cudaGraph_t graph, cudaStream_t stream) {
     return 1e3 * samples[kReplays / 2];
 }
 
+size_t count_edges(cudaGraph_t graph) {
+    size_t edges = 0;
+#if CUDART_VERSION >= 13000
+    CHECK(cudaGraphGetEdges(graph, nullptr, nullptr, nullptr, &edges));
+#else
+    CHECK(cudaGraphGetEdges(graph, nullptr, nullptr, &edges));
+#endif
+    return edges;
+}
+
 // A graph of operations on one stream, each followed by `between` other kernels; with `waits` each
 // operation also waits for an event behind the one before.
 void operations(int between, bool waits) {
@@ -106,10 +116,9 @@ void operations(int between, bool waits) {
     }
     cudaGraph_t graph;
     CHECK(cudaStreamEndCapture(stream, &graph));
-    size_t nodes = 0;
-    CHECK(cudaGraphGetNodes(graph, nullptr, &nodes));
-    std::printf("%d operations, %d kernels behind each, %-13s %3zu nodes, %6.2f us\n", kOperations,
-                between, waits ? "with waits:" : "without:", nodes, median_of_replays(graph, stream));
+    std::printf("%d operations, %d kernels behind each, %-13s %3zu edges, %6.2f us\n", kOperations,
+                between, waits ? "with waits:" : "without:", count_edges(graph),
+                median_of_replays(graph, stream));
     CHECK(cudaGraphDestroy(graph));
 }
 

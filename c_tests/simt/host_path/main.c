@@ -169,8 +169,9 @@ static DriverCalls asked_by_dispatch(const Subject* subject, cudaStream_t stream
     return asked;
 }
 
-// An operation waits for the one before it if that is on another stream, outside of graphs and in
-// each graph for itself. Nothing is enqueued, so the driver may call any stream captured.
+// An operation waits for the one before it, outside of graphs and in each graph for itself; not
+// where that is known to be on the same stream, which is not asked of captured ones. Nothing is
+// enqueued, so the driver may call any stream captured.
 static void check_order(const Subject* subject) {
     cudaStream_t streams[2];
     ep_open_streams(streams, 2);
@@ -184,12 +185,41 @@ static void check_order(const Subject* subject) {
     const DriverCalls branch = asked_by_dispatch(subject, b, 7);
     EP_CHECK_EQ_U64(branch.waits, 1);
     EP_CHECK(branch.waited == branch.recorded && branch.waited != on_a.recorded);
+    EP_CHECK_EQ_U64(asked_by_dispatch(subject, b, 7).waits, 1);
     EP_CHECK_EQ_U64(asked_by_dispatch(subject, a, 8).waits, 0);
 
     const DriverCalls after = asked_by_dispatch(subject, b, 0);
     EP_CHECK_EQ_U64(after.waits, 1);
     EP_CHECK(after.waited == on_a.recorded);
     ep_close_streams(streams, 2);
+}
+
+static ncclResult_t complete_in(const Subject* subject, uint64_t capture, DriverCalls* asked) {
+    driver_rest(capture);
+    const ncclResult_t result = ncclEpComplete(subject->handle, NULL, subject->env->stream);
+    *asked = driver_wake();
+    return result;
+}
+
+// A staged operation is completed in the graph that it was sent in, and nowhere else: a stream that
+// is not captured does not join the capture.
+static void check_completion(const Subject* subject) {
+    const Lists* lists = &subject->dispatch;
+    driver_rest(7);
+    const ncclResult_t sent = ncclEpDispatch(
+        subject->handle, lists->inputs, lists->num_inputs, lists->outputs, lists->num_outputs,
+        lists->locals, lists->num_locals, subject->send_only, NULL, subject->env->stream);
+    driver_wake();
+    EP_CHECK_NCCL(sent);
+    DriverCalls asked;
+    EP_CHECK_EQ_U64(complete_in(subject, 0, &asked), ncclInvalidUsage);
+    EP_CHECK_EQ_U64(asked.waits + asked.launches + asked.records, 0);
+    EP_CHECK_EQ_U64(complete_in(subject, 8, &asked), ncclInvalidUsage);
+    EP_CHECK_EQ_U64(asked.waits + asked.launches + asked.records, 0);
+    EP_CHECK_NCCL(complete_in(subject, 7, &asked));
+    EP_CHECK_EQ_U64(asked.waits, 1);
+    EP_CHECK_EQ_U64(asked.launches, 1);
+    EP_CHECK_EQ_U64(asked.records, 1);
 }
 
 // ---- Cases --------------------------------------------------------------------------------------
@@ -212,8 +242,9 @@ static void ll_staged(EpEnv* env) {
     measure(&subject, "LL staged combine, completion", kStaged, combine);
     ep_open_streams(&subject.completed_on, 1);
     measure(&subject, "LL dispatch, completed elsewhere", kStagedAcross, dispatch);
-    ep_sync(env);
+    EP_CHECK_CUDA(cudaStreamSynchronize(subject.completed_on));
     ep_close_streams(&subject.completed_on, 1);
+    check_completion(&subject);
     close_subject(&subject);
 }
 

@@ -22,6 +22,7 @@ typedef enum {
     kSendCombine,    // staged
     kComplete,       // on the captured stream
     kCompleteAside,  // on a second stream, forked and joined by events
+    kCompleteApart,  // the same without a fork: refused
     kFork,           // the second stream goes on from here ...
     kDispatchAside,
     kCombineAside,
@@ -97,6 +98,10 @@ static void play_step(Fixture* fixture, const Step* step) {
             fork_aside(fixture);
             EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, fixture->aside));
             join_aside(fixture);
+            break;
+        case kCompleteApart:
+            if (ep_on_hostsim()) break;  // where nothing is captured it would be right
+            EP_CHECK_RESULT(ncclEpComplete(run->handle, NULL, fixture->aside), ncclInvalidUsage);
             break;
         case kFork:
             fork_aside(fixture);
@@ -248,6 +253,13 @@ static void completed_on_a_second_stream(EpEnv* env) {
     capture_and_replay(env, 1, kSteps);
 }
 
+// A stream that is not captured does not become so by a completion, which can be made again.
+static void completed_outside(EpEnv* env) {
+    static const Step kSteps[kMaxSteps] = {
+        {kSendDispatch, 0}, {kCompleteApart, 0}, {kComplete, 0}, {kCombine, 0}};
+    capture_and_replay(env, 1, kSteps);
+}
+
 static void two_handles(EpEnv* env) {
     static const Step kSteps[kMaxSteps] = {
         {kDispatch, 0}, {kDispatch, 1}, {kCombine, 0}, {kCombine, 1}, {kDispatch, 0}};
@@ -330,6 +342,7 @@ int main(int argc, char** argv) {
         EP_CASE(odd_number_of_operations),
         EP_CASE(staged),
         EP_CASE(completed_on_a_second_stream),
+        EP_CASE(completed_outside),
         EP_CASE(two_handles),
         EP_CASE(two_branches),
         EP_CASE(two_handles_staged),

@@ -58,15 +58,10 @@ impl Event {
         Ok(true)
     }
 
-    /// The same where nothing makes sense without that order. A stream that has not joined the capture
-    /// of the last mark joins it.
+    /// The same where nothing makes sense without that order.
     pub(super) fn hold_or_refuse(&self, at: &Place) -> Result<()> {
         if at.capture == self.latest {
             return self.hold(at).map(drop);
-        }
-        // Of a capture that has ended the driver refuses this, and nothing else happens.
-        if at.capture.is_none() && self.inside.enqueue_wait(at).is_ok() {
-            return Ok(());
         }
         Err(Error::usage(
             "stream",
@@ -117,10 +112,6 @@ impl Mark {
         if at.id.is_some() && at.id == self.on {
             return Ok(());
         }
-        self.enqueue_wait(at)
-    }
-
-    fn enqueue_wait(&self, at: &Place) -> Result<()> {
         // SAFETY: as for recording.
         check("cuStreamWaitEvent", unsafe {
             (functions()?.cuStreamWaitEvent)(raw_stream(at.stream), self.raw, 0)

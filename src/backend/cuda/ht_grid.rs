@@ -15,13 +15,12 @@ const RESERVED_SHARED_BYTES: u32 = 3584;
 /// Blocks when the caller leaves the choice to us, and how many of them send.
 const AUTO_BLOCKS: u32 = 24;
 const DISPATCH_SENDERS: u32 = 11;
-/// With two or three ranks the senders are the limit, not the wire.
-const DISPATCH_SENDERS_OF_FEW: u32 = 12;
 /// Receivers of a combine add up a token's rows of all ranks, its own among them: the fewer ranks, the
 /// more there is to add for each row that is sent.
 const COMBINE_SENDERS: u32 = 14;
-const COMBINE_SENDERS_OF_THREE: u32 = 11;
 const COMBINE_SENDERS_OF_TWO: u32 = 9;
+/// With three ranks half of the blocks of either operation.
+const SENDERS_OF_THREE: u32 = 12;
 /// Of a sending block one warp copies and another announces.
 const LEAST_WARPS: u32 = 2;
 
@@ -45,10 +44,10 @@ impl HtKind {
     /// What is good where nothing was measured.
     fn own_choice(self, ranks: usize) -> Choice {
         let (send_blocks, threads) = match (self, ranks) {
-            (Self::Dispatch { .. }, ..=3) => (DISPATCH_SENDERS_OF_FEW, HT_DISPATCH_THREADS),
+            (Self::Dispatch { .. }, 3) => (SENDERS_OF_THREE, HT_DISPATCH_THREADS),
             (Self::Dispatch { .. }, _) => (DISPATCH_SENDERS, HT_DISPATCH_THREADS),
             (Self::Combine { .. }, ..=2) => (COMBINE_SENDERS_OF_TWO, HT_COMBINE_THREADS),
-            (Self::Combine { .. }, 3) => (COMBINE_SENDERS_OF_THREE, HT_COMBINE_THREADS),
+            (Self::Combine { .. }, 3) => (SENDERS_OF_THREE, HT_COMBINE_THREADS),
             (Self::Combine { .. }, _) => (COMBINE_SENDERS, HT_COMBINE_THREADS),
         };
         Choice {
@@ -165,7 +164,7 @@ mod tests {
         }
         let own = Grid::new(&facts(4, None), &Tuning::default(), DISPATCH, 64, H200);
         assert_eq!((own.blocks, own.send_blocks, own.warps), (24, 11, 24));
-        for (ranks, dispatch, combine) in [(2, 12, 9), (3, 12, 11), (4, 11, 14), (8, 11, 14)] {
+        for (ranks, dispatch, combine) in [(2, 11, 9), (3, 12, 12), (4, 11, 14), (8, 11, 14)] {
             for (kind, senders) in [(DISPATCH, dispatch), (COMBINE, combine)] {
                 let own = Grid::new(&facts(ranks, None), &Tuning::default(), kind, 64, H200);
                 assert_eq!((own.blocks, own.send_blocks), (24, senders));

@@ -8,8 +8,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <vector>
+
+#include "cuda_check.h"
 
 namespace {
 
@@ -18,14 +19,6 @@ constexpr uint32_t kSlots = 4096;  // of each sender in each window
 constexpr uint32_t kRows = 11087;  // that 4096 tokens send on 4 ranks
 constexpr uint32_t kMostWarps = 15;
 constexpr uint32_t kFlagStride = 32;
-
-void check(cudaError_t error, const char* what) {
-    if (error != cudaSuccess) {
-        std::printf("%s: %s\n", what, cudaGetErrorString(error));
-        std::exit(1);
-    }
-}
-#define CHECK(call) check((call), #call)
 
 enum class Fence { none, gpu, system };
 enum class Wait { read, complete, complete_and_fence };

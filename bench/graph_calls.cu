@@ -9,21 +9,14 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <vector>
+
+#include "cuda_check.h"
 
 namespace {
 
 constexpr int kReplays = 500;
 constexpr int kOperations = 32;
-
-void check(cudaError_t result, const char* what) {
-    if (result != cudaSuccess) {
-        std::printf("%s: %s\n", what, cudaGetErrorName(result));
-        std::exit(1);
-    }
-}
-#define CHECK(call) check((call), #call)
 
 __global__ void count(unsigned* counter) {
     if (blockIdx.x == 0 && threadIdx.x == 0) atomicAdd(counter, 1);

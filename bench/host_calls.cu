@@ -11,21 +11,14 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <vector>
+
+#include "cuda_check.h"
 
 namespace {
 
 constexpr int kSamples = 300;
 constexpr int kKernelsInARow = 200;
-
-void check(CUresult result, const char* what) {
-    if (result != CUDA_SUCCESS) {
-        std::printf("%s: %d\n", what, static_cast<int>(result));
-        std::exit(1);
-    }
-}
-#define CHECK(call) check((call), #call)
 
 template <int kBytes>
 struct Params {
@@ -75,7 +68,7 @@ class Launch {
     explicit Launch(CUstream stream) {
         cudaFunction_t found = nullptr;
         const auto* symbol = reinterpret_cast<const void*>(nothing<kBytes>);
-        if (cudaGetFuncBySymbol(&found, symbol) != cudaSuccess) std::exit(1);
+        CHECK(cudaGetFuncBySymbol(&found, symbol));
         function_ = reinterpret_cast<CUfunction>(found);
         config_.gridDimX = 60;
         config_.blockDimX = 512;
@@ -151,7 +144,7 @@ void time_in_a_row(CUstream stream, const char* name, Between between) {
 }  // namespace
 
 int main() {
-    if (cudaFree(nullptr) != cudaSuccess) return 1;  // makes the context
+    CHECK(cudaFree(nullptr));  // makes the context
     CUstream stream;
     CUevent event;
     CHECK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));

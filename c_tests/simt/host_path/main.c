@@ -98,11 +98,15 @@ static ncclResult_t complete(const Subject* subject) {
                               : ncclSuccess;
 }
 
-static ncclResult_t dispatch(const Subject* subject) {
+static ncclResult_t start_dispatch(const Subject* subject) {
     const Lists* lists = &subject->dispatch;
-    const ncclResult_t result = ncclEpDispatch(
-        subject->handle, lists->inputs, lists->num_inputs, lists->outputs, lists->num_outputs,
-        lists->locals, lists->num_locals, subject->send_only, NULL, subject->env->stream);
+    return ncclEpDispatch(subject->handle, lists->inputs, lists->num_inputs, lists->outputs,
+                          lists->num_outputs, lists->locals, lists->num_locals, subject->send_only,
+                          NULL, subject->env->stream);
+}
+
+static ncclResult_t dispatch(const Subject* subject) {
+    const ncclResult_t result = start_dispatch(subject);
     return result == ncclSuccess ? complete(subject) : result;
 }
 
@@ -196,7 +200,7 @@ static void check_order(const Subject* subject) {
 
 static ncclResult_t complete_in(const Subject* subject, uint64_t capture, DriverCalls* asked) {
     driver_rest(capture);
-    const ncclResult_t result = ncclEpComplete(subject->handle, NULL, subject->env->stream);
+    const ncclResult_t result = complete(subject);
     *asked = driver_wake();
     return result;
 }
@@ -204,11 +208,8 @@ static ncclResult_t complete_in(const Subject* subject, uint64_t capture, Driver
 // A staged operation is completed in the graph that it was sent in, and nowhere else: a stream that
 // is not captured does not join the capture.
 static void check_completion(const Subject* subject) {
-    const Lists* lists = &subject->dispatch;
     driver_rest(7);
-    const ncclResult_t sent = ncclEpDispatch(
-        subject->handle, lists->inputs, lists->num_inputs, lists->outputs, lists->num_outputs,
-        lists->locals, lists->num_locals, subject->send_only, NULL, subject->env->stream);
+    const ncclResult_t sent = start_dispatch(subject);
     driver_wake();
     EP_CHECK_NCCL(sent);
     DriverCalls asked;
@@ -244,6 +245,7 @@ static void ll_staged(EpEnv* env) {
     measure(&subject, "LL dispatch, completed elsewhere", kStagedAcross, dispatch);
     EP_CHECK_CUDA(cudaStreamSynchronize(subject.completed_on));
     ep_close_streams(&subject.completed_on, 1);
+    subject.completed_on = env->stream;
     check_completion(&subject);
     close_subject(&subject);
 }

@@ -162,7 +162,7 @@ __device__ void receive_rows(const Block& block, Carrier& carrier) {
     bool has_local_work = true;
     const auto idle = [&] { has_local_work = has_local_work && work_locally(block, carrier); };
     for (;;) {
-        const Claimed claimed = claim(common.wait, {WAIT_STREAMED_ROW, kNoPeer, pairs.operation},
+        const Claimed claimed = claim(common, {WAIT_STREAMED_ROW, kNoPeer, pairs.operation},
                                       block.shared.claims, pairs.to_receive, block.receivers,
                                       block.ranks(), is_ready, idle);
         if (claimed.peer == kNoPeer) {
@@ -177,22 +177,21 @@ __device__ void receive_rows(const Block& block, Carrier& carrier) {
 
 // ---- The kernel --------------------------------------------------------------------------------
 
-// Outputs that do not hold what comes fail the operation here, but not the peers, who see their rows
-// taken as ever.
+// Outputs that do not hold what comes fail the operation: here at once, on peers that still wait or when
+// they wait next. A missing output holds any number of rows.
 __device__ void check_outputs(Block& block) {
     const HtDispatchParams& params = block.params;
     const uint32_t total = block.shared.pairs.total;
     const bool rows_fit = params.out_rows >= total;
     const bool routing_fits = params.routing_rows >= total;
     block.keeps_rows = params.out != nullptr && rows_fit;
-    block.keeps_routing =
-        params.out_idx != nullptr && routing_fits && (params.out == nullptr || rows_fit);
+    block.keeps_routing = params.out_idx != nullptr && routing_fits && rows_fit;
     if (blockIdx.x != 0 || threadIdx.x != 0) {
         return;
     }
-    if (params.out != nullptr && !rows_fit) {
+    if (!rows_fit) {
         fail(params.common, FAULT_TOKEN_ROWS, block.rank(), total, params.out_rows);
-    } else if (params.out_idx != nullptr && !routing_fits) {
+    } else if (!routing_fits) {
         fail(params.common, FAULT_ROUTING_ROWS, block.rank(), total, params.routing_rows);
     }
 }

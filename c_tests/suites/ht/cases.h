@@ -15,6 +15,7 @@ void ht_without_a_pause(EpEnv* env);
 // Outputs and inputs with fewer rows than are received (too_small.c).
 void ht_token_output_too_small(EpEnv* env);
 void ht_routing_output_too_small(EpEnv* env);
+void ht_outputs_without_rows(EpEnv* env);
 void ht_combine_input_too_small(EpEnv* env);
 
 #endif  // C_TESTS_SUITES_HT_CASES_H_

@@ -243,6 +243,7 @@ int main(int argc, char** argv) {
         EP_CASE(ht_without_a_pause),
         EP_CASE(ht_token_output_too_small),
         EP_CASE(ht_routing_output_too_small),
+        EP_CASE(ht_outputs_without_rows),
         EP_CASE(ht_combine_input_too_small),
     };
     return ep_main(argc, argv, kCases, sizeof(kCases) / sizeof(kCases[0]));

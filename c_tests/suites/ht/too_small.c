@@ -1,4 +1,4 @@
-// High-throughput tensors with fewer rows than a rank receives, on one rank only. That shows when
+// High-throughput tensors with fewer rows than a rank receives, or none, on one rank only. That shows when
 // the operation runs: the group fails there with ncclInvalidUsage instead of losing tokens, no byte
 // past the tensor's end is written, and no rank hangs.
 #include <stdlib.h>
@@ -73,6 +73,45 @@ void ht_routing_output_too_small(EpEnv* env) {
         check_last_row(&run.weights_out, run.shape.top_k * sizeof(float));
     }
     close_failed(&run, env, group, "outputs[TOPK_IDX]");
+}
+
+// As a tensor that was made for no rows at all: NULL is no "not wanted" then.
+static ncclResult_t dispatch_into_nothing(const HtRun* run, bool forward, cudaStream_t stream) {
+    const unsigned tokens = run->routing->num_tokens[run->env->rank];
+    const unsigned top_k = run->shape.top_k;
+    enum { kMost = 3 };
+    EpView views[2 * kMost];
+    EpView *in = views, *out = views + kMost;
+    ep_view_2d(&in[0], ref_buffer_data(&run->tokens_in), ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS,
+               tokens, kHidden);
+    ep_view_2d(&in[1], ref_buffer_data(&run->ids), ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, tokens,
+               top_k);
+    ep_view_2d(&in[2], ref_buffer_data(&run->weights), ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS,
+               tokens, top_k);
+    ep_view_2d(&out[0], NULL, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, 0, kHidden);
+    ep_view_2d(&out[1], NULL, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, 0, top_k);
+    ep_view_2d(&out[2], NULL, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, 0, top_k);
+    const ncclNDTensor_t* inputs[] = {&in[0].tensor, &in[1].tensor, &in[2].tensor};
+    ncclNDTensor_t* rows[] = {&out[0].tensor};
+    ncclNDTensor_t* routing[] = {&out[1].tensor, &out[2].tensor};
+    return ncclEpDispatch(run->handle, inputs, forward ? kMost : 1, forward ? routing : rows,
+                          forward ? 2 : 1, NULL, 0, 0, NULL, stream);
+}
+
+static void into_nothing(EpEnv* env, HtPass pass, const char* tensor) {
+    ncclEpGroup_t group;
+    HtRun run;
+    open_run(&run, env, &group);
+    ht_prepare_dispatch(&run);
+    EP_CHECK_NCCL(env->rank == 0 ? dispatch_into_nothing(&run, pass.forward, env->stream)
+                                 : ht_launch_dispatch(&run, pass, env->stream));
+    ep_sync(env);
+    close_failed(&run, env, group, tensor);
+}
+
+void ht_outputs_without_rows(EpEnv* env) {
+    into_nothing(env, (HtPass){.forward = false}, "outputs[TOKENS]");
+    into_nothing(env, (HtPass){.forward = true, .no_tokens = true}, "outputs[TOPK_IDX]");
 }
 
 void ht_combine_input_too_small(EpEnv* env) {

@@ -275,8 +275,8 @@ impl HtBackend for CudaHt {
             out_idx: out_ids as *mut i64,
             out_weights: out_weights as *mut f32,
             counter: op.counter.unwrap_or_default().0 as *mut i32,
-            out_rows: op.out.map_or(0, |out| saturated(out.rows)),
-            routing_rows: op.routing_out.map_or(0, |out| saturated(out.rows)),
+            out_rows: op.out.map_or(u32::MAX, |out| saturated(out.rows)),
+            routing_rows: op.routing_out.map_or(u32::MAX, |out| saturated(out.rows)),
         };
         let module = &group.open.module;
         group.order.enqueue(at, || {

@@ -158,12 +158,15 @@ impl CudaGroup {
         let records = bootstrap.agree(record, WindowRecord::BYTES, stream)?;
         let own = prepared?;
 
-        let mappings = map_peers(&context, rank, &records);
-        agree_on(&bootstrap, &mappings, stream)?;
+        let mapped = map_peers(&context, rank, &records);
+        let agreed = agree_on(&bootstrap, &mapped, stream);
         let shared = Shared {
-            mappings: mappings?,
+            mappings: mapped.unwrap_or_default(),
             window: own.window,
         };
+        if let Err(error) = agreed {
+            return Err(shared.abandon(&bootstrap, stream, error));
+        }
 
         let failed = DevPtr(shared.window.base().0 + own.layout.failed);
         let windows = shared.windows(rank);
@@ -184,7 +187,9 @@ impl CudaGroup {
             .run(&open.module, &open.peers(), &own.layout, wait, stream);
         let open = Arc::new(open);
         let mode = tested.and_then(|()| own.plan.open(&open, &memory, own.layout.operations));
-        agree_on(&bootstrap, &mode, stream)?;
+        if let Err(error) = agree_on(&bootstrap, &mode, stream) {
+            return Err(shared.abandon(&bootstrap, stream, error));
+        }
         Ok(Self {
             context,
             memory,
@@ -223,6 +228,30 @@ impl Shared {
         let mut bases: Vec<DevPtr> = self.mappings.iter().map(PeerMapping::base).collect();
         bases.insert(rank, self.window.base());
         bases
+    }
+
+    /// Unmaps the peers' windows and frees the own one once all ranks have done the former. Collective.
+    fn release(self, bootstrap: &Bootstrap, stream: Stream) -> Result<()> {
+        let Self { mappings, window } = self;
+        drop(mappings);
+        let met = bootstrap.all_gather(&[0], stream).map(drop);
+        if met.is_err() {
+            std::mem::forget(window);
+        }
+        met
+    }
+
+    /// Unmaps the peers' windows. The own one stays: a peer may still map it, and its kernels write to it.
+    fn leave(self) {
+        drop(self.mappings);
+        std::mem::forget(self.window);
+    }
+
+    /// Ends an opening that failed with `error` on all ranks, and gives that back.
+    fn abandon(self, bootstrap: &Bootstrap, stream: Stream, error: Error) -> Error {
+        // The error is what matters; a window that cannot be freed stays.
+        let _ = self.release(bootstrap, stream);
+        error
     }
 }
 
@@ -269,16 +298,10 @@ impl GroupBackend for CudaGroup {
             None => idle.and_then(|()| self.parting.leave_together()),
             Some(_) => self.parting.leave().and(idle).map(|()| End::Broken),
         };
-        let Shared { mappings, window } = shared;
-        drop(mappings);
-        // Nobody frees a window that a peer still maps, or that its kernels may still write to.
-        let free = parted.and_then(|end| match end {
-            End::Together => self.bootstrap.all_gather(&[0], stream).map(|_| true),
-            End::Broken => Ok(false),
-        });
-        if !matches!(free, Ok(true)) {
-            std::mem::forget(window);
+        if let Ok(End::Together) = parted {
+            return shared.release(&self.bootstrap, stream);
         }
-        free.map(drop)
+        shared.leave();
+        parted.map(drop)
     }
 }

@@ -62,7 +62,7 @@ fn max_tokens(config: &GroupConfig, algorithm: Algorithm, ranks: usize) -> Resul
             .got(0, "1 or more in low latency")),
         };
     }
-    let most = i32::MAX as usize / ranks;
+    let most = most_tokens(ranks);
     if tokens > most {
         return Err(
             Error::argument(argument, "received rows must be countable in 31 bits")
@@ -70,6 +70,11 @@ fn max_tokens(config: &GroupConfig, algorithm: Algorithm, ranks: usize) -> Resul
         );
     }
     Ok(Some(tokens))
+}
+
+/// The most tokens that each of `ranks` may have: what one of them then receives is counted in 31 bits.
+pub fn most_tokens(ranks: usize) -> usize {
+    i32::MAX as usize / ranks
 }
 
 fn row_bytes(config: &GroupConfig) -> Result<usize> {

@@ -7,6 +7,7 @@ use crate::model::group::{Algorithm, GroupFacts, MAX_TOP_K};
 use crate::model::ops::Routing;
 use crate::model::tensor::{DevPtr, Tag, Tensor, TensorSet};
 use crate::request::argument::{Argument, expert_counter};
+use crate::request::group::most_tokens;
 
 /// Where an HT handle's counter lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,14 +26,15 @@ pub fn routing(facts: &GroupFacts, tag: u32, topk_idx: &Tensor) -> Result<Routin
                 .got(tag, Tag::TopkIdx as u32),
         );
     }
+    let (most, whose) = match facts.max_tokens {
+        Some(most) => (most, "the group's max_tokens_per_rank"),
+        None => (most_tokens(facts.ranks), "what all ranks can send to one"),
+    };
     let ids = Argument::plain("topk_idx", topk_idx)
         .dims(2)?
         .dtype_is(DType::Int64)?
-        .size_at_most(1, MAX_TOP_K, "the largest top-k")?;
-    let ids = match facts.max_tokens {
-        Some(most) => ids.size_at_most(0, most, "the group's max_tokens_per_rank")?,
-        None => ids,
-    };
+        .size_at_most(1, MAX_TOP_K, "the largest top-k")?
+        .size_at_most(0, most, whose)?;
     Ok(Routing {
         ids: ids.data(8)?,
         tokens: ids.size(0),

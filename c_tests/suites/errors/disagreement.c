@@ -107,14 +107,6 @@ void ht_handle_with_another_top_k(EpEnv* env) {
 
 // ---- NCCL_EP_AUTO: the number of received tokens is asked for ----------------------------------
 
-static void open_auto_group(Session* session) {
-    ncclEpGroupConfig_t config = session_config(session);
-    config.max_tokens_per_rank = NCCL_EP_AUTO;
-    const EpEnv* env = session->env;
-    EP_REQUIRE_NCCL(
-        ncclEpCreateGroup(&session->group, env->comm, &config, env->stream, NULL, NULL));
-}
-
 static void no_count_after_a_refusal(Session* session) {
     const EpEnv* env = session->env;
     unsigned rows = 77;
@@ -148,7 +140,7 @@ void ht_handle_without_a_count(EpEnv* env) {
     open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
     EP_CHECK_NCCL(ncclEpHandleDestroy(session.handle));
     EP_CHECK_NCCL(ncclEpGroupDestroy(session.group, env->stream));
-    open_auto_group(&session);
+    EP_REQUIRE_NCCL(open_auto_group(&session));
     if (!ep_on_host_backend()) {
         for (int i = 0; i < 3; ++i) no_count_after_a_refusal(&session);
         no_count_of_different_handles(&session);
@@ -251,8 +243,8 @@ static void missing_on_the_host(EpEnv* env) {
     ep_barrier();
     if (!is_odd(env)) {
         EP_REFUSED("handle-ht-rank-missing", make_valid_call(&session, kCreateHandle, 0), REMOTE,
-                   "ncclEpCreateHandle: rank %d of %d waited %d ms for the other ranks in a "
-                   "collective creation",
+                   "ncclEpCreateHandle: rank %d of %d waited %d ms for the other ranks in an "
+                   "exchange of all ranks",
                    env->rank, env->size, kShortTimeoutMs);
     }
     ep_barrier();
@@ -271,7 +263,7 @@ static void missing_on_the_device(EpEnv* env) {
     EP_CHECK_NCCL(ncclEpHandleDestroy(session.handle));
     EP_CHECK_NCCL(ncclEpGroupDestroy(session.group, env->stream));
     set_timeout_ms(kShortTimeoutMs);
-    open_auto_group(&session);
+    EP_REQUIRE_NCCL(open_auto_group(&session));
     set_timeout_ms(0);
     session.handle = NULL;
     ep_barrier();
@@ -281,13 +273,13 @@ static void missing_on_the_device(EpEnv* env) {
         EP_CHECK_NCCL(create(&session, kTopK, &session.handle));
         EP_CHECK_NCCL(make_valid_call(&session, kTokensOnly, 0));
         EP_REFUSED("running-deadline", wait_for_failure(&session, limit), REMOTE,
-                   "ncclEpGetAsyncError: ncclEpCreateHandle: deadline passed: rank %d waited * ms "
-                   "for the row counts of operation 1 of rank %d, whose last one is 0",
+                   "ncclEpGetAsyncError: ncclEpCreateHandle: *: rank %d waited * ms for the row "
+                   "counts of operation 1 of rank %d*",
                    env->rank, odd_rank(env));
         EP_CHECK_RESULT(ncclEpHandleGetNumRecvTokens(session.handle, &rows), REMOTE);
         EP_CHECK_EQ_I64(rows, 77);
         EP_REFUSED("dispatch-group-failed", make_valid_call(&session, kTokensOnly, 0), REMOTE,
-                   "ncclEpDispatch: the group has failed: ncclEpCreateHandle: deadline passed: *");
+                   "ncclEpDispatch: the group has failed: ncclEpCreateHandle: *");
     }
     ep_barrier();
     recover(&session);

@@ -64,6 +64,8 @@ void close_session(Session* session);
 // A new group or handle in the place of the old one.
 ncclResult_t open_group(Session* session);
 ncclResult_t open_handle(Session* session);
+// As open_group, without a bound on the tokens of a rank; high throughput.
+ncclResult_t open_auto_group(Session* session);
 ncclEpGroupConfig_t session_config(const Session* session);
 unsigned max_recv_rows(const Session* session);
 

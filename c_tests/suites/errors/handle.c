@@ -1,5 +1,6 @@
 // Refusals of ncclEpCreateHandle. In low latency each rank decides for itself; in high throughput
 // the call is collective, so the others learn of a rank that refuses (disagreement.c).
+#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -109,6 +110,24 @@ void ll_handle_arguments(EpEnv* env) {
     close_session(&session);
 }
 
+// Without max_tokens_per_rank in the configuration it is the sum over all ranks that has a limit.
+static void too_many_tokens(const EpEnv* env) {
+    const unsigned most = INT32_MAX / (unsigned)env->size;
+    Session session = {.env = env, .algorithm = NCCL_EP_ALGO_HIGH_THROUGHPUT};
+    EP_REQUIRE_NCCL(open_auto_group(&session));
+    EpView ids;
+    ep_view_2d(&ids, NULL, ncclInt64, IDS, most + 1, kTopK);
+    EP_REFUSED("handle-topk-rows-auto",
+               ncclEpCreateHandle(&session.handle, session.group, &ids.tensor, NULL, 0, NULL,
+                                  env->stream, false),
+               ARGUMENT,
+               "ncclEpCreateHandle: topk_idx.sizes[0]: must be at most what all ranks can send to "
+               "one (got %u, expected %u or less)",
+               most + 1, most);
+    ep_sync(env);
+    EP_CHECK_NCCL(ncclEpGroupDestroy(session.group, env->stream));
+}
+
 void ht_handle_arguments(EpEnv* env) {
     Session session;
     open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
@@ -117,6 +136,7 @@ void ht_handle_arguments(EpEnv* env) {
     check_broken_calls(&session, kCreateHandle, kHtLocalCalls, COUNT(kHtLocalCalls));
     check_works(&session);
     close_session(&session);
+    too_many_tokens(env);
 }
 
 // ---- One rank against the others ---------------------------------------------------------------

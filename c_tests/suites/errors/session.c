@@ -79,6 +79,13 @@ ncclResult_t open_group(Session* session) {
     return ncclEpCreateGroup(&session->group, env->comm, &config, env->stream, NULL, NULL);
 }
 
+ncclResult_t open_auto_group(Session* session) {
+    ncclEpGroupConfig_t config = session_config(session);
+    config.max_tokens_per_rank = NCCL_EP_AUTO;
+    const EpEnv* env = session->env;
+    return ncclEpCreateGroup(&session->group, env->comm, &config, env->stream, NULL, NULL);
+}
+
 ncclResult_t open_handle(Session* session) {
     EpView ids;
     ep_view_2d(&ids, session->ids, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, kTokens, kTopK);

@@ -119,7 +119,7 @@ __device__ void send_rows(const Block& block, Carrier& carrier, Mailbox& mailbox
                                           : has_place(pairs, home, sequence);
     };
     const auto wait_and_claim = [&] {
-        return claim(block.common.wait, {WAIT_PLACE, kNoPeer, pairs.operation}, claims,
+        return claim(block.common, {WAIT_PLACE, kNoPeer, pairs.operation}, claims,
                      pairs.to_send, block.senders, block.ranks(), is_ready,
                      [&] { look_for_places(block); });
     };
@@ -180,7 +180,7 @@ __device__ __forceinline__ bool wait_for_parts(const Block& block, const TokenEn
         const uint32_t rank = entries.rank;
         const uint64_t* at = block.ring.arrival(block.rank(), rank, part.sequence);
         const Arrival arrival = wait_for_row(
-            block.common.wait, at, part.sequence,
+            block.common, at, part.sequence,
             {WAIT_STREAMED_ROW, rank, block.shared.pairs.operation});
         ok = arrival.ok && arrival.data == block.common.shape_word;
         if (arrival.ok && !ok) {

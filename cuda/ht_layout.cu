@@ -251,7 +251,7 @@ __device__ uint32_t verdict_on(const Block& block, uint32_t source, const Arriva
 // Number `i` of the packets of `source`.
 __device__ Arrival hear(const Block& block, uint32_t source, uint32_t i) {
     const HtLayoutParams& params = block.params;
-    return wait_for_packet(params.wait, block.counts(params.peers.rank, source) + i,
+    return wait_for_packet(params, block.counts(params.peers.rank, source) + i,
                            {WAIT_COUNTS, source, params.epoch});
 }
 

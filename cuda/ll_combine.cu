@@ -146,10 +146,9 @@ __device__ __forceinline__ float wait_for_weight(const Block& block, uint32_t wh
         return 0.0f;
     }
     const Op& op = block.op;
-    return __uint_as_float(wait_for_packet(block.params.common.wait,
-                                           op.entries(op.rank(), home, token) + lane_idx(),
-                                           op.from(home, WAIT_WEIGHT))
-                               .data);
+    const Arrival weight = wait_for_packet(
+        op.common, op.entries(op.rank(), home, token) + lane_idx(), op.from(home, WAIT_WEIGHT));
+    return __uint_as_float(weight.data);
 }
 
 // One warp sends a chunk of what this rank has for (home, token).

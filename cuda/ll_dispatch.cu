@@ -134,14 +134,13 @@ __device__ void announce_counts(const Block& block, const uint32_t* all) {
 // From the sources' counts: where the rows of each begin, and how many an expert gets in all.
 __device__ void find_begins(const Block& block) {
     const Op& op = block.op;
-    const WaitParams& wait = block.params.common.wait;
     const uint32_t local = block.shape.local_experts;
     const uint32_t most_rows = op.ranks() * block.shape.max_tokens;
     for (uint32_t source = threadIdx.x; source < op.ranks(); source += kRouterThreads) {
         if (block.receivers.index() == 0) {
             check_signature(op, source);
         }
-        const uint32_t tokens = wait_for_packet(wait, op.counts(op.rank(), source) + local,
+        const uint32_t tokens = wait_for_packet(op.common, op.counts(op.rank(), source) + local,
                                                 op.from(source, WAIT_COUNTS))
                                     .data;
         block.shared.tokens_of[source] = tokens;
@@ -154,7 +153,7 @@ __device__ void find_begins(const Block& block) {
     meet_routers();  // the histograms are done with, too
     for (uint32_t i = threadIdx.x; i < num_experts(block); i += kRouterThreads) {
         const uint32_t source = i / local;
-        block.per_expert[i] = wait_for_packet(wait, op.counts(op.rank(), source) + i % local,
+        block.per_expert[i] = wait_for_packet(op.common, op.counts(op.rank(), source) + i % local,
                                               op.from(source, WAIT_COUNTS))
                                   .data;
     }
@@ -275,9 +274,8 @@ __device__ __forceinline__ uint32_t entry_of(const Block& block, uint32_t source
         return kElsewhere;
     }
     const Op& op = block.op;
-    const Arrival entry =
-        wait_for_packet(block.params.common.wait, op.entries(op.rank(), source, token) + lane_idx(),
-                        op.from(source, WAIT_ENTRY));
+    const Arrival entry = wait_for_packet(
+        op.common, op.entries(op.rank(), source, token) + lane_idx(), op.from(source, WAIT_ENTRY));
     return entry.ok ? entry.data : kElsewhere;
 }
 

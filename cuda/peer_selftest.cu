@@ -51,7 +51,7 @@ __device__ SelftestResult receive(const PeerSelftestParams& params, uint32_t pee
     const Mailbox here(params, rank, peer);
     bool arrived = true;
     if (threadIdx.x == 0) {
-        arrived = wait_for_flag(params.wait, here.flag, {WAIT_PATTERN, peer, params.epoch});
+        arrived = wait_for_flag(params, here.flag, {WAIT_PATTERN, peer, params.epoch});
     }
     if (!__syncthreads_and(arrived)) {
         return {SELFTEST_TIMEOUT, 0};

@@ -145,10 +145,10 @@ __device__ __forceinline__ void release_row(const Ring& ring, uint32_t source, u
 }
 
 // One lane waits for a row; `awaited` names the operation, not the row.
-__device__ __forceinline__ Arrival wait_for_row(const WaitParams& wait, const uint64_t* arrival,
+__device__ __forceinline__ Arrival wait_for_row(const HtCommon& common, const uint64_t* arrival,
                                                 uint32_t sequence, const Awaited& awaited) {
     return wait_until(
-        wait, awaited, [arrival] { return ld_acquire_sys(arrival); },
+        common, awaited, [arrival] { return ld_acquire_sys(arrival); },
         [&](uint32_t arrived) { return is_or_follows(arrived, sequence + 1); });
 }
 

@@ -69,7 +69,7 @@ __device__ __forceinline__ Claimed try_claim(Claims& claims, const uint32_t* cou
 // Takes a row, waiting until one is ready; kNoPeer when none is left or the operation has failed.
 // `idle` is called between two looks; `awaited` lacks only the peer.
 template <typename Ready, typename Idle>
-__device__ __forceinline__ Claimed claim(const WaitParams& wait, Awaited awaited, Claims& claims,
+__device__ __forceinline__ Claimed claim(const HtCommon& common, Awaited awaited, Claims& claims,
                                          const uint32_t* counts, const Share& share, uint32_t ranks,
                                          Ready is_ready, Idle idle) {
     Claimed claimed;
@@ -82,7 +82,7 @@ __device__ __forceinline__ Claimed claim(const WaitParams& wait, Awaited awaited
         idle();
         return false;
     };
-    if (!wait_as_warp(wait, awaited, look)) {
+    if (!wait_as_warp(common, awaited, look)) {
         claimed.peer = kNoPeer;
     }
     return claimed;

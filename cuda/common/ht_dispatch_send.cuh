@@ -82,7 +82,7 @@ __device__ bool wait_for_places(const Block& block, const Outgoing& outgoing, Ma
     }
     mailbox.flush();
     Awaited awaited = {WAIT_PLACE, kNoPeer, block.shared.pairs.operation};
-    return wait_as_warp(block.common.wait, awaited, [&] {
+    return wait_as_warp(block.common, awaited, [&] {
         look_for_places(block.ring, block.shared.pairs);
         const uint32_t without = ~__ballot_sync(kAllLanes, has_place(block, outgoing));
         if (without != 0) {

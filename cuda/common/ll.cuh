@@ -147,7 +147,7 @@ __device__ __forceinline__ int32_t expert_of_entry(const Op& op, const int64_t* 
 __device__ inline void check_signature(const Op& op, uint32_t peer) {
     const Awaited awaited = op.from(peer, WAIT_BEGIN);
     const Arrival theirs =
-        wait_for_packet(op.common.wait, op.signature(op.rank(), peer), awaited);
+        wait_for_packet(op.common, op.signature(op.rank(), peer), awaited);
     if (theirs.ok && theirs.data != op.own_signature()) {
         report_failure(op.common.wait, FAULT_DIFFERS, awaited, op.own_signature(), theirs.data);
     }
@@ -161,7 +161,7 @@ __device__ inline void wait_until_bank_is_free(const Op& op) {
         return;
     }
     for (uint32_t peer = threadIdx.x; peer < op.ranks(); peer += blockDim.x) {
-        wait_for_epoch_or_later(op.common.wait, op.ack(op.rank(), peer),
+        wait_for_epoch_or_later(op.common, op.ack(op.rank(), peer),
                                 {WAIT_ACK, peer, op.epoch_before});
     }
     __syncthreads();
@@ -331,7 +331,7 @@ __device__ __forceinline__ void wait_for_end(const Op& op, const BankRow& from, 
                            chunk.vecs * (sizeof(Vec16) / sizeof(uint32_t)) - 1;
     const Awaited awaited = op.from(peer, WAIT_ROW);
     wait_until(
-        op.common.wait, awaited,
+        op.common, awaited,
         [&] {
             const uint64_t flag = ld_relaxed_sys(from.flags + chunk.index);
             return ld_relaxed_sys(last) != kMark ? op.packet(0) : flag;
@@ -346,7 +346,7 @@ __device__ __forceinline__ void take(const Op& op, const BankRow& from, const Ch
                                      uint32_t peer, ChunkData& data) {
     if (data.has_mark(chunk)) {
         uint32_t polls = 0;
-        wait_as_warp(op.common.wait, op.from(peer, WAIT_ROW), [&] {
+        wait_as_warp(op.common, op.from(peer, WAIT_ROW), [&] {
             // The flag matters only for data that contains kMark: seldom, so it is read seldom.
             bool told = false;
             if (++polls % kPollsPerFlag == 0) {

@@ -282,12 +282,9 @@ __device__ __forceinline__ uint32_t bf16x2_from_f32(float low, float high) {
     return bits;
 }
 
-// Every polling loop calls this once per turn.
-__device__ __forceinline__ void spin_hint() {
-#ifdef LL_NANOSLEEP
-    asm volatile("nanosleep.u32 20;");
-#endif
-}
+// Every polling loop calls this once per turn. Nothing to do on a GPU, where other warps run anyway;
+// where kernels run on a CPU it lets the other threads go on.
+__device__ __forceinline__ void spin_hint() {}
 
 // The same in loops that wait for this block's own shared memory.
 __device__ __forceinline__ void shared_spin_hint() {}

@@ -7,14 +7,18 @@
 
 #include "suites/errors/errors.h"
 
+static void sleep_ms(long milliseconds) {
+    const struct timespec pause = {milliseconds / 1000, milliseconds % 1000 * 1000 * 1000};
+    nanosleep(&pause, NULL);
+}
+
 ncclResult_t wait_for_failure(const Session* session, double limit) {
     const double end = seconds() + limit;
-    const struct timespec pause = {0, 2 * 1000 * 1000};
     ncclResult_t state = ncclSuccess;
     for (;;) {
         EP_REQUIRE_NCCL(ncclEpGetAsyncError(session->group, &state));
         if (state != ncclSuccess || seconds() >= end) return state;
-        nanosleep(&pause, NULL);
+        sleep_ms(2);
     }
 }
 
@@ -67,7 +71,7 @@ static void stop_in(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
         const double limit = 0.001 * kShortTimeoutMs + 1.0;
         EP_REFUSED("running-deadline", wait_for_failure(&session, limit), ncclRemoteError,
                    "ncclEpGetAsyncError: ncclEpDispatch (%s): *: rank %d waited * ms for "
-                   "*operation 3 of rank %d, whose last one is *",
+                   "*operation 3 of rank %d*",
                    algorithm == NCCL_EP_ALGO_LOW_LATENCY ? "low latency" : "high throughput",
                    env->rank, odd_rank(env));
         check_refuses_work(&session, ncclRemoteError);
@@ -78,9 +82,44 @@ static void stop_in(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
     close_session(&session);
 }
 
-void ll_rank_that_stops(EpEnv* env) { stop_in(env, NCCL_EP_ALGO_LOW_LATENCY); }
+// A rank that begins to wait late need not wait out its own deadline: it is told of rank 0's.
+static void learn_in(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
+    if (!enough_ranks(env, 3, "running-rank-failed")) return;
+    // On the CPU backend rank 0 waits for rank 1 first, and then as long as that one for the odd rank.
+    if (ep_on_host_backend()) return;
+    enum { kTimeoutMs = 1500, kLateMs = 1000 };
+    Session session;
+    set_timeout_ms(kTimeoutMs);
+    open_session(&session, env, algorithm);
+    check_works(&session);
+    ep_barrier();
+    const bool is_late = env->rank == 1;
+    if (is_late) sleep_ms(kLateMs);
+    if (!is_odd(env)) EP_CHECK_NCCL(make_valid_call(&session, kDispatch, 0));
+    // With more ranks than tokens not all hear from the odd rank in high throughput.
+    const bool first_hears = algorithm == NCCL_EP_ALGO_LOW_LATENCY || env->size <= kTokens;
+    if (is_late && first_hears) {
+        EP_REFUSED("running-rank-failed", wait_for_failure(&session, 0.001 * kTimeoutMs),
+                   ncclRemoteError,
+                   "ncclEpGetAsyncError: *: rank * failed: rank 1 waited * ms for *operation 3 of "
+                   "rank %d*",
+                   odd_rank(env));
+    }
+    ep_barrier();
+    set_timeout_ms(0);
+    recover(&session);
+    close_session(&session);
+}
 
-void ht_rank_that_stops(EpEnv* env) { stop_in(env, NCCL_EP_ALGO_HIGH_THROUGHPUT); }
+void ll_rank_that_stops(EpEnv* env) {
+    stop_in(env, NCCL_EP_ALGO_LOW_LATENCY);
+    learn_in(env, NCCL_EP_ALGO_LOW_LATENCY);
+}
+
+void ht_rank_that_stops(EpEnv* env) {
+    stop_in(env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
+    learn_in(env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
+}
 
 // ---- Outputs that are too small ----------------------------------------------------------------
 

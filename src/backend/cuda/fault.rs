@@ -86,7 +86,8 @@ impl FaultPage {
                 report.expected.wrapping_sub(1)
             ),
             what if report.state == FAULT_PEER_FAILED => {
-                format!("{} of rank {peer}", what_name(what))
+                let name = what_name(what);
+                format!("{name} of operation {} of rank {peer}", report.expected)
             }
             what => format!(
                 "{} of operation {} of rank {peer}, whose last one is {}",

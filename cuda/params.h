@@ -367,7 +367,7 @@ struct LlCombineParams {
 
 /// Offsets in every rank's window; equal on all ranks.
 struct HtLayout {
-    /// u64 packets `[2][ranks][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by parity of the handle's epoch.
+    /// u64 packets `[2][ranks][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by `HtLayoutParams::bank`.
     uint64_t counts;
     /// u64 packets `[ranks][depth]`: which row of the source's sequence a slot holds.
     uint64_t arrivals;

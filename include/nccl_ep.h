@@ -33,8 +33,8 @@ typedef enum ncclEpTensorFlags_t {
   NCCL_EP_TENSOR_FLAG_NONE = 0,
 } ncclEpTensorFlags_t;
 
-// What a tensor means in a call. Lists of tensors are searched by tag; their order is free, and
-// tensors whose tag a call does not use are ignored.
+// What a tensor means in a call. Lists of tensors are searched by tag; their order is free. Tensors
+// whose tag a call does not use are ignored, but their sizes and strides must be in order.
 typedef enum ncclEpTensorTag_t {
   // No meaning.
   NCCL_EP_TENSOR_TAG_NONE = 0,
@@ -329,7 +329,7 @@ ncclResult_t ncclEpDispatch(ncclEpHandle_t handle,
 //
 // Tokens that went nowhere get zeros.
 //
-// @param handle            the routing; LL: after a dispatch on it
+// @param handle            the routing; LL: after a dispatch on it, a captured one once its graph was launched
 // @param inputs            tensors that are read
 // @param num_inputs        their number
 // @param outputs           tensors that are written

@@ -41,8 +41,8 @@ pub enum ncclEpTensorFlags_t {
     NCCL_EP_TENSOR_FLAG_NONE = 0,
 }
 
-/// What a tensor means in a call. Lists of tensors are searched by tag; their order is free, and
-/// tensors whose tag a call does not use are ignored.
+/// What a tensor means in a call. Lists of tensors are searched by tag; their order is free. Tensors
+/// whose tag a call does not use are ignored, but their sizes and strides must be in order.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ncclEpTensorTag_t {

@@ -115,7 +115,7 @@ impl Bootstrap {
 
     fn lost_rank(&self, lost: usize, start: Instant) -> Error {
         let text = format!(
-            "rank {} of {} waited {} ms for rank {lost} in a collective creation, and NCCL gave it up",
+            "rank {} of {} waited {} ms for rank {lost} in an exchange of all ranks, and NCCL gave it up",
             self.rank(),
             self.ranks(),
             start.elapsed().as_millis()
@@ -179,7 +179,7 @@ impl Bootstrap {
                 return Err(Error::new(
                     Code::RemoteError,
                     format!(
-                        "rank {} of {} waited {} ms for the other ranks in a collective creation",
+                        "rank {} of {} waited {} ms for the other ranks in an exchange of all ranks",
                         self.rank(),
                         self.ranks(),
                         self.timeout.as_millis()

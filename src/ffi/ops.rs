@@ -119,7 +119,7 @@ pub unsafe extern "C" fn ncclEpDispatch(
 ///
 /// Tokens that went nowhere get zeros.
 ///
-/// @param handle            the routing; LL: after a dispatch on it
+/// @param handle            the routing; LL: after a dispatch on it, a captured one once its graph was launched
 /// @param inputs            tensors that are read
 /// @param num_inputs        their number
 /// @param outputs           tensors that are written

@@ -220,7 +220,7 @@ void group_with_a_missing_rank(EpEnv* env) {
         const double start = seconds();
         EP_REFUSED("group-rank-missing", create(&own, &config), ncclRemoteError,
                    FUNCTION
-                   "rank %d of %d waited %d ms for the other ranks in a collective creation",
+                   "rank %d of %d waited %d ms for the other ranks in an exchange of all ranks",
                    env->rank, env->size, kShortTimeoutMs);
         EP_CHECK(seconds() - start < 0.001 * kShortTimeoutMs + 1.0);
     }

@@ -1,8 +1,9 @@
 //! The few driver calls that we make, each as a `Result`.
 //!
 //! Handles are kept alive by the owning types of the sibling files (`context`, `memory`, `window`,
-//! `module`); nobody else calls these functions. A stale device address is refused by the driver or
-//! faults on the device: it cannot harm this process's memory.
+//! `module`, `event`); who calls these functions holds the owner of each handle and is inside its context.
+//! A stale device address is refused by the driver or faults on the device: it cannot harm this process's
+//! memory.
 #![allow(unsafe_code)]
 
 use crate::backend::cuda::table::{Status, check, functions};

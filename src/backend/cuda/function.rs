@@ -1,6 +1,6 @@
 //! The driver calls about one kernel: finding it, its limits, launching it.
 //!
-//! The module that a kernel belongs to is kept by `module`; nobody else calls these functions.
+//! The module that a kernel belongs to is kept by `module`; who calls these functions holds it.
 #![allow(unsafe_code)]
 
 use crate::backend::cuda::driver::{ModuleHandle, raw_stream};

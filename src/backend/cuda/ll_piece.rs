@@ -21,7 +21,8 @@ pub(super) struct Piece {
 }
 
 impl Piece {
-    /// Without experts and rows: a combine whose dispatch did not run finds nothing to do.
+    /// Without experts and rows, so that kernels find no garbage. A piece that had a handle before keeps that
+    /// one's: a combine must not run before its handle's dispatch has.
     pub(super) fn new(memory: &Arc<CudaMemory>, plan: &LlPlan, top_k: usize) -> Result<Self> {
         let sizes = plan.handle_memory(top_k);
         let named = sizes.expert_of + sizes.row_of;

@@ -39,7 +39,7 @@ pub const HT_UNHEARD: u32 = 0xffff_fffe;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct HtLayout {
-    /// u64 packets `[2][ranks][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by parity of the handle's epoch.
+    /// u64 packets `[2][ranks][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by `HtLayoutParams::bank`.
     pub counts: u64,
     /// u64 packets `[ranks][depth]`: which row of the source's sequence a slot holds.
     pub arrivals: u64,

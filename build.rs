@@ -1,8 +1,9 @@
 //! Compiles `cuda/*.cu` to one fatbin that the library embeds, and names the shared library.
 //!
 //! Without nvcc the build goes on with the host backend alone and says so once;
-//! `NCCL_EP_CUDA=require` makes that an error, `NCCL_EP_CUDA=off` makes it silent. Headers are not
-//! generated here: they are committed, and tests compare them.
+//! `NCCL_EP_CUDA=require` makes that an error, `NCCL_EP_CUDA=off` makes it silent. An nvcc that fails
+//! is always an error: who has one expects kernels. Headers are not generated here: they are
+//! committed, and tests compare them.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -56,24 +57,28 @@ fn cuda_version() -> Result<String, String> {
     if mode == "off" {
         return Ok("none".to_owned());
     }
-    match embed_kernels() {
-        Ok(version) => Ok(version),
-        Err(reason) if mode == "auto" => {
-            say(
-                "warning",
-                &format!("built without the CUDA backend: {reason}"),
-            );
-            Ok("none".to_owned())
-        }
-        Err(reason) => Err(format!("NCCL_EP_CUDA=require: {reason}")),
+    let root = PathBuf::from(variable("CARGO_MANIFEST_DIR")?);
+    if let Some(nvcc) = Nvcc::find(&root)? {
+        return embed_kernels(&nvcc, &root)
+            .map_err(|reason| format!("{reason}\n(NCCL_EP_CUDA=off builds without the kernels)"));
     }
+    let missing = format!(
+        "no nvcc (looked at NVCC, CUDA_HOME, CUDA_PATH, PATH, {PINNED_TOOLKIT} and \
+         /usr/local/cuda; `make` installs a pinned one; NCCL_EP_CUDA=off silences this)"
+    );
+    if mode == "require" {
+        return Err(format!("NCCL_EP_CUDA=require: {missing}"));
+    }
+    say(
+        "warning",
+        &format!("built without the CUDA backend: {missing}"),
+    );
+    Ok("none".to_owned())
 }
 
-/// Finds nvcc, compiles all kernels and tells rustc where they are.
-fn embed_kernels() -> Result<String, String> {
-    let root = PathBuf::from(variable("CARGO_MANIFEST_DIR")?);
+/// Compiles all kernels and tells rustc where they are; the version of CUDA.
+fn embed_kernels(nvcc: &Nvcc, root: &Path) -> Result<String, String> {
     let out = PathBuf::from(variable("OUT_DIR")?);
-    let nvcc = Nvcc::find(&root)?;
     let unit = write_unit(&root.join("cuda"), &out)?;
     let fatbin = out.join("kernels.fatbin");
     nvcc.compile(&unit, &fatbin)?;
@@ -109,28 +114,22 @@ struct Nvcc {
 }
 
 impl Nvcc {
-    /// The first nvcc that exists, in the documented order.
-    fn find(root: &Path) -> Result<Self, String> {
+    /// The first nvcc that exists, in the documented order, if there is one.
+    fn find(root: &Path) -> Result<Option<Self>, String> {
         if let Some(named) = env::var_os("NVCC").filter(|named| !Path::new(named).is_file()) {
             return Err(format!(
                 "NVCC: must be the path of a file (got {})",
                 named.display()
             ));
         }
-        let path = candidates(root)
-            .into_iter()
-            .find(|path| path.is_file())
-            .ok_or_else(|| {
-                format!(
-                    "no nvcc (looked at NVCC, CUDA_HOME, CUDA_PATH, PATH, {PINNED_TOOLKIT} and \
-                 /usr/local/cuda; `make` installs a pinned one; NCCL_EP_CUDA=off silences this)"
-                )
-            })?;
+        let Some(path) = candidates(root).into_iter().find(|path| path.is_file()) else {
+            return Ok(None);
+        };
         println!("cargo::rerun-if-changed={}", path.display());
         let banner = run(Command::new(&path).arg("--version"))?;
         let version = parse_version(&banner)
             .ok_or_else(|| format!("{} --version names no release: {banner}", path.display()))?;
-        Ok(Self { path, version })
+        Ok(Some(Self { path, version }))
     }
 
     /// Compiles `unit` for every architecture of `NCCL_EP_ARCHS`.

@@ -27,7 +27,8 @@ fn fatbin() -> Result<&'static [u8]> {
     #[cfg(not(nccl_ep_cuda))]
     return Err(Error::usage(
         "libnccl_ep",
-        "was built without CUDA kernels, as there was no nvcc; NCCL_EP_CUDA=require builds them",
+        "was built without CUDA kernels, as there was no nvcc or NCCL_EP_CUDA was off; \
+         NCCL_EP_CUDA=require builds them",
     ));
 }
 

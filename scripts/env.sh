@@ -3,11 +3,20 @@
 # setup.sh, the Makefile and run_tests.py do.
 #
 # It only chooses and exports, it installs nothing: a tool kit that the machine already has wins,
-# else the pinned copy under .deps/ is meant, which setup.sh puts there.
+# else the pinned copy under .deps/ is meant, which setup.sh puts there. GPUs, and the NCCL that
+# programs run with, are looked for by gpus.py.
 
 NCCL_EP_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # Where cargo builds, and below it the C programs.
 NCCL_EP_TARGET=$(cd "$NCCL_EP_ROOT" && realpath -m "${CARGO_TARGET_DIR:-target}")
+# make splits such a path into several, of which the first could be somebody else's folder.
+for NCCL_EP_PLACE in "$NCCL_EP_ROOT" "$NCCL_EP_TARGET"; do
+    if [[ $NCCL_EP_PLACE == *[[:space:]]* ]]; then
+        echo "env.sh: make needs a path without blanks, not '$NCCL_EP_PLACE'" >&2
+        return 1
+    fi
+done
+unset NCCL_EP_PLACE
 NCCL_EP_DEPS="$NCCL_EP_ROOT/.deps"
 NCCL_EP_PINNED_CUDA="$NCCL_EP_DEPS/cuda/nvidia/cu13"
 NCCL_EP_PINNED_NCCL="$NCCL_EP_DEPS/nccl/nvidia/nccl/include"

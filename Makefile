@@ -9,10 +9,14 @@ ARGS        ?=
 
 # A recipe that needs the environment starts with this.
 env := . scripts/env.sh;
+# What the C programs' own Makefile is told.
+places := EP_LIBDIR="$$NCCL_EP_TARGET/release" OUT="$$NCCL_EP_TARGET/c"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-tests setup-gpu-tests lib header programs simt-programs run check test sanitize gpu-programs gpu-test \
-        gpu-package gpu-bench install wheel clean
+.PHONY: help setup setup-lib setup-gpu setup-tests setup-gpu-tests setup-package lib header programs simt-programs run check \
+        test sanitize gpu-programs gpu-test gpu-package gpu-bench install wheel clean
+# Two set-ups at once would fetch the same things.
+.NOTPARALLEL:
 
 help: ## Print this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16
@@ -21,28 +25,37 @@ help: ## Print this list
 setup: ## Install what is missing: Open MPI by apt, pinned wheels into .deps/
 	@scripts/setup.sh
 
+setup-lib:
+	@scripts/setup.sh --library
+
+setup-gpu:
+	@scripts/setup.sh --gpu
+
 setup-tests:
 	@scripts/setup.sh --python
 
 setup-gpu-tests:
+	@scripts/setup.sh --gpu --pytest
+
+setup-package:
 	@scripts/setup.sh --pytest
 
-lib: setup ## Build libnccl_ep.so, libnccl_ep.a and the CPU stand-ins
+lib: setup-lib ## Build libnccl_ep.so, libnccl_ep.a and the CPU stand-ins
 	@$(env) cargo build --release --locked --workspace
 
-header: setup ## Write the generated headers anew from the Rust sources
+header: setup-lib ## Write the generated headers anew from the Rust sources
 	@$(env) NCCL_EP_UPDATE_HEADER=1 cargo test --locked --test header --test kernel_params
 
-programs: lib ## Build the C programs for this machine without GPU
-	@$(env) $(MAKE) -C c_tests host EP_LIBDIR=$$NCCL_EP_TARGET/release OUT=$$NCCL_EP_TARGET/c
+programs: setup lib ## Build the C programs for this machine without GPU
+	@$(env) $(MAKE) -C c_tests host $(places)
 
 simt-programs: programs ## Build the C programs with the GPU kernels on the CPU
-	@$(env) $(MAKE) -C c_tests simt EP_LIBDIR=$$NCCL_EP_TARGET/release OUT=$$NCCL_EP_TARGET/c
+	@$(env) $(MAKE) -C c_tests simt $(places)
 
-run: setup ## Run an MoE layer and a short benchmark, on GPUs if there are any
+run: setup-gpu ## Run an MoE layer and a short benchmark, on GPUs if there are any
 	@scripts/demo.sh
 
-check: setup ## Formatting, lints and documentation of the Rust code
+check: setup-lib ## Formatting, lints and documentation of the Rust code
 	@scripts/run_tests.py --only rust/fmt --only rust/clippy --only rust/doc
 
 test: setup-tests ## Run every test that needs no GPU; ARGS="--list" shows them
@@ -51,24 +64,24 @@ test: setup-tests ## Run every test that needs no GPU; ARGS="--list" shows them
 sanitize: setup ## Run the C programs with the address and undefined-behaviour sanitizers
 	@scripts/run_tests.py --only sanitize $(ARGS)
 
-gpu-programs: lib ## Build the C programs for a machine with GPUs
-	@$(env) $(MAKE) -C c_tests gpu EP_LIBDIR=$$NCCL_EP_TARGET/release OUT=$$NCCL_EP_TARGET/c
+gpu-programs: setup lib ## Build the C programs for a machine with GPUs
+	@$(env) $(MAKE) -C c_tests gpu $(places)
 
 gpu-test: setup-gpu-tests ## Run the C programs on the GPUs of this machine
 	@scripts/gpu_test.py $(ARGS)
 
 gpu-package: export NCCL_EP_CUDA = require
-gpu-package: setup-gpu-tests gpu-programs ## Gather what gpu-test needs on a machine without compilers
-	@$(env) scripts/gpu_package.sh $$NCCL_EP_TARGET/gpu-package
+gpu-package: setup-package gpu-programs ## Gather what gpu-test needs on a machine without compilers
+	@$(env) scripts/gpu_package.sh "$$NCCL_EP_TARGET/gpu-package"
 
-gpu-bench: gpu-programs ## Benchmark on the GPUs of this machine, results in bench/results/
+gpu-bench: setup-gpu gpu-programs ## Benchmark on the GPUs of this machine, results in bench/results/
 	@$(env) bench/run_sweep.py $(ARGS)
 
-install: lib ## Install into PREFIX (/usr/local), staged below DESTDIR if given
+install: ## Install what `make lib` built into PREFIX (/usr/local), staged below DESTDIR if given
 	@scripts/install.sh '$(PREFIX)' '$(DESTDIR)'
 
 wheel: lib ## Build the Python package with the library inside, in target/wheel
 	@scripts/wheel.sh "$${CARGO_TARGET_DIR:-target}/wheel"
 
 clean: ## Remove what was built; .deps/ stays
-	@$(env) cargo clean; $(MAKE) -s -C c_tests clean OUT=$$NCCL_EP_TARGET/c
+	@$(env) cargo clean && $(MAKE) -s -C c_tests clean $(places)

@@ -11,6 +11,13 @@ prefix=${1:?usage: install.sh PREFIX [DESTDIR]}
 [[ $prefix == /* ]] || { echo "install: PREFIX must be an absolute path, not $prefix" >&2; exit 1; }
 target=${2:-}$prefix
 libraries=${NCCL_EP_LIBRARIES:-$NCCL_EP_TARGET/release}
+# Root, who installs, often has no compiler, and would leave files in target/ that are not the user's.
+for library in libnccl_ep.so libnccl_ep.a; do
+    [ -f "$libraries/$library" ] || {
+        echo "install: $libraries/$library is missing: run \`make lib\` first" >&2
+        exit 1
+    }
+done
 
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' "$root/Cargo.toml" | head -n1)
 IFS=. read -r major minor _ <<<"$version"

@@ -6,8 +6,12 @@
 # CMake come as wheels whose hashes are pinned in the *.lock files beside this script, into the
 # ignored folder .deps/. A stamp with the hash of the lock file marks a finished install, so a
 # second run does nothing and says nothing. env.sh decides which copies are used.
-# With --python also what the tests of the Python package need: pytest and PyTorch; with --pytest only
-# the former, where the machine's own PyTorch is used.
+#
+# Options, which may be combined:
+#   --library  only what the library itself needs: neither Open MPI nor NCCL's headers
+#   --gpu      also NCCL's library, on a machine that has GPUs but no libnccl.so.2
+#   --pytest   also pytest, for the tests of the Python package with the machine's own PyTorch
+#   --python   also pytest and PyTorch
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -23,15 +27,20 @@ die() {
     exit 1
 }
 
+# True if option $1 was given.
+options=" $* "
+wants() { [[ $options == *" $1 "* ]]; }
+
 # --- System packages ------------------------------------------------------------------------------
 
 # Prints the Debian packages of the tools that are not there.
 missing_packages() {
+    command -v g++ >/dev/null || echo g++
+    python3 -m pip --version >/dev/null 2>&1 || echo python3-pip
+    wants --library && return
     command -v mpirun >/dev/null || echo openmpi-bin
     command -v mpicc >/dev/null || echo libopenmpi-dev
-    command -v g++ >/dev/null || echo g++
     command -v pkg-config >/dev/null || echo pkg-config
-    python3 -m pip --version >/dev/null 2>&1 || echo python3-pip
 }
 
 # Prints the command that runs another one as root; fails if there is none.
@@ -51,7 +60,7 @@ install_packages() {
     [ -n "$packages" ] || return 0
     command -v apt-get >/dev/null ||
         die "missing: $packages (Debian's names), and there is no apt-get here." \
-            "Install Open MPI with its compiler wrappers, g++, pkg-config and pip; then try again."
+            "Install them in another way, Open MPI with its compiler wrappers; then try again."
     root=$(as_root) ||
         die "missing: $packages. Run this as root, then try again:" \
             "  apt-get update && apt-get install -y $packages"
@@ -87,11 +96,11 @@ run_pip() {
             "Python (PEP 668), use a virtual environment: python3 -m venv V && . V/bin/activate"
 }
 
-# install_wheels NAME UNPACK: fills .deps/NAME from NAME-requirements.lock. Function UNPACK gets a
-# scratch directory beside the final place and the lock file; an interrupted run leaves nothing
-# that looks finished.
+# install_wheels NAME UNPACK [LOCK]: fills .deps/NAME from LOCK, which is NAME-requirements.lock if
+# it is not given. Function UNPACK gets a scratch directory beside the final place and the lock file;
+# an interrupted run leaves nothing that looks finished.
 install_wheels() {
-    local name=$1 lock=$1-requirements.lock
+    local name=$1 lock=${3:-$1-requirements.lock}
     is_current "$name" "$lock" && return 0
     say "fetching $name (wheels pinned in scripts/$lock)"
     mkdir -p "$NCCL_EP_DEPS"
@@ -111,16 +120,19 @@ unpack_cuda() {
     ln -sfn libcudart.so.13 "$1/nvidia/cu13/lib/libcudart.so"
 }
 
-# The wheel is 200 MB of library; only its headers and licences are kept.
-unpack_nccl() {
+# The wheel is 200 MB of library, which few machines need: the headers have a folder of their own.
+unpack_nccl() { unpack_parts "$@" nvidia/nccl/include/ /licenses/; }
+unpack_nccl_library() { unpack_parts "$@" nvidia/nccl/lib/ /licenses/; }
+
+# unpack_parts DIR LOCK PART...: only the files of the wheels with one of the parts in their names.
+unpack_parts() {
     run_pip download --dest "$1/wheel" -r "$2"
-    python3 - "$1" <<'PYTHON'
+    python3 - "$1" "${@:3}" <<'PYTHON'
 import glob, sys, zipfile
 
-target = sys.argv[1]
+target, wanted = sys.argv[1], sys.argv[2:]
 for wheel in glob.glob(f"{target}/wheel/*.whl"):
     with zipfile.ZipFile(wheel) as archive:
-        wanted = ("nvidia/nccl/include/", "/licenses/")
         names = [name for name in archive.namelist() if any(part in name for part in wanted)]
         archive.extractall(target, names)
 PYTHON
@@ -149,17 +161,28 @@ say_once() {
     echo "$2" >"$stamp"
 }
 
+# NCCL's library, for programs on GPUs; one that the machine has is used, whatever brought it.
+install_nccl_library() {
+    [ "$("$here/gpus.py" count)" -gt 0 ] || return 0
+    case "$("$here/gpus.py" nccl || true)" in
+        "" | "$NCCL_EP_DEPS"/*)
+            install_wheels nccl-library unpack_nccl_library nccl-requirements.lock ;;
+    esac
+}
+
 command -v cargo >/dev/null ||
     die "cargo is missing: install Rust with rustup; rust-toolchain.toml names the version."
 command -v python3 >/dev/null ||
     die "python3 is missing: install it with pip (Debian: python3 python3-pip)."
 install_packages
-check_mpi
 if [ "$CUDA_HOME" = "$NCCL_EP_PINNED_CUDA" ]; then
     install_wheels cuda unpack_cuda
 else
     say_once cuda "using the CUDA tool kit at $CUDA_HOME"
 fi
+! wants --library || exit 0
+
+check_mpi
 if [ "$NCCL_INCLUDE" = "$NCCL_EP_PINNED_NCCL" ]; then
     install_wheels nccl unpack_nccl
 else
@@ -168,7 +191,6 @@ fi
 case "$(command -v cmake || true)" in
     "" | "$NCCL_EP_PINNED_CMAKE"/*) install_wheels cmake unpack_cmake ;;
 esac
-case "${1:-}" in
-    --python) install_wheels pytest unpack_pytest; install_wheels torch unpack_torch ;;
-    --pytest) install_wheels pytest unpack_pytest ;;
-esac
+if wants --gpu; then install_nccl_library; fi
+if wants --pytest || wants --python; then install_wheels pytest unpack_pytest; fi
+if wants --python; then install_wheels torch unpack_torch; fi

@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+"""The GPUs of this machine and the NCCL for them: the one place where scripts look for either.
+
+    gpus.py count   prints how many GPUs programs may use
+    gpus.py nccl    prints the folder of libnccl.so.2, or `system` if the loader finds it by itself;
+                    status 1 if there is none
+
+Needs only Python's standard library, and nothing else of this repository.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pathlib
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+
+_DRIVER_NODE = pathlib.Path("/dev/nvidiactl")
+_LIBRARY = "libnccl.so.2"
+# What setup.sh fetches for a machine that has GPUs, but no NCCL.
+_PINNED_NCCL = pathlib.Path(__file__).resolve().parents[1] / ".deps/nccl-library/nvidia/nccl/lib"
+SYSTEM = "system"
+
+
+def names() -> list[str]:
+    """The GPUs of this machine, as nvidia-smi prints them."""
+    try:
+        done = subprocess.run(("nvidia-smi", "-L"), stdout=subprocess.PIPE,
+                              stderr=subprocess.DEVNULL, text=True, check=False)
+    except OSError:
+        return []
+    return re.findall(r"^GPU \d+: (.*?)(?: \(UUID.*)?$", done.stdout, re.MULTILINE)
+
+
+def visible(listed: int, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Which of so many GPUs programs may use, as CUDA_VISIBLE_DEVICES names them."""
+    chosen = environment.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None or listed == 0:
+        return tuple(str(index) for index in range(listed))
+    usable = []
+    for entry in map(str.strip, chosen.split(",")):
+        # CUDA stops at the first entry that names no GPU.
+        if not entry or entry.startswith("-") or (entry.isdigit() and int(entry) >= listed):
+            break
+        usable.append(entry)
+    return tuple(usable)
+
+
+def count(environment: Mapping[str, str]) -> int:
+    """How many GPUs programs may use.
+
+    A driver whose GPUs cannot be listed counts as one, so that what follows runs into the real
+    error instead of passing for a machine without a GPU.
+    """
+    listed = len(names())
+    if listed == 0:
+        return 1 if _DRIVER_NODE.exists() else 0
+    return len(visible(listed, environment))
+
+
+def find_nccl(environment: Mapping[str, str]) -> str:
+    """The folder of libnccl.so.2, SYSTEM if the loader finds it by itself, or nothing.
+
+    The loader comes first, then NCCL_HOME/lib, the wheel that PyTorch and others bring, and what
+    setup.sh has fetched.
+    """
+    try:
+        ctypes.CDLL(_LIBRARY)
+        return SYSTEM
+    except OSError:
+        pass
+    home = environment.get("NCCL_HOME")
+    folders = [pathlib.Path(home) / "lib"] if home else []
+    folders += [pathlib.Path(entry) / "nvidia" / "nccl" / "lib" for entry in sys.path if entry]
+    for folder in (*folders, _PINNED_NCCL):
+        if (folder / _LIBRARY).exists():
+            return str(folder)
+    return ""
+
+
+def library_path(environment: Mapping[str, str], *first: str) -> str:
+    """LD_LIBRARY_PATH: the folders `first`, the caller's, and NCCL's if the loader needs it."""
+    nccl = find_nccl(environment)
+    folders = (*first, environment.get("LD_LIBRARY_PATH", ""), "" if nccl == SYSTEM else nccl)
+    return ":".join(filter(None, folders))
+
+
+def main() -> int:
+    asked = sys.argv[1:]
+    if asked == ["count"]:
+        print(count(os.environ))
+        return 0
+    if asked == ["nccl"]:
+        nccl = find_nccl(os.environ)
+        print(nccl)
+        return 0 if nccl else 1
+    print("usage: gpus.py count | nccl", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

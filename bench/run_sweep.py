@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime
-import importlib.util
 import json
 import os
 import pathlib
@@ -25,6 +24,12 @@ import time
 from typing import Any
 
 from data import OURS, RESULTS, ROOT
+
+sys.path.append(str(ROOT / "scripts"))
+try:
+    import gpus
+except ModuleNotFoundError:  # bench/ was copied alone: --ranks is needed, and an NCCL of the loader's
+    gpus = None
 
 _SWEEPS = {"ll": "1..1024", "ht": "512..16384"}
 _ITERATIONS = {"ll": 201, "ht": 51}
@@ -64,7 +69,8 @@ class Job:
 
 def main() -> int:
     arguments = _parse_arguments()
-    ranks = arguments.ranks or [count for count in (2, 4, 8) if count <= _gpu_count()]
+    available = gpus.count(os.environ) if gpus else 0
+    ranks = arguments.ranks or [count for count in (2, 4, 8) if count <= available]
     if not ranks:
         print("fewer than two GPUs on this machine: nothing to run (--ranks 1 runs on one)")
         return 0
@@ -152,14 +158,6 @@ def _words(text: str) -> list[str]:
     return text.split(",")
 
 
-def _gpu_count() -> int:
-    try:
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        return 0
-    return len(re.findall(r"^GPU ", listed.stdout, re.MULTILINE))
-
-
 def default_target() -> pathlib.Path:
     """Where the Makefile builds, as scripts/env.sh says."""
     return pathlib.Path(os.environ.get("NCCL_EP_TARGET", ROOT / "target"))
@@ -176,23 +174,16 @@ def _find_program(arguments: argparse.Namespace) -> pathlib.Path:
 
 
 def _environment(arguments: argparse.Namespace) -> dict[str, str]:
-    """What the ranks run with: the chosen libraries first, then the caller's, then NCCL's wheel."""
+    """What the ranks run with: the chosen libraries first, then the caller's, then NCCL."""
     folders = [arguments.library, arguments.prebuilt and arguments.prebuilt / "lib"]
-    searched = [str(folder.resolve()) for folder in folders if folder]
-    searched += filter(None, [os.environ.get("LD_LIBRARY_PATH"), _nccl_of_python()])
-    environment = {**_OPEN_MPI, **os.environ, "LD_LIBRARY_PATH": ":".join(searched)}
+    chosen = [str(folder.resolve()) for folder in folders if folder]
+    if gpus:
+        searched = gpus.library_path(os.environ, *chosen)
+    else:
+        searched = ":".join(filter(None, [*chosen, os.environ.get("LD_LIBRARY_PATH")]))
+    environment = {**_OPEN_MPI, **os.environ, "LD_LIBRARY_PATH": searched}
     environment.setdefault("EP_TEST_DEADLINE", str(arguments.timeout))
     return environment
-
-
-def _nccl_of_python() -> str | None:
-    """The folder of libnccl.so.2 in this Python's packages, where no system package has it."""
-    try:
-        spec = importlib.util.find_spec("nvidia.nccl")
-    except ModuleNotFoundError:
-        return None
-    folders = spec.submodule_search_locations if spec else None
-    return str(pathlib.Path(next(iter(folders))) / "lib") if folders else None
 
 
 def _command(job: Job, program: pathlib.Path, arguments: argparse.Namespace) -> list[str]:

@@ -9,10 +9,15 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/env.sh
 
-gpus=$(nccl_ep_gpu_count)
+gpus=$(scripts/gpus.py count)
 if [ "$gpus" -gt 0 ]; then
     kind=gpu
     export NCCL_EP_CUDA=require
+    nccl=$(scripts/gpus.py nccl) || {
+        echo "demo: no libnccl.so.2 here: set NCCL_HOME, or let \`make run\` fetch one" >&2
+        exit 1
+    }
+    [ "$nccl" = system ] || export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$nccl"
     for ranks in 8 4 2 1; do [ $ranks -le "$gpus" ] && break; done
     bench=(--validate)
     echo "== $gpus GPU(s) here: running on the CUDA backend, one rank on each of $ranks"

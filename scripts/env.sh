@@ -60,15 +60,6 @@ nccl_ep_find_nccl() {
     echo "$NCCL_EP_PINNED_NCCL"
 }
 
-# Prints how many GPUs this machine has. A driver whose GPUs cannot be listed counts as one, so
-# that what follows runs into the real error instead of passing for a machine without a GPU.
-nccl_ep_gpu_count() {
-    local count
-    [ -e /dev/nvidiactl ] || { echo 0; return; }
-    count=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ' || true)
-    echo "$((count > 0 ? count : 1))"
-}
-
 CUDA_HOME=$(nccl_ep_find_cuda)
 NCCL_INCLUDE=$(nccl_ep_find_nccl)
 export CUDA_HOME NCCL_INCLUDE NCCL_EP_TARGET

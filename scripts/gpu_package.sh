@@ -5,6 +5,7 @@
 #   lib/          libnccl_ep.so, libncclep_bootstrap.so
 #   python/ examples/ .deps/pytest/  the Python package with its tests; PyTorch is the machine's
 #   bench/layer.py                   times an MoE layer
+#   bench/run_sweep.py               times ep_bench: DIR/bench/run_sweep.py --prebuilt DIR
 #   scripts/      DIR/scripts/gpu_test.py --prebuilt DIR
 set -euo pipefail
 
@@ -31,7 +32,7 @@ done
 strip --strip-unneeded -o "$package/lib/libnccl_ep.so" "$NCCL_EP_TARGET/release/libnccl_ep.so"
 strip --strip-unneeded -o "$package/lib/libncclep_bootstrap.so" \
     "$NCCL_EP_TARGET/c/bootstrap/gpu/libncclep_bootstrap.so"
-cp scripts/env.sh scripts/gpu_test.py "$package/scripts/"
+cp scripts/{env.sh,gpus.py,gpu_test.py} "$package/scripts/"
 cp scripts/testing/*.py "$package/scripts/testing/"
 cp c_tests/programs/moe_layer/data/loomings.txt "$package/c_tests/programs/moe_layer/data/"
 mkdir -p "$package"/{bench,examples,docs}
@@ -39,7 +40,7 @@ cp docs/{abi,python}.md "$package/docs/" # tests compare the structures with one
 cp README.md "$package/"
 cp -r python "$package/"
 cp -r examples/python "$package/examples/"
-cp bench/layer.py "$package/bench/"
+cp bench/{layer,run_sweep,data}.py "$package/bench/"
 if [ -d "$NCCL_EP_DEPS/pytest" ]; then
     mkdir "$package/.deps"
     cp -r "$NCCL_EP_DEPS/pytest" "$package/.deps/"

@@ -2,8 +2,8 @@
 """Runs the C programs on the GPUs of this machine and ends with the line `N passed, N failed`.
 
 Over NCCL with one rank on each GPU, and with several ranks on one GPU over a test-only bootstrap
-library. Needs only Python's standard library, a driver and Open MPI; NCCL may be the system's or
-PyTorch's. With --prebuilt it builds nothing: docs/testing.md says how to make such a folder.
+library. Needs only Python's standard library, a driver, Open MPI and an NCCL that gpus.py finds.
+With --prebuilt it builds nothing: docs/testing.md says how to make such a folder.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ def main() -> int:
     environment = command.build_environment()
     target = pathlib.Path(environment["NCCL_EP_TARGET"])
     prebuilt = arguments.prebuilt
-    machine = gpu_machine.find(environment, prebuilt.resolve() if prebuilt else target / "c")
+    programs = prebuilt.resolve() if prebuilt else target / "c"
+    machine = gpu_machine.find(environment, programs, builds=not prebuilt)
     if not machine.devices:
-        print("no GPU on this machine: nothing to run")
+        print("no GPU on this machine, or CUDA_VISIBLE_DEVICES hides all: nothing to run")
         return 0
 
     outcomes: list[Outcome] = []

@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
@@ -24,8 +25,10 @@ _lock = threading.Lock()
 
 def build_environment() -> dict[str, str]:
     """The environment after env.sh, which decides what CUDA, NCCL and MPI are used."""
-    script = '. scripts/env.sh && export NCCL_EP_GPUS=$(nccl_ep_gpu_count) && env -0'
-    done = subprocess.run(["bash", "-c", script], cwd=ROOT, check=True, stdout=subprocess.PIPE)
+    done = subprocess.run(["bash", "-c", ". scripts/env.sh && env -0"], cwd=ROOT, check=False,
+                          stdout=subprocess.PIPE)
+    if done.returncode != 0:
+        sys.exit(done.returncode)  # env.sh has said why
     return dict(entry.split("=", 1) for entry in done.stdout.decode().split("\0") if "=" in entry)
 
 

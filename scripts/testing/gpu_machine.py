@@ -6,16 +6,13 @@ their headers nor their compilers.
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
-import os
 import pathlib
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Mapping
 
+import gpus
 from testing import command
 from testing.step import Finished
 
@@ -29,6 +26,7 @@ class Machine:
     devices: tuple[str, ...]  # as CUDA_VISIBLE_DEVICES names them
     names: tuple[str, ...]  # as nvidia-smi prints them
     nccl: str  # where libnccl.so.2 was found; empty if it was not
+    builds: bool  # whether programs are built here, not brought
 
     @property
     def has_mpi(self) -> bool:
@@ -36,45 +34,22 @@ class Machine:
         return shutil.which("mpirun", path=self.environment.get("PATH")) is not None
 
     @property
+    def has_cargo(self) -> bool:
+        """Whether the Rust tests can be built."""
+        return shutil.which("cargo", path=self.environment.get("PATH")) is not None
+
+    @property
     def has_sanitizer(self) -> bool:
         """Whether kernels can be watched; the tool comes with the CUDA toolkit."""
         return shutil.which("compute-sanitizer", path=self.environment.get("PATH")) is not None
 
 
-def find(environment: Mapping[str, str], programs: pathlib.Path) -> Machine:
+def find(environment: Mapping[str, str], programs: pathlib.Path, builds: bool) -> Machine:
     """Looks at this machine; `environment` is the one that the programs will get."""
-    names = tuple(_gpu_names())
-    chosen = environment.get("CUDA_VISIBLE_DEVICES")
-    devices = tuple(chosen.split(",")) if chosen else tuple(str(i) for i in range(len(names)))
-    nccl = _find_nccl(environment)
-    folders = [str(programs / "lib"), nccl if os.path.isdir(nccl) else "",
-               environment.get("LD_LIBRARY_PATH", "")]
-    path = {"LD_LIBRARY_PATH": ":".join(folder for folder in folders if folder)}
-    return Machine({**environment, **path}, programs, devices, names, nccl)
-
-
-def _gpu_names() -> list[str]:
-    try:
-        done = subprocess.run(("nvidia-smi", "-L"), stdout=subprocess.PIPE, text=True, check=False)
-    except OSError:
-        return []
-    return re.findall(r"^GPU \d+: (.*?)(?: \(UUID.*)?$", done.stdout, re.MULTILINE)
-
-
-def _find_nccl(environment: Mapping[str, str]) -> str:
-    """The folder of libnccl.so.2, "system" if the loader finds it by itself, or nothing."""
-    try:
-        ctypes.CDLL("libnccl.so.2")
-        return "system"
-    except OSError:
-        pass
-    homes = [pathlib.Path(environment["NCCL_HOME"])] if environment.get("NCCL_HOME") else []
-    # PyTorch and others bring it as a wheel.
-    homes += [pathlib.Path(entry) / "nvidia" / "nccl" for entry in sys.path if entry]
-    for home in homes:
-        if (home / "lib" / "libnccl.so.2").exists():
-            return str(home / "lib")
-    return ""
+    names = tuple(gpus.names())
+    path = {"LD_LIBRARY_PATH": gpus.library_path(environment, str(programs / "lib"))}
+    return Machine({**environment, **path}, programs, gpus.visible(len(names), environment), names,
+                   gpus.find_nccl(environment), builds)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,6 +19,8 @@ _CARGO_RESULT = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d
                            re.MULTILINE)
 # Not a test of its own: the function that a test starts a second process with.
 _CARGO_CHILD = re.compile(r"^test .* \.\.\. ignored, entry point of child processes$", re.MULTILINE)
+# The step gpu/rust runs these.
+_CARGO_GPU = re.compile(r"^test .* \.\.\. ignored, needs a GPU$", re.MULTILINE)
 
 
 def _judge(finished: Finished, passed: int, failed: int, problem: str) -> Counts:
@@ -58,12 +60,18 @@ def closing_line(finished: Finished) -> Counts:
 
 
 def cargo_test(finished: Finished) -> Counts:
-    """The sum over all test binaries; an ignored test is a failure, as nobody would notice it."""
+    """The sum over all test binaries.
+
+    A test that is ignored for want of a GPU counts as skipped; any other ignored test is a failure,
+    as nobody would notice it.
+    """
     results = [tuple(map(int, numbers)) for numbers in _CARGO_RESULT.findall(finished.output)]
     passed, failed, ignored = (sum(column) for column in zip(*results)) if results else (0, 0, 0)
-    ignored -= len(_CARGO_CHILD.findall(finished.output))
+    for_gpus = len(_CARGO_GPU.findall(finished.output))
+    ignored -= len(_CARGO_CHILD.findall(finished.output)) + for_gpus
     problem = f"{ignored} ignored" if ignored else ("" if passed + failed else "no test ran")
-    return _judge(finished, passed, failed, problem)
+    skipped = f"{for_gpus} skipped: no GPU" if for_gpus else ""
+    return dataclasses.replace(_judge(finished, passed, failed, problem), skipped=skipped)
 
 
 def says(pattern: str, times: int):

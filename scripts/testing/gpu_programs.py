@@ -1,7 +1,7 @@
 """The runs of programs.py on GPUs, in three variants, and small ones under compute-sanitizer.
 
 gpu       rank i on GPU i, over NCCL; every process sees all GPUs
-          python/tests and the examples run so, too
+          python/tests and the examples run so, too; gpu/rust is the Rust tests that need a GPU
 isolated  the same, but each process sees one GPU only, as under many job schedulers
 onegpu    all ranks on one GPU, over the test-only bootstrap library, as NCCL refuses it. Kernels of
           different processes take turns there, so that operations take milliseconds.
@@ -43,13 +43,24 @@ _DEATH_TIMEOUT_MS = {"gpu": 1000, "onegpu": 4000}
 
 def all_steps(machine: Machine, quick: bool, has_ht: bool) -> list[Step]:
     """All runs on this machine. Those that need high throughput are kept as skipped without it."""
-    steps = [_nccl_step(machine)]
+    steps = [_nccl_step(machine), _rust_step(machine)]
     for variant in ("gpu", "isolated", "onegpu"):
         for index, run in enumerate(_runs(variant, machine, quick)):
             step = _step(machine, variant, _with_more_work(variant, run, quick), index)
             steps.append(step if has_ht or not run.needs_ht else _skipped(step))
     steps += python_steps.gpu_steps(machine, quick, has_ht)
     return [*steps, *_sanitizer_steps(machine)]
+
+
+def _rust_step(machine: Machine) -> Step:
+    """The tests that `make test` ignores. The release build, which shares the compiled kernels."""
+    words = ("cargo", "test", "--release", "--locked", "--lib", "backend::cuda::gpu_tests", "--",
+             "--include-ignored")
+    step = Step("gpu/rust", words, counts.cargo_test, cores=len(machine.devices), timeout=600,
+                environment=(("NCCL_EP_CUDA", "require"),))
+    if not machine.builds:
+        return _skipped(step, "the package brings no Rust sources")
+    return step if machine.has_cargo else _skipped(step, "no cargo")
 
 
 def _sanitizer_steps(machine: Machine) -> Iterator[Step]:

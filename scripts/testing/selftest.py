@@ -48,6 +48,12 @@ class Readers(unittest.TestCase):
         self.assertEqual(read(Finished(0, "test a ... ignored, slow\n" + one_ignored)).failed, 1)
         child = "test child_process ... ignored, entry point of child processes\n"
         self.assertEqual(read(Finished(0, child + one_ignored)), Counts(7, 0))
+        gpu = "test on_a_gpu ... ignored, needs a GPU\n"
+        self.assertEqual(read(Finished(0, gpu + one_ignored)),
+                         Counts(7, 0, skipped="1 skipped: no GPU"))
+        self.assertEqual(read(Finished(0, gpu + text.format("ok. 4", 0, 2))).failed, 1)
+        only_ignored = gpu + "test result: ok. 0 passed; 0 failed; 1 ignored; 0 measured\n"
+        self.assertEqual(read(Finished(0, only_ignored)).failed, 1)
         self.assertEqual(read(Finished(0, "")).failed, 1)
         self.assertEqual(read(Finished(101, "error: could not compile")).failed, 1)
 

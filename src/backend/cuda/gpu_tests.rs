@@ -1,5 +1,5 @@
-//! Tests that need one GPU. They end with a printed SKIP where there is none, which
-//! NCCL_EP_TEST_REQUIRE_GPU=1 turns into a failure.
+//! Tests that need one GPU. They are ignored unless asked for, as the step `gpu/rust` of
+//! `make gpu-test` does.
 //!
 //! Two ranks share the GPU, each with its own window and thread: what a rank does not send can then be
 //! left out on purpose.
@@ -39,29 +39,21 @@ struct Bench {
 }
 
 impl Bench {
-    fn open() -> Option<Self> {
-        match Self::try_open() {
-            Ok(bench) => Some(bench),
-            Err(error) if std::env::var_os("NCCL_EP_TEST_REQUIRE_GPU").is_none() => {
-                eprintln!("SKIP: {error}");
-                None
-            }
-            Err(error) => panic!("{error}"),
-        }
-    }
-
-    fn try_open() -> Result<Self> {
+    fn open() -> Self {
         let alone = GPU.lock();
-        let context = Arc::new(Context::for_device(0)?);
+        let context = Arc::new(Context::for_device(0).unwrap());
         let memory = Arc::new(CudaMemory::new(Arc::clone(&context)));
-        let module = Module::load(&context)?;
+        let module = Module::load(&context).unwrap();
         let layout = WindowLayout::new(2, 0);
         let windows = [
-            Window::new(&memory, layout.bytes)?,
-            Window::new(&memory, layout.bytes)?,
+            Window::new(&memory, layout.bytes).unwrap(),
+            Window::new(&memory, layout.bytes).unwrap(),
         ];
-        let selftests = [Selftest::new(&context, 2)?, Selftest::new(&context, 2)?];
-        Ok(Self {
+        let selftests = [
+            Selftest::new(&context, 2).unwrap(),
+            Selftest::new(&context, 2).unwrap(),
+        ];
+        Self {
             context,
             memory,
             module,
@@ -69,7 +61,7 @@ impl Bench {
             windows,
             selftests,
             _alone: alone,
-        })
+        }
     }
 
     fn address(&self, rank: usize, offset: usize) -> DevPtr {
@@ -97,8 +89,9 @@ impl Bench {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn two_ranks_pass_the_self_test() {
-    let Some(bench) = Bench::open() else { return };
+    let bench = Bench::open();
     let faults = [bench.faults(0), bench.faults(1)];
     let verdicts = std::thread::scope(|scope| {
         let other = scope.spawn(|| bench.run(1, &faults[1]));
@@ -109,8 +102,9 @@ fn two_ranks_pass_the_self_test() {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn a_missing_rank_ends_in_a_report_and_the_context_stays_usable() {
-    let Some(bench) = Bench::open() else { return };
+    let bench = Bench::open();
     let faults = bench.faults(0);
     let start = Instant::now();
     let error = bench.run(0, &faults).unwrap_err();
@@ -139,8 +133,9 @@ fn a_missing_rank_ends_in_a_report_and_the_context_stays_usable() {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn data_that_the_flag_announced_too_early_is_found() {
-    let Some(bench) = Bench::open() else { return };
+    let bench = Bench::open();
     let flag_of_rank_1 = bench.address(0, bench.layout.selftest_flags + size_of::<u32>());
     bench
         .memory
@@ -157,8 +152,9 @@ fn data_that_the_flag_announced_too_early_is_found() {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn the_callers_context_is_left_as_it_was() {
-    let Some(bench) = Bench::open() else { return };
+    let bench = Bench::open();
     let before = driver::current_context().unwrap();
     let data = bench.memory.alloc(64).unwrap();
     bench.memory.upload(data, &[7; 64]).unwrap();
@@ -171,8 +167,9 @@ fn the_callers_context_is_left_as_it_was() {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn only_mapped_host_memory_has_a_device_alias() {
-    let Some(bench) = Bench::open() else { return };
+    let bench = Bench::open();
     let page = super::host_page::HostPage::<super::params::FaultReport>::new(&bench.context, 1);
     let pinned = DevPtr(page.as_ref().unwrap().device() as usize);
     assert_eq!(bench.memory.device_alias(pinned), Ok(pinned));

@@ -12,9 +12,12 @@ from testing.step import ROOT, Places, Step
 
 def all_steps(places: Places) -> list[Step]:
     """Everything that runs on a machine without a GPU."""
+    path = (("PYTHONPATH", str(ROOT / "scripts")),)
     return [
         Step("runner/self-test", ("python3", "scripts/testing/selftest.py"), counts.exit_status,
-             environment=(("PYTHONPATH", str(ROOT / "scripts")),)),
+             environment=path),
+        Step("scripts/self-test", ("python3", "scripts/testing/scripts_selftest.py"),
+             counts.exit_status, environment=path),
         *_builds(places),
         *_rust(),
         *abi_checks.steps(places),

@@ -1,0 +1,277 @@
+"""Tests of the scripts that set up, install and run, on made-up machines: GPUs, MPI, NCCL and tool
+kits that are not there, in a folder of their own, without a network.
+
+Run by the step `scripts/self-test`, or by `python3 -m unittest testing.scripts_selftest` in scripts/.
+"""
+
+import atexit
+import functools
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+import unittest
+import zipfile
+
+import gpus
+from testing.step import ROOT
+
+_NOT_ON_EVERY_MACHINE = ("apt-get", "cmake", "mpicc", "mpirun", "nvcc", "nvidia-smi", "sudo")
+_NVCC = "echo 'Cuda compilation tools, release 13.0, V13.0.88'"
+_OPEN_MPI = "echo 'mpirun (Open MPI) 4.1.4'"
+# Takes the place of pip: `pip download --dest FOLDER` brings a wheel that lies beside it.
+_PIP = """case "$*" in
+    "-m pip --version") ;;
+    "-m pip download"*)
+        while [ "$1" != --dest ]; do shift; done
+        mkdir -p "$2" && cp "$(dirname "$0")/nccl.whl" "$2/" ;;
+    *) exec {python} "$@" ;;
+esac"""
+
+
+@functools.cache
+def _usual_commands() -> pathlib.Path:
+    """A folder of this machine's commands, without what not every machine has."""
+    folder = pathlib.Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder)
+    for entry in os.environ["PATH"].split(":"):
+        for command in pathlib.Path(entry).glob("*"):
+            if command.name not in _NOT_ON_EVERY_MACHINE and not (folder / command.name).exists():
+                (folder / command.name).symlink_to(command)
+    return folder
+
+
+class Machine:
+    """A copy of the scripts, and commands of its own before the usual ones."""
+
+    def __init__(self, test: unittest.TestCase, name: str = "tree") -> None:
+        folder = tempfile.TemporaryDirectory()
+        test.addCleanup(folder.cleanup)
+        self.root = pathlib.Path(folder.name) / name
+        self.tools = pathlib.Path(folder.name) / "bin"
+        self.tools.mkdir()
+        shutil.copytree(ROOT / "scripts", self.root / "scripts")
+        self.environment = {"PATH": f"{self.tools}:{_usual_commands()}",
+                            "HOME": os.environ.get("HOME", "/")}
+
+    def write(self, path: str | pathlib.Path, text: str = "") -> pathlib.Path:
+        """A file of the tree."""
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        return file
+
+    def command(self, path: str | pathlib.Path, text: str) -> None:
+        """A shell script in the place of a command."""
+        self.write(self.tools / path, f"#!/bin/bash\n{text}\n").chmod(0o755)
+
+    def tool_kit(self) -> None:
+        """A CUDA tool kit of the machine's own."""
+        self.command(self.root / "cuda" / "bin" / "nvcc", _NVCC)
+        self.write("cuda/include/cuda_runtime.h")
+        self.environment["CUDA_HOME"] = str(self.root / "cuda")
+
+    def gpus(self, count: int) -> None:
+        """An nvidia-smi that lists so many GPUs."""
+        lines = "".join(f"GPU {i}: NVIDIA H200 (UUID: GPU-{i})\\n" for i in range(count))
+        self.command("nvidia-smi", f"printf '{lines}'")
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """A command in the tree; its output and errors come back together."""
+        return subprocess.run(words, cwd=self.root, env=self.environment, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, check=False)
+
+
+class Gpus(unittest.TestCase):
+    """How many GPUs there are for programs, and where their NCCL is."""
+
+    def test_visible_devices(self):
+        for chosen, expected in ((None, "0 1 2 3"), ("", ""), ("2", "2"), ("0,1", "0 1"),
+                                 (" 3 , 1", "3 1"), ("0,7,1", "0"), ("0,-1,1", "0"), ("-1", ""),
+                                 ("GPU-a,MIG-b", "GPU-a MIG-b")):
+            environment = {} if chosen is None else {"CUDA_VISIBLE_DEVICES": chosen}
+            self.assertEqual(gpus.visible(4, environment), tuple(expected.split()), chosen)
+
+    def test_count(self):
+        machine = Machine(self)
+        machine.gpus(8)
+        self.assertEqual(machine.run("scripts/gpus.py", "count").stdout, "8\n")
+        machine.environment["CUDA_VISIBLE_DEVICES"] = "0,1"
+        self.assertEqual(machine.run("scripts/gpus.py", "count").stdout, "2\n")
+        machine.command("nvidia-smi", "exit 9")
+        expected = "1\n" if os.path.exists("/dev/nvidiactl") else "0\n"
+        self.assertEqual(machine.run("scripts/gpus.py", "count").stdout, expected)
+
+    def test_nccl_is_found_in_order(self):
+        machine = Machine(self)
+        if machine.run("scripts/gpus.py", "nccl").stdout == f"{gpus.SYSTEM}\n":
+            self.skipTest("the loader of this machine has an NCCL")
+        # Last first, each before the ones that were there already.
+        for folder, variable in ((".deps/nccl-library/nvidia/nccl/lib", ""),
+                                 ("wheels/nvidia/nccl/lib", "PYTHONPATH"), ("home/lib", "NCCL_HOME")):
+            machine.write(f"{folder}/libnccl.so.2")
+            if variable:
+                machine.environment[variable] = str(machine.root / folder.split("/")[0])
+            found = machine.run("scripts/gpus.py", "nccl")
+            self.assertEqual((found.stdout, found.returncode), (f"{machine.root / folder}\n", 0))
+        library = machine.root / "loaded" / "libnccl.so.2"
+        library.parent.mkdir()
+        subprocess.run(("gcc", "-shared", "-x", "c", "/dev/null", "-o", str(library)), check=True)
+        machine.environment["LD_LIBRARY_PATH"] = str(library.parent)
+        self.assertEqual(machine.run("scripts/gpus.py", "nccl").stdout, f"{gpus.SYSTEM}\n")
+
+
+class Setup(unittest.TestCase):
+    """setup.sh wants no more than what is built needs."""
+
+    def test_the_library_needs_no_mpi(self):
+        machine = Machine(self)
+        machine.tool_kit()
+        done = machine.run("scripts/setup.sh", "--library")
+        self.assertEqual(done.returncode, 0, done.stdout)
+        refused = machine.run("scripts/setup.sh")
+        self.assertNotEqual(refused.returncode, 0)
+        self.assertIn("missing: openmpi-bin libopenmpi-dev", refused.stdout)
+
+    def test_another_mpi_is_no_obstacle_for_the_library(self):
+        machine = Machine(self)
+        machine.tool_kit()
+        for command in ("mpirun", "mpicc", "pkg-config"):
+            machine.command(command, "echo 'HYDRA build details'")
+        self.assertEqual(machine.run("scripts/setup.sh", "--library").returncode, 0)
+        self.assertIn("is not Open MPI's", machine.run("scripts/setup.sh").stdout)
+
+    def test_nccl_is_fetched_for_gpus_only_and_if_there_is_none(self):
+        machine = Machine(self)
+        machine.tool_kit()
+        machine.write("nccl/nccl.h")
+        machine.environment["NCCL_INCLUDE"] = str(machine.root / "nccl")
+        for command in ("mpirun", "mpicc", "cmake", "pkg-config"):
+            machine.command(command, _OPEN_MPI)
+        python = pathlib.Path(shutil.which("python3")).resolve()
+        machine.command("python3", _PIP.format(python=python))
+        with zipfile.ZipFile(machine.tools / "nccl.whl", "w") as wheel:
+            for name in ("nvidia/nccl/lib/libnccl.so.2", "nvidia/nccl/include/nccl.h"):
+                wheel.writestr(name, "")
+        fetched = machine.root / ".deps/nccl-library/nvidia/nccl/lib/libnccl.so.2"
+
+        def set_up(*options: str) -> bool:
+            done = machine.run("scripts/setup.sh", *options)
+            self.assertEqual(done.returncode, 0, done.stdout)
+            return fetched.exists()
+
+        if machine.run("scripts/gpus.py", "nccl").stdout == f"{gpus.SYSTEM}\n":
+            self.skipTest("the loader of this machine has an NCCL")
+        machine.gpus(2)
+        self.assertFalse(set_up(), "only programs on GPUs need it")
+        machine.environment["CUDA_VISIBLE_DEVICES"] = ""
+        if not os.path.exists("/dev/nvidiactl"):
+            self.assertFalse(set_up("--gpu"), "no GPU is used")
+        del machine.environment["CUDA_VISIBLE_DEVICES"]
+        home = machine.write("home/lib/libnccl.so.2")
+        machine.environment["NCCL_HOME"] = str(machine.root / "home")
+        self.assertFalse(set_up("--gpu"), "NCCL_HOME has one")
+        home.unlink()
+        self.assertTrue(set_up("--gpu"))
+        self.assertFalse((machine.root / ".deps/nccl-library/nvidia/nccl/include").exists())
+        self.assertEqual(machine.run("scripts/setup.sh", "--gpu").stdout, "", "once is enough")
+        self.assertEqual(machine.run("scripts/gpus.py", "nccl").stdout, f"{fetched.parent}\n")
+
+
+class Runs(unittest.TestCase):
+    """What the other scripts do on such machines."""
+
+    def test_blanks_in_a_path_are_refused(self):
+        # make would take the first word for a folder of its own, and `make clean` removes it.
+        machine = Machine(self, "tree of mine")
+        done = machine.run("bash", "-ec", ". scripts/env.sh; echo too far")
+        self.assertEqual((done.returncode, done.stdout.count("\n")), (1, 1), done.stdout)
+        self.assertIn("tree of mine", done.stdout)
+        machine = Machine(self)
+        machine.environment["CARGO_TARGET_DIR"] = "a\tb"
+        self.assertIn("without blanks", machine.run("bash", "-ec", ". scripts/env.sh").stdout)
+
+    def test_clean_stops_at_a_refusal(self):
+        machine = Machine(self, "tree of mine")
+        shutil.copy(ROOT / "Makefile", machine.root)
+        for command in ("cargo", "rm"):
+            machine.command(command, f"echo {command} ran")
+        done = machine.run("make", "clean")
+        self.assertNotEqual(done.returncode, 0)
+        self.assertNotIn("ran", done.stdout)
+
+    def test_the_demonstration_takes_the_chosen_gpus_and_an_nccl_from_anywhere(self):
+        machine = Machine(self)
+        machine.gpus(8)
+        for command in ("cargo", "make"):
+            machine.command(command, "")
+        machine.command("mpirun", 'echo "$LD_LIBRARY_PATH: $*"')
+        machine.write("home/lib/libnccl.so.2")
+        machine.environment.update(NCCL_HOME=str(machine.root / "home"), LD_LIBRARY_PATH="/mine",
+                                   CUDA_VISIBLE_DEVICES="4,5")
+        nccl = machine.run("scripts/gpus.py", "nccl").stdout.strip()
+        done = machine.run("scripts/demo.sh")
+        searched = "/mine" if nccl == gpus.SYSTEM else f"/mine:{machine.root / 'home' / 'lib'}"
+        self.assertEqual(done.returncode, 0, done.stdout)
+        self.assertEqual(done.stdout.count(f"{searched}: -np 2 "), 3, done.stdout)
+        if nccl != gpus.SYSTEM:
+            del machine.environment["NCCL_HOME"]
+            self.assertIn("no libnccl.so.2", machine.run("scripts/demo.sh").stdout)
+
+    def test_an_installation_builds_nothing(self):
+        machine = Machine(self)
+        machine.write("Cargo.toml", 'version = "1.2.3"\n')
+        done = machine.run("scripts/install.sh", str(machine.root / "prefix"))
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("run `make lib` first", done.stdout)
+        self.assertFalse((machine.root / "prefix").exists())
+
+
+class BuildScript(unittest.TestCase):
+    """build.rs goes on without kernels only where there is no nvcc, or where nobody wants them."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(cls.folder.cleanup)
+        cls.program = pathlib.Path(cls.folder.name) / "build-script"
+        subprocess.run(("rustc", "--edition", "2024", str(ROOT / "build.rs"), "-o",
+                        str(cls.program)), check=True, cwd=ROOT)
+
+    def build(self, nvcc: str, **settings: str) -> subprocess.CompletedProcess[str]:
+        """build.rs of a tree with a kernel; `nvcc` is the shell script in the place of nvcc."""
+        machine = Machine(self)
+        machine.write("cuda/kernel.cu")
+        if nvcc:
+            machine.command("nvcc", nvcc)
+        machine.environment.update(CARGO_MANIFEST_DIR=str(machine.root), OUT_DIR=str(machine.root),
+                                   **settings)
+        return machine.run(str(self.program))
+
+    def test_no_compiler(self):
+        if os.path.exists("/usr/local/cuda/bin/nvcc"):
+            self.skipTest("this machine has a tool kit in the usual place")
+        done = self.build("")
+        self.assertEqual(done.returncode, 0)
+        self.assertIn("cargo::warning=built without the CUDA backend: no nvcc", done.stdout)
+        self.assertNotEqual(self.build("", NCCL_EP_CUDA="require").returncode, 0)
+
+    def test_a_compiler_that_fails_is_an_error(self):
+        failing = f'case "$1" in --version) {_NVCC} ;; -*arch) ;; *) exit 1 ;; esac'
+        done = self.build(failing)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("cargo::error=", done.stdout)
+        self.assertIn("NCCL_EP_CUDA=off", done.stdout)
+        self.assertEqual(self.build(failing, NCCL_EP_CUDA="off").returncode, 0)
+        self.assertNotEqual(self.build("exit 1").returncode, 0)
+        self.assertNotEqual(self.build("", NVCC="/no/such/nvcc").returncode, 0)
+
+    def test_a_compiler_that_works(self):
+        done = self.build(f'case "$1" in --version) {_NVCC} ;; esac')
+        self.assertEqual(done.returncode, 0, done.stdout)
+        self.assertIn("cargo::rustc-cfg=nccl_ep_cuda", done.stdout)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,4 +1,4 @@
-"""A communicator of one's own from what started the processes: torch.distributed, mpirun or srun.
+"""A communicator of one's own from what started the processes: torch.distributed, a launcher.
 
 Without torch.distributed the ranks meet at an abstract Unix socket, so nothing is left anywhere.
 """
@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from nccl_ep.nccl_wrapper import NCCLLibrary
 
 _DEADLINE_SECONDS = 30.0
+_TORCHRUN = ("RANK", "WORLD_SIZE")
 _LAUNCHERS = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
               ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
               ("SLURM_PROCID", "SLURM_NTASKS"),
-              ("RANK", "WORLD_SIZE"))
+              _TORCHRUN)
 # Any of them tells jobs on one machine apart.
 _JOB_NAMES = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "MPIRUN_ID", "TORCHELASTIC_RUN_ID")
 
@@ -33,8 +34,8 @@ def get_nccl_comm_from_group(group: Any, nccl_lib: NCCLLibrary) -> ncclComm_t:
     """A new NCCL communicator over the ranks of `group`; collective.
 
     `group` is a torch.distributed group, or None for all processes. If torch.distributed is not in
-    use, the processes are those that mpirun or srun started, all on this machine. The caller
-    destroys the communicator.
+    use, the processes are those that mpirun, srun or torchrun started, all on this machine. The
+    caller destroys the communicator.
     """
     distributed = _initialised_distributed()
     if distributed is not None:
@@ -51,11 +52,17 @@ def get_nccl_comm_from_group(group: Any, nccl_lib: NCCLLibrary) -> ncclComm_t:
 
 def launched_rank() -> tuple[int, int]:
     """Rank and number of the processes that a launcher started."""
-    for rank, size in _LAUNCHERS:
+    # What srun or mpirun says of torchrun itself, each of its workers inherits.
+    launchers = (_TORCHRUN, *_LAUNCHERS) if _by_torchrun() else _LAUNCHERS
+    for rank, size in launchers:
         if rank in os.environ and size in os.environ:
             return int(os.environ[rank]), int(os.environ[size])
     raise RuntimeError("which rank is this? Initialise torch.distributed, or start with mpirun, "
                        "srun or torchrun (" + ", ".join(name for name, _ in _LAUNCHERS) + ")")
+
+
+def _by_torchrun() -> bool:
+    return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def _initialised_distributed() -> Any:
@@ -98,7 +105,8 @@ def _share(mine: bytes | None, rank: int, size: int) -> bytes:
     """Rank 0's bytes on every rank."""
     global _meetings
     _meetings += 1
-    if os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", str(size)) != str(size):
+    here = "LOCAL_WORLD_SIZE" if _by_torchrun() else "OMPI_COMM_WORLD_LOCAL_SIZE"
+    if os.environ.get(here, str(size)) != str(size):
         raise RuntimeError("ranks on several machines: initialise torch.distributed first")
     address = f"\0nccl_ep.{os.getuid()}.{_job()}.{_meetings}"
     deadline = time.monotonic() + _DEADLINE_SECONDS
@@ -114,7 +122,7 @@ def _job() -> str:
         if os.environ.get(name, "none") != "none":
             return os.environ[name]
     # torchrun calls every job "none" that has no --rdzv-id, but no two have the same port.
-    if "TORCHELASTIC_RUN_ID" in os.environ and "MASTER_PORT" in os.environ:
+    if _by_torchrun() and "MASTER_PORT" in os.environ:
         return f"port.{os.environ['MASTER_PORT']}"
     if "SLURM_JOB_ID" in os.environ:
         return f"{os.environ['SLURM_JOB_ID']}.{os.environ.get('SLURM_STEP_ID', '')}"

@@ -14,6 +14,17 @@ import torch.distributed as dist
 from nccl_ep import EpGroup, rendezvous
 
 
+def only(monkeypatch, environment):
+    """Of what launchers set, leaves these variables alone."""
+    launchers = ("OMPI_", "PMIX_", "MPIRUN_", "MV2_", "SLURM_", "TORCHELASTIC_", "MASTER_")
+    numbers = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    for name in tuple(os.environ):
+        if name.startswith(launchers) or name in numbers:
+            monkeypatch.delenv(name)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+
 @pytest.mark.parametrize("environment, job", [
     ({"PMIX_NAMESPACE": "17", "TORCHELASTIC_RUN_ID": "none"}, "17"),
     ({"TORCHELASTIC_RUN_ID": "abc", "MASTER_PORT": "29500"}, "abc"),
@@ -23,11 +34,34 @@ from nccl_ep import EpGroup, rendezvous
     ({"TORCHELASTIC_RUN_ID": "none"}, str(os.getppid())),
 ])
 def test_jobs_are_told_apart(monkeypatch, environment, job):
-    for name in (*rendezvous._JOB_NAMES, "SLURM_JOB_ID", "SLURM_STEP_ID", "MASTER_PORT"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
+    only(monkeypatch, environment)
     assert rendezvous._job() == job
+
+
+_INHERITED = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "OMPI_COMM_WORLD_RANK": "0",
+              "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
+_WORKER = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}
+
+
+@pytest.mark.parametrize("environment, rank_and_size", [
+    ({"RANK": "1", "WORLD_SIZE": "2"}, (1, 2)),
+    ({"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "RANK": "0", "WORLD_SIZE": "1"}, (3, 4)),
+    (_WORKER, (1, 2)),
+    # srun or mpirun started torchrun.
+    ({**_WORKER, **_INHERITED}, (1, 2)),
+])
+def test_which_launcher_numbers_the_ranks(monkeypatch, environment, rank_and_size):
+    only(monkeypatch, environment)
+    assert rendezvous.launched_rank() == rank_and_size
+
+
+def test_ranks_of_several_machines_do_not_meet(monkeypatch):
+    only(monkeypatch, {**_WORKER, **_INHERITED, "RANK": "0", "MASTER_PORT": f"test.{os.getpid()}"})
+    monkeypatch.setattr(rendezvous, "_serve", lambda *arguments: None)
+    assert rendezvous._share(b"id", 0, 2) == b"id"
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    with pytest.raises(RuntimeError, match="ranks on several machines"):
+        rendezvous._share(b"id", 0, 2)
 
 
 def test_a_meeting_place_in_use():

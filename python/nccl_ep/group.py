@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from nccl_ep.handle import EpHandle
 
 _ALGORITHMS = {"ll": ncclEpAlgorithm_t.LOW_LATENCY, "ht": ncclEpAlgorithm_t.HIGH_THROUGHPUT}
+_LARGEST = 2**32 - 1
 
 
 class EpGroup:
@@ -39,6 +40,10 @@ class EpGroup:
                  comm: Any = None, num_channels: int = NCCL_EP_AUTO) -> None:
         if algorithm not in _ALGORITHMS:
             raise ValueError(f"algorithm: must be 'll' or 'ht', not {algorithm!r}")
+        _check_fits("num_experts", num_experts)
+        _check_fits("hidden", hidden, dtype.itemsize)
+        _check_fits("max_tokens_per_rank", max_tokens_per_rank)
+        _check_fits("num_channels", num_channels)
         self._group: Any = None
         self._owned_comm: Any = None
         self._kept: set[EpHandle] = set()
@@ -54,11 +59,11 @@ class EpGroup:
             if not isinstance(comm, ncclComm_t):
                 comm = self._owned_comm = get_nccl_comm_from_group(comm, self.library)
             self.comm = comm
-            self.world_size = self.library.ncclCommCount(comm)
-            self.rank = self.library.ncclCommUserRank(comm)
             try:
+                self.world_size = self.library.ncclCommCount(comm)
+                self.rank = self.library.ncclCommUserRank(comm)
                 self._group = self.library.ncclEpCreateGroup(comm, config, self._stream())
-            except NcclEpError:
+            except Exception:
                 self._destroy_comm()
                 raise
         self.num_local_experts = num_experts // self.world_size
@@ -138,3 +143,9 @@ class EpGroup:
         # Closing is collective, and the collector runs at a different time on each rank.
         if getattr(self, "_group", None) is not None:
             warnings.warn("an EpGroup was not closed", ResourceWarning, stacklevel=2)
+
+
+def _check_fits(name: str, value: int, unit: int = 1) -> None:
+    """Refuses a `value` that, times `unit`, C's unsigned int would take for another number."""
+    if not 0 <= value <= _LARGEST // unit:
+        raise ValueError(f"{name}: must be 0 to {_LARGEST // unit}, not {value}")

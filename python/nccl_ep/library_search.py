@@ -24,7 +24,7 @@ def find_library() -> str:
     NCCL_HOME/lib, then by the loader; libnccl.so, which has the base functions only, likewise.
     """
     if chosen := os.environ.get("NCCL_EP_LIBRARY"):
-        return chosen
+        return existing(chosen, "NCCL_EP_LIBRARY")
     home = _home()
     beside = pathlib.Path(__file__).resolve().parent / "lib"
     for folder in (beside, home):
@@ -44,6 +44,17 @@ def find_library() -> str:
         "lib/libnccl_ep.so, or put its folder into LD_LIBRARY_PATH")
 
 
+def existing(path: str, named_by: str) -> str:
+    """`path`; an error that says who named it if there is no such file.
+
+    NCCL is loaded first, so a wrong path would pass for a missing NCCL. A name without a folder is
+    for the loader to find.
+    """
+    if os.sep in path and not os.path.exists(path):
+        raise RuntimeError(f"{named_by}: there is no file {path}")
+    return path
+
+
 def load_nccl(library: str) -> ctypes.CDLL:
     """Loads NCCL for the whole process; `library` is where libnccl_ep.so was found.
 
@@ -52,7 +63,10 @@ def load_nccl(library: str) -> ctypes.CDLL:
     the copy that PyTorch has loaded or brings; what the loader finds.
     """
     if chosen := os.environ.get("NCCL_EP_NCCL_LIBRARY"):
-        return ctypes.CDLL(chosen, mode=ctypes.RTLD_GLOBAL)
+        try:
+            return ctypes.CDLL(chosen, mode=ctypes.RTLD_GLOBAL)
+        except OSError as error:
+            raise RuntimeError(f"NCCL_EP_NCCL_LIBRARY: cannot be loaded: {error}") from error
     process = ctypes.CDLL(None)
     if hasattr(process, "ncclCommInitRank"):
         return process

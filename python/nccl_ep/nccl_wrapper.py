@@ -65,7 +65,8 @@ class NCCLLibrary:
     _callbacks: ClassVar[dict[int | None, Any]] = {}
 
     def __init__(self, so_file: str | os.PathLike[str] | None = None) -> None:
-        path = os.fspath(so_file) if so_file is not None else library_search.find_library()
+        path = (library_search.find_library() if so_file is None
+                else library_search.existing(os.fspath(so_file), "so_file"))
         if path not in self.path_to_dict_mapping:
             library, base, table = _load(path)
             self.path_to_library_cache[path] = library

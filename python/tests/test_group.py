@@ -10,7 +10,7 @@ import warnings
 import pytest
 import torch
 
-from nccl_ep import EpGroup, NcclEpError
+from nccl_ep import EpGroup, NCCLLibrary, NcclEpError
 from problems import Problem
 
 
@@ -151,6 +151,33 @@ def test_shapes_types_and_devices_are_checked(group, world, device):
     if device.type == "cpu":
         with pytest.raises(ValueError, match="no streams on the CPU"):
             handle.dispatch(tokens, stream=object())
+
+
+@pytest.mark.parametrize("settings, text", [
+    ({"num_experts": -8}, "num_experts: must be 0 to 4294967295, not -8"),
+    ({"hidden": 2**31}, "hidden: must be 0 to 2147483647, not 2147483648"),
+    ({"max_tokens_per_rank": 2**32 + 4}, "max_tokens_per_rank: must be 0 to"),
+    ({"num_channels": -1}, "num_channels: must be 0 to")])
+def test_numbers_that_c_cannot_hold_are_refused(settings, text):
+    with pytest.raises(ValueError, match=text):
+        EpGroup(**{"num_experts": 8, "hidden": 8, "algorithm": "ht", **settings})
+
+
+def test_no_communicator_is_left_when_a_group_cannot_be_made(world, monkeypatch):
+    """Whatever the reason, as with a library that has NCCL's functions only."""
+    ended = []
+    destroy = NCCLLibrary.ncclCommDestroy
+    monkeypatch.setattr(NCCLLibrary, "ncclCommDestroy",
+                        lambda self, comm: (ended.append(comm), destroy(self, comm)))
+    for name in ("ncclEpCreateGroup", "ncclCommCount"):
+        def fail(*_):
+            raise KeyError("no such function")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(NCCLLibrary, name, fail)
+            with pytest.raises(KeyError):
+                EpGroup(world[1], 8)
+    assert len(ended) == 2
 
 
 def test_columns_of_a_larger_tensor_are_made_contiguous(group, world, device):

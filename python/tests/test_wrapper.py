@@ -173,8 +173,11 @@ def test_lists_of_tensors_are_accepted(library, comm, world, device):
 def test_the_search_for_the_library(tmp_path, monkeypatch):
     home = tmp_path / "home" / "lib"
     home.mkdir(parents=True)
-    monkeypatch.setenv("NCCL_EP_LIBRARY", "/chosen/libnccl_ep.so")
-    assert library_search.find_library() == "/chosen/libnccl_ep.so"
+    chosen = tmp_path / "libnccl_ep.so"
+    chosen.touch()
+    for name in (str(chosen), "libnccl_ep.so.of.the.loader"):
+        monkeypatch.setenv("NCCL_EP_LIBRARY", name)
+        assert library_search.find_library() == name
     monkeypatch.delenv("NCCL_EP_LIBRARY")
     monkeypatch.setenv("NCCL_HOME", str(home.parent))
     known = {"libnccl_ep.so", "libnccl_ep.so.0", "libnccl.so.2"}
@@ -209,6 +212,19 @@ def test_the_search_for_nccl(tmp_path, monkeypatch):
     assert list(library_search._nccl_candidates("libnccl_ep.so")) == [
         (str(home / "libnccl.so.2"), 0), ("libnccl.so.2", os.RTLD_NOLOAD),
         ("/wheel/libnccl.so.2", 0), ("libnccl.so.2", 0), ("libnccl.so.2", 0)]
+
+
+def test_wrong_paths_are_told_with_the_name_of_their_setting(tmp_path, monkeypatch):
+    nowhere = str(tmp_path / "libnccl_ep.so")
+    with pytest.raises(RuntimeError, match=f"so_file: there is no file {nowhere}"):
+        NCCLLibrary(nowhere)
+    monkeypatch.setenv("NCCL_EP_LIBRARY", nowhere)
+    with pytest.raises(RuntimeError, match=f"NCCL_EP_LIBRARY: there is no file {nowhere}"):
+        NCCLLibrary()
+    (tmp_path / "libnccl_ep.so").touch()
+    monkeypatch.setenv("NCCL_EP_NCCL_LIBRARY", str(tmp_path / "libnccl.so.2"))
+    with pytest.raises(RuntimeError, match="NCCL_EP_NCCL_LIBRARY: .*libnccl.so.2: cannot open"):
+        NCCLLibrary()
 
 
 def test_a_library_without_the_functions(tmp_path):

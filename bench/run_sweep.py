@@ -28,7 +28,8 @@ from data import OURS, RESULTS, ROOT
 sys.path.append(str(ROOT / "scripts"))
 try:
     import gpus
-except ModuleNotFoundError:  # bench/ was copied alone: --ranks is needed, and an NCCL of the loader's
+except ModuleNotFoundError:
+    # bench/ was copied alone: --ranks must say how many GPUs there are, the loader must find NCCL.
     gpus = None
 
 _SWEEPS = {"ll": "1..1024", "ht": "512..16384"}

@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import pathlib
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 import xml.dom.minidom
 from typing import Any
 
@@ -268,6 +272,52 @@ class HighThroughputTest(Sweep):
                             data.load_records())
         self.assertIn("24 SMs | 4 | 4096 | <= 560 | 600.0 | missed by 7.1 % |", filled)
         self.assertIn("any number of SMs | 4 | 4096 | <= 520 | 500.0 | met |", filled)
+
+
+class MachineTest(unittest.TestCase):
+    """Where the sweep runs: which GPUs, which NCCL, and without the rest of the repository."""
+
+    def setUp(self) -> None:
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.folder = pathlib.Path(temporary.name)
+
+    def test_hidden_gpus_do_not_count(self) -> None:
+        listing = self.folder / "nvidia-smi"
+        listing.write_text("#!/bin/sh\nfor i in 0 1 2 3 4 5 6 7; do echo \"GPU $i: x\"; done\n")
+        listing.chmod(0o755)
+        path = f"{self.folder}:{os.environ['PATH']}"
+        for chosen, expected in (("0,1", {"2"}), ("0,1,2,3", {"2", "4"})):
+            environment = {**os.environ, "PATH": path, "CUDA_VISIBLE_DEVICES": chosen}
+            done = subprocess.run([sys.executable, run_sweep.__file__, "--kind", "host",
+                                   "--mpirun", "true", "--out", str(self.folder)],
+                                  env=environment, capture_output=True, text=True, check=False)
+            self.assertEqual(set(re.findall(r"(\d) ranks", done.stdout)), expected, done.stderr)
+
+    def test_the_loader_gets_an_nccl_that_it_does_not_know(self) -> None:
+        (self.folder / "home" / "lib").mkdir(parents=True)
+        (self.folder / "home" / "lib" / "libnccl.so.2").touch()
+        arguments = argparse.Namespace(library=None, prebuilt=self.folder, timeout=1)
+        settings = {"NCCL_HOME": str(self.folder / "home"), "LD_LIBRARY_PATH": "/mine"}
+        with unittest.mock.patch.dict(os.environ, settings):
+            nccl = run_sweep.gpus.find_nccl(os.environ)
+            path = run_sweep._environment(arguments)["LD_LIBRARY_PATH"]
+        expected = [str(self.folder / "lib"), "/mine"]
+        if nccl != run_sweep.gpus.SYSTEM:
+            expected.append(str(self.folder / "home" / "lib"))
+        self.assertEqual(path.split(":"), expected)
+
+    def test_the_sweep_alone_runs_programs_made_elsewhere(self) -> None:
+        for file in (run_sweep.__file__, data.__file__):
+            shutil.copy(file, self.folder)
+        (self.folder / "host").mkdir()
+        (self.folder / "host" / "ep_bench").symlink_to(_program())
+        alone = [sys.executable, str(self.folder / "run_sweep.py"), "--kind", "host", "--prebuilt",
+                 str(self.folder), "--iters", "4", "--name", "alone", "--out", str(self.folder)]
+        done = subprocess.run([*alone, *_LL_SWEEP, *_SMALL], capture_output=True, text=True,
+                              check=False)
+        self.assertEqual(done.returncode, 0, f"{done.stdout}{done.stderr}")
+        self.assertTrue((self.folder / "alone.json").exists())
 
 
 def main() -> int:

@@ -1,7 +1,8 @@
 """Tests of the scripts that set up, install and run, on made-up machines: GPUs, MPI, NCCL and tool
 kits that are not there, in a folder of their own, without a network.
 
-Run by the step `scripts/self-test`, or by `python3 -m unittest testing.scripts_selftest` in scripts/.
+Run by the step `scripts/self-test`, or in scripts/ by `python3 -m unittest
+testing.scripts_selftest`.
 """
 
 import atexit
@@ -109,7 +110,8 @@ class Gpus(unittest.TestCase):
             self.skipTest("the loader of this machine has an NCCL")
         # Last first, each before the ones that were there already.
         for folder, variable in ((".deps/nccl-library/nvidia/nccl/lib", ""),
-                                 ("wheels/nvidia/nccl/lib", "PYTHONPATH"), ("home/lib", "NCCL_HOME")):
+                                 ("wheels/nvidia/nccl/lib", "PYTHONPATH"),
+                                 ("home/lib", "NCCL_HOME")):
             machine.write(f"{folder}/libnccl.so.2")
             if variable:
                 machine.environment[variable] = str(machine.root / folder.split("/")[0])

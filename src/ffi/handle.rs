@@ -19,15 +19,14 @@ use std::mem::MaybeUninit;
 ///
 /// LL: local, nothing is enqueued. The ids are read again by every dispatch and combine, so they may be
 /// updated in place between operations; the data must stay valid as long as the handle is used, the
-/// descriptor need not. HT: collective; the routing is exchanged, and the ids are read, when `stream` gets
-/// there, and not again. On GPUs the host does not wait for that.
+/// descriptor need not. HT: collective; the routing is exchanged and the ids are read once, when `stream`
+/// reaches this point. On GPUs the host does not wait for that.
 ///
 /// @param handle            gets the handle; written on success only
 /// @param ep_group          the group
 /// @param topk_idx          TOPK_IDX, int64 [T, K]: expert ids of this rank's T tokens, T at most
-///                          max_tokens_per_rank and different on every rank if you like, also 0; K at
-///                          most 32 and the same on every rank. Negative ids and ids from E on take no
-///                          part.
+///                          max_tokens_per_rank; T may differ between ranks and may be 0. K is at most
+///                          32 and the same on every rank. Negative ids and ids from E on take no part.
 /// @param local_tensors     HT: optional RECV_EXPERT_COUNTER_HOST or RECV_EXPERT_COUNTER_DEVICE, int32
 ///                          `[L]` or longer: gets the received tokens per local expert, valid once `stream`
 ///                          is synchronised. LL: none.

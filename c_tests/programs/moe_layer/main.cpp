@@ -2,8 +2,8 @@
 //
 // The tokens are words of a real text, a stripe of it on every rank. In each layer a router selects
 // the top-k experts of each token, NCCL EP carries the tokens to the ranks of their experts and the
-// results back (moe/exchange_ll.cpp, moe/exchange_ht.cpp), and rank 0 repeats the layer for the
-// tokens of all ranks without any exchange and compares (moe/dense.h). --help lists the options.
+// results back (exchange_ll.cpp, exchange_ht.cpp), and rank 0 repeats the layer for the tokens of
+// all ranks without any exchange and compares (dense.h). --help lists the options.
 
 #include <algorithm>
 #include <cstdio>

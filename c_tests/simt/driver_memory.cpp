@@ -1,17 +1,22 @@
 // The driver's allocations, and how processes share them.
 //
 // Memory comes from the CPU stand-ins: poisoned, and followed by a page that nobody may touch. What
-// is exported is put into a memory file in place; importers open that through /proc.
+// is exported is put into a memory file in place; importers open that through /proc. A page more at the
+// end of the file counts who maps it: CUDA leaves undefined what becomes of a mapping whose memory is
+// freed.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstring>
 #include <map>
 #include <mutex>
 #include <string>
+
+#include "environment.h"
 
 namespace {
 
@@ -19,15 +24,26 @@ constexpr uintptr_t kPage = 4096;
 // What the stand-ins align allocations to; their end, so rounded up, is the end of a page.
 constexpr uintptr_t kAlign = 256;
 
+// Importers close slowly, as if their ranks were late.
+constexpr useconds_t kCloseMicroseconds = 2000;
+
+using Count = std::atomic<uint32_t>;
+
 struct Allocation {
     size_t bytes;
-    int file;  // -1 while it is not exported
+    int file;          // -1 while it is not exported
+    Count* importers;  // NULL likewise
+};
+
+struct Import {
+    void* begin;  // guards included
+    size_t bytes;
+    Count* importers;
 };
 
 std::mutex mutex;
 std::map<uintptr_t, Allocation> allocations;
-// Imported memory by address: where the mapping begins, guards included, and its length.
-std::map<uintptr_t, std::pair<void*, size_t>> imports;
+std::map<uintptr_t, Import> imports;
 
 // All pages of an allocation.
 struct Pages {
@@ -46,9 +62,16 @@ struct Handle {
     pid_t process;
     int file;
     uint64_t offset;  // of the allocation, from the file's beginning
-    uint64_t bytes;   // of the file
+    uint64_t bytes;   // of the file, without the last page
 };
 static_assert(sizeof(Handle) <= sizeof(CUipcMemHandle::reserved), "fits");
+
+// Maps the last page of a file, behind so many bytes; NULL if the system refuses.
+Count* MapCount(int file, size_t bytes) {
+    void* page = mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_SHARED, file,
+                      static_cast<off_t>(bytes));
+    return page == MAP_FAILED ? nullptr : static_cast<Count*>(page);
+}
 
 // Moves the pages into a memory file that takes their place; -1 if the system refuses.
 int MoveToFile(const Pages& pages) {
@@ -56,10 +79,24 @@ int MoveToFile(const Pages& pages) {
     if (file < 0) return -1;
     const bool moved =
         write(file, pages.begin, pages.bytes) == static_cast<ssize_t>(pages.bytes) &&
+        ftruncate(file, static_cast<off_t>(pages.bytes + kPage)) == 0 &&
         mmap(pages.begin, pages.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) !=
             MAP_FAILED;
     if (!moved) close(file);
     return moved ? file : -1;
+}
+
+void ForgetAllocation(uintptr_t address) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    const auto found = allocations.find(address);
+    if (found == allocations.end()) return;
+    const Allocation& allocation = found->second;
+    if (allocation.importers != nullptr) {
+        if (*allocation.importers != 0) simt::Fail("memory is freed that a peer still maps");
+        munmap(allocation.importers, kPage);
+    }
+    if (allocation.file >= 0) close(allocation.file);
+    allocations.erase(found);
 }
 
 }  // namespace
@@ -72,19 +109,13 @@ CUresult cuMemAlloc(CUdeviceptr* address, size_t bytes) {
     if (error != cudaSuccess) return static_cast<CUresult>(error);
     *address = reinterpret_cast<CUdeviceptr>(memory);
     const std::lock_guard<std::mutex> lock(mutex);
-    allocations[*address] = {bytes, -1};
+    allocations[*address] = {bytes, -1, nullptr};
     return CUDA_SUCCESS;
 }
 
 CUresult cuMemFree(CUdeviceptr address) {
-    const cudaError_t error = cudaFree(reinterpret_cast<void*>(address));
-    const std::lock_guard<std::mutex> lock(mutex);
-    const auto found = allocations.find(address);
-    if (found != allocations.end()) {
-        if (found->second.file >= 0) close(found->second.file);
-        allocations.erase(found);
-    }
-    return static_cast<CUresult>(error);
+    ForgetAllocation(address);
+    return static_cast<CUresult>(cudaFree(reinterpret_cast<void*>(address)));
 }
 
 CUresult cuMemHostAlloc(void** memory, size_t bytes, unsigned flags) {
@@ -110,6 +141,10 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
     const Pages pages(address, allocation.bytes);
     if (allocation.file < 0) allocation.file = MoveToFile(pages);
     if (allocation.file < 0) return CUDA_ERROR_OPERATING_SYSTEM;
+    if (allocation.importers == nullptr) {
+        allocation.importers = MapCount(allocation.file, pages.bytes);
+        if (allocation.importers == nullptr) return CUDA_ERROR_OPERATING_SYSTEM;
+    }
     const Handle said = {getpid(), allocation.file,
                          address - reinterpret_cast<uintptr_t>(pages.begin), pages.bytes};
     std::memset(handle, 0, sizeof(*handle));
@@ -118,6 +153,7 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
 }
 
 CUresult cuIpcOpenMemHandle(CUdeviceptr* address, CUipcMemHandle handle, unsigned) {
+    if (simt::Setting("NCCLEP_SIMT_NO_IMPORT", 0) != 0) return CUDA_ERROR_MAP_FAILED;
     Handle said;
     std::memcpy(&said, &handle, sizeof(said));
     const std::string path =
@@ -131,11 +167,13 @@ CUresult cuIpcOpenMemHandle(CUdeviceptr* address, CUipcMemHandle handle, unsigne
         inner = mmap(static_cast<uint8_t*>(guarded) + kPage, said.bytes, PROT_READ | PROT_WRITE,
                      MAP_SHARED | MAP_FIXED, file, 0);
     }
+    Count* importers = inner == MAP_FAILED ? nullptr : MapCount(file, said.bytes);
     close(file);
-    if (inner == MAP_FAILED) return CUDA_ERROR_MAP_FAILED;
+    if (importers == nullptr) return CUDA_ERROR_MAP_FAILED;
+    ++*importers;
     *address = reinterpret_cast<CUdeviceptr>(inner) + said.offset;
     const std::lock_guard<std::mutex> lock(mutex);
-    imports[*address] = {guarded, whole};
+    imports[*address] = {guarded, whole, importers};
     return CUDA_SUCCESS;
 }
 
@@ -143,7 +181,11 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr address) {
     const std::lock_guard<std::mutex> lock(mutex);
     const auto found = imports.find(address);
     if (found == imports.end()) return CUDA_ERROR_INVALID_VALUE;
-    munmap(found->second.first, found->second.second);
+    usleep(kCloseMicroseconds);
+    const Import& import = found->second;
+    munmap(import.begin, import.bytes);
+    --*import.importers;
+    munmap(import.importers, kPage);
     imports.erase(found);
     return CUDA_SUCCESS;
 }

@@ -47,6 +47,7 @@ _RUNS = (
     _Run("test_ht/without_a_pause", "test_ht without_a_pause", 2, 2),
     _Run("test_errors/ht", "test_errors ht_", 3, 2),
     _Run("test_errors/ll_rank_that_stops", "test_errors ll_rank_that_stops", 3, 2),
+    _Run("test_lifecycle/cannot_map", "test_lifecycle one_rank_cannot_map", 3, 2),
     _Run("test_staged", "test_staged", 2, 2),
     _Run("test_stress", "test_stress --ops 100", 4, 1),
     _Run("test_graph", "test_graph", 2, 2),

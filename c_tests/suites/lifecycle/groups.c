@@ -1,5 +1,6 @@
 // Several groups at once: on one communicator, on two, on any stream, and ranks that come late.
 #define _DEFAULT_SOURCE  // usleep
+#include <stdlib.h>
 #include <unistd.h>
 
 #include "suites/lifecycle/lifecycle.h"
@@ -46,6 +47,32 @@ void groups_on_two_communicators(EpEnv* env) {
     EP_CHECK_NCCL(ncclCommDestroy(half_place.comm));
     EP_CHECK(make_trip(&whole));
     EP_CHECK(close_trip(&whole));
+}
+
+// Only the driver without a GPU refuses this on demand, and it ends a process that frees its memory
+// before the others have unmapped it; elsewhere the group is made.
+void group_that_one_rank_cannot_map(EpEnv* env) {
+    const bool refuses = env->size > 1 && ep_on_hostsim() && !ep_on_host_backend();
+    const bool is_last = env->rank == env->size - 1;
+    const ncclEpGroupConfig_t config =
+        ep_group_config(NCCL_EP_ALGO_LOW_LATENCY, (unsigned)env->size, kTokens, 64);
+    ncclEpGroup_t group = NULL;
+    if (is_last) EP_REQUIRE(setenv("NCCLEP_SIMT_NO_IMPORT", "1", 1) == 0);
+    const ncclResult_t result =
+        ncclEpCreateGroup(&group, env->comm, &config, env->stream, NULL, NULL);
+    EP_REQUIRE(unsetenv("NCCLEP_SIMT_NO_IMPORT") == 0);
+    if (refuses) {
+        EP_CHECK_EQ_I64(result, is_last ? ncclUnhandledCudaError : ncclRemoteError);
+        EP_CHECK_STR_CONTAINS(ep_last_error(), "cannot map rank 0's window");
+        EP_CHECK(group == NULL);
+    } else {
+        EP_CHECK_NCCL(result);
+        EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
+    }
+    Trip trip;
+    open_trip(&trip, NCCL_EP_ALGO_LOW_LATENCY, place_of(env));
+    EP_CHECK(make_trip(&trip));
+    EP_CHECK(close_trip(&trip));
 }
 
 void groups_on_any_stream(EpEnv* env) {

@@ -64,6 +64,7 @@ void descriptors_made_by_hand(EpEnv* env);
 void two_hundred_groups(EpEnv* env);
 void several_groups_on_one_communicator(EpEnv* env);  // groups.c
 void groups_on_two_communicators(EpEnv* env);
+void group_that_one_rank_cannot_map(EpEnv* env);
 void groups_on_any_stream(EpEnv* env);
 void one_rank_is_late(EpEnv* env);
 void calls_from_another_thread(EpEnv* env);  // threads.c

@@ -74,6 +74,15 @@ void check_works(const Session* session);
 
 // The state of the group, as soon as it is not success any more or so many seconds are over.
 ncclResult_t wait_for_failure(const Session* session, double limit);
+// Whether the failure is another rank's, which this one was told of.
+bool was_told(void);
+// Collective: whether `here` is true anywhere.
+bool on_some_rank(bool here);
+// Waits until the group has failed in `operation` for want of what `awaited` names, patterns both: by
+// this rank's own deadline, which says what the `last` one was, or because a rank whose deadline
+// passed before has told it. Returns whether it was the own one.
+bool check_misses_odd_rank(const Session* session, double limit, const char* operation,
+                           const char* awaited, const char* last);
 // Replaces the failed group and its handle, and checks that the new ones work.
 void recover(Session* session);
 

@@ -1,16 +1,12 @@
 // Failures of operations that were accepted: they show while the operation runs, through
 // ncclEpGetAsyncError, and end the group. The communicator and the stream stay usable, the group
 // can be destroyed without a hang, and a new group works.
-#define _GNU_SOURCE  // nanosleep
+#define _GNU_SOURCE  // usleep
 #include <stdio.h>
-#include <time.h>
+#include <string.h>
+#include <unistd.h>
 
 #include "suites/errors/errors.h"
-
-static void sleep_ms(long milliseconds) {
-    const struct timespec pause = {milliseconds / 1000, milliseconds % 1000 * 1000 * 1000};
-    nanosleep(&pause, NULL);
-}
 
 ncclResult_t wait_for_failure(const Session* session, double limit) {
     const double end = seconds() + limit;
@@ -18,8 +14,32 @@ ncclResult_t wait_for_failure(const Session* session, double limit) {
     for (;;) {
         EP_REQUIRE_NCCL(ncclEpGetAsyncError(session->group, &state));
         if (state != ncclSuccess || seconds() >= end) return state;
-        sleep_ms(2);
+        usleep(2000);
     }
+}
+
+bool was_told(void) { return strstr(ep_last_error(), " failed: ") != NULL; }
+
+bool on_some_rank(bool here) {
+    int ranks = here;
+    MPI_Allreduce(MPI_IN_PLACE, &ranks, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+    return ranks > 0;
+}
+
+bool check_misses_odd_rank(const Session* session, double limit, const char* operation,
+                           const char* awaited, const char* last) {
+    const EpEnv* env = session->env;
+    (void)wait_for_failure(session, limit);
+    if (was_told()) {
+        EP_REFUSED("running-rank-failed", wait_for_failure(session, 0.0), ncclRemoteError,
+                   "ncclEpGetAsyncError: %s: rank * failed: rank %d waited * ms for %s of rank %d*",
+                   operation, env->rank, awaited, odd_rank(env));
+        return false;
+    }
+    return EP_REFUSED("running-deadline", wait_for_failure(session, 0.0), ncclRemoteError,
+                      "ncclEpGetAsyncError: %s: deadline passed: rank %d waited * ms for %s of "
+                      "rank %d, whose last one is %s",
+                      operation, env->rank, awaited, odd_rank(env), last);
 }
 
 // Whether this rank finds out itself if the odd rank does not do its part of `kind`. In low latency
@@ -59,67 +79,46 @@ void recover(Session* session) {
 
 // ---- A rank that stops -------------------------------------------------------------------------
 
-static void stop_in(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
-    if (!enough_ranks(env, 2, "running-deadline, *-group-failed")) return;
+// Rank 1 begins to wait so much later.
+static void stop_in(const EpEnv* env, ncclEpAlgorithm_t algorithm, unsigned timeout_ms,
+                    unsigned late_ms) {
+    const char* operation = algorithm == NCCL_EP_ALGO_LOW_LATENCY
+                                ? "ncclEpDispatch (low latency)"
+                                : "ncclEpDispatch (high throughput)";
     Session session;
-    set_timeout_ms(kShortTimeoutMs);
+    set_timeout_ms(timeout_ms);
     open_session(&session, env, algorithm);
     check_works(&session);
     ep_barrier();
+    const bool is_late = late_ms > 0 && env->rank == 1;
+    if (is_late) usleep(1000 * late_ms);
     if (!is_odd(env)) EP_CHECK_NCCL(make_valid_call(&session, kDispatch, 0));
+    bool found_out = false;
     if (!is_odd(env) && hears_odd_rank(&session, kDispatch)) {
-        const double limit = 0.001 * kShortTimeoutMs + 1.0;
-        EP_REFUSED("running-deadline", wait_for_failure(&session, limit), ncclRemoteError,
-                   "ncclEpGetAsyncError: ncclEpDispatch (%s): *: rank %d waited * ms for "
-                   "*operation 3 of rank %d*",
-                   algorithm == NCCL_EP_ALGO_LOW_LATENCY ? "low latency" : "high throughput",
-                   env->rank, odd_rank(env));
+        const double limit = 0.001 * timeout_ms + 1.0;
+        found_out = check_misses_odd_rank(&session, limit, operation, "*operation 3", "*");
         check_refuses_work(&session, ncclRemoteError);
     }
-    ep_barrier();
+    EP_CHECK(on_some_rank(found_out));
+    EP_CHECK(!(is_late && found_out));
     set_timeout_ms(0);
     recover(&session);
     close_session(&session);
 }
 
-// A rank that begins to wait late need not wait out its own deadline: it is told of rank 0's.
-static void learn_in(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
-    if (!enough_ranks(env, 3, "running-rank-failed")) return;
-    // On the CPU backend rank 0 waits for rank 1 first, and then as long as that one for the odd rank.
-    if (ep_on_host_backend()) return;
+static void rank_that_stops(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
     enum { kTimeoutMs = 1500, kLateMs = 1000 };
-    Session session;
-    set_timeout_ms(kTimeoutMs);
-    open_session(&session, env, algorithm);
-    check_works(&session);
-    ep_barrier();
-    const bool is_late = env->rank == 1;
-    if (is_late) sleep_ms(kLateMs);
-    if (!is_odd(env)) EP_CHECK_NCCL(make_valid_call(&session, kDispatch, 0));
-    // With more ranks than tokens not all hear from the odd rank in high throughput.
-    const bool first_hears = algorithm == NCCL_EP_ALGO_LOW_LATENCY || env->size <= kTokens;
-    if (is_late && first_hears) {
-        EP_REFUSED("running-rank-failed", wait_for_failure(&session, 0.001 * kTimeoutMs),
-                   ncclRemoteError,
-                   "ncclEpGetAsyncError: *: rank * failed: rank 1 waited * ms for *operation 3 of "
-                   "rank %d*",
-                   odd_rank(env));
-    }
-    ep_barrier();
-    set_timeout_ms(0);
-    recover(&session);
-    close_session(&session);
+    if (!enough_ranks(env, 2, "running-deadline, *-group-failed")) return;
+    stop_in(env, algorithm, kShortTimeoutMs, 0);
+    if (!enough_ranks(env, 3, "running-rank-failed")) return;
+    // A rank that is told of another's deadline need not wait out its own. On the CPU backend a rank
+    // waits for one peer after the other, rank 0 first for rank 1: their deadlines pass together.
+    if (!ep_on_host_backend()) stop_in(env, algorithm, kTimeoutMs, kLateMs);
 }
 
-void ll_rank_that_stops(EpEnv* env) {
-    stop_in(env, NCCL_EP_ALGO_LOW_LATENCY);
-    learn_in(env, NCCL_EP_ALGO_LOW_LATENCY);
-}
+void ll_rank_that_stops(EpEnv* env) { rank_that_stops(env, NCCL_EP_ALGO_LOW_LATENCY); }
 
-void ht_rank_that_stops(EpEnv* env) {
-    stop_in(env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
-    learn_in(env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
-}
+void ht_rank_that_stops(EpEnv* env) { rank_that_stops(env, NCCL_EP_ALGO_HIGH_THROUGHPUT); }
 
 // ---- Outputs that are too small ----------------------------------------------------------------
 
@@ -190,9 +189,7 @@ static void check_all_notice(Session* session, CallKind kind, const char* id, co
                    "ncclEpGetAsyncError: *: %s on every rank, but rank %s differs%s", rule, named,
                    values);
     }
-    int noticed = state == ncclInvalidUsage;
-    MPI_Allreduce(MPI_IN_PLACE, &noticed, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
-    EP_CHECK(noticed > 0);
+    EP_CHECK(on_some_rank(state == ncclInvalidUsage));
     recover(session);
     close_session(session);
 }

@@ -1,6 +1,6 @@
-// High-throughput tensors with fewer rows than a rank receives, or none, on one rank only. That shows when
-// the operation runs: the group fails there with ncclInvalidUsage instead of losing tokens, no byte
-// past the tensor's end is written, and no rank hangs.
+// High-throughput tensors with fewer rows than a rank receives, or none, on one rank only. That
+// shows when the operation runs: the group fails there with ncclInvalidUsage instead of losing
+// tokens, no byte past the tensor's end is written, and no rank hangs.
 #include <stdlib.h>
 
 #include "reference/ht_run.h"

@@ -1,9 +1,9 @@
 // The driver's allocations, and how processes share them.
 //
 // Memory comes from the CPU stand-ins: poisoned, and followed by a page that nobody may touch. What
-// is exported is put into a memory file in place; importers open that through /proc. A page more at the
-// end of the file counts who maps it: CUDA leaves undefined what becomes of a mapping whose memory is
-// freed.
+// is exported is put into a memory file in place; importers open that through /proc. A page more at
+// the end of the file counts who maps it: CUDA leaves undefined what becomes of a mapping whose
+// memory is freed.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <fcntl.h>
@@ -31,8 +31,8 @@ using Count = std::atomic<uint32_t>;
 
 struct Allocation {
     size_t bytes;
-    int file;          // -1 while it is not exported
-    Count* importers;  // NULL likewise
+    int file;          // valid if it is exported
+    Count* importers;  // NULL if it is not
 };
 
 struct Import {
@@ -68,22 +68,24 @@ static_assert(sizeof(Handle) <= sizeof(CUipcMemHandle::reserved), "fits");
 
 // Maps the last page of a file, behind so many bytes; NULL if the system refuses.
 Count* MapCount(int file, size_t bytes) {
-    void* page = mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_SHARED, file,
-                      static_cast<off_t>(bytes));
+    void* page =
+        mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_SHARED, file, static_cast<off_t>(bytes));
     return page == MAP_FAILED ? nullptr : static_cast<Count*>(page);
 }
 
-// Moves the pages into a memory file that takes their place; -1 if the system refuses.
-int MoveToFile(const Pages& pages) {
+// Moves the pages of an allocation into a memory file that takes their place; false if the system
+// refuses.
+bool Export(Allocation* allocation, const Pages& pages) {
     const int file = memfd_create("ncclep_simt", MFD_CLOEXEC);
-    if (file < 0) return -1;
-    const bool moved =
-        write(file, pages.begin, pages.bytes) == static_cast<ssize_t>(pages.bytes) &&
+    if (file < 0) return false;
+    if (write(file, pages.begin, pages.bytes) == static_cast<ssize_t>(pages.bytes) &&
         ftruncate(file, static_cast<off_t>(pages.bytes + kPage)) == 0 &&
         mmap(pages.begin, pages.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) !=
-            MAP_FAILED;
-    if (!moved) close(file);
-    return moved ? file : -1;
+            MAP_FAILED) {
+        *allocation = {allocation->bytes, file, MapCount(file, pages.bytes)};
+    }
+    if (allocation->importers == nullptr) close(file);
+    return allocation->importers != nullptr;
 }
 
 void ForgetAllocation(uintptr_t address) {
@@ -94,8 +96,8 @@ void ForgetAllocation(uintptr_t address) {
     if (allocation.importers != nullptr) {
         if (*allocation.importers != 0) simt::Fail("memory is freed that a peer still maps");
         munmap(allocation.importers, kPage);
+        close(allocation.file);
     }
-    if (allocation.file >= 0) close(allocation.file);
     allocations.erase(found);
 }
 
@@ -139,11 +141,8 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
     if (found == allocations.end()) return CUDA_ERROR_INVALID_VALUE;
     Allocation& allocation = found->second;
     const Pages pages(address, allocation.bytes);
-    if (allocation.file < 0) allocation.file = MoveToFile(pages);
-    if (allocation.file < 0) return CUDA_ERROR_OPERATING_SYSTEM;
-    if (allocation.importers == nullptr) {
-        allocation.importers = MapCount(allocation.file, pages.bytes);
-        if (allocation.importers == nullptr) return CUDA_ERROR_OPERATING_SYSTEM;
+    if (allocation.importers == nullptr && !Export(&allocation, pages)) {
+        return CUDA_ERROR_OPERATING_SYSTEM;
     }
     const Handle said = {getpid(), allocation.file,
                          address - reinterpret_cast<uintptr_t>(pages.begin), pages.bytes};
@@ -178,10 +177,10 @@ CUresult cuIpcOpenMemHandle(CUdeviceptr* address, CUipcMemHandle handle, unsigne
 }
 
 CUresult cuIpcCloseMemHandle(CUdeviceptr address) {
+    usleep(kCloseMicroseconds);
     const std::lock_guard<std::mutex> lock(mutex);
     const auto found = imports.find(address);
     if (found == imports.end()) return CUDA_ERROR_INVALID_VALUE;
-    usleep(kCloseMicroseconds);
     const Import& import = found->second;
     munmap(import.begin, import.bytes);
     --*import.importers;

@@ -179,7 +179,7 @@ def _environment(arguments: argparse.Namespace) -> dict[str, str]:
     folders = [arguments.library, arguments.prebuilt and arguments.prebuilt / "lib"]
     chosen = [str(folder.resolve()) for folder in folders if folder]
     if gpus:
-        searched = gpus.library_path(os.environ, *chosen)
+        searched = gpus.library_path(os.environ, gpus.find_nccl(os.environ), *chosen)
     else:
         searched = ":".join(filter(None, [*chosen, os.environ.get("LD_LIBRARY_PATH")]))
     environment = {**_OPEN_MPI, **os.environ, "LD_LIBRARY_PATH": searched}

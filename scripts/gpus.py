@@ -81,9 +81,8 @@ def find_nccl(environment: Mapping[str, str]) -> str:
     return ""
 
 
-def library_path(environment: Mapping[str, str], *first: str) -> str:
-    """LD_LIBRARY_PATH: the folders `first`, the caller's, and NCCL's if the loader needs it."""
-    nccl = find_nccl(environment)
+def library_path(environment: Mapping[str, str], nccl: str, *first: str) -> str:
+    """LD_LIBRARY_PATH: the folders `first`, the caller's, and what `find_nccl` found, if need be."""
     folders = (*first, environment.get("LD_LIBRARY_PATH", ""), "" if nccl == SYSTEM else nccl)
     return ":".join(filter(None, folders))
 

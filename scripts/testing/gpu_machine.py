@@ -47,9 +47,10 @@ class Machine:
 def find(environment: Mapping[str, str], programs: pathlib.Path, builds: bool) -> Machine:
     """Looks at this machine; `environment` is the one that the programs will get."""
     names = tuple(gpus.names())
-    path = {"LD_LIBRARY_PATH": gpus.library_path(environment, str(programs / "lib"))}
+    nccl = gpus.find_nccl(environment)
+    path = {"LD_LIBRARY_PATH": gpus.library_path(environment, nccl, str(programs / "lib"))}
     return Machine({**environment, **path}, programs, gpus.visible(len(names), environment), names,
-                   gpus.find_nccl(environment), builds)
+                   nccl, builds)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -503,9 +503,9 @@ struct HtDispatchParams {
     float *out_weights;
     /// `[local_experts]`, or NULL.
     int32_t *counter;
-    /// Rows of `out`.
+    /// Rows of `out`; the largest number where it is not wanted, since NULL may also be no rows.
     uint32_t out_rows;
-    /// Rows of `out_idx` and `out_weights`.
+    /// Rows of `out_idx` and `out_weights`, likewise.
     uint32_t routing_rows;
 };
 

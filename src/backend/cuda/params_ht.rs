@@ -189,9 +189,9 @@ pub struct HtDispatchParams {
     pub out_weights: *mut f32,
     /// `[local_experts]`, or NULL.
     pub counter: *mut i32,
-    /// Rows of `out`.
+    /// Rows of `out`; the largest number where it is not wanted, since NULL may also be no rows.
     pub out_rows: u32,
-    /// Rows of `out_idx` and `out_weights`.
+    /// Rows of `out_idx` and `out_weights`, likewise.
     pub routing_rows: u32,
 }
 

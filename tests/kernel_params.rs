@@ -1,7 +1,7 @@
 //! Host and device agree on what a kernel is called and what it is told.
 //!
-//! `cuda/params.h` is generated from the files of `SOURCES` and committed; these tests compare
-//! it, and with NCCL_EP_UPDATE_HEADER=1 write it anew. No GPU and no nvcc are needed.
+//! The headers of `PAIRS` are generated and committed; these tests compare them, and with
+//! NCCL_EP_UPDATE_HEADER=1 write them anew. No GPU and no nvcc are needed.
 
 #![allow(clippy::expect_used, clippy::unwrap_used)]
 
@@ -16,44 +16,62 @@ fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The definitions.
-const SOURCES: [&str; 2] = [
-    "src/backend/cuda/params.rs",
-    "src/backend/cuda/params_ht.rs",
-];
-
-/// Name and size of every struct of these files.
+/// Name and size of structs.
 macro_rules! sizes {
     ($($name:ident),* $(,)?) => {
-        [$((stringify!($name), size_of::<$name>())),*]
+        &[$((stringify!($name), size_of::<$name>())),*]
     };
 }
 
-const SIZES: [(&str, usize); 21] = sizes![
-    FaultReport,
-    WaitParams,
-    PeerTable,
-    SelftestResult,
-    PeerSelftestParams,
-    LlLayout,
-    LlShape,
-    LlHandleMemory,
-    LlTrackState,
-    LlCommon,
-    LlDispatchParams,
-    LlCombineParams,
-    HtLayout,
-    HtEntry,
-    HtHandleMemory,
-    HtReceived,
-    HtLayoutParams,
-    HtSequences,
-    HtCommon,
-    HtDispatchParams,
-    HtCombineParams
+/// A file of definitions and the header that is generated from it.
+struct Pair {
+    source: &'static str,
+    header: &'static str,
+    /// What the header includes.
+    base: Option<&'static str>,
+    /// Every struct of the file.
+    sizes: &'static [(&'static str, usize)],
+}
+
+const PAIRS: [Pair; 2] = [
+    Pair {
+        source: "src/backend/cuda/params.rs",
+        header: "cuda/params.h",
+        base: None,
+        sizes: sizes![
+            FaultReport,
+            WaitParams,
+            PeerTable,
+            SelftestResult,
+            PeerSelftestParams,
+            LlLayout,
+            LlShape,
+            LlHandleMemory,
+            LlTrackState,
+            LlCommon,
+            LlDispatchParams,
+            LlCombineParams
+        ],
+    },
+    Pair {
+        source: "src/backend/cuda/params_ht.rs",
+        header: "cuda/params_ht.h",
+        base: Some("params.h"),
+        sizes: sizes![
+            HtLayout,
+            HtEntry,
+            HtHandleMemory,
+            HtReceived,
+            HtLayoutParams,
+            HtSequences,
+            HtCommon,
+            HtDispatchParams,
+            HtCombineParams
+        ],
+    },
 ];
 
-fn generate() -> String {
+fn generate(pair: &Pair) -> String {
     let mut config = cbindgen::Config {
         language: cbindgen::Language::Cxx,
         namespace: Some("nccl_ep".to_owned()),
@@ -61,21 +79,24 @@ fn generate() -> String {
         no_includes: true,
         usize_is_size_t: true,
         sys_includes: vec!["cstddef".to_owned(), "cstdint".to_owned()],
+        includes: pair.base.map(str::to_owned).into_iter().collect(),
         tab_width: 4,
         documentation_style: cbindgen::DocumentationStyle::Cxx,
-        header: Some(
-            "// What each kernel is told. Generated from src/backend/cuda/params*.rs by\n\
+        header: Some(format!(
+            "// What each kernel is told. Generated from {} by\n\
              // NCCL_EP_UPDATE_HEADER=1 cargo test --test kernel_params; do not edit.\n\
-             // clang-format off"
-                .to_owned(),
-        ),
+             // clang-format off",
+            pair.source
+        )),
         ..cbindgen::Config::default()
     };
     config.constant.allow_static_const = true;
     config.constant.allow_constexpr = true;
-    // Nothing in params.rs is a C function, so the structs are asked for by name.
-    config.export.include = SIZES.iter().map(|(name, _)| (*name).to_owned()).collect();
-    let checks: String = SIZES
+    // Nothing in these files is a C function, so the structs are asked for by name.
+    let names = pair.sizes.iter().map(|(name, _)| (*name).to_owned());
+    config.export.include = names.collect();
+    let checks: String = pair
+        .sizes
         .iter()
         .map(|(name, size)| {
             format!("static_assert(sizeof(nccl_ep::{name}) == {size}, \"{name} as in Rust\");\n")
@@ -84,8 +105,7 @@ fn generate() -> String {
     config.trailer = Some(checks.trim_end().to_owned());
     let bindings = cbindgen::Builder::new()
         .with_config(config)
-        .with_src(root().join(SOURCES[0]))
-        .with_src(root().join(SOURCES[1]))
+        .with_src(root().join(pair.source))
         .generate()
         .expect("they are plain #[repr(C)] Rust");
     let mut text = Vec::new();
@@ -94,30 +114,32 @@ fn generate() -> String {
 }
 
 #[test]
-fn the_committed_header_is_what_the_rust_definitions_give() {
-    let path = root().join("cuda/params.h");
-    let generated = generate();
-    if std::env::var_os("NCCL_EP_UPDATE_HEADER").is_some() {
-        fs::write(&path, &generated).expect("cuda/params.h can be written");
+fn the_committed_headers_are_what_the_rust_definitions_give() {
+    for pair in PAIRS {
+        let path = root().join(pair.header);
+        let generated = generate(&pair);
+        if std::env::var_os("NCCL_EP_UPDATE_HEADER").is_some() {
+            fs::write(&path, &generated).expect("the header can be written");
+        }
+        let committed = fs::read_to_string(&path).unwrap_or_default();
+        assert_eq!(
+            committed, generated,
+            "run the test once with NCCL_EP_UPDATE_HEADER=1 and commit"
+        );
     }
-    let committed = fs::read_to_string(&path).unwrap_or_default();
-    assert_eq!(
-        committed, generated,
-        "run the test once with NCCL_EP_UPDATE_HEADER=1 and commit"
-    );
 }
 
 #[test]
 fn the_size_of_every_struct_is_compared() {
-    let source = SOURCES
-        .map(|path| fs::read_to_string(root().join(path)).unwrap())
-        .concat();
-    let defined: BTreeSet<&str> = source
-        .lines()
-        .filter_map(|line| line.strip_prefix("pub struct ")?.split(' ').next())
-        .collect();
-    let compared: BTreeSet<&str> = SIZES.iter().map(|(name, _)| *name).collect();
-    assert_eq!(compared, defined);
+    for pair in PAIRS {
+        let source = fs::read_to_string(root().join(pair.source)).unwrap();
+        let defined: BTreeSet<&str> = source
+            .lines()
+            .filter_map(|line| line.strip_prefix("pub struct ")?.split(' ').next())
+            .collect();
+        let compared: BTreeSet<&str> = pair.sizes.iter().map(|(name, _)| *name).collect();
+        assert_eq!(compared, defined);
+    }
 }
 
 /// The names that follow `extern "C" __global__` in a kernel file.

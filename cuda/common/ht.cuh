@@ -31,6 +31,7 @@
 // launches no more than fit.
 #pragma once
 
+#include "../params_ht.h"
 #include "ll.cuh"
 
 namespace nccl_ep {

@@ -1,8 +1,8 @@
 //! What each kernel is told: one `#[repr(C)]` struct per kernel, defined here (what high throughput
 //! alone needs, in `params_ht`) and nowhere else.
 //!
-//! `cuda/params.h` is generated from these files (`tests/kernel_params.rs`), so they must stay free of
-//! other modules. Addresses are the device's; the host never follows them through these structs.
+//! `cuda/params.h` and `cuda/params_ht.h` are generated from these files (`tests/kernel_params.rs`), so
+//! they must stay free of other modules. Addresses are the device's; the host never follows them through these structs.
 #![forbid(unsafe_code)]
 
 /// Most ranks of a group: the GPUs of the largest NVLink domain.

@@ -9,15 +9,18 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from testing import counts
-from testing.step import ROOT, Places, Step
+from testing.programs import BENCH_PASSED
+from testing.step import ROOT, Counts, Finished, Places, Step
 
 _ENVIRONMENT = (("NCCLEP_HOSTSIM_WITH_GPU", "1"),)
 _EXACT = (("NCCL_EP_LL_COMBINE", "exact"),)
 # Grids that the library would not choose by itself, for 3 ranks of 6 multiprocessors or more.
 _ODD_GRIDS = (("NCCL_EP_TUNING_FILE", str(ROOT / "c_tests" / "simt" / "odd_grids.json")),)
+# Of ep_bench, where each rank has its own number of tokens.
+_UNEVEN = "--experts 24 --hidden 256 --masked 3 --warmup 1 --iters 2 --validate"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +32,7 @@ class _Run:
     ranks: int
     multiprocessors: int
     environment: tuple[tuple[str, str], ...] = ()
+    read: Callable[[Finished], Counts] = counts.closing_line
 
 
 _RUNS = (
@@ -55,6 +59,10 @@ _RUNS = (
     _Run("moe_layer", "moe_layer --algorithm ll", 4, 1),
     _Run("ep_test/ll", "ep_test -a ll -s both -c -r -t 16 -d 512", 4, 2),
     _Run("ep_test/ht", "ep_test -a ht -s both -c -r -m -t 16 -d 512", 4, 2),
+    _Run("ep_bench/ll-uneven", f"ep_bench {_UNEVEN} --sweep 32/1,1/32,0/16/0,9/7/1/0", 4, 4,
+         read=counts.says(BENCH_PASSED, 4)),
+    _Run("ep_bench/ht-uneven", f"ep_bench -a ht {_UNEVEN} --sweep 8/1,0/8 --max-tokens 12", 3, 2,
+         read=counts.says(BENCH_PASSED, 2)),
 )
 # On kernels as for chips without bulk copies, which no GPU of ours is.
 _PLAIN = _Run("test_ht/plain", "test_ht routing_styles", 3, 2)
@@ -92,7 +100,7 @@ def _program_steps(programs: pathlib.Path) -> Iterator[Step]:
         command = ("mpirun", "-np", str(run.ranks), str(programs / name), *options)
         environment = (*_ENVIRONMENT, *run.environment, ("NCCLEP_SIMT_SEED", str(seed)),
                        ("NCCLEP_SIMT_MULTIPROCESSORS", str(run.multiprocessors)))
-        yield Step(f"simt/{run.label}/{run.ranks}", command, counts.closing_line, ("build/simt",),
+        yield Step(f"simt/{run.label}/{run.ranks}", command, run.read, ("build/simt",),
                    timeout=300, environment=environment)
     for words in _FORKING:
         name, *options = words.split()

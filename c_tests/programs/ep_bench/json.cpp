@@ -1,15 +1,16 @@
 // The file of --json: one object with machine and configuration, and an array with one entry for
-// each number of tokens. Times are microseconds, sizes bytes, bandwidths GB/s; each key says so.
+// each measurement. Times are microseconds, sizes bytes, bandwidths GB/s; each key says so.
 //   reference   the spans of the reference's program, whose combine contains the host's wait
 //   idle        each operation from an idle stream; gbps is made from its medians
 //   queued      operations that waited in the stream for their turn
 //   graph       replays back to back, or null
 //   host_call   inside the calls, on the calling thread
 //   create_handle  one handle more, made and destroyed; null in low latency
-// `library_bytes` is what group, handle and first operations hold, `tensor_bytes` what the tensors
-// of the program hold, `first_use_bytes` what stays once the first group of the process is gone.
-// `blocks` are those of the largest kernels in captured graphs, null without graphs; `channels` is
-// what the group was made with, null for the library's choice.
+// `tokens` is the largest number of `tokens_by_rank`, `max_tokens` what the group allows, null if
+// it leaves that open. `library_bytes` is what group, handle and first operations hold, `tensor_bytes`
+// what the tensors of the program hold, `first_use_bytes` what stays once the first group of the
+// process is gone. `blocks` are those of the largest kernels in captured graphs, null without
+// graphs; `channels` is what the group was made with, null for the library's choice.
 #include <cstdio>
 #include <string>
 #include <utility>
@@ -122,9 +123,17 @@ std::string BlocksJson(const Result& result) {
                    {"combine", Number(result.blocks->combine)}});
 }
 
+std::string TokensJson(const Tokens& tokens) {
+    std::string json;
+    for (const unsigned number : tokens) json += (json.empty() ? "[" : ", ") + Number(number);
+    return json + "]";
+}
+
 std::string ResultJson(const Options& options, const Result& result) {
     const Timing& timing = result.timing;
-    return Object({{"tokens", Number(result.tokens)},
+    return Object({{"tokens", Number(Largest(result.tokens))},
+                   {"tokens_by_rank", TokensJson(result.tokens)},
+                   {"max_tokens", options.dynamic_tokens ? "null" : Number(result.max_tokens)},
                    {"received_rows", Number(result.Mean(&RankFigures::received))},
                    {"received_max", Number(result.Max(&RankFigures::received))},
                    {"received_imbalance", Number(result.Imbalance())},

@@ -34,9 +34,10 @@ Wrong ValidateAll(const EpEnv& env, const Options& options, const Routing& routi
     return wrong;
 }
 
-Routing MakeRouting(const EpEnv& env, const Options& options, unsigned tokens) {
+Routing MakeRouting(const EpEnv& env, const Options& options, const Tokens& tokens) {
     const Shape shape = {static_cast<unsigned>(env.size),
                          tokens,
+                         options.max_tokens > 0 ? options.max_tokens : Largest(tokens),
                          options.top_k,
                          options.experts,
                          options.low_latency() ? options.masked : 0,
@@ -58,7 +59,7 @@ double MeasureFirstUse(EpEnv* env, const Options& options) {
     return before - FreeBytes();
 }
 
-Result RunOne(EpEnv* env, const Options& options, unsigned tokens) {
+Result RunOne(EpEnv* env, const Options& options, const Tokens& tokens) {
     const Routing routing = MakeRouting(*env, options, tokens);
     Session session(env, options, routing);
     WarmUp(*env, options, &session);
@@ -69,7 +70,7 @@ Result RunOne(EpEnv* env, const Options& options, unsigned tokens) {
     Graphs* const replayed = graphs ? &*graphs : nullptr;
     const Timing timing = Measure(*env, options, &session, replayed);
     const Traffic traffic = CountTraffic(routing, options.low_latency());
-    Result result = Collect(*env, timing, traffic, session, tokens);
+    Result result = Collect(*env, timing, traffic, session, routing.shape());
     if (graphs) result.blocks = {graphs->dispatch.Blocks(), graphs->combine.Blocks()};
     if (options.validate) {
         result.wrong = ValidateAll(*env, options, routing, &session, replayed);
@@ -85,7 +86,7 @@ bool RunAll(EpEnv* env, const Options& options) {
     const double first_use_bytes = MeasureFirstUse(env, options);
     std::vector<Result> results;
     bool right = true;
-    for (const unsigned tokens : options.tokens) {
+    for (const Tokens& tokens : options.tokens) {
         results.push_back(RunOne(env, options, tokens));
         if (prints) PrintResult(options, results.back());
         const auto& wrong = results.back().wrong;
@@ -117,7 +118,7 @@ int main(int argc, char** argv) {
     EpEnv env;
     ep_init_mpi(&env, &argc, &argv);
     if (parsed.error.empty() && !parsed.help) {
-        parsed.error = ep_bench::CheckRanks(parsed.options, static_cast<unsigned>(env.size));
+        parsed.error = ep_bench::ApplyRanks(static_cast<unsigned>(env.size), &parsed.options);
     }
     if (parsed.help || !parsed.error.empty()) {
         if (env.rank == 0 && parsed.help) printf("%s", ep_bench::kUsage);

@@ -4,8 +4,8 @@
 
 #include <getopt.h>
 
+#include <algorithm>
 #include <cstdlib>
-#include <sstream>
 
 #include "harness/options.hpp"
 
@@ -14,9 +14,14 @@ namespace ep_bench {
 const char kUsage[] =
     "Usage: ep_bench [options], one process for each GPU under mpirun\n"
     "  -a, --algorithm ll|low-latency|ht|high-throughput   (ll)\n"
-    "  -t, --tokens N           tokens of each rank (ll 128, ht 4096)\n"
-    "      --sweep N,N,...      one measurement for each number of tokens, instead of --tokens;\n"
-    "                           A..B stands for A, 2A, 4A and so on up to B\n"
+    "  -t, --tokens N[,N...]    tokens of each rank (ll 128, ht 4096); or a number for each rank,\n"
+    "                           in rank order, some of them 0\n"
+    "      --sweep ITEM,...     one measurement for each item, instead of --tokens; an item is\n"
+    "                             N          tokens of each rank\n"
+    "                             A..B       stands for A, 2A, 4A and so on up to B\n"
+    "                             N/N[/...]  of rank 0, of rank 1 and so on; the last number is\n"
+    "                                        also that of the ranks behind it\n"
+    "      --max-tokens N       max_tokens_per_rank (the largest number of the measurement)\n"
     "  -d, --hidden N           elements of a token, bfloat16 (7168)\n"
     "  -k, --top-k N            experts of a token (8)\n"
     "  -e, --experts N          experts in all, a multiple of the number of ranks (256)\n"
@@ -52,10 +57,12 @@ constexpr int kMasked = 260;
 constexpr int kRandomRouting = 261;
 constexpr int kRouting = 262;
 constexpr int kChannels = 263;
+constexpr int kMaxTokens = 264;
 constexpr char kLetters[] = "a:t:d:k:e:w:i:pnfVMh";
 const option kLongOptions[] = {{"algorithm", required_argument, nullptr, 'a'},
                                {"tokens", required_argument, nullptr, 't'},
                                {"sweep", required_argument, nullptr, kSweep},
+                               {"max-tokens", required_argument, nullptr, kMaxTokens},
                                {"hidden", required_argument, nullptr, 'd'},
                                {"top-k", required_argument, nullptr, 'k'},
                                {"experts", required_argument, nullptr, 'e'},
@@ -92,41 +99,6 @@ void ReadAlgorithm(const std::string& text, ParsedOptions* parsed) {
         parsed->options.algorithm = NCCL_EP_ALGO_HIGH_THROUGHPUT;
     } else {
         parsed->error = "--algorithm: expected ll or ht, got \"" + text + "\"";
-    }
-}
-
-void ReadTokens(const char* name, const std::string& text, ParsedOptions* parsed) {
-    unsigned tokens = 0;
-    ep::ReadUnsigned(name, text.c_str(), 1, &tokens, &parsed->error);
-    parsed->options.tokens.push_back(tokens);
-}
-
-// A..B: A and its doubles up to B.
-void ReadDoubles(const std::string& range, size_t dots, ParsedOptions* parsed) {
-    unsigned first = 0;
-    unsigned last = 0;
-    ep::ReadUnsigned("--sweep", range.substr(0, dots).c_str(), 1, &first, &parsed->error);
-    ep::ReadUnsigned("--sweep", range.substr(dots + 2).c_str(), first, &last, &parsed->error);
-    if (!parsed->error.empty()) return;
-    for (unsigned tokens = first; tokens <= last; tokens *= 2) {
-        parsed->options.tokens.push_back(tokens);
-    }
-}
-
-void ReadSweep(const std::string& list, ParsedOptions* parsed) {
-    std::istringstream stream(list);
-    std::string item;
-    parsed->options.tokens.clear();
-    while (std::getline(stream, item, ',')) {
-        const size_t dots = item.find("..");
-        if (dots == std::string::npos) {
-            ReadTokens("--sweep", item, parsed);
-        } else {
-            ReadDoubles(item, dots, parsed);
-        }
-    }
-    if (parsed->error.empty() && parsed->options.tokens.empty()) {
-        parsed->error = "--sweep: expected numbers, got none";
     }
 }
 
@@ -206,11 +178,16 @@ void ReadOption(int letter, ParsedOptions* parsed, Open* open) {
             return ReadAlgorithm(optarg, parsed);
         case 't':
             open->tokens = false;
-            options.tokens.clear();
-            return ReadTokens("--tokens", optarg, parsed);
+            options.sweep = false;
+            options.tokens = {ReadTokens(optarg, error)};
+            return;
         case kSweep:
             open->tokens = false;
-            return ReadSweep(optarg, parsed);
+            options.sweep = true;
+            options.tokens = ReadSweep(optarg, error);
+            return;
+        case kMaxTokens:
+            return ep::ReadUnsigned("--max-tokens", optarg, 1, &options.max_tokens, error);
         case 'd':
             open->hidden = false;
             return ep::ReadUnsigned("--hidden", optarg, 1, &options.hidden, error);
@@ -246,7 +223,7 @@ void FillOpen(const Open& open, bool on_hostsim, Options* options) {
         options->routing =
             options->low_latency() ? RoutingKind::kUniform : RoutingKind::kConsecutive;
     }
-    if (open.tokens) options->tokens = {options->low_latency() ? 128u : 4096u};
+    if (open.tokens) options->tokens = {{options->low_latency() ? 128u : 4096u}};
     if (!on_hostsim) return;
     const auto reduce = [options](bool is_open, const char* name, unsigned value, unsigned* field) {
         if (!is_open) return;
@@ -254,10 +231,20 @@ void FillOpen(const Open& open, bool on_hostsim, Options* options) {
         options->reduced += (options->reduced.empty() ? "" : ", ") + std::string(name) + " " +
                             std::to_string(value);
     };
-    reduce(open.tokens, "tokens", options->low_latency() ? 32 : 128, &options->tokens[0]);
+    reduce(open.tokens, "tokens", options->low_latency() ? 32 : 128, &options->tokens[0][0]);
     reduce(open.hidden, "hidden", 1024, &options->hidden);
     reduce(open.warmup, "warm-up", 1, &options->warmup);
     reduce(open.iterations, "iterations", 6, &options->iterations);
+}
+
+std::string CheckMaxTokens(const Options& options) {
+    if (options.max_tokens == 0) return "";
+    if (options.dynamic_tokens) return "--max-tokens: --dynamic-tokens leaves it open";
+    unsigned largest = 0;
+    for (const Tokens& tokens : options.tokens) largest = std::max(largest, Largest(tokens));
+    if (largest <= options.max_tokens) return "";
+    return "--max-tokens: expected at least " + std::to_string(largest) +
+           ", which a rank has, got " + std::to_string(options.max_tokens);
 }
 
 }  // namespace
@@ -288,17 +275,22 @@ ParsedOptions ParseOptions(int argc, char** argv, bool on_hostsim) {
     if (parsed.error.empty() && parsed.options.low_latency() && parsed.options.dynamic_tokens) {
         parsed.error = "--dynamic-tokens: low latency needs a fixed max_tokens_per_rank";
     }
+    if (parsed.error.empty()) parsed.error = CheckMaxTokens(parsed.options);
     return parsed;
 }
 
-std::string CheckRanks(const Options& options, unsigned ranks) {
-    if (options.experts % ranks != 0) {
+std::string ApplyRanks(unsigned ranks, Options* options) {
+    if (options->experts % ranks != 0) {
         return "--experts: expected a multiple of " + std::to_string(ranks) + " ranks, got " +
-               std::to_string(options.experts);
+               std::to_string(options->experts);
     }
-    if (options.top_k > options.experts) {
-        return "--top-k: expected at most " + std::to_string(options.experts) + " experts, got " +
-               std::to_string(options.top_k);
+    if (options->top_k > options->experts) {
+        return "--top-k: expected at most " + std::to_string(options->experts) + " experts, got " +
+               std::to_string(options->top_k);
+    }
+    for (Tokens& tokens : options->tokens) {
+        const std::string error = FitToRanks(ranks, options->sweep, &tokens);
+        if (!error.empty()) return error;
     }
     return "";
 }

@@ -1,6 +1,6 @@
 // The command line of ep_bench. Names, letters and defaults are those of the reference's program of
-// this name; --sweep, --masked, --routing, --channels, --use-cuda-graph, --graph-ops and --json are
-// ours.
+// this name; --sweep, --max-tokens, --masked, --routing, --channels, --use-cuda-graph, --graph-ops
+// and --json are ours, and that --tokens takes a number for each rank.
 #ifndef C_TESTS_PROGRAMS_EP_BENCH_OPTIONS_H_
 #define C_TESTS_PROGRAMS_EP_BENCH_OPTIONS_H_
 
@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "harness/harness.h"
+#include "programs/ep_bench/tokens.h"
 
 namespace ep_bench {
 
@@ -22,7 +23,9 @@ constexpr unsigned kAllChannels = ~0u;
 
 struct Options {
     ncclEpAlgorithm_t algorithm = NCCL_EP_ALGO_LOW_LATENCY;
-    std::vector<unsigned> tokens;  // one measurement for each; more than one with --sweep
+    std::vector<Tokens> tokens;  // one measurement for each; more than one with --sweep
+    bool sweep = false;          // --sweep gave them
+    unsigned max_tokens = 0;     // max_tokens_per_rank; 0: the largest of each measurement
     unsigned hidden = 7168;
     unsigned top_k = 8;
     unsigned experts = 256;
@@ -58,8 +61,9 @@ const char* RoutingName(const Options& options);  // as in the results: scores, 
 // Sizes that the user leaves open are the reference's on a GPU and smaller on the CPU stand-ins.
 ParsedOptions ParseOptions(int argc, char** argv, bool on_hostsim);
 
-// What depends on the number of ranks; a text if the options do not fit it, else empty.
-std::string CheckRanks(const Options& options, unsigned ranks);
+// What depends on the number of ranks, and how many tokens each has; a text if the options do not
+// fit, else empty.
+std::string ApplyRanks(unsigned ranks, Options* options);
 
 }  // namespace ep_bench
 

@@ -2,6 +2,7 @@
 // tokens, and a table over all of them.
 #include "programs/ep_bench/report.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <string>
 
@@ -40,8 +41,8 @@ void PrintSummary(const Options& options, const Result& result) {
     const double rows = result.ranks[0].*UsualConvention(options);
     const double sent = rows * DispatchRowBytes(options);
     const double returned = rows * CombineRowBytes(options);
-    printf("Summary (%s, %zu ranks, tokens per rank: %u):\n", AlgorithmName(options),
-           result.ranks.size(), result.tokens);
+    printf("Summary (%s, %zu ranks, tokens per rank: %s):\n", AlgorithmName(options),
+           result.ranks.size(), NameOf(result.tokens).c_str());
     const auto& all = result.timing.reference.all;
     PrintSpan("Dispatch:", all[kDispatch], sent);
     PrintSpan("Combine:", all[kCombine], returned);
@@ -109,7 +110,7 @@ void PrintValidation(const Wrong& wrong) {
            verdict(wrong.combine_rows));
 }
 
-void PrintRow(const Options& options, const Result& result, bool dispatch) {
+void PrintRow(const Options& options, const Result& result, int tokens_width, bool dispatch) {
     const double row_bytes = dispatch ? DispatchRowBytes(options) : CombineRowBytes(options);
     const PacedTimes& idle = result.timing.idle;
     const double time = (dispatch ? idle.dispatch : idle.combine).median_us;
@@ -120,9 +121,9 @@ void PrintRow(const Options& options, const Result& result, bool dispatch) {
         const uint64_t rows = dispatch ? result.wrong->dispatch_rows : result.wrong->combine_rows;
         snprintf(wrong, sizeof(wrong), "%llu", static_cast<unsigned long long>(rows));
     }
-    printf("  %-8s %10u %12.0f %10.2f %9.2f %9.2f %8s\n", dispatch ? "dispatch" : "combine",
-           result.tokens, bytes, time, GigabytesPerSecond(bytes, time),
-           GigabytesPerSecond(wire, time), wrong);
+    printf("  %-8s %*s %12.0f %10.2f %9.2f %9.2f %8s\n", dispatch ? "dispatch" : "combine",
+           tokens_width, NameOf(result.tokens).c_str(), bytes, time,
+           GigabytesPerSecond(bytes, time), GigabytesPerSecond(wire, time), wrong);
 }
 
 }  // namespace
@@ -153,6 +154,7 @@ void PrintHeader(const Options& options, int ranks, bool on_hostsim) {
         printf("--use-cuda-graph: %u operation(s) in each graph\n", options.graph_ops);
     }
     if (options.dynamic_tokens) printf("max_tokens_per_rank = NCCL_EP_AUTO\n");
+    if (options.max_tokens > 0) printf("max_tokens_per_rank = %u\n", options.max_tokens);
     fflush(stdout);
 }
 
@@ -187,13 +189,17 @@ void PrintTable(const Options& options, const std::vector<Result>& results) {
     printf(
         "# bytes: mean of all ranks, %s convention; algbw = bytes/time, busbw = wire bytes/time\n",
         UsualConventionName(options));
-    printf("# %-8s %10s %12s %10s %9s %9s %8s\n", "op", "tokens", "bytes", "time", "algbw", "busbw",
-           "#wrong");
-    printf("# %-8s %10s %12s %10s %9s %9s %8s\n", "", "(rank)", "(B)", "(us)", "(GB/s)", "(GB/s)",
-           "(rows)");
+    int width = 10;
     for (const Result& result : results) {
-        PrintRow(options, result, true);
-        PrintRow(options, result, false);
+        width = std::max(width, static_cast<int>(NameOf(result.tokens).size()));
+    }
+    printf("# %-8s %*s %12s %10s %9s %9s %8s\n", "op", width, "tokens", "bytes", "time", "algbw",
+           "busbw", "#wrong");
+    printf("# %-8s %*s %12s %10s %9s %9s %8s\n", "", width, "(rank)", "(B)", "(us)", "(GB/s)",
+           "(GB/s)", "(rows)");
+    for (const Result& result : results) {
+        PrintRow(options, result, width, true);
+        PrintRow(options, result, width, false);
     }
     fflush(stdout);
 }

@@ -25,7 +25,7 @@ double Result::Imbalance() const {
 }
 
 Result Collect(const EpEnv& env, const Timing& timing, const Traffic& traffic,
-               const Session& session, unsigned tokens) {
+               const Session& session, const Shape& shape) {
     constexpr int kFigures = sizeof(RankFigures) / sizeof(double);
     const RankFigures mine = {timing.reference.rank[kDispatch].average_us,
                               timing.reference.rank[kCombine].average_us,
@@ -39,7 +39,8 @@ Result Collect(const EpEnv& env, const Timing& timing, const Traffic& traffic,
                               session.library_bytes(),
                               session.tensor_bytes()};
     Result result;
-    result.tokens = tokens;
+    result.tokens = shape.tokens;
+    result.max_tokens = shape.max_tokens;
     result.timing = timing;
     if (env.rank == 0) result.ranks.resize(static_cast<size_t>(env.size));
     MPI_Gather(&mine, kFigures, MPI_DOUBLE, result.ranks.data(), kFigures, MPI_DOUBLE, 0,

@@ -36,7 +36,8 @@ struct Blocks {
 };
 
 struct Result {
-    unsigned tokens = 0;
+    Tokens tokens;
+    unsigned max_tokens = 0;
     Timing timing;
     std::vector<RankFigures> ranks;  // process 0
     std::optional<Wrong> wrong;      // with --validate
@@ -53,7 +54,7 @@ struct Result {
 
 // Collective.
 Result Collect(const EpEnv& env, const Timing& timing, const Traffic& traffic,
-               const Session& session, unsigned tokens);
+               const Session& session, const Shape& shape);
 
 // Bytes of one row on its way there and back. The flag changes the formula of dispatch only: one
 // byte for each element, a scale for each 128 elements and a header.

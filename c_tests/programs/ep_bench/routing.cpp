@@ -17,11 +17,11 @@ constexpr unsigned kRanksOfNode = 8;
 
 // For each token the experts with the highest of the scores that `draw` makes.
 template <typename Draw>
-std::vector<int64_t> TopScores(const Shape& shape, Draw draw) {
+std::vector<int64_t> TopScores(const Shape& shape, unsigned tokens, Draw draw) {
     std::vector<int64_t> ids;
     std::vector<float> scores(shape.experts);
     std::vector<int64_t> order(shape.experts);
-    for (unsigned token = 0; token < shape.tokens; ++token) {
+    for (unsigned token = 0; token < tokens; ++token) {
         draw(&scores);
         std::iota(order.begin(), order.end(), 0);
         std::partial_sort(order.begin(), order.begin() + shape.top_k, order.end(),
@@ -35,9 +35,9 @@ std::vector<int64_t> TopScores(const Shape& shape, Draw draw) {
     return ids;
 }
 
-std::vector<int64_t> DrawUniform(const Shape& shape, std::mt19937* generator) {
+std::vector<int64_t> DrawUniform(const Shape& shape, unsigned tokens, std::mt19937* generator) {
     std::normal_distribution<float> normal(0.0f, 1.0f);
-    return TopScores(shape, [&](std::vector<float>* scores) {
+    return TopScores(shape, tokens, [&](std::vector<float>* scores) {
         for (float& score : *scores) score = std::abs(normal(*generator)) + 1.0f;
     });
 }
@@ -59,9 +59,9 @@ std::vector<float> ZipfLogWeights(const Shape& shape) {
 }
 
 // With Gumbel noise on the logarithms, the top k are k draws without replacement.
-std::vector<int64_t> DrawZipf(const Shape& shape, std::mt19937* generator) {
+std::vector<int64_t> DrawZipf(const Shape& shape, unsigned tokens, std::mt19937* generator) {
     const std::vector<float> weights = ZipfLogWeights(shape);
-    return TopScores(shape, [&](std::vector<float>* scores) {
+    return TopScores(shape, tokens, [&](std::vector<float>* scores) {
         for (size_t expert = 0; expert < scores->size(); ++expert) {
             const double uniform = ((*generator)() + 0.5) / 4294967296.0;
             (*scores)[expert] = weights[expert] - static_cast<float>(std::log(-std::log(uniform)));
@@ -72,7 +72,7 @@ std::vector<int64_t> DrawZipf(const Shape& shape, std::mt19937* generator) {
 std::vector<int64_t> DrawConsecutive(const Shape& shape, unsigned rank) {
     srand(rank + 42);
     std::vector<int64_t> ids;
-    for (unsigned token = 0; token < shape.tokens; ++token) {
+    for (unsigned token = 0; token < shape.tokens[rank]; ++token) {
         const unsigned first = static_cast<unsigned>(rand()) % shape.experts;
         for (unsigned k = 0; k < shape.top_k; ++k) ids.push_back((first + k) % shape.experts);
     }
@@ -82,16 +82,17 @@ std::vector<int64_t> DrawConsecutive(const Shape& shape, unsigned rank) {
 std::vector<int64_t> Draw(const Shape& shape, unsigned rank, std::mt19937* generator) {
     switch (shape.kind) {
         case RoutingKind::kUniform:
-            return DrawUniform(shape, generator);
+            return DrawUniform(shape, shape.tokens[rank], generator);
         case RoutingKind::kZipf:
-            return DrawZipf(shape, generator);
+            return DrawZipf(shape, shape.tokens[rank], generator);
         default:
             return DrawConsecutive(shape, rank);
     }
 }
 
-void Mask(const Shape& shape, std::mt19937* generator, std::vector<int64_t>* ids) {
-    std::uniform_int_distribution<unsigned> any_token(0, shape.tokens - 1);
+void Mask(const Shape& shape, unsigned tokens, std::mt19937* generator, std::vector<int64_t>* ids) {
+    if (tokens == 0) return;
+    std::uniform_int_distribution<unsigned> any_token(0, tokens - 1);
     std::uniform_int_distribution<unsigned> any_k(0, shape.top_k - 1);
     for (unsigned i = 0; i < shape.masked; ++i) {
         const size_t token = any_token(*generator);
@@ -104,10 +105,18 @@ void Mask(const Shape& shape, std::mt19937* generator, std::vector<int64_t>* ids
 Routing::Routing(const Shape& shape, unsigned rank) : shape_(shape), rank_(rank) {
     std::mt19937 generator(1 + rank);
     std::vector<int64_t> mine = Draw(shape, rank, &generator);
-    Mask(shape, &generator, &mine);
-    ids_.resize(mine.size() * shape.ranks);
-    const int count = static_cast<int>(mine.size());
-    MPI_Allgather(mine.data(), count, MPI_INT64_T, ids_.data(), count, MPI_INT64_T, MPI_COMM_WORLD);
+    Mask(shape, tokens(), &generator, &mine);
+    std::vector<int> counts, places;  // in ids
+    size_t tokens_before = 0;
+    for (const unsigned tokens : shape.tokens) {
+        first_token_.push_back(tokens_before);
+        counts.push_back(static_cast<int>(tokens * shape.top_k));
+        places.push_back(static_cast<int>(tokens_before * shape.top_k));
+        tokens_before += tokens;
+    }
+    ids_.resize(tokens_before * shape.top_k);
+    MPI_Allgatherv(mine.data(), counts[rank], MPI_INT64_T, ids_.data(), counts.data(),
+                   places.data(), MPI_INT64_T, MPI_COMM_WORLD);
 }
 
 unsigned Routing::Entries(unsigned source, unsigned token) const {
@@ -131,7 +140,7 @@ Traffic CountTraffic(const Routing& routing, bool low_latency) {
     const Shape& shape = routing.shape();
     const unsigned self = routing.rank();
     Traffic traffic;
-    for (unsigned token = 0; token < shape.tokens; ++token) {
+    for (unsigned token = 0; token < routing.tokens(); ++token) {
         std::vector<unsigned> ranks = routing.Destinations(self, token);
         traffic.pair += routing.Entries(self, token);
         traffic.dedup += ranks.size();
@@ -142,7 +151,7 @@ Traffic CountTraffic(const Routing& routing, bool low_latency) {
             static_cast<size_t>(std::unique(ranks.begin(), ranks.end()) - ranks.begin());
     }
     for (unsigned source = 0; source < shape.ranks; ++source) {
-        for (unsigned token = 0; token < shape.tokens; ++token) {
+        for (unsigned token = 0; token < shape.tokens[source]; ++token) {
             uint64_t here = 0;
             for (unsigned k = 0; k < shape.top_k; ++k) {
                 const int64_t id = routing.ids(source, token)[k];

@@ -10,16 +10,18 @@
 #include <vector>
 
 #include "programs/ep_bench/options.h"
+#include "programs/ep_bench/tokens.h"
 
 namespace ep_bench {
 
-// The shape of one measurement; R, T, K and E of the documentation.
+// The shape of one measurement; R, T, M, K and E of the documentation.
 struct Shape {
     unsigned ranks;
-    unsigned tokens;  // of each rank
+    Tokens tokens;        // of each rank
+    unsigned max_tokens;  // of the group: what the library allows each rank
     unsigned top_k;
     unsigned experts;
-    unsigned masked;  // entries that lose their expert, drawn with replacement
+    unsigned masked;  // entries of a rank that lose their expert, drawn with replacement
     RoutingKind kind;
     double zipf_exponent;
 
@@ -34,10 +36,11 @@ class Routing {
 
     const Shape& shape() const { return shape_; }
     unsigned rank() const { return rank_; }
+    unsigned tokens() const { return shape_.tokens[rank_]; }  // of this rank
 
     // The [top_k] ids of one token of any rank; -1 means no expert.
     const int64_t* ids(unsigned source, unsigned token) const {
-        return &ids_[(size_t{source} * shape_.tokens + token) * shape_.top_k];
+        return ids_.data() + (first_token_[source] + token) * shape_.top_k;
     }
 
     // Entries with an expert, and distinct ranks among them.
@@ -47,7 +50,8 @@ class Routing {
    private:
     Shape shape_;
     unsigned rank_;
-    std::vector<int64_t> ids_;  // [ranks, tokens, top_k]
+    std::vector<size_t> first_token_;  // of each rank, among those of all
+    std::vector<int64_t> ids_;         // [all tokens, top_k]
 };
 
 // Rows that one rank sends or gets in one dispatch; a combine moves the same rows the other way.

@@ -50,7 +50,7 @@ Session::Session(EpEnv* env, const Options& options, const Routing& routing)
 void Session::CreateGroup() {
     const Shape& shape = routing_.shape();
     ncclEpGroupConfig_t config = ep_group_config(
-        options_.algorithm, shape.experts, options_.dynamic_tokens ? NCCL_EP_AUTO : shape.tokens,
+        options_.algorithm, shape.experts, options_.dynamic_tokens ? NCCL_EP_AUTO : shape.max_tokens,
         options_.hidden * static_cast<unsigned>(sizeof(uint16_t)));
     if (options_.low_latency()) config.num_qp_per_rank = shape.local_experts();
     config.num_channels = options_.channels;
@@ -61,8 +61,8 @@ void Session::CreateGroup() {
 void Session::CreateHandle() {
     const Shape& shape = routing_.shape();
     topk_data_ = ep_device_upload(routing_.ids(routing_.rank(), 0),
-                                  size_t{shape.tokens} * shape.top_k * sizeof(int64_t));
-    ep_view_2d(&topk_idx_, topk_data_, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, shape.tokens,
+                                  size_t{routing_.tokens()} * shape.top_k * sizeof(int64_t));
+    ep_view_2d(&topk_idx_, topk_data_, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, routing_.tokens(),
                shape.top_k);
     handle_ = CallCreateHandle();
     EP_REQUIRE_CUDA(cudaStreamSynchronize(env_->stream));
@@ -76,14 +76,14 @@ ncclEpHandle_t Session::CallCreateHandle() {
 }
 
 void Session::CreateInputs() {
-    const Shape& shape = routing_.shape();
+    const unsigned tokens = routing_.tokens();
     const unsigned hidden = options_.hidden;
-    tokens_ = ep_tensor_2d(group_, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, shape.tokens, hidden);
-    weights_ = ep_tensor_2d(group_, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, shape.tokens,
-                            shape.top_k);
+    tokens_ = ep_tensor_2d(group_, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, tokens, hidden);
+    weights_ = ep_tensor_2d(group_, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, tokens,
+                            routing_.shape().top_k);
     std::vector<uint16_t> rows;
     rows.reserve(ep_tensor_elements(&tokens_));
-    for (unsigned token = 0; token < shape.tokens; ++token) {
+    for (unsigned token = 0; token < tokens; ++token) {
         const std::vector<uint16_t> row = TokenRow(hidden, routing_.rank(), token);
         rows.insert(rows.end(), row.begin(), row.end());
     }
@@ -96,10 +96,10 @@ void Session::CreateOutputs() {
     const Shape& shape = routing_.shape();
     const unsigned hidden = options_.hidden;
     const auto tokens_tag = NCCL_EP_TENSOR_TAG_TOKENS;
-    combined = ep_tensor_2d(group_, ncclBfloat16, tokens_tag, shape.tokens, hidden);
+    combined = ep_tensor_2d(group_, ncclBfloat16, tokens_tag, routing_.tokens(), hidden);
     if (options_.low_latency()) {
         const unsigned experts = shape.local_experts();
-        const unsigned slots = shape.ranks * shape.tokens;
+        const unsigned slots = shape.ranks * shape.max_tokens;
         received = ep_tensor_3d(group_, ncclBfloat16, tokens_tag, experts, slots, hidden);
         expert_outputs = ep_tensor_3d(group_, ncclBfloat16, tokens_tag, experts, slots, hidden);
         counter =

@@ -48,7 +48,7 @@ class Session {
     double tensor_bytes() const { return tensor_bytes_; }
 
     // What validation looks at. `received` and `expert_outputs` have the same shape.
-    ncclNDTensor_t received{};          // ll [L, R*T, H], ht [n, H]
+    ncclNDTensor_t received{};          // ll [L, R*M, H], ht [n, H]
     ncclNDTensor_t received_weights{};  // ht [n, K]
     ncclNDTensor_t received_idx{};      // ht [n, K]
     ncclNDTensor_t counter{};           // ll [L]

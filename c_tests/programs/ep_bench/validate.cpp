@@ -38,7 +38,7 @@ std::map<Origin, unsigned> ExpectedAtExpert(const Routing& routing, int64_t expe
     std::map<Origin, unsigned> copies;
     const Shape& shape = routing.shape();
     for (unsigned source = 0; source < shape.ranks; ++source) {
-        for (unsigned token = 0; token < shape.tokens; ++token) {
+        for (unsigned token = 0; token < shape.tokens[source]; ++token) {
             const int64_t* ids = routing.ids(source, token);
             const auto named = std::count(ids, ids + shape.top_k, expert);
             if (named > 0) copies[{source, token}] = static_cast<unsigned>(named);
@@ -97,7 +97,7 @@ uint64_t WrongDispatchLl(const Routing& routing, const Session& session) {
 std::vector<Origin> ExpectedHere(const Routing& routing) {
     std::vector<Origin> rows;
     for (unsigned source = 0; source < routing.shape().ranks; ++source) {
-        for (unsigned token = 0; token < routing.shape().tokens; ++token) {
+        for (unsigned token = 0; token < routing.shape().tokens[source]; ++token) {
             const std::vector<unsigned> ranks = routing.Destinations(source, token);
             if (std::binary_search(ranks.begin(), ranks.end(), routing.rank())) {
                 rows.emplace_back(source, token);
@@ -154,7 +154,7 @@ uint64_t WrongCombine(const Routing& routing, const Session& session, bool low_l
     // Two roundings to bfloat16 at most: the sum on the expert's rank and the sum at home.
     constexpr float kRelative = 1.0f / 128;
     const unsigned hidden = session.combined.sizes[1];
-    const unsigned tokens = routing.shape().tokens;
+    const unsigned tokens = routing.tokens();
     const Row rows = DownloadRows<uint16_t>(session.combined, 0, tokens);
     uint64_t wrong = 0;
     for (unsigned token = 0; token < tokens; ++token) {

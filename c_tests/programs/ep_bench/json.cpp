@@ -7,10 +7,10 @@
 //   host_call   inside the calls, on the calling thread
 //   create_handle  one handle more, made and destroyed; null in low latency
 // `tokens` is the largest number of `tokens_by_rank`, `max_tokens` what the group allows, null if
-// it leaves that open. `library_bytes` is what group, handle and first operations hold, `tensor_bytes`
-// what the tensors of the program hold, `first_use_bytes` what stays once the first group of the
-// process is gone. `blocks` are those of the largest kernels in captured graphs, null without
-// graphs; `channels` is what the group was made with, null for the library's choice.
+// it leaves that open. `library_bytes` is what group, handle and first operations hold,
+// `tensor_bytes` what the tensors of the program hold, `first_use_bytes` what stays once the first
+// group of the process is gone. `blocks` are those of the largest kernels in captured graphs, null
+// without graphs; `channels` is what the group was made with, null for the library's choice.
 #include <cstdio>
 #include <string>
 #include <utility>

@@ -2,8 +2,9 @@
 
 A result file holds runs of ep_bench; of several runs with the same label, mode, number of ranks,
 routing and number of SMs the one with the most numbers of tokens counts, and among equals the
-latest. Not shown are runs of another configuration than that of the records, results of the CPU
-stand-ins, because their times mean nothing, and entries whose validation found wrong data.
+latest; those where ranks have different numbers of tokens are a kind of their own. Not shown are
+runs of another configuration than that of the records, results of the CPU stand-ins, because their
+times mean nothing, and entries whose validation found wrong data.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ HT_TOKENS = 4096  # at which numbers of SMs and other libraries are compared
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One run of ep_bench on some ranks: an entry for each number of tokens."""
+    """One run of ep_bench on some ranks: an entry for each item of its sweep."""
 
     label: str
     date: str
@@ -80,8 +81,13 @@ class Run:
         return self.machine["multiprocessors"] if self.sms == ALL_SMS else int(self.sms)
 
     @property
-    def key(self) -> tuple[str, str, int, str, str]:
-        return self.label, self.algorithm, self.ranks, self.routing, self.sms
+    def uneven(self) -> bool:
+        """Whether it compares ranks that have different numbers of tokens."""
+        return any(len(set(tokens_by_rank(entry))) > 1 for entry in self.results)
+
+    @property
+    def key(self) -> tuple[str, str, int, str, str, bool]:
+        return self.label, self.algorithm, self.ranks, self.routing, self.sms, self.uneven
 
     def series(self, metric: str) -> list[tuple[int, float]]:
         """(tokens, value) for each entry that has the metric."""
@@ -90,6 +96,19 @@ class Run:
 
     def value(self, tokens: int, metric: str) -> float | None:
         return dict(self.series(metric)).get(tokens)
+
+
+def tokens_by_rank(entry: dict[str, Any]) -> list[int]:
+    """Old files have the number of all ranks alone."""
+    return entry.get("tokens_by_rank") or [entry["tokens"]]
+
+
+def tokens_name(entry: dict[str, Any]) -> str:
+    """As an item of ep_bench --sweep: the last number is also that of the ranks behind it."""
+    numbers = list(tokens_by_rank(entry))
+    while len(numbers) > 1 and numbers[-2] == numbers[-1]:
+        numbers.pop()
+    return "/".join(map(str, numbers))
 
 
 def value_at(entry: dict[str, Any], metric: str) -> Any:
@@ -104,7 +123,7 @@ def value_at(entry: dict[str, Any], metric: str) -> Any:
 
 def load_runs(files: Sequence[pathlib.Path]) -> list[Run]:
     """One run of each kind, ordered by label, mode, ranks, routing and SMs."""
-    best: dict[tuple[str, str, int, str, str], Run] = {}
+    best: dict[tuple[str, str, int, str, str, bool], Run] = {}
     for file in files:
         content = json.loads(file.read_text())
         for entry in content["runs"]:
@@ -127,14 +146,18 @@ def _is_comparable(run: Run) -> bool:
     expected = {**_CONFIGURATION, "masked": _MASKED[run.algorithm]}
     return (all(run.config[name] == value for name, value in expected.items())
             and run.routing.split(":")[0] in _ROUTINGS[run.algorithm]
-            and (run.algorithm == "ht" or run.sms == LIBRARYS_CHOICE))
+            and (run.algorithm == "ht" or run.sms == LIBRARYS_CHOICE)
+            and (run.algorithm == "ll" or not run.uneven)
+            # A group that allows more tokens than any rank has, which --max-tokens makes.
+            and all(entry.get("max_tokens") in (None, entry["tokens"]) for entry in run.results))
 
 
 def find(runs: Sequence[Run], algorithm: str, ranks: int | None, routing: str = "scores",
-         sms: str | None = None, label: str = OURS) -> Run | None:
+         sms: str | None = None, label: str = OURS, *, uneven: bool = False) -> Run | None:
     """The run of these; low latency leaves the SMs to the library."""
     sms = sms or (LIBRARYS_CHOICE if algorithm == "ll" else USUAL_SMS)
-    return next((run for run in runs if run.key == (label, algorithm, ranks, routing, sms)), None)
+    key = (label, algorithm, ranks, routing, sms, uneven)
+    return next((run for run in runs if run.key == key), None)
 
 
 def with_all_sms(runs: Sequence[Run], ranks: int | None, routing: str = "scores",

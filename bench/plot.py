@@ -38,7 +38,7 @@ def draw_all(runs: list[data.Run], records: dict[str, Any]) -> dict[str, str]:
     """File names and pictures."""
     drawn = {}
     for algorithm, draw in _DRAW.items():
-        ours = [run for run in runs if run.algorithm == algorithm]
+        ours = [run for run in runs if run.algorithm == algorithm and not run.uneven]
         known = {record["ranks"] for record in records["records"]
                  if record["algorithm"] == algorithm}
         for ranks in sorted(known | {run.ranks for run in ours}):

@@ -23,7 +23,7 @@ import tempfile
 import time
 from typing import Any
 
-from data import OURS, RESULTS, ROOT
+from data import OURS, RESULTS, ROOT, tokens_name
 
 sys.path.append(str(ROOT / "scripts"))
 try:
@@ -34,6 +34,11 @@ except ModuleNotFoundError:
 
 _SWEEPS = {"ll": "1..1024", "ht": "512..16384"}
 _ITERATIONS = {"ll": 201, "ht": 51}
+
+# One rank has many tokens and the others have these numbers, or the other way round.
+_UNEVEN = "uneven"
+_MANY_TOKENS = 128
+_FEW_TOKENS = (64, 32, 16, 8, 4, 2, 1, 0)
 
 # High throughput where the user does not choose: every number of tokens with 24 SMs, with all, and
 # with uneven experts; the other numbers of SMs with one number of tokens.
@@ -100,9 +105,14 @@ def main() -> int:
 def jobs_of(algorithm: str, ranks: int, arguments: argparse.Namespace) -> list[Job]:
     """What to run on so many ranks: the usual matrix, or every combination of what was chosen."""
     tokens = arguments.tokens or _SWEEPS[algorithm]
+    if tokens == _UNEVEN:
+        tokens = uneven_sweep(ranks)
     if algorithm == "ll":
-        return [Job(algorithm, ranks, tokens, routing, channels)
+        jobs = [Job(algorithm, ranks, tokens, routing, channels)
                 for routing in arguments.routing or [""] for channels in arguments.channels or [""]]
+        if ranks > 1 and not (arguments.routing or arguments.channels or arguments.tokens):
+            jobs.append(Job(algorithm, ranks, uneven_sweep(ranks)))
+        return jobs
     if arguments.routing or arguments.channels or arguments.tokens:
         return [Job(algorithm, ranks, tokens, routing, channels)
                 for routing in arguments.routing or ["uniform"]
@@ -111,6 +121,14 @@ def jobs_of(algorithm: str, ranks: int, arguments: argparse.Namespace) -> list[J
               for routing, channels in _HT_SWEEPS]
     return sweeps + [Job(algorithm, ranks, _HT_OTHER_TOKENS, "uniform", channels)
                      for channels in _HT_OTHER_CHANNELS]
+
+
+def uneven_sweep(ranks: int) -> str:
+    """Even batches first, which the others are compared with. Two ranks have no other way round."""
+    items = [str(_MANY_TOKENS), *(f"{_MANY_TOKENS}/{few}" for few in _FEW_TOKENS)]
+    if ranks > 2:
+        items += [f"{few}/{_MANY_TOKENS}" for few in _FEW_TOKENS]
+    return ",".join(items)
 
 
 def _parse_arguments() -> argparse.Namespace:
@@ -125,8 +143,9 @@ def _parse_arguments() -> argparse.Namespace:
                         help="numbers of ranks (2,4,8 as far as there are GPUs)")
     parser.add_argument("--algorithm", action="append", choices=sorted(_SWEEPS), default=[],
                         help="may be repeated (ll and ht)")
-    parser.add_argument("--tokens", metavar="SWEEP", help="as ep_bench --sweep "
-                        f"(ll {_SWEEPS['ll']}, ht {_SWEEPS['ht']})")
+    parser.add_argument("--tokens", metavar="SWEEP", help="as ep_bench --sweep, or "
+                        f"{_UNEVEN}: one rank {_MANY_TOKENS} and the others fewer, and so on "
+                        f"(ll {_SWEEPS['ll']}, then {_UNEVEN}; ht {_SWEEPS['ht']})")
     parser.add_argument("--routing", type=_words, metavar="NAME,NAME", default=[],
                         help="as ep_bench --routing (ll its own; ht uniform and zipf)")
     parser.add_argument("--channels", type=_words, metavar="N,all", default=[],
@@ -266,14 +285,14 @@ def _print_table(run: dict[str, Any]) -> None:
           f"{config['channels'] or 'auto'} channels, {machine['gpu'] or 'no GPU'}, NCCL "
           f"{machine['nccl']}; medians of the slowest rank in us: dispatch combine pair")
     kind = config["usual_convention"]
-    print(f"{'tokens':>6}  {'idle stream':^23}  {'queued':^23}  {'graph replay':^23}  "
+    print(f"{'tokens':>8}  {'idle stream':^23}  {'queued':^23}  {'graph replay':^23}  "
           f"{'host D':>6} {'host C':>6}  {f'GB/s {kind} D':>12} {'C':>7}  {'max/mean':>8}  "
           f"{'wrong':>5}")
     for entry in run["results"]:
         timed = [_three(entry[how]) for how in ("idle", "queued", "graph")]
         host, rate = entry["host_call"], entry["gbps"]
         wrong = "-" if entry["wrong_rows"] is None else str(sum(entry["wrong_rows"].values()))
-        print(f"{entry['tokens']:>6}  {'  '.join(timed)}  "
+        print(f"{tokens_name(entry):>8}  {'  '.join(timed)}  "
               f"{host['dispatch']['median_us']:>6.2f} {host['combine']['median_us']:>6.2f}  "
               f"{rate['dispatch'][kind]:>12.1f} {rate['combine'][kind]:>7.1f}  "
               f"{entry['received_imbalance']:>8.3f}  {wrong:>5}")

@@ -32,6 +32,7 @@ import table
 
 _LL_SWEEP = ("--algorithm", "ll", "--ranks", "2", "--tokens", "1..4")
 _HT_SWEEP = ("--algorithm", "ht", "--ranks", "4", "--tokens", "64,4096")
+_UNEVEN_SWEEP = ("--algorithm", "ll", "--ranks", "2", "--tokens", "8,8/1,0/8")
 _SMALL = ("--", "--hidden", "64", "--experts", "16", "--warmup", "1")
 
 
@@ -178,6 +179,73 @@ class LowLatencyTest(Sweep):
         drawn = plot.draw_all(runs, records)
         committed = {file.name: file.read_text() for file in plot.PLOTS.glob("*.svg")}
         self.assertEqual(committed, drawn, "run bench/plot.py")
+
+
+class UnevenTest(Sweep):
+    """Ranks with different numbers of tokens."""
+
+    options = _UNEVEN_SWEEP
+
+    def test_every_rank_has_its_tokens_and_right_data(self) -> None:
+        entries = self.content["runs"][0]["results"]
+        self.assertEqual([entry["tokens_by_rank"] for entry in entries], [[8, 8], [8, 1], [0, 8]])
+        self.assertEqual([data.tokens_name(entry) for entry in entries], ["8", "8/1", "0/8"])
+        for entry in entries:
+            self.assertEqual((entry["tokens"], entry["max_tokens"]), (8, 8))
+            self.assertEqual(entry["wrong_rows"], {"dispatch": 0, "combine": 0})
+        # The second and the third have all tokens of the first, and one of them twice.
+        both, fewer, rest = (entry["bytes"]["dispatch"]["pair"] for entry in entries)
+        self.assertGreater(both, fewer)
+        self.assertGreater(fewer + rest, both)
+
+    def test_numbers_that_do_not_fit_are_refused(self) -> None:
+        for option, value in (("--tokens", "8,1"), ("--tokens", "0"), ("--sweep", "4,8/1"),
+                              ("--sweep", "4,0"), ("--max-tokens", "4")):
+            done = subprocess.run([_program(), "--tokens", "8", option, value],
+                                  capture_output=True, text=True, check=False)
+            self.assertEqual(done.returncode, 1)
+            self.assertIn(f"ep_bench: {option}: expected", done.stderr)
+
+    def test_the_usual_matrix_has_them_in_low_latency_only(self) -> None:
+        arguments = argparse.Namespace(tokens=None, routing=[], channels=[])
+        sweeps = {(mode, ranks): [job.tokens for job in run_sweep.jobs_of(mode, ranks, arguments)]
+                  for mode in ("ll", "ht") for ranks in (1, 2, 4)}
+        few = ("64", "32", "16", "8", "4", "2", "1", "0")
+        two = ",".join(["128", *(f"128/{tokens}" for tokens in few)])
+        four = ",".join([two, *(f"{tokens}/128" for tokens in few)])
+        self.assertEqual(sweeps["ll", 1], ["1..1024"])
+        self.assertEqual(sweeps["ll", 2], ["1..1024", two])
+        self.assertEqual(sweeps["ll", 4], ["1..1024", four])
+        self.assertNotIn("/", "".join(sweeps["ht", 4]))
+        arguments.tokens = "uneven"
+        self.assertEqual([job.tokens for job in run_sweep.jobs_of("ll", 4, arguments)], [four])
+
+    def test_they_do_not_stand_among_even_ones(self) -> None:
+        even, uneven = (_as_if_measured(self.content, ranks=2) for _ in range(2))
+        del even["runs"][0]["results"][1:]
+        runs = self.runs(uneven, even)
+        self.assertEqual([len(run.results) for run in runs], [1, 3])
+        self.assertEqual([data.find(runs, "ll", 2), data.find(runs, "ll", 2, uneven=True)], runs)
+        self.assertEqual(plot.draw_all(runs, data.load_records()),
+                         plot.draw_all(runs[:1], data.load_records()))
+        uneven["runs"][0]["results"][1]["max_tokens"] = 1024  # a larger group than it must be
+        self.assertEqual(len(self.runs(uneven, even)), 1)
+
+    def test_the_table_compares_with_the_even_batch(self) -> None:
+        document = "<!-- table: uneven 4 -->\nold\n<!-- end -->\n"
+        records = data.load_records()
+        self.assertIn(markdown.NOT_YET, table.fill(document, [], records))
+        content = _as_if_measured(self.content)
+        for entry, time in zip(content["runs"][0]["results"], (20, 21, 15)):
+            entry["graph"] = {"pair": {"median_us": time}}
+            entry["idle"]["dispatch"]["median_us"] = time + 1
+        filled = table.fill(document, self.runs(content), records)
+        for row in ("| 8 | 20.0 | 1.00 | 21.0 |", "| 8/1 | 21.0 | 1.05 | 22.0 |",
+                    "| 0/8 | 15.0 | 0.75 | 16.0 |"):
+            self.assertIn(row, filled)
+        del content["runs"][0]["results"][0]
+        self.assertIn("| 8/1 | 21.0 | - | 22.0 |",
+                      table.fill(document, self.runs(content), records))
 
 
 class HighThroughputTest(Sweep):

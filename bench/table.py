@@ -23,6 +23,7 @@ _DOCUMENT = data.ROOT / "docs" / "performance.md"
 _BLOCK = re.compile(r"(<!-- table: ([a-z]+)(?: (\d+))? -->\n).*?(<!-- end -->)", re.DOTALL)
 _FLOOR_TOKENS = (1, 8, 32, 128, 1024, 4096, 16384)
 _FLOOR_RANKS = (2, 4, 8)
+_GRAPH_PAIR = "graph.pair.median_us"
 
 
 def main() -> int:
@@ -62,6 +63,7 @@ def _machines(runs: list[data.Run], _records: dict[str, Any], _ranks: int | None
         version = f"{nccl // 10000}.{nccl // 100 % 100}.{nccl % 100}"
         algorithm = config["algorithm"]
         mode = f"{algorithm}, {run.routing}, SMs: {run.sms}" if algorithm == "ht" else algorithm
+        mode += ", uneven tokens" if run.uneven else ""
         rows.append((run.label, mode, f"{config['ranks']} x {machine['gpu']}",
                      machine["driver"] or "-", version, str(config["iterations"]), run.date[:16],
                      f"`{run.command}`"))
@@ -134,11 +136,33 @@ def _sweep(runs: list[data.Run], records: dict[str, Any], ranks: int | None) -> 
     return table(head, rows)
 
 
+def _uneven(runs: list[data.Run], _records: dict[str, Any], ranks: int | None) -> str:
+    """Ranks with different numbers of tokens beside all ranks with the largest of them."""
+    run = data.find(runs, "ll", ranks, uneven=True)
+    if run is None:
+        return f"{NOT_YET}\n"
+    rows = []
+    for entry in run.results:
+        pair = data.value_at(entry, _GRAPH_PAIR)
+        even = data.value_at(_even_entry(run, entry["tokens"]), _GRAPH_PAIR)
+        ratio = pair / even if pair is not None and even is not None else None
+        rows.append([data.tokens_name(entry), number(pair), number(ratio, 2),
+                     *(number(data.value_at(entry, f"{how}.{operation}.median_us"))
+                       for how in ("idle", "queued") for operation in ("dispatch", "combine"))])
+    return table(("tokens by rank", "graph D+C", "of even", "idle D", "C", "queued D", "C"), rows)
+
+
+def _even_entry(run: data.Run, tokens: int) -> dict[str, Any]:
+    """All ranks have so many tokens; nothing if that was not measured beside the others."""
+    return next((entry for entry in run.results if entry["tokens"] == tokens
+                 and set(data.tokens_by_rank(entry)) == {tokens}), {})
+
+
 def _peers(runs: list[data.Run], records: dict[str, Any], ranks: int | None) -> str:
     """Ours and the others, for the numbers of tokens that somebody published."""
     rows: list[tuple[int, float, list[str]]] = []
     for run in runs:
-        if run.config["algorithm"] == "ll" and run.config["ranks"] == ranks:
+        if run.algorithm == "ll" and run.ranks == ranks and not run.uneven:
             rows += _own_rows(run, _published_tokens(records, ranks))
     if not rows:
         rows = [(tokens, 0, [str(tokens), data.OURS, NOT_YET, "", "", ""])
@@ -181,6 +205,7 @@ TABLES: dict[str, Callable[[list[data.Run], dict[str, Any], int | None], str]] =
     "targets": _targets,
     "floors": _floors,
     "sweep": _sweep,
+    "uneven": _uneven,
     "peers": _peers,
     **tables_ht.TABLES,
 }

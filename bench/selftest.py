@@ -32,7 +32,6 @@ import table
 
 _LL_SWEEP = ("--algorithm", "ll", "--ranks", "2", "--tokens", "1..4")
 _HT_SWEEP = ("--algorithm", "ht", "--ranks", "4", "--tokens", "64,4096")
-_UNEVEN_SWEEP = ("--algorithm", "ll", "--ranks", "2", "--tokens", "8,8/1,0/8")
 _SMALL = ("--", "--hidden", "64", "--experts", "16", "--warmup", "1")
 
 
@@ -184,7 +183,7 @@ class LowLatencyTest(Sweep):
 class UnevenTest(Sweep):
     """Ranks with different numbers of tokens."""
 
-    options = _UNEVEN_SWEEP
+    options = ("--algorithm", "ll", "--ranks", "2", "--tokens", "8,8/1,0/8")
 
     def test_every_rank_has_its_tokens_and_right_data(self) -> None:
         entries = self.content["runs"][0]["results"]

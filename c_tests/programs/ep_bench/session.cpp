@@ -49,10 +49,10 @@ Session::Session(EpEnv* env, const Options& options, const Routing& routing)
 
 void Session::CreateGroup() {
     const Shape& shape = routing_.shape();
-    ncclEpGroupConfig_t config = ep_group_config(
-        options_.algorithm, shape.experts,
-        options_.dynamic_tokens ? NCCL_EP_AUTO : shape.max_tokens,
-        options_.hidden * static_cast<unsigned>(sizeof(uint16_t)));
+    ncclEpGroupConfig_t config =
+        ep_group_config(options_.algorithm, shape.experts,
+                        options_.dynamic_tokens ? NCCL_EP_AUTO : shape.max_tokens,
+                        options_.hidden * static_cast<unsigned>(sizeof(uint16_t)));
     if (options_.low_latency()) config.num_qp_per_rank = shape.local_experts();
     config.num_channels = options_.channels;
     EP_REQUIRE_NCCL(ncclEpCreateGroup(&group_, env_->comm, &config, env_->stream, ep_counted_alloc,

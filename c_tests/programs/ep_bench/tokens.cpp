@@ -65,8 +65,7 @@ std::string FitToRanks(unsigned ranks, bool repeats_last, Tokens* tokens) {
     const size_t given = tokens->size();
     if (given > ranks || (given > 1 && given < ranks && !repeats_last)) {
         return (repeats_last ? "--sweep: expected at most " : "--tokens: expected 1 number or ") +
-               std::to_string(ranks) + ", as many as there are ranks, got " +
-               std::to_string(given);
+               std::to_string(ranks) + ", as many as there are ranks, got " + std::to_string(given);
     }
     const unsigned last = tokens->back();
     tokens->resize(ranks, last);

@@ -44,7 +44,7 @@ lib: setup-lib ## Build libnccl_ep.so, libnccl_ep.a and the CPU stand-ins
 	@$(env) cargo build --release --locked --workspace
 
 header: setup-lib ## Write the generated headers anew from the Rust sources
-	@$(env) NCCL_EP_UPDATE_HEADER=1 cargo test --locked --test header --test kernel_params
+	@$(env) NCCL_EP_CUDA=off NCCL_EP_UPDATE_HEADER=1 cargo test --locked --test header --test kernel_params
 
 programs: setup lib ## Build the C programs for this machine without GPU
 	@$(env) $(MAKE) -C c_tests host $(places)

@@ -4,14 +4,19 @@
 // Grid: any number of blocks that fit on the GPU at once. Three things happen, each in units that
 // all warps take in turn: the home rank of a token tells the expert ranks its weights; an expert
 // rank sends, per token and home, one row (or, in exact mode, one row per entry); the home sums.
+// Blocks that send are as many as the most tokens of any rank may want, as nobody knows at the launch
+// how many the others have.
+//
+// Which row an id means. Entry k names an expert by its id of now, and means the row that the dispatch
+// sent for the same id of the token, wherever that stood then (common/ll_gates.cuh).
 //
 // Order of summation. An expert rank that a token names once sends the expert's row as it is; one
-// that it names more often sends round(p), p = 0; p = fma(w[k], y[k], p) for k ascending. Home: a =
-// 0; for expert ranks ascending: a = fma(w[k], y, a) for a row sent as it is, a = a + y for a sum;
-// then out = round(a). In exact mode all rows travel as they are and a = fma(w[k], y[k], a) for k
-// ascending. All sums are in fp32, "round" is to nearest even in the type of the rows. An entry
-// that dispatch dropped counts as a row of zeros. An entry whose id names no expert any more (it was
-// masked since the dispatch) travels, but is added to nothing.
+// that it names more often sends round(p), p = 0; p = fma(w[j], y[j], p) for its entries j ascending,
+// as the dispatch had them. Home: a = 0; for expert ranks ascending: a = fma(w[j], y, a) for a row sent
+// as it is, a = a + y for a sum; then out = round(a). In exact mode all rows travel as they are and
+// a = fma(w[k], y[k], a) for k ascending, as the combine has them. All sums are in fp32, "round" is to
+// nearest even in the type of the rows. An entry that dispatch dropped counts as a row of zeros. One
+// that no id means any more (it was masked since the dispatch) travels, but is added to nothing.
 
 #include "primitives.cuh"
 
@@ -19,12 +24,12 @@ namespace nccl_ep::ll_combine_impl {
 
 // Rows of a token that are loaded together.
 constexpr uint32_t kBatch = 4;
-// Instead of a weight: the entry is masked. A NaN that no arithmetic yields.
-constexpr uint32_t kMasked = 0x7fedcba9u;
 
 struct Shared {
+    Start start;
     uint32_t next_send;
     uint32_t next_receive;
+    uint32_t tokens_of[MAX_PEERS];
 };
 
 struct Block {
@@ -52,7 +57,7 @@ struct Sum {
     }
 
     __device__ void add(const ChunkData& data, const Chunk& chunk, float weight) {
-        if (__float_as_uint(weight) == kMasked) {
+        if (is_masked(weight)) {
             return;
         }
 #pragma unroll
@@ -102,39 +107,41 @@ __device__ __forceinline__ void in_batches(uint32_t which, Load load, Use use) {
     }
 }
 
-// The weight of entry `index` of this rank, or kMasked.
-__device__ __forceinline__ float weight_of_entry(const Block& block, uint32_t index) {
-    if (block.params.weights == nullptr) {
-        return 0.0f;
-    }
-    const float weight = block.params.weights[index];
-    const bool masked = expert_of_entry(block.op, block.params.topk_idx, index) == kNowhere;
-    return masked ? __uint_as_float(kMasked) : weight;
+// What this lane's entry of `token` of this rank has to do with the combine.
+__device__ __forceinline__ Gate gate_of(const Block& block, uint32_t token) {
+    GateWords words;
+    words.load(block.params, token);
+    return make_gate(block.op, words);
+}
+
+// Which turn of the block's units a warp takes first. With one token for a block, the first warp has
+// its weights to tell, so the second begins with the rows.
+__device__ __forceinline__ uint32_t first_send_turn() {
+    return (warp_idx() == 0 ? num_warps() : warp_idx()) - 1;
+}
+
+__device__ __forceinline__ bool is_signing_warp(const Block& block) {
+    return block.receivers.index() == 0 && warp_idx() == num_warps() / 2;
 }
 
 // One warp per token: each weight goes to the rank of its expert. Everyone signs to everyone, so that
-// an operation never ends before all peers have begun it.
-__device__ void send_weights(const Block& block) {
+// an operation never ends before all peers have begun it. `early` is of the warp's first token.
+__device__ void send_weights(const Block& block, const GateWords& early) {
     const Op& op = block.op;
-    const uint32_t top_k = block.shape.top_k;
-    const uint32_t index = block.receivers.index();
-    const uint32_t blocks = block.receivers.blocks;
-    if (index == blocks - 1 && warp_idx() == num_warps() - 1) {
+    if (is_signing_warp(block)) {
         for (uint32_t peer = lane_idx(); peer < op.ranks(); peer += kWarpSize) {
-            st_relaxed_sys(op.signature(peer, op.rank()), op.packet(op.own_signature()));
+            st_relaxed_sys(op.signature(peer, op.rank()), op.packet(op.common.signature));
         }
     }
-    for (uint32_t token = warp_idx() * blocks + index; token < block.shape.tokens;
-         token += num_warps() * blocks) {
-        if (lane_idx() < top_k) {
-            const uint32_t entry = token * top_k + lane_idx();
-            const int32_t expert = block.params.common.handle.expert_of[entry];
-            const float weight = weight_of_entry(block, entry);
-            if (expert != kNowhere) {
-                const uint32_t peer = expert / block.shape.local_experts;
-                st_relaxed_sys(op.entries(peer, op.rank(), token) + lane_idx(),
-                               op.packet(__float_as_uint(weight)));
-            }
+    const uint32_t tokens = block.shape.tokens;
+    for (uint32_t turn = warp_idx(); block.receivers.unit(turn) < tokens; turn += num_warps()) {
+        const uint32_t token = block.receivers.unit(turn);
+        const Gate gate =
+            turn == warp_idx() ? make_gate(op, early) : gate_of(block, token);
+        if (gate.expert != kNowhere) {
+            const uint32_t peer = gate.expert / block.shape.local_experts;
+            st_relaxed_sys(op.entries(peer, op.rank(), token) + lane_idx(),
+                           op.packet(__float_as_uint(gate.weight)));
         }
     }
 }
@@ -151,23 +158,44 @@ __device__ __forceinline__ float wait_for_weight(const Block& block, uint32_t wh
     return __uint_as_float(weight.data);
 }
 
-// One warp sends a chunk of what this rank has for (home, token).
-template <typename Type>
-__device__ void send_chunk(const Block& block, uint32_t home, uint32_t token, uint32_t chunk_idx) {
-    const Op& op = block.op;
-    int32_t row = kNowhere;
-    if (lane_idx() < block.shape.top_k) {
-        row = op.rows_of(home, token)[lane_idx()];
+// The output row of dispatch for this lane's entry of (home, token), kNowhere or kDropped.
+__device__ __forceinline__ int32_t row_of_lane(const Block& block, uint32_t home, uint32_t token) {
+    return lane_idx() < block.shape.top_k ? block.op.rows_of(home, token)[lane_idx()] : kNowhere;
+}
+
+// A chunk of what this rank has for a token of `home`.
+struct Outgoing {
+    uint32_t home;
+    uint32_t token;
+    uint32_t chunk_idx;
+
+    __device__ Outgoing(const Block& block, uint32_t unit) {
+        const uint32_t ranks = block.op.ranks();
+        const uint32_t pair = unit / block.shape.chunks;
+        chunk_idx = unit % block.shape.chunks;
+        home = (pair + block.op.rank()) % ranks;
+        token = pair / ranks;
     }
+};
+
+// One warp sends a chunk; `found` is what row_of_lane says. The handle's memory holds anything if its
+// dispatch has not run; no such row is taken at its word.
+template <typename Type>
+__device__ void send_chunk(const Block& block, const Outgoing& outgoing, int32_t found) {
+    const Op& op = block.op;
+    const uint32_t home = outgoing.home;
+    const uint32_t token = outgoing.token;
+    const uint32_t rows = block.shape.local_experts * op.ranks() * block.shape.max_tokens;
+    const int32_t row = found < 0 || static_cast<uint32_t>(found) < rows ? found : kNowhere;
     const uint32_t named = __ballot_sync(kAllLanes, row != kNowhere);
     if (named == 0) {
         return;
     }
-    const Chunk chunk(block.shape, chunk_idx);
+    const Chunk chunk(block.shape, outgoing.chunk_idx);
     const auto load = [&](uint32_t lane, ChunkData& data) {
         const int32_t from = __shfl_sync(kAllLanes, row, lane);
         data.fill(0);
-        if (from != kDropped) {
+        if (from >= 0) {
             data.load_const(block.params.rows + uint64_t(from) * block.shape.row_bytes, chunk);
         }
     };
@@ -200,23 +228,31 @@ __device__ void send_chunk(const Block& block, uint32_t home, uint32_t token, ui
     }
 }
 
+// The chunks to send if the other ranks have as many tokens as this one; how many they have is not known
+// yet. Warps without a chunk should not find out which one they do not have: that takes divisions, and the
+// block waits for all.
+__device__ __forceinline__ uint32_t early_units(const Block& block) {
+    return block.shape.tokens * block.op.ranks() * block.shape.chunks;
+}
+
+// `early` is what row_of_lane says of the warp's first unit.
 template <typename Type>
-__device__ void send_rows(const Block& block) {
+__device__ void send_rows(const Block& block, int32_t early) {
     const uint32_t ranks = block.op.ranks();
-    const uint32_t chunks = block.shape.chunks;
-    const uint32_t* tokens_of = block.params.common.handle.tokens_of;
     uint32_t most_tokens = 0;
     for (uint32_t home = 0; home < ranks; ++home) {
-        most_tokens = max(most_tokens, tokens_of[home]);
+        most_tokens = max(most_tokens, block.shared.tokens_of[home]);
     }
-    const uint32_t units = most_tokens * ranks * chunks;
-    for (uint32_t unit = block.senders.next_unit(&block.shared.next_send); unit < units;
+    const uint32_t units = most_tokens * ranks * block.shape.chunks;
+    const uint32_t first = block.senders.unit(first_send_turn());
+    for (uint32_t unit = first; unit < units;
          unit = block.senders.next_unit(&block.shared.next_send)) {
-        const uint32_t pair = unit / chunks;
-        const uint32_t home = (pair + block.op.rank()) % ranks;
-        const uint32_t token = pair / ranks;
-        if (token < tokens_of[home]) {
-            send_chunk<Type>(block, home, token, unit % chunks);
+        const Outgoing outgoing(block, unit);
+        if (outgoing.token < block.shared.tokens_of[outgoing.home]) {
+            const bool is_early = unit == first && unit < early_units(block);
+            const int32_t row =
+                is_early ? early : row_of_lane(block, outgoing.home, outgoing.token);
+            send_chunk<Type>(block, outgoing, row);
         }
     }
 }
@@ -228,10 +264,12 @@ struct Term {
     float weight;
 };
 
-// Term k is entry k, as it is.
+// Terms are entries, as they are, in the order of the combine's ids.
 __device__ Term term_of_entry(const Block& block, uint32_t token, int32_t rank) {
-    const uint32_t entry = token * block.shape.top_k + lane_idx();
-    return {entry, rank, rank == kNowhere ? 0.0f : weight_of_entry(block, entry)};
+    const Gate gate = gate_of(block, token);
+    const uint32_t from = lane_of_turn(gate);
+    const uint32_t entry = token * block.shape.top_k + from;
+    return {entry, __shfl_sync(kAllLanes, rank, from), __shfl_sync(kAllLanes, gate.weight, from)};
 }
 
 // One term per expert rank, ranks ascending in the lanes.
@@ -239,9 +277,11 @@ __device__ Term term_of_rank(const Block& block, uint32_t token, int32_t rank) {
     const uint32_t same = __match_any_sync(kAllLanes, rank);
     const uint32_t firsts = first_of_each_rank(rank);
     const bool first = (firsts >> lane_idx() & 1) != 0;
+    const bool is_alone = first && __popc(same) == 1;
     float weight = 1.0f;
-    if (first && __popc(same) == 1) {
-        weight = weight_of_entry(block, token * block.shape.top_k + lane_idx());
+    if (__any_sync(kAllLanes, is_alone)) {
+        const Gate gate = gate_of(block, token);
+        weight = is_alone ? gate.weight : weight;
     }
     Term term = {0, kNowhere, 0.0f};
     for (uint32_t left = firsts; left != 0; left &= left - 1) {
@@ -262,8 +302,9 @@ __device__ void receive_chunk(const Block& block, uint32_t token, uint32_t chunk
     const Chunk chunk(block.shape, chunk_idx);
     int32_t rank = kNowhere;
     if (lane_idx() < block.shape.top_k) {
+        const uint32_t entry = token * block.shape.top_k + lane_idx();
         const int32_t expert =
-            block.params.common.handle.expert_of[token * block.shape.top_k + lane_idx()];
+            dispatched_expert(op, block.params.common.handle.expert_of[entry]);
         rank = expert == kNowhere ? kNowhere
                                   : expert / static_cast<int32_t>(block.shape.local_experts);
     }
@@ -295,7 +336,7 @@ __device__ void receive_rows(const Block& block) {
     const Op& op = block.op;
     const uint32_t chunks = block.shape.chunks;
     const uint32_t units = block.shape.tokens * chunks;
-    if (block.receivers.index() == 0 && warp_idx() == num_warps() - 1) {
+    if (is_signing_warp(block)) {
         for (uint32_t peer = lane_idx(); peer < op.ranks(); peer += kWarpSize) {
             check_signature(op, peer);
         }
@@ -307,33 +348,64 @@ __device__ void receive_rows(const Block& block) {
     }
 }
 
+// What a warp loads before all else: of its first token, and of the first chunk that it may send.
+struct Begun {
+    GateWords gate;
+    int32_t row;
+};
+
+__device__ __forceinline__ void begin_sending(const Block& block, Begun& begun) {
+    if (block.receivers.has_this_block()) {
+        const uint32_t token = block.receivers.unit(warp_idx());
+        if (token < block.shape.tokens) {
+            begun.gate.load(block.params, token);
+        }
+    }
+    const uint32_t unit = block.senders.unit(first_send_turn());
+    if (block.senders.has_this_block() && unit < early_units(block)) {
+        const Outgoing first(block, unit);
+        begun.row = row_of_lane(block, first.home, first.token);
+    }
+}
+
 template <typename Type>
 __device__ void run(const LlCombineParams& params) {
     __shared__ Shared shared;
-    const Op op(params.common);
-    if (op.is_void()) {
-        return;
-    }
+    Op op(params.common);
     const Block block{params,
                       params.common.shape,
                       op,
                       shared,
                       Share::of_senders(params.common),
                       Share::of_receivers(params.common)};
+    Start start;
     if (threadIdx.x == 0) {
-        shared.next_send = 0;
+        start.load(params.common);
+    }
+    Begun begun;
+    if (op.sends()) {
+        begin_sending(block, begun);
+    }
+    for (uint32_t rank = threadIdx.x; rank < op.ranks(); rank += blockDim.x) {
+        shared.tokens_of[rank] =
+            min(params.common.handle.tokens_of[rank], params.common.shape.max_tokens);
+    }
+    if (threadIdx.x == 0) {
+        shared.next_send = num_warps();
         shared.next_receive = 0;
+        shared.start = start;
     }
     __syncthreads();
+    const bool is_wanted = op.begin(shared.start);
     advance_epoch(op);
-    if (op.sends()) {
-        wait_until_bank_is_free(op);
-        if (block.receivers.has_this_block()) {
-            send_weights(block);
-        }
-        if (block.senders.has_this_block()) {
-            send_rows<Type>(block);
-        }
+    if (!is_wanted || (op.sends() && !wait_until_bank_is_free(op))) {
+        return;
+    }
+    if (op.sends() && block.receivers.has_this_block()) {
+        send_weights(block, begun.gate);
+    }
+    if (op.sends() && block.senders.has_this_block()) {
+        send_rows<Type>(block, begun.row);
     }
     if (op.receives() && block.receivers.has_this_block()) {
         receive_rows<Type>(block);

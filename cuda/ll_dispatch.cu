@@ -2,11 +2,17 @@
 // is copied there to the slots of the output that the token takes.
 //
 // Grid: any number of blocks that fit on the GPU at once. Sending blocks do nothing but send rows.
-// In the others the first warps are routers: they count this rank's entries and tell the peers, in
-// packets that carry their epoch, how many rows each expert gets from here and which place each
-// (token, k) has among them; then they compute from the peers' counts where each source's rows
-// begin. All warps take arriving chunks as they come and copy them out. A block may be of both
-// kinds: then its routers count while the other warps load what they will send.
+// In the others, the receivers, the first warps are routers: in the first of these blocks, the
+// announcers, they count this rank's entries and tell the peers, in packets that carry their epoch,
+// how many rows each expert gets from here and which place each (token, k) has among them; in all of
+// them they compute from the peers' counts where each source's rows begin. All warps take arriving
+// chunks as they come and copy them out. A block may send and receive: then its routers count while
+// the other warps load what they will send.
+//
+// Senders and announcers are as many as this rank's tokens want, receivers as many as the most tokens
+// of any rank may want, as nobody knows at the launch how many the others have. Receivers without a
+// chunk end when they have heard how many tokens there are: that costs little
+// (docs/performance.md, Uneven tokens).
 //
 // Slots of an expert: source rank ascending, then token, then k. At the end `out` holds the rows,
 // `counter` the rows per expert, and the handle's memory what combine needs.
@@ -25,6 +31,7 @@ constexpr uint32_t kMaxPlace = (1u << kPlaceBits) - 1;
 constexpr uint32_t kElsewhere = 0xffffffffu;
 
 struct Shared {
+    Start start;
     uint32_t next_send;
     uint32_t next_receive;
     uint32_t most_tokens;
@@ -45,6 +52,7 @@ struct Block {
     // expert, the slot where the source's rows begin.
     uint32_t* per_expert;
     Share senders;
+    Share announcers;
     Share receivers;
 };
 
@@ -59,13 +67,14 @@ __device__ __forceinline__ int32_t expert_of_entry(const Block& block, uint32_t 
 }
 
 // Counts the rows per expert: those of entries before `first` in the block's histogram and, in
-// blocks that tell a peer its counts, those of all entries in `all`.
-__device__ void count_entries(const Block& block, uint32_t first, uint32_t* all) {
+// blocks that tell a peer its counts, those of all entries in `all`. `early` is the expert of this
+// thread's first entry.
+__device__ void count_entries(const Block& block, uint32_t first, uint32_t* all, int32_t early) {
     const uint32_t entries = block.shape.tokens * block.shape.top_k;
     const uint32_t last = all != nullptr ? entries : first;
 #pragma unroll 4
     for (uint32_t i = threadIdx.x; i < last; i += blockDim.x) {
-        const int32_t expert = expert_of_entry(block, i);
+        const int32_t expert = i == threadIdx.x ? early : expert_of_entry(block, i);
         if (expert != kNowhere && i < first) {
             atomicAdd(&block.per_expert[expert], 1u);
         }
@@ -118,17 +127,22 @@ __device__ void announce_entries(const Block& block, uint32_t first, uint32_t la
 __device__ void announce_counts(const Block& block, const uint32_t* all) {
     const Op& op = block.op;
     const uint32_t local = block.shape.local_experts;
-    for (uint32_t peer = block.receivers.index(); peer < op.ranks();
-         peer += block.receivers.blocks) {
+    for (uint32_t peer = block.announcers.index(); peer < op.ranks();
+         peer += block.announcers.blocks) {
         uint64_t* counts = op.counts(peer, op.rank());
         for (uint32_t i = threadIdx.x; i <= local; i += kRouterThreads) {
             const uint32_t count = i < local ? all[peer * local + i] : block.shape.tokens;
             st_relaxed_sys(counts + i, op.packet(count));
         }
         if (threadIdx.x == 0) {
-            st_relaxed_sys(op.signature(peer, op.rank()), op.packet(op.own_signature()));
+            st_relaxed_sys(op.signature(peer, op.rank()), op.packet(op.common.signature));
         }
     }
+}
+
+// The chunks that may come to this rank.
+__device__ __forceinline__ uint32_t arriving_units(const Block& block) {
+    return block.shared.most_tokens * block.op.ranks() * block.shape.chunks;
 }
 
 // From the sources' counts: where the rows of each begin, and how many an expert gets in all.
@@ -140,9 +154,11 @@ __device__ void find_begins(const Block& block) {
         if (block.receivers.index() == 0) {
             check_signature(op, source);
         }
-        const uint32_t tokens = wait_for_packet(op.common, op.counts(op.rank(), source) + local,
-                                                op.from(source, WAIT_COUNTS))
-                                    .data;
+        const uint32_t told = wait_for_packet(op.common, op.counts(op.rank(), source) + local,
+                                              op.from(source, WAIT_COUNTS))
+                                  .data;
+        // What a peer tells becomes an address: no number that cannot be is taken at its word.
+        const uint32_t tokens = min(told, block.shape.max_tokens);
         block.shared.tokens_of[source] = tokens;
         atomicMax(&block.shared.most_tokens, tokens);
         if (block.receivers.index() == 0) {
@@ -151,6 +167,9 @@ __device__ void find_begins(const Block& block) {
     }
     mbarrier_arrive(&block.shared.tokens_known);
     meet_routers();  // the histograms are done with, too
+    if (block.receivers.index() != 0 && block.receivers.index() >= arriving_units(block)) {
+        return;
+    }
     for (uint32_t i = threadIdx.x; i < num_experts(block); i += kRouterThreads) {
         const uint32_t source = i / local;
         block.per_expert[i] = wait_for_packet(op.common, op.counts(op.rank(), source) + i % local,
@@ -193,9 +212,9 @@ __device__ __forceinline__ bool is_left(const Block& block, const Outgoing& outg
     return outgoing.unit < block.shape.tokens * block.shape.chunks;
 }
 
-// Takes the next unit of the block, if any is left, and starts loading it.
-__device__ __forceinline__ void fetch(const Block& block, Outgoing& outgoing) {
-    outgoing.unit = block.senders.next_unit(&block.shared.next_send);
+// Takes unit `unit`, if it is left, and starts loading it.
+__device__ __forceinline__ void fetch(const Block& block, uint32_t unit, Outgoing& outgoing) {
+    outgoing.unit = unit;
     if (is_left(block, outgoing)) {
         const uint32_t token = outgoing.unit / block.shape.chunks;
         const Chunk chunk(block.shape, outgoing.unit % block.shape.chunks);
@@ -220,14 +239,14 @@ __device__ void send_chunk(const Block& block, const Outgoing& outgoing) {
 
 // What the receivers tell the peers: each the entries of its share of the tokens, the first ones
 // also the counts. All threads of the block call it; the routers tell.
-__device__ void announce(const Block& block) {
+__device__ void announce(const Block& block, int32_t early) {
     const uint32_t tokens = block.shape.tokens;
-    const uint32_t index = block.receivers.index();
-    const uint32_t blocks = block.receivers.blocks;
+    const uint32_t index = block.announcers.index();
+    const uint32_t blocks = block.announcers.blocks;
     const uint32_t first = uint64_t{tokens} * index / blocks * block.shape.top_k;
     const uint32_t last = uint64_t{tokens} * (index + 1) / blocks * block.shape.top_k;
     uint32_t* all = index < block.op.ranks() ? block.per_expert + num_experts(block) : nullptr;
-    count_entries(block, first, all);
+    count_entries(block, first, all, early);
     __syncthreads();
     if (warp_idx() >= kRouterWarps) {
         return;
@@ -238,25 +257,43 @@ __device__ void announce(const Block& block) {
     if (warp_idx() == 0) {
         announce_entries(block, first, last);
     }
-    meet_routers();
 }
 
-__device__ void send_all(const Block& block) {
-    const bool announces = block.receivers.has_this_block();
-    const bool sends = block.senders.has_this_block() && !(announces && warp_idx() < kRouterWarps);
+// What a warp has to send and to announce, and what it loads of that before all else.
+struct Begun {
+    bool announces;
+    bool sends;
     Outgoing outgoing;
-    if (sends) {
-        fetch(block, outgoing);
+    // The expert of this thread's first entry.
+    int32_t expert;
+};
+
+// The warps of the block that send have taken one unit each after this.
+__device__ __forceinline__ void begin_sending(const Block& block, Begun& begun) {
+    begun.announces = block.announcers.has_this_block();
+    const uint32_t first_sender = begun.announces ? kRouterWarps : 0;
+    begun.sends = block.senders.has_this_block() && warp_idx() >= first_sender;
+    if (begun.sends) {
+        fetch(block, block.senders.unit(warp_idx() - first_sender), begun.outgoing);
     }
-    if (announces) {
-        announce(block);
+    const bool has_entry = threadIdx.x < block.shape.tokens * block.shape.top_k;
+    begun.expert =
+        begun.announces && has_entry ? expert_of_entry(block, threadIdx.x) : kNowhere;
+    if (threadIdx.x == 0) {
+        block.shared.next_send = num_warps() - first_sender;
     }
-    if (!sends) {
+}
+
+__device__ void send_all(const Block& block, Begun& begun) {
+    if (begun.announces) {
+        announce(block, begun.expert);
+    }
+    if (!begun.sends) {
         return;
     }
-    while (is_left(block, outgoing)) {
-        send_chunk(block, outgoing);
-        fetch(block, outgoing);
+    while (is_left(block, begun.outgoing)) {
+        send_chunk(block, begun.outgoing);
+        fetch(block, block.senders.next_unit(&block.shared.next_send), begun.outgoing);
     }
 }
 
@@ -276,7 +313,8 @@ __device__ __forceinline__ uint32_t entry_of(const Block& block, uint32_t source
     const Op& op = block.op;
     const Arrival entry = wait_for_packet(
         op.common, op.entries(op.rank(), source, token) + lane_idx(), op.from(source, WAIT_ENTRY));
-    return entry.ok ? entry.data : kElsewhere;
+    const bool is_here = entry.ok && entry.data >> kPlaceBits < block.shape.local_experts;
+    return is_here ? entry.data : kElsewhere;
 }
 
 // The output row of an entry from `source`: kNowhere, kDropped or its place.
@@ -327,7 +365,7 @@ __device__ void receive_rows(const Block& block) {
     wait_for_routers(&block.shared.tokens_known);
     const uint32_t ranks = block.op.ranks();
     const uint32_t chunks = block.shape.chunks;
-    const uint32_t units = block.shared.most_tokens * ranks * chunks;
+    const uint32_t units = arriving_units(block);
     for (uint32_t unit = block.receivers.next_unit(&block.shared.next_receive); unit < units;
          unit = block.receivers.next_unit(&block.shared.next_receive)) {
         const uint32_t pair = unit / chunks;
@@ -341,19 +379,25 @@ __device__ void receive_rows(const Block& block) {
 
 __device__ void run(const LlDispatchParams& params, uint32_t* per_expert) {
     __shared__ Shared shared;
-    const Op op(params.common);
-    if (op.is_void()) {
-        return;
-    }
+    Op op(params.common);
+    const Share receivers = Share::of_receivers(params.common);
     const Block block{params,
                       params.common.shape,
                       op,
                       shared,
                       per_expert,
                       Share::of_senders(params.common),
-                      Share::of_receivers(params.common)};
+                      {receivers.first, params.announce_blocks},
+                      receivers};
+    Start start;
     if (threadIdx.x == 0) {
-        shared.next_send = 0;
+        start.load(params.common);
+    }
+    Begun begun;
+    if (op.sends()) {
+        begin_sending(block, begun);
+    }
+    if (threadIdx.x == 0) {
         shared.next_receive = 0;
         shared.most_tokens = 0;
         mbarrier_init(&shared.tokens_known, kRouterThreads);
@@ -362,11 +406,17 @@ __device__ void run(const LlDispatchParams& params, uint32_t* per_expert) {
     for (uint32_t i = threadIdx.x; i < num_experts(block) * 2; i += blockDim.x) {
         per_expert[i] = 0;
     }
+    if (threadIdx.x == 0) {
+        shared.start = start;
+    }
     __syncthreads();
+    const bool is_wanted = op.begin(shared.start);
     advance_epoch(op);
+    if (!is_wanted || (op.sends() && !wait_until_bank_is_free(op))) {
+        return;
+    }
     if (op.sends()) {
-        wait_until_bank_is_free(op);
-        send_all(block);
+        send_all(block, begun);
     }
     if (op.receives() && block.receivers.has_this_block()) {
         if (warp_idx() < kRouterWarps) {

@@ -54,6 +54,9 @@ constexpr static const uint32_t FAULT_ROUTING_ROWS = 6;
 /// `FaultReport::state`: the same of input rows.
 constexpr static const uint32_t FAULT_INPUT_ROWS = 7;
 
+/// `FaultReport::state`: a rank has staged an operation that is whole here, or the other way round.
+constexpr static const uint32_t FAULT_STAGED_DIFFERS = 9;
+
 /// `FaultReport::state`: an operation on an HT handle with the number of rows `got`, which has
 /// `HT_DISAGREED`; `expected` are this rank's ids per token.
 constexpr static const uint32_t FAULT_DISAGREED = 8;
@@ -108,12 +111,6 @@ constexpr static const uint32_t LL_MAX_TOP_K = 32;
 
 /// Packets that a rank sends to each other at the beginning, besides the one for each local expert.
 constexpr static const uint32_t LL_COUNTS_BESIDE_EXPERTS = 2;
-
-/// Lowest bit of `OP_...` in a signature, which all ranks must agree on.
-constexpr static const uint32_t LL_SIGNATURE_OP_SHIFT = 30;
-
-/// Lowest bit of top-k in a signature; below it are the bytes of a row in units of 16.
-constexpr static const uint32_t LL_SIGNATURE_TOP_K_SHIFT = 24;
 
 /// Tracks of operations that advance independently: one for whole operations, two for staged ones.
 constexpr static const uint32_t LL_TRACKS = 3;
@@ -171,9 +168,11 @@ struct WaitParams {
     uint64_t timeout_ns;
     /// Where the first failure of the group is described.
     FaultReport *report;
-    /// In this rank's window: not zero once some wait of the group has failed, so that others give up;
-    /// then 1 + a peer that has told of its own failure, or zero.
+    /// Not zero once some wait of the group has failed here, so that others give up. Beside what kernels
+    /// load first, as they want to know this first, too.
     uint32_t *failed;
+    /// In this rank's window: 1 + a peer that has told of its own failure, or zero.
+    uint32_t *told;
     /// Who waits, `OP_...`.
     uint32_t op;
 };
@@ -286,6 +285,8 @@ struct LlCommon {
     uint32_t track;
     /// `LL_PHASE_...`.
     uint32_t phases;
+    /// What all ranks must agree on in an operation; opaque to the kernels.
+    uint32_t signature;
     /// The first `send_blocks` of the grid send rows ...
     uint32_t send_blocks;
     /// ... and the last `receive_blocks` do all else; they may overlap and leave none out.
@@ -304,6 +305,8 @@ struct LlDispatchParams {
     uint8_t *out;
     /// `[local_experts]`, or NULL.
     int32_t *counter;
+    /// So many of the receiving blocks, from the first, tell the peers what comes.
+    uint32_t announce_blocks;
 };
 
 /// Parameters of `ll_combine_bf16` and its siblings.
@@ -325,14 +328,14 @@ struct LlCombineParams {
 }  // namespace nccl_ep
 
 static_assert(sizeof(nccl_ep::FaultReport) == 28, "FaultReport as in Rust");
-static_assert(sizeof(nccl_ep::WaitParams) == 32, "WaitParams as in Rust");
+static_assert(sizeof(nccl_ep::WaitParams) == 40, "WaitParams as in Rust");
 static_assert(sizeof(nccl_ep::PeerTable) == 584, "PeerTable as in Rust");
 static_assert(sizeof(nccl_ep::SelftestResult) == 8, "SelftestResult as in Rust");
-static_assert(sizeof(nccl_ep::PeerSelftestParams) == 648, "PeerSelftestParams as in Rust");
+static_assert(sizeof(nccl_ep::PeerSelftestParams) == 656, "PeerSelftestParams as in Rust");
 static_assert(sizeof(nccl_ep::LlLayout) == 48, "LlLayout as in Rust");
 static_assert(sizeof(nccl_ep::LlShape) == 28, "LlShape as in Rust");
 static_assert(sizeof(nccl_ep::LlHandleMemory) == 24, "LlHandleMemory as in Rust");
 static_assert(sizeof(nccl_ep::LlTrackState) == 16, "LlTrackState as in Rust");
-static_assert(sizeof(nccl_ep::LlCommon) == 744, "LlCommon as in Rust");
-static_assert(sizeof(nccl_ep::LlDispatchParams) == 776, "LlDispatchParams as in Rust");
-static_assert(sizeof(nccl_ep::LlCombineParams) == 784, "LlCombineParams as in Rust");
+static_assert(sizeof(nccl_ep::LlCommon) == 760, "LlCommon as in Rust");
+static_assert(sizeof(nccl_ep::LlDispatchParams) == 800, "LlDispatchParams as in Rust");
+static_assert(sizeof(nccl_ep::LlCombineParams) == 800, "LlCombineParams as in Rust");

@@ -12,6 +12,8 @@
 
 #include "common/ll.cuh"
 
+#include "common/ll_gates.cuh"
+
 #include "common/numeric.cuh"
 
 #include "common/ht.cuh"

@@ -22,6 +22,10 @@
 // ones aside: the host sees to it, whatever their streams. Send phases are among them: a combine's may
 // wait for weights of its peers, and takes SMs that a peer's earlier operation needs.
 //
+// And it needs operations that end because everything came. One that ends because a wait was given up
+// says nothing about the peers, so behind it nothing is sent (`Start::failed`). A rank that has not
+// heard of it yet cannot get past the next operation, as it misses the signature of the one that failed.
+//
 // Epochs live in device memory, so that replaying a captured graph advances them. Each track has
 // its own. Packets are never cleared: one means something only with the epoch of the operation.
 //
@@ -65,6 +69,23 @@ __device__ __forceinline__ uint32_t epoch_after(uint32_t epoch) {
     return epoch == 0xffffffffu ? 2 : epoch + 1;
 }
 
+// What a block must know before it does anything. One thread loads it, for loads of one word by all
+// warps of a GPU stand in line for most of a microsecond; what else is known beforehand is loaded meanwhile.
+struct Start {
+    // Of the track: its last operation, and the last that was received.
+    uint32_t epoch;
+    uint32_t received;
+    // Whether an operation of this rank has failed. What peers have told lies in the window, where
+    // the first look takes longer, and is not needed: this rank waits for them anyway.
+    uint32_t failed;
+
+    __device__ void load(const LlCommon& common) {
+        epoch = ld_relaxed_gpu(&common.track_state->epoch);
+        received = ld_relaxed_gpu(&common.track_state->received);
+        failed = ld_relaxed_gpu(common.wait.failed);
+    }
+};
+
 // One operation as a thread sees it.
 struct Op {
     const LlCommon& common;
@@ -72,21 +93,27 @@ struct Op {
     uint32_t epoch_before;
     uint64_t bank;
 
-    // The epoch is advanced by the phase that sends; the receive phase of a staged operation finds
-    // it.
-    __device__ explicit Op(const LlCommon& params) : common(params) {
-        epoch_before = ld_relaxed_gpu(&params.track_state->epoch);
+    __device__ explicit Op(const LlCommon& params) : common(params) {}
+
+    // All threads call it; says whether there is anything to do. The epoch is advanced by the phase that
+    // sends; the receive phase of a staged operation finds it.
+    __device__ bool begin(const Start& start) {
+        epoch_before = start.epoch;
         epoch = sends() ? epoch_after(epoch_before) : epoch_before;
-        const uint32_t index = params.track == LL_WHOLE_TRACK ? epoch & 1 : params.track + 1;
-        bank = params.layout.banks + index * params.layout.bank_bytes;
+        bank = bank_of_track(common.track, epoch);
+        // A receive phase without its send phase, whose graph was never launched: nothing will come.
+        const bool is_void = !sends() && start.received == epoch;
+        return start.failed == 0 && !is_void;
+    }
+
+    // Offset in a window of the bank that an operation of `track` uses.
+    __device__ uint64_t bank_of_track(uint32_t track, uint32_t track_epoch) const {
+        const uint32_t index = track == LL_WHOLE_TRACK ? track_epoch & 1 : track + 1;
+        return common.layout.banks + index * common.layout.bank_bytes;
     }
 
     __device__ bool sends() const { return (common.phases & LL_PHASE_SEND) != 0; }
     __device__ bool receives() const { return (common.phases & LL_PHASE_RECEIVE) != 0; }
-    // A receive phase without its send phase, whose graph was never launched: nothing will come.
-    __device__ bool is_void() const {
-        return !sends() && ld_relaxed_gpu(&common.track_state->received) == epoch;
-    }
     __device__ uint32_t rank() const { return common.peers.rank; }
     __device__ uint32_t ranks() const { return common.peers.ranks; }
 
@@ -100,18 +127,18 @@ struct Op {
                uint64_t{row} * common.shape.chunks;
     }
     // Rows of `source` per local expert, then its tokens, then its signature.
-    __device__ uint64_t* counts(uint32_t owner, uint32_t source) const {
-        return reinterpret_cast<uint64_t*>(bank_of(owner) + common.layout.counts) +
+    __device__ uint64_t* counts_in(uint8_t* its_bank, uint32_t source) const {
+        return reinterpret_cast<uint64_t*>(its_bank + common.layout.counts) +
                source * (common.shape.local_experts + LL_COUNTS_BESIDE_EXPERTS);
     }
-    __device__ uint64_t* signature(uint32_t owner, uint32_t source) const {
-        return counts(owner, source) + common.shape.local_experts + 1;
+    __device__ uint64_t* signature_in(uint8_t* its_bank, uint32_t source) const {
+        return counts_in(its_bank, source) + common.shape.local_experts + 1;
     }
-    // What all ranks must agree on in an operation.
-    __device__ uint32_t own_signature() const {
-        return common.wait.op << LL_SIGNATURE_OP_SHIFT |
-               common.shape.top_k << LL_SIGNATURE_TOP_K_SHIFT |
-               common.shape.row_bytes / static_cast<uint32_t>(sizeof(Vec16));
+    __device__ uint64_t* counts(uint32_t owner, uint32_t source) const {
+        return counts_in(bank_of(owner), source);
+    }
+    __device__ uint64_t* signature(uint32_t owner, uint32_t source) const {
+        return signature_in(bank_of(owner), source);
     }
     // What `source` says about each entry of its token `token`.
     __device__ uint64_t* entries(uint32_t owner, uint32_t source, uint32_t token) const {
@@ -143,28 +170,55 @@ __device__ __forceinline__ int32_t expert_of_entry(const Op& op, const int64_t* 
     return expert_of_id(id, int64_t{op.ranks()} * op.common.shape.local_experts);
 }
 
+// Whether `peer` has begun an operation of another track that this rank has not, and not the one
+// that we wait for. Operations have one order on all ranks, so one of the two is staged there and
+// whole here, or the other way round.
+__device__ inline bool stages_otherwise(const Op& op, uint32_t peer) {
+    const LlTrackState* states = op.common.track_state - op.common.track;
+    bool has_begun = false;
+#pragma unroll 1  // seldom done
+    for (uint32_t track = 0; track < LL_TRACKS; ++track) {
+        const uint32_t next = epoch_after(ld_relaxed_gpu(&states[track].epoch));
+        uint8_t* bank = op.common.peers.window[op.rank()] + op.bank_of_track(track, next);
+        const uint64_t signature = ld_acquire_sys(op.signature_in(bank, peer));
+        has_begun |= track != op.common.track && packet_epoch(signature) == next;
+    }
+    return has_begun &&
+           packet_epoch(ld_relaxed_sys(op.signature(op.rank(), peer))) != op.epoch;
+}
+
 // Waits until `peer` has begun the operation, and reports it if it runs another one than we do.
 __device__ inline void check_signature(const Op& op, uint32_t peer) {
     const Awaited awaited = op.from(peer, WAIT_BEGIN);
-    const Arrival theirs =
-        wait_for_packet(op.common, op.signature(op.rank(), peer), awaited);
-    if (theirs.ok && theirs.data != op.own_signature()) {
-        report_failure(op.common.wait, FAULT_DIFFERS, awaited, op.own_signature(), theirs.data);
+    uint32_t polls = 0;
+    const Arrival theirs = wait_until(
+        op.common, awaited,
+        [&] {
+            if (++polls % kPollsPerCheck == 0 && stages_otherwise(op, peer)) {
+                report_failure(op.common.wait, FAULT_STAGED_DIFFERS, awaited, 0, 0);
+            }
+            return ld_relaxed_sys(op.signature(op.rank(), peer));
+        },
+        [&](uint32_t epoch) { return epoch == awaited.epoch; });
+    if (theirs.ok && theirs.data != op.common.signature) {
+        report_failure(op.common.wait, FAULT_DIFFERS, awaited, op.common.signature, theirs.data);
     }
 }
 
-// Before a staged send: the peers have consumed what was in the bank before. All threads call it.
-// "Or later": once some block of this rank has sent, a peer may be through with the new epoch
-// before the last block of this rank looks.
-__device__ inline void wait_until_bank_is_free(const Op& op) {
+// Before a staged send: whether the peers have consumed what was in the bank before. All threads call
+// it. "Or later": once some block of this rank has sent, a peer may be through with the new epoch before
+// the last block of this rank looks.
+__device__ inline bool wait_until_bank_is_free(const Op& op) {
     if (op.common.track == LL_WHOLE_TRACK) {
-        return;
+        return true;
     }
+    bool held = false;
     for (uint32_t peer = threadIdx.x; peer < op.ranks(); peer += blockDim.x) {
-        wait_for_epoch_or_later(op.common, op.ack(op.rank(), peer),
-                                {WAIT_ACK, peer, op.epoch_before});
+        held |= !wait_for_epoch_or_later(op.common, op.ack(op.rank(), peer),
+                                         {WAIT_ACK, peer, op.epoch_before})
+                     .ok;
     }
-    __syncthreads();
+    return __syncthreads_or(held) == 0;
 }
 
 // All threads call it after a barrier behind which none of the block reads the track's state. Early
@@ -185,7 +239,7 @@ __device__ inline void acknowledge(const Op& op) {
     const uint32_t last = gridDim.x - 1;
     const bool finished_last =
         threadIdx.x == 0 && inc_acq_rel_gpu(&op.common.track_state->blocks_finished, last) == last;
-    if (__syncthreads_or(finished_last) != 0) {
+    if (__syncthreads_or(finished_last) != 0 && !has_failed(op.common.wait)) {
         for (uint32_t peer = threadIdx.x; peer < op.ranks(); peer += blockDim.x) {
             st_release_sys(op.ack(peer, op.rank()), op.packet(0));
         }
@@ -210,14 +264,16 @@ struct Share {
         return blockIdx.x >= first && blockIdx.x < first + blocks;
     }
     __device__ uint32_t index() const { return blockIdx.x - first; }
-    // Hands the block's units, index, index + blocks, ... to its warps, one after the other. `next`
-    // is a counter in shared memory that starts at zero.
+    // The block's unit number `turn` of index, index + blocks, ...
+    __device__ uint32_t unit(uint32_t turn) const { return turn * blocks + index(); }
+    // Hands the units to the warps, one after the other. `next` is a counter in shared memory; it starts
+    // at the number of turns that were taken without asking it.
     __device__ uint32_t next_unit(uint32_t* next) const {
         uint32_t turn = 0;
         if (lane_idx() == 0) {
             turn = atomicAdd(next, 1u);
         }
-        return __shfl_sync(kAllLanes, turn, 0) * blocks + index();
+        return unit(__shfl_sync(kAllLanes, turn, 0));
     }
 };
 
@@ -346,9 +402,9 @@ __device__ __forceinline__ void take(const Op& op, const BankRow& from, const Ch
                                      uint32_t peer, ChunkData& data) {
     if (data.has_mark(chunk)) {
         uint32_t polls = 0;
+        bool told = false;
         wait_as_warp(op.common, op.from(peer, WAIT_ROW), [&] {
             // The flag matters only for data that contains kMark: seldom, so it is read seldom.
-            bool told = false;
             if (++polls % kPollsPerFlag == 0) {
                 const uint64_t flag = ld_acquire_sys(from.flags + chunk.index);
                 told = __ballot_sync(kAllLanes, packet_epoch(flag) == op.epoch) == kAllLanes;
@@ -356,6 +412,10 @@ __device__ __forceinline__ void take(const Op& op, const BankRow& from, const Ch
             data.load_arriving(from.data, chunk);
             return !data.has_mark(chunk) || told;
         });
+        // Epochs come again after 2^32 operations; a flag that was left would speak for other data.
+        if (told && lane_idx() == 0) {
+            st_relaxed_sys(from.flags + chunk.index, 0);
+        }
     }
     ChunkData marks;
     marks.fill(kMark);

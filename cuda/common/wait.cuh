@@ -61,7 +61,7 @@ __device__ inline bool report_failure(const WaitParams& wait, uint32_t fault,
 // Tells every peer that this rank has failed, so that their waits end.
 __device__ inline void tell_failure(const PeerTable& peers, const WaitParams& wait) {
     const uint8_t* own = peers.window[peers.rank];
-    const uint64_t offset = reinterpret_cast<const uint8_t*>(wait.failed + 1) - own;
+    const uint64_t offset = reinterpret_cast<const uint8_t*>(wait.told) - own;
 #pragma unroll 1  // this is part of every wait, and seldom done
     for (uint32_t peer = 0; peer < peers.ranks; ++peer) {
         if (peer != peers.rank) {
@@ -85,7 +85,7 @@ __device__ inline bool must_give_up(const Common& common, const Awaited& awaited
         return true;
     }
     const uint64_t waited_ns = globaltimer_ns() - start;
-    const uint32_t failed_rank = ld_relaxed_sys(wait.failed + 1);
+    const uint32_t failed_rank = ld_relaxed_sys(wait.told);
     if (failed_rank != 0) {
         report_failure(wait, FAULT_PEER_FAILED, awaited, awaited.epoch, failed_rank - 1, waited_ns);
         return true;

@@ -38,6 +38,9 @@ impl DType {
         DType::Float8E5M2,
     ];
 
+    /// The one with the largest number.
+    pub const LAST: DType = DType::Float8E5M2;
+
     /// The type with NCCL's number `raw`, if this library knows it.
     pub fn from_raw(raw: u32) -> Option<Self> {
         Self::ALL.get(raw as usize).copied()

@@ -4,15 +4,17 @@
 use crate::backend::cuda::context::Context;
 use crate::backend::cuda::host_page::HostPage;
 use crate::backend::cuda::ht_agreement::disagreement;
+use crate::backend::cuda::ll_signature::Signature;
 use crate::backend::cuda::params::{
     FAULT_DIFFERS, FAULT_DISAGREED, FAULT_INPUT_ROWS, FAULT_NONE, FAULT_PEER_FAILED,
-    FAULT_ROUTING_ROWS, FAULT_SHAPE_DIFFERS, FAULT_TOKEN_ROWS, FaultReport, LL_SIGNATURE_OP_SHIFT,
-    LL_SIGNATURE_TOP_K_SHIFT, OP_HT_COMBINE, OP_HT_DISPATCH, OP_HT_LAYOUT, OP_LL_COMBINE,
-    OP_LL_DISPATCH, OP_PEER_SELFTEST, WAIT_ACK, WAIT_BEGIN, WAIT_COUNTS, WAIT_ENTRY, WAIT_PATTERN,
-    WAIT_PLACE, WAIT_ROW, WAIT_STREAMED_ROW, WAIT_WEIGHT, WaitParams,
+    FAULT_ROUTING_ROWS, FAULT_SHAPE_DIFFERS, FAULT_STAGED_DIFFERS, FAULT_TOKEN_ROWS, FaultReport,
+    OP_HT_COMBINE, OP_HT_DISPATCH, OP_HT_LAYOUT, OP_LL_COMBINE, OP_LL_DISPATCH, OP_PEER_SELFTEST,
+    WAIT_ACK, WAIT_BEGIN, WAIT_COUNTS, WAIT_ENTRY, WAIT_PATTERN, WAIT_PLACE, WAIT_ROW,
+    WAIT_STREAMED_ROW, WAIT_WEIGHT, WaitParams,
 };
 use crate::backend::cuda::params_ht::{HT_SHAPE_COLUMNS_SHIFT, HT_SHAPE_COMBINE};
 use crate::error::{Code, Error, Result};
+use crate::model::dtype::DType;
 use crate::model::tensor::DevPtr;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -36,12 +38,13 @@ impl FaultPage {
         })
     }
 
-    /// What the waits of kernel `op` need; `failed` is the group's mark in device memory.
-    pub(super) fn wait_params(&self, op: u32, failed: DevPtr) -> WaitParams {
+    /// What the waits of kernel `op` need; `failed` and `told` are the group's marks in device memory.
+    pub(super) fn wait_params(&self, op: u32, failed: DevPtr, told: DevPtr) -> WaitParams {
         WaitParams {
             timeout_ns: u64::try_from(self.timeout.as_nanos()).unwrap_or(u64::MAX),
             report: self.page.device(),
             failed: failed.0 as *mut u32,
+            told: told.0 as *mut u32,
             op,
         }
     }
@@ -57,6 +60,7 @@ impl FaultPage {
         let error = match report.state {
             FAULT_DIFFERS => difference(&report),
             FAULT_SHAPE_DIFFERS => other_shape(&report),
+            FAULT_STAGED_DIFFERS => differs(&report, "send_only", "must be the same"),
             FAULT_TOKEN_ROWS => too_few_rows("outputs[TOKENS]", &report),
             FAULT_ROUTING_ROWS => too_few_rows("outputs[TOPK_IDX]", &report),
             FAULT_INPUT_ROWS => too_few_rows("inputs[TOKENS]", &report),
@@ -137,17 +141,18 @@ fn other_shape(report: &FaultReport) -> Error {
 
 /// What two ranks do not agree on, from their signatures.
 fn difference(report: &FaultReport) -> Error {
-    let (mine, theirs) = (report.expected, report.got);
+    let [mine, theirs] = [report.expected, report.got].map(Signature::from_word);
     let differs = |what| differs(report, what, "must be the same");
-    let op = |signature: u32| signature >> LL_SIGNATURE_OP_SHIFT;
-    let top_k = |signature: u32| signature >> LL_SIGNATURE_TOP_K_SHIFT & 63;
-    let row_bytes = |signature: u32| (signature & ((1 << LL_SIGNATURE_TOP_K_SHIFT) - 1)) * 16;
-    if op(mine) != op(theirs) {
-        differs("operation").got(op_name(op(mine)), op_name(op(theirs)))
-    } else if top_k(mine) != top_k(theirs) {
-        differs("topk_idx.sizes[1]").got(top_k(mine), top_k(theirs))
+    if mine.op != theirs.op {
+        differs("operation").got(op_name(mine.op), op_name(theirs.op))
+    } else if mine.top_k != theirs.top_k {
+        differs("topk_idx.sizes[1]").got(mine.top_k, theirs.top_k)
+    } else if mine.row_bytes != theirs.row_bytes {
+        differs("row bytes").got(mine.row_bytes, theirs.row_bytes)
     } else {
-        differs("row bytes").got(row_bytes(mine), row_bytes(theirs))
+        let name =
+            |raw| DType::from_raw(raw).map_or_else(|| raw.to_string(), |dtype| dtype.to_string());
+        differs("data type").got(name(mine.dtype), name(theirs.dtype))
     }
 }
 
@@ -192,31 +197,41 @@ mod tests {
 
     #[test]
     fn a_difference_names_what_differs() {
-        let signature = |op: u32, top_k: u32, units: u32| {
-            op << LL_SIGNATURE_OP_SHIFT | top_k << LL_SIGNATURE_TOP_K_SHIFT | units
+        let ours = Signature {
+            op: OP_LL_DISPATCH,
+            dtype: DType::Bfloat16 as u32,
+            top_k: 8,
+            row_bytes: 14_336,
         };
-        let ours = signature(OP_LL_DISPATCH, 8, 896);
-        let text = |theirs| {
+        let text = |theirs: Signature| {
             let report = FaultReport {
                 state: FAULT_DIFFERS,
                 op: OP_LL_DISPATCH,
                 what: WAIT_BEGIN,
                 peer: 3,
-                expected: ours,
-                got: theirs,
+                expected: ours.to_word(),
+                got: theirs.to_word(),
                 waited_ms: 0,
             };
             difference(&report).text().to_owned()
         };
         let rule = "must be the same on every rank, but rank 3 differs";
+        let row_bytes = 16;
         assert_eq!(
-            text(signature(OP_LL_DISPATCH, 8, 1)),
+            text(Signature { row_bytes, ..ours }),
             format!("row bytes: {rule} (got 14336, expected 16)")
         );
+        let top_k = 32;
         assert_eq!(
-            text(signature(OP_LL_DISPATCH, 32, 896)),
+            text(Signature { top_k, ..ours }),
             format!("topk_idx.sizes[1]: {rule} (got 8, expected 32)")
         );
-        assert!(text(signature(OP_LL_COMBINE, 8, 896)).starts_with("operation: must be"));
+        let dtype = DType::Float16 as u32;
+        assert_eq!(
+            text(Signature { dtype, ..ours }),
+            format!("data type: {rule} (got bfloat16, expected float16)")
+        );
+        let op = OP_LL_COMBINE;
+        assert!(text(Signature { op, ..ours }).starts_with("operation: must be"));
     }
 }

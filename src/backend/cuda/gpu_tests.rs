@@ -8,7 +8,7 @@ use super::context::Context;
 use super::driver::{self, THREAD_STREAM};
 use super::fault::FaultPage;
 use super::layout::WindowLayout;
-use super::memory::CudaMemory;
+use super::memory::{Buffer, CudaMemory};
 use super::module::Module;
 use super::params::{MAX_PEERS, OP_PEER_SELFTEST, PeerTable};
 use super::selftest::Selftest;
@@ -34,6 +34,8 @@ struct Bench {
     module: Module,
     layout: WindowLayout,
     windows: [Window; 2],
+    /// The ranks' failure marks.
+    failed: [Buffer; 2],
     selftests: [Selftest; 2],
     _alone: MutexGuard<'static, ()>,
 }
@@ -49,6 +51,10 @@ impl Bench {
             Window::new(&memory, layout.bytes).unwrap(),
             Window::new(&memory, layout.bytes).unwrap(),
         ];
+        let failed = [
+            Buffer::zeroed(&memory, size_of::<u32>()).unwrap(),
+            Buffer::zeroed(&memory, size_of::<u32>()).unwrap(),
+        ];
         let selftests = [
             Selftest::new(&context, 2).unwrap(),
             Selftest::new(&context, 2).unwrap(),
@@ -59,6 +65,7 @@ impl Bench {
             module,
             layout,
             windows,
+            failed,
             selftests,
             _alone: alone,
         }
@@ -83,7 +90,8 @@ impl Bench {
             ranks: 2,
             rank: rank as u32,
         };
-        let wait = faults.wait_params(OP_PEER_SELFTEST, self.address(rank, self.layout.failed));
+        let told = self.address(rank, self.layout.told);
+        let wait = faults.wait_params(OP_PEER_SELFTEST, self.failed[rank].data(), told);
         self.selftests[rank].run(&self.module, &peers, &self.layout, wait, THREAD_STREAM)
     }
 }
@@ -120,7 +128,7 @@ fn a_missing_rank_ends_in_a_report_and_the_context_stays_usable() {
     let mut mark = [0; 4];
     bench
         .memory
-        .download(&mut mark, bench.address(0, bench.layout.failed))
+        .download(&mut mark, bench.failed[0].data())
         .unwrap();
     assert_eq!(
         u32::from_le_bytes(mark),

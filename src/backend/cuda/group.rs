@@ -13,7 +13,7 @@ use crate::backend::cuda::ht_plan::HtPlan;
 use crate::backend::cuda::layout::WindowLayout;
 use crate::backend::cuda::ll::LlGroup;
 use crate::backend::cuda::ll_plan::LlPlan;
-use crate::backend::cuda::memory::CudaMemory;
+use crate::backend::cuda::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::module::Module;
 use crate::backend::cuda::open::Open;
 use crate::backend::cuda::params::{LL_MARK, MAX_PEERS, OP_PEER_SELFTEST};
@@ -108,6 +108,7 @@ struct Prepared {
     record: WindowRecord,
     faults: FaultPage,
     selftest: Selftest,
+    state: Buffer,
     multiprocessors: u32,
 }
 
@@ -135,6 +136,7 @@ impl Prepared {
             window,
             faults: FaultPage::new(context, facts.rank, timeout)?,
             selftest: Selftest::new(context, facts.ranks)?,
+            state: Open::new_state(memory)?,
             multiprocessors: driver::multiprocessors()?,
         })
     }
@@ -168,7 +170,7 @@ impl CudaGroup {
             return Err(shared.abandon(&bootstrap, stream, error));
         }
 
-        let failed = DevPtr(shared.window.base().0 + own.layout.failed);
+        let told = DevPtr(shared.window.base().0 + own.layout.told);
         let windows = shared.windows(rank);
         let words = windows
             .iter()
@@ -178,7 +180,7 @@ impl CudaGroup {
             own.module,
             own.faults,
             own.multiprocessors,
-            failed,
+            (own.state, told),
             (&windows, rank),
         )?;
         let wait = open.wait(OP_PEER_SELFTEST);

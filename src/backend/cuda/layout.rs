@@ -15,8 +15,8 @@ const WINDOW_ALIGN: usize = 2 << 20;
 /// Offsets of the regions of a window, the same on every rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct WindowLayout {
-    /// u32: not zero once some wait of this rank failed. u32: 1 + a peer that failed, written by it.
-    pub(super) failed: usize,
+    /// u32: 1 + a peer that failed, written by it.
+    pub(super) told: usize,
     /// `parting::WORD_BYTES` per source rank.
     pub(super) parting: usize,
     /// u32 per source rank: arrival flags of the self test.
@@ -33,13 +33,13 @@ impl WindowLayout {
     /// The layout for a group of `ranks` whose operations use `operation_bytes`.
     pub(super) fn new(ranks: usize, operation_bytes: usize) -> Self {
         let mut window = Regions::new(REGION_ALIGN);
-        let failed = window.take(2 * size_of::<u32>());
+        let told = window.take(size_of::<u32>());
         let parting = window.take(ranks * WORD_BYTES);
         let selftest_flags = window.take(ranks * size_of::<u32>());
         let selftest_slots = window.take(ranks * SELFTEST_SLOT_BYTES);
         let operations = window.take(operation_bytes);
         Self {
-            failed,
+            told,
             parting,
             selftest_flags,
             selftest_slots,
@@ -58,7 +58,7 @@ mod tests {
     fn regions_follow_each_other_and_fit() {
         for ranks in [1, 2, 8, MAX_PEERS] {
             let layout = WindowLayout::new(ranks, 1000);
-            assert!(layout.failed + 8 <= layout.parting);
+            assert!(layout.told + 4 <= layout.parting);
             assert!(layout.parting + 4 * ranks <= layout.selftest_flags);
             assert!(layout.selftest_flags + 4 * ranks <= layout.selftest_slots);
             assert!(layout.selftest_slots + ranks * SELFTEST_SLOT_BYTES <= layout.operations);

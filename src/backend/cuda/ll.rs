@@ -7,13 +7,13 @@ use crate::backend::cuda::launch::launch;
 use crate::backend::cuda::ll_grid::Grid;
 use crate::backend::cuda::ll_piece::Piece;
 use crate::backend::cuda::ll_plan::LlPlan;
-use crate::backend::cuda::memory::{Buffer, CudaMemory};
+use crate::backend::cuda::ll_signature::Signature;
+use crate::backend::cuda::memory::CudaMemory;
 use crate::backend::cuda::open::Open;
 use crate::backend::cuda::order::Order;
 use crate::backend::cuda::params::{
-    LL_PHASE_RECEIVE, LL_PHASE_SEND, LL_TRACKS, LL_WHOLE_TRACK, LlCombineParams, LlCommon,
-    LlDispatchParams, LlHandleMemory, LlLayout, LlShape, LlTrackState, OP_LL_COMBINE,
-    OP_LL_DISPATCH,
+    LL_PHASE_RECEIVE, LL_PHASE_SEND, LL_WHOLE_TRACK, LlCombineParams, LlCommon, LlDispatchParams,
+    LlHandleMemory, LlLayout, LlShape, OP_LL_COMBINE, OP_LL_DISPATCH,
 };
 use crate::backend::cuda::pool::Pool;
 use crate::backend::cuda::streams::Place;
@@ -32,7 +32,6 @@ pub(super) struct LlGroup {
     layout: LlLayout,
     order: Order,
     tracks: Tracks,
-    states: Buffer,
     memory: Arc<CudaMemory>,
     pool: Pool<Piece>,
 }
@@ -48,7 +47,6 @@ impl LlGroup {
         let gpu = device_name(open.module.context())?;
         let plan = plan.tuned(&gpu, open.multiprocessors);
         let order = Order::new(open.module.context())?;
-        let states = Buffer::zeroed(memory, LL_TRACKS as usize * size_of::<LlTrackState>())?;
         let tracks = Tracks::new(open.module.context())?;
         Ok(Self {
             open,
@@ -56,7 +54,6 @@ impl LlGroup {
             layout,
             order,
             tracks,
-            states,
             memory: Arc::clone(memory),
             pool: Pool::default(),
         })
@@ -155,14 +152,17 @@ impl Handle {
 
     fn launch_dispatch(&self, op: &LlDispatch, part: Part, at: &Place) -> Result<()> {
         let plan = &self.group.plan;
-        let grid = plan.dispatch_grid(self.routing.tokens, self.group.open.multiprocessors);
+        let multiprocessors = self.group.open.multiprocessors;
+        let (grid, announce_blocks) = plan.dispatch_grid(self.routing.tokens, multiprocessors);
+        let signature = self.signature(OP_LL_DISPATCH, op.row);
         let given = self.shape_and_memory(op.row)?;
         let params = LlDispatchParams {
-            common: self.common(OP_LL_DISPATCH, given, grid, part),
+            common: self.common(signature, given, grid, part),
             tokens: op.tokens.0 as *const u8,
             topk_idx: self.routing.ids.0 as *const i64,
             out: part.kept(op.out) as *mut u8,
             counter: part.kept(op.counter.unwrap_or_default()) as *mut i32,
+            announce_blocks,
         };
         let shape = grid.launch_shape(plan.dispatch_shared_bytes());
         let module = &self.group.open.module;
@@ -172,9 +172,10 @@ impl Handle {
     fn launch_combine(&self, op: &LlCombine, part: Part, at: &Place) -> Result<()> {
         let plan = &self.group.plan;
         let grid = plan.combine_grid(self.routing.tokens, self.group.open.multiprocessors);
+        let signature = self.signature(OP_LL_COMBINE, op.row);
         let given = self.shape_and_memory(op.row)?;
         let params = LlCombineParams {
-            common: self.common(OP_LL_COMBINE, given, grid, part),
+            common: self.common(signature, given, grid, part),
             rows: op.expert_rows.0 as *const u8,
             topk_idx: self.routing.ids.0 as *const i64,
             weights: part.kept(op.weights) as *const f32,
@@ -192,25 +193,37 @@ impl Handle {
         Ok((shape, self.piece.memory()))
     }
 
+    /// What operation `op` on rows of type `row` tells its peers. The group has checked that both sizes
+    /// fit.
+    fn signature(&self, op: u32, row: RowType) -> Signature {
+        Signature {
+            op,
+            dtype: row.dtype as u32,
+            top_k: self.routing.top_k as u32,
+            row_bytes: row.bytes() as u32,
+        }
+    }
+
     // Inlined, so that the better part of a kilobyte is written once and not moved about.
     #[inline]
     fn common(
         &self,
-        op: u32,
+        signature: Signature,
         (shape, handle): (LlShape, LlHandleMemory),
         grid: Grid,
         part: Part,
     ) -> LlCommon {
-        let states = self.group.states.data().0 as *mut LlTrackState;
+        let states = self.group.open.track_states();
         LlCommon {
             peers: self.group.open.peers(),
-            wait: self.group.open.wait(op),
+            wait: self.group.open.wait(signature.op),
             layout: self.group.layout,
             shape,
             handle,
             track_state: states.wrapping_add(part.track as usize),
             track: part.track,
             phases: part.phases,
+            signature: signature.to_word(),
             send_blocks: grid.send_blocks,
             receive_blocks: grid.receive_blocks,
         }

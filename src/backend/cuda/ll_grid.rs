@@ -5,7 +5,7 @@ use crate::backend::cuda::launch::LaunchShape;
 use crate::tuning::Choice;
 use std::ops::RangeInclusive;
 
-/// Blocks of a launch, and who of them sends rows.
+/// Blocks of a launch: the first `send_blocks` send rows, the last `receive_blocks` do all else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Grid {
     pub(super) blocks: u32,
@@ -43,6 +43,36 @@ impl Grid {
         let threads = choice.threads.clamp(*possible.start(), *possible.end());
         let receivers = choice.blocks.saturating_sub(choice.send_blocks);
         Self::split(choice.send_blocks, receivers, threads)
+    }
+
+    /// This grid with at least `blocks` blocks. Those that are added receive.
+    pub(super) fn with_receivers(self, blocks: u32) -> Self {
+        let added = blocks.saturating_sub(self.blocks);
+        Self {
+            blocks: self.blocks + added,
+            receive_blocks: self.receive_blocks + added,
+            ..self
+        }
+    }
+
+    /// The same, but those that are added send; where all blocks do both, they do both, too.
+    pub(super) fn with_senders(self, blocks: u32) -> Self {
+        let does_both = self.receive_blocks == self.blocks;
+        let grown = self.with_receivers(blocks);
+        Self {
+            send_blocks: self.send_blocks + grown.blocks - self.blocks,
+            receive_blocks: match does_both {
+                true => grown.receive_blocks,
+                false => self.receive_blocks,
+            },
+            ..grown
+        }
+    }
+
+    /// The same with at least `threads` threads.
+    pub(super) fn with_threads(self, threads: u32) -> Self {
+        let threads = self.threads.max(threads);
+        Self { threads, ..self }
     }
 
     /// The launch of this grid with so much dynamic shared memory.

@@ -9,9 +9,6 @@ use crate::model::tensor::DevPtr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A word with all bits set: as an expert or a row, none.
-const NONE: u32 = u32::MAX;
-
 /// What one handle has: what its dispatch leaves for its combine.
 pub(super) struct Piece {
     buffer: Buffer,
@@ -21,23 +18,21 @@ pub(super) struct Piece {
 }
 
 impl Piece {
-    /// Without experts and rows, so that kernels find no garbage. A piece that had a handle before keeps that
-    /// one's: a combine must not run before its handle's dispatch has.
+    /// With any content, or what a handle before has left: writing something here would have to wait for
+    /// kernels, hence for other ranks. A dispatch writes all that its combine reads, and the kernels take
+    /// nothing that they find at its word, as the dispatch may be in a graph that was never launched.
     pub(super) fn new(memory: &Arc<CudaMemory>, plan: &LlPlan, top_k: usize) -> Result<Self> {
         let sizes = plan.handle_memory(top_k);
-        let named = sizes.expert_of + sizes.row_of;
-        let buffer = Buffer::zeroed(memory, named + sizes.tokens_of)?;
-        memory.fill(buffer.data(), NONE, named)?;
+        let bytes = sizes.expert_of + sizes.row_of + sizes.tokens_of;
         Ok(Self {
-            buffer,
+            buffer: Buffer::new(memory, bytes)?,
             sizes,
             top_k,
             received_on: AtomicU32::new(LL_WHOLE_TRACK),
         })
     }
 
-    /// Whether a handle with `top_k` ids per token can have this one. One that was used with another number
-    /// would hold rows where experts are looked for.
+    /// Whether a handle with `top_k` ids per token can have this one.
     pub(super) fn serves(&self, top_k: usize) -> bool {
         self.top_k == top_k
     }

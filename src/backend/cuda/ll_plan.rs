@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::ll_grid::{Grid, at_most};
+use crate::backend::cuda::ll_signature;
 use crate::backend::cuda::params::{
     LL_BANKS, LL_CHUNK_VECS, LL_COMBINE_THREADS, LL_COUNTS_BESIDE_EXPERTS, LL_DISPATCH_THREADS,
     LL_MAX_TOP_K, LL_PLACE_BITS, LL_TRACKS, LlLayout, LlShape,
@@ -19,9 +20,12 @@ const PIECE_BYTES: usize = LL_CHUNK_VECS as usize * 32 * 16;
 const PACKET_BYTES: usize = 8;
 const REGION_ALIGN: usize = 256;
 
-/// One token is all latency: few blocks of few threads start soonest.
-const ONE_TOKEN_BLOCKS: u32 = 8;
-const ONE_TOKEN_THREADS: u32 = 256;
+/// A rank with few tokens serves the others with at least one in so many of the blocks that it would have
+/// with the most tokens. With all of them small batches take longer, with half only what is uneven does, and
+/// that less than what is even (docs/performance.md).
+const SERVING_SHARE: u32 = 2;
+/// Blocks of a combine with few tokens.
+const LEAST_COMBINE_BLOCKS: usize = 8;
 /// A dispatch block's routers, and a warp beside them that sends.
 const DISPATCH_LEAST_THREADS: u32 = 5 * 32;
 /// Of so many multiprocessors one sends the rows of a dispatch; more would not fill NVLink better.
@@ -146,44 +150,51 @@ impl LlPlan {
         (self.facts.experts * SHARED_BYTES_PER_EXPERT) as u32
     }
 
-    /// The grid of a dispatch of `tokens` on a device with so many multiprocessors.
+    /// The grid of a dispatch of `tokens` on a device with so many multiprocessors, and how many of its
+    /// receiving blocks announce.
+    ///
+    /// A rank sends its own tokens and receives those of all. How many the others have is not known
+    /// here, and in a graph it may be another number at each launch.
+    pub(super) fn dispatch_grid(&self, tokens: usize, multiprocessors: u32) -> (Grid, u32) {
+        let own = self.even_dispatch_grid(tokens, multiprocessors);
+        let most = self.even_dispatch_grid(self.max_tokens, multiprocessors);
+        let grid = own.with_receivers(most.blocks / SERVING_SHARE);
+        (grid.with_threads(most.threads), own.receive_blocks)
+    }
+
+    /// The grid of a dispatch where all ranks have `tokens`.
     ///
     /// Measured on H200 (docs/performance.md): a quarter of the multiprocessors saturates NVLink with
     /// rows, the others copy out what arrives.
-    pub(super) fn dispatch_grid(&self, tokens: usize, multiprocessors: u32) -> Grid {
-        let work = self.work(tokens);
-        if let Some(choice) = self.tuning.choice(Operation::LlDispatch, work) {
+    fn even_dispatch_grid(&self, tokens: usize, multiprocessors: u32) -> Grid {
+        if let Some(choice) = self.tuning.choice(Operation::LlDispatch, tokens) {
             return Grid::chosen(choice, DISPATCH_LEAST_THREADS..=LL_DISPATCH_THREADS);
         }
-        match work {
-            ..=1 => Grid::shared(ONE_TOKEN_BLOCKS.min(multiprocessors), ONE_TOKEN_THREADS),
-            work => {
-                let senders = at_most(8 + work, multiprocessors / MULTIPROCESSORS_PER_SENDER);
-                let receivers = at_most(8 + 4 * work, multiprocessors - senders);
-                Grid::split(senders, receivers, LL_DISPATCH_THREADS)
-            }
-        }
+        let senders = at_most(8 + tokens, multiprocessors / MULTIPROCESSORS_PER_SENDER);
+        let receivers = at_most(8 + 4 * tokens, multiprocessors - senders);
+        Grid::split(senders, receivers, LL_DISPATCH_THREADS)
     }
 
-    /// The grid of a combine of `tokens` on a device with so many multiprocessors.
+    /// The grid of a combine of `tokens` on a device with so many multiprocessors: a rank receives its
+    /// own tokens and sends rows of those of all.
     pub(super) fn combine_grid(&self, tokens: usize, multiprocessors: u32) -> Grid {
-        let work = self.work(tokens);
-        if let Some(choice) = self.tuning.choice(Operation::LlCombine, work) {
+        let own = self.even_combine_grid(tokens, multiprocessors);
+        let most = self.even_combine_grid(self.max_tokens, multiprocessors);
+        let grid = own.with_senders(most.blocks / SERVING_SHARE);
+        grid.with_threads(most.threads)
+    }
+
+    /// The grid of a combine where all ranks have `tokens`.
+    fn even_combine_grid(&self, tokens: usize, multiprocessors: u32) -> Grid {
+        if let Some(choice) = self.tuning.choice(Operation::LlCombine, tokens) {
             return Grid::chosen(choice, 1..=LL_COMBINE_THREADS);
         }
-        match work {
-            ..=1 => Grid::shared(ONE_TOKEN_BLOCKS.min(multiprocessors), ONE_TOKEN_THREADS),
-            MANY_TOKENS.. => {
-                let senders = multiprocessors * 3 / 4;
-                Grid::split(senders, multiprocessors - senders, LL_COMBINE_THREADS)
-            }
-            work => Grid::shared(at_most(4 * work, multiprocessors), LL_COMBINE_THREADS),
+        if tokens >= MANY_TOKENS {
+            let senders = multiprocessors * 3 / 4;
+            return Grid::split(senders, multiprocessors - senders, LL_COMBINE_THREADS);
         }
-    }
-
-    /// The tokens to plan for: a rank without any may still have much to receive.
-    fn work(&self, tokens: usize) -> usize {
-        if tokens == 0 { self.max_tokens } else { tokens }
+        let blocks = at_most((4 * tokens).max(LEAST_COMBINE_BLOCKS), multiprocessors);
+        Grid::shared(blocks, LL_COMBINE_THREADS)
     }
 
     /// What the kernels are told about the sizes of an operation.
@@ -215,6 +226,11 @@ fn check_limits(facts: &GroupFacts, max_tokens: usize) -> Result<()> {
         "config.num_experts",
         facts.experts,
         experts.min(local * facts.ranks),
+    )?;
+    limit(
+        "config.token_size_bytes",
+        facts.row_bytes,
+        ll_signature::MOST_ROW_BYTES,
     )?;
     let rows = ((1 << LL_PLACE_BITS) - 1).min(i32::MAX as usize / facts.local_experts());
     limit("config.max_tokens_per_rank", max_tokens, rows / facts.ranks)
@@ -330,31 +346,49 @@ mod tests {
         let tuning = Tuning::parse(file, "G", 8, 132).unwrap();
         let own = LlPlan::new(&facts(1024, LlCombineMode::Reduce)).unwrap();
         let plan = LlPlan { tuning, ..own };
-        let split = Grid::split(5, 15, LL_DISPATCH_THREADS);
-        assert_eq!(plan.dispatch_grid(9, 132), split);
-        assert_eq!(plan.combine_grid(16, 132), Grid::shared(7, 64));
+        let split = Grid::split(5, 61, LL_DISPATCH_THREADS);
+        assert_eq!(plan.dispatch_grid(9, 132), (split, 15));
+        assert_eq!(plan.even_combine_grid(16, 132), Grid::shared(7, 64));
+        let serving = Grid::shared(66, LL_COMBINE_THREADS);
+        assert_eq!(plan.combine_grid(16, 132), serving);
         assert_eq!(plan.dispatch_grid(17, 132), own.dispatch_grid(17, 132));
     }
 
     #[test]
+    fn a_rank_with_few_tokens_serves_those_of_the_others() {
+        for max_tokens in [1, 128, 1024] {
+            let plan = LlPlan::new(&facts(max_tokens, LlCombineMode::Reduce)).unwrap();
+            let (even, _) = plan.dispatch_grid(max_tokens, 132);
+            let even_combine = plan.combine_grid(max_tokens, 132);
+            for tokens in [0, 1, 3, 16, 128]
+                .into_iter()
+                .filter(|&it| it <= max_tokens)
+            {
+                let (grid, announcers) = plan.dispatch_grid(tokens, 132);
+                assert!(grid.blocks >= even.blocks / SERVING_SHARE);
+                assert!(grid.receive_blocks >= even.receive_blocks / SERVING_SHARE);
+                assert!((1..=grid.receive_blocks).contains(&announcers));
+                let combine = plan.combine_grid(tokens, 132);
+                assert!(combine.send_blocks >= even_combine.send_blocks / SERVING_SHARE);
+            }
+        }
+    }
+
+    #[test]
     fn grids_grow_with_the_work_and_stay_resident() {
-        let plan = LlPlan::new(&facts(1024, LlCombineMode::Reduce)).unwrap();
         for multiprocessors in [1, 2, 108, 132] {
             let mut last = 0;
             for tokens in [1, 4, 5, 16, 64, 128, 256, 1024] {
-                for grid in [
-                    plan.dispatch_grid(tokens, multiprocessors),
-                    plan.combine_grid(tokens, multiprocessors),
-                ] {
+                let plan = LlPlan::new(&facts(tokens, LlCombineMode::Reduce)).unwrap();
+                let (dispatch, _) = plan.dispatch_grid(tokens, multiprocessors);
+                for grid in [dispatch, plan.combine_grid(tokens, multiprocessors)] {
                     assert!(grid.blocks <= multiprocessors);
                     assert!(grid.send_blocks >= 1 && grid.receive_blocks >= 1);
                     assert!(grid.send_blocks + grid.receive_blocks >= grid.blocks);
                 }
-                let blocks = plan.dispatch_grid(tokens, multiprocessors).blocks;
-                assert!(blocks >= last);
-                last = blocks;
+                assert!(dispatch.blocks >= last);
+                last = dispatch.blocks;
             }
         }
-        assert_eq!(plan.dispatch_grid(0, 132), plan.dispatch_grid(1024, 132));
     }
 }

@@ -25,6 +25,7 @@ mod ll;
 mod ll_grid;
 mod ll_piece;
 mod ll_plan;
+mod ll_signature;
 mod memory;
 mod module;
 mod open;

@@ -2,11 +2,19 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::fault::FaultPage;
+use crate::backend::cuda::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::module::Module;
-use crate::backend::cuda::params::{MAX_PEERS, PeerTable, WaitParams};
+use crate::backend::cuda::params::{LL_TRACKS, LlTrackState, MAX_PEERS, PeerTable, WaitParams};
 use crate::backend::cuda::sizes::number;
 use crate::error::Result;
 use crate::model::tensor::DevPtr;
+use std::sync::Arc;
+
+/// Where the states of the LL tracks are: in the same 128 bytes as the failure mark before them, so that
+/// one access of memory has both.
+const TRACK_STATES: usize = 64;
+const STATE_BYTES: usize = TRACK_STATES + LL_TRACKS as usize * size_of::<LlTrackState>();
+const _: () = assert!(STATE_BYTES <= 128);
 
 /// An open group, as its operations see it. The windows stay mapped until the group closes.
 #[derive(Debug)]
@@ -15,20 +23,28 @@ pub(super) struct Open {
     pub(super) faults: FaultPage,
     /// Multiprocessors of the device: the most blocks that surely run at the same time.
     pub(super) multiprocessors: u32,
-    /// Device memory: the group's failure mark.
-    failed: DevPtr,
+    /// The group's failure mark, and the states of the LL tracks: all that a kernel loads first.
+    state: Buffer,
+    /// In this rank's window: which peer has told of its failure.
+    told: DevPtr,
     windows: [DevPtr; MAX_PEERS],
     ranks: u32,
     rank: u32,
 }
 
 impl Open {
-    /// A group whose ranks have these `windows`, `rank` being this one; `failed` is its failure mark.
+    /// What a group's kernels keep from one to the next, before the first.
+    pub(super) fn new_state(memory: &Arc<CudaMemory>) -> Result<Buffer> {
+        Buffer::zeroed(memory, STATE_BYTES)
+    }
+
+    /// A group whose ranks have these `windows`, `rank` being this one; `told` is where peers tell of their
+    /// failures.
     pub(super) fn new(
         module: Module,
         faults: FaultPage,
         multiprocessors: u32,
-        failed: DevPtr,
+        (state, told): (Buffer, DevPtr),
         (windows, rank): (&[DevPtr], usize),
     ) -> Result<Self> {
         let mut all = [DevPtr::default(); MAX_PEERS];
@@ -39,7 +55,8 @@ impl Open {
             module,
             faults,
             multiprocessors,
-            failed,
+            state,
+            told,
             windows: all,
             ranks: number(windows.len())?,
             rank: number(rank)?,
@@ -57,6 +74,11 @@ impl Open {
 
     /// Deadline and report of kernel `op`.
     pub(super) fn wait(&self, op: u32) -> WaitParams {
-        self.faults.wait_params(op, self.failed)
+        self.faults.wait_params(op, self.state.data(), self.told)
+    }
+
+    /// The states of the LL tracks.
+    pub(super) fn track_states(&self) -> *mut LlTrackState {
+        (self.state.data().0 + TRACK_STATES) as *mut LlTrackState
     }
 }

@@ -40,6 +40,8 @@ pub const FAULT_ROUTING_ROWS: u32 = 6;
 /// `FaultReport::state`: the same of input rows.
 pub const FAULT_INPUT_ROWS: u32 = 7;
 
+/// `FaultReport::state`: a rank has staged an operation that is whole here, or the other way round.
+pub const FAULT_STAGED_DIFFERS: u32 = 9;
 /// `FaultReport::state`: an operation on an HT handle with the number of rows `got`, which has
 /// `HT_DISAGREED`; `expected` are this rank's ids per token.
 pub const FAULT_DISAGREED: u32 = 8;
@@ -82,10 +84,6 @@ pub const WAIT_STREAMED_ROW: u32 = 8;
 pub const LL_MAX_TOP_K: u32 = 32;
 /// Packets that a rank sends to each other at the beginning, besides the one for each local expert.
 pub const LL_COUNTS_BESIDE_EXPERTS: u32 = 2;
-/// Lowest bit of `OP_...` in a signature, which all ranks must agree on.
-pub const LL_SIGNATURE_OP_SHIFT: u32 = 30;
-/// Lowest bit of top-k in a signature; below it are the bytes of a row in units of 16.
-pub const LL_SIGNATURE_TOP_K_SHIFT: u32 = 24;
 /// Tracks of operations that advance independently: one for whole operations, two for staged ones.
 pub const LL_TRACKS: u32 = 3;
 /// The track of whole operations; staged ones have the others.
@@ -137,9 +135,11 @@ pub struct WaitParams {
     pub timeout_ns: u64,
     /// Where the first failure of the group is described.
     pub report: *mut FaultReport,
-    /// In this rank's window: not zero once some wait of the group has failed, so that others give up;
-    /// then 1 + a peer that has told of its own failure, or zero.
+    /// Not zero once some wait of the group has failed here, so that others give up. Beside what kernels
+    /// load first, as they want to know this first, too.
     pub failed: *mut u32,
+    /// In this rank's window: 1 + a peer that has told of its own failure, or zero.
+    pub told: *mut u32,
     /// Who waits, `OP_...`.
     pub op: u32,
 }
@@ -268,6 +268,8 @@ pub struct LlCommon {
     pub track: u32,
     /// `LL_PHASE_...`.
     pub phases: u32,
+    /// What all ranks must agree on in an operation; opaque to the kernels.
+    pub signature: u32,
     /// The first `send_blocks` of the grid send rows ...
     pub send_blocks: u32,
     /// ... and the last `receive_blocks` do all else; they may overlap and leave none out.
@@ -288,6 +290,8 @@ pub struct LlDispatchParams {
     pub out: *mut u8,
     /// `[local_experts]`, or NULL.
     pub counter: *mut i32,
+    /// So many of the receiving blocks, from the first, tell the peers what comes.
+    pub announce_blocks: u32,
 }
 
 /// Parameters of `ll_combine_bf16` and its siblings.

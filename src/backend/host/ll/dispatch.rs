@@ -3,8 +3,9 @@
 #![allow(unsafe_code)]
 
 use crate::backend::host::device::{bytes, bytes_mut};
-use crate::backend::host::ll::{HostLl, Placed};
+use crate::backend::host::ll::{HostLl, LastDispatch, Placed};
 use crate::backend::host::message::{Message, Reader};
+use crate::backend::host::numeric;
 use crate::backend::host::rows::{copy_row, row, same_on_ranks};
 use crate::error::Result;
 use crate::model::group::GroupFacts;
@@ -40,7 +41,7 @@ impl HostLl {
         // SAFETY: `request` has checked the tensor `[L, R*M, H]`; the caller leaves it to the operation.
         let out = unsafe { bytes_mut(op.out, experts.len() * capacity * op.row.bytes()) };
         let mut counts = vec![0_usize; experts.len()];
-        let mut placed = Vec::with_capacity(facts.ranks);
+        let mut last = LastDispatch::default();
         for (source, message) in messages.iter().enumerate() {
             let sent = SentTokens::read(message, source, self.routing.top_k, op.row.bytes())?;
             let mut from_source = Vec::new();
@@ -56,7 +57,10 @@ impl HostLl {
                 }
                 from_source.push(Placed { token, k, row });
             }
-            placed.push(from_source);
+            last.placed.push(from_source);
+            if source == facts.rank {
+                last.sent = numeric::i64s(sent.ids).collect();
+            }
         }
         if let Some(counter) = op.counter {
             // SAFETY: `request` has checked the counter `[L]`; the caller leaves it to the operation.
@@ -69,7 +73,7 @@ impl HostLl {
                 )?;
             }
         }
-        *self.placed.lock() = placed;
+        *self.last.lock() = last;
         Ok(())
     }
 }
@@ -100,13 +104,10 @@ impl<'a> SentTokens<'a> {
 
     /// (token, k, expert) of all entries that name an expert.
     fn entries(&self, facts: &GroupFacts) -> impl Iterator<Item = (usize, usize, usize)> {
-        self.ids
-            .as_chunks::<8>()
-            .0
-            .iter()
+        numeric::i64s(self.ids)
             .enumerate()
             .filter_map(|(entry, id)| {
-                let expert = facts.expert(i64::from_ne_bytes(*id))?;
+                let expert = facts.expert(id)?;
                 Some((entry / self.top_k, entry % self.top_k, expert))
             })
     }

@@ -2,6 +2,7 @@
 
 mod combine;
 mod dispatch;
+mod gates;
 
 use crate::backend::host::group::Shared;
 use crate::backend::{LlBackend, Ticket};
@@ -19,8 +20,16 @@ const COMBINE: &str = "ncclEpCombine (low latency)";
 pub struct HostLl {
     shared: Arc<Shared>,
     routing: Routing,
-    /// What the last dispatch received from each source rank, by token, then k.
-    placed: Arc<Mutex<Vec<Vec<Placed>>>>,
+    last: Arc<Mutex<LastDispatch>>,
+}
+
+/// What a dispatch leaves for the combines behind it.
+#[derive(Default)]
+struct LastDispatch {
+    /// This rank's ids as they were sent.
+    sent: Vec<i64>,
+    /// What came from each source rank, by token, then k.
+    placed: Vec<Vec<Placed>>,
 }
 
 /// An entry that names an expert of this rank.
@@ -33,12 +42,12 @@ struct Placed {
 }
 
 impl HostLl {
-    /// A handle whose ids are `routing`, read anew by every dispatch.
+    /// A handle whose ids are `routing`, read anew by every operation.
     pub fn new(shared: Arc<Shared>, routing: Routing) -> Self {
         Self {
             shared,
             routing,
-            placed: Arc::default(),
+            last: Arc::default(),
         }
     }
 

@@ -93,17 +93,20 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// Enqueues an operation on `stream`, in its turn: `work` gets its epoch, which is returned, too.
+    /// Enqueues an operation on `stream`, in its turn and after what `follow` waits for: `work` gets its
+    /// epoch, which is returned, too.
     pub fn enqueue_operation(
         self: &Arc<Self>,
         what: &'static str,
         stream: Stream,
+        follow: impl FnOnce() + Send + 'static,
         work: impl FnOnce(u64) -> Result<()> + Send + 'static,
     ) -> Result<u64> {
         self.exchange.begin(|epoch| {
             let shared = Arc::clone(self);
             let guarded = move || {
                 shared.turns.follow(Exchange::previous(epoch));
+                follow();
                 shared.run(what, move || work(epoch));
                 shared.turns.end(epoch);
             };
@@ -111,16 +114,21 @@ impl Shared {
         })
     }
 
-    /// Enqueues `work`, a part of the operation `what`, on `stream`.
+    /// Enqueues `work`, a part of the operation `what`, on `stream`; `end` tells that it is over, however
+    /// it went.
     pub fn enqueue(
         self: &Arc<Self>,
         what: &'static str,
         stream: Stream,
         work: impl FnOnce() -> Result<()> + Send + 'static,
+        end: impl FnOnce() + Send + 'static,
     ) -> Result<()> {
         let shared = Arc::clone(self);
-        self.runtime
-            .launch(stream, Box::new(move || shared.run(what, work)))
+        let guarded = move || {
+            shared.run(what, work);
+            end();
+        };
+        self.runtime.launch(stream, Box::new(guarded))
     }
 
     /// Runs `work`. Its failure, or a panic in it, becomes the group's fault; after a fault nothing runs

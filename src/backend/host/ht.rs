@@ -255,20 +255,30 @@ impl HtBackend for HostHt {
     fn dispatch(&self, op: &HtDispatch, stream: Stream) -> Result<()> {
         let (handle, op) = (self.clone(), *op);
         self.shared
-            .enqueue_operation(DISPATCH, stream, move |epoch| {
-                handle.send_tokens(&op, epoch)?;
-                handle.receive_tokens(&op, epoch)
-            })
+            .enqueue_operation(
+                DISPATCH,
+                stream,
+                || (),
+                move |epoch| {
+                    handle.send_tokens(&op, epoch)?;
+                    handle.receive_tokens(&op, epoch)
+                },
+            )
             .map(drop)
     }
 
     fn combine(&self, op: &HtCombine, stream: Stream) -> Result<()> {
         let (handle, op) = (self.clone(), *op);
         self.shared
-            .enqueue_operation(COMBINE, stream, move |epoch| {
-                handle.send_results(&op, epoch)?;
-                handle.receive_results(&op, epoch)
-            })
+            .enqueue_operation(
+                COMBINE,
+                stream,
+                || (),
+                move |epoch| {
+                    handle.send_results(&op, epoch)?;
+                    handle.receive_results(&op, epoch)
+                },
+            )
             .map(drop)
     }
 

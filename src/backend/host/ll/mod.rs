@@ -5,12 +5,14 @@ mod dispatch;
 mod gates;
 
 use crate::backend::host::group::Shared;
+use crate::backend::host::turns::Turns;
 use crate::backend::{LlBackend, Ticket};
 use crate::error::Result;
 use crate::model::group::GroupFacts;
 use crate::model::ops::{LlOp, Routing, Stream};
 use parking_lot::Mutex;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 const DISPATCH: &str = "ncclEpDispatch (low latency)";
 const COMBINE: &str = "ncclEpCombine (low latency)";
@@ -21,6 +23,25 @@ pub struct HostLl {
     shared: Arc<Shared>,
     routing: Routing,
     last: Arc<Mutex<LastDispatch>>,
+    received: Arc<Received>,
+}
+
+/// The receive phases of a handle's staged operations. They use its memory, so every later operation on
+/// the handle follows those enqueued before it, whatever their streams.
+#[derive(Default)]
+struct Received {
+    ended: Turns,
+    /// Epoch of the last one that was enqueued.
+    last: AtomicU64,
+}
+
+impl Received {
+    /// What an operation that is enqueued now waits for when it runs. That was enqueued earlier, so the
+    /// wait ends.
+    fn follow(self: &Arc<Self>) -> impl FnOnce() + Send + 'static {
+        let (received, last) = (Arc::clone(self), self.last.load(Ordering::Acquire));
+        move || received.ended.follow(last)
+    }
 }
 
 /// What a dispatch leaves for the combines behind it.
@@ -48,6 +69,7 @@ impl HostLl {
             shared,
             routing,
             last: Arc::default(),
+            received: Arc::default(),
         }
     }
 
@@ -73,8 +95,9 @@ impl HostLl {
 impl LlBackend for HostLl {
     fn run(&self, op: &LlOp, stream: Stream) -> Result<()> {
         let (handle, op) = (self.clone(), *op);
+        let follow = self.received.follow();
         self.shared
-            .enqueue_operation(name(&op), stream, move |epoch| {
+            .enqueue_operation(name(&op), stream, follow, move |epoch| {
                 handle.send_now(&op, epoch)?;
                 handle.receive_now(&op, epoch)
             })
@@ -83,16 +106,22 @@ impl LlBackend for HostLl {
 
     fn send(&self, op: &LlOp, _slot: usize, stream: Stream) -> Result<Ticket> {
         let (handle, op) = (self.clone(), *op);
+        let follow = self.received.follow();
+        let send = move |epoch| handle.send_now(&op, epoch);
         self.shared
-            .enqueue_operation(name(&op), stream, move |epoch| handle.send_now(&op, epoch))
+            .enqueue_operation(name(&op), stream, follow, send)
             .map(Ticket)
     }
 
     fn receive(&self, op: &LlOp, ticket: Ticket, stream: Stream) -> Result<()> {
         // Waiting for this rank's own message orders the phases, whatever their streams.
-        let (handle, op) = (self.clone(), *op);
-        self.shared
-            .enqueue(name(&op), stream, move || handle.receive_now(&op, ticket.0))
+        let (handle, op, Ticket(epoch)) = (self.clone(), *op, ticket);
+        let received = Arc::clone(&self.received);
+        let receive = move || handle.receive_now(&op, epoch);
+        let end = move || received.ended.end(epoch);
+        self.shared.enqueue(name(&op), stream, receive, end)?;
+        self.received.last.store(epoch, Ordering::Release);
+        Ok(())
     }
 
     fn abandon(&self, _op: &LlOp, ticket: Ticket) {

@@ -60,7 +60,8 @@ impl RawLists {
 /// @param num_outputs       their number
 /// @param local_tensors     tensors of this rank alone
 /// @param num_local_tensors their number
-/// @param send_only         LL: not 0 means send now, receive in `ncclEpComplete`; HT: no effect
+/// @param send_only         LL: not 0 means send now, receive in `ncclEpComplete`, on every rank alike; HT:
+///                          no effect
 /// @param config            may be NULL
 /// @param stream            stream to run on; NULL is the default stream
 ///
@@ -130,7 +131,8 @@ pub unsafe extern "C" fn ncclEpDispatch(
 /// @param num_outputs       their number
 /// @param local_tensors     tensors of this rank alone
 /// @param num_local_tensors their number
-/// @param send_only         LL: not 0 means send now, receive in `ncclEpComplete`; HT: no effect
+/// @param send_only         LL: not 0 means send now, receive in `ncclEpComplete`, on every rank alike; HT:
+///                          no effect
 /// @param config            may be NULL
 /// @param stream            stream to run on; NULL is the default stream
 ///

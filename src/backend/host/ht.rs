@@ -9,17 +9,16 @@ use crate::backend::bootstrap::Bootstrap;
 use crate::backend::host::device::{bytes, bytes_mut};
 use crate::backend::host::group::Shared;
 use crate::backend::host::ht_routing::{HtMap, RankIds, exchange_ids};
-use crate::backend::host::message::{Message, Reader};
 use crate::backend::host::numeric;
-use crate::backend::host::rows::{copy_row, row, same_on_ranks};
+use crate::backend::host::rows::{copy_row, row};
+use crate::backend::host::terms::{Call, Terms};
 use crate::backend::{HtBackend, HtRouting};
 use crate::error::{Error, Result};
-use crate::model::ops::{HtCombine, HtDispatch, IdsAndWeights, Routing, Stream, WeightGradients};
+use crate::model::ops::{
+    HtCombine, HtDispatch, IdsAndWeights, Routing, RowType, Stream, WeightGradients,
+};
 use crate::model::tensor::DevPtr;
 use std::sync::Arc;
-
-const DISPATCH: &str = "ncclEpDispatch (high throughput)";
-const COMBINE: &str = "ncclEpCombine (high throughput)";
 
 /// An HT handle: the routing as it was when the handle was made.
 #[derive(Clone)]
@@ -73,10 +72,19 @@ impl HostHt {
         })
     }
 
+    /// `send_only` has no effect here, so it may differ.
+    fn terms(&self, call: Call, row: RowType) -> Terms {
+        Terms {
+            call,
+            send_only: false,
+            top_k: self.routing.top_k,
+            row,
+        }
+    }
+
     fn send_tokens(&self, op: &HtDispatch, epoch: u64) -> Result<()> {
         let Routing { tokens, top_k, .. } = self.routing;
-        let mut message = Message::default();
-        message.number(op.row.bytes());
+        let mut message = self.terms(Call::HtDispatch, op.row).message();
         message.number(tokens);
         message.number(usize::from(op.routing_in.is_some()));
         // SAFETY: `request` has checked the tensor; the caller keeps it until the operation has run.
@@ -92,10 +100,11 @@ impl HostHt {
 
     fn receive_tokens(&self, op: &HtDispatch, epoch: u64) -> Result<()> {
         let messages = self.shared.exchange.receive_all(epoch)?;
+        let terms = self.terms(Call::HtDispatch, op.row);
         let sent: Vec<Sent<'_>> = messages
             .iter()
             .enumerate()
-            .map(|(source, message)| Sent::read(message, source, op, self.routing.top_k))
+            .map(|(source, message)| Sent::read(message, source, op, &terms))
             .collect::<Result<_>>()?;
         if let Some(out) = op.out {
             self.check_capacity("outputs[TOKENS]", out.rows)?;
@@ -165,8 +174,7 @@ impl HostHt {
     fn send_results(&self, op: &HtCombine, epoch: u64) -> Result<()> {
         self.check_capacity("inputs[TOKENS]", op.expert_rows.rows)?;
         let rows = self.map.arrivals.len();
-        let mut message = Message::default();
-        message.number(op.row.bytes());
+        let mut message = self.terms(Call::HtCombine, op.row).message();
         message.number(rows);
         message.number(op.gradients.map_or(0, |gradients| gradients.top_k));
         // SAFETY: `request` has checked the tensor, and it has at least `rows` rows; the caller keeps it
@@ -182,10 +190,11 @@ impl HostHt {
     fn receive_results(&self, op: &HtCombine, epoch: u64) -> Result<()> {
         let messages = self.shared.exchange.receive_all(epoch)?;
         let columns = op.gradients.map_or(0, |gradients| gradients.top_k);
+        let terms = self.terms(Call::HtCombine, op.row);
         let results: Vec<Results<'_>> = messages
             .iter()
             .enumerate()
-            .map(|(source, message)| Results::read(message, source, op.row.bytes(), columns))
+            .map(|(source, message)| Results::read(message, source, columns, &terms))
             .collect::<Result<_>>()?;
         let row_bytes = op.row.bytes();
         // SAFETY: `request` has checked the tensor `[T, H]`; the caller leaves it to the operation.
@@ -256,7 +265,7 @@ impl HtBackend for HostHt {
         let (handle, op) = (self.clone(), *op);
         self.shared
             .enqueue_operation(
-                DISPATCH,
+                Call::HtDispatch,
                 stream,
                 || (),
                 move |epoch| {
@@ -271,7 +280,7 @@ impl HtBackend for HostHt {
         let (handle, op) = (self.clone(), *op);
         self.shared
             .enqueue_operation(
-                COMBINE,
+                Call::HtCombine,
                 stream,
                 || (),
                 move |epoch| {
@@ -295,9 +304,8 @@ struct Sent<'a> {
 }
 
 impl<'a> Sent<'a> {
-    fn read(message: &'a [u8], source: usize, op: &HtDispatch, top_k: usize) -> Result<Self> {
-        let mut reader = Reader::new(message);
-        same_on_ranks("row bytes", op.row.bytes(), source, reader.number()?)?;
+    fn read(message: &'a [u8], source: usize, op: &HtDispatch, terms: &Terms) -> Result<Self> {
+        let mut reader = terms.read(message, source)?;
         let tokens = reader.number()?;
         let forward = reader.number()? != 0;
         if forward != op.routing_in.is_some() {
@@ -307,7 +315,7 @@ impl<'a> Sent<'a> {
             return Err(Error::usage("inputs[TOPK_IDX]", rule));
         }
         let rows = reader.bytes(tokens * op.row.bytes())?;
-        let entries = if forward { tokens * top_k } else { 0 };
+        let entries = if forward { tokens * terms.top_k } else { 0 };
         Ok(Self {
             rows,
             ids: reader.bytes(entries * 8)?,
@@ -332,9 +340,8 @@ struct Results<'a> {
 }
 
 impl<'a> Results<'a> {
-    fn read(message: &'a [u8], source: usize, row_bytes: usize, columns: usize) -> Result<Self> {
-        let mut reader = Reader::new(message);
-        same_on_ranks("row bytes", row_bytes, source, reader.number()?)?;
+    fn read(message: &'a [u8], source: usize, columns: usize, terms: &Terms) -> Result<Self> {
+        let mut reader = terms.read(message, source)?;
         let rows = reader.number()?;
         let theirs = reader.number()?;
         if theirs != columns {
@@ -343,7 +350,7 @@ impl<'a> Results<'a> {
             return Err(Error::usage("inputs[TOPK_WEIGHTS]", rule).got(columns, theirs));
         }
         Ok(Self {
-            rows: reader.bytes(rows * row_bytes)?,
+            rows: reader.bytes(rows * terms.row.bytes())?,
             weights: reader.bytes(rows * columns * 4)?,
         })
     }

@@ -21,12 +21,3 @@ pub fn copy_row(rows: &mut [u8], index: usize, from: &[u8]) -> Result<()> {
 fn outside() -> Error {
     Error::internal("a row outside its tensor")
 }
-
-/// Refuses a number from `source` that is not this rank's own.
-pub fn same_on_ranks(what: &str, mine: usize, source: usize, theirs: usize) -> Result<()> {
-    if theirs == mine {
-        return Ok(());
-    }
-    let rule = format!("must be the same on every rank, but rank {source} differs");
-    Err(Error::usage(what, rule).got(mine, theirs))
-}

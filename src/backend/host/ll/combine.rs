@@ -15,9 +15,10 @@ use crate::backend::host::device::{bytes, bytes_mut};
 use crate::backend::host::exchange::Exchange;
 use crate::backend::host::ll::gates::{Gates, Wanted};
 use crate::backend::host::ll::{HostLl, Placed};
-use crate::backend::host::message::{Message, Reader};
+use crate::backend::host::message::Reader;
 use crate::backend::host::numeric;
-use crate::backend::host::rows::{row, same_on_ranks};
+use crate::backend::host::rows::row;
+use crate::backend::host::terms::Terms;
 use crate::error::{Error, Result};
 use crate::model::group::LlCombineMode;
 use crate::model::ops::LlCombine;
@@ -33,11 +34,11 @@ struct Contribution<'a> {
 }
 
 impl HostLl {
-    pub(super) fn send_results(&self, op: &LlCombine, epoch: u64) -> Result<()> {
+    pub(super) fn send_results(&self, op: &LlCombine, terms: &Terms, epoch: u64) -> Result<()> {
         let facts = self.facts();
         let gates = match facts.ll_combine {
             LlCombineMode::Exact => Vec::new(),
-            LlCombineMode::Reduce => self.exchange_gates(op, epoch)?,
+            LlCombineMode::Reduce => self.exchange_gates(op, terms, epoch)?,
         };
         let row_bytes = op.row.bytes();
         let capacity = facts.max_recv_rows().unwrap_or(0);
@@ -52,8 +53,7 @@ impl HostLl {
                 .map_or(Ok(&zeros[..]), |index| row(rows, index, row_bytes))
         };
         let last = self.last.lock();
-        let mut message = Message::default();
-        message.number(row_bytes);
+        let mut message = terms.message();
         for (home, placed) in last.placed.iter().enumerate() {
             let groups: Vec<&[Placed]> = match facts.ll_combine {
                 LlCombineMode::Exact => placed.chunks(1).collect(),
@@ -83,15 +83,16 @@ impl HostLl {
 
     /// Posts this rank's gates and returns those of all ranks. They are copied, so that no bank is held
     /// while this rank waits for a free one for its rows.
-    fn exchange_gates(&self, op: &LlCombine, epoch: u64) -> Result<Vec<Gates>> {
-        let mut message = Message::default();
+    fn exchange_gates(&self, op: &LlCombine, terms: &Terms, epoch: u64) -> Result<Vec<Gates>> {
+        let mut message = terms.message();
         self.gates(op).write(&mut message);
         let epoch = Exchange::before(epoch);
         self.shared.exchange.post(epoch, &message)?;
         let received = self.shared.exchange.receive_all(epoch)?;
         received
             .iter()
-            .map(|message| Gates::read(&mut Reader::new(message), self.routing.top_k))
+            .enumerate()
+            .map(|(home, message)| Gates::read(&mut terms.read(message, home)?, terms.top_k))
             .collect()
     }
 
@@ -110,13 +111,14 @@ impl HostLl {
         Gates::new(self.facts(), top_k, &self.last.lock().sent, wanted)
     }
 
-    pub(super) fn receive_results(&self, op: &LlCombine, epoch: u64) -> Result<()> {
+    pub(super) fn receive_results(&self, op: &LlCombine, terms: &Terms, epoch: u64) -> Result<()> {
         let tokens = self.routing.tokens;
         let messages = self.shared.exchange.receive_all(epoch)?;
         let gates = self.gates(op);
         let mut by_token: Vec<Vec<Contribution<'_>>> = vec![Vec::new(); tokens];
         for (source, message) in messages.iter().enumerate() {
-            self.collect(message, source, op.row.bytes(), &gates, &mut by_token)?;
+            let reader = terms.read(message, source)?;
+            self.collect(reader, source, op.row.bytes(), &gates, &mut by_token)?;
         }
         // SAFETY: `request` has checked the output `[T, H]`; the caller leaves it to the operation.
         let out = unsafe { bytes_mut(op.out, tokens * op.row.bytes()) };
@@ -139,14 +141,12 @@ impl HostLl {
     /// Adds what `source` posts for this rank's tokens.
     fn collect<'a>(
         &self,
-        message: &'a [u8],
+        mut reader: Reader<'a>,
         source: usize,
         row_bytes: usize,
         gates: &Gates,
         by_token: &mut [Vec<Contribution<'a>>],
     ) -> Result<()> {
-        let mut reader = Reader::new(message);
-        same_on_ranks("row bytes", row_bytes, source, reader.number()?)?;
         for home in 0..self.facts().ranks {
             for _ in 0..reader.number()? {
                 let (token, covers) = (reader.number()?, reader.number()?);

@@ -4,15 +4,15 @@
 
 use crate::backend::host::device::{bytes, bytes_mut};
 use crate::backend::host::ll::{HostLl, LastDispatch, Placed};
-use crate::backend::host::message::{Message, Reader};
 use crate::backend::host::numeric;
-use crate::backend::host::rows::{copy_row, row, same_on_ranks};
+use crate::backend::host::rows::{copy_row, row};
+use crate::backend::host::terms::Terms;
 use crate::error::Result;
 use crate::model::group::GroupFacts;
 use crate::model::ops::LlDispatch;
 
 impl HostLl {
-    pub(super) fn send_tokens(&self, op: &LlDispatch, epoch: u64) -> Result<()> {
+    pub(super) fn send_tokens(&self, op: &LlDispatch, terms: &Terms, epoch: u64) -> Result<()> {
         let (tokens, top_k) = (self.routing.tokens, self.routing.top_k);
         // SAFETY: `request` has checked both tensors, ids `[T, K]` of int64 and rows `[T, H]`; the
         // caller keeps them until the operation has run.
@@ -22,16 +22,14 @@ impl HostLl {
                 bytes(op.tokens, tokens * op.row.bytes()),
             )
         };
-        let mut message = Message::default();
+        let mut message = terms.message();
         message.number(tokens);
-        message.number(top_k);
-        message.number(op.row.bytes());
         message.bytes(ids);
         message.bytes(rows);
         self.shared.exchange.post(epoch, &message)
     }
 
-    pub(super) fn receive_tokens(&self, op: &LlDispatch, epoch: u64) -> Result<()> {
+    pub(super) fn receive_tokens(&self, op: &LlDispatch, terms: &Terms, epoch: u64) -> Result<()> {
         let facts = self.facts();
         let capacity = facts.max_recv_rows().unwrap_or(0);
         let experts = facts.experts_of(facts.rank);
@@ -43,7 +41,7 @@ impl HostLl {
         let mut counts = vec![0_usize; experts.len()];
         let mut last = LastDispatch::default();
         for (source, message) in messages.iter().enumerate() {
-            let sent = SentTokens::read(message, source, self.routing.top_k, op.row.bytes())?;
+            let sent = SentTokens::read(message, source, terms)?;
             let mut from_source = Vec::new();
             for (token, k, expert) in sent.entries(facts) {
                 let local = expert.checked_sub(experts.start);
@@ -87,12 +85,10 @@ struct SentTokens<'a> {
 }
 
 impl<'a> SentTokens<'a> {
-    /// `top_k` and `row_bytes` are this rank's.
-    fn read(message: &'a [u8], source: usize, top_k: usize, row_bytes: usize) -> Result<Self> {
-        let mut reader = Reader::new(message);
+    fn read(message: &'a [u8], source: usize, terms: &Terms) -> Result<Self> {
+        let mut reader = terms.read(message, source)?;
+        let (top_k, row_bytes) = (terms.top_k, terms.row.bytes());
         let tokens = reader.number()?;
-        same_on_ranks("topk_idx.sizes[1]", top_k, source, reader.number()?)?;
-        same_on_ranks("row bytes", row_bytes, source, reader.number()?)?;
         let ids = reader.bytes(tokens * top_k * 8)?;
         Ok(Self {
             top_k,

@@ -5,6 +5,7 @@ mod dispatch;
 mod gates;
 
 use crate::backend::host::group::Shared;
+use crate::backend::host::terms::{Call, Terms};
 use crate::backend::host::turns::Turns;
 use crate::backend::{LlBackend, Ticket};
 use crate::error::Result;
@@ -13,9 +14,6 @@ use crate::model::ops::{LlOp, Routing, Stream};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-const DISPATCH: &str = "ncclEpDispatch (low latency)";
-const COMBINE: &str = "ncclEpCombine (low latency)";
 
 /// An LL handle.
 #[derive(Clone)]
@@ -73,17 +71,30 @@ impl HostLl {
         }
     }
 
-    fn send_now(&self, op: &LlOp, epoch: u64) -> Result<()> {
+    fn send_now(&self, op: &LlOp, terms: &Terms, epoch: u64) -> Result<()> {
         match op {
-            LlOp::Dispatch(op) => self.send_tokens(op, epoch),
-            LlOp::Combine(op) => self.send_results(op, epoch),
+            LlOp::Dispatch(op) => self.send_tokens(op, terms, epoch),
+            LlOp::Combine(op) => self.send_results(op, terms, epoch),
         }
     }
 
-    fn receive_now(&self, op: &LlOp, epoch: u64) -> Result<()> {
+    fn receive_now(&self, op: &LlOp, terms: &Terms, epoch: u64) -> Result<()> {
         match op {
-            LlOp::Dispatch(op) => self.receive_tokens(op, epoch),
-            LlOp::Combine(op) => self.receive_results(op, epoch),
+            LlOp::Dispatch(op) => self.receive_tokens(op, terms, epoch),
+            LlOp::Combine(op) => self.receive_results(op, terms, epoch),
+        }
+    }
+
+    fn terms(&self, op: &LlOp, send_only: bool) -> Terms {
+        let (call, row) = match op {
+            LlOp::Dispatch(op) => (Call::LlDispatch, op.row),
+            LlOp::Combine(op) => (Call::LlCombine, op.row),
+        };
+        Terms {
+            call,
+            send_only,
+            top_k: self.routing.top_k,
+            row,
         }
     }
 
@@ -94,44 +105,38 @@ impl HostLl {
 
 impl LlBackend for HostLl {
     fn run(&self, op: &LlOp, stream: Stream) -> Result<()> {
-        let (handle, op) = (self.clone(), *op);
+        let (handle, op, terms) = (self.clone(), *op, self.terms(op, false));
         let follow = self.received.follow();
+        let run = move |epoch| {
+            handle.send_now(&op, &terms, epoch)?;
+            handle.receive_now(&op, &terms, epoch)
+        };
         self.shared
-            .enqueue_operation(name(&op), stream, follow, move |epoch| {
-                handle.send_now(&op, epoch)?;
-                handle.receive_now(&op, epoch)
-            })
+            .enqueue_operation(terms.call, stream, follow, run)
             .map(drop)
     }
 
     fn send(&self, op: &LlOp, _slot: usize, stream: Stream) -> Result<Ticket> {
-        let (handle, op) = (self.clone(), *op);
+        let (handle, op, terms) = (self.clone(), *op, self.terms(op, true));
         let follow = self.received.follow();
-        let send = move |epoch| handle.send_now(&op, epoch);
+        let send = move |epoch| handle.send_now(&op, &terms, epoch);
         self.shared
-            .enqueue_operation(name(&op), stream, follow, send)
+            .enqueue_operation(terms.call, stream, follow, send)
             .map(Ticket)
     }
 
     fn receive(&self, op: &LlOp, ticket: Ticket, stream: Stream) -> Result<()> {
         // Waiting for this rank's own message orders the phases, whatever their streams.
-        let (handle, op, Ticket(epoch)) = (self.clone(), *op, ticket);
-        let received = Arc::clone(&self.received);
-        let receive = move || handle.receive_now(&op, epoch);
+        let (handle, op, terms) = (self.clone(), *op, self.terms(op, true));
+        let (received, Ticket(epoch)) = (Arc::clone(&self.received), ticket);
+        let receive = move || handle.receive_now(&op, &terms, epoch);
         let end = move || received.ended.end(epoch);
-        self.shared.enqueue(name(&op), stream, receive, end)?;
+        self.shared.enqueue(terms.call, stream, receive, end)?;
         self.received.last.store(epoch, Ordering::Release);
         Ok(())
     }
 
     fn abandon(&self, _op: &LlOp, ticket: Ticket) {
         self.shared.exchange.abandon(ticket.0);
-    }
-}
-
-fn name(op: &LlOp) -> &'static str {
-    match op {
-        LlOp::Dispatch(_) => DISPATCH,
-        LlOp::Combine(_) => COMBINE,
     }
 }

@@ -54,7 +54,7 @@ impl HostHt {
                 tokens: routing.tokens,
             })
         });
-        let all = exchange_ids(bootstrap, mine, stream)?;
+        let all = exchange_ids(&shared.facts, bootstrap, mine, stream)?;
         let HtRouting { routing, counter } = wanted?;
         let map = HtMap::new(&shared.facts, &all);
         if let Some(counter) = counter {
@@ -314,12 +314,12 @@ impl<'a> Sent<'a> {
             );
             return Err(Error::usage("inputs[TOPK_IDX]", rule));
         }
-        let rows = reader.bytes(tokens * op.row.bytes())?;
-        let entries = if forward { tokens * terms.top_k } else { 0 };
+        let rows = reader.array(tokens, op.row.bytes())?;
+        let columns = if forward { terms.top_k } else { 0 };
         Ok(Self {
             rows,
-            ids: reader.bytes(entries * 8)?,
-            weights: reader.bytes(entries * 4)?,
+            ids: reader.array(tokens, columns * 8)?,
+            weights: reader.array(tokens, columns * 4)?,
         })
     }
 
@@ -350,8 +350,8 @@ impl<'a> Results<'a> {
             return Err(Error::usage("inputs[TOPK_WEIGHTS]", rule).got(columns, theirs));
         }
         Ok(Self {
-            rows: reader.bytes(rows * terms.row.bytes())?,
-            weights: reader.bytes(rows * columns * 4)?,
+            rows: reader.array(rows, terms.row.bytes())?,
+            weights: reader.array(rows, columns * 4)?,
         })
     }
 }

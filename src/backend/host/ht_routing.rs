@@ -118,17 +118,21 @@ fn by_rank(facts: &GroupFacts, ids: &[i64]) -> Vec<(usize, Vec<usize>)> {
     ranks
 }
 
+/// Most rows that a rank may receive, with `NCCL_EP_AUTO`, too.
+const MOST_ROWS: usize = i32::MAX as usize;
 const NUMBER_BYTES: usize = 8;
 
 /// Gathers the ids of all ranks. `mine` is an error on a rank that refused its arguments.
 pub fn exchange_ids(
+    facts: &GroupFacts,
     bootstrap: &Bootstrap,
     mine: Result<RankIds>,
     stream: Stream,
 ) -> Result<Vec<RankIds>> {
     let shape = mine.as_ref().map_err(Error::clone);
     let shape = shape.map(|mine| (mine.tokens, mine.top_k));
-    let tokens = ht_shape::exchange(bootstrap, shape, stream)?;
+    let most = facts.max_tokens.unwrap_or(MOST_ROWS / facts.ranks);
+    let tokens = ht_shape::exchange(bootstrap, shape, most, stream)?;
     let mine = mine?;
     let most = tokens.iter().copied().max().unwrap_or(0);
     let mut padded: Vec<u8> = mine.ids.iter().flat_map(|id| id.to_le_bytes()).collect();

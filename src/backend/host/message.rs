@@ -104,4 +104,13 @@ mod tests {
         assert_eq!(reader.number().unwrap(), 0);
         assert!(reader.bytes(1).is_err());
     }
+
+    #[test]
+    fn a_count_that_overflows_is_refused() {
+        let mut reader = Reader::new(&[0; 64]);
+        assert_eq!(reader.array(4, 8).unwrap().len(), 32);
+        assert!(reader.array(5, 8).is_err());
+        assert!(reader.array(1 << 61, 8).is_err());
+        assert_eq!(reader.array(4, 8).unwrap().len(), 32);
+    }
 }

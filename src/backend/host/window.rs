@@ -3,13 +3,19 @@
 //! A window is an anonymous file (memfd) that peers open through `/proc`, so nothing is left behind
 //! when a process dies. The file is sparse: a bank may grow to a terabyte, but costs only the pages
 //! that messages have touched.
+//!
+//! What a peer says of its window is checked before it is used: that it is such a file, and that its
+//! length is sealed, so that no access to a mapping of it can end this process; and that a message lies
+//! inside its bank and is no longer than what the peer has written at all.
 #![allow(unsafe_code)]
 
 use crate::backend::host::signal;
-use crate::error::{Error, Result};
+use crate::error::{Code, Error, Result};
 use memmap2::{Mmap, MmapMut, MmapOptions, MmapRaw};
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -17,8 +23,16 @@ use std::time::Duration;
 /// more so that others can go on meanwhile.
 pub const BANKS: usize = 4;
 
-/// Bytes of the file that each bank may use.
+/// Where the link in `/proc` of a window's descriptor leads.
+const LINK: &str = "/memfd:nccl_ep (deleted)";
+/// A window keeps its length as long as it lives.
+const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+/// Bytes of the file that each bank may use; the header has as many.
 const BANK_BYTES: u64 = 1 << 40;
+/// Parts of a file: the header and the banks.
+const PARTS: u64 = BANKS as u64 + 1;
+/// The unit in which a file's memory is told.
+const BLOCK_BYTES: u64 = 512;
 /// Counters start here; the bell and the failure mark are before.
 const COUNTERS: usize = 64;
 const BELL: usize = 0;
@@ -45,7 +59,10 @@ impl Window {
     /// Makes a window that `ranks` ranks will read.
     pub fn create(ranks: usize) -> Result<Self> {
         // SAFETY: the name is NUL-terminated; the result is checked.
-        let descriptor = unsafe { libc::memfd_create(c"nccl_ep".as_ptr(), libc::MFD_CLOEXEC) };
+        let descriptor = unsafe {
+            let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+            libc::memfd_create(c"nccl_ep".as_ptr(), flags)
+        };
         if descriptor < 0 {
             return Err(Error::system(
                 "memfd_create",
@@ -54,19 +71,42 @@ impl Window {
         }
         // SAFETY: a fresh descriptor that nobody else owns.
         let file = unsafe { File::from_raw_fd(descriptor) };
-        file.set_len(BANK_BYTES * (BANKS as u64 + 1))
+        file.set_len(BANK_BYTES * PARTS)
             .map_err(|cause| Error::system("sizing a shared window", &cause))?;
+        // SAFETY: takes numbers only.
+        if unsafe { libc::fcntl(descriptor, libc::F_ADD_SEALS, SEALS) } != 0 {
+            let cause = std::io::Error::last_os_error();
+            return Err(Error::system("sealing a shared window", &cause));
+        }
         Self::map(file, ranks)
     }
 
     /// Opens the window at `address`, which must stay alive meanwhile.
     pub fn open(address: Address, ranks: usize) -> Result<Self> {
         let path = format!("/proc/{}/fd/{}", address.process, address.descriptor);
+        let failed = |cause| Error::system(format_args!("opening the window {path}"), &cause);
+        let foreign = || {
+            Error::new(
+                Code::RemoteError,
+                format!("{path}: is no window of a group"),
+            )
+        };
+        // Opening another kind of file might already do something.
+        if std::fs::read_link(&path).map_err(failed)? != Path::new(LINK) {
+            return Err(foreign());
+        }
         let file = File::options()
             .read(true)
             .write(true)
+            .custom_flags(libc::O_NONBLOCK)
             .open(&path)
-            .map_err(|cause| Error::system(format_args!("opening the window {path}"), &cause))?;
+            .map_err(failed)?;
+        // SAFETY: takes numbers only.
+        let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+        let length = file.metadata().map_err(failed)?.len();
+        if seals < 0 || seals & SEALS != SEALS || length != BANK_BYTES * PARTS {
+            return Err(foreign());
+        }
         Self::map(file, ranks)
     }
 
@@ -195,12 +235,16 @@ impl Bank<'_> {
             .window
             .counter(self.first + WORD)
             .load(Ordering::Relaxed);
+        // A hole in the file costs its reader memory, so the length alone is not believed.
+        let file = self.window.file.metadata();
+        let file = file.map_err(|cause| Error::system("the length of a message", &cause))?;
+        let bytes = usize::try_from(bytes).ok().filter(|&bytes| {
+            bytes as u64 <= BANK_BYTES.min(file.blocks().saturating_mul(BLOCK_BYTES))
+        });
+        let bytes = bytes.ok_or_else(|| Error::internal("a message that is not there"))?;
         // SAFETY: the protocol of `exchange` lets nobody write to the bank now.
-        unsafe {
-            self.options(usize::try_from(bytes).unwrap_or(0))
-                .map(&self.window.file)
-        }
-        .map_err(|cause| Error::system("mapping a message to read", &cause))
+        unsafe { self.options(bytes).map(&self.window.file) }
+            .map_err(|cause| Error::system("mapping a message to read", &cause))
     }
 
     fn options(&self, bytes: usize) -> MmapOptions {
@@ -231,6 +275,66 @@ mod tests {
         theirs.bank(3).set_read(1, 9);
         assert!(mine.bank(3).is_read_by(1));
         assert!(!mine.bank(3).is_read_by(0));
+    }
+
+    /// An anonymous file of this process, opened as if a peer had named it.
+    fn open_as_window(name: &std::ffi::CStr, bytes: u64, seals: libc::c_int) -> Result<Window> {
+        // SAFETY: the name is NUL-terminated, the descriptor fresh.
+        let file = unsafe {
+            File::from_raw_fd(libc::memfd_create(name.as_ptr(), libc::MFD_ALLOW_SEALING))
+        };
+        file.set_len(bytes).unwrap();
+        // SAFETY: takes numbers only.
+        let sealed = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) };
+        assert_eq!(sealed, 0);
+        open_descriptor(file.as_raw_fd())
+    }
+
+    fn open_descriptor(descriptor: i32) -> Result<Window> {
+        let process = std::process::id();
+        Window::open(
+            Address {
+                process,
+                descriptor,
+            },
+            2,
+        )
+    }
+
+    #[test]
+    fn only_windows_are_opened() {
+        let whole = BANK_BYTES * PARTS;
+        assert!(open_as_window(c"nccl_ep", whole, SEALS).is_ok());
+        let foreign = [
+            open_as_window(c"nccl_ep", whole, 0),
+            open_as_window(c"nccl_ep", whole, libc::F_SEAL_GROW),
+            open_as_window(c"nccl_ep", 4096, SEALS),
+            open_as_window(c"other", whole, SEALS),
+            open_descriptor(std::fs::File::open("/dev/zero").unwrap().as_raw_fd()),
+        ];
+        for opened in foreign {
+            let error = opened.err().unwrap();
+            assert!(error.text().ends_with("is no window of a group"), "{error}");
+        }
+        assert!(open_descriptor(-1).is_err());
+    }
+
+    #[test]
+    fn a_window_cannot_be_cut_short() {
+        let mine = Window::create(1).unwrap();
+        assert!(mine.file.set_len(4096).is_err());
+    }
+
+    #[test]
+    fn the_length_of_a_message_is_not_believed() {
+        let window = Window::create(1).unwrap();
+        window.bank(0).write(5).unwrap().copy_from_slice(b"hello");
+        for bytes in [1 << 30, 1 << 41, usize::MAX] {
+            window.bank(0).post(1, bytes);
+            assert!(window.bank(0).read().is_err(), "{bytes}");
+        }
+        window.bank(0).post(1, 5);
+        assert_eq!(&window.bank(0).read().unwrap()[..], b"hello");
     }
 
     #[test]

@@ -154,6 +154,7 @@ impl HostLl {
                 if home != self.facts().rank {
                     continue;
                 }
+                check_covers(covers, self.routing.top_k)?;
                 let contributions = by_token
                     .get_mut(token)
                     .ok_or_else(|| Error::internal("a contribution without a token"))?;
@@ -181,6 +182,14 @@ impl HostLl {
     }
 }
 
+/// A contribution covers entries of its token, one at least.
+fn check_covers(covers: usize, top_k: usize) -> Result<()> {
+    if covers != 0 && covers >> top_k == 0 {
+        return Ok(());
+    }
+    Err(Error::internal("a contribution for no entry of its token"))
+}
+
 /// The weighted sum of the rows of `group`, all of one token, rounded once.
 fn reduce<'a>(
     op: &LlCombine,
@@ -197,4 +206,20 @@ fn reduce<'a>(
     let mut reduced = vec![0; op.row.bytes()];
     numeric::store(&mut reduced, &sums, op.row.dtype)?;
     Ok(reduced)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_entries_of_the_token_are_covered() {
+        for covers in [1, 0b1000, 0b1111] {
+            assert!(check_covers(covers, 4).is_ok(), "{covers}");
+        }
+        for covers in [0, 0b1_0000, 0b1_0001, usize::MAX] {
+            assert!(check_covers(covers, 4).is_err(), "{covers}");
+        }
+        assert!(check_covers(u32::MAX as usize, 32).is_ok());
+    }
 }

@@ -89,12 +89,12 @@ impl<'a> SentTokens<'a> {
         let mut reader = terms.read(message, source)?;
         let (top_k, row_bytes) = (terms.top_k, terms.row.bytes());
         let tokens = reader.number()?;
-        let ids = reader.bytes(tokens * top_k * 8)?;
+        let ids = reader.array(tokens, top_k * 8)?;
         Ok(Self {
             top_k,
             row_bytes,
             ids,
-            rows: reader.bytes(tokens * row_bytes)?,
+            rows: reader.array(tokens, row_bytes)?,
         })
     }
 
@@ -110,5 +110,39 @@ impl<'a> SentTokens<'a> {
 
     fn row(&self, token: usize) -> Result<&'a [u8]> {
         row(self.rows, token, self.row_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::host::terms::Call;
+    use crate::model::dtype::DType;
+    use crate::model::ops::RowType;
+
+    #[test]
+    fn tokens_that_are_not_in_the_message_are_refused() {
+        let terms = Terms {
+            call: Call::LlDispatch,
+            send_only: false,
+            top_k: 8,
+            row: RowType {
+                dtype: DType::Bfloat16,
+                hidden: 8,
+            },
+        };
+        let tells = |tokens| {
+            let mut message = terms.message();
+            message.number(tokens);
+            message.bytes(&[0; 64 + 16]);
+            let mut written = vec![0; message.len()];
+            message.write_to(&mut written).unwrap();
+            SentTokens::read(&written, 0, &terms).map(|sent| sent.rows.len())
+        };
+        assert_eq!(tells(1).unwrap(), 16);
+        // The last two are 0 bytes of ids and of rows, if multiplied carelessly.
+        for tokens in [2, 1 << 60, 1 << 62] {
+            assert!(tells(tokens).is_err(), "{tokens}");
+        }
     }
 }

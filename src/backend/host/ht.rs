@@ -8,7 +8,7 @@
 use crate::backend::bootstrap::Bootstrap;
 use crate::backend::host::device::{bytes, bytes_mut};
 use crate::backend::host::group::Shared;
-use crate::backend::host::ht_routing::{HtMap, RankIds, exchange_ids};
+use crate::backend::host::ht_routing::{Departure, HtMap, RankIds, exchange_ids};
 use crate::backend::host::numeric;
 use crate::backend::host::rows::{copy_row, row};
 use crate::backend::host::terms::{Call, Terms};
@@ -39,20 +39,11 @@ impl HostHt {
     ) -> Result<Self> {
         let mine = wanted.as_ref().map_err(Error::clone).and_then(|wanted| {
             let routing = wanted.routing;
-            let mut raw = vec![0; routing.tokens * routing.top_k * 8];
+            let mut mine = RankIds::zeroed(routing.tokens, routing.top_k)?;
             // What the stream still has to do may write the ids.
             bootstrap.wait(stream)?;
-            bootstrap.memory().download(&mut raw, routing.ids)?;
-            Ok(RankIds {
-                ids: raw
-                    .as_chunks::<8>()
-                    .0
-                    .iter()
-                    .map(|id| i64::from_ne_bytes(*id))
-                    .collect(),
-                top_k: routing.top_k,
-                tokens: routing.tokens,
-            })
+            bootstrap.memory().download(&mut mine.ids, routing.ids)?;
+            Ok(mine)
         });
         let all = exchange_ids(&shared.facts, bootstrap, mine, stream)?;
         let HtRouting { routing, counter } = wanted?;
@@ -200,14 +191,10 @@ impl HostHt {
         // SAFETY: `request` has checked the tensor `[T, H]`; the caller leaves it to the operation.
         let out = unsafe { bytes_mut(op.out, self.routing.tokens * row_bytes) };
         let mut sums = vec![0.0_f32; op.row.hidden];
-        for (goes_to, out) in self
-            .map
-            .departures
-            .iter()
-            .zip(out.chunks_exact_mut(row_bytes))
-        {
+        let mut departures = self.map.departures.iter().peekable();
+        for (token, out) in out.chunks_exact_mut(row_bytes).enumerate() {
             sums.fill(0.0);
-            for departure in goes_to {
+            while let Some(departure) = departures.next_if(|next| next.token == token) {
                 let from = source(&results, departure.rank)?;
                 numeric::add(
                     &mut sums,
@@ -229,20 +216,18 @@ impl HostHt {
         // SAFETY: `request` has checked the tensor `[T, K]`; the caller leaves it to the operation.
         let out = unsafe { bytes_mut(gradients.output, self.routing.tokens * columns * 4) };
         out.fill(0);
-        for (token, goes_to) in self.map.departures.iter().enumerate() {
-            let mut place = token * columns;
-            for departure in goes_to {
-                let from = source(results, departure.rank)?;
-                for column in 0..departure.experts.min(columns) {
-                    if place < (token + 1) * columns {
-                        copy_row(
-                            out,
-                            place,
-                            row(from.weights, departure.row * columns + column, 4)?,
-                        )?;
-                        place += 1;
-                    }
-                }
+        let departures = &self.map.departures;
+        for of_token in departures.chunk_by(|a, b| a.token == b.token) {
+            let columns_of = |departure: &Departure| {
+                let first = departure.row * columns;
+                let (rank, count) = (departure.rank, departure.experts.min(columns));
+                (first..first + count).map(move |index| (rank, index))
+            };
+            let found = of_token.iter().flat_map(columns_of).take(columns);
+            let begin = of_token.first().map_or(0, |first| first.token) * columns;
+            for (place, (rank, index)) in found.enumerate() {
+                let weights = source(results, rank)?.weights;
+                copy_row(out, begin + place, row(weights, index, 4)?)?;
             }
         }
         Ok(())

@@ -27,8 +27,10 @@ pub const BANKS: usize = 4;
 const LINK: &str = "/memfd:nccl_ep (deleted)";
 /// A window keeps its length as long as it lives.
 const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
-/// Bytes of the file that each bank may use; the header has as many.
+/// Most bytes of the file that each bank may use; the header has as many.
 const BANK_BYTES: u64 = 1 << 40;
+/// Banks begin at multiples of this; a page has no more bytes.
+const ALIGNMENT: u64 = 1 << 16;
 /// Parts of a file: the header and the banks.
 const PARTS: u64 = BANKS as u64 + 1;
 /// The unit in which a file's memory is told.
@@ -52,6 +54,7 @@ pub struct Address {
 pub struct Window {
     file: File,
     header: MmapRaw,
+    bank_bytes: u64,
     ranks: usize,
 }
 
@@ -71,7 +74,7 @@ impl Window {
         }
         // SAFETY: a fresh descriptor that nobody else owns.
         let file = unsafe { File::from_raw_fd(descriptor) };
-        file.set_len(BANK_BYTES * PARTS)
+        file.set_len(bank_bytes(file_limit()?)? * PARTS)
             .map_err(|cause| Error::system("sizing a shared window", &cause))?;
         // SAFETY: takes numbers only.
         if unsafe { libc::fcntl(descriptor, libc::F_ADD_SEALS, SEALS) } != 0 {
@@ -104,21 +107,29 @@ impl Window {
         // SAFETY: takes numbers only.
         let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
         let length = file.metadata().map_err(failed)?.len();
-        if seals < 0 || seals & SEALS != SEALS || length != BANK_BYTES * PARTS {
+        let is_whole = length.is_multiple_of(PARTS * ALIGNMENT)
+            && (1..=BANK_BYTES).contains(&(length / PARTS));
+        if seals < 0 || seals & SEALS != SEALS || !is_whole {
             return Err(foreign());
         }
         Self::map(file, ranks)
     }
 
     fn map(file: File, ranks: usize) -> Result<Self> {
+        let failed = |cause| Error::system("mapping a shared window", &cause);
         let bytes = COUNTERS + BANKS * (ranks + 2) * WORD;
+        let bank_bytes = file.metadata().map_err(failed)?.len() / PARTS;
+        if bytes as u64 > bank_bytes {
+            return Err(Error::internal("a window whose header has no room"));
+        }
         let header = MmapOptions::new()
             .len(bytes)
             .map_raw(&file)
-            .map_err(|cause| Error::system("mapping a shared window", &cause))?;
+            .map_err(failed)?;
         Ok(Self {
             file,
             header,
+            bank_bytes,
             ranks,
         })
     }
@@ -181,6 +192,33 @@ impl Window {
     }
 }
 
+/// Bytes that a file of this process may have. Making a longer one would end the process by a signal.
+fn file_limit() -> Result<u64> {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: writes the struct.
+    if unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) } != 0 {
+        let cause = std::io::Error::last_os_error();
+        return Err(Error::system("getrlimit", &cause));
+    }
+    Ok(limit.rlim_cur)
+}
+
+/// Bytes that each bank may use where a file may have `limit`.
+fn bank_bytes(limit: u64) -> Result<u64> {
+    let bytes = BANK_BYTES.min(limit / PARTS) / ALIGNMENT * ALIGNMENT;
+    if bytes > 0 {
+        return Ok(bytes);
+    }
+    let text = "the limit for files (ulimit -f) leaves no room for shared windows";
+    Err(Error::new(Code::SystemError, text).got(
+        format_args!("{limit} bytes"),
+        format_args!("{} or more", PARTS * ALIGNMENT),
+    ))
+}
+
 /// Counters and memory of one bank.
 #[derive(Clone, Copy)]
 pub struct Bank<'a> {
@@ -224,6 +262,14 @@ impl Bank<'_> {
 
     /// Memory for a message of `bytes`; only while every reader has let go of the last one.
     pub fn write(&self, bytes: usize) -> Result<MmapMut> {
+        let most = self.window.bank_bytes;
+        if bytes as u64 > most {
+            let text = "a message is longer than the limit for files (ulimit -f) allows";
+            return Err(Error::new(Code::SystemError, text).got(
+                format_args!("{bytes} bytes"),
+                format_args!("at most {most}"),
+            ));
+        }
         // SAFETY: the protocol of `exchange` lets nobody read the bank now.
         unsafe { self.options(bytes).map_mut(&self.window.file) }
             .map_err(|cause| Error::system("mapping a message to write", &cause))
@@ -239,7 +285,11 @@ impl Bank<'_> {
         let file = self.window.file.metadata();
         let file = file.map_err(|cause| Error::system("the length of a message", &cause))?;
         let bytes = usize::try_from(bytes).ok().filter(|&bytes| {
-            bytes as u64 <= BANK_BYTES.min(file.blocks().saturating_mul(BLOCK_BYTES))
+            bytes as u64
+                <= self
+                    .window
+                    .bank_bytes
+                    .min(file.blocks().saturating_mul(BLOCK_BYTES))
         });
         let bytes = bytes.ok_or_else(|| Error::internal("a message that is not there"))?;
         // SAFETY: the protocol of `exchange` lets nobody write to the bank now.
@@ -251,7 +301,7 @@ impl Bank<'_> {
         let index = (self.first - COUNTERS) / ((self.window.ranks + 2) * WORD);
         let mut options = MmapOptions::new();
         options
-            .offset(BANK_BYTES * (index as u64 + 1))
+            .offset(self.window.bank_bytes * (index as u64 + 1))
             .len(bytes)
             .populate();
         options
@@ -259,90 +309,5 @@ impl Bank<'_> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_second_mapping_sees_what_the_first_posts() {
-        let mine = Window::create(2).unwrap();
-        let theirs = Window::open(mine.address(), 2).unwrap();
-        mine.bank(3).write(5).unwrap().copy_from_slice(b"hello");
-        assert_eq!(theirs.bank(3).posted(), 0);
-        mine.bank(3).post(9, 5);
-        assert_eq!(theirs.bank(3).posted(), 9);
-        assert_eq!(&theirs.bank(3).read().unwrap()[..], b"hello");
-        assert!(!mine.bank(3).is_read_by(1));
-        theirs.bank(3).set_read(1, 9);
-        assert!(mine.bank(3).is_read_by(1));
-        assert!(!mine.bank(3).is_read_by(0));
-    }
-
-    /// An anonymous file of this process, opened as if a peer had named it.
-    fn open_as_window(name: &std::ffi::CStr, bytes: u64, seals: libc::c_int) -> Result<Window> {
-        // SAFETY: the name is NUL-terminated, the descriptor fresh.
-        let file = unsafe {
-            File::from_raw_fd(libc::memfd_create(name.as_ptr(), libc::MFD_ALLOW_SEALING))
-        };
-        file.set_len(bytes).unwrap();
-        // SAFETY: takes numbers only.
-        let sealed = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) };
-        assert_eq!(sealed, 0);
-        open_descriptor(file.as_raw_fd())
-    }
-
-    fn open_descriptor(descriptor: i32) -> Result<Window> {
-        let process = std::process::id();
-        Window::open(
-            Address {
-                process,
-                descriptor,
-            },
-            2,
-        )
-    }
-
-    #[test]
-    fn only_windows_are_opened() {
-        let whole = BANK_BYTES * PARTS;
-        assert!(open_as_window(c"nccl_ep", whole, SEALS).is_ok());
-        let foreign = [
-            open_as_window(c"nccl_ep", whole, 0),
-            open_as_window(c"nccl_ep", whole, libc::F_SEAL_GROW),
-            open_as_window(c"nccl_ep", 4096, SEALS),
-            open_as_window(c"other", whole, SEALS),
-            open_descriptor(std::fs::File::open("/dev/zero").unwrap().as_raw_fd()),
-        ];
-        for opened in foreign {
-            let error = opened.err().unwrap();
-            assert!(error.text().ends_with("is no window of a group"), "{error}");
-        }
-        assert!(open_descriptor(-1).is_err());
-    }
-
-    #[test]
-    fn a_window_cannot_be_cut_short() {
-        let mine = Window::create(1).unwrap();
-        assert!(mine.file.set_len(4096).is_err());
-    }
-
-    #[test]
-    fn the_length_of_a_message_is_not_believed() {
-        let window = Window::create(1).unwrap();
-        window.bank(0).write(5).unwrap().copy_from_slice(b"hello");
-        for bytes in [1 << 30, 1 << 41, usize::MAX] {
-            window.bank(0).post(1, bytes);
-            assert!(window.bank(0).read().is_err(), "{bytes}");
-        }
-        window.bank(0).post(1, 5);
-        assert_eq!(&window.bank(0).read().unwrap()[..], b"hello");
-    }
-
-    #[test]
-    fn failure_rings_the_bell() {
-        let window = Window::create(1).unwrap();
-        let heard = window.bell();
-        window.set_failed();
-        assert!(window.has_failed());
-        assert_ne!(window.bell(), heard);
-    }
-}
+#[path = "window_tests.rs"]
+mod tests;

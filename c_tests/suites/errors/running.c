@@ -248,6 +248,18 @@ static void forward_combine_on_one_rank(const EpEnv* env) {
                      is_odd(env) ? " (got 0, expected 2)" : " (got 2, expected 0)");
 }
 
+// One rank combines where the others dispatch.
+static void other_operation(const EpEnv* env) {
+    Session session;
+    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
+    check_works(&session);
+    ep_barrier();
+    EP_CHECK_NCCL(make_valid_call(&session, is_odd(env) ? kCombine : kDispatch, 0));
+    check_all_notice(&session, kDispatch, "running-operation", "operation: must be the same",
+                     is_odd(env) ? " (got ncclEpCombine (low latency), expected ncclEpDispatch *"
+                                 : " (got ncclEpDispatch (low latency), expected ncclEpCombine *");
+}
+
 // The odd rank calls `kind` with elements of another type, as wide as the others'.
 static void other_datatype(const EpEnv* env, ncclEpAlgorithm_t algorithm, CallKind kind) {
     Session session;
@@ -282,7 +294,8 @@ static void staged_on_some_ranks(const EpEnv* env, CallKind kind, bool odd_stage
 }
 
 void ll_different_calls_on_one_rank(EpEnv* env) {
-    if (!enough_ranks(env, 2, "running-row-bytes, running-data-type, running-ll-*")) return;
+    if (!enough_ranks(env, 2, "running-operation, -row-bytes, -data-type, -ll-*")) return;
+    other_operation(env);
     other_row_bytes(env, NCCL_EP_ALGO_LOW_LATENCY, "running-row-bytes");
     other_top_k(env);
     other_datatype(env, NCCL_EP_ALGO_LOW_LATENCY, kDispatch);

@@ -216,8 +216,8 @@ ncclResult_t ncclEpTensorDestroy(ncclEpGroup_t ep_group,
 // Creates a handle: one routing of this rank's tokens to experts.
 //
 // LL: local, nothing is enqueued. The ids are read again by every dispatch and combine, so they may be
-// updated in place between operations; the data must stay valid as long as the handle is used, the
-// descriptor need not. HT: collective; the routing is exchanged and the ids are read once, when `stream`
+// updated in place between operations, and a combine finds the rows of the last dispatch by them; the
+// data must stay valid as long as the handle is used, the descriptor need not. HT: collective; the routing is exchanged and the ids are read once, when `stream`
 // reaches this point. On GPUs the host does not wait for that.
 //
 // @param handle            gets the handle; written on success only
@@ -290,7 +290,8 @@ ncclResult_t ncclEpHandleGetNumRecvTokens(ncclEpHandle_t handle,
 // @param num_outputs       their number
 // @param local_tensors     tensors of this rank alone
 // @param num_local_tensors their number
-// @param send_only         LL: not 0 means send now, receive in `ncclEpComplete`; HT: no effect
+// @param send_only         LL: not 0 means send now, receive in `ncclEpComplete`, on every rank alike; HT:
+//                          no effect
 // @param config            may be NULL
 // @param stream            stream to run on; NULL is the default stream
 //
@@ -316,10 +317,14 @@ ncclResult_t ncclEpDispatch(ncclEpHandle_t handle,
 //
 // LL: inputs TOKENS [L, R*M, H], rows where dispatch put their tokens; local_tensors TOPK_WEIGHTS float32
 // [T, K]; outputs TOKENS [T, H]: for each token the weighted sum over its experts. A rank that hosts
-// several experts of a token sums their rows by ascending k, rounds the sum and sends that; the home
-// rank sums by ascending rank. With NCCL_EP_LL_COMBINE=exact all rows are summed at home, by ascending k,
-// and nothing is rounded in between. An id that was masked (made negative) since the dispatch takes no
-// part.
+// several experts of a token sums their rows by ascending k, as dispatched, rounds the sum and sends that;
+// the home rank sums by ascending rank. With NCCL_EP_LL_COMBINE=exact all rows are summed at home, by
+// ascending k of the combine, and nothing is rounded in between.
+// LL reads the ids again and finds the rows by them, so (id, weight) pairs of a token may be permuted in
+// place between a dispatch and its combine. If a token names an expert more than once, the m-th entry
+// means the m-th that was dispatched to it; should there be more of them than were dispatched, the
+// weights of the further ones count for the last. An id that was masked (made negative) since the
+// dispatch, or that was not dispatched, takes no part.
 //
 // HT forward: inputs TOKENS [n, H], in dispatch's order, weights already applied and the local experts
 // of a token summed; outputs TOKENS [T, H]: the sum over ranks, ascending.
@@ -335,7 +340,8 @@ ncclResult_t ncclEpDispatch(ncclEpHandle_t handle,
 // @param num_outputs       their number
 // @param local_tensors     tensors of this rank alone
 // @param num_local_tensors their number
-// @param send_only         LL: not 0 means send now, receive in `ncclEpComplete`; HT: no effect
+// @param send_only         LL: not 0 means send now, receive in `ncclEpComplete`, on every rank alike; HT:
+//                          no effect
 // @param config            may be NULL
 // @param stream            stream to run on; NULL is the default stream
 //

@@ -67,14 +67,17 @@ RefLlSum ref_ll_sum(void) {
     return name != NULL && strcmp(name, "exact") == 0 ? kRefExact : kRefReduce;
 }
 
-// What one rank needs for its sums: its results as float, and which entries have a part in them.
+static const unsigned kUnmatched = ~0u;
+
+// What one rank needs for its sums: its results as float, and which of them take part, how.
 typedef struct {
     const RefRouting* sent;
-    const RefRouting* now;
     unsigned rank;
     const RefRows* rows;
     unsigned char* row;  // room for one
     float* results;      // [num_tokens, top_k, hidden]; 0 where there is none
+    float* weights;      // [num_tokens, top_k], by the entries of the dispatch
+    unsigned* first;     // the first k of the combine that found the entry, or kUnmatched
 } Combine;
 
 static void fetch_result(const Placed* placed, void* context) {
@@ -88,21 +91,53 @@ static void fetch_result(const Placed* placed, void* context) {
     }
 }
 
-// sum + w[k] * y[k], if both the dispatch and the combine find an expert in the entry.
+// Which of the `top_k` dispatched ids entry k of the combine means, or kUnmatched.
+static unsigned match(const RefRouting* routing, const int64_t* sent, const int64_t* now,
+                      unsigned k) {
+    unsigned before = 0;
+    unsigned found = kUnmatched;
+    if (ref_expert_of(routing, now[k]) < 0) return kUnmatched;
+    for (unsigned other = 0; other < k; ++other) before += now[other] == now[k];
+    for (unsigned entry = 0; entry < routing->top_k; ++entry) {
+        if (sent[entry] != now[k]) continue;
+        found = entry;
+        if (before-- == 0) break;
+    }
+    return found;
+}
+
+static void match_all(Combine* combine, const RefRouting* now) {
+    const unsigned top_k = now->top_k;
+    for (size_t i = 0; i < ref_entries_of(now, combine->rank); ++i) combine->first[i] = kUnmatched;
+    for (size_t token = 0; token < now->num_tokens[combine->rank]; ++token) {
+        const size_t begin = token * top_k;
+        for (unsigned k = 0; k < top_k; ++k) {
+            const unsigned found = match(now, &combine->sent->topk_idx[combine->rank][begin],
+                                         &now->topk_idx[combine->rank][begin], k);
+            if (found == kUnmatched) continue;
+            const float weight = now->weights[combine->rank][begin + k];
+            const bool again = combine->first[begin + found] != kUnmatched;
+            float* sum = &combine->weights[begin + found];
+            *sum = again ? *sum + weight : weight;
+            if (!again) combine->first[begin + found] = k;
+        }
+    }
+}
+
+// sum + w * y for an entry of the dispatch, if the combine found it.
 static float add_entry(const Combine* combine, size_t entry, unsigned column, float sum) {
-    const RefRouting* now = combine->now;
-    const int64_t sent = ref_expert_of(now, combine->sent->topk_idx[combine->rank][entry]);
-    const int64_t found = ref_expert_of(now, now->topk_idx[combine->rank][entry]);
-    if (sent < 0 || found < 0) return sum;
-    return fmaf(now->weights[combine->rank][entry],
-                combine->results[entry * combine->rows->hidden + column], sum);
+    if (combine->first[entry] == kUnmatched) return sum;
+    return fmaf(combine->weights[entry], combine->results[entry * combine->rows->hidden + column],
+                sum);
 }
 
 static float exact_sum(const Combine* combine, size_t token, unsigned column) {
-    const unsigned top_k = combine->now->top_k;
+    const unsigned top_k = combine->sent->top_k;
     float sum = 0.0f;
     for (unsigned k = 0; k < top_k; ++k) {
-        sum = add_entry(combine, token * top_k + k, column, sum);
+        for (size_t entry = token * top_k; entry < (token + 1) * top_k; ++entry) {
+            if (combine->first[entry] == k) sum = add_entry(combine, entry, column, sum);
+        }
     }
     return sum;
 }
@@ -140,10 +175,18 @@ void ref_ll_combine(const RefRouting* sent, const RefRouting* now, unsigned rank
                     const RefRows* expert_rows, void* out) {
     const unsigned hidden = expert_rows->hidden;
     unsigned* used = malloc(sent->num_experts * sizeof(*used));
-    Combine combine = {sent, now, rank, expert_rows, malloc(ref_row_bytes(expert_rows)),
-                       calloc(ref_entries_of(sent, rank) * hidden + 1, sizeof(float))};
+    const size_t entries = ref_entries_of(sent, rank);
+    Combine combine = {.sent = sent,
+                       .rank = rank,
+                       .rows = expert_rows,
+                       .row = malloc(ref_row_bytes(expert_rows)),
+                       .results = calloc(entries * hidden + 1, sizeof(float)),
+                       .weights = calloc(entries + 1, sizeof(float)),
+                       .first = calloc(entries + 1, sizeof(unsigned))};
     EP_REQUIRE(used != NULL && combine.row != NULL && combine.results != NULL);
+    EP_REQUIRE(combine.weights != NULL && combine.first != NULL);
     walk(sent, capacity, used, fetch_result, &combine);
+    match_all(&combine, now);
     const bool exact = ref_ll_sum() == kRefExact;
     for (size_t token = 0; token < now->num_tokens[rank]; ++token) {
         for (unsigned column = 0; column < hidden; ++column) {
@@ -155,4 +198,6 @@ void ref_ll_combine(const RefRouting* sent, const RefRouting* now, unsigned rank
     free(used);
     free(combine.row);
     free(combine.results);
+    free(combine.weights);
+    free(combine.first);
 }

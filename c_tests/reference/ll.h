@@ -18,18 +18,24 @@ void ref_ll_dispatch(const RefRouting* routing, unsigned rank, unsigned capacity
 
 // The order in which combines sum, as NCCL_EP_LL_COMBINE says; groups read it when they are made.
 //
-// kRefExact: a = 0; a = fma(w[k], y[k], a) for k ascending; round(a).
+// The rows are those of the last dispatch. Entry k of the combine's ids means the dispatched entry
+// with the same id: the m-th that names an expert means the m-th that was dispatched to it, and any
+// further ones the last. The weight w of a dispatched entry is the sum, by ascending k, of the
+// weights of all k that mean it. One that no k means has no part in a sum, and an id that was not
+// dispatched none either.
+//
+// kRefExact: a = 0; a = fma(w, y, a) for the entries in the order of the first k that means each;
+// round(a).
 // kRefReduce, the default: an expert rank that the dispatch found once in a token sends the
-// expert's row as it is; one that it found more often sends round(p), p = 0; p = fma(w[k], y[k], p)
-// for k ascending. At home a = 0; for expert ranks ascending a = fma(w[k], y, a) for a row as it
-// is, and a = a + y for a sum; round(a).
-// In both, an id that names no expert any more at the combine is left out, also out of a sum; and
-// an entry that found no slot counts as a row of zeros. All sums are in fp32.
+// expert's row as it is; one that it found more often sends round(p), p = 0; p = fma(w, y, p) for
+// its entries as dispatched. At home a = 0; for expert ranks ascending a = fma(w, y, a) for a row as
+// it is, and a = a + y for a sum; round(a).
+// In both, an entry that found no slot counts as a row of zeros. All sums are in fp32.
 typedef enum { kRefExact, kRefReduce } RefLlSum;
 RefLlSum ref_ll_sum(void);
 
 // Writes all rows of what combine gives to `rank`. `sent` is the routing of the last dispatch,
-// `now` that of the combine, whose ids may have been masked since, and which has the weights.
+// `now` that of the combine, whose ids may have changed since, and which has the weights.
 // `expert_rows` has row ref_row_of(expert's rank, slot) for each slot [L * capacity] of that rank.
 void ref_ll_combine(const RefRouting* sent, const RefRouting* now, unsigned rank, unsigned capacity,
                     const RefRows* expert_rows, void* out);

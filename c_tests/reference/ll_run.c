@@ -92,6 +92,11 @@ void ll_run_mask(LlRun* run, unsigned every) {
     upload_routing(run);
 }
 
+void ll_run_change(LlRun* run, RefChange change) {
+    ref_routing_change(run->now, change, ++run->seed);
+    upload_routing(run);
+}
+
 static RefRows next_rows(LlRun* run, bool any_bits) {
     const RefRows rows = {run->shape.datatype, run->shape.hidden, ++run->seed, any_bits};
     return rows;

@@ -50,6 +50,8 @@ void ll_run_close(LlRun* run);
 void ll_run_reroute(LlRun* run, RefRouting* routing);
 // Masks about one id in `every` of all ranks in place.
 void ll_run_mask(LlRun* run, unsigned every);
+// Changes the ids of all ranks in place. A combine draws new weights in any case.
+void ll_run_change(LlRun* run, RefChange change);
 
 void ll_prepare_dispatch(LlRun* run);
 ncclResult_t ll_launch_dispatch(LlRun* run, cudaStream_t stream, bool send_only);

@@ -140,6 +140,34 @@ void ref_routing_mask(RefRouting* routing, unsigned every, uint64_t seed) {
     }
 }
 
+static void change_token(const RefRouting* routing, RefChange change, int64_t* ids,
+                         uint64_t* state) {
+    const unsigned top_k = routing->top_k;
+    for (unsigned left = top_k; left > 1; --left) {
+        const unsigned last = left - 1;
+        // Reversed: the last one changes places with the first until they meet.
+        const unsigned other =
+            change == kRefReverse ? top_k - left : (unsigned)ep_random_below(state, left);
+        if (change == kRefReverse && other >= last) break;
+        const int64_t id = ids[last];
+        ids[last] = ids[other];
+        ids[other] = id;
+    }
+    for (unsigned k = 0; k < top_k && change == kRefReplace; ++k) {
+        if (ep_random_below(state, 4) == 0) ids[k] = messy_id(routing->num_experts, state);
+    }
+}
+
+void ref_routing_change(RefRouting* routing, RefChange change, uint64_t seed) {
+    for (unsigned rank = 0; rank < routing->num_ranks; ++rank) {
+        uint64_t state = ep_mix(seed, rank, 3);
+        for (size_t token = 0; token < routing->num_tokens[rank]; ++token) {
+            int64_t* ids = &routing->topk_idx[rank][token * routing->top_k];
+            change_token(routing, change, ids, &state);
+        }
+    }
+}
+
 void ref_tokens_full(unsigned* num_tokens, unsigned num_ranks, unsigned most) {
     for (unsigned rank = 0; rank < num_ranks; ++rank) num_tokens[rank] = most;
 }

@@ -38,6 +38,14 @@ void ref_routing_free(RefRouting* routing);
 
 // Sets about one id in `every` of each rank to -1.
 void ref_routing_mask(RefRouting* routing, unsigned every, uint64_t seed);
+// Changes the ids of each token in place, as a caller may between a dispatch and its combine.
+typedef enum {
+    kRefReverse,
+    kRefShuffle,
+    kRefReplace,  // shuffles, and draws about one id in four anew
+    kRefNumChanges
+} RefChange;
+void ref_routing_change(RefRouting* routing, RefChange change, uint64_t seed);
 void ref_routing_new_weights(RefRouting* routing, uint64_t seed);
 
 unsigned ref_local_experts(const RefRouting* routing);

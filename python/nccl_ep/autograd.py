@@ -58,9 +58,10 @@ class _Dispatch(torch.autograd.Function):
 class _Combine(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, handle: EpHandle, tokens: torch.Tensor) -> torch.Tensor:
+        home = handle.combine(tokens)
         ctx.handle = handle
         ctx.rows = tokens.shape[0]
-        return handle.combine(tokens)
+        return home
 
     @staticmethod
     @once_differentiable

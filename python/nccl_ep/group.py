@@ -19,13 +19,15 @@ if TYPE_CHECKING:
 
 _ALGORITHMS = {"ll": ncclEpAlgorithm_t.LOW_LATENCY, "ht": ncclEpAlgorithm_t.HIGH_THROUGHPUT}
 _LARGEST = 2**32 - 1
+_ROWS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class EpGroup:
     """A group of ranks; creating and closing it are collective.
 
     num_experts          E, over all ranks; expert g lives on rank g // L, where L = E // R
-    hidden               H, the largest row of a token, in elements of `dtype`
+    hidden               H, the largest row of a token, in elements of `dtype`: bfloat16, float16 or
+                         float32
     algorithm            "ll" (low latency) or "ht" (high throughput)
     max_tokens_per_rank  M; 0 in HT: each handle finds its own bound
     comm                 the ranks: a torch.distributed group, None for all processes, or an
@@ -40,6 +42,8 @@ class EpGroup:
                  comm: Any = None, num_channels: int = NCCL_EP_AUTO) -> None:
         if algorithm not in _ALGORITHMS:
             raise ValueError(f"algorithm: must be 'll' or 'ht', not {algorithm!r}")
+        if dtype not in _ROWS:
+            raise ValueError(f"dtype: must be one of {', '.join(map(str, _ROWS))}, not {dtype}")
         _check_fits("num_experts", num_experts)
         _check_fits("hidden", hidden, dtype.itemsize)
         _check_fits("max_tokens_per_rank", max_tokens_per_rank)

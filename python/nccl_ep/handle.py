@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from nccl_ep.tensors import Tag, TensorList, checked, checked_integers, describe
+from nccl_ep.tensors import (Tag, TensorList, checked, checked_integers, checked_output,
+                             describe)
 from nccl_ep.types import ncclEpDispatchConfig_t
 
 if TYPE_CHECKING:
@@ -52,8 +53,8 @@ class EpHandle:
         self.topk_idx = checked_integers("topk_idx", topk_idx, (None, None), group.device)
         self.num_tokens, self.top_k = self.topk_idx.shape
         if counts is not None:
-            counts = checked("counts", counts, (group.num_local_experts,), group.device,
-                             torch.int32)
+            counts = checked_output("counts", counts, (group.num_local_experts,), group.device,
+                                    torch.int32)
         counter = TensorList((Tag.RECV_EXPERT_COUNTER_DEVICE, counts))
         group.runtime.follow(stream)
         with group.runtime.current():
@@ -98,10 +99,8 @@ class EpHandle:
         shape = self._received_shape(tokens.shape[1])
         if out is None:
             out = torch.empty(shape, dtype=tokens.dtype, device=group.device)
-        elif not out.is_contiguous():
-            raise ValueError("out: must be contiguous")
         else:
-            checked("out", out, (*shape[:-2], None, shape[-1]), group.device, tokens.dtype)
+            checked_output("out", out, (*shape[:-2], None, shape[-1]), group.device, tokens.dtype)
         result = DispatchResult(out)
         if low_latency:
             result = DispatchResult(out, counts=self._new((group.num_local_experts,), torch.int32))
@@ -219,9 +218,7 @@ class EpHandle:
         shape = (self.num_tokens, tokens.shape[-1])
         if out is None:
             return self._new(shape, tokens.dtype)
-        if not out.is_contiguous():
-            raise ValueError("out: must be contiguous")
-        return checked("out", out, shape, self.group.device, tokens.dtype)
+        return checked_output("out", out, shape, self.group.device, tokens.dtype)
 
     def _weights(self, weights: torch.Tensor, rows: int) -> torch.Tensor:
         return checked("topk_weights", weights, (rows, self.top_k), self.group.device,

@@ -13,12 +13,17 @@ from nccl_ep.types import ncclDataTypeEnum, ncclEpTensorTag_t, ncclNDTensor_t
 
 Tag = ncclEpTensorTag_t
 _Pointer = ctypes.POINTER(ncclNDTensor_t)
+_LARGEST = 2**32 - 1
 _INTEGERS = frozenset((torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8))
 
 
 @functools.lru_cache(maxsize=256)
 def _form(shape: tuple[int, ...], dtype: torch.dtype, tag: int) -> ncclNDTensor_t:
     """A descriptor without an address. Shapes come again and again; a copy is faster to make."""
+    if max(shape, default=0) > _LARGEST:
+        # ctypes would take it for another number.
+        raise ValueError(f"{Tag(tag).name}: has shape {list(shape)}, whose extents must be at most "
+                         f"{_LARGEST}")
     # torch's empty tensors have one dimension more than C's single number; neither is ever passed.
     sizes = (ctypes.c_uint * len(shape))(*shape)
     return ncclNDTensor_t(version=1, ndim=len(shape), sizes=sizes, strides=None,
@@ -54,6 +59,8 @@ def checked(name: str, tensor: torch.Tensor, shape: Sequence[int | None], device
     What the library can see it checks itself; a tensor on another device it cannot. An extent of
     None may be any.
     """
+    if not isinstance(tensor, torch.Tensor):
+        raise ValueError(f"{name}: must be a tensor, not {type(tensor).__name__}")
     have = tensor.shape
     fits = len(have) == len(shape)
     for extent, want in zip(have, shape):
@@ -66,7 +73,17 @@ def checked(name: str, tensor: torch.Tensor, shape: Sequence[int | None], device
         raise ValueError(f"{name}: is on {tensor.device}, the group on {device}")
     if dtype is not None and tensor.dtype != dtype:
         raise ValueError(f"{name}: has type {tensor.dtype}, expected {dtype}")
-    return tensor.contiguous()
+    # The library sees the memory alone, and torch may keep a sign beside it.
+    return tensor.resolve_neg().contiguous()
+
+
+def checked_output(name: str, tensor: torch.Tensor, shape: Sequence[int | None],
+                   device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """`tensor` itself, to write to, if `checked` would take it as it is; else ValueError."""
+    if isinstance(tensor, torch.Tensor) and (not tensor.is_contiguous() or tensor.is_neg()):
+        raise ValueError(f"{name}: must be contiguous, and no negative view")
+    checked(name, tensor, shape, device, dtype)
+    return tensor
 
 
 def checked_integers(name: str, tensor: torch.Tensor, shape: Sequence[int | None],

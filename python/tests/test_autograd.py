@@ -81,6 +81,15 @@ def test_a_handle_serves_several_exchanges(group, world, device):
     problem.close(weights.grad, want_weights.grad)
 
 
+def test_what_is_no_tensor_is_refused(group, world, device):
+    problem, handle = masked_problem(group, world, device)
+    for call, name in ((lambda: ht_dispatch(handle, None, problem.weights), "tokens"),
+                       (lambda: ht_dispatch(handle, problem.tokens, [1.0]), "topk_weights"),
+                       (lambda: ht_combine(handle, None), "tokens")):
+        with pytest.raises(ValueError, match=f"{name}: must be a tensor"):
+            call()
+
+
 def test_a_graph_that_is_kept_and_none_at_all(group, world, device):
     """Backward twice over one graph; then the same without gradients."""
     problem, handle = masked_problem(group, world, device)

@@ -121,8 +121,10 @@ def test_high_throughput_counts_at_creation(group, world, device):
     first = rank * ep.num_local_experts
     assert counts.tolist() == [int((everywhere == first + expert).any(dim=1).sum())
                                for expert in range(ep.num_local_experts)]
-    with pytest.raises(ValueError, match="counts: has shape"):
-        ep.create_handle(ids, counts=counts[1:])
+    for wrong, text in ((counts[1:], "counts: has shape"), ([0], "counts: must be a tensor"),
+                        (counts.repeat(2)[::2], "counts: must be contiguous")):
+        with pytest.raises(ValueError, match=text):
+            ep.create_handle(ids, counts=wrong)
 
 
 def test_shapes_types_and_devices_are_checked(group, world, device):
@@ -140,6 +142,17 @@ def test_shapes_types_and_devices_are_checked(group, world, device):
             (lambda: handle.combine(slots, weights.double()), "has type torch.float64"),
             (lambda: handle.dispatch(tokens, out=slots.mT.contiguous().mT), "must be contiguous"),
             (lambda: handle.dispatch(tokens, out=slots.bfloat16()), "has type torch.bfloat16"),
+            (lambda: handle.dispatch(None), "tokens: must be a tensor, not NoneType"),
+            (lambda: handle.dispatch([[0.0]]), "tokens: must be a tensor, not list"),
+            (lambda: handle.dispatch(tokens, out=[]), "out: must be a tensor, not list"),
+            (lambda: handle.dispatch(tokens, out=torch._neg_view(slots)), "no negative view"),
+            (lambda: handle.combine(None, weights), "tokens: must be a tensor"),
+            (lambda: handle.combine(slots, [1.0]), "topk_weights: must be a tensor"),
+            (lambda: handle.combine(slots, weights, out=()), "out: must be a tensor"),
+            (lambda: ep.create_handle(None), "topk_idx: must be a tensor"),
+            (lambda: ep.create_handle([[0]]), "topk_idx: must be a tensor"),
+            (lambda: EpGroup(size, 8, dtype=torch.bool), "dtype: must be one of .*not torch.bool"),
+            (lambda: EpGroup(size, 8, dtype=None), "dtype: must be one of"),
             (lambda: ep.create_handle(tokens[0]), "topk_idx: has shape"),
             (lambda: ep.create_handle(tokens), "topk_idx: has type torch.float32"),
             (lambda: ep.create_handle(tokens > 0), "topk_idx: has type torch.bool"),
@@ -161,6 +174,27 @@ def test_shapes_types_and_devices_are_checked(group, world, device):
 def test_numbers_that_c_cannot_hold_are_refused(settings, text):
     with pytest.raises(ValueError, match=text):
         EpGroup(**{"num_experts": 8, "hidden": 8, "algorithm": "ht", **settings})
+
+
+@pytest.mark.parametrize("shape", [(2**32 + 4, 0), (2**32, 0), (0, 2**32 + 1)])
+def test_extents_that_c_cannot_hold_are_refused(group, world, device, shape):
+    _, size = world
+    ep = group(num_experts=size, hidden=8, max_tokens_per_rank=8, dtype=torch.float32)
+    ids = torch.empty(shape, dtype=torch.int64, device=device)
+    with pytest.raises(ValueError, match="TOPK_IDX: has shape .* at most 4294967295"):
+        ep.create_handle(ids)
+
+
+def test_signs_that_torch_keeps_beside_the_memory(group, world, device):
+    rank, size = world
+    ep = group(num_experts=size, hidden=8, max_tokens_per_rank=2, dtype=torch.float32)
+    tokens = torch.arange(16.0, device=device).reshape(2, 8)
+    weights = torch.full((2, 1), 0.5, device=device)
+    with ep.create_handle(torch.full((2, 1), rank, device=device)) as handle:
+        received = handle.dispatch(torch._neg_view(tokens))
+        assert torch.equal(received.tokens[0, :2], -tokens)
+        home = handle.combine(torch._neg_view(received.tokens), torch._neg_view(weights))
+        assert torch.equal(home, -tokens * 0.5)
 
 
 def test_no_communicator_is_left_when_a_group_cannot_be_made(world, monkeypatch):

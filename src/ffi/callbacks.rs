@@ -42,6 +42,10 @@ impl TensorAllocator for Callbacks {
         // allocator gave, or what the caller put in a descriptor to be freed.
         check("free_fn", unsafe { free(data.0 as *mut c_void) })
     }
+
+    fn free_fn(&self) -> Option<usize> {
+        self.free.map(|free| free as usize)
+    }
 }
 
 fn check(name: &str, code: cudaError_t) -> Result<()> {

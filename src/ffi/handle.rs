@@ -18,8 +18,8 @@ use std::mem::MaybeUninit;
 /// Creates a handle: one routing of this rank's tokens to experts.
 ///
 /// LL: local, nothing is enqueued. The ids are read again by every dispatch and combine, so they may be
-/// updated in place between operations; the data must stay valid as long as the handle is used, the
-/// descriptor need not. HT: collective; the routing is exchanged and the ids are read once, when `stream`
+/// updated in place between operations, and a combine finds the rows of the last dispatch by them; the
+/// data must stay valid as long as the handle is used, the descriptor need not. HT: collective; the routing is exchanged and the ids are read once, when `stream`
 /// reaches this point. On GPUs the host does not wait for that.
 ///
 /// @param handle            gets the handle; written on success only

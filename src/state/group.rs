@@ -6,10 +6,9 @@ use crate::error::{Code, Error, Result};
 use crate::model::group::GroupFacts;
 use crate::model::ops::Stream;
 use crate::state::registry::{Missing, Registry};
-use crate::state::tensors::TensorAllocator;
-use once_cell::sync::{Lazy, OnceCell};
+use crate::state::tensors::{Freeing, TensorAllocator};
+use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -18,8 +17,8 @@ pub const MAX_STAGED: usize = 2;
 
 static GROUPS: Registry<Group> = Registry::new(1);
 
-/// Allocators of destroyed groups: tensors of a dead group are still freed as they should be.
-static RETIRED: Lazy<Mutex<HashMap<usize, Arc<dyn TensorAllocator>>>> = Lazy::new(Mutex::default);
+/// Tensors of a dead group are still freed as they should be.
+static FREEING: Mutex<Freeing> = Mutex::new(Freeing::EMPTY);
 
 /// An open group.
 pub struct Group {
@@ -61,7 +60,11 @@ impl Group {
 
     /// Makes the group known under a number.
     pub fn register(self) -> usize {
-        GROUPS.insert(Arc::new(self))
+        let allocator = Arc::clone(&self.allocator);
+        let mut freeing = FREEING.lock();
+        let number = GROUPS.insert(Arc::new(self));
+        freeing.note(number, &allocator);
+        number
     }
 
     /// The group numbered `number`.
@@ -76,7 +79,6 @@ impl Group {
         let group = GROUPS
             .remove(number)
             .map_err(|missing| refusal("ep_group", "group", missing))?;
-        RETIRED.lock().insert(number, Arc::clone(&group.allocator));
         group.closed.store(true, Ordering::Release);
         group.backend.close(stream)
     }
@@ -85,7 +87,8 @@ impl Group {
     pub fn allocator_of(number: usize) -> Option<Arc<dyn TensorAllocator>> {
         match GROUPS.resolve(number) {
             Ok(group) => Some(Arc::clone(&group.allocator)),
-            Err(_) => RETIRED.lock().get(&number).cloned(),
+            Err(Missing::Destroyed) => FREEING.lock().find(number),
+            Err(_) => None,
         }
     }
 

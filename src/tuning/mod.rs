@@ -5,10 +5,12 @@
 #![forbid(unsafe_code)]
 
 mod file;
+mod source;
 
 use crate::env::Env;
 use crate::log;
 use file::{Entry, File};
+use source::shown;
 
 /// Token counts are tuned at powers of two, up to 2^23.
 const SIZES: usize = 24;
@@ -77,9 +79,10 @@ impl Tuning {
         let Some(path) = Env::read().tuning_file else {
             return Self::default();
         };
-        let text = std::fs::read_to_string(&path).map_err(|error| error.to_string());
-        text.and_then(|text| Self::parse(&text, gpu, ranks, multiprocessors))
+        source::read(&path)
+            .and_then(|text| Self::parse(&text, gpu, ranks, multiprocessors))
             .unwrap_or_else(|reason| {
+                let path = shown(&path);
                 log::warn(&format!("NCCL_EP_TUNING_FILE {path} is ignored: {reason}"));
                 Self::default()
             })
@@ -94,7 +97,8 @@ impl Tuning {
     ) -> Result<Self, String> {
         let file = File::parse(text)?;
         if file.gpu != gpu {
-            return Err(format!("it is for {}, and this is {gpu}", file.gpu));
+            let other = shown(&file.gpu);
+            return Err(format!("it is for {other}, and this is {gpu}"));
         }
         if file.ranks != ranks as u64 {
             return Err(format!(
@@ -133,7 +137,8 @@ fn checked(entry: &Entry, multiprocessors: u32) -> Result<(Operation, usize, Mea
         .into_iter()
         .find(|operation| operation.name() == entry.operation)
     else {
-        return wrong(&format!("unknown operation {:?}", entry.operation));
+        let operation = shown(&entry.operation);
+        return wrong(&format!("unknown operation {operation:?}"));
     };
     if !entry.tokens.is_power_of_two() || entry.tokens >= 1 << SIZES {
         return wrong("tokens must be a power of two below 2^24");

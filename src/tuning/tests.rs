@@ -90,6 +90,18 @@ fn another_machine_or_version_is_refused() {
 }
 
 #[test]
+fn what_a_file_says_is_cut_and_cleaned() {
+    let long = "x\\u001b".repeat(1 << 20);
+    let other = text("").replacen(GPU, &long, 1);
+    let unknown = text(&entry("ll_dispatch", 8, 16).replacen("ll_dispatch", &long, 1));
+    for text in [other, unknown] {
+        let refused = parse(&text).unwrap_err();
+        assert!(refused.contains("x?x?") && refused.len() < 200, "{refused}");
+        assert!(!refused.contains('\x1b'), "{refused}");
+    }
+}
+
+#[test]
 fn shapes_that_cannot_run_are_refused() {
     let good = entry("ll_dispatch", 8, 16);
     assert!(parse(&text(&good)).is_ok());

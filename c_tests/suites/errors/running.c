@@ -248,15 +248,70 @@ static void forward_combine_on_one_rank(const EpEnv* env) {
                      is_odd(env) ? " (got 0, expected 2)" : " (got 2, expected 0)");
 }
 
+// One rank combines where the others dispatch.
+static void other_operation(const EpEnv* env) {
+    Session session;
+    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
+    check_works(&session);
+    ep_barrier();
+    EP_CHECK_NCCL(make_valid_call(&session, is_odd(env) ? kCombine : kDispatch, 0));
+    check_all_notice(&session, kDispatch, "running-operation", "operation: must be the same",
+                     is_odd(env) ? " (got ncclEpCombine (low latency), expected ncclEpDispatch *"
+                                 : " (got ncclEpDispatch (low latency), expected ncclEpCombine *");
+}
+
+// The odd rank calls `kind` with elements of another type, as wide as the others'.
+static void other_datatype(const EpEnv* env, ncclEpAlgorithm_t algorithm, CallKind kind) {
+    Session session;
+    open_session(&session, env, algorithm);
+    check_works(&session);
+    CallTensors tensors;
+    valid_tensors(&session, kind, &tensors);
+    for (ListName list = kInputs; is_odd(env) && list <= kOutputs; ++list) {
+        for (unsigned i = 0; i < tensors.lists[list].count; ++i) {
+            ncclNDTensor_t* tensor = &tensors.lists[list].views[i].tensor;
+            if (tensor->tag == NCCL_EP_TENSOR_TAG_TOKENS) tensor->datatype = ncclFloat16;
+        }
+    }
+    ep_barrier();
+    EP_CHECK_NCCL(make_call(&session, kind, &tensors, 0));
+    check_all_notice(&session, kind, "running-data-type", "data type: must be the same",
+                     is_odd(env) ? " (got ncclFloat16, expected ncclBfloat16)"
+                                 : " (got ncclBfloat16, expected ncclFloat16)");
+}
+
+// Either the odd rank alone stages its operation, or all but that one. Who does may learn of the
+// difference when the call is completed, which is then refused, or fails.
+static void staged_on_some_ranks(const EpEnv* env, CallKind kind, bool odd_stages) {
+    const bool stages = is_odd(env) == odd_stages;
+    Session session;
+    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
+    check_works(&session);
+    ep_barrier();
+    EP_CHECK_NCCL(make_valid_call(&session, kind, stages));
+    if (stages) (void)ncclEpComplete(session.handle, NULL, env->stream);
+    check_all_notice(&session, kind, "running-ll-send-only", "send_only: must be the same", "");
+}
+
 void ll_different_calls_on_one_rank(EpEnv* env) {
-    if (!enough_ranks(env, 2, "running-row-bytes, running-ll-columns")) return;
+    if (!enough_ranks(env, 2, "running-operation, -row-bytes, -data-type, -ll-*")) return;
+    other_operation(env);
     other_row_bytes(env, NCCL_EP_ALGO_LOW_LATENCY, "running-row-bytes");
     other_top_k(env);
+    other_datatype(env, NCCL_EP_ALGO_LOW_LATENCY, kDispatch);
+    other_datatype(env, NCCL_EP_ALGO_LOW_LATENCY, kCombine);
+    for (int odd_stages = 0; odd_stages < 2; ++odd_stages) {
+        staged_on_some_ranks(env, kDispatch, odd_stages);
+        staged_on_some_ranks(env, kCombine, odd_stages);
+    }
 }
 
 void ht_different_calls_on_one_rank(EpEnv* env) {
-    if (!enough_ranks(env, 2, "running-row-bytes, running-ht-forward, running-ht-columns")) return;
+    if (!enough_ranks(env, 2, "running-row-bytes, running-data-type, running-ht-*")) return;
     other_row_bytes(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, "running-row-bytes");
+    other_datatype(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, kDispatch);
+    other_datatype(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, kTokensOnly);
+    other_datatype(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, kCombine);
     tokens_only_on_one_rank(env);
     forward_combine_on_one_rank(env);
 }

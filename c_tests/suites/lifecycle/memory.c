@@ -172,6 +172,17 @@ void descriptors_made_by_hand(EpEnv* env) {
     EP_CHECK_NCCL(ncclEpTensorDestroy(trip.group, &empty));
     EP_CHECK(make_trip(&trip));
     EP_CHECK(close_trip(&trip));
+    // A group that is gone, and one made since, still have their own free_fn.
+    Trip other;
+    open_trip(&other, NCCL_EP_ALGO_LOW_LATENCY, place_of(env));
+    EP_CHECK(close_trip(&other));
+    const int frees = g_frees;
+    ncclNDTensor_t late = tensor_by_hand(ep_device_alloc(32), 32);
+    EP_CHECK_NCCL(ncclEpTensorDestroy(other.group, &late));
+    EP_CHECK_EQ_I64(g_frees, frees);
+    late = tensor_by_hand(ep_device_alloc(32), 32);
+    EP_CHECK_NCCL(ncclEpTensorDestroy(trip.group, &late));
+    EP_CHECK_EQ_I64(g_frees, frees + 1);
 }
 
 // ---- Nothing piles up --------------------------------------------------------------------------

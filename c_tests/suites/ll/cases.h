@@ -15,4 +15,8 @@ void ll_two_streams(EpEnv* env);
 void ll_unordered_streams(EpEnv* env);
 void ll_thousand_operations(EpEnv* env);
 
+// Ids that changed between dispatch and combine (permuted.c).
+void ll_weights_follow_their_ids(EpEnv* env);
+void ll_ids_permuted_before_combine(EpEnv* env);
+
 #endif  // C_TESTS_SUITES_LL_CASES_H_

@@ -271,6 +271,8 @@ int main(int argc, char** argv) {
         EP_CASE(ll_repeated_combines),
         EP_CASE(ll_ids_updated_in_place),
         EP_CASE(ll_ids_masked_before_combine),
+        EP_CASE(ll_weights_follow_their_ids),
+        EP_CASE(ll_ids_permuted_before_combine),
         EP_CASE(ll_interleaved_handles),
         EP_CASE(ll_interleaved_groups),
         EP_CASE(ll_two_streams),

@@ -126,10 +126,17 @@ class Play {
     void ChangeIds(size_t i) {
         Handle& handle = handles_[i];
         Check(handle);
-        if (course_.OneIn(2)) {  // a combine may follow at once
-            course_.Note("mask", i);
-            ll_run_mask(&handle.run, 1 + course_.Shared(4));
-            return;
+        switch (course_.Shared(4)) {  // a combine may follow at once, but for the last
+            case 0:
+                course_.Note("mask", i);
+                ll_run_mask(&handle.run, 1 + course_.Shared(4));
+                return;
+            case 1:
+                course_.Note("permute", i);
+                ll_run_change(&handle.run, static_cast<RefChange>(course_.Shared(kRefNumChanges)));
+                return;
+            default:
+                break;
         }
         course_.Note("reroute", i);
         handle.dispatched = false;  // other experts need a dispatch before a combine

@@ -2,6 +2,7 @@
 // between. Two may be in flight; a third, or another operation on a handle with one, is refused; a
 // handle may go while one is pending.
 #define _DEFAULT_SOURCE  // usleep
+#include <stdatomic.h>
 #include <unistd.h>
 
 #include "suites/staged/staged.h"
@@ -57,6 +58,39 @@ static void completed_before_the_send_began(EpEnv* env) {
                               : ll_launch_dispatch(run, env->stream, true));
         combine ? complete_combine(run, setup.other) : complete_dispatch(run, setup.other);
     }
+    tear_down(&setup, env);
+}
+
+static void hold(void* gate) {
+    while (atomic_load((atomic_bool*)gate)) usleep(100);
+}
+
+// A combine on a third stream uses what the receive phase of its dispatch leaves in the handle. That is
+// held up behind other work until the combine has had the time to run ahead.
+static void combined_while_the_receive_is_late(EpEnv* env) {
+    Setup setup;
+    set_up(&setup, env);
+    LlRun* run = &setup.runs[0];
+    cudaStream_t third;
+    EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&third, cudaStreamNonBlocking));
+    for (unsigned i = 0; i < 4; ++i) {
+        const bool stage = i % 2 != 0;
+        atomic_bool gate;
+        atomic_init(&gate, true);
+        if (i > 0) ll_run_change(run, kRefReplace);
+        send_dispatch(run);
+        ll_prepare_combine(run);
+        EP_REQUIRE_CUDA(cudaLaunchHostFunc(setup.other, hold, &gate));
+        EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, setup.other));
+        EP_CHECK_NCCL(ll_launch_combine(run, third, stage));
+        usleep(30000);
+        atomic_store(&gate, false);
+        if (stage) EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, env->stream));
+        EP_CHECK_CUDA(cudaDeviceSynchronize());
+        ll_check_dispatch(run);
+        ll_check_combine(run);
+    }
+    EP_CHECK_CUDA(cudaStreamDestroy(third));
     tear_down(&setup, env);
 }
 
@@ -225,6 +259,7 @@ int main(int argc, char** argv) {
         EP_CASE(one_at_a_time),
         EP_CASE(completed_on_another_stream),
         EP_CASE(completed_before_the_send_began),
+        EP_CASE(combined_while_the_receive_is_late),
         EP_CASE(completed_twice),
         EP_CASE(two_in_flight),
         EP_CASE(overlapping_micro_batches),

@@ -140,8 +140,7 @@ class EPAll2AllLayer(torch.nn.Module):
         if layout_desc.handle is None or layout_desc.expansion is None:
             raise ValueError("layout_desc: not made by dispatch")
         rows = layout_desc.num_dispatch_token_cur_rank
-        if input.dim() != 2 or input.shape[0] != rows:
-            raise ValueError(f"input: has shape {list(input.shape)}, expected [{rows}, any]")
+        input = checked("input", input, (rows, None), self._group.device)
         # Summed in float32; rows cross the wire in the layer's dtype.
         sums = expand.reduce(input, layout_desc.expansion).to(self.ep_config.token_dtype)
         return ht_combine(layout_desc.handle, sums)

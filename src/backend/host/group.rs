@@ -6,6 +6,7 @@ use crate::backend::host::exchange::Exchange;
 use crate::backend::host::ht::HostHt;
 use crate::backend::host::ll::HostLl;
 use crate::backend::host::runtime::HostRuntime;
+use crate::backend::host::terms::Call;
 use crate::backend::host::turns::Turns;
 use crate::backend::host::window::{Address, Window};
 use crate::backend::select::Platform;
@@ -93,46 +94,54 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// Enqueues an operation on `stream`, in its turn: `work` gets its epoch, which is returned, too.
+    /// Enqueues an operation on `stream`, in its turn and after what `follow` waits for: `work` gets its
+    /// epoch, which is returned, too.
     pub fn enqueue_operation(
         self: &Arc<Self>,
-        what: &'static str,
+        call: Call,
         stream: Stream,
+        follow: impl FnOnce() + Send + 'static,
         work: impl FnOnce(u64) -> Result<()> + Send + 'static,
     ) -> Result<u64> {
         self.exchange.begin(|epoch| {
             let shared = Arc::clone(self);
             let guarded = move || {
                 shared.turns.follow(Exchange::previous(epoch));
-                shared.run(what, move || work(epoch));
+                follow();
+                shared.run(call, move || work(epoch));
                 shared.turns.end(epoch);
             };
             self.runtime.launch(stream, Box::new(guarded))
         })
     }
 
-    /// Enqueues `work`, a part of the operation `what`, on `stream`.
+    /// Enqueues `work`, a part of the operation `call`, on `stream`; `end` tells that it is over, however
+    /// it went.
     pub fn enqueue(
         self: &Arc<Self>,
-        what: &'static str,
+        call: Call,
         stream: Stream,
         work: impl FnOnce() -> Result<()> + Send + 'static,
+        end: impl FnOnce() + Send + 'static,
     ) -> Result<()> {
         let shared = Arc::clone(self);
-        self.runtime
-            .launch(stream, Box::new(move || shared.run(what, work)))
+        let guarded = move || {
+            shared.run(call, work);
+            end();
+        };
+        self.runtime.launch(stream, Box::new(guarded))
     }
 
     /// Runs `work`. Its failure, or a panic in it, becomes the group's fault; after a fault nothing runs
     /// any more, as the other ranks have stopped too.
-    fn run(&self, what: &str, work: impl FnOnce() -> Result<()>) {
+    fn run(&self, call: Call, work: impl FnOnce() -> Result<()>) {
         if self.exchange.fault().is_some() {
             return;
         }
         let outcome = catch_unwind(AssertUnwindSafe(work))
             .unwrap_or_else(|_| Err(Error::internal("a panic in the host backend")));
         if let Err(error) = outcome {
-            self.exchange.fail(error.within(what));
+            self.exchange.fail(error.within(call.name()));
         }
     }
 }

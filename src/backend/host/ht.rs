@@ -8,18 +8,17 @@
 use crate::backend::bootstrap::Bootstrap;
 use crate::backend::host::device::{bytes, bytes_mut};
 use crate::backend::host::group::Shared;
-use crate::backend::host::ht_routing::{HtMap, RankIds, exchange_ids};
-use crate::backend::host::message::{Message, Reader};
+use crate::backend::host::ht_routing::{Departure, HtMap, RankIds, exchange_ids};
 use crate::backend::host::numeric;
-use crate::backend::host::rows::{copy_row, row, same_on_ranks};
+use crate::backend::host::rows::{copy_row, row};
+use crate::backend::host::terms::{Call, Terms};
 use crate::backend::{HtBackend, HtRouting};
 use crate::error::{Error, Result};
-use crate::model::ops::{HtCombine, HtDispatch, IdsAndWeights, Routing, Stream, WeightGradients};
+use crate::model::ops::{
+    HtCombine, HtDispatch, IdsAndWeights, Routing, RowType, Stream, WeightGradients,
+};
 use crate::model::tensor::DevPtr;
 use std::sync::Arc;
-
-const DISPATCH: &str = "ncclEpDispatch (high throughput)";
-const COMBINE: &str = "ncclEpCombine (high throughput)";
 
 /// An HT handle: the routing as it was when the handle was made.
 #[derive(Clone)]
@@ -40,22 +39,13 @@ impl HostHt {
     ) -> Result<Self> {
         let mine = wanted.as_ref().map_err(Error::clone).and_then(|wanted| {
             let routing = wanted.routing;
-            let mut raw = vec![0; routing.tokens * routing.top_k * 8];
+            let mut mine = RankIds::zeroed(routing.tokens, routing.top_k)?;
             // What the stream still has to do may write the ids.
             bootstrap.wait(stream)?;
-            bootstrap.memory().download(&mut raw, routing.ids)?;
-            Ok(RankIds {
-                ids: raw
-                    .as_chunks::<8>()
-                    .0
-                    .iter()
-                    .map(|id| i64::from_ne_bytes(*id))
-                    .collect(),
-                top_k: routing.top_k,
-                tokens: routing.tokens,
-            })
+            bootstrap.memory().download(&mut mine.ids, routing.ids)?;
+            Ok(mine)
         });
-        let all = exchange_ids(bootstrap, mine, stream)?;
+        let all = exchange_ids(&shared.facts, bootstrap, mine, stream)?;
         let HtRouting { routing, counter } = wanted?;
         let map = HtMap::new(&shared.facts, &all);
         if let Some(counter) = counter {
@@ -73,10 +63,19 @@ impl HostHt {
         })
     }
 
+    /// `send_only` has no effect here, so it may differ.
+    fn terms(&self, call: Call, row: RowType) -> Terms {
+        Terms {
+            call,
+            send_only: false,
+            top_k: self.routing.top_k,
+            row,
+        }
+    }
+
     fn send_tokens(&self, op: &HtDispatch, epoch: u64) -> Result<()> {
         let Routing { tokens, top_k, .. } = self.routing;
-        let mut message = Message::default();
-        message.number(op.row.bytes());
+        let mut message = self.terms(Call::HtDispatch, op.row).message();
         message.number(tokens);
         message.number(usize::from(op.routing_in.is_some()));
         // SAFETY: `request` has checked the tensor; the caller keeps it until the operation has run.
@@ -92,10 +91,11 @@ impl HostHt {
 
     fn receive_tokens(&self, op: &HtDispatch, epoch: u64) -> Result<()> {
         let messages = self.shared.exchange.receive_all(epoch)?;
+        let terms = self.terms(Call::HtDispatch, op.row);
         let sent: Vec<Sent<'_>> = messages
             .iter()
             .enumerate()
-            .map(|(source, message)| Sent::read(message, source, op, self.routing.top_k))
+            .map(|(source, message)| Sent::read(message, source, op, &terms))
             .collect::<Result<_>>()?;
         if let Some(out) = op.out {
             self.check_capacity("outputs[TOKENS]", out.rows)?;
@@ -165,8 +165,7 @@ impl HostHt {
     fn send_results(&self, op: &HtCombine, epoch: u64) -> Result<()> {
         self.check_capacity("inputs[TOKENS]", op.expert_rows.rows)?;
         let rows = self.map.arrivals.len();
-        let mut message = Message::default();
-        message.number(op.row.bytes());
+        let mut message = self.terms(Call::HtCombine, op.row).message();
         message.number(rows);
         message.number(op.gradients.map_or(0, |gradients| gradients.top_k));
         // SAFETY: `request` has checked the tensor, and it has at least `rows` rows; the caller keeps it
@@ -182,23 +181,20 @@ impl HostHt {
     fn receive_results(&self, op: &HtCombine, epoch: u64) -> Result<()> {
         let messages = self.shared.exchange.receive_all(epoch)?;
         let columns = op.gradients.map_or(0, |gradients| gradients.top_k);
+        let terms = self.terms(Call::HtCombine, op.row);
         let results: Vec<Results<'_>> = messages
             .iter()
             .enumerate()
-            .map(|(source, message)| Results::read(message, source, op.row.bytes(), columns))
+            .map(|(source, message)| Results::read(message, source, columns, &terms))
             .collect::<Result<_>>()?;
         let row_bytes = op.row.bytes();
         // SAFETY: `request` has checked the tensor `[T, H]`; the caller leaves it to the operation.
         let out = unsafe { bytes_mut(op.out, self.routing.tokens * row_bytes) };
         let mut sums = vec![0.0_f32; op.row.hidden];
-        for (goes_to, out) in self
-            .map
-            .departures
-            .iter()
-            .zip(out.chunks_exact_mut(row_bytes))
-        {
+        let mut departures = self.map.departures.iter().peekable();
+        for (token, out) in out.chunks_exact_mut(row_bytes).enumerate() {
             sums.fill(0.0);
-            for departure in goes_to {
+            while let Some(departure) = departures.next_if(|next| next.token == token) {
                 let from = source(&results, departure.rank)?;
                 numeric::add(
                     &mut sums,
@@ -220,20 +216,18 @@ impl HostHt {
         // SAFETY: `request` has checked the tensor `[T, K]`; the caller leaves it to the operation.
         let out = unsafe { bytes_mut(gradients.output, self.routing.tokens * columns * 4) };
         out.fill(0);
-        for (token, goes_to) in self.map.departures.iter().enumerate() {
-            let mut place = token * columns;
-            for departure in goes_to {
-                let from = source(results, departure.rank)?;
-                for column in 0..departure.experts.min(columns) {
-                    if place < (token + 1) * columns {
-                        copy_row(
-                            out,
-                            place,
-                            row(from.weights, departure.row * columns + column, 4)?,
-                        )?;
-                        place += 1;
-                    }
-                }
+        let departures = &self.map.departures;
+        for of_token in departures.chunk_by(|a, b| a.token == b.token) {
+            let columns_of = |departure: &Departure| {
+                let first = departure.row * columns;
+                let (rank, count) = (departure.rank, departure.experts.min(columns));
+                (first..first + count).map(move |index| (rank, index))
+            };
+            let found = of_token.iter().flat_map(columns_of).take(columns);
+            let begin = of_token.first().map_or(0, |first| first.token) * columns;
+            for (place, (rank, index)) in found.enumerate() {
+                let weights = source(results, rank)?.weights;
+                copy_row(out, begin + place, row(weights, index, 4)?)?;
             }
         }
         Ok(())
@@ -255,20 +249,30 @@ impl HtBackend for HostHt {
     fn dispatch(&self, op: &HtDispatch, stream: Stream) -> Result<()> {
         let (handle, op) = (self.clone(), *op);
         self.shared
-            .enqueue_operation(DISPATCH, stream, move |epoch| {
-                handle.send_tokens(&op, epoch)?;
-                handle.receive_tokens(&op, epoch)
-            })
+            .enqueue_operation(
+                Call::HtDispatch,
+                stream,
+                || (),
+                move |epoch| {
+                    handle.send_tokens(&op, epoch)?;
+                    handle.receive_tokens(&op, epoch)
+                },
+            )
             .map(drop)
     }
 
     fn combine(&self, op: &HtCombine, stream: Stream) -> Result<()> {
         let (handle, op) = (self.clone(), *op);
         self.shared
-            .enqueue_operation(COMBINE, stream, move |epoch| {
-                handle.send_results(&op, epoch)?;
-                handle.receive_results(&op, epoch)
-            })
+            .enqueue_operation(
+                Call::HtCombine,
+                stream,
+                || (),
+                move |epoch| {
+                    handle.send_results(&op, epoch)?;
+                    handle.receive_results(&op, epoch)
+                },
+            )
             .map(drop)
     }
 
@@ -285,9 +289,8 @@ struct Sent<'a> {
 }
 
 impl<'a> Sent<'a> {
-    fn read(message: &'a [u8], source: usize, op: &HtDispatch, top_k: usize) -> Result<Self> {
-        let mut reader = Reader::new(message);
-        same_on_ranks("row bytes", op.row.bytes(), source, reader.number()?)?;
+    fn read(message: &'a [u8], source: usize, op: &HtDispatch, terms: &Terms) -> Result<Self> {
+        let mut reader = terms.read(message, source)?;
         let tokens = reader.number()?;
         let forward = reader.number()? != 0;
         if forward != op.routing_in.is_some() {
@@ -296,12 +299,12 @@ impl<'a> Sent<'a> {
             );
             return Err(Error::usage("inputs[TOPK_IDX]", rule));
         }
-        let rows = reader.bytes(tokens * op.row.bytes())?;
-        let entries = if forward { tokens * top_k } else { 0 };
+        let rows = reader.array(tokens, op.row.bytes())?;
+        let columns = if forward { terms.top_k } else { 0 };
         Ok(Self {
             rows,
-            ids: reader.bytes(entries * 8)?,
-            weights: reader.bytes(entries * 4)?,
+            ids: reader.array(tokens, columns * 8)?,
+            weights: reader.array(tokens, columns * 4)?,
         })
     }
 
@@ -322,9 +325,8 @@ struct Results<'a> {
 }
 
 impl<'a> Results<'a> {
-    fn read(message: &'a [u8], source: usize, row_bytes: usize, columns: usize) -> Result<Self> {
-        let mut reader = Reader::new(message);
-        same_on_ranks("row bytes", row_bytes, source, reader.number()?)?;
+    fn read(message: &'a [u8], source: usize, columns: usize, terms: &Terms) -> Result<Self> {
+        let mut reader = terms.read(message, source)?;
         let rows = reader.number()?;
         let theirs = reader.number()?;
         if theirs != columns {
@@ -333,8 +335,8 @@ impl<'a> Results<'a> {
             return Err(Error::usage("inputs[TOPK_WEIGHTS]", rule).got(columns, theirs));
         }
         Ok(Self {
-            rows: reader.bytes(rows * row_bytes)?,
-            weights: reader.bytes(rows * columns * 4)?,
+            rows: reader.array(rows, terms.row.bytes())?,
+            weights: reader.array(rows, columns * 4)?,
         })
     }
 }

@@ -3,7 +3,8 @@
 
 use crate::backend::bootstrap::Bootstrap;
 use crate::backend::host::ht_shape;
-use crate::error::{Error, Result};
+use crate::backend::host::numeric;
+use crate::error::{Code, Error, Result};
 use crate::model::group::GroupFacts;
 use crate::model::ops::Stream;
 
@@ -21,6 +22,8 @@ pub struct Arrival {
 /// A place where one of this rank's tokens goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Departure {
+    /// The token.
+    pub token: usize,
     /// A rank with at least one of the token's experts.
     pub rank: usize,
     /// The token's row there.
@@ -34,18 +37,44 @@ pub struct Departure {
 pub struct HtMap {
     /// Rows that this rank receives, in order: source rank, then token.
     pub arrivals: Vec<Arrival>,
-    /// For each token of this rank, where it goes, by ascending rank.
-    pub departures: Vec<Vec<Departure>>,
+    /// Where this rank's tokens go, by token, then rank. Tokens that go nowhere cost nothing: without ids
+    /// a rank may have any number of them.
+    pub departures: Vec<Departure>,
 }
 
-/// The ids of one rank, `[tokens, top_k]`.
+/// The ids of one rank.
 pub struct RankIds {
-    /// Ids, row by row.
-    pub ids: Vec<i64>,
-    /// Ids per token.
-    pub top_k: usize,
+    /// int64 `[tokens, top_k]`.
+    pub ids: Vec<u8>,
     /// Tokens; not derivable from `ids` when `top_k` is 0.
     pub tokens: usize,
+    /// Ids per token.
+    pub top_k: usize,
+}
+
+impl RankIds {
+    /// Ids of `tokens` tokens, all 0 yet. The caller says how many, so there may be no memory for them.
+    pub fn zeroed(tokens: usize, top_k: usize) -> Result<Self> {
+        let mut ids = Vec::new();
+        extend(&mut ids, tokens * top_k * ID_BYTES)?;
+        Ok(Self { ids, tokens, top_k })
+    }
+
+    /// The ids of each token, if tokens have any.
+    fn by_token(&self) -> impl Iterator<Item = &[u8]> {
+        self.ids.chunks(self.top_k.max(1) * ID_BYTES)
+    }
+}
+
+/// Fills `bytes` up to `length` with zeros.
+fn extend(bytes: &mut Vec<u8>, length: usize) -> Result<()> {
+    let more = length.saturating_sub(bytes.len());
+    if bytes.try_reserve_exact(more).is_err() {
+        let text = format!("no host memory for {length} bytes of ids");
+        return Err(Error::new(Code::SystemError, text));
+    }
+    bytes.resize(length, 0);
+    Ok(())
 }
 
 impl HtMap {
@@ -55,18 +84,17 @@ impl HtMap {
         let mut arrivals = Vec::new();
         let mut departures = Vec::new();
         for (source, of_source) in all.iter().enumerate() {
-            for token in 0..of_source.tokens {
-                let ids = of_source
-                    .ids
-                    .get(token * of_source.top_k..(token + 1) * of_source.top_k);
-                let mut goes_to = Vec::new();
-                for (rank, experts) in by_rank(facts, ids.unwrap_or_default()) {
+            for (token, ids) in of_source.by_token().enumerate() {
+                for (rank, experts) in by_rank(facts, ids) {
                     let row = received.get(rank).copied().unwrap_or(0);
-                    goes_to.push(Departure {
-                        rank,
-                        row,
-                        experts: experts.len(),
-                    });
+                    if source == facts.rank {
+                        departures.push(Departure {
+                            token,
+                            rank,
+                            row,
+                            experts: experts.len(),
+                        });
+                    }
                     if rank == facts.rank {
                         arrivals.push(Arrival {
                             source,
@@ -77,9 +105,6 @@ impl HtMap {
                     if let Some(count) = received.get_mut(rank) {
                         *count += 1;
                     }
-                }
-                if source == facts.rank {
-                    departures.push(goes_to);
                 }
             }
         }
@@ -101,9 +126,11 @@ impl HtMap {
     }
 }
 
-/// The ranks that host the experts named in `ids`, ascending, each with its local ids.
-fn by_rank(facts: &GroupFacts, ids: &[i64]) -> Vec<(usize, Vec<usize>)> {
-    let mut experts: Vec<usize> = ids.iter().filter_map(|&id| facts.expert(id)).collect();
+/// The ranks that host the experts named in `ids`, int64, ascending, each with its local ids.
+fn by_rank(facts: &GroupFacts, ids: &[u8]) -> Vec<(usize, Vec<usize>)> {
+    let mut experts: Vec<usize> = numeric::i64s(ids)
+        .filter_map(|id| facts.expert(id))
+        .collect();
     experts.sort_unstable();
     experts.dedup();
     let mut ranks: Vec<(usize, Vec<usize>)> = Vec::new();
@@ -118,37 +145,30 @@ fn by_rank(facts: &GroupFacts, ids: &[i64]) -> Vec<(usize, Vec<usize>)> {
     ranks
 }
 
-const NUMBER_BYTES: usize = 8;
+/// Most rows that a rank may receive, with `NCCL_EP_AUTO`, too.
+const MOST_ROWS: usize = i32::MAX as usize;
+const ID_BYTES: usize = size_of::<i64>();
 
 /// Gathers the ids of all ranks. `mine` is an error on a rank that refused its arguments.
 pub fn exchange_ids(
+    facts: &GroupFacts,
     bootstrap: &Bootstrap,
     mine: Result<RankIds>,
     stream: Stream,
 ) -> Result<Vec<RankIds>> {
     let shape = mine.as_ref().map_err(Error::clone);
     let shape = shape.map(|mine| (mine.tokens, mine.top_k));
-    let tokens = ht_shape::exchange(bootstrap, shape, stream)?;
-    let mine = mine?;
-    let most = tokens.iter().copied().max().unwrap_or(0);
-    let mut padded: Vec<u8> = mine.ids.iter().flat_map(|id| id.to_le_bytes()).collect();
-    padded.resize(most * mine.top_k * NUMBER_BYTES, 0);
-    let gathered = bootstrap.all_gather(&padded, stream)?;
-    Ok(gathered
-        .iter()
-        .zip(tokens)
-        .map(|(bytes, tokens)| RankIds {
-            ids: bytes
-                .as_chunks::<NUMBER_BYTES>()
-                .0
-                .iter()
-                .take(tokens * mine.top_k)
-                .map(|id| i64::from_le_bytes(*id))
-                .collect(),
-            top_k: mine.top_k,
-            tokens,
-        })
-        .collect())
+    let most = facts.max_tokens.unwrap_or(MOST_ROWS / facts.ranks);
+    let tokens = ht_shape::exchange(bootstrap, shape, most, stream)?;
+    let RankIds { mut ids, top_k, .. } = mine?;
+    let longest = tokens.iter().copied().max().unwrap_or(0);
+    extend(&mut ids, longest * top_k * ID_BYTES)?;
+    let gathered = bootstrap.all_gather(&ids, stream)?;
+    let of_rank = |(mut ids, tokens): (Vec<u8>, usize)| {
+        ids.truncate(tokens * top_k * ID_BYTES);
+        RankIds { ids, tokens, top_k }
+    };
+    Ok(gathered.into_iter().zip(tokens).map(of_rank).collect())
 }
 
 #[cfg(test)]
@@ -171,7 +191,7 @@ mod tests {
 
     fn ids(tokens: usize, ids: &[i64]) -> RankIds {
         RankIds {
-            ids: ids.to_vec(),
+            ids: ids.iter().flat_map(|id| id.to_ne_bytes()).collect(),
             top_k: 2,
             tokens,
         }
@@ -198,13 +218,31 @@ mod tests {
         );
         assert_eq!(
             map.departures,
-            [vec![Departure {
+            [Departure {
+                token: 0,
                 rank: 1,
                 row: 1,
                 experts: 1
-            }]]
+            }]
         );
         assert_eq!(map.expert_counts(2), [2, 1]);
+    }
+
+    #[test]
+    fn tokens_without_ids_cost_nothing() {
+        let many = i32::MAX as usize;
+        let all = [
+            RankIds::zeroed(many, 0).unwrap(),
+            RankIds::zeroed(0, 0).unwrap(),
+        ];
+        let map = HtMap::new(&facts(0), &all);
+        assert!(map.arrivals.is_empty() && map.departures.is_empty());
+    }
+
+    #[test]
+    fn ids_without_memory_are_an_error() {
+        let error = RankIds::zeroed(1 << 56, 2).err().unwrap();
+        assert_eq!(error.code(), Code::SystemError);
     }
 
     #[test]

@@ -69,16 +69,16 @@ impl<'a> Reader<'a> {
             .ok_or_else(too_short)
     }
 
-    /// Everything that was not read yet.
-    pub fn rest(&self) -> &'a [u8] {
-        self.rest
-    }
-
     /// The next `bytes` bytes.
     pub fn bytes(&mut self, bytes: usize) -> Result<&'a [u8]> {
         let (taken, rest) = self.rest.split_at_checked(bytes).ok_or_else(too_short)?;
         self.rest = rest;
         Ok(taken)
+    }
+
+    /// The next `count` elements of `size` bytes. The sender tells the count, so it may be any.
+    pub fn array(&mut self, count: usize, size: usize) -> Result<&'a [u8]> {
+        self.bytes(count.checked_mul(size).ok_or_else(too_short)?)
     }
 }
 
@@ -103,5 +103,14 @@ mod tests {
         assert_eq!(reader.bytes(3).unwrap(), b"abc");
         assert_eq!(reader.number().unwrap(), 0);
         assert!(reader.bytes(1).is_err());
+    }
+
+    #[test]
+    fn a_count_that_overflows_is_refused() {
+        let mut reader = Reader::new(&[0; 64]);
+        assert_eq!(reader.array(4, 8).unwrap().len(), 32);
+        assert!(reader.array(5, 8).is_err());
+        assert!(reader.array(1 << 61, 8).is_err());
+        assert_eq!(reader.array(4, 8).unwrap().len(), 32);
     }
 }

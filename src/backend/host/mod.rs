@@ -17,6 +17,7 @@ mod numeric;
 mod rows;
 mod runtime;
 mod signal;
+mod terms;
 mod turns;
 mod window;
 

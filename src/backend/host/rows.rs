@@ -2,31 +2,30 @@
 #![forbid(unsafe_code)]
 
 use crate::error::{Error, Result};
+use std::ops::Range;
 
 /// Row `index` of `rows`.
 pub fn row(rows: &[u8], index: usize, row_bytes: usize) -> Result<&[u8]> {
-    rows.get(index * row_bytes..(index + 1) * row_bytes)
+    range(index, row_bytes)
+        .and_then(|range| rows.get(range))
         .ok_or_else(outside)
 }
 
 /// Copies `from` to row `index` of `rows`.
 pub fn copy_row(rows: &mut [u8], index: usize, from: &[u8]) -> Result<()> {
-    let bytes = from.len();
-    rows.get_mut(index * bytes..(index + 1) * bytes)
+    range(index, from.len())
+        .and_then(|range| rows.get_mut(range))
         .ok_or_else(outside)?
         .copy_from_slice(from);
     Ok(())
 }
 
-fn outside() -> Error {
-    Error::internal("a row outside its tensor")
+/// Where row `index` lies, if an address can say it.
+fn range(index: usize, row_bytes: usize) -> Option<Range<usize>> {
+    let begin = index.checked_mul(row_bytes)?;
+    Some(begin..begin.checked_add(row_bytes)?)
 }
 
-/// Refuses a number from `source` that is not this rank's own.
-pub fn same_on_ranks(what: &str, mine: usize, source: usize, theirs: usize) -> Result<()> {
-    if theirs == mine {
-        return Ok(());
-    }
-    let rule = format!("must be the same on every rank, but rank {source} differs");
-    Err(Error::usage(what, rule).got(mine, theirs))
+fn outside() -> Error {
+    Error::internal("a row outside its tensor")
 }

@@ -1,5 +1,5 @@
 //! The order of a group's operations on this rank, whatever their streams: each begins after the one
-//! before it, receive phases of staged operations aside.
+//! before it. Receive phases of staged operations have an order of their own, on each handle (`ll`).
 #![forbid(unsafe_code)]
 
 use parking_lot::{Condvar, Mutex};

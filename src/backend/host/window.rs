@@ -3,13 +3,19 @@
 //! A window is an anonymous file (memfd) that peers open through `/proc`, so nothing is left behind
 //! when a process dies. The file is sparse: a bank may grow to a terabyte, but costs only the pages
 //! that messages have touched.
+//!
+//! What a peer says of its window is checked before it is used: that it is such a file, and that its
+//! length is sealed, so that no access to a mapping of it can end this process; and that a message lies
+//! inside its bank and is no longer than what the peer has written at all.
 #![allow(unsafe_code)]
 
 use crate::backend::host::signal;
-use crate::error::{Error, Result};
+use crate::error::{Code, Error, Result};
 use memmap2::{Mmap, MmapMut, MmapOptions, MmapRaw};
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -17,8 +23,18 @@ use std::time::Duration;
 /// more so that others can go on meanwhile.
 pub const BANKS: usize = 4;
 
-/// Bytes of the file that each bank may use.
+/// Where the link in `/proc` of a window's descriptor leads.
+const LINK: &str = "/memfd:nccl_ep (deleted)";
+/// A window keeps its length as long as it lives.
+const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+/// Most bytes of the file that each bank may use; the header has as many.
 const BANK_BYTES: u64 = 1 << 40;
+/// Banks begin at multiples of this; a page has no more bytes.
+const ALIGNMENT: u64 = 1 << 16;
+/// Parts of a file: the header and the banks.
+const PARTS: u64 = BANKS as u64 + 1;
+/// The unit in which a file's memory is told.
+const BLOCK_BYTES: u64 = 512;
 /// Counters start here; the bell and the failure mark are before.
 const COUNTERS: usize = 64;
 const BELL: usize = 0;
@@ -38,6 +54,7 @@ pub struct Address {
 pub struct Window {
     file: File,
     header: MmapRaw,
+    bank_bytes: u64,
     ranks: usize,
 }
 
@@ -45,7 +62,10 @@ impl Window {
     /// Makes a window that `ranks` ranks will read.
     pub fn create(ranks: usize) -> Result<Self> {
         // SAFETY: the name is NUL-terminated; the result is checked.
-        let descriptor = unsafe { libc::memfd_create(c"nccl_ep".as_ptr(), libc::MFD_CLOEXEC) };
+        let descriptor = unsafe {
+            let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+            libc::memfd_create(c"nccl_ep".as_ptr(), flags)
+        };
         if descriptor < 0 {
             return Err(Error::system(
                 "memfd_create",
@@ -54,31 +74,62 @@ impl Window {
         }
         // SAFETY: a fresh descriptor that nobody else owns.
         let file = unsafe { File::from_raw_fd(descriptor) };
-        file.set_len(BANK_BYTES * (BANKS as u64 + 1))
+        file.set_len(bank_bytes(file_limit()?)? * PARTS)
             .map_err(|cause| Error::system("sizing a shared window", &cause))?;
+        // SAFETY: takes numbers only.
+        if unsafe { libc::fcntl(descriptor, libc::F_ADD_SEALS, SEALS) } != 0 {
+            let cause = std::io::Error::last_os_error();
+            return Err(Error::system("sealing a shared window", &cause));
+        }
         Self::map(file, ranks)
     }
 
     /// Opens the window at `address`, which must stay alive meanwhile.
     pub fn open(address: Address, ranks: usize) -> Result<Self> {
         let path = format!("/proc/{}/fd/{}", address.process, address.descriptor);
+        let failed = |cause| Error::system(format_args!("opening the window {path}"), &cause);
+        let foreign = || {
+            Error::new(
+                Code::RemoteError,
+                format!("{path}: is no window of a group"),
+            )
+        };
+        // Opening another kind of file might already do something.
+        if std::fs::read_link(&path).map_err(failed)? != Path::new(LINK) {
+            return Err(foreign());
+        }
         let file = File::options()
             .read(true)
             .write(true)
+            .custom_flags(libc::O_NONBLOCK)
             .open(&path)
-            .map_err(|cause| Error::system(format_args!("opening the window {path}"), &cause))?;
+            .map_err(failed)?;
+        // SAFETY: takes numbers only.
+        let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+        let length = file.metadata().map_err(failed)?.len();
+        let is_whole = length.is_multiple_of(PARTS * ALIGNMENT)
+            && (1..=BANK_BYTES).contains(&(length / PARTS));
+        if seals < 0 || seals & SEALS != SEALS || !is_whole {
+            return Err(foreign());
+        }
         Self::map(file, ranks)
     }
 
     fn map(file: File, ranks: usize) -> Result<Self> {
+        let failed = |cause| Error::system("mapping a shared window", &cause);
         let bytes = COUNTERS + BANKS * (ranks + 2) * WORD;
+        let bank_bytes = file.metadata().map_err(failed)?.len() / PARTS;
+        if bytes as u64 > bank_bytes {
+            return Err(Error::internal("a window whose header has no room"));
+        }
         let header = MmapOptions::new()
             .len(bytes)
             .map_raw(&file)
-            .map_err(|cause| Error::system("mapping a shared window", &cause))?;
+            .map_err(failed)?;
         Ok(Self {
             file,
             header,
+            bank_bytes,
             ranks,
         })
     }
@@ -141,6 +192,33 @@ impl Window {
     }
 }
 
+/// Bytes that a file of this process may have. Making a longer one would end the process by a signal.
+fn file_limit() -> Result<u64> {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: writes the struct.
+    if unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) } != 0 {
+        let cause = std::io::Error::last_os_error();
+        return Err(Error::system("getrlimit", &cause));
+    }
+    Ok(limit.rlim_cur)
+}
+
+/// Bytes that each bank may use where a file may have `limit`.
+fn bank_bytes(limit: u64) -> Result<u64> {
+    let bytes = BANK_BYTES.min(limit / PARTS) / ALIGNMENT * ALIGNMENT;
+    if bytes > 0 {
+        return Ok(bytes);
+    }
+    let text = "the limit for files (ulimit -f) leaves no room for shared windows";
+    Err(Error::new(Code::SystemError, text).got(
+        format_args!("{limit} bytes"),
+        format_args!("{} or more", PARTS * ALIGNMENT),
+    ))
+}
+
 /// Counters and memory of one bank.
 #[derive(Clone, Copy)]
 pub struct Bank<'a> {
@@ -184,6 +262,14 @@ impl Bank<'_> {
 
     /// Memory for a message of `bytes`; only while every reader has let go of the last one.
     pub fn write(&self, bytes: usize) -> Result<MmapMut> {
+        let most = self.window.bank_bytes;
+        if bytes as u64 > most {
+            let text = "a message is longer than the limit for files (ulimit -f) allows";
+            return Err(Error::new(Code::SystemError, text).got(
+                format_args!("{bytes} bytes"),
+                format_args!("at most {most}"),
+            ));
+        }
         // SAFETY: the protocol of `exchange` lets nobody read the bank now.
         unsafe { self.options(bytes).map_mut(&self.window.file) }
             .map_err(|cause| Error::system("mapping a message to write", &cause))
@@ -195,19 +281,27 @@ impl Bank<'_> {
             .window
             .counter(self.first + WORD)
             .load(Ordering::Relaxed);
+        // A hole in the file costs its reader memory, so the length alone is not believed.
+        let file = self.window.file.metadata();
+        let file = file.map_err(|cause| Error::system("the length of a message", &cause))?;
+        let bytes = usize::try_from(bytes).ok().filter(|&bytes| {
+            bytes as u64
+                <= self
+                    .window
+                    .bank_bytes
+                    .min(file.blocks().saturating_mul(BLOCK_BYTES))
+        });
+        let bytes = bytes.ok_or_else(|| Error::internal("a message that is not there"))?;
         // SAFETY: the protocol of `exchange` lets nobody write to the bank now.
-        unsafe {
-            self.options(usize::try_from(bytes).unwrap_or(0))
-                .map(&self.window.file)
-        }
-        .map_err(|cause| Error::system("mapping a message to read", &cause))
+        unsafe { self.options(bytes).map(&self.window.file) }
+            .map_err(|cause| Error::system("mapping a message to read", &cause))
     }
 
     fn options(&self, bytes: usize) -> MmapOptions {
         let index = (self.first - COUNTERS) / ((self.window.ranks + 2) * WORD);
         let mut options = MmapOptions::new();
         options
-            .offset(BANK_BYTES * (index as u64 + 1))
+            .offset(self.window.bank_bytes * (index as u64 + 1))
             .len(bytes)
             .populate();
         options
@@ -215,30 +309,5 @@ impl Bank<'_> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_second_mapping_sees_what_the_first_posts() {
-        let mine = Window::create(2).unwrap();
-        let theirs = Window::open(mine.address(), 2).unwrap();
-        mine.bank(3).write(5).unwrap().copy_from_slice(b"hello");
-        assert_eq!(theirs.bank(3).posted(), 0);
-        mine.bank(3).post(9, 5);
-        assert_eq!(theirs.bank(3).posted(), 9);
-        assert_eq!(&theirs.bank(3).read().unwrap()[..], b"hello");
-        assert!(!mine.bank(3).is_read_by(1));
-        theirs.bank(3).set_read(1, 9);
-        assert!(mine.bank(3).is_read_by(1));
-        assert!(!mine.bank(3).is_read_by(0));
-    }
-
-    #[test]
-    fn failure_rings_the_bell() {
-        let window = Window::create(1).unwrap();
-        let heard = window.bell();
-        window.set_failed();
-        assert!(window.has_failed());
-        assert_ne!(window.bell(), heard);
-    }
-}
+#[path = "window_tests.rs"]
+mod tests;

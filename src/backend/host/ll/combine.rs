@@ -6,18 +6,21 @@
 //! `round(sum over k ascending of fma(w[k], row[k], .))`. At home a contribution that covers one k enters
 //! as `fma(w[k], row, sum)`, one that covers several, being weighted already, as `sum + row`.
 //!
-//! What a contribution covers was settled by the dispatch. An id that was masked since then takes no
-//! part: its row is left out of either sum.
+//! What a contribution covers was settled by the dispatch, and k is numbered as it was there. Its weight
+//! `w[k]`, and whether it takes part at all, are found by the ids of the combine (`gates`). Exact mode
+//! sums in the order that these have.
 #![allow(unsafe_code)]
 
 use crate::backend::host::device::{bytes, bytes_mut};
 use crate::backend::host::exchange::Exchange;
+use crate::backend::host::ll::gates::{Gates, Wanted};
 use crate::backend::host::ll::{HostLl, Placed};
-use crate::backend::host::message::{Message, Reader};
+use crate::backend::host::message::Reader;
 use crate::backend::host::numeric;
-use crate::backend::host::rows::{row, same_on_ranks};
+use crate::backend::host::rows::row;
+use crate::backend::host::terms::Terms;
 use crate::error::{Error, Result};
-use crate::model::group::{GroupFacts, LlCombineMode};
+use crate::model::group::LlCombineMode;
 use crate::model::ops::LlCombine;
 
 /// A row that comes home.
@@ -25,17 +28,17 @@ use crate::model::ops::LlCombine;
 struct Contribution<'a> {
     /// Place in the order of summation.
     order: usize,
-    /// Bit k is set for each covered k.
-    covers: usize,
+    /// What the row is multiplied by; nothing if it is a weighted sum already.
+    weight: Option<f32>,
     row: &'a [u8],
 }
 
 impl HostLl {
-    pub(super) fn send_results(&self, op: &LlCombine, epoch: u64) -> Result<()> {
+    pub(super) fn send_results(&self, op: &LlCombine, terms: &Terms, epoch: u64) -> Result<()> {
         let facts = self.facts();
         let gates = match facts.ll_combine {
             LlCombineMode::Exact => Vec::new(),
-            LlCombineMode::Reduce => self.exchange_gates(op, epoch)?,
+            LlCombineMode::Reduce => self.exchange_gates(op, terms, epoch)?,
         };
         let row_bytes = op.row.bytes();
         let capacity = facts.max_recv_rows().unwrap_or(0);
@@ -49,10 +52,9 @@ impl HostLl {
                 .row
                 .map_or(Ok(&zeros[..]), |index| row(rows, index, row_bytes))
         };
-        let placed = self.placed.lock();
-        let mut message = Message::default();
-        message.number(row_bytes);
-        for (home, placed) in placed.iter().enumerate() {
+        let last = self.last.lock();
+        let mut message = terms.message();
+        for (home, placed) in last.placed.iter().enumerate() {
             let groups: Vec<&[Placed]> = match facts.ll_combine {
                 LlCombineMode::Exact => placed.chunks(1).collect(),
                 LlCombineMode::Reduce => placed.chunk_by(|a, b| a.token == b.token).collect(),
@@ -69,8 +71,10 @@ impl HostLl {
                 if group.len() == 1 {
                     message.bytes(row_of(first)?);
                 } else {
-                    let gates = gates.get(home).map_or(&[][..], Vec::as_slice);
-                    message.owned_bytes(self.reduce(op, group, row_of, gates)?);
+                    let gates = gates
+                        .get(home)
+                        .ok_or_else(|| Error::internal("a home rank without weights"))?;
+                    message.owned_bytes(reduce(op, group, row_of, gates)?);
                 }
             }
         }
@@ -79,82 +83,54 @@ impl HostLl {
 
     /// Posts this rank's gates and returns those of all ranks. They are copied, so that no bank is held
     /// while this rank waits for a free one for its rows.
-    fn exchange_gates(&self, op: &LlCombine, epoch: u64) -> Result<Vec<Vec<u8>>> {
-        let gates = self.gates(op);
-        let mut message = Message::default();
-        message.number(gates.top_k);
-        message.number(gates.ids.len());
-        message.bytes(gates.ids);
-        message.bytes(gates.weights);
+    fn exchange_gates(&self, op: &LlCombine, terms: &Terms, epoch: u64) -> Result<Vec<Gates>> {
+        let mut message = terms.message();
+        self.gates(op).write(&mut message);
         let epoch = Exchange::before(epoch);
         self.shared.exchange.post(epoch, &message)?;
         let received = self.shared.exchange.receive_all(epoch)?;
-        Ok(received.iter().map(|message| message.to_vec()).collect())
+        received
+            .iter()
+            .enumerate()
+            .map(|(home, message)| Gates::read(&mut terms.read(message, home)?, terms.top_k))
+            .collect()
     }
 
     /// The gates of this rank's own tokens.
-    fn gates(&self, op: &LlCombine) -> Gates<'_> {
+    fn gates(&self, op: &LlCombine) -> Gates {
         let top_k = self.routing.top_k;
         let entries = self.routing.tokens * top_k;
         // SAFETY: `request` has checked both tensors, ids `[T, K]` of int64 and weights `[T, K]` of f32;
         // the caller keeps them until the operation has run.
-        let (ids, weights) = unsafe {
-            (
-                bytes(self.routing.ids, entries * 8),
-                bytes(op.weights, entries * 4),
-            )
-        };
-        Gates {
-            top_k,
-            ids,
-            weights,
-        }
-    }
-
-    /// The weighted sum of the rows of `group`, all of one token, rounded once.
-    fn reduce<'a>(
-        &self,
-        op: &LlCombine,
-        group: &[Placed],
-        row_of: impl Fn(&Placed) -> Result<&'a [u8]>,
-        gates: &[u8],
-    ) -> Result<Vec<u8>> {
-        let gates = Gates::read(gates)?;
-        let mut sums = vec![0.0_f32; op.row.hidden];
-        for placed in group {
-            if let Some(weight) = gates.weight(self.facts(), placed.token, placed.k)? {
-                numeric::add_scaled(&mut sums, weight, row_of(placed)?, op.row.dtype)?;
+        let wanted = unsafe {
+            Wanted {
+                ids: bytes(self.routing.ids, entries * 8),
+                weights: bytes(op.weights, entries * 4),
             }
-        }
-        let mut reduced = vec![0; op.row.bytes()];
-        numeric::store(&mut reduced, &sums, op.row.dtype)?;
-        Ok(reduced)
+        };
+        Gates::new(self.facts(), top_k, &self.last.lock().sent, wanted)
     }
 
-    pub(super) fn receive_results(&self, op: &LlCombine, epoch: u64) -> Result<()> {
+    pub(super) fn receive_results(&self, op: &LlCombine, terms: &Terms, epoch: u64) -> Result<()> {
         let tokens = self.routing.tokens;
         let messages = self.shared.exchange.receive_all(epoch)?;
+        let gates = self.gates(op);
         let mut by_token: Vec<Vec<Contribution<'_>>> = vec![Vec::new(); tokens];
         for (source, message) in messages.iter().enumerate() {
-            self.collect(message, source, op.row.bytes(), &mut by_token)?;
+            let reader = terms.read(message, source)?;
+            self.collect(reader, source, op.row.bytes(), &gates, &mut by_token)?;
         }
-        let gates = self.gates(op);
         // SAFETY: `request` has checked the output `[T, H]`; the caller leaves it to the operation.
         let out = unsafe { bytes_mut(op.out, tokens * op.row.bytes()) };
         let mut sums = vec![0.0_f32; op.row.hidden];
         let outputs = out.chunks_exact_mut(op.row.bytes());
-        for (token, (contributions, out)) in by_token.iter_mut().zip(outputs).enumerate() {
+        for (contributions, out) in by_token.iter_mut().zip(outputs) {
             sums.fill(0.0);
             contributions.sort_by_key(|contribution| contribution.order);
-            for contribution in contributions {
-                let (covers, row) = (contribution.covers, contribution.row);
-                if !covers.is_power_of_two() {
-                    numeric::add(&mut sums, row, op.row.dtype)?;
-                    continue;
-                }
-                let k = covers.trailing_zeros() as usize;
-                if let Some(weight) = gates.weight(self.facts(), token, k)? {
-                    numeric::add_scaled(&mut sums, weight, row, op.row.dtype)?;
+            for Contribution { weight, row, .. } in contributions {
+                match weight {
+                    Some(weight) => numeric::add_scaled(&mut sums, *weight, row, op.row.dtype)?,
+                    None => numeric::add(&mut sums, row, op.row.dtype)?,
                 }
             }
             numeric::store(out, &sums, op.row.dtype)?;
@@ -165,58 +141,85 @@ impl HostLl {
     /// Adds what `source` posts for this rank's tokens.
     fn collect<'a>(
         &self,
-        message: &'a [u8],
+        mut reader: Reader<'a>,
         source: usize,
         row_bytes: usize,
+        gates: &Gates,
         by_token: &mut [Vec<Contribution<'a>>],
     ) -> Result<()> {
-        let mut reader = Reader::new(message);
-        same_on_ranks("row bytes", row_bytes, source, reader.number()?)?;
         for home in 0..self.facts().ranks {
             for _ in 0..reader.number()? {
                 let (token, covers) = (reader.number()?, reader.number()?);
                 let row = reader.bytes(row_bytes)?;
-                let order = match self.facts().ll_combine {
-                    LlCombineMode::Exact => covers,
-                    LlCombineMode::Reduce => source,
-                };
-                if home == self.facts().rank
-                    && let Some(contributions) = by_token.get_mut(token)
-                {
-                    contributions.push(Contribution { order, covers, row });
+                if home != self.facts().rank {
+                    continue;
                 }
+                check_covers(covers, self.routing.top_k)?;
+                let contributions = by_token
+                    .get_mut(token)
+                    .ok_or_else(|| Error::internal("a contribution without a token"))?;
+                let (order, weight) = if covers.is_power_of_two() {
+                    let k = covers.trailing_zeros() as usize;
+                    let Some(gate) = gates.get(token, k)? else {
+                        continue;
+                    };
+                    (self.order(gate.k, source), Some(gate.weight))
+                } else {
+                    (source, None)
+                };
+                contributions.push(Contribution { order, weight, row });
             }
         }
         Ok(())
     }
-}
 
-/// With what weight each entry of a home rank's tokens takes part, when the combine runs.
-struct Gates<'a> {
-    top_k: usize,
-    /// int64 `[tokens, top_k]`.
-    ids: &'a [u8],
-    /// f32 `[tokens, top_k]`.
-    weights: &'a [u8],
-}
-
-impl<'a> Gates<'a> {
-    fn read(message: &'a [u8]) -> Result<Self> {
-        let mut reader = Reader::new(message);
-        let (top_k, id_bytes) = (reader.number()?, reader.number()?);
-        Ok(Self {
-            top_k,
-            ids: reader.bytes(id_bytes)?,
-            weights: reader.rest(),
-        })
+    /// The place in the sum of a row from `source` that is wanted as the `k`-th.
+    fn order(&self, k: usize, source: usize) -> usize {
+        match self.facts().ll_combine {
+            LlCombineMode::Exact => k,
+            LlCombineMode::Reduce => source,
+        }
     }
+}
 
-    /// The weight of an entry; nothing if its id names no expert.
-    fn weight(&self, facts: &GroupFacts, token: usize, k: usize) -> Result<Option<f32>> {
-        let entry = token * self.top_k + k;
-        numeric::i64_at(self.ids, entry)
-            .zip(numeric::f32_at(self.weights, entry))
-            .map(|(id, weight)| facts.expert(id).map(|_| weight))
-            .ok_or_else(|| Error::internal("a contribution without a weight"))
+/// A contribution covers entries of its token, one at least.
+fn check_covers(covers: usize, top_k: usize) -> Result<()> {
+    if covers != 0 && covers >> top_k == 0 {
+        return Ok(());
+    }
+    Err(Error::internal("a contribution for no entry of its token"))
+}
+
+/// The weighted sum of the rows of `group`, all of one token, rounded once.
+fn reduce<'a>(
+    op: &LlCombine,
+    group: &[Placed],
+    row_of: impl Fn(&Placed) -> Result<&'a [u8]>,
+    gates: &Gates,
+) -> Result<Vec<u8>> {
+    let mut sums = vec![0.0_f32; op.row.hidden];
+    for placed in group {
+        if let Some(gate) = gates.get(placed.token, placed.k)? {
+            numeric::add_scaled(&mut sums, gate.weight, row_of(placed)?, op.row.dtype)?;
+        }
+    }
+    let mut reduced = vec![0; op.row.bytes()];
+    numeric::store(&mut reduced, &sums, op.row.dtype)?;
+    Ok(reduced)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_entries_of_the_token_are_covered() {
+        for covers in [1, 0b1000, 0b1111] {
+            assert!(check_covers(covers, 4).is_ok(), "{covers}");
+        }
+        for covers in [0, 0b1_0000, 0b1_0001, usize::MAX] {
+            assert!(check_covers(covers, 4).is_err(), "{covers}");
+        }
+        assert!(check_covers(u32::MAX as usize, 32).is_ok());
     }
 }

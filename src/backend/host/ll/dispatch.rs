@@ -3,15 +3,16 @@
 #![allow(unsafe_code)]
 
 use crate::backend::host::device::{bytes, bytes_mut};
-use crate::backend::host::ll::{HostLl, Placed};
-use crate::backend::host::message::{Message, Reader};
-use crate::backend::host::rows::{copy_row, row, same_on_ranks};
+use crate::backend::host::ll::{HostLl, LastDispatch, Placed};
+use crate::backend::host::numeric;
+use crate::backend::host::rows::{copy_row, row};
+use crate::backend::host::terms::Terms;
 use crate::error::Result;
 use crate::model::group::GroupFacts;
 use crate::model::ops::LlDispatch;
 
 impl HostLl {
-    pub(super) fn send_tokens(&self, op: &LlDispatch, epoch: u64) -> Result<()> {
+    pub(super) fn send_tokens(&self, op: &LlDispatch, terms: &Terms, epoch: u64) -> Result<()> {
         let (tokens, top_k) = (self.routing.tokens, self.routing.top_k);
         // SAFETY: `request` has checked both tensors, ids `[T, K]` of int64 and rows `[T, H]`; the
         // caller keeps them until the operation has run.
@@ -21,16 +22,14 @@ impl HostLl {
                 bytes(op.tokens, tokens * op.row.bytes()),
             )
         };
-        let mut message = Message::default();
+        let mut message = terms.message();
         message.number(tokens);
-        message.number(top_k);
-        message.number(op.row.bytes());
         message.bytes(ids);
         message.bytes(rows);
         self.shared.exchange.post(epoch, &message)
     }
 
-    pub(super) fn receive_tokens(&self, op: &LlDispatch, epoch: u64) -> Result<()> {
+    pub(super) fn receive_tokens(&self, op: &LlDispatch, terms: &Terms, epoch: u64) -> Result<()> {
         let facts = self.facts();
         let capacity = facts.max_recv_rows().unwrap_or(0);
         let experts = facts.experts_of(facts.rank);
@@ -40,9 +39,9 @@ impl HostLl {
         // SAFETY: `request` has checked the tensor `[L, R*M, H]`; the caller leaves it to the operation.
         let out = unsafe { bytes_mut(op.out, experts.len() * capacity * op.row.bytes()) };
         let mut counts = vec![0_usize; experts.len()];
-        let mut placed = Vec::with_capacity(facts.ranks);
+        let mut last = LastDispatch::default();
         for (source, message) in messages.iter().enumerate() {
-            let sent = SentTokens::read(message, source, self.routing.top_k, op.row.bytes())?;
+            let sent = SentTokens::read(message, source, terms)?;
             let mut from_source = Vec::new();
             for (token, k, expert) in sent.entries(facts) {
                 let local = expert.checked_sub(experts.start);
@@ -56,7 +55,10 @@ impl HostLl {
                 }
                 from_source.push(Placed { token, k, row });
             }
-            placed.push(from_source);
+            last.placed.push(from_source);
+            if source == facts.rank {
+                last.sent = numeric::i64s(sent.ids).collect();
+            }
         }
         if let Some(counter) = op.counter {
             // SAFETY: `request` has checked the counter `[L]`; the caller leaves it to the operation.
@@ -69,7 +71,7 @@ impl HostLl {
                 )?;
             }
         }
-        *self.placed.lock() = placed;
+        *self.last.lock() = last;
         Ok(())
     }
 }
@@ -83,35 +85,64 @@ struct SentTokens<'a> {
 }
 
 impl<'a> SentTokens<'a> {
-    /// `top_k` and `row_bytes` are this rank's.
-    fn read(message: &'a [u8], source: usize, top_k: usize, row_bytes: usize) -> Result<Self> {
-        let mut reader = Reader::new(message);
+    fn read(message: &'a [u8], source: usize, terms: &Terms) -> Result<Self> {
+        let mut reader = terms.read(message, source)?;
+        let (top_k, row_bytes) = (terms.top_k, terms.row.bytes());
         let tokens = reader.number()?;
-        same_on_ranks("topk_idx.sizes[1]", top_k, source, reader.number()?)?;
-        same_on_ranks("row bytes", row_bytes, source, reader.number()?)?;
-        let ids = reader.bytes(tokens * top_k * 8)?;
+        let ids = reader.array(tokens, top_k * 8)?;
         Ok(Self {
             top_k,
             row_bytes,
             ids,
-            rows: reader.bytes(tokens * row_bytes)?,
+            rows: reader.array(tokens, row_bytes)?,
         })
     }
 
     /// (token, k, expert) of all entries that name an expert.
     fn entries(&self, facts: &GroupFacts) -> impl Iterator<Item = (usize, usize, usize)> {
-        self.ids
-            .as_chunks::<8>()
-            .0
-            .iter()
+        numeric::i64s(self.ids)
             .enumerate()
             .filter_map(|(entry, id)| {
-                let expert = facts.expert(i64::from_ne_bytes(*id))?;
+                let expert = facts.expert(id)?;
                 Some((entry / self.top_k, entry % self.top_k, expert))
             })
     }
 
     fn row(&self, token: usize) -> Result<&'a [u8]> {
         row(self.rows, token, self.row_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::host::terms::Call;
+    use crate::model::dtype::DType;
+    use crate::model::ops::RowType;
+
+    #[test]
+    fn tokens_that_are_not_in_the_message_are_refused() {
+        let terms = Terms {
+            call: Call::LlDispatch,
+            send_only: false,
+            top_k: 8,
+            row: RowType {
+                dtype: DType::Bfloat16,
+                hidden: 8,
+            },
+        };
+        let tells = |tokens| {
+            let mut message = terms.message();
+            message.number(tokens);
+            message.bytes(&[0; 64 + 16]);
+            let mut written = vec![0; message.len()];
+            message.write_to(&mut written).unwrap();
+            SentTokens::read(&written, 0, &terms).map(|sent| sent.rows.len())
+        };
+        assert_eq!(tells(1).unwrap(), 16);
+        // The last two are 0 bytes of ids and of rows, if multiplied carelessly.
+        for tokens in [2, 1 << 60, 1 << 62] {
+            assert!(tells(tokens).is_err(), "{tokens}");
+        }
     }
 }

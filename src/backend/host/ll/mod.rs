@@ -2,25 +2,53 @@
 
 mod combine;
 mod dispatch;
+mod gates;
 
 use crate::backend::host::group::Shared;
+use crate::backend::host::terms::{Call, Terms};
+use crate::backend::host::turns::Turns;
 use crate::backend::{LlBackend, Ticket};
 use crate::error::Result;
 use crate::model::group::GroupFacts;
 use crate::model::ops::{LlOp, Routing, Stream};
 use parking_lot::Mutex;
 use std::sync::Arc;
-
-const DISPATCH: &str = "ncclEpDispatch (low latency)";
-const COMBINE: &str = "ncclEpCombine (low latency)";
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// An LL handle.
 #[derive(Clone)]
 pub struct HostLl {
     shared: Arc<Shared>,
     routing: Routing,
-    /// What the last dispatch received from each source rank, by token, then k.
-    placed: Arc<Mutex<Vec<Vec<Placed>>>>,
+    last: Arc<Mutex<LastDispatch>>,
+    received: Arc<Received>,
+}
+
+/// The receive phases of a handle's staged operations. They use its memory, so every later operation on
+/// the handle follows those enqueued before it, whatever their streams.
+#[derive(Default)]
+struct Received {
+    ended: Turns,
+    /// Epoch of the last one that was enqueued.
+    last: AtomicU64,
+}
+
+impl Received {
+    /// What an operation that is enqueued now waits for when it runs. That was enqueued earlier, so the
+    /// wait ends.
+    fn follow(self: &Arc<Self>) -> impl FnOnce() + Send + 'static {
+        let (received, last) = (Arc::clone(self), self.last.load(Ordering::Acquire));
+        move || received.ended.follow(last)
+    }
+}
+
+/// What a dispatch leaves for the combines behind it.
+#[derive(Default)]
+struct LastDispatch {
+    /// This rank's ids as they were sent.
+    sent: Vec<i64>,
+    /// What came from each source rank, by token, then k.
+    placed: Vec<Vec<Placed>>,
 }
 
 /// An entry that names an expert of this rank.
@@ -33,26 +61,40 @@ struct Placed {
 }
 
 impl HostLl {
-    /// A handle whose ids are `routing`, read anew by every dispatch.
+    /// A handle whose ids are `routing`, read anew by every operation.
     pub fn new(shared: Arc<Shared>, routing: Routing) -> Self {
         Self {
             shared,
             routing,
-            placed: Arc::default(),
+            last: Arc::default(),
+            received: Arc::default(),
         }
     }
 
-    fn send_now(&self, op: &LlOp, epoch: u64) -> Result<()> {
+    fn send_now(&self, op: &LlOp, terms: &Terms, epoch: u64) -> Result<()> {
         match op {
-            LlOp::Dispatch(op) => self.send_tokens(op, epoch),
-            LlOp::Combine(op) => self.send_results(op, epoch),
+            LlOp::Dispatch(op) => self.send_tokens(op, terms, epoch),
+            LlOp::Combine(op) => self.send_results(op, terms, epoch),
         }
     }
 
-    fn receive_now(&self, op: &LlOp, epoch: u64) -> Result<()> {
+    fn receive_now(&self, op: &LlOp, terms: &Terms, epoch: u64) -> Result<()> {
         match op {
-            LlOp::Dispatch(op) => self.receive_tokens(op, epoch),
-            LlOp::Combine(op) => self.receive_results(op, epoch),
+            LlOp::Dispatch(op) => self.receive_tokens(op, terms, epoch),
+            LlOp::Combine(op) => self.receive_results(op, terms, epoch),
+        }
+    }
+
+    fn terms(&self, op: &LlOp, send_only: bool) -> Terms {
+        let (call, row) = match op {
+            LlOp::Dispatch(op) => (Call::LlDispatch, op.row),
+            LlOp::Combine(op) => (Call::LlCombine, op.row),
+        };
+        Terms {
+            call,
+            send_only,
+            top_k: self.routing.top_k,
+            row,
         }
     }
 
@@ -63,37 +105,38 @@ impl HostLl {
 
 impl LlBackend for HostLl {
     fn run(&self, op: &LlOp, stream: Stream) -> Result<()> {
-        let (handle, op) = (self.clone(), *op);
+        let (handle, op, terms) = (self.clone(), *op, self.terms(op, false));
+        let follow = self.received.follow();
+        let run = move |epoch| {
+            handle.send_now(&op, &terms, epoch)?;
+            handle.receive_now(&op, &terms, epoch)
+        };
         self.shared
-            .enqueue_operation(name(&op), stream, move |epoch| {
-                handle.send_now(&op, epoch)?;
-                handle.receive_now(&op, epoch)
-            })
+            .enqueue_operation(terms.call, stream, follow, run)
             .map(drop)
     }
 
     fn send(&self, op: &LlOp, _slot: usize, stream: Stream) -> Result<Ticket> {
-        let (handle, op) = (self.clone(), *op);
+        let (handle, op, terms) = (self.clone(), *op, self.terms(op, true));
+        let follow = self.received.follow();
+        let send = move |epoch| handle.send_now(&op, &terms, epoch);
         self.shared
-            .enqueue_operation(name(&op), stream, move |epoch| handle.send_now(&op, epoch))
+            .enqueue_operation(terms.call, stream, follow, send)
             .map(Ticket)
     }
 
     fn receive(&self, op: &LlOp, ticket: Ticket, stream: Stream) -> Result<()> {
         // Waiting for this rank's own message orders the phases, whatever their streams.
-        let (handle, op) = (self.clone(), *op);
-        self.shared
-            .enqueue(name(&op), stream, move || handle.receive_now(&op, ticket.0))
+        let (handle, op, terms) = (self.clone(), *op, self.terms(op, true));
+        let (received, Ticket(epoch)) = (Arc::clone(&self.received), ticket);
+        let receive = move || handle.receive_now(&op, &terms, epoch);
+        let end = move || received.ended.end(epoch);
+        self.shared.enqueue(terms.call, stream, receive, end)?;
+        self.received.last.store(epoch, Ordering::Release);
+        Ok(())
     }
 
     fn abandon(&self, _op: &LlOp, ticket: Ticket) {
         self.shared.exchange.abandon(ticket.0);
-    }
-}
-
-fn name(op: &LlOp) -> &'static str {
-    match op {
-        LlOp::Dispatch(_) => DISPATCH,
-        LlOp::Combine(_) => COMBINE,
     }
 }

@@ -1,0 +1,84 @@
+// Low-latency combines whose ids are not those of the dispatch any more: the caller has permuted (id,
+// weight) pairs in place, masked some, or put others there.
+#include "reference/ll_run.h"
+#include "suites/ll/cases.h"
+
+enum { kHidden = 16 };
+
+// The sum of each token, two experts having answered with 1 and 2, when ids and weights are these.
+static void check_sum(LlRun* run, const int64_t ids[2], const float weights[2], float expected) {
+    const unsigned tokens = run->shape.max_tokens;
+    int64_t* all_ids = ref_host_new(2 * tokens * sizeof(*all_ids));
+    float* all_weights = ref_host_new(2 * tokens * sizeof(*all_weights));
+    float* sums = ref_host_new(tokens * kHidden * sizeof(*sums));
+    for (unsigned i = 0; i < 2 * tokens; ++i) {
+        all_ids[i] = ids[i % 2];
+        all_weights[i] = weights[i % 2];
+    }
+    for (unsigned i = 0; i < tokens * kHidden; ++i) sums[i] = expected;
+    ref_buffer_upload(&run->ids, all_ids);
+    ref_buffer_upload(&run->weights, all_weights);
+    ref_buffer_poison(&run->combined);
+    EP_CHECK_NCCL(ll_launch_combine(run, run->env->stream, false));
+    ep_sync(run->env);
+    REF_CHECK_BUFFER(&run->combined, sums);
+    free(all_ids);
+    free(all_weights);
+    free(sums);
+}
+
+// Expert 0 answers with 1, the last one with 2. Small whole numbers, so any order gives these sums.
+void ll_weights_follow_their_ids(EpEnv* env) {
+    const LlShape shape = {2 * (unsigned)env->size, 3, 2, ncclFloat32, kHidden};
+    const int64_t last = (int64_t)shape.num_experts - 1;
+    ncclEpGroup_t group = ll_group_new(env, &shape);
+    LlRun run;
+    ll_run_open_with(&run, env, group, &shape, kRefDistinct, false, 21);
+    RefRouting* routing = ref_routing_copy(run.now);
+    for (unsigned rank = 0; rank < (unsigned)env->size; ++rank) {
+        for (unsigned i = 0; i < 2 * shape.max_tokens; ++i) {
+            routing->topk_idx[rank][i] = i % 2 == 0 ? 0 : last;
+        }
+    }
+    ll_run_reroute(&run, routing);
+    ll_dispatch(&run);
+    ll_prepare_combine(&run);
+    float* rows = ref_host_new(run.results_in.bytes);
+    for (size_t i = 0; i < run.results_in.bytes / sizeof(float); ++i) {
+        rows[i] = i < run.results_in.bytes / sizeof(float) / 2 ? 1.0f : 2.0f;
+    }
+    ref_buffer_upload(&run.results_in, rows);
+    free(rows);
+    static const float kWeights[] = {1.0f, 16.0f};
+    static const float kSwapped[] = {16.0f, 1.0f};
+    check_sum(&run, (int64_t[]){0, last}, kWeights, 33.0f);
+    check_sum(&run, (int64_t[]){last, 0}, kSwapped, 33.0f);
+    check_sum(&run, (int64_t[]){last, 0}, kWeights, 18.0f);
+    check_sum(&run, (int64_t[]){-1, 0}, kWeights, 16.0f);     // one masked
+    check_sum(&run, (int64_t[]){last, last}, kWeights, 34.0f);  // both mean one row
+    // Never dispatched: with one rank, both experts were.
+    const int64_t other = env->size > 1 ? 1 : (int64_t)shape.num_experts;
+    check_sum(&run, (int64_t[]){other, last}, kWeights, 32.0f);
+    ll_run_close(&run);
+    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
+}
+
+void ll_ids_permuted_before_combine(EpEnv* env) {
+    static const RefStyle kStyles[] = {kRefDistinct, kRefRepeating, kRefMessy, kRefOneRank,
+                                       kRefOneExpert};
+    for (size_t i = 0; i < sizeof(kStyles) / sizeof(kStyles[0]); ++i) {
+        const LlShape shape = {2 * (unsigned)env->size, 9, 4, ncclBfloat16, 40};
+        ncclEpGroup_t group = ll_group_new(env, &shape);
+        LlRun run;
+        ll_run_open_with(&run, env, group, &shape, kStyles[i], i % 2 == 0, 30 + i);
+        for (unsigned change = 0; change < kRefNumChanges; ++change) {
+            ll_dispatch(&run);
+            ll_run_change(&run, (RefChange)change);
+            ll_combine(&run);
+            ll_run_mask(&run, 3);
+            ll_combine(&run);
+        }
+        ll_run_close(&run);
+        EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
+    }
+}

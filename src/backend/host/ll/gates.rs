@@ -1,0 +1,199 @@
+//! With what weight each dispatched entry of a token takes part in a combine.
+//!
+//! Dispatch has fixed which rows there are; the ids and weights of the combine say what to do with them.
+//! Between the two the caller may have masked ids, or permuted (id, weight) pairs. So the entries of
+//! the combine are matched with the dispatched ones by their ids: the m-th that names an expert with
+//! the m-th dispatched to it, and any further ones with the last. An id that was not dispatched counts
+//! as masked, and a dispatched entry that nothing matches takes no part.
+#![forbid(unsafe_code)]
+
+use crate::backend::host::message::{Message, Reader};
+use crate::backend::host::numeric;
+use crate::error::{Error, Result};
+use crate::model::group::GroupFacts;
+
+/// How a dispatched entry takes part.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Gate {
+    /// The first k of the combine that matches the entry.
+    pub k: usize,
+    /// The sum of the weights of all k that match it, k ascending.
+    pub weight: f32,
+}
+
+/// What the caller's memory says when the combine runs.
+#[derive(Clone, Copy)]
+pub struct Wanted<'a> {
+    /// int64 `[tokens, top_k]`.
+    pub ids: &'a [u8],
+    /// f32 `[tokens, top_k]`.
+    pub weights: &'a [u8],
+}
+
+/// The gate of each dispatched entry of a home rank's tokens, by token, then k; nothing where nothing
+/// matches.
+pub struct Gates {
+    top_k: usize,
+    by_entry: Vec<Option<Gate>>,
+}
+
+impl Gates {
+    /// Matches the entries that are `wanted` with those that were `sent`.
+    pub fn new(facts: &GroupFacts, top_k: usize, sent: &[i64], wanted: Wanted<'_>) -> Self {
+        let ids: Vec<i64> = numeric::i64s(wanted.ids).collect();
+        let weights: Vec<f32> = numeric::f32s(wanted.weights).collect();
+        let width = top_k.max(1);
+        let tokens = sent.chunks(width).zip(ids.chunks(width));
+        let by_entry = tokens
+            .zip(weights.chunks(width))
+            .flat_map(|((sent, ids), weights)| match_token(facts, sent, ids, weights))
+            .collect();
+        Self { top_k, by_entry }
+    }
+
+    /// The gate of the entry `k` of `token`, numbered as in the dispatch.
+    pub fn get(&self, token: usize, k: usize) -> Result<Option<Gate>> {
+        self.by_entry
+            .get(token * self.top_k..(token + 1) * self.top_k)
+            .and_then(|of_token| of_token.get(k))
+            .copied()
+            .ok_or_else(|| Error::internal("a contribution without a weight"))
+    }
+
+    /// Appends what the expert ranks need.
+    pub fn write(&self, message: &mut Message<'_>) {
+        message.number(self.by_entry.len());
+        let gates = self.by_entry.iter();
+        message.owned_bytes(gates.clone().map(|gate| u8::from(gate.is_some())).collect());
+        let weights = gates.map(|gate| gate.map_or(0.0, |gate| gate.weight));
+        message.owned_bytes(weights.flat_map(f32::to_ne_bytes).collect());
+    }
+
+    /// What another rank wrote. The order of its own sums is not in it.
+    pub fn read(reader: &mut Reader<'_>, top_k: usize) -> Result<Self> {
+        let entries = reader.number()?;
+        let takes_part = reader.bytes(entries)?;
+        let weights = numeric::f32s(reader.array(entries, size_of::<f32>())?);
+        let gate =
+            |(takes_part, weight): (&u8, f32)| (*takes_part != 0).then_some(Gate { k: 0, weight });
+        Ok(Self {
+            top_k,
+            by_entry: takes_part.iter().zip(weights).map(gate).collect(),
+        })
+    }
+}
+
+/// The gates of the `sent` entries of one token.
+fn match_token(
+    facts: &GroupFacts,
+    sent: &[i64],
+    ids: &[i64],
+    weights: &[f32],
+) -> Vec<Option<Gate>> {
+    let mut gates: Vec<Option<Gate>> = vec![None; sent.len()];
+    for (k, (id, &weight)) in ids.iter().zip(weights).enumerate() {
+        if facts.expert(*id).is_none() {
+            continue;
+        }
+        let before = ids.iter().take(k).filter(|other| *other == id).count();
+        let entries = || (0..sent.len()).filter(|&entry| sent.get(entry) == Some(id));
+        let entry = entries().nth(before).or_else(|| entries().next_back());
+        if let Some(gate) = entry.and_then(|entry| gates.get_mut(entry)) {
+            *gate = Some(match *gate {
+                None => Gate { k, weight },
+                Some(gate) => Gate {
+                    weight: gate.weight + weight,
+                    ..gate
+                },
+            });
+        }
+    }
+    gates
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::group::{Algorithm, LlCombineMode};
+
+    fn facts() -> GroupFacts {
+        GroupFacts {
+            algorithm: Algorithm::LowLatency,
+            ranks: 1,
+            rank: 0,
+            experts: 8,
+            max_tokens: Some(4),
+            row_bytes: 16,
+            ll_combine: LlCombineMode::Exact,
+            channels: None,
+        }
+    }
+
+    /// (first k, weight) of each sent entry; the weight of entry k is 2^k.
+    fn matched(sent: &[i64], ids: &[i64]) -> Vec<Option<(usize, f32)>> {
+        let weights: Vec<f32> = (0..ids.len() as u8).map(|k| 2_f32.powi(k.into())).collect();
+        let gates = match_token(&facts(), sent, ids, &weights);
+        let pair = |gate: Gate| (gate.k, gate.weight);
+        gates.into_iter().map(|gate| gate.map(pair)).collect()
+    }
+
+    #[test]
+    fn entries_are_found_by_their_ids() {
+        let same = [Some((0, 1.0)), Some((1, 2.0)), Some((2, 4.0))];
+        assert_eq!(matched(&[5, 1, 3], &[5, 1, 3]), same);
+        let turned = [Some((2, 4.0)), Some((1, 2.0)), Some((0, 1.0))];
+        assert_eq!(matched(&[5, 1, 3], &[3, 1, 5]), turned);
+    }
+
+    #[test]
+    fn what_was_not_dispatched_counts_as_masked() {
+        assert_eq!(matched(&[5, -1], &[7, 5]), [Some((1, 2.0)), None]);
+        assert_eq!(matched(&[5, 1], &[-1, 1]), [None, Some((1, 2.0))]);
+        assert_eq!(matched(&[-1, 9], &[-1, 9]), [None, None]);
+    }
+
+    #[test]
+    fn repeated_ids_are_matched_in_turn() {
+        let sent = [4, 4, 2];
+        assert_eq!(
+            matched(&sent, &[4, 2, 4]),
+            [Some((0, 1.0)), Some((2, 4.0)), Some((1, 2.0))]
+        );
+        assert_eq!(matched(&sent, &[-1, 4, -1]), [Some((1, 2.0)), None, None]);
+        assert_eq!(
+            matched(&sent, &[4, 4, 4]),
+            [Some((0, 1.0)), Some((1, 6.0)), None]
+        );
+        assert_eq!(
+            matched(&[4, 2, 1], &[4, 4, 4]),
+            [Some((0, 7.0)), None, None]
+        );
+    }
+
+    #[test]
+    fn gates_travel() {
+        let mut raw = Vec::new();
+        for id in [1_i64, -1, 2, 3] {
+            raw.extend(id.to_ne_bytes());
+        }
+        let weights: Vec<u8> = [0.5_f32, 1.0, f32::NAN, 2.0]
+            .into_iter()
+            .flat_map(f32::to_ne_bytes)
+            .collect();
+        let wanted = Wanted {
+            ids: &raw,
+            weights: &weights,
+        };
+        let mut message = Message::default();
+        Gates::new(&facts(), 2, &[1, 7, 3, 2], wanted).write(&mut message);
+        let mut written = vec![0; message.len()];
+        message.write_to(&mut written).unwrap();
+        let read = Gates::read(&mut Reader::new(&written), 2).unwrap();
+        let weight = |token, k| read.get(token, k).unwrap().map(|gate| gate.weight);
+        assert_eq!((weight(0, 0), weight(0, 1)), (Some(0.5), None));
+        assert_eq!(weight(1, 0), Some(2.0));
+        assert!(weight(1, 1).is_some_and(f32::is_nan));
+        assert!(read.get(0, 2).is_err() && read.get(2, 0).is_err());
+        assert!(Gates::read(&mut Reader::new(&written[..20]), 2).is_err());
+    }
+}

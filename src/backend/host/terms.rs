@@ -1,0 +1,166 @@
+//! What the ranks must agree on in an operation: every message of it begins with that, so that a rank
+//! that calls something else is named, and nothing of its message is taken for something else.
+#![forbid(unsafe_code)]
+
+use crate::backend::host::message::{Message, Reader};
+use crate::error::{Error, Result};
+use crate::model::dtype::DType;
+use crate::model::ops::RowType;
+use std::fmt;
+
+/// What was called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+#[allow(missing_docs)] // As they are called.
+pub enum Call {
+    LlDispatch,
+    LlCombine,
+    HtDispatch,
+    HtCombine,
+}
+
+impl Call {
+    const ALL: [Self; 4] = [
+        Self::LlDispatch,
+        Self::LlCombine,
+        Self::HtDispatch,
+        Self::HtCombine,
+    ];
+
+    /// The name that texts use.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::LlDispatch => "ncclEpDispatch (low latency)",
+            Self::LlCombine => "ncclEpCombine (low latency)",
+            Self::HtDispatch => "ncclEpDispatch (high throughput)",
+            Self::HtCombine => "ncclEpCombine (high throughput)",
+        }
+    }
+}
+
+/// One rank's side of what must be the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Terms {
+    /// What was called.
+    pub call: Call,
+    /// Whether the receive phase waits for `ncclEpComplete`.
+    pub send_only: bool,
+    /// Ids per token of the handle.
+    pub top_k: usize,
+    /// Rows of the tokens.
+    pub row: RowType,
+}
+
+impl Terms {
+    /// A message that begins with these terms.
+    pub fn message<'a>(&self) -> Message<'a> {
+        let mut message = Message::default();
+        message.number(self.call as usize);
+        message.number(usize::from(self.send_only));
+        message.number(self.top_k);
+        message.number(self.row.bytes());
+        message.number(self.row.dtype as usize);
+        message
+    }
+
+    /// What follows the terms in the message of `source`, if they are these.
+    pub fn read<'a>(&self, message: &'a [u8], source: usize) -> Result<Reader<'a>> {
+        let mut reader = Reader::new(message);
+        let call = reader.number()?;
+        if call != self.call as usize {
+            let theirs = Call::ALL.get(call).map_or("unknown", |call| call.name());
+            return Err(differs("operation", source).got(self.call.name(), theirs));
+        }
+        if reader.number()? != usize::from(self.send_only) {
+            return Err(differs("send_only", source));
+        }
+        same("topk_idx.sizes[1]", source, self.top_k, reader.number()?)?;
+        same("row bytes", source, self.row.bytes(), reader.number()?)?;
+        let theirs = reader.number()?;
+        if theirs != self.row.dtype as usize {
+            let theirs = u32::try_from(theirs).ok().and_then(DType::from_raw);
+            let theirs = theirs.map_or("unknown", DType::nccl_name);
+            return Err(differs("data type", source).got(self.row.dtype.nccl_name(), theirs));
+        }
+        Ok(reader)
+    }
+}
+
+fn same<T: PartialEq + fmt::Display>(what: &str, source: usize, mine: T, theirs: T) -> Result<()> {
+    if theirs == mine {
+        return Ok(());
+    }
+    Err(differs(what, source).got(mine, theirs))
+}
+
+fn differs(what: &str, source: usize) -> Error {
+    let rule = format_args!("must be the same on every rank, but rank {source} differs");
+    Error::usage(what, rule)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MINE: Terms = Terms {
+        call: Call::LlDispatch,
+        send_only: false,
+        top_k: 8,
+        row: RowType {
+            dtype: DType::Bfloat16,
+            hidden: 64,
+        },
+    };
+
+    fn written(terms: Terms) -> Vec<u8> {
+        let mut message = terms.message();
+        message.bytes(b"rest");
+        let mut written = vec![0; message.len()];
+        message.write_to(&mut written).unwrap();
+        written
+    }
+
+    fn refusal(change: impl FnOnce(&mut Terms)) -> String {
+        let mut theirs = MINE;
+        change(&mut theirs);
+        let error = MINE.read(&written(theirs), 3).err().unwrap();
+        error.text().to_owned()
+    }
+
+    #[test]
+    fn what_differs_is_named() {
+        let rule = "must be the same on every rank, but rank 3 differs";
+        assert_eq!(
+            refusal(|theirs| theirs.call = Call::LlCombine),
+            format!(
+                "operation: {rule} (got ncclEpDispatch (low latency), \
+                 expected ncclEpCombine (low latency))"
+            )
+        );
+        assert_eq!(
+            refusal(|theirs| theirs.send_only = true),
+            format!("send_only: {rule}")
+        );
+        assert_eq!(
+            refusal(|theirs| theirs.top_k = 4),
+            format!("topk_idx.sizes[1]: {rule} (got 8, expected 4)")
+        );
+        assert_eq!(
+            refusal(|theirs| theirs.row.hidden = 8),
+            format!("row bytes: {rule} (got 128, expected 16)")
+        );
+        assert_eq!(
+            refusal(|theirs| theirs.row.dtype = DType::Float16),
+            format!("data type: {rule} (got ncclBfloat16, expected ncclFloat16)")
+        );
+    }
+
+    #[test]
+    fn the_rest_follows_the_terms() {
+        let written = written(MINE);
+        let mut reader = MINE.read(&written, 0).unwrap();
+        assert_eq!(reader.bytes(4).unwrap(), b"rest");
+        assert!(MINE.read(&written[..12], 0).is_err());
+        assert!(MINE.read(&[0xff; 64], 0).is_err());
+    }
+}

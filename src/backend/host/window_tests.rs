@@ -1,0 +1,103 @@
+//! Unit tests of windows: what is opened, how long it may be, and what is believed of a message.
+#![allow(unsafe_code)]
+
+use super::*;
+
+#[test]
+fn a_second_mapping_sees_what_the_first_posts() {
+    let mine = Window::create(2).unwrap();
+    let theirs = Window::open(mine.address(), 2).unwrap();
+    mine.bank(3).write(5).unwrap().copy_from_slice(b"hello");
+    assert_eq!(theirs.bank(3).posted(), 0);
+    mine.bank(3).post(9, 5);
+    assert_eq!(theirs.bank(3).posted(), 9);
+    assert_eq!(&theirs.bank(3).read().unwrap()[..], b"hello");
+    assert!(!mine.bank(3).is_read_by(1));
+    theirs.bank(3).set_read(1, 9);
+    assert!(mine.bank(3).is_read_by(1));
+    assert!(!mine.bank(3).is_read_by(0));
+}
+
+/// An anonymous file of this process, opened as if a peer had named it.
+fn open_as_window(name: &std::ffi::CStr, bytes: u64, seals: libc::c_int) -> Result<Window> {
+    // SAFETY: the name is NUL-terminated, the descriptor fresh.
+    let file =
+        unsafe { File::from_raw_fd(libc::memfd_create(name.as_ptr(), libc::MFD_ALLOW_SEALING)) };
+    file.set_len(bytes).unwrap();
+    // SAFETY: takes numbers only.
+    let sealed = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) };
+    assert_eq!(sealed, 0);
+    open_descriptor(file.as_raw_fd())
+}
+
+fn open_descriptor(descriptor: i32) -> Result<Window> {
+    let process = std::process::id();
+    Window::open(
+        Address {
+            process,
+            descriptor,
+        },
+        2,
+    )
+}
+
+#[test]
+fn only_windows_are_opened() {
+    let whole = BANK_BYTES * PARTS;
+    assert!(open_as_window(c"nccl_ep", whole, SEALS).is_ok());
+    let foreign = [
+        open_as_window(c"nccl_ep", whole, 0),
+        open_as_window(c"nccl_ep", whole, libc::F_SEAL_GROW),
+        open_as_window(c"nccl_ep", 4096, SEALS),
+        open_as_window(c"other", whole, SEALS),
+        open_descriptor(std::fs::File::open("/dev/zero").unwrap().as_raw_fd()),
+    ];
+    for opened in foreign {
+        let error = opened.err().unwrap();
+        assert!(error.text().ends_with("is no window of a group"), "{error}");
+    }
+    assert!(open_descriptor(-1).is_err());
+}
+
+#[test]
+fn a_window_cannot_be_cut_short() {
+    let mine = Window::create(1).unwrap();
+    assert!(mine.file.set_len(4096).is_err());
+}
+
+#[test]
+fn a_limit_makes_windows_smaller() {
+    assert_eq!(bank_bytes(libc::RLIM_INFINITY).unwrap(), BANK_BYTES);
+    assert_eq!(bank_bytes(PARTS * BANK_BYTES).unwrap(), BANK_BYTES);
+    let small = bank_bytes(1 << 20).unwrap();
+    assert_eq!(small % ALIGNMENT, 0);
+    assert!(small > 0 && small * PARTS <= 1 << 20);
+    let refused = bank_bytes(4096).err().unwrap();
+    assert_eq!(refused.code(), Code::SystemError);
+    assert!(
+        refused
+            .text()
+            .ends_with("(got 4096 bytes, expected 327680 or more)")
+    );
+}
+
+#[test]
+fn the_length_of_a_message_is_not_believed() {
+    let window = Window::create(1).unwrap();
+    window.bank(0).write(5).unwrap().copy_from_slice(b"hello");
+    for bytes in [1 << 30, 1 << 41, usize::MAX] {
+        window.bank(0).post(1, bytes);
+        assert!(window.bank(0).read().is_err(), "{bytes}");
+    }
+    window.bank(0).post(1, 5);
+    assert_eq!(&window.bank(0).read().unwrap()[..], b"hello");
+}
+
+#[test]
+fn failure_rings_the_bell() {
+    let window = Window::create(1).unwrap();
+    let heard = window.bell();
+    window.set_failed();
+    assert!(window.has_failed());
+    assert_ne!(window.bell(), heard);
+}

@@ -1,0 +1,124 @@
+//! Where a tuning file comes from: a path that the environment names, and that may be anything.
+#![forbid(unsafe_code)]
+
+use std::fs::{File, Metadata};
+use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
+
+/// Far more than `nccl_ep.tune` writes.
+const MOST_BYTES: u64 = 1 << 20;
+/// Characters of a text from outside that a message shows.
+const SHOWN: usize = 80;
+
+/// The contents of the file at `path`, or why they are not read.
+pub fn read(path: &str) -> Result<String, String> {
+    let failed = |error: std::io::Error| error.to_string();
+    // Opening something else might already do something, or wait.
+    check(&std::fs::metadata(path).map_err(failed)?)?;
+    let mut options = File::options();
+    let file = options.read(true).custom_flags(libc::O_NONBLOCK);
+    let file = file.open(path).map_err(failed)?;
+    check(&file.metadata().map_err(failed)?)?;
+    let mut text = String::new();
+    // The file may grow meanwhile.
+    let mut file = file.take(MOST_BYTES);
+    file.read_to_string(&mut text).map_err(failed)?;
+    Ok(text)
+}
+
+fn check(file: &Metadata) -> Result<(), String> {
+    if !file.is_file() {
+        return Err("it is not a regular file".to_owned());
+    }
+    if file.len() > MOST_BYTES {
+        let bytes = file.len();
+        return Err(format!(
+            "it has {bytes} bytes, and {MOST_BYTES} are the most"
+        ));
+    }
+    Ok(())
+}
+
+/// `text` from outside as a part of a line: cut, and without what a terminal might obey.
+pub fn shown(text: &str) -> String {
+    let is_plain = |c: &char| c.is_ascii_graphic() || *c == ' ' || c.is_alphanumeric();
+    let plain = text
+        .chars()
+        .map(|c| Some(c).filter(is_plain).unwrap_or('?'));
+    let mut line: String = plain.take(SHOWN).collect();
+    if text.chars().nth(SHOWN).is_some() {
+        line.push_str("...");
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::PathBuf;
+    use std::process::Command;
+
+    /// A path of this test's own, whose file goes with it.
+    struct Scratch(PathBuf);
+
+    impl Scratch {
+        fn new(name: &str) -> Self {
+            let name = format!("nccl_ep-{}-{name}", std::process::id());
+            Self(std::env::temp_dir().join(name))
+        }
+
+        fn path(&self) -> &str {
+            self.0.to_str().unwrap()
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_file(&self.0);
+        }
+    }
+
+    #[test]
+    fn regular_files_are_read() {
+        let file = Scratch::new("regular");
+        std::fs::write(file.path(), "text").unwrap();
+        assert_eq!(read(file.path()).unwrap(), "text");
+        std::fs::write(file.path(), [0xff]).unwrap();
+        assert!(read(file.path()).is_err());
+        assert!(
+            read("/nowhere/at/all")
+                .unwrap_err()
+                .contains("No such file")
+        );
+    }
+
+    #[test]
+    fn other_files_are_not_even_opened() {
+        let fifo = Scratch::new("fifo");
+        let made = Command::new("mkfifo").arg(fifo.path()).status().unwrap();
+        assert!(made.success());
+        for path in [fifo.path(), "/dev/zero", "/"] {
+            assert_eq!(read(path).unwrap_err(), "it is not a regular file");
+        }
+    }
+
+    #[test]
+    fn long_files_are_not_read() {
+        let file = Scratch::new("long");
+        let long = File::create(file.path()).unwrap();
+        long.set_len(MOST_BYTES).unwrap();
+        assert_eq!(read(file.path()).unwrap().len() as u64, MOST_BYTES);
+        long.set_len(1 << 30).unwrap();
+        let reason = read(file.path()).unwrap_err();
+        assert_eq!(reason, "it has 1073741824 bytes, and 1048576 are the most");
+    }
+
+    #[test]
+    fn texts_are_cut_and_cleaned() {
+        assert_eq!(shown("NVIDIA H200 (größer)"), "NVIDIA H200 (größer)");
+        assert_eq!(shown("\x1b[31m\r\n\u{202e}x\u{9b}"), "?[31m???x?");
+        let long = shown(&"ä".repeat(5 << 20));
+        assert_eq!(long.chars().count(), SHOWN + 3);
+        assert!(long.ends_with("ä..."));
+    }
+}

@@ -25,13 +25,6 @@ constexpr static const uint32_t HT_COMBINE_THREADS = 512;
 /// Zeros that a dispatch block keeps in shared memory, in front of the warps' parts.
 constexpr static const uint32_t HT_ZERO_BYTES = 4096;
 
-/// Bit of `HtCommon::shape_word`: a combine, else a dispatch.
-constexpr static const uint32_t HT_SHAPE_COMBINE = 2147483648;
-
-/// Shift, in `HtCommon::shape_word`, of the columns of gradients per row (combine), or of 1 where ids
-/// and weights travel too (dispatch); below it is the number of 16-byte units of a row.
-constexpr static const uint32_t HT_SHAPE_COLUMNS_SHIFT = 24;
-
 /// Packets by which a rank tells each other of its part of a new handle, besides the one for each local
 /// expert: how many rows it sends, then `HtLayoutParams::told`.
 constexpr static const uint32_t HT_COUNTS_BESIDE_EXPERTS = 2;
@@ -157,7 +150,7 @@ struct HtCommon {
     HtHandleMemory handle;
     /// The group's sequences.
     HtSequences *sequences;
-    /// What the ranks must agree on, told with every row.
+    /// What the ranks must agree on (`ht_shape_word`), told with every row.
     uint32_t shape_word;
     /// Bytes per row.
     uint32_t row_bytes;

@@ -212,6 +212,24 @@ static void other_row_bytes(const EpEnv* env, ncclEpAlgorithm_t algorithm, const
                      is_odd(env) ? " (got 16, expected 32)" : " (got 32, expected 16)");
 }
 
+// The same bytes, but of another element type.
+static void other_data_type(const EpEnv* env, ncclEpAlgorithm_t algorithm, CallKind kind) {
+    Session session;
+    open_session(&session, env, algorithm);
+    check_works(&session);
+    CallTensors tensors;
+    valid_tensors(&session, kind, &tensors);
+    if (is_odd(env)) {
+        tensors.lists[kInputs].views[0].tensor.datatype = ncclFloat16;
+        tensors.lists[kOutputs].views[0].tensor.datatype = ncclFloat16;
+    }
+    ep_barrier();
+    EP_CHECK_NCCL(make_call(&session, kind, &tensors, 0));
+    check_all_notice(&session, kind, "running-data-type", "data type: must be the same",
+                     is_odd(env) ? " (got float16, expected bfloat16)"
+                                 : " (got bfloat16, expected float16)");
+}
+
 static void other_top_k(const EpEnv* env) {
     Session session;
     open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
@@ -255,8 +273,10 @@ void ll_different_calls_on_one_rank(EpEnv* env) {
 }
 
 void ht_different_calls_on_one_rank(EpEnv* env) {
-    if (!enough_ranks(env, 2, "running-row-bytes, running-ht-forward, running-ht-columns")) return;
+    if (!enough_ranks(env, 2, "running-row-bytes, running-data-type, running-ht-*")) return;
     other_row_bytes(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, "running-row-bytes");
+    other_data_type(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, kTokensOnly);
+    other_data_type(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, kBackward);
     tokens_only_on_one_rank(env);
     forward_combine_on_one_rank(env);
 }

@@ -3,13 +3,13 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::ht_grid::{DeviceLimits, Grid, HtKind, WARP};
+use crate::backend::cuda::ht_shape_word::{MOST_ROW_BYTES, ShapeWord};
 use crate::backend::cuda::launch::LaunchShape;
 use crate::backend::cuda::params_ht::{
-    HT_COUNTS_BESIDE_EXPERTS, HT_LAYOUT_THREADS, HT_MAX_TOP_K, HT_SHAPE_COLUMNS_SHIFT,
-    HT_SHAPE_COMBINE, HT_ZERO_BYTES, HtEntry, HtLayout,
+    HT_COUNTS_BESIDE_EXPERTS, HT_LAYOUT_THREADS, HT_MAX_TOP_K, HT_ZERO_BYTES, HtEntry, HtLayout,
 };
 use crate::backend::cuda::sizes::{Regions, number};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::model::group::GroupFacts;
 use crate::model::ops::RowType;
 use crate::tuning::Tuning;
@@ -71,6 +71,7 @@ pub(super) struct HandleLayout {
 impl HtPlan {
     /// The plan for a group of high throughput.
     pub(super) fn new(facts: &GroupFacts) -> Result<Self> {
+        check_limits(facts)?;
         let ranks = facts.ranks;
         let slot_bytes = (facts.row_bytes + HT_MAX_TOP_K as usize * TAIL_ENTRY_BYTES)
             .next_multiple_of(REGION_ALIGN);
@@ -191,14 +192,9 @@ impl HtPlan {
         };
         let shared_bytes = device.dynamic_shared_bytes() - zero_bytes;
         let copy_warps = (shared_bytes / warp_bytes).clamp(1, grid.warps - 1);
-        let (warps, shape_word) = match kind {
-            HtKind::Dispatch { forward } => {
-                (copy_warps + 1, u32::from(forward) << HT_SHAPE_COLUMNS_SHIFT)
-            }
-            HtKind::Combine { columns } => (
-                grid.warps,
-                HT_SHAPE_COMBINE | number(columns)? << HT_SHAPE_COLUMNS_SHIFT,
-            ),
+        let warps = match kind {
+            HtKind::Dispatch { .. } => copy_warps + 1,
+            HtKind::Combine { .. } => grid.warps,
         };
         Ok(HtShape {
             launch: LaunchShape {
@@ -207,7 +203,7 @@ impl HtPlan {
                 shared_bytes: zero_bytes + copy_warps * warp_bytes,
             },
             send_blocks: grid.send_blocks,
-            shape_word: shape_word | number(row_bytes / COPY_ALIGN)?,
+            shape_word: ShapeWord::new(kind, row)?.0,
             row_bytes: number(row_bytes)?,
             piece_bytes: number(piece_bytes)?,
             tail_bytes: number(tail_bytes)?,
@@ -215,6 +211,16 @@ impl HtPlan {
             copy_warps,
         })
     }
+}
+
+/// Refuses what the fields of the kernels' words do not hold.
+fn check_limits(facts: &GroupFacts) -> Result<()> {
+    const RULE: &str = "is more than the high-throughput kernels can count";
+    if facts.row_bytes <= MOST_ROW_BYTES {
+        return Ok(());
+    }
+    Err(Error::usage("config.token_size_bytes", RULE)
+        .got(facts.row_bytes, format_args!("at most {MOST_ROW_BYTES}")))
 }
 
 /// Slots of one ring: a power of two, as numbers of rows wrap.
@@ -259,6 +265,21 @@ mod tests {
             assert!(plan.layout.depth.is_power_of_two());
         }
         assert!(plan(8, 1 << 20).bytes() <= 80 << 20);
+    }
+
+    #[test]
+    fn rows_that_no_word_can_tell_from_others_are_refused() {
+        let facts = |row_bytes| GroupFacts {
+            row_bytes,
+            ..plan(2, 16).facts
+        };
+        assert!(HtPlan::new(&facts(MOST_ROW_BYTES)).is_ok());
+        let error = HtPlan::new(&facts(MOST_ROW_BYTES + 16)).unwrap_err();
+        assert_eq!(
+            error.text(),
+            "config.token_size_bytes: is more than the high-throughput kernels can count \
+             (got 67108864, expected at most 67108848)"
+        );
     }
 
     #[test]

@@ -13,11 +13,6 @@ pub const HT_DISPATCH_THREADS: u32 = 768;
 pub const HT_COMBINE_THREADS: u32 = 512;
 /// Zeros that a dispatch block keeps in shared memory, in front of the warps' parts.
 pub const HT_ZERO_BYTES: u32 = 4096;
-/// Bit of `HtCommon::shape_word`: a combine, else a dispatch.
-pub const HT_SHAPE_COMBINE: u32 = 0x8000_0000;
-/// Shift, in `HtCommon::shape_word`, of the columns of gradients per row (combine), or of 1 where ids
-/// and weights travel too (dispatch); below it is the number of 16-byte units of a row.
-pub const HT_SHAPE_COLUMNS_SHIFT: u32 = 24;
 
 /// Packets by which a rank tells each other of its part of a new handle, besides the one for each local
 /// expert: how many rows it sends, then `HtLayoutParams::told`.
@@ -153,7 +148,7 @@ pub struct HtCommon {
     pub handle: HtHandleMemory,
     /// The group's sequences.
     pub sequences: *mut HtSequences,
-    /// What the ranks must agree on, told with every row.
+    /// What the ranks must agree on (`ht_shape_word`), told with every row.
     pub shape_word: u32,
     /// Bytes per row.
     pub row_bytes: u32,

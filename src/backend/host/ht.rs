@@ -11,10 +11,12 @@ use crate::backend::host::group::Shared;
 use crate::backend::host::ht_routing::{HtMap, RankIds, exchange_ids};
 use crate::backend::host::message::{Message, Reader};
 use crate::backend::host::numeric;
-use crate::backend::host::rows::{copy_row, row, same_on_ranks};
+use crate::backend::host::rows::{copy_row, row, same_rows_on_ranks, tell_rows};
 use crate::backend::{HtBackend, HtRouting};
 use crate::error::{Error, Result};
-use crate::model::ops::{HtCombine, HtDispatch, IdsAndWeights, Routing, Stream, WeightGradients};
+use crate::model::ops::{
+    HtCombine, HtDispatch, IdsAndWeights, Routing, RowType, Stream, WeightGradients,
+};
 use crate::model::tensor::DevPtr;
 use std::sync::Arc;
 
@@ -76,7 +78,7 @@ impl HostHt {
     fn send_tokens(&self, op: &HtDispatch, epoch: u64) -> Result<()> {
         let Routing { tokens, top_k, .. } = self.routing;
         let mut message = Message::default();
-        message.number(op.row.bytes());
+        tell_rows(&mut message, op.row);
         message.number(tokens);
         message.number(usize::from(op.routing_in.is_some()));
         // SAFETY: `request` has checked the tensor; the caller keeps it until the operation has run.
@@ -166,7 +168,7 @@ impl HostHt {
         self.check_capacity("inputs[TOKENS]", op.expert_rows.rows)?;
         let rows = self.map.arrivals.len();
         let mut message = Message::default();
-        message.number(op.row.bytes());
+        tell_rows(&mut message, op.row);
         message.number(rows);
         message.number(op.gradients.map_or(0, |gradients| gradients.top_k));
         // SAFETY: `request` has checked the tensor, and it has at least `rows` rows; the caller keeps it
@@ -185,7 +187,7 @@ impl HostHt {
         let results: Vec<Results<'_>> = messages
             .iter()
             .enumerate()
-            .map(|(source, message)| Results::read(message, source, op.row.bytes(), columns))
+            .map(|(source, message)| Results::read(message, source, op.row, columns))
             .collect::<Result<_>>()?;
         let row_bytes = op.row.bytes();
         // SAFETY: `request` has checked the tensor `[T, H]`; the caller leaves it to the operation.
@@ -287,7 +289,7 @@ struct Sent<'a> {
 impl<'a> Sent<'a> {
     fn read(message: &'a [u8], source: usize, op: &HtDispatch, top_k: usize) -> Result<Self> {
         let mut reader = Reader::new(message);
-        same_on_ranks("row bytes", op.row.bytes(), source, reader.number()?)?;
+        same_rows_on_ranks(&mut reader, source, op.row)?;
         let tokens = reader.number()?;
         let forward = reader.number()? != 0;
         if forward != op.routing_in.is_some() {
@@ -322,9 +324,9 @@ struct Results<'a> {
 }
 
 impl<'a> Results<'a> {
-    fn read(message: &'a [u8], source: usize, row_bytes: usize, columns: usize) -> Result<Self> {
+    fn read(message: &'a [u8], source: usize, row: RowType, columns: usize) -> Result<Self> {
         let mut reader = Reader::new(message);
-        same_on_ranks("row bytes", row_bytes, source, reader.number()?)?;
+        same_rows_on_ranks(&mut reader, source, row)?;
         let rows = reader.number()?;
         let theirs = reader.number()?;
         if theirs != columns {
@@ -333,7 +335,7 @@ impl<'a> Results<'a> {
             return Err(Error::usage("inputs[TOPK_WEIGHTS]", rule).got(columns, theirs));
         }
         Ok(Self {
-            rows: reader.bytes(rows * row_bytes)?,
+            rows: reader.bytes(rows * row.bytes())?,
             weights: reader.bytes(rows * columns * 4)?,
         })
     }

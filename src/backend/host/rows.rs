@@ -1,7 +1,11 @@
 //! Rows of a tensor as bytes.
 #![forbid(unsafe_code)]
 
+use crate::backend::host::message::{Message, Reader};
 use crate::error::{Error, Result};
+use crate::model::dtype::DType;
+use crate::model::ops::RowType;
+use std::fmt;
 
 /// Row `index` of `rows`.
 pub fn row(rows: &[u8], index: usize, row_bytes: usize) -> Result<&[u8]> {
@@ -22,8 +26,32 @@ fn outside() -> Error {
     Error::internal("a row outside its tensor")
 }
 
-/// Refuses a number from `source` that is not this rank's own.
-pub fn same_on_ranks(what: &str, mine: usize, source: usize, theirs: usize) -> Result<()> {
+/// Puts the type of rows into a message, for `same_rows_on_ranks`.
+pub fn tell_rows(message: &mut Message, row: RowType) {
+    message.number(row.dtype as usize);
+    message.number(row.bytes());
+}
+
+/// Refuses rows from `source` of another type than this rank's.
+pub fn same_rows_on_ranks(reader: &mut Reader<'_>, source: usize, row: RowType) -> Result<()> {
+    let raw = reader.number()?;
+    let dtype = u32::try_from(raw).ok().and_then(DType::from_raw);
+    match dtype {
+        Some(theirs) => same_on_ranks("data type", row.dtype, source, theirs)?,
+        None => {
+            return Err(Error::internal(format!(
+                "rows of type {raw} from rank {source}"
+            )));
+        }
+    }
+    same_on_ranks("row bytes", row.bytes(), source, reader.number()?)
+}
+
+/// Refuses a fact from `source` that is not this rank's own.
+pub fn same_on_ranks<T>(what: &str, mine: T, source: usize, theirs: T) -> Result<()>
+where
+    T: PartialEq + fmt::Display,
+{
     if theirs == mine {
         return Ok(());
     }

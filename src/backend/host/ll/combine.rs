@@ -15,10 +15,10 @@ use crate::backend::host::exchange::Exchange;
 use crate::backend::host::ll::{HostLl, Placed};
 use crate::backend::host::message::{Message, Reader};
 use crate::backend::host::numeric;
-use crate::backend::host::rows::{row, same_on_ranks};
+use crate::backend::host::rows::{row, same_rows_on_ranks, tell_rows};
 use crate::error::{Error, Result};
 use crate::model::group::{GroupFacts, LlCombineMode};
-use crate::model::ops::LlCombine;
+use crate::model::ops::{LlCombine, RowType};
 
 /// A row that comes home.
 #[derive(Clone, Copy)]
@@ -51,7 +51,7 @@ impl HostLl {
         };
         let placed = self.placed.lock();
         let mut message = Message::default();
-        message.number(row_bytes);
+        tell_rows(&mut message, op.row);
         for (home, placed) in placed.iter().enumerate() {
             let groups: Vec<&[Placed]> = match facts.ll_combine {
                 LlCombineMode::Exact => placed.chunks(1).collect(),
@@ -136,7 +136,7 @@ impl HostLl {
         let messages = self.shared.exchange.receive_all(epoch)?;
         let mut by_token: Vec<Vec<Contribution<'_>>> = vec![Vec::new(); tokens];
         for (source, message) in messages.iter().enumerate() {
-            self.collect(message, source, op.row.bytes(), &mut by_token)?;
+            self.collect(message, source, op.row, &mut by_token)?;
         }
         let gates = self.gates(op);
         // SAFETY: `request` has checked the output `[T, H]`; the caller leaves it to the operation.
@@ -167,15 +167,15 @@ impl HostLl {
         &self,
         message: &'a [u8],
         source: usize,
-        row_bytes: usize,
+        type_of_rows: RowType,
         by_token: &mut [Vec<Contribution<'a>>],
     ) -> Result<()> {
         let mut reader = Reader::new(message);
-        same_on_ranks("row bytes", row_bytes, source, reader.number()?)?;
+        same_rows_on_ranks(&mut reader, source, type_of_rows)?;
         for home in 0..self.facts().ranks {
             for _ in 0..reader.number()? {
                 let (token, covers) = (reader.number()?, reader.number()?);
-                let row = reader.bytes(row_bytes)?;
+                let row = reader.bytes(type_of_rows.bytes())?;
                 let order = match self.facts().ll_combine {
                     LlCombineMode::Exact => covers,
                     LlCombineMode::Reduce => source,

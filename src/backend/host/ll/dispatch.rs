@@ -5,10 +5,10 @@
 use crate::backend::host::device::{bytes, bytes_mut};
 use crate::backend::host::ll::{HostLl, Placed};
 use crate::backend::host::message::{Message, Reader};
-use crate::backend::host::rows::{copy_row, row, same_on_ranks};
+use crate::backend::host::rows::{copy_row, row, same_on_ranks, same_rows_on_ranks, tell_rows};
 use crate::error::Result;
 use crate::model::group::GroupFacts;
-use crate::model::ops::LlDispatch;
+use crate::model::ops::{LlDispatch, RowType};
 
 impl HostLl {
     pub(super) fn send_tokens(&self, op: &LlDispatch, epoch: u64) -> Result<()> {
@@ -24,7 +24,7 @@ impl HostLl {
         let mut message = Message::default();
         message.number(tokens);
         message.number(top_k);
-        message.number(op.row.bytes());
+        tell_rows(&mut message, op.row);
         message.bytes(ids);
         message.bytes(rows);
         self.shared.exchange.post(epoch, &message)
@@ -42,7 +42,7 @@ impl HostLl {
         let mut counts = vec![0_usize; experts.len()];
         let mut placed = Vec::with_capacity(facts.ranks);
         for (source, message) in messages.iter().enumerate() {
-            let sent = SentTokens::read(message, source, self.routing.top_k, op.row.bytes())?;
+            let sent = SentTokens::read(message, source, self.routing.top_k, op.row)?;
             let mut from_source = Vec::new();
             for (token, k, expert) in sent.entries(facts) {
                 let local = expert.checked_sub(experts.start);
@@ -83,18 +83,18 @@ struct SentTokens<'a> {
 }
 
 impl<'a> SentTokens<'a> {
-    /// `top_k` and `row_bytes` are this rank's.
-    fn read(message: &'a [u8], source: usize, top_k: usize, row_bytes: usize) -> Result<Self> {
+    /// `top_k` and `row` are this rank's.
+    fn read(message: &'a [u8], source: usize, top_k: usize, row: RowType) -> Result<Self> {
         let mut reader = Reader::new(message);
         let tokens = reader.number()?;
         same_on_ranks("topk_idx.sizes[1]", top_k, source, reader.number()?)?;
-        same_on_ranks("row bytes", row_bytes, source, reader.number()?)?;
+        same_rows_on_ranks(&mut reader, source, row)?;
         let ids = reader.bytes(tokens * top_k * 8)?;
         Ok(Self {
             top_k,
-            row_bytes,
+            row_bytes: row.bytes(),
             ids,
-            rows: reader.bytes(tokens * row_bytes)?,
+            rows: reader.bytes(tokens * row.bytes())?,
         })
     }
 

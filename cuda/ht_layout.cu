@@ -28,7 +28,7 @@ struct Shared {
     uint32_t rows[kMaskWords * 32];
     // The same of each warp's 32 tokens.
     uint32_t of_warp[kWarps][kMaskWords * 32];
-    // Whether this block was the last to have counted.
+    // Whether this block was the last to have counted, and there is somebody to tell.
     bool is_last;
     // What the listening block has found out: kAgreed, or what goes into the place of the number of
     // rows. Of several reasons the least one counts: a refusal before a difference, then by rank.
@@ -222,13 +222,16 @@ __device__ void tell(const Block& block) {
     }
 }
 
-// Counts tokens [first, last); the last block to have done so tells what all have counted.
+// Counts tokens [first, last); the last block to have done so tells what all have counted. After a
+// failure nobody is told anything, and who listens gives up.
 __device__ void count_and_tell(const Block& block, uint32_t first, uint32_t last) {
     tally_tokens(block, first, last);
     __syncthreads();
     if (threadIdx.x == 0) {
         const uint32_t others = gridDim.x - 2;
-        block.shared.is_last = inc_acq_rel_gpu(block.params.tally, others) == others;
+        const bool has_failed = known_failure(block.params.wait) != 0;
+        block.shared.is_last =
+            inc_acq_rel_gpu(block.params.tally, others) == others && !has_failed;
     }
     __syncthreads();
     if (block.shared.is_last) {

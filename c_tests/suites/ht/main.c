@@ -245,6 +245,7 @@ int main(int argc, char** argv) {
         EP_CASE(ht_routing_output_too_small),
         EP_CASE(ht_outputs_without_rows),
         EP_CASE(ht_combine_input_too_small),
+        EP_CASE(ht_nothing_runs_behind_a_failure),
     };
     return ep_main(argc, argv, kCases, sizeof(kCases) / sizeof(kCases[0]));
 }

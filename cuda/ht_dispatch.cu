@@ -110,7 +110,7 @@ __device__ void take_row(const Block& block, uint32_t source, uint32_t index, Ca
     if (common.tail_bytes != 0) {
         if (lane_idx() < block.top_k()) {
             const auto* tail = reinterpret_cast<const uint64_t*>(carrier.tails());
-            write_routing(block, row, RoutingEntry(tail[lane_idx()]));
+            write_routing(block, row, RoutingEntry(common, tail[lane_idx()]));
         }
         carrier.settle_tails();
     }

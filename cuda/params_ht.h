@@ -48,7 +48,8 @@ constexpr static const uint32_t HT_UNHEARD = 4294967294;
 
 /// Offsets in every rank's window; equal on all ranks.
 struct HtLayout {
-    /// u64 packets `[2][ranks][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by `HtLayoutParams::bank`.
+    /// u64 packets `[2][ranks][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by `HtLayoutParams::bank`: what each
+    /// other rank tells.
     uint64_t counts;
     /// u64 packets `[ranks][depth]`: which row of the source's sequence a slot holds.
     uint64_t arrivals;
@@ -116,6 +117,11 @@ struct HtLayoutParams {
     /// `[1 + ranks + ranks * local_experts]`, zero except while the kernel runs: blocks that have counted,
     /// what they have counted for each rank, and for each expert.
     uint32_t *tally;
+    /// u64 packets `[2][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by `bank`: what this rank tells itself. Not
+    /// in the window, where peers could change it.
+    uint64_t *own_counts;
+    /// Most tokens of a rank: of what peers tell, no more is believed.
+    uint32_t max_tokens;
     /// Handles of the group so far, this one included.
     uint32_t epoch;
     /// Which of the two banks of counts: they alternate from kernel to kernel.
@@ -214,7 +220,7 @@ static_assert(sizeof(nccl_ep::HtLayout) == 48, "HtLayout as in Rust");
 static_assert(sizeof(nccl_ep::HtEntry) == 8, "HtEntry as in Rust");
 static_assert(sizeof(nccl_ep::HtHandleMemory) == 40, "HtHandleMemory as in Rust");
 static_assert(sizeof(nccl_ep::HtReceived) == 8, "HtReceived as in Rust");
-static_assert(sizeof(nccl_ep::HtLayoutParams) == 752, "HtLayoutParams as in Rust");
+static_assert(sizeof(nccl_ep::HtLayoutParams) == 768, "HtLayoutParams as in Rust");
 static_assert(sizeof(nccl_ep::HtSequences) == 584, "HtSequences as in Rust");
 static_assert(sizeof(nccl_ep::HtCommon) == 744, "HtCommon as in Rust");
 static_assert(sizeof(nccl_ep::HtDispatchParams) == 808, "HtDispatchParams as in Rust");

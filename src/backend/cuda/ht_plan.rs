@@ -10,7 +10,7 @@ use crate::backend::cuda::params_ht::{
 };
 use crate::backend::cuda::sizes::{Regions, number};
 use crate::error::{Error, Result};
-use crate::model::group::GroupFacts;
+use crate::model::group::{GroupFacts, most_tokens};
 use crate::model::ops::RowType;
 use crate::tuning::Tuning;
 
@@ -58,6 +58,14 @@ pub(super) struct HtShape {
     pub(super) copy_warps: u32,
 }
 
+/// Offsets in the memory of `ht_layout` that is the group's, and its size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct TallyLayout {
+    pub(super) tally: usize,
+    pub(super) own_counts: usize,
+    pub(super) bytes: usize,
+}
+
 /// Offsets in a handle's device memory, and its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct HandleLayout {
@@ -77,9 +85,7 @@ impl HtPlan {
             .next_multiple_of(REGION_ALIGN);
         let depth = depth(ranks, slot_bytes);
         let mut window = Regions::new(REGION_ALIGN);
-        let counts = window.take(
-            2 * ranks * (facts.local_experts() + HT_COUNTS_BESIDE_EXPERTS as usize) * PACKET_BYTES,
-        );
+        let counts = window.take(2 * ranks * counts_bytes(facts));
         let arrivals = window.take(ranks * depth * PACKET_BYTES);
         let credits = window.take(ranks * depth * CREDIT_BYTES);
         let slots = window.take(ranks * depth * slot_bytes);
@@ -141,8 +147,19 @@ impl HtPlan {
     }
 
     /// The device memory in which the blocks of `ht_layout` count together.
-    pub(super) fn tally_bytes(&self) -> usize {
-        (1 + self.facts.ranks + self.facts.experts) * size_of::<u32>()
+    pub(super) fn tally(&self) -> TallyLayout {
+        let mut memory = Regions::new(REGION_ALIGN);
+        TallyLayout {
+            tally: memory.take((1 + self.facts.ranks + self.facts.experts) * size_of::<u32>()),
+            own_counts: memory.take(2 * counts_bytes(&self.facts)),
+            bytes: memory.bytes(),
+        }
+    }
+
+    /// Most tokens of a rank.
+    pub(super) fn max_tokens(&self) -> usize {
+        let facts = &self.facts;
+        facts.max_tokens.unwrap_or(most_tokens(facts.ranks))
     }
 
     /// Grid of `ht_layout` for `tokens`, and how many of them a block numbers.
@@ -211,6 +228,11 @@ impl HtPlan {
             copy_warps,
         })
     }
+}
+
+/// What a rank tells another of a new handle.
+fn counts_bytes(facts: &GroupFacts) -> usize {
+    (facts.local_experts() + HT_COUNTS_BESIDE_EXPERTS as usize) * PACKET_BYTES
 }
 
 /// Refuses what the fields of the kernels' words do not hold.
@@ -293,6 +315,9 @@ mod tests {
         assert!(layout.credits + slots * 4 <= layout.slots);
         assert!(layout.slot_bytes >= 14_336 + 256);
         assert!(layout.slots + slots * layout.slot_bytes <= 4096 + plan.bytes() as u64);
+        let tally = plan.tally();
+        assert!(tally.tally + (1 + 8 + 256) * 4 <= tally.own_counts);
+        assert!(tally.own_counts + 2 * 34 * 8 <= tally.bytes);
         let handle = plan.handle(4096, 8);
         assert!(handle.entries + 4096 * 8 * 8 <= handle.bytes);
     }

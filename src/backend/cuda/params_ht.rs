@@ -34,7 +34,8 @@ pub const HT_UNHEARD: u32 = 0xffff_fffe;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct HtLayout {
-    /// u64 packets `[2][ranks][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by `HtLayoutParams::bank`.
+    /// u64 packets `[2][ranks][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by `HtLayoutParams::bank`: what each
+    /// other rank tells.
     pub counts: u64,
     /// u64 packets `[ranks][depth]`: which row of the source's sequence a slot holds.
     pub arrivals: u64,
@@ -110,6 +111,11 @@ pub struct HtLayoutParams {
     /// `[1 + ranks + ranks * local_experts]`, zero except while the kernel runs: blocks that have counted,
     /// what they have counted for each rank, and for each expert.
     pub tally: *mut u32,
+    /// u64 packets `[2][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by `bank`: what this rank tells itself. Not
+    /// in the window, where peers could change it.
+    pub own_counts: *mut u64,
+    /// Most tokens of a rank: of what peers tell, no more is believed.
+    pub max_tokens: u32,
     /// Handles of the group so far, this one included.
     pub epoch: u32,
     /// Which of the two banks of counts: they alternate from kernel to kernel.

@@ -49,9 +49,10 @@ __device__ bool keep_token(const Block& block, uint32_t token, Carrier& carrier)
 }
 
 // One warp fills a row of each output that no token fills; false if there is no such row.
-__device__ bool fill_unused_row(const Block& block, uint32_t row, Carrier& carrier) {
-    const bool has_row = block.keeps_rows && row < block.params.out_rows;
-    const bool has_routing = block.keeps_routing && row < block.params.routing_rows;
+__device__ bool fill_unused_row(const Block& block, uint64_t number, Carrier& carrier) {
+    const bool has_row = block.keeps_rows && number < block.params.out_rows;
+    const bool has_routing = block.keeps_routing && number < block.params.routing_rows;
+    const uint32_t row = static_cast<uint32_t>(number);
     if (has_row) {
         const uint32_t row_bytes = block.common.row_bytes;
         for (uint32_t offset = 0; offset < row_bytes; offset += HT_ZERO_BYTES) {
@@ -79,7 +80,10 @@ __device__ bool work_locally(const Block& block, Carrier& carrier) {
             return true;
         }
     }
-    const uint32_t unused = block.receivers.next_unit(&shared.next_unused);
+    // With outputs of nearly 2^32 rows, 32 bits do not hold the numbers past the last one.
+    const Share own_turns = {blockIdx.x, 1};
+    const uint64_t turn = own_turns.next_unit(&shared.next_unused);
+    const uint64_t unused = turn * block.receivers.blocks + block.receivers.index();
     return fill_unused_row(block, shared.pairs.total + unused, carrier);
 }
 

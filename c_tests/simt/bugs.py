@@ -137,8 +137,7 @@ BUGS = (
         "    if (part.is_remote) {\n        const uint32_t rank",
         "    if (false) {\n        const uint32_t rank", HT),
     Bug("sequences advanced by a block that is not the last", "common/ht.cuh",
-        "    __syncthreads();\n    if ((pairs.total & HT_DISAGREED) != 0) {",
-        "    if ((pairs.total & HT_DISAGREED) != 0) {", HT),
+        "    __syncthreads();\n    if (pairs.failure != 0) {", "    if (pairs.failure != 0) {", HT),
     # ---- What a peer tells ----------------------------------------------------------------------
     Bug("more rows than a rank may have", "ht_layout.cu",
         "shared.rows[source] = block.believed(rows.data);", "shared.rows[source] = rows.data;",

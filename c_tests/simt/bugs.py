@@ -46,6 +46,12 @@ MANY_ROWS = Lie("ht_layout.cu", "st_relaxed_sys(counts, make_packet(epoch, rows)
                 "st_relaxed_sys(counts, make_packet(epoch, peer == rank ? rows : 0u - 4));")
 MANY_FOR_EXPERTS = Lie("ht_layout.cu", "make_packet(epoch, ld_relaxed_gpu(block.rows_for(i)))",
                        "make_packet(epoch, 0x7fffffffu)")
+# In the place where a rank might look for its own numbers.
+FOR_ITSELF = Lie(
+    "ht_layout.cu", "        st_relaxed_sys(counts + 1, make_packet(epoch, block.params.told));\n",
+    "        st_relaxed_sys(counts + 1, make_packet(epoch, block.params.told));\n"
+    "        if (peer != rank) st_relaxed_sys(counts + (peer - rank) * (local_experts + 2),"
+    " make_packet(epoch, 1));\n")
 STRAY_IDS = Lie("common/ht_routing.cuh", "static_cast<uint32_t>(id);\n    }",
                 "static_cast<uint32_t>(id + 1000);\n    }")
 
@@ -145,6 +151,8 @@ BUGS = (
     Bug("more rows for an expert than a rank may have", "ht_layout.cu",
         "total += block.believed(hear(block, source, i).data);",
         "total += hear(block, source, i).data;", HT_MOST, slow=True, lie=MANY_FOR_EXPERTS),
+    Bug("what a rank tells itself in its window", "ht_layout.cu",
+        "        if (owner == source) {", "        if (false) {", HT_MOST, slow=True, lie=FOR_ITSELF),
     Bug("ids of experts that are not there", "common/ht_routing.cuh",
         "        id = static_cast<uint32_t>(id) < common.layout.local_experts ? id : -1;\n", "",
         "2 test_ht ids_in_range", slow=True, lie=STRAY_IDS),

@@ -49,9 +49,10 @@ __device__ bool keep_token(const Block& block, uint32_t token, Carrier& carrier)
 }
 
 // One warp fills a row of each output that no token fills; false if there is no such row.
-__device__ bool fill_unused_row(const Block& block, uint32_t row, Carrier& carrier) {
-    const bool has_row = block.keeps_rows && row < block.params.out_rows;
-    const bool has_routing = block.keeps_routing && row < block.params.routing_rows;
+__device__ bool fill_unused_row(const Block& block, uint64_t number, Carrier& carrier) {
+    const bool has_row = block.keeps_rows && number < block.params.out_rows;
+    const bool has_routing = block.keeps_routing && number < block.params.routing_rows;
+    const uint32_t row = static_cast<uint32_t>(number);
     if (has_row) {
         const uint32_t row_bytes = block.common.row_bytes;
         for (uint32_t offset = 0; offset < row_bytes; offset += HT_ZERO_BYTES) {
@@ -79,7 +80,10 @@ __device__ bool work_locally(const Block& block, Carrier& carrier) {
             return true;
         }
     }
-    const uint32_t unused = block.receivers.next_unit(&shared.next_unused);
+    // With outputs of nearly 2^32 rows, 32 bits do not hold the numbers past the last one.
+    const Share own_turns = {blockIdx.x, 1};
+    const uint64_t turn = own_turns.next_unit(&shared.next_unused);
+    const uint64_t unused = turn * block.receivers.blocks + block.receivers.index();
     return fill_unused_row(block, shared.pairs.total + unused, carrier);
 }
 
@@ -110,7 +114,7 @@ __device__ void take_row(const Block& block, uint32_t source, uint32_t index, Ca
     if (common.tail_bytes != 0) {
         if (lane_idx() < block.top_k()) {
             const auto* tail = reinterpret_cast<const uint64_t*>(carrier.tails());
-            write_routing(block, row, RoutingEntry(tail[lane_idx()]));
+            write_routing(block, row, RoutingEntry(common, tail[lane_idx()]));
         }
         carrier.settle_tails();
     }
@@ -177,23 +181,21 @@ __device__ void receive_rows(const Block& block, Carrier& carrier) {
 
 // ---- The kernel --------------------------------------------------------------------------------
 
-// Outputs that do not hold what comes fail the operation: here at once, on peers that still wait or when
-// they wait next. A missing output holds any number of rows.
-__device__ void check_outputs(Block& block) {
+// Whether the outputs hold what comes; a missing one holds any number of rows. Else the operation fails:
+// here at once, on peers that wait for this rank, now or when they begin their next one.
+__device__ bool check_outputs(const Block& block) {
     const HtDispatchParams& params = block.params;
     const uint32_t total = block.shared.pairs.total;
     const bool rows_fit = params.out_rows >= total;
     const bool routing_fits = params.routing_rows >= total;
-    block.keeps_rows = params.out != nullptr && rows_fit;
-    block.keeps_routing = params.out_idx != nullptr && routing_fits && rows_fit;
-    if (blockIdx.x != 0 || threadIdx.x != 0) {
-        return;
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+        if (!rows_fit) {
+            fail(params.common, FAULT_TOKEN_ROWS, block.rank(), total, params.out_rows);
+        } else if (!routing_fits) {
+            fail(params.common, FAULT_ROUTING_ROWS, block.rank(), total, params.routing_rows);
+        }
     }
-    if (!rows_fit) {
-        fail(params.common, FAULT_TOKEN_ROWS, block.rank(), total, params.out_rows);
-    } else if (!routing_fits) {
-        fail(params.common, FAULT_ROUTING_ROWS, block.rank(), total, params.routing_rows);
-    }
+    return rows_fit && routing_fits;
 }
 
 __device__ void run(const HtDispatchParams& params, uint8_t* memory) {
@@ -201,15 +203,15 @@ __device__ void run(const HtDispatchParams& params, uint8_t* memory) {
     uint8_t* zeros = memory;
     uint8_t* carriers = memory + HT_ZERO_BYTES;
     const HtCommon& common = params.common;
-    Block block = {params,
-                   common,
-                   shared,
-                   {common},
-                   {0, common.send_blocks},
-                   {common.send_blocks, gridDim.x - common.send_blocks},
-                   zeros,
-                   false,
-                   false};
+    const Block block = {params,
+                         common,
+                         shared,
+                         {common},
+                         {0, common.send_blocks},
+                         {common.send_blocks, gridDim.x - common.send_blocks},
+                         zeros,
+                         params.out != nullptr,
+                         params.out_idx != nullptr};
     for (uint32_t peer = threadIdx.x; peer < MAX_PEERS; peer += blockDim.x) {
         shared.claims.next[peer] = 0;
         shared.arrived[peer] = 0;
@@ -224,10 +226,9 @@ __device__ void run(const HtDispatchParams& params, uint8_t* memory) {
     }
     settle_shared();
     clear_mailboxes(shared.mailboxes);
-    if (!begin_operation(common, false, shared.pairs)) {
+    if (!begin_operation(common, false, shared.pairs) || !check_outputs(block)) {
         return;
     }
-    check_outputs(block);
     if (params.counter != nullptr && blockIdx.x == gridDim.x - 1) {
         for (uint32_t i = threadIdx.x; i < common.layout.local_experts; i += blockDim.x) {
             params.counter[i] = common.handle.counts[i];

@@ -13,6 +13,10 @@
 // other ids per token, notes that in the place of the number of rows. All ranks come to the same
 // conclusion, since what a rank tells it tells to all.
 //
+// What is heard becomes addresses later, so it is bounded here, once: no rank sends more rows than it
+// may have tokens, and all of them together fit 31 bits. A rank that told something else than it sends
+// leaves others waiting, but nothing is written or read outside of what they have.
+//
 // No counting block waits for another: each also counts the tokens before its part itself. Ids are in
 // L2 and few.
 
@@ -28,7 +32,7 @@ struct Shared {
     uint32_t rows[kMaskWords * 32];
     // The same of each warp's 32 tokens.
     uint32_t of_warp[kWarps][kMaskWords * 32];
-    // Whether this block was the last to have counted.
+    // Whether this block was the last to have counted, and there is somebody to tell.
     bool is_last;
     // What the listening block has found out: kAgreed, or what goes into the place of the number of
     // rows. Of several reasons the least one counts: a refusal before a difference, then by rank.
@@ -56,11 +60,17 @@ struct Block {
     // What the blocks have counted so far.
     __device__ uint32_t* rows_to(uint32_t rank) const { return params.tally + 1 + rank; }
     __device__ uint32_t* rows_for(uint32_t expert) const { return rows_to(ranks()) + expert; }
-    // Where `source` tells `owner` its counts.
+    // Where `source` tells `owner` its counts; one of them is this rank.
     __device__ uint64_t* counts(uint32_t owner, uint32_t source) const {
+        const uint64_t packets = local_experts() + HT_COUNTS_BESIDE_EXPERTS;
+        if (owner == source) {
+            return params.own_counts + params.bank * packets;
+        }
         return reinterpret_cast<uint64_t*>(params.peers.window[owner] + params.layout.counts) +
-               uint64_t{params.bank * ranks() + source} * (local_experts() + HT_COUNTS_BESIDE_EXPERTS);
+               (params.bank * ranks() + source) * packets;
     }
+    // A number of tokens that a rank has told.
+    __device__ uint32_t believed(uint32_t told) const { return min(told, params.max_tokens); }
 };
 
 // The ranks that a token goes to.
@@ -222,13 +232,16 @@ __device__ void tell(const Block& block) {
     }
 }
 
-// Counts tokens [first, last); the last block to have done so tells what all have counted.
+// Counts tokens [first, last); the last block to have done so tells what all have counted. After a
+// failure nobody is told anything, and who listens gives up.
 __device__ void count_and_tell(const Block& block, uint32_t first, uint32_t last) {
     tally_tokens(block, first, last);
     __syncthreads();
     if (threadIdx.x == 0) {
         const uint32_t others = gridDim.x - 2;
-        block.shared.is_last = inc_acq_rel_gpu(block.params.tally, others) == others;
+        const bool has_failed = known_failure(block.params.wait) != 0;
+        block.shared.is_last =
+            inc_acq_rel_gpu(block.params.tally, others) == others && !has_failed;
     }
     __syncthreads();
     if (block.shared.is_last) {
@@ -238,7 +251,8 @@ __device__ void count_and_tell(const Block& block, uint32_t first, uint32_t last
 
 // What it means for this rank that `source` has `told` that.
 __device__ uint32_t verdict_on(const Block& block, uint32_t source, const Arrival& told) {
-    const uint32_t why = HT_DISAGREED | source << HT_DISAGREED_RANK_SHIFT | told.data;
+    const uint32_t said = told.data & ((1u << HT_DISAGREED_RANK_SHIFT) - 1);
+    const uint32_t why = HT_DISAGREED | source << HT_DISAGREED_RANK_SHIFT | said;
     if (!told.ok) {
         return HT_UNHEARD;
     }
@@ -265,7 +279,7 @@ __device__ void hear_rows(const Block& block) {
     for (uint32_t source = threadIdx.x; source < block.ranks(); source += HT_LAYOUT_THREADS) {
         const Arrival rows = hear(block, source, block.local_experts());
         const Arrival told = hear(block, source, block.local_experts() + 1);
-        shared.rows[source] = rows.data;
+        shared.rows[source] = block.believed(rows.data);
         atomicMin(&shared.verdict,
                   verdict_on(block, source, {rows.ok && told.ok, told.data}));
     }
@@ -303,7 +317,7 @@ __device__ void listen(const Block& block) {
     for (uint32_t i = threadIdx.x; i < block.local_experts(); i += HT_LAYOUT_THREADS) {
         uint32_t total = 0;
         for (uint32_t source = 0; source < sources; ++source) {
-            total += hear(block, source, i).data;
+            total += block.believed(hear(block, source, i).data);
         }
         params.handle.counts[i] = static_cast<int32_t>(total);
         if (params.counter != nullptr) {

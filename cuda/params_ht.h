@@ -25,13 +25,6 @@ constexpr static const uint32_t HT_COMBINE_THREADS = 512;
 /// Zeros that a dispatch block keeps in shared memory, in front of the warps' parts.
 constexpr static const uint32_t HT_ZERO_BYTES = 4096;
 
-/// Bit of `HtCommon::shape_word`: a combine, else a dispatch.
-constexpr static const uint32_t HT_SHAPE_COMBINE = 2147483648;
-
-/// Shift, in `HtCommon::shape_word`, of the columns of gradients per row (combine), or of 1 where ids
-/// and weights travel too (dispatch); below it is the number of 16-byte units of a row.
-constexpr static const uint32_t HT_SHAPE_COLUMNS_SHIFT = 24;
-
 /// Packets by which a rank tells each other of its part of a new handle, besides the one for each local
 /// expert: how many rows it sends, then `HtLayoutParams::told`.
 constexpr static const uint32_t HT_COUNTS_BESIDE_EXPERTS = 2;
@@ -55,7 +48,8 @@ constexpr static const uint32_t HT_UNHEARD = 4294967294;
 
 /// Offsets in every rank's window; equal on all ranks.
 struct HtLayout {
-    /// u64 packets `[2][ranks][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by `HtLayoutParams::bank`.
+    /// u64 packets `[2][ranks][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by `HtLayoutParams::bank`: what each
+    /// other rank tells.
     uint64_t counts;
     /// u64 packets `[ranks][depth]`: which row of the source's sequence a slot holds.
     uint64_t arrivals;
@@ -123,6 +117,11 @@ struct HtLayoutParams {
     /// `[1 + ranks + ranks * local_experts]`, zero except while the kernel runs: blocks that have counted,
     /// what they have counted for each rank, and for each expert.
     uint32_t *tally;
+    /// u64 packets `[2][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by `bank`: what this rank tells itself. Not
+    /// in the window, where peers could change it.
+    uint64_t *own_counts;
+    /// Most tokens of a rank: of what peers tell, no more is believed.
+    uint32_t max_tokens;
     /// Handles of the group so far, this one included.
     uint32_t epoch;
     /// Which of the two banks of counts: they alternate from kernel to kernel.
@@ -157,7 +156,7 @@ struct HtCommon {
     HtHandleMemory handle;
     /// The group's sequences.
     HtSequences *sequences;
-    /// What the ranks must agree on, told with every row.
+    /// What the ranks must agree on (`ht_shape_word`), told with every row.
     uint32_t shape_word;
     /// Bytes per row.
     uint32_t row_bytes;
@@ -221,7 +220,7 @@ static_assert(sizeof(nccl_ep::HtLayout) == 48, "HtLayout as in Rust");
 static_assert(sizeof(nccl_ep::HtEntry) == 8, "HtEntry as in Rust");
 static_assert(sizeof(nccl_ep::HtHandleMemory) == 40, "HtHandleMemory as in Rust");
 static_assert(sizeof(nccl_ep::HtReceived) == 8, "HtReceived as in Rust");
-static_assert(sizeof(nccl_ep::HtLayoutParams) == 760, "HtLayoutParams as in Rust");
+static_assert(sizeof(nccl_ep::HtLayoutParams) == 776, "HtLayoutParams as in Rust");
 static_assert(sizeof(nccl_ep::HtSequences) == 584, "HtSequences as in Rust");
 static_assert(sizeof(nccl_ep::HtCommon) == 752, "HtCommon as in Rust");
 static_assert(sizeof(nccl_ep::HtDispatchParams) == 816, "HtDispatchParams as in Rust");

@@ -267,7 +267,10 @@ ncclResult_t ncclEpHandleGetNumRecvTokens(ncclEpHandle_t handle,
 // Sends each token to the ranks that host its experts. Every rank of the group calls it, in the same
 // order of operations. Enqueued on `stream`; the host does not wait. Operations of a group run one
 // after the other in the order of the calls, whatever their streams; around graphs, the caller orders
-// their launches, and a handle whose operations a graph holds must outlive it.
+// their launches, and a handle whose operations a graph holds must outlive it. At most four captures
+// with operations of a group may take turns. A staged operation in a graph has one of two places since
+// its capture: while one that was sent outside after that waits for `ncclEpComplete`, such a graph must
+// not be launched, or both may wait until the deadline.
 //
 // With R ranks, L local experts, M max_tokens_per_rank, T this rank's tokens, K top-k, H hidden size;
 // rows are bfloat16, float16 or float32, a multiple of 16 bytes and at most token_size_bytes:

@@ -11,6 +11,7 @@ import dataclasses
 
 STYLES = "3 test_ll routing_styles"
 UNEVEN = "3 test_ll uneven_tokens"
+HT_MOST = "2 test_ht most_rows"
 STAGED = "3 test_staged one_stays_in_flight"
 HT = "3 test_ht uneven_tokens"
 HT_MANY = "3 test_ht many_tokens"
@@ -19,14 +20,40 @@ WIDTHS = "2 test_ll widths"
 
 
 @dataclasses.dataclass(frozen=True)
+class Lie:
+    """A change of the kernels of rank 0 alone, which the others must bear: the run passes with it."""
+
+    file: str
+    old: str
+    new: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Bug:
+    """A change of the kernels, of all ranks or, where rank 0 lies, of the others."""
+
     name: str
     file: str
     old: str
     new: str
     run: str = STYLES
     slow: bool = False
+    lie: Lie | None = None
 
+
+# With it rows that follow those of rank 0 begin before the output, and few rows seem to come in all.
+MANY_ROWS = Lie("ht_layout.cu", "st_relaxed_sys(counts, make_packet(epoch, rows));",
+                "st_relaxed_sys(counts, make_packet(epoch, peer == rank ? rows : 0u - 4));")
+MANY_FOR_EXPERTS = Lie("ht_layout.cu", "make_packet(epoch, ld_relaxed_gpu(block.rows_for(i)))",
+                       "make_packet(epoch, 0x7fffffffu)")
+# In the place where a rank might look for its own numbers.
+FOR_ITSELF = Lie(
+    "ht_layout.cu", "        st_relaxed_sys(counts + 1, make_packet(epoch, block.params.told));\n",
+    "        st_relaxed_sys(counts + 1, make_packet(epoch, block.params.told));\n"
+    "        if (peer != rank) st_relaxed_sys(counts + (peer - rank) * (local_experts + 2),"
+    " make_packet(epoch, 1));\n")
+STRAY_IDS = Lie("common/ht_routing.cuh", "static_cast<uint32_t>(id);\n    }",
+                "static_cast<uint32_t>(id + 1000);\n    }")
 
 BUGS = (
     # ---- Banks, marks, epochs -------------------------------------------------------------------
@@ -104,13 +131,29 @@ BUGS = (
     Bug("an operation on a handle that a rank refused", "common/ht.cuh",
         "    if ((pairs.total & HT_DISAGREED) != 0) {", "    if (false) {",
         "2 test_errors ht_handle_used_before", slow=True),
+    Bug("an operation behind a failure", "common/ht.cuh",
+        "    if (pairs.failure != 0) {", "    if (false) {", "2 test_ht behind_a_failure", slow=True),
+    Bug("a failure that only its own rank minds", "common/ht.cuh",
+        "own != 0 ? kOwnFailure : teller;", "own != 0 ? kOwnFailure : 0;",
+        "2 test_ht behind_a_failure", slow=True),
     Bug("an output without rows taken for none", "ht_dispatch.cu",
-        "    if (!rows_fit) {", "    if (params.out != nullptr && !rows_fit) {",
+        "        if (!rows_fit) {", "        if (params.out != nullptr && !rows_fit) {",
         "2 test_ht outputs_without_rows", slow=True),
     Bug("sums before all rows have come", "ht_combine.cu",
         "    if (part.is_remote) {\n        const uint32_t rank",
         "    if (false) {\n        const uint32_t rank", HT),
     Bug("sequences advanced by a block that is not the last", "common/ht.cuh",
-        "    __syncthreads();\n    if ((pairs.total & HT_DISAGREED) != 0) {",
-        "    if ((pairs.total & HT_DISAGREED) != 0) {", HT),
+        "    __syncthreads();\n    if (pairs.failure != 0) {", "    if (pairs.failure != 0) {", HT),
+    # ---- What a peer tells ----------------------------------------------------------------------
+    Bug("more rows than a rank may have", "ht_layout.cu",
+        "shared.rows[source] = block.believed(rows.data);", "shared.rows[source] = rows.data;",
+        HT_MOST, lie=MANY_ROWS),
+    Bug("more rows for an expert than a rank may have", "ht_layout.cu",
+        "total += block.believed(hear(block, source, i).data);",
+        "total += hear(block, source, i).data;", HT_MOST, slow=True, lie=MANY_FOR_EXPERTS),
+    Bug("what a rank tells itself in its window", "ht_layout.cu",
+        "        if (owner == source) {", "        if (false) {", HT_MOST, slow=True, lie=FOR_ITSELF),
+    Bug("ids of experts that are not there", "common/ht_routing.cuh",
+        "        id = static_cast<uint32_t>(id) < common.layout.local_experts ? id : -1;\n", "",
+        "2 test_ht ids_in_range", slow=True, lie=STRAY_IDS),
 )

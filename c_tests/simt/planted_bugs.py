@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 
-from bugs import BUGS, Bug
+from bugs import BUGS, Bug, Lie
 
 C_TESTS = pathlib.Path(__file__).resolve().parents[1]
 KERNELS = C_TESTS.parent / "cuda"
@@ -42,7 +42,8 @@ def main() -> int:
     else:
         bugs = [bug for bug in BUGS if not names or bug.name in names]
     # Without a bug every program of the list passes; or a failure would say nothing.
-    sound = [Bug(f"no bug: {run}", "", "", "", run) for run in sorted({bug.run for bug in bugs})]
+    sound = [Bug(f"no bug: {run}{', lied to' if lie else ''}", "", "", "", run, lie=lie)
+             for run, lie in dict.fromkeys((bug.run, bug.lie) for bug in bugs)]
     failed = 0
     with (tempfile.TemporaryDirectory() as work,
           concurrent.futures.ThreadPoolExecutor(max_workers=2) as executor):
@@ -94,15 +95,13 @@ def judge(bug: Bug, workshop: Workshop) -> float:
     The result is how many seconds that took.
     """
     start = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        sources = pathlib.Path(folder, "cuda")
-        shutil.copytree(KERNELS, sources)
-        if bug.file:
-            plant(bug, sources / bug.file)
-        module = workshop.build(pathlib.Path(folder))
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as liars_folder:
+        modules = [build(bug if bug.file else None, folder, workshop)]
+        if bug.lie:
+            modules.insert(0, build(bug.lie, liars_folder, workshop))
         # What happens between blocks is not the same every time; a bug may need luck to show.
         for seed in range(1, TRIES + 1 if bug.file else 2):
-            ended = play(bug, workshop, module, seed)
+            ended = play(bug, workshop, modules, seed)
             if ended.returncode != 0:
                 break
     if bug.file and ended.returncode == 0:
@@ -112,18 +111,30 @@ def judge(bug: Bug, workshop: Workshop) -> float:
     return time.monotonic() - start
 
 
-def plant(bug: Bug, path: pathlib.Path) -> None:
+def build(change: Bug | Lie | None, folder: str, workshop: Workshop) -> pathlib.Path:
+    """The library of the kernels with that change, made in `folder`."""
+    sources = pathlib.Path(folder, "cuda")
+    shutil.copytree(KERNELS, sources)
+    if change:
+        plant(change, sources / change.file)
+    return workshop.build(pathlib.Path(folder))
+
+
+def plant(change: Bug | Lie, path: pathlib.Path) -> None:
     text = path.read_text()
-    if text.count(bug.old) != 1:
-        raise Wrong(f"its text is {text.count(bug.old)} times in {bug.file}")
-    path.write_text(text.replace(bug.old, bug.new))
+    if text.count(change.old) != 1:
+        raise Wrong(f"its text is {text.count(change.old)} times in {change.file}")
+    path.write_text(text.replace(change.old, change.new))
 
 
-def play(bug: Bug, workshop: Workshop, module: pathlib.Path,
+def play(bug: Bug, workshop: Workshop, modules: list[pathlib.Path],
          seed: int) -> subprocess.CompletedProcess:
+    """Runs the program; rank 0 has the first module, the others the last."""
     ranks, program, *options = bug.run.split()
-    return run("mpirun", "-np", ranks, str(workshop.programs / program), *options,
-               NCCLEP_SIMT_KERNELS=str(module), NCCLEP_SIMT_SEED=str(seed),
+    command = (str(workshop.programs / program), *options)
+    of_first = ("-np", "1", "env", f"NCCLEP_SIMT_KERNELS={modules[0]}", *command)
+    of_others = ("-np", str(int(ranks) - 1), "env", f"NCCLEP_SIMT_KERNELS={modules[-1]}", *command)
+    return run("mpirun", *of_first, ":", *of_others, NCCLEP_SIMT_SEED=str(seed),
                **(IMPATIENT if bug.file else {}))
 
 

@@ -29,6 +29,16 @@
 // this row is sent. The block that owns the token hands out its tokens in ascending order, so some
 // warp has taken this one or is free to. All blocks of a kernel run at the same time: the host
 // launches no more than fit.
+//
+// After a failure
+//
+// An operation that fails on a rank leaves rows unsent there and slots unread, while its sequences
+// count them as done. Nobody reads the wrong row for that: what is written to a slot is row q + depth
+// only after the credit for q, and q gets that only from who has read it, whichever operation that is
+// of. A row that was never sent or never read keeps its slot for ever. So what a late peer still reads
+// stays as it is, even if other warps go on with rows whose slots they know to be free before they
+// hear of the failure. Whoever gives up a wait sends nothing more, and no kernel begins that knows of
+// a failure, its rank's or one that a peer has told of: its rows would be of no use to anybody.
 #pragma once
 
 #include "../params_ht.h"
@@ -54,7 +64,19 @@ struct HtPairs {
     // The number of this operation in the group, for reports.
     uint32_t operation;
     uint32_t is_last_block;
+    // What was known of a failure when the operation began.
+    uint32_t failure;
 };
+
+constexpr uint32_t kOwnFailure = 0xffffffffu;
+
+// One thread: what is known of a failure of the group. Zero if nothing, kOwnFailure, or 1 + the peer
+// that has told of its own.
+__device__ __forceinline__ uint32_t known_failure(const WaitParams& wait) {
+    const uint32_t own = ld_relaxed_gpu(wait.failed);
+    const uint32_t teller = ld_relaxed_sys(wait.told);
+    return own != 0 ? kOwnFailure : teller;
+}
 
 // One thread: the operation cannot be carried out here, FAULT_...; `peer` has to do with it.
 __device__ inline void fail(const HtCommon& common, uint32_t fault, uint32_t peer,
@@ -66,8 +88,9 @@ __device__ inline void fail(const HtCommon& common, uint32_t fault, uint32_t pee
 // Fills `pairs` and advances the group's sequences past this operation. All threads call it. In
 // combine rows travel in the opposite direction.
 //
-// False for a handle on which the ranks do not agree: the operation was enqueued before the host could
-// know that. It fails, on every rank that does this, and leaves the sequences as they are.
+// False if the operation must not run, and then the sequences stay as they are. Either the group has
+// failed. Or the ranks do not agree on the handle, and the operation was enqueued before the host could
+// know that: it fails, on every rank that does this.
 __device__ inline bool begin_operation(const HtCommon& common, bool is_combine, HtPairs& pairs) {
     const HtHandleMemory& handle = common.handle;
     HtSequences* sequences = common.sequences;
@@ -85,15 +108,26 @@ __device__ inline bool begin_operation(const HtCommon& common, bool is_combine, 
     }
     __syncthreads();
     if (threadIdx.x == 0) {
-        pairs.total = handle.begins[common.peers.ranks];
-        pairs.operation = ld_relaxed_gpu(&sequences->operations) + 1;
+        // All loads before the first store: they are under way together.
+        const uint32_t total = handle.begins[common.peers.ranks];
+        const uint32_t operation = ld_relaxed_gpu(&sequences->operations) + 1;
+        pairs.failure = known_failure(common.wait);
+        pairs.total = total;
+        pairs.operation = operation;
         pairs.is_last_block =
             inc_acq_rel_gpu(&sequences->blocks_started, gridDim.x - 1) == gridDim.x - 1;
     }
     __syncthreads();
+    if (pairs.failure != 0) {
+        if (pairs.failure != kOwnFailure && blockIdx.x == 0 && threadIdx.x == 0) {
+            const uint32_t peer = pairs.failure - 1;
+            report_failure(common.wait, FAULT_PEER_FAILED,
+                           {WAIT_STREAMED_ROW, peer, pairs.operation}, pairs.operation, peer);
+        }
+        return false;
+    }
     if ((pairs.total & HT_DISAGREED) != 0) {
-        // After a deadline the group has failed already.
-        if (pairs.total != HT_UNHEARD && blockIdx.x == 0 && threadIdx.x == 0) {
+        if (blockIdx.x == 0 && threadIdx.x == 0) {
             fail(common, FAULT_DISAGREED, 0, handle.top_k, pairs.total);
         }
         return false;

@@ -29,7 +29,7 @@ struct Block {
     Share receivers;
     // Shared memory that holds zeros, HT_ZERO_BYTES.
     const uint8_t* zeros;
-    // Outputs that do not hold all rows are left alone.
+    // Whether these outputs are wanted.
     bool keeps_rows;
     bool keeps_routing;
 

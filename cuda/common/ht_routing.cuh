@@ -27,10 +27,12 @@ struct RoutingEntry {
         weight = is_there ? expert_weight : 0.0f;
     }
 
-    // As it travels.
-    __device__ explicit RoutingEntry(uint64_t packed)
+    // As it has come. A caller indexes by the id, so one that names no expert of this rank is none.
+    __device__ RoutingEntry(const HtCommon& common, uint64_t packed)
         : id(static_cast<int32_t>(packed)),
-          weight(__uint_as_float(static_cast<uint32_t>(packed >> 32))) {}
+          weight(__uint_as_float(static_cast<uint32_t>(packed >> 32))) {
+        id = static_cast<uint32_t>(id) < common.layout.local_experts ? id : -1;
+    }
     __device__ uint64_t packed() const {
         return uint64_t{__float_as_uint(weight)} << 32 | static_cast<uint32_t>(id);
     }

@@ -56,24 +56,6 @@ impl DType {
         }
     }
 
-    /// The name of NCCL's constant.
-    pub fn nccl_name(self) -> &'static str {
-        match self {
-            DType::Int8 => "ncclInt8",
-            DType::Uint8 => "ncclUint8",
-            DType::Int32 => "ncclInt32",
-            DType::Uint32 => "ncclUint32",
-            DType::Int64 => "ncclInt64",
-            DType::Uint64 => "ncclUint64",
-            DType::Float16 => "ncclFloat16",
-            DType::Float32 => "ncclFloat32",
-            DType::Float64 => "ncclFloat64",
-            DType::Bfloat16 => "ncclBfloat16",
-            DType::Float8E4M3 => "ncclFloat8e4m3",
-            DType::Float8E5M2 => "ncclFloat8e5m2",
-        }
-    }
-
     /// Whether this is one of the two 8-bit floating-point types.
     pub fn is_fp8(self) -> bool {
         matches!(self, DType::Float8E4M3 | DType::Float8E5M2)

@@ -52,6 +52,11 @@ impl LlCombineMode {
     }
 }
 
+/// The most tokens that each of `ranks` may have: what one of them then receives is counted in 31 bits.
+pub fn most_tokens(ranks: usize) -> usize {
+    i32::MAX as usize / ranks
+}
+
 /// The checked configuration of a group: the same on every rank, but for `rank`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupFacts {

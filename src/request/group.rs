@@ -3,7 +3,7 @@
 
 use crate::abi::read::GroupConfig;
 use crate::error::{Error, Result};
-use crate::model::group::{Algorithm, GroupFacts, LlCombineMode, ROW_ALIGN};
+use crate::model::group::{Algorithm, GroupFacts, LlCombineMode, ROW_ALIGN, most_tokens};
 
 /// Checks `config` for `rank` of `ranks`.
 pub fn check(
@@ -70,11 +70,6 @@ fn max_tokens(config: &GroupConfig, algorithm: Algorithm, ranks: usize) -> Resul
         );
     }
     Ok(Some(tokens))
-}
-
-/// The most tokens that each of `ranks` may have: what one of them then receives is counted in 31 bits.
-pub fn most_tokens(ranks: usize) -> usize {
-    i32::MAX as usize / ranks
 }
 
 fn row_bytes(config: &GroupConfig) -> Result<usize> {

@@ -3,11 +3,10 @@
 
 use crate::error::{Error, Result};
 use crate::model::dtype::DType;
-use crate::model::group::{Algorithm, GroupFacts, MAX_TOP_K};
+use crate::model::group::{Algorithm, GroupFacts, MAX_TOP_K, most_tokens};
 use crate::model::ops::Routing;
 use crate::model::tensor::{DevPtr, Tag, Tensor, TensorSet};
 use crate::request::argument::{Argument, expert_counter};
-use crate::request::group::most_tokens;
 
 /// Where an HT handle's counter lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -198,6 +198,33 @@ static void check_order(const Subject* subject) {
     ep_close_streams(streams, 2);
 }
 
+// Captures that take turns do not disturb each other, up to four; a fifth takes the place of the one
+// that was used the longest time ago, and that one cannot go on.
+static void check_turns(const Subject* subject) {
+    enum { kFirst = 21, kCaptures = 4 };
+    const void* marks[kCaptures];
+    for (int turn = 0; turn < 3; ++turn) {
+        for (int i = 0; i < kCaptures; ++i) {
+            const DriverCalls asked =
+                asked_by_dispatch(subject, subject->env->stream, (uint64_t)(kFirst + i));
+            EP_CHECK_EQ_U64(asked.waits, turn == 0 ? 0 : 1);
+            EP_CHECK(turn == 0 || asked.waited == marks[i]);
+            marks[i] = asked.recorded;
+        }
+    }
+    asked_by_dispatch(subject, subject->env->stream, kFirst);
+    EP_CHECK_EQ_U64(
+        asked_by_dispatch(subject, subject->env->stream, kFirst + kCaptures).waits, 0);
+    driver_rest(kFirst + 1);
+    const ncclResult_t lost = dispatch(subject);
+    const DriverCalls asked = driver_wake();
+    EP_CHECK_EQ_U64(lost, ncclInvalidUsage);
+    EP_CHECK_STR_CONTAINS(ncclEpGetLastError(),
+                          "stream: must be in one of at most 4 captures that take turns");
+    EP_CHECK_EQ_U64(asked.waits + asked.launches + asked.records, 0);
+    EP_CHECK_EQ_U64(asked_by_dispatch(subject, subject->env->stream, kFirst).waits, 1);
+}
+
 static ncclResult_t complete_in(const Subject* subject, uint64_t capture, DriverCalls* asked) {
     driver_rest(capture);
     const ncclResult_t result = complete(subject);
@@ -231,6 +258,7 @@ static void ll(EpEnv* env) {
     measure(&subject, "LL dispatch", kWhole, dispatch);
     measure(&subject, "LL combine", kWhole, combine);
     check_order(&subject);
+    check_turns(&subject);
     close_subject(&subject);
 }
 
@@ -256,6 +284,7 @@ static void ht(EpEnv* env) {
     measure(&subject, "HT dispatch", kWhole, dispatch);
     measure(&subject, "HT combine", kWhole, combine);
     check_order(&subject);
+    check_turns(&subject);
     close_subject(&subject);
 }
 

@@ -212,6 +212,7 @@ static void other_row_bytes(const EpEnv* env, ncclEpAlgorithm_t algorithm, const
                      is_odd(env) ? " (got 16, expected 32)" : " (got 32, expected 16)");
 }
 
+// The same bytes, but of another element type.
 static void other_top_k(const EpEnv* env) {
     Session session;
     open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
@@ -276,8 +277,8 @@ static void other_datatype(const EpEnv* env, ncclEpAlgorithm_t algorithm, CallKi
     ep_barrier();
     EP_CHECK_NCCL(make_call(&session, kind, &tensors, 0));
     check_all_notice(&session, kind, "running-data-type", "data type: must be the same",
-                     is_odd(env) ? " (got ncclFloat16, expected ncclBfloat16)"
-                                 : " (got ncclBfloat16, expected ncclFloat16)");
+                     is_odd(env) ? " (got float16, expected bfloat16)"
+                                 : " (got bfloat16, expected float16)");
 }
 
 // Either the odd rank alone stages its operation, or all but that one. Who does may learn of the
@@ -312,6 +313,7 @@ void ht_different_calls_on_one_rank(EpEnv* env) {
     other_datatype(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, kDispatch);
     other_datatype(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, kTokensOnly);
     other_datatype(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, kCombine);
+    other_datatype(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, kBackward);
     tokens_only_on_one_rank(env);
     forward_combine_on_one_rank(env);
 }

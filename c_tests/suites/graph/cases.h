@@ -4,6 +4,11 @@
 
 #include "harness/harness.h"
 
+// Begins a capture. False, and a visible skip, where nothing can be captured.
+bool graph_begin_capture(cudaStream_t stream);
+
+void two_captures_in_turns(EpEnv* env);
+void captured_beside_a_staged_one(EpEnv* env);
 void ht_handle_in_a_capture(EpEnv* env);
 
 #endif  // C_TESTS_SUITES_GRAPH_CASES_H_

@@ -6,18 +6,6 @@
 
 enum { kHidden = 32 };
 
-static bool begin_capture(const EpEnv* env) {
-    const cudaError_t begun =
-        cudaStreamBeginCapture(env->stream, cudaStreamCaptureModeThreadLocal);
-    if (begun == cudaErrorNotSupported && ep_on_hostsim()) {
-        (void)cudaGetLastError();
-        ep_skip("these stand-ins cannot capture graphs");
-        return false;
-    }
-    EP_REQUIRE_CUDA(begun);
-    return true;
-}
-
 static void create_in_capture(const EpEnv* env, ncclEpGroup_t group, void* ids) {
     EpView view;
     ep_view_2d(&view, ids, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, 1, 1);
@@ -47,7 +35,7 @@ void ht_handle_in_a_capture(EpEnv* env) {
     HtRun before;
     HtRun run;
     ht_run_open_with(&before, env, group, &shape, kRefDistinct, true, opening);
-    if (begin_capture(env)) create_in_capture(env, group, ids);
+    if (graph_begin_capture(env->stream)) create_in_capture(env, group, ids);
     ht_run_open_with(&run, env, group, &shape, kRefMessy, true, opening);
     const HtPass forward = {.forward = true};
     ht_dispatch(&run, forward);

@@ -349,6 +349,8 @@ int main(int argc, char** argv) {
         EP_CASE(between_direct_operations),
         EP_CASE(two_graphs),
         EP_CASE(two_staged_graphs),
+        EP_CASE(two_captures_in_turns),
+        EP_CASE(captured_beside_a_staged_one),
         EP_CASE_HT(ht_handle_in_a_capture),
     };
     return ep_main(argc, argv, kCases, sizeof(kCases) / sizeof(kCases[0]));

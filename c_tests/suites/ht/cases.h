@@ -18,4 +18,7 @@ void ht_routing_output_too_small(EpEnv* env);
 void ht_outputs_without_rows(EpEnv* env);
 void ht_combine_input_too_small(EpEnv* env);
 
+// What is enqueued behind a failure (failed.c).
+void ht_nothing_runs_behind_a_failure(EpEnv* env);
+
 #endif  // C_TESTS_SUITES_HT_CASES_H_

@@ -137,6 +137,45 @@ static void many_tokens(EpEnv* env) {
     STEPS(env, kShapes);
 }
 
+// Every rank sends all that it may to every expert: no more can come, and that much does, even if a rank
+// tells of more (c_tests/simt/bugs.py).
+static void most_rows(EpEnv* env) {
+    const unsigned experts = 2 * (unsigned)env->size;
+    const HtShape shape = {experts, 12, experts, ncclBfloat16, 32};
+    const HtOpening opening = {kHtRowsExact, kHtDeviceCounter, 9};
+    ncclEpGroup_t group = ht_group_new(env, &shape);
+    HtRun run;
+    ht_run_open_with(&run, env, group, &shape, kRefDistinct, false, opening);
+    EP_CHECK_EQ_U64(run.received, 12 * (unsigned)env->size);
+    ht_forward(&run);
+    ht_combine(&run, true);
+    ht_run_close(&run);
+    destroy(env, group);
+}
+
+// A caller indexes by the ids that come with rows: each names an expert of this rank or none, whatever
+// its sender says (c_tests/simt/bugs.py).
+static void ids_in_range(EpEnv* env) {
+    const HtShape shape = {3 * (unsigned)env->size, 12, 4, ncclBfloat16, 32};
+    const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, 10};
+    ncclEpGroup_t group = ht_group_new(env, &shape);
+    HtRun run;
+    ht_run_open_with(&run, env, group, &shape, kRefDistinct, false, opening);
+    ht_prepare_dispatch(&run);
+    EP_CHECK_NCCL(ht_launch_dispatch(&run, (HtPass){.forward = true}, env->stream));
+    ep_sync(env);
+    int64_t* ids = ref_host_new(run.ids_out.bytes);
+    ep_download(ids, ref_buffer_data(&run.ids_out), run.ids_out.bytes);
+    size_t strays = 0;
+    for (size_t i = 0; i < run.ids_out.bytes / sizeof(int64_t); ++i) {
+        strays += ids[i] < -1 || ids[i] >= (int64_t)run.local_experts;
+    }
+    EP_CHECK_EQ_U64(strays, 0);
+    free(ids);
+    ht_run_close(&run);
+    destroy(env, group);
+}
+
 // Each list of a dispatch with and without what may be left out.
 static void optional_tensors(EpEnv* env) {
     static const HtPass kPasses[] = {
@@ -231,6 +270,8 @@ int main(int argc, char** argv) {
         EP_CASE(huge_rows),
         EP_CASE(every_top_k),
         EP_CASE(many_tokens),
+        EP_CASE(most_rows),
+        EP_CASE(ids_in_range),
         EP_CASE(optional_tensors),
         EP_CASE(other_ids_at_dispatch),
         EP_CASE(gradients_with_spare_columns),
@@ -245,6 +286,7 @@ int main(int argc, char** argv) {
         EP_CASE(ht_routing_output_too_small),
         EP_CASE(ht_outputs_without_rows),
         EP_CASE(ht_combine_input_too_small),
+        EP_CASE(ht_nothing_runs_behind_a_failure),
     };
     return ep_main(argc, argv, kCases, sizeof(kCases) / sizeof(kCases[0]));
 }

@@ -10,15 +10,18 @@ use cudarc::driver::sys;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
+/// Captures whose marks are kept at a time, those that were used last.
+const KEPT: usize = 4;
+/// How many others are remembered, so that one that comes back is refused.
+const REMEMBERED: usize = 60;
+
 /// A mark in what streams have been given, or in what a graph holds. A mark within a graph means
-/// something in that graph alone, so it does not take the place of the one outside.
+/// something in that graph alone, so it takes neither the place of the one outside nor of another graph's.
 #[derive(Debug)]
 pub(super) struct Event {
     outside: Mark,
-    inside: Mark,
-    /// The capture of the last mark inside.
-    captured: Option<Capture>,
-    /// Where the last mark of both is.
+    inside: Inside,
+    /// Where the last mark of all is.
     latest: Option<Capture>,
 }
 
@@ -27,8 +30,7 @@ impl Event {
     pub(super) fn new(context: &Arc<Context>) -> Result<Self> {
         Ok(Self {
             outside: Mark::new(context)?,
-            inside: Mark::new(context)?,
-            captured: None,
+            inside: Inside::new(context)?,
             latest: None,
         })
     }
@@ -37,10 +39,7 @@ impl Event {
     pub(super) fn record(&mut self, at: &Place) -> Result<()> {
         match at.capture {
             None => self.outside.record(at)?,
-            Some(capture) => {
-                self.inside.record(at)?;
-                self.captured = Some(capture);
-            }
+            Some(capture) => self.inside.record(capture, at)?,
         }
         self.latest = at.capture;
         Ok(())
@@ -48,14 +47,12 @@ impl Event {
 
     /// Lets the stream go on only after what was marked, and says whether it does. Marks and streams of
     /// different graphs, or inside and outside of one, cannot be tied together: there the caller orders
-    /// the launches of graphs.
+    /// the launches of graphs. Refuses a capture whose mark is lost.
     pub(super) fn hold(&self, at: &Place) -> Result<bool> {
         match at.capture {
-            None => self.outside.hold(at)?,
-            Some(_) if at.capture == self.captured => self.inside.hold(at)?,
-            Some(_) => return Ok(false),
+            None => self.outside.hold(at).map(|()| true),
+            Some(capture) => self.inside.hold(capture, at),
         }
-        Ok(true)
     }
 
     /// The same where nothing makes sense without that order.
@@ -66,6 +63,83 @@ impl Event {
         Err(Error::usage(
             "stream",
             "must be captured into the same graph as the staged operation's send phase, or neither",
+        ))
+    }
+}
+
+/// The last mark in each of the captures that take turns. Nobody says when one ends, so its place goes to
+/// another when that needs it.
+#[derive(Debug)]
+struct Inside {
+    kept: [Kept; KEPT],
+    /// Marks so far.
+    records: u64,
+    /// Captures that lost their place, as a ring.
+    displaced: [Option<Capture>; REMEMBERED],
+    displacements: usize,
+}
+
+#[derive(Debug)]
+struct Kept {
+    capture: Option<Capture>,
+    mark: Mark,
+    /// `Inside::records` at the time of the mark.
+    record: u64,
+}
+
+impl Inside {
+    fn new(context: &Arc<Context>) -> Result<Self> {
+        let unused = || {
+            Ok(Kept {
+                capture: None,
+                mark: Mark::new(context)?,
+                record: 0,
+            })
+        };
+        Ok(Self {
+            kept: [unused()?, unused()?, unused()?, unused()?],
+            records: 0,
+            displaced: [None; REMEMBERED],
+            displacements: 0,
+        })
+    }
+
+    fn record(&mut self, capture: Capture, at: &Place) -> Result<()> {
+        self.records += 1;
+        let own = |kept: &Kept| kept.capture == Some(capture);
+        let place = match self.kept.iter().position(own) {
+            Some(place) => self.kept.get_mut(place),
+            None => self.kept.iter_mut().min_by_key(|kept| kept.record),
+        };
+        let kept = place.ok_or_else(|| Error::internal("no place for a mark"))?;
+        kept.mark.record(at)?;
+        kept.record = self.records;
+        let before = kept.capture.replace(capture);
+        if before.is_some() && before != Some(capture) {
+            let turn = self.displacements % REMEMBERED;
+            self.displacements += 1;
+            if let Some(displaced) = self.displaced.get_mut(turn) {
+                *displaced = before;
+            }
+        }
+        Ok(())
+    }
+
+    /// A capture without a mark has nothing to wait for, unless its mark is lost.
+    fn hold(&self, capture: Capture, at: &Place) -> Result<bool> {
+        let own = |kept: &&Kept| kept.capture == Some(capture);
+        if let Some(kept) = self.kept.iter().find(own) {
+            return kept.mark.hold(at).map(|()| true);
+        }
+        if !self.displaced.contains(&Some(capture)) {
+            return Ok(false);
+        }
+        Err(Error::usage(
+            "stream",
+            format_args!(
+                "must be in one of at most {KEPT} captures that take turns: the order of the group's \
+                 operations would be lost"
+            ),
         ))
     }
 }

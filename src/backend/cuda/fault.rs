@@ -4,6 +4,7 @@
 use crate::backend::cuda::context::Context;
 use crate::backend::cuda::host_page::HostPage;
 use crate::backend::cuda::ht_agreement::disagreement;
+use crate::backend::cuda::ht_shape_word::ShapeWord;
 use crate::backend::cuda::ll_signature::Signature;
 use crate::backend::cuda::params::{
     FAULT_DIFFERS, FAULT_DISAGREED, FAULT_INPUT_ROWS, FAULT_NONE, FAULT_PEER_FAILED,
@@ -12,7 +13,6 @@ use crate::backend::cuda::params::{
     WAIT_ACK, WAIT_BEGIN, WAIT_COUNTS, WAIT_ENTRY, WAIT_PATTERN, WAIT_PLACE, WAIT_ROW,
     WAIT_STREAMED_ROW, WAIT_WEIGHT, WaitParams,
 };
-use crate::backend::cuda::params_ht::{HT_SHAPE_COLUMNS_SHIFT, HT_SHAPE_COMBINE};
 use crate::error::{Code, Error, Result};
 use crate::model::dtype::DType;
 use crate::model::tensor::DevPtr;
@@ -117,26 +117,26 @@ fn too_few_rows(argument: &str, report: &FaultReport) -> Error {
 
 /// What two ranks do not agree on, from the shape words of this rank and of another.
 fn other_shape(report: &FaultReport) -> Error {
-    const UNIT: u32 = 16;
-    let (mine, theirs) = (report.expected, report.got);
+    let (mine, theirs) = (ShapeWord(report.expected), ShapeWord(report.got));
     let differs = |what, rule| differs(report, what, rule);
-    let row_bytes = |word: u32| (word & ((1 << HT_SHAPE_COLUMNS_SHIFT) - 1)) * UNIT;
-    let columns = |word: u32| (word & !HT_SHAPE_COMBINE) >> HT_SHAPE_COLUMNS_SHIFT;
-    let op = |word: u32| match word & HT_SHAPE_COMBINE {
-        0 => op_name(OP_HT_DISPATCH),
-        _ => op_name(OP_HT_COMBINE),
+    let op = |word: ShapeWord| match word.is_combine() {
+        false => op_name(OP_HT_DISPATCH),
+        true => op_name(OP_HT_COMBINE),
     };
     if op(mine) != op(theirs) {
         return differs("operation", "must be the same").got(op(mine), op(theirs));
     }
-    if row_bytes(mine) != row_bytes(theirs) {
-        return differs("row bytes", "must be the same").got(row_bytes(mine), row_bytes(theirs));
+    if mine.type_name() != theirs.type_name() {
+        return differs("data type", "must be the same").got(mine.type_name(), theirs.type_name());
     }
-    if mine & HT_SHAPE_COMBINE == 0 {
+    if mine.row_bytes() != theirs.row_bytes() {
+        return differs("row bytes", "must be the same").got(mine.row_bytes(), theirs.row_bytes());
+    }
+    if !mine.is_combine() {
         return differs("inputs[TOPK_IDX]", "must be forward, or tokens only,");
     }
     differs("inputs[TOPK_WEIGHTS]", "must have the same columns")
-        .got(columns(mine), columns(theirs))
+        .got(mine.columns(), theirs.columns())
 }
 
 /// What two ranks do not agree on, from their signatures.

@@ -77,7 +77,7 @@ impl HtGroup {
             pool: Pool::default(),
             order: Order::new(&context)?,
             sequences: Buffer::zeroed(memory, size_of::<HtSequences>())?,
-            tally: Buffer::zeroed(memory, plan.tally_bytes())?,
+            tally: Buffer::zeroed(memory, plan.tally().bytes)?,
             handles: AtomicU32::new(0),
             exchanges: AtomicU32::new(0),
             open,
@@ -138,6 +138,7 @@ impl HtGroup {
 
     /// Tells the others `told` in the exchange of handle number `epoch`, and keeps nothing of it.
     fn layout_params(&self, epoch: u32, told: u32) -> HtLayoutParams {
+        let (tally, layout) = (self.tally.data().0, self.plan.tally());
         HtLayoutParams {
             peers: self.open.peers(),
             wait: self.open.wait(OP_HT_LAYOUT),
@@ -153,7 +154,9 @@ impl HtGroup {
             topk_idx: null(),
             counter: null_mut(),
             received: null_mut(),
-            tally: self.tally.data().0 as *mut u32,
+            tally: (tally + layout.tally) as *mut u32,
+            own_counts: (tally + layout.own_counts) as *mut u64,
+            max_tokens: saturated(self.plan.max_tokens()),
             epoch,
             bank: 0,
             block_tokens: 0,

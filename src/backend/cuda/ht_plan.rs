@@ -3,14 +3,14 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::ht_grid::{DeviceLimits, Grid, HtKind, WARP};
+use crate::backend::cuda::ht_shape_word::{MOST_ROW_BYTES, ShapeWord};
 use crate::backend::cuda::launch::LaunchShape;
 use crate::backend::cuda::params_ht::{
-    HT_COUNTS_BESIDE_EXPERTS, HT_LAYOUT_THREADS, HT_MAX_TOP_K, HT_SHAPE_COLUMNS_SHIFT,
-    HT_SHAPE_COMBINE, HT_ZERO_BYTES, HtEntry, HtLayout,
+    HT_COUNTS_BESIDE_EXPERTS, HT_LAYOUT_THREADS, HT_MAX_TOP_K, HT_ZERO_BYTES, HtEntry, HtLayout,
 };
 use crate::backend::cuda::sizes::{Regions, number};
-use crate::error::Result;
-use crate::model::group::GroupFacts;
+use crate::error::{Error, Result};
+use crate::model::group::{GroupFacts, most_tokens};
 use crate::model::ops::RowType;
 use crate::tuning::Tuning;
 
@@ -58,6 +58,14 @@ pub(super) struct HtShape {
     pub(super) copy_warps: u32,
 }
 
+/// Offsets in the memory of `ht_layout` that is the group's, and its size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct TallyLayout {
+    pub(super) tally: usize,
+    pub(super) own_counts: usize,
+    pub(super) bytes: usize,
+}
+
 /// Offsets in a handle's device memory, and its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct HandleLayout {
@@ -71,14 +79,13 @@ pub(super) struct HandleLayout {
 impl HtPlan {
     /// The plan for a group of high throughput.
     pub(super) fn new(facts: &GroupFacts) -> Result<Self> {
+        check_limits(facts)?;
         let ranks = facts.ranks;
         let slot_bytes = (facts.row_bytes + HT_MAX_TOP_K as usize * TAIL_ENTRY_BYTES)
             .next_multiple_of(REGION_ALIGN);
         let depth = depth(ranks, slot_bytes);
         let mut window = Regions::new(REGION_ALIGN);
-        let counts = window.take(
-            2 * ranks * (facts.local_experts() + HT_COUNTS_BESIDE_EXPERTS as usize) * PACKET_BYTES,
-        );
+        let counts = window.take(2 * ranks * counts_bytes(facts));
         let arrivals = window.take(ranks * depth * PACKET_BYTES);
         let credits = window.take(ranks * depth * CREDIT_BYTES);
         let slots = window.take(ranks * depth * slot_bytes);
@@ -140,8 +147,19 @@ impl HtPlan {
     }
 
     /// The device memory in which the blocks of `ht_layout` count together.
-    pub(super) fn tally_bytes(&self) -> usize {
-        (1 + self.facts.ranks + self.facts.experts) * size_of::<u32>()
+    pub(super) fn tally(&self) -> TallyLayout {
+        let mut memory = Regions::new(REGION_ALIGN);
+        TallyLayout {
+            tally: memory.take((1 + self.facts.ranks + self.facts.experts) * size_of::<u32>()),
+            own_counts: memory.take(2 * counts_bytes(&self.facts)),
+            bytes: memory.bytes(),
+        }
+    }
+
+    /// Most tokens of a rank.
+    pub(super) fn max_tokens(&self) -> usize {
+        let facts = &self.facts;
+        facts.max_tokens.unwrap_or(most_tokens(facts.ranks))
     }
 
     /// Grid of `ht_layout` for `tokens`, and how many of them a block numbers.
@@ -191,14 +209,9 @@ impl HtPlan {
         };
         let shared_bytes = device.dynamic_shared_bytes() - zero_bytes;
         let copy_warps = (shared_bytes / warp_bytes).clamp(1, grid.warps - 1);
-        let (warps, shape_word) = match kind {
-            HtKind::Dispatch { forward } => {
-                (copy_warps + 1, u32::from(forward) << HT_SHAPE_COLUMNS_SHIFT)
-            }
-            HtKind::Combine { columns } => (
-                grid.warps,
-                HT_SHAPE_COMBINE | number(columns)? << HT_SHAPE_COLUMNS_SHIFT,
-            ),
+        let warps = match kind {
+            HtKind::Dispatch { .. } => copy_warps + 1,
+            HtKind::Combine { .. } => grid.warps,
         };
         Ok(HtShape {
             launch: LaunchShape {
@@ -207,7 +220,7 @@ impl HtPlan {
                 shared_bytes: zero_bytes + copy_warps * warp_bytes,
             },
             send_blocks: grid.send_blocks,
-            shape_word: shape_word | number(row_bytes / COPY_ALIGN)?,
+            shape_word: ShapeWord::new(kind, row)?.0,
             row_bytes: number(row_bytes)?,
             piece_bytes: number(piece_bytes)?,
             tail_bytes: number(tail_bytes)?,
@@ -215,6 +228,21 @@ impl HtPlan {
             copy_warps,
         })
     }
+}
+
+/// What a rank tells another of a new handle.
+fn counts_bytes(facts: &GroupFacts) -> usize {
+    (facts.local_experts() + HT_COUNTS_BESIDE_EXPERTS as usize) * PACKET_BYTES
+}
+
+/// Refuses what the fields of the kernels' words do not hold.
+fn check_limits(facts: &GroupFacts) -> Result<()> {
+    const RULE: &str = "is more than the high-throughput kernels can count";
+    if facts.row_bytes <= MOST_ROW_BYTES {
+        return Ok(());
+    }
+    Err(Error::usage("config.token_size_bytes", RULE)
+        .got(facts.row_bytes, format_args!("at most {MOST_ROW_BYTES}")))
 }
 
 /// Slots of one ring: a power of two, as numbers of rows wrap.
@@ -262,6 +290,21 @@ mod tests {
     }
 
     #[test]
+    fn rows_that_no_word_can_tell_from_others_are_refused() {
+        let facts = |row_bytes| GroupFacts {
+            row_bytes,
+            ..plan(2, 16).facts
+        };
+        assert!(HtPlan::new(&facts(MOST_ROW_BYTES)).is_ok());
+        let error = HtPlan::new(&facts(MOST_ROW_BYTES + 16)).unwrap_err();
+        assert_eq!(
+            error.text(),
+            "config.token_size_bytes: is more than the high-throughput kernels can count \
+             (got 67108864, expected at most 67108848)"
+        );
+    }
+
+    #[test]
     fn regions_follow_each_other() {
         let plan = plan(8, 14_336);
         let layout = plan.layout(4096);
@@ -272,6 +315,9 @@ mod tests {
         assert!(layout.credits + slots * 4 <= layout.slots);
         assert!(layout.slot_bytes >= 14_336 + 256);
         assert!(layout.slots + slots * layout.slot_bytes <= 4096 + plan.bytes() as u64);
+        let tally = plan.tally();
+        assert!(tally.tally + (1 + 8 + 256) * 4 <= tally.own_counts);
+        assert!(tally.own_counts + 2 * 34 * 8 <= tally.bytes);
         let handle = plan.handle(4096, 8);
         assert!(handle.entries + 4096 * 8 * 8 <= handle.bytes);
     }

@@ -39,7 +39,7 @@ impl Signature {
         self.op << OP_SHIFT
             | self.dtype << DTYPE_SHIFT
             | self.top_k << TOP_K_SHIFT
-            | self.row_bytes / ROW_UNIT
+            | (self.row_bytes / ROW_UNIT)
     }
 
     /// What a rank has told.

@@ -18,6 +18,7 @@ mod ht_agreement;
 mod ht_grid;
 mod ht_piece;
 mod ht_plan;
+mod ht_shape_word;
 pub mod kernels;
 mod launch;
 mod layout;

@@ -13,11 +13,6 @@ pub const HT_DISPATCH_THREADS: u32 = 768;
 pub const HT_COMBINE_THREADS: u32 = 512;
 /// Zeros that a dispatch block keeps in shared memory, in front of the warps' parts.
 pub const HT_ZERO_BYTES: u32 = 4096;
-/// Bit of `HtCommon::shape_word`: a combine, else a dispatch.
-pub const HT_SHAPE_COMBINE: u32 = 0x8000_0000;
-/// Shift, in `HtCommon::shape_word`, of the columns of gradients per row (combine), or of 1 where ids
-/// and weights travel too (dispatch); below it is the number of 16-byte units of a row.
-pub const HT_SHAPE_COLUMNS_SHIFT: u32 = 24;
 
 /// Packets by which a rank tells each other of its part of a new handle, besides the one for each local
 /// expert: how many rows it sends, then `HtLayoutParams::told`.
@@ -39,7 +34,8 @@ pub const HT_UNHEARD: u32 = 0xffff_fffe;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct HtLayout {
-    /// u64 packets `[2][ranks][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by `HtLayoutParams::bank`.
+    /// u64 packets `[2][ranks][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by `HtLayoutParams::bank`: what each
+    /// other rank tells.
     pub counts: u64,
     /// u64 packets `[ranks][depth]`: which row of the source's sequence a slot holds.
     pub arrivals: u64,
@@ -115,6 +111,11 @@ pub struct HtLayoutParams {
     /// `[1 + ranks + ranks * local_experts]`, zero except while the kernel runs: blocks that have counted,
     /// what they have counted for each rank, and for each expert.
     pub tally: *mut u32,
+    /// u64 packets `[2][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by `bank`: what this rank tells itself. Not
+    /// in the window, where peers could change it.
+    pub own_counts: *mut u64,
+    /// Most tokens of a rank: of what peers tell, no more is believed.
+    pub max_tokens: u32,
     /// Handles of the group so far, this one included.
     pub epoch: u32,
     /// Which of the two banks of counts: they alternate from kernel to kernel.
@@ -153,7 +154,7 @@ pub struct HtCommon {
     pub handle: HtHandleMemory,
     /// The group's sequences.
     pub sequences: *mut HtSequences,
-    /// What the ranks must agree on, told with every row.
+    /// What the ranks must agree on (`ht_shape_word`), told with every row.
     pub shape_word: u32,
     /// Bytes per row.
     pub row_bytes: u32,

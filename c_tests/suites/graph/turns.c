@@ -1,0 +1,121 @@
+// Captures and operations of one group that take turns: nothing but the library keeps the operations of
+// each graph in order, whatever comes between them.
+#include "reference/ll_run.h"
+#include "suites/graph/cases.h"
+
+enum { kHidden = 64, kRuns = 2, kReplays = 3 };
+
+typedef struct {
+    const EpEnv* env;
+    ncclEpGroup_t group;
+    LlRun runs[kRuns];
+} Fixture;
+
+static void open_fixture(Fixture* fixture, const EpEnv* env) {
+    const LlShape shape = {2 * (unsigned)env->size, 16, 4, ncclBfloat16, kHidden};
+    fixture->env = env;
+    fixture->group = ll_group_new(env, &shape);
+    for (unsigned i = 0; i < kRuns; ++i) {
+        ll_run_open_with(&fixture->runs[i], env, fixture->group, &shape, kRefDistinct, true, 1 + i);
+    }
+}
+
+static void close_fixture(Fixture* fixture) {
+    for (unsigned i = 0; i < kRuns; ++i) ll_run_close(&fixture->runs[i]);
+    EP_CHECK_NCCL(ncclEpGroupDestroy(fixture->group, fixture->env->stream));
+}
+
+// What `to` is given from here on follows what `from` has been given.
+static void follow(cudaStream_t to, cudaStream_t from, cudaEvent_t event) {
+    EP_REQUIRE_CUDA(cudaEventRecord(event, from));
+    EP_REQUIRE_CUDA(cudaStreamWaitEvent(to, event, 0));
+}
+
+bool graph_begin_capture(cudaStream_t stream) {
+    const cudaError_t begun = cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
+    if (begun == cudaErrorNotSupported && ep_on_hostsim()) {
+        (void)cudaGetLastError();
+        ep_skip("these stand-ins cannot capture graphs");
+        return false;
+    }
+    EP_REQUIRE_CUDA(begun);
+    return true;
+}
+
+static cudaGraphExec_t end_capture(cudaStream_t stream) {
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t executable = NULL;
+    EP_REQUIRE_CUDA(cudaStreamEndCapture(stream, &graph));
+    EP_REQUIRE_CUDA(cudaGraphInstantiate(&executable, graph, 0));
+    EP_REQUIRE_CUDA(cudaGraphDestroy(graph));
+    return executable;
+}
+
+// Two streams are captured at the same time. The dispatch and the combine of the first graph are on
+// streams that only the library ties together, and an operation of the second comes between.
+void two_captures_in_turns(EpEnv* env) {
+    Fixture fixture;
+    open_fixture(&fixture, env);
+    LlRun *run = &fixture.runs[0], *other = &fixture.runs[1];
+    cudaStream_t streams[2];
+    ep_open_streams(streams, 2);
+    const cudaStream_t branch = streams[0], second = streams[1];
+    cudaEvent_t fork, join;
+    EP_REQUIRE_CUDA(cudaEventCreateWithFlags(&fork, cudaEventDisableTiming));
+    EP_REQUIRE_CUDA(cudaEventCreateWithFlags(&join, cudaEventDisableTiming));
+    ll_dispatch(run);  // a combine needs a dispatch before it, also at its capture
+    ll_prepare_dispatch(run);
+    ll_prepare_combine(run);
+    ll_prepare_dispatch(other);
+    const bool captures = graph_begin_capture(env->stream) && graph_begin_capture(second);
+    follow(branch, env->stream, fork);
+    EP_CHECK_NCCL(ll_launch_dispatch(run, env->stream, false));
+    EP_CHECK_NCCL(ll_launch_dispatch(other, second, false));
+    EP_CHECK_NCCL(ll_launch_combine(run, branch, false));
+    follow(env->stream, branch, join);
+    if (captures) {
+        cudaGraphExec_t first_graph = end_capture(env->stream);
+        cudaGraphExec_t second_graph = end_capture(second);
+        for (int i = 0; i < kReplays; ++i) {
+            EP_CHECK_CUDA(cudaGraphLaunch(second_graph, env->stream));
+            EP_CHECK_CUDA(cudaGraphLaunch(first_graph, env->stream));
+        }
+        ep_sync(env);
+        EP_REQUIRE_CUDA(cudaGraphExecDestroy(second_graph));
+        EP_REQUIRE_CUDA(cudaGraphExecDestroy(first_graph));
+    }
+    EP_CHECK_CUDA(cudaStreamSynchronize(second));
+    ep_sync(env);
+    ll_check_dispatch(run);
+    ll_check_combine(run);
+    ll_check_dispatch(other);
+    EP_REQUIRE_CUDA(cudaEventDestroy(join));
+    EP_REQUIRE_CUDA(cudaEventDestroy(fork));
+    ep_close_streams(streams, 2);
+    close_fixture(&fixture);
+}
+
+// A staged operation that is captured while one outside waits for its completion has the other place: the
+// graph runs beside it.
+void captured_beside_a_staged_one(EpEnv* env) {
+    Fixture fixture;
+    open_fixture(&fixture, env);
+    LlRun *run = &fixture.runs[0], *pending = &fixture.runs[1];
+    ll_prepare_dispatch(run);
+    ll_prepare_dispatch(pending);
+    EP_CHECK_NCCL(ll_launch_dispatch(pending, env->stream, true));
+    const bool captures = graph_begin_capture(env->stream);
+    EP_CHECK_NCCL(ll_launch_dispatch(run, env->stream, true));
+    EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, env->stream));
+    if (captures) {
+        cudaGraphExec_t graph = end_capture(env->stream);
+        for (int i = 0; i < kReplays; ++i) EP_CHECK_CUDA(cudaGraphLaunch(graph, env->stream));
+        ep_sync(env);
+        EP_REQUIRE_CUDA(cudaGraphExecDestroy(graph));
+    }
+    EP_CHECK_NCCL(ncclEpComplete(pending->handle, NULL, env->stream));
+    ep_sync(env);
+    ll_check_dispatch(run);
+    ll_check_dispatch(pending);
+    close_fixture(&fixture);
+}

@@ -1,0 +1,137 @@
+// Operations and handles that were enqueued before their group's failure was known run behind it: none of
+// them sends or writes anything, neither on the rank that failed nor on one that it has told.
+#define _GNU_SOURCE  // usleep
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "reference/ht_run.h"
+#include "suites/ht/cases.h"
+
+enum { kHidden = 32, kLocalExperts = 2, kTokens = 12 };
+
+typedef enum { kDispatchBehind, kCombineBehind, kHandleBehind } Behind;
+
+typedef struct {
+    EpEnv* env;
+    ncclEpGroup_t group;
+    HtRun run;
+    RefBuffer ids, counter;  // of a handle that is created behind the failure
+    ncclEpHandle_t handle;
+} Fixture;
+
+// All tokens go to rank 0: the others receive nothing, and nothing that fails there lets them wait.
+static void open_fixture(Fixture* fixture, EpEnv* env) {
+    const HtShape shape = {kLocalExperts * (unsigned)env->size, kTokens, 2, ncclBfloat16, kHidden};
+    const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, 8};
+    fixture->env = env;
+    fixture->group = ht_group_new(env, &shape);
+    ht_run_open_with(&fixture->run, env, fixture->group, &shape, kRefOneExpert, false, opening);
+    const int64_t id = env->rank * kLocalExperts;
+    fixture->ids = ref_buffer_new(sizeof(id));
+    ref_buffer_upload(&fixture->ids, &id);
+    fixture->counter = ref_buffer_new(kLocalExperts * sizeof(int32_t));
+    fixture->handle = NULL;
+    ht_prepare_dispatch(&fixture->run);
+    ht_prepare_combine(&fixture->run);
+}
+
+static ncclResult_t go_on(Fixture* fixture, Behind behind) {
+    const cudaStream_t stream = fixture->env->stream;
+    if (behind == kDispatchBehind) {
+        return ht_launch_dispatch(&fixture->run, (HtPass){.forward = true}, stream);
+    }
+    if (behind == kCombineBehind) return ht_launch_combine(&fixture->run, true, stream);
+    EpView ids, counter;
+    ep_view_2d(&ids, ref_buffer_data(&fixture->ids), ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, 1, 1);
+    ep_view_1d(&counter, ref_buffer_data(&fixture->counter), ncclInt32,
+               NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE, kLocalExperts);
+    ncclNDTensor_t* locals[] = {&counter.tensor};
+    return ncclEpCreateHandle(&fixture->handle, fixture->group, &ids.tensor, locals, 1, NULL,
+                              stream, false);
+}
+
+static void check_poison(const RefBuffer* buffer) {
+    void* poison = ref_host_poison(buffer->bytes);
+    REF_CHECK_BUFFER(buffer, poison);
+    free(poison);
+}
+
+// Nobody has told anybody that a token came.
+static void check_nothing_counted(const Fixture* fixture) {
+    const int32_t none[kLocalExperts] = {0};
+    REF_CHECK_BUFFER(&fixture->counter, none);
+}
+
+static void check_untouched(const Fixture* fixture, Behind behind) {
+    check_poison(&fixture->run.tokens_out);
+    check_poison(&fixture->run.ids_out);
+    check_poison(&fixture->run.weights_out);
+    check_poison(&fixture->run.combined);
+    check_poison(&fixture->run.gradients_out);
+    if (behind == kHandleBehind) check_nothing_counted(fixture);
+}
+
+// Holds a stream until it is opened.
+static void hold(void* gate) {
+    while (atomic_load((atomic_bool*)gate)) usleep(100);
+}
+
+// Rank 0 has no room for what it receives, and does not know yet when it goes on.
+static void fail_and_go_on(Fixture* fixture, Behind behind) {
+    EpEnv* env = fixture->env;
+    HtRun* run = &fixture->run;
+    atomic_bool gate;
+    atomic_init(&gate, true);
+    const unsigned rows = run->num_rows;
+    EP_REQUIRE_CUDA(cudaLaunchHostFunc(env->stream, hold, &gate));
+    run->num_rows = run->received - 1;
+    EP_CHECK_NCCL(ht_launch_dispatch(run, (HtPass){.forward = false}, env->stream));
+    run->num_rows = rows;
+    EP_CHECK_NCCL(go_on(fixture, behind));
+    atomic_store(&gate, false);
+    ep_sync(env);
+    ncclResult_t state = ncclSuccess;
+    EP_CHECK_NCCL(ncclEpGetAsyncError(fixture->group, &state));
+    EP_CHECK_EQ_I64(state, ncclInvalidUsage);
+}
+
+// The others did their part of the same before, and hear of the failure when they begin the next.
+static void go_on_unknowing(Fixture* fixture, Behind behind) {
+    EP_CHECK_NCCL(go_on(fixture, behind));
+    ep_sync(fixture->env);
+    ncclResult_t state = ncclSuccess;
+    EP_CHECK_NCCL(ncclEpGetAsyncError(fixture->group, &state));
+    EP_CHECK_EQ_I64(state, ncclRemoteError);
+    EP_CHECK_STR_CONTAINS(ncclEpGetLastError(), "rank 0 failed: rank ");
+}
+
+static void behind_a_failure(EpEnv* env, Behind behind) {
+    Fixture fixture;
+    open_fixture(&fixture, env);
+    if (env->rank != 0) {
+        EP_CHECK_NCCL(ht_launch_dispatch(&fixture.run, (HtPass){.forward = false}, env->stream));
+        ep_sync(env);
+        ht_prepare_dispatch(&fixture.run);
+    }
+    ep_barrier();
+    if (env->rank == 0) fail_and_go_on(&fixture, behind);
+    ep_barrier();
+    if (env->rank != 0) go_on_unknowing(&fixture, behind);
+    check_untouched(&fixture, behind);
+    if (fixture.handle != NULL) EP_CHECK_NCCL(ncclEpHandleDestroy(fixture.handle));
+    ref_buffer_free(&fixture.counter);
+    ref_buffer_free(&fixture.ids);
+    ht_run_close(&fixture.run);
+    EP_CHECK_NCCL(ncclEpGroupDestroy(fixture.group, env->stream));
+}
+
+void ht_nothing_runs_behind_a_failure(EpEnv* env) {
+    if (ep_on_host_backend()) {
+        ep_skip("on the CPU backend nothing is enqueued that is not known");
+        return;
+    }
+    behind_a_failure(env, kDispatchBehind);
+    behind_a_failure(env, kCombineBehind);
+    behind_a_failure(env, kHandleBehind);
+}

@@ -153,8 +153,8 @@ __device__ __forceinline__ float wait_for_weight(const Block& block, uint32_t wh
         return 0.0f;
     }
     const Op& op = block.op;
-    const Arrival weight = wait_for_packet(
-        op.common, op.entries(op.rank(), home, token) + lane_idx(), op.from(home, WAIT_WEIGHT));
+    const Arrival weight = wait_for_first_packet(
+        op, op.entries(op.rank(), home, token) + lane_idx(), op.from(home, WAIT_WEIGHT));
     return __uint_as_float(weight.data);
 }
 

@@ -119,7 +119,8 @@ __device__ inline bool begin_operation(const HtCommon& common, bool is_combine, 
     }
     __syncthreads();
     if (pairs.failure != 0) {
-        if (pairs.failure != kOwnFailure && blockIdx.x == 0 && threadIdx.x == 0) {
+        // In every block: others may have begun before the peer told.
+        if (pairs.failure != kOwnFailure && threadIdx.x == 0) {
             const uint32_t peer = pairs.failure - 1;
             report_failure(common.wait, FAULT_PEER_FAILED,
                            {WAIT_STREAMED_ROW, peer, pairs.operation}, pairs.operation, peer);

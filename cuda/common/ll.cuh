@@ -187,21 +187,36 @@ __device__ inline bool stages_otherwise(const Op& op, uint32_t peer) {
            packet_epoch(ld_relaxed_sys(op.signature(op.rank(), peer))) != op.epoch;
 }
 
+// Reports what differs on a peer, and tells all: a block of this rank that begins only now sends nothing
+// any more, not even the signature from which a peer would learn it.
+__device__ inline void report_difference(const Op& op, uint32_t fault, const Awaited& awaited,
+                                         uint32_t theirs) {
+    if (report_failure(op.common.wait, fault, awaited, op.common.signature, theirs)) {
+        tell_failure(op.common.peers, op.common.wait);
+    }
+}
+
+// As wait_for_packet, where a peer that stages otherwise would be waited for until the deadline.
+__device__ inline Arrival wait_for_first_packet(const Op& op, const uint64_t* at,
+                                                const Awaited& awaited) {
+    uint32_t polls = 0;
+    return wait_until(
+        op.common, awaited,
+        [&] {
+            if (++polls % kPollsPerCheck == 0 && stages_otherwise(op, awaited.peer)) {
+                report_difference(op, FAULT_STAGED_DIFFERS, awaited, 0);
+            }
+            return ld_relaxed_sys(at);
+        },
+        [&](uint32_t epoch) { return epoch == awaited.epoch; });
+}
+
 // Waits until `peer` has begun the operation, and reports it if it runs another one than we do.
 __device__ inline void check_signature(const Op& op, uint32_t peer) {
     const Awaited awaited = op.from(peer, WAIT_BEGIN);
-    uint32_t polls = 0;
-    const Arrival theirs = wait_until(
-        op.common, awaited,
-        [&] {
-            if (++polls % kPollsPerCheck == 0 && stages_otherwise(op, peer)) {
-                report_failure(op.common.wait, FAULT_STAGED_DIFFERS, awaited, 0, 0);
-            }
-            return ld_relaxed_sys(op.signature(op.rank(), peer));
-        },
-        [&](uint32_t epoch) { return epoch == awaited.epoch; });
+    const Arrival theirs = wait_for_first_packet(op, op.signature(op.rank(), peer), awaited);
     if (theirs.ok && theirs.data != op.common.signature) {
-        report_failure(op.common.wait, FAULT_DIFFERS, awaited, op.common.signature, theirs.data);
+        report_difference(op, FAULT_DIFFERS, awaited, theirs.data);
     }
 }
 

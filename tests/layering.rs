@@ -107,6 +107,7 @@ const UNSAFE: &[&str] = &[
     "src/backend/dylib.rs",
     "src/backend/host/device.rs",
     "src/backend/host/ht.rs",
+    "src/backend/host/ht_open.rs",
     "src/backend/host/ll/combine.rs",
     "src/backend/host/ll/dispatch.rs",
     "src/backend/host/runtime.rs",

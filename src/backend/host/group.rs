@@ -50,7 +50,11 @@ impl Platform for HostPlatform {
             turns: Turns::default(),
             runtime: self.runtime,
         });
-        Ok(Box::new(HostGroup { shared, bootstrap }))
+        Ok(Box::new(HostGroup {
+            shared,
+            bootstrap,
+            timeout,
+        }))
     }
 }
 
@@ -150,6 +154,7 @@ impl Shared {
 struct HostGroup {
     shared: Arc<Shared>,
     bootstrap: Bootstrap,
+    timeout: Duration,
 }
 
 impl GroupBackend for HostGroup {
@@ -163,12 +168,8 @@ impl GroupBackend for HostGroup {
 
     fn open_ht(&self, routing: Result<HtRouting>, stream: Stream) -> Result<Box<dyn HtBackend>> {
         let shared = Arc::clone(&self.shared);
-        Ok(Box::new(HostHt::open(
-            shared,
-            &self.bootstrap,
-            routing,
-            stream,
-        )?))
+        let handle = HostHt::open(shared, routing, stream, self.timeout)?;
+        Ok(Box::new(handle))
     }
 
     fn fault(&self) -> Option<Error> {

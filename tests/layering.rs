@@ -24,6 +24,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("request", &["abi::read", "error", "model::*"]),
     ("backend", &["error", "model::*"]),
     ("backend::dylib", &[]),
+    ("backend::quiet", &[]),
     ("backend::nccl", &["backend::dylib", "error", "model::*"]),
     (
         "backend::bootstrap",
@@ -75,6 +76,7 @@ const SIBLING: &[&str] = &[
     "backend",
     "backend::bootstrap",
     "backend::dylib",
+    "backend::quiet",
     "backend::select::Platform",
     "error",
     "log",

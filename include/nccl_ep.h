@@ -149,7 +149,7 @@ extern "C" {
 // @param config    see `ncclEpGroupConfig_t`
 // @param stream    stream for the exchanges of the creation; NULL is the default stream
 // @param alloc_fn  allocates device memory of `ncclEpTensorCreate`; NULL means `cudaMalloc`
-// @param free_fn   frees it; NULL means `cudaFree`
+// @param free_fn   frees it; NULL means `cudaFree`, see `ncclEpTensorDestroy`
 //
 // Returns `ncclInvalidArgument` for a NULL pointer, or a `config` that breaks a rule or differs
 // between ranks; `ncclInvalidUsage` if the ranks span several nodes; `ncclRemoteError` if another
@@ -164,7 +164,8 @@ ncclResult_t ncclEpCreateGroup(ncclEpGroup_t *ep_group,
                                ncclEpFreeFn_t free_fn);
 
 // Destroys a group. Collective: every rank of the group calls it, before its communicator is
-// destroyed. Waits for the device. NULL is a successful no-op.
+// destroyed. Waits for the group's operations, on this rank and on the others, and for nothing else; launches of graphs that
+// hold some have ended, or are on `stream`. NULL is a successful no-op.
 //
 // Handles of the group should be destroyed first; later calls on them are refused. Tensors of
 // the group stay valid and may be destroyed afterwards.
@@ -173,7 +174,8 @@ ncclResult_t ncclEpCreateGroup(ncclEpGroup_t *ep_group,
 // @param stream    stream for the closing exchange; NULL is the default stream
 //
 // Returns `ncclInvalidArgument` for a group that was destroyed already.
-ncclResult_t ncclEpGroupDestroy(ncclEpGroup_t ep_group, cudaStream_t stream);
+ncclResult_t ncclEpGroupDestroy(ncclEpGroup_t ep_group,
+                                cudaStream_t stream);
 
 // Allocates a dense tensor in device memory and fills in its descriptor. Local; the data is not
 // initialised.
@@ -204,7 +206,8 @@ ncclResult_t ncclEpTensorCreate(ncclEpGroup_t ep_group,
 //
 // Data that `ncclEpTensorCreate` made is freed by the function that matches its allocation, even after
 // the group was destroyed. Other data is freed by the `free_fn` of `ep_group`, or kept if `ep_group` is
-// NULL. The arrays are released with `free()`.
+// NULL. The arrays are released with `free()`. `cudaFree` waits for the device: where no `free_fn` was given, and another thread is in
+// an exchange or operation of this library, or one is stuck, the data is freed as soon as that is over.
 //
 // @param ep_group  the tensor's group, alive or destroyed, or NULL
 // @param tensor    the descriptor

@@ -24,6 +24,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("request", &["abi::read", "error", "model::*"]),
     ("backend", &["error", "model::*"]),
     ("backend::dylib", &[]),
+    ("backend::quiet", &[]),
     ("backend::nccl", &["backend::dylib", "error", "model::*"]),
     (
         "backend::bootstrap",
@@ -75,6 +76,7 @@ const SIBLING: &[&str] = &[
     "backend",
     "backend::bootstrap",
     "backend::dylib",
+    "backend::quiet",
     "backend::select::Platform",
     "error",
     "log",
@@ -107,6 +109,7 @@ const UNSAFE: &[&str] = &[
     "src/backend/dylib.rs",
     "src/backend/host/device.rs",
     "src/backend/host/ht.rs",
+    "src/backend/host/ht_open.rs",
     "src/backend/host/ll/combine.rs",
     "src/backend/host/ll/dispatch.rs",
     "src/backend/host/runtime.rs",

@@ -7,6 +7,7 @@
 #include <dlfcn.h>
 
 #include <atomic>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <map>
@@ -155,6 +156,12 @@ CUresult cuStreamGetId(CUstream stream, unsigned long long* id) {
     return CUDA_SUCCESS;
 }
 
+CUresult cuStreamCreate(CUstream* stream, unsigned flags) {
+    return Told(cudaStreamCreateWithFlags(reinterpret_cast<cudaStream_t*>(stream), flags));
+}
+
+CUresult cuStreamDestroy(CUstream stream) { return Told(cudaStreamDestroy(Runtime(stream))); }
+
 CUresult cuEventCreate(CUevent* event, unsigned flags) {
     return Told(cudaEventCreateWithFlags(reinterpret_cast<cudaEvent_t*>(event), flags));
 }
@@ -163,9 +170,11 @@ CUresult cuEventRecord(CUevent event, CUstream stream) {
     return Told(cudaEventRecord(Runtime(event), Runtime(stream)));
 }
 
+CUresult cuEventQuery(CUevent event) { return Told(cudaEventQuery(Runtime(event))); }
+
 CUresult cuEventDestroy(CUevent event) { return Told(cudaEventDestroy(Runtime(event))); }
 
-// ---- Copies and fills -------------------------------------------------------------------------
+// ---- Copies -----------------------------------------------------------------------------------
 // The direction is left open: to the stand-ins, memory of another process is no device memory.
 CUresult cuMemcpyHtoDAsync(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) {
     return Told(cudaMemcpyAsync(Pointer(to), from, bytes, cudaMemcpyDefault, Runtime(stream)));
@@ -175,30 +184,11 @@ CUresult cuMemcpyDtoHAsync(void* to, CUdeviceptr from, size_t bytes, CUstream st
     return Told(cudaMemcpyAsync(to, Pointer(from), bytes, cudaMemcpyDefault, Runtime(stream)));
 }
 
-CUresult cuMemsetD8Async(CUdeviceptr at, unsigned char byte, size_t bytes, CUstream stream) {
-    return Told(cudaMemsetAsync(Pointer(at), byte, bytes, Runtime(stream)));
-}
-
-CUresult cuMemsetD32Async(CUdeviceptr at, unsigned word, size_t words, CUstream stream) {
-    struct Fill {
-        uint32_t* at;
-        uint32_t word;
-        size_t words;
-    };
-    const auto run = [](void* data) {
-        const Fill* fill = static_cast<Fill*>(data);
-        for (size_t i = 0; i < fill->words; ++i) fill->at[i] = fill->word;
-        delete fill;
-    };
-    auto* fill = new Fill{static_cast<uint32_t*>(Pointer(at)), word, words};
-    const cudaError_t error = cudaLaunchHostFunc(Runtime(stream), run, fill);
-    if (error != cudaSuccess) delete fill;
-    return Told(error);
-}
-
 // ---- Kernels ----------------------------------------------------------------------------------
-// The image, a fatbin, is of no use here.
+// The image, a fatbin, is of no use here. A GPU loads when everything that runs on it has ended, and so does
+// this; the errors of streams are not told here.
 CUresult cuModuleLoadData(CUmodule* module, const void*) {
+    (void)Told(cudaDeviceSynchronize());
     const char* path = std::getenv("NCCLEP_SIMT_KERNELS");
     void* library = dlopen(path != nullptr ? path : "libncclep_simt_kernels.so",
                            RTLD_NOW | RTLD_LOCAL);
@@ -245,6 +235,7 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
         uint64_t seed;
         std::vector<char> params;
     };
+    if (simt::Setting("NCCLEP_SIMT_STOP_AT_LAUNCH", 0) != 0) (void)raise(SIGSTOP);
     static const uint64_t seed = simt::Setting("NCCLEP_SIMT_SEED", 1);
     static std::atomic<uint64_t> launches{0};
     if (config->sharedMemBytes > kSharedBytes) {

@@ -176,7 +176,9 @@ CUresult cuIpcOpenMemHandle(CUdeviceptr* address, CUipcMemHandle handle, unsigne
     return CUDA_SUCCESS;
 }
 
+// As on a GPU, not before everything that runs on the device has ended; like cuMemFree.
 CUresult cuIpcCloseMemHandle(CUdeviceptr address) {
+    if (cudaDeviceSynchronize() != cudaSuccess) (void)cudaGetLastError();
     usleep(kCloseMicroseconds);
     const std::lock_guard<std::mutex> lock(mutex);
     const auto found = imports.find(address);

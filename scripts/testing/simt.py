@@ -56,6 +56,8 @@ _RUNS = (
     _Run("test_errors/ll_different_calls", "test_errors ll_different_calls", 3, 2),
     _Run("test_errors/ll_rank_that_stops", "test_errors ll_rank_that_stops", 3, 2),
     _Run("test_lifecycle/cannot_map", "test_lifecycle one_rank_cannot_map", 3, 2),
+    _Run("test_lifecycle/threads", "test_lifecycle two_threads_make", 2, 2),
+    _Run("test_lifecycle/threads", "test_lifecycle two_threads_make", 3, 2),
     _Run("test_staged", "test_staged", 2, 2),
     _Run("test_stress", "test_stress --ops 100", 4, 1),
     _Run("test_graph", "test_graph", 2, 2),
@@ -72,7 +74,7 @@ _RUNS = (
 _PLAIN = _Run("test_ht/plain", "test_ht routing_styles", 3, 2)
 # These start their ranks themselves.
 _FORKING = ("test_death --ranks 3 dies_while_others_wait", "test_death --ranks 3 dies_before_an_ht",
-            "test_death --ranks 2 stalls")
+            "test_death --ranks 3 creation", "test_death --ranks 2 stalls")
 
 
 def steps(places: Places) -> list[Step]:

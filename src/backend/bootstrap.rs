@@ -1,8 +1,9 @@
 //! Small exchanges over the caller's communicator, while groups and handles are created.
 //!
-//! Only ncclAllGather is used, so every NCCL serves. Each wait has the group's deadline: a rank that
-//! never arrives makes the others return an error. NCCL may also notice by itself that a rank is lost; then
-//! it ends the collective as if it were complete. So each rank seals what it gives.
+//! Only ncclAllGather is used, so every NCCL serves. All waits of a call have the group's deadline together: a rank
+//! that never arrives makes the others return an error. NCCL may also notice by itself that a rank is lost; then
+//! it ends the collective as if it were complete, or with an error of the stream. So each rank seals what it
+//! gives.
 #![forbid(unsafe_code)]
 
 use crate::backend::DeviceMemory;
@@ -34,6 +35,8 @@ pub struct Bootstrap {
     buffer: Mutex<Option<Buffer>>,
     /// Exchanges so far, the same number on every rank.
     exchanges: AtomicU64,
+    /// How long this call has waited already.
+    waited: Mutex<Duration>,
     lost: OnceCell<Error>,
 }
 
@@ -51,6 +54,7 @@ impl Bootstrap {
             timeout,
             buffer: Mutex::default(),
             exchanges: AtomicU64::new(0),
+            waited: Mutex::default(),
             lost: OnceCell::new(),
         }
     }
@@ -94,31 +98,49 @@ impl Bootstrap {
         let gathered = buffer.data;
         let own = DevPtr(gathered.0 + total);
         self.memory.upload(own, &sealed)?;
+        let _under_way = self.memory.begin();
         self.comm.all_gather(own, gathered, sealed.len(), stream)?;
-        if let Err(error) = self.wait(stream) {
-            self.memory.strand();
+        let waited = self.watch(stream);
+        let mut bytes = vec![0; total];
+        match &waited {
+            Ok(()) => self.memory.download(&mut bytes, gathered)?,
+            Err(Waited::TooLong(error)) => {
+                self.memory.strand(stream);
+                return Err(self.lost.get_or_init(|| error.clone()).clone());
+            }
+            // What came is a hint only, and the memory may be out of reach.
+            Err(Waited::Broken(_)) => drop(self.memory.download(&mut bytes, gathered)),
+        }
+        let records = bytes.chunks_exact(sealed.len());
+        let payloads: Vec<_> = records.map(|record| unsealed(exchange, record)).collect();
+        let cause = waited.err().and_then(Waited::cause);
+        if cause.is_some() || payloads.contains(&None) {
+            let missing = self.missing(&payloads);
+            let error = self.gave_up(&missing, start, cause);
             return Err(self.lost.get_or_init(|| error).clone());
         }
-        let mut bytes = vec![0; total];
-        self.memory.download(&mut bytes, gathered)?;
-        let mut payloads = Vec::new();
-        for (rank, record) in bytes.chunks_exact(sealed.len()).enumerate() {
-            let Some(payload) = unsealed(exchange, record) else {
-                let error = self.lost_rank(rank, start);
-                return Err(self.lost.get_or_init(|| error).clone());
-            };
-            payloads.push(payload.to_vec());
-        }
         *kept = Some(buffer);
-        Ok(payloads)
+        Ok(payloads.into_iter().flatten().map(<[u8]>::to_vec).collect())
     }
 
-    fn lost_rank(&self, lost: usize, start: Instant) -> Error {
+    /// The other ranks whose payloads did not come.
+    fn missing(&self, payloads: &[Option<&[u8]>]) -> Vec<usize> {
+        let ranks = payloads.iter().enumerate();
+        ranks
+            .filter(|&(rank, payload)| payload.is_none() && rank != self.rank())
+            .map(|(rank, _)| rank)
+            .collect()
+    }
+
+    /// NCCL has ended an exchange without `missing`; `cause` is what it left on the stream.
+    fn gave_up(&self, missing: &[usize], start: Instant, cause: Option<Error>) -> Error {
         let text = format!(
-            "rank {} of {} waited {} ms for rank {lost} in an exchange of all ranks, and NCCL gave it up",
+            "rank {} of {} waited {} ms for {} in an exchange of all ranks, and NCCL gave it up{}",
             self.rank(),
             self.ranks(),
-            start.elapsed().as_millis()
+            start.elapsed().as_millis(),
+            named(missing),
+            cause.map_or_else(String::new, |cause| format!(": {cause}"))
         );
         Error::new(Code::RemoteError, text)
     }
@@ -128,10 +150,12 @@ impl Bootstrap {
         match old {
             Some(buffer) if buffer.bytes >= bytes => Ok(buffer),
             old => {
-                old.map_or(Ok(()), |old| self.memory.free(old.data))?;
+                if let Some(old) = old {
+                    self.memory.free_own(old.data, old.bytes);
+                }
                 let bytes = bytes.max(LEAST_BUFFER_BYTES);
                 Ok(Buffer {
-                    data: self.memory.alloc(bytes)?,
+                    data: self.memory.alloc_own(bytes)?,
                     bytes,
                 })
             }
@@ -154,8 +178,10 @@ impl Bootstrap {
                 copy_prefix(&mut record, CODE_BYTES, clip(error.text()).as_bytes());
             }
         }
-        let mut records = self.all_gather(&record, stream)?;
+        let gathered = self.all_gather(&record, stream);
+        // A rank that has an error of its own knows more than that nobody heard of it.
         mine?;
+        let mut records = gathered?;
         for (rank, record) in records.iter().enumerate() {
             if let Some(text) = refusal(record) {
                 return Err(Error::new(
@@ -170,34 +196,88 @@ impl Bootstrap {
         Ok(records)
     }
 
+    /// A call begins, with a deadline of its own.
+    pub fn begin_call(&self) {
+        *self.waited.lock() = Duration::ZERO;
+    }
+
+    /// Runs `wait`, which is told how long it may wait, as a part of the call.
+    pub fn within_deadline<T>(&self, wait: impl FnOnce(Duration) -> T) -> T {
+        let start = Instant::now();
+        let left = self.timeout.saturating_sub(*self.waited.lock());
+        let waited = wait(left);
+        *self.waited.lock() += start.elapsed();
+        waited
+    }
+
     /// Waits until everything enqueued on `stream` has run.
     pub fn wait(&self, stream: Stream) -> Result<()> {
-        let start = Instant::now();
-        let mut pause = Duration::from_micros(10);
-        while !self.memory.is_idle(stream)? {
-            if start.elapsed() > self.timeout {
-                return Err(Error::new(
-                    Code::RemoteError,
-                    format!(
-                        "rank {} of {} waited {} ms for the other ranks in an exchange of all ranks",
-                        self.rank(),
-                        self.ranks(),
-                        self.timeout.as_millis()
-                    ),
-                ));
+        self.watch(stream).map_err(|waited| match waited {
+            Waited::TooLong(error) | Waited::Broken(error) => error,
+        })
+    }
+
+    fn watch(&self, stream: Stream) -> std::result::Result<(), Waited> {
+        self.within_deadline(|left| {
+            let start = Instant::now();
+            let mut pause = Duration::from_micros(10);
+            while !self.memory.is_idle(stream).map_err(Waited::Broken)? {
+                if start.elapsed() > left {
+                    return Err(Waited::TooLong(self.missed()));
+                }
+                std::thread::sleep(pause);
+                pause = (pause * 2).min(Duration::from_millis(1));
             }
-            std::thread::sleep(pause);
-            pause = (pause * 2).min(Duration::from_millis(1));
+            Ok(())
+        })
+    }
+
+    fn missed(&self) -> Error {
+        Error::new(
+            Code::RemoteError,
+            format!(
+                "rank {} of {} waited {} ms for the other ranks in an exchange of all ranks",
+                self.rank(),
+                self.ranks(),
+                self.timeout.as_millis()
+            ),
+        )
+    }
+}
+
+/// Why a stream was not seen to have run everything.
+enum Waited {
+    /// It still runs at the deadline.
+    TooLong(Error),
+    /// It has an error.
+    Broken(Error),
+}
+
+impl Waited {
+    fn cause(self) -> Option<Error> {
+        match self {
+            Self::TooLong(_) => None,
+            Self::Broken(error) => Some(error),
         }
-        Ok(())
+    }
+}
+
+/// Ranks in a text; an empty list if it is not known which.
+fn named(ranks: &[usize]) -> String {
+    match ranks {
+        [] => "another rank".to_owned(),
+        [rank] => format!("rank {rank}"),
+        ranks => {
+            let names: Vec<String> = ranks.iter().map(usize::to_string).collect();
+            format!("ranks {}", names.join(", "))
+        }
     }
 }
 
 impl Drop for Bootstrap {
     fn drop(&mut self) {
         if let Some(buffer) = self.buffer.lock().take() {
-            // Nothing is left to do about memory that cannot be freed.
-            let _ = self.memory.free(buffer.data);
+            self.memory.free_own(buffer.data, buffer.bytes);
         }
     }
 }

@@ -9,19 +9,26 @@ pub mod cuda;
 mod dylib;
 pub mod host;
 pub mod nccl;
+pub mod quiet;
 pub mod select;
 
 use crate::error::{Error, Result};
 use crate::model::ops::{HtCombine, HtDispatch, LlOp, Routing, Stream};
 use crate::model::tensor::DevPtr;
+use std::any::Any;
 use std::sync::Arc;
 
 /// Memory of the device that a group runs on.
 pub trait DeviceMemory: Send + Sync {
     /// Allocates `bytes`; zero bytes may give NULL.
     fn alloc(&self, bytes: usize) -> Result<DevPtr>;
-    /// Frees what [`DeviceMemory::alloc`] gave; NULL is fine.
+    /// Frees what [`DeviceMemory::alloc`] gave, at once or when nothing on the device waits for other ranks; NULL is
+    /// fine.
     fn free(&self, data: DevPtr) -> Result<()>;
+    /// Memory for the library's own use, perhaps what another group has given back.
+    fn alloc_own(&self, bytes: usize) -> Result<DevPtr>;
+    /// Gives back what [`DeviceMemory::alloc_own`] gave, and nothing uses any more.
+    fn free_own(&self, data: DevPtr, bytes: usize);
     /// The address by which the device reaches mapped host memory.
     fn device_alias(&self, host: DevPtr) -> Result<DevPtr>;
     /// Copies `from` to the device; returns when it is there.
@@ -30,9 +37,12 @@ pub trait DeviceMemory: Send + Sync {
     fn download(&self, to: &mut [u8], from: DevPtr) -> Result<()>;
     /// Whether everything enqueued on `stream` has run.
     fn is_idle(&self, stream: Stream) -> Result<bool>;
-    /// Something is stuck on the device for ever: freeing memory would wait for it, so from now on all
-    /// stays allocated.
-    fn strand(&self);
+    /// Something that waits for other ranks begins on the device. Until the result is dropped nothing waits for
+    /// the device as a whole.
+    fn begin(&self) -> Box<dyn Any>;
+    /// An exchange on `stream` was given up and may be there for ever: freeing memory would wait for it, so
+    /// everything stays allocated until it is gone.
+    fn strand(&self, stream: Stream);
 }
 
 /// One rank's side of an open group.

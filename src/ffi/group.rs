@@ -21,7 +21,7 @@ use std::sync::Arc;
 /// @param config    see `ncclEpGroupConfig_t`
 /// @param stream    stream for the exchanges of the creation; NULL is the default stream
 /// @param alloc_fn  allocates device memory of `ncclEpTensorCreate`; NULL means `cudaMalloc`
-/// @param free_fn   frees it; NULL means `cudaFree`
+/// @param free_fn   frees it; NULL means `cudaFree`, see `ncclEpTensorDestroy`
 ///
 /// Returns `ncclInvalidArgument` for a NULL pointer, or a `config` that breaks a rule or differs
 /// between ranks; `ncclInvalidUsage` if the ranks span several nodes; `ncclRemoteError` if another
@@ -57,7 +57,8 @@ pub unsafe extern "C" fn ncclEpCreateGroup(
 }
 
 /// Destroys a group. Collective: every rank of the group calls it, before its communicator is
-/// destroyed. Waits for the device. NULL is a successful no-op.
+/// destroyed. Waits for the group's operations, on this rank and on the others, and for nothing else; launches of graphs that
+/// hold some have ended, or are on `stream`. NULL is a successful no-op.
 ///
 /// Handles of the group should be destroyed first; later calls on them are refused. Tensors of
 /// the group stay valid and may be destroyed afterwards.

@@ -62,6 +62,7 @@ static void run_rank(const DeathCase* test, DeathRank* self) {
     ep_checks_are_of_rank(self->env.rank);
     ep_watchdog_arm(&self->env, kSetUpSeconds + kWaitsPerCase * self->timeout_ms / 1000);
     ep_watchdog_at_case(test->name);
+    if (is_victim(self)) atomic_store(&self->shared->victim_process, (int)getpid());
     open_device(&self->env);
     self->env.comm = open_comm(self, kFirstId, self->env.size);
     test->run(self);

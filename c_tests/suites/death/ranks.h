@@ -26,6 +26,7 @@ typedef struct {
     atomic_int arrived[kNumBarriers];
     _Atomic double lost;  // when the victim died
     atomic_int named;     // survivors whose text names the victim
+    atomic_int victim_process;
     uint64_t passed[kMaxRanks];
     uint64_t failed[kMaxRanks];
 } SharedState;

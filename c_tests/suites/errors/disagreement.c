@@ -229,29 +229,23 @@ void ht_handle_used_before_it_is_known(EpEnv* env) {
 
 // ---- A rank that does not come -----------------------------------------------------------------
 
-// The exchange stays open on this communicator and this stream, so both are the case's own.
+// The second operation of the group, after the session's own handle.
 static void missing_on_the_host(EpEnv* env) {
-    EpEnv own = *env;
-    EP_REQUIRE_NCCL(ncclCommSplit(env->comm, 0, env->rank, &own.comm, NULL));
-    EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&own.stream, cudaStreamNonBlocking));
     Session session;
     set_timeout_ms(kShortTimeoutMs);
-    open_session(&session, &own, NCCL_EP_ALGO_HIGH_THROUGHPUT);
+    open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
     set_timeout_ms(0);
+    bool found_out = false;
     ep_barrier();
     if (!is_odd(env)) {
+        const double limit = 0.001 * kShortTimeoutMs + 1.0;
         EP_REFUSED("handle-ht-rank-missing", make_valid_call(&session, kCreateHandle, 0), REMOTE,
-                   "ncclEpCreateHandle: rank %d of %d waited %d ms for the other ranks in an "
-                   "exchange of all ranks",
-                   env->rank, env->size, kShortTimeoutMs);
+                   "ncclEpCreateHandle: *: rank %d waited * ms for operation 2 of rank %d*",
+                   env->rank, odd_rank(env));
+        found_out = check_misses_odd_rank(&session, limit, "ncclEpCreateHandle", "operation 2", "1");
     }
-    ep_barrier();
-    EP_CHECK_NCCL(ncclCommAbort(own.comm));
-    // The aborted exchange may have left its error on the stream.
-    (void)cudaStreamSynchronize(own.stream);
-    (void)cudaStreamDestroy(own.stream);
-    (void)cudaGetLastError();
-    session.env = env;
+    EP_CHECK(on_some_rank(found_out));
+    recover(&session);
     close_session(&session);
 }
 
@@ -291,4 +285,35 @@ void ht_handle_with_a_missing_rank(EpEnv* env) {
     } else {
         missing_on_the_device(env);
     }
+}
+
+// ---- A rank whose group has failed, and the others do not know ---------------------------------
+
+// That rank is refused its handle at once. The others must not wait for it until their deadline, nor leave
+// anything on the communicator: the next group is on the same one.
+void ht_handle_after_one_rank_failed(EpEnv* env) {
+    if (!enough_ranks(env, 2, "a handle after one rank failed")) return;
+    Session session;
+    open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
+    CallTensors tensors;
+    valid_tensors(&session, kTokensOnly, &tensors);
+    if (is_odd(env)) tensors.lists[kOutputs].views[0].sizes[0] = kTokens - 1;
+    EP_CHECK_NCCL(make_call(&session, kTokensOnly, &tensors, 0));
+    ep_sync(env);
+    if (is_odd(env)) EP_CHECK_EQ_I64(wait_for_failure(&session, 10.0), ncclInvalidUsage);
+    ep_barrier();
+    const double start = seconds();
+    ncclEpHandle_t handle = NULL;
+    const ncclResult_t result = create(&session, kTopK, &handle);
+    if (is_odd(env)) {
+        EP_CHECK_EQ_I64(result, ncclInvalidUsage);
+    } else {
+        EP_CHECK(result == REMOTE || (result == ncclSuccess && !ep_on_host_backend()));
+        EP_CHECK_EQ_I64(wait_for_failure(&session, 10.0), REMOTE);
+    }
+    // The deadline is 100 s.
+    EP_CHECK(seconds() - start < 10.0);
+    EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
+    recover(&session);
+    close_session(&session);
 }

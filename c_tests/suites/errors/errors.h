@@ -174,6 +174,7 @@ void ht_handle_with_another_top_k(EpEnv* env);  // disagreement.c
 void ht_handle_without_a_count(EpEnv* env);
 void ht_handle_used_before_it_is_known(EpEnv* env);
 void ht_handle_with_a_missing_rank(EpEnv* env);
+void ht_handle_after_one_rank_failed(EpEnv* env);
 void ll_lists_of_tensors(EpEnv* env);  // lists.c
 void ht_lists_of_tensors(EpEnv* env);
 void ll_dispatch_arguments(EpEnv* env);  // ll.c

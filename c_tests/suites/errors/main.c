@@ -26,6 +26,7 @@ int main(int argc, char** argv) {
         EP_CASE_HT(ht_handle_without_a_count),
         EP_CASE_HT(ht_handle_used_before_it_is_known),
         EP_CASE_HT(ht_handle_with_a_missing_rank),
+        EP_CASE_HT(ht_handle_after_one_rank_failed),
         EP_CASE(ll_lists_of_tensors),
         EP_CASE_HT(ht_lists_of_tensors),
         EP_CASE(ll_dispatch_arguments),

@@ -54,6 +54,10 @@ bool came_back(const Trip* trip);
 bool destroy_tensors(Trip* trip, ncclEpGroup_t group);
 bool close_trip(Trip* trip);
 
+// What the process has.
+int open_descriptors(void);
+int64_t resident_bytes(void);
+
 // ---- The cases ---------------------------------------------------------------------------------
 
 void both_callbacks(EpEnv* env);  // memory.c
@@ -71,6 +75,7 @@ void groups_on_any_stream(EpEnv* env);
 void one_rank_is_late(EpEnv* env);
 void calls_from_another_thread(EpEnv* env);  // threads.c
 void two_threads_with_a_group_each(EpEnv* env);
+void two_threads_make_and_destroy_groups(EpEnv* env);
 void two_ranks_in_one_process(EpEnv* env);
 
 #endif  // C_TESTS_SUITES_LIFECYCLE_LIFECYCLE_H_

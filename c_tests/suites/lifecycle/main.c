@@ -93,6 +93,7 @@ int main(int argc, char** argv) {
         EP_CASE(one_rank_is_late),
         EP_CASE(calls_from_another_thread),
         EP_CASE(two_threads_with_a_group_each),
+        EP_CASE(two_threads_make_and_destroy_groups),
         EP_CASE(two_ranks_in_one_process),
         EP_CASE(a_limit_for_files),
         EP_CASE_HT(tokens_without_ids_cost_nothing),

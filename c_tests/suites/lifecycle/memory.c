@@ -187,7 +187,7 @@ void descriptors_made_by_hand(EpEnv* env) {
 
 // ---- Nothing piles up --------------------------------------------------------------------------
 
-static int open_descriptors(void) {
+int open_descriptors(void) {
     DIR* directory = opendir("/proc/self/fd");
     EP_REQUIRE(directory != NULL);
     int count = 0;
@@ -196,7 +196,7 @@ static int open_descriptors(void) {
     return count;
 }
 
-static int64_t resident_bytes(void) {
+int64_t resident_bytes(void) {
     FILE* file = fopen("/proc/self/statm", "r");
     EP_REQUIRE(file != NULL);
     long total = 0;

@@ -74,14 +74,17 @@ impl Collective {
 
     fn all_gather(&self, turn: &mut Turn, bytes: usize) -> Outcome<()> {
         for (offset, len) in pieces(bytes, SLOT) {
-            let bank = turn.show(|slot| copy(self.send + offset, slot, len))?;
-            for rank in 0..turn.comm.ranks() {
+            let bank = turn.write(|slot| copy(self.send + offset, slot, len));
+            let met = turn.meet();
+            // What came is delivered even if the others never come, as some of it is by NCCL.
+            for rank in (0..turn.comm.ranks()).filter(|&rank| turn.has_come(rank)) {
                 copy(
                     turn.slot(bank, rank),
                     self.recv + rank * bytes + offset,
                     len,
                 );
             }
+            met?;
         }
         Ok(())
     }
@@ -196,9 +199,31 @@ struct Turn<'a> {
 impl Turn<'_> {
     /// One round: lets `write` fill this rank's slot, meets the others, returns the bank to read.
     fn show(&mut self, write: impl FnOnce(usize)) -> Outcome<usize> {
+        let bank = self.write(write);
+        self.meet()?;
+        Ok(bank)
+    }
+
+    /// The first half of a round: lets `write` fill this rank's slot of the bank that is returned.
+    fn write(&self, write: impl FnOnce(usize)) -> usize {
         let comm = self.comm;
         let bank = comm.rounds.fetch_add(1, Ordering::Relaxed) % BANKS;
         write(self.slot(bank, comm.rank));
+        bank
+    }
+
+    /// Whether a rank has filled its slot of the round that this rank meets the others in, or has met.
+    fn has_come(&self, rank: usize) -> bool {
+        let steps = |rank: usize| {
+            let steps = &self.comm.segment.lane(rank).steps;
+            steps[Room::Stream as usize].load(Ordering::Acquire)
+        };
+        steps(self.comm.rank).wrapping_sub(steps(rank)) as i32 <= 0
+    }
+
+    /// The second half: meets the others.
+    fn meet(&mut self) -> Outcome<()> {
+        let comm = self.comm;
         meet(
             &comm.segment,
             comm.rank,
@@ -209,7 +234,7 @@ impl Turn<'_> {
             self.collective.compare(comm)?;
             self.checked = true;
         }
-        Ok(bank)
+        Ok(())
     }
 
     fn slot(&self, bank: usize, rank: usize) -> usize {

@@ -16,11 +16,11 @@ use std::ptr::null_mut;
 
 // The results that mean something else than failure to us.
 const INVALID_VALUE: Status = sys::CUresult::CUDA_ERROR_INVALID_VALUE as Status;
-const NOT_READY: Status = sys::CUresult::CUDA_ERROR_NOT_READY as Status;
+pub(super) const NOT_READY: Status = sys::CUresult::CUDA_ERROR_NOT_READY as Status;
 const ALREADY_ENABLED: Status = sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED as Status;
 
 /// A context, by address: ranks of one process tell each other theirs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct ContextHandle(usize);
 
 impl ContextHandle {
@@ -156,9 +156,24 @@ pub(super) fn raw_stream(stream: Stream) -> sys::CUstream {
     stream.0 as sys::CUstream
 }
 
-/// The calling thread's own default stream (`CU_STREAM_PER_THREAD`). It always exists, and it does not
-/// wait for streams of other threads.
-pub(super) const THREAD_STREAM: Stream = Stream(2);
+/// A stream that is not ordered with the legacy default one; to be destroyed once.
+pub(super) fn create_stream() -> Result<Stream> {
+    const FLAGS: c_uint = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
+    let mut stream = null_mut();
+    // SAFETY: writes one handle.
+    check("cuStreamCreate", unsafe {
+        (functions()?.cuStreamCreate)(&mut stream, FLAGS)
+    })?;
+    Ok(Stream(stream as usize))
+}
+
+/// Undoes one [`create_stream`].
+pub(super) fn destroy_stream(stream: Stream) -> Result<()> {
+    // SAFETY: its owner destroys it once.
+    check("cuStreamDestroy", unsafe {
+        (functions()?.cuStreamDestroy_v2)(raw_stream(stream))
+    })
+}
 
 /// Waits until everything enqueued on `stream` has run.
 pub(super) fn synchronize_stream(stream: Stream) -> Result<()> {
@@ -254,24 +269,6 @@ pub(super) fn download(to: &mut [u8], from: DevPtr, stream: Stream) -> Result<()
             to.len(),
             raw_stream(stream),
         )
-    })?;
-    synchronize_stream(stream)
-}
-
-/// Zeroes device memory and waits for it.
-pub(super) fn zero(data: DevPtr, bytes: usize, stream: Stream) -> Result<()> {
-    // SAFETY: a wrong range is a fault of the device, not of this process.
-    check("cuMemsetD8Async", unsafe {
-        (functions()?.cuMemsetD8Async)(data.0 as u64, 0, bytes, raw_stream(stream))
-    })?;
-    synchronize_stream(stream)
-}
-
-/// Sets `words` words of device memory to `word` and waits for it.
-pub(super) fn fill(data: DevPtr, word: u32, words: usize, stream: Stream) -> Result<()> {
-    // SAFETY: a wrong range is a fault of the device, not of this process.
-    check("cuMemsetD32Async", unsafe {
-        (functions()?.cuMemsetD32Async)(data.0 as u64, word, words, raw_stream(stream))
     })?;
     synchronize_stream(stream)
 }

@@ -2,10 +2,11 @@
 #![allow(unsafe_code)]
 
 use crate::backend::cuda::context::Context;
-use crate::backend::cuda::driver::raw_stream;
+use crate::backend::cuda::driver::{NOT_READY, raw_stream};
 use crate::backend::cuda::streams::{Capture, Place, StreamId};
 use crate::backend::cuda::table::{check, functions};
 use crate::error::{Error, Result};
+use crate::model::ops::Stream;
 use cudarc::driver::sys;
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -23,6 +24,7 @@ pub(super) struct Event {
     inside: Inside,
     /// Where the last mark of all is.
     latest: Option<Capture>,
+    is_in_graphs: bool,
 }
 
 impl Event {
@@ -32,6 +34,7 @@ impl Event {
             outside: Mark::new(context)?,
             inside: Inside::new(context)?,
             latest: None,
+            is_in_graphs: false,
         })
     }
 
@@ -42,7 +45,18 @@ impl Event {
             Some(capture) => self.inside.record(capture, at)?,
         }
         self.latest = at.capture;
+        self.is_in_graphs |= at.is_captured();
         Ok(())
+    }
+
+    /// Whether everything has run that was marked outside of graphs.
+    pub(super) fn is_over(&self) -> Result<bool> {
+        self.outside.is_over()
+    }
+
+    /// Whether anything was marked in a graph.
+    pub(super) fn is_in_graphs(&self) -> bool {
+        self.is_in_graphs
     }
 
     /// Lets the stream go on only after what was marked, and says whether it does. Marks and streams of
@@ -146,7 +160,7 @@ impl Inside {
 
 /// One of the driver's events, without timing, and the stream that it was last recorded on.
 #[derive(Debug)]
-struct Mark {
+pub(super) struct Mark {
     context: Arc<Context>,
     raw: sys::CUevent,
     on: Option<StreamId>,
@@ -169,6 +183,24 @@ impl Mark {
             raw,
             on: None,
         })
+    }
+
+    /// A mark behind everything that `stream` has been given so far.
+    pub(super) fn behind(context: &Arc<Context>, stream: Stream) -> Result<Self> {
+        let mut mark = Self::new(context)?;
+        mark.record(&Place::enter(context, stream)?)?;
+        Ok(mark)
+    }
+
+    /// Whether what was marked has run; also if it has ended in an error.
+    pub(super) fn is_over(&self) -> Result<bool> {
+        let _entered = self.context.enter()?;
+        // SAFETY: our event.
+        let status = unsafe { (functions()?.cuEventQuery)(self.raw) };
+        if status == NOT_READY {
+            return Ok(false);
+        }
+        check("cuEventQuery", status).map(|()| true)
     }
 
     fn record(&mut self, at: &Place) -> Result<()> {

@@ -41,7 +41,7 @@ impl FaultPage {
     /// What the waits of kernel `op` need; `failed` and `told` are the group's marks in device memory.
     pub(super) fn wait_params(&self, op: u32, failed: DevPtr, told: DevPtr) -> WaitParams {
         WaitParams {
-            timeout_ns: u64::try_from(self.timeout.as_nanos()).unwrap_or(u64::MAX),
+            timeout_ns: nanoseconds(self.timeout),
             report: self.page.device(),
             failed: failed.0 as *mut u32,
             told: told.0 as *mut u32,
@@ -106,6 +106,11 @@ impl FaultPage {
         );
         Error::new(Code::RemoteError, text)
     }
+}
+
+/// A time as kernels take it.
+pub(super) fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// A tensor of received rows must hold them all: silently losing tokens would be worse.

@@ -5,7 +5,7 @@
 //! left out on purpose.
 
 use super::context::Context;
-use super::driver::{self, THREAD_STREAM};
+use super::driver;
 use super::fault::FaultPage;
 use super::layout::WindowLayout;
 use super::memory::{Buffer, CudaMemory};
@@ -37,6 +37,8 @@ struct Bench {
     /// The ranks' failure marks.
     failed: [Buffer; 2],
     selftests: [Selftest; 2],
+    /// One for each rank: the kernels wait for each other.
+    streams: [Stream; 2],
     _alone: MutexGuard<'static, ()>,
 }
 
@@ -46,6 +48,9 @@ impl Bench {
         let context = Arc::new(Context::for_device(0).unwrap());
         let memory = Arc::new(CudaMemory::new(Arc::clone(&context)));
         let module = Module::load(&context).unwrap();
+        let entered = context.enter().unwrap();
+        let streams = [(); 2].map(|()| driver::create_stream().unwrap());
+        drop(entered);
         let layout = WindowLayout::new(2, 0);
         let windows = [
             Window::new(&memory, layout.bytes).unwrap(),
@@ -67,6 +72,7 @@ impl Bench {
             windows,
             failed,
             selftests,
+            streams,
             _alone: alone,
         }
     }
@@ -79,7 +85,7 @@ impl Bench {
         FaultPage::new(&self.context, rank, TIMEOUT).unwrap()
     }
 
-    /// Rank `rank`'s part of the self test, on the calling thread's own stream.
+    /// Rank `rank`'s part of the self test, on its stream.
     fn run(&self, rank: usize, faults: &FaultPage) -> Result<()> {
         let mut window = [null_mut(); MAX_PEERS];
         for (peer, to) in window.iter_mut().take(2).enumerate() {
@@ -92,7 +98,7 @@ impl Bench {
         };
         let told = self.address(rank, self.layout.told);
         let wait = faults.wait_params(OP_PEER_SELFTEST, self.failed[rank].data(), told);
-        self.selftests[rank].run(&self.module, &peers, &self.layout, wait, THREAD_STREAM)
+        self.selftests[rank].run(&self.module, &peers, &self.layout, wait, self.streams[rank])
     }
 }
 

@@ -17,7 +17,7 @@ use crate::backend::cuda::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::module::Module;
 use crate::backend::cuda::open::Open;
 use crate::backend::cuda::params::{LL_MARK, MAX_PEERS, OP_PEER_SELFTEST};
-use crate::backend::cuda::parting::{End, Parting};
+use crate::backend::cuda::parting::{End, Parting, Windows};
 use crate::backend::cuda::selftest::Selftest;
 use crate::backend::cuda::window::{PeerMapping, Window, WindowRecord};
 use crate::backend::{DeviceMemory, GroupBackend, HtBackend, HtRouting, LlBackend};
@@ -34,6 +34,7 @@ pub(super) struct CudaGroup {
     context: Arc<Context>,
     memory: Arc<CudaMemory>,
     bootstrap: Bootstrap,
+    timeout: Duration,
     open: Arc<Open>,
     mode: Mode,
     /// Taken when the group closes.
@@ -93,7 +94,7 @@ impl Plan {
     }
 }
 
-/// What the ranks of a group hold of each other. Dropped in this order: mappings first.
+/// What the ranks of a group hold of each other.
 struct Shared {
     mappings: Vec<PeerMapping>,
     window: Window,
@@ -132,7 +133,7 @@ impl Prepared {
             module: Module::load(context)?,
             plan,
             layout,
-            record: WindowRecord::new(context, &window)?,
+            record: WindowRecord::new(&window)?,
             window,
             faults: FaultPage::new(context, facts.rank, timeout)?,
             selftest: Selftest::new(context, facts.ranks)?,
@@ -157,10 +158,15 @@ impl CudaGroup {
             .as_ref()
             .map(|own| own.record.to_bytes())
             .map_err(Error::clone);
-        let records = bootstrap.agree(record, WindowRecord::BYTES, stream)?;
-        let own = prepared?;
+        let records = bootstrap.agree(record, WindowRecord::BYTES, stream);
+        let mut own = prepared?;
+        // Where a rank is known to have refused, none maps a window.
+        if records.is_ok() || bootstrap.lost().is_some() {
+            own.window.tell();
+        }
+        let records = records?;
 
-        let mapped = map_peers(&context, rank, &records);
+        let mapped = map_peers(&context, rank, &records, own.layout.bytes);
         let agreed = agree_on(&bootstrap, &mapped, stream);
         let shared = Shared {
             mappings: mapped.unwrap_or_default(),
@@ -175,7 +181,8 @@ impl CudaGroup {
         let words = windows
             .iter()
             .map(|base| DevPtr(base.0 + own.layout.parting));
-        let parting = Parting::new(&context, words.collect(), rank, timeout);
+        let words = Windows::new(&memory, words.collect(), rank);
+        let parting = Parting::new(words, (rank, facts.ranks), timeout);
         let open = Open::new(
             own.module,
             own.faults,
@@ -183,10 +190,11 @@ impl CudaGroup {
             (own.state, told),
             (&windows, rank),
         )?;
-        let wait = open.wait(OP_PEER_SELFTEST);
-        let tested = own
-            .selftest
-            .run(&open.module, &open.peers(), &own.layout, wait, stream);
+        let tested = bootstrap.within_deadline(|left| {
+            let (peers, wait) = (open.peers(), open.wait_at_most(left, OP_PEER_SELFTEST));
+            let test = &own.selftest;
+            test.run(&open.module, &peers, &own.layout, wait, stream)
+        });
         let open = Arc::new(open);
         let mode = tested.and_then(|()| own.plan.open(&open, &memory, own.layout.operations));
         if let Err(error) = agree_on(&bootstrap, &mode, stream) {
@@ -196,6 +204,7 @@ impl CudaGroup {
             context,
             memory,
             bootstrap,
+            timeout,
             open,
             mode: mode?,
             shared: Mutex::new(Some(shared)),
@@ -210,19 +219,28 @@ fn agree_on<T>(bootstrap: &Bootstrap, mine: &Result<T>, stream: Stream) -> Resul
     bootstrap.agree(mine, 0, stream).map(drop)
 }
 
-/// Maps the windows of all ranks but `rank`, which is this one; in rank order.
-fn map_peers(context: &Arc<Context>, rank: usize, records: &[Vec<u8>]) -> Result<Vec<PeerMapping>> {
+/// Maps the windows of all ranks but `rank`, which is this one; in rank order. Each has `bytes`.
+fn map_peers(
+    context: &Arc<Context>,
+    rank: usize,
+    records: &[Vec<u8>],
+    bytes: usize,
+) -> Result<Vec<PeerMapping>> {
     let others = records.iter().enumerate().filter(|&(peer, _)| peer != rank);
     others
-        .map(|(peer, bytes)| {
-            WindowRecord::from_bytes(bytes)
-                .and_then(|record| PeerMapping::new(context, &record))
+        .map(|(peer, record)| {
+            WindowRecord::from_bytes(record)
+                .and_then(|record| PeerMapping::new(context, &record, bytes))
                 .map_err(|error| {
                     error.within(format_args!("rank {rank} cannot map rank {peer}'s window"))
                 })
         })
         .collect()
 }
+
+/// What a rank tells the others about their windows at the end.
+const UNMAPPED: u8 = 1;
+const STILL_MAPPED: u8 = 2;
 
 impl Shared {
     /// The windows of all ranks; `rank` is this one.
@@ -232,27 +250,44 @@ impl Shared {
         bases
     }
 
-    /// Unmaps the peers' windows and frees the own one once all ranks have done the former. Collective.
+    /// Unmaps the peers' windows if the device is quiet; gives the own one back once all ranks have done that, or
+    /// leaves it to the next group if one could not. No kernel of any rank uses a window any more. Collective.
+    ///
+    /// To wait here for a quiet device would not do: another thread may be in an exchange, whose peers wait at
+    /// this place for an exchange of this rank.
     fn release(self, bootstrap: &Bootstrap, stream: Stream) -> Result<()> {
         let Self { mappings, window } = self;
-        drop(mappings);
-        let met = bootstrap.all_gather(&[0], stream).map(drop);
-        if met.is_err() {
-            std::mem::forget(window);
+        let mine = match PeerMapping::unmap(mappings) {
+            true => UNMAPPED,
+            false => STILL_MAPPED,
+        };
+        let told = bootstrap.all_gather(&[mine], stream);
+        match &told {
+            Ok(told) if told.iter().all(|it| *it == [UNMAPPED]) => window.free(),
+            _ => window.keep(),
         }
-        met
+        told.map(drop)
     }
 
-    /// Unmaps the peers' windows. The own one stays: a peer may still map it, and its kernels write to it.
-    fn leave(self) {
+    /// Gives up the peers' windows, and leaves the own one to the next group: a peer may still map it, though no
+    /// kernel uses it.
+    fn keep(self) {
         drop(self.mappings);
-        std::mem::forget(self.window);
+        self.window.keep();
+    }
+
+    /// Gives up the peers' windows. The own one stays allocated: kernels of a peer may write to it.
+    fn leave(self) {
+        drop(self);
     }
 
     /// Ends an opening that failed with `error` on all ranks, and gives that back.
     fn abandon(self, bootstrap: &Bootstrap, stream: Stream, error: Error) -> Error {
-        // The error is what matters; a window that cannot be freed stays.
-        let _ = self.release(bootstrap, stream);
+        match bootstrap.lost() {
+            // The error is what matters; a window that cannot be freed stays.
+            None => drop(self.release(bootstrap, stream)),
+            Some(_) => self.leave(),
+        }
         error
     }
 }
@@ -287,23 +322,31 @@ impl GroupBackend for CudaGroup {
         if let Mode::Ll(ll) = &self.mode {
             ll.close();
         }
-        if self.bootstrap.lost().is_some() {
-            // The device will not be idle again: nothing of this may be freed or unmapped.
-            std::mem::forget(shared);
-            return Ok(());
-        }
-        let idle = self
-            .context
-            .enter()
-            .and_then(|_entered| driver::synchronize_context());
+        self.bootstrap.begin_call();
+        let rested = self.context.wait_for_operations(self.timeout, stream);
         let parted = match self.fault() {
-            None => idle.and_then(|()| self.parting.leave_together()),
-            Some(_) => self.parting.leave().and(idle).map(|()| End::Broken),
+            None => rested.and_then(|()| {
+                let stays = self.context.is_stranded();
+                self.parting.leave_together(stays)
+            }),
+            Some(_) => self.parting.leave().and(rested).map(|()| End::Broken),
         };
-        if let Ok(End::Together) = parted {
-            return shared.release(&self.bootstrap, stream);
-        }
-        shared.leave();
-        parted.map(drop)
+        let closed = match parted {
+            Ok(End::Together { meet: true }) => shared.release(&self.bootstrap, stream),
+            Ok(End::Together { meet: false }) => {
+                shared.keep();
+                Ok(())
+            }
+            Ok(End::Broken) => {
+                shared.leave();
+                Ok(())
+            }
+            Err(error) => {
+                shared.leave();
+                Err(error)
+            }
+        };
+        self.context.close();
+        closed
     }
 }

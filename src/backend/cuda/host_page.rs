@@ -1,7 +1,7 @@
 //! Records that a kernel writes and the host reads, in pinned host memory that the device maps.
 #![allow(unsafe_code)]
 
-use crate::backend::cuda::context::Context;
+use crate::backend::cuda::context::{Context, Key};
 use crate::backend::cuda::driver;
 use crate::backend::cuda::params::{FaultReport, SelftestResult};
 use crate::backend::cuda::params_ht::HtReceived;
@@ -42,7 +42,8 @@ impl<T: Record> HostPage<T> {
     pub(super) fn new(context: &Arc<Context>, count: usize) -> Result<Self> {
         let bytes = count * size_of::<T>();
         let _entered = context.enter()?;
-        let memory = driver::alloc_host(bytes)?;
+        let left = context.take(&Key::Pinned(bytes));
+        let memory = left.map_or_else(|| driver::alloc_host(bytes), |it| Ok(it as *mut c_void))?;
         let host = NonNull::new(memory.cast::<T>())
             .ok_or_else(|| Error::internal("cuMemHostAlloc gave NULL"))?;
         let mut page = Self {
@@ -51,7 +52,7 @@ impl<T: Record> HostPage<T> {
             device: DevPtr::default(),
             count,
         };
-        // SAFETY: `bytes` were just allocated there, and nobody else knows of them yet.
+        // SAFETY: `bytes` are allocated there, and nobody else uses them.
         unsafe { memory.cast::<u8>().write_bytes(0, bytes) };
         page.device = driver::device_alias(memory)?
             .ok_or_else(|| Error::internal("cuMemHostAlloc gave memory that is not mapped"))?;
@@ -77,8 +78,9 @@ impl<T: Record> HostPage<T> {
 impl<T: Record> Drop for HostPage<T> {
     fn drop(&mut self) {
         // A context that is gone has freed its memory.
-        if let Ok(_entered) = self.context.enter() {
-            let _ = driver::free_host(self.host.as_ptr().cast::<c_void>());
-        }
+        let free = |address| drop(driver::free_host(address as *mut c_void));
+        let key = Some(Key::Pinned(self.count * size_of::<T>()));
+        self.context
+            .free_later(key, self.host.as_ptr() as usize, free);
     }
 }

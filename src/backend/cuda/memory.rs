@@ -1,19 +1,26 @@
 //! Device memory of a group's GPU, as the rest of the library asks for it.
+//!
+//! Memory is given back when the device is quiet (`backend::quiet`). Fills are copies: a kernel would wait where
+//! another thread's operation has every multiprocessor and waits for its peers.
 #![forbid(unsafe_code)]
 
 use crate::backend::DeviceMemory;
-use crate::backend::cuda::context::Context;
-use crate::backend::cuda::driver::{self, THREAD_STREAM};
+use crate::backend::cuda::context::{Context, Key};
+use crate::backend::cuda::driver;
 use crate::error::{Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
+use once_cell::sync::OnceCell;
+use std::any::Any;
 use std::ffi::c_void;
 use std::sync::Arc;
 
-/// Plain allocations and copies in one context. Copies run on [`THREAD_STREAM`].
+/// The most bytes of a fill that are copied at once.
+const FILL_BYTES: usize = 4 << 20;
+
+/// Plain allocations and copies in one context.
 ///
 /// Holds nothing that costs memory: it outlives its group, for the sake of tensors that do.
-#[derive(Debug)]
 pub(super) struct CudaMemory {
     context: Arc<Context>,
 }
@@ -24,16 +31,33 @@ impl CudaMemory {
         Self { context }
     }
 
+    /// The context.
+    pub(super) fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
     /// Sets `bytes` at `data`, a multiple of 4, to words `word`; returns when that is done.
     pub(super) fn fill(&self, data: DevPtr, word: u32, bytes: usize) -> Result<()> {
-        let _entered = self.context.enter()?;
-        driver::fill(data, word, bytes / size_of::<u32>(), THREAD_STREAM)
+        let words = bytes.min(FILL_BYTES) / size_of::<u32>();
+        self.repeat(data, &word.to_le_bytes().repeat(words), bytes)
     }
 
     /// Zeroes `bytes` at `data`; returns when that is done.
     pub(super) fn zero(&self, data: DevPtr, bytes: usize) -> Result<()> {
-        let _entered = self.context.enter()?;
-        driver::zero(data, bytes, THREAD_STREAM)
+        self.repeat(data, &vec![0; bytes.min(FILL_BYTES)], bytes)
+    }
+
+    /// Writes `block` to `data` again and again until `bytes` are full.
+    fn repeat(&self, data: DevPtr, block: &[u8], bytes: usize) -> Result<()> {
+        (0..bytes)
+            .step_by(block.len().max(1))
+            .try_for_each(|offset| {
+                let length = block.len().min(bytes - offset);
+                self.upload(
+                    DevPtr(data.0 + offset),
+                    block.get(..length).unwrap_or_default(),
+                )
+            })
     }
 }
 
@@ -50,8 +74,24 @@ impl DeviceMemory for CudaMemory {
         if data.is_null() {
             return Ok(());
         }
-        let _entered = self.context.enter()?;
-        driver::free(data)
+        let freed = Arc::new(OnceCell::new());
+        let outcome = Arc::clone(&freed);
+        let free = move |address| drop(outcome.set(driver::free(DevPtr(address))));
+        self.context.free_soon(data.0, free);
+        // What is freed later is a success so far.
+        freed.get().cloned().unwrap_or(Ok(()))
+    }
+
+    fn alloc_own(&self, bytes: usize) -> Result<DevPtr> {
+        let left = self.context.take(&Key::Memory(bytes));
+        left.map_or_else(|| self.alloc(bytes), |address| Ok(DevPtr(address)))
+    }
+
+    fn free_own(&self, data: DevPtr, bytes: usize) {
+        if !data.is_null() {
+            let key = Some(Key::Memory(bytes));
+            self.context.free_later(key, data.0, free);
+        }
     }
 
     fn device_alias(&self, host: DevPtr) -> Result<DevPtr> {
@@ -65,13 +105,15 @@ impl DeviceMemory for CudaMemory {
     }
 
     fn upload(&self, to: DevPtr, from: &[u8]) -> Result<()> {
+        let tools = self.context.tools()?;
         let _entered = self.context.enter()?;
-        driver::upload(to, from, THREAD_STREAM)
+        driver::upload(to, from, tools.stream())
     }
 
     fn download(&self, to: &mut [u8], from: DevPtr) -> Result<()> {
+        let tools = self.context.tools()?;
         let _entered = self.context.enter()?;
-        driver::download(to, from, THREAD_STREAM)
+        driver::download(to, from, tools.stream())
     }
 
     fn is_idle(&self, stream: Stream) -> Result<bool> {
@@ -79,16 +121,26 @@ impl DeviceMemory for CudaMemory {
         driver::is_idle(stream)
     }
 
-    fn strand(&self) {
-        self.context.strand();
+    fn begin(&self) -> Box<dyn Any> {
+        Box::new(self.context.begin())
+    }
+
+    fn strand(&self, stream: Stream) {
+        self.context.strand(stream);
     }
 }
 
-/// Device memory that is freed when this is dropped.
-#[derive(Debug)]
+/// Frees device memory of the current context.
+pub(super) fn free(address: usize) {
+    // A context that is gone has freed its memory.
+    let _ = driver::free(DevPtr(address));
+}
+
+/// Device memory that is given back when this is dropped.
 pub(super) struct Buffer {
     memory: Arc<CudaMemory>,
     data: DevPtr,
+    bytes: usize,
 }
 
 impl Buffer {
@@ -96,7 +148,8 @@ impl Buffer {
     pub(super) fn new(memory: &Arc<CudaMemory>, bytes: usize) -> Result<Self> {
         Ok(Self {
             memory: Arc::clone(memory),
-            data: memory.alloc(bytes)?,
+            data: memory.alloc_own(bytes)?,
+            bytes,
         })
     }
 
@@ -115,7 +168,6 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // A context that is gone has freed its memory.
-        let _ = self.memory.free(self.data);
+        self.memory.free_own(self.data, self.bytes);
     }
 }

@@ -40,6 +40,7 @@ mod selftest;
 mod sizes;
 mod streams;
 mod table;
+mod tools;
 mod tracks;
 mod window;
 
@@ -65,6 +66,7 @@ impl CudaPlatform {
     /// The GPU that this process numbers `device`.
     pub fn new(device: usize) -> Result<Self> {
         let context = Arc::new(Context::for_device(device)?);
+        context.tools()?;
         let memory = Arc::new(CudaMemory::new(Arc::clone(&context)));
         Ok(Self { context, memory })
     }

@@ -1,7 +1,8 @@
 //! The embedded kernels, loaded into a context.
 //!
-//! All functions are resolved and on the device when a group opens: loading is not possible while a
-//! stream is captured, nor while another kernel runs that waits for the one to be loaded.
+//! All functions are resolved and on the device before a group opens: loading is not possible while a
+//! stream is captured, nor while another kernel runs that waits for the one to be loaded, and it waits for
+//! everything on the device.
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::context::Context;
@@ -32,39 +33,52 @@ fn fatbin() -> Result<&'static [u8]> {
     ));
 }
 
-/// All kernels, ready to be launched in one context.
-#[derive(Debug)]
+/// The kernels' entry points, by [`Kernel`].
+pub(super) type Functions = Arc<[FunctionHandle]>;
+
+/// Loads every kernel into the current context; to be unloaded once.
+pub(super) fn load() -> Result<(ModuleHandle, Functions)> {
+    let handle = driver::load_module(fatbin()?)?;
+    match functions_of(handle) {
+        Ok(functions) => Ok((handle, functions)),
+        Err(error) => {
+            // That error is what matters.
+            let _ = driver::unload_module(handle);
+            Err(error)
+        }
+    }
+}
+
+fn functions_of(module: ModuleHandle) -> Result<Functions> {
+    let of = |kernel: &Kernel| {
+        let name = CString::new(kernel.name())
+            .map_err(|_| Error::internal("a kernel's name contains NUL"))?;
+        let entry = function::function(module, &name)?;
+        let threads = function::most_threads(entry)?;
+        if threads < kernel.threads() {
+            return Err(Error::internal(format!(
+                "kernel {} may have {threads} threads only",
+                kernel.name()
+            )));
+        }
+        Ok(entry)
+    };
+    Kernel::ALL.iter().map(of).collect()
+}
+
+/// All kernels, ready to be launched by one group. They stay loaded until it is closed.
 pub(super) struct Module {
     context: Arc<Context>,
-    handle: ModuleHandle,
-    functions: Vec<FunctionHandle>,
+    functions: Functions,
 }
 
 impl Module {
-    /// Loads every kernel into `context`.
+    /// The kernels in `context`.
     pub(super) fn load(context: &Arc<Context>) -> Result<Self> {
-        let image = fatbin()?;
-        let _entered = context.enter()?;
-        let handle = driver::load_module(image)?;
-        let mut module = Self {
+        Ok(Self {
             context: Arc::clone(context),
-            handle,
-            functions: Vec::new(),
-        };
-        for kernel in Kernel::ALL {
-            let name = CString::new(kernel.name())
-                .map_err(|_| Error::internal("a kernel's name contains NUL"))?;
-            let entry = function::function(handle, &name)?;
-            let threads = function::most_threads(entry)?;
-            if threads < kernel.threads() {
-                return Err(Error::internal(format!(
-                    "kernel {} may have {threads} threads only",
-                    kernel.name()
-                )));
-            }
-            module.functions.push(entry);
-        }
-        Ok(module)
+            functions: context.tools()?.functions()?,
+        })
     }
 
     /// The context that the kernels were loaded into.
@@ -78,14 +92,5 @@ impl Module {
             .get(kernel as usize)
             .copied()
             .ok_or_else(|| Error::internal(format!("kernel {} is not loaded", kernel.name())))
-    }
-}
-
-impl Drop for Module {
-    fn drop(&mut self) {
-        // A context that is gone has unloaded its modules.
-        if let Ok(_entered) = self.context.enter() {
-            let _ = driver::unload_module(self.handle);
-        }
     }
 }

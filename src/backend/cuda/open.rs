@@ -1,7 +1,7 @@
 //! What every kernel of an open group needs: the loaded kernels, the peers' windows, the deadline.
 #![forbid(unsafe_code)]
 
-use crate::backend::cuda::fault::FaultPage;
+use crate::backend::cuda::fault::{FaultPage, nanoseconds};
 use crate::backend::cuda::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::module::Module;
 use crate::backend::cuda::params::{LL_TRACKS, LlTrackState, MAX_PEERS, PeerTable, WaitParams};
@@ -9,6 +9,7 @@ use crate::backend::cuda::sizes::number;
 use crate::error::Result;
 use crate::model::tensor::DevPtr;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Where the states of the LL tracks are: in the same 128 bytes as the failure mark before them, so that
 /// one access of memory has both.
@@ -17,7 +18,6 @@ const STATE_BYTES: usize = TRACK_STATES + LL_TRACKS as usize * size_of::<LlTrack
 const _: () = assert!(STATE_BYTES <= 128);
 
 /// An open group, as its operations see it. The windows stay mapped until the group closes.
-#[derive(Debug)]
 pub(super) struct Open {
     pub(super) module: Module,
     pub(super) faults: FaultPage,
@@ -75,6 +75,14 @@ impl Open {
     /// Deadline and report of kernel `op`.
     pub(super) fn wait(&self, op: u32) -> WaitParams {
         self.faults.wait_params(op, self.state.data(), self.told)
+    }
+
+    /// The same with a deadline that is nearer.
+    pub(super) fn wait_at_most(&self, left: Duration, op: u32) -> WaitParams {
+        WaitParams {
+            timeout_ns: nanoseconds(left),
+            ..self.wait(op)
+        }
     }
 
     /// The states of the LL tracks.

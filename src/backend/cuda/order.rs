@@ -7,32 +7,68 @@
 //! (`docs/performance.md`).
 #![forbid(unsafe_code)]
 
-use crate::backend::cuda::context::Context;
+use crate::backend::cuda::context::{Context, Enqueued};
 use crate::backend::cuda::event::Event;
 use crate::backend::cuda::streams::Place;
+use crate::backend::quiet::{Graphs, Works};
 use crate::error::Result;
 use parking_lot::Mutex;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What the group has enqueued so far, outside of graphs and in the one that is being captured.
-pub(super) struct Order {
+pub(super) struct Order(Arc<Operations>);
+
+struct Operations {
     done: Mutex<Event>,
+    ended: AtomicBool,
 }
 
 impl Order {
     /// Nothing has been enqueued.
     pub(super) fn new(context: &Arc<Context>) -> Result<Self> {
-        Ok(Self {
+        let operations = Arc::new(Operations {
             done: Mutex::new(Event::new(context)?),
-        })
+            ended: AtomicBool::new(false),
+        });
+        context.watch(&operations);
+        Ok(Self(operations))
     }
 
     /// Enqueues an operation by `launch`. Operations of one graph keep their order, too; the caller orders
     /// the graph's launches.
     pub(super) fn enqueue(&self, at: &Place, launch: impl FnOnce() -> Result<()>) -> Result<()> {
-        let mut done = self.done.lock();
+        let mut done = self.0.done.lock();
         done.hold(at)?;
         launch()?;
         done.record(at)
+    }
+}
+
+impl Works for Operations {
+    fn while_idle(&self, graphs: Graphs, then: &mut dyn FnMut()) {
+        if self.ended.load(Ordering::Relaxed) {
+            return then();
+        }
+        if let Some(done) = self.done.try_lock()
+            && (graphs == Graphs::DoNotCount || !done.is_in_graphs())
+            && done.is_over() == Ok(true)
+        {
+            then();
+        }
+    }
+}
+
+impl Enqueued for Operations {
+    fn are_over(&self) -> Result<bool> {
+        self.done.lock().is_over()
+    }
+
+    fn are_captured(&self) -> bool {
+        self.done.lock().is_in_graphs()
+    }
+
+    fn end(&self) {
+        self.ended.store(true, Ordering::Relaxed);
     }
 }

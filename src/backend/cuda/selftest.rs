@@ -21,9 +21,7 @@ use std::sync::Arc;
 /// The value of the flags. Windows are new and zero when the test runs, so one epoch is enough.
 const EPOCH: u32 = 1;
 
-/// A self test that is ready to run. What it needs is allocated before the ranks meet: allocating
-/// waits for kernels, and another rank of this process may have started its own already.
-#[derive(Debug)]
+/// A self test that is ready to run.
 pub(super) struct Selftest {
     results: HostPage<SelftestResult>,
 }
@@ -58,6 +56,7 @@ impl Selftest {
             threads: SELFTEST_THREADS,
             shared_bytes: 0,
         };
+        let _under_way = module.context().begin();
         let at = Place::enter(module.context(), stream)?;
         launch(module, Kernel::PeerSelftest, shape, &params, &at)?;
         driver::synchronize_stream(stream)?;

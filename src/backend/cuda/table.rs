@@ -9,7 +9,7 @@ use crate::backend::dylib::{Library, function_table};
 use crate::error::{Code, Error, Result};
 use cudarc::driver::sys;
 use once_cell::sync::OnceCell;
-use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 
 /// A `CUresult`, as a number.
 pub(super) type Status = c_int;
@@ -47,7 +47,10 @@ driver_table! {
     fn cuStreamQuery(sys::CUstream);
     fn cuStreamWaitEvent(sys::CUstream, sys::CUevent, c_uint);
     fn cuStreamGetCaptureInfo_v2(sys::CUstream, *mut sys::CUstreamCaptureStatus, *mut sys::cuuint64_t, *mut sys::CUgraph, *mut *const sys::CUgraphNode, *mut usize);
+    fn cuStreamCreate(*mut sys::CUstream, c_uint);
+    fn cuStreamDestroy_v2(sys::CUstream);
     fn cuEventCreate(*mut sys::CUevent, c_uint);
+    fn cuEventQuery(sys::CUevent);
     fn cuEventRecord(sys::CUevent, sys::CUstream);
     fn cuEventDestroy_v2(sys::CUevent);
     fn cuDeviceGetAttribute(*mut c_int, sys::CUdevice_attribute, sys::CUdevice);
@@ -58,8 +61,6 @@ driver_table! {
     fn cuMemHostGetDevicePointer_v2(*mut sys::CUdeviceptr, *mut c_void, c_uint);
     fn cuMemcpyHtoDAsync_v2(sys::CUdeviceptr, *const c_void, usize, sys::CUstream);
     fn cuMemcpyDtoHAsync_v2(*mut c_void, sys::CUdeviceptr, usize, sys::CUstream);
-    fn cuMemsetD32Async(sys::CUdeviceptr, c_uint, usize, sys::CUstream);
-    fn cuMemsetD8Async(sys::CUdeviceptr, c_uchar, usize, sys::CUstream);
     fn cuIpcGetMemHandle(*mut sys::CUipcMemHandle, sys::CUdeviceptr);
     fn cuIpcOpenMemHandle_v2(*mut sys::CUdeviceptr, sys::CUipcMemHandle, c_uint);
     fn cuIpcCloseMemHandle(sys::CUdeviceptr);

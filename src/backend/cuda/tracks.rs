@@ -6,9 +6,10 @@
 //! phase, whatever their streams.
 #![forbid(unsafe_code)]
 
-use crate::backend::cuda::context::Context;
+use crate::backend::cuda::context::{Context, Enqueued};
 use crate::backend::cuda::event::Event;
 use crate::backend::cuda::streams::Place;
+use crate::backend::quiet::{Graphs, Works};
 use crate::error::{Error, Result};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -21,9 +22,12 @@ pub(super) const STAGED_TRACKS: usize = 2;
 pub(super) type Discard = Box<dyn Fn(&Place) -> Result<()> + Send>;
 
 /// The staged tracks of a group.
-pub(super) struct Tracks {
+pub(super) struct Tracks(Arc<Receivers>);
+
+struct Receivers {
     tracks: Mutex<[Track; STAGED_TRACKS]>,
     closed: AtomicBool,
+    ended: AtomicBool,
 }
 
 struct Track {
@@ -46,10 +50,13 @@ impl Tracks {
                 received: Event::new(context)?,
             })
         };
-        Ok(Self {
+        let receivers = Arc::new(Receivers {
             tracks: Mutex::new([track()?, track()?]),
             closed: AtomicBool::new(false),
-        })
+            ended: AtomicBool::new(false),
+        });
+        context.watch(&receivers);
+        Ok(Self(receivers))
     }
 
     /// Enqueues a send phase on track `number` by `launch`.
@@ -59,7 +66,7 @@ impl Tracks {
         at: &Place,
         launch: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        let mut tracks = self.tracks.lock();
+        let mut tracks = self.0.tracks.lock();
         let track = find(&mut *tracks, number)?;
         if track.busy {
             return Err(Error::internal(format!("track {number} is in use")));
@@ -94,7 +101,7 @@ impl Tracks {
         at: &Place,
         launch: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        let mut tracks = self.tracks.lock();
+        let mut tracks = self.0.tracks.lock();
         let track = find(&mut *tracks, number)?;
         track.sent.hold_or_refuse(at)?;
         launch()?;
@@ -106,15 +113,15 @@ impl Tracks {
     /// Lets the stream go on only after the last receive phase of track `number`, and says whether it does:
     /// a graph does not wait for what is outside.
     pub(super) fn follow(&self, number: u32, at: &Place) -> Result<bool> {
-        find(&mut *self.tracks.lock(), number)?.received.hold(at)
+        find(&mut *self.0.tracks.lock(), number)?.received.hold(at)
     }
 
     /// Frees track `number` without a receive phase; its next operation runs `discard` first.
     pub(super) fn abandon(&self, number: u32, discard: Discard) {
-        let mut tracks = self.tracks.lock();
+        let mut tracks = self.0.tracks.lock();
         if let Ok(track) = find(&mut *tracks, number) {
             track.busy = false;
-            if !self.closed.load(Ordering::Relaxed) {
+            if !self.0.closed.load(Ordering::Relaxed) {
                 track.abandoned = Some(discard);
             }
         }
@@ -122,12 +129,44 @@ impl Tracks {
 
     /// No operation will follow: forgets what was given up, and with it the handles that it keeps.
     pub(super) fn close(&self) {
-        self.closed.store(true, Ordering::Relaxed);
+        self.0.closed.store(true, Ordering::Relaxed);
         let given_up: Vec<_> = {
-            let mut tracks = self.tracks.lock();
+            let mut tracks = self.0.tracks.lock();
             tracks.iter_mut().map(|it| it.abandoned.take()).collect()
         };
         drop(given_up);
+    }
+}
+
+/// Send phases are in the group's order, too; receive phases here alone.
+impl Works for Receivers {
+    fn while_idle(&self, graphs: Graphs, then: &mut dyn FnMut()) {
+        if self.ended.load(Ordering::Relaxed) {
+            return then();
+        }
+        if let Some(tracks) = self.tracks.try_lock()
+            && (graphs == Graphs::DoNotCount || !tracks.iter().any(|it| it.received.is_in_graphs()))
+            && tracks.iter().all(|it| it.received.is_over() == Ok(true))
+        {
+            then();
+        }
+    }
+}
+
+impl Enqueued for Receivers {
+    fn are_over(&self) -> Result<bool> {
+        let tracks = self.tracks.lock();
+        let over: Result<Vec<bool>> = tracks.iter().map(|it| it.received.is_over()).collect();
+        Ok(!over?.contains(&false))
+    }
+
+    fn are_captured(&self) -> bool {
+        let tracks = self.tracks.lock();
+        tracks.iter().any(|it| it.received.is_in_graphs())
+    }
+
+    fn end(&self) {
+        self.ended.store(true, Ordering::Relaxed);
     }
 }
 

@@ -6,43 +6,91 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::DeviceMemory;
-use crate::backend::cuda::context::Context;
+use crate::backend::cuda::context::{Context, Key};
 use crate::backend::cuda::driver::{self, ContextHandle, IPC_HANDLE_BYTES};
-use crate::backend::cuda::memory::CudaMemory;
+use crate::backend::cuda::memory::{self, CudaMemory};
 use crate::backend::cuda::process::{PROCESS_ID_BYTES, ProcessId};
 use crate::error::{Error, Result};
 use crate::model::tensor::DevPtr;
+use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// Device memory that the other ranks may map; zero at first.
-#[derive(Debug)]
+/// A window of this process, as a record names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    context: ContextHandle,
+    base: u64,
+    bytes: u64,
+}
+
+/// The live windows of this process: what a record says of an address here is believed only if it is one of them.
+static LIVE: Mutex<Vec<Place>> = Mutex::new(Vec::new());
+
+/// Device memory that the other ranks may map; zero at first. Dropped after they were told of it, it stays
+/// allocated: a peer may map it.
 pub(super) struct Window {
-    memory: Arc<CudaMemory>,
-    base: DevPtr,
+    context: Arc<Context>,
+    place: Place,
+    is_told: bool,
 }
 
 impl Window {
-    /// A window of `bytes`.
+    /// A window of `bytes`, perhaps one that another group had.
     pub(super) fn new(memory: &Arc<CudaMemory>, bytes: usize) -> Result<Self> {
-        let base = memory.alloc(bytes)?;
+        let context = Arc::clone(memory.context());
+        let left = context.take(&Key::Window(bytes));
+        let base = left.map_or_else(|| memory.alloc(bytes), |address| Ok(DevPtr(address)))?;
+        let place = Place {
+            context: context.handle(),
+            base: base.0 as u64,
+            bytes: bytes as u64,
+        };
+        LIVE.lock().push(place);
         let window = Self {
-            memory: Arc::clone(memory),
-            base,
+            context,
+            place,
+            is_told: false,
         };
         memory.zero(base, bytes)?;
         Ok(window)
     }
 
+    /// From now on the others may map it.
+    pub(super) fn tell(&mut self) {
+        self.is_told = true;
+    }
+
     /// First byte.
     pub(super) fn base(&self) -> DevPtr {
-        self.base
+        DevPtr(self.place.base as usize)
+    }
+
+    /// Gives the memory back. No peer maps it any more.
+    pub(super) fn free(mut self) {
+        self.is_told = false;
+    }
+
+    /// Leaves the memory to the next group that wants such a window. A peer may map it, but no kernel uses it.
+    pub(super) fn keep(self) {
+        self.context.keep(self.key(), self.base().0);
+    }
+
+    fn key(&self) -> Key {
+        Key::Window(self.place.bytes as usize)
     }
 }
 
 impl Drop for Window {
     fn drop(&mut self) {
-        // A context that is gone has freed its memory.
-        let _ = self.memory.free(self.base);
+        let mut live = LIVE.lock();
+        if let Some(index) = live.iter().position(|place| *place == self.place) {
+            live.swap_remove(index);
+        }
+        drop(live);
+        if !self.is_told {
+            let key = Some(self.key());
+            self.context.free_later(key, self.base().0, memory::free);
+        }
     }
 }
 
@@ -50,22 +98,20 @@ impl Drop for Window {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct WindowRecord {
     process: ProcessId,
-    context: u64,
-    base: u64,
+    place: Place,
     ipc: [u8; IPC_HANDLE_BYTES],
 }
 
 impl WindowRecord {
     /// Length of [`WindowRecord::to_bytes`].
-    pub(super) const BYTES: usize = PROCESS_ID_BYTES + 2 * size_of::<u64>() + IPC_HANDLE_BYTES;
+    pub(super) const BYTES: usize = PROCESS_ID_BYTES + 3 * size_of::<u64>() + IPC_HANDLE_BYTES;
 
-    /// Describes `window`, which lives in `context`.
-    pub(super) fn new(context: &Context, window: &Window) -> Result<Self> {
-        let _entered = context.enter()?;
+    /// Describes `window`.
+    pub(super) fn new(window: &Window) -> Result<Self> {
+        let _entered = window.context.enter()?;
         Ok(Self {
             process: ProcessId::this()?,
-            context: context.handle().to_bits(),
-            base: window.base().0 as u64,
+            place: window.place,
             ipc: driver::export(window.base())?,
         })
     }
@@ -73,8 +119,9 @@ impl WindowRecord {
     /// The record as the ranks exchange it.
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = self.process.to_bytes().to_vec();
-        bytes.extend_from_slice(&self.context.to_le_bytes());
-        bytes.extend_from_slice(&self.base.to_le_bytes());
+        bytes.extend_from_slice(&self.place.context.to_bits().to_le_bytes());
+        bytes.extend_from_slice(&self.place.base.to_le_bytes());
+        bytes.extend_from_slice(&self.place.bytes.to_le_bytes());
         bytes.extend_from_slice(&self.ipc);
         bytes
     }
@@ -82,12 +129,35 @@ impl WindowRecord {
     /// Reads what [`WindowRecord::to_bytes`] wrote.
     pub(super) fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let mut rest = bytes;
-        Ok(Self {
+        let record = Self {
             process: ProcessId::from_bytes(take(&mut rest)?),
-            context: u64::from_le_bytes(take(&mut rest)?),
-            base: u64::from_le_bytes(take(&mut rest)?),
+            place: Place {
+                context: ContextHandle::from_bits(u64::from_le_bytes(take(&mut rest)?)),
+                base: u64::from_le_bytes(take(&mut rest)?),
+                bytes: u64::from_le_bytes(take(&mut rest)?),
+            },
             ipc: take(&mut rest)?,
-        })
+        };
+        match rest {
+            [] => Ok(record),
+            _ => Err(Error::internal("a long window record")),
+        }
+    }
+
+    /// The address of a window of `bytes` in this process, if it is here; a record that says so of anything else is
+    /// refused.
+    fn here(&self, bytes: usize) -> Result<Option<Place>> {
+        if self.place.bytes != bytes as u64 {
+            return Err(Error::internal("a window of another length")
+                .got(self.place.bytes, format_args!("{bytes} bytes")));
+        }
+        if self.process != ProcessId::this()? {
+            return Ok(None);
+        }
+        match LIVE.lock().contains(&self.place) {
+            true => Ok(Some(self.place)),
+            false => Err(Error::internal("a window that this process does not have")),
+        }
     }
 }
 
@@ -101,31 +171,33 @@ fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N]> {
 }
 
 /// A peer's window, as this rank reaches it.
-#[derive(Debug)]
 pub(super) struct PeerMapping {
     context: Arc<Context>,
     base: DevPtr,
-    imported: bool,
+    imported: Option<[u8; IPC_HANDLE_BYTES]>,
 }
 
 impl PeerMapping {
-    /// Maps the window that `record` describes into `context`.
-    pub(super) fn new(context: &Arc<Context>, record: &WindowRecord) -> Result<Self> {
+    /// Maps the window that `record` describes, and that has `bytes`, into `context`.
+    pub(super) fn new(context: &Arc<Context>, record: &WindowRecord, bytes: usize) -> Result<Self> {
         let _entered = context.enter()?;
-        let imported = record.process != ProcessId::this()?;
-        let base = if imported {
-            driver::import(record.ipc)?
-        } else {
-            let peer = ContextHandle::from_bits(record.context);
-            if peer != context.handle() {
-                driver::enable_peer_access(peer)?;
+        let here = record.here(bytes)?;
+        let base = match here {
+            Some(place) => {
+                if place.context != context.handle() {
+                    driver::enable_peer_access(place.context)?;
+                }
+                DevPtr(place.base as usize)
             }
-            DevPtr(record.base as usize)
+            None => match context.take(&Key::Import(record.ipc)) {
+                Some(address) => DevPtr(address),
+                None => driver::import(record.ipc)?,
+            },
         };
         Ok(Self {
             context: Arc::clone(context),
             base,
-            imported,
+            imported: here.is_none().then_some(record.ipc),
         })
     }
 
@@ -133,15 +205,33 @@ impl PeerMapping {
     pub(super) fn base(&self) -> DevPtr {
         self.base
     }
+
+    /// Unmaps all of `mappings` now, if the device is quiet, and says whether none is left.
+    pub(super) fn unmap(mut mappings: Vec<Self>) -> bool {
+        let Some(context) = mappings.first().map(|it| Arc::clone(&it.context)) else {
+            return true;
+        };
+        context.if_quiet(|| {
+            for mapping in &mut mappings {
+                if mapping.imported.take().is_some() {
+                    close(mapping.base.0);
+                }
+            }
+        })
+    }
+}
+
+/// Unmaps what is imported at `address` into the current context.
+fn close(address: usize) {
+    // A context that is gone has closed its mappings.
+    let _ = driver::close_import(DevPtr(address));
 }
 
 impl Drop for PeerMapping {
     fn drop(&mut self) {
-        // A context that is gone has closed its mappings.
-        if self.imported
-            && let Ok(_entered) = self.context.enter()
-        {
-            let _ = driver::close_import(self.base);
+        if let Some(ipc) = self.imported {
+            let key = Some(Key::Import(ipc));
+            self.context.free_later(key, self.base.0, close);
         }
     }
 }
@@ -150,17 +240,50 @@ impl Drop for PeerMapping {
 mod tests {
     use super::*;
 
+    fn record(base: u64) -> WindowRecord {
+        WindowRecord {
+            process: ProcessId::this().unwrap(),
+            place: Place {
+                context: ContextHandle::from_bits(0x1234_5678_9abc),
+                base,
+                bytes: 0x20_0000,
+            },
+            ipc: std::array::from_fn(|index| index as u8),
+        }
+    }
+
     #[test]
     fn a_record_survives_the_exchange() {
-        let record = WindowRecord {
-            process: ProcessId::this().unwrap(),
-            context: 0x1234_5678_9abc,
-            base: 0x7f00_0020_0000,
-            ipc: std::array::from_fn(|index| index as u8),
-        };
+        let record = record(0x7f00_0020_0000);
         let bytes = record.to_bytes();
         assert_eq!(bytes.len(), WindowRecord::BYTES);
         assert_eq!(WindowRecord::from_bytes(&bytes), Ok(record));
         assert!(WindowRecord::from_bytes(&bytes[1..]).is_err());
+        assert!(WindowRecord::from_bytes(&[bytes.as_slice(), &[0]].concat()).is_err());
+    }
+
+    #[test]
+    fn an_address_of_this_process_is_that_of_a_live_window_or_refused() {
+        let mine = record(0x7f00_0040_0000);
+        LIVE.lock().push(mine.place);
+        assert_eq!(mine.here(0x20_0000), Ok(Some(mine.place)));
+        assert!(mine.here(0x40_0000).is_err());
+        assert!(record(0x7f00_0040_0100).here(0x20_0000).is_err());
+        let other_context = WindowRecord {
+            place: Place {
+                context: ContextHandle::from_bits(0x1234),
+                ..mine.place
+            },
+            ..mine.clone()
+        };
+        assert!(other_context.here(0x20_0000).is_err());
+        LIVE.lock().retain(|place| *place != mine.place);
+        assert!(mine.here(0x20_0000).is_err());
+        let theirs = ProcessId::from_bytes([7; PROCESS_ID_BYTES]);
+        let theirs = WindowRecord {
+            process: theirs,
+            ..mine
+        };
+        assert_eq!(theirs.here(0x20_0000), Ok(None));
     }
 }

@@ -5,18 +5,18 @@ use crate::backend::bootstrap::Bootstrap;
 use crate::backend::host::exchange::Exchange;
 use crate::backend::host::ht::HostHt;
 use crate::backend::host::ll::HostLl;
-use crate::backend::host::runtime::HostRuntime;
+use crate::backend::host::runtime::{HostRuntime, Pending};
 use crate::backend::host::terms::Call;
 use crate::backend::host::turns::Turns;
 use crate::backend::host::window::{Address, Window};
 use crate::backend::select::Platform;
 use crate::backend::{DeviceMemory, GroupBackend, HtBackend, HtRouting, LlBackend};
-use crate::error::{Error, Result};
+use crate::error::{Code, Error, Result};
 use crate::model::group::GroupFacts;
 use crate::model::ops::{Routing, Stream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A process with the CPU stand-ins.
 pub struct HostPlatform {
@@ -44,13 +44,20 @@ impl Platform for HostPlatform {
     ) -> Result<Box<dyn GroupBackend>> {
         let windows = open_windows(&bootstrap, stream)?;
         let exchange = Exchange::new(facts.rank, windows, timeout);
+        let pending = Arc::default();
+        self.runtime.watch(&pending);
         let shared = Arc::new(Shared {
             facts,
             exchange,
             turns: Turns::default(),
+            pending,
             runtime: self.runtime,
         });
-        Ok(Box::new(HostGroup { shared, bootstrap }))
+        Ok(Box::new(HostGroup {
+            shared,
+            bootstrap,
+            timeout,
+        }))
     }
 }
 
@@ -90,6 +97,8 @@ pub struct Shared {
     pub facts: GroupFacts,
     pub exchange: Exchange,
     turns: Turns,
+    /// What was enqueued and has not run.
+    pending: Arc<Pending>,
     runtime: HostRuntime,
 }
 
@@ -111,7 +120,7 @@ impl Shared {
                 shared.run(call, move || work(epoch));
                 shared.turns.end(epoch);
             };
-            self.runtime.launch(stream, Box::new(guarded))
+            self.launch(stream, guarded)
         })
     }
 
@@ -129,7 +138,31 @@ impl Shared {
             shared.run(call, work);
             end();
         };
-        self.runtime.launch(stream, Box::new(guarded))
+        self.launch(stream, guarded)
+    }
+
+    fn launch(&self, stream: Stream, work: impl FnOnce() + Send + 'static) -> Result<()> {
+        let pending = Arc::clone(&self.pending);
+        let counted = move || {
+            work();
+            pending.end();
+        };
+        self.pending
+            .enqueue(|| self.runtime.launch(stream, Box::new(counted)))
+    }
+
+    /// Waits until everything enqueued has run. The deadline is for what is behind an exchange that is stuck; all
+    /// else ends by its own.
+    fn wait_for_pending(&self, timeout: Duration) -> Result<()> {
+        let start = Instant::now();
+        while !self.pending.is_empty() {
+            if start.elapsed() > timeout && self.runtime.is_stranded() {
+                let text = "its operations are behind an exchange that a lost rank never joined";
+                return Err(Error::new(Code::RemoteError, text));
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        Ok(())
     }
 
     /// Runs `work`. Its failure, or a panic in it, becomes the group's fault; after a fault nothing runs
@@ -150,6 +183,7 @@ impl Shared {
 struct HostGroup {
     shared: Arc<Shared>,
     bootstrap: Bootstrap,
+    timeout: Duration,
 }
 
 impl GroupBackend for HostGroup {
@@ -163,12 +197,8 @@ impl GroupBackend for HostGroup {
 
     fn open_ht(&self, routing: Result<HtRouting>, stream: Stream) -> Result<Box<dyn HtBackend>> {
         let shared = Arc::clone(&self.shared);
-        Ok(Box::new(HostHt::open(
-            shared,
-            &self.bootstrap,
-            routing,
-            stream,
-        )?))
+        let handle = HostHt::open(shared, routing, stream, self.timeout)?;
+        Ok(Box::new(handle))
     }
 
     fn fault(&self) -> Option<Error> {
@@ -178,12 +208,9 @@ impl GroupBackend for HostGroup {
             .or_else(|| self.bootstrap.lost())
     }
 
+    /// Windows stay mapped until the last operation has let go of them, here and on the peers, so there is
+    /// nothing to agree on.
     fn close(&self, _stream: Stream) -> Result<()> {
-        if self.bootstrap.lost().is_some() {
-            return Ok(()); // The device will not be idle again.
-        }
-        // Windows stay mapped until the last operation has let go of them, here and on the peers, so
-        // there is nothing to agree on.
-        self.shared.runtime.synchronize()
+        self.shared.wait_for_pending(self.timeout)
     }
 }

@@ -5,10 +5,10 @@
 //! and each home rank sums them by ascending rank.
 #![allow(unsafe_code)]
 
-use crate::backend::bootstrap::Bootstrap;
 use crate::backend::host::device::{bytes, bytes_mut};
 use crate::backend::host::group::Shared;
-use crate::backend::host::ht_routing::{Departure, HtMap, RankIds, exchange_ids};
+use crate::backend::host::ht_open;
+use crate::backend::host::ht_routing::{Departure, HtMap};
 use crate::backend::host::numeric;
 use crate::backend::host::rows::{copy_row, row};
 use crate::backend::host::terms::{Call, Terms};
@@ -19,6 +19,7 @@ use crate::model::ops::{
 };
 use crate::model::tensor::DevPtr;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// An HT handle: the routing as it was when the handle was made.
 #[derive(Clone)]
@@ -33,32 +34,16 @@ impl HostHt {
     /// arguments.
     pub fn open(
         shared: Arc<Shared>,
-        bootstrap: &Bootstrap,
         wanted: Result<HtRouting>,
         stream: Stream,
+        timeout: Duration,
     ) -> Result<Self> {
-        let mine = wanted.as_ref().map_err(Error::clone).and_then(|wanted| {
-            let routing = wanted.routing;
-            let mut mine = RankIds::zeroed(routing.tokens, routing.top_k)?;
-            // What the stream still has to do may write the ids.
-            bootstrap.wait(stream)?;
-            bootstrap.memory().download(&mut mine.ids, routing.ids)?;
-            Ok(mine)
-        });
-        let all = exchange_ids(&shared.facts, bootstrap, mine, stream)?;
-        let HtRouting { routing, counter } = wanted?;
-        let map = HtMap::new(&shared.facts, &all);
-        if let Some(counter) = counter {
-            let counts = map.expert_counts(shared.facts.local_experts());
-            let counts: Vec<u8> = counts
-                .iter()
-                .flat_map(|count| count.to_ne_bytes())
-                .collect();
-            bootstrap.memory().upload(counter, &counts)?;
-        }
+        let routing = wanted.as_ref().map(|wanted| wanted.routing);
+        let routing = routing.map_err(Error::clone);
+        let map = ht_open::exchange(&shared, wanted, stream, timeout)?;
         Ok(Self {
             shared,
-            routing,
+            routing: routing?,
             map: Arc::new(map),
         })
     }

@@ -1,12 +1,9 @@
 //! Who sends which token where: computed once per HT handle from the ids of all ranks.
 #![forbid(unsafe_code)]
 
-use crate::backend::bootstrap::Bootstrap;
-use crate::backend::host::ht_shape;
 use crate::backend::host::numeric;
 use crate::error::{Code, Error, Result};
 use crate::model::group::GroupFacts;
-use crate::model::ops::Stream;
 
 /// A token that this rank receives.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,35 +43,29 @@ pub struct HtMap {
 pub struct RankIds {
     /// int64 `[tokens, top_k]`.
     pub ids: Vec<u8>,
-    /// Tokens; not derivable from `ids` when `top_k` is 0.
-    pub tokens: usize,
     /// Ids per token.
     pub top_k: usize,
 }
 
+/// Bytes of an id.
+pub const ID_BYTES: usize = size_of::<i64>();
+
 impl RankIds {
-    /// Ids of `tokens` tokens, all 0 yet. The caller says how many, so there may be no memory for them.
-    pub fn zeroed(tokens: usize, top_k: usize) -> Result<Self> {
-        let mut ids = Vec::new();
-        extend(&mut ids, tokens * top_k * ID_BYTES)?;
-        Ok(Self { ids, tokens, top_k })
+    /// A copy of `ids`. There may be no memory for them.
+    pub fn copied(ids: &[u8], top_k: usize) -> Result<Self> {
+        let mut own = Vec::new();
+        if own.try_reserve_exact(ids.len()).is_err() {
+            let text = format!("no host memory for {} bytes of ids", ids.len());
+            return Err(Error::new(Code::SystemError, text));
+        }
+        own.extend_from_slice(ids);
+        Ok(Self { ids: own, top_k })
     }
 
     /// The ids of each token, if tokens have any.
     fn by_token(&self) -> impl Iterator<Item = &[u8]> {
         self.ids.chunks(self.top_k.max(1) * ID_BYTES)
     }
-}
-
-/// Fills `bytes` up to `length` with zeros.
-fn extend(bytes: &mut Vec<u8>, length: usize) -> Result<()> {
-    let more = length.saturating_sub(bytes.len());
-    if bytes.try_reserve_exact(more).is_err() {
-        let text = format!("no host memory for {length} bytes of ids");
-        return Err(Error::new(Code::SystemError, text));
-    }
-    bytes.resize(length, 0);
-    Ok(())
 }
 
 impl HtMap {
@@ -145,32 +136,6 @@ fn by_rank(facts: &GroupFacts, ids: &[u8]) -> Vec<(usize, Vec<usize>)> {
     ranks
 }
 
-/// Most rows that a rank may receive, with `NCCL_EP_AUTO`, too.
-const MOST_ROWS: usize = i32::MAX as usize;
-const ID_BYTES: usize = size_of::<i64>();
-
-/// Gathers the ids of all ranks. `mine` is an error on a rank that refused its arguments.
-pub fn exchange_ids(
-    facts: &GroupFacts,
-    bootstrap: &Bootstrap,
-    mine: Result<RankIds>,
-    stream: Stream,
-) -> Result<Vec<RankIds>> {
-    let shape = mine.as_ref().map_err(Error::clone);
-    let shape = shape.map(|mine| (mine.tokens, mine.top_k));
-    let most = facts.max_tokens.unwrap_or(MOST_ROWS / facts.ranks);
-    let tokens = ht_shape::exchange(bootstrap, shape, most, stream)?;
-    let RankIds { mut ids, top_k, .. } = mine?;
-    let longest = tokens.iter().copied().max().unwrap_or(0);
-    extend(&mut ids, longest * top_k * ID_BYTES)?;
-    let gathered = bootstrap.all_gather(&ids, stream)?;
-    let of_rank = |(mut ids, tokens): (Vec<u8>, usize)| {
-        ids.truncate(tokens * top_k * ID_BYTES);
-        RankIds { ids, tokens, top_k }
-    };
-    Ok(gathered.into_iter().zip(tokens).map(of_rank).collect())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -189,17 +154,16 @@ mod tests {
         }
     }
 
-    fn ids(tokens: usize, ids: &[i64]) -> RankIds {
+    fn ids(ids: &[i64]) -> RankIds {
         RankIds {
             ids: ids.iter().flat_map(|id| id.to_ne_bytes()).collect(),
             top_k: 2,
-            tokens,
         }
     }
 
     #[test]
     fn rows_are_ordered_by_source_and_token_and_not_repeated() {
-        let all = [ids(2, &[3, 2, -1, 0]), ids(1, &[2, 9])];
+        let all = [ids(&[3, 2, -1, 0]), ids(&[2, 9])];
         let map = HtMap::new(&facts(1), &all);
         assert_eq!(
             map.arrivals,
@@ -229,25 +193,8 @@ mod tests {
     }
 
     #[test]
-    fn tokens_without_ids_cost_nothing() {
-        let many = i32::MAX as usize;
-        let all = [
-            RankIds::zeroed(many, 0).unwrap(),
-            RankIds::zeroed(0, 0).unwrap(),
-        ];
-        let map = HtMap::new(&facts(0), &all);
-        assert!(map.arrivals.is_empty() && map.departures.is_empty());
-    }
-
-    #[test]
-    fn ids_without_memory_are_an_error() {
-        let error = RankIds::zeroed(1 << 56, 2).err().unwrap();
-        assert_eq!(error.code(), Code::SystemError);
-    }
-
-    #[test]
     fn a_repeated_expert_counts_once() {
-        let map = HtMap::new(&facts(0), &[ids(1, &[1, 1]), ids(0, &[])]);
+        let map = HtMap::new(&facts(0), &[ids(&[1, 1]), ids(&[])]);
         assert_eq!(
             map.arrivals,
             [Arrival {

@@ -7,11 +7,15 @@
 
 use crate::backend::DeviceMemory;
 use crate::backend::dylib::{Library, function_table};
+use crate::backend::quiet::{Graphs, Quiet, Works};
 use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
-use once_cell::sync::OnceCell;
-use std::ffi::{c_int, c_void};
+use once_cell::sync::{Lazy, OnceCell};
+use parking_lot::Mutex;
+use std::any::Any;
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::Arc;
 
 /// The version of the stand-ins that this backend was written for.
 const ABI: c_int = 1;
@@ -28,10 +32,16 @@ function_table! {
         fn ncclEpHostsimAbi() -> c_int;
         fn cudaMalloc(*mut *mut c_void, usize) -> c_int;
         fn cudaFree(*mut c_void) -> c_int;
-        fn cudaMemcpy(*mut c_void, *const c_void, usize, c_int) -> c_int;
+        fn cudaMemcpyAsync(*mut c_void, *const c_void, usize, c_int, *mut c_void) -> c_int;
         fn cudaHostGetDevicePointer(*mut *mut c_void, *mut c_void, u32) -> c_int;
+        fn cudaStreamCreateWithFlags(*mut *mut c_void, c_uint) -> c_int;
+        fn cudaStreamDestroy(*mut c_void) -> c_int;
+        fn cudaStreamSynchronize(*mut c_void) -> c_int;
         fn cudaStreamQuery(*mut c_void) -> c_int;
-        fn cudaDeviceSynchronize() -> c_int;
+        fn cudaEventCreateWithFlags(*mut *mut c_void, c_uint) -> c_int;
+        fn cudaEventDestroy(*mut c_void) -> c_int;
+        fn cudaEventRecord(*mut c_void, *mut c_void) -> c_int;
+        fn cudaEventQuery(*mut c_void) -> c_int;
         fn cudaGetLastError() -> c_int;
         fn cudaLaunchHostFunc(*mut c_void, HostFunction, *mut c_void) -> c_int;
     }
@@ -39,6 +49,13 @@ function_table! {
 }
 
 static FUNCTIONS: OnceCell<Functions> = OnceCell::new();
+
+/// `cudaStreamNonBlocking`: not ordered with the legacy default stream.
+const NON_BLOCKING: c_uint = 1;
+
+/// What waits until this process has no exchange and no operation on any of its devices; by its number of bytes what can
+/// be used again. Freeing waits for all streams of a device.
+static QUIET: Lazy<Arc<Quiet<usize>>> = Lazy::new(Arc::default);
 
 /// The stand-ins of this process.
 #[derive(Clone, Copy)]
@@ -102,12 +119,127 @@ impl HostRuntime {
         let _ = unsafe { (self.0.cudaGetLastError)() };
     }
 
-    /// Waits until all streams of this rank are idle.
-    pub fn synchronize(&self) -> Result<()> {
-        // SAFETY: takes nothing.
-        self.check("cudaDeviceSynchronize", unsafe {
-            (self.0.cudaDeviceSynchronize)()
+    /// Counts `works` among what keeps a device from being quiet.
+    pub fn watch<W: Works + 'static>(&self, works: &Arc<W>) {
+        let works: std::sync::Weak<W> = Arc::downgrade(works);
+        QUIET.watch(works);
+    }
+
+    /// Whether an exchange that was given up is on a stream of this process.
+    pub fn is_stranded(&self) -> bool {
+        QUIET.is_stranded()
+    }
+
+    /// Copies on a stream of its own: the legacy default stream would wait for those of other threads.
+    fn copy(&self, to: *mut c_void, from: *const c_void, bytes: usize) -> Result<()> {
+        let mut stream = std::ptr::null_mut();
+        // SAFETY: writes one handle.
+        self.check("cudaStreamCreateWithFlags", unsafe {
+            (self.0.cudaStreamCreateWithFlags)(&mut stream, NON_BLOCKING)
+        })?;
+        // SAFETY: the callers' contract; the next call waits for the copy.
+        let copied = self.check("cudaMemcpyAsync", unsafe {
+            (self.0.cudaMemcpyAsync)(to, from, bytes, ANY_DIRECTION, stream)
+        });
+        // SAFETY: the stream was just made.
+        let waited = self.check("cudaStreamSynchronize", unsafe {
+            (self.0.cudaStreamSynchronize)(stream)
+        });
+        // SAFETY: as above; it is not used again.
+        let destroyed = self.check("cudaStreamDestroy", unsafe {
+            (self.0.cudaStreamDestroy)(stream)
+        });
+        copied.and(waited).and(destroyed)
+    }
+
+    /// A mark behind everything that `stream` has been given so far.
+    fn mark(&self, stream: Stream) -> Result<Mark> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: writes one handle.
+        self.check("cudaEventCreateWithFlags", unsafe {
+            (self.0.cudaEventCreateWithFlags)(&mut raw, 0)
+        })?;
+        let mark = Mark {
+            runtime: *self,
+            raw: raw as usize,
+        };
+        // SAFETY: our event; the stand-ins know their streams.
+        self.check("cudaEventRecord", unsafe {
+            (self.0.cudaEventRecord)(raw, stream.0 as *mut c_void)
+        })?;
+        Ok(mark)
+    }
+
+    fn free_now(&self, data: usize) -> Result<()> {
+        // SAFETY: the stand-ins refuse an address that they did not give.
+        self.check("cudaFree", unsafe {
+            (self.0.cudaFree)(data as *mut c_void)
         })
+    }
+
+    fn free_later(&self, key: usize, data: DevPtr) {
+        let runtime = *self;
+        // Nothing is left to do about memory that cannot be freed.
+        let free = move |address| drop(runtime.free_now(address));
+        QUIET.later(Some(key), data.0, Some(Box::new(free)));
+    }
+}
+
+/// An event of the stand-ins.
+struct Mark {
+    runtime: HostRuntime,
+    raw: usize,
+}
+
+impl Mark {
+    fn is_over(&self) -> bool {
+        // SAFETY: our event.
+        let code = unsafe { (self.runtime.0.cudaEventQuery)(self.raw as *mut c_void) };
+        if code != 0 {
+            self.runtime.forget_last_error();
+        }
+        code != ERROR_NOT_READY
+    }
+}
+
+impl Drop for Mark {
+    fn drop(&mut self) {
+        // SAFETY: our event, destroyed once.
+        let _ = unsafe { (self.runtime.0.cudaEventDestroy)(self.raw as *mut c_void) };
+    }
+}
+
+/// Host functions that were enqueued and have not run yet, whatever their streams.
+#[derive(Default)]
+pub struct Pending(Mutex<usize>);
+
+impl Pending {
+    /// Enqueues one by `launch`.
+    pub fn enqueue<T>(&self, launch: impl FnOnce() -> Result<T>) -> Result<T> {
+        let mut pending = self.0.lock();
+        let launched = launch()?;
+        *pending += 1;
+        Ok(launched)
+    }
+
+    /// One has run.
+    pub fn end(&self) {
+        *self.0.lock() -= 1;
+    }
+
+    /// Whether all have.
+    pub fn is_empty(&self) -> bool {
+        *self.0.lock() == 0
+    }
+}
+
+impl Works for Pending {
+    fn while_idle(&self, _graphs: Graphs, then: &mut dyn FnMut()) {
+        if let Some(pending) = self.0.try_lock()
+            && *pending == 0
+        {
+            then();
+        }
     }
 }
 
@@ -131,10 +263,22 @@ impl DeviceMemory for HostRuntime {
     }
 
     fn free(&self, data: DevPtr) -> Result<()> {
-        // SAFETY: the stand-ins refuse an address that they did not give.
-        self.check("cudaFree", unsafe {
-            (self.0.cudaFree)(data.0 as *mut c_void)
-        })
+        let runtime = *self;
+        let freed = Arc::new(OnceCell::new());
+        let outcome = Arc::clone(&freed);
+        let free = move |address| drop(outcome.set(runtime.free_now(address)));
+        QUIET.free_soon(data.0, Box::new(free));
+        // What is freed later is a success so far.
+        freed.get().cloned().unwrap_or(Ok(()))
+    }
+
+    fn alloc_own(&self, bytes: usize) -> Result<DevPtr> {
+        let left = QUIET.take(&bytes);
+        left.map_or_else(|| self.alloc(bytes), |address| Ok(DevPtr(address)))
+    }
+
+    fn free_own(&self, data: DevPtr, bytes: usize) {
+        self.free_later(bytes, data);
     }
 
     fn device_alias(&self, host: DevPtr) -> Result<DevPtr> {
@@ -147,19 +291,11 @@ impl DeviceMemory for HostRuntime {
     }
 
     fn upload(&self, to: DevPtr, from: &[u8]) -> Result<()> {
-        let (to, source) = (to.0 as *mut c_void, from.as_ptr().cast::<c_void>());
-        // SAFETY: `from` is as long as said; the trait's callers own `to`.
-        self.check("cudaMemcpy", unsafe {
-            (self.0.cudaMemcpy)(to, source, from.len(), ANY_DIRECTION)
-        })
+        self.copy(to.0 as *mut c_void, from.as_ptr().cast(), from.len())
     }
 
     fn download(&self, to: &mut [u8], from: DevPtr) -> Result<()> {
-        let (target, from) = (to.as_mut_ptr().cast::<c_void>(), from.0 as *const c_void);
-        // SAFETY: `to` is as long as said; the trait's callers own `from`.
-        self.check("cudaMemcpy", unsafe {
-            (self.0.cudaMemcpy)(target, from, to.len(), ANY_DIRECTION)
-        })
+        self.copy(to.as_mut_ptr().cast(), from.0 as *const c_void, to.len())
     }
 
     fn is_idle(&self, stream: Stream) -> Result<bool> {
@@ -173,6 +309,14 @@ impl DeviceMemory for HostRuntime {
         }
     }
 
-    /// The stand-ins free memory without waiting for anything.
-    fn strand(&self) {}
+    fn begin(&self) -> Box<dyn Any> {
+        Box::new(QUIET.begin())
+    }
+
+    fn strand(&self, stream: Stream) {
+        let mark = self.mark(stream);
+        QUIET.strand(Box::new(move || {
+            mark.as_ref().map_or(true, |mark| !mark.is_over())
+        }));
+    }
 }

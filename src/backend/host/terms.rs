@@ -17,14 +17,16 @@ pub enum Call {
     LlCombine,
     HtDispatch,
     HtCombine,
+    HtHandle,
 }
 
 impl Call {
-    const ALL: [Self; 4] = [
+    const ALL: [Self; 5] = [
         Self::LlDispatch,
         Self::LlCombine,
         Self::HtDispatch,
         Self::HtCombine,
+        Self::HtHandle,
     ];
 
     /// The name that texts use.
@@ -34,7 +36,26 @@ impl Call {
             Self::LlCombine => "ncclEpCombine (low latency)",
             Self::HtDispatch => "ncclEpDispatch (high throughput)",
             Self::HtCombine => "ncclEpCombine (high throughput)",
+            Self::HtHandle => "ncclEpCreateHandle",
         }
+    }
+}
+
+impl Call {
+    /// Begins a message of this call.
+    pub fn announce(self, message: &mut Message<'_>) {
+        message.number(self as usize);
+    }
+
+    /// What follows in the message of `source`, if it is of this call.
+    pub fn read(self, message: &[u8], source: usize) -> Result<Reader<'_>> {
+        let mut reader = Reader::new(message);
+        let call = reader.number()?;
+        if call == self as usize {
+            return Ok(reader);
+        }
+        let theirs = Self::ALL.get(call).map_or("unknown", |call| call.name());
+        Err(differs("operation", source).got(self.name(), theirs))
     }
 }
 
@@ -55,7 +76,7 @@ impl Terms {
     /// A message that begins with these terms.
     pub fn message<'a>(&self) -> Message<'a> {
         let mut message = Message::default();
-        message.number(self.call as usize);
+        self.call.announce(&mut message);
         message.number(usize::from(self.send_only));
         message.number(self.top_k);
         message.number(self.row.bytes());
@@ -65,12 +86,7 @@ impl Terms {
 
     /// What follows the terms in the message of `source`, if they are these.
     pub fn read<'a>(&self, message: &'a [u8], source: usize) -> Result<Reader<'a>> {
-        let mut reader = Reader::new(message);
-        let call = reader.number()?;
-        if call != self.call as usize {
-            let theirs = Call::ALL.get(call).map_or("unknown", |call| call.name());
-            return Err(differs("operation", source).got(self.call.name(), theirs));
-        }
+        let mut reader = self.call.read(message, source)?;
         if reader.number()? != usize::from(self.send_only) {
             return Err(differs("send_only", source));
         }

@@ -1,0 +1,185 @@
+// Groups, and a handle, whose creation a rank does not live to see, or never joins.
+#define _GNU_SOURCE  // setenv, usleep
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "suites/death/work.h"
+
+static ncclResult_t create_group(const DeathRank* self, ncclComm_t comm, cudaStream_t stream,
+                                 ncclEpGroup_t* group) {
+    const LlShape shape = shape_for(&self->env);
+    const ncclEpGroupConfig_t config =
+        ep_group_config(NCCL_EP_ALGO_LOW_LATENCY, shape.num_experts, shape.max_tokens, 128);
+    return ncclEpCreateGroup(group, comm, &config, stream, NULL, NULL);
+}
+
+// NCCL connects the ranks in a communicator's first collective, and waits for them without end.
+static void connect_ranks(DeathRank* self, ncclComm_t comm, cudaStream_t stream) {
+    ncclEpGroup_t group = NULL;
+    EP_REQUIRE_NCCL(create_group(self, comm, stream, &group));
+    EP_REQUIRE_NCCL(ncclEpGroupDestroy(group, stream));
+}
+
+// The creation fails here in time, and the text says who waited.
+static void expect_no_group(DeathRank* self, ncclComm_t comm, cudaStream_t stream) {
+    ncclEpGroup_t group = NULL;
+    const double start = seconds_now();
+    EP_CHECK_EQ_I64(create_group(self, comm, stream, &group), ncclRemoteError);
+    check_in_time(self, start);
+    EP_CHECK(group == NULL);
+}
+
+void dies_before_creation(DeathRank* self) {
+    connect_ranks(self, self->env.comm, self->env.stream);
+    meet(self, kReady, self->env.size);
+    if (is_victim(self)) die(self);
+    expect_no_group(self, self->env.comm, self->env.stream);
+    EP_CHECK_STR_CONTAINS(ep_last_error(), " waited ");
+    // The stand-ins see the death at once and fail the stream; NCCL waits.
+    if (ep_on_hostsim()) EP_CHECK(names(ep_last_error(), self->victim));
+    abort_and_go_on(self);
+}
+
+// One that is longer than the slack, so that twice as long shows.
+static void take_a_long_deadline(DeathRank* self) {
+    self->timeout_ms = 2 * kSlackMs;
+    EP_REQUIRE(setenv("NCCL_EP_TIMEOUT_MS", "2000", 1) == 0);
+}
+
+// The victim stops when all have mapped its window, and does not take part in the self test: that
+// fails at the deadline, and there must be no other for what comes then. Only the driver without a
+// GPU can stop a rank there.
+void stops_in_creation(DeathRank* self) {
+    connect_ranks(self, self->env.comm, self->env.stream);
+    const bool stops = ep_on_hostsim() && !ep_on_host_backend();
+    if (stops) take_a_long_deadline(self);
+    meet(self, kReady, self->env.size);
+    if (is_victim(self)) {
+        if (!stops) die(self);
+        EP_REQUIRE(setenv("NCCLEP_SIMT_STOP_AT_LAUNCH", "1", 1) == 0);
+    }
+    expect_no_group(self, self->env.comm, self->env.stream);
+    if (stops) EP_CHECK(names(ep_last_error(), self->victim));
+    meet(self, kNoticed, survivors(self));
+    if (stops && self->env.rank == 0) {
+        EP_CHECK(kill(atomic_load(&self->shared->victim_process), SIGKILL) == 0);
+    }
+    abort_and_go_on(self);
+}
+
+static ncclResult_t dispatch_to_rank_0(const EpEnv* env, ncclEpHandle_t handle, void* memory) {
+    EpView sent;
+    EpView received;
+    ep_view_2d(&sent, memory, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, 1, 64);
+    ep_view_2d(&received, (char*)memory + 128, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS,
+               (unsigned)env->size, 64);
+    const ncclNDTensor_t* inputs[] = {&sent.tensor};
+    ncclNDTensor_t* outputs[] = {&received.tensor};
+    return ncclEpDispatch(handle, inputs, 1, outputs, 1, NULL, 0, 0, NULL, env->stream);
+}
+
+// On the CPU backend the creation of a high-throughput handle waits behind an operation that fails at its
+// deadline, and must not begin another one.
+void dies_before_an_operation_and_a_handle(DeathRank* self) {
+    const EpEnv* env = &self->env;
+    take_a_long_deadline(self);
+    const ncclEpGroupConfig_t config =
+        ep_group_config(NCCL_EP_ALGO_HIGH_THROUGHPUT, (unsigned)env->size, 1, 128);
+    ncclEpGroup_t group = NULL;
+    ncclEpHandle_t handle = NULL;
+    ncclEpHandle_t next = NULL;
+    const int64_t id = 0;
+    void* ids = ep_device_upload(&id, sizeof(id));
+    void* memory = ep_device_alloc(128 * (1 + (size_t)env->size));
+    EP_REQUIRE_NCCL(ncclEpCreateGroup(&group, env->comm, &config, env->stream, NULL, NULL));
+    EP_REQUIRE_NCCL(create_ht_handle(env, group, ids, &handle));
+    EP_CHECK_CUDA(cudaStreamSynchronize(env->stream));
+    meet(self, kReady, env->size);
+    if (is_victim(self)) die(self);
+    const double start = seconds_now();
+    EP_CHECK_NCCL(dispatch_to_rank_0(env, handle, memory));
+    const ncclResult_t result = create_ht_handle(env, group, ids, &next);
+    check_in_time(self, start);
+    EP_CHECK_EQ_I64(result, ep_on_host_backend() ? ncclRemoteError : ncclSuccess);
+    expect_fault(self, group, start);
+    EP_CHECK_NCCL(ncclEpHandleDestroy(next));
+    EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
+    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
+    check_in_time(self, start);
+    ep_device_free(memory);
+    ep_device_free(ids);
+    abort_and_go_on(self);
+}
+
+static void make_trip(Work* work, const DeathRank* self) {
+    const cudaStream_t stream = self->env.stream;
+    EP_CHECK_NCCL(ll_launch_dispatch(&work->run, stream, false));
+    EP_CHECK_NCCL(ll_launch_combine(&work->run, stream, false));
+    EP_CHECK_CUDA(cudaStreamSynchronize(stream));
+    ncclResult_t state = ncclSuccess;
+    EP_CHECK_NCCL(ncclEpGetAsyncError(work->group, &state));
+    EP_CHECK_EQ_I64(state, ncclSuccess);
+}
+
+// The library's part of a group's end, each call in time. The buffers are freed with cudaFree, which waits for what
+// is stuck.
+static void destroy_group(DeathRank* self, Work* work, ncclNDTensor_t* tensor) {
+    double start = seconds_now();
+    EP_CHECK_NCCL(ncclEpTensorDestroy(work->group, tensor));
+    check_in_time(self, start);
+    start = seconds_now();
+    EP_CHECK_NCCL(ncclEpHandleDestroy(work->run.handle));
+    work->run.handle = NULL;
+    EP_CHECK_NCCL(ncclEpGroupDestroy(work->group, self->env.stream));
+    check_in_time(self, start);
+}
+
+static ncclNDTensor_t some_tensor(const Work* work) {
+    return ep_tensor_2d(work->group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, 4, 16);
+}
+
+// Everybody lives, but the victim never joins the creation of a second group: the exchange stays on the
+// device, where whatever waits for the device waits with it. The group that was there before works on,
+// and ends on all ranks; so does a new one.
+void creation_is_lost_beside_a_group(DeathRank* self) {
+    EpEnv* env = &self->env;
+    cudaStream_t lost_stream = NULL;
+    ncclComm_t lost = NULL;
+    ncclComm_t later = NULL;
+    EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&lost_stream, cudaStreamNonBlocking));
+    EP_REQUIRE_NCCL(ncclCommSplit(env->comm, 0, env->rank, &lost, NULL));
+    EP_REQUIRE_NCCL(ncclCommSplit(env->comm, 0, env->rank, &later, NULL));
+    Work before;
+    open_work(&before, env, 1);
+    ncclNDTensor_t first_tensor = some_tensor(&before);
+    connect_ranks(self, lost, lost_stream);
+    connect_ranks(self, later, env->stream);
+    EpEnv later_env = *env;
+    later_env.comm = later;
+    meet(self, kReady, env->size);
+
+    if (!is_victim(self)) expect_no_group(self, lost, lost_stream);
+    meet(self, kNoticed, env->size);
+    make_trip(&before, self);
+    Work after;
+    open_work(&after, &later_env, 2);
+    ncclNDTensor_t second_tensor = some_tensor(&after);
+    destroy_group(self, &before, &first_tensor);
+    make_trip(&after, self);
+    destroy_group(self, &after, &second_tensor);
+    meet(self, kAllKnow, env->size);
+
+    EP_CHECK_NCCL(ncclCommAbort(lost));
+    // The aborted exchange may have left its error on the stream.
+    (void)cudaStreamSynchronize(lost_stream);
+    (void)cudaGetLastError();
+    ll_run_close(&before.run);
+    ll_run_close(&after.run);
+    connect_ranks(self, later, env->stream);
+    expect_context_usable(self);
+    EP_CHECK_NCCL(ncclCommDestroy(later));
+    EP_CHECK_NCCL(ncclCommDestroy(env->comm));
+    EP_CHECK_CUDA(cudaStreamDestroy(lost_stream));
+    EP_CHECK_CUDA(cudaStreamDestroy(env->stream));
+}

@@ -1,0 +1,78 @@
+//! What all groups of a device share: the loaded kernels, and a stream for copies.
+//!
+//! Loading kernels waits for everything on the device. The first group loads them before its first
+//! exchange, when there is none of ours to wait for; they go with the last group, or stay as long as an exchange is
+//! stuck on the device.
+#![forbid(unsafe_code)]
+
+use crate::backend::cuda::context::{Held, Key};
+use crate::backend::cuda::driver::{self, ContextHandle, ModuleHandle};
+use crate::backend::cuda::module::{self, Functions};
+use crate::backend::quiet::Quiet;
+use crate::error::{Error, Result};
+use crate::model::ops::Stream;
+use once_cell::sync::Lazy;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+
+/// The tools that are in use, by their contexts.
+static TOOLS: Lazy<Mutex<HashMap<ContextHandle, Weak<Tools>>>> = Lazy::new(Mutex::default);
+
+/// What one device's groups share.
+pub(super) struct Tools {
+    held: Arc<Held>,
+    quiet: Arc<Quiet<Key>>,
+    stream: Stream,
+    kernels: Result<(ModuleHandle, Functions)>,
+}
+
+impl Tools {
+    /// Those of the context `held`, made if nobody has them. Where the kernels cannot be loaded the rest is there,
+    /// so that the other ranks can be told.
+    pub(super) fn of(held: &Arc<Held>, quiet: &Arc<Quiet<Key>>) -> Result<Arc<Self>> {
+        let mut all = TOOLS.lock();
+        if let Some(tools) = all.get(&held.handle()).and_then(Weak::upgrade) {
+            return Ok(tools);
+        }
+        let _entered = held.enter()?;
+        let tools = Arc::new(Self {
+            held: Arc::clone(held),
+            quiet: Arc::clone(quiet),
+            stream: driver::create_stream()?,
+            kernels: module::load(),
+        });
+        all.insert(held.handle(), Arc::downgrade(&tools));
+        Ok(tools)
+    }
+
+    /// A stream that waits for no other, the legacy default one included, and holds nothing but copies that the host
+    /// waits for.
+    pub(super) fn stream(&self) -> Stream {
+        self.stream
+    }
+
+    /// The kernels' entry points.
+    pub(super) fn functions(&self) -> Result<Functions> {
+        let kernels = self.kernels.as_ref().map_err(Error::clone);
+        kernels.map(|(_, functions)| Functions::clone(functions))
+    }
+}
+
+impl Drop for Tools {
+    fn drop(&mut self) {
+        // A context that is gone has destroyed its streams and unloaded its modules.
+        if let Ok(_entered) = self.held.enter() {
+            let _ = driver::destroy_stream(self.stream);
+        }
+        if let Ok((module, _)) = self.kernels {
+            let held = Arc::clone(&self.held);
+            let unload = move |_| {
+                if let Ok(_entered) = held.enter() {
+                    let _ = driver::unload_module(module);
+                }
+            };
+            self.quiet.later(None, 0, Some(Box::new(unload)));
+        }
+    }
+}

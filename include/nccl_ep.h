@@ -164,8 +164,8 @@ ncclResult_t ncclEpCreateGroup(ncclEpGroup_t *ep_group,
                                ncclEpFreeFn_t free_fn);
 
 // Destroys a group. Collective: every rank of the group calls it, before its communicator is
-// destroyed. Waits for the group's operations, on this rank and on the others, and for nothing else; launches of graphs that
-// hold some have ended, or are on `stream`. NULL is a successful no-op.
+// destroyed. Waits for the group's operations, on this rank and on the others, and for nothing else;
+// launches of graphs that hold some have ended, or are on `stream`. NULL is a successful no-op.
 //
 // Handles of the group should be destroyed first; later calls on them are refused. Tensors of
 // the group stay valid and may be destroyed afterwards.
@@ -206,8 +206,9 @@ ncclResult_t ncclEpTensorCreate(ncclEpGroup_t ep_group,
 //
 // Data that `ncclEpTensorCreate` made is freed by the function that matches its allocation, even after
 // the group was destroyed. Other data is freed by the `free_fn` of `ep_group`, or kept if `ep_group` is
-// NULL. The arrays are released with `free()`. `cudaFree` waits for the device: where no `free_fn` was given, and another thread is in
-// an exchange or operation of this library, or one is stuck, the data is freed as soon as that is over.
+// NULL. The arrays are released with `free()`. `cudaFree` waits for the device: where no `free_fn` was
+// given, and an exchange or operation of this library is on it, or one is stuck there, the data may be
+// freed in a later call only.
 //
 // @param ep_group  the tensor's group, alive or destroyed, or NULL
 // @param tensor    the descriptor

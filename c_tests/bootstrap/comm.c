@@ -14,6 +14,10 @@ _Static_assert(kMeetingNameBytes <= NCCL_UNIQUE_ID_BYTES, "a unique id holds the
 
 static const size_t kOwnBytes = kMeetingSlotBytes;
 
+// By this name programs know that communicators of one process take turns (README.md).
+BOOTSTRAP_EXPORT int ncclEpBootstrap(void);
+int ncclEpBootstrap(void) { return 1; }
+
 BOOTSTRAP_EXPORT ncclResult_t ncclGetVersion(int* version) {
     if (version == NULL) return ncclInvalidArgument;
     *version = NCCL_VERSION_CODE;

@@ -121,6 +121,10 @@ bool ep_on_hostsim(void) {
            dlsym(RTLD_DEFAULT, "ncclEpSimt") != NULL;
 }
 
+bool ep_communicators_take_turns(void) {
+    return dlsym(RTLD_DEFAULT, "ncclEpBootstrap") != NULL;
+}
+
 bool ep_on_host_backend(void) { return dlsym(RTLD_DEFAULT, "ncclEpHostsimAbi") != NULL; }
 
 void ep_sync(const EpEnv* env) { EP_CHECK_CUDA(cudaStreamSynchronize(env->stream)); }

@@ -62,6 +62,10 @@ int ep_main(int argc, char** argv, const EpCase* cases, size_t num_cases);
 // libraries, with or without the kernels (simt/).
 bool ep_on_hostsim(void);
 
+// True where an all-gather that waits holds up those of the process's other communicators, unlike
+// with NCCL: with the library that lets ranks share a GPU (bootstrap/).
+bool ep_communicators_take_turns(void);
+
 // True where the operations are those of the CPU backend, false where they are kernels, wherever
 // these run. Only for what the documentation says to be different.
 bool ep_on_host_backend(void);

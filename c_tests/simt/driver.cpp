@@ -185,8 +185,8 @@ CUresult cuMemcpyDtoHAsync(void* to, CUdeviceptr from, size_t bytes, CUstream st
 }
 
 // ---- Kernels ----------------------------------------------------------------------------------
-// The image, a fatbin, is of no use here. A GPU loads when everything that runs on it has ended, and so does
-// this; the errors of streams are not told here.
+// The image, a fatbin, is of no use here. A GPU loads when everything that runs on it has ended, and
+// so does this; the errors of streams are not told here.
 CUresult cuModuleLoadData(CUmodule* module, const void*) {
     (void)Told(cudaDeviceSynchronize());
     const char* path = std::getenv("NCCLEP_SIMT_KERNELS");

@@ -57,8 +57,8 @@ pub unsafe extern "C" fn ncclEpCreateGroup(
 }
 
 /// Destroys a group. Collective: every rank of the group calls it, before its communicator is
-/// destroyed. Waits for the group's operations, on this rank and on the others, and for nothing else; launches of graphs that
-/// hold some have ended, or are on `stream`. NULL is a successful no-op.
+/// destroyed. Waits for the group's operations, on this rank and on the others, and for nothing else;
+/// launches of graphs that hold some have ended, or are on `stream`. NULL is a successful no-op.
 ///
 /// Handles of the group should be destroyed first; later calls on them are refused. Tensors of
 /// the group stay valid and may be destroyed afterwards.

@@ -84,8 +84,9 @@ pub unsafe extern "C" fn ncclEpTensorCreate(
 ///
 /// Data that `ncclEpTensorCreate` made is freed by the function that matches its allocation, even after
 /// the group was destroyed. Other data is freed by the `free_fn` of `ep_group`, or kept if `ep_group` is
-/// NULL. The arrays are released with `free()`. `cudaFree` waits for the device: where no `free_fn` was given, and another thread is in
-/// an exchange or operation of this library, or one is stuck, the data is freed as soon as that is over.
+/// NULL. The arrays are released with `free()`. `cudaFree` waits for the device: where no `free_fn` was
+/// given, and an exchange or operation of this library is on it, or one is stuck there, the data may be
+/// freed in a later call only.
 ///
 /// @param ep_group  the tensor's group, alive or destroyed, or NULL
 /// @param tensor    the descriptor

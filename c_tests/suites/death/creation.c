@@ -43,6 +43,7 @@ void dies_before_creation(DeathRank* self) {
 
 // One that is longer than the slack, so that twice as long shows.
 static void take_a_long_deadline(DeathRank* self) {
+    if (self->timeout_ms >= 2 * kSlackMs) return;
     self->timeout_ms = 2 * kSlackMs;
     EP_REQUIRE(setenv("NCCL_EP_TIMEOUT_MS", "2000", 1) == 0);
 }
@@ -79,8 +80,8 @@ static ncclResult_t dispatch_to_rank_0(const EpEnv* env, ncclEpHandle_t handle, 
     return ncclEpDispatch(handle, inputs, 1, outputs, 1, NULL, 0, 0, NULL, env->stream);
 }
 
-// On the CPU backend the creation of a high-throughput handle waits behind an operation that fails at its
-// deadline, and must not begin another one.
+// On the CPU backend the creation of a high-throughput handle waits behind an operation that fails at
+// its deadline, and must not begin another one.
 void dies_before_an_operation_and_a_handle(DeathRank* self) {
     const EpEnv* env = &self->env;
     take_a_long_deadline(self);
@@ -122,8 +123,8 @@ static void make_trip(Work* work, const DeathRank* self) {
     EP_CHECK_EQ_I64(state, ncclSuccess);
 }
 
-// The library's part of a group's end, each call in time. The buffers are freed with cudaFree, which waits for what
-// is stuck.
+// The library's part of a group's end, each call in time. The buffers are freed with cudaFree, which
+// waits for what is stuck.
 static void destroy_group(DeathRank* self, Work* work, ncclNDTensor_t* tensor) {
     double start = seconds_now();
     EP_CHECK_NCCL(ncclEpTensorDestroy(work->group, tensor));
@@ -139,9 +140,9 @@ static ncclNDTensor_t some_tensor(const Work* work) {
     return ep_tensor_2d(work->group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, 4, 16);
 }
 
-// Everybody lives, but the victim never joins the creation of a second group: the exchange stays on the
-// device, where whatever waits for the device waits with it. The group that was there before works on,
-// and ends on all ranks; so does a new one.
+// Everybody lives, but the victim never joins the creation of a second group: the exchange stays on
+// the device, where whatever waits for the device waits with it. The group that was there before works
+// on, and ends on all ranks; so does a new one.
 void creation_is_lost_beside_a_group(DeathRank* self) {
     EpEnv* env = &self->env;
     cudaStream_t lost_stream = NULL;

@@ -194,6 +194,10 @@ int main(int argc, char** argv) {
     const unsigned timeout_ms = timeout_from_environment();
     for (size_t i = 0; i < sizeof(kCases) / sizeof(kCases[0]); ++i) {
         if (strstr(kCases[i].name, word) == NULL) continue;
+        if (ep_communicators_take_turns() && kCases[i].run == creation_is_lost_beside_a_group) {
+            printf("%-48s skipped: communicators take turns here\n", kCases[i].name);
+            continue;
+        }
         const uint64_t failed_before = ep_failed();
         run_death_case(&kCases[i], num_ranks, timeout_ms);
         printf("%-48s %s\n", kCases[i].name, ep_failed() == failed_before ? "ok" : "FAILED");

@@ -34,7 +34,7 @@ void go_on_without_victim(DeathRank* self);
 void abort_and_go_on(DeathRank* self);
 void finish_survivor(DeathRank* self, Work* work);
 
-// ---- Cases of other files ------------------------------------------------------------------------
+// ---- Cases of other files ----------------------------------------------------------------------
 
 void dies_before_creation(DeathRank* self);  // creation.c
 void stops_in_creation(DeathRank* self);

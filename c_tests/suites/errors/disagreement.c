@@ -242,7 +242,8 @@ static void missing_on_the_host(EpEnv* env) {
         EP_REFUSED("handle-ht-rank-missing", make_valid_call(&session, kCreateHandle, 0), REMOTE,
                    "ncclEpCreateHandle: *: rank %d waited * ms for operation 2 of rank %d*",
                    env->rank, odd_rank(env));
-        found_out = check_misses_odd_rank(&session, limit, "ncclEpCreateHandle", "operation 2", "1");
+        found_out =
+            check_misses_odd_rank(&session, limit, "ncclEpCreateHandle", "operation 2", "1");
     }
     EP_CHECK(on_some_rank(found_out));
     recover(&session);
@@ -289,8 +290,8 @@ void ht_handle_with_a_missing_rank(EpEnv* env) {
 
 // ---- A rank whose group has failed, and the others do not know ---------------------------------
 
-// That rank is refused its handle at once. The others must not wait for it until their deadline, nor leave
-// anything on the communicator: the next group is on the same one.
+// That rank is refused its handle at once. The others must not wait for it until their deadline, nor
+// leave anything on the communicator: the next group is on the same one.
 void ht_handle_after_one_rank_failed(EpEnv* env) {
     if (!enough_ranks(env, 2, "a handle after one rank failed")) return;
     Session session;

@@ -42,10 +42,15 @@ bool graph_begin_capture(cudaStream_t stream) {
     return true;
 }
 
-static cudaGraphExec_t end_capture(cudaStream_t stream) {
+static cudaGraph_t end_capture(cudaStream_t stream) {
     cudaGraph_t graph = NULL;
-    cudaGraphExec_t executable = NULL;
     EP_REQUIRE_CUDA(cudaStreamEndCapture(stream, &graph));
+    return graph;
+}
+
+// Must not be called by a thread that captures.
+static cudaGraphExec_t instantiate(cudaGraph_t graph) {
+    cudaGraphExec_t executable = NULL;
     EP_REQUIRE_CUDA(cudaGraphInstantiate(&executable, graph, 0));
     EP_REQUIRE_CUDA(cudaGraphDestroy(graph));
     return executable;
@@ -74,8 +79,9 @@ void two_captures_in_turns(EpEnv* env) {
     EP_CHECK_NCCL(ll_launch_combine(run, branch, false));
     follow(env->stream, branch, join);
     if (captures) {
-        cudaGraphExec_t first_graph = end_capture(env->stream);
-        cudaGraphExec_t second_graph = end_capture(second);
+        const cudaGraph_t captured[2] = {end_capture(env->stream), end_capture(second)};
+        cudaGraphExec_t first_graph = instantiate(captured[0]);
+        cudaGraphExec_t second_graph = instantiate(captured[1]);
         for (int i = 0; i < kReplays; ++i) {
             EP_CHECK_CUDA(cudaGraphLaunch(second_graph, env->stream));
             EP_CHECK_CUDA(cudaGraphLaunch(first_graph, env->stream));
@@ -108,7 +114,7 @@ void captured_beside_a_staged_one(EpEnv* env) {
     EP_CHECK_NCCL(ll_launch_dispatch(run, env->stream, true));
     EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, env->stream));
     if (captures) {
-        cudaGraphExec_t graph = end_capture(env->stream);
+        cudaGraphExec_t graph = instantiate(end_capture(env->stream));
         for (int i = 0; i < kReplays; ++i) EP_CHECK_CUDA(cudaGraphLaunch(graph, env->stream));
         ep_sync(env);
         EP_REQUIRE_CUDA(cudaGraphExecDestroy(graph));

@@ -36,6 +36,11 @@ _FUZZ = (("agree", ("agree", "--calls", "12000", "--seed", "3")),
 # Threads can put their operations in no common order, so that on GPUs two groups could wait for each
 # other's multiprocessors.
 _FUZZ_THREADS = ("--threads", "2", "--calls", "3000", "--seed", "5", "--creation", "0")
+# test_faults: a trial takes about a second. That NCCL notices a rank that is killed while groups are
+# created is left out.
+_FAULTS = (("operations", ("--trials", "6", "--seed", "2", "--kinds", "ll,staged,ht")),
+           ("creation", ("--trials", "4", "--seed", "3", "--kinds", "handles,groups",
+                         "--faults", "stop,pause")))
 
 # Programs that have nothing to do where there is no high throughput.
 _NEEDS_HT = ("test_ht", "example_ht")
@@ -87,6 +92,9 @@ def all_runs(ranks: Sequence[int]) -> Iterator[Run]:
     for label, options in _FUZZ:
         yield Run(f"test_fuzz/{label}", "test_fuzz", options, few)
     yield Run("test_fuzz/threads", "test_fuzz", _FUZZ_THREADS, few, cpu_only=True)
+    for label, options in _FAULTS if few >= 2 else ():
+        yield Run(f"test_faults/{label}", "test_faults", ("--ranks", str(few), *options), few,
+                  forks=True)
     for count in ranks:
         if count >= 2:
             yield Run("test_death", "test_death", ("--ranks", str(count)), count, forks=True)

@@ -5,56 +5,16 @@
 //
 // It starts its own processes: do not start it with mpirun on more than one rank. The deadline is
 // NCCL_EP_TIMEOUT_MS, by default 1000.
-#define _GNU_SOURCE  // setenv, usleep
+#define _GNU_SOURCE  // usleep
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "reference/ll_run.h"
-#include "suites/death/ranks.h"
+#include "forked/survivors.h"
 
 enum { kDefaultTimeoutMs = 1000, kDefaultRanks = 4, kSlackMs = 1000, kPollUs = 500 };
 enum { kOpsInFlight = 4, kLongestRun = 400, kOpsBeforeDeath = 21 };
-
-typedef struct {
-    ncclEpGroup_t group;
-    LlRun run;
-} Work;
-
-static LlShape shape_for(const EpEnv* env) {
-    const LlShape shape = {2 * (unsigned)env->size, 12, 3, ncclBfloat16, 64};
-    return shape;
-}
-
-static void open_work(Work* work, const EpEnv* env, uint64_t seed) {
-    const LlShape shape = shape_for(env);
-    work->group = ll_group_new(env, &shape);
-    ll_run_open_with(&work->run, env, work->group, &shape, kRefDistinct, true, seed);
-    ll_dispatch(&work->run);
-    ll_combine(&work->run);
-}
-
-static int survivors(const DeathRank* self) { return self->env.size - 1; }
-
-static bool in_time(const DeathRank* self, double since) {
-    return seconds_now() - since <= 0.001 * (self->timeout_ms + kSlackMs);
-}
-
-// A failure says by how much it was too late.
-static void check_in_time(const DeathRank* self, double since) {
-    const double late_ms = 1000 * (seconds_now() - since) - self->timeout_ms - kSlackMs;
-    EP_CHECK_EQ_I64(late_ms > 0 ? (int64_t)late_ms : 0, 0);
-}
-
-// ---- What a survivor checks --------------------------------------------------------------------
-
-static bool names(const char* text, int rank) {
-    char name[16];
-    snprintf(name, sizeof(name), "rank %d", rank);
-    const char* at = strstr(text, name);
-    return at != NULL && (at[strlen(name)] < '0' || at[strlen(name)] > '9');
-}
 
 // Waits for the failure of the group; `since` is when it could first be known.
 static void expect_fault(DeathRank* self, ncclEpGroup_t group, double since) {
@@ -72,23 +32,6 @@ static void expect_fault(DeathRank* self, ncclEpGroup_t group, double since) {
     if (names(ep_last_error(), self->victim)) atomic_fetch_add(&self->shared->named, 1);
 }
 
-static void expect_context_usable(const DeathRank* self) {
-    enum { kBytes = 4096 };
-    unsigned char sent[kBytes];
-    unsigned char back[kBytes];
-    for (int i = 0; i < kBytes; ++i) sent[i] = (unsigned char)(i * 7);
-    EP_CHECK_CUDA(cudaStreamSynchronize(self->env.stream));
-    EP_CHECK_CUDA(cudaGetLastError());
-    void* device = ep_device_upload(sent, kBytes);
-    EP_CHECK_CUDA(cudaMemsetAsync(device, 0x5a, kBytes / 2, self->env.stream));
-    EP_CHECK_CUDA(cudaStreamSynchronize(self->env.stream));
-    ep_download(back, device, kBytes);
-    memset(sent, 0x5a, kBytes / 2);
-    EP_CHECK_EQ_BYTES(back, sent, kBytes);
-    ep_device_free(device);
-    EP_CHECK_CUDA(cudaDeviceSynchronize());
-}
-
 static void expect_refusals(Work* work) {
     const cudaStream_t stream = work->run.env->stream;
     EP_CHECK(ll_launch_dispatch(&work->run, stream, false) != ncclSuccess);
@@ -103,29 +46,6 @@ static void close_work(DeathRank* self, Work* work) {
     EP_CHECK_NCCL(ncclEpGroupDestroy(work->group, self->env.stream));
     check_in_time(self, start);
     ll_run_close(&work->run);
-}
-
-// A new communicator and a new group without the victim: nothing of the failure is left.
-static void go_on_without_victim(DeathRank* self) {
-    EpEnv env = self->env;
-    env.size = survivors(self);
-    env.comm = open_comm(self, kSecondId, env.size);
-    Work work;
-    open_work(&work, &env, 2);
-    ll_run_close(&work.run);
-    EP_CHECK_NCCL(ncclEpGroupDestroy(work.group, env.stream));
-    EP_CHECK_NCCL(ncclCommDestroy(env.comm));
-}
-
-// Ends what is left of the first communicator, and goes on.
-static void abort_and_go_on(DeathRank* self) {
-    EP_CHECK_NCCL(ncclCommAbort(self->env.comm));
-    // An exchange that was given up may have left its error on the stream.
-    (void)cudaStreamSynchronize(self->env.stream);
-    (void)cudaGetLastError();
-    expect_context_usable(self);
-    go_on_without_victim(self);
-    EP_CHECK_CUDA(cudaStreamDestroy(self->env.stream));
 }
 
 static void finish_survivor(DeathRank* self, Work* work) {
@@ -313,21 +233,14 @@ static void stalls_and_comes_back(DeathRank* self) {
 // ---- The program -------------------------------------------------------------------------------
 
 static const DeathCase kCases[] = {
-    {"dies_before_creation", dies_before_creation, true},
-    {"dies_before_an_operation", dies_before_an_operation, true},
-    {"dies_before_an_ht_handle", dies_before_an_ht_handle, true},
-    {"dies_while_others_wait", dies_while_others_wait, true},
-    {"dies_in_a_run", dies_in_a_run, true},
-    {"dies_before_destruction", dies_before_destruction, true},
-    {"stalls_and_comes_back", stalls_and_comes_back, false},
+    {"dies_before_creation", dies_before_creation, true, NULL},
+    {"dies_before_an_operation", dies_before_an_operation, true, NULL},
+    {"dies_before_an_ht_handle", dies_before_an_ht_handle, true, NULL},
+    {"dies_while_others_wait", dies_while_others_wait, true, NULL},
+    {"dies_in_a_run", dies_in_a_run, true, NULL},
+    {"dies_before_destruction", dies_before_destruction, true, NULL},
+    {"stalls_and_comes_back", stalls_and_comes_back, false, NULL},
 };
-
-static unsigned timeout_from_environment(void) {
-    char text[16];
-    snprintf(text, sizeof(text), "%d", kDefaultTimeoutMs);
-    setenv("NCCL_EP_TIMEOUT_MS", text, 0);
-    return (unsigned)strtoul(getenv("NCCL_EP_TIMEOUT_MS"), NULL, 10);
-}
 
 int main(int argc, char** argv) {
     int num_ranks = kDefaultRanks;
@@ -343,11 +256,12 @@ int main(int argc, char** argv) {
         fprintf(stderr, "usage: test_death [--ranks 2..%d] [WORD]\n", kMaxRanks);
         return 2;
     }
-    const unsigned timeout_ms = timeout_from_environment();
+    const DeathSetting setting = {num_ranks, num_ranks - 1, timeout_from_environment(kDefaultTimeoutMs),
+                                  kSlackMs};
     for (size_t i = 0; i < sizeof(kCases) / sizeof(kCases[0]); ++i) {
         if (strstr(kCases[i].name, word) == NULL) continue;
         const uint64_t failed_before = ep_failed();
-        run_death_case(&kCases[i], num_ranks, timeout_ms);
+        run_death_case(&kCases[i], setting);
         printf("%-48s %s\n", kCases[i].name, ep_failed() == failed_before ? "ok" : "FAILED");
         fflush(stdout);
     }

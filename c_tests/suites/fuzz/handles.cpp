@@ -34,14 +34,20 @@ int Player::AnyHandle(Dice& dice, Handle* facts) const {
 
 // A number of tokens for each rank. Whether all have some is the same on all ranks, as NULL is fine
 // for data of no tokens; where it is not, nothing is done to addresses.
-unsigned Player::TokensOfThisRank(Dice& dice, const Group& group, bool* any_empty) const {
-    const unsigned most = group.max_tokens == NCCL_EP_AUTO ? kMostTokens : group.max_tokens;
+void Player::DrawTokens(Dice& dice, Handle* handle) const {
+    const unsigned bound = handle->group.max_tokens;
+    const unsigned most = bound == NCCL_EP_AUTO ? kMostTokens : bound;
     const unsigned style = dice.Below(8);
     Dice mine(ep_mix(dice.Seed(), static_cast<uint64_t>(seat_.rank), 1));
-    *any_empty = style == 0;
-    if (style == 0) return mine.Below(most + 1);
-    if (style == 1) return 0;
-    return style < 4 ? most : mine.Between(1, most);
+    handle->any_empty = style == 0;
+    handle->even = style == 1 || style == 2 || style == 3;
+    if (handle->any_empty) {
+        handle->tokens = mine.Below(most + 1);
+    } else if (handle->even) {
+        handle->tokens = style == 1 ? 0 : most;
+    } else {
+        handle->tokens = mine.Between(1, most);
+    }
 }
 
 void Player::CreateHandle(Draw& draw, bool high_throughput) {
@@ -57,7 +63,7 @@ void Player::CreateHandle(Draw& draw, bool high_throughput) {
     if (index < 0 || (change && !draw.together && draw.how.OneIn(8))) {
         group = static_cast<ncclEpGroup_t>(BadNumber(draw.how, true));
     }
-    made.tokens = TokensOfThisRank(draw.what, made.group, &made.any_empty);
+    DrawTokens(draw.what, &made);
     made.top_k = draw.how.OneIn(8) ? draw.how.Between(1, kMostTopK) : draw.how.Between(1, 4);
     DrawIds(slot, made.group, draw.how);
     Lists lists;

@@ -81,11 +81,12 @@ void Player::AddHtLists(Dice& dice, const Handle& handle, bool dispatch, Lists* 
                    Rows::kExact, {handle.tokens, columns});
 }
 
-// A tensor of ncclEpTensorCreate, maybe of another group, in the place of one of ours.
-void Player::UseTensorOfLibrary(Dice& dice, Lists* lists) const {
+// A tensor of ncclEpTensorCreate, maybe of another group, in the place of one of ours. One with rows
+// for tokens must fit on all ranks or on none.
+void Player::UseTensorOfLibrary(Dice& dice, bool even, Lists* lists) const {
     const Tensor& tensor = tensors_[dice.Below(kTensors)];
     List& list = dice.OneIn(2) ? lists->in : lists->out;
-    if (tensor.alive) list.Replace(tensor.descriptor);
+    if (tensor.alive && (even || tensor.descriptor.ndim != 2)) list.Replace(tensor.descriptor);
 }
 
 std::string Player::DrawLists(Draw& draw, const Handle& handle, bool dispatch, Lists* lists) const {
@@ -136,7 +137,7 @@ void Player::Operate(Draw& draw) {
     detail += ", handle " + std::to_string(index) + (send_only != 0 ? ", send_only" : "");
     // Staged operations use their tensors later, maybe when these are gone.
     if (send_only == 0 && facts.group.low_latency && draw.how.OneIn(6)) {
-        UseTensorOfLibrary(draw.how, &lists);
+        UseTensorOfLibrary(draw.how, facts.even, &lists);
         detail += ", a tensor of the library";
     }
     const unsigned garbage = static_cast<unsigned>(draw.how.Seed());

@@ -51,6 +51,7 @@ struct Handle {
     unsigned tokens = 0;
     unsigned top_k = 0;
     bool any_empty = false;  // some ranks, not all, may have no tokens
+    bool even = false;       // all have equally many
     bool staged = false;
 };
 
@@ -112,7 +113,7 @@ class Player {
     void CreateHandle(Draw& draw, bool high_throughput);
     void DestroyHandle(Draw& draw);
     void DestroyHandleAt(size_t index);
-    unsigned TokensOfThisRank(Dice& dice, const Group& group, bool* any_empty) const;
+    void DrawTokens(Dice& dice, Handle* handle) const;
     void UpdateIds(Draw& draw);
     void DrawIds(unsigned slot, const Group& group, Dice& dice);
     void AskHandle(Draw& draw);
@@ -131,7 +132,7 @@ class Player {
                         const std::string& detail = "");
     void AddLlLists(Dice& dice, const Handle& handle, bool dispatch, Lists* lists) const;
     void AddHtLists(Dice& dice, const Handle& handle, bool dispatch, Lists* lists) const;
-    void UseTensorOfLibrary(Dice& dice, Lists* lists) const;
+    void UseTensorOfLibrary(Dice& dice, bool even, Lists* lists) const;
     std::string DrawLists(Draw& draw, const Handle& handle, bool dispatch, Lists* lists) const;
 
     cudaStream_t AnyStream(Dice& dice) const;

@@ -65,10 +65,6 @@ bool Referee::Permitted(unsigned codes, ncclResult_t result) const {
             return (codes & kCuda) != 0;
         case ncclRemoteError:
             return !strict();
-        case ncclInternalError:
-            // The CPU backend's messages do not say of which operation they are, so that ranks in
-            // different ones find each other's too short.
-            return !strict() && ep_on_host_backend();
         default:
             return false;
     }

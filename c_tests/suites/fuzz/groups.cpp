@@ -155,7 +155,7 @@ void Player::DestroyBadGroup(Draw& draw) {
 }
 
 void Player::AskGroup(Draw& draw) {
-    const auto kOther = static_cast<ncclResult_t>(77);
+    const ncclResult_t kOther = ncclInProgress;
     const ncclEpGroup_t group = AnyGroup(draw.how);
     ncclResult_t state = kOther;
     ncclResult_t* out = draw.how.OneIn(8) ? nullptr : &state;

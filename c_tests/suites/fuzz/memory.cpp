@@ -42,12 +42,13 @@ void* Memory::IdsOf(unsigned handle) const { return ids_ + handle * kIdsBytes; }
 
 void Memory::DrawIds(unsigned handle, unsigned num_experts, uint64_t seed,
                      cudaStream_t stream) const {
-    static const int64_t kOdd[] = {-1, INT64_MIN, INT64_MAX, INT_MIN, 1LL << 32, 1LL << 31};
+    static const int64_t kOdd[] = {-1,       -2,         INT64_MIN, INT64_MAX,
+                                   INT_MIN,  1LL << 31,  1LL << 32, (1LL << 32) + 1};
     ep::Dice dice(seed);
     std::vector<int64_t> ids(kIdsBytes / sizeof(int64_t));
     const unsigned odd_one_in = dice.Between(2, 40);
     for (int64_t& id : ids) {
-        id = dice.OneIn(odd_one_in) ? dice.Pick(kOdd) + dice.Below(2)
+        id = dice.OneIn(odd_one_in) ? dice.Pick(kOdd)
                                     : static_cast<int64_t>(dice.Below(num_experts + 1));
     }
     EP_REQUIRE_CUDA(

@@ -10,14 +10,15 @@ namespace {
 struct Shape {
     unsigned ndim;
     unsigned sizes[5];
-    ncclDataType_t datatype;
+    unsigned datatype;  // maybe none of NCCL's
 };
 
 // A shape that an operation on a group may want, so that some tensors fit one.
 Shape UsefulShape(Dice& dice, const Group& group, unsigned num_ranks) {
     static const ncclDataType_t kTypes[] = {ncclBfloat16, ncclFloat16, ncclFloat32};
-    Shape shape{2, {dice.Between(1, kMostTokens), 0, 1, 1, 1}, dice.Pick(kTypes)};
-    const auto element = static_cast<unsigned>(ep_datatype_size(shape.datatype));
+    const ncclDataType_t datatype = dice.Pick(kTypes);
+    const auto element = static_cast<unsigned>(ep_datatype_size(datatype));
+    Shape shape{2, {dice.Between(1, kMostTokens), 0, 1, 1, 1}, unsigned{datatype}};
     shape.sizes[1] = group.row_bytes / element;
     if (dice.OneIn(2) && group.low_latency) {
         shape.ndim = 3;
@@ -31,7 +32,7 @@ Shape UsefulShape(Dice& dice, const Group& group, unsigned num_ranks) {
 Shape AnyShape(Dice& dice) {
     Shape shape{dice.Between(1, 5), {}, ncclInt8};
     for (unsigned& size : shape.sizes) size = dice.Below(7);
-    SetRaw(&shape.datatype, dice.Below(12));
+    shape.datatype = dice.Below(12);
     return shape;
 }
 
@@ -43,7 +44,7 @@ void Break(Dice& dice, Shape* shape) {
             shape->ndim = dice.Pick(kDims);
             break;
         case 1:
-            SetRaw(&shape->datatype, dice.OneIn(2) ? 12 + dice.Below(9) : UINT_MAX);
+            shape->datatype = dice.OneIn(2) ? 12 + dice.Below(9) : UINT_MAX;
             break;
         case 2:
             *shape = {2, {1u << 25, 1u << 25, 1, 1, 1}, ncclInt8};
@@ -80,7 +81,8 @@ void Player::CreateTensor(Draw& draw) {
     const ncclResult_t result = referee_.Judge(
         "ncclEpTensorCreate", "ndim " + std::to_string(shape.ndim), kArgument | kSystem | kCuda,
         [&] {
-            return ncclEpTensorCreate(group, out, shape.ndim, shape.datatype,
+            return ncclEpTensorCreate(group, out, shape.ndim,
+                                      static_cast<ncclDataType_t>(shape.datatype),
                                       static_cast<ncclEpTensorTag_t>(tag), sizes[0], sizes[1],
                                       sizes[2], sizes[3], sizes[4]);
         });

@@ -108,7 +108,10 @@ extern "C" {
 CUresult cuMemAlloc(CUdeviceptr* address, size_t bytes) {
     void* memory = nullptr;
     const cudaError_t error = cudaMalloc(&memory, bytes);
-    if (error != cudaSuccess) return static_cast<CUresult>(error);
+    if (error != cudaSuccess) {
+        (void)cudaGetLastError();  // the driver's functions leave the runtime's error alone
+        return static_cast<CUresult>(error);
+    }
     *address = reinterpret_cast<CUdeviceptr>(memory);
     const std::lock_guard<std::mutex> lock(mutex);
     allocations[*address] = {bytes, -1, nullptr};

@@ -84,7 +84,7 @@ def _runs(variant: str, machine: Machine, quick: bool) -> Iterator[Run]:
     if variant == "isolated" and gpus < 2:
         return
     for run in programs.all_runs(ranks):
-        if variant == "isolated" and run.label not in _ISOLATED:
+        if run.cpu_only or (variant == "isolated" and run.label not in _ISOLATED):
             continue
         few = quick or variant == "onegpu"
         if few and run.program == "ep_test" and run.label not in _FEW_EP_TESTS:

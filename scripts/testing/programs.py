@@ -30,6 +30,18 @@ _EXACT = (("NCCL_EP_LL_COMBINE", "exact"),)
 _FEW_CONFIGS = ("--configs", "200")
 _MANY_RANKS = 8
 
+# test_fuzz: what one run of `make test` has of it. By hand it goes on for as long as wanted.
+_FUZZ = (("agree", ("agree", "--calls", "12000", "--seed", "3")),
+         ("differ", ("differ", "--calls", "2000", "--seed", "4", "--creation", "0")))
+# Threads can put their operations in no common order, so that on GPUs two groups could wait for each
+# other's multiprocessors.
+_FUZZ_THREADS = ("--threads", "2", "--calls", "3000", "--seed", "5", "--creation", "0")
+# test_faults: a trial takes about a second. That NCCL notices a rank that is killed while groups are
+# created is left out.
+_FAULTS = (("operations", ("--trials", "6", "--seed", "2", "--kinds", "ll,staged,ht")),
+           ("creation", ("--trials", "4", "--seed", "3", "--kinds", "handles,groups",
+                         "--faults", "stop,pause")))
+
 # Programs that have nothing to do where there is no high throughput.
 _NEEDS_HT = ("test_ht", "example_ht")
 
@@ -64,6 +76,7 @@ class Run:
     needs_ht: bool = False
     forks: bool = False  # starts its ranks itself, without mpirun
     environment: tuple[tuple[str, str], ...] = ()
+    cpu_only: bool = False
 
     @property
     def name(self) -> str:
@@ -77,6 +90,13 @@ def all_runs(ranks: Sequence[int]) -> Iterator[Run]:
         yield Run(name, name, _FEW_CONFIGS if few else (), count, needs_ht=name in _NEEDS_HT)
     for name, options in _EXACT_SUMS:
         yield Run(f"{name}/exact", name, options, ranks[-1], environment=_EXACT)
+    few = ranks[1] if len(ranks) > 1 else ranks[0]
+    for label, options in _FUZZ:
+        yield Run(f"test_fuzz/{label}", "test_fuzz", options, few)
+    yield Run("test_fuzz/threads", "test_fuzz", _FUZZ_THREADS, few, cpu_only=True)
+    for label, options in _FAULTS if few >= 2 else ():
+        yield Run(f"test_faults/{label}", "test_faults", ("--ranks", str(few), *options), few,
+                  forks=True)
     for count in ranks:
         if count >= 2:
             yield Run("test_death", "test_death", ("--ranks", str(count)), count, forks=True)
@@ -139,6 +159,8 @@ def sanitizer_steps(places: Places) -> list[Step]:
 
     steps = [run(name, name, _FEW_CONFIGS if name == "test_random" else (), _SANITIZED_RANKS,
                  counts.closing_line) for name in (*TESTS, "moe_layer")]
+    steps += [run("test_fuzz", f"test_fuzz-{label}", options, _SANITIZED_RANKS, counts.closing_line)
+              for label, options in _FUZZ]
     for algorithm in ("ll", "ht"):
         options = ("-a", algorithm, "-s", "both", "-c", "-r", *_EP_TEST_SMALL)
         steps.append(run("ep_test", f"ep_test-{algorithm}", options, 4, counts.closing_line))

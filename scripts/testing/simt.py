@@ -61,6 +61,9 @@ _RUNS = (
     _Run("test_staged", "test_staged", 2, 2),
     _Run("test_stress", "test_stress --ops 100", 4, 1),
     _Run("test_graph", "test_graph", 2, 2),
+    _Run("test_fuzz/agree", "test_fuzz agree --calls 5000 --seed 6", 2, 2),
+    _Run("test_fuzz/differ", "test_fuzz differ --calls 1000 --seed 7 --creation 0", 3, 2),
+    _Run("test_fuzz/threads", "test_fuzz --threads 2 --calls 1000 --seed 8 --creation 0", 2, 2),
     _Run("example_ll_staged", "example_ll_staged", 3, 2),
     _Run("moe_layer", "moe_layer --algorithm ll", 4, 1),
     _Run("ep_test/ll", "ep_test -a ll -s both -c -r -t 16 -d 512", 4, 2),
@@ -74,7 +77,9 @@ _RUNS = (
 _PLAIN = _Run("test_ht/plain", "test_ht routing_styles", 3, 2)
 # These start their ranks themselves.
 _FORKING = ("test_death --ranks 3 dies_while_others_wait", "test_death --ranks 3 dies_before_an_ht",
-            "test_death --ranks 3 creation", "test_death --ranks 2 stalls")
+            "test_death --ranks 3 creation", "test_death --ranks 2 stalls",
+            "test_faults --ranks 3 --trials 8 --seed 4 --kinds ll,staged,ht,handles",
+            "test_faults --ranks 2 --trials 2 --seed 5 --kinds groups --faults stop,pause")
 
 
 def steps(places: Places) -> list[Step]:

@@ -5,7 +5,7 @@
 //
 // It starts its own processes: do not start it with mpirun on more than one rank. The deadline is
 // NCCL_EP_TIMEOUT_MS, by default 1000.
-#define _GNU_SOURCE  // setenv, usleep
+#define _GNU_SOURCE  // usleep
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -158,24 +158,17 @@ static void stalls_and_comes_back(DeathRank* self) {
 // ---- The program -------------------------------------------------------------------------------
 
 static const DeathCase kCases[] = {
-    {"dies_before_creation", dies_before_creation, true},
-    {"stops_in_creation", stops_in_creation, true},
-    {"creation_is_lost_beside_a_group", creation_is_lost_beside_a_group, false},
-    {"dies_before_an_operation", dies_before_an_operation, true},
-    {"dies_before_an_operation_and_a_handle", dies_before_an_operation_and_a_handle, true},
-    {"dies_before_an_ht_handle", dies_before_an_ht_handle, true},
-    {"dies_while_others_wait", dies_while_others_wait, true},
-    {"dies_in_a_run", dies_in_a_run, true},
-    {"dies_before_destruction", dies_before_destruction, true},
-    {"stalls_and_comes_back", stalls_and_comes_back, false},
+    {"dies_before_creation", dies_before_creation, true, NULL},
+    {"stops_in_creation", stops_in_creation, true, NULL},
+    {"creation_is_lost_beside_a_group", creation_is_lost_beside_a_group, false, NULL},
+    {"dies_before_an_operation", dies_before_an_operation, true, NULL},
+    {"dies_before_an_operation_and_a_handle", dies_before_an_operation_and_a_handle, true, NULL},
+    {"dies_before_an_ht_handle", dies_before_an_ht_handle, true, NULL},
+    {"dies_while_others_wait", dies_while_others_wait, true, NULL},
+    {"dies_in_a_run", dies_in_a_run, true, NULL},
+    {"dies_before_destruction", dies_before_destruction, true, NULL},
+    {"stalls_and_comes_back", stalls_and_comes_back, false, NULL},
 };
-
-static unsigned timeout_from_environment(void) {
-    char text[16];
-    snprintf(text, sizeof(text), "%d", kDefaultTimeoutMs);
-    setenv("NCCL_EP_TIMEOUT_MS", text, 0);
-    return (unsigned)strtoul(getenv("NCCL_EP_TIMEOUT_MS"), NULL, 10);
-}
 
 int main(int argc, char** argv) {
     int num_ranks = kDefaultRanks;
@@ -191,7 +184,8 @@ int main(int argc, char** argv) {
         fprintf(stderr, "usage: test_death [--ranks 2..%d] [WORD]\n", kMaxRanks);
         return 2;
     }
-    const unsigned timeout_ms = timeout_from_environment();
+    const DeathSetting setting = {num_ranks, num_ranks - 1, timeout_from_environment(kDefaultTimeoutMs),
+                                  kSlackMs};
     for (size_t i = 0; i < sizeof(kCases) / sizeof(kCases[0]); ++i) {
         if (strstr(kCases[i].name, word) == NULL) continue;
         if (ep_communicators_take_turns() && kCases[i].run == creation_is_lost_beside_a_group) {
@@ -199,7 +193,7 @@ int main(int argc, char** argv) {
             continue;
         }
         const uint64_t failed_before = ep_failed();
-        run_death_case(&kCases[i], num_ranks, timeout_ms);
+        run_death_case(&kCases[i], setting);
         printf("%-48s %s\n", kCases[i].name, ep_failed() == failed_before ? "ok" : "FAILED");
         fflush(stdout);
     }

@@ -5,22 +5,12 @@
 #include <algorithm>
 #include <sstream>
 
+#include "harness/dice.hpp"
+
 namespace test_random {
 namespace {
 
-class Dice {
-   public:
-    explicit Dice(uint64_t seed) : state_(seed) {}
-    unsigned Below(unsigned bound) {
-        return static_cast<unsigned>(ep_random_below(&state_, bound));
-    }
-    unsigned Between(unsigned low, unsigned high) { return low + Below(high - low + 1); }
-    bool OneIn(unsigned n) { return Below(n) == 0; }
-    uint64_t Seed() { return ep_random(&state_); }
-
-   private:
-    uint64_t state_;
-};
+using ep::Dice;
 
 const char* Name(RefStyle style) {
     static const char* const kNames[] = {"distinct", "repeating",  "messy",  "skewed",

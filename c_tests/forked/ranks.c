@@ -1,13 +1,14 @@
 // Forked ranks; see ranks.h. The fork comes before the first CUDA call, as a CUDA
 // context does not survive one.
-#define _GNU_SOURCE  // clock_gettime, MAP_ANONYMOUS, usleep
-#include "suites/death/ranks.h"
+#define _GNU_SOURCE  // clock_gettime, MAP_ANONYMOUS, setenv, usleep
+#include "forked/ranks.h"
 
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -28,12 +29,12 @@ void meet(DeathRank* self, Barrier barrier, int count) {
     while (atomic_load(arrived) < count) usleep(kPauseUs);
 }
 
-ncclComm_t open_comm(DeathRank* self, Barrier barrier, int size) {
+ncclComm_t open_comm(DeathRank* self, Barrier barrier, int rank, int size) {
     ncclUniqueId* id = &self->shared->ids[barrier == kFirstId ? 0 : 1];
-    if (self->env.rank == 0) EP_REQUIRE_NCCL(ncclGetUniqueId(id));
+    if (rank == 0) EP_REQUIRE_NCCL(ncclGetUniqueId(id));
     meet(self, barrier, size);
     ncclComm_t comm = NULL;
-    EP_REQUIRE_NCCL(ncclCommInitRank(&comm, size, *id, self->env.rank));
+    EP_REQUIRE_NCCL(ncclCommInitRank(&comm, size, *id, rank));
     return comm;
 }
 
@@ -64,7 +65,7 @@ static void run_rank(const DeathCase* test, DeathRank* self) {
     ep_watchdog_at_case(test->name);
     if (is_victim(self)) atomic_store(&self->shared->victim_process, (int)getpid());
     open_device(&self->env);
-    self->env.comm = open_comm(self, kFirstId, self->env.size);
+    self->env.comm = open_comm(self, kFirstId, self->env.rank, self->env.size);
     test->run(self);
     EP_CHECK(!ep_has_leaks());
     hand_over_counts(self);
@@ -77,6 +78,8 @@ static pid_t start_rank(const DeathCase* test, SharedState* shared, const DeathR
     const pid_t child = fork();
     EP_REQUIRE(child >= 0);
     if (child > 0) return child;
+    // A rank that was stopped would outlive a parent that is killed.
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
     DeathRank self = *model;
     self.shared = shared;
     self.env.rank = rank;
@@ -97,32 +100,51 @@ static int index_of(const pid_t* children, int count, pid_t child) {
     return -1;
 }
 
-void run_death_case(const DeathCase* test, int num_ranks, unsigned timeout_ms) {
+// Waits for all; the others of one that has ended badly are ended, too, as they would wait for it
+// until their watchdogs bark.
+static void wait_for_ranks(const DeathCase* test, pid_t* children, const DeathRank* model) {
+    const int num_ranks = model->env.size;
+    for (int left = num_ranks; left > 0; --left) {
+        const pid_t victim = children[model->victim];
+        if (left == 1 && test->disturb != NULL && test->victim_dies && victim > 0) {
+            kill(victim, SIGKILL);
+        }
+        int status = 0;
+        const int rank = index_of(children, num_ranks, waitpid(-1, &status, 0));
+        EP_REQUIRE(rank >= 0);
+        children[rank] = 0;
+        if (EP_CHECK(has_ended_well(test, rank == model->victim, status))) continue;
+        for (int i = 0; i < num_ranks; ++i) {
+            if (children[i] > 0) kill(children[i], i == model->victim ? SIGKILL : SIGTERM);
+        }
+    }
+}
+
+void run_death_case(const DeathCase* test, DeathSetting setting) {
+    const int num_ranks = setting.num_ranks;
     SharedState* shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE,
                                MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     EP_REQUIRE(shared != MAP_FAILED);
     DeathRank model;
     memset(&model, 0, sizeof(model));
     model.env.size = num_ranks;
-    model.victim = num_ranks - 1;
-    model.timeout_ms = timeout_ms;
+    model.victim = setting.victim;
+    model.timeout_ms = setting.timeout_ms;
+    model.slack_ms = setting.slack_ms;
     model.passed_before = ep_passed();
     model.failed_before = ep_failed();
     fflush(NULL);
     pid_t children[kMaxRanks];
     for (int i = 0; i < num_ranks; ++i) children[i] = start_rank(test, shared, &model, i);
-    for (int left = num_ranks; left > 0; --left) {
-        int status = 0;
-        const int rank = index_of(children, num_ranks, waitpid(-1, &status, 0));
-        EP_REQUIRE(rank >= 0);
-        children[rank] = 0;
-        if (!EP_CHECK(has_ended_well(test, rank == model.victim, status))) {
-            // The others would wait for it until their watchdogs bark.
-            for (int i = 0; i < num_ranks; ++i) {
-                if (children[i] > 0) kill(children[i], SIGTERM);
-            }
-        }
-    }
+    if (test->disturb != NULL) test->disturb(shared, num_ranks, children[model.victim]);
+    wait_for_ranks(test, children, &model);
     for (int i = 0; i < num_ranks; ++i) ep_count(shared->passed[i], shared->failed[i]);
     munmap(shared, sizeof(*shared));
+}
+
+unsigned timeout_from_environment(unsigned otherwise) {
+    char text[16];
+    snprintf(text, sizeof(text), "%u", otherwise);
+    setenv("NCCL_EP_TIMEOUT_MS", text, 0);
+    return (unsigned)strtoul(getenv("NCCL_EP_TIMEOUT_MS"), NULL, 10);
 }

@@ -1,9 +1,10 @@
 // Ranks without MPI, which ends all processes when one dies: forked processes that meet in shared
 // memory, and a parent that never touches CUDA and sees how each of them ended.
-#ifndef C_TESTS_SUITES_DEATH_RANKS_H_
-#define C_TESTS_SUITES_DEATH_RANKS_H_
+#ifndef C_TESTS_FORKED_RANKS_H_
+#define C_TESTS_FORKED_RANKS_H_
 
 #include <stdatomic.h>
+#include <sys/types.h>
 
 #include "harness/harness.h"
 
@@ -24,8 +25,10 @@ typedef enum {
 typedef struct {
     ncclUniqueId ids[2];  // of the first communicator, and of the survivors' one
     atomic_int arrived[kNumBarriers];
-    _Atomic double lost;  // when the victim died
-    atomic_int named;     // survivors whose text names the victim
+    _Atomic double lost;     // when the victim died
+    atomic_int named;        // survivors whose text names the victim
+    atomic_bool over;        // what disturbs the victim has happened
+    atomic_uint last_round;  // of a case in rounds, for all ranks; 0 until it is known
     atomic_int victim_process;
     uint64_t passed[kMaxRanks];
     uint64_t failed[kMaxRanks];
@@ -36,7 +39,7 @@ typedef struct {
     EpEnv env;
     SharedState* shared;
     int victim;
-    unsigned timeout_ms;
+    unsigned timeout_ms, slack_ms;
     uint64_t passed_before, failed_before;  // of the parent, at the fork
 } DeathRank;
 
@@ -44,10 +47,24 @@ typedef struct {
     const char* name;
     void (*run)(DeathRank* self);
     bool victim_dies;  // by SIGKILL; otherwise it ends as the others do
+    // What the parent does to the victim from outside, if anything. One that is stopped for good it
+    // kills when the others have ended.
+    void (*disturb)(SharedState* shared, int num_ranks, pid_t victim);
 } DeathCase;
 
-// Runs a case on `num_ranks` new processes; counts its checks and how the processes ended.
-void run_death_case(const DeathCase* test, int num_ranks, unsigned timeout_ms);
+// How a case is run.
+typedef struct {
+    int num_ranks;
+    int victim;
+    unsigned timeout_ms;
+    unsigned slack_ms;  // how much later than that something may be noticed
+} DeathSetting;
+
+// Runs a case on new processes; counts its checks and how the processes ended.
+void run_death_case(const DeathCase* test, DeathSetting setting);
+
+// NCCL_EP_TIMEOUT_MS, which is set to `otherwise` if it was not set.
+unsigned timeout_from_environment(unsigned otherwise);
 
 bool is_victim(const DeathRank* self);
 double seconds_now(void);
@@ -55,10 +72,11 @@ double seconds_now(void);
 // Waits until `count` ranks have come; nobody waits for a rank that is dead. Once for each barrier.
 void meet(DeathRank* self, Barrier barrier, int count);
 
-// Opens a communicator of the ranks below `size`; `barrier` is kFirstId or kSecondId.
-ncclComm_t open_comm(DeathRank* self, Barrier barrier, int size);
+// Opens a communicator of `size` ranks, of which this is number `rank`; `barrier` is kFirstId or
+// kSecondId.
+ncclComm_t open_comm(DeathRank* self, Barrier barrier, int rank, int size);
 
 // Ends this process as the kernel would: without any clean-up.
 void die(DeathRank* self);
 
-#endif  // C_TESTS_SUITES_DEATH_RANKS_H_
+#endif  // C_TESTS_FORKED_RANKS_H_

@@ -1,0 +1,74 @@
+#include "forked/survivors.h"
+
+#include <stdio.h>
+#include <string.h>
+
+LlShape shape_for(const EpEnv* env) {
+    const LlShape shape = {2 * (unsigned)env->size, 12, 3, ncclBfloat16, 64};
+    return shape;
+}
+
+void open_work(Work* work, const EpEnv* env, uint64_t seed) {
+    const LlShape shape = shape_for(env);
+    work->group = ll_group_new(env, &shape);
+    ll_run_open_with(&work->run, env, work->group, &shape, kRefDistinct, true, seed);
+    ll_dispatch(&work->run);
+    ll_combine(&work->run);
+}
+
+int survivors(const DeathRank* self) { return self->env.size - 1; }
+
+bool in_time(const DeathRank* self, double since) {
+    return seconds_now() - since <= 0.001 * (self->timeout_ms + self->slack_ms);
+}
+
+void check_in_time(const DeathRank* self, double since) {
+    const double late_ms = 1000 * (seconds_now() - since) - self->timeout_ms - self->slack_ms;
+    EP_CHECK_EQ_I64(late_ms > 0 ? (int64_t)late_ms : 0, 0);
+}
+
+bool names(const char* text, int rank) {
+    char name[16];
+    snprintf(name, sizeof(name), "rank %d", rank);
+    const char* at = strstr(text, name);
+    return at != NULL && (at[strlen(name)] < '0' || at[strlen(name)] > '9');
+}
+
+void expect_context_usable(const DeathRank* self) {
+    enum { kBytes = 4096 };
+    unsigned char sent[kBytes];
+    unsigned char back[kBytes];
+    for (int i = 0; i < kBytes; ++i) sent[i] = (unsigned char)(i * 7);
+    EP_CHECK_CUDA(cudaStreamSynchronize(self->env.stream));
+    EP_CHECK_CUDA(cudaGetLastError());
+    void* device = ep_device_upload(sent, kBytes);
+    EP_CHECK_CUDA(cudaMemsetAsync(device, 0x5a, kBytes / 2, self->env.stream));
+    EP_CHECK_CUDA(cudaStreamSynchronize(self->env.stream));
+    ep_download(back, device, kBytes);
+    memset(sent, 0x5a, kBytes / 2);
+    EP_CHECK_EQ_BYTES(back, sent, kBytes);
+    ep_device_free(device);
+    EP_CHECK_CUDA(cudaDeviceSynchronize());
+}
+
+void go_on_without_victim(DeathRank* self) {
+    EpEnv env = self->env;
+    env.size = survivors(self);
+    if (env.rank > self->victim) --env.rank;
+    env.comm = open_comm(self, kSecondId, env.rank, env.size);
+    Work work;
+    open_work(&work, &env, 2);
+    ll_run_close(&work.run);
+    EP_CHECK_NCCL(ncclEpGroupDestroy(work.group, env.stream));
+    EP_CHECK_NCCL(ncclCommDestroy(env.comm));
+}
+
+void abort_and_go_on(DeathRank* self) {
+    EP_CHECK_NCCL(ncclCommAbort(self->env.comm));
+    // An exchange that was given up may have left its error on the stream.
+    (void)cudaStreamSynchronize(self->env.stream);
+    (void)cudaGetLastError();
+    expect_context_usable(self);
+    go_on_without_victim(self);
+    EP_CHECK_CUDA(cudaStreamDestroy(self->env.stream));
+}

@@ -1,0 +1,220 @@
+// Random faults: in the middle of random work a random rank is killed, stopped for good, or stopped
+// for less than the deadline. The others learn of a loss about a deadline later, with
+// ncclRemoteError and a text that names ranks, and go on without the lost one; a short pause harms
+// nobody, and all results are right.
+//
+//   test_faults [--ranks N] [--trials N] [--seconds N] [--seed N] [--only TRIAL] [--kinds A,B]
+//               [--faults A,B]
+//
+// kinds   ll, staged, ht: operations; handles: of high throughput; groups
+// faults  kill, stop, pause
+//
+// It starts its own processes, without mpirun. The seed and the number of a trial, which are printed
+// with it, decide everything but what the ranks are doing at that moment. The deadline is
+// NCCL_EP_TIMEOUT_MS, by default 1000.
+#define _GNU_SOURCE  // usleep
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "suites/faults/faults.h"
+
+enum { kDefaultTimeoutMs = 1000, kSlackMs = 5000, kPollUs = 500, kMostTextBytes = 128 };
+enum { kLatestUs = 120000, kShortestPauseUs = 2000, kAfterPauseUs = 60000, kRoundsToEnd = 4 };
+enum { kSetUpSeconds = 60 };
+
+typedef enum { kKill, kStop, kPause, kNumFaults } Fault;
+
+static const char* const kKindNames[kNumKinds] = {"ll", "staged", "ht", "handles", "groups"};
+static const char* const kFaultNames[kNumFaults] = {"kill", "stop", "pause"};
+
+// What happens in a trial. The forked ranks inherit it.
+typedef struct {
+    Kind kind;
+    Fault fault;
+    int victim;
+    unsigned moment_us, pause_us;
+    uint64_t seed;
+} Plan;
+
+static Plan g_plan;
+
+// ---- The parent --------------------------------------------------------------------------------
+
+static void disturb(SharedState* shared, int num_ranks, pid_t victim) {
+    const double limit = seconds_now() + kSetUpSeconds;
+    while (atomic_load(&shared->arrived[kReady]) < num_ranks && seconds_now() < limit) {
+        usleep(kPollUs);
+    }
+    usleep(g_plan.moment_us);
+    atomic_store(&shared->lost, seconds_now());
+    kill(victim, g_plan.fault == kKill ? SIGKILL : SIGSTOP);
+    if (g_plan.fault == kPause) {
+        usleep(g_plan.pause_us);
+        kill(victim, SIGCONT);
+        usleep(kAfterPauseUs);
+    }
+    atomic_store(&shared->over, true);
+}
+
+// ---- The ranks ---------------------------------------------------------------------------------
+
+// After a pause all ranks end with the same round. The first rank says which one: a few rounds on,
+// as no other is ahead of it by more than one.
+static bool is_last(const DeathRank* self, unsigned round) {
+    SharedState* shared = self->shared;
+    if (g_plan.fault != kPause) return false;
+    const bool known = atomic_load(&shared->last_round) != 0;
+    if (self->env.rank == 0 && atomic_load(&shared->over) && !known) {
+        atomic_store(&shared->last_round, round + kRoundsToEnd);
+    }
+    const unsigned last = atomic_load(&shared->last_round);
+    return last != 0 && round >= last;
+}
+
+// Plays rounds until one fails or the last one is over; true in the latter case.
+static bool play(DeathRank* self, Job* job) {
+    for (unsigned round = 1; !is_last(self, round); ++round) {
+        if (!job_round(job)) return false;
+    }
+    return true;
+}
+
+static void expect_loss(DeathRank* self, Job* job) {
+    const double lost = atomic_load(&self->shared->lost);
+    // No rank fails before one is lost.
+    EP_CHECK(lost > 0);
+    check_in_time(self, job->began > lost ? job->began : lost);
+    EP_CHECK_EQ_I64(job->fault, ncclRemoteError);
+    EP_CHECK_STR_CONTAINS(job->text, " waited ");
+    EP_CHECK_STR_CONTAINS(job->text, "rank ");
+    // Over NCCL nobody can tell who is missing, unless NCCL does.
+    const bool nameless = strstr(job->text, "for the other ranks in an exchange") != NULL;
+    if (nameless || names(job->text, self->victim)) atomic_fetch_add(&self->shared->named, 1);
+    meet(self, kNoticed, survivors(self));
+    EP_CHECK(atomic_load(&self->shared->named) > 0);
+}
+
+static void run_trial(DeathRank* self) {
+    Job job;
+    job_open(&job, &self->env, g_plan.kind, g_plan.seed);
+    // NCCL connects the ranks in a communicator's first collective, and waits without end.
+    EP_CHECK(job_round(&job));
+    meet(self, kReady, self->env.size);
+    const bool harmed = !play(self, &job);
+    if (g_plan.fault == kPause) {
+        if (!EP_CHECK(!harmed)) fprintf(stderr, "a pause did harm: %s\n", job.text);
+        job_end(&job);
+        job_free(&job);
+        EP_CHECK_NCCL(ncclCommDestroy(self->env.comm));
+        EP_CHECK_CUDA(cudaStreamDestroy(self->env.stream));
+        return;
+    }
+    EP_CHECK(!is_victim(self));
+    expect_loss(self, &job);
+    job_expect_refusals(&job);
+    const double start = seconds_now();
+    job_end(&job);
+    check_in_time(self, start);
+    abort_and_go_on(self);
+    job_free(&job);
+}
+
+// ---- The program -------------------------------------------------------------------------------
+
+typedef struct {
+    unsigned ranks, trials, seconds, seed, only;
+    char kinds[kMostTextBytes], faults[kMostTextBytes];
+} Options;
+
+// Which of the names are in a list with commas, all if it is empty; returns their number.
+static unsigned choose(const char* list, const char* const* table, unsigned count,
+                       unsigned* chosen) {
+    char framed[kMostTextBytes + 2];
+    char word[kMostTextBytes];
+    unsigned found = 0;
+    snprintf(framed, sizeof(framed), ",%.*s,", kMostTextBytes - 1, list);
+    for (unsigned i = 0; i < count; ++i) {
+        snprintf(word, sizeof(word), ",%s,", table[i]);
+        if (list[0] == '\0' || strstr(framed, word) != NULL) chosen[found++] = i;
+    }
+    return found;
+}
+
+static bool read_options(int argc, char** argv, Options* options) {
+    for (int i = 1; i < argc; i += 2) {
+        if (i + 1 == argc) return false;
+        unsigned* number = strcmp(argv[i], "--ranks") == 0     ? &options->ranks
+                           : strcmp(argv[i], "--trials") == 0  ? &options->trials
+                           : strcmp(argv[i], "--seconds") == 0 ? &options->seconds
+                           : strcmp(argv[i], "--seed") == 0    ? &options->seed
+                           : strcmp(argv[i], "--only") == 0    ? &options->only
+                                                               : NULL;
+        char* text = strcmp(argv[i], "--kinds") == 0    ? options->kinds
+                     : strcmp(argv[i], "--faults") == 0 ? options->faults
+                                                        : NULL;
+        if (number != NULL) *number = (unsigned)strtoul(argv[i + 1], NULL, 10);
+        if (text != NULL) snprintf(text, kMostTextBytes, "%s", argv[i + 1]);
+        if (number == NULL && text == NULL) return false;
+    }
+    return options->ranks >= 2 && options->ranks <= kMaxRanks;
+}
+
+// The trials take turns in the kinds; all else is drawn.
+static bool draw_plan(const Options* options, unsigned trial, unsigned timeout_ms) {
+    unsigned kinds[kNumKinds];
+    unsigned faults[kNumFaults];
+    const unsigned num_kinds = choose(options->kinds, kKindNames, kNumKinds, kinds);
+    const unsigned num_faults = choose(options->faults, kFaultNames, kNumFaults, faults);
+    if (num_kinds == 0 || num_faults == 0) return false;
+    uint64_t dice = ep_mix(options->seed, trial, 11);
+    const unsigned longest_us = timeout_ms * 1000 / 4;
+    g_plan.kind = (Kind)kinds[trial % num_kinds];
+    g_plan.fault = (Fault)faults[ep_random_below(&dice, num_faults)];
+    g_plan.victim = (int)ep_random_below(&dice, options->ranks);
+    g_plan.moment_us = (unsigned)ep_random_below(&dice, kLatestUs);
+    g_plan.pause_us = kShortestPauseUs + (unsigned)ep_random_below(&dice, longest_us);
+    g_plan.seed = ep_random(&dice);
+    return true;
+}
+
+static bool run_one(const Options* options, unsigned trial, unsigned timeout_ms) {
+    static char name[96];
+    if (!draw_plan(options, trial, timeout_ms)) return false;
+    snprintf(name, sizeof(name), "--seed %u --only %u: %s, %s, rank %d after %u us", options->seed,
+             trial, kKindNames[g_plan.kind], kFaultNames[g_plan.fault], g_plan.victim,
+             g_plan.moment_us);
+    const DeathCase test = {name, run_trial, g_plan.fault != kPause, disturb};
+    const DeathSetting setting = {(int)options->ranks, g_plan.victim, timeout_ms, kSlackMs};
+    const uint64_t failed_before = ep_failed();
+    run_death_case(&test, setting);
+    printf("%-64s %s\n", name, ep_failed() == failed_before ? "ok" : "FAILED");
+    fflush(stdout);
+    return true;
+}
+
+int main(int argc, char** argv) {
+    Options options = {3, 10, 0, 1, 0, "", ""};
+    bool good = read_options(argc, argv, &options);
+    const unsigned timeout_ms = timeout_from_environment(kDefaultTimeoutMs);
+    const double end = seconds_now() + options.seconds;
+    unsigned trial = options.only != 0 ? options.only : 1;
+    const unsigned last = options.only != 0 ? options.only : options.trials;
+    for (; good && (options.seconds != 0 ? seconds_now() < end : trial <= last); ++trial) {
+        good = run_one(&options, trial, timeout_ms);
+        if (options.only != 0) break;
+    }
+    if (!good) {
+        fprintf(stderr,
+                "usage: test_faults [--ranks 2..%d] [--trials N] [--seconds N] [--seed N]\n"
+                "       [--only TRIAL] [--kinds ll,staged,ht,handles,groups]"
+                " [--faults kill,stop,pause]\n",
+                kMaxRanks);
+        return 2;
+    }
+    printf("%llu passed, %llu failed\n", (unsigned long long)ep_passed(),
+           (unsigned long long)ep_failed());
+    return ep_failed() == 0 && ep_passed() > 0 ? 0 : 1;
+}

@@ -1,0 +1,86 @@
+// The lists of tensors of one call, and what can be done to them: harmless changes that callers may
+// make, and ones that break a rule on every rank alike.
+#ifndef C_TESTS_SUITES_FUZZ_LISTS_H_
+#define C_TESTS_SUITES_FUZZ_LISTS_H_
+
+#include <cstring>
+#include <initializer_list>
+#include <string>
+
+#include "harness/dice.hpp"
+
+namespace test_fuzz {
+
+// How many rows a tensor has to have.
+enum class Rows {
+    kExact,
+    kAtLeast,  // more are fine, fewer fail while the operation runs
+    kAtMost,   // the tokens of a handle's ids
+};
+
+// Any number in the place of an enum, which C++ itself would not let be read from memory.
+template <typename Enum>
+void SetRaw(Enum* to, unsigned number) {
+    static_assert(sizeof(Enum) == sizeof(number));
+    std::memcpy(to, &number, sizeof(number));
+}
+
+// An address that no call may follow.
+inline void* WildPointer() { return reinterpret_cast<void*>(uintptr_t{0xdead0000beef}); }
+
+class List {
+   public:
+    static constexpr unsigned kMost = 7;
+
+    List() = default;
+    List(const List&) = delete;
+    List& operator=(const List&) = delete;
+
+    void Add(ncclEpTensorTag_t tag, ncclDataType_t datatype, void* data, Rows rows,
+             std::initializer_list<unsigned> sizes);
+    // One that somebody else owns, in the place of the first of its tag.
+    void Replace(const ncclNDTensor_t& tensor);
+
+    // Changes something; `any_empty` says that some ranks, not all, may have tensors without rows.
+    // Returns what was changed.
+    std::string Change(ep::Dice& dice, bool any_empty);
+
+    ncclNDTensor_t* const* outputs() const { return wild_ ? Wild() : null_ ? nullptr : items_; }
+    const ncclNDTensor_t* const* inputs() const { return outputs(); }
+    unsigned count() const { return wild_ ? 0 : count_; }
+    // NULL if a change has left nothing there.
+    ncclNDTensor_t* first() const { return count_ > 0 ? items_[0] : nullptr; }
+
+    // What a call must leave as it is.
+    void Remember();
+    bool IsAsRemembered() const;
+
+   private:
+    static ncclNDTensor_t* const* Wild() {
+        return static_cast<ncclNDTensor_t* const*>(WildPointer());
+    }
+    std::string ChangeList(ep::Dice& dice);
+    std::string ChangeTensor(ep::Dice& dice, unsigned index, bool any_empty);
+    std::string ChangeSize(ep::Dice& dice, unsigned index);
+    void AddUnused(ep::Dice& dice);
+
+    EpView views_[kMost]{};
+    EpView before_[kMost]{};
+    ncclNDTensor_t* items_[kMost]{};
+    Rows rows_[kMost]{};
+    unsigned count_ = 0;
+    bool null_ = false;
+    bool wild_ = false;  // a count of 0 with a wild array
+};
+
+struct Lists {
+    List in, out, local;
+
+    std::string Change(ep::Dice& dice, bool any_empty);
+    void Remember();
+    bool AreAsRemembered() const;
+};
+
+}  // namespace test_fuzz
+
+#endif  // C_TESTS_SUITES_FUZZ_LISTS_H_

@@ -1,0 +1,232 @@
+// A fuzzer of the C interface: random calls with right and wrong arguments on objects that live,
+// are dead, or never were. No call may crash, hang, abort or write where it refuses; every refusal
+// has a documented code and a text.
+//
+//   test_fuzz [agree | differ] [--calls N] [--seed S] [--seconds N] [--threads N] [--own PERCENT]
+//             [--creation 0|1] [--only ROUND] [--verbose 1]
+//
+// agree    all ranks make the same calls, so that what is accepted works as well
+// differ   each rank draws some calls on its own, with a deadline of 250 ms: operations fail then,
+//          and groups with them, but no call takes long, and a new group works
+//
+// Everything follows from the seed and the number of the round, which a failure, a crash and a hang
+// print; `--only` repeats one round. With threads, each has its own communicator, streams and
+// groups. With `--creation 0` groups, and where ranks differ HT handles, too, are created and
+// destroyed between rounds only.
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <thread>
+#include <unistd.h>
+#include <vector>
+
+#include "harness/options.hpp"
+#include "suites/fuzz/player.h"
+
+namespace test_fuzz {
+namespace {
+
+constexpr unsigned kCallsOfARound = 150;
+// Where ranks differ, groups have soon failed.
+constexpr unsigned kCallsWhereRanksDiffer = 70;
+constexpr const char* kLongTimeout = "30000";
+constexpr const char* kShortTimeout = "250";
+
+std::optional<Options> ParseOptions(int argc, char** argv, std::string* error) {
+    Options options;
+    unsigned creation = 1, verbose = 0;
+    const struct {
+        const char* name;
+        unsigned least;
+        unsigned* value;
+    } kNumbers[] = {
+        {"--calls", 1, &options.calls},     {"--seed", 0, &options.seed},
+        {"--seconds", 0, &options.seconds}, {"--threads", 1, &options.threads},
+        {"--own", 0, &options.own_percent}, {"--creation", 0, &creation},
+        {"--only", 1, &options.only},       {"--verbose", 0, &verbose},
+    };
+    for (int i = 1; i < argc && error->empty(); ++i) {
+        const std::string word = argv[i];
+        if (word == "agree" || word == "differ") {
+            options.agree = word == "agree";
+            continue;
+        }
+        bool known = false;
+        for (const auto& number : kNumbers) {
+            if (word != number.name || i + 1 == argc) continue;
+            ep::ReadUnsigned(number.name, argv[++i], number.least, number.value, error);
+            known = true;
+            break;
+        }
+        if (!known) *error = word + ": expected a known option and a number after it";
+    }
+    options.creation = creation != 0;
+    options.verbose = verbose != 0;
+    if (options.threads > Referee::kMaxPlayers || (options.threads > 1 && !options.agree)) {
+        *error = "--threads: at most 4, and only where ranks agree";
+    }
+    return error->empty() ? std::optional<Options>(options) : std::nullopt;
+}
+
+// Says which call it was; the rest of the signal's work is the system's.
+void OnCrash(int signal_number) {
+    for (unsigned player = 0; player < Referee::kMaxPlayers; ++player) {
+        const char* now = Referee::Now(player);
+        if (now[0] == '\0') continue;
+        const char* const parts[] = {"\ncrashed: ", now, "\n"};
+        for (const char* part : parts) {
+            if (write(STDERR_FILENO, part, std::strlen(part)) < 0) break;
+        }
+    }
+    std::signal(signal_number, SIG_DFL);
+    std::raise(signal_number);
+}
+
+ncclComm_t NewComm(const EpEnv& env) {
+    ncclUniqueId id{};
+    ncclComm_t comm = nullptr;
+    if (env.rank == 0) EP_REQUIRE_NCCL(ncclGetUniqueId(&id));
+    MPI_Bcast(&id, sizeof(id), MPI_BYTE, 0, MPI_COMM_WORLD);
+    EP_REQUIRE_NCCL(ncclCommInitRank(&comm, env.size, id, env.rank));
+    return comm;
+}
+
+bool Anywhere(bool here) {
+    int mine = here ? 1 : 0;
+    int all = 0;
+    MPI_Allreduce(&mine, &all, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
+    return all != 0;
+}
+
+class Game {
+   public:
+    Game(const EpEnv& env, const Options& options) : env_(env), options_(options) {
+        const bool has_ht = ep_has_high_throughput(&env);
+        for (unsigned i = 0; i < options.threads; ++i) {
+            comms_.push_back(NewComm(env));
+            const Seat seat{env.rank, env.size, i, comms_[i], has_ht};
+            players_.push_back(std::make_unique<Player>(options, seat));
+        }
+    }
+
+    void Run() {
+        const double end = MPI_Wtime() + options_.seconds;
+        unsigned round = options_.only != 0 ? options_.only : 1;
+        bool over = false;
+        while (!over) {
+            Round(round++);
+            const bool late = options_.seconds != 0 && MPI_Wtime() >= end;
+            const bool enough = players_[0]->referee().calls() >= options_.calls;
+            over = options_.only != 0 ||
+                   Anywhere(ep_failed() > 0 || late || (options_.seconds == 0 && enough));
+        }
+        Count();
+        players_.clear();
+        for (ncclComm_t comm : comms_) EP_CHECK_NCCL(ncclCommDestroy(comm));
+    }
+
+   private:
+    void Round(unsigned round) {
+        static char place[64];
+        std::snprintf(place, sizeof(place), "--seed %u --only %u", options_.seed, round);
+        ep_watchdog_at_case(place);
+        ep_watchdog_arm(&env_, ep_watchdog_default(120));
+        SetEnvironment(round, options_.agree);
+        // Where ranks differ, they wait for each other for a short time only.
+        ep_barrier();
+        for (auto& player : players_) player->Open(round);
+        PlayAll();
+        ep_barrier();
+        for (auto& player : players_) player->Close();
+        if (options_.agree) CompareRanks();
+        if (Anywhere(players_[0]->referee().lost())) Replace();
+        SetEnvironment(round, true);
+        for (auto& player : players_) {
+            if (!options_.agree) player->ExpectRoundTrip();
+            player->referee().HandOverCounts();
+        }
+    }
+
+    void PlayAll() {
+        std::vector<std::thread> threads;
+        for (size_t i = 1; i < players_.size(); ++i) {
+            threads.emplace_back([this, i] {
+                EP_REQUIRE_CUDA(cudaSetDevice(env_.device));
+                players_[i]->Play(kCallsOfARound);
+            });
+        }
+        players_[0]->Play(options_.agree ? kCallsOfARound : kCallsWhereRanksDiffer);
+        for (std::thread& thread : threads) thread.join();
+    }
+
+    // Groups read it when they are created; threads must not set it.
+    void SetEnvironment(unsigned round, bool patient) {
+        const bool exact = ep_mix(options_.seed, round, 5) % 3 == 0;
+        setenv("NCCL_EP_LL_COMBINE", exact ? "exact" : "reduce", 1);
+        setenv("NCCL_EP_TIMEOUT_MS", patient ? kLongTimeout : kShortTimeout, 1);
+    }
+
+    // All ranks have made the same calls, with the same results.
+    void CompareRanks() {
+        for (auto& player : players_) {
+            const uint64_t mine = player->referee().fingerprint();
+            uint64_t first = mine;
+            MPI_Bcast(&first, 1, MPI_UINT64_T, 0, MPI_COMM_WORLD);
+            player->referee().Check(mine == first, "other results than on rank 0");
+        }
+    }
+
+    // The communicator that ranks were missing in.
+    void Replace() {
+        EP_CHECK_NCCL(ncclCommAbort(comms_[0]));
+        // What was stuck has left its error on the streams.
+        (void)cudaDeviceSynchronize();
+        (void)cudaGetLastError();
+        comms_[0] = NewComm(env_);
+        players_[0]->set_comm(comms_[0]);
+        ++replaced_;
+    }
+
+    void Count() {
+        uint64_t mine[2] = {0, 0};
+        uint64_t all[2] = {0, 0};
+        for (auto& player : players_) {
+            mine[0] += player->referee().calls();
+            mine[1] += player->referee().accepted();
+        }
+        MPI_Reduce(mine, all, 2, MPI_UINT64_T, MPI_SUM, 0, MPI_COMM_WORLD);
+        if (env_.rank != 0) return;
+        std::printf("%llu calls of seed %u, %llu accepted, %u communicators lost\n",
+                    static_cast<unsigned long long>(all[0]), options_.seed,
+                    static_cast<unsigned long long>(all[1]), replaced_);
+    }
+
+    EpEnv env_;
+    Options options_;
+    std::vector<ncclComm_t> comms_;
+    std::vector<std::unique_ptr<Player>> players_;
+    unsigned replaced_ = 0;
+};
+
+}  // namespace
+}  // namespace test_fuzz
+
+int main(int argc, char** argv) {
+    EpEnv env;
+    ep_init(&env, &argc, &argv);
+    std::string error;
+    const auto options = test_fuzz::ParseOptions(argc, argv, &error);
+    if (!options) {
+        if (env.rank == 0) std::fprintf(stderr, "%s\n", error.c_str());
+        ep_release(&env);
+        return 2;
+    }
+    for (const int signal_number : {SIGSEGV, SIGBUS, SIGABRT, SIGILL, SIGFPE}) {
+        std::signal(signal_number, test_fuzz::OnCrash);
+    }
+    test_fuzz::Game(env, *options).Run();
+    return ep_finish(&env);
+}

@@ -1,0 +1,67 @@
+// Device memory of one player. Whatever the library accepts fits: every shape that a player draws,
+// right or wrong, is smaller than a slot, or breaks a rule.
+#ifndef C_TESTS_SUITES_FUZZ_MEMORY_H_
+#define C_TESTS_SUITES_FUZZ_MEMORY_H_
+
+#include <vector>
+
+#include "harness/dice.hpp"
+
+namespace test_fuzz {
+
+// Largest values that are drawn, for memory's sake.
+constexpr unsigned kMostTokens = 8;
+constexpr unsigned kMostLocalExperts = 3;
+constexpr unsigned kMostRowBytes = 256;
+constexpr unsigned kMostTopK = 32;
+constexpr unsigned kSpareRows = 4;
+constexpr unsigned kMostHandles = 6;
+
+enum Slot : unsigned {
+    kTokensIn,
+    kIdsIn,
+    kWeightsIn,
+    kResultsIn,
+    kGradientsIn,
+    kFirstOutput,
+    kReceived = kFirstOutput,
+    kReceivedIds,
+    kReceivedWeights,
+    kCombined,
+    kGradientsOut,
+    kCounter,
+    kNumSlots,
+};
+
+class Memory {
+   public:
+    Memory(unsigned num_ranks, uint64_t seed);
+    ~Memory();
+    Memory(const Memory&) = delete;
+    Memory& operator=(const Memory&) = delete;
+
+    void* At(Slot slot) const { return base_ + slot * slot_bytes_; }
+    // The ids of the handle with this index.
+    void* IdsOf(unsigned handle) const;
+    // Mapped host memory for a counter.
+    void* host_counter() const { return host_counter_; }
+
+    // New ids; `stream` and all others must be at rest.
+    void DrawIds(unsigned handle, unsigned num_experts, uint64_t seed, cudaStream_t stream) const;
+
+    // All outputs get a pattern; later, whether it is still there. Streams must be at rest.
+    void MarkOutputs(cudaStream_t stream) const;
+    bool OutputsAreMarked(cudaStream_t stream);
+
+   private:
+    static constexpr size_t kIdsBytes = kMostTokens * (kMostTopK + 1) * sizeof(int64_t);
+    size_t slot_bytes_;
+    unsigned char* base_;
+    unsigned char* ids_;
+    void* host_counter_ = nullptr;
+    std::vector<unsigned char> copy_;  // of the outputs
+};
+
+}  // namespace test_fuzz
+
+#endif  // C_TESTS_SUITES_FUZZ_MEMORY_H_

@@ -1,0 +1,88 @@
+// Judges every call of the fuzzer: its result, its text, its time, and whether all ranks got the
+// same. Keeps its own counts, as a thread may not use the harness's, and the last calls for the
+// report of a failure.
+#ifndef C_TESTS_SUITES_FUZZ_REFEREE_H_
+#define C_TESTS_SUITES_FUZZ_REFEREE_H_
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "harness/harness.h"
+
+namespace test_fuzz {
+
+// What a refused call may return, apart from ncclRemoteError where ranks disagree.
+enum Codes : unsigned {
+    kArgument = 1,
+    kUsage = 2,
+    kSystem = 4,
+    kCuda = 8,
+};
+
+struct Rules {
+    bool agree;            // all ranks make the same calls
+    double limit_seconds;  // of a call
+    bool verbose;
+};
+
+class Referee {
+   public:
+    Referee(const Rules& rules, int rank, unsigned player);
+
+    void BeginRound(uint64_t seed, unsigned round);
+
+    // Makes the call, and returns its result. `detail` says what it was made with.
+    template <typename Call>
+    ncclResult_t Judge(const char* function, const std::string& detail, unsigned codes, Call call) {
+        Before(function, detail);
+        const ncclResult_t result = call();
+        After(codes, result);
+        return result;
+    }
+    void Check(bool good, const std::string& what);
+
+    // Takes the counts of the round away.
+    void HandOverCounts();
+    // Of the calls and results of the round; the same on all ranks that agree.
+    uint64_t fingerprint() const { return fingerprint_; }
+    uint64_t calls() const { return calls_; }
+    uint64_t accepted() const { return accepted_; }
+    // A text of this round said that ranks were missing in an exchange over NCCL: the communicator
+    // is of no use any more.
+    bool lost() const { return lost_; }
+    // For a while all ranks make the same calls even so.
+    void set_strict(bool strict) { strict_ = strict; }
+    bool strict() const { return strict_ || rules_.agree; }
+
+    // The call that is being made, for a signal handler.
+    static constexpr unsigned kMaxPlayers = 4;
+    static const char* Now(unsigned player);
+
+   private:
+    void Before(const char* function, const std::string& detail);
+    void After(unsigned codes, ncclResult_t result);
+    bool Permitted(unsigned codes, ncclResult_t result) const;
+    void Report(const std::string& what);
+
+    static constexpr size_t kHistory = 40;
+    Rules rules_;
+    int rank_;
+    unsigned player_;
+    uint64_t seed_ = 0;
+    unsigned round_ = 0;
+    const char* function_ = "";
+    double began_ = 0;
+    uint64_t fingerprint_ = 0;
+    uint64_t calls_ = 0, accepted_ = 0;
+    uint64_t passed_ = 0, failed_ = 0;
+    bool lost_ = false;
+    bool strict_ = false;
+    bool reported_ = false;  // in this round
+    std::array<std::string, kHistory> history_;
+    size_t num_history_ = 0;
+};
+
+}  // namespace test_fuzz
+
+#endif  // C_TESTS_SUITES_FUZZ_REFEREE_H_

@@ -35,7 +35,7 @@ _FUZZ = (("agree", ("agree", "--calls", "12000", "--seed", "3")),
          ("differ", ("differ", "--calls", "2000", "--seed", "4", "--creation", "0")))
 # Threads can put their operations in no common order, so that on GPUs two groups could wait for each
 # other's multiprocessors.
-_FUZZ_THREADS = ("--threads", "2", "--calls", "3000", "--seed", "5", "--creation", "0")
+_FUZZ_THREADS = ("--threads", "2", "--calls", "3000", "--seed", "5")
 # test_faults: a trial takes about a second. That NCCL notices a rank that is killed while groups are
 # created is left out.
 _FAULTS = (("operations", ("--trials", "6", "--seed", "2", "--kinds", "ll,staged,ht")),

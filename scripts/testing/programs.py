@@ -36,11 +36,9 @@ _FUZZ = (("agree", ("agree", "--calls", "12000", "--seed", "3")),
 # Threads can put their operations in no common order, so that on GPUs two groups could wait for each
 # other's multiprocessors.
 _FUZZ_THREADS = ("--threads", "2", "--calls", "3000", "--seed", "5")
-# test_faults: a trial takes about a second. That NCCL notices a rank that is killed while groups are
-# created is left out.
+# test_faults: a trial takes about a second.
 _FAULTS = (("operations", ("--trials", "6", "--seed", "2", "--kinds", "ll,staged,ht")),
-           ("creation", ("--trials", "4", "--seed", "3", "--kinds", "handles,groups",
-                         "--faults", "stop,pause")))
+           ("creation", ("--trials", "6", "--seed", "3", "--kinds", "handles,groups")))
 
 # Programs that have nothing to do where there is no high throughput.
 _NEEDS_HT = ("test_ht", "example_ht")

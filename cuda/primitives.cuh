@@ -13,8 +13,11 @@
 #include "common/ll.cuh"
 
 #include "common/ll_gates.cuh"
+#include "common/ll_rows.cuh"
 
 #include "common/numeric.cuh"
+
+#include "common/ll_sum.cuh"
 
 #include "common/ht.cuh"
 

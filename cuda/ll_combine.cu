@@ -94,27 +94,12 @@ __device__ __forceinline__ int32_t row_of_lane(const Block& block, uint32_t home
     return lane_idx() < block.shape.top_k ? block.op.rows_of(home, token)[lane_idx()] : kNowhere;
 }
 
-// A chunk of what this rank has for a token of `home`.
-struct Outgoing {
-    uint32_t home;
-    uint32_t token;
-    uint32_t chunk_idx;
-
-    __device__ Outgoing(const Block& block, uint32_t unit) {
-        const uint32_t ranks = block.op.ranks();
-        const uint32_t pair = unit / block.shape.chunks;
-        chunk_idx = unit % block.shape.chunks;
-        home = (pair + block.op.rank()) % ranks;
-        token = pair / ranks;
-    }
-};
-
 // One warp sends a chunk; `found` is what row_of_lane says. The handle's memory holds anything if its
 // dispatch has not run; no such row is taken at its word.
 template <typename Type>
-__device__ void send_chunk(const Block& block, const Outgoing& outgoing, int32_t found) {
+__device__ void send_chunk(const Block& block, const UnitOfAll& outgoing, int32_t found) {
     const Op& op = block.op;
-    const uint32_t home = outgoing.home;
+    const uint32_t home = outgoing.rank;
     const uint32_t token = outgoing.token;
     const uint32_t rows = block.shape.local_experts * op.ranks() * block.shape.max_tokens;
     const int32_t row = found < 0 || static_cast<uint32_t>(found) < rows ? found : kNowhere;
@@ -178,11 +163,11 @@ __device__ void send_rows(const Block& block, int32_t early) {
     const uint32_t first = block.senders.unit(first_send_turn());
     for (uint32_t unit = first; unit < units;
          unit = block.senders.next_unit(&block.shared.next_send)) {
-        const Outgoing outgoing(block, unit);
-        if (outgoing.token < block.shared.tokens_of[outgoing.home]) {
+        const UnitOfAll outgoing(block.op, unit);
+        if (outgoing.token < block.shared.tokens_of[outgoing.rank]) {
             const bool is_early = unit == first && unit < early_units(block);
             const int32_t row =
-                is_early ? early : row_of_lane(block, outgoing.home, outgoing.token);
+                is_early ? early : row_of_lane(block, outgoing.rank, outgoing.token);
             send_chunk<Type>(block, outgoing, row);
         }
     }
@@ -294,8 +279,8 @@ __device__ __forceinline__ void begin_sending(const Block& block, Begun& begun) 
     }
     const uint32_t unit = block.senders.unit(first_send_turn());
     if (block.senders.has_this_block() && unit < early_units(block)) {
-        const Outgoing first(block, unit);
-        begun.row = row_of_lane(block, first.home, first.token);
+        const UnitOfAll first(block.op, unit);
+        begun.row = row_of_lane(block, first.rank, first.token);
     }
 }
 

@@ -172,16 +172,12 @@ __device__ void receive_chunk(const Block& block, uint32_t source, uint32_t toke
 
 __device__ void receive_rows(const Block& block) {
     wait_for_routers(&block.shared.tokens_known);
-    const uint32_t ranks = block.op.ranks();
-    const uint32_t chunks = block.shape.chunks;
     const uint32_t units = arriving_units(block);
     for (uint32_t unit = block.receivers.next_unit(&block.shared.next_receive); unit < units;
          unit = block.receivers.next_unit(&block.shared.next_receive)) {
-        const uint32_t pair = unit / chunks;
-        const uint32_t source = (pair + block.op.rank()) % ranks;
-        const uint32_t token = pair / ranks;
-        if (token < block.shared.tokens_of[source]) {
-            receive_chunk(block, source, token, unit % chunks);
+        const UnitOfAll arriving(block.op, unit);
+        if (arriving.token < block.shared.tokens_of[arriving.rank]) {
+            receive_chunk(block, arriving.rank, arriving.token, arriving.chunk_idx);
         }
     }
 }

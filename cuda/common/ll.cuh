@@ -276,6 +276,28 @@ struct Share {
     }
 };
 
+// A chunk of a token of some rank: number `unit` of those of all ranks. Which rank comes first differs
+// from rank to rank, so that not all turn to the same, and at random from token to token: blocks take
+// every n-th unit, and otherwise each could get the tokens of one rank, of which some have few.
+struct UnitOfAll {
+    uint32_t rank;
+    uint32_t token;
+    uint32_t chunk_idx;
+
+    __device__ UnitOfAll(const Op& op, uint32_t unit) {
+        constexpr uint32_t kGoldenRatio = 0x9e3779b1u;  // of 2^32: its multiples are spread evenly
+        const uint32_t pair = unit / op.common.shape.chunks;
+        chunk_idx = unit % op.common.shape.chunks;
+        token = pair / op.ranks();
+        const uint32_t turned = uint64_t{token * kGoldenRatio} * op.ranks() >> 32;
+        // Each of the three is less than the number of ranks: cheaper than a remainder.
+        rank = pair % op.ranks() + op.rank();
+        rank -= rank >= op.ranks() ? op.ranks() : 0;
+        rank += turned;
+        rank -= rank >= op.ranks() ? op.ranks() : 0;
+    }
+};
+
 // Lanes that are the first of their warp to name `rank`; a negative rank names nothing.
 __device__ __forceinline__ uint32_t first_of_each_rank(int32_t rank) {
     const uint32_t same = __match_any_sync(kAllLanes, rank);

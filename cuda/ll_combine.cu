@@ -77,16 +77,15 @@ __device__ void send_weights(const Block& block, const GateWords& early) {
     }
 }
 
-// The weight of this lane's entry of (home, token), for lanes of `which`.
-__device__ __forceinline__ float wait_for_weight(const Block& block, uint32_t which, uint32_t home,
-                                                 uint32_t token) {
+// The bits of the weight of this lane's entry of (home, token), for lanes of `which`.
+__device__ __forceinline__ Arrival wait_for_weight(const Block& block, uint32_t which,
+                                                   uint32_t home, uint32_t token) {
     if ((which >> lane_idx() & 1) == 0) {
-        return 0.0f;
+        return {true, 0};
     }
     const Op& op = block.op;
-    const Arrival weight = wait_for_first_packet(
-        op, op.entries(op.rank(), home, token) + lane_idx(), op.from(home, WAIT_WEIGHT));
-    return __uint_as_float(weight.data);
+    return wait_for_first_packet(op, op.entries(op.rank(), home, token) + lane_idx(),
+                                 op.from(home, WAIT_WEIGHT));
 }
 
 // The output row of dispatch for this lane's entry of (home, token), kNowhere or kDropped.
@@ -130,7 +129,7 @@ __device__ void send_chunk(const Block& block, const UnitOfAll& outgoing, int32_
         send_to(sum_slot, data);
     } else {
         Sum<Type> sum;
-        float weight = 0.0f;
+        Arrival weight = {true, 0};
         bool waited = false;
         in_batches(named, load, [&](uint32_t k, const ChunkData& data) {
             if (!waited) {
@@ -138,9 +137,12 @@ __device__ void send_chunk(const Block& block, const UnitOfAll& outgoing, int32_
                 waited = true;
                 __syncwarp();
             }
-            sum.add(data, chunk, __shfl_sync(kAllLanes, weight, k));
+            sum.add(data, chunk, __uint_as_float(__shfl_sync(kAllLanes, weight.data, k)));
         });
-        send_to(sum_slot, sum.rounded());
+        // The home may be late, not gone, and would take a sum without its weights for a right one.
+        if (__all_sync(kAllLanes, weight.ok)) {
+            send_to(sum_slot, sum.rounded());
+        }
     }
 }
 

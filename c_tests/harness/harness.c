@@ -127,6 +127,19 @@ bool ep_communicators_take_turns(void) {
 
 bool ep_on_host_backend(void) { return dlsym(RTLD_DEFAULT, "ncclEpHostsimAbi") != NULL; }
 
+bool ep_hold_block(unsigned block) {
+    void (*hold)(unsigned) = NULL;
+    memcpy(&hold, &(void*){dlsym(RTLD_DEFAULT, "ncclEpSimtHold")}, sizeof(hold));
+    if (hold != NULL) hold(block);
+    return hold != NULL;
+}
+
+void ep_release_block(void) {
+    void (*release)(void) = NULL;
+    memcpy(&release, &(void*){dlsym(RTLD_DEFAULT, "ncclEpSimtRelease")}, sizeof(release));
+    if (release != NULL) release();
+}
+
 void ep_sync(const EpEnv* env) { EP_CHECK_CUDA(cudaStreamSynchronize(env->stream)); }
 
 void ep_barrier(void) { MPI_Barrier(MPI_COMM_WORLD); }

@@ -70,6 +70,11 @@ bool ep_communicators_take_turns(void);
 // these run. Only for what the documentation says to be different.
 bool ep_on_host_backend(void);
 
+// On the CPU's SIMT shim (simt/): that block of the kernel that is launched next begins when it is released.
+// Elsewhere nothing, and false.
+bool ep_hold_block(unsigned block);
+void ep_release_block(void);
+
 // Whether groups of this backend can be used in high throughput. Collective at the first call; the
 // answer is remembered. A refusal for any other reason than a missing mode is a failed check.
 bool ep_has_high_throughput(const EpEnv* env);

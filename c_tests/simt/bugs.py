@@ -1,8 +1,8 @@
 """The bugs that planted_bugs.py plants: one change each, of the kind that is easily made.
 
-Each names the run that must notice it: ranks, program, options. Kept few, since each costs a
-compilation: one for each thing that the kernels rest on. Slow ones, which let ranks wait for what
-never comes, have no part in make test.
+Each names the run that must notice it: ranks, settings as NAME=VALUE, program, options. Kept few,
+since each costs a compilation: one for each thing that the kernels rest on. Slow ones, which let
+ranks wait for what never comes, have no part in make test.
 """
 
 from __future__ import annotations
@@ -17,6 +17,10 @@ HT = "3 test_ht uneven_tokens"
 HT_MANY = "3 test_ht many_tokens"
 REFUSAL = "3 test_errors ht_handle_refused"
 WIDTHS = "2 test_ll widths"
+LATE = "2 test_ll ll_nothing_is_sent_behind_a_failure"
+DIFFERENT = "3 test_errors ll_different_calls"
+# A dispatch of as many tokens as there may be, on all ranks.
+LL_MOST = "2 test_ll ll_handle_while_a_dispatch_waits"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +58,11 @@ FOR_ITSELF = Lie(
     " make_packet(epoch, 1));\n")
 STRAY_IDS = Lie("common/ht_routing.cuh", "static_cast<uint32_t>(id);\n    }",
                 "static_cast<uint32_t>(id + 1000);\n    }")
+MANY_TOKENS = Lie("common/ll_dispatch_routers.cuh", ": block.shape.tokens;",
+                  ": block.shape.tokens + 1000;")
+# Of the entries that are for others.
+STRAY_EXPERTS = Lie("common/ll_dispatch_routers.cuh", "uint32_t data = kElsewhere;",
+                    "uint32_t data = 1000u << kPlaceBits;")
 
 BUGS = (
     # ---- Banks, marks, epochs -------------------------------------------------------------------
@@ -77,6 +86,15 @@ BUGS = (
     Bug("a deadline that peers are not told of", "common/wait.cuh",
         "        tell_failure(common.peers, wait);\n", "", "3 test_errors ll_rank_that_stops",
         slow=True),
+    Bug("sent behind a failure", "common/ll.cuh", "return start.failed == 0 && !is_void;",
+        "return !is_void;", LATE),
+    Bug("sent to a bank that was not released", "common/ll.cuh",
+        "    return __syncthreads_or(held) == 0;", "    (void)__syncthreads_or(held);\n    return true;",
+        "2 test_ll ll_nothing_is_sent_to_a_bank_in_use", slow=True),
+    Bug("a difference that the others are not told of", "common/ll.cuh",
+        "        tell_failure(op.common.peers, op.common.wait);\n", "", DIFFERENT, slow=True),
+    Bug("one rank stages and nobody notices", "common/ll.cuh",
+        "    return has_begun &&\n", "    return false &&\n", DIFFERENT, slow=True),
     # ---- Dispatch -------------------------------------------------------------------------------
     Bug("entries still being counted", "common/ll_dispatch_routers.cuh",
         "    count_entries(block, first, all, early);\n    __syncthreads();",
@@ -95,7 +113,16 @@ BUGS = (
         "i < num_experts(block) * 2;", "i < num_experts(block) * 64;"),
     # ---- Combine --------------------------------------------------------------------------------
     Bug("weights not waited for", "ll_combine.cu",
-        "weight = wait_for_weight(block, named, home, token);", "weight = 0.5f;"),
+        "weight = wait_for_weight(block, named, home, token);",
+        "weight = {true, __float_as_uint(0.5f)};"),
+    Bug("a sum without its weights", "ll_combine.cu",
+        "if (__all_sync(kAllLanes, weight.ok)) {", "if (true) {",
+        "2 test_ll ll_no_sum_is_sent_without_its_weights", slow=True),
+    Bug("the first of equal ids means all", "common/ll_gates.cuh", " || meant != nth) {", ") {",
+        "2 test_ll permuted"),
+    Bug("added in the order of the dispatch", "common/ll_gates.cuh", "            gate.turn = k;\n",
+        "            gate.turn = lane_idx();\n", "2 NCCL_EP_LL_COMBINE=exact test_ll permuted",
+        slow=True),
     Bug("ends before all peers have begun", "ll_combine.cu",
         "            check_signature(op, peer);\n", "", "3 test_ll no_tokens_anywhere", slow=True),
     # ---- High throughput ------------------------------------------------------------------------
@@ -145,6 +172,11 @@ BUGS = (
     Bug("sequences advanced by a block that is not the last", "common/ht.cuh",
         "    __syncthreads();\n    if (pairs.failure != 0) {", "    if (pairs.failure != 0) {", HT),
     # ---- What a peer tells ----------------------------------------------------------------------
+    Bug("more tokens than a rank may have", "common/ll_dispatch_routers.cuh",
+        "min(told, block.shape.max_tokens)", "told", LL_MOST, lie=MANY_TOKENS),
+    Bug("experts that are not there", "ll_dispatch.cu",
+        "entry.ok && entry.data >> kPlaceBits < block.shape.local_experts",
+        "entry.ok && entry.data != kElsewhere", LL_MOST, slow=True, lie=STRAY_EXPERTS),
     Bug("more rows than a rank may have", "ht_layout.cu",
         "shared.rows[source] = block.believed(rows.data);", "shared.rows[source] = rows.data;",
         HT_MOST, lie=MANY_ROWS),

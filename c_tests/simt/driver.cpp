@@ -5,6 +5,7 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <csignal>
@@ -14,6 +15,7 @@
 #include <mutex>
 #include <vector>
 
+#include "block.h"
 #include "environment.h"
 #include "kernel.h"
 #include "launch.h"
@@ -49,6 +51,12 @@ constexpr uint32_t kSharedBytes = 48 << 10;
 std::mutex mutex;
 std::map<CUfunction, uint32_t> shared_bytes_allowed;
 
+// The block of the next launch that is to begin late, or kNoBlock; and whether such blocks still wait.
+constexpr uint32_t kNoBlock = UINT32_MAX;
+constexpr useconds_t kHeldMicroseconds = 100;
+std::atomic<uint32_t> block_to_hold{kNoBlock};
+std::atomic<bool> holds{false};
+
 std::vector<int>& DevicesBelow() {
     static thread_local std::vector<int> devices;
     return devices;
@@ -60,6 +68,18 @@ extern "C" {
 
 // By this name programs know that they run without a GPU.
 int ncclEpSimt() { return 1; }
+
+// That block of the kernel that is launched next begins when ncclEpSimtRelease is called, as if other work
+// had its multiprocessor until then.
+void ncclEpSimtHold(unsigned block) {
+    holds = true;
+    block_to_hold = block;
+}
+
+void ncclEpSimtRelease() {
+    block_to_hold = kNoBlock;
+    holds = false;
+}
 
 CUresult cuInit(unsigned) { return CUDA_SUCCESS; }
 
@@ -233,6 +253,7 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
         const simt::Kernel* kernel;
         simt::LaunchShape shape;
         uint64_t seed;
+        uint32_t held_block;
         std::vector<char> params;
     };
     if (simt::Setting("NCCLEP_SIMT_STOP_AT_LAUNCH", 0) != 0) (void)raise(SIGSTOP);
@@ -247,13 +268,19 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
     const auto* first = static_cast<const char*>(params[0]);
     const auto run = [](void* data) {
         const auto* work = static_cast<Work*>(data);
-        simt::Launch(work->shape, work->seed,
-                     [work] { work->kernel->run(work->params.data()); });
+        simt::Launch(work->shape, work->seed, [work] {
+            // The first thread of the block waits for all: they share an OS thread.
+            while (holds && simt::Block::Current().BlockIdx().x == work->held_block) {
+                usleep(kHeldMicroseconds);
+            }
+            work->kernel->run(work->params.data());
+        });
         delete work;
     };
     auto* work = new Work{kernel,
                           {config->gridDimX, config->blockDimX, config->sharedMemBytes},
                           seed * 1000003 + launches.fetch_add(1),
+                          block_to_hold.exchange(kNoBlock),
                           {first, first + kernel->params_bytes}};
     const cudaError_t error = cudaLaunchHostFunc(Runtime(config->hStream), run, work);
     if (error != cudaSuccess) delete work;

@@ -130,11 +130,13 @@ def plant(change: Bug | Lie, path: pathlib.Path) -> None:
 def play(bug: Bug, workshop: Workshop, modules: list[pathlib.Path],
          seed: int) -> subprocess.CompletedProcess:
     """Runs the program; rank 0 has the first module, the others the last."""
-    ranks, program, *options = bug.run.split()
+    ranks, *words = bug.run.split()
+    settings = dict(word.split("=") for word in words if "=" in word)
+    program, *options = (word for word in words if "=" not in word)
     command = (str(workshop.programs / program), *options)
     of_first = ("-np", "1", "env", f"NCCLEP_SIMT_KERNELS={modules[0]}", *command)
     of_others = ("-np", str(int(ranks) - 1), "env", f"NCCLEP_SIMT_KERNELS={modules[-1]}", *command)
-    return run("mpirun", *of_first, ":", *of_others, NCCLEP_SIMT_SEED=str(seed),
+    return run("mpirun", *of_first, ":", *of_others, NCCLEP_SIMT_SEED=str(seed), **settings,
                **(IMPATIENT if bug.file else {}))
 
 

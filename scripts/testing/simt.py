@@ -47,6 +47,8 @@ _RUNS = (
     _Run("test_ll/unordered_streams", "test_ll ll_unordered_streams", 2, 4),
     _Run("test_ll/permuted", "test_ll permuted", 3, 2),
     _Run("test_ll/permuted/exact", "test_ll permuted", 2, 3, _EXACT),
+    _Run("test_ll/behind_a_failure", "test_ll is_sent", 2, 2),
+    _Run("test_ll/handle_while_waiting", "test_ll ll_handle_while", 3, 2),
     _Run("test_ht/unordered_streams", "test_ht ht_unordered_streams", 2, 4),
     _Run("test_ht/routing_styles", "test_ht routing_styles", 4, 2),
     _Run("test_ht/widths", "test_ht widths", 2, 4),

@@ -14,9 +14,15 @@ void ll_interleaved_groups(EpEnv* env);
 void ll_two_streams(EpEnv* env);
 void ll_unordered_streams(EpEnv* env);
 void ll_thousand_operations(EpEnv* env);
+void ll_handle_while_a_dispatch_waits(EpEnv* env);
 
 // Ids that changed between dispatch and combine (permuted.c).
 void ll_weights_follow_their_ids(EpEnv* env);
 void ll_ids_permuted_before_combine(EpEnv* env);
+
+// Failures that not all ranks know of yet (failed.c).
+void ll_nothing_is_sent_behind_a_failure(EpEnv* env);
+void ll_no_sum_is_sent_without_its_weights(EpEnv* env);
+void ll_nothing_is_sent_to_a_bank_in_use(EpEnv* env);
 
 #endif  // C_TESTS_SUITES_LL_CASES_H_

@@ -219,3 +219,31 @@ void ll_thousand_operations(EpEnv* env) {
     destroy(env, groups[0]);
     destroy(env, groups[1]);
 }
+
+// The creation of a handle waits for no other rank: not for a dispatch that waits for them on the default
+// stream, and has every multiprocessor. With one rank there is nobody to wait for.
+void ll_handle_while_a_dispatch_waits(EpEnv* env) {
+    enum { kHandles = 3 };
+    const LlShape shape = small_shape(env, 12, 3);
+    ncclEpGroup_t group = ll_group_new(env, &shape);
+    LlRun run;
+    ll_run_open_with(&run, env, group, &shape, kRefMessy, false, 71);
+    ll_prepare_dispatch(&run);
+    EP_CHECK_CUDA(cudaDeviceSynchronize());
+    EpView ids;
+    ep_view_2d(&ids, ref_buffer_data(&run.ids), ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX,
+               shape.max_tokens, shape.top_k);
+    ncclEpHandle_t handles[kHandles];
+    // The others dispatch when rank 0 has its handles.
+    if (env->rank != 0) ep_barrier();
+    EP_CHECK_NCCL(ll_launch_dispatch(&run, NULL, false));
+    for (unsigned i = 0; i < kHandles; ++i) {
+        EP_CHECK_NCCL(ncclEpCreateHandle(&handles[i], group, &ids.tensor, NULL, 0, NULL, NULL, false));
+    }
+    if (env->rank == 0) ep_barrier();
+    EP_CHECK_CUDA(cudaDeviceSynchronize());
+    ll_check_dispatch(&run);
+    for (unsigned i = 0; i < kHandles; ++i) EP_CHECK_NCCL(ncclEpHandleDestroy(handles[i]));
+    ll_run_close(&run);
+    destroy(env, group);
+}

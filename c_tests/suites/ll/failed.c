@@ -1,0 +1,130 @@
+// One block of a kernel begins so late that another rank has given up waiting for it. What that rank
+// runs behind its failure must not reach the late block: its sums are right, or its group has failed.
+#define _GNU_SOURCE  // setenv
+#include <stdlib.h>
+
+#include "reference/ll_run.h"
+#include "suites/ll/cases.h"
+
+// Not the block that tells the others that its rank has begun: without that the late rank fails itself.
+enum { kRuns = 3, kLateBlock = 1 };
+
+typedef struct {
+    EpEnv* env;
+    ncclEpGroup_t group;
+    LlRun runs[kRuns];        // dispatched, and ready to be combined
+    cudaStream_t streams[2];  // in no order with each other
+    bool is_late;             // the last rank
+} Fixture;
+
+// All entries of a token name experts of the next rank, so that nobody waits for a row of its own or, with
+// one entry, for weights before it sends.
+static RefRouting* route_to_next_rank(const LlRun* run) {
+    RefRouting* routing = ref_routing_copy(run->now);
+    const unsigned num_ranks = (unsigned)run->env->size;
+    for (unsigned rank = 0; rank < num_ranks; ++rank) {
+        const unsigned first = (rank + 1) % num_ranks * run->local_experts;
+        for (size_t i = 0; i < ref_entries_of(routing, rank); ++i) {
+            routing->topk_idx[rank][i] = first + i % run->local_experts;
+        }
+    }
+    return routing;
+}
+
+static void open_fixture(Fixture* fixture, EpEnv* env, unsigned top_k) {
+    const LlShape shape = {2 * (unsigned)env->size, 12, top_k, ncclBfloat16, 40};
+    fixture->env = env;
+    fixture->is_late = env->rank == env->size - 1;
+    EP_REQUIRE(setenv("NCCL_EP_TIMEOUT_MS", "1000", 1) == 0);
+    fixture->group = ll_group_new(env, &shape);
+    EP_REQUIRE(unsetenv("NCCL_EP_TIMEOUT_MS") == 0);
+    ep_open_streams(fixture->streams, 2);
+    for (unsigned r = 0; r < kRuns; ++r) {
+        LlRun* run = &fixture->runs[r];
+        ll_run_open_with(run, env, fixture->group, &shape, kRefDistinct, false, 80 + 10 * r);
+        ll_run_reroute(run, route_to_next_rank(run));
+        ll_dispatch(run);
+        ll_prepare_combine(run);
+    }
+    EP_CHECK_CUDA(cudaDeviceSynchronize());
+    ep_barrier();
+}
+
+static void close_fixture(Fixture* fixture) {
+    for (unsigned r = 0; r < kRuns; ++r) ll_run_close(&fixture->runs[r]);
+    ep_close_streams(fixture->streams, 2);
+    EP_CHECK_NCCL(ncclEpGroupDestroy(fixture->group, fixture->env->stream));
+}
+
+static ncclResult_t state_of(const Fixture* fixture) {
+    ncclResult_t state = ncclSuccess;
+    EP_CHECK_NCCL(ncclEpGetAsyncError(fixture->group, &state));
+    return state;
+}
+
+// First the others fail and run what is behind; then the late block begins.
+static void check_ends(Fixture* fixture, LlRun* late, cudaStream_t stream) {
+    if (!fixture->is_late) {
+        EP_CHECK_CUDA(cudaDeviceSynchronize());
+        EP_CHECK_RESULT(state_of(fixture), ncclRemoteError);
+    }
+    ep_barrier();
+    if (fixture->is_late) {
+        ep_release_block();
+        EP_CHECK_CUDA(cudaStreamSynchronize(stream));
+        if (state_of(fixture) == ncclSuccess) ll_check_combine(late);
+    }
+    ep_barrier();
+}
+
+// Whole combines: the second behind the failed one is for the same bank.
+static void fail_in_a_combine(EpEnv* env, unsigned top_k) {
+    Fixture fixture;
+    open_fixture(&fixture, env, top_k);
+    const cudaStream_t stream = fixture.streams[0];
+    if (fixture.is_late) (void)ep_hold_block(kLateBlock);
+    // The late rank makes no further call: from that it would hear of the failure.
+    for (unsigned r = 0; r < (fixture.is_late ? 1 : kRuns); ++r) {
+        EP_CHECK_NCCL(ll_launch_combine(&fixture.runs[r], stream, false));
+    }
+    check_ends(&fixture, &fixture.runs[0], stream);
+    close_fixture(&fixture);
+}
+
+// Of staged combines every second has the same bank, and waits until the one before was received.
+static void fail_in_a_staged_combine(EpEnv* env) {
+    Fixture fixture;
+    open_fixture(&fixture, env, 1);
+    const cudaStream_t* streams = fixture.streams;
+    LlRun* runs = fixture.runs;
+    EP_CHECK_NCCL(ll_launch_combine(&runs[0], streams[0], true));
+    EP_CHECK_CUDA(cudaStreamSynchronize(streams[0]));
+    if (fixture.is_late) (void)ep_hold_block(kLateBlock);
+    EP_CHECK_NCCL(ncclEpComplete(runs[0].handle, NULL, streams[0]));
+    for (unsigned r = 1; r < (fixture.is_late ? 2 : kRuns); ++r) {
+        EP_CHECK_NCCL(ll_launch_combine(&runs[r], streams[1], true));
+        EP_CHECK_NCCL(ncclEpComplete(runs[r].handle, NULL, streams[1]));
+    }
+    check_ends(&fixture, &runs[0], streams[0]);
+    close_fixture(&fixture);
+}
+
+static bool can_hold_blocks(const EpEnv* env) {
+    const bool can = env->size > 1 && ep_hold_block(kLateBlock);
+    ep_release_block();
+    if (!can) ep_skip("only the SIMT shim can hold up a block, and only another rank waits for it");
+    return can;
+}
+
+void ll_nothing_is_sent_behind_a_failure(EpEnv* env) {
+    if (can_hold_blocks(env)) fail_in_a_combine(env, 1);
+}
+
+// An expert rank waits for the weights of a token that names it more than once.
+void ll_no_sum_is_sent_without_its_weights(EpEnv* env) {
+    if (can_hold_blocks(env)) fail_in_a_combine(env, 3);
+}
+
+void ll_nothing_is_sent_to_a_bank_in_use(EpEnv* env) {
+    if (can_hold_blocks(env)) fail_in_a_staged_combine(env);
+}

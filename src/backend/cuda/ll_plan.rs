@@ -284,6 +284,12 @@ mod tests {
         assert!(!refused(8, 752, 4) && refused(8, 753, 4));
         assert!(!refused(8, 2, 131_071) && refused(8, 2, 131_072));
         assert!(!refused(1, 2048, 1_048_575) && refused(1, 2049, 1_048_575));
+        let rows_of = |row_bytes| GroupFacts {
+            row_bytes,
+            ..facts(4, LlCombineMode::Reduce)
+        };
+        assert!(LlPlan::new(&rows_of((16 << 20) - 16)).is_ok());
+        assert!(LlPlan::new(&rows_of(16 << 20)).is_err());
     }
 
     #[test]

@@ -220,8 +220,8 @@ void ll_thousand_operations(EpEnv* env) {
     destroy(env, groups[1]);
 }
 
-// The creation of a handle waits for no other rank: not for a dispatch that waits for them on the default
-// stream, and has every multiprocessor. With one rank there is nobody to wait for.
+// The creation of a handle waits for no other rank, as it would if it filled memory on a stream that is
+// ordered with the default one: there a dispatch waits for ranks that wait for the handles.
 void ll_handle_while_a_dispatch_waits(EpEnv* env) {
     enum { kHandles = 3 };
     const LlShape shape = small_shape(env, 12, 3);

@@ -130,7 +130,7 @@ constexpr static const uint32_t LL_PHASE_RECEIVE = 2;
 /// Bits of an entry packet that hold the place among a source's rows; those above hold the local expert.
 constexpr static const uint32_t LL_PLACE_BITS = 20;
 
-/// Most threads of a dispatch block, in whole warps. A block that sends and receives needs more warps
+/// Most threads of a dispatch block, in whole warps. A block that sends and announces needs more warps
 /// than it has routers (4).
 constexpr static const uint32_t LL_DISPATCH_THREADS = 512;
 

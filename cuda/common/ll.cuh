@@ -23,11 +23,12 @@
 // wait for weights of its peers, and takes SMs that a peer's earlier operation needs.
 //
 // And it needs operations that end because everything came. One that ends because a wait was given up
-// says nothing about the peers, so behind it nothing is sent (`Start::failed`). A rank that has not
-// heard of it yet cannot get past the next operation, as it misses the signature of the one that failed.
+// says nothing about the peers, so operations that begin after it send nothing (`Start::failed`). A rank
+// that has not heard of it yet cannot get past the next operation: it waits for the failed rank's signature.
 //
 // Epochs live in device memory, so that replaying a captured graph advances them. Each track has
-// its own. Packets are never cleared: one means something only with the epoch of the operation.
+// its own. Packets are not cleared, but for flags of chunks: one means something only with the epoch of
+// the operation, which comes again after 2^32 of them.
 #pragma once
 
 #include "wait.cuh"
@@ -59,8 +60,8 @@ struct Start {
     // Of the track: its last operation, and the last that was received.
     uint32_t epoch;
     uint32_t received;
-    // Whether an operation of this rank has failed. What peers have told lies in the window, where
-    // the first look takes longer, and is not needed: this rank waits for them anyway.
+    // Whether an operation of this rank has failed. What peers have told is not needed: this rank waits
+    // for their signatures, or has their leave to write to a bank.
     uint32_t failed;
 
     __device__ void load(const LlCommon& common) {
@@ -156,7 +157,8 @@ __device__ __forceinline__ int32_t expert_of_entry(const Op& op, const int64_t* 
 
 // Whether `peer` has begun an operation of another track that this rank has not, and not the one
 // that we wait for. Operations have one order on all ranks, so one of the two is staged there and
-// whole here, or the other way round.
+// whole here, or the other way round; or both are staged, but with tracks that the ranks chose
+// differently, as they completed staged operations in another order before a third.
 __device__ inline bool stages_otherwise(const Op& op, uint32_t peer) {
     const LlTrackState* states = op.common.track_state - op.common.track;
     bool has_begun = false;

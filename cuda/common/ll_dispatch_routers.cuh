@@ -125,7 +125,7 @@ __device__ void find_begins(const Block& block) {
     mbarrier_arrive(&block.shared.begins_known);
 }
 
-// What the receivers tell the peers: each the entries of its share of the tokens, the first ones
+// What the announcers tell the peers: each the entries of its share of the tokens, the first ones
 // also the counts. All threads of the block call it; the routers tell.
 __device__ void announce(const Block& block, int32_t early) {
     const uint32_t tokens = block.shape.tokens;

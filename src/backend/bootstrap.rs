@@ -103,7 +103,11 @@ impl Bootstrap {
         let waited = self.watch(stream);
         let mut bytes = vec![0; total];
         match &waited {
-            Ok(()) => self.memory.download(&mut bytes, gathered)?,
+            // The other ranks have what this one gave, and go on by it.
+            Ok(()) => self
+                .memory
+                .download(&mut bytes, gathered)
+                .map_err(|error| self.lost.get_or_init(|| error).clone())?,
             Err(Waited::TooLong(error)) => {
                 self.memory.strand(stream);
                 return Err(self.lost.get_or_init(|| error.clone()).clone());

@@ -6,7 +6,7 @@
 //! call is made only while nothing of this library is on the device that waits for other ranks, nor can
 //! come there: the device is quiet. Whoever has something to free does not wait for that moment, which might
 //! need the peers, but leaves it here. It goes at the next quiet moment, or to the next group that wants the
-//! same, so that nothing piles up even if there is none.
+//! same, so that little piles up even if there is none.
 #![forbid(unsafe_code)]
 
 use parking_lot::Mutex;
@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 
 /// How long the caller's memory waits for operations to end.
 const PATIENCE: Duration = Duration::from_millis(100);
+/// So many pieces of the caller's may wait to be freed.
+const MOST_PIECES: usize = 256;
 const PAUSE: Duration = Duration::from_micros(50);
 
 /// Operations that were enqueued and wait for other ranks.
@@ -51,6 +53,17 @@ struct State<K> {
     works: Vec<Weak<dyn Works>>,
     stuck: Vec<IsStuck>,
     waiting: Vec<Waiting<K>>,
+    /// Somebody has waited in vain since the device was quiet for the last time; nobody else need try.
+    out_of_patience: bool,
+}
+
+/// What is left of another group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Taken {
+    /// Where it lies.
+    pub address: usize,
+    /// It must stay allocated as long as the process lives: somebody may still map it.
+    pub must_stay: bool,
 }
 
 struct Waiting<K> {
@@ -69,6 +82,7 @@ impl<K> Default for Quiet<K> {
                 works: Vec::new(),
                 stuck: Vec::new(),
                 waiting: Vec::new(),
+                out_of_patience: false,
             }),
         }
     }
@@ -111,8 +125,9 @@ impl<K> Quiet<K> {
     }
 
     /// Frees memory of the caller's by `free`, or when the device is quiet. Waits a little for operations
-    /// to end, so that a program that always has some enqueued does not pile up memory; if they need this thread on
-    /// another rank, nothing is lost but that time.
+    /// to end, as a program that has some enqueued most of the time would pile up memory; if they need this
+    /// thread on another rank, nothing is lost but that time, and that once. Of a program that always has some
+    /// enqueued the oldest piece is freed all the same when there are too many: it would run out of memory.
     pub fn free_soon(&self, address: usize, free: Free) {
         self.state.lock().waiting.push(Waiting {
             key: None,
@@ -120,12 +135,40 @@ impl<K> Quiet<K> {
             free: Some(free),
         });
         let start = Instant::now();
-        while !self.settle_as(Graphs::DoNotCount, |waiting| waiting.key.is_none())
-            && start.elapsed() < PATIENCE
-            && self.state.lock().under_way == 0
-            && !self.is_stranded()
-        {
+        while !self.settle_as(Graphs::DoNotCount, |waiting| waiting.key.is_none()) {
+            let mut state = self.state.lock();
+            if !state.has(address) {
+                return;
+            }
+            if state.out_of_patience || state.under_way > 0 || !state.stuck.is_empty() {
+                break;
+            }
+            state.out_of_patience = start.elapsed() >= PATIENCE;
+            drop(state);
             std::thread::sleep(PAUSE);
+        }
+        self.free_one_of_too_many();
+    }
+
+    /// Not behind an exchange, which may need this thread.
+    fn free_one_of_too_many(&self) {
+        let oldest = {
+            let mut state = self.state.lock();
+            let pieces = state.waiting.iter().filter(|it| it.key.is_none()).count();
+            if pieces <= MOST_PIECES || state.under_way > 0 || !state.stuck.is_empty() {
+                return;
+            }
+            let is_piece = |it: &Waiting<K>| it.key.is_none() && it.free.is_some();
+            let oldest = state.waiting.iter().position(is_piece);
+            oldest.map(|index| state.waiting.remove(index))
+        };
+        if let Some(Waiting {
+            address,
+            free: Some(mut free),
+            ..
+        }) = oldest
+        {
+            free(address);
         }
     }
 
@@ -140,7 +183,7 @@ impl<K> Quiet<K> {
     }
 
     /// Something that waits here for the same use.
-    pub fn take(&self, key: &K) -> Option<usize>
+    pub fn take(&self, key: &K) -> Option<Taken>
     where
         K: PartialEq,
     {
@@ -150,7 +193,10 @@ impl<K> Quiet<K> {
             let index = state.waiting.iter().position(serves)?;
             state.waiting.swap_remove(index)
         };
-        Some(found.address)
+        Some(Taken {
+            address: found.address,
+            must_stay: found.free.is_none(),
+        })
     }
 
     /// Frees what waits, if the device is quiet.
@@ -187,6 +233,7 @@ impl<K> Quiet<K> {
             works = state.works.iter().filter_map(Weak::upgrade).collect();
             if state.under_way == 0 && state.stuck.is_empty() {
                 while_all_idle(&works, graphs, &mut || {
+                    state.out_of_patience = false;
                     if let Some(then) = then.take() {
                         then(&mut state);
                     }
@@ -199,6 +246,12 @@ impl<K> Quiet<K> {
 }
 
 impl<K> State<K> {
+    /// Whether a piece of the caller's at `address` waits.
+    fn has(&self, address: usize) -> bool {
+        let is_it = |it: &Waiting<K>| it.key.is_none() && it.address == address;
+        self.waiting.iter().any(is_it)
+    }
+
     /// Takes out the exchanges that are not on the device any more.
     fn take_over(&mut self) -> Vec<IsStuck> {
         let (stuck, over) = self
@@ -232,169 +285,5 @@ impl<K> Drop for UnderWay<K> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-
-    struct Switch(AtomicBool);
-
-    impl Works for Switch {
-        fn while_idle(&self, _graphs: Graphs, then: &mut dyn FnMut()) {
-            if self.0.load(Ordering::Relaxed) {
-                then();
-            }
-        }
-    }
-
-    /// Has operations in graphs.
-    struct Captured;
-
-    impl Works for Captured {
-        fn while_idle(&self, graphs: Graphs, then: &mut dyn FnMut()) {
-            if graphs == Graphs::DoNotCount {
-                then();
-            }
-        }
-    }
-
-    /// A device, and what was freed on it.
-    fn device() -> (Arc<Quiet<usize>>, Arc<AtomicUsize>) {
-        (Arc::default(), Arc::default())
-    }
-
-    fn free(freed: &Arc<AtomicUsize>) -> Option<Free> {
-        let freed = Arc::clone(freed);
-        Some(Box::new(move |address| {
-            freed.fetch_add(address, Ordering::Relaxed);
-        }))
-    }
-
-    #[test]
-    fn on_a_quiet_device_nothing_waits() {
-        let (quiet, freed) = device();
-        quiet.later(Some(1), 7, free(&freed));
-        assert_eq!(freed.load(Ordering::Relaxed), 7);
-        assert_eq!(quiet.take(&1), None);
-    }
-
-    #[test]
-    fn what_waits_is_freed_when_the_last_exchange_ends() {
-        let (quiet, freed) = device();
-        let exchanges = [quiet.begin(), quiet.begin()];
-        quiet.later(Some(1), 7, free(&freed));
-        let [first, second] = exchanges;
-        drop(first);
-        assert_eq!(freed.load(Ordering::Relaxed), 0);
-        drop(second);
-        assert_eq!(freed.load(Ordering::Relaxed), 7);
-    }
-
-    #[test]
-    fn operations_on_the_device_make_it_wait() {
-        let (quiet, freed) = device();
-        let busy = Arc::new(Switch(AtomicBool::new(false)));
-        let works: Weak<dyn Works> = Arc::downgrade(&busy) as Weak<dyn Works>;
-        quiet.watch(works);
-        quiet.later(None, 7, free(&freed));
-        assert!(!quiet.try_now(|| panic!("the device is not quiet")));
-        busy.0.store(true, Ordering::Relaxed);
-        drop(quiet.begin());
-        assert_eq!(freed.load(Ordering::Relaxed), 7);
-        busy.0.store(false, Ordering::Relaxed);
-        drop(busy);
-        assert!(quiet.try_now(|| ()));
-    }
-
-    #[test]
-    fn memory_of_the_callers_does_not_wait_for_graphs() {
-        let (quiet, freed) = device();
-        let captured = Arc::new(Captured);
-        quiet.watch(Arc::downgrade(&captured) as Weak<dyn Works>);
-        quiet.later(Some(1), 7, free(&freed));
-        quiet.free_soon(8, free(&freed).unwrap());
-        assert_eq!(freed.load(Ordering::Relaxed), 8);
-        drop(captured);
-        drop(quiet.begin());
-        assert_eq!(freed.load(Ordering::Relaxed), 15);
-    }
-
-    #[test]
-    fn memory_of_the_callers_waits_for_operations_but_not_for_ever() {
-        let (quiet, freed) = device();
-        let busy = Arc::new(Switch(AtomicBool::new(false)));
-        quiet.watch(Arc::downgrade(&busy) as Weak<dyn Works>);
-        quiet.free_soon(7, free(&freed).unwrap());
-        assert_eq!(freed.load(Ordering::Relaxed), 0);
-        busy.0.store(true, Ordering::Relaxed);
-        quiet.free_soon(8, free(&freed).unwrap());
-        assert_eq!(freed.load(Ordering::Relaxed), 15);
-        let exchange = quiet.begin();
-        quiet.free_soon(1, free(&freed).unwrap());
-        assert_eq!(freed.load(Ordering::Relaxed), 15);
-        drop(exchange);
-        assert_eq!(freed.load(Ordering::Relaxed), 16);
-    }
-
-    #[test]
-    fn what_waits_serves_the_same_use_again() {
-        let (quiet, freed) = device();
-        let exchange = quiet.begin();
-        quiet.later(Some(1), 7, free(&freed));
-        quiet.later(None, 8, free(&freed));
-        assert_eq!(quiet.take(&2), None);
-        assert_eq!(quiet.take(&1), Some(7));
-        assert_eq!(quiet.take(&1), None);
-        drop(exchange);
-        assert_eq!(freed.load(Ordering::Relaxed), 8);
-    }
-
-    #[test]
-    fn what_a_peer_may_map_stays_and_serves_again() {
-        let (quiet, _) = device();
-        quiet.later(Some(1), 7, None);
-        drop(quiet.begin());
-        assert_eq!(quiet.take(&1), Some(7));
-    }
-
-    #[test]
-    fn a_stuck_exchange_keeps_everything_until_it_is_over() {
-        let (quiet, freed) = device();
-        let stuck = Arc::new(AtomicBool::new(true));
-        let asked = Arc::clone(&stuck);
-        quiet.strand(Box::new(move || asked.load(Ordering::Relaxed)));
-        quiet.later(None, 7, free(&freed));
-        assert!(quiet.is_stranded());
-        assert_eq!(freed.load(Ordering::Relaxed), 0);
-        stuck.store(false, Ordering::Relaxed);
-        assert!(!quiet.is_stranded());
-        drop(quiet.begin());
-        assert_eq!(freed.load(Ordering::Relaxed), 7);
-    }
-
-    #[test]
-    fn freeing_may_drop_what_frees_in_turn() {
-        struct Frees(Arc<Quiet<usize>>);
-        impl Drop for Frees {
-            fn drop(&mut self) {
-                self.0.later(None, 0, Some(Box::new(drop)));
-            }
-        }
-        let (quiet, _) = device();
-        let inner = Frees(Arc::clone(&quiet));
-        let exchange = quiet.begin();
-        quiet.later(
-            Some(1),
-            1,
-            Some(Box::new(move |_| {
-                let _held = &inner;
-            })),
-        );
-        drop(exchange);
-        let inner = Frees(Arc::clone(&quiet));
-        quiet.strand(Box::new(move || {
-            let _held = &inner;
-            false
-        }));
-        assert!(!quiet.is_stranded());
-    }
-}
+#[path = "quiet_tests.rs"]
+mod tests;

@@ -7,7 +7,7 @@
 use crate::backend::cuda::driver::{self, ContextHandle, Device, IPC_HANDLE_BYTES};
 use crate::backend::cuda::event::Mark;
 use crate::backend::cuda::tools::Tools;
-use crate::backend::quiet::{Quiet, UnderWay, Works};
+use crate::backend::quiet::{Quiet, Taken, UnderWay, Works};
 use crate::error::{Error, Result};
 use crate::model::ops::Stream;
 use once_cell::sync::Lazy;
@@ -187,7 +187,7 @@ impl Context {
     }
 
     /// Something for the use of `key` that is left of another group.
-    pub(super) fn take(&self, key: &Key) -> Option<usize> {
+    pub(super) fn take(&self, key: &Key) -> Option<Taken> {
         self.quiet.take(key)
     }
 

@@ -166,12 +166,12 @@ impl CudaGroup {
         }
         let records = records?;
 
-        let mapped = map_peers(&context, rank, &records, own.layout.bytes);
-        let agreed = agree_on(&bootstrap, &mapped, stream);
-        let shared = Shared {
-            mappings: mapped.unwrap_or_default(),
+        let mut shared = Shared {
+            mappings: Vec::new(),
             window: own.window,
         };
+        let mapped = shared.map_peers(rank, &records, own.layout.bytes);
+        let agreed = agree_on(&bootstrap, &mapped, stream);
         if let Err(error) = agreed {
             return Err(shared.abandon(&bootstrap, stream, error));
         }
@@ -219,30 +219,26 @@ fn agree_on<T>(bootstrap: &Bootstrap, mine: &Result<T>, stream: Stream) -> Resul
     bootstrap.agree(mine, 0, stream).map(drop)
 }
 
-/// Maps the windows of all ranks but `rank`, which is this one; in rank order. Each has `bytes`.
-fn map_peers(
-    context: &Arc<Context>,
-    rank: usize,
-    records: &[Vec<u8>],
-    bytes: usize,
-) -> Result<Vec<PeerMapping>> {
-    let others = records.iter().enumerate().filter(|&(peer, _)| peer != rank);
-    others
-        .map(|(peer, record)| {
-            WindowRecord::from_bytes(record)
-                .and_then(|record| PeerMapping::new(context, &record, bytes))
-                .map_err(|error| {
-                    error.within(format_args!("rank {rank} cannot map rank {peer}'s window"))
-                })
-        })
-        .collect()
-}
-
 /// What a rank tells the others about their windows at the end.
 const UNMAPPED: u8 = 1;
 const STILL_MAPPED: u8 = 2;
 
 impl Shared {
+    /// Maps the windows of all ranks but `rank`, which is this one; in rank order. Each has `bytes`. Those that
+    /// were mapped before one that cannot be stay, to be unmapped as all are.
+    fn map_peers(&mut self, rank: usize, records: &[Vec<u8>], bytes: usize) -> Result<()> {
+        let others = records.iter().enumerate().filter(|&(peer, _)| peer != rank);
+        for (peer, record) in others {
+            let mapping = WindowRecord::from_bytes(record)
+                .and_then(|record| PeerMapping::new(self.window.context(), &record, bytes))
+                .map_err(|error| {
+                    error.within(format_args!("rank {rank} cannot map rank {peer}'s window"))
+                })?;
+            self.mappings.push(mapping);
+        }
+        Ok(())
+    }
+
     /// The windows of all ranks; `rank` is this one.
     fn windows(&self, rank: usize) -> Vec<DevPtr> {
         let mut bases: Vec<DevPtr> = self.mappings.iter().map(PeerMapping::base).collect();

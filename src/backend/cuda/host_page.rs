@@ -43,7 +43,10 @@ impl<T: Record> HostPage<T> {
         let bytes = count * size_of::<T>();
         let _entered = context.enter()?;
         let left = context.take(&Key::Pinned(bytes));
-        let memory = left.map_or_else(|| driver::alloc_host(bytes), |it| Ok(it as *mut c_void))?;
+        let memory = left.map_or_else(
+            || driver::alloc_host(bytes),
+            |it| Ok(it.address as *mut c_void),
+        )?;
         let host = NonNull::new(memory.cast::<T>())
             .ok_or_else(|| Error::internal("cuMemHostAlloc gave NULL"))?;
         let mut page = Self {

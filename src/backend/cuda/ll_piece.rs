@@ -19,8 +19,9 @@ pub(super) struct Piece {
 
 impl Piece {
     /// With any content, or what a handle before has left: writing something here would have to wait for
-    /// kernels, hence for other ranks. A dispatch writes all that its combine reads, and the kernels take
-    /// nothing that they find at its word, as the dispatch may be in a graph that was never launched.
+    /// kernels, hence for other ranks. A dispatch writes all that its combine reads. It may be in a graph that was
+    /// never launched, which the host cannot see: then the kernels reach no wrong address, but what the group
+    /// gives from there on means nothing.
     pub(super) fn new(memory: &Arc<CudaMemory>, plan: &LlPlan, top_k: usize) -> Result<Self> {
         let sizes = plan.handle_memory(top_k);
         let bytes = sizes.expert_of + sizes.row_of + sizes.tokens_of;

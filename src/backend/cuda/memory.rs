@@ -84,7 +84,7 @@ impl DeviceMemory for CudaMemory {
 
     fn alloc_own(&self, bytes: usize) -> Result<DevPtr> {
         let left = self.context.take(&Key::Memory(bytes));
-        left.map_or_else(|| self.alloc(bytes), |address| Ok(DevPtr(address)))
+        left.map_or_else(|| self.alloc(bytes), |it| Ok(DevPtr(it.address)))
     }
 
     fn free_own(&self, data: DevPtr, bytes: usize) {

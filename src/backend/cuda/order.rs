@@ -52,7 +52,7 @@ impl Works for Operations {
         }
         if let Some(done) = self.done.try_lock()
             && (graphs == Graphs::DoNotCount || !done.is_in_graphs())
-            && done.is_over() == Ok(true)
+            && done.is_over() != Ok(false)
         {
             then();
         }

@@ -96,7 +96,7 @@ pub const LL_PHASE_SEND: u32 = 1;
 pub const LL_PHASE_RECEIVE: u32 = 2;
 /// Bits of an entry packet that hold the place among a source's rows; those above hold the local expert.
 pub const LL_PLACE_BITS: u32 = 20;
-/// Most threads of a dispatch block, in whole warps. A block that sends and receives needs more warps
+/// Most threads of a dispatch block, in whole warps. A block that sends and announces needs more warps
 /// than it has routers (4).
 pub const LL_DISPATCH_THREADS: u32 = 512;
 /// Most threads of a combine block, in whole warps.

@@ -16,8 +16,11 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
-/// The tools that are in use, by their contexts.
-static TOOLS: Lazy<Mutex<HashMap<ContextHandle, Weak<Tools>>>> = Lazy::new(Mutex::default);
+/// The tools of one context, if they are in use. Locked while they are made, which waits for its device; so
+/// each context has a lock of its own.
+type InUse = Arc<Mutex<Weak<Tools>>>;
+
+static TOOLS: Lazy<Mutex<HashMap<ContextHandle, InUse>>> = Lazy::new(Mutex::default);
 
 /// What one device's groups share.
 pub(super) struct Tools {
@@ -31,8 +34,9 @@ impl Tools {
     /// Those of the context `held`, made if nobody has them. Where the kernels cannot be loaded the rest is there,
     /// so that the other ranks can be told.
     pub(super) fn of(held: &Arc<Held>, quiet: &Arc<Quiet<Key>>) -> Result<Arc<Self>> {
-        let mut all = TOOLS.lock();
-        if let Some(tools) = all.get(&held.handle()).and_then(Weak::upgrade) {
+        let in_use = Arc::clone(TOOLS.lock().entry(held.handle()).or_default());
+        let mut in_use = in_use.lock();
+        if let Some(tools) = in_use.upgrade() {
             return Ok(tools);
         }
         let _entered = held.enter()?;
@@ -42,7 +46,7 @@ impl Tools {
             stream: driver::create_stream()?,
             kernels: module::load(),
         });
-        all.insert(held.handle(), Arc::downgrade(&tools));
+        *in_use = Arc::downgrade(&tools);
         Ok(tools)
     }
 

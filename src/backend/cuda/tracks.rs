@@ -146,7 +146,7 @@ impl Works for Receivers {
         }
         if let Some(tracks) = self.tracks.try_lock()
             && (graphs == Graphs::DoNotCount || !tracks.iter().any(|it| it.received.is_in_graphs()))
-            && tracks.iter().all(|it| it.received.is_over() == Ok(true))
+            && tracks.iter().all(|it| it.received.is_over() != Ok(false))
         {
             then();
         }

@@ -32,6 +32,8 @@ pub(super) struct Window {
     context: Arc<Context>,
     place: Place,
     is_told: bool,
+    /// It was another group's, and a peer of that one may still map it.
+    must_stay: bool,
 }
 
 impl Window {
@@ -39,7 +41,10 @@ impl Window {
     pub(super) fn new(memory: &Arc<CudaMemory>, bytes: usize) -> Result<Self> {
         let context = Arc::clone(memory.context());
         let left = context.take(&Key::Window(bytes));
-        let base = left.map_or_else(|| memory.alloc(bytes), |address| Ok(DevPtr(address)))?;
+        let base = match left {
+            Some(left) => DevPtr(left.address),
+            None => memory.alloc(bytes)?,
+        };
         let place = Place {
             context: context.handle(),
             base: base.0 as u64,
@@ -50,6 +55,7 @@ impl Window {
             context,
             place,
             is_told: false,
+            must_stay: left.is_some_and(|left| left.must_stay),
         };
         memory.zero(base, bytes)?;
         Ok(window)
@@ -60,19 +66,25 @@ impl Window {
         self.is_told = true;
     }
 
+    /// Where it lives.
+    pub(super) fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
     /// First byte.
     pub(super) fn base(&self) -> DevPtr {
         DevPtr(self.place.base as usize)
     }
 
-    /// Gives the memory back. No peer maps it any more.
+    /// Gives the memory back. No peer of this group maps it any more.
     pub(super) fn free(mut self) {
         self.is_told = false;
     }
 
     /// Leaves the memory to the next group that wants such a window. A peer may map it, but no kernel uses it.
-    pub(super) fn keep(self) {
-        self.context.keep(self.key(), self.base().0);
+    pub(super) fn keep(mut self) {
+        self.is_told = false;
+        self.must_stay = true;
     }
 
     fn key(&self) -> Key {
@@ -87,9 +99,13 @@ impl Drop for Window {
             live.swap_remove(index);
         }
         drop(live);
-        if !self.is_told {
-            let key = Some(self.key());
-            self.context.free_later(key, self.base().0, memory::free);
+        match (self.is_told, self.must_stay) {
+            (true, _) => {}
+            (false, true) => self.context.keep(self.key(), self.base().0),
+            (false, false) => {
+                let key = Some(self.key());
+                self.context.free_later(key, self.base().0, memory::free);
+            }
         }
     }
 }
@@ -190,7 +206,7 @@ impl PeerMapping {
                 DevPtr(place.base as usize)
             }
             None => match context.take(&Key::Import(record.ipc)) {
-                Some(address) => DevPtr(address),
+                Some(left) => DevPtr(left.address),
                 None => driver::import(record.ipc)?,
             },
         };
@@ -208,7 +224,8 @@ impl PeerMapping {
 
     /// Unmaps all of `mappings` now, if the device is quiet, and says whether none is left.
     pub(super) fn unmap(mut mappings: Vec<Self>) -> bool {
-        let Some(context) = mappings.first().map(|it| Arc::clone(&it.context)) else {
+        let imported = mappings.iter().find(|it| it.imported.is_some());
+        let Some(context) = imported.map(|it| Arc::clone(&it.context)) else {
             return true;
         };
         context.if_quiet(|| {

@@ -74,22 +74,32 @@ fn open_windows(bootstrap: &Bootstrap, stream: Stream) -> Result<Vec<Window>> {
         [process.to_le_bytes(), descriptor.to_le_bytes()].concat()
     });
     let addresses = bootstrap.agree(mine, BYTES, stream)?;
+    let (rank, ranks) = (bootstrap.rank(), bootstrap.ranks());
     let windows: Result<Vec<Window>> = addresses
         .iter()
-        .map(|record| match record.as_chunks::<4>().0 {
-            [process, descriptor] => Window::open(
-                Address {
-                    process: u32::from_le_bytes(*process),
-                    descriptor: i32::from_le_bytes(*descriptor),
-                },
-                bootstrap.ranks(),
-            ),
-            _ => Err(Error::internal("a window's address of the wrong length")),
+        .enumerate()
+        .map(|(owner, record)| {
+            open_window(record, ranks).map_err(|error| {
+                error.within(format_args!(
+                    "rank {rank} of {ranks} waited for the window of rank {owner}"
+                ))
+            })
         })
         .collect();
     let verdict = windows.as_ref().map(|_| Vec::new()).map_err(Error::clone);
     bootstrap.agree(verdict, 0, stream)?;
     windows
+}
+
+fn open_window(record: &[u8], ranks: usize) -> Result<Window> {
+    let [process, descriptor] = record.as_chunks::<4>().0 else {
+        return Err(Error::internal("a window's address of the wrong length"));
+    };
+    let address = Address {
+        process: u32::from_le_bytes(*process),
+        descriptor: i32::from_le_bytes(*descriptor),
+    };
+    Window::open(address, ranks)
 }
 
 /// What all handles of a group use.

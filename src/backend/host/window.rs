@@ -13,6 +13,7 @@ use crate::backend::host::signal;
 use crate::error::{Code, Error, Result};
 use memmap2::{Mmap, MmapMut, MmapOptions, MmapRaw};
 use std::fs::File;
+use std::io;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
@@ -87,7 +88,13 @@ impl Window {
     /// Opens the window at `address`, which must stay alive meanwhile.
     pub fn open(address: Address, ranks: usize) -> Result<Self> {
         let path = format!("/proc/{}/fd/{}", address.process, address.descriptor);
-        let failed = |cause| Error::system(format_args!("opening the window {path}"), &cause);
+        let failed = |cause: io::Error| match cause.kind() {
+            io::ErrorKind::NotFound => Error::new(
+                Code::RemoteError,
+                format!("{path}: the rank is gone, or has given up"),
+            ),
+            _ => Error::system(format_args!("opening the window {path}"), &cause),
+        };
         let foreign = || {
             Error::new(
                 Code::RemoteError,

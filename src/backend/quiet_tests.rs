@@ -1,0 +1,196 @@
+//! Unit tests of quiet devices: what is freed when, and what serves again.
+#![forbid(unsafe_code)]
+
+use super::*;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+struct Switch(AtomicBool);
+
+impl Works for Switch {
+    fn while_idle(&self, _graphs: Graphs, then: &mut dyn FnMut()) {
+        if self.0.load(Ordering::Relaxed) {
+            then();
+        }
+    }
+}
+
+/// Has operations in graphs.
+struct Captured;
+
+impl Works for Captured {
+    fn while_idle(&self, graphs: Graphs, then: &mut dyn FnMut()) {
+        if graphs == Graphs::DoNotCount {
+            then();
+        }
+    }
+}
+
+/// A device, and what was freed on it.
+fn device() -> (Arc<Quiet<usize>>, Arc<AtomicUsize>) {
+    (Arc::default(), Arc::default())
+}
+
+fn free(freed: &Arc<AtomicUsize>) -> Option<Free> {
+    let freed = Arc::clone(freed);
+    Some(Box::new(move |address| {
+        freed.fetch_add(address, Ordering::Relaxed);
+    }))
+}
+
+#[test]
+fn on_a_quiet_device_nothing_waits() {
+    let (quiet, freed) = device();
+    quiet.later(Some(1), 7, free(&freed));
+    assert_eq!(freed.load(Ordering::Relaxed), 7);
+    assert_eq!(quiet.take(&1), None);
+}
+
+#[test]
+fn what_waits_is_freed_when_the_last_exchange_ends() {
+    let (quiet, freed) = device();
+    let exchanges = [quiet.begin(), quiet.begin()];
+    quiet.later(Some(1), 7, free(&freed));
+    let [first, second] = exchanges;
+    drop(first);
+    assert_eq!(freed.load(Ordering::Relaxed), 0);
+    drop(second);
+    assert_eq!(freed.load(Ordering::Relaxed), 7);
+}
+
+#[test]
+fn operations_on_the_device_make_it_wait() {
+    let (quiet, freed) = device();
+    let busy = Arc::new(Switch(AtomicBool::new(false)));
+    let works: Weak<dyn Works> = Arc::downgrade(&busy) as Weak<dyn Works>;
+    quiet.watch(works);
+    quiet.later(None, 7, free(&freed));
+    assert!(!quiet.try_now(|| panic!("the device is not quiet")));
+    busy.0.store(true, Ordering::Relaxed);
+    drop(quiet.begin());
+    assert_eq!(freed.load(Ordering::Relaxed), 7);
+    busy.0.store(false, Ordering::Relaxed);
+    drop(busy);
+    assert!(quiet.try_now(|| ()));
+}
+
+#[test]
+fn memory_of_the_callers_does_not_wait_for_graphs() {
+    let (quiet, freed) = device();
+    let captured = Arc::new(Captured);
+    quiet.watch(Arc::downgrade(&captured) as Weak<dyn Works>);
+    quiet.later(Some(1), 7, free(&freed));
+    quiet.free_soon(8, free(&freed).unwrap());
+    assert_eq!(freed.load(Ordering::Relaxed), 8);
+    drop(captured);
+    drop(quiet.begin());
+    assert_eq!(freed.load(Ordering::Relaxed), 15);
+}
+
+#[test]
+fn memory_of_the_callers_waits_for_operations_but_not_for_ever() {
+    let (quiet, freed) = device();
+    let busy = Arc::new(Switch(AtomicBool::new(false)));
+    quiet.watch(Arc::downgrade(&busy) as Weak<dyn Works>);
+    quiet.free_soon(7, free(&freed).unwrap());
+    assert_eq!(freed.load(Ordering::Relaxed), 0);
+    busy.0.store(true, Ordering::Relaxed);
+    quiet.free_soon(8, free(&freed).unwrap());
+    assert_eq!(freed.load(Ordering::Relaxed), 15);
+    let exchange = quiet.begin();
+    quiet.free_soon(1, free(&freed).unwrap());
+    assert_eq!(freed.load(Ordering::Relaxed), 15);
+    drop(exchange);
+    assert_eq!(freed.load(Ordering::Relaxed), 16);
+}
+
+#[test]
+fn what_waits_serves_the_same_use_again() {
+    let (quiet, freed) = device();
+    let exchange = quiet.begin();
+    quiet.later(Some(1), 7, free(&freed));
+    quiet.later(None, 8, free(&freed));
+    let taken = Taken {
+        address: 7,
+        must_stay: false,
+    };
+    assert_eq!(quiet.take(&2), None);
+    assert_eq!(quiet.take(&1), Some(taken));
+    assert_eq!(quiet.take(&1), None);
+    drop(exchange);
+    assert_eq!(freed.load(Ordering::Relaxed), 8);
+}
+
+#[test]
+fn what_a_peer_may_map_stays_and_serves_again() {
+    let (quiet, _) = device();
+    quiet.later(Some(1), 7, None);
+    drop(quiet.begin());
+    let taken = Taken {
+        address: 7,
+        must_stay: true,
+    };
+    assert_eq!(quiet.take(&1), Some(taken));
+}
+
+#[test]
+fn a_stuck_exchange_keeps_everything_until_it_is_over() {
+    let (quiet, freed) = device();
+    let stuck = Arc::new(AtomicBool::new(true));
+    let asked = Arc::clone(&stuck);
+    quiet.strand(Box::new(move || asked.load(Ordering::Relaxed)));
+    quiet.later(None, 7, free(&freed));
+    assert!(quiet.is_stranded());
+    assert_eq!(freed.load(Ordering::Relaxed), 0);
+    stuck.store(false, Ordering::Relaxed);
+    assert!(!quiet.is_stranded());
+    drop(quiet.begin());
+    assert_eq!(freed.load(Ordering::Relaxed), 7);
+}
+
+#[test]
+fn freeing_may_drop_what_frees_in_turn() {
+    struct Frees(Arc<Quiet<usize>>);
+    impl Drop for Frees {
+        fn drop(&mut self) {
+            self.0.later(None, 0, Some(Box::new(drop)));
+        }
+    }
+    let (quiet, _) = device();
+    let inner = Frees(Arc::clone(&quiet));
+    let exchange = quiet.begin();
+    quiet.later(
+        Some(1),
+        1,
+        Some(Box::new(move |_| {
+            let _held = &inner;
+        })),
+    );
+    drop(exchange);
+    let inner = Frees(Arc::clone(&quiet));
+    quiet.strand(Box::new(move || {
+        let _held = &inner;
+        false
+    }));
+    assert!(!quiet.is_stranded());
+}
+
+#[test]
+fn only_the_first_of_many_pieces_waits_and_too_many_are_freed_all_the_same() {
+    let (quiet, freed) = device();
+    let busy = Arc::new(Switch(AtomicBool::new(false)));
+    quiet.watch(Arc::downgrade(&busy) as Weak<dyn Works>);
+    let start = Instant::now();
+    for _ in 0..MOST_PIECES {
+        quiet.free_soon(1, free(&freed).unwrap());
+    }
+    assert!(start.elapsed() < PATIENCE * 20);
+    assert_eq!(freed.load(Ordering::Relaxed), 0);
+    quiet.free_soon(1, free(&freed).unwrap());
+    assert_eq!(freed.load(Ordering::Relaxed), 1);
+    let exchange = quiet.begin();
+    quiet.free_soon(1, free(&freed).unwrap());
+    assert_eq!(freed.load(Ordering::Relaxed), 1);
+    busy.0.store(true, Ordering::Relaxed);
+    drop(exchange);
+    assert_eq!(freed.load(Ordering::Relaxed), MOST_PIECES + 2);
+}

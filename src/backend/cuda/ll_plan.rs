@@ -20,9 +20,9 @@ const PIECE_BYTES: usize = LL_CHUNK_VECS as usize * 32 * 16;
 const PACKET_BYTES: usize = 8;
 const REGION_ALIGN: usize = 256;
 
-/// A rank with few tokens serves the others with at least one in so many of the blocks that it would have
-/// with the most tokens. With all of them small batches take longer, with half only what is uneven does, and
-/// that less than what is even (docs/performance.md).
+/// A rank with few tokens has at least half of the blocks that it would have with the most tokens, to serve
+/// those of the others. With all of them small even batches take longer; with half uneven ones do, but still
+/// less than even ones with the most tokens (docs/performance.md).
 const SERVING_SHARE: u32 = 2;
 /// Blocks of a combine with few tokens.
 const LEAST_COMBINE_BLOCKS: usize = 8;

@@ -102,6 +102,12 @@ impl Error {
         self
     }
 
+    /// Appends a second thing that the caller must know of.
+    pub fn and(mut self, other: impl fmt::Display) -> Self {
+        self.text.push_str(&format!("; and {other}"));
+        self
+    }
+
     /// The class of the failure.
     pub fn code(&self) -> Code {
         self.code

@@ -32,7 +32,7 @@ _MANY_RANKS = 8
 
 # test_fuzz: what one run of `make test` has of it. By hand it goes on for as long as wanted.
 _FUZZ = (("agree", ("agree", "--calls", "12000", "--seed", "3")),
-         ("differ", ("differ", "--calls", "2000", "--seed", "4", "--creation", "0")))
+         ("differ", ("differ", "--calls", "2000", "--seed", "4")))
 # Threads can put their operations in no common order, so that on GPUs two groups could wait for each
 # other's multiprocessors.
 _FUZZ_THREADS = ("--threads", "2", "--calls", "3000", "--seed", "5")

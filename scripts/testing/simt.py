@@ -64,7 +64,7 @@ _RUNS = (
     _Run("test_stress", "test_stress --ops 100", 4, 1),
     _Run("test_graph", "test_graph", 2, 2),
     _Run("test_fuzz/agree", "test_fuzz agree --calls 5000 --seed 6", 2, 2),
-    _Run("test_fuzz/differ", "test_fuzz differ --calls 1000 --seed 7 --creation 0", 3, 2),
+    _Run("test_fuzz/differ", "test_fuzz differ --calls 1000 --seed 7", 3, 2),
     _Run("test_fuzz/threads", "test_fuzz --threads 2 --calls 1000 --seed 8", 2, 2),
     _Run("example_ll_staged", "example_ll_staged", 3, 2),
     _Run("moe_layer", "moe_layer --algorithm ll", 4, 1),

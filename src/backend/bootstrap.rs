@@ -182,10 +182,12 @@ impl Bootstrap {
                 copy_prefix(&mut record, CODE_BYTES, clip(error.text()).as_bytes());
             }
         }
-        let gathered = self.all_gather(&record, stream);
-        // A rank that has an error of its own knows more than that nobody heard of it.
-        mine?;
-        let mut records = gathered?;
+        let mut records = match (mine, self.all_gather(&record, stream)) {
+            (Ok(_), gathered) => gathered?,
+            (Err(mine), Ok(_)) => return Err(mine),
+            // The caller must know of both: what to repair, and that the communicator is of no use any more.
+            (Err(mine), Err(lost)) => return Err(mine.and(lost)),
+        };
         for (rank, record) in records.iter().enumerate() {
             if let Some(text) = refusal(record) {
                 return Err(Error::new(

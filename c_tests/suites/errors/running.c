@@ -215,7 +215,6 @@ static void other_row_bytes(const EpEnv* env, ncclEpAlgorithm_t algorithm, const
                      is_odd(env) ? " (got 16, expected 32)" : " (got 32, expected 16)");
 }
 
-// The same bytes, but of another element type.
 static void other_top_k(const EpEnv* env) {
     Session session;
     open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
@@ -230,6 +229,22 @@ static void other_top_k(const EpEnv* env) {
     check_all_notice(&session, kDispatch, "running-ll-columns",
                      "topk_idx.sizes[1]: must be the same",
                      is_odd(env) ? " (got 1, expected 2)" : " (got 2, expected 1)");
+}
+
+// Each rank has two handles of the same ids, and one takes the other.
+static void other_handle(const EpEnv* env) {
+    Session session;
+    open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
+    const ncclEpHandle_t first = session.handle;
+    EP_REQUIRE_NCCL(open_handle(&session));
+    const ncclEpHandle_t second = session.handle;
+    if (is_odd(env)) session.handle = first;
+    ep_barrier();
+    EP_CHECK_NCCL(make_valid_call(&session, kDispatch, 0));
+    session.handle = second;
+    check_all_notice(&session, kDispatch, "running-ht-other-handle", "handle: must be the same",
+                     "");
+    EP_CHECK_NCCL(ncclEpHandleDestroy(first));
 }
 
 static void tokens_only_on_one_rank(const EpEnv* env) {
@@ -317,6 +332,7 @@ void ht_different_calls_on_one_rank(EpEnv* env) {
     other_datatype(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, kTokensOnly);
     other_datatype(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, kCombine);
     other_datatype(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, kBackward);
+    other_handle(env);
     tokens_only_on_one_rank(env);
     forward_combine_on_one_rank(env);
 }

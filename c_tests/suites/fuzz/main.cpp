@@ -141,8 +141,9 @@ class Game {
         PlayAll();
         ep_barrier();
         for (auto& player : players_) player->Close();
-        if (options_.agree) CompareRanks();
         if (Anywhere(players_[0]->referee().lost())) Replace();
+        for (auto& player : players_) player->DestroyTensors();
+        if (options_.agree) CompareRanks();
         SetEnvironment(round, true);
         for (auto& player : players_) {
             if (!options_.agree) player->ExpectRoundTrip();

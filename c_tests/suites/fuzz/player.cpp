@@ -148,8 +148,11 @@ void Player::Local(Draw& draw) {
 }
 
 void Player::Close() {
-    Rest();
-    CheckHealth();
+    // What is behind a lost exchange ends when its communicator does.
+    if (!referee_.lost()) {
+        Rest();
+        CheckHealth();
+    }
     const bool groups_first = shared_.OneIn(3);
     for (unsigned pass = 0; pass < 2; ++pass) {
         if ((pass == 0) == groups_first) {
@@ -158,6 +161,9 @@ void Player::Close() {
             for (size_t i = 0; i < kMostHandles; ++i) DestroyHandleAt(i);
         }
     }
+}
+
+void Player::DestroyTensors() {
     for (size_t i = 0; i < kTensors; ++i) DestroyTensorAt(i, tensors_[i].group);
 }
 

@@ -77,10 +77,12 @@ class Player {
     Player(const Player&) = delete;
     Player& operator=(const Player&) = delete;
 
-    // A round: groups at the start, random calls, and the end of all that is left.
+    // A round: groups at the start, random calls, and the end of all that is left. Tensors go last: for
+    // them everything is waited for, so a lost communicator has to be gone.
     void Open(unsigned round);
     void Play(unsigned calls);
     void Close();
+    void DestroyTensors();
     // After all that: a new group works.
     void ExpectRoundTrip();
 

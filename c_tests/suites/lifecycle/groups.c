@@ -110,3 +110,20 @@ void one_rank_is_late(EpEnv* env) {
         EP_CHECK_CUDA(cudaGetLastError());
     }
 }
+
+// What the library keeps from one group to the next is gone with the context: a new one, often under the
+// same handle, begins with nothing.
+void groups_after_a_reset(EpEnv* env) {
+    if (ep_on_hostsim()) return;
+    for (int round = 0; round < 2; ++round) {
+        Trip trip;
+        open_trip(&trip, ep_algorithm_for_any_case(env), place_of(env));
+        EP_CHECK(make_trip(&trip));
+        EP_CHECK(close_trip(&trip));
+        if (round == 1) break;
+        EP_REQUIRE_NCCL(ncclCommDestroy(env->comm));
+        EP_REQUIRE_CUDA(cudaStreamDestroy(env->stream));
+        EP_REQUIRE_CUDA(cudaDeviceReset());
+        ep_init_device(env);
+    }
+}

@@ -32,21 +32,39 @@ pub(super) enum Key {
     Import([u8; IPC_HANDLE_BYTES]),
 }
 
+/// A context, as no other of the process was or will be called: its handle and its number.
+pub(super) type ContextId = (ContextHandle, u64);
+
 /// All devices that this process has used, by their contexts.
-static DEVICES: Lazy<Mutex<HashMap<ContextHandle, Arc<Quiet<Key>>>>> = Lazy::new(Mutex::default);
+static DEVICES: Lazy<Mutex<HashMap<ContextId, Arc<Quiet<Key>>>>> = Lazy::new(Mutex::default);
 
 /// A context of one device, kept alive.
 #[derive(Debug)]
 pub(super) struct Held {
     handle: ContextHandle,
+    number: u64,
     /// The device whose primary context this type keeps alive; `None` for a context of the caller's.
     retained: Option<Device>,
 }
 
 impl Held {
-    /// The driver's handle.
-    pub(super) fn handle(&self) -> ContextHandle {
-        self.handle
+    /// The context `handle`; `retained` is the device to release it from.
+    fn new(handle: ContextHandle, retained: Option<Device>) -> Result<Self> {
+        let mut held = Self {
+            handle,
+            number: 0,
+            retained,
+        };
+        {
+            let _entered = held.enter()?;
+            held.number = driver::current_context_id()?;
+        }
+        Ok(held)
+    }
+
+    /// What it is called.
+    pub(super) fn id(&self) -> ContextId {
+        (self.handle, self.number)
     }
 
     /// Makes this the calling thread's context until the result is dropped.
@@ -59,6 +77,13 @@ impl Held {
             pushed,
             this_thread: PhantomData,
         })
+    }
+
+    /// The same for who has something to free there. A context that is gone has freed everything in it, and
+    /// its handle may be that of another.
+    pub(super) fn enter_if_alive(&self) -> Option<Entered> {
+        let entered = self.enter().ok()?;
+        (driver::current_context_id() == Ok(self.number)).then_some(entered)
     }
 }
 
@@ -77,7 +102,7 @@ pub(super) trait Enqueued: Works {
     fn are_over(&self) -> Result<bool>;
     /// Whether there are some in graphs, whose launches nobody tells us.
     fn are_captured(&self) -> bool;
-    /// No operation will follow.
+    /// Refuses all operations from now on.
     fn end(&self);
 }
 
@@ -114,16 +139,10 @@ impl Context {
             _ => None,
         };
         let held = match current {
-            Some(handle) => Held {
-                handle,
-                retained: None,
-            },
-            None => Held {
-                handle: driver::retain_primary(device)?,
-                retained: Some(device),
-            },
+            Some(handle) => Held::new(handle, None)?,
+            None => Held::new(driver::retain_primary(device)?, Some(device))?,
         };
-        let quiet = Arc::clone(DEVICES.lock().entry(held.handle).or_default());
+        let quiet = Arc::clone(DEVICES.lock().entry(held.id()).or_default());
         Ok(Self {
             held: Arc::new(held),
             quiet,
@@ -141,6 +160,11 @@ impl Context {
     /// Makes this the calling thread's context until the result is dropped.
     pub(super) fn enter(&self) -> Result<Entered> {
         self.held.enter()
+    }
+
+    /// The same for who has something to free there; nothing if the context is gone.
+    pub(super) fn enter_if_alive(&self) -> Option<Entered> {
+        self.held.enter_if_alive()
     }
 
     /// What all groups of the device share, until [`Context::close`].
@@ -195,8 +219,7 @@ impl Context {
     pub(super) fn free_later(&self, key: Option<Key>, address: usize, free: fn(usize)) {
         let held = Arc::clone(&self.held);
         let free = move |address| {
-            // A context that is gone has freed everything in it.
-            if let Ok(_entered) = held.enter() {
+            if let Some(_entered) = held.enter_if_alive() {
                 free(address);
             }
         };
@@ -208,7 +231,7 @@ impl Context {
     pub(super) fn free_soon(&self, address: usize, mut free: impl FnMut(usize) + Send + 'static) {
         let held = Arc::clone(&self.held);
         let free = move |address| {
-            if let Ok(_entered) = held.enter() {
+            if let Some(_entered) = held.enter_if_alive() {
                 free(address);
             }
         };
@@ -239,7 +262,7 @@ impl Context {
         self.enqueued.lock().push(own);
     }
 
-    /// Waits until the group's operations have run, and only for these; none will follow. The deadline is
+    /// Waits until the group's operations have run, and only for these; none can follow. The deadline is
     /// for those that are behind an exchange that is stuck; all others end by their own.
     pub(super) fn wait_for_operations(&self, timeout: Duration, stream: Stream) -> Result<()> {
         let enqueued: Vec<_> = self
@@ -249,6 +272,7 @@ impl Context {
             .filter_map(Weak::upgrade)
             .collect();
         let _entered = self.enter()?;
+        enqueued.iter().for_each(|it| it.end());
         let captured = enqueued.iter().any(|it| it.are_captured());
         let start = Instant::now();
         let mut pause = Duration::from_micros(5);
@@ -265,11 +289,11 @@ impl Context {
                 Err(error) => break Err(error),
             }
         };
-        for it in &enqueued {
-            it.end();
-        }
         if waited.is_err() {
             self.spoiled.store(true, Ordering::Relaxed);
+            // As long as they may run the device is not quiet.
+            let are_stuck = move || enqueued.iter().any(|it| it.are_over() == Ok(false));
+            self.quiet.strand(Box::new(are_stuck));
         }
         if captured {
             // Launches of graphs may be on any stream.

@@ -81,6 +81,18 @@ pub(super) fn current_context() -> Result<Option<ContextHandle>> {
     Ok((!context.is_null()).then_some(ContextHandle(context as usize)))
 }
 
+/// The number of the calling thread's context, which no other of the process ever has: a reset device has
+/// another context under the same handle. 0 where a driver, before 12.0, has no numbers.
+pub(super) fn current_context_id() -> Result<u64> {
+    let Some(get) = functions()?.cuCtxGetId else {
+        return Ok(0);
+    };
+    let mut id = 0;
+    // SAFETY: writes one number; NULL stands for the current context.
+    check("cuCtxGetId", unsafe { get(null_mut(), &mut id) })?;
+    Ok(id)
+}
+
 /// The device of the calling thread's context.
 pub(super) fn current_device() -> Result<Device> {
     let mut device = 0;

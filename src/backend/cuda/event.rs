@@ -228,7 +228,7 @@ impl Mark {
 impl Drop for Mark {
     fn drop(&mut self) {
         // A context that is gone has destroyed its events.
-        if let (Ok(_entered), Ok(functions)) = (self.context.enter(), functions()) {
+        if let (Some(_entered), Ok(functions)) = (self.context.enter_if_alive(), functions()) {
             // SAFETY: made by `new`, destroyed once.
             unsafe { (functions.cuEventDestroy_v2)(self.raw) };
         }

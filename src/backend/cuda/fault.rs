@@ -131,6 +131,9 @@ fn other_shape(report: &FaultReport) -> Error {
     if op(mine) != op(theirs) {
         return differs("operation", "must be the same").got(op(mine), op(theirs));
     }
+    if mine.handle() != theirs.handle() {
+        return differs("handle", "must be the same");
+    }
     if mine.type_name() != theirs.type_name() {
         return differs("data type", "must be the same").got(mine.type_name(), theirs.type_name());
     }

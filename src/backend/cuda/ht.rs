@@ -241,7 +241,7 @@ impl CudaHt {
             layout: group.layout,
             handle,
             sequences: group.sequences.data().0 as *mut HtSequences,
-            shape_word: shape.shape_word,
+            shape_word: shape.shape_word.of_handle(self.epoch).0,
             row_bytes: shape.row_bytes,
             piece_bytes: shape.piece_bytes,
             tail_bytes: shape.tail_bytes,

@@ -50,7 +50,7 @@ pub(super) struct HtPlan {
 pub(super) struct HtShape {
     pub(super) launch: LaunchShape,
     pub(super) send_blocks: u32,
-    pub(super) shape_word: u32,
+    pub(super) shape_word: ShapeWord,
     pub(super) row_bytes: u32,
     pub(super) piece_bytes: u32,
     pub(super) tail_bytes: u32,
@@ -220,7 +220,7 @@ impl HtPlan {
                 shared_bytes: zero_bytes + copy_warps * warp_bytes,
             },
             send_blocks: grid.send_blocks,
-            shape_word: ShapeWord::new(kind, row)?.0,
+            shape_word: ShapeWord::new(kind, row)?,
             row_bytes: number(row_bytes)?,
             piece_bytes: number(piece_bytes)?,
             tail_bytes: number(tail_bytes)?,
@@ -300,7 +300,7 @@ mod tests {
         assert_eq!(
             error.text(),
             "config.token_size_bytes: is more than the high-throughput kernels can count \
-             (got 67108864, expected at most 67108848)"
+             (got 2097152, expected at most 2097136)"
         );
     }
 

@@ -11,10 +11,13 @@ use crate::model::dtype::DType;
 use crate::model::group::ROW_ALIGN;
 use crate::model::ops::RowType;
 
-/// From the lowest bit on: the units of a row, its element type, the columns of gradients per row
-/// (combine), or 1 where ids and weights travel too (dispatch), and whether it is a combine.
-const UNITS_BITS: u32 = 22;
-const TYPE_SHIFT: u32 = UNITS_BITS;
+/// From the lowest bit on: the units of a row, the last bits of the handle's number, the rows' element
+/// type, the columns of gradients per row (combine), or 1 where ids and weights travel too (dispatch), and
+/// whether it is a combine.
+const UNITS_BITS: u32 = 17;
+const HANDLE_SHIFT: u32 = UNITS_BITS;
+const HANDLE_BITS: u32 = 5;
+const TYPE_SHIFT: u32 = HANDLE_SHIFT + HANDLE_BITS;
 const TYPE_BITS: u32 = 3;
 const COLUMNS_SHIFT: u32 = TYPE_SHIFT + TYPE_BITS;
 const COLUMNS_BITS: u32 = 6;
@@ -35,7 +38,7 @@ pub(super) const MOST_ROW_BYTES: usize = ((1 << UNITS_BITS) - 1) * ROW_ALIGN;
 pub(super) struct ShapeWord(pub(super) u32);
 
 impl ShapeWord {
-    /// The word of an operation of `kind` on rows of type `row`, of at most `MOST_ROW_BYTES`.
+    /// The word of an operation of `kind` on rows of type `row`, of at most `MOST_ROW_BYTES`, and any handle.
     pub(super) fn new(kind: HtKind, row: RowType) -> Result<Self> {
         let units = number(row.bytes() / ROW_ALIGN)?;
         let dtype = TYPES.iter().position(|dtype| *dtype == row.dtype);
@@ -52,6 +55,17 @@ impl ShapeWord {
         Ok(Self(
             combine << COMBINE_SHIFT | columns << COLUMNS_SHIFT | dtype << TYPE_SHIFT | units,
         ))
+    }
+
+    /// The word of the same operation of handle number `handle` of the group.
+    pub(super) fn of_handle(self, handle: u32) -> Self {
+        let bits = handle % (1 << HANDLE_BITS);
+        Self(self.0 | bits << HANDLE_SHIFT)
+    }
+
+    /// The last bits of the handle's number.
+    pub(super) fn handle(self) -> u32 {
+        self.0 >> HANDLE_SHIFT & ((1 << HANDLE_BITS) - 1)
     }
 
     /// Whether the operation is a combine.
@@ -112,6 +126,9 @@ mod tests {
                     assert_eq!(word.columns(), columns);
                     assert_eq!(word.type_name(), dtype.to_string());
                     assert_eq!(word.row_bytes(), bytes);
+                    let other = word.of_handle(33);
+                    assert_eq!((word.handle(), other.handle()), (0, 1));
+                    assert_eq!(other.row_bytes(), bytes);
                 }
             }
         }

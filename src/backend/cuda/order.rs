@@ -11,7 +11,7 @@ use crate::backend::cuda::context::{Context, Enqueued};
 use crate::backend::cuda::event::Event;
 use crate::backend::cuda::streams::Place;
 use crate::backend::quiet::{Graphs, Works};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,6 +21,7 @@ pub(super) struct Order(Arc<Operations>);
 
 struct Operations {
     done: Mutex<Event>,
+    /// Set under the lock of `done`: no operation follows.
     ended: AtomicBool,
 }
 
@@ -39,6 +40,9 @@ impl Order {
     /// the graph's launches.
     pub(super) fn enqueue(&self, at: &Place, launch: impl FnOnce() -> Result<()>) -> Result<()> {
         let mut done = self.0.done.lock();
+        if self.0.ended.load(Ordering::Relaxed) {
+            return Err(group_has_ended());
+        }
         done.hold(at)?;
         launch()?;
         done.record(at)
@@ -47,11 +51,9 @@ impl Order {
 
 impl Works for Operations {
     fn while_idle(&self, graphs: Graphs, then: &mut dyn FnMut()) {
-        if self.ended.load(Ordering::Relaxed) {
-            return then();
-        }
+        let graphs_count = graphs == Graphs::Count && !self.ended.load(Ordering::Relaxed);
         if let Some(done) = self.done.try_lock()
-            && (graphs == Graphs::DoNotCount || !done.is_in_graphs())
+            && !(graphs_count && done.is_in_graphs())
             && done.is_over() != Ok(false)
         {
             then();
@@ -69,6 +71,12 @@ impl Enqueued for Operations {
     }
 
     fn end(&self) {
+        let _no_launch = self.done.lock();
         self.ended.store(true, Ordering::Relaxed);
     }
+}
+
+/// The refusal of an operation that was enqueued while another thread destroyed the group.
+pub(super) fn group_has_ended() -> Error {
+    Error::usage("ep_group", "was destroyed meanwhile")
 }

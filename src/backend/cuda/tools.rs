@@ -5,8 +5,8 @@
 //! stuck on the device.
 #![forbid(unsafe_code)]
 
-use crate::backend::cuda::context::{Held, Key};
-use crate::backend::cuda::driver::{self, ContextHandle, ModuleHandle};
+use crate::backend::cuda::context::{ContextId, Held, Key};
+use crate::backend::cuda::driver::{self, ModuleHandle};
 use crate::backend::cuda::module::{self, Functions};
 use crate::backend::quiet::Quiet;
 use crate::error::{Error, Result};
@@ -20,7 +20,7 @@ use std::sync::{Arc, Weak};
 /// each context has a lock of its own.
 type InUse = Arc<Mutex<Weak<Tools>>>;
 
-static TOOLS: Lazy<Mutex<HashMap<ContextHandle, InUse>>> = Lazy::new(Mutex::default);
+static TOOLS: Lazy<Mutex<HashMap<ContextId, InUse>>> = Lazy::new(Mutex::default);
 
 /// What one device's groups share.
 pub(super) struct Tools {
@@ -34,7 +34,7 @@ impl Tools {
     /// Those of the context `held`, made if nobody has them. Where the kernels cannot be loaded the rest is there,
     /// so that the other ranks can be told.
     pub(super) fn of(held: &Arc<Held>, quiet: &Arc<Quiet<Key>>) -> Result<Arc<Self>> {
-        let in_use = Arc::clone(TOOLS.lock().entry(held.handle()).or_default());
+        let in_use = Arc::clone(TOOLS.lock().entry(held.id()).or_default());
         let mut in_use = in_use.lock();
         if let Some(tools) = in_use.upgrade() {
             return Ok(tools);
@@ -66,13 +66,13 @@ impl Tools {
 impl Drop for Tools {
     fn drop(&mut self) {
         // A context that is gone has destroyed its streams and unloaded its modules.
-        if let Ok(_entered) = self.held.enter() {
+        if let Some(_entered) = self.held.enter_if_alive() {
             let _ = driver::destroy_stream(self.stream);
         }
         if let Ok((module, _)) = self.kernels {
             let held = Arc::clone(&self.held);
             let unload = move |_| {
-                if let Ok(_entered) = held.enter() {
+                if let Some(_entered) = held.enter_if_alive() {
                     let _ = driver::unload_module(module);
                 }
             };

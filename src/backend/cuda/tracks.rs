@@ -8,6 +8,7 @@
 
 use crate::backend::cuda::context::{Context, Enqueued};
 use crate::backend::cuda::event::Event;
+use crate::backend::cuda::order::group_has_ended;
 use crate::backend::cuda::streams::Place;
 use crate::backend::quiet::{Graphs, Works};
 use crate::error::{Error, Result};
@@ -27,6 +28,7 @@ pub(super) struct Tracks(Arc<Receivers>);
 struct Receivers {
     tracks: Mutex<[Track; STAGED_TRACKS]>,
     closed: AtomicBool,
+    /// Set under the lock of `tracks`: no receive phase follows.
     ended: AtomicBool,
 }
 
@@ -102,6 +104,9 @@ impl Tracks {
         launch: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         let mut tracks = self.0.tracks.lock();
+        if self.0.ended.load(Ordering::Relaxed) {
+            return Err(group_has_ended());
+        }
         let track = find(&mut *tracks, number)?;
         track.sent.hold_or_refuse(at)?;
         launch()?;
@@ -141,11 +146,9 @@ impl Tracks {
 /// Send phases are in the group's order, too; receive phases here alone.
 impl Works for Receivers {
     fn while_idle(&self, graphs: Graphs, then: &mut dyn FnMut()) {
-        if self.ended.load(Ordering::Relaxed) {
-            return then();
-        }
+        let graphs_count = graphs == Graphs::Count && !self.ended.load(Ordering::Relaxed);
         if let Some(tracks) = self.tracks.try_lock()
-            && (graphs == Graphs::DoNotCount || !tracks.iter().any(|it| it.received.is_in_graphs()))
+            && !(graphs_count && tracks.iter().any(|it| it.received.is_in_graphs()))
             && tracks.iter().all(|it| it.received.is_over() != Ok(false))
         {
             then();
@@ -166,6 +169,7 @@ impl Enqueued for Receivers {
     }
 
     fn end(&self) {
+        let _no_launch = self.tracks.lock();
         self.ended.store(true, Ordering::Relaxed);
     }
 }

@@ -53,6 +53,7 @@ impl HostHt {
         Terms {
             call,
             send_only: false,
+            handle: Some(self.map.number),
             top_k: self.routing.top_k,
             row,
         }

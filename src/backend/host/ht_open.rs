@@ -34,7 +34,7 @@ pub fn exchange(
     let own = Arc::clone(shared);
     let work = move |epoch| {
         let (agreed, outcome) = match told_by_all(&own, &wanted, epoch) {
-            Ok(all) => (agree(&own.facts, &wanted, all), Ok(())),
+            Ok(all) => (agree(&own.facts, &wanted, (epoch, all)), Ok(())),
             Err(error) => (Err(error.clone()), Err(error)),
         };
         // Nobody listens on a rank that refused.
@@ -111,7 +111,11 @@ fn read(mut reader: Reader<'_>, source: usize, facts: &GroupFacts) -> Result<Tol
 }
 
 /// The map, and with it the counter, if all ranks have told ids and as many per token.
-fn agree(facts: &GroupFacts, wanted: &Result<HtRouting>, told: Vec<Told>) -> Result<HtMap> {
+fn agree(
+    facts: &GroupFacts,
+    wanted: &Result<HtRouting>,
+    (epoch, told): (u64, Vec<Told>),
+) -> Result<HtMap> {
     let HtRouting { routing, counter } = wanted.as_ref().map_err(Error::clone)?;
     let all: Vec<RankIds> = told.into_iter().collect::<Result<_>>()?;
     let other = all.iter().position(|told| told.top_k != routing.top_k);
@@ -120,7 +124,7 @@ fn agree(facts: &GroupFacts, wanted: &Result<HtRouting>, told: Vec<Told>) -> Res
         return Err(Error::argument("topk_idx.sizes[1]", rule)
             .got(routing.top_k, format_args!("{theirs} as on rank {rank}")));
     }
-    let map = HtMap::new(facts, &all);
+    let map = HtMap::new(facts, epoch, &all);
     if let Some(counter) = counter {
         let counts = map.expert_counts(facts.local_experts());
         // SAFETY: `request` has checked the counter, L entries at least; the caller leaves it to the library until

@@ -32,6 +32,8 @@ pub struct Departure {
 /// The routing of one handle, as one rank sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HtMap {
+    /// Of the operation in which the ranks told each other their ids: the same on all.
+    pub number: u64,
     /// Rows that this rank receives, in order: source rank, then token.
     pub arrivals: Vec<Arrival>,
     /// Where this rank's tokens go, by token, then rank. Tokens that go nowhere cost nothing: without ids
@@ -69,8 +71,8 @@ impl RankIds {
 }
 
 impl HtMap {
-    /// Computes the map of `facts.rank` from the ids of all ranks.
-    pub fn new(facts: &GroupFacts, all: &[RankIds]) -> Self {
+    /// Computes the map of `facts.rank` from the ids of all ranks, which they told in operation `number`.
+    pub fn new(facts: &GroupFacts, number: u64, all: &[RankIds]) -> Self {
         let mut received = vec![0_usize; facts.ranks];
         let mut arrivals = Vec::new();
         let mut departures = Vec::new();
@@ -100,6 +102,7 @@ impl HtMap {
             }
         }
         Self {
+            number,
             arrivals,
             departures,
         }
@@ -164,7 +167,7 @@ mod tests {
     #[test]
     fn rows_are_ordered_by_source_and_token_and_not_repeated() {
         let all = [ids(&[3, 2, -1, 0]), ids(&[2, 9])];
-        let map = HtMap::new(&facts(1), &all);
+        let map = HtMap::new(&facts(1), 0, &all);
         assert_eq!(
             map.arrivals,
             [
@@ -194,7 +197,7 @@ mod tests {
 
     #[test]
     fn a_repeated_expert_counts_once() {
-        let map = HtMap::new(&facts(0), &[ids(&[1, 1]), ids(&[])]);
+        let map = HtMap::new(&facts(0), 0, &[ids(&[1, 1]), ids(&[])]);
         assert_eq!(
             map.arrivals,
             [Arrival {

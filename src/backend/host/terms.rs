@@ -66,6 +66,8 @@ pub struct Terms {
     pub call: Call,
     /// Whether the receive phase waits for `ncclEpComplete`.
     pub send_only: bool,
+    /// In HT the number of the operation that made the handle, the same on all its ranks.
+    pub handle: Option<u64>,
     /// Ids per token of the handle.
     pub top_k: usize,
     /// Rows of the tokens.
@@ -78,6 +80,7 @@ impl Terms {
         let mut message = Message::default();
         self.call.announce(&mut message);
         message.number(usize::from(self.send_only));
+        message.number(self.handle_number());
         message.number(self.top_k);
         message.number(self.row.bytes());
         message.number(self.row.dtype as usize);
@@ -90,6 +93,9 @@ impl Terms {
         if reader.number()? != usize::from(self.send_only) {
             return Err(differs("send_only", source));
         }
+        if reader.number()? != self.handle_number() {
+            return Err(differs("handle", source));
+        }
         same("topk_idx.sizes[1]", source, self.top_k, reader.number()?)?;
         same("row bytes", source, self.row.bytes(), reader.number()?)?;
         let theirs = reader.number()?;
@@ -99,6 +105,10 @@ impl Terms {
             return Err(differs("data type", source).got(self.row.dtype, theirs));
         }
         Ok(reader)
+    }
+
+    fn handle_number(&self) -> usize {
+        self.handle.map_or(0, |handle| handle as usize)
     }
 }
 
@@ -121,6 +131,7 @@ mod tests {
     const MINE: Terms = Terms {
         call: Call::LlDispatch,
         send_only: false,
+        handle: Some(5),
         top_k: 8,
         row: RowType {
             dtype: DType::Bfloat16,
@@ -156,6 +167,10 @@ mod tests {
         assert_eq!(
             refusal(|theirs| theirs.send_only = true),
             format!("send_only: {rule}")
+        );
+        assert_eq!(
+            refusal(|theirs| theirs.handle = Some(6)),
+            format!("handle: {rule}")
         );
         assert_eq!(
             refusal(|theirs| theirs.top_k = 4),

@@ -125,6 +125,7 @@ mod tests {
         let terms = Terms {
             call: Call::LlDispatch,
             send_only: false,
+            handle: None,
             top_k: 8,
             row: RowType {
                 dtype: DType::Bfloat16,

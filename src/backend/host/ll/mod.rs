@@ -93,6 +93,7 @@ impl HostLl {
         Terms {
             call,
             send_only,
+            handle: None,
             top_k: self.routing.top_k,
             row,
         }

@@ -5,21 +5,21 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::bootstrap::Bootstrap;
-use crate::backend::cuda::context::Context;
 use crate::backend::cuda::driver;
-use crate::backend::cuda::fault::FaultPage;
+use crate::backend::cuda::driver::context::Context;
+use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
+use crate::backend::cuda::driver::module::Module;
+use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::ht::HtGroup;
-use crate::backend::cuda::ht_plan::HtPlan;
-use crate::backend::cuda::layout::WindowLayout;
+use crate::backend::cuda::ht::plan::HtPlan;
 use crate::backend::cuda::ll::LlGroup;
-use crate::backend::cuda::ll_plan::LlPlan;
-use crate::backend::cuda::memory::{Buffer, CudaMemory};
-use crate::backend::cuda::module::Module;
-use crate::backend::cuda::open::Open;
+use crate::backend::cuda::ll::plan::LlPlan;
 use crate::backend::cuda::params::{LL_MARK, MAX_PEERS, OP_PEER_SELFTEST};
-use crate::backend::cuda::parting::{End, Parting, Windows};
-use crate::backend::cuda::selftest::Selftest;
-use crate::backend::cuda::window::{PeerMapping, Window, WindowRecord};
+use crate::backend::cuda::peer::fault::FaultPage;
+use crate::backend::cuda::peer::layout::WindowLayout;
+use crate::backend::cuda::peer::selftest::Selftest;
+use crate::backend::cuda::peer::teardown::{End, Teardown, Windows};
+use crate::backend::cuda::peer::window::{PeerMapping, Window, WindowRecord};
 use crate::backend::{DeviceMemory, GroupBackend, HtBackend, HtRouting, LlBackend};
 use crate::error::{Error, Result};
 use crate::model::group::{Algorithm, GroupFacts};
@@ -35,11 +35,11 @@ pub(super) struct CudaGroup {
     memory: Arc<CudaMemory>,
     bootstrap: Bootstrap,
     timeout: Duration,
-    open: Arc<Open>,
+    open: Arc<GroupContext>,
     mode: Mode,
     /// Taken when the group closes.
     shared: Mutex<Option<Shared>>,
-    parting: Parting,
+    parting: Teardown,
 }
 
 /// What a group's mode needs beside that.
@@ -79,7 +79,12 @@ impl Plan {
     }
 
     /// The mode's side of `open`; its part of the windows begins at `start`.
-    fn open(self, open: &Arc<Open>, memory: &Arc<CudaMemory>, start: usize) -> Result<Mode> {
+    fn open(
+        self,
+        open: &Arc<GroupContext>,
+        memory: &Arc<CudaMemory>,
+        start: usize,
+    ) -> Result<Mode> {
         let open = Arc::clone(open);
         Ok(match self {
             Self::Ll(plan) => {
@@ -137,7 +142,7 @@ impl Prepared {
             window,
             faults: FaultPage::new(context, facts.rank, timeout)?,
             selftest: Selftest::new(context, facts.ranks)?,
-            state: Open::new_state(memory)?,
+            state: GroupContext::new_state(memory)?,
             multiprocessors: driver::multiprocessors()?,
         })
     }
@@ -182,8 +187,8 @@ impl CudaGroup {
             .iter()
             .map(|base| DevPtr(base.0 + own.layout.parting));
         let words = Windows::new(&memory, words.collect(), rank);
-        let parting = Parting::new(words, (rank, facts.ranks), timeout);
-        let open = Open::new(
+        let parting = Teardown::new(words, (rank, facts.ranks), timeout);
+        let open = GroupContext::new(
             own.module,
             own.faults,
             own.multiprocessors,

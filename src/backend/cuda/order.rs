@@ -7,9 +7,9 @@
 //! (`docs/performance.md`).
 #![forbid(unsafe_code)]
 
-use crate::backend::cuda::context::{Context, Enqueued};
-use crate::backend::cuda::event::Event;
-use crate::backend::cuda::streams::Place;
+use crate::backend::cuda::driver::context::{Context, Enqueued};
+use crate::backend::cuda::driver::event::Event;
+use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::quiet::{Graphs, Works};
 use crate::error::{Error, Result};
 use parking_lot::Mutex;
@@ -38,7 +38,11 @@ impl Order {
 
     /// Enqueues an operation by `launch`. Operations of one graph keep their order, too; the caller orders
     /// the graph's launches.
-    pub(super) fn enqueue(&self, at: &Place, launch: impl FnOnce() -> Result<()>) -> Result<()> {
+    pub(super) fn enqueue(
+        &self,
+        at: &StreamScope,
+        launch: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
         let mut done = self.0.done.lock();
         if self.0.ended.load(Ordering::Relaxed) {
             return Err(group_has_ended());

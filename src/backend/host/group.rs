@@ -5,9 +5,9 @@ use crate::backend::bootstrap::Bootstrap;
 use crate::backend::host::exchange::Exchange;
 use crate::backend::host::ht::HostHt;
 use crate::backend::host::ll::HostLl;
+use crate::backend::host::order::Order;
 use crate::backend::host::runtime::{HostRuntime, Pending};
 use crate::backend::host::terms::Call;
-use crate::backend::host::turns::Turns;
 use crate::backend::host::window::{Address, Window};
 use crate::backend::select::Platform;
 use crate::backend::{DeviceMemory, GroupBackend, HtBackend, HtRouting, LlBackend};
@@ -49,7 +49,7 @@ impl Platform for HostPlatform {
         let shared = Arc::new(Shared {
             facts,
             exchange,
-            turns: Turns::default(),
+            turns: Order::default(),
             pending,
             runtime: self.runtime,
         });
@@ -106,7 +106,7 @@ fn open_window(record: &[u8], ranks: usize) -> Result<Window> {
 pub struct Shared {
     pub facts: GroupFacts,
     pub exchange: Exchange,
-    turns: Turns,
+    turns: Order,
     /// What was enqueued and has not run.
     pending: Arc<Pending>,
     runtime: HostRuntime,

@@ -5,8 +5,8 @@ mod dispatch;
 mod gates;
 
 use crate::backend::host::group::Shared;
+use crate::backend::host::order::Order;
 use crate::backend::host::terms::{Call, Terms};
-use crate::backend::host::turns::Turns;
 use crate::backend::{LlBackend, Ticket};
 use crate::error::Result;
 use crate::model::group::GroupFacts;
@@ -28,7 +28,7 @@ pub struct HostLl {
 /// the handle follows those enqueued before it, whatever their streams.
 #[derive(Default)]
 struct Received {
-    ended: Turns,
+    ended: Order,
     /// Epoch of the last one that was enqueued.
     last: AtomicU64,
 }

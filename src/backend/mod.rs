@@ -13,7 +13,7 @@ pub mod quiet;
 pub mod select;
 
 use crate::error::{Error, Result};
-use crate::model::ops::{HtCombine, HtDispatch, LlOp, Routing, Stream};
+use crate::model::ops::{HtCombine, HtDispatch, LlOp, Routing, StagedSlot, Stream};
 use crate::model::tensor::DevPtr;
 use std::any::Any;
 use std::sync::Arc;
@@ -70,21 +70,16 @@ pub struct HtRouting {
     pub counter: Option<DevPtr>,
 }
 
-/// Names a sent but not yet received operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ticket(pub u64);
-
 /// LL operations of one handle.
 pub trait LlBackend: Send + Sync {
     /// Enqueues a whole operation.
     fn run(&self, op: &LlOp, stream: Stream) -> Result<()>;
-    /// Enqueues the send phase only. `slot`, below the number of staged operations that a group may have,
-    /// is the same on all ranks and free.
-    fn send(&self, op: &LlOp, slot: usize, stream: Stream) -> Result<Ticket>;
-    /// Enqueues the receive phase of `op`, after its send phase even on another stream.
-    fn receive(&self, op: &LlOp, ticket: Ticket, stream: Stream) -> Result<()>;
-    /// Gives up the receive phase of `op`, so that the peers need not wait for it.
-    fn abandon(&self, op: &LlOp, ticket: Ticket);
+    /// Enqueues the send phase only, in `slot`, which is free and the same on all ranks.
+    fn send(&self, op: &LlOp, slot: StagedSlot, stream: Stream) -> Result<()>;
+    /// Enqueues the receive phase of `op`, which was sent in `slot`, after its send phase even on another stream.
+    fn receive(&self, op: &LlOp, slot: StagedSlot, stream: Stream) -> Result<()>;
+    /// Gives up the receive phase of `op`, which was sent in `slot`, so that the peers need not wait for it.
+    fn abandon(&self, op: &LlOp, slot: StagedSlot);
 }
 
 /// HT operations of one handle.

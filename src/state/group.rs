@@ -4,16 +4,13 @@
 use crate::backend::GroupBackend;
 use crate::error::{Code, Error, Result};
 use crate::model::group::GroupFacts;
-use crate::model::ops::Stream;
+use crate::model::ops::{STAGED_SLOTS, StagedSlot, Stream};
 use crate::state::registry::{Missing, Registry};
 use crate::state::tensors::{Freeing, TensorAllocator};
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-
-/// Staged operations that one group may have in flight.
-pub const MAX_STAGED: usize = 2;
 
 static GROUPS: Registry<Group> = Registry::new(1);
 
@@ -37,7 +34,7 @@ pub struct Group {
 #[derive(Default)]
 struct Staged {
     next: usize,
-    waiting: [bool; MAX_STAGED],
+    waiting: [bool; STAGED_SLOTS],
 }
 
 impl Group {
@@ -138,37 +135,41 @@ impl Group {
     }
 
     /// Sends a staged operation by `send`, which is told its slot, or refuses.
-    pub fn send_staged<T>(&self, send: impl FnOnce(usize) -> Result<T>) -> Result<(usize, T)> {
+    pub fn send_staged(&self, send: impl FnOnce(StagedSlot) -> Result<()>) -> Result<StagedSlot> {
         let mut staged = self.staged.lock();
         let Some(slot) = staged.free_slot() else {
             return Err(Error::new(
                 Code::InvalidUsage,
                 "send_only: too many staged operations of the group wait for ncclEpComplete",
             )
-            .got(MAX_STAGED + 1, format_args!("at most {MAX_STAGED}")));
+            .got(STAGED_SLOTS + 1, format_args!("at most {STAGED_SLOTS}")));
         };
-        let sent = send(slot)?;
-        staged.next = slot + 1;
+        send(slot)?;
+        staged.next = slot.index() + 1;
         staged.set_waiting(slot, true);
-        Ok((slot, sent))
+        Ok(slot)
     }
 
     /// The staged operation in `slot` was completed or given up.
-    pub fn end_staged(&self, slot: usize) {
+    pub fn end_staged(&self, slot: StagedSlot) {
         self.staged.lock().set_waiting(slot, false);
     }
 }
 
 impl Staged {
-    fn free_slot(&self) -> Option<usize> {
-        (self.next..self.next + MAX_STAGED)
-            .map(|turn| turn % MAX_STAGED)
-            .find(|&slot| self.waiting.get(slot) == Some(&false))
+    fn free_slot(&self) -> Option<StagedSlot> {
+        let turns = StagedSlot::ALL
+            .into_iter()
+            .cycle()
+            .skip(self.next % STAGED_SLOTS);
+        turns
+            .take(STAGED_SLOTS)
+            .find(|slot| self.waiting.get(slot.index()) == Some(&false))
     }
 
-    fn set_waiting(&mut self, slot: usize, waits: bool) {
-        if let Some(place) = self.waiting.get_mut(slot) {
-            *place = waits;
+    fn set_waiting(&mut self, slot: StagedSlot, waits: bool) {
+        if let Some(waiting) = self.waiting.get_mut(slot.index()) {
+            *waiting = waits;
         }
     }
 }

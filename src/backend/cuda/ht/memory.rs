@@ -18,7 +18,7 @@ pub struct HandleMemory {
 }
 
 impl HandleMemory {
-    /// A piece of `bytes`.
+    /// Memory of `bytes`.
     pub fn new(context: &Arc<Context>, memory: &Arc<CudaMemory>, bytes: usize) -> Result<Self> {
         Ok(Self {
             buffer: Buffer::new(memory, bytes)?,

@@ -128,11 +128,11 @@ impl HtGroup {
     fn prepare(self: &Arc<Self>, wanted: HtRouting, epoch: u32) -> Result<CudaHt> {
         let Routing { tokens, top_k, .. } = wanted.routing;
         let layout = self.plan.handle(tokens, top_k);
-        let waste = |piece: &HandleMemory| piece.waste(layout.bytes);
+        let waste = |memory: &HandleMemory| memory.waste(layout.bytes);
         let make = || HandleMemory::new(self.open.module.context(), &self.memory, layout.bytes);
         Ok(CudaHt {
             group: Arc::clone(self),
-            piece: self.pool.take(waste, make)?,
+            memory: self.pool.take(waste, make)?,
             layout,
             routing: wanted.routing,
             top_k: number(top_k)?,
@@ -181,11 +181,10 @@ impl HtGroup {
             block_tokens,
             ..*params
         };
-        self.order.enqueue(at, || {
-            self.open
-                .module
-                .launch(Kernel::HtLayout, shape, &params, at)
-        })
+        let turn = self.order.begin(at)?;
+        let module = &self.open.module;
+        module.launch(Kernel::HtLayout, shape, &params, at)?;
+        turn.end()
     }
 
     fn enter(&self, stream: Stream) -> Result<StreamScope> {
@@ -196,7 +195,7 @@ impl HtGroup {
 /// An HT handle. What its creation found out stays on the device.
 pub struct CudaHt {
     group: Arc<HtGroup>,
-    piece: Arc<HandleMemory>,
+    memory: Arc<HandleMemory>,
     layout: HandleLayout,
     routing: Routing,
     /// Ids per token, as kernels take the number.
@@ -212,7 +211,7 @@ impl CudaHt {
             handle: self.handle_memory()?,
             topk_idx: self.routing.ids.0 as *const i64,
             counter: self.counter.unwrap_or_default().0 as *mut i32,
-            received: self.piece.received.device(),
+            received: self.memory.received.device(),
             ..group.layout_params(self.epoch, told_with(self.top_k))
         })
     }
@@ -220,7 +219,7 @@ impl CudaHt {
     /// What the exchange found out, once the host can know: how many rows come here, or why nothing runs
     /// on the handle.
     fn received(&self) -> Result<Option<u32>> {
-        let page = &self.piece.received;
+        let page = &self.memory.received;
         if page.read(0).is_none_or(|seen| seen.epoch != self.epoch) {
             return Ok(None);
         }
@@ -240,7 +239,7 @@ impl CudaHt {
 
     fn handle_memory(&self) -> Result<HtHandleMemory> {
         let tokens = number(self.routing.tokens)?;
-        Ok(self.piece.memory(self.layout, tokens, self.top_k))
+        Ok(self.memory.memory(self.layout, tokens, self.top_k))
     }
 
     // Inlined, so that the better part of a kilobyte is written once and not moved about.
@@ -293,10 +292,10 @@ impl HtBackend for CudaHt {
             out_rows: op.out.map_or(u32::MAX, |out| saturated(out.rows)),
             routing_rows: op.routing_out.map_or(u32::MAX, |out| saturated(out.rows)),
         };
+        let turn = group.order.begin(at)?;
         let module = &group.open.module;
-        group.order.enqueue(at, || {
-            module.launch(Kernel::HtDispatch, shape.launch, &params, at)
-        })
+        module.launch(Kernel::HtDispatch, shape.launch, &params, at)?;
+        turn.end()
     }
 
     fn combine(&self, op: &HtCombine, stream: Stream) -> Result<()> {
@@ -318,10 +317,10 @@ impl HtBackend for CudaHt {
             columns: saturated(columns),
         };
         let kernel = kernels::for_rows::<HtCombineParams>(op.row.dtype)?;
+        let turn = group.order.begin(at)?;
         let module = &group.open.module;
-        group
-            .order
-            .enqueue(at, || module.launch(kernel, shape.launch, &params, at))
+        module.launch(kernel, shape.launch, &params, at)?;
+        turn.end()
     }
 
     /// Waits for the kernel that finds it out, if need be.

@@ -3,18 +3,20 @@
 
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::ll::plan::{HandleSizes, LlPlan};
-use crate::backend::cuda::params::{LL_WHOLE_TRACK, LlHandleMemory};
+use crate::backend::cuda::params::LlHandleMemory;
 use crate::error::Result;
+use crate::model::ops::StagedSlot;
 use crate::model::tensor::DevPtr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// What one handle has: what its dispatch leaves for its combine.
 pub struct HandleMemory {
     buffer: Buffer,
     sizes: HandleSizes,
     top_k: usize,
-    received_on: AtomicU32,
+    /// 1 + a slot, or 0.
+    receiver: AtomicUsize,
 }
 
 impl HandleMemory {
@@ -29,7 +31,7 @@ impl HandleMemory {
             buffer: Buffer::new(memory, bytes)?,
             sizes,
             top_k,
-            received_on: AtomicU32::new(LL_WHOLE_TRACK),
+            receiver: AtomicUsize::new(0),
         })
     }
 
@@ -48,15 +50,16 @@ impl HandleMemory {
         }
     }
 
-    /// The track of a receive phase that the next operation has to follow, whichever handle has the
-    /// memory then, or [`LL_WHOLE_TRACK`] if there is none: whole operations follow each other.
-    pub fn received_on(&self) -> u32 {
-        self.received_on.load(Ordering::Relaxed)
+    /// The slot whose receive phase last used this memory, if no operation behind it did: whoever uses the memory
+    /// next must wait for it, as receive phases are not in the group's order.
+    pub fn receiver(&self) -> Option<StagedSlot> {
+        let slot = self.receiver.load(Ordering::Relaxed).checked_sub(1)?;
+        StagedSlot::ALL.get(slot).copied()
     }
 
-    /// A receive phase that uses the memory was enqueued on track `track`; or, [`LL_WHOLE_TRACK`], an
-    /// operation behind it.
-    pub fn set_received_on(&self, track: u32) {
-        self.received_on.store(track, Ordering::Relaxed);
+    /// Records that slot, or that an operation behind it was enqueued.
+    pub fn set_receiver(&self, slot: Option<StagedSlot>) {
+        let number = slot.map_or(0, |slot| slot.index() + 1);
+        self.receiver.store(number, Ordering::Relaxed);
     }
 }

@@ -7,6 +7,7 @@ pub mod plan;
 pub mod signature;
 mod staged;
 
+use crate::backend::LlBackend;
 use crate::backend::cuda::driver::device_name::device_name;
 use crate::backend::cuda::driver::memory::CudaMemory;
 use crate::backend::cuda::driver::stream::StreamScope;
@@ -16,17 +17,18 @@ use crate::backend::cuda::ll::grid::Grid;
 use crate::backend::cuda::ll::memory::HandleMemory;
 use crate::backend::cuda::ll::plan::LlPlan;
 use crate::backend::cuda::ll::signature::Signature;
-use crate::backend::cuda::ll::staged::Tracks;
+use crate::backend::cuda::ll::staged::Staged;
 use crate::backend::cuda::order::Order;
 use crate::backend::cuda::params::{
-    LL_PHASE_RECEIVE, LL_PHASE_SEND, LL_WHOLE_TRACK, LlCombineParams, LlCommon, LlDispatchParams,
-    LlHandleMemory, LlLayout, LlShape, OP_LL_COMBINE, OP_LL_DISPATCH,
+    LL_PHASE_RECEIVE, LL_PHASE_SEND, LL_TRACKS, LL_WHOLE_TRACK, LlCombineParams, LlCommon,
+    LlDispatchParams, LlHandleMemory, LlLayout, LlShape, OP_LL_COMBINE, OP_LL_DISPATCH,
 };
 use crate::backend::cuda::pool::Pool;
-use crate::backend::{LlBackend, Ticket};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::model::group::LlCombineMode;
-use crate::model::ops::{LlCombine, LlDispatch, LlOp, Routing, RowType, Stream};
+use crate::model::ops::{
+    LlCombine, LlDispatch, LlOp, Routing, RowType, STAGED_SLOTS, StagedSlot, Stream,
+};
 use crate::model::tensor::DevPtr;
 use std::sync::Arc;
 
@@ -36,7 +38,7 @@ pub struct LlGroup {
     plan: LlPlan,
     layout: LlLayout,
     order: Order,
-    tracks: Tracks,
+    staged: Staged,
     memory: Arc<CudaMemory>,
     pool: Pool<HandleMemory>,
 }
@@ -52,13 +54,13 @@ impl LlGroup {
         let gpu = device_name(open.module.context())?;
         let plan = plan.tuned(&gpu, open.multiprocessors);
         let order = Order::new(open.module.context())?;
-        let tracks = Tracks::new(open.module.context())?;
+        let staged = Staged::new(open.module.context())?;
         Ok(Self {
             open,
             plan,
             layout,
             order,
-            tracks,
+            staged,
             memory: Arc::clone(memory),
             pool: Pool::default(),
         })
@@ -66,18 +68,18 @@ impl LlGroup {
 
     /// A handle with the ids `routing`.
     pub fn open_handle(self: &Arc<Self>, routing: Routing) -> Result<CudaLl> {
-        let serves = |piece: &HandleMemory| piece.serves(routing.top_k).then_some(0);
+        let serves = |memory: &HandleMemory| memory.serves(routing.top_k).then_some(0);
         let make = || HandleMemory::new(&self.memory, &self.plan, routing.top_k);
         Ok(CudaLl(Arc::new(Handle {
             group: Arc::clone(self),
-            piece: self.pool.take(serves, make)?,
+            memory: self.pool.take(serves, make)?,
             routing,
         })))
     }
 
     /// The group was closed: nothing will follow an operation that was given up.
     pub fn close(&self) {
-        self.tracks.close();
+        self.staged.close();
     }
 }
 
@@ -87,7 +89,7 @@ pub struct CudaLl(Arc<Handle>);
 struct Handle {
     group: Arc<LlGroup>,
     routing: Routing,
-    piece: Arc<HandleMemory>,
+    memory: Arc<HandleMemory>,
 }
 
 /// Which part of an operation a launch runs, and on which track.
@@ -106,17 +108,17 @@ impl Part {
         keep: true,
     };
 
-    fn send(track: u32) -> Self {
+    fn send(slot: StagedSlot) -> Self {
         Self {
-            track,
+            track: track(slot),
             phases: LL_PHASE_SEND,
             keep: true,
         }
     }
 
-    fn receive(track: u32, keep: bool) -> Self {
+    fn receive(slot: StagedSlot, keep: bool) -> Self {
         Self {
-            track,
+            track: track(slot),
             phases: LL_PHASE_RECEIVE,
             keep,
         }
@@ -133,19 +135,13 @@ impl Handle {
         StreamScope::enter(self.group.open.module.context(), stream)
     }
 
-    /// Enqueues an operation by `enqueue`, behind a receive phase that may be on another stream: that uses
-    /// the handle's memory.
-    fn follow_staged(&self, at: &StreamScope, enqueue: impl FnOnce() -> Result<()>) -> Result<()> {
-        let track = self.piece.received_on();
-        if track == LL_WHOLE_TRACK {
-            return enqueue();
+    /// Makes `at` wait for a receive phase that uses the handle's memory on another stream, and says whether
+    /// what follows is then behind all of that memory's receive phases.
+    fn follow_receiver(&self, at: &StreamScope) -> Result<bool> {
+        match self.memory.receiver() {
+            None => Ok(false),
+            Some(slot) => self.group.staged.follow(slot, at),
         }
-        let follows = self.group.tracks.follow(track, at)?;
-        enqueue()?;
-        if follows {
-            self.piece.set_received_on(LL_WHOLE_TRACK);
-        }
-        Ok(())
     }
 
     fn launch(&self, op: &LlOp, part: Part, at: &StreamScope) -> Result<()> {
@@ -195,7 +191,7 @@ impl Handle {
 
     fn shape_and_memory(&self, row: RowType) -> Result<(LlShape, LlHandleMemory)> {
         let shape = self.group.plan.shape(&self.routing, row)?;
-        Ok((shape, self.piece.memory()))
+        Ok((shape, self.memory.memory()))
     }
 
     /// What operation `op` on rows of type `row` tells its peers. The group has checked that both sizes
@@ -237,50 +233,57 @@ impl Handle {
 
 impl LlBackend for CudaLl {
     fn run(&self, op: &LlOp, stream: Stream) -> Result<()> {
-        let at = &self.0.enter(stream)?;
-        let run = || self.0.launch(op, Part::WHOLE, at);
-        let enqueue = || self.0.group.order.enqueue(at, run);
-        self.0.follow_staged(at, enqueue)
-    }
-
-    fn send(&self, op: &LlOp, slot: usize, stream: Stream) -> Result<Ticket> {
-        let group = &self.0.group;
-        let track = track_of_slot(slot)?;
-        let at = &self.0.enter(stream)?;
-        let start = || self.0.launch(op, Part::send(track), at);
-        let in_order = || group.order.enqueue(at, start);
-        let enqueue = || group.tracks.send(track, at, in_order);
-        self.0.follow_staged(at, enqueue)?;
-        Ok(Ticket(u64::from(track)))
-    }
-
-    fn receive(&self, op: &LlOp, ticket: Ticket, stream: Stream) -> Result<()> {
-        let track = track_of(ticket)?;
-        let at = &self.0.enter(stream)?;
-        let finish = || self.0.launch(op, Part::receive(track, true), at);
-        self.0.group.tracks.receive(track, at, finish)?;
-        self.0.piece.set_received_on(track);
+        let handle = &self.0;
+        let at = &handle.enter(stream)?;
+        let follows = handle.follow_receiver(at)?;
+        let turn = handle.group.order.begin(at)?;
+        handle.launch(op, Part::WHOLE, at)?;
+        turn.end()?;
+        if follows {
+            handle.memory.set_receiver(None);
+        }
         Ok(())
     }
 
-    fn abandon(&self, op: &LlOp, ticket: Ticket) {
-        let (handle, op) = (Arc::clone(&self.0), *op);
-        if let Ok(track) = track_of(ticket) {
-            let discard = move |at: &StreamScope| {
-                handle.launch(&op, Part::receive(track, false), at)?;
-                handle.piece.set_received_on(track);
-                Ok(())
-            };
-            self.0.group.tracks.abandon(track, Box::new(discard));
+    fn send(&self, op: &LlOp, slot: StagedSlot, stream: Stream) -> Result<()> {
+        let handle = &self.0;
+        let at = &handle.enter(stream)?;
+        let follows = handle.follow_receiver(at)?;
+        let phase = handle.group.staged.begin_send(slot, at)?;
+        let turn = handle.group.order.begin(at)?;
+        handle.launch(op, Part::send(slot), at)?;
+        turn.end()?;
+        phase.end()?;
+        if follows {
+            handle.memory.set_receiver(None);
         }
+        Ok(())
+    }
+
+    fn receive(&self, op: &LlOp, slot: StagedSlot, stream: Stream) -> Result<()> {
+        let handle = &self.0;
+        let at = &handle.enter(stream)?;
+        let phase = handle.group.staged.begin_receive(slot, at)?;
+        handle.launch(op, Part::receive(slot, true), at)?;
+        phase.end()?;
+        handle.memory.set_receiver(Some(slot));
+        Ok(())
+    }
+
+    fn abandon(&self, op: &LlOp, slot: StagedSlot) {
+        let (handle, op) = (Arc::clone(&self.0), *op);
+        let discard = move |at: &StreamScope| {
+            handle.launch(&op, Part::receive(slot, false), at)?;
+            handle.memory.set_receiver(Some(slot));
+            Ok(())
+        };
+        self.0.group.staged.abandon(slot, Box::new(discard));
     }
 }
 
-/// The track of the staged operations in slot `slot`; 0 is that of whole ones.
-fn track_of_slot(slot: usize) -> Result<u32> {
-    u32::try_from(slot + 1).map_err(|_| Error::internal("a slot that has no track"))
+/// The kernels' number of the operations in `slot`; whole ones have a number of their own.
+fn track(slot: StagedSlot) -> u32 {
+    LL_WHOLE_TRACK + 1 + slot.index() as u32
 }
 
-fn track_of(ticket: Ticket) -> Result<u32> {
-    u32::try_from(ticket.0).map_err(|_| Error::internal("a ticket that names no track"))
-}
+const _: () = assert!(LL_TRACKS as usize == 1 + STAGED_SLOTS);

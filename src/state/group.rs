@@ -1,7 +1,7 @@
 //! A group: its facts, its backend, its allocator, and whether it still works.
 #![forbid(unsafe_code)]
 
-use crate::backend::GroupBackend;
+use crate::backend::OpenGroup;
 use crate::error::{Code, Error, Result};
 use crate::model::group::GroupFacts;
 use crate::model::ops::{STAGED_SLOTS, StagedSlot, Stream};
@@ -20,7 +20,7 @@ static FREEING: Mutex<Freeing> = Mutex::new(Freeing::EMPTY);
 /// An open group.
 pub struct Group {
     facts: GroupFacts,
-    backend: Box<dyn GroupBackend>,
+    backend: OpenGroup,
     allocator: Arc<dyn TensorAllocator>,
     failed: OnceCell<Error>,
     reported: AtomicBool,
@@ -39,11 +39,7 @@ struct Staged {
 
 impl Group {
     /// A group over an open backend.
-    pub fn new(
-        facts: GroupFacts,
-        backend: Box<dyn GroupBackend>,
-        allocator: Arc<dyn TensorAllocator>,
-    ) -> Self {
+    pub fn new(facts: GroupFacts, backend: OpenGroup, allocator: Arc<dyn TensorAllocator>) -> Self {
         Self {
             facts,
             backend,
@@ -77,7 +73,7 @@ impl Group {
             .remove(number)
             .map_err(|missing| refusal("ep_group", "group", missing))?;
         group.closed.store(true, Ordering::Release);
-        group.backend.close(stream)
+        group.backend.common().close(stream)
     }
 
     /// The allocator of the live or destroyed group `number`.
@@ -95,8 +91,8 @@ impl Group {
     }
 
     /// The backend that the group runs on.
-    pub fn backend(&self) -> &dyn GroupBackend {
-        self.backend.as_ref()
+    pub fn backend(&self) -> &OpenGroup {
+        &self.backend
     }
 
     /// Who allocates tensors of this group.
@@ -106,7 +102,10 @@ impl Group {
 
     /// The failure that has made the group unusable, if any.
     pub fn failure(&self) -> Option<Error> {
-        self.failed.get().cloned().or_else(|| self.backend.fault())
+        self.failed
+            .get()
+            .cloned()
+            .or_else(|| self.backend.common().fault())
     }
 
     /// Whether nobody has asked this before: a failure is printed once.

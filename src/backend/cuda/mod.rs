@@ -19,14 +19,13 @@ mod pool;
 mod sizes;
 
 use crate::backend::bootstrap::Bootstrap;
-use crate::backend::select::Platform;
-use crate::backend::{DeviceMemory, GroupBackend};
+use crate::backend::platform::Platform;
+use crate::backend::{DeviceMemory, OpenGroup};
 use crate::error::Result;
 use crate::model::group::GroupFacts;
 use crate::model::ops::Stream;
 use driver::context::Context;
 use driver::memory::CudaMemory;
-use group::CudaGroup;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -57,10 +56,8 @@ impl Platform for CudaPlatform {
         bootstrap: Bootstrap,
         timeout: Duration,
         stream: Stream,
-    ) -> Result<Box<dyn GroupBackend>> {
+    ) -> Result<OpenGroup> {
         let device = (Arc::clone(&self.context), Arc::clone(&self.memory));
-        Ok(Box::new(CudaGroup::open(
-            device, &facts, bootstrap, timeout, stream,
-        )?))
+        group::open(device, &facts, bootstrap, timeout, stream)
     }
 }

@@ -50,7 +50,7 @@ impl Order {
 }
 
 /// One operation's place in the order; no other begins meanwhile.
-#[must_use = "an operation has its place once its turn has ended"]
+#[must_use]
 pub(super) struct Turn<'a> {
     done: MutexGuard<'a, Event>,
     at: &'a StreamScope,

@@ -8,6 +8,7 @@
 mod device;
 mod exchange;
 mod group;
+mod group_state;
 mod ht;
 mod ll;
 mod message;

@@ -38,7 +38,7 @@ use std::time::Instant;
 
 /// What the HT handles of a group share.
 pub struct HtGroup {
-    open: Arc<GroupContext>,
+    context: Arc<GroupContext>,
     plan: HtPlan,
     layout: HtLayout,
     device: DeviceLimits,
@@ -54,38 +54,38 @@ pub struct HtGroup {
 }
 
 impl HtGroup {
-    /// The HT side of `open`; `layout` says where `plan`'s regions lie in the windows.
+    /// The HT side of a group; `layout` says where `plan`'s regions lie in the windows.
     pub fn new(
-        open: Arc<GroupContext>,
+        context: Arc<GroupContext>,
         memory: &Arc<CudaMemory>,
         plan: HtPlan,
         layout: HtLayout,
     ) -> Result<Self> {
-        let context = Arc::clone(open.module.context());
-        let _entered = context.enter()?;
+        let driver_context = Arc::clone(context.module.context());
+        let _entered = driver_context.enter()?;
         let device = DeviceLimits {
-            multiprocessors: open.multiprocessors,
+            multiprocessors: context.multiprocessors,
             shared_bytes: driver::most_shared_bytes()?,
         };
         for kernel in [HtDispatchParams::KERNELS, HtCombineParams::KERNELS].concat() {
             function::allow_shared_bytes(
-                open.module.function(kernel)?,
+                context.module.function(kernel)?,
                 device.dynamic_shared_bytes(),
             )?;
         }
-        let gpu = device_name(&context)?;
+        let gpu = device_name(&driver_context)?;
         Ok(Self {
-            plan: plan.tuned(&gpu, open.multiprocessors),
+            plan: plan.tuned(&gpu, context.multiprocessors),
             layout,
             device,
             memory: Arc::clone(memory),
             pool: Pool::default(),
-            order: Order::new(&context)?,
+            order: Order::new(&driver_context)?,
             sequences: Buffer::zeroed(memory, size_of::<HtSequences>())?,
             tally: Buffer::zeroed(memory, plan.tally().bytes)?,
             handles: AtomicU32::new(0),
             exchanges: AtomicU32::new(0),
-            open,
+            context,
         })
     }
 
@@ -129,7 +129,7 @@ impl HtGroup {
         let Routing { tokens, top_k, .. } = wanted.routing;
         let layout = self.plan.handle(tokens, top_k);
         let waste = |memory: &HandleMemory| memory.waste(layout.bytes);
-        let make = || HandleMemory::new(self.open.module.context(), &self.memory, layout.bytes);
+        let make = || HandleMemory::new(self.context.module.context(), &self.memory, layout.bytes);
         Ok(CudaHt {
             group: Arc::clone(self),
             memory: self.pool.take(waste, make)?,
@@ -145,8 +145,8 @@ impl HtGroup {
     fn layout_params(&self, epoch: u32, told: u32) -> HtLayoutParams {
         let (tally, layout) = (self.tally.data().0, self.plan.tally());
         HtLayoutParams {
-            peers: self.open.peers(),
-            wait: self.open.wait(OP_HT_LAYOUT),
+            peers: self.context.peers(),
+            wait: self.context.wait(OP_HT_LAYOUT),
             layout: self.layout,
             handle: HtHandleMemory {
                 entries: null_mut(),
@@ -182,13 +182,13 @@ impl HtGroup {
             ..*params
         };
         let turn = self.order.begin(at)?;
-        let module = &self.open.module;
+        let module = &self.context.module;
         module.launch(Kernel::HtLayout, shape, &params, at)?;
         turn.end()
     }
 
     fn enter(&self, stream: Stream) -> Result<StreamScope> {
-        StreamScope::enter(self.open.module.context(), stream)
+        StreamScope::enter(self.context.module.context(), stream)
     }
 }
 
@@ -247,8 +247,8 @@ impl CudaHt {
     fn common(&self, op: u32, shape: &HtShape, handle: HtHandleMemory) -> HtCommon {
         let group = &self.group;
         HtCommon {
-            peers: group.open.peers(),
-            wait: group.open.wait(op),
+            peers: group.context.peers(),
+            wait: group.context.wait(op),
             layout: group.layout,
             handle,
             sequences: group.sequences.data().0 as *mut HtSequences,
@@ -293,7 +293,7 @@ impl HtBackend for CudaHt {
             routing_rows: op.routing_out.map_or(u32::MAX, |out| saturated(out.rows)),
         };
         let turn = group.order.begin(at)?;
-        let module = &group.open.module;
+        let module = &group.context.module;
         module.launch(Kernel::HtDispatch, shape.launch, &params, at)?;
         turn.end()
     }
@@ -318,14 +318,14 @@ impl HtBackend for CudaHt {
         };
         let kernel = kernels::for_rows::<HtCombineParams>(op.row.dtype)?;
         let turn = group.order.begin(at)?;
-        let module = &group.open.module;
+        let module = &group.context.module;
         module.launch(kernel, shape.launch, &params, at)?;
         turn.end()
     }
 
     /// Waits for the kernel that finds it out, if need be.
     fn num_recv_tokens(&self) -> Result<usize> {
-        let faults = &self.group.open.faults;
+        let faults = &self.group.context.faults;
         let start = Instant::now();
         loop {
             if let Some(rows) = self.received()? {

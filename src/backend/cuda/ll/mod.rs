@@ -34,7 +34,7 @@ use std::sync::Arc;
 
 /// What the LL handles of a group share.
 pub struct LlGroup {
-    open: Arc<GroupContext>,
+    context: Arc<GroupContext>,
     plan: LlPlan,
     layout: LlLayout,
     order: Order,
@@ -44,19 +44,19 @@ pub struct LlGroup {
 }
 
 impl LlGroup {
-    /// The LL side of `open`; `layout` says where `plan`'s regions lie in the windows.
+    /// The LL side of a group; `layout` says where `plan`'s regions lie in the windows.
     pub fn new(
-        open: Arc<GroupContext>,
+        context: Arc<GroupContext>,
         memory: &Arc<CudaMemory>,
         plan: LlPlan,
         layout: LlLayout,
     ) -> Result<Self> {
-        let gpu = device_name(open.module.context())?;
-        let plan = plan.tuned(&gpu, open.multiprocessors);
-        let order = Order::new(open.module.context())?;
-        let staged = Staged::new(open.module.context())?;
+        let gpu = device_name(context.module.context())?;
+        let plan = plan.tuned(&gpu, context.multiprocessors);
+        let order = Order::new(context.module.context())?;
+        let staged = Staged::new(context.module.context())?;
         Ok(Self {
-            open,
+            context,
             plan,
             layout,
             order,
@@ -78,7 +78,7 @@ impl LlGroup {
     }
 
     /// The group was closed: nothing will follow an operation that was given up.
-    pub fn close(&self) {
+    pub fn forget_staged(&self) {
         self.staged.close();
     }
 }
@@ -132,7 +132,7 @@ impl Part {
 
 impl Handle {
     fn enter(&self, stream: Stream) -> Result<StreamScope> {
-        StreamScope::enter(self.group.open.module.context(), stream)
+        StreamScope::enter(self.group.context.module.context(), stream)
     }
 
     /// Makes `at` wait for a receive phase that uses the handle's memory on another stream, and says whether
@@ -153,7 +153,7 @@ impl Handle {
 
     fn launch_dispatch(&self, op: &LlDispatch, part: Part, at: &StreamScope) -> Result<()> {
         let plan = &self.group.plan;
-        let multiprocessors = self.group.open.multiprocessors;
+        let multiprocessors = self.group.context.multiprocessors;
         let (grid, announce_blocks) = plan.dispatch_grid(self.routing.tokens, multiprocessors);
         let signature = self.signature(OP_LL_DISPATCH, op.row);
         let given = self.shape_and_memory(op.row)?;
@@ -166,13 +166,13 @@ impl Handle {
             announce_blocks,
         };
         let shape = grid.launch_shape(plan.dispatch_shared_bytes());
-        let module = &self.group.open.module;
+        let module = &self.group.context.module;
         module.launch(Kernel::LlDispatch, shape, &params, at)
     }
 
     fn launch_combine(&self, op: &LlCombine, part: Part, at: &StreamScope) -> Result<()> {
         let plan = &self.group.plan;
-        let grid = plan.combine_grid(self.routing.tokens, self.group.open.multiprocessors);
+        let grid = plan.combine_grid(self.routing.tokens, self.group.context.multiprocessors);
         let signature = self.signature(OP_LL_COMBINE, op.row);
         let given = self.shape_and_memory(op.row)?;
         let params = LlCombineParams {
@@ -185,7 +185,7 @@ impl Handle {
         };
         let kernel = kernels::for_rows::<LlCombineParams>(op.row.dtype)?;
         let shape = grid.launch_shape(0);
-        let module = &self.group.open.module;
+        let module = &self.group.context.module;
         module.launch(kernel, shape, &params, at)
     }
 
@@ -214,10 +214,10 @@ impl Handle {
         grid: Grid,
         part: Part,
     ) -> LlCommon {
-        let states = self.group.open.track_states();
+        let states = self.group.context.track_states();
         LlCommon {
-            peers: self.group.open.peers(),
-            wait: self.group.open.wait(signature.op),
+            peers: self.group.context.peers(),
+            wait: self.group.context.wait(signature.op),
             layout: self.group.layout,
             shape,
             handle,

@@ -142,7 +142,7 @@ impl Staged {
 }
 
 /// A send phase that is being launched.
-#[must_use = "a phase counts once it has ended"]
+#[must_use]
 pub struct SendPhase<'a> {
     slot: MappedMutexGuard<'a, Slot>,
     at: &'a StreamScope,
@@ -158,7 +158,7 @@ impl SendPhase<'_> {
 }
 
 /// A receive phase that is being launched.
-#[must_use = "a phase counts once it has ended"]
+#[must_use]
 pub struct ReceivePhase<'a> {
     slot: MappedMutexGuard<'a, Slot>,
     at: &'a StreamScope,

@@ -17,8 +17,8 @@ const WINDOW_ALIGN: usize = 2 << 20;
 pub struct WindowLayout {
     /// u32: 1 + a peer that failed, written by it.
     pub told: usize,
-    /// `parting::WORD_BYTES` per source rank.
-    pub parting: usize,
+    /// `teardown::WORD_BYTES` per source rank.
+    pub teardown: usize,
     /// u32 per source rank: arrival flags of the self test.
     pub selftest_flags: usize,
     /// `SELFTEST_SLOT_BYTES` per source rank.
@@ -34,13 +34,13 @@ impl WindowLayout {
     pub fn new(ranks: usize, operation_bytes: usize) -> Self {
         let mut window = Regions::new(REGION_ALIGN);
         let told = window.take(size_of::<u32>());
-        let parting = window.take(ranks * WORD_BYTES);
+        let teardown = window.take(ranks * WORD_BYTES);
         let selftest_flags = window.take(ranks * size_of::<u32>());
         let selftest_slots = window.take(ranks * SELFTEST_SLOT_BYTES);
         let operations = window.take(operation_bytes);
         Self {
             told,
-            parting,
+            teardown,
             selftest_flags,
             selftest_slots,
             operations,
@@ -58,8 +58,8 @@ mod tests {
     fn regions_follow_each_other_and_fit() {
         for ranks in [1, 2, 8, MAX_PEERS] {
             let layout = WindowLayout::new(ranks, 1000);
-            assert!(layout.told + 4 <= layout.parting);
-            assert!(layout.parting + 4 * ranks <= layout.selftest_flags);
+            assert!(layout.told + 4 <= layout.teardown);
+            assert!(layout.teardown + 4 * ranks <= layout.selftest_flags);
             assert!(layout.selftest_flags + 4 * ranks <= layout.selftest_slots);
             assert!(layout.selftest_slots + ranks * SELFTEST_SLOT_BYTES <= layout.operations);
             assert!(layout.operations + 1000 <= layout.bytes);

@@ -8,3 +8,4 @@ mod process;
 pub mod selftest;
 pub mod teardown;
 pub mod window;
+pub mod windows;

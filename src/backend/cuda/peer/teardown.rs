@@ -1,4 +1,4 @@
-//! How the ranks of a group part: through words in each other's windows, not through NCCL.
+//! The end of a group: ranks leave it through words in each other's windows, not through NCCL.
 //!
 //! A rank that knows of a failure leaves without waiting. In an exchange over NCCL the others would miss
 //! it there, and take part with it in whatever is exchanged next.
@@ -279,7 +279,7 @@ mod tests {
         }
     }
 
-    fn parting<W: Words>(words: W, rank: usize, ranks: usize, timeout: Duration) -> Teardown<W> {
+    fn teardown<W: Words>(words: W, rank: usize, ranks: usize, timeout: Duration) -> Teardown<W> {
         Teardown::new(words, (rank, ranks), timeout)
     }
 
@@ -291,7 +291,7 @@ mod tests {
         let end = |peer, stays| {
             let words = Script::new(|_| None, |_| None);
             *words.peer.lock() = peer;
-            parting(words, 0, 2, LONG).leave_together(stays)
+            teardown(words, 0, 2, LONG).leave_together(stays)
         };
         let stays = Word::Stays as u32;
         assert_eq!(end(DONE, false), Ok(End::Together { meet: true }));
@@ -303,13 +303,13 @@ mod tests {
     #[test]
     fn a_missing_rank_is_named_at_the_deadline() {
         let words = Script::new(|_| None, |_| None);
-        let parting = parting(words, 0, 2, NO_TIME);
-        let error = parting.leave_together(false).unwrap_err();
+        let teardown = teardown(words, 0, 2, NO_TIME);
+        let error = teardown.leave_together(false).unwrap_err();
         assert_eq!(
             error.text(),
             "rank 0 of 2 waited 0 ms for rank 1 to destroy the group"
         );
-        assert_eq!(*parting.words.told.lock(), [DONE, LATE, GONE]);
+        assert_eq!(*teardown.words.told.lock(), [DONE, LATE, GONE]);
     }
 
     #[test]
@@ -320,11 +320,11 @@ mod tests {
             |said| (said == 3).then_some(DONE),
             |said| (said == 2).then_some(DONE),
         );
-        let parting = parting(words, 0, 2, NO_TIME);
-        let end = parting.leave_together(false);
+        let teardown = teardown(words, 0, 2, NO_TIME);
+        let end = teardown.leave_together(false);
         assert_eq!(end, Ok(End::Together { meet: true }));
         let back = Word::Back as u32;
-        assert_eq!(*parting.words.told.lock(), [DONE, LATE, back]);
+        assert_eq!(*teardown.words.told.lock(), [DONE, LATE, back]);
     }
 
     /// Windows of all ranks: `[owner][speaker]`.
@@ -379,7 +379,7 @@ mod tests {
                             windows,
                             told,
                         };
-                        parting(words, rank, RANKS, Duration::from_micros(400))
+                        teardown(words, rank, RANKS, Duration::from_micros(400))
                             .leave_together(false)
                     })
                 };

@@ -6,7 +6,7 @@
 
 use crate::backend::HtRouting;
 use crate::backend::host::device::{bytes, bytes_mut};
-use crate::backend::host::group::Shared;
+use crate::backend::host::group_state::GroupState;
 use crate::backend::host::ht::route::{HtMap, ID_BYTES, RankIds};
 use crate::backend::host::message::{Message, Reader};
 use crate::backend::host::rows::copy_row;
@@ -24,7 +24,7 @@ const MOST_ROWS: usize = i32::MAX as usize;
 /// The map of a new handle. Collective; `wanted` is an error on a rank that refused its arguments, which gets it
 /// back at once.
 pub fn exchange(
-    shared: &Arc<Shared>,
+    shared: &Arc<GroupState>,
     wanted: Result<HtRouting>,
     stream: Stream,
     timeout: Duration,
@@ -66,7 +66,7 @@ pub fn exchange(
 type Told = Result<RankIds>;
 
 /// Tells the others, and hears from all.
-fn told_by_all(shared: &Shared, wanted: &Result<HtRouting>, epoch: u64) -> Result<Vec<Told>> {
+fn told_by_all(shared: &GroupState, wanted: &Result<HtRouting>, epoch: u64) -> Result<Vec<Told>> {
     let mut message = Message::default();
     Call::HtHandle.announce(&mut message);
     match wanted {

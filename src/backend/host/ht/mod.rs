@@ -9,7 +9,7 @@ mod agreement;
 mod route;
 
 use crate::backend::host::device::{bytes, bytes_mut};
-use crate::backend::host::group::Shared;
+use crate::backend::host::group_state::GroupState;
 use crate::backend::host::ht::route::{Departure, HtMap};
 use crate::backend::host::numeric;
 use crate::backend::host::rows::{copy_row, row};
@@ -26,7 +26,7 @@ use std::time::Duration;
 /// An HT handle: the routing as it was when the handle was made.
 #[derive(Clone)]
 pub struct HostHt {
-    shared: Arc<Shared>,
+    shared: Arc<GroupState>,
     routing: Routing,
     map: Arc<HtMap>,
 }
@@ -35,7 +35,7 @@ impl HostHt {
     /// Exchanges the ids of all ranks. Collective; `wanted` is an error on a rank that refused its
     /// arguments.
     pub fn open(
-        shared: Arc<Shared>,
+        shared: Arc<GroupState>,
         wanted: Result<HtRouting>,
         stream: Stream,
         timeout: Duration,

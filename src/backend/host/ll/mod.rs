@@ -5,7 +5,7 @@ mod dispatch;
 mod gates;
 
 use crate::backend::LlBackend;
-use crate::backend::host::group::Shared;
+use crate::backend::host::group_state::GroupState;
 use crate::backend::host::order::Order;
 use crate::backend::host::terms::{Call, Terms};
 use crate::error::Result;
@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// An LL handle.
 #[derive(Clone)]
 pub struct HostLl {
-    shared: Arc<Shared>,
+    shared: Arc<GroupState>,
     routing: Routing,
     last: Arc<Mutex<LastDispatch>>,
     received: Arc<Received>,
@@ -64,7 +64,7 @@ struct Placed {
 
 impl HostLl {
     /// A handle whose ids are `routing`, read anew by every operation.
-    pub fn new(shared: Arc<Shared>, routing: Routing) -> Self {
+    pub fn new(shared: Arc<GroupState>, routing: Routing) -> Self {
         Self {
             shared,
             routing,

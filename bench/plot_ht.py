@@ -8,15 +8,15 @@ import dataclasses
 import math
 from typing import Any
 
+import chart_style
 import data
-import looks
 from svg import Panel, Point, Series, Style
 
 _TOKENS = (512, 16384)
 _SMS = (7, 150)
 _OPERATIONS = ("dispatch", "combine")
-_LIGHT = looks.OUR_COLOURS[1]
-_DARK = looks.OUR_COLOURS[0]
+_LIGHT = chart_style.OUR_COLOURS[1]
+_DARK = chart_style.OUR_COLOURS[0]
 _OVER_TOKENS = {data.USUAL_SMS: Style(_DARK, "circle", width=3),
                 data.ALL_SMS: Style(_LIGHT, "circle", "2 5", 2.4, hollow=True)}
 _SKEWED = Style("#009e73", "square", "6 4")
@@ -33,9 +33,9 @@ def draw(ranks: int, runs: list[data.Run], records: dict[str, Any]) -> str:
                      tuple(_over_sms(ranks, runs, records)))
     wide, narrow = _range(over_tokens), _range([over_sms])
     plans = [(panel, _TOKENS, wide, "tokens of each rank") for panel in over_tokens]
-    return looks.picture(f"High throughput on {ranks} GPUs: latency over tokens and SMs",
-                         looks.measured_on(ranks, runs),
-                         [*plans, (over_sms, _SMS, narrow, "SMs that may be used")])
+    return chart_style.picture(f"High throughput on {ranks} GPUs: latency over tokens and SMs",
+                               chart_style.measured_on(ranks, runs),
+                               [*plans, (over_sms, _SMS, narrow, "SMs that may be used")])
 
 
 def _range(panels: list[Panel]) -> Point:
@@ -46,7 +46,7 @@ def _range(panels: list[Panel]) -> Point:
 
 
 def _floor(floor: data.Floor, points: tuple[Point, ...]) -> Series:
-    return Series(looks.floor_name(floor), looks.FLOOR, points)
+    return Series(chart_style.floor_name(floor), chart_style.FLOOR, points)
 
 
 def _over_tokens(ranks: int, operation: str, runs: list[data.Run],
@@ -61,14 +61,14 @@ def _over_tokens(ranks: int, operation: str, runs: list[data.Run],
             series.append(Series(name, style, tuple(run.series(f"idle.{operation}.median_us"))))
     for record in data.records_of(records, "ht", ranks):
         points = tuple((point["tokens"], point[operation]) for point in record["points"])
-        series.append(Series(_record_name(record), looks.style_of(record), points))
+        series.append(Series(_record_name(record), chart_style.style_of(record), points))
     return series
 
 
 def _style_over_tokens(run: data.Run) -> Style | None:
     """None for what is shown elsewhere: the numbers of SMs between few and all."""
     if run.label != data.OURS:
-        return looks.OTHERS.get(run.label, looks.UNKNOWN)
+        return chart_style.OTHERS.get(run.label, chart_style.UNKNOWN)
     if run.routing == "scores":
         return _OVER_TOKENS.get(run.sms)
     return _SKEWED if run.sms == data.USUAL_SMS else None
@@ -94,7 +94,7 @@ def _record_over_sms(record: dict[str, Any]) -> list[Series]:
     """Combine is hollow, as ours is."""
     found = []
     for operation in _OPERATIONS:
-        style = dataclasses.replace(looks.style_of(record), hollow=operation == "combine")
+        style = dataclasses.replace(chart_style.style_of(record), hollow=operation == "combine")
         points = tuple((record["sms"], point[operation]) for point in record["points"]
                        if point["tokens"] == data.HT_TOKENS)
         found.append(Series(_record_name(record), style, points))
@@ -111,4 +111,4 @@ def _routing_text(run: data.Run) -> str:
 
 def _record_name(record: dict[str, Any]) -> str:
     sms = f", {record['sms']} SMs" if "sms" in record else ""
-    return f"{record['library']}{sms} ({looks.HOW[record['how']]})"
+    return f"{record['library']}{sms} ({chart_style.HOW[record['how']]})"

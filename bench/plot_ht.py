@@ -1,5 +1,5 @@
-"""Pictures of high throughput: dispatch and combine over the number of tokens, and over the number
-of SMs that the library may use, ours beside the records of others and the floor.
+"""Pictures of high throughput: dispatch and combine over tokens, and both over SMs, for this
+library, others and the floor.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def draw(ranks: int, runs: list[data.Run], records: dict[str, Any]) -> str:
 
 
 def _range(panels: list[Panel]) -> Point:
-    """Whole powers of two, which have a line each."""
+    """The range of values, widened to powers of two, where the grid lines are."""
     values = [y for panel in panels for series in panel.series for _, y in series.points]
     return (2.0 ** math.floor(math.log2(min(values) / 1.1)),
             2.0 ** math.ceil(math.log2(max(values) * 1.1)))
@@ -66,7 +66,7 @@ def _over_tokens(ranks: int, operation: str, runs: list[data.Run],
 
 
 def _style_over_tokens(run: data.Run) -> Style | None:
-    """None for what is shown elsewhere: the numbers of SMs between few and all."""
+    """None for runs that this panel leaves to the one over SMs."""
     if run.label != data.OURS:
         return chart_style.OTHERS.get(run.label, chart_style.UNKNOWN)
     if run.routing == "scores":
@@ -75,7 +75,7 @@ def _style_over_tokens(run: data.Run) -> Style | None:
 
 
 def _over_sms(ranks: int, runs: list[data.Run], records: dict[str, Any]) -> list[Series]:
-    """Both operations; of the others those whose number of SMs is known."""
+    """Both operations; of other libraries only figures with a known number of SMs."""
     floor = data.floor_of(ranks, records)
     least = floor.floor_us(data.HT_TOKENS)
     series = [_floor(floor, tuple((sms, least) for sms in _SMS))]
@@ -91,7 +91,7 @@ def _over_sms(ranks: int, runs: list[data.Run], records: dict[str, Any]) -> list
 
 
 def _record_over_sms(record: dict[str, Any]) -> list[Series]:
-    """Combine is hollow, as ours is."""
+    """Figures of other libraries; combine is hollow, as ours is."""
     found = []
     for operation in _OPERATIONS:
         style = dataclasses.replace(chart_style.style_of(record), hollow=operation == "combine")

@@ -1,5 +1,5 @@
-"""Pictures of low latency: dispatch, combine, and both together over the number of tokens, ours
-beside the records of others and the floor.
+"""Pictures of low latency: dispatch, combine, and both together over tokens, for this library,
+others and the floor.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def draw(ranks: int, runs: list[data.Run], records: dict[str, Any]) -> str:
 
 def _series(ranks: int, operation: str, runs: list[data.Run],
             records: dict[str, Any]) -> list[Series]:
-    """The floor, ours, and on top the others, many of which are single points."""
+    """The floor, ours, then the others on top, since many are single points."""
     series = [_floor(ranks, operation, records)]
     for run in runs:
         series += _measured(run, operation)

@@ -4,7 +4,7 @@
 //! together: so each begins after the one before, receive phases of staged ones aside. An event behind
 //! every operation keeps the place, since by the time another stream comes the last one may be gone.
 //! The host needs 0.1 to 0.4 us for it; blocks that counted themselves out would take longer on the device
-//! (`docs/performance.md`).
+//! (`docs/development/host-time.md`).
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver::context::{Context, Enqueued};

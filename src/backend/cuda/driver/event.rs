@@ -213,7 +213,7 @@ impl Mark {
     }
 
     /// On one stream there is nothing to wait for. Where that is not known, in graphs above all, the wait
-    /// is enqueued and costs the device nothing (`docs/performance.md`).
+    /// is enqueued and costs the device nothing (`docs/development/host-time.md`).
     fn hold(&self, at: &StreamScope) -> Result<()> {
         if at.id.is_some() && at.id == self.on {
             return Ok(());

@@ -22,7 +22,7 @@ const COPY_ALIGN: usize = 16;
 const REGION_ALIGN: usize = 256;
 
 /// Slots of all rings into a rank together: enough to hide the round trip of a credit at full speed
-/// (docs/performance-ht.md), few enough to stay in L2 where rows are common.
+/// (docs/development/high-throughput.md), few enough to stay in L2 where rows are common.
 const RING_SLOTS: usize = 2048;
 const LEAST_DEPTH: usize = 64;
 /// With huge rows rings are shorter, not larger.

@@ -1,5 +1,5 @@
-"""What the pictures of both modes have in common: how each library's series looks, the floor, where
-panels lie, the heading and the legend.
+"""The style that the pictures of both modes share: colours and markers of each library, the floor,
+the placing of panels, heading and legend.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import data
 import svg
 from svg import Panel, Series, Style
 
-# Okabe and Ito's colours, which most kinds of colour blindness keep apart.
+# Okabe and Ito's palette, distinguishable with most kinds of colour blindness.
 OUR_COLOURS = ("#0072b2", "#56b4e9")
 OTHERS = {
     "NCCL EP, first release": Style("#d55e00", "square"),
@@ -31,7 +31,7 @@ HOW = {"host": "host-timed", "kernel": "kernel time", "graph": "graph replay"}
 _WIDTH, _PANEL_WIDTH, _PANEL_HEIGHT, _TOP, _LEFT, _GAP = 1180, 300, 300, 96, 76, 66
 _COLUMNS = 3
 
-# A panel, the ranges of its axes, and what its horizontal axis is.
+# A panel, the ranges of its two axes, and the label of the horizontal one.
 Plan = tuple[Panel, svg.Point, svg.Point, str]
 
 
@@ -43,7 +43,7 @@ def style_of(record: dict[str, Any]) -> Style:
 
 
 def picture(title: str, detail: str, plans: Sequence[Plan]) -> str:
-    """A heading, panels side by side and a legend of all that is in them."""
+    """A heading, panels side by side, and one legend for all of them."""
     parts = [svg.text(_LEFT, 34, title, 18, extra=svg.BOLD),
              svg.text(_LEFT, 58, "hidden 7168, top-8 of 256 experts, bfloat16; " + detail, 12)]
     for index, (panel, x_range, y_range, x_label) in enumerate(plans):
@@ -71,7 +71,7 @@ def floor_name(floor: data.Floor) -> str:
 
 
 def _legend(panels: list[Panel]) -> list[Series]:
-    """Each name once: ours first, the floor last. A line in any panel is a line here."""
+    """Each name once, ours first, the floor last; a line if any panel draws it as a line."""
     found: dict[str, Series] = {}
     for panel in panels:
         for series in panel.series:

@@ -260,10 +260,11 @@ def _prediction(options: argparse.Namespace, machine: Constants) -> str:
     head = ["nodes", "operation", "rows", "total us"]
     rows: list[list[str]] = []
     parts: Parts = {}
-    row_bytes = FP8_BYTES if options.fp8 else data.HIDDEN_BYTES
+    row_bytes = {"dispatch": FP8_BYTES if options.fp8 else data.HIDDEN_BYTES,
+                 "combine": data.HIDDEN_BYTES}
     for nodes in [options.nodes] if options.nodes else NODES:
-        group = Group(nodes, options.gpus, row_bytes=row_bytes)
         for operation in OPERATIONS:
+            group = Group(nodes, options.gpus, row_bytes=row_bytes[operation])
             for rows_sent, compacted in (("whole", False), ("compacted", True)):
                 parts = predict(group, options.mode, operation, tokens, machine, compacted)
                 rows.append([str(nodes), operation, rows_sent, number(sum(parts.values())),
@@ -278,7 +279,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, help="of each rank (128, in high throughput 4096)")
     parser.add_argument("--nodes", type=int, help="(2 to 128; with --check as the file says, or 1)")
     parser.add_argument("--gpus", type=int, default=GPUS, help="of a node (8)")
-    parser.add_argument("--fp8", action="store_true", help="rows of FP8 with scales")
+    parser.add_argument("--fp8", action="store_true", help="dispatch FP8 rows with scales")
     parser.add_argument("--fabric", choices=list(load()["fabrics"]), default=FABRIC)
     parser.add_argument("--case", choices=CASES, default="value", help="of uncertain constants")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE",

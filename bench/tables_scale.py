@@ -129,7 +129,7 @@ def _fp8(_runs: list[data.Run], _records: dict[str, Any], _ranks: int | None) ->
                                compacted) for compacted in (False, True))
         others = (f"{record['library']} {point['dispatch']:g}" for record in published
                   for point in record["points"] if point["nodes"] == nodes)
-        rows.append([str(nodes), *(number(time, 0) for time in times), ", ".join(others)])
+        rows.append([str(nodes), *(number(time, 0) for time in times), "; ".join(others)])
     return table(("nodes", "whole rows us", "compacted us", "published us"), rows)
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Gathers what a machine with GPUs but without compilers needs to run the C programs: stripped
-# programs, the two libraries, the runner. Takes a folder, which is made anew:
+# programs, the libraries, the runner. Takes a folder, which is made anew:
 #   gpu/ onegpu/  programs over NCCL, and over the bootstrap library
 #   lib/          libnccl_ep.so, libncclep_bootstrap.so, libnccl-net-ep-test.so
 #   python/ examples/ .deps/pytest/  the Python package with its tests; PyTorch is the machine's

@@ -1,4 +1,4 @@
-// NCCL over the network plugin, on GPUs of one host whose ranks take themselves for different hosts:
+// NCCL over the network plugin, on GPUs of one host whose ranks believe to be on different hosts:
 // `mpirun -np 2 net_exchange PLUGIN`. Messages and an all-gather must arrive whole, and NCCL's log
 // must show that the plugin carried them, and nothing else.
 #define _GNU_SOURCE  // mkstemp, realpath, setenv

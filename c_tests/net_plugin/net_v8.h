@@ -46,8 +46,8 @@ typedef struct {
     ncclResult_t (*init)(NetLogger logger);
     ncclResult_t (*devices)(int* count);
     ncclResult_t (*getProperties)(int device, NetPropertiesV8* properties);
-    // A handle goes to the peer, which connects with its copy. connect and accept do not block: they
-    // succeed with a NULL comm until the connection is there, and are called again.
+    // A handle goes to the peer, which connects with its copy. connect and accept do not block:
+    // they succeed with a NULL comm until the connection is there, and are called again.
     ncclResult_t (*listen)(int device, void* handle, void** listen_comm);
     ncclResult_t (*connect)(int device, void* handle, void** send_comm,
                             NetDeviceHandle** device_handle);

@@ -114,7 +114,8 @@ static void many_at_once(Peer* self) {
             const int bytes = size_of_message(link, i + round);
             unsigned char* from = out + (size_t)i * kRoom;
             fill(from, (size_t)bytes, (uint64_t)(i + 1000 * self->side + round));
-            requests[i] = post_recv(self, links.recv[link], in + (size_t)i * kRoom, kRoom, &refused);
+            requests[i] =
+                post_recv(self, links.recv[link], in + (size_t)i * kRoom, kRoom, &refused);
             requests[kTotal + i] = post_send(self, links.send[link], from, bytes, &refused);
             CHECK(requests[i] != NULL && requests[kTotal + i] != NULL);
         }

@@ -42,7 +42,8 @@ void tell(const Peer* self, const void* data, size_t bytes);
 void hear(const Peer* self, void* data, size_t bytes);
 void meet(const Peer* self);
 
-// Both sides: `count` connections in each direction. send[i] of one side ends at recv[i] of the other.
+// Both sides: `count` connections in each direction; send[i] of one side ends at recv[i] of the
+// other.
 typedef struct {
     int count;
     void* send[kMaxLinks];

@@ -13,9 +13,9 @@ use crate::backend::cuda::launch::launch;
 use crate::backend::cuda::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::open::Open;
 use crate::backend::cuda::order::Order;
-use crate::backend::cuda::params::{OP_HT_COMBINE, OP_HT_DISPATCH, OP_HT_LAYOUT};
+use crate::backend::cuda::params::{OP_HT_COMBINE, OP_HT_DISPATCH, OP_HT_ROUTE};
 use crate::backend::cuda::params_ht::{
-    HtCombineParams, HtCommon, HtDispatchParams, HtHandleMemory, HtLayout, HtLayoutParams,
+    HtCombineParams, HtCommon, HtDispatchParams, HtHandleMemory, HtLayout, HtRouteParams,
     HtSequences,
 };
 use crate::backend::cuda::pool::Pool;
@@ -137,11 +137,11 @@ impl HtGroup {
     }
 
     /// Tells the others `told` in the exchange of handle number `epoch`, and keeps nothing of it.
-    fn layout_params(&self, epoch: u32, told: u32) -> HtLayoutParams {
+    fn layout_params(&self, epoch: u32, told: u32) -> HtRouteParams {
         let (tally, layout) = (self.tally.data().0, self.plan.tally());
-        HtLayoutParams {
+        HtRouteParams {
             peers: self.open.peers(),
-            wait: self.open.wait(OP_HT_LAYOUT),
+            wait: self.open.wait(OP_HT_ROUTE),
             layout: self.layout,
             handle: HtHandleMemory {
                 entries: null_mut(),
@@ -160,19 +160,19 @@ impl HtGroup {
             epoch,
             bank: 0,
             block_tokens: 0,
-            told,
+            verdict: told,
         }
     }
 
-    fn launch_layout(&self, tokens: usize, params: &HtLayoutParams, at: &Place) -> Result<()> {
+    fn launch_layout(&self, tokens: usize, params: &HtRouteParams, at: &Place) -> Result<()> {
         let (shape, block_tokens) = self.plan.layout_grid(tokens, self.device)?;
-        let params = HtLayoutParams {
+        let params = HtRouteParams {
             bank: self.exchanges.fetch_add(1, Ordering::Relaxed) % 2,
             block_tokens,
             ..*params
         };
         self.order.enqueue(at, || {
-            launch(&self.open.module, Kernel::HtLayout, shape, &params, at)
+            launch(&self.open.module, Kernel::HtRoute, shape, &params, at)
         })
     }
 
@@ -194,9 +194,9 @@ pub(super) struct CudaHt {
 }
 
 impl CudaHt {
-    fn layout_params(&self) -> Result<HtLayoutParams> {
+    fn layout_params(&self) -> Result<HtRouteParams> {
         let group = &self.group;
-        Ok(HtLayoutParams {
+        Ok(HtRouteParams {
             handle: self.handle_memory()?,
             topk_idx: self.routing.ids.0 as *const i64,
             counter: self.counter.unwrap_or_default().0 as *mut i32,
@@ -243,7 +243,7 @@ impl CudaHt {
             sequences: group.sequences.data().0 as *mut HtSequences,
             shape_word: shape.shape_word.of_handle(self.epoch).0,
             row_bytes: shape.row_bytes,
-            piece_bytes: shape.piece_bytes,
+            chunk_bytes: shape.chunk_bytes,
             tail_bytes: shape.tail_bytes,
             warp_bytes: shape.warp_bytes,
             copy_warps: shape.copy_warps,

@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::params_ht::{
-    HT_DISAGREED, HT_DISAGREED_RANK_SHIFT, HT_DISAGREED_TOP_K, HT_TOLD_CODE_SHIFT,
+    HT_DISAGREED, HT_DISAGREED_RANK_SHIFT, HT_DISAGREED_TOP_K, HT_VERDICT_CODE_SHIFT,
 };
 use crate::error::{Code, Error};
 
@@ -17,7 +17,7 @@ pub(super) fn told_with(top_k: u32) -> u32 {
 
 /// What a rank tells the others that refuses its part.
 pub(super) fn told_refusing(error: &Error) -> u32 {
-    (error.code() as u32) << HT_TOLD_CODE_SHIFT
+    (error.code() as u32) << HT_VERDICT_CODE_SHIFT
 }
 
 /// Why nothing runs on a handle whose number of rows is `rows`; `None` if it is a number of rows. This
@@ -35,7 +35,7 @@ pub(super) fn disagreement(rows: u32, top_k: u32) -> Option<Error> {
                 .got(top_k, format_args!("{told} as on rank {rank}")),
         );
     }
-    let code = Code::from_raw((told >> HT_TOLD_CODE_SHIFT).cast_signed());
+    let code = Code::from_raw((told >> HT_VERDICT_CODE_SHIFT).cast_signed());
     let name = code.name();
     Some(Error::new(
         Code::RemoteError,

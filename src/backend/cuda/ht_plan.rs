@@ -6,7 +6,7 @@ use crate::backend::cuda::ht_grid::{DeviceLimits, Grid, HtKind, WARP};
 use crate::backend::cuda::ht_shape_word::{MOST_ROW_BYTES, ShapeWord};
 use crate::backend::cuda::launch::LaunchShape;
 use crate::backend::cuda::params_ht::{
-    HT_COUNTS_BESIDE_EXPERTS, HT_LAYOUT_THREADS, HT_MAX_TOP_K, HT_ZERO_BYTES, HtEntry, HtLayout,
+    HT_COUNTS_BESIDE_EXPERTS, HT_MAX_TOP_K, HT_ROUTE_THREADS, HT_ZERO_BYTES, HtEntry, HtLayout,
 };
 use crate::backend::cuda::sizes::{Regions, number};
 use crate::error::{Error, Result};
@@ -28,10 +28,10 @@ const LEAST_DEPTH: usize = 64;
 /// With huge rows rings are shorter, not larger.
 const MOST_RING_BYTES: usize = 64 << 20;
 const MOST_PIECE_BYTES: usize = 16 << 10;
-/// A warp's mailbox (`herald.cuh`): a ring of rows, a rank and a number for each.
-const MAILBOX_BYTES: usize = HT_MAX_TOP_K as usize * 8;
+/// A warp's notify queue (`cuda/ht/notify.cuh`): a ring of rows, a rank and a number for each.
+const NOTIFY_BYTES: usize = HT_MAX_TOP_K as usize * 8;
 
-/// Tokens that a block of `ht_layout` numbers, if the device has enough blocks.
+/// Tokens that a block of `ht_route` numbers, if the device has enough blocks.
 const LAYOUT_BLOCK_TOKENS: usize = 128;
 const LAYOUT_BLOCKS: usize = 64;
 
@@ -52,13 +52,13 @@ pub(super) struct HtShape {
     pub(super) send_blocks: u32,
     pub(super) shape_word: ShapeWord,
     pub(super) row_bytes: u32,
-    pub(super) piece_bytes: u32,
+    pub(super) chunk_bytes: u32,
     pub(super) tail_bytes: u32,
     pub(super) warp_bytes: u32,
     pub(super) copy_warps: u32,
 }
 
-/// Offsets in the memory of `ht_layout` that is the group's, and its size.
+/// Offsets in the memory of `ht_route` that is the group's, and its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TallyLayout {
     pub(super) tally: usize,
@@ -146,7 +146,7 @@ impl HtPlan {
         }
     }
 
-    /// The device memory in which the blocks of `ht_layout` count together.
+    /// The device memory in which the blocks of `ht_route` count together.
     pub(super) fn tally(&self) -> TallyLayout {
         let mut memory = Regions::new(REGION_ALIGN);
         TallyLayout {
@@ -162,7 +162,7 @@ impl HtPlan {
         facts.max_tokens.unwrap_or(most_tokens(facts.ranks))
     }
 
-    /// Grid of `ht_layout` for `tokens`, and how many of them a block numbers.
+    /// Grid of `ht_route` for `tokens`, and how many of them a block numbers.
     pub(super) fn layout_grid(
         &self,
         tokens: usize,
@@ -175,7 +175,7 @@ impl HtPlan {
         let block_tokens = tokens.div_ceil(blocks).next_multiple_of(WARP as usize);
         let shape = LaunchShape {
             blocks: number(blocks + 1)?,
-            threads: HT_LAYOUT_THREADS,
+            threads: HT_ROUTE_THREADS,
             shared_bytes: 0,
         };
         Ok((shape, number(block_tokens)?))
@@ -192,7 +192,7 @@ impl HtPlan {
         let grid = Grid::new(&self.facts, &self.tuning, kind, tokens, device);
         let row_bytes = row.bytes();
         let pieces = row_bytes.div_ceil(MOST_PIECE_BYTES);
-        let piece_bytes = row_bytes.div_ceil(pieces).next_multiple_of(COPY_ALIGN);
+        let chunk_bytes = row_bytes.div_ceil(pieces).next_multiple_of(COPY_ALIGN);
         let (tail_bytes, tails) = match kind {
             HtKind::Dispatch { forward: true } => {
                 (top_k * TAIL_ENTRY_BYTES, top_k.min(self.facts.ranks))
@@ -202,7 +202,7 @@ impl HtPlan {
         };
         let tail_bytes = tail_bytes.next_multiple_of(COPY_ALIGN);
         let warp_bytes =
-            number((piece_bytes + tails * tail_bytes + MAILBOX_BYTES).next_multiple_of(128))?;
+            number((chunk_bytes + tails * tail_bytes + NOTIFY_BYTES).next_multiple_of(128))?;
         let zero_bytes = match kind {
             HtKind::Dispatch { .. } => HT_ZERO_BYTES,
             HtKind::Combine { .. } => 0,
@@ -222,7 +222,7 @@ impl HtPlan {
             send_blocks: grid.send_blocks,
             shape_word: ShapeWord::new(kind, row)?,
             row_bytes: number(row_bytes)?,
-            piece_bytes: number(piece_bytes)?,
+            chunk_bytes: number(chunk_bytes)?,
             tail_bytes: number(tail_bytes)?,
             warp_bytes,
             copy_warps,
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn carriers_fit_and_cover_every_row() {
+    fn staging_fits_and_covers_every_row() {
         let kinds = [
             HtKind::Dispatch { forward: true },
             HtKind::Dispatch { forward: false },
@@ -343,9 +343,9 @@ mod tests {
                         .shape(kind, row, (4096, 32), device)
                         .unwrap();
                     assert!(shape.launch.shared_bytes <= device.dynamic_shared_bytes());
-                    assert_eq!(shape.piece_bytes % 16, 0);
+                    assert_eq!(shape.chunk_bytes % 16, 0);
                     assert!(shape.copy_warps * 32 < shape.launch.threads);
-                    assert!(shape.piece_bytes + shape.tail_bytes <= shape.warp_bytes);
+                    assert!(shape.chunk_bytes + shape.tail_bytes <= shape.warp_bytes);
                 }
             }
         }

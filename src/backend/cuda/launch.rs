@@ -25,7 +25,7 @@ pub(super) fn launch<P: KernelParams>(
         )));
     }
     let entry = module.function(kernel)?;
-    // SAFETY: `P` is what this kernel takes: one definition for both sides (`cuda/params.h`).
+    // SAFETY: `P` is what this kernel takes: one definition for both sides (`cuda/params/params.h`).
     unsafe { function::launch(entry, shape, from_ref(params).cast(), at.stream) }
         .map_err(|error| error.within(format_args!("kernel {}", kernel.name())))
 }

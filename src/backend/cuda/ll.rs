@@ -12,7 +12,7 @@ use crate::backend::cuda::memory::CudaMemory;
 use crate::backend::cuda::open::Open;
 use crate::backend::cuda::order::Order;
 use crate::backend::cuda::params::{
-    LL_PHASE_RECEIVE, LL_PHASE_SEND, LL_WHOLE_TRACK, LlCombineParams, LlCommon, LlDispatchParams,
+    LL_PHASE_RECEIVE, LL_PHASE_SEND, LL_WHOLE_CHANNEL, LlCombineParams, LlCommon, LlDispatchParams,
     LlHandleMemory, LlLayout, LlShape, OP_LL_COMBINE, OP_LL_DISPATCH,
 };
 use crate::backend::cuda::pool::Pool;
@@ -96,7 +96,7 @@ struct Part {
 
 impl Part {
     const WHOLE: Self = Self {
-        track: LL_WHOLE_TRACK,
+        track: LL_WHOLE_CHANNEL,
         phases: LL_PHASE_SEND | LL_PHASE_RECEIVE,
         keep: true,
     };
@@ -132,13 +132,13 @@ impl Handle {
     /// the handle's memory.
     fn follow_staged(&self, at: &Place, enqueue: impl FnOnce() -> Result<()>) -> Result<()> {
         let track = self.piece.received_on();
-        if track == LL_WHOLE_TRACK {
+        if track == LL_WHOLE_CHANNEL {
             return enqueue();
         }
         let follows = self.group.tracks.follow(track, at)?;
         enqueue()?;
         if follows {
-            self.piece.set_received_on(LL_WHOLE_TRACK);
+            self.piece.set_received_on(LL_WHOLE_CHANNEL);
         }
         Ok(())
     }
@@ -153,7 +153,7 @@ impl Handle {
     fn launch_dispatch(&self, op: &LlDispatch, part: Part, at: &Place) -> Result<()> {
         let plan = &self.group.plan;
         let multiprocessors = self.group.open.multiprocessors;
-        let (grid, announce_blocks) = plan.dispatch_grid(self.routing.tokens, multiprocessors);
+        let (grid, notify_blocks) = plan.dispatch_grid(self.routing.tokens, multiprocessors);
         let signature = self.signature(OP_LL_DISPATCH, op.row);
         let given = self.shape_and_memory(op.row)?;
         let params = LlDispatchParams {
@@ -162,7 +162,7 @@ impl Handle {
             topk_idx: self.routing.ids.0 as *const i64,
             out: part.kept(op.out) as *mut u8,
             counter: part.kept(op.counter.unwrap_or_default()) as *mut i32,
-            announce_blocks,
+            notify_blocks,
         };
         let shape = grid.launch_shape(plan.dispatch_shared_bytes());
         let module = &self.group.open.module;
@@ -220,8 +220,8 @@ impl Handle {
             layout: self.group.layout,
             shape,
             handle,
-            track_state: states.wrapping_add(part.track as usize),
-            track: part.track,
+            channel_state: states.wrapping_add(part.track as usize),
+            channel: part.track,
             phases: part.phases,
             signature: signature.to_word(),
             send_blocks: grid.send_blocks,

@@ -3,7 +3,7 @@
 
 use crate::backend::cuda::ll_plan::{HandleMemory, LlPlan};
 use crate::backend::cuda::memory::{Buffer, CudaMemory};
-use crate::backend::cuda::params::{LL_WHOLE_TRACK, LlHandleMemory};
+use crate::backend::cuda::params::{LL_WHOLE_CHANNEL, LlHandleMemory};
 use crate::error::Result;
 use crate::model::tensor::DevPtr;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ impl Piece {
             buffer: Buffer::new(memory, bytes)?,
             sizes,
             top_k,
-            received_on: AtomicU32::new(LL_WHOLE_TRACK),
+            received_on: AtomicU32::new(LL_WHOLE_CHANNEL),
         })
     }
 
@@ -49,12 +49,12 @@ impl Piece {
     }
 
     /// The track of a receive phase that the next operation has to follow, whichever handle has the
-    /// memory then, or [`LL_WHOLE_TRACK`] if there is none: whole operations follow each other.
+    /// memory then, or [`LL_WHOLE_CHANNEL`] if there is none: whole operations follow each other.
     pub(super) fn received_on(&self) -> u32 {
         self.received_on.load(Ordering::Relaxed)
     }
 
-    /// A receive phase that uses the memory was enqueued on track `track`; or, [`LL_WHOLE_TRACK`], an
+    /// A receive phase that uses the memory was enqueued on track `track`; or, [`LL_WHOLE_CHANNEL`], an
     /// operation behind it.
     pub(super) fn set_received_on(&self, track: u32) {
         self.received_on.store(track, Ordering::Relaxed);

@@ -6,8 +6,8 @@
 use crate::backend::cuda::ll_grid::{Grid, at_most};
 use crate::backend::cuda::ll_signature;
 use crate::backend::cuda::params::{
-    LL_BANKS, LL_CHUNK_VECS, LL_COMBINE_THREADS, LL_COUNTS_BESIDE_EXPERTS, LL_DISPATCH_THREADS,
-    LL_MAX_TOP_K, LL_PLACE_BITS, LL_TRACKS, LlLayout, LlShape,
+    LL_BANKS, LL_CHANNELS, LL_CHUNK_VECS, LL_COMBINE_THREADS, LL_COUNTS_BESIDE_EXPERTS,
+    LL_DISPATCH_THREADS, LL_INDEX_BITS, LL_MAX_TOP_K, LlLayout, LlShape,
 };
 use crate::backend::cuda::sizes::{Regions, number};
 use crate::error::{Error, Result};
@@ -81,7 +81,7 @@ impl LlPlan {
         let counts = bank.take(facts.ranks * per_rank * PACKET_BYTES);
         let entries = bank.take(facts.ranks * max_tokens * LL_MAX_TOP_K as usize * PACKET_BYTES);
         let mut window = Regions::new(REGION_ALIGN);
-        let acks = window.take(LL_TRACKS as usize * facts.ranks * PACKET_BYTES);
+        let acks = window.take(LL_CHANNELS as usize * facts.ranks * PACKET_BYTES);
         let banks = window.take(LL_BANKS as usize * bank.bytes());
         let layout = LlLayout {
             acks: acks as u64,
@@ -221,7 +221,7 @@ fn check_limits(facts: &GroupFacts, max_tokens: usize) -> Result<()> {
         false => Err(Error::usage(argument, RULE).got(got, format_args!("at most {most}"))),
     };
     let experts = MAX_SHARED_BYTES / SHARED_BYTES_PER_EXPERT;
-    let local = (1 << (32 - LL_PLACE_BITS)) - 1;
+    let local = (1 << (32 - LL_INDEX_BITS)) - 1;
     limit(
         "config.num_experts",
         facts.experts,
@@ -232,7 +232,7 @@ fn check_limits(facts: &GroupFacts, max_tokens: usize) -> Result<()> {
         facts.row_bytes,
         ll_signature::MOST_ROW_BYTES,
     )?;
-    let rows = ((1 << LL_PLACE_BITS) - 1).min(i32::MAX as usize / facts.local_experts());
+    let rows = ((1 << LL_INDEX_BITS) - 1).min(i32::MAX as usize / facts.local_experts());
     limit("config.max_tokens_per_rank", max_tokens, rows / facts.ranks)
 }
 

@@ -4,7 +4,7 @@
 use crate::backend::cuda::fault::{FaultPage, nanoseconds};
 use crate::backend::cuda::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::module::Module;
-use crate::backend::cuda::params::{LL_TRACKS, LlTrackState, MAX_PEERS, PeerTable, WaitParams};
+use crate::backend::cuda::params::{LL_CHANNELS, LlChannelState, MAX_PEERS, PeerTable, WaitParams};
 use crate::backend::cuda::sizes::number;
 use crate::error::Result;
 use crate::model::tensor::DevPtr;
@@ -14,7 +14,7 @@ use std::time::Duration;
 /// Where the states of the LL tracks are: in the same 128 bytes as the failure mark before them, so that
 /// one access of memory has both.
 const TRACK_STATES: usize = 64;
-const STATE_BYTES: usize = TRACK_STATES + LL_TRACKS as usize * size_of::<LlTrackState>();
+const STATE_BYTES: usize = TRACK_STATES + LL_CHANNELS as usize * size_of::<LlChannelState>();
 const _: () = assert!(STATE_BYTES <= 128);
 
 /// An open group, as its operations see it. The windows stay mapped until the group closes.
@@ -86,7 +86,7 @@ impl Open {
     }
 
     /// The states of the LL tracks.
-    pub(super) fn track_states(&self) -> *mut LlTrackState {
-        (self.state.data().0 + TRACK_STATES) as *mut LlTrackState
+    pub(super) fn track_states(&self) -> *mut LlChannelState {
+        (self.state.data().0 + TRACK_STATES) as *mut LlChannelState
     }
 }

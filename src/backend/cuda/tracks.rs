@@ -1,6 +1,6 @@
 //! Which staged operation uses which track of the LL kernels, and in what order its phases run.
 //!
-//! A track carries one staged operation at a time (`cuda/common/ll.cuh` says why banks are then safe).
+//! A track carries one staged operation at a time (`cuda/ll/protocol.cuh` says why banks are then safe).
 //! Which one, `state::group` says, so that all ranks use the same.
 //! The send phase runs after the last receive phase of its track, and the receive phase after its send
 //! phase, whatever their streams.

@@ -70,7 +70,8 @@ __device__ __forceinline__ void write_routing(const Block& block, uint32_t row,
 __device__ __forceinline__ void load_chunk(const Block& block, uint32_t token, uint32_t offset,
                                            Staging& staging) {
     const RowFormat row = row_format(block.common);
-    staging.load(block.params.tokens + row.offset(token) + offset, row.chunk_at(offset), nullptr, 0);
+    staging.load(block.params.tokens + row.offset(token) + offset, row.chunk_at(offset), nullptr,
+                 0);
 }
 
 // ---- Sending -----------------------------------------------------------------------------------

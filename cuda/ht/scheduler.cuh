@@ -18,6 +18,7 @@ __device__ __forceinline__ uint32_t row_of_turn(const Share& share, uint32_t pee
     return turn * share.blocks + (share.index() + peer) % share.blocks;
 }
 
+// The row that a warp has taken.
 struct Work {
     // kNoPeer: nothing was ready, and if `left` is kNoPeer too, nothing is left.
     uint32_t peer;
@@ -70,9 +71,10 @@ __device__ __forceinline__ Work try_next_row(Scheduler& scheduler, const uint32_
 // Takes a row, waiting until one is ready; kNoPeer when none is left or the operation has failed.
 // `idle` is called between two looks; `awaited` lacks only the peer.
 template <typename Ready, typename Idle>
-__device__ __forceinline__ Work next_row(const HtCommon& common, Awaited awaited, Scheduler& scheduler,
-                                         const uint32_t* counts, const Share& share, uint32_t ranks,
-                                         Ready is_ready, Idle idle) {
+__device__ __forceinline__ Work next_row(const HtCommon& common, Awaited awaited,
+                                         Scheduler& scheduler, const uint32_t* counts,
+                                         const Share& share, uint32_t ranks, Ready is_ready,
+                                         Idle idle) {
     Work work;
     const auto look = [&] {
         work = try_next_row(scheduler, counts, share, ranks, is_ready);

@@ -51,10 +51,11 @@ struct Block {
     __device__ uint32_t experts() const { return ranks() * local_experts(); }
     __device__ bool refuses() const { return params.verdict >> HT_VERDICT_CODE_SHIFT != 0; }
 
-    // The expert that entry k of `token` names; negative if none.
+    // The expert that entry k of `token` names; kNowhere if none, or if its rank is not active.
     __device__ int32_t expert(uint32_t token, uint32_t k) const {
         const int64_t id = params.topk_idx[uint64_t{token} * top_k() + k];
-        return expert_of_id(id, experts());
+        const int32_t expert = expert_of_id(id, experts());
+        return is_active(params.peers, expert / local_experts()) ? expert : kNowhere;
     }
     // What the blocks have counted so far.
     __device__ uint32_t* rows_to(uint32_t rank) const { return params.tally + 1 + rank; }

@@ -231,8 +231,8 @@ __device__ void receive_chunk(const Block& block, uint32_t token, uint32_t chunk
         const uint32_t entry = token * block.shape.top_k + lane_idx();
         const int32_t expert =
             dispatched_expert(op, block.params.common.handle.expert_of[entry]);
-        rank = expert == kNowhere ? kNowhere
-                                  : expert / static_cast<int32_t>(block.shape.local_experts);
+        const int32_t host = rank_of_expert(block.shape, expert);
+        rank = is_active(op.common.peers, host) ? host : kNowhere;
     }
     const Term term = block.params.exact != 0 ? term_of_entry(block, token, rank)
                                               : term_of_rank(block, token, rank);

@@ -239,7 +239,7 @@ __device__ __forceinline__ int32_t rank_of_entry(const Block& block, uint32_t to
         return kNowhere;
     }
     const int32_t expert = expert_of_entry(block, token * block.shape.top_k + lane_idx());
-    return expert == kNowhere ? kNowhere : expert / static_cast<int32_t>(block.shape.local_experts);
+    return rank_of_expert(block.shape, expert);
 }
 
 // What a warp is about to send: a chunk of a token, and in each lane the rank of one of its
@@ -275,7 +275,9 @@ __device__ void send_chunk(const Block& block, const Outgoing& outgoing) {
     const bool has_mark = outgoing.data.has_mark(chunk);
     for (uint32_t left = first_of_each_rank(outgoing.rank); left != 0; left &= left - 1) {
         const int32_t peer = __shfl_sync(kAllLanes, outgoing.rank, __ffs(left) - 1);
-        send(op, op.at(peer).row(slot), chunk, outgoing.data, has_mark);
+        if (is_active(op.common.peers, peer)) {
+            send(op, op.at(peer).row(slot), chunk, outgoing.data, has_mark);
+        }
     }
 }
 

@@ -110,6 +110,11 @@ struct Op {
     }
 };
 
+// The rank that hosts `expert`, or kNowhere for kNowhere.
+__device__ __forceinline__ int32_t rank_of_expert(const LlShape& shape, int32_t expert) {
+    return expert == kNowhere ? kNowhere : expert / static_cast<int32_t>(shape.local_experts);
+}
+
 // The expert that entry `index` of this rank names, or kNowhere.
 __device__ __forceinline__ int32_t expert_of_entry(const Op& op, const int64_t* topk_idx,
                                                    uint32_t index) {
@@ -203,9 +208,9 @@ __device__ inline void acknowledge(const Op& op) {
     }
     __syncthreads();  // the block has read all that it will read
     const uint32_t last = gridDim.x - 1;
-    uint32_t* blocks_finished = &op.common.channel_state->blocks_finished;
     const bool finished_last =
-        threadIdx.x == 0 && inc_acq_rel_gpu(blocks_finished, last) == last;
+        threadIdx.x == 0 &&
+        inc_acq_rel_gpu(&op.common.channel_state->blocks_finished, last) == last;
     if (__syncthreads_or(finished_last) != 0 && !has_failed(op.common.wait)) {
         for (uint32_t peer = threadIdx.x; peer < op.ranks(); peer += blockDim.x) {
             if (is_active(op.common.peers, peer)) {

@@ -7,10 +7,10 @@
 use crate::abi::read::GroupConfig;
 use crate::backend::bootstrap::Bootstrap;
 use crate::backend::nccl::Communicator;
-use crate::backend::{DeviceMemory, HtRouting, select};
+use crate::backend::{DeviceMemory, HtRouting, OpenGroup, select};
 use crate::env::Env;
 use crate::error::{Error, Result};
-use crate::model::group::{Algorithm, GroupFacts, LlCombineMode};
+use crate::model::group::{GroupFacts, LlCombineMode};
 use crate::model::ops::{Routing, Stream};
 use crate::model::tensor::{DevPtr, Tensor, TensorSet};
 use crate::model::topology::{NODE_ID_BYTES, NodeId, Topology};
@@ -171,20 +171,20 @@ pub fn handle(
             request::handle::counter(group.facts(), &arguments.locals)?,
         ))
     });
-    match group.facts().algorithm {
-        Algorithm::LowLatency => {
+    match group.backend() {
+        OpenGroup::Ll(backend) => {
             let (routing, _) = checked?;
-            let backend = group.backend().open_ll(routing)?;
-            Ok(Handle::low_latency(group, routing, backend))
+            let handle = backend.open_handle(routing)?;
+            Ok(Handle::low_latency(group, routing, handle))
         }
-        Algorithm::HighThroughput => {
+        OpenGroup::Ht(backend) => {
             let routing = checked
                 .as_ref()
                 .map(|(routing, _)| *routing)
                 .map_err(Error::clone);
             let wanted = checked.and_then(|checked| ht_routing(&group, checked));
-            let backend = group.backend().open_ht(wanted, stream)?;
-            Ok(Handle::high_throughput(group, routing?, backend))
+            let handle = backend.open_handle(wanted, stream)?;
+            Ok(Handle::high_throughput(group, routing?, handle))
         }
     }
 }
@@ -202,6 +202,7 @@ fn ht_routing(group: &Group, (routing, counter): (Routing, Option<Counter>)) -> 
 fn device_alias(group: &Group, host: DevPtr) -> Result<DevPtr> {
     group
         .backend()
+        .common()
         .memory()
         .device_alias(host)
         .map_err(|cause| {

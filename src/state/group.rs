@@ -1,19 +1,16 @@
 //! A group: its facts, its backend, its allocator, and whether it still works.
 #![forbid(unsafe_code)]
 
-use crate::backend::GroupBackend;
+use crate::backend::OpenGroup;
 use crate::error::{Code, Error, Result};
 use crate::model::group::GroupFacts;
-use crate::model::ops::Stream;
+use crate::model::ops::{STAGED_SLOTS, StagedSlot, Stream};
 use crate::state::registry::{Missing, Registry};
 use crate::state::tensors::{Freeing, TensorAllocator};
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-
-/// Staged operations that one group may have in flight.
-pub const MAX_STAGED: usize = 2;
 
 static GROUPS: Registry<Group> = Registry::new(1);
 
@@ -23,7 +20,7 @@ static FREEING: Mutex<Freeing> = Mutex::new(Freeing::EMPTY);
 /// An open group.
 pub struct Group {
     facts: GroupFacts,
-    backend: Box<dyn GroupBackend>,
+    backend: OpenGroup,
     allocator: Arc<dyn TensorAllocator>,
     failed: OnceCell<Error>,
     reported: AtomicBool,
@@ -37,16 +34,12 @@ pub struct Group {
 #[derive(Default)]
 struct Staged {
     next: usize,
-    waiting: [bool; MAX_STAGED],
+    waiting: [bool; STAGED_SLOTS],
 }
 
 impl Group {
     /// A group over an open backend.
-    pub fn new(
-        facts: GroupFacts,
-        backend: Box<dyn GroupBackend>,
-        allocator: Arc<dyn TensorAllocator>,
-    ) -> Self {
+    pub fn new(facts: GroupFacts, backend: OpenGroup, allocator: Arc<dyn TensorAllocator>) -> Self {
         Self {
             facts,
             backend,
@@ -80,7 +73,7 @@ impl Group {
             .remove(number)
             .map_err(|missing| refusal("ep_group", "group", missing))?;
         group.closed.store(true, Ordering::Release);
-        group.backend.close(stream)
+        group.backend.common().close(stream)
     }
 
     /// The allocator of the live or destroyed group `number`.
@@ -98,8 +91,8 @@ impl Group {
     }
 
     /// The backend that the group runs on.
-    pub fn backend(&self) -> &dyn GroupBackend {
-        self.backend.as_ref()
+    pub fn backend(&self) -> &OpenGroup {
+        &self.backend
     }
 
     /// Who allocates tensors of this group.
@@ -109,7 +102,10 @@ impl Group {
 
     /// The failure that has made the group unusable, if any.
     pub fn failure(&self) -> Option<Error> {
-        self.failed.get().cloned().or_else(|| self.backend.fault())
+        self.failed
+            .get()
+            .cloned()
+            .or_else(|| self.backend.common().fault())
     }
 
     /// Whether nobody has asked this before: a failure is printed once.
@@ -138,37 +134,41 @@ impl Group {
     }
 
     /// Sends a staged operation by `send`, which is told its slot, or refuses.
-    pub fn send_staged<T>(&self, send: impl FnOnce(usize) -> Result<T>) -> Result<(usize, T)> {
+    pub fn send_staged(&self, send: impl FnOnce(StagedSlot) -> Result<()>) -> Result<StagedSlot> {
         let mut staged = self.staged.lock();
         let Some(slot) = staged.free_slot() else {
             return Err(Error::new(
                 Code::InvalidUsage,
                 "send_only: too many staged operations of the group wait for ncclEpComplete",
             )
-            .got(MAX_STAGED + 1, format_args!("at most {MAX_STAGED}")));
+            .got(STAGED_SLOTS + 1, format_args!("at most {STAGED_SLOTS}")));
         };
-        let sent = send(slot)?;
-        staged.next = slot + 1;
+        send(slot)?;
+        staged.next = slot.index() + 1;
         staged.set_waiting(slot, true);
-        Ok((slot, sent))
+        Ok(slot)
     }
 
     /// The staged operation in `slot` was completed or given up.
-    pub fn end_staged(&self, slot: usize) {
+    pub fn end_staged(&self, slot: StagedSlot) {
         self.staged.lock().set_waiting(slot, false);
     }
 }
 
 impl Staged {
-    fn free_slot(&self) -> Option<usize> {
-        (self.next..self.next + MAX_STAGED)
-            .map(|turn| turn % MAX_STAGED)
-            .find(|&slot| self.waiting.get(slot) == Some(&false))
+    fn free_slot(&self) -> Option<StagedSlot> {
+        let turns = StagedSlot::ALL
+            .into_iter()
+            .cycle()
+            .skip(self.next % STAGED_SLOTS);
+        turns
+            .take(STAGED_SLOTS)
+            .find(|slot| self.waiting.get(slot.index()) == Some(&false))
     }
 
-    fn set_waiting(&mut self, slot: usize, waits: bool) {
-        if let Some(place) = self.waiting.get_mut(slot) {
-            *place = waits;
+    fn set_waiting(&mut self, slot: StagedSlot, waits: bool) {
+        if let Some(waiting) = self.waiting.get_mut(slot.index()) {
+            *waiting = waits;
         }
     }
 }

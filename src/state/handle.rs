@@ -1,10 +1,10 @@
 //! A handle: one routing, its backend side, and the staged operation that waits for completion.
 #![forbid(unsafe_code)]
 
-use crate::backend::{HtBackend, LlBackend, Ticket};
+use crate::backend::{HtBackend, LlBackend};
 use crate::error::{Error, Result};
 use crate::model::group::Algorithm;
-use crate::model::ops::{LlOp, Routing, Stream};
+use crate::model::ops::{LlOp, Routing, StagedSlot, Stream};
 use crate::request::{OpTensors, ht, ll};
 use crate::state::group::{Group, refusal};
 use crate::state::registry::Registry;
@@ -40,8 +40,7 @@ struct Progress {
 /// A staged operation that waits for its receive phase.
 struct Sent {
     op: LlOp,
-    slot: usize,
-    ticket: Ticket,
+    slot: StagedSlot,
 }
 
 impl Handle {
@@ -91,7 +90,7 @@ impl Handle {
         if let Mode::Ll(ll) = &handle.mode
             && let Some(sent) = ll.progress.lock().staged.take()
         {
-            ll.backend.abandon(&sent.op, sent.ticket);
+            ll.backend.abandon(&sent.op, sent.slot);
             handle.group.end_staged(sent.slot);
         }
         Ok(())
@@ -160,8 +159,8 @@ impl Handle {
             return handle.backend.run(&op, stream);
         }
         let send = |slot| handle.backend.send(&op, slot, stream);
-        let (slot, ticket) = self.group.send_staged(send)?;
-        progress.staged = Some(Sent { op, slot, ticket });
+        let slot = self.group.send_staged(send)?;
+        progress.staged = Some(Sent { op, slot });
         Ok(())
     }
 
@@ -176,7 +175,7 @@ impl Handle {
             return Ok(());
         };
         // If this is refused, the operation still waits: the caller may try again.
-        handle.backend.receive(&sent.op, sent.ticket, stream)?;
+        handle.backend.receive(&sent.op, sent.slot, stream)?;
         self.group.end_staged(sent.slot);
         progress.staged = None;
         Ok(())

@@ -1,0 +1,69 @@
+//! What the ranks tell each other of a new HT handle beside their counts, and what follows from it.
+//!
+//! Creation does not wait for the other ranks, so a rank may have a handle on which they do not agree.
+//! Its kernel finds that out, and then nothing runs on the handle: calls are refused as soon as the host
+//! knows, and an operation that was enqueued earlier fails.
+#![forbid(unsafe_code)]
+
+use crate::backend::cuda::params_ht::{
+    HT_DISAGREED, HT_DISAGREED_RANK_SHIFT, HT_DISAGREED_TOP_K, HT_VERDICT_CODE_SHIFT,
+};
+use crate::error::{Code, Error};
+
+/// What a rank tells the others that takes part with so many ids per token.
+pub fn verdict_with(top_k: u32) -> u32 {
+    top_k
+}
+
+/// What a rank tells the others that refuses its part.
+pub fn verdict_refusing(error: &Error) -> u32 {
+    (error.code() as u32) << HT_VERDICT_CODE_SHIFT
+}
+
+/// Why nothing runs on a handle whose number of rows is `rows`; `None` if it is a number of rows. This
+/// rank has `top_k` ids per token.
+pub fn disagreement(rows: u32, top_k: u32) -> Option<Error> {
+    if rows & HT_DISAGREED == 0 {
+        return None;
+    }
+    let rank = (rows & !HT_DISAGREED & !HT_DISAGREED_TOP_K) >> HT_DISAGREED_RANK_SHIFT;
+    let verdict = rows & ((1 << HT_DISAGREED_RANK_SHIFT) - 1);
+    if rows & HT_DISAGREED_TOP_K != 0 {
+        let rule = format!("must be the same on every rank, but rank {rank} differs");
+        return Some(
+            Error::argument("topk_idx.sizes[1]", rule)
+                .got(top_k, format_args!("{verdict} as on rank {rank}")),
+        );
+    }
+    let code = Code::from_raw((verdict >> HT_VERDICT_CODE_SHIFT).cast_signed());
+    let name = code.name();
+    Some(Error::new(
+        Code::RemoteError,
+        format!("handle: rank {rank} refused to create its own: {name}"),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disagreement_names_the_rank_and_the_reason() {
+        assert_eq!(disagreement(0x7fff_ffff, 8), None);
+        let from = |rank: u32, verdict| HT_DISAGREED | rank << HT_DISAGREED_RANK_SHIFT | verdict;
+        let refused = verdict_refusing(&Error::usage("stream", "is captured"));
+        let error = disagreement(from(71, refused), 8).unwrap();
+        assert_eq!(error.code(), Code::RemoteError);
+        assert_eq!(
+            error.text(),
+            "handle: rank 71 refused to create its own: ncclInvalidUsage"
+        );
+        let error = disagreement(from(3, verdict_with(32)) | HT_DISAGREED_TOP_K, 8).unwrap();
+        assert_eq!(error.code(), Code::InvalidArgument);
+        assert_eq!(
+            error.text(),
+            "topk_idx.sizes[1]: must be the same on every rank, but rank 3 differs \
+             (got 8, expected 32 as on rank 3)"
+        );
+    }
+}

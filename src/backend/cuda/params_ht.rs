@@ -5,8 +5,8 @@ use crate::backend::cuda::params::{MAX_PEERS, PeerTable, WaitParams};
 
 /// Most experts that a token can name in HT: one lane of a warp for each.
 pub const HT_MAX_TOP_K: u32 = 32;
-/// Threads of a block of `ht_layout`.
-pub const HT_LAYOUT_THREADS: u32 = 512;
+/// Threads of a block of `ht_route`.
+pub const HT_ROUTE_THREADS: u32 = 512;
 /// Most threads of a block of `ht_dispatch`, in whole warps.
 pub const HT_DISPATCH_THREADS: u32 = 768;
 /// Most threads of a block of `ht_combine_bf16` and its siblings, in whole warps.
@@ -15,11 +15,11 @@ pub const HT_COMBINE_THREADS: u32 = 512;
 pub const HT_ZERO_BYTES: u32 = 4096;
 
 /// Packets by which a rank tells each other of its part of a new handle, besides the one for each local
-/// expert: how many rows it sends, then `HtLayoutParams::told`.
+/// expert: how many rows it sends, then `HtRouteParams::verdict`.
 pub const HT_COUNTS_BESIDE_EXPERTS: u32 = 2;
-/// Lowest bit, in `HtLayoutParams::told`, of the `ncclResult_t` with which a rank refuses its part; below it
+/// Lowest bit, in `HtRouteParams::verdict`, of the `ncclResult_t` with which a rank refuses its part; below it
 /// are its ids per token.
-pub const HT_TOLD_CODE_SHIFT: u32 = 8;
+pub const HT_VERDICT_CODE_SHIFT: u32 = 8;
 /// Bit of a handle's number of rows: the ranks do not agree, and nothing runs on the handle. The rest
 /// says why: what a rank told, and which rank.
 pub const HT_DISAGREED: u32 = 0x8000_0000;
@@ -34,12 +34,12 @@ pub const HT_UNHEARD: u32 = 0xffff_fffe;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct HtLayout {
-    /// u64 packets `[2][ranks][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by `HtLayoutParams::bank`: what each
+    /// u64 packets `[2][ranks][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by `HtRouteParams::bank`: what each
     /// other rank tells.
     pub counts: u64,
     /// u64 packets `[ranks][depth]`: which row of the source's sequence a slot holds.
     pub arrivals: u64,
-    /// u32 `[ranks][depth]`: how far the destination has emptied the slots that this rank fills.
+    /// u32 `[ranks][depth]`: credits, how far the destination has emptied the slots that this rank fills.
     pub credits: u64,
     /// `[ranks][depth]` slots, by source.
     pub slots: u64,
@@ -57,8 +57,8 @@ pub struct HtLayout {
 pub struct HtEntry {
     /// Its global id; negative past the last one.
     pub expert: i32,
-    /// The token's number among those that go from its rank to this expert's.
-    pub place: u32,
+    /// The row's index among those that this operation sends from the token's rank to this expert's.
+    pub index: u32,
 }
 
 /// Device memory of an HT handle.
@@ -80,7 +80,7 @@ pub struct HtHandleMemory {
     pub top_k: u32,
 }
 
-/// What `ht_layout` tells the host, in host memory that the device maps.
+/// What `ht_route` tells the host, in host memory that the device maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct HtReceived {
@@ -90,10 +90,10 @@ pub struct HtReceived {
     pub epoch: u32,
 }
 
-/// Parameters of `ht_layout`.
+/// Parameters of `ht_route`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub struct HtLayoutParams {
+pub struct HtRouteParams {
     /// Where the ranks' windows are.
     pub peers: PeerTable,
     /// Deadline and report.
@@ -122,8 +122,9 @@ pub struct HtLayoutParams {
     pub bank: u32,
     /// Tokens that one block numbers.
     pub block_tokens: u32,
-    /// This rank's word for the others. One that refuses has no tokens, no memory and no counter.
-    pub told: u32,
+    /// This rank's verdict for all: its ids per token, or why it refuses. A rank that refuses has no tokens,
+    /// no memory and no counter.
+    pub verdict: u32,
 }
 
 /// Device memory of a group, zero at first: how far the sequences of rows have come.
@@ -158,11 +159,11 @@ pub struct HtCommon {
     pub shape_word: u32,
     /// Bytes per row.
     pub row_bytes: u32,
-    /// A row passes through shared memory in pieces of so many bytes.
-    pub piece_bytes: u32,
+    /// Bytes of the chunks in which a row passes through shared memory.
+    pub chunk_bytes: u32,
     /// Bytes that follow a row in its slot, a multiple of 16.
     pub tail_bytes: u32,
-    /// Shared memory of a warp: a piece, then tails; at its end the ring of its mailbox.
+    /// Shared memory of a warp: a chunk, then tails; at its end its notify queue.
     pub warp_bytes: u32,
     /// Warps of a block that have such memory; at least one warp has none.
     pub copy_warps: u32,

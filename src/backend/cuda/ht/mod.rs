@@ -13,15 +13,15 @@ use crate::backend::cuda::driver::function;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
-use crate::backend::cuda::ht::agreement::{disagreement, told_refusing, told_with};
+use crate::backend::cuda::ht::agreement::{disagreement, verdict_refusing, verdict_with};
 use crate::backend::cuda::ht::grid::{DeviceLimits, HtKind};
 use crate::backend::cuda::ht::memory::HandleMemory;
 use crate::backend::cuda::ht::plan::{HandleLayout, HtPlan, HtShape};
 use crate::backend::cuda::kernels::{self, Kernel, KernelParams};
 use crate::backend::cuda::order::Order;
-use crate::backend::cuda::params::{OP_HT_COMBINE, OP_HT_DISPATCH, OP_HT_LAYOUT};
+use crate::backend::cuda::params::{OP_HT_COMBINE, OP_HT_DISPATCH, OP_HT_ROUTE};
 use crate::backend::cuda::params_ht::{
-    HtCombineParams, HtCommon, HtDispatchParams, HtHandleMemory, HtLayout, HtLayoutParams,
+    HtCombineParams, HtCommon, HtDispatchParams, HtHandleMemory, HtLayout, HtRouteParams,
     HtSequences,
 };
 use crate::backend::cuda::pool::Pool;
@@ -107,17 +107,17 @@ impl HtGroup {
         }
         let prepared = wanted.and_then(|wanted| {
             let handle = self.prepare(wanted, epoch)?;
-            Ok((handle.layout_params()?, handle))
+            Ok((handle.route_params()?, handle))
         });
         match prepared {
             Ok((params, handle)) => {
-                self.launch_layout(handle.routing.tokens, &params, at)?;
+                self.launch_route(handle.routing.tokens, &params, at)?;
                 Ok(handle)
             }
             Err(error) => {
-                let params = self.layout_params(epoch, told_refusing(&error));
+                let params = self.route_params(epoch, verdict_refusing(&error));
                 // Where not even this is possible the others find out at their deadline.
-                self.launch_layout(0, &params, at)
+                self.launch_route(0, &params, at)
                     .unwrap_or_else(|cause| log::warn(cause.text()));
                 Err(error)
             }
@@ -141,12 +141,12 @@ impl HtGroup {
         })
     }
 
-    /// Tells the others `told` in the exchange of handle number `epoch`, and keeps nothing of it.
-    fn layout_params(&self, epoch: u32, told: u32) -> HtLayoutParams {
+    /// Parameters of an exchange, that of handle number `epoch`, which announces `verdict` and stores no result.
+    fn route_params(&self, epoch: u32, verdict: u32) -> HtRouteParams {
         let (tally, layout) = (self.tally.data().0, self.plan.tally());
-        HtLayoutParams {
+        HtRouteParams {
             peers: self.context.peers(),
-            wait: self.context.wait(OP_HT_LAYOUT),
+            wait: self.context.wait(OP_HT_ROUTE),
             layout: self.layout,
             handle: HtHandleMemory {
                 entries: null_mut(),
@@ -165,25 +165,20 @@ impl HtGroup {
             epoch,
             bank: 0,
             block_tokens: 0,
-            told,
+            verdict,
         }
     }
 
-    fn launch_layout(
-        &self,
-        tokens: usize,
-        params: &HtLayoutParams,
-        at: &StreamScope,
-    ) -> Result<()> {
-        let (shape, block_tokens) = self.plan.layout_grid(tokens, self.device)?;
-        let params = HtLayoutParams {
+    fn launch_route(&self, tokens: usize, params: &HtRouteParams, at: &StreamScope) -> Result<()> {
+        let (shape, block_tokens) = self.plan.route_grid(tokens, self.device)?;
+        let params = HtRouteParams {
             bank: self.exchanges.fetch_add(1, Ordering::Relaxed) % 2,
             block_tokens,
             ..*params
         };
         let turn = self.order.begin(at)?;
         let module = &self.context.module;
-        module.launch(Kernel::HtLayout, shape, &params, at)?;
+        module.launch(Kernel::HtRoute, shape, &params, at)?;
         turn.end()
     }
 
@@ -205,14 +200,14 @@ pub struct CudaHt {
 }
 
 impl CudaHt {
-    fn layout_params(&self) -> Result<HtLayoutParams> {
+    fn route_params(&self) -> Result<HtRouteParams> {
         let group = &self.group;
-        Ok(HtLayoutParams {
+        Ok(HtRouteParams {
             handle: self.handle_memory()?,
             topk_idx: self.routing.ids.0 as *const i64,
             counter: self.counter.unwrap_or_default().0 as *mut i32,
             received: self.memory.received.device(),
-            ..group.layout_params(self.epoch, told_with(self.top_k))
+            ..group.route_params(self.epoch, verdict_with(self.top_k))
         })
     }
 
@@ -254,7 +249,7 @@ impl CudaHt {
             sequences: group.sequences.data().0 as *mut HtSequences,
             shape_word: shape.shape_word.of_handle(self.epoch).0,
             row_bytes: shape.row_bytes,
-            piece_bytes: shape.piece_bytes,
+            chunk_bytes: shape.chunk_bytes,
             tail_bytes: shape.tail_bytes,
             warp_bytes: shape.warp_bytes,
             copy_warps: shape.copy_warps,

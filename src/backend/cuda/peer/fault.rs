@@ -9,8 +9,8 @@ use crate::backend::cuda::ll::signature::Signature;
 use crate::backend::cuda::params::{
     FAULT_DIFFERS, FAULT_DISAGREED, FAULT_INPUT_ROWS, FAULT_NONE, FAULT_PEER_FAILED,
     FAULT_ROUTING_ROWS, FAULT_SHAPE_DIFFERS, FAULT_STAGED_DIFFERS, FAULT_TOKEN_ROWS, FaultReport,
-    OP_HT_COMBINE, OP_HT_DISPATCH, OP_HT_LAYOUT, OP_LL_COMBINE, OP_LL_DISPATCH, OP_PEER_SELFTEST,
-    WAIT_ACK, WAIT_BEGIN, WAIT_COUNTS, WAIT_ENTRY, WAIT_PATTERN, WAIT_PLACE, WAIT_ROW,
+    OP_HT_COMBINE, OP_HT_DISPATCH, OP_HT_ROUTE, OP_LL_COMBINE, OP_LL_DISPATCH, OP_PEER_SELFTEST,
+    WAIT_ACK, WAIT_BEGIN, WAIT_COUNTS, WAIT_CREDIT, WAIT_ENTRY, WAIT_PATTERN, WAIT_ROW,
     WAIT_STREAMED_ROW, WAIT_WEIGHT, WaitParams,
 };
 use crate::error::{Code, Error, Result};
@@ -44,7 +44,7 @@ impl FaultPage {
             timeout_ns: nanoseconds(self.timeout),
             report: self.page.device(),
             failed: failed.0 as *mut u32,
-            told: told.0 as *mut u32,
+            peer_failed: told.0 as *mut u32,
             op,
         }
     }
@@ -83,7 +83,7 @@ impl FaultPage {
         };
         let peer = report.peer;
         let awaited = match report.what {
-            WAIT_STREAMED_ROW | WAIT_PLACE => format!(
+            WAIT_STREAMED_ROW | WAIT_CREDIT => format!(
                 "{} of operation {} of rank {peer}, whose last one is {} or not complete",
                 what_name(report.what),
                 report.expected,
@@ -176,7 +176,7 @@ fn op_name(op: u32) -> String {
         OP_PEER_SELFTEST => "peer self test".to_owned(),
         OP_LL_DISPATCH => "ncclEpDispatch (low latency)".to_owned(),
         OP_LL_COMBINE => "ncclEpCombine (low latency)".to_owned(),
-        OP_HT_LAYOUT => "ncclEpCreateHandle".to_owned(),
+        OP_HT_ROUTE => "ncclEpCreateHandle".to_owned(),
         OP_HT_DISPATCH => "ncclEpDispatch (high throughput)".to_owned(),
         OP_HT_COMBINE => "ncclEpCombine (high throughput)".to_owned(),
         other => format!("operation {other}"),
@@ -193,7 +193,7 @@ fn what_name(what: u32) -> &'static str {
         WAIT_WEIGHT => "the weights",
         WAIT_BEGIN => "the begin",
         WAIT_ACK => "the release",
-        WAIT_PLACE => "a free place for a row",
+        WAIT_CREDIT => "a free place for a row",
         WAIT_STREAMED_ROW => "a row",
         _ => "something",
     }

@@ -42,7 +42,7 @@ constexpr static const uint32_t FAULT_DIFFERS = 2;
 /// `FaultReport::state`: as `FAULT_DIFFERS`, but in HT, with `HtCommon::shape_word` as signatures.
 constexpr static const uint32_t FAULT_SHAPE_DIFFERS = 3;
 
-/// `FaultReport::state`: a wait ended as a rank, named by `got`, has told of its own failure.
+/// `FaultReport::state`: a wait ended because a rank, named by `got`, reported its own failure.
 constexpr static const uint32_t FAULT_PEER_FAILED = 4;
 
 /// `FaultReport::state`: fewer output rows for tokens, `got`, than rows received, `expected`.
@@ -71,7 +71,7 @@ constexpr static const uint32_t OP_LL_DISPATCH = 2;
 constexpr static const uint32_t OP_LL_COMBINE = 3;
 
 /// `FaultReport::op` of the creation of an HT handle.
-constexpr static const uint32_t OP_HT_LAYOUT = 4;
+constexpr static const uint32_t OP_HT_ROUTE = 4;
 
 /// `FaultReport::op` of an HT dispatch.
 constexpr static const uint32_t OP_HT_DISPATCH = 5;
@@ -100,8 +100,8 @@ constexpr static const uint32_t WAIT_BEGIN = 5;
 /// `FaultReport::what`: that a rank has let go of the last staged operation.
 constexpr static const uint32_t WAIT_ACK = 6;
 
-/// `FaultReport::what`: a place for a row of a pair's sequence.
-constexpr static const uint32_t WAIT_PLACE = 7;
+/// `FaultReport::what`: a credit: a free slot for a row of a pair's sequence.
+constexpr static const uint32_t WAIT_CREDIT = 7;
 
 /// `FaultReport::what`: a row of a pair's sequence.
 constexpr static const uint32_t WAIT_STREAMED_ROW = 8;
@@ -109,16 +109,16 @@ constexpr static const uint32_t WAIT_STREAMED_ROW = 8;
 /// Most experts that a token can name.
 constexpr static const uint32_t LL_MAX_TOP_K = 32;
 
-/// Packets that a rank sends to each other at the beginning, besides the one for each local expert.
+/// Packets by which a rank notifies each other, besides the one for each local expert.
 constexpr static const uint32_t LL_COUNTS_BESIDE_EXPERTS = 2;
 
-/// Tracks of operations that advance independently: one for whole operations, two for staged ones.
-constexpr static const uint32_t LL_TRACKS = 3;
+/// Channels of operations, each with its own epochs: one for whole operations, two for staged ones.
+constexpr static const uint32_t LL_CHANNELS = 3;
 
-/// The track of whole operations; staged ones have the others.
-constexpr static const uint32_t LL_WHOLE_TRACK = 0;
+/// The channel of whole operations; staged ones have the others.
+constexpr static const uint32_t LL_WHOLE_CHANNEL = 0;
 
-/// Banks: the whole track alternates between 0 and 1; staged track t owns bank t + 1.
+/// Banks: the channel of whole operations alternates between 0 and 1; staged channel c owns bank c + 1.
 constexpr static const uint32_t LL_BANKS = 4;
 
 /// Bit of `LlCommon::phases`.
@@ -127,10 +127,11 @@ constexpr static const uint32_t LL_PHASE_SEND = 1;
 /// Bit of `LlCommon::phases`.
 constexpr static const uint32_t LL_PHASE_RECEIVE = 2;
 
-/// Bits of an entry packet that hold the place among a source's rows; those above hold the local expert.
-constexpr static const uint32_t LL_PLACE_BITS = 20;
+/// Bits of an entry packet for the entry's index among the rows that its source sends to the expert; those
+/// above hold the local expert.
+constexpr static const uint32_t LL_INDEX_BITS = 20;
 
-/// Most threads of a dispatch block, in whole warps. A block that sends and announces needs more warps
+/// Most threads of a dispatch block, in whole warps. A block that sends and notifies needs more warps
 /// than it has routers (4).
 constexpr static const uint32_t LL_DISPATCH_THREADS = 512;
 
@@ -171,8 +172,8 @@ struct WaitParams {
     /// Not zero once some wait of the group has failed here, so that others give up. Beside what kernels
     /// load first, as they want to know this first, too.
     uint32_t *failed;
-    /// In this rank's window: 1 + a peer that has told of its own failure, or zero.
-    uint32_t *told;
+    /// In this rank's window: 1 + a peer that has reported its own failure, or zero.
+    uint32_t *peer_failed;
     /// Who waits, `OP_...`.
     uint32_t op;
 };
@@ -213,7 +214,7 @@ struct PeerSelftestParams {
 
 /// Offsets in every rank's window; equal on all ranks.
 struct LlLayout {
-    /// u64 packets `[LL_TRACKS][ranks]`.
+    /// u64 packets `[LL_CHANNELS][ranks]`.
     uint64_t acks;
     /// `LL_BANKS` times `bank_bytes`.
     uint64_t banks;
@@ -239,9 +240,9 @@ struct LlShape {
     uint32_t top_k;
     /// Bytes per row.
     uint32_t row_bytes;
-    /// A row travels in `chunks` pieces of `chunk_bytes` (the last may be shorter), one warp each.
+    /// A row travels in `chunks` chunks of `chunk_bytes` (the last may be shorter), one warp each.
     uint32_t chunk_bytes;
-    /// Pieces per row.
+    /// Chunks per row.
     uint32_t chunks;
 };
 
@@ -255,15 +256,15 @@ struct LlHandleMemory {
     uint32_t *tokens_of;
 };
 
-/// Device memory of a group, one per track, zero at first.
-struct LlTrackState {
+/// Device memory of a group, one per channel, zero at first.
+struct LlChannelState {
     /// The last operation that was sent.
     uint32_t epoch;
     /// Blocks that have read `epoch`.
     uint32_t blocks_started;
     /// Blocks that have received everything.
     uint32_t blocks_finished;
-    /// The last operation that a receive phase has ended; staged tracks only.
+    /// The last operation that a receive phase has ended; staged channels only.
     uint32_t received;
 };
 
@@ -279,10 +280,10 @@ struct LlCommon {
     LlShape shape;
     /// The handle's memory.
     LlHandleMemory handle;
-    /// The track's state.
-    LlTrackState *track_state;
-    /// Which track.
-    uint32_t track;
+    /// The channel's state.
+    LlChannelState *channel_state;
+    /// Which channel.
+    uint32_t channel;
     /// `LL_PHASE_...`.
     uint32_t phases;
     /// What all ranks must agree on in an operation; opaque to the kernels.
@@ -305,8 +306,8 @@ struct LlDispatchParams {
     uint8_t *out;
     /// `[local_experts]`, or NULL.
     int32_t *counter;
-    /// So many of the receiving blocks, from the first, tell the peers what comes.
-    uint32_t announce_blocks;
+    /// The first `notify_blocks` of the receiving blocks notify the peers of what comes.
+    uint32_t notify_blocks;
 };
 
 /// Parameters of `ll_combine_bf16` and its siblings.
@@ -335,7 +336,7 @@ static_assert(sizeof(nccl_ep::PeerSelftestParams) == 656, "PeerSelftestParams as
 static_assert(sizeof(nccl_ep::LlLayout) == 48, "LlLayout as in Rust");
 static_assert(sizeof(nccl_ep::LlShape) == 28, "LlShape as in Rust");
 static_assert(sizeof(nccl_ep::LlHandleMemory) == 24, "LlHandleMemory as in Rust");
-static_assert(sizeof(nccl_ep::LlTrackState) == 16, "LlTrackState as in Rust");
+static_assert(sizeof(nccl_ep::LlChannelState) == 16, "LlChannelState as in Rust");
 static_assert(sizeof(nccl_ep::LlCommon) == 760, "LlCommon as in Rust");
 static_assert(sizeof(nccl_ep::LlDispatchParams) == 800, "LlDispatchParams as in Rust");
 static_assert(sizeof(nccl_ep::LlCombineParams) == 800, "LlCombineParams as in Rust");

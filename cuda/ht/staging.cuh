@@ -1,27 +1,27 @@
-// A warp's piece of shared memory through which rows pass on their way from one place in global
-// memory to others: by the copy engine where the chip has one, else by the lanes.
+// A warp's staging buffer: the shared memory through which rows pass on their way from one address in
+// global memory to others, by the copy engine where the chip has one, else by the lanes.
 //
-// All functions are called by whole warps. With the copy engine lane 0 does it all; a fence between
-// ordinary accesses and those of the engine is here or named where it is the caller's to make.
+// Whole warps call all functions. With the copy engine lane 0 does the work; fences between ordinary
+// accesses and those of the engine are here, or named where the caller has to make them.
 #pragma once
 
-#include "ht.cuh"
+#include "rings.cuh"
 
 namespace nccl_ep {
 
-// This thread's accesses to shared memory so far come before copies from there that start after it
-// has met the copying thread.
+// Orders this thread's accesses to shared memory before bulk copies that are issued after the next barrier
+// with the copying thread.
 __device__ __forceinline__ void settle_shared() {
 #ifdef NCCL_EP_HAS_BULK_COPY
     fence_before_bulk();
 #endif
 }
 
-class Carrier {
+class Staging {
    public:
     // `memory` is this warp's, `barrier` its word in shared memory.
-    __device__ Carrier(uint8_t* memory, uint32_t piece_bytes, uint64_t* barrier)
-        : piece_(memory), tails_(memory + piece_bytes), barrier_(barrier) {
+    __device__ Staging(uint8_t* memory, uint32_t chunk_bytes, uint64_t* barrier)
+        : chunk_(memory), tails_(memory + chunk_bytes), barrier_(barrier) {
 #ifdef NCCL_EP_HAS_BULK_COPY
         if (lane_idx() == 0) {
             mbarrier_init(barrier_, 1);
@@ -31,16 +31,16 @@ class Carrier {
 #endif
     }
 
-    // Behind the piece: what belongs to rows but is not theirs.
+    // Behind the chunk: what follows rows in their slots.
     __device__ uint8_t* tails() const { return tails_; }
 
-    // The lanes' accesses to the tails so far come before the next load or store of them.
+    // Orders the lanes' accesses to the tails before the next load or store of them.
     __device__ __forceinline__ void settle_tails() {
         settle_shared();
         __syncwarp();
     }
 
-    // Begins to fill the piece, and the tails unless `tail_bytes` is zero. What is there must have
+    // Begins to fill the chunk, and the tails unless `tail_bytes` is zero. What is there must have
     // been stored: wait_reusable.
     __device__ __forceinline__ void load(const uint8_t* from, uint32_t bytes,
                                          const uint8_t* tail_from, uint32_t tail_bytes) {
@@ -49,13 +49,13 @@ class Carrier {
             // What the caller acquired comes before the engine's reads.
             fence_before_bulk();
             mbarrier_arrive_expect(barrier_, bytes + tail_bytes);
-            bulk_load(piece_, from, bytes, barrier_);
+            bulk_load(chunk_, from, bytes, barrier_);
             if (tail_bytes != 0) {
                 bulk_load(tails_, tail_from, tail_bytes, barrier_);
             }
         }
 #else
-        copy(piece_, from, bytes);
+        copy(chunk_, from, bytes);
         copy(tails_, tail_from, tail_bytes);
 #endif
     }
@@ -71,18 +71,19 @@ class Carrier {
         __syncwarp();
     }
 
-    // Begins to copy the piece out, as one of the stores of the next commit.
-    __device__ __forceinline__ void store(uint8_t* to, uint32_t bytes) {
-        store_from(piece_, to, bytes);
+    // Begins to copy the chunk out, as one of the stores of the next commit.
+    template <typename To>
+    __device__ __forceinline__ void store(To to, uint32_t bytes) {
+        store_from(chunk_, to, bytes);
     }
 
-    // Begins to copy something else of shared memory out.
-    __device__ __forceinline__ void store_shared(const uint8_t* from, uint8_t* to,
-                                                 uint32_t bytes) {
+    // Begins to copy other shared memory out.
+    template <typename To>
+    __device__ __forceinline__ void store_shared(const uint8_t* from, To to, uint32_t bytes) {
         store_from(from, to, bytes);
     }
 
-    // Those who wait for stores wait for what was committed.
+    // Waits for stores wait for those that were committed.
     __device__ __forceinline__ void commit() {
 #ifdef NCCL_EP_HAS_BULK_COPY
         if (lane_idx() == 0) {
@@ -91,7 +92,7 @@ class Carrier {
 #endif
     }
 
-    // The stores have read piece and tails.
+    // The stores have read chunk and tails.
     __device__ __forceinline__ void wait_reusable() {
 #ifdef NCCL_EP_HAS_BULK_COPY
         if (lane_idx() == 0) {
@@ -101,8 +102,8 @@ class Carrier {
         __syncwarp();
     }
 
-    // The stores are complete as far as lane 0 can see, or each lane its own: a fence of a thread that
-    // has met them covers them.
+    // The stores are complete for lane 0, or each lane's for itself: a fence by a thread that has since
+    // synchronised with them covers them.
     __device__ __forceinline__ void wait_stored() {
 #ifdef NCCL_EP_HAS_BULK_COPY
         if (lane_idx() == 0) {
@@ -123,6 +124,19 @@ class Carrier {
     }
 
    private:
+    // To a slot of a peer.
+    __device__ __forceinline__ void store_from(const uint8_t* from, Remote<uint8_t> to,
+                                               uint32_t bytes) {
+#ifdef NCCL_EP_HAS_BULK_COPY
+        if (lane_idx() == 0) {
+            put_bulk(to, from, bytes);
+        }
+#else
+        put_by_lanes(to, from, bytes);
+#endif
+    }
+
+    // To an output.
     __device__ __forceinline__ void store_from(const uint8_t* from, uint8_t* to, uint32_t bytes) {
 #ifdef NCCL_EP_HAS_BULK_COPY
         if (lane_idx() == 0) {
@@ -140,7 +154,7 @@ class Carrier {
         }
     }
 
-    uint8_t* piece_;
+    uint8_t* chunk_;
     uint8_t* tails_;
     uint64_t* barrier_;
     uint32_t parity_ = 0;

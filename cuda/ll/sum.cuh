@@ -1,9 +1,9 @@
 // A weighted sum of rows, chunk by chunk, in the lanes of a warp.
 #pragma once
 
-#include "ll_gates.cuh"
-#include "ll_rows.cuh"
-#include "numeric.cuh"
+#include "../base/numeric.cuh"
+#include "chunk.cuh"
+#include "gates.cuh"
 
 namespace nccl_ep {
 

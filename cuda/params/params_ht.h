@@ -13,8 +13,8 @@ namespace nccl_ep {
 /// Most experts that a token can name in HT: one lane of a warp for each.
 constexpr static const uint32_t HT_MAX_TOP_K = 32;
 
-/// Threads of a block of `ht_layout`.
-constexpr static const uint32_t HT_LAYOUT_THREADS = 512;
+/// Threads of a block of `ht_route`.
+constexpr static const uint32_t HT_ROUTE_THREADS = 512;
 
 /// Most threads of a block of `ht_dispatch`, in whole warps.
 constexpr static const uint32_t HT_DISPATCH_THREADS = 768;
@@ -26,12 +26,12 @@ constexpr static const uint32_t HT_COMBINE_THREADS = 512;
 constexpr static const uint32_t HT_ZERO_BYTES = 4096;
 
 /// Packets by which a rank tells each other of its part of a new handle, besides the one for each local
-/// expert: how many rows it sends, then `HtLayoutParams::told`.
+/// expert: how many rows it sends, then `HtRouteParams::verdict`.
 constexpr static const uint32_t HT_COUNTS_BESIDE_EXPERTS = 2;
 
-/// Lowest bit, in `HtLayoutParams::told`, of the `ncclResult_t` with which a rank refuses its part; below it
+/// Lowest bit, in `HtRouteParams::verdict`, of the `ncclResult_t` with which a rank refuses its part; below it
 /// are its ids per token.
-constexpr static const uint32_t HT_TOLD_CODE_SHIFT = 8;
+constexpr static const uint32_t HT_VERDICT_CODE_SHIFT = 8;
 
 /// Bit of a handle's number of rows: the ranks do not agree, and nothing runs on the handle. The rest
 /// says why: what a rank told, and which rank.
@@ -48,12 +48,12 @@ constexpr static const uint32_t HT_UNHEARD = 4294967294;
 
 /// Offsets in every rank's window; equal on all ranks.
 struct HtLayout {
-    /// u64 packets `[2][ranks][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by `HtLayoutParams::bank`: what each
+    /// u64 packets `[2][ranks][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by `HtRouteParams::bank`: what each
     /// other rank tells.
     uint64_t counts;
     /// u64 packets `[ranks][depth]`: which row of the source's sequence a slot holds.
     uint64_t arrivals;
-    /// u32 `[ranks][depth]`: how far the destination has emptied the slots that this rank fills.
+    /// u32 `[ranks][depth]`: credits, how far the destination has emptied the slots that this rank fills.
     uint64_t credits;
     /// `[ranks][depth]` slots, by source.
     uint64_t slots;
@@ -69,8 +69,8 @@ struct HtLayout {
 struct HtEntry {
     /// Its global id; negative past the last one.
     int32_t expert;
-    /// The token's number among those that go from its rank to this expert's.
-    uint32_t place;
+    /// The row's index among those that this operation sends from the token's rank to this expert's.
+    uint32_t index;
 };
 
 /// Device memory of an HT handle.
@@ -90,7 +90,7 @@ struct HtHandleMemory {
     uint32_t top_k;
 };
 
-/// What `ht_layout` tells the host, in host memory that the device maps.
+/// What `ht_route` tells the host, in host memory that the device maps.
 struct HtReceived {
     /// Rows that this rank receives, or `HT_DISAGREED` and why.
     uint32_t rows;
@@ -98,8 +98,8 @@ struct HtReceived {
     uint32_t epoch;
 };
 
-/// Parameters of `ht_layout`.
-struct HtLayoutParams {
+/// Parameters of `ht_route`.
+struct HtRouteParams {
     /// Where the ranks' windows are.
     PeerTable peers;
     /// Deadline and report.
@@ -128,8 +128,9 @@ struct HtLayoutParams {
     uint32_t bank;
     /// Tokens that one block numbers.
     uint32_t block_tokens;
-    /// This rank's word for the others. One that refuses has no tokens, no memory and no counter.
-    uint32_t told;
+    /// This rank's verdict for all: its ids per token, or why it refuses. A rank that refuses has no tokens,
+    /// no memory and no counter.
+    uint32_t verdict;
 };
 
 /// Device memory of a group, zero at first: how far the sequences of rows have come.
@@ -160,11 +161,11 @@ struct HtCommon {
     uint32_t shape_word;
     /// Bytes per row.
     uint32_t row_bytes;
-    /// A row passes through shared memory in pieces of so many bytes.
-    uint32_t piece_bytes;
+    /// Bytes of the chunks in which a row passes through shared memory.
+    uint32_t chunk_bytes;
     /// Bytes that follow a row in its slot, a multiple of 16.
     uint32_t tail_bytes;
-    /// Shared memory of a warp: a piece, then tails; at its end the ring of its mailbox.
+    /// Shared memory of a warp: a chunk, then tails; at its end its notify queue.
     uint32_t warp_bytes;
     /// Warps of a block that have such memory; at least one warp has none.
     uint32_t copy_warps;
@@ -220,7 +221,7 @@ static_assert(sizeof(nccl_ep::HtLayout) == 48, "HtLayout as in Rust");
 static_assert(sizeof(nccl_ep::HtEntry) == 8, "HtEntry as in Rust");
 static_assert(sizeof(nccl_ep::HtHandleMemory) == 40, "HtHandleMemory as in Rust");
 static_assert(sizeof(nccl_ep::HtReceived) == 8, "HtReceived as in Rust");
-static_assert(sizeof(nccl_ep::HtLayoutParams) == 776, "HtLayoutParams as in Rust");
+static_assert(sizeof(nccl_ep::HtRouteParams) == 776, "HtRouteParams as in Rust");
 static_assert(sizeof(nccl_ep::HtSequences) == 584, "HtSequences as in Rust");
 static_assert(sizeof(nccl_ep::HtCommon) == 752, "HtCommon as in Rust");
 static_assert(sizeof(nccl_ep::HtDispatchParams) == 816, "HtDispatchParams as in Rust");

@@ -8,7 +8,7 @@
 // how many the others have.
 //
 // Which row an id means. Entry k names an expert by its id of now, and means the row that the dispatch
-// sent for the same id of the token, wherever that stood then (common/ll_gates.cuh).
+// sent for the same id of the token, wherever that stood then (gates.cuh).
 //
 // Order of summation. An expert rank that a token names once sends the expert's row as it is; one
 // that it names more often sends round(p), p = 0; p = fma(w[j], y[j], p) for its entries j ascending,
@@ -18,11 +18,13 @@
 // nearest even in the type of the rows. An entry that dispatch dropped counts as a row of zeros. One
 // that no id means any more (it was masked since the dispatch) travels, but is added to nothing.
 
-#include "primitives.cuh"
+#include "scheduler.cuh"
+#include "slots.cuh"
+#include "sum.cuh"
 
 namespace nccl_ep::ll_combine_impl {
 
-struct Shared {
+struct SharedStorage {
     Start start;
     uint32_t next_send;
     uint32_t next_receive;
@@ -33,7 +35,9 @@ struct Block {
     const LlCombineParams& params;
     const LlShape& shape;
     const Op& op;
-    Shared& shared;
+    SharedStorage& shared;
+    BankSlots bank_slots;
+    OutputSlots output;
     Share senders;
     Share receivers;
 };
@@ -61,7 +65,9 @@ __device__ void send_weights(const Block& block, const GateWords& early) {
     const Op& op = block.op;
     if (is_signing_warp(block)) {
         for (uint32_t peer = lane_idx(); peer < op.ranks(); peer += kWarpSize) {
-            st_relaxed_sys(op.signature(peer, op.rank()), op.packet(op.common.signature));
+            if (is_active(op.common.peers, peer)) {
+                put_value(op.at(peer).signature(op.rank()), op.packet(op.common.signature));
+            }
         }
     }
     const uint32_t tokens = block.shape.tokens;
@@ -71,8 +77,10 @@ __device__ void send_weights(const Block& block, const GateWords& early) {
             turn == warp_idx() ? make_gate(op, early) : gate_of(block, token);
         if (gate.expert != kNowhere) {
             const uint32_t peer = gate.expert / block.shape.local_experts;
-            st_relaxed_sys(op.entries(peer, op.rank(), token) + lane_idx(),
-                           op.packet(__float_as_uint(gate.weight)));
+            if (is_active(op.common.peers, peer)) {
+                put_value(op.at(peer).entries(op.rank(), token) + lane_idx(),
+                          op.packet(__float_as_uint(gate.weight)));
+            }
         }
     }
 }
@@ -84,7 +92,7 @@ __device__ __forceinline__ Arrival wait_for_weight(const Block& block, uint32_t 
         return {true, 0};
     }
     const Op& op = block.op;
-    return wait_for_first_packet(op, op.entries(op.rank(), home, token) + lane_idx(),
+    return wait_for_first_packet(op, op.here().entries(home, token) + lane_idx(),
                                  op.from(home, WAIT_WEIGHT));
 }
 
@@ -100,8 +108,8 @@ __device__ void send_chunk(const Block& block, const UnitOfAll& outgoing, int32_
     const Op& op = block.op;
     const uint32_t home = outgoing.rank;
     const uint32_t token = outgoing.token;
-    const uint32_t rows = block.shape.local_experts * op.ranks() * block.shape.max_tokens;
-    const int32_t row = found < 0 || static_cast<uint32_t>(found) < rows ? found : kNowhere;
+    const bool is_row = found < 0 || static_cast<uint32_t>(found) < block.output.rows();
+    const int32_t row = is_row ? found : kNowhere;
     const uint32_t named = __ballot_sync(kAllLanes, row != kNowhere);
     if (named == 0) {
         return;
@@ -111,17 +119,17 @@ __device__ void send_chunk(const Block& block, const UnitOfAll& outgoing, int32_
         const int32_t from = __shfl_sync(kAllLanes, row, lane);
         data.fill(0);
         if (from >= 0) {
-            data.load_const(block.params.rows + uint64_t(from) * block.shape.row_bytes, chunk);
+            data.load_const(block.params.rows + row_format(block.shape).offset(from), chunk);
         }
     };
     const auto send_to = [&](uint32_t slot, const ChunkData& data) {
         const bool has_mark = data.has_mark(chunk);
-        send(op, bank_row(op, home, slot), chunk, data, has_mark);
+        send(op, op.at(home).row(slot), chunk, data, has_mark);
     };
-    const uint32_t sum_slot = token * op.ranks() + op.rank();
+    const uint32_t sum_slot = block.bank_slots.of_sum(token, op.rank());
     if (block.params.exact != 0) {
         in_batches(named, load, [&](uint32_t k, const ChunkData& data) {
-            send_to(token * block.shape.top_k + k, data);
+            send_to(block.bank_slots.of_entry(token, k), data);
         });
     } else if (__popc(named) == 1) {
         ChunkData data;
@@ -175,9 +183,9 @@ __device__ void send_rows(const Block& block, int32_t early) {
     }
 }
 
-// What a lane adds to the sum of a token: a row of the bank, from a rank, with a weight.
+// What a lane adds to the sum of a token: the row in a slot of the bank, from a rank, with a weight.
 struct Term {
-    uint32_t row;
+    uint32_t slot;
     int32_t rank;
     float weight;
 };
@@ -185,9 +193,9 @@ struct Term {
 // Terms are entries, as they are, in the order of the combine's ids.
 __device__ Term term_of_entry(const Block& block, uint32_t token, int32_t rank) {
     const Gate gate = gate_of(block, token);
-    const uint32_t from = lane_of_turn(gate);
-    const uint32_t entry = token * block.shape.top_k + from;
-    return {entry, __shfl_sync(kAllLanes, rank, from), __shfl_sync(kAllLanes, gate.weight, from)};
+    const uint32_t from = lane_in_order(gate);
+    const uint32_t slot = block.bank_slots.of_entry(token, from);
+    return {slot, __shfl_sync(kAllLanes, rank, from), __shfl_sync(kAllLanes, gate.weight, from)};
 }
 
 // One term per expert rank, ranks ascending in the lanes.
@@ -207,7 +215,7 @@ __device__ Term term_of_rank(const Block& block, uint32_t token, int32_t rank) {
         const int32_t other = __shfl_sync(kAllLanes, rank, lane);
         const float other_weight = __shfl_sync(kAllLanes, weight, lane);
         if (lane_idx() == __popc(__ballot_sync(kAllLanes, first && rank < other))) {
-            term = {token * block.op.ranks() + other, other, other_weight};
+            term = {block.bank_slots.of_sum(token, other), other, other_weight};
         }
     }
     return term;
@@ -223,18 +231,18 @@ __device__ void receive_chunk(const Block& block, uint32_t token, uint32_t chunk
         const uint32_t entry = token * block.shape.top_k + lane_idx();
         const int32_t expert =
             dispatched_expert(op, block.params.common.handle.expert_of[entry]);
-        rank = expert == kNowhere ? kNowhere
-                                  : expert / static_cast<int32_t>(block.shape.local_experts);
+        const int32_t host = rank_of_expert(block.shape, expert);
+        rank = is_active(op.common.peers, host) ? host : kNowhere;
     }
     const Term term = block.params.exact != 0 ? term_of_entry(block, token, rank)
                                               : term_of_rank(block, token, rank);
     const uint32_t which = __ballot_sync(kAllLanes, term.rank != kNowhere);
     if (term.rank != kNowhere && block.shape.tokens > kPollWholeTokens) {
-        wait_for_end(op, bank_row(op, op.rank(), term.row), chunk, term.rank);
+        wait_for_end(op, op.here().row(term.slot), chunk, term.rank);
     }
     __syncwarp();
     const auto row_of = [&](uint32_t lane) {
-        return bank_row(op, op.rank(), __shfl_sync(kAllLanes, term.row, lane));
+        return op.here().row(__shfl_sync(kAllLanes, term.slot, lane));
     };
     Sum<Type> sum;
     in_batches(
@@ -245,7 +253,7 @@ __device__ void receive_chunk(const Block& block, uint32_t token, uint32_t chunk
             sum.add(data, chunk, __shfl_sync(kAllLanes, term.weight, lane));
         });
     if (block.params.out != nullptr) {
-        sum.rounded().store(block.params.out + uint64_t{token} * block.shape.row_bytes, chunk);
+        sum.rounded().store(block.params.out + row_format(block.shape).offset(token), chunk);
     }
 }
 
@@ -256,7 +264,9 @@ __device__ void receive_rows(const Block& block) {
     const uint32_t units = block.shape.tokens * chunks;
     if (is_signing_warp(block)) {
         for (uint32_t peer = lane_idx(); peer < op.ranks(); peer += kWarpSize) {
-            check_signature(op, peer);
+            if (is_active(op.common.peers, peer)) {
+                check_signature(op, peer);
+            }
         }
         __syncwarp();
     }
@@ -288,14 +298,16 @@ __device__ __forceinline__ void begin_sending(const Block& block, Begun& begun) 
 
 template <typename Type>
 __device__ void run(const LlCombineParams& params) {
-    __shared__ Shared shared;
+    __shared__ SharedStorage shared;
     Op op(params.common);
     const Block block{params,
                       params.common.shape,
                       op,
                       shared,
-                      Share::of_senders(params.common),
-                      Share::of_receivers(params.common)};
+                      {params.common.shape, params.common.peers.ranks},
+                      {params.common.shape, params.common.peers.ranks},
+                      senders_of(params.common),
+                      receivers_of(params.common)};
     Start start;
     if (threadIdx.x == 0) {
         start.load(params.common);

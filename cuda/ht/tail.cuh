@@ -1,10 +1,10 @@
-// What travels behind a row of a forward dispatch: for each of the token's experts on the rank that
-// gets the row, its local id and its weight.
+// The tail: what follows a row of a forward dispatch in its slot. For each of the token's experts on the
+// receiving rank it holds the expert's local id and its weight.
 //
 // Which experts these are was fixed when the handle was made; their weights come with the dispatch.
 #pragma once
 
-#include "ht.cuh"
+#include "entries.cuh"
 
 namespace nccl_ep {
 
@@ -15,7 +15,7 @@ struct RoutingEntry {
 
     __device__ RoutingEntry(int32_t local_id, float of_it) : id(local_id), weight(of_it) {}
 
-    // What the rank whose first expert is in `lane` gets to know; `lane_weight` is the weight of each
+    // What is sent to the rank whose first expert is in `lane`; `lane_weight` is the weight of each
     // lane's expert. All lanes call it.
     __device__ RoutingEntry(const HtCommon& common, const TokenEntries& entries, uint32_t lane,
                             float lane_weight) {

@@ -1,12 +1,12 @@
 // With which weight each entry of a token takes part in its combine.
 //
-// The ids are looked at again by a combine: the caller may have masked some since the dispatch, or put
-// the pairs of id and weight of a token into another order. Entry k of the combine means the dispatched
-// entry with the same id: the first k with an id the first entry with it, the second the second, and
-// those that are left over the last. Where several mean one entry, their weights are added, k ascending.
+// A combine reads the ids again: the caller may have masked some since the dispatch, or reordered a
+// token's pairs of id and weight. Entry k of the combine means the dispatched entry with the same id: the
+// first k with an id the first entry with it, the second the second, and any further ones the last. Where
+// several mean one entry, their weights are added, k ascending.
 #pragma once
 
-#include "ll.cuh"
+#include "protocol.cuh"
 
 namespace nccl_ep {
 
@@ -19,8 +19,8 @@ struct Gate {
     int32_t expert;
     // What its row is multiplied by; is_masked for none.
     float weight;
-    // Its place in the order of the combine's ids, different in all lanes.
-    uint32_t turn;
+    // Its position in the order of the combine's ids, different in all lanes.
+    uint32_t order;
 };
 
 __device__ __forceinline__ bool is_masked(float weight) {
@@ -39,7 +39,7 @@ __device__ inline void match_entries(Gate& gate, uint32_t top_k, int32_t now, fl
     const uint32_t nth = lanes_before(same);
     const uint32_t nth_now = lanes_before(__match_any_sync(kAllLanes, now));
     gate.weight = __uint_as_float(kMasked);
-    gate.turn = top_k + lane_idx();
+    gate.order = top_k + lane_idx();
 #pragma unroll 1  // seldom done
     for (uint32_t k = 0; k < top_k; ++k) {
         const int32_t id = __shfl_sync(kAllLanes, now, k);
@@ -50,14 +50,14 @@ __device__ inline void match_entries(Gate& gate, uint32_t top_k, int32_t now, fl
         }
         if (is_masked(gate.weight)) {
             gate.weight = added;
-            gate.turn = k;
+            gate.order = k;
         } else {
             gate.weight += added;
         }
     }
 }
 
-// What is to be loaded for a gate. Nothing is done with it yet, so that other loads can follow at once.
+// The loads for a gate. Nothing uses them yet, so that other loads can follow at once.
 struct GateWords {
     int32_t sent;
     int64_t now;
@@ -98,17 +98,17 @@ __device__ __forceinline__ Gate make_gate(const Op& op, const GateWords& words) 
 }
 
 // The lane whose entry comes as number lane_idx() in the order of the combine's ids.
-__device__ __forceinline__ uint32_t lane_of_turn(const Gate& gate) {
+__device__ __forceinline__ uint32_t lane_in_order(const Gate& gate) {
     uint32_t from = lane_idx();
-    if (__any_sync(kAllLanes, gate.turn != lane_idx())) {
-        uint32_t place = 0;
+    if (__any_sync(kAllLanes, gate.order != lane_idx())) {
+        uint32_t position = 0;
 #pragma unroll 1  // seldom done
         for (uint32_t lane = 0; lane < kWarpSize; ++lane) {
-            place += __shfl_sync(kAllLanes, gate.turn, lane) < gate.turn;
+            position += __shfl_sync(kAllLanes, gate.order, lane) < gate.order;
         }
 #pragma unroll 1
         for (uint32_t lane = 0; lane < kWarpSize; ++lane) {
-            from = __shfl_sync(kAllLanes, place, lane) == lane_idx() ? lane : from;
+            from = __shfl_sync(kAllLanes, position, lane) == lane_idx() ? lane : from;
         }
     }
     return from;

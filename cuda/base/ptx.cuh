@@ -202,12 +202,12 @@ __device__ __forceinline__ bool mbarrier_test_wait(uint64_t* barrier, uint32_t p
     return ended != 0;
 }
 
-// Bulk copies: the copy engine of an SM moves whole pieces between shared and global memory, its own
+// Bulk copies: the copy engine of an SM moves data between shared and global memory, its own
 // GPU's or a peer's. Addresses and sizes are multiples of 16. Chips before sm_90 have none.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 #define NCCL_EP_HAS_BULK_COPY 1
 
-// One arrival, and the announcement of so many bytes of bulk loads.
+// One arrival, and so many bytes of bulk loads to expect.
 __device__ __forceinline__ void mbarrier_arrive_expect(uint64_t* barrier, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
                  :

@@ -1,29 +1,32 @@
 // High-throughput combine: the rows that dispatch delivered return to their home ranks, which sum
 // the rows of each token.
 //
-// Grid: sending blocks, then receiving blocks, no more than fit on the GPU at once. A sending warp
-// takes a row of any home whose ring has a free slot, and copies it there through its carrier; one
-// warp more of its block, the herald, announces what was sent. A receiving warp takes a token, waits
-// for its rows, sums them straight from the ring, and gives the slots back. Rows of the own rank are
-// read where they are.
+// Grid: sending blocks, then receiving blocks, no more than fit on the GPU at once. A sending warp takes a
+// row of any home whose ring has a free slot, and copies it there through its staging buffer; one warp more
+// of its block, the notifier, notifies the homes. A receiving warp takes a token, waits for its rows, sums
+// them straight from the ring, and gives their credits. Rows of the own rank are read in place.
 //
 // Order of summation: a = 0; for expert ranks ascending: a = a + y; then out = round(a); in fp32.
 // Gradients of weights, if any, travel behind the row; at home they are ordered by ascending expert.
 
-#include "primitives.cuh"
+#include "../base/numeric.cuh"
+#include "credits.cuh"
+#include "entries.cuh"
+#include "notify.cuh"
+#include "scheduler.cuh"
 
 namespace nccl_ep::ht_combine_impl {
 
 // A lane's accesses to one row that are in flight together, and rows that are loaded together.
 constexpr uint32_t kVecs = 4;
 constexpr uint32_t kRows = 4;
-// With fewer slots for each sending warp, warps look for slots themselves.
+// With fewer slots for each sending warp, warps poll for credits themselves.
 constexpr uint32_t kSlotsPerSender = 4;
 
-struct Shared {
+struct SharedStorage {
     HtPairs pairs;
-    Claims claims;
-    Mailboxes mailboxes;
+    Scheduler scheduler;
+    NotifyState notify_state;
     uint32_t next_token;
     uint64_t barriers[HT_COMBINE_THREADS / kWarpSize];
 };
@@ -31,15 +34,14 @@ struct Shared {
 struct Block {
     const HtCombineParams& params;
     const HtCommon& common;
-    Shared& shared;
-    Ring ring;
+    SharedStorage& shared;
     Share senders;
     Share receivers;
 
     __device__ uint32_t rank() const { return common.peers.rank; }
     __device__ uint32_t ranks() const { return common.peers.ranks; }
-    // Whether there are so many senders that most wait for a slot of their own anyway: then each looks
-    // for itself. Where that begins was measured.
+    // Whether there are so many senders that most wait for a slot anyway: then each polls for itself. The
+    // threshold was measured.
     __device__ bool senders_fill_rings() const {
         const uint32_t slots = (ranks() - 1) * common.layout.depth;
         return senders.blocks * common.copy_warps > slots / kSlotsPerSender;
@@ -62,91 +64,92 @@ struct Returning {
     }
 };
 
-__device__ __forceinline__ void load_piece(const Block& block, const Returning& returning,
-                                           uint32_t offset, Carrier& carrier) {
-    const HtCommon& common = block.common;
-    const uint8_t* row =
-        block.params.rows + uint64_t{returning.row(block)} * common.row_bytes;
-    carrier.wait_reusable();
-    carrier.load(row + offset, min(common.row_bytes - offset, common.piece_bytes), nullptr, 0);
+__device__ __forceinline__ void load_chunk(const Block& block, const Returning& returning,
+                                           uint32_t offset, Staging& staging) {
+    const RowFormat format = row_format(block.common);
+    const uint8_t* row = block.params.rows + format.offset(returning.row(block));
+    staging.wait_reusable();
+    staging.load(row + offset, format.chunk_at(offset), nullptr, 0);
 }
 
 // The row's gradients go behind it. What was stored from the tails before must have been read.
-__device__ void write_tail(const Block& block, const Returning& returning, Carrier& carrier) {
+__device__ void write_tail(const Block& block, const Returning& returning, Staging& staging) {
     const uint32_t columns = block.params.columns;
-    float* tail = reinterpret_cast<float*>(carrier.tails());
+    float* tail = reinterpret_cast<float*>(staging.tails());
     if (lane_idx() < columns) {
         const uint64_t first = uint64_t{returning.row(block)} * columns;
         tail[lane_idx()] = block.params.gradients[first + lane_idx()];
     }
-    carrier.settle_tails();
+    staging.settle_tails();
 }
 
-// Stores the row, whose first piece was loaded.
-__device__ void store_row(const Block& block, const Returning& returning, Carrier& carrier) {
+// Stores the row, whose first chunk was loaded.
+__device__ void store_row(const Block& block, const Returning& returning, Staging& staging) {
     const HtCommon& common = block.common;
-    uint8_t* slot = block.ring.row(returning.home, block.rank(), returning.sequence(block));
+    const RowFormat format = row_format(common);
+    const Remote<uint8_t> slot =
+        rings_at(common, returning.home).row(block.rank(), returning.sequence(block));
     if (common.tail_bytes != 0) {
-        write_tail(block, returning, carrier);
+        write_tail(block, returning, staging);
     }
-    for (uint32_t offset = 0; offset < common.row_bytes; offset += common.piece_bytes) {
+    for (uint32_t offset = 0; offset < format.bytes; offset += format.chunk_bytes) {
         if (offset != 0) {
-            carrier.commit();
-            load_piece(block, returning, offset, carrier);
+            staging.commit();
+            load_chunk(block, returning, offset, staging);
         }
-        carrier.wait_loaded();
-        carrier.store(slot + offset, min(common.row_bytes - offset, common.piece_bytes));
+        staging.wait_loaded();
+        staging.store(slot + offset, format.chunk_at(offset));
     }
     if (common.tail_bytes != 0) {
-        carrier.store_shared(carrier.tails(), slot + common.row_bytes, common.tail_bytes);
+        staging.store_shared(staging.tails(), slot + format.bytes, common.tail_bytes);
     }
-    carrier.commit();
+    staging.commit();
 }
 
-// One warp looks for the block which rows have a slot.
-__device__ __forceinline__ void look_for_places(const Block& block) {
+// One warp polls for the block's credits.
+__device__ __forceinline__ void poll_credits(const Block& block) {
     if (!block.senders_fill_rings()) {
-        look_for_places(block.ring, block.shared.pairs);
+        poll_credits(block.common, block.shared.pairs);
     }
 }
 
-__device__ void send_rows(const Block& block, Carrier& carrier, Mailbox& mailbox) {
+__device__ void send_rows(const Block& block, Staging& staging, NotifyQueue& queue) {
     HtPairs& pairs = block.shared.pairs;
-    Claims& claims = block.shared.claims;
+    Scheduler& scheduler = block.shared.scheduler;
     const auto is_ready = [&](uint32_t home, uint32_t index, uint32_t) {
         const uint32_t sequence = pairs.sent[home] + index;
-        return block.senders_fill_rings() ? is_free(block.ring, home, sequence)
-                                          : has_place(pairs, home, sequence);
+        return block.senders_fill_rings() ? is_credited(block.common, home, sequence)
+                                          : has_credit(pairs, home, sequence);
     };
-    const auto wait_and_claim = [&] {
-        return claim(block.common, {WAIT_PLACE, kNoPeer, pairs.operation}, claims,
-                     pairs.to_send, block.senders, block.ranks(), is_ready,
-                     [&] { look_for_places(block); });
+    const auto wait_for_row = [&] {
+        return next_row(block.common, {WAIT_CREDIT, kNoPeer, pairs.operation}, scheduler,
+                        pairs.to_send, block.senders, block.ranks(), is_ready,
+                        [&] { poll_credits(block); });
     };
-    Claimed claimed = wait_and_claim();
-    if (claimed.peer != kNoPeer) {
-        load_piece(block, {claimed.peer, claimed.index}, 0, carrier);
+    Work work = wait_for_row();
+    if (work.peer != kNoPeer) {
+        load_chunk(block, {work.peer, work.index}, 0, staging);
     }
-    while (claimed.peer != kNoPeer) {
-        const Returning returning = {claimed.peer, claimed.index};
-        store_row(block, returning, carrier);
-        // The next row is loaded while this one is under way; but if there is no place for a next
-        // one, nobody must wait for the announcement of this one.
-        claimed = try_claim(claims, pairs.to_send, block.senders, block.ranks(), is_ready);
-        const bool is_loading = claimed.peer != kNoPeer;
+    while (work.peer != kNoPeer) {
+        const Returning returning = {work.peer, work.index};
+        store_row(block, returning, staging);
+        // The next row is loaded while this one is under way; but if no next one has a credit, nobody must
+        // wait for the notification of this one.
+        work = try_next_row(scheduler, pairs.to_send, block.senders, block.ranks(), is_ready);
+        const bool is_loading = work.peer != kNoPeer;
         if (is_loading) {
-            load_piece(block, {claimed.peer, claimed.index}, 0, carrier);
+            load_chunk(block, {work.peer, work.index}, 0, staging);
         }
-        mailbox.depart(lane_idx() == 0, returning.home, returning.sequence(block));
-        if (!is_loading && claimed.left != kNoPeer) {
-            mailbox.flush();
-            claimed = wait_and_claim();
-            if (claimed.peer != kNoPeer) {
-                load_piece(block, {claimed.peer, claimed.index}, 0, carrier);
+        queue.depart(lane_idx() == 0, returning.home, returning.sequence(block));
+        if (!is_loading && work.left != kNoPeer) {
+            queue.flush();
+            work = wait_for_row();
+            if (work.peer != kNoPeer) {
+                load_chunk(block, {work.peer, work.index}, 0, staging);
             }
         }
     }
-    mailbox.close();
+    queue.close();
 }
 
 // ---- Receiving ---------------------------------------------------------------------------------
@@ -165,11 +168,11 @@ __device__ __forceinline__ Part part_of(const Block& block, const TokenEntries& 
     const HtPairs& pairs = block.shared.pairs;
     const uint32_t rank = entries.rank;
     if (rank == block.rank()) {
-        const uint64_t row = pairs.begins[rank] + entries.entry.place;
-        return {block.params.rows + row * block.common.row_bytes, 0, false};
+        const uint64_t row = pairs.begins[rank] + entries.entry.index;
+        return {block.params.rows + row_format(block.common).offset(row), 0, false};
     }
-    const uint32_t sequence = pairs.received[rank] + entries.entry.place;
-    return {block.ring.row(block.rank(), rank, sequence), sequence, true};
+    const uint32_t sequence = pairs.received[rank] + entries.entry.index;
+    return {own_rings(block.common).row(rank, sequence), sequence, true};
 }
 
 // Each lane waits for its part.
@@ -178,7 +181,7 @@ __device__ __forceinline__ bool wait_for_parts(const Block& block, const TokenEn
     bool ok = true;
     if (part.is_remote) {
         const uint32_t rank = entries.rank;
-        const uint64_t* at = block.ring.arrival(block.rank(), rank, part.sequence);
+        const uint64_t* at = own_rings(block.common).arrival(rank, part.sequence);
         const Arrival arrival = wait_for_row(
             block.common, at, part.sequence,
             {WAIT_STREAMED_ROW, rank, block.shared.pairs.operation});
@@ -196,7 +199,7 @@ __device__ __forceinline__ bool wait_for_parts(const Block& block, const TokenEn
 template <typename Type>
 __device__ __forceinline__ void sum_chunk(const Block& block, uint32_t firsts, const Part& part,
                                           uint32_t first, Vec16* out) {
-    const uint32_t vecs = block.common.row_bytes / sizeof(Vec16);
+    const uint32_t vecs = row_format(block.common).vecs();
     float sum[kVecs][Type::kPerVec] = {};
     for (uint32_t left = firsts; left != 0;) {
         Vec16 data[kRows][kVecs];
@@ -207,7 +210,7 @@ __device__ __forceinline__ void sum_chunk(const Block& block, uint32_t firsts, c
                 break;
             }
             const Vec16* row = reinterpret_cast<const Vec16*>(
-                pointer_of_lane(const_cast<uint8_t*>(part.row), __ffs(rest) - 1));
+                pointer_of_lane(part.row, __ffs(rest) - 1));
 #pragma unroll
             for (uint32_t v = 0; v < kVecs; ++v) {
                 const uint32_t at = first + v * kWarpSize + lane_idx();
@@ -252,7 +255,7 @@ __device__ void gather_gradients(const Block& block, uint32_t token, const Token
     if (part.is_remote) {
         gradients = part.row + block.common.row_bytes;
     } else if (entries.is_first()) {
-        const uint64_t row = block.shared.pairs.begins[block.rank()] + entries.entry.place;
+        const uint64_t row = block.shared.pairs.begins[block.rank()] + entries.entry.index;
         gradients = reinterpret_cast<const uint8_t*>(block.params.gradients + row * columns);
     }
     uint32_t word = 0;
@@ -261,7 +264,7 @@ __device__ void gather_gradients(const Block& block, uint32_t token, const Token
         const uint32_t lane = __ffs(left) - 1;
         const uint32_t count = min(entries.experts_from(lane), columns);
         const uint32_t* from = reinterpret_cast<const uint32_t*>(
-            pointer_of_lane(const_cast<uint8_t*>(gradients), lane));
+            pointer_of_lane(gradients, lane));
         if (lane_idx() >= begin && lane_idx() < begin + count) {
             word = ld_relaxed_sys(from + lane_idx() - begin);
         }
@@ -275,7 +278,7 @@ __device__ void gather_gradients(const Block& block, uint32_t token, const Token
 template <typename Type>
 __device__ void sum_tokens(const Block& block) {
     const HtCommon& common = block.common;
-    const uint32_t vecs = common.row_bytes / sizeof(Vec16);
+    const uint32_t vecs = row_format(common).vecs();
     for (;;) {
         const uint32_t token = block.receivers.next_unit(&block.shared.next_token);
         if (token >= common.handle.tokens) {
@@ -287,7 +290,7 @@ __device__ void sum_tokens(const Block& block) {
             break;
         }
         Vec16* out =
-            reinterpret_cast<Vec16*>(block.params.out + uint64_t{token} * common.row_bytes);
+            reinterpret_cast<Vec16*>(block.params.out + row_format(common).offset(token));
         for (uint32_t first = 0; first < vecs; first += kVecs * kWarpSize) {
             sum_chunk<Type>(block, entries.firsts, part, first, out);
         }
@@ -296,7 +299,7 @@ __device__ void sum_tokens(const Block& block) {
         }
         __syncwarp();
         if (part.is_remote) {
-            release_row(block.ring, entries.rank, part.sequence);
+            give_credit(common, entries.rank, part.sequence);
         }
     }
 }
@@ -304,22 +307,21 @@ __device__ void sum_tokens(const Block& block) {
 // ---- The kernel --------------------------------------------------------------------------------
 
 template <typename Type>
-__device__ void run(const HtCombineParams& params, uint8_t* carriers) {
-    __shared__ Shared shared;
+__device__ void run(const HtCombineParams& params, uint8_t* buffers) {
+    __shared__ SharedStorage shared;
     const HtCommon& common = params.common;
     const Block block = {params,
                          common,
                          shared,
-                         {common},
                          {0, common.send_blocks},
                          {common.send_blocks, gridDim.x - common.send_blocks}};
     for (uint32_t peer = threadIdx.x; peer < MAX_PEERS; peer += blockDim.x) {
-        shared.claims.next[peer] = 0;
+        shared.scheduler.next[peer] = 0;
     }
     if (threadIdx.x == 0) {
         shared.next_token = 0;
     }
-    clear_mailboxes(shared.mailboxes);
+    clear_queues(shared.notify_state);
     if (!begin_operation(common, true, shared.pairs)) {
         return;
     }
@@ -333,12 +335,12 @@ __device__ void run(const HtCombineParams& params, uint8_t* carriers) {
     if (!block.senders.has_this_block()) {
         sum_tokens<Type>(block);
     } else if (warp_idx() < common.copy_warps) {
-        Carrier carrier(carriers + warp_idx() * common.warp_bytes, common.piece_bytes,
+        Staging staging(buffers + warp_idx() * common.warp_bytes, common.chunk_bytes,
                         &shared.barriers[warp_idx()]);
-        Mailbox mailbox(shared.mailboxes, mailbox_rows(common, carriers, warp_idx()), carrier);
-        send_rows(block, carrier, mailbox);
+        NotifyQueue queue(shared.notify_state, queue_of_warp(common, buffers, warp_idx()), staging);
+        send_rows(block, staging, queue);
     } else if (warp_idx() == common.copy_warps) {
-        announce_posts(block.ring, shared.mailboxes, carriers, [&] { look_for_places(block); });
+        notify_peers(common, shared.notify_state, buffers, [&] { poll_credits(block); });
     }
 }
 
@@ -346,18 +348,18 @@ __device__ void run(const HtCombineParams& params, uint8_t* carriers) {
 
 extern "C" __global__ void __launch_bounds__(nccl_ep::HT_COMBINE_THREADS, 1)
     ht_combine_bf16(const __grid_constant__ nccl_ep::HtCombineParams params) {
-    DYNAMIC_SHARED(uint8_t, carriers);
-    nccl_ep::ht_combine_impl::run<nccl_ep::Bf16>(params, carriers);
+    DYNAMIC_SHARED(uint8_t, buffers);
+    nccl_ep::ht_combine_impl::run<nccl_ep::Bf16>(params, buffers);
 }
 
 extern "C" __global__ void __launch_bounds__(nccl_ep::HT_COMBINE_THREADS, 1)
     ht_combine_f16(const __grid_constant__ nccl_ep::HtCombineParams params) {
-    DYNAMIC_SHARED(uint8_t, carriers);
-    nccl_ep::ht_combine_impl::run<nccl_ep::F16>(params, carriers);
+    DYNAMIC_SHARED(uint8_t, buffers);
+    nccl_ep::ht_combine_impl::run<nccl_ep::F16>(params, buffers);
 }
 
 extern "C" __global__ void __launch_bounds__(nccl_ep::HT_COMBINE_THREADS, 1)
     ht_combine_f32(const __grid_constant__ nccl_ep::HtCombineParams params) {
-    DYNAMIC_SHARED(uint8_t, carriers);
-    nccl_ep::ht_combine_impl::run<nccl_ep::F32>(params, carriers);
+    DYNAMIC_SHARED(uint8_t, buffers);
+    nccl_ep::ht_combine_impl::run<nccl_ep::F32>(params, buffers);
 }

@@ -5,7 +5,7 @@
 // slot p with what rank p must have written. A block writes before it waits, so the blocks of one
 // rank need not run at the same time. The verdict per peer goes to `results`, in mapped host memory.
 
-#include "primitives.cuh"
+#include "peer/wait.cuh"
 
 namespace nccl_ep::peer_selftest {
 
@@ -17,38 +17,37 @@ __device__ uint32_t pattern(uint32_t from, uint32_t to, uint32_t epoch, uint32_t
     return (mixed ^ (mixed >> 13)) * 0xc2b2ae3du;
 }
 
-// The flag and the slot in the window of `owner` that belong to `writer`.
+// The flag and the slot of `writer` in some rank's window.
+template <template <typename> class Address>
 struct Mailbox {
-    uint32_t* flag;
-    uint32_t* slot;
+    Address<uint32_t> flag;
+    Address<uint32_t> slot;
 
-    __device__ Mailbox(const PeerSelftestParams& params, uint32_t owner, uint32_t writer) {
-        uint8_t* window = params.peers.window[owner];
-        flag = reinterpret_cast<uint32_t*>(window + params.flags_offset) + writer;
-        slot = reinterpret_cast<uint32_t*>(window + params.slots_offset +
-                                           uint64_t{writer} * SELFTEST_SLOT_BYTES);
-    }
+    __device__ Mailbox(const PeerSelftestParams& params, Address<uint8_t> window, uint32_t writer)
+        : flag(as<uint32_t>(window + params.flags_offset) + writer),
+          slot(as<uint32_t>(window + params.slots_offset +
+                            uint64_t{writer} * SELFTEST_SLOT_BYTES)) {}
 };
 
 constexpr uint32_t kSlotWords = SELFTEST_SLOT_BYTES / sizeof(uint32_t);
 
-// All threads write, then one announces: the barrier puts their stores before its release.
+// All threads write, then one signals: the barrier puts their stores before its release.
 __device__ void send(const PeerSelftestParams& params, uint32_t peer) {
     const uint32_t rank = params.peers.rank;
-    const Mailbox there(params, peer, rank);
+    const Mailbox<Remote> there(params, window_of(params.peers, peer), rank);
     for (uint32_t word = threadIdx.x; word < kSlotWords; word += blockDim.x) {
-        there.slot[word] = pattern(rank, peer, params.epoch, word);
+        put_value(there.slot + word, pattern(rank, peer, params.epoch, word));
     }
     __syncthreads();
     if (threadIdx.x == 0) {
-        st_release_sys(there.flag, params.epoch);
+        signal(there.flag, params.epoch);
     }
 }
 
 // One thread acquires, then all read: the barrier passes on what it saw.
 __device__ SelftestResult receive(const PeerSelftestParams& params, uint32_t peer) {
     const uint32_t rank = params.peers.rank;
-    const Mailbox here(params, rank, peer);
+    const Mailbox<Own> here(params, own_window(params.peers), peer);
     bool arrived = true;
     if (threadIdx.x == 0) {
         arrived = wait_for_flag(params, here.flag, {WAIT_PATTERN, peer, params.epoch});

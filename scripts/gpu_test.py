@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Runs the C programs on the GPUs of this machine and ends with the line `N passed, N failed`.
 
-Over NCCL with one rank on each GPU, and with several ranks on one GPU over a test-only bootstrap
-library. Needs only Python's standard library, a driver, Open MPI and an NCCL that gpus.py finds.
+Over NCCL with one rank on each GPU, and with several ranks on one GPU over c_tests/fake_nccl.
+Needs only Python's standard library, a driver, Open MPI and an NCCL that gpus.py finds.
 With --prebuilt it builds nothing: docs/testing.md says how to make such a folder.
 """
 

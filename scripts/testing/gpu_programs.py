@@ -3,7 +3,7 @@
 gpu       rank i on GPU i, over NCCL; every process sees all GPUs
           python/tests and the examples run so, too; gpu/rust is the Rust tests that need a GPU
 isolated  the same, but each process sees one GPU only, as under many job schedulers
-onegpu    all ranks on one GPU, over the test-only bootstrap library, as NCCL refuses it. Kernels of
+onegpu    all ranks on one GPU, over c_tests/fake_nccl, as NCCL refuses it. Kernels of
           different processes take turns there, so that operations take milliseconds.
 """
 

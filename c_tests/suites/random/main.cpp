@@ -6,8 +6,6 @@
 // Everything follows from the seed and the index of the configuration. A difference prints both,
 // with the whole configuration and what was done; `--only INDEX` then repeats this one alone.
 #include <cstdio>
-#include <cstring>
-#include <optional>
 #include <string>
 
 #include "harness/options.hpp"
@@ -20,27 +18,20 @@ namespace {
 struct Options {
     unsigned configs = 1000;
     unsigned seed = 1;
-    std::optional<unsigned> only;
+    unsigned first = 0;
+    bool only = false;  // the first, and no other
 };
 
-std::optional<Options> ParseOptions(int argc, char** argv, std::string* error) {
-    Options options;
-    for (int i = 1; i < argc && error->empty(); i += 2) {
-        unsigned only = 0;
-        if (i + 1 == argc) {
-            *error = std::string(argv[i]) + ": expected a known option and a number after it";
-        } else if (std::strcmp(argv[i], "--configs") == 0) {
-            ep::ReadUnsigned("--configs", argv[i + 1], 1, &options.configs, error);
-        } else if (std::strcmp(argv[i], "--seed") == 0) {
-            ep::ReadUnsigned("--seed", argv[i + 1], 0, &options.seed, error);
-        } else if (std::strcmp(argv[i], "--only") == 0) {
-            ep::ReadUnsigned("--only", argv[i + 1], 0, &only, error);
-            options.only = only;
-        } else {
-            *error = std::string(argv[i]) + ": unknown option";
-        }
-    }
-    return error->empty() ? std::optional<Options>(options) : std::nullopt;
+std::string ReadOptions(int argc, char** argv, Options* options) {
+    ep::Option only = ep::Number(0, "only", 0, &options->first);
+    const auto read = only.read;
+    only.read = [=](const std::string& value) {
+        options->only = true;
+        return read(value);
+    };
+    return ep::ParseOptions(argc, argv,
+                            {ep::Number(0, "configs", 1, &options->configs),
+                             ep::Number(0, "seed", 0, &options->seed), only});
 }
 
 // True if this process saw no difference.
@@ -83,7 +74,7 @@ unsigned RunGroup(const EpEnv& env, const Options& options, unsigned first, unsi
 void Run(const EpEnv& env, const Options& options) {
     constexpr unsigned kEnough = 3;  // more differences say nothing new
     constexpr unsigned kDeadlineSeconds = 120;
-    const unsigned begin = options.only.value_or(0);
+    const unsigned begin = options.first;
     const unsigned end = options.only ? begin + 1 : options.configs;
     unsigned different = 0;
     unsigned index = begin;
@@ -106,9 +97,9 @@ void Run(const EpEnv& env, const Options& options) {
 int main(int argc, char** argv) {
     EpEnv env;
     ep_init(&env, &argc, &argv);
-    std::string error;
-    const auto options = test_random::ParseOptions(argc, argv, &error);
-    if (!options) {
+    test_random::Options options;
+    const std::string error = test_random::ReadOptions(argc, argv, &options);
+    if (!error.empty()) {
         if (env.rank == 0) {
             std::fprintf(stderr, "%s\nusage: test_random [--configs N] [--seed S] [--only INDEX]\n",
                          error.c_str());
@@ -116,6 +107,6 @@ int main(int argc, char** argv) {
         ep_release(&env);
         return 2;
     }
-    test_random::Run(env, *options);
+    test_random::Run(env, options);
     return ep_finish(&env);
 }

@@ -12,8 +12,8 @@ static void low_latency_round_trip(EpEnv* env) {
     ll_dispatch(&run);
     ll_combine(&run);
     ll_run_close(&run);
-    ncclNDTensor_t tensor =
-        ep_tensor_2d(group, shape.datatype, NCCL_EP_TENSOR_TAG_TOKENS, shape.max_tokens, shape.hidden);
+    ncclNDTensor_t tensor = ep_tensor_2d(group, shape.datatype, NCCL_EP_TENSOR_TAG_TOKENS,
+                                         shape.max_tokens, shape.hidden);
     EP_CHECK_NCCL(ncclEpTensorDestroy(group, &tensor));
     EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
 }

@@ -15,6 +15,8 @@ enum { kPrintedFailures = 20, kTextBytes = 512 };
 
 static uint64_t g_passed;
 static uint64_t g_failed;
+static unsigned g_skipped;
+static const char* g_skip_reason = "";
 static int g_rank_without_mpi;
 
 uint64_t ep_passed(void) { return g_passed; }
@@ -24,6 +26,14 @@ void ep_count(uint64_t passed, uint64_t failed) {
     g_passed += passed;
     g_failed += failed;
 }
+
+void ep_skip(const char* reason) {
+    ++g_skipped;
+    g_skip_reason = reason;
+}
+
+unsigned ep_skipped(void) { return g_skipped; }
+const char* ep_skip_reason(void) { return g_skip_reason; }
 
 void ep_checks_are_of_rank(int rank) { g_rank_without_mpi = rank; }
 

@@ -63,7 +63,7 @@ int ep_main(int argc, char** argv, const EpCase* cases, size_t num_cases);
 bool ep_on_hostsim(void);
 
 // True where an all-gather that waits holds up those of the process's other communicators, unlike
-// with NCCL: with the library that lets ranks share a GPU (bootstrap/).
+// with NCCL: with the library that lets ranks share a GPU (fake_nccl/).
 bool ep_communicators_take_turns(void);
 
 // True where the operations are those of the CPU backend, false where they are kernels, wherever
@@ -87,12 +87,6 @@ unsigned ep_num_algorithms(const EpEnv* env);
 ncclEpAlgorithm_t ep_algorithm_for_any_case(const EpEnv* env);
 // What skipped cases of high throughput give as their reason.
 void ep_skip_high_throughput(void);
-
-// Counts something that this backend or device cannot do and that is therefore not tested. The
-// number and the last reason stand above the closing line. A program in which nothing ran and
-// something was skipped ends with status 77. Call it on every rank; one that is printed counts.
-enum { kEpSkippedStatus = 77 };
-void ep_skip(const char* reason);
 
 // Waits for the stream of env; a failure counts as a failed check.
 void ep_sync(const EpEnv* env);
@@ -162,6 +156,14 @@ void ep_require_cuda(EpPlace place, cudaError_t actual);
 uint64_t ep_passed(void);
 uint64_t ep_failed(void);
 void ep_count(uint64_t passed, uint64_t failed);
+
+// Counts something that this backend or device cannot do and that is therefore not tested. The
+// number and the last reason stand above the closing line. A program in which nothing ran and
+// something was skipped ends with status 77. Call it on every rank; one that is printed counts.
+enum { kEpSkippedStatus = 77 };
+void ep_skip(const char* reason);
+unsigned ep_skipped(void);
+const char* ep_skip_reason(void);
 
 // The rank in messages of a process that does not use MPI.
 void ep_checks_are_of_rank(int rank);

@@ -85,22 +85,31 @@ void ref_ht_counts(const RefRouting* routing, unsigned rank, int32_t* counts) {
 
 typedef struct {
     unsigned rank;
-    const RefRows* tokens;
-    unsigned char* out;
-} Tokens;
+    uint64_t* rows;
+} Rows;
 
-static void place_token(const Copy* copy, void* context) {
-    const Tokens* tokens = context;
-    if (copy->destination != tokens->rank) return;
-    ref_row_fill(tokens->tokens, ref_row_of(copy->source, copy->token),
-                 tokens->out + copy->row * ref_row_bytes(tokens->tokens));
+static void note_token(const Copy* copy, void* context) {
+    const Rows* rows = context;
+    if (copy->destination == rows->rank) rows->rows[copy->row] = ref_row_of(copy->source, copy->token);
+}
+
+uint64_t* ref_ht_rows(const RefRouting* routing, unsigned rank) {
+    Rows rows = {rank, malloc((ref_ht_received(routing, rank) + 1) * sizeof(*rows.rows))};
+    EP_REQUIRE(rows.rows != NULL);
+    walk(routing, note_token, &rows);
+    return rows.rows;
 }
 
 void ref_ht_dispatch_tokens(const RefRouting* routing, unsigned rank, const RefRows* tokens,
                             unsigned num_rows, void* out) {
-    memset(out, 0, num_rows * ref_row_bytes(tokens));
-    Tokens context = {rank, tokens, out};
-    walk(routing, place_token, &context);
+    const size_t row_bytes = ref_row_bytes(tokens);
+    const unsigned received = ref_ht_received(routing, rank);
+    uint64_t* rows = ref_ht_rows(routing, rank);
+    memset(out, 0, num_rows * row_bytes);
+    for (size_t i = 0; i < received; ++i) {
+        ref_row_fill(tokens, rows[i], (unsigned char*)out + i * row_bytes);
+    }
+    free(rows);
 }
 
 typedef struct {

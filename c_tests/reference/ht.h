@@ -14,6 +14,10 @@ extern "C" {
 unsigned ref_ht_received(const RefRouting* routing, unsigned rank);
 void ref_ht_counts(const RefRouting* routing, unsigned rank, int32_t* counts);
 
+// The tokens that `rank` receives, in row order, as row numbers ref_row_of(source, token); the caller
+// frees them.
+uint64_t* ref_ht_rows(const RefRouting* routing, unsigned rank);
+
 // The whole token output [num_rows, hidden] of `rank`; `tokens` has row ref_row_of(source, token).
 void ref_ht_dispatch_tokens(const RefRouting* routing, unsigned rank, const RefRows* tokens,
                             unsigned num_rows, void* out);

@@ -16,7 +16,7 @@ typedef struct {
 
 typedef void (*PlacedFn)(const Placed* placed, void* context);
 
-// Calls `each` for every entry with a slot, in slot order. `used` gets the number of slots of each
+// Calls `each`, if there is one, for every entry with a slot, in slot order. `used` gets the number of slots of each
 // of the E experts.
 static void walk(const RefRouting* routing, unsigned capacity, unsigned* used, PlacedFn each,
                  void* context) {
@@ -31,33 +31,74 @@ static void walk(const RefRouting* routing, unsigned capacity, unsigned* used, P
             const Placed placed = {source, entry / routing->top_k, entry, owner,
                                    local * capacity + used[expert]};
             ++used[expert];
-            each(&placed, context);
+            if (each != NULL) each(&placed, context);
         }
     }
 }
 
 typedef struct {
     unsigned rank;
-    const RefRows* tokens;
-    unsigned char* packed;
-} Dispatch;
+    unsigned capacity;
+    size_t* begins;  // of each local expert's slots in `rows`
+    uint64_t* rows;
+} Slots;
 
-static void place_row(const Placed* placed, void* context) {
-    const Dispatch* dispatch = context;
-    if (placed->owner != dispatch->rank || dispatch->packed == NULL) return;
-    ref_row_fill(dispatch->tokens, ref_row_of(placed->source, placed->token),
-                 dispatch->packed + placed->slot_row * ref_row_bytes(dispatch->tokens));
+static void note_token(const Placed* placed, void* context) {
+    const Slots* slots = context;
+    if (placed->owner != slots->rank) return;
+    const size_t local = placed->slot_row / slots->capacity;
+    slots->rows[slots->begins[local] + placed->slot_row % slots->capacity] =
+        ref_row_of(placed->source, placed->token);
+}
+
+uint64_t* ref_ll_slots(const RefRouting* routing, unsigned rank, unsigned capacity,
+                       int32_t* counts) {
+    const unsigned local_experts = ref_local_experts(routing);
+    unsigned* used = malloc(routing->num_experts * sizeof(*used));
+    Slots slots = {rank, capacity, malloc(local_experts * sizeof(*slots.begins)), NULL};
+    EP_REQUIRE(used != NULL && slots.begins != NULL);
+    walk(routing, capacity, used, NULL, NULL);
+    size_t all = 0;
+    for (unsigned local = 0; local < local_experts; ++local) {
+        slots.begins[local] = all;
+        counts[local] = (int32_t)used[rank * local_experts + local];
+        all += used[rank * local_experts + local];
+    }
+    slots.rows = malloc((all + 1) * sizeof(*slots.rows));
+    EP_REQUIRE(slots.rows != NULL);
+    walk(routing, capacity, used, note_token, &slots);
+    free(used);
+    free(slots.begins);
+    return slots.rows;
 }
 
 void ref_ll_dispatch(const RefRouting* routing, unsigned rank, unsigned capacity,
                      const RefRows* tokens, void* packed, int32_t* counts) {
     const unsigned local_experts = ref_local_experts(routing);
-    unsigned* used = malloc(routing->num_experts * sizeof(*used));
+    const size_t row_bytes = ref_row_bytes(tokens);
+    int32_t* used = malloc(local_experts * sizeof(*used));
     EP_REQUIRE(used != NULL);
-    Dispatch dispatch = {rank, tokens, packed};
-    walk(routing, capacity, used, place_row, &dispatch);
-    for (unsigned local = 0; local < local_experts && counts != NULL; ++local) {
-        counts[local] = (int32_t)used[rank * local_experts + local];
+    uint64_t* rows = ref_ll_slots(routing, rank, capacity, used);
+    const uint64_t* row = rows;
+    for (size_t local = 0; local < local_experts; ++local) {
+        unsigned char* to = (unsigned char*)packed + local * capacity * row_bytes;
+        for (int32_t i = 0; i < used[local]; ++i, to += row_bytes) ref_row_fill(tokens, *row++, to);
+    }
+    if (counts != NULL) memcpy(counts, used, local_experts * sizeof(*used));
+    free(used);
+    free(rows);
+}
+
+void ref_ll_results(const RefRouting* routing, unsigned rank, unsigned capacity,
+                    const RefRows* expert_rows, void* out) {
+    const unsigned local_experts = ref_local_experts(routing);
+    int32_t* used = malloc(local_experts * sizeof(*used));
+    EP_REQUIRE(used != NULL);
+    free(ref_ll_slots(routing, rank, capacity, used));
+    for (size_t local = 0; local < local_experts; ++local) {
+        const size_t slot = local * capacity;
+        ref_rows_fill(expert_rows, rank, slot, (size_t)used[local],
+                      (unsigned char*)out + slot * ref_row_bytes(expert_rows));
     }
     free(used);
 }

@@ -10,11 +10,21 @@
 extern "C" {
 #endif
 
+// The tokens in the used slots of `rank`, expert by expert, as row numbers ref_row_of(source, token);
+// the caller frees them. `counts` gets how many slots each of the L experts uses.
+uint64_t* ref_ll_slots(const RefRouting* routing, unsigned rank, unsigned capacity,
+                       int32_t* counts);
+
 // Writes what dispatch puts into the packed output [L, capacity, hidden] of `rank`, and nothing
 // else, so that the caller's poison stays in unused slots. `tokens` has row ref_row_of(source,
-// token) for each token. `counts` gets the L numbers of used slots. Either output may be NULL.
+// token) for each token. `counts` gets the L numbers of used slots and may be NULL.
 void ref_ll_dispatch(const RefRouting* routing, unsigned rank, unsigned capacity,
                      const RefRows* tokens, void* packed, int32_t* counts);
+
+// Writes rows of experts into the used slots of `rank`, and nothing else: row ref_row_of(rank, slot)
+// into slot [L * capacity].
+void ref_ll_results(const RefRouting* routing, unsigned rank, unsigned capacity,
+                    const RefRows* expert_rows, void* out);
 
 // The order in which combines sum, as NCCL_EP_LL_COMBINE says; groups read it when they are made.
 //

@@ -33,6 +33,9 @@ typedef struct {
 // A new routing; `num_tokens` has one entry for each rank and is copied.
 RefRouting* ref_routing_new(unsigned num_ranks, unsigned num_experts, unsigned top_k,
                             const unsigned* num_tokens, RefStyle style, uint64_t seed);
+// The routing with these ids, which are those of all ranks one after the other.
+RefRouting* ref_routing_of_ids(unsigned num_ranks, unsigned num_experts, unsigned top_k,
+                               const unsigned* num_tokens, const int64_t* ids, uint64_t seed);
 RefRouting* ref_routing_copy(const RefRouting* routing);
 void ref_routing_free(RefRouting* routing);
 

@@ -31,6 +31,13 @@ void ref_row_fill(const RefRows* rows, uint64_t index, void* out);
 // The number of a row that belongs to `row` of `rank`.
 uint64_t ref_row_of(unsigned rank, size_t row);
 
+// Writes `count` rows of `rank`, the first of them its row `first`.
+void ref_rows_fill(const RefRows* rows, unsigned rank, size_t first, size_t count, void* out);
+
+// How many of the rows at `actual` differ from those with these numbers.
+size_t ref_rows_wrong(const RefRows* rows, const uint64_t* numbers, size_t count,
+                      const void* actual);
+
 // A weight between -2 and 2, never zero; half of them are powers of two, so that sums can cancel.
 float ref_weight(uint64_t seed, unsigned rank, size_t index);
 

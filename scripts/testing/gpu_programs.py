@@ -3,7 +3,7 @@
 gpu       rank i on GPU i, over NCCL; every process sees all GPUs. Also python/tests, the examples,
           and gpu/rust, the Rust tests that need a GPU
 isolated  the same, but each process sees only one GPU, as under many job schedulers
-onegpu    all ranks on one GPU, which NCCL refuses, so over the test-only NCCL. Kernels of different
+onegpu    all ranks on one GPU, which NCCL refuses, so over c_tests/fake_nccl. Kernels of different
           processes take turns there, so operations take milliseconds.
 """
 

@@ -134,7 +134,7 @@ def host_steps(places: Places) -> list[Step]:
 
     everything = Step("programs/complete", lambda: _complete(places), needs=needs)
     return [everything, *map(step, all_runs(RANKS)),
-            *_bootstrap_steps(places, needs, environment),
+            *_fake_nccl_steps(places, needs, environment),
             _net_plugin_step("net_plugin/self-test", places.target / "c", "build/programs")]
 
 
@@ -144,13 +144,13 @@ def _net_plugin_step(name: str, built: pathlib.Path, need: str) -> Step:
     return Step(name, words, counts.closing_line, (need,))
 
 
-def _bootstrap_steps(places: Places, needs: tuple[str, ...],
+def _fake_nccl_steps(places: Places, needs: tuple[str, ...],
                      environment: tuple[tuple[str, str], ...]) -> Iterator[Step]:
     """The test-only NCCL of the one-GPU runs in place of the stand-ins' NCCL."""
-    library = places.target / "c" / "bootstrap" / "host" / "libncclep_bootstrap.so"
+    library = places.target / "c" / "fake_nccl" / "host" / "libncclep_fake_nccl.so"
     for name, ranks in itertools.product(("capabilities", "example_ht", "test_ll"), (1, 4)):
         words = _mpirun(ranks, places.programs / name, (), "-x", f"LD_PRELOAD={library}")
-        yield Step(f"bootstrap/{name}/{ranks}", words, counts.closing_line, needs,
+        yield Step(f"fake_nccl/{name}/{ranks}", words, counts.closing_line, needs,
                    environment=environment)
 
 

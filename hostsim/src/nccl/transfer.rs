@@ -20,6 +20,16 @@ pub(crate) enum Direction {
     Receive,
 }
 
+impl Direction {
+    /// The function that a caller knows it by.
+    pub(crate) fn call(self) -> &'static str {
+        match self {
+            Self::Send => "ncclSend",
+            Self::Receive => "ncclRecv",
+        }
+    }
+}
+
 /// One send or receive with checked arguments.
 #[derive(Clone, Copy)]
 pub(crate) struct Transfer {

@@ -73,7 +73,7 @@ static size_t size_of(ncclDataType_t datatype) {
     }
 }
 
-BOOTSTRAP_EXPORT ncclResult_t ncclAllGather(const void* sendbuff, void* recvbuff, size_t sendcount,
+FAKE_NCCL_EXPORT ncclResult_t ncclAllGather(const void* sendbuff, void* recvbuff, size_t sendcount,
                                             ncclDataType_t datatype, ncclComm_t comm,
                                             cudaStream_t stream) {
     const size_t stride = sendcount * size_of(datatype);

@@ -15,16 +15,16 @@ _Static_assert(kMeetingNameBytes <= NCCL_UNIQUE_ID_BYTES, "a unique id holds the
 static const size_t kOwnBytes = kMeetingSlotBytes;
 
 // By this name programs know that communicators of one process take turns (README.md).
-BOOTSTRAP_EXPORT int ncclEpBootstrap(void);
-int ncclEpBootstrap(void) { return 1; }
+FAKE_NCCL_EXPORT int ncclEpFakeNccl(void);
+int ncclEpFakeNccl(void) { return 1; }
 
-BOOTSTRAP_EXPORT ncclResult_t ncclGetVersion(int* version) {
+FAKE_NCCL_EXPORT ncclResult_t ncclGetVersion(int* version) {
     if (version == NULL) return ncclInvalidArgument;
     *version = NCCL_VERSION_CODE;
     return ncclSuccess;
 }
 
-BOOTSTRAP_EXPORT ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
+FAKE_NCCL_EXPORT ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
     if (id == NULL) return ncclInvalidArgument;
     memset(id, 0, sizeof(*id));
     return meeting_new_name(id->internal) ? ncclSuccess : ncclSystemError;
@@ -44,7 +44,7 @@ static bool make_resources(ncclComm_t comm, int num_ranks) {
            cudaHostAlloc((void**)&comm->staged, bytes, cudaHostAllocDefault) == cudaSuccess;
 }
 
-BOOTSTRAP_EXPORT ncclResult_t ncclCommInitRank(ncclComm_t* comm, int nranks, ncclUniqueId id,
+FAKE_NCCL_EXPORT ncclResult_t ncclCommInitRank(ncclComm_t* comm, int nranks, ncclUniqueId id,
                                                int rank) {
     if (comm == NULL || nranks < 1 || nranks > kMeetingMaxRanks || rank < 0 || rank >= nranks) {
         return ncclInvalidArgument;
@@ -54,7 +54,7 @@ BOOTSTRAP_EXPORT ncclResult_t ncclCommInitRank(ncclComm_t* comm, int nranks, ncc
     id.internal[kMeetingNameBytes - 1] = '\0';
     const bool able = make_resources(created, nranks);
     if (!meeting_join(&created->meeting, id.internal, nranks, rank, kJoinSeconds) || !able) {
-        fprintf(stderr, "bootstrap: rank %d of %d: %s\n", rank, nranks,
+        fprintf(stderr, "fake NCCL: rank %d of %d: %s\n", rank, nranks,
                 able ? "the ranks did not meet" : "no device, event or pinned memory");
         free_comm(created);
         return able ? ncclRemoteError : ncclUnhandledCudaError;
@@ -63,20 +63,19 @@ BOOTSTRAP_EXPORT ncclResult_t ncclCommInitRank(ncclComm_t* comm, int nranks, ncc
     return ncclSuccess;
 }
 
-BOOTSTRAP_EXPORT ncclResult_t ncclCommFinalize(ncclComm_t comm) {
-    if (comm == NULL) return ncclInvalidArgument;
+static ncclResult_t finish(ncclComm_t comm) {
     const cudaError_t result = cudaEventSynchronize(comm->last);
     return result == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
 }
 
-BOOTSTRAP_EXPORT ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+FAKE_NCCL_EXPORT ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     if (comm == NULL) return ncclSuccess;
-    const ncclResult_t result = ncclCommFinalize(comm);
+    const ncclResult_t result = finish(comm);
     free_comm(comm);
     return result;
 }
 
-BOOTSTRAP_EXPORT ncclResult_t ncclCommAbort(ncclComm_t comm) {
+FAKE_NCCL_EXPORT ncclResult_t ncclCommAbort(ncclComm_t comm) {
     if (comm == NULL) return ncclSuccess;
     atomic_store(&comm->meeting.left, true);
     // The stream may still have to get to an operation that was enqueued; it must find its memory.
@@ -85,25 +84,25 @@ BOOTSTRAP_EXPORT ncclResult_t ncclCommAbort(ncclComm_t comm) {
     return ncclCommDestroy(comm);
 }
 
-BOOTSTRAP_EXPORT ncclResult_t ncclCommCount(const ncclComm_t comm, int* count) {
+FAKE_NCCL_EXPORT ncclResult_t ncclCommCount(const ncclComm_t comm, int* count) {
     if (comm == NULL || count == NULL) return ncclInvalidArgument;
     *count = comm->meeting.num_ranks;
     return ncclSuccess;
 }
 
-BOOTSTRAP_EXPORT ncclResult_t ncclCommUserRank(const ncclComm_t comm, int* rank) {
+FAKE_NCCL_EXPORT ncclResult_t ncclCommUserRank(const ncclComm_t comm, int* rank) {
     if (comm == NULL || rank == NULL) return ncclInvalidArgument;
     *rank = comm->meeting.rank;
     return ncclSuccess;
 }
 
-BOOTSTRAP_EXPORT ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int* device) {
+FAKE_NCCL_EXPORT ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int* device) {
     if (comm == NULL || device == NULL) return ncclInvalidArgument;
     *device = comm->device;
     return ncclSuccess;
 }
 
-BOOTSTRAP_EXPORT ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* result) {
+FAKE_NCCL_EXPORT ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* result) {
     if (comm == NULL || result == NULL) return ncclInvalidArgument;
     *result = atomic_load(&comm->failed) ? ncclRemoteError : ncclSuccess;
     return ncclSuccess;
@@ -123,7 +122,7 @@ static bool is_before(const SplitWish* wishes, int a, int b) {
     return wishes[a].key != wishes[b].key ? wishes[a].key < wishes[b].key : a < b;
 }
 
-BOOTSTRAP_EXPORT ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key,
+FAKE_NCCL_EXPORT ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key,
                                             ncclComm_t* newcomm, ncclConfig_t* config) {
     (void)config;
     if (comm == NULL || newcomm == NULL) return ncclInvalidArgument;
@@ -131,7 +130,7 @@ BOOTSTRAP_EXPORT ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key,
     SplitWish wishes[kMeetingMaxRanks];
     SplitWish mine = {color, key, {{0}}};
     ncclResult_t result = ncclGetUniqueId(&mine.id);
-    if (result == ncclSuccess) result = ncclCommFinalize(comm);
+    if (result == ncclSuccess) result = finish(comm);
     if (result != ncclSuccess) return result;
     if (!meeting_exchange(&comm->meeting, &mine, sizeof(mine), wishes, sizeof(mine))) {
         return ncclRemoteError;
@@ -150,9 +149,7 @@ BOOTSTRAP_EXPORT ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key,
     return ncclCommInitRank(newcomm, count, wishes[first].id, rank);
 }
 
-// ---- Texts -------------------------------------------------------------------------------------
-
-BOOTSTRAP_EXPORT const char* ncclGetErrorString(ncclResult_t result) {
+FAKE_NCCL_EXPORT const char* ncclGetErrorString(ncclResult_t result) {
     switch (result) {
         case ncclSuccess:
             return "no error";
@@ -171,9 +168,4 @@ BOOTSTRAP_EXPORT const char* ncclGetErrorString(ncclResult_t result) {
         default:
             return "unknown result code";
     }
-}
-
-BOOTSTRAP_EXPORT const char* ncclGetLastError(ncclComm_t comm) {
-    (void)comm;
-    return "";
 }

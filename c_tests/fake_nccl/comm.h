@@ -1,6 +1,6 @@
 // What the two halves of the test-only NCCL share: a communicator.
-#ifndef C_TESTS_BOOTSTRAP_COMM_H_
-#define C_TESTS_BOOTSTRAP_COMM_H_
+#ifndef C_TESTS_FAKE_NCCL_COMM_H_
+#define C_TESTS_FAKE_NCCL_COMM_H_
 
 #include <cuda_runtime.h>
 #include <nccl.h>
@@ -8,7 +8,7 @@
 #include "meeting.h"
 
 // Everything else in this library stays hidden.
-#define BOOTSTRAP_EXPORT __attribute__((visibility("default")))
+#define FAKE_NCCL_EXPORT __attribute__((visibility("default")))
 
 // NCCL orders the operations of a communicator whatever their streams, and so does `last`.
 struct ncclComm {
@@ -20,4 +20,4 @@ struct ncclComm {
     atomic_int waiting;     // operations that the stream has not got through
 };
 
-#endif  // C_TESTS_BOOTSTRAP_COMM_H_
+#endif  // C_TESTS_FAKE_NCCL_COMM_H_

@@ -1,7 +1,7 @@
 // Where the ranks of one communicator meet: shared memory in which each of them shows the others a
 // few bytes, round by round. It knows nothing of CUDA.
-#ifndef C_TESTS_BOOTSTRAP_MEETING_H_
-#define C_TESTS_BOOTSTRAP_MEETING_H_
+#ifndef C_TESTS_FAKE_NCCL_MEETING_H_
+#define C_TESTS_FAKE_NCCL_MEETING_H_
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -38,4 +38,4 @@ bool meeting_exchange(Meeting* meeting, const void* mine, size_t bytes, void* al
 
 void meeting_close(Meeting* meeting);
 
-#endif  // C_TESTS_BOOTSTRAP_MEETING_H_
+#endif  // C_TESTS_FAKE_NCCL_MEETING_H_

@@ -21,6 +21,7 @@ use crate::backend::cuda::parting::{End, Parting, Windows};
 use crate::backend::cuda::selftest::Selftest;
 use crate::backend::cuda::window::{PeerMapping, Window, WindowRecord};
 use crate::backend::{DeviceMemory, GroupBackend, HtBackend, HtRouting, LlBackend};
+use crate::error::refusal::{AmongRanks, Subject};
 use crate::error::{Error, Result};
 use crate::model::group::{Algorithm, GroupFacts};
 use crate::model::ops::{Routing, Stream};
@@ -121,7 +122,7 @@ impl Prepared {
         timeout: Duration,
     ) -> Result<Self> {
         if facts.ranks > MAX_PEERS {
-            return Err(Error::usage("comm", "has more ranks than an NVLink domain")
+            return Err(Error::usage(Subject::Communicator, AmongRanks::FewerRanks)
                 .got(facts.ranks, format_args!("at most {MAX_PEERS}")));
         }
         let plan = Plan::new(facts)?;

@@ -7,7 +7,7 @@
 use crate::backend::DeviceMemory;
 use crate::backend::cuda::context::{Context, Key};
 use crate::backend::cuda::driver;
-use crate::error::{Error, Result};
+use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use once_cell::sync::OnceCell;
@@ -97,9 +97,9 @@ impl DeviceMemory for CudaMemory {
     fn device_alias(&self, host: DevPtr) -> Result<DevPtr> {
         let _entered = self.context.enter()?;
         driver::device_alias(host.0 as *mut c_void)?.ok_or_else(|| {
-            Error::argument(
-                "data",
-                "must be mapped pinned host memory, as cudaHostAlloc gives",
+            Error::new(
+                Code::InvalidArgument,
+                "data: must be mapped pinned host memory, as cudaHostAlloc gives",
             )
         })
     }
@@ -114,6 +114,17 @@ impl DeviceMemory for CudaMemory {
         let tools = self.context.tools()?;
         let _entered = self.context.enter()?;
         driver::download(to, from, tools.stream())
+    }
+
+    fn create_stream(&self) -> Result<Stream> {
+        let _entered = self.context.enter()?;
+        driver::create_stream()
+    }
+
+    fn destroy_stream(&self, stream: Stream) {
+        if let Ok(_entered) = self.context.enter() {
+            let _ = driver::destroy_stream(stream);
+        }
     }
 
     fn is_idle(&self, stream: Stream) -> Result<bool> {

@@ -9,6 +9,8 @@ use crate::backend::cuda::context::Context;
 use crate::backend::cuda::driver::{self, ModuleHandle};
 use crate::backend::cuda::function::{self, FunctionHandle};
 use crate::backend::cuda::kernels::Kernel;
+#[cfg(not(nccl_ep_cuda))]
+use crate::error::refusal::{OfSettings, Subject};
 use crate::error::{Error, Result};
 use std::ffi::CString;
 use std::sync::Arc;
@@ -26,11 +28,7 @@ fn fatbin() -> Result<&'static [u8]> {
     #[cfg(nccl_ep_cuda)]
     return Ok(&FATBIN.0);
     #[cfg(not(nccl_ep_cuda))]
-    return Err(Error::usage(
-        "libnccl_ep",
-        "was built without CUDA kernels, as there was no nvcc or NCCL_EP_CUDA was off; \
-         NCCL_EP_CUDA=require builds them",
-    ));
+    return Err(Error::usage(Subject::Library, OfSettings::HasKernels));
 }
 
 /// The kernels' entry points, by [`Kernel`].

@@ -11,6 +11,7 @@ use crate::backend::cuda::event::Event;
 use crate::backend::cuda::order::group_has_ended;
 use crate::backend::cuda::streams::Place;
 use crate::backend::quiet::{Graphs, Works};
+use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -79,9 +80,10 @@ impl Tracks {
             }
             // A graph would throw away at each launch, and in memory that has another handle by then.
             Some(_) if at.is_captured() => {
-                let rule =
-                    "must not be captured while an operation that was given up is to be received";
-                return Err(Error::usage("stream", rule));
+                return Err(Error::usage(
+                    Subject::Stream,
+                    InSequence::NoCaptureWhileGivenUp,
+                ));
             }
             Some(discard) => {
                 track.sent.hold(at)?;

@@ -11,7 +11,7 @@ use crate::backend::host::turns::Turns;
 use crate::backend::host::window::{Address, Window};
 use crate::backend::select::Platform;
 use crate::backend::{DeviceMemory, GroupBackend, HtBackend, HtRouting, LlBackend};
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Context, Error, Result, Words};
 use crate::model::group::GroupFacts;
 use crate::model::ops::{Routing, Stream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -49,6 +49,7 @@ impl Platform for HostPlatform {
         let shared = Arc::new(Shared {
             facts,
             exchange,
+            words: bootstrap.words(),
             turns: Turns::default(),
             pending,
             runtime: self.runtime,
@@ -106,6 +107,8 @@ fn open_window(record: &[u8], ranks: usize) -> Result<Window> {
 pub struct Shared {
     pub facts: GroupFacts,
     pub exchange: Exchange,
+    /// What tells other ranks of a refusal.
+    pub words: Words,
     turns: Turns,
     /// What was enqueued and has not run.
     pending: Arc<Pending>,
@@ -184,7 +187,8 @@ impl Shared {
         let outcome = catch_unwind(AssertUnwindSafe(work))
             .unwrap_or_else(|_| Err(Error::internal("a panic in the host backend")));
         if let Err(error) = outcome {
-            self.exchange.fail(error.within(call.name()));
+            let context = Context::Running(call.operation());
+            self.exchange.fail(error.during(context));
         }
     }
 }

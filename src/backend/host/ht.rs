@@ -13,6 +13,7 @@ use crate::backend::host::numeric;
 use crate::backend::host::rows::{copy_row, row};
 use crate::backend::host::terms::{Call, Terms};
 use crate::backend::{HtBackend, HtRouting};
+use crate::error::refusal::{AmongRanks, OfTensor, Role, Subject};
 use crate::error::{Error, Result};
 use crate::model::ops::{
     HtCombine, HtDispatch, IdsAndWeights, Routing, RowType, Stream, WeightGradients,
@@ -84,7 +85,7 @@ impl HostHt {
             .map(|(source, message)| Sent::read(message, source, op, &terms))
             .collect::<Result<_>>()?;
         if let Some(out) = op.out {
-            self.check_capacity("outputs[TOKENS]", out.rows)?;
+            self.check_capacity(Role::TokensOut, out.rows)?;
             // SAFETY: `request` has checked the tensor `[n, H]`; the caller leaves it to the operation.
             let rows = unsafe { bytes_mut(out.data, out.rows * op.row.bytes()) };
             for (index, arrival) in self.map.arrivals.iter().enumerate() {
@@ -103,7 +104,7 @@ impl HostHt {
             }
         }
         if let Some(out) = op.routing_out {
-            self.check_capacity("outputs[TOPK_IDX]", out.rows)?;
+            self.check_capacity(Role::IdsOut, out.rows)?;
             self.write_routing(&out, &sent)?;
         }
         match op.counter {
@@ -149,7 +150,7 @@ impl HostHt {
     }
 
     fn send_results(&self, op: &HtCombine, epoch: u64) -> Result<()> {
-        self.check_capacity("inputs[TOKENS]", op.expert_rows.rows)?;
+        self.check_capacity(Role::TokensIn, op.expert_rows.rows)?;
         let rows = self.map.arrivals.len();
         let mut message = self.terms(Call::HtCombine, op.row).message();
         message.number(rows);
@@ -220,14 +221,15 @@ impl HostHt {
     }
 
     /// A tensor of received rows must hold them all: silently losing tokens would be worse.
-    fn check_capacity(&self, argument: &str, rows: usize) -> Result<()> {
+    fn check_capacity(&self, role: Role, rows: usize) -> Result<()> {
         let received = self.map.arrivals.len();
         if rows >= received {
             return Ok(());
         }
-        let rule = "must hold all tokens that this rank receives";
-        Err(Error::usage(format_args!("{argument}.sizes[0]"), rule)
-            .got(rows, format_args!("{received} or more")))
+        Err(
+            Error::usage(Subject::Size(role, 0), OfTensor::HoldsAllReceived)
+                .got(rows, format_args!("{received} or more")),
+        )
     }
 }
 
@@ -280,10 +282,8 @@ impl<'a> Sent<'a> {
         let tokens = reader.number()?;
         let forward = reader.number()? != 0;
         if forward != op.routing_in.is_some() {
-            let rule = format!(
-                "must be forward, or tokens only, on every rank, but rank {source} differs"
-            );
-            return Err(Error::usage("inputs[TOPK_IDX]", rule));
+            let rule = AmongRanks::SameDirection { rank: source };
+            return Err(Error::usage(Subject::Tensor(Role::IdsIn), rule));
         }
         let rows = reader.array(tokens, op.row.bytes())?;
         let columns = if forward { terms.top_k } else { 0 };
@@ -316,9 +316,8 @@ impl<'a> Results<'a> {
         let rows = reader.number()?;
         let theirs = reader.number()?;
         if theirs != columns {
-            let rule =
-                format!("must have the same columns on every rank, but rank {source} differs");
-            return Err(Error::usage("inputs[TOPK_WEIGHTS]", rule).got(columns, theirs));
+            let rule = AmongRanks::SameColumns { rank: source };
+            return Err(Error::usage(Subject::Tensor(Role::WeightsIn), rule).got(columns, theirs));
         }
         Ok(Self {
             rows: reader.array(rows, terms.row.bytes())?,

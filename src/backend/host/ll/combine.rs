@@ -41,7 +41,7 @@ impl HostLl {
             LlCombineMode::Reduce => self.exchange_gates(op, terms, epoch)?,
         };
         let row_bytes = op.row.bytes();
-        let capacity = facts.max_recv_rows().unwrap_or(0);
+        let capacity = facts.max_recv_rows.unwrap_or(0);
         // SAFETY: `request` has checked the tensor `[L, R*M, H]`; the caller keeps it until the
         // operation has run.
         let rows = unsafe { bytes(op.expert_rows, facts.local_experts() * capacity * row_bytes) };

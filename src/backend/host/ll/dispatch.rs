@@ -31,7 +31,7 @@ impl HostLl {
 
     pub(super) fn receive_tokens(&self, op: &LlDispatch, terms: &Terms, epoch: u64) -> Result<()> {
         let facts = self.facts();
-        let capacity = facts.max_recv_rows().unwrap_or(0);
+        let capacity = facts.max_recv_rows.unwrap_or(0);
         let experts = facts.experts_of(facts.rank);
         // All of them, this rank's own as well, before the first write: until the send phase has run,
         // perhaps on another stream, the output belongs to what the caller has enqueued before it.

@@ -1,5 +1,5 @@
 // Where the time inside ncclEpDispatch and ncclEpCombine goes, of any program that calls them
-// (docs/performance.md). At the program's end each process prints medians.
+// (docs/development/host-time.md). At the program's end each process prints medians.
 //
 //     gcc -O2 -shared -fPIC -I$CUDA_HOME/include bench/call_parts.c -o /tmp/call_parts.so
 //         -Wl,--no-as-needed -lcuda -ldl

@@ -1,10 +1,9 @@
 """What plot.py and table.py read: our results, the records of others, and the physical floor.
 
-A result file holds runs of ep_bench; of several runs with the same label, mode, number of ranks,
-routing and number of SMs the one with the most numbers of tokens counts, and among equals the
-latest; those where ranks have different numbers of tokens are a kind of their own. Not shown are
-runs of another configuration than that of the records, results of the CPU stand-ins, because their
-times mean nothing, and entries whose validation found wrong data.
+A result file holds runs of ep_bench. Among runs with the same label, mode, ranks, routing and SMs,
+the one with the most numbers of tokens is shown, then the latest; runs with uneven tokens are
+compared among themselves. Not shown: other configurations than that of the records, times of the
+CPU stand-ins, which mean nothing, and entries whose validation found wrong data.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ TOP_K = 8
 EXPERTS = 256
 _CONFIGURATION = {"hidden": HIDDEN_BYTES // 2, "top_k": TOP_K, "experts": EXPERTS,
                   "use_fp8": False, "backend": "cuda"}
-_MASKED = {"ll": 10, "ht": 0}  # as the reference's program masks
-# A run of low latency is shown with random scores only, one of high throughput also with these.
+_MASKED = {"ll": 10, "ht": 0}  # ids per rank, as in the reference's program
+# The routings that are shown.
 _ROUTINGS = {"ll": ("scores",), "ht": ("scores", "zipf")}
 _SMS_OF_CHANNEL = 2
 
 USUAL_SMS = "24"
 ALL_SMS = "all"
 LIBRARYS_CHOICE = "auto"
-HT_TOKENS = 4096  # at which numbers of SMs and other libraries are compared
+HT_TOKENS = 4096  # for comparing numbers of SMs and libraries
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,30 +58,30 @@ class Run:
 
     @property
     def routing(self) -> str:
-        """`scores`, or `zipf` with its exponent. Old files hold runs with random scores only."""
+        """`scores`, or `zipf` with its exponent. A file without it has random scores."""
         name = self.config.get("routing", "scores")
         return f"{name}:{self.config['zipf_exponent']:g}" if name == "zipf" else name
 
     @property
     def sms(self) -> str:
-        """How many SMs the library may use: a number, all of them, or as it chooses."""
+        """SMs that the library may use: a number, `all`, or `auto` for its own choice."""
         channels = self.config.get("channels")
         if channels is None:
             return LIBRARYS_CHOICE
-        # An odd one is left over: a channel has two.
+        # A channel has two SMs; an odd SM stays unused.
         most = self.machine["multiprocessors"] // _SMS_OF_CHANNEL
         return ALL_SMS if channels >= most else str(_SMS_OF_CHANNEL * channels)
 
     @property
     def sm_count(self) -> int | None:
-        """The same as a number, if there is one."""
+        """`sms` as a number; None for the library's own choice."""
         if self.sms == LIBRARYS_CHOICE:
             return None
         return self.machine["multiprocessors"] if self.sms == ALL_SMS else int(self.sms)
 
     @property
     def uneven(self) -> bool:
-        """Whether it compares ranks that have different numbers of tokens."""
+        """Whether ranks have different numbers of tokens in some entry."""
         return any(len(set(tokens_by_rank(entry))) > 1 for entry in self.results)
 
     @property
@@ -99,12 +98,12 @@ class Run:
 
 
 def tokens_by_rank(entry: dict[str, Any]) -> list[int]:
-    """Old files have the number of all ranks alone."""
+    """Tokens of each rank; files from before uneven tokens have one number for all."""
     return entry.get("tokens_by_rank") or [entry["tokens"]]
 
 
 def tokens_name(entry: dict[str, Any]) -> str:
-    """As an item of ep_bench --sweep: the last number is also that of the ranks behind it."""
+    """As an item of ep_bench --sweep, where the last number applies to all further ranks."""
     numbers = list(tokens_by_rank(entry))
     while len(numbers) > 1 and numbers[-2] == numbers[-1]:
         numbers.pop()
@@ -148,13 +147,13 @@ def _is_comparable(run: Run) -> bool:
             and run.routing.split(":")[0] in _ROUTINGS[run.algorithm]
             and (run.algorithm == "ht" or run.sms == LIBRARYS_CHOICE)
             and (run.algorithm == "ll" or not run.uneven)
-            # A group that allows more tokens than any rank has, which --max-tokens makes.
+            # --max-tokens makes groups that allow more tokens than any rank has.
             and all(entry.get("max_tokens") in (None, entry["tokens"]) for entry in run.results))
 
 
 def find(runs: Sequence[Run], algorithm: str, ranks: int | None, routing: str = "scores",
          sms: str | None = None, label: str = OURS, *, uneven: bool = False) -> Run | None:
-    """The run of these; low latency leaves the SMs to the library."""
+    """The run with these properties; in low latency the library chooses the SMs."""
     sms = sms or (LIBRARYS_CHOICE if algorithm == "ll" else USUAL_SMS)
     key = (label, algorithm, ranks, routing, sms, uneven)
     return next((run for run in runs if run.key == key), None)
@@ -162,7 +161,7 @@ def find(runs: Sequence[Run], algorithm: str, ranks: int | None, routing: str = 
 
 def with_all_sms(runs: Sequence[Run], ranks: int | None, routing: str = "scores",
                  label: str = OURS) -> list[Run]:
-    """Runs of high throughput that differ in the number of SMs; few SMs first."""
+    """High-throughput runs with a known number of SMs, ascending."""
     found = [run for run in runs if run.key[:4] == (label, "ht", ranks, routing)
              and run.sm_count is not None]
     return sorted(found, key=lambda run: run.sm_count or 0)
@@ -181,14 +180,14 @@ def load_records() -> dict[str, Any]:
 
 
 def records_of(records: dict[str, Any], algorithm: str, ranks: int | None) -> list[dict[str, Any]]:
-    """What others reach in a mode on so many ranks."""
+    """Figures of other libraries in a mode on this number of ranks."""
     return [record for record in records["records"]
             if record["algorithm"] == algorithm and record["ranks"] == ranks]
 
 
 @dataclasses.dataclass(frozen=True)
 class Floor:
-    """What the wire alone takes for tokens that are routed uniformly at random."""
+    """The time of the wire alone, for uniformly random routing."""
 
     ranks: int
     push_gbps: float
@@ -209,7 +208,7 @@ class Floor:
         return self.wire_bytes(tokens) / self.push_gbps / 1e3
 
     def of_rows(self, rows: float) -> float:
-        """The floor where the busiest GPU sends or gets so many rows."""
+        """The floor if the busiest GPU sends or receives this number of rows."""
         return rows * HIDDEN_BYTES / self.push_gbps / 1e3 + self.signalling_us
 
     def floor_us(self, tokens: int) -> float:

@@ -1,4 +1,4 @@
-// What a fence costs beside bulk stores to peers, and what happens without one (docs/performance-ht.md).
+// What a fence costs beside bulk stores to peers, and what happens without one (docs/development/high-throughput.md).
 //
 //     nvcc -O3 -std=c++17 -arch=sm_90 bench/fences.cu -o /tmp/fences && /tmp/fences
 //

@@ -1,5 +1,5 @@
 // What may be asked about a stream while it is captured, and whether an edge of a graph that follows
-// from others costs anything (docs/performance.md).
+// from others costs anything (docs/development/host-time.md).
 //
 //     nvcc -O2 -std=c++17 -arch=sm_90 bench/graph_calls.cu -lcuda -o /tmp/graph_calls && /tmp/graph_calls
 //

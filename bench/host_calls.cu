@@ -1,5 +1,5 @@
 // What calls of the driver cost the host, and whether an event behind each kernel costs the device
-// (docs/performance.md).
+// (docs/development/host-time.md).
 //
 //     nvcc -O2 -std=c++17 -arch=sm_90 bench/host_calls.cu -lcuda -o /tmp/host_calls && /tmp/host_calls
 //

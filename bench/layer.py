@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Times an MoE layer on EPAll2AllLayer, step by step: what moves between ranks, and what torch does
+"""Times an MoE layer on EPAll2AllLayer step by step: the exchanges between ranks, and torch's work
 on the rank of the experts.
 
     mpirun -np 4 python3 bench/layer.py [--json FILE]          or torchrun --nproc-per-node 4 ...
 
-Rank i runs on GPU i, by CUDA events; with the CPU stand-ins on the CPU, where the times mean
-nothing. Each step runs alone, from a barrier; the median of the slowest rank counts. "host us" is
-how long the host is busy with a step, or waits in it.
+Rank i runs on GPU i and is timed by CUDA events; with the CPU stand-ins the times mean nothing.
+Each step runs alone, after a barrier; the median of the slowest rank counts. "host us" is the time
+that the host spends in a step, waits included.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ import torch.distributed as dist
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "examples" / "python"))
-sys.path.append(str(ROOT / "python"))  # for where the package is not installed
+sys.path.append(str(ROOT / "python"))  # if the package is not installed
 
 from nccl_ep.layers import EPAll2AllLayer, expand, rows  # noqa: E402
 from start import finish, start  # noqa: E402
 
-# GPU cycles for which launches pile up, so that only the GPU's own time is measured.
+# GPU cycles during which launches queue up, so that only the GPU's own time is measured.
 _HEAD_START = 3_000_000
 _WARM_UP = 3
 
 
 @dataclasses.dataclass
 class Step:
-    """Something to time: what it runs, the bytes it moves on this rank, and whether the host has to
-    wait for the GPU in it; if so, the host's own time counts."""
+    """Something to time: what it runs, the bytes it moves on this rank, and whether the host waits
+    for the GPU in it; if so, the host's clock counts."""
 
     name: str
     run: Callable[[], Any]
@@ -48,7 +48,7 @@ class Step:
 
 
 class Bench:
-    """A layer and one exchange of it, whose parts the steps repeat."""
+    """A layer after one exchange, whose parts the steps repeat."""
 
     def __init__(self, arguments: argparse.Namespace, rank: int, size: int,
                  device: torch.device) -> None:
@@ -79,11 +79,11 @@ class Bench:
         return self.layer.combine(rows, layout)
 
     def forward_and_backward(self) -> None:
-        """And the gradients of the tokens."""
+        """Forward, and the gradients of the tokens."""
         self.forward(self.tokens.detach().requires_grad_()).backward(self.tokens)
 
     def steps(self) -> list[Step]:
-        """In the order of a forward pass; the whole at the end."""
+        """The steps of a forward pass in order, then the whole."""
         layer, layout = self.layer, self.layout
         handle, expansion = layout.handle, layout.expansion
         row = self.tokens[0].nbytes
@@ -107,7 +107,7 @@ class Bench:
         ]
 
     def alternatives(self) -> list[Step]:
-        """Other ways to expand and to reduce, for comparison; the first of each need no Triton."""
+        """Other ways to expand and reduce, for comparison. The first of each needs no Triton."""
         tokens, expansion = self.received.tokens, self.layout.expansion
         moved = (len(tokens) + len(self.rows)) * self.tokens[0].nbytes
         steps = [
@@ -133,7 +133,7 @@ class Bench:
         return total.index_add_(0, source, self.rows.float()).to(self.rows.dtype)
 
     def medians(self, step: Step, iterations: int) -> tuple[float, float]:
-        """Microseconds of a step on this rank, and those of the host to start it."""
+        """Microseconds of a step on this rank, and of the host in it."""
         times = [self._once(step) for _ in range(_WARM_UP + iterations)]
         whole, host = zip(*times[_WARM_UP:])
         return statistics.median(whole), statistics.median(host)
@@ -174,7 +174,7 @@ def kernels_of(step: Step) -> int:
 
 
 def measure(bench: Bench, steps: list[Step], arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """One record for each step, the same on all ranks: the largest numbers of any."""
+    """One record per step with the largest numbers of all ranks, the same on every rank."""
     records = []
     for step in steps:
         numbers = torch.tensor([*bench.medians(step, arguments.iterations), float(step.bytes)],
@@ -189,7 +189,7 @@ def measure(bench: Bench, steps: list[Step], arguments: argparse.Namespace) -> l
 
 
 def print_table(records: list[dict[str, Any]]) -> None:
-    """For people."""
+    """Prints the records as a table."""
     print(f"{'step':26} {'us':>10} {'host us':>8} {'MB':>8} {'GB/s':>8}  kernels")
     for each in records:
         time_taken, moved = each["microseconds"], each["bytes"]

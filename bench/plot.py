@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
-"""Draws docs/plots/*.svg: one picture for each mode and number of ranks that anybody measured.
+"""Draws docs/plots/*.svg: one picture for each mode and number of ranks with any figure.
 
-Others' times are those of records.json; a point without a line is a single published or measured
-figure.
+Times of other libraries come from records.json; a point without a line is a single figure.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def main() -> int:
 
 
 def draw_all(runs: list[data.Run], records: dict[str, Any]) -> dict[str, str]:
-    """File names and pictures."""
+    """Pictures by file name."""
     drawn = {}
     for algorithm, draw in _DRAW.items():
         ours = [run for run in runs if run.algorithm == algorithm and not run.uneven]

@@ -1,5 +1,5 @@
-"""Pictures of high throughput: dispatch and combine over the number of tokens, and over the number
-of SMs that the library may use, ours beside the records of others and the floor.
+"""Pictures of high throughput: dispatch and combine over tokens, and both over SMs, for this
+library, others and the floor.
 """
 
 from __future__ import annotations
@@ -8,15 +8,15 @@ import dataclasses
 import math
 from typing import Any
 
+import chart_style
 import data
-import looks
 from svg import Panel, Point, Series, Style
 
 _TOKENS = (512, 16384)
 _SMS = (7, 150)
 _OPERATIONS = ("dispatch", "combine")
-_LIGHT = looks.OUR_COLOURS[1]
-_DARK = looks.OUR_COLOURS[0]
+_LIGHT = chart_style.OUR_COLOURS[1]
+_DARK = chart_style.OUR_COLOURS[0]
 _OVER_TOKENS = {data.USUAL_SMS: Style(_DARK, "circle", width=3),
                 data.ALL_SMS: Style(_LIGHT, "circle", "2 5", 2.4, hollow=True)}
 _SKEWED = Style("#009e73", "square", "6 4")
@@ -33,20 +33,20 @@ def draw(ranks: int, runs: list[data.Run], records: dict[str, Any]) -> str:
                      tuple(_over_sms(ranks, runs, records)))
     wide, narrow = _range(over_tokens), _range([over_sms])
     plans = [(panel, _TOKENS, wide, "tokens of each rank") for panel in over_tokens]
-    return looks.picture(f"High throughput on {ranks} GPUs: latency over tokens and SMs",
-                         looks.measured_on(ranks, runs),
-                         [*plans, (over_sms, _SMS, narrow, "SMs that may be used")])
+    return chart_style.picture(f"High throughput on {ranks} GPUs: latency over tokens and SMs",
+                               chart_style.measured_on(ranks, runs),
+                               [*plans, (over_sms, _SMS, narrow, "SMs that may be used")])
 
 
 def _range(panels: list[Panel]) -> Point:
-    """Whole powers of two, which have a line each."""
+    """The range of values, widened to powers of two, where the grid lines are."""
     values = [y for panel in panels for series in panel.series for _, y in series.points]
     return (2.0 ** math.floor(math.log2(min(values) / 1.1)),
             2.0 ** math.ceil(math.log2(max(values) * 1.1)))
 
 
 def _floor(floor: data.Floor, points: tuple[Point, ...]) -> Series:
-    return Series(looks.floor_name(floor), looks.FLOOR, points)
+    return Series(chart_style.floor_name(floor), chart_style.FLOOR, points)
 
 
 def _over_tokens(ranks: int, operation: str, runs: list[data.Run],
@@ -61,21 +61,21 @@ def _over_tokens(ranks: int, operation: str, runs: list[data.Run],
             series.append(Series(name, style, tuple(run.series(f"idle.{operation}.median_us"))))
     for record in data.records_of(records, "ht", ranks):
         points = tuple((point["tokens"], point[operation]) for point in record["points"])
-        series.append(Series(_record_name(record), looks.style_of(record), points))
+        series.append(Series(_record_name(record), chart_style.style_of(record), points))
     return series
 
 
 def _style_over_tokens(run: data.Run) -> Style | None:
-    """None for what is shown elsewhere: the numbers of SMs between few and all."""
+    """None for runs that this panel leaves to the one over SMs."""
     if run.label != data.OURS:
-        return looks.OTHERS.get(run.label, looks.UNKNOWN)
+        return chart_style.OTHERS.get(run.label, chart_style.UNKNOWN)
     if run.routing == "scores":
         return _OVER_TOKENS.get(run.sms)
     return _SKEWED if run.sms == data.USUAL_SMS else None
 
 
 def _over_sms(ranks: int, runs: list[data.Run], records: dict[str, Any]) -> list[Series]:
-    """Both operations; of the others those whose number of SMs is known."""
+    """Both operations; of other libraries only figures with a known number of SMs."""
     floor = data.floor_of(ranks, records)
     least = floor.floor_us(data.HT_TOKENS)
     series = [_floor(floor, tuple((sms, least) for sms in _SMS))]
@@ -91,10 +91,10 @@ def _over_sms(ranks: int, runs: list[data.Run], records: dict[str, Any]) -> list
 
 
 def _record_over_sms(record: dict[str, Any]) -> list[Series]:
-    """Combine is hollow, as ours is."""
+    """Figures of other libraries; combine is hollow, as ours is."""
     found = []
     for operation in _OPERATIONS:
-        style = dataclasses.replace(looks.style_of(record), hollow=operation == "combine")
+        style = dataclasses.replace(chart_style.style_of(record), hollow=operation == "combine")
         points = tuple((record["sms"], point[operation]) for point in record["points"]
                        if point["tokens"] == data.HT_TOKENS)
         found.append(Series(_record_name(record), style, points))
@@ -111,4 +111,4 @@ def _routing_text(run: data.Run) -> str:
 
 def _record_name(record: dict[str, Any]) -> str:
     sms = f", {record['sms']} SMs" if "sms" in record else ""
-    return f"{record['library']}{sms} ({looks.HOW[record['how']]})"
+    return f"{record['library']}{sms} ({chart_style.HOW[record['how']]})"

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Runs ep_bench over ranks, tokens, SMs and routings and writes bench/results/NAME.json.
 
-Needs Python's standard library, mpirun and the programs, no compiler: with --prebuilt it takes them
-from a directory that was made elsewhere (DIR/gpu/ep_bench, libraries in DIR/lib). The file is
-written after each run, so that a run that fails or hangs does not cost the others.
+Needs Python's standard library, mpirun and the programs, no compiler: --prebuilt takes them from a
+directory made elsewhere (DIR/gpu/ep_bench, libraries in DIR/lib). The file is written after each
+run, so a run that fails or hangs costs only itself.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ sys.path.append(str(ROOT / "scripts"))
 try:
     import gpus
 except ModuleNotFoundError:
-    # bench/ was copied alone: --ranks must say how many GPUs there are, the loader must find NCCL.
+    # bench/ was copied alone: --ranks must name the number of GPUs, the loader must find NCCL.
     gpus = None
 
 _SWEEPS = {"ll": "1..1024", "ht": "512..16384"}
 _ITERATIONS = {"ll": 201, "ht": 51}
 
-# One rank has many tokens and the others have these numbers, or the other way round.
+# One rank has many tokens and all others one of these numbers, or the reverse.
 _UNEVEN = "uneven"
 _MANY_TOKENS = 128
 _FEW_TOKENS = (64, 32, 16, 8, 4, 2, 1, 0)
 
-# High throughput where the user does not choose: every number of tokens with 24 SMs, with all, and
-# with uneven experts; the other numbers of SMs with one number of tokens.
+# The default matrix of high throughput: every number of tokens with 24 SMs, with all SMs, and with
+# skewed experts; other numbers of SMs with one number of tokens.
 _USUAL_CHANNELS = "12"
 _HT_SWEEPS = (("uniform", _USUAL_CHANNELS), ("uniform", "all"), ("zipf", _USUAL_CHANNELS))
 _HT_OTHER_CHANNELS = ("4", "8", "16")
 _HT_OTHER_TOKENS = "4096"
 
-# The settings of scripts/env.sh: containers run as root, and ranks may outnumber cores.
+# As in scripts/env.sh: containers run as root, and ranks may outnumber cores.
 _OPEN_MPI = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -103,7 +103,7 @@ def main() -> int:
 
 
 def jobs_of(algorithm: str, ranks: int, arguments: argparse.Namespace) -> list[Job]:
-    """What to run on so many ranks: the usual matrix, or every combination of what was chosen."""
+    """The default matrix on this number of ranks, or every combination of what was chosen."""
     tokens = arguments.tokens or _SWEEPS[algorithm]
     if tokens == _UNEVEN:
         tokens = uneven_sweep(ranks)
@@ -124,7 +124,7 @@ def jobs_of(algorithm: str, ranks: int, arguments: argparse.Namespace) -> list[J
 
 
 def uneven_sweep(ranks: int) -> str:
-    """Even batches first, which the others are compared with. Two ranks have no other way round."""
+    """The even batch for comparison, then uneven ones. On two ranks the reverse is the same."""
     items = [str(_MANY_TOKENS), *(f"{_MANY_TOKENS}/{few}" for few in _FEW_TOKENS)]
     if ranks > 2:
         items += [f"{few}/{_MANY_TOKENS}" for few in _FEW_TOKENS]
@@ -194,7 +194,7 @@ def _find_program(arguments: argparse.Namespace) -> pathlib.Path:
 
 
 def _environment(arguments: argparse.Namespace) -> dict[str, str]:
-    """What the ranks run with: the chosen libraries first, then the caller's, then NCCL."""
+    """The ranks' environment: it finds chosen libraries first, then the caller's, then NCCL."""
     folders = [arguments.library, arguments.prebuilt and arguments.prebuilt / "lib"]
     chosen = [str(folder.resolve()) for folder in folders if folder]
     if gpus:
@@ -231,7 +231,7 @@ def _find_mpirun() -> str:
 
 def _run(job: Job, program: pathlib.Path, environment: dict[str, str],
          arguments: argparse.Namespace) -> tuple[dict[str, Any] | None, str]:
-    """The results, if there are any, and what went wrong, if something did."""
+    """The results or None, and the text of a problem or nothing."""
     command = _command(job, program, arguments)
     shown = " ".join(_shorten(part) for part in command)
     print(f"$ {shown}", flush=True)
@@ -248,7 +248,7 @@ def _run(job: Job, program: pathlib.Path, environment: dict[str, str],
 
 
 def _execute(command: list[str], environment: dict[str, str], timeout: int) -> str:
-    """Runs a command; on failure shows what it printed, and returns what was wrong."""
+    """Runs a command. On failure prints its output and returns what went wrong."""
     try:
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, text=True, timeout=timeout + 10,
@@ -263,7 +263,7 @@ def _execute(command: list[str], environment: dict[str, str], timeout: int) -> s
 
 
 def _shorten(part: str) -> str:
-    """A path by its end only: where things lie on a machine is of no use to others."""
+    """The last part of a path: paths of one machine are useless elsewhere."""
     return pathlib.Path(part).name if part.startswith("/") else part
 
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Tests of the measuring tools on a machine without a GPU: a sweep of each mode on the CPU
-stand-ins, then pictures and tables from them. Ends with the line `N passed, N failed`.
+"""Tests of the measuring tools without a GPU: a sweep of each mode on the CPU stand-ins, then
+pictures and tables from it. Ends with the line `N passed, N failed`.
 
-The programs must have been built (`make programs`). The times of the sweep mean nothing, so the
-copy that is drawn says that it was measured on GPUs; it never leaves a temporary directory.
+Needs the programs (`make programs`). Times of the stand-ins are never shown, so the tests draw a
+copy that claims to be measured on GPUs; it stays in a temporary directory.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _SMALL = ("--", "--hidden", "64", "--experts", "16", "--warmup", "1")
 
 def _sweep(folder: pathlib.Path, *options: str,
            extra: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    """`options` are those of the sweep, `extra` those of the program."""
+    """Runs the sweep with `options`; `extra` go to the program."""
     command = [sys.executable, run_sweep.__file__, "--kind", "host", "--iters", "4", "--name",
                "trial", "--out", str(folder), *options, *_SMALL, *extra]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def _results(folder: pathlib.Path, *options: str) -> dict[str, Any]:
-    """The file of a sweep that must succeed."""
+    """The content of the file that a sweep wrote; the sweep must succeed."""
     done = _sweep(folder, *options)
     if done.returncode != 0:
         raise RuntimeError(f"the sweep failed:\n{done.stdout}{done.stderr}")
@@ -56,7 +56,7 @@ def _program() -> pathlib.Path:
 
 
 def _as_if_measured(content: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """The same times, as a run that may be shown; `changes` go into its configuration."""
+    """A copy that may be shown, with `changes` in its configuration."""
     copy = json.loads(json.dumps(content))
     for run in copy["runs"]:
         run["config"].update({"backend": "cuda", "hidden": 7168, "experts": 256, "ranks": 4,
@@ -88,7 +88,7 @@ class Sweep(unittest.TestCase):
 
 
 class LowLatencyTest(Sweep):
-    """The program, the choice of runs, and what is made of low latency."""
+    """The program, the choice of runs, and pictures and tables of low latency."""
 
     options = _LL_SWEEP
 
@@ -192,7 +192,7 @@ class UnevenTest(Sweep):
         for entry in entries:
             self.assertEqual((entry["tokens"], entry["max_tokens"]), (8, 8))
             self.assertEqual(entry["wrong_rows"], {"dispatch": 0, "combine": 0})
-        # The second and the third have all tokens of the first, and one of them twice.
+        # Together the second and third have all tokens of the first, and one twice.
         both, fewer, rest = (entry["bytes"]["dispatch"]["pair"] for entry in entries)
         self.assertGreater(both, fewer)
         self.assertGreater(fewer + rest, both)
@@ -227,7 +227,7 @@ class UnevenTest(Sweep):
         self.assertEqual([data.find(runs, "ll", 2), data.find(runs, "ll", 2, uneven=True)], runs)
         self.assertEqual(plot.draw_all(runs, data.load_records()),
                          plot.draw_all(runs[:1], data.load_records()))
-        uneven["runs"][0]["results"][1]["max_tokens"] = 1024  # a larger group than it must be
+        uneven["runs"][0]["results"][1]["max_tokens"] = 1024  # a group larger than needed
         self.assertEqual(len(self.runs(uneven, even)), 1)
 
     def test_the_table_compares_with_the_even_batch(self) -> None:
@@ -248,7 +248,7 @@ class UnevenTest(Sweep):
 
 
 class HighThroughputTest(Sweep):
-    """Routings, numbers of SMs, and what is made of them."""
+    """Routings, numbers of SMs, and pictures and tables of them."""
 
     options = (*_HT_SWEEP, "--routing", "uniform,zipf:1.5", "--channels", "4,12,all")
 
@@ -269,7 +269,7 @@ class HighThroughputTest(Sweep):
     def test_counts_are_those_of_the_routing(self) -> None:
         floor = data.Floor(4, 346, 5, experts=16)
         entry = self.content["runs"][0]["results"][1]
-        # Every row that is sent is received; 4096 tokens make the mean a good one.
+        # Every row sent is received; with 4096 tokens the mean is close to the expectation.
         self.assertEqual(entry["received_rows"] * 2 * 64, entry["bytes"]["dispatch"]["dedup"])
         self.assertAlmostEqual(entry["received_rows"] / 4096 / floor.ranks_per_token, 1, delta=0.01)
         self.assertAlmostEqual(entry["bytes"]["dispatch"]["wire"] / 4096 / 128
@@ -281,7 +281,7 @@ class HighThroughputTest(Sweep):
         self.assertEqual(done.returncode, 0, done.stdout)
         runs = json.loads((self.folder / "skewed.json").read_text())["runs"]
         skewed, flat, again = (run["results"][0] for run in runs)
-        # The most popular of 16 experts gets this share of all tokens, and its rank some more.
+        # The most popular of 16 experts gets this share of all tokens, its rank slightly more.
         share = 1 / sum(rank ** -2 for rank in range(1, 17))
         self.assertGreater(skewed["received_imbalance"], 0.95 * 4 * share)
         self.assertLess(skewed["received_imbalance"], 4)
@@ -342,7 +342,7 @@ class HighThroughputTest(Sweep):
 
 
 class MachineTest(unittest.TestCase):
-    """Where the sweep runs: which GPUs, which NCCL, and without the rest of the repository."""
+    """Which GPUs and which NCCL the sweep uses, and that it runs without the repository."""
 
     def setUp(self) -> None:
         temporary = tempfile.TemporaryDirectory()

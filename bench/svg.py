@@ -1,7 +1,7 @@
 """A small chart in SVG: panels with logarithmic axes to the base 2, lines, points and a legend.
 
-Written by hand, so that the pictures of the documentation need nothing but Python, and so that a
-new measurement changes no more lines of the committed files than it has to.
+Hand-written, so pictures need nothing but Python and a new measurement changes few lines of the
+committed files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Point = tuple[float, float]
 
 @dataclasses.dataclass(frozen=True)
 class Style:
-    """How a series looks. Shape and dashes say the same as the colour, for those who see none."""
+    """How a series looks. Marker and dashes repeat the colour, for colour-blind readers."""
 
     colour: str
     marker: str = ""  # circle, square, diamond, triangle, cross or none
@@ -51,7 +51,7 @@ class Panel:
 
 @dataclasses.dataclass(frozen=True)
 class Frame:
-    """Where a panel lies in the picture, and the data range of its axes."""
+    """A panel's rectangle in the picture, and the data ranges of its axes."""
 
     left: float
     top: float

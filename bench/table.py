@@ -1,9 +1,8 @@
 #!/usr/bin/env python3
 """Writes the tables of docs/performance.md, so that no number in them is typed by hand.
 
-A table stands between the lines `<!-- table: NAME -->` and `<!-- end -->`; NAME is an entry of
-TABLES, perhaps with a number of ranks after it. --check changes nothing and fails if a table is
-out of date.
+A table stands between the lines `<!-- table: NAME -->` and `<!-- end -->`, where NAME is an entry
+of TABLES and an optional number of ranks. --check changes nothing and fails if one is out of date.
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ def _targets(runs: list[data.Run], records: dict[str, Any], _ranks: int | None) 
 
 
 def _best(target: dict[str, Any], runs: list[data.Run]) -> float | None:
-    """The measured value; where a target leaves the number of SMs open, the least of all."""
+    """The measured value; the least of all numbers of SMs if the target leaves them open."""
     algorithm, ranks = target["algorithm"], target["ranks"]
     if target.get("sms") == "any":
         chosen = data.with_all_sms(runs, ranks)
@@ -116,7 +115,7 @@ def _floors(_runs: list[data.Run], records: dict[str, Any], _ranks: int | None) 
 
 
 def _sweep(runs: list[data.Run], records: dict[str, Any], ranks: int | None) -> str:
-    """Every number of tokens on one number of ranks, all ways of timing."""
+    """Every number of tokens on one number of ranks, timed in every way."""
     run = data.find(runs, "ll", ranks)
     if run is None or ranks is None:
         return f"{NOT_YET}\n"
@@ -137,7 +136,7 @@ def _sweep(runs: list[data.Run], records: dict[str, Any], ranks: int | None) -> 
 
 
 def _uneven(runs: list[data.Run], _records: dict[str, Any], ranks: int | None) -> str:
-    """Ranks with different numbers of tokens beside all ranks with the largest of them."""
+    """Uneven tokens, compared with the largest of them on every rank."""
     run = data.find(runs, "ll", ranks, uneven=True)
     if run is None:
         return f"{NOT_YET}\n"
@@ -153,13 +152,13 @@ def _uneven(runs: list[data.Run], _records: dict[str, Any], ranks: int | None) -
 
 
 def _even_entry(run: data.Run, tokens: int) -> dict[str, Any]:
-    """All ranks have so many tokens; nothing if that was not measured beside the others."""
+    """The entry with this number of tokens on every rank; empty if the run has none."""
     return next((entry for entry in run.results if entry["tokens"] == tokens
                  and set(data.tokens_by_rank(entry)) == {tokens}), {})
 
 
 def _peers(runs: list[data.Run], records: dict[str, Any], ranks: int | None) -> str:
-    """Ours and the others, for the numbers of tokens that somebody published."""
+    """Ours and the others, at the numbers of tokens with published figures."""
     rows: list[tuple[int, float, list[str]]] = []
     for run in runs:
         if run.algorithm == "ll" and run.ranks == ranks and not run.uneven:
@@ -190,7 +189,7 @@ def _own_rows(run: data.Run, tokens: Sequence[int]) -> list[tuple[int, float, li
 
 
 def _order(times: Sequence[float | None]) -> float:
-    """By the time for both operations, measured together or added."""
+    """Sort key: the time for both operations, measured together or added."""
     dispatch, combine, pair = times
     return pair if pair is not None else (dispatch or 0) + (combine or 0)
 

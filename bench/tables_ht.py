@@ -1,4 +1,4 @@
-"""Tables of high throughput: over tokens, over numbers of SMs, uneven experts, other libraries."""
+"""Tables of high throughput: over tokens, over SMs, skewed experts, other libraries."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _entry(run: data.Run | None, tokens: int) -> dict[str, Any] | None:
 
 
 def _sweep(runs: list[data.Run], records: dict[str, Any], ranks: int | None) -> str:
-    """Every number of tokens, with the usual number of SMs and with all."""
+    """Every number of tokens, with 24 SMs and with all."""
     chosen = [data.find(runs, "ht", ranks, sms=sms) for sms in (data.USUAL_SMS, data.ALL_SMS)]
     if ranks is None or not any(chosen):
         return f"{NOT_YET}\n"
@@ -46,7 +46,7 @@ def _sweep(runs: list[data.Run], records: dict[str, Any], ranks: int | None) -> 
 
 
 def _budgets(runs: list[data.Run], _records: dict[str, Any], ranks: int | None) -> str:
-    """One number of tokens, every number of SMs, and how many blocks really ran."""
+    """One number of tokens, every number of SMs, and the blocks that were launched."""
     rows = []
     for run in data.with_all_sms(runs, ranks):
         entry = _entry(run, data.HT_TOKENS)
@@ -61,7 +61,7 @@ def _budgets(runs: list[data.Run], _records: dict[str, Any], ranks: int | None) 
 
 
 def _zipf(runs: list[data.Run], records: dict[str, Any], ranks: int | None) -> str:
-    """Uneven experts beside even ones. The floor is that of the busiest GPU's rows."""
+    """Skewed experts beside uniform ones. The floor is that of the busiest GPU."""
     skewed = [run for run in runs if run.key[:3] == (data.OURS, "ht", ranks)
               and run.routing != "scores" and run.sms == data.USUAL_SMS]
     if ranks is None or not skewed:
@@ -83,7 +83,7 @@ def _zipf(runs: list[data.Run], records: dict[str, Any], ranks: int | None) -> s
 
 
 def _peers(runs: list[data.Run], records: dict[str, Any], ranks: int | None) -> str:
-    """Ours and the others with one number of tokens, by the time for both operations."""
+    """Ours and the others at one number of tokens, ordered by the time for both operations."""
     found: list[tuple[float, list[str]]] = []
     for run in runs:
         shown = run.routing == "scores" and run.sms in (data.USUAL_SMS, data.ALL_SMS)

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Makes PyTorch's wheel for CUDA importable without 2 GB of CUDA libraries that a CPU never calls.
 
-PyPI has no CPU-only wheel of PyTorch for Linux on x86. The wheel for CUDA does all that the tests
-need, but the loader wants the libraries that it is linked with. This writes one shared library for
-each, with the names that PyTorch looks up and no function behind them: a call ends the process.
-Only the CUDA runtime is real, as it registers kernels on loading. Takes the folder of the wheels.
+PyPI has no CPU-only wheel of PyTorch for Linux on x86. The wheel for CUDA can do all that the tests
+need, but the loader requires the libraries that it is linked with. This script writes a placeholder
+for each: a shared library with the names that PyTorch looks up and no functions, so that a call
+ends the process. Only the CUDA runtime is real, because it registers kernels on loading. Takes the
+folder of the wheels.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import re
 import subprocess
 import sys
 
-# Loaded on demand, and only with a GPU.
+# Loaded on demand, only with a GPU.
 _OPTIONAL = ("libtorch_cuda_linalg.so", "libcaffe2_nvrtc.so")
 _REAL = "libcudart.so.13"
 _CUDA_LIBRARY = re.compile(r"lib(cu|nccl|nvshmem|nvrtc|nvjitlink)")
@@ -23,7 +24,7 @@ _CUDA_NAME = re.compile(r"(cu|nccl|nvshmem)")
 
 def main() -> None:
     wheels = pathlib.Path(sys.argv[1])
-    # Where PyTorch's libraries look, and where the wheel of the CUDA runtime puts its own.
+    # PyTorch's libraries search here, and the wheel of the CUDA runtime installs here.
     target = wheels / "nvidia" / "cu13" / "lib"
     libraries = [path for path in sorted((wheels / "torch" / "lib").glob("*.so"))
                  if path.name not in _OPTIONAL]
@@ -36,7 +37,7 @@ def main() -> None:
             if version:
                 names.get(versions.get(version, ""), set()).add(name)
             elif _CUDA_NAME.match(name):
-                # Names without a version are found in any library that is loaded.
+                # The loader finds names without a version in any loaded library.
                 names["libcufile.so.0"].add(name)
     for soname in wanted:
         version = next((each for each, of in versions.items() if of == soname), "")
@@ -53,7 +54,7 @@ def _needed(path: pathlib.Path) -> list[str]:
 
 
 def _versions(path: pathlib.Path) -> list[tuple[str, str]]:
-    """Pairs of a library and the version name that `path` wants from it."""
+    """Pairs of a library and a version name that `path` needs from it."""
     pairs, soname = [], ""
     for line in _lines("readelf", "-VW", str(path)):
         if found := re.search(r"File: (\S+)", line):

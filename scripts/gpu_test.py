@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Runs the C programs on the GPUs of this machine and ends with the line `N passed, N failed`.
 
-Over NCCL with one rank on each GPU, and with several ranks on one GPU over a test-only bootstrap
-library. Needs only Python's standard library, a driver, Open MPI and an NCCL that gpus.py finds.
-With --prebuilt it builds nothing: docs/testing.md says how to make such a folder.
+Runs one rank per GPU over NCCL, and several ranks on one GPU over a test-only NCCL. Needs Python's
+standard library, a driver, Open MPI and an NCCL that gpus.py finds. With --prebuilt it builds
+nothing; docs/testing.md says how to make such a folder.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _parse_arguments() -> argparse.Namespace:
 
 
 def _ask(machine: gpu_machine.Machine, note) -> gpu_machine.Capabilities | None:
-    """What the library can do here; nothing if it cannot even open a group."""
+    """What the library can do here; None if it cannot open a group."""
     start = time.monotonic()
     found = gpu_machine.ask(machine)
     counts = Counts(1, 0) if found.ok else Counts(0, 1, "no group can be opened on a GPU")
@@ -96,7 +96,7 @@ def _ask(machine: gpu_machine.Machine, note) -> gpu_machine.Capabilities | None:
 
 
 def _write_log(path: pathlib.Path, facts: dict, outcomes: Sequence[Outcome]) -> None:
-    """Written anew after each step, so that a run that is cut short leaves what it knows."""
+    """Writes the results so far; called after each step, so an interrupted run keeps them."""
     steps = [{
         "name": each.step.name,
         "passed": each.counts.passed,

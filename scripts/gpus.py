@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""The GPUs of this machine and the NCCL for them: the one place where scripts look for either.
+"""The GPUs of this machine and their NCCL; the only place where scripts look for either.
 
     gpus.py count   prints how many GPUs programs may use
     gpus.py nccl    prints the folder of libnccl.so.2, or `system` if the loader finds it by itself;
                     status 1 if there is none
 
-Needs only Python's standard library, and nothing else of this repository.
+Needs Python's standard library and nothing else of this repository.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Mapping
 
 _DRIVER_NODE = pathlib.Path("/dev/nvidiactl")
 _LIBRARY = "libnccl.so.2"
-# What setup.sh fetches for a machine that has GPUs, but no NCCL.
+# setup.sh fetches NCCL to this place for a machine with GPUs and without it.
 _PINNED_NCCL = pathlib.Path(__file__).resolve().parents[1] / ".deps/nccl-library/nvidia/nccl/lib"
 SYSTEM = "system"
 
@@ -36,7 +36,7 @@ def names() -> list[str]:
 
 
 def visible(listed: int, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Which of so many GPUs programs may use, as CUDA_VISIBLE_DEVICES names them."""
+    """The GPUs that programs may use, as CUDA_VISIBLE_DEVICES names them."""
     chosen = environment.get("CUDA_VISIBLE_DEVICES")
     if chosen is None or listed == 0:
         return tuple(str(index) for index in range(listed))
@@ -50,10 +50,10 @@ def visible(listed: int, environment: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def count(environment: Mapping[str, str]) -> int:
-    """How many GPUs programs may use.
+    """The number of GPUs that programs may use.
 
-    A driver whose GPUs cannot be listed counts as one, so that what follows runs into the real
-    error instead of passing for a machine without a GPU.
+    A driver whose GPUs cannot be listed counts as one, so that later steps show the real error
+    instead of taking this for a machine without a GPU.
     """
     listed = len(names())
     if listed == 0:
@@ -64,8 +64,7 @@ def count(environment: Mapping[str, str]) -> int:
 def find_nccl(environment: Mapping[str, str]) -> str:
     """The folder of libnccl.so.2, SYSTEM if the loader finds it by itself, or nothing.
 
-    The loader comes first, then NCCL_HOME/lib, the wheel that PyTorch and others bring, and what
-    setup.sh has fetched.
+    Order: the loader, NCCL_HOME/lib, the wheel that PyTorch and others install, setup.sh's copy.
     """
     try:
         ctypes.CDLL(_LIBRARY)
@@ -82,7 +81,7 @@ def find_nccl(environment: Mapping[str, str]) -> str:
 
 
 def library_path(environment: Mapping[str, str], nccl: str, *first: str) -> str:
-    """LD_LIBRARY_PATH: the folders `first`, the caller's, and what `find_nccl` found, if need be."""
+    """LD_LIBRARY_PATH: the folders `first`, the caller's, and `nccl` unless the loader has one."""
     folders = (*first, environment.get("LD_LIBRARY_PATH", ""), "" if nccl == SYSTEM else nccl)
     return ":".join(filter(None, folders))
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Runs every check that needs no GPU and ends with the line `N passed, N failed`.
 
-Needs only Python's standard library and what setup.sh installs. Steps run side by side where the
-machine allows; the output of a step is shown when it fails. docs/testing.md says what is where.
+Needs Python's standard library and what setup.sh installs. Steps run in parallel where the machine
+allows; a step's output is shown if it fails. docs/testing.md lists what is tested where.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 //
 // Before a row may be announced, all that was written of it must be visible to its receiver. The fence
 // that makes it so waits for much more than that row: while many rows are under way it takes as long
-// as sending one (docs/performance-ht.md). So those who send make none: they post what they have
+// as sending one (docs/performance.md). So those who send make none: they post what they have
 // completed in a mailbox and go on, and the herald makes one fence for all that lies in the mailboxes
 // then. What a warp did before its post is covered: the post is a release and the herald's look an
 // acquire within the block, then comes the fence, then the announcement. A sender posts a row only when

@@ -3,7 +3,7 @@
 // Each ring is looked at from its oldest row on, a few rows at a time and of all rings alike, and a row
 // may be sent only once all rows before it have a slot, too. So no block runs ahead with rows that
 // their receiver cannot use yet, and no peer gets a burst while the others get nothing: both cost more
-// than waiting (docs/performance-ht.md). One look serves the whole block, as where an SM stores to peers
+// than waiting (docs/performance.md). One look serves the whole block, as where an SM stores to peers
 // every look waits behind the stores. Only combine with very many senders looks for each row by itself.
 #pragma once
 

@@ -1,1 +1,1 @@
-"""The parts of run_tests.py: what a step is, how steps run, and the list of all steps."""
+"""The parts of run_tests.py: what a step is, how steps run, and the list of steps."""

@@ -1,6 +1,6 @@
-"""What the built library and the header promise to a linker and a compiler, checked on the files.
+"""Checks of the built library and the header as a linker and a compiler see them.
 
-Each function is a step of its own: it returns its counts and a text to print on failure.
+Each function is one step and returns its counts and a text to print on failure.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ FIRST_RELEASE = ("CreateGroup", "GroupDestroy", "TensorCreate", "TensorDestroy",
                  "HandleDestroy", "Dispatch", "Combine", "Complete", "HandleGetNumRecvTokens")
 OWN_ADDITIONS = ("GetVersion", "GetLastError", "GetAsyncError")
 
-# What every glibc system has. No CUDA, no NCCL, no C++ library.
+# Present on every glibc system: no CUDA, no NCCL, no C++ library.
 _ALLOWED_NEEDED = re.compile(r"(libc|libm|libdl|libpthread|librt)\.so\.\d|libgcc_s\.so\.1"
                              r"|ld-linux-x86-64\.so\.2")
 
 _STANDARDS = ("c99", "c11", "c++11", "c++14", "c++17", "c++20")
 
-# Twice included; the object of the completion's type is what the README's staged example declares.
+# Includes the header twice; declares a completion as the README's staged example does.
 _HEADER_USER = """
 #include <nccl_ep.h>
 #include <nccl_ep.h>
@@ -36,7 +36,7 @@ int main(void) {
 
 
 def steps(places: Places) -> list[Step]:
-    """All checks of this file."""
+    """The steps of this file."""
     shared = places.libraries / "libnccl_ep.so"
     needs = ("build/lib",)
 
@@ -92,9 +92,9 @@ def _needed(library) -> tuple[Counts, str]:
 
 
 def _native_static_libs(places: Places) -> tuple[Counts, str]:
-    """The list that packaging/ hands to static links is the one that rustc prints."""
-    # The development profile and one architecture share what the Rust tests have built, and leave
-    # the release build alone, which other steps are reading.
+    """The list for static links in packaging/ equals the one that rustc prints."""
+    # The development profile with one architecture reuses what the Rust tests built and does
+    # not touch the release build, which other steps read.
     words = ("cargo", "rustc", "--locked", "--lib", "--crate-type", "staticlib", "--",
              "--print", "native-static-libs")
     finished = command.run(words, {**places.environment, "NCCL_EP_ARCHS": "90"}, 300)

@@ -1,7 +1,7 @@
 """The list of all steps, in the order in which they start.
 
-The builds come first, because everything else needs them; then what checks sources, files and
-packages; the C programs, which take the most time, come from programs.py.
+Builds come first, because everything else needs them; then checks of sources, files and packages;
+then the C programs of programs.py, which take the most time.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from testing.step import ROOT, Places, Step
 
 
 def all_steps(places: Places) -> list[Step]:
-    """Everything that runs on a machine without a GPU."""
+    """All steps for a machine without a GPU."""
     path = (("PYTHONPATH", str(ROOT / "scripts")),)
     return [
         Step("runner/self-test", ("python3", "scripts/testing/selftest.py"), counts.exit_status,
@@ -37,7 +37,7 @@ def _make_programs(places: Places, goal: str, *settings: str) -> tuple[str, ...]
 
 
 def gpu_builds(places: Places) -> list[Step]:
-    """What the programs on GPUs need."""
+    """The builds that the programs on GPUs need."""
     library = ("cargo", "build", "--release", "--locked", "--workspace")
     gpu = _make_programs(places, "gpu", f"OUT={places.target}/c")
     return [
@@ -62,7 +62,7 @@ def _rust() -> list[Step]:
     test = ("cargo", "test", "--locked", "--workspace", "--no-fail-fast")
     clippy = ("cargo", "clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings")
     doc = ("cargo", "doc", "--locked", "--workspace", "--no-deps", "--document-private-items")
-    # build/lib compiles the kernels for all architectures, which takes a minute; once is enough.
+    # build/lib compiles the kernels for all architectures, a minute's work; once is enough.
     one_arch = (("NCCL_EP_ARCHS", "90"),)
     deny = (*one_arch, ("RUSTDOCFLAGS", "-D warnings"))
     return [

@@ -1,7 +1,7 @@
-"""Runs one command to its end or its time limit, and never leaves a process behind.
+"""Runs one command to its end or its time limit and leaves no process behind.
 
-A command gets its own process group, so that everything below it ends with it: first by SIGTERM,
-which mpirun passes on to its ranks, then by SIGKILL.
+A command has its own process group, so that its children end with it: first by SIGTERM, which
+mpirun passes on to its ranks, then by SIGKILL.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _lock = threading.Lock()
 
 
 def build_environment() -> dict[str, str]:
-    """The environment after env.sh, which decides what CUDA, NCCL and MPI are used."""
+    """The environment after env.sh, which chooses CUDA, NCCL and MPI."""
     done = subprocess.run(["bash", "-c", ". scripts/env.sh && env -0"], cwd=ROOT, check=False,
                           stdout=subprocess.PIPE)
     if done.returncode != 0:
-        sys.exit(done.returncode)  # env.sh has said why
+        sys.exit(done.returncode)  # env.sh printed why
     return dict(entry.split("=", 1) for entry in done.stdout.decode().split("\0") if "=" in entry)
 
 
 def run(command: tuple[str, ...], environment: Mapping[str, str], timeout: int) -> Finished:
-    """Runs a command in the repository's root; output and errors come back together."""
-    # A file, not a pipe: a grandchild that outlives the command must not keep the reader waiting.
+    """Runs a command in the repository's root; output and errors are merged."""
+    # A file, not a pipe, which a grandchild that outlives the command would keep open.
     with tempfile.TemporaryFile() as log, mpi_sessions() as sessions:
         try:
             process = subprocess.Popen(command, cwd=ROOT, env={**environment, **sessions},
@@ -59,16 +59,16 @@ def run(command: tuple[str, ...], environment: Mapping[str, str], timeout: int) 
 
 @contextlib.contextmanager
 def mpi_sessions() -> Iterator[dict[str, str]]:
-    """The environment of a command whose MPI jobs have a folder of their own for their files.
+    """The environment of a command whose MPI jobs have their own folder for files.
 
-    In a folder that several share, a job that ends removes what another is about to use.
+    In a shared folder, a job that ends removes files that another still needs.
     """
     with tempfile.TemporaryDirectory(prefix="ep-mpi-", ignore_cleanup_errors=True) as folder:
         yield {"OMPI_MCA_orte_tmpdir_base": folder}
 
 
 def stop_all() -> None:
-    """Ends whatever is running, for an interrupted run."""
+    """Ends all running commands, when the run is interrupted."""
     with _lock:
         processes = list(_running)
     for process in processes:

@@ -1,8 +1,8 @@
-"""From a command's end to counts of checks.
+"""Counts of checks from the output of a command.
 
-Every reader is strict in the same way: a crash, a time-out, a missing closing line or a run without
-any check is a failure, whatever else was printed. Only a program that says that it skipped
-everything, by its status as well as its words, may pass without a check.
+Every reader is strict: a crash, a time-out, a missing closing line or a run without any check is a
+failure, whatever else was printed. Only a program that skipped everything, by its exit status and
+its text, may pass without a check.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from testing.step import Counts, Finished
 
 _CLOSING_LINE = re.compile(r"^(\d+) passed, (\d+) failed\s*$", re.MULTILINE)
 _SKIPPED_LINE = re.compile(r"^(\d+ skipped: .*\S)\s*$", re.MULTILINE)
-_SKIPPED_STATUS = 77  # of a program in which nothing ran (harness.h)
+_SKIPPED_STATUS = 77  # exit status of a program that skipped everything (harness.h)
 _CARGO_RESULT = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored",
                            re.MULTILINE)
-# Not a test of its own: the function that a test starts a second process with.
+# Not a test, but the function that a test runs in a second process.
 _CARGO_CHILD = re.compile(r"^test .* \.\.\. ignored, entry point of child processes$", re.MULTILINE)
 # The step gpu/rust runs these.
 _CARGO_GPU = re.compile(r"^test .* \.\.\. ignored, needs a GPU$", re.MULTILINE)
 
 
 def _judge(finished: Finished, passed: int, failed: int, problem: str) -> Counts:
-    """Adds a failure for a bad end of the command when no failed check explains it."""
+    """Adds a failure if the command ended badly and no failed check explains it."""
     if finished.timed_out:
         problem = "ran out of time"
     elif finished.status != 0 and failed == 0:
@@ -35,12 +35,12 @@ def _judge(finished: Finished, passed: int, failed: int, problem: str) -> Counts
 
 
 def exit_status(finished: Finished) -> Counts:
-    """The whole command is one check."""
+    """The command is one check."""
     return _judge(finished, 1 if finished.status == 0 and not finished.timed_out else 0, 0, "")
 
 
 def build(finished: Finished) -> Counts:
-    """A step that prepares others: it checks nothing, but its failure counts."""
+    """A step that prepares others: no checks, but its failure counts."""
     return _judge(finished, 0, 0, "")
 
 
@@ -60,10 +60,10 @@ def closing_line(finished: Finished) -> Counts:
 
 
 def cargo_test(finished: Finished) -> Counts:
-    """The sum over all test binaries.
+    """The sum over all test binaries of cargo.
 
-    A test that is ignored for want of a GPU counts as skipped; any other ignored test is a failure,
-    as nobody would notice it.
+    A test ignored for lack of a GPU counts as skipped. Any other ignored test is a failure, because
+    it would go unnoticed.
     """
     results = [tuple(map(int, numbers)) for numbers in _CARGO_RESULT.findall(finished.output)]
     passed, failed, ignored = (sum(column) for column in zip(*results)) if results else (0, 0, 0)
@@ -75,7 +75,7 @@ def cargo_test(finished: Finished) -> Counts:
 
 
 def says(pattern: str, times: int):
-    """A program without counts: one check, that it succeeds and prints `pattern` `times` times."""
+    """A program without counts: one check, that it succeeds and prints `pattern` so often."""
     expression = re.compile(pattern, re.MULTILINE)
 
     def read(finished: Finished) -> Counts:

@@ -1,7 +1,7 @@
-"""What a machine with GPUs has for the tests: GPUs, Open MPI, NCCL, and the built programs.
+"""What a machine with GPUs offers the tests: GPUs, Open MPI, NCCL, and the built programs.
 
-Nothing here is imported from CUDA or NCCL: a machine that only runs prebuilt programs has neither
-their headers nor their compilers.
+Needs no headers or compilers of CUDA and NCCL, because a machine that only runs prebuilt programs
+has none.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from testing.step import Finished
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """Where things are on this machine."""
+    """Locations and devices of this machine."""
 
     environment: Mapping[str, str]
     programs: pathlib.Path  # with the folders gpu/ and onegpu/
     devices: tuple[str, ...]  # as CUDA_VISIBLE_DEVICES names them
     names: tuple[str, ...]  # as nvidia-smi prints them
-    nccl: str  # where libnccl.so.2 was found; empty if it was not
-    builds: bool  # whether programs are built here, not brought
+    nccl: str  # folder of libnccl.so.2; empty if not found
+    builds: bool  # whether programs are built here
 
     @property
     def has_mpi(self) -> bool:
-        """Whether there is a launcher."""
+        """Whether mpirun exists."""
         return shutil.which("mpirun", path=self.environment.get("PATH")) is not None
 
     @property
@@ -40,12 +40,12 @@ class Machine:
 
     @property
     def has_sanitizer(self) -> bool:
-        """Whether kernels can be watched; the tool comes with the CUDA toolkit."""
+        """Whether compute-sanitizer exists; it comes with the CUDA toolkit."""
         return shutil.which("compute-sanitizer", path=self.environment.get("PATH")) is not None
 
 
 def find(environment: Mapping[str, str], programs: pathlib.Path, builds: bool) -> Machine:
-    """Looks at this machine; `environment` is the one that the programs will get."""
+    """Inspects this machine; `environment` is that of the programs."""
     names = tuple(gpus.names())
     nccl = gpus.find_nccl(environment)
     path = {"LD_LIBRARY_PATH": gpus.library_path(environment, nccl, str(programs / "lib"))}
@@ -55,7 +55,7 @@ def find(environment: Mapping[str, str], programs: pathlib.Path, builds: bool) -
 
 @dataclasses.dataclass(frozen=True)
 class Capabilities:
-    """What the program `capabilities` printed: names and values."""
+    """Names and values that the program `capabilities` printed."""
 
     finished: Finished
     values: Mapping[str, str]
@@ -67,7 +67,7 @@ class Capabilities:
 
     @property
     def has_high_throughput(self) -> bool:
-        """Anything but a clear "no" counts as yes, so that doubt leads to a failing test."""
+        """Anything but a clear "no" counts as yes, so that doubt ends in a failing test."""
         return self.values.get("high-throughput") != "no"
 
 

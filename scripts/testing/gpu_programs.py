@@ -1,10 +1,10 @@
 """The runs of programs.py on GPUs, in three variants, and small ones under compute-sanitizer.
 
-gpu       rank i on GPU i, over NCCL; every process sees all GPUs
-          python/tests and the examples run so, too; gpu/rust is the Rust tests that need a GPU
-isolated  the same, but each process sees one GPU only, as under many job schedulers
-onegpu    all ranks on one GPU, over the test-only bootstrap library, as NCCL refuses it. Kernels of
-          different processes take turns there, so that operations take milliseconds.
+gpu       rank i on GPU i, over NCCL; every process sees all GPUs. Also python/tests, the examples,
+          and gpu/rust, the Rust tests that need a GPU
+isolated  the same, but each process sees only one GPU, as under many job schedulers
+onegpu    all ranks on one GPU, which NCCL refuses, so over the test-only NCCL. Kernels of different
+          processes take turns there, so operations take milliseconds.
 """
 
 from __future__ import annotations
@@ -20,29 +20,28 @@ from testing.step import Counts, Step
 _ONE_GPU_RANKS = (2, 4, 8)
 _ISOLATED = ("capabilities", "test_ll", "test_graph", "example_ll_staged", "ep_test/ll-default")
 
-# With --quick, and on one GPU: the matrix of ep_test's options is about the same kernels again.
+# For --quick and one GPU: ep_test's whole matrix of options would repeat the same kernels.
 _FEW_EP_TESTS = ("ep_test/ll-default", "ep_test/ll-both-c-r", "ep_test/ht-default",
                  "ep_test/ht-both-c-r-m")
 
-# Operations of test_stress; the program's own number is meant for the CPU.
+# Operations of test_stress; the program's default is for the CPU.
 _STRESS_OPS = {"gpu": 20000, "isolated": 2000, "onegpu": 2000}
 _QUICK_STRESS_OPS = 400
 
 _LIMIT_SECONDS = {"gpu": 240, "isolated": 240, "onegpu": 300}
 
-# racecheck sees each access to shared memory, which takes its time. It knows barriers only, and takes
-# it for a race that warps of HT kernels meet by a release and an acquire in shared memory.
+# racecheck traces every access to shared memory, which is slow. It knows barriers only and reports
+# the release and acquire by which warps of HT kernels synchronise as a race.
 _SANITIZED = (("memcheck", "test_ll"), ("memcheck", "test_staged"),
               ("racecheck", "test_ll", "routing_styles"), ("racecheck", "test_staged"),
               ("memcheck", "test_ht"))
 
-# How long a rank waits for a lost one in test_death: kernels of several processes take turns on one
-# GPU.
+# The deadline of a rank in test_death: kernels of several processes take turns on one GPU.
 _DEATH_TIMEOUT_MS = {"gpu": 1000, "onegpu": 4000}
 
 
 def all_steps(machine: Machine, quick: bool, has_ht: bool) -> list[Step]:
-    """All runs on this machine. Those that need high throughput are kept as skipped without it."""
+    """All runs on this machine; without high throughput, its runs are listed as skipped."""
     steps = [_nccl_step(machine), _rust_step(machine)]
     for variant in ("gpu", "isolated", "onegpu"):
         for index, run in enumerate(_runs(variant, machine, quick)):
@@ -53,7 +52,7 @@ def all_steps(machine: Machine, quick: bool, has_ht: bool) -> list[Step]:
 
 
 def _rust_step(machine: Machine) -> Step:
-    """The tests that `make test` ignores. The release build, which shares the compiled kernels."""
+    """The tests that `make test` ignores, as a release build, which shares the compiled kernels."""
     words = ("cargo", "test", "--release", "--locked", "--lib", "backend::cuda::gpu_tests", "--",
              "--include-ignored")
     step = Step("gpu/rust", words, counts.cargo_test, cores=len(machine.devices), timeout=600,
@@ -64,7 +63,7 @@ def _rust_step(machine: Machine) -> Step:
 
 
 def _sanitizer_steps(machine: Machine) -> Iterator[Step]:
-    """Kernels watched by compute-sanitizer: two ranks on one GPU, if the tool is installed."""
+    """Programs under compute-sanitizer, if it is installed: two ranks on one GPU."""
     for tool, program, *options in _SANITIZED:
         watched = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9",
                    str(machine.programs / "onegpu" / program), *options]
@@ -103,7 +102,7 @@ def _step(machine: Machine, variant: str, run: Run, index: int) -> Step:
     folder = "onegpu" if variant == "onegpu" else "gpu"
     words = [str(machine.programs / folder / run.program), *run.options]
     limit = _LIMIT_SECONDS[variant]
-    # The program's own deadline comes first, because it says where each rank was.
+    # The program's own deadline is shorter, because it says where each rank was.
     environment = {"EP_TEST_DEADLINE": str(limit - 30), **dict(run.environment)}
     if run.forks:
         environment["NCCL_EP_TIMEOUT_MS"] = str(_DEATH_TIMEOUT_MS[variant])
@@ -112,10 +111,10 @@ def _step(machine: Machine, variant: str, run: Run, index: int) -> Step:
     else:
         words = _launcher(["-np", str(run.ranks), *words])
     gpus = len(machine.devices)
-    # Runs of ep_test are many, and most of their time is their start: they share the GPUs.
+    # The many runs of ep_test mostly start up, so they share the GPUs.
     alone = variant != "onegpu" and run.program != "ep_test"
     if variant == "onegpu":
-        # Machines with several GPUs run several of these side by side.
+        # Several of these run in parallel on machines with several GPUs.
         environment["CUDA_VISIBLE_DEVICES"] = machine.devices[index % gpus]
     return Step(f"{variant}/{run.name}", tuple(words), run.read,
                 () if variant == "onegpu" else ("setup/nccl",),
@@ -124,12 +123,12 @@ def _step(machine: Machine, variant: str, run: Run, index: int) -> Step:
 
 
 def _launcher(words: list[str]) -> list[str]:
-    # Ranks wait by polling: one pinned to the core of another would never be let in.
+    # Ranks wait by polling, so two pinned to one core would starve each other.
     return ["mpirun", "--allow-run-as-root", "--bind-to", "none", "--oversubscribe", *words]
 
 
 def _each_with_its_own(devices: tuple[str, ...], words: list[str]) -> list[str]:
-    """One application context for each rank, with a single visible GPU."""
+    """One application context of mpirun per rank, with a single visible GPU."""
     together: list[str] = []
     for device in devices:
         together += [":"] if together else []

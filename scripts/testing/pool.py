@@ -1,7 +1,7 @@
-"""Runs steps in order, side by side where their weights allow, and prints each as it ends.
+"""Runs steps in order, in parallel where their weights allow, and prints each as it ends.
 
-A step starts when the steps it needs have passed and enough cores are free; a step whose need
-failed is not run and counts as one failure, so that a broken build cannot shrink the total.
+A step starts when the steps that it needs have passed and enough cores are free. If one of those
+failed, it does not run and counts as a failure, so that a broken build cannot shrink the total.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from testing.step import Counts, Step
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """A step that is done."""
+    """A finished step."""
 
     step: Step
     counts: Counts
@@ -27,7 +27,7 @@ class Outcome:
 
 def run_steps(steps: Sequence[Step], environment: Mapping[str, str], cores: int,
               report: Callable[[Outcome], None]) -> list[Outcome]:
-    """Runs all steps and returns their outcomes in the order in which they ended."""
+    """Runs all steps; returns their outcomes in the order in which they ended."""
     waiting = list(steps)
     passed: dict[str, bool] = {}
     outcomes: list[Outcome] = []
@@ -68,7 +68,7 @@ def _weight(step: Step, cores: int) -> int:
 
 
 def _hopeless(waiting: Sequence[Step], passed: Mapping[str, bool]) -> Step | None:
-    """A step whose need has failed; the caller marks it as failed before it asks again."""
+    """A step with a failed need; the caller marks it as failed before the next call."""
     for step in waiting:
         if any(passed.get(need) is False for need in step.needs):
             return step
@@ -77,7 +77,7 @@ def _hopeless(waiting: Sequence[Step], passed: Mapping[str, bool]) -> Step | Non
 
 def _startable(waiting: Sequence[Step], passed: Mapping[str, bool], free: int,
                cores: int) -> list[Step]:
-    """The steps to start now: in order, and a heavy step is not overtaken by later light ones."""
+    """The steps to start now, in order: later light steps do not overtake a heavy one."""
     chosen = []
     for step in waiting:
         if not all(passed.get(need) for need in step.needs):
@@ -99,7 +99,7 @@ def _run(step: Step, environment: Mapping[str, str]) -> Outcome:
     if callable(step.command):
         try:
             counts, output = step.command()
-        except Exception as error:  # a check that breaks is a check that failed
+        except Exception as error:  # a check that raises has failed
             counts, output = Counts(0, 1, f"{type(error).__name__}: {error}"), ""
     else:
         finished = command.run(step.command, {**environment, **dict(step.environment)},

@@ -1,7 +1,7 @@
 """The runs of C programs: which program, on how many ranks, with what options.
 
-One table serves all kinds of run: here the programs that are linked with the CPU stand-ins become
-steps, in gpu_programs.py those for GPUs.
+One table serves all kinds of run: this file makes steps of programs linked with the CPU stand-ins,
+gpu_programs.py of those for GPUs.
 """
 
 from __future__ import annotations
@@ -15,56 +15,56 @@ from testing.step import Counts, Finished, Places, Step
 
 RANKS = (1, 2, 3, 4, 8)
 
-# Programs that close with a line of counts and take no options.
+# Programs without options that end with a line of counts.
 TESTS = ("test_abi", "test_abi_cxx", "test_errors", "test_lifecycle", "test_ll", "test_ht",
          "test_staged", "test_random", "test_stress", "test_graph", "example_ht",
          "example_ll_staged", "capabilities")
 
-# Of these, the ones that compare every bit of low-latency sums, with options for a second run: with
-# the sums in exact order, where reduced ones are the default.
+# Those that compare every bit of low-latency sums, with the options of a second run, whose sums are
+# in exact order; by default they are rank-local.
 _EXACT_SUMS = (("test_ll", ()), ("test_staged", ()), ("test_random", ("--configs", "300")),
                ("test_stress", ()), ("test_graph", ()))
 _EXACT = (("NCCL_EP_LL_COMBINE", "exact"),)
 
-# Of test_random, where each takes long on few cores: with many ranks, or under a sanitizer.
+# Configurations of test_random where each is slow: with many ranks, or under a sanitizer.
 _FEW_CONFIGS = ("--configs", "200")
 _MANY_RANKS = 8
 
-# test_fuzz: what one run of `make test` has of it. By hand it goes on for as long as wanted.
+# test_fuzz in `make test`; by hand it runs as long as wanted.
 _FUZZ = (("agree", ("agree", "--calls", "12000", "--seed", "3")),
          ("differ", ("differ", "--calls", "2000", "--seed", "4")))
-# Threads can put their operations in no common order, so that on GPUs two groups could wait for each
+# Threads have no common order of operations, so on GPUs two groups could wait for each
 # other's multiprocessors.
 _FUZZ_THREADS = ("--threads", "2", "--calls", "3000", "--seed", "5")
 # test_faults: a trial takes about a second.
 _FAULTS = (("operations", ("--trials", "6", "--seed", "2", "--kinds", "ll,staged,ht")),
            ("creation", ("--trials", "6", "--seed", "3", "--kinds", "handles,groups")))
 
-# Programs that have nothing to do where there is no high throughput.
+# Programs that need high throughput.
 _NEEDS_HT = ("test_ht", "example_ht")
 
 _EP_TEST_RANKS = (2, 4, 8)
 _STAGING = ("none", "dispatch", "combine", "both")
-# The matrix is about options, not sizes: small rows, and the default size in a few runs of its own.
+# The matrix covers options with small rows; a few other runs have the default size.
 _EP_TEST_SMALL = ("-t", "16", "-d", "512")
 
-# --experts follows: a number that every count of ranks divides.
+# --experts follows: this times the number of ranks.
 _BENCH_EXPERTS_PER_RANK = 32
 _BENCH_SMALL = ("--tokens", "32", "--hidden", "1024", "--warmup", "1", "--iters", "3",
                 "--validate")
 # Most tokens have the same few experts, and every SM may be used.
 _BENCH_SKEWED = ("--routing", "zipf:2", "--channels", "all")
-# The first rank has most tokens, the others have; and the group allows more than any rank has.
+# Most tokens on the first rank; on the others; a group that allows more than any has.
 _BENCH_UNEVEN = ("--sweep", "32/1,0/32", "--max-tokens", "48")
 BENCH_PASSED = r"Global validation: Dispatch=PASSED, Combine=PASSED"
 
-# The sanitizers slow a program down, and they look at its own code: few ranks show all of it.
+# Sanitizers are slow and check the program's own code, which few ranks cover.
 _SANITIZED_RANKS = 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A program on so many ranks, before it is decided how it is started."""
+    """A program on a number of ranks, whatever starts it."""
 
     label: str
     program: str
@@ -82,7 +82,7 @@ class Run:
 
 
 def all_runs(ranks: Sequence[int]) -> Iterator[Run]:
-    """Every program with every set of options, on every number of ranks that suits it."""
+    """Every program with each set of options, on each suitable number of ranks."""
     for name, count in itertools.product(TESTS, ranks):
         few = name == "test_random" and count >= _MANY_RANKS
         yield Run(name, name, _FEW_CONFIGS if few else (), count, needs_ht=name in _NEEDS_HT)
@@ -117,8 +117,8 @@ def all_runs(ranks: Sequence[int]) -> Iterator[Run]:
 
 
 def host_steps(places: Places) -> list[Step]:
-    """All programs on the CPU stand-ins, and a check that no program was forgotten here."""
-    # The stand-ins refuse where a GPU is, lest they hide it; here they are what is meant.
+    """All programs on the CPU stand-ins, and a check that none is missing here."""
+    # Stand-ins refuse to hide a GPU unless they are asked for, as here.
     environment = (("NCCLEP_HOSTSIM_WITH_GPU", "1"),)
     needs = ("build/programs",)
 
@@ -126,8 +126,8 @@ def host_steps(places: Places) -> list[Step]:
         program = places.programs / run.program
         words = (str(program), *run.options) if run.forks else _mpirun(run.ranks, program,
                                                                        run.options)
-        # Ranks mostly wait for each other, so that two programs fit on two cores; but nothing runs
-        # beside the one that checks how long things take.
+        # Ranks mostly wait for each other, so two programs fit on two cores; only the one that
+        # checks durations runs alone.
         return Step(run.name, words, run.read, needs, cores=2 if run.forks else 1, timeout=240,
                     environment=environment + run.environment)
 
@@ -137,7 +137,7 @@ def host_steps(places: Places) -> list[Step]:
 
 def _bootstrap_steps(places: Places, needs: tuple[str, ...],
                      environment: tuple[tuple[str, str], ...]) -> Iterator[Step]:
-    """The test-only NCCL of the one-GPU runs, in the place of the stand-ins' one."""
+    """The test-only NCCL of the one-GPU runs in place of the stand-ins' NCCL."""
     library = places.target / "c" / "bootstrap" / "host" / "libncclep_bootstrap.so"
     for name, ranks in itertools.product(("capabilities", "example_ht", "test_ll"), (1, 4)):
         words = _mpirun(ranks, places.programs / name, (), "-x", f"LD_PRELOAD={library}")
@@ -146,8 +146,8 @@ def _bootstrap_steps(places: Places, needs: tuple[str, ...],
 
 
 def sanitizer_steps(places: Places) -> list[Step]:
-    """The tests once more, built with the address and undefined-behaviour sanitizers."""
-    # What AddressSanitizer and the leak check need is set in the harness.
+    """The tests, built with the address and undefined-behaviour sanitizers."""
+    # The harness sets the options of AddressSanitizer and the leak check.
     environment = (("NCCLEP_HOSTSIM_WITH_GPU", "1"), ("UBSAN_OPTIONS", "print_stacktrace=1"))
 
     def run(name: str, label: str, options: Sequence[str], ranks: int, read) -> Step:
@@ -169,7 +169,7 @@ def sanitizer_steps(places: Places) -> list[Step]:
 
 
 def _ep_test_matrix() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Every documented combination of ep_test's options, and the default size of each algorithm."""
+    """Every documented combination of ep_test's options, and the default size in each mode."""
     for algorithm in ("ll", "ht"):
         yield f"{algorithm}-default", ("-a", algorithm)
         extras = ("-c", "-r") if algorithm == "ll" else ("-c", "-r", "-m")
@@ -193,7 +193,7 @@ def _mpirun(ranks: int, program, options: Sequence[str], *settings: str) -> tupl
 
 
 def _complete(places: Places):
-    """Every program that was built is run by some step, and the other way round."""
+    """Every built program is run by a step, and every step's program was built."""
     listed = {run.program for run in all_runs(RANKS)}
     built = {path.name for path in places.programs.iterdir()}
     if built == listed:

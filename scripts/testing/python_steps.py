@@ -1,7 +1,7 @@
 """The tests and examples of the Python package: on the CPU stand-ins as steps of `make test`, and
-the same words for GPUs.
+on GPUs under the same names.
 
-PyTorch and pytest are the pinned ones of setup.sh; a machine with GPUs brings its own PyTorch.
+setup.sh pins PyTorch and pytest; on a machine with GPUs its own PyTorch is used.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from testing.step import ROOT, Counts, Places, Step
 RANKS = (1, 2, 4)
 _EXAMPLE_RANKS = 2
 _DEPS = ROOT / ".deps"
-# Examples that a backend without high throughput cannot run.
+# Examples that need high throughput.
 _NEED_HT = ("03_high_throughput_training", "04_moe_layer")
 _BENCH = ROOT / "bench" / "layer.py"
 _FIRST_RELEASE = "python/tests/scripts/first_release.py"
@@ -31,18 +31,18 @@ def examples(root: pathlib.Path = ROOT) -> list[pathlib.Path]:
 
 
 def pytest_words(tests: pathlib.Path, *options: str) -> tuple[str, ...]:
-    """pytest on one rank; it writes no cache, and the files it makes go to the system's folder."""
+    """pytest on one rank, without a cache; its files go to the system's temporary folder."""
     return ("python3", "-m", "pytest", "-q", "--no-header", "--color=no", "-p", "no:cacheprovider",
             f"--rootdir={tests}", str(tests), *options)
 
 
 def example_counts():
-    """An example checks itself; rank 0 says so."""
+    """An example checks itself, and rank 0 prints the result."""
     return counts.says(r"^PASSED: ", 1)
 
 
 def host_steps(places: Places) -> list[Step]:
-    """Everything on the CPU stand-ins."""
+    """All steps on the CPU stand-ins."""
     environment = tuple(_environment(places).items())
 
     def step(name: str, ranks: int, words: Sequence[str], read) -> Step:
@@ -62,10 +62,10 @@ def host_steps(places: Places) -> list[Step]:
 
 
 def gpu_steps(machine: Machine, quick: bool, has_ht: bool) -> list[Step]:
-    """Over NCCL, rank i on GPU i, with this machine's PyTorch; skipped where it has none."""
+    """Over NCCL, rank i on GPU i, with this machine's PyTorch; skipped without one."""
     gpus = len(machine.devices)
     ranks = [count for count in RANKS if count <= gpus]
-    # A folder of `make gpu-package` has the library beside the programs.
+    # In a folder of `make gpu-package` the library is beside the programs.
     library = machine.programs / "lib" / "libnccl_ep.so"
     if not library.exists():
         library = machine.programs.parent / "release" / "libnccl_ep.so"
@@ -110,7 +110,7 @@ def _environment(places: Places) -> dict[str, str]:
         "NCCLEP_HOSTSIM_WITH_GPU": "1",
         "PYTHONPATH": os.pathsep.join(map(str, path)),
         "PYTHONDONTWRITEBYTECODE": "1",
-        # PyTorch misses NumPy, which nothing here needs.
+        # PyTorch warns that NumPy is missing; nothing here needs it.
         "PYTHONWARNINGS": "ignore:Failed to initialize NumPy",
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "1",
@@ -119,7 +119,7 @@ def _environment(places: Places) -> dict[str, str]:
 
 
 def _unchanged_script(places: Places) -> Iterator[Step]:
-    """A script of the first release's time: by NCCL_HOME, and with the stand-ins preloaded."""
+    """A script for the first release: by NCCL_HOME, and with the stand-ins preloaded."""
     ranks = 2
 
     def run(preload: bool) -> tuple[Counts, str]:
@@ -136,7 +136,7 @@ def _unchanged_script(places: Places) -> Iterator[Step]:
             settings = ("-x", f"LD_PRELOAD={stand_ins}") if preload else ()
             finished = command.run(("mpirun", "-np", str(ranks), *settings, "python3",
                                     _FIRST_RELEASE), environment, 120)
-        # mpirun may put what two ranks print into one line.
+        # mpirun may merge the output of two ranks into one line.
         return counts.says(r"rank \d+: ok", ranks)(finished), finished.output
 
     yield Step(f"python/first-release/{ranks}", lambda: run(False), needs=("build/lib",))
@@ -144,7 +144,7 @@ def _unchanged_script(places: Places) -> Iterator[Step]:
 
 
 def _wheel(places: Places) -> tuple[Counts, str]:
-    """Builds the wheel, installs it into a folder, and uses the library that it brings."""
+    """Builds the wheel, installs it into a folder, and uses the library inside."""
     with tempfile.TemporaryDirectory() as folder:
         environment = {**places.environment, "PYTHONPATH": str(_DEPS / "pytest")}
         built = command.run(("scripts/wheel.sh", folder, "--no-build-isolation"), environment, 120)
@@ -173,6 +173,6 @@ def _wheel(places: Places) -> tuple[Counts, str]:
 
 
 def _clean(places: Places) -> dict[str, str]:
-    """The environment without anything that tells where a library is."""
+    """The environment without any variable that names a library."""
     drop = ("NCCL_HOME", "NCCL_EP_LIBRARY", "LD_LIBRARY_PATH")
     return {name: value for name, value in places.environment.items() if name not in drop}

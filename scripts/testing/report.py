@@ -1,6 +1,6 @@
-"""What the runners print: one line for each step, the output of those that failed, and the sums.
+"""The runners' report: one line per step, the output of failed ones, and the sums.
 
-Also the choice of steps by the words of --only, which both runners share.
+Also the choice of steps by --only, which both runners share.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from testing.step import Step
 
 
 def select(steps: Sequence[Step], words: Sequence[str]) -> list[Step]:
-    """The steps that match a word, and all that they need, in the given order."""
+    """The steps that match a word, and the steps that these need, in the given order."""
     if not words:
         return list(steps)
-    # A word starts after anything that is no letter or digit, so that "ll" is not in "install".
+    # A match starts a word, so that "ll" does not match "install".
     pattern = re.compile("|".join(rf"(?<![a-z0-9]){re.escape(word)}" for word in words))
     wanted = {step.name for step in steps if pattern.search(step.name)}
     for step in reversed(steps):
@@ -27,7 +27,7 @@ def select(steps: Sequence[Step], words: Sequence[str]) -> list[Step]:
 
 
 def print_outcome(outcome: Outcome, verbose: bool) -> None:
-    """One line, and the output of a step that failed."""
+    """Prints one line, and the output of a failed step."""
     counts = outcome.counts
     nothing_ran = counts.skipped and counts.passed + counts.failed == 0
     state = "FAILED" if not counts.ok else "skip  " if nothing_ran else "ok    "
@@ -45,7 +45,7 @@ def print_outcome(outcome: Outcome, verbose: bool) -> None:
 
 
 def print_summary(outcomes: Sequence[Outcome], seconds: float) -> None:
-    """The slowest and the failed steps, what was skipped, and the closing line."""
+    """Prints the slowest, failed and skipped steps, then the closing line."""
     broken = [outcome.step.name for outcome in outcomes if not outcome.counts.ok]
     skipped = [outcome.step.name for outcome in outcomes if outcome.counts.skipped]
     slowest = sorted(outcomes, key=lambda outcome: -outcome.seconds)[:5]

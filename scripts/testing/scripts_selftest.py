@@ -1,8 +1,8 @@
-"""Tests of the scripts that set up, install and run, on made-up machines: GPUs, MPI, NCCL and tool
-kits that are not there, in a folder of their own, without a network.
+"""Tests of the scripts for set-up, installation and runs, on simulated machines: fake GPUs, MPI,
+NCCL and tool kits in a temporary folder, without a network.
 
-Run by the step `scripts/self-test`, or in scripts/ by `python3 -m unittest
-testing.scripts_selftest`.
+The step `scripts/self-test` runs them; by hand, `python3 -m unittest testing.scripts_selftest` in
+scripts/.
 """
 
 import atexit
@@ -21,7 +21,7 @@ from testing.step import ROOT
 _NOT_ON_EVERY_MACHINE = ("apt-get", "cmake", "mpicc", "mpirun", "nvcc", "nvidia-smi", "sudo")
 _NVCC = "echo 'Cuda compilation tools, release 13.0, V13.0.88'"
 _OPEN_MPI = "echo 'mpirun (Open MPI) 4.1.4'"
-# Takes the place of pip: `pip download --dest FOLDER` brings a wheel that lies beside it.
+# Stands in for pip: `pip download --dest FOLDER` copies a wheel from beside it.
 _PIP = """case "$*" in
     "-m pip --version") ;;
     "-m pip download"*)
@@ -33,7 +33,7 @@ esac"""
 
 @functools.cache
 def _usual_commands() -> pathlib.Path:
-    """A folder of this machine's commands, without what not every machine has."""
+    """A folder of this machine's commands, only those that every machine has."""
     folder = pathlib.Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder)
     for entry in os.environ["PATH"].split(":"):
@@ -44,7 +44,7 @@ def _usual_commands() -> pathlib.Path:
 
 
 class Machine:
-    """A copy of the scripts, and commands of its own before the usual ones."""
+    """A copy of the scripts, with fake commands ahead of the real ones."""
 
     def __init__(self, test: unittest.TestCase, name: str = "tree") -> None:
         folder = tempfile.TemporaryDirectory()
@@ -57,35 +57,35 @@ class Machine:
                             "HOME": os.environ.get("HOME", "/")}
 
     def write(self, path: str | pathlib.Path, text: str = "") -> pathlib.Path:
-        """A file of the tree."""
+        """Writes a file of the tree."""
         file = self.root / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
         return file
 
     def command(self, path: str | pathlib.Path, text: str) -> None:
-        """A shell script in the place of a command."""
+        """Replaces a command by a shell script."""
         self.write(self.tools / path, f"#!/bin/bash\n{text}\n").chmod(0o755)
 
     def tool_kit(self) -> None:
-        """A CUDA tool kit of the machine's own."""
+        """Gives the machine a CUDA tool kit."""
         self.command(self.root / "cuda" / "bin" / "nvcc", _NVCC)
         self.write("cuda/include/cuda_runtime.h")
         self.environment["CUDA_HOME"] = str(self.root / "cuda")
 
     def gpus(self, count: int) -> None:
-        """An nvidia-smi that lists so many GPUs."""
+        """Gives the machine an nvidia-smi that lists this number of GPUs."""
         lines = "".join(f"GPU {i}: NVIDIA H200 (UUID: GPU-{i})\\n" for i in range(count))
         self.command("nvidia-smi", f"printf '{lines}'")
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """A command in the tree; its output and errors come back together."""
+        """Runs a command in the tree; output and errors are merged."""
         return subprocess.run(words, cwd=self.root, env=self.environment, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, text=True, check=False)
 
 
 class Gpus(unittest.TestCase):
-    """How many GPUs there are for programs, and where their NCCL is."""
+    """The number of usable GPUs, and the place of their NCCL."""
 
     def test_visible_devices(self):
         for chosen, expected in ((None, "0 1 2 3"), ("", ""), ("2", "2"), ("0,1", "0 1"),
@@ -108,7 +108,7 @@ class Gpus(unittest.TestCase):
         machine = Machine(self)
         if machine.run("scripts/gpus.py", "nccl").stdout == f"{gpus.SYSTEM}\n":
             self.skipTest("the loader of this machine has an NCCL")
-        # Last first, each before the ones that were there already.
+        # Last choice first; each later one takes precedence over those before.
         for folder, variable in ((".deps/nccl-library/nvidia/nccl/lib", ""),
                                  ("wheels/nvidia/nccl/lib", "PYTHONPATH"),
                                  ("home/lib", "NCCL_HOME")):
@@ -125,7 +125,7 @@ class Gpus(unittest.TestCase):
 
 
 class Setup(unittest.TestCase):
-    """setup.sh wants no more than what is built needs."""
+    """setup.sh fetches only what the build needs."""
 
     def test_the_library_needs_no_mpi(self):
         machine = Machine(self)
@@ -182,10 +182,10 @@ class Setup(unittest.TestCase):
 
 
 class Runs(unittest.TestCase):
-    """What the other scripts do on such machines."""
+    """The other scripts on simulated machines."""
 
     def test_blanks_in_a_path_are_refused(self):
-        # make would take the first word for a folder of its own, and `make clean` removes it.
+        # make would split the path, and `make clean` would remove the folder of its first word.
         machine = Machine(self, "tree of mine")
         done = machine.run("bash", "-ec", ". scripts/env.sh; echo too far")
         self.assertEqual((done.returncode, done.stdout.count("\n")), (1, 1), done.stdout)
@@ -231,7 +231,7 @@ class Runs(unittest.TestCase):
 
 
 class BuildScript(unittest.TestCase):
-    """build.rs goes on without kernels only where there is no nvcc, or where nobody wants them."""
+    """build.rs builds without kernels only if there is no nvcc or nobody wants them."""
 
     @classmethod
     def setUpClass(cls):
@@ -242,7 +242,7 @@ class BuildScript(unittest.TestCase):
                         str(cls.program)), check=True, cwd=ROOT)
 
     def build(self, nvcc: str, **settings: str) -> subprocess.CompletedProcess[str]:
-        """build.rs of a tree with a kernel; `nvcc` is the shell script in the place of nvcc."""
+        """Runs build.rs of a tree with one kernel; the shell script `nvcc` stands in for nvcc."""
         machine = Machine(self)
         machine.write("cuda/kernel.cu")
         if nvcc:

@@ -1,6 +1,6 @@
-"""Tests of the runner itself: what counts as a failure, what runs, and that nothing is left behind.
+"""Tests of the runner: what counts as a failure, what runs, and that no process is left behind.
 
-Run by the step `runner/self-test`, or by `python3 -m unittest testing.selftest` in scripts/.
+The step `runner/self-test` runs them; by hand, `python3 -m unittest testing.selftest` in scripts/.
 """
 
 import os
@@ -13,7 +13,7 @@ from testing.step import Counts, Finished, Step
 
 
 class Readers(unittest.TestCase):
-    """Output and status become counts; whatever is amiss is a failure."""
+    """Output and exit status become counts; anything unexpected is a failure."""
 
     def test_closing_line(self):
         read = counts.closing_line
@@ -65,14 +65,14 @@ class Readers(unittest.TestCase):
 
 
 class Commands(unittest.TestCase):
-    """A command that hangs is ended, and everything below it."""
+    """A command that hangs is ended with all its children."""
 
     def test_time_out_ends_grandchildren(self):
         start = time.monotonic()
         finished = command.run(("bash", "-c", "sleep 317 & echo $!; wait"), dict(os.environ), 1)
         self.assertTrue(finished.timed_out)
         self.assertLess(time.monotonic() - start, 8)
-        # It was killed; on a busy machine it takes a moment to die.
+        # On a busy machine a killed process takes a moment to end.
         end = time.monotonic() + 10
         while self._lives(finished.output.strip()) and time.monotonic() < end:
             time.sleep(0.01)
@@ -91,7 +91,7 @@ class Commands(unittest.TestCase):
 
 
 class Pool(unittest.TestCase):
-    """Needs are kept, and what could not run counts as failed."""
+    """Needs are respected, and a step that could not run counts as failed."""
 
     @staticmethod
     def _run(*steps):

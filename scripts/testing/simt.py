@@ -1,7 +1,7 @@
 """The GPU kernels on the CPU: programs of c_tests linked with the SIMT shim (c_tests/simt).
 
-The same programs as everywhere, but the CUDA backend serves them, with its own kernels, grids and
-layouts. Each run has its own schedule and its own number of multiprocessors.
+The programs are the same as elsewhere, but run on the CUDA backend with its kernels, grids and
+layouts. Each run has its own schedule and number of multiprocessors.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from testing.step import ROOT, Counts, Finished, Places, Step
 
 _ENVIRONMENT = (("NCCLEP_HOSTSIM_WITH_GPU", "1"),)
 _EXACT = (("NCCL_EP_LL_COMBINE", "exact"),)
-# Grids that the library would not choose by itself, for 3 ranks of 6 multiprocessors or more.
+# Grids that the library would not choose, for 3 ranks of 6 multiprocessors or more.
 _ODD_GRIDS = (("NCCL_EP_TUNING_FILE", str(ROOT / "c_tests" / "simt" / "odd_grids.json")),)
-# Of ep_bench, where each rank has its own number of tokens.
+# Options of ep_bench, with uneven tokens.
 _UNEVEN = "--experts 24 --hidden 256 --masked 3 --warmup 0 --iters 1 --validate"
 
 
 @dataclasses.dataclass(frozen=True)
 class _Run:
-    """A program on so many ranks, each a GPU of so many multiprocessors."""
+    """A program on a number of ranks, each a GPU with a number of multiprocessors."""
 
     label: str
     command: str
@@ -75,9 +75,9 @@ _RUNS = (
     _Run("ep_bench/ht-uneven", f"ep_bench -a ht {_UNEVEN} --sweep 8/1,0/8 --max-tokens 12", 3, 2,
          read=counts.says(BENCH_PASSED, 2)),
 )
-# On kernels as for chips without bulk copies, which no GPU of ours is.
+# On the kernels for chips without bulk copies, which we have no GPU for.
 _PLAIN = _Run("test_ht/plain", "test_ht routing_styles", 3, 2)
-# These start their ranks themselves.
+# These programs start their own ranks.
 _FORKING = ("test_death --ranks 3 dies_while_others_wait", "test_death --ranks 3 dies_before_an_ht",
             "test_death --ranks 3 creation", "test_death --ranks 2 stalls",
             "test_faults --ranks 3 --trials 8 --seed 4 --kinds ll,staged,ht,handles",
@@ -85,7 +85,7 @@ _FORKING = ("test_death --ranks 3 dies_while_others_wait", "test_death --ranks 3
 
 
 def steps(places: Places) -> list[Step]:
-    """Nothing where the library has no kernels, or where the shim does not know the processor."""
+    """The steps; none if the library has no kernels or the shim does not support this CPU."""
     without_kernels = places.environment.get("NCCL_EP_CUDA") == "off"
     if without_kernels or platform.machine() != "x86_64":
         return []
@@ -94,7 +94,7 @@ def steps(places: Places) -> list[Step]:
              f"EP_LIBDIR={places.libraries}", f"OUT={places.target}/c")
     bugs = ("python3", "c_tests/simt/planted_bugs.py", str(places.target), "--quick")
     return [
-        # After the other links: they share objects.
+        # After the other links, which share objects.
         Step("build/simt", build, counts.build, ("build/programs",), cores=2, timeout=600),
         Step("simt/self-test", (str(programs / "lib" / "selftest"),), counts.closing_line,
              ("build/simt",)),

@@ -1,7 +1,7 @@
-"""What a step of the test run is, and what comes out of it.
+"""Steps of the test run and their results.
 
-A step is one command, or one Python function for what no command prints readably. Everything else
-(order, side-by-side running, printing) is in pool.py; how output becomes counts is in counts.py.
+A step is one command, or one Python function where no command prints readable output. Order,
+parallel running and printing are in pool.py; counts.py turns output into counts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 @dataclasses.dataclass(frozen=True)
 class Finished:
-    """A command that has ended: its status, everything it printed, and whether time ran out."""
+    """An ended command: its exit status, all its output, and whether it timed out."""
 
     status: int
     output: str
@@ -24,9 +24,9 @@ class Finished:
 
 @dataclasses.dataclass(frozen=True)
 class Counts:
-    """Checks of one step; `problem` says why a step failed whose own counts do not show it.
+    """Checks of one step; `problem` says why it failed if its counts do not show it.
 
-    `skipped` is why something was not tested, in the words of the program, or empty.
+    `skipped` is the program's reason for not testing something, or empty.
     """
 
     passed: int
@@ -41,7 +41,7 @@ class Counts:
 
 @dataclasses.dataclass(frozen=True)
 class Places:
-    """Where things are: decided once, from the environment that env.sh exports."""
+    """Locations, decided once from the environment that env.sh exports."""
 
     environment: Mapping[str, str]
     target: pathlib.Path  # cargo's target directory
@@ -58,9 +58,9 @@ class Places:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One line of the report.
+    """One step, which is one line of the report.
 
-    `cores` is how much of the machine the step uses, `needs` names steps that must have passed.
+    `cores` is the share of the machine that it uses, `needs` names steps that must pass first.
     """
 
     name: str

@@ -9,11 +9,12 @@ pub mod cuda;
 mod dylib;
 pub mod host;
 pub mod nccl;
+pub mod platform;
 pub mod quiet;
 pub mod select;
 
 use crate::error::{Error, Result};
-use crate::model::ops::{HtCombine, HtDispatch, LlOp, Routing, Stream};
+use crate::model::ops::{HtCombine, HtDispatch, LlOp, Routing, StagedSlot, Stream};
 use crate::model::tensor::DevPtr;
 use std::any::Any;
 use std::sync::Arc;
@@ -37,6 +38,10 @@ pub trait DeviceMemory: Send + Sync {
     fn download(&self, to: &mut [u8], from: DevPtr) -> Result<()>;
     /// Whether everything enqueued on `stream` has run.
     fn is_idle(&self, stream: Stream) -> Result<bool>;
+    /// A stream that waits for no other, the legacy default one included.
+    fn create_stream(&self) -> Result<Stream>;
+    /// Destroys what [`DeviceMemory::create_stream`] gave.
+    fn destroy_stream(&self, stream: Stream);
     /// Something that waits for other ranks begins on the device. Until the result is dropped nothing waits for
     /// the device as a whole.
     fn begin(&self) -> Box<dyn Any>;
@@ -45,20 +50,46 @@ pub trait DeviceMemory: Send + Sync {
     fn strand(&self, stream: Stream);
 }
 
-/// One rank's side of an open group.
+/// One rank's side of an open group, in the mode that it was opened for.
+pub enum OpenGroup {
+    /// Low latency.
+    Ll(Box<dyn LlGroupBackend>),
+    /// High throughput.
+    Ht(Box<dyn HtGroupBackend>),
+}
+
+impl OpenGroup {
+    /// What both modes have.
+    pub fn common(&self) -> &dyn GroupBackend {
+        match self {
+            Self::Ll(group) => group.as_ref(),
+            Self::Ht(group) => group.as_ref(),
+        }
+    }
+}
+
+/// What groups of both modes have.
 pub trait GroupBackend: Send + Sync {
     /// The group's device memory.
     fn memory(&self) -> Arc<dyn DeviceMemory>;
-    /// A handle for LL operations; local and without work on any stream.
-    fn open_ll(&self, routing: Routing) -> Result<Box<dyn LlBackend>>;
-    /// A handle for HT operations: exchanges the routing over all ranks. `routing` is an error on a
-    /// rank that refused its arguments, which gets it back; the others learn of it here, or from the
-    /// handle's first use.
-    fn open_ht(&self, routing: Result<HtRouting>, stream: Stream) -> Result<Box<dyn HtBackend>>;
     /// The first failure that an operation met while it ran.
     fn fault(&self) -> Option<Error>;
-    /// Waits for the device, then releases what peers can see. Collective unless a fault is known.
+    /// Waits for the group's operations, then releases what peers can see. Collective unless a fault is known.
     fn close(&self, stream: Stream) -> Result<()>;
+}
+
+/// A group for LL operations.
+pub trait LlGroupBackend: GroupBackend {
+    /// A handle; local and without work on any stream.
+    fn open_handle(&self, routing: Routing) -> Result<Box<dyn LlBackend>>;
+}
+
+/// A group for HT operations.
+pub trait HtGroupBackend: GroupBackend {
+    /// A handle: exchanges the routing over all ranks. `routing` is an error on a rank that refused its
+    /// arguments, which gets it back; the others learn of it here, or from the handle's first use.
+    fn open_handle(&self, routing: Result<HtRouting>, stream: Stream)
+    -> Result<Box<dyn HtBackend>>;
 }
 
 /// What an HT handle is made of.
@@ -70,21 +101,16 @@ pub struct HtRouting {
     pub counter: Option<DevPtr>,
 }
 
-/// Names a sent but not yet received operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ticket(pub u64);
-
 /// LL operations of one handle.
 pub trait LlBackend: Send + Sync {
     /// Enqueues a whole operation.
     fn run(&self, op: &LlOp, stream: Stream) -> Result<()>;
-    /// Enqueues the send phase only. `slot`, below the number of staged operations that a group may have,
-    /// is the same on all ranks and free.
-    fn send(&self, op: &LlOp, slot: usize, stream: Stream) -> Result<Ticket>;
-    /// Enqueues the receive phase of `op`, after its send phase even on another stream.
-    fn receive(&self, op: &LlOp, ticket: Ticket, stream: Stream) -> Result<()>;
-    /// Gives up the receive phase of `op`, so that the peers need not wait for it.
-    fn abandon(&self, op: &LlOp, ticket: Ticket);
+    /// Enqueues the send phase only, in `slot`, which is free and the same on all ranks.
+    fn send(&self, op: &LlOp, slot: StagedSlot, stream: Stream) -> Result<()>;
+    /// Enqueues the receive phase of `op`, which was sent in `slot`, after its send phase even on another stream.
+    fn receive(&self, op: &LlOp, slot: StagedSlot, stream: Stream) -> Result<()>;
+    /// Gives up the receive phase of `op`, which was sent in `slot`, so that the peers need not wait for it.
+    fn abandon(&self, op: &LlOp, slot: StagedSlot);
 }
 
 /// HT operations of one handle.

@@ -155,3 +155,20 @@ pub struct HtCombine {
     /// Present in backward combines.
     pub gradients: Option<WeightGradients>,
 }
+
+/// Staged operations that one group may have in flight.
+pub const STAGED_SLOTS: usize = 2;
+
+/// One of a group's staged operations, by a number that is the same on all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StagedSlot(usize);
+
+impl StagedSlot {
+    /// All slots.
+    pub const ALL: [Self; STAGED_SLOTS] = [Self(0), Self(1)];
+
+    /// Its number, below [`STAGED_SLOTS`].
+    pub fn index(self) -> usize {
+        self.0
+    }
+}

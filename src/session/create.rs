@@ -6,11 +6,11 @@
 
 use crate::backend::bootstrap::Bootstrap;
 use crate::backend::nccl::Communicator;
-use crate::backend::{HtRouting, select};
+use crate::backend::{HtRouting, OpenGroup, select};
 use crate::env::Env;
 use crate::error::refusal::{AmongRanks, OfTensor, Role, Setting, Subject};
 use crate::error::{Error, Result, Value, Words};
-use crate::model::group::{Algorithm, GroupFacts, GroupSettings, LlCombineMode};
+use crate::model::group::{GroupFacts, GroupSettings, LlCombineMode};
 use crate::model::ops::{Routing, Stream};
 use crate::model::tensor::DevPtr;
 use crate::model::topology::{NODE_ID_BYTES, NodeId, Topology};
@@ -157,20 +157,20 @@ pub fn handle(group: Arc<Group>, tensors: Result<HandleTensors>, stream: Stream)
         let routing = rule::handle::routing(group.facts(), &tensors.ids)?;
         Ok((routing, rule::handle::counter(group.facts(), &tensors)?))
     });
-    match group.facts().algorithm {
-        Algorithm::LowLatency => {
+    match group.backend() {
+        OpenGroup::Ll(backend) => {
             let (routing, _) = checked?;
-            let backend = group.backend().open_ll(routing)?;
-            Ok(Handle::low_latency(group, routing, backend))
+            let handle = backend.open_handle(routing)?;
+            Ok(Handle::low_latency(group, routing, handle))
         }
-        Algorithm::HighThroughput => {
+        OpenGroup::Ht(backend) => {
             let routing = checked
                 .as_ref()
                 .map(|(routing, _)| *routing)
                 .map_err(Error::clone);
             let wanted = checked.and_then(|checked| ht_routing(&group, checked));
-            let backend = group.backend().open_ht(wanted, stream)?;
-            Ok(Handle::high_throughput(group, routing?, backend))
+            let handle = backend.open_handle(wanted, stream)?;
+            Ok(Handle::high_throughput(group, routing?, handle))
         }
     }
 }
@@ -186,13 +186,9 @@ fn ht_routing(group: &Group, (routing, counter): (Routing, Option<Counter>)) -> 
 
 /// The address by which the device reaches the counter at `host`.
 fn device_alias(group: &Group, host: DevPtr) -> Result<DevPtr> {
-    group
-        .backend()
-        .memory()
-        .device_alias(host)
-        .map_err(|cause| {
-            let expected = "an address that the device can reach".to_owned();
-            Error::argument(Subject::Data(Role::HostCounter), OfTensor::MappedHostMemory)
-                .found(Value::Error(cause), Value::Text(expected))
-        })
+    group.memory().device_alias(host).map_err(|cause| {
+        let expected = "an address that the device can reach".to_owned();
+        Error::argument(Subject::Data(Role::HostCounter), OfTensor::MappedHostMemory)
+            .found(Value::Error(cause), Value::Text(expected))
+    })
 }

@@ -1,24 +1,21 @@
 //! A group: its facts, its backend, and whether it still works.
 #![forbid(unsafe_code)]
 
-use crate::backend::{DeviceMemory, GroupBackend};
+use crate::backend::{DeviceMemory, OpenGroup};
 use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Context, Error, Result};
 use crate::model::group::GroupFacts;
-use crate::model::ops::Stream;
+use crate::model::ops::{STAGED_SLOTS, StagedSlot, Stream};
 use crate::session::stream::OwnStream;
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Staged operations that one group may have in flight.
-pub const MAX_STAGED: usize = 2;
-
 /// An open group.
 pub struct Group {
     facts: GroupFacts,
-    backend: Box<dyn GroupBackend>,
+    backend: OpenGroup,
     own_stream: Option<OwnStream>,
     failed: OnceCell<Error>,
     closed: AtomicBool,
@@ -31,14 +28,14 @@ pub struct Group {
 #[derive(Default)]
 struct Staged {
     next: usize,
-    waiting: [bool; MAX_STAGED],
+    waiting: [bool; STAGED_SLOTS],
 }
 
 impl Group {
     /// A group over an open backend, with a stream for its exchanges if the caller gave none.
     pub(super) fn new(
         facts: GroupFacts,
-        backend: Box<dyn GroupBackend>,
+        backend: OpenGroup,
         own_stream: Option<OwnStream>,
     ) -> Self {
         Self {
@@ -57,6 +54,7 @@ impl Group {
         self.closed.store(true, Ordering::Release);
         let own = self.own_stream.as_ref().map(OwnStream::stream);
         self.backend
+            .common()
             .close(stream.or(own).unwrap_or(Stream::DEFAULT))
     }
 
@@ -67,17 +65,18 @@ impl Group {
 
     /// The memory of the group's device.
     pub fn memory(&self) -> Arc<dyn DeviceMemory> {
-        self.backend.memory()
+        self.backend.common().memory()
     }
 
     /// The backend that the group runs on.
-    pub(super) fn backend(&self) -> &dyn GroupBackend {
-        self.backend.as_ref()
+    pub(super) fn backend(&self) -> &OpenGroup {
+        &self.backend
     }
 
     /// The failure that has made the group unusable, if any.
     pub fn failure(&self) -> Option<Error> {
-        self.failed.get().cloned().or_else(|| self.backend.fault())
+        let fault = || self.backend.common().fault();
+        self.failed.get().cloned().or_else(fault)
     }
 
     /// Marks the group unusable; later calls fail at once instead of leaving the peers waiting.
@@ -98,37 +97,41 @@ impl Group {
     }
 
     /// Sends a staged operation by `send`, which is told its slot, or refuses.
-    pub(super) fn send_staged<T>(
+    pub(super) fn send_staged(
         &self,
-        send: impl FnOnce(usize) -> Result<T>,
-    ) -> Result<(usize, T)> {
+        send: impl FnOnce(StagedSlot) -> Result<()>,
+    ) -> Result<StagedSlot> {
         let mut staged = self.staged.lock();
         let Some(slot) = staged.free_slot() else {
             return Err(Error::usage(Subject::Staging, InSequence::FewerStaged)
-                .got(MAX_STAGED + 1, format_args!("at most {MAX_STAGED}")));
+                .got(STAGED_SLOTS + 1, format_args!("at most {STAGED_SLOTS}")));
         };
-        let sent = send(slot)?;
-        staged.next = slot + 1;
+        send(slot)?;
+        staged.next = slot.index() + 1;
         staged.set_waiting(slot, true);
-        Ok((slot, sent))
+        Ok(slot)
     }
 
     /// The staged operation in `slot` was completed or given up.
-    pub(super) fn end_staged(&self, slot: usize) {
+    pub(super) fn end_staged(&self, slot: StagedSlot) {
         self.staged.lock().set_waiting(slot, false);
     }
 }
 
 impl Staged {
-    fn free_slot(&self) -> Option<usize> {
-        (self.next..self.next + MAX_STAGED)
-            .map(|turn| turn % MAX_STAGED)
-            .find(|&slot| self.waiting.get(slot) == Some(&false))
+    fn free_slot(&self) -> Option<StagedSlot> {
+        let turns = StagedSlot::ALL
+            .into_iter()
+            .cycle()
+            .skip(self.next % STAGED_SLOTS);
+        turns
+            .take(STAGED_SLOTS)
+            .find(|slot| self.waiting.get(slot.index()) == Some(&false))
     }
 
-    fn set_waiting(&mut self, slot: usize, waits: bool) {
-        if let Some(place) = self.waiting.get_mut(slot) {
-            *place = waits;
+    fn set_waiting(&mut self, slot: StagedSlot, waits: bool) {
+        if let Some(waiting) = self.waiting.get_mut(slot.index()) {
+            *waiting = waits;
         }
     }
 }

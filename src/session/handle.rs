@@ -1,11 +1,11 @@
 //! A handle: one routing, its backend side, and the staged operation that waits for completion.
 #![forbid(unsafe_code)]
 
-use crate::backend::{HtBackend, LlBackend, Ticket};
+use crate::backend::{HtBackend, LlBackend};
 use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
 use crate::model::group::Algorithm;
-use crate::model::ops::{LlOp, Routing, Stream};
+use crate::model::ops::{LlOp, Routing, StagedSlot, Stream};
 use crate::rule::{CombineTensors, DispatchTensors, ht, ll};
 use crate::session::group::Group;
 use parking_lot::Mutex;
@@ -38,8 +38,7 @@ struct Progress {
 /// A staged operation that waits for its receive phase.
 struct Sent {
     op: LlOp,
-    slot: usize,
-    ticket: Ticket,
+    slot: StagedSlot,
 }
 
 impl Handle {
@@ -78,7 +77,7 @@ impl Handle {
         if let Mode::Ll(ll) = &self.mode
             && let Some(sent) = ll.progress.lock().staged.take()
         {
-            ll.backend.abandon(&sent.op, sent.ticket);
+            ll.backend.abandon(&sent.op, sent.slot);
             self.group.end_staged(sent.slot);
         }
     }
@@ -150,8 +149,8 @@ impl Handle {
             return handle.backend.run(&op, stream);
         }
         let send = |slot| handle.backend.send(&op, slot, stream);
-        let (slot, ticket) = self.group.send_staged(send)?;
-        progress.staged = Some(Sent { op, slot, ticket });
+        let slot = self.group.send_staged(send)?;
+        progress.staged = Some(Sent { op, slot });
         Ok(())
     }
 
@@ -166,7 +165,7 @@ impl Handle {
             return Ok(());
         };
         // If this is refused, the operation still waits: the caller may try again.
-        handle.backend.receive(&sent.op, sent.ticket, stream)?;
+        handle.backend.receive(&sent.op, sent.slot, stream)?;
         self.group.end_staged(sent.slot);
         progress.staged = None;
         Ok(())

@@ -4,15 +4,15 @@
 //! Two ranks share the GPU, each with its own window and thread: what a rank does not send can then be
 //! left out on purpose.
 
-use super::context::Context;
 use super::driver;
-use super::fault::FaultPage;
-use super::layout::WindowLayout;
-use super::memory::{Buffer, CudaMemory};
-use super::module::Module;
+use super::driver::context::Context;
+use super::driver::memory::{Buffer, CudaMemory};
+use super::driver::module::Module;
 use super::params::{MAX_PEERS, OP_PEER_SELFTEST, PeerTable};
-use super::selftest::Selftest;
-use super::window::Window;
+use super::peer::fault::FaultPage;
+use super::peer::layout::WindowLayout;
+use super::peer::selftest::Selftest;
+use super::peer::window::Window;
 use crate::backend::DeviceMemory;
 use crate::error::{Code, Result};
 use crate::model::ops::Stream;
@@ -184,7 +184,8 @@ fn the_callers_context_is_left_as_it_was() {
 #[ignore = "needs a GPU"]
 fn only_mapped_host_memory_has_a_device_alias() {
     let bench = Bench::open();
-    let page = super::host_page::HostPage::<super::params::FaultReport>::new(&bench.context, 1);
+    let page =
+        super::driver::mapped::HostPage::<super::params::FaultReport>::new(&bench.context, 1);
     let pinned = DevPtr(page.as_ref().unwrap().device() as usize);
     assert_eq!(bench.memory.device_alias(pinned), Ok(pinned));
     let plain = DevPtr(Box::new(0_u64).as_ref() as *const u64 as usize);

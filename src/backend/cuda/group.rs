@@ -5,22 +5,26 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::bootstrap::Bootstrap;
-use crate::backend::cuda::context::Context;
 use crate::backend::cuda::driver;
-use crate::backend::cuda::fault::FaultPage;
+use crate::backend::cuda::driver::context::Context;
+use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
+use crate::backend::cuda::driver::module::Module;
+use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::ht::HtGroup;
-use crate::backend::cuda::ht_plan::HtPlan;
-use crate::backend::cuda::layout::WindowLayout;
+use crate::backend::cuda::ht::plan::HtPlan;
 use crate::backend::cuda::ll::LlGroup;
-use crate::backend::cuda::ll_plan::LlPlan;
-use crate::backend::cuda::memory::{Buffer, CudaMemory};
-use crate::backend::cuda::module::Module;
-use crate::backend::cuda::open::Open;
+use crate::backend::cuda::ll::plan::LlPlan;
 use crate::backend::cuda::params::{LL_MARK, MAX_PEERS, OP_PEER_SELFTEST};
-use crate::backend::cuda::parting::{End, Parting, Windows};
-use crate::backend::cuda::selftest::Selftest;
-use crate::backend::cuda::window::{PeerMapping, Window, WindowRecord};
-use crate::backend::{DeviceMemory, GroupBackend, HtBackend, HtRouting, LlBackend};
+use crate::backend::cuda::peer::fault::FaultPage;
+use crate::backend::cuda::peer::layout::WindowLayout;
+use crate::backend::cuda::peer::selftest::Selftest;
+use crate::backend::cuda::peer::teardown::{End, Teardown, Windows};
+use crate::backend::cuda::peer::window::{Window, WindowRecord};
+use crate::backend::cuda::peer::windows::PeerWindows;
+use crate::backend::{
+    DeviceMemory, GroupBackend, HtBackend, HtGroupBackend, HtRouting, LlBackend, LlGroupBackend,
+    OpenGroup,
+};
 use crate::error::refusal::{AmongRanks, Subject};
 use crate::error::{Error, Result};
 use crate::model::group::{Algorithm, GroupFacts};
@@ -31,19 +35,24 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// A group whose ranks are GPUs that map each other's memory.
-pub(super) struct CudaGroup {
+struct CudaGroup<M> {
+    common: Common,
+    mode: Arc<M>,
+}
+
+/// What it has in any mode.
+struct Common {
     context: Arc<Context>,
     memory: Arc<CudaMemory>,
     bootstrap: Bootstrap,
     timeout: Duration,
-    open: Arc<Open>,
-    mode: Mode,
+    group: Arc<GroupContext>,
     /// Taken when the group closes.
-    shared: Mutex<Option<Shared>>,
-    parting: Parting,
+    windows: Mutex<Option<PeerWindows>>,
+    teardown: Teardown,
 }
 
-/// What a group's mode needs beside that.
+/// The modes' side of a new group.
 enum Mode {
     Ll(Arc<LlGroup>),
     Ht(Arc<HtGroup>),
@@ -79,26 +88,25 @@ impl Plan {
             .try_for_each(|(offset, bytes)| memory.fill(DevPtr(start + offset), LL_MARK, bytes))
     }
 
-    /// The mode's side of `open`; its part of the windows begins at `start`.
-    fn open(self, open: &Arc<Open>, memory: &Arc<CudaMemory>, start: usize) -> Result<Mode> {
-        let open = Arc::clone(open);
+    /// The mode's side of `group`; its part of the windows begins at `start`.
+    fn open(
+        self,
+        group: &Arc<GroupContext>,
+        memory: &Arc<CudaMemory>,
+        start: usize,
+    ) -> Result<Mode> {
+        let group = Arc::clone(group);
         Ok(match self {
             Self::Ll(plan) => {
                 let layout = plan.layout(start);
-                Mode::Ll(Arc::new(LlGroup::new(open, memory, *plan, layout)?))
+                Mode::Ll(Arc::new(LlGroup::new(group, memory, *plan, layout)?))
             }
             Self::Ht(plan) => {
                 let layout = plan.layout(start);
-                Mode::Ht(Arc::new(HtGroup::new(open, memory, *plan, layout)?))
+                Mode::Ht(Arc::new(HtGroup::new(group, memory, *plan, layout)?))
             }
         })
     }
-}
-
-/// What the ranks of a group hold of each other.
-struct Shared {
-    mappings: Vec<PeerMapping>,
-    window: Window,
 }
 
 /// What one rank decides and makes before it meets the others.
@@ -138,80 +146,73 @@ impl Prepared {
             window,
             faults: FaultPage::new(context, facts.rank, timeout)?,
             selftest: Selftest::new(context, facts.ranks)?,
-            state: Open::new_state(memory)?,
+            state: GroupContext::new_state(memory)?,
             multiprocessors: driver::multiprocessors()?,
         })
     }
 }
 
-impl CudaGroup {
-    /// Opens this rank's side. Collective: every rank gets a group, or every rank an error.
-    pub(super) fn open(
-        (context, memory): (Arc<Context>, Arc<CudaMemory>),
-        facts: &GroupFacts,
-        bootstrap: Bootstrap,
-        timeout: Duration,
-        stream: Stream,
-    ) -> Result<Self> {
-        let rank = facts.rank;
-        let prepared = Prepared::new(&context, &memory, facts, timeout);
-        let record = prepared
-            .as_ref()
-            .map(|own| own.record.to_bytes())
-            .map_err(Error::clone);
-        let records = bootstrap.agree(record, WindowRecord::BYTES, stream);
-        let mut own = prepared?;
-        // Where a rank is known to have refused, none maps a window.
-        if records.is_ok() || bootstrap.lost().is_some() {
-            own.window.tell();
-        }
-        let records = records?;
-
-        let mut shared = Shared {
-            mappings: Vec::new(),
-            window: own.window,
-        };
-        let mapped = shared.map_peers(rank, &records, own.layout.bytes);
-        let agreed = agree_on(&bootstrap, &mapped, stream);
-        if let Err(error) = agreed {
-            return Err(shared.abandon(&bootstrap, stream, error));
-        }
-
-        let told = DevPtr(shared.window.base().0 + own.layout.told);
-        let windows = shared.windows(rank);
-        let words = windows
-            .iter()
-            .map(|base| DevPtr(base.0 + own.layout.parting));
-        let words = Windows::new(&memory, words.collect(), rank);
-        let parting = Parting::new(words, (rank, facts.ranks), timeout);
-        let open = Open::new(
-            own.module,
-            own.faults,
-            own.multiprocessors,
-            (own.state, told),
-            (&windows, rank),
-        )?;
-        let tested = bootstrap.within_deadline(|left| {
-            let (peers, wait) = (open.peers(), open.wait_at_most(left, OP_PEER_SELFTEST));
-            let test = &own.selftest;
-            test.run(&open.module, &peers, &own.layout, wait, stream)
-        });
-        let open = Arc::new(open);
-        let mode = tested.and_then(|()| own.plan.open(&open, &memory, own.layout.operations));
-        if let Err(error) = agree_on(&bootstrap, &mode, stream) {
-            return Err(shared.abandon(&bootstrap, stream, error));
-        }
-        Ok(Self {
-            context,
-            memory,
-            bootstrap,
-            timeout,
-            open,
-            mode: mode?,
-            shared: Mutex::new(Some(shared)),
-            parting,
-        })
+/// Opens this rank's side. Collective: every rank gets a group, or every rank an error.
+pub(super) fn open(
+    (context, memory): (Arc<Context>, Arc<CudaMemory>),
+    facts: &GroupFacts,
+    bootstrap: Bootstrap,
+    timeout: Duration,
+    stream: Stream,
+) -> Result<OpenGroup> {
+    let rank = facts.rank;
+    let prepared = Prepared::new(&context, &memory, facts, timeout);
+    let record = prepared.as_ref().map(|own| own.record.to_bytes());
+    let record = record.map_err(Error::clone);
+    let records = bootstrap.agree(record, WindowRecord::BYTES, stream);
+    let mut own = prepared?;
+    // Where a rank is known to have refused, none maps a window.
+    if records.is_ok() || bootstrap.lost().is_some() {
+        own.window.tell();
     }
+    let records = records?;
+
+    let mut windows = PeerWindows::new(own.window);
+    let mapped = windows.map_peers(rank, &records, own.layout.bytes);
+    if let Err(error) = agree_on(&bootstrap, &mapped, stream) {
+        return Err(windows.abandon(&bootstrap, stream, error));
+    }
+
+    let bases = windows.bases(rank);
+    let told = DevPtr(windows.base().0 + own.layout.told);
+    let group = Arc::new(GroupContext::new(
+        own.module,
+        own.faults,
+        own.multiprocessors,
+        (own.state, told),
+        (&bases, rank),
+    )?);
+    let tested = bootstrap.within_deadline(|left| {
+        let (peers, wait) = (group.peers(), group.wait_at_most(left, OP_PEER_SELFTEST));
+        let test = &own.selftest;
+        test.run(&group.module, &peers, &own.layout, wait, stream)
+    });
+    let mode = tested.and_then(|()| own.plan.open(&group, &memory, own.layout.operations));
+    if let Err(error) = agree_on(&bootstrap, &mode, stream) {
+        return Err(windows.abandon(&bootstrap, stream, error));
+    }
+    let words = bases
+        .iter()
+        .map(|base| DevPtr(base.0 + own.layout.teardown));
+    let words = Windows::new(&memory, words.collect(), rank);
+    let common = Common {
+        context,
+        memory,
+        bootstrap,
+        timeout,
+        group,
+        windows: Mutex::new(Some(windows)),
+        teardown: Teardown::new(words, (rank, facts.ranks), timeout),
+    };
+    Ok(match mode? {
+        Mode::Ll(mode) => OpenGroup::Ll(Box::new(CudaGroup { common, mode })),
+        Mode::Ht(mode) => OpenGroup::Ht(Box::new(CudaGroup { common, mode })),
+    })
 }
 
 /// Leaves a step together: an error if any rank has one.
@@ -220,130 +221,88 @@ fn agree_on<T>(bootstrap: &Bootstrap, mine: &Result<T>, stream: Stream) -> Resul
     bootstrap.agree(mine, 0, stream).map(drop)
 }
 
-/// What a rank tells the others about their windows at the end.
-const UNMAPPED: u8 = 1;
-const STILL_MAPPED: u8 = 2;
-
-impl Shared {
-    /// Maps the windows of all ranks but `rank`, which is this one; in rank order. Each has `bytes`. Those that
-    /// were mapped before one that cannot be stay, to be unmapped as all are.
-    fn map_peers(&mut self, rank: usize, records: &[Vec<u8>], bytes: usize) -> Result<()> {
-        let others = records.iter().enumerate().filter(|&(peer, _)| peer != rank);
-        for (peer, record) in others {
-            let mapping = WindowRecord::from_bytes(record)
-                .and_then(|record| PeerMapping::new(self.window.context(), &record, bytes))
-                .map_err(|error| {
-                    error.within(format_args!("rank {rank} cannot map rank {peer}'s window"))
-                })?;
-            self.mappings.push(mapping);
-        }
-        Ok(())
-    }
-
-    /// The windows of all ranks; `rank` is this one.
-    fn windows(&self, rank: usize) -> Vec<DevPtr> {
-        let mut bases: Vec<DevPtr> = self.mappings.iter().map(PeerMapping::base).collect();
-        bases.insert(rank, self.window.base());
-        bases
-    }
-
-    /// Unmaps the peers' windows if the device is quiet; gives the own one back once all ranks have done that, or
-    /// leaves it to the next group if one could not. No kernel of any rank uses a window any more. Collective.
-    ///
-    /// To wait here for a quiet device would not do: another thread may be in an exchange, whose peers wait at
-    /// this place for an exchange of this rank.
-    fn release(self, bootstrap: &Bootstrap, stream: Stream) -> Result<()> {
-        let Self { mappings, window } = self;
-        let mine = match PeerMapping::unmap(mappings) {
-            true => UNMAPPED,
-            false => STILL_MAPPED,
-        };
-        let told = bootstrap.all_gather(&[mine], stream);
-        match &told {
-            Ok(told) if told.iter().all(|it| *it == [UNMAPPED]) => window.free(),
-            _ => window.keep(),
-        }
-        told.map(drop)
-    }
-
-    /// Gives up the peers' windows, and leaves the own one to the next group: a peer may still map it, though no
-    /// kernel uses it.
-    fn keep(self) {
-        drop(self.mappings);
-        self.window.keep();
-    }
-
-    /// Gives up the peers' windows. The own one stays allocated: kernels of a peer may write to it.
-    fn leave(self) {
-        drop(self);
-    }
-
-    /// Ends an opening that failed with `error` on all ranks, and gives that back.
-    fn abandon(self, bootstrap: &Bootstrap, stream: Stream, error: Error) -> Error {
-        match bootstrap.lost() {
-            // The error is what matters; a window that cannot be freed stays.
-            None => drop(self.release(bootstrap, stream)),
-            Some(_) => self.leave(),
-        }
-        error
-    }
-}
-
-impl GroupBackend for CudaGroup {
-    fn memory(&self) -> Arc<dyn DeviceMemory> {
-        Arc::clone(&self.memory) as Arc<dyn DeviceMemory>
-    }
-
-    fn open_ll(&self, routing: Routing) -> Result<Box<dyn LlBackend>> {
-        match &self.mode {
-            Mode::Ll(ll) => Ok(Box::new(ll.open_handle(routing)?)),
-            Mode::Ht(_) => Err(Error::internal("an LL handle of an HT group")),
-        }
-    }
-
-    fn open_ht(&self, routing: Result<HtRouting>, stream: Stream) -> Result<Box<dyn HtBackend>> {
-        let Mode::Ht(ht) = &self.mode else {
-            return Err(Error::internal("an HT handle of an LL group"));
-        };
-        Ok(Box::new(ht.open_handle(routing, stream)?))
-    }
-
+impl Common {
     fn fault(&self) -> Option<Error> {
-        self.open.faults.error().or_else(|| self.bootstrap.lost())
+        let lost = || self.bootstrap.lost();
+        self.group.faults.error().or_else(lost)
     }
 
-    fn close(&self, stream: Stream) -> Result<()> {
-        let Some(shared) = self.shared.lock().take() else {
-            return Ok(());
-        };
-        if let Mode::Ll(ll) = &self.mode {
-            ll.close();
-        }
+    fn close(&self, windows: PeerWindows, stream: Stream) -> Result<()> {
         self.bootstrap.begin_call();
         let rested = self.context.wait_for_operations(self.timeout, stream);
         let parted = match self.fault() {
             None => rested.and_then(|()| {
                 let stays = self.context.is_stranded();
-                self.parting.leave_together(stays)
+                self.teardown.leave_together(stays)
             }),
-            Some(_) => self.parting.leave().and(rested).map(|()| End::Broken),
+            Some(_) => self.teardown.leave().and(rested).map(|()| End::Broken),
         };
         let closed = match parted {
-            Ok(End::Together { meet: true }) => shared.release(&self.bootstrap, stream),
+            Ok(End::Together { meet: true }) => windows.release(&self.bootstrap, stream),
             Ok(End::Together { meet: false }) => {
-                shared.keep();
+                windows.keep();
                 Ok(())
             }
             Ok(End::Broken) => {
-                shared.leave();
+                windows.leave();
                 Ok(())
             }
             Err(error) => {
-                shared.leave();
+                windows.leave();
                 Err(error)
             }
         };
         self.context.close();
         closed
+    }
+}
+
+/// What a mode does when its group closes.
+trait Close: Send + Sync {
+    /// No operation will follow.
+    fn close(&self);
+}
+
+impl Close for LlGroup {
+    fn close(&self) {
+        self.forget_staged();
+    }
+}
+
+impl Close for HtGroup {
+    fn close(&self) {}
+}
+
+impl<M: Close> GroupBackend for CudaGroup<M> {
+    fn memory(&self) -> Arc<dyn DeviceMemory> {
+        Arc::clone(&self.common.memory) as Arc<dyn DeviceMemory>
+    }
+
+    fn fault(&self) -> Option<Error> {
+        self.common.fault()
+    }
+
+    fn close(&self, stream: Stream) -> Result<()> {
+        let Some(windows) = self.common.windows.lock().take() else {
+            return Ok(());
+        };
+        self.mode.close();
+        self.common.close(windows, stream)
+    }
+}
+
+impl LlGroupBackend for CudaGroup<LlGroup> {
+    fn open_handle(&self, routing: Routing) -> Result<Box<dyn LlBackend>> {
+        Ok(Box::new(self.mode.open_handle(routing)?))
+    }
+}
+
+impl HtGroupBackend for CudaGroup<HtGroup> {
+    fn open_handle(
+        &self,
+        routing: Result<HtRouting>,
+        stream: Stream,
+    ) -> Result<Box<dyn HtBackend>> {
+        Ok(Box::new(self.mode.open_handle(routing, stream)?))
     }
 }

@@ -4,16 +4,16 @@
 //! together: so each begins after the one before, receive phases of staged ones aside. An event behind
 //! every operation keeps the place, since by the time another stream comes the last one may be gone.
 //! The host needs 0.1 to 0.4 us for it; blocks that counted themselves out would take longer on the device
-//! (`docs/performance.md`).
+//! (`docs/development/host-time.md`).
 #![forbid(unsafe_code)]
 
-use crate::backend::cuda::context::{Context, Enqueued};
-use crate::backend::cuda::event::Event;
-use crate::backend::cuda::streams::Place;
+use crate::backend::cuda::driver::context::{Context, Enqueued};
+use crate::backend::cuda::driver::event::Event;
+use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::quiet::{Graphs, Works};
 use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -37,16 +37,30 @@ impl Order {
         Ok(Self(operations))
     }
 
-    /// Enqueues an operation by `launch`. Operations of one graph keep their order, too; the caller orders
-    /// the graph's launches.
-    pub(super) fn enqueue(&self, at: &Place, launch: impl FnOnce() -> Result<()>) -> Result<()> {
-        let mut done = self.0.done.lock();
+    /// Makes `at` wait for the operation before. What is launched until [`Turn::end`] is the next one; without
+    /// that call nothing was launched. Operations of one graph keep their order, too; the caller orders the
+    /// graph's launches.
+    pub(super) fn begin<'a>(&'a self, at: &'a StreamScope) -> Result<Turn<'a>> {
+        let done = self.0.done.lock();
         if self.0.ended.load(Ordering::Relaxed) {
             return Err(group_has_ended());
         }
         done.hold(at)?;
-        launch()?;
-        done.record(at)
+        Ok(Turn { done, at })
+    }
+}
+
+/// One operation's place in the order; no other begins meanwhile.
+#[must_use]
+pub(super) struct Turn<'a> {
+    done: MutexGuard<'a, Event>,
+    at: &'a StreamScope,
+}
+
+impl Turn<'_> {
+    /// The operation was launched: the next one will wait for it.
+    pub(super) fn end(mut self) -> Result<()> {
+        self.done.record(self.at)
     }
 }
 

@@ -5,40 +5,39 @@ use crate::error::Result;
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// The pieces of memory that a group's handles have or have had.
+/// The memory that a group's handles have or have had, in one entry for each.
 pub(super) struct Pool<P> {
-    pieces: Mutex<Vec<Arc<P>>>,
+    entries: Mutex<Vec<Arc<P>>>,
 }
 
 impl<P> Default for Pool<P> {
     fn default() -> Self {
         Self {
-            pieces: Mutex::default(),
+            entries: Mutex::default(),
         }
     }
 }
 
 impl<P> Pool<P> {
-    /// The piece with the least `waste` of those that nobody has, else what `make` makes. `waste` is
-    /// `None` for a piece that will not do. A piece is free again when the result and its clones are gone,
-    /// though what its handle enqueued may still be to come: the group's operations run one after the
-    /// other.
+    /// The free entry with the least `waste`, else what `make` makes. `waste` is `None` for an entry that will not
+    /// do. An entry is free again when the result and its clones are gone, though operations of its handle may
+    /// not have run yet: those of the next handle run after them.
     pub(super) fn take(
         &self,
         waste: impl Fn(&P) -> Option<usize>,
         make: impl FnOnce() -> Result<P>,
     ) -> Result<Arc<P>> {
-        let mut pieces = self.pieces.lock();
-        // Nobody takes one from the vector meanwhile, and what only the vector has is in use nowhere.
-        let fitting = pieces
+        let mut entries = self.entries.lock();
+        // Under the lock, an entry with one reference is free.
+        let fitting = entries
             .iter_mut()
             .filter_map(|it| Some((waste(Arc::get_mut(it)?)?, Arc::clone(it))));
-        if let Some((_, piece)) = fitting.min_by_key(|(waste, _)| *waste) {
-            return Ok(piece);
+        if let Some((_, entry)) = fitting.min_by_key(|(waste, _)| *waste) {
+            return Ok(entry);
         }
-        let piece = Arc::new(make()?);
-        pieces.push(Arc::clone(&piece));
-        Ok(piece)
+        let entry = Arc::new(make()?);
+        entries.push(Arc::clone(&entry));
+        Ok(entry)
     }
 }
 
@@ -47,7 +46,7 @@ mod tests {
     use super::*;
 
     fn at_least(size: usize) -> impl Fn(&usize) -> Option<usize> {
-        move |piece| piece.checked_sub(size)
+        move |entry| entry.checked_sub(size)
     }
 
     fn none_free() -> Result<usize> {
@@ -55,11 +54,11 @@ mod tests {
     }
 
     #[test]
-    fn the_smallest_free_piece_that_will_do_is_taken() {
+    fn the_smallest_free_entry_that_will_do_is_taken() {
         let pool = Pool::default();
-        let pieces = [30, 10, 20].map(|size| pool.take(|_| None, || Ok(size)).unwrap());
+        let entries = [30, 10, 20].map(|size| pool.take(|_| None, || Ok(size)).unwrap());
         assert!(pool.take(at_least(5), none_free).is_err());
-        drop(pieces);
+        drop(entries);
         assert_eq!(*pool.take(at_least(15), none_free).unwrap(), 20);
         assert!(pool.take(at_least(31), none_free).is_err());
     }

@@ -8,17 +8,16 @@
 mod device;
 mod exchange;
 mod group;
+mod group_state;
 mod ht;
-mod ht_open;
-mod ht_routing;
 mod ll;
 mod message;
 mod numeric;
+mod order;
 mod rows;
 mod runtime;
 mod signal;
 mod terms;
-mod turns;
 mod window;
 
 pub use group::HostPlatform;

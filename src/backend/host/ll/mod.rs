@@ -4,13 +4,13 @@ mod combine;
 mod dispatch;
 mod gates;
 
-use crate::backend::host::group::Shared;
+use crate::backend::LlBackend;
+use crate::backend::host::group_state::GroupState;
+use crate::backend::host::order::Order;
 use crate::backend::host::terms::{Call, Terms};
-use crate::backend::host::turns::Turns;
-use crate::backend::{LlBackend, Ticket};
 use crate::error::Result;
 use crate::model::group::GroupFacts;
-use crate::model::ops::{LlOp, Routing, Stream};
+use crate::model::ops::{LlOp, Routing, STAGED_SLOTS, StagedSlot, Stream};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,17 +18,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// An LL handle.
 #[derive(Clone)]
 pub struct HostLl {
-    shared: Arc<Shared>,
+    shared: Arc<GroupState>,
     routing: Routing,
     last: Arc<Mutex<LastDispatch>>,
     received: Arc<Received>,
+    /// Epochs of the operations that were sent in each slot.
+    staged: Arc<[AtomicU64; STAGED_SLOTS]>,
 }
 
 /// The receive phases of a handle's staged operations. They use its memory, so every later operation on
 /// the handle follows those enqueued before it, whatever their streams.
 #[derive(Default)]
 struct Received {
-    ended: Turns,
+    ended: Order,
     /// Epoch of the last one that was enqueued.
     last: AtomicU64,
 }
@@ -62,12 +64,21 @@ struct Placed {
 
 impl HostLl {
     /// A handle whose ids are `routing`, read anew by every operation.
-    pub fn new(shared: Arc<Shared>, routing: Routing) -> Self {
+    pub fn new(shared: Arc<GroupState>, routing: Routing) -> Self {
         Self {
             shared,
             routing,
             last: Arc::default(),
             received: Arc::default(),
+            staged: Arc::default(),
+        }
+    }
+
+    fn staged(&self, slot: StagedSlot) -> &AtomicU64 {
+        let [first, second] = &*self.staged;
+        match slot.index() {
+            0 => first,
+            _ => second,
         }
     }
 
@@ -117,19 +128,22 @@ impl LlBackend for HostLl {
             .map(drop)
     }
 
-    fn send(&self, op: &LlOp, _slot: usize, stream: Stream) -> Result<Ticket> {
+    fn send(&self, op: &LlOp, slot: StagedSlot, stream: Stream) -> Result<()> {
         let (handle, op, terms) = (self.clone(), *op, self.terms(op, true));
         let follow = self.received.follow();
         let send = move |epoch| handle.send_now(&op, &terms, epoch);
-        self.shared
-            .enqueue_operation(terms.call, stream, follow, send)
-            .map(Ticket)
+        let epoch = self
+            .shared
+            .enqueue_operation(terms.call, stream, follow, send)?;
+        self.staged(slot).store(epoch, Ordering::Relaxed);
+        Ok(())
     }
 
-    fn receive(&self, op: &LlOp, ticket: Ticket, stream: Stream) -> Result<()> {
+    fn receive(&self, op: &LlOp, slot: StagedSlot, stream: Stream) -> Result<()> {
         // Waiting for this rank's own message orders the phases, whatever their streams.
         let (handle, op, terms) = (self.clone(), *op, self.terms(op, true));
-        let (received, Ticket(epoch)) = (Arc::clone(&self.received), ticket);
+        let received = Arc::clone(&self.received);
+        let epoch = self.staged(slot).load(Ordering::Relaxed);
         let receive = move || handle.receive_now(&op, &terms, epoch);
         let end = move || received.ended.end(epoch);
         self.shared.enqueue(terms.call, stream, receive, end)?;
@@ -137,7 +151,8 @@ impl LlBackend for HostLl {
         Ok(())
     }
 
-    fn abandon(&self, _op: &LlOp, ticket: Ticket) {
-        self.shared.exchange.abandon(ticket.0);
+    fn abandon(&self, _op: &LlOp, slot: StagedSlot) {
+        let epoch = self.staged(slot).load(Ordering::Relaxed);
+        self.shared.exchange.abandon(epoch);
     }
 }

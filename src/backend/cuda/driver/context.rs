@@ -1,0 +1,337 @@
+//! The CUDA context that a group lives in: the caller's own, wherever possible.
+//!
+//! Every call into the driver happens inside [`Context::enter`], which puts the context on the calling
+//! thread and takes it off again: the caller's current context is never changed.
+#![forbid(unsafe_code)]
+
+use crate::backend::cuda::driver::event::Mark;
+use crate::backend::cuda::driver::resources::DeviceResources;
+use crate::backend::cuda::driver::{self, ContextHandle, Device, IPC_HANDLE_BYTES};
+use crate::backend::quiet::{Quiet, Taken, UnderWay, Works};
+use crate::error::{Error, Result};
+use crate::model::ops::Stream;
+use once_cell::sync::Lazy;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// What can be used again instead of being made anew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Key {
+    /// Device memory of so many bytes that no other process knows.
+    Memory(usize),
+    /// A window of so many bytes.
+    Window(usize),
+    /// Pinned host memory of so many bytes.
+    Pinned(usize),
+    /// The mapping of what another process exported.
+    Import([u8; IPC_HANDLE_BYTES]),
+}
+
+/// A context, as no other of the process was or will be called: its handle and its number.
+pub type ContextId = (ContextHandle, u64);
+
+/// All devices that this process has used, by their contexts.
+static DEVICES: Lazy<Mutex<HashMap<ContextId, Arc<Quiet<Key>>>>> = Lazy::new(Mutex::default);
+
+/// A context of one device, kept alive.
+#[derive(Debug)]
+pub struct Held {
+    handle: ContextHandle,
+    number: u64,
+    /// The device whose primary context this type keeps alive; `None` for a context of the caller's.
+    retained: Option<Device>,
+}
+
+impl Held {
+    /// The context `handle`; `retained` is the device to release it from.
+    fn new(handle: ContextHandle, retained: Option<Device>) -> Result<Self> {
+        let mut held = Self {
+            handle,
+            number: 0,
+            retained,
+        };
+        {
+            let _entered = held.enter()?;
+            held.number = driver::current_context_id()?;
+        }
+        Ok(held)
+    }
+
+    /// What it is called.
+    pub fn id(&self) -> ContextId {
+        (self.handle, self.number)
+    }
+
+    /// Makes this the calling thread's context until the result is dropped.
+    pub fn enter(&self) -> Result<Entered> {
+        let pushed = driver::current_context()? != Some(self.handle);
+        if pushed {
+            driver::push_context(self.handle)?;
+        }
+        Ok(Entered {
+            pushed,
+            this_thread: PhantomData,
+        })
+    }
+
+    /// The same for who has something to free there. A context that is gone has freed everything in it, and
+    /// its handle may be that of another.
+    pub fn enter_if_alive(&self) -> Option<Entered> {
+        let entered = self.enter().ok()?;
+        (driver::current_context_id() == Ok(self.number)).then_some(entered)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some(device) = self.retained {
+            // Nothing is left to do about a context that cannot be released.
+            let _ = driver::release_primary(device);
+        }
+    }
+}
+
+/// The operations of a group that were enqueued in some order of their own.
+pub trait Enqueued: Works {
+    /// Whether all of them have run, those in graphs aside.
+    fn are_over(&self) -> Result<bool>;
+    /// Whether there are some in graphs, whose launches nobody tells us.
+    fn are_captured(&self) -> bool;
+    /// Refuses all operations from now on.
+    fn end(&self);
+}
+
+/// A context as one group uses it.
+pub struct Context {
+    held: Arc<Held>,
+    quiet: Arc<Quiet<Key>>,
+    tools: Mutex<Using>,
+    enqueued: Mutex<Vec<Weak<dyn Enqueued>>>,
+    /// What was enqueued may still run when the group is gone: nobody else may use its memory.
+    spoiled: AtomicBool,
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.held.fmt(to)
+    }
+}
+
+/// Whether a group may use what all groups of its device share.
+enum Using {
+    NotYet,
+    Now(Arc<DeviceResources>),
+    NoMore,
+}
+
+impl Context {
+    /// The calling thread's context if it belongs to the device numbered `ordinal`, else that
+    /// device's primary context, which is the one that the CUDA runtime uses.
+    pub fn for_device(ordinal: usize) -> Result<Self> {
+        let device = driver::device(ordinal)?;
+        let current = match driver::current_context()? {
+            Some(handle) if driver::current_device()? == device => Some(handle),
+            _ => None,
+        };
+        let held = match current {
+            Some(handle) => Held::new(handle, None)?,
+            None => Held::new(driver::retain_primary(device)?, Some(device))?,
+        };
+        let quiet = Arc::clone(DEVICES.lock().entry(held.id()).or_default());
+        Ok(Self {
+            held: Arc::new(held),
+            quiet,
+            tools: Mutex::new(Using::NotYet),
+            enqueued: Mutex::default(),
+            spoiled: AtomicBool::new(false),
+        })
+    }
+
+    /// The driver's handle.
+    pub fn handle(&self) -> ContextHandle {
+        self.held.handle
+    }
+
+    /// Makes this the calling thread's context until the result is dropped.
+    pub fn enter(&self) -> Result<Entered> {
+        self.held.enter()
+    }
+
+    /// The same for who has something to free there; nothing if the context is gone.
+    pub fn enter_if_alive(&self) -> Option<Entered> {
+        self.held.enter_if_alive()
+    }
+
+    /// What all groups of the device share, until [`Context::close`].
+    pub fn tools(&self) -> Result<Arc<DeviceResources>> {
+        let mut using = self.tools.lock();
+        match &*using {
+            Using::Now(tools) => Ok(Arc::clone(tools)),
+            Using::NoMore => Err(Error::internal("the group is closed")),
+            Using::NotYet => {
+                let tools = DeviceResources::of(&self.held, &self.quiet)?;
+                *using = Using::Now(Arc::clone(&tools));
+                Ok(tools)
+            }
+        }
+    }
+
+    /// The group is at its end; with the last of the device its kernels are unloaded.
+    pub fn close(&self) {
+        let used = std::mem::replace(&mut *self.tools.lock(), Using::NoMore);
+        drop(used);
+    }
+
+    /// Something that waits for other ranks begins on the device; it ends when the result is dropped.
+    pub fn begin(&self) -> UnderWay<Key> {
+        self.quiet.begin()
+    }
+
+    /// An exchange on `stream` was given up and may be there for ever. As long as it is nothing can be freed; all
+    /// else goes on.
+    pub fn strand(self: &Arc<Self>, stream: Stream) {
+        // The kernels stay loaded, too: to load them again would wait.
+        let tools = self.tools();
+        let mark = Mark::behind(self, stream);
+        self.quiet.strand(Box::new(move || {
+            let _loaded = &tools;
+            mark.as_ref()
+                .map_or(true, |mark| mark.is_over() == Ok(false))
+        }));
+    }
+
+    /// Whether such an exchange is on the device at this moment.
+    pub fn is_stranded(&self) -> bool {
+        self.quiet.is_stranded()
+    }
+
+    /// Something for the use of `key` that is left of another group.
+    pub fn take(&self, key: &Key) -> Option<Taken> {
+        self.quiet.take(key)
+    }
+
+    /// Frees what lies at `address` by `free` when the device is quiet. Until then it may serve for `key`.
+    pub fn free_later(&self, key: Option<Key>, address: usize, free: fn(usize)) {
+        let held = Arc::clone(&self.held);
+        let free = move |address| {
+            if let Some(_entered) = held.enter_if_alive() {
+                free(address);
+            }
+        };
+        let key = key.filter(|_| !self.is_spoiled());
+        self.quiet.later(key, address, Some(Box::new(free)));
+    }
+
+    /// Frees memory of the caller's at `address` by `free`, if that can be soon, and later otherwise.
+    pub fn free_soon(&self, address: usize, mut free: impl FnMut(usize) + Send + 'static) {
+        let held = Arc::clone(&self.held);
+        let free = move |address| {
+            if let Some(_entered) = held.enter_if_alive() {
+                free(address);
+            }
+        };
+        self.quiet.free_soon(address, Box::new(free));
+    }
+
+    /// Keeps what lies at `address` for the use of `key` as long as the process lives.
+    pub fn keep(&self, key: Key, address: usize) {
+        if !self.is_spoiled() {
+            self.quiet.later(Some(key), address, None);
+        }
+    }
+
+    /// Calls `then`, inside the context, if the device is quiet, and says whether it did.
+    pub fn if_quiet(&self, then: impl FnOnce()) -> bool {
+        self.enter().is_ok_and(|_entered| self.quiet.try_now(then))
+    }
+
+    fn is_spoiled(&self) -> bool {
+        self.spoiled.load(Ordering::Relaxed)
+    }
+
+    /// Counts `enqueued` among the operations of the group.
+    pub fn watch<E: Enqueued + 'static>(&self, enqueued: &Arc<E>) {
+        let as_works: Weak<E> = Arc::downgrade(enqueued);
+        self.quiet.watch(as_works);
+        let own: Weak<E> = Arc::downgrade(enqueued);
+        self.enqueued.lock().push(own);
+    }
+
+    /// Waits until the group's operations have run, and only for these; none can follow. The deadline is
+    /// for those that are behind an exchange that is stuck; all others end by their own.
+    pub fn wait_for_operations(&self, timeout: Duration, stream: Stream) -> Result<()> {
+        let enqueued: Vec<_> = self
+            .enqueued
+            .lock()
+            .iter()
+            .filter_map(Weak::upgrade)
+            .collect();
+        let _entered = self.enter()?;
+        enqueued.iter().for_each(|it| it.end());
+        let captured = enqueued.iter().any(|it| it.are_captured());
+        let start = Instant::now();
+        let mut pause = Duration::from_micros(5);
+        let waited = loop {
+            match are_over(&enqueued, captured.then_some(stream)) {
+                Ok(false) if start.elapsed() > timeout && self.is_stranded() => {
+                    break Err(stuck_behind());
+                }
+                Ok(false) => {
+                    std::thread::sleep(pause);
+                    pause = (pause * 2).min(Duration::from_millis(1));
+                }
+                Ok(true) => break Ok(()),
+                Err(error) => break Err(error),
+            }
+        };
+        if waited.is_err() {
+            self.spoiled.store(true, Ordering::Relaxed);
+            // As long as they may run the device is not quiet.
+            let are_stuck = move || enqueued.iter().any(|it| it.are_over() == Ok(false));
+            self.quiet.strand(Box::new(are_stuck));
+        }
+        if captured {
+            // Launches of graphs may be on any stream.
+            self.if_quiet(|| drop(driver::synchronize_context()));
+        }
+        waited
+    }
+}
+
+fn are_over(enqueued: &[Arc<dyn Enqueued>], stream: Option<Stream>) -> Result<bool> {
+    for it in enqueued {
+        if !it.are_over()? {
+            return Ok(false);
+        }
+    }
+    stream.map_or(Ok(true), driver::is_idle)
+}
+
+fn stuck_behind() -> Error {
+    Error::new(
+        crate::error::Code::RemoteError,
+        "its operations are behind an exchange that a lost rank never joined",
+    )
+}
+
+/// Being inside a context; stays on its thread.
+#[derive(Debug)]
+#[must_use = "the context is left when this is dropped"]
+pub struct Entered {
+    pushed: bool,
+    this_thread: PhantomData<*const ()>,
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        if self.pushed {
+            // Fails only if the caller has destroyed the context, and with it this entry.
+            let _ = driver::pop_context();
+        }
+    }
+}

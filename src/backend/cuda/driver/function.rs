@@ -1,0 +1,94 @@
+//! The driver calls about one kernel: finding it, its limits, launching it.
+//!
+//! The module that a kernel belongs to is kept by `module`; who calls these functions holds it.
+#![allow(unsafe_code)]
+
+use crate::backend::cuda::driver::api::{check, functions};
+use crate::backend::cuda::driver::{ModuleHandle, raw_stream};
+use crate::error::{Error, Result};
+use crate::model::ops::Stream;
+use cudarc::driver::sys;
+use std::ffi::{CStr, c_int, c_void};
+use std::ptr::null_mut;
+
+/// A kernel's entry point.
+#[derive(Clone, Copy, Debug)]
+pub struct FunctionHandle(usize);
+
+/// The entry point `name`.
+pub fn function(module: ModuleHandle, name: &CStr) -> Result<FunctionHandle> {
+    let mut function = null_mut();
+    // SAFETY: writes one handle; the module is loaded and `name` NUL-terminated.
+    let status =
+        unsafe { (functions()?.cuModuleGetFunction)(&mut function, module.raw(), name.as_ptr()) };
+    check("cuModuleGetFunction", status)
+        .map_err(|error| error.within(format_args!("kernel {}", name.to_string_lossy())))?;
+    Ok(FunctionHandle(function as usize))
+}
+
+/// The most threads that a block of `function` may have. Asking also brings the code to the device, which
+/// lazy loading would put off until the first launch.
+pub fn most_threads(function: FunctionHandle) -> Result<u32> {
+    let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK;
+    let mut threads = 0;
+    // SAFETY: writes one number; the function is loaded.
+    let status = unsafe {
+        (functions()?.cuFuncGetAttribute)(&mut threads, attribute, function.0 as sys::CUfunction)
+    };
+    check("cuFuncGetAttribute", status)?;
+    u32::try_from(threads).map_err(|_| Error::internal(format!("blocks of {threads} threads")))
+}
+
+/// Lets blocks of `function` have up to `bytes` of dynamic shared memory.
+pub fn allow_shared_bytes(function: FunctionHandle, bytes: u32) -> Result<()> {
+    let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+    let bytes =
+        c_int::try_from(bytes).map_err(|_| Error::internal(format!("{bytes} shared bytes")))?;
+    // SAFETY: no pointers are passed; the function is loaded.
+    let status = unsafe {
+        (functions()?.cuFuncSetAttribute)(function.0 as sys::CUfunction, attribute, bytes)
+    };
+    check("cuFuncSetAttribute", status)
+}
+
+/// How many threads run a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaunchShape {
+    /// Blocks.
+    pub blocks: u32,
+    /// Threads per block.
+    pub threads: u32,
+    /// Dynamic shared memory per block.
+    pub shared_bytes: u32,
+}
+
+/// Enqueues a kernel whose only parameter is at `params`.
+///
+/// # Safety
+/// `params` points to the parameter struct that `function` takes. The driver copies it.
+pub unsafe fn launch(
+    function: FunctionHandle,
+    shape: LaunchShape,
+    params: *const c_void,
+    stream: Stream,
+) -> Result<()> {
+    let config = sys::CUlaunchConfig {
+        gridDimX: shape.blocks,
+        gridDimY: 1,
+        gridDimZ: 1,
+        blockDimX: shape.threads,
+        blockDimY: 1,
+        blockDimZ: 1,
+        sharedMemBytes: shape.shared_bytes,
+        hStream: raw_stream(stream),
+        attrs: null_mut(),
+        numAttrs: 0,
+    };
+    let mut arguments = [params.cast_mut()];
+    let function = function.0 as sys::CUfunction;
+    // SAFETY: the function is loaded and takes one parameter of that type (this function's contract).
+    let status = unsafe {
+        (functions()?.cuLaunchKernelEx)(&config, function, arguments.as_mut_ptr(), null_mut())
+    };
+    check("cuLaunchKernelEx", status)
+}

@@ -1,0 +1,89 @@
+//! Records that a kernel writes and the host reads, in pinned host memory that the device maps.
+#![allow(unsafe_code)]
+
+use crate::backend::cuda::driver;
+use crate::backend::cuda::driver::context::{Context, Key};
+use crate::backend::cuda::params::{FaultReport, SelftestResult};
+use crate::backend::cuda::params_ht::HtReceived;
+use crate::error::{Error, Result};
+use crate::model::tensor::DevPtr;
+use std::ffi::c_void;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Plain data.
+///
+/// # Safety
+/// Every pattern of bits is a value, and all zeros mean "nothing written yet".
+pub unsafe trait Record: Copy {}
+// SAFETY: numbers only; FAULT_NONE is 0.
+unsafe impl Record for FaultReport {}
+// SAFETY: numbers only; SELFTEST_MISSING is 0.
+unsafe impl Record for SelftestResult {}
+// SAFETY: numbers only; epochs begin at 1.
+unsafe impl Record for HtReceived {}
+
+/// A number of records, all zero at first.
+#[derive(Debug)]
+pub struct HostPage<T: Record> {
+    context: Arc<Context>,
+    host: NonNull<T>,
+    device: DevPtr,
+    count: usize,
+}
+
+// SAFETY: owns plain memory; the only access from the host is a volatile read.
+unsafe impl<T: Record> Send for HostPage<T> {}
+// SAFETY: as for Send.
+unsafe impl<T: Record> Sync for HostPage<T> {}
+
+impl<T: Record> HostPage<T> {
+    /// `count` records, at least one.
+    pub fn new(context: &Arc<Context>, count: usize) -> Result<Self> {
+        let bytes = count * size_of::<T>();
+        let _entered = context.enter()?;
+        let left = context.take(&Key::Pinned(bytes));
+        let memory = left.map_or_else(
+            || driver::alloc_host(bytes),
+            |it| Ok(it.address as *mut c_void),
+        )?;
+        let host = NonNull::new(memory.cast::<T>())
+            .ok_or_else(|| Error::internal("cuMemHostAlloc gave NULL"))?;
+        let mut page = Self {
+            context: Arc::clone(context),
+            host,
+            device: DevPtr::default(),
+            count,
+        };
+        // SAFETY: `bytes` are allocated there, and nobody else uses them.
+        unsafe { memory.cast::<u8>().write_bytes(0, bytes) };
+        page.device = driver::device_alias(memory)?
+            .ok_or_else(|| Error::internal("cuMemHostAlloc gave memory that is not mapped"))?;
+        Ok(page)
+    }
+
+    /// Where the device writes.
+    pub fn device(&self) -> *mut T {
+        self.device.0 as *mut T
+    }
+
+    /// Record `index` as it is now; `None` past the end. A kernel may be writing it: whoever needs all
+    /// of a record reads it once more after its state field says that it is complete.
+    pub fn read(&self, index: usize) -> Option<T> {
+        if index >= self.count {
+            return None;
+        }
+        // SAFETY: inside the allocation; volatile, as the device writes; any bits are a value.
+        Some(unsafe { self.host.add(index).read_volatile() })
+    }
+}
+
+impl<T: Record> Drop for HostPage<T> {
+    fn drop(&mut self) {
+        // A context that is gone has freed its memory.
+        let free = |address| drop(driver::free_host(address as *mut c_void));
+        let key = Some(Key::Pinned(self.count * size_of::<T>()));
+        self.context
+            .free_later(key, self.host.as_ptr() as usize, free);
+    }
+}

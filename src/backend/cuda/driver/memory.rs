@@ -1,0 +1,184 @@
+//! Device memory of a group's GPU, as the rest of the library asks for it.
+//!
+//! Memory is given back when the device is quiet (`backend::quiet`). Fills are copies: a kernel would wait where
+//! another thread's operation has every multiprocessor and waits for its peers.
+#![forbid(unsafe_code)]
+
+use crate::backend::DeviceMemory;
+use crate::backend::cuda::driver;
+use crate::backend::cuda::driver::context::{Context, Key};
+use crate::error::{Code, Error, Result};
+use crate::model::ops::Stream;
+use crate::model::tensor::DevPtr;
+use once_cell::sync::OnceCell;
+use std::any::Any;
+use std::ffi::c_void;
+use std::sync::Arc;
+
+/// The most bytes of a fill that are copied at once.
+const FILL_BYTES: usize = 4 << 20;
+
+/// Plain allocations and copies in one context.
+///
+/// Holds nothing that costs memory: it outlives its group, for the sake of tensors that do.
+pub struct CudaMemory {
+    context: Arc<Context>,
+}
+
+impl CudaMemory {
+    /// The memory of `context`'s device.
+    pub fn new(context: Arc<Context>) -> Self {
+        Self { context }
+    }
+
+    /// The context.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// Sets `bytes` at `data`, a multiple of 4, to words `word`; returns when that is done.
+    pub fn fill(&self, data: DevPtr, word: u32, bytes: usize) -> Result<()> {
+        let words = bytes.min(FILL_BYTES) / size_of::<u32>();
+        self.repeat(data, &word.to_le_bytes().repeat(words), bytes)
+    }
+
+    /// Zeroes `bytes` at `data`; returns when that is done.
+    pub fn zero(&self, data: DevPtr, bytes: usize) -> Result<()> {
+        self.repeat(data, &vec![0; bytes.min(FILL_BYTES)], bytes)
+    }
+
+    /// Writes `block` to `data` again and again until `bytes` are full.
+    fn repeat(&self, data: DevPtr, block: &[u8], bytes: usize) -> Result<()> {
+        (0..bytes)
+            .step_by(block.len().max(1))
+            .try_for_each(|offset| {
+                let length = block.len().min(bytes - offset);
+                self.upload(
+                    DevPtr(data.0 + offset),
+                    block.get(..length).unwrap_or_default(),
+                )
+            })
+    }
+}
+
+impl DeviceMemory for CudaMemory {
+    fn alloc(&self, bytes: usize) -> Result<DevPtr> {
+        if bytes == 0 {
+            return Ok(DevPtr::default());
+        }
+        let _entered = self.context.enter()?;
+        driver::alloc(bytes)
+    }
+
+    fn free(&self, data: DevPtr) -> Result<()> {
+        if data.is_null() {
+            return Ok(());
+        }
+        let freed = Arc::new(OnceCell::new());
+        let outcome = Arc::clone(&freed);
+        let free = move |address| drop(outcome.set(driver::free(DevPtr(address))));
+        self.context.free_soon(data.0, free);
+        // What is freed later is a success so far.
+        freed.get().cloned().unwrap_or(Ok(()))
+    }
+
+    fn alloc_own(&self, bytes: usize) -> Result<DevPtr> {
+        let left = self.context.take(&Key::Memory(bytes));
+        left.map_or_else(|| self.alloc(bytes), |it| Ok(DevPtr(it.address)))
+    }
+
+    fn free_own(&self, data: DevPtr, bytes: usize) {
+        if !data.is_null() {
+            let key = Some(Key::Memory(bytes));
+            self.context.free_later(key, data.0, free);
+        }
+    }
+
+    fn device_alias(&self, host: DevPtr) -> Result<DevPtr> {
+        let _entered = self.context.enter()?;
+        driver::device_alias(host.0 as *mut c_void)?.ok_or_else(|| {
+            Error::new(
+                Code::InvalidArgument,
+                "data: must be mapped pinned host memory, as cudaHostAlloc gives",
+            )
+        })
+    }
+
+    fn upload(&self, to: DevPtr, from: &[u8]) -> Result<()> {
+        let tools = self.context.tools()?;
+        let _entered = self.context.enter()?;
+        driver::upload(to, from, tools.stream())
+    }
+
+    fn download(&self, to: &mut [u8], from: DevPtr) -> Result<()> {
+        let tools = self.context.tools()?;
+        let _entered = self.context.enter()?;
+        driver::download(to, from, tools.stream())
+    }
+
+    fn create_stream(&self) -> Result<Stream> {
+        let _entered = self.context.enter()?;
+        driver::create_stream()
+    }
+
+    fn destroy_stream(&self, stream: Stream) {
+        if let Ok(_entered) = self.context.enter() {
+            let _ = driver::destroy_stream(stream);
+        }
+    }
+
+    fn is_idle(&self, stream: Stream) -> Result<bool> {
+        let _entered = self.context.enter()?;
+        driver::is_idle(stream)
+    }
+
+    fn begin(&self) -> Box<dyn Any> {
+        Box::new(self.context.begin())
+    }
+
+    fn strand(&self, stream: Stream) {
+        self.context.strand(stream);
+    }
+}
+
+/// Frees device memory of the current context.
+pub fn free(address: usize) {
+    // A context that is gone has freed its memory.
+    let _ = driver::free(DevPtr(address));
+}
+
+/// Device memory that is given back when this is dropped.
+pub struct Buffer {
+    memory: Arc<CudaMemory>,
+    data: DevPtr,
+    bytes: usize,
+}
+
+impl Buffer {
+    /// `bytes` of memory with any content.
+    pub fn new(memory: &Arc<CudaMemory>, bytes: usize) -> Result<Self> {
+        Ok(Self {
+            memory: Arc::clone(memory),
+            data: memory.alloc_own(bytes)?,
+            bytes,
+        })
+    }
+
+    /// `bytes` of zeros.
+    pub fn zeroed(memory: &Arc<CudaMemory>, bytes: usize) -> Result<Self> {
+        let buffer = Self::new(memory, bytes)?;
+        memory.zero(buffer.data, bytes)?;
+        Ok(buffer)
+    }
+
+    /// First byte.
+    pub fn data(&self) -> DevPtr {
+        self.data
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        self.memory.free_own(self.data, self.bytes);
+    }
+}

@@ -1,0 +1,197 @@
+//! How many blocks and warps run an HT operation, and how many of the blocks send.
+//!
+//! Each rank decides for itself: rows announce themselves one by one, so no rank needs to know how many
+//! blocks of another send or receive.
+#![forbid(unsafe_code)]
+
+use crate::backend::cuda::params_ht::{HT_COMBINE_THREADS, HT_DISPATCH_THREADS};
+use crate::model::group::GroupFacts;
+use crate::tuning::{Choice, Operation, Tuning};
+
+pub const WARP: u32 = 32;
+
+/// Static shared memory of the kernels, and what the driver reserves.
+const RESERVED_SHARED_BYTES: u32 = 3584;
+/// Blocks when the caller leaves the choice to us, and how many of them send.
+const AUTO_BLOCKS: u32 = 24;
+const DISPATCH_SENDERS: u32 = 11;
+/// Receivers of a combine add up a token's rows of all ranks, its own among them: the fewer ranks, the
+/// more there is to add for each row that is sent.
+const COMBINE_SENDERS: u32 = 14;
+const COMBINE_SENDERS_OF_TWO: u32 = 9;
+/// With three ranks half of the blocks of either operation.
+const SENDERS_OF_THREE: u32 = 12;
+/// Of a sending block one warp copies and another announces.
+const LEAST_WARPS: u32 = 2;
+
+/// The two operations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HtKind {
+    /// Ids and weights travel with the rows, or not.
+    Dispatch { forward: bool },
+    /// Columns of gradients that travel with the rows.
+    Combine { columns: usize },
+}
+
+impl HtKind {
+    fn operation(self) -> Operation {
+        match self {
+            Self::Dispatch { .. } => Operation::HtDispatch,
+            Self::Combine { .. } => Operation::HtCombine,
+        }
+    }
+
+    /// What is good where nothing was measured.
+    fn own_choice(self, ranks: usize) -> Choice {
+        let (send_blocks, threads) = match (self, ranks) {
+            (Self::Dispatch { .. }, 3) => (SENDERS_OF_THREE, HT_DISPATCH_THREADS),
+            (Self::Dispatch { .. }, _) => (DISPATCH_SENDERS, HT_DISPATCH_THREADS),
+            (Self::Combine { .. }, ..=2) => (COMBINE_SENDERS_OF_TWO, HT_COMBINE_THREADS),
+            (Self::Combine { .. }, 3) => (SENDERS_OF_THREE, HT_COMBINE_THREADS),
+            (Self::Combine { .. }, _) => (COMBINE_SENDERS, HT_COMBINE_THREADS),
+        };
+        Choice {
+            blocks: AUTO_BLOCKS,
+            threads,
+            send_blocks,
+        }
+    }
+}
+
+/// What the device allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceLimits {
+    pub multiprocessors: u32,
+    /// Shared memory of a block.
+    pub shared_bytes: u32,
+}
+
+impl DeviceLimits {
+    /// Dynamic shared memory that our kernels may have.
+    pub fn dynamic_shared_bytes(&self) -> u32 {
+        self.shared_bytes.saturating_sub(RESERVED_SHARED_BYTES)
+    }
+}
+
+/// The grid of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grid {
+    pub blocks: u32,
+    /// The first so many send, the others receive; none where there is nobody to send to.
+    pub send_blocks: u32,
+    /// Most warps of a block.
+    pub warps: u32,
+}
+
+impl Grid {
+    /// The grid of an operation on this rank's `tokens`: as measured, if it was, else our own choice. A
+    /// channel that the caller grants is two blocks: that many at most, and without measurements exactly.
+    pub fn new(
+        facts: &GroupFacts,
+        tuning: &Tuning,
+        kind: HtKind,
+        tokens: usize,
+        device: DeviceLimits,
+    ) -> Self {
+        let own = kind.own_choice(facts.ranks);
+        // A rank without tokens may still have much to receive.
+        let work = if tokens == 0 {
+            facts.max_tokens
+        } else {
+            Some(tokens)
+        };
+        let measured = work.and_then(|work| tuning.choice(kind.operation(), work));
+        let granted = facts
+            .channels
+            .map(|channels| u32::try_from(2 * channels).unwrap_or(u32::MAX));
+        let wanted = match (measured, granted) {
+            (Some(choice), Some(granted)) => choice.blocks.min(granted),
+            (Some(choice), None) => choice.blocks,
+            (None, granted) => granted.unwrap_or(own.blocks),
+        };
+        let blocks = wanted.min(device.multiprocessors).max(2);
+        let choice = measured.unwrap_or(own);
+        let send_blocks = match facts.ranks {
+            1 => 0,
+            _ => share(blocks, choice.send_blocks, choice.blocks).clamp(1, blocks - 1),
+        };
+        Self {
+            blocks,
+            send_blocks,
+            warps: (choice.threads.min(own.threads) / WARP).max(LEAST_WARPS),
+        }
+    }
+}
+
+/// `part` of `whole`, of `blocks`.
+fn share(blocks: u32, part: u32, whole: u32) -> u32 {
+    let share = u64::from(blocks) * u64::from(part) / u64::from(whole.max(1));
+    u32::try_from(share).unwrap_or(blocks)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::group::{Algorithm, LlCombineMode};
+
+    const H200: DeviceLimits = DeviceLimits {
+        multiprocessors: 132,
+        shared_bytes: 227 << 10,
+    };
+    const COMBINE: HtKind = HtKind::Combine { columns: 0 };
+    const DISPATCH: HtKind = HtKind::Dispatch { forward: true };
+
+    fn facts(ranks: usize, channels: Option<usize>) -> GroupFacts {
+        GroupFacts {
+            algorithm: Algorithm::HighThroughput,
+            ranks,
+            rank: 0,
+            experts: 32 * ranks,
+            max_tokens: Some(4096),
+            max_recv_rows: Some(4096 * ranks),
+            row_bytes: 14_336,
+            ll_combine: LlCombineMode::Exact,
+            channels,
+        }
+    }
+
+    #[test]
+    fn channels_are_two_blocks_each() {
+        for (channels, blocks) in [(1, 2), (4, 8), (1000, 132)] {
+            let facts = facts(4, Some(channels));
+            let grid = Grid::new(&facts, &Tuning::default(), COMBINE, 64, H200);
+            assert_eq!(grid.blocks, blocks);
+            assert!(grid.send_blocks >= 1 && grid.send_blocks < blocks);
+        }
+        let own = Grid::new(&facts(4, None), &Tuning::default(), DISPATCH, 64, H200);
+        assert_eq!((own.blocks, own.send_blocks, own.warps), (24, 11, 24));
+        for (ranks, dispatch, combine) in [(2, 11, 9), (3, 12, 12), (4, 11, 14), (8, 11, 14)] {
+            for (kind, senders) in [(DISPATCH, dispatch), (COMBINE, combine)] {
+                let own = Grid::new(&facts(ranks, None), &Tuning::default(), kind, 64, H200);
+                assert_eq!((own.blocks, own.send_blocks), (24, senders));
+            }
+        }
+    }
+
+    #[test]
+    fn a_measured_grid_goes_first_and_is_one_that_works() {
+        let file = r#"{"format": "nccl_ep tuning", "version": 1, "gpu": "G", "ranks": 4, "entries": [
+            {"operation": "ht_dispatch", "tokens": 1, "blocks": 1, "threads": 32, "send_blocks": 1},
+            {"operation": "ht_dispatch", "tokens": 4096, "blocks": 40, "threads": 512, "send_blocks": 10},
+            {"operation": "ht_combine", "tokens": 4096, "blocks": 20, "threads": 1024, "send_blocks": 20}]}"#;
+        let tuning = Tuning::parse(file, "G", 4, 132).unwrap();
+        let grid = |kind, tokens, channels| {
+            let grid = Grid::new(&facts(4, channels), &tuning, kind, tokens, H200);
+            (grid.blocks, grid.send_blocks, grid.warps)
+        };
+        assert_eq!(grid(DISPATCH, 1, None), (2, 1, 2));
+        assert_eq!(grid(DISPATCH, 2000, None), (40, 10, 16));
+        assert_eq!(grid(DISPATCH, 0, None), (40, 10, 16));
+        assert_eq!(grid(DISPATCH, 2000, Some(8)), (16, 4, 16));
+        assert_eq!(grid(DISPATCH, 2000, Some(100)), (40, 10, 16));
+        assert_eq!(grid(COMBINE, 4096, None), (20, 19, 16));
+        assert_eq!(grid(COMBINE, 4097, None), (24, 14, 16));
+        let alone = Grid::new(&facts(1, None), &tuning, COMBINE, 4096, H200);
+        assert_eq!((alone.blocks, alone.send_blocks), (20, 0));
+    }
+}

@@ -1,0 +1,47 @@
+//! The device memory of an HT handle.
+#![forbid(unsafe_code)]
+
+use crate::backend::cuda::driver::context::Context;
+use crate::backend::cuda::driver::mapped::HostPage;
+use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
+use crate::backend::cuda::ht::plan::HandleLayout;
+use crate::backend::cuda::params_ht::{HtEntry, HtHandleMemory, HtReceived};
+use crate::error::Result;
+use crate::model::tensor::DevPtr;
+use std::sync::Arc;
+
+/// What one handle has: device memory, and the page by which the host learns its number of rows.
+pub struct HandleMemory {
+    buffer: Buffer,
+    bytes: usize,
+    pub received: HostPage<HtReceived>,
+}
+
+impl HandleMemory {
+    /// Memory of `bytes`.
+    pub fn new(context: &Arc<Context>, memory: &Arc<CudaMemory>, bytes: usize) -> Result<Self> {
+        Ok(Self {
+            buffer: Buffer::new(memory, bytes)?,
+            bytes,
+            received: HostPage::new(context, 1)?,
+        })
+    }
+
+    /// How much more memory this is than `bytes`, `None` if it is less.
+    pub fn waste(&self, bytes: usize) -> Option<usize> {
+        self.bytes.checked_sub(bytes)
+    }
+
+    /// The memory as the kernels see it.
+    pub fn memory(&self, layout: HandleLayout, tokens: u32, top_k: u32) -> HtHandleMemory {
+        let at = |offset: usize| DevPtr(self.buffer.data().0 + offset);
+        HtHandleMemory {
+            entries: at(layout.entries).0 as *mut HtEntry,
+            begins: at(layout.begins).0 as *mut u32,
+            departures: at(layout.departures).0 as *mut u32,
+            counts: at(layout.counts).0 as *mut i32,
+            tokens,
+            top_k,
+        }
+    }
+}

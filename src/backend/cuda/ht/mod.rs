@@ -1,0 +1,353 @@
+//! High-throughput operations: checked operation -> kernel parameters -> launch.
+#![forbid(unsafe_code)]
+
+pub mod agreement;
+mod grid;
+mod memory;
+pub mod plan;
+pub mod shape_word;
+
+use crate::backend::cuda::driver;
+use crate::backend::cuda::driver::device_name::device_name;
+use crate::backend::cuda::driver::function;
+use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
+use crate::backend::cuda::driver::stream::StreamScope;
+use crate::backend::cuda::group_context::GroupContext;
+use crate::backend::cuda::ht::agreement::{disagreement, told_refusing, told_with};
+use crate::backend::cuda::ht::grid::{DeviceLimits, HtKind};
+use crate::backend::cuda::ht::memory::HandleMemory;
+use crate::backend::cuda::ht::plan::{HandleLayout, HtPlan, HtShape};
+use crate::backend::cuda::kernels::{self, Kernel, KernelParams};
+use crate::backend::cuda::order::Order;
+use crate::backend::cuda::params::{OP_HT_COMBINE, OP_HT_DISPATCH, OP_HT_LAYOUT};
+use crate::backend::cuda::params_ht::{
+    HtCombineParams, HtCommon, HtDispatchParams, HtHandleMemory, HtLayout, HtLayoutParams,
+    HtSequences,
+};
+use crate::backend::cuda::pool::Pool;
+use crate::backend::cuda::sizes::number;
+use crate::backend::{HtBackend, HtRouting};
+use crate::error::refusal::{InSequence, Subject};
+use crate::error::{Code, Error, Result};
+use crate::log;
+use crate::model::ops::{HtCombine, HtDispatch, Routing, Stream};
+use crate::model::tensor::DevPtr;
+use std::ptr::{null, null_mut};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::time::Instant;
+
+/// What the HT handles of a group share.
+pub struct HtGroup {
+    context: Arc<GroupContext>,
+    plan: HtPlan,
+    layout: HtLayout,
+    device: DeviceLimits,
+    memory: Arc<CudaMemory>,
+    pool: Pool<HandleMemory>,
+    order: Order,
+    sequences: Buffer,
+    tally: Buffer,
+    /// Handles so far, those included that were refused.
+    handles: AtomicU32,
+    /// Exchanges so far that a kernel carries out.
+    exchanges: AtomicU32,
+}
+
+impl HtGroup {
+    /// The HT side of a group; `layout` says where `plan`'s regions lie in the windows.
+    pub fn new(
+        context: Arc<GroupContext>,
+        memory: &Arc<CudaMemory>,
+        plan: HtPlan,
+        layout: HtLayout,
+    ) -> Result<Self> {
+        let driver_context = Arc::clone(context.module.context());
+        let _entered = driver_context.enter()?;
+        let device = DeviceLimits {
+            multiprocessors: context.multiprocessors,
+            shared_bytes: driver::most_shared_bytes()?,
+        };
+        for kernel in [HtDispatchParams::KERNELS, HtCombineParams::KERNELS].concat() {
+            function::allow_shared_bytes(
+                context.module.function(kernel)?,
+                device.dynamic_shared_bytes(),
+            )?;
+        }
+        let gpu = device_name(&driver_context)?;
+        Ok(Self {
+            plan: plan.tuned(&gpu, context.multiprocessors),
+            layout,
+            device,
+            memory: Arc::clone(memory),
+            pool: Pool::default(),
+            order: Order::new(&driver_context)?,
+            sequences: Buffer::zeroed(memory, size_of::<HtSequences>())?,
+            tally: Buffer::zeroed(memory, plan.tally().bytes)?,
+            handles: AtomicU32::new(0),
+            exchanges: AtomicU32::new(0),
+            context,
+        })
+    }
+
+    /// This rank's part of a new handle. All ranks do this in the same order, but nobody waits for
+    /// another here: a rank that cannot take part tells the others so by a kernel, too.
+    pub fn open_handle(
+        self: &Arc<Self>,
+        wanted: Result<HtRouting>,
+        stream: Stream,
+    ) -> Result<CudaHt> {
+        // Counted on every rank, whatever becomes of it.
+        let before = self.handles.fetch_add(1, Ordering::Relaxed);
+        let epoch = before.wrapping_add(1);
+        let at = &self.enter(stream)?;
+        if at.is_captured() {
+            // What a graph holds comes too late for the others, and too often.
+            return Err(Error::usage(
+                Subject::Stream,
+                InSequence::NoCaptureOfRouting,
+            ));
+        }
+        let prepared = wanted.and_then(|wanted| {
+            let handle = self.prepare(wanted, epoch)?;
+            Ok((handle.layout_params()?, handle))
+        });
+        match prepared {
+            Ok((params, handle)) => {
+                self.launch_layout(handle.routing.tokens, &params, at)?;
+                Ok(handle)
+            }
+            Err(error) => {
+                let params = self.layout_params(epoch, told_refusing(&error));
+                // Where not even this is possible the others find out at their deadline.
+                self.launch_layout(0, &params, at)
+                    .unwrap_or_else(|cause| log::warn(&cause.text()));
+                Err(error)
+            }
+        }
+    }
+
+    /// Handle number `epoch` of the group, before the others know of it.
+    fn prepare(self: &Arc<Self>, wanted: HtRouting, epoch: u32) -> Result<CudaHt> {
+        let Routing { tokens, top_k, .. } = wanted.routing;
+        let layout = self.plan.handle(tokens, top_k);
+        let waste = |memory: &HandleMemory| memory.waste(layout.bytes);
+        let make = || HandleMemory::new(self.context.module.context(), &self.memory, layout.bytes);
+        Ok(CudaHt {
+            group: Arc::clone(self),
+            memory: self.pool.take(waste, make)?,
+            layout,
+            routing: wanted.routing,
+            top_k: number(top_k)?,
+            counter: wanted.counter,
+            epoch,
+        })
+    }
+
+    /// Tells the others `told` in the exchange of handle number `epoch`, and keeps nothing of it.
+    fn layout_params(&self, epoch: u32, told: u32) -> HtLayoutParams {
+        let (tally, layout) = (self.tally.data().0, self.plan.tally());
+        HtLayoutParams {
+            peers: self.context.peers(),
+            wait: self.context.wait(OP_HT_LAYOUT),
+            layout: self.layout,
+            handle: HtHandleMemory {
+                entries: null_mut(),
+                begins: null_mut(),
+                departures: null_mut(),
+                counts: null_mut(),
+                tokens: 0,
+                top_k: 0,
+            },
+            topk_idx: null(),
+            counter: null_mut(),
+            received: null_mut(),
+            tally: (tally + layout.tally) as *mut u32,
+            own_counts: (tally + layout.own_counts) as *mut u64,
+            max_tokens: saturated(self.plan.max_tokens()),
+            epoch,
+            bank: 0,
+            block_tokens: 0,
+            told,
+        }
+    }
+
+    fn launch_layout(
+        &self,
+        tokens: usize,
+        params: &HtLayoutParams,
+        at: &StreamScope,
+    ) -> Result<()> {
+        let (shape, block_tokens) = self.plan.layout_grid(tokens, self.device)?;
+        let params = HtLayoutParams {
+            bank: self.exchanges.fetch_add(1, Ordering::Relaxed) % 2,
+            block_tokens,
+            ..*params
+        };
+        let turn = self.order.begin(at)?;
+        let module = &self.context.module;
+        module.launch(Kernel::HtLayout, shape, &params, at)?;
+        turn.end()
+    }
+
+    fn enter(&self, stream: Stream) -> Result<StreamScope> {
+        StreamScope::enter(self.context.module.context(), stream)
+    }
+}
+
+/// An HT handle. What its creation found out stays on the device.
+pub struct CudaHt {
+    group: Arc<HtGroup>,
+    memory: Arc<HandleMemory>,
+    layout: HandleLayout,
+    routing: Routing,
+    /// Ids per token, as kernels take the number.
+    top_k: u32,
+    counter: Option<DevPtr>,
+    epoch: u32,
+}
+
+impl CudaHt {
+    fn layout_params(&self) -> Result<HtLayoutParams> {
+        let group = &self.group;
+        Ok(HtLayoutParams {
+            handle: self.handle_memory()?,
+            topk_idx: self.routing.ids.0 as *const i64,
+            counter: self.counter.unwrap_or_default().0 as *mut i32,
+            received: self.memory.received.device(),
+            ..group.layout_params(self.epoch, told_with(self.top_k))
+        })
+    }
+
+    /// What the exchange found out, once the host can know: how many rows come here, or why nothing runs
+    /// on the handle.
+    fn received(&self) -> Result<Option<u32>> {
+        let page = &self.memory.received;
+        if page.read(0).is_none_or(|seen| seen.epoch != self.epoch) {
+            return Ok(None);
+        }
+        // One 8-byte word on the device's side: the number is valid once the epoch is there.
+        fence(Ordering::Acquire);
+        let rows = page.read(0).map_or(0, |seen| seen.rows);
+        match disagreement(rows, self.top_k) {
+            Some(error) => Err(error),
+            None => Ok(Some(rows)),
+        }
+    }
+
+    /// Tokens, and ids per token.
+    fn sizes(&self) -> (usize, usize) {
+        (self.routing.tokens, self.routing.top_k)
+    }
+
+    fn handle_memory(&self) -> Result<HtHandleMemory> {
+        let tokens = number(self.routing.tokens)?;
+        Ok(self.memory.memory(self.layout, tokens, self.top_k))
+    }
+
+    // Inlined, so that the better part of a kilobyte is written once and not moved about.
+    #[inline]
+    fn common(&self, op: u32, shape: &HtShape, handle: HtHandleMemory) -> HtCommon {
+        let group = &self.group;
+        HtCommon {
+            peers: group.context.peers(),
+            wait: group.context.wait(op),
+            layout: group.layout,
+            handle,
+            sequences: group.sequences.data().0 as *mut HtSequences,
+            shape_word: shape.shape_word.of_handle(self.epoch).0,
+            row_bytes: shape.row_bytes,
+            piece_bytes: shape.piece_bytes,
+            tail_bytes: shape.tail_bytes,
+            warp_bytes: shape.warp_bytes,
+            copy_warps: shape.copy_warps,
+            send_blocks: shape.send_blocks,
+        }
+    }
+}
+
+/// A number as kernels take it; they never have more than that.
+fn saturated(count: usize) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
+}
+
+impl HtBackend for CudaHt {
+    fn dispatch(&self, op: &HtDispatch, stream: Stream) -> Result<()> {
+        self.received()?;
+        let group = &self.group;
+        let kind = HtKind::Dispatch {
+            forward: op.routing_in.is_some(),
+        };
+        let shape = group.plan.shape(kind, op.row, self.sizes(), group.device)?;
+        let (ids, weights) = addresses(op.routing_in.map(|it| (it.ids, it.weights)));
+        let (out_ids, out_weights) = addresses(op.routing_out.map(|it| (it.ids, it.weights)));
+        let memory = self.handle_memory()?;
+        let at = &group.enter(stream)?;
+        let params = HtDispatchParams {
+            common: self.common(OP_HT_DISPATCH, &shape, memory),
+            tokens: op.tokens.0 as *const u8,
+            topk_idx: ids as *const i64,
+            weights: weights as *const f32,
+            out: op.out.map_or(0, |out| out.data.0) as *mut u8,
+            out_idx: out_ids as *mut i64,
+            out_weights: out_weights as *mut f32,
+            counter: op.counter.unwrap_or_default().0 as *mut i32,
+            out_rows: op.out.map_or(u32::MAX, |out| saturated(out.rows)),
+            routing_rows: op.routing_out.map_or(u32::MAX, |out| saturated(out.rows)),
+        };
+        let turn = group.order.begin(at)?;
+        let module = &group.context.module;
+        module.launch(Kernel::HtDispatch, shape.launch, &params, at)?;
+        turn.end()
+    }
+
+    fn combine(&self, op: &HtCombine, stream: Stream) -> Result<()> {
+        self.received()?;
+        let group = &self.group;
+        let columns = op.gradients.map_or(0, |gradients| gradients.top_k);
+        let kind = HtKind::Combine { columns };
+        let shape = group.plan.shape(kind, op.row, self.sizes(), group.device)?;
+        let (gradients, out_gradients) = addresses(op.gradients.map(|it| (it.input, it.output)));
+        let memory = self.handle_memory()?;
+        let at = &group.enter(stream)?;
+        let params = HtCombineParams {
+            common: self.common(OP_HT_COMBINE, &shape, memory),
+            rows: op.expert_rows.data.0 as *const u8,
+            gradients: gradients as *const f32,
+            out: op.out.0 as *mut u8,
+            out_gradients: out_gradients as *mut f32,
+            in_rows: saturated(op.expert_rows.rows),
+            columns: saturated(columns),
+        };
+        let kernel = kernels::for_rows::<HtCombineParams>(op.row.dtype)?;
+        let turn = group.order.begin(at)?;
+        let module = &group.context.module;
+        module.launch(kernel, shape.launch, &params, at)?;
+        turn.end()
+    }
+
+    /// Waits for the kernel that finds it out, if need be.
+    fn num_recv_tokens(&self) -> Result<usize> {
+        let faults = &self.group.context.faults;
+        let start = Instant::now();
+        loop {
+            if let Some(rows) = self.received()? {
+                return Ok(rows as usize);
+            }
+            if let Some(fault) = faults.error() {
+                return Err(fault);
+            }
+            // The kernel's own deadline comes first, if the kernel runs at all.
+            if start.elapsed() > 2 * faults.timeout() {
+                let text = "the handle's routing was not exchanged in time";
+                return Err(Error::new(Code::RemoteError, text));
+            }
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// Two addresses, NULL where nothing is given.
+fn addresses(given: Option<(DevPtr, DevPtr)>) -> (usize, usize) {
+    given.map_or((0, 0), |(first, second)| (first.0, second.0))
+}

@@ -1,0 +1,352 @@
+//! What is decided about HT kernels before they start: regions of the window, shares of shared memory,
+//! grids. Pure functions of the group's facts, of the device and of an operation's shape.
+#![forbid(unsafe_code)]
+
+use crate::backend::cuda::driver::function::LaunchShape;
+use crate::backend::cuda::ht::grid::{DeviceLimits, Grid, HtKind, WARP};
+use crate::backend::cuda::ht::shape_word::{MOST_ROW_BYTES, ShapeWord};
+use crate::backend::cuda::params_ht::{
+    HT_COUNTS_BESIDE_EXPERTS, HT_LAYOUT_THREADS, HT_MAX_TOP_K, HT_ZERO_BYTES, HtEntry, HtLayout,
+};
+use crate::backend::cuda::sizes::{Regions, number};
+use crate::error::refusal::{OfSettings, Setting, Subject};
+use crate::error::{Error, Result};
+use crate::model::group::{GroupFacts, most_tokens};
+use crate::model::ops::RowType;
+use crate::tuning::Tuning;
+
+const PACKET_BYTES: usize = 8;
+const CREDIT_BYTES: usize = 4;
+/// What travels behind a row for each of its token's experts: an id and a weight.
+const TAIL_ENTRY_BYTES: usize = 8;
+const COPY_ALIGN: usize = 16;
+const REGION_ALIGN: usize = 256;
+
+/// Slots of all rings into a rank together: enough to hide the round trip of a credit at full speed
+/// (docs/development/high-throughput.md), few enough to stay in L2 where rows are common.
+const RING_SLOTS: usize = 2048;
+const LEAST_DEPTH: usize = 64;
+/// With huge rows rings are shorter, not larger.
+const MOST_RING_BYTES: usize = 64 << 20;
+const MOST_PIECE_BYTES: usize = 16 << 10;
+/// A warp's mailbox (`herald.cuh`): a ring of rows, a rank and a number for each.
+const MAILBOX_BYTES: usize = HT_MAX_TOP_K as usize * 8;
+
+/// Tokens that a block of `ht_layout` numbers, if the device has enough blocks.
+const LAYOUT_BLOCK_TOKENS: usize = 128;
+const LAYOUT_BLOCKS: usize = 64;
+
+/// The plan of one group.
+#[derive(Clone, Copy, Debug)]
+pub struct HtPlan {
+    facts: GroupFacts,
+    /// Offsets from the start of the group's region.
+    layout: HtLayout,
+    bytes: usize,
+    tuning: Tuning,
+}
+
+/// How an operation is launched and what its kernel is told about sizes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HtShape {
+    pub launch: LaunchShape,
+    pub send_blocks: u32,
+    pub shape_word: ShapeWord,
+    pub row_bytes: u32,
+    pub piece_bytes: u32,
+    pub tail_bytes: u32,
+    pub warp_bytes: u32,
+    pub copy_warps: u32,
+}
+
+/// Offsets in the memory of `ht_layout` that is the group's, and its size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TallyLayout {
+    pub tally: usize,
+    pub own_counts: usize,
+    pub bytes: usize,
+}
+
+/// Offsets in a handle's device memory, and its size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HandleLayout {
+    pub begins: usize,
+    pub departures: usize,
+    pub counts: usize,
+    pub entries: usize,
+    pub bytes: usize,
+}
+
+impl HtPlan {
+    /// The plan for a group of high throughput.
+    pub fn new(facts: &GroupFacts) -> Result<Self> {
+        check_limits(facts)?;
+        let ranks = facts.ranks;
+        let slot_bytes = (facts.row_bytes + HT_MAX_TOP_K as usize * TAIL_ENTRY_BYTES)
+            .next_multiple_of(REGION_ALIGN);
+        let depth = depth(ranks, slot_bytes);
+        let mut window = Regions::new(REGION_ALIGN);
+        let counts = window.take(2 * ranks * counts_bytes(facts));
+        let arrivals = window.take(ranks * depth * PACKET_BYTES);
+        let credits = window.take(ranks * depth * CREDIT_BYTES);
+        let slots = window.take(ranks * depth * slot_bytes);
+        let layout = HtLayout {
+            counts: counts as u64,
+            arrivals: arrivals as u64,
+            credits: credits as u64,
+            slots: slots as u64,
+            slot_bytes: slot_bytes as u64,
+            depth: number(depth)?,
+            local_experts: number(facts.local_experts())?,
+        };
+        Ok(Self {
+            facts: *facts,
+            layout,
+            bytes: window.bytes(),
+            tuning: Tuning::default(),
+        })
+    }
+
+    /// This plan with what was measured on such a device.
+    pub fn tuned(self, gpu: &str, multiprocessors: u32) -> Self {
+        let tuning = Tuning::for_group(gpu, self.facts.ranks, multiprocessors);
+        Self { tuning, ..self }
+    }
+
+    /// Bytes of the group's region of a window.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The kernels' offsets when that region begins at `start` of the window.
+    pub fn layout(&self, start: usize) -> HtLayout {
+        let start = start as u64;
+        HtLayout {
+            counts: start + self.layout.counts,
+            arrivals: start + self.layout.arrivals,
+            credits: start + self.layout.credits,
+            slots: start + self.layout.slots,
+            ..self.layout
+        }
+    }
+
+    /// The device memory of a handle with `tokens`, or as many as the group allows.
+    pub fn handle(&self, tokens: usize, top_k: usize) -> HandleLayout {
+        let ranks = self.facts.ranks;
+        let tokens = self
+            .facts
+            .max_tokens
+            .unwrap_or_else(|| tokens.next_power_of_two());
+        let mut memory = Regions::new(REGION_ALIGN);
+        HandleLayout {
+            begins: memory.take((ranks + 1) * size_of::<u32>()),
+            departures: memory.take(ranks * size_of::<u32>()),
+            counts: memory.take(self.facts.local_experts() * size_of::<i32>()),
+            entries: memory.take(tokens * top_k * size_of::<HtEntry>()),
+            bytes: memory.bytes(),
+        }
+    }
+
+    /// The device memory in which the blocks of `ht_layout` count together.
+    pub fn tally(&self) -> TallyLayout {
+        let mut memory = Regions::new(REGION_ALIGN);
+        TallyLayout {
+            tally: memory.take((1 + self.facts.ranks + self.facts.experts) * size_of::<u32>()),
+            own_counts: memory.take(2 * counts_bytes(&self.facts)),
+            bytes: memory.bytes(),
+        }
+    }
+
+    /// Most tokens of a rank.
+    pub fn max_tokens(&self) -> usize {
+        let facts = &self.facts;
+        facts.max_tokens.unwrap_or(most_tokens(facts.ranks))
+    }
+
+    /// Grid of `ht_layout` for `tokens`, and how many of them a block numbers.
+    pub fn layout_grid(&self, tokens: usize, device: DeviceLimits) -> Result<(LaunchShape, u32)> {
+        let most = LAYOUT_BLOCKS
+            .min(device.multiprocessors as usize - 1)
+            .max(1);
+        let blocks = tokens.div_ceil(LAYOUT_BLOCK_TOKENS).clamp(1, most);
+        let block_tokens = tokens.div_ceil(blocks).next_multiple_of(WARP as usize);
+        let shape = LaunchShape {
+            blocks: number(blocks + 1)?,
+            threads: HT_LAYOUT_THREADS,
+            shared_bytes: 0,
+        };
+        Ok((shape, number(block_tokens)?))
+    }
+
+    /// How an operation on rows of type `row` is launched; this rank has `tokens`, of `top_k` ids each.
+    pub fn shape(
+        &self,
+        kind: HtKind,
+        row: RowType,
+        (tokens, top_k): (usize, usize),
+        device: DeviceLimits,
+    ) -> Result<HtShape> {
+        let grid = Grid::new(&self.facts, &self.tuning, kind, tokens, device);
+        let row_bytes = row.bytes();
+        let pieces = row_bytes.div_ceil(MOST_PIECE_BYTES);
+        let piece_bytes = row_bytes.div_ceil(pieces).next_multiple_of(COPY_ALIGN);
+        let (tail_bytes, tails) = match kind {
+            HtKind::Dispatch { forward: true } => {
+                (top_k * TAIL_ENTRY_BYTES, top_k.min(self.facts.ranks))
+            }
+            HtKind::Dispatch { forward: false } => (0, 0),
+            HtKind::Combine { columns } => (columns * size_of::<f32>(), 1),
+        };
+        let tail_bytes = tail_bytes.next_multiple_of(COPY_ALIGN);
+        let warp_bytes =
+            number((piece_bytes + tails * tail_bytes + MAILBOX_BYTES).next_multiple_of(128))?;
+        let zero_bytes = match kind {
+            HtKind::Dispatch { .. } => HT_ZERO_BYTES,
+            HtKind::Combine { .. } => 0,
+        };
+        let shared_bytes = device.dynamic_shared_bytes() - zero_bytes;
+        let copy_warps = (shared_bytes / warp_bytes).clamp(1, grid.warps - 1);
+        let warps = match kind {
+            HtKind::Dispatch { .. } => copy_warps + 1,
+            HtKind::Combine { .. } => grid.warps,
+        };
+        Ok(HtShape {
+            launch: LaunchShape {
+                blocks: grid.blocks,
+                threads: warps * WARP,
+                shared_bytes: zero_bytes + copy_warps * warp_bytes,
+            },
+            send_blocks: grid.send_blocks,
+            shape_word: ShapeWord::new(kind, row)?,
+            row_bytes: number(row_bytes)?,
+            piece_bytes: number(piece_bytes)?,
+            tail_bytes: number(tail_bytes)?,
+            warp_bytes,
+            copy_warps,
+        })
+    }
+}
+
+/// What a rank tells another of a new handle.
+fn counts_bytes(facts: &GroupFacts) -> usize {
+    (facts.local_experts() + HT_COUNTS_BESIDE_EXPERTS as usize) * PACKET_BYTES
+}
+
+/// Refuses what the fields of the kernels' words do not hold.
+fn check_limits(facts: &GroupFacts) -> Result<()> {
+    if facts.row_bytes <= MOST_ROW_BYTES {
+        return Ok(());
+    }
+    Err(Error::usage(
+        Subject::Setting(Setting::RowBytes),
+        OfSettings::HtKernelsCount,
+    )
+    .got(facts.row_bytes, format_args!("at most {MOST_ROW_BYTES}")))
+}
+
+/// Slots of one ring: a power of two, as numbers of rows wrap.
+fn depth(ranks: usize, slot_bytes: usize) -> usize {
+    let wanted = (RING_SLOTS / (ranks - 1).max(1)).max(LEAST_DEPTH);
+    let fits = (MOST_RING_BYTES / (ranks * slot_bytes)).max(4);
+    let most = wanted.min(fits);
+    1 << most.ilog2()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::dtype::DType;
+    use crate::model::group::{Algorithm, LlCombineMode};
+
+    const H200: DeviceLimits = DeviceLimits {
+        multiprocessors: 132,
+        shared_bytes: 227 << 10,
+    };
+
+    fn plan(ranks: usize, row_bytes: usize) -> HtPlan {
+        HtPlan::new(&GroupFacts {
+            algorithm: Algorithm::HighThroughput,
+            ranks,
+            rank: 0,
+            experts: 32 * ranks,
+            max_tokens: Some(4096),
+            max_recv_rows: Some(4096 * ranks),
+            row_bytes,
+            ll_combine: LlCombineMode::Exact,
+            channels: None,
+        })
+        .unwrap()
+    }
+
+    #[test]
+    fn the_common_configuration_fits_256_mib() {
+        for ranks in [1, 2, 3, 4, 8, 72] {
+            let plan = plan(ranks, 14_336);
+            let bytes = plan.bytes() + plan.handle(4096, 8).bytes;
+            assert!(bytes <= 128 << 20, "{ranks} ranks: {bytes}");
+            assert!(plan.layout.depth.is_power_of_two());
+        }
+        assert!(plan(8, 1 << 20).bytes() <= 80 << 20);
+    }
+
+    #[test]
+    fn rows_that_no_word_can_tell_from_others_are_refused() {
+        let facts = |row_bytes| GroupFacts {
+            row_bytes,
+            ..plan(2, 16).facts
+        };
+        assert!(HtPlan::new(&facts(MOST_ROW_BYTES)).is_ok());
+        let error = HtPlan::new(&facts(MOST_ROW_BYTES + 16)).unwrap_err();
+        assert_eq!(
+            error.text(),
+            "Setting(RowBytes): OfSettings(HtKernelsCount) (got 2097152, expected at most 2097136)"
+        );
+    }
+
+    #[test]
+    fn regions_follow_each_other() {
+        let plan = plan(8, 14_336);
+        let layout = plan.layout(4096);
+        let slots = 8 * u64::from(layout.depth);
+        assert!(layout.counts >= 4096);
+        assert!(layout.counts + 2 * 8 * 34 * 8 <= layout.arrivals);
+        assert!(layout.arrivals + slots * 8 <= layout.credits);
+        assert!(layout.credits + slots * 4 <= layout.slots);
+        assert!(layout.slot_bytes >= 14_336 + 256);
+        assert!(layout.slots + slots * layout.slot_bytes <= 4096 + plan.bytes() as u64);
+        let tally = plan.tally();
+        assert!(tally.tally + (1 + 8 + 256) * 4 <= tally.own_counts);
+        assert!(tally.own_counts + 2 * 34 * 8 <= tally.bytes);
+        let handle = plan.handle(4096, 8);
+        assert!(handle.entries + 4096 * 8 * 8 <= handle.bytes);
+    }
+
+    #[test]
+    fn carriers_fit_and_cover_every_row() {
+        let kinds = [
+            HtKind::Dispatch { forward: true },
+            HtKind::Dispatch { forward: false },
+            HtKind::Combine { columns: 0 },
+            HtKind::Combine { columns: 32 },
+        ];
+        for kind in kinds {
+            for hidden in [8, 1000, 7168, 8192, 200_000] {
+                for shared_bytes in [99 << 10, 163 << 10, 227 << 10] {
+                    let device = DeviceLimits {
+                        shared_bytes,
+                        ..H200
+                    };
+                    let dtype = DType::Bfloat16;
+                    let row = RowType { dtype, hidden };
+                    let shape = plan(4, 400_000)
+                        .shape(kind, row, (4096, 32), device)
+                        .unwrap();
+                    assert!(shape.launch.shared_bytes <= device.dynamic_shared_bytes());
+                    assert_eq!(shape.piece_bytes % 16, 0);
+                    assert!(shape.copy_warps * 32 < shape.launch.threads);
+                    assert!(shape.piece_bytes + shape.tail_bytes <= shape.warp_bytes);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! Low-latency operations: checked operation -> kernel parameters -> launch.
+#![forbid(unsafe_code)]
+
+mod grid;
+mod memory;
+pub mod plan;
+pub mod signature;
+mod staged;
+
+use crate::backend::LlBackend;
+use crate::backend::cuda::driver::device_name::device_name;
+use crate::backend::cuda::driver::memory::CudaMemory;
+use crate::backend::cuda::driver::stream::StreamScope;
+use crate::backend::cuda::group_context::GroupContext;
+use crate::backend::cuda::kernels::{self, Kernel};
+use crate::backend::cuda::ll::grid::Grid;
+use crate::backend::cuda::ll::memory::HandleMemory;
+use crate::backend::cuda::ll::plan::LlPlan;
+use crate::backend::cuda::ll::signature::Signature;
+use crate::backend::cuda::ll::staged::Staged;
+use crate::backend::cuda::order::Order;
+use crate::backend::cuda::params::{
+    LL_PHASE_RECEIVE, LL_PHASE_SEND, LL_TRACKS, LL_WHOLE_TRACK, LlCombineParams, LlCommon,
+    LlDispatchParams, LlHandleMemory, LlLayout, LlShape, OP_LL_COMBINE, OP_LL_DISPATCH,
+};
+use crate::backend::cuda::pool::Pool;
+use crate::error::Result;
+use crate::model::group::LlCombineMode;
+use crate::model::ops::{
+    LlCombine, LlDispatch, LlOp, Routing, RowType, STAGED_SLOTS, StagedSlot, Stream,
+};
+use crate::model::tensor::DevPtr;
+use std::sync::Arc;
+
+/// What the LL handles of a group share.
+pub struct LlGroup {
+    context: Arc<GroupContext>,
+    plan: LlPlan,
+    layout: LlLayout,
+    order: Order,
+    staged: Staged,
+    memory: Arc<CudaMemory>,
+    pool: Pool<HandleMemory>,
+}
+
+impl LlGroup {
+    /// The LL side of a group; `layout` says where `plan`'s regions lie in the windows.
+    pub fn new(
+        context: Arc<GroupContext>,
+        memory: &Arc<CudaMemory>,
+        plan: LlPlan,
+        layout: LlLayout,
+    ) -> Result<Self> {
+        let gpu = device_name(context.module.context())?;
+        let plan = plan.tuned(&gpu, context.multiprocessors);
+        let order = Order::new(context.module.context())?;
+        let staged = Staged::new(context.module.context())?;
+        Ok(Self {
+            context,
+            plan,
+            layout,
+            order,
+            staged,
+            memory: Arc::clone(memory),
+            pool: Pool::default(),
+        })
+    }
+
+    /// A handle with the ids `routing`.
+    pub fn open_handle(self: &Arc<Self>, routing: Routing) -> Result<CudaLl> {
+        let serves = |memory: &HandleMemory| memory.serves(routing.top_k).then_some(0);
+        let make = || HandleMemory::new(&self.memory, &self.plan, routing.top_k);
+        Ok(CudaLl(Arc::new(Handle {
+            group: Arc::clone(self),
+            memory: self.pool.take(serves, make)?,
+            routing,
+        })))
+    }
+
+    /// The group was closed: nothing will follow an operation that was given up.
+    pub fn forget_staged(&self) {
+        self.staged.close();
+    }
+}
+
+/// An LL handle. What a dispatch leaves for its combine stays on the device.
+pub struct CudaLl(Arc<Handle>);
+
+struct Handle {
+    group: Arc<LlGroup>,
+    routing: Routing,
+    memory: Arc<HandleMemory>,
+}
+
+/// Which part of an operation a launch runs, and on which track.
+#[derive(Clone, Copy)]
+struct Part {
+    track: u32,
+    phases: u32,
+    /// Whether the operation's outputs are wanted.
+    keep: bool,
+}
+
+impl Part {
+    const WHOLE: Self = Self {
+        track: LL_WHOLE_TRACK,
+        phases: LL_PHASE_SEND | LL_PHASE_RECEIVE,
+        keep: true,
+    };
+
+    fn send(slot: StagedSlot) -> Self {
+        Self {
+            track: track(slot),
+            phases: LL_PHASE_SEND,
+            keep: true,
+        }
+    }
+
+    fn receive(slot: StagedSlot, keep: bool) -> Self {
+        Self {
+            track: track(slot),
+            phases: LL_PHASE_RECEIVE,
+            keep,
+        }
+    }
+
+    /// The caller's memory, or NULL when it may be gone and the outputs are not wanted.
+    fn kept(&self, data: DevPtr) -> usize {
+        if self.keep { data.0 } else { 0 }
+    }
+}
+
+impl Handle {
+    fn enter(&self, stream: Stream) -> Result<StreamScope> {
+        StreamScope::enter(self.group.context.module.context(), stream)
+    }
+
+    /// Makes `at` wait for a receive phase that uses the handle's memory on another stream, and says whether
+    /// what follows is then behind all of that memory's receive phases.
+    fn follow_receiver(&self, at: &StreamScope) -> Result<bool> {
+        match self.memory.receiver() {
+            None => Ok(false),
+            Some(slot) => self.group.staged.follow(slot, at),
+        }
+    }
+
+    fn launch(&self, op: &LlOp, part: Part, at: &StreamScope) -> Result<()> {
+        match op {
+            LlOp::Dispatch(op) => self.launch_dispatch(op, part, at),
+            LlOp::Combine(op) => self.launch_combine(op, part, at),
+        }
+    }
+
+    fn launch_dispatch(&self, op: &LlDispatch, part: Part, at: &StreamScope) -> Result<()> {
+        let plan = &self.group.plan;
+        let multiprocessors = self.group.context.multiprocessors;
+        let (grid, announce_blocks) = plan.dispatch_grid(self.routing.tokens, multiprocessors);
+        let signature = self.signature(OP_LL_DISPATCH, op.row);
+        let given = self.shape_and_memory(op.row)?;
+        let params = LlDispatchParams {
+            common: self.common(signature, given, grid, part),
+            tokens: op.tokens.0 as *const u8,
+            topk_idx: self.routing.ids.0 as *const i64,
+            out: part.kept(op.out) as *mut u8,
+            counter: part.kept(op.counter.unwrap_or_default()) as *mut i32,
+            announce_blocks,
+        };
+        let shape = grid.launch_shape(plan.dispatch_shared_bytes());
+        let module = &self.group.context.module;
+        module.launch(Kernel::LlDispatch, shape, &params, at)
+    }
+
+    fn launch_combine(&self, op: &LlCombine, part: Part, at: &StreamScope) -> Result<()> {
+        let plan = &self.group.plan;
+        let grid = plan.combine_grid(self.routing.tokens, self.group.context.multiprocessors);
+        let signature = self.signature(OP_LL_COMBINE, op.row);
+        let given = self.shape_and_memory(op.row)?;
+        let params = LlCombineParams {
+            common: self.common(signature, given, grid, part),
+            rows: op.expert_rows.0 as *const u8,
+            topk_idx: self.routing.ids.0 as *const i64,
+            weights: part.kept(op.weights) as *const f32,
+            out: part.kept(op.out) as *mut u8,
+            exact: u32::from(plan.mode() == LlCombineMode::Exact),
+        };
+        let kernel = kernels::for_rows::<LlCombineParams>(op.row.dtype)?;
+        let shape = grid.launch_shape(0);
+        let module = &self.group.context.module;
+        module.launch(kernel, shape, &params, at)
+    }
+
+    fn shape_and_memory(&self, row: RowType) -> Result<(LlShape, LlHandleMemory)> {
+        let shape = self.group.plan.shape(&self.routing, row)?;
+        Ok((shape, self.memory.memory()))
+    }
+
+    /// What operation `op` on rows of type `row` tells its peers. The group has checked that both sizes
+    /// fit.
+    fn signature(&self, op: u32, row: RowType) -> Signature {
+        Signature {
+            op,
+            dtype: row.dtype as u32,
+            top_k: self.routing.top_k as u32,
+            row_bytes: row.bytes() as u32,
+        }
+    }
+
+    // Inlined, so that the better part of a kilobyte is written once and not moved about.
+    #[inline]
+    fn common(
+        &self,
+        signature: Signature,
+        (shape, handle): (LlShape, LlHandleMemory),
+        grid: Grid,
+        part: Part,
+    ) -> LlCommon {
+        let states = self.group.context.track_states();
+        LlCommon {
+            peers: self.group.context.peers(),
+            wait: self.group.context.wait(signature.op),
+            layout: self.group.layout,
+            shape,
+            handle,
+            track_state: states.wrapping_add(part.track as usize),
+            track: part.track,
+            phases: part.phases,
+            signature: signature.to_word(),
+            send_blocks: grid.send_blocks,
+            receive_blocks: grid.receive_blocks,
+        }
+    }
+}
+
+impl LlBackend for CudaLl {
+    fn run(&self, op: &LlOp, stream: Stream) -> Result<()> {
+        let handle = &self.0;
+        let at = &handle.enter(stream)?;
+        let follows = handle.follow_receiver(at)?;
+        let turn = handle.group.order.begin(at)?;
+        handle.launch(op, Part::WHOLE, at)?;
+        turn.end()?;
+        if follows {
+            handle.memory.set_receiver(None);
+        }
+        Ok(())
+    }
+
+    fn send(&self, op: &LlOp, slot: StagedSlot, stream: Stream) -> Result<()> {
+        let handle = &self.0;
+        let at = &handle.enter(stream)?;
+        let follows = handle.follow_receiver(at)?;
+        let phase = handle.group.staged.begin_send(slot, at)?;
+        let turn = handle.group.order.begin(at)?;
+        handle.launch(op, Part::send(slot), at)?;
+        turn.end()?;
+        phase.end()?;
+        if follows {
+            handle.memory.set_receiver(None);
+        }
+        Ok(())
+    }
+
+    fn receive(&self, op: &LlOp, slot: StagedSlot, stream: Stream) -> Result<()> {
+        let handle = &self.0;
+        let at = &handle.enter(stream)?;
+        let phase = handle.group.staged.begin_receive(slot, at)?;
+        handle.launch(op, Part::receive(slot, true), at)?;
+        phase.end()?;
+        handle.memory.set_receiver(Some(slot));
+        Ok(())
+    }
+
+    fn abandon(&self, op: &LlOp, slot: StagedSlot) {
+        let (handle, op) = (Arc::clone(&self.0), *op);
+        let discard = move |at: &StreamScope| {
+            handle.launch(&op, Part::receive(slot, false), at)?;
+            handle.memory.set_receiver(Some(slot));
+            Ok(())
+        };
+        self.0.group.staged.abandon(slot, Box::new(discard));
+    }
+}
+
+/// The kernels' number of the operations in `slot`; whole ones have a number of their own.
+fn track(slot: StagedSlot) -> u32 {
+    LL_WHOLE_TRACK + 1 + slot.index() as u32
+}
+
+const _: () = assert!(LL_TRACKS as usize == 1 + STAGED_SLOTS);

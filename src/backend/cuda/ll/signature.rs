@@ -1,0 +1,79 @@
+//! What all ranks must agree on in an LL operation, in the one word that they tell each other first.
+#![forbid(unsafe_code)]
+
+use crate::backend::cuda::params::{LL_MAX_TOP_K, OP_LL_COMBINE, OP_LL_DISPATCH};
+use crate::model::dtype::DType;
+
+/// Lowest bits of the fields; at the bottom are the bytes of a row.
+const OP_SHIFT: u32 = 30;
+const DTYPE_SHIFT: u32 = 26;
+const TOP_K_SHIFT: u32 = 20;
+/// Rows are told in units of this many bytes, of which all rows are multiples.
+const ROW_UNIT: u32 = 16;
+
+/// The longest row that a signature can tell.
+pub const MOST_ROW_BYTES: usize = (((1 << TOP_K_SHIFT) - 1) * ROW_UNIT) as usize;
+
+// A new operation, type or number of ids that does not fit must not be read as another.
+const _: () =
+    assert!(OP_LL_DISPATCH < 1 << (32 - OP_SHIFT) && OP_LL_COMBINE < 1 << (32 - OP_SHIFT));
+const _: () = assert!((DType::LAST as u32) < 1 << (OP_SHIFT - DTYPE_SHIFT));
+const _: () = assert!(LL_MAX_TOP_K < 1 << (DTYPE_SHIFT - TOP_K_SHIFT));
+
+/// An operation as its peers must run it, too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Signature {
+    /// `OP_LL_...`.
+    pub op: u32,
+    /// NCCL's number of the element type.
+    pub dtype: u32,
+    /// Ids per token.
+    pub top_k: u32,
+    /// Bytes per row, at most [`MOST_ROW_BYTES`].
+    pub row_bytes: u32,
+}
+
+impl Signature {
+    /// The word that ranks exchange.
+    pub fn to_word(self) -> u32 {
+        self.op << OP_SHIFT
+            | self.dtype << DTYPE_SHIFT
+            | self.top_k << TOP_K_SHIFT
+            | (self.row_bytes / ROW_UNIT)
+    }
+
+    /// What a rank has told.
+    pub fn from_word(word: u32) -> Self {
+        let field = |from: u32, to: u32| (word >> from) & ((1 << (to - from)) - 1);
+        Self {
+            op: field(OP_SHIFT, 32),
+            dtype: field(DTYPE_SHIFT, OP_SHIFT),
+            top_k: field(TOP_K_SHIFT, DTYPE_SHIFT),
+            row_bytes: field(0, TOP_K_SHIFT) * ROW_UNIT,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signature_survives_its_word() {
+        for (op, dtype) in [
+            (OP_LL_DISPATCH, DType::Bfloat16),
+            (OP_LL_COMBINE, DType::Float16),
+            (OP_LL_COMBINE, DType::LAST),
+        ] {
+            for (top_k, row_bytes) in [(1, 16), (LL_MAX_TOP_K, MOST_ROW_BYTES as u32)] {
+                let signature = Signature {
+                    op,
+                    dtype: dtype as u32,
+                    top_k,
+                    row_bytes,
+                };
+                assert_eq!(Signature::from_word(signature.to_word()), signature);
+            }
+        }
+    }
+}

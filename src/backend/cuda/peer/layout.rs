@@ -1,0 +1,70 @@
+//! What is where in a rank's window.
+#![forbid(unsafe_code)]
+
+use crate::backend::cuda::params::SELFTEST_SLOT_BYTES;
+use crate::backend::cuda::peer::teardown::WORD_BYTES;
+use crate::backend::cuda::sizes::Regions;
+
+/// Regions start on a cache line of their own, so that polling one disturbs no other.
+const REGION_ALIGN: usize = 128;
+
+/// A window is a whole number of these: the driver then gives it pages that it shares with no other
+/// allocation, which an exported handle would lay open to the peers too.
+const WINDOW_ALIGN: usize = 2 << 20;
+
+/// Offsets of the regions of a window, the same on every rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WindowLayout {
+    /// u32: 1 + a peer that failed, written by it.
+    pub told: usize,
+    /// `teardown::WORD_BYTES` per source rank.
+    pub teardown: usize,
+    /// u32 per source rank: arrival flags of the self test.
+    pub selftest_flags: usize,
+    /// `SELFTEST_SLOT_BYTES` per source rank.
+    pub selftest_slots: usize,
+    /// What operations use; `LlPlan` and `HtPlan` know its inside.
+    pub operations: usize,
+    /// Size of the window.
+    pub bytes: usize,
+}
+
+impl WindowLayout {
+    /// The layout for a group of `ranks` whose operations use `operation_bytes`.
+    pub fn new(ranks: usize, operation_bytes: usize) -> Self {
+        let mut window = Regions::new(REGION_ALIGN);
+        let told = window.take(size_of::<u32>());
+        let teardown = window.take(ranks * WORD_BYTES);
+        let selftest_flags = window.take(ranks * size_of::<u32>());
+        let selftest_slots = window.take(ranks * SELFTEST_SLOT_BYTES);
+        let operations = window.take(operation_bytes);
+        Self {
+            told,
+            teardown,
+            selftest_flags,
+            selftest_slots,
+            operations,
+            bytes: window.bytes().next_multiple_of(WINDOW_ALIGN),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::cuda::params::MAX_PEERS;
+
+    #[test]
+    fn regions_follow_each_other_and_fit() {
+        for ranks in [1, 2, 8, MAX_PEERS] {
+            let layout = WindowLayout::new(ranks, 1000);
+            assert!(layout.told + 4 <= layout.teardown);
+            assert!(layout.teardown + 4 * ranks <= layout.selftest_flags);
+            assert!(layout.selftest_flags + 4 * ranks <= layout.selftest_slots);
+            assert!(layout.selftest_slots + ranks * SELFTEST_SLOT_BYTES <= layout.operations);
+            assert!(layout.operations + 1000 <= layout.bytes);
+            assert_eq!(layout.selftest_slots % REGION_ALIGN, 0);
+            assert_eq!(layout.bytes % WINDOW_ALIGN, 0);
+        }
+    }
+}

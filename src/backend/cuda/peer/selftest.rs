@@ -1,0 +1,125 @@
+//! Runs `cuda/peer_selftest.cu` when a group opens: mapping, ordering and launching are then proven,
+//! and what is wrong with them is told while all ranks still listen.
+#![forbid(unsafe_code)]
+
+use crate::backend::cuda::driver;
+use crate::backend::cuda::driver::context::Context;
+use crate::backend::cuda::driver::function::LaunchShape;
+use crate::backend::cuda::driver::mapped::HostPage;
+use crate::backend::cuda::driver::module::Module;
+use crate::backend::cuda::driver::stream::StreamScope;
+use crate::backend::cuda::kernels::Kernel;
+use crate::backend::cuda::params::{
+    PeerSelftestParams, PeerTable, SELFTEST_MISMATCH, SELFTEST_MISSING, SELFTEST_PASSED,
+    SELFTEST_THREADS, SELFTEST_TIMEOUT, SelftestResult, WaitParams,
+};
+use crate::backend::cuda::peer::layout::WindowLayout;
+use crate::error::{Code, Error, Result};
+use crate::model::ops::Stream;
+use std::sync::Arc;
+
+/// The value of the flags. Windows are new and zero when the test runs, so one epoch is enough.
+const EPOCH: u32 = 1;
+
+/// A self test that is ready to run.
+pub struct Selftest {
+    results: HostPage<SelftestResult>,
+}
+
+impl Selftest {
+    /// A test among `ranks`.
+    pub fn new(context: &Arc<Context>, ranks: usize) -> Result<Self> {
+        Ok(Self {
+            results: HostPage::new(context, ranks)?,
+        })
+    }
+
+    /// Exchanges a pattern with every rank and waits for the verdict. Collective.
+    pub fn run(
+        &self,
+        module: &Module,
+        peers: &PeerTable,
+        layout: &WindowLayout,
+        wait: WaitParams,
+        stream: Stream,
+    ) -> Result<()> {
+        let params = PeerSelftestParams {
+            peers: *peers,
+            wait,
+            flags_offset: layout.selftest_flags as u64,
+            slots_offset: layout.selftest_slots as u64,
+            results: self.results.device(),
+            epoch: EPOCH,
+        };
+        let shape = LaunchShape {
+            blocks: peers.ranks,
+            threads: SELFTEST_THREADS,
+            shared_bytes: 0,
+        };
+        let _under_way = module.context().begin();
+        let at = StreamScope::enter(module.context(), stream)?;
+        module.launch(Kernel::PeerSelftest, shape, &params, &at)?;
+        driver::synchronize_stream(stream)?;
+        let result = |peer: u32| self.results.read(peer as usize);
+        (0..peers.ranks).try_for_each(|peer| judge(peers.rank, peer, result(peer)))
+    }
+}
+
+/// What `rank` found out about `peer`.
+fn judge(rank: u32, peer: u32, result: Option<SelftestResult>) -> Result<()> {
+    let fail = |code, what| {
+        Err(Error::new(
+            code,
+            format!("peer self test: rank {rank} {what} rank {peer}"),
+        ))
+    };
+    let result = result.unwrap_or(SelftestResult {
+        outcome: SELFTEST_MISSING,
+        wrong_threads: 0,
+    });
+    match result.outcome {
+        SELFTEST_PASSED => Ok(()),
+        SELFTEST_TIMEOUT => fail(Code::RemoteError, "got no answer in time from"),
+        SELFTEST_MISMATCH => fail(Code::InternalError, "received wrong data from")
+            .map_err(|error: Error| error.got(result.wrong_threads, "0 threads that saw it")),
+        SELFTEST_MISSING => fail(Code::InternalError, "has no verdict on"),
+        other => Err(Error::internal(format!(
+            "peer self test: unknown outcome {other}"
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn verdict(outcome: u32) -> Result<()> {
+        judge(
+            2,
+            5,
+            Some(SelftestResult {
+                outcome,
+                wrong_threads: 3,
+            }),
+        )
+    }
+
+    #[test]
+    fn only_a_passed_test_passes() {
+        assert_eq!(verdict(SELFTEST_PASSED), Ok(()));
+        for outcome in [SELFTEST_MISSING, SELFTEST_MISMATCH, SELFTEST_TIMEOUT, 17] {
+            assert!(verdict(outcome).is_err());
+        }
+        assert!(judge(0, 0, None).is_err());
+    }
+
+    #[test]
+    fn a_silent_peer_is_a_remote_error_that_names_it() {
+        let error = verdict(SELFTEST_TIMEOUT).unwrap_err();
+        assert_eq!(error.code(), Code::RemoteError);
+        assert_eq!(
+            error.text(),
+            "peer self test: rank 2 got no answer in time from rank 5"
+        );
+    }
+}

@@ -1,0 +1,306 @@
+//! A rank's window, and how it reaches the windows of the other ranks.
+//!
+//! Ranks of one process use each other's addresses; others map an exported handle (CUDA IPC), which
+//! works with every driver, also where a process sees one GPU only. Both are a [`PeerMapping`], so
+//! another provider of mappings needs no change elsewhere.
+#![forbid(unsafe_code)]
+
+use crate::backend::DeviceMemory;
+use crate::backend::cuda::driver::context::{Context, Key};
+use crate::backend::cuda::driver::memory::{self, CudaMemory};
+use crate::backend::cuda::driver::{self, ContextHandle, IPC_HANDLE_BYTES};
+use crate::backend::cuda::peer::process::{PROCESS_ID_BYTES, ProcessId};
+use crate::error::{Error, Result};
+use crate::model::tensor::DevPtr;
+use parking_lot::Mutex;
+use std::sync::Arc;
+
+/// A window of this process, as a record names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct StreamScope {
+    context: ContextHandle,
+    base: u64,
+    bytes: u64,
+}
+
+/// The live windows of this process: what a record says of an address here is believed only if it is one of them.
+static LIVE: Mutex<Vec<StreamScope>> = Mutex::new(Vec::new());
+
+/// Device memory that the other ranks may map; zero at first. Dropped after they were told of it, it stays
+/// allocated: a peer may map it.
+pub struct Window {
+    context: Arc<Context>,
+    place: StreamScope,
+    is_told: bool,
+    /// It was another group's, and a peer of that one may still map it.
+    must_stay: bool,
+}
+
+impl Window {
+    /// A window of `bytes`, perhaps one that another group had.
+    pub fn new(memory: &Arc<CudaMemory>, bytes: usize) -> Result<Self> {
+        let context = Arc::clone(memory.context());
+        let left = context.take(&Key::Window(bytes));
+        let base = match left {
+            Some(left) => DevPtr(left.address),
+            None => memory.alloc(bytes)?,
+        };
+        let place = StreamScope {
+            context: context.handle(),
+            base: base.0 as u64,
+            bytes: bytes as u64,
+        };
+        LIVE.lock().push(place);
+        let window = Self {
+            context,
+            place,
+            is_told: false,
+            must_stay: left.is_some_and(|left| left.must_stay),
+        };
+        memory.zero(base, bytes)?;
+        Ok(window)
+    }
+
+    /// From now on the others may map it.
+    pub fn tell(&mut self) {
+        self.is_told = true;
+    }
+
+    /// Where it lives.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// First byte.
+    pub fn base(&self) -> DevPtr {
+        DevPtr(self.place.base as usize)
+    }
+
+    /// Gives the memory back. No peer of this group maps it any more.
+    pub fn free(mut self) {
+        self.is_told = false;
+    }
+
+    /// Leaves the memory to the next group that wants such a window. A peer may map it, but no kernel uses it.
+    pub fn keep(mut self) {
+        self.is_told = false;
+        self.must_stay = true;
+    }
+
+    fn key(&self) -> Key {
+        Key::Window(self.place.bytes as usize)
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        let mut live = LIVE.lock();
+        if let Some(index) = live.iter().position(|place| *place == self.place) {
+            live.swap_remove(index);
+        }
+        drop(live);
+        match (self.is_told, self.must_stay) {
+            (true, _) => {}
+            (false, true) => self.context.keep(self.key(), self.base().0),
+            (false, false) => {
+                let key = Some(self.key());
+                self.context.free_later(key, self.base().0, memory::free);
+            }
+        }
+    }
+}
+
+/// What the other ranks must know of a window to reach it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WindowRecord {
+    process: ProcessId,
+    place: StreamScope,
+    ipc: [u8; IPC_HANDLE_BYTES],
+}
+
+impl WindowRecord {
+    /// Length of [`WindowRecord::to_bytes`].
+    pub const BYTES: usize = PROCESS_ID_BYTES + 3 * size_of::<u64>() + IPC_HANDLE_BYTES;
+
+    /// Describes `window`.
+    pub fn new(window: &Window) -> Result<Self> {
+        let _entered = window.context.enter()?;
+        Ok(Self {
+            process: ProcessId::this()?,
+            place: window.place,
+            ipc: driver::export(window.base())?,
+        })
+    }
+
+    /// The record as the ranks exchange it.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = self.process.to_bytes().to_vec();
+        bytes.extend_from_slice(&self.place.context.to_bits().to_le_bytes());
+        bytes.extend_from_slice(&self.place.base.to_le_bytes());
+        bytes.extend_from_slice(&self.place.bytes.to_le_bytes());
+        bytes.extend_from_slice(&self.ipc);
+        bytes
+    }
+
+    /// Reads what [`WindowRecord::to_bytes`] wrote.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        let mut rest = bytes;
+        let record = Self {
+            process: ProcessId::from_bytes(take(&mut rest)?),
+            place: StreamScope {
+                context: ContextHandle::from_bits(u64::from_le_bytes(take(&mut rest)?)),
+                base: u64::from_le_bytes(take(&mut rest)?),
+                bytes: u64::from_le_bytes(take(&mut rest)?),
+            },
+            ipc: take(&mut rest)?,
+        };
+        match rest {
+            [] => Ok(record),
+            _ => Err(Error::internal("a long window record")),
+        }
+    }
+
+    /// The address of a window of `bytes` in this process, if it is here; a record that says so of anything else is
+    /// refused.
+    fn here(&self, bytes: usize) -> Result<Option<StreamScope>> {
+        if self.place.bytes != bytes as u64 {
+            return Err(Error::internal("a window of another length")
+                .got(self.place.bytes, format_args!("{bytes} bytes")));
+        }
+        if self.process != ProcessId::this()? {
+            return Ok(None);
+        }
+        match LIVE.lock().contains(&self.place) {
+            true => Ok(Some(self.place)),
+            false => Err(Error::internal("a window that this process does not have")),
+        }
+    }
+}
+
+/// The next `N` bytes of `rest`.
+fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N]> {
+    let (head, tail) = rest
+        .split_first_chunk()
+        .ok_or_else(|| Error::internal("a short window record"))?;
+    *rest = tail;
+    Ok(*head)
+}
+
+/// A peer's window, as this rank reaches it.
+pub struct PeerMapping {
+    context: Arc<Context>,
+    base: DevPtr,
+    imported: Option<[u8; IPC_HANDLE_BYTES]>,
+}
+
+impl PeerMapping {
+    /// Maps the window that `record` describes, and that has `bytes`, into `context`.
+    pub fn new(context: &Arc<Context>, record: &WindowRecord, bytes: usize) -> Result<Self> {
+        let _entered = context.enter()?;
+        let here = record.here(bytes)?;
+        let base = match here {
+            Some(place) => {
+                if place.context != context.handle() {
+                    driver::enable_peer_access(place.context)?;
+                }
+                DevPtr(place.base as usize)
+            }
+            None => match context.take(&Key::Import(record.ipc)) {
+                Some(left) => DevPtr(left.address),
+                None => driver::import(record.ipc)?,
+            },
+        };
+        Ok(Self {
+            context: Arc::clone(context),
+            base,
+            imported: here.is_none().then_some(record.ipc),
+        })
+    }
+
+    /// First byte.
+    pub fn base(&self) -> DevPtr {
+        self.base
+    }
+
+    /// Unmaps all of `mappings` now, if the device is quiet, and says whether none is left.
+    pub fn unmap(mut mappings: Vec<Self>) -> bool {
+        let imported = mappings.iter().find(|it| it.imported.is_some());
+        let Some(context) = imported.map(|it| Arc::clone(&it.context)) else {
+            return true;
+        };
+        context.if_quiet(|| {
+            for mapping in &mut mappings {
+                if mapping.imported.take().is_some() {
+                    close(mapping.base.0);
+                }
+            }
+        })
+    }
+}
+
+/// Unmaps what is imported at `address` into the current context.
+fn close(address: usize) {
+    // A context that is gone has closed its mappings.
+    let _ = driver::close_import(DevPtr(address));
+}
+
+impl Drop for PeerMapping {
+    fn drop(&mut self) {
+        if let Some(ipc) = self.imported {
+            let key = Some(Key::Import(ipc));
+            self.context.free_later(key, self.base.0, close);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(base: u64) -> WindowRecord {
+        WindowRecord {
+            process: ProcessId::this().unwrap(),
+            place: StreamScope {
+                context: ContextHandle::from_bits(0x1234_5678_9abc),
+                base,
+                bytes: 0x20_0000,
+            },
+            ipc: std::array::from_fn(|index| index as u8),
+        }
+    }
+
+    #[test]
+    fn a_record_survives_the_exchange() {
+        let record = record(0x7f00_0020_0000);
+        let bytes = record.to_bytes();
+        assert_eq!(bytes.len(), WindowRecord::BYTES);
+        assert_eq!(WindowRecord::from_bytes(&bytes), Ok(record));
+        assert!(WindowRecord::from_bytes(&bytes[1..]).is_err());
+        assert!(WindowRecord::from_bytes(&[bytes.as_slice(), &[0]].concat()).is_err());
+    }
+
+    #[test]
+    fn an_address_of_this_process_is_that_of_a_live_window_or_refused() {
+        let mine = record(0x7f00_0040_0000);
+        LIVE.lock().push(mine.place);
+        assert_eq!(mine.here(0x20_0000), Ok(Some(mine.place)));
+        assert!(mine.here(0x40_0000).is_err());
+        assert!(record(0x7f00_0040_0100).here(0x20_0000).is_err());
+        let other_context = WindowRecord {
+            place: StreamScope {
+                context: ContextHandle::from_bits(0x1234),
+                ..mine.place
+            },
+            ..mine.clone()
+        };
+        assert!(other_context.here(0x20_0000).is_err());
+        LIVE.lock().retain(|place| *place != mine.place);
+        assert!(mine.here(0x20_0000).is_err());
+        let theirs = ProcessId::from_bytes([7; PROCESS_ID_BYTES]);
+        let theirs = WindowRecord {
+            process: theirs,
+            ..mine
+        };
+        assert_eq!(theirs.here(0x20_0000), Ok(None));
+    }
+}

@@ -1,0 +1,96 @@
+//! The windows that the ranks of a group hold of each other, from mapping to the end of the group.
+#![forbid(unsafe_code)]
+
+use crate::backend::bootstrap::Bootstrap;
+use crate::backend::cuda::peer::window::{PeerMapping, Window, WindowRecord};
+use crate::error::{Error, Result};
+use crate::model::ops::Stream;
+use crate::model::tensor::DevPtr;
+
+/// What a rank tells the others about their windows at the end.
+const UNMAPPED: u8 = 1;
+const STILL_MAPPED: u8 = 2;
+
+/// One rank's window, and its mappings of the others'.
+pub struct PeerWindows {
+    mappings: Vec<PeerMapping>,
+    window: Window,
+}
+
+impl PeerWindows {
+    /// This rank's `window`, and none of the others' yet.
+    pub fn new(window: Window) -> Self {
+        Self {
+            mappings: Vec::new(),
+            window,
+        }
+    }
+
+    /// Where this rank's window begins.
+    pub fn base(&self) -> DevPtr {
+        self.window.base()
+    }
+
+    /// Maps the windows of all ranks but `rank`, which is this one; in rank order. Each has `bytes`. Those that
+    /// were mapped before one that cannot be stay, to be unmapped as all are.
+    pub fn map_peers(&mut self, rank: usize, records: &[Vec<u8>], bytes: usize) -> Result<()> {
+        let others = records.iter().enumerate().filter(|&(peer, _)| peer != rank);
+        for (peer, record) in others {
+            let mapping = WindowRecord::from_bytes(record)
+                .and_then(|record| PeerMapping::new(self.window.context(), &record, bytes))
+                .map_err(|error| {
+                    error.within(format_args!("rank {rank} cannot map rank {peer}'s window"))
+                })?;
+            self.mappings.push(mapping);
+        }
+        Ok(())
+    }
+
+    /// The windows of all ranks; `rank` is this one.
+    pub fn bases(&self, rank: usize) -> Vec<DevPtr> {
+        let mut bases: Vec<DevPtr> = self.mappings.iter().map(PeerMapping::base).collect();
+        bases.insert(rank, self.window.base());
+        bases
+    }
+
+    /// Unmaps the peers' windows if the device is quiet; gives the own one back once all ranks have done that, or
+    /// leaves it to the next group if one could not. No kernel of any rank uses a window any more. Collective.
+    ///
+    /// To wait here for a quiet device would not do: another thread may be in an exchange, whose peers wait at
+    /// this place for an exchange of this rank.
+    pub fn release(self, bootstrap: &Bootstrap, stream: Stream) -> Result<()> {
+        let Self { mappings, window } = self;
+        let mine = match PeerMapping::unmap(mappings) {
+            true => UNMAPPED,
+            false => STILL_MAPPED,
+        };
+        let told = bootstrap.all_gather(&[mine], stream);
+        match &told {
+            Ok(told) if told.iter().all(|it| *it == [UNMAPPED]) => window.free(),
+            _ => window.keep(),
+        }
+        told.map(drop)
+    }
+
+    /// Gives up the peers' windows, and leaves the own one to the next group: a peer may still map it, though no
+    /// kernel uses it.
+    pub fn keep(self) {
+        drop(self.mappings);
+        self.window.keep();
+    }
+
+    /// Gives up the peers' windows. The own one stays allocated: kernels of a peer may write to it.
+    pub fn leave(self) {
+        drop(self);
+    }
+
+    /// Ends an opening that failed with `error` on all ranks, and gives that back.
+    pub fn abandon(self, bootstrap: &Bootstrap, stream: Stream, error: Error) -> Error {
+        match bootstrap.lost() {
+            // The error is what matters; a window that cannot be freed stays.
+            None => drop(self.release(bootstrap, stream)),
+            Some(_) => self.leave(),
+        }
+        error
+    }
+}

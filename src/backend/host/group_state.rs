@@ -1,0 +1,117 @@
+//! What all handles of a group use, and how operations get onto the caller's streams.
+#![forbid(unsafe_code)]
+
+use crate::backend::host::exchange::Exchange;
+use crate::backend::host::order::Order;
+use crate::backend::host::runtime::{HostRuntime, Pending};
+use crate::backend::host::terms::Call;
+use crate::error::{Code, Context, Error, Result, Words};
+use crate::model::group::GroupFacts;
+use crate::model::ops::Stream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// What all handles of a group use.
+pub struct GroupState {
+    pub facts: GroupFacts,
+    pub exchange: Exchange,
+    /// What tells other ranks of a refusal.
+    pub words: Words,
+    order: Order,
+    /// What was enqueued and has not run.
+    pending: Arc<Pending>,
+    runtime: HostRuntime,
+}
+
+impl GroupState {
+    /// A group in which nothing was enqueued.
+    pub fn new(facts: GroupFacts, exchange: Exchange, words: Words, runtime: HostRuntime) -> Self {
+        let pending = Arc::default();
+        runtime.watch(&pending);
+        Self {
+            facts,
+            exchange,
+            words,
+            order: Order::default(),
+            pending,
+            runtime,
+        }
+    }
+
+    /// Enqueues an operation on `stream`, in its turn and after what `follow` waits for: `work` gets its
+    /// epoch, which is returned, too.
+    pub fn enqueue_operation(
+        self: &Arc<Self>,
+        call: Call,
+        stream: Stream,
+        follow: impl FnOnce() + Send + 'static,
+        work: impl FnOnce(u64) -> Result<()> + Send + 'static,
+    ) -> Result<u64> {
+        self.exchange.begin(|epoch| {
+            let shared = Arc::clone(self);
+            let guarded = move || {
+                shared.order.follow(Exchange::previous(epoch));
+                follow();
+                shared.run(call, move || work(epoch));
+                shared.order.end(epoch);
+            };
+            self.launch(stream, guarded)
+        })
+    }
+
+    /// Enqueues `work`, a part of the operation `call`, on `stream`; `end` tells that it is over, however
+    /// it went.
+    pub fn enqueue(
+        self: &Arc<Self>,
+        call: Call,
+        stream: Stream,
+        work: impl FnOnce() -> Result<()> + Send + 'static,
+        end: impl FnOnce() + Send + 'static,
+    ) -> Result<()> {
+        let shared = Arc::clone(self);
+        let guarded = move || {
+            shared.run(call, work);
+            end();
+        };
+        self.launch(stream, guarded)
+    }
+
+    fn launch(&self, stream: Stream, work: impl FnOnce() + Send + 'static) -> Result<()> {
+        let pending = Arc::clone(&self.pending);
+        let counted = move || {
+            work();
+            pending.end();
+        };
+        self.pending
+            .enqueue(|| self.runtime.launch(stream, Box::new(counted)))
+    }
+
+    /// Waits until everything enqueued has run. The deadline is for what is behind an exchange that is stuck; all
+    /// else ends by its own.
+    pub fn wait_for_pending(&self, timeout: Duration) -> Result<()> {
+        let start = Instant::now();
+        while !self.pending.is_empty() {
+            if start.elapsed() > timeout && self.runtime.is_stranded() {
+                let text = "its operations are behind an exchange that a lost rank never joined";
+                return Err(Error::new(Code::RemoteError, text));
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        Ok(())
+    }
+
+    /// Runs `work`. Its failure, or a panic in it, becomes the group's fault; after a fault nothing runs
+    /// any more, as the other ranks have stopped too.
+    fn run(&self, call: Call, work: impl FnOnce() -> Result<()>) {
+        if self.exchange.fault().is_some() {
+            return;
+        }
+        let outcome = catch_unwind(AssertUnwindSafe(work))
+            .unwrap_or_else(|_| Err(Error::internal("a panic in the host backend")));
+        if let Err(error) = outcome {
+            let context = Context::Running(call.operation());
+            self.exchange.fail(error.during(context));
+        }
+    }
+}

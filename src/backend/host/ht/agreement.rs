@@ -1,0 +1,193 @@
+//! Creation of an HT handle: an operation in which the ranks tell each other their ids, or that they refuse.
+//!
+//! The host waits for it. It goes through the windows as every operation does, so a rank whose group has failed
+//! need not take part: the others are told so, and nothing stays on the communicator.
+#![allow(unsafe_code)]
+
+use crate::backend::HtRouting;
+use crate::backend::host::device::{bytes, bytes_mut};
+use crate::backend::host::group_state::GroupState;
+use crate::backend::host::ht::route::{HtMap, ID_BYTES, RankIds};
+use crate::backend::host::message::{Message, Reader};
+use crate::backend::host::rows::copy_row;
+use crate::backend::host::terms::Call;
+use crate::error::refusal::{AmongRanks, Role, Subject};
+use crate::error::{Code, Context, Error, Result};
+use crate::model::group::GroupFacts;
+use crate::model::ops::{Routing, Stream};
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+/// Most rows that a rank may receive, with `NCCL_EP_AUTO`, too.
+const MOST_ROWS: usize = i32::MAX as usize;
+
+/// The map of a new handle. Collective; `wanted` is an error on a rank that refused its arguments, which gets it
+/// back at once.
+pub fn exchange(
+    shared: &Arc<GroupState>,
+    wanted: Result<HtRouting>,
+    stream: Stream,
+    timeout: Duration,
+) -> Result<HtMap> {
+    let (tell, hear) = channel();
+    let refused = wanted.as_ref().err().cloned();
+    let own = Arc::clone(shared);
+    let work = move |epoch| {
+        let (agreed, outcome) = match told_by_all(&own, &wanted, epoch) {
+            Ok(all) => (agree(&own.facts, &wanted, (epoch, all)), Ok(())),
+            Err(error) => (Err(error.clone()), Err(error)),
+        };
+        // Nobody listens on a rank that refused.
+        let _ = tell.send(agreed);
+        outcome
+    };
+    shared.enqueue_operation(Call::HtHandle, stream, || (), work)?;
+    if let Some(refused) = refused {
+        return Err(refused);
+    }
+    // The operation has a deadline, and so has each before it. Together they would take longer than one, and what
+    // else holds up the stream has none.
+    match hear.recv_timeout(timeout + timeout / 4) {
+        Ok(agreed) => agreed,
+        Err(RecvTimeoutError::Disconnected) => Err(match shared.exchange.fault() {
+            Some(fault) => fault.during(Context::GroupFailed),
+            None => Error::internal("no word of a handle"),
+        }),
+        Err(RecvTimeoutError::Timeout) => {
+            let text = "the handle's routing was not exchanged in time";
+            let error = Error::new(Code::RemoteError, text);
+            shared.exchange.fail(error.clone());
+            Err(error)
+        }
+    }
+}
+
+/// What a rank tells: its ids, or why it refuses.
+type Told = Result<RankIds>;
+
+/// Tells the others, and hears from all.
+fn told_by_all(shared: &GroupState, wanted: &Result<HtRouting>, epoch: u64) -> Result<Vec<Told>> {
+    let refusal;
+    let mut message = Message::default();
+    Call::HtHandle.announce(&mut message);
+    match wanted {
+        Ok(HtRouting { routing, .. }) => {
+            let Routing {
+                tokens, top_k, ids, ..
+            } = *routing;
+            message.number(0);
+            message.number(tokens);
+            message.number(top_k);
+            // SAFETY: `request` has checked the tensor `[T, K]` of int64; the caller keeps it until the handle
+            // is made.
+            message.bytes(unsafe { bytes(ids, tokens * top_k * ID_BYTES) });
+        }
+        Err(error) => {
+            message.number(error.code() as usize);
+            refusal = (shared.words)(error);
+            message.number(refusal.len());
+            message.bytes(refusal.as_bytes());
+        }
+    }
+    shared.exchange.post(epoch, &message)?;
+    let messages = shared.exchange.receive_all(epoch)?;
+    let told = messages.iter().enumerate();
+    told.map(|(source, message)| read(Call::HtHandle.read(message, source)?, source, &shared.facts))
+        .collect()
+}
+
+fn read(mut reader: Reader<'_>, source: usize, facts: &GroupFacts) -> Result<Told> {
+    if reader.number()? != 0 {
+        let length = reader.number()?;
+        let text = String::from_utf8_lossy(reader.bytes(length)?);
+        let text = format!("rank {source} refused: {text}");
+        return Ok(Err(Error::new(Code::RemoteError, text)));
+    }
+    let (tokens, top_k) = (reader.number()?, reader.number()?);
+    let most = facts.max_tokens.unwrap_or(MOST_ROWS / facts.ranks);
+    if tokens > most {
+        return Err(Error::internal(format!(
+            "rank {source} tells of more than {most} tokens"
+        )));
+    }
+    let ids = reader.array(tokens.saturating_mul(top_k), ID_BYTES)?;
+    RankIds::copied(ids, top_k).map(Ok)
+}
+
+/// The map, and with it the counter, if all ranks have told ids and as many per token.
+fn agree(
+    facts: &GroupFacts,
+    wanted: &Result<HtRouting>,
+    (epoch, told): (u64, Vec<Told>),
+) -> Result<HtMap> {
+    let HtRouting { routing, counter } = wanted.as_ref().map_err(Error::clone)?;
+    let all: Vec<RankIds> = told.into_iter().collect::<Result<_>>()?;
+    let other = all.iter().position(|told| told.top_k != routing.top_k);
+    if let Some((rank, theirs)) = other.and_then(|rank| Some((rank, all.get(rank)?.top_k))) {
+        let rule = AmongRanks::Same { rank };
+        return Err(Error::argument(Subject::Size(Role::Ids, 1), rule)
+            .got(routing.top_k, format_args!("{theirs} as on rank {rank}")));
+    }
+    let map = HtMap::new(facts, epoch, &all);
+    if let Some(counter) = counter {
+        let counts = map.expert_counts(facts.local_experts());
+        // SAFETY: `request` has checked the counter, L entries at least; the caller leaves it to the library until
+        // the handle is made.
+        let out = unsafe { bytes_mut(*counter, counts.len() * size_of::<i32>()) };
+        for (index, count) in counts.iter().enumerate() {
+            copy_row(out, index, &count.to_ne_bytes())?;
+        }
+    }
+    Ok(map)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::group::{Algorithm, LlCombineMode};
+
+    fn facts() -> GroupFacts {
+        GroupFacts {
+            algorithm: Algorithm::HighThroughput,
+            ranks: 2,
+            rank: 0,
+            experts: 4,
+            max_tokens: Some(6),
+            max_recv_rows: Some(12),
+            row_bytes: 16,
+            ll_combine: LlCombineMode::Exact,
+            channels: None,
+        }
+    }
+
+    fn told(numbers: &[u64]) -> Result<Told> {
+        let message: Vec<u8> = numbers.iter().flat_map(|it| it.to_ne_bytes()).collect();
+        read(Reader::new(&message), 1, &facts())
+    }
+
+    #[test]
+    fn ids_and_refusals_are_told() {
+        let ids = told(&[0, 2, 1, 3, u64::MAX]).unwrap().unwrap();
+        assert_eq!(ids.top_k, 1);
+        assert_eq!(ids.ids, [3_u64, u64::MAX].map(u64::to_ne_bytes).concat());
+        assert!(told(&[0, 6, 0]).unwrap().unwrap().ids.is_empty());
+        let text = u64::from_ne_bytes(*b"no, no!!");
+        let error = told(&[4, 8, text]).unwrap().err().unwrap();
+        assert_eq!(error.text(), "rank 1 refused: no, no!!");
+        assert_eq!(error.code(), Code::RemoteError);
+    }
+
+    #[test]
+    fn a_rank_cannot_tell_of_more_than_it_sends() {
+        for numbers in [
+            [0, 7, 0, 0],
+            [0, u64::MAX, 1, 0],
+            [0, 2, 1, 0],
+            [0, 6, 1 << 61, 0],
+            [5, 17, 0, 0],
+        ] {
+            assert!(told(&numbers).is_err(), "{numbers:?}");
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! The order of a group's operations on this rank, whatever their streams: each begins after the one
+//! before it. Receive phases of staged operations have an order of their own, on each handle (`ll`).
+#![forbid(unsafe_code)]
+
+use parking_lot::{Condvar, Mutex};
+
+/// How far the operations have come.
+#[derive(Default)]
+pub struct Order {
+    last: Mutex<u64>,
+    moved: Condvar,
+}
+
+impl Order {
+    /// Waits until the operation with epoch `before` has ended. It was enqueued earlier, so it will.
+    pub fn follow(&self, before: u64) {
+        let mut last = self.last.lock();
+        while *last < before {
+            self.moved.wait(&mut last);
+        }
+    }
+
+    /// The operation with epoch `epoch` has ended.
+    pub fn end(&self, epoch: u64) {
+        *self.last.lock() = epoch;
+        self.moved.notify_all();
+    }
+}

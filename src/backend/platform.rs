@@ -1,0 +1,24 @@
+//! The device side of a process, before a group is open.
+#![forbid(unsafe_code)]
+
+use crate::backend::bootstrap::Bootstrap;
+use crate::backend::{DeviceMemory, OpenGroup};
+use crate::error::Result;
+use crate::model::group::GroupFacts;
+use crate::model::ops::Stream;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A device that groups can be opened on.
+pub trait Platform {
+    /// The memory of the device that the communicator uses.
+    fn memory(&self) -> Arc<dyn DeviceMemory>;
+    /// Opens a group in the mode that `facts` name. Collective: every rank gets a group, or every rank an error.
+    fn open(
+        &self,
+        facts: GroupFacts,
+        bootstrap: Bootstrap,
+        timeout: Duration,
+        stream: Stream,
+    ) -> Result<OpenGroup>;
+}

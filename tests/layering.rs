@@ -82,6 +82,7 @@ const UNSAFE: &[&str] = &[
     "abi/first/src/ops.rs",
     "abi/first/src/read.rs",
     "abi/first/src/tensor.rs",
+    "abi/probe/src/lib.rs",
     "src/backend/cuda/driver/api.rs",
     "src/backend/cuda/driver/device_name.rs",
     "src/backend/cuda/driver/event.rs",
@@ -103,7 +104,7 @@ const UNSAFE: &[&str] = &[
 ];
 
 /// The sources of the ABIs, which have unsafe code of their own.
-const ABIS: [&str; 1] = ["abi/first/src"];
+const ABIS: [&str; 2] = ["abi/first/src", "abi/probe/src"];
 
 /// Files that are one thing: a context, and what belongs to it and goes with it.
 const KNOT: &str = "backend::cuda::driver";

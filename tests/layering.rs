@@ -195,7 +195,7 @@ fn may_use(module: &str, path: &str, target: &str) -> bool {
         .map(|(name, _)| *name)
         .filter(|name| is_below(module, name));
     let own = own.max_by_key(|name| name.len()).unwrap_or(module);
-    // Modules of one row, such as `ffi`, see each other; `backend` does not see its siblings.
+    // Modules of one row, such as `session`, see each other; `backend` does not see its siblings.
     let in_own_row = is_below(target, own)
         && ARROWS
             .iter()

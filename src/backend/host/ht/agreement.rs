@@ -79,7 +79,7 @@ fn told_by_all(shared: &GroupState, wanted: &Result<HtRouting>, epoch: u64) -> R
             message.number(0);
             message.number(tokens);
             message.number(top_k);
-            // SAFETY: `request` has checked the tensor `[T, K]` of int64; the caller keeps it until the handle
+            // SAFETY: `rule` has checked the tensor `[T, K]` of int64; the caller keeps it until the handle
             // is made.
             message.bytes(unsafe { bytes(ids, tokens * top_k * ID_BYTES) });
         }
@@ -132,7 +132,7 @@ fn agree(
     let map = HtMap::new(facts, epoch, &all);
     if let Some(counter) = counter {
         let counts = map.expert_counts(facts.local_experts());
-        // SAFETY: `request` has checked the counter, L entries at least; the caller leaves it to the library until
+        // SAFETY: `rule` has checked the counter, L entries at least; the caller leaves it to the library until
         // the handle is made.
         let out = unsafe { bytes_mut(*counter, counts.len() * size_of::<i32>()) };
         for (index, count) in counts.iter().enumerate() {

@@ -67,7 +67,7 @@ impl HostHt {
         let mut message = self.terms(Call::HtDispatch, op.row).message();
         message.number(tokens);
         message.number(usize::from(op.routing_in.is_some()));
-        // SAFETY: `request` has checked the tensor; the caller keeps it until the operation has run.
+        // SAFETY: `rule` has checked the tensor; the caller keeps it until the operation has run.
         message.bytes(unsafe { bytes(op.tokens, tokens * op.row.bytes()) });
         if let Some(IdsAndWeights { ids, weights, .. }) = op.routing_in {
             // SAFETY: as above, `[T, K]` of int64.
@@ -88,7 +88,7 @@ impl HostHt {
             .collect::<Result<_>>()?;
         if let Some(out) = op.out {
             self.check_capacity(Role::TokensOut, out.rows)?;
-            // SAFETY: `request` has checked the tensor `[n, H]`; the caller leaves it to the operation.
+            // SAFETY: `rule` has checked the tensor `[n, H]`; the caller leaves it to the operation.
             let rows = unsafe { bytes_mut(out.data, out.rows * op.row.bytes()) };
             for (index, arrival) in self.map.arrivals.iter().enumerate() {
                 copy_row(
@@ -119,7 +119,7 @@ impl HostHt {
     fn write_routing(&self, out: &IdsAndWeights, sent: &[Sent<'_>]) -> Result<()> {
         let top_k = self.routing.top_k;
         let entries = out.rows * top_k;
-        // SAFETY: `request` has checked both tensors `[n, K]`; the caller leaves them to the operation.
+        // SAFETY: `rule` has checked both tensors `[n, K]`; the caller leaves them to the operation.
         let (ids, weights) = unsafe {
             (
                 bytes_mut(out.ids, entries * 8),
@@ -142,7 +142,7 @@ impl HostHt {
 
     fn write_counter(&self, counter: DevPtr) -> Result<()> {
         let counts = self.map.expert_counts(self.shared.facts.local_experts());
-        // SAFETY: `request` has checked the counter, L entries at least; the caller leaves it to the
+        // SAFETY: `rule` has checked the counter, L entries at least; the caller leaves it to the
         // operation.
         let out = unsafe { bytes_mut(counter, counts.len() * 4) };
         for (index, count) in counts.iter().enumerate() {
@@ -157,7 +157,7 @@ impl HostHt {
         let mut message = self.terms(Call::HtCombine, op.row).message();
         message.number(rows);
         message.number(op.gradients.map_or(0, |gradients| gradients.top_k));
-        // SAFETY: `request` has checked the tensor, and it has at least `rows` rows; the caller keeps it
+        // SAFETY: `rule` has checked the tensor, and it has at least `rows` rows; the caller keeps it
         // until the operation has run.
         message.bytes(unsafe { bytes(op.expert_rows.data, rows * op.row.bytes()) });
         if let Some(WeightGradients { input, top_k, .. }) = op.gradients {
@@ -177,7 +177,7 @@ impl HostHt {
             .map(|(source, message)| Results::read(message, source, columns, &terms))
             .collect::<Result<_>>()?;
         let row_bytes = op.row.bytes();
-        // SAFETY: `request` has checked the tensor `[T, H]`; the caller leaves it to the operation.
+        // SAFETY: `rule` has checked the tensor `[T, H]`; the caller leaves it to the operation.
         let out = unsafe { bytes_mut(op.out, self.routing.tokens * row_bytes) };
         let mut sums = vec![0.0_f32; op.row.hidden];
         let mut departures = self.map.departures.iter().peekable();
@@ -202,7 +202,7 @@ impl HostHt {
     /// The gradients of each token's weights by ascending global expert id, then zeros.
     fn write_gradients(&self, gradients: &WeightGradients, results: &[Results<'_>]) -> Result<()> {
         let columns = gradients.top_k;
-        // SAFETY: `request` has checked the tensor `[T, K]`; the caller leaves it to the operation.
+        // SAFETY: `rule` has checked the tensor `[T, K]`; the caller leaves it to the operation.
         let out = unsafe { bytes_mut(gradients.output, self.routing.tokens * columns * 4) };
         out.fill(0);
         let departures = &self.map.departures;

@@ -1,4 +1,4 @@
-//! Who may use whom inside the core: arrows go down only, without circles, and `unsafe` stays at the edges.
+//! Who may use whom inside the core: arrows go down only, and `unsafe` stays at the edges.
 //!
 //! Crates hold what is coarser: no ABI sees the inside of another, and the core sees none. The table is what
 //! crates cannot hold; `docs/architecture.md` explains it, and this test compares it with what the sources
@@ -8,7 +8,7 @@
 
 mod sources;
 
-use std::collections::{BTreeMap, BTreeSet};
+use sources::modules::{all_uses, is_below, module_files, module_of};
 
 /// Module -> what it may use. `x::*` is module `x` and all below it, else an entry is one module or
 /// one item. The longest name that fits a module counts; each module may use itself and what is
@@ -106,82 +106,6 @@ const UNSAFE: &[&str] = &[
 /// The sources of the ABIs, which have unsafe code of their own.
 const ABIS: [&str; 2] = ["abi/first/src", "abi/probe/src"];
 
-/// Files that are one thing: a context, and what belongs to it and goes with it.
-const KNOT: &str = "backend::cuda::driver";
-
-/// `src/a/b.rs` -> `a::b`, `src/a/mod.rs` -> `a`, `src/lib.rs` -> "".
-fn module_of(file: &str) -> String {
-    let path = file
-        .strip_prefix("src/")
-        .unwrap()
-        .strip_suffix(".rs")
-        .unwrap();
-    let path = path.strip_suffix("/mod").unwrap_or(path);
-    if path == "lib" {
-        String::new()
-    } else {
-        path.replace('/', "::")
-    }
-}
-
-/// All modules but those that are unit tests from end to end.
-fn module_files() -> Vec<String> {
-    let mut files = sources::files("src", &[".rs"]);
-    files.retain(|file| !file.ends_with("_tests.rs"));
-    files
-}
-
-/// Whether `path` is `prefix` or below it.
-fn is_below(path: &str, prefix: &str) -> bool {
-    path.strip_prefix(prefix)
-        .is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
-}
-
-/// Every path that begins with `crate::` in code, without that beginning; groups are spelled out.
-fn used_paths(source: &str) -> Vec<String> {
-    let is_comment = |line: &&str| !line.trim_start().starts_with("//");
-    let code: Vec<&str> = sources::without_unit_tests(source)
-        .lines()
-        .filter(is_comment)
-        .collect();
-    let code = code.join("\n");
-    let mut paths = Vec::new();
-    for (start, found) in code.match_indices("crate::") {
-        expand(&code[start + found.len()..], "", &mut paths);
-    }
-    paths
-}
-
-/// Reads one path, or one group of paths, off the start of `text`; returns what follows.
-fn expand<'a>(text: &'a str, prefix: &str, paths: &mut Vec<String>) -> &'a str {
-    let is_path = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
-    let end = text.find(|c| !is_path(c)).unwrap_or(text.len());
-    let (own, mut rest) = text.split_at(end);
-    let path = format!("{prefix}{own}");
-    let Some(group) = rest.strip_prefix('{') else {
-        paths.push(path.trim_end_matches(':').replace("::self", ""));
-        return rest;
-    };
-    rest = group.trim_start();
-    while !rest.is_empty() && !rest.starts_with('}') {
-        // A new name, as in `X as Y`, is no path.
-        rest = expand(rest, &path, paths).trim_start_matches(|c| c != ',' && c != '}');
-        rest = rest.trim_start_matches(',').trim_start();
-    }
-    rest.strip_prefix('}').unwrap_or(rest)
-}
-
-/// The module that a path leads to: its longest beginning that is one.
-fn target(path: &str, modules: &BTreeSet<String>) -> String {
-    let fits = |module: &&String| is_below(path, module);
-    modules
-        .iter()
-        .filter(fits)
-        .max_by_key(|module| module.len())
-        .cloned()
-        .unwrap_or_default()
-}
-
 fn allowed(module: &str) -> Option<&'static [&'static str]> {
     let fits = ARROWS.iter().filter(|(name, _)| is_below(module, name));
     fits.max_by_key(|(name, _)| name.len())
@@ -210,24 +134,6 @@ fn fits(entry: &str, path: &str, target: &str) -> bool {
         Some(subtree) => is_below(target, subtree),
         None => entry == target || entry == path,
     }
-}
-
-/// Every use of another module: who, the path, and the module that it leads to.
-fn all_uses() -> Vec<(String, String, String)> {
-    let files = module_files();
-    let modules: BTreeSet<String> = files
-        .iter()
-        .map(|file| module_of(file))
-        .filter(|module| !module.is_empty())
-        .collect();
-    let of_file = |file: &String| {
-        let module = module_of(file);
-        used_paths(&sources::read(file))
-            .into_iter()
-            .map(|path| (module.clone(), path.clone(), target(&path, &modules)))
-            .collect::<Vec<_>>()
-    };
-    files.iter().flat_map(of_file).collect()
 }
 
 #[test]
@@ -273,58 +179,6 @@ fn every_module_has_a_row() {
 }
 
 #[test]
-fn no_module_leads_back_to_itself() {
-    let mut uses: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for (module, _, target) in all_uses() {
-        let in_knot = is_below(&module, KNOT) && is_below(&target, KNOT);
-        if module != target && !module.is_empty() && !in_knot {
-            uses.entry(module).or_default().insert(target);
-        }
-    }
-    assert_eq!(circle(&uses), None);
-}
-
-/// Modules of which each uses one that follows, and the last the first; `None` if there are none.
-fn circle(uses: &BTreeMap<String, BTreeSet<String>>) -> Option<Vec<String>> {
-    let mut left = uses.clone();
-    loop {
-        // Whoever uses nobody that is left is on no circle.
-        let modules: BTreeSet<String> = left.keys().cloned().collect();
-        left.retain(|_, targets| {
-            targets.retain(|target| modules.contains(target));
-            !targets.is_empty()
-        });
-        if left.len() == modules.len() {
-            break;
-        }
-    }
-    let mut path = vec![left.keys().next()?.clone()];
-    loop {
-        let next = left.get(path.last()?)?.first()?.clone();
-        if let Some(start) = path.iter().position(|module| *module == next) {
-            return Some(path.split_off(start));
-        }
-        path.push(next);
-    }
-}
-
-#[test]
-fn circles_are_found() {
-    let uses = |arrows: &[(&str, &str)]| {
-        let mut uses: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-        for (from, to) in arrows {
-            uses.entry((*from).to_owned())
-                .or_default()
-                .insert((*to).to_owned());
-        }
-        circle(&uses)
-    };
-    assert_eq!(uses(&[("a", "b"), ("b", "c"), ("a", "c")]), None);
-    let found = uses(&[("a", "b"), ("b", "c"), ("c", "b"), ("c", "d")]);
-    assert_eq!(found, Some(vec!["b".to_owned(), "c".to_owned()]));
-}
-
-#[test]
 fn unsafe_code_is_where_the_list_says() {
     let allows = |file: &str| sources::read(file).contains("\n#![allow(unsafe_code)]");
     let mut files = module_files();
@@ -350,16 +204,6 @@ fn unsafe_code_is_where_the_list_says() {
             "{file} must say #![forbid(unsafe_code)]"
         );
     }
-}
-
-#[test]
-fn paths_are_read_with_their_groups() {
-    let source =
-        "use crate::a::{self, B, c::{D, E as F}};\n// crate::no\nfn f(x: crate::g::H) {}\n";
-    assert_eq!(
-        used_paths(source),
-        ["a", "a::B", "a::c::D", "a::c::E", "g::H"]
-    );
 }
 
 #[test]

@@ -6,7 +6,9 @@
 
 use crate::backend::DeviceMemory;
 use crate::backend::cuda::driver;
-use crate::backend::cuda::driver::context::{Context, Key};
+use crate::backend::cuda::driver::context::Context;
+use crate::backend::cuda::driver::event::Mark;
+use crate::backend::cuda::driver::held::Key;
 use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
@@ -137,7 +139,11 @@ impl DeviceMemory for CudaMemory {
     }
 
     fn strand(&self, stream: Stream) {
-        self.context.strand(stream);
+        let mark = Mark::behind(&self.context, stream);
+        self.context.strand(move || {
+            mark.as_ref()
+                .map_or(true, |mark| mark.is_over() == Ok(false))
+        });
     }
 }
 

@@ -1,4 +1,4 @@
-//! Compiles every `.cu` file below `cuda/` to one fatbin that the library embeds, and names the shared library.
+//! Compiles every `.cu` file below `cuda/` to one fatbin that the library embeds.
 //!
 //! Without nvcc the build goes on with the host backend alone and says so once;
 //! `NCCL_EP_CUDA=require` makes that an error, `NCCL_EP_CUDA=off` makes it silent. An nvcc that fails
@@ -28,7 +28,6 @@ const VARIABLES: [&str; 6] = [
 
 fn main() -> ExitCode {
     println!("cargo::rustc-check-cfg=cfg(nccl_ep_cuda)");
-    println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libnccl_ep.so");
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=cuda");
     for name in VARIABLES {
@@ -36,7 +35,8 @@ fn main() -> ExitCode {
     }
     match cuda_version() {
         Ok(version) => {
-            println!("cargo::rustc-env=NCCL_EP_CUDA_VERSION={version}");
+            // For the build scripts of the ABIs.
+            println!("cargo::metadata=cuda_version={version}");
             ExitCode::SUCCESS
         }
         Err(message) => {

@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 
 /// In the order in which a reader of the header wants them.
 const SOURCES: [&str; 6] = [
-    "src/abi/types.rs",
-    "src/ffi/group.rs",
-    "src/ffi/tensor.rs",
-    "src/ffi/handle.rs",
-    "src/ffi/ops.rs",
-    "src/ffi/info.rs",
+    "abi/first/src/types.rs",
+    "abi/first/src/group.rs",
+    "abi/first/src/tensor.rs",
+    "abi/first/src/handle.rs",
+    "abi/first/src/ops.rs",
+    "abi/first/src/info.rs",
 ];
 
 fn root() -> PathBuf {
@@ -19,7 +19,7 @@ fn root() -> PathBuf {
 }
 
 fn generate(root: &Path) -> String {
-    let config = cbindgen::Config::from_file(root.join("cbindgen.toml")).unwrap();
+    let config = cbindgen::Config::from_file(root.join("abi/first/cbindgen.toml")).unwrap();
     let builder = SOURCES
         .iter()
         .fold(cbindgen::Builder::new().with_config(config), |b, source| {

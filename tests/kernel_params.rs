@@ -5,9 +5,9 @@
 
 #![allow(clippy::expect_used, clippy::unwrap_used)]
 
-use nccl_ep::backend::cuda::kernels::Kernel;
-use nccl_ep::backend::cuda::params::*;
-use nccl_ep::backend::cuda::params_ht::*;
+use nccl_ep_core::backend::cuda::kernels::Kernel;
+use nccl_ep_core::backend::cuda::params::*;
+use nccl_ep_core::backend::cuda::params_ht::*;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;

@@ -1,13 +1,14 @@
-//! Who may import whom: arrows go down only, and `unsafe` stays at the edges.
+//! Who may use whom inside the core: arrows go down only, and `unsafe` stays at the edges.
 //!
-//! The table is the rule of the house that `docs/architecture.md` explains; this test compares it
-//! with what the sources say. Unit tests may use what they like.
+//! Crates hold what is coarser: no ABI sees the inside of another, and the core sees none. The table is what
+//! crates cannot hold; `docs/architecture.md` explains it, and this test compares it with what the sources
+//! say. Unit tests may use what they like.
 
 #![allow(clippy::unwrap_used)] // A test.
 
 mod sources;
 
-use std::collections::BTreeSet;
+use sources::modules::{all_uses, is_below, module_files, module_of};
 
 /// Module -> what it may use. `x::*` is module `x` and all below it, else an entry is one module or
 /// one item. The longest name that fits a module counts; each module may use itself and what is
@@ -15,24 +16,21 @@ use std::collections::BTreeSet;
 const ARROWS: &[(&str, &[&str])] = &[
     ("error", &[]),
     ("env", &["model::*"]),
-    ("build_info", &[]),
     ("log", &["env"]),
     ("model", &[]),
     ("tuning", &["env", "log"]),
-    ("abi::types", &[]),
-    ("abi::read", &["abi::types", "error", "model::*"]),
-    ("request", &["abi::read", "error", "model::*"]),
-    ("backend", &["error", "model::*"]),
+    ("rule", &["error::*", "model::*"]),
+    ("backend", &["error::*", "model::*"]),
     ("backend::dylib", &[]),
     ("backend::quiet", &[]),
-    ("backend::nccl", &["backend::dylib", "error", "model::*"]),
+    ("backend::nccl", &["backend::dylib", "error::*", "model::*"]),
     (
         "backend::bootstrap",
-        &["backend", "backend::nccl", "error", "model::*"],
+        &["backend", "backend::nccl", "error::*", "model::*"],
     ),
     (
         "backend::platform",
-        &["backend", "backend::bootstrap", "error", "model::*"],
+        &["backend", "backend::bootstrap", "error::*", "model::*"],
     ),
     (
         "backend::select",
@@ -41,34 +39,22 @@ const ARROWS: &[(&str, &[&str])] = &[
             "backend::host::HostPlatform",
             "backend::nccl",
             "backend::platform",
-            "error",
+            "error::*",
         ],
     ),
     ("backend::host", SIBLING),
     ("backend::cuda", SIBLING),
     (
-        "state",
+        "session",
         &[
-            "abi::read",
             "backend",
             "backend::bootstrap",
             "backend::nccl",
             "backend::select",
             "env",
-            "error",
+            "error::*",
             "model::*",
-            "request::*",
-        ],
-    ),
-    ("ffi", FFI),
-    (
-        "ffi::callbacks",
-        &[
-            "abi::types",
-            "backend::DeviceMemory",
-            "error",
-            "model::*",
-            "state::*",
+            "rule::*",
         ],
     ),
 ];
@@ -80,26 +66,23 @@ const SIBLING: &[&str] = &[
     "backend::dylib",
     "backend::quiet",
     "backend::platform",
-    "error",
+    "error::*",
     "log",
     "model::*",
     "tuning::*",
 ];
 
-const FFI: &[&str] = &[
-    "abi::read",
-    "abi::types",
-    "build_info",
-    "error",
-    "log",
-    "model::*",
-    "request::*",
-    "state::*",
-];
-
 /// The only modules with unsafe code.
 const UNSAFE: &[&str] = &[
-    "src/abi/read.rs",
+    "abi/first/src/callbacks.rs",
+    "abi/first/src/group.rs",
+    "abi/first/src/guard.rs",
+    "abi/first/src/handle.rs",
+    "abi/first/src/info.rs",
+    "abi/first/src/ops.rs",
+    "abi/first/src/read.rs",
+    "abi/first/src/tensor.rs",
+    "abi/probe/src/lib.rs",
     "src/backend/cuda/driver/api.rs",
     "src/backend/cuda/driver/device_name.rs",
     "src/backend/cuda/driver/event.rs",
@@ -118,87 +101,10 @@ const UNSAFE: &[&str] = &[
     "src/backend/host/signal.rs",
     "src/backend/host/window.rs",
     "src/backend/nccl.rs",
-    "src/ffi/callbacks.rs",
-    "src/ffi/group.rs",
-    "src/ffi/guard.rs",
-    "src/ffi/handle.rs",
-    "src/ffi/info.rs",
-    "src/ffi/ops.rs",
-    "src/ffi/tensor.rs",
 ];
 
-/// `src/a/b.rs` -> `a::b`, `src/a/mod.rs` -> `a`, `src/lib.rs` -> "".
-fn module_of(file: &str) -> String {
-    let path = file
-        .strip_prefix("src/")
-        .unwrap()
-        .strip_suffix(".rs")
-        .unwrap();
-    let path = path.strip_suffix("/mod").unwrap_or(path);
-    if path == "lib" {
-        String::new()
-    } else {
-        path.replace('/', "::")
-    }
-}
-
-/// All modules but those that are unit tests from end to end.
-fn module_files() -> Vec<String> {
-    let mut files = sources::files("src", &[".rs"]);
-    files.retain(|file| !file.ends_with("_tests.rs"));
-    files
-}
-
-/// Whether `path` is `prefix` or below it.
-fn is_below(path: &str, prefix: &str) -> bool {
-    path.strip_prefix(prefix)
-        .is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
-}
-
-/// Every path that begins with `crate::` in code, without that beginning; groups are spelled out.
-fn used_paths(source: &str) -> Vec<String> {
-    let is_comment = |line: &&str| !line.trim_start().starts_with("//");
-    let code: Vec<&str> = sources::without_unit_tests(source)
-        .lines()
-        .filter(is_comment)
-        .collect();
-    let code = code.join("\n");
-    let mut paths = Vec::new();
-    for (start, found) in code.match_indices("crate::") {
-        expand(&code[start + found.len()..], "", &mut paths);
-    }
-    paths
-}
-
-/// Reads one path, or one group of paths, off the start of `text`; returns what follows.
-fn expand<'a>(text: &'a str, prefix: &str, paths: &mut Vec<String>) -> &'a str {
-    let is_path = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
-    let end = text.find(|c| !is_path(c)).unwrap_or(text.len());
-    let (own, mut rest) = text.split_at(end);
-    let path = format!("{prefix}{own}");
-    let Some(group) = rest.strip_prefix('{') else {
-        paths.push(path.trim_end_matches(':').replace("::self", ""));
-        return rest;
-    };
-    rest = group.trim_start();
-    while !rest.is_empty() && !rest.starts_with('}') {
-        // A new name, as in `X as Y`, is no path.
-        rest = expand(rest, &path, paths).trim_start_matches(|c| c != ',' && c != '}');
-        rest = rest.trim_start_matches(',').trim_start();
-    }
-    rest.strip_prefix('}').unwrap_or(rest)
-}
-
-/// The module that a path leads to: its longest beginning that is one.
-fn target(path: &str, modules: &BTreeSet<String>) -> String {
-    let fits = |module: &&String| is_below(path, module);
-    modules
-        .iter()
-        .filter(fits)
-        .max_by_key(|module| module.len())
-        .cloned()
-        .unwrap_or_default()
-}
+/// The sources of the ABIs, which have unsafe code of their own.
+const ABIS: [&str; 2] = ["abi/first/src", "abi/probe/src"];
 
 fn allowed(module: &str) -> Option<&'static [&'static str]> {
     let fits = ARROWS.iter().filter(|(name, _)| is_below(module, name));
@@ -213,7 +119,7 @@ fn may_use(module: &str, path: &str, target: &str) -> bool {
         .map(|(name, _)| *name)
         .filter(|name| is_below(module, name));
     let own = own.max_by_key(|name| name.len()).unwrap_or(module);
-    // Modules of one row, such as `ffi`, see each other; `backend` does not see its siblings.
+    // Modules of one row, such as `session`, see each other; `backend` does not see its siblings.
     let in_own_row = is_below(target, own)
         && ARROWS
             .iter()
@@ -228,24 +134,6 @@ fn fits(entry: &str, path: &str, target: &str) -> bool {
         Some(subtree) => is_below(target, subtree),
         None => entry == target || entry == path,
     }
-}
-
-/// Every use of another module: who, the path, and the module that it leads to.
-fn all_uses() -> Vec<(String, String, String)> {
-    let files = module_files();
-    let modules: BTreeSet<String> = files
-        .iter()
-        .map(|file| module_of(file))
-        .filter(|module| !module.is_empty())
-        .collect();
-    let of_file = |file: &String| {
-        let module = module_of(file);
-        used_paths(&sources::read(file))
-            .into_iter()
-            .map(|path| (module.clone(), path.clone(), target(&path, &modules)))
-            .collect::<Vec<_>>()
-    };
-    files.iter().flat_map(of_file).collect()
 }
 
 #[test]
@@ -282,10 +170,9 @@ fn the_table_allows_only_what_modules_use() {
 fn every_module_has_a_row() {
     for file in module_files() {
         let module = module_of(&file);
-        // `lib.rs` and `abi/mod.rs` only list their modules.
-        let lists_only = ["", "abi"].contains(&module.as_str());
+        // `lib.rs` only lists its modules.
         assert!(
-            lists_only || allowed(&module).is_some(),
+            module.is_empty() || allowed(&module).is_some(),
             "{file} has no row in the table"
         );
     }
@@ -294,7 +181,9 @@ fn every_module_has_a_row() {
 #[test]
 fn unsafe_code_is_where_the_list_says() {
     let allows = |file: &str| sources::read(file).contains("\n#![allow(unsafe_code)]");
-    let files = module_files();
+    let mut files = module_files();
+    files.extend(ABIS.iter().flat_map(|abi| sources::files(abi, &[".rs"])));
+    files.sort();
     let found: Vec<&str> = files
         .iter()
         .map(String::as_str)
@@ -302,11 +191,13 @@ fn unsafe_code_is_where_the_list_says() {
         .collect();
     assert_eq!(found, UNSAFE);
     for file in &files {
-        let module = module_of(file);
         // A module that forbids it forbids it to all below it, too.
-        let above_unsafe = UNSAFE
-            .iter()
-            .any(|other| module.is_empty() || is_below(&module_of(other), &module));
+        let below = file.trim_end_matches(".rs").trim_end_matches("/mod");
+        let above_unsafe = file.ends_with("/lib.rs")
+            || UNSAFE.contains(&file.as_str())
+            || UNSAFE
+                .iter()
+                .any(|other| other.starts_with(&format!("{below}/")));
         let forbids = sources::read(file).contains("#![forbid(unsafe_code)]");
         assert!(
             forbids || above_unsafe,
@@ -316,39 +207,32 @@ fn unsafe_code_is_where_the_list_says() {
 }
 
 #[test]
-fn paths_are_read_with_their_groups() {
-    let source =
-        "use crate::a::{self, B, c::{D, E as F}};\n// crate::no\nfn f(x: crate::g::H) {}\n";
-    assert_eq!(
-        used_paths(source),
-        ["a", "a::B", "a::c::D", "a::c::E", "g::H"]
-    );
-}
-
-#[test]
 fn arrows_go_one_way() {
-    assert!(may_use("state::group", "request::ht", "request::ht"));
-    assert!(may_use("ffi::group", "ffi::guard::guard", "ffi::guard"));
+    assert!(may_use("session::group", "rule::ht", "rule::ht"));
     assert!(may_use(
-        "ffi::callbacks",
-        "backend::DeviceMemory",
-        "backend"
+        "session::handle",
+        "session::group::Group",
+        "session::group"
     ));
-    assert!(!may_use("ffi::group", "backend::DeviceMemory", "backend"));
-    assert!(!may_use(
-        "backend::host::ll",
-        "backend::cuda::driver",
-        "backend::cuda::driver"
-    ));
-    assert!(!may_use(
-        "backend::host::ll",
-        "backend::select::platform",
-        "backend::select"
-    ));
-    assert!(!may_use(
-        "backend",
-        "backend::host::HostPlatform",
-        "backend::host"
-    ));
-    assert!(!may_use("model::tensor", "request", "request"));
+    for (module, path, target) in [
+        (
+            "backend::host::ll",
+            "backend::cuda::driver",
+            "backend::cuda::driver",
+        ),
+        (
+            "backend::host::ll",
+            "backend::select::platform",
+            "backend::select",
+        ),
+        ("backend", "backend::host::HostPlatform", "backend::host"),
+        (
+            "session::group",
+            "backend::host::HostPlatform",
+            "backend::host",
+        ),
+        ("model::tensor", "rule", "rule"),
+    ] {
+        assert!(!may_use(module, path, target), "{module} uses {path}");
+    }
 }

@@ -9,8 +9,8 @@ mod sources;
 const MAX_FILE: usize = 400;
 const MAX_FUNCTION: usize = 60;
 
-const DIRECTORIES: [&str; 9] = [
-    "src", "hostsim", "cuda", "c_tests", "scripts", "tests", "include", "python", "examples",
+const DIRECTORIES: [&str; 10] = [
+    "src", "abi", "hostsim", "cuda", "c_tests", "scripts", "tests", "include", "python", "examples",
 ];
 const ENDINGS: [&str; 9] = [
     ".rs", ".cu", ".cuh", ".c", ".h", ".cpp", ".hpp", ".py", ".sh",

@@ -67,7 +67,7 @@ link_simt = -L$(EP_LIBDIR) -lnccl_ep $(call rpath,$(OUT)/simt,$(EP_LIBDIR)) \
 $(simt_programs): $(OUT)/simt/%: $$(call object,$$(SOURCES_$$*)) $(harness) $(OUT)/flags \
                   $(simt_lib)/libncclep_simt.so
 	@mkdir -p $(@D)
-	$(call quiet,LINK $@)$(call linker,$*) -o $@ $(filter %.o,$^) $(link_simt)
+	$(call quiet,LINK $@)$(call linker,$*) -o $@ $(filter %.o,$^) $(LINK_$*) $(link_simt)
 
 $(simt_lib)/selftest: $(simt_tests) $(simt_lib)/libncclep_simt.so
 	$(call quiet,LINK $@)$(CXX) -o $@ $(simt_tests) -L$(simt_lib) -lncclep_simt \

@@ -20,6 +20,9 @@ OWN_ADDITIONS = ("GetVersion", "GetLastError", "GetAsyncError")
 _ALLOWED_NEEDED = re.compile(r"(libc|libm|libdl|libpthread|librt)\.so\.\d|libgcc_s\.so\.1"
                              r"|ld-linux-x86-64\.so\.2")
 
+# Of the second interface over the same core, for tests alone (abi/probe).
+_PROBE = ("Open", "Close", "Route", "Forget", "Away", "Home", "Text")
+
 _STANDARDS = ("c99", "c11", "c++11", "c++14", "c++17", "c++20")
 
 # Includes the header twice; declares a completion as the README's staged example does.
@@ -43,8 +46,12 @@ def steps(places: Places) -> list[Step]:
     def checked(name: str, check: Callable[[], tuple[Counts, str]]) -> Step:
         return Step(f"abi/{name}", check, needs=needs)
 
+    probe = places.libraries / "libnccl_ep_probe.so"
+    own = [f"ncclEp{name}" for name in FIRST_RELEASE + OWN_ADDITIONS]
     result = [
-        checked("exports", lambda: _exports(shared)),
+        checked("exports", lambda: _exports(shared, own)),
+        checked("exports-probe", lambda: _exports(probe, [f"epProbe{name}" for name in _PROBE])),
+        checked("soname-probe", lambda: _dynamic(probe, "SONAME", ["libnccl_ep_probe.so"])),
         checked("soname", lambda: _dynamic(shared, "SONAME", ["libnccl_ep.so"])),
         checked("soname-hostsim", lambda: _dynamic(places.libraries / "libncclep_hostsim.so",
                                                    "SONAME", ["libncclep_hostsim.so"])),
@@ -68,9 +75,9 @@ def _compare(found: Iterable[str], expected: Iterable[str]) -> tuple[Counts, str
     return Counts(0, 1, "differs"), f"found:    {found}\nexpected: {expected}"
 
 
-def _exports(library) -> tuple[Counts, str]:
+def _exports(library, expected: Iterable[str]) -> tuple[Counts, str]:
+    """A library exports its interface alone: nothing of the core, nor of another interface."""
     lines = _output("nm", "-D", "--defined-only", str(library)).splitlines()
-    expected = [f"ncclEp{name}" for name in FIRST_RELEASE + OWN_ADDITIONS]
     return _compare((line.split()[-1] for line in lines), expected)
 
 
@@ -95,7 +102,7 @@ def _native_static_libs(places: Places) -> tuple[Counts, str]:
     """The list for static links in packaging/ equals the one that rustc prints."""
     # The development profile with one architecture reuses what the Rust tests built and does
     # not touch the release build, which other steps read.
-    words = ("cargo", "rustc", "--locked", "--lib", "--crate-type", "staticlib", "--",
+    words = ("cargo", "rustc", "--locked", "-p", "nccl-ep", "--lib", "--crate-type", "staticlib", "--",
              "--print", "native-static-libs")
     finished = command.run(words, {**places.environment, "NCCL_EP_ARCHS": "90"}, 300)
     printed = re.findall(r"native-static-libs: (.*)", finished.output)

@@ -53,7 +53,8 @@ def all_steps(machine: Machine, quick: bool, has_ht: bool) -> list[Step]:
 
 def _rust_step(machine: Machine) -> Step:
     """The tests that `make test` ignores, as a release build, which shares the compiled kernels."""
-    words = ("cargo", "test", "--release", "--locked", "--lib", "backend::cuda::gpu_tests", "--",
+    words = ("cargo", "test", "--release", "--locked", "-p", "nccl-ep-core", "--lib",
+             "backend::cuda::gpu_tests", "--",
              "--include-ignored")
     step = Step("gpu/rust", words, counts.cargo_test, cores=len(machine.devices), timeout=600,
                 environment=(("NCCL_EP_CUDA", "require"),))

@@ -92,6 +92,7 @@ def all_runs(ranks: Sequence[int]) -> Iterator[Run]:
     few = ranks[1] if len(ranks) > 1 else ranks[0]
     for label, options in _FUZZ:
         yield Run(f"test_fuzz/{label}", "test_fuzz", options, few)
+    yield Run("test_two_abis", "test_two_abis", (), few, cpu_only=True)
     yield Run("test_fuzz/threads", "test_fuzz", _FUZZ_THREADS, few, cpu_only=True)
     for label, options in _FAULTS if few >= 2 else ():
         yield Run(f"test_faults/{label}", "test_faults", ("--ranks", str(few), *options), few,

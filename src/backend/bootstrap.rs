@@ -8,7 +8,7 @@
 
 use crate::backend::DeviceMemory;
 use crate::backend::nccl::Communicator;
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, Words};
 use crate::model::hash::fnv1a;
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
@@ -31,6 +31,7 @@ pub struct Bootstrap {
     comm: Communicator,
     memory: Arc<dyn DeviceMemory>,
     timeout: Duration,
+    words: Words,
     /// Kept from one exchange to the next: allocating may wait for the whole device.
     buffer: Mutex<Option<Buffer>>,
     /// Exchanges so far, the same number on every rank.
@@ -46,12 +47,18 @@ struct Buffer {
 }
 
 impl Bootstrap {
-    /// Exchanges over `comm`, through buffers in `memory`.
-    pub fn new(comm: Communicator, memory: Arc<dyn DeviceMemory>, timeout: Duration) -> Self {
+    /// Exchanges over `comm`, through buffers in `memory`; other ranks are told of refusals by `words`.
+    pub fn new(
+        comm: Communicator,
+        memory: Arc<dyn DeviceMemory>,
+        timeout: Duration,
+        words: Words,
+    ) -> Self {
         Self {
             comm,
             memory,
             timeout,
+            words,
             buffer: Mutex::default(),
             exchanges: AtomicU64::new(0),
             waited: Mutex::default(),
@@ -73,6 +80,11 @@ impl Bootstrap {
     /// This rank.
     pub fn rank(&self) -> usize {
         self.comm.rank
+    }
+
+    /// What tells other ranks of a refusal.
+    pub fn words(&self) -> Words {
+        self.words
     }
 
     /// The memory of the device that the group runs on.
@@ -179,7 +191,11 @@ impl Bootstrap {
             Ok(payload) => copy_prefix(&mut record, VERDICT_BYTES, payload),
             Err(error) => {
                 copy_prefix(&mut record, 0, &(error.code() as i32).to_le_bytes());
-                copy_prefix(&mut record, CODE_BYTES, clip(error.text()).as_bytes());
+                copy_prefix(
+                    &mut record,
+                    CODE_BYTES,
+                    clip(&(self.words)(error)).as_bytes(),
+                );
             }
         }
         let mut records = match (mine, self.all_gather(&record, stream)) {

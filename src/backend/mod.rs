@@ -38,6 +38,10 @@ pub trait DeviceMemory: Send + Sync {
     fn download(&self, to: &mut [u8], from: DevPtr) -> Result<()>;
     /// Whether everything enqueued on `stream` has run.
     fn is_idle(&self, stream: Stream) -> Result<bool>;
+    /// A stream that waits for no other, the legacy default one included.
+    fn create_stream(&self) -> Result<Stream>;
+    /// Destroys what [`DeviceMemory::create_stream`] gave.
+    fn destroy_stream(&self, stream: Stream);
     /// Something that waits for other ranks begins on the device. Until the result is dropped nothing waits for
     /// the device as a whole.
     fn begin(&self) -> Box<dyn Any>;

@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 
 use crate::backend::dylib::{Library, function_table};
+use crate::error::refusal::{AmongRanks, Subject};
 use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
@@ -76,7 +77,7 @@ impl Communicator {
     /// The communicator at address `comm`.
     pub fn open(comm: usize) -> Result<Self> {
         if comm == 0 {
-            return Err(Error::argument("comm", "must not be NULL"));
+            return Err(Error::argument(Subject::Communicator, AmongRanks::NotNull));
         }
         let functions = functions()?;
         let raw = comm as *mut c_void;
@@ -139,8 +140,7 @@ fn check(functions: &Functions, name: &str, code: c_int) -> Result<()> {
         return Ok(());
     }
     if code == IN_PROGRESS {
-        let rule = "must be a blocking communicator, as ncclCommInitRank makes";
-        return Err(Error::usage("comm", rule));
+        return Err(Error::usage(Subject::Communicator, AmongRanks::Blocking));
     }
     Err(Error::new(
         Code::from_raw(code),

@@ -57,6 +57,24 @@ pub fn most_tokens(ranks: usize) -> usize {
     i32::MAX as usize / ranks
 }
 
+/// What a caller wants of a group; nothing of it is checked yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupSettings {
+    /// LL or HT.
+    pub algorithm: Algorithm,
+    /// Experts over all ranks.
+    pub experts: usize,
+    /// Bound of tokens per rank; `None` for none.
+    pub max_tokens: Option<usize>,
+    /// Bound of the rows that a rank receives for one expert (LL) or in all (HT); `None` is what all
+    /// ranks may send.
+    pub max_recv_rows: Option<usize>,
+    /// Largest row that an operation may move, in bytes.
+    pub row_bytes: usize,
+    /// Channels to use; `None` leaves it to the library.
+    pub channels: Option<usize>,
+}
+
 /// The checked configuration of a group: the same on every rank, but for `rank`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupFacts {
@@ -68,13 +86,15 @@ pub struct GroupFacts {
     pub rank: usize,
     /// Experts over all ranks; divisible by `ranks`.
     pub experts: usize,
-    /// Bound of tokens per rank; `None` is AUTO (HT only).
+    /// Bound of tokens per rank; `None` in HT: each handle finds its own.
     pub max_tokens: Option<usize>,
+    /// Bound of the rows that a rank receives for one expert (LL) or in all (HT).
+    pub max_recv_rows: Option<usize>,
     /// Largest row that an operation may move, in bytes.
     pub row_bytes: usize,
     /// How LL combines sum.
     pub ll_combine: LlCombineMode,
-    /// Channels to use, 2 SMs each; `None` is AUTO.
+    /// Channels to use, 2 SMs each; `None` leaves it to the library.
     pub channels: Option<usize>,
 }
 
@@ -102,11 +122,6 @@ impl GroupFacts {
     pub fn owner(&self, expert: usize) -> usize {
         expert / self.local_experts()
     }
-
-    /// Rows that one rank can receive for one expert (LL) or in all (HT) without AUTO.
-    pub fn max_recv_rows(&self) -> Option<usize> {
-        self.max_tokens.map(|tokens| tokens * self.ranks)
-    }
 }
 
 #[cfg(test)]
@@ -121,6 +136,7 @@ mod tests {
             rank: 1,
             experts: 12,
             max_tokens: Some(5),
+            max_recv_rows: Some(15),
             row_bytes: 32,
             ll_combine: LlCombineMode::Exact,
             channels: None,
@@ -130,6 +146,5 @@ mod tests {
         assert_eq!(facts.expert(-1), None);
         assert_eq!(facts.expert(12), None);
         assert_eq!(facts.expert(11), Some(11));
-        assert_eq!(facts.max_recv_rows(), Some(15));
     }
 }

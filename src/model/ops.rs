@@ -1,6 +1,6 @@
 //! Checked operations: what a backend is asked to do.
 //!
-//! `request` makes them from the caller's tensors, a backend carries them out. Everything is kept
+//! `rule` makes them from the caller's tensors, a backend carries them out. Everything is kept
 //! by value, so that a staged operation outlives the caller's descriptors.
 #![forbid(unsafe_code)]
 
@@ -10,6 +10,11 @@ use crate::model::tensor::DevPtr;
 /// A CUDA stream, as the caller named it; 0 is the default stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stream(pub usize);
+
+impl Stream {
+    /// The default stream.
+    pub const DEFAULT: Self = Self(0);
+}
 
 /// One token row: `hidden` elements of `dtype`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,11 +32,29 @@ impl RowType {
     }
 }
 
-/// A handle's top-k ids: int64 `[tokens, top_k]`.
+/// How wide an id is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IdWidth {
+    /// 64 bits, signed.
+    Bits64,
+}
+
+impl IdWidth {
+    /// Bytes of an id.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::Bits64 => size_of::<i64>(),
+        }
+    }
+}
+
+/// A handle's top-k ids `[tokens, top_k]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Routing {
     /// The ids.
     pub ids: DevPtr,
+    /// Their width.
+    pub width: IdWidth,
     /// This rank's tokens.
     pub tokens: usize,
     /// Ids per token.

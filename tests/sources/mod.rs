@@ -3,6 +3,8 @@
 #![allow(dead_code)] // Each test uses a part of it.
 #![allow(clippy::unwrap_used)] // A test.
 
+pub mod modules;
+
 use std::path::{Path, PathBuf};
 
 /// The repository's root.

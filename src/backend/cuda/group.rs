@@ -25,6 +25,7 @@ use crate::backend::{
     DeviceMemory, GroupBackend, HtBackend, HtGroupBackend, HtRouting, LlBackend, LlGroupBackend,
     OpenGroup,
 };
+use crate::error::refusal::{AmongRanks, Subject};
 use crate::error::{Error, Result};
 use crate::model::group::{Algorithm, GroupFacts};
 use crate::model::ops::{Routing, Stream};
@@ -129,7 +130,7 @@ impl Prepared {
         timeout: Duration,
     ) -> Result<Self> {
         if facts.ranks > MAX_PEERS {
-            return Err(Error::usage("comm", "has more ranks than an NVLink domain")
+            return Err(Error::usage(Subject::Communicator, AmongRanks::FewerRanks)
                 .got(facts.ranks, format_args!("at most {MAX_PEERS}")));
         }
         let plan = Plan::new(facts)?;

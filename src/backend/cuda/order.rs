@@ -11,6 +11,7 @@ use crate::backend::cuda::driver::context::{Context, Enqueued};
 use crate::backend::cuda::driver::event::Event;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::quiet::{Graphs, Works};
+use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
@@ -92,5 +93,5 @@ impl Enqueued for Operations {
 
 /// The refusal of an operation that was enqueued while another thread destroyed the group.
 pub(super) fn group_has_ended() -> Error {
-    Error::usage("ep_group", "was destroyed meanwhile")
+    Error::usage(Subject::Group, InSequence::DestroyedMeanwhile)
 }

@@ -1,6 +1,6 @@
 //! Views of the caller's "device" memory, which on this backend is memory of this process.
 //!
-//! The addresses come from tensors that `request` has checked; their extents are the caller's word,
+//! The addresses come from tensors that `rule` has checked; their extents are the caller's word,
 //! as on a GPU.
 #![allow(unsafe_code)]
 
@@ -14,7 +14,7 @@ pub unsafe fn bytes<'a>(data: DevPtr, bytes: usize) -> &'a [u8] {
     if bytes == 0 {
         return &[];
     }
-    // SAFETY: this function's contract; `request` has refused NULL for tensors that are not empty.
+    // SAFETY: this function's contract; `rule` has refused NULL for tensors that are not empty.
     unsafe { std::slice::from_raw_parts(data.0 as *const u8, bytes) }
 }
 
@@ -26,6 +26,6 @@ pub unsafe fn bytes_mut<'a>(data: DevPtr, bytes: usize) -> &'a mut [u8] {
     if bytes == 0 {
         return &mut [];
     }
-    // SAFETY: this function's contract; `request` has refused NULL for tensors that are not empty.
+    // SAFETY: this function's contract; `rule` has refused NULL for tensors that are not empty.
     unsafe { std::slice::from_raw_parts_mut(data.0 as *mut u8, bytes) }
 }

@@ -45,7 +45,12 @@ impl Platform for HostPlatform {
     ) -> Result<OpenGroup> {
         let windows = open_windows(&bootstrap, stream)?;
         let exchange = Exchange::new(facts.rank, windows, timeout);
-        let shared = Arc::new(GroupState::new(facts, exchange, self.runtime));
+        let shared = Arc::new(GroupState::new(
+            facts,
+            exchange,
+            bootstrap.words(),
+            self.runtime,
+        ));
         let group = Box::new(HostGroup {
             shared,
             bootstrap,

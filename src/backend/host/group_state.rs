@@ -5,7 +5,7 @@ use crate::backend::host::exchange::Exchange;
 use crate::backend::host::order::Order;
 use crate::backend::host::runtime::{HostRuntime, Pending};
 use crate::backend::host::terms::Call;
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Context, Error, Result, Words};
 use crate::model::group::GroupFacts;
 use crate::model::ops::Stream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 pub struct GroupState {
     pub facts: GroupFacts,
     pub exchange: Exchange,
+    /// What tells other ranks of a refusal.
+    pub words: Words,
     order: Order,
     /// What was enqueued and has not run.
     pending: Arc<Pending>,
@@ -24,12 +26,13 @@ pub struct GroupState {
 
 impl GroupState {
     /// A group in which nothing was enqueued.
-    pub fn new(facts: GroupFacts, exchange: Exchange, runtime: HostRuntime) -> Self {
+    pub fn new(facts: GroupFacts, exchange: Exchange, words: Words, runtime: HostRuntime) -> Self {
         let pending = Arc::default();
         runtime.watch(&pending);
         Self {
             facts,
             exchange,
+            words,
             order: Order::default(),
             pending,
             runtime,
@@ -107,7 +110,8 @@ impl GroupState {
         let outcome = catch_unwind(AssertUnwindSafe(work))
             .unwrap_or_else(|_| Err(Error::internal("a panic in the host backend")));
         if let Err(error) = outcome {
-            self.exchange.fail(error.within(call.name()));
+            let context = Context::Running(call.operation());
+            self.exchange.fail(error.during(context));
         }
     }
 }

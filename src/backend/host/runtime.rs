@@ -81,9 +81,11 @@ impl HostRuntime {
         // SAFETY: takes nothing and returns a number.
         let abi = unsafe { (functions.ncclEpHostsimAbi)() };
         if abi != ABI {
-            return Err(
-                Error::usage("hostsim", "the CPU stand-ins are of another version").got(abi, ABI),
-            );
+            return Err(Error::new(
+                Code::InvalidUsage,
+                "hostsim: the CPU stand-ins are of another version",
+            )
+            .got(abi, ABI));
         }
         Ok(Some(Self(functions)))
     }
@@ -307,6 +309,21 @@ impl DeviceMemory for HostRuntime {
             }
             code => self.check("cudaStreamQuery", code).map(|()| true),
         }
+    }
+
+    fn create_stream(&self) -> Result<Stream> {
+        let mut stream = std::ptr::null_mut();
+        // SAFETY: writes one handle.
+        self.check("cudaStreamCreateWithFlags", unsafe {
+            (self.0.cudaStreamCreateWithFlags)(&mut stream, NON_BLOCKING)
+        })?;
+        Ok(Stream(stream as usize))
+    }
+
+    fn destroy_stream(&self, stream: Stream) {
+        // SAFETY: the stand-ins know their streams.
+        let destroyed = unsafe { (self.0.cudaStreamDestroy)(stream.0 as *mut c_void) };
+        drop(self.check("cudaStreamDestroy", destroyed));
     }
 
     fn begin(&self) -> Box<dyn Any> {

@@ -3,7 +3,8 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::host::message::{Message, Reader};
-use crate::error::{Error, Result};
+use crate::error::refusal::{AmongRanks, Operation, Role, Subject};
+use crate::error::{Error, Result, Value};
 use crate::model::dtype::DType;
 use crate::model::ops::RowType;
 use std::fmt;
@@ -29,14 +30,14 @@ impl Call {
         Self::HtHandle,
     ];
 
-    /// The name that texts use.
-    pub fn name(self) -> &'static str {
+    /// The operation that it stands for in a refusal.
+    pub fn operation(self) -> Operation {
         match self {
-            Self::LlDispatch => "ncclEpDispatch (low latency)",
-            Self::LlCombine => "ncclEpCombine (low latency)",
-            Self::HtDispatch => "ncclEpDispatch (high throughput)",
-            Self::HtCombine => "ncclEpCombine (high throughput)",
-            Self::HtHandle => "ncclEpCreateHandle",
+            Self::LlDispatch => Operation::LlDispatch,
+            Self::LlCombine => Operation::LlCombine,
+            Self::HtDispatch => Operation::HtDispatch,
+            Self::HtCombine => Operation::HtCombine,
+            Self::HtHandle => Operation::HtHandle,
         }
     }
 }
@@ -54,8 +55,11 @@ impl Call {
         if call == self as usize {
             return Ok(reader);
         }
-        let theirs = Self::ALL.get(call).map_or("unknown", |call| call.name());
-        Err(differs("operation", source).got(self.name(), theirs))
+        let theirs = match Self::ALL.get(call) {
+            Some(theirs) => Value::Operation(theirs.operation()),
+            None => Value::Text("unknown".to_owned()),
+        };
+        Err(differs(Subject::Operation, source).found(Value::Operation(self.operation()), theirs))
     }
 }
 
@@ -91,18 +95,28 @@ impl Terms {
     pub fn read<'a>(&self, message: &'a [u8], source: usize) -> Result<Reader<'a>> {
         let mut reader = self.call.read(message, source)?;
         if reader.number()? != usize::from(self.send_only) {
-            return Err(differs("send_only", source));
+            return Err(differs(Subject::Staging, source));
         }
         if reader.number()? != self.handle_number() {
-            return Err(differs("handle", source));
+            return Err(differs(Subject::Handle, source));
         }
-        same("topk_idx.sizes[1]", source, self.top_k, reader.number()?)?;
-        same("row bytes", source, self.row.bytes(), reader.number()?)?;
+        same(
+            Subject::Size(Role::Ids, 1),
+            source,
+            self.top_k,
+            reader.number()?,
+        )?;
+        same(
+            Subject::RowBytes,
+            source,
+            self.row.bytes(),
+            reader.number()?,
+        )?;
         let theirs = reader.number()?;
         if theirs != self.row.dtype as usize {
             let theirs = u32::try_from(theirs).ok().and_then(DType::from_raw);
             let theirs = theirs.map_or("another".to_owned(), |dtype| dtype.to_string());
-            return Err(differs("data type", source).got(self.row.dtype, theirs));
+            return Err(differs(Subject::RowType, source).got(self.row.dtype, theirs));
         }
         Ok(reader)
     }
@@ -112,16 +126,20 @@ impl Terms {
     }
 }
 
-fn same<T: PartialEq + fmt::Display>(what: &str, source: usize, mine: T, theirs: T) -> Result<()> {
+fn same<T: PartialEq + fmt::Display>(
+    subject: Subject,
+    source: usize,
+    mine: T,
+    theirs: T,
+) -> Result<()> {
     if theirs == mine {
         return Ok(());
     }
-    Err(differs(what, source).got(mine, theirs))
+    Err(differs(subject, source).got(mine, theirs))
 }
 
-fn differs(what: &str, source: usize) -> Error {
-    let rule = format_args!("must be the same on every rank, but rank {source} differs");
-    Error::usage(what, rule)
+fn differs(subject: Subject, source: usize) -> Error {
+    Error::usage(subject, AmongRanks::Same { rank: source })
 }
 
 #[cfg(test)]
@@ -151,38 +169,35 @@ mod tests {
         let mut theirs = MINE;
         change(&mut theirs);
         let error = MINE.read(&written(theirs), 3).err().unwrap();
-        error.text().to_owned()
+        error.text()
     }
 
     #[test]
     fn what_differs_is_named() {
-        let rule = "must be the same on every rank, but rank 3 differs";
+        let rule = "AmongRanks(Same { rank: 3 })";
         assert_eq!(
             refusal(|theirs| theirs.call = Call::LlCombine),
-            format!(
-                "operation: {rule} (got ncclEpDispatch (low latency), \
-                 expected ncclEpCombine (low latency))"
-            )
+            format!("Operation: {rule} (got LlDispatch, expected LlCombine)")
         );
         assert_eq!(
             refusal(|theirs| theirs.send_only = true),
-            format!("send_only: {rule}")
+            format!("Staging: {rule}")
         );
         assert_eq!(
             refusal(|theirs| theirs.handle = Some(6)),
-            format!("handle: {rule}")
+            format!("Handle: {rule}")
         );
         assert_eq!(
             refusal(|theirs| theirs.top_k = 4),
-            format!("topk_idx.sizes[1]: {rule} (got 8, expected 4)")
+            format!("Size(Ids, 1): {rule} (got 8, expected 4)")
         );
         assert_eq!(
             refusal(|theirs| theirs.row.hidden = 8),
-            format!("row bytes: {rule} (got 128, expected 16)")
+            format!("RowBytes: {rule} (got 128, expected 16)")
         );
         assert_eq!(
             refusal(|theirs| theirs.row.dtype = DType::Float16),
-            format!("data type: {rule} (got bfloat16, expected float16)")
+            format!("RowType: {rule} (got bfloat16, expected float16)")
         );
     }
 

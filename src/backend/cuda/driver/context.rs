@@ -4,9 +4,9 @@
 //! thread and takes it off again: the caller's current context is never changed.
 #![forbid(unsafe_code)]
 
-use crate::backend::cuda::driver::event::Mark;
+use crate::backend::cuda::driver::held::{ContextId, Entered, Held, Key};
 use crate::backend::cuda::driver::resources::DeviceResources;
-use crate::backend::cuda::driver::{self, ContextHandle, Device, IPC_HANDLE_BYTES};
+use crate::backend::cuda::driver::{self, ContextHandle};
 use crate::backend::quiet::{Quiet, Taken, UnderWay, Works};
 use crate::error::{Error, Result};
 use crate::model::ops::Stream;
@@ -14,87 +14,12 @@ use once_cell::sync::Lazy;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::fmt;
-use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// What can be used again instead of being made anew.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Key {
-    /// Device memory of so many bytes that no other process knows.
-    Memory(usize),
-    /// A window of so many bytes.
-    Window(usize),
-    /// Pinned host memory of so many bytes.
-    Pinned(usize),
-    /// The mapping of what another process exported.
-    Import([u8; IPC_HANDLE_BYTES]),
-}
-
-/// A context, as no other of the process was or will be called: its handle and its number.
-pub type ContextId = (ContextHandle, u64);
-
 /// All devices that this process has used, by their contexts.
 static DEVICES: Lazy<Mutex<HashMap<ContextId, Arc<Quiet<Key>>>>> = Lazy::new(Mutex::default);
-
-/// A context of one device, kept alive.
-#[derive(Debug)]
-pub struct Held {
-    handle: ContextHandle,
-    number: u64,
-    /// The device whose primary context this type keeps alive; `None` for a context of the caller's.
-    retained: Option<Device>,
-}
-
-impl Held {
-    /// The context `handle`; `retained` is the device to release it from.
-    fn new(handle: ContextHandle, retained: Option<Device>) -> Result<Self> {
-        let mut held = Self {
-            handle,
-            number: 0,
-            retained,
-        };
-        {
-            let _entered = held.enter()?;
-            held.number = driver::current_context_id()?;
-        }
-        Ok(held)
-    }
-
-    /// What it is called.
-    pub fn id(&self) -> ContextId {
-        (self.handle, self.number)
-    }
-
-    /// Makes this the calling thread's context until the result is dropped.
-    pub fn enter(&self) -> Result<Entered> {
-        let pushed = driver::current_context()? != Some(self.handle);
-        if pushed {
-            driver::push_context(self.handle)?;
-        }
-        Ok(Entered {
-            pushed,
-            this_thread: PhantomData,
-        })
-    }
-
-    /// The same for who has something to free there. A context that is gone has freed everything in it, and
-    /// its handle may be that of another.
-    pub fn enter_if_alive(&self) -> Option<Entered> {
-        let entered = self.enter().ok()?;
-        (driver::current_context_id() == Ok(self.number)).then_some(entered)
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        if let Some(device) = self.retained {
-            // Nothing is left to do about a context that cannot be released.
-            let _ = driver::release_primary(device);
-        }
-    }
-}
 
 /// The operations of a group that were enqueued in some order of their own.
 pub trait Enqueued: Works {
@@ -154,7 +79,7 @@ impl Context {
 
     /// The driver's handle.
     pub fn handle(&self) -> ContextHandle {
-        self.held.handle
+        self.held.handle()
     }
 
     /// Makes this the calling thread's context until the result is dropped.
@@ -192,16 +117,14 @@ impl Context {
         self.quiet.begin()
     }
 
-    /// An exchange on `stream` was given up and may be there for ever. As long as it is nothing can be freed; all
+    /// An exchange was given up and may be on the device for ever. As long as `is_stuck` nothing can be freed; all
     /// else goes on.
-    pub fn strand(self: &Arc<Self>, stream: Stream) {
+    pub fn strand(&self, is_stuck: impl Fn() -> bool + Send + 'static) {
         // The kernels stay loaded, too: to load them again would wait.
         let tools = self.tools();
-        let mark = Mark::behind(self, stream);
         self.quiet.strand(Box::new(move || {
             let _loaded = &tools;
-            mark.as_ref()
-                .map_or(true, |mark| mark.is_over() == Ok(false))
+            is_stuck()
         }));
     }
 
@@ -317,21 +240,4 @@ fn stuck_behind() -> Error {
         crate::error::Code::RemoteError,
         "its operations are behind an exchange that a lost rank never joined",
     )
-}
-
-/// Being inside a context; stays on its thread.
-#[derive(Debug)]
-#[must_use = "the context is left when this is dropped"]
-pub struct Entered {
-    pushed: bool,
-    this_thread: PhantomData<*const ()>,
-}
-
-impl Drop for Entered {
-    fn drop(&mut self) {
-        if self.pushed {
-            // Fails only if the caller has destroyed the context, and with it this entry.
-            let _ = driver::pop_context();
-        }
-    }
 }

@@ -5,6 +5,7 @@ use crate::backend::cuda::driver::api::{check, functions};
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::stream::{Capture, StreamId, StreamScope};
 use crate::backend::cuda::driver::{NOT_READY, raw_stream};
+use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
 use crate::model::ops::Stream;
 use cudarc::driver::sys;
@@ -74,10 +75,7 @@ impl Event {
         if at.capture == self.latest {
             return self.hold(at).map(drop);
         }
-        Err(Error::usage(
-            "stream",
-            "must be captured into the same graph as the staged operation's send phase, or neither",
-        ))
+        Err(Error::usage(Subject::Stream, InSequence::SameCaptureAsSend))
     }
 }
 
@@ -149,11 +147,8 @@ impl Inside {
             return Ok(false);
         }
         Err(Error::usage(
-            "stream",
-            format_args!(
-                "must be in one of at most {KEPT} captures that take turns: the order of the group's \
-                 operations would be lost"
-            ),
+            Subject::Stream,
+            InSequence::CapturesInTurn { most: KEPT },
         ))
     }
 }

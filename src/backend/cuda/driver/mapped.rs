@@ -2,7 +2,8 @@
 #![allow(unsafe_code)]
 
 use crate::backend::cuda::driver;
-use crate::backend::cuda::driver::context::{Context, Key};
+use crate::backend::cuda::driver::context::Context;
+use crate::backend::cuda::driver::held::Key;
 use crate::backend::cuda::params::{FaultReport, SelftestResult};
 use crate::backend::cuda::params_ht::HtReceived;
 use crate::error::{Error, Result};

@@ -6,8 +6,10 @@
 
 use crate::backend::DeviceMemory;
 use crate::backend::cuda::driver;
-use crate::backend::cuda::driver::context::{Context, Key};
-use crate::error::{Error, Result};
+use crate::backend::cuda::driver::context::Context;
+use crate::backend::cuda::driver::event::Mark;
+use crate::backend::cuda::driver::held::Key;
+use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use once_cell::sync::OnceCell;
@@ -97,9 +99,9 @@ impl DeviceMemory for CudaMemory {
     fn device_alias(&self, host: DevPtr) -> Result<DevPtr> {
         let _entered = self.context.enter()?;
         driver::device_alias(host.0 as *mut c_void)?.ok_or_else(|| {
-            Error::argument(
-                "data",
-                "must be mapped pinned host memory, as cudaHostAlloc gives",
+            Error::new(
+                Code::InvalidArgument,
+                "data: must be mapped pinned host memory, as cudaHostAlloc gives",
             )
         })
     }
@@ -116,6 +118,17 @@ impl DeviceMemory for CudaMemory {
         driver::download(to, from, tools.stream())
     }
 
+    fn create_stream(&self) -> Result<Stream> {
+        let _entered = self.context.enter()?;
+        driver::create_stream()
+    }
+
+    fn destroy_stream(&self, stream: Stream) {
+        if let Ok(_entered) = self.context.enter() {
+            let _ = driver::destroy_stream(stream);
+        }
+    }
+
     fn is_idle(&self, stream: Stream) -> Result<bool> {
         let _entered = self.context.enter()?;
         driver::is_idle(stream)
@@ -126,7 +139,11 @@ impl DeviceMemory for CudaMemory {
     }
 
     fn strand(&self, stream: Stream) {
-        self.context.strand(stream);
+        let mark = Mark::behind(&self.context, stream);
+        self.context.strand(move || {
+            mark.as_ref()
+                .map_or(true, |mark| mark.is_over() == Ok(false))
+        });
     }
 }
 

@@ -11,6 +11,8 @@ pub mod context;
 pub mod device_name;
 pub mod event;
 pub mod function;
+pub mod held;
+mod kernel_image;
 pub mod mapped;
 pub mod memory;
 pub mod module;

@@ -5,8 +5,8 @@
 //! stuck on the device.
 #![forbid(unsafe_code)]
 
-use crate::backend::cuda::driver::context::{ContextId, Held, Key};
-use crate::backend::cuda::driver::module::{self, Functions};
+use crate::backend::cuda::driver::held::{ContextId, Held, Key};
+use crate::backend::cuda::driver::kernel_image::{self, Functions};
 use crate::backend::cuda::driver::{self, ModuleHandle};
 use crate::backend::quiet::Quiet;
 use crate::error::{Error, Result};
@@ -44,7 +44,7 @@ impl DeviceResources {
             held: Arc::clone(held),
             quiet: Arc::clone(quiet),
             stream: driver::create_stream()?,
-            kernels: module::load(),
+            kernels: kernel_image::load(),
         });
         *in_use = Arc::downgrade(&tools);
         Ok(tools)

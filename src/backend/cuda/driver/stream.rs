@@ -2,7 +2,8 @@
 #![allow(unsafe_code)]
 
 use crate::backend::cuda::driver::api::{check, functions};
-use crate::backend::cuda::driver::context::{Context, Entered};
+use crate::backend::cuda::driver::context::Context;
+use crate::backend::cuda::driver::held::Entered;
 use crate::backend::cuda::driver::raw_stream;
 use crate::error::Result;
 use crate::model::ops::Stream;

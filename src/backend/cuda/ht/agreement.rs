@@ -8,6 +8,7 @@
 use crate::backend::cuda::params_ht::{
     HT_DISAGREED, HT_DISAGREED_RANK_SHIFT, HT_DISAGREED_TOP_K, HT_VERDICT_CODE_SHIFT,
 };
+use crate::error::refusal::{AmongRanks, Role, Subject};
 use crate::error::{Code, Error};
 
 /// What a rank tells the others that takes part with so many ids per token.
@@ -29,41 +30,42 @@ pub fn disagreement(rows: u32, top_k: u32) -> Option<Error> {
     let rank = (rows & !HT_DISAGREED & !HT_DISAGREED_TOP_K) >> HT_DISAGREED_RANK_SHIFT;
     let verdict = rows & ((1 << HT_DISAGREED_RANK_SHIFT) - 1);
     if rows & HT_DISAGREED_TOP_K != 0 {
-        let rule = format!("must be the same on every rank, but rank {rank} differs");
+        let rank = rank as usize;
         return Some(
-            Error::argument("topk_idx.sizes[1]", rule)
+            Error::argument(Subject::Size(Role::Ids, 1), AmongRanks::Same { rank })
                 .got(top_k, format_args!("{verdict} as on rank {rank}")),
         );
     }
     let code = Code::from_raw((verdict >> HT_VERDICT_CODE_SHIFT).cast_signed());
-    let name = code.name();
-    Some(Error::new(
-        Code::RemoteError,
-        format!("handle: rank {rank} refused to create its own: {name}"),
-    ))
+    let rank = rank as usize;
+    let rule = AmongRanks::RefusedBy { rank, code };
+    Some(Error::refusal(Code::RemoteError, Subject::Handle, rule))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::refusal::InSequence;
 
     #[test]
     fn a_disagreement_names_the_rank_and_the_reason() {
         assert_eq!(disagreement(0x7fff_ffff, 8), None);
         let from = |rank: u32, verdict| HT_DISAGREED | rank << HT_DISAGREED_RANK_SHIFT | verdict;
-        let refused = verdict_refusing(&Error::usage("stream", "is captured"));
+        let refused = verdict_refusing(&Error::usage(
+            Subject::Stream,
+            InSequence::NoCaptureOfRouting,
+        ));
         let error = disagreement(from(71, refused), 8).unwrap();
         assert_eq!(error.code(), Code::RemoteError);
         assert_eq!(
             error.text(),
-            "handle: rank 71 refused to create its own: ncclInvalidUsage"
+            "Handle: AmongRanks(RefusedBy { rank: 71, code: InvalidUsage })"
         );
         let error = disagreement(from(3, verdict_with(32)) | HT_DISAGREED_TOP_K, 8).unwrap();
         assert_eq!(error.code(), Code::InvalidArgument);
         assert_eq!(
             error.text(),
-            "topk_idx.sizes[1]: must be the same on every rank, but rank 3 differs \
-             (got 8, expected 32 as on rank 3)"
+            "Size(Ids, 1): AmongRanks(Same { rank: 3 }) (got 8, expected 32 as on rank 3)"
         );
     }
 }

@@ -148,6 +148,7 @@ mod tests {
             rank: 0,
             experts: 32 * ranks,
             max_tokens: Some(4096),
+            max_recv_rows: Some(4096 * ranks),
             row_bytes: 14_336,
             ll_combine: LlCombineMode::Exact,
             channels,

@@ -27,6 +27,7 @@ use crate::backend::cuda::params_ht::{
 use crate::backend::cuda::pool::Pool;
 use crate::backend::cuda::sizes::number;
 use crate::backend::{HtBackend, HtRouting};
+use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Code, Error, Result};
 use crate::log;
 use crate::model::ops::{HtCombine, HtDispatch, Routing, Stream};
@@ -102,8 +103,10 @@ impl HtGroup {
         let at = &self.enter(stream)?;
         if at.is_captured() {
             // What a graph holds comes too late for the others, and too often.
-            let rule = "must not be captured into a graph: the routing is exchanged once";
-            return Err(Error::usage("stream", rule));
+            return Err(Error::usage(
+                Subject::Stream,
+                InSequence::NoCaptureOfRouting,
+            ));
         }
         let prepared = wanted.and_then(|wanted| {
             let handle = self.prepare(wanted, epoch)?;
@@ -118,7 +121,7 @@ impl HtGroup {
                 let params = self.route_params(epoch, verdict_refusing(&error));
                 // Where not even this is possible the others find out at their deadline.
                 self.launch_route(0, &params, at)
-                    .unwrap_or_else(|cause| log::warn(cause.text()));
+                    .unwrap_or_else(|cause| log::warn(&cause.text()));
                 Err(error)
             }
         }

@@ -9,6 +9,7 @@ use crate::backend::cuda::params_ht::{
     HT_COUNTS_BESIDE_EXPERTS, HT_MAX_TOP_K, HT_ROUTE_THREADS, HT_ZERO_BYTES, HtEntry, HtLayout,
 };
 use crate::backend::cuda::sizes::{Regions, number};
+use crate::error::refusal::{OfSettings, Setting, Subject};
 use crate::error::{Error, Result};
 use crate::model::group::{GroupFacts, most_tokens};
 use crate::model::ops::RowType;
@@ -231,12 +232,14 @@ fn counts_bytes(facts: &GroupFacts) -> usize {
 
 /// Refuses what the fields of the kernels' words do not hold.
 fn check_limits(facts: &GroupFacts) -> Result<()> {
-    const RULE: &str = "is more than the high-throughput kernels can count";
     if facts.row_bytes <= MOST_ROW_BYTES {
         return Ok(());
     }
-    Err(Error::usage("config.token_size_bytes", RULE)
-        .got(facts.row_bytes, format_args!("at most {MOST_ROW_BYTES}")))
+    Err(Error::usage(
+        Subject::Setting(Setting::RowBytes),
+        OfSettings::HtKernelsCount,
+    )
+    .got(facts.row_bytes, format_args!("at most {MOST_ROW_BYTES}")))
 }
 
 /// Slots of one ring: a power of two, as numbers of rows wrap.
@@ -265,6 +268,7 @@ mod tests {
             rank: 0,
             experts: 32 * ranks,
             max_tokens: Some(4096),
+            max_recv_rows: Some(4096 * ranks),
             row_bytes,
             ll_combine: LlCombineMode::Exact,
             channels: None,
@@ -293,8 +297,7 @@ mod tests {
         let error = HtPlan::new(&facts(MOST_ROW_BYTES + 16)).unwrap_err();
         assert_eq!(
             error.text(),
-            "config.token_size_bytes: is more than the high-throughput kernels can count \
-             (got 2097152, expected at most 2097136)"
+            "Setting(RowBytes): OfSettings(HtKernelsCount) (got 2097152, expected at most 2097136)"
         );
     }
 

@@ -10,6 +10,7 @@ use crate::backend::cuda::params::{
     LL_DISPATCH_THREADS, LL_INDEX_BITS, LL_MAX_TOP_K, LlLayout, LlShape,
 };
 use crate::backend::cuda::sizes::{Regions, number};
+use crate::error::refusal::{OfSettings, Setting, Subject};
 use crate::error::{Error, Result};
 use crate::model::group::{GroupFacts, LlCombineMode};
 use crate::model::ops::{Routing, RowType};
@@ -215,25 +216,20 @@ impl LlPlan {
 
 /// Refuses what the kernels' shared memory or the fields of their packets do not hold.
 fn check_limits(facts: &GroupFacts, max_tokens: usize) -> Result<()> {
-    const RULE: &str = "is more than the low-latency kernels can count";
-    let limit = |argument, got: usize, most: usize| match got <= most {
-        true => Ok(()),
-        false => Err(Error::usage(argument, RULE).got(got, format_args!("at most {most}"))),
-    };
-    let experts = MAX_SHARED_BYTES / SHARED_BYTES_PER_EXPERT;
     let local = (1 << (32 - LL_INDEX_BITS)) - 1;
-    limit(
-        "config.num_experts",
-        facts.experts,
-        experts.min(local * facts.ranks),
-    )?;
-    limit(
-        "config.token_size_bytes",
-        facts.row_bytes,
-        signature::MOST_ROW_BYTES,
-    )?;
+    let experts = (MAX_SHARED_BYTES / SHARED_BYTES_PER_EXPERT).min(local * facts.ranks);
     let rows = ((1 << LL_INDEX_BITS) - 1).min(i32::MAX as usize / facts.local_experts());
-    limit("config.max_tokens_per_rank", max_tokens, rows / facts.ranks)
+    let row_bytes = signature::MOST_ROW_BYTES;
+    let limits = [
+        (Setting::Experts, facts.experts, experts),
+        (Setting::RowBytes, facts.row_bytes, row_bytes),
+        (Setting::MaxTokens, max_tokens, rows / facts.ranks),
+    ];
+    let Some((setting, got, most)) = limits.into_iter().find(|(_, got, most)| got > most) else {
+        return Ok(());
+    };
+    let rule = OfSettings::LlKernelsCount;
+    Err(Error::usage(Subject::Setting(setting), rule).got(got, format_args!("at most {most}")))
 }
 
 /// Chunks that a row of `row_bytes` is moved in.
@@ -256,6 +252,7 @@ mod tests {
             rank: 0,
             experts: 256,
             max_tokens: Some(max_tokens),
+            max_recv_rows: Some(8 * max_tokens),
             row_bytes: 14_336,
             ll_combine,
             channels: None,
@@ -328,6 +325,7 @@ mod tests {
         let plan = LlPlan::new(&facts(8, LlCombineMode::Reduce)).unwrap();
         let routing = Routing {
             ids: DevPtr(8),
+            width: crate::model::ops::IdWidth::Bits64,
             tokens: 3,
             top_k: 2,
         };

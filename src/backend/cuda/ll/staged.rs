@@ -10,6 +10,7 @@ use crate::backend::cuda::driver::event::Event;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::order::group_has_ended;
 use crate::backend::quiet::{Graphs, Works};
+use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
 use crate::model::ops::{STAGED_SLOTS, StagedSlot};
 use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
@@ -56,9 +57,10 @@ impl Slot {
         };
         if at.is_captured() {
             // The graph would discard at each launch, and in memory that has another handle by then.
-            let rule =
-                "must not be captured while an operation that was given up is to be received";
-            return Err(Error::usage("stream", rule));
+            return Err(Error::usage(
+                Subject::Stream,
+                InSequence::NoCaptureWhileGivenUp,
+            ));
         }
         self.sent.hold(at)?;
         discard(at)?;

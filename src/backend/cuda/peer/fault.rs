@@ -13,7 +13,8 @@ use crate::backend::cuda::params::{
     WAIT_ACK, WAIT_BEGIN, WAIT_COUNTS, WAIT_CREDIT, WAIT_ENTRY, WAIT_PATTERN, WAIT_ROW,
     WAIT_STREAMED_ROW, WAIT_WEIGHT, WaitParams,
 };
-use crate::error::{Code, Error, Result};
+use crate::error::refusal::{AmongRanks, OfTensor, Operation, Role, Subject};
+use crate::error::{Code, Context as Circumstance, Error, Result, Value};
 use crate::model::dtype::DType;
 use crate::model::tensor::DevPtr;
 use std::sync::Arc;
@@ -60,15 +61,18 @@ impl FaultPage {
         let error = match report.state {
             FAULT_DIFFERS => difference(&report),
             FAULT_SHAPE_DIFFERS => other_shape(&report),
-            FAULT_STAGED_DIFFERS => differs(&report, "send_only", "must be the same"),
-            FAULT_TOKEN_ROWS => too_few_rows("outputs[TOKENS]", &report),
-            FAULT_ROUTING_ROWS => too_few_rows("outputs[TOPK_IDX]", &report),
-            FAULT_INPUT_ROWS => too_few_rows("inputs[TOKENS]", &report),
+            FAULT_STAGED_DIFFERS => differs(&report, Subject::Staging),
+            FAULT_TOKEN_ROWS => too_few_rows(Role::TokensOut, &report),
+            FAULT_ROUTING_ROWS => too_few_rows(Role::IdsOut, &report),
+            FAULT_INPUT_ROWS => too_few_rows(Role::TokensIn, &report),
             FAULT_DISAGREED => disagreement(report.got, report.expected)
                 .unwrap_or_else(|| Error::internal("a failure without a reason")),
             _ => self.lateness(&report),
         };
-        Some(error.within(op_name(report.op)))
+        Some(match operation(report.op) {
+            Some(operation) => error.during(Circumstance::Running(operation)),
+            None => error.within(other_name(report.op)),
+        })
     }
 
     /// How long a wait may last.
@@ -114,73 +118,85 @@ pub fn nanoseconds(time: Duration) -> u64 {
 }
 
 /// A tensor of received rows must hold them all: silently losing tokens would be worse.
-fn too_few_rows(argument: &str, report: &FaultReport) -> Error {
-    let rule = "must hold all tokens that this rank receives";
-    Error::usage(format_args!("{argument}.sizes[0]"), rule)
+fn too_few_rows(role: Role, report: &FaultReport) -> Error {
+    Error::usage(Subject::Size(role, 0), OfTensor::HoldsAllReceived)
         .got(report.got, format_args!("{} or more", report.expected))
 }
 
 /// What two ranks do not agree on, from the shape words of this rank and of another.
 fn other_shape(report: &FaultReport) -> Error {
     let (mine, theirs) = (ShapeWord(report.expected), ShapeWord(report.got));
-    let differs = |what, rule| differs(report, what, rule);
+    let differs = |subject| differs(report, subject);
     let op = |word: ShapeWord| match word.is_combine() {
-        false => op_name(OP_HT_DISPATCH),
-        true => op_name(OP_HT_COMBINE),
+        false => OP_HT_DISPATCH,
+        true => OP_HT_COMBINE,
     };
     if op(mine) != op(theirs) {
-        return differs("operation", "must be the same").got(op(mine), op(theirs));
+        return differs(Subject::Operation).found(op_value(op(mine)), op_value(op(theirs)));
     }
     if mine.handle() != theirs.handle() {
-        return differs("handle", "must be the same");
+        return differs(Subject::Handle);
     }
     if mine.type_name() != theirs.type_name() {
-        return differs("data type", "must be the same").got(mine.type_name(), theirs.type_name());
+        return differs(Subject::RowType).got(mine.type_name(), theirs.type_name());
     }
     if mine.row_bytes() != theirs.row_bytes() {
-        return differs("row bytes", "must be the same").got(mine.row_bytes(), theirs.row_bytes());
+        return differs(Subject::RowBytes).got(mine.row_bytes(), theirs.row_bytes());
     }
+    let rank = report.peer as usize;
     if !mine.is_combine() {
-        return differs("inputs[TOPK_IDX]", "must be forward, or tokens only,");
+        let rule = AmongRanks::SameDirection { rank };
+        return Error::usage(Subject::Tensor(Role::IdsIn), rule);
     }
-    differs("inputs[TOPK_WEIGHTS]", "must have the same columns")
-        .got(mine.columns(), theirs.columns())
+    let rule = AmongRanks::SameColumns { rank };
+    Error::usage(Subject::Tensor(Role::WeightsIn), rule).got(mine.columns(), theirs.columns())
 }
 
 /// What two ranks do not agree on, from their signatures.
 fn difference(report: &FaultReport) -> Error {
     let [mine, theirs] = [report.expected, report.got].map(Signature::from_word);
-    let differs = |what| differs(report, what, "must be the same");
+    let differs = |subject| differs(report, subject);
     if mine.op != theirs.op {
-        differs("operation").got(op_name(mine.op), op_name(theirs.op))
+        differs(Subject::Operation).found(op_value(mine.op), op_value(theirs.op))
     } else if mine.top_k != theirs.top_k {
-        differs("topk_idx.sizes[1]").got(mine.top_k, theirs.top_k)
+        differs(Subject::Size(Role::Ids, 1)).got(mine.top_k, theirs.top_k)
     } else if mine.row_bytes != theirs.row_bytes {
-        differs("row bytes").got(mine.row_bytes, theirs.row_bytes)
+        differs(Subject::RowBytes).got(mine.row_bytes, theirs.row_bytes)
     } else {
         let name =
             |raw| DType::from_raw(raw).map_or_else(|| raw.to_string(), |dtype| dtype.to_string());
-        differs("data type").got(name(mine.dtype), name(theirs.dtype))
+        differs(Subject::RowType).got(name(mine.dtype), name(theirs.dtype))
     }
 }
 
-/// `what` breaks `rule` between this rank and the one of the report.
-fn differs(report: &FaultReport, what: &str, rule: &str) -> Error {
-    let rule = format_args!("{rule} on every rank, but rank {} differs", report.peer);
-    Error::usage(what, rule)
+/// `subject` is another here than on the rank of the report.
+fn differs(report: &FaultReport, subject: Subject) -> Error {
+    let rank = report.peer as usize;
+    Error::usage(subject, AmongRanks::Same { rank })
 }
 
-/// What was waiting.
-fn op_name(op: u32) -> String {
+/// What was waiting, if a caller asked for it.
+fn operation(op: u32) -> Option<Operation> {
+    match op {
+        OP_LL_DISPATCH => Some(Operation::LlDispatch),
+        OP_LL_COMBINE => Some(Operation::LlCombine),
+        OP_HT_ROUTE => Some(Operation::HtHandle),
+        OP_HT_DISPATCH => Some(Operation::HtDispatch),
+        OP_HT_COMBINE => Some(Operation::HtCombine),
+        _ => None,
+    }
+}
+
+/// What else was waiting.
+fn other_name(op: u32) -> String {
     match op {
         OP_PEER_SELFTEST => "peer self test".to_owned(),
-        OP_LL_DISPATCH => "ncclEpDispatch (low latency)".to_owned(),
-        OP_LL_COMBINE => "ncclEpCombine (low latency)".to_owned(),
-        OP_HT_ROUTE => "ncclEpCreateHandle".to_owned(),
-        OP_HT_DISPATCH => "ncclEpDispatch (high throughput)".to_owned(),
-        OP_HT_COMBINE => "ncclEpCombine (high throughput)".to_owned(),
         other => format!("operation {other}"),
     }
+}
+
+fn op_value(op: u32) -> Value {
+    operation(op).map_or_else(|| Value::Text(other_name(op)), Value::Operation)
 }
 
 /// What did not come.
@@ -221,25 +237,25 @@ mod tests {
                 got: theirs.to_word(),
                 waited_ms: 0,
             };
-            difference(&report).text().to_owned()
+            difference(&report).text()
         };
-        let rule = "must be the same on every rank, but rank 3 differs";
+        let rule = "AmongRanks(Same { rank: 3 })";
         let row_bytes = 16;
         assert_eq!(
             text(Signature { row_bytes, ..ours }),
-            format!("row bytes: {rule} (got 14336, expected 16)")
+            format!("RowBytes: {rule} (got 14336, expected 16)")
         );
         let top_k = 32;
         assert_eq!(
             text(Signature { top_k, ..ours }),
-            format!("topk_idx.sizes[1]: {rule} (got 8, expected 32)")
+            format!("Size(Ids, 1): {rule} (got 8, expected 32)")
         );
         let dtype = DType::Float16 as u32;
         assert_eq!(
             text(Signature { dtype, ..ours }),
-            format!("data type: {rule} (got bfloat16, expected float16)")
+            format!("RowType: {rule} (got bfloat16, expected float16)")
         );
         let op = OP_LL_COMBINE;
-        assert!(text(Signature { op, ..ours }).starts_with("operation: must be"));
+        assert!(text(Signature { op, ..ours }).starts_with("Operation: AmongRanks"));
     }
 }

@@ -6,7 +6,8 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::DeviceMemory;
-use crate::backend::cuda::driver::context::{Context, Key};
+use crate::backend::cuda::driver::context::Context;
+use crate::backend::cuda::driver::held::Key;
 use crate::backend::cuda::driver::memory::{self, CudaMemory};
 use crate::backend::cuda::driver::{self, ContextHandle, IPC_HANDLE_BYTES};
 use crate::backend::cuda::peer::process::{PROCESS_ID_BYTES, ProcessId};

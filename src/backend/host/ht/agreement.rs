@@ -11,7 +11,8 @@ use crate::backend::host::ht::route::{HtMap, ID_BYTES, RankIds};
 use crate::backend::host::message::{Message, Reader};
 use crate::backend::host::rows::copy_row;
 use crate::backend::host::terms::Call;
-use crate::error::{Code, Error, Result};
+use crate::error::refusal::{AmongRanks, Role, Subject};
+use crate::error::{Code, Context, Error, Result};
 use crate::model::group::GroupFacts;
 use crate::model::ops::{Routing, Stream};
 use std::sync::Arc;
@@ -50,7 +51,7 @@ pub fn exchange(
     match hear.recv_timeout(timeout + timeout / 4) {
         Ok(agreed) => agreed,
         Err(RecvTimeoutError::Disconnected) => Err(match shared.exchange.fault() {
-            Some(fault) => Error::new(fault.code(), format!("the group has failed: {fault}")),
+            Some(fault) => fault.during(Context::GroupFailed),
             None => Error::internal("no word of a handle"),
         }),
         Err(RecvTimeoutError::Timeout) => {
@@ -67,22 +68,26 @@ type Told = Result<RankIds>;
 
 /// Tells the others, and hears from all.
 fn told_by_all(shared: &GroupState, wanted: &Result<HtRouting>, epoch: u64) -> Result<Vec<Told>> {
+    let refusal;
     let mut message = Message::default();
     Call::HtHandle.announce(&mut message);
     match wanted {
         Ok(HtRouting { routing, .. }) => {
-            let Routing { tokens, top_k, ids } = *routing;
+            let Routing {
+                tokens, top_k, ids, ..
+            } = *routing;
             message.number(0);
             message.number(tokens);
             message.number(top_k);
-            // SAFETY: `request` has checked the tensor `[T, K]` of int64; the caller keeps it until the handle
+            // SAFETY: `rule` has checked the tensor `[T, K]` of int64; the caller keeps it until the handle
             // is made.
             message.bytes(unsafe { bytes(ids, tokens * top_k * ID_BYTES) });
         }
         Err(error) => {
             message.number(error.code() as usize);
-            message.number(error.text().len());
-            message.bytes(error.text().as_bytes());
+            refusal = (shared.words)(error);
+            message.number(refusal.len());
+            message.bytes(refusal.as_bytes());
         }
     }
     shared.exchange.post(epoch, &message)?;
@@ -120,14 +125,14 @@ fn agree(
     let all: Vec<RankIds> = told.into_iter().collect::<Result<_>>()?;
     let other = all.iter().position(|told| told.top_k != routing.top_k);
     if let Some((rank, theirs)) = other.and_then(|rank| Some((rank, all.get(rank)?.top_k))) {
-        let rule = format!("must be the same on every rank, but rank {rank} differs");
-        return Err(Error::argument("topk_idx.sizes[1]", rule)
+        let rule = AmongRanks::Same { rank };
+        return Err(Error::argument(Subject::Size(Role::Ids, 1), rule)
             .got(routing.top_k, format_args!("{theirs} as on rank {rank}")));
     }
     let map = HtMap::new(facts, epoch, &all);
     if let Some(counter) = counter {
         let counts = map.expert_counts(facts.local_experts());
-        // SAFETY: `request` has checked the counter, L entries at least; the caller leaves it to the library until
+        // SAFETY: `rule` has checked the counter, L entries at least; the caller leaves it to the library until
         // the handle is made.
         let out = unsafe { bytes_mut(*counter, counts.len() * size_of::<i32>()) };
         for (index, count) in counts.iter().enumerate() {
@@ -149,6 +154,7 @@ mod tests {
             rank: 0,
             experts: 4,
             max_tokens: Some(6),
+            max_recv_rows: Some(12),
             row_bytes: 16,
             ll_combine: LlCombineMode::Exact,
             channels: None,

@@ -15,6 +15,7 @@ use crate::backend::host::numeric;
 use crate::backend::host::rows::{copy_row, row};
 use crate::backend::host::terms::{Call, Terms};
 use crate::backend::{HtBackend, HtRouting};
+use crate::error::refusal::{AmongRanks, OfTensor, Role, Subject};
 use crate::error::{Error, Result};
 use crate::model::ops::{
     HtCombine, HtDispatch, IdsAndWeights, Routing, RowType, Stream, WeightGradients,
@@ -66,7 +67,7 @@ impl HostHt {
         let mut message = self.terms(Call::HtDispatch, op.row).message();
         message.number(tokens);
         message.number(usize::from(op.routing_in.is_some()));
-        // SAFETY: `request` has checked the tensor; the caller keeps it until the operation has run.
+        // SAFETY: `rule` has checked the tensor; the caller keeps it until the operation has run.
         message.bytes(unsafe { bytes(op.tokens, tokens * op.row.bytes()) });
         if let Some(IdsAndWeights { ids, weights, .. }) = op.routing_in {
             // SAFETY: as above, `[T, K]` of int64.
@@ -86,8 +87,8 @@ impl HostHt {
             .map(|(source, message)| Sent::read(message, source, op, &terms))
             .collect::<Result<_>>()?;
         if let Some(out) = op.out {
-            self.check_capacity("outputs[TOKENS]", out.rows)?;
-            // SAFETY: `request` has checked the tensor `[n, H]`; the caller leaves it to the operation.
+            self.check_capacity(Role::TokensOut, out.rows)?;
+            // SAFETY: `rule` has checked the tensor `[n, H]`; the caller leaves it to the operation.
             let rows = unsafe { bytes_mut(out.data, out.rows * op.row.bytes()) };
             for (index, arrival) in self.map.arrivals.iter().enumerate() {
                 copy_row(
@@ -105,7 +106,7 @@ impl HostHt {
             }
         }
         if let Some(out) = op.routing_out {
-            self.check_capacity("outputs[TOPK_IDX]", out.rows)?;
+            self.check_capacity(Role::IdsOut, out.rows)?;
             self.write_routing(&out, &sent)?;
         }
         match op.counter {
@@ -118,7 +119,7 @@ impl HostHt {
     fn write_routing(&self, out: &IdsAndWeights, sent: &[Sent<'_>]) -> Result<()> {
         let top_k = self.routing.top_k;
         let entries = out.rows * top_k;
-        // SAFETY: `request` has checked both tensors `[n, K]`; the caller leaves them to the operation.
+        // SAFETY: `rule` has checked both tensors `[n, K]`; the caller leaves them to the operation.
         let (ids, weights) = unsafe {
             (
                 bytes_mut(out.ids, entries * 8),
@@ -141,7 +142,7 @@ impl HostHt {
 
     fn write_counter(&self, counter: DevPtr) -> Result<()> {
         let counts = self.map.expert_counts(self.shared.facts.local_experts());
-        // SAFETY: `request` has checked the counter, L entries at least; the caller leaves it to the
+        // SAFETY: `rule` has checked the counter, L entries at least; the caller leaves it to the
         // operation.
         let out = unsafe { bytes_mut(counter, counts.len() * 4) };
         for (index, count) in counts.iter().enumerate() {
@@ -151,12 +152,12 @@ impl HostHt {
     }
 
     fn send_results(&self, op: &HtCombine, epoch: u64) -> Result<()> {
-        self.check_capacity("inputs[TOKENS]", op.expert_rows.rows)?;
+        self.check_capacity(Role::TokensIn, op.expert_rows.rows)?;
         let rows = self.map.arrivals.len();
         let mut message = self.terms(Call::HtCombine, op.row).message();
         message.number(rows);
         message.number(op.gradients.map_or(0, |gradients| gradients.top_k));
-        // SAFETY: `request` has checked the tensor, and it has at least `rows` rows; the caller keeps it
+        // SAFETY: `rule` has checked the tensor, and it has at least `rows` rows; the caller keeps it
         // until the operation has run.
         message.bytes(unsafe { bytes(op.expert_rows.data, rows * op.row.bytes()) });
         if let Some(WeightGradients { input, top_k, .. }) = op.gradients {
@@ -176,7 +177,7 @@ impl HostHt {
             .map(|(source, message)| Results::read(message, source, columns, &terms))
             .collect::<Result<_>>()?;
         let row_bytes = op.row.bytes();
-        // SAFETY: `request` has checked the tensor `[T, H]`; the caller leaves it to the operation.
+        // SAFETY: `rule` has checked the tensor `[T, H]`; the caller leaves it to the operation.
         let out = unsafe { bytes_mut(op.out, self.routing.tokens * row_bytes) };
         let mut sums = vec![0.0_f32; op.row.hidden];
         let mut departures = self.map.departures.iter().peekable();
@@ -201,7 +202,7 @@ impl HostHt {
     /// The gradients of each token's weights by ascending global expert id, then zeros.
     fn write_gradients(&self, gradients: &WeightGradients, results: &[Results<'_>]) -> Result<()> {
         let columns = gradients.top_k;
-        // SAFETY: `request` has checked the tensor `[T, K]`; the caller leaves it to the operation.
+        // SAFETY: `rule` has checked the tensor `[T, K]`; the caller leaves it to the operation.
         let out = unsafe { bytes_mut(gradients.output, self.routing.tokens * columns * 4) };
         out.fill(0);
         let departures = &self.map.departures;
@@ -222,14 +223,15 @@ impl HostHt {
     }
 
     /// A tensor of received rows must hold them all: silently losing tokens would be worse.
-    fn check_capacity(&self, argument: &str, rows: usize) -> Result<()> {
+    fn check_capacity(&self, role: Role, rows: usize) -> Result<()> {
         let received = self.map.arrivals.len();
         if rows >= received {
             return Ok(());
         }
-        let rule = "must hold all tokens that this rank receives";
-        Err(Error::usage(format_args!("{argument}.sizes[0]"), rule)
-            .got(rows, format_args!("{received} or more")))
+        Err(
+            Error::usage(Subject::Size(role, 0), OfTensor::HoldsAllReceived)
+                .got(rows, format_args!("{received} or more")),
+        )
     }
 }
 
@@ -282,10 +284,8 @@ impl<'a> Sent<'a> {
         let tokens = reader.number()?;
         let forward = reader.number()? != 0;
         if forward != op.routing_in.is_some() {
-            let rule = format!(
-                "must be forward, or tokens only, on every rank, but rank {source} differs"
-            );
-            return Err(Error::usage("inputs[TOPK_IDX]", rule));
+            let rule = AmongRanks::SameDirection { rank: source };
+            return Err(Error::usage(Subject::Tensor(Role::IdsIn), rule));
         }
         let rows = reader.array(tokens, op.row.bytes())?;
         let columns = if forward { terms.top_k } else { 0 };
@@ -318,9 +318,8 @@ impl<'a> Results<'a> {
         let rows = reader.number()?;
         let theirs = reader.number()?;
         if theirs != columns {
-            let rule =
-                format!("must have the same columns on every rank, but rank {source} differs");
-            return Err(Error::usage("inputs[TOPK_WEIGHTS]", rule).got(columns, theirs));
+            let rule = AmongRanks::SameColumns { rank: source };
+            return Err(Error::usage(Subject::Tensor(Role::WeightsIn), rule).got(columns, theirs));
         }
         Ok(Self {
             rows: reader.array(rows, terms.row.bytes())?,

@@ -151,6 +151,7 @@ mod tests {
             rank,
             experts: 4,
             max_tokens: None,
+            max_recv_rows: None,
             row_bytes: 16,
             ll_combine: LlCombineMode::Exact,
             channels: None,

@@ -41,8 +41,8 @@ impl HostLl {
             LlCombineMode::Reduce => self.exchange_gates(op, terms, epoch)?,
         };
         let row_bytes = op.row.bytes();
-        let capacity = facts.max_recv_rows().unwrap_or(0);
-        // SAFETY: `request` has checked the tensor `[L, R*M, H]`; the caller keeps it until the
+        let capacity = facts.max_recv_rows.unwrap_or(0);
+        // SAFETY: `rule` has checked the tensor `[L, R*M, H]`; the caller keeps it until the
         // operation has run.
         let rows = unsafe { bytes(op.expert_rows, facts.local_experts() * capacity * row_bytes) };
         // An entry that found no slot counts as a row of zeros.
@@ -100,7 +100,7 @@ impl HostLl {
     fn gates(&self, op: &LlCombine) -> Gates {
         let top_k = self.routing.top_k;
         let entries = self.routing.tokens * top_k;
-        // SAFETY: `request` has checked both tensors, ids `[T, K]` of int64 and weights `[T, K]` of f32;
+        // SAFETY: `rule` has checked both tensors, ids `[T, K]` of int64 and weights `[T, K]` of f32;
         // the caller keeps them until the operation has run.
         let wanted = unsafe {
             Wanted {
@@ -120,7 +120,7 @@ impl HostLl {
             let reader = terms.read(message, source)?;
             self.collect(reader, source, op.row.bytes(), &gates, &mut by_token)?;
         }
-        // SAFETY: `request` has checked the output `[T, H]`; the caller leaves it to the operation.
+        // SAFETY: `rule` has checked the output `[T, H]`; the caller leaves it to the operation.
         let out = unsafe { bytes_mut(op.out, tokens * op.row.bytes()) };
         let mut sums = vec![0.0_f32; op.row.hidden];
         let outputs = out.chunks_exact_mut(op.row.bytes());

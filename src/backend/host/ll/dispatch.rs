@@ -14,7 +14,7 @@ use crate::model::ops::LlDispatch;
 impl HostLl {
     pub(super) fn send_tokens(&self, op: &LlDispatch, terms: &Terms, epoch: u64) -> Result<()> {
         let (tokens, top_k) = (self.routing.tokens, self.routing.top_k);
-        // SAFETY: `request` has checked both tensors, ids `[T, K]` of int64 and rows `[T, H]`; the
+        // SAFETY: `rule` has checked both tensors, ids `[T, K]` of int64 and rows `[T, H]`; the
         // caller keeps them until the operation has run.
         let (ids, rows) = unsafe {
             (
@@ -31,12 +31,12 @@ impl HostLl {
 
     pub(super) fn receive_tokens(&self, op: &LlDispatch, terms: &Terms, epoch: u64) -> Result<()> {
         let facts = self.facts();
-        let capacity = facts.max_recv_rows().unwrap_or(0);
+        let capacity = facts.max_recv_rows.unwrap_or(0);
         let experts = facts.experts_of(facts.rank);
         // All of them, this rank's own as well, before the first write: until the send phase has run,
         // perhaps on another stream, the output belongs to what the caller has enqueued before it.
         let messages = self.shared.exchange.receive_all(epoch)?;
-        // SAFETY: `request` has checked the tensor `[L, R*M, H]`; the caller leaves it to the operation.
+        // SAFETY: `rule` has checked the tensor `[L, R*M, H]`; the caller leaves it to the operation.
         let out = unsafe { bytes_mut(op.out, experts.len() * capacity * op.row.bytes()) };
         let mut counts = vec![0_usize; experts.len()];
         let mut last = LastDispatch::default();
@@ -61,7 +61,7 @@ impl HostLl {
             }
         }
         if let Some(counter) = op.counter {
-            // SAFETY: `request` has checked the counter `[L]`; the caller leaves it to the operation.
+            // SAFETY: `rule` has checked the counter `[L]`; the caller leaves it to the operation.
             let counter = unsafe { bytes_mut(counter, counts.len() * 4) };
             for (index, count) in counts.iter().enumerate() {
                 copy_row(

@@ -123,6 +123,7 @@ mod tests {
             rank: 0,
             experts: 8,
             max_tokens: Some(4),
+            max_recv_rows: Some(4),
             row_bytes: 16,
             ll_combine: LlCombineMode::Exact,
             channels: None,

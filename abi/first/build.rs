@@ -1,0 +1,8 @@
+//! Names the shared library, and hands on the version of CUDA that the core's kernels were built with.
+
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libnccl_ep.so");
+    let cuda = std::env::var("DEP_NCCL_EP_CORE_CUDA_VERSION").unwrap_or_default();
+    println!("cargo::rustc-env=NCCL_EP_CUDA_VERSION={cuda}");
+}

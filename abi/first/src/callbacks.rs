@@ -1,0 +1,59 @@
+//! The caller's allocation functions as an allocator of the library.
+#![allow(unsafe_code)]
+
+use crate::owners::TensorAllocator;
+use crate::types::{cudaError_t, ncclEpAllocFn_t, ncclEpFreeFn_t};
+use nccl_ep_core::backend::DeviceMemory;
+use nccl_ep_core::error::{Code, Error, Result};
+use nccl_ep_core::model::tensor::DevPtr;
+use std::ffi::c_void;
+use std::sync::Arc;
+
+/// Allocates through the caller's functions; where one is NULL, from the device.
+pub struct Callbacks {
+    pub alloc: ncclEpAllocFn_t,
+    pub free: ncclEpFreeFn_t,
+    pub device: Arc<dyn DeviceMemory>,
+}
+
+impl TensorAllocator for Callbacks {
+    fn alloc(&self, bytes: usize) -> Result<DevPtr> {
+        let Some(alloc) = self.alloc else {
+            return self.device.alloc(bytes);
+        };
+        let mut data = std::ptr::null_mut::<c_void>();
+        // SAFETY: the caller's function has the documented signature; `data` outlives the call.
+        let code = unsafe { alloc(&mut data, bytes) };
+        check("alloc_fn", code)?;
+        if data.is_null() && bytes > 0 {
+            return Err(Error::new(
+                Code::SystemError,
+                "alloc_fn: gave NULL and reported success",
+            ));
+        }
+        Ok(DevPtr(data as usize))
+    }
+
+    fn free(&self, data: DevPtr) -> Result<()> {
+        let Some(free) = self.free else {
+            return self.device.free(data);
+        };
+        // SAFETY: the caller's function has the documented signature and gets what the matching
+        // allocator gave, or what the caller put in a descriptor to be freed.
+        check("free_fn", unsafe { free(data.0 as *mut c_void) })
+    }
+
+    fn free_fn(&self) -> Option<usize> {
+        self.free.map(|free| free as usize)
+    }
+}
+
+fn check(name: &str, code: cudaError_t) -> Result<()> {
+    match code {
+        0 => Ok(()),
+        _ => Err(Error::new(
+            Code::SystemError,
+            format!("{name}: failed with CUDA error {code}"),
+        )),
+    }
+}

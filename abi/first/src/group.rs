@@ -1,0 +1,89 @@
+//! Creation and destruction of groups.
+#![allow(unsafe_code)]
+
+use crate::callbacks::Callbacks;
+use crate::guard::{Subject, check_out, guard, write_out};
+use crate::objects::Group;
+use crate::read;
+use crate::texts;
+use crate::types::{
+    cudaStream_t, ncclComm_t, ncclEpAllocFn_t, ncclEpFreeFn_t, ncclEpGroup_t, ncclEpGroupConfig_t,
+    ncclResult_t,
+};
+use nccl_ep_core::model::ops::Stream;
+use nccl_ep_core::session;
+use std::sync::Arc;
+
+/// Creates a group over all ranks of `comm`. Collective: every rank calls it with the same `config`,
+/// and either all ranks get a group or all get an error. Blocks the host.
+///
+/// @param ep_group  gets the group; written on success only
+/// @param comm      communicator whose ranks form the group; must outlive it
+/// @param config    see `ncclEpGroupConfig_t`
+/// @param stream    stream for the exchanges of the creation; NULL is the default stream
+/// @param alloc_fn  allocates device memory of `ncclEpTensorCreate`; NULL means `cudaMalloc`
+/// @param free_fn   frees it; NULL means `cudaFree`, see `ncclEpTensorDestroy`
+///
+/// Returns `ncclInvalidArgument` for a NULL pointer, or a `config` that breaks a rule or differs
+/// between ranks; `ncclInvalidUsage` if the ranks span several nodes; `ncclRemoteError` if another
+/// rank refused or did not arrive within NCCL_EP_TIMEOUT_MS; `ncclSystemError` without an NCCL in the
+/// process; `ncclUnhandledCudaError` without a usable GPU; or the code of an NCCL call that
+/// failed.
+///
+/// # Safety
+/// Pointers are NULL or valid for what they are documented to be.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclEpCreateGroup(
+    ep_group: *mut ncclEpGroup_t,
+    comm: ncclComm_t,
+    config: *const ncclEpGroupConfig_t,
+    stream: cudaStream_t,
+    alloc_fn: ncclEpAllocFn_t,
+    free_fn: ncclEpFreeFn_t,
+) -> ncclResult_t {
+    guard("ncclEpCreateGroup", Subject::Nothing, || {
+        // SAFETY: this function's contract.
+        let config = unsafe { read::group_config(config) };
+        let config = check_out("ep_group", ep_group).and(config);
+        let stream = Some(Stream(stream as usize));
+        let session = session::create::group(comm as usize, config, texts::text, stream)?;
+        let allocator = Arc::new(Callbacks {
+            alloc: alloc_fn,
+            free: free_fn,
+            device: session.memory(),
+        });
+        let number = Group::register(session, allocator);
+        // SAFETY: this function's contract.
+        unsafe { write_out("ep_group", ep_group, number as ncclEpGroup_t) }
+    })
+}
+
+/// Destroys a group. Collective: every rank of the group calls it, before its communicator is
+/// destroyed. Waits for the group's operations, on this rank and on the others, and for nothing else;
+/// launches of graphs that hold some have ended, or are on `stream`. NULL is a successful no-op.
+///
+/// Handles of the group should be destroyed first; later calls on them are refused. Tensors of
+/// the group stay valid and may be destroyed afterwards.
+///
+/// @param ep_group  the group
+/// @param stream    stream for the closing exchange; NULL is the default stream
+///
+/// Returns `ncclInvalidArgument` for a group that was destroyed already.
+///
+/// # Safety
+/// `stream` is a live stream.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclEpGroupDestroy(
+    ep_group: ncclEpGroup_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    guard("ncclEpGroupDestroy", Subject::Nothing, || {
+        match ep_group.is_null() {
+            true => Ok(()),
+            false => {
+                let group = Group::take(ep_group as usize)?;
+                group.session.close(Some(Stream(stream as usize)))
+            }
+        }
+    })
+}

@@ -1,0 +1,162 @@
+//! Creation and destruction of handles, and what a handle tells.
+#![allow(unsafe_code)]
+
+use crate::guard::{Subject, check_out, guard, write_out};
+use crate::objects::{self, Group};
+use crate::tags::{Tag, TensorSet};
+use crate::types::{
+    cudaStream_t, ncclEpGroup_t, ncclEpHandle_t, ncclEpHandleConfig_t, ncclNDTensor_t, ncclResult_t,
+};
+use crate::{read, refuse};
+use nccl_ep_core::error::{Error, Result};
+use nccl_ep_core::model::ops::Stream;
+use nccl_ep_core::rule::handle::HandleTensors;
+use nccl_ep_core::session::create;
+use std::ffi::c_uint;
+use std::mem::MaybeUninit;
+use std::sync::Arc;
+
+/// Creates a handle: one routing of this rank's tokens to experts.
+///
+/// LL: local, nothing is enqueued. The ids are read again by every dispatch and combine, so they may be
+/// updated in place between operations, and a combine finds the rows of the last dispatch by them; the
+/// data must stay valid as long as the handle is used, the descriptor need not. HT: collective; the routing is exchanged and the ids are read once, when `stream`
+/// reaches this point. On GPUs the host does not wait for that.
+///
+/// @param handle            gets the handle; written on success only
+/// @param ep_group          the group
+/// @param topk_idx          TOPK_IDX, int64 [T, K]: expert ids of this rank's T tokens, T at most
+///                          max_tokens_per_rank; T may differ between ranks and may be 0. K is at most
+///                          32 and the same on every rank. Negative ids and ids from E on take no part.
+/// @param local_tensors     HT: optional RECV_EXPERT_COUNTER_HOST or RECV_EXPERT_COUNTER_DEVICE, int32
+///                          `[L]` or longer: gets the received tokens per local expert, valid once `stream`
+///                          is synchronised. LL: none.
+/// @param num_local_tensors number of local tensors
+/// @param config            must be NULL
+/// @param stream            stream that orders the exchange; NULL is the default stream
+/// @param use_fp8           no effect
+///
+/// Returns `ncclInvalidArgument` for a NULL or dead argument or a tensor that breaks a rule;
+/// the code of the failure if the group has failed. HT: if another rank refused, or has another K, the CPU
+/// backend returns `ncclRemoteError` or `ncclInvalidArgument`; on GPUs the calls on the handle do,
+/// once the exchange has run.
+///
+/// # Safety
+/// Pointers are NULL or valid for what they are documented to be.
+#[unsafe(no_mangle)]
+#[allow(clippy::too_many_arguments)] // The ABI's.
+pub unsafe extern "C" fn ncclEpCreateHandle(
+    handle: *mut ncclEpHandle_t,
+    ep_group: ncclEpGroup_t,
+    topk_idx: *const ncclNDTensor_t,
+    local_tensors: *const *mut ncclNDTensor_t,
+    num_local_tensors: c_uint,
+    config: *const ncclEpHandleConfig_t,
+    stream: cudaStream_t,
+    use_fp8: MaybeUninit<bool>,
+) -> ncclResult_t {
+    let _ = use_fp8; // Stored and never read by the reference; any bit pattern may arrive.
+    guard(
+        "ncclEpCreateHandle",
+        Subject::Group(ep_group as usize),
+        || {
+            let group = Group::resolve(ep_group as usize)?;
+            // SAFETY: this function's contract.
+            let arguments = unsafe { read_arguments(topk_idx, local_tensors, num_local_tensors) };
+            let arguments = check_out("handle", handle)
+                .and(no_config(config))
+                .and(arguments);
+            let group = Arc::clone(&group.session);
+            let made = create::handle(group, arguments, Stream(stream as usize))?;
+            let number = objects::register_handle(made);
+            // SAFETY: this function's contract.
+            unsafe { write_out("handle", handle, number as ncclEpHandle_t) }
+        },
+    )
+}
+
+/// # Safety
+/// As of [`ncclEpCreateHandle`].
+unsafe fn read_arguments(
+    topk_idx: *const ncclNDTensor_t,
+    local_tensors: *const *mut ncclNDTensor_t,
+    num_local_tensors: c_uint,
+) -> Result<HandleTensors> {
+    let mut locals = TensorSet::default();
+    // SAFETY: this function's contract.
+    let (tag, ids) = unsafe {
+        let topk_idx = read::tensor("topk_idx", topk_idx)?;
+        read::tensor_set(
+            &mut locals,
+            "local_tensors",
+            local_tensors.cast(),
+            num_local_tensors,
+        )?;
+        topk_idx
+    };
+    if Tag::from_raw(tag) != Some(Tag::TopkIdx) {
+        return Err(
+            refuse::argument("topk_idx.tag", "must be NCCL_EP_TENSOR_TAG_TOPK_IDX")
+                .got(tag, Tag::TopkIdx as u32),
+        );
+    }
+    Ok(HandleTensors {
+        ids,
+        counter: locals.get(Tag::RecvExpertCounterDevice).copied(),
+        host_counter: locals.get(Tag::RecvExpertCounterHost).copied(),
+    })
+}
+
+fn no_config(config: *const ncclEpHandleConfig_t) -> Result<()> {
+    match config.is_null() {
+        true => Ok(()),
+        false => Err(refuse::argument("config", "must be NULL")),
+    }
+}
+
+/// Destroys a handle. Local. NULL is a successful no-op. A staged operation that was not completed is
+/// given up. The ids' tensor is not touched.
+///
+/// Returns `ncclInvalidArgument` for a handle that was destroyed already.
+///
+/// # Safety
+/// None: a dead or foreign handle is recognised.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclEpHandleDestroy(handle: ncclEpHandle_t) -> ncclResult_t {
+    guard("ncclEpHandleDestroy", Subject::Nothing, || {
+        match handle.is_null() {
+            true => Ok(()),
+            false => objects::take_handle(handle as usize).map(|handle| handle.close()),
+        }
+    })
+}
+
+/// Rows that an HT dispatch of this handle can deliver to this rank: R * max_tokens_per_rank, or the
+/// real count if the group's max_tokens_per_rank is NCCL_EP_AUTO. Local, but the real count is known only
+/// when the stream of the handle's creation has got there, and the call waits for that.
+///
+/// @param handle          an HT handle
+/// @param num_recv_tokens gets the number of rows
+///
+/// Returns `ncclInvalidArgument` for a NULL or dead argument, `ncclInvalidUsage` for an LL handle; with
+/// NCCL_EP_AUTO also the error that creation did not wait for.
+///
+/// # Safety
+/// `num_recv_tokens` is NULL or points to a writable unsigned int.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclEpHandleGetNumRecvTokens(
+    handle: ncclEpHandle_t,
+    num_recv_tokens: *mut c_uint,
+) -> ncclResult_t {
+    guard(
+        "ncclEpHandleGetNumRecvTokens",
+        Subject::Handle(handle as usize),
+        || {
+            let count = objects::handle(handle as usize)?.num_recv_tokens()?;
+            let count = c_uint::try_from(count)
+                .map_err(|_| Error::internal("more received tokens than fit 32 bits"))?;
+            // SAFETY: this function's contract.
+            unsafe { write_out("num_recv_tokens", num_recv_tokens, count) }
+        },
+    )
+}

@@ -1,0 +1,65 @@
+//! Version, last refusal, asynchronous failure: this library's own additions to the interface.
+#![allow(unsafe_code)]
+
+use crate::guard::{Subject, check_out, guard, last_error, set_last_error, write_out};
+use crate::objects::Group;
+use crate::texts;
+use crate::types::{ncclEpGroup_t, ncclResult_t};
+use crate::version;
+use nccl_ep_core::log;
+use std::ffi::{c_char, c_int};
+
+/// The library's version: MAJOR * 10000 + MINOR * 100 + PATCH.
+///
+/// Returns `ncclInvalidArgument` if `version` is NULL.
+///
+/// # Safety
+/// `version` is NULL or points to a writable int.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclEpGetVersion(version: *mut c_int) -> ncclResult_t {
+    guard("ncclEpGetVersion", Subject::Nothing, || {
+        // SAFETY: this function's contract.
+        unsafe { write_out("version", version, version::number()) }
+    })
+}
+
+/// One line that explains the last refusal of this library in the calling thread: function, argument,
+/// rule, got and expected. Empty if nothing was refused yet. Never NULL; valid until the next refusal
+/// in the same thread.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclEpGetLastError() -> *const c_char {
+    last_error()
+}
+
+/// Whether an operation of `ep_group` failed while it ran, as `ncclCommGetAsyncError` does for NCCL.
+///
+/// Writes `ncclSuccess`, or the code of the first failure, to `*result`; the text of a failure is then
+/// what `ncclEpGetLastError` returns. A failed group refuses further operations; destroy it.
+///
+/// Returns `ncclInvalidArgument` for a NULL or dead `ep_group` or a NULL `result`.
+///
+/// # Safety
+/// `result` is NULL or points to a writable `ncclResult_t`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclEpGetAsyncError(
+    ep_group: ncclEpGroup_t,
+    result: *mut ncclResult_t,
+) -> ncclResult_t {
+    let name = "ncclEpGetAsyncError";
+    guard(name, Subject::Nothing, || {
+        check_out("result", result)?;
+        let group = Group::resolve(ep_group as usize)?;
+        let code = group.session.failure().map_or(0, |error| {
+            let code = error.code();
+            let text = texts::text(&error.within(name));
+            // Callers ask again and again.
+            if group.is_news() {
+                log::warn(&text);
+            }
+            set_last_error(&text);
+            code as ncclResult_t
+        });
+        // SAFETY: this function's contract.
+        unsafe { write_out("result", result, code) }
+    })
+}

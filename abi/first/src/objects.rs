@@ -1,0 +1,102 @@
+//! The objects behind the numbers that C holds.
+#![forbid(unsafe_code)]
+
+use crate::owners::{Freeing, TensorAllocator};
+use crate::refuse;
+use crate::registry::{Missing, Registry};
+use nccl_ep_core::error::{Error, Result};
+use nccl_ep_core::session;
+use nccl_ep_core::session::handle::Handle;
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+static GROUPS: Registry<Group> = Registry::new(1);
+static HANDLES: Registry<Handle> = Registry::new(2);
+
+/// Tensors of a dead group are still freed as they should be.
+static FREEING: Mutex<Freeing> = Mutex::new(Freeing::EMPTY);
+
+/// A group as this ABI has it.
+pub struct Group {
+    /// The core's side.
+    pub session: Arc<session::group::Group>,
+    /// Who allocates tensors of this group.
+    pub allocator: Arc<dyn TensorAllocator>,
+    reported: AtomicBool,
+}
+
+impl Group {
+    /// Makes a group known under a number.
+    pub fn register(session: session::group::Group, allocator: Arc<dyn TensorAllocator>) -> usize {
+        let group = Self {
+            session: Arc::new(session),
+            allocator: Arc::clone(&allocator),
+            reported: AtomicBool::new(false),
+        };
+        let mut freeing = FREEING.lock();
+        let number = GROUPS.insert(Arc::new(group));
+        freeing.note(number, &allocator);
+        number
+    }
+
+    /// The group numbered `number`.
+    pub fn resolve(number: usize) -> Result<Arc<Self>> {
+        GROUPS.resolve(number).map_err(no_group)
+    }
+
+    /// Takes the group numbered `number` out of use.
+    pub fn take(number: usize) -> Result<Arc<Self>> {
+        GROUPS.remove(number).map_err(no_group)
+    }
+
+    /// The allocator of the live or destroyed group `number`.
+    pub fn allocator_of(number: usize) -> Option<Arc<dyn TensorAllocator>> {
+        match GROUPS.resolve(number) {
+            Ok(group) => Some(Arc::clone(&group.allocator)),
+            Err(Missing::Destroyed) => FREEING.lock().find(number),
+            Err(_) => None,
+        }
+    }
+
+    /// Whether nobody has asked this before: a failure is printed once.
+    pub fn is_news(&self) -> bool {
+        !self.reported.swap(true, Ordering::Relaxed)
+    }
+}
+
+/// Makes a handle known under a number.
+pub fn register_handle(handle: Handle) -> usize {
+    HANDLES.insert(Arc::new(handle))
+}
+
+/// The handle numbered `number`.
+pub fn handle(number: usize) -> Result<Arc<Handle>> {
+    HANDLES.resolve(number).map_err(no_handle)
+}
+
+/// Takes the handle numbered `number` out of use.
+pub fn take_handle(number: usize) -> Result<Arc<Handle>> {
+    HANDLES.remove(number).map_err(no_handle)
+}
+
+#[cold]
+fn no_group(missing: Missing) -> Error {
+    refusal("ep_group", "group", missing)
+}
+
+#[cold]
+fn no_handle(missing: Missing) -> Error {
+    refusal("handle", "handle", missing)
+}
+
+/// The refusal for `argument`, a number that names no live `kind` of object.
+fn refusal(argument: &str, kind: &str, missing: Missing) -> Error {
+    match missing {
+        Missing::Null => refuse::argument(argument, "must not be NULL"),
+        Missing::Destroyed => refuse::argument(argument, "was destroyed already"),
+        Missing::Foreign => {
+            refuse::argument(argument, format_args!("is not a {kind} of this library"))
+        }
+    }
+}

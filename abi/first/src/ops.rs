@@ -1,0 +1,246 @@
+//! Dispatch, combine and completion.
+#![allow(unsafe_code)]
+
+use crate::guard::{Subject, guard};
+use crate::objects;
+use crate::read;
+use crate::tags::{Tag, TensorSet};
+use crate::types::{
+    cudaStream_t, ncclEpCombineConfig_t, ncclEpCompleteConfig_t, ncclEpDispatchConfig_t,
+    ncclEpHandle_t, ncclNDTensor_t, ncclResult_t,
+};
+use nccl_ep_core::error::Result;
+use nccl_ep_core::model::ops::Stream;
+use nccl_ep_core::rule::{CombineTensors, DispatchTensors};
+use std::ffi::c_uint;
+
+/// The three tensor lists of a call, as the caller passed them.
+struct RawLists {
+    inputs: (*const *const ncclNDTensor_t, c_uint),
+    outputs: (*const *mut ncclNDTensor_t, c_uint),
+    locals: (*const *mut ncclNDTensor_t, c_uint),
+}
+
+impl RawLists {
+    /// # Safety
+    /// Each list whose count is not 0 is NULL or has that many entries, NULL or valid descriptors.
+    unsafe fn read(&self, to: &mut Lists) -> Result<()> {
+        let (inputs, outputs, locals) = (self.inputs, self.outputs, self.locals);
+        // SAFETY: this function's contract.
+        unsafe {
+            read::tensor_set(&mut to.inputs, "inputs", inputs.0, inputs.1)?;
+            read::tensor_set(&mut to.outputs, "outputs", outputs.0.cast(), outputs.1)?;
+            read::tensor_set(&mut to.locals, "local_tensors", locals.0.cast(), locals.1)
+        }
+    }
+}
+
+/// The three lists, sorted by tag.
+#[derive(Default)]
+struct Lists {
+    inputs: TensorSet,
+    outputs: TensorSet,
+    locals: TensorSet,
+}
+
+impl Lists {
+    fn of_dispatch(&self) -> DispatchTensors<'_> {
+        DispatchTensors {
+            tokens: self.inputs.get(Tag::Tokens),
+            scales: self.inputs.get(Tag::Scales),
+            ids: self.inputs.get(Tag::TopkIdx),
+            weights: self.inputs.get(Tag::TopkWeights),
+            out_tokens: self.outputs.get(Tag::Tokens),
+            out_scales: self.outputs.get(Tag::Scales),
+            out_ids: self.outputs.get(Tag::TopkIdx),
+            out_weights: self.outputs.get(Tag::TopkWeights),
+            counter: self.locals.get(Tag::RecvExpertCounterDevice),
+        }
+    }
+
+    // The reference's header wants the weights of an LL combine among the local tensors, its README among the
+    // inputs; the core takes either.
+    fn of_combine(&self) -> CombineTensors<'_> {
+        CombineTensors {
+            tokens: self.inputs.get(Tag::Tokens),
+            scales: self.inputs.get(Tag::Scales),
+            weights: self.inputs.get(Tag::TopkWeights),
+            token_weights: self.locals.get(Tag::TopkWeights),
+            out_tokens: self.outputs.get(Tag::Tokens),
+            out_weights: self.outputs.get(Tag::TopkWeights),
+        }
+    }
+}
+
+/// Sends each token to the ranks that host its experts. Every rank of the group calls it, in the same
+/// order of operations. Enqueued on `stream`; the host does not wait. Operations of a group run one
+/// after the other in the order of the calls, whatever their streams; around graphs, the caller orders
+/// their launches, and a handle whose operations a graph holds must outlive it. At most four captures
+/// with operations of a group may take turns. A staged operation in a graph has one of two places since
+/// its capture: while one that was sent outside after that waits for `ncclEpComplete`, such a graph must
+/// not be launched, or both may wait until the deadline.
+///
+/// With R ranks, L local experts, M max_tokens_per_rank, T this rank's tokens, K top-k, H hidden size;
+/// rows are bfloat16, float16 or float32, a multiple of 16 bytes and at most token_size_bytes:
+///
+/// LL: inputs TOKENS [T, H]; outputs TOKENS [L, R*M, H]; local_tensors optional
+/// RECV_EXPERT_COUNTER_DEVICE int32 `[L]`. The rows of each expert are packed from slot 0, by source
+/// rank, token, k; the counter gets their number; other slots are left as they are.
+///
+/// HT forward: inputs TOKENS [T, H], TOPK_IDX int64 [T, K], TOPK_WEIGHTS float32 [T, K]; outputs TOKENS
+/// [n, H], TOPK_IDX [n, K], TOPK_WEIGHTS [n, K], where n is at least the number of received tokens. A
+/// token comes once per rank, ordered by source rank and token; its ids are local expert ids,
+/// ascending, then -1, its weights in the same order, then 0. Unused rows are 0, -1 and 0.
+/// HT tokens only (cached, or the backward of a combine): inputs and outputs TOKENS. In both, local_tensors
+/// may hold RECV_EXPERT_COUNTER_DEVICE int32 `[L]`.
+///
+/// @param handle            the routing
+/// @param inputs            tensors that are read
+/// @param num_inputs        their number
+/// @param outputs           tensors that are written
+/// @param num_outputs       their number
+/// @param local_tensors     tensors of this rank alone
+/// @param num_local_tensors their number
+/// @param send_only         LL: not 0 means send now, receive in `ncclEpComplete`, on every rank alike; HT:
+///                          no effect
+/// @param config            may be NULL
+/// @param stream            stream to run on; NULL is the default stream
+///
+/// Returns `ncclInvalidArgument` for a NULL or dead argument or a tensor that is missing or breaks a
+/// rule; `ncclInvalidUsage` for a handle whose group was destroyed, for FP8 tokens or scales, while a
+/// staged operation of the handle waits for completion, or for a third staged operation of the group;
+/// HT on GPUs: `ncclRemoteError` or `ncclInvalidArgument` once it is known that another rank refused
+/// the handle, or has another K; the code of the failure if the group has failed.
+///
+/// # Safety
+/// Pointers are NULL or valid for what they are documented to be.
+#[unsafe(no_mangle)]
+#[allow(clippy::too_many_arguments)] // The ABI's.
+pub unsafe extern "C" fn ncclEpDispatch(
+    handle: ncclEpHandle_t,
+    inputs: *const *const ncclNDTensor_t,
+    num_inputs: c_uint,
+    outputs: *const *mut ncclNDTensor_t,
+    num_outputs: c_uint,
+    local_tensors: *const *mut ncclNDTensor_t,
+    num_local_tensors: c_uint,
+    send_only: c_uint,
+    config: *const ncclEpDispatchConfig_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    let _ = config; // Options of FP8 only.
+    let lists = RawLists {
+        inputs: (inputs, num_inputs),
+        outputs: (outputs, num_outputs),
+        locals: (local_tensors, num_local_tensors),
+    };
+    guard("ncclEpDispatch", Subject::Handle(handle as usize), || {
+        let handle = objects::handle(handle as usize)?;
+        let mut tensors = Lists::default();
+        // SAFETY: this function's contract.
+        unsafe { lists.read(&mut tensors) }?;
+        handle.dispatch(
+            &tensors.of_dispatch(),
+            send_only != 0,
+            Stream(stream as usize),
+        )
+    })
+}
+
+/// Brings the experts' results back to the tokens' home ranks and sums them in fp32, in an order that is
+/// always the same. Every rank of the group calls it, in the same order of operations. Enqueued on
+/// `stream`; the host does not wait.
+///
+/// LL: inputs TOKENS [L, R*M, H], rows where dispatch put their tokens; local_tensors TOPK_WEIGHTS float32
+/// [T, K]; outputs TOKENS [T, H]: for each token the weighted sum over its experts. A rank that hosts
+/// several experts of a token sums their rows by ascending k, as dispatched, rounds the sum and sends that;
+/// the home rank sums by ascending rank. With NCCL_EP_LL_COMBINE=exact all rows are summed at home, by
+/// ascending k of the combine, and nothing is rounded in between.
+/// LL reads the ids again and finds the rows by them, so (id, weight) pairs of a token may be permuted in
+/// place between a dispatch and its combine. If a token names an expert more than once, the m-th entry
+/// means the m-th that was dispatched to it; should there be more of them than were dispatched, the
+/// weights of the further ones count for the last. An id that was masked (made negative) since the
+/// dispatch, or that was not dispatched, takes no part.
+///
+/// HT forward: inputs TOKENS [n, H], in dispatch's order, weights already applied and the local experts
+/// of a token summed; outputs TOKENS [T, H]: the sum over ranks, ascending.
+/// HT backward: also inputs TOPK_WEIGHTS float32 [n, K], packed as dispatch delivers weights; outputs
+/// TOPK_WEIGHTS [T, K]: by ascending global expert id, then zeros.
+///
+/// Tokens that went nowhere get zeros.
+///
+/// @param handle            the routing; LL: after a dispatch on it, a captured one once its graph was launched
+/// @param inputs            tensors that are read
+/// @param num_inputs        their number
+/// @param outputs           tensors that are written
+/// @param num_outputs       their number
+/// @param local_tensors     tensors of this rank alone
+/// @param num_local_tensors their number
+/// @param send_only         LL: not 0 means send now, receive in `ncclEpComplete`, on every rank alike; HT:
+///                          no effect
+/// @param config            may be NULL
+/// @param stream            stream to run on; NULL is the default stream
+///
+/// Returns as `ncclEpDispatch`, and `ncclInvalidUsage` for an LL handle without a dispatch.
+///
+/// # Safety
+/// Pointers are NULL or valid for what they are documented to be.
+#[unsafe(no_mangle)]
+#[allow(clippy::too_many_arguments)] // The ABI's.
+pub unsafe extern "C" fn ncclEpCombine(
+    handle: ncclEpHandle_t,
+    inputs: *const *const ncclNDTensor_t,
+    num_inputs: c_uint,
+    outputs: *const *mut ncclNDTensor_t,
+    num_outputs: c_uint,
+    local_tensors: *const *mut ncclNDTensor_t,
+    num_local_tensors: c_uint,
+    send_only: c_uint,
+    config: *const ncclEpCombineConfig_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    let _ = config; // No options are defined.
+    let lists = RawLists {
+        inputs: (inputs, num_inputs),
+        outputs: (outputs, num_outputs),
+        locals: (local_tensors, num_local_tensors),
+    };
+    guard("ncclEpCombine", Subject::Handle(handle as usize), || {
+        let handle = objects::handle(handle as usize)?;
+        let mut tensors = Lists::default();
+        // SAFETY: this function's contract.
+        unsafe { lists.read(&mut tensors) }?;
+        handle.combine(
+            &tensors.of_combine(),
+            send_only != 0,
+            Stream(stream as usize),
+        )
+    })
+}
+
+/// Enqueues the receive phase of the handle's staged operation on `stream`, after its send phase even if
+/// that was enqueued on another stream. A successful no-op if nothing is staged, and in HT. Two staged
+/// operations of a group may wait at once; before a third is sent, all ranks complete the same one of
+/// them, or destroy its handle. A refused call changes nothing, so it may be made again.
+///
+/// @param handle  the handle
+/// @param config  may be NULL
+/// @param stream  stream to run on; NULL is the default stream
+///
+/// Returns `ncclInvalidArgument` for a NULL or dead handle; `ncclInvalidUsage` for a handle whose group
+/// was destroyed, or if `stream` is not captured into the same graph as the send phase; or the code of
+/// the failure if the group has failed.
+///
+/// # Safety
+/// `stream` is a live stream.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclEpComplete(
+    handle: ncclEpHandle_t,
+    config: *const ncclEpCompleteConfig_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    let _ = config; // No options are defined.
+    guard("ncclEpComplete", Subject::Handle(handle as usize), || {
+        objects::handle(handle as usize)?.complete(Stream(stream as usize))
+    })
+}

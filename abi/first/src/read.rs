@@ -1,0 +1,201 @@
+//! Raw pointers of a call -> owned plain data.
+//!
+//! The only place that follows the pointers a caller passes in. Each function copies what it needs
+//! and refuses NULL; what the values mean is checked in the core.
+#![allow(unsafe_code)]
+
+use crate::refuse;
+use crate::tags::{Tag, TensorSet};
+use crate::types::{ncclEpGroupConfig_t, ncclNDTensor_t};
+use nccl_ep_core::error::Result;
+use nccl_ep_core::model::dtype::DType;
+use nccl_ep_core::model::group::{Algorithm, GroupSettings};
+use nccl_ep_core::model::tensor::{DevPtr, MAX_DIMS, Tensor};
+use std::ffi::c_uint;
+use std::fmt::Display;
+
+/// Copies `*config`.
+///
+/// # Safety
+/// `config` is NULL or points to an `ncclEpGroupConfig_t`.
+pub unsafe fn group_config(config: *const ncclEpGroupConfig_t) -> Result<GroupSettings> {
+    if config.is_null() {
+        return Err(refuse::argument("config", "must not be NULL"));
+    }
+    // SAFETY: not NULL, so by contract it points to a configuration.
+    let raw = unsafe { config.read() };
+    let ncclEpGroupConfig_t {
+        version,
+        algorithm,
+        num_experts,
+        max_tokens_per_rank,
+        token_size_bytes,
+        rdma_buffer_size: _,
+        num_qp_per_rank: _,
+        num_channels,
+    } = raw;
+    // SAFETY: the enum is 4 bytes that the caller has set, and u32 takes every bit pattern.
+    let algorithm = unsafe { algorithm.as_ptr().cast::<u32>().read() };
+    if version != 1 {
+        return Err(refuse::argument("config.version", "must be 1").got(version, 1));
+    }
+    let given = |number: c_uint| (number > 0).then_some(number as usize);
+    Ok(GroupSettings {
+        algorithm: known_algorithm(algorithm)?,
+        experts: num_experts as usize,
+        max_tokens: given(max_tokens_per_rank),
+        max_recv_rows: None,
+        row_bytes: token_size_bytes as usize,
+        channels: given(num_channels),
+    })
+}
+
+fn known_algorithm(number: u32) -> Result<Algorithm> {
+    match number {
+        0 => Ok(Algorithm::LowLatency),
+        1 => Ok(Algorithm::HighThroughput),
+        other => Err(
+            refuse::argument("config.algorithm", "must be a known algorithm")
+                .got(other, "0 (low latency) or 1 (high throughput)"),
+        ),
+    }
+}
+
+/// Copies the tensors of the list `name` to `set`, by tag. In place: a set is much to move about in a call.
+///
+/// # Safety
+/// If `count` is not 0, `list` is NULL or points to `count` pointers, each NULL or pointing to a
+/// descriptor as [`tensor`] wants it.
+pub unsafe fn tensor_set(
+    set: &mut TensorSet,
+    name: &'static str,
+    list: *const *const ncclNDTensor_t,
+    count: c_uint,
+) -> Result<()> {
+    if count == 0 {
+        return Ok(()); // The pointer may be garbage then.
+    }
+    if list.is_null() {
+        return Err(refuse::argument(
+            name,
+            "must not be NULL when its count is not 0",
+        ));
+    }
+    for index in 0..count as usize {
+        // SAFETY: `index` is below the count that the caller vouches for.
+        let descriptor = unsafe { list.add(index).read() };
+        if descriptor.is_null() {
+            return Err(refuse::argument(ListItem(name, index), "must not be NULL"));
+        }
+        // SAFETY: not NULL, so by contract it points to a descriptor.
+        let raw = unsafe { descriptor.read() };
+        if let Some(tag) = Tag::from_raw(raw.tag)
+            && set.get(tag).is_none()
+        {
+            // SAFETY: the caller vouches for the arrays of each descriptor.
+            set.add(tag, unsafe { copy(ListTag(name, tag), &raw) }?);
+        }
+    }
+    Ok(())
+}
+
+/// Copies one descriptor and its tag.
+///
+/// # Safety
+/// `descriptor` is NULL or points to a descriptor whose `sizes` and `strides` are NULL or point to
+/// `ndim` numbers.
+pub unsafe fn tensor(name: &str, descriptor: *const ncclNDTensor_t) -> Result<(u32, Tensor)> {
+    if descriptor.is_null() {
+        return Err(refuse::argument(name, "must not be NULL"));
+    }
+    // SAFETY: not NULL, so by contract it points to a descriptor.
+    let raw = unsafe { descriptor.read() };
+    // SAFETY: the caller vouches for its arrays.
+    Ok((raw.tag, unsafe { copy(name, &raw) }?))
+}
+
+/// # Safety
+/// `raw.sizes` and `raw.strides` are NULL or point to `raw.ndim` numbers.
+unsafe fn copy(name: impl Display + Copy, raw: &ncclNDTensor_t) -> Result<Tensor> {
+    let dims = raw.ndim as usize;
+    if dims == 0 || dims > MAX_DIMS {
+        return Err(refuse::argument(
+            format_args!("{name}.ndim"),
+            "must be a supported number of dimensions",
+        )
+        .got(dims, format_args!("1 to {MAX_DIMS}")));
+    }
+    if raw.sizes.is_null() {
+        return Err(refuse::argument(
+            format_args!("{name}.sizes"),
+            "must not be NULL",
+        ));
+    }
+    // SAFETY: not NULL, and the caller vouches for `ndim` numbers.
+    let sizes = unsafe { std::slice::from_raw_parts(raw.sizes, dims) };
+    if !raw.strides.is_null() {
+        // SAFETY: as for the sizes.
+        let strides = unsafe { std::slice::from_raw_parts(raw.strides, dims) };
+        if !is_dense(sizes, strides) {
+            return Err(refuse::argument(
+                format_args!("{name}.strides"),
+                "must say that the tensor is dense",
+            )
+            .got(
+                format_args!("{strides:?}"),
+                "all ones, NULL, or row-major strides",
+            ));
+        }
+    }
+    Ok(Tensor::new(
+        DevPtr(raw.data as usize),
+        DType::from_raw(raw.datatype),
+        sizes,
+    ))
+}
+
+/// Whether `strides` is one of the ways to say "dense": all ones, or row-major.
+fn is_dense(sizes: &[c_uint], strides: &[c_uint]) -> bool {
+    if strides.iter().all(|&stride| stride == 1) {
+        return true;
+    }
+    let mut expected = 1_u64;
+    sizes.iter().zip(strides).rev().all(|(&size, &stride)| {
+        let matches = u64::from(stride) == expected || size <= 1;
+        expected = expected.saturating_mul(u64::from(size));
+        matches
+    })
+}
+
+/// Prints as `inputs[2]`.
+struct ListItem(&'static str, usize);
+
+impl Display for ListItem {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}[{}]", self.0, self.1)
+    }
+}
+
+/// Prints as `inputs[TOKENS]`.
+#[derive(Clone, Copy)]
+struct ListTag(&'static str, Tag);
+
+impl Display for ListTag {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}[{}]", self.0, self.1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_dense;
+
+    #[test]
+    fn dense_is_all_ones_or_row_major() {
+        assert!(is_dense(&[2, 3, 4], &[1, 1, 1]));
+        assert!(is_dense(&[2, 3, 4], &[12, 4, 1]));
+        assert!(is_dense(&[1, 4], &[99, 1]));
+        assert!(!is_dense(&[2, 3, 4], &[24, 8, 2]));
+        assert!(!is_dense(&[2, 4], &[8, 1]));
+    }
+}

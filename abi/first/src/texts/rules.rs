@@ -1,0 +1,140 @@
+//! Rules in words, which stand behind the argument that breaks them.
+#![forbid(unsafe_code)]
+
+use super::{Argument, code_name};
+use nccl_ep_core::error::refusal::{AmongRanks, Extent, InSequence, OfSettings, OfTensor, Rule};
+use std::fmt::{self, Display, Formatter};
+
+/// Prints as what a rule says.
+pub(super) struct Text(pub(super) Rule);
+
+impl Display for Text {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Rule::AmongRanks(rule) => among_ranks(f, rule),
+            Rule::OfSettings(rule) => f.write_str(of_settings(rule)),
+            Rule::InSequence(rule) => in_sequence(f, rule),
+            Rule::OfTensor(rule) => of_tensor(f, rule),
+        }
+    }
+}
+
+fn among_ranks(f: &mut Formatter<'_>, rule: AmongRanks) -> fmt::Result {
+    match rule {
+        AmongRanks::NotNull => f.write_str("must not be NULL"),
+        AmongRanks::Blocking => {
+            f.write_str("must be a blocking communicator, as ncclCommInitRank makes")
+        }
+        AmongRanks::FewerRanks => f.write_str("has more ranks than an NVLink domain"),
+        AmongRanks::OneNode { rank } => write!(
+            f,
+            "groups that span nodes are not supported yet; rank {rank} is on another node than rank 0"
+        ),
+        AmongRanks::Same { rank } => {
+            write!(f, "must be the same on every rank, but rank {rank} differs")
+        }
+        AmongRanks::SameDirection { rank } => write!(
+            f,
+            "must be forward, or tokens only, on every rank, but rank {rank} differs"
+        ),
+        AmongRanks::SameColumns { rank } => write!(
+            f,
+            "must have the same columns on every rank, but rank {rank} differs"
+        ),
+        AmongRanks::RefusedBy { rank, code } => {
+            let name = code_name(code);
+            write!(f, "rank {rank} refused to create its own: {name}")
+        }
+    }
+}
+
+fn of_settings(rule: OfSettings) -> &'static str {
+    match rule {
+        OfSettings::MultipleOfRanks => "must be a positive multiple of the number of ranks",
+        OfSettings::MultipleOf16 => "must be a positive multiple of 16",
+        OfSettings::BoundNeeded => "NCCL_EP_AUTO is for high throughput only",
+        OfSettings::CountableRows => "received rows must be countable in 31 bits",
+        OfSettings::RoomForAllRanks => "must leave room for what all ranks may send",
+        OfSettings::LlKernelsCount => "is more than the low-latency kernels can count",
+        OfSettings::HtKernelsCount => "is more than the high-throughput kernels can count",
+        OfSettings::HasKernels => {
+            "was built without CUDA kernels, as there was no nvcc or NCCL_EP_CUDA was off; \
+             NCCL_EP_CUDA=require builds them"
+        }
+    }
+}
+
+fn in_sequence(f: &mut Formatter<'_>, rule: InSequence) -> fmt::Result {
+    f.write_str(match rule {
+        InSequence::GroupDestroyed => "its group was destroyed",
+        InSequence::DestroyedMeanwhile => "was destroyed meanwhile",
+        InSequence::DispatchFirst => "needs a dispatch before its first combine",
+        InSequence::CompleteFirst => "its staged operation waits for ncclEpComplete",
+        InSequence::FewerStaged => {
+            "too many staged operations of the group wait for ncclEpComplete"
+        }
+        InSequence::HighThroughputOnly => "is for high-throughput groups only",
+        InSequence::SameCaptureAsSend => {
+            "must be captured into the same graph as the staged operation's send phase, or neither"
+        }
+        InSequence::NoCaptureWhileGivenUp => {
+            "must not be captured while an operation that was given up is to be received"
+        }
+        InSequence::NoCaptureOfRouting => {
+            "must not be captured into a graph: the routing is exchanged once"
+        }
+        InSequence::CapturesInTurn { most } => {
+            return write!(
+                f,
+                "must be in one of at most {most} captures that take turns: the order of the group's \
+                 operations would be lost"
+            );
+        }
+    })
+}
+
+fn of_tensor(f: &mut Formatter<'_>, rule: OfTensor) -> fmt::Result {
+    f.write_str(match rule {
+        OfTensor::Exactly(what) => return write!(f, "must be {}", Measure(what)),
+        OfTensor::AtLeast(what) => return write!(f, "must be at least {}", Measure(what)),
+        OfTensor::AtMost(what) => return write!(f, "must be at most {}", Measure(what)),
+        OfTensor::Required => "is required",
+        OfTensor::OnlyWithRouting => {
+            "needs inputs[TOPK_IDX] and inputs[TOPK_WEIGHTS]: a tokens-only dispatch has none"
+        }
+        OfTensor::OnlyWithIds => "needs inputs[TOPK_IDX]: a tokens-only dispatch has no weights",
+        OfTensor::CounterAtDispatch => {
+            "a low-latency handle has no counter; pass it to ncclEpDispatch"
+        }
+        OfTensor::Dims => "must be the number of dimensions that this tensor has in this call",
+        OfTensor::ElementType => "must be an element type that this tensor may have",
+        OfTensor::NoFp8 => "FP8 tokens are not supported yet",
+        OfTensor::NoScales => "FP8 tokens with scales are not supported yet",
+        OfTensor::RowMultipleOf16 => "a row must be a positive multiple of 16 bytes",
+        OfTensor::RowBound => "a row must not exceed the group's token_size_bytes",
+        OfTensor::NotNullUnlessEmpty => "must not be NULL unless the tensor is empty",
+        OfTensor::Aligned => "must be aligned for its elements",
+        OfTensor::MappedHostMemory => "must be mapped pinned host memory",
+        OfTensor::HoldsAllReceived => "must hold all tokens that this rank receives",
+    })
+}
+
+/// Prints as what an extent is measured by.
+struct Measure(Extent);
+
+impl Display for Measure {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.0 {
+            Extent::HandleTokens => "the handle's number of tokens",
+            Extent::HandleTopK => "the handle's top-k",
+            Extent::LocalExperts => "the number of local experts",
+            Extent::RecvRows => "ranks times max_tokens_per_rank",
+            Extent::InputHidden => "the hidden size of the input tokens",
+            Extent::MaxTokens => "the group's max_tokens_per_rank",
+            Extent::CountableTokens => "what all ranks can send to one",
+            Extent::MostTopK => "the largest top-k",
+            Extent::RowsOf(role) => return write!(f, "the rows of {}", Argument(role)),
+            Extent::ColumnsOf(role) => return write!(f, "the columns of {}", Argument(role)),
+        })
+    }
+}

@@ -1,0 +1,161 @@
+//! The types of the C interface, exactly as they lie in memory (x86-64 and AArch64 Linux).
+//!
+//! cbindgen turns this file and the exported functions into `include/nccl_ep.h`, so the comments here are the
+//! documentation that C programmers read. Enums that a caller passes in are `MaybeUninit`: any bit
+//! pattern may arrive, and cbindgen prints the bare enum.
+#![forbid(unsafe_code)]
+#![allow(non_camel_case_types)] // C names, as the ABI dictates.
+
+use std::ffi::{c_int, c_uint, c_ulong, c_void};
+use std::mem::MaybeUninit;
+
+/// NCCL's result type; see `nccl.h`.
+pub type ncclResult_t = c_int;
+/// NCCL's element type; see `nccl.h`.
+pub type ncclDataType_t = c_uint;
+/// NCCL's communicator; see `nccl.h`.
+pub type ncclComm_t = *mut c_void;
+/// The CUDA runtime's stream; see `cuda_runtime.h`.
+pub type cudaStream_t = *mut c_void;
+/// The CUDA runtime's error type; see `cuda_runtime.h`.
+pub type cudaError_t = c_int;
+
+/// Let the library choose a value.
+pub const NCCL_EP_AUTO: c_int = 0;
+
+/// How a group moves tokens.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ncclEpAlgorithm_t {
+    /// Low latency (LL): few tokens, 3-D expert-major output, staged operations.
+    NCCL_EP_ALGO_LOW_LATENCY = 0,
+    /// High throughput (HT): many tokens, 2-D output, routing fixed per handle.
+    NCCL_EP_ALGO_HIGH_THROUGHPUT = 1,
+}
+
+/// Flags of a tensor; none are defined yet.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ncclEpTensorFlags_t {
+    /// No flags.
+    NCCL_EP_TENSOR_FLAG_NONE = 0,
+}
+
+/// What a tensor means in a call. Lists of tensors are searched by tag; their order is free. Tensors
+/// whose tag a call does not use are ignored, but their sizes and strides must be in order.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ncclEpTensorTag_t {
+    /// No meaning.
+    NCCL_EP_TENSOR_TAG_NONE = 0,
+    /// Token rows: bfloat16, float16 or float32; rows are multiples of 16 bytes.
+    NCCL_EP_TENSOR_TAG_TOKENS = 1,
+    /// Top-k expert ids: int64.
+    NCCL_EP_TENSOR_TAG_TOPK_IDX = 2,
+    /// Top-k weights: float32.
+    NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS = 3,
+    /// Scales of FP8 tokens: not supported yet, refused with `ncclInvalidUsage`.
+    NCCL_EP_TENSOR_TAG_SCALES = 4,
+    /// Received tokens per local expert, in device memory: int32 `[L]`.
+    NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE = 5,
+    /// Received tokens per local expert, in mapped pinned host memory: int32 `[L]`.
+    NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_HOST = 6,
+    /// Declared for source compatibility; no call reads it.
+    NCCL_EP_TENSOR_TAG_TOKENS_PER_EXPERTS = 7,
+}
+
+/// A dense row-major tensor. Made by `ncclEpTensorCreate`, or filled in by the caller.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ncclNDTensor_t {
+    /// Not read. 1 by convention.
+    pub version: c_uint,
+    /// Number of dimensions, 1 to 5.
+    pub ndim: c_uint,
+    /// Extents, slowest dimension first: host array of `ndim`.
+    pub sizes: *mut c_uint,
+    /// Host array of `ndim`. All ones, NULL, or row-major strides in elements: each says "dense".
+    pub strides: *mut c_uint,
+    /// Element type.
+    pub datatype: ncclDataType_t,
+    /// Device pointer; for `RECV_EXPERT_COUNTER_HOST` a mapped pinned host pointer.
+    pub data: *mut c_void,
+    /// An `ncclEpTensorTag_t`.
+    pub tag: c_uint,
+    /// Not read.
+    pub flags: MaybeUninit<ncclEpTensorFlags_t>,
+}
+
+/// Configuration of a group; the same on every rank.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ncclEpGroupConfig_t {
+    /// Must be 1.
+    pub version: c_uint,
+    /// LL or HT.
+    pub algorithm: MaybeUninit<ncclEpAlgorithm_t>,
+    /// Experts over all ranks, E: a positive multiple of the number of ranks R. Expert `g` lives on
+    /// rank `g / L` as local expert `g % L`, where L = E / R.
+    pub num_experts: c_uint,
+    /// Most tokens of one rank, M. `NCCL_EP_AUTO` in HT: each handle finds its own bound.
+    pub max_tokens_per_rank: c_uint,
+    /// Largest token row in bytes: hidden size times element size, a multiple of 16.
+    pub token_size_bytes: c_uint,
+    /// Bytes of network buffers, or `NCCL_EP_AUTO`. Not needed within one node, and not read there.
+    pub rdma_buffer_size: c_ulong,
+    /// Queue pairs per rank, or `NCCL_EP_AUTO`. Not read within one node.
+    pub num_qp_per_rank: c_uint,
+    /// Channels of HT kernels, 2 SMs each, or `NCCL_EP_AUTO`.
+    pub num_channels: c_uint,
+}
+
+/// Options of a dispatch.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ncclEpDispatchConfig_t {
+    /// Round FP8 scales to powers of two. Not read while tokens are not FP8.
+    pub round_scales: c_uint,
+}
+
+/// Options of a combine: none are defined yet. Pass NULL or an object set to zero.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ncclEpCombineConfig_t {
+    /// Not read.
+    pub reserved: c_uint,
+}
+
+/// Options of a completion: none are defined yet. Pass NULL or an object set to zero.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ncclEpCompleteConfig_t {
+    /// Not read.
+    pub reserved: c_uint,
+}
+
+/// A group of ranks that exchange tokens.
+pub struct ncclEpGroup {
+    _private: [u8; 0],
+}
+/// Names a group.
+pub type ncclEpGroup_t = *mut ncclEpGroup;
+
+/// One routing of tokens to experts.
+pub struct ncclEpHandle {
+    _private: [u8; 0],
+}
+/// Names a handle.
+pub type ncclEpHandle_t = *mut ncclEpHandle;
+
+/// Options of a handle: none are defined.
+pub struct ncclEpHandleConfig {
+    _private: [u8; 0],
+}
+/// Options of a handle. Pass NULL where a pointer to this type is wanted.
+pub type ncclEpHandleConfig_t = *mut ncclEpHandleConfig;
+
+/// Allocates `bytes` of device memory, as `cudaMalloc` does. `cudaSuccess` (0) means success.
+pub type ncclEpAllocFn_t =
+    Option<unsafe extern "C" fn(ptr: *mut *mut c_void, bytes: usize) -> cudaError_t>;
+/// Frees what the matching allocator gave, as `cudaFree` does. `cudaSuccess` (0) means success.
+pub type ncclEpFreeFn_t = Option<unsafe extern "C" fn(ptr: *mut c_void) -> cudaError_t>;

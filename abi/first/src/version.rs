@@ -1,0 +1,33 @@
+//! What this binary is: version numbers, as data and as the banner that tools look for in the file.
+#![forbid(unsafe_code)]
+
+/// `strings libnccl_ep.so` shows this line; the zeros keep it apart from its neighbours in the file.
+#[used]
+static BANNER: &str = concat!(
+    "\0NCCL EP version ",
+    env!("CARGO_PKG_VERSION"),
+    "+cuda",
+    env!("NCCL_EP_CUDA_VERSION"),
+    "\0"
+);
+
+/// MAJOR * 10000 + MINOR * 100 + PATCH.
+pub fn number() -> i32 {
+    env!("CARGO_PKG_VERSION")
+        .split(['.', '+', '-'])
+        .take(3)
+        .map(|part| part.parse::<i32>().unwrap_or(0))
+        .fold(0, |number, part| number * 100 + part)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_number_is_cargos() {
+        let part = |text: &str| text.parse::<i32>().unwrap();
+        let expected = part(env!("CARGO_PKG_VERSION_MAJOR")) * 10_000
+            + part(env!("CARGO_PKG_VERSION_MINOR")) * 100
+            + part(env!("CARGO_PKG_VERSION_PATCH"));
+        assert_eq!(super::number(), expected);
+    }
+}

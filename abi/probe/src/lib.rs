@@ -1,0 +1,234 @@
+//! A second ABI over the core, for tests alone (`c_tests/suites/two_abis`); never installed.
+//!
+//! It differs from the first where the core must not care: other symbols and SONAME, objects behind addresses
+//! instead of numbers, tensors as addresses with extents of 64 bits, no stream when a group is opened, and
+//! texts of its own.
+#![allow(unsafe_code)]
+
+mod words;
+
+use nccl_ep_core::error::{Code, Error, Result};
+use nccl_ep_core::model::dtype::DType;
+use nccl_ep_core::model::group::{Algorithm, GroupSettings};
+use nccl_ep_core::model::ops::Stream;
+use nccl_ep_core::model::tensor::{DevPtr, Tensor};
+use nccl_ep_core::rule::handle::HandleTensors;
+use nccl_ep_core::rule::{CombineTensors, DispatchTensors};
+use nccl_ep_core::session::create;
+use nccl_ep_core::session::group::Group;
+use nccl_ep_core::session::handle::Handle;
+use std::cell::RefCell;
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::sync::Arc;
+
+thread_local! {
+    static LAST: RefCell<CString> = RefCell::default();
+}
+
+/// What a group is opened with.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct EpProbeSettings {
+    /// Experts over all ranks.
+    pub experts: usize,
+    /// Most tokens of a rank.
+    pub tokens: usize,
+    /// Elements of the largest row, bfloat16.
+    pub hidden: usize,
+}
+
+/// Addresses in device memory and the width of rows, bfloat16.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct EpProbeRows {
+    /// `[tokens, hidden]` of this rank: read by a dispatch, written by a combine.
+    pub home: *mut c_void,
+    /// `[local experts, ranks * most tokens, hidden]`: written by a dispatch, read by a combine.
+    pub away: *mut c_void,
+    /// float32 `[tokens, top-k]`, read by a combine.
+    pub weights: *mut c_void,
+    /// Elements of a row.
+    pub hidden: usize,
+}
+
+/// An open group.
+pub struct EpProbeGroup(Arc<Group>);
+
+/// A routing.
+pub struct EpProbeRoute {
+    core: Handle,
+    tokens: usize,
+    top_k: usize,
+}
+
+fn answer(outcome: Result<()>) -> c_int {
+    let Err(error) = outcome else { return 0 };
+    let text = CString::new(words::text(&error)).unwrap_or_default();
+    LAST.with_borrow_mut(|last| *last = text);
+    error.code() as c_int
+}
+
+/// A tensor of bfloat16 or others, dense; extents beyond 32 bits are refused.
+fn tensor<const N: usize>(data: *const c_void, dtype: DType, sizes: [usize; N]) -> Result<Tensor> {
+    let mut kept = [0; N];
+    for (to, from) in kept.iter_mut().zip(sizes) {
+        *to = u32::try_from(from)
+            .map_err(|_| Error::new(Code::InvalidArgument, "an extent is beyond 32 bits"))?;
+    }
+    Ok(Tensor::new(DevPtr(data as usize), Some(dtype), &kept))
+}
+
+fn null(what: &str) -> Error {
+    Error::new(Code::InvalidArgument, format!("no {what}"))
+}
+
+/// Opens a low-latency group over all ranks of the communicator `comm`, on a stream of the library's own.
+///
+/// # Safety
+/// `comm` is a live communicator; `settings` and `group` are NULL or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epProbeOpen(
+    group: *mut *mut EpProbeGroup,
+    comm: *mut c_void,
+    settings: *const EpProbeSettings,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let (group, settings) = unsafe { (group.as_mut(), settings.as_ref()) };
+    let settings = settings
+        .ok_or_else(|| null("settings"))
+        .map(|settings| GroupSettings {
+            algorithm: Algorithm::LowLatency,
+            experts: settings.experts,
+            max_tokens: Some(settings.tokens),
+            max_recv_rows: None,
+            row_bytes: settings.hidden * DType::Bfloat16.size(),
+            channels: None,
+        });
+    answer(
+        create::group(comm as usize, settings, words::text, None).and_then(|opened| {
+            *group.ok_or_else(|| null("place for a group"))? =
+                Box::into_raw(Box::new(EpProbeGroup(Arc::new(opened))));
+            Ok(())
+        }),
+    )
+}
+
+/// Closes a group, collectively.
+///
+/// # Safety
+/// `group` came from [`epProbeOpen`] and is not used again.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epProbeClose(group: *mut EpProbeGroup) -> c_int {
+    // SAFETY: the caller's promise.
+    let group = unsafe { Box::from_raw(group) };
+    answer(group.0.close(None))
+}
+
+/// Routes `tokens` tokens by `ids`, int64 `[tokens, top_k]`.
+///
+/// # Safety
+/// `group` is open, `route` is NULL or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epProbeRoute(
+    route: *mut *mut EpProbeRoute,
+    group: *const EpProbeGroup,
+    ids: *const c_void,
+    tokens: usize,
+    top_k: usize,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let (route, group) = unsafe { (route.as_mut(), Arc::clone(&(*group).0)) };
+    let tensors = tensor(ids, DType::Int64, [tokens, top_k]).map(|ids| HandleTensors {
+        ids,
+        counter: None,
+        host_counter: None,
+    });
+    let made = create::handle(group, tensors, Stream::DEFAULT).and_then(|core| {
+        let made = EpProbeRoute {
+            core,
+            tokens,
+            top_k,
+        };
+        *route.ok_or_else(|| null("place for a route"))? = Box::into_raw(Box::new(made));
+        Ok(())
+    });
+    answer(made)
+}
+
+/// Gives up a route.
+///
+/// # Safety
+/// `route` came from [`epProbeRoute`] and is not used again.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epProbeForget(route: *mut EpProbeRoute) {
+    // SAFETY: the caller's promise.
+    let route = unsafe { Box::from_raw(route) };
+    route.core.close();
+}
+
+fn shapes(route: &EpProbeRoute, rows: &EpProbeRows) -> Result<[Tensor; 3]> {
+    let facts = route.core.group().facts();
+    let away = [
+        facts.local_experts(),
+        facts.max_recv_rows.unwrap_or_default(),
+        rows.hidden,
+    ];
+    Ok([
+        tensor(rows.home, DType::Bfloat16, [route.tokens, rows.hidden])?,
+        tensor(rows.away, DType::Bfloat16, away)?,
+        tensor(rows.weights, DType::Float32, [route.tokens, route.top_k])?,
+    ])
+}
+
+/// Enqueues a dispatch: `home` to `away`.
+///
+/// # Safety
+/// `route` is alive, `rows` are valid until `stream` has run the operation.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epProbeAway(
+    route: *const EpProbeRoute,
+    rows: *const EpProbeRows,
+    stream: *mut c_void,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let (route, rows) = unsafe { (&*route, &*rows) };
+    answer(shapes(route, rows).and_then(|[home, away, _]| {
+        let tensors = DispatchTensors {
+            tokens: Some(&home),
+            out_tokens: Some(&away),
+            ..DispatchTensors::default()
+        };
+        route
+            .core
+            .dispatch(&tensors, false, Stream(stream as usize))
+    }))
+}
+
+/// Enqueues a combine: `away` times `weights` to `home`.
+///
+/// # Safety
+/// As of [`epProbeAway`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epProbeHome(
+    route: *const EpProbeRoute,
+    rows: *const EpProbeRows,
+    stream: *mut c_void,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let (route, rows) = unsafe { (&*route, &*rows) };
+    answer(shapes(route, rows).and_then(|[home, away, weights]| {
+        let tensors = CombineTensors {
+            tokens: Some(&away),
+            token_weights: Some(&weights),
+            out_tokens: Some(&home),
+            ..CombineTensors::default()
+        };
+        route.core.combine(&tensors, false, Stream(stream as usize))
+    }))
+}
+
+/// The text of this thread's last refusal; valid until the next.
+#[unsafe(no_mangle)]
+pub extern "C" fn epProbeText() -> *const c_char {
+    LAST.with_borrow(|last| last.as_ptr())
+}

@@ -1,0 +1,35 @@
+// The functions of libnccl_ep_probe.so (abi/probe): a second interface over the same core, for tests alone.
+#ifndef C_TESTS_SUITES_TWO_ABIS_PROBE_H_
+#define C_TESTS_SUITES_TWO_ABIS_PROBE_H_
+
+#include <cuda_runtime.h>
+#include <nccl.h>
+#include <stddef.h>
+
+typedef struct EpProbeGroup EpProbeGroup;
+typedef struct EpProbeRoute EpProbeRoute;
+
+typedef struct {
+    size_t experts;  // over all ranks
+    size_t tokens;   // most of a rank
+    size_t hidden;   // elements of the largest row, bfloat16
+} EpProbeSettings;
+
+typedef struct {
+    void* home;     // [tokens, hidden] of this rank
+    void* away;     // [local experts, ranks * most tokens, hidden]
+    void* weights;  // float32 [tokens, top-k]
+    size_t hidden;
+} EpProbeRows;
+
+// 0, or the number of NCCL's result.
+int epProbeOpen(EpProbeGroup** group, ncclComm_t comm, const EpProbeSettings* settings);
+int epProbeClose(EpProbeGroup* group);
+int epProbeRoute(EpProbeRoute** route, const EpProbeGroup* group, const void* ids, size_t tokens,
+                 size_t top_k);
+void epProbeForget(EpProbeRoute* route);
+int epProbeAway(const EpProbeRoute* route, const EpProbeRows* rows, cudaStream_t stream);
+int epProbeHome(const EpProbeRoute* route, const EpProbeRows* rows, cudaStream_t stream);
+const char* epProbeText(void);
+
+#endif  // C_TESTS_SUITES_TWO_ABIS_PROBE_H_

@@ -1,0 +1,54 @@
+//! Classes of failure, with the numbers of NCCL's results.
+#![forbid(unsafe_code)]
+
+/// The class of a failure, with the number of NCCL's result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub enum Code {
+    /// A CUDA call failed.
+    UnhandledCudaError = 1,
+    /// The operating system or a caller's allocator failed.
+    SystemError = 2,
+    /// A defect of this library.
+    InternalError = 3,
+    /// An argument breaks a rule of its own: NULL, shape, dtype, range.
+    InvalidArgument = 4,
+    /// The call is not possible in this mode or at this point of the sequence.
+    InvalidUsage = 5,
+    /// Another rank failed, or did not answer within the deadline.
+    RemoteError = 6,
+}
+
+impl Code {
+    /// The code for a number that crossed a process or library boundary; unknown ones are internal.
+    pub fn from_raw(raw: i32) -> Self {
+        match raw {
+            1 => Code::UnhandledCudaError,
+            2 => Code::SystemError,
+            4 => Code::InvalidArgument,
+            5 => Code::InvalidUsage,
+            6 => Code::RemoteError,
+            _ => Code::InternalError,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_survive_a_trip_as_numbers() {
+        for code in [
+            Code::UnhandledCudaError,
+            Code::SystemError,
+            Code::InternalError,
+            Code::InvalidArgument,
+            Code::InvalidUsage,
+            Code::RemoteError,
+        ] {
+            assert_eq!(Code::from_raw(code as i32), code);
+        }
+        assert_eq!(Code::from_raw(99), Code::InternalError);
+    }
+}

@@ -1,0 +1,230 @@
+//! The one error type of the core.
+//!
+//! What every ABI would say in the same words is a text: the driver's errors, deadlines, ranks. A refusal of
+//! an argument is data (`refusal`), which an ABI puts into words with the names that its callers know.
+#![forbid(unsafe_code)]
+
+pub mod code;
+pub mod refusal;
+
+pub use code::Code;
+
+use crate::error::refusal::{Operation, Rule, Subject};
+use std::fmt;
+
+/// A refusal or failure.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Error {
+    code: Code,
+    // Boxed: every result of a call that succeeds has room for an error.
+    report: Box<Report>,
+}
+
+/// What is known of an error besides its code.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// What was going on, the innermost first.
+    pub contexts: Vec<Context>,
+    /// What happened.
+    pub cause: Cause,
+    /// What was found, and what would have been right.
+    pub got: Option<(Value, Value)>,
+    /// A second thing that the caller must know of.
+    pub also: Option<Error>,
+}
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)] // The names say it all.
+pub enum Cause {
+    Refused(Subject, Rule),
+    Text(String),
+}
+
+/// What was going on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Context {
+    /// In the same words for every ABI.
+    Text(String),
+    /// An operation was running.
+    Running(Operation),
+    /// The failure is that of the group, from an earlier call.
+    GroupFailed,
+}
+
+/// Something found or expected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)] // The names say it all.
+pub enum Value {
+    Text(String),
+    Operation(Operation),
+    Error(Error),
+}
+
+/// Puts an error into the words of an ABI, for other ranks to show.
+pub type Words = fn(&Error) -> String;
+
+/// Result with the core's [`Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    fn with(code: Code, cause: Cause) -> Self {
+        let report = Report {
+            contexts: Vec::new(),
+            cause,
+            got: None,
+            also: None,
+        };
+        Self {
+            code,
+            report: Box::new(report),
+        }
+    }
+
+    /// A failure that every ABI describes by `text`.
+    #[cold]
+    pub fn new(code: Code, text: impl Into<String>) -> Self {
+        Self::with(code, Cause::Text(text.into()))
+    }
+
+    /// `subject` breaks `rule`.
+    #[cold]
+    pub fn argument(subject: Subject, rule: impl Into<Rule>) -> Self {
+        Self::refusal(Code::InvalidArgument, subject, rule)
+    }
+
+    /// `subject` is fine in itself, but not in this mode or at this point of the sequence.
+    #[cold]
+    pub fn usage(subject: Subject, rule: impl Into<Rule>) -> Self {
+        Self::refusal(Code::InvalidUsage, subject, rule)
+    }
+
+    /// `subject` breaks `rule`, which is a failure of class `code`.
+    #[cold]
+    pub fn refusal(code: Code, subject: Subject, rule: impl Into<Rule>) -> Self {
+        Self::with(code, Cause::Refused(subject, rule.into()))
+    }
+
+    /// A broken invariant of this library.
+    #[cold]
+    pub fn internal(text: impl Into<String>) -> Self {
+        Self::new(Code::InternalError, text)
+    }
+
+    /// An operating-system call failed.
+    #[cold]
+    pub fn system(what: impl fmt::Display, cause: &std::io::Error) -> Self {
+        Self::new(Code::SystemError, format!("{what}: {cause}"))
+    }
+
+    /// Adds what was found and what would have been right.
+    pub fn got(self, got: impl fmt::Display, expected: impl fmt::Display) -> Self {
+        let [got, expected] = [got.to_string(), expected.to_string()].map(Value::Text);
+        self.found(got, expected)
+    }
+
+    /// The same, where a text alone would not do.
+    pub fn found(mut self, got: Value, expected: Value) -> Self {
+        self.report.got = Some((got, expected));
+        self
+    }
+
+    /// Says what was going on.
+    pub fn within(self, what: impl fmt::Display) -> Self {
+        self.during(Context::Text(what.to_string()))
+    }
+
+    /// The same, where a text alone would not do.
+    pub fn during(mut self, context: Context) -> Self {
+        self.report.contexts.push(context);
+        self
+    }
+
+    /// Adds a second thing that the caller must know of.
+    pub fn and(mut self, other: Error) -> Self {
+        self.report.also = Some(other);
+        self
+    }
+
+    /// The class of the failure.
+    pub fn code(&self) -> Code {
+        self.code
+    }
+
+    /// All that is known of it.
+    pub fn report(&self) -> &Report {
+        &self.report
+    }
+
+    /// The subject and the rule, if this is a refusal.
+    pub fn refused(&self) -> Option<(Subject, Rule)> {
+        match self.report.cause {
+            Cause::Refused(subject, rule) => Some((subject, rule)),
+            Cause::Text(_) => None,
+        }
+    }
+
+    /// The error in no ABI's words: refusals are spelled as data.
+    pub fn text(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let report = &*self.report;
+        for context in report.contexts.iter().rev() {
+            match context {
+                Context::Text(text) => write!(f, "{text}: ")?,
+                other => write!(f, "{other:?}: ")?,
+            }
+        }
+        match &report.cause {
+            Cause::Text(text) => f.write_str(text)?,
+            Cause::Refused(subject, rule) => write!(f, "{subject:?}: {rule:?}")?,
+        }
+        if let Some((got, expected)) = &report.got {
+            write!(f, " (got {got}, expected {expected})")?;
+        }
+        match &report.also {
+            Some(other) => write!(f, "; and {other}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Value::Text(text) => f.write_str(text),
+            Value::Operation(operation) => write!(f, "{operation:?}"),
+            Value::Error(error) => write!(f, "{error}"),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::refusal::{OfTensor, Role};
+
+    #[test]
+    fn a_refusal_is_data_and_a_failure_is_a_text() {
+        let subject = Subject::Size(Role::TokensIn, 1);
+        let error = Error::argument(subject, OfTensor::RowBound).got(100, 128);
+        assert_eq!(error.refused(), Some((subject, OfTensor::RowBound.into())));
+        assert_eq!(error.code(), Code::InvalidArgument);
+        assert_eq!(
+            error.text(),
+            "Size(TokensIn, 1): OfTensor(RowBound) (got 100, expected 128)"
+        );
+        let error = Error::new(Code::RemoteError, "gone")
+            .within("rank 1")
+            .during(Context::Running(Operation::HtCombine))
+            .and(Error::internal("worse"));
+        assert_eq!(error.refused(), None);
+        assert_eq!(error.text(), "Running(HtCombine): rank 1: gone; and worse");
+    }
+}

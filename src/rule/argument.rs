@@ -1,0 +1,190 @@
+//! One tensor argument and the rules that several calls share.
+#![forbid(unsafe_code)]
+
+use crate::error::refusal::{Extent, OfTensor, Role, Subject};
+use crate::error::{Error, Result};
+use crate::model::dtype::DType;
+use crate::model::group::{GroupFacts, ROW_ALIGN};
+use crate::model::ops::RowType;
+use crate::model::tensor::{DevPtr, Tensor};
+use std::fmt;
+
+/// A tensor together with the part that it plays.
+#[derive(Clone, Copy, Debug)]
+pub struct Argument<'a> {
+    role: Role,
+    tensor: &'a Tensor,
+}
+
+impl<'a> Argument<'a> {
+    /// The tensor that plays `role`.
+    pub fn new(role: Role, tensor: &'a Tensor) -> Self {
+        Self { role, tensor }
+    }
+
+    /// The tensor that plays `role`, if the caller passed one.
+    pub fn optional(role: Role, tensor: Option<&'a Tensor>) -> Option<Self> {
+        tensor.map(|tensor| Self { role, tensor })
+    }
+
+    /// The tensor that plays `role`, which the call cannot do without.
+    pub fn required(role: Role, tensor: Option<&'a Tensor>) -> Result<Self> {
+        Self::optional(role, tensor)
+            .ok_or_else(|| Error::argument(Subject::Tensor(role), OfTensor::Required))
+    }
+
+    /// Refuses a tensor that plays `role` by `rule`.
+    pub fn absent(role: Role, tensor: Option<&Tensor>, rule: OfTensor) -> Result<()> {
+        match tensor {
+            Some(_) => Err(Error::argument(Subject::Tensor(role), rule)),
+            None => Ok(()),
+        }
+    }
+
+    /// The extent of dimension `index`; 0 if there is no such dimension.
+    pub fn size(&self, index: usize) -> usize {
+        self.tensor
+            .sizes()
+            .get(index)
+            .map_or(0, |&size| size as usize)
+    }
+
+    /// Exactly `dims` dimensions.
+    #[inline]
+    pub fn dims(self, dims: usize) -> Result<Self> {
+        let got = self.tensor.sizes().len();
+        if got == dims {
+            return Ok(self);
+        }
+        Err(Error::argument(Subject::Dims(self.role), OfTensor::Dims).got(got, dims))
+    }
+
+    /// Dimension `index` is exactly `expected`, which is `what`.
+    #[inline]
+    pub fn size_is(self, index: usize, expected: usize, what: Extent) -> Result<Self> {
+        if self.size(index) == expected {
+            return Ok(self);
+        }
+        Err(self.wrong_size(index, OfTensor::Exactly(what), &expected))
+    }
+
+    /// Dimension `index` is at least `least`, which is `what`.
+    pub fn size_at_least(self, index: usize, least: usize, what: Extent) -> Result<Self> {
+        if self.size(index) >= least {
+            return Ok(self);
+        }
+        let expected = format_args!("{least} or more");
+        Err(self.wrong_size(index, OfTensor::AtLeast(what), &expected))
+    }
+
+    /// Dimension `index` is at most `most`, which is `what`.
+    pub fn size_at_most(self, index: usize, most: usize, what: Extent) -> Result<Self> {
+        if self.size(index) <= most {
+            return Ok(self);
+        }
+        let expected = format_args!("{most} or less");
+        Err(self.wrong_size(index, OfTensor::AtMost(what), &expected))
+    }
+
+    // Errors are made out of line: an operation's checks are a good part of what its call costs.
+    #[cold]
+    fn wrong_size(&self, index: usize, rule: OfTensor, expected: &dyn fmt::Display) -> Error {
+        Error::argument(Subject::Size(self.role, index), rule).got(self.size(index), expected)
+    }
+
+    /// Elements are `dtype`.
+    #[inline]
+    pub fn dtype_is(self, dtype: DType) -> Result<Self> {
+        if self.tensor.dtype != Some(dtype) {
+            return Err(self.wrong_dtype(dtype));
+        }
+        Ok(self)
+    }
+
+    #[cold]
+    fn wrong_dtype(&self, expected: impl fmt::Display) -> Error {
+        let error = Error::argument(Subject::ElementType(self.role), OfTensor::ElementType);
+        match self.tensor.dtype {
+            Some(got) => error.got(got, expected),
+            None => error.got("an unknown number", expected),
+        }
+    }
+
+    /// The address: not NULL unless the tensor is empty, and a multiple of `align`.
+    pub fn data(&self, align: usize) -> Result<DevPtr> {
+        let data = self.tensor.data;
+        let subject = Subject::Data(self.role);
+        if data.is_null() && self.tensor.sizes().iter().all(|&size| size > 0) {
+            return Err(Error::argument(subject, OfTensor::NotNullUnlessEmpty));
+        }
+        if !data.0.is_multiple_of(align) {
+            return Err(Error::argument(subject, OfTensor::Aligned).got(
+                format_args!("{:#x}", data.0),
+                format_args!("a multiple of {align}"),
+            ));
+        }
+        Ok(data)
+    }
+
+    /// The row type of a token tensor whose last dimension is `index`.
+    pub fn token_row(&self, index: usize, facts: &GroupFacts) -> Result<RowType> {
+        let dtype = match self.tensor.dtype {
+            Some(dtype @ (DType::Bfloat16 | DType::Float16 | DType::Float32)) => dtype,
+            Some(dtype) if dtype.is_fp8() => {
+                return Err(
+                    Error::usage(Subject::ElementType(self.role), OfTensor::NoFp8)
+                        .got(dtype, "bfloat16, float16 or float32"),
+                );
+            }
+            _ => return Err(self.wrong_dtype("bfloat16, float16 or float32")),
+        };
+        let row = RowType {
+            dtype,
+            hidden: self.size(index),
+        };
+        let refuse = |rule| Error::argument(Subject::Size(self.role, index), rule);
+        if row.bytes() == 0 || !row.bytes().is_multiple_of(ROW_ALIGN) {
+            return Err(refuse(OfTensor::RowMultipleOf16).got(
+                format_args!("{} bytes", row.bytes()),
+                "a multiple of 16 bytes",
+            ));
+        }
+        if row.bytes() > facts.row_bytes {
+            return Err(refuse(OfTensor::RowBound).got(
+                format_args!("{} bytes", row.bytes()),
+                format_args!("at most {} bytes", facts.row_bytes),
+            ));
+        }
+        Ok(row)
+    }
+
+    /// This token tensor has rows of type `row`, its last dimension being `index`.
+    pub fn row_is(self, index: usize, row: RowType) -> Result<Self> {
+        self.dtype_is(row.dtype)?
+            .size_is(index, row.hidden, Extent::InputHidden)
+    }
+}
+
+/// The address of the counter that plays `role`, int32 `[L]`, if the caller passed one. `sized`, one of the
+/// rules of an extent, says whether it may be longer.
+pub fn expert_counter<'a>(
+    role: Role,
+    counter: Option<&'a Tensor>,
+    facts: &GroupFacts,
+    sized: impl FnOnce(Argument<'a>, usize, usize, Extent) -> Result<Argument<'a>>,
+) -> Result<Option<DevPtr>> {
+    let Some(counter) = Argument::optional(role, counter) else {
+        return Ok(None);
+    };
+    let counter = counter.dims(1)?.dtype_is(DType::Int32)?;
+    let counter = sized(counter, 0, facts.local_experts(), Extent::LocalExperts)?;
+    counter.data(align_of::<i32>()).map(Some)
+}
+
+/// Refuses scales that play `role`: only FP8 tokens have them.
+pub fn no_scales(role: Role, scales: Option<&Tensor>) -> Result<()> {
+    match scales {
+        Some(_) => Err(Error::usage(Subject::Tensor(role), OfTensor::NoScales)),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,160 @@
+//! HT dispatch and combine: rules of their tensors.
+#![forbid(unsafe_code)]
+
+use crate::error::Result;
+use crate::error::refusal::{Extent, OfTensor, Role};
+use crate::model::dtype::DType;
+use crate::model::group::{GroupFacts, MAX_TOP_K, ROW_ALIGN};
+use crate::model::ops::{HtCombine, HtDispatch, IdsAndWeights, Routing, Rows, WeightGradients};
+use crate::rule::argument::{Argument, expert_counter, no_scales};
+use crate::rule::{CombineTensors, DispatchTensors};
+
+/// Checks a dispatch. With ids among the inputs it is a forward dispatch; else tokens only.
+pub fn dispatch(
+    facts: &GroupFacts,
+    routing: &Routing,
+    tensors: &DispatchTensors<'_>,
+) -> Result<HtDispatch> {
+    no_scales(Role::ScalesIn, tensors.scales)?;
+    no_scales(Role::ScalesOut, tensors.out_scales)?;
+    let tokens = Argument::required(Role::TokensIn, tensors.tokens)?.dims(2)?;
+    let row = tokens.token_row(1, facts)?;
+    let tokens = tokens.size_is(0, routing.tokens, Extent::HandleTokens)?;
+    let out = match Argument::optional(Role::TokensOut, tensors.out_tokens) {
+        Some(out) => {
+            let out = out.dims(2)?.row_is(1, row)?;
+            Some(Rows {
+                data: out.data(ROW_ALIGN)?,
+                rows: out.size(0),
+            })
+        }
+        None => None,
+    };
+    let routing_in = forward_inputs(routing, tensors)?;
+    let routing_out = match routing_in {
+        Some(_) => forward_outputs(routing, tensors)?,
+        None => {
+            let rule = OfTensor::OnlyWithRouting;
+            Argument::absent(Role::IdsOut, tensors.out_ids, rule)?;
+            Argument::absent(Role::WeightsOut, tensors.out_weights, rule)?;
+            None
+        }
+    };
+    let sized = Argument::size_at_least;
+    let counter = expert_counter(Role::Counter, tensors.counter, facts, sized)?;
+    Ok(HtDispatch {
+        row,
+        tokens: tokens.data(ROW_ALIGN)?,
+        out,
+        routing_in,
+        routing_out,
+        counter,
+    })
+}
+
+/// Ids and weights `[T, K]`: both (forward) or neither (tokens only).
+fn forward_inputs(
+    routing: &Routing,
+    tensors: &DispatchTensors<'_>,
+) -> Result<Option<IdsAndWeights>> {
+    let Some(ids) = Argument::optional(Role::IdsIn, tensors.ids) else {
+        Argument::absent(Role::WeightsIn, tensors.weights, OfTensor::OnlyWithIds)?;
+        return Ok(None);
+    };
+    let weights = Argument::required(Role::WeightsIn, tensors.weights)?;
+    let (ids, weights) = ids_and_weights(ids, weights, routing.top_k)?;
+    let ids = ids.size_is(0, routing.tokens, Extent::HandleTokens)?;
+    let weights = weights.size_is(0, routing.tokens, Extent::HandleTokens)?;
+    Ok(Some(IdsAndWeights {
+        ids: ids.data(8)?,
+        weights: weights.data(4)?,
+        rows: routing.tokens,
+    }))
+}
+
+/// Ids and weights `[n, K]`: both or neither.
+fn forward_outputs(
+    routing: &Routing,
+    tensors: &DispatchTensors<'_>,
+) -> Result<Option<IdsAndWeights>> {
+    if tensors.out_ids.is_none() && tensors.out_weights.is_none() {
+        return Ok(None);
+    }
+    let ids = Argument::required(Role::IdsOut, tensors.out_ids)?;
+    let weights = Argument::required(Role::WeightsOut, tensors.out_weights)?;
+    let (ids, weights) = ids_and_weights(ids, weights, routing.top_k)?;
+    let weights = weights.size_is(0, ids.size(0), Extent::RowsOf(Role::IdsOut))?;
+    Ok(Some(IdsAndWeights {
+        ids: ids.data(8)?,
+        weights: weights.data(4)?,
+        rows: ids.size(0),
+    }))
+}
+
+fn ids_and_weights<'a>(
+    ids: Argument<'a>,
+    weights: Argument<'a>,
+    top_k: usize,
+) -> Result<(Argument<'a>, Argument<'a>)> {
+    let ids = ids
+        .dims(2)?
+        .dtype_is(DType::Int64)?
+        .size_is(1, top_k, Extent::HandleTopK)?;
+    let weights =
+        weights
+            .dims(2)?
+            .dtype_is(DType::Float32)?
+            .size_is(1, top_k, Extent::HandleTopK)?;
+    Ok((ids, weights))
+}
+
+/// Checks a combine: tokens `[n, H]` to `[T, H]`; backward also weights `[n, K]` to `[T, K]`.
+pub fn combine(
+    facts: &GroupFacts,
+    routing: &Routing,
+    tensors: &CombineTensors<'_>,
+) -> Result<HtCombine> {
+    no_scales(Role::ScalesIn, tensors.scales)?;
+    let tokens = Argument::required(Role::TokensIn, tensors.tokens)?.dims(2)?;
+    let row = tokens.token_row(1, facts)?;
+    let out = Argument::required(Role::TokensOut, tensors.out_tokens)?
+        .dims(2)?
+        .size_is(0, routing.tokens, Extent::HandleTokens)?
+        .row_is(1, row)?;
+    let rows = tokens.size(0);
+    Ok(HtCombine {
+        row,
+        expert_rows: Rows {
+            data: tokens.data(ROW_ALIGN)?,
+            rows,
+        },
+        out: out.data(ROW_ALIGN)?,
+        gradients: gradients(routing, tensors, rows)?,
+    })
+}
+
+fn gradients(
+    routing: &Routing,
+    tensors: &CombineTensors<'_>,
+    rows: usize,
+) -> Result<Option<WeightGradients>> {
+    let Some(input) = Argument::optional(Role::WeightsIn, tensors.weights) else {
+        return Ok(None); // An output without an input is ignored, as the reference does.
+    };
+    let input = input
+        .dims(2)?
+        .dtype_is(DType::Float32)?
+        .size_is(0, rows, Extent::RowsOf(Role::TokensIn))?
+        .size_at_most(1, MAX_TOP_K, Extent::MostTopK)?;
+    let top_k = input.size(1);
+    let output = Argument::required(Role::WeightsOut, tensors.out_weights)?
+        .dims(2)?
+        .dtype_is(DType::Float32)?
+        .size_is(0, routing.tokens, Extent::HandleTokens)?
+        .size_is(1, top_k, Extent::ColumnsOf(Role::WeightsIn))?;
+    Ok(Some(WeightGradients {
+        input: input.data(4)?,
+        output: output.data(4)?,
+        top_k,
+    }))
+}

@@ -1,0 +1,72 @@
+//! LL dispatch and combine: rules of their tensors.
+#![forbid(unsafe_code)]
+
+use crate::error::Result;
+use crate::error::refusal::{Extent, Role};
+use crate::model::dtype::DType;
+use crate::model::group::{GroupFacts, ROW_ALIGN};
+use crate::model::ops::{LlCombine, LlDispatch, Routing};
+use crate::rule::argument::{Argument, expert_counter, no_scales};
+use crate::rule::{CombineTensors, DispatchTensors};
+
+/// Checks a dispatch: tokens `[T, H]` to `[L, rows, H]`, optional counter `[L]`.
+pub fn dispatch(
+    facts: &GroupFacts,
+    routing: &Routing,
+    tensors: &DispatchTensors<'_>,
+) -> Result<LlDispatch> {
+    no_scales(Role::ScalesIn, tensors.scales)?;
+    no_scales(Role::ScalesOut, tensors.out_scales)?;
+    let tokens = Argument::required(Role::TokensIn, tensors.tokens)?.dims(2)?;
+    let row = tokens.token_row(1, facts)?;
+    let tokens = tokens.size_is(0, routing.tokens, Extent::HandleTokens)?;
+    let out = Argument::required(Role::TokensOut, tensors.out_tokens)?;
+    let out = expert_rows(out, facts)?.row_is(2, row)?;
+    let counter = expert_counter(Role::Counter, tensors.counter, facts, Argument::size_is)?;
+    Ok(LlDispatch {
+        row,
+        tokens: tokens.data(ROW_ALIGN)?,
+        out: out.data(ROW_ALIGN)?,
+        counter,
+    })
+}
+
+/// Checks a combine: tokens `[L, rows, H]` and weights `[T, K]` to tokens `[T, H]`.
+pub fn combine(
+    facts: &GroupFacts,
+    routing: &Routing,
+    tensors: &CombineTensors<'_>,
+) -> Result<LlCombine> {
+    no_scales(Role::ScalesIn, tensors.scales)?;
+    let expert_tokens = Argument::required(Role::TokensIn, tensors.tokens)?;
+    let expert_tokens = expert_rows(expert_tokens, facts)?;
+    let row = expert_tokens.token_row(2, facts)?;
+    let weights = match (tensors.token_weights, tensors.weights) {
+        (None, Some(weights)) => Argument::new(Role::WeightsIn, weights),
+        (apart, _) => Argument::required(Role::TokenWeights, apart)?,
+    };
+    let weights = weights
+        .dims(2)?
+        .dtype_is(DType::Float32)?
+        .size_is(0, routing.tokens, Extent::HandleTokens)?
+        .size_is(1, routing.top_k, Extent::HandleTopK)?;
+    let out = Argument::required(Role::TokensOut, tensors.out_tokens)?
+        .dims(2)?
+        .size_is(0, routing.tokens, Extent::HandleTokens)?
+        .row_is(1, row)?;
+    Ok(LlCombine {
+        row,
+        expert_rows: expert_tokens.data(ROW_ALIGN)?,
+        weights: weights.data(4)?,
+        out: out.data(ROW_ALIGN)?,
+    })
+}
+
+/// An expert-major tensor `[L, rows, *]`.
+fn expert_rows<'a>(tensor: Argument<'a>, facts: &GroupFacts) -> Result<Argument<'a>> {
+    let rows = facts.max_recv_rows.unwrap_or(0);
+    tensor
+        .dims(3)?
+        .size_is(0, facts.local_experts(), Extent::LocalExperts)?
+        .size_is(1, rows, Extent::RecvRows)
+}

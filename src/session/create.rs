@@ -1,0 +1,194 @@
+//! Creation of groups and handles: the collective calls.
+//!
+//! A rank that refuses its arguments still takes part in the exchange, so that the others learn of it
+//! and return an error instead of waiting.
+#![forbid(unsafe_code)]
+
+use crate::backend::bootstrap::Bootstrap;
+use crate::backend::nccl::Communicator;
+use crate::backend::{HtRouting, OpenGroup, select};
+use crate::env::Env;
+use crate::error::refusal::{AmongRanks, OfTensor, Role, Setting, Subject};
+use crate::error::{Error, Result, Value, Words};
+use crate::model::group::{GroupFacts, GroupSettings, LlCombineMode};
+use crate::model::ops::{Routing, Stream};
+use crate::model::tensor::DevPtr;
+use crate::model::topology::{NODE_ID_BYTES, NodeId, Topology};
+use crate::rule;
+use crate::rule::handle::{Counter, HandleTensors};
+use crate::session::group::Group;
+use crate::session::handle::Handle;
+use crate::session::stream::OwnStream;
+use std::sync::Arc;
+
+/// Opens a group over the communicator at address `comm`. `settings` is an error if they could not even be
+/// read; `words` tells other ranks of errors. Without a stream the exchanges run on one of the group's own.
+pub fn group(
+    comm: usize,
+    settings: Result<GroupSettings>,
+    words: Words,
+    stream: Option<Stream>,
+) -> Result<Group> {
+    let env = Env::read();
+    let comm = Communicator::open(comm)?;
+    let platform = select::platform(&comm)?;
+    let memory = platform.memory();
+    let own_stream = match stream {
+        Some(_) => None,
+        None => Some(OwnStream::new(Arc::clone(&memory))?),
+    };
+    let own = own_stream.as_ref().map(OwnStream::stream);
+    let stream = stream.or(own).unwrap_or(Stream::DEFAULT);
+    let (ranks, rank) = (comm.ranks, comm.rank);
+    let facts =
+        settings.and_then(|settings| rule::group::check(&settings, env.ll_combine, ranks, rank));
+    let bootstrap = Bootstrap::new(comm, memory, env.timeout, words);
+    let facts = agree_on_facts(&bootstrap, facts, &env, stream)?;
+    let backend = platform.open(facts, bootstrap, env.timeout, stream)?;
+    Ok(Group::new(facts, backend, own_stream))
+}
+
+/// The numbers that must be the same on every rank.
+const COMPARED: [Setting; 5] = [
+    Setting::Algorithm,
+    Setting::Experts,
+    Setting::MaxTokens,
+    Setting::RowBytes,
+    Setting::LlCombine,
+];
+const NUMBER_BYTES: usize = 8;
+
+fn agree_on_facts(
+    bootstrap: &Bootstrap,
+    facts: Result<GroupFacts>,
+    env: &Env,
+    stream: Stream,
+) -> Result<GroupFacts> {
+    let mine = facts.as_ref().map_err(Error::clone).and_then(|facts| {
+        let mut record = Vec::new();
+        for number in compared(facts) {
+            record.extend_from_slice(&number.to_le_bytes());
+        }
+        record.extend_from_slice(&node_id(env)?.0);
+        Ok(record)
+    });
+    let bytes = COMPARED.len() * NUMBER_BYTES + NODE_ID_BYTES;
+    let records = bootstrap.agree(mine, bytes, stream)?;
+    let facts = facts?;
+    let mut nodes = Vec::new();
+    for (rank, record) in records.iter().enumerate() {
+        let (numbers, node) = record.split_at(COMPARED.len() * NUMBER_BYTES);
+        nodes.push(NodeId(
+            node.try_into()
+                .map_err(|_| Error::internal("a short node id"))?,
+        ));
+        for ((setting, mine), theirs) in COMPARED
+            .into_iter()
+            .zip(compared(&facts))
+            .zip(numbers.chunks_exact(NUMBER_BYTES))
+        {
+            if theirs != mine.to_le_bytes() {
+                let theirs = theirs
+                    .iter()
+                    .rev()
+                    .fold(0_u64, |n, &byte| n << 8 | u64::from(byte));
+                return Err(differs(setting, rank, mine, theirs));
+            }
+        }
+    }
+    single_node(&nodes)?;
+    Ok(facts)
+}
+
+/// The refusal of `setting`, which is `mine` here and `theirs` on `rank`.
+fn differs(setting: Setting, rank: usize, mine: u64, theirs: u64) -> Error {
+    Error::argument(Subject::Setting(setting), AmongRanks::Same { rank }).got(
+        shown(setting, mine),
+        format_args!("{} as on rank {rank}", shown(setting, theirs)),
+    )
+}
+
+fn compared(facts: &GroupFacts) -> [u64; COMPARED.len()] {
+    [
+        u64::from(facts.algorithm as u32),
+        facts.experts as u64,
+        facts.max_tokens.unwrap_or(0) as u64,
+        facts.row_bytes as u64,
+        u64::from(facts.ll_combine as u32),
+    ]
+}
+
+/// One of the numbers as callers know it.
+fn shown(setting: Setting, number: u64) -> String {
+    let mode = LlCombineMode::ALL
+        .into_iter()
+        .find(|&mode| u64::from(mode as u32) == number);
+    match mode {
+        Some(mode) if setting == Setting::LlCombine => mode.name().to_owned(),
+        _ => number.to_string(),
+    }
+}
+
+fn node_id(env: &Env) -> Result<NodeId> {
+    const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+    match &env.host_id {
+        Some(id) => Ok(NodeId::from_text(id)),
+        None => std::fs::read_to_string(BOOT_ID)
+            .map(|id| NodeId::from_text(&id))
+            .map_err(|cause| Error::system(BOOT_ID, &cause)),
+    }
+}
+
+fn single_node(nodes: &[NodeId]) -> Result<()> {
+    let topology = Topology::from_ids(nodes);
+    match topology.first_remote_rank() {
+        None => Ok(()),
+        Some(rank) => Err(
+            Error::usage(Subject::Communicator, AmongRanks::OneNode { rank })
+                .got(format_args!("{} nodes", topology.nodes()), "1 node"),
+        ),
+    }
+}
+
+/// Opens a handle on `group`; collective in HT. `tensors` is an error if they could not even be read.
+pub fn handle(group: Arc<Group>, tensors: Result<HandleTensors>, stream: Stream) -> Result<Handle> {
+    group.check_usable()?;
+    let checked = tensors.and_then(|tensors| {
+        let routing = rule::handle::routing(group.facts(), &tensors.ids)?;
+        Ok((routing, rule::handle::counter(group.facts(), &tensors)?))
+    });
+    match group.backend() {
+        OpenGroup::Ll(backend) => {
+            let (routing, _) = checked?;
+            let handle = backend.open_handle(routing)?;
+            Ok(Handle::low_latency(group, routing, handle))
+        }
+        OpenGroup::Ht(backend) => {
+            let routing = checked
+                .as_ref()
+                .map(|(routing, _)| *routing)
+                .map_err(Error::clone);
+            let wanted = checked.and_then(|checked| ht_routing(&group, checked));
+            let handle = backend.open_handle(wanted, stream)?;
+            Ok(Handle::high_throughput(group, routing?, handle))
+        }
+    }
+}
+
+fn ht_routing(group: &Group, (routing, counter): (Routing, Option<Counter>)) -> Result<HtRouting> {
+    let counter = match counter {
+        None => None,
+        Some(Counter::Device(data)) => Some(data),
+        Some(Counter::Host(host)) => Some(device_alias(group, host)?),
+    };
+    Ok(HtRouting { routing, counter })
+}
+
+/// The address by which the device reaches the counter at `host`.
+fn device_alias(group: &Group, host: DevPtr) -> Result<DevPtr> {
+    group.memory().device_alias(host).map_err(|cause| {
+        let expected = "an address that the device can reach".to_owned();
+        Error::argument(Subject::Data(Role::HostCounter), OfTensor::MappedHostMemory)
+            .found(Value::Error(cause), Value::Text(expected))
+    })
+}

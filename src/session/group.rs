@@ -1,0 +1,137 @@
+//! A group: its facts, its backend, and whether it still works.
+#![forbid(unsafe_code)]
+
+use crate::backend::{DeviceMemory, OpenGroup};
+use crate::error::refusal::{InSequence, Subject};
+use crate::error::{Context, Error, Result};
+use crate::model::group::GroupFacts;
+use crate::model::ops::{STAGED_SLOTS, StagedSlot, Stream};
+use crate::session::stream::OwnStream;
+use once_cell::sync::OnceCell;
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// An open group.
+pub struct Group {
+    facts: GroupFacts,
+    backend: OpenGroup,
+    own_stream: Option<OwnStream>,
+    failed: OnceCell<Error>,
+    closed: AtomicBool,
+    staged: Mutex<Staged>,
+}
+
+/// The staged operations of a group, each in a slot that must be the same on all ranks. They take turns,
+/// past a slot that is not free: so it does not matter in which order ranks complete two, unless a third
+/// is sent in between.
+#[derive(Default)]
+struct Staged {
+    next: usize,
+    waiting: [bool; STAGED_SLOTS],
+}
+
+impl Group {
+    /// A group over an open backend, with a stream for its exchanges if the caller gave none.
+    pub(super) fn new(
+        facts: GroupFacts,
+        backend: OpenGroup,
+        own_stream: Option<OwnStream>,
+    ) -> Self {
+        Self {
+            facts,
+            backend,
+            own_stream,
+            failed: OnceCell::new(),
+            closed: AtomicBool::new(false),
+            staged: Mutex::default(),
+        }
+    }
+
+    /// Closes the group: calls on its handles are refused from now on. `stream` is for the closing exchange;
+    /// without one it runs where the exchanges of the creation did. Collective.
+    pub fn close(&self, stream: Option<Stream>) -> Result<()> {
+        self.closed.store(true, Ordering::Release);
+        let own = self.own_stream.as_ref().map(OwnStream::stream);
+        self.backend
+            .common()
+            .close(stream.or(own).unwrap_or(Stream::DEFAULT))
+    }
+
+    /// What all ranks know about the group.
+    pub fn facts(&self) -> &GroupFacts {
+        &self.facts
+    }
+
+    /// The memory of the group's device.
+    pub fn memory(&self) -> Arc<dyn DeviceMemory> {
+        self.backend.common().memory()
+    }
+
+    /// The backend that the group runs on.
+    pub(super) fn backend(&self) -> &OpenGroup {
+        &self.backend
+    }
+
+    /// The failure that has made the group unusable, if any.
+    pub fn failure(&self) -> Option<Error> {
+        let fault = || self.backend.common().fault();
+        self.failed.get().cloned().or_else(fault)
+    }
+
+    /// Marks the group unusable; later calls fail at once instead of leaving the peers waiting.
+    pub fn mark_failed(&self, error: Error) {
+        // The first failure is the one worth reporting.
+        let _ = self.failed.set(error);
+    }
+
+    /// Refuses work on a closed or failed group.
+    pub fn check_usable(&self) -> Result<()> {
+        if self.closed.load(Ordering::Acquire) {
+            return Err(Error::usage(Subject::Handle, InSequence::GroupDestroyed));
+        }
+        match self.failure() {
+            Some(failure) => Err(failure.during(Context::GroupFailed)),
+            None => Ok(()),
+        }
+    }
+
+    /// Sends a staged operation by `send`, which is told its slot, or refuses.
+    pub(super) fn send_staged(
+        &self,
+        send: impl FnOnce(StagedSlot) -> Result<()>,
+    ) -> Result<StagedSlot> {
+        let mut staged = self.staged.lock();
+        let Some(slot) = staged.free_slot() else {
+            return Err(Error::usage(Subject::Staging, InSequence::FewerStaged)
+                .got(STAGED_SLOTS + 1, format_args!("at most {STAGED_SLOTS}")));
+        };
+        send(slot)?;
+        staged.next = slot.index() + 1;
+        staged.set_waiting(slot, true);
+        Ok(slot)
+    }
+
+    /// The staged operation in `slot` was completed or given up.
+    pub(super) fn end_staged(&self, slot: StagedSlot) {
+        self.staged.lock().set_waiting(slot, false);
+    }
+}
+
+impl Staged {
+    fn free_slot(&self) -> Option<StagedSlot> {
+        let turns = StagedSlot::ALL
+            .into_iter()
+            .cycle()
+            .skip(self.next % STAGED_SLOTS);
+        turns
+            .take(STAGED_SLOTS)
+            .find(|slot| self.waiting.get(slot.index()) == Some(&false))
+    }
+
+    fn set_waiting(&mut self, slot: StagedSlot, waits: bool) {
+        if let Some(waiting) = self.waiting.get_mut(slot.index()) {
+            *waiting = waits;
+        }
+    }
+}

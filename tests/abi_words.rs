@@ -1,0 +1,37 @@
+//! The core speaks of no ABI: it exports nothing, and no text of it has a name that callers use.
+
+#![allow(clippy::unwrap_used)] // A test.
+
+mod sources;
+
+/// Words that only an ABI has: names of its functions, parameters, fields and tags.
+const ABI_WORDS: [&str; 13] = [
+    "ncclEp",
+    "inputs[",
+    "outputs[",
+    "local_tensors",
+    "topk_idx",
+    "send_only",
+    "ep_group",
+    "alloc_fn",
+    "num_experts",
+    "max_tokens_per_rank",
+    "token_size_bytes",
+    "TOKENS",
+    "config.",
+];
+
+#[test]
+fn the_core_has_no_words_of_an_abi() {
+    // The stand-ins' mark, which is no function of the library.
+    let marker = "ncclEpHostsimAbi";
+    for file in sources::files("src", &[".rs"]) {
+        let source = sources::read(&file);
+        assert!(!source.contains("no_mangle"), "{file} exports a symbol");
+        let literals = sources::string_literals(sources::without_unit_tests(&source));
+        for literal in literals.iter().filter(|literal| *literal != marker) {
+            let word = ABI_WORDS.iter().find(|word| literal.contains(**word));
+            assert_eq!(word, None, "{file} says {literal:?}");
+        }
+    }
+}

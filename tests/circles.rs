@@ -1,0 +1,72 @@
+//! No module of the core leads back to itself by what it uses.
+
+#![allow(clippy::unwrap_used)] // A test.
+
+mod sources;
+
+use sources::modules::{all_uses, used_paths, uses_of_children};
+use std::collections::{BTreeMap, BTreeSet};
+
+#[test]
+fn no_module_leads_back_to_itself() {
+    let mut uses: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for (module, _, target) in all_uses() {
+        if module != target && !module.is_empty() {
+            uses.entry(module).or_default().insert(target);
+        }
+    }
+    for (module, child) in uses_of_children() {
+        uses.entry(module).or_default().insert(child);
+    }
+    assert_eq!(circle(&uses), None);
+}
+
+/// Modules of which each uses one that follows, and the last the first; `None` if there are none.
+fn circle(uses: &BTreeMap<String, BTreeSet<String>>) -> Option<Vec<String>> {
+    let mut left = uses.clone();
+    loop {
+        // Whoever uses nobody that is left is on no circle.
+        let modules: BTreeSet<String> = left.keys().cloned().collect();
+        left.retain(|_, targets| {
+            targets.retain(|target| modules.contains(target));
+            !targets.is_empty()
+        });
+        if left.len() == modules.len() {
+            break;
+        }
+    }
+    let mut path = vec![left.keys().next()?.clone()];
+    loop {
+        let next = left.get(path.last()?)?.first()?.clone();
+        if let Some(start) = path.iter().position(|module| *module == next) {
+            return Some(path.split_off(start));
+        }
+        path.push(next);
+    }
+}
+
+#[test]
+fn circles_are_found() {
+    let uses = |arrows: &[(&str, &str)]| {
+        let mut uses: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        for (from, to) in arrows {
+            uses.entry((*from).to_owned())
+                .or_default()
+                .insert((*to).to_owned());
+        }
+        circle(&uses)
+    };
+    assert_eq!(uses(&[("a", "b"), ("b", "c"), ("a", "c")]), None);
+    let found = uses(&[("a", "b"), ("b", "c"), ("c", "b"), ("c", "d")]);
+    assert_eq!(found, Some(vec!["b".to_owned(), "c".to_owned()]));
+}
+
+#[test]
+fn paths_are_read_with_their_groups() {
+    let source =
+        "use crate::a::{self, B, c::{D, E as F}};\n// crate::no\nfn f(x: crate::g::H) {}\n";
+    assert_eq!(
+        used_paths(source),
+        ["a", "a::B", "a::c::D", "a::c::E", "g::H"]
+    );
+}

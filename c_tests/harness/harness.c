@@ -3,6 +3,7 @@
 // missing would leave the others waiting in their next collective call.
 #define _GNU_SOURCE  // for RTLD_DEFAULT
 #include "harness.h"
+#include "nodes.h"
 
 #include <dlfcn.h>
 #include <stdio.h>
@@ -25,6 +26,7 @@ void ep_init_mpi(EpEnv* env, int* argc, char*** argv) {
     MPI_Comm_rank(MPI_COMM_WORLD, &env->rank);
     MPI_Comm_size(MPI_COMM_WORLD, &env->size);
     env->local_rank = local_rank_of_world();
+    ep_find_nodes();
     ep_watchdog_arm(env, ep_watchdog_default(kDefaultDeadlineSeconds));
 }
 

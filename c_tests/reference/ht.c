@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "harness/nodes.h"
+
 enum { kMaxTopK = 32 };
 
 // One token on one of the ranks that it goes to.
@@ -156,15 +158,19 @@ void ref_ht_dispatch_routing(const RefRouting* routing, const RefRouting* given,
 
 typedef struct {
     unsigned rank;
+    unsigned distance;  // of the nodes whose rows are added
     const RefRows* rows;
     unsigned char* row;  // room for one
     float* sums;         // [num_tokens, hidden]
+    bool* found;         // [num_tokens]: whether there was something to add
 } Sums;
 
-// The walk comes to the destinations of a token in ascending order, which is that of the sum.
+// The walk comes to the destinations of a token in ascending order, which is that of a node's sum.
 static void add_copy(const Copy* copy, void* context) {
     const Sums* sums = context;
     if (copy->source != sums->rank) return;
+    if (ep_node_distance(copy->source, copy->destination) != sums->distance) return;
+    sums->found[copy->token] = true;
     ref_row_fill(sums->rows, ref_row_of(copy->destination, copy->row), sums->row);
     for (size_t i = 0; i < sums->rows->hidden; ++i) {
         float* sum = &sums->sums[copy->token * sums->rows->hidden + i];
@@ -174,14 +180,38 @@ static void add_copy(const Copy* copy, void* context) {
 
 void ref_ht_combine(const RefRouting* routing, unsigned rank, const RefRows* expert_rows,
                     void* out) {
-    const size_t elements = (size_t)routing->num_tokens[rank] * expert_rows->hidden;
-    Sums sums = {rank, expert_rows, malloc(ref_row_bytes(expert_rows)),
-                 calloc(elements + 1, sizeof(float))};
-    EP_REQUIRE(sums.row != NULL && sums.sums != NULL);
-    walk(routing, add_copy, &sums);
-    for (size_t i = 0; i < elements; ++i) ep_store(expert_rows->datatype, out, i, sums.sums[i]);
+    const size_t num_tokens = routing->num_tokens[rank];
+    const size_t hidden = expert_rows->hidden;
+    float* total = calloc(num_tokens * hidden + 1, sizeof(float));
+    Sums sums = {rank,
+                 0,
+                 expert_rows,
+                 malloc(ref_row_bytes(expert_rows)),
+                 calloc(num_tokens * hidden + 1, sizeof(float)),
+                 calloc(num_tokens + 1, sizeof(bool))};
+    EP_REQUIRE(total != NULL && sums.row != NULL && sums.sums != NULL && sums.found != NULL);
+    for (; sums.distance < ep_num_nodes(); ++sums.distance) {
+        memset(sums.sums, 0, num_tokens * hidden * sizeof(float));
+        memset(sums.found, 0, num_tokens * sizeof(bool));
+        walk(routing, add_copy, &sums);
+        for (size_t i = 0; i < num_tokens * hidden; ++i) {
+            if (!sums.found[i / hidden]) continue;
+            if (sums.distance == 0) {
+                total[i] = sums.sums[i];
+                continue;
+            }
+            // What another node has summed crosses the network as one row.
+            ep_store(expert_rows->datatype, sums.row, 0, sums.sums[i]);
+            total[i] = total[i] + ep_load(expert_rows->datatype, sums.row, 0);
+        }
+    }
+    for (size_t i = 0; i < num_tokens * hidden; ++i) {
+        ep_store(expert_rows->datatype, out, i, total[i]);
+    }
+    free(total);
     free(sums.row);
     free(sums.sums);
+    free(sums.found);
 }
 
 typedef struct {

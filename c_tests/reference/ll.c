@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "harness/nodes.h"
+
 // What a walk over all entries sees of one that got a slot.
 typedef struct {
     unsigned source;
@@ -204,10 +206,38 @@ static float add_owner(const Combine* combine, unsigned owner, size_t token, uns
     return sum + ep_load(combine->rows->datatype, combine->row, 0);
 }
 
+// Whether the dispatch found an expert of `owner` in the token.
+static bool goes_to(const Combine* combine, size_t token, unsigned owner) {
+    const RefRouting* sent = combine->sent;
+    for (unsigned k = 0; k < sent->top_k; ++k) {
+        const int64_t id = sent->topk_idx[combine->rank][token * sent->top_k + k];
+        const int64_t expert = ref_expert_of(sent, id);
+        if (expert >= 0 && (unsigned)expert / ref_local_experts(sent) == owner) return true;
+    }
+    return false;
+}
+
+// What the node at `distance` from home adds to the sum of a token.
+static float add_node(const Combine* combine, unsigned distance, size_t token, unsigned column,
+                      float sum) {
+    bool found = false;
+    float partial = distance == 0 ? sum : 0.0f;
+    for (unsigned owner = 0; owner < combine->sent->num_ranks; ++owner) {
+        if (ep_node_distance(combine->rank, owner) != distance) continue;
+        if (!goes_to(combine, token, owner)) continue;
+        found = true;
+        partial = add_owner(combine, owner, token, column, partial);
+    }
+    if (distance == 0) return partial;
+    if (!found) return sum;
+    ep_store(combine->rows->datatype, combine->row, 0, partial);
+    return sum + ep_load(combine->rows->datatype, combine->row, 0);
+}
+
 static float reduced_sum(const Combine* combine, size_t token, unsigned column) {
     float sum = 0.0f;
-    for (unsigned owner = 0; owner < combine->sent->num_ranks; ++owner) {
-        sum = add_owner(combine, owner, token, column, sum);
+    for (unsigned distance = 0; distance < ep_num_nodes(); ++distance) {
+        sum = add_node(combine, distance, token, column, sum);
     }
     return sum;
 }

@@ -39,7 +39,9 @@ void ref_ll_results(const RefRouting* routing, unsigned rank, unsigned capacity,
 // kRefReduce, the default: an expert rank that the dispatch found once in a token sends the
 // expert's row as it is; one that it found more often sends round(p), p = 0; p = fma(w, y, p) for
 // its entries as dispatched. At home a = 0; for expert ranks ascending a = fma(w, y, a) for a row as
-// it is, and a = a + y for a sum; round(a).
+// it is, and a = a + y for a sum; round(a). Over several nodes that is the sum of the home's own
+// node; each other one, from the home's backwards around the ring of nodes (harness/nodes.h), adds
+// round(b) if it hosts an expert of the token, b being its own such sum from 0.
 // In both, an entry that found no slot counts as a row of zeros. All sums are in fp32.
 typedef enum { kRefExact, kRefReduce } RefLlSum;
 RefLlSum ref_ll_sum(void);

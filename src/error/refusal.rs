@@ -155,6 +155,8 @@ pub enum OfSettings {
     BoundNeeded,
     /// What one rank receives is counted in 31 bits.
     CountableRows,
+    /// Possible within one node only.
+    OneNode,
     /// Fewer received rows than all ranks may send are not supported.
     RoomForAllRanks,
     /// More than the low-latency kernels can count.

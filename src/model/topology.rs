@@ -31,7 +31,7 @@ impl NodeId {
     }
 }
 
-/// The nodes of a group.
+/// The nodes of a group, numbered by their lowest rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topology {
     node_of: Vec<usize>,
@@ -39,18 +39,17 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// Sorts ranks into nodes; nodes are numbered by their lowest rank.
+    /// Sorts ranks into nodes.
     pub fn from_ids(ids: &[NodeId]) -> Self {
         let mut seen: Vec<NodeId> = Vec::new();
         let node_of = ids
             .iter()
             .map(|id| {
-                seen.iter()
-                    .position(|known| known == id)
-                    .unwrap_or_else(|| {
-                        seen.push(*id);
-                        seen.len() - 1
-                    })
+                let known = seen.iter().position(|known| known == id);
+                known.unwrap_or_else(|| {
+                    seen.push(*id);
+                    seen.len() - 1
+                })
             })
             .collect();
         Self {
@@ -62,6 +61,17 @@ impl Topology {
     /// Number of nodes.
     pub fn nodes(&self) -> usize {
         self.nodes
+    }
+
+    /// The node of `rank`.
+    pub fn node_of(&self, rank: usize) -> usize {
+        self.node_of.get(rank).copied().unwrap_or(0)
+    }
+
+    /// How many nodes before that of `rank` the one of `other` comes, around the ring of nodes: 0 for the
+    /// same node. Sums over nodes take them in this order.
+    pub fn distance(&self, rank: usize, other: usize) -> usize {
+        (self.node_of(rank) + self.nodes - self.node_of(other)) % self.nodes.max(1)
     }
 
     /// The first rank that is not on rank 0's node.
@@ -82,6 +92,16 @@ mod tests {
         assert_eq!(topology.nodes(), 2);
         assert_eq!(topology.first_remote_rank(), Some(1));
         assert_eq!(Topology::from_ids(&[left, left]).first_remote_rank(), None);
+    }
+
+    #[test]
+    fn distances_go_around_the_nodes() {
+        let names = ["a", "b", "c", "a"].map(NodeId::from_text);
+        let topology = Topology::from_ids(&names);
+        let distances = |rank| [0, 1, 2, 3].map(|other| topology.distance(rank, other));
+        assert_eq!(distances(0), [0, 2, 1, 0]);
+        assert_eq!(distances(1), [1, 0, 2, 1]);
+        assert_eq!(distances(3), distances(0));
     }
 
     #[test]

@@ -43,8 +43,8 @@ pub fn group(
     let facts =
         settings.and_then(|settings| rule::group::check(&settings, env.ll_combine, ranks, rank));
     let bootstrap = Bootstrap::new(comm, memory, env.timeout, words);
-    let facts = agree_on_facts(&bootstrap, facts, &env, stream)?;
-    let backend = platform.open(facts, bootstrap, env.timeout, stream)?;
+    let (facts, topology) = agree_on_facts(&bootstrap, facts, &env, stream)?;
+    let backend = platform.open((facts, topology), bootstrap, env.timeout, stream)?;
     Ok(Group::new(facts, backend, own_stream))
 }
 
@@ -63,7 +63,7 @@ fn agree_on_facts(
     facts: Result<GroupFacts>,
     env: &Env,
     stream: Stream,
-) -> Result<GroupFacts> {
+) -> Result<(GroupFacts, Topology)> {
     let mine = facts.as_ref().map_err(Error::clone).and_then(|facts| {
         let mut record = Vec::new();
         for number in compared(facts) {
@@ -96,8 +96,9 @@ fn agree_on_facts(
             }
         }
     }
-    single_node(&nodes)?;
-    Ok(facts)
+    let topology = Topology::from_ids(&nodes);
+    rule::group::check_nodes(&facts, &topology)?;
+    Ok((facts, topology))
 }
 
 /// The refusal of `setting`, which is `mine` here and `theirs` on `rank`.
@@ -136,17 +137,6 @@ fn node_id(env: &Env) -> Result<NodeId> {
         None => std::fs::read_to_string(BOOT_ID)
             .map(|id| NodeId::from_text(&id))
             .map_err(|cause| Error::system(BOOT_ID, &cause)),
-    }
-}
-
-fn single_node(nodes: &[NodeId]) -> Result<()> {
-    let topology = Topology::from_ids(nodes);
-    match topology.first_remote_rank() {
-        None => Ok(()),
-        Some(rank) => Err(
-            Error::usage(Subject::Communicator, AmongRanks::OneNode { rank })
-                .got(format_args!("{} nodes", topology.nodes()), "1 node"),
-        ),
     }
 }
 

@@ -16,6 +16,7 @@ use crate::backend::{
 use crate::error::{Error, Result};
 use crate::model::group::{Algorithm, GroupFacts};
 use crate::model::ops::{Routing, Stream};
+use crate::model::topology::Topology;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -38,7 +39,7 @@ impl Platform for HostPlatform {
 
     fn open(
         &self,
-        facts: GroupFacts,
+        (facts, topology): (GroupFacts, Topology),
         bootstrap: Bootstrap,
         timeout: Duration,
         stream: Stream,
@@ -46,7 +47,7 @@ impl Platform for HostPlatform {
         let windows = open_windows(&bootstrap, stream)?;
         let exchange = Exchange::new(facts.rank, windows, timeout);
         let shared = Arc::new(GroupState::new(
-            facts,
+            (facts, topology),
             exchange,
             bootstrap.words(),
             self.runtime,

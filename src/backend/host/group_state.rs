@@ -8,6 +8,7 @@ use crate::backend::host::terms::Call;
 use crate::error::{Code, Context, Error, Result, Words};
 use crate::model::group::GroupFacts;
 use crate::model::ops::Stream;
+use crate::model::topology::Topology;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,6 +16,7 @@ use std::time::{Duration, Instant};
 /// What all handles of a group use.
 pub struct GroupState {
     pub facts: GroupFacts,
+    pub topology: Topology,
     pub exchange: Exchange,
     /// What tells other ranks of a refusal.
     pub words: Words,
@@ -26,11 +28,17 @@ pub struct GroupState {
 
 impl GroupState {
     /// A group in which nothing was enqueued.
-    pub fn new(facts: GroupFacts, exchange: Exchange, words: Words, runtime: HostRuntime) -> Self {
+    pub fn new(
+        (facts, topology): (GroupFacts, Topology),
+        exchange: Exchange,
+        words: Words,
+        runtime: HostRuntime,
+    ) -> Self {
         let pending = Arc::default();
         runtime.watch(&pending);
         Self {
             facts,
+            topology,
             exchange,
             words,
             order: Order::default(),

@@ -33,18 +33,21 @@ pub fn group(
     let platform = select::platform(&comm)?;
     let memory = platform.memory();
     let own_stream = match stream {
-        Some(_) => None,
-        None => Some(OwnStream::new(Arc::clone(&memory))?),
+        Some(_) => Ok(None),
+        None => OwnStream::new(Arc::clone(&memory)).map(Some),
     };
-    let own = own_stream.as_ref().map(OwnStream::stream);
+    let own = own_stream.iter().flatten().next().map(OwnStream::stream);
+    // A rank that has none tells the others so, wherever that runs.
     let stream = stream.or(own).unwrap_or(Stream::DEFAULT);
     let (ranks, rank) = (comm.ranks, comm.rank);
-    let facts =
-        settings.and_then(|settings| rule::group::check(&settings, env.ll_combine, ranks, rank));
+    let facts = own_stream.as_ref().map_err(Error::clone).and_then(|_| {
+        let settings = settings?;
+        rule::group::check(&settings, env.ll_combine, ranks, rank)
+    });
     let bootstrap = Bootstrap::new(comm, memory, env.timeout, words);
     let facts = agree_on_facts(&bootstrap, facts, &env, stream)?;
     let backend = platform.open(facts, bootstrap, env.timeout, stream)?;
-    Ok(Group::new(facts, backend, own_stream))
+    Ok(Group::new(facts, backend, own_stream?))
 }
 
 /// The numbers that must be the same on every rank.

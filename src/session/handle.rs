@@ -96,11 +96,11 @@ impl Handle {
         &self.group
     }
 
-    /// Enqueues a dispatch. `send_only` counts in LL alone.
+    /// Enqueues a dispatch. `staged`, which counts in LL alone, leaves the receive phase to [`Handle::complete`].
     pub fn dispatch(
         &self,
         tensors: &DispatchTensors<'_>,
-        send_only: bool,
+        staged: bool,
         stream: Stream,
     ) -> Result<()> {
         self.group.check_usable()?;
@@ -109,7 +109,7 @@ impl Handle {
             Mode::Ll(handle) => {
                 let mut handle = handle.lock();
                 let op = ll::dispatch(facts, &routed(&handle.routed)?.routing, tensors)?;
-                self.start(&mut handle, LlOp::Dispatch(op), send_only, stream)?;
+                self.start(&mut handle, LlOp::Dispatch(op), staged, stream)?;
                 handle.dispatched = true;
                 Ok(())
             }
@@ -122,11 +122,11 @@ impl Handle {
         }
     }
 
-    /// Enqueues a combine. `send_only` counts in LL alone.
+    /// Enqueues a combine. `staged`, which counts in LL alone, leaves the receive phase to [`Handle::complete`].
     pub fn combine(
         &self,
         tensors: &CombineTensors<'_>,
-        send_only: bool,
+        staged: bool,
         stream: Stream,
     ) -> Result<()> {
         self.group.check_usable()?;
@@ -138,7 +138,7 @@ impl Handle {
                 if !handle.dispatched {
                     return Err(Error::usage(Subject::Handle, InSequence::DispatchFirst));
                 }
-                self.start(&mut handle, LlOp::Combine(op), send_only, stream)
+                self.start(&mut handle, LlOp::Combine(op), staged, stream)
             }
             Mode::Ht(handle) => {
                 let handle = handle.read();
@@ -149,18 +149,12 @@ impl Handle {
         }
     }
 
-    fn start(
-        &self,
-        handle: &mut LlHandle,
-        op: LlOp,
-        send_only: bool,
-        stream: Stream,
-    ) -> Result<()> {
+    fn start(&self, handle: &mut LlHandle, op: LlOp, staged: bool, stream: Stream) -> Result<()> {
         if handle.staged.is_some() {
             return Err(Error::usage(Subject::Handle, InSequence::CompleteFirst));
         }
         let backend = &routed(&handle.routed)?.backend;
-        if !send_only {
+        if !staged {
             return backend.run(&op, stream);
         }
         let send = |slot| backend.send(&op, slot, stream);

@@ -175,6 +175,8 @@ pub enum InSequence {
     GroupDestroyed,
     /// Another thread destroyed it during the call.
     DestroyedMeanwhile,
+    /// A handle needs a routing before anything runs on it.
+    RouteFirst,
     /// A combine follows a dispatch.
     DispatchFirst,
     /// The handle's staged operation is to be completed first.

@@ -69,6 +69,7 @@ fn in_sequence(f: &mut Formatter<'_>, rule: InSequence) -> fmt::Result {
     f.write_str(match rule {
         InSequence::GroupDestroyed => "its group was destroyed",
         InSequence::DestroyedMeanwhile => "was destroyed meanwhile",
+        InSequence::RouteFirst => "has no routing yet",
         InSequence::DispatchFirst => "needs a dispatch before its first combine",
         InSequence::CompleteFirst => "its staged operation waits for ncclEpComplete",
         InSequence::FewerStaged => {

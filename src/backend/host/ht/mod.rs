@@ -53,11 +53,11 @@ impl HostHt {
         })
     }
 
-    /// `send_only` has no effect here, so it may differ.
+    /// `staged` has no effect here, so it may differ.
     fn terms(&self, call: Call, row: RowType) -> Terms {
         Terms {
             call,
-            send_only: false,
+            staged: false,
             handle: Some(self.map.number),
             top_k: self.routing.top_k,
             row,

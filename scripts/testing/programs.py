@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import pathlib
 from collections.abc import Callable, Iterator, Sequence
 
 from testing import counts
@@ -132,7 +133,15 @@ def host_steps(places: Places) -> list[Step]:
                     environment=environment + run.environment)
 
     everything = Step("programs/complete", lambda: _complete(places), needs=needs)
-    return [everything, *map(step, all_runs(RANKS)), *_bootstrap_steps(places, needs, environment)]
+    return [everything, *map(step, all_runs(RANKS)),
+            *_bootstrap_steps(places, needs, environment),
+            _net_plugin_step("net_plugin/self-test", places.target / "c", "build/programs")]
+
+
+def _net_plugin_step(name: str, built: pathlib.Path, need: str) -> Step:
+    """The network plugin for NCCL, without NCCL."""
+    words = (str(built / "net_plugin" / "selftest"), str(built / "lib" / "libnccl-net-ep-test.so"))
+    return Step(name, words, counts.closing_line, (need,))
 
 
 def _bootstrap_steps(places: Places, needs: tuple[str, ...],
@@ -165,6 +174,8 @@ def sanitizer_steps(places: Places) -> list[Step]:
         options = _bench_options(algorithm, _SANITIZED_RANKS)
         steps.append(run("ep_bench", f"ep_bench-{algorithm}", options, _SANITIZED_RANKS,
                          counts.says(BENCH_PASSED, 1)))
+    steps.append(_net_plugin_step("sanitize/net_plugin", places.sanitized.parent,
+                                  "build/sanitizer"))
     return steps
 
 

@@ -1,4 +1,4 @@
-//! Host and device agree on what a kernel is called and what it is told.
+//! Host and device agree on the names of kernels and on their parameters.
 //!
 //! The headers of `PAIRS` are generated and committed; these tests compare them, and with
 //! NCCL_EP_UPDATE_HEADER=1 write them anew. No GPU and no nvcc are needed.
@@ -85,7 +85,7 @@ fn generate(pair: &Pair) -> String {
         tab_width: 4,
         documentation_style: cbindgen::DocumentationStyle::Cxx,
         header: Some(format!(
-            "// What each kernel is told. Generated from {} by\n\
+            "// Kernel parameters. Generated from {} by\n\
              // NCCL_EP_UPDATE_HEADER=1 cargo test --test kernel_params; do not edit.\n\
              // clang-format off",
             pair.source

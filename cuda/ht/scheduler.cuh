@@ -69,7 +69,7 @@ __device__ __forceinline__ Work try_next_row(Scheduler& scheduler, const uint32_
 }
 
 // Takes a row, waiting until one is ready; kNoPeer when none is left or the operation has failed.
-// `idle` is called between two looks; `awaited` lacks only the peer.
+// `idle` is called between two attempts; `awaited` lacks only the peer.
 template <typename Ready, typename Idle>
 __device__ __forceinline__ Work next_row(const HtCommon& common, Awaited awaited,
                                          Scheduler& scheduler, const uint32_t* counts,

@@ -69,7 +69,7 @@ struct ExpertMajor {
         }
         return total;
     }
-    // The rows of an expert that there is room for, of so many that came.
+    // How many of `total` rows that came for an expert there is room for.
     __device__ uint32_t kept(uint32_t total) const {
         const uint32_t most = rows_of_expert();
         return total < most ? total : most;

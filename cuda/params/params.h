@@ -1,4 +1,4 @@
-// What each kernel is told. Generated from src/backend/cuda/params.rs by
+// Kernel parameters. Generated from src/backend/cuda/params.rs by
 // NCCL_EP_UPDATE_HEADER=1 cargo test --test kernel_params; do not edit.
 // clang-format off
 
@@ -48,10 +48,10 @@ constexpr static const uint32_t FAULT_PEER_FAILED = 4;
 /// `FaultReport::state`: fewer output rows for tokens, `got`, than rows received, `expected`.
 constexpr static const uint32_t FAULT_TOKEN_ROWS = 5;
 
-/// `FaultReport::state`: the same of the rows for ids and weights.
+/// `FaultReport::state`: fewer output rows for ids and weights, `got`, than rows received, `expected`.
 constexpr static const uint32_t FAULT_ROUTING_ROWS = 6;
 
-/// `FaultReport::state`: the same of input rows.
+/// `FaultReport::state`: fewer input rows, `got`, than rows to return, `expected`.
 constexpr static const uint32_t FAULT_INPUT_ROWS = 7;
 
 /// `FaultReport::state`: a rank has staged an operation that is whole here, or the other way round.
@@ -268,7 +268,7 @@ struct LlChannelState {
     uint32_t received;
 };
 
-/// What both LL kernels are told.
+/// Parameters of both LL kernels.
 struct LlCommon {
     /// Where the ranks' windows are.
     PeerTable peers;
@@ -296,7 +296,7 @@ struct LlCommon {
 
 /// Parameters of `ll_dispatch`.
 struct LlDispatchParams {
-    /// What both kernels are told.
+    /// Common to both kernels.
     LlCommon common;
     /// `[tokens]` rows.
     const uint8_t *tokens;
@@ -312,7 +312,7 @@ struct LlDispatchParams {
 
 /// Parameters of `ll_combine_bf16` and its siblings.
 struct LlCombineParams {
-    /// What both kernels are told.
+    /// Common to both kernels.
     LlCommon common;
     /// `[local_experts][ranks * max_tokens]` rows.
     const uint8_t *rows;

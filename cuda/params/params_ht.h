@@ -1,4 +1,4 @@
-// What each kernel is told. Generated from src/backend/cuda/params_ht.rs by
+// Kernel parameters. Generated from src/backend/cuda/params_ht.rs by
 // NCCL_EP_UPDATE_HEADER=1 cargo test --test kernel_params; do not edit.
 // clang-format off
 
@@ -33,23 +33,23 @@ constexpr static const uint32_t HT_COUNTS_BESIDE_EXPERTS = 2;
 /// are its ids per token.
 constexpr static const uint32_t HT_VERDICT_CODE_SHIFT = 8;
 
-/// Bit of a handle's number of rows: the ranks do not agree, and nothing runs on the handle. The rest
-/// says why: what a rank told, and which rank.
+/// Bit of a handle's number of rows that marks it invalid: the ranks do not agree, and nothing runs on the
+/// handle. The other bits say why: which rank, and its verdict.
 constexpr static const uint32_t HT_DISAGREED = 2147483648;
 
-/// Bit of the same: that rank has other ids per token; else it refused.
+/// Bit of the mark: that rank has other ids per token; else it refused.
 constexpr static const uint32_t HT_DISAGREED_TOP_K = 1073741824;
 
-/// Lowest bit of the rank in the same.
+/// Lowest bit of the rank in the mark.
 constexpr static const uint32_t HT_DISAGREED_RANK_SHIFT = 16;
 
-/// In the place of the same: some rank was not heard in time. No rank has such a number.
+/// Instead of the mark: no verdict of some rank came in time. No rank has this number.
 constexpr static const uint32_t HT_UNHEARD = 4294967294;
 
 /// Offsets in every rank's window; equal on all ranks.
 struct HtLayout {
-    /// u64 packets `[2][ranks][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by `HtRouteParams::bank`: what each
-    /// other rank tells.
+    /// u64 packets `[2][ranks][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by `HtRouteParams::bank`: from
+    /// each other rank.
     uint64_t counts;
     /// u64 packets `[ranks][depth]`: which row of the source's sequence a slot holds.
     uint64_t arrivals;
@@ -90,7 +90,7 @@ struct HtHandleMemory {
     uint32_t top_k;
 };
 
-/// What `ht_route` tells the host, in host memory that the device maps.
+/// What `ht_route` reports to the host, in host memory that the device maps.
 struct HtReceived {
     /// Rows that this rank receives, or `HT_DISAGREED` and why.
     uint32_t rows;
@@ -117,10 +117,10 @@ struct HtRouteParams {
     /// `[1 + ranks + ranks * local_experts]`, zero except while the kernel runs: blocks that have counted,
     /// what they have counted for each rank, and for each expert.
     uint32_t *tally;
-    /// u64 packets `[2][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by `bank`: what this rank tells itself. Not
+    /// u64 packets `[2][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by `bank`: from this rank to itself. Not
     /// in the window, where peers could change it.
     uint64_t *own_counts;
-    /// Most tokens of a rank: of what peers tell, no more is believed.
+    /// Most tokens of a rank: the bound for the numbers that peers send.
     uint32_t max_tokens;
     /// Handles of the group so far, this one included.
     uint32_t epoch;
@@ -145,7 +145,7 @@ struct HtSequences {
     uint32_t blocks_started;
 };
 
-/// What `ht_dispatch` and `ht_combine` are told.
+/// Parameters of both `ht_dispatch` and `ht_combine`.
 struct HtCommon {
     /// Where the ranks' windows are.
     PeerTable peers;
@@ -157,7 +157,7 @@ struct HtCommon {
     HtHandleMemory handle;
     /// The group's sequences.
     HtSequences *sequences;
-    /// What the ranks must agree on (`ht_shape_word`), told with every row.
+    /// What the ranks must agree on (`ht/shape_word.rs`), sent with every row.
     uint32_t shape_word;
     /// Bytes per row.
     uint32_t row_bytes;
@@ -175,7 +175,7 @@ struct HtCommon {
 
 /// Parameters of `ht_dispatch`.
 struct HtDispatchParams {
-    /// What both kernels are told.
+    /// Common to both kernels.
     HtCommon common;
     /// `[tokens]` rows.
     const uint8_t *tokens;
@@ -199,7 +199,7 @@ struct HtDispatchParams {
 
 /// Parameters of `ht_combine_bf16` and its siblings.
 struct HtCombineParams {
-    /// What both kernels are told.
+    /// Common to both kernels.
     HtCommon common;
     /// `[in_rows]` rows, in the order of dispatch.
     const uint8_t *rows;

@@ -1,5 +1,5 @@
-//! What each kernel is told: one `#[repr(C)]` struct per kernel, defined here (what high throughput
-//! alone needs, in `params_ht`) and nowhere else.
+//! Kernel parameters: one `#[repr(C)]` struct per kernel, defined here (those of high throughput in
+//! `params_ht`) and nowhere else.
 //!
 //! `cuda/params/params.h` and `cuda/params/params_ht.h` are generated from these files (`tests/kernel_params.rs`), so
 //! they must stay free of other modules. Addresses are the device's; the host never follows them through these structs.
@@ -35,9 +35,9 @@ pub const FAULT_SHAPE_DIFFERS: u32 = 3;
 pub const FAULT_PEER_FAILED: u32 = 4;
 /// `FaultReport::state`: fewer output rows for tokens, `got`, than rows received, `expected`.
 pub const FAULT_TOKEN_ROWS: u32 = 5;
-/// `FaultReport::state`: the same of the rows for ids and weights.
+/// `FaultReport::state`: fewer output rows for ids and weights, `got`, than rows received, `expected`.
 pub const FAULT_ROUTING_ROWS: u32 = 6;
-/// `FaultReport::state`: the same of input rows.
+/// `FaultReport::state`: fewer input rows, `got`, than rows to return, `expected`.
 pub const FAULT_INPUT_ROWS: u32 = 7;
 
 /// `FaultReport::state`: a rank has staged an operation that is whole here, or the other way round.
@@ -249,7 +249,7 @@ pub struct LlChannelState {
     pub received: u32,
 }
 
-/// What both LL kernels are told.
+/// Parameters of both LL kernels.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct LlCommon {
@@ -281,7 +281,7 @@ pub struct LlCommon {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct LlDispatchParams {
-    /// What both kernels are told.
+    /// Common to both kernels.
     pub common: LlCommon,
     /// `[tokens]` rows.
     pub tokens: *const u8,
@@ -299,7 +299,7 @@ pub struct LlDispatchParams {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct LlCombineParams {
-    /// What both kernels are told.
+    /// Common to both kernels.
     pub common: LlCommon,
     /// `[local_experts][ranks * max_tokens]` rows.
     pub rows: *const u8,

@@ -1,4 +1,4 @@
-//! What the high-throughput kernels are told; the second part of `params`, and under the same rules.
+//! Parameters of the high-throughput kernels; the second part of `params`, under the same rules.
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::params::{MAX_PEERS, PeerTable, WaitParams};
@@ -20,22 +20,22 @@ pub const HT_COUNTS_BESIDE_EXPERTS: u32 = 2;
 /// Lowest bit, in `HtRouteParams::verdict`, of the `ncclResult_t` with which a rank refuses its part; below it
 /// are its ids per token.
 pub const HT_VERDICT_CODE_SHIFT: u32 = 8;
-/// Bit of a handle's number of rows: the ranks do not agree, and nothing runs on the handle. The rest
-/// says why: what a rank told, and which rank.
+/// Bit of a handle's number of rows that marks it invalid: the ranks do not agree, and nothing runs on the
+/// handle. The other bits say why: which rank, and its verdict.
 pub const HT_DISAGREED: u32 = 0x8000_0000;
-/// Bit of the same: that rank has other ids per token; else it refused.
+/// Bit of the mark: that rank has other ids per token; else it refused.
 pub const HT_DISAGREED_TOP_K: u32 = 0x4000_0000;
-/// Lowest bit of the rank in the same.
+/// Lowest bit of the rank in the mark.
 pub const HT_DISAGREED_RANK_SHIFT: u32 = 16;
-/// In the place of the same: some rank was not heard in time. No rank has such a number.
+/// Instead of the mark: no verdict of some rank came in time. No rank has this number.
 pub const HT_UNHEARD: u32 = 0xffff_fffe;
 
 /// Offsets in every rank's window; equal on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct HtLayout {
-    /// u64 packets `[2][ranks][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by `HtRouteParams::bank`: what each
-    /// other rank tells.
+    /// u64 packets `[2][ranks][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by `HtRouteParams::bank`: from
+    /// each other rank.
     pub counts: u64,
     /// u64 packets `[ranks][depth]`: which row of the source's sequence a slot holds.
     pub arrivals: u64,
@@ -80,7 +80,7 @@ pub struct HtHandleMemory {
     pub top_k: u32,
 }
 
-/// What `ht_route` tells the host, in host memory that the device maps.
+/// What `ht_route` reports to the host, in host memory that the device maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct HtReceived {
@@ -111,10 +111,10 @@ pub struct HtRouteParams {
     /// `[1 + ranks + ranks * local_experts]`, zero except while the kernel runs: blocks that have counted,
     /// what they have counted for each rank, and for each expert.
     pub tally: *mut u32,
-    /// u64 packets `[2][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by `bank`: what this rank tells itself. Not
+    /// u64 packets `[2][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by `bank`: from this rank to itself. Not
     /// in the window, where peers could change it.
     pub own_counts: *mut u64,
-    /// Most tokens of a rank: of what peers tell, no more is believed.
+    /// Most tokens of a rank: the bound for the numbers that peers send.
     pub max_tokens: u32,
     /// Handles of the group so far, this one included.
     pub epoch: u32,
@@ -141,7 +141,7 @@ pub struct HtSequences {
     pub blocks_started: u32,
 }
 
-/// What `ht_dispatch` and `ht_combine` are told.
+/// Parameters of both `ht_dispatch` and `ht_combine`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct HtCommon {
@@ -155,7 +155,7 @@ pub struct HtCommon {
     pub handle: HtHandleMemory,
     /// The group's sequences.
     pub sequences: *mut HtSequences,
-    /// What the ranks must agree on (`ht_shape_word`), told with every row.
+    /// What the ranks must agree on (`ht/shape_word.rs`), sent with every row.
     pub shape_word: u32,
     /// Bytes per row.
     pub row_bytes: u32,
@@ -175,7 +175,7 @@ pub struct HtCommon {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct HtDispatchParams {
-    /// What both kernels are told.
+    /// Common to both kernels.
     pub common: HtCommon,
     /// `[tokens]` rows.
     pub tokens: *const u8,
@@ -201,7 +201,7 @@ pub struct HtDispatchParams {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct HtCombineParams {
-    /// What both kernels are told.
+    /// Common to both kernels.
     pub common: HtCommon,
     /// `[in_rows]` rows, in the order of dispatch.
     pub rows: *const u8,

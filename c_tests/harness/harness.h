@@ -209,6 +209,10 @@ void ep_store(ncclDataType_t datatype, void* base, size_t index, float value);
 float ep_load(ncclDataType_t datatype, const void* base, size_t index);
 size_t ep_datatype_size(ncclDataType_t datatype);
 
+// The same for the first `count` elements, much faster.
+void ep_store_all(ncclDataType_t datatype, void* base, size_t count, const float* values);
+void ep_load_all(ncclDataType_t datatype, const void* base, size_t count, float* values);
+
 // ---- Device buffers, groups and tensors (tensor.c)
 // -------------------------------------------------
 

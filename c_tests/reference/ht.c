@@ -90,7 +90,8 @@ typedef struct {
 
 static void note_token(const Copy* copy, void* context) {
     const Rows* rows = context;
-    if (copy->destination == rows->rank) rows->rows[copy->row] = ref_row_of(copy->source, copy->token);
+    if (copy->destination != rows->rank) return;
+    rows->rows[copy->row] = ref_row_of(copy->source, copy->token);
 }
 
 uint64_t* ref_ht_rows(const RefRouting* routing, unsigned rank) {
@@ -158,6 +159,7 @@ typedef struct {
     unsigned rank;
     const RefRows* rows;
     unsigned char* row;  // room for one
+    float* values;       // of it
     float* sums;         // [num_tokens, hidden]
 } Sums;
 
@@ -166,21 +168,22 @@ static void add_copy(const Copy* copy, void* context) {
     const Sums* sums = context;
     if (copy->source != sums->rank) return;
     ref_row_fill(sums->rows, ref_row_of(copy->destination, copy->row), sums->row);
-    for (size_t i = 0; i < sums->rows->hidden; ++i) {
-        float* sum = &sums->sums[copy->token * sums->rows->hidden + i];
-        *sum = *sum + ep_load(sums->rows->datatype, sums->row, i);
-    }
+    const size_t hidden = sums->rows->hidden;
+    ep_load_all(sums->rows->datatype, sums->row, hidden, sums->values);
+    float* of_token = &sums->sums[copy->token * hidden];
+    for (size_t i = 0; i < hidden; ++i) of_token[i] += sums->values[i];
 }
 
 void ref_ht_combine(const RefRouting* routing, unsigned rank, const RefRows* expert_rows,
                     void* out) {
     const size_t elements = (size_t)routing->num_tokens[rank] * expert_rows->hidden;
     Sums sums = {rank, expert_rows, malloc(ref_row_bytes(expert_rows)),
-                 calloc(elements + 1, sizeof(float))};
-    EP_REQUIRE(sums.row != NULL && sums.sums != NULL);
+                 malloc(expert_rows->hidden * sizeof(float)), calloc(elements + 1, sizeof(float))};
+    EP_REQUIRE(sums.row != NULL && sums.values != NULL && sums.sums != NULL);
     walk(routing, add_copy, &sums);
-    for (size_t i = 0; i < elements; ++i) ep_store(expert_rows->datatype, out, i, sums.sums[i]);
+    ep_store_all(expert_rows->datatype, out, elements, sums.sums);
     free(sums.row);
+    free(sums.values);
     free(sums.sums);
 }
 

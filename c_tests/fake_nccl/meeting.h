@@ -1,5 +1,5 @@
-// Where the ranks of one communicator meet: shared memory in which each of them shows the others a
-// few bytes, round by round. It knows nothing of CUDA.
+// Shared memory in which the ranks of one communicator show each other a few bytes, round by round.
+// Independent of CUDA.
 #ifndef C_TESTS_FAKE_NCCL_MEETING_H_
 #define C_TESTS_FAKE_NCCL_MEETING_H_
 
@@ -33,7 +33,7 @@ bool meeting_new_name(char name[kMeetingNameBytes]);
 bool meeting_join(Meeting* meeting, const char* name, int num_ranks, int rank, unsigned seconds);
 
 // Shows `mine` to all and copies what all show, in rank order, each at `stride` bytes from the one
-// before. Waits for all ranks; false if the seat was left meanwhile.
+// before. Waits for all ranks; false if the seat was left.
 bool meeting_exchange(Meeting* meeting, const void* mine, size_t bytes, void* all, size_t stride);
 
 void meeting_close(Meeting* meeting);

@@ -92,7 +92,8 @@ typedef struct {
 
 static void note_token(const Copy* copy, void* context) {
     const Rows* rows = context;
-    if (copy->destination == rows->rank) rows->rows[copy->row] = ref_row_of(copy->source, copy->token);
+    if (copy->destination != rows->rank) return;
+    rows->rows[copy->row] = ref_row_of(copy->source, copy->token);
 }
 
 uint64_t* ref_ht_rows(const RefRouting* routing, unsigned rank) {
@@ -161,6 +162,7 @@ typedef struct {
     unsigned distance;  // of the nodes whose rows are added
     const RefRows* rows;
     unsigned char* row;  // room for one
+    float* values;       // of it
     float* sums;         // [num_tokens, hidden]
     bool* found;         // [num_tokens]: whether there was something to add
 } Sums;
@@ -172,44 +174,46 @@ static void add_copy(const Copy* copy, void* context) {
     if (ep_node_distance(copy->source, copy->destination) != sums->distance) return;
     sums->found[copy->token] = true;
     ref_row_fill(sums->rows, ref_row_of(copy->destination, copy->row), sums->row);
-    for (size_t i = 0; i < sums->rows->hidden; ++i) {
-        float* sum = &sums->sums[copy->token * sums->rows->hidden + i];
-        *sum = *sum + ep_load(sums->rows->datatype, sums->row, i);
-    }
+    const size_t hidden = sums->rows->hidden;
+    ep_load_all(sums->rows->datatype, sums->row, hidden, sums->values);
+    float* of_token = &sums->sums[copy->token * hidden];
+    for (size_t i = 0; i < hidden; ++i) of_token[i] += sums->values[i];
 }
 
 void ref_ht_combine(const RefRouting* routing, unsigned rank, const RefRows* expert_rows,
                     void* out) {
     const size_t num_tokens = routing->num_tokens[rank];
     const size_t hidden = expert_rows->hidden;
-    float* total = calloc(num_tokens * hidden + 1, sizeof(float));
-    Sums sums = {rank,
-                 0,
-                 expert_rows,
-                 malloc(ref_row_bytes(expert_rows)),
-                 calloc(num_tokens * hidden + 1, sizeof(float)),
-                 calloc(num_tokens + 1, sizeof(bool))};
-    EP_REQUIRE(total != NULL && sums.row != NULL && sums.sums != NULL && sums.found != NULL);
+    const size_t elements = num_tokens * hidden;
+    const ncclDataType_t datatype = expert_rows->datatype;
+    float* total = calloc(elements + 1, sizeof(float));
+    Sums sums = {.rank = rank,
+                 .rows = expert_rows,
+                 .row = malloc(ref_row_bytes(expert_rows)),
+                 .values = malloc(hidden * sizeof(float)),
+                 .sums = calloc(elements + 1, sizeof(float)),
+                 .found = calloc(num_tokens + 1, sizeof(bool))};
+    EP_REQUIRE(total != NULL && sums.row != NULL && sums.values != NULL);
+    EP_REQUIRE(sums.sums != NULL && sums.found != NULL);
     for (; sums.distance < ep_num_nodes(); ++sums.distance) {
-        memset(sums.sums, 0, num_tokens * hidden * sizeof(float));
+        memset(sums.sums, 0, elements * sizeof(float));
         memset(sums.found, 0, num_tokens * sizeof(bool));
         walk(routing, add_copy, &sums);
-        for (size_t i = 0; i < num_tokens * hidden; ++i) {
-            if (!sums.found[i / hidden]) continue;
-            if (sums.distance == 0) {
-                total[i] = sums.sums[i];
-                continue;
+        for (size_t token = 0; token < num_tokens; ++token) {
+            if (!sums.found[token]) continue;
+            float* of_node = &sums.sums[token * hidden];
+            if (sums.distance > 0) {
+                // What another node has summed crosses the network as one row.
+                ep_store_all(datatype, sums.row, hidden, of_node);
+                ep_load_all(datatype, sums.row, hidden, of_node);
             }
-            // What another node has summed crosses the network as one row.
-            ep_store(expert_rows->datatype, sums.row, 0, sums.sums[i]);
-            total[i] = total[i] + ep_load(expert_rows->datatype, sums.row, 0);
+            for (size_t i = 0; i < hidden; ++i) total[token * hidden + i] += of_node[i];
         }
     }
-    for (size_t i = 0; i < num_tokens * hidden; ++i) {
-        ep_store(expert_rows->datatype, out, i, total[i]);
-    }
+    ep_store_all(datatype, out, elements, total);
     free(total);
     free(sums.row);
+    free(sums.values);
     free(sums.sums);
     free(sums.found);
 }

@@ -18,8 +18,8 @@ typedef struct {
 
 typedef void (*PlacedFn)(const Placed* placed, void* context);
 
-// Calls `each`, if there is one, for every entry with a slot, in slot order. `used` gets the number of slots of each
-// of the E experts.
+// Calls `each`, if there is one, for every entry with a slot, in slot order. `used` gets the number
+// of slots of each of the E experts.
 static void walk(const RefRouting* routing, unsigned capacity, unsigned* used, PlacedFn each,
                  void* context) {
     const unsigned local_experts = ref_local_experts(routing);
@@ -128,10 +128,8 @@ static void fetch_result(const Placed* placed, void* context) {
     if (placed->source != combine->rank) return;
     const unsigned hidden = combine->rows->hidden;
     ref_row_fill(combine->rows, ref_row_of(placed->owner, placed->slot_row), combine->row);
-    for (unsigned column = 0; column < hidden; ++column) {
-        combine->results[placed->entry * hidden + column] =
-            ep_load(combine->rows->datatype, combine->row, column);
-    }
+    ep_load_all(combine->rows->datatype, combine->row, hidden,
+                &combine->results[placed->entry * hidden]);
 }
 
 // Which of the `top_k` dispatched ids entry k of the combine means, or kUnmatched.

@@ -92,7 +92,7 @@ std::string ReadChannels(const std::string& text, Options* options) {
     return error;
 }
 
-std::string ReadAllTokens(const std::string& text, bool sweep, Options* options) {
+std::string ReadLists(const std::string& text, bool sweep, Options* options) {
     std::string error;
     options->sweep = sweep;
     options->tokens.clear();
@@ -115,8 +115,8 @@ ep::Option Closing(bool* open, ep::Option option) {
 }
 
 std::vector<ep::Option> SizeOptions(Options* options, Open* open) {
-    const auto tokens = [=](const std::string& text) { return ReadAllTokens(text, false, options); };
-    const auto sweep = [=](const std::string& text) { return ReadAllTokens(text, true, options); };
+    const auto tokens = [=](const std::string& list) { return ReadLists(list, false, options); };
+    const auto sweep = [=](const std::string& list) { return ReadLists(list, true, options); };
     return {ep::Algorithm(&options->algorithm),
             Closing(&open->tokens, {'t', "tokens", true, tokens}),
             Closing(&open->tokens, {0, "sweep", true, sweep}),

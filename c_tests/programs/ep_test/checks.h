@@ -1,5 +1,5 @@
-// The data that ep_test sends, and the comparison of all that arrives with the reference: every byte
-// of every output, where the reference's program looks at the first ten elements of a row.
+// The data that ep_test sends, and the comparison of all that arrives with the reference: every
+// byte of every output, where the reference's program looks at the first ten elements of a row.
 #ifndef C_TESTS_PROGRAMS_EP_TEST_CHECKS_H_
 #define C_TESTS_PROGRAMS_EP_TEST_CHECKS_H_
 

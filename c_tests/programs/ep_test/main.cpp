@@ -163,7 +163,8 @@ void Run::Repeat() {
                                            options_.tokens, options_.hidden);
     const auto weights_tag = NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS;
     const unsigned top_k = routing().top_k;
-    ncclNDTensor_t given = ep_tensor_2d(group_, ncclFloat32, weights_tag, received_.sizes[0], top_k);
+    ncclNDTensor_t given =
+        ep_tensor_2d(group_, ncclFloat32, weights_tag, received_.sizes[0], top_k);
     ncclNDTensor_t gradients =
         ep_tensor_2d(group_, ncclFloat32, weights_tag, options_.tokens, top_k);
     ep_tensor_upload(&given, exchange_.Gradients(received_.sizes[0]).data());

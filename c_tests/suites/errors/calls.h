@@ -1,5 +1,5 @@
-// Rows of tables of broken calls: one tensor of a call with one thing wrong, and the refusal's text,
-// which is made from the same arguments.
+// Rows of tables of broken calls: one tensor of a call with one thing wrong, and the refusal's
+// text, which is made from the same arguments.
 #ifndef C_TESTS_SUITES_ERRORS_CALLS_H_
 #define C_TESTS_SUITES_ERRORS_CALLS_H_
 

@@ -77,8 +77,8 @@ class Player {
     Player(const Player&) = delete;
     Player& operator=(const Player&) = delete;
 
-    // A round: groups at the start, random calls, and the end of all that is left. Tensors go last: for
-    // them everything is waited for, so a lost communicator has to be gone.
+    // A round: groups at the start, random calls, and the end of all that is left. Tensors go last:
+    // for them everything is waited for, so a lost communicator has to be gone.
     void Open(unsigned round);
     void Play(unsigned calls);
     void Close();

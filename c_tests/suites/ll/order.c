@@ -1,5 +1,6 @@
 // Low-latency operations in every order: repeated, interleaved over handles and groups, on streams
-// without an order, with ids that change between operations, and a thousand in a row without a pause.
+// without an order, with ids that change between operations, and a thousand in a row without a
+// pause.
 #include "reference/ll_run.h"
 #include "suites/ll/cases.h"
 
@@ -182,8 +183,8 @@ void ll_thousand_operations(EpEnv* env) {
     destroy(env, groups[1]);
 }
 
-// The creation of a handle waits for no other rank, as it would if it filled memory on a stream that is
-// ordered with the default one: there a dispatch waits for ranks that wait for the handles.
+// The creation of a handle waits for no other rank, as it would if it filled memory on a stream
+// that is ordered with the default one: there a dispatch waits for ranks that wait for the handles.
 void ll_handle_while_a_dispatch_waits(EpEnv* env) {
     enum { kHandles = 3 };
     const LlShape shape = small_shape(env, 12, 3);

@@ -27,7 +27,7 @@ struct Event {
     latest: Mutex<Option<Record>>,
 }
 
-/// One `cudaEventRecord`: later records replace it, whoever waits already keeps it.
+/// One `cudaEventRecord`. A later record replaces it for new waits; earlier waits keep it.
 #[derive(Clone)]
 struct Record {
     ticket: Ticket,

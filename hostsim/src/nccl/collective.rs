@@ -1,8 +1,8 @@
 //! Collectives as the stream's worker executes them.
 //!
-//! Every collective is a number of rounds. In a round each rank shows up to one slot of bytes, all
-//! meet, and each reads what it needs. Slots alternate between two banks: a rank writes a bank
-//! again two rounds later, hence after a meeting to which all came only once they had read it.
+//! A collective is a sequence of rounds. In a round each rank writes up to one slot of bytes, all
+//! meet, and each reads the slots it needs. Slots alternate between two banks: before a rank writes a
+//! bank again, two rounds later, all have met once more, after reading it.
 #![allow(unsafe_code)]
 
 use std::ptr;
@@ -71,7 +71,7 @@ impl Collective {
         for (offset, len) in pieces(bytes, SLOT) {
             let bank = turn.write(|slot| copy(self.send + offset, slot, len));
             let met = turn.meet();
-            // What came is delivered even if the others never come, as some of it is by NCCL.
+            // If some ranks never come, the others' bytes are delivered nevertheless, as NCCL may do.
             for rank in (0..turn.comm.ranks()).filter(|&rank| turn.has_come(rank)) {
                 copy(
                     turn.slot(bank, rank),
@@ -93,7 +93,7 @@ impl Collective {
         Ok(())
     }
 
-    /// Writes down for the others what this rank takes the collective to be.
+    /// Publishes what this rank takes the collective to be.
     fn announce(&self, comm: &Comm) {
         let words = &comm.segment.lane(comm.rank).description[comm.executed() % BANKS];
         for (to, from) in words.iter().zip(self.words()) {
@@ -164,7 +164,7 @@ impl Turn<'_> {
         bank
     }
 
-    /// Whether a rank has filled its slot of the round that this rank meets the others in, or has met.
+    /// Whether a rank has filled its slot of this round.
     fn has_come(&self, rank: usize) -> bool {
         let steps = |rank: usize| {
             let steps = &self.comm.segment.lane(rank).steps;
@@ -193,7 +193,7 @@ impl Turn<'_> {
         self.comm.segment.slot(bank, rank) as usize
     }
 
-    /// Adds up what all ranks show.
+    /// Adds up the slots of all ranks.
     fn add_up(&self, sum: Sum, bank: usize, to: usize, len: usize) {
         if len == 0 {
             return;

@@ -84,8 +84,8 @@ impl<'a> Watch<'a> {
         self.since = Instant::now();
     }
 
-    /// Sleeps for a while as long as the word has the value `seen`; fails when there is nothing
-    /// left to wait for. `missing` tells for whom.
+    /// Sleeps for a while as long as the word has the value `seen`; fails when the wait cannot
+    /// succeed any more. `missing` names the ranks that it waits for.
     pub(crate) fn pause(
         &self,
         word: &AtomicU32,

@@ -1,8 +1,8 @@
 //! The shared memory of one communicator: layout, mapping, access.
 //!
-//! Everything that ranks write concurrently is an atomic; fresh memory is zero, which is the right
-//! start for all of them, so no rank has to initialise before the others. Bulk data goes through
-//! raw slots whose turns the meetings (`meeting`) settle.
+//! Everything that ranks write concurrently is an atomic whose start value is zero, like fresh memory,
+//! so no rank has to initialise before the others. Bulk data goes through raw slots; meetings
+//! (`meeting`) decide who may access them.
 #![allow(unsafe_code)]
 
 use std::os::fd::AsRawFd;
@@ -54,7 +54,7 @@ pub(crate) struct Lane {
     pub(crate) process: AtomicU32,
     /// How many times the rank has come to each meeting.
     pub(crate) steps: [AtomicU32; 2],
-    /// Counts the news in the rank's mailboxes.
+    /// Counts the changes of the rank's mailboxes.
     pub(crate) bell: AtomicU32,
     /// What the rank believes the current collective to be, in alternating banks.
     pub(crate) description: [[AtomicU64; DESCRIPTION]; BANKS],
@@ -184,7 +184,7 @@ impl Segment {
         from * self.ranks() + to
     }
 
-    /// Tells a rank that there is news for it.
+    /// Wakes a rank that waits for its mailboxes.
     pub(crate) fn ring(&self, rank: usize) {
         let bell = &self.lane(rank).bell;
         bell.fetch_add(1, Ordering::Release);

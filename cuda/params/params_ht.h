@@ -145,19 +145,9 @@ struct HtSequences {
     uint32_t blocks_started;
 };
 
-/// What `ht_dispatch` and `ht_combine` are told.
-struct HtCommon {
-    /// Where the ranks' windows are.
-    PeerTable peers;
-    /// Deadline and report.
-    WaitParams wait;
-    /// Where things lie in them.
-    HtLayout layout;
-    /// The handle's memory.
-    HtHandleMemory handle;
-    /// The group's sequences.
-    HtSequences *sequences;
-    /// What the ranks must agree on (`ht_shape_word`), told with every row.
+/// How rows travel in an operation, and which part of the grid does what.
+struct HtShape {
+    /// What the ranks must agree on (`ht/shape_word.rs`); it travels with every row.
     uint32_t shape_word;
     /// Bytes per row.
     uint32_t row_bytes;
@@ -171,6 +161,22 @@ struct HtCommon {
     uint32_t copy_warps;
     /// The first `send_blocks` of the grid send; the others receive.
     uint32_t send_blocks;
+};
+
+/// What `ht_dispatch` and `ht_combine` are told.
+struct HtCommon {
+    /// Where the ranks' windows are.
+    PeerTable peers;
+    /// Deadline and report.
+    WaitParams wait;
+    /// Where things lie in them.
+    HtLayout layout;
+    /// The handle's memory.
+    HtHandleMemory handle;
+    /// The group's sequences.
+    HtSequences *sequences;
+    /// The shape of rows and of the grid.
+    HtShape shape;
 };
 
 /// Parameters of `ht_dispatch`.

@@ -67,6 +67,7 @@ const PAIRS: [Pair; 2] = [
             HtRouteParams,
             HtSequences,
             HtCommon,
+            HtShape,
             HtDispatchParams,
             HtCombineParams
         ],

@@ -44,7 +44,7 @@ struct Block {
     // threshold was measured.
     __device__ bool senders_fill_rings() const {
         const uint32_t slots = (ranks() - 1) * common.layout.depth;
-        return senders.blocks * common.copy_warps > slots / kSlotsPerSender;
+        return senders.blocks * common.shape.copy_warps > slots / kSlotsPerSender;
     }
 };
 
@@ -89,7 +89,7 @@ __device__ void store_row(const Block& block, const Returning& returning, Stagin
     const RowFormat format = row_format(common);
     const Remote<uint8_t> slot =
         rings_at(common, returning.home).row(block.rank(), returning.sequence(block));
-    if (common.tail_bytes != 0) {
+    if (common.shape.tail_bytes != 0) {
         write_tail(block, returning, staging);
     }
     for (uint32_t offset = 0; offset < format.bytes; offset += format.chunk_bytes) {
@@ -100,8 +100,8 @@ __device__ void store_row(const Block& block, const Returning& returning, Stagin
         staging.wait_loaded();
         staging.store(slot + offset, format.chunk_at(offset));
     }
-    if (common.tail_bytes != 0) {
-        staging.store_shared(staging.tails(), slot + format.bytes, common.tail_bytes);
+    if (common.shape.tail_bytes != 0) {
+        staging.store_shared(staging.tails(), slot + format.bytes, common.shape.tail_bytes);
     }
     staging.commit();
 }
@@ -185,7 +185,7 @@ __device__ __forceinline__ bool wait_for_parts(const Block& block, const TokenEn
         const Arrival arrival = wait_for_row(
             block.common, at, part.sequence,
             {WAIT_STREAMED_ROW, rank, block.shared.pairs.operation});
-        ok = arrival.ok && arrival.data == block.common.shape_word;
+        ok = arrival.ok && arrival.data == block.common.shape.shape_word;
         if (arrival.ok && !ok) {
             fail_for_shape(block.common, rank, arrival.data);
         }
@@ -253,7 +253,7 @@ __device__ void gather_gradients(const Block& block, uint32_t token, const Token
     const uint32_t columns = block.params.columns;
     const uint8_t* gradients = nullptr;
     if (part.is_remote) {
-        gradients = part.row + block.common.row_bytes;
+        gradients = part.row + block.common.shape.row_bytes;
     } else if (entries.is_first()) {
         const uint64_t row = block.shared.pairs.begins[block.rank()] + entries.entry.index;
         gradients = reinterpret_cast<const uint8_t*>(block.params.gradients + row * columns);
@@ -313,8 +313,8 @@ __device__ void run(const HtCombineParams& params, uint8_t* buffers) {
     const Block block = {params,
                          common,
                          shared,
-                         {0, common.send_blocks},
-                         {common.send_blocks, gridDim.x - common.send_blocks}};
+                         {0, common.shape.send_blocks},
+                         {common.shape.send_blocks, gridDim.x - common.shape.send_blocks}};
     for (uint32_t peer = threadIdx.x; peer < MAX_PEERS; peer += blockDim.x) {
         shared.scheduler.next[peer] = 0;
     }
@@ -334,12 +334,12 @@ __device__ void run(const HtCombineParams& params, uint8_t* buffers) {
     }
     if (!block.senders.has_this_block()) {
         sum_tokens<Type>(block);
-    } else if (warp_idx() < common.copy_warps) {
-        Staging staging(buffers + warp_idx() * common.warp_bytes, common.chunk_bytes,
+    } else if (warp_idx() < common.shape.copy_warps) {
+        Staging staging(buffers + warp_idx() * common.shape.warp_bytes, common.shape.chunk_bytes,
                         &shared.barriers[warp_idx()]);
         NotifyQueue queue(shared.notify_state, queue_of_warp(common, buffers, warp_idx()), staging);
         send_rows(block, staging, queue);
-    } else if (warp_idx() == common.copy_warps) {
+    } else if (warp_idx() == common.shape.copy_warps) {
         notify_peers(common, shared.notify_state, buffers, [&] { poll_credits(block); });
     }
 }

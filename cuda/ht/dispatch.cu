@@ -135,7 +135,7 @@ __device__ void write_tails(const Block& block, const Outgoing& outgoing, Stagin
         if (lane_idx() < block.top_k()) {
             tail[lane_idx()] = routing.packed();
         }
-        tail += block.common.tail_bytes / sizeof(uint64_t);
+        tail += block.common.shape.tail_bytes / sizeof(uint64_t);
     }
 }
 
@@ -184,10 +184,10 @@ __device__ void store_row(const Block& block, const Outgoing& outgoing, Staging&
         }
     }
     const uint8_t* tail = staging.tails();
-    for (uint32_t left = common.tail_bytes != 0 ? peers : 0; left != 0; left &= left - 1) {
+    for (uint32_t left = common.shape.tail_bytes != 0 ? peers : 0; left != 0; left &= left - 1) {
         staging.store_shared(tail, remote_of_lane(slot, __ffs(left) - 1) + row.bytes,
-                             common.tail_bytes);
-        tail += common.tail_bytes;
+                             common.shape.tail_bytes);
+        tail += common.shape.tail_bytes;
     }
     staging.commit();
 }
@@ -196,7 +196,7 @@ __device__ void send_rows(const Block& block, Staging& staging, NotifyQueue& que
     Upcoming upcoming = next_token(block);
     Outgoing outgoing = fetch(block, upcoming, staging);
     while (outgoing.is_left(block)) {
-        if (block.common.tail_bytes != 0) {
+        if (block.common.shape.tail_bytes != 0) {
             write_tails(block, outgoing, staging);
         }
         const bool ok = wait_for_credits(block, outgoing, queue);
@@ -250,7 +250,7 @@ __device__ bool fill_unused_row(const Block& block, uint64_t number, Staging& st
     const bool has_routing = block.keeps_routing && number < block.params.routing_rows;
     const uint32_t row = static_cast<uint32_t>(number);
     if (has_row) {
-        const uint32_t row_bytes = block.common.row_bytes;
+        const uint32_t row_bytes = block.common.shape.row_bytes;
         for (uint32_t offset = 0; offset < row_bytes; offset += HT_ZERO_BYTES) {
             staging.store_shared(block.zeros, block.out_row(row) + offset,
                                  min(row_bytes - offset, HT_ZERO_BYTES));
@@ -296,7 +296,7 @@ __device__ void take_row(const Block& block, uint32_t source, uint32_t index, St
         const bool is_last = format.is_last_chunk(offset);
         const uint32_t bytes = format.chunk_at(offset);
         staging.wait_reusable();
-        staging.load(slot + offset, bytes, slot + format.bytes, is_last ? common.tail_bytes : 0);
+        staging.load(slot + offset, bytes, slot + format.bytes, is_last ? common.shape.tail_bytes : 0);
         staging.wait_loaded();
         if (is_last && lane_idx() == 0) {
             give_credit(common, source, sequence);
@@ -306,7 +306,7 @@ __device__ void take_row(const Block& block, uint32_t source, uint32_t index, St
             staging.commit();
         }
     }
-    if (common.tail_bytes != 0) {
+    if (common.shape.tail_bytes != 0) {
         if (lane_idx() < block.top_k()) {
             const auto* tail = reinterpret_cast<const uint64_t*>(staging.tails());
             write_routing(block, row, RoutingEntry(common, tail[lane_idx()]));
@@ -322,7 +322,7 @@ __device__ __forceinline__ bool has_come(const Block& block, uint32_t source, ui
     if (!is_or_follows(packet_epoch(packet), sequence + 1)) {
         return false;
     }
-    if (packet_data(packet) != block.common.shape_word) {
+    if (packet_data(packet) != block.common.shape.shape_word) {
         fail_for_shape(block.common, source, packet_data(packet));
         return false;
     }
@@ -400,8 +400,8 @@ __device__ void run(const HtDispatchParams& params, uint8_t* memory) {
     const Block block = {params,
                          common,
                          shared,
-                         {0, common.send_blocks},
-                         {common.send_blocks, gridDim.x - common.send_blocks},
+                         {0, common.shape.send_blocks},
+                         {common.shape.send_blocks, gridDim.x - common.shape.send_blocks},
                          zeros,
                          params.out != nullptr,
                          params.out_idx != nullptr};
@@ -428,7 +428,7 @@ __device__ void run(const HtDispatchParams& params, uint8_t* memory) {
         }
     }
     const bool sends = block.senders.has_this_block();
-    if (warp_idx() >= common.copy_warps) {
+    if (warp_idx() >= common.shape.copy_warps) {
         if (sends) {
             notify_peers(common, shared.notify_state, buffers,
                          [&] { poll_credits(common, shared.pairs); });
@@ -439,7 +439,7 @@ __device__ void run(const HtDispatchParams& params, uint8_t* memory) {
         }
         return;
     }
-    Staging staging(buffers + warp_idx() * common.warp_bytes, common.chunk_bytes,
+    Staging staging(buffers + warp_idx() * common.shape.warp_bytes, common.shape.chunk_bytes,
                     &shared.barriers[warp_idx()]);
     if (sends) {
         NotifyQueue queue(shared.notify_state, queue_of_warp(common, buffers, warp_idx()), staging);

@@ -35,7 +35,7 @@ constexpr uint32_t kQueueRows = HT_MAX_TOP_K;
 // The queue of `warp`: the end of its shared memory.
 __device__ __forceinline__ Notification* queue_of_warp(const HtCommon& common, uint8_t* staging,
                                                       uint32_t warp) {
-    uint8_t* end = staging + (warp + 1) * common.warp_bytes;
+    uint8_t* end = staging + (warp + 1) * common.shape.warp_bytes;
     return reinterpret_cast<Notification*>(end) - kQueueRows;
 }
 
@@ -116,7 +116,7 @@ template <typename Idle>
 __device__ __forceinline__ void notify_peers(const HtCommon& common, NotifyState& state,
                                              uint8_t* staging, Idle idle) {
     const uint32_t warp = lane_idx();
-    bool is_open = warp < common.copy_warps;
+    bool is_open = warp < common.shape.copy_warps;
     uint32_t notified = 0;
     while (__ballot_sync(kAllLanes, is_open) != 0) {
         idle();

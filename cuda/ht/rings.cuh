@@ -46,7 +46,7 @@
 namespace nccl_ep {
 
 __device__ __forceinline__ RowFormat row_format(const HtCommon& common) {
-    return {common.row_bytes, common.chunk_bytes};
+    return {common.shape.row_bytes, common.shape.chunk_bytes};
 }
 
 // Where the operation stands with each peer, in shared memory. The own rank has no ring: there all counts
@@ -178,7 +178,7 @@ __device__ __forceinline__ Rings<Remote> rings_at(const HtCommon& common, uint32
 __device__ __forceinline__ void notify_row(const HtCommon& common, uint32_t peer,
                                            uint32_t sequence) {
     put_value(rings_at(common, peer).arrival(common.peers.rank, sequence),
-              make_packet(sequence + 1, common.shape_word));
+              make_packet(sequence + 1, common.shape.shape_word));
 }
 
 // One lane: returns the slot of row `sequence` to `source`. All of the slot has been read: it is in shared
@@ -199,7 +199,7 @@ __device__ __forceinline__ Arrival wait_for_row(const HtCommon& common, const ui
 
 // One thread: `peer` runs an operation of another shape. Nothing sensible can follow.
 __device__ inline void fail_for_shape(const HtCommon& common, uint32_t peer, uint32_t shape_word) {
-    fail(common, FAULT_SHAPE_DIFFERS, peer, common.shape_word, shape_word);
+    fail(common, FAULT_SHAPE_DIFFERS, peer, common.shape.shape_word, shape_word);
 }
 
 }  // namespace nccl_ep

@@ -145,19 +145,9 @@ struct HtSequences {
     uint32_t blocks_started;
 };
 
-/// Parameters of both `ht_dispatch` and `ht_combine`.
-struct HtCommon {
-    /// Where the ranks' windows are.
-    PeerTable peers;
-    /// Deadline and report.
-    WaitParams wait;
-    /// Where things lie in them.
-    HtLayout layout;
-    /// The handle's memory.
-    HtHandleMemory handle;
-    /// The group's sequences.
-    HtSequences *sequences;
-    /// What the ranks must agree on (`ht/shape_word.rs`), sent with every row.
+/// How rows travel in an operation, and which part of the grid does what.
+struct HtShape {
+    /// What the ranks must agree on (`ht/shape_word.rs`); it travels with every row.
     uint32_t shape_word;
     /// Bytes per row.
     uint32_t row_bytes;
@@ -171,6 +161,22 @@ struct HtCommon {
     uint32_t copy_warps;
     /// The first `send_blocks` of the grid send; the others receive.
     uint32_t send_blocks;
+};
+
+/// Parameters of both `ht_dispatch` and `ht_combine`.
+struct HtCommon {
+    /// Where the ranks' windows are.
+    PeerTable peers;
+    /// Deadline and report.
+    WaitParams wait;
+    /// Where things lie in them.
+    HtLayout layout;
+    /// The handle's memory.
+    HtHandleMemory handle;
+    /// The group's sequences.
+    HtSequences *sequences;
+    /// The shape of rows and of the grid.
+    HtShape shape;
 };
 
 /// Parameters of `ht_dispatch`.
@@ -224,5 +230,6 @@ static_assert(sizeof(nccl_ep::HtReceived) == 8, "HtReceived as in Rust");
 static_assert(sizeof(nccl_ep::HtRouteParams) == 776, "HtRouteParams as in Rust");
 static_assert(sizeof(nccl_ep::HtSequences) == 584, "HtSequences as in Rust");
 static_assert(sizeof(nccl_ep::HtCommon) == 752, "HtCommon as in Rust");
+static_assert(sizeof(nccl_ep::HtShape) == 28, "HtShape as in Rust");
 static_assert(sizeof(nccl_ep::HtDispatchParams) == 816, "HtDispatchParams as in Rust");
 static_assert(sizeof(nccl_ep::HtCombineParams) == 792, "HtCombineParams as in Rust");

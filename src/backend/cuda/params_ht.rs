@@ -141,6 +141,26 @@ pub struct HtSequences {
     pub blocks_started: u32,
 }
 
+/// How rows travel in an operation, and which part of the grid does what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct HtShape {
+    /// What the ranks must agree on (`ht/shape_word.rs`); it travels with every row.
+    pub shape_word: u32,
+    /// Bytes per row.
+    pub row_bytes: u32,
+    /// Bytes of the chunks in which a row passes through shared memory.
+    pub chunk_bytes: u32,
+    /// Bytes that follow a row in its slot, a multiple of 16.
+    pub tail_bytes: u32,
+    /// Shared memory of a warp: a chunk, then tails; at its end its notify queue.
+    pub warp_bytes: u32,
+    /// Warps of a block that have such memory; at least one warp has none.
+    pub copy_warps: u32,
+    /// The first `send_blocks` of the grid send; the others receive.
+    pub send_blocks: u32,
+}
+
 /// Parameters of both `ht_dispatch` and `ht_combine`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -155,20 +175,8 @@ pub struct HtCommon {
     pub handle: HtHandleMemory,
     /// The group's sequences.
     pub sequences: *mut HtSequences,
-    /// What the ranks must agree on (`ht/shape_word.rs`), sent with every row.
-    pub shape_word: u32,
-    /// Bytes per row.
-    pub row_bytes: u32,
-    /// Bytes of the chunks in which a row passes through shared memory.
-    pub chunk_bytes: u32,
-    /// Bytes that follow a row in its slot, a multiple of 16.
-    pub tail_bytes: u32,
-    /// Shared memory of a warp: a chunk, then tails; at its end its notify queue.
-    pub warp_bytes: u32,
-    /// Warps of a block that have such memory; at least one warp has none.
-    pub copy_warps: u32,
-    /// The first `send_blocks` of the grid send; the others receive.
-    pub send_blocks: u32,
+    /// The shape of rows and of the grid.
+    pub shape: HtShape,
 }
 
 /// Parameters of `ht_dispatch`.

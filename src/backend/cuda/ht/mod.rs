@@ -16,13 +16,14 @@ use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::ht::agreement::{disagreement, verdict_refusing, verdict_with};
 use crate::backend::cuda::ht::grid::{DeviceLimits, HtKind};
 use crate::backend::cuda::ht::memory::HandleMemory;
-use crate::backend::cuda::ht::plan::{HandleLayout, HtPlan, HtShape};
+use crate::backend::cuda::ht::plan::{HandleLayout, HtLaunch, HtPlan};
+use crate::backend::cuda::ht::shape_word::ShapeWord;
 use crate::backend::cuda::kernels::{self, Kernel, KernelParams};
 use crate::backend::cuda::order::Order;
 use crate::backend::cuda::params::{OP_HT_COMBINE, OP_HT_DISPATCH, OP_HT_ROUTE};
 use crate::backend::cuda::params_ht::{
     HtCombineParams, HtCommon, HtDispatchParams, HtHandleMemory, HtLayout, HtRouteParams,
-    HtSequences,
+    HtSequences, HtShape,
 };
 use crate::backend::cuda::pool::Pool;
 use crate::backend::cuda::sizes::number;
@@ -242,21 +243,19 @@ impl CudaHt {
 
     // Inlined, so that the better part of a kilobyte is written once and not moved about.
     #[inline]
-    fn common(&self, op: u32, shape: &HtShape, handle: HtHandleMemory) -> HtCommon {
+    fn common(&self, op: u32, launch: &HtLaunch, handle: HtHandleMemory) -> HtCommon {
         let group = &self.group;
+        let shape_word = ShapeWord(launch.shape.shape_word).of_handle(self.epoch).0;
         HtCommon {
             peers: group.context.peers(),
             wait: group.context.wait(op),
             layout: group.layout,
             handle,
             sequences: group.sequences.data().0 as *mut HtSequences,
-            shape_word: shape.shape_word.of_handle(self.epoch).0,
-            row_bytes: shape.row_bytes,
-            chunk_bytes: shape.chunk_bytes,
-            tail_bytes: shape.tail_bytes,
-            warp_bytes: shape.warp_bytes,
-            copy_warps: shape.copy_warps,
-            send_blocks: shape.send_blocks,
+            shape: HtShape {
+                shape_word,
+                ..launch.shape
+            },
         }
     }
 }
@@ -273,13 +272,15 @@ impl HtBackend for CudaHt {
         let kind = HtKind::Dispatch {
             forward: op.routing_in.is_some(),
         };
-        let shape = group.plan.shape(kind, op.row, self.sizes(), group.device)?;
+        let launch = group
+            .plan
+            .launch(kind, op.row, self.sizes(), group.device)?;
         let (ids, weights) = addresses(op.routing_in.map(|it| (it.ids, it.weights)));
         let (out_ids, out_weights) = addresses(op.routing_out.map(|it| (it.ids, it.weights)));
         let memory = self.handle_memory()?;
         let at = &group.enter(stream)?;
         let params = HtDispatchParams {
-            common: self.common(OP_HT_DISPATCH, &shape, memory),
+            common: self.common(OP_HT_DISPATCH, &launch, memory),
             tokens: op.tokens.0 as *const u8,
             topk_idx: ids as *const i64,
             weights: weights as *const f32,
@@ -292,7 +293,7 @@ impl HtBackend for CudaHt {
         };
         let turn = group.order.begin(at)?;
         let module = &group.context.module;
-        module.launch(Kernel::HtDispatch, shape.launch, &params, at)?;
+        module.launch(Kernel::HtDispatch, launch.launch, &params, at)?;
         turn.end()
     }
 
@@ -301,12 +302,14 @@ impl HtBackend for CudaHt {
         let group = &self.group;
         let columns = op.gradients.map_or(0, |gradients| gradients.top_k);
         let kind = HtKind::Combine { columns };
-        let shape = group.plan.shape(kind, op.row, self.sizes(), group.device)?;
+        let launch = group
+            .plan
+            .launch(kind, op.row, self.sizes(), group.device)?;
         let (gradients, out_gradients) = addresses(op.gradients.map(|it| (it.input, it.output)));
         let memory = self.handle_memory()?;
         let at = &group.enter(stream)?;
         let params = HtCombineParams {
-            common: self.common(OP_HT_COMBINE, &shape, memory),
+            common: self.common(OP_HT_COMBINE, &launch, memory),
             rows: op.expert_rows.data.0 as *const u8,
             gradients: gradients as *const f32,
             out: op.out.0 as *mut u8,
@@ -317,7 +320,7 @@ impl HtBackend for CudaHt {
         let kernel = kernels::for_rows::<HtCombineParams>(op.row.dtype)?;
         let turn = group.order.begin(at)?;
         let module = &group.context.module;
-        module.launch(kernel, shape.launch, &params, at)?;
+        module.launch(kernel, launch.launch, &params, at)?;
         turn.end()
     }
 

@@ -7,6 +7,7 @@ use crate::backend::cuda::ht::grid::{DeviceLimits, Grid, HtKind, WARP};
 use crate::backend::cuda::ht::shape_word::{MOST_ROW_BYTES, ShapeWord};
 use crate::backend::cuda::params_ht::{
     HT_COUNTS_BESIDE_EXPERTS, HT_MAX_TOP_K, HT_ROUTE_THREADS, HT_ZERO_BYTES, HtEntry, HtLayout,
+    HtShape,
 };
 use crate::backend::cuda::sizes::{Regions, number};
 use crate::error::refusal::{OfSettings, Setting, Subject};
@@ -46,17 +47,11 @@ pub struct HtPlan {
     tuning: Tuning,
 }
 
-/// How an operation is launched and what its kernel is told about sizes.
+/// How an operation is launched; the handle's number is still to be put into the shape word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HtShape {
+pub struct HtLaunch {
     pub launch: LaunchShape,
-    pub send_blocks: u32,
-    pub shape_word: ShapeWord,
-    pub row_bytes: u32,
-    pub chunk_bytes: u32,
-    pub tail_bytes: u32,
-    pub warp_bytes: u32,
-    pub copy_warps: u32,
+    pub shape: HtShape,
 }
 
 /// Offsets in the memory of `ht_route` that is the group's, and its size.
@@ -177,13 +172,13 @@ impl HtPlan {
     }
 
     /// How an operation on rows of type `row` is launched; this rank has `tokens`, of `top_k` ids each.
-    pub fn shape(
+    pub fn launch(
         &self,
         kind: HtKind,
         row: RowType,
         (tokens, top_k): (usize, usize),
         device: DeviceLimits,
-    ) -> Result<HtShape> {
+    ) -> Result<HtLaunch> {
         let grid = Grid::new(&self.facts, &self.tuning, kind, tokens, device);
         let row_bytes = row.bytes();
         let chunks = row_bytes.div_ceil(MOST_CHUNK_BYTES);
@@ -208,19 +203,21 @@ impl HtPlan {
             HtKind::Dispatch { .. } => copy_warps + 1,
             HtKind::Combine { .. } => grid.warps,
         };
-        Ok(HtShape {
+        Ok(HtLaunch {
             launch: LaunchShape {
                 blocks: grid.blocks,
                 threads: warps * WARP,
                 shared_bytes: zero_bytes + copy_warps * warp_bytes,
             },
-            send_blocks: grid.send_blocks,
-            shape_word: ShapeWord::new(kind, row)?,
-            row_bytes: number(row_bytes)?,
-            chunk_bytes: number(chunk_bytes)?,
-            tail_bytes: number(tail_bytes)?,
-            warp_bytes,
-            copy_warps,
+            shape: HtShape {
+                shape_word: ShapeWord::new(kind, row)?.0,
+                row_bytes: number(row_bytes)?,
+                chunk_bytes: number(chunk_bytes)?,
+                tail_bytes: number(tail_bytes)?,
+                warp_bytes,
+                copy_warps,
+                send_blocks: grid.send_blocks,
+            },
         })
     }
 }
@@ -336,12 +333,12 @@ mod tests {
                     };
                     let dtype = DType::Bfloat16;
                     let row = RowType { dtype, hidden };
-                    let shape = plan(4, 400_000)
-                        .shape(kind, row, (4096, 32), device)
+                    let HtLaunch { launch, shape } = plan(4, 400_000)
+                        .launch(kind, row, (4096, 32), device)
                         .unwrap();
-                    assert!(shape.launch.shared_bytes <= device.dynamic_shared_bytes());
+                    assert!(launch.shared_bytes <= device.dynamic_shared_bytes());
                     assert_eq!(shape.chunk_bytes % 16, 0);
-                    assert!(shape.copy_warps * 32 < shape.launch.threads);
+                    assert!(shape.copy_warps * 32 < launch.threads);
                     assert!(shape.chunk_bytes + shape.tail_bytes <= shape.warp_bytes);
                 }
             }

@@ -3,8 +3,8 @@
 
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::driver::module::Module;
+use crate::backend::cuda::fault::{FaultPage, nanoseconds};
 use crate::backend::cuda::params::{LL_CHANNELS, LlChannelState, MAX_PEERS, PeerTable, WaitParams};
-use crate::backend::cuda::peer::fault::{FaultPage, nanoseconds};
 use crate::backend::cuda::sizes::number;
 use crate::error::Result;
 use crate::model::tensor::DevPtr;
@@ -20,7 +20,7 @@ const _: () = assert!(STATE_BYTES <= 128);
 /// An open group, as its operations see it. The windows stay mapped until the group closes.
 pub(super) struct GroupContext {
     pub(super) module: Module,
-    pub(super) faults: FaultPage,
+    pub(super) faults: Arc<FaultPage>,
     /// Multiprocessors of the device: the most blocks that surely run at the same time.
     pub(super) multiprocessors: u32,
     /// The group's failure mark, and the states of the LL channels: all that a kernel loads first.
@@ -42,7 +42,7 @@ impl GroupContext {
     /// failures.
     pub(super) fn new(
         module: Module,
-        faults: FaultPage,
+        faults: Arc<FaultPage>,
         multiprocessors: u32,
         (state, told): (Buffer, DevPtr),
         (windows, rank): (&[DevPtr], usize),

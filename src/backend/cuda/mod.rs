@@ -4,6 +4,7 @@
 //! that `build.rs` embeds where it finds nvcc, opening a group is an error and nothing else is.
 
 mod driver;
+mod fault;
 #[cfg(test)]
 mod gpu_tests;
 mod group;

@@ -10,8 +10,8 @@ use crate::backend::host::runtime::HostRuntime;
 use crate::backend::host::window::{Address, Window};
 use crate::backend::platform::Platform;
 use crate::backend::{
-    DeviceMemory, GroupBackend, HtBackend, HtGroupBackend, HtRouting, LlBackend, LlGroupBackend,
-    OpenGroup,
+    DeviceMemory, Faults, GroupBackend, HtBackend, HtGroupBackend, HtRouting, LlBackend,
+    LlGroupBackend, OpenGroup,
 };
 use crate::error::{Error, Result};
 use crate::model::group::{Algorithm, GroupFacts};
@@ -117,11 +117,8 @@ impl GroupBackend for HostGroup {
         Arc::clone(self.bootstrap.memory())
     }
 
-    fn fault(&self) -> Option<Error> {
-        self.shared
-            .exchange
-            .fault()
-            .or_else(|| self.bootstrap.lost())
+    fn faults(&self) -> Arc<dyn Faults> {
+        Arc::clone(&self.shared) as Arc<dyn Faults>
     }
 
     /// Windows stay mapped until the last operation has let go of them, here and on the peers, so there is

@@ -1,6 +1,7 @@
 //! What all handles of a group use, and how operations get onto the caller's streams.
 #![forbid(unsafe_code)]
 
+use crate::backend::Faults;
 use crate::backend::host::exchange::Exchange;
 use crate::backend::host::order::Order;
 use crate::backend::host::runtime::{HostRuntime, Pending};
@@ -121,5 +122,11 @@ impl GroupState {
             let context = Context::Running(call.operation());
             self.exchange.fail(error.during(context));
         }
+    }
+}
+
+impl Faults for GroupState {
+    fn first(&self) -> Option<Error> {
+        self.exchange.fault()
     }
 }

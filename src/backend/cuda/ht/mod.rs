@@ -27,7 +27,7 @@ use crate::backend::cuda::params_ht::{
 };
 use crate::backend::cuda::pool::Pool;
 use crate::backend::cuda::sizes::number;
-use crate::backend::{HtBackend, HtRouting};
+use crate::backend::{Faults as _, HtBackend, HtRouting};
 use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Code, Error, Result};
 use crate::log;
@@ -332,7 +332,7 @@ impl HtBackend for CudaHt {
             if let Some(rows) = self.received()? {
                 return Ok(rows as usize);
             }
-            if let Some(fault) = faults.error() {
+            if let Some(fault) = faults.first() {
                 return Err(fault);
             }
             // The kernel's own deadline comes first, if the kernel runs at all.

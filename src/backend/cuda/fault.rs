@@ -1,6 +1,7 @@
 //! What the kernels report when another rank does not come, or comes with something else.
 #![forbid(unsafe_code)]
 
+use crate::backend::Faults;
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::mapped::HostPage;
 use crate::backend::cuda::ht::agreement::disagreement;
@@ -50,31 +51,6 @@ impl FaultPage {
         }
     }
 
-    /// The first failure.
-    pub fn error(&self) -> Option<Error> {
-        if self.page.read(0)?.state == FAULT_NONE {
-            return None;
-        }
-        // The kernel wrote `state` last, so what is read from here on is complete.
-        fence(Ordering::Acquire);
-        let report = self.page.read(0)?;
-        let error = match report.state {
-            FAULT_DIFFERS => difference(&report),
-            FAULT_SHAPE_DIFFERS => other_shape(&report),
-            FAULT_STAGED_DIFFERS => differs(&report, Subject::Staging),
-            FAULT_TOKEN_ROWS => too_few_rows(Role::TokensOut, &report),
-            FAULT_ROUTING_ROWS => too_few_rows(Role::IdsOut, &report),
-            FAULT_INPUT_ROWS => too_few_rows(Role::TokensIn, &report),
-            FAULT_DISAGREED => disagreement(report.got, report.expected)
-                .unwrap_or_else(|| Error::internal("a failure without a reason")),
-            _ => self.lateness(&report),
-        };
-        Some(match operation(report.op) {
-            Some(operation) => error.during(Circumstance::Running(operation)),
-            None => error.within(other_name(report.op)),
-        })
-    }
-
     /// How long a wait may last.
     pub fn timeout(&self) -> Duration {
         self.timeout
@@ -109,6 +85,32 @@ impl FaultPage {
             self.rank, report.waited_ms
         );
         Error::new(Code::RemoteError, text)
+    }
+}
+
+impl Faults for FaultPage {
+    fn first(&self) -> Option<Error> {
+        if self.page.read(0)?.state == FAULT_NONE {
+            return None;
+        }
+        // The kernel wrote `state` last, so what is read from here on is complete.
+        fence(Ordering::Acquire);
+        let report = self.page.read(0)?;
+        let error = match report.state {
+            FAULT_DIFFERS => difference(&report),
+            FAULT_SHAPE_DIFFERS => other_shape(&report),
+            FAULT_STAGED_DIFFERS => differs(&report, Subject::Staging),
+            FAULT_TOKEN_ROWS => too_few_rows(Role::TokensOut, &report),
+            FAULT_ROUTING_ROWS => too_few_rows(Role::IdsOut, &report),
+            FAULT_INPUT_ROWS => too_few_rows(Role::TokensIn, &report),
+            FAULT_DISAGREED => disagreement(report.got, report.expected)
+                .unwrap_or_else(|| Error::internal("a failure without a reason")),
+            _ => self.lateness(&report),
+        };
+        Some(match operation(report.op) {
+            Some(operation) => error.during(Circumstance::Running(operation)),
+            None => error.within(other_name(report.op)),
+        })
     }
 }
 

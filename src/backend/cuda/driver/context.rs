@@ -82,6 +82,11 @@ impl Context {
         self.held.handle()
     }
 
+    /// The context alone.
+    pub fn held(&self) -> &Arc<Held> {
+        &self.held
+    }
+
     /// Makes this the calling thread's context until the result is dropped.
     pub fn enter(&self) -> Result<Entered> {
         self.held.enter()

@@ -183,7 +183,7 @@ impl Mark {
     /// A mark behind everything that `stream` has been given so far.
     pub fn behind(context: &Arc<Context>, stream: Stream) -> Result<Self> {
         let mut mark = Self::new(context)?;
-        mark.record(&StreamScope::enter(context, stream)?)?;
+        mark.record(&StreamScope::enter(context.held(), stream)?)?;
         Ok(mark)
     }
 

@@ -1,19 +1,18 @@
-//! The driver calls about one kernel: finding it, its limits, launching it.
+//! The driver calls about one kernel before it is launched: finding it, its limits.
 //!
 //! The module that a kernel belongs to is kept by `module`; who calls these functions holds it.
 #![allow(unsafe_code)]
 
+use crate::backend::cuda::driver::ModuleHandle;
 use crate::backend::cuda::driver::api::{check, functions};
-use crate::backend::cuda::driver::{ModuleHandle, raw_stream};
 use crate::error::{Error, Result};
-use crate::model::ops::Stream;
 use cudarc::driver::sys;
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{CStr, c_int};
 use std::ptr::null_mut;
 
 /// A kernel's entry point.
 #[derive(Clone, Copy, Debug)]
-pub struct FunctionHandle(usize);
+pub struct FunctionHandle(pub(super) usize);
 
 /// The entry point `name`.
 pub fn function(module: ModuleHandle, name: &CStr) -> Result<FunctionHandle> {
@@ -60,35 +59,4 @@ pub struct LaunchShape {
     pub threads: u32,
     /// Dynamic shared memory per block.
     pub shared_bytes: u32,
-}
-
-/// Enqueues a kernel whose only parameter is at `params`.
-///
-/// # Safety
-/// `params` points to the parameter struct that `function` takes. The driver copies it.
-pub unsafe fn launch(
-    function: FunctionHandle,
-    shape: LaunchShape,
-    params: *const c_void,
-    stream: Stream,
-) -> Result<()> {
-    let config = sys::CUlaunchConfig {
-        gridDimX: shape.blocks,
-        gridDimY: 1,
-        gridDimZ: 1,
-        blockDimX: shape.threads,
-        blockDimY: 1,
-        blockDimZ: 1,
-        sharedMemBytes: shape.shared_bytes,
-        hStream: raw_stream(stream),
-        attrs: null_mut(),
-        numAttrs: 0,
-    };
-    let mut arguments = [params.cast_mut()];
-    let function = function.0 as sys::CUfunction;
-    // SAFETY: the function is loaded and takes one parameter of that type (this function's contract).
-    let status = unsafe {
-        (functions()?.cuLaunchKernelEx)(&config, function, arguments.as_mut_ptr(), null_mut())
-    };
-    check("cuLaunchKernelEx", status)
 }

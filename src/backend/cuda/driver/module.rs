@@ -1,18 +1,25 @@
 //! The kernels as one group launches them.
 #![allow(unsafe_code)]
 
+use crate::backend::cuda::driver::api::{check, functions};
 use crate::backend::cuda::driver::context::Context;
-use crate::backend::cuda::driver::function::{self, FunctionHandle, LaunchShape};
+use crate::backend::cuda::driver::function::{FunctionHandle, LaunchShape};
+use crate::backend::cuda::driver::held::Held;
 use crate::backend::cuda::driver::kernel_image::Functions;
+use crate::backend::cuda::driver::raw_stream;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::kernels::{Kernel, KernelParams};
 use crate::error::{Error, Result};
-use std::ptr::from_ref;
+use crate::model::ops::Stream;
+use cudarc::driver::sys;
+use std::ffi::c_void;
+use std::ptr::{from_ref, null_mut};
 use std::sync::Arc;
 
 /// All kernels, ready to be launched by one group. They stay loaded until it is closed.
 pub struct Module {
     context: Arc<Context>,
+    held: Arc<Held>,
     functions: Functions,
 }
 
@@ -21,6 +28,7 @@ impl Module {
     pub fn load(context: &Arc<Context>) -> Result<Self> {
         Ok(Self {
             context: Arc::clone(context),
+            held: Arc::clone(context.held()),
             functions: context.tools()?.functions()?,
         })
     }
@@ -28,6 +36,11 @@ impl Module {
     /// The context that the kernels were loaded into.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
+    }
+
+    /// Inside the context, on `stream`, until the result is dropped.
+    pub fn enter(&self, stream: Stream) -> Result<StreamScope> {
+        StreamScope::enter(&self.held, stream)
     }
 
     /// Enqueues `kernel`, one of those that take `P`.
@@ -46,7 +59,7 @@ impl Module {
         }
         let entry = self.function(kernel)?;
         // SAFETY: `P` is what this kernel takes: one definition for both sides (`cuda/params/params.h`).
-        unsafe { function::launch(entry, shape, from_ref(params).cast(), at.stream) }
+        unsafe { launch(entry, shape, from_ref(params).cast(), at.stream) }
             .map_err(|error| error.within(format_args!("kernel {}", kernel.name())))
     }
 
@@ -57,4 +70,35 @@ impl Module {
             .copied()
             .ok_or_else(|| Error::internal(format!("kernel {} is not loaded", kernel.name())))
     }
+}
+
+/// Enqueues a kernel whose only parameter is at `params`.
+///
+/// # Safety
+/// `params` points to the parameter struct that `function` takes. The driver copies it.
+unsafe fn launch(
+    function: FunctionHandle,
+    shape: LaunchShape,
+    params: *const c_void,
+    stream: Stream,
+) -> Result<()> {
+    let config = sys::CUlaunchConfig {
+        gridDimX: shape.blocks,
+        gridDimY: 1,
+        gridDimZ: 1,
+        blockDimX: shape.threads,
+        blockDimY: 1,
+        blockDimZ: 1,
+        sharedMemBytes: shape.shared_bytes,
+        hStream: raw_stream(stream),
+        attrs: null_mut(),
+        numAttrs: 0,
+    };
+    let mut arguments = [params.cast_mut()];
+    let function = function.0 as sys::CUfunction;
+    // SAFETY: the function is loaded and takes one parameter of that type (this function's contract).
+    let status = unsafe {
+        (functions()?.cuLaunchKernelEx)(&config, function, arguments.as_mut_ptr(), null_mut())
+    };
+    check("cuLaunchKernelEx", status)
 }

@@ -2,8 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::backend::cuda::driver::api::{check, functions};
-use crate::backend::cuda::driver::context::Context;
-use crate::backend::cuda::driver::held::Entered;
+use crate::backend::cuda::driver::held::{Entered, Held};
 use crate::backend::cuda::driver::raw_stream;
 use crate::error::Result;
 use crate::model::ops::Stream;
@@ -33,7 +32,7 @@ pub struct Capture(u64);
 
 impl StreamScope {
     /// Inside `context`, on `stream`, until the result is dropped.
-    pub fn enter(context: &Context, stream: Stream) -> Result<Self> {
+    pub fn enter(context: &Held, stream: Stream) -> Result<Self> {
         let _entered = context.enter()?;
         let capture = capture_of(stream)?;
         let id = match capture {

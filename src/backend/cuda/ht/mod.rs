@@ -187,7 +187,7 @@ impl HtGroup {
     }
 
     fn enter(&self, stream: Stream) -> Result<StreamScope> {
-        StreamScope::enter(self.context.module.context(), stream)
+        self.context.module.enter(stream)
     }
 }
 

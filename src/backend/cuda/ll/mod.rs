@@ -15,17 +15,16 @@ use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::kernels::{self, Kernel};
 use crate::backend::cuda::ll::grid::Grid;
 use crate::backend::cuda::ll::memory::HandleMemory;
-use crate::backend::cuda::ll::plan::LlPlan;
+use crate::backend::cuda::ll::plan::{HandlePlan, LlPlan};
 use crate::backend::cuda::ll::signature::Signature;
 use crate::backend::cuda::ll::staged::Staged;
 use crate::backend::cuda::order::Order;
 use crate::backend::cuda::params::{
     LL_CHANNELS, LL_PHASE_RECEIVE, LL_PHASE_SEND, LL_WHOLE_CHANNEL, LlCombineParams, LlCommon,
-    LlDispatchParams, LlHandleMemory, LlLayout, LlShape, OP_LL_COMBINE, OP_LL_DISPATCH,
+    LlDispatchParams, LlLayout, OP_LL_COMBINE, OP_LL_DISPATCH,
 };
 use crate::backend::cuda::pool::Pool;
 use crate::error::Result;
-use crate::model::group::LlCombineMode;
 use crate::model::ops::{
     LlCombine, LlDispatch, LlOp, Routing, RowType, STAGED_SLOTS, StagedSlot, Stream,
 };
@@ -71,6 +70,9 @@ impl LlGroup {
         let serves = |memory: &HandleMemory| memory.serves(routing.top_k).then_some(0);
         let make = || HandleMemory::new(&self.memory, &self.plan, routing.top_k);
         Ok(CudaLl(Arc::new(Handle {
+            plan: self
+                .plan
+                .of_handle(&routing, self.context.multiprocessors)?,
             group: Arc::clone(self),
             memory: self.pool.take(serves, make)?,
             routing,
@@ -88,6 +90,7 @@ pub struct CudaLl(Arc<Handle>);
 
 struct Handle {
     group: Arc<LlGroup>,
+    plan: HandlePlan,
     routing: Routing,
     memory: Arc<HandleMemory>,
 }
@@ -132,7 +135,7 @@ impl Part {
 
 impl Handle {
     fn enter(&self, stream: Stream) -> Result<StreamScope> {
-        StreamScope::enter(self.group.context.module.context(), stream)
+        self.group.context.module.enter(stream)
     }
 
     /// Makes `at` wait for a receive phase that uses the handle's memory on another stream, and says whether
@@ -152,46 +155,31 @@ impl Handle {
     }
 
     fn launch_dispatch(&self, op: &LlDispatch, part: Part, at: &StreamScope) -> Result<()> {
-        let plan = &self.group.plan;
-        let multiprocessors = self.group.context.multiprocessors;
-        let (grid, notify_blocks) = plan.dispatch_grid(self.routing.tokens, multiprocessors);
-        let signature = self.signature(OP_LL_DISPATCH, op.row);
-        let given = self.shape_and_memory(op.row)?;
         let params = LlDispatchParams {
-            common: self.common(signature, given, grid, part),
+            common: self.common(OP_LL_DISPATCH, op.row, &self.plan.dispatch, part),
             tokens: op.tokens.0 as *const u8,
             topk_idx: self.routing.ids.0 as *const i64,
             out: part.kept(op.out) as *mut u8,
             counter: part.kept(op.counter.unwrap_or_default()) as *mut i32,
-            notify_blocks,
+            notify_blocks: self.plan.notify_blocks,
         };
-        let shape = grid.launch_shape(plan.dispatch_shared_bytes());
         let module = &self.group.context.module;
+        let shape = self.plan.dispatch_launch;
         module.launch(Kernel::LlDispatch, shape, &params, at)
     }
 
     fn launch_combine(&self, op: &LlCombine, part: Part, at: &StreamScope) -> Result<()> {
-        let plan = &self.group.plan;
-        let grid = plan.combine_grid(self.routing.tokens, self.group.context.multiprocessors);
-        let signature = self.signature(OP_LL_COMBINE, op.row);
-        let given = self.shape_and_memory(op.row)?;
         let params = LlCombineParams {
-            common: self.common(signature, given, grid, part),
+            common: self.common(OP_LL_COMBINE, op.row, &self.plan.combine, part),
             rows: op.expert_rows.0 as *const u8,
             topk_idx: self.routing.ids.0 as *const i64,
             weights: part.kept(op.weights) as *const f32,
             out: part.kept(op.out) as *mut u8,
-            exact: u32::from(plan.mode() == LlCombineMode::Exact),
+            exact: self.plan.exact,
         };
         let kernel = kernels::for_rows::<LlCombineParams>(op.row.dtype)?;
-        let shape = grid.launch_shape(0);
         let module = &self.group.context.module;
-        module.launch(kernel, shape, &params, at)
-    }
-
-    fn shape_and_memory(&self, row: RowType) -> Result<(LlShape, LlHandleMemory)> {
-        let shape = self.group.plan.shape(&self.routing, row)?;
-        Ok((shape, self.memory.memory()))
+        module.launch(kernel, self.plan.combine_launch, &params, at)
     }
 
     /// What operation `op` on rows of type `row` tells its peers. The group has checked that both sizes
@@ -207,24 +195,18 @@ impl Handle {
 
     // Inlined, so that the better part of a kilobyte is written once and not moved about.
     #[inline]
-    fn common(
-        &self,
-        signature: Signature,
-        (shape, handle): (LlShape, LlHandleMemory),
-        grid: Grid,
-        part: Part,
-    ) -> LlCommon {
+    fn common(&self, op: u32, row: RowType, grid: &Grid, part: Part) -> LlCommon {
         let states = self.group.context.channel_states();
         LlCommon {
             peers: self.group.context.peers(),
-            wait: self.group.context.wait(signature.op),
+            wait: self.group.context.wait(op),
             layout: self.group.layout,
-            shape,
-            handle,
+            shape: self.plan.shape(row),
+            handle: self.memory.memory(),
             channel_state: states.wrapping_add(part.channel as usize),
             channel: part.channel,
             phases: part.phases,
-            signature: signature.to_word(),
+            signature: self.signature(op, row).to_word(),
             send_blocks: grid.send_blocks,
             receive_blocks: grid.receive_blocks,
         }

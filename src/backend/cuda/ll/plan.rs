@@ -3,6 +3,7 @@
 //! Pure functions of the group's facts and of an operation's shape.
 #![forbid(unsafe_code)]
 
+use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::ll::grid::{Grid, at_most};
 use crate::backend::cuda::ll::signature;
 use crate::backend::cuda::params::{
@@ -131,11 +132,6 @@ impl LlPlan {
         (0..LL_BANKS as usize).map(move |bank| (banks + bank * bank_bytes, rows_bytes))
     }
 
-    /// How combines sum.
-    pub fn mode(&self) -> LlCombineMode {
-        self.facts.ll_combine
-    }
-
     /// Sizes of a handle's device memory.
     pub fn handle_memory(&self, top_k: usize) -> HandleSizes {
         let entries = self.max_tokens * top_k;
@@ -146,9 +142,29 @@ impl LlPlan {
         }
     }
 
-    /// Dynamic shared memory of a dispatch block.
-    pub fn dispatch_shared_bytes(&self) -> u32 {
-        (self.facts.experts * SHARED_BYTES_PER_EXPERT) as u32
+    /// What is the same for all operations of a handle with the ids `routing`, on a device with so many
+    /// multiprocessors.
+    pub fn of_handle(&self, routing: &Routing, multiprocessors: u32) -> Result<HandlePlan> {
+        let (dispatch, notify_blocks) = self.dispatch_grid(routing.tokens, multiprocessors);
+        let shared_bytes = number(self.facts.experts * SHARED_BYTES_PER_EXPERT)?;
+        let combine = self.combine_grid(routing.tokens, multiprocessors);
+        Ok(HandlePlan {
+            dispatch,
+            dispatch_launch: dispatch.launch_shape(shared_bytes),
+            notify_blocks,
+            combine,
+            combine_launch: combine.launch_shape(0),
+            exact: u32::from(self.facts.ll_combine == LlCombineMode::Exact),
+            shape: LlShape {
+                local_experts: number(self.facts.local_experts())?,
+                max_tokens: number(self.max_tokens)?,
+                tokens: number(routing.tokens)?,
+                top_k: number(routing.top_k)?,
+                row_bytes: 0,
+                chunk_bytes: 0,
+                chunks: 0,
+            },
+        })
     }
 
     /// The grid of a dispatch of `tokens` on a device with so many multiprocessors, and how many of its
@@ -156,7 +172,7 @@ impl LlPlan {
     ///
     /// A rank sends its own tokens and receives those of all. How many the others have is not known
     /// here, and in a graph it may be another number at each launch.
-    pub fn dispatch_grid(&self, tokens: usize, multiprocessors: u32) -> (Grid, u32) {
+    fn dispatch_grid(&self, tokens: usize, multiprocessors: u32) -> (Grid, u32) {
         let own = self.even_dispatch_grid(tokens, multiprocessors);
         let most = self.even_dispatch_grid(self.max_tokens, multiprocessors);
         let grid = own.with_receivers(most.blocks / SERVING_SHARE);
@@ -178,7 +194,7 @@ impl LlPlan {
 
     /// The grid of a combine of `tokens` on a device with so many multiprocessors: a rank receives its
     /// own tokens and sends rows of those of all.
-    pub fn combine_grid(&self, tokens: usize, multiprocessors: u32) -> Grid {
+    fn combine_grid(&self, tokens: usize, multiprocessors: u32) -> Grid {
         let own = self.even_combine_grid(tokens, multiprocessors);
         let most = self.even_combine_grid(self.max_tokens, multiprocessors);
         let grid = own.with_senders(most.blocks / SERVING_SHARE);
@@ -197,20 +213,34 @@ impl LlPlan {
         let blocks = at_most((4 * tokens).max(LEAST_COMBINE_BLOCKS), multiprocessors);
         Grid::shared(blocks, LL_COMBINE_THREADS)
     }
+}
 
-    /// What the kernels are told about the sizes of an operation.
-    pub fn shape(&self, routing: &Routing, row: RowType) -> Result<LlShape> {
-        let chunks = chunks(row.bytes());
-        let chunk_bytes = row.bytes().div_ceil(chunks).next_multiple_of(16);
-        Ok(LlShape {
-            local_experts: number(self.facts.local_experts())?,
-            max_tokens: number(self.max_tokens)?,
-            tokens: number(routing.tokens)?,
-            top_k: number(routing.top_k)?,
-            row_bytes: number(row.bytes())?,
-            chunk_bytes: number(chunk_bytes)?,
-            chunks: number(chunks)?,
-        })
+/// What is the same for all operations of one handle: its tokens and ids per token do not change.
+#[derive(Clone, Copy, Debug)]
+pub struct HandlePlan {
+    pub dispatch: Grid,
+    pub dispatch_launch: LaunchShape,
+    /// Receiving blocks of a dispatch that notify.
+    pub notify_blocks: u32,
+    pub combine: Grid,
+    pub combine_launch: LaunchShape,
+    /// 1 if combines sum in exact mode.
+    pub exact: u32,
+    /// Without what depends on the rows.
+    shape: LlShape,
+}
+
+impl HandlePlan {
+    /// The sizes of an operation on rows of type `row`, which the group's limits bound.
+    pub fn shape(&self, row: RowType) -> LlShape {
+        let row_bytes = row.bytes();
+        let chunks = chunks(row_bytes);
+        LlShape {
+            row_bytes: row_bytes as u32,
+            chunk_bytes: row_bytes.div_ceil(chunks).next_multiple_of(16) as u32,
+            chunks: chunks as u32,
+            ..self.shape
+        }
     }
 }
 
@@ -238,161 +268,5 @@ fn chunks(row_bytes: usize) -> usize {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::model::dtype::DType;
-    use crate::model::group::Algorithm;
-    use crate::model::tensor::DevPtr;
-    use crate::tuning::Choice;
-
-    fn facts(max_tokens: usize, ll_combine: LlCombineMode) -> GroupFacts {
-        GroupFacts {
-            algorithm: Algorithm::LowLatency,
-            ranks: 8,
-            rank: 0,
-            experts: 256,
-            max_tokens: Some(max_tokens),
-            max_recv_rows: Some(8 * max_tokens),
-            row_bytes: 14_336,
-            ll_combine,
-            channels: None,
-        }
-    }
-
-    #[test]
-    fn the_common_configuration_fits_64_mib() {
-        let plan = LlPlan::new(&facts(128, LlCombineMode::Reduce)).unwrap();
-        let handle = plan.handle_memory(8);
-        let bytes = plan.bytes() + handle.expert_of + handle.row_of + handle.tokens_of;
-        assert!(bytes <= 64 << 20, "{bytes}");
-    }
-
-    #[test]
-    fn what_kernels_cannot_count_is_refused() {
-        let refused = |ranks, local_experts, tokens| {
-            let facts = GroupFacts {
-                ranks,
-                experts: ranks * local_experts,
-                ..facts(tokens, LlCombineMode::Reduce)
-            };
-            LlPlan::new(&facts).is_err()
-        };
-        assert!(!refused(1, 4095, 4) && refused(1, 4096, 4));
-        assert!(!refused(8, 752, 4) && refused(8, 753, 4));
-        assert!(!refused(8, 2, 131_071) && refused(8, 2, 131_072));
-        assert!(!refused(1, 2048, 1_048_575) && refused(1, 2049, 1_048_575));
-        let rows_of = |row_bytes| GroupFacts {
-            row_bytes,
-            ..facts(4, LlCombineMode::Reduce)
-        };
-        assert!(LlPlan::new(&rows_of((16 << 20) - 16)).is_ok());
-        assert!(LlPlan::new(&rows_of(16 << 20)).is_err());
-    }
-
-    #[test]
-    fn regions_do_not_overlap() {
-        for mode in [LlCombineMode::Reduce, LlCombineMode::Exact] {
-            let plan = LlPlan::new(&facts(50, mode)).unwrap();
-            let layout = plan.layout(4096);
-            assert!(layout.acks >= 4096);
-            assert!(layout.acks + 3 * 8 * 8 <= layout.banks);
-            assert!(plan.rows_bytes as u64 <= layout.flags);
-            assert!(layout.flags < layout.counts && layout.counts < layout.entries);
-            assert!(layout.entries + 8 * 50 * 32 * 8 <= layout.bank_bytes);
-            assert!(layout.banks + 4 * layout.bank_bytes <= 4096 + plan.bytes() as u64);
-            assert!(
-                plan.marked()
-                    .all(|(start, bytes)| start + bytes <= plan.bytes())
-            );
-        }
-    }
-
-    #[test]
-    fn measured_grids_have_threads_for_every_role() {
-        let choice = |threads| Choice {
-            blocks: 4,
-            threads,
-            send_blocks: 4,
-        };
-        let possible = || DISPATCH_LEAST_THREADS..=LL_DISPATCH_THREADS;
-        for (asked, given) in [(32, 160), (160, 160), (256, 256), (1024, 512)] {
-            assert_eq!(Grid::chosen(choice(asked), possible()).threads, given);
-        }
-    }
-
-    #[test]
-    fn chunks_cover_every_row() {
-        let plan = LlPlan::new(&facts(8, LlCombineMode::Reduce)).unwrap();
-        let routing = Routing {
-            ids: DevPtr(8),
-            width: crate::model::ops::IdWidth::Bits64,
-            tokens: 3,
-            top_k: 2,
-        };
-        for hidden in [8, 16, 1000, 1024, 1032, 7168] {
-            let row = RowType {
-                dtype: DType::Bfloat16,
-                hidden,
-            };
-            let shape = plan.shape(&routing, row).unwrap();
-            assert_eq!(shape.chunk_bytes % 16, 0);
-            assert!(shape.chunk_bytes as usize <= CHUNK_BYTES);
-            assert!(shape.chunks * shape.chunk_bytes >= shape.row_bytes);
-            assert!((shape.chunks - 1) * shape.chunk_bytes < shape.row_bytes);
-        }
-    }
-
-    #[test]
-    fn a_measured_grid_goes_first() {
-        let file = r#"{"format": "nccl_ep tuning", "version": 1, "gpu": "G", "ranks": 8, "entries": [
-            {"operation": "ll_dispatch", "tokens": 16, "blocks": 20, "threads": 1024, "send_blocks": 5},
-            {"operation": "ll_combine", "tokens": 16, "blocks": 7, "threads": 64, "send_blocks": 7}]}"#;
-        let tuning = Tuning::parse(file, "G", 8, 132).unwrap();
-        let own = LlPlan::new(&facts(1024, LlCombineMode::Reduce)).unwrap();
-        let plan = LlPlan { tuning, ..own };
-        let split = Grid::split(5, 61, LL_DISPATCH_THREADS);
-        assert_eq!(plan.dispatch_grid(9, 132), (split, 15));
-        assert_eq!(plan.even_combine_grid(16, 132), Grid::shared(7, 64));
-        let serving = Grid::shared(66, LL_COMBINE_THREADS);
-        assert_eq!(plan.combine_grid(16, 132), serving);
-        assert_eq!(plan.dispatch_grid(17, 132), own.dispatch_grid(17, 132));
-    }
-
-    #[test]
-    fn a_rank_with_few_tokens_serves_those_of_the_others() {
-        for max_tokens in [1, 128, 1024] {
-            let plan = LlPlan::new(&facts(max_tokens, LlCombineMode::Reduce)).unwrap();
-            let (even, _) = plan.dispatch_grid(max_tokens, 132);
-            let even_combine = plan.combine_grid(max_tokens, 132);
-            for tokens in [0, 1, 3, 16, 128]
-                .into_iter()
-                .filter(|&it| it <= max_tokens)
-            {
-                let (grid, announcers) = plan.dispatch_grid(tokens, 132);
-                assert!(grid.blocks >= even.blocks / SERVING_SHARE);
-                assert!(grid.receive_blocks >= even.receive_blocks / SERVING_SHARE);
-                assert!((1..=grid.receive_blocks).contains(&announcers));
-                let combine = plan.combine_grid(tokens, 132);
-                assert!(combine.send_blocks >= even_combine.send_blocks / SERVING_SHARE);
-            }
-        }
-    }
-
-    #[test]
-    fn grids_grow_with_the_work_and_stay_resident() {
-        for multiprocessors in [1, 2, 108, 132] {
-            let mut last = 0;
-            for tokens in [1, 4, 5, 16, 64, 128, 256, 1024] {
-                let plan = LlPlan::new(&facts(tokens, LlCombineMode::Reduce)).unwrap();
-                let (dispatch, _) = plan.dispatch_grid(tokens, multiprocessors);
-                for grid in [dispatch, plan.combine_grid(tokens, multiprocessors)] {
-                    assert!(grid.blocks <= multiprocessors);
-                    assert!(grid.send_blocks >= 1 && grid.receive_blocks >= 1);
-                    assert!(grid.send_blocks + grid.receive_blocks >= grid.blocks);
-                }
-                assert!(dispatch.blocks >= last);
-                last = dispatch.blocks;
-            }
-        }
-    }
-}
+#[path = "plan_tests.rs"]
+mod tests;

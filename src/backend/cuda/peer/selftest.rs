@@ -7,7 +7,6 @@ use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::mapped::HostPage;
 use crate::backend::cuda::driver::module::Module;
-use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::kernels::Kernel;
 use crate::backend::cuda::params::{
     PeerSelftestParams, PeerTable, SELFTEST_MISMATCH, SELFTEST_MISSING, SELFTEST_PASSED,
@@ -57,7 +56,7 @@ impl Selftest {
             shared_bytes: 0,
         };
         let _under_way = module.context().begin();
-        let at = StreamScope::enter(module.context(), stream)?;
+        let at = module.enter(stream)?;
         module.launch(Kernel::PeerSelftest, shape, &params, &at)?;
         driver::synchronize_stream(stream)?;
         let result = |peer: u32| self.results.read(peer as usize);

@@ -1,0 +1,156 @@
+use super::*;
+use crate::model::dtype::DType;
+use crate::model::group::Algorithm;
+use crate::model::tensor::DevPtr;
+use crate::tuning::Choice;
+
+fn facts(max_tokens: usize, ll_combine: LlCombineMode) -> GroupFacts {
+    GroupFacts {
+        algorithm: Algorithm::LowLatency,
+        ranks: 8,
+        rank: 0,
+        experts: 256,
+        max_tokens: Some(max_tokens),
+        max_recv_rows: Some(8 * max_tokens),
+        row_bytes: 14_336,
+        ll_combine,
+        channels: None,
+    }
+}
+
+#[test]
+fn the_common_configuration_fits_64_mib() {
+    let plan = LlPlan::new(&facts(128, LlCombineMode::Reduce)).unwrap();
+    let handle = plan.handle_memory(8);
+    let bytes = plan.bytes() + handle.expert_of + handle.row_of + handle.tokens_of;
+    assert!(bytes <= 64 << 20, "{bytes}");
+}
+
+#[test]
+fn what_kernels_cannot_count_is_refused() {
+    let refused = |ranks, local_experts, tokens| {
+        let facts = GroupFacts {
+            ranks,
+            experts: ranks * local_experts,
+            ..facts(tokens, LlCombineMode::Reduce)
+        };
+        LlPlan::new(&facts).is_err()
+    };
+    assert!(!refused(1, 4095, 4) && refused(1, 4096, 4));
+    assert!(!refused(8, 752, 4) && refused(8, 753, 4));
+    assert!(!refused(8, 2, 131_071) && refused(8, 2, 131_072));
+    assert!(!refused(1, 2048, 1_048_575) && refused(1, 2049, 1_048_575));
+    let rows_of = |row_bytes| GroupFacts {
+        row_bytes,
+        ..facts(4, LlCombineMode::Reduce)
+    };
+    assert!(LlPlan::new(&rows_of((16 << 20) - 16)).is_ok());
+    assert!(LlPlan::new(&rows_of(16 << 20)).is_err());
+}
+
+#[test]
+fn regions_do_not_overlap() {
+    for mode in [LlCombineMode::Reduce, LlCombineMode::Exact] {
+        let plan = LlPlan::new(&facts(50, mode)).unwrap();
+        let layout = plan.layout(4096);
+        assert!(layout.acks >= 4096);
+        assert!(layout.acks + 3 * 8 * 8 <= layout.banks);
+        assert!(plan.rows_bytes as u64 <= layout.flags);
+        assert!(layout.flags < layout.counts && layout.counts < layout.entries);
+        assert!(layout.entries + 8 * 50 * 32 * 8 <= layout.bank_bytes);
+        assert!(layout.banks + 4 * layout.bank_bytes <= 4096 + plan.bytes() as u64);
+        assert!(
+            plan.marked()
+                .all(|(start, bytes)| start + bytes <= plan.bytes())
+        );
+    }
+}
+
+#[test]
+fn measured_grids_have_threads_for_every_role() {
+    let choice = |threads| Choice {
+        blocks: 4,
+        threads,
+        send_blocks: 4,
+    };
+    let possible = || DISPATCH_LEAST_THREADS..=LL_DISPATCH_THREADS;
+    for (asked, given) in [(32, 160), (160, 160), (256, 256), (1024, 512)] {
+        assert_eq!(Grid::chosen(choice(asked), possible()).threads, given);
+    }
+}
+
+#[test]
+fn chunks_cover_every_row() {
+    let plan = LlPlan::new(&facts(8, LlCombineMode::Reduce)).unwrap();
+    let routing = Routing {
+        ids: DevPtr(8),
+        width: crate::model::ops::IdWidth::Bits64,
+        tokens: 3,
+        top_k: 2,
+    };
+    for hidden in [8, 16, 1000, 1024, 1032, 7168] {
+        let row = RowType {
+            dtype: DType::Bfloat16,
+            hidden,
+        };
+        let shape = plan.of_handle(&routing, 132).unwrap().shape(row);
+        assert_eq!(shape.chunk_bytes % 16, 0);
+        assert!(shape.chunk_bytes as usize <= CHUNK_BYTES);
+        assert!(shape.chunks * shape.chunk_bytes >= shape.row_bytes);
+        assert!((shape.chunks - 1) * shape.chunk_bytes < shape.row_bytes);
+    }
+}
+
+#[test]
+fn a_measured_grid_goes_first() {
+    let file = r#"{"format": "nccl_ep tuning", "version": 1, "gpu": "G", "ranks": 8, "entries": [
+        {"operation": "ll_dispatch", "tokens": 16, "blocks": 20, "threads": 1024, "send_blocks": 5},
+        {"operation": "ll_combine", "tokens": 16, "blocks": 7, "threads": 64, "send_blocks": 7}]}"#;
+    let tuning = Tuning::parse(file, "G", 8, 132).unwrap();
+    let own = LlPlan::new(&facts(1024, LlCombineMode::Reduce)).unwrap();
+    let plan = LlPlan { tuning, ..own };
+    let split = Grid::split(5, 61, LL_DISPATCH_THREADS);
+    assert_eq!(plan.dispatch_grid(9, 132), (split, 15));
+    assert_eq!(plan.even_combine_grid(16, 132), Grid::shared(7, 64));
+    let serving = Grid::shared(66, LL_COMBINE_THREADS);
+    assert_eq!(plan.combine_grid(16, 132), serving);
+    assert_eq!(plan.dispatch_grid(17, 132), own.dispatch_grid(17, 132));
+}
+
+#[test]
+fn a_rank_with_few_tokens_serves_those_of_the_others() {
+    for max_tokens in [1, 128, 1024] {
+        let plan = LlPlan::new(&facts(max_tokens, LlCombineMode::Reduce)).unwrap();
+        let (even, _) = plan.dispatch_grid(max_tokens, 132);
+        let even_combine = plan.combine_grid(max_tokens, 132);
+        for tokens in [0, 1, 3, 16, 128]
+            .into_iter()
+            .filter(|&it| it <= max_tokens)
+        {
+            let (grid, announcers) = plan.dispatch_grid(tokens, 132);
+            assert!(grid.blocks >= even.blocks / SERVING_SHARE);
+            assert!(grid.receive_blocks >= even.receive_blocks / SERVING_SHARE);
+            assert!((1..=grid.receive_blocks).contains(&announcers));
+            let combine = plan.combine_grid(tokens, 132);
+            assert!(combine.send_blocks >= even_combine.send_blocks / SERVING_SHARE);
+        }
+    }
+}
+
+#[test]
+fn grids_grow_with_the_work_and_stay_resident() {
+    for multiprocessors in [1, 2, 108, 132] {
+        let mut last = 0;
+        for tokens in [1, 4, 5, 16, 64, 128, 256, 1024] {
+            let plan = LlPlan::new(&facts(tokens, LlCombineMode::Reduce)).unwrap();
+            let (dispatch, _) = plan.dispatch_grid(tokens, multiprocessors);
+            for grid in [dispatch, plan.combine_grid(tokens, multiprocessors)] {
+                assert!(grid.blocks <= multiprocessors);
+                assert!(grid.send_blocks >= 1 && grid.receive_blocks >= 1);
+                assert!(grid.send_blocks + grid.receive_blocks >= grid.blocks);
+            }
+            assert!(dispatch.blocks >= last);
+            last = dispatch.blocks;
+        }
+    }
+}

@@ -41,6 +41,11 @@ _FUZZ_THREADS = ("--threads", "2", "--calls", "3000", "--seed", "5")
 _FAULTS = (("operations", ("--trials", "6", "--seed", "2", "--kinds", "ll,staged,ht")),
            ("creation", ("--trials", "6", "--seed", "3", "--kinds", "handles,groups")))
 
+# Groups over several nodes, which one machine plays by NCCL_HOSTID: the node of each rank.
+_SPLITS = ("01", "0101", "0001", "00112233")
+_OVER_NODES = (("test_ll", ()), ("test_staged", ()), ("test_ht", ()),
+               ("test_random", _FEW_CONFIGS), ("moe_layer", ("--algorithm", "ht")))
+
 # Programs that need high throughput.
 _NEEDS_HT = ("test_ht", "example_ht")
 
@@ -135,8 +140,22 @@ def host_steps(places: Places) -> list[Step]:
 
     everything = Step("programs/complete", lambda: _complete(places), needs=needs)
     return [everything, *map(step, all_runs(RANKS)),
+            *_node_steps(places, needs, environment),
             *_fake_nccl_steps(places, needs, environment),
             _net_plugin_step("net_plugin/self-test", places.target / "c", "build/programs")]
+
+
+def _node_steps(places: Places, needs: tuple[str, ...],
+                environment: tuple[tuple[str, str], ...]) -> Iterator[Step]:
+    """Programs whose ranks are on several nodes. One application context for each rank."""
+    for split, (name, options) in itertools.product(_SPLITS, _OVER_NODES):
+        words = ["mpirun"]
+        for node in split:
+            words += [":"] if len(words) > 1 else []
+            words += ["-np", "1", "-x", f"NCCL_HOSTID=node{node}",
+                      str(places.programs / name), *options]
+        yield Step(f"nodes/{name}/{split}", tuple(words), counts.closing_line, needs,
+                   timeout=240, environment=environment)
 
 
 def _net_plugin_step(name: str, built: pathlib.Path, need: str) -> Step:

@@ -269,4 +269,20 @@ mod tests {
         });
         rendezvous.release();
     }
+
+    #[test]
+    fn what_a_rank_did_before_it_left_counts_first() {
+        let rendezvous = Rendezvous::create().expect("memfd");
+        let segment = Segment::map(rendezvous, 2).expect("mapping");
+        let watch = Watch::start(&segment, 0, "test");
+        let bell = &segment.lane(0).bell;
+        segment.ring(0);
+        segment.leave(1);
+        assert!(watch.pause(bell, 0, &|| vec![1]).is_ok(), "there is news");
+        let failure = watch.pause(bell, 1, &|| vec![1]);
+        let failure = failure.expect_err("nothing more will come");
+        assert!(failure.text.contains("rank 1 has left"), "{}", failure.text);
+        assert_eq!(segment.failure(), Some((Code::RemoteError, 0)));
+        rendezvous.release();
+    }
 }

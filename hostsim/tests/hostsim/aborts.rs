@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use ncclep_hostsim::cuda::device::cudaDeviceSynchronize;
 use ncclep_hostsim::nccl::api::*;
 
-use crate::failures::{async_error, count, expect_failure, gather};
+use crate::failures::{async_error, await_failure, count, expect_failure, gather};
 use crate::kit::{Buffer, Rank, Stream, launch, run};
 
 const SUCCESS: i32 = 0;
@@ -151,9 +151,7 @@ pub(crate) fn abort_frees_host_calls() {
         // Whichever of the two comes last finds the communicator gone.
         assert_eq!(aborting.join().expect("no panic"), SUCCESS);
     } else {
-        while async_error(blocked.comm) == SUCCESS {
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        await_failure(blocked.comm);
         assert_eq!(async_error(blocked.comm), REMOTE_ERROR);
         blocked.end();
         me.end();

@@ -43,6 +43,15 @@ pub(crate) fn async_error(comm: ncclComm_t) -> i32 {
     code
 }
 
+/// Waits until the communicator has failed.
+pub(crate) fn await_failure(comm: ncclComm_t) {
+    let begin = Instant::now();
+    while async_error(comm) == SUCCESS {
+        assert!(begin.elapsed() < Duration::from_secs(25), "no failure");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 /// Checks that the communicator has failed, says why, refuses more work, and can be destroyed.
 pub(crate) fn expect_failure(me: Rank, code: i32) {
     assert_eq!(async_error(me.comm), code);
@@ -82,9 +91,7 @@ pub(crate) fn one_rank_stays_away() {
     assert_eq!(async_error(me.comm), SUCCESS);
     if me.rank == 2 {
         // Present, but not taking part.
-        while async_error(me.comm) == SUCCESS {
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        await_failure(me.comm);
     } else {
         let buffers = gather(&me, 10);
         assert_eq!(me.stream.synchronize(), LAUNCH_TIMEOUT);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ncclep_hostsim::nccl::api::*;
 
-use crate::failures::{BRIEFLY, async_error, count, expect_failure};
+use crate::failures::{BRIEFLY, await_failure, count, expect_failure};
 use crate::kit::{Buffer, Gate, Rank, run};
 
 const SUCCESS: i32 = 0;
@@ -68,9 +68,7 @@ pub(crate) fn one_message_differs() {
     // Rank 1 has only right messages: it ends them, or gives them up when the others fail.
     let code = me.stream.synchronize();
     assert!(code == LAUNCH_FAILURE || me.rank == 1, "{code}");
-    while async_error(me.comm) == SUCCESS {
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    await_failure(me.comm);
     drop(buffer);
     expect_failure(me, INVALID_USAGE);
 }
@@ -170,9 +168,7 @@ pub(crate) fn empty_without_receive() {
         me.send(&buffer, 0, 1);
         assert_eq!(me.stream.synchronize(), LAUNCH_TIMEOUT);
     } else {
-        while async_error(me.comm) == SUCCESS {
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        await_failure(me.comm);
     }
     drop(buffer);
     expect_failure(me, REMOTE_ERROR);

@@ -53,8 +53,8 @@ static FUNCTIONS: OnceCell<Functions> = OnceCell::new();
 /// `cudaStreamNonBlocking`: not ordered with the legacy default stream.
 const NON_BLOCKING: c_uint = 1;
 
-/// What waits until this process has no exchange and no operation on any of its devices; by its number of bytes what can
-/// be used again. Freeing waits for all streams of a device.
+/// Memory to be freed at a quiet moment of this process, on any of its devices, since freeing waits
+/// for all streams of a device. Reusable memory is found by its size in bytes.
 static QUIET: Lazy<Arc<Quiet<usize>>> = Lazy::new(Arc::default);
 
 /// The stand-ins of this process.
@@ -115,13 +115,14 @@ impl HostRuntime {
         ))
     }
 
-    /// A caller that asks `cudaGetLastError` about its own calls must not be told about this library's.
+    /// Clears the last error: a caller's `cudaGetLastError` must not return errors of this
+    /// library's calls.
     fn forget_last_error(&self) {
         // SAFETY: takes nothing and returns a number.
         let _ = unsafe { (self.0.cudaGetLastError)() };
     }
 
-    /// Counts `works` among what keeps a device from being quiet.
+    /// Makes `works` count when quiet moments are determined.
     pub fn watch<W: Works + 'static>(&self, works: &Arc<W>) {
         let works: std::sync::Weak<W> = Arc::downgrade(works);
         QUIET.watch(works);
@@ -154,7 +155,7 @@ impl HostRuntime {
         copied.and(waited).and(destroyed)
     }
 
-    /// A mark behind everything that `stream` has been given so far.
+    /// Records an event behind the present work of `stream`.
     fn mark(&self, stream: Stream) -> Result<Mark> {
         let mut raw = std::ptr::null_mut();
         // SAFETY: writes one handle.
@@ -181,7 +182,7 @@ impl HostRuntime {
 
     fn free_later(&self, key: usize, data: DevPtr) {
         let runtime = *self;
-        // Nothing is left to do about memory that cannot be freed.
+        // There is no remedy for memory that cannot be freed.
         let free = move |address| drop(runtime.free_now(address));
         QUIET.later(Some(key), data.0, Some(Box::new(free)));
     }
@@ -211,12 +212,12 @@ impl Drop for Mark {
     }
 }
 
-/// Host functions that were enqueued and have not run yet, whatever their streams.
+/// Host functions that were enqueued and have not run yet, on any stream.
 #[derive(Default)]
 pub struct Pending(Mutex<usize>);
 
 impl Pending {
-    /// Enqueues one by `launch`.
+    /// Enqueues one by `launch` and counts it.
     pub fn enqueue<T>(&self, launch: impl FnOnce() -> Result<T>) -> Result<T> {
         let mut pending = self.0.lock();
         let launched = launch()?;
@@ -224,12 +225,12 @@ impl Pending {
         Ok(launched)
     }
 
-    /// One has run.
+    /// Counts one as run.
     pub fn end(&self) {
         *self.0.lock() -= 1;
     }
 
-    /// Whether all have.
+    /// Whether all have run.
     pub fn is_empty(&self) -> bool {
         *self.0.lock() == 0
     }
@@ -270,7 +271,7 @@ impl DeviceMemory for HostRuntime {
         let outcome = Arc::clone(&freed);
         let free = move |address| drop(outcome.set(runtime.free_now(address)));
         QUIET.free_soon(data.0, Box::new(free));
-        // What is freed later is a success so far.
+        // An allocation that is freed later counts as freed.
         freed.get().cloned().unwrap_or(Ok(()))
     }
 

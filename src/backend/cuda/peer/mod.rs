@@ -1,5 +1,5 @@
-//! What the ranks of a group hold of each other: windows and their mappings, faults that one tells the others,
-//! and how they part.
+//! The ranks of a group towards each other: windows and their mappings, faults that one reports to
+//! the others, and teardown.
 #![forbid(unsafe_code)]
 
 pub mod fault;

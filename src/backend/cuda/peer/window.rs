@@ -1,6 +1,6 @@
 //! A rank's window, and how it reaches the windows of the other ranks.
 //!
-//! Ranks of one process use each other's addresses; others map an exported handle (CUDA IPC), which
+//! Ranks of one process use each other's addresses. Others map an exported handle (CUDA IPC), which
 //! works with every driver, also where a process sees one GPU only. Both are a [`PeerMapping`], so
 //! another provider of mappings needs no change elsewhere.
 #![forbid(unsafe_code)]
@@ -16,7 +16,7 @@ use crate::model::tensor::DevPtr;
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// A window of this process, as a record names it.
+/// The place of a window of this process, as records contain it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct StreamScope {
     context: ContextHandle,
@@ -24,21 +24,21 @@ struct StreamScope {
     bytes: u64,
 }
 
-/// The live windows of this process: what a record says of an address here is believed only if it is one of them.
+/// The live windows of this process: an address in a record is accepted only if it is one of them.
 static LIVE: Mutex<Vec<StreamScope>> = Mutex::new(Vec::new());
 
-/// Device memory that the other ranks may map; zero at first. Dropped after they were told of it, it stays
-/// allocated: a peer may map it.
+/// Device memory that the other ranks may map; zero at first. If dropped after its record was sent,
+/// it stays allocated, as a peer may map it.
 pub struct Window {
     context: Arc<Context>,
     place: StreamScope,
     is_told: bool,
-    /// It was another group's, and a peer of that one may still map it.
+    /// The memory was another group's, and a peer of that group may still map it.
     must_stay: bool,
 }
 
 impl Window {
-    /// A window of `bytes`, perhaps one that another group had.
+    /// A window of `bytes`, perhaps reused from another group.
     pub fn new(memory: &Arc<CudaMemory>, bytes: usize) -> Result<Self> {
         let context = Arc::clone(memory.context());
         let left = context.take(&Key::Window(bytes));
@@ -62,12 +62,12 @@ impl Window {
         Ok(window)
     }
 
-    /// From now on the others may map it.
+    /// Records that other ranks may map it from now on.
     pub fn tell(&mut self) {
         self.is_told = true;
     }
 
-    /// Where it lives.
+    /// The context of the memory.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
@@ -82,7 +82,8 @@ impl Window {
         self.is_told = false;
     }
 
-    /// Leaves the memory to the next group that wants such a window. A peer may map it, but no kernel uses it.
+    /// Leaves the memory to the next group that wants a window of this size. A peer may map it, but
+    /// no kernel uses it.
     pub fn keep(mut self) {
         self.is_told = false;
         self.must_stay = true;
@@ -111,7 +112,7 @@ impl Drop for Window {
     }
 }
 
-/// What the other ranks must know of a window to reach it.
+/// The record of a window: what other ranks need to reach it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WindowRecord {
     process: ProcessId,
@@ -143,7 +144,7 @@ impl WindowRecord {
         bytes
     }
 
-    /// Reads what [`WindowRecord::to_bytes`] wrote.
+    /// Reads the result of [`WindowRecord::to_bytes`].
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let mut rest = bytes;
         let record = Self {
@@ -161,8 +162,8 @@ impl WindowRecord {
         }
     }
 
-    /// The address of a window of `bytes` in this process, if it is here; a record that says so of anything else is
-    /// refused.
+    /// The window's place if it is in this process; refuses a record that names a place here
+    /// without a live window, or a length other than `bytes`.
     fn here(&self, bytes: usize) -> Result<Option<StreamScope>> {
         if self.place.bytes != bytes as u64 {
             return Err(Error::internal("a window of another length")
@@ -187,7 +188,7 @@ fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N]> {
     Ok(*head)
 }
 
-/// A peer's window, as this rank reaches it.
+/// A peer's window as this rank reaches it.
 pub struct PeerMapping {
     context: Arc<Context>,
     base: DevPtr,
@@ -195,7 +196,7 @@ pub struct PeerMapping {
 }
 
 impl PeerMapping {
-    /// Maps the window that `record` describes, and that has `bytes`, into `context`.
+    /// Maps the window of `record`, which must have `bytes`, into `context`.
     pub fn new(context: &Arc<Context>, record: &WindowRecord, bytes: usize) -> Result<Self> {
         let _entered = context.enter()?;
         let here = record.here(bytes)?;
@@ -223,7 +224,7 @@ impl PeerMapping {
         self.base
     }
 
-    /// Unmaps all of `mappings` now, if the device is quiet, and says whether none is left.
+    /// Unmaps all `mappings` now if the device is quiet, and says whether none is left.
     pub fn unmap(mut mappings: Vec<Self>) -> bool {
         let imported = mappings.iter().find(|it| it.imported.is_some());
         let Some(context) = imported.map(|it| Arc::clone(&it.context)) else {
@@ -239,9 +240,9 @@ impl PeerMapping {
     }
 }
 
-/// Unmaps what is imported at `address` into the current context.
+/// Unmaps the import at `address` from the current context.
 fn close(address: usize) {
-    // A context that is gone has closed its mappings.
+    // A destroyed context has closed its mappings.
     let _ = driver::close_import(DevPtr(address));
 }
 

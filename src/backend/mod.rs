@@ -1,4 +1,4 @@
-//! What a backend must be able to do. The siblings `host` and `cuda` never see each other.
+//! The interface of a backend. The siblings `host` and `cuda` never see each other.
 //!
 //! Opening a group or an HT handle is collective. Everything else is local to a rank, and
 //! operations are only enqueued. A method that makes sense for one sibling only belongs inside that
@@ -68,7 +68,7 @@ impl OpenGroup {
     }
 }
 
-/// What groups of both modes have.
+/// The part that groups of both modes have.
 pub trait GroupBackend: Send + Sync {
     /// The group's device memory.
     fn memory(&self) -> Arc<dyn DeviceMemory>;

@@ -1,4 +1,4 @@
-//! When a device is quiet, and what waits for that.
+//! Quiet moments of a device, and the calls that are made only then.
 //!
 //! A device is quiet while nothing of this library on it waits for other ranks, and no such work
 //! can be enqueued. Freeing device memory, unmapping a peer's memory and loading kernels happen at

@@ -87,7 +87,7 @@ impl Kernel {
     }
 }
 
-/// What a kernel takes as its only parameter.
+/// The type of a kernel's only parameter.
 pub trait KernelParams: Copy {
     /// The kernels that take it: one, or one per type of rows in the order bfloat16, float16,
     /// float32.

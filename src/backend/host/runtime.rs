@@ -1,8 +1,8 @@
 //! The functions of the CPU stand-ins (`hostsim`) that this backend calls.
 //!
 //! They carry the CUDA runtime's names; a marker symbol tells the stand-ins from the real thing.
-//! "Device" memory is this process's own memory: what the stand-ins allocated or, as with PyTorch's
-//! tensors on the CPU, any other.
+//! "Device" memory is this process's own memory: allocated by the stand-ins or, as with PyTorch's
+//! tensors on the CPU, in any other way.
 #![allow(unsafe_code)]
 
 use crate::backend::DeviceMemory;
@@ -20,7 +20,8 @@ use std::sync::Arc;
 /// The version of the stand-ins that this backend was written for.
 const ABI: c_int = 1;
 const ERROR_NOT_READY: c_int = 600;
-/// `cudaMemcpyDefault`: a caller's tensors may lie in plain host memory, such as PyTorch's on the CPU.
+/// `cudaMemcpyDefault`: a caller's tensors may lie in plain host memory, as PyTorch's on the CPU
+/// do.
 const ANY_DIRECTION: c_int = 4;
 
 type HostFunction = unsafe extern "C" fn(*mut c_void);
@@ -103,7 +104,7 @@ impl HostRuntime {
         self.check("cudaLaunchHostFunc", code)
     }
 
-    /// The result of `call`, which gave `code`.
+    /// An error that names `call`, unless its result `code` is success.
     fn check(&self, call: &str, code: c_int) -> Result<()> {
         if code == 0 {
             return Ok(());
@@ -133,7 +134,8 @@ impl HostRuntime {
         QUIET.is_stranded()
     }
 
-    /// Copies on a stream of its own: the legacy default stream would wait for those of other threads.
+    /// Copies on a stream of its own: the legacy default stream would wait for the streams of other
+    /// threads.
     fn copy(&self, to: *mut c_void, from: *const c_void, bytes: usize) -> Result<()> {
         let mut stream = std::ptr::null_mut();
         // SAFETY: writes one handle.
@@ -155,7 +157,7 @@ impl HostRuntime {
         copied.and(waited).and(destroyed)
     }
 
-    /// Records an event behind the present work of `stream`.
+    /// Records an event after the present work of `stream`.
     fn mark(&self, stream: Stream) -> Result<Mark> {
         let mut raw = std::ptr::null_mut();
         // SAFETY: writes one handle.

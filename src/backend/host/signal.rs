@@ -22,7 +22,7 @@ pub fn wait(word: &AtomicU32, seen: u32, patience: Duration) {
     };
 }
 
-/// Wakes everyone who sleeps on `word`.
+/// Wakes all sleepers on `word`.
 pub fn wake_all(word: &AtomicU32) {
     // SAFETY: `word` is a live, aligned 32-bit word.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };

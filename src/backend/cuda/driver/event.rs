@@ -180,7 +180,7 @@ impl Mark {
         })
     }
 
-    /// An event behind the present work of `stream`.
+    /// An event after the present work of `stream`.
     pub fn behind(context: &Arc<Context>, stream: Stream) -> Result<Self> {
         let mut mark = Self::new(context)?;
         mark.record(&StreamScope::enter(context, stream)?)?;

@@ -146,7 +146,8 @@ impl HtGroup {
         })
     }
 
-    /// Parameters of an exchange, that of handle number `epoch`, which announces `verdict` and stores no result.
+    /// Parameters of the exchange of handle number `epoch` that announces `verdict` and stores no
+    /// result.
     fn route_params(&self, epoch: u32, verdict: u32) -> HtRouteParams {
         let (tally, layout) = (self.tally.data().0, self.plan.tally());
         HtRouteParams {

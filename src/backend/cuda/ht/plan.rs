@@ -171,7 +171,8 @@ impl HtPlan {
         Ok((shape, number(block_tokens)?))
     }
 
-    /// How an operation on rows of type `row` is launched; this rank has `tokens`, of `top_k` ids each.
+    /// How an operation on rows of type `row` is launched; this rank has `tokens` with `top_k` ids
+    /// each.
     pub fn launch(
         &self,
         kind: HtKind,

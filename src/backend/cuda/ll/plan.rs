@@ -25,7 +25,7 @@ const REGION_ALIGN: usize = 256;
 /// With the full grid, small even batches would take longer; with half, uneven ones do, but still
 /// less than even batches with the most tokens (docs/performance.md).
 const SERVING_SHARE: u32 = 2;
-/// Least blocks of a combine.
+/// Fewest blocks of a combine.
 const LEAST_COMBINE_BLOCKS: usize = 8;
 /// Threads of a dispatch block's routers and of one warp that sends.
 const DISPATCH_LEAST_THREADS: u32 = 5 * 32;

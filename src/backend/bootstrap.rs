@@ -1,9 +1,9 @@
 //! Small exchanges over the caller's communicator, while groups and handles are created.
 //!
-//! Only ncclAllGather is used, so every NCCL serves. All waits of a call have the group's deadline together: a rank
-//! that never arrives makes the others return an error. NCCL may also notice by itself that a rank is lost; then
-//! it ends the collective as if it were complete, or with an error of the stream. So each rank seals what it
-//! gives.
+//! They use ncclAllGather only, so any NCCL serves. All waits of a call share the group's deadline:
+//! if a rank never arrives, the others return an error. NCCL may notice a lost rank itself and then
+//! end the collective as if it were complete, or with an error of the stream. So each rank seals
+//! its contribution with a checksum.
 #![forbid(unsafe_code)]
 
 use crate::backend::DeviceMemory;
@@ -21,20 +21,20 @@ use std::time::{Duration, Instant};
 /// Bytes of the verdict that each rank puts in front of its payload: a code, then text.
 const VERDICT_BYTES: usize = 512;
 const CODE_BYTES: usize = 4;
-/// Bytes of the seal in front of what each rank gives.
+/// Bytes of the seal in front of each rank's contribution.
 const SEAL_BYTES: usize = size_of::<u64>();
 /// Enough for the records of a group's creation on eight ranks.
 const LEAST_BUFFER_BYTES: usize = 64 << 10;
 
-/// The ranks of a communicator, for exchanges among them.
+/// Exchanges among the ranks of a communicator.
 pub struct Bootstrap {
     comm: Communicator,
     memory: Arc<dyn DeviceMemory>,
     timeout: Duration,
     words: Words,
-    /// Kept from one exchange to the next: allocating may wait for the whole device.
+    /// Kept for the next exchange: allocating may wait for the whole device.
     buffer: Mutex<Option<Buffer>>,
-    /// Exchanges so far, the same number on every rank.
+    /// Number of exchanges so far, the same on every rank.
     exchanges: AtomicU64,
     /// How long this call has waited already.
     waited: Mutex<Duration>,
@@ -47,7 +47,8 @@ struct Buffer {
 }
 
 impl Bootstrap {
-    /// Exchanges over `comm`, through buffers in `memory`; other ranks are told of refusals by `words`.
+    /// Exchanges over `comm`, with buffers in `memory`; `words` phrases refusals for the other
+    /// ranks.
     pub fn new(
         comm: Communicator,
         memory: Arc<dyn DeviceMemory>,
@@ -66,8 +67,8 @@ impl Bootstrap {
         }
     }
 
-    /// The exchange that other ranks never joined, or were lost in: it may be stuck on its stream for ever,
-    /// and there can be no other.
+    /// The error of an exchange that other ranks never joined, or were lost in. That exchange may
+    /// be stuck on its stream for ever, so no other can follow.
     pub fn lost(&self) -> Option<Error> {
         self.lost.get().cloned()
     }
@@ -82,7 +83,7 @@ impl Bootstrap {
         self.comm.rank
     }
 
-    /// What tells other ranks of a refusal.
+    /// Phrases a refusal for the other ranks.
     pub fn words(&self) -> Words {
         self.words
     }
@@ -105,7 +106,7 @@ impl Bootstrap {
         let exchange = self.exchanges.fetch_add(1, Ordering::Relaxed) + 1;
         let sealed = [&seal(exchange, mine).to_le_bytes(), mine].concat();
         let total = sealed.len() * self.ranks();
-        // While an exchange runs the buffer belongs to it: after a failure it is not used again.
+        // A running exchange owns the buffer; after a failure the buffer is not used again.
         let buffer = self.enough(kept.take(), total + sealed.len())?;
         let gathered = buffer.data;
         let own = DevPtr(gathered.0 + total);
@@ -115,7 +116,7 @@ impl Bootstrap {
         let waited = self.watch(stream);
         let mut bytes = vec![0; total];
         match &waited {
-            // The other ranks have what this one gave, and go on by it.
+            // The other ranks have this rank's contribution and continue with it.
             Ok(()) => self
                 .memory
                 .download(&mut bytes, gathered)
@@ -124,7 +125,7 @@ impl Bootstrap {
                 self.memory.strand(stream);
                 return Err(self.lost.get_or_init(|| error.clone()).clone());
             }
-            // What came is a hint only, and the memory may be out of reach.
+            // The received bytes are only a hint, and the memory may be out of reach.
             Err(Waited::Broken(_)) => drop(self.memory.download(&mut bytes, gathered)),
         }
         let records = bytes.chunks_exact(sealed.len());
@@ -139,7 +140,7 @@ impl Bootstrap {
         Ok(payloads.into_iter().flatten().map(<[u8]>::to_vec).collect())
     }
 
-    /// The other ranks whose payloads did not come.
+    /// The other ranks whose payloads did not arrive.
     fn missing(&self, payloads: &[Option<&[u8]>]) -> Vec<usize> {
         let ranks = payloads.iter().enumerate();
         ranks
@@ -148,7 +149,7 @@ impl Bootstrap {
             .collect()
     }
 
-    /// NCCL has ended an exchange without `missing`; `cause` is what it left on the stream.
+    /// The error when NCCL ended an exchange without `missing`; `cause` is the stream's error.
     fn gave_up(&self, missing: &[usize], start: Instant, cause: Option<Error>) -> Error {
         let text = format!(
             "rank {} of {} waited {} ms for {} in an exchange of all ranks, and NCCL gave it up{}",
@@ -161,7 +162,7 @@ impl Bootstrap {
         Error::new(Code::RemoteError, text)
     }
 
-    /// A buffer of at least `bytes`: `old` if that is one.
+    /// A buffer of at least `bytes`: `old` if it is large enough.
     fn enough(&self, old: Option<Buffer>, bytes: usize) -> Result<Buffer> {
         match old {
             Some(buffer) if buffer.bytes >= bytes => Ok(buffer),
@@ -201,7 +202,8 @@ impl Bootstrap {
         let mut records = match (mine, self.all_gather(&record, stream)) {
             (Ok(_), gathered) => gathered?,
             (Err(mine), Ok(_)) => return Err(mine),
-            // The caller must know of both: what to repair, and that the communicator is of no use any more.
+            // The caller needs both errors: what to repair, and that the communicator is no longer
+            // usable.
             (Err(mine), Err(lost)) => return Err(mine.and(lost)),
         };
         for (rank, record) in records.iter().enumerate() {
@@ -218,12 +220,12 @@ impl Bootstrap {
         Ok(records)
     }
 
-    /// A call begins, with a deadline of its own.
+    /// Starts a call with a deadline of its own.
     pub fn begin_call(&self) {
         *self.waited.lock() = Duration::ZERO;
     }
 
-    /// Runs `wait`, which is told how long it may wait, as a part of the call.
+    /// Runs `wait` as part of the call; its argument is the time that is left.
     pub fn within_deadline<T>(&self, wait: impl FnOnce(Duration) -> T) -> T {
         let start = Instant::now();
         let left = self.timeout.saturating_sub(*self.waited.lock());
@@ -267,11 +269,11 @@ impl Bootstrap {
     }
 }
 
-/// Why a stream was not seen to have run everything.
+/// Why a wait for a stream failed.
 enum Waited {
-    /// It still runs at the deadline.
+    /// The deadline passed while work still ran.
     TooLong(Error),
-    /// It has an error.
+    /// The stream has an error.
     Broken(Error),
 }
 
@@ -284,7 +286,7 @@ impl Waited {
     }
 }
 
-/// Ranks in a text; an empty list if it is not known which.
+/// Ranks as text; an empty list stands for unknown ranks.
 fn named(ranks: &[usize]) -> String {
     match ranks {
         [] => "another rank".to_owned(),
@@ -304,18 +306,18 @@ impl Drop for Bootstrap {
     }
 }
 
-/// A checksum of an exchange's number and of what a rank gives in it.
+/// A checksum of an exchange's number and a rank's payload.
 fn seal(exchange: u64, payload: &[u8]) -> u64 {
     fnv1a(exchange.to_le_bytes().iter().chain(payload))
 }
 
-/// What a rank gave in an exchange; `None` if it did not come, or not whole.
+/// The payload of a sealed record; `None` if it is missing or incomplete.
 fn unsealed(exchange: u64, record: &[u8]) -> Option<&[u8]> {
     let (sealed, payload) = record.split_first_chunk::<SEAL_BYTES>()?;
     (u64::from_le_bytes(*sealed) == seal(exchange, payload)).then_some(payload)
 }
 
-/// The text of a refusing rank's record; `None` if that rank is well.
+/// The text of a refusing rank's record; `None` if that rank agreed.
 fn refusal(record: &[u8]) -> Option<String> {
     let (verdict, _) = record.split_at_checked(VERDICT_BYTES)?;
     let (code, text) = verdict.split_at_checked(CODE_BYTES)?;
@@ -370,7 +372,7 @@ mod tests {
         assert_eq!(seal(1, &payload), seal(1, &payload));
         assert_ne!(seal(1, &payload), seal(2, &payload));
         assert_ne!(seal(1, &payload), seal(1, &[1, 2, 0]));
-        // What NCCL leaves of a rank that did not come.
+        // What NCCL leaves in place of a lost rank's record.
         assert_ne!(seal(1, &[0; 16]), 0);
     }
 

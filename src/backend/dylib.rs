@@ -1,7 +1,7 @@
 //! Functions of a shared library that the caller's process may or may not have.
 //!
-//! The copy that the process already uses comes first: an `ncclComm_t` or a CUDA context of one copy
-//! means nothing to another. Nothing is linked, so this library loads on every machine.
+//! The copy that the process already uses is tried first: an `ncclComm_t` or a CUDA context of one
+//! copy is invalid in another. Nothing is linked, so this library loads on every machine.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_void};
@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 /// A loaded library. It stays loaded until the process ends.
 #[derive(Debug)]
 pub(super) struct Library {
-    /// What `dlsym` takes; `RTLD_DEFAULT` for the process's own symbols.
+    /// The first argument of `dlsym`; `RTLD_DEFAULT` stands for the process's own symbols.
     handle: *mut c_void,
 }
 
@@ -20,8 +20,8 @@ unsafe impl Send for Library {}
 unsafe impl Sync for Library {}
 
 impl Library {
-    /// The library that exports `probe`: linked into the process, or loaded as `soname` by some part
-    /// of it, or found by the loader now. The error is the loader's text.
+    /// The library that exports `probe`: linked into the process, already loaded as `soname`, or
+    /// found by the loader now. The error is the loader's text.
     pub(super) fn find(soname: &CStr, probe: &CStr) -> Result<Self, String> {
         if let Some(process) = Self::in_process(probe) {
             return Ok(process);
@@ -39,23 +39,23 @@ impl Library {
         process.symbol(probe).is_some().then_some(process)
     }
 
-    /// The object that defines `marker`, which some part of the process has made global.
+    /// The object that defines `marker`, a symbol that some part of the process has made global.
     ///
-    /// Unlike [`Library::in_process`] it finds other names in that object first, even where another
-    /// object that came earlier defines them, too: a Python process may hold a CUDA runtime that
-    /// PyTorch brought beside the CPU stand-ins.
+    /// Unlike [`Library::in_process`] it prefers that object for all other names, even where an
+    /// object loaded earlier also defines them: a Python process may hold PyTorch's CUDA runtime
+    /// beside the CPU stand-ins.
     pub(super) fn defining(marker: &CStr) -> Option<Self> {
         let process = Self::in_process(marker)?;
         let address = process.symbol(marker)?;
         let mut object = std::mem::MaybeUninit::<libc::Dl_info>::uninit();
-        // SAFETY: any address may be asked about; the answer goes to the object of that type.
+        // SAFETY: dladdr accepts any address; the result goes to an object of its type.
         if unsafe { libc::dladdr(address.as_ptr(), object.as_mut_ptr()) } == 0 {
             return Some(process);
         }
         // SAFETY: dladdr succeeded, so it has written the object and given a name that lives as long as
         // the object is loaded; nothing is unloaded here.
         let path = unsafe { CStr::from_ptr(object.assume_init().dli_fname) };
-        // The main program has no name that dlopen knows; then there is nothing before it either.
+        // dlopen knows no name for the main program; no object precedes that one either.
         Some(Self::open(path, libc::RTLD_NOW | libc::RTLD_NOLOAD).unwrap_or(process))
     }
 
@@ -76,13 +76,13 @@ impl Library {
     }
 
     fn open(soname: &CStr, flags: i32) -> Option<Self> {
-        // SAFETY: `soname` is NUL-terminated. Loading runs the library's initialisers: that is wanted.
+        // SAFETY: `soname` is NUL-terminated. Loading runs the library's initialisers, as intended.
         let handle = unsafe { libc::dlopen(soname.as_ptr(), flags) };
         (!handle.is_null()).then_some(Self { handle })
     }
 }
 
-/// What the loader says about this thread's last failure.
+/// The loader's text for this thread's last failure.
 fn last_error() -> String {
     // SAFETY: no arguments; the result is NULL or a string of the loader's.
     let text = unsafe { libc::dlerror() };
@@ -97,8 +97,8 @@ fn last_error() -> String {
 
 /// A struct of C functions of one library, each looked up by its own name.
 ///
-/// `load(&Library)` fails with the name of the first function that is missing; those listed under
-/// `optional` may be.
+/// `load(&Library)` fails with the name of the first missing function; those listed under
+/// `optional` may be missing.
 macro_rules! function_table {
     (
         $(#[$doc:meta])*

@@ -1,8 +1,8 @@
-//! What a backend must be able to do. The siblings `host` and `cuda` never see each other.
+//! The interface of a backend. The siblings `host` and `cuda` never see each other.
 //!
-//! Opening a group or an HT handle is collective; everything else is local to a rank, and an
-//! operation is only enqueued. If a method is wanted that one sibling alone could give meaning to, it
-//! belongs inside that sibling.
+//! Opening a group or an HT handle is collective. Everything else is local to a rank, and
+//! operations are only enqueued. A method that makes sense for one sibling only belongs inside that
+//! sibling.
 
 pub mod bootstrap;
 pub mod cuda;
@@ -23,34 +23,34 @@ use std::sync::Arc;
 pub trait DeviceMemory: Send + Sync {
     /// Allocates `bytes`; zero bytes may give NULL.
     fn alloc(&self, bytes: usize) -> Result<DevPtr>;
-    /// Frees what [`DeviceMemory::alloc`] gave, at once or when nothing on the device waits for other ranks; NULL is
-    /// fine.
+    /// Frees the result of [`DeviceMemory::alloc`], at once or at the device's next quiet moment;
+    /// NULL is fine.
     fn free(&self, data: DevPtr) -> Result<()>;
-    /// Memory for the library's own use, perhaps what another group has given back.
+    /// Memory for the library's own use; may reuse memory that another group gave back.
     fn alloc_own(&self, bytes: usize) -> Result<DevPtr>;
-    /// Gives back what [`DeviceMemory::alloc_own`] gave, and nothing uses any more.
+    /// Gives back the result of [`DeviceMemory::alloc_own`]; no operation uses it any more.
     fn free_own(&self, data: DevPtr, bytes: usize);
     /// The address by which the device reaches mapped host memory.
     fn device_alias(&self, host: DevPtr) -> Result<DevPtr>;
-    /// Copies `from` to the device; returns when it is there.
+    /// Copies `from` to the device and waits for the copy.
     fn upload(&self, to: DevPtr, from: &[u8]) -> Result<()>;
-    /// Copies from the device into `to`; returns when it is there.
+    /// Copies from the device into `to` and waits for the copy.
     fn download(&self, to: &mut [u8], from: DevPtr) -> Result<()>;
     /// Whether everything enqueued on `stream` has run.
     fn is_idle(&self, stream: Stream) -> Result<bool>;
-    /// A stream that waits for no other, the legacy default one included.
+    /// A stream that is not ordered with any other, not even with the legacy default one.
     fn create_stream(&self) -> Result<Stream>;
-    /// Destroys what [`DeviceMemory::create_stream`] gave.
+    /// Destroys the result of [`DeviceMemory::create_stream`].
     fn destroy_stream(&self, stream: Stream);
-    /// Something that waits for other ranks begins on the device. Until the result is dropped nothing waits for
-    /// the device as a whole.
+    /// Announces work on the device that waits for other ranks. Until the result is dropped, no
+    /// call waits for the whole device.
     fn begin(&self) -> Box<dyn Any>;
-    /// An exchange on `stream` was given up and may be there for ever: freeing memory would wait for it, so
-    /// everything stays allocated until it is gone.
+    /// Reports an exchange on `stream` that was given up and may never end. Freeing memory would
+    /// wait for it, so everything stays allocated until it has ended.
     fn strand(&self, stream: Stream);
 }
 
-/// One rank's side of an open group, in the mode that it was opened for.
+/// One rank's side of an open group, in the group's mode.
 pub enum OpenGroup {
     /// Low latency.
     Ll(Box<dyn LlGroupBackend>),
@@ -59,7 +59,7 @@ pub enum OpenGroup {
 }
 
 impl OpenGroup {
-    /// What both modes have.
+    /// The part that both modes have.
     pub fn common(&self) -> &dyn GroupBackend {
         match self {
             Self::Ll(group) => group.as_ref(),
@@ -68,17 +68,17 @@ impl OpenGroup {
     }
 }
 
-/// Where failures show that operations meet while they run. Every call looks here first.
+/// The failures of operations while they run. Every call looks here first.
 pub trait Faults: Send + Sync {
     /// The first failure.
     fn first(&self) -> Option<Error>;
 }
 
-/// What groups of both modes have.
+/// The part that groups of both modes have.
 pub trait GroupBackend: Send + Sync {
     /// The group's device memory.
     fn memory(&self) -> Arc<dyn DeviceMemory>;
-    /// Where failures of the group's operations show.
+    /// The failures of the group's operations.
     fn faults(&self) -> Arc<dyn Faults>;
     /// Waits for the group's operations, then releases what peers can see. Collective unless a fault is known.
     fn close(&self, stream: Stream) -> Result<()>;
@@ -86,24 +86,25 @@ pub trait GroupBackend: Send + Sync {
 
 /// A group for LL operations.
 pub trait LlGroupBackend: GroupBackend {
-    /// A handle; local and without work on any stream.
+    /// Creates a handle; local, and enqueues no work.
     fn open_handle(&self, routing: Routing) -> Result<Box<dyn LlBackend>>;
 }
 
 /// A group for HT operations.
 pub trait HtGroupBackend: GroupBackend {
-    /// A handle: exchanges the routing over all ranks. `routing` is an error on a rank that refused its
-    /// arguments, which gets it back; the others learn of it here, or from the handle's first use.
+    /// Creates a handle: exchanges the routing over all ranks. `routing` is an error on a rank that
+    /// refused its arguments, and that rank gets it back. The others learn of it from this call, or
+    /// from the handle's first use.
     fn open_handle(&self, routing: Result<HtRouting>, stream: Stream)
     -> Result<Box<dyn HtBackend>>;
 }
 
-/// What an HT handle is made of.
+/// The inputs for an HT handle.
 #[derive(Clone, Copy, Debug)]
 pub struct HtRouting {
     /// This rank's ids.
     pub routing: Routing,
-    /// int32 `[L]`, device address: gets the received tokens per local expert.
+    /// int32 `[L]`, device address: receives the number of tokens per local expert.
     pub counter: Option<DevPtr>,
 }
 
@@ -111,11 +112,13 @@ pub struct HtRouting {
 pub trait LlBackend: Send + Sync {
     /// Enqueues a whole operation.
     fn run(&self, op: &LlOp, stream: Stream) -> Result<()>;
-    /// Enqueues the send phase only, in `slot`, which is free and the same on all ranks.
+    /// Enqueues only the send phase, in `slot`, which is free and the same on all ranks.
     fn send(&self, op: &LlOp, slot: StagedSlot, stream: Stream) -> Result<()>;
-    /// Enqueues the receive phase of `op`, which was sent in `slot`, after its send phase even on another stream.
+    /// Enqueues the receive phase of `op`, which was sent in `slot`. It runs after the send phase,
+    /// on any stream.
     fn receive(&self, op: &LlOp, slot: StagedSlot, stream: Stream) -> Result<()>;
-    /// Gives up the receive phase of `op`, which was sent in `slot`, so that the peers need not wait for it.
+    /// Gives up the receive phase of `op`, which was sent in `slot`, so that peers need not wait
+    /// for it.
     fn abandon(&self, op: &LlOp, slot: StagedSlot);
 }
 
@@ -125,6 +128,6 @@ pub trait HtBackend: Send + Sync {
     fn dispatch(&self, op: &HtDispatch, stream: Stream) -> Result<()>;
     /// Enqueues a combine.
     fn combine(&self, op: &HtCombine, stream: Stream) -> Result<()>;
-    /// Rows that dispatch delivers to this rank; may wait for the exchange of the routing.
+    /// Number of rows that dispatch delivers to this rank; may wait for the routing exchange.
     fn num_recv_tokens(&self) -> Result<usize>;
 }

@@ -1,7 +1,7 @@
 //! The few NCCL functions that the library calls, in the copy of NCCL that the caller uses.
 //!
-//! A communicator belongs to the NCCL that made it, so no second copy may be opened beside it
-//! (`dylib`). Result codes stay integers: a newer NCCL may know codes that we do not.
+//! A communicator belongs to the copy of NCCL that created it, so a second copy must not be opened
+//! (`dylib`). Result codes stay integers: a newer NCCL may have codes that we do not know.
 #![allow(unsafe_code)]
 
 use crate::backend::dylib::{Library, function_table};
@@ -14,7 +14,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 
 /// `ncclUint8`.
 const UINT8: c_int = 1;
-/// `ncclInProgress`, which only non-blocking communicators answer.
+/// `ncclInProgress`, which only non-blocking communicators return.
 const IN_PROGRESS: c_int = 7;
 
 function_table! {
@@ -31,7 +31,7 @@ function_table! {
     }
 }
 
-/// The functions, looked up once; a failure is not remembered, as NCCL may be loaded later.
+/// The functions, looked up once. A failure is not remembered, as NCCL may be loaded later.
 static FUNCTIONS: OnceCell<Functions> = OnceCell::new();
 
 fn functions() -> Result<&'static Functions> {
@@ -51,10 +51,10 @@ fn functions() -> Result<&'static Functions> {
     })
 }
 
-/// The caller's communicator, and what it says about itself.
+/// The caller's communicator, and the facts that NCCL reports about it.
 ///
-/// The caller vouches for it: whoever passes an `ncclComm_t` to this library promises that it is alive
-/// until the groups made from it are destroyed. No address is checked here.
+/// The caller vouches for it: whoever passes an `ncclComm_t` to this library promises to keep it
+/// alive until the groups made from it are destroyed. No address is checked here.
 #[derive(Clone)]
 pub struct Communicator {
     /// Number of ranks.
@@ -67,8 +67,8 @@ pub struct Communicator {
     functions: &'static Functions,
 }
 
-// SAFETY: an `ncclComm_t` may be used from any thread, though not by two at once; NCCL asks its callers
-// to see to that, and this library passes the duty on for its collective calls.
+// SAFETY: an `ncclComm_t` may be used from any thread, but not from two at once. NCCL leaves this
+// to its callers, and this library leaves it to the callers of its collective calls.
 unsafe impl Send for Communicator {}
 // SAFETY: as for Send.
 unsafe impl Sync for Communicator {}
@@ -100,8 +100,8 @@ impl Communicator {
         })
     }
 
-    /// Enqueues an all-gather: `bytes` of each rank's `send` to `receive`, in rank order. Both stay
-    /// allocated until `stream` has run it.
+    /// Enqueues an all-gather: `bytes` of each rank's `send` go to `receive`, in rank order. Both
+    /// buffers must stay allocated until `stream` has run it.
     pub fn all_gather(
         &self,
         send: DevPtr,
@@ -119,7 +119,7 @@ impl Communicator {
     }
 }
 
-/// Asks `raw` for a number.
+/// Reads one number of the communicator with `raw`.
 fn query(
     functions: &Functions,
     name: &str,
@@ -134,7 +134,7 @@ fn query(
         .map_err(|_| Error::internal(format!("{name}: negative answer {answer}")))
 }
 
-/// An error for every code but success, with NCCL's own text for it.
+/// An error with NCCL's own text for every code but success.
 fn check(functions: &Functions, name: &str, code: c_int) -> Result<()> {
     if code == 0 {
         return Ok(());

@@ -14,7 +14,8 @@ use std::time::Duration;
 pub trait Platform {
     /// The memory of the device that the communicator uses.
     fn memory(&self) -> Arc<dyn DeviceMemory>;
-    /// Opens a group in the mode that the facts name, of ranks on these nodes. Collective: every rank gets a group, or every rank an error.
+    /// Opens a group in the mode of the facts, for ranks on these nodes. Collective: every rank
+    /// gets a group, or every rank an error.
     fn open(
         &self,
         group: (GroupFacts, Topology),

@@ -1,73 +1,77 @@
-//! When a device is quiet, and what waits for that.
+//! Quiet moments of a device, and the calls that are made only then.
 //!
-//! Freeing device memory, unmapping a peer's, loading kernels: each waits for all that runs on the device, and
-//! on GPUs holds up every launch meanwhile. If another thread's exchange or operation is on the device then, it
-//! waits for its peers. They may be in the same place the other way round, and no rank goes on. So such a
-//! call is made only while nothing of this library is on the device that waits for other ranks, nor can
-//! come there: the device is quiet. Whoever has something to free does not wait for that moment, which might
-//! need the peers, but leaves it here. It goes at the next quiet moment, or to the next group that wants the
-//! same, so that little piles up even if there is none.
+//! A device is quiet while nothing of this library on it waits for other ranks, and no such work
+//! can be enqueued. Freeing device memory, unmapping a peer's memory and loading kernels happen at
+//! quiet moments only. Each of these calls waits for everything that runs on the device, and on
+//! GPUs holds up every launch meanwhile. If another thread's exchange or operation is on the device
+//! then, the call waits for that operation's peers. They may be in the same place the other way
+//! round: a deadlock.
+//!
+//! Nobody waits for a quiet moment, as that might need the peers. Memory to be freed is left here.
+//! It is freed at the next quiet moment, or serves the next group that wants the same, so little
+//! piles up even if no moment is quiet.
 #![forbid(unsafe_code)]
 
 use parking_lot::Mutex;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// How long the caller's memory waits for operations to end.
+/// How long the release of caller's memory waits for operations to end.
 const PATIENCE: Duration = Duration::from_millis(100);
-/// So many pieces of the caller's may wait to be freed.
+/// Most allocations of the caller's that may wait to be freed.
 const MOST_PIECES: usize = 256;
 const PAUSE: Duration = Duration::from_micros(50);
 
-/// Operations that were enqueued and wait for other ranks.
+/// Enqueued operations that wait for other ranks.
 pub trait Works: Send + Sync {
-    /// Calls `then` while none of them is on the device and none can be enqueued; otherwise returns
-    /// without it. Waits for nobody. Nobody tells us of the launches of graphs: where there are some with
-    /// such operations, they may always be on the device, unless they do not count.
+    /// Calls `then` while no operation is on the device and none can be enqueued; otherwise returns
+    /// without calling it. Never waits. The library does not see launches of graphs: captured
+    /// operations may always be on the device, unless `graphs` says not to count them.
     fn while_idle(&self, graphs: Graphs, then: &mut dyn FnMut());
 }
 
-/// Whether launches of graphs count that the library does not know of.
+/// Whether graph launches, which the library does not see, count as running.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Graphs {
-    /// They do.
+    /// They count.
     Count,
-    /// They do not: for memory of the caller's, who must get it back some time, and who knows of them.
+    /// They do not count: for the caller's memory, which must be freed at some time. The caller
+    /// knows of its launches.
     DoNotCount,
 }
 
-/// Frees what lies at an address.
+/// Frees the allocation at an address.
 pub type Free = Box<dyn FnMut(usize) + Send>;
 
 /// Whether an exchange that was given up is still on the device.
 pub type IsStuck = Box<dyn FnMut() -> bool + Send>;
 
-/// One device, as far as this process uses it. What can be used again is found by its key.
+/// One device, as far as this process uses it. Reusable memory is found by its key.
 pub struct Quiet<K> {
     state: Mutex<State<K>>,
 }
 
 struct State<K> {
-    /// Exchanges on the device.
+    /// Number of exchanges on the device.
     under_way: usize,
     works: Vec<Weak<dyn Works>>,
     stuck: Vec<IsStuck>,
     waiting: Vec<Waiting<K>>,
-    /// Somebody has waited in vain since the device was quiet for the last time; nobody else need try.
+    /// A wait has failed since the last quiet moment, so no other thread tries.
     out_of_patience: bool,
 }
 
-/// What is left of another group.
+/// Memory, or a mapping, left by another group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Taken {
-    /// Where it lies.
+    /// Its address.
     pub address: usize,
-    /// It must stay allocated as long as the process lives: somebody may still map it.
+    /// It must stay allocated as long as the process lives: a peer may still map it.
     pub must_stay: bool,
 }
 
 struct Waiting<K> {
-    /// What it may be used for; `None` if it may be in use somewhere.
+    /// The use that it may serve again; `None` if it may still be in use.
     key: Option<K>,
     address: usize,
     /// `None` if it must stay allocated as long as the process lives.
@@ -89,20 +93,20 @@ impl<K> Default for Quiet<K> {
 }
 
 impl<K> Quiet<K> {
-    /// An exchange with other ranks begins; it ends when the result is dropped.
+    /// Begins an exchange with other ranks; it ends when the result is dropped.
     pub fn begin(self: &Arc<Self>) -> UnderWay<K> {
         self.state.lock().under_way += 1;
         UnderWay(Arc::clone(self))
     }
 
-    /// Operations that count from now on, as long as somebody holds them.
+    /// Registers operations to be counted as long as their owner keeps them.
     pub fn watch(&self, works: Weak<dyn Works>) {
         let mut state = self.state.lock();
         state.works.retain(|known| known.strong_count() > 0);
         state.works.push(works);
     }
 
-    /// An exchange was given up and may be on the device for ever.
+    /// Registers an exchange that was given up and may never end.
     pub fn strand(&self, is_stuck: IsStuck) {
         self.state.lock().stuck.push(is_stuck);
     }
@@ -114,7 +118,7 @@ impl<K> Quiet<K> {
             let over = state.take_over();
             (!state.stuck.is_empty(), over)
         };
-        // Not under the lock: what a closure holds may come here to be freed.
+        // Outside the lock: dropping a closure may bring something here to be freed.
         drop(over);
         stranded
     }
@@ -124,10 +128,11 @@ impl<K> Quiet<K> {
         self.while_quiet(Graphs::Count, |_| then())
     }
 
-    /// Frees memory of the caller's by `free`, or when the device is quiet. Waits a little for operations
-    /// to end, as a program that has some enqueued most of the time would pile up memory; if they need this
-    /// thread on another rank, nothing is lost but that time, and that once. Of a program that always has some
-    /// enqueued the oldest piece is freed all the same when there are too many: it would run out of memory.
+    /// Frees caller's memory by `free`, now or at the next quiet moment. Waits a little for
+    /// operations to end: a program that has some enqueued most of the time would pile up memory.
+    /// If the operations need this thread on another rank, the wait costs only that time, and only
+    /// once. If a program always has some enqueued, the oldest allocation is freed anyway once
+    /// there are too many; the program would run out of memory otherwise.
     pub fn free_soon(&self, address: usize, free: Free) {
         self.state.lock().waiting.push(Waiting {
             key: None,
@@ -150,7 +155,7 @@ impl<K> Quiet<K> {
         self.free_one_of_too_many();
     }
 
-    /// Not behind an exchange, which may need this thread.
+    /// Frees nothing while an exchange runs, which may need this thread.
     fn free_one_of_too_many(&self) {
         let oldest = {
             let mut state = self.state.lock();
@@ -172,8 +177,8 @@ impl<K> Quiet<K> {
         }
     }
 
-    /// Frees what lies at `address` when the device is quiet; `key` is what it may be used for until then. Without
-    /// `free` it stays allocated.
+    /// Frees the allocation at `address` when the device is quiet; until then it may serve for
+    /// `key`. Without `free` it stays allocated.
     pub fn later(&self, key: Option<K>, address: usize, free: Option<Free>) {
         self.state
             .lock()
@@ -182,7 +187,7 @@ impl<K> Quiet<K> {
         self.settle();
     }
 
-    /// Something that waits here for the same use.
+    /// Takes out an entry that serves for `key`.
     pub fn take(&self, key: &K) -> Option<Taken>
     where
         K: PartialEq,
@@ -199,12 +204,12 @@ impl<K> Quiet<K> {
         })
     }
 
-    /// Frees what waits, if the device is quiet.
+    /// Frees all waiting entries if the device is quiet.
     fn settle(&self) {
         self.settle_as(Graphs::Count, |_| true);
     }
 
-    /// Frees those that are `wanted` of what waits, if the device is quiet, and says whether it is.
+    /// Frees the `wanted` entries if the device is quiet, and says whether it is.
     fn settle_as(&self, graphs: Graphs, wanted: impl Fn(&Waiting<K>) -> bool) -> bool {
         let mut gone = Vec::new();
         self.while_quiet(graphs, |state| {
@@ -223,7 +228,8 @@ impl<K> Quiet<K> {
     }
 
     fn while_quiet(&self, graphs: Graphs, then: impl FnOnce(&mut State<K>)) -> bool {
-        // These two are dropped after the lock is released: with them may go what comes here to be freed.
+        // Both are dropped after the lock is released: dropping them may bring something here to be
+        // freed.
         let works: Vec<Arc<dyn Works>>;
         let over;
         let mut then = Some(then);
@@ -246,13 +252,13 @@ impl<K> Quiet<K> {
 }
 
 impl<K> State<K> {
-    /// Whether a piece of the caller's at `address` waits.
+    /// Whether the caller's allocation at `address` is waiting.
     fn has(&self, address: usize) -> bool {
         let is_it = |it: &Waiting<K>| it.key.is_none() && it.address == address;
         self.waiting.iter().any(is_it)
     }
 
-    /// Takes out the exchanges that are not on the device any more.
+    /// Takes out the exchanges that have left the device.
     fn take_over(&mut self) -> Vec<IsStuck> {
         let (stuck, over) = self
             .stuck

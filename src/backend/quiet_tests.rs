@@ -1,4 +1,4 @@
-//! Unit tests of quiet devices: what is freed when, and what serves again.
+//! Unit tests of quiet devices: what is freed when, and what is reused.
 #![forbid(unsafe_code)]
 
 use super::*;
@@ -14,7 +14,7 @@ impl Works for Switch {
     }
 }
 
-/// Has operations in graphs.
+/// Operations that were captured into graphs.
 struct Captured;
 
 impl Works for Captured {
@@ -25,7 +25,7 @@ impl Works for Captured {
     }
 }
 
-/// A device, and what was freed on it.
+/// A device, and a record of what was freed on it.
 fn device() -> (Arc<Quiet<usize>>, Arc<AtomicUsize>) {
     (Arc::default(), Arc::default())
 }

@@ -1,7 +1,7 @@
-//! Which backend serves this process: the only place that knows both siblings.
+//! Chooses the backend of this process: the only module that knows both siblings.
 //!
-//! The host backend is taken only where the CPU stand-ins are loaded; their marker symbol says so.
-//! No environment variable can turn a process with a GPU into one without.
+//! The host backend is used only where the CPU stand-ins are loaded, which their marker symbol
+//! shows. No environment variable can make a process with a GPU use it.
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::CudaPlatform;

@@ -1,8 +1,8 @@
-//! Tests that need one GPU. They are ignored unless asked for, as the step `gpu/rust` of
-//! `make gpu-test` does.
+//! Tests that need one GPU. They are ignored by default; the step `gpu/rust` of `make gpu-test`
+//! runs them.
 //!
-//! Two ranks share the GPU, each with its own window and thread: what a rank does not send can then be
-//! left out on purpose.
+//! Two ranks share the GPU, each with its own window and thread, so that a test can leave out one
+//! rank's sends on purpose.
 
 use super::driver;
 use super::driver::context::Context;
@@ -22,7 +22,7 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// One test at a time: allocating in one would wait for the kernels of another.
+/// One test at a time: an allocation in one would wait for the kernels of another.
 static GPU: Mutex<()> = Mutex::new(());
 
 const TIMEOUT: Duration = Duration::from_millis(300);
@@ -37,7 +37,7 @@ struct Bench {
     /// The ranks' failure marks.
     failed: [Buffer; 2],
     selftests: [Selftest; 2],
-    /// One for each rank: the kernels wait for each other.
+    /// One per rank, as the kernels wait for each other.
     streams: [Stream; 2],
     _alone: MutexGuard<'static, ()>,
 }
@@ -197,7 +197,7 @@ fn only_mapped_host_memory_has_a_device_alias() {
 
 #[test]
 fn without_a_driver_the_error_says_so() {
-    // The one test of this file for machines without a GPU.
+    // The only test of this file that runs on machines without a GPU.
     if let Err(error) = super::CudaPlatform::new(0) {
         assert_eq!(error.code(), Code::UnhandledCudaError);
         assert!(

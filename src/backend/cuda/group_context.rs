@@ -1,4 +1,4 @@
-//! What every kernel of an open group needs: the loaded kernels, the peers' windows, the deadline.
+//! What every kernel of an open group needs: loaded kernels, peers' windows, deadline.
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
@@ -11,8 +11,8 @@ use crate::model::tensor::DevPtr;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Where the states of the LL channels are: in the same 128 bytes as the failure mark before them, so that
-/// one access of memory has both.
+/// Offset of the LL channel states: in the same 128 bytes as the failure mark before them, so that
+/// one memory access fetches both.
 const CHANNEL_STATES: usize = 64;
 const STATE_BYTES: usize = CHANNEL_STATES + LL_CHANNELS as usize * size_of::<LlChannelState>();
 const _: () = assert!(STATE_BYTES <= 128);
@@ -21,11 +21,12 @@ const _: () = assert!(STATE_BYTES <= 128);
 pub(super) struct GroupContext {
     pub(super) module: Module,
     pub(super) faults: Arc<FaultPage>,
-    /// Multiprocessors of the device: the most blocks that surely run at the same time.
+    /// Multiprocessors of the device: the most blocks that are sure to run at the same time.
     pub(super) multiprocessors: u32,
-    /// The group's failure mark, and the states of the LL channels: all that a kernel loads first.
+    /// The group's failure mark and the states of the LL channels: the words that a kernel loads
+    /// first.
     state: Buffer,
-    /// In this rank's window: which peer has told of its failure.
+    /// In this rank's window: the peer that has reported its failure.
     told: DevPtr,
     windows: [DevPtr; MAX_PEERS],
     ranks: u32,
@@ -33,13 +34,13 @@ pub(super) struct GroupContext {
 }
 
 impl GroupContext {
-    /// What a group's kernels keep from one to the next, before the first.
+    /// New memory for the state that kernels keep from one launch to the next.
     pub(super) fn new_state(memory: &Arc<CudaMemory>) -> Result<Buffer> {
         Buffer::zeroed(memory, STATE_BYTES)
     }
 
-    /// A group whose ranks have these `windows`, `rank` being this one; `told` is where peers tell of their
-    /// failures.
+    /// A group with the `windows` of all ranks; `rank` is this one. Peers report their failures at
+    /// `told`.
     pub(super) fn new(
         module: Module,
         faults: Arc<FaultPage>,
@@ -63,7 +64,7 @@ impl GroupContext {
         })
     }
 
-    /// The windows of all ranks, as kernels take them.
+    /// The windows of all ranks, as a kernel parameter.
     pub(super) fn peers(&self) -> PeerTable {
         PeerTable {
             window: self.windows.map(|base| base.0 as *mut u8),
@@ -77,7 +78,7 @@ impl GroupContext {
         self.faults.wait_params(op, self.state.data(), self.told)
     }
 
-    /// The same with a deadline that is nearer.
+    /// The same with the nearer deadline `left`.
     pub(super) fn wait_at_most(&self, left: Duration, op: u32) -> WaitParams {
         WaitParams {
             timeout_ns: nanoseconds(left),

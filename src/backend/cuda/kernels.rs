@@ -1,4 +1,4 @@
-//! The kernels by name, and which parameters belong to which.
+//! The kernels by name, and the parameters of each.
 //!
 //! `tests/kernel_params.rs` compares the names with the entries of `cuda/*.cu`.
 #![forbid(unsafe_code)]
@@ -40,7 +40,7 @@ pub enum Kernel {
 }
 
 impl Kernel {
-    /// All of them, each at the index of its own number.
+    /// All kernels; each stands at the index of its own number.
     pub const ALL: [Kernel; 10] = [
         Kernel::PeerSelftest,
         Kernel::LlDispatch,
@@ -54,7 +54,7 @@ impl Kernel {
         Kernel::HtCombineF32,
     ];
 
-    /// The name of its `extern "C" __global__` function.
+    /// The name of the kernel's `extern "C" __global__` function.
     pub fn name(self) -> &'static str {
         match self {
             Kernel::PeerSelftest => "peer_selftest",
@@ -87,9 +87,10 @@ impl Kernel {
     }
 }
 
-/// What a kernel takes as its only parameter.
+/// The type of a kernel's only parameter.
 pub trait KernelParams: Copy {
-    /// The kernels that take it; where there is one for each type of rows: bfloat16, float16, float32.
+    /// The kernels that take it: one, or one per type of rows in the order bfloat16, float16,
+    /// float32.
     const KERNELS: &'static [Kernel];
 }
 

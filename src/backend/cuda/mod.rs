@@ -1,7 +1,7 @@
 //! The backend for GPUs that map each other's memory; sibling of `host`.
 //!
-//! It is always compiled and needs nothing of CUDA to load: without a driver, or without the kernels
-//! that `build.rs` embeds where it finds nvcc, opening a group is an error and nothing else is.
+//! It is always compiled and loads without any part of CUDA. Without a driver, or without the
+//! kernels that `build.rs` embeds where it finds nvcc, only opening a group fails.
 
 mod driver;
 mod fault;
@@ -39,7 +39,7 @@ pub struct CudaPlatform {
 }
 
 impl CudaPlatform {
-    /// The GPU that this process numbers `device`.
+    /// The GPU with the number `device` in this process.
     pub fn new(device: usize) -> Result<Self> {
         let context = Arc::new(Context::for_device(device)?);
         context.tools()?;
@@ -66,7 +66,7 @@ impl Platform for CudaPlatform {
     }
 }
 
-/// Refuses ranks on several nodes, on all of them alike.
+/// Refuses ranks on several nodes, on all ranks alike.
 fn single_node(topology: &Topology) -> Result<()> {
     match topology.first_remote_rank() {
         None => Ok(()),

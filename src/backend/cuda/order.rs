@@ -1,9 +1,10 @@
-//! The order of a group's operations on the device, whatever their streams.
+//! The order of a group's operations on the device, across streams.
 //!
-//! Operations of a group use the same memory, and two of them at once might not fit on the device
-//! together: so each begins after the one before, receive phases of staged ones aside. An event behind
-//! every operation keeps the place, since by the time another stream comes the last one may be gone.
-//! The host needs 0.1 to 0.4 us for it; blocks that counted themselves out would take longer on the device
+//! Operations of a group use the same memory, and two at once might not fit on the device together.
+//! So each begins after the one before; only receive phases of staged operations are exempt. An
+//! event is recorded after every operation, as its stream may be destroyed before another one waits
+//! on it. This costs the host 0.1 to 0.4 us; blocks that counted themselves out would take longer
+//! on the device (`docs/development/host-time.md`).
 //! (`docs/development/host-time.md`).
 #![forbid(unsafe_code)]
 
@@ -17,17 +18,17 @@ use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What the group has enqueued so far, outside of graphs and in the one that is being captured.
+/// The operations that the group has enqueued, outside of graphs and in captures.
 pub(super) struct Order(Arc<Operations>);
 
 struct Operations {
     done: Mutex<Event>,
-    /// Set under the lock of `done`: no operation follows.
+    /// Set under the lock of `done`: no operation may follow.
     ended: AtomicBool,
 }
 
 impl Order {
-    /// Nothing has been enqueued.
+    /// An order without operations.
     pub(super) fn new(context: &Arc<Context>) -> Result<Self> {
         let operations = Arc::new(Operations {
             done: Mutex::new(Event::new(context)?),
@@ -37,9 +38,9 @@ impl Order {
         Ok(Self(operations))
     }
 
-    /// Makes `at` wait for the operation before. What is launched until [`Turn::end`] is the next one; without
-    /// that call nothing was launched. Operations of one graph keep their order, too; the caller orders the
-    /// graph's launches.
+    /// Makes `at` wait for the previous operation. Work launched until [`Turn::end`] is the next
+    /// operation; without that call none was launched. Operations captured in one graph stay in
+    /// order, too; the caller orders the launches of graphs.
     pub(super) fn begin<'a>(&'a self, at: &'a StreamScope) -> Result<Turn<'a>> {
         let done = self.0.done.lock();
         if self.0.ended.load(Ordering::Relaxed) {
@@ -50,7 +51,7 @@ impl Order {
     }
 }
 
-/// One operation's place in the order; no other begins meanwhile.
+/// One operation's place in the order; no other operation begins until it is dropped.
 #[must_use]
 pub(super) struct Turn<'a> {
     done: MutexGuard<'a, Event>,
@@ -58,7 +59,7 @@ pub(super) struct Turn<'a> {
 }
 
 impl Turn<'_> {
-    /// The operation was launched: the next one will wait for it.
+    /// Records that the operation was launched: the next one will wait for it.
     pub(super) fn end(mut self) -> Result<()> {
         self.done.record(self.at)
     }
@@ -91,7 +92,7 @@ impl Enqueued for Operations {
     }
 }
 
-/// The refusal of an operation that was enqueued while another thread destroyed the group.
+/// The refusal of an operation that is enqueued while another thread destroys the group.
 pub(super) fn group_has_ended() -> Error {
     Error::usage(Subject::Group, InSequence::DestroyedMeanwhile)
 }

@@ -1,11 +1,12 @@
-//! Device memory of handles, kept from one handle to the next: allocating and freeing wait for the device.
+//! Device memory of handles, kept for later handles, because allocating and freeing wait for the
+//! device.
 #![forbid(unsafe_code)]
 
 use crate::error::Result;
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// The memory that a group's handles have or have had, in one entry for each.
+/// The memory of a group's present and past handles, one entry per handle.
 pub(super) struct Pool<P> {
     entries: Mutex<Vec<Arc<P>>>,
 }
@@ -19,9 +20,10 @@ impl<P> Default for Pool<P> {
 }
 
 impl<P> Pool<P> {
-    /// The free entry with the least `waste`, else what `make` makes. `waste` is `None` for an entry that will not
-    /// do. An entry is free again when the result and its clones are gone, though operations of its handle may
-    /// not have run yet: those of the next handle run after them.
+    /// Takes the free entry with the least `waste`, or the result of `make`. `waste` is `None` for
+    /// an entry that is not suitable. An entry becomes free when the result and its clones are
+    /// dropped. Operations of its handle may still be enqueued then, but those of the next handle
+    /// run after them.
     pub(super) fn take(
         &self,
         waste: impl Fn(&P) -> Option<usize>,

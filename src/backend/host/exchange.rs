@@ -1,12 +1,13 @@
-//! The protocol of every operation: post a message, read everybody's, let go.
+//! The protocol of every operation: post a message, read all ranks' messages, release them.
 //!
-//! Operations of a group are numbered in call order, which is the same on every rank. Each has two
-//! epochs, one for its message and one before it for what the message may depend on. A rank
-//! posts a message in any of its banks that all readers have let go of, and readers
-//! look for the epoch, so a bank held up by a staged operation does not stop later ones. Why nobody
-//! waits for ever: at most two operations are staged, each holds one bank, and the other banks are let
-//! go by receive phases that only wait for posts of the same epoch. Every wait has a deadline all the
-//! same.
+//! A group's operations are numbered in call order, which is the same on every rank. Each operation
+//! has two epochs: one for its message, and one before it for data that the message depends on. A
+//! rank posts a message in any of its banks that all readers have released. Readers search the
+//! banks for the epoch, so a bank held by a staged operation does not stop later ones.
+//!
+//! Why no wait is endless: at most two operations are staged, each holds one bank, and the other
+//! banks are released by receive phases that only wait for posts of the same epoch. Every wait has
+//! a deadline all the same.
 #![forbid(unsafe_code)]
 
 use crate::backend::host::message::Message;
@@ -18,7 +19,7 @@ use parking_lot::Mutex;
 use std::ops::Deref;
 use std::time::{Duration, Instant};
 
-/// Longest sleep between two looks at the ranks' failure marks.
+/// Longest sleep between two checks of the ranks' failure marks.
 const LOOK: Duration = Duration::from_millis(50);
 
 const EPOCHS_PER_OPERATION: u64 = 2;
@@ -35,7 +36,7 @@ pub struct Exchange {
 }
 
 impl Exchange {
-    /// An exchange of `rank` over the windows of all ranks, in rank order.
+    /// The exchange of rank `rank`; `windows` has those of all ranks, in rank order.
     pub fn new(rank: usize, windows: Vec<Window>, timeout: Duration) -> Self {
         Self {
             rank,
@@ -53,8 +54,8 @@ impl Exchange {
         self.windows.len()
     }
 
-    /// Numbers a new operation, in the order of the caller's calls: `launch` gets its epoch. One that
-    /// cannot be launched has no number, as the other ranks will not hear of it.
+    /// Numbers a new operation in the order of the caller's calls; `launch` gets its epoch. If
+    /// `launch` fails, the number is not used up, as the other ranks will not see the operation.
     pub fn begin(&self, launch: impl FnOnce(u64) -> Result<()>) -> Result<u64> {
         let mut last = self.last_epoch.lock();
         let epoch = *last + EPOCHS_PER_OPERATION;
@@ -63,12 +64,12 @@ impl Exchange {
         Ok(epoch)
     }
 
-    /// The epoch of the operation before that of `epoch`.
+    /// The epoch of the operation before the one of `epoch`.
     pub fn previous(epoch: u64) -> u64 {
         epoch - EPOCHS_PER_OPERATION
     }
 
-    /// The epoch of what the ranks tell each other before they can post the message of `epoch`.
+    /// The epoch of the exchange that precedes the message of `epoch`.
     pub fn before(epoch: u64) -> u64 {
         epoch - 1
     }
@@ -87,7 +88,7 @@ impl Exchange {
         }
     }
 
-    /// Gives up reading the messages of `epoch`; a later post lets go of them.
+    /// Gives up reading the messages of `epoch`; a later post releases them.
     pub fn abandon(&self, epoch: u64) {
         self.abandoned.lock().push(epoch);
     }
@@ -114,22 +115,22 @@ impl Exchange {
         Ok(())
     }
 
-    /// What every rank posts for `epoch`, in rank order.
+    /// The messages of all ranks for `epoch`, in rank order.
     pub fn receive_all(&self, epoch: u64) -> Result<Vec<Received<'_>>> {
         (0..self.ranks())
             .map(|source| self.receive(epoch, source))
             .collect()
     }
 
-    /// The message that `source` posts for `epoch`, once it is there; let go of when dropped.
+    /// Waits for the message of `source` for `epoch`; dropping the result releases it.
     pub fn receive(&self, epoch: u64, source: usize) -> Result<Received<'_>> {
         let window = self.window(source)?;
         let banks = || (0..BANKS).map(|bank| window.bank(bank));
         let bank = self.wait(
             window,
             || {
-                // A rank that makes another call may skip the message before: what it has posted
-                // instead says which call that is. Looked for first, as ranks post in this order.
+                // A rank that makes another call may skip the preceding message; its next post says
+                // which call it made. That one is searched first, as ranks post in this order.
                 let instead = banks().find(|bank| is_before(epoch) && bank.posted() == epoch + 1);
                 banks().find(|bank| bank.posted() == epoch).or(instead)
             },
@@ -147,10 +148,10 @@ impl Exchange {
         })
     }
 
-    /// Lets go of messages that nobody here will read. Their senders have posted them, or will without
-    /// waiting for this rank, if they belong to operations before `epoch`, the one that is posted now,
-    /// and this rank has posted its own. The others stay for a later post: a handle may be destroyed
-    /// before its send phase has run, perhaps on another stream.
+    /// Releases abandoned messages of operations before `epoch` for which this rank has posted its
+    /// own message. Their senders have posted them, or will without waiting for this rank. The
+    /// others stay for a later post: a handle may be destroyed before its send phase has run,
+    /// perhaps on another stream.
     fn settle_abandoned(&self, epoch: u64) -> Result<()> {
         let own = self.window(self.rank)?;
         let is_posted = |other| (0..BANKS).any(|bank| own.bank(bank).posted() == other);
@@ -168,8 +169,8 @@ impl Exchange {
         Ok(())
     }
 
-    /// Waits until `ready` gives something; `window` is the one whose bell announces it. `wanted` says
-    /// what was waited for.
+    /// Waits until `ready` returns a value. The bell of `window` announces changes; `wanted`
+    /// describes the awaited thing in errors.
     fn wait<T>(
         &self,
         window: &Window,
@@ -209,7 +210,7 @@ impl Exchange {
     }
 }
 
-/// Whether `epoch` is that of what comes before an operation's message.
+/// Whether `epoch` is that of an exchange before an operation's message.
 fn is_before(epoch: u64) -> bool {
     !epoch.is_multiple_of(EPOCHS_PER_OPERATION)
 }
@@ -219,7 +220,7 @@ fn operation_of(epoch: u64) -> u64 {
     epoch.div_ceil(EPOCHS_PER_OPERATION)
 }
 
-/// A message that is being read.
+/// A message while it is read; dropping it releases the bank.
 pub struct Received<'a> {
     message: Mmap,
     bank: Bank<'a>,

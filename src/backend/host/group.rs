@@ -64,8 +64,8 @@ impl Platform for HostPlatform {
     }
 }
 
-/// Makes this rank's window and opens the others'. No rank goes on before all have opened all, so
-/// that every window is still there when it is opened.
+/// Makes this rank's window and opens the others'. No rank continues before all have opened all, so
+/// every window exists while it is opened.
 fn open_windows(bootstrap: &Bootstrap, stream: Stream) -> Result<Vec<Window>> {
     const BYTES: usize = 8;
     let own = Window::create(bootstrap.ranks());
@@ -121,8 +121,8 @@ impl GroupBackend for HostGroup {
         Arc::clone(&self.shared) as Arc<dyn Faults>
     }
 
-    /// Windows stay mapped until the last operation has let go of them, here and on the peers, so there is
-    /// nothing to agree on.
+    /// Windows stay mapped until the last operation has released them, here and on the peers, so
+    /// closing needs no agreement.
     fn close(&self, _stream: Stream) -> Result<()> {
         self.shared.wait_for_pending(self.timeout)
     }

@@ -1,4 +1,4 @@
-//! What all handles of a group use, and how operations get onto the caller's streams.
+//! The state that all handles of a group share, and how operations get onto the caller's streams.
 #![forbid(unsafe_code)]
 
 use crate::backend::Faults;
@@ -14,21 +14,21 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What all handles of a group use.
+/// The state that all handles of a group share.
 pub struct GroupState {
     pub facts: GroupFacts,
     pub topology: Topology,
     pub exchange: Exchange,
-    /// What tells other ranks of a refusal.
+    /// Phrases refusals for the other ranks.
     pub words: Words,
     order: Order,
-    /// What was enqueued and has not run.
+    /// Enqueued work that has not run.
     pending: Arc<Pending>,
     runtime: HostRuntime,
 }
 
 impl GroupState {
-    /// A group in which nothing was enqueued.
+    /// A group without enqueued work.
     pub fn new(
         (facts, topology): (GroupFacts, Topology),
         exchange: Exchange,
@@ -48,8 +48,8 @@ impl GroupState {
         }
     }
 
-    /// Enqueues an operation on `stream`, in its turn and after what `follow` waits for: `work` gets its
-    /// epoch, which is returned, too.
+    /// Enqueues an operation on `stream`. It runs in the group's order and after `follow` returns;
+    /// `work` gets its epoch, which is also the result.
     pub fn enqueue_operation(
         self: &Arc<Self>,
         call: Call,
@@ -69,8 +69,8 @@ impl GroupState {
         })
     }
 
-    /// Enqueues `work`, a part of the operation `call`, on `stream`; `end` tells that it is over, however
-    /// it went.
+    /// Enqueues `work`, a part of the operation `call`, on `stream`; `end` runs after it, even if
+    /// it fails.
     pub fn enqueue(
         self: &Arc<Self>,
         call: Call,
@@ -96,8 +96,8 @@ impl GroupState {
             .enqueue(|| self.runtime.launch(stream, Box::new(counted)))
     }
 
-    /// Waits until everything enqueued has run. The deadline is for what is behind an exchange that is stuck; all
-    /// else ends by its own.
+    /// Waits until all enqueued work has run. The deadline is for work behind a stuck exchange; all
+    /// other work ends by its own deadline.
     pub fn wait_for_pending(&self, timeout: Duration) -> Result<()> {
         let start = Instant::now();
         while !self.pending.is_empty() {
@@ -110,8 +110,8 @@ impl GroupState {
         Ok(())
     }
 
-    /// Runs `work`. Its failure, or a panic in it, becomes the group's fault; after a fault nothing runs
-    /// any more, as the other ranks have stopped too.
+    /// Runs `work`. Its failure or panic becomes the group's fault. After a fault nothing runs any
+    /// more, as the other ranks have stopped too.
     fn run(&self, call: Call, work: impl FnOnce() -> Result<()>) {
         if self.exchange.fault().is_some() {
             return;

@@ -1,6 +1,6 @@
-//! What one rank posts for an operation: numbers and bytes, one after the other.
+//! The message that one rank posts for an operation: a sequence of numbers and bytes.
 //!
-//! Reading goes in the same order as writing; there are no offsets to agree on.
+//! The reader reads in the order of writing, so there are no offsets to agree on.
 #![forbid(unsafe_code)]
 
 use crate::error::{Error, Result};
@@ -19,17 +19,17 @@ impl<'a> Message<'a> {
             .push(Cow::Owned((number as u64).to_le_bytes().to_vec()));
     }
 
-    /// Appends bytes; the reader must know how many.
+    /// Appends borrowed bytes; the reader must know their number.
     pub fn bytes(&mut self, bytes: &'a [u8]) {
         self.parts.push(Cow::Borrowed(bytes));
     }
 
-    /// Appends bytes that nobody else keeps.
+    /// Appends bytes that the message owns.
     pub fn owned_bytes(&mut self, bytes: Vec<u8>) {
         self.parts.push(Cow::Owned(bytes));
     }
 
-    /// Bytes in all.
+    /// Total size in bytes.
     pub fn len(&self) -> usize {
         self.parts.iter().map(|part| part.len()).sum()
     }
@@ -76,7 +76,8 @@ impl<'a> Reader<'a> {
         Ok(taken)
     }
 
-    /// The next `count` elements of `size` bytes. The sender tells the count, so it may be any.
+    /// The next `count` elements of `size` bytes. `count` comes from the sender, so it may be any
+    /// number.
     pub fn array(&mut self, count: usize, size: usize) -> Result<&'a [u8]> {
         self.bytes(count.checked_mul(size).ok_or_else(too_short)?)
     }

@@ -1,8 +1,9 @@
 //! The sum of a token's rows, node by node.
 //!
-//! Rows of the home's own node enter the fp32 sum as they are. Those of another node are summed there in the same
-//! order, and that sum is rounded to the type of the rows, because one row of it crosses the network. The home's
-//! node comes first, then the nodes before it, around the ring. On one node this is a plain sum.
+//! Rows of the home's own node enter the fp32 sum directly. Rows of another node are summed there
+//! in the same order, and that sum is rounded to the rows' type, because it crosses the network as
+//! one row. The home's node comes first, then the preceding nodes, around the ring. On one node
+//! this is a plain sum.
 #![forbid(unsafe_code)]
 
 use crate::backend::host::numeric;
@@ -33,8 +34,8 @@ impl<'a> NodeSums<'a> {
         }
     }
 
-    /// Writes the sum of `parts` to `out`, rounded. They are in the order of their node's sum; `source` is the
-    /// rank that each comes from, and `add` adds it to a sum.
+    /// Writes the rounded sum of `parts` to `out`. `parts` are in the order of their node's sum;
+    /// `source` gives a part's rank, and `add` adds the part to a sum.
     pub fn store<T>(
         &mut self,
         parts: &mut [T],
@@ -43,7 +44,7 @@ impl<'a> NodeSums<'a> {
         out: &mut [u8],
     ) -> Result<()> {
         let distance = |part: &T| self.topology.distance(self.home, source(part));
-        // Stable, so that the order within a node stays.
+        // The sort is stable: the order within a node stays.
         parts.sort_by_key(distance);
         self.sum.fill(0.0);
         for node in parts.chunk_by(|a, b| distance(a) == distance(b)) {
@@ -89,7 +90,7 @@ mod tests {
 
     #[test]
     fn what_crosses_the_network_is_rounded_there() {
-        // 256 and 1 need nine bits. On the home's node they are summed exactly, on another one rounded.
+        // 256 and 1 need nine bits: the sum is exact on the home's node and rounded on another one.
         let parts = [(0, 256.0), (2, 1.0), (1, -256.0)];
         assert_eq!(sum(0, &parts), 1.0);
         assert_eq!(sum(1, &parts), 0.0);

@@ -1,10 +1,10 @@
-//! The order of a group's operations on this rank, whatever their streams: each begins after the one
-//! before it. Receive phases of staged operations have an order of their own, on each handle (`ll`).
+//! The order of a group's operations on this rank, across streams: each begins after the one before
+//! it. Receive phases of staged operations have an order of their own, per handle (`ll`).
 #![forbid(unsafe_code)]
 
 use parking_lot::{Condvar, Mutex};
 
-/// How far the operations have come.
+/// The last operation that has ended.
 #[derive(Default)]
 pub struct Order {
     last: Mutex<u64>,
@@ -12,7 +12,8 @@ pub struct Order {
 }
 
 impl Order {
-    /// Waits until the operation with epoch `before` has ended. It was enqueued earlier, so it will.
+    /// Waits until the operation with epoch `before` has ended. It was enqueued earlier, so the
+    /// wait terminates.
     pub fn follow(&self, before: u64) {
         let mut last = self.last.lock();
         while *last < before {
@@ -20,7 +21,7 @@ impl Order {
         }
     }
 
-    /// The operation with epoch `epoch` has ended.
+    /// Marks the operation with epoch `epoch` as ended.
     pub fn end(&self, epoch: u64) {
         *self.last.lock() = epoch;
         self.moved.notify_all();

@@ -1,8 +1,8 @@
 //! The functions of the CPU stand-ins (`hostsim`) that this backend calls.
 //!
 //! They carry the CUDA runtime's names; a marker symbol tells the stand-ins from the real thing.
-//! "Device" memory is this process's own memory: what the stand-ins allocated or, as with PyTorch's
-//! tensors on the CPU, any other.
+//! "Device" memory is this process's own memory: allocated by the stand-ins or, as with PyTorch's
+//! tensors on the CPU, in any other way.
 #![allow(unsafe_code)]
 
 use crate::backend::DeviceMemory;
@@ -20,7 +20,8 @@ use std::sync::Arc;
 /// The version of the stand-ins that this backend was written for.
 const ABI: c_int = 1;
 const ERROR_NOT_READY: c_int = 600;
-/// `cudaMemcpyDefault`: a caller's tensors may lie in plain host memory, such as PyTorch's on the CPU.
+/// `cudaMemcpyDefault`: a caller's tensors may lie in plain host memory, as PyTorch's on the CPU
+/// do.
 const ANY_DIRECTION: c_int = 4;
 
 type HostFunction = unsafe extern "C" fn(*mut c_void);
@@ -53,8 +54,8 @@ static FUNCTIONS: OnceCell<Functions> = OnceCell::new();
 /// `cudaStreamNonBlocking`: not ordered with the legacy default stream.
 const NON_BLOCKING: c_uint = 1;
 
-/// What waits until this process has no exchange and no operation on any of its devices; by its number of bytes what can
-/// be used again. Freeing waits for all streams of a device.
+/// Memory to be freed at a quiet moment of this process, on any of its devices, since freeing waits
+/// for all streams of a device. Reusable memory is found by its size in bytes.
 static QUIET: Lazy<Arc<Quiet<usize>>> = Lazy::new(Arc::default);
 
 /// The stand-ins of this process.
@@ -103,7 +104,7 @@ impl HostRuntime {
         self.check("cudaLaunchHostFunc", code)
     }
 
-    /// The result of `call`, which gave `code`.
+    /// An error that names `call`, unless its result `code` is success.
     fn check(&self, call: &str, code: c_int) -> Result<()> {
         if code == 0 {
             return Ok(());
@@ -115,13 +116,14 @@ impl HostRuntime {
         ))
     }
 
-    /// A caller that asks `cudaGetLastError` about its own calls must not be told about this library's.
+    /// Clears the last error: a caller's `cudaGetLastError` must not return errors of this
+    /// library's calls.
     fn forget_last_error(&self) {
         // SAFETY: takes nothing and returns a number.
         let _ = unsafe { (self.0.cudaGetLastError)() };
     }
 
-    /// Counts `works` among what keeps a device from being quiet.
+    /// Makes `works` count when quiet moments are determined.
     pub fn watch<W: Works + 'static>(&self, works: &Arc<W>) {
         let works: std::sync::Weak<W> = Arc::downgrade(works);
         QUIET.watch(works);
@@ -132,7 +134,8 @@ impl HostRuntime {
         QUIET.is_stranded()
     }
 
-    /// Copies on a stream of its own: the legacy default stream would wait for those of other threads.
+    /// Copies on a stream of its own: the legacy default stream would wait for the streams of other
+    /// threads.
     fn copy(&self, to: *mut c_void, from: *const c_void, bytes: usize) -> Result<()> {
         let mut stream = std::ptr::null_mut();
         // SAFETY: writes one handle.
@@ -154,7 +157,7 @@ impl HostRuntime {
         copied.and(waited).and(destroyed)
     }
 
-    /// A mark behind everything that `stream` has been given so far.
+    /// Records an event after the present work of `stream`.
     fn mark(&self, stream: Stream) -> Result<Mark> {
         let mut raw = std::ptr::null_mut();
         // SAFETY: writes one handle.
@@ -181,7 +184,7 @@ impl HostRuntime {
 
     fn free_later(&self, key: usize, data: DevPtr) {
         let runtime = *self;
-        // Nothing is left to do about memory that cannot be freed.
+        // There is no remedy for memory that cannot be freed.
         let free = move |address| drop(runtime.free_now(address));
         QUIET.later(Some(key), data.0, Some(Box::new(free)));
     }
@@ -211,12 +214,12 @@ impl Drop for Mark {
     }
 }
 
-/// Host functions that were enqueued and have not run yet, whatever their streams.
+/// Host functions that were enqueued and have not run yet, on any stream.
 #[derive(Default)]
 pub struct Pending(Mutex<usize>);
 
 impl Pending {
-    /// Enqueues one by `launch`.
+    /// Enqueues one by `launch` and counts it.
     pub fn enqueue<T>(&self, launch: impl FnOnce() -> Result<T>) -> Result<T> {
         let mut pending = self.0.lock();
         let launched = launch()?;
@@ -224,12 +227,12 @@ impl Pending {
         Ok(launched)
     }
 
-    /// One has run.
+    /// Counts one as run.
     pub fn end(&self) {
         *self.0.lock() -= 1;
     }
 
-    /// Whether all have.
+    /// Whether all have run.
     pub fn is_empty(&self) -> bool {
         *self.0.lock() == 0
     }
@@ -270,7 +273,7 @@ impl DeviceMemory for HostRuntime {
         let outcome = Arc::clone(&freed);
         let free = move |address| drop(outcome.set(runtime.free_now(address)));
         QUIET.free_soon(data.0, Box::new(free));
-        // What is freed later is a success so far.
+        // An allocation that is freed later counts as freed.
         freed.get().cloned().unwrap_or(Ok(()))
     }
 

@@ -1,10 +1,10 @@
-//! Waiting for a number in shared memory to change, across processes.
+//! Waits for a change of a number in shared memory, across processes.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
-/// Sleeps while `word` is `seen`, at most `patience`. May return early for no reason.
+/// Sleeps while `word` equals `seen`, at most `patience`. May wake up without a reason.
 pub fn wait(word: &AtomicU32, seen: u32, patience: Duration) {
     let timeout = libc::timespec {
         tv_sec: libc::time_t::try_from(patience.as_secs()).unwrap_or(libc::time_t::MAX),
@@ -22,7 +22,7 @@ pub fn wait(word: &AtomicU32, seen: u32, patience: Duration) {
     };
 }
 
-/// Wakes everyone who sleeps on `word`.
+/// Wakes all sleepers on `word`.
 pub fn wake_all(word: &AtomicU32) {
     // SAFETY: `word` is a live, aligned 32-bit word.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };

@@ -1,5 +1,5 @@
-//! What the ranks must agree on in an operation: every message of it begins with that, so that a rank
-//! that calls something else is named, and nothing of its message is taken for something else.
+//! The terms that all ranks of an operation must agree on. Every message begins with them, so a
+//! rank that makes another call is named, and its message is never misread.
 #![forbid(unsafe_code)]
 
 use crate::backend::host::message::{Message, Reader};
@@ -9,7 +9,7 @@ use crate::model::dtype::DType;
 use crate::model::ops::RowType;
 use std::fmt;
 
-/// What was called.
+/// The call that a message belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 #[allow(missing_docs)] // As they are called.
@@ -30,7 +30,7 @@ impl Call {
         Self::HtHandle,
     ];
 
-    /// The operation that it stands for in a refusal.
+    /// The operation that a refusal names for this call.
     pub fn operation(self) -> Operation {
         match self {
             Self::LlDispatch => Operation::LlDispatch,
@@ -48,7 +48,7 @@ impl Call {
         message.number(self as usize);
     }
 
-    /// What follows in the message of `source`, if it is of this call.
+    /// The rest of the message of `source`, if it belongs to this call.
     pub fn read(self, message: &[u8], source: usize) -> Result<Reader<'_>> {
         let mut reader = Reader::new(message);
         let call = reader.number()?;
@@ -63,18 +63,19 @@ impl Call {
     }
 }
 
-/// One rank's side of what must be the same.
+/// The terms of an operation as one rank has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
-    /// What was called.
+    /// The call.
     pub call: Call,
     /// Whether the receive phase waits for a completion.
     pub staged: bool,
-    /// In HT the number of the operation that made the handle, the same on all its ranks.
+    /// In HT the number of the operation that created the handle, the same on all ranks of the
+    /// handle.
     pub handle: Option<u64>,
     /// Ids per token of the handle.
     pub top_k: usize,
-    /// Rows of the tokens.
+    /// Type of the tokens' rows.
     pub row: RowType,
 }
 
@@ -91,7 +92,7 @@ impl Terms {
         message
     }
 
-    /// What follows the terms in the message of `source`, if they are these.
+    /// The rest of the message of `source`, if its terms equal these.
     pub fn read<'a>(&self, message: &'a [u8], source: usize) -> Result<Reader<'a>> {
         let mut reader = self.call.read(message, source)?;
         if reader.number()? != usize::from(self.staged) {

@@ -4,9 +4,9 @@
 //! when a process dies. The file is sparse: a bank may grow to a terabyte, but costs only the pages
 //! that messages have touched.
 //!
-//! What a peer says of its window is checked before it is used: that it is such a file, and that its
-//! length is sealed, so that no access to a mapping of it can end this process; and that a message lies
-//! inside its bank and is no longer than what the peer has written at all.
+//! A peer's claims about its window are checked before use. The file must be such a memfd with a
+//! sealed length, so that no access to its mapping can end this process. A message must lie inside
+//! its bank and be no longer than the memory that the peer has written.
 #![allow(unsafe_code)]
 
 use crate::backend::host::signal;
@@ -20,34 +20,34 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Messages that one rank may have posted and not all ranks have read: two staged operations, and two
-/// more so that others can go on meanwhile.
+/// Number of messages that one rank may have posted and not all ranks have read: two staged
+/// operations, and two more so that others can proceed meanwhile.
 pub const BANKS: usize = 4;
 
-/// Where the link in `/proc` of a window's descriptor leads.
+/// Target of the link in `/proc` of a window's descriptor.
 const LINK: &str = "/memfd:nccl_ep (deleted)";
-/// A window keeps its length as long as it lives.
+/// The length of a window never changes.
 const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
-/// Most bytes of the file that each bank may use; the header has as many.
+/// Largest size of a bank, and of the header.
 const BANK_BYTES: u64 = 1 << 40;
-/// Banks begin at multiples of this; a page has no more bytes.
+/// Alignment of banks; no page is larger.
 const ALIGNMENT: u64 = 1 << 16;
-/// Parts of a file: the header and the banks.
+/// Number of parts of a file: the header and the banks.
 const PARTS: u64 = BANKS as u64 + 1;
-/// The unit in which a file's memory is told.
+/// The unit in which the system reports a file's memory.
 const BLOCK_BYTES: u64 = 512;
-/// Counters start here; the bell and the failure mark are before.
+/// Offset of the counters; the bell and the failure mark precede them.
 const COUNTERS: usize = 64;
 const BELL: usize = 0;
 const FAILED: usize = 4;
 const WORD: usize = size_of::<u64>();
 
-/// How another process finds a window.
+/// Where another process finds a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Address {
-    /// The process that made it.
+    /// The process that created it.
     pub process: u32,
-    /// Its file descriptor there.
+    /// Its file descriptor in that process.
     pub descriptor: i32,
 }
 
@@ -60,7 +60,7 @@ pub struct Window {
 }
 
 impl Window {
-    /// Makes a window that `ranks` ranks will read.
+    /// Creates a window that `ranks` ranks will read.
     pub fn create(ranks: usize) -> Result<Self> {
         // SAFETY: the name is NUL-terminated; the result is checked.
         let descriptor = unsafe {
@@ -85,7 +85,7 @@ impl Window {
         Self::map(file, ranks)
     }
 
-    /// Opens the window at `address`, which must stay alive meanwhile.
+    /// Opens the window at `address`, which must stay alive during the call.
     pub fn open(address: Address, ranks: usize) -> Result<Self> {
         let path = format!("/proc/{}/fd/{}", address.process, address.descriptor);
         let failed = |cause: io::Error| match cause.kind() {
@@ -101,7 +101,7 @@ impl Window {
                 format!("{path}: is no window of a group"),
             )
         };
-        // Opening another kind of file might already do something.
+        // Merely opening another kind of file might have effects.
         if std::fs::read_link(&path).map_err(failed)? != Path::new(LINK) {
             return Err(foreign());
         }
@@ -141,7 +141,7 @@ impl Window {
         })
     }
 
-    /// How peers find this window, if this process made it.
+    /// The address for peers, if this process created the window.
     pub fn address(&self) -> Address {
         Address {
             process: std::process::id(),
@@ -157,12 +157,12 @@ impl Window {
         }
     }
 
-    /// The bell's count: it grows whenever something in the header has changed.
+    /// The bell's count, which grows with every change of the header.
     pub fn bell(&self) -> u32 {
         self.word(BELL).load(Ordering::Acquire)
     }
 
-    /// Sleeps until the bell's count is not `heard` any more, at most `patience`.
+    /// Sleeps while the bell's count equals `heard`, at most `patience`.
     pub fn wait_for_bell(&self, heard: u32, patience: Duration) {
         signal::wait(self.word(BELL), heard, patience);
     }
@@ -172,7 +172,7 @@ impl Window {
         signal::wake_all(self.word(BELL));
     }
 
-    /// Tells everyone that this window's rank gives up.
+    /// Tells all readers that this window's rank gives up.
     pub fn set_failed(&self) {
         self.word(FAILED).store(1, Ordering::Release);
         self.ring();
@@ -199,7 +199,7 @@ impl Window {
     }
 }
 
-/// Bytes that a file of this process may have. Making a longer one would end the process by a signal.
+/// Largest file size of this process. A larger file would end the process by a signal.
 fn file_limit() -> Result<u64> {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
@@ -213,7 +213,7 @@ fn file_limit() -> Result<u64> {
     Ok(limit.rlim_cur)
 }
 
-/// Bytes that each bank may use where a file may have `limit`.
+/// Bytes per bank if a file may have `limit` bytes.
 fn bank_bytes(limit: u64) -> Result<u64> {
     let bytes = BANK_BYTES.min(limit / PARTS) / ALIGNMENT * ALIGNMENT;
     if bytes > 0 {
@@ -239,7 +239,7 @@ impl Bank<'_> {
         self.window.counter(self.first).load(Ordering::Acquire)
     }
 
-    /// Whether `reader` has let go of the message.
+    /// Whether `reader` has released the message.
     pub fn is_read_by(&self, reader: usize) -> bool {
         let read = self
             .window
@@ -259,7 +259,7 @@ impl Bank<'_> {
         self.window.ring();
     }
 
-    /// Lets go of the message of operation `epoch` as `reader`.
+    /// Releases the message of operation `epoch` for `reader`.
     pub fn set_read(&self, reader: usize, epoch: u64) {
         self.window
             .counter(self.first + (2 + reader) * WORD)
@@ -267,7 +267,7 @@ impl Bank<'_> {
         self.window.ring();
     }
 
-    /// Memory for a message of `bytes`; only while every reader has let go of the last one.
+    /// Memory for a message of `bytes`; only after every reader has released the last one.
     pub fn write(&self, bytes: usize) -> Result<MmapMut> {
         let most = self.window.bank_bytes;
         if bytes as u64 > most {
@@ -277,18 +277,19 @@ impl Bank<'_> {
                 format_args!("at most {most}"),
             ));
         }
-        // SAFETY: the protocol of `exchange` lets nobody read the bank now.
+        // SAFETY: by the protocol of `exchange` no rank reads the bank now.
         unsafe { self.options(bytes).map_mut(&self.window.file) }
             .map_err(|cause| Error::system("mapping a message to write", &cause))
     }
 
-    /// The message; only between its announcement and this rank's [`Bank::set_read`].
+    /// The message; only between its post and this rank's [`Bank::set_read`].
     pub fn read(&self) -> Result<Mmap> {
         let bytes = self
             .window
             .counter(self.first + WORD)
             .load(Ordering::Relaxed);
-        // A hole in the file costs its reader memory, so the length alone is not believed.
+        // Reading a hole of the file would cost the reader memory, so the claimed length alone is
+        // not trusted.
         let file = self.window.file.metadata();
         let file = file.map_err(|cause| Error::system("the length of a message", &cause))?;
         let bytes = usize::try_from(bytes).ok().filter(|&bytes| {
@@ -299,7 +300,7 @@ impl Bank<'_> {
                     .min(file.blocks().saturating_mul(BLOCK_BYTES))
         });
         let bytes = bytes.ok_or_else(|| Error::internal("a message that is not there"))?;
-        // SAFETY: the protocol of `exchange` lets nobody write to the bank now.
+        // SAFETY: by the protocol of `exchange` no rank writes to the bank now.
         unsafe { self.options(bytes).map(&self.window.file) }
             .map_err(|cause| Error::system("mapping a message to read", &cause))
     }

@@ -1,4 +1,5 @@
-//! Unit tests of windows: what is opened, how long it may be, and what is believed of a message.
+//! Unit tests of windows: which files are opened, how long they may be, and which messages are
+//! refused.
 #![allow(unsafe_code)]
 
 use super::*;
@@ -18,7 +19,7 @@ fn a_second_mapping_sees_what_the_first_posts() {
     assert!(!mine.bank(3).is_read_by(0));
 }
 
-/// An anonymous file of this process, opened as if a peer had named it.
+/// Opens an anonymous file of this process as if a peer had named it.
 fn open_as_window(name: &std::ffi::CStr, bytes: u64, seals: libc::c_int) -> Result<Window> {
     // SAFETY: the name is NUL-terminated, the descriptor fresh.
     let file =

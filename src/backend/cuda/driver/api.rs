@@ -1,8 +1,9 @@
 //! The table of the CUDA driver's functions, and what their results mean.
 //!
-//! Types and signatures are cudarc's. Its loader is not used: it panics where a symbol is missing, may
-//! open a toolkit's stub beside the process's own libcuda, and returns codes as a Rust enum, for which
-//! a newer driver's code would be undefined behaviour. A machine without a driver gets an error here.
+//! Types and signatures are cudarc's. Its loader is not used: it panics where a symbol is missing,
+//! may open a toolkit's stub beside the process's own libcuda, and returns codes as a Rust enum,
+//! for which a newer driver's code would be undefined behaviour. Here, a machine without a driver
+//! gets an error.
 #![allow(unsafe_code)]
 
 use crate::backend::dylib::{Library, function_table};
@@ -18,7 +19,8 @@ pub type Status = c_int;
 macro_rules! driver_table {
     ($( fn $name:ident($($type:ty),*); )*) => {
         function_table! {
-            /// The driver's entry points, under the versioned names that the header's macros give.
+            /// The driver's entry points, under the versioned names that the header's macros expand
+            /// to.
             pub struct Functions;
             required { $( fn $name($($type),*) -> Status; )* }
             optional {
@@ -73,10 +75,10 @@ driver_table! {
     fn cuLaunchKernelEx(*const sys::CUlaunchConfig, sys::CUfunction, *mut *mut c_void, *mut *mut c_void);
 }
 
-/// The functions, looked up and initialised once; a failure is tried again at the next call.
+/// The functions, looked up and initialised once; the next call retries after a failure.
 static FUNCTIONS: OnceCell<Functions> = OnceCell::new();
 
-/// The driver, which this process may not have.
+/// The driver's functions; an error if this process has no driver.
 pub fn functions() -> Result<&'static Functions> {
     FUNCTIONS.get_or_try_init(|| {
         let refuse = |text: String| Error::new(Code::UnhandledCudaError, text);

@@ -1,7 +1,7 @@
-//! The CUDA context that a group lives in: the caller's own, wherever possible.
+//! The CUDA context of a group: the caller's own, wherever possible.
 //!
-//! Every call into the driver happens inside [`Context::enter`], which puts the context on the calling
-//! thread and takes it off again: the caller's current context is never changed.
+//! Every call into the driver happens inside [`Context::enter`], which pushes the context on the
+//! calling thread and pops it again: the caller's current context never changes.
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver::held::{ContextId, Entered, Held, Key};
@@ -21,11 +21,11 @@ use std::time::{Duration, Instant};
 /// All devices that this process has used, by their contexts.
 static DEVICES: Lazy<Mutex<HashMap<ContextId, Arc<Quiet<Key>>>>> = Lazy::new(Mutex::default);
 
-/// The operations of a group that were enqueued in some order of their own.
+/// Operations of a group that were enqueued in an order of their own.
 pub trait Enqueued: Works {
-    /// Whether all of them have run, those in graphs aside.
+    /// Whether all of them have run, except those in graphs.
     fn are_over(&self) -> Result<bool>;
-    /// Whether there are some in graphs, whose launches nobody tells us.
+    /// Whether some are in graphs, whose launches the library does not see.
     fn are_captured(&self) -> bool;
     /// Refuses all operations from now on.
     fn end(&self);
@@ -37,7 +37,7 @@ pub struct Context {
     quiet: Arc<Quiet<Key>>,
     tools: Mutex<Using>,
     enqueued: Mutex<Vec<Weak<dyn Enqueued>>>,
-    /// What was enqueued may still run when the group is gone: nobody else may use its memory.
+    /// Operations may still run when the group is gone: nothing else may reuse its memory.
     spoiled: AtomicBool,
 }
 
@@ -47,7 +47,7 @@ impl fmt::Debug for Context {
     }
 }
 
-/// Whether a group may use what all groups of its device share.
+/// Whether a group may use the resources that all groups of its device share.
 enum Using {
     NotYet,
     Now(Arc<DeviceResources>),
@@ -56,7 +56,7 @@ enum Using {
 
 impl Context {
     /// The calling thread's context if it belongs to the device numbered `ordinal`, else that
-    /// device's primary context, which is the one that the CUDA runtime uses.
+    /// device's primary context, which the CUDA runtime uses.
     pub fn for_device(ordinal: usize) -> Result<Self> {
         let device = driver::device(ordinal)?;
         let current = match driver::current_context()? {
@@ -92,12 +92,12 @@ impl Context {
         self.held.enter()
     }
 
-    /// The same for who has something to free there; nothing if the context is gone.
+    /// The same for a caller that frees something there; `None` if the context is gone.
     pub fn enter_if_alive(&self) -> Option<Entered> {
         self.held.enter_if_alive()
     }
 
-    /// What all groups of the device share, until [`Context::close`].
+    /// The resources that all groups of the device share, until [`Context::close`].
     pub fn tools(&self) -> Result<Arc<DeviceResources>> {
         let mut using = self.tools.lock();
         match &*using {
@@ -111,21 +111,22 @@ impl Context {
         }
     }
 
-    /// The group is at its end; with the last of the device its kernels are unloaded.
+    /// Ends the group's use of the shared resources; the last group of the device unloads the
+    /// kernels.
     pub fn close(&self) {
         let used = std::mem::replace(&mut *self.tools.lock(), Using::NoMore);
         drop(used);
     }
 
-    /// Something that waits for other ranks begins on the device; it ends when the result is dropped.
+    /// Begins work on the device that waits for other ranks; it ends when the result is dropped.
     pub fn begin(&self) -> UnderWay<Key> {
         self.quiet.begin()
     }
 
-    /// An exchange was given up and may be on the device for ever. As long as `is_stuck` nothing can be freed; all
-    /// else goes on.
+    /// Registers an exchange that was given up and may never end. Nothing can be freed while
+    /// `is_stuck`; everything else continues.
     pub fn strand(&self, is_stuck: impl Fn() -> bool + Send + 'static) {
-        // The kernels stay loaded, too: to load them again would wait.
+        // The kernels stay loaded, too, because loading them again would wait.
         let tools = self.tools();
         self.quiet.strand(Box::new(move || {
             let _loaded = &tools;
@@ -138,12 +139,13 @@ impl Context {
         self.quiet.is_stranded()
     }
 
-    /// Something for the use of `key` that is left of another group.
+    /// Takes something left by another group that serves for `key`.
     pub fn take(&self, key: &Key) -> Option<Taken> {
         self.quiet.take(key)
     }
 
-    /// Frees what lies at `address` by `free` when the device is quiet. Until then it may serve for `key`.
+    /// Frees the allocation at `address` by `free` when the device is quiet. Until then it may
+    /// serve for `key`.
     pub fn free_later(&self, key: Option<Key>, address: usize, free: fn(usize)) {
         let held = Arc::clone(&self.held);
         let free = move |address| {
@@ -155,7 +157,7 @@ impl Context {
         self.quiet.later(key, address, Some(Box::new(free)));
     }
 
-    /// Frees memory of the caller's at `address` by `free`, if that can be soon, and later otherwise.
+    /// Frees the caller's memory at `address` by `free`: soon if possible, otherwise later.
     pub fn free_soon(&self, address: usize, mut free: impl FnMut(usize) + Send + 'static) {
         let held = Arc::clone(&self.held);
         let free = move |address| {
@@ -166,14 +168,14 @@ impl Context {
         self.quiet.free_soon(address, Box::new(free));
     }
 
-    /// Keeps what lies at `address` for the use of `key` as long as the process lives.
+    /// Keeps the allocation at `address`, for the use of `key`, as long as the process lives.
     pub fn keep(&self, key: Key, address: usize) {
         if !self.is_spoiled() {
             self.quiet.later(Some(key), address, None);
         }
     }
 
-    /// Calls `then`, inside the context, if the device is quiet, and says whether it did.
+    /// Calls `then` inside the context if the device is quiet, and says whether it did.
     pub fn if_quiet(&self, then: impl FnOnce()) -> bool {
         self.enter().is_ok_and(|_entered| self.quiet.try_now(then))
     }
@@ -182,7 +184,7 @@ impl Context {
         self.spoiled.load(Ordering::Relaxed)
     }
 
-    /// Counts `enqueued` among the operations of the group.
+    /// Registers `enqueued` as operations of the group.
     pub fn watch<E: Enqueued + 'static>(&self, enqueued: &Arc<E>) {
         let as_works: Weak<E> = Arc::downgrade(enqueued);
         self.quiet.watch(as_works);
@@ -190,8 +192,8 @@ impl Context {
         self.enqueued.lock().push(own);
     }
 
-    /// Waits until the group's operations have run, and only for these; none can follow. The deadline is
-    /// for those that are behind an exchange that is stuck; all others end by their own.
+    /// Waits until the group's operations, and no others, have run; none can follow. The deadline
+    /// is for operations behind a stuck exchange; all others end by their own deadline.
     pub fn wait_for_operations(&self, timeout: Duration, stream: Stream) -> Result<()> {
         let enqueued: Vec<_> = self
             .enqueued
@@ -219,7 +221,7 @@ impl Context {
         };
         if waited.is_err() {
             self.spoiled.store(true, Ordering::Relaxed);
-            // As long as they may run the device is not quiet.
+            // While they may run, the device is not quiet.
             let are_stuck = move || enqueued.iter().any(|it| it.are_over() == Ok(false));
             self.quiet.strand(Box::new(are_stuck));
         }

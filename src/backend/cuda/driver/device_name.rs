@@ -1,4 +1,4 @@
-//! What the driver calls the GPU: the identity that measurements belong to.
+//! The driver's name of the GPU: the identity that measurements belong to.
 #![allow(unsafe_code)]
 
 use crate::backend::cuda::driver::api::{check, functions};
@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 const MOST_BYTES: usize = 256;
 
-/// The name of the context's device, such as "NVIDIA H200"; empty if the driver does not tell.
+/// The name of the context's device, such as "NVIDIA H200"; empty if the driver does not report it.
 pub fn device_name(context: &Arc<Context>) -> Result<String> {
     let _entered = context.enter()?;
     let Some(get) = functions()?.cuDeviceGetName else {
@@ -21,7 +21,7 @@ pub fn device_name(context: &Arc<Context>) -> Result<String> {
         (functions()?.cuCtxGetDevice)(&mut device)
     })?;
     let mut name = [0_u8; MOST_BYTES];
-    // SAFETY: writes at most as many bytes as it is told that there are.
+    // SAFETY: writes at most the number of bytes that it is given.
     check("cuDeviceGetName", unsafe {
         get(name.as_mut_ptr().cast(), MOST_BYTES as c_int, device)
     })?;

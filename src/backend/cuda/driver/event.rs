@@ -1,4 +1,4 @@
-//! An order between two streams: what one has done when the other goes on.
+//! Order between streams: one waits for the work that another had at a recorded point.
 #![allow(unsafe_code)]
 
 use crate::backend::cuda::driver::api::{check, functions};
@@ -12,24 +12,24 @@ use cudarc::driver::sys;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-/// Captures whose marks are kept at a time, those that were used last.
+/// Number of captures whose marks are kept: the most recently used ones.
 const KEPT: usize = 4;
-/// How many others are remembered, so that one that comes back is refused.
+/// Number of displaced captures that are remembered, so that one that comes back is refused.
 const REMEMBERED: usize = 60;
 
-/// A mark in what streams have been given, or in what a graph holds. A mark within a graph means
-/// something in that graph alone, so it takes neither the place of the one outside nor of another graph's.
+/// A mark at a point of the streams' work, or of a graph's. A mark within a graph has meaning in
+/// that graph alone, so it replaces neither the mark outside nor that of another graph.
 #[derive(Debug)]
 pub struct Event {
     outside: Mark,
     inside: Inside,
-    /// Where the last mark of all is.
+    /// Where the most recent mark is.
     latest: Option<Capture>,
     is_in_graphs: bool,
 }
 
 impl Event {
-    /// A new event; waiting for it before it was recorded is no wait.
+    /// A new event. Waiting for it before it is recorded is no wait.
     pub fn new(context: &Arc<Context>) -> Result<Self> {
         Ok(Self {
             outside: Mark::new(context)?,
@@ -39,7 +39,7 @@ impl Event {
         })
     }
 
-    /// Marks what the stream has been given so far.
+    /// Marks the present end of the stream's work.
     pub fn record(&mut self, at: &StreamScope) -> Result<()> {
         match at.capture {
             None => self.outside.record(at)?,
@@ -50,7 +50,7 @@ impl Event {
         Ok(())
     }
 
-    /// Whether everything has run that was marked outside of graphs.
+    /// Whether all work that was marked outside of graphs has run.
     pub fn is_over(&self) -> Result<bool> {
         self.outside.is_over()
     }
@@ -60,9 +60,9 @@ impl Event {
         self.is_in_graphs
     }
 
-    /// Lets the stream go on only after what was marked, and says whether it does. Marks and streams of
-    /// different graphs, or inside and outside of one, cannot be tied together: there the caller orders
-    /// the launches of graphs. Refuses a capture whose mark is lost.
+    /// Makes the stream wait for the marked work, and says whether it does. No wait is possible
+    /// between different graphs, or between the inside and the outside of one: there the caller
+    /// orders the launches of graphs. Refuses a capture whose mark is lost.
     pub fn hold(&self, at: &StreamScope) -> Result<bool> {
         match at.capture {
             None => self.outside.hold(at).map(|()| true),
@@ -70,7 +70,7 @@ impl Event {
         }
     }
 
-    /// The same where nothing makes sense without that order.
+    /// The same for work that is meaningless without that order.
     pub fn hold_or_refuse(&self, at: &StreamScope) -> Result<()> {
         if at.capture == self.latest {
             return self.hold(at).map(drop);
@@ -79,14 +79,14 @@ impl Event {
     }
 }
 
-/// The last mark in each of the captures that take turns. Nobody says when one ends, so its place goes to
-/// another when that needs it.
+/// The last mark in each of the captures that take turns. The end of a capture is not reported, so
+/// its place is reused when another capture needs one.
 #[derive(Debug)]
 struct Inside {
     kept: [Kept; KEPT],
-    /// Marks so far.
+    /// Number of marks so far.
     records: u64,
-    /// Captures that lost their place, as a ring.
+    /// Captures that lost their place, as a ring buffer.
     displaced: [Option<Capture>; REMEMBERED],
     displacements: usize,
 }
@@ -137,7 +137,7 @@ impl Inside {
         Ok(())
     }
 
-    /// A capture without a mark has nothing to wait for, unless its mark is lost.
+    /// A capture without a mark has nothing to wait for, unless its mark was lost.
     fn hold(&self, capture: Capture, at: &StreamScope) -> Result<bool> {
         let own = |kept: &&Kept| kept.capture == Some(capture);
         if let Some(kept) = self.kept.iter().find(own) {
@@ -180,14 +180,14 @@ impl Mark {
         })
     }
 
-    /// A mark behind everything that `stream` has been given so far.
+    /// An event after the present work of `stream`.
     pub fn behind(context: &Arc<Context>, stream: Stream) -> Result<Self> {
         let mut mark = Self::new(context)?;
         mark.record(&StreamScope::enter(context.held(), stream)?)?;
         Ok(mark)
     }
 
-    /// Whether what was marked has run; also if it has ended in an error.
+    /// Whether the marked work has run; also if it ended in an error.
     pub fn is_over(&self) -> Result<bool> {
         let _entered = self.context.enter()?;
         // SAFETY: our event.
@@ -207,7 +207,7 @@ impl Mark {
         Ok(())
     }
 
-    /// On one stream there is nothing to wait for. Where that is not known, in graphs above all, the wait
+    /// On one stream no wait is needed. Where the stream is not known, mainly in graphs, the wait
     /// is enqueued and costs the device nothing (`docs/development/host-time.md`).
     fn hold(&self, at: &StreamScope) -> Result<()> {
         if at.id.is_some() && at.id == self.on {

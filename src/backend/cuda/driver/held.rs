@@ -1,24 +1,24 @@
-//! A context of the driver, kept alive, and being inside it.
+//! A context of the driver: keeping it alive, and entering it.
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver::{self, ContextHandle, Device, IPC_HANDLE_BYTES};
 use crate::error::Result;
 use std::marker::PhantomData;
 
-/// What can be used again instead of being made anew.
+/// What can be reused instead of being made anew.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Key {
-    /// Device memory of so many bytes that no other process knows.
+    /// Device memory of this many bytes that no other process knows.
     Memory(usize),
-    /// A window of so many bytes.
+    /// A window of this many bytes.
     Window(usize),
-    /// Pinned host memory of so many bytes.
+    /// Pinned host memory of this many bytes.
     Pinned(usize),
-    /// The mapping of what another process exported.
+    /// The mapping of another process's export.
     Import([u8; IPC_HANDLE_BYTES]),
 }
 
-/// A context, as no other of the process was or will be called: its handle and its number.
+/// An identity that no other context of the process ever has: handle and number.
 pub type ContextId = (ContextHandle, u64);
 
 /// A context of one device, kept alive.
@@ -26,7 +26,8 @@ pub type ContextId = (ContextHandle, u64);
 pub struct Held {
     handle: ContextHandle,
     number: u64,
-    /// The device whose primary context this type keeps alive; `None` for a context of the caller's.
+    /// The device whose primary context this type keeps alive; `None` for a context of the
+    /// caller's.
     retained: Option<Device>,
 }
 
@@ -50,7 +51,7 @@ impl Held {
         self.handle
     }
 
-    /// What it is called.
+    /// The context's identity.
     pub fn id(&self) -> ContextId {
         (self.handle, self.number)
     }
@@ -67,8 +68,8 @@ impl Held {
         })
     }
 
-    /// The same for who has something to free there. A context that is gone has freed everything in it, and
-    /// its handle may be that of another.
+    /// The same for a caller that frees something there. A destroyed context has freed everything
+    /// in it, and its handle may belong to another.
     pub fn enter_if_alive(&self) -> Option<Entered> {
         let entered = self.enter().ok()?;
         (driver::current_context_id() == Ok(self.number)).then_some(entered)
@@ -78,13 +79,13 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         if let Some(device) = self.retained {
-            // Nothing is left to do about a context that cannot be released.
+            // There is no remedy for a context that cannot be released.
             let _ = driver::release_primary(device);
         }
     }
 }
 
-/// Being inside a context; stays on its thread.
+/// Marks that the thread is inside a context; stays on its thread.
 #[derive(Debug)]
 #[must_use = "the context is left when this is dropped"]
 pub struct Entered {

@@ -1,7 +1,7 @@
 //! The embedded kernels, loaded into the current context.
 //!
-//! All functions are resolved and on the device before a group opens: loading is not possible while a
-//! stream is captured, nor while another kernel runs that waits for the one to be loaded, and it waits for
+//! All functions are resolved and on the device before a group opens. Loading is impossible while a
+//! stream is captured, or while a running kernel waits for the one to be loaded. And it waits for
 //! everything on the device.
 #![forbid(unsafe_code)]
 
@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use std::ffi::CString;
 use std::sync::Arc;
 
-/// Keeps the embedded bytes aligned as the driver wants them.
+/// Aligns the embedded bytes as the driver requires.
 #[cfg(nccl_ep_cuda)]
 #[repr(C, align(16))]
 struct Aligned<T: ?Sized>(T);
@@ -39,7 +39,7 @@ pub fn load() -> Result<(ModuleHandle, Functions)> {
     match functions_of(handle) {
         Ok(functions) => Ok((handle, functions)),
         Err(error) => {
-            // That error is what matters.
+            // The first error is the one that matters.
             let _ = driver::unload_module(handle);
             Err(error)
         }

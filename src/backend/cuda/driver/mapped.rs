@@ -24,7 +24,7 @@ unsafe impl Record for SelftestResult {}
 // SAFETY: numbers only; epochs begin at 1.
 unsafe impl Record for HtReceived {}
 
-/// A number of records, all zero at first.
+/// Records that are all zero at first.
 #[derive(Debug)]
 pub struct HostPage<T: Record> {
     context: Arc<Context>,
@@ -63,13 +63,14 @@ impl<T: Record> HostPage<T> {
         Ok(page)
     }
 
-    /// Where the device writes.
+    /// The records' address on the device.
     pub fn device(&self) -> *mut T {
         self.device.0 as *mut T
     }
 
-    /// Record `index` as it is now; `None` past the end. A kernel may be writing it: whoever needs all
-    /// of a record reads it once more after its state field says that it is complete.
+    /// The present content of record `index`; `None` past the end. A kernel may be writing it. A
+    /// caller that needs a whole record must read it again after its state field says that it is
+    /// complete.
     pub fn read(&self, index: usize) -> Option<T> {
         if index >= self.count {
             return None;
@@ -81,7 +82,7 @@ impl<T: Record> HostPage<T> {
 
 impl<T: Record> Drop for HostPage<T> {
     fn drop(&mut self) {
-        // A context that is gone has freed its memory.
+        // A destroyed context has freed its memory.
         let free = |address| drop(driver::free_host(address as *mut c_void));
         let key = Some(Key::Pinned(self.count * size_of::<T>()));
         self.context

@@ -1,7 +1,7 @@
 //! Device memory of a group's GPU, as the rest of the library asks for it.
 //!
-//! Memory is given back when the device is quiet (`backend::quiet`). Fills are copies: a kernel would wait where
-//! another thread's operation has every multiprocessor and waits for its peers.
+//! Memory is freed when the device is quiet (`backend::quiet`). Fills are copies: a kernel would
+//! wait while another thread's operation holds every multiprocessor and waits for its peers.
 #![forbid(unsafe_code)]
 
 use crate::backend::DeviceMemory;
@@ -17,12 +17,12 @@ use std::any::Any;
 use std::ffi::c_void;
 use std::sync::Arc;
 
-/// The most bytes of a fill that are copied at once.
+/// Most bytes of a fill that are copied at once.
 const FILL_BYTES: usize = 4 << 20;
 
 /// Plain allocations and copies in one context.
 ///
-/// Holds nothing that costs memory: it outlives its group, for the sake of tensors that do.
+/// It owns no memory itself, since it outlives its group as long as tensors need it.
 pub struct CudaMemory {
     context: Arc<Context>,
 }
@@ -38,18 +38,18 @@ impl CudaMemory {
         &self.context
     }
 
-    /// Sets `bytes` at `data`, a multiple of 4, to words `word`; returns when that is done.
+    /// Sets `bytes` at `data`, a multiple of 4, to words `word`, and waits for the copies.
     pub fn fill(&self, data: DevPtr, word: u32, bytes: usize) -> Result<()> {
         let words = bytes.min(FILL_BYTES) / size_of::<u32>();
         self.repeat(data, &word.to_le_bytes().repeat(words), bytes)
     }
 
-    /// Zeroes `bytes` at `data`; returns when that is done.
+    /// Zeroes `bytes` at `data`, and waits for the copies.
     pub fn zero(&self, data: DevPtr, bytes: usize) -> Result<()> {
         self.repeat(data, &vec![0; bytes.min(FILL_BYTES)], bytes)
     }
 
-    /// Writes `block` to `data` again and again until `bytes` are full.
+    /// Writes `block` to `data` repeatedly until `bytes` are full.
     fn repeat(&self, data: DevPtr, block: &[u8], bytes: usize) -> Result<()> {
         (0..bytes)
             .step_by(block.len().max(1))
@@ -80,7 +80,7 @@ impl DeviceMemory for CudaMemory {
         let outcome = Arc::clone(&freed);
         let free = move |address| drop(outcome.set(driver::free(DevPtr(address))));
         self.context.free_soon(data.0, free);
-        // What is freed later is a success so far.
+        // An allocation that is freed later counts as freed.
         freed.get().cloned().unwrap_or(Ok(()))
     }
 
@@ -149,11 +149,11 @@ impl DeviceMemory for CudaMemory {
 
 /// Frees device memory of the current context.
 pub fn free(address: usize) {
-    // A context that is gone has freed its memory.
+    // A destroyed context has freed its memory.
     let _ = driver::free(DevPtr(address));
 }
 
-/// Device memory that is given back when this is dropped.
+/// Device memory that is freed when this is dropped, at a quiet moment.
 pub struct Buffer {
     memory: Arc<CudaMemory>,
     data: DevPtr,
@@ -161,7 +161,7 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// `bytes` of memory with any content.
+    /// `bytes` of memory with arbitrary content.
     pub fn new(memory: &Arc<CudaMemory>, bytes: usize) -> Result<Self> {
         Ok(Self {
             memory: Arc::clone(memory),

@@ -1,9 +1,9 @@
-//! The CUDA driver: one safe function for each call that we make, and below it what owns contexts, memory,
-//! events and kernels. The only room of this backend with `unsafe`.
+//! The CUDA driver: one safe function per driver call, and on top of them the owners of contexts,
+//! memory, events and kernels. The only place of this backend with `unsafe`.
 //!
-//! Handles are kept alive by the owning types of the submodules; who calls a function here holds the owner of
-//! each handle and is inside its context. A stale device address is refused by the driver or faults on the
-//! device: it cannot harm this process's memory.
+//! The owning types of the submodules keep handles alive. A caller of a function here holds the
+//! owner of each handle and is inside its context. A stale device address is refused by the driver
+//! or faults on the device: it cannot harm this process's memory.
 #![allow(unsafe_code)]
 
 mod api;
@@ -27,12 +27,12 @@ use cudarc::driver::sys;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
 
-// The results that mean something else than failure to us.
+// Results with a meaning other than failure.
 const INVALID_VALUE: Status = sys::CUresult::CUDA_ERROR_INVALID_VALUE as Status;
 pub const NOT_READY: Status = sys::CUresult::CUDA_ERROR_NOT_READY as Status;
 const ALREADY_ENABLED: Status = sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED as Status;
 
-/// A context, by address: ranks of one process tell each other theirs.
+/// A context by its address, which ranks of one process exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ContextHandle(usize);
 
@@ -46,7 +46,7 @@ impl ContextHandle {
         self.0 as u64
     }
 
-    /// The context that another rank of this process told us.
+    /// The context whose address another rank of this process sent.
     pub fn from_bits(bits: u64) -> Self {
         Self(bits as usize)
     }
@@ -94,8 +94,9 @@ pub fn current_context() -> Result<Option<ContextHandle>> {
     Ok((!context.is_null()).then_some(ContextHandle(context as usize)))
 }
 
-/// The number of the calling thread's context, which no other of the process ever has: a reset device has
-/// another context under the same handle. 0 where a driver, before 12.0, has no numbers.
+/// The number of the calling thread's context, which no other of the process ever has. Handles are
+/// reused: a reset device has another context under the same handle. 0 with a driver before 12.0,
+/// which has no numbers.
 pub fn current_context_id() -> Result<u64> {
     let Some(get) = functions()?.cuCtxGetId else {
         return Ok(0);
@@ -141,7 +142,7 @@ pub fn most_shared_bytes() -> Result<u32> {
     device_number(MOST)
 }
 
-/// Makes `context` the calling thread's, on top of the one that it has.
+/// Pushes `context` on the calling thread's stack of contexts.
 pub fn push_context(context: ContextHandle) -> Result<()> {
     // SAFETY: the handle came from the driver and its owner is alive.
     check("cuCtxPushCurrent", unsafe {
@@ -168,7 +169,7 @@ pub fn synchronize_context() -> Result<()> {
 
 /// Lets the current context reach the memory of `peer`, a context of this process.
 pub fn enable_peer_access(peer: ContextHandle) -> Result<()> {
-    // SAFETY: the peer's rank, which told us its handle, is inside the same collective call.
+    // SAFETY: the peer's rank, which sent its handle, is inside the same collective call.
     let status = unsafe { (functions()?.cuCtxEnablePeerAccess)(peer.raw(), 0) };
     if status == ALREADY_ENABLED {
         return Ok(());
@@ -176,7 +177,7 @@ pub fn enable_peer_access(peer: ContextHandle) -> Result<()> {
     check("cuCtxEnablePeerAccess", status)
 }
 
-/// The stream as the driver names it.
+/// The driver's handle of the stream.
 pub fn raw_stream(stream: Stream) -> sys::CUstream {
     stream.0 as sys::CUstream
 }
@@ -248,7 +249,7 @@ pub fn alloc_host(bytes: usize) -> Result<*mut c_void> {
     Ok(address)
 }
 
-/// Frees what [`alloc_host`] gave.
+/// Frees the result of [`alloc_host`].
 pub fn free_host(data: *mut c_void) -> Result<()> {
     // SAFETY: the driver knows its allocations and refuses other addresses.
     check("cuMemFreeHost", unsafe {
@@ -301,7 +302,7 @@ pub fn download(to: &mut [u8], from: DevPtr, stream: Stream) -> Result<()> {
 /// Bytes of a handle that lets another process map an allocation.
 pub const IPC_HANDLE_BYTES: usize = 64;
 
-/// Such a handle for the allocation that begins at `data`.
+/// An IPC handle for the allocation that begins at `data`.
 pub fn export(data: DevPtr) -> Result<[u8; IPC_HANDLE_BYTES]> {
     let mut handle = sys::CUipcMemHandle {
         reserved: [0; IPC_HANDLE_BYTES],
@@ -338,7 +339,7 @@ pub fn close_import(data: DevPtr) -> Result<()> {
 pub struct ModuleHandle(usize);
 
 impl ModuleHandle {
-    /// As the driver names it.
+    /// The driver's handle.
     pub fn raw(self) -> sys::CUmodule {
         self.0 as sys::CUmodule
     }
@@ -353,7 +354,7 @@ pub fn load_module(image: &'static [u8]) -> Result<ModuleHandle> {
     Ok(ModuleHandle(module as usize))
 }
 
-/// Unloads what [`load_module`] gave.
+/// Unloads the result of [`load_module`].
 pub fn unload_module(module: ModuleHandle) -> Result<()> {
     // SAFETY: its owner unloads it once.
     check("cuModuleUnload", unsafe {

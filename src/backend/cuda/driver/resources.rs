@@ -1,8 +1,8 @@
-//! What all groups of a device share: the loaded kernels, and a stream for copies.
+//! The resources that all groups of a device share: the loaded kernels, and a stream for copies.
 //!
 //! Loading kernels waits for everything on the device. The first group loads them before its first
-//! exchange, when there is none of ours to wait for; they go with the last group, or stay as long as an exchange is
-//! stuck on the device.
+//! exchange, when no exchange of ours can hold that up. They are unloaded with the last group, or
+//! stay as long as an exchange is stuck on the device.
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver::held::{ContextId, Held, Key};
@@ -16,13 +16,13 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
-/// The tools of one context, if they are in use. Locked while they are made, which waits for its device; so
-/// each context has a lock of its own.
+/// The resources of one context, if in use. Locked while they are made, which waits for that
+/// context's device; so each context has a lock of its own.
 type InUse = Arc<Mutex<Weak<DeviceResources>>>;
 
 static TOOLS: Lazy<Mutex<HashMap<ContextId, InUse>>> = Lazy::new(Mutex::default);
 
-/// What one device's groups share.
+/// The resources that one device's groups share.
 pub struct DeviceResources {
     held: Arc<Held>,
     quiet: Arc<Quiet<Key>>,
@@ -31,8 +31,8 @@ pub struct DeviceResources {
 }
 
 impl DeviceResources {
-    /// Those of the context `held`, made if nobody has them. Where the kernels cannot be loaded the rest is there,
-    /// so that the other ranks can be told.
+    /// The resources of the context `held`, made if there are none. If the kernels cannot be
+    /// loaded, the rest is made all the same, so that the other ranks can learn of it.
     pub fn of(held: &Arc<Held>, quiet: &Arc<Quiet<Key>>) -> Result<Arc<Self>> {
         let in_use = Arc::clone(TOOLS.lock().entry(held.id()).or_default());
         let mut in_use = in_use.lock();
@@ -50,8 +50,8 @@ impl DeviceResources {
         Ok(tools)
     }
 
-    /// A stream that waits for no other, the legacy default one included, and holds nothing but copies that the host
-    /// waits for.
+    /// A stream that is not ordered with any other, not even with the legacy default one. It holds
+    /// only copies that the host waits for.
     pub fn stream(&self) -> Stream {
         self.stream
     }
@@ -65,7 +65,7 @@ impl DeviceResources {
 
 impl Drop for DeviceResources {
     fn drop(&mut self) {
-        // A context that is gone has destroyed its streams and unloaded its modules.
+        // A destroyed context has destroyed its streams and unloaded its modules.
         if let Some(_entered) = self.held.enter_if_alive() {
             let _ = driver::destroy_stream(self.stream);
         }

@@ -1,4 +1,4 @@
-//! A caller's stream as operations see it: which one it is, and whether it is being captured.
+//! A caller's stream as operations see it: its identity, and whether it is being captured.
 #![allow(unsafe_code)]
 
 use crate::backend::cuda::driver::api::{check, functions};
@@ -9,20 +9,21 @@ use crate::model::ops::Stream;
 use cudarc::driver::sys;
 use std::ptr::null_mut;
 
-/// Where a call enqueues: on a stream, inside the group's context. Asked once per call; what is
-/// enqueued by it needs to enter nothing more.
+/// Where a call enqueues: on a stream, inside the group's context. Entered once per call; what the
+/// call enqueues enters nothing more.
 #[derive(Debug)]
 pub struct StreamScope {
     pub stream: Stream,
-    /// Which stream it is; `None` where the driver does not say: before CUDA 12, and while it is captured.
+    /// The stream's identity; `None` where the driver does not report it: before CUDA 12, and
+    /// during a capture.
     pub id: Option<StreamId>,
-    /// The capture that the stream is part of at this moment.
+    /// The capture that the stream is now part of.
     pub capture: Option<Capture>,
     _entered: Entered,
 }
 
-/// A stream among all that the process has had: handles come again after a destroyed stream's end, and
-/// the per-thread default stream has the same one in all threads.
+/// A stream's identity in this process. Handles do not serve: they are reused after a stream is
+/// destroyed, and the per-thread default stream has the same one in all threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamId(u64);
 
@@ -31,13 +32,13 @@ pub struct StreamId(u64);
 pub struct Capture(u64);
 
 impl StreamScope {
-    /// Inside `context`, on `stream`, until the result is dropped.
+    /// Enters `context` for work on `stream`, until the result is dropped.
     pub fn enter(context: &Held, stream: Stream) -> Result<Self> {
         let _entered = context.enter()?;
         let capture = capture_of(stream)?;
         let id = match capture {
             None => id_of(stream),
-            // To ask would end the capture.
+            // Asking would end the capture.
             Some(_) => None,
         };
         Ok(Self {
@@ -48,7 +49,7 @@ impl StreamScope {
         })
     }
 
-    /// Whether what is enqueued goes into a graph.
+    /// Whether enqueued work goes into a graph.
     pub fn is_captured(&self) -> bool {
         self.capture.is_some()
     }

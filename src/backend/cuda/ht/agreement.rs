@@ -1,8 +1,9 @@
-//! What the ranks tell each other of a new HT handle beside their counts, and what follows from it.
+//! The verdicts that ranks exchange about a new HT handle, beside their counts, and their
+//! consequences.
 //!
-//! Creation does not wait for the other ranks, so a rank may have a handle on which they do not agree.
-//! Its kernel finds that out, and then nothing runs on the handle: calls are refused as soon as the host
-//! knows, and an operation that was enqueued earlier fails.
+//! Creation does not wait for the other ranks, so a rank may get a handle on which the ranks
+//! disagree. Its kernel finds that out, and then nothing runs on the handle: calls are refused once
+//! the host knows, and operations that were enqueued earlier fail.
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::params_ht::{
@@ -11,18 +12,18 @@ use crate::backend::cuda::params_ht::{
 use crate::error::refusal::{AmongRanks, Role, Subject};
 use crate::error::{Code, Error};
 
-/// What a rank tells the others that takes part with so many ids per token.
+/// The verdict of a rank that takes part with `top_k` ids per token.
 pub fn verdict_with(top_k: u32) -> u32 {
     top_k
 }
 
-/// What a rank tells the others that refuses its part.
+/// The verdict of a rank that refuses to take part.
 pub fn verdict_refusing(error: &Error) -> u32 {
     (error.code() as u32) << HT_VERDICT_CODE_SHIFT
 }
 
-/// Why nothing runs on a handle whose number of rows is `rows`; `None` if it is a number of rows. This
-/// rank has `top_k` ids per token.
+/// Why nothing runs on a handle whose number of rows is `rows`; `None` if `rows` is a valid number.
+/// This rank has `top_k` ids per token.
 pub fn disagreement(rows: u32, top_k: u32) -> Option<Error> {
     if rows & HT_DISAGREED == 0 {
         return None;

@@ -1,6 +1,6 @@
-//! How many blocks and warps run an HT operation, and how many of the blocks send.
+//! The grid of an HT operation: blocks, warps, and how many of the blocks send.
 //!
-//! Each rank decides for itself: rows announce themselves one by one, so no rank needs to know how many
+//! Each rank decides for itself. Rows are announced one by one, so no rank needs to know how many
 //! blocks of another send or receive.
 #![forbid(unsafe_code)]
 
@@ -12,24 +12,24 @@ pub const WARP: u32 = 32;
 
 /// Static shared memory of the kernels, and what the driver reserves.
 const RESERVED_SHARED_BYTES: u32 = 3584;
-/// Blocks when the caller leaves the choice to us, and how many of them send.
+/// Blocks if the caller leaves the choice to us, and how many of them send in a dispatch.
 const AUTO_BLOCKS: u32 = 24;
 const DISPATCH_SENDERS: u32 = 11;
-/// Receivers of a combine add up a token's rows of all ranks, its own among them: the fewer ranks, the
-/// more there is to add for each row that is sent.
+/// Of 24 blocks of a combine, those that send. Receivers add up the rows of a token from all ranks,
+/// its own among them: with fewer ranks there is more to add per row sent.
 const COMBINE_SENDERS: u32 = 14;
 const COMBINE_SENDERS_OF_TWO: u32 = 9;
-/// With three ranks half of the blocks of either operation.
+/// With three ranks, half of the blocks send in either operation.
 const SENDERS_OF_THREE: u32 = 12;
-/// Of a sending block one warp copies and another announces.
+/// A sending block needs one warp that copies and one that notifies.
 const LEAST_WARPS: u32 = 2;
 
 /// The two operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HtKind {
-    /// Ids and weights travel with the rows, or not.
+    /// `forward`: ids and weights travel with the rows.
     Dispatch { forward: bool },
-    /// Columns of gradients that travel with the rows.
+    /// `columns`: gradients per row that travel along.
     Combine { columns: usize },
 }
 
@@ -41,7 +41,7 @@ impl HtKind {
         }
     }
 
-    /// What is good where nothing was measured.
+    /// A good choice where nothing was measured.
     fn own_choice(self, ranks: usize) -> Choice {
         let (send_blocks, threads) = match (self, ranks) {
             (Self::Dispatch { .. }, 3) => (SENDERS_OF_THREE, HT_DISPATCH_THREADS),
@@ -58,7 +58,7 @@ impl HtKind {
     }
 }
 
-/// What the device allows.
+/// Limits of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceLimits {
     pub multiprocessors: u32,
@@ -67,7 +67,7 @@ pub struct DeviceLimits {
 }
 
 impl DeviceLimits {
-    /// Dynamic shared memory that our kernels may have.
+    /// Most dynamic shared memory that our kernels may use.
     pub fn dynamic_shared_bytes(&self) -> u32 {
         self.shared_bytes.saturating_sub(RESERVED_SHARED_BYTES)
     }
@@ -77,15 +77,16 @@ impl DeviceLimits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grid {
     pub blocks: u32,
-    /// The first so many send, the others receive; none where there is nobody to send to.
+    /// The first `send_blocks` send, the others receive; 0 if there is no rank to send to.
     pub send_blocks: u32,
-    /// Most warps of a block.
+    /// Most warps per block.
     pub warps: u32,
 }
 
 impl Grid {
-    /// The grid of an operation on this rank's `tokens`: as measured, if it was, else our own choice. A
-    /// channel that the caller grants is two blocks: that many at most, and without measurements exactly.
+    /// The grid of an operation on this rank's `tokens`: the measured one if there is one, else our
+    /// own choice. A channel that the caller grants is two blocks: at most that many, and without
+    /// measurements exactly that many.
     pub fn new(
         facts: &GroupFacts,
         tuning: &Tuning,
@@ -94,7 +95,7 @@ impl Grid {
         device: DeviceLimits,
     ) -> Self {
         let own = kind.own_choice(facts.ranks);
-        // A rank without tokens may still have much to receive.
+        // A rank without tokens may still receive many.
         let work = if tokens == 0 {
             facts.max_tokens
         } else {
@@ -123,7 +124,7 @@ impl Grid {
     }
 }
 
-/// `part` of `whole`, of `blocks`.
+/// The share of `blocks` that `part` is of `whole`.
 fn share(blocks: u32, part: u32, whole: u32) -> u32 {
     let share = u64::from(blocks) * u64::from(part) / u64::from(whole.max(1));
     u32::try_from(share).unwrap_or(blocks)

@@ -10,7 +10,8 @@ use crate::error::Result;
 use crate::model::tensor::DevPtr;
 use std::sync::Arc;
 
-/// What one handle has: device memory, and the page by which the host learns its number of rows.
+/// One handle's memory: device memory, and the page through which the host learns the number of
+/// rows.
 pub struct HandleMemory {
     buffer: Buffer,
     bytes: usize,
@@ -18,7 +19,7 @@ pub struct HandleMemory {
 }
 
 impl HandleMemory {
-    /// Memory of `bytes`.
+    /// Allocates `bytes` of device memory, and the page.
     pub fn new(context: &Arc<Context>, memory: &Arc<CudaMemory>, bytes: usize) -> Result<Self> {
         Ok(Self {
             buffer: Buffer::new(memory, bytes)?,
@@ -27,12 +28,12 @@ impl HandleMemory {
         })
     }
 
-    /// How much more memory this is than `bytes`, `None` if it is less.
+    /// The excess of this memory over `bytes`; `None` if it is too small.
     pub fn waste(&self, bytes: usize) -> Option<usize> {
         self.bytes.checked_sub(bytes)
     }
 
-    /// The memory as the kernels see it.
+    /// The memory as a kernel parameter.
     pub fn memory(&self, layout: HandleLayout, tokens: u32, top_k: u32) -> HtHandleMemory {
         let at = |offset: usize| DevPtr(self.buffer.data().0 + offset);
         HtHandleMemory {

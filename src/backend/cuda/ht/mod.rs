@@ -38,7 +38,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::Instant;
 
-/// What the HT handles of a group share.
+/// The state that the HT handles of a group share.
 pub struct HtGroup {
     context: Arc<GroupContext>,
     plan: HtPlan,
@@ -49,14 +49,14 @@ pub struct HtGroup {
     order: Order,
     sequences: Buffer,
     tally: Buffer,
-    /// Handles so far, those included that were refused.
+    /// Number of handles so far, including refused ones.
     handles: AtomicU32,
-    /// Exchanges so far that a kernel carries out.
+    /// Number of exchanges so far that a kernel carries out.
     exchanges: AtomicU32,
 }
 
 impl HtGroup {
-    /// The HT side of a group; `layout` says where `plan`'s regions lie in the windows.
+    /// The HT side of a group; `layout` has the offsets of `plan`'s regions in the windows.
     pub fn new(
         context: Arc<GroupContext>,
         memory: &Arc<CudaMemory>,
@@ -91,19 +91,20 @@ impl HtGroup {
         })
     }
 
-    /// This rank's part of a new handle. All ranks do this in the same order, but nobody waits for
-    /// another here: a rank that cannot take part tells the others so by a kernel, too.
+    /// This rank's part of a new handle. All ranks create handles in the same order, but none waits
+    /// for another here: a rank that cannot take part announces that by a kernel, too.
     pub fn open_handle(
         self: &Arc<Self>,
         wanted: Result<HtRouting>,
         stream: Stream,
     ) -> Result<CudaHt> {
-        // Counted on every rank, whatever becomes of it.
+        // Counted on every rank, even for a handle that fails.
         let before = self.handles.fetch_add(1, Ordering::Relaxed);
         let epoch = before.wrapping_add(1);
         let at = &self.enter(stream)?;
         if at.is_captured() {
-            // What a graph holds comes too late for the others, and too often.
+            // The exchange of a captured creation would be too late for the other ranks, and
+            // repeated.
             return Err(Error::usage(
                 Subject::Stream,
                 InSequence::NoCaptureOfRouting,
@@ -120,7 +121,7 @@ impl HtGroup {
             }
             Err(error) => {
                 let params = self.route_params(epoch, verdict_refusing(&error));
-                // Where not even this is possible the others find out at their deadline.
+                // If even this launch fails, the others find out at their deadline.
                 self.launch_route(0, &params, at)
                     .unwrap_or_else(|cause| log::warn(&cause.text()));
                 Err(error)
@@ -128,7 +129,7 @@ impl HtGroup {
         }
     }
 
-    /// Handle number `epoch` of the group, before the others know of it.
+    /// Handle number `epoch` of the group, before it is announced to the others.
     fn prepare(self: &Arc<Self>, wanted: HtRouting, epoch: u32) -> Result<CudaHt> {
         let Routing { tokens, top_k, .. } = wanted.routing;
         let layout = self.plan.handle(tokens, top_k);
@@ -145,7 +146,8 @@ impl HtGroup {
         })
     }
 
-    /// Parameters of an exchange, that of handle number `epoch`, which announces `verdict` and stores no result.
+    /// Parameters of the exchange of handle number `epoch` that announces `verdict` and stores no
+    /// result.
     fn route_params(&self, epoch: u32, verdict: u32) -> HtRouteParams {
         let (tally, layout) = (self.tally.data().0, self.plan.tally());
         HtRouteParams {
@@ -191,13 +193,13 @@ impl HtGroup {
     }
 }
 
-/// An HT handle. What its creation found out stays on the device.
+/// An HT handle. The results of its creation stay on the device.
 pub struct CudaHt {
     group: Arc<HtGroup>,
     memory: Arc<HandleMemory>,
     layout: HandleLayout,
     routing: Routing,
-    /// Ids per token, as kernels take the number.
+    /// Ids per token, in the kernels' integer type.
     top_k: u32,
     counter: Option<DevPtr>,
     epoch: u32,
@@ -215,14 +217,14 @@ impl CudaHt {
         })
     }
 
-    /// What the exchange found out, once the host can know: how many rows come here, or why nothing runs
-    /// on the handle.
+    /// The result of the exchange, once it is there: the number of rows that this rank receives, or
+    /// why nothing runs on the handle.
     fn received(&self) -> Result<Option<u32>> {
         let page = &self.memory.received;
         if page.read(0).is_none_or(|seen| seen.epoch != self.epoch) {
             return Ok(None);
         }
-        // One 8-byte word on the device's side: the number is valid once the epoch is there.
+        // The device writes both in one 8-byte word: the number is valid once the epoch is there.
         fence(Ordering::Acquire);
         let rows = page.read(0).map_or(0, |seen| seen.rows);
         match disagreement(rows, self.top_k) {
@@ -231,7 +233,7 @@ impl CudaHt {
         }
     }
 
-    /// Tokens, and ids per token.
+    /// Number of tokens, and of ids per token.
     fn sizes(&self) -> (usize, usize) {
         (self.routing.tokens, self.routing.top_k)
     }
@@ -241,7 +243,7 @@ impl CudaHt {
         Ok(self.memory.memory(self.layout, tokens, self.top_k))
     }
 
-    // Inlined, so that the better part of a kilobyte is written once and not moved about.
+    // Inlined, so that nearly a kilobyte of parameters is written once and not moved.
     #[inline]
     fn common(&self, op: u32, launch: &HtLaunch, handle: HtHandleMemory) -> HtCommon {
         let group = &self.group;
@@ -260,7 +262,8 @@ impl CudaHt {
     }
 }
 
-/// A number as kernels take it; they never have more than that.
+/// `count` in the kernels' integer type; larger counts are cut to its largest value, which no
+/// kernel exceeds.
 fn saturated(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }
@@ -324,7 +327,7 @@ impl HtBackend for CudaHt {
         turn.end()
     }
 
-    /// Waits for the kernel that finds it out, if need be.
+    /// Waits for the kernel that computes it, if need be.
     fn num_recv_tokens(&self) -> Result<usize> {
         let faults = &self.group.context.faults;
         let start = Instant::now();
@@ -345,7 +348,7 @@ impl HtBackend for CudaHt {
     }
 }
 
-/// Two addresses, NULL where nothing is given.
+/// Both addresses, or NULL for `None`.
 fn addresses(given: Option<(DevPtr, DevPtr)>) -> (usize, usize) {
     given.map_or((0, 0), |(first, second)| (first.0, second.0))
 }

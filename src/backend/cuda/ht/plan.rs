@@ -1,4 +1,4 @@
-//! What is decided about HT kernels before they start: regions of the window, shares of shared memory,
+//! The plan of HT kernels, made before they start: regions of the window, shares of shared memory,
 //! grids. Pure functions of the group's facts, of the device and of an operation's shape.
 #![forbid(unsafe_code)]
 
@@ -18,19 +18,19 @@ use crate::tuning::Tuning;
 
 const PACKET_BYTES: usize = 8;
 const CREDIT_BYTES: usize = 4;
-/// What travels behind a row for each of its token's experts: an id and a weight.
+/// Bytes behind a row for each of its token's experts: an id and a weight.
 const TAIL_ENTRY_BYTES: usize = 8;
 const COPY_ALIGN: usize = 16;
 const REGION_ALIGN: usize = 256;
 
 /// Slots of all rings into a rank together: enough to hide the round trip of a credit at full speed
-/// (docs/development/high-throughput.md), few enough to stay in L2 where rows are common.
+/// (docs/development/high-throughput.md), few enough that rows of usual size stay in L2.
 const RING_SLOTS: usize = 2048;
 const LEAST_DEPTH: usize = 64;
-/// With huge rows rings are shorter, not larger.
+/// Limit of all rings together: huge rows make rings shorter, not larger.
 const MOST_RING_BYTES: usize = 64 << 20;
 const MOST_CHUNK_BYTES: usize = 16 << 10;
-/// A warp's notify queue (`cuda/ht/notify.cuh`): a ring of rows, a rank and a number for each.
+/// Bytes of a warp's notify queue (`cuda/ht/notify.cuh`): a ring with a rank and a number per row.
 const NOTIFY_BYTES: usize = HT_MAX_TOP_K as usize * 8;
 
 /// Tokens that a block of `ht_route` numbers, if the device has enough blocks.
@@ -47,14 +47,14 @@ pub struct HtPlan {
     tuning: Tuning,
 }
 
-/// How an operation is launched; the handle's number is still to be put into the shape word.
+/// How an operation is launched; the handle's number is not yet in the shape word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HtLaunch {
     pub launch: LaunchShape,
     pub shape: HtShape,
 }
 
-/// Offsets in the memory of `ht_route` that is the group's, and its size.
+/// Offsets in the group's memory for `ht_route`, and its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TallyLayout {
     pub tally: usize,
@@ -73,7 +73,7 @@ pub struct HandleLayout {
 }
 
 impl HtPlan {
-    /// The plan for a group of high throughput.
+    /// The plan of a high-throughput group.
     pub fn new(facts: &GroupFacts) -> Result<Self> {
         check_limits(facts)?;
         let ranks = facts.ranks;
@@ -102,7 +102,7 @@ impl HtPlan {
         })
     }
 
-    /// This plan with what was measured on such a device.
+    /// This plan with the grids that were measured on such a device.
     pub fn tuned(self, gpu: &str, multiprocessors: u32) -> Self {
         let tuning = Tuning::for_group(gpu, self.facts.ranks, multiprocessors);
         Self { tuning, ..self }
@@ -113,7 +113,7 @@ impl HtPlan {
         self.bytes
     }
 
-    /// The kernels' offsets when that region begins at `start` of the window.
+    /// The kernels' offsets if the group's region begins at `start` of the window.
     pub fn layout(&self, start: usize) -> HtLayout {
         let start = start as u64;
         HtLayout {
@@ -125,7 +125,7 @@ impl HtPlan {
         }
     }
 
-    /// The device memory of a handle with `tokens`, or as many as the group allows.
+    /// The device memory of a handle with `tokens`, or with the group's maximum.
     pub fn handle(&self, tokens: usize, top_k: usize) -> HandleLayout {
         let ranks = self.facts.ranks;
         let tokens = self
@@ -158,7 +158,7 @@ impl HtPlan {
         facts.max_tokens.unwrap_or(most_tokens(facts.ranks))
     }
 
-    /// Grid of `ht_route` for `tokens`, and how many of them a block numbers.
+    /// Grid of `ht_route` for `tokens`, and how many of them each block numbers.
     pub fn route_grid(&self, tokens: usize, device: DeviceLimits) -> Result<(LaunchShape, u32)> {
         let most = ROUTE_BLOCKS.min(device.multiprocessors as usize - 1).max(1);
         let blocks = tokens.div_ceil(ROUTE_BLOCK_TOKENS).clamp(1, most);
@@ -171,7 +171,8 @@ impl HtPlan {
         Ok((shape, number(block_tokens)?))
     }
 
-    /// How an operation on rows of type `row` is launched; this rank has `tokens`, of `top_k` ids each.
+    /// How an operation on rows of type `row` is launched; this rank has `tokens` with `top_k` ids
+    /// each.
     pub fn launch(
         &self,
         kind: HtKind,
@@ -222,12 +223,12 @@ impl HtPlan {
     }
 }
 
-/// What a rank tells another of a new handle.
+/// Bytes that a rank sends to another about a new handle.
 fn counts_bytes(facts: &GroupFacts) -> usize {
     (facts.local_experts() + HT_COUNTS_BESIDE_EXPERTS as usize) * PACKET_BYTES
 }
 
-/// Refuses what the fields of the kernels' words do not hold.
+/// Refuses facts that do not fit the fields of the kernels' words.
 fn check_limits(facts: &GroupFacts) -> Result<()> {
     if facts.row_bytes <= MOST_ROW_BYTES {
         return Ok(());
@@ -239,7 +240,7 @@ fn check_limits(facts: &GroupFacts) -> Result<()> {
     .got(facts.row_bytes, format_args!("at most {MOST_ROW_BYTES}")))
 }
 
-/// Slots of one ring: a power of two, as numbers of rows wrap.
+/// Slots of one ring: a power of two, as row numbers wrap around.
 fn depth(ranks: usize, slot_bytes: usize) -> usize {
     let wanted = (RING_SLOTS / (ranks - 1).max(1)).max(LEAST_DEPTH);
     let fits = (MOST_RING_BYTES / (ranks * slot_bytes)).max(4);

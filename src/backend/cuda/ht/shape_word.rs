@@ -1,6 +1,6 @@
-//! What the ranks must agree on in an HT operation, in the one word that travels with every row.
+//! The shape word: what ranks must agree on in an HT operation. It travels with every row.
 //!
-//! The kernels only compare it; what it says, they need not know.
+//! The kernels only compare it and need not know its fields.
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::ht::grid::HtKind;
@@ -11,8 +11,8 @@ use crate::model::dtype::DType;
 use crate::model::group::ROW_ALIGN;
 use crate::model::ops::RowType;
 
-/// From the lowest bit on: the units of a row, the last bits of the handle's number, the rows' element
-/// type, the columns of gradients per row (combine), or 1 where ids and weights travel too (dispatch), and
+/// Fields from the lowest bit: units of a row; low bits of the handle's number; the rows' element
+/// type; columns of gradients per row (combine), or 1 if ids and weights travel too (dispatch);
 /// whether it is a combine.
 const UNITS_BITS: u32 = 17;
 const HANDLE_SHIFT: u32 = UNITS_BITS;
@@ -30,7 +30,7 @@ const _: () = assert!(COMBINE_SHIFT == u32::BITS - 1);
 const _: () = assert!(HT_MAX_TOP_K < 1 << COLUMNS_BITS);
 const _: () = assert!(TYPES.len() <= 1 << TYPE_BITS);
 
-/// The longest rows that the word can tell from others.
+/// The longest rows that the word can distinguish.
 pub const MOST_ROW_BYTES: usize = ((1 << UNITS_BITS) - 1) * ROW_ALIGN;
 
 /// The word of an operation.
@@ -38,7 +38,8 @@ pub const MOST_ROW_BYTES: usize = ((1 << UNITS_BITS) - 1) * ROW_ALIGN;
 pub struct ShapeWord(pub u32);
 
 impl ShapeWord {
-    /// The word of an operation of `kind` on rows of type `row`, of at most `MOST_ROW_BYTES`, and any handle.
+    /// The word of an operation of `kind` on rows of type `row`, at most `MOST_ROW_BYTES` long,
+    /// without a handle.
     pub fn new(kind: HtKind, row: RowType) -> Result<Self> {
         let units = number(row.bytes() / ROW_ALIGN)?;
         let dtype = TYPES.iter().position(|dtype| *dtype == row.dtype);
@@ -57,13 +58,13 @@ impl ShapeWord {
         ))
     }
 
-    /// The word of the same operation of handle number `handle` of the group.
+    /// The same word with the handle number `handle` of the group.
     pub fn of_handle(self, handle: u32) -> Self {
         let bits = handle % (1 << HANDLE_BITS);
         Self(self.0 | bits << HANDLE_SHIFT)
     }
 
-    /// The last bits of the handle's number.
+    /// The low bits of the handle's number.
     pub fn handle(self) -> u32 {
         self.0 >> HANDLE_SHIFT & ((1 << HANDLE_BITS) - 1)
     }
@@ -73,7 +74,7 @@ impl ShapeWord {
         self.0 >> COMBINE_SHIFT != 0
     }
 
-    /// Columns of gradients, or 1 where ids and weights travel.
+    /// Columns of gradients, or 1 if ids and weights travel.
     pub fn columns(self) -> u32 {
         self.0 >> COLUMNS_SHIFT & ((1 << COLUMNS_BITS) - 1)
     }

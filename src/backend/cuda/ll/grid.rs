@@ -1,11 +1,12 @@
-//! The blocks and threads of an LL operation, and who of them sends.
+//! The blocks and threads of an LL operation, and which blocks send.
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver::function::LaunchShape;
 use crate::tuning::Choice;
 use std::ops::RangeInclusive;
 
-/// Blocks of a launch: the first `send_blocks` send rows, the last `receive_blocks` do all else.
+/// Blocks of a launch: the first `send_blocks` send rows, the last `receive_blocks` do everything
+/// else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grid {
     pub blocks: u32,
@@ -15,7 +16,7 @@ pub struct Grid {
 }
 
 impl Grid {
-    /// Every block does everything.
+    /// Every block sends and receives.
     pub fn shared(blocks: u32, threads: u32) -> Self {
         Self {
             blocks,
@@ -25,7 +26,8 @@ impl Grid {
         }
     }
 
-    /// `senders` blocks send rows, `receivers` others do all else; on a tiny device all do both.
+    /// `senders` blocks send rows, and `receivers` others do everything else. On a tiny device all
+    /// blocks do both.
     pub fn split(senders: u32, receivers: u32, threads: u32) -> Self {
         if senders == 0 || receivers == 0 {
             return Self::shared((senders + receivers).max(1), threads);
@@ -38,14 +40,14 @@ impl Grid {
         }
     }
 
-    /// A grid that was measured, with as many threads as the kernel can work with.
+    /// The measured grid `choice`, with its threads limited to the kernel's `possible` range.
     pub fn chosen(choice: Choice, possible: RangeInclusive<u32>) -> Self {
         let threads = choice.threads.clamp(*possible.start(), *possible.end());
         let receivers = choice.blocks.saturating_sub(choice.send_blocks);
         Self::split(choice.send_blocks, receivers, threads)
     }
 
-    /// This grid with at least `blocks` blocks. Those that are added receive.
+    /// This grid with at least `blocks` blocks. Added blocks receive.
     pub fn with_receivers(self, blocks: u32) -> Self {
         let added = blocks.saturating_sub(self.blocks);
         Self {
@@ -55,7 +57,8 @@ impl Grid {
         }
     }
 
-    /// The same, but those that are added send; where all blocks do both, they do both, too.
+    /// This grid with at least `blocks` blocks. Added blocks send; where all blocks do both, they
+    /// do both, too.
     pub fn with_senders(self, blocks: u32) -> Self {
         let does_both = self.receive_blocks == self.blocks;
         let grown = self.with_receivers(blocks);
@@ -69,13 +72,13 @@ impl Grid {
         }
     }
 
-    /// The same with at least `threads` threads.
+    /// This grid with at least `threads` threads.
     pub fn with_threads(self, threads: u32) -> Self {
         let threads = self.threads.max(threads);
         Self { threads, ..self }
     }
 
-    /// The launch of this grid with so much dynamic shared memory.
+    /// The launch of this grid with `shared_bytes` of dynamic shared memory.
     pub fn launch_shape(&self, shared_bytes: u32) -> LaunchShape {
         LaunchShape {
             blocks: self.blocks,
@@ -85,7 +88,8 @@ impl Grid {
     }
 }
 
-/// As many blocks as wanted, but no more than run at the same time: they wait for each other's peers.
+/// `wanted`, limited to the `blocks` that run at the same time: blocks wait for those of the peers,
+/// so all must run.
 pub fn at_most(wanted: usize, blocks: u32) -> u32 {
     u32::try_from(wanted).unwrap_or(u32::MAX).min(blocks)
 }

@@ -10,20 +10,20 @@ use crate::model::tensor::DevPtr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// What one handle has: what its dispatch leaves for its combine.
+/// One handle's memory: the data that its dispatch stores for its combine.
 pub struct HandleMemory {
     buffer: Buffer,
     sizes: HandleSizes,
     top_k: usize,
-    /// 1 + a slot, or 0.
+    /// 1 + the slot, or 0 for none.
     receiver: AtomicUsize,
 }
 
 impl HandleMemory {
-    /// With any content, or what a handle before has left: writing something here would have to wait for
-    /// kernels, hence for other ranks. A dispatch writes all that its combine reads. It may be in a graph that was
-    /// never launched, which the host cannot see: then the kernels reach no wrong address, but what the group
-    /// gives from there on means nothing.
+    /// The content is arbitrary, or left by an earlier handle. Initialising it would have to wait
+    /// for kernels, hence for other ranks, and a dispatch writes everything that its combine reads.
+    /// But that dispatch may be in a graph that was never launched, which the host cannot see.
+    /// Kernels then access no wrong address, but the group's results are meaningless from there on.
     pub fn new(memory: &Arc<CudaMemory>, plan: &LlPlan, top_k: usize) -> Result<Self> {
         let sizes = plan.handle_memory(top_k);
         let bytes = sizes.expert_of + sizes.row_of + sizes.tokens_of;
@@ -35,12 +35,12 @@ impl HandleMemory {
         })
     }
 
-    /// Whether a handle with `top_k` ids per token can have this one.
+    /// Whether the memory fits a handle with `top_k` ids per token.
     pub fn serves(&self, top_k: usize) -> bool {
         self.top_k == top_k
     }
 
-    /// The memory as the kernels see it.
+    /// The memory as a kernel parameter.
     pub fn memory(&self) -> LlHandleMemory {
         let at = |offset: usize| DevPtr(self.buffer.data().0 + offset);
         LlHandleMemory {
@@ -50,14 +50,14 @@ impl HandleMemory {
         }
     }
 
-    /// The slot whose receive phase last used this memory, if no operation behind it did: whoever uses the memory
-    /// next must wait for it, as receive phases are not in the group's order.
+    /// The slot whose receive phase last used this memory, if no later operation used it. The next
+    /// user must wait for that phase, as receive phases are not in the group's order.
     pub fn receiver(&self) -> Option<StagedSlot> {
         let slot = self.receiver.load(Ordering::Relaxed).checked_sub(1)?;
         StagedSlot::ALL.get(slot).copied()
     }
 
-    /// Records that slot, or that an operation behind it was enqueued.
+    /// Records that slot, or `None` after a later operation was enqueued.
     pub fn set_receiver(&self, slot: Option<StagedSlot>) {
         let number = slot.map_or(0, |slot| slot.index() + 1);
         self.receiver.store(number, Ordering::Relaxed);

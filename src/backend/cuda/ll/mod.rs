@@ -31,7 +31,7 @@ use crate::model::ops::{
 use crate::model::tensor::DevPtr;
 use std::sync::Arc;
 
-/// What the LL handles of a group share.
+/// The state that the LL handles of a group share.
 pub struct LlGroup {
     context: Arc<GroupContext>,
     plan: LlPlan,
@@ -43,7 +43,7 @@ pub struct LlGroup {
 }
 
 impl LlGroup {
-    /// The LL side of a group; `layout` says where `plan`'s regions lie in the windows.
+    /// The LL side of a group; `layout` has the offsets of `plan`'s regions in the windows.
     pub fn new(
         context: Arc<GroupContext>,
         memory: &Arc<CudaMemory>,
@@ -79,13 +79,13 @@ impl LlGroup {
         })))
     }
 
-    /// The group was closed: nothing will follow an operation that was given up.
+    /// The group was closed: no operation will follow one that was given up.
     pub fn forget_staged(&self) {
         self.staged.close();
     }
 }
 
-/// An LL handle. What a dispatch leaves for its combine stays on the device.
+/// An LL handle. The data that a dispatch stores for its combine stays on the device.
 pub struct CudaLl(Arc<Handle>);
 
 struct Handle {
@@ -95,7 +95,7 @@ struct Handle {
     memory: Arc<HandleMemory>,
 }
 
-/// Which part of an operation a launch runs, and on which channel.
+/// The part of an operation that a launch runs, and its channel.
 #[derive(Clone, Copy)]
 struct Part {
     channel: u32,
@@ -127,7 +127,7 @@ impl Part {
         }
     }
 
-    /// The caller's memory, or NULL when it may be gone and the outputs are not wanted.
+    /// The caller's memory; NULL if the outputs are not wanted, as it may be gone then.
     fn kept(&self, data: DevPtr) -> usize {
         if self.keep { data.0 } else { 0 }
     }
@@ -138,8 +138,8 @@ impl Handle {
         self.group.context.module.enter(stream)
     }
 
-    /// Makes `at` wait for a receive phase that uses the handle's memory on another stream, and says whether
-    /// what follows is then behind all of that memory's receive phases.
+    /// Makes `at` wait for a receive phase that uses the handle's memory on another stream. Returns
+    /// whether later work of `at` then runs after all receive phases of that memory.
     fn follow_receiver(&self, at: &StreamScope) -> Result<bool> {
         match self.memory.receiver() {
             None => Ok(false),
@@ -182,8 +182,8 @@ impl Handle {
         module.launch(kernel, self.plan.combine_launch, &params, at)
     }
 
-    /// What operation `op` on rows of type `row` tells its peers. The group has checked that both sizes
-    /// fit.
+    /// The signature of operation `op` on rows of type `row`, for the peers. The group has checked
+    /// that both sizes fit.
     fn signature(&self, op: u32, row: RowType) -> Signature {
         Signature {
             op,
@@ -193,7 +193,7 @@ impl Handle {
         }
     }
 
-    // Inlined, so that the better part of a kilobyte is written once and not moved about.
+    // Inlined, so that nearly a kilobyte of parameters is written once and not moved.
     #[inline]
     fn common(&self, op: u32, row: RowType, grid: &Grid, part: Part) -> LlCommon {
         let states = self.group.context.channel_states();
@@ -263,7 +263,7 @@ impl LlBackend for CudaLl {
     }
 }
 
-/// The kernels' number of the operations in `slot`; whole ones have a number of their own.
+/// The channel of operations in `slot`; whole operations have a channel of their own.
 fn channel(slot: StagedSlot) -> u32 {
     LL_WHOLE_CHANNEL + 1 + slot.index() as u32
 }

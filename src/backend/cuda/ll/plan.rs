@@ -1,4 +1,4 @@
-//! What is decided about LL kernels before they start: regions of the window, chunks of rows, grids.
+//! The plan of LL kernels, made before they start: regions of the window, chunks of rows, grids.
 //!
 //! Pure functions of the group's facts and of an operation's shape.
 #![forbid(unsafe_code)]
@@ -17,25 +17,26 @@ use crate::model::group::{GroupFacts, LlCombineMode};
 use crate::model::ops::{Routing, RowType};
 use crate::tuning::{Operation, Tuning};
 
-/// Most bytes of a chunk of a row: what the lanes of a warp hold at once.
+/// Most bytes of a chunk of a row: the amount that the lanes of a warp hold at once.
 const CHUNK_BYTES: usize = LL_CHUNK_VECS as usize * 32 * 16;
 const PACKET_BYTES: usize = 8;
 const REGION_ALIGN: usize = 256;
 
-/// A rank with few tokens has at least half of the blocks that it would have with the most tokens, to serve
-/// those of the others. With all of them small even batches take longer; with half uneven ones do, but still
-/// less than even ones with the most tokens (docs/performance.md).
+/// A rank with few tokens gets at least half of its full grid, to serve the tokens of other ranks.
+/// With the full grid, small even batches would take longer; with half, uneven ones do, but still
+/// less than even batches with the most tokens (docs/performance.md).
 const SERVING_SHARE: u32 = 2;
-/// Blocks of a combine with few tokens.
+/// Fewest blocks of a combine.
 const LEAST_COMBINE_BLOCKS: usize = 8;
-/// A dispatch block's routers, and a warp beside them that sends.
+/// Threads of a dispatch block's routers and of one warp that sends.
 const DISPATCH_LEAST_THREADS: u32 = 5 * 32;
-/// Of so many multiprocessors one sends the rows of a dispatch; more would not fill NVLink better.
+/// One in this many multiprocessors sends the rows of a dispatch; more would not fill NVLink
+/// better.
 const MULTIPROCESSORS_PER_SENDER: u32 = 4;
 /// From this many tokens on, combine is faster with blocks that only receive.
 const MANY_TOKENS: usize = 256;
 
-/// Dynamic shared memory that a block may have without asking for more: 48 KiB less its own variables.
+/// Dynamic shared memory that a block may have without opt-in: 48 KiB less its static variables.
 const MAX_SHARED_BYTES: usize = (48 << 10) - 1024;
 /// Shared memory of a dispatch block per expert of the group.
 const SHARED_BYTES_PER_EXPERT: usize = 8;
@@ -50,7 +51,7 @@ pub struct LlPlan {
     /// Bytes of rows at the start of each bank.
     rows_bytes: usize,
     bytes: usize,
-    /// What was measured on this machine goes before the rules below.
+    /// Grids measured on this machine; they take precedence over the rules below.
     tuning: Tuning,
 }
 
@@ -63,7 +64,7 @@ pub struct HandleSizes {
 }
 
 impl LlPlan {
-    /// The plan for a group with a bound of tokens, as LL groups have.
+    /// The plan of an LL group, which always has a bound of tokens.
     pub fn new(facts: &GroupFacts) -> Result<Self> {
         let max_tokens = facts
             .max_tokens
@@ -103,7 +104,7 @@ impl LlPlan {
         })
     }
 
-    /// The same plan with the grids that were measured on `gpu`, if there are any.
+    /// This plan with the grids that were measured on `gpu`, if any.
     pub fn tuned(self, gpu: &str, multiprocessors: u32) -> Self {
         let tuning = Tuning::for_group(gpu, self.facts.ranks, multiprocessors);
         Self { tuning, ..self }
@@ -114,7 +115,7 @@ impl LlPlan {
         self.bytes
     }
 
-    /// The kernels' offsets when the LL region begins at `start` of the window.
+    /// The kernels' offsets if the LL region begins at `start` of the window.
     pub fn layout(&self, start: usize) -> LlLayout {
         let start = start as u64;
         LlLayout {
@@ -124,8 +125,8 @@ impl LlPlan {
         }
     }
 
-    /// Start, from the start of the LL region, and length of the rows of each bank: they must hold
-    /// `LL_MARK` before the first operation.
+    /// Offset within the LL region, and length, of the rows of each bank. They must hold `LL_MARK`
+    /// before the first operation.
     pub fn marked(&self) -> impl Iterator<Item = (usize, usize)> {
         let (banks, bank_bytes) = (self.layout.banks as usize, self.layout.bank_bytes as usize);
         let rows_bytes = self.rows_bytes;
@@ -167,11 +168,11 @@ impl LlPlan {
         })
     }
 
-    /// The grid of a dispatch of `tokens` on a device with so many multiprocessors, and how many of its
-    /// receiving blocks announce.
+    /// The grid of a dispatch of `tokens` on a device with `multiprocessors`, and how many of its
+    /// receiving blocks notify.
     ///
-    /// A rank sends its own tokens and receives those of all. How many the others have is not known
-    /// here, and in a graph it may be another number at each launch.
+    /// A rank sends its own tokens and receives those of all ranks. The number of the others'
+    /// tokens is unknown here, and in a graph it may change from launch to launch.
     fn dispatch_grid(&self, tokens: usize, multiprocessors: u32) -> (Grid, u32) {
         let own = self.even_dispatch_grid(tokens, multiprocessors);
         let most = self.even_dispatch_grid(self.max_tokens, multiprocessors);
@@ -181,8 +182,8 @@ impl LlPlan {
 
     /// The grid of a dispatch where all ranks have `tokens`.
     ///
-    /// Measured on H200 (docs/performance.md): a quarter of the multiprocessors saturates NVLink with
-    /// rows, the others copy out what arrives.
+    /// Measured on H200 (docs/performance.md): a quarter of the multiprocessors saturates NVLink
+    /// with rows; the others copy the arriving rows out.
     fn even_dispatch_grid(&self, tokens: usize, multiprocessors: u32) -> Grid {
         if let Some(choice) = self.tuning.choice(Operation::LlDispatch, tokens) {
             return Grid::chosen(choice, DISPATCH_LEAST_THREADS..=LL_DISPATCH_THREADS);
@@ -192,8 +193,8 @@ impl LlPlan {
         Grid::split(senders, receivers, LL_DISPATCH_THREADS)
     }
 
-    /// The grid of a combine of `tokens` on a device with so many multiprocessors: a rank receives its
-    /// own tokens and sends rows of those of all.
+    /// The grid of a combine of `tokens` on a device with `multiprocessors`: a rank receives its
+    /// own tokens and sends rows for the tokens of all ranks.
     fn combine_grid(&self, tokens: usize, multiprocessors: u32) -> Grid {
         let own = self.even_combine_grid(tokens, multiprocessors);
         let most = self.even_combine_grid(self.max_tokens, multiprocessors);
@@ -244,7 +245,7 @@ impl HandlePlan {
     }
 }
 
-/// Refuses what the kernels' shared memory or the fields of their packets do not hold.
+/// Refuses facts that do not fit the kernels' shared memory or the fields of their packets.
 fn check_limits(facts: &GroupFacts, max_tokens: usize) -> Result<()> {
     let local = (1 << (32 - LL_INDEX_BITS)) - 1;
     let experts = (MAX_SHARED_BYTES / SHARED_BYTES_PER_EXPERT).min(local * facts.ranks);
@@ -262,7 +263,7 @@ fn check_limits(facts: &GroupFacts, max_tokens: usize) -> Result<()> {
     Err(Error::usage(Subject::Setting(setting), rule).got(got, format_args!("at most {most}")))
 }
 
-/// Chunks that a row of `row_bytes` is moved in.
+/// Number of chunks that a row of `row_bytes` is moved in.
 fn chunks(row_bytes: usize) -> usize {
     row_bytes.div_ceil(CHUNK_BYTES)
 }

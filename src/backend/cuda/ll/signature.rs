@@ -1,20 +1,21 @@
-//! What all ranks must agree on in an LL operation, in the one word that they tell each other first.
+//! The signature: what all ranks must agree on in an LL operation. Ranks exchange it first, in one
+//! word.
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::params::{LL_MAX_TOP_K, OP_LL_COMBINE, OP_LL_DISPATCH};
 use crate::model::dtype::DType;
 
-/// Lowest bits of the fields; at the bottom are the bytes of a row.
+/// Lowest bits of the fields; the bytes of a row are at the bottom.
 const OP_SHIFT: u32 = 30;
 const DTYPE_SHIFT: u32 = 26;
 const TOP_K_SHIFT: u32 = 20;
-/// Rows are told in units of this many bytes, of which all rows are multiples.
+/// Unit of the row size in the word; every row is a multiple of it.
 const ROW_UNIT: u32 = 16;
 
-/// The longest row that a signature can tell.
+/// The longest row that a signature can express.
 pub const MOST_ROW_BYTES: usize = (((1 << TOP_K_SHIFT) - 1) * ROW_UNIT) as usize;
 
-// A new operation, type or number of ids that does not fit must not be read as another.
+// An operation, type or number of ids that does not fit must not be read as another.
 const _: () =
     assert!(OP_LL_DISPATCH < 1 << (32 - OP_SHIFT) && OP_LL_COMBINE < 1 << (32 - OP_SHIFT));
 const _: () = assert!((DType::LAST as u32) < 1 << (OP_SHIFT - DTYPE_SHIFT));
@@ -42,7 +43,7 @@ impl Signature {
             | (self.row_bytes / ROW_UNIT)
     }
 
-    /// What a rank has told.
+    /// The signature in a peer's word.
     pub fn from_word(word: u32) -> Self {
         let field = |from: u32, to: u32| (word >> from) & ((1 << (to - from)) - 1);
         Self {

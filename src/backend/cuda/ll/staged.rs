@@ -1,8 +1,10 @@
-//! The order of staged operations: the two phases of one, and the operations that use a slot one after the other.
+//! The order of staged operations: of the two phases of one, and of the successive operations in a
+//! slot.
 //!
-//! A slot carries one staged operation at a time (`cuda/ll/protocol.cuh` says why banks are then safe); the session
-//! chooses it, so that all ranks use the same. A send phase runs after the slot's last receive phase, and the
-//! receive phase after its send phase, whatever their streams.
+//! A slot carries one staged operation at a time, which makes the banks safe
+//! (`cuda/ll/protocol.cuh`). The session chooses the slot, so that all ranks use the same. On any
+//! streams, a send phase runs after the slot's last receive phase, and a receive phase after its
+//! send phase.
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver::context::{Context, Enqueued};
@@ -17,7 +19,7 @@ use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Enqueues a receive phase that throws away what it receives.
+/// Enqueues a receive phase that discards the received rows.
 pub type Discard = Box<dyn Fn(&StreamScope) -> Result<()> + Send>;
 
 /// The staged operations of a group.
@@ -26,14 +28,15 @@ pub struct Staged(Arc<Slots>);
 struct Slots {
     slots: Mutex<[Slot; STAGED_SLOTS]>,
     closed: AtomicBool,
-    /// Set under the lock of `slots`: no receive phase follows.
+    /// Set under the lock of `slots`: no receive phase may follow.
     ended: AtomicBool,
 }
 
 struct Slot {
-    /// A send phase was enqueued, its receive phase was not.
+    /// A send phase was enqueued, but not yet its receive phase.
     busy: bool,
-    /// The receive phase of an operation that was given up, due before the slot's next operation.
+    /// The receive phase of an operation that was given up; it must run before the slot's next
+    /// operation.
     abandoned: Option<Discard>,
     sent: Event,
     received: Event,
@@ -49,14 +52,15 @@ impl Slot {
         })
     }
 
-    /// Makes `at` wait for the receive phase of the slot's last operation, which is enqueued first if that
-    /// operation was given up.
+    /// Makes `at` wait for the receive phase of the slot's last operation. Enqueues that phase
+    /// first if the operation was given up.
     fn follow_last(&mut self, at: &StreamScope) -> Result<()> {
         let Some(discard) = &self.abandoned else {
             return self.received.hold(at).map(drop);
         };
         if at.is_captured() {
-            // The graph would discard at each launch, and in memory that has another handle by then.
+            // The graph would discard at each launch, and in memory that belongs to another handle
+            // by then.
             return Err(Error::usage(
                 Subject::Stream,
                 InSequence::NoCaptureWhileGivenUp,
@@ -71,7 +75,7 @@ impl Slot {
 }
 
 impl Staged {
-    /// Nothing is staged.
+    /// The slots of a group, all free.
     pub fn new(context: &Arc<Context>) -> Result<Self> {
         let slots = Arc::new(Slots {
             slots: Mutex::new([Slot::new(context)?, Slot::new(context)?]),
@@ -87,7 +91,8 @@ impl Staged {
             .map_err(|_| Error::internal(format!("no {slot:?}")))
     }
 
-    /// Makes `at` wait for the slot's last operation; the send phase is what is launched until [`SendPhase::end`].
+    /// Makes `at` wait for the slot's last operation. Work launched until [`SendPhase::end`] is the
+    /// send phase.
     pub fn begin_send<'a>(
         &'a self,
         slot: StagedSlot,
@@ -101,8 +106,8 @@ impl Staged {
         Ok(SendPhase { slot: found, at })
     }
 
-    /// Makes `at` wait for the send phase in `slot`; the receive phase is what is launched until
-    /// [`ReceivePhase::end`].
+    /// Makes `at` wait for the send phase in `slot`. Work launched until [`ReceivePhase::end`] is
+    /// the receive phase.
     pub fn begin_receive<'a>(
         &'a self,
         slot: StagedSlot,
@@ -116,8 +121,8 @@ impl Staged {
         Ok(ReceivePhase { slot: found, at })
     }
 
-    /// Makes `at` wait for the last receive phase in `slot`, and says whether it does: a graph does not wait for
-    /// what is outside.
+    /// Makes `at` wait for the last receive phase in `slot`, and says whether it does: a graph does
+    /// not wait for work outside of it.
     pub fn follow(&self, slot: StagedSlot, at: &StreamScope) -> Result<bool> {
         self.slot(slot)?.received.hold(at)
     }
@@ -132,7 +137,8 @@ impl Staged {
         }
     }
 
-    /// No operation will follow: forgets what was given up, and with it the handles that it keeps.
+    /// No operation will follow: forgets operations that were given up, and with them the handles
+    /// that they keep.
     pub fn close(&self) {
         self.0.closed.store(true, Ordering::Relaxed);
         let given_up: Vec<_> = {
@@ -143,7 +149,7 @@ impl Staged {
     }
 }
 
-/// A send phase that is being launched.
+/// A send phase while it is launched.
 #[must_use]
 pub struct SendPhase<'a> {
     slot: MappedMutexGuard<'a, Slot>,
@@ -151,7 +157,7 @@ pub struct SendPhase<'a> {
 }
 
 impl SendPhase<'_> {
-    /// It was launched: the slot waits for its receive phase.
+    /// Records that it was launched: the slot now waits for its receive phase.
     pub fn end(mut self) -> Result<()> {
         self.slot.sent.record(self.at)?;
         self.slot.busy = true;
@@ -159,7 +165,7 @@ impl SendPhase<'_> {
     }
 }
 
-/// A receive phase that is being launched.
+/// A receive phase while it is launched.
 #[must_use]
 pub struct ReceivePhase<'a> {
     slot: MappedMutexGuard<'a, Slot>,
@@ -167,7 +173,7 @@ pub struct ReceivePhase<'a> {
 }
 
 impl ReceivePhase<'_> {
-    /// It was launched: the slot is free.
+    /// Records that it was launched: the slot is free.
     pub fn end(mut self) -> Result<()> {
         self.slot.received.record(self.at)?;
         self.slot.busy = false;
@@ -175,7 +181,7 @@ impl ReceivePhase<'_> {
     }
 }
 
-/// Send phases are in the group's order, too; receive phases here alone.
+/// Covers receive phases only; send phases are covered by the group's order.
 impl Works for Slots {
     fn while_idle(&self, graphs: Graphs, then: &mut dyn FnMut()) {
         let graphs_count = graphs == Graphs::Count && !self.ended.load(Ordering::Relaxed);

@@ -1,21 +1,21 @@
-//! What is where in a rank's window.
+//! The layout of a rank's window.
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::params::SELFTEST_SLOT_BYTES;
 use crate::backend::cuda::peer::teardown::WORD_BYTES;
 use crate::backend::cuda::sizes::Regions;
 
-/// Regions start on a cache line of their own, so that polling one disturbs no other.
+/// Regions start on a cache line of their own, so that polling one does not disturb another.
 const REGION_ALIGN: usize = 128;
 
-/// A window is a whole number of these: the driver then gives it pages that it shares with no other
-/// allocation, which an exported handle would lay open to the peers too.
+/// Windows are multiples of this. The driver then gives a window pages that it shares with no other
+/// allocation; an exported handle would expose that one to the peers, too.
 const WINDOW_ALIGN: usize = 2 << 20;
 
 /// Offsets of the regions of a window, the same on every rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowLayout {
-    /// u32: 1 + a peer that failed, written by it.
+    /// u32: 1 + the failed peer, written by that peer.
     pub told: usize,
     /// `teardown::WORD_BYTES` per source rank.
     pub teardown: usize,
@@ -23,7 +23,7 @@ pub struct WindowLayout {
     pub selftest_flags: usize,
     /// `SELFTEST_SLOT_BYTES` per source rank.
     pub selftest_slots: usize,
-    /// What operations use; `LlPlan` and `HtPlan` know its inside.
+    /// The operations' region; `LlPlan` and `HtPlan` know its layout.
     pub operations: usize,
     /// Size of the window.
     pub bytes: usize,

@@ -1,5 +1,4 @@
-//! What the ranks of a group hold of each other: windows and their mappings, a self test,
-//! and how they part.
+//! The ranks of a group towards each other: windows and their mappings, a self test, and teardown.
 #![forbid(unsafe_code)]
 
 pub mod layout;

@@ -1,6 +1,7 @@
 //! Which ranks share a process: two ranks with the same [`ProcessId`] share addresses.
 //!
-//! A process id alone does not tell: containers on one machine count their processes separately.
+//! The system's process id is not enough: containers on one machine number their processes
+//! separately.
 #![forbid(unsafe_code)]
 
 use crate::error::{Error, Result};
@@ -13,11 +14,11 @@ const RANDOM_BYTES: usize = 16;
 /// Bytes of an identity, as ranks exchange them.
 pub const PROCESS_ID_BYTES: usize = RANDOM_BYTES + size_of::<u32>();
 
-/// A number that no other process of any machine has.
+/// An identity that no other process of any machine has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessId([u8; PROCESS_ID_BYTES]);
 
-/// Drawn once; the process id beside it keeps a forked child apart from its parent.
+/// Drawn once; the process id beside it distinguishes a forked child from its parent.
 static RANDOM: OnceCell<[u8; RANDOM_BYTES]> = OnceCell::new();
 
 impl ProcessId {
@@ -44,7 +45,7 @@ impl ProcessId {
         self.0
     }
 
-    /// Reads what [`ProcessId::to_bytes`] gave.
+    /// Reads the result of [`ProcessId::to_bytes`].
     pub fn from_bytes(bytes: [u8; PROCESS_ID_BYTES]) -> Self {
         Self(bytes)
     }

@@ -1,5 +1,5 @@
-//! Runs `cuda/selftest.cu` when a group opens: mapping, ordering and launching are then proven,
-//! and what is wrong with them is told while all ranks still listen.
+//! Runs `cuda/selftest.cu` when a group opens. It proves mapping, ordering and launching, and
+//! reports their failures while all ranks still take part.
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver;
@@ -17,7 +17,7 @@ use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
 use std::sync::Arc;
 
-/// The value of the flags. Windows are new and zero when the test runs, so one epoch is enough.
+/// The value of the flags. Windows are zero when the test runs, so one epoch is enough.
 const EPOCH: u32 = 1;
 
 /// A self test that is ready to run.
@@ -64,7 +64,7 @@ impl Selftest {
     }
 }
 
-/// What `rank` found out about `peer`.
+/// The verdict of `rank` on `peer`.
 fn judge(rank: u32, peer: u32, result: Option<SelftestResult>) -> Result<()> {
     let fail = |code, what| {
         Err(Error::new(

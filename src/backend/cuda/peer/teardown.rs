@@ -1,13 +1,14 @@
-//! The end of a group: ranks leave it through words in each other's windows, not through NCCL.
+//! Teardown of a group: ranks leave through words in each other's windows, not through NCCL.
 //!
-//! A rank that knows of a failure leaves without waiting. In an exchange over NCCL the others would miss
-//! it there, and take part with it in whatever is exchanged next.
+//! A rank that knows of a failure leaves without waiting. In an exchange over NCCL the others would
+//! wait for it, and match its next exchange with this one.
 //!
-//! All ranks come to the same conclusion, though one's deadline may pass just when the last one comes and others
-//! leave together already. A rank whose deadline has passed says `Late` to all, then looks whether
-//! anybody is still missing, and only then says `Gone`; otherwise it is `Back`. A rank says each word in
-//! its own window first, and the late one looks there, in everybody's own window. So whoever has seen all
-//! `Done`, twice, the late one too, has done so before the `Late`; and what it saw the late one sees then.
+//! All ranks reach the same conclusion, even if one's deadline passes just when the last rank comes
+//! and others already leave together. A rank past its deadline tells `Late` to all, then checks
+//! whether a rank is missing: if so it tells `Gone`, else `Back`. Each word goes to the speaker's
+//! own window first, and the late rank checks those windows. So a rank that saw all `Done` twice,
+//! the late one's too, saw them before `Late`. They were in their speakers' own windows by then,
+//! where the late rank finds them.
 #![forbid(unsafe_code)]
 
 use crate::backend::DeviceMemory;
@@ -17,13 +18,13 @@ use crate::model::tensor::DevPtr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a rank that says something is surely waited for.
+/// Least time to wait for a rank that has told a word.
 const LEAST_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Bytes of a word.
 pub const WORD_BYTES: usize = size_of::<u32>();
 
-/// What a rank says of itself; windows start with zeros, which say that it is still there.
+/// A rank's word about itself; windows start with zeros, which mean that it is still in the group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 enum Word {
@@ -31,13 +32,13 @@ enum Word {
     Done = 1,
     /// It waits for nobody.
     Gone = 2,
-    /// As `Done`, and it cannot unmap the windows of the others now, so there is no need to meet for that.
+    /// As `Done`, but it cannot unmap the others' windows now, so no meeting for that is needed.
     Stays = 3,
-    /// It has waited long enough and looks once more.
+    /// Its deadline has passed, and it checks once more.
     Late = 4,
-    /// Nobody was missing then: it waits on.
+    /// No rank was missing then: it keeps waiting.
     Back = 5,
-    /// The same of one that has said `Stays`.
+    /// As `Back`, of a rank that has told `Stays`.
     BackAndStays = 6,
 }
 
@@ -58,10 +59,10 @@ impl Word {
 /// How a group ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// All kernels of all ranks are done. All ranks know whether they then meet once more, to tell each other
+    /// All kernels of all ranks are done. All ranks know whether they `meet` once more, to exchange
     /// who has unmapped whose window.
     Together { meet: bool },
-    /// Some rank left before: its kernels may still write to this rank's window.
+    /// Some rank left earlier: its kernels may still write to this rank's window.
     Broken,
 }
 
@@ -73,13 +74,13 @@ pub struct Teardown<W = Windows> {
     timeout: Duration,
 }
 
-/// Where the words are.
+/// Access to the words of all ranks.
 pub trait Words {
-    /// Writes `word` as that of this rank to its own window, then to all others.
+    /// Writes this rank's `word` to its own window, then to all others.
     fn tell(&self, word: u32) -> Result<()>;
-    /// What each rank has told this one.
+    /// The word of each rank in this rank's window.
     fn told(&self) -> Result<Vec<u32>>;
-    /// What each rank has told itself.
+    /// The word of each rank in its own window.
     fn told_at_home(&self) -> Result<Vec<u32>>;
 }
 
@@ -99,8 +100,8 @@ impl<W: Words> Teardown<W> {
         self.words.tell(Word::Gone as u32)
     }
 
-    /// Waits, with the deadline, until every rank has said that it leaves. No kernel of this rank runs
-    /// any more; `stays` if it cannot unmap the others' windows now.
+    /// Waits, with the deadline, until every rank has said that it leaves. No kernel of this rank
+    /// runs any more; `stays` if it cannot unmap the others' windows now.
     pub fn leave_together(&self, stays: bool) -> Result<End> {
         let (done, back) = match stays {
             false => (Word::Done, Word::Back),
@@ -121,7 +122,7 @@ impl<W: Words> Teardown<W> {
                 let meet = !told.iter().any(|word| stays.contains(word));
                 return Ok(End::Together { meet });
             }
-            // A rank that dies between `Late` and its next word is the only one to be waited for once more.
+            // A second wait happens only for a rank that dies between `Late` and its next word.
             let more = match was_late {
                 false => Duration::ZERO,
                 true => self.timeout.max(LEAST_PATIENCE),
@@ -175,7 +176,7 @@ fn all_are_done(told: &[Option<Word>]) -> bool {
 /// The words in the windows of all ranks.
 pub struct Windows {
     memory: Arc<CudaMemory>,
-    /// For each rank, this one too, where the words of all ranks begin in its window.
+    /// Per rank, this one included: the address of all ranks' words in its window.
     words: Vec<DevPtr>,
     rank: usize,
 }
@@ -233,8 +234,8 @@ mod tests {
     const LATE: u32 = Word::Late as u32;
     const GONE: u32 = Word::Gone as u32;
 
-    /// The words of two ranks as rank 0 sees them; what rank 1 says at home changes when rank 0 has said its
-    /// `n`th word.
+    /// The words of two ranks as rank 0 sees them. Rank 1's word changes after the `n`th word of
+    /// rank 0.
     struct Script {
         told: Mutex<Vec<u32>>,
         peer: Mutex<u32>,
@@ -314,8 +315,8 @@ mod tests {
 
     #[test]
     fn who_comes_just_at_the_deadline_is_not_left_behind() {
-        // Rank 1's word has reached its own window only, when rank 0's deadline passes: rank 1 may have
-        // seen all done already.
+        // At rank 0's deadline, rank 1's word is in rank 1's own window only: rank 1 may have seen
+        // all done already.
         let words = Script::new(
             |said| (said == 3).then_some(DONE),
             |said| (said == 2).then_some(DONE),
@@ -371,7 +372,7 @@ mod tests {
                 let begin = |rank: usize| {
                     let (windows, told) = (&windows, &told);
                     scope.spawn(move || {
-                        // The last one comes around the deadline of the first.
+                        // The last rank comes around the deadline of the first.
                         let late = round * 7 % 400 * rank as u64;
                         std::thread::sleep(Duration::from_micros(late));
                         let words = Shared {

@@ -1,6 +1,6 @@
 //! A rank's window, and how it reaches the windows of the other ranks.
 //!
-//! Ranks of one process use each other's addresses; others map an exported handle (CUDA IPC), which
+//! Ranks of one process use each other's addresses. Others map an exported handle (CUDA IPC), which
 //! works with every driver, also where a process sees one GPU only. Both are a [`PeerMapping`], so
 //! another provider of mappings needs no change elsewhere.
 #![forbid(unsafe_code)]
@@ -16,29 +16,29 @@ use crate::model::tensor::DevPtr;
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// A window of this process, as a record names it.
+/// The allocation of a window of this process, as records contain it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct StreamScope {
+struct Allocation {
     context: ContextHandle,
     base: u64,
     bytes: u64,
 }
 
-/// The live windows of this process: what a record says of an address here is believed only if it is one of them.
-static LIVE: Mutex<Vec<StreamScope>> = Mutex::new(Vec::new());
+/// The live windows of this process: an address in a record is accepted only if it is one of them.
+static LIVE: Mutex<Vec<Allocation>> = Mutex::new(Vec::new());
 
-/// Device memory that the other ranks may map; zero at first. Dropped after they were told of it, it stays
-/// allocated: a peer may map it.
+/// Device memory that the other ranks may map; zero at first. If dropped after its record was sent,
+/// it stays allocated, as a peer may map it.
 pub struct Window {
     context: Arc<Context>,
-    place: StreamScope,
+    allocation: Allocation,
     is_told: bool,
-    /// It was another group's, and a peer of that one may still map it.
+    /// The memory was another group's, and a peer of that group may still map it.
     must_stay: bool,
 }
 
 impl Window {
-    /// A window of `bytes`, perhaps one that another group had.
+    /// A window of `bytes`, perhaps reused from another group.
     pub fn new(memory: &Arc<CudaMemory>, bytes: usize) -> Result<Self> {
         let context = Arc::clone(memory.context());
         let left = context.take(&Key::Window(bytes));
@@ -46,15 +46,15 @@ impl Window {
             Some(left) => DevPtr(left.address),
             None => memory.alloc(bytes)?,
         };
-        let place = StreamScope {
+        let allocation = Allocation {
             context: context.handle(),
             base: base.0 as u64,
             bytes: bytes as u64,
         };
-        LIVE.lock().push(place);
+        LIVE.lock().push(allocation);
         let window = Self {
             context,
-            place,
+            allocation,
             is_told: false,
             must_stay: left.is_some_and(|left| left.must_stay),
         };
@@ -62,19 +62,19 @@ impl Window {
         Ok(window)
     }
 
-    /// From now on the others may map it.
+    /// Records that other ranks may map it from now on.
     pub fn tell(&mut self) {
         self.is_told = true;
     }
 
-    /// Where it lives.
+    /// The context of the memory.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
 
     /// First byte.
     pub fn base(&self) -> DevPtr {
-        DevPtr(self.place.base as usize)
+        DevPtr(self.allocation.base as usize)
     }
 
     /// Gives the memory back. No peer of this group maps it any more.
@@ -82,21 +82,25 @@ impl Window {
         self.is_told = false;
     }
 
-    /// Leaves the memory to the next group that wants such a window. A peer may map it, but no kernel uses it.
+    /// Leaves the memory to the next group that wants a window of this size. A peer may map it, but
+    /// no kernel uses it.
     pub fn keep(mut self) {
         self.is_told = false;
         self.must_stay = true;
     }
 
     fn key(&self) -> Key {
-        Key::Window(self.place.bytes as usize)
+        Key::Window(self.allocation.bytes as usize)
     }
 }
 
 impl Drop for Window {
     fn drop(&mut self) {
         let mut live = LIVE.lock();
-        if let Some(index) = live.iter().position(|place| *place == self.place) {
+        if let Some(index) = live
+            .iter()
+            .position(|allocation| *allocation == self.allocation)
+        {
             live.swap_remove(index);
         }
         drop(live);
@@ -111,11 +115,11 @@ impl Drop for Window {
     }
 }
 
-/// What the other ranks must know of a window to reach it.
+/// The record of a window: what other ranks need to reach it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WindowRecord {
     process: ProcessId,
-    place: StreamScope,
+    allocation: Allocation,
     ipc: [u8; IPC_HANDLE_BYTES],
 }
 
@@ -128,7 +132,7 @@ impl WindowRecord {
         let _entered = window.context.enter()?;
         Ok(Self {
             process: ProcessId::this()?,
-            place: window.place,
+            allocation: window.allocation,
             ipc: driver::export(window.base())?,
         })
     }
@@ -136,19 +140,19 @@ impl WindowRecord {
     /// The record as the ranks exchange it.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = self.process.to_bytes().to_vec();
-        bytes.extend_from_slice(&self.place.context.to_bits().to_le_bytes());
-        bytes.extend_from_slice(&self.place.base.to_le_bytes());
-        bytes.extend_from_slice(&self.place.bytes.to_le_bytes());
+        bytes.extend_from_slice(&self.allocation.context.to_bits().to_le_bytes());
+        bytes.extend_from_slice(&self.allocation.base.to_le_bytes());
+        bytes.extend_from_slice(&self.allocation.bytes.to_le_bytes());
         bytes.extend_from_slice(&self.ipc);
         bytes
     }
 
-    /// Reads what [`WindowRecord::to_bytes`] wrote.
+    /// Reads the result of [`WindowRecord::to_bytes`].
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let mut rest = bytes;
         let record = Self {
             process: ProcessId::from_bytes(take(&mut rest)?),
-            place: StreamScope {
+            allocation: Allocation {
                 context: ContextHandle::from_bits(u64::from_le_bytes(take(&mut rest)?)),
                 base: u64::from_le_bytes(take(&mut rest)?),
                 bytes: u64::from_le_bytes(take(&mut rest)?),
@@ -161,18 +165,18 @@ impl WindowRecord {
         }
     }
 
-    /// The address of a window of `bytes` in this process, if it is here; a record that says so of anything else is
-    /// refused.
-    fn here(&self, bytes: usize) -> Result<Option<StreamScope>> {
-        if self.place.bytes != bytes as u64 {
+    /// The window's allocation if it is in this process; refuses a record that names an allocation here
+    /// without a live window, or a length other than `bytes`.
+    fn here(&self, bytes: usize) -> Result<Option<Allocation>> {
+        if self.allocation.bytes != bytes as u64 {
             return Err(Error::internal("a window of another length")
-                .got(self.place.bytes, format_args!("{bytes} bytes")));
+                .got(self.allocation.bytes, format_args!("{bytes} bytes")));
         }
         if self.process != ProcessId::this()? {
             return Ok(None);
         }
-        match LIVE.lock().contains(&self.place) {
-            true => Ok(Some(self.place)),
+        match LIVE.lock().contains(&self.allocation) {
+            true => Ok(Some(self.allocation)),
             false => Err(Error::internal("a window that this process does not have")),
         }
     }
@@ -187,7 +191,7 @@ fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N]> {
     Ok(*head)
 }
 
-/// A peer's window, as this rank reaches it.
+/// A peer's window as this rank reaches it.
 pub struct PeerMapping {
     context: Arc<Context>,
     base: DevPtr,
@@ -195,16 +199,16 @@ pub struct PeerMapping {
 }
 
 impl PeerMapping {
-    /// Maps the window that `record` describes, and that has `bytes`, into `context`.
+    /// Maps the window of `record`, which must have `bytes`, into `context`.
     pub fn new(context: &Arc<Context>, record: &WindowRecord, bytes: usize) -> Result<Self> {
         let _entered = context.enter()?;
         let here = record.here(bytes)?;
         let base = match here {
-            Some(place) => {
-                if place.context != context.handle() {
-                    driver::enable_peer_access(place.context)?;
+            Some(allocation) => {
+                if allocation.context != context.handle() {
+                    driver::enable_peer_access(allocation.context)?;
                 }
-                DevPtr(place.base as usize)
+                DevPtr(allocation.base as usize)
             }
             None => match context.take(&Key::Import(record.ipc)) {
                 Some(left) => DevPtr(left.address),
@@ -223,7 +227,7 @@ impl PeerMapping {
         self.base
     }
 
-    /// Unmaps all of `mappings` now, if the device is quiet, and says whether none is left.
+    /// Unmaps all `mappings` now if the device is quiet, and says whether none is left.
     pub fn unmap(mut mappings: Vec<Self>) -> bool {
         let imported = mappings.iter().find(|it| it.imported.is_some());
         let Some(context) = imported.map(|it| Arc::clone(&it.context)) else {
@@ -239,9 +243,9 @@ impl PeerMapping {
     }
 }
 
-/// Unmaps what is imported at `address` into the current context.
+/// Unmaps the import at `address` from the current context.
 fn close(address: usize) {
-    // A context that is gone has closed its mappings.
+    // A destroyed context has closed its mappings.
     let _ = driver::close_import(DevPtr(address));
 }
 
@@ -261,7 +265,7 @@ mod tests {
     fn record(base: u64) -> WindowRecord {
         WindowRecord {
             process: ProcessId::this().unwrap(),
-            place: StreamScope {
+            allocation: Allocation {
                 context: ContextHandle::from_bits(0x1234_5678_9abc),
                 base,
                 bytes: 0x20_0000,
@@ -283,19 +287,20 @@ mod tests {
     #[test]
     fn an_address_of_this_process_is_that_of_a_live_window_or_refused() {
         let mine = record(0x7f00_0040_0000);
-        LIVE.lock().push(mine.place);
-        assert_eq!(mine.here(0x20_0000), Ok(Some(mine.place)));
+        LIVE.lock().push(mine.allocation);
+        assert_eq!(mine.here(0x20_0000), Ok(Some(mine.allocation)));
         assert!(mine.here(0x40_0000).is_err());
         assert!(record(0x7f00_0040_0100).here(0x20_0000).is_err());
         let other_context = WindowRecord {
-            place: StreamScope {
+            allocation: Allocation {
                 context: ContextHandle::from_bits(0x1234),
-                ..mine.place
+                ..mine.allocation
             },
             ..mine.clone()
         };
         assert!(other_context.here(0x20_0000).is_err());
-        LIVE.lock().retain(|place| *place != mine.place);
+        LIVE.lock()
+            .retain(|allocation| *allocation != mine.allocation);
         assert!(mine.here(0x20_0000).is_err());
         let theirs = ProcessId::from_bytes([7; PROCESS_ID_BYTES]);
         let theirs = WindowRecord {

@@ -1,4 +1,4 @@
-//! The windows that the ranks of a group hold of each other, from mapping to the end of the group.
+//! The windows that a group's ranks map, from mapping to teardown.
 #![forbid(unsafe_code)]
 
 use crate::backend::bootstrap::Bootstrap;
@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 
-/// What a rank tells the others about their windows at the end.
+/// What a rank reports about its mappings at the end.
 const UNMAPPED: u8 = 1;
 const STILL_MAPPED: u8 = 2;
 
@@ -18,7 +18,7 @@ pub struct PeerWindows {
 }
 
 impl PeerWindows {
-    /// This rank's `window`, and none of the others' yet.
+    /// This rank's `window`, without mappings of the others' yet.
     pub fn new(window: Window) -> Self {
         Self {
             mappings: Vec::new(),
@@ -26,13 +26,13 @@ impl PeerWindows {
         }
     }
 
-    /// Where this rank's window begins.
+    /// Start of this rank's window.
     pub fn base(&self) -> DevPtr {
         self.window.base()
     }
 
-    /// Maps the windows of all ranks but `rank`, which is this one; in rank order. Each has `bytes`. Those that
-    /// were mapped before one that cannot be stay, to be unmapped as all are.
+    /// Maps the windows of all ranks except `rank`, which is this one, in rank order. Each has
+    /// `bytes`. If one fails, the earlier mappings stay, to be unmapped with the rest.
     pub fn map_peers(&mut self, rank: usize, records: &[Vec<u8>], bytes: usize) -> Result<()> {
         let others = records.iter().enumerate().filter(|&(peer, _)| peer != rank);
         for (peer, record) in others {
@@ -53,11 +53,12 @@ impl PeerWindows {
         bases
     }
 
-    /// Unmaps the peers' windows if the device is quiet; gives the own one back once all ranks have done that, or
-    /// leaves it to the next group if one could not. No kernel of any rank uses a window any more. Collective.
+    /// Unmaps the peers' windows if the device is quiet. Gives the own window back once all ranks
+    /// have unmapped it, or leaves it to the next group if one could not. No kernel of any rank
+    /// uses a window any more. Collective.
     ///
-    /// To wait here for a quiet device would not do: another thread may be in an exchange, whose peers wait at
-    /// this place for an exchange of this rank.
+    /// It must not wait for a quiet device: another thread may be in an exchange whose peers wait
+    /// here for an exchange of this rank.
     pub fn release(self, bootstrap: &Bootstrap, stream: Stream) -> Result<()> {
         let Self { mappings, window } = self;
         let mine = match PeerMapping::unmap(mappings) {
@@ -72,19 +73,20 @@ impl PeerWindows {
         told.map(drop)
     }
 
-    /// Gives up the peers' windows, and leaves the own one to the next group: a peer may still map it, though no
-    /// kernel uses it.
+    /// Gives up the peers' windows, and leaves the own one to the next group: a peer may still map
+    /// it, but no kernel uses it.
     pub fn keep(self) {
         drop(self.mappings);
         self.window.keep();
     }
 
-    /// Gives up the peers' windows. The own one stays allocated: kernels of a peer may write to it.
+    /// Gives up the peers' windows. The own one stays allocated, as kernels of a peer may write to
+    /// it.
     pub fn leave(self) {
         drop(self);
     }
 
-    /// Ends an opening that failed with `error` on all ranks, and gives that back.
+    /// Ends an opening that failed with `error` on all ranks, and returns that error.
     pub fn abandon(self, bootstrap: &Bootstrap, stream: Stream, error: Error) -> Error {
         match bootstrap.lost() {
             // The error is what matters; a window that cannot be freed stays.

@@ -1,7 +1,8 @@
-//! Creation of an HT handle: an operation in which the ranks tell each other their ids, or that they refuse.
+//! Creation of an HT handle: an operation in which every rank announces its ids, or its refusal.
 //!
-//! The host waits for it. It goes through the windows as every operation does, so a rank whose group has failed
-//! need not take part: the others are told so, and nothing stays on the communicator.
+//! The host waits for it. It uses the windows as every operation does, so a rank whose group has
+//! failed need not take part: the others see its failure mark, and no exchange is left on the
+//! communicator.
 #![allow(unsafe_code)]
 
 use crate::backend::HtRouting;
@@ -19,11 +20,11 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-/// Most rows that a rank may receive, in a group without a bound, too.
+/// Most rows that a rank may receive, even in a group without a bound.
 const MOST_ROWS: usize = i32::MAX as usize;
 
-/// The map of a new handle. Collective; `wanted` is an error on a rank that refused its arguments, which gets it
-/// back at once.
+/// The map of a new handle. Collective; `wanted` is an error on a rank that refused its arguments,
+/// and that rank gets it back at once.
 pub fn exchange(
     shared: &Arc<GroupState>,
     wanted: Result<HtRouting>,
@@ -38,7 +39,7 @@ pub fn exchange(
             Ok(all) => (agree(&own.facts, &wanted, (epoch, all)), Ok(())),
             Err(error) => (Err(error.clone()), Err(error)),
         };
-        // Nobody listens on a rank that refused.
+        // On a rank that refused, the receiver is gone.
         let _ = tell.send(agreed);
         outcome
     };
@@ -46,8 +47,8 @@ pub fn exchange(
     if let Some(refused) = refused {
         return Err(refused);
     }
-    // The operation has a deadline, and so has each before it. Together they would take longer than one, and what
-    // else holds up the stream has none.
+    // This operation has a deadline, and so has each operation before it. Their sum would be longer
+    // than one deadline, and other work on the stream has none.
     match hear.recv_timeout(timeout + timeout / 4) {
         Ok(agreed) => agreed,
         Err(RecvTimeoutError::Disconnected) => Err(match shared.exchange.fault() {
@@ -63,10 +64,10 @@ pub fn exchange(
     }
 }
 
-/// What a rank tells: its ids, or why it refuses.
+/// The announcement of one rank: its ids, or why it refuses.
 type Told = Result<RankIds>;
 
-/// Tells the others, and hears from all.
+/// Announces this rank's part and reads those of all ranks.
 fn told_by_all(shared: &GroupState, wanted: &Result<HtRouting>, epoch: u64) -> Result<Vec<Told>> {
     let refusal;
     let mut message = Message::default();
@@ -79,8 +80,8 @@ fn told_by_all(shared: &GroupState, wanted: &Result<HtRouting>, epoch: u64) -> R
             message.number(0);
             message.number(tokens);
             message.number(top_k);
-            // SAFETY: `rule` has checked the tensor `[T, K]` of int64; the caller keeps it until the handle
-            // is made.
+            // SAFETY: `rule` has checked the tensor `[T, K]` of int64; the caller keeps it until
+            // the handle is made.
             message.bytes(unsafe { bytes(ids, tokens * top_k * ID_BYTES) });
         }
         Err(error) => {
@@ -115,7 +116,7 @@ fn read(mut reader: Reader<'_>, source: usize, facts: &GroupFacts) -> Result<Tol
     RankIds::copied(ids, top_k).map(Ok)
 }
 
-/// The map, and with it the counter, if all ranks have told ids and as many per token.
+/// The map, if all ranks announced ids and the same number per token. Also fills the counter.
 fn agree(
     facts: &GroupFacts,
     wanted: &Result<HtRouting>,
@@ -132,8 +133,8 @@ fn agree(
     let map = HtMap::new(facts, epoch, &all);
     if let Some(counter) = counter {
         let counts = map.expert_counts(facts.local_experts());
-        // SAFETY: `rule` has checked the counter, L entries at least; the caller leaves it to the library until
-        // the handle is made.
+        // SAFETY: `rule` has checked the counter, L entries at least; the caller leaves it to the
+        // library until the handle is made.
         let out = unsafe { bytes_mut(*counter, counts.len() * size_of::<i32>()) };
         for (index, count) in counts.iter().enumerate() {
             copy_row(out, index, &count.to_ne_bytes())?;

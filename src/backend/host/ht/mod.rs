@@ -1,9 +1,8 @@
 //! High-throughput operations.
 //!
-//! Dispatch: each rank posts its tokens (forward: with ids and weights), each rank takes the rows that
-//! the handle's routing gives it. Combine: each rank posts the rows it received back, in that order,
-//! and each home rank sums them by ascending rank, node by node
-//! (`node_sums`).
+//! Dispatch: each rank posts its tokens (forward: with ids and weights); each rank takes the rows
+//! that the handle's routing assigns to it. Combine: each rank posts the rows that it received, in
+//! that order; each home rank sums them by ascending rank, node by node (`node_sums`).
 #![allow(unsafe_code)]
 
 mod agreement;
@@ -26,7 +25,7 @@ use crate::model::tensor::DevPtr;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// An HT handle: the routing as it was when the handle was made.
+/// An HT handle: the routing at the time when the handle was made.
 #[derive(Clone)]
 pub struct HostHt {
     shared: Arc<GroupState>,
@@ -53,7 +52,7 @@ impl HostHt {
         })
     }
 
-    /// `staged` has no effect here, so it may differ.
+    /// The terms of a call. Ranks may differ in `staged`, which has no effect in HT.
     fn terms(&self, call: Call, row: RowType) -> Terms {
         Terms {
             call,
@@ -117,7 +116,7 @@ impl HostHt {
         }
     }
 
-    /// Local expert ids, ascending, then -1; and their weights, then 0.
+    /// Writes local expert ids, ascending, then -1; and their weights, then 0.
     fn write_routing(&self, out: &IdsAndWeights, sent: &[Sent<'_>]) -> Result<()> {
         let top_k = self.routing.top_k;
         let entries = out.rows * top_k;
@@ -199,7 +198,7 @@ impl HostHt {
         }
     }
 
-    /// The gradients of each token's weights by ascending global expert id, then zeros.
+    /// Writes the gradients of each token's weights by ascending global expert id, then zeros.
     fn write_gradients(&self, gradients: &WeightGradients, results: &[Results<'_>]) -> Result<()> {
         let columns = gradients.top_k;
         // SAFETY: `rule` has checked the tensor `[T, K]`; the caller leaves it to the operation.
@@ -222,7 +221,7 @@ impl HostHt {
         Ok(())
     }
 
-    /// A tensor of received rows must hold them all: silently losing tokens would be worse.
+    /// Refuses a tensor that cannot hold all received rows: silently losing tokens would be worse.
     fn check_capacity(&self, role: Role, rows: usize) -> Result<()> {
         let received = self.map.arrivals.len();
         if rows >= received {
@@ -271,7 +270,7 @@ impl HtBackend for HostHt {
     }
 }
 
-/// What a source rank posts in a dispatch.
+/// The message of a source rank in a dispatch.
 struct Sent<'a> {
     rows: &'a [u8],
     ids: &'a [u8],
@@ -296,7 +295,8 @@ impl<'a> Sent<'a> {
         })
     }
 
-    /// The weight of `expert` for `token`; the last one if the token names it twice, 0 if not at all.
+    /// The weight of `expert` for `token`: the last one if the token names it twice, 0 if not at
+    /// all.
     fn weight(&self, token: usize, expert: usize, top_k: usize) -> f32 {
         (token * top_k..(token + 1) * top_k)
             .rev()
@@ -306,7 +306,7 @@ impl<'a> Sent<'a> {
     }
 }
 
-/// What an expert rank posts in a combine.
+/// The message of an expert rank in a combine.
 struct Results<'a> {
     rows: &'a [u8],
     weights: &'a [u8],

@@ -1,4 +1,5 @@
-//! Who sends which token where: computed once per HT handle from the ids of all ranks.
+//! The routing of an HT handle: which rank sends which token where. Computed once per handle from
+//! the ids of all ranks.
 #![forbid(unsafe_code)]
 
 use crate::backend::host::numeric;
@@ -10,13 +11,13 @@ use crate::model::group::GroupFacts;
 pub struct Arrival {
     /// Its home rank.
     pub source: usize,
-    /// Its number there.
+    /// Its index there.
     pub token: usize,
-    /// Its experts on this rank, as local ids, ascending and without repetition.
+    /// Its experts on this rank: local ids, ascending, without repetition.
     pub experts: Vec<usize>,
 }
 
-/// A place where one of this rank's tokens goes.
+/// One destination of one of this rank's tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Departure {
     /// The token.
@@ -25,19 +26,19 @@ pub struct Departure {
     pub rank: usize,
     /// The token's row there.
     pub row: usize,
-    /// How many of its experts that rank hosts.
+    /// How many of the token's experts that rank hosts.
     pub experts: usize,
 }
 
 /// The routing of one handle, as one rank sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HtMap {
-    /// Of the operation in which the ranks told each other their ids: the same on all.
+    /// Number of the operation that exchanged the ids, the same on all ranks.
     pub number: u64,
     /// Rows that this rank receives, in order: source rank, then token.
     pub arrivals: Vec<Arrival>,
-    /// Where this rank's tokens go, by token, then rank. Tokens that go nowhere cost nothing: without ids
-    /// a rank may have any number of them.
+    /// Destinations of this rank's tokens, by token, then rank. Tokens without a destination have
+    /// no entry: without ids a rank may have any number of them.
     pub departures: Vec<Departure>,
 }
 
@@ -53,7 +54,7 @@ pub struct RankIds {
 pub const ID_BYTES: usize = size_of::<i64>();
 
 impl RankIds {
-    /// A copy of `ids`. There may be no memory for them.
+    /// A copy of `ids`; an error if memory is short.
     pub fn copied(ids: &[u8], top_k: usize) -> Result<Self> {
         let mut own = Vec::new();
         if own.try_reserve_exact(ids.len()).is_err() {
@@ -71,7 +72,7 @@ impl RankIds {
 }
 
 impl HtMap {
-    /// Computes the map of `facts.rank` from the ids of all ranks, which they told in operation `number`.
+    /// Computes the map of `facts.rank` from the ids of all ranks, exchanged in operation `number`.
     pub fn new(facts: &GroupFacts, number: u64, all: &[RankIds]) -> Self {
         let mut received = vec![0_usize; facts.ranks];
         let mut arrivals = Vec::new();
@@ -120,7 +121,7 @@ impl HtMap {
     }
 }
 
-/// The ranks that host the experts named in `ids`, int64, ascending, each with its local ids.
+/// The ranks that host the experts in `ids` (int64), ascending, each with its local ids.
 fn by_rank(facts: &GroupFacts, ids: &[u8]) -> Vec<(usize, Vec<usize>)> {
     let mut experts: Vec<usize> = numeric::i64s(ids)
         .filter_map(|id| facts.expert(id))

@@ -1,17 +1,18 @@
 //! LL combine: each rank posts the rows of its experts back; each home rank sums them in fp32.
 //!
-//! A *contribution* is one row and the set of k that it covers. Exact mode: one contribution per row of
-//! the experts, summed at home by ascending k. Reduce mode: one contribution per token and expert rank,
-//! summed at home by ascending rank; a rank with several rows of a token posts
-//! `round(sum over k ascending of fma(w[k], row[k], .))`. At home a contribution that covers one k enters
-//! as `fma(w[k], row, sum)`, one that covers several, being weighted already, as `sum + row`.
+//! A *contribution* is one row and the set of k that it covers. Exact mode: one contribution per
+//! row of the experts, summed at home by ascending k. Reduce mode: one contribution per token and
+//! expert rank, summed at home by ascending rank; a rank with several rows of a token posts
+//! `round(sum over k ascending of fma(w[k], row[k], .))`. The home adds a contribution that covers
+//! one k as `fma(w[k], row, sum)`, and one that covers several, which is already weighted, as `sum
+//! + row`.
 //!
-//! Over several nodes there is reduce mode only, and the contributions of each node but the home's are summed and
-//! rounded there (`node_sums`).
+//! Over several nodes there is reduce mode only. The contributions of each node other than the
+//! home's are summed and rounded there (`node_sums`).
 //!
-//! What a contribution covers was settled by the dispatch, and k is numbered as it was there. Its weight
-//! `w[k]`, and whether it takes part at all, are found by the ids of the combine (`gates`). Exact mode
-//! sums in the order that these have.
+//! The dispatch fixed what a contribution covers, and k is numbered as it was there. The ids of the
+//! combine decide whether it takes part and with which weight `w[k]` (`gates`). Exact mode sums in
+//! the order of the combine's ids.
 #![allow(unsafe_code)]
 
 use crate::backend::host::device::{bytes, bytes_mut};
@@ -27,14 +28,14 @@ use crate::error::{Error, Result};
 use crate::model::group::LlCombineMode;
 use crate::model::ops::LlCombine;
 
-/// A row that comes home.
+/// A row that returns to its home rank.
 #[derive(Clone, Copy)]
 struct Contribution<'a> {
-    /// Place in the order of summation on its node.
+    /// Position in the order of summation on its node.
     order: usize,
-    /// The rank that it comes from.
+    /// The rank that sent it.
     source: usize,
-    /// What the row is multiplied by; nothing if it is a weighted sum already.
+    /// The factor of the row; `None` if the row is already a weighted sum.
     weight: Option<f32>,
     row: &'a [u8],
 }
@@ -51,7 +52,7 @@ impl HostLl {
         // SAFETY: `rule` has checked the tensor `[L, R*M, H]`; the caller keeps it until the
         // operation has run.
         let rows = unsafe { bytes(op.expert_rows, facts.local_experts() * capacity * row_bytes) };
-        // An entry that found no slot counts as a row of zeros.
+        // An entry without a slot counts as a row of zeros.
         let zeros = vec![0; row_bytes];
         let row_of = |placed: &Placed| {
             placed
@@ -87,8 +88,8 @@ impl HostLl {
         self.shared.exchange.post(epoch, &message)
     }
 
-    /// Posts this rank's gates and returns those of all ranks. They are copied, so that no bank is held
-    /// while this rank waits for a free one for its rows.
+    /// Posts this rank's gates and returns copies of those of all ranks. Copies release the banks,
+    /// which this rank may need while it waits for a free bank for its rows.
     fn exchange_gates(&self, op: &LlCombine, terms: &Terms, epoch: u64) -> Result<Vec<Gates>> {
         let mut message = terms.message();
         self.gates(op).write(&mut message);
@@ -142,7 +143,7 @@ impl HostLl {
         Ok(())
     }
 
-    /// Adds what `source` posts for this rank's tokens.
+    /// Adds the contributions of `source` for this rank's tokens.
     fn collect<'a>(
         &self,
         mut reader: Reader<'a>,
@@ -182,7 +183,7 @@ impl HostLl {
         Ok(())
     }
 
-    /// The place in the sum of a row from `source` that is wanted as the `k`-th.
+    /// Position in the sum of the row from `source` that matches the `k`-th id of the combine.
     fn order(&self, k: usize, source: usize) -> usize {
         match self.facts().ll_combine {
             LlCombineMode::Exact => k,
@@ -191,7 +192,7 @@ impl HostLl {
     }
 }
 
-/// A contribution covers entries of its token, one at least.
+/// Checks that a contribution covers at least one entry, and only entries of its token.
 fn check_covers(covers: usize, top_k: usize) -> Result<()> {
     if covers != 0 && covers >> top_k == 0 {
         return Ok(());

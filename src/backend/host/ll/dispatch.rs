@@ -33,8 +33,9 @@ impl HostLl {
         let facts = self.facts();
         let capacity = facts.max_recv_rows.unwrap_or(0);
         let experts = facts.experts_of(facts.rank);
-        // All of them, this rank's own as well, before the first write: until the send phase has run,
-        // perhaps on another stream, the output belongs to what the caller has enqueued before it.
+        // All messages, this rank's own as well, must be there before the first write. Until the
+        // send phase has run, perhaps on another stream, earlier work of the caller may still use
+        // the output.
         let messages = self.shared.exchange.receive_all(epoch)?;
         // SAFETY: `rule` has checked the tensor `[L, R*M, H]`; the caller leaves it to the operation.
         let out = unsafe { bytes_mut(op.out, experts.len() * capacity * op.row.bytes()) };
@@ -76,7 +77,7 @@ impl HostLl {
     }
 }
 
-/// What a source rank posts.
+/// The message of a source rank.
 struct SentTokens<'a> {
     top_k: usize,
     row_bytes: usize,
@@ -98,7 +99,7 @@ impl<'a> SentTokens<'a> {
         })
     }
 
-    /// (token, k, expert) of all entries that name an expert.
+    /// (token, k, expert) of each entry that names an expert.
     fn entries(&self, facts: &GroupFacts) -> impl Iterator<Item = (usize, usize, usize)> {
         numeric::i64s(self.ids)
             .enumerate()
@@ -141,7 +142,7 @@ mod tests {
             SentTokens::read(&written, 0, &terms).map(|sent| sent.rows.len())
         };
         assert_eq!(tells(1).unwrap(), 16);
-        // The last two are 0 bytes of ids and of rows, if multiplied carelessly.
+        // For the last two, a careless multiplication gives 0 bytes of ids and of rows.
         for tokens in [2, 1 << 60, 1 << 62] {
             assert!(tells(tokens).is_err(), "{tokens}");
         }

@@ -1,10 +1,10 @@
-//! With what weight each dispatched entry of a token takes part in a combine.
+//! Gates: whether and with what weight each dispatched entry of a token takes part in a combine.
 //!
-//! Dispatch has fixed which rows there are; the ids and weights of the combine say what to do with them.
-//! Between the two the caller may have masked ids, or permuted (id, weight) pairs. So the entries of
-//! the combine are matched with the dispatched ones by their ids: the m-th that names an expert with
-//! the m-th dispatched to it, and any further ones with the last. An id that was not dispatched counts
-//! as masked, and a dispatched entry that nothing matches takes no part.
+//! Dispatch fixed which rows exist; the ids and weights of the combine say how to use them. In
+//! between the caller may have masked ids, or permuted (id, weight) pairs. So the entries of the
+//! combine are matched with the dispatched ones by their ids: the m-th entry that names an expert
+//! matches the m-th one dispatched to it, and any further ones match the last. An id that was not
+//! dispatched counts as masked. A dispatched entry without a match takes no part.
 #![forbid(unsafe_code)]
 
 use crate::backend::host::message::{Message, Reader};
@@ -21,7 +21,7 @@ pub struct Gate {
     pub weight: f32,
 }
 
-/// What the caller's memory says when the combine runs.
+/// Ids and weights in the caller's memory at the time when the combine runs.
 #[derive(Clone, Copy)]
 pub struct Wanted<'a> {
     /// int64 `[tokens, top_k]`.
@@ -30,15 +30,15 @@ pub struct Wanted<'a> {
     pub weights: &'a [u8],
 }
 
-/// The gate of each dispatched entry of a home rank's tokens, by token, then k; nothing where nothing
-/// matches.
+/// The gate of each dispatched entry of a home rank's tokens, by token, then k; `None` for an entry
+/// without a match.
 pub struct Gates {
     top_k: usize,
     by_entry: Vec<Option<Gate>>,
 }
 
 impl Gates {
-    /// Matches the entries that are `wanted` with those that were `sent`.
+    /// Matches the `wanted` entries with the `sent` ones.
     pub fn new(facts: &GroupFacts, top_k: usize, sent: &[i64], wanted: Wanted<'_>) -> Self {
         let ids: Vec<i64> = numeric::i64s(wanted.ids).collect();
         let weights: Vec<f32> = numeric::f32s(wanted.weights).collect();
@@ -60,7 +60,7 @@ impl Gates {
             .ok_or_else(|| Error::internal("a contribution without a weight"))
     }
 
-    /// Appends what the expert ranks need.
+    /// Appends the parts that the expert ranks need.
     pub fn write(&self, message: &mut Message<'_>) {
         message.number(self.by_entry.len());
         let gates = self.by_entry.iter();
@@ -69,7 +69,7 @@ impl Gates {
         message.owned_bytes(weights.flat_map(f32::to_ne_bytes).collect());
     }
 
-    /// What another rank wrote. The order of its own sums is not in it.
+    /// Reads what another rank wrote. It does not contain the order of that rank's sums.
     pub fn read(reader: &mut Reader<'_>, top_k: usize) -> Result<Self> {
         let entries = reader.number()?;
         let takes_part = reader.bytes(entries)?;

@@ -1,4 +1,4 @@
-//! Low-latency operations: what a handle remembers, and their two phases.
+//! Low-latency operations: the state of a handle, and the two phases of an operation.
 
 mod combine;
 mod dispatch;
@@ -22,12 +22,12 @@ pub struct HostLl {
     routing: Routing,
     last: Arc<Mutex<LastDispatch>>,
     received: Arc<Received>,
-    /// Epochs of the operations that were sent in each slot.
+    /// Epoch of the last operation that was sent in each slot.
     staged: Arc<[AtomicU64; STAGED_SLOTS]>,
 }
 
-/// The receive phases of a handle's staged operations. They use its memory, so every later operation on
-/// the handle follows those enqueued before it, whatever their streams.
+/// The receive phases of a handle's staged operations. They use the handle's memory, so each later
+/// operation on the handle waits for those enqueued before it, on any stream.
 #[derive(Default)]
 struct Received {
     ended: Order,
@@ -36,20 +36,20 @@ struct Received {
 }
 
 impl Received {
-    /// What an operation that is enqueued now waits for when it runs. That was enqueued earlier, so the
-    /// wait ends.
+    /// The wait that an operation enqueued now must do when it runs. It waits for an earlier one,
+    /// so it terminates.
     fn follow(self: &Arc<Self>) -> impl FnOnce() + Send + 'static {
         let (received, last) = (Arc::clone(self), self.last.load(Ordering::Acquire));
         move || received.ended.follow(last)
     }
 }
 
-/// What a dispatch leaves for the combines behind it.
+/// What a dispatch stores for the combines that follow it.
 #[derive(Default)]
 struct LastDispatch {
-    /// This rank's ids as they were sent.
+    /// This rank's ids at the time of sending.
     sent: Vec<i64>,
-    /// What came from each source rank, by token, then k.
+    /// The entries from each source rank, by token, then k.
     placed: Vec<Vec<Placed>>,
 }
 
@@ -58,12 +58,12 @@ struct LastDispatch {
 struct Placed {
     token: usize,
     k: usize,
-    /// Row of the output `[L * R * M, H]`; nothing if the expert had no slot left.
+    /// Row of the output `[L * R * M, H]`; `None` if the expert had no slot left.
     row: Option<usize>,
 }
 
 impl HostLl {
-    /// A handle whose ids are `routing`, read anew by every operation.
+    /// A handle with the ids `routing`, which every operation reads again.
     pub fn new(shared: Arc<GroupState>, routing: Routing) -> Self {
         Self {
             shared,
@@ -140,7 +140,8 @@ impl LlBackend for HostLl {
     }
 
     fn receive(&self, op: &LlOp, slot: StagedSlot, stream: Stream) -> Result<()> {
-        // Waiting for this rank's own message orders the phases, whatever their streams.
+        // The phases are in order on any streams, because the receive phase waits for this rank's
+        // own message.
         let (handle, op, terms) = (self.clone(), *op, self.terms(op, true));
         let received = Arc::clone(&self.received);
         let epoch = self.staged(slot).load(Ordering::Relaxed);

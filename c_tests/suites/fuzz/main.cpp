@@ -30,7 +30,7 @@ namespace test_fuzz {
 namespace {
 
 constexpr unsigned kCallsOfARound = 150;
-// Where ranks differ, groups have soon failed.
+// Where ranks differ, groups fail soon.
 constexpr unsigned kCallsWhereRanksDiffer = 70;
 constexpr const char* kLongTimeout = "30000";
 constexpr const char* kShortTimeout = "250";
@@ -71,7 +71,7 @@ std::optional<Options> ParseOptions(int argc, char** argv, std::string* error) {
     return error->empty() ? std::optional<Options>(options) : std::nullopt;
 }
 
-// Says which call it was; the rest of the signal's work is the system's.
+// Prints the current call; the signal's default action does the rest.
 void OnCrash(int signal_number) {
     for (unsigned player = 0; player < Referee::kMaxPlayers; ++player) {
         const char* now = Referee::Now(player);
@@ -135,7 +135,7 @@ class Game {
         ep_watchdog_at_case(place);
         ep_watchdog_arm(&env_, ep_watchdog_default(120));
         SetEnvironment(round, options_.agree);
-        // Where ranks differ, they wait for each other for a short time only.
+        // Where ranks differ, they wait for each other only for a short time.
         ep_barrier();
         for (auto& player : players_) player->Open(round);
         PlayAll();
@@ -163,14 +163,14 @@ class Game {
         for (std::thread& thread : threads) thread.join();
     }
 
-    // Groups read it when they are created; threads must not set it.
+    // Groups read the environment when they are created; threads must not set it.
     void SetEnvironment(unsigned round, bool patient) {
         const bool exact = ep_mix(options_.seed, round, 5) % 3 == 0;
         setenv("NCCL_EP_LL_COMBINE", exact ? "exact" : "reduce", 1);
         setenv("NCCL_EP_TIMEOUT_MS", patient ? kLongTimeout : kShortTimeout, 1);
     }
 
-    // All ranks have made the same calls, with the same results.
+    // All ranks must have made the same calls with the same results.
     void CompareRanks() {
         for (auto& player : players_) {
             const uint64_t mine = player->referee().fingerprint();
@@ -180,10 +180,10 @@ class Game {
         }
     }
 
-    // The communicator that ranks were missing in.
+    // Replaces the communicator in which ranks were missing.
     void Replace() {
         EP_CHECK_NCCL(ncclCommAbort(comms_[0]));
-        // What was stuck has left its error on the streams.
+        // The stuck exchange has left its error on the streams.
         (void)cudaDeviceSynchronize();
         (void)cudaGetLastError();
         comms_[0] = NewComm(env_);

@@ -38,7 +38,7 @@ std::string Number(double value) {
 
 const char* Bool(bool value) { return value ? "true" : "false"; }
 
-// Names that drivers and we ourselves give hold no control characters.
+// Names from drivers and from us contain no control characters.
 std::string Text(const std::string& value) {
     std::string json = "\"";
     for (const char character : value) {
@@ -87,7 +87,7 @@ std::string HandleJson(const HandleTimes& times) {
     return Object({{"host", FiguresJson(times.host)}, {"stream", FiguresJson(times.stream)}});
 }
 
-// A figure made from each convention's bytes of one operation.
+// A figure computed from one operation's bytes by each convention.
 template <typename Make>
 std::string ByConvention(const Result& result, double row_bytes, Make make) {
     return Object({{"pair", Number(make(result.Mean(&RankFigures::pair) * row_bytes))},

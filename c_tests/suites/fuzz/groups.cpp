@@ -14,7 +14,8 @@ T Sentinel() {
     return reinterpret_cast<T>(kSentinel);
 }
 
-// Makes one change, which breaks a rule or differs from other ranks' values. Several may be combined.
+// Makes one change, which breaks a rule or differs from other ranks' values. Changes may be
+// combined.
 std::string Break(Dice& dice, unsigned num_ranks, bool may_differ, ncclEpGroupConfig_t* config) {
     static const unsigned kVersions[] = {0, 2, UINT_MAX};
     static const unsigned kSizes[] = {0, 8, 17, UINT_MAX};

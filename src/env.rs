@@ -1,6 +1,7 @@
 //! Every environment variable that the library reads, as one immutable struct.
 //!
-//! A group reads it once, when it is created; `log` once for the process. `docs/env.md` lists the same names; a test compares.
+//! A group reads it once, when it is created; `log` once per process. `docs/env.md` lists the same
+//! names; a test compares.
 #![forbid(unsafe_code)]
 
 use crate::model::group::LlCombineMode;

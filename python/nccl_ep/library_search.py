@@ -45,7 +45,7 @@ def find_library() -> str:
 
 
 def existing(path: str, named_by: str) -> str:
-    """`path`; an error that says who named it if there is no such file.
+    """`path`; an error that names its source if there is no such file.
 
     NCCL is loaded first, so a wrong path would look like a missing NCCL. The loader searches for a
     name without a folder.
@@ -58,7 +58,7 @@ def existing(path: str, named_by: str) -> str:
 def load_nccl(library: str) -> ctypes.CDLL:
     """Loads NCCL for the whole process; `library` is where libnccl_ep.so was found.
 
-    The first that loads of: NCCL_EP_NCCL_LIBRARY; what the process has already, so that
+    The first that loads of: NCCL_EP_NCCL_LIBRARY; the NCCL that the process has, so that
     communicators of other parts of the program can be used; the folder of `library`; NCCL_HOME/lib;
     the copy that PyTorch has loaded or brings; what the loader finds.
     """

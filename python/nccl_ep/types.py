@@ -47,7 +47,7 @@ class ncclEpTensorFlags_t(enum.IntEnum):
 
 
 class ncclEpTensorTag_t(enum.IntEnum):
-    """What a tensor means in a call."""
+    """The meaning of a tensor in a call."""
 
     NCCL_EP_TENSOR_TAG_NONE = 0
     NCCL_EP_TENSOR_TAG_TOKENS = 1
@@ -136,7 +136,7 @@ class ncclUniqueId(ctypes.Structure):
 
 
 class ncclNDTensor_t(ctypes.Structure):
-    """A dense row-major tensor: shape, element type, address, and what it means in a call.
+    """A dense row-major tensor: shape, element type, address, and meaning in a call.
 
     `data` is an address; whoever fills it in keeps the memory alive until the operations that use
     it have run. The library copies the rest at each call.

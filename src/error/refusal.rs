@@ -189,7 +189,7 @@ pub enum InSequence {
     SameCaptureAsSend,
     /// Bounds the captures that may alternate.
     CapturesInTurn { most: usize },
-    /// A captured operation cannot receive an abandoned operation, which its slot would have to.
+    /// No capture may discard an abandoned operation: its graph would do so at every launch.
     NoCaptureWhileGivenUp,
     /// A routing is exchanged once, but a graph runs repeatedly.
     NoCaptureOfRouting,

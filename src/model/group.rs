@@ -1,4 +1,4 @@
-//! What all ranks of a group know about it: who hosts which experts, and the bounds.
+//! Facts that all ranks of a group share: which rank hosts which experts, and the bounds.
 #![forbid(unsafe_code)]
 
 use std::ops::Range;

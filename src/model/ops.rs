@@ -1,4 +1,4 @@
-//! Checked operations: what a backend is asked to do.
+//! Checked operations, as a backend runs them.
 //!
 //! `rule` makes them from the caller's tensors; a backend runs them. Everything is held by value,
 //! so a staged operation outlives the caller's descriptors.

@@ -54,8 +54,8 @@ impl Handle {
         Self { group, mode }
     }
 
-    /// Routes by `tensors` from now on; an error if they could not be read. Collective in HT. A
-    /// refusal leaves the routing unchanged.
+    /// Routes by `tensors` from now on; `tensors` is an error if they could not be read. Collective
+    /// in HT. A refusal leaves the routing unchanged.
     pub fn update(&self, tensors: Result<HandleTensors>, stream: Stream) -> Result<()> {
         self.group.check_usable()?;
         match (&self.mode, self.group.backend()) {

@@ -1,6 +1,6 @@
 // The command line of ep_bench. Names, letters and defaults are those of the reference's program of
 // this name; --sweep, --max-tokens, --masked, --routing, --channels, --use-cuda-graph, --graph-ops
-// and --json are ours, and that --tokens takes a number for each rank.
+// and --json are ours; so is a number for each rank in --tokens.
 #ifndef C_TESTS_PROGRAMS_EP_BENCH_OPTIONS_H_
 #define C_TESTS_PROGRAMS_EP_BENCH_OPTIONS_H_
 

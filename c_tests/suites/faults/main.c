@@ -1,7 +1,7 @@
-// Random faults: in the middle of random work a random rank is killed, stopped for good, or stopped
-// for less than the deadline. The others learn of a loss about a deadline later, with
-// ncclRemoteError and a text that names ranks, and go on without the lost one; a short pause harms
-// nobody, and all results are right.
+// Random faults: during random work a random rank is killed, stopped for good, or stopped for less
+// than the deadline. The others learn of a loss about one deadline later, with ncclRemoteError and
+// a text that names ranks, and continue without the lost rank. A short pause has no effect: all
+// results are right.
 //
 //   test_faults [--ranks N] [--trials N] [--seconds N] [--seed N] [--only TRIAL] [--kinds A,B]
 //               [--faults A,B]
@@ -10,8 +10,8 @@
 // faults  kill, stop, pause
 //
 // It starts its own processes, without mpirun. The seed and the number of a trial, which are printed
-// with it, decide everything but what the ranks are doing at that moment. The deadline is
-// NCCL_EP_TIMEOUT_MS, by default 1000.
+// with it, determine everything except the ranks' progress at the time of the fault. The deadline
+// is NCCL_EP_TIMEOUT_MS, by default 1000.
 #define _GNU_SOURCE  // usleep
 #include <signal.h>
 #include <stdio.h>

@@ -1,18 +1,18 @@
-// A fuzzer of the C interface: random calls with right and wrong arguments on objects that live,
-// are dead, or never were. No call may crash, hang, abort or write where it refuses; every refusal
-// has a documented code and a text.
+// A fuzzer of the C interface: random calls with valid and invalid arguments on objects that are
+// alive, destroyed or never existed. No call may crash, hang or abort; a refused call may write
+// nothing, and every refusal has a documented code and a text.
 //
 //   test_fuzz [agree | differ] [--calls N] [--seed S] [--seconds N] [--threads N] [--own PERCENT]
 //             [--creation 0|1] [--only ROUND] [--verbose 1]
 //
-// agree    all ranks make the same calls, so that what is accepted works as well
-// differ   each rank draws some calls on its own, with a deadline of 250 ms: operations fail then,
-//          and groups with them, but no call takes long, and a new group works
+// agree    all ranks make the same calls, so accepted calls must also succeed
+// differ   each rank draws some calls alone, with a deadline of 250 ms: operations and their groups
+//          then fail, but no call takes long, and a new group works
 //
-// Everything follows from the seed and the number of the round, which a failure, a crash and a hang
-// print; `--only` repeats one round. With threads, each has its own communicator, streams and
-// groups. With `--creation 0` groups, and where ranks differ HT handles, too, are created and
-// destroyed between rounds only.
+// The seed and the number of the round, which a failure, a crash and a hang print, determine
+// everything; `--only` repeats one round. Each thread has its own communicator, streams and groups.
+// With `--creation 0`, groups are created and destroyed between rounds only; so are HT handles
+// where ranks differ.
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>

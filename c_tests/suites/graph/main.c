@@ -3,8 +3,8 @@
 // completion on a second stream, branches of a graph, odd numbers of operations, several handles,
 // and operations outside the graph between its replays.
 //
-// The CPU stand-ins capture nothing. There the same sequences run directly, which checks what this
-// program expects, and the replays are reported as skipped.
+// The CPU stand-ins capture nothing. There the same sequences run directly, which checks this
+// program's expectations, and the replays are reported as skipped.
 #include <stdio.h>
 #include <string.h>
 

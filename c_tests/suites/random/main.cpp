@@ -3,8 +3,8 @@
 //
 //   test_random [--configs N] [--seed S] [--only INDEX]
 //
-// Everything follows from the seed and the index of the configuration. A difference prints both,
-// with the whole configuration and what was done; `--only INDEX` then repeats this one alone.
+// The seed and the index of the configuration determine everything. A difference prints both, with
+// the whole configuration and the operations that ran; `--only INDEX` then repeats this one alone.
 #include <cstdio>
 #include <string>
 

@@ -1,8 +1,8 @@
 //! Compiles every `.cu` file below `cuda/` to one fatbin that the library embeds.
 //!
-//! Without nvcc the build goes on with the host backend alone and says so once;
-//! `NCCL_EP_CUDA=require` makes that an error, `NCCL_EP_CUDA=off` makes it silent. An nvcc that fails
-//! is always an error: who has one expects kernels. Headers are not generated here: they are
+//! Without nvcc the build continues with the host backend alone and says so once;
+//! `NCCL_EP_CUDA=require` makes that an error, `NCCL_EP_CUDA=off` makes it silent. A failing nvcc
+//! is always an error: whoever has one expects kernels. Headers are not generated here: they are
 //! committed, and tests compare them.
 
 use std::env;
@@ -12,11 +12,11 @@ use std::process::{Command, ExitCode};
 /// Where `make` installs the pinned compiler wheels.
 const PINNED_TOOLKIT: &str = ".deps/cuda/nvidia/cu13";
 
-/// What `NCCL_EP_ARCHS` is when nobody sets it. Newer chips run the PTX of the newest entry that has
-/// it; a `?` marks what an older nvcc may not know.
+/// The default of `NCCL_EP_ARCHS`. Newer chips run the PTX of the newest entry that has it; `?`
+/// marks an architecture that an older nvcc may not know.
 const DEFAULT_ARCHS: &str = "80,90+ptx,100?";
 
-/// All that this script reads from the environment.
+/// All environment variables that this script reads.
 const VARIABLES: [&str; 6] = [
     "NCCL_EP_CUDA",
     "NCCL_EP_ARCHS",
@@ -35,7 +35,7 @@ fn main() -> ExitCode {
     }
     match cuda_version() {
         Ok(version) => {
-            // For the build scripts of the ABIs.
+            // The ABIs' build scripts read this.
             println!("cargo::metadata=cuda_version={version}");
             ExitCode::SUCCESS
         }
@@ -46,7 +46,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Embeds the kernels as `NCCL_EP_CUDA` asks; the CUDA version that they were built with, or `none`.
+/// Embeds the kernels as `NCCL_EP_CUDA` asks; returns the CUDA version that built them, or `none`.
 fn cuda_version() -> Result<String, String> {
     let mode = env::var("NCCL_EP_CUDA").unwrap_or_else(|_| "auto".to_owned());
     if !["auto", "off", "require"].contains(&mode.as_str()) {
@@ -76,7 +76,7 @@ fn cuda_version() -> Result<String, String> {
     Ok("none".to_owned())
 }
 
-/// Compiles all kernels and tells rustc where they are; the version of CUDA.
+/// Compiles all kernels and passes their path to rustc; returns the CUDA version.
 fn embed_kernels(nvcc: &Nvcc, root: &Path) -> Result<String, String> {
     let out = PathBuf::from(variable("OUT_DIR")?);
     let unit = write_unit(&root.join("cuda"), &out)?;
@@ -117,14 +117,14 @@ fn find_kernels(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), String> {
     Ok(())
 }
 
-/// The compiler, as found on this machine.
+/// The compiler found on this machine.
 struct Nvcc {
     path: PathBuf,
     version: (u32, u32),
 }
 
 impl Nvcc {
-    /// The first nvcc that exists, in the documented order, if there is one.
+    /// The first nvcc that exists, in the documented order.
     fn find(root: &Path) -> Result<Option<Self>, String> {
         if let Some(named) = env::var_os("NVCC").filter(|named| !Path::new(named).is_file()) {
             return Err(format!(
@@ -147,7 +147,7 @@ impl Nvcc {
         let mut command = Command::new(&self.path);
         command.args(["-std=c++17", "-O3", "--fatbin", "--threads=2"]);
         if self.version.0 >= 13 {
-            // Older compilers lack the option; their images are only larger.
+            // Older compilers lack the option; it only makes images smaller.
             command.arg("--compress-mode=size");
         }
         command
@@ -189,7 +189,7 @@ impl Nvcc {
     }
 }
 
-/// Where nvcc may be, best first.
+/// Possible places of nvcc, best first.
 fn candidates(root: &Path) -> Vec<PathBuf> {
     let toolkits = ["CUDA_HOME", "CUDA_PATH"]
         .into_iter()

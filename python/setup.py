@@ -20,7 +20,7 @@ class Package(Distribution):
 
 
 class Wheel(bdist_wheel):
-    """The library is no extension module: it does not care which Python loads it."""
+    """The library is not an extension module: it works with any Python that loads it."""
 
     def get_tag(self):
         if self.root_is_pure:

@@ -1,6 +1,7 @@
 //! Every environment variable that the library reads, as one immutable struct.
 //!
-//! A group reads it once, when it is created; `log` once for the process. `docs/env.md` lists the same names; a test compares.
+//! A group reads it once, when it is created; `log` once per process. `docs/env.md` lists the same
+//! names; a test compares.
 #![forbid(unsafe_code)]
 
 use crate::model::group::LlCombineMode;
@@ -11,13 +12,13 @@ use std::time::Duration;
 pub struct Env {
     /// `NCCL_EP_TIMEOUT_MS`: how long any wait for another rank may last. Default 100,000 ms.
     pub timeout: Duration,
-    /// `NCCL_EP_LL_COMBINE`: `exact` or `reduce`, how LL combines sum. Default reduce.
+    /// `NCCL_EP_LL_COMBINE`: how LL combines sum, `exact` or `reduce`. Default reduce.
     pub ll_combine: LlCombineMode,
-    /// `NCCL_EP_TUNING_FILE`: launch shapes that were measured on this machine.
+    /// `NCCL_EP_TUNING_FILE`: launch shapes measured on this machine.
     pub tuning_file: Option<String>,
-    /// `NCCL_HOSTID`: replaces the machine's boot id when ranks are sorted into nodes.
+    /// `NCCL_HOSTID`: replaces the machine's boot id when ranks are grouped into nodes.
     pub host_id: Option<String>,
-    /// `NCCL_DEBUG` is `WARN` or more talkative: refusals are also printed on stderr.
+    /// `NCCL_DEBUG` is `WARN` or more verbose: refusals are also printed on stderr.
     pub warn: bool,
 }
 
@@ -27,7 +28,7 @@ impl Env {
         Self::from_lookup(|name| std::env::var(name).ok())
     }
 
-    /// Reads through `lookup`; values that make no sense count as unset.
+    /// Reads through `lookup`; invalid values count as unset.
     fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Self {
         let timeout_ms = lookup("NCCL_EP_TIMEOUT_MS")
             .and_then(|text| text.trim().parse::<u64>().ok())

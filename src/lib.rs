@@ -1,6 +1,6 @@
 //! Expert-parallel (MoE) dispatch and combine: the core, which no ABI shows through.
 //!
-//! An ABI is a crate of its own over this one (`abi/`): it reads what C passes, calls `session`, and puts
+//! An ABI is a separate crate over this one (`abi/`): it reads C's arguments, calls `session`, and puts
 //! refusals into its own words. Arrows go down only (`tests/layering.rs`).
 //!
 //! ```text
@@ -10,8 +10,8 @@
 //!   -> backend   trait; siblings host (shared memory, also the oracle) and cuda
 //! ```
 //!
-//! `model` is the vocabulary that all of them share; `tuning` has the launch shapes that were measured
-//! on this machine. See `docs/architecture.md`.
+//! `model` is the vocabulary that all of them share; `tuning` has the launch shapes measured on this
+//! machine. See `docs/architecture.md`.
 
 pub mod backend;
 pub mod env;

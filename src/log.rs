@@ -1,6 +1,6 @@
 //! The one line on stderr that a refusal prints when `NCCL_DEBUG` asks for it.
 //!
-//! No logging crate: in a C library nobody could install its subscriber, or it would meddle with
+//! No logging crate: in a C library nobody could install its subscriber, or it would interfere with
 //! somebody else's.
 #![forbid(unsafe_code)]
 
@@ -10,10 +10,10 @@ use std::io::Write;
 
 static WARN: Lazy<bool> = Lazy::new(|| Env::read().warn);
 
-/// Prints `text` as a warning in NCCL's manner, if `NCCL_DEBUG` is `WARN` or more talkative.
+/// Prints `text` as a warning in NCCL's format, if `NCCL_DEBUG` is `WARN` or more verbose.
 pub fn warn(text: &str) {
     if *WARN {
-        // A stderr that takes nothing is no reason to fail, or to panic as eprintln! does.
+        // A failing stderr is no reason to fail, or to panic as eprintln! does.
         let _ = writeln!(
             std::io::stderr(),
             "[{}] NCCL_EP WARN {text}",

@@ -1,4 +1,4 @@
-//! The core speaks of no ABI: it exports nothing, and no text of it has a name that callers use.
+//! The core knows no ABI: it exports no symbol, and none of its texts has a name that callers use.
 
 #![allow(clippy::unwrap_used)] // A test.
 
@@ -23,7 +23,7 @@ const ABI_WORDS: [&str; 13] = [
 
 #[test]
 fn the_core_has_no_words_of_an_abi() {
-    // The stand-ins' mark, which is no function of the library.
+    // The marker symbol of the stand-ins; not a function of the library.
     let marker = "ncclEpHostsimAbi";
     for file in sources::files("src", &[".rs"]) {
         let source = sources::read(&file);

@@ -1,4 +1,4 @@
-//! No module of the core leads back to itself by what it uses.
+//! The core's modules have no circular dependencies.
 
 #![allow(clippy::unwrap_used)] // A test.
 
@@ -21,11 +21,11 @@ fn no_module_leads_back_to_itself() {
     assert_eq!(circle(&uses), None);
 }
 
-/// Modules of which each uses one that follows, and the last the first; `None` if there are none.
+/// Modules that each use the next, and the last uses the first; `None` if there are none.
 fn circle(uses: &BTreeMap<String, BTreeSet<String>>) -> Option<Vec<String>> {
     let mut left = uses.clone();
     loop {
-        // Whoever uses nobody that is left is on no circle.
+        // Modules that use none of the remaining ones are on no circle.
         let modules: BTreeSet<String> = left.keys().cloned().collect();
         left.retain(|_, targets| {
             targets.retain(|target| modules.contains(target));

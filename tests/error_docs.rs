@@ -1,7 +1,8 @@
-//! `docs/errors.md` lists every refusal, the sources make no other, and the C tests provoke each.
+//! `docs/errors.md` lists every refusal, the sources produce no other, and the C tests provoke
+//! each.
 //!
-//! Sources are read as text. A literal such as "must be {what}" is a pattern: what stands in braces
-//! may be anything, in the sources as in the tables.
+//! Sources are read as text. A literal such as "must be {what}" is a pattern: braces match
+//! anything, in the sources as in the tables.
 
 #![allow(clippy::unwrap_used)] // A test.
 
@@ -11,28 +12,28 @@ use std::collections::BTreeSet;
 
 const DOCUMENT: &str = "docs/errors.md";
 
-/// Where refusals of arguments are put into words.
+/// The sources of the texts of refused arguments.
 const REFUSING: &str = "abi/first/src";
 
-/// Where failures come from that the machine, NCCL, CUDA or another rank is the cause of: the core, which has
+/// The sources of failures caused by the machine, NCCL, CUDA or another rank: the core, which has
 /// no words for arguments.
 const FAILING: [&str; 3] = ["src/backend", "src/rule", "src/session"];
 
-/// Texts there that the document need not have.
+/// Texts in those sources that the document omits.
 const NOT_LISTED: [&str; 6] = [
-    // Shown in a file, by no function.
+    // Appears in the file; no function returns it.
     "\\0NCCL EP version ",
-    // In the place of the text that a system does not give.
+    // Replaces a system's missing text.
     "no text",
     "unknown loader error",
-    // Where a link leads.
+    // The target of a link.
     "/memfd:nccl_ep (deleted)",
-    // Of an assertion and of an attribute.
+    // In an assertion, and in an attribute.
     "a counter outside the window's header",
     "the context is left when this is dropped",
 ];
 
-/// Literals whose variable part is the rule itself: what follows must be a literal of its own.
+/// Literals whose variable part is the rule itself; a separate literal must follow.
 const PREFIXES: [&str; 3] = ["must be at least ", "must be at most ", "must be "];
 
 /// One row of a table of refusals.
@@ -113,13 +114,13 @@ fn occurs_in(pattern: &str, text: &str) -> bool {
         })
 }
 
-/// Whether a pattern says enough to be looked for: it has words of its own.
+/// Whether a pattern is specific enough to search for: it has words of its own.
 fn is_text(literal: &str) -> bool {
     let words = fixed_parts(literal).concat();
     words.trim().contains(' ') && words.chars().filter(char::is_ascii_alphabetic).count() >= 6
 }
 
-/// Whether `pattern` gives `text` and nothing more.
+/// Whether `pattern` produces exactly `text`.
 fn gives(pattern: &str, text: &str) -> bool {
     let parts = fixed_parts(pattern);
     let (Some(first), Some(last)) = (parts.first(), parts.last()) else {
@@ -180,7 +181,7 @@ fn every_rule_of_the_tables_is_made_by_the_sources() {
 
 #[test]
 fn every_text_of_the_interface_stands_in_the_document() {
-    // Whole texts are spelled "argument: rule", which a table keeps in two cells.
+    // The document's whole texts are "argument: rule", which tables keep in two cells.
     let document = sources::read(DOCUMENT)
         .replace("` | ", ": ")
         .replace('`', "");
@@ -214,7 +215,7 @@ fn every_text_of_the_core_stands_in_the_document() {
     assert!(missing.is_empty(), "{DOCUMENT} lacks {missing:#?}");
 }
 
-/// `source` without the arguments of `Error::internal`, whose texts nobody can provoke.
+/// `source` without the arguments of `Error::internal`, whose texts no test can provoke.
 fn without_defects(source: &str) -> String {
     let mut parts = source.split("Error::internal(");
     let mut kept = parts.next().unwrap_or_default().to_owned();
@@ -232,7 +233,7 @@ fn without_defects(source: &str) -> String {
     kept
 }
 
-/// Whether the result of `row` is that of an earlier failure: of a group that has failed.
+/// Whether the result of `row` repeats an earlier failure of its group.
 fn repeats_a_failure(row: &Row) -> bool {
     row.id.ends_with("-group-failed") && row.result == "the failure's own"
 }

@@ -1,10 +1,10 @@
-//! `include/nccl_ep.h` is what cbindgen makes of the sources; `make header` writes it anew.
+//! `include/nccl_ep.h` is cbindgen's output for the sources; `make header` regenerates it.
 
 #![allow(clippy::unwrap_used)] // A test.
 
 use std::path::{Path, PathBuf};
 
-/// In the order in which a reader of the header wants them.
+/// In the header's reading order.
 const SOURCES: [&str; 6] = [
     "abi/first/src/types.rs",
     "abi/first/src/group.rs",
@@ -30,8 +30,8 @@ fn generate(root: &Path) -> String {
     tidy(&String::from_utf8(text).unwrap())
 }
 
-/// Rust's `# Safety` sections repeat for Rust readers what a C programmer takes for granted. Runs of
-/// blank lines become one.
+/// Removes Rust's `# Safety` sections, which a C programmer takes for granted. Collapses runs of
+/// blank lines.
 fn tidy(header: &str) -> String {
     let mut kept: Vec<&str> = Vec::new();
     let mut skipping = false;

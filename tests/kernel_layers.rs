@@ -1,4 +1,5 @@
-//! The floors of `cuda/`: what a kernel file may include, and who may touch another rank's memory.
+//! The floors of `cuda/`: which headers a kernel file may include, and which files may access
+//! another rank's memory.
 
 #![allow(clippy::unwrap_used)] // A test.
 
@@ -25,7 +26,7 @@ fn kernels() -> Vec<(String, String, String)> {
     files.into_iter().map(read).collect()
 }
 
-/// The folder of the header that `line` includes, if it is one of ours.
+/// The folder of the header that `line` includes, if it is ours.
 fn included_folder(folder: &str, line: &str) -> Option<String> {
     let path = line.strip_prefix("#include \"")?.strip_suffix('"')?;
     let (up, path) = match path.strip_prefix("../") {
@@ -51,7 +52,7 @@ fn kernel_files_include_what_is_on_their_floor_or_below() {
     }
 }
 
-/// What only the files below a path may contain, beside comments.
+/// Words that only files below a path may contain, except in comments.
 const RESERVED: [(&str, &str); 4] = [
     ("asm", "cuda/base/ptx.cuh"),
     ("peers.window", "cuda/peer/peer.cuh"),

@@ -1,7 +1,7 @@
 //! Host and device agree on the names of kernels and on their parameters.
 //!
-//! The headers of `PAIRS` are generated and committed; these tests compare them, and with
-//! NCCL_EP_UPDATE_HEADER=1 write them anew. No GPU and no nvcc are needed.
+//! The headers of `PAIRS` are generated and committed; these tests compare them, or rewrite them
+//! with NCCL_EP_UPDATE_HEADER=1. They need neither a GPU nor nvcc.
 
 #![allow(clippy::expect_used, clippy::unwrap_used)]
 
@@ -25,11 +25,11 @@ macro_rules! sizes {
     };
 }
 
-/// A file of definitions and the header that is generated from it.
+/// A file of definitions and the header generated from it.
 struct Pair {
     source: &'static str,
     header: &'static str,
-    /// What the header includes.
+    /// The header that the generated one includes.
     base: Option<&'static str>,
     /// Every struct of the file.
     sizes: &'static [(&'static str, usize)],
@@ -95,7 +95,7 @@ fn generate(pair: &Pair) -> String {
     };
     config.constant.allow_static_const = true;
     config.constant.allow_constexpr = true;
-    // Nothing in these files is a C function, so the structs are asked for by name.
+    // No C function in these files uses the structs, so they are requested by name.
     let names = pair.sizes.iter().map(|(name, _)| (*name).to_owned());
     config.export.include = names.collect();
     let checks: String = pair

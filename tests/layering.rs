@@ -1,8 +1,8 @@
-//! Who may use whom inside the core: arrows go down only, and `unsafe` stays at the edges.
+//! Allowed dependencies inside the core: arrows go down only, and `unsafe` stays at the edges.
 //!
-//! Crates hold what is coarser: no ABI sees the inside of another, and the core sees none. The table is what
-//! crates cannot hold; `docs/architecture.md` explains it, and this test compares it with what the sources
-//! say. Unit tests may use what they like.
+//! Crates enforce the coarse rules: no ABI sees the inside of another, and the core sees none. The
+//! table has the rules that crates cannot enforce; `docs/architecture.md` explains it, and this
+//! test compares it with the sources. Unit tests may use anything.
 
 #![allow(clippy::unwrap_used)] // A test.
 
@@ -10,8 +10,8 @@ mod sources;
 
 use sources::modules::{all_uses, is_below, module_files, module_of};
 
-/// Module -> what it may use. `x::*` is module `x` and all below it, else an entry is one module or
-/// one item. The longest name that fits a module counts; each module may use itself and what is
+/// Module -> what it may use. `x::*` is module `x` and everything below it; any other entry is one
+/// module or one item. The longest matching name decides; each module may use itself and everything
 /// below itself.
 const ARROWS: &[(&str, &[&str])] = &[
     ("error", &[]),
@@ -59,7 +59,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// The same for both backends, and neither sees the other.
+/// Shared by both backends; neither sees the other.
 const SIBLING: &[&str] = &[
     "backend",
     "backend::bootstrap",
@@ -103,7 +103,7 @@ const UNSAFE: &[&str] = &[
     "src/backend/nccl.rs",
 ];
 
-/// The sources of the ABIs, which have unsafe code of their own.
+/// The sources of the ABIs, which have their own unsafe code.
 const ABIS: [&str; 2] = ["abi/first/src", "abi/probe/src"];
 
 fn allowed(module: &str) -> Option<&'static [&'static str]> {
@@ -151,7 +151,7 @@ fn modules_use_only_what_the_table_allows() {
 #[test]
 fn the_table_allows_only_what_modules_use() {
     let uses = all_uses();
-    // Rows that share a list, as the two backends do, need each of its entries together.
+    // Rows that share a list, as the two backends do, must together use each of its entries.
     let is_used = |list: &[&str], entry: &str| {
         uses.iter().any(|(module, path, target)| {
             allowed(module).is_some_and(|own| std::ptr::eq(own, list)) && fits(entry, path, target)
@@ -191,7 +191,7 @@ fn unsafe_code_is_where_the_list_says() {
         .collect();
     assert_eq!(found, UNSAFE);
     for file in &files {
-        // A module that forbids it forbids it to all below it, too.
+        // A module that forbids unsafe code forbids it to all below, too.
         let below = file.trim_end_matches(".rs").trim_end_matches("/mod");
         let above_unsafe = file.ends_with("/lib.rs")
             || UNSAFE.contains(&file.as_str())

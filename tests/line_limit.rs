@@ -1,6 +1,6 @@
-//! No source file over 400 lines, no C or C++ function over 60 (clippy holds the latter for Rust).
+//! No source file over 400 lines, no C or C++ function over 60 (clippy checks Rust functions).
 //!
-//! What is longer has more than one reason to exist, and nobody reads it in one go.
+//! Longer ones have more than one reason to exist, and nobody reads them in one go.
 
 #![allow(clippy::unwrap_used)] // A test.
 
@@ -16,8 +16,8 @@ const ENDINGS: [&str; 9] = [
     ".rs", ".cu", ".cuh", ".c", ".h", ".cpp", ".hpp", ".py", ".sh",
 ];
 
-/// Generated: the interface of all functions with its documentation. And kernels whose roles (routers,
-/// senders, receivers) make sense only together: one file each, of short functions.
+/// Generated: the interface of all functions with its documentation. Also kernels whose roles
+/// (routers, senders, receivers) make sense only together: one file each, of short functions.
 const EXEMPT: [&str; 3] = [
     "include/nccl_ep.h",
     "cuda/ht/dispatch.cu",
@@ -45,7 +45,7 @@ fn no_file_is_over_the_limit() {
     assert!(found.is_empty(), "over {MAX_FILE} lines: {found:#?}");
 }
 
-/// First line and number of lines of each function: Google style begins and ends it in column 0.
+/// First line and length of each function: in Google style it starts and ends in column 0.
 fn functions(source: &str) -> Vec<(String, usize)> {
     let mut found = Vec::new();
     let mut open: Option<(String, usize)> = None;

@@ -1,4 +1,5 @@
-//! Names the shared library, and hands on the version of CUDA that the core's kernels were built with.
+//! Names the shared library, and passes on the CUDA version with which the core's kernels were
+//! built.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

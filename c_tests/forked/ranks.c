@@ -1,5 +1,5 @@
-// Forked ranks; see ranks.h. The fork comes before the first CUDA call, as a CUDA
-// context does not survive one.
+// Forked ranks; see ranks.h. Processes are forked before the first CUDA call, as a CUDA context
+// does not survive a fork.
 #define _GNU_SOURCE  // clock_gettime, MAP_ANONYMOUS, setenv, usleep
 #include "forked/ranks.h"
 
@@ -38,7 +38,7 @@ ncclComm_t open_comm(DeathRank* self, Barrier barrier, int rank, int size) {
     return comm;
 }
 
-// The parent adds these up: the process itself has no closing line.
+// The parent adds the counts up; this process prints no summary line.
 static void hand_over_counts(const DeathRank* self) {
     self->shared->passed[self->env.rank] = ep_passed() - self->passed_before;
     self->shared->failed[self->env.rank] = ep_failed() - self->failed_before;
@@ -70,7 +70,7 @@ static void run_rank(const DeathCase* test, DeathRank* self) {
     EP_CHECK(!ep_has_leaks());
     hand_over_counts(self);
     fflush(NULL);
-    _exit(0);  // the parent's exit handlers are not ours to run
+    _exit(0);  // the parent's exit handlers must not run here
 }
 
 static pid_t start_rank(const DeathCase* test, SharedState* shared, const DeathRank* model,
@@ -78,7 +78,7 @@ static pid_t start_rank(const DeathCase* test, SharedState* shared, const DeathR
     const pid_t child = fork();
     EP_REQUIRE(child >= 0);
     if (child > 0) return child;
-    // A rank that was stopped would outlive a parent that is killed.
+    // Otherwise a stopped rank would outlive a killed parent.
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     DeathRank self = *model;
     self.shared = shared;
@@ -100,8 +100,8 @@ static int index_of(const pid_t* children, int count, pid_t child) {
     return -1;
 }
 
-// Waits for all; the others of one that has ended badly are ended, too, as they would wait for it
-// until their watchdogs bark.
+// Waits for all processes. If one ends badly, kills the others, which would wait for it until their
+// watchdogs fire.
 static void wait_for_ranks(const DeathCase* test, pid_t* children, const DeathRank* model) {
     const int num_ranks = model->env.size;
     for (int left = num_ranks; left > 0; --left) {

@@ -1,5 +1,5 @@
-// Ranks without MPI, which ends all processes when one dies: forked processes that meet in shared
-// memory, and a parent that never touches CUDA and sees how each of them ended.
+// Ranks without mpirun, which ends all processes when one dies: forked processes that synchronise
+// through shared memory. The parent never touches CUDA and checks how each process ended.
 #ifndef C_TESTS_FORKED_RANKS_H_
 #define C_TESTS_FORKED_RANKS_H_
 
@@ -10,25 +10,25 @@
 
 enum { kMaxRanks = 16 };
 
-// The places of a case where ranks wait for each other.
+// Points of a case where ranks wait for each other.
 typedef enum {
-    kFirstId,   // the id of the first communicator is there
-    kSecondId,  // that of the survivors
-    kReady,     // all have a group that works
-    kLost,      // the victim will not take part any more
-    kNoticed,   // the survivors know
-    kAllKnow,   // so does a victim that came back
+    kFirstId,   // the id of the first communicator is set
+    kSecondId,  // the id of the survivors' communicator is set
+    kReady,     // all ranks have a working group
+    kLost,      // the victim takes no further part
+    kNoticed,   // the survivors know of the loss
+    kAllKnow,   // so does a victim that resumed
     kNumBarriers
 } Barrier;
 
-// What the processes of one case share.
+// Memory shared by the processes of one case.
 typedef struct {
-    ncclUniqueId ids[2];  // of the first communicator, and of the survivors' one
+    ncclUniqueId ids[2];  // of the first communicator and of the survivors'
     atomic_int arrived[kNumBarriers];
     _Atomic double lost;     // when the victim died
     atomic_int named;        // survivors whose text names the victim
-    atomic_bool over;        // what disturbs the victim has happened
-    atomic_uint last_round;  // of a case in rounds, for all ranks; 0 until it is known
+    atomic_bool over;        // the disturbance of the victim has happened
+    atomic_uint last_round;  // last round of a case in rounds, for all ranks; 0 until known
     atomic_int victim_process;
     uint64_t passed[kMaxRanks];
     uint64_t failed[kMaxRanks];
@@ -40,43 +40,42 @@ typedef struct {
     SharedState* shared;
     int victim;
     unsigned timeout_ms, slack_ms;
-    uint64_t passed_before, failed_before;  // of the parent, at the fork
+    uint64_t passed_before, failed_before;  // the parent's counts at the fork
 } DeathRank;
 
 typedef struct {
     const char* name;
     void (*run)(DeathRank* self);
-    bool victim_dies;  // by SIGKILL; otherwise it ends as the others do
-    // What the parent does to the victim from outside, if anything. One that is stopped for good it
-    // kills when the others have ended.
+    bool victim_dies;  // by SIGKILL; otherwise it ends like the others
+    // What the parent does to the victim from outside, or NULL. It kills a victim that stays
+    // stopped once the others have ended.
     void (*disturb)(SharedState* shared, int num_ranks, pid_t victim);
 } DeathCase;
 
-// How a case is run.
+// How to run a case.
 typedef struct {
     int num_ranks;
     int victim;
     unsigned timeout_ms;
-    unsigned slack_ms;  // how much later than that something may be noticed
+    unsigned slack_ms;  // how much later than the deadline a loss may be noticed
 } DeathSetting;
 
 // Runs a case on new processes; counts its checks and how the processes ended.
 void run_death_case(const DeathCase* test, DeathSetting setting);
 
-// NCCL_EP_TIMEOUT_MS, which is set to `otherwise` if it was not set.
+// NCCL_EP_TIMEOUT_MS; sets it to `otherwise` if it is unset.
 unsigned timeout_from_environment(unsigned otherwise);
 
 bool is_victim(const DeathRank* self);
 double seconds_now(void);
 
-// Waits until `count` ranks have come; nobody waits for a rank that is dead. Once for each barrier.
+// Waits until `count` ranks have arrived; does not wait for dead ranks. Each barrier works once.
 void meet(DeathRank* self, Barrier barrier, int count);
 
-// Opens a communicator of `size` ranks, of which this is number `rank`; `barrier` is kFirstId or
-// kSecondId.
+// Opens a communicator of `size` ranks as rank `rank`; `barrier` is kFirstId or kSecondId.
 ncclComm_t open_comm(DeathRank* self, Barrier barrier, int rank, int size);
 
-// Ends this process as the kernel would: without any clean-up.
+// Kills this process without any clean-up, as the operating system would.
 void die(DeathRank* self);
 
 #endif  // C_TESTS_FORKED_RANKS_H_

@@ -65,7 +65,7 @@ void go_on_without_victim(DeathRank* self) {
 
 void abort_and_go_on(DeathRank* self) {
     EP_CHECK_NCCL(ncclCommAbort(self->env.comm));
-    // An exchange that was given up may have left its error on the stream.
+    // An abandoned exchange may have left its error on the stream.
     (void)cudaStreamSynchronize(self->env.stream);
     (void)cudaGetLastError();
     expect_context_usable(self);

@@ -1,4 +1,4 @@
-// What survivors of a lost rank check, and how they go on without it.
+// What the survivors of a lost rank check, and how they continue without it.
 #ifndef C_TESTS_FORKED_SURVIVORS_H_
 #define C_TESTS_FORKED_SURVIVORS_H_
 
@@ -12,24 +12,25 @@ typedef struct {
 } Work;
 
 LlShape shape_for(const EpEnv* env);
-// All ranks; with a first dispatch and combine.
+// Opens the group on all ranks and runs a first dispatch and combine.
 void open_work(Work* work, const EpEnv* env, uint64_t seed);
 
 int survivors(const DeathRank* self);
 
-// Whether so much time is left since then that a wait may not be over yet.
+// Whether `since` is so recent that a wait begun then may still be running.
 bool in_time(const DeathRank* self, double since);
-// A failure says by how much it was too late.
+// As a check; a failure says how late it was.
 void check_in_time(const DeathRank* self, double since);
 
-// Whether a text has the number of this rank.
+// Whether `text` contains the number of this rank.
 bool names(const char* text, int rank);
 
 void expect_context_usable(const DeathRank* self);
 
-// A new communicator and a new group without the victim: nothing of the failure is left.
+// Opens a new communicator and group without the victim and checks that nothing of the failure is
+// left.
 void go_on_without_victim(DeathRank* self);
-// Ends what is left of the first communicator, and goes on.
+// Aborts the first communicator and continues without the victim.
 void abort_and_go_on(DeathRank* self);
 
 #endif  // C_TESTS_FORKED_SURVIVORS_H_

@@ -23,13 +23,14 @@ def main() -> None:
     with EpGroup(experts, HIDDEN, algorithm="ll", max_tokens_per_rank=TOKENS) as group:
         with group.create_handle(ids) as handle:
             received = handle.dispatch(tokens)
-            # Expert number g multiplies by g + 1. Combine looks at counts[e] rows of each.
+            # Global expert number g multiplies by g + 1. Combine reads the first counts[e] rows of
+            # expert e.
             first = rank * EXPERTS_PER_RANK
             factors = torch.arange(first + 1, first + 1 + EXPERTS_PER_RANK, device=device)
             results = received.tokens * factors.to(torch.bfloat16).view(-1, 1, 1)
             output = handle.combine(results, weights)
 
-    # The same on one rank: every expert's result is its factor times the token.
+    # The same on one rank: each expert's result is its factor times the token.
     expected = torch.zeros(TOKENS, HIDDEN, device=device)
     for k in range(TOP_K):
         result = tokens * (ids[:, k:k + 1] + 1).to(torch.bfloat16)

@@ -17,7 +17,7 @@ def main() -> None:
     rank, size, device = start()
     batches = [torch.randn(TOKENS, HIDDEN, device=device) for _ in range(2)]
     weights = torch.ones(TOKENS, 1, device=device)
-    # One expert on each rank; the batches go in opposite directions.
+    # One expert on each rank; the batches travel in opposite directions.
     routes = [torch.full((TOKENS, 1), (rank + step) % size, device=device)
               for step in (1, size - 1)]
 

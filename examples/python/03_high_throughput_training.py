@@ -22,7 +22,7 @@ def main() -> None:
     router = torch.nn.Linear(HIDDEN, experts, device=device)
     local = torch.nn.ModuleList(torch.nn.Linear(HIDDEN, HIDDEN, device=device)
                                 for _ in range(EXPERTS_PER_RANK))
-    # A real model also averages the router's gradients over the ranks; here each has its own.
+    # A real model also averages the router's gradients over the ranks; here each rank has its own.
     optimizer = torch.optim.Adam([*router.parameters(), *local.parameters()], lr=1e-2)
 
     losses = []
@@ -31,7 +31,7 @@ def main() -> None:
             weights, ids = router(tokens).softmax(dim=1).topk(TOP_K, dim=1)
             handle = group.create_handle(ids)
             received, local_ids, factors = ht_dispatch(handle, tokens, weights)
-            # A token comes once for each rank, with the weights of its experts there.
+            # A token arrives once per rank, with the weights of its experts there.
             result = torch.zeros_like(received)
             for number, expert in enumerate(local):
                 factor = torch.where(local_ids == number, factors, 0.0).sum(dim=1, keepdim=True)

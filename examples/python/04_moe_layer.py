@@ -19,7 +19,7 @@ class MoE(torch.nn.Module):
     def __init__(self, rank: int, size: int, device: torch.device) -> None:
         super().__init__()
         self.experts = EXPERTS_PER_RANK * size
-        # The same numbers on every rank, so that the example can compute all experts anywhere.
+        # The same numbers on every rank, so that any rank can compute all experts.
         random = torch.Generator().manual_seed(5)
         self.router = torch.randn(HIDDEN, self.experts, generator=random).to(device)
         self.up = (torch.randn(self.experts, HIDDEN, 2 * HIDDEN, generator=random) / 8).to(device)
@@ -38,7 +38,7 @@ class MoE(torch.nn.Module):
         return torch.relu(rows @ self.up[number]) @ self.down[number]
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Each token's experts, wherever they are: [T, HIDDEN]."""
+        """Each token's experts, on whatever rank: [T, HIDDEN]."""
         weights, ids = self.route(tokens)
         rows, factors, layout = self.layer.dispatch(tokens, ids.to(torch.int32), weights)
         blocks = rows.split(layout.num_recv_tokens_per_expert_list)
@@ -47,7 +47,7 @@ class MoE(torch.nn.Module):
         return self.layer.combine(results * factors.unsqueeze(1), layout)
 
     def dense(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The same without any communication."""
+        """The same without communication."""
         weights, ids = self.route(tokens)
         output = torch.zeros_like(tokens)
         for number in range(self.experts):

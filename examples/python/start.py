@@ -28,8 +28,9 @@ def start() -> tuple[int, int, torch.device]:
     if "MASTER_ADDR" in os.environ:
         dist.init_process_group("gloo", rank=rank, world_size=size)
     else:
-        # mpirun gives no address; one machine has a folder for temporary files. The store needs its
-        # file for new groups of ranks, too, and removes it when the last rank is done.
+        # mpirun sets no address; all ranks share the machine's folder for temporary files. The
+        # store also needs its file for new groups of ranks, and removes it when the last rank is
+        # done.
         job = os.environ.get("PMIX_NAMESPACE", os.getppid())
         meeting = os.path.join(tempfile.gettempdir(), f"nccl_ep-example-{os.getuid()}-{job}")
         dist.init_process_group("gloo", store=dist.FileStore(meeting, size), rank=rank,
@@ -39,7 +40,7 @@ def start() -> tuple[int, int, torch.device]:
 
 
 def finish(rank: int, text: str) -> None:
-    """Says on rank 0 that every rank has got here, and what was checked."""
+    """Prints on rank 0, once every rank is here, what was checked."""
     dist.barrier()
     if rank == 0:
         print(f"PASSED: {text}", flush=True)

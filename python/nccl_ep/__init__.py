@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-# Names that need torch, and where they are; loaded when they are first used.
+# Names that need torch, and their modules, which load at first use.
 _WITH_TORCH = {"EpGroup": "nccl_ep.group", "EpHandle": "nccl_ep.handle",
                "DispatchResult": "nccl_ep.handle", "MoeShape": "nccl_ep.tuning",
                "tune": "nccl_ep.tuning"}
@@ -39,7 +39,7 @@ try:
     if HAVE_TORCH:
         __all__ += ["DispatchResult", "EpGroup", "EpHandle", "MoeShape", "autograd", "layers",
                     "tune"]
-except ImportError as error:  # a Python without ctypes, for one
+except ImportError as error:  # such as a Python without ctypes
     warnings.warn(f"nccl_ep is of no use here: {error}", stacklevel=2)
     HAVE_NCCL_EP = False
 

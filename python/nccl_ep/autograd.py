@@ -37,7 +37,7 @@ class _Dispatch(torch.autograd.Function):
         received = handle.dispatch(tokens, topk_weights)
         assert received.topk_idx is not None and received.topk_weights is not None
         ctx.handle = handle
-        # LL handles may change their ids in place, HT handles do not look at them again.
+        # LL handles may change their ids in place; HT handles do not read them again.
         ctx.save_for_backward(handle.topk_idx)
         ctx.mark_non_differentiable(received.topk_idx)
         return received.tokens, received.topk_idx, received.topk_weights
@@ -49,7 +49,7 @@ class _Dispatch(torch.autograd.Function):
         handle: EpHandle = ctx.handle
         if not ctx.needs_input_grad[2]:
             return None, handle.combine(tokens), None
-        # autograd fills in zeros for results that nobody used, so every rank makes this call.
+        # autograd passes zeros for unused results, so every rank makes this call.
         home_tokens, home_weights = handle.combine_with_weights(tokens, weights)
         return None, home_tokens, in_callers_order(ctx.saved_tensors[0], home_weights,
                                                    handle.group.num_experts)
@@ -74,7 +74,7 @@ class _Combine(torch.autograd.Function):
 
 def in_callers_order(topk_idx: torch.Tensor, values: torch.Tensor,
                      num_experts: int) -> torch.Tensor:
-    """Values [T, K] by ascending expert id, packed to the left, moved to where `topk_idx` has it.
+    """Moves values [T, K], packed by ascending expert id, to the places of the ids in `topk_idx`.
 
     Ids without an expert get 0. An id that a token repeats counts once, at its last place.
     """

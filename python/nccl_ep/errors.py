@@ -1,4 +1,4 @@
-"""The exception of a call that was refused or has failed."""
+"""The exception for calls that are refused or fail."""
 
 from __future__ import annotations
 

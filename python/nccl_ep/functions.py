@@ -64,7 +64,7 @@ EP_FUNCTIONS = [
     Function("ncclEpComplete", ncclResult_t, [ncclEpHandle_t, ctypes.c_void_p, cudaStream_t]),
 ]
 
-# Our own additions: another libnccl_ep.so may lack them.
+# Additions of this library: another libnccl_ep.so may lack them.
 EXTRA_FUNCTIONS = [
     Function("ncclEpGetVersion", ncclResult_t, [_Number]),
     Function("ncclEpGetLastError", ctypes.c_char_p, []),

@@ -74,7 +74,7 @@ class EpGroup:
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors of this group are."""
+        """The device of this group's tensors."""
         return self.runtime.device
 
     @property
@@ -96,18 +96,18 @@ class EpGroup:
         return EpHandle(self, topk_idx, counts=counts, stream=stream)
 
     def keep(self, handle: EpHandle) -> None:
-        """Keeps a handle alive until the group is closed, as one that a CUDA graph has captured."""
+        """Keeps a handle, as one that a CUDA graph has captured, until the group is closed."""
         self._kept.add(handle)
 
     def check(self) -> None:
-        """Raises `NcclEpError` if an operation of the group has failed while it ran."""
+        """Raises `NcclEpError` if an operation of the group has failed while running."""
         code = self.library.ncclEpGetAsyncError(self.handle)
         if code != 0:
             raise NcclEpError(code, self.library.ncclGetErrorString(code),
                               self.library.ncclEpGetLastError())
 
     def settle(self) -> None:
-        """On the CPU, waits for what was enqueued and raises what failed; nothing on GPUs."""
+        """On the CPU: waits for enqueued work and raises its failure. Does nothing on GPUs."""
         if self.device.type == "cpu":
             try:
                 self.runtime.settle()
@@ -139,17 +139,17 @@ class EpGroup:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
-        # After an exception the other ranks may never come to a collective call.
+        # After an exception the other ranks may never reach a collective call.
         if kind is None:
             self.close()
 
     def __del__(self) -> None:
-        # Closing is collective, and the collector runs at a different time on each rank.
+        # Closing is collective, and garbage collection runs at different times on each rank.
         if getattr(self, "_group", None) is not None:
             warnings.warn("an EpGroup was not closed", ResourceWarning, stacklevel=2)
 
 
 def _check_fits(name: str, value: int, unit: int = 1) -> None:
-    """Refuses a `value` that, times `unit`, C's unsigned int would take for another number."""
+    """Refuses a `value` that, times `unit`, does not fit C's unsigned int."""
     if not 0 <= value <= _LARGEST // unit:
         raise ValueError(f"{name}: must be 0 to {_LARGEST // unit}, not {value}")

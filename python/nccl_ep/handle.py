@@ -36,10 +36,11 @@ class EpHandle:
     """One routing. Made by `EpGroup.create_handle`; destroyed by `close`, or with the object.
 
     Operations are enqueued on `stream` (a torch stream; None: the current one), and every rank
-    calls them in the same order. Another stream than the current one first waits for that one; what
-    uses the results elsewhere waits for `stream`. On the CPU all is done when the call returns.
-    LL reads `topk_idx` anew in each operation, so it may be changed in place: the caller's own if
-    it is int64 and contiguous, else the copy that `handle.topk_idx` is. HT does not.
+    calls them in the same order. A stream other than the current one first waits for the current
+    one; users of the results on other streams must wait for `stream`. On the CPU every operation
+    has finished when its call returns.
+    LL reads `topk_idx` again in each operation, so it may be changed in place: the caller's tensor
+    if it is int64 and contiguous, else the copy `handle.topk_idx`. HT reads it once.
     A handle that a CUDA graph has captured lives until `close` or the end of the group.
     """
 
@@ -72,7 +73,8 @@ class EpHandle:
 
     @property
     def num_recv_tokens(self) -> int:
-        """HT: rows that a dispatch can deliver here; the real count if the group has no bound M."""
+        """HT: rows that a dispatch can deliver here; the exact count if the group has no bound M.
+        """
         if self._rows is None:
             self._rows = self.group.library.ncclEpHandleGetNumRecvTokens(self.handle)
         return self._rows
@@ -95,7 +97,8 @@ class EpHandle:
             ids, topk_weights = self.topk_idx, self._weights(topk_weights, self.num_tokens)
         inputs = TensorList((Tag.TOKENS, tokens), (Tag.TOPK_IDX, ids),
                             (Tag.TOPK_WEIGHTS, topk_weights))
-        # In HT the host may wait here, and the GPU after it: as little as possible comes later.
+        # In HT the host may wait here, and the GPU then waits for the host: do as little as
+        # possible afterwards.
         shape = self._received_shape(tokens.shape[1])
         if out is None:
             out = torch.empty(shape, dtype=tokens.dtype, device=group.device)
@@ -117,7 +120,7 @@ class EpHandle:
     def combine(self, tokens: torch.Tensor, topk_weights: torch.Tensor | None = None, *,
                 out: torch.Tensor | None = None, send_only: bool = False,
                 stream: Any = None) -> torch.Tensor:
-        """Brings results home: returns [T, H], for each token the sum over its experts.
+        """Returns results to their home ranks: [T, H], for each token the sum over its experts.
 
         LL: `tokens` [L, R*M, H], `topk_weights` float32 [T, K], the factors of the sum.
         HT: `tokens` [n, H], weights already applied and a token's experts on this rank summed.
@@ -152,9 +155,9 @@ class EpHandle:
         return out, home_weights
 
     def complete(self, *, stream: Any = None) -> None:
-        """LL: receives what the staged operation has sent. Nothing if none is staged.
+        """LL: receives what the staged operation has sent. Does nothing if none is staged.
 
-        `stream` waits for the sending only, so that what is on the current one goes on meanwhile.
+        `stream` waits for the send phase only, so work on the current stream continues meanwhile.
         """
         group = self.group
         address = group.runtime.stream(stream)
@@ -187,18 +190,18 @@ class EpHandle:
         if stream is not None:
             group.runtime.hand_over(stream, self._memory(lists))
         if send_only and group.algorithm == "ll":
-            # The receive phase writes to them, whatever the caller does meanwhile.
+            # The receive phase writes to them, even if the caller drops them.
             self._staged.extend(lists)
             self._staged_on = address
         group.settle()
 
     def _memory(self, lists: Iterable[TensorList]) -> list[torch.Tensor]:
-        """What operations with these tensors use."""
-        # LL reads the ids in every phase, also when the caller has dropped the handle by then.
+        """The tensors that operations with these lists use."""
+        # LL reads the ids in every phase, even after the caller has dropped the handle.
         return [self.topk_idx, *(tensor for each in lists for tensor in each.tensors)]
 
     def _keep_if_captured(self, stream: Any) -> None:
-        """Replays of a graph use the handle, whether or not somebody still has it."""
+        """If `stream` is captured, keeps the handle: replays of the graph use it."""
         if self.group.runtime.is_capturing(stream):
             self.group.keep(self)
 

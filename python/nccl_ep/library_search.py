@@ -1,7 +1,7 @@
 """Finds and loads libnccl_ep.so and the NCCL that goes with it.
 
-libnccl_ep.so is linked with neither NCCL nor CUDA: it uses the NCCL that the process has. So NCCL
-is loaded first, and for the whole process.
+libnccl_ep.so links neither NCCL nor CUDA: it uses the NCCL that the process has loaded. So NCCL is
+loaded first, for the whole process.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import pathlib
 from collections.abc import Iterator
 
-# No version behind it: libnccl_ep.so.0 is a later generation with another interface.
+# Without a version: libnccl_ep.so.0 is a later generation with another interface.
 _EP_NAME = "libnccl_ep.so"
 _NCCL_NAMES = ("libnccl.so.2", "libnccl.so")
 
@@ -45,10 +45,10 @@ def find_library() -> str:
 
 
 def existing(path: str, named_by: str) -> str:
-    """`path`; an error that says who named it if there is no such file.
+    """`path`; an error that names its source if there is no such file.
 
-    NCCL is loaded first, so a wrong path would pass for a missing NCCL. A name without a folder is
-    for the loader to find.
+    NCCL is loaded first, so a wrong path would look like a missing NCCL. The loader searches for a
+    name without a folder.
     """
     if os.sep in path and not os.path.exists(path):
         raise RuntimeError(f"{named_by}: there is no file {path}")
@@ -58,7 +58,7 @@ def existing(path: str, named_by: str) -> str:
 def load_nccl(library: str) -> ctypes.CDLL:
     """Loads NCCL for the whole process; `library` is where libnccl_ep.so was found.
 
-    The first that loads of: NCCL_EP_NCCL_LIBRARY; what the process has already, so that
+    The first that loads of: NCCL_EP_NCCL_LIBRARY; the NCCL that the process has, so that
     communicators of other parts of the program can be used; the folder of `library`; NCCL_HOME/lib;
     the copy that PyTorch has loaded or brings; what the loader finds.
     """
@@ -83,7 +83,7 @@ def load_nccl(library: str) -> ctypes.CDLL:
 
 
 def _nccl_candidates(library: str) -> Iterator[tuple[str, int]]:
-    """Paths or names in order, each with the flags that dlopen needs for it."""
+    """Candidate paths or names in order, each with its dlopen flags."""
     folders = []
     if os.sep in library:
         folders.append(pathlib.Path(library).resolve().parent)
@@ -94,8 +94,8 @@ def _nccl_candidates(library: str) -> Iterator[tuple[str, int]]:
         for name in _NCCL_NAMES:
             if (folder / name).exists():
                 yield str(folder / name), 0
-    # A copy that is loaded already, as PyTorch's, answers to its name; one of the system does not
-    # yet, and PyTorch would bring a second one beside it.
+    # A copy that is already loaded, such as PyTorch's, is found by its name. A system copy is not
+    # loaded yet, and PyTorch would load a second one beside it.
     yield "libnccl.so.2", os.RTLD_NOLOAD
     if bundled := _nccl_of_wheel():
         yield bundled, 0
@@ -106,7 +106,7 @@ def _nccl_candidates(library: str) -> Iterator[tuple[str, int]]:
 
 
 def _nccl_of_wheel() -> str:
-    """The NCCL of the wheel nvidia-nccl, which PyTorch needs; it need not be imported for that."""
+    """The NCCL of the wheel nvidia-nccl, which PyTorch needs; works without importing PyTorch."""
     try:
         import nvidia.nccl  # type: ignore[import-not-found]
     except ImportError:

@@ -1,7 +1,7 @@
 """The C functions as methods: the names, signatures and results of the first `nccl_ep` package.
 
-Refusals become `NcclEpError` with the library's own text. The methods keep what C still uses alive;
-the memory behind tensor addresses is the caller's to keep.
+Refusals become `NcclEpError` with the library's own text. The methods keep alive what C still
+uses; the caller keeps the memory behind tensor addresses alive.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class NCCLLibrary:
     path_to_library_cache: ClassVar[dict[str, ctypes.CDLL]] = {}
     path_to_base_cache: ClassVar[dict[str, ctypes.CDLL]] = {}
     path_to_dict_mapping: ClassVar[dict[str, dict[str, Any]]] = {}
-    # C may call an allocator as long as tensors live, which may be longer than their group.
+    # C may call an allocator as long as its tensors live, possibly longer than their group.
     _callbacks: ClassVar[dict[int | None, Any]] = {}
 
     def __init__(self, so_file: str | os.PathLike[str] | None = None) -> None:
@@ -96,7 +96,7 @@ class NCCLLibrary:
 
     def _check(self, name: str, result: int) -> None:
         if result != 0:
-            # Only the library's own calls leave a text; an older one must not pass for this one's.
+            # Only this library's calls leave a text; do not report an older one for NCCL's calls.
             detail = self.ncclEpGetLastError() if name.startswith("ncclEp") else name
             raise NcclEpError(result, self.ncclGetErrorString(result), detail)
 
@@ -117,24 +117,24 @@ class NCCLLibrary:
     def ncclGetVersion(self) -> str:
         """NCCL's version, such as "2.28.9"."""
         raw = self.ncclGetRawVersion()
-        # Before 2.9 the minor version was counted in hundreds.
+        # Before 2.9 the factor of the major version was 1000.
         base = 10000 if raw >= 10000 else 1000
         return f"{raw // base}.{raw % base // 100}.{raw % 100}"
 
     def ncclGetUniqueId(self) -> ncclUniqueId:
-        """What the ranks of a new communicator share; made by one of them."""
+        """The id that the ranks of a new communicator share; one rank makes it."""
         unique_id = ncclUniqueId()
         self._call("ncclGetUniqueId", ctypes.byref(unique_id))
         return unique_id
 
     def ncclCommInitRank(self, world_size: int, unique_id: ncclUniqueId, rank: int) -> ncclComm_t:
-        """A communicator; every rank calls it, with the GPU of the rank current."""
+        """A communicator; every rank calls it with its own GPU current."""
         comm = ncclComm_t()
         self._call("ncclCommInitRank", ctypes.byref(comm), world_size, unique_id, rank)
         return comm
 
     def ncclCommDestroy(self, comm: ncclComm_t) -> None:
-        """Ends a communicator, after the groups made from it."""
+        """Destroys a communicator, after the groups made from it."""
         self._call("ncclCommDestroy", comm)
 
     def ncclCommCount(self, comm: ncclComm_t) -> int:
@@ -191,7 +191,7 @@ class NCCLLibrary:
         self._call("ncclEpTensorDestroy", group, _pointer(tensor))
 
     def ncclEpGetAsyncError(self, group: Any) -> int:
-        """ncclSuccess, or the result of the first operation that failed while it ran."""
+        """ncclSuccess, or the result of the first operation that failed while running."""
         result = ncclResult_t()
         self._call("ncclEpGetAsyncError", group, ctypes.byref(result))
         return result.value
@@ -225,7 +225,7 @@ class NCCLLibrary:
         self._call("ncclEpHandleDestroy", handle)
 
     def ncclEpHandleGetNumRecvTokens(self, handle: Any) -> int:
-        """Rows that an HT dispatch can deliver here."""
+        """Number of rows that an HT dispatch can deliver here."""
         rows = ctypes.c_uint()
         self._call("ncclEpHandleGetNumRecvTokens", handle, ctypes.byref(rows))
         return rows.value
@@ -243,18 +243,18 @@ class NCCLLibrary:
     def ncclEpCombine(self, handle: Any, inputs: Any, num_inputs: int, outputs: Any,
                       num_outputs: int, local_tensors: Any, num_local_tensors: int,
                       send_only: int = 0, config: Any = None, stream: Any = None) -> None:
-        """Brings results home and sums them; arguments as in `ncclEpDispatch`."""
+        """Returns results to their home ranks and sums them; arguments as in `ncclEpDispatch`."""
         self._call("ncclEpCombine", handle, _tensors(inputs), num_inputs, _tensors(outputs),
                    num_outputs, _tensors(local_tensors), num_local_tensors, int(send_only), None,
                    stream)
 
     def ncclEpComplete(self, handle: Any, config: Any = None, stream: Any = None) -> None:
-        """Receives what a staged operation of the handle has sent; nothing if there is none."""
+        """Receives what the handle's staged operation has sent; does nothing if there is none."""
         self._call("ncclEpComplete", handle, None, stream)
 
 
 def tensor_list(tensors: Sequence[Any]) -> tuple[Any, int]:
-    """A C array of pointers to `tensors`, and its length; it keeps them alive."""
+    """A C array of pointers to `tensors`, which it keeps alive, and its length."""
     pointer = ctypes.POINTER(ncclNDTensor_t)
     pointers = [each if isinstance(each, pointer) else ctypes.pointer(each) for each in tensors]
     return (pointer * len(pointers))(*pointers), len(pointers)
@@ -281,7 +281,7 @@ def _load(path: str) -> tuple[ctypes.CDLL, ctypes.CDLL, dict[str, Any]]:
 
 def _bind(table: dict[str, Any], library: ctypes.CDLL, function: Function) -> bool:
     try:
-        # Indexing, unlike an attribute, makes a new object: its types disturb nobody else's.
+        # Indexing, unlike an attribute, makes a new object, so its types affect no other user.
         found = library[function.name]
     except AttributeError:
         return False
@@ -292,12 +292,12 @@ def _bind(table: dict[str, Any], library: ctypes.CDLL, function: Function) -> bo
 
 
 def _pointer(argument: Any) -> Any:
-    """A pointer to a structure; a pointer, byref() or None as it is."""
+    """A pointer to a structure; a pointer, byref() or None unchanged."""
     return ctypes.byref(argument) if isinstance(argument, ctypes.Structure) else argument
 
 
 def _tensors(argument: Any) -> Any:
-    """An array of pointers as it is; a list or tuple of tensors as such an array."""
+    """A list or tuple of tensors as an array of pointers; such an array unchanged."""
     return tensor_list(argument)[0] if isinstance(argument, (list, tuple)) else argument
 
 

@@ -1,6 +1,6 @@
-"""A communicator of one's own from what started the processes: torch.distributed, a launcher.
+"""Creates a communicator over the ranks of torch.distributed, or of a launcher.
 
-Without torch.distributed the ranks meet at an abstract Unix socket, so nothing is left anywhere.
+Without torch.distributed the ranks meet at an abstract Unix socket, which leaves no file behind.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LAUNCHERS = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
               ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
               ("SLURM_PROCID", "SLURM_NTASKS"),
               _TORCHRUN)
-# Any of them tells jobs on one machine apart.
+# Each of these distinguishes jobs on one machine.
 _JOB_NAMES = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "MPIRUN_ID", "TORCHELASTIC_RUN_ID")
 
 _meetings = 0
@@ -52,7 +52,7 @@ def get_nccl_comm_from_group(group: Any, nccl_lib: NCCLLibrary) -> ncclComm_t:
 
 def launched_rank() -> tuple[int, int]:
     """Rank and number of the processes that a launcher started."""
-    # What srun or mpirun says of torchrun itself, each of its workers inherits.
+    # torchrun's workers inherit what srun or mpirun set for torchrun itself.
     launchers = (_TORCHRUN, *_LAUNCHERS) if _by_torchrun() else _LAUNCHERS
     for rank, size in launchers:
         if rank in os.environ and size in os.environ:
@@ -75,18 +75,18 @@ def _initialised_distributed() -> Any:
 
 
 def collective_device(distributed: Any, group: Any) -> str:
-    """Where tensors may be for collectives of a torch.distributed group."""
+    """The device of tensors in collectives of a torch.distributed group."""
     import torch
 
     backend = distributed.get_backend(group)
-    # Without a choice of the program's torch takes Gloo for the CPU and, where it can, NCCL.
+    # If the program chose none, torch uses Gloo for the CPU and, where available, NCCL.
     if backend == "undefined":
         return "cuda" if torch.cuda.is_available() else "cpu"
     return "cuda" if "nccl" in backend else "cpu"
 
 
 def broadcast(mine: bytes, length: int, group: Any, distributed: Any) -> bytes:
-    """Rank 0's bytes on every rank of a torch.distributed group, `length` of them, at the end 0."""
+    """Rank 0's `length` bytes on every rank of a torch.distributed group, padded with zeros."""
     import torch
 
     # torch's own broadcast of objects needs NumPy.
@@ -117,11 +117,11 @@ def _share(mine: bytes | None, rank: int, size: int) -> bytes:
 
 
 def _job() -> str:
-    """What the ranks of this job have in common, and no other job on this machine."""
+    """A name that the ranks of this job share, and no other job on this machine has."""
     for name in _JOB_NAMES:
         if os.environ.get(name, "none") != "none":
             return os.environ[name]
-    # torchrun calls every job "none" that has no --rdzv-id, but no two have the same port.
+    # Without --rdzv-id torchrun calls every job "none", but no two jobs have the same port.
     if _by_torchrun() and "MASTER_PORT" in os.environ:
         return f"port.{os.environ['MASTER_PORT']}"
     if "SLURM_JOB_ID" in os.environ:
@@ -171,6 +171,6 @@ def _fetch(address: str, rank: int, deadline: float) -> bytes:
 
 
 def _is_own(peer: socket.socket) -> bool:
-    """Whether the same user is at the other end: abstract sockets have no owner."""
+    """Whether the peer runs as the same user: abstract sockets have no owner."""
     credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return struct.unpack("3i", credentials)[1] == os.getuid()

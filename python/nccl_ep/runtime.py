@@ -1,4 +1,4 @@
-"""Where operations run: a stream of a GPU, or the CPU stand-ins, where every call is waited for."""
+"""The device of operations: a stream of a GPU, or the CPU stand-ins, where every call waits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nccl_ep.nccl_wrapper import NCCLLibrary
 
 
 def uses_stand_ins() -> bool:
-    """Whether this process has the CPU stand-ins instead of CUDA; they are loaded with NCCL."""
+    """Whether this process has the CPU stand-ins instead of CUDA; they load together with NCCL."""
     return hasattr(ctypes.CDLL(None), "ncclEpHostsimAbi")
 
 
@@ -23,11 +23,11 @@ class Runtime:
 
     def __init__(self, library: NCCLLibrary) -> None:
         host = uses_stand_ins()
-        # Not the process as a whole: PyTorch may have brought a CUDA runtime that comes first.
+        # Not the process's own symbols: PyTorch may have loaded a CUDA runtime that precedes them.
         self._stand_ins = library.base if host else None
         self.device = (torch.device("cpu") if host
                        else torch.device("cuda", torch.cuda.current_device()))
-        # torch takes a number faster than a device.
+        # torch takes an index faster than a device.
         self._number = self.device.index
 
     def current(self) -> AbstractContextManager[Any]:
@@ -46,14 +46,14 @@ class Runtime:
         return int(chosen.cuda_stream)
 
     def follow(self, stream: Any) -> None:
-        """Lets `stream` wait for the current one, whose work may still fill or use what it gets."""
+        """Makes `stream` wait for the current one, which may still fill or use the same tensors."""
         if stream is None or self._stand_ins is not None:
             return
         if stream != (current := torch.cuda.current_stream(self._number)):
             stream.wait_stream(current)
 
     def is_capturing(self, stream: Any) -> bool:
-        """Whether what `stream` gets now becomes a part of a CUDA graph; the device is current."""
+        """Whether `stream` is being captured in a CUDA graph; the device must be current."""
         if self._stand_ins is not None:
             return False
         if stream is None:
@@ -64,7 +64,7 @@ class Runtime:
     def hand_over(self, stream: Any, tensors: Iterable[torch.Tensor]) -> None:
         """Keeps the memory of `tensors` from being given away while `stream` still uses it.
 
-        They were made on the current stream, which needs no such thing.
+        They were made on the current stream, which needs no such protection.
         """
         if stream is not None and stream != torch.cuda.current_stream(self._number):
             self.keep_for(stream, tensors)
@@ -78,7 +78,7 @@ class Runtime:
             tensor.record_stream(chosen)
 
     def settle(self) -> None:
-        """On the CPU, waits for what was enqueued: torch has no streams there that could."""
+        """On the CPU, waits for enqueued work: torch has no streams there that could wait."""
         if self._stand_ins is not None:
             result = self._stand_ins["cudaStreamSynchronize"](None)
             if result != 0:
@@ -86,26 +86,26 @@ class Runtime:
 
 
 class HostCopy:
-    """Memory of the host to which tensors of one shape are copied, one at a time, without waiting.
+    """Host memory to which tensors of one shape are copied asynchronously, one at a time.
 
-    Pinned memory and an event, made once: making them takes the host as long as a kernel launch.
+    Pinned memory and an event, created once: creating them takes as long as a kernel launch.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
         on_gpu = device.type == "cuda"
-        # Of the host whatever torch's default device is, and of use outside inference, too.
+        # On the host whatever torch's default device is, and usable outside inference mode, too.
         with torch.inference_mode(False):
             self._copy = torch.empty(shape, dtype=dtype, device="cpu", pin_memory=on_gpu)
         self._arrived = torch.cuda.Event() if on_gpu else None
 
     def start(self, tensor: torch.Tensor) -> None:
-        """Enqueues the copy of `tensor` on the current stream."""
+        """Enqueues a copy of `tensor` on the current stream."""
         self._copy.copy_(tensor, non_blocking=True)
         if self._arrived is not None:
             self._arrived.record(torch.cuda.current_stream(tensor.device))
 
     def wait(self) -> torch.Tensor:
-        """The copy, when it is there; the next `start` overwrites it."""
+        """Waits for the copy and returns it; the next `start` overwrites it."""
         if self._arrived is not None:
             self._arrived.synchronize()
         return self._copy

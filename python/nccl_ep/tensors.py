@@ -19,12 +19,12 @@ _INTEGERS = frozenset((torch.int64, torch.int32, torch.int16, torch.int8, torch.
 
 @functools.lru_cache(maxsize=256)
 def _form(shape: tuple[int, ...], dtype: torch.dtype, tag: int) -> ncclNDTensor_t:
-    """A descriptor without an address. Shapes come again and again; a copy is faster to make."""
+    """A descriptor without an address. Shapes recur, and copying a descriptor is faster."""
     if max(shape, default=0) > _LARGEST:
-        # ctypes would take it for another number.
+        # ctypes would truncate it silently.
         raise ValueError(f"{Tag(tag).name}: has shape {list(shape)}, whose extents must be at most "
                          f"{_LARGEST}")
-    # torch's empty tensors have one dimension more than C's single number; neither is ever passed.
+    # torch's empty tensors have one more dimension than C's single number; neither is ever passed.
     sizes = (ctypes.c_uint * len(shape))(*shape)
     return ncclNDTensor_t(version=1, ndim=len(shape), sizes=sizes, strides=None,
                           datatype=ncclDataTypeEnum.from_torch(dtype), tag=tag)
@@ -37,13 +37,13 @@ def describe(tensor: torch.Tensor, tag: int) -> ncclNDTensor_t:
     form = _form(tensor.shape, tensor.dtype, tag)
     descriptor = ncclNDTensor_t.from_buffer_copy(form)
     descriptor.data = tensor.data_ptr()
-    # The form has the sizes.
+    # The form owns the sizes.
     descriptor.tensor, descriptor.form = tensor, form
     return descriptor
 
 
 class TensorList:
-    """A list of tagged tensors as C takes it. Entries that are None are left out."""
+    """A list of tagged tensors as C takes it. None entries are omitted."""
 
     def __init__(self, *tagged: tuple[int, torch.Tensor | None]) -> None:
         self.tensors = [tensor for _, tensor in tagged if tensor is not None]
@@ -56,15 +56,15 @@ def checked(name: str, tensor: torch.Tensor, shape: Sequence[int | None], device
             dtype: torch.dtype | None = None) -> torch.Tensor:
     """`tensor`, made contiguous, if it has this shape, device and type; else ValueError.
 
-    What the library can see it checks itself; a tensor on another device it cannot. An extent of
-    None may be any.
+    The library itself checks what it can see; it cannot see a tensor's device. An extent of None
+    matches any.
     """
     if not isinstance(tensor, torch.Tensor):
         raise ValueError(f"{name}: must be a tensor, not {type(tensor).__name__}")
     have = tensor.shape
     fits = len(have) == len(shape)
     for extent, want in zip(have, shape):
-        # A loop takes half as long as all() does.
+        # A loop takes half the time of all().
         fits = fits and (want is None or extent == want)
     if not fits:
         wanted = ", ".join("any" if each is None else str(each) for each in shape)
@@ -73,13 +73,13 @@ def checked(name: str, tensor: torch.Tensor, shape: Sequence[int | None], device
         raise ValueError(f"{name}: is on {tensor.device}, the group on {device}")
     if dtype is not None and tensor.dtype != dtype:
         raise ValueError(f"{name}: has type {tensor.dtype}, expected {dtype}")
-    # The library sees the memory alone, and torch may keep a sign beside it.
+    # The library sees the memory only; torch may keep a pending negation beside it.
     return tensor.resolve_neg().contiguous()
 
 
 def checked_output(name: str, tensor: torch.Tensor, shape: Sequence[int | None],
                    device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """`tensor` itself, to write to, if `checked` would take it as it is; else ValueError."""
+    """`tensor` itself, to write to, if `checked` would return it unchanged; else ValueError."""
     if isinstance(tensor, torch.Tensor) and (not tensor.is_contiguous() or tensor.is_neg()):
         raise ValueError(f"{name}: must be contiguous, and no negative view")
     checked(name, tensor, shape, device, dtype)
@@ -88,7 +88,7 @@ def checked_output(name: str, tensor: torch.Tensor, shape: Sequence[int | None],
 
 def checked_integers(name: str, tensor: torch.Tensor, shape: Sequence[int | None],
                      device: torch.device) -> torch.Tensor:
-    """As `checked`, for ids of some integer type; as int64, the caller's own where it has that."""
+    """As `checked`, for ids of any integer type; returns int64, without a copy where possible."""
     dense = checked(name, tensor, shape, device)
     if tensor.dtype not in _INTEGERS:
         raise ValueError(f"{name}: has type {tensor.dtype}, expected integers")

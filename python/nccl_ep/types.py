@@ -1,4 +1,4 @@
-"""What C sees: handles, enumerations and structures of nccl.h and nccl_ep.h, as ctypes knows them.
+"""Handles, enumerations and structures of nccl.h and nccl_ep.h as ctypes types.
 
 Names and layouts are those of the C interface (docs/abi.md), and of the first `nccl_ep` package.
 """
@@ -47,7 +47,7 @@ class ncclEpTensorFlags_t(enum.IntEnum):
 
 
 class ncclEpTensorTag_t(enum.IntEnum):
-    """What a tensor means in a call."""
+    """The meaning of a tensor in a call."""
 
     NCCL_EP_TENSOR_TAG_NONE = 0
     NCCL_EP_TENSOR_TAG_TOKENS = 1
@@ -67,7 +67,7 @@ class ncclEpTensorTag_t(enum.IntEnum):
     TOKENS_PER_EXPERTS = 7
 
 
-# C's enumerators are global names; so are these.
+# C's enumerators are global names; these are, too.
 NCCL_EP_ALGO_LOW_LATENCY = int(ncclEpAlgorithm_t.LOW_LATENCY)
 NCCL_EP_ALGO_HIGH_THROUGHPUT = int(ncclEpAlgorithm_t.HIGH_THROUGHPUT)
 NCCL_EP_TENSOR_FLAG_NONE = 0
@@ -111,7 +111,7 @@ class ncclDataTypeEnum:
 
     @classmethod
     def from_torch(cls, dtype: Any) -> int:
-        """The number of a torch dtype; ValueError if NCCL has no such type."""
+        """The number of a torch dtype; ValueError if NCCL lacks the type."""
         number = cls._BY_TORCH_NAME.get(str(dtype))
         if number is None:
             raise ValueError(f"NCCL has no element type for {dtype}")
@@ -130,13 +130,13 @@ class ncclRedOpTypeEnum:
 
 
 class ncclUniqueId(ctypes.Structure):
-    """What all ranks of a new communicator share."""
+    """The id that all ranks of a new communicator share."""
 
     _fields_ = [("internal", ctypes.c_byte * 128)]
 
 
 class ncclNDTensor_t(ctypes.Structure):
-    """A dense row-major tensor: shape, element type, address, and what it means in a call.
+    """A dense row-major tensor: shape, element type, address, and meaning in a call.
 
     `data` is an address; whoever fills it in keeps the memory alive until the operations that use
     it have run. The library copies the rest at each call.
@@ -176,6 +176,6 @@ class ncclEpDispatchConfig_t(ctypes.Structure):
 
 
 class ncclEpHandleConfig_t(ctypes.Structure):
-    """Options of a handle, as the first package has them. C has none: NULL is what C gets."""
+    """Options of a handle, as in the first package. C has none, so the library gets NULL."""
 
     _fields_ = [("use_fp8", ctypes.c_bool)]

@@ -27,7 +27,7 @@ _WAIT = datetime.timedelta(seconds=60)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """All ranks meet once; the library is loaded, so that the kind of device is known."""
+    """Synchronises all ranks and loads the library, so that the device type is known."""
     config.addinivalue_line("markers", "high_throughput: needs a backend that has it")
     torch.set_num_threads(1)
     try:
@@ -47,7 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Every rank knows how many tests failed on any."""
+    """Tells every rank how many tests failed on any."""
     store = session.config.store
     store.set(f"failed on {dist.get_rank()}", json.dumps(sorted(session.config.failed_tests)))
     failed = {name for rank in range(dist.get_world_size())
@@ -89,7 +89,7 @@ def world() -> tuple[int, int]:
 
 @pytest.fixture(scope="session")
 def device() -> torch.device:
-    """Where tensors belong."""
+    """The device of tensors."""
     return torch.device("cpu" if uses_stand_ins() else f"cuda:{torch.cuda.current_device()}")
 
 
@@ -107,7 +107,7 @@ def cudart(library: NCCLLibrary) -> ctypes.CDLL:
 
 @pytest.fixture(scope="session")
 def comm(library: NCCLLibrary):
-    """One communicator for all tests: making one takes a second."""
+    """One communicator for all tests: creating one takes a second."""
     from nccl_ep import get_nccl_comm_from_group
 
     comm = get_nccl_comm_from_group(None, library)

@@ -11,7 +11,7 @@ import torch
 
 @contextlib.contextmanager
 def without_waiting(device: torch.device) -> Iterator[None]:
-    """An error if torch makes the host wait for the GPU."""
+    """Raises if torch makes the host wait for the GPU."""
     if device.type != "cuda":
         yield
         return
@@ -24,7 +24,7 @@ def without_waiting(device: torch.device) -> Iterator[None]:
 
 @dataclasses.dataclass
 class Dense:
-    """What a dense computation gives: this rank's output, and the gradients."""
+    """The result of a dense computation: this rank's output, and the gradients."""
 
     output: torch.Tensor
     tokens_grad: torch.Tensor
@@ -76,7 +76,7 @@ class Problem:
         return torch.tanh(rows.float() @ matrix)
 
     def dense(self) -> Dense:
-        """Everything on one rank: each expert sees each token, most of them with weight 0."""
+        """Everything on one rank: each expert processes each token, mostly with weight 0."""
         experts = self._experts.clone().requires_grad_()
         mine, loss = None, torch.zeros((), device=self.device)
         for rank, (tokens, ids, weights, grad) in enumerate(self._parts):

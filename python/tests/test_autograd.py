@@ -63,7 +63,7 @@ def test_ranks_whose_results_nobody_used_take_part(group, world, device):
 
 
 def test_a_handle_serves_several_exchanges(group, world, device):
-    """Two layers over one routing, the first one's results into the second; gradients of both."""
+    """Two layers over one routing, the second on the first one's results; gradients of both."""
     problem, handle = masked_problem(group, world, device)
     tokens, weights = problem.tokens, problem.weights
     values = tokens
@@ -118,7 +118,7 @@ def test_values_return_to_the_callers_order():
 
 
 def test_a_handle_outlives_its_backward(group, world, device):
-    """Nothing but the graph holds the handle; backward still works."""
+    """Only the graph holds the handle; backward still works."""
     _, size = world
     ep = group(num_experts=size, hidden=16, algorithm="ht", dtype=torch.float32)
     tokens = torch.ones((3, 16), device=device, requires_grad=True)

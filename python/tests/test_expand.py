@@ -14,7 +14,7 @@ EXPERTS, HIDDEN = 3, 16
 
 @pytest.fixture
 def ids(device):
-    """Local ids as a dispatch delivers them: ascending, then -1; the last token is no token."""
+    """Local ids as a dispatch delivers them: ascending, then -1; the last row is unused."""
     rows = [[0, 2, -1, -1], [1, -1, -1, -1], [0, 1, 2, -1], [-1] * 4, [2, -1, -1, -1], [-1] * 4]
     return torch.tensor(rows, device=device)
 
@@ -54,7 +54,7 @@ def test_rows_and_sums(ids, device, dtype, columns):
 @pytest.mark.parametrize("hidden", [16, 1500, 7168])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_kernels_do_what_torch_does(device, dtype, hidden):
-    """The Triton kernels, where there are any, on rows that fit no block and on others."""
+    """The Triton kernels, if available, on rows that fill no whole block and on others."""
     if device.type != "cuda" or rows.triton_kernels(device) is None:
         pytest.skip("no Triton, or no GPU")
     experts, top_k = 5, 8
@@ -70,7 +70,7 @@ def test_kernels_do_what_torch_does(device, dtype, hidden):
     parts = torch.randn_like(spread)
     torch.testing.assert_close(rows.add_up(parts, expansion),
                                rows.add_up_by_torch(parts, expansion))
-    # Rows side by side in something wider are made dense first.
+    # Rows that are slices of wider ones are made dense first.
     wider = torch.randn((70, hidden + 8), device=device).to(dtype)[:, 8:]
     assert torch.equal(rows.spread(wider, expansion), rows.spread_by_torch(wider, expansion))
 
@@ -86,7 +86,7 @@ def test_no_rows(device):
 
 
 def test_given_positions(ids, device):
-    """Each expert's rows in reverse; then orders that are none."""
+    """Each expert's rows in reverse; then invalid orders."""
     pairs = pairs_of(ids)
     backwards = sorted(pairs, key=lambda pair: (pair[0], -pair[1]))
     positions = torch.zeros_like(ids)
@@ -122,7 +122,7 @@ def test_sorting_keeps_the_order_of_equal_keys(device, most):
 
 
 def test_sums_are_rounded_once(device):
-    """259 to 260, and 257 to 256: the even neighbours. Sums in bfloat16 would be 258 and 256."""
+    """259 and 257 round to even, to 260 and 256. Summing in bfloat16 would give 258 and 256."""
     expansion = expand.by_expert(torch.tensor([[0, 1, 2]], device=device), 3, EXPERTS)
     parts = torch.tensor([[256.0, 256.0], [1.0, 0.5], [2.0, 0.5]], device=device)
     rows = parts.repeat(1, HIDDEN // 2).bfloat16()

@@ -75,7 +75,7 @@ def test_low_latency_reads_ids_in_place(group, world, device):
 
 
 def test_of_other_ids_the_handle_has_a_copy(group, world, device):
-    """Of another type, or not contiguous; that copy may be changed in place."""
+    """The handle copies ids of another type or not contiguous; the copy may be changed in place."""
     rank, size = world
     ep = group(num_experts=size, hidden=8, max_tokens_per_rank=2, dtype=torch.float32)
     for ids in (torch.zeros((2, 1), dtype=torch.int32, device=device),
@@ -89,7 +89,7 @@ def test_of_other_ids_the_handle_has_a_copy(group, world, device):
 
 @pytest.mark.high_throughput
 def test_high_throughput_cached_and_bounded(group, world, device):
-    """Tokens only over the routing of the handle, and the bound R*M of a group with M."""
+    """A tokens-only dispatch over the handle's routing, and the bound R*M of a group with M."""
     rank, size = world
     problem = Problem(rank, size, device=device)
     ep = ll_group(group, problem, size, algorithm="ht")
@@ -108,7 +108,7 @@ def test_high_throughput_cached_and_bounded(group, world, device):
 
 @pytest.mark.high_throughput
 def test_high_throughput_counts_at_creation(group, world, device):
-    """Of tokens for each local expert; an id that a token repeats counts once."""
+    """Counts tokens per local expert; an id that a token repeats counts once."""
     rank, size = world
     problem = Problem(rank, size, device=device, masked=True)
     ep = ll_group(group, problem, size, algorithm="ht", max_tokens_per_rank=0)
@@ -198,7 +198,7 @@ def test_signs_that_torch_keeps_beside_the_memory(group, world, device):
 
 
 def test_no_communicator_is_left_when_a_group_cannot_be_made(world, monkeypatch):
-    """Whatever the reason, as with a library that has NCCL's functions only."""
+    """Whatever the reason, such as a library that has NCCL's functions only."""
     ended = []
     destroy = NCCLLibrary.ncclCommDestroy
     monkeypatch.setattr(NCCLLibrary, "ncclCommDestroy",
@@ -239,7 +239,7 @@ def test_closing(group, world, device):
 
 @pytest.mark.high_throughput
 def test_a_group_of_its_own_communicator(world, device):
-    """Without a communicator the group makes one and ends it."""
+    """Without a communicator the group creates one and destroys it."""
     _, size = world
     with EpGroup(size, 8, algorithm="ht") as ep:
         assert ep.world_size == size and ep.device == device
@@ -250,7 +250,7 @@ def test_a_group_of_its_own_communicator(world, device):
 
 
 def test_a_group_that_was_not_closed_warns(world):
-    """It is not closed by the collector: that is collective."""
+    """The garbage collector does not close it: closing is collective."""
     forgotten = EpGroup(world[1], 8, max_tokens_per_rank=1)
     raw, comm = forgotten._group, forgotten._owned_comm
     library = forgotten.library

@@ -54,7 +54,7 @@ def test_rows_are_sorted_by_expert(layer, world, device, masked):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("masked", [False, True])
 def test_moe_matches_dense_torch(layer, world, device, dtype, masked):
-    """Forward and backward; the weights are applied by the experts."""
+    """Forward and backward; the experts apply the weights."""
     rank, size = world
     problem = Problem(rank, size, dtype=dtype, masked=masked, device=device, seed=7)
     ep = layer(problem)
@@ -76,7 +76,7 @@ def test_moe_matches_dense_torch(layer, world, device, dtype, masked):
 
 
 def test_combine_sums_over_experts(layer, world, device):
-    """Identity experts: each token comes back once for each of its experts."""
+    """Identity experts: each token returns multiplied by the number of its experts."""
     rank, size = world
     problem = Problem(rank, size, device=device)
     ep = layer(problem)
@@ -87,7 +87,7 @@ def test_combine_sums_over_experts(layer, world, device):
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_given_scatter_indices_decide_the_order(layer, world, device, whole):
-    """Rows of an expert reversed, against the order that dispatch itself would choose."""
+    """The given order reverses each expert's rows relative to dispatch's own order."""
     rank, size = world
     problem = Problem(rank, size, device=device, masked=True)
     ep = layer(problem)
@@ -118,7 +118,7 @@ def test_wrong_scatter_indices_are_refused(layer, world, device):
 
 
 def test_an_id_that_a_token_repeats_counts_once(layer, world, device):
-    """With its last weight, as everywhere in high throughput; and ids beyond E not at all."""
+    """It counts with its last weight, as everywhere in HT. Ids from E on do not count."""
     rank, size = world
     problem = Problem(rank, size, device=device)
     ep = layer(problem)
@@ -163,7 +163,7 @@ def test_arguments_are_checked(layer, world, device):
 
 
 def test_more_tokens_than_max_tokens(layer, world, device):
-    """max_tokens is a suggestion: later exchanges may be larger, and on one rank only."""
+    """max_tokens is a hint: later exchanges may be larger, even on one rank only."""
     rank, size = world
     small = Problem(rank, size, device=device, tokens=2)
     ep = layer(small, max_tokens=2)

@@ -19,21 +19,21 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def snippet(document: str) -> str:
-    """The code about the layer in a document."""
+    """The code in a document that shows the layer."""
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / document).read_text(), re.M | re.S)
     [found] = [block for block in blocks if "EPAll2AllLayer(" in block]
     return found
 
 
 def there_and_back(ep: EPAll2AllLayer, problem: Problem, **options) -> torch.Tensor:
-    """Experts that do nothing; their results have the weights applied."""
+    """A round trip with identity experts; the results have the weights applied."""
     rows, weights, layout = ep.dispatch(problem.tokens, problem.topk_idx, problem.weights,
                                         **options)
     return ep.combine(rows * weights[:, None], layout)
 
 
 def expected(problem: Problem) -> torch.Tensor:
-    """What `there_and_back` gives."""
+    """The expected result of `there_and_back`."""
     taken = torch.where(problem.topk_idx >= 0, problem.weights, 0.0)
     return problem.tokens.float() * taken.sum(dim=1, keepdim=True)
 
@@ -41,7 +41,7 @@ def expected(problem: Problem) -> torch.Tensor:
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("document", ["README.md", "docs/python.md"])
 def test_the_documented_example(world, device, document, autocast):
-    """As it stands: tokens of bfloat16, weights of float32, and gradients of both."""
+    """Unchanged: bfloat16 tokens, float32 weights, and gradients of both."""
     rank, size = world
     problem = Problem(rank, size, dtype=torch.bfloat16, masked=True, device=device, seed=3)
     tokens, weights = problem.tokens.requires_grad_(), problem.weights.requires_grad_()
@@ -82,7 +82,7 @@ def default_dtype(dtype: torch.dtype):
     lambda: default_dtype(torch.bfloat16), lambda: torch.device("meta"), torch.inference_mode],
     ids=["default dtype", "default device", "inference mode"])
 def test_settings_of_torch_do_not_matter(layer, world, device, setting):
-    """The layer is made and used under the setting, and used once more without it."""
+    """The layer is created and used under the setting, then used again without it."""
     rank, size = world
     problem = Problem(rank, size, dtype=torch.bfloat16, device=device)
     with setting():
@@ -94,7 +94,7 @@ def test_settings_of_torch_do_not_matter(layer, world, device, setting):
 
 
 def test_tensors_that_are_not_contiguous(layer, world, device):
-    """Columns of wider tensors, and gradients of one number each."""
+    """Columns of wider tensors, and gradients that expand a single number."""
     rank, size = world
     problem = Problem(rank, size, device=device)
     want = expected(problem)
@@ -112,7 +112,7 @@ def test_tensors_that_are_not_contiguous(layer, world, device):
 
 
 def test_the_callers_ids_may_change(layer, world, device):
-    """The layout has its own, also if the caller's are of the layout's type."""
+    """The layout has its own copy, even if the caller's ids have the layout's type."""
     rank, size = world
     problem = Problem(rank, size, device=device)
     ids = problem.topk_idx.to(torch.int32)
@@ -124,7 +124,7 @@ def test_the_callers_ids_may_change(layer, world, device):
 
 
 def test_sms_of_communication(layer, world, device, monkeypatch):
-    """Two for each channel, and one channel at least; 0 leaves the choice to the library."""
+    """Two SMs per channel, at least one channel; 0 leaves the choice to the library."""
     rank, size = world
     problem = Problem(rank, size, device=device)
     made = []

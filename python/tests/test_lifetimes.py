@@ -1,4 +1,4 @@
-"""What operations use is kept: in flight, on other streams, in CUDA graphs."""
+"""Tensors that operations use are kept alive: in flight, on other streams, in CUDA graphs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HIDDEN = 4096
 
 
 def test_what_a_staged_operation_writes_to_is_kept(group, world, device):
-    """Though the caller drops it: the receive phase would write into somebody else's memory."""
+    """It is kept when the caller drops it: the receive phase would write into reused memory."""
     _, size = world
     ep = group(num_experts=size, hidden=8, max_tokens_per_rank=1, dtype=torch.float32)
     handle = ep.create_handle(torch.zeros((1, 1), dtype=torch.int64, device=device))
@@ -29,7 +29,7 @@ def test_what_a_staged_operation_writes_to_is_kept(group, world, device):
 
 @pytest.mark.high_throughput
 def test_high_throughput_has_nothing_in_flight(group, world, device):
-    """It ignores send_only, so there is nothing to keep for a `complete` that never comes."""
+    """HT ignores send_only, so nothing is kept for a `complete` that never comes."""
     _, size = world
     ep = group(num_experts=size, hidden=8, algorithm="ht", dtype=torch.float32)
     handle = ep.create_handle(torch.zeros((1, 1), dtype=torch.int64, device=device))
@@ -41,7 +41,8 @@ def test_high_throughput_has_nothing_in_flight(group, world, device):
 @pytest.mark.parametrize("algorithm, staged", [
     ("ll", False), ("ll", True), pytest.param("ht", False, marks=pytest.mark.high_throughput)])
 def test_operations_on_another_stream(group, world, device, algorithm, staged):
-    """It waits for the stream that is current, and keeps what it uses though all is dropped."""
+    """The operation waits for the current stream and keeps its tensors after the caller drops them.
+    """
     _, size = world
     hidden, on_gpu = HIDDEN, device.type == "cuda"
     ep = group(num_experts=size, hidden=hidden, max_tokens_per_rank=8, dtype=torch.float32,
@@ -62,7 +63,7 @@ def test_operations_on_another_stream(group, world, device, algorithm, staged):
                                 send_only=staged, stream=stream)
         handle.complete(stream=stream)
         del ids, weights, tokens, handle, received
-        # Somebody else's memory now, unless it is kept.
+        # This may reuse the memory of dropped tensors, unless they are kept.
         rubbish = [torch.full((8, hidden), 9.0, device=device) for _ in range(8)]
         if on_gpu:
             torch.cuda.current_stream(device).wait_stream(stream)
@@ -72,7 +73,8 @@ def test_operations_on_another_stream(group, world, device, algorithm, staged):
 
 
 def test_complete_on_another_current_stream(group, world, device):
-    """It writes to tensors of the first stream, which must not be given away meanwhile."""
+    """`complete` writes to tensors of the first stream, whose memory must not be reused meanwhile.
+    """
     if device.type != "cuda":
         pytest.skip("no streams on the CPU")
     _, size = world
@@ -91,7 +93,7 @@ def test_complete_on_another_current_stream(group, world, device):
 
 
 def test_a_captured_handle_lives_as_long_as_its_group(group, world, device, monkeypatch):
-    """Wherever this runs: what the package believes to be captured is kept."""
+    """On any device: a handle that the package considers captured is kept."""
     _, size = world
     ep = group(num_experts=size, hidden=8, max_tokens_per_rank=1, dtype=torch.float32)
     alive = []
@@ -111,7 +113,7 @@ def test_a_captured_handle_lives_as_long_as_its_group(group, world, device, monk
 @pytest.mark.parametrize("algorithm", [
     "ll", pytest.param("ht", marks=pytest.mark.high_throughput)])
 def test_a_cuda_graph_of_a_handle_that_nobody_has(group, world, device, algorithm):
-    """Replays with other tokens, after the program has dropped handle and ids."""
+    """Replays with other tokens, after the program has dropped the handle and the ids."""
     if device.type != "cuda":
         pytest.skip("the stand-ins cannot capture")
     rank, size = world

@@ -1,4 +1,4 @@
-"""Where ranks meet: names of jobs, sockets, groups of torch.distributed."""
+"""How ranks meet: names of jobs, sockets, groups of torch.distributed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nccl_ep import EpGroup, rendezvous
 
 
 def only(monkeypatch, environment):
-    """Of what launchers set, leaves these variables alone."""
+    """Removes all launchers' variables from the environment except these."""
     launchers = ("OMPI_", "PMIX_", "MPIRUN_", "MV2_", "SLURM_", "TORCHELASTIC_", "MASTER_")
     numbers = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     for name in tuple(os.environ):
@@ -47,7 +47,7 @@ _WORKER = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "TORCHELASTI
     ({"RANK": "1", "WORLD_SIZE": "2"}, (1, 2)),
     ({"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "RANK": "0", "WORLD_SIZE": "1"}, (3, 4)),
     (_WORKER, (1, 2)),
-    # srun or mpirun started torchrun.
+    # torchrun started by srun or mpirun.
     ({**_WORKER, **_INHERITED}, (1, 2)),
 ])
 def test_which_launcher_numbers_the_ranks(monkeypatch, environment, rank_and_size):
@@ -82,7 +82,7 @@ def test_where_collectives_take_tensors(monkeypatch, backend, with_gpus, device)
 
 
 def test_a_group_of_some_ranks(world, device):
-    """The last ranks exchange tokens among themselves; the first one gets a text."""
+    """The last ranks exchange tokens among themselves; the first one gets an error text."""
     rank, size = world
     members = list(range(1, size)) or [0]
     some = dist.new_group(members)

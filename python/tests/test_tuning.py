@@ -1,4 +1,4 @@
-"""Tuning: what is tried, how the best is chosen, and the file."""
+"""Tuning: the candidates, the choice of the best, and the file."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_file_is_replaced_as_a_whole(tmp_path):
 
 
 def test_torchs_defaults_do_not_matter(world, tmp_path, monkeypatch):
-    """Neither the type nor the device of tensors that name none."""
+    """Neither torch's default type nor its default device affects tuning."""
     _, size = world
     monkeypatch.setattr(search, "candidates", lambda *_: [])
     shape = nccl_ep.MoeShape(num_experts=size, hidden=64, top_k=1, max_tokens_per_rank=1)
@@ -108,7 +108,7 @@ def test_what_cannot_be_tuned(world, tmp_path):
 
 @pytest.mark.parametrize("place", ["no/such/folder/times.json", "."])
 def test_a_file_that_cannot_be_written(world, tmp_path, monkeypatch, place):
-    """Every rank says so, with the caller's path, before anything is measured."""
+    """Every rank reports it with the caller's path before anything is measured."""
     rank, size = world
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(search, "Bench", None)
@@ -130,7 +130,7 @@ def test_a_file_that_cannot_be_written_any_more(world):
 @pytest.mark.parametrize("algorithm", [
     "ll", pytest.param("ht", marks=pytest.mark.high_throughput)])
 def test_tuning_end_to_end(world, device, monkeypatch, tmp_path, algorithm):
-    """All ranks measure, agree and return the same; rank 0 writes it; a group takes the file."""
+    """All ranks measure, agree and return the same; rank 0 writes it; a group uses the file."""
     rank, size = world
     monkeypatch.delenv(VARIABLE, raising=False)
     if device.type == "cpu":

@@ -21,7 +21,7 @@ from nccl_ep.types import (ncclDataTypeEnum, ncclEpAllocFn_t, ncclEpFreeFn_t, nc
                            ncclEpHandleConfig_t, ncclNDTensor_t)
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# What section "Python" of the first release exports; scripts import these names.
+# The exports in section "Python" of the first release; scripts import these names.
 FIRST_RELEASE = (
     "HAVE_NCCL_EP HAVE_TORCH __version__ NCCL_EP_ALGO_LOW_LATENCY NCCL_EP_ALGO_HIGH_THROUGHPUT "
     "NCCLLibrary get_nccl_comm_from_group ncclDataTypeEnum ncclEpAlgorithm_t "
@@ -63,7 +63,7 @@ def test_the_first_releases_names_are_there():
 
 
 def test_the_first_releases_signatures():
-    """Order of arguments, names of those that scripts name, and what may be left out."""
+    """The order of arguments, the names of those passed by name, and which may be omitted."""
     for name, arguments in FIRST_SIGNATURES.items():
         have = inspect.signature(getattr(NCCLLibrary, name)).parameters
         assert list(have)[1:] == arguments.split(), name
@@ -110,7 +110,7 @@ def test_a_refusal_carries_the_librarys_text(library, comm, world):
 
 
 def test_tensors_are_made_by_the_groups_allocator(library, comm, world, cudart):
-    """Also after the group, and though nothing here holds the callbacks."""
+    """Also after the group is destroyed, and although nothing here holds the callbacks."""
     made, freed = [], []
     memory = cudart["cudaMalloc"], cudart["cudaFree"]
 
@@ -135,7 +135,7 @@ def test_tensors_are_made_by_the_groups_allocator(library, comm, world, cudart):
 
 
 def test_nothing_is_kept_by_pointer(library, comm, world, device, cudart):
-    """The descriptors of a handle's ids and of an operation may go as soon as the call returns."""
+    """The descriptors of a handle's ids and of an operation may be freed once the call returns."""
     rank, size = world
     group = library.ncclEpCreateGroup(comm, config(size, token_size_bytes=64))
     ids = torch.full((2, 1), (rank + 1) % size, device=device)
@@ -154,7 +154,7 @@ def test_nothing_is_kept_by_pointer(library, comm, world, device, cudart):
 
 
 def test_lists_of_tensors_are_accepted(library, comm, world, device):
-    """Lists besides ctypes arrays, and a structure besides byref()."""
+    """Lists as well as ctypes arrays, and structures as well as byref()."""
     _, size = world
     group = library.ncclEpCreateGroup(comm, config(size))
     ids = describe(torch.zeros((0, 1), dtype=torch.int64, device=device), Tag.TOPK_IDX)
@@ -186,10 +186,10 @@ def test_the_search_for_the_library(tmp_path, monkeypatch):
     for name in ("libnccl.so", "libnccl_ep.so"):
         (home / name).touch()
     assert library_search.find_library() == str(home / "libnccl_ep.so")
-    # An NCCL_HOME of NCCL alone hides no libnccl_ep.so that the loader knows.
+    # An NCCL_HOME with NCCL alone does not hide a libnccl_ep.so that the loader finds.
     (home / "libnccl_ep.so").unlink()
     assert library_search.find_library() == "libnccl_ep.so"
-    # NCCL alone is better than nothing; the later generation's libnccl_ep.so.0 is not taken.
+    # NCCL alone is the last resort; the later generation's libnccl_ep.so.0 is not used.
     known.discard("libnccl_ep.so")
     assert library_search.find_library() == str(home / "libnccl.so")
     monkeypatch.delenv("NCCL_HOME")
@@ -202,7 +202,7 @@ def test_the_search_for_the_library(tmp_path, monkeypatch):
 
 
 def test_the_search_for_nccl(tmp_path, monkeypatch):
-    """PyTorch's copy, loaded or not yet, before one that the loader would find."""
+    """PyTorch's copy, loaded or not, takes precedence over one that the loader would find."""
     home = tmp_path / "lib"
     home.mkdir()
     (home / "libnccl.so.2").touch()

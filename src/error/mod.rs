@@ -1,7 +1,8 @@
 //! The one error type of the core.
 //!
-//! What every ABI would say in the same words is a text: the driver's errors, deadlines, ranks. A refusal of
-//! an argument is data (`refusal`), which an ABI puts into words with the names that its callers know.
+//! What every ABI says in the same words is a text: errors of the driver, deadlines, lost ranks. A
+//! refusal of an argument is data (`refusal`); an ABI puts it into words with the names that its
+//! callers know.
 #![forbid(unsafe_code)]
 
 pub mod code;
@@ -16,20 +17,20 @@ use std::fmt;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
     code: Code,
-    // Boxed: every result of a call that succeeds has room for an error.
+    // Boxed: the result of every successful call reserves room for an error.
     report: Box<Report>,
 }
 
-/// What is known of an error besides its code.
+/// Everything known about an error besides its code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// What was going on, the innermost first.
+    /// The contexts, innermost first.
     pub contexts: Vec<Context>,
     /// What happened.
     pub cause: Cause,
-    /// What was found, and what would have been right.
+    /// The found and the expected value.
     pub got: Option<(Value, Value)>,
-    /// A second thing that the caller must know of.
+    /// A second error that the caller must know of.
     pub also: Option<Error>,
 }
 
@@ -41,18 +42,18 @@ pub enum Cause {
     Text(String),
 }
 
-/// What was going on.
+/// The context of an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Context {
-    /// In the same words for every ABI.
+    /// A text in the same words for every ABI.
     Text(String),
     /// An operation was running.
     Running(Operation),
-    /// The failure is that of the group, from an earlier call.
+    /// The group failed in an earlier call.
     GroupFailed,
 }
 
-/// Something found or expected.
+/// A found or an expected value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // The names say it all.
 pub enum Value {
@@ -93,7 +94,7 @@ impl Error {
         Self::refusal(Code::InvalidArgument, subject, rule)
     }
 
-    /// `subject` is fine in itself, but not in this mode or at this point of the sequence.
+    /// `subject` is valid in itself, but not in this mode or at this point of the sequence.
     #[cold]
     pub fn usage(subject: Subject, rule: impl Into<Rule>) -> Self {
         Self::refusal(Code::InvalidUsage, subject, rule)
@@ -117,30 +118,30 @@ impl Error {
         Self::new(Code::SystemError, format!("{what}: {cause}"))
     }
 
-    /// Adds what was found and what would have been right.
+    /// Adds the found and the expected value, as texts.
     pub fn got(self, got: impl fmt::Display, expected: impl fmt::Display) -> Self {
         let [got, expected] = [got.to_string(), expected.to_string()].map(Value::Text);
         self.found(got, expected)
     }
 
-    /// The same, where a text alone would not do.
+    /// The same, as data.
     pub fn found(mut self, got: Value, expected: Value) -> Self {
         self.report.got = Some((got, expected));
         self
     }
 
-    /// Says what was going on.
+    /// Adds a context, as text.
     pub fn within(self, what: impl fmt::Display) -> Self {
         self.during(Context::Text(what.to_string()))
     }
 
-    /// The same, where a text alone would not do.
+    /// The same, as data.
     pub fn during(mut self, context: Context) -> Self {
         self.report.contexts.push(context);
         self
     }
 
-    /// Adds a second thing that the caller must know of.
+    /// Adds a second error that the caller must know of.
     pub fn and(mut self, other: Error) -> Self {
         self.report.also = Some(other);
         self
@@ -151,7 +152,7 @@ impl Error {
         self.code
     }
 
-    /// All that is known of it.
+    /// Everything known about it besides its code.
     pub fn report(&self) -> &Report {
         &self.report
     }
@@ -164,7 +165,7 @@ impl Error {
         }
     }
 
-    /// The error in no ABI's words: refusals are spelled as data.
+    /// The error without an ABI's words: refusals are spelled as data.
     pub fn text(&self) -> String {
         self.to_string()
     }

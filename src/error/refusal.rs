@@ -1,12 +1,12 @@
-//! Refusals as data: what is refused, and the rule that it breaks.
+//! Refusals as data: the refused subject and the rule that it breaks.
 //!
-//! The core knows arguments by what they are, not by a name: each ABI calls them something else, and puts a
-//! refusal into its own words.
+//! The core has no names for arguments, as each ABI names them differently. An ABI puts a refusal
+//! into its own words.
 #![forbid(unsafe_code)]
 
 use crate::error::code::Code;
 
-/// The part that a tensor plays in a call.
+/// The role of a tensor in a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// Rows that an operation reads.
@@ -52,7 +52,7 @@ pub enum Setting {
     LlCombine,
 }
 
-/// What is refused.
+/// The subject of a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Subject {
     /// The communicator.
@@ -87,7 +87,7 @@ pub enum Subject {
     Data(Role),
 }
 
-/// What the extent of a tensor is compared with.
+/// The number that an extent of a tensor is compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
     /// Tokens of the handle.
@@ -102,7 +102,7 @@ pub enum Extent {
     InputHidden,
     /// The bound of tokens per rank.
     MaxTokens,
-    /// What one rank can receive, countable in 31 bits, by the number of ranks.
+    /// Tokens per rank for which one rank's received rows are countable in 31 bits.
     CountableTokens,
     /// The largest top-k.
     MostTopK,
@@ -114,7 +114,7 @@ pub enum Extent {
 
 /// The rule that is broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)] // Each says what its rules are of.
+#[allow(missing_docs)] // each variant names the subject of its rules
 pub enum Rule {
     AmongRanks(AmongRanks),
     OfSettings(OfSettings),
@@ -122,11 +122,11 @@ pub enum Rule {
     OfTensor(OfTensor),
 }
 
-/// Of the communicator and its ranks.
+/// Rules of the communicator and its ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)] // Fields, which each rule speaks of.
+#[allow(missing_docs)] // each rule names its fields
 pub enum AmongRanks {
-    /// There must be one.
+    /// It must not be NULL.
     NotNull,
     /// A communicator must be blocking.
     Blocking,
@@ -134,26 +134,26 @@ pub enum AmongRanks {
     OneNode { rank: usize },
     /// More ranks than one node can have.
     FewerRanks,
-    /// All ranks must say the same; `rank` does not.
+    /// All ranks must have the same value; `rank` differs.
     Same { rank: usize },
     /// A dispatch sends ids and weights along on all ranks or on none; `rank` differs.
     SameDirection { rank: usize },
-    /// Backward weights have as many columns on all ranks; `rank` differs.
+    /// Backward weights have the same number of columns on all ranks; `rank` differs.
     SameColumns { rank: usize },
     /// `rank` refused its side with `code`.
     RefusedBy { rank: usize, code: Code },
 }
 
-/// Of a group's settings and of what the library was built for.
+/// Rules of a group's settings and of what the library was built for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OfSettings {
-    /// Experts are dealt to the ranks in equal parts.
+    /// Experts are divided equally among the ranks.
     MultipleOfRanks,
     /// A row's bound is a positive multiple of 16 bytes.
     MultipleOf16,
     /// Low latency needs a bound of tokens.
     BoundNeeded,
-    /// What one rank receives is counted in 31 bits.
+    /// One rank's received rows are countable in 31 bits.
     CountableRows,
     /// Possible within one node only.
     OneNode,
@@ -167,9 +167,9 @@ pub enum OfSettings {
     HasKernels,
 }
 
-/// Of the order of calls, and of captures.
+/// Rules of the order of calls, and of captures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)] // Fields, which each rule speaks of.
+#[allow(missing_docs)] // each rule names its fields
 pub enum InSequence {
     /// The handle's group was destroyed.
     GroupDestroyed,
@@ -179,26 +179,26 @@ pub enum InSequence {
     RouteFirst,
     /// A combine follows a dispatch.
     DispatchFirst,
-    /// The handle's staged operation is to be completed first.
+    /// Complete the handle's staged operation first.
     CompleteFirst,
-    /// So many staged operations of a group may wait.
+    /// Bounds a group's pending staged operations.
     FewerStaged,
     /// The call is for high throughput.
     HighThroughputOnly,
     /// Both phases of a staged operation are in the same graph, or in none.
     SameCaptureAsSend,
-    /// So many captures may take turns.
+    /// Bounds the captures that may alternate.
     CapturesInTurn { most: usize },
-    /// A captured operation cannot receive what was given up.
+    /// No capture may discard an abandoned operation: its graph would do so at every launch.
     NoCaptureWhileGivenUp,
-    /// A routing is exchanged once, a graph runs again and again.
+    /// A routing is exchanged once, but a graph runs repeatedly.
     NoCaptureOfRouting,
 }
 
-/// Of one tensor.
+/// Rules of one tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OfTensor {
-    /// The tensor must be there.
+    /// The tensor is required.
     Required,
     /// A dispatch without ids delivers neither ids nor weights.
     OnlyWithRouting,
@@ -222,15 +222,15 @@ pub enum OfTensor {
     NoScales,
     /// A row is a positive multiple of 16 bytes.
     RowMultipleOf16,
-    /// A row keeps the group's bound.
+    /// A row is within the group's bound.
     RowBound,
     /// Only an empty tensor has no address.
     NotNullUnlessEmpty,
     /// An address is aligned for the elements there.
     Aligned,
-    /// The device can reach host memory that is mapped and pinned.
+    /// The device can access only mapped, pinned host memory.
     MappedHostMemory,
-    /// Received rows must all have a place.
+    /// The tensor has room for all received rows.
     HoldsAllReceived,
 }
 
@@ -258,7 +258,7 @@ impl From<OfTensor> for Rule {
     }
 }
 
-/// An operation as a report of its failure names it.
+/// An operation, as the report of its failure names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// Low-latency dispatch.

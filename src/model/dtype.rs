@@ -38,7 +38,7 @@ impl DType {
         DType::Float8E5M2,
     ];
 
-    /// The one with the largest number.
+    /// The type with the largest number.
     pub const LAST: DType = DType::Float8E5M2;
 
     /// The type with NCCL's number `raw`, if this library knows it.

@@ -1,4 +1,4 @@
-//! What all ranks of a group know about it: who hosts which experts, and the bounds.
+//! Facts that all ranks of a group share: which rank hosts which experts, and the bounds.
 #![forbid(unsafe_code)]
 
 use std::ops::Range;
@@ -33,9 +33,9 @@ impl Algorithm {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum LlCombineMode {
-    /// Every (token, k) row comes home, and they are summed in the order of k: the reference's bits.
+    /// Every (token, k) row is sent home and summed there in the order of k: the reference's bits.
     Exact = 0,
-    /// An expert rank sums the rows of a token that it hosts and sends one row: fewer bytes.
+    /// An expert rank sums its rows of a token and sends one row: fewer bytes.
     Reduce = 1,
 }
 
@@ -43,7 +43,7 @@ impl LlCombineMode {
     /// Both modes.
     pub const ALL: [Self; 2] = [Self::Exact, Self::Reduce];
 
-    /// The name that the environment variable has for it.
+    /// Its value in the environment variable.
     pub fn name(self) -> &'static str {
         match self {
             Self::Exact => "exact",
@@ -52,12 +52,13 @@ impl LlCombineMode {
     }
 }
 
-/// The most tokens that each of `ranks` may have: what one of them then receives is counted in 31 bits.
+/// The most tokens each of `ranks` may have for one rank's received rows to be countable in 31
+/// bits.
 pub fn most_tokens(ranks: usize) -> usize {
     i32::MAX as usize / ranks
 }
 
-/// What a caller wants of a group; nothing of it is checked yet.
+/// A caller's settings of a group, not checked yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupSettings {
     /// LL or HT.
@@ -66,16 +67,16 @@ pub struct GroupSettings {
     pub experts: usize,
     /// Bound of tokens per rank; `None` for none.
     pub max_tokens: Option<usize>,
-    /// Bound of the rows that a rank receives for one expert (LL) or in all (HT); `None` is what all
-    /// ranks may send.
+    /// Bound of the rows that a rank receives, for one expert (LL) or in all (HT); `None`: as many
+    /// as all ranks may send.
     pub max_recv_rows: Option<usize>,
     /// Largest row that an operation may move, in bytes.
     pub row_bytes: usize,
-    /// Channels to use; `None` leaves it to the library.
+    /// Channels to use; `None`: the library chooses.
     pub channels: Option<usize>,
 }
 
-/// The checked configuration of a group: the same on every rank, but for `rank`.
+/// The checked configuration of a group: the same on every rank, except for `rank`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupFacts {
     /// LL or HT.
@@ -88,13 +89,13 @@ pub struct GroupFacts {
     pub experts: usize,
     /// Bound of tokens per rank; `None` in HT: each handle finds its own.
     pub max_tokens: Option<usize>,
-    /// Bound of the rows that a rank receives for one expert (LL) or in all (HT).
+    /// Bound of the rows that a rank receives, for one expert (LL) or in all (HT).
     pub max_recv_rows: Option<usize>,
     /// Largest row that an operation may move, in bytes.
     pub row_bytes: usize,
     /// How LL combines sum.
     pub ll_combine: LlCombineMode,
-    /// Channels to use, 2 SMs each; `None` leaves it to the library.
+    /// Channels to use, 2 SMs each; `None`: the library chooses.
     pub channels: Option<usize>,
 }
 

@@ -1,4 +1,4 @@
-//! One small hash, for what ranks compare: not for what somebody might forge.
+//! One small hash for values that ranks compare; not safe against forgery.
 #![forbid(unsafe_code)]
 
 /// The 64-bit FNV-1a hash of `bytes`.

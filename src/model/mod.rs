@@ -1,6 +1,7 @@
 //! The vocabulary of the library: element types, tensors, group facts, operations, topology.
 //!
-//! Plain data with the arithmetic that belongs to it. Nothing here touches memory it does not own.
+//! Plain data with the arithmetic that belongs to it. Nothing here touches memory that it does not
+//! own.
 #![forbid(unsafe_code)]
 
 pub mod dtype;

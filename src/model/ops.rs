@@ -1,7 +1,7 @@
-//! Checked operations: what a backend is asked to do.
+//! Checked operations, as a backend runs them.
 //!
-//! `rule` makes them from the caller's tensors, a backend carries them out. Everything is kept
-//! by value, so that a staged operation outlives the caller's descriptors.
+//! `rule` makes them from the caller's tensors; a backend runs them. Everything is held by value,
+//! so a staged operation outlives the caller's descriptors.
 #![forbid(unsafe_code)]
 
 use crate::model::dtype::DType;
@@ -95,7 +95,7 @@ pub enum LlOp {
     Combine(LlCombine),
 }
 
-/// A 2-D tensor of which only the row count is the caller's free choice.
+/// A 2-D tensor whose only free dimension is its number of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rows {
     /// First row.
@@ -122,11 +122,11 @@ pub struct HtDispatch {
     pub row: RowType,
     /// Input rows.
     pub tokens: DevPtr,
-    /// Output rows; a forward dispatch may leave them out.
+    /// Output rows; optional in a forward dispatch.
     pub out: Option<Rows>,
     /// Ids and weights `[T, K]` of this rank's tokens: present in forward dispatches.
     pub routing_in: Option<IdsAndWeights>,
-    /// Where the received tokens' local ids and weights go.
+    /// Gets the received tokens' local ids and weights.
     pub routing_out: Option<IdsAndWeights>,
     /// int32 `[L]`: received tokens per local expert.
     pub counter: Option<DevPtr>,
@@ -159,7 +159,7 @@ pub struct HtCombine {
 /// Staged operations that one group may have in flight.
 pub const STAGED_SLOTS: usize = 2;
 
-/// One of a group's staged operations, by a number that is the same on all ranks.
+/// One of a group's staged slots; its number is the same on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StagedSlot(usize);
 

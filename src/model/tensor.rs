@@ -18,20 +18,20 @@ impl DevPtr {
 /// Most dimensions of a tensor.
 pub const MAX_DIMS: usize = 5;
 
-/// A dense row-major tensor: a copy of what the caller's descriptor said.
+/// A dense row-major tensor: a copy of the caller's descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tensor {
     /// First element.
     pub data: DevPtr,
     /// Element type; `None` if its number is not NCCL's.
     pub dtype: Option<DType>,
-    // 32 bits, as the kernels count: an ABI with wider extents refuses those that do not fit.
+    // 32 bits, as in the kernels: an ABI with wider extents refuses those that do not fit.
     sizes: [u32; MAX_DIMS],
     dims: u32,
 }
 
 impl Tensor {
-    /// A tensor of `sizes`, of which the first [`MAX_DIMS`] count.
+    /// A tensor of `sizes`; those beyond the first [`MAX_DIMS`] are ignored.
     pub fn new(data: DevPtr, dtype: Option<DType>, sizes: &[u32]) -> Self {
         let dims = sizes.len().min(MAX_DIMS);
         let mut kept = [0; MAX_DIMS];

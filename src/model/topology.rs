@@ -1,7 +1,7 @@
 //! Which ranks can reach each other's memory.
 //!
-//! A node is a set of ranks with the same identity (`NCCL_HOSTID`, else the kernel's boot id), not a
-//! range of rank numbers: ranks may be dealt over the machines in any order.
+//! A node is a set of ranks with the same identity (`NCCL_HOSTID`, else the kernel's boot id), not
+//! a range of rank numbers: ranks may be distributed over the machines in any order.
 #![forbid(unsafe_code)]
 
 use crate::model::hash::fnv1a;
@@ -14,7 +14,8 @@ pub const NODE_ID_BYTES: usize = 64;
 pub struct NodeId(pub [u8; NODE_ID_BYTES]);
 
 impl NodeId {
-    /// The identity spelled `text`: as it is if it fits, else its ends and a hash of all of it.
+    /// The identity for `text`: the text itself if it fits, else its two ends and a hash of the
+    /// whole.
     pub fn from_text(text: &str) -> Self {
         let mut id = [0; NODE_ID_BYTES];
         let bytes = text.trim().as_bytes();
@@ -39,7 +40,7 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// Sorts ranks into nodes.
+    /// Groups ranks into nodes.
     pub fn from_ids(ids: &[NodeId]) -> Self {
         let mut seen: Vec<NodeId> = Vec::new();
         let node_of = ids
@@ -68,8 +69,8 @@ impl Topology {
         self.node_of.get(rank).copied().unwrap_or(0)
     }
 
-    /// How many nodes before that of `rank` the one of `other` comes, around the ring of nodes: 0 for the
-    /// same node. Sums over nodes take them in this order.
+    /// How many nodes after `rank`'s own the node of `other` comes around the ring; 0 for the same
+    /// node. Sums over nodes follow this order.
     pub fn distance(&self, rank: usize, other: usize) -> usize {
         (self.node_of(rank) + self.nodes - self.node_of(other)) % self.nodes.max(1)
     }

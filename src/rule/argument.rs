@@ -1,4 +1,4 @@
-//! One tensor argument and the rules that several calls share.
+//! One tensor argument, and rules that several calls share.
 #![forbid(unsafe_code)]
 
 use crate::error::refusal::{Extent, OfTensor, Role, Subject};
@@ -9,7 +9,7 @@ use crate::model::ops::RowType;
 use crate::model::tensor::{DevPtr, Tensor};
 use std::fmt;
 
-/// A tensor together with the part that it plays.
+/// A tensor with its role.
 #[derive(Clone, Copy, Debug)]
 pub struct Argument<'a> {
     role: Role,
@@ -17,23 +17,23 @@ pub struct Argument<'a> {
 }
 
 impl<'a> Argument<'a> {
-    /// The tensor that plays `role`.
+    /// The tensor in `role`.
     pub fn new(role: Role, tensor: &'a Tensor) -> Self {
         Self { role, tensor }
     }
 
-    /// The tensor that plays `role`, if the caller passed one.
+    /// The tensor in `role`, if the caller passed one.
     pub fn optional(role: Role, tensor: Option<&'a Tensor>) -> Option<Self> {
         tensor.map(|tensor| Self { role, tensor })
     }
 
-    /// The tensor that plays `role`, which the call cannot do without.
+    /// The tensor in `role`, which the call requires.
     pub fn required(role: Role, tensor: Option<&'a Tensor>) -> Result<Self> {
         Self::optional(role, tensor)
             .ok_or_else(|| Error::argument(Subject::Tensor(role), OfTensor::Required))
     }
 
-    /// Refuses a tensor that plays `role` by `rule`.
+    /// Refuses any tensor in `role`, by `rule`.
     pub fn absent(role: Role, tensor: Option<&Tensor>, rule: OfTensor) -> Result<()> {
         match tensor {
             Some(_) => Err(Error::argument(Subject::Tensor(role), rule)),
@@ -41,7 +41,7 @@ impl<'a> Argument<'a> {
         }
     }
 
-    /// The extent of dimension `index`; 0 if there is no such dimension.
+    /// The extent of dimension `index`; 0 if the tensor has no such dimension.
     pub fn size(&self, index: usize) -> usize {
         self.tensor
             .sizes()
@@ -49,7 +49,7 @@ impl<'a> Argument<'a> {
             .map_or(0, |&size| size as usize)
     }
 
-    /// Exactly `dims` dimensions.
+    /// Checks that there are exactly `dims` dimensions.
     #[inline]
     pub fn dims(self, dims: usize) -> Result<Self> {
         let got = self.tensor.sizes().len();
@@ -59,7 +59,7 @@ impl<'a> Argument<'a> {
         Err(Error::argument(Subject::Dims(self.role), OfTensor::Dims).got(got, dims))
     }
 
-    /// Dimension `index` is exactly `expected`, which is `what`.
+    /// Checks that dimension `index` is exactly `expected`, which is `what`.
     #[inline]
     pub fn size_is(self, index: usize, expected: usize, what: Extent) -> Result<Self> {
         if self.size(index) == expected {
@@ -68,7 +68,7 @@ impl<'a> Argument<'a> {
         Err(self.wrong_size(index, OfTensor::Exactly(what), &expected))
     }
 
-    /// Dimension `index` is at least `least`, which is `what`.
+    /// Checks that dimension `index` is at least `least`, which is `what`.
     pub fn size_at_least(self, index: usize, least: usize, what: Extent) -> Result<Self> {
         if self.size(index) >= least {
             return Ok(self);
@@ -77,7 +77,7 @@ impl<'a> Argument<'a> {
         Err(self.wrong_size(index, OfTensor::AtLeast(what), &expected))
     }
 
-    /// Dimension `index` is at most `most`, which is `what`.
+    /// Checks that dimension `index` is at most `most`, which is `what`.
     pub fn size_at_most(self, index: usize, most: usize, what: Extent) -> Result<Self> {
         if self.size(index) <= most {
             return Ok(self);
@@ -86,13 +86,13 @@ impl<'a> Argument<'a> {
         Err(self.wrong_size(index, OfTensor::AtMost(what), &expected))
     }
 
-    // Errors are made out of line: an operation's checks are a good part of what its call costs.
+    // Errors are made out of line: the checks are a large part of an operation's host time.
     #[cold]
     fn wrong_size(&self, index: usize, rule: OfTensor, expected: &dyn fmt::Display) -> Error {
         Error::argument(Subject::Size(self.role, index), rule).got(self.size(index), expected)
     }
 
-    /// Elements are `dtype`.
+    /// Checks that elements are `dtype`.
     #[inline]
     pub fn dtype_is(self, dtype: DType) -> Result<Self> {
         if self.tensor.dtype != Some(dtype) {
@@ -110,7 +110,8 @@ impl<'a> Argument<'a> {
         }
     }
 
-    /// The address: not NULL unless the tensor is empty, and a multiple of `align`.
+    /// The address; refuses NULL unless the tensor is empty, and addresses that `align` does not
+    /// divide.
     pub fn data(&self, align: usize) -> Result<DevPtr> {
         let data = self.tensor.data;
         let subject = Subject::Data(self.role);
@@ -158,15 +159,15 @@ impl<'a> Argument<'a> {
         Ok(row)
     }
 
-    /// This token tensor has rows of type `row`, its last dimension being `index`.
+    /// Checks that this token tensor has rows of type `row`; `index` is its last dimension.
     pub fn row_is(self, index: usize, row: RowType) -> Result<Self> {
         self.dtype_is(row.dtype)?
             .size_is(index, row.hidden, Extent::InputHidden)
     }
 }
 
-/// The address of the counter that plays `role`, int32 `[L]`, if the caller passed one. `sized`, one of the
-/// rules of an extent, says whether it may be longer.
+/// The address of the counter in `role`, int32 `[L]`, if the caller passed one. `sized`, a rule of
+/// its extent, decides whether it may be longer.
 pub fn expert_counter<'a>(
     role: Role,
     counter: Option<&'a Tensor>,
@@ -181,7 +182,7 @@ pub fn expert_counter<'a>(
     counter.data(align_of::<i32>()).map(Some)
 }
 
-/// Refuses scales that play `role`: only FP8 tokens have them.
+/// Refuses scales in `role`: only FP8 tokens have them.
 pub fn no_scales(role: Role, scales: Option<&Tensor>) -> Result<()> {
     match scales {
         Some(_) => Err(Error::usage(Subject::Tensor(role), OfTensor::NoScales)),

@@ -1,4 +1,4 @@
-//! A new group: rules of its settings.
+//! Rules for the settings of a new group.
 #![forbid(unsafe_code)]
 
 use crate::error::refusal::{OfSettings, Setting, Subject};
@@ -59,7 +59,8 @@ fn max_tokens(settings: &GroupSettings, ranks: usize) -> Result<Option<usize>> {
     Ok(Some(tokens))
 }
 
-/// The bound of received rows. Nothing looks for rows beyond it yet, so it has to be what all ranks may send.
+/// The bound of received rows. It must be all that the ranks may send, as nothing checks it at run
+/// time yet.
 fn recv_rows(
     settings: &GroupSettings,
     max_tokens: Option<usize>,
@@ -87,7 +88,7 @@ fn row_bytes(settings: &GroupSettings) -> Result<usize> {
     Ok(bytes)
 }
 
-/// Checks what cannot be done over several nodes.
+/// Refuses what is not possible over several nodes.
 pub fn check_nodes(facts: &GroupFacts, topology: &Topology) -> Result<()> {
     let low_latency = facts.algorithm == Algorithm::LowLatency;
     if topology.nodes() > 1 && low_latency && facts.ll_combine == LlCombineMode::Exact {

@@ -1,4 +1,4 @@
-//! A new handle: rules of its ids and of the counter of received tokens.
+//! Rules for the ids of a new handle and for its counter of received tokens.
 #![forbid(unsafe_code)]
 
 use crate::error::Result;
@@ -29,7 +29,7 @@ pub enum Counter {
     Host(DevPtr),
 }
 
-/// Checks the ids `[T, K]`: of 64 bits, as no kernel reads others yet.
+/// Checks the ids `[T, K]`; they have 64 bits, as no kernel reads others yet.
 pub fn routing(facts: &GroupFacts, ids: &Tensor) -> Result<Routing> {
     let (most, what) = match facts.max_tokens {
         Some(most) => (most, Extent::MaxTokens),

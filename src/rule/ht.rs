@@ -1,4 +1,4 @@
-//! HT dispatch and combine: rules of their tensors.
+//! Rules for the tensors of HT dispatch and combine.
 #![forbid(unsafe_code)]
 
 use crate::error::Result;
@@ -9,7 +9,8 @@ use crate::model::ops::{HtCombine, HtDispatch, IdsAndWeights, Routing, Rows, Wei
 use crate::rule::argument::{Argument, expert_counter, no_scales};
 use crate::rule::{CombineTensors, DispatchTensors};
 
-/// Checks a dispatch. With ids among the inputs it is a forward dispatch; else tokens only.
+/// Checks a dispatch. With ids among the inputs it is a forward dispatch, else it sends tokens
+/// only.
 pub fn dispatch(
     facts: &GroupFacts,
     routing: &Routing,

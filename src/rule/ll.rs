@@ -1,4 +1,4 @@
-//! LL dispatch and combine: rules of their tensors.
+//! Rules for the tensors of LL dispatch and combine.
 #![forbid(unsafe_code)]
 
 use crate::error::Result;

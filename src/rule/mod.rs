@@ -1,7 +1,7 @@
 //! Plain data of a call -> checked operations.
 //!
-//! Every rule that arguments must keep stands here once; what breaks one is data (`error::refusal`). Pure:
-//! nothing is read through a pointer, nothing is remembered.
+//! Every rule for arguments is here, once; a broken rule is data (`error::refusal`). Pure: no
+//! pointer is dereferenced, nothing is stored.
 #![forbid(unsafe_code)]
 
 pub mod argument;
@@ -12,16 +12,16 @@ pub mod ll;
 
 use crate::model::tensor::Tensor;
 
-/// The tensors of a dispatch, each by the part that it plays.
+/// The tensors of a dispatch, by their roles.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DispatchTensors<'a> {
     /// Rows of this rank's tokens.
     pub tokens: Option<&'a Tensor>,
     /// Their scales.
     pub scales: Option<&'a Tensor>,
-    /// Their ids, which HT delivers.
+    /// Their ids; HT delivers them.
     pub ids: Option<&'a Tensor>,
-    /// Their weights, which HT delivers.
+    /// Their weights; HT delivers them.
     pub weights: Option<&'a Tensor>,
     /// Gets the received rows.
     pub out_tokens: Option<&'a Tensor>,
@@ -35,16 +35,16 @@ pub struct DispatchTensors<'a> {
     pub counter: Option<&'a Tensor>,
 }
 
-/// The tensors of a combine, each by the part that it plays.
+/// The tensors of a combine, by their roles.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CombineTensors<'a> {
     /// Rows of the experts.
     pub tokens: Option<&'a Tensor>,
     /// Their scales.
     pub scales: Option<&'a Tensor>,
-    /// Weights beside the rows: in HT gradients, in LL another way to give `token_weights`.
+    /// Weights beside the rows: in HT gradients, in LL an alternative to `token_weights`.
     pub weights: Option<&'a Tensor>,
-    /// Weights of this rank's tokens, which LL applies.
+    /// Weights of this rank's tokens; LL applies them.
     pub token_weights: Option<&'a Tensor>,
     /// Gets the rows of this rank's tokens.
     pub out_tokens: Option<&'a Tensor>,

@@ -1,6 +1,6 @@
-//! Creation of groups and handles: the collective calls.
+//! Collective creation of groups and handles.
 //!
-//! A rank that refuses its arguments still takes part in the exchange, so that the others learn of it
+//! A rank that refuses its arguments still takes part in the exchange, so the others learn of it
 //! and return an error instead of waiting.
 #![forbid(unsafe_code)]
 
@@ -20,8 +20,9 @@ use crate::session::handle::Handle;
 use crate::session::stream::OwnStream;
 use std::sync::Arc;
 
-/// Opens a group over the communicator at address `comm`. `settings` is an error if they could not even be
-/// read; `words` tells other ranks of errors. Without a stream the exchanges run on one of the group's own.
+/// Opens a group over the communicator at address `comm`. `settings` is an error if they could not
+/// be read; `words` puts errors into words for other ranks. Without a stream, the exchanges run on
+/// one that the group owns.
 pub fn group(
     comm: usize,
     settings: Result<GroupSettings>,
@@ -37,7 +38,7 @@ pub fn group(
         None => OwnStream::new(Arc::clone(&memory)).map(Some),
     };
     let own = own_stream.iter().flatten().next().map(OwnStream::stream);
-    // A rank that has none tells the others so, wherever that runs.
+    // A rank that got no stream tells the others so, on whichever stream that runs.
     let stream = stream.or(own).unwrap_or(Stream::DEFAULT);
     let (ranks, rank) = (comm.ranks, comm.rank);
     let facts = own_stream.as_ref().map_err(Error::clone).and_then(|_| {
@@ -121,7 +122,7 @@ fn compared(facts: &GroupFacts) -> [u64; COMPARED.len()] {
     ]
 }
 
-/// One of the numbers as callers know it.
+/// A compared number as callers know it.
 fn shown(setting: Setting, number: u64) -> String {
     let mode = LlCombineMode::ALL
         .into_iter()
@@ -142,7 +143,8 @@ fn node_id(env: &Env) -> Result<NodeId> {
     }
 }
 
-/// Makes a handle on `group` with a routing; collective in HT. `tensors` is an error if they could not even be read.
+/// Creates a handle on `group` with a routing; collective in HT. `tensors` is an error if they
+/// could not be read.
 pub fn handle(group: Arc<Group>, tensors: Result<HandleTensors>, stream: Stream) -> Result<Handle> {
     let handle = Handle::new(group);
     handle.update(tensors, stream)?;

@@ -1,4 +1,4 @@
-//! A handle: a routing that may be replaced, its backend side, and the staged operation that waits for completion.
+//! A handle: a replaceable routing, its backend side, and its pending staged operation.
 #![forbid(unsafe_code)]
 
 use crate::backend::{HtBackend, LlBackend, OpenGroup};
@@ -13,7 +13,7 @@ use crate::session::route::{self, Routed};
 use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
 
-/// A routing of tokens to experts, and what runs on it.
+/// A routing of tokens to experts, and its state.
 pub struct Handle {
     group: Arc<Group>,
     mode: Mode,
@@ -24,7 +24,7 @@ enum Mode {
     Ht(RwLock<Option<Routed<dyn HtBackend>>>),
 }
 
-/// An LL handle, and what happened on its routing so far.
+/// An LL handle and the state of its routing.
 #[derive(Default)]
 struct LlHandle {
     routed: Option<Routed<dyn LlBackend>>,
@@ -38,7 +38,7 @@ struct Sent {
     slot: StagedSlot,
 }
 
-/// The routing, which a handle has once it was updated.
+/// The routing; a handle has none before its first update.
 fn routed<B: ?Sized>(routed: &Option<Routed<B>>) -> Result<&Routed<B>> {
     let missing = || Error::usage(Subject::Handle, InSequence::RouteFirst);
     routed.as_ref().ok_or_else(missing)
@@ -54,8 +54,8 @@ impl Handle {
         Self { group, mode }
     }
 
-    /// Routes by `tensors` from now on; they are an error if they could not even be read. Collective in HT. A
-    /// refusal leaves the routing as it was.
+    /// Routes by `tensors` from now on; `tensors` is an error if they could not be read. Collective
+    /// in HT. A refusal leaves the routing unchanged.
     pub fn update(&self, tensors: Result<HandleTensors>, stream: Stream) -> Result<()> {
         self.group.check_usable()?;
         match (&self.mode, self.group.backend()) {
@@ -79,7 +79,7 @@ impl Handle {
         }
     }
 
-    /// Takes the handle out of use. A staged operation of it is given up.
+    /// Closes the handle; abandons its staged operation.
     pub fn close(&self) {
         if let Mode::Ll(handle) = &self.mode {
             let mut handle = handle.lock();
@@ -96,7 +96,8 @@ impl Handle {
         &self.group
     }
 
-    /// Enqueues a dispatch. `staged`, which counts in LL alone, leaves the receive phase to [`Handle::complete`].
+    /// Enqueues a dispatch. In LL, `staged` leaves the receive phase to [`Handle::complete`]; HT
+    /// ignores it.
     pub fn dispatch(
         &self,
         tensors: &DispatchTensors<'_>,
@@ -122,7 +123,8 @@ impl Handle {
         }
     }
 
-    /// Enqueues a combine. `staged`, which counts in LL alone, leaves the receive phase to [`Handle::complete`].
+    /// Enqueues a combine. In LL, `staged` leaves the receive phase to [`Handle::complete`]; HT
+    /// ignores it.
     pub fn combine(
         &self,
         tensors: &CombineTensors<'_>,
@@ -163,7 +165,7 @@ impl Handle {
         Ok(())
     }
 
-    /// Enqueues the receive phase of the staged operation; nothing to do is a success.
+    /// Enqueues the receive phase of the staged operation; succeeds if there is none.
     pub fn complete(&self, stream: Stream) -> Result<()> {
         self.group.check_usable()?;
         let Mode::Ll(handle) = &self.mode else {
@@ -173,7 +175,7 @@ impl Handle {
         let Some(sent) = &handle.staged else {
             return Ok(());
         };
-        // If this is refused, the operation still waits: the caller may try again.
+        // If this is refused, the operation stays pending: the caller may try again.
         let backend = &routed(&handle.routed)?.backend;
         backend.receive(&sent.op, sent.slot, stream)?;
         self.group.end_staged(sent.slot);
@@ -181,7 +183,8 @@ impl Handle {
         Ok(())
     }
 
-    /// Rows that an HT dispatch can deliver: the group's bound, or the real count in a group without one.
+    /// Rows that an HT dispatch can deliver: the group's bound or, in a group without one, the
+    /// exact number.
     pub fn num_recv_tokens(&self) -> Result<usize> {
         let facts = self.group.facts();
         match &self.mode {

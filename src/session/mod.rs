@@ -1,4 +1,4 @@
-//! Groups and handles while they are open: objects without numbers, which an ABI gives them.
+//! Groups and handles while they are open; an ABI gives them numbers or addresses.
 #![forbid(unsafe_code)]
 
 pub mod create;

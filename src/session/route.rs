@@ -1,4 +1,4 @@
-//! The routing of a handle: from its tensors to the backend's side of it.
+//! The routing of a handle: turns its tensors into the backend's side.
 #![forbid(unsafe_code)]
 
 use crate::backend::{HtBackend, HtGroupBackend, HtRouting, LlBackend, LlGroupBackend};
@@ -10,7 +10,7 @@ use crate::rule;
 use crate::rule::handle::{Counter, HandleTensors};
 use crate::session::group::Group;
 
-/// A routing, and what runs on it.
+/// A routing, and its backend.
 pub(super) struct Routed<B: ?Sized> {
     /// The ids.
     pub(super) routing: Routing,
@@ -29,7 +29,8 @@ pub(super) fn ll(
     Ok(Routed { routing, backend })
 }
 
-/// Routes by `tensors` in high throughput; collective. A rank that refuses them takes part, too.
+/// Routes by `tensors` in high throughput; collective. A rank that refuses its tensors takes part,
+/// too.
 pub(super) fn ht(
     group: &Group,
     backend: &dyn HtGroupBackend,
@@ -62,7 +63,7 @@ fn ht_routing(group: &Group, (routing, counter): (Routing, Option<Counter>)) -> 
     Ok(HtRouting { routing, counter })
 }
 
-/// The address by which the device reaches the counter at `host`.
+/// The device address of the counter at host address `host`.
 fn device_alias(group: &Group, host: DevPtr) -> Result<DevPtr> {
     group.memory().device_alias(host).map_err(|cause| {
         let expected = "an address that the device can reach".to_owned();

@@ -1,4 +1,4 @@
-//! A stream of the library's own, for exchanges of a group whose caller gives none.
+//! The library's own stream, for the exchanges of a group whose caller passes none.
 #![forbid(unsafe_code)]
 
 use crate::backend::DeviceMemory;
@@ -13,7 +13,7 @@ pub(super) struct OwnStream {
 }
 
 impl OwnStream {
-    /// A stream that waits for no other.
+    /// A stream without implicit order.
     pub(super) fn new(memory: Arc<dyn DeviceMemory>) -> Result<Self> {
         let stream = memory.create_stream()?;
         Ok(Self { memory, stream })
@@ -27,7 +27,8 @@ impl OwnStream {
 
 impl Drop for OwnStream {
     fn drop(&mut self) {
-        // An exchange that a lost rank never joined may be on it for ever; then the stream stays.
+        // An exchange that a lost rank never joined may block it for ever; then the stream is
+        // leaked.
         if self.memory.is_idle(self.stream) == Ok(true) {
             self.memory.destroy_stream(self.stream);
         }

@@ -6,30 +6,30 @@ use serde_json::Value;
 const FORMAT: &str = "nccl_ep tuning";
 const VERSION: u64 = 1;
 
-/// A whole file of a version that we know.
+/// A whole file of a known version.
 #[derive(Debug, PartialEq, Eq)]
 pub struct File {
-    /// Name of the GPU, as the driver tells it.
+    /// The GPU's name, as the driver reports it.
     pub gpu: String,
     /// Ranks of the group.
     pub ranks: u64,
-    /// What was measured.
+    /// The measurements.
     pub entries: Vec<Entry>,
 }
 
-/// The best launch shape of one operation for one number of tokens. Not checked yet.
+/// The best launch shape of one operation for one number of tokens, not checked yet.
 #[derive(Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // As in the file.
 pub struct Entry {
-    /// Its place in the file, for messages.
+    /// Its position in the file, for messages.
     pub number: usize,
     pub operation: String,
     pub tokens: u64,
-    /// Nothing if `default` says that the library's own choice was the best.
+    /// `None` if `default` says that the library's own choice was best.
     pub shape: Option<Shape>,
 }
 
-/// A launch shape. Not checked yet.
+/// A launch shape, not checked yet.
 #[derive(Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // As in the file.
 pub struct Shape {
@@ -39,7 +39,7 @@ pub struct Shape {
 }
 
 impl File {
-    /// Reads `text`, or says what is wrong with it. Fields that we do not know are left alone.
+    /// Parses `text`; returns what is wrong with it on failure. Unknown fields are ignored.
     pub fn parse(text: &str) -> Result<Self, String> {
         let root: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
         if string(&root, "format")? != FORMAT {

@@ -55,26 +55,26 @@ pub struct Choice {
     pub send_blocks: u32,
 }
 
-/// What is known about one operation and one number of tokens.
+/// What was measured for one operation and one number of tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Measured {
     /// Nothing; the next larger number of tokens decides.
     #[default]
     Nothing,
-    /// The library's own choice was the best.
+    /// The library's own choice was best.
     Own,
-    /// Another one was.
+    /// Another choice was best.
     Other(Choice),
 }
 
-/// What a group launches differently from the library's own choices.
+/// A group's launch shapes that differ from the library's own choices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tuning {
     measured: [[Measured; SIZES]; Operation::ALL.len()],
 }
 
 impl Tuning {
-    /// Reads the file for a group of `ranks` on the GPU `gpu` with so many `multiprocessors`.
+    /// Reads the file for a group of `ranks` on the GPU `gpu` with this many `multiprocessors`.
     pub fn for_group(gpu: &str, ranks: usize, multiprocessors: u32) -> Self {
         let Some(path) = Env::read().tuning_file else {
             return Self::default();
@@ -88,7 +88,7 @@ impl Tuning {
             })
     }
 
-    /// Reads `text`, the contents of a file; an error is the reason to ignore it.
+    /// Parses `text`, the contents of a file; an error is the reason to ignore it.
     pub fn parse(
         text: &str,
         gpu: &str,
@@ -116,8 +116,9 @@ impl Tuning {
         Ok(tuning)
     }
 
-    /// The shape of an operation on `tokens`: the entry for that many or, failing that, for the next
-    /// larger number that was measured. `None` is the library's own choice, as beyond the largest.
+    /// The shape of an operation on `tokens`: the entry for that number, else for the next larger
+    /// one that was measured. `None` is the library's own choice; it also applies beyond the
+    /// largest entry.
     pub fn choice(&self, operation: Operation, tokens: usize) -> Option<Choice> {
         let first = tokens.max(1).next_power_of_two().trailing_zeros() as usize;
         let sizes = self.measured[operation as usize].get(first..)?;
@@ -128,7 +129,7 @@ impl Tuning {
     }
 }
 
-/// An entry as operation, index of its token count, and result; or why it makes no sense.
+/// An entry as operation, index of its token count, and result; or the reason it is invalid.
 fn checked(entry: &Entry, multiprocessors: u32) -> Result<(Operation, usize, Measured), String> {
     const WARP: u64 = 32;
     const MOST_THREADS: u64 = 1024;

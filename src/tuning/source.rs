@@ -1,4 +1,4 @@
-//! Where a tuning file comes from: a path that the environment names, and that may be anything.
+//! Reads a tuning file from a path in the environment, which may lead to anything.
 #![forbid(unsafe_code)]
 
 use std::fs::{File, Metadata};
@@ -7,20 +7,20 @@ use std::os::unix::fs::OpenOptionsExt;
 
 /// Far more than `nccl_ep.tune` writes.
 const MOST_BYTES: u64 = 1 << 20;
-/// Characters of a text from outside that a message shows.
+/// Characters of external text that a message shows.
 const SHOWN: usize = 80;
 
-/// The contents of the file at `path`, or why they are not read.
+/// The contents of the file at `path`, or the reason not to read it.
 pub fn read(path: &str) -> Result<String, String> {
     let failed = |error: std::io::Error| error.to_string();
-    // Opening something else might already do something, or wait.
+    // Check before opening: opening a device or a pipe may act or block.
     check(&std::fs::metadata(path).map_err(failed)?)?;
     let mut options = File::options();
     let file = options.read(true).custom_flags(libc::O_NONBLOCK);
     let file = file.open(path).map_err(failed)?;
     check(&file.metadata().map_err(failed)?)?;
     let mut text = String::new();
-    // The file may grow meanwhile.
+    // The file may grow while it is read.
     let mut file = file.take(MOST_BYTES);
     file.read_to_string(&mut text).map_err(failed)?;
     Ok(text)
@@ -39,7 +39,8 @@ fn check(file: &Metadata) -> Result<(), String> {
     Ok(())
 }
 
-/// `text` from outside as a part of a line: cut, and without what a terminal might obey.
+/// External `text` for use in a line: cut, and without control characters that a terminal might
+/// obey.
 pub fn shown(text: &str) -> String {
     let is_plain = |c: &char| c.is_ascii_graphic() || *c == ' ' || c.is_alphanumeric();
     let plain = text
@@ -58,7 +59,7 @@ mod tests {
     use std::path::PathBuf;
     use std::process::Command;
 
-    /// A path of this test's own, whose file goes with it.
+    /// A path of its own for a test; its file is removed with it.
     struct Scratch(PathBuf);
 
     impl Scratch {

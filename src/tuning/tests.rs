@@ -1,4 +1,4 @@
-//! Unit tests of the tuning file: what is taken, rounded up, and refused.
+//! Unit tests of the tuning file: accepted, rounded up, and refused values.
 #![forbid(unsafe_code)]
 
 use super::*;
@@ -46,7 +46,7 @@ fn token_counts_are_rounded_up_to_the_next_entry() {
     assert_eq!((found.threads, found.send_blocks), (512, 2));
 }
 
-/// A Python test holds the same file against what `nccl_ep.tune` writes.
+/// A Python test compares the same file with what `nccl_ep.tune` writes.
 #[test]
 fn the_writers_sample_is_read() {
     let tuning = parse(include_str!("../../python/tests/data/tuning.json")).unwrap();

@@ -1,4 +1,4 @@
-//! The project's own files as text, for the tests that hold sources and documents together.
+//! The project's own files as text, for tests that compare sources and documents.
 
 #![allow(dead_code)] // Each test uses a part of it.
 #![allow(clippy::unwrap_used)] // A test.
@@ -47,7 +47,7 @@ fn visit(directory: &Path, endings: &[&str], found: &mut Vec<String>) {
     }
 }
 
-/// Rust source without its unit tests, which stand at the end of a file.
+/// Rust source without the unit tests at its end.
 pub fn without_unit_tests(source: &str) -> &str {
     source.split("#[cfg(test)]\nmod ").next().unwrap_or(source)
 }
@@ -66,7 +66,7 @@ pub fn string_literals(source: &str) -> Vec<String> {
     literals
 }
 
-/// Lines without comments; a literal that goes on in the next line is put together.
+/// Lines without comments; a literal that continues on the next line is joined.
 fn code_lines(source: &str) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for line in source.replace("'\"'", "' '").lines() {

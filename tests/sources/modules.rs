@@ -1,4 +1,4 @@
-//! The core's modules and who uses whom, read off the sources.
+//! The core's modules and their uses of each other, parsed from the sources.
 
 use super::{files, read, without_unit_tests};
 use std::collections::BTreeSet;
@@ -18,7 +18,7 @@ pub fn module_of(file: &str) -> String {
     }
 }
 
-/// All modules but those that are unit tests from end to end.
+/// All modules except files that contain only unit tests.
 pub fn module_files() -> Vec<String> {
     let mut files = files("src", &[".rs"]);
     files.retain(|file| !file.ends_with("_tests.rs"));
@@ -31,7 +31,7 @@ pub fn is_below(path: &str, prefix: &str) -> bool {
         .is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
 }
 
-/// Every path that begins with `crate::` in code, without that beginning; groups are spelled out.
+/// Every path after `crate::` in code; groups are expanded.
 pub fn used_paths(source: &str) -> Vec<String> {
     let is_comment = |line: &&str| !line.trim_start().starts_with("//");
     let code: Vec<&str> = without_unit_tests(source)
@@ -46,7 +46,7 @@ pub fn used_paths(source: &str) -> Vec<String> {
     paths
 }
 
-/// Reads one path, or one group of paths, off the start of `text`; returns what follows.
+/// Parses one path, or one group of paths, at the start of `text`; returns the rest.
 fn expand<'a>(text: &'a str, prefix: &str, paths: &mut Vec<String>) -> &'a str {
     let is_path = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
     let end = text.find(|c| !is_path(c)).unwrap_or(text.len());
@@ -58,14 +58,14 @@ fn expand<'a>(text: &'a str, prefix: &str, paths: &mut Vec<String>) -> &'a str {
     };
     rest = group.trim_start();
     while !rest.is_empty() && !rest.starts_with('}') {
-        // A new name, as in `X as Y`, is no path.
+        // The new name in `X as Y` is not a path.
         rest = expand(rest, &path, paths).trim_start_matches(|c| c != ',' && c != '}');
         rest = rest.trim_start_matches(',').trim_start();
     }
     rest.strip_prefix('}').unwrap_or(rest)
 }
 
-/// The module that a path leads to: its longest beginning that is one.
+/// The module of a path: its longest prefix that is a module.
 fn target(path: &str, modules: &BTreeSet<String>) -> String {
     let fits = |module: &&String| is_below(path, module);
     modules
@@ -76,7 +76,7 @@ fn target(path: &str, modules: &BTreeSet<String>) -> String {
         .unwrap_or_default()
 }
 
-/// Every use of another module: who, the path, and the module that it leads to.
+/// Every use of another module: the user, the path, and the module of the path.
 pub fn all_uses() -> Vec<(String, String, String)> {
     let files = module_files();
     let modules: BTreeSet<String> = files

@@ -9,7 +9,7 @@ use nccl_ep_core::model::tensor::DevPtr;
 use std::ffi::c_void;
 use std::sync::Arc;
 
-/// Allocates through the caller's functions; where one is NULL, from the device.
+/// Allocates through the caller's functions; a NULL one is replaced by the device's.
 pub struct Callbacks {
     pub alloc: ncclEpAllocFn_t,
     pub free: ncclEpFreeFn_t,
@@ -38,8 +38,8 @@ impl TensorAllocator for Callbacks {
         let Some(free) = self.free else {
             return self.device.free(data);
         };
-        // SAFETY: the caller's function has the documented signature and gets what the matching
-        // allocator gave, or what the caller put in a descriptor to be freed.
+        // SAFETY: the caller's function has the documented signature; it gets memory of the
+        // matching allocator, or a pointer that the caller put into a descriptor to be freed.
         check("free_fn", unsafe { free(data.0 as *mut c_void) })
     }
 

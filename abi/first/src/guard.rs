@@ -1,4 +1,5 @@
-//! What surrounds every exported function: nothing unwinds into C, and every refusal leaves a text.
+//! The guard around every exported function: nothing unwinds into C, and every refusal leaves a
+//! text.
 #![allow(unsafe_code)]
 
 use crate::objects::{self, Group};
@@ -10,16 +11,16 @@ use std::cell::RefCell;
 use std::ffi::c_char;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Room for the text of a refusal and its NUL; longer ones are cut.
+/// Bytes for the text of a refusal and its NUL; longer texts are cut.
 const TEXT_BYTES: usize = 1024;
 
 thread_local! {
-    // An array, which nobody drops: it still works in the thread's last destructors and in atexit, and
-    // the address that callers hold stays good.
+    // An array, which needs no drop: it works even in the thread's last destructors and in atexit,
+    // and the address that callers hold stays valid.
     static LAST_ERROR: RefCell<[u8; TEXT_BYTES]> = const { RefCell::new([0; TEXT_BYTES]) };
 }
 
-/// What a call works on: marked as failed if the call panics.
+/// The object that a call works on; a panic marks its group as failed.
 #[derive(Clone, Copy)]
 pub enum Subject {
     /// No group yet, or none at all.
@@ -101,7 +102,7 @@ pub unsafe fn write_out<T>(name: &str, out: *mut T, value: T) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a NULL place for a result.
+/// Refuses a NULL result pointer.
 pub fn check_out<T>(name: &str, out: *mut T) -> Result<()> {
     match out.is_null() {
         true => Err(refuse::argument(name, "must not be NULL")),

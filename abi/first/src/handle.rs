@@ -1,4 +1,4 @@
-//! Creation and destruction of handles, and what a handle tells.
+//! Creation, destruction and queries of handles.
 #![allow(unsafe_code)]
 
 use crate::guard::{Subject, check_out, guard, write_out};

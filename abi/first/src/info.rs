@@ -52,7 +52,7 @@ pub unsafe extern "C" fn ncclEpGetAsyncError(
         let code = group.session.failure().map_or(0, |error| {
             let code = error.code();
             let text = texts::text(&error.within(name));
-            // Callers ask again and again.
+            // Callers poll this function.
             if group.is_news() {
                 log::warn(&text);
             }

@@ -1,9 +1,11 @@
 //! The ABI of the first release of NVIDIA's `libnccl_ep`, over the core.
 //!
-//! Here is all that this ABI alone has: its functions and raw structs (`types` and the functions are the source of
-//! `include/nccl_ep.h`), the numbers that stand for objects, who frees tensors, and the words of refusals.
+//! It has what this ABI alone needs: its functions and raw structs (`types` and the functions are
+//! the source of `include/nccl_ep.h`), numbers for objects, ownership of tensor memory, and the
+//! words of refusals.
 //!
-//! The exported functions are alike: enter the guard, read the arguments, call the core, return a code.
+//! All exported functions work alike: enter the guard, read the arguments, call the core, return a
+//! code.
 
 mod callbacks;
 mod group;
@@ -19,6 +21,6 @@ mod registry;
 mod tags;
 mod tensor;
 mod texts;
-/// What the header declares, also what Rust never makes itself.
+/// The types of the header, including those that Rust never constructs.
 pub mod types;
 mod version;

@@ -14,20 +14,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 static GROUPS: Registry<Group> = Registry::new(1);
 static HANDLES: Registry<Handle> = Registry::new(2);
 
-/// Tensors of a dead group are still freed as they should be.
+/// Allocators of destroyed groups, which still free those groups' tensors.
 static FREEING: Mutex<Freeing> = Mutex::new(Freeing::EMPTY);
 
-/// A group as this ABI has it.
+/// A group of this ABI.
 pub struct Group {
-    /// The core's side.
+    /// The core's group.
     pub session: Arc<session::group::Group>,
-    /// Who allocates tensors of this group.
+    /// Allocates tensors of this group.
     pub allocator: Arc<dyn TensorAllocator>,
     reported: AtomicBool,
 }
 
 impl Group {
-    /// Makes a group known under a number.
+    /// Registers a group and returns its number.
     pub fn register(session: session::group::Group, allocator: Arc<dyn TensorAllocator>) -> usize {
         let group = Self {
             session: Arc::new(session),
@@ -45,7 +45,7 @@ impl Group {
         GROUPS.resolve(number).map_err(no_group)
     }
 
-    /// Takes the group numbered `number` out of use.
+    /// Removes the group numbered `number`; later calls do not find it.
     pub fn take(number: usize) -> Result<Arc<Self>> {
         GROUPS.remove(number).map_err(no_group)
     }
@@ -59,13 +59,13 @@ impl Group {
         }
     }
 
-    /// Whether nobody has asked this before: a failure is printed once.
+    /// True on the first call only: a failure is printed once.
     pub fn is_news(&self) -> bool {
         !self.reported.swap(true, Ordering::Relaxed)
     }
 }
 
-/// Makes a handle known under a number.
+/// Registers a handle and returns its number.
 pub fn register_handle(handle: Handle) -> usize {
     HANDLES.insert(Arc::new(handle))
 }
@@ -75,7 +75,7 @@ pub fn handle(number: usize) -> Result<Arc<Handle>> {
     HANDLES.resolve(number).map_err(no_handle)
 }
 
-/// Takes the handle numbered `number` out of use.
+/// Removes the handle numbered `number`; later calls do not find it.
 pub fn take_handle(number: usize) -> Result<Arc<Handle>> {
     HANDLES.remove(number).map_err(no_handle)
 }
@@ -90,7 +90,7 @@ fn no_handle(missing: Missing) -> Error {
     refusal("handle", "handle", missing)
 }
 
-/// The refusal for `argument`, a number that names no live `kind` of object.
+/// The refusal of `argument`, a number without a live object of this `kind`.
 fn refusal(argument: &str, kind: &str, missing: Missing) -> Error {
     match missing {
         Missing::Null => refuse::argument(argument, "must not be NULL"),

@@ -58,8 +58,8 @@ impl Lists {
         }
     }
 
-    // The reference's header wants the weights of an LL combine among the local tensors, its README among the
-    // inputs; the core takes either.
+    // The reference's header puts the weights of an LL combine among the local tensors, its README
+    // among the inputs; the core accepts either.
     fn of_combine(&self) -> CombineTensors<'_> {
         CombineTensors {
             tokens: self.inputs.get(Tag::Tokens),

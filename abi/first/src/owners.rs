@@ -1,7 +1,7 @@
-//! Memory of tensors that the library created, and who frees it.
+//! Tensor memory that the library allocated, and its allocators.
 //!
-//! Programs destroy tensors after their group is gone (the reference's own test does), so ownership
-//! is kept by data pointer, apart from the group.
+//! Programs destroy tensors after their group (the reference's own test does), so ownership is
+//! recorded by data pointer, apart from the group.
 #![forbid(unsafe_code)]
 
 use nccl_ep_core::error::Result;
@@ -17,19 +17,19 @@ pub trait TensorAllocator: Send + Sync {
     fn alloc(&self, bytes: usize) -> Result<DevPtr>;
     /// Frees `data`.
     fn free(&self, data: DevPtr) -> Result<()>;
-    /// The address of the caller's function that frees; nothing if it is the device's.
+    /// The address of the caller's free function; `None` if the device frees.
     fn free_fn(&self) -> Option<usize>;
 }
 
-/// Who frees what descriptors made by hand hold, when they are destroyed with a group that is gone: an entry
-/// for each change of the function, not for each group.
+/// Allocators for descriptors made by hand that are destroyed with a dead group. Has an entry per
+/// change of the free function, not per group.
 pub struct Freeing(Vec<(usize, Arc<dyn TensorAllocator>)>);
 
 impl Freeing {
-    /// Nothing is known of any group.
+    /// Knows no group.
     pub const EMPTY: Self = Self(Vec::new());
 
-    /// Group `number`, larger than all before, frees by `allocator`.
+    /// Records that group `number`, larger than all before, frees by `allocator`.
     pub fn note(&mut self, number: usize, allocator: &Arc<dyn TensorAllocator>) {
         let is_same =
             |(_, last): &(usize, Arc<dyn TensorAllocator>)| last.free_fn() == allocator.free_fn();
@@ -38,7 +38,7 @@ impl Freeing {
         }
     }
 
-    /// Who frees for group `number`, which was noted.
+    /// The allocator of group `number`, which must have been recorded.
     pub fn find(&self, number: usize) -> Option<Arc<dyn TensorAllocator>> {
         let later = self.0.partition_point(|(first, _)| *first <= number);
         let (_, allocator) = self.0.get(later.checked_sub(1)?)?;
@@ -48,7 +48,7 @@ impl Freeing {
 
 static OWNERS: Lazy<Mutex<HashMap<DevPtr, Arc<dyn TensorAllocator>>>> = Lazy::new(Mutex::default);
 
-/// Allocates tensor data that [`free`] will hand back to `owner`.
+/// Allocates tensor data that [`free`] will return to `owner`.
 pub fn alloc(owner: &Arc<dyn TensorAllocator>, bytes: usize) -> Result<DevPtr> {
     let data = owner.alloc(bytes)?;
     if !data.is_null() {
@@ -57,7 +57,7 @@ pub fn alloc(owner: &Arc<dyn TensorAllocator>, bytes: usize) -> Result<DevPtr> {
     Ok(data)
 }
 
-/// Frees `data`: by the allocator that made it, else by `fallback`, else not at all.
+/// Frees `data` by its allocator or, if unknown, by `fallback`; without either keeps it.
 pub fn free(data: DevPtr, fallback: Option<&Arc<dyn TensorAllocator>>) -> Result<()> {
     let owner = OWNERS.lock().remove(&data);
     match owner.as_ref().or(fallback) {

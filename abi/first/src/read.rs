@@ -1,7 +1,7 @@
 //! Raw pointers of a call -> owned plain data.
 //!
-//! The only place that follows the pointers a caller passes in. Each function copies what it needs
-//! and refuses NULL; what the values mean is checked in the core.
+//! The only place that dereferences a caller's pointers. Each function copies what it needs and
+//! refuses NULL; the core checks what the values mean.
 #![allow(unsafe_code)]
 
 use crate::refuse;
@@ -61,7 +61,7 @@ fn known_algorithm(number: u32) -> Result<Algorithm> {
     }
 }
 
-/// Copies the tensors of the list `name` to `set`, by tag. In place: a set is much to move about in a call.
+/// Copies the tensors of the list `name` into `set`, by tag. In place, as a set is large to move.
 ///
 /// # Safety
 /// If `count` is not 0, `list` is NULL or points to `count` pointers, each NULL or pointing to a
@@ -73,7 +73,7 @@ pub unsafe fn tensor_set(
     count: c_uint,
 ) -> Result<()> {
     if count == 0 {
-        return Ok(()); // The pointer may be garbage then.
+        return Ok(()); // the pointer may be garbage in this case
     }
     if list.is_null() {
         return Err(refuse::argument(
@@ -154,7 +154,7 @@ unsafe fn copy(name: impl Display + Copy, raw: &ncclNDTensor_t) -> Result<Tensor
     ))
 }
 
-/// Whether `strides` is one of the ways to say "dense": all ones, or row-major.
+/// Whether `strides` means "dense": all ones, or row-major.
 fn is_dense(sizes: &[c_uint], strides: &[c_uint]) -> bool {
     if strides.iter().all(|&stride| stride == 1) {
         return true;

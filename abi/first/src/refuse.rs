@@ -1,10 +1,10 @@
-//! Refusals of what this ABI alone has: pointers, numbers, tags, descriptors.
+//! Refusals that only this ABI has: of pointers, numbers, tags and descriptors.
 #![forbid(unsafe_code)]
 
 use nccl_ep_core::error::{Code, Error};
 use std::fmt::Display;
 
-/// `argument` breaks `rule`.
+/// The error that `argument` breaks `rule`.
 #[cold]
 pub fn argument(argument: impl Display, rule: impl Display) -> Error {
     Error::new(Code::InvalidArgument, format!("{argument}: {rule}"))

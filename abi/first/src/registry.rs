@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Live objects of one kind, by number.
 ///
-/// Numbers grow and are never given twice, so `resolve` tells "destroyed" from "never existed".
+/// Numbers grow and are never reused, so `resolve` tells "destroyed" from "never existed".
 pub struct Registry<T> {
     live: RwLock<Option<HashMap<usize, Arc<T>>>>,
     issued: AtomicUsize,
@@ -59,7 +59,7 @@ impl<T> Registry<T> {
         }
     }
 
-    /// Takes the object numbered `number` out; from now on it counts as destroyed.
+    /// Removes the object numbered `number`; from now on it counts as destroyed.
     pub fn remove(&self, number: usize) -> Result<Arc<T>, Missing> {
         let taken = self
             .live

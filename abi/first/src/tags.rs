@@ -4,7 +4,7 @@
 use nccl_ep_core::model::tensor::Tensor;
 use std::fmt;
 
-/// What a tensor means in a call.
+/// The meaning of a tensor in a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 #[allow(missing_docs)] // As in `nccl_ep.h`, where each is described.
@@ -18,7 +18,7 @@ pub enum Tag {
 }
 
 impl Tag {
-    /// All tags that mean something to an operation, from 1 on.
+    /// All tags that operations use, from 1 on.
     pub const ALL: [Tag; 6] = [
         Tag::Tokens,
         Tag::TopkIdx,
@@ -28,7 +28,7 @@ impl Tag {
         Tag::RecvExpertCounterHost,
     ];
 
-    /// The tag numbered `raw`; `None` for tags that no operation reads.
+    /// The tag numbered `raw`; `None` for tags that no operation uses.
     pub fn from_raw(raw: u32) -> Option<Self> {
         Self::ALL.get((raw as usize).checked_sub(1)?).copied()
     }
@@ -47,7 +47,7 @@ impl fmt::Display for Tag {
     }
 }
 
-/// The tensors of one argument list, at most one per tag: the first with that tag counts.
+/// The tensors of one argument list, at most one per tag: later ones with the same tag are ignored.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TensorSet {
     by_tag: [Option<Tensor>; Tag::ALL.len()],
@@ -59,7 +59,7 @@ impl TensorSet {
         self.by_tag.get(tag as usize - 1).and_then(Option::as_ref)
     }
 
-    /// Adds `tensor` unless its tag is taken already.
+    /// Adds `tensor` unless its tag is already there.
     pub fn add(&mut self, tag: Tag, tensor: Tensor) {
         if let Some(place @ None) = self.by_tag.get_mut(tag as usize - 1) {
             *place = Some(tensor);

@@ -119,7 +119,7 @@ fn byte_count(datatype: ncclDataType_t, sizes: &[c_uint]) -> Result<usize> {
     let dtype = DType::from_raw(datatype).ok_or_else(|| {
         refuse::argument("datatype", "must be an NCCL element type").got(datatype, "0 to 11")
     })?;
-    // Beyond isize no allocation can be.
+    // No allocation exceeds isize.
     let bytes = sizes
         .iter()
         .try_fold(dtype.size(), |bytes, &size| {
@@ -135,7 +135,7 @@ fn byte_count(datatype: ncclDataType_t, sizes: &[c_uint]) -> Result<usize> {
     })
 }
 
-/// The two arrays of a descriptor, from `malloc`, so that programs may release them themselves.
+/// The two arrays of a descriptor, from `malloc`, so that programs may free them themselves.
 struct Arrays {
     sizes: *mut c_uint,
     strides: *mut c_uint,

@@ -8,7 +8,7 @@ use nccl_ep_core::error::refusal::{Operation, Role, Setting, Subject};
 use nccl_ep_core::error::{Cause, Code, Context, Error, Value};
 use std::fmt::{self, Display};
 
-/// One line: what was going on, argument, rule, got and expected.
+/// One line: the context, the argument, the rule, got and expected.
 #[cold]
 pub fn text(error: &Error) -> String {
     let report = error.report();
@@ -61,7 +61,7 @@ fn code_name(code: Code) -> &'static str {
     }
 }
 
-/// Prints as the argument of this ABI that a subject is.
+/// Prints the argument of this ABI that a subject stands for.
 struct Name(Subject);
 
 impl Display for Name {
@@ -90,14 +90,14 @@ fn setting_name(setting: Setting) -> &'static str {
     match setting {
         Setting::Algorithm => "config.algorithm",
         Setting::Experts => "config.num_experts",
-        // Received rows have no bound of their own here.
+        // This ABI has no separate bound of received rows.
         Setting::MaxTokens | Setting::RecvRows => "config.max_tokens_per_rank",
         Setting::RowBytes => "config.token_size_bytes",
         Setting::LlCombine => "NCCL_EP_LL_COMBINE",
     }
 }
 
-/// Prints as the parameter, or the list and tag, by which a tensor is passed.
+/// Prints the parameter, or the list and tag, that passes a tensor.
 struct Argument(Role);
 
 impl Display for Argument {

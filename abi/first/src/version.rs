@@ -1,4 +1,4 @@
-//! What this binary is: version numbers, as data and as the banner that tools look for in the file.
+//! The version, as a number and as the banner that tools look for in the file.
 #![forbid(unsafe_code)]
 
 /// `strings libnccl_ep.so` shows this line; the zeros keep it apart from its neighbours in the file.

@@ -1,8 +1,8 @@
 //! A second ABI over the core, for tests alone (`c_tests/suites/two_abis`); never installed.
 //!
-//! It differs from the first where the core must not care: other symbols and SONAME, objects behind addresses
-//! instead of numbers, tensors as addresses with extents of 64 bits, no stream when a group is opened, and
-//! texts of its own.
+//! It differs from the first ABI in everything that the core must not depend on: other symbols and
+//! SONAME, objects behind addresses instead of numbers, tensors as addresses with 64-bit extents,
+//! no stream when a group is opened, and its own texts.
 #![allow(unsafe_code)]
 
 mod words;
@@ -25,7 +25,7 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// What a group is opened with.
+/// Settings of a new group.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct EpProbeSettings {
@@ -68,7 +68,7 @@ fn answer(outcome: Result<()>) -> c_int {
     error.code() as c_int
 }
 
-/// A tensor of bfloat16 or others, dense; extents beyond 32 bits are refused.
+/// A dense tensor; extents beyond 32 bits are refused.
 fn tensor<const N: usize>(data: *const c_void, dtype: DType, sizes: [usize; N]) -> Result<Tensor> {
     let mut kept = [0; N];
     for (to, from) in kept.iter_mut().zip(sizes) {
@@ -82,7 +82,8 @@ fn null(what: &str) -> Error {
     Error::new(Code::InvalidArgument, format!("no {what}"))
 }
 
-/// Opens a low-latency group over all ranks of the communicator `comm`, on a stream of the library's own.
+/// Opens a low-latency group over all ranks of the communicator `comm`, on the library's own
+/// stream.
 ///
 /// # Safety
 /// `comm` is a live communicator; `settings` and `group` are NULL or valid.
@@ -124,7 +125,7 @@ pub unsafe extern "C" fn epProbeClose(group: *mut EpProbeGroup) -> c_int {
     answer(group.0.close(None))
 }
 
-/// Makes a route that leads nowhere yet.
+/// Creates a route without a routing.
 ///
 /// # Safety
 /// `group` is open, `route` is NULL or valid.
@@ -168,7 +169,7 @@ pub unsafe extern "C" fn epProbeUpdate(
     }))
 }
 
-/// Gives up a route.
+/// Destroys a route.
 ///
 /// # Safety
 /// `route` came from [`epProbeRoute`] and is not used again.

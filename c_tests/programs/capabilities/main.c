@@ -1,5 +1,5 @@
-// Prints what this process runs on, one "name value" a line, for the test runner to decide what
-// can be tested here. Exit status 0 if a group in low latency can be opened.
+// Prints what this process runs on, one "name value" per line; the test runner decides by it what
+// can be tested here. Exit status 0 if a low-latency group can be opened.
 #include <stdio.h>
 
 #include "harness/harness.h"

@@ -1,5 +1,5 @@
-// Capture and timed replay. The capture mode is the strictest one, in which a call that could
-// disturb a capture in any thread fails: what works here works in every framework.
+// Capture and timed replay. The capture mode is the strictest one: a call that could disturb a
+// capture in any thread fails. What works here works in every framework.
 #include "programs/ep_bench/graph.h"
 
 #include "programs/ep_bench/events.h"
@@ -8,9 +8,9 @@
 namespace ep_bench {
 namespace {
 
-// Replays of one sample, and those before its first event: these keep the stream busy while the
-// host is ahead, so that neither a launch nor the skew of the ranks is in the sample. Operations
-// of high throughput are so long that a few replays do.
+// Replays per sample, and replays before its first event. The latter keep the stream busy while the
+// host runs ahead, so the sample contains neither a launch nor the skew of the ranks.
+// High-throughput operations are long, so a few replays are enough.
 struct Pace {
     unsigned run_up;
     unsigned replays;
@@ -68,7 +68,7 @@ std::string WhyNoCapture(cudaStream_t stream) {
     if (error == cudaSuccess) error = cudaStreamEndCapture(stream, &graph);
     if (error == cudaSuccess) error = cudaGraphDestroy(graph);
     if (error == cudaSuccess) return "";
-    cudaGetLastError();  // the refusal is reported; later calls must not meet it again
+    cudaGetLastError();  // the refusal is reported; clear it for later calls
     return std::string("no stream capture here: ") + cudaGetErrorString(error);
 }
 

@@ -1,5 +1,5 @@
 // CUDA graphs of the operations: capture, replay, and the time of a replay. A model server replays
-// a graph for each step of a model, so this is the pace that its users see.
+// a graph for each step of a model, so this is the speed its users see.
 #ifndef C_TESTS_PROGRAMS_EP_BENCH_GRAPH_H_
 #define C_TESTS_PROGRAMS_EP_BENCH_GRAPH_H_
 
@@ -23,10 +23,11 @@ class Graph {
 
     void Launch(cudaStream_t stream);
 
-    // Collective. Each sample is the mean of several replays back to back, for one operation.
+    // Collective. Each sample is the time of one operation: the mean of several replays back to
+    // back.
     Figures TimeReplays(const EpEnv& env, const Options& options);
 
-    unsigned Blocks() const;  // of its largest kernel; 0 if the driver does not tell
+    unsigned Blocks() const;  // of its largest kernel; 0 if the driver does not say
 
    private:
     unsigned times_;
@@ -42,7 +43,7 @@ struct Graphs {
     Graph pair;
 };
 
-// Why the stream cannot be captured at all; empty if it can. The stream is as before.
+// Why the stream cannot be captured at all; empty if it can. Leaves the stream unchanged.
 std::string WhyNoCapture(cudaStream_t stream);
 
 }  // namespace ep_bench

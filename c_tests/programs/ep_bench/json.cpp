@@ -1,16 +1,16 @@
-// The file of --json: one object with machine and configuration, and an array with one entry for
-// each measurement. Times are microseconds, sizes bytes, bandwidths GB/s; each key says so.
-//   reference   the spans of the reference's program, whose combine contains the host's wait
-//   idle        each operation from an idle stream; gbps is made from its medians
+// The file of --json: one object with machine and configuration, and an array with one entry per
+// measurement. Times are microseconds, sizes bytes, bandwidths GB/s; each key says so.
+//   reference   the spans of the reference's program, whose combine includes the host's wait
+//   idle        each operation from an idle stream; gbps is computed from its medians
 //   queued      operations that waited in the stream for their turn
 //   graph       replays back to back, or null
 //   host_call   inside the calls, on the calling thread
-//   create_handle  one handle more, made and destroyed; null in low latency
-// `tokens` is the largest number of `tokens_by_rank`, `max_tokens` what the group allows, null if
-// it leaves that open. `library_bytes` is what group, handle and first operations hold,
-// `tensor_bytes` what the tensors of the program hold, `first_use_bytes` what stays once the first
-// group of the process is gone. `blocks` are those of the largest kernels in captured graphs, null
-// without graphs; `channels` is what the group was made with, null for the library's choice.
+//   create_handle  creation and destruction of one more handle; null in low latency
+// `tokens` is the largest number of `tokens_by_rank`; `max_tokens` is the group's bound, null if it
+// has none. `library_bytes` is the memory of group, handle and first operations, `tensor_bytes`
+// that of the program's tensors, `first_use_bytes` the memory left once the first group of the
+// process is gone. `blocks` are those of the largest kernels in captured graphs, null without
+// graphs; `channels` is the group's setting, null for the library's choice.
 #include <cstdio>
 #include <string>
 #include <utility>
@@ -38,7 +38,7 @@ std::string Number(double value) {
 
 const char* Bool(bool value) { return value ? "true" : "false"; }
 
-// Names that drivers and we ourselves give hold no control characters.
+// Names from drivers and from us contain no control characters.
 std::string Text(const std::string& value) {
     std::string json = "\"";
     for (const char character : value) {
@@ -87,7 +87,7 @@ std::string HandleJson(const HandleTimes& times) {
     return Object({{"host", FiguresJson(times.host)}, {"stream", FiguresJson(times.stream)}});
 }
 
-// A figure made from each convention's bytes of one operation.
+// A figure computed from one operation's bytes by each convention.
 template <typename Make>
 std::string ByConvention(const Result& result, double row_bytes, Make make) {
     return Object({{"pair", Number(make(result.Mean(&RankFigures::pair) * row_bytes))},

@@ -1,5 +1,5 @@
-// Names and versions, asked of libraries that are looked up at run time: the program must link and
-// run without a driver, and also on another libnccl_ep.so of the same ABI.
+// Names and versions, from libraries looked up at run time: the program must link and run without a
+// driver, and also with another libnccl_ep.so of the same ABI.
 #include "programs/ep_bench/machine.h"
 
 #include <cuda.h>
@@ -11,8 +11,8 @@
 namespace ep_bench {
 namespace {
 
-// A function of a library that the process has or can load; nullptr if it is not to be had. The
-// library stays loaded.
+// A function of a library that the process has or can load; nullptr if neither works. The library
+// stays loaded.
 template <typename Function>
 Function* Find(const char* library, const char* name) {
     void* handle = library == nullptr ? RTLD_DEFAULT : dlopen(library, RTLD_LAZY);
@@ -54,7 +54,7 @@ int CountMultiprocessors(const EpEnv& env) {
     return count;
 }
 
-// By the driver's functions: the runtime's know only kernels that were linked to this program.
+// Uses the driver's functions: the runtime knows only kernels linked into this program.
 unsigned LargestGrid(cudaGraph_t graph) {
     constexpr char kDriver[] = "libcuda.so.1";
     auto* get_nodes = Find<int(CUgraph, CUgraphNode*, size_t*)>(kDriver, "cuGraphGetNodes");

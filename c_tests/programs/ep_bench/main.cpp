@@ -47,7 +47,7 @@ Routing MakeRouting(const EpEnv& env, const Options& options, const Tokens& toke
 }
 
 // What the first group of a process leaves behind, such as connections of NCCL and code of kernels.
-// It would else be counted as memory of the first measurement.
+// Measured apart, as it would otherwise count as memory of the first measurement.
 double MeasureFirstUse(EpEnv* env, const Options& options) {
     const double before = FreeBytes();
     {
@@ -64,7 +64,7 @@ Result RunOne(EpEnv* env, const Options& options, const Tokens& tokens) {
     Session session(env, options, routing);
     WarmUp(*env, options, &session);
     session.NoteMemoryOfUse();
-    // After the warm-up, because what loads at its first use may not be loaded during a capture.
+    // After the warm-up: code that loads at its first use may not be loaded during a capture.
     std::optional<Graphs> graphs;
     if (options.use_cuda_graph) graphs.emplace(*env, options, &session);
     Graphs* const replayed = graphs ? &*graphs : nullptr;
@@ -78,7 +78,7 @@ Result RunOne(EpEnv* env, const Options& options, const Tokens& tokens) {
     return result;
 }
 
-// True if nothing was found wrong in any process and the results could be written.
+// True if no process found an error and the results could be written.
 bool RunAll(EpEnv* env, const Options& options) {
     const bool on_hostsim = ep_on_hostsim();
     const bool prints = env->rank == 0;
@@ -104,7 +104,7 @@ bool RunAll(EpEnv* env, const Options& options) {
 
 constexpr int kNoCapture = 2;  // exit status
 
-// For NCCL, which reads it when the communicator is made.
+// NCCL reads this when the communicator is created.
 void DisableNvlink() {
     setenv("NCCL_P2P_DISABLE", "1", 1);
     setenv("NCCL_SHM_DISABLE", "1", 1);

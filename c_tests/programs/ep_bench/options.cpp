@@ -47,7 +47,7 @@ const char kUsage[] =
 
 namespace {
 
-// What a user may leave open, because it depends on the mode or on the machine what it is then.
+// Options whose default depends on the mode or on the machine.
 struct Open {
     bool routing = true;
     bool tokens = true;
@@ -56,7 +56,7 @@ struct Open {
     bool iterations = true;
 };
 
-// The number behind `zipf:`.
+// The number after `zipf:`.
 std::string ReadExponent(const std::string& text, double* exponent) {
     constexpr double kHighest = 10;
     char* end = nullptr;
@@ -104,7 +104,7 @@ std::string ReadLists(const std::string& text, bool sweep, Options* options) {
     return error;
 }
 
-// Notes that the user has decided it.
+// Records that the user has set it.
 ep::Option Closing(bool* open, ep::Option option) {
     const auto read = option.read;
     option.read = [=](const std::string& value) {

@@ -1,6 +1,6 @@
 // The command line of ep_bench. Names, letters and defaults are those of the reference's program of
 // this name; --sweep, --max-tokens, --masked, --routing, --channels, --use-cuda-graph, --graph-ops
-// and --json are ours, and that --tokens takes a number for each rank.
+// and --json are ours; so is a number for each rank in --tokens.
 #ifndef C_TESTS_PROGRAMS_EP_BENCH_OPTIONS_H_
 #define C_TESTS_PROGRAMS_EP_BENCH_OPTIONS_H_
 
@@ -16,7 +16,7 @@ namespace ep_bench {
 enum class RoutingKind {
     kUniform,      // the top-k of random scores
     kZipf,         // popular and unpopular experts, the same ones for all ranks
-    kConsecutive,  // neighbours, from a random first one
+    kConsecutive,  // adjacent experts from a random first one
 };
 
 constexpr unsigned kAllChannels = ~0u;
@@ -42,8 +42,8 @@ struct Options {
     bool dynamic_tokens = false;
     bool use_cuda_graph = false;
     unsigned graph_ops = 1;
-    std::string json_file;  // empty: none
-    std::string reduced;    // which defaults were reduced, because there is no GPU; empty: none
+    std::string json_file;  // empty: no file
+    std::string reduced;    // defaults that were reduced because there is no GPU; empty: none
 
     bool low_latency() const { return algorithm == NCCL_EP_ALGO_LOW_LATENCY; }
 };
@@ -61,8 +61,8 @@ const char* RoutingName(const Options& options);  // as in the results: scores, 
 // Sizes that the user leaves open are the reference's on a GPU and smaller on the CPU stand-ins.
 ParsedOptions ParseOptions(int argc, char** argv, bool on_hostsim);
 
-// What depends on the number of ranks, and how many tokens each has; a text if the options do not
-// fit, else empty.
+// Fills in what depends on the number of ranks, and the tokens of each. Returns a text if the
+// options do not fit, else an empty one.
 std::string ApplyRanks(unsigned ranks, Options* options);
 
 }  // namespace ep_bench

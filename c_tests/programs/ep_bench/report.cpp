@@ -1,5 +1,4 @@
-// The text of ep_bench: what ran, one block for each number of
-// tokens, and a table over all of them.
+// The text of ep_bench: what ran, one block for each number of tokens, and a table of all of them.
 #include "programs/ep_bench/report.h"
 
 #include <algorithm>

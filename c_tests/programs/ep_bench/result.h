@@ -1,4 +1,4 @@
-// What one measurement gave, collected on process 0: times, rows by each convention, memory and
+// The result of one measurement, collected on process 0: times, rows by each convention, memory and
 // validation.
 #ifndef C_TESTS_PROGRAMS_EP_BENCH_RESULT_H_
 #define C_TESTS_PROGRAMS_EP_BENCH_RESULT_H_
@@ -13,7 +13,7 @@
 
 namespace ep_bench {
 
-// One rank's averages in microseconds, its rows and its memory; plain doubles, so that one gather
+// One rank's averages in microseconds, its rows and its memory. Plain doubles, so one gather
 // collects them.
 struct RankFigures {
     double dispatch_us;
@@ -29,7 +29,8 @@ struct RankFigures {
     double tensor_bytes;
 };
 
-// Blocks of the largest kernel of each operation; an SM holds one. 0 if the driver does not tell.
+// Blocks of the largest kernel of each operation; one block occupies an SM. 0 if the driver does
+// not say.
 struct Blocks {
     unsigned dispatch = 0;
     unsigned combine = 0;
@@ -43,12 +44,11 @@ struct Result {
     std::optional<Wrong> wrong;      // with --validate
     std::optional<Blocks> blocks;    // with --use-cuda-graph
 
-    // One figure over the ranks; process 0.
+    // One figure over all ranks; process 0 only.
     double Mean(double RankFigures::* figure) const;
     double Max(double RankFigures::* figure) const;
 
-    // How unevenly the rows fall on the ranks: the most that a rank receives over the mean; 1 is
-    // even.
+    // Imbalance of the received rows: the largest of any rank over the mean; 1 is even.
     double Imbalance() const;
 };
 
@@ -56,13 +56,12 @@ struct Result {
 Result Collect(const EpEnv& env, const Timing& timing, const Traffic& traffic,
                const Session& session, const Shape& shape);
 
-// Bytes of one row on its way there and back. The flag changes the formula of dispatch only: one
-// byte for each element, a scale for each 128 elements and a header.
+// Bytes of one row sent and returned. The flag changes only the formula of dispatch: one byte per
+// element, a scale per 128 elements and a header.
 double DispatchRowBytes(const Options& options);
 double CombineRowBytes(const Options& options);
 
-// The convention in which a mode is usually quoted: pair for low
-// latency, dedup for high throughput.
+// The convention usually quoted for a mode: pair for low latency, dedup for high throughput.
 double RankFigures::* UsualConvention(const Options& options);
 const char* UsualConventionName(const Options& options);
 

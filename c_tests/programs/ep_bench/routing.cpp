@@ -1,5 +1,5 @@
-// The routings of ep_bench. Those of the reference's program, the top-k of random scores for low
-// latency and consecutive experts for high throughput, have its generators and seeds.
+// The routings of ep_bench. Those that the reference's program has (top-k of random scores for low
+// latency, consecutive experts for high throughput) use its generators and seeds.
 #include "programs/ep_bench/routing.h"
 
 #include <mpi.h>
@@ -16,7 +16,7 @@ namespace {
 constexpr unsigned kRanksOfNode = 8;
 constexpr uint64_t kSeedOfWeights = 42;
 
-// For each token the experts with the highest of the scores that `draw` makes.
+// For each token, the experts with the highest scores that `draw` makes.
 template <typename Draw>
 std::vector<int64_t> TopScores(const Shape& shape, unsigned tokens, Draw draw) {
     std::vector<int64_t> ids;
@@ -43,9 +43,9 @@ std::vector<int64_t> DrawUniform(const Shape& shape, unsigned tokens, std::mt199
     });
 }
 
-// The logarithm of each expert's weight. Which experts are popular is the same on all ranks, and
-// neighbours, which share a rank, have nothing to do with each other. Without the distributions of
-// the standard library, whose results each implementation makes in its own way.
+// The logarithm of each expert's weight. The popular experts are the same on all ranks, and the
+// popularity of neighbours, which share a rank, is independent. Avoids the distributions of the
+// standard library, whose results differ between implementations.
 std::vector<float> ZipfLogWeights(const Shape& shape) {
     constexpr unsigned kSeed = 7;
     std::mt19937 generator(kSeed);

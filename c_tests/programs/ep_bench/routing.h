@@ -1,6 +1,5 @@
-// Which token goes to which expert in ep_bench, and how much data
-// that is by each of the conventions in use. All of it is computed on
-// the host from the ids of all ranks, independent of the library.
+// Which token goes to which expert in ep_bench, and how much data that is by each convention in
+// use. Everything is computed on the host from the ids of all ranks, independent of the library.
 #ifndef C_TESTS_PROGRAMS_EP_BENCH_ROUTING_H_
 #define C_TESTS_PROGRAMS_EP_BENCH_ROUTING_H_
 
@@ -22,7 +21,7 @@ struct Shape {
     unsigned max_tokens;  // of the group: what the library allows each rank
     unsigned top_k;
     unsigned experts;
-    unsigned masked;  // entries of a rank that lose their expert, drawn with replacement
+    unsigned masked;  // entries of a rank without an expert, drawn with replacement
     RoutingKind kind;
     double zipf_exponent;
 
@@ -31,8 +30,8 @@ struct Shape {
 
 class Routing {
    public:
-    // Collective: each rank draws its own ids, with the reference's
-    // generators and seeds where the reference has that routing, and gets all others'.
+    // Collective: each rank draws its own ids, with the reference's generators and seeds where the
+    // reference has that routing, and receives all others'.
     Routing(const Shape& shape, unsigned rank);
 
     const Shape& shape() const { return shape_; }
@@ -57,7 +56,7 @@ class Routing {
     ref::Routing all_;
 };
 
-// Rows that one rank sends or gets in one dispatch; a combine moves the same rows the other way.
+// Rows that one rank sends or receives in one dispatch; a combine moves the same rows back.
 struct Traffic {
     uint64_t pair = 0;      // one for each valid (token, k)
     uint64_t dedup = 0;     // one for each distinct (token, rank), the own rank included

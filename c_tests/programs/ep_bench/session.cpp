@@ -1,6 +1,5 @@
-// Set-up of one measurement, in the order and with the settings of the
-// reference's program, and the calls that are measured. A refusal of the
-// library ends the program with the library's text: there is nothing to time.
+// Set-up of one measurement, in the order and with the settings of the reference's program, and the
+// measured calls. If the library refuses, the program ends with its text: there is nothing to time.
 #include "programs/ep_bench/session.h"
 
 #include <vector>

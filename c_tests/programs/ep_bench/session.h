@@ -1,5 +1,4 @@
-// One group, one handle and the tensors of one measurement, and the
-// two operations that are measured.
+// One group, one handle and the tensors of one measurement, and its two operations.
 #ifndef C_TESTS_PROGRAMS_EP_BENCH_SESSION_H_
 #define C_TESTS_PROGRAMS_EP_BENCH_SESSION_H_
 
@@ -35,15 +34,15 @@ class Session {
     void Dispatch();
     void Combine();
 
-    // To be called after the first operations: what they took counts as the library's.
+    // Call after the first operations: memory they allocated counts as the library's.
     void NoteMemoryOfUse();
 
-    // What the group, the handle and the first operations took of the device's free memory, and
-    // what the tensors took that the program created, in bytes.
+    // Bytes of the device's free memory taken by the group, the handle and the first operations,
+    // and by the tensors that the program created.
     double library_bytes() const { return library_bytes_; }
     double tensor_bytes() const { return tensor_bytes_; }
 
-    // What validation looks at. `received` and `expert_outputs` have the same shape.
+    // What validation compares. `received` and `expert_outputs` have the same shape.
     ncclNDTensor_t received{};          // ll [L, R*M, H], ht [n, H]
     ncclNDTensor_t received_weights{};  // ht [n, K]
     ncclNDTensor_t received_idx{};      // ht [n, K]

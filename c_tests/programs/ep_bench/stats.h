@@ -1,5 +1,5 @@
-// Statistics of repeated measurements: over the samples of a rank, then over the ranks, where the
-// slowest one counts, because an operation is over when it is over everywhere.
+// Statistics of repeated measurements: over the samples of a rank, then over the ranks. There the
+// slowest counts, because an operation ends when it has ended everywhere.
 #ifndef C_TESTS_PROGRAMS_EP_BENCH_STATS_H_
 #define C_TESTS_PROGRAMS_EP_BENCH_STATS_H_
 
@@ -23,18 +23,18 @@ struct Stats {
     double max_us = 0;
 };
 
-// Of at least one sample. A percentile is the smallest sample with that share of samples at or
-// below.
+// Needs at least one sample. A percentile is the smallest sample with that share of samples at or
+// below it.
 Figures FiguresOf(Samples samples);
 Stats StatsOf(const Samples& samples);
 
-// Collective. Each figure is the largest of all ranks' own ones; the result is for process 0.
+// Collective. Each figure is the largest of all ranks' own figures; the result is for process 0.
 Figures SlowestRank(const Samples& mine);
 
 // Collective. Mean of the averages, min of the mins, max of the maxes; for process 0.
 Stats OverRanks(const Stats& mine, int ranks);
 
-// The first sample belongs to the warm-up if there are more.
+// Drops the first sample as warm-up, unless it is the only one.
 void DropFirst(Samples* samples);
 
 }  // namespace ep_bench

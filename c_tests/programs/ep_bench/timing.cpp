@@ -1,4 +1,4 @@
-// The measuring loops on plain calls; those on graphs are in graph.cpp.
+// The measuring loops for plain calls; graph.cpp has those for graphs.
 #include "programs/ep_bench/timing.h"
 
 #include <cuda_profiler_api.h>
@@ -32,7 +32,7 @@ class Range {
     bool enabled_;
 };
 
-// Nothing of an earlier iteration is left in any stream, and the ranks start together.
+// Waits until no stream has work of an earlier iteration, and aligns the ranks.
 void Settle(const EpEnv& env) {
     EP_REQUIRE_CUDA(cudaStreamSynchronize(env.stream));
     ep_barrier();
@@ -85,7 +85,7 @@ ReferenceTimes MeasureReference(const EpEnv& env, const Options& options, Sessio
     return times;
 }
 
-// ---- Every operation from an idle stream, and the clock of the host ----------------------------
+// ---- Every operation from an idle stream, and host time ----------------------------------------
 
 struct CallSamples {
     Samples dispatch, combine, complete;
@@ -144,8 +144,8 @@ void MeasureIdle(const EpEnv& env, const Options& options, Session* session, Tim
                     SlowestRank(calls.complete)};
 }
 
-// The memory of a handle comes from the group once one has been made and destroyed, so the first
-// sample is no sample even if it is the only one.
+// Handle memory comes from the group once a handle has been created and destroyed. So the first
+// sample is dropped, even if it is the only one.
 HandleTimes MeasureHandles(const EpEnv& env, const Options& options, Session* session) {
     Samples host, stream;
     EventPair events;
@@ -162,9 +162,9 @@ HandleTimes MeasureHandles(const EpEnv& env, const Options& options, Session* se
     return {SlowestRank(host), SlowestRank(stream)};
 }
 
-// ---- Operations that are already in the stream when their turn comes ---------------------------
+// ---- Operations that are in the stream before their turn comes ---------------------------------
 
-// Keeps a stream from going on until it is opened, so that the host is done with its part before.
+// Blocks a stream until it is opened, so that the host finishes its part first.
 class Gate {
    public:
     explicit Gate(cudaStream_t stream) {
@@ -179,7 +179,7 @@ class Gate {
     std::shared_future<void> opened_ = open_.get_future().share();
 };
 
-// Few enough that a batch fits into the driver's launch queue: a call that waited for room in it
+// Small enough for a batch to fit into the driver's launch queue: a call that waited for room there
 // would wait for a gate that nobody opens.
 constexpr unsigned kMaxPairsOfBatch = 16;
 
@@ -202,7 +202,8 @@ void RunBatch(const EpEnv& env, std::vector<PairEvents>* events, Session* sessio
 }
 
 PacedTimes MeasureQueued(const EpEnv& env, const Options& options, Session* session) {
-    // The first pair of a batch is not counted: the gates of the ranks do not open at one moment.
+    // The first pair of a batch does not count: the gates of the ranks do not open at the same
+    // moment.
     std::vector<PairEvents> events(std::min(kMaxPairsOfBatch, options.iterations + 1));
     Samples dispatched, combined, both;
     while (both.size() < options.iterations) {

@@ -1,5 +1,5 @@
 // The ways in which ep_bench times an operation. They answer different questions, so all are
-// reported, each under its name; docs/performance.md says which one to compare with what.
+// reported under their names; docs/performance.md says which to compare with what.
 #ifndef C_TESTS_PROGRAMS_EP_BENCH_TIMING_H_
 #define C_TESTS_PROGRAMS_EP_BENCH_TIMING_H_
 
@@ -18,7 +18,7 @@ namespace ep_bench {
 //   start -- dispatch -- mid -- host waits -- combine -- end
 enum Span : unsigned {
     kDispatch,  // start to mid
-    kCombine,   // mid to end: contains the wait of the host
+    kCombine,   // mid to end: includes the host's wait
     kTotal,     // start to end
     kSpans
 };
@@ -43,7 +43,7 @@ struct HostTimes {
     Figures complete;
 };
 
-// One handle more, made and destroyed, stream idle and ranks together before each; process 0.
+// Creating and destroying one more handle, with an idle stream and aligned ranks; process 0.
 struct HandleTimes {
     Figures host;    // the calling thread inside ncclEpCreateHandle
     Figures stream;  // events around both calls
@@ -51,17 +51,17 @@ struct HandleTimes {
 
 struct Timing {
     ReferenceTimes reference;
-    PacedTimes idle;    // events around the calls, stream idle and ranks together before each
-    PacedTimes queued;  // events around operations that waited in the stream: no launch in it
+    PacedTimes idle;    // events around the calls, from idle streams and aligned ranks
+    PacedTimes queued;  // events around operations that waited in the stream: no launch time
     std::optional<PacedTimes> graph;  // replays back to back, for one operation; with the option
     HostTimes host;
     std::optional<HandleTimes> handle;  // high throughput: creation exchanges the routing
 };
 
-// Collective. Iterations that are not measured, as many as the options say.
+// Collective. Runs unmeasured iterations, as many as the options say.
 void WarmUp(const EpEnv& env, const Options& options, Session* session);
 
-// Collective. `graphs` may be null. The first measured iteration is dropped if there are more.
+// Collective. `graphs` may be null. Drops the first measured iteration, unless it is the only one.
 Timing Measure(const EpEnv& env, const Options& options, Session* session, Graphs* graphs);
 
 }  // namespace ep_bench

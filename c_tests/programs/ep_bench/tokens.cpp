@@ -1,4 +1,4 @@
-// Lists of tokens: parsing, fitting to the ranks, and their names in reports.
+// Lists of token counts: parsing, fitting to the ranks, and their names in reports.
 #include "programs/ep_bench/tokens.h"
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 namespace ep_bench {
 namespace {
 
-// Without an empty last item: "1," is the list of "1".
+// Drops an empty last item: "1," is the list "1".
 std::vector<std::string> Split(const std::string& list, char separator) {
     std::vector<std::string> items;
     std::istringstream stream(list);
@@ -17,7 +17,7 @@ std::vector<std::string> Split(const std::string& list, char separator) {
     return items;
 }
 
-// Of each rank, 0 for some of them: somebody must have a token.
+// One count per rank. Some may be 0, but not all.
 Tokens ReadNumbers(const char* option, const std::string& list, char separator,
                    std::string* error) {
     Tokens tokens;
@@ -30,7 +30,7 @@ Tokens ReadNumbers(const char* option, const std::string& list, char separator,
     return tokens;
 }
 
-// A..B: A and its doubles up to B.
+// A..B: A and its doublings up to B.
 void ReadDoubles(const std::string& range, size_t dots, std::vector<Tokens>* sweep,
                  std::string* error) {
     unsigned first = 0;

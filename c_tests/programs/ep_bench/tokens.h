@@ -1,5 +1,5 @@
-// How many tokens each rank has: one number for all of them, or one for each. A model that serves
-// requests has as many tokens in a rank's batch as that rank has requests, so ranks differ.
+// How many tokens each rank has: one number for all ranks, or one each. A serving model has one
+// token per request in a rank's batch, so ranks differ.
 #ifndef C_TESTS_PROGRAMS_EP_BENCH_TOKENS_H_
 #define C_TESTS_PROGRAMS_EP_BENCH_TOKENS_H_
 
@@ -8,20 +8,21 @@
 
 namespace ep_bench {
 
-// In rank order. On the command line the list may be shorter; FitToRanks makes it one for each.
+// In rank order. The list on the command line may be shorter; FitToRanks extends it to all ranks.
 using Tokens = std::vector<unsigned>;
 
-// The lists of --tokens and --sweep; a text in *error if they are none.
+// Parses the lists of --tokens and --sweep; sets *error if they are invalid.
 Tokens ReadTokens(const std::string& list, std::string* error);
 std::vector<Tokens> ReadSweep(const std::string& list, std::string* error);
 
-// A text if there are fewer or more numbers than the option allows, else empty. A single number is
-// that of every rank. With `repeats_last`, as in a sweep, so is the last of several for the rest.
+// Returns a text if there are fewer or more numbers than the option allows, else an empty one. A
+// single number holds for every rank. With `repeats_last`, as in a sweep, the last number holds for
+// the remaining ranks.
 std::string FitToRanks(unsigned ranks, bool repeats_last, Tokens* tokens);
 
 unsigned Largest(const Tokens& tokens);
 
-// As an item of --sweep, with no number repeated that the last one stands for: 128, 128/1, 1/2/128.
+// The name as an item of --sweep; repetitions of the last number are left out: 128, 128/1, 1/2/128.
 std::string NameOf(const Tokens& tokens);
 
 }  // namespace ep_bench

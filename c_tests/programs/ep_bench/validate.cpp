@@ -1,5 +1,5 @@
-// Validation by c_tests/reference. Outputs are overwritten before, so that a row which the library
-// leaves out cannot look right; so are the rows of experts that no token may get anything of.
+// Validation by c_tests/reference. Outputs are overwritten beforehand, so a row that the library
+// omits cannot look right; so are the rows of experts to which no token may go.
 #include "programs/ep_bench/validate.h"
 
 #include <mpi.h>
@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kStale = 0xff;  // a NaN in bfloat16 and float32, -1 in the integers
 
-// Received tensors can be as large as the memory of a GPU, so only the rows in use are looked at:
+// Received tensors can be as large as the memory of a GPU, so only the rows in use are compared:
 // those of one expert after the other, in high throughput all of them.
 struct Part {
     size_t first_row;
@@ -99,7 +99,7 @@ void Validation::Prepare() const {
     EP_REQUIRE_CUDA(cudaDeviceSynchronize());
 }
 
-// How far the numbers of used slots are off.
+// Sum of the errors in the numbers of used slots.
 uint64_t Validation::WrongCounts() const {
     std::vector<int32_t> counts(parts_.size());
     ep_tensor_download(&session_.counter, counts.data());
@@ -111,7 +111,7 @@ uint64_t Validation::WrongCounts() const {
     return wrong;
 }
 
-// Rows with wrong ids or weights, the unused ones included.
+// Rows with wrong ids or weights, unused rows included.
 uint64_t Validation::WrongRouting() const {
     const unsigned rows = session_.received.sizes[0];
     const size_t top_k = routing_.shape().top_k;

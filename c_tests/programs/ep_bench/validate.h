@@ -1,5 +1,4 @@
-// One more dispatch and combine, and the comparison of every bit of their results with the
-// reference.
+// One more dispatch and combine; every bit of their results is compared with the reference.
 #ifndef C_TESTS_PROGRAMS_EP_BENCH_VALIDATE_H_
 #define C_TESTS_PROGRAMS_EP_BENCH_VALIDATE_H_
 

@@ -23,7 +23,7 @@ std::vector<T> Poisoned(size_t elements) {
     return host;
 }
 
-// Compares all of a tensor with what `expect` makes of poison.
+// Compares a whole tensor with what `expect` makes of poison.
 template <typename T, typename Expect>
 void Check(const ncclNDTensor_t& tensor, Expect expect) {
     EP_REQUIRE(sizeof(T) == ep_datatype_size(tensor.datatype));

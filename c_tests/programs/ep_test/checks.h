@@ -1,5 +1,6 @@
-// The data that ep_test sends, and the comparison of all that arrives with the reference: every
-// byte of every output, where the reference's program looks at the first ten elements of a row.
+// The data that ep_test sends, and the comparison of everything that arrives with the reference. It
+// covers every byte of every output; the reference's program checks the first ten elements of a
+// row.
 #ifndef C_TESTS_PROGRAMS_EP_TEST_CHECKS_H_
 #define C_TESTS_PROGRAMS_EP_TEST_CHECKS_H_
 
@@ -13,7 +14,7 @@
 
 namespace ep_test {
 
-// One rank's view of an exchange. Outputs have to be poisoned before an operation.
+// One rank's view of an exchange. Poison the outputs before an operation.
 class Exchange {
    public:
     Exchange(ref::Routing routing, unsigned rank, unsigned hidden);

@@ -1,7 +1,7 @@
-// ep_test: is the library correct on this machine? One dispatch and one
-// combine, checked on every rank; with -c both again on the same handle. The
-// options, the order of the calls and the line that scripts look for are
-// those of the reference's program of this name; any number of ranks will do.
+// ep_test: is the library correct on this machine? One dispatch and one combine, checked on every
+// rank; with -c both again on the same handle. The options, the order of the calls and the line
+// that scripts look for are those of the reference's program of this name. Works with any number of
+// ranks.
 #include <cstdio>
 
 #include "harness/harness.h"
@@ -74,8 +74,8 @@ void Run::CreateGroupAndHandle() {
     EP_REQUIRE_CUDA(cudaStreamSynchronize(env_->stream));
 }
 
-// Rows of the high-throughput outputs: the library's bound, or with
-// dynamic tokens the exact number.
+// Rows of the high-throughput outputs: the library's bound or, with dynamic tokens, the exact
+// number.
 unsigned Run::ReceivedRows() {
     unsigned rows = 0;
     EP_REQUIRE_NCCL(ncclEpHandleGetNumRecvTokens(handle_, &rows));
@@ -116,7 +116,7 @@ void Run::CreateTensors() {
     ep_tensor_upload(&expert_outputs_, exchange_.ResultsHt(rows).data());
 }
 
-// Callers complete every operation, staged or not: without a pending stage it does nothing.
+// Callers complete every operation, staged or not: without a staged one this does nothing.
 void Run::CompleteAndSync() {
     EP_REQUIRE_NCCL(ncclEpComplete(handle_, nullptr, env_->stream));
     EP_REQUIRE_CUDA(cudaStreamSynchronize(env_->stream));
@@ -154,8 +154,8 @@ void Run::Combine() {
                            : exchange_.CheckCombineHt(combined_);
 }
 
-// The cached dispatch moves tokens only, into another buffer; the backward combine takes gradients
-// of the weights home. Both must repeat the first results bit for bit, unused rows included.
+// The cached dispatch moves only tokens, into another buffer; the backward combine also returns
+// gradients of the weights. Both must repeat the first results bit for bit, unused rows included.
 void Run::Repeat() {
     ncclNDTensor_t received = ep_tensor_2d(group_, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS,
                                            received_.sizes[0], options_.hidden);
@@ -189,8 +189,8 @@ void Run::Repeat() {
     }
 }
 
-// Some tensors go after the group and the communicator they were made
-// with. Existing programs do that.
+// Destroys some tensors after the group and the communicator with which they were made, as existing
+// programs do.
 void Run::Destroy() {
     EP_CHECK_NCCL(ncclEpTensorDestroy(group_, &topk_idx_));
     EP_CHECK_NCCL(ncclEpTensorDestroy(group_, &tokens_));

@@ -1,5 +1,5 @@
-// Which token goes to which expert in ep_test. Every process computes the routing of all ranks: no
-// message, and no call of the library, takes part in the expectation.
+// Which token goes to which expert in ep_test. Every process computes the routing of all ranks, so
+// the expectation involves no message and no call of the library.
 #ifndef C_TESTS_PROGRAMS_EP_TEST_ROUTING_H_
 #define C_TESTS_PROGRAMS_EP_TEST_ROUTING_H_
 

@@ -82,7 +82,7 @@ static void create_group(Layer* layer) {
 }
 
 // STEP 2: the tensors of this rank's tokens, and a handle. Creating the handle exchanges the
-// routing, so all ranks do it together; afterwards the bound for the rows that arrive is known.
+// routing, so all ranks do it together; afterwards the bound of the received rows is known.
 static void create_handle(Layer* layer) {
     const unsigned tokens = layer->num_tokens;
     const ncclEpGroup_t group = layer->group;
@@ -199,7 +199,7 @@ static void forward(Layer* layer) {
     ep_tensor_download(&layer->row_weights, layer->host_weights);
     apply_experts(layer, layer->host_tokens);
 
-    // STEP 5: combine adds up, at home, what the ranks made of a token.
+    // STEP 5: combine sums, at each token's home, the results of all ranks.
     const ncclNDTensor_t* results[] = {&layer->results};
     ncclNDTensor_t* combined[] = {&layer->combined};
     EP_REQUIRE_NCCL(
@@ -233,8 +233,8 @@ static void check_weight_gradients(const Layer* layer) {
 static void backward(Layer* layer) {
     const cudaStream_t stream = layer->env->stream;
 
-    // STEP 6: the gradient of combine is a dispatch of the outputs' gradients. Tokens alone take
-    // the ways that the handle knows already.
+    // STEP 6: the gradient of combine is a dispatch of the outputs' gradients. It sends tokens only
+    // and follows the handle's routing.
     upload_values(layer, gradient_value);
     const ncclNDTensor_t* inputs[] = {&layer->tokens};
     ncclNDTensor_t* outputs[] = {&layer->rows};
@@ -244,7 +244,7 @@ static void backward(Layer* layer) {
     EP_REQUIRE_NCCL(ncclEpComplete(layer->handle, NULL, stream));
     EP_REQUIRE_CUDA(cudaStreamSynchronize(stream));
 
-    // STEP 7: the gradients of the experts, for tokens and for weights.
+    // STEP 7: the experts' gradients, for tokens and for weights.
     ep_tensor_download(&layer->rows, layer->host_gradients);
     apply_experts(layer, layer->host_gradients);
     apply_weight_gradients(layer);

@@ -95,7 +95,7 @@ static void create_handle(Layer* layer) {
                                        NULL, layer->env->stream, false));
 }
 
-// STEP 3: start the dispatch. The call returns at once and the tokens are on their way.
+// STEP 3: start the dispatch. The call returns at once while the tokens travel.
 static void start_dispatch(Layer* layer) {
     const ncclNDTensor_t* inputs[] = {&layer->tokens};
     ncclNDTensor_t* outputs[] = {&layer->received};
@@ -112,15 +112,16 @@ static void apply_shared_expert(const Layer* layer, float* shared) {
     }
 }
 
-// STEP 5 and STEP 8: finish what was started. The outputs are valid once the stream has got here.
+// STEP 5 and STEP 8: complete the staged operation. The outputs are valid once the stream reaches
+// this point.
 static void complete(const Layer* layer) {
     const ncclEpCompleteConfig_t config = {0};
     EP_REQUIRE_NCCL(ncclEpComplete(layer->handle, &config, layer->env->stream));
     EP_REQUIRE_CUDA(cudaStreamSynchronize(layer->env->stream));
 }
 
-// STEP 6: the experts of this rank. The rows of expert e fill its slots 0 .. counter[e] - 1; they
-// carry no weights, as combine applies these at home. Returns the number of rows.
+// STEP 6: the experts of this rank. The rows of expert e fill its slots 0 .. counter[e] - 1. They
+// carry no weights; combine applies these at home. Returns the number of rows.
 static uint64_t apply_experts(const Layer* layer) {
     int32_t counts[kExpertsPerRank];
     uint64_t num_rows = 0;
@@ -151,7 +152,7 @@ static void start_combine(Layer* layer) {
                                   layer->env->stream));
 }
 
-// STEP 9: the layer's output, and whether it is right.
+// STEP 9: download the layer's output and check it.
 static void check_output(const Layer* layer, const float* shared) {
     uint16_t combined[kMaxTokens * kHidden];
     float output[kMaxTokens * kHidden];

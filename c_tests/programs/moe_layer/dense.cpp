@@ -10,7 +10,7 @@
 
 namespace moe {
 
-// Expert by expert, as no more than one expert's matrices need to be in memory then.
+// Expert by expert, so that only one expert's matrices are in memory at a time.
 DenseResult DenseForward(const ModelConfig& config, size_t layer,
                          const std::vector<uint16_t>& rows) {
     const Routing routing = Router(config, layer).Route(rows);

@@ -38,8 +38,8 @@ double MaxRelativeError(const DenseResult& dense, const std::vector<uint16_t>& a
 // (1 + 2^-8)^4 - 1, from the reasoning above.
 double MaxRelativeErrorBound();
 
-// Exchanges the results of the first and the last token. With them in each other's place the
-// comparison has to fail, or it could not have seen a wrong destination.
+// Swaps the results of the first and the last token. The comparison must then fail; otherwise it
+// could not detect a wrong destination.
 void SwapFirstAndLastRow(const ModelConfig& config, std::vector<uint16_t>* rows);
 
 }  // namespace moe

@@ -1,8 +1,8 @@
 // One MoE layer over all ranks, through NCCL EP: tokens travel to the ranks of their experts, the
 // experts compute there, the results come back and are summed up at home.
 //
-// There are two ways to do it, one for each algorithm of the library. They differ in what a rank
-// receives and in who applies the weights:
+// The library's two algorithms differ in the rows that a rank receives and in the rank that applies
+// the weights:
 //                     low latency                      high throughput
 //   a rank receives   one row for each (token, expert)  one row for each token
 //   weights           applied by combine, at home       arrive with the rows; the expert rank

@@ -8,7 +8,7 @@
 namespace moe {
 namespace {
 
-// Rows on their way: what a rank sends or receives in a forward dispatch.
+// Rows in transit: what a rank sends or receives in a forward dispatch.
 struct RowSet {
     RowSet(ncclEpGroup_t group, size_t num_rows, const ModelConfig& model)
         : tokens(group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, {num_rows, model.hidden}),
@@ -20,8 +20,8 @@ struct RowSet {
     Tensor topk_idx;
 };
 
-// The local experts of the rows that arrived: ids packed to the left of each row, then -1. Rows
-// behind the last one that arrived have no expert at all.
+// The local experts of the received rows: ids packed to the left of each row, then -1. Rows behind
+// the last received one have no expert.
 struct ReceivedRouting {
     std::vector<int64_t> local_ids;  // [rows, top_k]
     std::vector<float> weights;      // [rows, top_k]
@@ -70,8 +70,8 @@ LayerOutput RunHighThroughputLayer(const LayerContext& context, const std::vecto
     sent.weights.Upload(routing.weights);
     sent.topk_idx.Upload(routing.expert_ids);
 
-    // STEP 2: the handle. The ranks exchange the routing here, so that each of them knows how many
-    // rows it has to have room for.
+    // STEP 2: the handle. The ranks exchange the routing here, so each learns for how many rows it
+    // needs room.
     ncclEpHandle_t handle = nullptr;
     EP_REQUIRE_NCCL(
         ncclEpCreateHandle(&handle, group, sent.topk_idx.get(), nullptr, 0, nullptr, stream));

@@ -9,8 +9,8 @@
 namespace moe {
 namespace {
 
-// Replaces every row that was received by what its expert makes of it. Expert e owns the slab e of
-// R * M slots; its rows fill the slots 0 .. counts[e] - 1, the rest holds nothing.
+// Replaces every received row by its expert's output. Expert e owns slab e of R * M slots; its rows
+// fill the slots 0 .. counts[e] - 1, the rest is unused.
 void RunExperts(const LayerContext& context, const std::vector<int32_t>& counts,
                 std::vector<uint16_t>* slabs) {
     const size_t hidden = context.model.hidden;

@@ -21,19 +21,19 @@
 namespace moe {
 namespace {
 
-// The tokens of one rank, and where they stand in the text.
+// The tokens of one rank and their position in the text.
 struct Stripe {
     size_t first_position = 0;
     std::vector<uint64_t> tokens;
 };
 
-// Rank r takes (r + 1) / R of the most that a rank may have: every rank has a different number of
-// tokens, and with few tokens the first ranks have none.
+// Rank r takes (r + 1) / R of the largest number of tokens: every rank has a different number, and
+// with few tokens the first ranks have none.
 size_t NumTokensOf(size_t rank, size_t num_ranks, size_t max_tokens_per_rank) {
     return max_tokens_per_rank * (rank + 1) / num_ranks;
 }
 
-// Stripes follow each other; at its end the text starts again.
+// Stripes are consecutive; after its end the text starts again.
 Stripe TakeStripe(const EpEnv& env, size_t max_tokens_per_rank, const std::vector<uint64_t>& text) {
     const auto num_ranks = static_cast<size_t>(env.size);
     const auto rank = static_cast<size_t>(env.rank);
@@ -150,8 +150,8 @@ void RunModel(const EpEnv& env, const Options& options, const Stripe& stripe,
         report.layer = layer;
         report.rows_sent = SumOverRanks(NumRowsSent(context, algorithm, routing));
         CheckLayer(context, options, rows, output, &report);
-        // The next layer starts from the result under test. Each layer is compared for the input
-        // that it had, because a rounding may tip the router over where two experts are close.
+        // The next layer starts from the result under test. Each layer is compared for its actual
+        // input, because rounding may change the router's choice between two close experts.
         rows = NextLayerInput(model, rows, output.rows);
     }
     EP_REQUIRE_NCCL(ncclEpGroupDestroy(group, env.stream));

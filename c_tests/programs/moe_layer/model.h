@@ -28,7 +28,7 @@ struct Routing {
     std::vector<float> weights;
 };
 
-// What is rounded to bf16 inside an expert.
+// What an expert rounds to bf16.
 enum class Precision {
     kFp32,  // nothing
     kBf16,  // the activations between the two matrices and the outputs, as a bf16 layer does

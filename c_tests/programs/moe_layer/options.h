@@ -20,8 +20,8 @@ struct Options {
     bool help = false;
 };
 
-// Reads the arguments and holds them against the rules of the library for num_ranks ranks. Returns
-// an empty text or, if an argument is refused, the reason.
+// Reads the arguments and checks them against the library's rules for num_ranks ranks. Returns an
+// empty text or, if it refuses an argument, the reason.
 std::string ParseOptions(int argc, char** argv, size_t num_ranks, Options* options);
 
 // What --help prints.

@@ -1,8 +1,7 @@
 // Random numbers for the model of moe_layer.
 //
 // Every weight and every embedding is a function of a key (seed, kind, index), never of the order
-// in which ranks ask for it: that is what lets one rank rebuild any part of the model and check the
-// others.
+// in which ranks ask for it. So one rank can rebuild any part of the model and check the others.
 #ifndef C_TESTS_PROGRAMS_MOE_LAYER_RANDOM_H_
 #define C_TESTS_PROGRAMS_MOE_LAYER_RANDOM_H_
 
@@ -13,7 +12,7 @@
 
 namespace moe {
 
-// The sequence of random numbers that belongs to one key of three numbers.
+// The random sequence of one key of three numbers.
 class RandomStream {
    public:
     RandomStream(uint64_t a, uint64_t b, uint64_t c) : state_(ep_mix(a, b, c)) {}

@@ -7,7 +7,7 @@
 namespace moe {
 namespace {
 
-// Only what can stand in a path and must not stand in a JSON string.
+// Escapes only characters that a path may contain and a JSON string may not.
 std::string JsonString(const std::string& text) {
     std::string quoted = "\"";
     for (char c : text) {

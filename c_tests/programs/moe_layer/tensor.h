@@ -1,4 +1,4 @@
-// A tensor of the library with its memory, for the length of a C++ scope.
+// A tensor of the library with its memory; a C++ scope is its lifetime.
 #ifndef C_TESTS_PROGRAMS_MOE_LAYER_TENSOR_H_
 #define C_TESTS_PROGRAMS_MOE_LAYER_TENSOR_H_
 

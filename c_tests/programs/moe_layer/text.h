@@ -1,6 +1,6 @@
 // The text that moe_layer takes its tokens from.
 //
-// Knows files and words, nothing of the model and nothing of NCCL EP.
+// Knows files and words, but neither the model nor NCCL EP.
 #ifndef C_TESTS_PROGRAMS_MOE_LAYER_TEXT_H_
 #define C_TESTS_PROGRAMS_MOE_LAYER_TEXT_H_
 
@@ -10,11 +10,11 @@
 
 namespace moe {
 
-// The text that is shipped beside the programs, found from the place of the running executable
-// (target/c/<kind>/moe_layer) or else from the working directory.
+// The text shipped beside the programs, found relative to the running executable
+// (target/c/<kind>/moe_layer) or else to the working directory.
 std::string DefaultTextPath();
 
-// The whole file, or an empty string where it cannot be read.
+// The whole file, or an empty string if it cannot be read.
 std::string ReadTextFile(const std::string& path);
 
 // Splits a text into words (letters, digits, apostrophes; lower case) and punctuation marks, and

@@ -1,7 +1,6 @@
-// The C side of the ABI: layout of every struct, value of every constant and type of every
-// function, held by the compiler. A program built against the first release finds all of it
-// unchanged; the numbers are listed in docs/abi.md. What the linker sees is checked by
-// scripts/testing/abi_checks.py.
+// The C side of the ABI: the compiler checks the layout of every struct, the value of every
+// constant and the type of every function. Programs built against the first release rely on all of
+// them; docs/abi.md lists the numbers. scripts/testing/abi_checks.py checks what the linker sees.
 #include <pthread.h>
 #include <string.h>
 
@@ -41,7 +40,7 @@ FIELD(ncclEpGroupConfig_t, num_channels, 36, unsigned);
 LAYOUT(ncclEpDispatchConfig_t, 4, 4);
 FIELD(ncclEpDispatchConfig_t, round_scales, 0, unsigned);
 
-// Incomplete in the first release; complete here, so that an object can be declared.
+// Incomplete in the first release; complete here, so that programs can declare an object.
 LAYOUT(ncclEpCombineConfig_t, 4, 4);
 FIELD(ncclEpCombineConfig_t, reserved, 0, unsigned);
 LAYOUT(ncclEpCompleteConfig_t, 4, 4);
@@ -67,7 +66,7 @@ VALUE(NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_HOST, 6);
 VALUE(NCCL_EP_TENSOR_TAG_TOKENS_PER_EXPERTS, 7);
 VALUE(NCCL_EP_AUTO, 0);
 
-// The library carries NCCL's numbers in its own code, so those must be what it thinks they are.
+// The library has NCCL's numbers in its own code; they must be NCCL's.
 VALUE(ncclInt8, 0);
 VALUE(ncclUint8, 1);
 VALUE(ncclInt32, 2);
@@ -138,7 +137,7 @@ static void destroying_nothing_succeeds(EpEnv* env) {
     EP_CHECK_NCCL(ncclEpTensorDestroy(NULL, NULL));
 }
 
-// The README of the first release declares such an object, which could not compile there.
+// The first release's README declares such an object, which did not compile there.
 static void configuration_objects_can_be_declared(EpEnv* env) {
     const ncclEpCompleteConfig_t complete = {0};
     const ncclEpCombineConfig_t combine = {0};

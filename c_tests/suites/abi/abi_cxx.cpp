@@ -1,6 +1,6 @@
-// The C++ side of the ABI: the same layout as in abi.c, functions with C linkage whose type
-// the default arguments do not change, and calls that leave those arguments out, as C++ programs
-// written for the first release do.
+// The C++ side of the ABI: the layout is that of abi.c, functions have C linkage, default arguments
+// do not change their types, and calls may omit those arguments, as C++ programs written for the
+// first release do.
 #include <cstring>
 #include <type_traits>
 

@@ -1,4 +1,4 @@
-// Groups, and a handle, whose creation a rank does not live to see, or never joins.
+// A rank dies or never joins while groups or a handle are created.
 #define _GNU_SOURCE  // setenv, usleep
 #include <signal.h>
 #include <stdlib.h>
@@ -14,14 +14,15 @@ static ncclResult_t create_group(const DeathRank* self, ncclComm_t comm, cudaStr
     return ncclEpCreateGroup(group, comm, &config, stream, NULL, NULL);
 }
 
-// NCCL connects the ranks in a communicator's first collective, and waits for them without end.
+// NCCL connects the ranks in a communicator's first collective and waits for them without a
+// deadline.
 static void connect_ranks(DeathRank* self, ncclComm_t comm, cudaStream_t stream) {
     ncclEpGroup_t group = NULL;
     EP_REQUIRE_NCCL(create_group(self, comm, stream, &group));
     EP_REQUIRE_NCCL(ncclEpGroupDestroy(group, stream));
 }
 
-// The creation fails here in time, and the text says who waited.
+// The creation fails within its deadline, and the text names the waiting rank.
 static void expect_no_group(DeathRank* self, ncclComm_t comm, cudaStream_t stream) {
     ncclEpGroup_t group = NULL;
     const double start = seconds_now();
@@ -36,21 +37,21 @@ void dies_before_creation(DeathRank* self) {
     if (is_victim(self)) die(self);
     expect_no_group(self, self->env.comm, self->env.stream);
     EP_CHECK_STR_CONTAINS(ep_last_error(), " waited ");
-    // The stand-ins see the death at once and fail the stream; NCCL waits.
+    // The stand-ins detect the death at once and fail the stream; NCCL waits.
     if (ep_on_hostsim()) EP_CHECK(names(ep_last_error(), self->victim));
     abort_and_go_on(self);
 }
 
-// One that is longer than the slack, so that twice as long shows.
+// Sets a deadline longer than the slack, so that waiting for two deadlines fails the check.
 static void take_a_long_deadline(DeathRank* self) {
     if (self->timeout_ms >= 2 * kSlackMs) return;
     self->timeout_ms = 2 * kSlackMs;
     EP_REQUIRE(setenv("NCCL_EP_TIMEOUT_MS", "2000", 1) == 0);
 }
 
-// The victim stops when all have mapped its window, and does not take part in the self test: that
-// fails at the deadline, and there must be no other for what comes then. Only the driver without a
-// GPU can stop a rank there.
+// The victim stops once all ranks have mapped its window, and so misses the self test. That test
+// fails at the deadline, and what follows must not wait for a second one. Only the driver without a
+// GPU can stop a rank at this point.
 void stops_in_creation(DeathRank* self) {
     connect_ranks(self, self->env.comm, self->env.stream);
     const bool stops = ep_on_hostsim() && !ep_on_host_backend();
@@ -80,8 +81,8 @@ static ncclResult_t dispatch_to_rank_0(const EpEnv* env, ncclEpHandle_t handle, 
     return ncclEpDispatch(handle, inputs, 1, outputs, 1, NULL, 0, 0, NULL, env->stream);
 }
 
-// On the CPU backend the creation of a high-throughput handle waits behind an operation that fails at
-// its deadline, and must not begin another one.
+// On the CPU backend the creation of a high-throughput handle waits behind an operation that fails
+// at its deadline. It must not start a second deadline.
 void dies_before_an_operation_and_a_handle(DeathRank* self) {
     const EpEnv* env = &self->env;
     take_a_long_deadline(self);
@@ -123,8 +124,8 @@ static void make_trip(Work* work, const DeathRank* self) {
     EP_CHECK_EQ_I64(state, ncclSuccess);
 }
 
-// The library's part of a group's end, each call in time. The buffers are freed with cudaFree, which
-// waits for what is stuck.
+// The library's part of destroying a group; each call must return in time. cudaFree, which frees
+// the buffers, waits for the stuck exchange.
 static void destroy_group(DeathRank* self, Work* work, ncclNDTensor_t* tensor) {
     double start = seconds_now();
     EP_CHECK_NCCL(ncclEpTensorDestroy(work->group, tensor));
@@ -140,9 +141,9 @@ static ncclNDTensor_t some_tensor(const Work* work) {
     return ep_tensor_2d(work->group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, 4, 16);
 }
 
-// Everybody lives, but the victim never joins the creation of a second group: the exchange stays on
-// the device, where whatever waits for the device waits with it. The group that was there before works
-// on, and ends on all ranks; so does a new one.
+// All ranks live, but the victim never joins the creation of a second group. The exchange stays on
+// the device, where any wait for the whole device would wait for it. The earlier group keeps
+// working and ends on all ranks; so does a new one.
 void creation_is_lost_beside_a_group(DeathRank* self) {
     EpEnv* env = &self->env;
     cudaStream_t lost_stream = NULL;

@@ -1,5 +1,6 @@
-// A rank that dies or stalls: the others learn of it in time, with a text that says who waited for
-// whom; their CUDA context stays usable, their group can be destroyed, and they go on without it.
+// A rank dies or stalls. The others learn of it within the deadline, with a text that says who
+// waited for whom. Their CUDA context stays usable, their group can be destroyed, and they continue
+// without the lost rank.
 //
 //   test_death [--ranks N] [WORD]    runs the cases whose name contains WORD on N ranks (4)
 //
@@ -31,7 +32,7 @@ static void dies_before_an_operation(DeathRank* self) {
     finish_survivor(self, &work);
 }
 
-// The exchange of a high-throughput handle's routing, for which the host does not wait on GPUs.
+// The exchange of a high-throughput handle's routing; on GPUs the host does not wait for it.
 static void dies_before_an_ht_handle(DeathRank* self) {
     const EpEnv* env = &self->env;
     const ncclEpGroupConfig_t config =
@@ -84,7 +85,7 @@ static void dies_while_others_wait(DeathRank* self) {
     finish_survivor(self, &work);
 }
 
-// Operations on the same inputs, a few in flight, until the group has failed. Returns when the last
+// Runs operations on the same inputs, a few in flight, until the group fails. Returns when the last
 // of them was launched.
 static double run_until_fault(DeathRank* self, Work* work, unsigned most) {
     double launched = seconds_now();
@@ -114,7 +115,7 @@ static void dies_in_a_run(DeathRank* self) {
     finish_survivor(self, &work);
 }
 
-// Nothing is in flight, and the group's end is the first to miss the victim.
+// Nothing is in flight: destroying the group is the first step that misses the victim.
 static void dies_before_destruction(DeathRank* self) {
     Work work;
     open_work(&work, &self->env, 1);
@@ -124,13 +125,13 @@ static void dies_before_destruction(DeathRank* self) {
     ll_run_close(&work.run);
     const double start = seconds_now();
     const ncclResult_t result = ncclEpGroupDestroy(work.group, self->env.stream);
-    // A backend whose ranks part without a word has nothing to report.
+    // A backend whose teardown exchanges nothing has nothing to report.
     EP_CHECK(result == ncclSuccess || result == ncclRemoteError);
     check_in_time(self, start);
     abort_and_go_on(self);
 }
 
-// Everybody lives; the victim stops, comes back when the others have given up, and learns of it.
+// All ranks live. The victim stops, resumes after the others have given up, and learns of it.
 static void stalls_and_comes_back(DeathRank* self) {
     Work work;
     open_work(&work, &self->env, 1);
@@ -146,7 +147,7 @@ static void stalls_and_comes_back(DeathRank* self) {
         EP_CHECK(atomic_load(&self->shared->named) > 0);
     }
     expect_context_usable(self);
-    // Memory that a peer maps goes only when no kernel of any rank is left.
+    // Memory that a peer maps is freed only after the kernels of all ranks have ended.
     meet(self, kAllKnow, self->env.size);
     close_work(self, &work);
     EP_CHECK_NCCL(ncclCommAbort(self->env.comm));

@@ -4,7 +4,7 @@
 
 #include <unistd.h>
 
-// Waits for the failure of the group; `since` is when it could first be known.
+// Waits until the group fails; `since` is the earliest time at which it could be known.
 void expect_fault(DeathRank* self, ncclEpGroup_t group, double since) {
     ncclResult_t result = ncclSuccess;
     ncclResult_t asked = ncclEpGetAsyncError(group, &result);

@@ -1,4 +1,4 @@
-// What the cases of test_death share beside forked/survivors.h.
+// What the cases of test_death share, in addition to forked/survivors.h.
 #ifndef C_TESTS_SUITES_DEATH_WORK_H_
 #define C_TESTS_SUITES_DEATH_WORK_H_
 
@@ -6,11 +6,11 @@
 
 enum { kSlackMs = 1000, kPollUs = 500 };
 
-// A high-throughput handle for one token with one id.
+// Creates a high-throughput handle for one token with one id.
 ncclResult_t create_ht_handle(const EpEnv* env, ncclEpGroup_t group, void* ids,
                               ncclEpHandle_t* handle);
 
-// Waits for the failure of the group; `since` is when it could first be known.
+// Waits until the group fails; `since` is the earliest time at which it could be known.
 void expect_fault(DeathRank* self, ncclEpGroup_t group, double since);
 void expect_refusals(Work* work);
 void close_work(DeathRank* self, Work* work);

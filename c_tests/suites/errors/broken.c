@@ -1,5 +1,5 @@
-// Calls in which one thing is wrong: each starts from valid tensors, changes one of them, and must
-// be refused with the given text and without a trace in the outputs.
+// Calls with one thing wrong. Each starts from valid tensors and changes one; it must be refused
+// with the given text and leave the outputs untouched.
 #include <string.h>
 
 #include "suites/errors/errors.h"

@@ -1,11 +1,11 @@
-// Rows of tables of broken calls: one tensor of a call with one thing wrong, and the refusal's
-// text, which is made from the same arguments.
+// Rows of tables of broken calls: one tensor with one thing wrong, and the text of the refusal,
+// built from the same arguments.
 #ifndef C_TESTS_SUITES_ERRORS_CALLS_H_
 #define C_TESTS_SUITES_ERRORS_CALLS_H_
 
 #include "suites/errors/errors.h"
 
-// No macros, as their own names are pasted below.
+// Not macros: the names below are pasted.
 enum {
     TOKENS = NCCL_EP_TENSOR_TAG_TOKENS,
     IDS = NCCL_EP_TENSOR_TAG_TOPK_IDX,
@@ -14,7 +14,7 @@ enum {
     COUNTER = NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE,
 };
 
-// How texts name a tensor: by its list and the name of its tag.
+// How texts name a tensor: its list and the name of its tag.
 #define NAME_kInputs "inputs"
 #define NAME_kOutputs "outputs"
 #define NAME_kLocals "local_tensors"
@@ -40,7 +40,7 @@ enum {
     BROKEN(id, list, tag, kDatatype, value,                                                  \
            TENSOR(list, tag) ".datatype: must be an element type that this tensor may have " \
                              "(got " got ", expected " expected ")")
-// `axis` is the size that is wrong.
+// `axis` is the wrong extent.
 #define SIZE(id, list, tag, axis, got, rule, expected) \
     BROKEN(id, list, tag, kSize##axis, got,            \
            TENSOR(list, tag) ".sizes[" #axis "]: " rule " (got " #got ", expected " expected ")")

@@ -1,7 +1,7 @@
-// Ranks that do not agree on a high-throughput handle: one refuses, one has another number of ids per
-// token, one does not come. The CPU backend finds that out in ncclEpCreateHandle, where the host
-// waits. On GPUs nobody waits: the handle is there, calls on it are refused once the exchange has run,
-// and an operation that was enqueued before fails, and the group with it.
+// Ranks that disagree on a high-throughput handle: one refuses, one has another number of ids per
+// token, one never calls. The CPU backend notices in ncclEpCreateHandle, where the host waits. On
+// GPUs the host does not wait: the call returns a handle, calls on it are refused once the exchange
+// has run, and an operation enqueued before that fails together with its group.
 #define _GNU_SOURCE  // usleep
 #include <stdatomic.h>
 #include <stdio.h>
@@ -41,7 +41,7 @@ ncclResult_t replace_handle(Session* session, unsigned top_k) {
     return create(session, top_k, &session->handle);
 }
 
-// This rank refuses: its handle has too many ids per token. It hears so at once.
+// This rank refuses its handle for too many ids per token, at once.
 static void refuse(const Session* session) {
     ncclEpHandle_t handle = NULL;
     EP_REFUSED("handle-topk-columns", create(session, 33, &handle), ARGUMENT,
@@ -50,7 +50,7 @@ static void refuse(const Session* session) {
     EP_CHECK(handle == NULL);
 }
 
-// No rank sends anything on such a handle, so nothing is counted.
+// No rank sends anything on such a handle, so the counters stay as they were.
 static void check_nothing_counted(const Session* session) {
     int32_t counts[kLocalExperts];
     const int32_t none[kLocalExperts] = {0};
@@ -105,7 +105,7 @@ void ht_handle_with_another_top_k(EpEnv* env) {
     close_session(&session);
 }
 
-// ---- NCCL_EP_AUTO: the number of received tokens is asked for ----------------------------------
+// ---- NCCL_EP_AUTO: the caller asks for the number of received tokens ---------------------------
 
 static void no_count_after_a_refusal(Session* session) {
     const EpEnv* env = session->env;
@@ -153,14 +153,14 @@ void ht_handle_without_a_count(EpEnv* env) {
     close_session(&session);
 }
 
-// ---- Operations that are enqueued before the host can know -------------------------------------
+// ---- Operations enqueued before the host can know ----------------------------------------------
 
-// Holds a stream until it is opened.
+// Blocks a stream until the gate opens.
 static void hold(void* gate) {
     while (atomic_load((atomic_bool*)gate)) usleep(100);
 }
 
-// A handle on which the ranks do not agree, and `kind` on it at once, while the stream is held.
+// Creates a handle on which the ranks disagree and calls `kind` on it while the stream is blocked.
 static void use_at_once(Session* session, bool refused, CallKind kind) {
     const EpEnv* env = session->env;
     atomic_bool gate;
@@ -180,9 +180,9 @@ static void use_at_once(Session* session, bool refused, CallKind kind) {
     ep_sync(env);
 }
 
-// The group has failed for that reason, or since another rank has said so of itself first; at least
-// one rank knows the reason. The odd rank, if it refused, has nothing enqueued, and learns of it from
-// its next call at the latest.
+// The group has failed, either for that reason or because another rank reported its own failure
+// first; at least one rank knows the reason. An odd rank that refused has nothing enqueued and
+// learns of it from its next call at the latest.
 static void check_failed(Session* session, bool refused, CallKind kind) {
     const EpEnv* env = session->env;
     if (refused && is_odd(env)) {
@@ -205,13 +205,13 @@ static void check_failed(Session* session, bool refused, CallKind kind) {
     }
     EP_CHECK(state != ncclSuccess);
     EP_CHECK(on_some_rank(knows));
-    // The odd rank's own refusal is no reason of its group's.
+    // The odd rank's own refusal does not fail its group.
     EP_CHECK(!(refused && is_odd(env)) || !knows);
 }
 
 void ht_handle_used_before_it_is_known(EpEnv* env) {
     if (!enough_ranks(env, 2, "running-ht-handle-refused, running-ht-handle-differs")) return;
-    if (ep_on_host_backend()) return;  // It is always known.
+    if (ep_on_host_backend()) return;  // the host knows at once
     Session session;
     open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
     const CallKind kinds[] = {kTokensOnly, kCombine};
@@ -227,9 +227,9 @@ void ht_handle_used_before_it_is_known(EpEnv* env) {
     close_session(&session);
 }
 
-// ---- A rank that does not come -----------------------------------------------------------------
+// ---- A rank that never calls -------------------------------------------------------------------
 
-// The second operation of the group, after the session's own handle.
+// This is the group's second operation, after the session's own handle.
 static void missing_on_the_host(EpEnv* env) {
     Session session;
     set_timeout_ms(kShortTimeoutMs);
@@ -288,10 +288,10 @@ void ht_handle_with_a_missing_rank(EpEnv* env) {
     }
 }
 
-// ---- A rank whose group has failed, and the others do not know ---------------------------------
+// ---- A rank whose group has failed without the others knowing ----------------------------------
 
-// That rank is refused its handle at once. The others must not wait for it until their deadline, nor
-// leave anything on the communicator: the next group is on the same one.
+// That rank is refused its handle at once. The others must not wait for it until the deadline, and
+// must leave nothing on the communicator, which the next group uses.
 void ht_handle_after_one_rank_failed(EpEnv* env) {
     if (!enough_ranks(env, 2, "a handle after one rank failed")) return;
     Session session;

@@ -1,5 +1,5 @@
 // The check of one refusal, and a session: an open group with a handle, buffers and valid tensors
-// for every call, of which a test breaks one at a time. Every string that names a refusal is the id
+// for every call. A test breaks one of them at a time. Every string that names a refusal is the id
 // of a row of docs/errors.md.
 #ifndef C_TESTS_SUITES_ERRORS_ERRORS_H_
 #define C_TESTS_SUITES_ERRORS_ERRORS_H_
@@ -10,24 +10,24 @@
 
 // ---- One refusal -------------------------------------------------------------------------------
 
-// Checks the result of a call, and that the text left by it is `...`, a printf format and its
-// values, in which '*' stands for anything.
+// Checks the result of a call and the text it leaves: `...` is a printf format with its values, in
+// which '*' matches anything.
 #define EP_REFUSED(id, call, code, ...) \
     (EP_REACHED, forget_last_error(), check_refused(EP_HERE(id), (call), (code), __VA_ARGS__))
 
 __attribute__((format(printf, 4, 5))) bool check_refused(EpSite site, ncclResult_t actual,
                                                          ncclResult_t expected, const char* format,
                                                          ...);
-// Leaves another text behind, so that no refusal is checked by the text of the one before.
+// Replaces the last text, so that a check never sees that of an earlier refusal.
 void forget_last_error(void);
-// Whether the whole of `text` fits `pattern`.
+// Whether `text` as a whole matches `pattern`.
 bool fits(const char* text, const char* pattern);
 
-// False, and counted as skipped, if there are fewer than `ranks` ranks.
+// With fewer than `ranks` ranks: counts the ids as skipped and returns false.
 bool enough_ranks(const EpEnv* env, int ranks, const char* ids);
 void print_skipped(EpEnv* env);
 
-// Sets NCCL_EP_TIMEOUT_MS for the groups that are created next; 0 is the default.
+// Sets NCCL_EP_TIMEOUT_MS for groups created from now on; 0 is the default.
 void set_timeout_ms(unsigned milliseconds);
 
 // ---- A session ---------------------------------------------------------------------------------
@@ -53,42 +53,43 @@ typedef struct {
     void *combined, *gradients;                        // [T, H], [T, K]
 } Session;
 
-// The odd rank is the last one: rank 0 is like all others.
+// The odd rank is the last one; rank 0 is not special.
 int odd_rank(const EpEnv* env);
 bool is_odd(const EpEnv* env);
 
-double seconds(void);  // of a clock that only goes forward
+double seconds(void);  // monotonic clock
 
 void open_session(Session* session, const EpEnv* env, ncclEpAlgorithm_t algorithm);
 void close_session(Session* session);
 // Replaces the group or the handle.
 ncclResult_t open_group(Session* session);
 ncclResult_t open_handle(Session* session);
-// As open_group, without a bound on the tokens of a rank; high throughput.
+// As open_group, high throughput, without a bound on the tokens of a rank.
 ncclResult_t open_auto_group(Session* session);
 ncclEpGroupConfig_t session_config(const Session* session);
 unsigned max_recv_rows(const Session* session);
 
-// A dispatch and a combine with the right results: the group still works.
+// A dispatch and a combine with correct results: the group still works.
 void check_works(const Session* session);
 
-// The state of the group once it is no longer success, or after `limit` seconds.
+// The state of the group as soon as it has failed, or after `limit` seconds.
 ncclResult_t wait_for_failure(const Session* session, double limit);
 // Whether another rank reported the failure to this one.
 bool was_told(void);
 // Collective: whether `here` is true anywhere.
 bool on_some_rank(bool here);
-// Waits until the group has failed in `operation` for want of what `awaited` names, patterns both:
-// by this rank's own deadline, which says what the `last` one was, or because a rank whose deadline
-// passed before has told it. Returns whether it was the own one.
+// Waits until the group has failed in `operation`, waiting for what `awaited` names (both are
+// patterns). It fails by this rank's own deadline, whose text also names the `last` operation, or
+// because a rank whose deadline passed earlier reported it. Returns whether it was the own
+// deadline.
 bool check_misses_odd_rank(const Session* session, double limit, const char* operation,
                            const char* awaited, const char* last);
-// Replaces the failed group and its handle, and checks that the new ones work.
+// Replaces the failed group and its handle and checks that the new ones work.
 void recover(Session* session);
 
 // Replaces the handle by one with `top_k` ids per token.
 ncclResult_t replace_handle(Session* session, unsigned top_k);
-// The others' side of the creation of a handle that `refuser` refuses, with this text.
+// On the other ranks: the creation of a handle that `refuser` refuses, with this text.
 void check_refused_elsewhere(Session* session, int refuser, const char* text);
 
 // ---- The tensors of a call ---------------------------------------------------------------------
@@ -116,7 +117,7 @@ typedef struct {
     TensorList lists[kNumLists];
 } CallTensors;
 
-// Valid tensors for a call. They point into themselves: do not copy.
+// Valid tensors for a call. They point into the struct: do not copy it.
 void valid_tensors(const Session* session, CallKind kind, CallTensors* tensors);
 ncclResult_t make_call(const Session* session, CallKind kind, CallTensors* tensors,
                        unsigned send_only);
@@ -138,20 +139,20 @@ typedef enum {
     kSize1,
     kSize2,
     kStride0,
-    kShiftData,  // by so many bytes
+    kShiftData,  // by this many bytes
 } Change;
 
 typedef struct {
     const char* id;
     ncclResult_t code;
     ListName list;
-    unsigned tag;  // of the tensor that is changed
+    unsigned tag;  // of the changed tensor
     Change change;
     unsigned value;
-    const char* text;  // all of it behind the function's name
+    const char* text;  // the whole text after the function's name
 } BrokenCall;
 
-// Makes each broken call, and checks that it is refused and has touched nothing.
+// Makes each broken call; checks that it is refused and changes nothing.
 void check_broken_calls(const Session* session, CallKind kind, const BrokenCall* calls,
                         size_t num_calls);
 

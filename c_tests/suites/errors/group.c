@@ -1,6 +1,6 @@
-// Refusals of ncclEpCreateGroup: by a rank's own arguments, by differences between ranks, by one
-// rank for all, by a rank that never comes, by several nodes. Creation is collective, so in each
-// case all ranks get an error, none hangs, and the creation right afterwards succeeds.
+// Refusals of ncclEpCreateGroup: a rank's own arguments, differences between ranks, one rank that
+// refuses for all, a rank that never calls, several nodes. Creation is collective: in each case all
+// ranks get an error, none hangs, and the next creation succeeds.
 #define _GNU_SOURCE  // setenv
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,7 +16,7 @@ static ncclEpGroupConfig_t config_of(const EpEnv* env, ncclEpAlgorithm_t algorit
 
 static ncclEpGroup_t untouched(void) { return (ncclEpGroup_t)(uintptr_t)0x5a5a; }
 
-// Creates a group that must not come about.
+// Creates a group; the creation must fail.
 static ncclResult_t create(const EpEnv* env, const ncclEpGroupConfig_t* config) {
     ncclEpGroup_t group = untouched();
     const ncclResult_t result =
@@ -101,7 +101,7 @@ static void bad_algorithms(const EpEnv* env, const ncclEpGroupConfig_t* valid) {
                "(got 0, expected 1 or more in low latency)");
 }
 
-// The stand-ins recognise a destroyed communicator; a real NCCL follows the pointer.
+// The stand-ins recognise a destroyed communicator; real NCCL dereferences the pointer.
 static void dead_communicator(const EpEnv* env, const ncclEpGroupConfig_t* config) {
     if (!ep_on_hostsim()) return;
     ncclComm_t dead = NULL;
@@ -124,7 +124,7 @@ void group_arguments(EpEnv* env) {
 
 // ---- One rank against the others ---------------------------------------------------------------
 
-// `field` is changed on the odd rank, to a value that is as valid as the others'.
+// Changes `field` on the odd rank to a value that is itself valid.
 static void one_differs(const EpEnv* env, const char* id, const char* name, unsigned* field,
                         unsigned theirs, const ncclEpGroupConfig_t* config) {
     const unsigned ours = *field;
@@ -170,7 +170,7 @@ void group_differences_between_ranks(EpEnv* env) {
     check_creation_works(env);
 }
 
-// The odd rank makes a call that it refuses itself; `text` says how.
+// The odd rank makes a call that it refuses by itself; `text` is its reason.
 static void one_refuses(const EpEnv* env, const ncclEpGroupConfig_t* odd_config, bool odd_null,
                         const char* text) {
     const ncclEpGroupConfig_t valid = config_of(env, NCCL_EP_ALGO_LOW_LATENCY);
@@ -202,16 +202,17 @@ void group_refused_by_one_rank(EpEnv* env) {
                 "config.num_experts: must be a positive multiple of the number of ranks (got 0, *");
 }
 
-// ---- A rank that never comes -------------------------------------------------------------------
+// ---- A rank that never calls -------------------------------------------------------------------
 
-// The exchange stays open on this communicator and this stream, so both are the case's own, and the
-// communicator is aborted, as NCCL wants it after a lost rank.
+// The exchange stays open on this communicator and stream, so the case has its own. It aborts the
+// communicator, as NCCL requires after a lost rank.
 void group_with_a_missing_rank(EpEnv* env) {
     if (!enough_ranks(env, 2, "group-rank-missing")) return;
     EpEnv own = *env;
     EP_REQUIRE_NCCL(ncclCommSplit(env->comm, 0, env->rank, &own.comm, NULL));
     EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&own.stream, cudaStreamNonBlocking));
-    // NCCL connects the ranks in a communicator's first collective, and waits for them without end.
+    // NCCL connects the ranks in a communicator's first collective and waits for them without a
+    // deadline.
     check_creation_works(&own);
     const ncclEpGroupConfig_t config = config_of(env, NCCL_EP_ALGO_LOW_LATENCY);
     ep_barrier();

@@ -1,5 +1,5 @@
-// Refusals of ncclEpCreateHandle. In low latency each rank decides for itself; in high throughput
-// the call is collective, so the others learn of a rank that refuses (disagreement.c).
+// Refusals of ncclEpCreateHandle. In low latency each rank decides alone. In high throughput the
+// call is collective, so the others learn of a rank that refuses (disagreement.c).
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -75,7 +75,7 @@ static const BrokenCall kHtLocalCalls[] = {
      "(got *, expected an address that the device can reach)"},
 };
 
-// A place for the handle, and a configuration: not tensors, and the same in both modes.
+// The result pointer and the configuration: not tensors, and the same in both modes.
 static void other_arguments(const Session* session) {
     EpView ids;
     ep_view_2d(&ids, session->ids, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, kTokens, kTopK);
@@ -102,7 +102,7 @@ void ll_handle_arguments(EpEnv* env) {
     close_session(&session);
 }
 
-// Without max_tokens_per_rank in the configuration it is the sum over all ranks that has a limit.
+// Without max_tokens_per_rank the limit is on the sum over all ranks.
 static void too_many_tokens(const EpEnv* env) {
     const unsigned most = INT32_MAX / (unsigned)env->size;
     Session session = {.env = env, .algorithm = NCCL_EP_ALGO_HIGH_THROUGHPUT};
@@ -133,14 +133,14 @@ void ht_handle_arguments(EpEnv* env) {
 
 // ---- One rank against the others ---------------------------------------------------------------
 
-// The odd rank's arguments are broken in the given way; the others learn of it.
+// The odd rank's arguments are broken in this way; the others learn of it.
 static void one_refuses(Session* session, const BrokenCall* broken) {
     if (is_odd(session->env)) {
         check_broken_calls(session, kCreateHandle, broken, 1);
     } else {
         check_refused_elsewhere(session, odd_rank(session->env), broken->text);
     }
-    // The creation right afterwards succeeds, and what it makes works.
+    // The next creation succeeds and its handle works.
     EP_REQUIRE_NCCL(replace_handle(session, kTopK));
     check_works(session);
 }

@@ -1,5 +1,5 @@
 // Refusals of high-throughput dispatch and combine: the rules of each tensor, forward and backward.
-// These calls are local: a refused one leaves no rank waiting.
+// These calls are local: refusing one leaves no rank waiting.
 #include "suites/errors/calls.h"
 
 #define ARGUMENT ncclInvalidArgument

@@ -1,10 +1,10 @@
-// Refusals of ncclEpDispatch and ncclEpCombine that concern a list of tensors, or the descriptor of
-// a tensor before anything is known of its meaning: the same for every list, in both modes.
+// Refusals of ncclEpDispatch and ncclEpCombine that concern a list of tensors, or a descriptor
+// before its meaning is known. They are the same for every list and both modes.
 #include <stdio.h>
 
 #include "suites/errors/errors.h"
 
-// Ids of the five rules, for one function.
+// Ids of the five rules for one function.
 typedef struct {
     const char* null_list;
     const char* null_item;
@@ -28,7 +28,7 @@ static void check_one(const Session* session, CallKind kind, BrokenCall* broken,
     check_broken_calls(session, kind, broken, 1);
 }
 
-// `tag` is that of a tensor of the list; texts call it `tensor`.
+// `tag` is the tag of a tensor in the list; texts call the tensor `tensor`.
 static void check_list(const Session* session, CallKind kind, const ListRules* rules, ListName list,
                        unsigned tag, const char* tensor) {
     static const char* const names[] = {"inputs", "outputs", "local_tensors"};

@@ -104,7 +104,7 @@ void ll_combine_arguments(EpEnv* env) {
 
 // ---- The order of calls ------------------------------------------------------------------------
 
-// Three handles of one group, of which at most two may have an operation in flight.
+// Three handles of one group, of which two may have a staged operation in flight.
 static void too_many_staged(Session* first) {
     Session second = *first;
     Session third = *first;

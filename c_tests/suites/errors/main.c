@@ -1,12 +1,12 @@
-// Provokes every refusal of docs/errors.md, one by one, and checks its result and its whole text,
-// that nothing was written, and that the group works afterwards. tests/error_docs.rs holds the
-// table, the library's sources and these programs together, so that none is forgotten.
+// Provokes every refusal of docs/errors.md, one by one. Checks the result, the whole text, that
+// nothing was written, and that the group works afterwards. tests/error_docs.rs compares the table,
+// the library's sources and these programs, so none is forgotten.
 #include "suites/errors/errors.h"
 
 #include <string.h>
 
 int main(int argc, char** argv) {
-    // one_line_on_stderr starts this program once more, to see the library's stderr alone.
+    // one_line_on_stderr starts this program again to see the library's stderr alone.
     if (argc == 2 && strcmp(argv[1], "--refuse-once") == 0) return refuse_once();
     static const EpCase cases[] = {
         EP_CASE(group_arguments),

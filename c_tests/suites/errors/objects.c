@@ -1,11 +1,11 @@
-// Handles and groups that are NULL, destroyed, or nothing of this library: each call recognises
-// them without following the pointer. And calls without a place for their result.
+// Handles and groups that are NULL, destroyed or foreign: each call recognises them without
+// following the pointer. Also calls without a pointer for their result.
 #include <stdio.h>
 #include <string.h>
 
 #include "suites/errors/errors.h"
 
-// ---- Every call, on an object of which nothing else is known -----------------------------------
+// ---- Every call, on an invalid object ----------------------------------------------------------
 
 static ncclResult_t dispatch(void* handle) {
     return ncclEpDispatch((ncclEpHandle_t)handle, NULL, 0, NULL, 0, NULL, 0, 0, NULL, NULL);
@@ -58,7 +58,7 @@ static ncclResult_t async_error(void* group) {
 typedef struct {
     const char* function;
     ncclResult_t (*call)(void* object);
-    const char* null;  // id of the row for NULL; NULL where that is a successful no-op
+    const char* null;  // id of the row for NULL; NULL if that is a successful no-op
     const char* dead;
     const char* foreign;
 } ObjectCall;
@@ -118,7 +118,7 @@ void dead_and_foreign_objects(EpEnv* env) {
                        session.handle);
     check_works(&session);
 
-    // The handle is alive still, its group is not.
+    // Destroys the group while the handle is alive.
     EP_CHECK_NCCL(ncclEpGroupDestroy(session.group, env->stream));
     EP_REFUSED("dispatch-group-destroyed", dispatch(session.handle), ncclInvalidUsage,
                "ncclEpDispatch: handle: its group was destroyed");

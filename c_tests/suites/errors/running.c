@@ -1,6 +1,6 @@
-// Failures of operations that were accepted: they show while the operation runs, through
-// ncclEpGetAsyncError, and end the group. The communicator and the stream stay usable, the group
-// can be destroyed without a hang, and a new group works.
+// Accepted operations that fail while they run. ncclEpGetAsyncError shows the failure, which ends
+// the group. The communicator and the stream stay usable, the group can be destroyed without a
+// hang, and a new group works.
 #define _GNU_SOURCE  // usleep
 #include <stdio.h>
 #include <string.h>
@@ -42,10 +42,9 @@ bool check_misses_odd_rank(const Session* session, double limit, const char* ope
                       operation, env->rank, awaited, odd_rank(env), last);
 }
 
-// Whether this rank finds out itself if the odd rank does not do its part of `kind`. In low latency
-// everyone hears from everyone; in high throughput only who gets rows from there, and a rank
-// without such rows has nothing to wait for. Tokens go to the ranks from their own on
-// (fill_inputs).
+// Whether this rank itself notices that the odd rank does not do its part of `kind`. In low latency
+// every rank hears from every other. In high throughput only ranks that receive rows from the odd
+// rank wait for it. A rank's tokens go to the ranks from its own onwards (fill_inputs).
 static bool hears_odd_rank(const Session* session, CallKind kind) {
     const EpEnv* env = session->env;
     const bool returning = kind == kCombine || kind == kBackward;
@@ -54,7 +53,7 @@ static bool hears_odd_rank(const Session* session, CallKind kind) {
            (distance + env->size) % env->size < kTokens;
 }
 
-// The group has failed with `code`: every further call says so at once, and why.
+// The group has failed with `code`: every further call returns it at once, with the reason.
 static void check_refuses_work(const Session* session, ncclResult_t code) {
     EP_REFUSED("dispatch-group-failed", make_valid_call(session, kDispatch, 0), code,
                "ncclEpDispatch: the group has failed: *");
@@ -80,7 +79,7 @@ void recover(Session* session) {
 
 // ---- A rank that stops -------------------------------------------------------------------------
 
-// Rank 1 begins to wait so much later.
+// Rank 1 starts to wait this much later.
 static void stop_in(const EpEnv* env, ncclEpAlgorithm_t algorithm, unsigned timeout_ms,
                     unsigned late_ms) {
     const char* operation = algorithm == NCCL_EP_ALGO_LOW_LATENCY
@@ -99,7 +98,7 @@ static void stop_in(const EpEnv* env, ncclEpAlgorithm_t algorithm, unsigned time
     bool found_out = false;
     if (!is_odd(env) && hears) {
         const double limit = 0.001 * timeout_ms + 1.0;
-        // On the CPU backend the creation of a high-throughput handle is an operation, too.
+        // On the CPU backend, creating a high-throughput handle is an operation as well.
         const bool counts_handle = ep_on_host_backend() && algorithm != NCCL_EP_ALGO_LOW_LATENCY;
         found_out = check_misses_odd_rank(&session, limit, operation,
                                           counts_handle ? "operation 4" : "*operation 3", "*");
@@ -118,7 +117,8 @@ static void rank_that_stops(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
     stop_in(env, algorithm, kShortTimeoutMs, 0);
     if (!enough_ranks(env, 3, "running-rank-failed")) return;
     // A rank that hears of another's deadline need not wait out its own. On the CPU backend a rank
-    // waits for one peer after the other, rank 0 first for rank 1: their deadlines pass together.
+    // waits for one peer after the other, and rank 0 starts with rank 1, so their deadlines pass
+    // together.
     if (!ep_on_host_backend()) stop_in(env, algorithm, kTimeoutMs, kLateMs);
 }
 
@@ -128,14 +128,14 @@ void ht_rank_that_stops(EpEnv* env) { rank_that_stops(env, NCCL_EP_ALGO_HIGH_THR
 
 // ---- Outputs that are too small ----------------------------------------------------------------
 
-// On the odd rank the tensor tagged `tag` has one row less than this rank receives. The other ranks
-// learn of it in their next operation, if they wait for rows of that one.
+// On the odd rank the tensor with tag `tag` has one row less than this rank receives. The other
+// ranks learn of it in their next operation, if they wait for rows of that operation.
 static void too_small(const EpEnv* env, CallKind kind, ListName list, unsigned tag, const char* id,
                       const char* text) {
     Session session;
     open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
     check_works(&session);
-    ep_barrier();  // A failure also ends what others have not finished.
+    ep_barrier();  // a failure also ends what other ranks have not finished
     CallTensors tensors;
     valid_tensors(&session, kind, &tensors);
     for (unsigned i = 0; is_odd(env) && i < tensors.lists[list].count; ++i) {
@@ -150,7 +150,7 @@ static void too_small(const EpEnv* env, CallKind kind, ListName list, unsigned t
                    "ncclEpGetAsyncError: %s (got 3, expected 4 or more)", text);
         check_refuses_work(&session, ncclInvalidUsage);
     } else {
-        // Accepted, unless the news is here already.
+        // Accepted, unless the failure is known here already.
         const ncclResult_t next = make_valid_call(&session, kDispatch, 0);
         EP_CHECK(next == ncclSuccess || next == ncclRemoteError);
     }
@@ -177,9 +177,9 @@ void ht_outputs_too_small(EpEnv* env) {
 
 // ---- One rank makes another call than the others -----------------------------------------------
 
-// Every rank that hears from the odd one in `kind`, and that one too, gets an error: it names a
-// rank that differs from itself, to the odd one any, unless it hears first that another rank has
-// failed of that.
+// The odd rank and every rank that hears from it in `kind` get an error. The error names a rank
+// whose call differs from this one's (for the odd rank: any rank), unless another rank's failure
+// arrives first.
 static void check_all_notice(Session* session, CallKind kind, const char* id, const char* rule,
                              const char* values) {
     const EpEnv* env = session->env;
@@ -232,7 +232,7 @@ static void other_top_k(const EpEnv* env) {
                      is_odd(env) ? " (got 1, expected 2)" : " (got 2, expected 1)");
 }
 
-// Each rank has two handles of the same ids, and one takes the other.
+// Each rank has two handles of the same ids, and one rank uses the other handle.
 static void other_handle(const EpEnv* env) {
     Session session;
     open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
@@ -280,7 +280,7 @@ static void other_operation(const EpEnv* env) {
                                  : " (got ncclEpDispatch (low latency), expected ncclEpCombine *");
 }
 
-// The odd rank calls `kind` with elements of another type, as wide as the others'.
+// The odd rank calls `kind` with another element type of the same width.
 static void other_datatype(const EpEnv* env, ncclEpAlgorithm_t algorithm, CallKind kind) {
     Session session;
     open_session(&session, env, algorithm);
@@ -300,8 +300,8 @@ static void other_datatype(const EpEnv* env, ncclEpAlgorithm_t algorithm, CallKi
                                  : " (got bfloat16, expected float16)");
 }
 
-// Either the odd rank alone stages its operation, or all but that one. Who does may learn of the
-// difference when the call is completed, which is then refused, or fails.
+// Either the odd rank alone stages its operation, or all but that rank do. A rank that stages may
+// learn of the difference when it completes the call, which is then refused or fails.
 static void staged_on_some_ranks(const EpEnv* env, CallKind kind, bool odd_stages) {
     const bool stages = is_odd(env) == odd_stages;
     Session session;

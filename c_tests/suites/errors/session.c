@@ -1,5 +1,5 @@
-// The session of test_errors: a small group with all buffers, in which every token goes to two
-// experts of one rank, so that a round trip gives the tokens back unchanged in both modes.
+// The session of test_errors: a small group with all buffers. Every token goes to two experts of
+// one rank, so in both modes a round trip returns the tokens unchanged.
 #define _GNU_SOURCE  // setenv
 #include <stdarg.h>
 #include <stdio.h>
@@ -30,7 +30,7 @@ bool check_refused(EpSite site, ncclResult_t actual, ncclResult_t expected, cons
     const bool code = ep_check_result(site, actual, expected);
     const bool text = fits(ep_last_error(), pattern);
     if (!text) fprintf(stderr, "got:      %s\nexpected: %s\n", ep_last_error(), pattern);
-    // The program's own last error is not the library's to set.
+    // The library must not set the program's own last error.
     const bool cuda = ep_check_cuda(site, cudaGetLastError());
     return ep_check(site, text) && code && cuda;
 }

@@ -1,5 +1,5 @@
-// What a refusal prints: one line on stderr if NCCL_DEBUG asks for warnings, nothing otherwise. The
-// library looks at NCCL_DEBUG once per process, so this program is started again for each setting.
+// What a refusal prints: one line on stderr if NCCL_DEBUG asks for warnings, otherwise nothing. The
+// library reads NCCL_DEBUG once per process, so this program is started again for each setting.
 #define _GNU_SOURCE  // environ, fileno
 #include <spawn.h>
 #include <stdio.h>
@@ -10,13 +10,14 @@
 
 #include "suites/errors/errors.h"
 
-// What the new process does: one refusal, and nothing else.
+// The new process makes one refused call and nothing else.
 int refuse_once(void) {
     const ncclResult_t result = ncclEpCreateGroup(NULL, NULL, NULL, NULL, NULL, NULL);
     return result == ncclInvalidArgument ? 0 : 1;
 }
 
-// Starts `path` anew with stderr going to `output`; returns its process id once it has ended well.
+// Starts `path` with stderr going to `output`; returns its process id once it has ended
+// successfully.
 static pid_t run_refuse_once(char* path, FILE* output) {
     char option[] = "--refuse-once";
     char* const arguments[] = {path, option, NULL};

@@ -1,4 +1,4 @@
-// Refusals of ncclEpTensorCreate and ncclEpTensorDestroy, among them those of the caller's own
+// Refusals of ncclEpTensorCreate and ncclEpTensorDestroy, including failures of the caller's own
 // allocation functions.
 #include <string.h>
 
@@ -7,7 +7,7 @@
 #define CREATE "ncclEpTensorCreate: "
 #define DESTROY "ncclEpTensorDestroy: "
 
-// Creates a tensor of `ndim` dimensions of `size`, which must not come about.
+// Creates a tensor of `ndim` dimensions of `size`; the creation must fail.
 static ncclResult_t create(ncclEpGroup_t group, unsigned ndim, unsigned datatype, unsigned size) {
     ncclNDTensor_t tensor;
     ncclNDTensor_t untouched;
@@ -39,7 +39,7 @@ void tensor_arguments(EpEnv* env) {
                CREATE "ndim: must be a supported number of dimensions (got 6, expected 1 to 5)");
     EP_REFUSED("tensor-create-datatype", create(group, 1, 12, 1), ncclInvalidArgument,
                CREATE "datatype: must be an NCCL element type (got 12, expected 0 to 11)");
-    // 2^63 bytes, then 2^160: the product is taken without wrapping.
+    // 2^63 bytes, then 2^160: the product must not wrap.
     EP_REFUSED("tensor-create-bytes", create(group, 3, ncclInt8, 1U << 21), ncclInvalidArgument,
                CREATE
                "size0 to size4: must describe fewer bytes than the address space has "
@@ -53,7 +53,7 @@ void tensor_arguments(EpEnv* env) {
                CREATE "*: CUDA*");
     check_tensor_works(group);
 
-    // Memory that the device never gave; the descriptor is emptied all the same.
+    // The device never allocated this memory; the descriptor is emptied all the same.
     EpView foreign;
     ep_view_1d(&foreign, (char*)session.tokens + 16, ncclInt8, NCCL_EP_TENSOR_TAG_NONE, 1);
     foreign.tensor.sizes = NULL;
@@ -76,7 +76,7 @@ static cudaError_t moody_alloc(void** data, size_t bytes) {
     return g_mood == kGivesNull ? cudaSuccess : cudaMalloc(data, bytes);
 }
 
-// Frees, then claims to have failed, so that the test leaks nothing.
+// Frees, then reports failure, so that the test leaks nothing.
 static cudaError_t moody_free(void* data) {
     const cudaError_t result = cudaFree(data);
     return g_mood == kFails ? cudaErrorInvalidValue : result;
@@ -103,7 +103,7 @@ void tensor_callbacks_that_fail(EpEnv* env) {
     EP_REFUSED("tensor-destroy-free-fails", ncclEpTensorDestroy(group, &tensor), ncclSystemError,
                DESTROY "free_fn: failed with CUDA error 1");
     EP_CHECK(tensor.data == NULL && tensor.sizes == NULL && tensor.strides == NULL);
-    // A second call has nothing left to free, and so nothing to fail.
+    // A second call has nothing left to free, so it cannot fail.
     EP_CHECK_NCCL(ncclEpTensorDestroy(group, &tensor));
     g_mood = kWell;
     check_tensor_works(group);

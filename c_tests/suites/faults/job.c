@@ -1,5 +1,5 @@
-// Rounds of work. A round ends with the stream at rest, so that no rank is ahead of another by more
-// than a round.
+// Rounds of work. Each ends with an idle stream, so no rank is more than one round ahead of
+// another.
 #include <stdio.h>
 #include <string.h>
 
@@ -31,7 +31,7 @@ void job_open(Job* job, const EpEnv* env, Kind kind, uint64_t seed) {
     }
 }
 
-// Keeps the code and the text of what failed.
+// Keeps the code and the text of a failure.
 static bool works(Job* job, ncclResult_t result) {
     if (result == ncclSuccess) return true;
     job->fault = result;
@@ -39,7 +39,7 @@ static bool works(Job* job, ncclResult_t result) {
     return false;
 }
 
-// Waits for what was enqueued, and asks how it went.
+// Waits for the enqueued work and returns whether it succeeded.
 static bool went_well(Job* job) {
     ncclResult_t state = ncclSuccess;
     EP_CHECK_CUDA(cudaStreamSynchronize(job->env->stream));

@@ -1,7 +1,7 @@
-// Random faults: in the middle of random work a random rank is killed, stopped for good, or stopped
-// for less than the deadline. The others learn of a loss about a deadline later, with
-// ncclRemoteError and a text that names ranks, and go on without the lost one; a short pause harms
-// nobody, and all results are right.
+// Random faults: during random work a random rank is killed, stopped for good, or stopped for less
+// than the deadline. The others learn of a loss about one deadline later, with ncclRemoteError and
+// a text that names ranks, and continue without the lost rank. A short pause has no effect: all
+// results are right.
 //
 //   test_faults [--ranks N] [--trials N] [--seconds N] [--seed N] [--only TRIAL] [--kinds A,B]
 //               [--faults A,B]
@@ -10,8 +10,8 @@
 // faults  kill, stop, pause
 //
 // It starts its own processes, without mpirun. The seed and the number of a trial, which are printed
-// with it, decide everything but what the ranks are doing at that moment. The deadline is
-// NCCL_EP_TIMEOUT_MS, by default 1000.
+// with it, determine everything except the ranks' progress at the time of the fault. The deadline
+// is NCCL_EP_TIMEOUT_MS, by default 1000.
 #define _GNU_SOURCE  // usleep
 #include <signal.h>
 #include <stdio.h>
@@ -30,7 +30,7 @@ typedef enum { kKill, kStop, kPause, kNumFaults } Fault;
 static const char* const kKindNames[kNumKinds] = {"ll", "staged", "ht", "handles", "groups"};
 static const char* const kFaultNames[kNumFaults] = {"kill", "stop", "pause"};
 
-// What happens in a trial. The forked ranks inherit it.
+// The plan of a trial. The forked ranks inherit it.
 typedef struct {
     Kind kind;
     Fault fault;
@@ -61,8 +61,8 @@ static void disturb(SharedState* shared, int num_ranks, pid_t victim) {
 
 // ---- The ranks ---------------------------------------------------------------------------------
 
-// After a pause all ranks end with the same round. The first rank says which one: a few rounds on,
-// as no other is ahead of it by more than one.
+// After a pause all ranks end with the same round. Rank 0 picks it, a few rounds ahead, as no other
+// rank is more than one round ahead of it.
 static bool is_last(const DeathRank* self, unsigned round) {
     SharedState* shared = self->shared;
     if (g_plan.fault != kPause) return false;
@@ -74,7 +74,7 @@ static bool is_last(const DeathRank* self, unsigned round) {
     return last != 0 && round >= last;
 }
 
-// Plays rounds until one fails or the last one is over; true in the latter case.
+// Plays rounds until one fails or the last one is over; returns true in the latter case.
 static bool play(DeathRank* self, Job* job) {
     for (unsigned round = 1; !is_last(self, round); ++round) {
         if (!job_round(job)) return false;
@@ -92,7 +92,7 @@ static void expect_loss(DeathRank* self, Job* job) {
     const bool unmapped = strstr(job->text, " cannot map rank ") != NULL;
     if (!unmapped) EP_CHECK_STR_CONTAINS(job->text, " waited ");
     EP_CHECK_STR_CONTAINS(job->text, "rank ");
-    // Over NCCL nobody can tell who is missing, unless NCCL does.
+    // In an exchange over NCCL only NCCL can tell which rank is missing.
     const bool nameless = strstr(job->text, "for the other ranks in an exchange") != NULL;
     if (nameless || names(job->text, self->victim)) atomic_fetch_add(&self->shared->named, 1);
     meet(self, kNoticed, survivors(self));
@@ -102,7 +102,7 @@ static void expect_loss(DeathRank* self, Job* job) {
 static void run_trial(DeathRank* self) {
     Job job;
     job_open(&job, &self->env, g_plan.kind, g_plan.seed);
-    // NCCL connects the ranks in a communicator's first collective, and waits without end.
+    // NCCL connects the ranks in a communicator's first collective and waits without a deadline.
     EP_CHECK(job_round(&job));
     meet(self, kReady, self->env.size);
     const bool harmed = !play(self, &job);
@@ -131,7 +131,7 @@ typedef struct {
     char kinds[kMostTextBytes], faults[kMostTextBytes];
 } Options;
 
-// Which of the names are in a list with commas, all if it is empty; returns their number.
+// Which names are in a comma-separated list, all if it is empty; returns their number.
 static unsigned choose(const char* list, const char* const* table, unsigned count,
                        unsigned* chosen) {
     char framed[kMostTextBytes + 2];
@@ -164,7 +164,7 @@ static bool read_options(int argc, char** argv, Options* options) {
     return options->ranks >= 2 && options->ranks <= kMaxRanks;
 }
 
-// The trials take turns in the kinds; all else is drawn.
+// The trials rotate through the kinds; everything else is drawn.
 static bool draw_plan(const Options* options, unsigned trial, unsigned timeout_ms) {
     unsigned kinds[kNumKinds];
     unsigned faults[kNumFaults];

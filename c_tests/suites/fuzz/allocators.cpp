@@ -1,5 +1,5 @@
 // Memory of tensors. With several threads it comes from a pool: freeing device memory waits for all
-// streams, so ranks would have to agree on an order for that, which threads cannot.
+// streams, so ranks would have to free in one agreed order, which threads cannot keep.
 #include <mutex>
 #include <vector>
 
@@ -48,7 +48,7 @@ class Pool {
     static constexpr size_t kBlockBytes = 65536;
     static constexpr size_t kBlocks = 64;
     std::mutex mutex_;
-    unsigned char* base_ = nullptr;  // for as long as the process lives
+    unsigned char* base_ = nullptr;  // never freed
     std::vector<void*> free_;
 };
 

@@ -1,4 +1,4 @@
-// Groups: created, destroyed, and asked how they are.
+// Groups: created, destroyed, and asked for their state.
 #include <climits>
 
 #include "suites/fuzz/player.h"
@@ -14,7 +14,8 @@ T Sentinel() {
     return reinterpret_cast<T>(kSentinel);
 }
 
-// Values that only unite with each other; each breaks a rule, or differs from other ranks' values.
+// Makes one change, which breaks a rule or differs from other ranks' values. Changes may be
+// combined.
 std::string Break(Dice& dice, unsigned num_ranks, bool may_differ, ncclEpGroupConfig_t* config) {
     static const unsigned kVersions[] = {0, 2, UINT_MAX};
     static const unsigned kSizes[] = {0, 8, 17, UINT_MAX};
@@ -111,7 +112,7 @@ void Player::CreateGroup(Draw& draw) {
     const unsigned change = draw.valid || draw.how.OneIn(2) ? kNoChange : draw.how.Below(8);
     if (change == 0) out = nullptr;
     if (change == 1) argument = nullptr;
-    // A rank without one takes no part.
+    // A rank without a communicator takes no part.
     if (change == 2 && !draw.together) comm = nullptr;
     if (change <= 2) detail = "NULL " + std::to_string(change) + ", ";
     if (change > 2 && change != kNoChange) {

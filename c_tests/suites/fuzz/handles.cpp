@@ -1,4 +1,4 @@
-// Handles: created, destroyed, asked, and their ids changed in place.
+// Handles: created, destroyed, queried; their ids are changed in place.
 #include "suites/fuzz/player.h"
 
 namespace test_fuzz {
@@ -32,8 +32,9 @@ int Player::AnyHandle(Dice& dice, Handle* facts) const {
     return -1;
 }
 
-// A number of tokens for each rank. Whether all have some is the same on all ranks, as NULL is fine
-// for data of no tokens; where it is not, nothing is done to addresses.
+// Draws a number of tokens for each rank. With 0 tokens NULL is a valid data pointer, so the flag
+// whether some ranks, not all, may have none is equal on all ranks; addresses are not broken where
+// it is set.
 void Player::DrawTokens(Dice& dice, Handle* handle) const {
     const unsigned bound = handle->group.max_tokens;
     const unsigned most = bound == NCCL_EP_AUTO ? kMostTokens : bound;
@@ -118,7 +119,7 @@ void Player::DestroyHandleAt(size_t index) {
     handle = Handle();
 }
 
-// Low latency reads the ids anew in every operation; a staged one is in the middle of one.
+// Low latency reads the ids in every operation; a staged operation may still read them.
 void Player::UpdateIds(Draw& draw) {
     Handle facts;
     const int index = AnyHandle(draw.what, &facts);
@@ -127,7 +128,7 @@ void Player::UpdateIds(Draw& draw) {
 }
 
 void Player::DrawIds(unsigned slot, const Group& group, Dice& dice) {
-    Rest();  // an operation may be reading the ids that are there now
+    Rest();  // an operation may be reading the current ids
     const uint64_t seed = ep_mix(dice.Seed(), static_cast<uint64_t>(seat_.rank), 2);
     const unsigned num_experts = group.local_experts * static_cast<unsigned>(seat_.size);
     memory_.DrawIds(slot, num_experts, seed, streams_[1]);

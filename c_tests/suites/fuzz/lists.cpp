@@ -12,7 +12,7 @@ namespace {
 constexpr unsigned kMaxDims = 5;
 
 unsigned OtherThan(ep::Dice& dice, unsigned right) {
-    // Not from a table of right values: whatever is added, the sum is wrong.
+    // Deltas, not values: whatever is added, the sum is wrong.
     static const unsigned kDeltas[] = {1, 2, 3, 16, UINT_MAX, 0x7fffffff, 0x80000000, 0xfffffff0};
     return right + dice.Pick(kDeltas);
 }
@@ -114,7 +114,7 @@ std::string List::ChangeTensor(ep::Dice& dice, unsigned index, bool any_empty) {
             tensor->strides = nullptr;
             return name + "strides NULL";
         case 2:
-            // The last extent is the same on all ranks, and an extent of 1 may have any stride.
+            // The last extent is equal on all ranks, and an extent of 1 may have any stride.
             tensor->strides = ViewOf(tensor)->strides;
             tensor->strides[std::clamp(tensor->ndim, 1u, kMaxDims) - 1] = 2 + dice.Below(INT_MAX);
             return name + "a stride";

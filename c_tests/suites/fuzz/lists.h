@@ -1,5 +1,5 @@
-// The lists of tensors of one call, and what can be done to them: harmless changes that callers may
-// make, and ones that break a rule on every rank alike.
+// The lists of tensors of one call and their changes: harmless ones that callers may make, and ones
+// that break a rule on every rank.
 #ifndef C_TESTS_SUITES_FUZZ_LISTS_H_
 #define C_TESTS_SUITES_FUZZ_LISTS_H_
 
@@ -11,21 +11,21 @@
 
 namespace test_fuzz {
 
-// How many rows a tensor has to have.
+// How many rows a tensor must have.
 enum class Rows {
     kExact,
     kAtLeast,  // more are fine, fewer fail while the operation runs
     kAtMost,   // the tokens of a handle's ids
 };
 
-// Any number in the place of an enum, which C++ itself would not let be read from memory.
+// Any number in place of an enum; C++ itself does not allow reading one from memory.
 template <typename Enum>
 void SetRaw(Enum* to, unsigned number) {
     static_assert(sizeof(Enum) == sizeof(number));
     std::memcpy(to, &number, sizeof(number));
 }
 
-// An address that no call may follow.
+// An address that no call may dereference.
 inline void* WildPointer() { return reinterpret_cast<void*>(uintptr_t{0xdead0000beef}); }
 
 class List {
@@ -38,20 +38,20 @@ class List {
 
     void Add(ncclEpTensorTag_t tag, ncclDataType_t datatype, void* data, Rows rows,
              std::initializer_list<unsigned> sizes);
-    // One that somebody else owns, in the place of the first of its tag.
+    // Puts a tensor that somebody else owns in place of the first one of its tag.
     void Replace(const ncclNDTensor_t& tensor);
 
     // Changes something; `any_empty` says that some ranks, not all, may have tensors without rows.
-    // Returns what was changed.
+    // Returns what it changed.
     std::string Change(ep::Dice& dice, bool any_empty);
 
     ncclNDTensor_t* const* outputs() const { return wild_ ? Wild() : null_ ? nullptr : items_; }
     const ncclNDTensor_t* const* inputs() const { return outputs(); }
     unsigned count() const { return wild_ ? 0 : count_; }
-    // NULL if a change has left nothing there.
+    // NULL if a change emptied the list.
     ncclNDTensor_t* first() const { return count_ > 0 ? items_[0] : nullptr; }
 
-    // What a call must leave as it is.
+    // Stores what a call must leave unchanged.
     void Remember();
     bool IsAsRemembered() const;
 

@@ -1,18 +1,18 @@
-// A fuzzer of the C interface: random calls with right and wrong arguments on objects that live,
-// are dead, or never were. No call may crash, hang, abort or write where it refuses; every refusal
-// has a documented code and a text.
+// A fuzzer of the C interface: random calls with valid and invalid arguments on objects that are
+// alive, destroyed or never existed. No call may crash, hang or abort; a refused call may write
+// nothing, and every refusal has a documented code and a text.
 //
 //   test_fuzz [agree | differ] [--calls N] [--seed S] [--seconds N] [--threads N] [--own PERCENT]
 //             [--creation 0|1] [--only ROUND] [--verbose 1]
 //
-// agree    all ranks make the same calls, so that what is accepted works as well
-// differ   each rank draws some calls on its own, with a deadline of 250 ms: operations fail then,
-//          and groups with them, but no call takes long, and a new group works
+// agree    all ranks make the same calls, so accepted calls must also succeed
+// differ   each rank draws some calls alone, with a deadline of 250 ms: operations and their groups
+//          then fail, but no call takes long, and a new group works
 //
-// Everything follows from the seed and the number of the round, which a failure, a crash and a hang
-// print; `--only` repeats one round. With threads, each has its own communicator, streams and
-// groups. With `--creation 0` groups, and where ranks differ HT handles, too, are created and
-// destroyed between rounds only.
+// The seed and the number of the round, which a failure, a crash and a hang print, determine
+// everything; `--only` repeats one round. Each thread has its own communicator, streams and groups.
+// With `--creation 0`, groups are created and destroyed between rounds only; so are HT handles
+// where ranks differ.
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -30,7 +30,7 @@ namespace test_fuzz {
 namespace {
 
 constexpr unsigned kCallsOfARound = 150;
-// Where ranks differ, groups have soon failed.
+// Where ranks differ, groups fail soon.
 constexpr unsigned kCallsWhereRanksDiffer = 70;
 constexpr const char* kLongTimeout = "30000";
 constexpr const char* kShortTimeout = "250";
@@ -71,7 +71,7 @@ std::optional<Options> ParseOptions(int argc, char** argv, std::string* error) {
     return error->empty() ? std::optional<Options>(options) : std::nullopt;
 }
 
-// Says which call it was; the rest of the signal's work is the system's.
+// Prints the current call; the signal's default action does the rest.
 void OnCrash(int signal_number) {
     for (unsigned player = 0; player < Referee::kMaxPlayers; ++player) {
         const char* now = Referee::Now(player);
@@ -135,7 +135,7 @@ class Game {
         ep_watchdog_at_case(place);
         ep_watchdog_arm(&env_, ep_watchdog_default(120));
         SetEnvironment(round, options_.agree);
-        // Where ranks differ, they wait for each other for a short time only.
+        // Where ranks differ, they wait for each other only for a short time.
         ep_barrier();
         for (auto& player : players_) player->Open(round);
         PlayAll();
@@ -163,14 +163,14 @@ class Game {
         for (std::thread& thread : threads) thread.join();
     }
 
-    // Groups read it when they are created; threads must not set it.
+    // Groups read the environment when they are created; threads must not set it.
     void SetEnvironment(unsigned round, bool patient) {
         const bool exact = ep_mix(options_.seed, round, 5) % 3 == 0;
         setenv("NCCL_EP_LL_COMBINE", exact ? "exact" : "reduce", 1);
         setenv("NCCL_EP_TIMEOUT_MS", patient ? kLongTimeout : kShortTimeout, 1);
     }
 
-    // All ranks have made the same calls, with the same results.
+    // All ranks must have made the same calls with the same results.
     void CompareRanks() {
         for (auto& player : players_) {
             const uint64_t mine = player->referee().fingerprint();
@@ -180,10 +180,10 @@ class Game {
         }
     }
 
-    // The communicator that ranks were missing in.
+    // Replaces the communicator in which ranks were missing.
     void Replace() {
         EP_CHECK_NCCL(ncclCommAbort(comms_[0]));
-        // What was stuck has left its error on the streams.
+        // The stuck exchange has left its error on the streams.
         (void)cudaDeviceSynchronize();
         (void)cudaGetLastError();
         comms_[0] = NewComm(env_);

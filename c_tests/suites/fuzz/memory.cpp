@@ -9,7 +9,7 @@ namespace {
 constexpr unsigned char kMark = 0x5e;
 constexpr size_t kCounterBytes = 256;
 
-// A slot ends with room for an address that was moved.
+// Each slot has spare room at its end, for addresses that were moved.
 size_t SlotBytes(unsigned num_ranks) {
     constexpr size_t kAlignment = 4096;
     const size_t rows = static_cast<size_t>(num_ranks) * kMostTokens;

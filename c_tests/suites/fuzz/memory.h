@@ -1,5 +1,5 @@
-// Device memory of one player. Whatever the library accepts fits: every shape that a player draws,
-// right or wrong, is smaller than a slot, or breaks a rule.
+// Device memory of one player. Every shape that a player draws is smaller than a slot or breaks a
+// rule, so whatever the library accepts fits.
 #ifndef C_TESTS_SUITES_FUZZ_MEMORY_H_
 #define C_TESTS_SUITES_FUZZ_MEMORY_H_
 
@@ -9,7 +9,7 @@
 
 namespace test_fuzz {
 
-// Largest values that are drawn, for memory's sake.
+// Largest values that are drawn; they bound the memory.
 constexpr unsigned kMostTokens = 8;
 constexpr unsigned kMostLocalExperts = 3;
 constexpr unsigned kMostRowBytes = 256;
@@ -46,10 +46,11 @@ class Memory {
     // Mapped host memory for a counter.
     void* host_counter() const { return host_counter_; }
 
-    // New ids; `stream` and all others must be at rest.
+    // Draws new ids; `stream` and all others must be idle.
     void DrawIds(unsigned handle, unsigned num_experts, uint64_t seed, cudaStream_t stream) const;
 
-    // All outputs get a pattern; later, whether it is still there. Streams must be at rest.
+    // Fills all outputs with a pattern; the other function says whether it is still there. Streams
+    // must be idle.
     void MarkOutputs(cudaStream_t stream) const;
     bool OutputsAreMarked(cudaStream_t stream);
 

@@ -1,4 +1,4 @@
-// Dispatches, combines and completions, with right lists of tensors and with wrong ones.
+// Dispatches, combines and completions with valid and with broken lists of tensors.
 #include "suites/fuzz/player.h"
 
 namespace test_fuzz {
@@ -81,8 +81,8 @@ void Player::AddHtLists(Dice& dice, const Handle& handle, bool dispatch, Lists* 
                    Rows::kExact, {handle.tokens, columns});
 }
 
-// A tensor of ncclEpTensorCreate, maybe of another group, in the place of one of ours. One with rows
-// for tokens must fit on all ranks or on none.
+// Puts a tensor of ncclEpTensorCreate, maybe of another group, in place of one of ours. One that
+// has rows for tokens must fit on all ranks or on none.
 void Player::UseTensorOfLibrary(Dice& dice, bool even, Lists* lists) const {
     const Tensor& tensor = tensors_[dice.Below(kTensors)];
     List& list = dice.OneIn(2) ? lists->in : lists->out;
@@ -91,7 +91,8 @@ void Player::UseTensorOfLibrary(Dice& dice, bool even, Lists* lists) const {
 
 std::string Player::DrawLists(Draw& draw, const Handle& handle, bool dispatch, Lists* lists) const {
     bool low_latency = handle.group.low_latency;
-    // The other mode's lists break a rule as they are; more changes could mend it on some ranks.
+    // The other mode's lists already break a rule; further changes could make them valid on some
+    // ranks.
     const bool other_mode = !draw.valid && draw.how.OneIn(20);
     if (other_mode) low_latency = !low_latency;
     if (low_latency) {
@@ -135,7 +136,7 @@ void Player::Operate(Draw& draw) {
     Lists lists;
     std::string detail = DrawLists(draw, facts, dispatch, &lists);
     detail += ", handle " + std::to_string(index) + (send_only != 0 ? ", send_only" : "");
-    // Staged operations use their tensors later, maybe when these are gone.
+    // Staged operations use their tensors later, when these may be gone.
     if (send_only == 0 && facts.group.low_latency && draw.how.OneIn(6)) {
         UseTensorOfLibrary(draw.how, facts.even, &lists);
         detail += ", a tensor of the library";

@@ -1,11 +1,11 @@
-// What a player has, and what all its calls need; see player.h.
+// A player's resources, and helpers that all its calls need; see player.h.
 #include "suites/fuzz/player.h"
 
 namespace test_fuzz {
 namespace {
 
 constexpr double kAgreeLimitSeconds = 60;
-// A few deadlines of 250 ms, and what a busy machine adds.
+// A few deadlines of 250 ms, plus the delay of a busy machine.
 constexpr double kDifferLimitSeconds = 10;
 
 }  // namespace
@@ -19,7 +19,8 @@ Player::Player(const Options& options, const Seat& seat)
       memory_(static_cast<unsigned>(seat.size), ep_mix(options.seed, seat.number, 7)),
       shared_(0),
       own_(0) {
-    // Of several threads, none may wait for another's streams by way of the default stream.
+    // Streams without implicit order: no thread may wait for another's streams through the default
+    // stream.
     for (unsigned i = 0; i < kStreams; ++i) {
         const bool blocking = i == 0 && options.threads == 1;
         EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(
@@ -53,7 +54,7 @@ void Player::Rest() {
         good = cudaStreamSynchronize(stream) == cudaSuccess && good;
     }
     if (options_.threads == 1) good = cudaStreamSynchronize(nullptr) == cudaSuccess && good;
-    // An exchange that was lost leaves its error on the stream.
+    // A lost exchange leaves its error on the stream.
     referee_.Check(good || referee_.lost(), "a stream has failed");
 }
 

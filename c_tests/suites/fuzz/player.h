@@ -1,7 +1,7 @@
 // One player of the fuzzer: a thread of a rank with its own communicator, streams, memory and
-// objects, alive and dead. It makes one random call after the other. Everything is drawn from seeds
-// that all ranks share, so that all make the same calls; in the mode `differ` a rank draws some of
-// them on its own.
+// objects, alive and dead. It makes random calls one after the other. Everything is drawn from
+// seeds that all ranks share, so all make the same calls; in the mode `differ` a rank draws some
+// calls on its own.
 #ifndef C_TESTS_SUITES_FUZZ_PLAYER_H_
 #define C_TESTS_SUITES_FUZZ_PLAYER_H_
 
@@ -20,16 +20,16 @@ using ep::Dice;
 struct Options {
     unsigned calls = 2000;  // of each rank and player, about
     unsigned seed = 1;
-    unsigned seconds = 0;  // stop after so many; 0 for no limit
+    unsigned seconds = 0;  // stop after this time; 0 for no limit
     unsigned threads = 1;
-    unsigned own_percent = 30;  // in `differ`: calls that a rank draws alone, at most
+    unsigned own_percent = 30;  // in `differ`: share of calls that a rank draws alone, at most
     unsigned only = 0;          // this round, 1 and more; 0 for all
     bool agree = true;
-    bool creation = true;  // objects of all ranks are created and destroyed in the middle, too
+    bool creation = true;  // collective objects are created and destroyed within a round, too
     bool verbose = false;
 };
 
-// Where a player lives.
+// Rank, communicator and number of a player.
 struct Seat {
     int rank, size;
     unsigned number;
@@ -41,17 +41,17 @@ struct Group {
     ncclEpGroup_t number = nullptr;  // NULL: none here
     bool low_latency = true;
     unsigned local_experts = 1;
-    unsigned max_tokens = 1;  // NCCL_EP_AUTO in some
+    unsigned max_tokens = 1;  // may be NCCL_EP_AUTO
     unsigned row_bytes = 16;
 };
 
 struct Handle {
     ncclEpHandle_t number = nullptr;  // NULL: none here
-    Group group;                      // as it was
+    Group group;                      // a copy made at the creation
     unsigned tokens = 0;
     unsigned top_k = 0;
     bool any_empty = false;  // some ranks, not all, may have no tokens
-    bool even = false;       // all have equally many
+    bool even = false;       // all ranks have the same number
     bool staged = false;
 };
 
@@ -61,13 +61,13 @@ struct Tensor {
     bool alive = false;
 };
 
-// The random numbers of one call: what is done with which objects, and the arguments. In `differ`
-// the arguments can be a rank's own where the call is all ranks'.
+// The random numbers of one call: its kind, its objects and its arguments. In `differ` a rank may
+// draw its own arguments even for a call that all ranks make.
 struct Draw {
     Dice what, how;
-    bool alone;     // other ranks may do something else
-    bool together;  // a call of all ranks, in which each has to take part
-    bool valid;     // with nothing wrong
+    bool alone;     // other ranks may make another call
+    bool together;  // a collective call: every rank must make it
+    bool valid;     // without anything wrong
 };
 
 class Player {
@@ -77,13 +77,13 @@ class Player {
     Player(const Player&) = delete;
     Player& operator=(const Player&) = delete;
 
-    // A round: groups at the start, random calls, and the end of all that is left. Tensors go last:
-    // for them everything is waited for, so a lost communicator has to be gone.
+    // A round: groups at the start, random calls, and the end of everything left. Tensors go last:
+    // freeing them waits for everything, so a lost communicator must be gone by then.
     void Open(unsigned round);
     void Play(unsigned calls);
     void Close();
     void DestroyTensors();
-    // After all that: a new group works.
+    // After a round: a new group works.
     void ExpectRoundTrip();
 
     void set_comm(ncclComm_t comm) { seat_.comm = comm; }
@@ -98,13 +98,13 @@ class Player {
     void CreateGroup(Draw& draw);
     void DestroyGroup(Draw& draw);
     void DestroyGroupAt(size_t index, cudaStream_t stream);
-    // A living group of either or of one mode; -1 if there is none.
+    // A living group of any mode or of this one; -1 if there is none.
     int LivingGroup(Dice& dice, bool low_latency, bool any_mode) const;
     ncclEpGroup_t AnyGroup(Dice& dice) const;
     void DestroyBadGroup(Draw& draw);
     void AskGroup(Draw& draw);
     void CheckHealth();
-    // Judges a place for a result: written on success only. True if there is a result.
+    // Checks a result pointer: it is written on success only. True if there is a result.
     bool KeptOrWritten(ncclResult_t result, bool kept, bool has_place);
     // tensors.cpp
     void CreateTensor(Draw& draw);
@@ -119,7 +119,7 @@ class Player {
     void DrawIds(unsigned slot, const Group& group, Dice& dice);
     void AskHandle(Draw& draw);
     void AskVersion(Draw& draw);
-    // A living handle, or -1 and a bad number; `facts` are then those of some handle.
+    // A living handle, or -1 and an invalid number; then `facts` are those of any handle.
     int AnyHandle(Dice& dice, Handle* facts) const;
     // operations.cpp
     void Operate(Draw& draw);
@@ -138,12 +138,12 @@ class Player {
 
     // player.cpp
     cudaStream_t AnyStream(Dice& dice) const;
-    // Lets `stream` wait for the work of other groups: two that run at once could each hold a part
-    // of the GPU on different ranks, and wait for each other.
+    // Makes `stream` wait for the work of other groups: two that run at once could each hold a part
+    // of the GPU on different ranks and wait for each other.
     void Order(const void* group, cudaStream_t stream);
     void Ordered(cudaStream_t stream);
-    void Rest();  // all streams
-    // One that names no living object: dead, of another kind, foreign or NULL.
+    void Rest();  // waits for all streams
+    // A number that names no living object: dead, of another kind, foreign or NULL.
     void* BadNumber(Dice& dice, bool as_group) const;
     static void Bury(std::vector<void*>* dead, void* number);
 
@@ -165,14 +165,14 @@ class Player {
     std::vector<void*> dead_groups_, dead_handles_;
 };
 
-// Functions for the memory of tensors, which fail if told to. allocators.cpp
+// Memory functions for tensors, which fail on request. allocators.cpp
 struct Allocators {
     ncclEpAllocFn_t alloc_fn;
     ncclEpFreeFn_t free_fn;
 };
 Allocators AnyAllocators(Dice& dice, bool threads);
 enum class Fails { kNot, kWithError, kWithNull };
-void NextAllocation(Fails fails);  // of this thread
+void NextAllocation(Fails fails);  // in this thread
 
 }  // namespace test_fuzz
 

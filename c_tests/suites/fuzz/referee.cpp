@@ -16,7 +16,7 @@ double Seconds() {
     return std::chrono::duration<double>(now).count();
 }
 
-// One line that names the function, as docs/errors.md promises.
+// Whether a text is one line that names the function, as docs/errors.md promises.
 bool IsText(const char* text, const char* function) {
     const size_t length = std::strlen(function);
     return std::strncmp(text, function, length) == 0 && std::strncmp(text + length, ": ", 2) == 0 &&
@@ -46,7 +46,7 @@ void Referee::Before(const char* function, const std::string& detail) {
                   detail.c_str());
     if (rules_.verbose) std::fprintf(stderr, "%s\n", g_now[player_]);
     history_[num_history_++ % kHistory] = std::string(function) + " " + detail;
-    // Another text, so that no refusal is judged by the text of the one before.
+    // Replaces the text, so that no refusal is checked by the text of the one before.
     (void)ncclEpGetVersion(nullptr);
     began_ = Seconds();
 }

@@ -1,6 +1,6 @@
 // Judges every call of the fuzzer: its result, its text, its time, and whether all ranks got the
-// same. Keeps its own counts, as a thread may not use the harness's, and the last calls for the
-// report of a failure.
+// same. It has its own counters, as threads may not use the harness's, and keeps the last calls for
+// the report of a failure.
 #ifndef C_TESTS_SUITES_FUZZ_REFEREE_H_
 #define C_TESTS_SUITES_FUZZ_REFEREE_H_
 
@@ -12,7 +12,7 @@
 
 namespace test_fuzz {
 
-// What a refused call may return, apart from ncclRemoteError where ranks disagree.
+// What a refused call may return; where ranks disagree, also ncclRemoteError.
 enum Codes : unsigned {
     kArgument = 1,
     kUsage = 2,
@@ -32,7 +32,7 @@ class Referee {
 
     void BeginRound(uint64_t seed, unsigned round);
 
-    // Makes the call, and returns its result. `detail` says what it was made with.
+    // Makes the call and returns its result. `detail` describes its arguments.
     template <typename Call>
     ncclResult_t Judge(const char* function, const std::string& detail, unsigned codes, Call call) {
         Before(function, detail);
@@ -42,20 +42,20 @@ class Referee {
     }
     void Check(bool good, const std::string& what);
 
-    // Takes the counts of the round away.
+    // Adds the round's counters to the harness's and clears them.
     void HandOverCounts();
-    // Of the calls and results of the round; the same on all ranks that agree.
+    // Hash of the round's calls and results; equal on all ranks in `agree`.
     uint64_t fingerprint() const { return fingerprint_; }
     uint64_t calls() const { return calls_; }
     uint64_t accepted() const { return accepted_; }
     // A text of this round said that ranks were missing in an exchange over NCCL: the communicator
-    // is of no use any more.
+    // cannot be used any more.
     bool lost() const { return lost_; }
-    // For a while all ranks make the same calls even so.
+    // While set, all ranks make the same calls even in `differ`.
     void set_strict(bool strict) { strict_ = strict; }
     bool strict() const { return strict_ || rules_.agree; }
 
-    // The call that is being made, for a signal handler.
+    // The current call, for a signal handler.
     static constexpr unsigned kMaxPlayers = 4;
     static const char* Now(unsigned player);
 

@@ -1,4 +1,4 @@
-// The rounds of a player: which call comes next; see player.h.
+// The rounds of a player: the choice of the next call; see player.h.
 #include "suites/fuzz/player.h"
 
 namespace test_fuzz {
@@ -70,7 +70,7 @@ void Player::Local(Draw& draw) {
 }
 
 void Player::Close() {
-    // What is behind a lost exchange ends when its communicator does.
+    // Work behind a lost exchange ends only with its communicator.
     if (!referee_.lost()) {
         Rest();
         CheckHealth();

@@ -1,4 +1,4 @@
-// Tensors of the library's making, and descriptors that are made by hand.
+// Tensors that the library made, and descriptors made by hand.
 #include <climits>
 #include <cstdlib>
 
@@ -10,10 +10,10 @@ namespace {
 struct Shape {
     unsigned ndim;
     unsigned sizes[5];
-    unsigned datatype;  // maybe none of NCCL's
+    unsigned datatype;  // may be none of NCCL's
 };
 
-// A shape that an operation on a group may want, so that some tensors fit one.
+// A shape that an operation on a group may need, so that some tensors fit.
 Shape UsefulShape(Dice& dice, const Group& group, unsigned num_ranks) {
     static const ncclDataType_t kTypes[] = {ncclBfloat16, ncclFloat16, ncclFloat32};
     const ncclDataType_t datatype = dice.Pick(kTypes);
@@ -36,7 +36,8 @@ Shape AnyShape(Dice& dice) {
     return shape;
 }
 
-// Breaks a rule. Nothing between a megabyte, which there is, and a petabyte, which there is not.
+// Breaks a rule. Sizes are below a megabyte, which is available, or at least a petabyte, which is
+// not.
 void Break(Dice& dice, Shape* shape) {
     static const unsigned kDims[] = {0, 6, 7, UINT_MAX};
     switch (dice.Below(4)) {
@@ -100,7 +101,7 @@ void Player::DestroyTensor(Draw& draw) {
     Dice& dice = draw.how;
     const ncclEpGroup_t group = AnyGroup(dice);
     if (dice.OneIn(8)) {
-        // Nothing to free, in two ways.
+        // Nothing to free, in two forms.
         ncclNDTensor_t empty{};
         referee_.Judge("ncclEpTensorDestroy", "nothing", 0, [&] {
             return ncclEpTensorDestroy(group, draw.what.OneIn(2) ? nullptr : &empty);
@@ -118,7 +119,7 @@ void Player::DestroyTensor(Draw& draw) {
         return;
     }
     const size_t slot = dice.Below(kTensors);
-    // Data of the library's making goes back to where it came from, whatever group is named.
+    // Data that the library allocated returns to its allocator, whatever group is named.
     DestroyTensorAt(slot, dice.OneIn(2) ? tensors_[slot].group : group);
 }
 

@@ -4,7 +4,7 @@
 
 #include "harness/harness.h"
 
-// Begins a capture. False, and a visible skip, where nothing can be captured.
+// Begins a capture. Where nothing can be captured: counts a skip and returns false.
 bool graph_begin_capture(cudaStream_t stream);
 
 void two_captures_in_turns(EpEnv* env);

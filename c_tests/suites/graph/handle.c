@@ -1,6 +1,6 @@
-// A high-throughput handle cannot be created while its stream is captured: the routing is exchanged
-// once, not with every replay. All ranks do the same here, so none waits, and the group is as well as
-// ever; the CPU stand-ins capture nothing.
+// A high-throughput handle cannot be created while its stream is captured: its routing is exchanged
+// once, not at every replay. All ranks are refused here, so none waits and the group keeps working.
+// The CPU stand-ins capture nothing.
 #include "reference/ht_run.h"
 #include "suites/graph/cases.h"
 
@@ -16,7 +16,7 @@ static void create_in_capture(const EpEnv* env, ncclEpGroup_t group, void* ids) 
     EP_CHECK_STR_CONTAINS(ep_last_error(), "stream: must not be captured into a graph");
     EP_CHECK(handle == NULL);
     cudaGraph_t graph = NULL;
-    // The graph is empty: to replay it disturbs nobody.
+    // The graph is empty: replaying it has no effect on anything.
     cudaGraphExec_t replayed = NULL;
     EP_REQUIRE_CUDA(cudaStreamEndCapture(env->stream, &graph));
     EP_REQUIRE_CUDA(cudaGraphInstantiate(&replayed, graph, 0));
@@ -30,7 +30,7 @@ void ht_handle_in_a_capture(EpEnv* env) {
     ncclEpGroup_t group = ht_group_new(env, &shape);
     const int64_t id = 0;
     void* ids = ep_device_upload(&id, sizeof(id));
-    // Nothing waits between the three: what the refused one leaves out must not mix up the others.
+    // No wait between the three: a refused creation must not shift the others' exchanges.
     const HtOpening opening = {kHtRowsExact, kHtNoCounter, 3};
     HtRun before;
     HtRun run;

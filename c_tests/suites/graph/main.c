@@ -1,10 +1,10 @@
 // CUDA graphs: sequences of low-latency operations are captured once and replayed, with new tokens,
-// ids and weights in the same memory before each replay. Blocking and staged operations, also
-// completed on a second stream, branches of a graph, odd numbers of operations, several handles,
+// ids and weights in the same memory before each replay. Covers blocking and staged operations,
+// completion on a second stream, branches of a graph, odd numbers of operations, several handles,
 // and operations outside the graph between its replays.
 //
-// The CPU stand-ins capture nothing. There the same sequences run directly, which checks what this
-// program expects, and the replays are reported as skipped.
+// The CPU stand-ins capture nothing. There the same sequences run directly, which checks this
+// program's expectations, and the replays are reported as skipped.
 #include <stdio.h>
 #include <string.h>
 
@@ -100,7 +100,7 @@ static void play_step(Fixture* fixture, const Step* step) {
             join_aside(fixture);
             break;
         case kCompleteApart:
-            if (ep_on_hostsim()) break;  // where nothing is captured it would be right
+            if (ep_on_hostsim()) break;  // without a capture it would be valid
             EP_CHECK_RESULT(ncclEpComplete(run->handle, NULL, fixture->aside), ncclInvalidUsage);
             break;
         case kFork:
@@ -141,8 +141,8 @@ static bool combines(const Step* steps, unsigned run) {
            contains(steps, run, kCombineAside);
 }
 
-// New contents for all that the sequence reads, in the same memory. A replay launches nothing
-// through the library, so what it sends is noted here.
+// Writes new contents to all memory that the sequence reads. A replay makes no call of the library,
+// so this function records what it sends.
 static void renew(Fixture* fixture, const Step* steps) {
     for (unsigned i = 0; i < fixture->num_runs; ++i) {
         LlRun* run = &fixture->runs[i];
@@ -171,7 +171,7 @@ static void check(Fixture* fixture, const Step* steps) {
 
 typedef struct {
     const Step* steps;
-    cudaGraphExec_t graph;  // NULL where nothing can be captured: then the steps are played
+    cudaGraphExec_t graph;  // NULL where nothing can be captured: then the steps are called
 } Captured;
 
 static Captured capture(Fixture* fixture, const Step* steps) {
@@ -207,7 +207,7 @@ static void release(const Captured* captured) {
     }
 }
 
-// Capture, some replays with new data each, then replays in a row without a pause.
+// Captures; then some replays with new data each; then replays back to back.
 static void capture_and_replay(EpEnv* env, unsigned num_runs, const Step* steps) {
     Fixture fixture;
     open_fixture(&fixture, env, num_runs);
@@ -253,7 +253,8 @@ static void completed_on_a_second_stream(EpEnv* env) {
     capture_and_replay(env, 1, kSteps);
 }
 
-// A stream that is not captured does not become so by a completion, which can be made again.
+// Completing on a stream that is not captured does not pull it into the capture; the call can be
+// repeated.
 static void completed_outside(EpEnv* env) {
     static const Step kSteps[kMaxSteps] = {
         {kSendDispatch, 0}, {kCompleteApart, 0}, {kComplete, 0}, {kCombine, 0}};
@@ -266,7 +267,7 @@ static void two_handles(EpEnv* env) {
     capture_and_replay(env, 2, kSteps);
 }
 
-// Nothing but the library keeps the operations of one graph's two branches apart.
+// Only the library orders the operations of the graph's two branches.
 static void two_branches(EpEnv* env) {
     static const Step kSteps[kMaxSteps] = {{kFork, 0},    {kDispatch, 0},     {kDispatchAside, 1},
                                            {kCombine, 0}, {kCombineAside, 1}, {kJoin, 0}};
@@ -280,7 +281,7 @@ static void two_handles_staged(EpEnv* env) {
     capture_and_replay(env, 2, kSteps);
 }
 
-// The numbering of operations goes on across graphs and direct calls.
+// Operations keep their numbering across graphs and direct calls.
 static void between_direct_operations(EpEnv* env) {
     static const Step kOdd[kMaxSteps] = {{kDispatch, 0}};
     Fixture fixture;
@@ -298,7 +299,7 @@ static void between_direct_operations(EpEnv* env) {
     close_fixture(&fixture);
 }
 
-// A graph for each half of a layer, replayed in turn and in other orders.
+// A graph for each half of a layer, replayed alternately and in other orders.
 static void replay_halves(EpEnv* env, const Step* there_steps, const Step* back_steps) {
     Fixture fixture;
     open_fixture(&fixture, env, 1);
@@ -326,7 +327,7 @@ static void two_graphs(EpEnv* env) {
     replay_halves(env, kThere, kBack);
 }
 
-// Either graph uses all of the group's staged operations, so the second has those of the first.
+// Each graph uses both staged slots of the group, so the second uses those of the first.
 static void two_staged_graphs(EpEnv* env) {
     static const Step kThere[kMaxSteps] = {
         {kSendDispatch, 0}, {kCompleteAside, 0}, {kSendDispatch, 0}, {kCompleteAside, 0}};

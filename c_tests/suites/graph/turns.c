@@ -1,5 +1,5 @@
-// Captures and operations of one group that take turns: nothing but the library keeps the
-// operations of each graph in order, whatever comes between them.
+// Captures and operations of one group that alternate: only the library orders the operations of
+// each graph, whatever comes between them.
 #include "reference/ll_run.h"
 #include "suites/graph/cases.h"
 
@@ -25,7 +25,7 @@ static void close_fixture(Fixture* fixture) {
     EP_CHECK_NCCL(ncclEpGroupDestroy(fixture->group, fixture->env->stream));
 }
 
-// What `to` is given from here on follows what `from` has been given.
+// Makes further work of `to` wait for the present work of `from`.
 static void follow(cudaStream_t to, cudaStream_t from, cudaEvent_t event) {
     EP_REQUIRE_CUDA(cudaEventRecord(event, from));
     EP_REQUIRE_CUDA(cudaStreamWaitEvent(to, event, 0));
@@ -48,7 +48,7 @@ static cudaGraph_t end_capture(cudaStream_t stream) {
     return graph;
 }
 
-// Must not be called by a thread that captures.
+// Must not be called by a capturing thread.
 static cudaGraphExec_t instantiate(cudaGraph_t graph) {
     cudaGraphExec_t executable = NULL;
     EP_REQUIRE_CUDA(cudaGraphInstantiate(&executable, graph, 0));
@@ -57,7 +57,7 @@ static cudaGraphExec_t instantiate(cudaGraph_t graph) {
 }
 
 // Two streams are captured at the same time. The dispatch and the combine of the first graph are on
-// streams that only the library ties together, and an operation of the second comes between.
+// streams that only the library orders, and an operation of the second comes between them.
 void two_captures_in_turns(EpEnv* env) {
     Fixture fixture;
     open_fixture(&fixture, env);
@@ -101,8 +101,8 @@ void two_captures_in_turns(EpEnv* env) {
     close_fixture(&fixture);
 }
 
-// A staged operation that is captured while one outside waits for its completion has the other
-// slot: the graph runs beside it.
+// A staged operation is captured while an uncaptured one waits for its completion: the captured one
+// gets the other slot, so the graph runs beside it.
 void captured_beside_a_staged_one(EpEnv* env) {
     Fixture fixture;
     open_fixture(&fixture, env);

@@ -1,5 +1,6 @@
-// Operations and handles that were enqueued before their group's failure was known run behind it: none of
-// them sends or writes anything, neither on the rank that failed nor on one that it has told.
+// Operations and handles that were enqueued before their group's failure was known run behind it.
+// None of them sends or writes anything, neither on the rank that failed nor on one that heard of
+// it.
 #define _GNU_SOURCE  // usleep
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -20,7 +21,8 @@ typedef struct {
     ncclEpHandle_t handle;
 } Fixture;
 
-// All tokens go to rank 0: the others receive nothing, and nothing that fails there lets them wait.
+// All tokens go to rank 0: the other ranks receive nothing, so a failure there makes none of them
+// wait.
 static void open_fixture(Fixture* fixture, EpEnv* env) {
     const HtShape shape = {kLocalExperts * (unsigned)env->size, kTokens, 2, ncclBfloat16, kHidden};
     const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, 8};
@@ -57,7 +59,7 @@ static void check_poison(const RefBuffer* buffer) {
     free(poison);
 }
 
-// Nobody has told anybody that a token came.
+// No rank was notified of a token.
 static void check_nothing_counted(const Fixture* fixture) {
     const int32_t none[kLocalExperts] = {0};
     REF_CHECK_BUFFER(&fixture->counter, none);
@@ -72,12 +74,12 @@ static void check_untouched(const Fixture* fixture, Behind behind) {
     if (behind == kHandleBehind) check_nothing_counted(fixture);
 }
 
-// Holds a stream until it is opened.
+// Blocks a stream until the gate opens.
 static void hold(void* gate) {
     while (atomic_load((atomic_bool*)gate)) usleep(100);
 }
 
-// Rank 0 has no room for what it receives, and does not know yet when it goes on.
+// Rank 0 has no room for what it receives, and continues before it knows.
 static void fail_and_go_on(Fixture* fixture, Behind behind) {
     EpEnv* env = fixture->env;
     HtRun* run = &fixture->run;
@@ -96,7 +98,8 @@ static void fail_and_go_on(Fixture* fixture, Behind behind) {
     EP_CHECK_EQ_I64(state, ncclInvalidUsage);
 }
 
-// The others did their part of the same before, and hear of the failure when they begin the next.
+// The others did their part of that operation earlier and hear of the failure when they start the
+// next.
 static void go_on_unknowing(Fixture* fixture, Behind behind) {
     EP_CHECK_NCCL(go_on(fixture, behind));
     ep_sync(fixture->env);

@@ -1,6 +1,6 @@
-// High-throughput handles, dispatch and combine: what single operations give, byte by byte. Routing
-// of every kind, output sizes, counters, cached and backward passes, element types, and bounds that
-// the library finds itself. Orders of operations are in order.c.
+// High-throughput handles, dispatch and combine: the results of single operations, byte by byte.
+// Every kind of routing, output sizes, counters, cached and backward passes, element types, and
+// bounds that the library computes. Sequences of operations are in order.c.
 #include "suites/ht/cases.h"
 
 #include <stdlib.h>
@@ -27,7 +27,8 @@ static void destroy(const EpEnv* env, ncclEpGroup_t group) {
     EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
 }
 
-// A training step twice: forward dispatch and combine, backward (tokens only) dispatch and combine.
+// A training step, twice: forward dispatch and combine, backward (tokens only) dispatch and
+// combine.
 static void steps(EpEnv* env, const Shape* shapes, size_t num_shapes) {
     for (size_t i = 0; i < num_shapes; ++i) {
         const HtShape shape = shape_for(env, &shapes[i]);
@@ -113,7 +114,7 @@ static void element_types_and_widths(EpEnv* env) {
     STEPS(env, kShapes);
 }
 
-// Rows that do not fit into a warp's shared memory, and some for which the rings are short.
+// Rows that do not fit into a warp's staging, and some for which the rings are short.
 static void huge_rows(EpEnv* env) {
     static const Shape kShapes[] = {
         {2, 9, 4, ncclFloat16, 20000, kRefMessy, true, kHtRowsAsTold, kHtNoCounter},
@@ -137,8 +138,8 @@ static void many_tokens(EpEnv* env) {
     STEPS(env, kShapes);
 }
 
-// Every rank sends all that it may to every expert: no more can come, and that much does, even if a rank
-// tells of more (c_tests/simt/bugs.py).
+// Every rank sends the most it may to every expert. No more rows can come, even if a rank announces
+// more (c_tests/simt/bugs.py).
 static void most_rows(EpEnv* env) {
     const unsigned experts = 2 * (unsigned)env->size;
     const HtShape shape = {experts, 12, experts, ncclBfloat16, 32};
@@ -153,8 +154,8 @@ static void most_rows(EpEnv* env) {
     destroy(env, group);
 }
 
-// A caller indexes by the ids that come with rows: each names an expert of this rank or none, whatever
-// its sender says (c_tests/simt/bugs.py).
+// Callers index by the ids that come with rows: each must name an expert of this rank or none,
+// whatever its sender sent (c_tests/simt/bugs.py).
 static void ids_in_range(EpEnv* env) {
     const HtShape shape = {3 * (unsigned)env->size, 12, 4, ncclBfloat16, 32};
     const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, 10};
@@ -176,7 +177,7 @@ static void ids_in_range(EpEnv* env) {
     destroy(env, group);
 }
 
-// Each list of a dispatch with and without what may be left out.
+// Each list of a dispatch with and without its optional tensors.
 static void optional_tensors(EpEnv* env) {
     static const HtPass kPasses[] = {
         {.forward = true, .no_tokens = true},
@@ -199,8 +200,8 @@ static void optional_tensors(EpEnv* env) {
     destroy(env, group);
 }
 
-// A dispatch may name other experts than its handle: the routing stays the handle's, and an expert
-// has a weight only if both name it.
+// A dispatch may name other experts than its handle. The handle's routing holds, and an expert gets
+// a weight only if both name it.
 static void other_ids_at_dispatch(EpEnv* env) {
     const HtShape shape = {3 * (unsigned)env->size, 16, 5, ncclBfloat16, 32};
     const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, 4};
@@ -217,7 +218,7 @@ static void other_ids_at_dispatch(EpEnv* env) {
     destroy(env, group);
 }
 
-// Gradients with more columns than top-k: the spare ones are zeros at home.
+// Gradients with more columns than top-k: combine returns zeros in the spare ones.
 static void gradients_with_spare_columns(EpEnv* env) {
     const HtShape shape = {2 * (unsigned)env->size, 16, 3, ncclBfloat16, 32};
     const HtOpening opening = {kHtRowsExact, kHtNoCounter, 5};

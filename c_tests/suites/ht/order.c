@@ -1,5 +1,5 @@
 // High-throughput operations in every order: repeated, combined before any dispatch, interleaved
-// over handles and groups, on streams without an order, and many in a row without a pause.
+// over handles and groups, on unordered streams, and many back to back.
 #include "reference/ht_run.h"
 #include "suites/ht/cases.h"
 
@@ -98,8 +98,8 @@ void ht_interleaved_groups(EpEnv* env) {
     destroy(env, groups[1]);
 }
 
-// Two handles on two streams: nothing but the library keeps their operations apart. In every other
-// round each combine is on the other stream than its dispatch.
+// Two handles on two streams: only the library orders their operations. In every second round each
+// combine is on the other stream than its dispatch.
 void ht_unordered_streams(EpEnv* env) {
     enum { kRuns = 2, kRounds = 20 };
     const HtPass forward = {.forward = true, .counter = true};
@@ -128,7 +128,7 @@ void ht_unordered_streams(EpEnv* env) {
     destroy(env, group);
 }
 
-// All inputs are ready before; the host waits only now and then, and not on all ranks.
+// All inputs are ready beforehand. The host waits only now and then, and not on all ranks.
 void ht_without_a_pause(EpEnv* env) {
     enum { kRuns = 4, kOperations = 400 };
     const HtPass forward = {.forward = true, .counter = true};

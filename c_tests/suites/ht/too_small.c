@@ -1,5 +1,5 @@
-// High-throughput tensors with fewer rows than a rank receives, or none, on one rank only. That
-// shows when the operation runs: the group fails there with ncclInvalidUsage instead of losing
+// On one rank, high-throughput tensors have fewer rows than that rank receives, or none. This shows
+// only when the operation runs: the group then fails with ncclInvalidUsage instead of losing
 // tokens, no byte past the tensor's end is written, and no rank hangs.
 #include <stdlib.h>
 
@@ -8,7 +8,7 @@
 
 enum { kHidden = 32 };
 
-// Rank 0 receives at least one row in this routing, as every rank has tokens for its experts.
+// In this routing rank 0 receives at least one row, as every rank has tokens for its experts.
 static void open_run(HtRun* run, EpEnv* env, ncclEpGroup_t* group) {
     const HtShape shape = {2 * (unsigned)env->size, 12, 2 * (unsigned)env->size, ncclBfloat16,
                            kHidden};
@@ -18,7 +18,7 @@ static void open_run(HtRun* run, EpEnv* env, ncclEpGroup_t* group) {
     EP_CHECK(run->received > 0);
 }
 
-// The buffer of rank 0 is longer than the tensor said: its last row must still be poison.
+// The buffer on rank 0 is longer than its tensor says: the last row must still be poison.
 static void check_last_row(const RefBuffer* buffer, size_t row_bytes) {
     const size_t bytes = row_bytes + kRefGuardBytes;
     void* poison = ref_host_poison(bytes);
@@ -29,7 +29,7 @@ static void check_last_row(const RefBuffer* buffer, size_t row_bytes) {
     free(got);
 }
 
-// Rank 0 knows why; the others may have noticed that it gave up, or may not have.
+// Rank 0 knows why it failed; the other ranks may or may not have noticed.
 static void close_failed(HtRun* run, EpEnv* env, ncclEpGroup_t group, const char* tensor) {
     ncclResult_t failure = ncclSuccess;
     EP_CHECK_NCCL(ncclEpGetAsyncError(group, &failure));
@@ -75,7 +75,7 @@ void ht_routing_output_too_small(EpEnv* env) {
     close_failed(&run, env, group, "outputs[TOPK_IDX]");
 }
 
-// As a tensor that was made for no rows at all: NULL is no "not wanted" then.
+// The tensor was made for no rows at all: its NULL does not mean "not wanted".
 static ncclResult_t dispatch_into_nothing(const HtRun* run, bool forward, cudaStream_t stream) {
     const unsigned tokens = run->routing->num_tokens[run->env->rank];
     const unsigned top_k = run->shape.top_k;

@@ -1,4 +1,5 @@
-// Several groups at once: on one communicator, on two, on any stream, and ranks that come late.
+// Several groups at once: on one communicator, on two, on any stream, and with ranks that come
+// late.
 #define _DEFAULT_SOURCE  // usleep
 #include <stdlib.h>
 #include <unistd.h>
@@ -19,7 +20,7 @@ void several_groups_on_one_communicator(EpEnv* env) {
         for (size_t i = COUNT(trips); i-- > 0;) EP_CHECK_NCCL(start_combine(&trips[i], 0));
         for (size_t i = 0; i < COUNT(trips); ++i) EP_CHECK(came_back(&trips[i]));
     }
-    // The end of one leaves the others alone.
+    // Destroying one leaves the others alone.
     EP_CHECK(close_trip(&trips[1]));
     EP_CHECK(make_trip(&trips[0]));
     EP_CHECK(close_trip(&trips[0]));
@@ -27,7 +28,7 @@ void several_groups_on_one_communicator(EpEnv* env) {
     EP_CHECK(close_trip(&trips[2]));
 }
 
-// Even and odd ranks have a communicator each besides the one of all.
+// Besides the common communicator, even and odd ranks have one each.
 void groups_on_two_communicators(EpEnv* env) {
     Place half_place = place_of(env);
     EP_REQUIRE_NCCL(ncclCommSplit(env->comm, env->rank % 2, env->rank, &half_place.comm, NULL));
@@ -49,8 +50,8 @@ void groups_on_two_communicators(EpEnv* env) {
     EP_CHECK(close_trip(&whole));
 }
 
-// Only the driver without a GPU refuses this on demand, and it ends a process that frees its memory
-// before the others have unmapped it; elsewhere the group is made.
+// Only the driver without a GPU can refuse a mapping on demand; elsewhere the group is created.
+// That driver also ends a process that frees its memory before the others have unmapped it.
 void group_that_one_rank_cannot_map(EpEnv* env) {
     const bool refuses = env->size > 1 && ep_on_hostsim() && !ep_on_host_backend();
     const bool is_last = env->rank == env->size - 1;
@@ -88,7 +89,7 @@ void groups_on_any_stream(EpEnv* env) {
         Trip trip;
         open_trip(&trip, algorithm, place);
         EP_CHECK(make_trip(&trip));
-        // Operations need not run where the group was made.
+        // Operations need not run on the stream on which the group was created.
         trip.stream = env->stream;
         EP_CHECK(make_trip(&trip));
         EP_CHECK(close_trip(&trip));
@@ -97,7 +98,8 @@ void groups_on_any_stream(EpEnv* env) {
     EP_CHECK_CUDA(cudaStreamDestroy(unordered));
 }
 
-// Those who wait for a late rank ask the stream now and then, and nothing of that shows.
+// Ranks that wait for a late one query the stream now and then; the caller must see no trace of
+// that.
 void one_rank_is_late(EpEnv* env) {
     enum { kLateMicroseconds = 20000 };
     for (int late = 0; late < env->size; ++late) {
@@ -111,8 +113,8 @@ void one_rank_is_late(EpEnv* env) {
     }
 }
 
-// What the library keeps from one group to the next is gone with the context: a new one, often under the
-// same handle, begins with nothing.
+// What the library keeps from one group to the next is lost with the context. A new context, often
+// at the same address, starts from nothing.
 void groups_after_a_reset(EpEnv* env) {
     if (ep_on_hostsim()) return;
     for (int round = 0; round < 2; ++round) {

@@ -1,6 +1,6 @@
 // What the parts of test_lifecycle share: a trip, which is a group with a handle and the tensors of
-// a round trip, all made by the library. No function of a trip counts checks, so that threads may
-// use them; what can go wrong in a test is returned, and what cannot ends all processes.
+// a round trip, all made by the library. Functions of a trip count no checks, so threads may use
+// them: they return what can fail in a test, and any other failure ends all processes.
 #ifndef C_TESTS_SUITES_LIFECYCLE_LIFECYCLE_H_
 #define C_TESTS_SUITES_LIFECYCLE_LIFECYCLE_H_
 
@@ -39,22 +39,22 @@ typedef struct {
     } tensors;
 } Trip;
 
-// Group, tensors and handle, in this order; the parts, and all of them.
+// Opens group, tensors and handle, in this order; one by one, and all of them.
 void open_trip(Trip* trip, ncclEpAlgorithm_t algorithm, Place place);
 void open_trip_handle(Trip* trip);
 
 ncclResult_t start_dispatch(Trip* trip, unsigned send_only);
 ncclResult_t start_combine(Trip* trip, unsigned send_only);
-// Dispatch, combine, and whether every token came back as it went. A trip may be made again.
+// Dispatches and combines; returns whether every token came back unchanged. May be repeated.
 bool make_trip(Trip* trip);
-// Waits for the stream, and compares.
+// Waits for the stream and compares.
 bool came_back(const Trip* trip);
 
 // Each returns whether every call succeeded. Tensors are destroyed with the given group.
 bool destroy_tensors(Trip* trip, ncclEpGroup_t group);
 bool close_trip(Trip* trip);
 
-// What the process has.
+// Resources of the process.
 int open_descriptors(void);
 int64_t resident_bytes(void);
 

@@ -1,4 +1,4 @@
-// Limits that the operating system sets for a process: what goes beyond them is an error with a text.
+// Limits of the operating system for a process: exceeding one is an error with a text.
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -6,7 +6,7 @@
 
 #include "suites/lifecycle/lifecycle.h"
 
-// Sets the soft limit, and returns what it was.
+// Sets the soft limit and returns the previous one.
 static rlim_t set_limit(int resource, rlim_t value) {
     struct rlimit limit;
     EP_REQUIRE(getrlimit(resource, &limit) == 0);
@@ -18,7 +18,7 @@ static rlim_t set_limit(int resource, rlim_t value) {
 
 static bool says(const char* text) { return strstr(ep_last_error(), text) != NULL; }
 
-// A dispatch whose message has more bytes than such a limit leaves.
+// A dispatch whose message is larger than the limit allows.
 static void dispatch_too_much(EpEnv* env) {
     enum { kRows = 64, kColumns = 2048 };
     const unsigned experts = (unsigned)env->size;
@@ -50,7 +50,7 @@ static void dispatch_too_much(EpEnv* env) {
     ep_device_free(packed);
 }
 
-// `ulimit -f`: the memory that the ranks of the CPU backend share is a file to the system.
+// `ulimit -f`: the ranks of the CPU backend share memory through a file.
 void a_limit_for_files(EpEnv* env) {
     if (!ep_on_host_backend()) return;
     const rlim_t before = set_limit(RLIMIT_FSIZE, 1 << 20);
@@ -83,7 +83,7 @@ static rlim_t address_space(void) {
     return (rlim_t)pages * (rlim_t)sysconf(_SC_PAGESIZE);
 }
 
-// `ulimit -v`: tokens without ids have no bytes, so there may be as many as can be counted.
+// `ulimit -v`: tokens without ids take no bytes, so their number is not limited by memory.
 void tokens_without_ids_cost_nothing(EpEnv* env) {
     if (!ep_on_host_backend()) return;
     const ncclEpGroupConfig_t config =

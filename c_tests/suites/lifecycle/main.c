@@ -1,6 +1,6 @@
-// Who may be destroyed when, and who frees what: groups, handles, tensors and communicators in the
-// orders that programs use, with allocation functions of their own, on several communicators,
-// streams and threads.
+// What may be destroyed when, and who frees it: groups, handles, tensors and communicators in the
+// orders that programs use, with their own allocation functions, on several communicators, streams
+// and threads.
 #include "suites/lifecycle/lifecycle.h"
 
 // The first release's benchmark frees the ids before the handle.
@@ -30,7 +30,7 @@ static void group_destroyed_before_its_handles(EpEnv* env) {
     }
 }
 
-// Handles of one group come and go while others work on.
+// Handles of one group are created and destroyed while others run operations.
 static void handles_come_and_go(EpEnv* env) {
     const unsigned num_algorithms = ep_num_algorithms(env);
     for (unsigned i = 0; i < num_algorithms; ++i) {
@@ -49,7 +49,7 @@ static void handles_come_and_go(EpEnv* env) {
     }
 }
 
-// A staged operation that nobody completes is given up with its handle; the group works on.
+// Destroying a handle abandons its staged operation; the group keeps working.
 static void handle_destroyed_with_a_staged_operation(EpEnv* env) {
     Trip trip;
     open_trip(&trip, NCCL_EP_ALGO_LOW_LATENCY, place_of(env));

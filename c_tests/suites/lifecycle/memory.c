@@ -1,5 +1,5 @@
 // Memory: the caller's allocation functions, tensors that outlive everything else or are destroyed
-// twice, descriptors made by hand, and that nothing piles up.
+// twice, descriptors made by hand, and no leaks.
 #define _GNU_SOURCE  // sysconf
 #include <dirent.h>
 #include <stdio.h>
@@ -9,7 +9,7 @@
 
 #include "suites/lifecycle/lifecycle.h"
 
-// ---- Allocation functions that remember what they gave -----------------------------------------
+// ---- Allocation functions that record what they gave -------------------------------------------
 
 enum { kMostPointers = 64 };
 
@@ -53,14 +53,14 @@ static Place with_callbacks(const EpEnv* env, ncclEpAllocFn_t alloc_fn, ncclEpFr
     return place;
 }
 
-// Everything that alloc_fn gave comes back to free_fn, and nothing else does.
+// free_fn gets all memory that alloc_fn gave, and no other.
 void both_callbacks(EpEnv* env) {
     Trip trip;
     open_trip(&trip, ep_algorithm_for_any_case(env),
               with_callbacks(env, remembering_alloc, remembering_free));
     EP_CHECK(g_allocs >= kNumTensorsOfBoth);
     EP_CHECK(make_trip(&trip));
-    // Nothing is allocated by an operation.
+    // Operations allocate nothing.
     const int allocs = g_allocs;
     EP_CHECK(make_trip(&trip));
     EP_CHECK_EQ_I64(g_allocs, allocs);
@@ -70,7 +70,8 @@ void both_callbacks(EpEnv* env) {
     EP_CHECK_EQ_I64(g_foreign_frees, 0);
 }
 
-// Each falls back by itself: what alloc_fn gave goes to cudaFree, what cudaMalloc gave to free_fn.
+// Each callback has its own default: memory of alloc_fn goes to cudaFree, memory of cudaMalloc to
+// free_fn.
 void one_callback_alone(EpEnv* env) {
     Trip trip;
     open_trip(&trip, NCCL_EP_ALGO_LOW_LATENCY, with_callbacks(env, remembering_alloc, NULL));
@@ -151,14 +152,14 @@ void descriptors_made_by_hand(EpEnv* env) {
     EP_CHECK_NCCL(ncclEpTensorDestroy(trip.group, &owned));
     EP_CHECK_EQ_I64(g_frees, 1);
     EP_CHECK(owned.data == NULL && owned.sizes == NULL);
-    // Without one, the data stays the caller's, and the arrays are released all the same.
+    // Without one, the data stays the caller's; the arrays are released all the same.
     data = ep_device_alloc(32);
     ncclNDTensor_t borrowed = tensor_by_hand(data, 32);
     EP_CHECK_NCCL(ncclEpTensorDestroy(NULL, &borrowed));
     EP_CHECK_EQ_I64(g_frees, 1);
     EP_CHECK(borrowed.sizes == NULL && borrowed.strides == NULL);
     ep_device_free(data);
-    // Programs edit what the library made: another tag, fewer rows, arrays of their own.
+    // Programs edit tensors that the library made: another tag, fewer rows, their own arrays.
     ncclNDTensor_t edited = ep_tensor_2d(trip.group, ncclInt8, NCCL_EP_TENSOR_TAG_TOKENS, 8, 16);
     edited.tag = NCCL_EP_TENSOR_TAG_NONE;
     edited.sizes[0] = 3;
@@ -166,13 +167,13 @@ void descriptors_made_by_hand(EpEnv* env) {
     edited.strides = NULL;
     EP_CHECK_NCCL(ncclEpTensorDestroy(trip.group, &edited));
     EP_CHECK_EQ_I64(g_frees, 2);
-    // A tensor of no elements is one, too.
+    // A tensor without elements is a tensor, too.
     ncclNDTensor_t empty = ep_tensor_2d(trip.group, ncclInt8, NCCL_EP_TENSOR_TAG_TOKENS, 0, 16);
     EP_CHECK(empty.sizes != NULL);
     EP_CHECK_NCCL(ncclEpTensorDestroy(trip.group, &empty));
     EP_CHECK(make_trip(&trip));
     EP_CHECK(close_trip(&trip));
-    // A group that is gone, and one made since, still have their own free_fn.
+    // A destroyed group and a newer one each keep their own free_fn.
     Trip other;
     open_trip(&other, NCCL_EP_ALGO_LOW_LATENCY, place_of(env));
     EP_CHECK(close_trip(&other));
@@ -185,7 +186,7 @@ void descriptors_made_by_hand(EpEnv* env) {
     EP_CHECK_EQ_I64(g_frees, frees + 1);
 }
 
-// ---- Nothing piles up --------------------------------------------------------------------------
+// ---- No leaks ----------------------------------------------------------------------------------
 
 int open_descriptors(void) {
     DIR* directory = opendir("/proc/self/fd");
@@ -235,7 +236,7 @@ void two_hundred_groups(EpEnv* env) {
     const int64_t resident = resident_bytes();
     use_groups(env, kGroups);
     EP_CHECK_EQ_I64(open_descriptors(), descriptors);
-#if !defined(__SANITIZE_ADDRESS__)  // which keeps freed memory for a while
+#if !defined(__SANITIZE_ADDRESS__)  // it keeps freed memory for a while
     EP_CHECK(mappings() - mapped <= kFewMappings);
     EP_CHECK(resident_bytes() - resident <= (int64_t)kGroups * kMostBytesPerGroup);
 #else

@@ -1,5 +1,5 @@
-// Threads: a group may be used by another thread than its creator's, and threads with a group each
-// do not disturb one another. Only the main thread counts checks.
+// Threads: another thread than its creator may use a group, and threads with a group each do not
+// disturb one another. Only the main thread counts checks.
 #include <pthread.h>
 
 #include "suites/lifecycle/lifecycle.h"
@@ -40,12 +40,12 @@ void calls_from_another_thread(EpEnv* env) {
         EP_CHECK(make_trip(&trips[i]));
         Job job = {.device = env->device, .trip = &trips[i], .rounds = 5, .close = true};
         run_jobs(&job, 1);
-        // Destroyed there, dead here.
+        // The other thread destroyed it; here it is dead.
         EP_CHECK_RESULT(ncclEpGroupDestroy(trips[i].group, env->stream), ncclInvalidArgument);
     }
 }
 
-// Operations alone; the next case has threads that make and destroy groups.
+// Operations only; in the next case threads also create and destroy groups.
 void two_threads_with_a_group_each(EpEnv* env) {
     const ncclEpAlgorithm_t algorithms[] = {NCCL_EP_ALGO_LOW_LATENCY,
                                             ep_algorithm_for_any_case(env)};
@@ -76,7 +76,7 @@ typedef struct {
 
 enum { kMakers = 2 };
 
-// Every round in a group of its own, with tensors and a handle.
+// Each round has its own group with tensors and a handle.
 static void* make_and_destroy(void* argument) {
     Maker* maker = argument;
     maker->good = cudaSetDevice(maker->env.device) == cudaSuccess;
@@ -101,11 +101,11 @@ static void run_makers(Maker* makers, int rounds) {
     }
 }
 
-// Each of two threads has its own communicator, groups and stream: on the default stream they would
-// wait for each other by CUDA's rules. While one is in an exchange of all ranks, the other may free
-// what it had; on another rank it is the other way round. Whatever waits for the whole device there
-// waits for ever.
-// What is freed later serves the next group and does not pile up: a window has 2 MiB and more.
+// Each of two threads has its own communicator, groups and stream; on the default stream CUDA would
+// make them wait for each other. While one thread takes part in an exchange of all ranks, the other
+// may free its memory; on another rank it is the other way round. So a wait for the whole device
+// would never end. Memory that is freed later serves the next group and does not pile up: a window
+// has 2 MiB or more.
 void two_threads_make_and_destroy_groups(EpEnv* env) {
     enum { kWarmUp = 10, kRounds = 50, kMostBytes = 32 << 20 };
     if (ep_communicators_take_turns()) {
@@ -123,7 +123,7 @@ void two_threads_make_and_destroy_groups(EpEnv* env) {
     const int descriptors = open_descriptors();
     const int64_t resident = resident_bytes();
     run_makers(makers, kRounds);
-#if !defined(__SANITIZE_ADDRESS__)  // which keeps freed memory for a while
+#if !defined(__SANITIZE_ADDRESS__)  // it keeps freed memory for a while
     EP_CHECK(open_descriptors() - descriptors <= kMakers);
     EP_CHECK(resident_bytes() - resident <= kMostBytes);
 #else

@@ -1,5 +1,5 @@
-// A trip of test_lifecycle: every token goes to two experts of one rank, so that in both modes the
-// round trip gives it back unchanged.
+// A trip of test_lifecycle: every token goes to two experts of one rank, so in both modes the round
+// trip returns it unchanged.
 #include <string.h>
 
 #include "suites/lifecycle/lifecycle.h"
@@ -11,7 +11,7 @@ Place place_of(const EpEnv* env) {
 
 static bool is_ht(const Trip* trip) { return trip->algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT; }
 
-// Copies and fills run on the default stream, which streams without ordering do not wait for.
+// Copies and fills run on the default stream, for which unordered streams do not wait.
 static void wait_for_default_stream(void) { EP_REQUIRE_CUDA(cudaStreamSynchronize(NULL)); }
 
 static void fill_inputs(Trip* trip) {

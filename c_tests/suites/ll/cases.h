@@ -4,7 +4,7 @@
 
 #include "harness/harness.h"
 
-// Orders of operations (order.c).
+// Sequences of operations (order.c).
 void ll_repeated_operations(EpEnv* env);
 void ll_ids_updated_in_place(EpEnv* env);
 void ll_ids_masked_before_combine(EpEnv* env);
@@ -14,7 +14,7 @@ void ll_unordered_streams(EpEnv* env);
 void ll_thousand_operations(EpEnv* env);
 void ll_handle_while_a_dispatch_waits(EpEnv* env);
 
-// Ids that changed between dispatch and combine (permuted.c).
+// Ids that change between dispatch and combine (permuted.c).
 void ll_weights_follow_their_ids(EpEnv* env);
 void ll_ids_permuted_before_combine(EpEnv* env);
 

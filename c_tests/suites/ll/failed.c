@@ -1,23 +1,25 @@
-// One block of a kernel begins so late that another rank has given up waiting for it. What that rank
-// runs behind its failure must not reach the late block: its sums are right, or its group has failed.
+// One block of a kernel starts so late that another rank has given up waiting for it. What that
+// rank runs after its failure must not reach the late block: either the block's sums are right or
+// its group has failed.
 #define _GNU_SOURCE  // setenv
 #include <stdlib.h>
 
 #include "reference/ll_run.h"
 #include "suites/ll/cases.h"
 
-// Not the block that tells the others that its rank has begun: without that the late rank fails itself.
+// Not the block that announces its rank's start: without the announcement the late rank itself
+// would fail.
 enum { kRuns = 3, kLateBlock = 1 };
 
 typedef struct {
     EpEnv* env;
     ncclEpGroup_t group;
     LlRun runs[kRuns];        // dispatched, and ready to be combined
-    cudaStream_t streams[2];  // in no order with each other
+    cudaStream_t streams[2];  // unordered
     bool is_late;             // the last rank
 } Fixture;
 
-// All entries of a token name experts of the next rank, so that nobody waits for a row of its own or, with
+// All entries of a token name experts of the next rank, so no rank waits for its own row or, with
 // one entry, for weights before it sends.
 static RefRouting* route_to_next_rank(const LlRun* run) {
     RefRouting* routing = ref_routing_copy(run->now);
@@ -62,7 +64,7 @@ static ncclResult_t state_of(const Fixture* fixture) {
     return state;
 }
 
-// First the others fail and run what is behind; then the late block begins.
+// First the others fail and run what is enqueued behind; then the late block starts.
 static void check_ends(Fixture* fixture, LlRun* late, cudaStream_t stream) {
     if (!fixture->is_late) {
         EP_CHECK_CUDA(cudaDeviceSynchronize());
@@ -77,13 +79,13 @@ static void check_ends(Fixture* fixture, LlRun* late, cudaStream_t stream) {
     ep_barrier();
 }
 
-// Whole combines: the second behind the failed one is for the same bank.
+// Whole combines: the second one after the failed one uses the same bank.
 static void fail_in_a_combine(EpEnv* env, unsigned top_k) {
     Fixture fixture;
     open_fixture(&fixture, env, top_k);
     const cudaStream_t stream = fixture.streams[0];
     if (fixture.is_late) (void)ep_hold_block(kLateBlock);
-    // The late rank makes no further call: from that it would hear of the failure.
+    // The late rank makes no further call, which would tell it of the failure.
     for (unsigned r = 0; r < (fixture.is_late ? 1 : kRuns); ++r) {
         EP_CHECK_NCCL(ll_launch_combine(&fixture.runs[r], stream, false));
     }
@@ -91,7 +93,7 @@ static void fail_in_a_combine(EpEnv* env, unsigned top_k) {
     close_fixture(&fixture);
 }
 
-// Of staged combines every second has the same bank, and waits until the one before was received.
+// Every second staged combine uses the same bank and waits until the one before was received.
 static void fail_in_a_staged_combine(EpEnv* env) {
     Fixture fixture;
     open_fixture(&fixture, env, 1);

@@ -1,6 +1,6 @@
-// Low-latency dispatch and combine: what single operations give, byte by byte. Routing of every
-// kind, shapes and element types, slots that run out, tensors of the library's own making, and the
-// bits of the sum. Orders of operations are in order.c.
+// Low-latency dispatch and combine: the results of single operations, byte by byte. Every kind of
+// routing, shapes and element types, slots that run out, tensors made by the library, and the bits
+// of the sum. Sequences of operations are in order.c.
 #include "suites/ll/cases.h"
 
 #include <math.h>
@@ -24,7 +24,7 @@ static LlShape shape_for(const EpEnv* env, const Shape* shape) {
     return result;
 }
 
-// Dispatch and combine twice, so that the second pair meets what the first has left behind.
+// Dispatch and combine, twice: the second pair finds what the first left behind.
 static void round_trips(EpEnv* env, const Shape* shapes, size_t num_shapes) {
     for (size_t i = 0; i < num_shapes; ++i) {
         const LlShape shape = shape_for(env, &shapes[i]);
@@ -111,7 +111,7 @@ static void element_types(EpEnv* env) {
     ROUND_TRIPS(env, kShapes);
 }
 
-// Expert 0 is named by every entry of every token: R * M slots for K times as many entries.
+// Every entry of every token names expert 0: R * M slots for K times as many entries.
 static void slots_run_out(EpEnv* env) {
     static const Shape kShapes[] = {
         {1, 4, 2, ncclBfloat16, 32, kRefOneExpert, false},
@@ -136,8 +136,8 @@ static void without_counter(EpEnv* env) {
     EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
 }
 
-// Operations of one handle with different widths and types, none wider than the group's rows; a
-// combine need not be as wide as its dispatch.
+// Operations of one handle with different widths and types, up to the group's width; a combine need
+// not be as wide as its dispatch.
 static void rows_narrower_than_the_groups(EpEnv* env) {
     static const struct {
         ncclDataType_t datatype;
@@ -198,7 +198,7 @@ static void check_fused(EpEnv* env, LlRun* run, float factor) {
 static void products_are_fused(EpEnv* env) {
     static const struct {
         ncclDataType_t datatype;
-        float factor;  // with a mantissa as long as the type has
+        float factor;  // with a mantissa as long as the type's
     } kCases[] = {
         {ncclBfloat16, 0x1.5ap0f}, {ncclFloat16, 0x1.554p0f}, {ncclFloat32, 0x1.555556p0f}};
     for (size_t i = 0; i < sizeof(kCases) / sizeof(kCases[0]); ++i) {
@@ -221,7 +221,7 @@ static void products_are_fused(EpEnv* env) {
     }
 }
 
-// Tensors of ncclEpTensorCreate instead of descriptors made by hand, and ids that are gone before
+// Tensors of ncclEpTensorCreate instead of descriptors made by hand, and ids that are freed before
 // the handle is destroyed.
 static void tensors_of_the_library(EpEnv* env) {
     const LlShape shape = {3 * (unsigned)env->size, 6, 2, ncclBfloat16, 48};

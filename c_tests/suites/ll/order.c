@@ -1,6 +1,5 @@
-// Low-latency operations in every order: repeated, interleaved over handles and groups, on streams
-// without an order, with ids that change between operations, and a thousand in a row without a
-// pause.
+// Low-latency operations in every order: repeated, interleaved over handles and groups, on
+// unordered streams, with ids that change between operations, and a thousand back to back.
 #include "reference/ll_run.h"
 #include "suites/ll/cases.h"
 
@@ -92,7 +91,7 @@ void ll_interleaved_handles(EpEnv* env) {
     }
     for (unsigned r = 0; r < kRuns; ++r) ll_dispatch(&runs[r]);
     for (unsigned r = kRuns; r-- > 0;) ll_combine(&runs[r]);  // in the reverse order
-    ll_run_close(&runs[0]);  // a handle goes after an odd number of operations
+    ll_run_close(&runs[0]);  // destroy a handle after an odd number of operations
     ll_dispatch(&runs[1]);
     ll_combine(&runs[2]);
     close_runs(runs + 1, kRuns - 1);
@@ -117,8 +116,8 @@ void ll_interleaved_groups(EpEnv* env) {
     destroy(env, groups[1]);
 }
 
-// Two handles on two streams: nothing but the library keeps their operations apart. In every other
-// round each combine is on the other stream than its dispatch.
+// Two handles on two streams: only the library orders their operations. In every second round each
+// combine is on the other stream than its dispatch.
 void ll_unordered_streams(EpEnv* env) {
     enum { kRuns = 2, kRounds = 20 };
     const LlShape shape = small_shape(env, 16, 3);
@@ -146,7 +145,7 @@ void ll_unordered_streams(EpEnv* env) {
     destroy(env, group);
 }
 
-// All inputs are ready before; the host waits only now and then, and not on all ranks.
+// All inputs are ready beforehand. The host waits only now and then, and not on all ranks.
 void ll_thousand_operations(EpEnv* env) {
     enum { kRuns = 6, kOperations = 1000 };
     const LlShape shape = small_shape(env, 4, 3);
@@ -183,8 +182,8 @@ void ll_thousand_operations(EpEnv* env) {
     destroy(env, groups[1]);
 }
 
-// The creation of a handle waits for no other rank, as it would if it filled memory on a stream
-// that is ordered with the default one: there a dispatch waits for ranks that wait for the handles.
+// Creating a handle must wait for no other rank. Filling memory on a stream ordered with the
+// default one would wait: for a dispatch that waits for ranks that wait for their handles.
 void ll_handle_while_a_dispatch_waits(EpEnv* env) {
     enum { kHandles = 3 };
     const LlShape shape = small_shape(env, 12, 3);
@@ -197,7 +196,7 @@ void ll_handle_while_a_dispatch_waits(EpEnv* env) {
     ep_view_2d(&ids, ref_buffer_data(&run.ids), ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX,
                shape.max_tokens, shape.top_k);
     ncclEpHandle_t handles[kHandles];
-    // The others dispatch when rank 0 has its handles.
+    // The others dispatch once rank 0 has its handles.
     if (env->rank != 0) ep_barrier();
     EP_CHECK_NCCL(ll_launch_dispatch(&run, NULL, false));
     for (unsigned i = 0; i < kHandles; ++i) {

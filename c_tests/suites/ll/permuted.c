@@ -1,11 +1,11 @@
-// Low-latency combines whose ids are not those of the dispatch any more: the caller has permuted (id,
-// weight) pairs in place, masked some, or put others there.
+// Low-latency combines whose ids differ from the dispatch's: the caller has permuted (id, weight)
+// pairs in place, masked some, or replaced them.
 #include "reference/ll_run.h"
 #include "suites/ll/cases.h"
 
 enum { kHidden = 16 };
 
-// The sum of each token, two experts having answered with 1 and 2, when ids and weights are these.
+// Checks each token's sum for these ids and weights; two experts have answered with 1 and 2.
 static void check_sum(LlRun* run, const int64_t ids[2], const float weights[2], float expected) {
     const unsigned tokens = run->shape.max_tokens;
     int64_t* all_ids = ref_host_new(2 * tokens * sizeof(*all_ids));
@@ -27,7 +27,8 @@ static void check_sum(LlRun* run, const int64_t ids[2], const float weights[2], 
     free(sums);
 }
 
-// Expert 0 answers with 1, the last one with 2. Small whole numbers, so any order gives these sums.
+// Expert 0 answers with 1, the last one with 2. Small integers, so any order of summation gives
+// these sums.
 void ll_weights_follow_their_ids(EpEnv* env) {
     const LlShape shape = {2 * (unsigned)env->size, 3, 2, ncclFloat32, kHidden};
     const int64_t last = (int64_t)shape.num_experts - 1;
@@ -56,7 +57,7 @@ void ll_weights_follow_their_ids(EpEnv* env) {
     check_sum(&run, (int64_t[]){last, 0}, kWeights, 18.0f);
     check_sum(&run, (int64_t[]){-1, 0}, kWeights, 16.0f);     // one masked
     check_sum(&run, (int64_t[]){last, last}, kWeights, 34.0f);  // both mean one row
-    // Never dispatched: with one rank, both experts were.
+    // Never dispatched, except with one rank, where both experts were.
     const int64_t other = env->size > 1 ? 1 : (int64_t)shape.num_experts;
     check_sum(&run, (int64_t[]){other, last}, kWeights, 32.0f);
     ll_run_close(&run);

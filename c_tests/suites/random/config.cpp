@@ -1,5 +1,5 @@
-// Drawing configurations: mostly small ones, as mistakes show in them as well and more of them fit
-// into a minute, and some that are large in one direction.
+// Draws configurations: mostly small ones, which show mistakes as well and of which more fit into a
+// minute, and some that are large in one dimension.
 #include "suites/random/config.h"
 
 #include <algorithm>
@@ -23,7 +23,7 @@ const char* Name(ncclDataType_t datatype) {
 }
 
 RefStyle DrawStyle(Dice& dice) {
-    // The ordinary kinds come up more often than the extreme ones.
+    // Ordinary kinds are more frequent than extreme ones.
     return static_cast<RefStyle>(dice.OneIn(3) ? dice.Below(kRefNumStyles)
                                                : dice.Below(kRefSkewed + 1));
 }

@@ -1,4 +1,5 @@
-// The choices of a configuration, drawn as it goes, and the history of what was done; see play.h.
+// The choices of a configuration, drawn along the way, and the history of its operations; see
+// play.h.
 #include <unistd.h>
 
 #include "suites/random/play.h"

@@ -1,5 +1,5 @@
-// Random high-throughput operations on one to three handles: forward, cached and backward, with or
-// without the tensors that may be left out, and with checks as late as the outputs allow.
+// Random high-throughput operations on one to three handles: forward, cached and backward, with and
+// without optional tensors, checked as late as the outputs allow.
 #include <vector>
 
 #include "reference/ht_run.h"

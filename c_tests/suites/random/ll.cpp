@@ -1,5 +1,5 @@
 // Random low-latency operations on one to three handles: blocking and staged, repeated, with ids
-// that change in between, and with checks as late as the outputs allow.
+// that change in between, checked as late as the outputs allow.
 #include <vector>
 
 #include "reference/ll_run.h"
@@ -63,8 +63,8 @@ class Play {
     }
 
    private:
-    // Outputs have to be looked at before the next operation of the kind poisons them, and what
-    // combine should give has to be computed before the ids change.
+    // Outputs must be checked before the next operation of the kind poisons them, and the expected
+    // combine must be computed before the ids change.
     void Check(Handle& handle) {
         if (!handle.unchecked_dispatch && !handle.unchecked_combine) return;
         ep_sync(&env_);
@@ -126,7 +126,7 @@ class Play {
     void ChangeIds(size_t i) {
         Handle& handle = handles_[i];
         Check(handle);
-        switch (course_.Shared(4)) {  // a combine may follow at once, but for the last
+        switch (course_.Shared(4)) {  // a combine may follow at once, except with the last
             case 0:
                 course_.Note("mask", i);
                 ll_run_mask(&handle.run, 1 + course_.Shared(4));

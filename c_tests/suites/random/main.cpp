@@ -3,8 +3,8 @@
 //
 //   test_random [--configs N] [--seed S] [--only INDEX]
 //
-// Everything follows from the seed and the index of the configuration. A difference prints both,
-// with the whole configuration and what was done; `--only INDEX` then repeats this one alone.
+// The seed and the index of the configuration determine everything. A difference prints both, with
+// the whole configuration and the operations that ran; `--only INDEX` then repeats this one alone.
 #include <cstdio>
 #include <string>
 
@@ -19,7 +19,7 @@ struct Options {
     unsigned configs = 1000;
     unsigned seed = 1;
     unsigned first = 0;
-    bool only = false;  // the first, and no other
+    bool only = false;  // only the first configuration
 };
 
 std::string ReadOptions(int argc, char** argv, Options* options) {
@@ -50,7 +50,7 @@ bool RunOne(const EpEnv& env, ncclEpGroup_t group, const Config& config) {
     return false;
 }
 
-// The configurations from `first` to before `end`, all of one group.
+// Runs configurations `first` to `end` - 1, all of one group.
 unsigned RunGroup(const EpEnv& env, const Options& options, unsigned first, unsigned end) {
     const auto num_ranks = static_cast<unsigned>(env.size);
     const GroupPlan plan = DrawGroup(options.seed, first, num_ranks);

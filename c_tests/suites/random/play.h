@@ -1,4 +1,4 @@
-// Carrying out a random configuration: operations in a random order on its handles, all outputs
+// Runs a random configuration: operations in a random order on its handles; all outputs are
 // compared with the reference.
 #ifndef C_TESTS_SUITES_RANDOM_PLAY_H_
 #define C_TESTS_SUITES_RANDOM_PLAY_H_
@@ -9,7 +9,7 @@
 
 namespace test_random {
 
-// What happens next. `Shared` choices are the same on all ranks, delays are each rank's own.
+// Chooses the next step. `Shared` choices are equal on all ranks; delays are each rank's own.
 class Course {
    public:
     Course(const EpEnv& env, const Config& config);
@@ -17,7 +17,7 @@ class Course {
     bool OneIn(unsigned n) { return Shared(n) == 0; }
     uint64_t SharedSeed();
     void MaybeDelay();
-    // One line in the history that is printed when something differs.
+    // Adds a line to the history that is printed when something differs.
     void Note(const char* what, size_t handle);
     const std::string& history() const { return history_; }
 
@@ -28,7 +28,7 @@ class Course {
     std::string history_;
 };
 
-// Both return what was done, in order.
+// Both return the operations that ran, in order.
 std::string PlayLowLatency(const EpEnv& env, ncclEpGroup_t group, const Config& config);
 std::string PlayHighThroughput(const EpEnv& env, ncclEpGroup_t group, const Config& config);
 

@@ -1,8 +1,8 @@
-// How staged operations end: in which order, and when their handle goes first.
+// How staged operations end: in which order, and when their handle is destroyed first.
 #include "suites/staged/staged.h"
 
-// What a destroyed handle had pending is given up: its slot is free again, its peers go on, and
-// operations of other handles are right.
+// Destroying a handle abandons its pending operation: its slot is free again, its peers continue,
+// and operations of other handles are right.
 void handle_destroyed_while_pending(EpEnv* env) {
     enum { kRounds = 25 };
     Setup setup;
@@ -31,11 +31,12 @@ void handle_destroyed_while_pending(EpEnv* env) {
         ll_dispatch(&runs[2]);
         ll_combine(&runs[2]);
     }
-    send_dispatch(&runs[3]);  // tear_down gives up this one and destroys the group at once
+    send_dispatch(&runs[3]);  // tear_down abandons this one and destroys the group at once
     tear_down(&setup, env);
 }
 
-// One rank gives up what the others complete: they get everything, as it had sent its part.
+// One rank abandons what the others complete. They receive everything, as that rank had sent its
+// part.
 void handle_destroyed_on_one_rank(EpEnv* env) {
     enum { kRounds = 12 };
     Setup setup;
@@ -59,7 +60,7 @@ void handle_destroyed_on_one_rank(EpEnv* env) {
     tear_down(&setup, env);
 }
 
-// Ranks may complete, and give up, what is in flight in orders of their own.
+// Each rank may complete or abandon operations in its own order.
 void ended_in_another_order(EpEnv* env) {
     enum { kRounds = 8 };
     Setup setup;
@@ -85,7 +86,7 @@ void ended_in_another_order(EpEnv* env) {
     tear_down(&setup, env);
 }
 
-// One operation may stay in flight while others come and go.
+// One operation may stay in flight while others start and end.
 void one_stays_in_flight(EpEnv* env) {
     Setup setup;
     set_up(&setup, env);

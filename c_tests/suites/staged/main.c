@@ -1,6 +1,6 @@
-// Staged low-latency operations: sent by one call, received by ncclEpComplete, with other work in
-// between. Two may be in flight; a third, or another operation on a handle with one, is refused; a
-// handle may go while one is pending.
+// Staged low-latency operations: one call sends, ncclEpComplete receives, with other work in
+// between. Two may be in flight; a third, or another operation on a handle that has one, is
+// refused. A handle may be destroyed while one is pending.
 #define _DEFAULT_SOURCE  // usleep
 #include <stdatomic.h>
 #include <unistd.h>
@@ -20,7 +20,7 @@ static void one_at_a_time(EpEnv* env) {
     tear_down(&setup, env);
 }
 
-// The receive phase comes after the send phase even if nothing else orders the two streams.
+// The receive phase follows the send phase even if nothing else orders the two streams.
 static void completed_on_another_stream(EpEnv* env) {
     Setup setup;
     set_up(&setup, env);
@@ -39,8 +39,8 @@ static void sleep_a_while(void* unused) {
     usleep(4000);
 }
 
-// On one rank the send phase is held up behind other work of its stream, which still writes to the
-// output, when Complete is already running on another stream.
+// On one rank the send phase is stuck behind other work of its stream, which still writes to the
+// output, while Complete already runs on another stream.
 static void completed_before_the_send_began(EpEnv* env) {
     Setup setup;
     set_up(&setup, env);
@@ -65,8 +65,8 @@ static void hold(void* gate) {
     while (atomic_load((atomic_bool*)gate)) usleep(100);
 }
 
-// A combine on a third stream uses what the receive phase of its dispatch leaves in the handle.
-// That is held up behind other work until the combine has had the time to run ahead.
+// A combine on a third stream uses what its dispatch's receive phase leaves in the handle. That
+// phase is stuck behind other work until the combine has had time to run ahead.
 static void combined_while_the_receive_is_late(EpEnv* env) {
     Setup setup;
     set_up(&setup, env);
@@ -94,7 +94,7 @@ static void combined_while_the_receive_is_late(EpEnv* env) {
     tear_down(&setup, env);
 }
 
-// A second Complete, and one with nothing ever staged, are successful and change nothing.
+// A second Complete, or one without any staged operation, succeeds and changes nothing.
 static void completed_twice(EpEnv* env) {
     Setup setup;
     set_up(&setup, env);
@@ -190,7 +190,7 @@ static void inputs_overwritten_after_sending(EpEnv* env) {
     tear_down(&setup, env);
 }
 
-// A refusal leaves what is pending alone, and refuses before anything is sent.
+// A refusal leaves the pending operations alone and sends nothing.
 static void third_is_refused(EpEnv* env) {
     Setup setup;
     set_up(&setup, env);

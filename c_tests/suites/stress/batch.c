@@ -1,6 +1,6 @@
-// One batch: fresh data for all handles, then operations in random order without a pause of the
-// stream, then the comparison. All handles have different data, so that a row left over from
-// another operation in the same buffer shows.
+// One batch: fresh data for all handles, then operations in random order back to back, then the
+// comparison. All handles have different data, so a stale row of another operation in the same
+// buffer shows.
 #define _GNU_SOURCE  // usleep
 #include <stdlib.h>
 #include <unistd.h>
@@ -74,7 +74,7 @@ static void take_snapshot(History* history, const StressHandle* handle, Operatio
 static void check_and_close_history(History* history) {
     for (unsigned i = 0; i < history->count; ++i) {
         const Snapshot* item = &history->items[i];
-        LlRun seen = item->handle->run;  // as it was then: the outputs are those of the snapshot
+        LlRun seen = item->handle->run;  // its state then: the outputs are those of the snapshot
         if (item->operation == kDispatch) {
             seen.packed.base = item->copy;
             seen.counter.base = item->copy + guarded(&seen.packed);
@@ -90,7 +90,7 @@ static void check_and_close_history(History* history) {
 
 // ---- Operations --------------------------------------------------------------------------------
 
-// Each rank is late now and then, at another time than the others.
+// Delays each rank now and then, at different times.
 static void delay(Stress* stress) {
     if (ep_random_below(&stress->delays, kLongDelayEvery) == 0) usleep(kLongDelayUs);
     if (ep_random_below(&stress->delays, kShortDelayEvery) == 0) {
@@ -131,7 +131,7 @@ static void next_operation(Stress* stress, StressGroup* group, StressHandle* han
     }
 }
 
-// New data, sometimes with another routing; every handle has dispatched once afterwards.
+// New data, sometimes with a new routing; every handle has dispatched once afterwards.
 static void renew(Stress* stress, StressGroup* group, StressHandle* handle) {
     LlRun* run = &handle->run;
     if (ep_random_below(&stress->plan, 2) == 0) {

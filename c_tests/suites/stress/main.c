@@ -3,7 +3,7 @@
 //
 //   test_stress [--ops N] [--every N] [--seed N]
 //
-// N operations in all (400), compared after every so many (40). The seed (1) decides everything.
+// --ops operations in all (400), compared after every --every (40). The seed (1) determines all.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

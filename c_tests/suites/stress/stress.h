@@ -6,7 +6,7 @@
 
 enum { kGroups = 2, kHandles = 3, kMostPending = 2 };
 
-// What a handle is in the middle of, or has done in a batch.
+// The operation that is pending on a handle, or that it has run in a batch.
 typedef enum { kNothing, kDispatch, kCombine } Operation;
 
 typedef struct {

@@ -1,5 +1,5 @@
-// Two libraries of different interfaces over one core, in one process: each has a communicator, a group and
-// a stream of its own, both work at once, and neither sees the other.
+// Two libraries with different interfaces over one core, in one process. Each has its own
+// communicator, group and stream; both work at once, and neither sees the other.
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,7 +9,7 @@
 enum { kTokens = 7, kMostTokens = 8, kTopK = 2, kHidden = 64, kLocalExperts = 4, kRounds = 12 };
 enum { kHomeBytes = kTokens * kHidden * sizeof(uint16_t) };
 
-// What one library works on.
+// The objects and memory of one library.
 typedef struct {
     uint64_t seed;
     uint16_t tokens[kTokens * kHidden];
@@ -23,7 +23,8 @@ static unsigned experts_of(const EpEnv* env) {
     return kLocalExperts * (unsigned)env->size;
 }
 
-// Tokens of one round; two experts each, whose weights are a half, so that a combine gives the tokens back.
+// Tokens of one round. Each has two experts with weights of one half, so a combine returns the
+// token.
 static void fill(const EpEnv* env, Side* side, uint64_t seed) {
     const unsigned experts = experts_of(env);
     int64_t ids[kTokens * kTopK];
@@ -118,7 +119,7 @@ static void close_first(const EpEnv* env, const First* first) {
 
 // ---- Cases
 
-// Enqueues a round of both libraries, nobody waiting in between.
+// Enqueues a round of both libraries without any wait in between.
 static void start_round(const First* first, const EpProbeRoute* route, const Side sides[2]) {
     const EpProbeRows* rows = &sides[1].rows;
     EP_CHECK_NCCL(first_away(first, sides[0].stream));
@@ -137,7 +138,7 @@ static void check_round(const Side sides[2]) {
         EP_CHECK_EQ_BYTES(back, sides[i].tokens, kHomeBytes);
     }
     if (sides[0].seed != sides[1].seed) return;
-    // The same tokens and ids: the experts of both libraries get the same.
+    // The same tokens and ids: the experts of both libraries receive the same.
     char* away[2];
     for (unsigned i = 0; i < 2; ++i) {
         away[i] = malloc(sides[i].away_bytes);
@@ -149,7 +150,7 @@ static void check_round(const Side sides[2]) {
     free(away[1]);
 }
 
-// The same ids at another address, to which the route is updated.
+// Copies the ids to another address and updates the route to it.
 static void update_elsewhere(EpProbeRoute* route, Side* side) {
     int64_t ids[kTokens * kTopK];
     ep_download(ids, side->ids, sizeof(ids));
@@ -179,7 +180,7 @@ static void both_work_at_once(EpEnv* env) {
         check_round(sides);
     }
     epProbeForget(route);
-    // In another order than they were opened in; the other group still works.
+    // In another order than they were opened; the remaining group still works.
     EP_CHECK_EQ_I64(epProbeClose(group), 0);
     fill(env, &sides[0], kRounds);
     EP_CHECK_NCCL(first_away(&first, sides[0].stream));
@@ -218,7 +219,7 @@ static void each_refuses_in_words_of_its_own(EpEnv* env) {
     close_side(&side);
 }
 
-// Other ranks are told of a refusal in the words of the library that they call.
+// Other ranks hear of a refusal in the words of the library that they call.
 static void other_ranks_are_told_in_its_words(EpEnv* env) {
     if (env->size < 2) {
         ep_skip("needs another rank");

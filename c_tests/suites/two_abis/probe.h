@@ -1,4 +1,5 @@
-// The functions of libnccl_ep_probe.so (abi/probe): a second interface over the same core, for tests alone.
+// The functions of libnccl_ep_probe.so (abi/probe): a second interface over the same core, for
+// tests only.
 #ifndef C_TESTS_SUITES_TWO_ABIS_PROBE_H_
 #define C_TESTS_SUITES_TWO_ABIS_PROBE_H_
 
@@ -11,7 +12,7 @@ typedef struct EpProbeRoute EpProbeRoute;
 
 typedef struct {
     size_t experts;  // over all ranks
-    size_t tokens;   // most of a rank
+    size_t tokens;   // most of any rank
     size_t hidden;   // elements of the largest row, bfloat16
 } EpProbeSettings;
 
@@ -25,7 +26,7 @@ typedef struct {
 // 0, or the number of NCCL's result.
 int epProbeOpen(EpProbeGroup** group, ncclComm_t comm, const EpProbeSettings* settings);
 int epProbeClose(EpProbeGroup* group);
-// A route leads somewhere from its first update on, and elsewhere after the next.
+// A route is usable after its first update; each further update changes it.
 int epProbeRoute(EpProbeRoute** route, const EpProbeGroup* group);
 int epProbeUpdate(EpProbeRoute* route, const void* ids, size_t tokens, size_t top_k);
 void epProbeForget(EpProbeRoute* route);

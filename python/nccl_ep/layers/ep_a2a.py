@@ -30,7 +30,7 @@ class EPAll2AllLayer(torch.nn.Module):
     """Sends tokens to the ranks of their experts and brings the results back.
 
     ep_group              torch.distributed group of the ranks; None: all
-    max_tokens            tokens of a rank that are expected; more may come, buffers follow
+    max_tokens            expected tokens of a rank; with more, buffers grow
     hidden, topk          H, K
     rank                  this rank in ep_group
     num_tot_experts       E over all ranks, a multiple of world_size
@@ -63,10 +63,10 @@ class EPAll2AllLayer(torch.nn.Module):
         # What can fail on one rank comes before the group, which only all ranks together can close.
         device = Runtime(NCCLLibrary()).device
         self._host_counts = HostCopy((self.num_experts_per_rank,), torch.int32, device)
-        # Results times weights are of float32 if the weights are.
+        # Results times weights are float32 if the weights are.
         for of_rows in {dtype, torch.float32}:
             prepare(of_rows, hidden, min(topk, self.num_experts_per_rank), device)
-        # A channel has two SMs. Without a bound of its own the group takes as many tokens as come.
+        # A channel uses two SMs. Without a bound the group takes any number of tokens.
         self._group = EpGroup(num_tot_experts, hidden, algorithm="ht", dtype=dtype, comm=ep_group,
                               num_channels=max(num_sm // 2, 1) if num_sm else NCCL_EP_AUTO)
 
@@ -90,7 +90,7 @@ class EPAll2AllLayer(torch.nn.Module):
         all ranks sorted by expert; rows then have this order. Collective.
         """
         config, device = self.ep_config, self._group.device
-        # All refusals come before the exchange of the routing, where other ranks would wait.
+        # All refusals come before the exchange of the routing, in which other ranks would wait.
         input = checked("input", input, (None, config.hidden), device, config.token_dtype)
         shape = input.shape[0], config.topk
         ids = checked_integers("exp_indices", exp_indices, shape, device)
@@ -99,12 +99,12 @@ class EPAll2AllLayer(torch.nn.Module):
         if full_scatter_indices is not None:
             full_scatter_indices = checked_integers("full_scatter_indices", full_scatter_indices,
                                                     (None, config.topk), device)
-        # The host has to wait for the exchange of the routing: it comes first, and the dispatch of
-        # the tokens before all that can come after it.
+        # The host must wait for the exchange of the routing. So it comes first, and the dispatch of
+        # the tokens before everything that can follow it.
         rows_per_expert = torch.empty(config.num_experts_per_rank, dtype=torch.int32, device=device)
         handle = self._group.create_handle(ids, counts=rows_per_expert)
         self._host_counts.start(rows_per_expert)
-        # Backward looks at them; the caller may have others in their place by then.
+        # Backward reads them, and the caller may overwrite its own by then.
         handle.topk_idx = ids = effective_ids(ids, config.num_experts)
         received, received_ids, received_weights = ht_dispatch(handle, input, factors)
         on_host = self._host_counts.wait().tolist()
@@ -122,7 +122,7 @@ class EPAll2AllLayer(torch.nn.Module):
             weights = weights.to(config.weight_dtype)
         layout = EPAllToAllLayoutDesc(
             num_dispatch_token_cur_rank=output.shape[0],
-            # The caller may change his own in place.
+            # The caller may change its own in place.
             topk_indices_tensor=exp_indices.to(torch.int32, copy=True),
             num_recv_tokens_per_expert=rows_per_expert,
             num_recv_tokens_per_expert_list=on_host,
@@ -134,19 +134,19 @@ class EPAll2AllLayer(torch.nn.Module):
     def combine(self, input: torch.Tensor, layout_desc: EPAllToAllLayoutDesc) -> torch.Tensor:
         """For each token the sum over its experts of `input` [recv_tokens, H]: [T, H].
 
-        `input` may be of a wider type than the layer's dtype, which the result has. No weights are
-        applied: experts multiply by those that dispatch gave. Collective.
+        `input` may have a wider type than the layer's dtype; the result has the layer's. Weights
+        are not applied here: experts multiply by those that dispatch returned. Collective.
         """
         if layout_desc.handle is None or layout_desc.expansion is None:
             raise ValueError("layout_desc: not made by dispatch")
         rows = layout_desc.num_dispatch_token_cur_rank
         input = checked("input", input, (rows, None), self._group.device)
-        # Summed in float32; rows cross the wire in the layer's dtype.
+        # Sums are in float32; rows travel in the layer's dtype.
         sums = expand.reduce(input, layout_desc.expansion).to(self.ep_config.token_dtype)
         return ht_combine(layout_desc.handle, sums)
 
     def ep_barrier_all(self, stream: Any = None, intra_node_only: bool = False) -> None:
-        """Lets `stream` go on when the streams of all ranks have come here; collective.
+        """Makes `stream` wait until the streams of all ranks reach this point; collective.
 
         On the CPU the ranks themselves wait. `intra_node_only` makes no difference on one node.
         """
@@ -157,7 +157,7 @@ class EPAll2AllLayer(torch.nn.Module):
             self._sum_over_ranks(torch.zeros(1, dtype=torch.int32, device=self._group.device))
 
     def count_pairs(self, ids: torch.Tensor) -> scatter.Counts:
-        """Pairs of each rank for each expert; `ids` [T, K] are of 0..E, E is none. Collective."""
+        """Pairs per rank and expert; `ids` [T, K] are 0..E, where E means none. Collective."""
         table = scatter.own_pairs(ids, self.ep_config)
         self._sum_over_ranks(table)
         return scatter.Counts(table, self.ep_config)
@@ -167,7 +167,7 @@ class EPAll2AllLayer(torch.nn.Module):
         self._group.close()
 
     def _sum_over_ranks(self, numbers: torch.Tensor) -> None:
-        """In place, int32; on GPUs enqueued on the current stream, so that the host goes on."""
+        """In place, int32; on GPUs enqueued on the current stream, so the host does not wait."""
         group = self._group
         if group.device.type == "cpu":
             dist.all_reduce(numbers, group=self.ep_group)
@@ -178,9 +178,9 @@ class EPAll2AllLayer(torch.nn.Module):
                                         group.comm, group.runtime.stream(None))
 
     def _send_positions(self, handle: EpHandle, positions: torch.Tensor) -> torch.Tensor:
-        """The row of each pair, known at home, to the rank of its expert: int64 [n, K].
+        """Sends the row of each pair from its home to the rank of its expert: int64 [n, K].
 
-        They travel as the weights of a second dispatch, whose tokens are as short as can be.
+        They travel as the weights of a second dispatch, whose tokens are as short as possible.
         """
         tokens = torch.empty((positions.shape[0], _SMALLEST_ROW), dtype=torch.uint8,
                              device=positions.device).view(torch.float32)

@@ -1,7 +1,7 @@
 """From received tokens to rows sorted by expert, and back.
 
-A rank receives a token once, however many of its experts the token has. Experts want a row for each
-(token, expert) pair; results go home as one row for each token again, summed in fp32.
+A rank receives a token once, even if several of its experts get it. Experts need one row per
+(token, expert) pair; results return as one row per token, summed in fp32.
 Nothing here waits for the GPU, unless positions are given.
 """
 
@@ -21,12 +21,12 @@ def by_expert(topk_idx: torch.Tensor, num_rows: int, num_local_experts: int,
               positions: torch.Tensor | None = None) -> Expansion:
     """The expansion of received tokens with local ids `topk_idx` [n, K] into `num_rows` rows.
 
-    Rows are sorted by expert, then in the order of the received tokens; or, given `positions`
-    [n, K], each pair has the row of that number. Ids ascend, then there are -1, no expert.
+    Rows are sorted by expert, then in the order of the received tokens; or `positions` [n, K]
+    gives the row of each pair. Ids ascend; -1, no expert, follows.
     """
-    # A token has at most as many experts here as there are.
+    # A token has at most as many experts here as this rank hosts.
     ids = _columns(topk_idx, num_local_experts)
-    # What is no expert comes last: -1 becomes L.
+    # Entries without an expert go last: -1 becomes L.
     experts, places = stable_sort(ids.remainder(num_local_experts + 1).flatten(), num_local_experts)
     pair = places[:num_rows]
     if positions is not None:
@@ -43,9 +43,9 @@ def _columns(values: torch.Tensor, most: int) -> torch.Tensor:
 
 
 def _check_positions(rows: torch.Tensor, experts: torch.Tensor) -> None:
-    """`rows` are all of 0..P-1, and put `experts`, which ascend, where they are already."""
+    """Checks that `rows` are all of 0..P-1 and keep `experts`, which ascend, in their order."""
     inside = rows.clamp(0, max(rows.numel() - 1, 0))
-    # A row that nobody has stays -1.
+    # A row that nobody takes stays -1.
     placed = torch.full_like(experts, -1).scatter_(0, inside, experts)
     if not bool(((rows == inside) & (placed == experts)).all()):
         raise ValueError("full_scatter_indices: no order of rows by expert for this routing")
@@ -63,7 +63,7 @@ def weight_of_row(topk_weights: torch.Tensor, expansion: Expansion,
 
 
 def reduce(rows: torch.Tensor, expansion: Expansion) -> torch.Tensor:
-    """Each token's sum of rows, in fp32, rounded once: [P, H] to [n, H]. Has gradients."""
+    """Each token's sum of rows, in fp32, rounded once: [P, H] to [n, H]. Differentiable."""
     return _Reduce.apply(rows, expansion)
 
 

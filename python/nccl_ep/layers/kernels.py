@@ -1,7 +1,7 @@
 """Triton kernels that spread tokens over rows and add rows up; memory is read and written once.
 
-`slots` int32 [n, C] has the rows of each token, -1 where there is none. To import this is to import
-Triton.
+`slots` int32 [n, C] has the rows of each token, -1 where there is none. Importing this module
+imports Triton.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-# A thread has 8 elements: of 16 bits, one load of 16 bytes for each row.
+# A thread has 8 elements: with 16 bits each, one load of 16 bytes per row.
 _BLOCK = 1024
 _WARPS = 4
 
@@ -58,6 +58,6 @@ def add_up(rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
 def _launch(kernel: Any, source: torch.Tensor, slots: torch.Tensor, target: torch.Tensor) -> None:
     (tokens, width), hidden = slots.shape, target.shape[1]
     grid = (tokens, triton.cdiv(hidden, _BLOCK))
-    # Triton launches on the GPU that is current.
+    # Triton launches on the current GPU.
     with torch.cuda.device(target.device):
         kernel[grid](source, slots, target, hidden, WIDTH=width, BLOCK=_BLOCK, num_warps=_WARPS)

@@ -1,4 +1,4 @@
-"""What describes an `EPAll2AllLayer` and one exchange of it: plain data."""
+"""Plain data that describes an `EPAll2AllLayer` and one of its exchanges."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class EPConfig:
-    """The shape of a layer; the same on every rank but for `rank`."""
+    """The shape of a layer; the same on every rank except for `rank`."""
 
     max_tokens: int
     hidden: int
@@ -76,7 +76,7 @@ class Expansion:
 
     @functools.cached_property
     def bags(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """int64 [P]: all rows, those of one token side by side; int64 [n + 1]: where they begin."""
+        """int64 [P]: all rows, grouped by token; int64 [n + 1]: where each group begins."""
         ends = (self.slots >= 0).sum(dim=1).cumsum(dim=0)
         offsets = torch.cat([ends.new_zeros(1), ends])
         among_tokens = offsets[self.source] + self.pair % max(self.slots.shape[1], 1)
@@ -86,7 +86,7 @@ class Expansion:
 
 @dataclasses.dataclass
 class EPAllToAllLayoutDesc:
-    """What `dispatch` found out and `combine` needs; also what experts want to know.
+    """Results of `dispatch` that `combine` needs, and facts for the experts.
 
     num_dispatch_token_cur_rank  rows of dispatch's output: (token, expert) pairs of this rank's
                                  experts
@@ -108,19 +108,19 @@ class EPAllToAllLayoutDesc:
     send_reqs_recv_tensor: torch.Tensor | None = None
     skipped_token_mapping_indices: torch.Tensor | None = None
     skipped_token_topk_mapping_indices: torch.Tensor | None = None
-    # The routing itself, for `combine` and for what few ask for.
+    # The routing itself, for `combine` and for rarely used results.
     handle: EpHandle | None = dataclasses.field(default=None, repr=False)
     expansion: Expansion | None = dataclasses.field(default=None, repr=False)
     destinations: Destinations | None = dataclasses.field(default=None, repr=False)
 
     @functools.cached_property
     def num_input_tokens_per_rank(self) -> torch.Tensor:
-        """See above; made when it is asked for, without an exchange."""
+        """See above; computed on demand, without an exchange."""
         return self._destinations().counts.tokens
 
     @functools.cached_property
     def token_dst_scatter_idx(self) -> torch.Tensor:
-        """See above; made when it is asked for, without an exchange."""
+        """See above; computed on demand, without an exchange."""
         destinations = self._destinations()
         return destinations.rows.to(destinations.config.offset_dtype)
 

@@ -1,6 +1,6 @@
 """Tokens to rows and rows to sums, without gradients: by Triton on GPUs, else by torch.
 
-Sums are those of fp32, in the order of experts, rounded once, whichever way they are made.
+Both sum in fp32, in the order of experts, and round once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def add_up(rows: torch.Tensor, expansion: Expansion) -> torch.Tensor:
 
 
 def spread_by_torch(tokens: torch.Tensor, expansion: Expansion) -> torch.Tensor:
-    """`spread` for all types and devices. Reads a token once for each of its rows."""
+    """`spread` for all types and devices. Reads a token once per row."""
     return tokens.index_select(0, expansion.source)
 
 
@@ -42,8 +42,8 @@ def add_up_by_torch(rows: torch.Tensor, expansion: Expansion) -> torch.Tensor:
     order, offsets = expansion.bags
     if rows.shape[0] == 0:
         return rows.new_zeros((offsets.numel() - 1, rows.shape[1]))
-    # A GPU adds rows of 16 bits in fp32. The CPU does so with rows of fp32 only; of others it
-    # rounds up what lies in the middle.
+    # A GPU adds 16-bit rows in fp32. The CPU adds in fp32 only if the rows are fp32; for others it
+    # rounds intermediate sums.
     wide = rows if rows.is_cuda else rows.to(torch.float32)
     total = torch.nn.functional.embedding_bag(order, wide, offsets, mode="sum",
                                               include_last_offset=True)
@@ -51,7 +51,7 @@ def add_up_by_torch(rows: torch.Tensor, expansion: Expansion) -> torch.Tensor:
 
 
 def prepare(dtype: torch.dtype, hidden: int, width: int, device: torch.device) -> None:
-    """Builds the kernels for such rows now, so that no rank waits for another's compiler later."""
+    """Builds the kernels for such rows now, so that no rank later waits for another's compiler."""
     if device.type != "cuda" or dtype not in _TYPES:
         return
     slots = torch.zeros((1, width), dtype=torch.int32, device=device)
@@ -67,7 +67,7 @@ def _kernels_for(tensor: torch.Tensor) -> ModuleType | None:
 
 @functools.cache
 def triton_kernels(device: torch.device) -> ModuleType | None:
-    """The module `kernels`, if Triton is there and works on this GPU; found out once."""
+    """The module `kernels` if Triton is installed and works on this GPU; determined once."""
     try:
         from nccl_ep.layers import kernels
     except ImportError:
@@ -76,7 +76,7 @@ def triton_kernels(device: torch.device) -> ModuleType | None:
         one = torch.zeros((1, 1), dtype=torch.int32, device=device)
         token = torch.zeros((1, 8), dtype=torch.float32, device=device)
         kernels.add_up(kernels.spread(token, one, 1), one)
-    except Exception as error:  # such as no C compiler, or a GPU that Triton is too old for
+    except Exception as error:  # such as no C compiler, or a GPU too new for Triton
         warnings.warn(f"Triton does not work here, sums of rows are slower: {error}", stacklevel=2)
         return None
     return kernels

@@ -1,4 +1,4 @@
-"""Which row of which rank each (token, expert) pair of this rank gets in dispatch's output."""
+"""Computes the row and rank of each of this rank's (token, expert) pairs in dispatch's output."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 from nccl_ep.layers.layout import EPConfig
 from nccl_ep.routing import stable_sort
 
-# Row numbers travel as float32; further up it has no room for every integer.
+# Row numbers travel as float32, which represents every integer only up to here.
 MOST_ROWS = 1 << 24
 
 
 def own_pairs(ids: torch.Tensor, config: EPConfig) -> torch.Tensor:
-    """int32 [R, E + 1]: in this rank's row its pairs for each expert, and places without one."""
+    """int32 [R, E + 1]: this rank's row has its pairs per expert, then its entries without one."""
     table = torch.zeros((config.world_size, config.num_experts + 1), dtype=torch.int32,
                         device=ids.device)
     flat = ids.flatten()
@@ -24,7 +24,7 @@ def own_pairs(ids: torch.Tensor, config: EPConfig) -> torch.Tensor:
 
 
 class Counts:
-    """Pairs of each rank for each expert, and what follows from them, made when it is asked for."""
+    """Pairs of each rank for each expert, and numbers derived from them on demand."""
 
     def __init__(self, table: torch.Tensor, config: EPConfig) -> None:
         """`table` is the sum of all ranks' `own_pairs`."""
@@ -33,7 +33,7 @@ class Counts:
     @functools.cached_property
     def tokens(self) -> torch.Tensor:
         """int32 [R]: tokens of each rank."""
-        # Every token has K places, with an expert or without.
+        # Every token has K entries, with or without an expert.
         return self._table.sum(dim=1, dtype=torch.int32) // self._config.topk
 
     @property
@@ -43,7 +43,7 @@ class Counts:
 
     @functools.cached_property
     def per_expert(self) -> torch.Tensor:
-        """int64 [E]: of all ranks."""
+        """int64 [E]: pairs of all ranks."""
         return self.pairs.sum(dim=0)
 
     @functools.cached_property
@@ -54,7 +54,7 @@ class Counts:
 
 @dataclasses.dataclass
 class Destinations:
-    """Where this rank's pairs go.
+    """The destinations of this rank's pairs.
 
     ids    int64 [T, K], of 0..E, E is none
     given  the rows, if the caller chose them
@@ -67,7 +67,7 @@ class Destinations:
 
     @functools.cached_property
     def rows(self) -> torch.Tensor:
-        """int64 [T, K]: each pair's row on the rank of its expert; -1 where there is none."""
+        """int64 [T, K]: each pair's row on its expert's rank; -1 for entries that take no part."""
         if self.given is not None:
             return self.given
         return stable_positions(self.ids, self.counts, self.config)
@@ -76,10 +76,10 @@ class Destinations:
 def stable_positions(ids: torch.Tensor, counts: Counts, config: EPConfig) -> torch.Tensor:
     """The row [T, K] of each pair if rows are sorted by expert, then source rank, then token.
 
-    -1 for places that take no part.
+    -1 for entries that take no part.
     """
     keys, order = stable_sort(ids.flatten(), config.num_experts)
-    # Where this rank's pairs of an expert begin: after other experts of the same rank, and after
+    # Where this rank's pairs of an expert begin: after lower experts of the same rank, and after
     # the pairs of lower ranks.
     local = counts.per_expert.view(config.world_size, config.num_experts_per_rank)
     begins = (local.cumsum(dim=1) - local).flatten() + counts.pairs[:config.rank].sum(dim=0)
@@ -96,7 +96,7 @@ def given_positions(full: torch.Tensor, ids: torch.Tensor, counts: Counts,
     """The rows [T, K] from `full`: numbers of pairs in the order of all experts of all ranks.
 
     `full` is [T, K], or [sum of T, K] for the tokens of all ranks, or [R * max_tokens, K] padded.
-    Places that take no part count last. Waits for the GPU.
+    Entries that take no part count last. Waits for the GPU.
     """
     if int(counts.per_rank.max()) > MOST_ROWS:
         raise ValueError(f"full_scatter_indices: more than {MOST_ROWS} rows on a rank")
@@ -109,9 +109,9 @@ def given_positions(full: torch.Tensor, ids: torch.Tensor, counts: Counts,
 
 
 def _first_row(rows: int, tokens: list[int], config: EPConfig) -> int:
-    """Where this rank's tokens begin in indices of so many rows."""
+    """Where this rank's tokens begin in indices with this many rows."""
     mine, total = tokens[config.rank], sum(tokens)
-    # Where two of the three have the same length, they mean the same, too.
+    # If two of the three lengths are equal, they also mean the same.
     if rows == mine:
         return 0
     if rows == total:

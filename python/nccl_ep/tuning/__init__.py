@@ -1,4 +1,4 @@
-"""Measures which launch shapes suit this machine, and writes them down for the library.
+"""Measures the best launch shapes on this machine and writes them to a file for the library.
 
 The library reads the file that NCCL_EP_TUNING_FILE names, when a group is created.
 """

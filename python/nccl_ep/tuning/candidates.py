@@ -1,4 +1,4 @@
-"""What is tried: shapes of a kernel's grid, and the file by which the library takes one."""
+"""The candidates, shapes of a kernel's grid, and the file that tells the library to use one."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ VARIABLE = "NCCL_EP_TUNING_FILE"
 OPERATIONS = {"ll": ("ll_dispatch", "ll_combine"), "ht": ("ht_dispatch", "ht_combine")}
 
 _BLOCKS = (8, 16, 24, 32, 64)
-# In high throughput a block sends or receives, never both.
+# High throughput: a block either sends or receives.
 _SEND_EIGHTHS = {"ll": (8, 2, 6), "ht": (3, 4, 5)}
-# A combine in high throughput has 512 at most and makes that of more.
+# A high-throughput combine has at most 512 threads and reduces larger numbers to that.
 _THREADS = {"ll": (256, 512), "ht": (384, 768)}
 
 
@@ -51,7 +51,8 @@ def document(gpu: str, ranks: int, entries: list[dict[str, Any]], **facts: Any) 
 
 
 def write(path: pathlib.Path, contents: dict[str, Any]) -> None:
-    """Replaces the file as a whole: a process that starts meanwhile reads one or the other."""
+    """Replaces the file atomically: a process that starts meanwhile reads the old or the new one.
+    """
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
         json.dump(contents, file, indent=1)
         file.write("\n")
@@ -69,7 +70,7 @@ def check_writable(path: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def in_force(contents: dict[str, Any] | None) -> Iterator[None]:
-    """Groups that are created meanwhile follow this file; None: the library's own choices."""
+    """Groups created within the context use this file; None: the library's own choices."""
     before = os.environ.pop(VARIABLE, None)
     try:
         with tempfile.TemporaryDirectory(prefix="nccl_ep-tune-") as folder:

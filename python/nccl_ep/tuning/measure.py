@@ -9,7 +9,7 @@ import torch
 
 from nccl_ep.group import EpGroup
 
-# Operations in a graph: long enough to hide the launch of the graph itself.
+# Operations per graph: enough to hide the launch of the graph itself.
 _IN_GRAPH = 8
 
 
@@ -31,7 +31,7 @@ class Workload:
         self.combine_weights = None if high_throughput else self.weights
 
     def dispatch(self) -> None:
-        """One dispatch, into memory that is there already."""
+        """One dispatch, into existing memory."""
         weights = self.weights if self.combine_weights is None else None
         self.handle.dispatch(self.tokens, weights, out=self.received)
 
@@ -40,7 +40,7 @@ class Workload:
         self.handle.combine(self.received, self.combine_weights, out=self.home)
 
     def times(self, repetitions: int) -> tuple[float, float]:
-        """Microseconds of a dispatch and of a combine, each the mean over many in a row."""
+        """Microseconds of a dispatch and of a combine, each the mean of many back to back."""
         return self._time(self.dispatch, repetitions), self._time(self.combine, repetitions)
 
     def _time(self, operation: Callable[[], None], repetitions: int) -> float:

@@ -22,9 +22,9 @@ from nccl_ep.tuning.candidates import (OPERATIONS, Candidate, candidates, check_
 from nccl_ep.tuning.measure import Workload
 from nccl_ep.types import NCCL_EP_AUTO
 
-# Another choice than the library's own must be so much faster, or noise would decide.
+# Another choice than the library's own must be at least this much faster; otherwise noise decides.
 _WORTH = 0.98
-# On the CPU there is nothing to tune; two shapes show that the rest works.
+# On the CPU there is nothing to tune; two shapes show that everything else works.
 _CPU_MULTIPROCESSORS = 8
 _SECONDS_WITHOUT_PROGRESS = 2.0
 _MOST_BYTES_OF_TEXT = 256
@@ -32,7 +32,7 @@ _MOST_BYTES_OF_TEXT = 256
 
 @dataclasses.dataclass(frozen=True)
 class MoeShape:
-    """What a model asks of its experts' communication."""
+    """The communication that a model's experts need."""
 
     num_experts: int
     hidden: int
@@ -41,7 +41,7 @@ class MoeShape:
     dtype: torch.dtype = torch.bfloat16
 
     def facts(self) -> dict[str, Any]:
-        """For the reader of a tuning file."""
+        """A description for readers of a tuning file."""
         return {"num_experts": self.num_experts, "hidden": self.hidden, "top_k": self.top_k,
                 "dtype": str(self.dtype).removeprefix("torch.")}
 
@@ -51,9 +51,9 @@ def tune(path: str | os.PathLike[str], shape: MoeShape, *,
          repetitions: int = 64, progress: bool = True) -> dict[str, Any]:
     """Measures candidates on the real communicator and writes the best ones to `path`.
 
-    For each power of two up to `max_tokens_per_rank`, all ranks dispatch and combine so many tokens
-    with every candidate: number of blocks (up to `num_sms`), how many of them send, threads. The
-    slowest rank's time counts, so that all ranks choose the same. Returns what the file holds.
+    For each power of two up to `max_tokens_per_rank`, all ranks dispatch and combine that many
+    tokens with every candidate: blocks (up to `num_sms`), sending blocks, threads. The slowest
+    rank's time counts, so all ranks choose the same. Returns the contents of the file.
     `algorithms` is one of "ll" and "ht", or several. Collective; uses torch.distributed. If rank 0
     cannot write the file, all ranks raise OSError, before anything is measured where possible.
     """
@@ -72,14 +72,14 @@ def tune(path: str | os.PathLike[str], shape: MoeShape, *,
     for algorithm in algorithms:
         bench = Bench(comm, algorithm, shape, sizes, repetitions)
         tried: list[Candidate | None] = [None, *candidates(algorithm, multiprocessors, num_sms)]
-        # Once for nothing: the first group finds the machine asleep.
+        # Warm-up run, discarded.
         bench.times(None)
         times = []
         for number, candidate in enumerate(tried):
             bar.show(algorithm, number, len(tried))
             contents = None
             if candidate is not None:
-                # The entry of the most tokens serves for all fewer ones, too.
+                # The entry of the largest number of tokens serves all smaller ones, too.
                 both = [_entry(name, sizes[-1], candidate) for name in OPERATIONS[algorithm]]
                 contents = document(gpu, ranks, both)
             times.append(bench.times(contents))
@@ -93,7 +93,7 @@ def tune(path: str | os.PathLike[str], shape: MoeShape, *,
 
 
 def _checked(algorithms: str | Sequence[str], shape: MoeShape) -> list[str]:
-    """The names of the algorithms, if there are such, and tokens to measure."""
+    """The names of the algorithms; ValueError for unknown ones or without tokens to measure."""
     names = [algorithms] if isinstance(algorithms, str) else list(algorithms)
     for name in names:
         if name not in OPERATIONS:
@@ -106,7 +106,7 @@ def _checked(algorithms: str | Sequence[str], shape: MoeShape) -> list[str]:
 
 def _on_first_rank(action: Callable[[], None], path: str | os.PathLike[str],
                    process_group: Any) -> None:
-    """Does something with a file on rank 0; if that fails, every rank raises."""
+    """Runs a file operation on rank 0; if it fails, every rank raises."""
     problem = ""
     if dist.get_rank(process_group) == 0:
         try:
@@ -119,7 +119,7 @@ def _on_first_rank(action: Callable[[], None], path: str | os.PathLike[str],
 
 
 def _device(runtime: Runtime) -> tuple[str, int]:
-    """The name of the GPU, as the library compares it, and how many multiprocessors it has."""
+    """The GPU's name as the library compares it, and its number of multiprocessors."""
     if runtime.device.type == "cpu":
         return "CPU", _CPU_MULTIPROCESSORS
     properties = torch.cuda.get_device_properties(runtime.device)
@@ -128,7 +128,7 @@ def _device(runtime: Runtime) -> tuple[str, int]:
 
 @dataclasses.dataclass(frozen=True)
 class Bench:
-    """What is the same for all candidates of an algorithm."""
+    """Settings shared by all candidates of an algorithm."""
 
     comm: Any
     algorithm: str
@@ -137,9 +137,9 @@ class Bench:
     repetitions: int
 
     def times(self, contents: dict[str, Any] | None) -> list[tuple[float, float]]:
-        """This rank's times of dispatch and combine for each number of tokens, with this file."""
+        """This rank's times of dispatch and combine for each number of tokens, using this file."""
         shape = self.shape
-        # Without a bound a handle knows its rows, so that no time goes into zeros for unused ones.
+        # Without a bound a handle knows its rows, so no time is spent on zeros for unused ones.
         bound = NCCL_EP_AUTO if self.algorithm == "ht" else self.sizes[-1]
         with in_force(contents):
             group = EpGroup(shape.num_experts, shape.hidden, algorithm=self.algorithm,
@@ -162,7 +162,7 @@ def _entry(operation: str, tokens: int, candidate: Candidate | None,
 
 
 def _slowest(times: torch.Tensor, process_group: Any) -> torch.Tensor:
-    """The largest time of any rank, the same on all."""
+    """The largest time of any rank; the same on all."""
     shared = times.to(collective_device(dist, process_group))
     dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=process_group)
     return shared.cpu()
@@ -170,7 +170,7 @@ def _slowest(times: torch.Tensor, process_group: Any) -> torch.Tensor:
 
 def _best(algorithm: str, sizes: list[int], tried: list[Candidate | None],
           times: torch.Tensor) -> list[dict[str, Any]]:
-    """The entries of an algorithm; `times` [candidates, sizes, 2], the library's own first."""
+    """The entries of an algorithm; `times` [candidates, sizes, 2] has the library's own first."""
     entries = []
     for column, operation in enumerate(OPERATIONS[algorithm]):
         for row, tokens in enumerate(sizes):
@@ -185,7 +185,7 @@ def _best(algorithm: str, sizes: list[int], tried: list[Candidate | None],
 
 
 class _Progress:
-    """A line on stderr that grows, once the work takes longer than a moment."""
+    """A progress line on stderr, shown only if the work takes longer than a moment."""
 
     def __init__(self, wanted: bool) -> None:
         self._wanted = wanted and sys.stderr.isatty()

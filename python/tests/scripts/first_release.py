@@ -38,7 +38,7 @@ def release(address):
 
 
 def tensor(datatype, tag, *sizes, data=None):
-    """A descriptor as scripts of that time build it, with memory of its own."""
+    """A descriptor with its own memory, built as scripts of that time do."""
     count = 1
     for size in sizes:
         count *= size
@@ -80,7 +80,7 @@ def make_group(lib, comm, algorithm, experts):
 
 
 def low_latency(lib, comm, rank, size):
-    """Each rank sends its tokens to the next one, whose expert gives them back."""
+    """Each rank sends its tokens to the next one, whose expert returns them."""
     group = make_group(lib, comm, NCCL_EP_ALGO_LOW_LATENCY, size)
     target = (rank + 1) % size
     ids = tensor(ncclDataTypeEnum.ncclInt64, TOPK_IDX, ROWS, 1,
@@ -110,7 +110,7 @@ def low_latency(lib, comm, rank, size):
 
 
 def high_throughput(lib, comm, rank, size):
-    """Every token goes to all ranks; each gives it back as it is."""
+    """Every token goes to all ranks; each returns it unchanged."""
     group = make_group(lib, comm, NCCL_EP_ALGO_HIGH_THROUGHPUT, size)
     ids_of_token = list(range(size))
     ids = tensor(ncclDataTypeEnum.ncclInt64, TOPK_IDX, ROWS, size,

@@ -1,11 +1,11 @@
-//! Rules in words, which stand behind the argument that breaks them.
+//! The text of each rule, as it follows the argument that breaks it.
 #![forbid(unsafe_code)]
 
 use super::{Argument, code_name};
 use nccl_ep_core::error::refusal::{AmongRanks, Extent, InSequence, OfSettings, OfTensor, Rule};
 use std::fmt::{self, Display, Formatter};
 
-/// Prints as what a rule says.
+/// Prints the text of a rule.
 pub(super) struct Text(pub(super) Rule);
 
 impl Display for Text {
@@ -121,7 +121,7 @@ fn of_tensor(f: &mut Formatter<'_>, rule: OfTensor) -> fmt::Result {
     })
 }
 
-/// Prints as what an extent is measured by.
+/// Prints what an extent is compared with.
 struct Measure(Extent);
 
 impl Display for Measure {

@@ -5,6 +5,7 @@
 //! texts of its own.
 #![allow(unsafe_code)]
 
+mod rail;
 mod words;
 
 use nccl_ep_core::error::{Code, Error, Result};

@@ -1,6 +1,7 @@
 //! An order between two streams: what one has done when the other goes on.
 #![allow(unsafe_code)]
 
+use crate::backend::StreamMark;
 use crate::backend::cuda::driver::api::{check, functions};
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::stream::{Capture, StreamId, StreamScope};
@@ -165,7 +166,8 @@ pub struct Mark {
 unsafe impl Send for Mark {}
 
 impl Mark {
-    fn new(context: &Arc<Context>) -> Result<Self> {
+    /// One that marks nothing yet.
+    pub fn new(context: &Arc<Context>) -> Result<Self> {
         let _entered = context.enter()?;
         let mut raw = null_mut();
         let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
@@ -217,6 +219,21 @@ impl Mark {
         check("cuStreamWaitEvent", unsafe {
             (functions()?.cuStreamWaitEvent)(raw_stream(at.stream), self.raw, 0)
         })
+    }
+}
+
+impl StreamMark for Mark {
+    fn record(&mut self, stream: Stream) -> Result<bool> {
+        let context = Arc::clone(&self.context);
+        let at = StreamScope::enter(&context, stream)?;
+        if at.is_captured() {
+            return Ok(false);
+        }
+        Mark::record(self, &at).map(|()| true)
+    }
+
+    fn is_over(&self) -> Result<bool> {
+        Mark::is_over(self)
     }
 }
 

@@ -50,6 +50,8 @@ typedef struct {
     // What the parent does to the victim from outside, if anything. One that is stopped for good it
     // kills when the others have ended.
     void (*disturb)(SharedState* shared, int num_ranks, pid_t victim);
+    // What a rank does before its first call of CUDA and NCCL, if anything.
+    void (*prepare)(DeathRank* self);
 } DeathCase;
 
 // How a case is run.

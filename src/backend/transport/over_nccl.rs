@@ -127,9 +127,6 @@ impl Shared {
         stream: Stream,
         call: impl FnOnce(&OwnCommunicator) -> Result<()>,
     ) -> Result<()> {
-        if let Some(fault) = self.fault.get() {
-            return Err(fault.clone());
-        }
         let flights = &self.flights;
         let number = flights.begin(&*self.device.memory, peers, stream)?;
         let enqueued = call(&self.comm).and_then(|()| flights.enqueued(number, stream));
@@ -138,6 +135,10 @@ impl Shared {
             // Peers may have a part of the operation: there is no way back to a common order.
             self.fail(error.within(self.operation(number)))
         })
+    }
+
+    fn check_usable(&self) -> Result<()> {
+        self.fault.get().map_or(Ok(()), |fault| Err(fault.clone()))
     }
 
     fn late_warm_up(&self, waited: Duration) -> Error {
@@ -242,6 +243,7 @@ impl Transport for NcclTransport {
     }
 
     fn exchange(&self, sends: &[Message], receives: &[Message], stream: Stream) -> Result<()> {
+        self.shared.check_usable()?;
         let ways = &self.shared.ways;
         let mut turn = self.shared.turn.lock();
         let Parts {
@@ -261,6 +263,7 @@ impl Transport for NcclTransport {
     }
 
     fn gather(&self, data: DevPtr, bytes: usize, out: DevPtr, stream: Stream) -> Result<()> {
+        self.shared.check_usable()?;
         if bytes == 0 {
             return Ok(());
         }

@@ -40,6 +40,9 @@ _FUZZ_THREADS = ("--threads", "2", "--calls", "3000", "--seed", "5")
 _FAULTS = (("operations", ("--trials", "6", "--seed", "2", "--kinds", "ll,staged,ht")),
            ("creation", ("--trials", "6", "--seed", "3", "--kinds", "handles,groups")))
 
+# test_transport runs its cases in many splits of the ranks over nodes.
+_MOST_TRANSPORT_RANKS = 4
+
 # Programs that need high throughput.
 _NEEDS_HT = ("test_ht", "example_ht")
 
@@ -75,6 +78,7 @@ class Run:
     forks: bool = False  # starts its ranks itself, without mpirun
     environment: tuple[tuple[str, str], ...] = ()
     cpu_only: bool = False
+    nccl_only: bool = False  # not with what stands in for NCCL where ranks share a GPU
 
     @property
     def name(self) -> str:
@@ -99,6 +103,9 @@ def all_runs(ranks: Sequence[int]) -> Iterator[Run]:
     for count in ranks:
         if count >= 2:
             yield Run("test_death", "test_death", ("--ranks", str(count)), count, forks=True)
+        if 2 <= count <= _MOST_TRANSPORT_RANKS:
+            yield Run("test_transport", "test_transport", ("--ranks", str(count)), count,
+                      forks=True, nccl_only=True)
         if count in _EP_TEST_RANKS:
             for label, options in _ep_test_matrix():
                 yield Run(f"ep_test/{label}", "ep_test", options, count,

@@ -33,7 +33,7 @@ typedef struct {
     unsigned char* received[kOpsInFlight];
 } Way;
 
-// Opens a transport over the communicator of `env`, in which this rank is what `old_rank` was at first.
+// Opens a transport over the communicator of `env`; 0, or the number of NCCL's result.
 int open_way(Way* way, const DeathRank* self, const EpEnv* env);
 void close_way(Way* way);
 

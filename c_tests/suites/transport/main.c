@@ -1,7 +1,7 @@
 // The transport between nodes alone: what arrives, on equal and unequal nodes; and what the others see of a
 // rank that dies, stops, or refuses.
 //
-//   test_transport [--ranks N] [WORD]    runs the cases whose name contains WORD on N ranks (4)
+//   test_transport [--ranks N] [--seed N] [WORD]    runs the cases whose name contains WORD on N ranks (4)
 //
 // It starts its own processes: do not start it with mpirun on more than one rank. Each case with messages runs
 // in every split of the ranks over nodes, which NCCL is told by NCCL_HOSTID.
@@ -194,6 +194,35 @@ static void a_rank_stops_before_the_creation(DeathRank* self) {
     go_on(self);
 }
 
+// The victim is stopped or killed somewhere in the creation. Whoever gets a transport all the same finds out by
+// its first operation, if that needs the victim.
+static void a_rank_is_lost_in_the_creation(DeathRank* self) {
+    Way way;
+    meet(self, kReady, self->env.size);
+    double start = seconds_now();
+    const int result = open_way(&way, self, &self->env);
+    if (is_victim(self)) {
+        for (;;) pause();
+    }
+    check_in_time(self, start);
+    if (result == 0) {
+        start = seconds_now();
+        while (atomic_load(&self->shared->lost) == 0) usleep(kPollUs);
+        (void)enqueue(&way, 1, self->env.stream);
+        while (cudaStreamQuery(self->env.stream) == cudaErrorNotReady && in_time(self, start)) {
+            usleep(kPollUs);
+        }
+        EP_CHECK(cudaStreamQuery(self->env.stream) != cudaErrorNotReady);
+        (void)cudaStreamSynchronize(self->env.stream);
+        (void)cudaGetLastError();
+        start = seconds_now();
+        close_way(&way);
+        check_in_time(self, start);
+    }
+    meet(self, kNoticed, survivors(self));
+    go_on(self);
+}
+
 // A transport that was given up refuses, and ends what waits. One rank alone does so: others may see it.
 static void giving_up_ends_what_waits(DeathRank* self) {
     Way way;
@@ -227,6 +256,25 @@ static void leave_alone(SharedState* shared, int num_ranks, pid_t victim) {
     (void)victim;
 }
 
+// Decides when.
+static uint64_t g_random = 5;
+
+static void lose_in_the_creation(SharedState* shared, int num_ranks, pid_t victim, int by) {
+    enum { kLongestUs = 6000 };
+    while (atomic_load(&shared->arrived[kReady]) < num_ranks) usleep(kPollUs);
+    usleep((unsigned)ep_random_below(&g_random, kLongestUs));
+    kill(victim, by);
+    atomic_store(&shared->lost, seconds_now());
+}
+
+static void kill_in_the_creation(SharedState* shared, int num_ranks, pid_t victim) {
+    lose_in_the_creation(shared, num_ranks, victim, SIGKILL);
+}
+
+static void stop_in_the_creation(SharedState* shared, int num_ranks, pid_t victim) {
+    lose_in_the_creation(shared, num_ranks, victim, SIGSTOP);
+}
+
 static const DeathCase kCases[] = {
     {"messages_arrive", messages_arrive, false, NULL, claim_node},
     {"transports_are_apart", transports_are_apart, false, NULL, claim_node},
@@ -235,6 +283,10 @@ static const DeathCase kCases[] = {
     {"a_rank_is_killed", a_rank_is_killed, true, NULL, claim_node},
     {"a_rank_stops", a_rank_stops, true, leave_alone, claim_node},
     {"a_rank_stops_before_the_creation", a_rank_stops_before_the_creation, true, leave_alone,
+     claim_node},
+    {"a_rank_is_killed_in_the_creation", a_rank_is_lost_in_the_creation, true,
+     kill_in_the_creation, claim_node},
+    {"a_rank_stops_in_the_creation", a_rank_is_lost_in_the_creation, true, stop_in_the_creation,
      claim_node},
     {"giving_up_ends_what_waits", giving_up_ends_what_waits, false, NULL, claim_node},
 };
@@ -269,12 +321,14 @@ int main(int argc, char** argv) {
     for (int i = 1; i < argc; ++i) {
         if (strcmp(argv[i], "--ranks") == 0 && i + 1 < argc) {
             num_ranks = atoi(argv[++i]);
+        } else if (strcmp(argv[i], "--seed") == 0 && i + 1 < argc) {
+            g_random = strtoull(argv[++i], NULL, 10);
         } else {
             word = argv[i];
         }
     }
     if (num_ranks < 2 || num_ranks > kMaxRanks) {
-        fprintf(stderr, "usage: test_transport [--ranks 2..%d] [WORD]\n", kMaxRanks);
+        fprintf(stderr, "usage: test_transport [--ranks 2..%d] [--seed N] [WORD]\n", kMaxRanks);
         return 2;
     }
     const DeathSetting setting = {num_ranks, num_ranks - 1,

@@ -50,6 +50,17 @@ pub struct Late {
     pub waited: Duration,
 }
 
+/// An operation that an error may be about.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Recent {
+    /// Its number, from 0.
+    pub number: u64,
+    /// The ranks that it exchanges with.
+    pub peers: Vec<usize>,
+    /// Whether it is under way.
+    pub runs: bool,
+}
+
 impl Flights {
     /// An operation with `peers` is about to be enqueued on `stream`; gives its number.
     pub fn begin(
@@ -118,11 +129,16 @@ impl Flights {
         }))
     }
 
-    /// The number of the operation that is or was the last to run, and its peers, if one runs.
-    pub fn running(&self) -> Option<(u64, Vec<usize>)> {
+    /// The operation that runs, or else the one that was the last to.
+    pub fn recent(&self) -> Option<Recent> {
         let state = self.state.lock();
-        let first = state.under_way.front()?;
-        Some((first.number, first.peers.clone()))
+        let first = state.under_way.front();
+        let recent = first.or_else(|| state.spare.last())?;
+        Some(Recent {
+            number: recent.number,
+            peers: recent.peers.clone(),
+            runs: first.is_some(),
+        })
     }
 
     /// Whether all that was enqueued outside of graphs has run.

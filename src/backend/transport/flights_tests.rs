@@ -116,9 +116,17 @@ fn time_counts_for_the_first_since_it_runs() {
     assert_eq!(late(30), None);
     assert_eq!(late(31), None);
     assert_eq!(late(32).unwrap().number, 1);
-    assert_eq!(flights.running(), Some((1, vec![2])));
+    let recent = |runs| {
+        Some(Recent {
+            number: 1,
+            peers: vec![2],
+            runs,
+        })
+    };
+    assert_eq!(flights.recent(), recent(true));
     device.pass(1);
     assert_eq!(late(100), None);
+    assert_eq!(flights.recent(), recent(false));
     assert_eq!(flights.are_over(), Ok(true));
 }
 

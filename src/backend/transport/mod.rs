@@ -30,7 +30,8 @@ pub struct Message {
     pub bytes: usize,
 }
 
-/// Told of the failure that ends a transport, on any thread, once. It must not wait for anything.
+/// Told of the failure that ends a transport, on any thread, once, before its operations are ended. It must not
+/// wait for anything.
 pub type OnFault = Arc<dyn Fn(&Error) + Send + Sync>;
 
 /// What carries messages between nodes. Operations are the same, in the same order, on the ranks that take

@@ -24,7 +24,7 @@ pub struct Wanted<'a> {
     pub timeout: Duration,
     /// The most blocks of a kernel of NCCL, each of which fills a multiprocessor.
     pub most_blocks: usize,
-    /// Told of a failure.
+    /// Told of a failure, also of one while the transport is opened.
     pub on_fault: OnFault,
 }
 

@@ -4,7 +4,7 @@
 
 use crate::backend::DeviceMemory;
 use crate::backend::nccl::own::{OwnCommunicator, Part};
-use crate::backend::transport::flights::{Flights, Late};
+use crate::backend::transport::flights::{Flights, Late, Recent};
 use crate::backend::transport::watchdog::{Watched, watch};
 use crate::backend::transport::ways::Ways;
 use crate::backend::transport::{Message, OnFault, Transport, detached, warm_up};
@@ -142,10 +142,11 @@ impl Shared {
     }
 
     fn late_warm_up(&self, waited: Duration) -> Error {
-        let (number, peers) = self
-            .flights
-            .running()
-            .unwrap_or_else(|| (0, self.ways.members.clone()));
+        let running = self.flights.recent().filter(|recent| recent.runs);
+        let (number, peers) = match running {
+            Some(recent) => (recent.number, recent.peers),
+            None => (0, self.ways.members.clone()),
+        };
         self.too_late(&Late {
             number,
             peers,
@@ -159,25 +160,26 @@ impl Shared {
 
     /// The transport ends with `error`, unless it has ended before; gives the failure that counts.
     fn fail(&self, error: Error) -> Error {
-        if self.end(&error) {
+        if self.fault.set(error.clone()).is_ok() {
+            // Before the operations end: then the group must know that what they received is undefined.
             (self.on_fault)(&error);
+            self.start_abort();
         }
         self.fault.get().cloned().unwrap_or(error)
     }
 
-    /// Ends with `error` what is on the streams; false if that was done before.
-    fn end(&self, error: &Error) -> bool {
-        let is_first = self.fault.set(error.clone()).is_ok();
-        if is_first && let Some(own) = self.own.upgrade() {
-            // What cannot be ended stays, with its memory.
+    /// Ends what is on the streams. What cannot be ended stays, with its memory.
+    fn start_abort(&self) {
+        if let Some(own) = self.own.upgrade() {
             drop(detached::start(move || own.comm.abort()));
         }
-        is_first
     }
 
     fn give_up(&self) {
         let text = format!("{} gave the network up", self.ways.own_name());
-        self.end(&Error::new(Code::RemoteError, text));
+        if self.fault.set(Error::new(Code::RemoteError, text)).is_ok() {
+            self.start_abort();
+        }
     }
 
     fn health(&self) -> Option<Error> {
@@ -203,15 +205,17 @@ impl Shared {
     /// An error of NCCL with what was going on.
     fn reported(&self, error: Error) -> Error {
         let own = self.ways.own_name();
-        let context = match self.flights.running() {
-            Some((number, peers)) => {
+        let context = match self.flights.recent() {
+            Some(Recent {
+                number,
+                peers,
+                runs,
+            }) => {
+                let when = if runs { "" } else { "after " };
                 let names = self.ways.names(&peers);
-                format!("{own}, network operation {number} with {names}")
+                format!("{own}, {when}network operation {number} with {names}")
             }
-            None => format!(
-                "{own}, the network to {}",
-                self.ways.names(&self.ways.members)
-            ),
+            None => format!("{own}, before any network operation"),
         };
         error.within(context)
     }

@@ -10,6 +10,7 @@ use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
 use crate::model::ops::Stream;
 use cudarc::driver::sys;
+use std::ffi::c_uint;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
@@ -233,8 +234,38 @@ impl StreamMark for Mark {
     }
 
     fn is_over(&self) -> Result<bool> {
+        let _apart = ApartFromCaptures::enter()?;
         Mark::is_over(self)
     }
+}
+
+/// As long as this lives the calling thread may ask about events while any thread captures. Otherwise that would
+/// end a capture in the mode that is the runtime's default.
+struct ApartFromCaptures(c_uint);
+
+impl ApartFromCaptures {
+    fn enter() -> Result<Self> {
+        const RELAXED: c_uint = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as c_uint;
+        exchange_mode(RELAXED).map(Self)
+    }
+}
+
+impl Drop for ApartFromCaptures {
+    fn drop(&mut self) {
+        // The same call has succeeded before.
+        let _ = exchange_mode(self.0);
+    }
+}
+
+/// Sets how this thread minds captures; gives how it did before.
+fn exchange_mode(mode: c_uint) -> Result<c_uint> {
+    let mut mode = mode;
+    if let Some(exchange) = functions()?.cuThreadExchangeStreamCaptureMode {
+        // SAFETY: reads and writes one number.
+        let status = unsafe { exchange(&mut mode) };
+        check("cuThreadExchangeStreamCaptureMode", status)?;
+    }
+    Ok(mode)
 }
 
 impl Drop for Mark {

@@ -1,4 +1,4 @@
-//! Compiles `cuda/*.cu` to one fatbin that the library embeds.
+//! Compiles every `.cu` file below `cuda/` to one fatbin that the library embeds.
 //!
 //! Without nvcc the build goes on with the host backend alone and says so once;
 //! `NCCL_EP_CUDA=require` makes that an error, `NCCL_EP_CUDA=off` makes it silent. An nvcc that fails
@@ -90,12 +90,8 @@ fn embed_kernels(nvcc: &Nvcc, root: &Path) -> Result<String, String> {
 /// Writes one translation unit that includes every kernel file: a fatbin holds one image per
 /// architecture, so all kernels must be in it.
 fn write_unit(kernels: &Path, out: &Path) -> Result<PathBuf, String> {
-    let entries = std::fs::read_dir(kernels)
-        .map_err(|error| format!("cannot list {}: {error}", kernels.display()))?;
-    let mut files: Vec<PathBuf> = entries
-        .filter_map(|entry| entry.ok().map(|entry| entry.path()))
-        .filter(|path| path.extension().is_some_and(|extension| extension == "cu"))
-        .collect();
+    let mut files = Vec::new();
+    find_kernels(kernels, &mut files)?;
     files.sort();
     let text: String = files
         .iter()
@@ -105,6 +101,20 @@ fn write_unit(kernels: &Path, out: &Path) -> Result<PathBuf, String> {
     std::fs::write(&unit, text)
         .map_err(|error| format!("cannot write {}: {error}", unit.display()))?;
     Ok(unit)
+}
+
+/// Adds every kernel file below `folder`.
+fn find_kernels(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), String> {
+    let unlisted = |error| format!("cannot list {}: {error}", folder.display());
+    for entry in std::fs::read_dir(folder).map_err(unlisted)? {
+        let path = entry.map_err(unlisted)?.path();
+        if path.is_dir() {
+            find_kernels(&path, files)?;
+        } else if path.extension().is_some_and(|extension| extension == "cu") {
+            files.push(path);
+        }
+    }
+    Ok(())
 }
 
 /// The compiler, as found on this machine.

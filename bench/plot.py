@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Draws docs/plots/*.svg: one picture for each mode and number of ranks with any figure.
+"""Draws docs/plots/*.svg: one picture for each mode and number of ranks with any figure, and
+those of the scale model.
 
 Times of other libraries come from records.json; a point without a line is a single figure.
 """
@@ -14,6 +15,7 @@ from typing import Any
 import data
 import plot_ht
 import plot_ll
+import plot_scale
 
 PLOTS = data.ROOT / "docs" / "plots"
 _DRAW = {"ll": plot_ll.draw, "ht": plot_ht.draw}
@@ -35,7 +37,7 @@ def main() -> int:
 
 def draw_all(runs: list[data.Run], records: dict[str, Any]) -> dict[str, str]:
     """Pictures by file name."""
-    drawn = {}
+    drawn = plot_scale.draw_all()
     for algorithm, draw in _DRAW.items():
         ours = [run for run in runs if run.algorithm == algorithm and not run.uneven]
         known = {record["ranks"] for record in records["records"]

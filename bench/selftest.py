@@ -29,6 +29,7 @@ import plot_ht
 import plot_ll
 import run_sweep
 import table
+from selftest_scale import ScaleBorderTest, ScaleFilesTest, ScaleFormulaTest  # noqa: F401
 
 _LL_SWEEP = ("--algorithm", "ll", "--ranks", "2", "--tokens", "1..4")
 _HT_SWEEP = ("--algorithm", "ht", "--ranks", "4", "--tokens", "64,4096")
@@ -146,8 +147,7 @@ class LowLatencyTest(Sweep):
         self.assertIn("not measured yet", empty)
         drawn = plot_ll.draw(4, self.runs(_as_if_measured(self.content)), records)
         self.assertNotIn("not measured yet", drawn)
-        document = xml.dom.minidom.parseString(drawn)
-        circles = document.getElementsByTagName("circle")
+        circles = xml.dom.minidom.parseString(drawn).getElementsByTagName("circle")
         # Three panels of three points, and the legend's.
         self.assertEqual(len(circles), 3 * 3 + 1)
 
@@ -173,8 +173,8 @@ class LowLatencyTest(Sweep):
 
     def test_the_committed_tables_and_pictures_are_up_to_date(self) -> None:
         runs, records = data.load_runs(data.result_files()), data.load_records()
-        document = (data.ROOT / "docs" / "performance.md").read_text()
-        self.assertEqual(document, table.fill(document, runs, records), "run bench/table.py")
+        for document in (file.read_text() for file in table.DOCUMENTS):
+            self.assertEqual(document, table.fill(document, runs, records), "run bench/table.py")
         drawn = plot.draw_all(runs, records)
         committed = {file.name: file.read_text() for file in plot.PLOTS.glob("*.svg")}
         self.assertEqual(committed, drawn, "run bench/plot.py")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the tables of docs/performance.md, so that no number in them is typed by hand.
+"""Writes the tables of the documents, so that no number in them is typed by hand.
 
 A table stands between the lines `<!-- table: NAME -->` and `<!-- end -->`, where NAME is an entry
 of TABLES and an optional number of ranks. --check changes nothing and fails if one is out of date.
@@ -16,9 +16,11 @@ from typing import Any
 
 import data
 import tables_ht
+import tables_scale
 from markdown import NOT_YET, number, table
 
-_DOCUMENT = data.ROOT / "docs" / "performance.md"
+DOCUMENTS = (data.ROOT / "docs" / "performance.md",
+             data.ROOT / "docs" / "development" / "scale-model.md")
 _BLOCK = re.compile(r"(<!-- table: ([a-z]+)(?: (\d+))? -->\n).*?(<!-- end -->)", re.DOTALL)
 _FLOOR_TOKENS = (1, 8, 32, 128, 1024, 4096, 16384)
 _FLOOR_RANKS = (2, 4, 8)
@@ -29,17 +31,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--results", nargs="*", type=pathlib.Path, default=data.result_files(),
                         metavar="FILE", help="result files (all in bench/results)")
-    parser.add_argument("--document", type=pathlib.Path, default=_DOCUMENT)
+    parser.add_argument("--documents", nargs="*", type=pathlib.Path, default=DOCUMENTS,
+                        metavar="FILE", help="(performance.md and scale-model.md)")
     parser.add_argument("--check", action="store_true", help="fail if the document would change")
     arguments = parser.parse_args()
-    before = arguments.document.read_text()
-    after = fill(before, data.load_runs(arguments.results), data.load_records())
-    if arguments.check:
-        if before != after:
-            print(f"{arguments.document}: tables are out of date, run bench/table.py")
-        return 1 if before != after else 0
-    arguments.document.write_text(after)
-    return 0
+    runs, records = data.load_runs(arguments.results), data.load_records()
+    outdated = 0
+    for document in arguments.documents:
+        before = document.read_text()
+        after = fill(before, runs, records)
+        if arguments.check and before != after:
+            print(f"{document}: tables are out of date, run bench/table.py")
+            outdated = 1
+        elif not arguments.check:
+            document.write_text(after)
+    return outdated
 
 
 def fill(document: str, runs: list[data.Run], records: dict[str, Any]) -> str:
@@ -207,6 +213,7 @@ TABLES: dict[str, Callable[[list[data.Run], dict[str, Any], int | None], str]] =
     "uneven": _uneven,
     "peers": _peers,
     **tables_ht.TABLES,
+    **tables_scale.TABLES,
 }
 
 

@@ -1,4 +1,4 @@
-//! Host and device agree on what a kernel is called and what it is told.
+//! Host and device agree on the names of kernels and on their parameters.
 //!
 //! The headers of `PAIRS` are generated and committed; these tests compare them, and with
 //! NCCL_EP_UPDATE_HEADER=1 write them anew. No GPU and no nvcc are needed.
@@ -11,6 +11,8 @@ use nccl_ep_core::backend::cuda::params_ht::*;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
+
+mod sources;
 
 fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
@@ -36,7 +38,7 @@ struct Pair {
 const PAIRS: [Pair; 2] = [
     Pair {
         source: "src/backend/cuda/params.rs",
-        header: "cuda/params.h",
+        header: "cuda/params/params.h",
         base: None,
         sizes: sizes![
             FaultReport,
@@ -47,7 +49,7 @@ const PAIRS: [Pair; 2] = [
             LlLayout,
             LlShape,
             LlHandleMemory,
-            LlTrackState,
+            LlChannelState,
             LlCommon,
             LlDispatchParams,
             LlCombineParams
@@ -55,16 +57,17 @@ const PAIRS: [Pair; 2] = [
     },
     Pair {
         source: "src/backend/cuda/params_ht.rs",
-        header: "cuda/params_ht.h",
+        header: "cuda/params/params_ht.h",
         base: Some("params.h"),
         sizes: sizes![
             HtLayout,
             HtEntry,
             HtHandleMemory,
             HtReceived,
-            HtLayoutParams,
+            HtRouteParams,
             HtSequences,
             HtCommon,
+            HtShape,
             HtDispatchParams,
             HtCombineParams
         ],
@@ -83,7 +86,7 @@ fn generate(pair: &Pair) -> String {
         tab_width: 4,
         documentation_style: cbindgen::DocumentationStyle::Cxx,
         header: Some(format!(
-            "// What each kernel is told. Generated from {} by\n\
+            "// Kernel parameters. Generated from {} by\n\
              // NCCL_EP_UPDATE_HEADER=1 cargo test --test kernel_params; do not edit.\n\
              // clang-format off",
             pair.source
@@ -159,18 +162,14 @@ fn entries(source: &str) -> Vec<String> {
 #[test]
 fn rust_knows_exactly_the_kernels_that_exist() {
     let mut found = BTreeSet::new();
-    for entry in fs::read_dir(root().join("cuda")).unwrap() {
-        let path = entry.unwrap().path();
-        if path.extension().is_some_and(|extension| extension == "cu") {
-            let source = fs::read_to_string(&path).unwrap();
-            assert_eq!(
-                entries(&source).len(),
-                source.matches("__global__").count(),
-                "{}: every kernel is `extern \"C\" __global__` with one struct parameter",
-                path.display()
-            );
-            found.extend(entries(&source));
-        }
+    for file in sources::files("cuda", &[".cu"]) {
+        let source = sources::read(&file);
+        assert_eq!(
+            entries(&source).len(),
+            source.matches("__global__").count(),
+            "{file}: every kernel is `extern \"C\" __global__` with one struct parameter"
+        );
+        found.extend(entries(&source));
     }
     let known: BTreeSet<String> = Kernel::ALL.iter().map(|k| k.name().to_owned()).collect();
     assert_eq!(known, found);

@@ -1,5 +1,5 @@
-// What the backend of this process can do, found by asking it and by nothing else: a test must not
-// guess from the kind of device, or a mode that got lost would pass for one that never was.
+// Which modes the backend of this process has. Only the backend is asked: a guess by the kind of
+// device would let a mode that was lost pass for one that never was.
 #include "harness.h"
 
 enum { kProbeTokenBytes = 64 };

@@ -1,6 +1,6 @@
-// Counted checks. A failure prints one line with rank, place, expression
-// and values; after a limit the rest is only counted, so that a broken
-// run stays readable. EP_REQUIRE ends all processes instead.
+// Counted checks. A failure prints one line with rank, file and line, expression and values; beyond
+// a limit failures are only counted, so that a broken run stays readable. EP_REQUIRE ends all
+// processes.
 #define _GNU_SOURCE  // for RTLD_DEFAULT
 #include <dlfcn.h>
 #include <math.h>
@@ -15,6 +15,8 @@ enum { kPrintedFailures = 20, kTextBytes = 512 };
 
 static uint64_t g_passed;
 static uint64_t g_failed;
+static unsigned g_skipped;
+static const char* g_skip_reason = "";
 static int g_rank_without_mpi;
 
 uint64_t ep_passed(void) { return g_passed; }
@@ -25,11 +27,19 @@ void ep_count(uint64_t passed, uint64_t failed) {
     g_failed += failed;
 }
 
+void ep_skip(const char* reason) {
+    ++g_skipped;
+    g_skip_reason = reason;
+}
+
+unsigned ep_skipped(void) { return g_skipped; }
+const char* ep_skip_reason(void) { return g_skip_reason; }
+
 void ep_checks_are_of_rank(int rank) { g_rank_without_mpi = rank; }
 
-EpPlace ep_place(const char* file, int line, const char* expression) {
-    const EpPlace place = {file, line, expression};
-    return place;
+EpSite ep_site(const char* file, int line, const char* expression) {
+    const EpSite site = {file, line, expression};
+    return site;
 }
 
 static bool has_mpi(void) {
@@ -47,10 +57,10 @@ static int world_rank(void) {
 }
 
 // One write for one line, so that the lines of several processes do not mix.
-static void print_failure(EpPlace place, const char* values) {
+static void print_failure(EpSite site, const char* values) {
     char line[2 * kTextBytes];
-    snprintf(line, sizeof(line), "[rank %d] %s:%d: %.300s failed%s%s\n", world_rank(), place.file,
-             place.line, place.expression, values[0] != '\0' ? ": " : "", values);
+    snprintf(line, sizeof(line), "[rank %d] %s:%d: %.300s failed%s%s\n", world_rank(), site.file,
+             site.line, site.expression, values[0] != '\0' ? ": " : "", values);
     fflush(stdout);
     fputs(line, stderr);
 }
@@ -58,7 +68,7 @@ static void print_failure(EpPlace place, const char* values) {
 #if defined(__GNUC__)
 __attribute__((format(printf, 3, 4)))
 #endif
-static bool count(EpPlace place, bool passed, const char* format, ...) {
+static bool count(EpSite site, bool passed, const char* format, ...) {
     if (passed) {
         ++g_passed;
         return true;
@@ -70,7 +80,7 @@ static bool count(EpPlace place, bool passed, const char* format, ...) {
         va_start(arguments, format);
         vsnprintf(values, sizeof(values), format, arguments);
         va_end(arguments);
-        print_failure(place, values);
+        print_failure(site, values);
     }
     if (g_failed == kPrintedFailures) {
         fprintf(stderr, "[rank %d] further failures are counted, not printed\n", world_rank());
@@ -78,76 +88,76 @@ static bool count(EpPlace place, bool passed, const char* format, ...) {
     return false;
 }
 
-bool ep_check(EpPlace place, bool passed) { return count(place, passed, "%s", ""); }
+bool ep_check(EpSite site, bool passed) { return count(site, passed, "%s", ""); }
 
-bool ep_check_eq_u64(EpPlace place, uint64_t actual, uint64_t expected) {
-    return count(place, actual == expected, "got %llu, expected %llu", (unsigned long long)actual,
+bool ep_check_eq_u64(EpSite site, uint64_t actual, uint64_t expected) {
+    return count(site, actual == expected, "got %llu, expected %llu", (unsigned long long)actual,
                  (unsigned long long)expected);
 }
 
-bool ep_check_eq_i64(EpPlace place, int64_t actual, int64_t expected) {
-    return count(place, actual == expected, "got %lld, expected %lld", (long long)actual,
+bool ep_check_eq_i64(EpSite site, int64_t actual, int64_t expected) {
+    return count(site, actual == expected, "got %lld, expected %lld", (long long)actual,
                  (long long)expected);
 }
 
 // Written so that a NaN on either side fails, and equal infinities pass.
-bool ep_check_near(EpPlace place, double actual, double expected, double tolerance) {
+bool ep_check_near(EpSite site, double actual, double expected, double tolerance) {
     const bool passed = actual == expected || fabs(actual - expected) <= tolerance;
-    return count(place, passed, "got %.9g, expected %.9g", actual, expected);
+    return count(site, passed, "got %.9g, expected %.9g", actual, expected);
 }
 
-bool ep_check_eq_bytes(EpPlace place, const void* actual, const void* expected, size_t bytes) {
+bool ep_check_eq_bytes(EpSite site, const void* actual, const void* expected, size_t bytes) {
     const unsigned char* left = (const unsigned char*)actual;
     const unsigned char* right = (const unsigned char*)expected;
     size_t first = 0;
     while (first < bytes && left[first] == right[first]) ++first;
-    if (first == bytes) return count(place, true, "%s", "");
+    if (first == bytes) return count(site, true, "%s", "");
     size_t different = 0;
     for (size_t i = first; i < bytes; ++i) different += left[i] != right[i];
-    return count(place, false, "%zu of %zu bytes differ, first at %zu: got 0x%02x, expected 0x%02x",
+    return count(site, false, "%zu of %zu bytes differ, first at %zu: got 0x%02x, expected 0x%02x",
                  different, bytes, first, left[first], right[first]);
 }
 
-bool ep_check_str_contains(EpPlace place, const char* text, const char* part) {
-    return count(place, text != NULL && strstr(text, part) != NULL, "got \"%s\", expected \"%s\"",
+bool ep_check_str_contains(EpSite site, const char* text, const char* part) {
+    return count(site, text != NULL && strstr(text, part) != NULL, "got \"%s\", expected \"%s\"",
                  text != NULL ? text : "(null)", part);
 }
 
-bool ep_check_result(EpPlace place, ncclResult_t actual, ncclResult_t expected) {
-    return count(place, actual == expected, "got %d (%s), expected %d (%s); %s", (int)actual,
+bool ep_check_result(EpSite site, ncclResult_t actual, ncclResult_t expected) {
+    return count(site, actual == expected, "got %d (%s), expected %d (%s); %s", (int)actual,
                  ncclGetErrorString(actual), (int)expected, ncclGetErrorString(expected),
                  ep_last_error());
 }
 
-bool ep_check_cuda(EpPlace place, cudaError_t actual) {
-    return count(place, actual == cudaSuccess, "got %d (%s)", (int)actual,
+bool ep_check_cuda(EpSite site, cudaError_t actual) {
+    return count(site, actual == cudaSuccess, "got %d (%s)", (int)actual,
                  cudaGetErrorString(actual));
 }
 
-static void end_all(EpPlace place, const char* values) {
-    print_failure(place, values);
+static void end_all(EpSite site, const char* values) {
+    print_failure(site, values);
     fflush(NULL);
     if (has_mpi()) MPI_Abort(MPI_COMM_WORLD, 1);
     _exit(1);
 }
 
-void ep_require(EpPlace place, bool passed) {
-    if (!passed) end_all(place, "");
+void ep_require(EpSite site, bool passed) {
+    if (!passed) end_all(site, "");
 }
 
-void ep_require_nccl(EpPlace place, ncclResult_t actual) {
+void ep_require_nccl(EpSite site, ncclResult_t actual) {
     if (actual == ncclSuccess) return;
     char values[kTextBytes];
     snprintf(values, sizeof(values), "%d (%s); %s", (int)actual, ncclGetErrorString(actual),
              ep_last_error());
-    end_all(place, values);
+    end_all(site, values);
 }
 
-void ep_require_cuda(EpPlace place, cudaError_t actual) {
+void ep_require_cuda(EpSite site, cudaError_t actual) {
     if (actual == cudaSuccess) return;
     char values[kTextBytes];
     snprintf(values, sizeof(values), "%d (%s)", (int)actual, cudaGetErrorString(actual));
-    end_all(place, values);
+    end_all(site, values);
 }
 
 const char* ep_last_error(void) {

@@ -101,6 +101,28 @@ float ep_load(ncclDataType_t datatype, const void* base, size_t index) {
     return datatype == ncclBfloat16 ? ep_f32_from_bf16(bits) : ep_f32_from_f16(bits);
 }
 
+void ep_store_all(ncclDataType_t datatype, void* base, size_t count, const float* values) {
+    uint16_t* bf16 = (uint16_t*)base;
+    for (size_t i = 0; i < count; ++i) {
+        if (datatype == ncclBfloat16) {
+            bf16[i] = ep_bf16_from_f32(values[i]);
+        } else {
+            ep_store(datatype, base, i, values[i]);
+        }
+    }
+}
+
+void ep_load_all(ncclDataType_t datatype, const void* base, size_t count, float* values) {
+    const uint16_t* bf16 = (const uint16_t*)base;
+    for (size_t i = 0; i < count; ++i) {
+        if (datatype == ncclBfloat16) {
+            values[i] = ep_f32_from_bf16(bf16[i]);
+        } else {
+            values[i] = ep_load(datatype, base, i);
+        }
+    }
+}
+
 size_t ep_datatype_size(ncclDataType_t datatype) {
     switch (datatype) {
         case ncclFloat16:

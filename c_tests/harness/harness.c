@@ -3,20 +3,13 @@
 // missing would leave the others waiting in their next collective call.
 #define _GNU_SOURCE  // for RTLD_DEFAULT
 #include "harness.h"
+#include "nodes.h"
 
 #include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
 
 enum { kDefaultDeadlineSeconds = 120 };
-
-static unsigned g_skipped;
-static const char* g_skip_reason = "";
-
-void ep_skip(const char* reason) {
-    ++g_skipped;
-    g_skip_reason = reason;
-}
 
 static int local_rank_of_world(void) {
     MPI_Comm host;
@@ -33,6 +26,7 @@ void ep_init_mpi(EpEnv* env, int* argc, char*** argv) {
     MPI_Comm_rank(MPI_COMM_WORLD, &env->rank);
     MPI_Comm_size(MPI_COMM_WORLD, &env->size);
     env->local_rank = local_rank_of_world();
+    ep_find_nodes();
     ep_watchdog_arm(env, ep_watchdog_default(kDefaultDeadlineSeconds));
 }
 
@@ -74,21 +68,21 @@ int ep_finish(EpEnv* env) {
     const bool nothing_ran = all[0] + all[1] == 0;
     // Before MPI ends, because mpirun may kill this process once another has ended with a failure.
     if (env->rank == 0) {
-        if (g_skipped > 0) printf("%u skipped: %s\n", g_skipped, g_skip_reason);
-        if (nothing_ran && g_skipped == 0) fprintf(stderr, "no check ran\n");
+        if (ep_skipped() > 0) printf("%u skipped: %s\n", ep_skipped(), ep_skip_reason());
+        if (nothing_ran && ep_skipped() == 0) fprintf(stderr, "no check ran\n");
         printf("%llu passed, %llu failed\n", (unsigned long long)all[0],
                (unsigned long long)all[1]);
         fflush(stdout);
     }
     ep_release(env);
-    if (nothing_ran) return g_skipped > 0 ? kEpSkippedStatus : 1;
+    if (nothing_ran) return ep_skipped() > 0 ? kEpSkippedStatus : 1;
     return all[1] == 0 ? 0 : 1;
 }
 
 // Process 0 reports a case as soon as all processes are through it.
 static void run_case(EpEnv* env, const EpCase* test) {
     const uint64_t failed_before = ep_failed();
-    const unsigned skipped_before = g_skipped;
+    const unsigned skipped_before = ep_skipped();
     ep_watchdog_at_case(test->name);
     if (test->needs_ht && !ep_has_high_throughput(env)) {
         ep_skip_high_throughput();
@@ -100,7 +94,7 @@ static void run_case(EpEnv* env, const EpCase* test) {
     uint64_t all_failed = 0;
     MPI_Allreduce(&failed, &all_failed, 1, MPI_UINT64_T, MPI_SUM, MPI_COMM_WORLD);
     if (env->rank == 0) {
-        const char* fine = g_skipped > skipped_before ? "skipped" : "ok";
+        const char* fine = ep_skipped() > skipped_before ? "skipped" : "ok";
         printf("%-48s %s\n", test->name, all_failed == 0 ? fine : "FAILED");
         fflush(stdout);
     }
@@ -122,7 +116,7 @@ bool ep_on_hostsim(void) {
 }
 
 bool ep_communicators_take_turns(void) {
-    return dlsym(RTLD_DEFAULT, "ncclEpBootstrap") != NULL;
+    return dlsym(RTLD_DEFAULT, "ncclEpFakeNccl") != NULL;
 }
 
 bool ep_on_host_backend(void) { return dlsym(RTLD_DEFAULT, "ncclEpHostsimAbi") != NULL; }

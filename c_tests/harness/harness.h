@@ -31,11 +31,10 @@ typedef struct {
     cudaStream_t stream;  // a blocking stream; a test that destroys it sets it to NULL
 } EpEnv;
 
-// Both steps of the set-up. A failure of either ends all processes: there is nothing to test then.
+// Both steps of the set-up. A failure of either ends all processes.
 void ep_init(EpEnv* env, int* argc, char*** argv);
 
-// The two steps apart, for a program that decides something between
-// them, such as NCCL's environment.
+// The two steps apart, for a program that acts between them, for example sets NCCL's environment.
 void ep_init_mpi(EpEnv* env, int* argc, char*** argv);
 void ep_init_device(EpEnv* env);
 
@@ -62,50 +61,44 @@ int ep_main(int argc, char** argv, const EpCase* cases, size_t num_cases);
 // libraries, with or without the kernels (simt/).
 bool ep_on_hostsim(void);
 
-// True where an all-gather that waits holds up those of the process's other communicators, unlike
-// with NCCL: with the library that lets ranks share a GPU (bootstrap/).
+// True with fake_nccl/: unlike with NCCL, a waiting all-gather blocks those of the process's other
+// communicators.
 bool ep_communicators_take_turns(void);
 
-// True where the operations are those of the CPU backend, false where they are kernels, wherever
-// these run. Only for what the documentation says to be different.
+// True with the CPU backend, false where operations are kernels, on a GPU or on the CPU. Only for
+// differences that the documentation states.
 bool ep_on_host_backend(void);
 
-// On the CPU's SIMT shim (simt/): that block of the kernel that is launched next begins when it is released.
-// Elsewhere nothing, and false.
+// On the SIMT shim (simt/): holds this block of the next kernel until it is released. Elsewhere
+// does nothing and returns false.
 bool ep_hold_block(unsigned block);
 void ep_release_block(void);
 
-// Whether groups of this backend can be used in high throughput. Collective at the first call; the
-// answer is remembered. A refusal for any other reason than a missing mode is a failed check.
+// Whether this backend has high throughput. The first call is collective and its answer is kept. A
+// refusal for another reason than a missing mode is a failed check.
 bool ep_has_high_throughput(const EpEnv* env);
 
 // The modes that this backend has: the first ep_num_algorithms of this table. Where high throughput
 // is missing, each call of the function counts it as skipped.
 extern const ncclEpAlgorithm_t kEpAlgorithms[2];
 unsigned ep_num_algorithms(const EpEnv* env);
-// High throughput, or low latency where that is all there is, for cases that are not about a mode.
+// High throughput if the backend has it, else low latency: for cases that are not about a mode.
 ncclEpAlgorithm_t ep_algorithm_for_any_case(const EpEnv* env);
-// What skipped cases of high throughput give as their reason.
+// Skips a case for want of high throughput.
 void ep_skip_high_throughput(void);
-
-// Counts something that this backend or device cannot do and that is therefore not tested. The
-// number and the last reason stand above the closing line. A program in which nothing ran and
-// something was skipped ends with status 77. Call it on every rank; one that is printed counts.
-enum { kEpSkippedStatus = 77 };
-void ep_skip(const char* reason);
 
 // Waits for the stream of env; a failure counts as a failed check.
 void ep_sync(const EpEnv* env);
 void ep_barrier(void);
 
-// Streams that are in no order with any other, the default stream included.
+// Streams without order to any other, the default stream included.
 void ep_open_streams(cudaStream_t* streams, unsigned count);
 void ep_close_streams(const cudaStream_t* streams, unsigned count);
 
 // ---- Checks (check.c)
 // -----------------------------------------------------------------------------
 //
-// Every EP_CHECK* counts one pass or one failure, prints place, expression and values on failure,
+// Every EP_CHECK* counts one pass or one failure, prints site, expression and values on failure,
 // and yields true if it passed, so that `if (!EP_CHECK(...)) return;` works. Compare arrays with
 // one EP_CHECK_EQ_BYTES instead of one check for each element.
 
@@ -135,33 +128,41 @@ void ep_close_streams(const cudaStream_t* streams, unsigned count);
 #define EP_REQUIRE_NCCL(call) (EP_REACHED, ep_require_nccl(EP_HERE(#call), (call)))
 #define EP_REQUIRE_CUDA(call) (EP_REACHED, ep_require_cuda(EP_HERE(#call), (call)))
 
-// The place of a check, for its message. EP_REACHED comes first, because C leaves the order of
-// arguments open and the watchdog has to know the place before a call in the condition can hang.
+// The site of a check, for its message. EP_REACHED comes first: C leaves the order of arguments
+// open, and the watchdog must know the site before a call in the condition can hang.
 typedef struct {
     const char* file;
     int line;
     const char* expression;
-} EpPlace;
-#define EP_HERE(expression) ep_place(__FILE__, __LINE__, expression)
-#define EP_REACHED ep_watchdog_at_place(__FILE__, __LINE__)
-EpPlace ep_place(const char* file, int line, const char* expression);
+} EpSite;
+#define EP_HERE(expression) ep_site(__FILE__, __LINE__, expression)
+#define EP_REACHED ep_watchdog_at_site(__FILE__, __LINE__)
+EpSite ep_site(const char* file, int line, const char* expression);
 
-bool ep_check(EpPlace place, bool passed);
-bool ep_check_eq_u64(EpPlace place, uint64_t actual, uint64_t expected);
-bool ep_check_eq_i64(EpPlace place, int64_t actual, int64_t expected);
-bool ep_check_near(EpPlace place, double actual, double expected, double tolerance);
-bool ep_check_eq_bytes(EpPlace place, const void* actual, const void* expected, size_t bytes);
-bool ep_check_str_contains(EpPlace place, const char* text, const char* part);
-bool ep_check_result(EpPlace place, ncclResult_t actual, ncclResult_t expected);
-bool ep_check_cuda(EpPlace place, cudaError_t actual);
-void ep_require(EpPlace place, bool passed);
-void ep_require_nccl(EpPlace place, ncclResult_t actual);
-void ep_require_cuda(EpPlace place, cudaError_t actual);
+bool ep_check(EpSite site, bool passed);
+bool ep_check_eq_u64(EpSite site, uint64_t actual, uint64_t expected);
+bool ep_check_eq_i64(EpSite site, int64_t actual, int64_t expected);
+bool ep_check_near(EpSite site, double actual, double expected, double tolerance);
+bool ep_check_eq_bytes(EpSite site, const void* actual, const void* expected, size_t bytes);
+bool ep_check_str_contains(EpSite site, const char* text, const char* part);
+bool ep_check_result(EpSite site, ncclResult_t actual, ncclResult_t expected);
+bool ep_check_cuda(EpSite site, cudaError_t actual);
+void ep_require(EpSite site, bool passed);
+void ep_require_nccl(EpSite site, ncclResult_t actual);
+void ep_require_cuda(EpSite site, cudaError_t actual);
 
-// Counts of this process so far, and checks that a child process has made.
+// Counts of this process so far; ep_count adds those of a child process.
 uint64_t ep_passed(void);
 uint64_t ep_failed(void);
 void ep_count(uint64_t passed, uint64_t failed);
+
+// Counts a test that this backend or device cannot run. The number and the last reason stand above
+// the closing line; a program that ran nothing else ends with status 77. Call it on every rank;
+// only rank 0 prints.
+enum { kEpSkippedStatus = 77 };
+void ep_skip(const char* reason);
+unsigned ep_skipped(void);
+const char* ep_skip_reason(void);
 
 // The rank in messages of a process that does not use MPI.
 void ep_checks_are_of_rank(int rank);
@@ -170,20 +171,20 @@ void ep_checks_are_of_rank(int rank);
 // is none or the library has none.
 const char* ep_last_error(void);
 
-// In a build with the address sanitizer: prints memory that nothing points to any more and returns
-// true if there is some. False in every other build. Call it before ep_finish or ep_release.
+// In a build with the address sanitizer: prints leaked memory and returns true if there is any.
+// False in every other build. Call it before ep_finish or ep_release.
 bool ep_has_leaks(void);
 
 // ---- Watchdog (watchdog.c)
 // ------------------------------------------------------------------------
 
-// Ends the process with status 124, saying where it hung, unless it is done `seconds` from now.
+// Ends the process with status 124 and prints where it hung, unless it is done `seconds` from now.
 // ep_init arms it with EP_TEST_DEADLINE seconds, 120 by default; 0 switches it off.
 void ep_watchdog_arm(const EpEnv* env, unsigned seconds);
 unsigned ep_watchdog_default(unsigned otherwise);
 void ep_watchdog_at_case(const char* name);
 void ep_watchdog_case_done(void);
-void ep_watchdog_at_place(const char* file, int line);
+void ep_watchdog_at_site(const char* file, int line);
 
 // ---- Deterministic data (data.c)
 // ------------------------------------------------------------------
@@ -193,7 +194,7 @@ uint64_t ep_random(uint64_t* state);
 uint64_t ep_random_below(uint64_t* state, uint64_t bound);  // 0 <= result < bound, bound > 0
 double ep_random_unit(uint64_t* state);                     // 0 <= result < 1
 
-// A hash of three numbers: any rank can compute what any other rank sent without a message.
+// A hash of three numbers, by which any rank computes what another has sent.
 uint64_t ep_mix(uint64_t a, uint64_t b, uint64_t c);
 
 // Conversions with round-to-nearest-even; overflow gives an infinity, a NaN stays a NaN.
@@ -207,6 +208,10 @@ void ep_store(ncclDataType_t datatype, void* base, size_t index, float value);
 float ep_load(ncclDataType_t datatype, const void* base, size_t index);
 size_t ep_datatype_size(ncclDataType_t datatype);
 
+// The same for the first `count` elements, much faster.
+void ep_store_all(ncclDataType_t datatype, void* base, size_t count, const float* values);
+void ep_load_all(ncclDataType_t datatype, const void* base, size_t count, float* values);
+
 // ---- Device buffers, groups and tensors (tensor.c)
 // -------------------------------------------------
 
@@ -216,8 +221,8 @@ void ep_device_free(void* device);
 void ep_download(void* host, const void* device, size_t bytes);
 void ep_upload(void* device, const void* host, size_t bytes);
 
-// Callbacks for ncclEpCreateGroup that count what is alive, so that a leak and a free of foreign
-// memory show: with the whole group and all tensors gone, ep_counted_live() is 0 again.
+// Callbacks for ncclEpCreateGroup that count live allocations: ep_counted_live() is 0 again once
+// the group and all its tensors are gone, or something leaked or foreign memory was freed.
 cudaError_t ep_counted_alloc(void** device, size_t bytes);
 cudaError_t ep_counted_free(void* device);
 int64_t ep_counted_live(void);
@@ -228,7 +233,7 @@ ncclEpGroup_t ep_group_create(const EpEnv* env, ncclEpAlgorithm_t algorithm, uns
 ncclEpGroupConfig_t ep_group_config(ncclEpAlgorithm_t algorithm, unsigned num_experts,
                                     unsigned max_tokens_per_rank, unsigned token_size_bytes);
 
-// Tensors of the library's own making; release them with ncclEpTensorDestroy.
+// Tensors of ncclEpTensorCreate; release them with ncclEpTensorDestroy.
 ncclNDTensor_t ep_tensor_1d(ncclEpGroup_t group, ncclDataType_t datatype, ncclEpTensorTag_t tag,
                             unsigned size0);
 ncclNDTensor_t ep_tensor_2d(ncclEpGroup_t group, ncclDataType_t datatype, ncclEpTensorTag_t tag,

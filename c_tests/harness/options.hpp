@@ -1,12 +1,17 @@
-// Command-line numbers for the C++ programs: the whole text must be a number in the given range.
+// Command lines of the C++ programs: a table with one row for each option.
 #ifndef C_TESTS_HARNESS_OPTIONS_HPP_
 #define C_TESTS_HARNESS_OPTIONS_HPP_
 
+#include <getopt.h>
+
 #include <charconv>
-#include <cstring>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
+
+#include "harness/harness.h"
 
 namespace ep {
 
@@ -19,7 +24,8 @@ inline std::optional<unsigned> ParseUnsigned(std::string_view text, unsigned low
     return valid ? std::optional<unsigned>(value) : std::nullopt;
 }
 
-// Stores the number in *value, or a text that names the option in *error.
+// Stores the number in *value, or a text that names the option in *error. The whole text must be a
+// number of at least `lowest`.
 inline void ReadUnsigned(const char* option, const char* text, unsigned lowest, unsigned* value,
                          std::string* error) {
     constexpr unsigned kHighest = 1u << 30;
@@ -29,6 +35,79 @@ inline void ReadUnsigned(const char* option, const char* text, unsigned lowest, 
         *error = std::string(option) + ": expected a whole number of at least " +
                  std::to_string(lowest) + ", got \"" + text + "\"";
     }
+}
+
+// One option. `read` gets the value, or "" if the option takes none, and returns why it refuses it.
+struct Option {
+    char letter;  // 0: the long name only
+    const char* name;
+    bool takes_value;
+    std::function<std::string(const std::string& value)> read;
+};
+
+inline Option Number(char letter, const char* name, unsigned lowest, unsigned* number) {
+    return {letter, name, true, [=](const std::string& value) {
+                std::string error;
+                ReadUnsigned(("--" + std::string(name)).c_str(), value.c_str(), lowest, number,
+                             &error);
+                return error;
+            }};
+}
+
+inline Option Switch(char letter, const char* name, bool* is_on) {
+    return {letter, name, false, [=](const std::string&) {
+                *is_on = true;
+                return std::string();
+            }};
+}
+
+inline Option Text(char letter, const char* name, std::string* text) {
+    return {letter, name, true, [=](const std::string& value) {
+                *text = value;
+                return std::string();
+            }};
+}
+
+// The mode of the library, by its short or its long name.
+inline Option Algorithm(ncclEpAlgorithm_t* algorithm) {
+    return {'a', "algorithm", true, [=](const std::string& value) {
+                const bool ll = value == "ll" || value == "low-latency";
+                const bool ht = value == "ht" || value == "high-throughput";
+                if (ll) *algorithm = NCCL_EP_ALGO_LOW_LATENCY;
+                if (ht) *algorithm = NCCL_EP_ALGO_HIGH_THROUGHPUT;
+                return ll || ht ? "" : "--algorithm: expected ll or ht, got \"" + value + "\"";
+            }};
+}
+
+// Reads a command line; returns why it is refused, or "". Nothing is printed: one process of many
+// does that.
+inline std::string ParseOptions(int argc, char** argv, const std::vector<Option>& table) {
+    constexpr int kFirstNumber = 256;  // of long options, behind all letters
+    std::string letters;
+    std::vector<option> names;
+    for (const Option& entry : table) {
+        const int has_value = entry.takes_value ? required_argument : no_argument;
+        names.push_back(
+            {entry.name, has_value, nullptr, kFirstNumber + static_cast<int>(names.size())});
+        if (entry.letter == 0) continue;
+        letters += entry.letter;
+        if (entry.takes_value) letters += ':';
+    }
+    names.push_back({nullptr, 0, nullptr, 0});
+    opterr = 0;
+    int found;
+    while ((found = getopt_long(argc, argv, letters.c_str(), names.data(), nullptr)) != -1) {
+        const Option* chosen = nullptr;
+        for (size_t i = 0; i < table.size(); ++i) {
+            const bool by_name = found == kFirstNumber + static_cast<int>(i);
+            if (by_name || (table[i].letter != 0 && found == table[i].letter)) chosen = &table[i];
+        }
+        if (chosen == nullptr) return "unknown option, or an option without its value";
+        const std::string refusal = chosen->read(optarg != nullptr ? optarg : "");
+        if (!refusal.empty()) return refusal;
+    }
+    if (optind < argc) return std::string("unexpected argument \"") + argv[optind] + "\"";
+    return "";
 }
 
 }  // namespace ep

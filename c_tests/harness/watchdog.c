@@ -58,7 +58,7 @@ static void on_alarm(int signal_number) {
         put_number((unsigned)g_line);
     }
     put("\n");
-    // The launcher kills all processes once one has ended; the others shall have their say first.
+    // The launcher kills all processes once one ends; the others print first.
     sleep(kOtherRanksSeconds);
     _exit(kHungStatus);
 }
@@ -91,7 +91,7 @@ void ep_watchdog_at_case(const char* name) {
 
 void ep_watchdog_case_done(void) { g_waiting = 1; }
 
-void ep_watchdog_at_place(const char* file, int line) {
+void ep_watchdog_at_site(const char* file, int line) {
     g_file = file;
     g_line = line;
 }

@@ -38,13 +38,13 @@ void ref_buffer_upload(const RefBuffer* buffer, const void* host) {
     ep_upload(ref_buffer_data(buffer), host, buffer->bytes);
 }
 
-bool ref_buffer_check(EpPlace place, const RefBuffer* buffer, const void* expected) {
+bool ref_buffer_check(EpSite site, const RefBuffer* buffer, const void* expected) {
     const size_t all_bytes = buffer->bytes + 2 * kRefGuardBytes;
     unsigned char* got = ref_host_new(all_bytes);
     unsigned char* wanted = ref_host_poison(all_bytes);
     ep_download(got, buffer->base, all_bytes);
     if (buffer->bytes > 0) memcpy(wanted + kRefGuardBytes, expected, buffer->bytes);
-    const bool passed = ep_check_eq_bytes(place, got, wanted, all_bytes);
+    const bool passed = ep_check_eq_bytes(site, got, wanted, all_bytes);
     free(got);
     free(wanted);
     return passed;

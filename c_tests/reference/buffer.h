@@ -1,6 +1,6 @@
-// Device memory of the tests: poisoned, with guard zones on both sides, so that a byte that must
-// not be written shows wherever it is. And lists of tensors over it, dressed in all the ways that
-// callers may choose, and scrapped as soon as the call has returned.
+// Device memory of the tests: poisoned, with guard zones on both sides, so that a stray write shows
+// anywhere. And lists of tensors over it, in every form that callers may choose, overwritten as
+// soon as the call has returned.
 #ifndef C_TESTS_REFERENCE_BUFFER_H_
 #define C_TESTS_REFERENCE_BUFFER_H_
 
@@ -24,8 +24,8 @@ void* ref_buffer_data(const RefBuffer* buffer);
 void ref_buffer_poison(const RefBuffer* buffer);
 // The data; the rest is left alone.
 void ref_buffer_upload(const RefBuffer* buffer, const void* host);
-// Checks that the data is `expected` and that the guard zones are still poison. One check.
-bool ref_buffer_check(EpPlace place, const RefBuffer* buffer, const void* expected);
+// One check: the data is `expected`, and the guard zones are still poison.
+bool ref_buffer_check(EpSite site, const RefBuffer* buffer, const void* expected);
 #define REF_CHECK_BUFFER(buffer, expected) \
     (EP_REACHED, ref_buffer_check(EP_HERE(#buffer " == " #expected), (buffer), (expected)))
 

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "harness/nodes.h"
+
 enum { kMaxTopK = 32 };
 
 // One token on one of the ranks that it goes to.
@@ -85,22 +87,32 @@ void ref_ht_counts(const RefRouting* routing, unsigned rank, int32_t* counts) {
 
 typedef struct {
     unsigned rank;
-    const RefRows* tokens;
-    unsigned char* out;
-} Tokens;
+    uint64_t* rows;
+} Rows;
 
-static void place_token(const Copy* copy, void* context) {
-    const Tokens* tokens = context;
-    if (copy->destination != tokens->rank) return;
-    ref_row_fill(tokens->tokens, ref_row_of(copy->source, copy->token),
-                 tokens->out + copy->row * ref_row_bytes(tokens->tokens));
+static void note_token(const Copy* copy, void* context) {
+    const Rows* rows = context;
+    if (copy->destination != rows->rank) return;
+    rows->rows[copy->row] = ref_row_of(copy->source, copy->token);
+}
+
+uint64_t* ref_ht_rows(const RefRouting* routing, unsigned rank) {
+    Rows rows = {rank, malloc((ref_ht_received(routing, rank) + 1) * sizeof(*rows.rows))};
+    EP_REQUIRE(rows.rows != NULL);
+    walk(routing, note_token, &rows);
+    return rows.rows;
 }
 
 void ref_ht_dispatch_tokens(const RefRouting* routing, unsigned rank, const RefRows* tokens,
                             unsigned num_rows, void* out) {
-    memset(out, 0, num_rows * ref_row_bytes(tokens));
-    Tokens context = {rank, tokens, out};
-    walk(routing, place_token, &context);
+    const size_t row_bytes = ref_row_bytes(tokens);
+    const unsigned received = ref_ht_received(routing, rank);
+    uint64_t* rows = ref_ht_rows(routing, rank);
+    memset(out, 0, num_rows * row_bytes);
+    for (size_t i = 0; i < received; ++i) {
+        ref_row_fill(tokens, rows[i], (unsigned char*)out + i * row_bytes);
+    }
+    free(rows);
 }
 
 typedef struct {
@@ -147,32 +159,63 @@ void ref_ht_dispatch_routing(const RefRouting* routing, const RefRouting* given,
 
 typedef struct {
     unsigned rank;
+    unsigned distance;  // of the nodes whose rows are added
     const RefRows* rows;
     unsigned char* row;  // room for one
+    float* values;       // of it
     float* sums;         // [num_tokens, hidden]
+    bool* found;         // [num_tokens]: whether there was something to add
 } Sums;
 
-// The walk comes to the destinations of a token in ascending order, which is that of the sum.
+// The walk comes to the destinations of a token in ascending order, which is that of a node's sum.
 static void add_copy(const Copy* copy, void* context) {
     const Sums* sums = context;
     if (copy->source != sums->rank) return;
+    if (ep_node_distance(copy->source, copy->destination) != sums->distance) return;
+    sums->found[copy->token] = true;
     ref_row_fill(sums->rows, ref_row_of(copy->destination, copy->row), sums->row);
-    for (size_t i = 0; i < sums->rows->hidden; ++i) {
-        float* sum = &sums->sums[copy->token * sums->rows->hidden + i];
-        *sum = *sum + ep_load(sums->rows->datatype, sums->row, i);
-    }
+    const size_t hidden = sums->rows->hidden;
+    ep_load_all(sums->rows->datatype, sums->row, hidden, sums->values);
+    float* of_token = &sums->sums[copy->token * hidden];
+    for (size_t i = 0; i < hidden; ++i) of_token[i] += sums->values[i];
 }
 
 void ref_ht_combine(const RefRouting* routing, unsigned rank, const RefRows* expert_rows,
                     void* out) {
-    const size_t elements = (size_t)routing->num_tokens[rank] * expert_rows->hidden;
-    Sums sums = {rank, expert_rows, malloc(ref_row_bytes(expert_rows)),
-                 calloc(elements + 1, sizeof(float))};
-    EP_REQUIRE(sums.row != NULL && sums.sums != NULL);
-    walk(routing, add_copy, &sums);
-    for (size_t i = 0; i < elements; ++i) ep_store(expert_rows->datatype, out, i, sums.sums[i]);
+    const size_t num_tokens = routing->num_tokens[rank];
+    const size_t hidden = expert_rows->hidden;
+    const size_t elements = num_tokens * hidden;
+    const ncclDataType_t datatype = expert_rows->datatype;
+    float* total = calloc(elements + 1, sizeof(float));
+    Sums sums = {.rank = rank,
+                 .rows = expert_rows,
+                 .row = malloc(ref_row_bytes(expert_rows)),
+                 .values = malloc(hidden * sizeof(float)),
+                 .sums = calloc(elements + 1, sizeof(float)),
+                 .found = calloc(num_tokens + 1, sizeof(bool))};
+    EP_REQUIRE(total != NULL && sums.row != NULL && sums.values != NULL);
+    EP_REQUIRE(sums.sums != NULL && sums.found != NULL);
+    for (; sums.distance < ep_num_nodes(); ++sums.distance) {
+        memset(sums.sums, 0, elements * sizeof(float));
+        memset(sums.found, 0, num_tokens * sizeof(bool));
+        walk(routing, add_copy, &sums);
+        for (size_t token = 0; token < num_tokens; ++token) {
+            if (!sums.found[token]) continue;
+            float* of_node = &sums.sums[token * hidden];
+            if (sums.distance > 0) {
+                // What another node has summed crosses the network as one row.
+                ep_store_all(datatype, sums.row, hidden, of_node);
+                ep_load_all(datatype, sums.row, hidden, of_node);
+            }
+            for (size_t i = 0; i < hidden; ++i) total[token * hidden + i] += of_node[i];
+        }
+    }
+    ep_store_all(datatype, out, elements, total);
+    free(total);
     free(sums.row);
+    free(sums.values);
     free(sums.sums);
+    free(sums.found);
 }
 
 typedef struct {

@@ -1,5 +1,5 @@
-// What high-throughput operations must give, computed in straight walks over all tokens of all
-// ranks in the documented order: source rank, then token; a token comes once per destination rank.
+// The expected results of high-throughput operations, by walks over all tokens of all ranks in the
+// documented order: source rank, then token; a token comes once per destination rank.
 #ifndef C_TESTS_REFERENCE_HT_H_
 #define C_TESTS_REFERENCE_HT_H_
 
@@ -13,6 +13,10 @@ extern "C" {
 // Rows that `rank` receives, and how many of them use each of its L experts.
 unsigned ref_ht_received(const RefRouting* routing, unsigned rank);
 void ref_ht_counts(const RefRouting* routing, unsigned rank, int32_t* counts);
+
+// The tokens that `rank` receives, in row order, as row numbers ref_row_of(source, token); the
+// caller frees them.
+uint64_t* ref_ht_rows(const RefRouting* routing, unsigned rank);
 
 // The whole token output [num_rows, hidden] of `rank`; `tokens` has row ref_row_of(source, token).
 void ref_ht_dispatch_tokens(const RefRouting* routing, unsigned rank, const RefRows* tokens,

@@ -24,11 +24,8 @@ void ht_run_give(HtRun* run, RefRouting* given) {
 
 void ht_prepare_dispatch(HtRun* run) {
     run->tokens = next_rows(run, true);  // dispatch only moves them
-    unsigned char* host = ref_host_new(run->tokens_in.bytes);
-    for (unsigned token = 0; token < my_tokens(run); ++token) {
-        ref_row_fill(&run->tokens, ref_row_of(rank_of(run), token),
-                     host + token * ref_row_bytes(&run->tokens));
-    }
+    void* host = ref_host_new(run->tokens_in.bytes);
+    ref_rows_fill(&run->tokens, rank_of(run), 0, my_tokens(run), host);
     ref_buffer_upload(&run->tokens_in, host);
     free(host);
     upload_given(run);
@@ -116,12 +113,9 @@ bool ht_check_dispatch(HtRun* run) {
 void ht_prepare_combine(HtRun* run) {
     run->results = next_rows(run, false);
     // What is in unused rows, and in columns without an expert, must not show in any sum.
-    unsigned char* host = ref_host_poison(run->results_in.bytes);
+    void* host = ref_host_poison(run->results_in.bytes);
     float* gradients = ref_host_poison(run->gradients_in.bytes);
-    for (unsigned row = 0; row < run->received; ++row) {
-        ref_row_fill(&run->results, ref_row_of(rank_of(run), row),
-                     host + row * ref_row_bytes(&run->results));
-    }
+    ref_rows_fill(&run->results, rank_of(run), 0, run->received, host);
     for (size_t i = 0; i < (size_t)run->received * run->columns; ++i) {
         gradients[i] = ref_weight(run->seed, rank_of(run), i);
     }

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "harness/nodes.h"
+
 // What a walk over all entries sees of one that got a slot.
 typedef struct {
     unsigned source;
@@ -16,8 +18,8 @@ typedef struct {
 
 typedef void (*PlacedFn)(const Placed* placed, void* context);
 
-// Calls `each` for every entry with a slot, in slot order. `used` gets the number of slots of each
-// of the E experts.
+// Calls `each`, if there is one, for every entry with a slot, in slot order. `used` gets the number
+// of slots of each of the E experts.
 static void walk(const RefRouting* routing, unsigned capacity, unsigned* used, PlacedFn each,
                  void* context) {
     const unsigned local_experts = ref_local_experts(routing);
@@ -31,33 +33,74 @@ static void walk(const RefRouting* routing, unsigned capacity, unsigned* used, P
             const Placed placed = {source, entry / routing->top_k, entry, owner,
                                    local * capacity + used[expert]};
             ++used[expert];
-            each(&placed, context);
+            if (each != NULL) each(&placed, context);
         }
     }
 }
 
 typedef struct {
     unsigned rank;
-    const RefRows* tokens;
-    unsigned char* packed;
-} Dispatch;
+    unsigned capacity;
+    size_t* begins;  // of each local expert's slots in `rows`
+    uint64_t* rows;
+} Slots;
 
-static void place_row(const Placed* placed, void* context) {
-    const Dispatch* dispatch = context;
-    if (placed->owner != dispatch->rank || dispatch->packed == NULL) return;
-    ref_row_fill(dispatch->tokens, ref_row_of(placed->source, placed->token),
-                 dispatch->packed + placed->slot_row * ref_row_bytes(dispatch->tokens));
+static void note_token(const Placed* placed, void* context) {
+    const Slots* slots = context;
+    if (placed->owner != slots->rank) return;
+    const size_t local = placed->slot_row / slots->capacity;
+    slots->rows[slots->begins[local] + placed->slot_row % slots->capacity] =
+        ref_row_of(placed->source, placed->token);
+}
+
+uint64_t* ref_ll_slots(const RefRouting* routing, unsigned rank, unsigned capacity,
+                       int32_t* counts) {
+    const unsigned local_experts = ref_local_experts(routing);
+    unsigned* used = malloc(routing->num_experts * sizeof(*used));
+    Slots slots = {rank, capacity, malloc(local_experts * sizeof(*slots.begins)), NULL};
+    EP_REQUIRE(used != NULL && slots.begins != NULL);
+    walk(routing, capacity, used, NULL, NULL);
+    size_t all = 0;
+    for (unsigned local = 0; local < local_experts; ++local) {
+        slots.begins[local] = all;
+        counts[local] = (int32_t)used[rank * local_experts + local];
+        all += used[rank * local_experts + local];
+    }
+    slots.rows = malloc((all + 1) * sizeof(*slots.rows));
+    EP_REQUIRE(slots.rows != NULL);
+    walk(routing, capacity, used, note_token, &slots);
+    free(used);
+    free(slots.begins);
+    return slots.rows;
 }
 
 void ref_ll_dispatch(const RefRouting* routing, unsigned rank, unsigned capacity,
                      const RefRows* tokens, void* packed, int32_t* counts) {
     const unsigned local_experts = ref_local_experts(routing);
-    unsigned* used = malloc(routing->num_experts * sizeof(*used));
+    const size_t row_bytes = ref_row_bytes(tokens);
+    int32_t* used = malloc(local_experts * sizeof(*used));
     EP_REQUIRE(used != NULL);
-    Dispatch dispatch = {rank, tokens, packed};
-    walk(routing, capacity, used, place_row, &dispatch);
-    for (unsigned local = 0; local < local_experts && counts != NULL; ++local) {
-        counts[local] = (int32_t)used[rank * local_experts + local];
+    uint64_t* rows = ref_ll_slots(routing, rank, capacity, used);
+    const uint64_t* row = rows;
+    for (size_t local = 0; local < local_experts; ++local) {
+        unsigned char* to = (unsigned char*)packed + local * capacity * row_bytes;
+        for (int32_t i = 0; i < used[local]; ++i, to += row_bytes) ref_row_fill(tokens, *row++, to);
+    }
+    if (counts != NULL) memcpy(counts, used, local_experts * sizeof(*used));
+    free(used);
+    free(rows);
+}
+
+void ref_ll_results(const RefRouting* routing, unsigned rank, unsigned capacity,
+                    const RefRows* expert_rows, void* out) {
+    const unsigned local_experts = ref_local_experts(routing);
+    int32_t* used = malloc(local_experts * sizeof(*used));
+    EP_REQUIRE(used != NULL);
+    free(ref_ll_slots(routing, rank, capacity, used));
+    for (size_t local = 0; local < local_experts; ++local) {
+        const size_t slot = local * capacity;
+        ref_rows_fill(expert_rows, rank, slot, (size_t)used[local],
+                      (unsigned char*)out + slot * ref_row_bytes(expert_rows));
     }
     free(used);
 }
@@ -85,10 +128,8 @@ static void fetch_result(const Placed* placed, void* context) {
     if (placed->source != combine->rank) return;
     const unsigned hidden = combine->rows->hidden;
     ref_row_fill(combine->rows, ref_row_of(placed->owner, placed->slot_row), combine->row);
-    for (unsigned column = 0; column < hidden; ++column) {
-        combine->results[placed->entry * hidden + column] =
-            ep_load(combine->rows->datatype, combine->row, column);
-    }
+    ep_load_all(combine->rows->datatype, combine->row, hidden,
+                &combine->results[placed->entry * hidden]);
 }
 
 // Which of the `top_k` dispatched ids entry k of the combine means, or kUnmatched.
@@ -163,10 +204,38 @@ static float add_owner(const Combine* combine, unsigned owner, size_t token, uns
     return sum + ep_load(combine->rows->datatype, combine->row, 0);
 }
 
+// Whether the dispatch found an expert of `owner` in the token.
+static bool goes_to(const Combine* combine, size_t token, unsigned owner) {
+    const RefRouting* sent = combine->sent;
+    for (unsigned k = 0; k < sent->top_k; ++k) {
+        const int64_t id = sent->topk_idx[combine->rank][token * sent->top_k + k];
+        const int64_t expert = ref_expert_of(sent, id);
+        if (expert >= 0 && (unsigned)expert / ref_local_experts(sent) == owner) return true;
+    }
+    return false;
+}
+
+// What the node at `distance` from home adds to the sum of a token.
+static float add_node(const Combine* combine, unsigned distance, size_t token, unsigned column,
+                      float sum) {
+    bool found = false;
+    float partial = distance == 0 ? sum : 0.0f;
+    for (unsigned owner = 0; owner < combine->sent->num_ranks; ++owner) {
+        if (ep_node_distance(combine->rank, owner) != distance) continue;
+        if (!goes_to(combine, token, owner)) continue;
+        found = true;
+        partial = add_owner(combine, owner, token, column, partial);
+    }
+    if (distance == 0) return partial;
+    if (!found) return sum;
+    ep_store(combine->rows->datatype, combine->row, 0, partial);
+    return sum + ep_load(combine->rows->datatype, combine->row, 0);
+}
+
 static float reduced_sum(const Combine* combine, size_t token, unsigned column) {
     float sum = 0.0f;
-    for (unsigned owner = 0; owner < combine->sent->num_ranks; ++owner) {
-        sum = add_owner(combine, owner, token, column, sum);
+    for (unsigned distance = 0; distance < ep_num_nodes(); ++distance) {
+        sum = add_node(combine, distance, token, column, sum);
     }
     return sum;
 }

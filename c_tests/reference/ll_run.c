@@ -105,11 +105,8 @@ static RefRows next_rows(LlRun* run, bool any_bits) {
 void ll_prepare_dispatch(LlRun* run) {
     run->tokens = next_rows(run, true);  // dispatch only moves them
     const unsigned rank = (unsigned)run->env->rank;
-    unsigned char* host = ref_host_new(run->tokens_in.bytes);
-    for (unsigned token = 0; token < my_tokens(run); ++token) {
-        ref_row_fill(&run->tokens, ref_row_of(rank, token),
-                     host + token * ref_row_bytes(&run->tokens));
-    }
+    void* host = ref_host_new(run->tokens_in.bytes);
+    ref_rows_fill(&run->tokens, rank, 0, my_tokens(run), host);
     ref_buffer_upload(&run->tokens_in, host);
     free(host);
     ref_buffer_poison(&run->packed);
@@ -177,19 +174,10 @@ void ll_prepare_combine(LlRun* run) {
     ref_routing_new_weights(run->now, run->seed);
     upload_routing(run);
     const unsigned rank = (unsigned)run->env->rank;
-    int32_t* counts = ref_host_new(run->counter.bytes);
-    ref_ll_dispatch(run->sent, rank, run->capacity, &run->tokens, NULL, counts);
     // Rows of unused slots stay poison: they must not show in any sum.
-    unsigned char* host = ref_host_poison(run->results_in.bytes);
-    for (size_t local = 0; local < run->local_experts; ++local) {
-        for (int32_t i = 0; i < counts[local]; ++i) {
-            const size_t slot = local * run->capacity + (size_t)i;
-            ref_row_fill(&run->results, ref_row_of(rank, slot),
-                         host + slot * ref_row_bytes(&run->results));
-        }
-    }
+    void* host = ref_host_poison(run->results_in.bytes);
+    ref_ll_results(run->sent, rank, run->capacity, &run->results, host);
     ref_buffer_upload(&run->results_in, host);
-    free(counts);
     free(host);
     ref_buffer_poison(&run->combined);
 }

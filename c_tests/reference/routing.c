@@ -101,6 +101,18 @@ RefRouting* ref_routing_new(unsigned num_ranks, unsigned num_experts, unsigned t
     return routing;
 }
 
+RefRouting* ref_routing_of_ids(unsigned num_ranks, unsigned num_experts, unsigned top_k,
+                               const unsigned* num_tokens, const int64_t* ids, uint64_t seed) {
+    RefRouting* routing = new_empty(num_ranks, num_experts, top_k, num_tokens);
+    for (unsigned rank = 0; rank < num_ranks; ++rank) {
+        const size_t entries = ref_entries_of(routing, rank);
+        memcpy(routing->topk_idx[rank], ids, entries * sizeof(*ids));
+        ids += entries;
+    }
+    ref_routing_new_weights(routing, seed);
+    return routing;
+}
+
 void ref_routing_new_weights(RefRouting* routing, uint64_t seed) {
     for (unsigned rank = 0; rank < routing->num_ranks; ++rank) {
         for (size_t i = 0; i < ref_entries_of(routing, rank); ++i) {

@@ -1,5 +1,5 @@
-// The routing of all ranks: which experts each token names, with which weights. Every process
-// computes all of it from a seed; no message and no call of the library takes part.
+// The routing of all ranks: the experts of each token and their weights. Every process computes all
+// of it from a seed, without a message or a call of the library.
 #ifndef C_TESTS_REFERENCE_ROUTING_H_
 #define C_TESTS_REFERENCE_ROUTING_H_
 
@@ -33,6 +33,9 @@ typedef struct {
 // A new routing; `num_tokens` has one entry for each rank and is copied.
 RefRouting* ref_routing_new(unsigned num_ranks, unsigned num_experts, unsigned top_k,
                             const unsigned* num_tokens, RefStyle style, uint64_t seed);
+// A routing with given ids: those of all ranks, one rank after the other.
+RefRouting* ref_routing_of_ids(unsigned num_ranks, unsigned num_experts, unsigned top_k,
+                               const unsigned* num_tokens, const int64_t* ids, uint64_t seed);
 RefRouting* ref_routing_copy(const RefRouting* routing);
 void ref_routing_free(RefRouting* routing);
 

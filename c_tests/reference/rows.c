@@ -1,6 +1,7 @@
 // Rows and weights as functions of a seed; see rows.h for what the values are made to show.
 #include "reference/rows.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 enum { kExponentBiasF32 = 127, kExponentBiasF16 = 15 };
@@ -67,6 +68,28 @@ void ref_row_fill(const RefRows* rows, uint64_t index, void* out) {
         memcpy(to + done, from, part);
     }
     if (rows->any_bits) plant_mark(ep_random(&state), to, bytes);
+}
+
+void ref_rows_fill(const RefRows* rows, unsigned rank, size_t first, size_t count, void* out) {
+    unsigned char* to = out;
+    for (size_t i = 0; i < count; ++i) {
+        ref_row_fill(rows, ref_row_of(rank, first + i), to + i * ref_row_bytes(rows));
+    }
+}
+
+size_t ref_rows_wrong(const RefRows* rows, const uint64_t* numbers, size_t count,
+                      const void* actual) {
+    const size_t bytes = ref_row_bytes(rows);
+    const unsigned char* row = actual;
+    unsigned char* expected = malloc(bytes);
+    EP_REQUIRE(expected != NULL);
+    size_t wrong = 0;
+    for (size_t i = 0; i < count; ++i, row += bytes) {
+        ref_row_fill(rows, numbers[i], expected);
+        wrong += memcmp(row, expected, bytes) != 0;
+    }
+    free(expected);
+    return wrong;
 }
 
 float ref_weight(uint64_t seed, unsigned rank, size_t index) {

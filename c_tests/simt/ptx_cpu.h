@@ -1,4 +1,4 @@
-// CPU bodies for the functions of cuda/common/ptx.cuh, under the same names. Included before any
+// CPU bodies for the functions of cuda/base/ptx.cuh, under the same names. Included before any
 // kernel, it takes that header's place: both have one include guard.
 #ifndef NCCL_EP_PTX_CUH
 #define NCCL_EP_PTX_CUH

@@ -1,7 +1,7 @@
 //! Refusal to work where a GPU is.
 //!
-//! A program linked by mistake against the stand-ins on a GPU machine must not quietly compute on
-//! the CPU and report that as a GPU result. So every entry point asks here first.
+//! A program linked by mistake against the stand-ins must not compute on the CPU of a GPU machine and
+//! report that as a GPU result. So every entry point asks here first.
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;

@@ -72,7 +72,7 @@ class Capabilities:
 
 
 def ask(machine: Machine) -> Capabilities:
-    """Runs one rank over the bootstrap library, which needs no NCCL and no launcher."""
+    """Runs one rank over c_tests/fake_nccl, which needs no NCCL and no launcher."""
     program = machine.programs / "onegpu" / "capabilities"
     finished = command.run((str(program),), machine.environment, 120)
     lines = re.findall(r"^([a-z-]+) (\S+)$", finished.output, re.MULTILINE)

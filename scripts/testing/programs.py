@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import pathlib
 from collections.abc import Callable, Iterator, Sequence
 
 from testing import counts
@@ -140,16 +141,24 @@ def host_steps(places: Places) -> list[Step]:
                     environment=environment + run.environment)
 
     everything = Step("programs/complete", lambda: _complete(places), needs=needs)
-    return [everything, *map(step, all_runs(RANKS)), *_bootstrap_steps(places, needs, environment)]
+    return [everything, *map(step, all_runs(RANKS)),
+            *_fake_nccl_steps(places, needs, environment),
+            _net_plugin_step("net_plugin/self-test", places.target / "c", "build/programs")]
 
 
-def _bootstrap_steps(places: Places, needs: tuple[str, ...],
+def _net_plugin_step(name: str, built: pathlib.Path, need: str) -> Step:
+    """The network plugin for NCCL, without NCCL."""
+    words = (str(built / "net_plugin" / "selftest"), str(built / "lib" / "libnccl-net-ep-test.so"))
+    return Step(name, words, counts.closing_line, (need,))
+
+
+def _fake_nccl_steps(places: Places, needs: tuple[str, ...],
                      environment: tuple[tuple[str, str], ...]) -> Iterator[Step]:
     """The test-only NCCL of the one-GPU runs in place of the stand-ins' NCCL."""
-    library = places.target / "c" / "bootstrap" / "host" / "libncclep_bootstrap.so"
+    library = places.target / "c" / "fake_nccl" / "host" / "libncclep_fake_nccl.so"
     for name, ranks in itertools.product(("capabilities", "example_ht", "test_ll"), (1, 4)):
         words = _mpirun(ranks, places.programs / name, (), "-x", f"LD_PRELOAD={library}")
-        yield Step(f"bootstrap/{name}/{ranks}", words, counts.closing_line, needs,
+        yield Step(f"fake_nccl/{name}/{ranks}", words, counts.closing_line, needs,
                    environment=environment)
 
 
@@ -173,6 +182,8 @@ def sanitizer_steps(places: Places) -> list[Step]:
         options = _bench_options(algorithm, _SANITIZED_RANKS)
         steps.append(run("ep_bench", f"ep_bench-{algorithm}", options, _SANITIZED_RANKS,
                          counts.says(BENCH_PASSED, 1)))
+    steps.append(_net_plugin_step("sanitize/net_plugin", places.sanitized.parent,
+                                  "build/sanitizer"))
     return steps
 
 

@@ -84,12 +84,18 @@ impl OpenGroup {
     }
 }
 
+/// Where failures show that operations meet while they run. Every call looks here first.
+pub trait Faults: Send + Sync {
+    /// The first failure.
+    fn first(&self) -> Option<Error>;
+}
+
 /// What groups of both modes have.
 pub trait GroupBackend: Send + Sync {
     /// The group's device memory.
     fn memory(&self) -> Arc<dyn DeviceMemory>;
-    /// The first failure that an operation met while it ran.
-    fn fault(&self) -> Option<Error>;
+    /// Where failures of the group's operations show.
+    fn faults(&self) -> Arc<dyn Faults>;
     /// Waits for the group's operations, then releases what peers can see. Collective unless a fault is known.
     fn close(&self, stream: Stream) -> Result<()>;
 }

@@ -6,6 +6,7 @@ use crate::backend::{DeviceMemory, OpenGroup};
 use crate::error::Result;
 use crate::model::group::GroupFacts;
 use crate::model::ops::Stream;
+use crate::model::topology::Topology;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,10 +14,10 @@ use std::time::Duration;
 pub trait Platform {
     /// The memory of the device that the communicator uses.
     fn memory(&self) -> Arc<dyn DeviceMemory>;
-    /// Opens a group in the mode that `facts` name. Collective: every rank gets a group, or every rank an error.
+    /// Opens a group in the mode that the facts name, of ranks on these nodes. Collective: every rank gets a group, or every rank an error.
     fn open(
         &self,
-        facts: GroupFacts,
+        group: (GroupFacts, Topology),
         bootstrap: Bootstrap,
         timeout: Duration,
         stream: Stream,

@@ -161,6 +161,8 @@ pub enum OfSettings {
     BoundNeeded,
     /// What one rank receives is counted in 31 bits.
     CountableRows,
+    /// Possible within one node only.
+    OneNode,
     /// Fewer received rows than all ranks may send are not supported.
     RoomForAllRanks,
     /// More than the low-latency kernels can count.
@@ -179,6 +181,8 @@ pub enum InSequence {
     GroupDestroyed,
     /// Another thread destroyed it during the call.
     DestroyedMeanwhile,
+    /// A handle needs a routing before anything runs on it.
+    RouteFirst,
     /// A combine follows a dispatch.
     DispatchFirst,
     /// The handle's staged operation is to be completed first.

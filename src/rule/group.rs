@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::model::group::{
     Algorithm, GroupFacts, GroupSettings, LlCombineMode, ROW_ALIGN, most_tokens,
 };
+use crate::model::topology::Topology;
 
 /// Checks `settings` for `rank` of `ranks`.
 pub fn check(
@@ -84,6 +85,16 @@ fn row_bytes(settings: &GroupSettings) -> Result<usize> {
         );
     }
     Ok(bytes)
+}
+
+/// Checks what cannot be done over several nodes.
+pub fn check_nodes(facts: &GroupFacts, topology: &Topology) -> Result<()> {
+    let low_latency = facts.algorithm == Algorithm::LowLatency;
+    if topology.nodes() > 1 && low_latency && facts.ll_combine == LlCombineMode::Exact {
+        return Err(refused(Setting::LlCombine, OfSettings::OneNode)
+            .got(LlCombineMode::Exact.name(), LlCombineMode::Reduce.name()));
+    }
+    Ok(())
 }
 
 #[cfg(test)]

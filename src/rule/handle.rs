@@ -63,3 +63,66 @@ pub fn counter(facts: &GroupFacts, tensors: &HandleTensors) -> Result<Option<Cou
     let data = expert_counter(Role::Counter, device, facts, sized)?;
     Ok(data.map(Counter::Device))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::refusal::Subject;
+    use crate::model::group::LlCombineMode;
+
+    fn facts(algorithm: Algorithm) -> GroupFacts {
+        GroupFacts {
+            algorithm,
+            ranks: 2,
+            rank: 0,
+            experts: 8,
+            max_tokens: Some(4),
+            max_recv_rows: Some(8),
+            row_bytes: 16,
+            ll_combine: LlCombineMode::Exact,
+            channels: None,
+        }
+    }
+
+    fn tensor(dtype: DType, sizes: &[u32]) -> Tensor {
+        Tensor::new(DevPtr(64), Some(dtype), sizes)
+    }
+
+    #[test]
+    fn ids_of_64_bits_route_and_others_do_not() {
+        let facts = facts(Algorithm::LowLatency);
+        let routed = routing(&facts, &tensor(DType::Int64, &[4, 2])).unwrap();
+        assert_eq!((routed.tokens, routed.top_k), (4, 2));
+        assert_eq!(routed.width.bytes(), 8);
+        let refused = |dtype, sizes| {
+            let error = routing(&facts, &tensor(dtype, sizes)).unwrap_err();
+            error.refused().unwrap()
+        };
+        let narrow = (
+            Subject::ElementType(Role::Ids),
+            OfTensor::ElementType.into(),
+        );
+        assert_eq!(refused(DType::Int32, &[4, 2]), narrow);
+        let many = OfTensor::AtMost(Extent::MaxTokens).into();
+        let subject = Subject::Size(Role::Ids, 0);
+        assert_eq!(refused(DType::Int64, &[5, 2]), (subject, many));
+    }
+
+    #[test]
+    fn counters_are_those_of_high_throughput() {
+        let host_counter = Some(tensor(DType::Int32, &[4]));
+        let tensors = HandleTensors {
+            ids: tensor(DType::Int64, &[4, 2]),
+            counter: None,
+            host_counter,
+        };
+        let found = counter(&facts(Algorithm::HighThroughput), &tensors);
+        assert_eq!(found, Ok(Some(Counter::Host(DevPtr(64)))));
+        let refused = counter(&facts(Algorithm::LowLatency), &tensors).unwrap_err();
+        let expected = (
+            Subject::Tensor(Role::HostCounter),
+            OfTensor::CounterAtDispatch.into(),
+        );
+        assert_eq!(refused.refused(), Some(expected));
+    }
+}

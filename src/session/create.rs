@@ -6,16 +6,15 @@
 
 use crate::backend::bootstrap::Bootstrap;
 use crate::backend::nccl::Communicator;
-use crate::backend::{HtRouting, OpenGroup, select};
+use crate::backend::select;
 use crate::env::Env;
-use crate::error::refusal::{AmongRanks, OfTensor, Role, Setting, Subject};
-use crate::error::{Error, Result, Value, Words};
+use crate::error::refusal::{AmongRanks, Setting, Subject};
+use crate::error::{Error, Result, Words};
 use crate::model::group::{GroupFacts, GroupSettings, LlCombineMode};
-use crate::model::ops::{Routing, Stream};
-use crate::model::tensor::DevPtr;
+use crate::model::ops::Stream;
 use crate::model::topology::{NODE_ID_BYTES, NodeId, Topology};
 use crate::rule;
-use crate::rule::handle::{Counter, HandleTensors};
+use crate::rule::handle::HandleTensors;
 use crate::session::group::Group;
 use crate::session::handle::Handle;
 use crate::session::stream::OwnStream;
@@ -34,18 +33,21 @@ pub fn group(
     let platform = select::platform(&comm)?;
     let memory = platform.memory();
     let own_stream = match stream {
-        Some(_) => None,
-        None => Some(OwnStream::new(Arc::clone(&memory))?),
+        Some(_) => Ok(None),
+        None => OwnStream::new(Arc::clone(&memory)).map(Some),
     };
-    let own = own_stream.as_ref().map(OwnStream::stream);
+    let own = own_stream.iter().flatten().next().map(OwnStream::stream);
+    // A rank that has none tells the others so, wherever that runs.
     let stream = stream.or(own).unwrap_or(Stream::DEFAULT);
     let (ranks, rank) = (comm.ranks, comm.rank);
-    let facts =
-        settings.and_then(|settings| rule::group::check(&settings, env.ll_combine, ranks, rank));
+    let facts = own_stream.as_ref().map_err(Error::clone).and_then(|_| {
+        let settings = settings?;
+        rule::group::check(&settings, env.ll_combine, ranks, rank)
+    });
     let bootstrap = Bootstrap::new(comm, memory, env.timeout, words);
-    let facts = agree_on_facts(&bootstrap, facts, &env, stream)?;
-    let backend = platform.open(facts, bootstrap, env.timeout, stream)?;
-    Ok(Group::new(facts, backend, own_stream))
+    let (facts, topology) = agree_on_facts(&bootstrap, facts, &env, stream)?;
+    let backend = platform.open((facts, topology), bootstrap, env.timeout, stream)?;
+    Ok(Group::new(facts, backend, own_stream?))
 }
 
 /// The numbers that must be the same on every rank.
@@ -63,7 +65,7 @@ fn agree_on_facts(
     facts: Result<GroupFacts>,
     env: &Env,
     stream: Stream,
-) -> Result<GroupFacts> {
+) -> Result<(GroupFacts, Topology)> {
     let mine = facts.as_ref().map_err(Error::clone).and_then(|facts| {
         let mut record = Vec::new();
         for number in compared(facts) {
@@ -96,8 +98,9 @@ fn agree_on_facts(
             }
         }
     }
-    single_node(&nodes)?;
-    Ok(facts)
+    let topology = Topology::from_ids(&nodes);
+    rule::group::check_nodes(&facts, &topology)?;
+    Ok((facts, topology))
 }
 
 /// The refusal of `setting`, which is `mine` here and `theirs` on `rank`.
@@ -139,56 +142,9 @@ fn node_id(env: &Env) -> Result<NodeId> {
     }
 }
 
-fn single_node(nodes: &[NodeId]) -> Result<()> {
-    let topology = Topology::from_ids(nodes);
-    match topology.first_remote_rank() {
-        None => Ok(()),
-        Some(rank) => Err(
-            Error::usage(Subject::Communicator, AmongRanks::OneNode { rank })
-                .got(format_args!("{} nodes", topology.nodes()), "1 node"),
-        ),
-    }
-}
-
-/// Opens a handle on `group`; collective in HT. `tensors` is an error if they could not even be read.
+/// Makes a handle on `group` with a routing; collective in HT. `tensors` is an error if they could not even be read.
 pub fn handle(group: Arc<Group>, tensors: Result<HandleTensors>, stream: Stream) -> Result<Handle> {
-    group.check_usable()?;
-    let checked = tensors.and_then(|tensors| {
-        let routing = rule::handle::routing(group.facts(), &tensors.ids)?;
-        Ok((routing, rule::handle::counter(group.facts(), &tensors)?))
-    });
-    match group.backend() {
-        OpenGroup::Ll(backend) => {
-            let (routing, _) = checked?;
-            let handle = backend.open_handle(routing)?;
-            Ok(Handle::low_latency(group, routing, handle))
-        }
-        OpenGroup::Ht(backend) => {
-            let routing = checked
-                .as_ref()
-                .map(|(routing, _)| *routing)
-                .map_err(Error::clone);
-            let wanted = checked.and_then(|checked| ht_routing(&group, checked));
-            let handle = backend.open_handle(wanted, stream)?;
-            Ok(Handle::high_throughput(group, routing?, handle))
-        }
-    }
-}
-
-fn ht_routing(group: &Group, (routing, counter): (Routing, Option<Counter>)) -> Result<HtRouting> {
-    let counter = match counter {
-        None => None,
-        Some(Counter::Device(data)) => Some(data),
-        Some(Counter::Host(host)) => Some(device_alias(group, host)?),
-    };
-    Ok(HtRouting { routing, counter })
-}
-
-/// The address by which the device reaches the counter at `host`.
-fn device_alias(group: &Group, host: DevPtr) -> Result<DevPtr> {
-    group.memory().device_alias(host).map_err(|cause| {
-        let expected = "an address that the device can reach".to_owned();
-        Error::argument(Subject::Data(Role::HostCounter), OfTensor::MappedHostMemory)
-            .found(Value::Error(cause), Value::Text(expected))
-    })
+    let handle = Handle::new(group);
+    handle.update(tensors, stream)?;
+    Ok(handle)
 }

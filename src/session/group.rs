@@ -1,7 +1,7 @@
 //! A group: its facts, its backend, and whether it still works.
 #![forbid(unsafe_code)]
 
-use crate::backend::{DeviceMemory, OpenGroup};
+use crate::backend::{DeviceMemory, Faults, OpenGroup};
 use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Context, Error, Result};
 use crate::model::group::GroupFacts;
@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub struct Group {
     facts: GroupFacts,
     backend: OpenGroup,
+    faults: Arc<dyn Faults>,
     own_stream: Option<OwnStream>,
     failed: OnceCell<Error>,
     closed: AtomicBool,
@@ -40,6 +41,7 @@ impl Group {
     ) -> Self {
         Self {
             facts,
+            faults: backend.common().faults(),
             backend,
             own_stream,
             failed: OnceCell::new(),
@@ -75,8 +77,8 @@ impl Group {
 
     /// The failure that has made the group unusable, if any.
     pub fn failure(&self) -> Option<Error> {
-        let fault = || self.backend.common().fault();
-        self.failed.get().cloned().or_else(fault)
+        let failed = self.failed.get().cloned();
+        failed.or_else(|| self.faults.first())
     }
 
     /// Marks the group unusable; later calls fail at once instead of leaving the peers waiting.

@@ -1,36 +1,33 @@
-//! A handle: one routing, its backend side, and the staged operation that waits for completion.
+//! A handle: a routing that may be replaced, its backend side, and the staged operation that waits for completion.
 #![forbid(unsafe_code)]
 
-use crate::backend::{HtBackend, LlBackend};
+use crate::backend::{HtBackend, LlBackend, OpenGroup};
 use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
 use crate::model::group::Algorithm;
-use crate::model::ops::{LlOp, Routing, StagedSlot, Stream};
+use crate::model::ops::{LlOp, StagedSlot, Stream};
+use crate::rule::handle::HandleTensors;
 use crate::rule::{CombineTensors, DispatchTensors, ht, ll};
 use crate::session::group::Group;
-use parking_lot::Mutex;
+use crate::session::route::{self, Routed};
+use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
 
 /// A routing of tokens to experts, and what runs on it.
 pub struct Handle {
     group: Arc<Group>,
-    routing: Routing,
     mode: Mode,
 }
 
 enum Mode {
-    Ll(LlHandle),
-    Ht(Box<dyn HtBackend>),
+    Ll(Mutex<LlHandle>),
+    Ht(RwLock<Option<Routed<dyn HtBackend>>>),
 }
 
-struct LlHandle {
-    backend: Box<dyn LlBackend>,
-    progress: Mutex<Progress>,
-}
-
-/// What happened on an LL handle so far.
+/// An LL handle, and what happened on its routing so far.
 #[derive(Default)]
-struct Progress {
+struct LlHandle {
+    routed: Option<Routed<dyn LlBackend>>,
     dispatched: bool,
     staged: Option<Sent>,
 }
@@ -41,44 +38,56 @@ struct Sent {
     slot: StagedSlot,
 }
 
+/// The routing, which a handle has once it was updated.
+fn routed<B: ?Sized>(routed: &Option<Routed<B>>) -> Result<&Routed<B>> {
+    let missing = || Error::usage(Subject::Handle, InSequence::RouteFirst);
+    routed.as_ref().ok_or_else(missing)
+}
+
 impl Handle {
-    /// An LL handle.
-    pub(super) fn low_latency(
-        group: Arc<Group>,
-        routing: Routing,
-        backend: Box<dyn LlBackend>,
-    ) -> Self {
-        let mode = Mode::Ll(LlHandle {
-            backend,
-            progress: Mutex::default(),
-        });
-        Self {
-            group,
-            routing,
-            mode,
-        }
+    /// A handle without a routing: nothing runs on it before its first [`Handle::update`].
+    pub fn new(group: Arc<Group>) -> Self {
+        let mode = match group.backend() {
+            OpenGroup::Ll(_) => Mode::Ll(Mutex::default()),
+            OpenGroup::Ht(_) => Mode::Ht(RwLock::default()),
+        };
+        Self { group, mode }
     }
 
-    /// An HT handle.
-    pub(super) fn high_throughput(
-        group: Arc<Group>,
-        routing: Routing,
-        backend: Box<dyn HtBackend>,
-    ) -> Self {
-        Self {
-            group,
-            routing,
-            mode: Mode::Ht(backend),
+    /// Routes by `tensors` from now on; they are an error if they could not even be read. Collective in HT. A
+    /// refusal leaves the routing as it was.
+    pub fn update(&self, tensors: Result<HandleTensors>, stream: Stream) -> Result<()> {
+        self.group.check_usable()?;
+        match (&self.mode, self.group.backend()) {
+            (Mode::Ll(handle), OpenGroup::Ll(backend)) => {
+                let mut handle = handle.lock();
+                if handle.staged.is_some() {
+                    return Err(Error::usage(Subject::Handle, InSequence::CompleteFirst));
+                }
+                let routed = route::ll(&self.group, backend.as_ref(), tensors)?;
+                handle.routed = Some(routed);
+                handle.dispatched = false;
+                Ok(())
+            }
+            (Mode::Ht(handle), OpenGroup::Ht(backend)) => {
+                let routed = route::ht(&self.group, backend.as_ref(), tensors, stream)?;
+                let before = handle.write().replace(routed);
+                drop(before);
+                Ok(())
+            }
+            _ => Err(Error::internal("a handle of another mode than its group")),
         }
     }
 
     /// Takes the handle out of use. A staged operation of it is given up.
     pub fn close(&self) {
-        if let Mode::Ll(ll) = &self.mode
-            && let Some(sent) = ll.progress.lock().staged.take()
-        {
-            ll.backend.abandon(&sent.op, sent.slot);
-            self.group.end_staged(sent.slot);
+        if let Mode::Ll(handle) = &self.mode {
+            let mut handle = handle.lock();
+            let sent = handle.staged.take();
+            if let (Some(sent), Some(routed)) = (sent, &handle.routed) {
+                routed.backend.abandon(&sent.op, sent.slot);
+                self.group.end_staged(sent.slot);
+            }
         }
     }
 
@@ -87,70 +96,70 @@ impl Handle {
         &self.group
     }
 
-    /// Enqueues a dispatch. `send_only` counts in LL alone.
+    /// Enqueues a dispatch. `staged`, which counts in LL alone, leaves the receive phase to [`Handle::complete`].
     pub fn dispatch(
         &self,
         tensors: &DispatchTensors<'_>,
-        send_only: bool,
+        staged: bool,
         stream: Stream,
     ) -> Result<()> {
         self.group.check_usable()?;
+        let facts = self.group.facts();
         match &self.mode {
             Mode::Ll(handle) => {
-                let op = ll::dispatch(self.group.facts(), &self.routing, tensors)?;
-                let mut progress = handle.progress.lock();
-                self.start(handle, &mut progress, LlOp::Dispatch(op), send_only, stream)?;
-                progress.dispatched = true;
+                let mut handle = handle.lock();
+                let op = ll::dispatch(facts, &routed(&handle.routed)?.routing, tensors)?;
+                self.start(&mut handle, LlOp::Dispatch(op), staged, stream)?;
+                handle.dispatched = true;
                 Ok(())
             }
-            Mode::Ht(backend) => {
-                let op = ht::dispatch(self.group.facts(), &self.routing, tensors)?;
-                backend.dispatch(&op, stream)
+            Mode::Ht(handle) => {
+                let handle = handle.read();
+                let routed = routed(&handle)?;
+                let op = ht::dispatch(facts, &routed.routing, tensors)?;
+                routed.backend.dispatch(&op, stream)
             }
         }
     }
 
-    /// Enqueues a combine. `send_only` counts in LL alone.
+    /// Enqueues a combine. `staged`, which counts in LL alone, leaves the receive phase to [`Handle::complete`].
     pub fn combine(
         &self,
         tensors: &CombineTensors<'_>,
-        send_only: bool,
+        staged: bool,
         stream: Stream,
     ) -> Result<()> {
         self.group.check_usable()?;
+        let facts = self.group.facts();
         match &self.mode {
             Mode::Ll(handle) => {
-                let op = ll::combine(self.group.facts(), &self.routing, tensors)?;
-                let mut progress = handle.progress.lock();
-                if !progress.dispatched {
+                let mut handle = handle.lock();
+                let op = ll::combine(facts, &routed(&handle.routed)?.routing, tensors)?;
+                if !handle.dispatched {
                     return Err(Error::usage(Subject::Handle, InSequence::DispatchFirst));
                 }
-                self.start(handle, &mut progress, LlOp::Combine(op), send_only, stream)
+                self.start(&mut handle, LlOp::Combine(op), staged, stream)
             }
-            Mode::Ht(backend) => {
-                let op = ht::combine(self.group.facts(), &self.routing, tensors)?;
-                backend.combine(&op, stream)
+            Mode::Ht(handle) => {
+                let handle = handle.read();
+                let routed = routed(&handle)?;
+                let op = ht::combine(facts, &routed.routing, tensors)?;
+                routed.backend.combine(&op, stream)
             }
         }
     }
 
-    fn start(
-        &self,
-        handle: &LlHandle,
-        progress: &mut Progress,
-        op: LlOp,
-        send_only: bool,
-        stream: Stream,
-    ) -> Result<()> {
-        if progress.staged.is_some() {
+    fn start(&self, handle: &mut LlHandle, op: LlOp, staged: bool, stream: Stream) -> Result<()> {
+        if handle.staged.is_some() {
             return Err(Error::usage(Subject::Handle, InSequence::CompleteFirst));
         }
-        if !send_only {
-            return handle.backend.run(&op, stream);
+        let backend = &routed(&handle.routed)?.backend;
+        if !staged {
+            return backend.run(&op, stream);
         }
-        let send = |slot| handle.backend.send(&op, slot, stream);
+        let send = |slot| backend.send(&op, slot, stream);
         let slot = self.group.send_staged(send)?;
-        progress.staged = Some(Sent { op, slot });
+        handle.staged = Some(Sent { op, slot });
         Ok(())
     }
 
@@ -160,14 +169,15 @@ impl Handle {
         let Mode::Ll(handle) = &self.mode else {
             return Ok(());
         };
-        let mut progress = handle.progress.lock();
-        let Some(sent) = &progress.staged else {
+        let mut handle = handle.lock();
+        let Some(sent) = &handle.staged else {
             return Ok(());
         };
         // If this is refused, the operation still waits: the caller may try again.
-        handle.backend.receive(&sent.op, sent.slot, stream)?;
+        let backend = &routed(&handle.routed)?.backend;
+        backend.receive(&sent.op, sent.slot, stream)?;
         self.group.end_staged(sent.slot);
-        progress.staged = None;
+        handle.staged = None;
         Ok(())
     }
 
@@ -181,9 +191,9 @@ impl Handle {
                     Algorithm::HighThroughput.name(),
                 ),
             ),
-            Mode::Ht(backend) => match facts.max_recv_rows {
+            Mode::Ht(handle) => match facts.max_recv_rows {
                 Some(rows) => Ok(rows),
-                None => backend.num_recv_tokens(),
+                None => routed(&handle.read())?.backend.num_recv_tokens(),
             },
         }
     }

@@ -4,4 +4,5 @@
 pub mod create;
 pub mod group;
 pub mod handle;
+mod route;
 mod stream;

@@ -125,7 +125,7 @@ pub unsafe extern "C" fn epProbeClose(group: *mut EpProbeGroup) -> c_int {
     answer(group.0.close(None))
 }
 
-/// Routes `tokens` tokens by `ids`, int64 `[tokens, top_k]`.
+/// Makes a route that leads nowhere yet.
 ///
 /// # Safety
 /// `group` is open, `route` is NULL or valid.
@@ -133,27 +133,40 @@ pub unsafe extern "C" fn epProbeClose(group: *mut EpProbeGroup) -> c_int {
 pub unsafe extern "C" fn epProbeRoute(
     route: *mut *mut EpProbeRoute,
     group: *const EpProbeGroup,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let (route, group) = unsafe { (route.as_mut(), Arc::clone(&(*group).0)) };
+    answer(route.ok_or_else(|| null("place for a route")).map(|route| {
+        *route = Box::into_raw(Box::new(EpProbeRoute {
+            core: Handle::new(group),
+            tokens: 0,
+            top_k: 0,
+        }));
+    }))
+}
+
+/// Routes `tokens` tokens by `ids`, int64 `[tokens, top_k]`, from now on.
+///
+/// # Safety
+/// `route` is alive, and no other thread uses it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epProbeUpdate(
+    route: *mut EpProbeRoute,
     ids: *const c_void,
     tokens: usize,
     top_k: usize,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    let (route, group) = unsafe { (route.as_mut(), Arc::clone(&(*group).0)) };
+    let route = unsafe { &mut *route };
     let tensors = tensor(ids, DType::Int64, [tokens, top_k]).map(|ids| HandleTensors {
         ids,
         counter: None,
         host_counter: None,
     });
-    let made = create::handle(group, tensors, Stream::DEFAULT).and_then(|core| {
-        let made = EpProbeRoute {
-            core,
-            tokens,
-            top_k,
-        };
-        *route.ok_or_else(|| null("place for a route"))? = Box::into_raw(Box::new(made));
-        Ok(())
-    });
-    answer(made)
+    answer(route.core.update(tensors, Stream::DEFAULT).map(|()| {
+        route.tokens = tokens;
+        route.top_k = top_k;
+    }))
 }
 
 /// Gives up a route.

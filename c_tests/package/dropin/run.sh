@@ -14,14 +14,14 @@ trap 'rm -rf "$work"' EXIT
 
 build() {
     local compile=(gcc -std=c11 -O1 -Wall -Wextra -Wpedantic -Werror -I"$NCCL_EP_ROOT/include"
-        -I"$here/../../harness" -isystem "$CUDA_HOME/include" -isystem "$NCCL_INCLUDE")
+        -I"$here/../.." -isystem "$CUDA_HOME/include" -isystem "$NCCL_INCLUDE")
     local mpi_compile mpi_link
     read -ra mpi_compile <<<"$(mpicc --showme:compile)"
     read -ra mpi_link <<<"$(mpicc --showme:link)"
     mkdir "$work/dummy" "$work/with_rpath" "$work/no_rpath" "$work/objects"
     "${compile[@]}" -fPIC -shared "$here/dummy.c" -o "$work/dummy/libnccl_ep.so"
     (cd "$work/objects" &&
-        "${compile[@]}" "${mpi_compile[@]}" -c "$here/roundtrip.c" "$here"/../../harness/*.c)
+        "${compile[@]}" "${mpi_compile[@]}" -c "$here/roundtrip.c" "$here"/../../{harness,reference}/*.c)
     # The stand-ins for CUDA and NCCL are found by their own rpath; ours is what the test varies.
     local link=("$work"/objects/*.o -L"$work/dummy" -lnccl_ep -L"$libraries" -lncclep_hostsim
         "${mpi_link[@]}" -lm -lpthread -ldl)

@@ -2,8 +2,6 @@
 // device, because an option may decide how NCCL is started.
 #include "programs/ep_bench/options.h"
 
-#include <getopt.h>
-
 #include <algorithm>
 #include <cstdlib>
 
@@ -49,40 +47,6 @@ const char kUsage[] =
 
 namespace {
 
-constexpr int kSweep = 256;  // options without a letter
-constexpr int kJson = 257;
-constexpr int kUseCudaGraph = 258;
-constexpr int kGraphOps = 259;
-constexpr int kMasked = 260;
-constexpr int kRandomRouting = 261;
-constexpr int kRouting = 262;
-constexpr int kChannels = 263;
-constexpr int kMaxTokens = 264;
-constexpr char kLetters[] = "a:t:d:k:e:w:i:pnfVMh";
-const option kLongOptions[] = {{"algorithm", required_argument, nullptr, 'a'},
-                               {"tokens", required_argument, nullptr, 't'},
-                               {"sweep", required_argument, nullptr, kSweep},
-                               {"max-tokens", required_argument, nullptr, kMaxTokens},
-                               {"hidden", required_argument, nullptr, 'd'},
-                               {"top-k", required_argument, nullptr, 'k'},
-                               {"experts", required_argument, nullptr, 'e'},
-                               {"masked", required_argument, nullptr, kMasked},
-                               {"random-routing", no_argument, nullptr, kRandomRouting},
-                               {"routing", required_argument, nullptr, kRouting},
-                               {"channels", required_argument, nullptr, kChannels},
-                               {"warmup", required_argument, nullptr, 'w'},
-                               {"iters", required_argument, nullptr, 'i'},
-                               {"profile", no_argument, nullptr, 'p'},
-                               {"disable-nvlink", no_argument, nullptr, 'n'},
-                               {"use-fp8", no_argument, nullptr, 'f'},
-                               {"validate", no_argument, nullptr, 'V'},
-                               {"dynamic-tokens", no_argument, nullptr, 'M'},
-                               {"json", required_argument, nullptr, kJson},
-                               {"use-cuda-graph", no_argument, nullptr, kUseCudaGraph},
-                               {"graph-ops", required_argument, nullptr, kGraphOps},
-                               {"help", no_argument, nullptr, 'h'},
-                               {nullptr, 0, nullptr, 0}};
-
 // What a user may leave open, because it depends on the mode or on the machine what it is then.
 struct Open {
     bool routing = true;
@@ -92,130 +56,95 @@ struct Open {
     bool iterations = true;
 };
 
-void ReadAlgorithm(const std::string& text, ParsedOptions* parsed) {
-    if (text == "ll" || text == "low-latency") {
-        parsed->options.algorithm = NCCL_EP_ALGO_LOW_LATENCY;
-    } else if (text == "ht" || text == "high-throughput") {
-        parsed->options.algorithm = NCCL_EP_ALGO_HIGH_THROUGHPUT;
-    } else {
-        parsed->error = "--algorithm: expected ll or ht, got \"" + text + "\"";
-    }
-}
-
 // The number behind `zipf:`.
-void ReadExponent(const std::string& text, ParsedOptions* parsed) {
+std::string ReadExponent(const std::string& text, double* exponent) {
     constexpr double kHighest = 10;
     char* end = nullptr;
-    const double exponent = strtod(text.c_str(), &end);
-    if (text.empty() || *end != '\0' || !(exponent >= 0 && exponent <= kHighest)) {
-        parsed->error = "--routing zipf: expected an exponent from 0 to 10, got \"" + text + "\"";
-    }
-    parsed->options.zipf_exponent = exponent;
+    *exponent = strtod(text.c_str(), &end);
+    if (!text.empty() && *end == '\0' && *exponent >= 0 && *exponent <= kHighest) return "";
+    return "--routing zipf: expected an exponent from 0 to 10, got \"" + text + "\"";
 }
 
-void ReadRouting(const std::string& text, ParsedOptions* parsed) {
+std::string ReadRouting(const std::string& text, Options* options) {
     const size_t colon = text.find(':');
-    Options& options = parsed->options;
     if (text == "uniform") {
-        options.routing = RoutingKind::kUniform;
+        options->routing = RoutingKind::kUniform;
     } else if (text == "consecutive") {
-        options.routing = RoutingKind::kConsecutive;
+        options->routing = RoutingKind::kConsecutive;
     } else if (text.substr(0, colon) == "zipf") {
-        options.routing = RoutingKind::kZipf;
-        if (colon != std::string::npos) ReadExponent(text.substr(colon + 1), parsed);
+        options->routing = RoutingKind::kZipf;
+        if (colon != std::string::npos) {
+            return ReadExponent(text.substr(colon + 1), &options->zipf_exponent);
+        }
     } else {
-        parsed->error =
-            "--routing: expected uniform, zipf, zipf:S or consecutive, got \"" + text + "\"";
+        return "--routing: expected uniform, zipf, zipf:S or consecutive, got \"" + text + "\"";
     }
+    return "";
 }
 
-void ReadChannels(const std::string& text, ParsedOptions* parsed) {
+std::string ReadChannels(const std::string& text, Options* options) {
+    std::string error;
     if (text == "all") {
-        parsed->options.channels = kAllChannels;
+        options->channels = kAllChannels;
     } else {
-        ep::ReadUnsigned("--channels", text.c_str(), 0, &parsed->options.channels, &parsed->error);
+        ep::ReadUnsigned("--channels", text.c_str(), 0, &options->channels, &error);
     }
+    return error;
 }
 
-void ReadSwitch(int letter, ParsedOptions* parsed, Open* open) {
-    Options& options = parsed->options;
-    switch (letter) {
-        case 'p':
-            options.profile = true;
-            break;
-        case 'n':
-            options.disable_nvlink = true;
-            break;
-        case 'f':
-            options.use_fp8 = true;
-            break;
-        case 'V':
-            options.validate = true;
-            break;
-        case 'M':
-            options.dynamic_tokens = true;
-            break;
-        case kRandomRouting:
-            open->routing = false;
-            options.routing = RoutingKind::kUniform;
-            break;
-        case kUseCudaGraph:
-            options.use_cuda_graph = true;
-            break;
-        case 'h':
-            parsed->help = true;
-            break;
-        default:
-            parsed->error = "unknown option, or an option without its value";
+std::string ReadLists(const std::string& text, bool sweep, Options* options) {
+    std::string error;
+    options->sweep = sweep;
+    options->tokens.clear();
+    if (sweep) {
+        options->tokens = ReadSweep(text, &error);
+    } else {
+        options->tokens.push_back(ReadTokens(text, &error));
     }
+    return error;
 }
 
-void ReadOption(int letter, ParsedOptions* parsed, Open* open) {
-    Options& options = parsed->options;
-    std::string* error = &parsed->error;
-    switch (letter) {
-        case 'a':
-            return ReadAlgorithm(optarg, parsed);
-        case 't':
-            open->tokens = false;
-            options.sweep = false;
-            options.tokens = {ReadTokens(optarg, error)};
-            return;
-        case kSweep:
-            open->tokens = false;
-            options.sweep = true;
-            options.tokens = ReadSweep(optarg, error);
-            return;
-        case kMaxTokens:
-            return ep::ReadUnsigned("--max-tokens", optarg, 1, &options.max_tokens, error);
-        case 'd':
-            open->hidden = false;
-            return ep::ReadUnsigned("--hidden", optarg, 1, &options.hidden, error);
-        case 'k':
-            return ep::ReadUnsigned("--top-k", optarg, 1, &options.top_k, error);
-        case 'e':
-            return ep::ReadUnsigned("--experts", optarg, 1, &options.experts, error);
-        case kMasked:
-            return ep::ReadUnsigned("--masked", optarg, 0, &options.masked, error);
-        case kRouting:
-            open->routing = false;
-            return ReadRouting(optarg, parsed);
-        case kChannels:
-            return ReadChannels(optarg, parsed);
-        case 'w':
-            open->warmup = false;
-            return ep::ReadUnsigned("--warmup", optarg, 0, &options.warmup, error);
-        case 'i':
-            open->iterations = false;
-            return ep::ReadUnsigned("--iters", optarg, 1, &options.iterations, error);
-        case kGraphOps:
-            return ep::ReadUnsigned("--graph-ops", optarg, 1, &options.graph_ops, error);
-        case kJson:
-            options.json_file = optarg;
-            return;
-        default:
-            return ReadSwitch(letter, parsed, open);
-    }
+// Notes that the user has decided it.
+ep::Option Closing(bool* open, ep::Option option) {
+    const auto read = option.read;
+    option.read = [=](const std::string& value) {
+        *open = false;
+        return read(value);
+    };
+    return option;
+}
+
+std::vector<ep::Option> SizeOptions(Options* options, Open* open) {
+    const auto tokens = [=](const std::string& list) { return ReadLists(list, false, options); };
+    const auto sweep = [=](const std::string& list) { return ReadLists(list, true, options); };
+    return {ep::Algorithm(&options->algorithm),
+            Closing(&open->tokens, {'t', "tokens", true, tokens}),
+            Closing(&open->tokens, {0, "sweep", true, sweep}),
+            ep::Number(0, "max-tokens", 1, &options->max_tokens),
+            Closing(&open->hidden, ep::Number('d', "hidden", 1, &options->hidden)),
+            ep::Number('k', "top-k", 1, &options->top_k),
+            ep::Number('e', "experts", 1, &options->experts),
+            ep::Number(0, "masked", 0, &options->masked),
+            Closing(&open->warmup, ep::Number('w', "warmup", 0, &options->warmup)),
+            Closing(&open->iterations, ep::Number('i', "iters", 1, &options->iterations)),
+            ep::Number(0, "graph-ops", 1, &options->graph_ops)};
+}
+
+std::vector<ep::Option> OtherOptions(Options* options, Open* open, bool* help) {
+    const auto routing = [=](const std::string& text) { return ReadRouting(text, options); };
+    const auto uniform = [=](const std::string&) { return ReadRouting("uniform", options); };
+    const auto channels = [=](const std::string& text) { return ReadChannels(text, options); };
+    return {Closing(&open->routing, {0, "routing", true, routing}),
+            Closing(&open->routing, {0, "random-routing", false, uniform}),
+            {0, "channels", true, channels},
+            ep::Switch('p', "profile", &options->profile),
+            ep::Switch('n', "disable-nvlink", &options->disable_nvlink),
+            ep::Switch('f', "use-fp8", &options->use_fp8),
+            ep::Switch('V', "validate", &options->validate),
+            ep::Switch('M', "dynamic-tokens", &options->dynamic_tokens),
+            ep::Switch(0, "use-cuda-graph", &options->use_cuda_graph),
+            ep::Text(0, "json", &options->json_file),
+            ep::Switch('h', "help", help)};
 }
 
 void FillOpen(const Open& open, bool on_hostsim, Options* options) {
@@ -263,16 +192,13 @@ const char* RoutingName(const Options& options) {
 ParsedOptions ParseOptions(int argc, char** argv, bool on_hostsim) {
     ParsedOptions parsed;
     Open open;
-    opterr = 0;  // one process reports the error, in our words
-    int letter;
-    while (parsed.error.empty() &&
-           (letter = getopt_long(argc, argv, kLetters, kLongOptions, nullptr)) != -1) {
-        ReadOption(letter, &parsed, &open);
-    }
+    std::vector<ep::Option> table = SizeOptions(&parsed.options, &open);
+    const auto others = OtherOptions(&parsed.options, &open, &parsed.help);
+    table.insert(table.end(), others.begin(), others.end());
+    parsed.error = ep::ParseOptions(argc, argv, table);
     if (!parsed.error.empty()) return parsed;
     FillOpen(open, on_hostsim, &parsed.options);
-    if (optind < argc) parsed.error = std::string("unexpected argument \"") + argv[optind] + "\"";
-    if (parsed.error.empty() && parsed.options.low_latency() && parsed.options.dynamic_tokens) {
+    if (parsed.options.low_latency() && parsed.options.dynamic_tokens) {
         parsed.error = "--dynamic-tokens: low latency needs a fixed max_tokens_per_rank";
     }
     if (parsed.error.empty()) parsed.error = CheckMaxTokens(parsed.options);

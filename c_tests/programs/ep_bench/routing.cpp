@@ -14,6 +14,7 @@ namespace ep_bench {
 namespace {
 
 constexpr unsigned kRanksOfNode = 8;
+constexpr uint64_t kSeedOfWeights = 42;
 
 // For each token the experts with the highest of the scores that `draw` makes.
 template <typename Draw>
@@ -107,16 +108,17 @@ Routing::Routing(const Shape& shape, unsigned rank) : shape_(shape), rank_(rank)
     std::vector<int64_t> mine = Draw(shape, rank, &generator);
     Mask(shape, tokens(), &generator, &mine);
     std::vector<int> counts, places;  // in ids
-    size_t tokens_before = 0;
+    int before = 0;
     for (const unsigned tokens : shape.tokens) {
-        first_token_.push_back(tokens_before);
         counts.push_back(static_cast<int>(tokens * shape.top_k));
-        places.push_back(static_cast<int>(tokens_before * shape.top_k));
-        tokens_before += tokens;
+        places.push_back(before);
+        before += counts.back();
     }
-    ids_.resize(tokens_before * shape.top_k);
-    MPI_Allgatherv(mine.data(), counts[rank], MPI_INT64_T, ids_.data(), counts.data(),
-                   places.data(), MPI_INT64_T, MPI_COMM_WORLD);
+    std::vector<int64_t> ids(static_cast<size_t>(before));
+    MPI_Allgatherv(mine.data(), counts[rank], MPI_INT64_T, ids.data(), counts.data(), places.data(),
+                   MPI_INT64_T, MPI_COMM_WORLD);
+    all_.reset(ref_routing_of_ids(shape.ranks, shape.experts, shape.top_k, shape.tokens.data(),
+                                  ids.data(), kSeedOfWeights));
 }
 
 unsigned Routing::Entries(unsigned source, unsigned token) const {

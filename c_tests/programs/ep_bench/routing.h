@@ -11,6 +11,7 @@
 
 #include "programs/ep_bench/options.h"
 #include "programs/ep_bench/tokens.h"
+#include "reference/owned.hpp"
 
 namespace ep_bench {
 
@@ -38,9 +39,12 @@ class Routing {
     unsigned rank() const { return rank_; }
     unsigned tokens() const { return shape_.tokens[rank_]; }  // of this rank
 
+    // The ids and weights of all ranks.
+    const RefRouting& all() const { return *all_; }
+
     // The [top_k] ids of one token of any rank; -1 means no expert.
     const int64_t* ids(unsigned source, unsigned token) const {
-        return ids_.data() + (first_token_[source] + token) * shape_.top_k;
+        return all_->topk_idx[source] + size_t{token} * shape_.top_k;
     }
 
     // Entries with an expert, and distinct ranks among them.
@@ -50,8 +54,7 @@ class Routing {
    private:
     Shape shape_;
     unsigned rank_;
-    std::vector<size_t> first_token_;  // of each rank, among those of all
-    std::vector<int64_t> ids_;         // [all tokens, top_k]
+    ref::Routing all_;
 };
 
 // Rows that one rank sends or gets in one dispatch; a combine moves the same rows the other way.

@@ -3,18 +3,9 @@
 // library ends the program with the library's text: there is nothing to time.
 #include "programs/ep_bench/session.h"
 
-#include <algorithm>
 #include <vector>
 
 namespace ep_bench {
-namespace {
-
-constexpr unsigned kIndexColumns = 128;
-constexpr unsigned kBase = 256;  // whole numbers up to here are exact in bfloat16
-constexpr int kRankOffset = 128;
-
-}  // namespace
-
 double FreeBytes() {
     size_t free = 0;
     size_t total = 0;
@@ -22,17 +13,9 @@ double FreeBytes() {
     return static_cast<double>(free);
 }
 
-std::vector<uint16_t> TokenRow(unsigned hidden, unsigned source, unsigned token) {
-    const auto bits = [](unsigned value, int offset) {
-        return ep_bf16_from_f32(static_cast<float>(static_cast<int>(value) - offset));
-    };
-    const uint16_t digits[] = {bits(token % kBase, 0), bits(token / kBase, 0)};
-    const unsigned first_index = hidden - std::min(kIndexColumns, hidden / 2);
-    std::vector<uint16_t> row(hidden, bits(source, kRankOffset));
-    for (unsigned column = first_index; column < hidden; ++column) {
-        row[column] = digits[(column - first_index) % 2];
-    }
-    return row;
+RefRows TokenRows(const Options& options) {
+    constexpr uint64_t kSeed = 1;
+    return {ncclBfloat16, options.hidden, kSeed, false};
 }
 
 Session::Session(EpEnv* env, const Options& options, const Routing& routing)
@@ -82,15 +65,11 @@ void Session::CreateInputs() {
     tokens_ = ep_tensor_2d(group_, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, tokens, hidden);
     weights_ = ep_tensor_2d(group_, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, tokens,
                             routing_.shape().top_k);
-    std::vector<uint16_t> rows;
-    rows.reserve(ep_tensor_elements(&tokens_));
-    for (unsigned token = 0; token < tokens; ++token) {
-        const std::vector<uint16_t> row = TokenRow(hidden, routing_.rank(), token);
-        rows.insert(rows.end(), row.begin(), row.end());
-    }
-    ep_tensor_upload(&tokens_, rows.data());
-    const std::vector<float> ones(ep_tensor_elements(&weights_), 1.0f);
-    ep_tensor_upload(&weights_, ones.data());
+    const RefRows rows = TokenRows(options_);
+    std::vector<uint16_t> host(ep_tensor_elements(&tokens_));
+    ref_rows_fill(&rows, routing_.rank(), 0, tokens, host.data());
+    ep_tensor_upload(&tokens_, host.data());
+    ep_tensor_upload(&weights_, routing_.all().weights[routing_.rank()]);
 }
 
 void Session::CreateOutputs() {

@@ -3,19 +3,15 @@
 #ifndef C_TESTS_PROGRAMS_EP_BENCH_SESSION_H_
 #define C_TESTS_PROGRAMS_EP_BENCH_SESSION_H_
 
-#include <stdint.h>
-
-#include <vector>
-
 #include "harness/harness.h"
 #include "programs/ep_bench/options.h"
 #include "programs/ep_bench/routing.h"
+#include "reference/rows.h"
 
 namespace ep_bench {
 
-// A token in bfloat16 bits: rank - 128 in the front columns; in the last ones, at most 128, the
-// token's index as digits to the base 256. All values are exact, so a row names its origin.
-std::vector<uint16_t> TokenRow(unsigned hidden, unsigned source, unsigned token);
+// The rows of all tokens, numbered by rank and token.
+RefRows TokenRows(const Options& options);
 
 // Free memory of the device in bytes.
 double FreeBytes();
@@ -72,7 +68,7 @@ class Session {
     void* topk_data_ = nullptr;
     EpView topk_idx_{};
     ncclNDTensor_t tokens_{};   // [T, H]
-    ncclNDTensor_t weights_{};  // [T, K], all 1.0
+    ncclNDTensor_t weights_{};  // [T, K]
 };
 
 }  // namespace ep_bench

@@ -23,7 +23,8 @@ struct Stats {
     double max_us = 0;
 };
 
-// Of at least one sample. A percentile is the smallest sample that so many are not above.
+// Of at least one sample. A percentile is the smallest sample with that share of samples at or
+// below.
 Figures FiguresOf(Samples samples);
 Stats StatsOf(const Samples& samples);
 

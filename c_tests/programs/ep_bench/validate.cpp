@@ -1,208 +1,172 @@
-// Validation: the expert outputs are a verbatim copy of what dispatch delivered, so every combined
-// element is a known multiple of the element that was sent. Outputs are overwritten before, so that
-// a row which the library leaves out cannot look right.
+// Validation by c_tests/reference. Outputs are overwritten before, so that a row which the library
+// leaves out cannot look right; so are the rows of experts that no token may get anything of.
 #include "programs/ep_bench/validate.h"
 
 #include <mpi.h>
 
 #include <algorithm>
-#include <cmath>
-#include <map>
-#include <set>
-#include <utility>
+#include <cstdlib>
+#include <cstring>
 #include <vector>
+
+#include "reference/ht.h"
+#include "reference/ll.h"
+#include "reference/owned.hpp"
 
 namespace ep_bench {
 namespace {
 
-using Origin = std::pair<unsigned, unsigned>;  // source rank, token
-using Row = std::vector<uint16_t>;
 constexpr int kStale = 0xff;  // a NaN in bfloat16 and float32, -1 in the integers
 
-Row RowOf(unsigned hidden, const Origin& origin) {
-    return TokenRow(hidden, origin.first, origin.second);
+// Received tensors can be as large as the memory of a GPU, so only the rows in use are looked at:
+// those of one expert after the other, in high throughput all of them.
+struct Part {
+    size_t first_row;
+    std::vector<uint64_t> tokens;  // the numbers of their rows
+};
+
+std::vector<Part> PartsLl(const Routing& routing, unsigned slots) {
+    const unsigned experts = routing.shape().local_experts();
+    std::vector<int32_t> counts(experts);
+    const ref::RowNumbers numbers(
+        ref_ll_slots(&routing.all(), routing.rank(), slots, counts.data()));
+    const uint64_t* next = numbers.get();
+    std::vector<Part> parts;
+    for (unsigned expert = 0; expert < experts; ++expert) {
+        const uint64_t* const begin = next;
+        next += counts[expert];
+        parts.push_back({size_t{expert} * slots, {begin, next}});
+    }
+    return parts;
 }
 
-// The first `rows` rows of a tensor whose last dimension is the row, beginning with row `first`.
+std::vector<Part> PartsHt(const Routing& routing) {
+    const unsigned received = ref_ht_received(&routing.all(), routing.rank());
+    const ref::RowNumbers numbers(ref_ht_rows(&routing.all(), routing.rank()));
+    return {{0, {numbers.get(), numbers.get() + received}}};
+}
+
+// Rows of a tensor whose last dimension is the row.
 template <typename T>
-std::vector<T> DownloadRows(const ncclNDTensor_t& tensor, size_t first, size_t rows) {
+std::vector<T> Download(const ncclNDTensor_t& tensor, size_t first, size_t rows) {
     const size_t columns = tensor.sizes[tensor.ndim - 1];
     std::vector<T> host(rows * columns);
-    const T* device = static_cast<const T*>(tensor.data) + first * columns;
-    ep_download(host.data(), device, host.size() * sizeof(T));
+    ep_download(host.data(), static_cast<const T*>(tensor.data) + first * columns,
+                host.size() * sizeof(T));
     return host;
 }
 
-// How many copies of each token an expert must get. A token that names it twice comes twice.
-std::map<Origin, unsigned> ExpectedAtExpert(const Routing& routing, int64_t expert) {
-    std::map<Origin, unsigned> copies;
-    const Shape& shape = routing.shape();
-    for (unsigned source = 0; source < shape.ranks; ++source) {
-        for (unsigned token = 0; token < shape.tokens[source]; ++token) {
-            const int64_t* ids = routing.ids(source, token);
-            const auto named = std::count(ids, ids + shape.top_k, expert);
-            if (named > 0) copies[{source, token}] = static_cast<unsigned>(named);
-        }
+class Validation {
+   public:
+    Validation(const Options& options, const Routing& routing, const Session& session)
+        : options_(options),
+          routing_(routing),
+          session_(session),
+          tokens_(TokenRows(options)),
+          results_{tokens_.datatype, tokens_.hidden, tokens_.seed + 1, false},
+          parts_(options.low_latency() ? PartsLl(routing, session.received.sizes[1])
+                                       : PartsHt(routing)) {}
+
+    void Prepare() const;
+    uint64_t WrongDispatch() const;
+    uint64_t WrongCombine() const;
+
+   private:
+    uint64_t WrongCounts() const;
+    uint64_t WrongRouting() const;
+
+    const Options& options_;
+    const Routing& routing_;
+    const Session& session_;
+    RefRows tokens_;
+    RefRows results_;
+    std::vector<Part> parts_;
+};
+
+void Validation::Prepare() const {
+    for (const ncclNDTensor_t* tensor :
+         {&session_.received, &session_.received_weights, &session_.received_idx, &session_.counter,
+          &session_.expert_outputs, &session_.combined}) {
+        if (tensor->data != nullptr) ep_tensor_fill(tensor, kStale);
     }
-    return copies;
-}
-
-// The origin whose row has these bytes; the caller compares the whole row with it.
-Origin ReadOrigin(const uint16_t* row, unsigned hidden) {
-    const float rank = ep_f32_from_bf16(row[0]) + 128.0f;
-    const float token = ep_f32_from_bf16(row[hidden - 2]) + 256 * ep_f32_from_bf16(row[hidden - 1]);
-    const auto whole = [](float value) {
-        return value >= 0.0f && value < 1e9f ? static_cast<unsigned>(value) : 0u;  // NaN gives 0
-    };
-    return {whole(rank), whole(token)};
-}
-
-// Rows may come in any order of their sources: the first release leaves it open.
-uint64_t WrongAtExpert(const Routing& routing, const Session& session, unsigned expert,
-                       int32_t counted) {
-    const unsigned slots = session.received.sizes[1];
-    const unsigned hidden = session.received.sizes[2];
-    const int64_t global = int64_t{routing.rank()} * routing.shape().local_experts() + expert;
-    std::map<Origin, unsigned> missing = ExpectedAtExpert(routing, global);
-    if (counted < 0 || static_cast<unsigned>(counted) > slots) return slots;
-    const size_t rows = static_cast<size_t>(counted);
-    const Row slab = DownloadRows<uint16_t>(session.received, size_t{expert} * slots, rows);
-    uint64_t wrong = 0;
-    for (size_t slot = 0; slot < rows; ++slot) {
-        const uint16_t* row = &slab[slot * hidden];
-        const Origin origin = ReadOrigin(row, hidden);
-        const auto expected = missing.find(origin);
-        const bool right = expected != missing.end() && expected->second > 0 &&
-                           std::equal(row, row + hidden, RowOf(hidden, origin).begin());
-        if (right) --expected->second;
-        wrong += !right;
+    for (const Part& part : parts_) {
+        std::vector<uint16_t> rows(part.tokens.size() * results_.hidden);
+        ref_rows_fill(&results_, routing_.rank(), part.first_row, part.tokens.size(), rows.data());
+        ep_upload(static_cast<uint16_t*>(session_.expert_outputs.data) +
+                      part.first_row * results_.hidden,
+                  rows.data(), rows.size() * sizeof(uint16_t));
     }
-    uint64_t left = 0;
-    for (const auto& [origin, copies] : missing) left += copies;
-    return std::max(wrong, left);
-}
-
-uint64_t WrongDispatchLl(const Routing& routing, const Session& session) {
-    const unsigned experts = routing.shape().local_experts();
-    std::vector<int32_t> counts(experts);
-    ep_tensor_download(&session.counter, counts.data());
-    uint64_t wrong = 0;
-    for (unsigned expert = 0; expert < experts; ++expert) {
-        wrong += WrongAtExpert(routing, session, expert, counts[expert]);
-    }
-    return wrong;
-}
-
-// The tokens that have an expert on this rank, in the promised row order.
-std::vector<Origin> ExpectedHere(const Routing& routing) {
-    std::vector<Origin> rows;
-    for (unsigned source = 0; source < routing.shape().ranks; ++source) {
-        for (unsigned token = 0; token < routing.shape().tokens[source]; ++token) {
-            const std::vector<unsigned> ranks = routing.Destinations(source, token);
-            if (std::binary_search(ranks.begin(), ranks.end(), routing.rank())) {
-                rows.emplace_back(source, token);
-            }
-        }
-    }
-    return rows;
-}
-
-// The [top_k] local expert ids of a received row: ascending, then -1.
-std::vector<int64_t> LocalIds(const Routing& routing, const Origin& origin) {
-    const Shape& shape = routing.shape();
-    const int64_t first = int64_t{routing.rank()} * shape.local_experts();
-    std::set<int64_t> here;
-    for (unsigned k = 0; k < shape.top_k; ++k) {
-        const int64_t local = routing.ids(origin.first, origin.second)[k] - first;
-        if (local >= 0 && local < shape.local_experts()) here.insert(local);
-    }
-    std::vector<int64_t> ids(here.begin(), here.end());
-    ids.resize(shape.top_k, -1);
-    return ids;
-}
-
-bool IsRightRowHt(const Routing& routing, const Origin& origin, const uint16_t* row,
-                  unsigned hidden, const int64_t* ids, const float* weights) {
-    const std::vector<int64_t> expected = LocalIds(routing, origin);
-    bool right = std::equal(row, row + hidden, RowOf(hidden, origin).begin());
-    for (size_t k = 0; k < expected.size(); ++k) {
-        right = right && ids[k] == expected[k] && weights[k] == (expected[k] >= 0 ? 1.0f : 0.0f);
-    }
-    return right;
-}
-
-uint64_t WrongDispatchHt(const Routing& routing, const Session& session) {
-    const size_t rows = session.received.sizes[0];
-    const unsigned hidden = session.received.sizes[1];
-    const size_t top_k = routing.shape().top_k;
-    const std::vector<Origin> expected = ExpectedHere(routing);
-    if (expected.size() > rows) return expected.size();
-    const Row tokens = DownloadRows<uint16_t>(session.received, 0, expected.size());
-    const auto ids = DownloadRows<int64_t>(session.received_idx, 0, rows);
-    const auto weights = DownloadRows<float>(session.received_weights, 0, rows);
-    uint64_t wrong = 0;
-    for (size_t i = 0; i < expected.size(); ++i) {
-        wrong += !IsRightRowHt(routing, expected[i], &tokens[i * hidden], hidden, &ids[i * top_k],
-                               &weights[i * top_k]);
-    }
-    // A row without an expert tells the caller that the received rows have ended.
-    for (size_t i = expected.size(); i < rows; ++i) wrong += ids[i * top_k] != -1;
-    return wrong;
-}
-
-uint64_t WrongCombine(const Routing& routing, const Session& session, bool low_latency) {
-    // Two roundings to bfloat16 at most: the sum on the expert's rank and the sum at home.
-    constexpr float kRelative = 1.0f / 128;
-    const unsigned hidden = session.combined.sizes[1];
-    const unsigned tokens = routing.tokens();
-    const Row rows = DownloadRows<uint16_t>(session.combined, 0, tokens);
-    uint64_t wrong = 0;
-    for (unsigned token = 0; token < tokens; ++token) {
-        const unsigned rank = routing.rank();
-        const size_t times =
-            low_latency ? routing.Entries(rank, token) : routing.Destinations(rank, token).size();
-        const Row row = TokenRow(hidden, rank, token);
-        bool right = true;
-        for (unsigned column = 0; column < hidden; ++column) {
-            const float sent = ep_f32_from_bf16(row[column]);
-            const float expected = sent * static_cast<float>(times);
-            const float got = ep_f32_from_bf16(rows[size_t{token} * hidden + column]);
-            right = right && std::abs(got - expected) <= std::abs(expected) * kRelative;
-        }
-        wrong += !right;
-    }
-    return wrong;
-}
-
-void Synchronise(const EpEnv& env) { EP_REQUIRE_CUDA(cudaStreamSynchronize(env.stream)); }
-
-void CopyReceivedToExperts(const Session& session) {
-    const size_t bytes = ep_tensor_bytes(&session.received);
-    if (bytes == 0) return;
-    EP_REQUIRE_CUDA(cudaMemcpy(session.expert_outputs.data, session.received.data, bytes,
-                               cudaMemcpyDeviceToDevice));
     EP_REQUIRE_CUDA(cudaDeviceSynchronize());
+}
+
+// How far the numbers of used slots are off.
+uint64_t Validation::WrongCounts() const {
+    std::vector<int32_t> counts(parts_.size());
+    ep_tensor_download(&session_.counter, counts.data());
+    uint64_t wrong = 0;
+    for (size_t expert = 0; expert < parts_.size(); ++expert) {
+        const auto expected = static_cast<int64_t>(parts_[expert].tokens.size());
+        wrong += static_cast<uint64_t>(std::abs(counts[expert] - expected));
+    }
+    return wrong;
+}
+
+// Rows with wrong ids or weights, the unused ones included.
+uint64_t Validation::WrongRouting() const {
+    const unsigned rows = session_.received.sizes[0];
+    const size_t top_k = routing_.shape().top_k;
+    std::vector<int64_t> ids(rows * top_k);
+    std::vector<float> weights(rows * top_k);
+    ref_ht_dispatch_routing(&routing_.all(), &routing_.all(), routing_.rank(), rows, ids.data(),
+                            weights.data());
+    const auto got_ids = Download<int64_t>(session_.received_idx, 0, rows);
+    const auto got_weights = Download<float>(session_.received_weights, 0, rows);
+    uint64_t wrong = 0;
+    for (size_t at = 0; at < rows * top_k; at += top_k) {
+        wrong += std::memcmp(&got_ids[at], &ids[at], top_k * sizeof(int64_t)) != 0 ||
+                 std::memcmp(&got_weights[at], &weights[at], top_k * sizeof(float)) != 0;
+    }
+    return wrong;
+}
+
+uint64_t Validation::WrongDispatch() const {
+    uint64_t wrong = options_.low_latency() ? WrongCounts() : WrongRouting();
+    for (const Part& part : parts_) {
+        const size_t rows = part.tokens.size();
+        const auto got = Download<uint16_t>(session_.received, part.first_row, rows);
+        wrong += ref_rows_wrong(&tokens_, part.tokens.data(), rows, got.data());
+    }
+    return wrong;
+}
+
+uint64_t Validation::WrongCombine() const {
+    const RefRouting& all = routing_.all();
+    const unsigned rank = routing_.rank();
+    const size_t hidden = results_.hidden;
+    std::vector<uint16_t> expected(routing_.tokens() * hidden);
+    if (options_.low_latency()) {
+        ref_ll_combine(&all, &all, rank, session_.received.sizes[1], &results_, expected.data());
+    } else {
+        ref_ht_combine(&all, rank, &results_, expected.data());
+    }
+    const auto got = Download<uint16_t>(session_.combined, 0, routing_.tokens());
+    uint64_t wrong = 0;
+    for (size_t at = 0; at < got.size(); at += hidden) {
+        wrong += std::memcmp(&got[at], &expected[at], hidden * sizeof(uint16_t)) != 0;
+    }
+    return wrong;
 }
 
 }  // namespace
 
 Wrong Validate(const EpEnv& env, const Options& options, const Routing& routing, Session* session,
                const Operations& operations) {
-    for (const ncclNDTensor_t* output :
-         {&session->received, &session->received_weights, &session->received_idx, &session->counter,
-          &session->combined}) {
-        if (output->data != nullptr) ep_tensor_fill(output, kStale);
-    }
-    EP_REQUIRE_CUDA(cudaDeviceSynchronize());
+    const Validation validation(options, routing, *session);
+    validation.Prepare();
     operations.dispatch();
-    Synchronise(env);
-    CopyReceivedToExperts(*session);
     operations.combine();
-    Synchronise(env);
-
-    uint64_t mine[2] = {options.low_latency() ? WrongDispatchLl(routing, *session)
-                                              : WrongDispatchHt(routing, *session),
-                        WrongCombine(routing, *session, options.low_latency())};
+    EP_REQUIRE_CUDA(cudaStreamSynchronize(env.stream));
+    uint64_t mine[2] = {validation.WrongDispatch(), validation.WrongCombine()};
     uint64_t all[2] = {0, 0};
     MPI_Allreduce(mine, all, 2, MPI_UINT64_T, MPI_SUM, MPI_COMM_WORLD);
     return {all[0], all[1]};

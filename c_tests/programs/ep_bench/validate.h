@@ -1,5 +1,5 @@
-// One more dispatch and combine, and the comparison of all their results with what the routing
-// says.
+// One more dispatch and combine, and the comparison of every bit of their results with the
+// reference.
 #ifndef C_TESTS_PROGRAMS_EP_BENCH_VALIDATE_H_
 #define C_TESTS_PROGRAMS_EP_BENCH_VALIDATE_H_
 

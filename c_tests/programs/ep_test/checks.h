@@ -1,5 +1,5 @@
-// The data that ep_test sends and the checks of what arrives: every element of every row that the
-// routing calls valid, where the reference's program looks at the first ten.
+// The data that ep_test sends, and the comparison of all that arrives with the reference: every
+// byte of every output, where the reference's program looks at the first ten elements of a row.
 #ifndef C_TESTS_PROGRAMS_EP_TEST_CHECKS_H_
 #define C_TESTS_PROGRAMS_EP_TEST_CHECKS_H_
 
@@ -8,32 +8,41 @@
 #include <vector>
 
 #include "harness/harness.h"
-#include "programs/ep_test/routing.h"
+#include "reference/owned.hpp"
+#include "reference/rows.h"
 
 namespace ep_test {
 
-// A token of `rank`: ten elements with the raw bits 0x1000 + rank, then zeros. [tokens, hidden]
-std::vector<uint16_t> SentTokens(unsigned rank, unsigned tokens, unsigned hidden);
+// One rank's view of an exchange. Outputs have to be poisoned before an operation.
+class Exchange {
+   public:
+    Exchange(ref::Routing routing, unsigned rank, unsigned hidden);
 
-// What the experts hand back: 2, 4, ... 20 as bfloat16, then zeros, in valid rows; NaN in all
-// others, which must not reach any result.
-std::vector<uint16_t> ExpertOutputsLl(const Routing& routing, unsigned rank, unsigned slots,
-                                      unsigned hidden);
-std::vector<uint16_t> ExpertOutputsHt(const Routing& routing, unsigned rank, unsigned rows,
-                                      unsigned hidden);
+    const RefRouting& routing() const { return *routing_; }
+    unsigned tokens() const { return routing_->num_tokens[rank_]; }
+    unsigned slots() const { return routing_->num_ranks * tokens(); }  // ll: of an expert
 
-void CheckDispatchLl(const Routing& routing, unsigned rank, const ncclNDTensor_t& tokens,
-                     const ncclNDTensor_t& counter);
-void CheckDispatchHt(const Routing& routing, unsigned rank, const ncclNDTensor_t& tokens,
-                     const ncclNDTensor_t& weights, const ncclNDTensor_t& ids);
+    // Inputs. Rows and columns that nobody may read are poison.
+    std::vector<uint16_t> Tokens() const;
+    std::vector<uint16_t> ResultsLl() const;
+    std::vector<uint16_t> ResultsHt(unsigned rows) const;
+    std::vector<float> Gradients(unsigned rows) const;
 
-// Low latency weights the copies with 1/top-k: the experts' row comes back. High throughput adds
-// one row for each rank that the token went to.
-void CheckCombine(const Routing& routing, unsigned rank, bool low_latency,
-                  const ncclNDTensor_t& combined);
+    void CheckDispatchLl(const ncclNDTensor_t& tokens, const ncclNDTensor_t& counter) const;
+    void CheckTokensHt(const ncclNDTensor_t& tokens) const;
+    void CheckRoutingHt(const ncclNDTensor_t& ids, const ncclNDTensor_t& weights) const;
+    void CheckCombineLl(const ncclNDTensor_t& combined) const;
+    void CheckCombineHt(const ncclNDTensor_t& combined) const;
+    void CheckGradients(const ncclNDTensor_t& gradients) const;
 
-void CheckSameBytes(const ncclNDTensor_t& actual, const ncclNDTensor_t& expected);
-void CheckAllEqual(const ncclNDTensor_t& floats, float expected);
+   private:
+    ref::Routing routing_;
+    unsigned rank_;
+    RefRows tokens_;
+    RefRows results_;
+};
+
+void Poison(const ncclNDTensor_t& output);
 
 }  // namespace ep_test
 

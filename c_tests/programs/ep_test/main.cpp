@@ -3,12 +3,12 @@
 // options, the order of the calls and the line that scripts look for are
 // those of the reference's program of this name; any number of ranks will do.
 #include <cstdio>
-#include <vector>
 
 #include "harness/harness.h"
 #include "programs/ep_test/checks.h"
 #include "programs/ep_test/options.h"
 #include "programs/ep_test/routing.h"
+#include "reference/ht.h"
 
 namespace ep_test {
 namespace {
@@ -18,8 +18,8 @@ class Run {
     Run(EpEnv* env, const Options& options)
         : env_(env),
           options_(options),
-          rank_(static_cast<unsigned>(env->rank)),
-          routing_(static_cast<unsigned>(env->size), options.tokens, options.random) {}
+          exchange_(MakeRouting(static_cast<unsigned>(env->size), options.tokens, options.random),
+                    static_cast<unsigned>(env->rank), options.hidden) {}
 
     void All() {
         CreateGroupAndHandle();
@@ -40,12 +40,11 @@ class Run {
     void CompleteAndSync();
     unsigned ReceivedRows();
 
-    float weight() const { return 1.0f / static_cast<float>(routing_.top_k()); }
+    const RefRouting& routing() const { return exchange_.routing(); }
 
     EpEnv* env_;
     Options options_;
-    unsigned rank_;
-    Routing routing_;
+    Exchange exchange_;
     ncclEpGroup_t group_ = nullptr;
     ncclEpHandle_t handle_ = nullptr;
 
@@ -63,13 +62,13 @@ class Run {
 void Run::CreateGroupAndHandle() {
     const unsigned max_tokens = options_.dynamic_tokens ? NCCL_EP_AUTO : options_.tokens;
     const ncclEpGroupConfig_t config =
-        ep_group_config(options_.algorithm, routing_.experts(), max_tokens,
+        ep_group_config(options_.algorithm, routing().num_experts, max_tokens,
                         options_.hidden * static_cast<unsigned>(sizeof(uint16_t)));
     EP_REQUIRE_NCCL(ncclEpCreateGroup(&group_, env_->comm, &config, env_->stream, ep_counted_alloc,
                                       ep_counted_free));
     topk_idx_ = ep_tensor_2d(group_, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, options_.tokens,
-                             routing_.top_k());
-    ep_tensor_upload(&topk_idx_, routing_.ids(rank_));
+                             routing().top_k);
+    ep_tensor_upload(&topk_idx_, routing().topk_idx[env_->rank]);
     EP_REQUIRE_NCCL(
         ncclEpCreateHandle(&handle_, group_, &topk_idx_, nullptr, 0, nullptr, env_->stream));
     EP_REQUIRE_CUDA(cudaStreamSynchronize(env_->stream));
@@ -80,33 +79,33 @@ void Run::CreateGroupAndHandle() {
 unsigned Run::ReceivedRows() {
     unsigned rows = 0;
     EP_REQUIRE_NCCL(ncclEpHandleGetNumRecvTokens(handle_, &rows));
-    const size_t expected = options_.dynamic_tokens ? routing_.RowsOfRank(rank_).size()
-                                                    : size_t{routing_.ranks()} * options_.tokens;
+    const unsigned expected =
+        options_.dynamic_tokens ? ref_ht_received(&routing(), static_cast<unsigned>(env_->rank))
+                                : routing().num_ranks * options_.tokens;
     EP_CHECK_EQ_U64(rows, expected);
     return rows;
 }
 
 void Run::CreateTensors() {
     const unsigned hidden = options_.hidden;
-    const unsigned top_k = routing_.top_k();
+    const unsigned top_k = routing().top_k;
     const auto tokens_tag = NCCL_EP_TENSOR_TAG_TOKENS;
     const auto weights_tag = NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS;
 
     tokens_ = ep_tensor_2d(group_, ncclBfloat16, tokens_tag, options_.tokens, hidden);
-    ep_tensor_upload(&tokens_, SentTokens(rank_, options_.tokens, hidden).data());
+    ep_tensor_upload(&tokens_, exchange_.Tokens().data());
     weights_ = ep_tensor_2d(group_, ncclFloat32, weights_tag, options_.tokens, top_k);
-    const std::vector<float> weights(ep_tensor_elements(&weights_), weight());
-    ep_tensor_upload(&weights_, weights.data());
+    ep_tensor_upload(&weights_, routing().weights[env_->rank]);
     combined_ = ep_tensor_2d(group_, ncclBfloat16, tokens_tag, options_.tokens, hidden);
 
     if (options_.low_latency()) {
-        const unsigned experts = routing_.local_experts();
-        const unsigned slots = routing_.ranks() * options_.tokens;
+        const unsigned experts = ref_local_experts(&routing());
+        const unsigned slots = exchange_.slots();
         received_ = ep_tensor_3d(group_, ncclBfloat16, tokens_tag, experts, slots, hidden);
         expert_outputs_ = ep_tensor_3d(group_, ncclBfloat16, tokens_tag, experts, slots, hidden);
         counter_ =
             ep_tensor_1d(group_, ncclInt32, NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE, experts);
-        ep_tensor_upload(&expert_outputs_, ExpertOutputsLl(routing_, rank_, slots, hidden).data());
+        ep_tensor_upload(&expert_outputs_, exchange_.ResultsLl().data());
         return;
     }
     const unsigned rows = ReceivedRows();
@@ -114,7 +113,7 @@ void Run::CreateTensors() {
     received_weights_ = ep_tensor_2d(group_, ncclFloat32, weights_tag, rows, top_k);
     received_idx_ = ep_tensor_2d(group_, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, rows, top_k);
     expert_outputs_ = ep_tensor_2d(group_, ncclBfloat16, tokens_tag, rows, hidden);
-    ep_tensor_upload(&expert_outputs_, ExpertOutputsHt(routing_, rank_, rows, hidden).data());
+    ep_tensor_upload(&expert_outputs_, exchange_.ResultsHt(rows).data());
 }
 
 // Callers complete every operation, staged or not: without a pending stage it does nothing.
@@ -129,13 +128,16 @@ void Run::Dispatch() {
     ncclNDTensor_t* outputs[] = {&received_, &received_weights_, &received_idx_};
     ncclNDTensor_t* locals[] = {&counter_};
     const bool ll = options_.low_latency();
+    for (unsigned i = 0; i < (ll ? 1 : 3); ++i) Poison(*outputs[i]);
+    if (ll) Poison(counter_);
     EP_REQUIRE_NCCL(ncclEpDispatch(handle_, inputs, ll ? 1 : 3, outputs, ll ? 1 : 3, locals,
                                    ll ? 1 : 0, options_.stage_dispatch, &config, env_->stream));
     CompleteAndSync();
     if (ll) {
-        CheckDispatchLl(routing_, rank_, received_, counter_);
+        exchange_.CheckDispatchLl(received_, counter_);
     } else {
-        CheckDispatchHt(routing_, rank_, received_, received_weights_, received_idx_);
+        exchange_.CheckTokensHt(received_);
+        exchange_.CheckRoutingHt(received_idx_, received_weights_);
     }
 }
 
@@ -143,39 +145,46 @@ void Run::Combine() {
     const ncclNDTensor_t* inputs[] = {&expert_outputs_};
     ncclNDTensor_t* outputs[] = {&combined_};
     ncclNDTensor_t* locals[] = {&weights_};
+    Poison(combined_);
     EP_REQUIRE_NCCL(ncclEpCombine(handle_, inputs, 1, outputs, 1, locals,
                                   options_.low_latency() ? 1 : 0, options_.stage_combine, nullptr,
                                   env_->stream));
     CompleteAndSync();
-    CheckCombine(routing_, rank_, options_.low_latency(), combined_);
+    options_.low_latency() ? exchange_.CheckCombineLl(combined_)
+                           : exchange_.CheckCombineHt(combined_);
 }
 
-// The cached dispatch moves tokens only, into another buffer; the
-// backward combine takes the received weights home again. Both must
-// repeat the first results bit for bit, unused rows included.
+// The cached dispatch moves tokens only, into another buffer; the backward combine takes gradients
+// of the weights home. Both must repeat the first results bit for bit, unused rows included.
 void Run::Repeat() {
     ncclNDTensor_t received = ep_tensor_2d(group_, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS,
                                            received_.sizes[0], options_.hidden);
     ncclNDTensor_t combined = ep_tensor_2d(group_, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS,
                                            options_.tokens, options_.hidden);
-    ncclNDTensor_t weights = ep_tensor_2d(group_, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS,
-                                          options_.tokens, routing_.top_k());
+    const auto weights_tag = NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS;
+    const unsigned top_k = routing().top_k;
+    ncclNDTensor_t given =
+        ep_tensor_2d(group_, ncclFloat32, weights_tag, received_.sizes[0], top_k);
+    ncclNDTensor_t gradients =
+        ep_tensor_2d(group_, ncclFloat32, weights_tag, options_.tokens, top_k);
+    ep_tensor_upload(&given, exchange_.Gradients(received_.sizes[0]).data());
+    for (const ncclNDTensor_t* output : {&received, &combined, &gradients}) Poison(*output);
     const ncclEpDispatchConfig_t config{};
     const ncclNDTensor_t* tokens_in[] = {&tokens_};
     ncclNDTensor_t* tokens_out[] = {&received};
     EP_REQUIRE_NCCL(ncclEpDispatch(handle_, tokens_in, 1, tokens_out, 1, nullptr, 0,
                                    options_.stage_dispatch, &config, env_->stream));
     CompleteAndSync();
-    CheckSameBytes(received, received_);
+    exchange_.CheckTokensHt(received);
 
-    const ncclNDTensor_t* gradients_in[] = {&expert_outputs_, &received_weights_};
-    ncclNDTensor_t* gradients_out[] = {&combined, &weights};
+    const ncclNDTensor_t* gradients_in[] = {&expert_outputs_, &given};
+    ncclNDTensor_t* gradients_out[] = {&combined, &gradients};
     EP_REQUIRE_NCCL(ncclEpCombine(handle_, gradients_in, 2, gradients_out, 2, nullptr, 0,
                                   options_.stage_combine, nullptr, env_->stream));
     CompleteAndSync();
-    CheckSameBytes(combined, combined_);
-    CheckAllEqual(weights, weight());
-    for (ncclNDTensor_t* tensor : {&received, &combined, &weights}) {
+    exchange_.CheckCombineHt(combined);
+    exchange_.CheckGradients(gradients);
+    for (ncclNDTensor_t* tensor : {&received, &combined, &given, &gradients}) {
         EP_CHECK_NCCL(ncclEpTensorDestroy(group_, tensor));
     }
 }

@@ -2,8 +2,6 @@
 // here depends on MPI or a device, because options are read before either is started.
 #include "programs/ep_test/options.h"
 
-#include <getopt.h>
-
 #include <string>
 
 #include "harness/options.hpp"
@@ -25,76 +23,29 @@ const char kUsage[] =
 
 namespace {
 
-void ReadAlgorithm(const std::string& text, ParsedOptions* parsed) {
-    if (text == "ll" || text == "low-latency") {
-        parsed->options.algorithm = NCCL_EP_ALGO_LOW_LATENCY;
-    } else if (text == "ht" || text == "high-throughput") {
-        parsed->options.algorithm = NCCL_EP_ALGO_HIGH_THROUGHPUT;
-    } else {
-        parsed->error = "--algorithm: expected ll or ht, got \"" + text + "\"";
-    }
-}
-
-void ReadStaging(const std::string& text, ParsedOptions* parsed) {
+std::string ReadStaging(const std::string& text, Options* options) {
     if (text != "none" && text != "dispatch" && text != "combine" && text != "both") {
-        parsed->error =
-            "--send-only: expected none, dispatch, combine or both, got \"" + text + "\"";
-        return;
+        return "--send-only: expected none, dispatch, combine or both, got \"" + text + "\"";
     }
-    parsed->options.stage_dispatch = text == "dispatch" || text == "both";
-    parsed->options.stage_combine = text == "combine" || text == "both";
-}
-
-void ReadOption(int letter, ParsedOptions* parsed) {
-    Options& options = parsed->options;
-    switch (letter) {
-        case 'a':
-            return ReadAlgorithm(optarg, parsed);
-        case 't':
-            return ep::ReadUnsigned("--tokens", optarg, 1, &options.tokens, &parsed->error);
-        case 'd':
-            return ep::ReadUnsigned("--hidden", optarg, 1, &options.hidden, &parsed->error);
-        case 's':
-            return ReadStaging(optarg, parsed);
-        case 'c':
-            options.cached = true;
-            return;
-        case 'r':
-            options.random = true;
-            return;
-        case 'm':
-            options.dynamic_tokens = true;
-            return;
-        case 'h':
-            parsed->help = true;
-            return;
-        default:
-            parsed->error = "unknown option, or an option without its value";
-    }
+    options->stage_dispatch = text == "dispatch" || text == "both";
+    options->stage_combine = text == "combine" || text == "both";
+    return "";
 }
 
 }  // namespace
 
 ParsedOptions ParseOptions(int argc, char** argv) {
-    static const option kLongOptions[] = {{"algorithm", required_argument, nullptr, 'a'},
-                                          {"tokens", required_argument, nullptr, 't'},
-                                          {"hidden", required_argument, nullptr, 'd'},
-                                          {"send-only", required_argument, nullptr, 's'},
-                                          {"cached", no_argument, nullptr, 'c'},
-                                          {"random", no_argument, nullptr, 'r'},
-                                          {"dynamic-tokens", no_argument, nullptr, 'm'},
-                                          {"help", no_argument, nullptr, 'h'},
-                                          {nullptr, 0, nullptr, 0}};
     ParsedOptions parsed;
-    opterr = 0;  // one process reports the error, in our words
-    int letter;
-    while (parsed.error.empty() &&
-           (letter = getopt_long(argc, argv, "a:t:d:s:crmh", kLongOptions, nullptr)) != -1) {
-        ReadOption(letter, &parsed);
-    }
-    if (!parsed.error.empty()) return parsed;
-    if (optind < argc) parsed.error = std::string("unexpected argument \"") + argv[optind] + "\"";
-    if (parsed.options.low_latency() && parsed.options.dynamic_tokens) {
+    Options* options = &parsed.options;
+    const auto read_staging = [=](const std::string& text) { return ReadStaging(text, options); };
+    parsed.error = ep::ParseOptions(
+        argc, argv,
+        {ep::Algorithm(&options->algorithm), ep::Number('t', "tokens", 1, &options->tokens),
+         ep::Number('d', "hidden", 1, &options->hidden), {'s', "send-only", true, read_staging},
+         ep::Switch('c', "cached", &options->cached), ep::Switch('r', "random", &options->random),
+         ep::Switch('m', "dynamic-tokens", &options->dynamic_tokens),
+         ep::Switch('h', "help", &parsed.help)});
+    if (parsed.error.empty() && options->low_latency() && options->dynamic_tokens) {
         parsed.error = "--dynamic-tokens: low latency needs a fixed max_tokens_per_rank";
     }
     return parsed;

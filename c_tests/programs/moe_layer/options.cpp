@@ -2,10 +2,7 @@
 
 #include "programs/moe_layer/options.h"
 
-#include <getopt.h>
-
-#include <cerrno>
-#include <cstdlib>
+#include "harness/options.hpp"
 
 namespace moe {
 namespace {
@@ -13,32 +10,16 @@ namespace {
 constexpr size_t kMaxTopK = 32;       // limit of the library
 constexpr size_t kRowAlignment = 16;  // bytes; rule of the library for a row of tokens
 constexpr size_t kDefaultExperts = 32;
-constexpr size_t kLargest = 1 << 24;  // keeps every size far from the limits of 32-bit counts
+constexpr unsigned kLargest = 1 << 24;  // keeps every size far from the limits of 32-bit counts
 
-const option kLongOptions[] = {{"algorithm", required_argument, nullptr, 'a'},
-                               {"tokens", required_argument, nullptr, 't'},
-                               {"hidden", required_argument, nullptr, 'd'},
-                               {"ffn", required_argument, nullptr, 'f'},
-                               {"experts", required_argument, nullptr, 'e'},
-                               {"top-k", required_argument, nullptr, 'k'},
-                               {"layers", required_argument, nullptr, 'l'},
-                               {"seed", required_argument, nullptr, 's'},
-                               {"text", required_argument, nullptr, 'x'},
-                               {"json", no_argument, nullptr, 'j'},
-                               {"spoil", no_argument, nullptr, 'b'},
-                               {"help", no_argument, nullptr, 'h'},
-                               {nullptr, 0, nullptr, 0}};
-
-std::string ReadCount(const std::string& text, size_t* value) {
-    char* end = nullptr;
-    errno = 0;
-    const unsigned long long number = std::strtoull(text.c_str(), &end, 10);
-    const bool is_number = !text.empty() && text[0] != '-' && *end == '\0' && errno == 0;
-    if (!is_number || number < 1 || number > kLargest) {
-        return "\"" + text + "\" is not a number from 1 to " + std::to_string(kLargest);
-    }
-    *value = static_cast<size_t>(number);
-    return "";
+ep::Option Count(const char* name, size_t* number) {
+    return {0, name, true, [=](const std::string& text) {
+                const auto read = ep::ParseUnsigned(text, 1, kLargest);
+                if (read) *number = *read;
+                return read ? ""
+                            : "--" + std::string(name) + ": expected a whole number from 1 to " +
+                                  std::to_string(kLargest) + ", got \"" + text + "\"";
+            }};
 }
 
 std::string ReadAlgorithm(const std::string& text, Options* options) {
@@ -46,42 +27,6 @@ std::string ReadAlgorithm(const std::string& text, Options* options) {
     options->high_throughput = text == "ht" || text == "both";
     if (options->low_latency || options->high_throughput) return "";
     return "--algorithm is ll, ht or both, not \"" + text + "\"";
-}
-
-std::string ReadOption(int letter, const std::string& value, Options* options) {
-    ModelConfig* model = &options->model;
-    switch (letter) {
-        case 'a':
-            return ReadAlgorithm(value, options);
-        case 't':
-            return ReadCount(value, &options->max_tokens_per_rank);
-        case 'd':
-            return ReadCount(value, &model->hidden);
-        case 'f':
-            return ReadCount(value, &model->ffn);
-        case 'e':
-            return ReadCount(value, &model->num_experts);
-        case 'k':
-            return ReadCount(value, &model->top_k);
-        case 'l':
-            return ReadCount(value, &model->num_layers);
-        case 's':
-            return ReadCount(value, &model->seed);
-        case 'x':
-            options->text_path = value;
-            return "";
-        case 'j':
-            options->json = true;
-            return "";
-        case 'b':
-            options->spoil = true;
-            return "";
-        case 'h':
-            options->help = true;
-            return "";
-        default:
-            return "unknown option, or an option without its value";
-    }
 }
 
 std::string CheckRules(const Options& options, size_t num_ranks) {
@@ -104,16 +49,19 @@ std::string CheckRules(const Options& options, size_t num_ranks) {
 }  // namespace
 
 std::string ParseOptions(int argc, char** argv, size_t num_ranks, Options* options) {
-    opterr = 0;  // the caller prints the reason, once for all ranks
-    while (true) {
-        const int letter = getopt_long(argc, argv, "", kLongOptions, nullptr);
-        if (letter == -1) break;
-        const std::string refusal = ReadOption(letter, optarg != nullptr ? optarg : "", options);
-        if (!refusal.empty()) return refusal;
-    }
-    size_t& num_experts = options->model.num_experts;
+    ModelConfig* model = &options->model;
+    const auto algorithm = [=](const std::string& text) { return ReadAlgorithm(text, options); };
+    const std::string refusal = ep::ParseOptions(
+        argc, argv,
+        {{0, "algorithm", true, algorithm}, Count("tokens", &options->max_tokens_per_rank),
+         Count("hidden", &model->hidden), Count("ffn", &model->ffn),
+         Count("experts", &model->num_experts), Count("top-k", &model->top_k),
+         Count("layers", &model->num_layers), Count("seed", &model->seed),
+         ep::Text(0, "text", &options->text_path), ep::Switch(0, "json", &options->json),
+         ep::Switch(0, "spoil", &options->spoil), ep::Switch(0, "help", &options->help)});
+    if (!refusal.empty()) return refusal;
+    size_t& num_experts = model->num_experts;
     if (num_experts == 0) num_experts = (kDefaultExperts + num_ranks - 1) / num_ranks * num_ranks;
-    if (optind < argc) return std::string("unexpected argument \"") + argv[optind] + "\"";
     return options->help ? "" : CheckRules(*options, num_ranks);
 }
 

@@ -1,6 +1,6 @@
-// What the parts of test_errors share: the check of one refusal, and a session, which is an open
-// group with a handle, buffers and valid tensors for every call, of which a test breaks one at a
-// time. Every string that names a refusal is the id of a row of docs/errors.md.
+// The check of one refusal, and a session: an open group with a handle, buffers and valid tensors
+// for every call, of which a test breaks one at a time. Every string that names a refusal is the id
+// of a row of docs/errors.md.
 #ifndef C_TESTS_SUITES_ERRORS_ERRORS_H_
 #define C_TESTS_SUITES_ERRORS_ERRORS_H_
 
@@ -15,7 +15,7 @@
 #define EP_REFUSED(id, call, code, ...) \
     (EP_REACHED, forget_last_error(), check_refused(EP_HERE(id), (call), (code), __VA_ARGS__))
 
-__attribute__((format(printf, 4, 5))) bool check_refused(EpPlace place, ncclResult_t actual,
+__attribute__((format(printf, 4, 5))) bool check_refused(EpSite site, ncclResult_t actual,
                                                          ncclResult_t expected, const char* format,
                                                          ...);
 // Leaves another text behind, so that no refusal is checked by the text of the one before.
@@ -53,7 +53,7 @@ typedef struct {
     void *combined, *gradients;                        // [T, H], [T, K]
 } Session;
 
-// The last rank is the odd one out; rank 0 sees it as any other does.
+// The odd rank is the last one: rank 0 is like all others.
 int odd_rank(const EpEnv* env);
 bool is_odd(const EpEnv* env);
 
@@ -61,7 +61,7 @@ double seconds(void);  // of a clock that only goes forward
 
 void open_session(Session* session, const EpEnv* env, ncclEpAlgorithm_t algorithm);
 void close_session(Session* session);
-// A new group or handle in the place of the old one.
+// Replaces the group or the handle.
 ncclResult_t open_group(Session* session);
 ncclResult_t open_handle(Session* session);
 // As open_group, without a bound on the tokens of a rank; high throughput.
@@ -69,24 +69,24 @@ ncclResult_t open_auto_group(Session* session);
 ncclEpGroupConfig_t session_config(const Session* session);
 unsigned max_recv_rows(const Session* session);
 
-// A whole dispatch and combine with the right result: the group is as well as ever.
+// A dispatch and a combine with the right results: the group still works.
 void check_works(const Session* session);
 
-// The state of the group, as soon as it is not success any more or so many seconds are over.
+// The state of the group once it is no longer success, or after `limit` seconds.
 ncclResult_t wait_for_failure(const Session* session, double limit);
-// Whether the failure is another rank's, which this one was told of.
+// Whether another rank reported the failure to this one.
 bool was_told(void);
 // Collective: whether `here` is true anywhere.
 bool on_some_rank(bool here);
-// Waits until the group has failed in `operation` for want of what `awaited` names, patterns both: by
-// this rank's own deadline, which says what the `last` one was, or because a rank whose deadline
+// Waits until the group has failed in `operation` for want of what `awaited` names, patterns both:
+// by this rank's own deadline, which says what the `last` one was, or because a rank whose deadline
 // passed before has told it. Returns whether it was the own one.
 bool check_misses_odd_rank(const Session* session, double limit, const char* operation,
                            const char* awaited, const char* last);
 // Replaces the failed group and its handle, and checks that the new ones work.
 void recover(Session* session);
 
-// A new handle, with so many ids per token, in the place of the old one.
+// Replaces the handle by one with `top_k` ids per token.
 ncclResult_t replace_handle(Session* session, unsigned top_k);
 // The others' side of the creation of a handle that `refuser` refuses, with this text.
 void check_refused_elsewhere(Session* session, int refuser, const char* text);

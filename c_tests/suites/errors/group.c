@@ -235,14 +235,26 @@ void group_with_a_missing_rank(EpEnv* env) {
 }
 
 void group_over_several_nodes(EpEnv* env) {
-    if (!enough_ranks(env, 2, "group-nodes")) return;
+    if (!enough_ranks(env, 2, "group-nodes, group-nodes-exact")) return;
     const ncclEpGroupConfig_t config = config_of(env, NCCL_EP_ALGO_LOW_LATENCY);
+    const char* combine = getenv("NCCL_EP_LL_COMBINE");
+    const bool is_exact = combine != NULL && strcmp(combine, "exact") == 0;
     EP_REQUIRE(setenv("NCCL_HOSTID", is_odd(env) ? "right" : "left", 1) == 0);
-    EP_REFUSED("group-nodes", create(env, &config), ncclInvalidUsage,
+    EP_REQUIRE(setenv("NCCL_EP_LL_COMBINE", "exact", 1) == 0);
+    EP_REFUSED("group-nodes-exact", create(env, &config), ncclInvalidArgument,
                FUNCTION
-               "comm: groups that span nodes are not supported yet; "
-               "rank %d is on another node than rank 0 (got 2 nodes, expected 1 node)",
-               odd_rank(env));
+               "NCCL_EP_LL_COMBINE: is for groups on one node only (got exact, expected reduce)");
+    EP_REQUIRE(unsetenv("NCCL_EP_LL_COMBINE") == 0);
+    if (ep_on_host_backend()) {
+        check_creation_works(env);
+    } else {
+        EP_REFUSED("group-nodes", create(env, &config), ncclInvalidUsage,
+                   FUNCTION
+                   "comm: groups that span nodes are not supported yet; "
+                   "rank %d is on another node than rank 0 (got 2 nodes, expected 1 node)",
+                   odd_rank(env));
+    }
     EP_REQUIRE(unsetenv("NCCL_HOSTID") == 0);
+    if (is_exact) EP_REQUIRE(setenv("NCCL_EP_LL_COMBINE", "exact", 1) == 0);
     check_creation_works(env);
 }

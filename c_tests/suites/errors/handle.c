@@ -4,11 +4,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "suites/errors/errors.h"
+#include "suites/errors/calls.h"
 
 #define ARGUMENT ncclInvalidArgument
-#define IDS NCCL_EP_TENSOR_TAG_TOPK_IDX
-#define COUNTER NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE
 #define HOST_COUNTER NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_HOST
 #define AT_COUNTER "local_tensors[RECV_EXPERT_COUNTER_DEVICE]"
 
@@ -65,19 +63,13 @@ static const BrokenCall kHtLocalCalls[] = {
     {"handle-locals-strides", ARGUMENT, kLocals, COUNTER, kStride0, 2,
      AT_COUNTER ".strides: must say that the tensor is dense "
                 "(got [2], expected all ones, NULL, or row-major strides)"},
-    {"handle-ht-counter-ndim", ARGUMENT, kLocals, COUNTER, kNdim, 2,
-     AT_COUNTER ".ndim: must be the number of dimensions that this tensor has in this call "
-                "(got 2, expected 1)"},
-    {"handle-ht-counter-datatype", ARGUMENT, kLocals, COUNTER, kDatatype, ncclInt64,
-     AT_COUNTER ".datatype: must be an element type that this tensor may have "
-                "(got int64, expected int32)"},
+    NDIM("handle-ht-counter-ndim", kLocals, COUNTER, 2, 1),
+    DATATYPE("handle-ht-counter-datatype", kLocals, COUNTER, ncclInt64, "int64", "int32"),
     {"handle-ht-counter-size", ARGUMENT, kLocals, COUNTER, kSize0, kLocalExperts - 1,
      AT_COUNTER ".sizes[0]: must be at least the number of local experts "
                 "(got 1, expected 2 or more)"},
-    {"handle-ht-counter-data", ARGUMENT, kLocals, COUNTER, kNullData, 0,
-     AT_COUNTER ".data: must not be NULL unless the tensor is empty"},
-    {"handle-ht-counter-align", ARGUMENT, kLocals, COUNTER, kShiftData, 2,
-     AT_COUNTER ".data: must be aligned for its elements (got 0x*, expected a multiple of 4)"},
+    NO_DATA("handle-ht-counter-data", kLocals, COUNTER),
+    ALIGNMENT("handle-ht-counter-align", kLocals, COUNTER, 2, 4),
     {"handle-ht-counter-host", ARGUMENT, kLocals, COUNTER, kTag, HOST_COUNTER,
      "local_tensors[RECV_EXPERT_COUNTER_HOST].data: must be mapped pinned host memory "
      "(got *, expected an address that the device can reach)"},
@@ -86,7 +78,7 @@ static const BrokenCall kHtLocalCalls[] = {
 // A place for the handle, and a configuration: not tensors, and the same in both modes.
 static void other_arguments(const Session* session) {
     EpView ids;
-    ep_view_2d(&ids, session->ids, ncclInt64, IDS, kTokens, kTopK);
+    ep_view_2d(&ids, session->ids, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, kTokens, kTopK);
     cudaStream_t stream = session->env->stream;
     EP_REFUSED("handle-out-null",
                ncclEpCreateHandle(NULL, session->group, &ids.tensor, NULL, 0, NULL, stream, false),
@@ -116,7 +108,7 @@ static void too_many_tokens(const EpEnv* env) {
     Session session = {.env = env, .algorithm = NCCL_EP_ALGO_HIGH_THROUGHPUT};
     EP_REQUIRE_NCCL(open_auto_group(&session));
     EpView ids;
-    ep_view_2d(&ids, NULL, ncclInt64, IDS, most + 1, kTopK);
+    ep_view_2d(&ids, NULL, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, most + 1, kTopK);
     EP_REFUSED("handle-topk-rows-auto",
                ncclEpCreateHandle(&session.handle, session.group, &ids.tensor, NULL, 0, NULL,
                                   env->stream, false),

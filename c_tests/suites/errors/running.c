@@ -43,8 +43,9 @@ bool check_misses_odd_rank(const Session* session, double limit, const char* ope
 }
 
 // Whether this rank finds out itself if the odd rank does not do its part of `kind`. In low latency
-// everyone hears from everyone; in high throughput only who gets rows from there, and a rank without
-// such rows has nothing to wait for. Tokens go to the ranks from their own on (fill_inputs).
+// everyone hears from everyone; in high throughput only who gets rows from there, and a rank
+// without such rows has nothing to wait for. Tokens go to the ranks from their own on
+// (fill_inputs).
 static bool hears_odd_rank(const Session* session, CallKind kind) {
     const EpEnv* env = session->env;
     const bool returning = kind == kCombine || kind == kBackward;
@@ -116,7 +117,7 @@ static void rank_that_stops(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
     if (!enough_ranks(env, 2, "running-deadline, *-group-failed")) return;
     stop_in(env, algorithm, kShortTimeoutMs, 0);
     if (!enough_ranks(env, 3, "running-rank-failed")) return;
-    // A rank that is told of another's deadline need not wait out its own. On the CPU backend a rank
+    // A rank that hears of another's deadline need not wait out its own. On the CPU backend a rank
     // waits for one peer after the other, rank 0 first for rank 1: their deadlines pass together.
     if (!ep_on_host_backend()) stop_in(env, algorithm, kTimeoutMs, kLateMs);
 }
@@ -176,9 +177,9 @@ void ht_outputs_too_small(EpEnv* env) {
 
 // ---- One rank makes another call than the others -----------------------------------------------
 
-// Every rank that hears from the odd one in `kind`, and that one too, gets an error: it names a rank
-// that differs from itself, to the odd one any, unless it hears first that another rank has failed of
-// that.
+// Every rank that hears from the odd one in `kind`, and that one too, gets an error: it names a
+// rank that differs from itself, to the odd one any, unless it hears first that another rank has
+// failed of that.
 static void check_all_notice(Session* session, CallKind kind, const char* id, const char* rule,
                              const char* values) {
     const EpEnv* env = session->env;

@@ -20,19 +20,19 @@ bool fits(const char* text, const char* pattern) {
 
 void forget_last_error(void) { (void)ncclEpGetVersion(NULL); }
 
-bool check_refused(EpPlace place, ncclResult_t actual, ncclResult_t expected, const char* format,
+bool check_refused(EpSite site, ncclResult_t actual, ncclResult_t expected, const char* format,
                    ...) {
     char pattern[1024];
     va_list values;
     va_start(values, format);
     vsnprintf(pattern, sizeof(pattern), format, values);
     va_end(values);
-    const bool code = ep_check_result(place, actual, expected);
+    const bool code = ep_check_result(site, actual, expected);
     const bool text = fits(ep_last_error(), pattern);
     if (!text) fprintf(stderr, "got:      %s\nexpected: %s\n", ep_last_error(), pattern);
     // The program's own last error is not the library's to set.
-    const bool cuda = ep_check_cuda(place, cudaGetLastError());
-    return ep_check(place, text) && code && cuda;
+    const bool cuda = ep_check_cuda(site, cudaGetLastError());
+    return ep_check(site, text) && code && cuda;
 }
 
 bool enough_ranks(const EpEnv* env, int ranks, const char* ids) {

@@ -77,8 +77,8 @@ class Player {
     Player(const Player&) = delete;
     Player& operator=(const Player&) = delete;
 
-    // A round: groups at the start, random calls, and the end of all that is left. Tensors go last: for
-    // them everything is waited for, so a lost communicator has to be gone.
+    // A round: groups at the start, random calls, and the end of all that is left. Tensors go last:
+    // for them everything is waited for, so a lost communicator has to be gone.
     void Open(unsigned round);
     void Play(unsigned calls);
     void Close();
@@ -90,6 +90,7 @@ class Player {
     Referee& referee() { return referee_; }
 
    private:
+    // rounds.cpp, as are the functions above
     void Step();
     void Collective(Draw& draw);
     void Local(Draw& draw);
@@ -100,8 +101,6 @@ class Player {
     // A living group of either or of one mode; -1 if there is none.
     int LivingGroup(Dice& dice, bool low_latency, bool any_mode) const;
     ncclEpGroup_t AnyGroup(Dice& dice) const;
-    // One that names no living object: dead, of another kind, foreign or NULL.
-    void* BadNumber(Dice& dice, bool as_group) const;
     void DestroyBadGroup(Draw& draw);
     void AskGroup(Draw& draw);
     void CheckHealth();
@@ -137,12 +136,15 @@ class Player {
     void UseTensorOfLibrary(Dice& dice, bool even, Lists* lists) const;
     std::string DrawLists(Draw& draw, const Handle& handle, bool dispatch, Lists* lists) const;
 
+    // player.cpp
     cudaStream_t AnyStream(Dice& dice) const;
     // Lets `stream` wait for the work of other groups: two that run at once could each hold a part
     // of the GPU on different ranks, and wait for each other.
     void Order(const void* group, cudaStream_t stream);
     void Ordered(cudaStream_t stream);
     void Rest();  // all streams
+    // One that names no living object: dead, of another kind, foreign or NULL.
+    void* BadNumber(Dice& dice, bool as_group) const;
     static void Bury(std::vector<void*>* dead, void* number);
 
     static constexpr unsigned kStreams = 3;

@@ -1,5 +1,5 @@
-// Captures and operations of one group that take turns: nothing but the library keeps the operations of
-// each graph in order, whatever comes between them.
+// Captures and operations of one group that take turns: nothing but the library keeps the
+// operations of each graph in order, whatever comes between them.
 #include "reference/ll_run.h"
 #include "suites/graph/cases.h"
 
@@ -101,8 +101,8 @@ void two_captures_in_turns(EpEnv* env) {
     close_fixture(&fixture);
 }
 
-// A staged operation that is captured while one outside waits for its completion has the other place: the
-// graph runs beside it.
+// A staged operation that is captured while one outside waits for its completion has the other
+// slot: the graph runs beside it.
 void captured_beside_a_staged_one(EpEnv* env) {
     Fixture fixture;
     open_fixture(&fixture, env);

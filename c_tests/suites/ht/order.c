@@ -98,7 +98,8 @@ void ht_interleaved_groups(EpEnv* env) {
     destroy(env, groups[1]);
 }
 
-// Two handles, each on a stream of its own: nothing but the library keeps their operations apart.
+// Two handles on two streams: nothing but the library keeps their operations apart. In every other
+// round each combine is on the other stream than its dispatch.
 void ht_unordered_streams(EpEnv* env) {
     enum { kRuns = 2, kRounds = 20 };
     const HtPass forward = {.forward = true, .counter = true};
@@ -116,7 +117,7 @@ void ht_unordered_streams(EpEnv* env) {
             EP_CHECK_NCCL(ht_launch_dispatch(&runs[r], forward, streams[r]));
         }
         for (unsigned r = 0; r < kRuns; ++r) {
-            EP_CHECK_NCCL(ht_launch_combine(&runs[r], i % 2 == 0, streams[r]));
+            EP_CHECK_NCCL(ht_launch_combine(&runs[r], i % 4 < 2, streams[(r + i) % kRuns]));
         }
         for (unsigned r = 0; r < kRuns; ++r) EP_CHECK_CUDA(cudaStreamSynchronize(streams[r]));
         for (unsigned r = 0; r < kRuns; ++r) ht_check_dispatch(&runs[r]);

@@ -5,13 +5,11 @@
 #include "harness/harness.h"
 
 // Orders of operations (order.c).
-void ll_repeated_dispatches(EpEnv* env);
-void ll_repeated_combines(EpEnv* env);
+void ll_repeated_operations(EpEnv* env);
 void ll_ids_updated_in_place(EpEnv* env);
 void ll_ids_masked_before_combine(EpEnv* env);
 void ll_interleaved_handles(EpEnv* env);
 void ll_interleaved_groups(EpEnv* env);
-void ll_two_streams(EpEnv* env);
 void ll_unordered_streams(EpEnv* env);
 void ll_thousand_operations(EpEnv* env);
 void ll_handle_while_a_dispatch_waits(EpEnv* env);

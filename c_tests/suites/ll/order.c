@@ -1,5 +1,6 @@
-// Low-latency operations in every order: repeated, interleaved over handles and groups, on two
-// streams, with ids that change between operations, and a thousand in a row without a pause.
+// Low-latency operations in every order: repeated, interleaved over handles and groups, on streams
+// without an order, with ids that change between operations, and a thousand in a row without a
+// pause.
 #include "reference/ll_run.h"
 #include "suites/ll/cases.h"
 
@@ -32,26 +33,16 @@ static void destroy(const EpEnv* env, ncclEpGroup_t group) {
     EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
 }
 
-void ll_repeated_dispatches(EpEnv* env) {
+void ll_repeated_operations(EpEnv* env) {
     const LlShape shape = small_shape(env, 12, 3);
     ncclEpGroup_t group = ll_group_new(env, &shape);
     LlRun run;
     ll_run_open_with(&run, env, group, &shape, kRefMessy, true, 1);
     for (unsigned i = 0; i < 7; ++i) ll_dispatch(&run);
-    ll_combine(&run);
-    for (unsigned i = 0; i < 3; ++i) ll_dispatch(&run);
-    ll_run_close(&run);
-    destroy(env, group);
-}
-
-void ll_repeated_combines(EpEnv* env) {
-    const LlShape shape = small_shape(env, 12, 3);
-    ncclEpGroup_t group = ll_group_new(env, &shape);
-    LlRun run;
-    ll_run_open_with(&run, env, group, &shape, kRefMessy, true, 2);
-    ll_dispatch(&run);
     for (unsigned i = 0; i < 7; ++i) ll_combine(&run);
     ll_dispatch(&run);
+    ll_combine(&run);
+    for (unsigned i = 0; i < 3; ++i) ll_dispatch(&run);
     for (unsigned i = 0; i < 2; ++i) ll_combine(&run);
     ll_run_close(&run);
     destroy(env, group);
@@ -126,36 +117,8 @@ void ll_interleaved_groups(EpEnv* env) {
     destroy(env, groups[1]);
 }
 
-// Dispatch on one stream and combine on another, both without implicit order: only events order
-// them.
-void ll_two_streams(EpEnv* env) {
-    const LlShape shape = small_shape(env, 16, 3);
-    ncclEpGroup_t group = ll_group_new(env, &shape);
-    cudaStream_t streams[2];
-    cudaEvent_t event;
-    ep_open_streams(streams, 2);
-    EP_REQUIRE_CUDA(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
-    LlRun run;
-    ll_run_open_with(&run, env, group, &shape, kRefMessy, true, 9);
-    for (unsigned i = 0; i < 10; ++i) {
-        ll_prepare_dispatch(&run);
-        ll_prepare_combine(&run);
-        EP_CHECK_CUDA(cudaDeviceSynchronize());
-        EP_CHECK_NCCL(ll_launch_dispatch(&run, streams[i % 2], false));
-        EP_CHECK_CUDA(cudaEventRecord(event, streams[i % 2]));
-        EP_CHECK_CUDA(cudaStreamWaitEvent(streams[1 - i % 2], event, 0));
-        EP_CHECK_NCCL(ll_launch_combine(&run, streams[1 - i % 2], false));
-        EP_CHECK_CUDA(cudaStreamSynchronize(streams[1 - i % 2]));
-        ll_check_dispatch(&run);
-        ll_check_combine(&run);
-    }
-    ll_run_close(&run);
-    EP_CHECK_CUDA(cudaEventDestroy(event));
-    ep_close_streams(streams, 2);
-    destroy(env, group);
-}
-
-// Two handles, each on a stream of its own: nothing but the library keeps their operations apart.
+// Two handles on two streams: nothing but the library keeps their operations apart. In every other
+// round each combine is on the other stream than its dispatch.
 void ll_unordered_streams(EpEnv* env) {
     enum { kRuns = 2, kRounds = 20 };
     const LlShape shape = small_shape(env, 16, 3);
@@ -172,7 +135,7 @@ void ll_unordered_streams(EpEnv* env) {
             EP_CHECK_NCCL(ll_launch_dispatch(&runs[r], streams[r], false));
         }
         for (unsigned r = 0; r < kRuns; ++r) {
-            EP_CHECK_NCCL(ll_launch_combine(&runs[r], streams[r], false));
+            EP_CHECK_NCCL(ll_launch_combine(&runs[r], streams[(r + i) % kRuns], false));
         }
         for (unsigned r = 0; r < kRuns; ++r) EP_CHECK_CUDA(cudaStreamSynchronize(streams[r]));
         for (unsigned r = 0; r < kRuns; ++r) ll_check_dispatch(&runs[r]);
@@ -220,8 +183,8 @@ void ll_thousand_operations(EpEnv* env) {
     destroy(env, groups[1]);
 }
 
-// The creation of a handle waits for no other rank, as it would if it filled memory on a stream that is
-// ordered with the default one: there a dispatch waits for ranks that wait for the handles.
+// The creation of a handle waits for no other rank, as it would if it filled memory on a stream
+// that is ordered with the default one: there a dispatch waits for ranks that wait for the handles.
 void ll_handle_while_a_dispatch_waits(EpEnv* env) {
     enum { kHandles = 3 };
     const LlShape shape = small_shape(env, 12, 3);

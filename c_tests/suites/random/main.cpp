@@ -5,11 +5,7 @@
 //
 // Everything follows from the seed and the index of the configuration. A difference prints both,
 // with the whole configuration and what was done; `--only INDEX` then repeats this one alone.
-#include <unistd.h>
-
 #include <cstdio>
-#include <cstring>
-#include <optional>
 #include <string>
 
 #include "harness/options.hpp"
@@ -17,55 +13,25 @@
 
 namespace test_random {
 
-Course::Course(const EpEnv& env, const Config& config)
-    : delays_(config.delays),
-      shared_(ep_mix(config.seed, config.index, 3)),
-      own_(ep_mix(config.seed, config.index, 4 + static_cast<uint64_t>(env.rank))) {}
-
-unsigned Course::Shared(unsigned bound) {
-    return static_cast<unsigned>(ep_random_below(&shared_, bound));
-}
-
-uint64_t Course::SharedSeed() { return ep_random(&shared_); }
-
-void Course::MaybeDelay() {
-    constexpr unsigned kOneIn = 4;
-    constexpr unsigned kMostMicroseconds = 400;
-    if (!delays_ || ep_random_below(&own_, kOneIn) != 0) return;
-    usleep(static_cast<useconds_t>(ep_random_below(&own_, kMostMicroseconds)));
-}
-
-void Course::Note(const char* what, size_t handle) {
-    history_ +=
-        (history_.empty() ? "  done: " : ", ") + std::string(what) + " " + std::to_string(handle);
-}
-
 namespace {
 
 struct Options {
     unsigned configs = 1000;
     unsigned seed = 1;
-    std::optional<unsigned> only;
+    unsigned first = 0;
+    bool only = false;  // the first, and no other
 };
 
-std::optional<Options> ParseOptions(int argc, char** argv, std::string* error) {
-    Options options;
-    for (int i = 1; i < argc && error->empty(); i += 2) {
-        unsigned only = 0;
-        if (i + 1 == argc) {
-            *error = std::string(argv[i]) + ": expected a known option and a number after it";
-        } else if (std::strcmp(argv[i], "--configs") == 0) {
-            ep::ReadUnsigned("--configs", argv[i + 1], 1, &options.configs, error);
-        } else if (std::strcmp(argv[i], "--seed") == 0) {
-            ep::ReadUnsigned("--seed", argv[i + 1], 0, &options.seed, error);
-        } else if (std::strcmp(argv[i], "--only") == 0) {
-            ep::ReadUnsigned("--only", argv[i + 1], 0, &only, error);
-            options.only = only;
-        } else {
-            *error = std::string(argv[i]) + ": unknown option";
-        }
-    }
-    return error->empty() ? std::optional<Options>(options) : std::nullopt;
+std::string ReadOptions(int argc, char** argv, Options* options) {
+    ep::Option only = ep::Number(0, "only", 0, &options->first);
+    const auto read = only.read;
+    only.read = [=](const std::string& value) {
+        options->only = true;
+        return read(value);
+    };
+    return ep::ParseOptions(argc, argv,
+                            {ep::Number(0, "configs", 1, &options->configs),
+                             ep::Number(0, "seed", 0, &options->seed), only});
 }
 
 // True if this process saw no difference.
@@ -108,7 +74,7 @@ unsigned RunGroup(const EpEnv& env, const Options& options, unsigned first, unsi
 void Run(const EpEnv& env, const Options& options) {
     constexpr unsigned kEnough = 3;  // more differences say nothing new
     constexpr unsigned kDeadlineSeconds = 120;
-    const unsigned begin = options.only.value_or(0);
+    const unsigned begin = options.first;
     const unsigned end = options.only ? begin + 1 : options.configs;
     unsigned different = 0;
     unsigned index = begin;
@@ -131,9 +97,9 @@ void Run(const EpEnv& env, const Options& options) {
 int main(int argc, char** argv) {
     EpEnv env;
     ep_init(&env, &argc, &argv);
-    std::string error;
-    const auto options = test_random::ParseOptions(argc, argv, &error);
-    if (!options) {
+    test_random::Options options;
+    const std::string error = test_random::ReadOptions(argc, argv, &options);
+    if (!error.empty()) {
         if (env.rank == 0) {
             std::fprintf(stderr, "%s\nusage: test_random [--configs N] [--seed S] [--only INDEX]\n",
                          error.c_str());
@@ -141,6 +107,6 @@ int main(int argc, char** argv) {
         ep_release(&env);
         return 2;
     }
-    test_random::Run(env, *options);
+    test_random::Run(env, options);
     return ep_finish(&env);
 }

@@ -1,7 +1,7 @@
 // How staged operations end: in which order, and when their handle goes first.
 #include "suites/staged/staged.h"
 
-// What a destroyed handle had pending is given up: its place is free again, its peers go on, and
+// What a destroyed handle had pending is given up: its slot is free again, its peers go on, and
 // operations of other handles are right.
 void handle_destroyed_while_pending(EpEnv* env) {
     enum { kRounds = 25 };

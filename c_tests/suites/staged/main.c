@@ -65,8 +65,8 @@ static void hold(void* gate) {
     while (atomic_load((atomic_bool*)gate)) usleep(100);
 }
 
-// A combine on a third stream uses what the receive phase of its dispatch leaves in the handle. That is
-// held up behind other work until the combine has had the time to run ahead.
+// A combine on a third stream uses what the receive phase of its dispatch leaves in the handle.
+// That is held up behind other work until the combine has had the time to run ahead.
 static void combined_while_the_receive_is_late(EpEnv* env) {
     Setup setup;
     set_up(&setup, env);
@@ -205,7 +205,7 @@ static void third_is_refused(EpEnv* env) {
     EP_CHECK_NCCL(ncclEpComplete(runs[2].handle, NULL, env->stream));  // nothing is pending
     ll_dispatch(&runs[2]);
     complete_dispatch(&runs[0], env->stream);
-    send_dispatch(&runs[2]);  // one place is free again
+    send_dispatch(&runs[2]);  // one slot is free again
     complete_dispatch(&runs[1], env->stream);
     complete_dispatch(&runs[2], env->stream);
     tear_down(&setup, env);

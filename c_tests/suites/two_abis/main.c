@@ -149,6 +149,16 @@ static void check_round(const Side sides[2]) {
     free(away[1]);
 }
 
+// The same ids at another address, to which the route is updated.
+static void update_elsewhere(EpProbeRoute* route, Side* side) {
+    int64_t ids[kTokens * kTopK];
+    ep_download(ids, side->ids, sizeof(ids));
+    void* elsewhere = ep_device_upload(ids, sizeof(ids));
+    EP_CHECK_EQ_I64(epProbeUpdate(route, elsewhere, kTokens, kTopK), 0);
+    ep_device_free(side->ids);
+    side->ids = elsewhere;
+}
+
 static void both_work_at_once(EpEnv* env) {
     const EpProbeSettings settings = {experts_of(env), kMostTokens, kHidden};
     ncclComm_t comm = another_comm(env);
@@ -160,10 +170,11 @@ static void both_work_at_once(EpEnv* env) {
     open_side(env, &sides[1]);
     open_first(env, &first, &sides[0]);
     EP_REQUIRE(epProbeOpen(&group, comm, &settings) == 0);
-    EP_REQUIRE(epProbeRoute(&route, group, sides[1].ids, kTokens, kTopK) == 0);
+    EP_REQUIRE(epProbeRoute(&route, group) == 0);
     for (uint64_t round = 0; round < kRounds; ++round) {
         fill(env, &sides[0], round);
         fill(env, &sides[1], round % 2 == 0 ? round : round + 1000);
+        if (round % 3 == 0) update_elsewhere(route, &sides[1]);
         start_round(&first, route, sides);
         check_round(sides);
     }
@@ -190,7 +201,10 @@ static void each_refuses_in_words_of_its_own(EpEnv* env) {
     open_side(env, &side);
     open_first(env, &first, &side);
     EP_REQUIRE(epProbeOpen(&group, comm, &settings) == 0);
-    EP_REQUIRE(epProbeRoute(&route, group, side.ids, kTokens, kTopK) == 0);
+    EP_REQUIRE(epProbeRoute(&route, group) == 0);
+    EP_CHECK_RESULT(epProbeHome(route, &side.rows, side.stream), ncclInvalidUsage);
+    EP_CHECK_STR_CONTAINS(epProbeText(), "the route breaks");
+    EP_CHECK_EQ_I64(epProbeUpdate(route, side.ids, kTokens, kTopK), 0);
     EP_CHECK_RESULT(epProbeAway(route, &side.rows, side.stream), ncclInvalidArgument);
     EP_CHECK_STR_CONTAINS(epProbeText(), "extent 1 of the rows that are read breaks");
     first.home.sizes[1] = 2 * kHidden;

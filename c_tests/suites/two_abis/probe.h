@@ -25,8 +25,9 @@ typedef struct {
 // 0, or the number of NCCL's result.
 int epProbeOpen(EpProbeGroup** group, ncclComm_t comm, const EpProbeSettings* settings);
 int epProbeClose(EpProbeGroup* group);
-int epProbeRoute(EpProbeRoute** route, const EpProbeGroup* group, const void* ids, size_t tokens,
-                 size_t top_k);
+// A route leads somewhere from its first update on, and elsewhere after the next.
+int epProbeRoute(EpProbeRoute** route, const EpProbeGroup* group);
+int epProbeUpdate(EpProbeRoute* route, const void* ids, size_t tokens, size_t top_k);
 void epProbeForget(EpProbeRoute* route);
 int epProbeAway(const EpProbeRoute* route, const EpProbeRows* rows, cudaStream_t stream);
 int epProbeHome(const EpProbeRoute* route, const EpProbeRows* rows, cudaStream_t stream);

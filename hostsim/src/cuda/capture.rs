@@ -7,9 +7,9 @@
 use std::ffi::{c_int, c_ulonglong, c_void};
 use std::ptr;
 
+use super::boundary::{boundary, store};
 use super::error::{CudaError, cudaError_t};
 use super::stream::{cudaStream_t, resolve};
-use super::{boundary, store};
 
 /// `cudaStreamCaptureStatusNone`.
 const NOT_CAPTURING: c_int = 0;
@@ -28,24 +28,6 @@ pub unsafe extern "C" fn cudaStreamIsCapturing(
         // SAFETY: passed on under this function's contract.
         unsafe { store(status, NOT_CAPTURING) }
     })
-}
-
-/// Always "not capturing"; the other outputs are meaningless then and are left alone.
-///
-/// # Safety
-/// `status` is null or valid for a write.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cudaStreamGetCaptureInfo(
-    stream: cudaStream_t,
-    status: *mut c_int,
-    _id: *mut c_ulonglong,
-    _graph: *mut *mut c_void,
-    _dependencies: *mut *const *mut c_void,
-    _edges: *mut *const c_void,
-    _count: *mut usize,
-) -> cudaError_t {
-    // SAFETY: passed on under this function's contract.
-    unsafe { cudaStreamIsCapturing(stream, status) }
 }
 
 /// Not supported.

@@ -10,9 +10,9 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 
+use super::boundary::{boundary, store};
 use super::error::{CudaError, cudaError_t};
 use super::queue::{Job, Kind, Stream, Ticket, refuse_on_worker};
-use super::{boundary, event, heap, store, stream};
 
 /// CUDA version that the stand-ins present, in CUDA's own encoding.
 const CUDA_VERSION: c_int = 13000;
@@ -21,7 +21,7 @@ const MAX_DEVICES: usize = 1024;
 
 /// One device.
 pub(crate) struct Device {
-    index: usize,
+    pub(crate) index: usize,
     streams: Mutex<Streams>,
 }
 
@@ -92,17 +92,13 @@ impl Device {
         all.iter().map(Stream::drain).fold(Ok(()), Result::and)
     }
 
-    fn reset(&self) -> Result<(), CudaError> {
-        let result = self.synchronize();
-        event::forget(self.index);
-        stream::forget(self.index);
+    /// Ends all streams of the device, the legacy default stream as well.
+    pub(crate) fn close_streams(&self) {
         let gone = std::mem::take(&mut *self.streams.lock());
         gone.created
             .iter()
             .chain(&gone.legacy)
             .for_each(|stream| stream.close());
-        heap::release_device(self.index);
-        result
     }
 }
 
@@ -191,22 +187,6 @@ pub extern "C" fn cudaSetDevice(index: c_int) -> cudaError_t {
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaDeviceSynchronize() -> cudaError_t {
     boundary(|| current()?.synchronize())
-}
-
-/// Waits for the current device, then ends all its streams, events and allocations.
-#[unsafe(no_mangle)]
-pub extern "C" fn cudaDeviceReset() -> cudaError_t {
-    boundary(|| current()?.reset())
-}
-
-/// The CUDA version that the stand-ins present.
-///
-/// # Safety
-/// `version` is null or valid for a write.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cudaRuntimeGetVersion(version: *mut c_int) -> cudaError_t {
-    // SAFETY: passed on under this function's contract.
-    boundary(|| unsafe { store(version, CUDA_VERSION) })
 }
 
 /// The CUDA version that the stand-ins present.

@@ -45,8 +45,6 @@ cuda_errors! {
     NotReady = 600, "device not ready";
     IllegalAddress = 700, "an illegal memory access was encountered";
     LaunchTimeout = 702, "the launch timed out and was terminated";
-    HostMemoryAlreadyRegistered = 712, "part or all of the memory is already registered";
-    HostMemoryNotRegistered = 713, "the memory is not registered";
     LaunchFailure = 719, "unspecified launch failure";
     NotPermitted = 800, "operation not permitted";
     NotSupported = 801, "operation not supported";

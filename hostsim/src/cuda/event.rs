@@ -8,10 +8,11 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 
+use super::boundary::{boundary, store};
+use super::device;
 use super::error::{CudaError, cudaError_t};
 use super::queue::{Ticket, refuse_on_worker};
 use super::stream::{cudaStream_t, resolve};
-use super::{boundary, device, store};
 use crate::handles::Handles;
 
 /// C's `cudaEvent_t`.
@@ -26,7 +27,7 @@ struct Event {
     latest: Mutex<Option<Record>>,
 }
 
-/// One `cudaEventRecord`: later records replace it, whoever waits already keeps it.
+/// One `cudaEventRecord`. A later record replaces it for new waits; earlier waits keep it.
 #[derive(Clone)]
 struct Record {
     ticket: Ticket,
@@ -42,7 +43,7 @@ fn find(event: cudaEvent_t) -> Result<Arc<Event>, CudaError> {
 }
 
 /// The ticket of an event's latest record; nothing if it was never recorded.
-pub(crate) fn latest(event: cudaEvent_t) -> Result<Option<Ticket>, CudaError> {
+fn latest(event: cudaEvent_t) -> Result<Option<Ticket>, CudaError> {
     Ok(find(event)?
         .latest
         .lock()
@@ -93,6 +94,25 @@ pub extern "C" fn cudaEventRecord(event: cudaEvent_t, stream: cudaStream_t) -> c
         let ticket = device::submit(&stream, Vec::new(), Box::new(job))?;
         *event.latest.lock() = Some(Record { ticket, passed });
         Ok(())
+    })
+}
+
+/// Makes later work of a stream wait for the latest record of an event.
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaStreamWaitEvent(
+    stream: cudaStream_t,
+    event: cudaEvent_t,
+    flags: c_uint,
+) -> cudaError_t {
+    boundary(|| {
+        if flags & !1 != 0 {
+            return Err(CudaError::InvalidValue);
+        }
+        let stream = resolve(stream)?;
+        let Some(ticket) = latest(event)? else {
+            return Ok(());
+        };
+        device::submit(&stream, vec![ticket], Box::new(|| Ok(()))).map(|_| ())
     })
 }
 

@@ -1,4 +1,4 @@
-//! The register of all live allocations: device memory, pinned host memory, registered host memory.
+//! The register of all live allocations of device memory and pinned host memory.
 //!
 //! It answers what a pointer is, which is how copies with a wrong direction, stale pointers and
 //! ranges past the end are refused before they do damage.
@@ -23,8 +23,6 @@ pub(crate) enum Memory {
     Device(usize),
     /// From `cudaHostAlloc` on the device with this index.
     Pinned(usize),
-    /// The caller's memory, made known with `cudaHostRegister`.
-    Registered(usize),
 }
 
 /// What a range of addresses is to the runtime.
@@ -41,10 +39,7 @@ pub(crate) enum Range {
 struct Block {
     size: usize,
     memory: Memory,
-    /// Absent for registered memory, which belongs to the caller.
-    region: Option<Region>,
-    /// Set once `cudaFreeAsync` was called: nobody may use or free the block any more.
-    leaving: bool,
+    region: Region,
 }
 
 struct Heap {
@@ -70,8 +65,7 @@ pub(crate) fn allocate(size: usize, memory: Memory) -> Result<usize, CudaError> 
     let block = Block {
         size,
         memory,
-        region: Some(region),
-        leaving: false,
+        region,
     };
     HEAP.lock().live.insert(address, block);
     Ok(address)
@@ -79,27 +73,13 @@ pub(crate) fn allocate(size: usize, memory: Memory) -> Result<usize, CudaError> 
 
 /// What kind of allocation starts at an address, if one does.
 pub(crate) fn starts_at(address: usize) -> Option<Memory> {
-    let heap = HEAP.lock();
-    heap.live
-        .get(&address)
-        .filter(|block| !block.leaving)
-        .map(|block| block.memory)
-}
-
-/// Marks a block as handed over to a pending `cudaFreeAsync`.
-pub(crate) fn begin_release(address: usize) {
-    if let Some(block) = HEAP.lock().live.get_mut(&address) {
-        block.leaving = true;
-    }
+    HEAP.lock().live.get(&address).map(|block| block.memory)
 }
 
 /// Frees the allocation that starts at an address; reports writes outside of it.
 pub(crate) fn release(address: usize) -> Result<(), CudaError> {
     let mut heap = HEAP.lock();
-    let block = heap.live.remove(&address).ok_or(CudaError::InvalidValue)?;
-    let Some(region) = block.region else {
-        return Ok(());
-    };
+    let Block { size, region, .. } = heap.live.remove(&address).ok_or(CudaError::InvalidValue)?;
     let intact = region.surroundings_intact();
     region.seal();
     heap.freed.push_back(region);
@@ -107,7 +87,6 @@ pub(crate) fn release(address: usize) -> Result<(), CudaError> {
         heap.freed.pop_front();
     }
     if !intact {
-        let size = block.size;
         report::failure(&format!(
             "memory next to the {size}-byte block {address:#x} was written"
         ));
@@ -132,27 +111,6 @@ pub(crate) fn release_device(device: usize) {
     }
 }
 
-/// Makes the caller's memory known as pinned.
-pub(crate) fn register(address: usize, size: usize, device: usize) -> Result<(), CudaError> {
-    let end = address.checked_add(size).ok_or(CudaError::InvalidValue)?;
-    let mut heap = HEAP.lock();
-    let before = heap.live.range(..end).next_back();
-    if before.is_some_and(|(start, block)| start + block.size > address) {
-        return Err(CudaError::HostMemoryAlreadyRegistered);
-    }
-    let memory = Memory::Registered(device);
-    heap.live.insert(
-        address,
-        Block {
-            size,
-            memory,
-            region: None,
-            leaving: false,
-        },
-    );
-    Ok(())
-}
-
 /// Classifies `len` bytes from an address.
 pub(crate) fn classify(address: usize, len: usize) -> Range {
     let heap = HEAP.lock();
@@ -160,18 +118,14 @@ pub(crate) fn classify(address: usize, len: usize) -> Range {
     if let Some((start, block)) = candidate {
         let offset = address - start;
         if offset < block.size {
-            let fits = len <= block.size - offset && !block.leaving;
+            let fits = len <= block.size - offset;
             return if fits {
                 Range::Inside(block.memory)
             } else {
                 Range::Invalid
             };
         }
-        if block
-            .region
-            .as_ref()
-            .is_some_and(|region| region.covers(address))
-        {
+        if block.region.covers(address) {
             return Range::Invalid;
         }
     }
@@ -198,10 +152,10 @@ fn meminfo_field(text: &str, name: &str) -> usize {
 }
 
 impl Memory {
-    /// The device that was current when the memory was made or registered.
+    /// The device that was current when the memory was made.
     pub(crate) fn device(self) -> usize {
         match self {
-            Self::Device(device) | Self::Pinned(device) | Self::Registered(device) => device,
+            Self::Device(device) | Self::Pinned(device) => device,
         }
     }
 }
@@ -236,23 +190,6 @@ mod tests {
         assert_eq!(starts_at(one), None);
         assert_eq!(starts_at(other), Some(Memory::Device(902)));
         assert_eq!(release(other), Ok(()));
-    }
-
-    #[test]
-    fn overlapping_registration_is_refused() {
-        let buffer = vec![0u8; 4096];
-        let address = buffer.as_ptr() as usize;
-        assert_eq!(register(address, 4096, 0), Ok(()));
-        assert_eq!(
-            register(address + 100, 8, 0),
-            Err(CudaError::HostMemoryAlreadyRegistered)
-        );
-        assert_eq!(
-            classify(address + 100, 8),
-            Range::Inside(Memory::Registered(0))
-        );
-        assert_eq!(release(address), Ok(()));
-        assert_eq!(classify(address + 100, 8), Range::Pageable);
     }
 
     #[test]

@@ -2,14 +2,18 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`error`] | error numbers, names, the calling thread's last error |
-//! | [`device`] | devices, their streams, device-wide synchronisation |
-//! | [`memory`], [`copy`] | allocation with poison and guards, copies and fills |
-//! | [`stream`], [`event`] | ordered work and its marks |
-//! | [`capture`] | graph capture, which is answered "not supported" |
-#![allow(unsafe_code)]
+//! | [`reset`] | the end of everything on a device |
+//! | [`event`], [`capture`] | marks in streams; graph capture, which is answered "not supported" |
+//! | [`memory`], [`copy`] | allocation entry points; copies and fills |
+//! | [`stream`], [`device`] | stream entry points; devices, their streams, device-wide synchronisation |
+//! | `boundary` | what each entry point does around its body |
+//! | `heap`, `arena` | the register of all memory, with poison and guards |
+//! | `queue`, [`error`] | a stream's worker; error numbers, the calling thread's last error |
+//!
+//! Imports go down this table only; `tests/hostsim/layering.rs` fails on a circle.
 
 mod arena;
+mod boundary;
 pub mod capture;
 pub mod copy;
 pub mod device;
@@ -18,33 +22,5 @@ pub mod event;
 pub(crate) mod heap;
 pub mod memory;
 pub(crate) mod queue;
+pub mod reset;
 pub mod stream;
-
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
-use crate::presence;
-use error::{CudaError, cudaError_t};
-
-/// Runs the body of one entry point: refuses where a GPU is, keeps panics from unwinding into C,
-/// and records a failure as the thread's last error.
-pub(crate) fn boundary(body: impl FnOnce() -> Result<(), CudaError>) -> cudaError_t {
-    let result = if presence::permitted() {
-        catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(CudaError::Unknown))
-    } else {
-        Err(CudaError::NoDevice)
-    };
-    error::record(result)
-}
-
-/// Writes a result through a caller's pointer; NULL is an invalid value.
-///
-/// # Safety
-/// `out` is null or valid for a write of `T`.
-pub(crate) unsafe fn store<T>(out: *mut T, value: T) -> Result<(), CudaError> {
-    if out.is_null() {
-        return Err(CudaError::InvalidValue);
-    }
-    // SAFETY: not null, and then valid for a write by this function's contract.
-    unsafe { out.write(value) };
-    Ok(())
-}

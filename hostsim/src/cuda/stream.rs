@@ -2,13 +2,13 @@
 #![allow(unsafe_code)]
 #![allow(non_camel_case_types)]
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_uint, c_void};
 use std::sync::Arc;
 
+use super::boundary::{boundary, store};
+use super::device;
 use super::error::{CudaError, cudaError_t};
-use super::event::{self, cudaEvent_t};
 use super::queue::{Kind, Stream};
-use super::{boundary, device, store};
 use crate::handles::Handles;
 
 /// C's `cudaStream_t`: a handle, or one of the reserved values 0, 1 and 2 for default streams.
@@ -65,20 +65,6 @@ pub unsafe extern "C" fn cudaStreamCreateWithFlags(
     boundary(|| unsafe { create_into(stream, flags) })
 }
 
-/// As `cudaStreamCreateWithFlags`; the priority has no effect.
-///
-/// # Safety
-/// `stream` is null or valid for a write.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cudaStreamCreateWithPriority(
-    stream: *mut cudaStream_t,
-    flags: c_uint,
-    _priority: c_int,
-) -> cudaError_t {
-    // SAFETY: passed on under this function's contract.
-    boundary(|| unsafe { create_into(stream, flags) })
-}
-
 /// Ends a stream handle; work already submitted still runs.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaStreamDestroy(stream: cudaStream_t) -> cudaError_t {
@@ -113,25 +99,6 @@ pub extern "C" fn cudaStreamQuery(stream: cudaStream_t) -> cudaError_t {
             return Err(CudaError::NotReady);
         }
         stream.take_error()
-    })
-}
-
-/// Makes later work of a stream wait for the latest record of an event.
-#[unsafe(no_mangle)]
-pub extern "C" fn cudaStreamWaitEvent(
-    stream: cudaStream_t,
-    event: cudaEvent_t,
-    flags: c_uint,
-) -> cudaError_t {
-    boundary(|| {
-        if flags & !1 != 0 {
-            return Err(CudaError::InvalidValue);
-        }
-        let stream = resolve(stream)?;
-        let Some(ticket) = event::latest(event)? else {
-            return Ok(());
-        };
-        device::submit(&stream, vec![ticket], Box::new(|| Ok(()))).map(|_| ())
     })
 }
 

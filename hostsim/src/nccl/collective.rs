@@ -1,246 +1,243 @@
-//! Entry points of the collectives: they check the arguments and put the operation into a stream.
+//! Collectives as the stream's worker executes them.
+//!
+//! A collective is a sequence of rounds. In a round each rank writes up to one slot of bytes, all
+//! meet, and each reads the slots it needs. Slots alternate between two banks: before a rank writes a
+//! bank again, two rounds later, all have met once more, after reading it.
 #![allow(unsafe_code)]
 
-use std::ffi::{c_int, c_void};
+use std::ptr;
+use std::sync::atomic::Ordering;
 
-use super::boundary;
-use super::comm::{Comm, find, ncclComm_t};
-use super::datatype::{DataType, Operator};
-use super::error::{Failure, Outcome, ncclResult_t};
-use super::group::{self, Task};
-use super::operation::{Collective, Kind};
-use crate::cuda::heap::{self, Range};
-use crate::cuda::stream::{cudaStream_t, resolve_on};
+use super::comm::Comm;
+use super::datatype::DataType;
+use super::error::{Code, Failure, Outcome};
+use super::meeting::{Room, meet};
+use super::reduce::Sum;
+use super::segment::{BANKS, DESCRIPTION, SLOT};
 
-/// The arguments that all collectives share, as they come from C.
-struct Call {
-    kind: Kind,
-    send: usize,
-    recv: usize,
-    count: usize,
-    datatype: c_int,
-    operator: c_int,
-    root: c_int,
+/// Which collective.
+#[derive(Clone, Copy)]
+pub(crate) enum Kind {
+    AllGather,
+    AllReduce(Sum),
 }
 
-/// The first operator and the first root, where the function has none.
-const NONE: c_int = 0;
+/// One collective with checked arguments. `count` is the caller's, in elements.
+#[derive(Clone, Copy)]
+pub(crate) struct Collective {
+    pub(crate) kind: Kind,
+    pub(crate) send: usize,
+    pub(crate) recv: usize,
+    pub(crate) count: usize,
+    pub(crate) datatype: DataType,
+}
 
-impl Call {
-    fn run(self, comm: ncclComm_t, stream: cudaStream_t) -> Outcome<()> {
-        let comm = find(comm)?;
-        let stream = resolve_on(stream, comm.device)?;
-        let collective = self.check(&comm)?;
-        group::run(Task::Collective(comm, stream, collective))
+impl Kind {
+    /// The function that a caller knows it by.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::AllGather => "ncclAllGather",
+            Self::AllReduce(_) => "ncclAllReduce",
+        }
     }
 
-    fn check(&self, comm: &Comm) -> Outcome<Collective> {
-        let datatype = DataType::from_c(self.datatype)?;
-        let operator = Operator::from_c(self.operator)?;
-        let ranks = comm.ranks();
-        let root = rank_argument("root", self.root, ranks)?;
-        let name = self.kind.name();
-        let (sends, receives, sent, received) = match self.kind {
-            Kind::AllGather => (true, true, 1, ranks),
-            Kind::ReduceScatter => (true, true, ranks, 1),
-            Kind::AllReduce => (true, true, 1, 1),
-            Kind::Broadcast => (comm.rank == root, true, 1, 1),
-            Kind::Reduce => (true, comm.rank == root, 1, 1),
+    fn number(self) -> u64 {
+        match self {
+            Self::AllGather => 0,
+            Self::AllReduce(_) => 1,
+        }
+    }
+}
+
+impl Collective {
+    /// Takes part in the collective.
+    pub(crate) fn run(&self, comm: &Comm) -> Outcome<()> {
+        self.announce(comm);
+        let bytes = self.count * self.datatype.size();
+        let mut turn = Turn {
+            comm,
+            collective: self,
+            checked: false,
         };
-        let whole = |parts: usize| datatype.bytes(self.count.saturating_mul(parts));
-        if sends {
-            check_buffer(name, "sendbuff", self.send, whole(sent)?)?;
+        match self.kind {
+            Kind::AllGather => self.all_gather(&mut turn, bytes),
+            Kind::AllReduce(sum) => self.all_reduce(sum, &mut turn, bytes),
+        }?;
+        comm.executed.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn all_gather(&self, turn: &mut Turn, bytes: usize) -> Outcome<()> {
+        for (offset, len) in pieces(bytes, SLOT) {
+            let bank = turn.write(|slot| copy(self.send + offset, slot, len));
+            let met = turn.meet();
+            // If some ranks never come, the others' bytes are delivered nevertheless, as NCCL may do.
+            for rank in (0..turn.comm.ranks()).filter(|&rank| turn.has_come(rank)) {
+                copy(
+                    turn.slot(bank, rank),
+                    self.recv + rank * bytes + offset,
+                    len,
+                );
+            }
+            met?;
         }
-        if receives {
-            check_buffer(name, "recvbuff", self.recv, whole(received)?)?;
+        Ok(())
+    }
+
+    fn all_reduce(&self, sum: Sum, turn: &mut Turn, bytes: usize) -> Outcome<()> {
+        for (offset, len) in pieces(bytes, SLOT) {
+            let bank = turn.write(|slot| copy(self.send + offset, slot, len));
+            turn.meet()?;
+            turn.add_up(sum, bank, self.recv + offset, len);
         }
-        Ok(Collective {
-            kind: self.kind,
-            send: self.send,
-            recv: self.recv,
-            count: self.count,
-            datatype,
-            operator,
-            root,
+        Ok(())
+    }
+
+    /// Publishes what this rank takes the collective to be.
+    fn announce(&self, comm: &Comm) {
+        let words = &comm.segment.lane(comm.rank).description[comm.executed() % BANKS];
+        for (to, from) in words.iter().zip(self.words()) {
+            to.store(from, Ordering::Relaxed);
+        }
+    }
+
+    /// Refuses when another rank has announced something else.
+    fn compare(&self, comm: &Comm) -> Outcome<()> {
+        let bank = comm.executed() % BANKS;
+        for rank in 0..comm.ranks() {
+            let words = comm.segment.lane(rank).description[bank]
+                .each_ref()
+                .map(|word| word.load(Ordering::Relaxed));
+            if words != self.words() {
+                let failure = Failure::new(
+                    Code::InvalidUsage,
+                    format!(
+                        "rank {}: {} does not match the call on rank {rank}: {}",
+                        comm.rank,
+                        self.kind.name(),
+                        self.difference(words)
+                    ),
+                );
+                comm.refuse(&failure);
+                return Err(failure);
+            }
+        }
+        Ok(())
+    }
+
+    fn words(&self) -> [u64; DESCRIPTION] {
+        [self.kind.number(), self.count as u64, self.datatype as u64]
+    }
+
+    fn difference(&self, theirs: [u64; DESCRIPTION]) -> String {
+        const NAMES: [&str; DESCRIPTION] = ["collective", "count", "datatype"];
+        let ours = self.words();
+        let differing = (0..DESCRIPTION).find(|index| ours[*index] != theirs[*index]);
+        differing.map_or_else(String::new, |index| {
+            format!(
+                "{} is {} here and {} there",
+                NAMES[index], ours[index], theirs[index]
+            )
         })
     }
 }
 
-/// Refuses memory that a GPU could not reach: only device and pinned memory will do.
-pub(crate) fn check_buffer(call: &str, name: &str, address: usize, bytes: usize) -> Outcome<()> {
-    if bytes == 0 {
-        return Ok(());
+impl Comm {
+    fn executed(&self) -> usize {
+        self.executed.load(Ordering::Relaxed)
     }
-    let problem = match heap::classify(address, bytes) {
-        Range::Inside(_) => return Ok(()),
-        Range::Pageable => "is neither device nor pinned host memory",
-        Range::Invalid => "leaves its allocation or lies in freed memory",
-    };
-    Err(Failure::argument(format!(
-        "{call}: {name} {address:#x} ({bytes} bytes) {problem}"
-    )))
 }
 
-/// Reads an argument that names a rank.
-pub(crate) fn rank_argument(name: &str, value: c_int, ranks: usize) -> Outcome<usize> {
-    usize::try_from(value)
-        .ok()
-        .filter(|rank| *rank < ranks)
-        .ok_or_else(|| Failure::argument(format!("{name} must be below {ranks} (got {value})")))
+/// One collective on its way through its rounds.
+struct Turn<'a> {
+    comm: &'a Comm,
+    collective: &'a Collective,
+    checked: bool,
 }
 
-/// Every rank receives what every rank sends, in rank order.
-///
-/// # Safety
-/// The buffers stay allocated until the stream has passed the operation.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclAllGather(
-    send: *const c_void,
-    recv: *mut c_void,
-    count: usize,
-    datatype: c_int,
-    comm: ncclComm_t,
-    stream: cudaStream_t,
-) -> ncclResult_t {
-    let (send, recv) = (send as usize, recv as usize);
-    let kind = Kind::AllGather;
-    let call = Call {
-        kind,
-        send,
-        recv,
-        count,
-        datatype,
-        operator: NONE,
-        root: NONE,
-    };
-    boundary(|| call.run(comm, stream))
+impl Turn<'_> {
+    /// The first half of a round: lets `write` fill this rank's slot of the bank that is returned.
+    fn write(&self, write: impl FnOnce(usize)) -> usize {
+        let comm = self.comm;
+        let bank = comm.rounds.fetch_add(1, Ordering::Relaxed) % BANKS;
+        write(self.slot(bank, comm.rank));
+        bank
+    }
+
+    /// Whether a rank has filled its slot of this round.
+    fn has_come(&self, rank: usize) -> bool {
+        let steps = |rank: usize| {
+            let steps = &self.comm.segment.lane(rank).steps;
+            steps[Room::Stream as usize].load(Ordering::Acquire)
+        };
+        steps(self.comm.rank).wrapping_sub(steps(rank)) as i32 <= 0
+    }
+
+    /// The second half: meets the others.
+    fn meet(&mut self) -> Outcome<()> {
+        let comm = self.comm;
+        meet(
+            &comm.segment,
+            comm.rank,
+            Room::Stream,
+            self.collective.kind.name(),
+        )?;
+        if !self.checked {
+            self.collective.compare(comm)?;
+            self.checked = true;
+        }
+        Ok(())
+    }
+
+    fn slot(&self, bank: usize, rank: usize) -> usize {
+        self.comm.segment.slot(bank, rank) as usize
+    }
+
+    /// Adds up the slots of all ranks.
+    fn add_up(&self, sum: Sum, bank: usize, to: usize, len: usize) {
+        if len == 0 {
+            return;
+        }
+        let inputs: Vec<&[u8]> = (0..self.comm.ranks())
+            .map(|rank| {
+                // SAFETY: `len` is at most a slot; nobody writes this bank until all ranks have
+                // met again, which includes this one.
+                unsafe { std::slice::from_raw_parts(self.slot(bank, rank) as *const u8, len) }
+            })
+            .collect();
+        // SAFETY: the call checked that the receive buffer has the range; it belongs to this
+        // operation until the stream moves on.
+        sum(&inputs, unsafe {
+            std::slice::from_raw_parts_mut(to as *mut u8, len)
+        });
+    }
 }
 
-/// Every rank receives the reduction over all ranks.
-///
-/// # Safety
-/// The buffers stay allocated until the stream has passed the operation.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclAllReduce(
-    send: *const c_void,
-    recv: *mut c_void,
-    count: usize,
-    datatype: c_int,
-    operator: c_int,
-    comm: ncclComm_t,
-    stream: cudaStream_t,
-) -> ncclResult_t {
-    let (send, recv) = (send as usize, recv as usize);
-    let call = Call {
-        kind: Kind::AllReduce,
-        send,
-        recv,
-        count,
-        datatype,
-        operator,
-        root: NONE,
-    };
-    boundary(|| call.run(comm, stream))
+/// Copies between a slot and a checked buffer.
+fn copy(from: usize, to: usize, len: usize) {
+    if len > 0 {
+        // SAFETY: both ranges were checked by the call or lie within a slot whose turn it is, and
+        // a slot never overlaps a buffer.
+        unsafe { ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, len) };
+    }
 }
 
-/// Each rank receives its part of the reduction over all ranks.
-///
-/// # Safety
-/// The buffers stay allocated until the stream has passed the operation.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclReduceScatter(
-    send: *const c_void,
-    recv: *mut c_void,
-    count: usize,
-    datatype: c_int,
-    operator: c_int,
-    comm: ncclComm_t,
-    stream: cudaStream_t,
-) -> ncclResult_t {
-    let (send, recv) = (send as usize, recv as usize);
-    let kind = Kind::ReduceScatter;
-    let call = Call {
-        kind,
-        send,
-        recv,
-        count,
-        datatype,
-        operator,
-        root: NONE,
-    };
-    boundary(|| call.run(comm, stream))
+/// Cuts a length into pieces; at least one, so that an empty collective is a meeting too.
+fn pieces(total: usize, size: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..total.div_ceil(size).max(1)).map(move |index| {
+        let offset = index * size;
+        (offset, size.min(total - offset))
+    })
 }
 
-/// Every rank receives what the root sends.
-///
-/// # Safety
-/// The buffers stay allocated until the stream has passed the operation.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclBroadcast(
-    send: *const c_void,
-    recv: *mut c_void,
-    count: usize,
-    datatype: c_int,
-    root: c_int,
-    comm: ncclComm_t,
-    stream: cudaStream_t,
-) -> ncclResult_t {
-    let (send, recv) = (send as usize, recv as usize);
-    let call = Call {
-        kind: Kind::Broadcast,
-        send,
-        recv,
-        count,
-        datatype,
-        operator: NONE,
-        root,
-    };
-    boundary(|| call.run(comm, stream))
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// `ncclBroadcast` in place.
-///
-/// # Safety
-/// The buffer stays allocated until the stream has passed the operation.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclBcast(
-    buffer: *mut c_void,
-    count: usize,
-    datatype: c_int,
-    root: c_int,
-    comm: ncclComm_t,
-    stream: cudaStream_t,
-) -> ncclResult_t {
-    // SAFETY: the same contract.
-    unsafe { ncclBroadcast(buffer, buffer, count, datatype, root, comm, stream) }
-}
-
-/// The root receives the reduction over all ranks.
-///
-/// # Safety
-/// The buffers stay allocated until the stream has passed the operation.
-#[unsafe(no_mangle)]
-// The list is NCCL's.
-#[allow(clippy::too_many_arguments)]
-pub unsafe extern "C" fn ncclReduce(
-    send: *const c_void,
-    recv: *mut c_void,
-    count: usize,
-    datatype: c_int,
-    operator: c_int,
-    root: c_int,
-    comm: ncclComm_t,
-    stream: cudaStream_t,
-) -> ncclResult_t {
-    let (send, recv) = (send as usize, recv as usize);
-    let call = Call {
-        kind: Kind::Reduce,
-        send,
-        recv,
-        count,
-        datatype,
-        operator,
-        root,
-    };
-    boundary(|| call.run(comm, stream))
+    #[test]
+    fn pieces_cover_everything_once() {
+        assert_eq!(pieces(0, 4).collect::<Vec<_>>(), [(0, 0)]);
+        assert_eq!(pieces(4, 4).collect::<Vec<_>>(), [(0, 4)]);
+        assert_eq!(pieces(9, 4).collect::<Vec<_>>(), [(0, 4), (4, 4), (8, 1)]);
+    }
 }

@@ -1,4 +1,4 @@
-//! NCCL's element types and reduction operators as Rust enums.
+//! NCCL's element types as a Rust enum.
 
 use std::ffi::c_int;
 
@@ -19,16 +19,6 @@ pub(crate) enum DataType {
     Bfloat16,
     Float8e4m3,
     Float8e5m2,
-}
-
-/// `ncclRedOp_t`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Operator {
-    Sum,
-    Product,
-    Max,
-    Min,
-    Average,
 }
 
 impl DataType {
@@ -75,25 +65,6 @@ impl DataType {
     }
 }
 
-impl Operator {
-    /// In the order of NCCL's numbers.
-    const ALL: [Self; 5] = [
-        Self::Sum,
-        Self::Product,
-        Self::Max,
-        Self::Min,
-        Self::Average,
-    ];
-
-    /// Reads C's number.
-    pub(crate) fn from_c(number: c_int) -> Outcome<Self> {
-        usize::try_from(number)
-            .ok()
-            .and_then(|index| Self::ALL.get(index).copied())
-            .ok_or_else(|| Failure::argument(format!("reduction operator {number} is unknown")))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -102,10 +73,8 @@ mod tests {
     fn numbers_are_those_of_nccl() {
         assert_eq!(DataType::from_c(9).ok(), Some(DataType::Bfloat16));
         assert_eq!(DataType::from_c(11).ok(), Some(DataType::Float8e5m2));
-        assert_eq!(Operator::from_c(4).ok(), Some(Operator::Average));
         for bad in [-1, 12, c_int::MAX] {
             assert!(DataType::from_c(bad).is_err());
-            assert!(Operator::from_c(bad).is_err());
         }
     }
 

@@ -1,11 +1,9 @@
 //! NCCL result codes, and the text of the last failure of each thread.
-#![allow(unsafe_code)]
 #![allow(non_camel_case_types)]
 
 use std::cell::RefCell;
-use std::ffi::{CString, c_char, c_int, c_void};
+use std::ffi::{CString, c_char, c_int};
 
-use super::comm;
 use crate::cuda::error::CudaError;
 use crate::report;
 
@@ -93,7 +91,8 @@ pub(crate) fn record(outcome: Outcome<()>) -> ncclResult_t {
     }
 }
 
-fn keep(text: &str) -> *const c_char {
+/// Makes a text the calling thread's last one.
+pub(crate) fn keep(text: &str) -> *const c_char {
     let clean = CString::new(text.replace('\0', " ")).unwrap_or_default();
     LAST.with_borrow_mut(|last| {
         *last = clean;
@@ -101,36 +100,15 @@ fn keep(text: &str) -> *const c_char {
     })
 }
 
-/// A short text for a result code.
-// SAFETY (this and every other export): the name is NCCL's and this library defines it once.
-#[unsafe(no_mangle)]
-pub extern "C" fn ncclGetErrorString(result: ncclResult_t) -> *const c_char {
-    let text = match result {
-        0 => c"no error",
-        1 => c"unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
-        2 => c"unhandled system error (run with NCCL_DEBUG=INFO for details)",
-        3 => c"internal error",
-        4 => c"invalid argument (run with NCCL_DEBUG=WARN for details)",
-        5 => c"invalid usage (run with NCCL_DEBUG=WARN for details)",
-        6 => c"remote process exited or a peer did not take part in time",
-        7 => c"operation in progress",
-        _ => c"unknown result code",
-    };
-    text.as_ptr()
-}
-
-/// The text of the communicator's failure, or else of the last failure in the calling thread. The
-/// string is valid until the thread's next NCCL call.
-#[unsafe(no_mangle)]
-pub extern "C" fn ncclGetLastError(comm: *mut c_void) -> *const c_char {
-    match comm::failure_text(comm as usize) {
-        Some(text) => keep(&text),
-        None => LAST.with_borrow(|last| last.as_ptr()),
-    }
+/// The text of the last failure in the calling thread, until its next one.
+pub(crate) fn last() -> *const c_char {
+    LAST.with_borrow(|last| last.as_ptr())
 }
 
 #[cfg(test)]
 mod tests {
+    #![allow(unsafe_code)]
+
     use super::*;
     use std::ffi::CStr;
 
@@ -138,7 +116,7 @@ mod tests {
     fn the_last_failure_keeps_its_text() {
         assert_eq!(record(Err(Failure::argument("count is odd"))), 4);
         // SAFETY: the function returns a C string that lives until the next call.
-        let text = unsafe { CStr::from_ptr(ncclGetLastError(std::ptr::null_mut())) };
+        let text = unsafe { CStr::from_ptr(last()) };
         assert_eq!(text.to_str(), Ok("count is odd"));
     }
 

@@ -3,16 +3,14 @@
 //! Setup calls of a group run in one thread each, since each of them waits for other ranks, which
 //! may be calls of the same group. Sends and receives of a group progress together, since each of
 //! them may wait for another.
-#![allow(unsafe_code)]
 
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use super::boundary;
+use super::collective::Collective;
 use super::comm::Comm;
-use super::error::{Code, Failure, Outcome, ncclResult_t};
+use super::error::{Code, Failure, Outcome};
 use super::launch;
-use super::operation::Collective;
 use super::transfer::Transfer;
 use crate::cuda::queue::Stream;
 
@@ -59,42 +57,31 @@ pub(crate) fn note_failure(code: Code) {
 }
 
 /// Opens a group; groups nest, and the outermost counts.
-#[unsafe(no_mangle)]
-pub extern "C" fn ncclGroupStart() -> ncclResult_t {
-    boundary(|| {
-        GROUP.with_borrow_mut(|group| group.depth += 1);
-        Ok(())
-    })
+pub(crate) fn start() {
+    GROUP.with_borrow_mut(|group| group.depth += 1);
 }
 
 /// Closes a group; the end of the outermost one performs its calls. If one of the calls was
 /// refused, none is performed.
-#[unsafe(no_mangle)]
-pub extern "C" fn ncclGroupEnd() -> ncclResult_t {
-    boundary(|| {
-        let group = GROUP.with_borrow_mut(|group| match group.depth {
-            0 => Err(Failure::new(
-                Code::InvalidUsage,
-                "ncclGroupEnd without ncclGroupStart",
-            )),
-            1 => Ok(Some(std::mem::take(group))),
-            _ => {
-                group.depth -= 1;
-                Ok(None)
-            }
-        })?;
-        match group {
-            None => Ok(()),
-            Some(Group {
-                failure: Some(code),
-                ..
-            }) => Err(Failure::new(
-                code,
-                "a call of this group was refused; none was performed",
-            )),
-            Some(Group { tasks, .. }) => perform(tasks),
+pub(crate) fn end() -> Outcome<()> {
+    let group = GROUP.with_borrow_mut(|group| match group.depth {
+        0 => Err(Failure::new(
+            Code::InvalidUsage,
+            "ncclGroupEnd without ncclGroupStart",
+        )),
+        1 => Ok(std::mem::take(group)),
+        _ => {
+            group.depth -= 1;
+            Ok(Group::default())
         }
-    })
+    })?;
+    match group.failure {
+        Some(code) => Err(Failure::new(
+            code,
+            "a call of this group was refused; none was performed",
+        )),
+        None => perform(group.tasks),
+    }
 }
 
 fn perform(tasks: Vec<Task>) -> Outcome<()> {

@@ -5,9 +5,9 @@
 
 use std::sync::Arc;
 
+use super::collective::Collective;
 use super::comm::Comm;
 use super::error::Outcome;
-use super::operation::Collective;
 use super::transfer::{self, Transfer};
 use crate::cuda::device;
 use crate::cuda::queue::{Job, Stream};

@@ -84,8 +84,8 @@ impl<'a> Watch<'a> {
         self.since = Instant::now();
     }
 
-    /// Sleeps for a while as long as the word has the value `seen`; fails when there is nothing
-    /// left to wait for. `missing` tells for whom.
+    /// Sleeps for a while as long as the word has the value `seen`; fails when the wait cannot
+    /// succeed any more. `missing` names the ranks that it waits for.
     pub(crate) fn pause(
         &self,
         word: &AtomicU32,
@@ -166,7 +166,7 @@ fn parse_limit(text: Option<&str>) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::nccl::unique_id::Place;
+    use crate::nccl::unique_id::Rendezvous;
     use std::sync::Arc;
     use std::sync::atomic::AtomicUsize;
 
@@ -207,8 +207,8 @@ mod tests {
     fn nobody_leaves_before_all_have_come() {
         const RANKS: usize = 5;
         const ROUNDS: usize = 200;
-        let place = Place::create().expect("memfd");
-        let segment = Arc::new(Segment::map(place, RANKS).expect("mapping"));
+        let rendezvous = Rendezvous::create().expect("memfd");
+        let segment = Arc::new(Segment::map(rendezvous, RANKS).expect("mapping"));
         let arrivals = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             for rank in 0..RANKS {
@@ -222,13 +222,13 @@ mod tests {
                 });
             }
         });
-        place.release();
+        rendezvous.release();
     }
 
     #[test]
     fn a_failure_ends_the_wait() {
-        let place = Place::create().expect("memfd");
-        let segment = Segment::map(place, 2).expect("mapping");
+        let rendezvous = Rendezvous::create().expect("memfd");
+        let segment = Segment::map(rendezvous, 2).expect("mapping");
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| meet(&segment, 0, Room::Host, "test"));
             std::thread::sleep(Duration::from_millis(20));
@@ -242,6 +242,6 @@ mod tests {
                 failure.text
             );
         });
-        place.release();
+        rendezvous.release();
     }
 }

@@ -1,8 +1,8 @@
 //! The shared memory of one communicator: layout, mapping, access.
 //!
-//! Everything that ranks write concurrently is an atomic; fresh memory is zero, which is the right
-//! start for all of them, so no rank has to initialise before the others. Bulk data goes through
-//! raw slots whose turns the meetings (`meeting`) settle.
+//! Everything that ranks write concurrently is an atomic whose start value is zero, like fresh memory,
+//! so no rank has to initialise before the others. Bulk data goes through raw slots; meetings
+//! (`meeting`) decide who may access them.
 #![allow(unsafe_code)]
 
 use std::os::fd::AsRawFd;
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::error::{Code, Outcome};
 use super::futex;
-use super::unique_id::{Place, grow, system};
+use super::unique_id::{Rendezvous, grow, system};
 
 /// Bytes that a rank can show the others in one round of a collective.
 pub(crate) const SLOT: usize = 1 << 20;
@@ -20,7 +20,7 @@ pub(crate) const BANKS: usize = 2;
 /// Largest communicator; bounds the address space that mailboxes take.
 pub(crate) const MAX_RANKS: usize = 1024;
 /// Words that describe a collective, see `collective`.
-pub(crate) const DESCRIPTION: usize = 5;
+pub(crate) const DESCRIPTION: usize = 3;
 /// Words for host-side exchanges, see `split`.
 pub(crate) const NOTE: usize = 3;
 
@@ -54,7 +54,7 @@ pub(crate) struct Lane {
     pub(crate) process: AtomicU32,
     /// How many times the rank has come to each meeting.
     pub(crate) steps: [AtomicU32; 2],
-    /// Counts the news in the rank's mailboxes.
+    /// Counts the changes of the rank's mailboxes.
     pub(crate) bell: AtomicU32,
     /// What the rank believes the current collective to be, in alternating banks.
     pub(crate) description: [[AtomicU64; DESCRIPTION]; BANKS],
@@ -114,10 +114,10 @@ impl Layout {
 }
 
 impl Segment {
-    /// Maps the segment at a place, for a communicator of `ranks` ranks.
-    pub(crate) fn map(place: Place, ranks: usize) -> Outcome<Self> {
+    /// Maps the memory that the ranks found at a rendezvous, for a communicator of `ranks` ranks.
+    pub(crate) fn map(rendezvous: Rendezvous, ranks: usize) -> Outcome<Self> {
         let layout = Layout::new(ranks);
-        let file = place.open()?;
+        let file = rendezvous.open()?;
         grow(&file, layout.size)?;
         // SAFETY: a fresh shared mapping of an open file at an address of the kernel's choice.
         let base = unsafe {
@@ -184,7 +184,7 @@ impl Segment {
         from * self.ranks() + to
     }
 
-    /// Tells a rank that there is news for it.
+    /// Wakes a rank that waits for its mailboxes.
     pub(crate) fn ring(&self, rank: usize) {
         let bell = &self.lane(rank).bell;
         bell.fetch_add(1, Ordering::Release);
@@ -243,12 +243,12 @@ mod tests {
 
     #[test]
     fn only_the_first_failure_counts() {
-        let place = Place::create().expect("memfd");
-        let segment = Segment::map(place, 2).expect("mapping");
+        let rendezvous = Rendezvous::create().expect("memfd");
+        let segment = Segment::map(rendezvous, 2).expect("mapping");
         assert_eq!(segment.failure(), None);
         assert!(segment.fail(Code::RemoteError, 1));
         assert!(!segment.fail(Code::InvalidUsage, 0));
         assert_eq!(segment.failure(), Some((Code::RemoteError, 1)));
-        place.release();
+        rendezvous.release();
     }
 }

@@ -2,58 +2,22 @@
 //!
 //! Ranks exchange colour and key through their notes in the parent's segment, at the meeting for
 //! host calls, so that a split does not wait for work on streams.
-#![allow(unsafe_code)]
 
 use std::ffi::c_int;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::boundary;
-use super::comm::{Comm, check_config, find, ncclComm_t, ncclConfig_t, publish};
-use super::error::{Failure, Outcome, ncclResult_t};
-use super::group::{self, Task};
+use super::comm::Comm;
+use super::error::Outcome;
 use super::meeting::{Room, meet};
 use super::segment::NOTE;
-use super::store;
-use super::unique_id::Place;
+use super::unique_id::Rendezvous;
 
 const CALL: &str = "ncclCommSplit";
 /// `NCCL_SPLIT_NOCOLOR`: the rank joins no new communicator.
-const NO_COLOUR: c_int = -1;
+pub(crate) const NO_COLOUR: c_int = -1;
 
-/// Splits a communicator: one new one per colour, ranks in order of key, then of old rank.
-///
-/// # Safety
-/// `newcomm` is null or valid for a write, until the end of the group if one is open; `config` is
-/// null or points to an `ncclConfig_t`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclCommSplit(
-    comm: ncclComm_t,
-    color: c_int,
-    key: c_int,
-    newcomm: *mut ncclComm_t,
-    config: *const ncclConfig_t,
-) -> ncclResult_t {
-    boundary(|| {
-        let parent = find(comm)?;
-        // SAFETY: passed on under this function's contract.
-        unsafe { check_config(config) }?;
-        if newcomm.is_null() || color < NO_COLOUR {
-            return Err(Failure::argument(format!(
-                "newcomm is NULL or color is {color}"
-            )));
-        }
-        let out = newcomm as usize;
-        group::run(Task::Setup(Box::new(move || {
-            let made = split(&parent, color, key)?.map_or(std::ptr::null_mut(), publish);
-            // SAFETY: checked above not to be null; the caller keeps it valid until the group's
-            // end.
-            unsafe { store(out as *mut ncclComm_t, made) }
-        })))
-    })
-}
-
-fn split(parent: &Arc<Comm>, colour: c_int, key: c_int) -> Outcome<Option<Comm>> {
+/// This rank's end of its new communicator, if its colour has one.
+pub(crate) fn split(parent: &Comm, colour: c_int, key: c_int) -> Outcome<Option<Comm>> {
     parent.health()?;
     write_note(parent, [colour as u64, key as u64, 0]);
     meet(&parent.segment, parent.rank, Room::Host, CALL)?;
@@ -65,19 +29,19 @@ fn split(parent: &Arc<Comm>, colour: c_int, key: c_int) -> Outcome<Option<Comm>>
     meet(&parent.segment, parent.rank, Room::Host, CALL)?;
     let leads = colour != NO_COLOUR && members.first() == Some(&parent.rank);
     if leads {
-        let place = Place::create().inspect_err(|failure| parent.refuse(failure))?;
-        write_note(parent, place.to_words());
+        let rendezvous = Rendezvous::create().inspect_err(|failure| parent.refuse(failure))?;
+        write_note(parent, rendezvous.to_words());
     }
     meet(&parent.segment, parent.rank, Room::Host, CALL)?;
     let (Some(leader), true) = (members.first(), colour != NO_COLOUR) else {
         return Ok(None);
     };
-    let place = Place::from_words(read_note(parent, *leader));
+    let rendezvous = Rendezvous::from_words(read_note(parent, *leader));
     let seat = members
         .iter()
         .position(|rank| *rank == parent.rank)
         .unwrap_or_default();
-    Comm::join(place, members.len(), seat, parent.device).map(Some)
+    Comm::join(rendezvous, members.len(), seat, parent.device).map(Some)
 }
 
 /// The old ranks of a colour in their new order.

@@ -1,8 +1,8 @@
 //! Sends and receives as the stream's worker executes them.
 //!
-//! For each ordered pair of ranks there is a mailbox of one chunk. All transfers of a group
-//! progress together; transfers between the same two ranks in one direction keep their order. A
-//! rank with nothing to do sleeps on its bell, which the others ring.
+//! Each ordered pair of ranks has a mailbox of one chunk. All transfers of a group progress together;
+//! transfers between the same two ranks in one direction keep their order. An idle rank sleeps on its
+//! bell, which the others ring.
 #![allow(unsafe_code)]
 
 use std::collections::{BTreeMap, VecDeque};
@@ -18,6 +18,16 @@ use super::meeting::Watch;
 pub(crate) enum Direction {
     Send,
     Receive,
+}
+
+impl Direction {
+    /// The function that a caller knows it by.
+    pub(crate) fn call(self) -> &'static str {
+        match self {
+            Self::Send => "ncclSend",
+            Self::Receive => "ncclRecv",
+        }
+    }
 }
 
 /// One send or receive with checked arguments.
@@ -44,7 +54,7 @@ pub(crate) fn run(comm: &Comm, transfers: Vec<Transfer>) -> Outcome<()> {
     let bell = &comm.segment.lane(comm.rank).bell;
     let mut watch = Watch::start(&comm.segment, comm.rank, "ncclSend/ncclRecv");
     while !lines.is_empty() {
-        // Read before looking at the mailboxes: news that comes meanwhile changes it.
+        // Read before the mailboxes, so that a change in between ends the sleep at once.
         let seen = bell.load(Ordering::Acquire);
         let mut advanced = false;
         for line in &mut lines {

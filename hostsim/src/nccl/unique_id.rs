@@ -14,8 +14,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use parking_lot::Mutex;
 
-use super::error::{Code, Failure, Outcome, ncclResult_t};
-use super::{boundary, store};
+use super::error::{Code, Failure, Outcome};
 
 const BYTES: usize = 128;
 const PREFIX: &str = "ncclep-hostsim";
@@ -30,7 +29,7 @@ pub struct ncclUniqueId {
 
 /// What a unique id says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct Rendezvous {
     process: u32,
     descriptor: i32,
     nonce: u64,
@@ -39,7 +38,7 @@ pub(crate) struct Place {
 /// Descriptors that keep unused ids alive in this process.
 static OWNED: Mutex<BTreeMap<u64, OwnedFd>> = Mutex::new(BTreeMap::new());
 
-impl Place {
+impl Rendezvous {
     /// Makes fresh memory of size zero, owned by this process.
     pub(crate) fn create() -> Outcome<Self> {
         let nonce = random()?;
@@ -171,34 +170,22 @@ fn random() -> Outcome<u64> {
     }
 }
 
-/// Makes an id for one new communicator.
-///
-/// # Safety
-/// `id` is null or valid for a write.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclGetUniqueId(id: *mut ncclUniqueId) -> ncclResult_t {
-    boundary(|| {
-        if id.is_null() {
-            return Err(Failure::argument("uniqueId is NULL"));
-        }
-        // SAFETY: passed on under this function's contract.
-        unsafe { store(id, Place::create()?.encode()) }
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn ids_survive_encoding() {
-        let place = Place {
+        let rendezvous = Rendezvous {
             process: 4_000_000,
             descriptor: 17,
             nonce: u64::MAX - 5,
         };
-        assert_eq!(Place::decode(&place.encode()).ok(), Some(place));
-        assert_eq!(Place::from_words(place.to_words()), place);
+        assert_eq!(
+            Rendezvous::decode(&rendezvous.encode()).ok(),
+            Some(rendezvous)
+        );
+        assert_eq!(Rendezvous::from_words(rendezvous.to_words()), rendezvous);
     }
 
     #[test]
@@ -207,25 +194,25 @@ mod tests {
             internal: [0; BYTES],
         };
         assert_eq!(
-            Place::decode(&zeros).map_err(|f| f.code),
+            Rendezvous::decode(&zeros).map_err(|f| f.code),
             Err(Code::InvalidArgument)
         );
         let noise = ncclUniqueId {
             internal: [-3; BYTES],
         };
         assert_eq!(
-            Place::decode(&noise).map_err(|f| f.code),
+            Rendezvous::decode(&noise).map_err(|f| f.code),
             Err(Code::InvalidArgument)
         );
     }
 
     #[test]
     fn a_released_id_cannot_be_opened() {
-        let place = Place::create().expect("memfd");
-        assert!(place.open().is_ok());
-        place.release();
+        let rendezvous = Rendezvous::create().expect("memfd");
+        assert!(rendezvous.open().is_ok());
+        rendezvous.release();
         assert_eq!(
-            place.open().map(|_| ()).map_err(|f| f.code),
+            rendezvous.open().map(|_| ()).map_err(|f| f.code),
             Err(Code::InvalidUsage)
         );
     }

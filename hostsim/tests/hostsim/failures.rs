@@ -5,11 +5,7 @@ use std::ffi::CStr;
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
-use ncclep_hostsim::nccl::collective::ncclAllGather;
-use ncclep_hostsim::nccl::comm::*;
-use ncclep_hostsim::nccl::error::ncclGetLastError;
-use ncclep_hostsim::nccl::p2p::{ncclRecv, ncclSend};
-use ncclep_hostsim::nccl::split::ncclCommSplit;
+use ncclep_hostsim::nccl::api::*;
 
 use crate::kit::{Buffer, Rank, Stream, finish, id, run, seat, start};
 

@@ -5,11 +5,7 @@ use std::ffi::c_int;
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
-use ncclep_hostsim::nccl::collective::*;
-use ncclep_hostsim::nccl::comm::*;
-use ncclep_hostsim::nccl::group::{ncclGroupEnd, ncclGroupStart};
-use ncclep_hostsim::nccl::p2p::{ncclRecv, ncclSend};
-use ncclep_hostsim::nccl::split::ncclCommSplit;
+use ncclep_hostsim::nccl::api::*;
 
 use crate::data::{check, floats, value};
 use crate::kit::{Buffer, Rank, new_id, run};

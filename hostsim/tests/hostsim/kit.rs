@@ -13,8 +13,9 @@ use ncclep_hostsim::cuda::stream::{
     cudaLaunchHostFunc, cudaStream_t, cudaStreamCreateWithFlags, cudaStreamDestroy,
     cudaStreamSynchronize,
 };
-use ncclep_hostsim::nccl::comm::{ncclComm_t, ncclCommDestroy, ncclCommInitRank};
-use ncclep_hostsim::nccl::{ncclGetUniqueId, ncclUniqueId};
+use ncclep_hostsim::nccl::api::{
+    ncclComm_t, ncclCommDestroy, ncclCommInitRank, ncclGetUniqueId, ncclUniqueId,
+};
 
 pub(crate) const HOST_TO_DEVICE: i32 = 1;
 pub(crate) const DEVICE_TO_HOST: i32 = 2;

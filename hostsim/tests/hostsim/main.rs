@@ -11,6 +11,7 @@ mod data;
 mod failures;
 mod groups;
 mod kit;
+mod layering;
 mod memory;
 mod streams;
 mod surface;

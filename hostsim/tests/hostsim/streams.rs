@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ncclep_hostsim::cuda::device::{cudaDeviceReset, cudaDeviceSynchronize, cudaSetDevice};
+use ncclep_hostsim::cuda::device::{cudaDeviceSynchronize, cudaSetDevice};
 use ncclep_hostsim::cuda::error::cudaGetLastError;
 use ncclep_hostsim::cuda::event::*;
 use ncclep_hostsim::cuda::memory::{cudaFree, cudaMalloc};
+use ncclep_hostsim::cuda::reset::cudaDeviceReset;
 use ncclep_hostsim::cuda::stream::*;
 
 use crate::kit::{Buffer, Gate, Stream, launch, own_device, run};

@@ -8,12 +8,12 @@ use super::driver;
 use super::driver::context::Context;
 use super::driver::memory::{Buffer, CudaMemory};
 use super::driver::module::Module;
+use super::fault::FaultPage;
 use super::params::{MAX_PEERS, OP_PEER_SELFTEST, PeerTable};
-use super::peer::fault::FaultPage;
 use super::peer::layout::WindowLayout;
 use super::peer::selftest::Selftest;
 use super::peer::window::Window;
-use crate::backend::DeviceMemory;
+use crate::backend::{DeviceMemory, Faults};
 use crate::error::{Code, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
@@ -112,7 +112,7 @@ fn two_ranks_pass_the_self_test() {
         [bench.run(0, &faults[0]), other.join().unwrap()]
     });
     assert_eq!(verdicts, [Ok(()), Ok(())]);
-    assert_eq!(faults[0].error(), None);
+    assert_eq!(faults[0].first(), None);
 }
 
 #[test]
@@ -125,7 +125,7 @@ fn a_missing_rank_ends_in_a_report_and_the_context_stays_usable() {
     assert!(start.elapsed() >= TIMEOUT && start.elapsed() < TIMEOUT * 10);
     assert_eq!(error.code(), Code::RemoteError);
 
-    let report = faults.error().unwrap();
+    let report = faults.first().unwrap();
     assert_eq!(report.code(), Code::RemoteError);
     let expected = "peer self test: deadline passed: rank 0 waited 300 ms for the data of \
                     operation 1 of rank 1, whose last one is 0";

@@ -9,21 +9,21 @@ use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::driver::module::Module;
+use crate::backend::cuda::fault::FaultPage;
 use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::ht::HtGroup;
 use crate::backend::cuda::ht::plan::HtPlan;
 use crate::backend::cuda::ll::LlGroup;
 use crate::backend::cuda::ll::plan::LlPlan;
 use crate::backend::cuda::params::{LL_MARK, MAX_PEERS, OP_PEER_SELFTEST};
-use crate::backend::cuda::peer::fault::FaultPage;
 use crate::backend::cuda::peer::layout::WindowLayout;
 use crate::backend::cuda::peer::selftest::Selftest;
 use crate::backend::cuda::peer::teardown::{End, Teardown, Windows};
 use crate::backend::cuda::peer::window::{Window, WindowRecord};
 use crate::backend::cuda::peer::windows::PeerWindows;
 use crate::backend::{
-    DeviceMemory, GroupBackend, HtBackend, HtGroupBackend, HtRouting, LlBackend, LlGroupBackend,
-    OpenGroup,
+    DeviceMemory, Faults, GroupBackend, HtBackend, HtGroupBackend, HtRouting, LlBackend,
+    LlGroupBackend, OpenGroup,
 };
 use crate::error::refusal::{AmongRanks, Subject};
 use crate::error::{Error, Result};
@@ -116,7 +116,7 @@ struct Prepared {
     layout: WindowLayout,
     window: Window,
     record: WindowRecord,
-    faults: FaultPage,
+    faults: Arc<FaultPage>,
     selftest: Selftest,
     state: Buffer,
     multiprocessors: u32,
@@ -144,7 +144,7 @@ impl Prepared {
             layout,
             record: WindowRecord::new(&window)?,
             window,
-            faults: FaultPage::new(context, facts.rank, timeout)?,
+            faults: Arc::new(FaultPage::new(context, facts.rank, timeout)?),
             selftest: Selftest::new(context, facts.ranks)?,
             state: GroupContext::new_state(memory)?,
             multiprocessors: driver::multiprocessors()?,
@@ -222,15 +222,10 @@ fn agree_on<T>(bootstrap: &Bootstrap, mine: &Result<T>, stream: Stream) -> Resul
 }
 
 impl Common {
-    fn fault(&self) -> Option<Error> {
-        let lost = || self.bootstrap.lost();
-        self.group.faults.error().or_else(lost)
-    }
-
     fn close(&self, windows: PeerWindows, stream: Stream) -> Result<()> {
         self.bootstrap.begin_call();
         let rested = self.context.wait_for_operations(self.timeout, stream);
-        let parted = match self.fault() {
+        let parted = match self.group.faults.first() {
             None => rested.and_then(|()| {
                 let stays = self.context.is_stranded();
                 self.teardown.leave_together(stays)
@@ -278,8 +273,8 @@ impl<M: Close> GroupBackend for CudaGroup<M> {
         Arc::clone(&self.common.memory) as Arc<dyn DeviceMemory>
     }
 
-    fn fault(&self) -> Option<Error> {
-        self.common.fault()
+    fn faults(&self) -> Arc<dyn Faults> {
+        Arc::clone(&self.common.group.faults) as Arc<dyn Faults>
     }
 
     fn close(&self, stream: Stream) -> Result<()> {

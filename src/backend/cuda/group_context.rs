@@ -3,27 +3,27 @@
 
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::driver::module::Module;
-use crate::backend::cuda::params::{LL_TRACKS, LlTrackState, MAX_PEERS, PeerTable, WaitParams};
-use crate::backend::cuda::peer::fault::{FaultPage, nanoseconds};
+use crate::backend::cuda::fault::{FaultPage, nanoseconds};
+use crate::backend::cuda::params::{LL_CHANNELS, LlChannelState, MAX_PEERS, PeerTable, WaitParams};
 use crate::backend::cuda::sizes::number;
 use crate::error::Result;
 use crate::model::tensor::DevPtr;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Where the states of the LL tracks are: in the same 128 bytes as the failure mark before them, so that
+/// Where the states of the LL channels are: in the same 128 bytes as the failure mark before them, so that
 /// one access of memory has both.
-const TRACK_STATES: usize = 64;
-const STATE_BYTES: usize = TRACK_STATES + LL_TRACKS as usize * size_of::<LlTrackState>();
+const CHANNEL_STATES: usize = 64;
+const STATE_BYTES: usize = CHANNEL_STATES + LL_CHANNELS as usize * size_of::<LlChannelState>();
 const _: () = assert!(STATE_BYTES <= 128);
 
 /// An open group, as its operations see it. The windows stay mapped until the group closes.
 pub(super) struct GroupContext {
     pub(super) module: Module,
-    pub(super) faults: FaultPage,
+    pub(super) faults: Arc<FaultPage>,
     /// Multiprocessors of the device: the most blocks that surely run at the same time.
     pub(super) multiprocessors: u32,
-    /// The group's failure mark, and the states of the LL tracks: all that a kernel loads first.
+    /// The group's failure mark, and the states of the LL channels: all that a kernel loads first.
     state: Buffer,
     /// In this rank's window: which peer has told of its failure.
     told: DevPtr,
@@ -42,7 +42,7 @@ impl GroupContext {
     /// failures.
     pub(super) fn new(
         module: Module,
-        faults: FaultPage,
+        faults: Arc<FaultPage>,
         multiprocessors: u32,
         (state, told): (Buffer, DevPtr),
         (windows, rank): (&[DevPtr], usize),
@@ -85,8 +85,8 @@ impl GroupContext {
         }
     }
 
-    /// The states of the LL tracks.
-    pub(super) fn track_states(&self) -> *mut LlTrackState {
-        (self.state.data().0 + TRACK_STATES) as *mut LlTrackState
+    /// The states of the LL channels.
+    pub(super) fn channel_states(&self) -> *mut LlChannelState {
+        (self.state.data().0 + CHANNEL_STATES) as *mut LlChannelState
     }
 }

@@ -8,8 +8,8 @@ use crate::backend::cuda::params::{
     SELFTEST_THREADS,
 };
 use crate::backend::cuda::params_ht::{
-    HT_COMBINE_THREADS, HT_DISPATCH_THREADS, HT_LAYOUT_THREADS, HtCombineParams, HtDispatchParams,
-    HtLayoutParams,
+    HT_COMBINE_THREADS, HT_DISPATCH_THREADS, HT_ROUTE_THREADS, HtCombineParams, HtDispatchParams,
+    HtRouteParams,
 };
 use crate::error::{Error, Result};
 use crate::model::dtype::DType;
@@ -17,25 +17,25 @@ use crate::model::dtype::DType;
 /// A kernel's entry point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kernel {
-    /// `cuda/peer_selftest.cu`.
+    /// `cuda/selftest.cu`.
     PeerSelftest,
-    /// `cuda/ll_dispatch.cu`.
+    /// `cuda/ll/dispatch.cu`.
     LlDispatch,
-    /// `cuda/ll_combine.cu`.
+    /// `cuda/ll/combine.cu`.
     LlCombineBf16,
-    /// `cuda/ll_combine.cu`.
+    /// `cuda/ll/combine.cu`.
     LlCombineF16,
-    /// `cuda/ll_combine.cu`.
+    /// `cuda/ll/combine.cu`.
     LlCombineF32,
-    /// `cuda/ht_layout.cu`.
-    HtLayout,
-    /// `cuda/ht_dispatch.cu`.
+    /// `cuda/ht/route.cu`.
+    HtRoute,
+    /// `cuda/ht/dispatch.cu`.
     HtDispatch,
-    /// `cuda/ht_combine.cu`.
+    /// `cuda/ht/combine.cu`.
     HtCombineBf16,
-    /// `cuda/ht_combine.cu`.
+    /// `cuda/ht/combine.cu`.
     HtCombineF16,
-    /// `cuda/ht_combine.cu`.
+    /// `cuda/ht/combine.cu`.
     HtCombineF32,
 }
 
@@ -47,7 +47,7 @@ impl Kernel {
         Kernel::LlCombineBf16,
         Kernel::LlCombineF16,
         Kernel::LlCombineF32,
-        Kernel::HtLayout,
+        Kernel::HtRoute,
         Kernel::HtDispatch,
         Kernel::HtCombineBf16,
         Kernel::HtCombineF16,
@@ -62,7 +62,7 @@ impl Kernel {
             Kernel::LlCombineBf16 => "ll_combine_bf16",
             Kernel::LlCombineF16 => "ll_combine_f16",
             Kernel::LlCombineF32 => "ll_combine_f32",
-            Kernel::HtLayout => "ht_layout",
+            Kernel::HtRoute => "ht_route",
             Kernel::HtDispatch => "ht_dispatch",
             Kernel::HtCombineBf16 => "ht_combine_bf16",
             Kernel::HtCombineF16 => "ht_combine_f16",
@@ -78,7 +78,7 @@ impl Kernel {
             Kernel::LlCombineBf16 | Kernel::LlCombineF16 | Kernel::LlCombineF32 => {
                 LL_COMBINE_THREADS
             }
-            Kernel::HtLayout => HT_LAYOUT_THREADS,
+            Kernel::HtRoute => HT_ROUTE_THREADS,
             Kernel::HtDispatch => HT_DISPATCH_THREADS,
             Kernel::HtCombineBf16 | Kernel::HtCombineF16 | Kernel::HtCombineF32 => {
                 HT_COMBINE_THREADS
@@ -122,8 +122,8 @@ impl KernelParams for LlCombineParams {
     ];
 }
 
-impl KernelParams for HtLayoutParams {
-    const KERNELS: &'static [Kernel] = &[Kernel::HtLayout];
+impl KernelParams for HtRouteParams {
+    const KERNELS: &'static [Kernel] = &[Kernel::HtRoute];
 }
 
 impl KernelParams for HtDispatchParams {

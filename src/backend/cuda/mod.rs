@@ -4,6 +4,7 @@
 //! that `build.rs` embeds where it finds nvcc, opening a group is an error and nothing else is.
 
 mod driver;
+mod fault;
 #[cfg(test)]
 mod gpu_tests;
 mod group;
@@ -21,9 +22,11 @@ mod sizes;
 use crate::backend::bootstrap::Bootstrap;
 use crate::backend::platform::Platform;
 use crate::backend::{DeviceMemory, OpenGroup};
-use crate::error::Result;
+use crate::error::refusal::{AmongRanks, Subject};
+use crate::error::{Error, Result};
 use crate::model::group::GroupFacts;
 use crate::model::ops::Stream;
+use crate::model::topology::Topology;
 use driver::context::Context;
 use driver::memory::CudaMemory;
 use std::sync::Arc;
@@ -52,12 +55,24 @@ impl Platform for CudaPlatform {
 
     fn open(
         &self,
-        facts: GroupFacts,
+        (facts, topology): (GroupFacts, Topology),
         bootstrap: Bootstrap,
         timeout: Duration,
         stream: Stream,
     ) -> Result<OpenGroup> {
+        single_node(&topology)?;
         let device = (Arc::clone(&self.context), Arc::clone(&self.memory));
         group::open(device, &facts, bootstrap, timeout, stream)
+    }
+}
+
+/// Refuses ranks on several nodes, on all of them alike.
+fn single_node(topology: &Topology) -> Result<()> {
+    match topology.first_remote_rank() {
+        None => Ok(()),
+        Some(rank) => Err(
+            Error::usage(Subject::Communicator, AmongRanks::OneNode { rank })
+                .got(format_args!("{} nodes", topology.nodes()), "1 node"),
+        ),
     }
 }

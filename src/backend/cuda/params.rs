@@ -1,7 +1,7 @@
-//! What each kernel is told: one `#[repr(C)]` struct per kernel, defined here (what high throughput
-//! alone needs, in `params_ht`) and nowhere else.
+//! Kernel parameters: one `#[repr(C)]` struct per kernel, defined here (those of high throughput in
+//! `params_ht`) and nowhere else.
 //!
-//! `cuda/params.h` and `cuda/params_ht.h` are generated from these files (`tests/kernel_params.rs`), so
+//! `cuda/params/params.h` and `cuda/params/params_ht.h` are generated from these files (`tests/kernel_params.rs`), so
 //! they must stay free of other modules. Addresses are the device's; the host never follows them through these structs.
 #![forbid(unsafe_code)]
 
@@ -31,13 +31,13 @@ pub const FAULT_TIMEOUT: u32 = 1;
 pub const FAULT_DIFFERS: u32 = 2;
 /// `FaultReport::state`: as `FAULT_DIFFERS`, but in HT, with `HtCommon::shape_word` as signatures.
 pub const FAULT_SHAPE_DIFFERS: u32 = 3;
-/// `FaultReport::state`: a wait ended as a rank, named by `got`, has told of its own failure.
+/// `FaultReport::state`: a wait ended because a rank, named by `got`, reported its own failure.
 pub const FAULT_PEER_FAILED: u32 = 4;
 /// `FaultReport::state`: fewer output rows for tokens, `got`, than rows received, `expected`.
 pub const FAULT_TOKEN_ROWS: u32 = 5;
-/// `FaultReport::state`: the same of the rows for ids and weights.
+/// `FaultReport::state`: fewer output rows for ids and weights, `got`, than rows received, `expected`.
 pub const FAULT_ROUTING_ROWS: u32 = 6;
-/// `FaultReport::state`: the same of input rows.
+/// `FaultReport::state`: fewer input rows, `got`, than rows to return, `expected`.
 pub const FAULT_INPUT_ROWS: u32 = 7;
 
 /// `FaultReport::state`: a rank has staged an operation that is whole here, or the other way round.
@@ -54,7 +54,7 @@ pub const OP_LL_DISPATCH: u32 = 2;
 pub const OP_LL_COMBINE: u32 = 3;
 
 /// `FaultReport::op` of the creation of an HT handle.
-pub const OP_HT_LAYOUT: u32 = 4;
+pub const OP_HT_ROUTE: u32 = 4;
 /// `FaultReport::op` of an HT dispatch.
 pub const OP_HT_DISPATCH: u32 = 5;
 /// `FaultReport::op` of an HT combine.
@@ -75,28 +75,29 @@ pub const WAIT_BEGIN: u32 = 5;
 /// `FaultReport::what`: that a rank has let go of the last staged operation.
 pub const WAIT_ACK: u32 = 6;
 
-/// `FaultReport::what`: a place for a row of a pair's sequence.
-pub const WAIT_PLACE: u32 = 7;
+/// `FaultReport::what`: a credit: a free slot for a row of a pair's sequence.
+pub const WAIT_CREDIT: u32 = 7;
 /// `FaultReport::what`: a row of a pair's sequence.
 pub const WAIT_STREAMED_ROW: u32 = 8;
 
 /// Most experts that a token can name.
 pub const LL_MAX_TOP_K: u32 = 32;
-/// Packets that a rank sends to each other at the beginning, besides the one for each local expert.
+/// Packets by which a rank notifies each other, besides the one for each local expert.
 pub const LL_COUNTS_BESIDE_EXPERTS: u32 = 2;
-/// Tracks of operations that advance independently: one for whole operations, two for staged ones.
-pub const LL_TRACKS: u32 = 3;
-/// The track of whole operations; staged ones have the others.
-pub const LL_WHOLE_TRACK: u32 = 0;
-/// Banks: the whole track alternates between 0 and 1; staged track t owns bank t + 1.
+/// Channels of operations, each with its own epochs: one for whole operations, two for staged ones.
+pub const LL_CHANNELS: u32 = 3;
+/// The channel of whole operations; staged ones have the others.
+pub const LL_WHOLE_CHANNEL: u32 = 0;
+/// Banks: the channel of whole operations alternates between 0 and 1; staged channel c owns bank c + 1.
 pub const LL_BANKS: u32 = 4;
 /// Bit of `LlCommon::phases`.
 pub const LL_PHASE_SEND: u32 = 1;
 /// Bit of `LlCommon::phases`.
 pub const LL_PHASE_RECEIVE: u32 = 2;
-/// Bits of an entry packet that hold the place among a source's rows; those above hold the local expert.
-pub const LL_PLACE_BITS: u32 = 20;
-/// Most threads of a dispatch block, in whole warps. A block that sends and announces needs more warps
+/// Bits of an entry packet for the entry's index among the rows that its source sends to the expert; those
+/// above hold the local expert.
+pub const LL_INDEX_BITS: u32 = 20;
+/// Most threads of a dispatch block, in whole warps. A block that sends and notifies needs more warps
 /// than it has routers (4).
 pub const LL_DISPATCH_THREADS: u32 = 512;
 /// Most threads of a combine block, in whole warps.
@@ -138,8 +139,8 @@ pub struct WaitParams {
     /// Not zero once some wait of the group has failed here, so that others give up. Beside what kernels
     /// load first, as they want to know this first, too.
     pub failed: *mut u32,
-    /// In this rank's window: 1 + a peer that has told of its own failure, or zero.
-    pub told: *mut u32,
+    /// In this rank's window: 1 + a peer that has reported its own failure, or zero.
+    pub peer_failed: *mut u32,
     /// Who waits, `OP_...`.
     pub op: u32,
 }
@@ -188,7 +189,7 @@ pub struct PeerSelftestParams {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct LlLayout {
-    /// u64 packets `[LL_TRACKS][ranks]`.
+    /// u64 packets `[LL_CHANNELS][ranks]`.
     pub acks: u64,
     /// `LL_BANKS` times `bank_bytes`.
     pub banks: u64,
@@ -216,9 +217,9 @@ pub struct LlShape {
     pub top_k: u32,
     /// Bytes per row.
     pub row_bytes: u32,
-    /// A row travels in `chunks` pieces of `chunk_bytes` (the last may be shorter), one warp each.
+    /// A row travels in `chunks` chunks of `chunk_bytes` (the last may be shorter), one warp each.
     pub chunk_bytes: u32,
-    /// Pieces per row.
+    /// Chunks per row.
     pub chunks: u32,
 }
 
@@ -234,21 +235,21 @@ pub struct LlHandleMemory {
     pub tokens_of: *mut u32,
 }
 
-/// Device memory of a group, one per track, zero at first.
+/// Device memory of a group, one per channel, zero at first.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub struct LlTrackState {
+pub struct LlChannelState {
     /// The last operation that was sent.
     pub epoch: u32,
     /// Blocks that have read `epoch`.
     pub blocks_started: u32,
     /// Blocks that have received everything.
     pub blocks_finished: u32,
-    /// The last operation that a receive phase has ended; staged tracks only.
+    /// The last operation that a receive phase has ended; staged channels only.
     pub received: u32,
 }
 
-/// What both LL kernels are told.
+/// Parameters of both LL kernels.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct LlCommon {
@@ -262,10 +263,10 @@ pub struct LlCommon {
     pub shape: LlShape,
     /// The handle's memory.
     pub handle: LlHandleMemory,
-    /// The track's state.
-    pub track_state: *mut LlTrackState,
-    /// Which track.
-    pub track: u32,
+    /// The channel's state.
+    pub channel_state: *mut LlChannelState,
+    /// Which channel.
+    pub channel: u32,
     /// `LL_PHASE_...`.
     pub phases: u32,
     /// What all ranks must agree on in an operation; opaque to the kernels.
@@ -280,7 +281,7 @@ pub struct LlCommon {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct LlDispatchParams {
-    /// What both kernels are told.
+    /// Common to both kernels.
     pub common: LlCommon,
     /// `[tokens]` rows.
     pub tokens: *const u8,
@@ -290,15 +291,15 @@ pub struct LlDispatchParams {
     pub out: *mut u8,
     /// `[local_experts]`, or NULL.
     pub counter: *mut i32,
-    /// So many of the receiving blocks, from the first, tell the peers what comes.
-    pub announce_blocks: u32,
+    /// The first `notify_blocks` of the receiving blocks notify the peers of what comes.
+    pub notify_blocks: u32,
 }
 
 /// Parameters of `ll_combine_bf16` and its siblings.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct LlCombineParams {
-    /// What both kernels are told.
+    /// Common to both kernels.
     pub common: LlCommon,
     /// `[local_experts][ranks * max_tokens]` rows.
     pub rows: *const u8,

@@ -1,12 +1,12 @@
-//! What the high-throughput kernels are told; the second part of `params`, and under the same rules.
+//! Parameters of the high-throughput kernels; the second part of `params`, under the same rules.
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::params::{MAX_PEERS, PeerTable, WaitParams};
 
 /// Most experts that a token can name in HT: one lane of a warp for each.
 pub const HT_MAX_TOP_K: u32 = 32;
-/// Threads of a block of `ht_layout`.
-pub const HT_LAYOUT_THREADS: u32 = 512;
+/// Threads of a block of `ht_route`.
+pub const HT_ROUTE_THREADS: u32 = 512;
 /// Most threads of a block of `ht_dispatch`, in whole warps.
 pub const HT_DISPATCH_THREADS: u32 = 768;
 /// Most threads of a block of `ht_combine_bf16` and its siblings, in whole warps.
@@ -15,31 +15,31 @@ pub const HT_COMBINE_THREADS: u32 = 512;
 pub const HT_ZERO_BYTES: u32 = 4096;
 
 /// Packets by which a rank tells each other of its part of a new handle, besides the one for each local
-/// expert: how many rows it sends, then `HtLayoutParams::told`.
+/// expert: how many rows it sends, then `HtRouteParams::verdict`.
 pub const HT_COUNTS_BESIDE_EXPERTS: u32 = 2;
-/// Lowest bit, in `HtLayoutParams::told`, of the `ncclResult_t` with which a rank refuses its part; below it
+/// Lowest bit, in `HtRouteParams::verdict`, of the `ncclResult_t` with which a rank refuses its part; below it
 /// are its ids per token.
-pub const HT_TOLD_CODE_SHIFT: u32 = 8;
-/// Bit of a handle's number of rows: the ranks do not agree, and nothing runs on the handle. The rest
-/// says why: what a rank told, and which rank.
+pub const HT_VERDICT_CODE_SHIFT: u32 = 8;
+/// Bit of a handle's number of rows that marks it invalid: the ranks do not agree, and nothing runs on the
+/// handle. The other bits say why: which rank, and its verdict.
 pub const HT_DISAGREED: u32 = 0x8000_0000;
-/// Bit of the same: that rank has other ids per token; else it refused.
+/// Bit of the mark: that rank has other ids per token; else it refused.
 pub const HT_DISAGREED_TOP_K: u32 = 0x4000_0000;
-/// Lowest bit of the rank in the same.
+/// Lowest bit of the rank in the mark.
 pub const HT_DISAGREED_RANK_SHIFT: u32 = 16;
-/// In the place of the same: some rank was not heard in time. No rank has such a number.
+/// Instead of the mark: no verdict of some rank came in time. No rank has this number.
 pub const HT_UNHEARD: u32 = 0xffff_fffe;
 
 /// Offsets in every rank's window; equal on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct HtLayout {
-    /// u64 packets `[2][ranks][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by `HtLayoutParams::bank`: what each
-    /// other rank tells.
+    /// u64 packets `[2][ranks][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by `HtRouteParams::bank`: from
+    /// each other rank.
     pub counts: u64,
     /// u64 packets `[ranks][depth]`: which row of the source's sequence a slot holds.
     pub arrivals: u64,
-    /// u32 `[ranks][depth]`: how far the destination has emptied the slots that this rank fills.
+    /// u32 `[ranks][depth]`: credits, how far the destination has emptied the slots that this rank fills.
     pub credits: u64,
     /// `[ranks][depth]` slots, by source.
     pub slots: u64,
@@ -57,8 +57,8 @@ pub struct HtLayout {
 pub struct HtEntry {
     /// Its global id; negative past the last one.
     pub expert: i32,
-    /// The token's number among those that go from its rank to this expert's.
-    pub place: u32,
+    /// The row's index among those that this operation sends from the token's rank to this expert's.
+    pub index: u32,
 }
 
 /// Device memory of an HT handle.
@@ -80,7 +80,7 @@ pub struct HtHandleMemory {
     pub top_k: u32,
 }
 
-/// What `ht_layout` tells the host, in host memory that the device maps.
+/// What `ht_route` reports to the host, in host memory that the device maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct HtReceived {
@@ -90,10 +90,10 @@ pub struct HtReceived {
     pub epoch: u32,
 }
 
-/// Parameters of `ht_layout`.
+/// Parameters of `ht_route`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub struct HtLayoutParams {
+pub struct HtRouteParams {
     /// Where the ranks' windows are.
     pub peers: PeerTable,
     /// Deadline and report.
@@ -111,10 +111,10 @@ pub struct HtLayoutParams {
     /// `[1 + ranks + ranks * local_experts]`, zero except while the kernel runs: blocks that have counted,
     /// what they have counted for each rank, and for each expert.
     pub tally: *mut u32,
-    /// u64 packets `[2][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by `bank`: what this rank tells itself. Not
+    /// u64 packets `[2][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by `bank`: from this rank to itself. Not
     /// in the window, where peers could change it.
     pub own_counts: *mut u64,
-    /// Most tokens of a rank: of what peers tell, no more is believed.
+    /// Most tokens of a rank: the bound for the numbers that peers send.
     pub max_tokens: u32,
     /// Handles of the group so far, this one included.
     pub epoch: u32,
@@ -122,8 +122,9 @@ pub struct HtLayoutParams {
     pub bank: u32,
     /// Tokens that one block numbers.
     pub block_tokens: u32,
-    /// This rank's word for the others. One that refuses has no tokens, no memory and no counter.
-    pub told: u32,
+    /// This rank's verdict for all: its ids per token, or why it refuses. A rank that refuses has no tokens,
+    /// no memory and no counter.
+    pub verdict: u32,
 }
 
 /// Device memory of a group, zero at first: how far the sequences of rows have come.
@@ -140,7 +141,27 @@ pub struct HtSequences {
     pub blocks_started: u32,
 }
 
-/// What `ht_dispatch` and `ht_combine` are told.
+/// How rows travel in an operation, and which part of the grid does what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct HtShape {
+    /// What the ranks must agree on (`ht/shape_word.rs`); it travels with every row.
+    pub shape_word: u32,
+    /// Bytes per row.
+    pub row_bytes: u32,
+    /// Bytes of the chunks in which a row passes through shared memory.
+    pub chunk_bytes: u32,
+    /// Bytes that follow a row in its slot, a multiple of 16.
+    pub tail_bytes: u32,
+    /// Shared memory of a warp: a chunk, then tails; at its end its notify queue.
+    pub warp_bytes: u32,
+    /// Warps of a block that have such memory; at least one warp has none.
+    pub copy_warps: u32,
+    /// The first `send_blocks` of the grid send; the others receive.
+    pub send_blocks: u32,
+}
+
+/// Parameters of both `ht_dispatch` and `ht_combine`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct HtCommon {
@@ -154,27 +175,15 @@ pub struct HtCommon {
     pub handle: HtHandleMemory,
     /// The group's sequences.
     pub sequences: *mut HtSequences,
-    /// What the ranks must agree on (`ht_shape_word`), told with every row.
-    pub shape_word: u32,
-    /// Bytes per row.
-    pub row_bytes: u32,
-    /// A row passes through shared memory in pieces of so many bytes.
-    pub piece_bytes: u32,
-    /// Bytes that follow a row in its slot, a multiple of 16.
-    pub tail_bytes: u32,
-    /// Shared memory of a warp: a piece, then tails; at its end the ring of its mailbox.
-    pub warp_bytes: u32,
-    /// Warps of a block that have such memory; at least one warp has none.
-    pub copy_warps: u32,
-    /// The first `send_blocks` of the grid send; the others receive.
-    pub send_blocks: u32,
+    /// The shape of rows and of the grid.
+    pub shape: HtShape,
 }
 
 /// Parameters of `ht_dispatch`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct HtDispatchParams {
-    /// What both kernels are told.
+    /// Common to both kernels.
     pub common: HtCommon,
     /// `[tokens]` rows.
     pub tokens: *const u8,
@@ -200,7 +209,7 @@ pub struct HtDispatchParams {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct HtCombineParams {
-    /// What both kernels are told.
+    /// Common to both kernels.
     pub common: HtCommon,
     /// `[in_rows]` rows, in the order of dispatch.
     pub rows: *const u8,

@@ -10,12 +10,13 @@ use crate::backend::host::runtime::HostRuntime;
 use crate::backend::host::window::{Address, Window};
 use crate::backend::platform::Platform;
 use crate::backend::{
-    DeviceMemory, GroupBackend, HtBackend, HtGroupBackend, HtRouting, LlBackend, LlGroupBackend,
-    OpenGroup,
+    DeviceMemory, Faults, GroupBackend, HtBackend, HtGroupBackend, HtRouting, LlBackend,
+    LlGroupBackend, OpenGroup,
 };
 use crate::error::{Error, Result};
 use crate::model::group::{Algorithm, GroupFacts};
 use crate::model::ops::{Routing, Stream};
+use crate::model::topology::Topology;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -38,7 +39,7 @@ impl Platform for HostPlatform {
 
     fn open(
         &self,
-        facts: GroupFacts,
+        (facts, topology): (GroupFacts, Topology),
         bootstrap: Bootstrap,
         timeout: Duration,
         stream: Stream,
@@ -46,7 +47,7 @@ impl Platform for HostPlatform {
         let windows = open_windows(&bootstrap, stream)?;
         let exchange = Exchange::new(facts.rank, windows, timeout);
         let shared = Arc::new(GroupState::new(
-            facts,
+            (facts, topology),
             exchange,
             bootstrap.words(),
             self.runtime,
@@ -116,11 +117,8 @@ impl GroupBackend for HostGroup {
         Arc::clone(self.bootstrap.memory())
     }
 
-    fn fault(&self) -> Option<Error> {
-        self.shared
-            .exchange
-            .fault()
-            .or_else(|| self.bootstrap.lost())
+    fn faults(&self) -> Arc<dyn Faults> {
+        Arc::clone(&self.shared) as Arc<dyn Faults>
     }
 
     /// Windows stay mapped until the last operation has let go of them, here and on the peers, so there is

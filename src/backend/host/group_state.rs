@@ -1,6 +1,7 @@
 //! What all handles of a group use, and how operations get onto the caller's streams.
 #![forbid(unsafe_code)]
 
+use crate::backend::Faults;
 use crate::backend::host::exchange::Exchange;
 use crate::backend::host::order::Order;
 use crate::backend::host::runtime::{HostRuntime, Pending};
@@ -8,6 +9,7 @@ use crate::backend::host::terms::Call;
 use crate::error::{Code, Context, Error, Result, Words};
 use crate::model::group::GroupFacts;
 use crate::model::ops::Stream;
+use crate::model::topology::Topology;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,6 +17,7 @@ use std::time::{Duration, Instant};
 /// What all handles of a group use.
 pub struct GroupState {
     pub facts: GroupFacts,
+    pub topology: Topology,
     pub exchange: Exchange,
     /// What tells other ranks of a refusal.
     pub words: Words,
@@ -26,11 +29,17 @@ pub struct GroupState {
 
 impl GroupState {
     /// A group in which nothing was enqueued.
-    pub fn new(facts: GroupFacts, exchange: Exchange, words: Words, runtime: HostRuntime) -> Self {
+    pub fn new(
+        (facts, topology): (GroupFacts, Topology),
+        exchange: Exchange,
+        words: Words,
+        runtime: HostRuntime,
+    ) -> Self {
         let pending = Arc::default();
         runtime.watch(&pending);
         Self {
             facts,
+            topology,
             exchange,
             words,
             order: Order::default(),
@@ -113,5 +122,11 @@ impl GroupState {
             let context = Context::Running(call.operation());
             self.exchange.fail(error.during(context));
         }
+    }
+}
+
+impl Faults for GroupState {
+    fn first(&self) -> Option<Error> {
+        self.exchange.fault()
     }
 }

@@ -12,6 +12,7 @@ mod group_state;
 mod ht;
 mod ll;
 mod message;
+mod node_sums;
 mod numeric;
 mod order;
 mod rows;

@@ -68,8 +68,8 @@ impl Call {
 pub struct Terms {
     /// What was called.
     pub call: Call,
-    /// Whether the receive phase waits for `ncclEpComplete`.
-    pub send_only: bool,
+    /// Whether the receive phase waits for a completion.
+    pub staged: bool,
     /// In HT the number of the operation that made the handle, the same on all its ranks.
     pub handle: Option<u64>,
     /// Ids per token of the handle.
@@ -83,7 +83,7 @@ impl Terms {
     pub fn message<'a>(&self) -> Message<'a> {
         let mut message = Message::default();
         self.call.announce(&mut message);
-        message.number(usize::from(self.send_only));
+        message.number(usize::from(self.staged));
         message.number(self.handle_number());
         message.number(self.top_k);
         message.number(self.row.bytes());
@@ -94,7 +94,7 @@ impl Terms {
     /// What follows the terms in the message of `source`, if they are these.
     pub fn read<'a>(&self, message: &'a [u8], source: usize) -> Result<Reader<'a>> {
         let mut reader = self.call.read(message, source)?;
-        if reader.number()? != usize::from(self.send_only) {
+        if reader.number()? != usize::from(self.staged) {
             return Err(differs(Subject::Staging, source));
         }
         if reader.number()? != self.handle_number() {
@@ -148,7 +148,7 @@ mod tests {
 
     const MINE: Terms = Terms {
         call: Call::LlDispatch,
-        send_only: false,
+        staged: false,
         handle: Some(5),
         top_k: 8,
         row: RowType {
@@ -180,7 +180,7 @@ mod tests {
             format!("Operation: {rule} (got LlDispatch, expected LlCombine)")
         );
         assert_eq!(
-            refusal(|theirs| theirs.send_only = true),
+            refusal(|theirs| theirs.staged = true),
             format!("Staging: {rule}")
         );
         assert_eq!(

@@ -58,6 +58,7 @@ fn of_settings(rule: OfSettings) -> &'static str {
         OfSettings::MultipleOf16 => "must be a positive multiple of 16",
         OfSettings::BoundNeeded => "NCCL_EP_AUTO is for high throughput only",
         OfSettings::CountableRows => "received rows must be countable in 31 bits",
+        OfSettings::OneNode => "is for groups on one node only",
         OfSettings::RoomForAllRanks => "must leave room for what all ranks may send",
         OfSettings::LlKernelsCount => "is more than the low-latency kernels can count",
         OfSettings::HtKernelsCount => "is more than the high-throughput kernels can count",
@@ -72,6 +73,7 @@ fn in_sequence(f: &mut Formatter<'_>, rule: InSequence) -> fmt::Result {
     f.write_str(match rule {
         InSequence::GroupDestroyed => "its group was destroyed",
         InSequence::DestroyedMeanwhile => "was destroyed meanwhile",
+        InSequence::RouteFirst => "has no routing yet",
         InSequence::DispatchFirst => "needs a dispatch before its first combine",
         InSequence::CompleteFirst => "its staged operation waits for ncclEpComplete",
         InSequence::FewerStaged => {

@@ -6,19 +6,19 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::params_ht::{
-    HT_DISAGREED, HT_DISAGREED_RANK_SHIFT, HT_DISAGREED_TOP_K, HT_TOLD_CODE_SHIFT,
+    HT_DISAGREED, HT_DISAGREED_RANK_SHIFT, HT_DISAGREED_TOP_K, HT_VERDICT_CODE_SHIFT,
 };
 use crate::error::refusal::{AmongRanks, Role, Subject};
 use crate::error::{Code, Error};
 
 /// What a rank tells the others that takes part with so many ids per token.
-pub fn told_with(top_k: u32) -> u32 {
+pub fn verdict_with(top_k: u32) -> u32 {
     top_k
 }
 
 /// What a rank tells the others that refuses its part.
-pub fn told_refusing(error: &Error) -> u32 {
-    (error.code() as u32) << HT_TOLD_CODE_SHIFT
+pub fn verdict_refusing(error: &Error) -> u32 {
+    (error.code() as u32) << HT_VERDICT_CODE_SHIFT
 }
 
 /// Why nothing runs on a handle whose number of rows is `rows`; `None` if it is a number of rows. This
@@ -28,15 +28,15 @@ pub fn disagreement(rows: u32, top_k: u32) -> Option<Error> {
         return None;
     }
     let rank = (rows & !HT_DISAGREED & !HT_DISAGREED_TOP_K) >> HT_DISAGREED_RANK_SHIFT;
-    let told = rows & ((1 << HT_DISAGREED_RANK_SHIFT) - 1);
+    let verdict = rows & ((1 << HT_DISAGREED_RANK_SHIFT) - 1);
     if rows & HT_DISAGREED_TOP_K != 0 {
         let rank = rank as usize;
         return Some(
             Error::argument(Subject::Size(Role::Ids, 1), AmongRanks::Same { rank })
-                .got(top_k, format_args!("{told} as on rank {rank}")),
+                .got(top_k, format_args!("{verdict} as on rank {rank}")),
         );
     }
-    let code = Code::from_raw((told >> HT_TOLD_CODE_SHIFT).cast_signed());
+    let code = Code::from_raw((verdict >> HT_VERDICT_CODE_SHIFT).cast_signed());
     let rank = rank as usize;
     let rule = AmongRanks::RefusedBy { rank, code };
     Some(Error::refusal(Code::RemoteError, Subject::Handle, rule))
@@ -50,8 +50,8 @@ mod tests {
     #[test]
     fn a_disagreement_names_the_rank_and_the_reason() {
         assert_eq!(disagreement(0x7fff_ffff, 8), None);
-        let from = |rank: u32, told| HT_DISAGREED | rank << HT_DISAGREED_RANK_SHIFT | told;
-        let refused = told_refusing(&Error::usage(
+        let from = |rank: u32, verdict| HT_DISAGREED | rank << HT_DISAGREED_RANK_SHIFT | verdict;
+        let refused = verdict_refusing(&Error::usage(
             Subject::Stream,
             InSequence::NoCaptureOfRouting,
         ));
@@ -61,7 +61,7 @@ mod tests {
             error.text(),
             "Handle: AmongRanks(RefusedBy { rank: 71, code: InvalidUsage })"
         );
-        let error = disagreement(from(3, told_with(32)) | HT_DISAGREED_TOP_K, 8).unwrap();
+        let error = disagreement(from(3, verdict_with(32)) | HT_DISAGREED_TOP_K, 8).unwrap();
         assert_eq!(error.code(), Code::InvalidArgument);
         assert_eq!(
             error.text(),

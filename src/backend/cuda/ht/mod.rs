@@ -13,20 +13,21 @@ use crate::backend::cuda::driver::function;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
-use crate::backend::cuda::ht::agreement::{disagreement, told_refusing, told_with};
+use crate::backend::cuda::ht::agreement::{disagreement, verdict_refusing, verdict_with};
 use crate::backend::cuda::ht::grid::{DeviceLimits, HtKind};
 use crate::backend::cuda::ht::memory::HandleMemory;
-use crate::backend::cuda::ht::plan::{HandleLayout, HtPlan, HtShape};
+use crate::backend::cuda::ht::plan::{HandleLayout, HtLaunch, HtPlan};
+use crate::backend::cuda::ht::shape_word::ShapeWord;
 use crate::backend::cuda::kernels::{self, Kernel, KernelParams};
 use crate::backend::cuda::order::Order;
-use crate::backend::cuda::params::{OP_HT_COMBINE, OP_HT_DISPATCH, OP_HT_LAYOUT};
+use crate::backend::cuda::params::{OP_HT_COMBINE, OP_HT_DISPATCH, OP_HT_ROUTE};
 use crate::backend::cuda::params_ht::{
-    HtCombineParams, HtCommon, HtDispatchParams, HtHandleMemory, HtLayout, HtLayoutParams,
-    HtSequences,
+    HtCombineParams, HtCommon, HtDispatchParams, HtHandleMemory, HtLayout, HtRouteParams,
+    HtSequences, HtShape,
 };
 use crate::backend::cuda::pool::Pool;
 use crate::backend::cuda::sizes::number;
-use crate::backend::{HtBackend, HtRouting};
+use crate::backend::{Faults as _, HtBackend, HtRouting};
 use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Code, Error, Result};
 use crate::log;
@@ -110,17 +111,17 @@ impl HtGroup {
         }
         let prepared = wanted.and_then(|wanted| {
             let handle = self.prepare(wanted, epoch)?;
-            Ok((handle.layout_params()?, handle))
+            Ok((handle.route_params()?, handle))
         });
         match prepared {
             Ok((params, handle)) => {
-                self.launch_layout(handle.routing.tokens, &params, at)?;
+                self.launch_route(handle.routing.tokens, &params, at)?;
                 Ok(handle)
             }
             Err(error) => {
-                let params = self.layout_params(epoch, told_refusing(&error));
+                let params = self.route_params(epoch, verdict_refusing(&error));
                 // Where not even this is possible the others find out at their deadline.
-                self.launch_layout(0, &params, at)
+                self.launch_route(0, &params, at)
                     .unwrap_or_else(|cause| log::warn(&cause.text()));
                 Err(error)
             }
@@ -144,12 +145,12 @@ impl HtGroup {
         })
     }
 
-    /// Tells the others `told` in the exchange of handle number `epoch`, and keeps nothing of it.
-    fn layout_params(&self, epoch: u32, told: u32) -> HtLayoutParams {
+    /// Parameters of an exchange, that of handle number `epoch`, which announces `verdict` and stores no result.
+    fn route_params(&self, epoch: u32, verdict: u32) -> HtRouteParams {
         let (tally, layout) = (self.tally.data().0, self.plan.tally());
-        HtLayoutParams {
+        HtRouteParams {
             peers: self.context.peers(),
-            wait: self.context.wait(OP_HT_LAYOUT),
+            wait: self.context.wait(OP_HT_ROUTE),
             layout: self.layout,
             handle: HtHandleMemory {
                 entries: null_mut(),
@@ -168,25 +169,20 @@ impl HtGroup {
             epoch,
             bank: 0,
             block_tokens: 0,
-            told,
+            verdict,
         }
     }
 
-    fn launch_layout(
-        &self,
-        tokens: usize,
-        params: &HtLayoutParams,
-        at: &StreamScope,
-    ) -> Result<()> {
-        let (shape, block_tokens) = self.plan.layout_grid(tokens, self.device)?;
-        let params = HtLayoutParams {
+    fn launch_route(&self, tokens: usize, params: &HtRouteParams, at: &StreamScope) -> Result<()> {
+        let (shape, block_tokens) = self.plan.route_grid(tokens, self.device)?;
+        let params = HtRouteParams {
             bank: self.exchanges.fetch_add(1, Ordering::Relaxed) % 2,
             block_tokens,
             ..*params
         };
         let turn = self.order.begin(at)?;
         let module = &self.context.module;
-        module.launch(Kernel::HtLayout, shape, &params, at)?;
+        module.launch(Kernel::HtRoute, shape, &params, at)?;
         turn.end()
     }
 
@@ -208,14 +204,14 @@ pub struct CudaHt {
 }
 
 impl CudaHt {
-    fn layout_params(&self) -> Result<HtLayoutParams> {
+    fn route_params(&self) -> Result<HtRouteParams> {
         let group = &self.group;
-        Ok(HtLayoutParams {
+        Ok(HtRouteParams {
             handle: self.handle_memory()?,
             topk_idx: self.routing.ids.0 as *const i64,
             counter: self.counter.unwrap_or_default().0 as *mut i32,
             received: self.memory.received.device(),
-            ..group.layout_params(self.epoch, told_with(self.top_k))
+            ..group.route_params(self.epoch, verdict_with(self.top_k))
         })
     }
 
@@ -247,21 +243,19 @@ impl CudaHt {
 
     // Inlined, so that the better part of a kilobyte is written once and not moved about.
     #[inline]
-    fn common(&self, op: u32, shape: &HtShape, handle: HtHandleMemory) -> HtCommon {
+    fn common(&self, op: u32, launch: &HtLaunch, handle: HtHandleMemory) -> HtCommon {
         let group = &self.group;
+        let shape_word = ShapeWord(launch.shape.shape_word).of_handle(self.epoch).0;
         HtCommon {
             peers: group.context.peers(),
             wait: group.context.wait(op),
             layout: group.layout,
             handle,
             sequences: group.sequences.data().0 as *mut HtSequences,
-            shape_word: shape.shape_word.of_handle(self.epoch).0,
-            row_bytes: shape.row_bytes,
-            piece_bytes: shape.piece_bytes,
-            tail_bytes: shape.tail_bytes,
-            warp_bytes: shape.warp_bytes,
-            copy_warps: shape.copy_warps,
-            send_blocks: shape.send_blocks,
+            shape: HtShape {
+                shape_word,
+                ..launch.shape
+            },
         }
     }
 }
@@ -278,13 +272,15 @@ impl HtBackend for CudaHt {
         let kind = HtKind::Dispatch {
             forward: op.routing_in.is_some(),
         };
-        let shape = group.plan.shape(kind, op.row, self.sizes(), group.device)?;
+        let launch = group
+            .plan
+            .launch(kind, op.row, self.sizes(), group.device)?;
         let (ids, weights) = addresses(op.routing_in.map(|it| (it.ids, it.weights)));
         let (out_ids, out_weights) = addresses(op.routing_out.map(|it| (it.ids, it.weights)));
         let memory = self.handle_memory()?;
         let at = &group.enter(stream)?;
         let params = HtDispatchParams {
-            common: self.common(OP_HT_DISPATCH, &shape, memory),
+            common: self.common(OP_HT_DISPATCH, &launch, memory),
             tokens: op.tokens.0 as *const u8,
             topk_idx: ids as *const i64,
             weights: weights as *const f32,
@@ -297,7 +293,7 @@ impl HtBackend for CudaHt {
         };
         let turn = group.order.begin(at)?;
         let module = &group.context.module;
-        module.launch(Kernel::HtDispatch, shape.launch, &params, at)?;
+        module.launch(Kernel::HtDispatch, launch.launch, &params, at)?;
         turn.end()
     }
 
@@ -306,12 +302,14 @@ impl HtBackend for CudaHt {
         let group = &self.group;
         let columns = op.gradients.map_or(0, |gradients| gradients.top_k);
         let kind = HtKind::Combine { columns };
-        let shape = group.plan.shape(kind, op.row, self.sizes(), group.device)?;
+        let launch = group
+            .plan
+            .launch(kind, op.row, self.sizes(), group.device)?;
         let (gradients, out_gradients) = addresses(op.gradients.map(|it| (it.input, it.output)));
         let memory = self.handle_memory()?;
         let at = &group.enter(stream)?;
         let params = HtCombineParams {
-            common: self.common(OP_HT_COMBINE, &shape, memory),
+            common: self.common(OP_HT_COMBINE, &launch, memory),
             rows: op.expert_rows.data.0 as *const u8,
             gradients: gradients as *const f32,
             out: op.out.0 as *mut u8,
@@ -322,7 +320,7 @@ impl HtBackend for CudaHt {
         let kernel = kernels::for_rows::<HtCombineParams>(op.row.dtype)?;
         let turn = group.order.begin(at)?;
         let module = &group.context.module;
-        module.launch(kernel, shape.launch, &params, at)?;
+        module.launch(kernel, launch.launch, &params, at)?;
         turn.end()
     }
 
@@ -334,7 +332,7 @@ impl HtBackend for CudaHt {
             if let Some(rows) = self.received()? {
                 return Ok(rows as usize);
             }
-            if let Some(fault) = faults.error() {
+            if let Some(fault) = faults.first() {
                 return Err(fault);
             }
             // The kernel's own deadline comes first, if the kernel runs at all.

@@ -6,7 +6,8 @@ use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::ht::grid::{DeviceLimits, Grid, HtKind, WARP};
 use crate::backend::cuda::ht::shape_word::{MOST_ROW_BYTES, ShapeWord};
 use crate::backend::cuda::params_ht::{
-    HT_COUNTS_BESIDE_EXPERTS, HT_LAYOUT_THREADS, HT_MAX_TOP_K, HT_ZERO_BYTES, HtEntry, HtLayout,
+    HT_COUNTS_BESIDE_EXPERTS, HT_MAX_TOP_K, HT_ROUTE_THREADS, HT_ZERO_BYTES, HtEntry, HtLayout,
+    HtShape,
 };
 use crate::backend::cuda::sizes::{Regions, number};
 use crate::error::refusal::{OfSettings, Setting, Subject};
@@ -28,13 +29,13 @@ const RING_SLOTS: usize = 2048;
 const LEAST_DEPTH: usize = 64;
 /// With huge rows rings are shorter, not larger.
 const MOST_RING_BYTES: usize = 64 << 20;
-const MOST_PIECE_BYTES: usize = 16 << 10;
-/// A warp's mailbox (`herald.cuh`): a ring of rows, a rank and a number for each.
-const MAILBOX_BYTES: usize = HT_MAX_TOP_K as usize * 8;
+const MOST_CHUNK_BYTES: usize = 16 << 10;
+/// A warp's notify queue (`cuda/ht/notify.cuh`): a ring of rows, a rank and a number for each.
+const NOTIFY_BYTES: usize = HT_MAX_TOP_K as usize * 8;
 
-/// Tokens that a block of `ht_layout` numbers, if the device has enough blocks.
-const LAYOUT_BLOCK_TOKENS: usize = 128;
-const LAYOUT_BLOCKS: usize = 64;
+/// Tokens that a block of `ht_route` numbers, if the device has enough blocks.
+const ROUTE_BLOCK_TOKENS: usize = 128;
+const ROUTE_BLOCKS: usize = 64;
 
 /// The plan of one group.
 #[derive(Clone, Copy, Debug)]
@@ -46,20 +47,14 @@ pub struct HtPlan {
     tuning: Tuning,
 }
 
-/// How an operation is launched and what its kernel is told about sizes.
+/// How an operation is launched; the handle's number is still to be put into the shape word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HtShape {
+pub struct HtLaunch {
     pub launch: LaunchShape,
-    pub send_blocks: u32,
-    pub shape_word: ShapeWord,
-    pub row_bytes: u32,
-    pub piece_bytes: u32,
-    pub tail_bytes: u32,
-    pub warp_bytes: u32,
-    pub copy_warps: u32,
+    pub shape: HtShape,
 }
 
-/// Offsets in the memory of `ht_layout` that is the group's, and its size.
+/// Offsets in the memory of `ht_route` that is the group's, and its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TallyLayout {
     pub tally: usize,
@@ -147,7 +142,7 @@ impl HtPlan {
         }
     }
 
-    /// The device memory in which the blocks of `ht_layout` count together.
+    /// The device memory in which the blocks of `ht_route` count together.
     pub fn tally(&self) -> TallyLayout {
         let mut memory = Regions::new(REGION_ALIGN);
         TallyLayout {
@@ -163,33 +158,31 @@ impl HtPlan {
         facts.max_tokens.unwrap_or(most_tokens(facts.ranks))
     }
 
-    /// Grid of `ht_layout` for `tokens`, and how many of them a block numbers.
-    pub fn layout_grid(&self, tokens: usize, device: DeviceLimits) -> Result<(LaunchShape, u32)> {
-        let most = LAYOUT_BLOCKS
-            .min(device.multiprocessors as usize - 1)
-            .max(1);
-        let blocks = tokens.div_ceil(LAYOUT_BLOCK_TOKENS).clamp(1, most);
+    /// Grid of `ht_route` for `tokens`, and how many of them a block numbers.
+    pub fn route_grid(&self, tokens: usize, device: DeviceLimits) -> Result<(LaunchShape, u32)> {
+        let most = ROUTE_BLOCKS.min(device.multiprocessors as usize - 1).max(1);
+        let blocks = tokens.div_ceil(ROUTE_BLOCK_TOKENS).clamp(1, most);
         let block_tokens = tokens.div_ceil(blocks).next_multiple_of(WARP as usize);
         let shape = LaunchShape {
             blocks: number(blocks + 1)?,
-            threads: HT_LAYOUT_THREADS,
+            threads: HT_ROUTE_THREADS,
             shared_bytes: 0,
         };
         Ok((shape, number(block_tokens)?))
     }
 
     /// How an operation on rows of type `row` is launched; this rank has `tokens`, of `top_k` ids each.
-    pub fn shape(
+    pub fn launch(
         &self,
         kind: HtKind,
         row: RowType,
         (tokens, top_k): (usize, usize),
         device: DeviceLimits,
-    ) -> Result<HtShape> {
+    ) -> Result<HtLaunch> {
         let grid = Grid::new(&self.facts, &self.tuning, kind, tokens, device);
         let row_bytes = row.bytes();
-        let pieces = row_bytes.div_ceil(MOST_PIECE_BYTES);
-        let piece_bytes = row_bytes.div_ceil(pieces).next_multiple_of(COPY_ALIGN);
+        let chunks = row_bytes.div_ceil(MOST_CHUNK_BYTES);
+        let chunk_bytes = row_bytes.div_ceil(chunks).next_multiple_of(COPY_ALIGN);
         let (tail_bytes, tails) = match kind {
             HtKind::Dispatch { forward: true } => {
                 (top_k * TAIL_ENTRY_BYTES, top_k.min(self.facts.ranks))
@@ -199,7 +192,7 @@ impl HtPlan {
         };
         let tail_bytes = tail_bytes.next_multiple_of(COPY_ALIGN);
         let warp_bytes =
-            number((piece_bytes + tails * tail_bytes + MAILBOX_BYTES).next_multiple_of(128))?;
+            number((chunk_bytes + tails * tail_bytes + NOTIFY_BYTES).next_multiple_of(128))?;
         let zero_bytes = match kind {
             HtKind::Dispatch { .. } => HT_ZERO_BYTES,
             HtKind::Combine { .. } => 0,
@@ -210,19 +203,21 @@ impl HtPlan {
             HtKind::Dispatch { .. } => copy_warps + 1,
             HtKind::Combine { .. } => grid.warps,
         };
-        Ok(HtShape {
+        Ok(HtLaunch {
             launch: LaunchShape {
                 blocks: grid.blocks,
                 threads: warps * WARP,
                 shared_bytes: zero_bytes + copy_warps * warp_bytes,
             },
-            send_blocks: grid.send_blocks,
-            shape_word: ShapeWord::new(kind, row)?,
-            row_bytes: number(row_bytes)?,
-            piece_bytes: number(piece_bytes)?,
-            tail_bytes: number(tail_bytes)?,
-            warp_bytes,
-            copy_warps,
+            shape: HtShape {
+                shape_word: ShapeWord::new(kind, row)?.0,
+                row_bytes: number(row_bytes)?,
+                chunk_bytes: number(chunk_bytes)?,
+                tail_bytes: number(tail_bytes)?,
+                warp_bytes,
+                copy_warps,
+                send_blocks: grid.send_blocks,
+            },
         })
     }
 }
@@ -322,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn carriers_fit_and_cover_every_row() {
+    fn staging_fits_and_covers_every_row() {
         let kinds = [
             HtKind::Dispatch { forward: true },
             HtKind::Dispatch { forward: false },
@@ -338,13 +333,13 @@ mod tests {
                     };
                     let dtype = DType::Bfloat16;
                     let row = RowType { dtype, hidden };
-                    let shape = plan(4, 400_000)
-                        .shape(kind, row, (4096, 32), device)
+                    let HtLaunch { launch, shape } = plan(4, 400_000)
+                        .launch(kind, row, (4096, 32), device)
                         .unwrap();
-                    assert!(shape.launch.shared_bytes <= device.dynamic_shared_bytes());
-                    assert_eq!(shape.piece_bytes % 16, 0);
-                    assert!(shape.copy_warps * 32 < shape.launch.threads);
-                    assert!(shape.piece_bytes + shape.tail_bytes <= shape.warp_bytes);
+                    assert!(launch.shared_bytes <= device.dynamic_shared_bytes());
+                    assert_eq!(shape.chunk_bytes % 16, 0);
+                    assert!(shape.copy_warps * 32 < launch.threads);
+                    assert!(shape.chunk_bytes + shape.tail_bytes <= shape.warp_bytes);
                 }
             }
         }

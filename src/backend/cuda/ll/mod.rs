@@ -20,7 +20,7 @@ use crate::backend::cuda::ll::signature::Signature;
 use crate::backend::cuda::ll::staged::Staged;
 use crate::backend::cuda::order::Order;
 use crate::backend::cuda::params::{
-    LL_PHASE_RECEIVE, LL_PHASE_SEND, LL_TRACKS, LL_WHOLE_TRACK, LlCombineParams, LlCommon,
+    LL_CHANNELS, LL_PHASE_RECEIVE, LL_PHASE_SEND, LL_WHOLE_CHANNEL, LlCombineParams, LlCommon,
     LlDispatchParams, LlHandleMemory, LlLayout, LlShape, OP_LL_COMBINE, OP_LL_DISPATCH,
 };
 use crate::backend::cuda::pool::Pool;
@@ -92,10 +92,10 @@ struct Handle {
     memory: Arc<HandleMemory>,
 }
 
-/// Which part of an operation a launch runs, and on which track.
+/// Which part of an operation a launch runs, and on which channel.
 #[derive(Clone, Copy)]
 struct Part {
-    track: u32,
+    channel: u32,
     phases: u32,
     /// Whether the operation's outputs are wanted.
     keep: bool,
@@ -103,14 +103,14 @@ struct Part {
 
 impl Part {
     const WHOLE: Self = Self {
-        track: LL_WHOLE_TRACK,
+        channel: LL_WHOLE_CHANNEL,
         phases: LL_PHASE_SEND | LL_PHASE_RECEIVE,
         keep: true,
     };
 
     fn send(slot: StagedSlot) -> Self {
         Self {
-            track: track(slot),
+            channel: channel(slot),
             phases: LL_PHASE_SEND,
             keep: true,
         }
@@ -118,7 +118,7 @@ impl Part {
 
     fn receive(slot: StagedSlot, keep: bool) -> Self {
         Self {
-            track: track(slot),
+            channel: channel(slot),
             phases: LL_PHASE_RECEIVE,
             keep,
         }
@@ -154,7 +154,7 @@ impl Handle {
     fn launch_dispatch(&self, op: &LlDispatch, part: Part, at: &StreamScope) -> Result<()> {
         let plan = &self.group.plan;
         let multiprocessors = self.group.context.multiprocessors;
-        let (grid, announce_blocks) = plan.dispatch_grid(self.routing.tokens, multiprocessors);
+        let (grid, notify_blocks) = plan.dispatch_grid(self.routing.tokens, multiprocessors);
         let signature = self.signature(OP_LL_DISPATCH, op.row);
         let given = self.shape_and_memory(op.row)?;
         let params = LlDispatchParams {
@@ -163,7 +163,7 @@ impl Handle {
             topk_idx: self.routing.ids.0 as *const i64,
             out: part.kept(op.out) as *mut u8,
             counter: part.kept(op.counter.unwrap_or_default()) as *mut i32,
-            announce_blocks,
+            notify_blocks,
         };
         let shape = grid.launch_shape(plan.dispatch_shared_bytes());
         let module = &self.group.context.module;
@@ -214,15 +214,15 @@ impl Handle {
         grid: Grid,
         part: Part,
     ) -> LlCommon {
-        let states = self.group.context.track_states();
+        let states = self.group.context.channel_states();
         LlCommon {
             peers: self.group.context.peers(),
             wait: self.group.context.wait(signature.op),
             layout: self.group.layout,
             shape,
             handle,
-            track_state: states.wrapping_add(part.track as usize),
-            track: part.track,
+            channel_state: states.wrapping_add(part.channel as usize),
+            channel: part.channel,
             phases: part.phases,
             signature: signature.to_word(),
             send_blocks: grid.send_blocks,
@@ -282,8 +282,8 @@ impl LlBackend for CudaLl {
 }
 
 /// The kernels' number of the operations in `slot`; whole ones have a number of their own.
-fn track(slot: StagedSlot) -> u32 {
-    LL_WHOLE_TRACK + 1 + slot.index() as u32
+fn channel(slot: StagedSlot) -> u32 {
+    LL_WHOLE_CHANNEL + 1 + slot.index() as u32
 }
 
-const _: () = assert!(LL_TRACKS as usize == 1 + STAGED_SLOTS);
+const _: () = assert!(LL_CHANNELS as usize == 1 + STAGED_SLOTS);

@@ -1,4 +1,4 @@
-//! What is decided about LL kernels before they start: regions of the window, pieces of rows, grids.
+//! What is decided about LL kernels before they start: regions of the window, chunks of rows, grids.
 //!
 //! Pure functions of the group's facts and of an operation's shape.
 #![forbid(unsafe_code)]
@@ -6,8 +6,8 @@
 use crate::backend::cuda::ll::grid::{Grid, at_most};
 use crate::backend::cuda::ll::signature;
 use crate::backend::cuda::params::{
-    LL_BANKS, LL_CHUNK_VECS, LL_COMBINE_THREADS, LL_COUNTS_BESIDE_EXPERTS, LL_DISPATCH_THREADS,
-    LL_MAX_TOP_K, LL_PLACE_BITS, LL_TRACKS, LlLayout, LlShape,
+    LL_BANKS, LL_CHANNELS, LL_CHUNK_VECS, LL_COMBINE_THREADS, LL_COUNTS_BESIDE_EXPERTS,
+    LL_DISPATCH_THREADS, LL_INDEX_BITS, LL_MAX_TOP_K, LlLayout, LlShape,
 };
 use crate::backend::cuda::sizes::{Regions, number};
 use crate::error::refusal::{OfSettings, Setting, Subject};
@@ -16,8 +16,8 @@ use crate::model::group::{GroupFacts, LlCombineMode};
 use crate::model::ops::{Routing, RowType};
 use crate::tuning::{Operation, Tuning};
 
-/// Most bytes of a piece of a row: what the lanes of a warp hold at once.
-const PIECE_BYTES: usize = LL_CHUNK_VECS as usize * 32 * 16;
+/// Most bytes of a chunk of a row: what the lanes of a warp hold at once.
+const CHUNK_BYTES: usize = LL_CHUNK_VECS as usize * 32 * 16;
 const PACKET_BYTES: usize = 8;
 const REGION_ALIGN: usize = 256;
 
@@ -73,16 +73,16 @@ impl LlPlan {
             LlCombineMode::Exact => facts.ranks.max(LL_MAX_TOP_K as usize),
         };
         let rows = rows_per_token * max_tokens;
-        let most_pieces = pieces(facts.row_bytes);
+        let most_chunks = chunks(facts.row_bytes);
         let mut bank = Regions::new(REGION_ALIGN);
         let rows_bytes = rows * facts.row_bytes;
         bank.take(rows_bytes);
-        let flags = bank.take(rows * most_pieces * PACKET_BYTES);
+        let flags = bank.take(rows * most_chunks * PACKET_BYTES);
         let per_rank = facts.local_experts() + LL_COUNTS_BESIDE_EXPERTS as usize;
         let counts = bank.take(facts.ranks * per_rank * PACKET_BYTES);
         let entries = bank.take(facts.ranks * max_tokens * LL_MAX_TOP_K as usize * PACKET_BYTES);
         let mut window = Regions::new(REGION_ALIGN);
-        let acks = window.take(LL_TRACKS as usize * facts.ranks * PACKET_BYTES);
+        let acks = window.take(LL_CHANNELS as usize * facts.ranks * PACKET_BYTES);
         let banks = window.take(LL_BANKS as usize * bank.bytes());
         let layout = LlLayout {
             acks: acks as u64,
@@ -200,25 +200,25 @@ impl LlPlan {
 
     /// What the kernels are told about the sizes of an operation.
     pub fn shape(&self, routing: &Routing, row: RowType) -> Result<LlShape> {
-        let pieces = pieces(row.bytes());
-        let piece_bytes = row.bytes().div_ceil(pieces).next_multiple_of(16);
+        let chunks = chunks(row.bytes());
+        let chunk_bytes = row.bytes().div_ceil(chunks).next_multiple_of(16);
         Ok(LlShape {
             local_experts: number(self.facts.local_experts())?,
             max_tokens: number(self.max_tokens)?,
             tokens: number(routing.tokens)?,
             top_k: number(routing.top_k)?,
             row_bytes: number(row.bytes())?,
-            chunk_bytes: number(piece_bytes)?,
-            chunks: number(pieces)?,
+            chunk_bytes: number(chunk_bytes)?,
+            chunks: number(chunks)?,
         })
     }
 }
 
 /// Refuses what the kernels' shared memory or the fields of their packets do not hold.
 fn check_limits(facts: &GroupFacts, max_tokens: usize) -> Result<()> {
-    let local = (1 << (32 - LL_PLACE_BITS)) - 1;
+    let local = (1 << (32 - LL_INDEX_BITS)) - 1;
     let experts = (MAX_SHARED_BYTES / SHARED_BYTES_PER_EXPERT).min(local * facts.ranks);
-    let rows = ((1 << LL_PLACE_BITS) - 1).min(i32::MAX as usize / facts.local_experts());
+    let rows = ((1 << LL_INDEX_BITS) - 1).min(i32::MAX as usize / facts.local_experts());
     let row_bytes = signature::MOST_ROW_BYTES;
     let limits = [
         (Setting::Experts, facts.experts, experts),
@@ -232,9 +232,9 @@ fn check_limits(facts: &GroupFacts, max_tokens: usize) -> Result<()> {
     Err(Error::usage(Subject::Setting(setting), rule).got(got, format_args!("at most {most}")))
 }
 
-/// Pieces that a row of `row_bytes` is moved in.
-fn pieces(row_bytes: usize) -> usize {
-    row_bytes.div_ceil(PIECE_BYTES)
+/// Chunks that a row of `row_bytes` is moved in.
+fn chunks(row_bytes: usize) -> usize {
+    row_bytes.div_ceil(CHUNK_BYTES)
 }
 
 #[cfg(test)]
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_cover_every_row() {
+    fn chunks_cover_every_row() {
         let plan = LlPlan::new(&facts(8, LlCombineMode::Reduce)).unwrap();
         let routing = Routing {
             ids: DevPtr(8),
@@ -336,7 +336,7 @@ mod tests {
             };
             let shape = plan.shape(&routing, row).unwrap();
             assert_eq!(shape.chunk_bytes % 16, 0);
-            assert!(shape.chunk_bytes as usize <= PIECE_BYTES);
+            assert!(shape.chunk_bytes as usize <= CHUNK_BYTES);
             assert!(shape.chunks * shape.chunk_bytes >= shape.row_bytes);
             assert!((shape.chunks - 1) * shape.chunk_bytes < shape.row_bytes);
         }

@@ -1,6 +1,6 @@
 //! The order of staged operations: the two phases of one, and the operations that use a slot one after the other.
 //!
-//! A slot carries one staged operation at a time (`cuda/common/ll.cuh` says why banks are then safe); the session
+//! A slot carries one staged operation at a time (`cuda/ll/protocol.cuh` says why banks are then safe); the session
 //! chooses it, so that all ranks use the same. A send phase runs after the slot's last receive phase, and the
 //! receive phase after its send phase, whatever their streams.
 #![forbid(unsafe_code)]

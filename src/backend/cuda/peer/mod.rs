@@ -1,8 +1,7 @@
-//! What the ranks of a group hold of each other: windows and their mappings, faults that one tells the others,
+//! What the ranks of a group hold of each other: windows and their mappings, a self test,
 //! and how they part.
 #![forbid(unsafe_code)]
 
-pub mod fault;
 pub mod layout;
 mod process;
 pub mod selftest;

@@ -1,4 +1,4 @@
-//! Runs `cuda/peer_selftest.cu` when a group opens: mapping, ordering and launching are then proven,
+//! Runs `cuda/selftest.cu` when a group opens: mapping, ordering and launching are then proven,
 //! and what is wrong with them is told while all ranks still listen.
 #![forbid(unsafe_code)]
 

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-/// Most rows that a rank may receive, with `NCCL_EP_AUTO`, too.
+/// Most rows that a rank may receive, in a group without a bound, too.
 const MOST_ROWS: usize = i32::MAX as usize;
 
 /// The map of a new handle. Collective; `wanted` is an error on a rank that refused its arguments, which gets it

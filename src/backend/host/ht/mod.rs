@@ -2,7 +2,8 @@
 //!
 //! Dispatch: each rank posts its tokens (forward: with ids and weights), each rank takes the rows that
 //! the handle's routing gives it. Combine: each rank posts the rows it received back, in that order,
-//! and each home rank sums them by ascending rank.
+//! and each home rank sums them by ascending rank, node by node
+//! (`node_sums`).
 #![allow(unsafe_code)]
 
 mod agreement;
@@ -11,6 +12,7 @@ mod route;
 use crate::backend::host::device::{bytes, bytes_mut};
 use crate::backend::host::group_state::GroupState;
 use crate::backend::host::ht::route::{Departure, HtMap};
+use crate::backend::host::node_sums::NodeSums;
 use crate::backend::host::numeric;
 use crate::backend::host::rows::{copy_row, row};
 use crate::backend::host::terms::{Call, Terms};
@@ -51,11 +53,11 @@ impl HostHt {
         })
     }
 
-    /// `send_only` has no effect here, so it may differ.
+    /// `staged` has no effect here, so it may differ.
     fn terms(&self, call: Call, row: RowType) -> Terms {
         Terms {
             call,
-            send_only: false,
+            staged: false,
             handle: Some(self.map.number),
             top_k: self.routing.top_k,
             row,
@@ -179,19 +181,17 @@ impl HostHt {
         let row_bytes = op.row.bytes();
         // SAFETY: `rule` has checked the tensor `[T, H]`; the caller leaves it to the operation.
         let out = unsafe { bytes_mut(op.out, self.routing.tokens * row_bytes) };
-        let mut sums = vec![0.0_f32; op.row.hidden];
+        let mut sums = NodeSums::new(&self.shared.topology, self.shared.facts.rank, op.row);
+        let add =
+            |sums: &mut [f32], (_, row): &(usize, &[u8])| numeric::add(sums, row, op.row.dtype);
         let mut departures = self.map.departures.iter().peekable();
         for (token, out) in out.chunks_exact_mut(row_bytes).enumerate() {
-            sums.fill(0.0);
+            let mut rows = Vec::new();
             while let Some(departure) = departures.next_if(|next| next.token == token) {
                 let from = source(&results, departure.rank)?;
-                numeric::add(
-                    &mut sums,
-                    row(from.rows, departure.row, row_bytes)?,
-                    op.row.dtype,
-                )?;
+                rows.push((departure.rank, row(from.rows, departure.row, row_bytes)?));
             }
-            numeric::store(out, &sums, op.row.dtype)?;
+            sums.store(&mut rows, |(rank, _)| *rank, add, out)?;
         }
         match op.gradients {
             Some(gradients) => self.write_gradients(&gradients, &results),

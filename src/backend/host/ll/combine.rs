@@ -6,6 +6,9 @@
 //! `round(sum over k ascending of fma(w[k], row[k], .))`. At home a contribution that covers one k enters
 //! as `fma(w[k], row, sum)`, one that covers several, being weighted already, as `sum + row`.
 //!
+//! Over several nodes there is reduce mode only, and the contributions of each node but the home's are summed and
+//! rounded there (`node_sums`).
+//!
 //! What a contribution covers was settled by the dispatch, and k is numbered as it was there. Its weight
 //! `w[k]`, and whether it takes part at all, are found by the ids of the combine (`gates`). Exact mode
 //! sums in the order that these have.
@@ -16,6 +19,7 @@ use crate::backend::host::exchange::Exchange;
 use crate::backend::host::ll::gates::{Gates, Wanted};
 use crate::backend::host::ll::{HostLl, Placed};
 use crate::backend::host::message::Reader;
+use crate::backend::host::node_sums::NodeSums;
 use crate::backend::host::numeric;
 use crate::backend::host::rows::row;
 use crate::backend::host::terms::Terms;
@@ -26,8 +30,10 @@ use crate::model::ops::LlCombine;
 /// A row that comes home.
 #[derive(Clone, Copy)]
 struct Contribution<'a> {
-    /// Place in the order of summation.
+    /// Place in the order of summation on its node.
     order: usize,
+    /// The rank that it comes from.
+    source: usize,
     /// What the row is multiplied by; nothing if it is a weighted sum already.
     weight: Option<f32>,
     row: &'a [u8],
@@ -122,18 +128,16 @@ impl HostLl {
         }
         // SAFETY: `rule` has checked the output `[T, H]`; the caller leaves it to the operation.
         let out = unsafe { bytes_mut(op.out, tokens * op.row.bytes()) };
-        let mut sums = vec![0.0_f32; op.row.hidden];
+        let facts = self.facts();
+        let mut sums = NodeSums::new(&self.shared.topology, facts.rank, op.row);
+        let add = |sums: &mut [f32], part: &Contribution<'_>| match part.weight {
+            Some(weight) => numeric::add_scaled(sums, weight, part.row, op.row.dtype),
+            None => numeric::add(sums, part.row, op.row.dtype),
+        };
         let outputs = out.chunks_exact_mut(op.row.bytes());
         for (contributions, out) in by_token.iter_mut().zip(outputs) {
-            sums.fill(0.0);
             contributions.sort_by_key(|contribution| contribution.order);
-            for Contribution { weight, row, .. } in contributions {
-                match weight {
-                    Some(weight) => numeric::add_scaled(&mut sums, *weight, row, op.row.dtype)?,
-                    None => numeric::add(&mut sums, row, op.row.dtype)?,
-                }
-            }
-            numeric::store(out, &sums, op.row.dtype)?;
+            sums.store(contributions, |part| part.source, add, out)?;
         }
         Ok(())
     }
@@ -167,7 +171,12 @@ impl HostLl {
                 } else {
                     (source, None)
                 };
-                contributions.push(Contribution { order, weight, row });
+                contributions.push(Contribution {
+                    order,
+                    source,
+                    weight,
+                    row,
+                });
             }
         }
         Ok(())

@@ -124,7 +124,7 @@ mod tests {
     fn tokens_that_are_not_in_the_message_are_refused() {
         let terms = Terms {
             call: Call::LlDispatch,
-            send_only: false,
+            staged: false,
             handle: None,
             top_k: 8,
             row: RowType {

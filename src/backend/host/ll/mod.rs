@@ -96,14 +96,14 @@ impl HostLl {
         }
     }
 
-    fn terms(&self, op: &LlOp, send_only: bool) -> Terms {
+    fn terms(&self, op: &LlOp, staged: bool) -> Terms {
         let (call, row) = match op {
             LlOp::Dispatch(op) => (Call::LlDispatch, op.row),
             LlOp::Combine(op) => (Call::LlCombine, op.row),
         };
         Terms {
             call,
-            send_only,
+            staged,
             handle: None,
             top_k: self.routing.top_k,
             row,

@@ -1,0 +1,25 @@
+// Which ranks are on which node, as the library sees it: by NCCL_HOSTID. A test that gives each
+// process one of its own makes several nodes of one machine.
+#ifndef C_TESTS_HARNESS_NODES_H_
+#define C_TESTS_HARNESS_NODES_H_
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { kEpMaxRanks = 64 };
+
+// Collective over MPI_COMM_WORLD; ep_init_mpi calls it.
+void ep_find_nodes(void);
+
+unsigned ep_num_nodes(void);
+
+// How many nodes before that of `rank` the one of `other` comes, around the ring of nodes in the
+// order of their lowest ranks; 0 for the same node.
+unsigned ep_node_distance(unsigned rank, unsigned other);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif  // C_TESTS_HARNESS_NODES_H_

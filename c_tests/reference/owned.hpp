@@ -1,0 +1,24 @@
+// A reference routing that C++ programs own.
+#ifndef C_TESTS_REFERENCE_OWNED_HPP_
+#define C_TESTS_REFERENCE_OWNED_HPP_
+
+#include <cstdlib>
+#include <memory>
+
+#include "reference/routing.h"
+
+namespace ref {
+
+struct FreeRouting {
+    void operator()(RefRouting* routing) const { ref_routing_free(routing); }
+};
+struct FreeHost {
+    void operator()(void* memory) const { std::free(memory); }
+};
+
+using Routing = std::unique_ptr<RefRouting, FreeRouting>;
+using RowNumbers = std::unique_ptr<uint64_t[], FreeHost>;
+
+}  // namespace ref
+
+#endif  // C_TESTS_REFERENCE_OWNED_HPP_

@@ -1,0 +1,31 @@
+// The choices of a configuration, drawn as it goes, and the history of what was done; see play.h.
+#include <unistd.h>
+
+#include "suites/random/play.h"
+
+namespace test_random {
+
+Course::Course(const EpEnv& env, const Config& config)
+    : delays_(config.delays),
+      shared_(ep_mix(config.seed, config.index, 3)),
+      own_(ep_mix(config.seed, config.index, 4 + static_cast<uint64_t>(env.rank))) {}
+
+unsigned Course::Shared(unsigned bound) {
+    return static_cast<unsigned>(ep_random_below(&shared_, bound));
+}
+
+uint64_t Course::SharedSeed() { return ep_random(&shared_); }
+
+void Course::MaybeDelay() {
+    constexpr unsigned kOneIn = 4;
+    constexpr unsigned kMostMicroseconds = 400;
+    if (!delays_ || ep_random_below(&own_, kOneIn) != 0) return;
+    usleep(static_cast<useconds_t>(ep_random_below(&own_, kMostMicroseconds)));
+}
+
+void Course::Note(const char* what, size_t handle) {
+    history_ +=
+        (history_.empty() ? "  done: " : ", ") + std::string(what) + " " + std::to_string(handle);
+}
+
+}  // namespace test_random

@@ -1,0 +1,294 @@
+// Every asm statement of the project, under a name that says order and scope.
+//
+// Kernels contain none, so that what a kernel relies on can be read here in one place, and so that
+// a CPU stand-in needs to replace this header only. "sys" reaches other GPUs and the host, "gpu"
+// this GPU alone, "cta" this block. Nothing here knows what the bytes mean.
+#ifndef NCCL_EP_PTX_CUH  // by name, as the stand-in (c_tests/simt/ptx_cpu.h) defines it too
+#define NCCL_EP_PTX_CUH
+
+#include <cstdint>
+
+// The block's dynamic shared memory.
+#define DYNAMIC_SHARED(type, name) extern __shared__ __align__(128) type name[]
+
+namespace nccl_ep {
+
+// The unit of all bulk traffic: one 16-byte access.
+struct alignas(16) Vec16 {
+    uint32_t word[4];
+};
+
+__device__ __forceinline__ uint64_t globaltimer_ns() {
+    uint64_t now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    return now;
+}
+
+__device__ __forceinline__ uint32_t ld_relaxed_gpu(const uint32_t* from) {
+    uint32_t value;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+    return value;
+}
+
+// What follows sees everything that the writer did before its release of the value read.
+__device__ __forceinline__ uint32_t ld_acquire_sys(const uint32_t* from) {
+    uint32_t value;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+    return value;
+}
+
+__device__ __forceinline__ void st_relaxed_gpu(uint32_t* to, uint32_t value) {
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" : : "l"(to), "r"(value) : "memory");
+}
+
+// One indivisible 8-byte access: the halves of a packet are never seen apart.
+__device__ __forceinline__ uint64_t ld_relaxed_sys(const uint64_t* from) {
+    uint64_t value;
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
+    return value;
+}
+
+__device__ __forceinline__ uint64_t ld_acquire_sys(const uint64_t* from) {
+    uint64_t value;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
+    return value;
+}
+
+__device__ __forceinline__ void st_relaxed_sys(uint64_t* to, uint64_t value) {
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" : : "l"(to), "l"(value) : "memory");
+}
+
+__device__ __forceinline__ void st_relaxed_sys(uint32_t* to, uint32_t value) {
+    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" : : "l"(to), "r"(value) : "memory");
+}
+
+// Whoever acquires `value` sees everything that this thread did or observed before.
+__device__ __forceinline__ void st_release_sys(uint64_t* to, uint64_t value) {
+    asm volatile("st.release.sys.global.u64 [%0], %1;" : : "l"(to), "l"(value) : "memory");
+}
+
+__device__ __forceinline__ void st_release_sys(uint32_t* to, uint32_t value) {
+    asm volatile("st.release.sys.global.u32 [%0], %1;" : : "l"(to), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ uint32_t cas_relaxed_gpu(uint32_t* at, uint32_t expected,
+                                                    uint32_t desired) {
+    uint32_t before;
+    asm volatile("atom.relaxed.gpu.global.cas.b32 %0, [%1], %2, %3;"
+                 : "=r"(before)
+                 : "l"(at), "r"(expected), "r"(desired)
+                 : "memory");
+    return before;
+}
+
+// Counts up to `last`, then starts again at zero; returns the value before.
+__device__ __forceinline__ uint32_t inc_acq_rel_gpu(uint32_t* at, uint32_t last) {
+    uint32_t before;
+    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "l"(at), "r"(last)
+                 : "memory");
+    return before;
+}
+
+__device__ __forceinline__ uint32_t ld_relaxed_sys(const uint32_t* from) {
+    uint32_t value;
+    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+    return value;
+}
+
+// Four words in one access; each is indivisible, the four need not be.
+__device__ __forceinline__ Vec16 ld_relaxed_sys(const Vec16* from) {
+    Vec16 v;
+    asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3])
+                 : "l"(from)
+                 : "memory");
+    return v;
+}
+
+__device__ __forceinline__ void st_relaxed_sys(Vec16* to, const Vec16& v) {
+    asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "l"(to), "r"(v.word[0]), "r"(v.word[1]), "r"(v.word[2]), "r"(v.word[3])
+                 : "memory");
+}
+
+// Data that nobody writes while the kernel runs.
+__device__ __forceinline__ Vec16 ld_const(const Vec16* from) {
+    Vec16 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3])
+                 : "l"(from));
+    return v;
+}
+
+// Data that only later kernels read.
+__device__ __forceinline__ void st_row(Vec16* to, const Vec16& v) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "l"(to), "r"(v.word[0]), "r"(v.word[1]), "r"(v.word[2]), "r"(v.word[3])
+                 : "memory");
+}
+
+__device__ __forceinline__ uint32_t shared_address(const void* at) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(at));
+}
+
+// Everything that this thread did or observed so far comes before what it does next, for whoever
+// learns of the latter.
+__device__ __forceinline__ void fence_acq_rel_sys() {
+    asm volatile("fence.acq_rel.sys;" : : : "memory");
+}
+
+// Shared memory of this block, which its other threads change meanwhile.
+__device__ __forceinline__ uint32_t ld_acquire_cta_shared(const uint32_t* from) {
+    uint32_t value;
+    asm volatile("ld.acquire.cta.shared.u32 %0, [%1];"
+                 : "=r"(value)
+                 : "r"(shared_address(from))
+                 : "memory");
+    return value;
+}
+
+__device__ __forceinline__ void st_release_cta_shared(uint32_t* to, uint32_t value) {
+    asm volatile("st.release.cta.shared.u32 [%0], %1;"
+                 :
+                 : "r"(shared_address(to)), "r"(value)
+                 : "memory");
+}
+
+__device__ __forceinline__ uint32_t ld_relaxed_cta_shared(const uint32_t* from) {
+    uint32_t value;
+    asm volatile("ld.relaxed.cta.shared.u32 %0, [%1];"
+                 : "=r"(value)
+                 : "r"(shared_address(from))
+                 : "memory");
+    return value;
+}
+
+__device__ __forceinline__ void mbarrier_init(uint64_t* barrier, uint32_t arrivals) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;"
+                 :
+                 : "r"(shared_address(barrier)), "r"(arrivals)
+                 : "memory");
+}
+
+// A barrier's phases end when all its arrivals have come; whoever finds a phase ended sees what was
+// done before them.
+__device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) {
+    asm volatile(
+        "{\n"
+        ".reg .b64 state;\n"
+        "mbarrier.arrive.shared.b64 state, [%0];\n"
+        "}"
+        :
+        : "r"(shared_address(barrier))
+        : "memory");
+}
+
+// Whether the phase of this parity has ended; the first phase has parity 0.
+__device__ __forceinline__ bool mbarrier_test_wait(uint64_t* barrier, uint32_t parity) {
+    uint32_t ended;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.test_wait.parity.shared.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(ended)
+        : "r"(shared_address(barrier)), "r"(parity)
+        : "memory");
+    return ended != 0;
+}
+
+// Bulk copies: the copy engine of an SM moves data between shared and global memory, its own
+// GPU's or a peer's. Addresses and sizes are multiples of 16. Chips before sm_90 have none.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#define NCCL_EP_HAS_BULK_COPY 1
+
+// One arrival, and so many bytes of bulk loads to expect.
+__device__ __forceinline__ void mbarrier_arrive_expect(uint64_t* barrier, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+                 :
+                 : "r"(shared_address(barrier)), "r"(bytes)
+                 : "memory");
+}
+
+// Counts towards the phase of `barrier` when its bytes are there.
+__device__ __forceinline__ void bulk_load(void* shared_to, const void* from, uint32_t bytes,
+                                          uint64_t* barrier) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+        :
+        : "r"(shared_address(shared_to)), "l"(from), "r"(bytes), "r"(shared_address(barrier))
+        : "memory");
+}
+
+// Joins the stores of this thread that its next commit is for.
+__device__ __forceinline__ void bulk_store(void* to, const void* shared_from, uint32_t bytes) {
+    asm volatile(
+        "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
+        :
+        : "l"(to), "r"(shared_address(shared_from)), "r"(bytes)
+        : "memory");
+}
+
+// Makes a group of this thread's bulk stores since the last one; waits are for groups.
+__device__ __forceinline__ void bulk_store_commit() {
+    asm volatile("cp.async.bulk.commit_group;" : : : "memory");
+}
+
+// The shared memory of this thread's bulk stores may be written again.
+__device__ __forceinline__ void bulk_store_wait_read() {
+    asm volatile("cp.async.bulk.wait_group.read 0;" : : : "memory");
+}
+
+// This thread's bulk stores are complete but for the last `Groups` groups; its release afterwards
+// covers them.
+template <uint32_t Groups>
+__device__ __forceinline__ void bulk_store_wait() {
+    asm volatile("cp.async.bulk.wait_group %0;" : : "n"(Groups) : "memory");
+}
+
+// Between ordinary accesses and bulk copies, both ways: what this thread did or observed so far comes
+// before the bulk copies that it, or a thread that meets it afterwards, starts.
+__device__ __forceinline__ void fence_before_bulk() {
+    asm volatile("fence.proxy.async;" : : : "memory");
+}
+#endif
+
+// Meets `threads` threads of the block that name the same barrier (1 to 15).
+__device__ __forceinline__ void named_barrier(uint32_t id, uint32_t threads) {
+    asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
+}
+
+__device__ __forceinline__ float f32_from_f16(uint16_t bits) {
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+    return value;
+}
+
+__device__ __forceinline__ uint16_t f16_from_f32(float value) {
+    uint16_t bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
+}
+
+// Two values, the first in the low half.
+__device__ __forceinline__ uint32_t bf16x2_from_f32(float low, float high) {
+    uint32_t bits;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+    return bits;
+}
+
+// Every polling loop calls this once per turn. Nothing to do on a GPU, where other warps run anyway;
+// where kernels run on a CPU it lets the other threads go on.
+__device__ __forceinline__ void spin_hint() {}
+
+// The same in loops that wait for this block's own shared memory.
+__device__ __forceinline__ void shared_spin_hint() {}
+
+}  // namespace nccl_ep
+
+#endif  // NCCL_EP_PTX_CUH

@@ -1,0 +1,30 @@
+// What a row is: the one type that knows which bytes belong to it.
+//
+// Today a row is its payload alone. Formats with scales add a second part here; kernels ask this type
+// for addresses and sizes instead of multiplying by a number of bytes.
+#pragma once
+
+#include "ptx.cuh"
+
+namespace nccl_ep {
+
+struct RowFormat {
+    // Of the payload, a multiple of 16.
+    uint32_t bytes;
+    // A warp moves a row in chunks of that many bytes; the last one may be shorter.
+    uint32_t chunk_bytes;
+
+    // Where row number `index` of an array of rows begins.
+    __device__ __forceinline__ uint64_t offset(uint64_t index) const { return index * bytes; }
+    // 16-byte accesses of a row.
+    __device__ __forceinline__ uint32_t vecs() const { return bytes / sizeof(Vec16); }
+    // Bytes of the chunk that begins at `offset`.
+    __device__ __forceinline__ uint32_t chunk_at(uint32_t offset) const {
+        return min(bytes - offset, chunk_bytes);
+    }
+    __device__ __forceinline__ bool is_last_chunk(uint32_t offset) const {
+        return bytes - offset <= chunk_bytes;
+    }
+};
+
+}  // namespace nccl_ep

@@ -1,0 +1,365 @@
+// High-throughput combine: the rows that dispatch delivered return to their home ranks, which sum
+// the rows of each token.
+//
+// Grid: sending blocks, then receiving blocks, no more than fit on the GPU at once. A sending warp takes a
+// row of any home whose ring has a free slot, and copies it there through its staging buffer; one warp more
+// of its block, the notifier, notifies the homes. A receiving warp takes a token, waits for its rows, sums
+// them straight from the ring, and gives their credits. Rows of the own rank are read in place.
+//
+// Order of summation: a = 0; for expert ranks ascending: a = a + y; then out = round(a); in fp32.
+// Gradients of weights, if any, travel behind the row; at home they are ordered by ascending expert.
+
+#include "../base/numeric.cuh"
+#include "credits.cuh"
+#include "entries.cuh"
+#include "notify.cuh"
+#include "scheduler.cuh"
+
+namespace nccl_ep::ht_combine_impl {
+
+// A lane's accesses to one row that are in flight together, and rows that are loaded together.
+constexpr uint32_t kVecs = 4;
+constexpr uint32_t kRows = 4;
+// With fewer slots for each sending warp, warps poll for credits themselves.
+constexpr uint32_t kSlotsPerSender = 4;
+
+struct SharedStorage {
+    HtPairs pairs;
+    Scheduler scheduler;
+    NotifyState notify_state;
+    uint32_t next_token;
+    uint64_t barriers[HT_COMBINE_THREADS / kWarpSize];
+};
+
+struct Block {
+    const HtCombineParams& params;
+    const HtCommon& common;
+    SharedStorage& shared;
+    Share senders;
+    Share receivers;
+
+    __device__ uint32_t rank() const { return common.peers.rank; }
+    __device__ uint32_t ranks() const { return common.peers.ranks; }
+    // Whether there are so many senders that most wait for a slot anyway: then each polls for itself. The
+    // threshold was measured.
+    __device__ bool senders_fill_rings() const {
+        const uint32_t slots = (ranks() - 1) * common.layout.depth;
+        return senders.blocks * common.shape.copy_warps > slots / kSlotsPerSender;
+    }
+};
+
+// ---- Sending -----------------------------------------------------------------------------------
+
+// Row `index` of those that return to `home`.
+struct Returning {
+    uint32_t home;
+    uint32_t index;
+
+    __device__ uint32_t sequence(const Block& block) const {
+        return block.shared.pairs.sent[home] + index;
+    }
+    // Its number among all rows that this rank received.
+    __device__ uint32_t row(const Block& block) const {
+        return block.shared.pairs.begins[home] + index;
+    }
+};
+
+__device__ __forceinline__ void load_chunk(const Block& block, const Returning& returning,
+                                           uint32_t offset, Staging& staging) {
+    const RowFormat format = row_format(block.common);
+    const uint8_t* row = block.params.rows + format.offset(returning.row(block));
+    staging.wait_reusable();
+    staging.load(row + offset, format.chunk_at(offset), nullptr, 0);
+}
+
+// The row's gradients go behind it. What was stored from the tails before must have been read.
+__device__ void write_tail(const Block& block, const Returning& returning, Staging& staging) {
+    const uint32_t columns = block.params.columns;
+    float* tail = reinterpret_cast<float*>(staging.tails());
+    if (lane_idx() < columns) {
+        const uint64_t first = uint64_t{returning.row(block)} * columns;
+        tail[lane_idx()] = block.params.gradients[first + lane_idx()];
+    }
+    staging.settle_tails();
+}
+
+// Stores the row, whose first chunk was loaded.
+__device__ void store_row(const Block& block, const Returning& returning, Staging& staging) {
+    const HtCommon& common = block.common;
+    const RowFormat format = row_format(common);
+    const Remote<uint8_t> slot =
+        rings_at(common, returning.home).row(block.rank(), returning.sequence(block));
+    if (common.shape.tail_bytes != 0) {
+        write_tail(block, returning, staging);
+    }
+    for (uint32_t offset = 0; offset < format.bytes; offset += format.chunk_bytes) {
+        if (offset != 0) {
+            staging.commit();
+            load_chunk(block, returning, offset, staging);
+        }
+        staging.wait_loaded();
+        staging.store(slot + offset, format.chunk_at(offset));
+    }
+    if (common.shape.tail_bytes != 0) {
+        staging.store_shared(staging.tails(), slot + format.bytes, common.shape.tail_bytes);
+    }
+    staging.commit();
+}
+
+// One warp polls for the block's credits.
+__device__ __forceinline__ void poll_credits(const Block& block) {
+    if (!block.senders_fill_rings()) {
+        poll_credits(block.common, block.shared.pairs);
+    }
+}
+
+__device__ void send_rows(const Block& block, Staging& staging, NotifyQueue& queue) {
+    HtPairs& pairs = block.shared.pairs;
+    Scheduler& scheduler = block.shared.scheduler;
+    const auto is_ready = [&](uint32_t home, uint32_t index, uint32_t) {
+        const uint32_t sequence = pairs.sent[home] + index;
+        return block.senders_fill_rings() ? is_credited(block.common, home, sequence)
+                                          : has_credit(pairs, home, sequence);
+    };
+    const auto wait_for_row = [&] {
+        return next_row(block.common, {WAIT_CREDIT, kNoPeer, pairs.operation}, scheduler,
+                        pairs.to_send, block.senders, block.ranks(), is_ready,
+                        [&] { poll_credits(block); });
+    };
+    Work work = wait_for_row();
+    if (work.peer != kNoPeer) {
+        load_chunk(block, {work.peer, work.index}, 0, staging);
+    }
+    while (work.peer != kNoPeer) {
+        const Returning returning = {work.peer, work.index};
+        store_row(block, returning, staging);
+        // The next row is loaded while this one is under way; but if no next one has a credit, nobody must
+        // wait for the notification of this one.
+        work = try_next_row(scheduler, pairs.to_send, block.senders, block.ranks(), is_ready);
+        const bool is_loading = work.peer != kNoPeer;
+        if (is_loading) {
+            load_chunk(block, {work.peer, work.index}, 0, staging);
+        }
+        queue.depart(lane_idx() == 0, returning.home, returning.sequence(block));
+        if (!is_loading && work.left != kNoPeer) {
+            queue.flush();
+            work = wait_for_row();
+            if (work.peer != kNoPeer) {
+                load_chunk(block, {work.peer, work.index}, 0, staging);
+            }
+        }
+    }
+    queue.close();
+}
+
+// ---- Receiving ---------------------------------------------------------------------------------
+
+// This lane's rank's row of a token: where it lies, NULL in lanes that are no rank's first.
+struct Part {
+    const uint8_t* row;
+    uint32_t sequence;
+    bool is_remote;
+};
+
+__device__ __forceinline__ Part part_of(const Block& block, const TokenEntries& entries) {
+    if (!entries.is_first()) {
+        return {nullptr, 0, false};
+    }
+    const HtPairs& pairs = block.shared.pairs;
+    const uint32_t rank = entries.rank;
+    if (rank == block.rank()) {
+        const uint64_t row = pairs.begins[rank] + entries.entry.index;
+        return {block.params.rows + row_format(block.common).offset(row), 0, false};
+    }
+    const uint32_t sequence = pairs.received[rank] + entries.entry.index;
+    return {own_rings(block.common).row(rank, sequence), sequence, true};
+}
+
+// Each lane waits for its part.
+__device__ __forceinline__ bool wait_for_parts(const Block& block, const TokenEntries& entries,
+                                               const Part& part) {
+    bool ok = true;
+    if (part.is_remote) {
+        const uint32_t rank = entries.rank;
+        const uint64_t* at = own_rings(block.common).arrival(rank, part.sequence);
+        const Arrival arrival = wait_for_row(
+            block.common, at, part.sequence,
+            {WAIT_STREAMED_ROW, rank, block.shared.pairs.operation});
+        ok = arrival.ok && arrival.data == block.common.shape.shape_word;
+        if (arrival.ok && !ok) {
+            fail_for_shape(block.common, rank, arrival.data);
+        }
+    }
+    // All lanes read what one has waited for.
+    __syncwarp();
+    return __ballot_sync(kAllLanes, ok) == kAllLanes;
+}
+
+// One warp sums kVecs accesses per lane, from number `first` on, of all parts of a token.
+template <typename Type>
+__device__ __forceinline__ void sum_chunk(const Block& block, uint32_t firsts, const Part& part,
+                                          uint32_t first, Vec16* out) {
+    const uint32_t vecs = row_format(block.common).vecs();
+    float sum[kVecs][Type::kPerVec] = {};
+    for (uint32_t left = firsts; left != 0;) {
+        Vec16 data[kRows][kVecs];
+        uint32_t rest = left;
+#pragma unroll
+        for (uint32_t i = 0; i < kRows; ++i) {
+            if (rest == 0) {
+                break;
+            }
+            const Vec16* row = reinterpret_cast<const Vec16*>(
+                pointer_of_lane(part.row, __ffs(rest) - 1));
+#pragma unroll
+            for (uint32_t v = 0; v < kVecs; ++v) {
+                const uint32_t at = first + v * kWarpSize + lane_idx();
+                if (at < vecs) {
+                    data[i][v] = ld_relaxed_sys(row + at);
+                }
+            }
+            rest &= rest - 1;
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < kRows; ++i) {
+            if (left == 0) {
+                break;
+            }
+#pragma unroll
+            for (uint32_t v = 0; v < kVecs; ++v) {
+                float row[Type::kPerVec];
+                Type::unpack(data[i][v], row);
+#pragma unroll
+                for (uint32_t j = 0; j < Type::kPerVec; ++j) {
+                    sum[v][j] += row[j];
+                }
+            }
+            left &= left - 1;
+        }
+    }
+#pragma unroll
+    for (uint32_t v = 0; v < kVecs; ++v) {
+        const uint32_t at = first + v * kWarpSize + lane_idx();
+        if (at < vecs) {
+            st_row(out + at, Type::pack(sum[v]));
+        }
+    }
+}
+
+// One warp gathers the gradients of a token, one column per lane: those of its experts, ascending,
+// then zeros.
+__device__ void gather_gradients(const Block& block, uint32_t token, const TokenEntries& entries,
+                                 const Part& part) {
+    const uint32_t columns = block.params.columns;
+    const uint8_t* gradients = nullptr;
+    if (part.is_remote) {
+        gradients = part.row + block.common.shape.row_bytes;
+    } else if (entries.is_first()) {
+        const uint64_t row = block.shared.pairs.begins[block.rank()] + entries.entry.index;
+        gradients = reinterpret_cast<const uint8_t*>(block.params.gradients + row * columns);
+    }
+    uint32_t word = 0;
+    uint32_t begin = 0;
+    for (uint32_t left = entries.firsts; left != 0; left &= left - 1) {
+        const uint32_t lane = __ffs(left) - 1;
+        const uint32_t count = min(entries.experts_from(lane), columns);
+        const uint32_t* from = reinterpret_cast<const uint32_t*>(
+            pointer_of_lane(gradients, lane));
+        if (lane_idx() >= begin && lane_idx() < begin + count) {
+            word = ld_relaxed_sys(from + lane_idx() - begin);
+        }
+        begin += count;
+    }
+    if (lane_idx() < columns) {
+        block.params.out_gradients[uint64_t{token} * columns + lane_idx()] = __uint_as_float(word);
+    }
+}
+
+template <typename Type>
+__device__ void sum_tokens(const Block& block) {
+    const HtCommon& common = block.common;
+    const uint32_t vecs = row_format(common).vecs();
+    for (;;) {
+        const uint32_t token = block.receivers.next_unit(&block.shared.next_token);
+        if (token >= common.handle.tokens) {
+            break;
+        }
+        const TokenEntries entries(common, token);
+        const Part part = part_of(block, entries);
+        if (!wait_for_parts(block, entries, part)) {
+            break;
+        }
+        Vec16* out =
+            reinterpret_cast<Vec16*>(block.params.out + row_format(common).offset(token));
+        for (uint32_t first = 0; first < vecs; first += kVecs * kWarpSize) {
+            sum_chunk<Type>(block, entries.firsts, part, first, out);
+        }
+        if (block.params.columns != 0) {
+            gather_gradients(block, token, entries, part);
+        }
+        __syncwarp();
+        if (part.is_remote) {
+            give_credit(common, entries.rank, part.sequence);
+        }
+    }
+}
+
+// ---- The kernel --------------------------------------------------------------------------------
+
+template <typename Type>
+__device__ void run(const HtCombineParams& params, uint8_t* buffers) {
+    __shared__ SharedStorage shared;
+    const HtCommon& common = params.common;
+    const Block block = {params,
+                         common,
+                         shared,
+                         {0, common.shape.send_blocks},
+                         {common.shape.send_blocks, gridDim.x - common.shape.send_blocks}};
+    for (uint32_t peer = threadIdx.x; peer < MAX_PEERS; peer += blockDim.x) {
+        shared.scheduler.next[peer] = 0;
+    }
+    if (threadIdx.x == 0) {
+        shared.next_token = 0;
+    }
+    clear_queues(shared.notify_state);
+    if (!begin_operation(common, true, shared.pairs)) {
+        return;
+    }
+    if (params.in_rows < shared.pairs.total) {
+        // There is nothing to return, and the peers cannot be given anything else.
+        if (blockIdx.x == 0 && threadIdx.x == 0) {
+            fail(common, FAULT_INPUT_ROWS, block.rank(), shared.pairs.total, params.in_rows);
+        }
+        return;
+    }
+    if (!block.senders.has_this_block()) {
+        sum_tokens<Type>(block);
+    } else if (warp_idx() < common.shape.copy_warps) {
+        Staging staging(buffers + warp_idx() * common.shape.warp_bytes, common.shape.chunk_bytes,
+                        &shared.barriers[warp_idx()]);
+        NotifyQueue queue(shared.notify_state, queue_of_warp(common, buffers, warp_idx()), staging);
+        send_rows(block, staging, queue);
+    } else if (warp_idx() == common.shape.copy_warps) {
+        notify_peers(common, shared.notify_state, buffers, [&] { poll_credits(block); });
+    }
+}
+
+}  // namespace nccl_ep::ht_combine_impl
+
+extern "C" __global__ void __launch_bounds__(nccl_ep::HT_COMBINE_THREADS, 1)
+    ht_combine_bf16(const __grid_constant__ nccl_ep::HtCombineParams params) {
+    DYNAMIC_SHARED(uint8_t, buffers);
+    nccl_ep::ht_combine_impl::run<nccl_ep::Bf16>(params, buffers);
+}
+
+extern "C" __global__ void __launch_bounds__(nccl_ep::HT_COMBINE_THREADS, 1)
+    ht_combine_f16(const __grid_constant__ nccl_ep::HtCombineParams params) {
+    DYNAMIC_SHARED(uint8_t, buffers);
+    nccl_ep::ht_combine_impl::run<nccl_ep::F16>(params, buffers);
+}
+
+extern "C" __global__ void __launch_bounds__(nccl_ep::HT_COMBINE_THREADS, 1)
+    ht_combine_f32(const __grid_constant__ nccl_ep::HtCombineParams params) {
+    DYNAMIC_SHARED(uint8_t, buffers);
+    nccl_ep::ht_combine_impl::run<nccl_ep::F32>(params, buffers);
+}

@@ -1,0 +1,46 @@
+// The credits that a sending block knows of: which slots of its peers' rings are free.
+//
+// The block polls each ring from its oldest row on, a few rows at a time and all rings alike, and a row may
+// be sent only once all rows before it have a credit, too. So no block runs ahead with rows that their
+// receiver cannot use yet, and no peer gets a burst while the others get nothing: both cost more than
+// waiting (docs/performance.md). One poll serves the whole block: where an SM stores to peers, every poll
+// waits behind the stores. Only combine with very many senders polls for each row by itself.
+#pragma once
+
+#include "../peer/poll.cuh"
+#include "rings.cuh"
+
+namespace nccl_ep {
+
+// Whether `peer` has given the credit for row `sequence`. No acquire is needed: what is written after the
+// credit was seen cannot be what was read before it was given.
+__device__ __forceinline__ bool is_credited(const HtCommon& common, uint32_t peer,
+                                            uint32_t sequence) {
+    const uint32_t credit = ld_relaxed_sys(own_rings(common).credit(peer, sequence));
+    return is_or_follows(credit, sequence + 1 - common.layout.depth);
+}
+
+// Whether the block knows of a credit for row `sequence` to `peer`.
+__device__ __forceinline__ bool has_credit(const HtPairs& pairs, uint32_t peer, uint32_t sequence) {
+    return is_or_follows(ld_acquire_cta_shared(&pairs.credited_until[peer]), sequence + 1);
+}
+
+// One warp polls for the credits of the next rows of every ring.
+__device__ inline void poll_credits(const HtCommon& common, HtPairs& pairs) {
+    const PeerTable& peers = common.peers;
+    const PollLanes poll(peers.ranks);
+    for (uint32_t base = 0; base < poll.others; base += poll.peers_at_once()) {
+        const uint32_t peer = poll.peer(peers, base);
+        uint32_t known = peer != kNoPeer ? ld_relaxed_cta_shared(&pairs.credited_until[peer]) : 0;
+        known = __shfl_sync(kAllLanes, known, poll.first_lane());
+        const bool ok = peer != kNoPeer && is_credited(common, peer, known + poll.index());
+        const uint32_t credits = poll.leading(ok);
+        // Another warp may know more by now. Credits that are lost here are found again.
+        if (poll.index() == 0 && credits != 0) {
+            st_release_cta_shared(&pairs.credited_until[peer], known + credits);
+        }
+    }
+    __syncwarp();
+}
+
+}  // namespace nccl_ep

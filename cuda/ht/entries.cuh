@@ -1,0 +1,42 @@
+// The experts of a token, as a warp sees them.
+#pragma once
+
+#include "rings.cuh"
+
+namespace nccl_ep {
+
+// A token's experts, one in each lane, ascending; so the ranks that it goes to are ascending too.
+struct TokenEntries {
+    HtEntry entry;
+    int32_t rank;
+    // Lanes with an expert; and those whose expert is the first on its rank.
+    uint32_t valid;
+    uint32_t firsts;
+
+    __device__ TokenEntries(const HtCommon& common, uint32_t token)
+        : TokenEntries(common, load_entry(common.handle, token)) {}
+
+    // The same in two steps: the lanes' entries, and what follows from them.
+    __device__ static HtEntry load_entry(const HtHandleMemory& handle, uint32_t token) {
+        if (token < handle.tokens && lane_idx() < handle.top_k) {
+            return handle.entries[uint64_t{token} * handle.top_k + lane_idx()];
+        }
+        return {-1, 0};
+    }
+    __device__ TokenEntries(const HtCommon& common, const HtEntry& entry_of_lane)
+        : entry(entry_of_lane) {
+        const int32_t local_experts = static_cast<int32_t>(common.layout.local_experts);
+        rank = entry.expert < 0 ? -1 : entry.expert / local_experts;
+        const int32_t before = __shfl_sync(kAllLanes, rank, (lane_idx() + kWarpSize - 1) % kWarpSize);
+        valid = __ballot_sync(kAllLanes, rank >= 0);
+        firsts = __ballot_sync(kAllLanes, rank >= 0 && (lane_idx() == 0 || before != rank));
+    }
+    __device__ bool is_first() const { return (firsts >> lane_idx() & 1) != 0; }
+    // Experts of the rank whose first one is in `lane`.
+    __device__ uint32_t experts_from(uint32_t lane) const {
+        const uint32_t later = lane + 1 < kWarpSize ? firsts & (kAllLanes << (lane + 1)) : 0;
+        return (later != 0 ? __ffs(later) - 1 : __popc(valid)) - lane;
+    }
+};
+
+}  // namespace nccl_ep

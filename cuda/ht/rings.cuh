@@ -1,0 +1,205 @@
+// The rings between pairs of ranks through which the rows of high-throughput operations travel, and how an
+// operation begins.
+//
+// Sequences
+//
+// For each ordered pair (sender s, receiver d) there is a ring of `depth` slots in d's window. All rows
+// that s ever sends to d, whatever the operation, are numbered 0, 1, 2, ... modulo 2^32; row q goes to slot
+// q % depth. When it is complete there, s raises the slot's arrival packet to q + 1 after a fence; when d
+// has read it, d raises the slot's credit in s's window to q + 1, and s writes row q + depth only after
+// that. Both are compared as "this or later", so nothing is ever cleared. Both ranks know from the handle
+// how many rows an operation adds to each sequence, so the last block to begin an operation already stores
+// where the next one starts, in device memory: a replayed graph continues where the last replay ended. An
+// operation ends on a rank when its rows are sent and its peers' rows are here; it need not know whether
+// the peers have ended. The next one, of any kind and of any handle, waits for credits if it is early.
+//
+// Why every wait terminates
+//
+// Sequences are independent of each other, and blocks that send do not wait for blocks that receive on the
+// same rank. Dispatch: a receiver takes any row that has arrived, of any source, and knows its row of the
+// output. So every arrival is answered by a credit, whatever else happens, and every sender goes on.
+// Combine: a home rank sums its tokens in ascending order, each by one warp that waits for all rows of the
+// token; the rows of a sequence are numbered in the order of the home's tokens. Of the smallest token not
+// yet summed, take a row not yet arrived: all rows before it in its sequence belong to tokens that have
+// been summed, so they have been credited, so its slot is free, and so were those of all rows before it.
+// Its sender takes any row whose slot is free, or whose slot and those of all rows before it are
+// (credits.cuh), of any sequence that has such: no warp there is stuck with a row of another sequence.
+// Before it waits it posts what it has sent. So this row is sent. The block that owns the token hands out
+// its tokens in ascending order, so some warp has taken this one or is free to. All blocks of a kernel run
+// at the same time: the host launches no more than fit.
+//
+// After a failure
+//
+// An operation that fails on a rank leaves rows unsent there and slots unread, while its sequences count
+// them as done. Nobody reads a wrong row because of that: row q + depth is written to a slot only after the
+// credit for q, and only the reader of q gives that, whichever operation q belongs to. The slot of a row
+// that was never sent or never read stays taken. So what a late peer still reads does not change, even if
+// other warps go on with rows whose slots they know to be free before they hear of the failure. A warp that
+// gives up a wait sends nothing more. No kernel begins that knows of a failure, its rank's or a peer's: its
+// rows would be of no use.
+#pragma once
+
+#include "../base/row.cuh"
+#include "../params/params_ht.h"
+#include "../peer/wait.cuh"
+
+namespace nccl_ep {
+
+__device__ __forceinline__ RowFormat row_format(const HtCommon& common) {
+    return {common.shape.row_bytes, common.shape.chunk_bytes};
+}
+
+// Where the operation stands with each peer, in shared memory. The own rank has no ring: there all counts
+// are zero.
+struct HtPairs {
+    // Rows that went before, and rows of this operation.
+    uint32_t sent[MAX_PEERS];
+    uint32_t received[MAX_PEERS];
+    uint32_t to_send[MAX_PEERS];
+    uint32_t to_receive[MAX_PEERS];
+    // Credits that this block knows of: rows to each peer before these have a free slot.
+    uint32_t credited_until[MAX_PEERS];
+    // The first row of each source among those that this rank receives in dispatch, and their number.
+    uint32_t begins[MAX_PEERS];
+    uint32_t total;
+    // The number of this operation in the group, for reports.
+    uint32_t operation;
+    uint32_t is_last_block;
+    // What was known of a failure when the operation began.
+    uint32_t failure;
+};
+
+// One thread: the operation cannot be carried out here, FAULT_...; `peer` is the rank concerned.
+__device__ inline void fail(const HtCommon& common, uint32_t fault, uint32_t peer,
+                            uint32_t expected, uint32_t got) {
+    report_failure(common.wait, fault, {WAIT_STREAMED_ROW, peer, 0}, expected, got);
+    broadcast_failure(common.peers, common.wait);
+}
+
+// Fills `pairs` and advances the group's sequences past this operation. All threads call it. In
+// combine rows travel in the opposite direction.
+//
+// False if the operation must not run, and then the sequences stay as they are. Either the group has
+// failed. Or the ranks do not agree on the handle, and the operation was enqueued before the host could
+// know that: it fails, on every rank that does this.
+__device__ inline bool begin_operation(const HtCommon& common, bool is_combine, HtPairs& pairs) {
+    const HtHandleMemory& handle = common.handle;
+    HtSequences* sequences = common.sequences;
+    for (uint32_t peer = threadIdx.x; peer < common.peers.ranks; peer += blockDim.x) {
+        const bool has_ring = peer != common.peers.rank && is_active(common.peers, peer);
+        const uint32_t begin = handle.begins[peer];
+        const uint32_t arrivals = has_ring ? handle.begins[peer + 1] - begin : 0;
+        const uint32_t departures = has_ring ? handle.departures[peer] : 0;
+        pairs.begins[peer] = begin;
+        pairs.to_send[peer] = is_combine ? arrivals : departures;
+        pairs.to_receive[peer] = is_combine ? departures : arrivals;
+        pairs.sent[peer] = ld_relaxed_gpu(&sequences->sent[peer]);
+        pairs.credited_until[peer] = pairs.sent[peer];
+        pairs.received[peer] = ld_relaxed_gpu(&sequences->received[peer]);
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        // All loads before the first store: they are under way together.
+        const uint32_t total = handle.begins[common.peers.ranks];
+        const uint32_t operation = ld_relaxed_gpu(&sequences->operations) + 1;
+        pairs.failure = known_failure(common.wait);
+        pairs.total = total;
+        pairs.operation = operation;
+        pairs.is_last_block =
+            inc_acq_rel_gpu(&sequences->blocks_started, gridDim.x - 1) == gridDim.x - 1;
+    }
+    __syncthreads();
+    if (pairs.failure != 0) {
+        // In every block: others may have begun before the peer reported its failure.
+        if (pairs.failure != kOwnFailure && threadIdx.x == 0) {
+            const uint32_t peer = pairs.failure - 1;
+            report_failure(common.wait, FAULT_PEER_FAILED,
+                           {WAIT_STREAMED_ROW, peer, pairs.operation}, pairs.operation, peer);
+        }
+        return false;
+    }
+    if ((pairs.total & HT_DISAGREED) != 0) {
+        if (blockIdx.x == 0 && threadIdx.x == 0) {
+            fail(common, FAULT_DISAGREED, 0, handle.top_k, pairs.total);
+        }
+        return false;
+    }
+    if (pairs.is_last_block != 0) {
+        if (threadIdx.x == 0) {
+            st_relaxed_gpu(&sequences->operations, pairs.operation);
+        }
+        for (uint32_t peer = threadIdx.x; peer < common.peers.ranks; peer += blockDim.x) {
+            st_relaxed_gpu(&sequences->sent[peer], pairs.sent[peer] + pairs.to_send[peer]);
+            st_relaxed_gpu(&sequences->received[peer],
+                           pairs.received[peer] + pairs.to_receive[peer]);
+        }
+    }
+    return true;
+}
+
+// Which slot of its ring row number `sequence` has.
+__device__ __forceinline__ uint32_t slot_of(const HtCommon& common, uint32_t sequence) {
+    return sequence & (common.layout.depth - 1);
+}
+
+// The rings in one rank's window: in this rank's own what it reads, Rings<Own>, in a peer's what it writes,
+// Rings<Remote>. Each function names the other rank of the pair.
+template <template <typename> class Address>
+struct Rings {
+    const HtCommon& common;
+    Address<uint8_t> window;
+
+    // Row `sequence` from `source`, and what follows it in its slot.
+    __device__ Address<uint8_t> row(uint32_t source, uint32_t sequence) const {
+        const uint64_t index = uint64_t{source} * common.layout.depth + slot_of(common, sequence);
+        return window + common.layout.slots + index * common.layout.slot_bytes;
+    }
+    // The packet that says which row of `source` the slot holds.
+    __device__ Address<uint64_t> arrival(uint32_t source, uint32_t sequence) const {
+        return as<uint64_t>(window + common.layout.arrivals) +
+               uint64_t{source} * common.layout.depth + slot_of(common, sequence);
+    }
+    // The word by which `receiver` returns the slot.
+    __device__ Address<uint32_t> credit(uint32_t receiver, uint32_t sequence) const {
+        return as<uint32_t>(window + common.layout.credits) +
+               uint64_t{receiver} * common.layout.depth + slot_of(common, sequence);
+    }
+};
+
+__device__ __forceinline__ Rings<Own> own_rings(const HtCommon& common) {
+    return {common, own_window(common.peers)};
+}
+
+__device__ __forceinline__ Rings<Remote> rings_at(const HtCommon& common, uint32_t peer) {
+    return {common, window_of(common.peers, peer)};
+}
+
+// One lane, after a fence behind which row `sequence` is complete in the slot of `peer`: says so.
+__device__ __forceinline__ void notify_row(const HtCommon& common, uint32_t peer,
+                                           uint32_t sequence) {
+    put_value(rings_at(common, peer).arrival(common.peers.rank, sequence),
+              make_packet(sequence + 1, common.shape.shape_word));
+}
+
+// One lane: returns the slot of row `sequence` to `source`. All of the slot has been read: it is in shared
+// memory, or in registers that were used. A credit follows reads only, and what has been read cannot change
+// any more, so it needs no fence.
+__device__ __forceinline__ void give_credit(const HtCommon& common, uint32_t source,
+                                            uint32_t sequence) {
+    put_value(rings_at(common, source).credit(common.peers.rank, sequence), sequence + 1);
+}
+
+// One lane waits for a row; `awaited` names the operation, not the row.
+__device__ __forceinline__ Arrival wait_for_row(const HtCommon& common, const uint64_t* arrival,
+                                                uint32_t sequence, const Awaited& awaited) {
+    return wait_until(
+        common, awaited, [arrival] { return ld_acquire_sys(arrival); },
+        [&](uint32_t arrived) { return is_or_follows(arrived, sequence + 1); });
+}
+
+// One thread: `peer` runs an operation of another shape. Nothing sensible can follow.
+__device__ inline void fail_for_shape(const HtCommon& common, uint32_t peer, uint32_t shape_word) {
+    fail(common, FAULT_SHAPE_DIFFERS, peer, common.shape.shape_word, shape_word);
+}
+
+}  // namespace nccl_ep

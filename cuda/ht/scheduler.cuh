@@ -1,0 +1,94 @@
+// The scheduler of a block: which warp takes which row, where rows become ready in no known order.
+#pragma once
+
+#include "../peer/poll.cuh"
+#include "rings.cuh"
+
+namespace nccl_ep {
+
+// The rows of all sequences, dealt to the blocks of a share in turn. The warps of a block take the rows of
+// each sequence in order, but only rows that are ready.
+struct Scheduler {
+    // Turns of each sequence that were taken.
+    uint32_t next[MAX_PEERS];
+};
+
+// The row of a sequence that the block takes at its turn number `turn`.
+__device__ __forceinline__ uint32_t row_of_turn(const Share& share, uint32_t peer, uint32_t turn) {
+    return turn * share.blocks + (share.index() + peer) % share.blocks;
+}
+
+// The row that a warp has taken.
+struct Work {
+    // kNoPeer: nothing was ready, and if `left` is kNoPeer too, nothing is left.
+    uint32_t peer;
+    uint32_t index;
+    uint32_t left;
+};
+
+// One warp looks once for a row for which `is_ready(peer, index, turn)` holds. `counts` are the rows of each
+// sequence.
+template <typename Ready>
+__device__ __forceinline__ Work try_next_row(Scheduler& scheduler, const uint32_t* counts,
+                                             const Share& share, uint32_t ranks, Ready is_ready) {
+    Work work = {kNoPeer, 0, kNoPeer};
+    for (uint32_t base = 0; base < ranks; base += kWarpSize) {
+        const uint32_t peer = base + lane_idx();
+        uint32_t turn = 0;
+        uint32_t index = 0;
+        bool left = false;
+        if (peer < ranks) {
+            turn = ld_relaxed_cta_shared(&scheduler.next[peer]);
+            index = row_of_turn(share, peer, turn);
+            left = index < counts[peer];
+        }
+        const bool ready = left && is_ready(peer, index, turn);
+        const uint32_t with_rows = __ballot_sync(kAllLanes, left);
+        if (work.left == kNoPeer && with_rows != 0) {
+            work.left = base + __ffs(with_rows) - 1;
+        }
+        uint32_t candidates = __ballot_sync(kAllLanes, ready);
+        while (candidates != 0) {
+            // Warps begin at different peers, so that not all try to take the same row.
+            const uint32_t above = candidates & (kAllLanes << (warp_idx() % kWarpSize));
+            const uint32_t lane = __ffs(above != 0 ? above : candidates) - 1;
+            bool won = false;
+            if (lane_idx() == lane) {
+                won = atomicCAS(&scheduler.next[peer], turn, turn + 1) == turn;
+            }
+            if (__ballot_sync(kAllLanes, won) != 0) {
+                work.peer = base + lane;
+                work.index = __shfl_sync(kAllLanes, index, lane);
+                __syncwarp();
+                return work;
+            }
+            candidates &= ~(1u << lane);
+        }
+    }
+    return work;
+}
+
+// Takes a row, waiting until one is ready; kNoPeer when none is left or the operation has failed.
+// `idle` is called between two attempts; `awaited` lacks only the peer.
+template <typename Ready, typename Idle>
+__device__ __forceinline__ Work next_row(const HtCommon& common, Awaited awaited,
+                                         Scheduler& scheduler, const uint32_t* counts,
+                                         const Share& share, uint32_t ranks, Ready is_ready,
+                                         Idle idle) {
+    Work work;
+    const auto look = [&] {
+        work = try_next_row(scheduler, counts, share, ranks, is_ready);
+        if (work.peer != kNoPeer || work.left == kNoPeer) {
+            return true;
+        }
+        awaited.peer = work.left;
+        idle();
+        return false;
+    };
+    if (!wait_as_warp(common, awaited, look)) {
+        work.peer = kNoPeer;
+    }
+    return work;
+}
+
+}  // namespace nccl_ep

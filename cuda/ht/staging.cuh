@@ -1,0 +1,163 @@
+// A warp's staging buffer: the shared memory through which rows pass on their way from one address in
+// global memory to others, by the copy engine where the chip has one, else by the lanes.
+//
+// Whole warps call all functions. With the copy engine lane 0 does the work; fences between ordinary
+// accesses and those of the engine are here, or named where the caller has to make them.
+#pragma once
+
+#include "rings.cuh"
+
+namespace nccl_ep {
+
+// Orders this thread's accesses to shared memory before bulk copies that are issued after the next barrier
+// with the copying thread.
+__device__ __forceinline__ void settle_shared() {
+#ifdef NCCL_EP_HAS_BULK_COPY
+    fence_before_bulk();
+#endif
+}
+
+class Staging {
+   public:
+    // `memory` is this warp's, `barrier` its word in shared memory.
+    __device__ Staging(uint8_t* memory, uint32_t chunk_bytes, uint64_t* barrier)
+        : chunk_(memory), tails_(memory + chunk_bytes), barrier_(barrier) {
+#ifdef NCCL_EP_HAS_BULK_COPY
+        if (lane_idx() == 0) {
+            mbarrier_init(barrier_, 1);
+            fence_before_bulk();
+        }
+        __syncwarp();
+#endif
+    }
+
+    // Behind the chunk: what follows rows in their slots.
+    __device__ uint8_t* tails() const { return tails_; }
+
+    // Orders the lanes' accesses to the tails before the next load or store of them.
+    __device__ __forceinline__ void settle_tails() {
+        settle_shared();
+        __syncwarp();
+    }
+
+    // Begins to fill the chunk, and the tails unless `tail_bytes` is zero. What is there must have
+    // been stored: wait_reusable.
+    __device__ __forceinline__ void load(const uint8_t* from, uint32_t bytes,
+                                         const uint8_t* tail_from, uint32_t tail_bytes) {
+#ifdef NCCL_EP_HAS_BULK_COPY
+        if (lane_idx() == 0) {
+            // What the caller acquired comes before the engine's reads.
+            fence_before_bulk();
+            mbarrier_arrive_expect(barrier_, bytes + tail_bytes);
+            bulk_load(chunk_, from, bytes, barrier_);
+            if (tail_bytes != 0) {
+                bulk_load(tails_, tail_from, tail_bytes, barrier_);
+            }
+        }
+#else
+        copy(chunk_, from, bytes);
+        copy(tails_, tail_from, tail_bytes);
+#endif
+    }
+
+    // Afterwards all lanes see what was loaded.
+    __device__ __forceinline__ void wait_loaded() {
+#ifdef NCCL_EP_HAS_BULK_COPY
+        while (!mbarrier_test_wait(barrier_, parity_)) {
+            shared_spin_hint();
+        }
+        parity_ ^= 1;
+#endif
+        __syncwarp();
+    }
+
+    // Begins to copy the chunk out, as one of the stores of the next commit.
+    template <typename To>
+    __device__ __forceinline__ void store(To to, uint32_t bytes) {
+        store_from(chunk_, to, bytes);
+    }
+
+    // Begins to copy other shared memory out.
+    template <typename To>
+    __device__ __forceinline__ void store_shared(const uint8_t* from, To to, uint32_t bytes) {
+        store_from(from, to, bytes);
+    }
+
+    // Waits for stores wait for those that were committed.
+    __device__ __forceinline__ void commit() {
+#ifdef NCCL_EP_HAS_BULK_COPY
+        if (lane_idx() == 0) {
+            bulk_store_commit();
+        }
+#endif
+    }
+
+    // The stores have read chunk and tails.
+    __device__ __forceinline__ void wait_reusable() {
+#ifdef NCCL_EP_HAS_BULK_COPY
+        if (lane_idx() == 0) {
+            bulk_store_wait_read();
+        }
+#endif
+        __syncwarp();
+    }
+
+    // The stores are complete for lane 0, or each lane's for itself: a fence by a thread that has since
+    // synchronised with them covers them.
+    __device__ __forceinline__ void wait_stored() {
+#ifdef NCCL_EP_HAS_BULK_COPY
+        if (lane_idx() == 0) {
+            bulk_store_wait<0>();
+        }
+#endif
+        __syncwarp();
+    }
+
+    // The same, but for those of the last commit.
+    __device__ __forceinline__ void wait_stored_but_last() {
+#ifdef NCCL_EP_HAS_BULK_COPY
+        if (lane_idx() == 0) {
+            bulk_store_wait<1>();
+        }
+#endif
+        __syncwarp();
+    }
+
+   private:
+    // To a slot of a peer.
+    __device__ __forceinline__ void store_from(const uint8_t* from, Remote<uint8_t> to,
+                                               uint32_t bytes) {
+#ifdef NCCL_EP_HAS_BULK_COPY
+        if (lane_idx() == 0) {
+            put_bulk(to, from, bytes);
+        }
+#else
+        put_by_lanes(to, from, bytes);
+#endif
+    }
+
+    // To an output.
+    __device__ __forceinline__ void store_from(const uint8_t* from, uint8_t* to, uint32_t bytes) {
+#ifdef NCCL_EP_HAS_BULK_COPY
+        if (lane_idx() == 0) {
+            bulk_store(to, from, bytes);
+        }
+#else
+        copy(to, from, bytes);
+#endif
+    }
+
+    // The lanes copy between shared and global memory.
+    __device__ __forceinline__ static void copy(void* to, const void* from, uint32_t bytes) {
+        for (uint32_t i = lane_idx(); i < bytes / sizeof(Vec16); i += kWarpSize) {
+            static_cast<Vec16*>(to)[i] = static_cast<const Vec16*>(from)[i];
+        }
+    }
+
+    uint8_t* chunk_;
+    uint8_t* tails_;
+    uint64_t* barrier_;
+    uint32_t parity_ = 0;
+};
+
+}  // namespace nccl_ep

@@ -1,0 +1,70 @@
+// The tail: what follows a row of a forward dispatch in its slot. For each of the token's experts on the
+// receiving rank it holds the expert's local id and its weight.
+//
+// Which experts these are was fixed when the handle was made; their weights come with the dispatch.
+#pragma once
+
+#include "entries.cuh"
+
+namespace nccl_ep {
+
+// One entry per lane; past the last expert -1 and zero.
+struct RoutingEntry {
+    int32_t id;
+    float weight;
+
+    __device__ RoutingEntry(int32_t local_id, float of_it) : id(local_id), weight(of_it) {}
+
+    // What is sent to the rank whose first expert is in `lane`; `lane_weight` is the weight of each
+    // lane's expert. All lanes call it.
+    __device__ RoutingEntry(const HtCommon& common, const TokenEntries& entries, uint32_t lane,
+                            float lane_weight) {
+        const uint32_t from = (lane + lane_idx()) % kWarpSize;
+        const int32_t expert = __shfl_sync(kAllLanes, entries.entry.expert, from);
+        const float expert_weight = __shfl_sync(kAllLanes, lane_weight, from);
+        const bool is_there = lane_idx() < entries.experts_from(lane);
+        id = is_there ? expert % static_cast<int32_t>(common.layout.local_experts) : -1;
+        weight = is_there ? expert_weight : 0.0f;
+    }
+
+    // As it has come. A caller indexes by the id, so one that names no expert of this rank is none.
+    __device__ RoutingEntry(const HtCommon& common, uint64_t packed)
+        : id(static_cast<int32_t>(packed)),
+          weight(__uint_as_float(static_cast<uint32_t>(packed >> 32))) {
+        id = static_cast<uint32_t>(id) < common.layout.local_experts ? id : -1;
+    }
+    __device__ uint64_t packed() const {
+        return uint64_t{__float_as_uint(weight)} << 32 | static_cast<uint32_t>(id);
+    }
+};
+
+// The ids and weights of a token as the caller gives them, one of each per lane.
+struct GivenRouting {
+    int64_t id = -1;
+    float weight = 0.0f;
+
+    __device__ GivenRouting() {}
+    __device__ GivenRouting(const int64_t* ids, const float* weights, uint32_t token,
+                            uint32_t top_k) {
+        if (lane_idx() < top_k) {
+            id = ids[uint64_t{token} * top_k + lane_idx()];
+            weight = weights[uint64_t{token} * top_k + lane_idx()];
+        }
+    }
+
+    // The weight of this lane's expert: of the ids that name it, the last counts; zero if none does.
+    // All lanes call it.
+    __device__ float weight_of(const TokenEntries& entries, uint32_t top_k) const {
+        float found = 0.0f;
+        for (uint32_t k = 0; k < top_k; ++k) {
+            const long long other_id = __shfl_sync(kAllLanes, static_cast<long long>(id), k);
+            const float other_weight = __shfl_sync(kAllLanes, weight, k);
+            if (other_id == entries.entry.expert) {
+                found = other_weight;
+            }
+        }
+        return found;
+    }
+};
+
+}  // namespace nccl_ep

@@ -1,0 +1,361 @@
+// Low-latency combine: each token's rows return from the ranks that host its experts and are summed
+// with the token's weights.
+//
+// Grid: any number of blocks that fit on the GPU at once. Three things happen, each in units that
+// all warps take in turn: the home rank of a token tells the expert ranks its weights; an expert
+// rank sends, per token and home, one row (or, in exact mode, one row per entry); the home sums.
+// Blocks that send are enough for the most tokens that any rank may have, as nobody knows at the launch
+// how many the others have.
+//
+// Which row an id means. Entry k names an expert by its id of now, and means the row that the dispatch
+// sent for the same id of the token, wherever that stood then (gates.cuh).
+//
+// Order of summation. An expert rank that a token names once sends the expert's row as it is; one
+// that it names more often sends round(p), p = 0; p = fma(w[j], y[j], p) for its entries j ascending,
+// as the dispatch had them. Home: a = 0; for expert ranks ascending: a = fma(w[j], y, a) for a row sent
+// as it is, a = a + y for a sum; then out = round(a). In exact mode all rows travel as they are and
+// a = fma(w[k], y[k], a) for k ascending, as the combine has them. All sums are in fp32, "round" is to
+// nearest even in the type of the rows. An entry that dispatch dropped counts as a row of zeros. One
+// that no id means any more (it was masked since the dispatch) travels, but is added to nothing.
+
+#include "scheduler.cuh"
+#include "slots.cuh"
+#include "sum.cuh"
+
+namespace nccl_ep::ll_combine_impl {
+
+struct SharedStorage {
+    Start start;
+    uint32_t next_send;
+    uint32_t next_receive;
+    uint32_t tokens_of[MAX_PEERS];
+};
+
+struct Block {
+    const LlCombineParams& params;
+    const LlShape& shape;
+    const Op& op;
+    SharedStorage& shared;
+    BankSlots bank_slots;
+    OutputSlots output;
+    Share senders;
+    Share receivers;
+};
+
+// What this lane's entry of `token` of this rank has to do with the combine.
+__device__ __forceinline__ Gate gate_of(const Block& block, uint32_t token) {
+    GateWords words;
+    words.load(block.params, token);
+    return make_gate(block.op, words);
+}
+
+// Which turn of the block's units a warp takes first. With one token for a block, the first warp has
+// its weights to tell, so the second begins with the rows.
+__device__ __forceinline__ uint32_t first_send_turn() {
+    return (warp_idx() == 0 ? num_warps() : warp_idx()) - 1;
+}
+
+__device__ __forceinline__ bool is_signing_warp(const Block& block) {
+    return block.receivers.index() == 0 && warp_idx() == num_warps() / 2;
+}
+
+// One warp per token: each weight goes to the rank of its expert. Everyone signs to everyone, so that
+// an operation never ends before all peers have begun it. `early` is of the warp's first token.
+__device__ void send_weights(const Block& block, const GateWords& early) {
+    const Op& op = block.op;
+    if (is_signing_warp(block)) {
+        for (uint32_t peer = lane_idx(); peer < op.ranks(); peer += kWarpSize) {
+            if (is_active(op.common.peers, peer)) {
+                put_value(op.at(peer).signature(op.rank()), op.packet(op.common.signature));
+            }
+        }
+    }
+    const uint32_t tokens = block.shape.tokens;
+    for (uint32_t turn = warp_idx(); block.receivers.unit(turn) < tokens; turn += num_warps()) {
+        const uint32_t token = block.receivers.unit(turn);
+        const Gate gate =
+            turn == warp_idx() ? make_gate(op, early) : gate_of(block, token);
+        if (gate.expert != kNowhere) {
+            const uint32_t peer = gate.expert / block.shape.local_experts;
+            if (is_active(op.common.peers, peer)) {
+                put_value(op.at(peer).entries(op.rank(), token) + lane_idx(),
+                          op.packet(__float_as_uint(gate.weight)));
+            }
+        }
+    }
+}
+
+// The bits of the weight of this lane's entry of (home, token), for lanes of `which`.
+__device__ __forceinline__ Arrival wait_for_weight(const Block& block, uint32_t which,
+                                                   uint32_t home, uint32_t token) {
+    if ((which >> lane_idx() & 1) == 0) {
+        return {true, 0};
+    }
+    const Op& op = block.op;
+    return wait_for_first_packet(op, op.here().entries(home, token) + lane_idx(),
+                                 op.from(home, WAIT_WEIGHT));
+}
+
+// The output row of dispatch for this lane's entry of (home, token), kNowhere or kDropped.
+__device__ __forceinline__ int32_t row_of_lane(const Block& block, uint32_t home, uint32_t token) {
+    return lane_idx() < block.shape.top_k ? block.op.rows_of(home, token)[lane_idx()] : kNowhere;
+}
+
+// One warp sends a chunk; `found` is what row_of_lane says. The handle's memory holds anything if its
+// dispatch has not run; no such row is taken at its word.
+template <typename Type>
+__device__ void send_chunk(const Block& block, const UnitOfAll& outgoing, int32_t found) {
+    const Op& op = block.op;
+    const uint32_t home = outgoing.rank;
+    const uint32_t token = outgoing.token;
+    const bool is_row = found < 0 || static_cast<uint32_t>(found) < block.output.rows();
+    const int32_t row = is_row ? found : kNowhere;
+    const uint32_t named = __ballot_sync(kAllLanes, row != kNowhere);
+    if (named == 0) {
+        return;
+    }
+    const Chunk chunk(block.shape, outgoing.chunk_idx);
+    const auto load = [&](uint32_t lane, ChunkData& data) {
+        const int32_t from = __shfl_sync(kAllLanes, row, lane);
+        data.fill(0);
+        if (from >= 0) {
+            data.load_const(block.params.rows + row_format(block.shape).offset(from), chunk);
+        }
+    };
+    const auto send_to = [&](uint32_t slot, const ChunkData& data) {
+        const bool has_mark = data.has_mark(chunk);
+        send(op, op.at(home).row(slot), chunk, data, has_mark);
+    };
+    const uint32_t sum_slot = block.bank_slots.of_sum(token, op.rank());
+    if (block.params.exact != 0) {
+        in_batches(named, load, [&](uint32_t k, const ChunkData& data) {
+            send_to(block.bank_slots.of_entry(token, k), data);
+        });
+    } else if (__popc(named) == 1) {
+        ChunkData data;
+        load(__ffs(named) - 1, data);
+        send_to(sum_slot, data);
+    } else {
+        Sum<Type> sum;
+        Arrival weight = {true, 0};
+        bool waited = false;
+        in_batches(named, load, [&](uint32_t k, const ChunkData& data) {
+            if (!waited) {
+                weight = wait_for_weight(block, named, home, token);
+                waited = true;
+                __syncwarp();
+            }
+            sum.add(data, chunk, __uint_as_float(__shfl_sync(kAllLanes, weight.data, k)));
+        });
+        // The home may be late, not gone, and would take a sum without its weights for a right one.
+        if (__all_sync(kAllLanes, weight.ok)) {
+            send_to(sum_slot, sum.rounded());
+        }
+    }
+}
+
+// The chunks to send if the other ranks have as many tokens as this one; how many they have is not known
+// yet. Warps without a chunk should not find out which one they do not have: that takes divisions, and the
+// block waits for all.
+__device__ __forceinline__ uint32_t early_units(const Block& block) {
+    return block.shape.tokens * block.op.ranks() * block.shape.chunks;
+}
+
+// `early` is what row_of_lane says of the warp's first unit.
+template <typename Type>
+__device__ void send_rows(const Block& block, int32_t early) {
+    const uint32_t ranks = block.op.ranks();
+    uint32_t most_tokens = 0;
+    for (uint32_t home = 0; home < ranks; ++home) {
+        most_tokens = max(most_tokens, block.shared.tokens_of[home]);
+    }
+    const uint32_t units = most_tokens * ranks * block.shape.chunks;
+    const uint32_t first = block.senders.unit(first_send_turn());
+    for (uint32_t unit = first; unit < units;
+         unit = block.senders.next_unit(&block.shared.next_send)) {
+        const UnitOfAll outgoing(block.op, unit);
+        if (outgoing.token < block.shared.tokens_of[outgoing.rank]) {
+            const bool is_early = unit == first && unit < early_units(block);
+            const int32_t row =
+                is_early ? early : row_of_lane(block, outgoing.rank, outgoing.token);
+            send_chunk<Type>(block, outgoing, row);
+        }
+    }
+}
+
+// What a lane adds to the sum of a token: the row in a slot of the bank, from a rank, with a weight.
+struct Term {
+    uint32_t slot;
+    int32_t rank;
+    float weight;
+};
+
+// Terms are entries, as they are, in the order of the combine's ids.
+__device__ Term term_of_entry(const Block& block, uint32_t token, int32_t rank) {
+    const Gate gate = gate_of(block, token);
+    const uint32_t from = lane_in_order(gate);
+    const uint32_t slot = block.bank_slots.of_entry(token, from);
+    return {slot, __shfl_sync(kAllLanes, rank, from), __shfl_sync(kAllLanes, gate.weight, from)};
+}
+
+// One term per expert rank, ranks ascending in the lanes.
+__device__ Term term_of_rank(const Block& block, uint32_t token, int32_t rank) {
+    const uint32_t same = __match_any_sync(kAllLanes, rank);
+    const uint32_t firsts = first_of_each_rank(rank);
+    const bool first = (firsts >> lane_idx() & 1) != 0;
+    const bool is_alone = first && __popc(same) == 1;
+    float weight = 1.0f;
+    if (__any_sync(kAllLanes, is_alone)) {
+        const Gate gate = gate_of(block, token);
+        weight = is_alone ? gate.weight : weight;
+    }
+    Term term = {0, kNowhere, 0.0f};
+    for (uint32_t left = firsts; left != 0; left &= left - 1) {
+        const uint32_t lane = __ffs(left) - 1;
+        const int32_t other = __shfl_sync(kAllLanes, rank, lane);
+        const float other_weight = __shfl_sync(kAllLanes, weight, lane);
+        if (lane_idx() == __popc(__ballot_sync(kAllLanes, first && rank < other))) {
+            term = {block.bank_slots.of_sum(token, other), other, other_weight};
+        }
+    }
+    return term;
+}
+
+// One warp sums a chunk of its token and writes it out.
+template <typename Type>
+__device__ void receive_chunk(const Block& block, uint32_t token, uint32_t chunk_idx) {
+    const Op& op = block.op;
+    const Chunk chunk(block.shape, chunk_idx);
+    int32_t rank = kNowhere;
+    if (lane_idx() < block.shape.top_k) {
+        const uint32_t entry = token * block.shape.top_k + lane_idx();
+        const int32_t expert =
+            dispatched_expert(op, block.params.common.handle.expert_of[entry]);
+        const int32_t host = rank_of_expert(block.shape, expert);
+        rank = is_active(op.common.peers, host) ? host : kNowhere;
+    }
+    const Term term = block.params.exact != 0 ? term_of_entry(block, token, rank)
+                                              : term_of_rank(block, token, rank);
+    const uint32_t which = __ballot_sync(kAllLanes, term.rank != kNowhere);
+    if (term.rank != kNowhere && block.shape.tokens > kPollWholeTokens) {
+        wait_for_end(op, op.here().row(term.slot), chunk, term.rank);
+    }
+    __syncwarp();
+    const auto row_of = [&](uint32_t lane) {
+        return op.here().row(__shfl_sync(kAllLanes, term.slot, lane));
+    };
+    Sum<Type> sum;
+    in_batches(
+        which,
+        [&](uint32_t lane, ChunkData& data) { data.load_arriving(row_of(lane).data, chunk); },
+        [&](uint32_t lane, ChunkData& data) {
+            take(op, row_of(lane), chunk, __shfl_sync(kAllLanes, term.rank, lane), data);
+            sum.add(data, chunk, __shfl_sync(kAllLanes, term.weight, lane));
+        });
+    if (block.params.out != nullptr) {
+        sum.rounded().store(block.params.out + row_format(block.shape).offset(token), chunk);
+    }
+}
+
+template <typename Type>
+__device__ void receive_rows(const Block& block) {
+    const Op& op = block.op;
+    const uint32_t chunks = block.shape.chunks;
+    const uint32_t units = block.shape.tokens * chunks;
+    if (is_signing_warp(block)) {
+        for (uint32_t peer = lane_idx(); peer < op.ranks(); peer += kWarpSize) {
+            if (is_active(op.common.peers, peer)) {
+                check_signature(op, peer);
+            }
+        }
+        __syncwarp();
+    }
+    for (uint32_t unit = block.receivers.next_unit(&block.shared.next_receive); unit < units;
+         unit = block.receivers.next_unit(&block.shared.next_receive)) {
+        receive_chunk<Type>(block, unit / chunks, unit % chunks);
+    }
+}
+
+// What a warp loads before all else: of its first token, and of the first chunk that it may send.
+struct Begun {
+    GateWords gate;
+    int32_t row;
+};
+
+__device__ __forceinline__ void begin_sending(const Block& block, Begun& begun) {
+    if (block.receivers.has_this_block()) {
+        const uint32_t token = block.receivers.unit(warp_idx());
+        if (token < block.shape.tokens) {
+            begun.gate.load(block.params, token);
+        }
+    }
+    const uint32_t unit = block.senders.unit(first_send_turn());
+    if (block.senders.has_this_block() && unit < early_units(block)) {
+        const UnitOfAll first(block.op, unit);
+        begun.row = row_of_lane(block, first.rank, first.token);
+    }
+}
+
+template <typename Type>
+__device__ void run(const LlCombineParams& params) {
+    __shared__ SharedStorage shared;
+    Op op(params.common);
+    const Block block{params,
+                      params.common.shape,
+                      op,
+                      shared,
+                      {params.common.shape, params.common.peers.ranks},
+                      {params.common.shape, params.common.peers.ranks},
+                      senders_of(params.common),
+                      receivers_of(params.common)};
+    Start start;
+    if (threadIdx.x == 0) {
+        start.load(params.common);
+    }
+    Begun begun;
+    if (op.sends()) {
+        begin_sending(block, begun);
+    }
+    for (uint32_t rank = threadIdx.x; rank < op.ranks(); rank += blockDim.x) {
+        shared.tokens_of[rank] =
+            min(params.common.handle.tokens_of[rank], params.common.shape.max_tokens);
+    }
+    if (threadIdx.x == 0) {
+        shared.next_send = num_warps();
+        shared.next_receive = 0;
+        shared.start = start;
+    }
+    __syncthreads();
+    const bool is_wanted = op.begin(shared.start);
+    advance_epoch(op);
+    if (!is_wanted || (op.sends() && !wait_until_bank_is_free(op))) {
+        return;
+    }
+    if (op.sends() && block.receivers.has_this_block()) {
+        send_weights(block, begun.gate);
+    }
+    if (op.sends() && block.senders.has_this_block()) {
+        send_rows<Type>(block, begun.row);
+    }
+    if (op.receives() && block.receivers.has_this_block()) {
+        receive_rows<Type>(block);
+    }
+    acknowledge(op);
+}
+
+}  // namespace nccl_ep::ll_combine_impl
+
+extern "C" __global__ void __launch_bounds__(nccl_ep::LL_COMBINE_THREADS, 1)
+    ll_combine_bf16(const __grid_constant__ nccl_ep::LlCombineParams params) {
+    nccl_ep::ll_combine_impl::run<nccl_ep::Bf16>(params);
+}
+
+extern "C" __global__ void __launch_bounds__(nccl_ep::LL_COMBINE_THREADS, 1)
+    ll_combine_f16(const __grid_constant__ nccl_ep::LlCombineParams params) {
+    nccl_ep::ll_combine_impl::run<nccl_ep::F16>(params);
+}
+
+extern "C" __global__ void __launch_bounds__(nccl_ep::LL_COMBINE_THREADS, 1)
+    ll_combine_f32(const __grid_constant__ nccl_ep::LlCombineParams params) {
+    nccl_ep::ll_combine_impl::run<nccl_ep::F32>(params);
+}

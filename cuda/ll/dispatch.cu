@@ -1,0 +1,446 @@
+// Low-latency dispatch: every row goes once to each rank that hosts one of its token's experts, and is
+// copied there to the rows of the output that the token takes (slots.cuh).
+//
+// Grid: any number of blocks that fit on the GPU at once. Sending blocks do nothing but send rows. In the
+// others, the receivers, the first warps are routers. Those of the first receiving blocks, the notifiers,
+// count this rank's entries and notify the peers, in packets that carry their epoch, how many rows each
+// expert gets from here and which index each (token, k) has among them. All routers compute from the
+// peers' counts where each source's rows begin. All warps take arriving chunks as they come and copy them
+// out. A block may send and receive: then its routers count while the other warps load what they send.
+//
+// Senders and notifiers are as many as this rank's tokens need. Receivers are enough for the most tokens
+// that any rank may have, as nobody knows at the launch how many the others have; those without a chunk
+// end when they have heard it, which costs little (docs/performance.md, Uneven tokens).
+//
+// At the end `out` holds the rows, `counter` the rows per expert, and the handle's memory what combine
+// needs.
+
+#include "chunk.cuh"
+#include "scheduler.cuh"
+#include "slots.cuh"
+
+namespace nccl_ep::ll_dispatch_impl {
+
+// ---- What all warps see ------------------------------------------------------------------------
+
+constexpr uint32_t kRouterWarps = 4;
+constexpr uint32_t kRouterThreads = kRouterWarps * kWarpSize;
+constexpr uint32_t kRouterBarrier = 1;
+
+struct SharedStorage {
+    Start start;
+    uint32_t next_send;
+    uint32_t next_receive;
+    uint32_t most_tokens;
+    // Barriers whose one phase ends when the routers know how many tokens each source has, and
+    // where its rows begin.
+    uint64_t tokens_known;
+    uint64_t begins_known;
+    uint32_t tokens_of[MAX_PEERS];
+};
+
+// What all functions of the kernel see.
+struct Block {
+    const LlDispatchParams& params;
+    const LlShape& shape;
+    const Op& op;
+    SharedStorage& shared;
+    // Two words per expert of the group. First the routers' histograms; then, by source and local
+    // expert, where the source's rows begin.
+    uint32_t* per_expert;
+    BankSlots bank_slots;
+    OutputSlots output;
+    Share senders;
+    Share notifiers;
+    Share receivers;
+};
+
+__device__ __forceinline__ void meet_routers() { named_barrier(kRouterBarrier, kRouterThreads); }
+
+__device__ __forceinline__ uint32_t num_experts(const Block& block) {
+    return block.op.ranks() * block.shape.local_experts;
+}
+
+__device__ __forceinline__ int32_t expert_of_entry(const Block& block, uint32_t index) {
+    return nccl_ep::expert_of_entry(block.op, block.params.topk_idx, index);
+}
+
+// The chunks that may come to this rank.
+__device__ __forceinline__ uint32_t arriving_units(const Block& block) {
+    return block.shared.most_tokens * block.op.ranks() * block.shape.chunks;
+}
+
+// ---- Routers -----------------------------------------------------------------------------------
+
+// Counts the rows per expert: those of entries before `first` in the block's histogram and, in
+// blocks that notify a peer of its counts, those of all entries in `all`. `early` is the expert of this
+// thread's first entry.
+__device__ void count_entries(const Block& block, uint32_t first, uint32_t* all, int32_t early) {
+    const uint32_t entries = block.shape.tokens * block.shape.top_k;
+    const uint32_t last = all != nullptr ? entries : first;
+#pragma unroll 4
+    for (uint32_t i = threadIdx.x; i < last; i += blockDim.x) {
+        const int32_t expert = i == threadIdx.x ? early : expert_of_entry(block, i);
+        if (expert != kNowhere && i < first) {
+            atomicAdd(&block.per_expert[expert], 1u);
+        }
+        if (expert != kNowhere && all != nullptr) {
+            atomicAdd(&all[expert], 1u);
+        }
+    }
+}
+
+// Notifies every rank of an entry: its expert's rank gets the index, the others that it is elsewhere.
+__device__ void notify_entry(const Block& block, uint32_t entry, int32_t expert, uint32_t index) {
+    const Op& op = block.op;
+    const uint32_t token = entry / block.shape.top_k;
+    const uint32_t k = entry % block.shape.top_k;
+    const uint32_t local = block.shape.local_experts;
+    for (uint32_t peer = 0; peer < op.ranks(); ++peer) {
+        EntryWord word = EntryWord::elsewhere();
+        if (expert != kNowhere && expert / local == peer) {
+            word = EntryWord::here(expert % local, index);
+        }
+        if (is_active(op.common.peers, peer)) {
+            put_value(op.at(peer).entries(op.rank(), token) + k, op.packet(word.data));
+        }
+    }
+    block.params.common.handle.expert_of[entry] = expert;
+}
+
+// One warp walks entries [first, last) in order; the histogram holds all entries before them, and
+// them as well afterwards.
+__device__ void notify_entries(const Block& block, uint32_t first, uint32_t last) {
+    for (uint32_t base = first; base < last; base += kWarpSize) {
+        const uint32_t entry = base + lane_idx();
+        const int32_t expert = entry < last ? expert_of_entry(block, entry) : kNowhere;
+        const uint32_t same = __match_any_sync(kAllLanes, expert);
+        const uint32_t before = lanes_before(same);
+        uint32_t index = 0;
+        if (expert != kNowhere) {
+            index = block.per_expert[expert] + before;
+        }
+        __syncwarp();
+        if (expert != kNowhere && before == 0) {
+            block.per_expert[expert] += __popc(same);
+        }
+        __syncwarp();
+        if (entry < last) {
+            notify_entry(block, entry, expert, index);
+        }
+    }
+}
+
+// Notifies the peers that are this block's of how many rows their experts get from here.
+__device__ void notify_counts(const Block& block, const uint32_t* all) {
+    const Op& op = block.op;
+    const uint32_t local = block.shape.local_experts;
+    for (uint32_t peer = block.notifiers.index(); peer < op.ranks();
+         peer += block.notifiers.blocks) {
+        if (!is_active(op.common.peers, peer)) {
+            continue;
+        }
+        const Bank<Remote> bank = op.at(peer);
+        for (uint32_t i = threadIdx.x; i <= local; i += kRouterThreads) {
+            const uint32_t count = i < local ? all[peer * local + i] : block.shape.tokens;
+            put_value(bank.counts(op.rank()) + i, op.packet(count));
+        }
+        if (threadIdx.x == 0) {
+            put_value(bank.signature(op.rank()), op.packet(op.common.signature));
+        }
+    }
+}
+
+// How many tokens `source` has, once it has said so: zero if it is not active.
+__device__ uint32_t wait_for_tokens(const Block& block, uint32_t source) {
+    const Op& op = block.op;
+    if (!is_active(op.common.peers, source)) {
+        return 0;
+    }
+    if (block.receivers.index() == 0) {
+        check_signature(op, source);
+    }
+    const uint32_t claimed =
+        wait_for_packet(op.common, op.here().counts(source) + block.shape.local_experts,
+                        op.from(source, WAIT_COUNTS))
+            .data;
+    // It becomes an address: a peer cannot have more tokens than a rank may have.
+    return min(claimed, block.shape.max_tokens);
+}
+
+// How many rows `source` sends to a local expert, once it has said so.
+__device__ uint32_t wait_for_count(const Block& block, uint32_t source, uint32_t expert) {
+    const Op& op = block.op;
+    if (!is_active(op.common.peers, source)) {
+        return 0;
+    }
+    return wait_for_packet(op.common, op.here().counts(source) + expert,
+                           op.from(source, WAIT_COUNTS))
+        .data;
+}
+
+// From the sources' counts: where the rows of each begin, and how many an expert gets in all.
+__device__ void find_begins(const Block& block) {
+    const Op& op = block.op;
+    const uint32_t local = block.shape.local_experts;
+    for (uint32_t source = threadIdx.x; source < op.ranks(); source += kRouterThreads) {
+        const uint32_t tokens = wait_for_tokens(block, source);
+        block.shared.tokens_of[source] = tokens;
+        atomicMax(&block.shared.most_tokens, tokens);
+        if (block.receivers.index() == 0) {
+            block.params.common.handle.tokens_of[source] = tokens;
+        }
+    }
+    mbarrier_arrive(&block.shared.tokens_known);
+    meet_routers();  // the histograms are done with, too
+    if (block.receivers.index() != 0 && block.receivers.index() >= arriving_units(block)) {
+        return;
+    }
+    for (uint32_t i = threadIdx.x; i < num_experts(block); i += kRouterThreads) {
+        block.per_expert[i] = wait_for_count(block, i / local, i % local);
+    }
+    meet_routers();
+    for (uint32_t expert = threadIdx.x; expert < local; expert += kRouterThreads) {
+        const uint32_t total = block.output.find_begins(block.per_expert, expert);
+        if (block.receivers.index() == 0 && block.params.counter != nullptr) {
+            block.params.counter[expert] = block.output.kept(total);
+        }
+    }
+    mbarrier_arrive(&block.shared.begins_known);
+}
+
+// The notifiers' work: each notifies the peers of the entries of its share of the tokens, the first ones
+// also of the counts. All threads of the block call it; the routers notify.
+__device__ void notify(const Block& block, int32_t early) {
+    const uint32_t tokens = block.shape.tokens;
+    const uint32_t index = block.notifiers.index();
+    const uint32_t blocks = block.notifiers.blocks;
+    const uint32_t first = uint64_t{tokens} * index / blocks * block.shape.top_k;
+    const uint32_t last = uint64_t{tokens} * (index + 1) / blocks * block.shape.top_k;
+    uint32_t* all = index < block.op.ranks() ? block.per_expert + num_experts(block) : nullptr;
+    count_entries(block, first, all, early);
+    __syncthreads();
+    if (warp_idx() >= kRouterWarps) {
+        return;
+    }
+    if (all != nullptr) {
+        notify_counts(block, all);
+    }
+    if (warp_idx() == 0) {
+        notify_entries(block, first, last);
+    }
+}
+
+// ---- Sending -----------------------------------------------------------------------------------
+
+// The rank that hosts this lane's entry of `token`, or kNowhere.
+__device__ __forceinline__ int32_t rank_of_entry(const Block& block, uint32_t token) {
+    if (lane_idx() >= block.shape.top_k) {
+        return kNowhere;
+    }
+    const int32_t expert = expert_of_entry(block, token * block.shape.top_k + lane_idx());
+    return rank_of_expert(block.shape, expert);
+}
+
+// What a warp is about to send: a chunk of a token, and in each lane the rank of one of its
+// entries.
+struct Outgoing {
+    uint32_t unit;
+    int32_t rank;
+    ChunkData data;
+};
+
+__device__ __forceinline__ bool is_left(const Block& block, const Outgoing& outgoing) {
+    return outgoing.unit < block.shape.tokens * block.shape.chunks;
+}
+
+// Takes unit `unit`, if it is left, and starts loading it.
+__device__ __forceinline__ void fetch(const Block& block, uint32_t unit, Outgoing& outgoing) {
+    outgoing.unit = unit;
+    if (is_left(block, outgoing)) {
+        const uint32_t token = outgoing.unit / block.shape.chunks;
+        const Chunk chunk(block.shape, outgoing.unit % block.shape.chunks);
+        outgoing.data.load_const(block.params.tokens + row_format(block.shape).offset(token),
+                                 chunk);
+        outgoing.rank = rank_of_entry(block, token);
+    }
+}
+
+// Sends what was fetched to every rank that hosts one of the token's experts.
+__device__ void send_chunk(const Block& block, const Outgoing& outgoing) {
+    const Op& op = block.op;
+    const uint32_t token = outgoing.unit / block.shape.chunks;
+    const Chunk chunk(block.shape, outgoing.unit % block.shape.chunks);
+    const uint32_t slot = block.bank_slots.of_token(op.rank(), token);
+    const bool has_mark = outgoing.data.has_mark(chunk);
+    for (uint32_t left = first_of_each_rank(outgoing.rank); left != 0; left &= left - 1) {
+        const int32_t peer = __shfl_sync(kAllLanes, outgoing.rank, __ffs(left) - 1);
+        if (is_active(op.common.peers, peer)) {
+            send(op, op.at(peer).row(slot), chunk, outgoing.data, has_mark);
+        }
+    }
+}
+
+// What a warp has to send and to notify of, and what it loads of that before all else.
+struct Begun {
+    bool notifies;
+    bool sends;
+    Outgoing outgoing;
+    // The expert of this thread's first entry.
+    int32_t expert;
+};
+
+// The warps of the block that send have taken one unit each after this.
+__device__ __forceinline__ void begin_sending(const Block& block, Begun& begun) {
+    begun.notifies = block.notifiers.has_this_block();
+    const uint32_t first_sender = begun.notifies ? kRouterWarps : 0;
+    begun.sends = block.senders.has_this_block() && warp_idx() >= first_sender;
+    if (begun.sends) {
+        fetch(block, block.senders.unit(warp_idx() - first_sender), begun.outgoing);
+    }
+    const bool has_entry = threadIdx.x < block.shape.tokens * block.shape.top_k;
+    begun.expert =
+        begun.notifies && has_entry ? expert_of_entry(block, threadIdx.x) : kNowhere;
+    if (threadIdx.x == 0) {
+        block.shared.next_send = num_warps() - first_sender;
+    }
+}
+
+__device__ void send_all(const Block& block, Begun& begun) {
+    if (begun.notifies) {
+        notify(block, begun.expert);
+    }
+    if (!begun.sends) {
+        return;
+    }
+    while (is_left(block, begun.outgoing)) {
+        send_chunk(block, begun.outgoing);
+        fetch(block, block.senders.next_unit(&block.shared.next_send), begun.outgoing);
+    }
+}
+
+// ---- Receiving ---------------------------------------------------------------------------------
+
+// Waits until the routers of this block have come so far.
+__device__ __forceinline__ void wait_for_routers(uint64_t* barrier) {
+    while (!mbarrier_test_wait(barrier, 0)) {
+        shared_spin_hint();
+    }
+    __syncwarp();
+}
+
+// What `source` says about this lane's entry of its token.
+__device__ __forceinline__ EntryWord entry_of(const Block& block, uint32_t source, uint32_t token) {
+    if (lane_idx() >= block.shape.top_k) {
+        return EntryWord::elsewhere();
+    }
+    const Op& op = block.op;
+    const Arrival arrival = wait_for_packet(
+        op.common, op.here().entries(source, token) + lane_idx(), op.from(source, WAIT_ENTRY));
+    const EntryWord entry = {arrival.data};
+    const bool is_valid = arrival.ok && entry.expert() < block.shape.local_experts;
+    return is_valid ? entry : EntryWord::elsewhere();
+}
+
+// One warp copies a chunk of (source, token) to the token's output rows here, if it has any.
+__device__ void receive_chunk(const Block& block, uint32_t source, uint32_t token,
+                              uint32_t chunk_idx) {
+    const Op& op = block.op;
+    const EntryWord entry = entry_of(block, source, token);
+    const bool comes = __ballot_sync(kAllLanes, entry.is_here()) != 0;
+    const BankRow<Own> from = op.here().row(block.bank_slots.of_token(source, token));
+    const Chunk chunk(block.shape, chunk_idx);
+    ChunkData data;
+    if (comes) {
+        if (lane_idx() == 0 && block.shared.most_tokens > kPollWholeTokens) {
+            wait_for_end(op, from, chunk, source);
+        }
+        __syncwarp();
+        data.load_arriving(from.data, chunk);
+        take(op, from, chunk, source, data);
+    }
+    wait_for_routers(&block.shared.begins_known);
+    const int32_t out_row = block.output.row(block.per_expert, source, entry);
+    if (chunk_idx == 0 && lane_idx() < block.shape.top_k) {
+        op.rows_of(source, token)[lane_idx()] = out_row;
+    }
+    if (block.params.out == nullptr) {
+        return;
+    }
+    for (uint32_t left = __ballot_sync(kAllLanes, out_row >= 0); left != 0; left &= left - 1) {
+        const int32_t to = __shfl_sync(kAllLanes, out_row, __ffs(left) - 1);
+        data.store(block.params.out + row_format(block.shape).offset(to), chunk);
+    }
+}
+
+__device__ void receive_rows(const Block& block) {
+    wait_for_routers(&block.shared.tokens_known);
+    const uint32_t units = arriving_units(block);
+    for (uint32_t unit = block.receivers.next_unit(&block.shared.next_receive); unit < units;
+         unit = block.receivers.next_unit(&block.shared.next_receive)) {
+        const UnitOfAll arriving(block.op, unit);
+        if (arriving.token < block.shared.tokens_of[arriving.rank]) {
+            receive_chunk(block, arriving.rank, arriving.token, arriving.chunk_idx);
+        }
+    }
+}
+
+__device__ void run(const LlDispatchParams& params, uint32_t* per_expert) {
+    __shared__ SharedStorage shared;
+    Op op(params.common);
+    const Share receivers = receivers_of(params.common);
+    const Block block{params,
+                      params.common.shape,
+                      op,
+                      shared,
+                      per_expert,
+                      {params.common.shape, params.common.peers.ranks},
+                      {params.common.shape, params.common.peers.ranks},
+                      senders_of(params.common),
+                      {receivers.first, params.notify_blocks},
+                      receivers};
+    Start start;
+    if (threadIdx.x == 0) {
+        start.load(params.common);
+    }
+    Begun begun;
+    if (op.sends()) {
+        begin_sending(block, begun);
+    }
+    if (threadIdx.x == 0) {
+        shared.next_receive = 0;
+        shared.most_tokens = 0;
+        mbarrier_init(&shared.tokens_known, kRouterThreads);
+        mbarrier_init(&shared.begins_known, kRouterThreads);
+    }
+    for (uint32_t i = threadIdx.x; i < num_experts(block) * 2; i += blockDim.x) {
+        per_expert[i] = 0;
+    }
+    if (threadIdx.x == 0) {
+        shared.start = start;
+    }
+    __syncthreads();
+    const bool is_wanted = op.begin(shared.start);
+    advance_epoch(op);
+    if (!is_wanted || (op.sends() && !wait_until_bank_is_free(op))) {
+        return;
+    }
+    if (op.sends()) {
+        send_all(block, begun);
+    }
+    if (op.receives() && block.receivers.has_this_block()) {
+        if (warp_idx() < kRouterWarps) {
+            find_begins(block);
+        }
+        receive_rows(block);
+    }
+    acknowledge(op);
+}
+
+}  // namespace nccl_ep::ll_dispatch_impl
+
+extern "C" __global__ void __launch_bounds__(nccl_ep::LL_DISPATCH_THREADS, 1)
+    ll_dispatch(const __grid_constant__ nccl_ep::LlDispatchParams params) {
+    DYNAMIC_SHARED(uint32_t, per_expert);
+    nccl_ep::ll_dispatch_impl::run(params, per_expert);
+}

@@ -1,0 +1,117 @@
+// With which weight each entry of a token takes part in its combine.
+//
+// A combine reads the ids again: the caller may have masked some since the dispatch, or reordered a
+// token's pairs of id and weight. Entry k of the combine means the dispatched entry with the same id: the
+// first k with an id the first entry with it, the second the second, and any further ones the last. Where
+// several mean one entry, their weights are added, k ascending.
+#pragma once
+
+#include "protocol.cuh"
+
+namespace nccl_ep {
+
+// Instead of a weight: the entry is masked. A NaN that no arithmetic yields, and none of the caller's.
+constexpr uint32_t kMasked = 0x7fedcba9u;
+
+// One dispatched entry of a token, a lane each.
+struct Gate {
+    // Who has its row, or kNowhere.
+    int32_t expert;
+    // What its row is multiplied by; is_masked for none.
+    float weight;
+    // Its position in the order of the combine's ids, different in all lanes.
+    uint32_t order;
+};
+
+__device__ __forceinline__ bool is_masked(float weight) {
+    return __float_as_uint(weight) == kMasked;
+}
+
+// A weight of the caller's, of which none says that an entry is masked.
+__device__ __forceinline__ float given_weight(float weight) {
+    return is_masked(weight) ? __uint_as_float(kMasked ^ 1u) : weight;
+}
+
+// Gives each lane's dispatched entry the weights of the entries of now that mean it; `now` and `weight`
+// are those of entry lane_idx().
+__device__ inline void match_entries(Gate& gate, uint32_t top_k, int32_t now, float weight) {
+    const uint32_t same = __match_any_sync(kAllLanes, gate.expert);
+    const uint32_t nth = lanes_before(same);
+    const uint32_t nth_now = lanes_before(__match_any_sync(kAllLanes, now));
+    gate.weight = __uint_as_float(kMasked);
+    gate.order = top_k + lane_idx();
+#pragma unroll 1  // seldom done
+    for (uint32_t k = 0; k < top_k; ++k) {
+        const int32_t id = __shfl_sync(kAllLanes, now, k);
+        const uint32_t meant = min(__shfl_sync(kAllLanes, nth_now, k), __popc(same) - 1u);
+        const float added = __shfl_sync(kAllLanes, weight, k);
+        if (id == kNowhere || id != gate.expert || meant != nth) {
+            continue;
+        }
+        if (is_masked(gate.weight)) {
+            gate.weight = added;
+            gate.order = k;
+        } else {
+            gate.weight += added;
+        }
+    }
+}
+
+// The loads for a gate. Nothing uses them yet, so that other loads can follow at once.
+struct GateWords {
+    int32_t sent;
+    int64_t now;
+    float weight;
+
+    // Of this lane's entry of `token` of this rank.
+    __device__ __forceinline__ void load(const LlCombineParams& params, uint32_t token) {
+        const uint32_t top_k = params.common.shape.top_k;
+        const uint32_t entry = token * top_k + lane_idx();
+        sent = kNowhere;
+        now = kNowhere;
+        weight = 0.0f;
+        if (lane_idx() >= top_k) {
+            return;
+        }
+        sent = params.common.handle.expert_of[entry];
+        if (params.weights != nullptr) {  // else what is received is thrown away
+            now = __ldg(reinterpret_cast<const long long*>(params.topk_idx) + entry);
+            weight = params.weights[entry];
+        }
+    }
+};
+
+// The expert of an entry as it was dispatched, or kNowhere. The handle's memory holds anything if its
+// dispatch has not run.
+__device__ __forceinline__ int32_t dispatched_expert(const Op& op, int32_t sent) {
+    return expert_of_id(sent, int64_t{op.ranks()} * op.common.shape.local_experts);
+}
+
+__device__ __forceinline__ Gate make_gate(const Op& op, const GateWords& words) {
+    Gate gate = {dispatched_expert(op, words.sent), given_weight(words.weight), lane_idx()};
+    const int32_t now =
+        expert_of_id(words.now, int64_t{op.ranks()} * op.common.shape.local_experts);
+    if (__any_sync(kAllLanes, now != gate.expert)) {
+        match_entries(gate, op.common.shape.top_k, now, gate.weight);
+    }
+    return gate;
+}
+
+// The lane whose entry comes as number lane_idx() in the order of the combine's ids.
+__device__ __forceinline__ uint32_t lane_in_order(const Gate& gate) {
+    uint32_t from = lane_idx();
+    if (__any_sync(kAllLanes, gate.order != lane_idx())) {
+        uint32_t position = 0;
+#pragma unroll 1  // seldom done
+        for (uint32_t lane = 0; lane < kWarpSize; ++lane) {
+            position += __shfl_sync(kAllLanes, gate.order, lane) < gate.order;
+        }
+#pragma unroll 1
+        for (uint32_t lane = 0; lane < kWarpSize; ++lane) {
+            from = __shfl_sync(kAllLanes, position, lane) == lane_idx() ? lane : from;
+        }
+    }
+    return from;
+}
+
+}  // namespace nccl_ep

@@ -1,0 +1,227 @@
+// The protocol of low-latency operations: which bank an operation uses, how it begins and ends, and how
+// ranks find out that they do not run the same one.
+//
+// Why a bank is never written while somebody still reads it
+//
+// Whole operations (channel 0) alternate between banks 0 and 1. In every operation each rank sends each
+// peer at least one packet (its signature), and an operation ends on a rank only after the packets of all
+// peers came. So when a rank starts whole operation n + 2, its operation n + 1 has ended, so every peer
+// has begun n + 1, so every peer's operation n had ended before: nobody reads the bank of n any more.
+// Staged operations in between do not change this: whole operations are counted on their own.
+//
+// A staged operation owns its channel, and the channel's only bank, from its send phase until its receive
+// phase has run. The receive phase ends by telling every peer "consumed epoch e" (an acknowledgement); a
+// send phase starts by waiting until all peers acknowledged the epoch before its own. The host gives a
+// channel to a new operation only after Complete was called for the old one, and makes the send phase
+// wait on its stream for that receive phase. So the acknowledgement depends on no later operation, and the
+// wait terminates.
+//
+// All this needs the group's operations in one order on every rank, receive phases of staged ones aside:
+// the host keeps that order, whatever their streams. It covers send phases: a combine's may wait for
+// weights of its peers, and takes SMs that a peer's earlier operation needs.
+//
+// It also needs operations that end because everything came. One that ends because a wait was given up
+// says nothing about the peers, so operations that begin after it send nothing (`Start::failed`). A rank
+// that does not know of the failure yet cannot get past the next operation: it waits for the failed rank's
+// signature.
+//
+// Epochs live in device memory, one per channel, so that replaying a captured graph advances them. Packets
+// are not cleared, except flags of chunks: a packet is valid only with the epoch of the operation, which
+// repeats after 2^32 of them.
+#pragma once
+
+#include "../base/expert.cuh"
+#include "../peer/wait.cuh"
+#include "bank.cuh"
+
+namespace nccl_ep {
+
+// The epoch after `epoch`. Skips 0, the state of fresh memory, and keeps odd and even in turn.
+__device__ __forceinline__ uint32_t epoch_after(uint32_t epoch) {
+    return epoch == 0xffffffffu ? 2 : epoch + 1;
+}
+
+// What a block must know before it does anything. One thread loads it: loads of one word by all warps of a
+// GPU queue up for most of a microsecond. Other warps load what they need first meanwhile.
+struct Start {
+    // Of the channel: its last operation, and the last that was received.
+    uint32_t epoch;
+    uint32_t received;
+    // Whether an operation of this rank has failed. Failures of peers need no check: this rank waits for
+    // their signatures, or has their acknowledgement that the bank is free.
+    uint32_t failed;
+
+    __device__ void load(const LlCommon& common) {
+        epoch = ld_relaxed_gpu(&common.channel_state->epoch);
+        received = ld_relaxed_gpu(&common.channel_state->received);
+        failed = ld_relaxed_gpu(common.wait.failed);
+    }
+};
+
+// One operation as a thread sees it.
+struct Op {
+    const LlCommon& common;
+    uint32_t epoch;
+    uint32_t epoch_before;
+    uint64_t bank;
+
+    __device__ explicit Op(const LlCommon& params) : common(params) {}
+
+    // All threads call it. False if there is nothing to do. The phase that sends takes the next epoch; the
+    // receive phase of a staged operation finds that one.
+    __device__ bool begin(const Start& start) {
+        epoch_before = start.epoch;
+        epoch = sends() ? epoch_after(epoch_before) : epoch_before;
+        bank = bank_of_channel(common.channel, epoch);
+        // A receive phase whose send phase never ran, as its graph was not launched: nothing will come.
+        const bool is_void = !sends() && start.received == epoch;
+        return start.failed == 0 && !is_void;
+    }
+
+    // Offset in a window of the bank that an operation of `channel` uses.
+    __device__ uint64_t bank_of_channel(uint32_t channel, uint32_t channel_epoch) const {
+        const uint32_t index = channel == LL_WHOLE_CHANNEL ? channel_epoch & 1 : channel + 1;
+        return common.layout.banks + index * common.layout.bank_bytes;
+    }
+
+    __device__ bool sends() const { return (common.phases & LL_PHASE_SEND) != 0; }
+    __device__ bool receives() const { return (common.phases & LL_PHASE_RECEIVE) != 0; }
+    __device__ uint32_t rank() const { return common.peers.rank; }
+    __device__ uint32_t ranks() const { return common.peers.ranks; }
+
+    __device__ Awaited from(uint32_t peer, uint32_t what) const { return {what, peer, epoch}; }
+    __device__ uint64_t packet(uint32_t data) const { return make_packet(epoch, data); }
+
+    // The operation's bank at `peer`, which may be this rank, and this rank's own.
+    __device__ Bank<Remote> at(uint32_t peer) const {
+        return {common, window_of(common.peers, peer) + bank};
+    }
+    __device__ Bank<Own> here() const { return {common, own_window(common.peers) + bank}; }
+    // Where `from_rank` acknowledges, in the window that begins at `window`.
+    template <template <typename> class Address>
+    __device__ Address<uint64_t> ack_in(Address<uint8_t> window, uint32_t from_rank) const {
+        return as<uint64_t>(window + common.layout.acks) +
+               common.channel * common.peers.ranks + from_rank;
+    }
+    // In the handle's memory: the output row of each entry of a token of `source`.
+    __device__ int32_t* rows_of(uint32_t source, uint32_t token) const {
+        return common.handle.row_of +
+               (uint64_t{source} * common.shape.max_tokens + token) * common.shape.top_k;
+    }
+};
+
+// The rank that hosts `expert`, or kNowhere for kNowhere.
+__device__ __forceinline__ int32_t rank_of_expert(const LlShape& shape, int32_t expert) {
+    return expert == kNowhere ? kNowhere : expert / static_cast<int32_t>(shape.local_experts);
+}
+
+// The expert that entry `index` of this rank names, or kNowhere.
+__device__ __forceinline__ int32_t expert_of_entry(const Op& op, const int64_t* topk_idx,
+                                                   uint32_t index) {
+    const int64_t id = __ldg(reinterpret_cast<const long long*>(topk_idx) + index);
+    return expert_of_id(id, int64_t{op.ranks()} * op.common.shape.local_experts);
+}
+
+// Whether `peer` has begun an operation of another channel that this rank has not, and not the one that we
+// wait for. Operations have one order on all ranks. So either one of the two is staged and the other
+// whole; or both are staged, on different channels because the ranks completed earlier staged operations
+// in different orders.
+__device__ inline bool stages_otherwise(const Op& op, uint32_t peer) {
+    const LlChannelState* states = op.common.channel_state - op.common.channel;
+    bool has_begun = false;
+#pragma unroll 1  // seldom done
+    for (uint32_t channel = 0; channel < LL_CHANNELS; ++channel) {
+        const uint32_t next = epoch_after(ld_relaxed_gpu(&states[channel].epoch));
+        const Bank<Own> bank = {op.common, own_window(op.common.peers) +
+                                               op.bank_of_channel(channel, next)};
+        const uint64_t signature = ld_acquire_sys(bank.signature(peer));
+        has_begun |= channel != op.common.channel && packet_epoch(signature) == next;
+    }
+    return has_begun &&
+           packet_epoch(ld_relaxed_sys(op.here().signature(peer))) != op.epoch;
+}
+
+// Reports what differs on a peer, and tells all peers: blocks of this rank that begin later send nothing,
+// not even the signature from which a peer would learn it.
+__device__ inline void report_difference(const Op& op, uint32_t fault, const Awaited& awaited,
+                                         uint32_t theirs) {
+    if (report_failure(op.common.wait, fault, awaited, op.common.signature, theirs)) {
+        broadcast_failure(op.common.peers, op.common.wait);
+    }
+}
+
+// As wait_for_packet, but notices a peer that stages otherwise before the deadline.
+__device__ inline Arrival wait_for_first_packet(const Op& op, const uint64_t* at,
+                                                const Awaited& awaited) {
+    uint32_t polls = 0;
+    return wait_until(
+        op.common, awaited,
+        [&] {
+            if (++polls % kPollsPerCheck == 0 && stages_otherwise(op, awaited.peer)) {
+                report_difference(op, FAULT_STAGED_DIFFERS, awaited, 0);
+            }
+            return ld_relaxed_sys(at);
+        },
+        [&](uint32_t epoch) { return epoch == awaited.epoch; });
+}
+
+// Waits until `peer` has begun the operation, and reports it if it runs another one than we do.
+__device__ inline void check_signature(const Op& op, uint32_t peer) {
+    const Awaited awaited = op.from(peer, WAIT_BEGIN);
+    const Arrival theirs = wait_for_first_packet(op, op.here().signature(peer), awaited);
+    if (theirs.ok && theirs.data != op.common.signature) {
+        report_difference(op, FAULT_DIFFERS, awaited, theirs.data);
+    }
+}
+
+// Before a staged send: waits until the peers have consumed what was in the bank before. All threads call
+// it. "Or later": once some block of this rank has sent, a peer may have finished the new epoch before the
+// last block of this rank looks.
+__device__ inline bool wait_until_bank_is_free(const Op& op) {
+    if (op.common.channel == LL_WHOLE_CHANNEL) {
+        return true;
+    }
+    uint8_t* window = own_window(op.common.peers);
+    bool held = false;
+    for (uint32_t peer = threadIdx.x; peer < op.ranks(); peer += blockDim.x) {
+        held |= is_active(op.common.peers, peer) &&
+                !wait_for_epoch_or_later(op.common, op.ack_in<Own>(window, peer),
+                                         {WAIT_ACK, peer, op.epoch_before})
+                     .ok;
+    }
+    return __syncthreads_or(held) == 0;
+}
+
+// All threads call it after a barrier, once no thread of the block reads the channel's state any more.
+// Early in the kernel, so that the end of the operation does not wait for it.
+__device__ inline void advance_epoch(const Op& op) {
+    if (threadIdx.x == blockDim.x - 1 && op.sends() &&
+        inc_acq_rel_gpu(&op.common.channel_state->blocks_started, gridDim.x - 1) == gridDim.x - 1) {
+        st_relaxed_gpu(&op.common.channel_state->epoch, op.epoch);
+    }
+}
+
+// After a staged receive: the last block tells the peers. All threads call it.
+__device__ inline void acknowledge(const Op& op) {
+    if (op.common.channel == LL_WHOLE_CHANNEL || !op.receives()) {
+        return;
+    }
+    __syncthreads();  // the block has read all that it will read
+    const uint32_t last = gridDim.x - 1;
+    const bool finished_last =
+        threadIdx.x == 0 &&
+        inc_acq_rel_gpu(&op.common.channel_state->blocks_finished, last) == last;
+    if (__syncthreads_or(finished_last) != 0 && !has_failed(op.common.wait)) {
+        for (uint32_t peer = threadIdx.x; peer < op.ranks(); peer += blockDim.x) {
+            if (is_active(op.common.peers, peer)) {
+                signal(op.ack_in<Remote>(window_of(op.common.peers, peer), op.rank()),
+                       op.packet(0));
+            }
+        }
+        if (threadIdx.x == 0) {
+            st_relaxed_gpu(&op.common.channel_state->received, op.epoch);
+        }
+    }
+}
+
+}  // namespace nccl_ep

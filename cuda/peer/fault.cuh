@@ -1,0 +1,60 @@
+// A failure of the group: reported to the host once, and to every peer.
+#pragma once
+
+#include "peer.cuh"
+
+namespace nccl_ep {
+
+// Who waits for what (WAIT_...) of whom, for the report.
+struct Awaited {
+    uint32_t what;
+    uint32_t peer;
+    uint32_t epoch;
+};
+
+// Reports FAULT_... to the host if it is the group's first failure, and returns whether it is; later ones
+// are consequences and stay silent.
+__device__ inline bool report_failure(const WaitParams& wait, uint32_t fault,
+                                      const Awaited& awaited, uint32_t expected, uint32_t got,
+                                      uint64_t waited_ns = 0) {
+    if (cas_relaxed_gpu(wait.failed, 0, 1) != 0) {
+        return false;
+    }
+    wait.report->op = wait.op;
+    wait.report->what = awaited.what;
+    wait.report->peer = awaited.peer;
+    wait.report->expected = expected;
+    wait.report->got = got;
+    wait.report->waited_ms = static_cast<uint32_t>(waited_ns / 1000000);
+    st_release_sys(&wait.report->state, fault);
+    return true;
+}
+
+// Tells every peer that this rank has failed, so that their waits end.
+__device__ inline void broadcast_failure(const PeerTable& peers, const WaitParams& wait) {
+    const uint64_t offset =
+        reinterpret_cast<const uint8_t*>(wait.peer_failed) - own_window(peers);
+#pragma unroll 1  // part of every wait, and seldom done
+    for (uint32_t peer = 0; peer < peers.ranks; ++peer) {
+        if (peer != peers.rank && is_active(peers, peer)) {
+            signal(as<uint32_t>(window_of(peers, peer) + offset), peers.rank + 1);
+        }
+    }
+}
+
+// Whether an operation of this rank has failed.
+__device__ __forceinline__ bool has_failed(const WaitParams& wait) {
+    return ld_relaxed_gpu(wait.failed) != 0;
+}
+
+constexpr uint32_t kOwnFailure = 0xffffffffu;
+
+// One thread: what is known of a failure of the group. Zero if nothing, kOwnFailure, or 1 + the peer that
+// has reported its own.
+__device__ __forceinline__ uint32_t known_failure(const WaitParams& wait) {
+    const uint32_t own = ld_relaxed_gpu(wait.failed);
+    const uint32_t peer = ld_relaxed_sys(wait.peer_failed);
+    return own != 0 ? kOwnFailure : peer;
+}
+
+}  // namespace nccl_ep

@@ -1,0 +1,102 @@
+// The memory of other ranks: how it is addressed, and the only functions that store to it.
+//
+// Every rank has a window that all others map. Remote<T> is an address in some rank's window. Kernels can
+// move it and give it to a store of this file, but they cannot dereference it: a transport that maps
+// nothing has to replace this file alone. What this rank reads lies in its own window, where an address
+// is a plain pointer, Own<T>; code that describes where things lie is a template over the two.
+//
+//   put         data without order: a receiver polls the words themselves, or a signal follows
+//   put_value   one indivisible word without order: a packet that is its own flag, or a word behind a fence
+//   put_bulk    bytes of shared memory by the copy engine; the caller commits and waits
+//   signal      one word behind all that this thread did or observed before
+#pragma once
+
+#include "../base/warp.cuh"
+#include "../params/params.h"
+#include "mask.cuh"
+
+namespace nccl_ep {
+
+template <typename T>
+using Own = T*;
+
+template <typename T>
+class Remote {
+   public:
+    __device__ __forceinline__ Remote() : mapped_(nullptr) {}
+    __device__ __forceinline__ explicit Remote(T* mapped) : mapped_(mapped) {}
+
+    // The element `count` further on.
+    __device__ __forceinline__ Remote operator+(uint64_t count) const {
+        return Remote(mapped_ + count);
+    }
+    // For the functions of this file.
+    __device__ __forceinline__ T* mapped() const { return mapped_; }
+
+   private:
+    T* mapped_;
+};
+
+// The same address, of another type.
+template <typename To>
+__device__ __forceinline__ Own<To> as(Own<uint8_t> at) {
+    return reinterpret_cast<To*>(at);
+}
+template <typename To>
+__device__ __forceinline__ Remote<To> as(Remote<uint8_t> at) {
+    return Remote<To>(reinterpret_cast<To*>(at.mapped()));
+}
+
+// The window of `rank`; it may be this one.
+__device__ __forceinline__ Remote<uint8_t> window_of(const PeerTable& peers, uint32_t rank) {
+    return Remote<uint8_t>(peers.window[rank]);
+}
+
+__device__ __forceinline__ Own<uint8_t> own_window(const PeerTable& peers) {
+    return peers.window[peers.rank];
+}
+
+// The address that `lane` holds. All lanes call it.
+__device__ __forceinline__ Remote<uint8_t> remote_of_lane(Remote<uint8_t> at, uint32_t lane) {
+    return Remote<uint8_t>(pointer_of_lane(at.mapped(), lane));
+}
+
+// Four words; each arrives by itself.
+__device__ __forceinline__ void put(Remote<Vec16> to, const Vec16& value) {
+    st_relaxed_sys(to.mapped(), value);
+}
+
+// A warp copies `bytes`, a multiple of 16. Only a fence, then a put_value or a signal, orders it.
+__device__ __forceinline__ void put_by_lanes(Remote<uint8_t> to, const uint8_t* from,
+                                             uint32_t bytes) {
+    Vec16* vecs = as<Vec16>(to).mapped();
+    for (uint32_t i = lane_idx(); i < bytes / sizeof(Vec16); i += kWarpSize) {
+        vecs[i] = reinterpret_cast<const Vec16*>(from)[i];
+    }
+}
+
+#ifdef NCCL_EP_HAS_BULK_COPY
+// One lane: joins the stores of its next commit.
+__device__ __forceinline__ void put_bulk(Remote<uint8_t> to, const uint8_t* shared_from,
+                                         uint32_t bytes) {
+    bulk_store(to.mapped(), shared_from, bytes);
+}
+#endif
+
+__device__ __forceinline__ void put_value(Remote<uint64_t> to, uint64_t value) {
+    st_relaxed_sys(to.mapped(), value);
+}
+
+__device__ __forceinline__ void put_value(Remote<uint32_t> to, uint32_t value) {
+    st_relaxed_sys(to.mapped(), value);
+}
+
+__device__ __forceinline__ void signal(Remote<uint64_t> to, uint64_t value) {
+    st_release_sys(to.mapped(), value);
+}
+
+__device__ __forceinline__ void signal(Remote<uint32_t> to, uint32_t value) {
+    st_release_sys(to.mapped(), value);
+}
+
+}  // namespace nccl_ep

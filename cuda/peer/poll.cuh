@@ -1,0 +1,42 @@
+// How a warp polls words of all peers together: a few lanes for each peer, as many peers at once as that
+// leaves room for. Peers are numbered from the own rank on.
+#pragma once
+
+#include "peer.cuh"
+
+namespace nccl_ep {
+
+constexpr uint32_t kNoPeer = 0xffffffffu;
+
+struct PollLanes {
+    // Lanes for each peer.
+    uint32_t lanes;
+    // Peers to poll.
+    uint32_t others;
+
+    __device__ explicit PollLanes(uint32_t ranks) : lanes(kWarpSize), others(ranks - 1) {
+        while (lanes > 1 && lanes * others > kWarpSize) {
+            lanes /= 2;
+        }
+    }
+    __device__ uint32_t peers_at_once() const { return kWarpSize / lanes; }
+    // This lane's peer of those from number `base` on, kNoPeer if there is none.
+    __device__ uint32_t peer(const PeerTable& peers, uint32_t base) const {
+        const uint32_t number = base + lane_idx() / lanes;
+        const uint32_t peer = number < others ? (peers.rank + 1 + number) % peers.ranks : kNoPeer;
+        return peer != kNoPeer && is_active(peers, peer) ? peer : kNoPeer;
+    }
+    // This lane's number among its peer's, and the lane of the first one.
+    __device__ uint32_t index() const { return lane_idx() % lanes; }
+    __device__ uint32_t first_lane() const { return lane_idx() - index(); }
+
+    // Of the lanes of this lane's peer, how many have `ok` before the first that has not. All lanes call
+    // it; what they have seen comes before what any of them does afterwards.
+    __device__ __forceinline__ uint32_t leading(bool ok) const {
+        __syncwarp();
+        const uint32_t missing = ~(__ballot_sync(kAllLanes, ok) >> first_lane());
+        return min(lanes, static_cast<uint32_t>(__ffs(missing)) - 1);
+    }
+};
+
+}  // namespace nccl_ep

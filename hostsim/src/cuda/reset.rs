@@ -1,0 +1,21 @@
+//! The end of everything on a device.
+#![allow(unsafe_code)]
+
+use super::boundary::boundary;
+use super::error::cudaError_t;
+use super::{device, event, heap, stream};
+
+/// Waits for the current device, then ends all its streams, events and allocations.
+// SAFETY: the name is CUDA's and this library defines it once.
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaDeviceReset() -> cudaError_t {
+    boundary(|| {
+        let device = device::current()?;
+        let result = device.synchronize();
+        event::forget(device.index);
+        stream::forget(device.index);
+        device.close_streams();
+        heap::release_device(device.index);
+        result
+    })
+}

@@ -1,0 +1,369 @@
+//! The entry points: each checks its arguments and hands over to the modules below.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_char, c_int, c_void};
+
+pub use super::argument::ncclConfig_t;
+use super::argument::{check_buffer, check_config, read_rank};
+use super::boundary::{boundary, store};
+use super::collective::{Collective, Kind};
+use super::comm::Comm;
+use super::datatype::DataType;
+use super::error::{self, Failure, Outcome, ncclResult_t};
+use super::group::{self, Task};
+use super::reduce::sum_of;
+pub use super::registry::ncclComm_t;
+use super::registry::{find, publish, remove};
+use super::segment::MAX_RANKS;
+use super::split::{NO_COLOUR, split};
+use super::transfer::{Direction, Transfer};
+use super::unique_id::Rendezvous;
+pub use super::unique_id::ncclUniqueId;
+use crate::cuda::device;
+use crate::cuda::stream::{cudaStream_t, resolve_on};
+
+/// NCCL version that the stand-ins present.
+const NCCL_VERSION: c_int = 22809;
+/// `ncclSum`, the only reduction that programs use.
+const SUM: c_int = 0;
+
+/// The version of NCCL that the stand-ins present.
+///
+/// # Safety
+/// `version` is null or valid for a write.
+// SAFETY (this and every other export): the name is NCCL's and this library defines it once.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclGetVersion(version: *mut c_int) -> ncclResult_t {
+    // SAFETY: passed on under this function's contract.
+    boundary(|| unsafe { store(version, NCCL_VERSION) })
+}
+
+/// A short text for a result code.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclGetErrorString(result: ncclResult_t) -> *const c_char {
+    let text = match result {
+        0 => c"no error",
+        1 => c"unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
+        2 => c"unhandled system error (run with NCCL_DEBUG=INFO for details)",
+        3 => c"internal error",
+        4 => c"invalid argument (run with NCCL_DEBUG=WARN for details)",
+        5 => c"invalid usage (run with NCCL_DEBUG=WARN for details)",
+        6 => c"remote process exited or a peer did not take part in time",
+        7 => c"operation in progress",
+        _ => c"unknown result code",
+    };
+    text.as_ptr()
+}
+
+/// The text of the communicator's failure, or else of the last failure in the calling thread. The
+/// string is valid until the thread's next NCCL call.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclGetLastError(comm: ncclComm_t) -> *const c_char {
+    match find(comm).map(|comm| comm.health()) {
+        Ok(Err(failure)) => error::keep(&failure.text),
+        _ => error::last(),
+    }
+}
+
+/// Makes an id for one new communicator.
+///
+/// # Safety
+/// `id` is null or valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclGetUniqueId(id: *mut ncclUniqueId) -> ncclResult_t {
+    boundary(|| {
+        if id.is_null() {
+            return Err(Failure::argument("uniqueId is NULL"));
+        }
+        // SAFETY: passed on under this function's contract.
+        unsafe { store(id, Rendezvous::create()?.encode()) }
+    })
+}
+
+/// Opens a group; groups nest, and the outermost counts.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclGroupStart() -> ncclResult_t {
+    boundary(|| {
+        group::start();
+        Ok(())
+    })
+}
+
+/// Closes a group; the end of the outermost one performs its calls.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclGroupEnd() -> ncclResult_t {
+    boundary(group::end)
+}
+
+/// Joins a communicator with the thread's current device.
+///
+/// # Safety
+/// `comm` is null or valid for a write, until the end of the group if one is open.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommInitRank(
+    comm: *mut ncclComm_t,
+    nranks: c_int,
+    id: ncclUniqueId,
+    rank: c_int,
+) -> ncclResult_t {
+    boundary(|| {
+        if comm.is_null() {
+            return Err(Failure::argument("comm is NULL"));
+        }
+        let ranks = usize::try_from(nranks)
+            .ok()
+            .filter(|ranks| (1..=MAX_RANKS).contains(ranks));
+        let ranks = ranks.ok_or_else(|| {
+            Failure::argument(format!("nranks must be 1 to {MAX_RANKS} (got {nranks})"))
+        })?;
+        let rank = read_rank("rank", rank, ranks)?;
+        let rendezvous = Rendezvous::decode(&id)?;
+        let device = device::current_index();
+        let out = comm as usize;
+        group::run(Task::Setup(Box::new(move || {
+            let made = publish(Comm::join(rendezvous, ranks, rank, device)?);
+            // SAFETY: checked above not to be null; the caller keeps it valid until the group's
+            // end.
+            unsafe { store(out as *mut ncclComm_t, made) }
+        })))
+    })
+}
+
+/// Splits a communicator: one new one per colour, ranks in order of key, then of old rank.
+///
+/// # Safety
+/// `newcomm` is null or valid for a write, until the end of the group if one is open; `config` is
+/// null or points to an `ncclConfig_t`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommSplit(
+    comm: ncclComm_t,
+    color: c_int,
+    key: c_int,
+    newcomm: *mut ncclComm_t,
+    config: *const ncclConfig_t,
+) -> ncclResult_t {
+    boundary(|| {
+        let parent = find(comm)?;
+        // SAFETY: passed on under this function's contract.
+        unsafe { check_config(config) }?;
+        if newcomm.is_null() || color < NO_COLOUR {
+            return Err(Failure::argument(format!(
+                "newcomm is NULL or color is {color}"
+            )));
+        }
+        let out = newcomm as usize;
+        group::run(Task::Setup(Box::new(move || {
+            let made = split(&parent, color, key)?.map_or(std::ptr::null_mut(), publish);
+            // SAFETY: checked above not to be null; the caller keeps it valid until the group's
+            // end.
+            unsafe { store(out as *mut ncclComm_t, made) }
+        })))
+    })
+}
+
+/// Waits for the communicator's operations on this rank, then ends it here.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclCommDestroy(comm: ncclComm_t) -> ncclResult_t {
+    boundary(|| {
+        find(comm)?.finish()?;
+        remove(comm);
+        Ok(())
+    })
+}
+
+/// Ends the communicator here; operations that have not finished fail on all ranks.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t {
+    boundary(|| {
+        let gone = find(comm)?;
+        remove(comm);
+        gone.abort()
+    })
+}
+
+/// Number of ranks.
+///
+/// # Safety
+/// `count` is null or valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommCount(comm: ncclComm_t, count: *mut c_int) -> ncclResult_t {
+    // SAFETY: passed on under this function's contract.
+    boundary(|| unsafe { store(count, find(comm)?.ranks() as c_int) })
+}
+
+/// This rank.
+///
+/// # Safety
+/// `rank` is null or valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommUserRank(comm: ncclComm_t, rank: *mut c_int) -> ncclResult_t {
+    // SAFETY: passed on under this function's contract.
+    boundary(|| unsafe { store(rank, find(comm)?.rank as c_int) })
+}
+
+/// The device that was current when the communicator was made.
+///
+/// # Safety
+/// `index` is null or valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommCuDevice(comm: ncclComm_t, index: *mut c_int) -> ncclResult_t {
+    // SAFETY: passed on under this function's contract.
+    boundary(|| unsafe { store(index, find(comm)?.device as c_int) })
+}
+
+/// The failure that an operation has met on any rank, or success.
+///
+/// # Safety
+/// `result` is null or valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommGetAsyncError(
+    comm: ncclComm_t,
+    result: *mut ncclResult_t,
+) -> ncclResult_t {
+    boundary(|| {
+        let health = find(comm)?.health();
+        let code = health.map_or_else(|failure| failure.code as ncclResult_t, |()| 0);
+        // SAFETY: passed on under this function's contract.
+        unsafe { store(result, code) }
+    })
+}
+
+/// Every rank receives what every rank sends, in rank order.
+///
+/// # Safety
+/// The buffers stay allocated until the stream has passed the operation.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclAllGather(
+    send: *const c_void,
+    recv: *mut c_void,
+    count: usize,
+    datatype: c_int,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    boundary(|| {
+        let datatype = DataType::from_c(datatype)?;
+        let collective = Collective {
+            kind: Kind::AllGather,
+            send: send as usize,
+            recv: recv as usize,
+            count,
+            datatype,
+        };
+        collect(collective, comm, stream)
+    })
+}
+
+/// Every rank receives the sum over all ranks.
+///
+/// # Safety
+/// The buffers stay allocated until the stream has passed the operation.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclAllReduce(
+    send: *const c_void,
+    recv: *mut c_void,
+    count: usize,
+    datatype: c_int,
+    operator: c_int,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    boundary(|| {
+        let datatype = DataType::from_c(datatype)?;
+        let sum = sum_of(datatype).filter(|_| operator == SUM);
+        let sum = sum.ok_or_else(|| {
+            Failure::argument("the stand-ins reduce by ncclSum only, and numbers of 32 or 64 bits")
+        })?;
+        let collective = Collective {
+            kind: Kind::AllReduce(sum),
+            send: send as usize,
+            recv: recv as usize,
+            count,
+            datatype,
+        };
+        collect(collective, comm, stream)
+    })
+}
+
+/// Checks a collective's communicator, stream and buffers, and puts it into the stream.
+fn collect(collective: Collective, comm: ncclComm_t, stream: cudaStream_t) -> Outcome<()> {
+    let comm = find(comm)?;
+    let stream = resolve_on(stream, comm.device)?;
+    let Collective { kind, datatype, .. } = collective;
+    let parts = match kind {
+        Kind::AllGather => comm.ranks(),
+        Kind::AllReduce(_) => 1,
+    };
+    let sent = datatype.bytes(collective.count)?;
+    let received = datatype.bytes(collective.count.saturating_mul(parts))?;
+    check_buffer(kind.name(), "sendbuff", collective.send, sent)?;
+    check_buffer(kind.name(), "recvbuff", collective.recv, received)?;
+    group::run(Task::Collective(comm, stream, collective))
+}
+
+/// Sends to a peer, which must receive as much.
+///
+/// # Safety
+/// The buffer stays allocated until the stream has passed the operation.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclSend(
+    buffer: *const c_void,
+    count: usize,
+    datatype: c_int,
+    peer: c_int,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    boundary(|| {
+        let bytes = DataType::from_c(datatype)?.bytes(count)?;
+        transfer(Direction::Send, buffer as usize, bytes, peer, comm, stream)
+    })
+}
+
+/// Receives from a peer, which must send as much.
+///
+/// # Safety
+/// The buffer stays allocated until the stream has passed the operation.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclRecv(
+    buffer: *mut c_void,
+    count: usize,
+    datatype: c_int,
+    peer: c_int,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    boundary(|| {
+        let bytes = DataType::from_c(datatype)?.bytes(count)?;
+        transfer(
+            Direction::Receive,
+            buffer as usize,
+            bytes,
+            peer,
+            comm,
+            stream,
+        )
+    })
+}
+
+/// Checks a send or a receive, and puts it into the stream.
+fn transfer(
+    direction: Direction,
+    buffer: usize,
+    bytes: usize,
+    peer: c_int,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> Outcome<()> {
+    let comm = find(comm)?;
+    let stream = resolve_on(stream, comm.device)?;
+    let peer = read_rank("peer", peer, comm.ranks())?;
+    check_buffer(direction.call(), "buffer", buffer, bytes)?;
+    let transfer = Transfer {
+        direction,
+        peer,
+        buffer,
+        bytes,
+    };
+    group::run(Task::Transfer(comm, stream, transfer))
+}

@@ -1,0 +1,263 @@
+//! What the kernels report when another rank does not come, or comes with something else.
+#![forbid(unsafe_code)]
+
+use crate::backend::Faults;
+use crate::backend::cuda::driver::context::Context;
+use crate::backend::cuda::driver::mapped::HostPage;
+use crate::backend::cuda::ht::agreement::disagreement;
+use crate::backend::cuda::ht::shape_word::ShapeWord;
+use crate::backend::cuda::ll::signature::Signature;
+use crate::backend::cuda::params::{
+    FAULT_DIFFERS, FAULT_DISAGREED, FAULT_INPUT_ROWS, FAULT_NONE, FAULT_PEER_FAILED,
+    FAULT_ROUTING_ROWS, FAULT_SHAPE_DIFFERS, FAULT_STAGED_DIFFERS, FAULT_TOKEN_ROWS, FaultReport,
+    OP_HT_COMBINE, OP_HT_DISPATCH, OP_HT_ROUTE, OP_LL_COMBINE, OP_LL_DISPATCH, OP_PEER_SELFTEST,
+    WAIT_ACK, WAIT_BEGIN, WAIT_COUNTS, WAIT_CREDIT, WAIT_ENTRY, WAIT_PATTERN, WAIT_ROW,
+    WAIT_STREAMED_ROW, WAIT_WEIGHT, WaitParams,
+};
+use crate::error::refusal::{AmongRanks, OfTensor, Operation, Role, Subject};
+use crate::error::{Code, Context as Circumstance, Error, Result, Value};
+use crate::model::dtype::DType;
+use crate::model::tensor::DevPtr;
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+use std::time::Duration;
+
+/// The one report of a group, and the deadline of its waits.
+#[derive(Debug)]
+pub struct FaultPage {
+    page: HostPage<FaultReport>,
+    rank: usize,
+    timeout: Duration,
+}
+
+impl FaultPage {
+    /// An empty report of `rank`.
+    pub fn new(context: &Arc<Context>, rank: usize, timeout: Duration) -> Result<Self> {
+        Ok(Self {
+            page: HostPage::new(context, 1)?,
+            rank,
+            timeout,
+        })
+    }
+
+    /// What the waits of kernel `op` need; `failed` and `told` are the group's marks in device memory.
+    pub fn wait_params(&self, op: u32, failed: DevPtr, told: DevPtr) -> WaitParams {
+        WaitParams {
+            timeout_ns: nanoseconds(self.timeout),
+            report: self.page.device(),
+            failed: failed.0 as *mut u32,
+            peer_failed: told.0 as *mut u32,
+            op,
+        }
+    }
+
+    /// How long a wait may last.
+    pub fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    fn lateness(&self, report: &FaultReport) -> Error {
+        let why = match report.state {
+            FAULT_PEER_FAILED => format!("rank {} failed", report.got),
+            _ => "deadline passed".to_owned(),
+        };
+        let peer = report.peer;
+        let awaited = match report.what {
+            WAIT_STREAMED_ROW | WAIT_CREDIT => format!(
+                "{} of operation {} of rank {peer}, whose last one is {} or not complete",
+                what_name(report.what),
+                report.expected,
+                report.expected.wrapping_sub(1)
+            ),
+            what if report.state == FAULT_PEER_FAILED => {
+                let name = what_name(what);
+                format!("{name} of operation {} of rank {peer}", report.expected)
+            }
+            what => format!(
+                "{} of operation {} of rank {peer}, whose last one is {}",
+                what_name(what),
+                report.expected,
+                report.got
+            ),
+        };
+        let text = format!(
+            "{why}: rank {} waited {} ms for {awaited}",
+            self.rank, report.waited_ms
+        );
+        Error::new(Code::RemoteError, text)
+    }
+}
+
+impl Faults for FaultPage {
+    fn first(&self) -> Option<Error> {
+        if self.page.read(0)?.state == FAULT_NONE {
+            return None;
+        }
+        // The kernel wrote `state` last, so what is read from here on is complete.
+        fence(Ordering::Acquire);
+        let report = self.page.read(0)?;
+        let error = match report.state {
+            FAULT_DIFFERS => difference(&report),
+            FAULT_SHAPE_DIFFERS => other_shape(&report),
+            FAULT_STAGED_DIFFERS => differs(&report, Subject::Staging),
+            FAULT_TOKEN_ROWS => too_few_rows(Role::TokensOut, &report),
+            FAULT_ROUTING_ROWS => too_few_rows(Role::IdsOut, &report),
+            FAULT_INPUT_ROWS => too_few_rows(Role::TokensIn, &report),
+            FAULT_DISAGREED => disagreement(report.got, report.expected)
+                .unwrap_or_else(|| Error::internal("a failure without a reason")),
+            _ => self.lateness(&report),
+        };
+        Some(match operation(report.op) {
+            Some(operation) => error.during(Circumstance::Running(operation)),
+            None => error.within(other_name(report.op)),
+        })
+    }
+}
+
+/// A time as kernels take it.
+pub fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// A tensor of received rows must hold them all: silently losing tokens would be worse.
+fn too_few_rows(role: Role, report: &FaultReport) -> Error {
+    Error::usage(Subject::Size(role, 0), OfTensor::HoldsAllReceived)
+        .got(report.got, format_args!("{} or more", report.expected))
+}
+
+/// What two ranks do not agree on, from the shape words of this rank and of another.
+fn other_shape(report: &FaultReport) -> Error {
+    let (mine, theirs) = (ShapeWord(report.expected), ShapeWord(report.got));
+    let differs = |subject| differs(report, subject);
+    let op = |word: ShapeWord| match word.is_combine() {
+        false => OP_HT_DISPATCH,
+        true => OP_HT_COMBINE,
+    };
+    if op(mine) != op(theirs) {
+        return differs(Subject::Operation).found(op_value(op(mine)), op_value(op(theirs)));
+    }
+    if mine.handle() != theirs.handle() {
+        return differs(Subject::Handle);
+    }
+    if mine.type_name() != theirs.type_name() {
+        return differs(Subject::RowType).got(mine.type_name(), theirs.type_name());
+    }
+    if mine.row_bytes() != theirs.row_bytes() {
+        return differs(Subject::RowBytes).got(mine.row_bytes(), theirs.row_bytes());
+    }
+    let rank = report.peer as usize;
+    if !mine.is_combine() {
+        let rule = AmongRanks::SameDirection { rank };
+        return Error::usage(Subject::Tensor(Role::IdsIn), rule);
+    }
+    let rule = AmongRanks::SameColumns { rank };
+    Error::usage(Subject::Tensor(Role::WeightsIn), rule).got(mine.columns(), theirs.columns())
+}
+
+/// What two ranks do not agree on, from their signatures.
+fn difference(report: &FaultReport) -> Error {
+    let [mine, theirs] = [report.expected, report.got].map(Signature::from_word);
+    let differs = |subject| differs(report, subject);
+    if mine.op != theirs.op {
+        differs(Subject::Operation).found(op_value(mine.op), op_value(theirs.op))
+    } else if mine.top_k != theirs.top_k {
+        differs(Subject::Size(Role::Ids, 1)).got(mine.top_k, theirs.top_k)
+    } else if mine.row_bytes != theirs.row_bytes {
+        differs(Subject::RowBytes).got(mine.row_bytes, theirs.row_bytes)
+    } else {
+        let name =
+            |raw| DType::from_raw(raw).map_or_else(|| raw.to_string(), |dtype| dtype.to_string());
+        differs(Subject::RowType).got(name(mine.dtype), name(theirs.dtype))
+    }
+}
+
+/// `subject` is another here than on the rank of the report.
+fn differs(report: &FaultReport, subject: Subject) -> Error {
+    let rank = report.peer as usize;
+    Error::usage(subject, AmongRanks::Same { rank })
+}
+
+/// What was waiting, if a caller asked for it.
+fn operation(op: u32) -> Option<Operation> {
+    match op {
+        OP_LL_DISPATCH => Some(Operation::LlDispatch),
+        OP_LL_COMBINE => Some(Operation::LlCombine),
+        OP_HT_ROUTE => Some(Operation::HtHandle),
+        OP_HT_DISPATCH => Some(Operation::HtDispatch),
+        OP_HT_COMBINE => Some(Operation::HtCombine),
+        _ => None,
+    }
+}
+
+/// What else was waiting.
+fn other_name(op: u32) -> String {
+    match op {
+        OP_PEER_SELFTEST => "peer self test".to_owned(),
+        other => format!("operation {other}"),
+    }
+}
+
+fn op_value(op: u32) -> Value {
+    operation(op).map_or_else(|| Value::Text(other_name(op)), Value::Operation)
+}
+
+/// What did not come.
+fn what_name(what: u32) -> &'static str {
+    match what {
+        WAIT_PATTERN => "the data",
+        WAIT_COUNTS => "the row counts",
+        WAIT_ENTRY => "the places",
+        WAIT_ROW => "a row",
+        WAIT_WEIGHT => "the weights",
+        WAIT_BEGIN => "the begin",
+        WAIT_ACK => "the release",
+        WAIT_CREDIT => "a free place for a row",
+        WAIT_STREAMED_ROW => "a row",
+        _ => "something",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_difference_names_what_differs() {
+        let ours = Signature {
+            op: OP_LL_DISPATCH,
+            dtype: DType::Bfloat16 as u32,
+            top_k: 8,
+            row_bytes: 14_336,
+        };
+        let text = |theirs: Signature| {
+            let report = FaultReport {
+                state: FAULT_DIFFERS,
+                op: OP_LL_DISPATCH,
+                what: WAIT_BEGIN,
+                peer: 3,
+                expected: ours.to_word(),
+                got: theirs.to_word(),
+                waited_ms: 0,
+            };
+            difference(&report).text()
+        };
+        let rule = "AmongRanks(Same { rank: 3 })";
+        let row_bytes = 16;
+        assert_eq!(
+            text(Signature { row_bytes, ..ours }),
+            format!("RowBytes: {rule} (got 14336, expected 16)")
+        );
+        let top_k = 32;
+        assert_eq!(
+            text(Signature { top_k, ..ours }),
+            format!("Size(Ids, 1): {rule} (got 8, expected 32)")
+        );
+        let dtype = DType::Float16 as u32;
+        assert_eq!(
+            text(Signature { dtype, ..ours }),
+            format!("RowType: {rule} (got bfloat16, expected float16)")
+        );
+        let op = OP_LL_COMBINE;
+        assert!(text(Signature { op, ..ours }).starts_with("Operation: AmongRanks"));
+    }
+}

@@ -1,0 +1,106 @@
+//! The sum of a token's rows, node by node.
+//!
+//! Rows of the home's own node enter the fp32 sum as they are. Those of another node are summed there in the same
+//! order, and that sum is rounded to the type of the rows, because one row of it crosses the network. The home's
+//! node comes first, then the nodes before it, around the ring. On one node this is a plain sum.
+#![forbid(unsafe_code)]
+
+use crate::backend::host::numeric;
+use crate::error::Result;
+use crate::model::ops::RowType;
+use crate::model::topology::Topology;
+
+/// Room for the sum of one token.
+pub struct NodeSums<'a> {
+    topology: &'a Topology,
+    home: usize,
+    row: RowType,
+    sum: Vec<f32>,
+    of_node: Vec<f32>,
+    rounded: Vec<u8>,
+}
+
+impl<'a> NodeSums<'a> {
+    /// Sums of rows of type `row` for tokens of rank `home`.
+    pub fn new(topology: &'a Topology, home: usize, row: RowType) -> Self {
+        Self {
+            topology,
+            home,
+            row,
+            sum: vec![0.0; row.hidden],
+            of_node: vec![0.0; row.hidden],
+            rounded: vec![0; row.bytes()],
+        }
+    }
+
+    /// Writes the sum of `parts` to `out`, rounded. They are in the order of their node's sum; `source` is the
+    /// rank that each comes from, and `add` adds it to a sum.
+    pub fn store<T>(
+        &mut self,
+        parts: &mut [T],
+        source: impl Fn(&T) -> usize,
+        add: impl Fn(&mut [f32], &T) -> Result<()>,
+        out: &mut [u8],
+    ) -> Result<()> {
+        let distance = |part: &T| self.topology.distance(self.home, source(part));
+        // Stable, so that the order within a node stays.
+        parts.sort_by_key(distance);
+        self.sum.fill(0.0);
+        for node in parts.chunk_by(|a, b| distance(a) == distance(b)) {
+            if node.first().is_some_and(|part| distance(part) == 0) {
+                node.iter().try_for_each(|part| add(&mut self.sum, part))?;
+                continue;
+            }
+            self.of_node.fill(0.0);
+            node.iter()
+                .try_for_each(|part| add(&mut self.of_node, part))?;
+            numeric::store(&mut self.rounded, &self.of_node, self.row.dtype)?;
+            numeric::add(&mut self.sum, &self.rounded, self.row.dtype)?;
+        }
+        numeric::store(out, &self.sum, self.row.dtype)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::dtype::DType;
+    use crate::model::topology::NodeId;
+    use half::bf16;
+
+    fn sum(home: usize, parts: &[(usize, f32)]) -> f32 {
+        let nodes = ["a", "b", "a", "c"].map(NodeId::from_text);
+        let topology = Topology::from_ids(&nodes);
+        let row = RowType {
+            dtype: DType::Bfloat16,
+            hidden: 1,
+        };
+        let mut out = [0; 2];
+        let add = |sum: &mut [f32], part: &(usize, f32)| {
+            sum.iter_mut().for_each(|sum| *sum += part.1);
+            Ok(())
+        };
+        let mut parts = parts.to_vec();
+        NodeSums::new(&topology, home, row)
+            .store(&mut parts, |part| part.0, add, &mut out)
+            .unwrap();
+        bf16::from_ne_bytes(out).to_f32()
+    }
+
+    #[test]
+    fn what_crosses_the_network_is_rounded_there() {
+        // 256 and 1 need nine bits. On the home's node they are summed exactly, on another one rounded.
+        let parts = [(0, 256.0), (2, 1.0), (1, -256.0)];
+        assert_eq!(sum(0, &parts), 1.0);
+        assert_eq!(sum(1, &parts), 0.0);
+    }
+
+    #[test]
+    fn nodes_are_added_from_the_home_backwards() {
+        let large = 2.0_f32.powi(30);
+        // From node c (rank 3): c, b, a. From node b (rank 1): b, a, c.
+        let parts = [(0, 1.0), (1, -large), (3, large)];
+        assert_eq!(sum(3, &parts), 1.0);
+        assert_eq!(sum(1, &parts), 0.0);
+    }
+}

@@ -1,0 +1,72 @@
+//! The routing of a handle: from its tensors to the backend's side of it.
+#![forbid(unsafe_code)]
+
+use crate::backend::{HtBackend, HtGroupBackend, HtRouting, LlBackend, LlGroupBackend};
+use crate::error::refusal::{OfTensor, Role, Subject};
+use crate::error::{Error, Result, Value};
+use crate::model::ops::{Routing, Stream};
+use crate::model::tensor::DevPtr;
+use crate::rule;
+use crate::rule::handle::{Counter, HandleTensors};
+use crate::session::group::Group;
+
+/// A routing, and what runs on it.
+pub(super) struct Routed<B: ?Sized> {
+    /// The ids.
+    pub(super) routing: Routing,
+    /// The backend's side.
+    pub(super) backend: Box<B>,
+}
+
+/// Routes by `tensors` in low latency; local.
+pub(super) fn ll(
+    group: &Group,
+    backend: &dyn LlGroupBackend,
+    tensors: Result<HandleTensors>,
+) -> Result<Routed<dyn LlBackend>> {
+    let (routing, _) = checked(group, tensors)?;
+    let backend = backend.open_handle(routing)?;
+    Ok(Routed { routing, backend })
+}
+
+/// Routes by `tensors` in high throughput; collective. A rank that refuses them takes part, too.
+pub(super) fn ht(
+    group: &Group,
+    backend: &dyn HtGroupBackend,
+    tensors: Result<HandleTensors>,
+    stream: Stream,
+) -> Result<Routed<dyn HtBackend>> {
+    let checked = checked(group, tensors);
+    let routing = checked
+        .as_ref()
+        .map(|(routing, _)| *routing)
+        .map_err(Error::clone);
+    let wanted = checked.and_then(|checked| ht_routing(group, checked));
+    let backend = backend.open_handle(wanted, stream)?;
+    let routing = routing?;
+    Ok(Routed { routing, backend })
+}
+
+fn checked(group: &Group, tensors: Result<HandleTensors>) -> Result<(Routing, Option<Counter>)> {
+    let tensors = tensors?;
+    let routing = rule::handle::routing(group.facts(), &tensors.ids)?;
+    Ok((routing, rule::handle::counter(group.facts(), &tensors)?))
+}
+
+fn ht_routing(group: &Group, (routing, counter): (Routing, Option<Counter>)) -> Result<HtRouting> {
+    let counter = match counter {
+        None => None,
+        Some(Counter::Device(data)) => Some(data),
+        Some(Counter::Host(host)) => Some(device_alias(group, host)?),
+    };
+    Ok(HtRouting { routing, counter })
+}
+
+/// The address by which the device reaches the counter at `host`.
+fn device_alias(group: &Group, host: DevPtr) -> Result<DevPtr> {
+    group.memory().device_alias(host).map_err(|cause| {
+        let expected = "an address that the device can reach".to_owned();
+        Error::argument(Subject::Data(Role::HostCounter), OfTensor::MappedHostMemory)
+            .found(Value::Error(cause), Value::Text(expected))
+    })
+}

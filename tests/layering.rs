@@ -20,13 +20,24 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("model", &[]),
     ("tuning", &["env", "log"]),
     ("rule", &["error::*", "model::*"]),
-    ("backend", &["error::*", "model::*"]),
+    ("backend", &["backend::quiet", "error::*", "model::*"]),
     ("backend::dylib", &[]),
     ("backend::quiet", &[]),
     ("backend::nccl", &["backend::dylib", "error::*", "model::*"]),
     (
         "backend::bootstrap",
         &["backend", "backend::nccl", "error::*", "model::*"],
+    ),
+    (
+        "backend::transport",
+        &[
+            "backend",
+            "backend::bootstrap",
+            "backend::nccl::*",
+            "backend::quiet",
+            "error::*",
+            "model::*",
+        ],
     ),
     (
         "backend::platform",
@@ -83,6 +94,7 @@ const UNSAFE: &[&str] = &[
     "abi/first/src/read.rs",
     "abi/first/src/tensor.rs",
     "abi/probe/src/lib.rs",
+    "abi/probe/src/rail.rs",
     "src/backend/cuda/driver/api.rs",
     "src/backend/cuda/driver/device_name.rs",
     "src/backend/cuda/driver/event.rs",
@@ -100,7 +112,8 @@ const UNSAFE: &[&str] = &[
     "src/backend/host/runtime.rs",
     "src/backend/host/signal.rs",
     "src/backend/host/window.rs",
-    "src/backend/nccl.rs",
+    "src/backend/nccl/mod.rs",
+    "src/backend/nccl/own.rs",
 ];
 
 /// The sources of the ABIs, which have their own unsafe code.

@@ -64,6 +64,7 @@ static void run_rank(const DeathCase* test, DeathRank* self) {
     ep_watchdog_arm(&self->env, kSetUpSeconds + kWaitsPerCase * self->timeout_ms / 1000);
     ep_watchdog_at_case(test->name);
     if (is_victim(self)) atomic_store(&self->shared->victim_process, (int)getpid());
+    if (test->prepare != NULL) test->prepare(self);
     open_device(&self->env);
     self->env.comm = open_comm(self, kFirstId, self->env.rank, self->env.size);
     test->run(self);

@@ -46,6 +46,9 @@ _SPLITS = ("01", "0101", "0001", "00112233")
 _OVER_NODES = (("test_ll", ()), ("test_staged", ()), ("test_ht", ()),
                ("test_random", _FEW_CONFIGS), ("moe_layer", ("--algorithm", "ht")))
 
+# test_transport runs its cases in many splits of the ranks over nodes.
+_MOST_TRANSPORT_RANKS = 4
+
 # Programs that need high throughput.
 _NEEDS_HT = ("test_ht", "example_ht")
 
@@ -81,6 +84,7 @@ class Run:
     forks: bool = False  # starts its ranks itself, without mpirun
     environment: tuple[tuple[str, str], ...] = ()
     cpu_only: bool = False
+    nccl_only: bool = False  # not with what stands in for NCCL where ranks share a GPU
 
     @property
     def name(self) -> str:
@@ -105,6 +109,9 @@ def all_runs(ranks: Sequence[int]) -> Iterator[Run]:
     for count in ranks:
         if count >= 2:
             yield Run("test_death", "test_death", ("--ranks", str(count)), count, forks=True)
+        if 2 <= count <= _MOST_TRANSPORT_RANKS:
+            yield Run("test_transport", "test_transport", ("--ranks", str(count)), count,
+                      forks=True, nccl_only=True)
         if count in _EP_TEST_RANKS:
             for label, options in _ep_test_matrix():
                 yield Run(f"ep_test/{label}", "ep_test", options, count,

@@ -83,7 +83,9 @@ _PLAIN = _Run("test_ht/plain", "test_ht routing_styles", 3, 2)
 _FORKING = ("test_death --ranks 3 dies_while_others_wait", "test_death --ranks 3 dies_before_an_ht",
             "test_death --ranks 3 creation", "test_death --ranks 2 stalls",
             "test_faults --ranks 3 --trials 8 --seed 4 --kinds ll,staged,ht,handles",
-            "test_faults --ranks 3 --trials 4 --seed 5 --kinds groups")
+            "test_faults --ranks 3 --trials 4 --seed 5 --kinds groups",
+            "test_transport --ranks 3 transports_are_apart",
+            "test_transport --ranks 2 a_rank_stops")
 
 
 def steps(places: Places) -> list[Step]:

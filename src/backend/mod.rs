@@ -12,12 +12,14 @@ pub mod nccl;
 pub mod platform;
 pub mod quiet;
 pub mod select;
+pub mod transport;
 
+use crate::backend::quiet::Works;
 use crate::error::{Error, Result};
 use crate::model::ops::{HtCombine, HtDispatch, LlOp, Routing, StagedSlot, Stream};
 use crate::model::tensor::DevPtr;
 use std::any::Any;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// Memory of the device that a group runs on.
 pub trait DeviceMemory: Send + Sync {
@@ -48,6 +50,20 @@ pub trait DeviceMemory: Send + Sync {
     /// Reports an exchange on `stream` that was given up and may never end. Freeing memory would
     /// wait for it, so everything stays allocated until it has ended.
     fn strand(&self, stream: Stream);
+    /// Counts `works` among what waits for other ranks on the device.
+    fn watch_works(&self, works: Weak<dyn Works>);
+    /// A mark for streams.
+    fn new_mark(&self) -> Result<Box<dyn StreamMark>>;
+    /// Makes the device, which this process numbers `device`, the calling thread's until the result is dropped.
+    fn enter(&self, device: usize) -> Result<Box<dyn Any>>;
+}
+
+/// A place in what streams have been given.
+pub trait StreamMark: Send {
+    /// Marks what `stream` has been given so far. False, and no mark, while the stream is captured.
+    fn record(&mut self, stream: Stream) -> Result<bool>;
+    /// Whether what was marked has run; also if it has ended in an error.
+    fn is_over(&self) -> Result<bool>;
 }
 
 /// One rank's side of an open group, in the group's mode.

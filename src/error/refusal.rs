@@ -57,6 +57,8 @@ pub enum Setting {
 pub enum Subject {
     /// The communicator.
     Communicator,
+    /// The NCCL that the process has.
+    Nccl,
     /// The caller's stream.
     Stream,
     /// The group.
@@ -140,6 +142,10 @@ pub enum AmongRanks {
     SameDirection { rank: usize },
     /// Backward weights have the same number of columns on all ranks; `rank` differs.
     SameColumns { rank: usize },
+    /// The network between nodes needs a newer NCCL.
+    NewEnoughForNetwork,
+    /// The network between nodes needs NCCL's function `name`.
+    HasForNetwork { name: &'static str },
     /// `rank` refused its side with `code`.
     RefusedBy { rank: usize, code: Code },
 }

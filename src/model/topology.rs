@@ -79,6 +79,58 @@ impl Topology {
     pub fn first_remote_rank(&self) -> Option<usize> {
         self.node_of.iter().position(|&node| node != 0)
     }
+
+    /// Number of ranks.
+    pub fn ranks(&self) -> usize {
+        self.node_of.len()
+    }
+
+    /// The ranks of `node`, ascending.
+    pub fn ranks_of(&self, node: usize) -> impl Iterator<Item = usize> + '_ {
+        let ranks = self.node_of.iter().enumerate();
+        ranks.filter_map(move |(rank, &of)| (of == node).then_some(rank))
+    }
+
+    /// How many ranks of its node come before `rank`.
+    pub fn local_index(&self, rank: usize) -> usize {
+        self.ranks_of(self.node_of(rank))
+            .take_while(|&other| other < rank)
+            .count()
+    }
+
+    /// Whether all nodes have as many ranks. Then the ranks with one local index are a *rail*: each is the
+    /// gateway of all the others.
+    pub fn has_equal_nodes(&self) -> bool {
+        let sizes = || (0..self.nodes).map(|node| self.ranks_of(node).count());
+        sizes().min() == sizes().max()
+    }
+
+    /// The rank of `node` that takes what `rank` sends there: its local index is that of `rank`, modulo the
+    /// number of ranks there.
+    pub fn gateway(&self, rank: usize, node: usize) -> usize {
+        let size = self.ranks_of(node).count().max(1);
+        let index = self.local_index(rank) % size;
+        self.ranks_of(node).nth(index).unwrap_or(rank)
+    }
+
+    /// The gateways of `rank`, one on each other node, in the order of nodes.
+    pub fn gateways(&self, rank: usize) -> Vec<usize> {
+        let others = (0..self.nodes).filter(|&node| node != self.node_of(rank));
+        others.map(|node| self.gateway(rank, node)).collect()
+    }
+
+    /// The ranks that have `rank` as their gateway or are `rank` itself, in the order of nodes, then ranks.
+    /// On equal nodes this is the rail.
+    pub fn sources(&self, rank: usize) -> Vec<usize> {
+        let own = self.node_of(rank);
+        let others = (0..self.nodes).flat_map(|node| self.ranks_of(node));
+        others
+            .filter(|&other| match self.node_of(other) == own {
+                true => other == rank,
+                false => self.gateway(other, own) == rank,
+            })
+            .collect()
+    }
 }
 
 #[cfg(test)]
@@ -103,6 +155,78 @@ mod tests {
         assert_eq!(distances(0), [0, 2, 1, 0]);
         assert_eq!(distances(1), [1, 0, 2, 1]);
         assert_eq!(distances(3), distances(0));
+    }
+
+    fn on_nodes(names: &str) -> Topology {
+        let ids: Vec<NodeId> = names
+            .chars()
+            .map(|name| NodeId::from_text(&name.to_string()))
+            .collect();
+        Topology::from_ids(&ids)
+    }
+
+    #[test]
+    fn ranks_have_places_on_their_nodes() {
+        let topology = on_nodes("abba");
+        assert_eq!(topology.ranks(), 4);
+        assert_eq!(topology.ranks_of(0).collect::<Vec<_>>(), [0, 3]);
+        assert_eq!(topology.ranks_of(1).collect::<Vec<_>>(), [1, 2]);
+        assert_eq!(
+            [0, 1, 2, 3].map(|rank| topology.local_index(rank)),
+            [0, 0, 1, 1]
+        );
+        assert!(topology.has_equal_nodes());
+        assert!(!on_nodes("abb").has_equal_nodes());
+        assert!(on_nodes("a").has_equal_nodes());
+    }
+
+    #[test]
+    fn on_equal_nodes_gateways_are_a_rail() {
+        let topology = on_nodes("abbacc");
+        assert_eq!(topology.gateways(0), [1, 4]);
+        assert_eq!(topology.gateways(2), [3, 5]);
+        for rank in 0..topology.ranks() {
+            let rail = topology.sources(rank);
+            assert_eq!(rail.len(), topology.nodes());
+            assert_eq!(rail.get(topology.node_of(rank)), Some(&rank));
+            for &other in rail.iter().filter(|&&other| other != rank) {
+                assert_eq!(topology.sources(other), rail);
+                assert!(topology.gateways(rank).contains(&other));
+            }
+        }
+        assert_eq!(on_nodes("aa").gateways(1), [0; 0]);
+        assert_eq!(on_nodes("aa").sources(1), [1]);
+    }
+
+    #[test]
+    fn on_unequal_nodes_a_gateway_serves_several_ranks_or_none() {
+        // Three ranks of node 0 and one of node 1.
+        let topology = on_nodes("aaba");
+        assert_eq!([0, 1, 3].map(|rank| topology.gateway(rank, 1)), [2, 2, 2]);
+        assert_eq!(topology.gateways(2), [0]);
+        assert_eq!(topology.sources(0), [0, 2]);
+        assert_eq!(topology.sources(1), [1]);
+        assert_eq!(topology.sources(2), [0, 1, 3, 2]);
+    }
+
+    #[test]
+    fn what_one_sends_the_other_receives() {
+        for names in ["ab", "aab", "abca", "aabbb", "abcabcab", "aaaab", "abbcccc"] {
+            let topology = on_nodes(names);
+            let mut sent = Vec::new();
+            let mut received = Vec::new();
+            for rank in 0..topology.ranks() {
+                sent.extend(topology.gateways(rank).into_iter().map(|to| (rank, to)));
+                let others = topology
+                    .sources(rank)
+                    .into_iter()
+                    .filter(|&from| from != rank);
+                received.extend(others.map(|from| (from, rank)));
+            }
+            sent.sort_unstable();
+            received.sort_unstable();
+            assert_eq!(sent, received, "{names}");
+        }
     }
 
     #[test]

@@ -68,6 +68,7 @@ impl Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Subject::Communicator => f.write_str("comm"),
+            Subject::Nccl => f.write_str("NCCL"),
             Subject::Stream => f.write_str("stream"),
             Subject::Group => f.write_str("ep_group"),
             Subject::Handle => f.write_str("handle"),

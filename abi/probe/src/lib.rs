@@ -5,6 +5,7 @@
 //! no stream when a group is opened, and its own texts.
 #![allow(unsafe_code)]
 
+mod rail;
 mod words;
 
 use nccl_ep_core::error::{Code, Error, Result};

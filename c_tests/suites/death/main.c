@@ -159,16 +159,16 @@ static void stalls_and_comes_back(DeathRank* self) {
 // ---- The program -------------------------------------------------------------------------------
 
 static const DeathCase kCases[] = {
-    {"dies_before_creation", dies_before_creation, true, NULL},
-    {"stops_in_creation", stops_in_creation, true, NULL},
-    {"creation_is_lost_beside_a_group", creation_is_lost_beside_a_group, false, NULL},
-    {"dies_before_an_operation", dies_before_an_operation, true, NULL},
-    {"dies_before_an_operation_and_a_handle", dies_before_an_operation_and_a_handle, true, NULL},
-    {"dies_before_an_ht_handle", dies_before_an_ht_handle, true, NULL},
-    {"dies_while_others_wait", dies_while_others_wait, true, NULL},
-    {"dies_in_a_run", dies_in_a_run, true, NULL},
-    {"dies_before_destruction", dies_before_destruction, true, NULL},
-    {"stalls_and_comes_back", stalls_and_comes_back, false, NULL},
+    {"dies_before_creation", dies_before_creation, true, NULL, NULL},
+    {"stops_in_creation", stops_in_creation, true, NULL, NULL},
+    {"creation_is_lost_beside_a_group", creation_is_lost_beside_a_group, false, NULL, NULL},
+    {"dies_before_an_operation", dies_before_an_operation, true, NULL, NULL},
+    {"dies_before_an_operation_and_a_handle", dies_before_an_operation_and_a_handle, true, NULL, NULL},
+    {"dies_before_an_ht_handle", dies_before_an_ht_handle, true, NULL, NULL},
+    {"dies_while_others_wait", dies_while_others_wait, true, NULL, NULL},
+    {"dies_in_a_run", dies_in_a_run, true, NULL, NULL},
+    {"dies_before_destruction", dies_before_destruction, true, NULL, NULL},
+    {"stalls_and_comes_back", stalls_and_comes_back, false, NULL, NULL},
 };
 
 int main(int argc, char** argv) {

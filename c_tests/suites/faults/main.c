@@ -188,7 +188,7 @@ static bool run_one(const Options* options, unsigned trial, unsigned timeout_ms)
     snprintf(name, sizeof(name), "--seed %u --only %u: %s, %s, rank %d after %u us", options->seed,
              trial, kKindNames[g_plan.kind], kFaultNames[g_plan.fault], g_plan.victim,
              g_plan.moment_us);
-    const DeathCase test = {name, run_trial, g_plan.fault != kPause, disturb};
+    const DeathCase test = {name, run_trial, g_plan.fault != kPause, disturb, NULL};
     const DeathSetting setting = {(int)options->ranks, g_plan.victim, timeout_ms, kSlackMs};
     const uint64_t failed_before = ep_failed();
     run_death_case(&test, setting);

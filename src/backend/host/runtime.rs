@@ -5,9 +5,9 @@
 //! tensors on the CPU, in any other way.
 #![allow(unsafe_code)]
 
-use crate::backend::DeviceMemory;
 use crate::backend::dylib::{Library, function_table};
 use crate::backend::quiet::{Graphs, Quiet, Works};
+use crate::backend::{DeviceMemory, StreamMark};
 use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
@@ -15,7 +15,7 @@ use once_cell::sync::{Lazy, OnceCell};
 use parking_lot::Mutex;
 use std::any::Any;
 use std::ffi::{c_int, c_uint, c_void};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// The version of the stand-ins that this backend was written for.
 const ABI: c_int = 1;
@@ -31,6 +31,8 @@ function_table! {
     struct Functions;
     required {
         fn ncclEpHostsimAbi() -> c_int;
+        fn cudaGetDevice(*mut c_int) -> c_int;
+        fn cudaSetDevice(c_int) -> c_int;
         fn cudaMalloc(*mut *mut c_void, usize) -> c_int;
         fn cudaFree(*mut c_void) -> c_int;
         fn cudaMemcpyAsync(*mut c_void, *const c_void, usize, c_int, *mut c_void) -> c_int;
@@ -159,19 +161,8 @@ impl HostRuntime {
 
     /// Records an event after the present work of `stream`.
     fn mark(&self, stream: Stream) -> Result<Mark> {
-        let mut raw = std::ptr::null_mut();
-        // SAFETY: writes one handle.
-        self.check("cudaEventCreateWithFlags", unsafe {
-            (self.0.cudaEventCreateWithFlags)(&mut raw, 0)
-        })?;
-        let mark = Mark {
-            runtime: *self,
-            raw: raw as usize,
-        };
-        // SAFETY: our event; the stand-ins know their streams.
-        self.check("cudaEventRecord", unsafe {
-            (self.0.cudaEventRecord)(raw, stream.0 as *mut c_void)
-        })?;
+        let mut mark = Mark::new(*self)?;
+        mark.record(stream)?;
         Ok(mark)
     }
 
@@ -197,6 +188,18 @@ struct Mark {
 }
 
 impl Mark {
+    fn new(runtime: HostRuntime) -> Result<Self> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: writes one handle.
+        runtime.check("cudaEventCreateWithFlags", unsafe {
+            (runtime.0.cudaEventCreateWithFlags)(&mut raw, 0)
+        })?;
+        Ok(Self {
+            runtime,
+            raw: raw as usize,
+        })
+    }
+
     fn is_over(&self) -> bool {
         // SAFETY: our event.
         let code = unsafe { (self.runtime.0.cudaEventQuery)(self.raw as *mut c_void) };
@@ -204,6 +207,34 @@ impl Mark {
             self.runtime.forget_last_error();
         }
         code != ERROR_NOT_READY
+    }
+}
+
+impl StreamMark for Mark {
+    fn record(&mut self, stream: Stream) -> Result<bool> {
+        // SAFETY: our event; the stand-ins know their streams.
+        let code = unsafe {
+            (self.runtime.0.cudaEventRecord)(self.raw as *mut c_void, stream.0 as *mut c_void)
+        };
+        // There are no captures.
+        self.runtime.check("cudaEventRecord", code).map(|()| true)
+    }
+
+    fn is_over(&self) -> Result<bool> {
+        Ok(Mark::is_over(self))
+    }
+}
+
+/// The device that a thread had before.
+struct Before {
+    runtime: HostRuntime,
+    device: c_int,
+}
+
+impl Drop for Before {
+    fn drop(&mut self) {
+        // SAFETY: a number that the stand-ins gave.
+        let _ = unsafe { (self.runtime.0.cudaSetDevice)(self.device) };
     }
 }
 
@@ -338,5 +369,28 @@ impl DeviceMemory for HostRuntime {
         QUIET.strand(Box::new(move || {
             mark.as_ref().map_or(true, |mark| !mark.is_over())
         }));
+    }
+
+    fn watch_works(&self, works: Weak<dyn Works>) {
+        QUIET.watch(works);
+    }
+
+    fn new_mark(&self) -> Result<Box<dyn StreamMark>> {
+        Ok(Box::new(Mark::new(*self)?))
+    }
+
+    fn enter(&self, device: usize) -> Result<Box<dyn Any>> {
+        let mut before = 0;
+        // SAFETY: writes one number.
+        let asked = unsafe { (self.0.cudaGetDevice)(&mut before) };
+        self.check("cudaGetDevice", asked)?;
+        let device = c_int::try_from(device).unwrap_or(c_int::MAX);
+        // SAFETY: any number may be given; the stand-ins refuse those that are none of theirs.
+        let set = unsafe { (self.0.cudaSetDevice)(device) };
+        self.check("cudaSetDevice", set)?;
+        Ok(Box::new(Before {
+            runtime: *self,
+            device: before,
+        }))
     }
 }

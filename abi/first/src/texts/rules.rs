@@ -30,6 +30,10 @@ fn among_ranks(f: &mut Formatter<'_>, rule: AmongRanks) -> fmt::Result {
             f,
             "groups that span nodes are not supported yet; rank {rank} is on another node than rank 0"
         ),
+        AmongRanks::NewEnoughForNetwork => f.write_str("is too old for groups that span nodes"),
+        AmongRanks::HasForNetwork { name } => {
+            write!(f, "has no {name}, which groups that span nodes need")
+        }
         AmongRanks::Same { rank } => {
             write!(f, "must be the same on every rank, but rank {rank} differs")
         }

@@ -26,6 +26,7 @@ macro_rules! driver_table {
             optional {
                 fn cuDeviceGetName(*mut c_char, c_int, sys::CUdevice) -> Status;
                 fn cuCtxGetId(sys::CUcontext, *mut c_ulonglong) -> Status;
+                fn cuThreadExchangeStreamCaptureMode(*mut c_uint) -> Status;
                 fn cuStreamGetId(sys::CUstream, *mut c_ulonglong) -> Status;
                 fn cuGetErrorName(Status, *mut *const c_char) -> Status;
                 fn cuGetErrorString(Status, *mut *const c_char) -> Status;

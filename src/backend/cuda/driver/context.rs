@@ -184,6 +184,11 @@ impl Context {
         self.spoiled.load(Ordering::Relaxed)
     }
 
+    /// Counts `works` among what waits for other ranks on the device.
+    pub fn watch_works(&self, works: Weak<dyn Works>) {
+        self.quiet.watch(works);
+    }
+
     /// Registers `enqueued` as operations of the group.
     pub fn watch<E: Enqueued + 'static>(&self, enqueued: &Arc<E>) {
         let as_works: Weak<E> = Arc::downgrade(enqueued);

@@ -1,6 +1,7 @@
 //! Order between streams: one waits for the work that another had at a recorded point.
 #![allow(unsafe_code)]
 
+use crate::backend::StreamMark;
 use crate::backend::cuda::driver::api::{check, functions};
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::stream::{Capture, StreamId, StreamScope};
@@ -9,6 +10,7 @@ use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
 use crate::model::ops::Stream;
 use cudarc::driver::sys;
+use std::ffi::c_uint;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
@@ -165,7 +167,8 @@ pub struct Mark {
 unsafe impl Send for Mark {}
 
 impl Mark {
-    fn new(context: &Arc<Context>) -> Result<Self> {
+    /// One that marks nothing yet.
+    pub fn new(context: &Arc<Context>) -> Result<Self> {
         let _entered = context.enter()?;
         let mut raw = null_mut();
         let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
@@ -218,6 +221,51 @@ impl Mark {
             (functions()?.cuStreamWaitEvent)(raw_stream(at.stream), self.raw, 0)
         })
     }
+}
+
+impl StreamMark for Mark {
+    fn record(&mut self, stream: Stream) -> Result<bool> {
+        let context = Arc::clone(&self.context);
+        let at = StreamScope::enter(context.held(), stream)?;
+        if at.is_captured() {
+            return Ok(false);
+        }
+        Mark::record(self, &at).map(|()| true)
+    }
+
+    fn is_over(&self) -> Result<bool> {
+        let _apart = ApartFromCaptures::enter()?;
+        Mark::is_over(self)
+    }
+}
+
+/// As long as this lives the calling thread may ask about events while any thread captures. Otherwise that would
+/// end a capture in the mode that is the runtime's default.
+struct ApartFromCaptures(c_uint);
+
+impl ApartFromCaptures {
+    fn enter() -> Result<Self> {
+        const RELAXED: c_uint = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as c_uint;
+        exchange_mode(RELAXED).map(Self)
+    }
+}
+
+impl Drop for ApartFromCaptures {
+    fn drop(&mut self) {
+        // The same call has succeeded before.
+        let _ = exchange_mode(self.0);
+    }
+}
+
+/// Sets how this thread minds captures; gives how it did before.
+fn exchange_mode(mode: c_uint) -> Result<c_uint> {
+    let mut mode = mode;
+    if let Some(exchange) = functions()?.cuThreadExchangeStreamCaptureMode {
+        // SAFETY: reads and writes one number.
+        let status = unsafe { exchange(&mut mode) };
+        check("cuThreadExchangeStreamCaptureMode", status)?;
+    }
+    Ok(mode)
 }
 
 impl Drop for Mark {

@@ -4,18 +4,19 @@
 //! wait while another thread's operation holds every multiprocessor and waits for its peers.
 #![forbid(unsafe_code)]
 
-use crate::backend::DeviceMemory;
 use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::event::Mark;
 use crate::backend::cuda::driver::held::Key;
+use crate::backend::quiet::Works;
+use crate::backend::{DeviceMemory, StreamMark};
 use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use once_cell::sync::OnceCell;
 use std::any::Any;
 use std::ffi::c_void;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// Most bytes of a fill that are copied at once.
 const FILL_BYTES: usize = 4 << 20;
@@ -144,6 +145,19 @@ impl DeviceMemory for CudaMemory {
             mark.as_ref()
                 .map_or(true, |mark| mark.is_over() == Ok(false))
         });
+    }
+
+    fn watch_works(&self, works: Weak<dyn Works>) {
+        self.context.watch_works(works);
+    }
+
+    fn new_mark(&self) -> Result<Box<dyn StreamMark>> {
+        Ok(Box::new(Mark::new(&self.context)?))
+    }
+
+    fn enter(&self, _device: usize) -> Result<Box<dyn Any>> {
+        // The context is of that device.
+        Ok(Box::new(self.context.enter()?))
     }
 }
 

@@ -1,8 +1,11 @@
-//! The few NCCL functions that the library calls, in the copy of NCCL that the caller uses.
+//! The few NCCL functions that the library calls, in the copy of NCCL that the caller uses: here those about the
+//! caller's communicator, in `own` those about communicators of the library's own.
 //!
 //! A communicator belongs to the copy of NCCL that created it, so a second copy must not be opened
 //! (`dylib`). Result codes stay integers: a newer NCCL may have codes that we do not know.
 #![allow(unsafe_code)]
+
+pub mod own;
 
 use crate::backend::dylib::{Library, function_table};
 use crate::error::refusal::{AmongRanks, Subject};
@@ -10,15 +13,37 @@ use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use once_cell::sync::OnceCell;
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 /// `ncclUint8`.
 const UINT8: c_int = 1;
 /// `ncclInProgress`, which only non-blocking communicators return.
 const IN_PROGRESS: c_int = 7;
 
+/// Bytes of what ranks find each other by.
+pub const ID_BYTES: usize = 128;
+
+/// `ncclUniqueId`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct UniqueId([u8; ID_BYTES]);
+
+/// `ncclConfig_t` as NCCL 2.18 has it. Newer ones take what they know besides from their defaults.
+#[repr(C)]
+struct Config {
+    size: usize,
+    magic: c_uint,
+    version: c_uint,
+    blocking: c_int,
+    cga_cluster_size: c_int,
+    min_ctas: c_int,
+    max_ctas: c_int,
+    net_name: *const c_char,
+    split_share: c_int,
+}
+
 function_table! {
-    /// NCCL's entry points; all are older than NCCL 2.18, the oldest that we support.
+    /// NCCL's entry points; all are in NCCL 2.18. Those that are optional are for groups over several nodes.
     struct Functions;
     required {
         fn ncclCommCount(*mut c_void, *mut c_int) -> c_int;
@@ -28,6 +53,16 @@ function_table! {
     }
     optional {
         fn ncclGetErrorString(c_int) -> *const c_char;
+        fn ncclGetVersion(*mut c_int) -> c_int;
+        fn ncclGetUniqueId(*mut UniqueId) -> c_int;
+        fn ncclCommInitRankConfig(*mut *mut c_void, c_int, UniqueId, c_int, *mut Config) -> c_int;
+        fn ncclCommGetAsyncError(*mut c_void, *mut c_int) -> c_int;
+        fn ncclCommAbort(*mut c_void) -> c_int;
+        fn ncclCommDestroy(*mut c_void) -> c_int;
+        fn ncclGroupStart() -> c_int;
+        fn ncclGroupEnd() -> c_int;
+        fn ncclSend(*const c_void, usize, c_int, c_int, *mut c_void, *mut c_void) -> c_int;
+        fn ncclRecv(*mut c_void, usize, c_int, c_int, *mut c_void, *mut c_void) -> c_int;
     }
 }
 

@@ -1,0 +1,228 @@
+//! The transport between nodes alone, which no group uses yet, for its tests (`c_tests/suites/transport`).
+#![allow(unsafe_code)]
+
+use crate::{answer, null, words};
+use nccl_ep_core::backend::bootstrap::Bootstrap;
+use nccl_ep_core::backend::nccl::Communicator;
+use nccl_ep_core::backend::select;
+use nccl_ep_core::backend::transport::open::{Wanted, over_nccl};
+use nccl_ep_core::backend::transport::{Message, Transport};
+use nccl_ep_core::error::{Error, Result};
+use nccl_ep_core::model::ops::Stream;
+use nccl_ep_core::model::tensor::DevPtr;
+use nccl_ep_core::model::topology::{NODE_ID_BYTES, NodeId, Topology};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::time::Duration;
+
+/// Blocks of NCCL's kernels.
+const BLOCKS: usize = 4;
+
+/// One direction between this rank and another.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct EpProbeMessage {
+    /// The other rank.
+    pub peer: usize,
+    /// In device memory.
+    pub data: *mut c_void,
+    /// The same number on both sides.
+    pub bytes: usize,
+}
+
+/// An open transport.
+pub struct EpProbeRail {
+    transport: Box<dyn Transport>,
+    /// How often it told of a failure.
+    faults: Arc<AtomicI32>,
+}
+
+fn open(
+    comm: *mut c_void,
+    node: Option<&CStr>,
+    timeout: Duration,
+    stream: Stream,
+) -> Result<EpProbeRail> {
+    let comm = Communicator::open(comm as usize)?;
+    let device = comm.device;
+    let memory = select::platform(&comm)?.memory();
+    let bootstrap = Bootstrap::new(comm, memory, timeout, words::text);
+    let node = node.ok_or_else(|| null("node"));
+    let mine = node.map(|node| NodeId::from_text(&node.to_string_lossy()).0.to_vec());
+    let ids = bootstrap.agree(mine, NODE_ID_BYTES, stream)?;
+    let id = |bytes: &Vec<u8>| bytes.as_slice().try_into().map(NodeId);
+    let ids: std::result::Result<Vec<NodeId>, _> = ids.iter().map(id).collect();
+    let topology = Topology::from_ids(&ids.map_err(|_| Error::internal("a short node id"))?);
+    let faults = Arc::new(AtomicI32::new(0));
+    let count = Arc::clone(&faults);
+    let wanted = Wanted {
+        topology: &topology,
+        device,
+        timeout,
+        most_blocks: BLOCKS,
+        on_fault: Arc::new(move |_| {
+            count.fetch_add(1, Ordering::SeqCst);
+        }),
+    };
+    let transport = over_nccl(&bootstrap, wanted, stream)?;
+    Ok(EpProbeRail { transport, faults })
+}
+
+/// Opens a transport among the ranks of `comm`, of which those that say the same `node` are on one. Collective.
+///
+/// # Safety
+/// `comm` is a live communicator; `rail` is NULL or valid, `node` is NULL or a string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epProbeRailOpen(
+    rail: *mut *mut EpProbeRail,
+    comm: *mut c_void,
+    node: *const c_char,
+    timeout_ms: c_uint,
+    stream: *mut c_void,
+) -> c_int {
+    let is_string = !node.is_null();
+    // SAFETY: the caller's promise.
+    let (rail, node) = unsafe { (rail.as_mut(), is_string.then(|| CStr::from_ptr(node))) };
+    let timeout = Duration::from_millis(timeout_ms.into());
+    let opened = open(comm, node, timeout, Stream(stream as usize));
+    answer(opened.and_then(|opened| {
+        *rail.ok_or_else(|| null("place for a rail"))? = Box::into_raw(Box::new(opened));
+        Ok(())
+    }))
+}
+
+/// Ends a transport.
+///
+/// # Safety
+/// `rail` came from [`epProbeRailOpen`] and is not used again.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epProbeRailClose(rail: *mut EpProbeRail) {
+    // SAFETY: the caller's promise.
+    drop(unsafe { Box::from_raw(rail) });
+}
+
+/// Writes at most `most` of `ranks` to `to`; gives how many there are.
+///
+/// # Safety
+/// `to` is valid for so many numbers.
+unsafe fn write(ranks: &[usize], to: *mut usize, most: usize) -> usize {
+    for (index, &rank) in ranks.iter().enumerate().take(most) {
+        // SAFETY: the index is below `most`.
+        unsafe { *to.add(index) = rank };
+    }
+    ranks.len()
+}
+
+/// The ranks that this one may send to: writes at most `most`, gives how many there are.
+///
+/// # Safety
+/// `rail` is open, `ranks` valid for so many numbers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epProbeRailGateways(
+    rail: *const EpProbeRail,
+    ranks: *mut usize,
+    most: usize,
+) -> usize {
+    // SAFETY: the caller's promise.
+    unsafe { write((*rail).transport.gateways(), ranks, most) }
+}
+
+/// This rank and those that may send to it, likewise.
+///
+/// # Safety
+/// As of [`epProbeRailGateways`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epProbeRailSources(
+    rail: *const EpProbeRail,
+    ranks: *mut usize,
+    most: usize,
+) -> usize {
+    // SAFETY: the caller's promise.
+    unsafe { write((*rail).transport.sources(), ranks, most) }
+}
+
+/// # Safety
+/// `messages` is valid for `count` of them.
+unsafe fn read(messages: *const EpProbeMessage, count: usize) -> Vec<Message> {
+    let read = |index| {
+        // SAFETY: the index is below `count`.
+        let message = unsafe { *messages.add(index) };
+        Message {
+            peer: message.peer,
+            data: DevPtr(message.data as usize),
+            bytes: message.bytes,
+        }
+    };
+    (0..count).map(read).collect()
+}
+
+/// Enqueues messages as one operation.
+///
+/// # Safety
+/// `rail` is open; the messages are valid, and their memory until `stream` has run the operation.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epProbeRailExchange(
+    rail: *const EpProbeRail,
+    sends: *const EpProbeMessage,
+    num_sends: usize,
+    receives: *const EpProbeMessage,
+    num_receives: usize,
+    stream: *mut c_void,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let (rail, sends, receives) =
+        unsafe { (&*rail, read(sends, num_sends), read(receives, num_receives)) };
+    let stream = Stream(stream as usize);
+    answer(rail.transport.exchange(&sends, &receives, stream))
+}
+
+/// Enqueues a gathering of `bytes` at `data` of all sources to `out`.
+///
+/// # Safety
+/// As of [`epProbeRailExchange`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epProbeRailGather(
+    rail: *const EpProbeRail,
+    data: *const c_void,
+    bytes: usize,
+    out: *mut c_void,
+    stream: *mut c_void,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let rail = unsafe { &*rail };
+    let (data, out) = (DevPtr(data as usize), DevPtr(out as usize));
+    let stream = Stream(stream as usize);
+    answer(rail.transport.gather(data, bytes, out, stream))
+}
+
+/// 0, or the number of the failure that has ended the transport.
+///
+/// # Safety
+/// `rail` is open.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epProbeRailHealth(rail: *const EpProbeRail) -> c_int {
+    // SAFETY: the caller's promise.
+    let health = unsafe { (*rail).transport.health() };
+    answer(health.map_or(Ok(()), Err))
+}
+
+/// How often the transport told of a failure.
+///
+/// # Safety
+/// `rail` is open.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epProbeRailFaults(rail: *const EpProbeRail) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { (*rail).faults.load(Ordering::SeqCst) }
+}
+
+/// Gives a transport up.
+///
+/// # Safety
+/// `rail` is open.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epProbeRailAbort(rail: *const EpProbeRail) {
+    // SAFETY: the caller's promise.
+    unsafe { (*rail).transport.abort() };
+}

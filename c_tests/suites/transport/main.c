@@ -1,0 +1,342 @@
+// The transport between nodes alone: what arrives, on equal and unequal nodes; and what the others see of a
+// rank that dies, stops, or refuses.
+//
+//   test_transport [--ranks N] [--seed N] [WORD]    runs the cases whose name contains WORD on N ranks (4)
+//
+// It starts its own processes: do not start it with mpirun on more than one rank. Each case with messages runs
+// in every split of the ranks over nodes, which NCCL is told by NCCL_HOSTID.
+#define _GNU_SOURCE  // setenv, usleep
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "forked/survivors.h"
+#include "suites/transport/way.h"
+
+enum { kDefaultTimeoutMs = 1000, kDefaultRanks = 4, kSlackMs = 1000, kPollUs = 500, kRounds = 5 };
+
+static bool is_member(const size_t* ranks, size_t count, int rank) {
+    for (size_t i = 0; i < count; ++i) {
+        if (ranks[i] == (size_t)rank) return true;
+    }
+    return false;
+}
+
+// ---- Everybody lives ---------------------------------------------------------------------------
+
+static void messages_arrive(DeathRank* self) {
+    Way way;
+    EP_REQUIRE(open_way(&way, self, &self->env) == 0);
+    EP_CHECK(is_member(way.sources, way.num_sources, self->env.rank));
+    exchange_rounds(&way, kRounds, self->env.stream);
+    EP_CHECK_EQ_I64(epProbeRailFaults(way.rail), 0);
+    const double start = seconds_now();
+    close_way(&way);
+    check_in_time(self, start);
+    EP_CHECK_NCCL(ncclCommDestroy(self->env.comm));
+}
+
+// Two transports at once, one on a stream of its own, and one after them.
+static void transports_are_apart(DeathRank* self) {
+    Way ways[2];
+    cudaStream_t stream;
+    ep_open_streams(&stream, 1);
+    EP_REQUIRE(open_way(&ways[0], self, &self->env) == 0);
+    EP_REQUIRE(open_way(&ways[1], self, &self->env) == 0);
+    exchange_rounds(&ways[1], 1, stream);
+    exchange_rounds(&ways[0], 1, self->env.stream);
+    close_way(&ways[0]);
+    exchange_rounds(&ways[1], 1, stream);
+    close_way(&ways[1]);
+    EP_REQUIRE(open_way(&ways[0], self, &self->env) == 0);
+    exchange_rounds(&ways[0], 1, stream);
+    close_way(&ways[0]);
+    ep_close_streams(&stream, 1);
+    EP_CHECK_NCCL(ncclCommDestroy(self->env.comm));
+}
+
+// A transport that ends while its operations are on the stream lets them come to their end.
+static void the_end_waits_for_operations(DeathRank* self) {
+    Way way;
+    EP_REQUIRE(open_way(&way, self, &self->env) == 0);
+    exchange_rounds(&way, 1, self->env.stream);
+    if (is_victim(self)) usleep(self->timeout_ms * 1000 / 3);
+    for (unsigned op = 0; op < kOpsInFlight; ++op) {
+        EP_CHECK_EQ_I64(enqueue(&way, op, self->env.stream), 0);
+    }
+    epProbeRailClose(way.rail);
+    EP_CHECK_CUDA(cudaStreamSynchronize(self->env.stream));
+    for (unsigned op = 0; op < kOpsInFlight; ++op) check_received(&way, op);
+    for (unsigned i = 0; i < kOpsInFlight; ++i) {
+        ep_device_free(way.sent[i]);
+        ep_device_free(way.received[i]);
+    }
+    EP_CHECK_NCCL(ncclCommDestroy(self->env.comm));
+}
+
+// One rank gives no node: no rank gets a transport, the next time all do.
+static void a_refusal_is_told(DeathRank* self) {
+    EpProbeRail* rail = NULL;
+    const EpEnv* env = &self->env;
+    const char* node = is_victim(self) ? NULL : "somewhere";
+    const int result = epProbeRailOpen(&rail, env->comm, node, self->timeout_ms, env->stream);
+    EP_CHECK_EQ_I64(result, is_victim(self) ? ncclInvalidArgument : ncclRemoteError);
+    EP_CHECK(rail == NULL);
+    EP_CHECK(is_victim(self) || names(epProbeText(), self->victim));
+    messages_arrive(self);
+}
+
+// ---- A rank is lost ----------------------------------------------------------------------------
+
+static bool talks_to_victim(const DeathRank* self, const Way* way) {
+    return is_member(way->gateways, way->num_gateways, self->victim) ||
+           is_member(way->sources, way->num_sources, self->victim);
+}
+
+static void go_on(DeathRank* self) {
+    EP_CHECK_NCCL(ncclCommAbort(self->env.comm));
+    // What was ended may have left its error on the stream.
+    (void)cudaStreamSynchronize(self->env.stream);
+    (void)cudaGetLastError();
+    expect_context_usable(self);
+    EpEnv env = self->env;
+    env.size = survivors(self);
+    if (env.rank > self->victim) --env.rank;
+    env.comm = open_comm(self, kSecondId, env.rank, env.size);
+    Way way;
+    EP_REQUIRE(open_way(&way, self, &env) == 0);
+    exchange_rounds(&way, 1, env.stream);
+    close_way(&way);
+    EP_CHECK_NCCL(ncclCommDestroy(env.comm));
+}
+
+// Waits for the failure, which must name who waited and the victim.
+static void expect_failure(DeathRank* self, Way* way, double start) {
+    int health = 0;
+    while ((health = epProbeRailHealth(way->rail)) == 0 && in_time(self, start)) usleep(kPollUs);
+    const bool deadline = strstr(epProbeText(), "deadline passed: ") != NULL;
+    EP_CHECK(health != 0);
+    check_in_time(self, start);
+    // Another thread may be about to tell.
+    while (epProbeRailFaults(way->rail) == 0 && in_time(self, start)) usleep(kPollUs);
+    EP_CHECK_EQ_I64(epProbeRailFaults(way->rail), 1);
+    char own[48];
+    snprintf(own, sizeof(own), "rank %d of node ", self->env.rank);
+    EP_CHECK_STR_CONTAINS(epProbeText(), own);
+    EP_CHECK_STR_CONTAINS(epProbeText(), "network operation ");
+    EP_CHECK(names(epProbeText(), self->victim));
+    if (deadline) EP_CHECK_EQ_I64(health, ncclRemoteError);
+    EP_CHECK(enqueue(way, 0, self->env.stream) == health);
+}
+
+// Operations of all that are left. Who waits for the victim sees it; the others may see that somebody gave up.
+static void meet_the_loss(DeathRank* self, Way* way) {
+    const double start = seconds_now();
+    for (unsigned op = 0; op < kOpsInFlight; ++op) (void)enqueue(way, op, self->env.stream);
+    if (talks_to_victim(self, way)) expect_failure(self, way, start);
+    // What was on the stream comes to its end.
+    while (cudaStreamQuery(self->env.stream) == cudaErrorNotReady && in_time(self, start)) {
+        usleep(kPollUs);
+    }
+    EP_CHECK(cudaStreamQuery(self->env.stream) != cudaErrorNotReady);
+    (void)cudaStreamSynchronize(self->env.stream);
+    (void)cudaGetLastError();
+    const double closing = seconds_now();
+    close_way(way);
+    check_in_time(self, closing);
+    meet(self, kNoticed, survivors(self));
+    go_on(self);
+}
+
+static void a_rank_is_killed(DeathRank* self) {
+    Way way;
+    EP_REQUIRE(open_way(&way, self, &self->env) == 0);
+    exchange_rounds(&way, 1, self->env.stream);
+    meet(self, kReady, self->env.size);
+    if (is_victim(self)) die(self);
+    while (atomic_load(&self->shared->lost) == 0) usleep(kPollUs);
+    meet_the_loss(self, &way);
+}
+
+static void stop_for_good(DeathRank* self) {
+    self->shared->passed[self->env.rank] = ep_passed() - self->passed_before;
+    self->shared->failed[self->env.rank] = ep_failed() - self->failed_before;
+    atomic_store(&self->shared->lost, seconds_now());
+    raise(SIGSTOP);
+}
+
+// Nobody tells the others; their deadline does.
+static void a_rank_stops(DeathRank* self) {
+    Way way;
+    EP_REQUIRE(open_way(&way, self, &self->env) == 0);
+    exchange_rounds(&way, 1, self->env.stream);
+    meet(self, kReady, self->env.size);
+    if (is_victim(self)) stop_for_good(self);
+    while (atomic_load(&self->shared->lost) == 0) usleep(kPollUs);
+    meet_the_loss(self, &way);
+}
+
+// The victim never comes to the creation.
+static void a_rank_stops_before_the_creation(DeathRank* self) {
+    Way way;
+    EP_REQUIRE(open_way(&way, self, &self->env) == 0);
+    close_way(&way);
+    meet(self, kReady, self->env.size);
+    if (is_victim(self)) stop_for_good(self);
+    while (atomic_load(&self->shared->lost) == 0) usleep(kPollUs);
+    const double start = seconds_now();
+    EP_CHECK_EQ_I64(open_way(&way, self, &self->env), ncclRemoteError);
+    check_in_time(self, start);
+    EP_CHECK_STR_CONTAINS(epProbeText(), " waited ");
+    meet(self, kNoticed, survivors(self));
+    go_on(self);
+}
+
+// The victim is stopped or killed somewhere in the creation. Whoever gets a transport all the same finds out by
+// its first operation, if that needs the victim.
+static void a_rank_is_lost_in_the_creation(DeathRank* self) {
+    Way way;
+    meet(self, kReady, self->env.size);
+    double start = seconds_now();
+    const int result = open_way(&way, self, &self->env);
+    if (is_victim(self)) {
+        for (;;) pause();
+    }
+    check_in_time(self, start);
+    if (result == 0) {
+        start = seconds_now();
+        while (atomic_load(&self->shared->lost) == 0) usleep(kPollUs);
+        (void)enqueue(&way, 1, self->env.stream);
+        while (cudaStreamQuery(self->env.stream) == cudaErrorNotReady && in_time(self, start)) {
+            usleep(kPollUs);
+        }
+        EP_CHECK(cudaStreamQuery(self->env.stream) != cudaErrorNotReady);
+        (void)cudaStreamSynchronize(self->env.stream);
+        (void)cudaGetLastError();
+        start = seconds_now();
+        close_way(&way);
+        check_in_time(self, start);
+    }
+    meet(self, kNoticed, survivors(self));
+    go_on(self);
+}
+
+// A transport that was given up refuses, and ends what waits. One rank alone does so: others may see it.
+static void giving_up_ends_what_waits(DeathRank* self) {
+    Way way;
+    EP_REQUIRE(open_way(&way, self, &self->env) == 0);
+    exchange_rounds(&way, 1, self->env.stream);
+    meet(self, kReady, self->env.size);
+    const double start = seconds_now();
+    if (self->env.rank == 0 && talks_to_victim(self, &way)) {
+        EP_CHECK_EQ_I64(enqueue(&way, 0, self->env.stream), 0);
+        epProbeRailAbort(way.rail);
+        EP_CHECK_EQ_I64(epProbeRailHealth(way.rail), ncclRemoteError);
+        EP_CHECK_STR_CONTAINS(epProbeText(), " gave the network up");
+        EP_CHECK_EQ_I64(epProbeRailFaults(way.rail), 0);
+        EP_CHECK_EQ_I64(enqueue(&way, 1, self->env.stream), ncclRemoteError);
+        (void)cudaStreamSynchronize(self->env.stream);
+        (void)cudaGetLastError();
+    }
+    close_way(&way);
+    check_in_time(self, start);
+    meet(self, kNoticed, self->env.size);
+    expect_context_usable(self);
+    EP_CHECK_NCCL(ncclCommAbort(self->env.comm));
+}
+
+// ---- The program -------------------------------------------------------------------------------
+
+// The parent kills the victim when the others have ended.
+static void leave_alone(SharedState* shared, int num_ranks, pid_t victim) {
+    (void)shared;
+    (void)num_ranks;
+    (void)victim;
+}
+
+// Decides when.
+static uint64_t g_random = 5;
+
+static void lose_in_the_creation(SharedState* shared, int num_ranks, pid_t victim, int by) {
+    enum { kLongestUs = 6000 };
+    while (atomic_load(&shared->arrived[kReady]) < num_ranks) usleep(kPollUs);
+    usleep((unsigned)ep_random_below(&g_random, kLongestUs));
+    kill(victim, by);
+    atomic_store(&shared->lost, seconds_now());
+}
+
+static void kill_in_the_creation(SharedState* shared, int num_ranks, pid_t victim) {
+    lose_in_the_creation(shared, num_ranks, victim, SIGKILL);
+}
+
+static void stop_in_the_creation(SharedState* shared, int num_ranks, pid_t victim) {
+    lose_in_the_creation(shared, num_ranks, victim, SIGSTOP);
+}
+
+static const DeathCase kCases[] = {
+    {"messages_arrive", messages_arrive, false, NULL, claim_node},
+    {"transports_are_apart", transports_are_apart, false, NULL, claim_node},
+    {"the_end_waits_for_operations", the_end_waits_for_operations, false, NULL, claim_node},
+    {"a_refusal_is_told", a_refusal_is_told, false, NULL, claim_node},
+    {"a_rank_is_killed", a_rank_is_killed, true, NULL, claim_node},
+    {"a_rank_stops", a_rank_stops, true, leave_alone, claim_node},
+    {"a_rank_stops_before_the_creation", a_rank_stops_before_the_creation, true, leave_alone,
+     claim_node},
+    {"a_rank_is_killed_in_the_creation", a_rank_is_lost_in_the_creation, true,
+     kill_in_the_creation, claim_node},
+    {"a_rank_stops_in_the_creation", a_rank_is_lost_in_the_creation, true, stop_in_the_creation,
+     claim_node},
+    {"giving_up_ends_what_waits", giving_up_ends_what_waits, false, NULL, claim_node},
+};
+
+// Whether the split is one of the former for so many ranks.
+static bool is_known(unsigned split, int ranks) {
+    for (unsigned former = 0; former < split; ++former) {
+        int same = 0;
+        for (int rank = 0; rank < ranks; ++rank) {
+            same += kSplits[former].node_of(rank, ranks) == kSplits[split].node_of(rank, ranks);
+        }
+        if (same == ranks) return true;
+    }
+    return false;
+}
+
+static void run_in_splits(const DeathCase* test, DeathSetting setting) {
+    for (unsigned i = 0; i < kNumSplits; ++i) {
+        if (is_known(i, setting.num_ranks)) continue;
+        EP_REQUIRE(setenv("EP_TEST_SPLIT", kSplits[i].name, 1) == 0);
+        const uint64_t failed_before = ep_failed();
+        run_death_case(test, setting);
+        printf("%-36s %-11s %s\n", test->name, kSplits[i].name,
+               ep_failed() == failed_before ? "ok" : "FAILED");
+        fflush(stdout);
+    }
+}
+
+int main(int argc, char** argv) {
+    int num_ranks = kDefaultRanks;
+    const char* word = "";
+    for (int i = 1; i < argc; ++i) {
+        if (strcmp(argv[i], "--ranks") == 0 && i + 1 < argc) {
+            num_ranks = atoi(argv[++i]);
+        } else if (strcmp(argv[i], "--seed") == 0 && i + 1 < argc) {
+            g_random = strtoull(argv[++i], NULL, 10);
+        } else {
+            word = argv[i];
+        }
+    }
+    if (num_ranks < 2 || num_ranks > kMaxRanks) {
+        fprintf(stderr, "usage: test_transport [--ranks 2..%d] [--seed N] [WORD]\n", kMaxRanks);
+        return 2;
+    }
+    const DeathSetting setting = {num_ranks, num_ranks - 1,
+                                  timeout_from_environment(kDefaultTimeoutMs), kSlackMs};
+    for (size_t i = 0; i < sizeof(kCases) / sizeof(kCases[0]); ++i) {
+        if (strstr(kCases[i].name, word) != NULL) run_in_splits(&kCases[i], setting);
+    }
+    printf("%llu passed, %llu failed\n", (unsigned long long)ep_passed(),
+           (unsigned long long)ep_failed());
+    return ep_failed() == 0 && ep_passed() > 0 ? 0 : 1;
+}

@@ -1,0 +1,162 @@
+// See way.h.
+#define _GNU_SOURCE  // setenv
+#include "suites/transport/way.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int halves(int rank, int ranks) { return rank < (ranks + 1) / 2 ? 0 : 1; }
+static int interleaved(int rank, int ranks) { return ranks > 1 ? rank % 2 : 0; }
+static int apart(int rank, int ranks) { return ranks > 1 ? rank : 0; }
+static int one_alone(int rank, int ranks) { return rank == ranks - 1 ? 1 : 0; }
+static int one_first(int rank, int ranks) { return ranks > 1 && rank > 0 ? 1 : 0; }
+
+const Split kSplits[] = {{"halves", halves},
+                         {"interleaved", interleaved},
+                         {"apart", apart},
+                         {"one_alone", one_alone},
+                         {"one_first", one_first}};
+const unsigned kNumSplits = sizeof(kSplits) / sizeof(kSplits[0]);
+
+const Split* split_of_process(void) {
+    const char* name = getenv("EP_TEST_SPLIT");
+    for (unsigned i = 0; i < kNumSplits; ++i) {
+        if (name != NULL && strcmp(kSplits[i].name, name) == 0) return &kSplits[i];
+    }
+    return &kSplits[0];
+}
+
+static void node_name(char* name, size_t size, int rank, int ranks) {
+    snprintf(name, size, "node-%d", split_of_process()->node_of(rank, ranks));
+}
+
+void claim_node(DeathRank* self) {
+    char name[32];
+    node_name(name, sizeof(name), self->env.rank, self->env.size);
+    EP_REQUIRE(setenv("NCCL_HOSTID", name, 1) == 0);
+    // All are on one machine, unless somebody says otherwise.
+    EP_REQUIRE(setenv("NCCL_SOCKET_IFNAME", "lo", 0) == 0);
+    EP_REQUIRE(setenv("NCCL_IB_DISABLE", "1", 0) == 0);
+}
+
+// Bytes of a message; some are few, one kind is none.
+static size_t bytes_of(size_t from, size_t to, unsigned op) {
+    static const size_t kSizes[] = {8, 1, 4096, 0, 70001, kMostBytes};
+    return kSizes[ep_mix(from, to, op) % 6];
+}
+
+static size_t gathered_bytes(unsigned op) { return op % 2 == 0 ? 24 : 5000; }
+
+static bool is_gathering(unsigned op) { return op % 3 == 2; }
+
+static unsigned char value(size_t from, size_t to, unsigned op, size_t index) {
+    return (unsigned char)(ep_mix(from * 64 + to, op, index / 8) >> (8 * (index % 8)));
+}
+
+// A gathering says the same to everybody.
+static size_t addressee(size_t to, unsigned op) { return is_gathering(op) ? 63 : to; }
+
+static void fill(unsigned char* data, size_t from, size_t to, unsigned op, size_t bytes) {
+    for (size_t i = 0; i < bytes; ++i) data[i] = value(from, addressee(to, op), op, i);
+}
+
+int open_way(Way* way, const DeathRank* self, const EpEnv* env) {
+    char name[32];
+    memset(way, 0, sizeof(*way));
+    way->self = self;
+    way->env = env;
+    node_name(name, sizeof(name), self->env.rank, self->env.size);
+    const int result =
+        epProbeRailOpen(&way->rail, env->comm, name, self->timeout_ms, env->stream);
+    if (result != 0) return result;
+    way->num_gateways = epProbeRailGateways(way->rail, way->gateways, kMaxRanks);
+    way->num_sources = epProbeRailSources(way->rail, way->sources, kMaxRanks);
+    for (unsigned i = 0; i < kOpsInFlight; ++i) {
+        way->sent[i] = ep_device_alloc((way->num_gateways + 1) * kMostBytes);
+        way->received[i] = ep_device_alloc(way->num_sources * kMostBytes);
+    }
+    return 0;
+}
+
+void close_way(Way* way) {
+    epProbeRailClose(way->rail);
+    for (unsigned i = 0; i < kOpsInFlight; ++i) {
+        ep_device_free(way->sent[i]);
+        ep_device_free(way->received[i]);
+    }
+}
+
+static void upload(Way* way, unsigned op) {
+    const size_t rank = (size_t)way->env->rank;
+    unsigned char* host = calloc(way->num_gateways + 1, kMostBytes);
+    EP_REQUIRE(host != NULL);
+    // A rank alone on its node has itself to gather from.
+    fill(host, rank, rank, op, kMostBytes);
+    for (size_t i = 0; i < way->num_gateways; ++i) {
+        fill(host + i * kMostBytes, rank, way->gateways[i], op, kMostBytes);
+    }
+    ep_upload(way->sent[op % kOpsInFlight], host, (way->num_gateways + 1) * kMostBytes);
+    free(host);
+    EP_CHECK_CUDA(cudaMemset(way->received[op % kOpsInFlight], 0xee,
+                             way->num_sources * kMostBytes));
+    EP_CHECK_CUDA(cudaStreamSynchronize(NULL));
+}
+
+int enqueue(Way* way, unsigned op, cudaStream_t stream) {
+    const size_t rank = (size_t)way->env->rank;
+    unsigned char* sent = way->sent[op % kOpsInFlight];
+    unsigned char* received = way->received[op % kOpsInFlight];
+    if (is_gathering(op)) {
+        return epProbeRailGather(way->rail, sent, gathered_bytes(op), received, stream);
+    }
+    EpProbeMessage sends[kMaxRanks];
+    EpProbeMessage receives[kMaxRanks];
+    size_t num_receives = 0;
+    for (size_t i = 0; i < way->num_gateways; ++i) {
+        const EpProbeMessage message = {way->gateways[i], sent + i * kMostBytes,
+                                        bytes_of(rank, way->gateways[i], op)};
+        sends[i] = message;
+    }
+    for (size_t i = 0; i < way->num_sources; ++i) {
+        if (way->sources[i] == rank) continue;
+        const EpProbeMessage message = {way->sources[i], received + i * kMostBytes,
+                                        bytes_of(way->sources[i], rank, op)};
+        receives[num_receives++] = message;
+    }
+    return epProbeRailExchange(way->rail, sends, way->num_gateways, receives, num_receives, stream);
+}
+
+void check_received(Way* way, unsigned op) {
+    const size_t rank = (size_t)way->env->rank;
+    const size_t total = way->num_sources * kMostBytes;
+    unsigned char* got = malloc(total);
+    unsigned char* expected = malloc(total);
+    EP_REQUIRE(got != NULL && expected != NULL);
+    memset(expected, 0xee, total);
+    for (size_t i = 0; i < way->num_sources; ++i) {
+        const size_t source = way->sources[i];
+        if (is_gathering(op)) {
+            fill(expected + i * gathered_bytes(op), source, rank, op, gathered_bytes(op));
+        } else if (source != rank) {
+            fill(expected + i * kMostBytes, source, rank, op, bytes_of(source, rank, op));
+        }
+    }
+    ep_download(got, way->received[op % kOpsInFlight], total);
+    EP_CHECK_EQ_BYTES(got, expected, total);
+    free(got);
+    free(expected);
+}
+
+void exchange_rounds(Way* way, unsigned rounds, cudaStream_t stream) {
+    for (unsigned round = 0; round < rounds; ++round) {
+        const unsigned first = round * kOpsInFlight;
+        for (unsigned op = first; op < first + kOpsInFlight; ++op) upload(way, op);
+        for (unsigned op = first; op < first + kOpsInFlight; ++op) {
+            EP_CHECK_EQ_I64(enqueue(way, op, stream), 0);
+        }
+        EP_CHECK_CUDA(cudaStreamSynchronize(stream));
+        for (unsigned op = first; op < first + kOpsInFlight; ++op) check_received(way, op);
+    }
+    EP_CHECK_EQ_I64(epProbeRailHealth(way->rail), 0);
+}

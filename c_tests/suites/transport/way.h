@@ -1,0 +1,47 @@
+// One rank's end of a transport between nodes, and messages over it whose contents every rank can compute.
+#ifndef C_TESTS_SUITES_TRANSPORT_WAY_H_
+#define C_TESTS_SUITES_TRANSPORT_WAY_H_
+
+#include "forked/ranks.h"
+#include "suites/transport/probe.h"
+
+enum { kMostBytes = 300000, kOpsInFlight = 6 };
+
+// How the ranks of a case are dealt over nodes: EP_TEST_SPLIT of the process, one of the names in way.c.
+typedef struct {
+    const char* name;
+    int (*node_of)(int rank, int ranks);
+} Split;
+extern const Split kSplits[];
+extern const unsigned kNumSplits;
+// The split that this process runs.
+const Split* split_of_process(void);
+
+// Makes NCCL take this rank for one on another node than the others; before its first call.
+void claim_node(DeathRank* self);
+
+typedef struct {
+    const DeathRank* self;
+    const EpEnv* env;  // its ranks and communicator
+    EpProbeRail* rail;
+    size_t gateways[kMaxRanks];
+    size_t num_gateways;
+    size_t sources[kMaxRanks];
+    size_t num_sources;
+    // Of each operation in flight: what this rank sends to each gateway, and what comes from each source.
+    unsigned char* sent[kOpsInFlight];
+    unsigned char* received[kOpsInFlight];
+} Way;
+
+// Opens a transport over the communicator of `env`; 0, or the number of NCCL's result.
+int open_way(Way* way, const DeathRank* self, const EpEnv* env);
+void close_way(Way* way);
+
+// Enqueues operation `op`, an exchange or, every third time, a gathering.
+int enqueue(Way* way, unsigned op, cudaStream_t stream);
+// Compares what it received; the stream has run it.
+void check_received(Way* way, unsigned op);
+// A few operations in flight, compared.
+void exchange_rounds(Way* way, unsigned rounds, cudaStream_t stream);
+
+#endif  // C_TESTS_SUITES_TRANSPORT_WAY_H_

@@ -1,0 +1,225 @@
+//! Unit tests of communicators of our own, over an NCCL that only counts.
+#![allow(unsafe_code)]
+
+use super::*;
+use crate::error::Code;
+use std::sync::atomic::AtomicI32;
+
+/// What the calls were, one letter each; the thread's own, as each test has a thread.
+fn note(letter: char) -> c_int {
+    CALLS.with_borrow_mut(|calls| calls.push(letter));
+    0
+}
+
+fn calls() -> String {
+    CALLS.take()
+}
+
+thread_local! {
+    static CALLS: std::cell::RefCell<String> = std::cell::RefCell::default();
+    static SEND: AtomicI32 = const { AtomicI32::new(0) };
+}
+
+unsafe extern "C" fn ask(_comm: *mut c_void, answer: *mut c_int) -> c_int {
+    // SAFETY: callers give a place for a number.
+    unsafe { *answer = 0 };
+    0
+}
+
+unsafe extern "C" fn ask_for_error(_comm: *mut c_void, answer: *mut c_int) -> c_int {
+    // SAFETY: callers give a place for a number.
+    unsafe { *answer = 6 };
+    0
+}
+
+unsafe extern "C" fn all_gather(
+    _send: *const c_void,
+    _receive: *mut c_void,
+    _bytes: usize,
+    _type: c_int,
+    _comm: *mut c_void,
+    _stream: *mut c_void,
+) -> c_int {
+    note('g')
+}
+
+unsafe extern "C" fn get_version(version: *mut c_int) -> c_int {
+    // SAFETY: callers give a place for a number.
+    unsafe { *version = 22803 };
+    0
+}
+
+unsafe extern "C" fn get_old_version(version: *mut c_int) -> c_int {
+    // SAFETY: callers give a place for a number.
+    unsafe { *version = 21701 };
+    0
+}
+
+unsafe extern "C" fn get_id(id: *mut UniqueId) -> c_int {
+    // SAFETY: callers give a place for an id.
+    unsafe { (*id).0[0] = 9 };
+    0
+}
+
+unsafe extern "C" fn init(
+    comm: *mut *mut c_void,
+    ranks: c_int,
+    id: UniqueId,
+    rank: c_int,
+    config: *mut Config,
+) -> c_int {
+    // SAFETY: callers give a configuration and a place for a handle.
+    let config = unsafe {
+        *comm = 0x1000 as *mut c_void;
+        &*config
+    };
+    assert_eq!((ranks, rank, id.0[0]), (3, 2, 9));
+    assert_eq!(
+        (config.size, config.magic, config.version),
+        (48, 0xcafe_beef, 21800)
+    );
+    assert_eq!(
+        (config.blocking, config.split_share, config.cga_cluster_size),
+        (1, 0, 0)
+    );
+    assert_eq!((config.min_ctas, config.max_ctas), (c_int::MIN, 4));
+    note('i')
+}
+
+unsafe extern "C" fn abort(_comm: *mut c_void) -> c_int {
+    note('a')
+}
+
+unsafe extern "C" fn destroy(_comm: *mut c_void) -> c_int {
+    note('d')
+}
+
+unsafe extern "C" fn group_start() -> c_int {
+    note('(')
+}
+
+unsafe extern "C" fn group_end() -> c_int {
+    note(')')
+}
+
+unsafe extern "C" fn send(
+    _data: *const c_void,
+    _bytes: usize,
+    _type: c_int,
+    _peer: c_int,
+    _comm: *mut c_void,
+    _stream: *mut c_void,
+) -> c_int {
+    note('s');
+    SEND.with(|code| code.load(Ordering::Relaxed))
+}
+
+unsafe extern "C" fn receive(
+    _data: *mut c_void,
+    _bytes: usize,
+    _type: c_int,
+    _peer: c_int,
+    _comm: *mut c_void,
+    _stream: *mut c_void,
+) -> c_int {
+    note('r')
+}
+
+fn complete() -> Functions {
+    Functions {
+        ncclCommCount: ask,
+        ncclCommUserRank: ask,
+        ncclCommCuDevice: ask,
+        ncclAllGather: all_gather,
+        ncclGetErrorString: None,
+        ncclGetVersion: Some(get_version),
+        ncclGetUniqueId: Some(get_id),
+        ncclCommInitRankConfig: Some(init),
+        ncclCommGetAsyncError: Some(ask),
+        ncclCommAbort: Some(abort),
+        ncclCommDestroy: Some(destroy),
+        ncclGroupStart: Some(group_start),
+        ncclGroupEnd: Some(group_end),
+        ncclSend: Some(send),
+        ncclRecv: Some(receive),
+    }
+}
+
+fn network(functions: Functions) -> Result<Network> {
+    Network::of(Box::leak(Box::new(functions)))
+}
+
+fn communicator(functions: Functions) -> OwnCommunicator {
+    let network = network(functions).unwrap();
+    let id = network.new_id().unwrap();
+    OwnCommunicator::join(network, &id, (3, 2), 4).unwrap()
+}
+
+#[test]
+fn an_nccl_that_lacks_a_function_is_refused() {
+    let mut functions = complete();
+    functions.ncclRecv = None;
+    let error = network(functions).err().unwrap();
+    let name = "ncclRecv";
+    let rule = AmongRanks::HasForNetwork { name }.into();
+    assert_eq!(error.refused(), Some((Subject::Nccl, rule)));
+    assert_eq!(error.code(), Code::InvalidUsage);
+}
+
+#[test]
+fn an_old_nccl_is_refused_with_its_version() {
+    let mut functions = complete();
+    functions.ncclGetVersion = Some(get_old_version);
+    let error = network(functions).err().unwrap();
+    let rule = AmongRanks::NewEnoughForNetwork.into();
+    assert_eq!(error.refused(), Some((Subject::Nccl, rule)));
+    assert!(
+        error.text().contains("got 2.17.1, expected 2.18"),
+        "{error}"
+    );
+    assert_eq!(dotted(2708), "2.7.8");
+    assert_eq!(dotted(22803), "2.28.3");
+}
+
+#[test]
+fn messages_are_one_group_which_is_closed_after_an_error_too() {
+    let comm = communicator(complete());
+    let part = Part {
+        peer: 1,
+        data: DevPtr(16),
+        bytes: 8,
+    };
+    comm.exchange(&[part, part], &[part], Stream::DEFAULT)
+        .unwrap();
+    assert_eq!(calls(), "i(ssr)");
+    SEND.with(|code| code.store(5, Ordering::Relaxed));
+    let error = comm.exchange(&[part, part], &[part], Stream::DEFAULT);
+    assert_eq!(error.unwrap_err().code(), Code::InvalidUsage);
+    assert_eq!(calls(), "(s)");
+}
+
+#[test]
+fn a_communicator_ends_once() {
+    let comm = communicator(complete());
+    comm.destroy();
+    comm.abort();
+    assert!(
+        comm.all_gather(DevPtr(16), DevPtr(32), 8, Stream::DEFAULT)
+            .is_err()
+    );
+    assert_eq!(comm.asynchronous_error(), None);
+    drop(comm);
+    assert_eq!(calls(), "id");
+    drop(communicator(complete()));
+    assert_eq!(calls(), "ia");
+}
+
+#[test]
+fn an_asynchronous_error_is_given_until_the_end() {
+    let mut functions = complete();
+    functions.ncclCommGetAsyncError = Some(ask_for_error);
+    let comm = communicator(functions);
+    assert_eq!(comm.asynchronous_error().unwrap().code(), Code::RemoteError);
+    comm.abort();
+    assert_eq!(comm.asynchronous_error(), None);
+}

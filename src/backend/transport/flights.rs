@@ -1,0 +1,209 @@
+//! Operations that were enqueued and have not run yet, and how long the first of them has run.
+//!
+//! Operations of a transport run one after the other. So time counts for the first alone: since its stream has come
+//! to it, and since the one before it was over.
+#![forbid(unsafe_code)]
+
+use crate::backend::quiet::{Graphs, Works};
+use crate::backend::{DeviceMemory, StreamMark};
+use crate::error::Result;
+use crate::model::ops::Stream;
+use parking_lot::Mutex;
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+/// What was enqueued, in its order.
+#[derive(Default)]
+pub struct Flights {
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    under_way: VecDeque<Flight>,
+    /// Those that are over, to be used again.
+    spare: Vec<Flight>,
+    operations: u64,
+    /// Whether any operation was captured into a graph.
+    is_in_graphs: bool,
+}
+
+struct Flight {
+    number: u64,
+    peers: Vec<usize>,
+    begin: Box<dyn StreamMark>,
+    end: Box<dyn StreamMark>,
+    /// The call that enqueues it has returned, and the end is marked.
+    is_enqueued: bool,
+    /// When it was first seen to run.
+    seen: Option<Instant>,
+}
+
+/// The operation that has run too long.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Late {
+    /// Its number, from 0.
+    pub number: u64,
+    /// The ranks that it exchanges with.
+    pub peers: Vec<usize>,
+    /// How long it has run.
+    pub waited: Duration,
+}
+
+/// An operation that an error may be about.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Recent {
+    /// Its number, from 0.
+    pub number: u64,
+    /// The ranks that it exchanges with.
+    pub peers: Vec<usize>,
+    /// Whether it is under way.
+    pub runs: bool,
+}
+
+impl Flights {
+    /// An operation with `peers` is about to be enqueued on `stream`; gives its number.
+    pub fn begin(
+        &self,
+        memory: &dyn DeviceMemory,
+        peers: impl Iterator<Item = usize>,
+        stream: Stream,
+    ) -> Result<u64> {
+        let mut state = self.state.lock();
+        if state.spare.is_empty() {
+            state.land()?;
+        }
+        let mut flight = match state.spare.pop() {
+            Some(flight) => flight,
+            None => Flight::new(memory)?,
+        };
+        flight.prepare(state.operations, peers);
+        state.operations += 1;
+        let number = flight.number;
+        if flight.begin.record(stream)? {
+            state.under_way.push_back(flight);
+        } else {
+            state.is_in_graphs = true;
+            state.spare.push(flight);
+        }
+        Ok(number)
+    }
+
+    /// Operation `number` was enqueued on `stream`.
+    pub fn enqueued(&self, number: u64, stream: Stream) -> Result<()> {
+        let mut state = self.state.lock();
+        let last = state.under_way.back_mut();
+        if let Some(flight) = last.filter(|flight| flight.number == number) {
+            flight.end.record(stream)?;
+            flight.is_enqueued = true;
+        }
+        Ok(())
+    }
+
+    /// Operation `number` was not enqueued.
+    pub fn withdraw(&self, number: u64) {
+        let mut state = self.state.lock();
+        if state.under_way.back().map(|flight| flight.number) == Some(number)
+            && let Some(flight) = state.under_way.pop_back()
+        {
+            state.spare.push(flight);
+        }
+    }
+
+    /// The first operation, if it has run longer than `limit` at `now`.
+    pub fn late(&self, now: Instant, limit: Duration) -> Result<Option<Late>> {
+        let mut state = self.state.lock();
+        state.land()?;
+        let Some(first) = state.under_way.front_mut() else {
+            return Ok(None);
+        };
+        if first.seen.is_none() && !first.begin.is_over()? {
+            return Ok(None);
+        }
+        let seen = *first.seen.get_or_insert(now);
+        let waited = now.saturating_duration_since(seen);
+        Ok((waited > limit).then(|| Late {
+            number: first.number,
+            peers: first.peers.clone(),
+            waited,
+        }))
+    }
+
+    /// The operation that runs, or else the one that was the last to.
+    pub fn recent(&self) -> Option<Recent> {
+        let state = self.state.lock();
+        let first = state.under_way.front();
+        let recent = first.or_else(|| state.spare.last())?;
+        Some(Recent {
+            number: recent.number,
+            peers: recent.peers.clone(),
+            runs: first.is_some(),
+        })
+    }
+
+    /// Whether all that was enqueued outside of graphs has run.
+    pub fn are_over(&self) -> Result<bool> {
+        let mut state = self.state.lock();
+        state.land()?;
+        Ok(state.under_way.is_empty())
+    }
+
+    /// Whether any operation was captured into a graph.
+    pub fn is_in_graphs(&self) -> bool {
+        self.state.lock().is_in_graphs
+    }
+}
+
+impl State {
+    /// Takes out what is over.
+    fn land(&mut self) -> Result<()> {
+        while let Some(first) = self.under_way.front() {
+            if !first.is_enqueued || !first.end.is_over()? {
+                break;
+            }
+            self.spare.extend(self.under_way.pop_front());
+        }
+        Ok(())
+    }
+}
+
+impl Flight {
+    fn new(memory: &dyn DeviceMemory) -> Result<Self> {
+        Ok(Self {
+            number: 0,
+            peers: Vec::new(),
+            begin: memory.new_mark()?,
+            end: memory.new_mark()?,
+            is_enqueued: false,
+            seen: None,
+        })
+    }
+
+    fn prepare(&mut self, number: u64, peers: impl Iterator<Item = usize>) {
+        self.number = number;
+        self.is_enqueued = false;
+        self.seen = None;
+        self.peers.clear();
+        for peer in peers {
+            if !self.peers.contains(&peer) {
+                self.peers.push(peer);
+            }
+        }
+    }
+}
+
+impl Works for Flights {
+    fn while_idle(&self, graphs: Graphs, then: &mut dyn FnMut()) {
+        let Some(mut state) = self.state.try_lock() else {
+            return;
+        };
+        let may_run = state.is_in_graphs && graphs == Graphs::Count;
+        if !may_run && state.land().is_ok() && state.under_way.is_empty() {
+            then();
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "flights_tests.rs"]
+mod tests;

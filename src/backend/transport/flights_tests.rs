@@ -1,0 +1,187 @@
+//! Unit tests of operations under way, on streams that come along when a test says so.
+#![forbid(unsafe_code)]
+
+use super::*;
+use crate::error::Error;
+use crate::model::tensor::DevPtr;
+use std::any::Any;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+
+/// The number of the stream that is captured.
+const CAPTURED: usize = 7;
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A device with one stream, which has passed so many marks, and the marks that were made and recorded.
+#[derive(Clone, Default)]
+struct Device {
+    passed: Arc<AtomicUsize>,
+    recorded: Arc<AtomicUsize>,
+    made: Arc<AtomicUsize>,
+}
+
+impl Device {
+    fn pass(&self, marks: usize) {
+        self.passed.fetch_add(marks, Ordering::Relaxed);
+    }
+}
+
+struct Mark {
+    device: Device,
+    place: usize,
+}
+
+impl StreamMark for Mark {
+    fn record(&mut self, stream: Stream) -> Result<bool> {
+        if stream.0 == CAPTURED {
+            return Ok(false);
+        }
+        self.place = self.device.recorded.fetch_add(1, Ordering::Relaxed) + 1;
+        Ok(true)
+    }
+
+    fn is_over(&self) -> Result<bool> {
+        Ok(self.place <= self.device.passed.load(Ordering::Relaxed))
+    }
+}
+
+impl DeviceMemory for Device {
+    fn new_mark(&self) -> Result<Box<dyn StreamMark>> {
+        self.made.fetch_add(1, Ordering::Relaxed);
+        let device = self.clone();
+        Ok(Box::new(Mark { device, place: 0 }))
+    }
+
+    // Nothing else is asked for.
+    fn alloc(&self, _bytes: usize) -> Result<DevPtr> {
+        Err(Error::internal("no memory"))
+    }
+    fn free(&self, _data: DevPtr) -> Result<()> {
+        Ok(())
+    }
+    fn alloc_own(&self, bytes: usize) -> Result<DevPtr> {
+        self.alloc(bytes)
+    }
+    fn free_own(&self, _data: DevPtr, _bytes: usize) {}
+    fn device_alias(&self, host: DevPtr) -> Result<DevPtr> {
+        Ok(host)
+    }
+    fn upload(&self, _to: DevPtr, _from: &[u8]) -> Result<()> {
+        Ok(())
+    }
+    fn download(&self, _to: &mut [u8], _from: DevPtr) -> Result<()> {
+        Ok(())
+    }
+    fn is_idle(&self, _stream: Stream) -> Result<bool> {
+        Ok(true)
+    }
+    fn create_stream(&self) -> Result<Stream> {
+        Ok(Stream::DEFAULT)
+    }
+    fn destroy_stream(&self, _stream: Stream) {}
+    fn begin(&self) -> Box<dyn Any> {
+        Box::new(())
+    }
+    fn strand(&self, _stream: Stream) {}
+    fn watch_works(&self, _works: Weak<dyn Works>) {}
+    fn enter(&self, _device: usize) -> Result<Box<dyn Any>> {
+        Ok(Box::new(()))
+    }
+}
+
+fn enqueue(flights: &Flights, device: &Device, peers: &[usize]) -> u64 {
+    let stream = Stream::DEFAULT;
+    let number = flights.begin(device, peers.iter().copied(), stream);
+    flights.enqueued(number.clone().unwrap(), stream).unwrap();
+    number.unwrap()
+}
+
+#[test]
+fn time_counts_for_the_first_since_it_runs() {
+    let (device, flights) = (Device::default(), Flights::default());
+    let start = Instant::now();
+    enqueue(&flights, &device, &[3, 1, 3]);
+    enqueue(&flights, &device, &[2]);
+    let late = |after: u32| flights.late(start + after * SECOND, SECOND).unwrap();
+    // Its stream has not come to it.
+    assert_eq!(late(1), None);
+    assert_eq!(late(10), None);
+    device.pass(1);
+    assert_eq!(late(20), None);
+    let first = late(22).unwrap();
+    assert_eq!((first.number, &*first.peers), (0, &[3, 1][..]));
+    assert_eq!(first.waited, 2 * SECOND);
+    // The second runs, and counts from when it was seen to.
+    device.pass(2);
+    assert_eq!(late(30), None);
+    assert_eq!(late(31), None);
+    assert_eq!(late(32).unwrap().number, 1);
+    let recent = |runs| {
+        Some(Recent {
+            number: 1,
+            peers: vec![2],
+            runs,
+        })
+    };
+    assert_eq!(flights.recent(), recent(true));
+    device.pass(1);
+    assert_eq!(late(100), None);
+    assert_eq!(flights.recent(), recent(false));
+    assert_eq!(flights.are_over(), Ok(true));
+}
+
+#[test]
+fn a_call_that_does_not_return_is_late_too() {
+    let (device, flights) = (Device::default(), Flights::default());
+    flights
+        .begin(&device, [1].into_iter(), Stream::DEFAULT)
+        .unwrap();
+    device.pass(1);
+    let start = Instant::now();
+    assert_eq!(flights.late(start, SECOND), Ok(None));
+    assert!(flights.late(start + 2 * SECOND, SECOND).unwrap().is_some());
+}
+
+#[test]
+fn marks_are_used_again() {
+    let (device, flights) = (Device::default(), Flights::default());
+    for number in 0..100 {
+        assert_eq!(enqueue(&flights, &device, &[1]), number);
+        device.pass(2);
+    }
+    assert_eq!(device.made.load(Ordering::Relaxed), 2);
+}
+
+#[test]
+fn what_was_withdrawn_or_captured_is_not_waited_for() {
+    let (device, flights) = (Device::default(), Flights::default());
+    let number = flights.begin(&device, [1].into_iter(), Stream::DEFAULT);
+    flights.withdraw(number.unwrap());
+    assert_eq!(flights.are_over(), Ok(true));
+    assert!(!flights.is_in_graphs());
+    let captured = Stream(CAPTURED);
+    let number = flights.begin(&device, [1].into_iter(), captured).unwrap();
+    flights.enqueued(number, captured).unwrap();
+    assert_eq!(flights.are_over(), Ok(true));
+    assert!(flights.is_in_graphs());
+}
+
+#[test]
+fn a_device_is_quiet_when_all_is_over() {
+    let (device, flights) = (Device::default(), Flights::default());
+    let is_idle = |graphs| {
+        let mut called = false;
+        flights.while_idle(graphs, &mut || called = true);
+        called
+    };
+    assert!(is_idle(Graphs::Count));
+    enqueue(&flights, &device, &[1]);
+    assert!(!is_idle(Graphs::DoNotCount));
+    device.pass(2);
+    assert!(is_idle(Graphs::Count));
+    flights
+        .begin(&device, [1].into_iter(), Stream(CAPTURED))
+        .unwrap();
+    assert!(!is_idle(Graphs::Count));
+    assert!(is_idle(Graphs::DoNotCount));
+}

@@ -1,0 +1,63 @@
+//! Messages between ranks on different nodes.
+//!
+//! [`Transport`] stands between what a group wants to send and what carries it. NCCL's host API is its
+//! first implementation (`open`). A sender needs no word that the receiver is ready: nothing is received before
+//! the receiver's own call, behind what its stream did before.
+#![forbid(unsafe_code)]
+
+mod detached;
+mod flights;
+pub mod open;
+mod over_nccl;
+mod warm_up;
+mod watchdog;
+mod ways;
+
+use crate::error::Error;
+use crate::error::Result;
+use crate::model::ops::Stream;
+use crate::model::tensor::DevPtr;
+use std::sync::Arc;
+
+/// One direction between this rank and another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// The other rank, as the group numbers it.
+    pub peer: usize,
+    /// First byte, in device memory.
+    pub data: DevPtr,
+    /// How many; both sides must say the same. Where that is zero there is no message.
+    pub bytes: usize,
+}
+
+/// Told of the failure that ends a transport, on any thread, once, before its operations are ended. It must not
+/// wait for anything.
+pub type OnFault = Arc<dyn Fn(&Error) + Send + Sync>;
+
+/// What carries messages between nodes. Operations are the same, in the same order, on the ranks that take
+/// part in them, and run one after the other, whatever their streams; one of them is captured into a graph on
+/// all its ranks or on none.
+///
+/// An operation that waits longer than the deadline ends the transport on this rank, and so does an error that
+/// the network reports: the group is told, what is on the streams comes to its end, and what it received is
+/// undefined. Captured operations have no deadline; errors of the network end them, too.
+///
+/// Dropping it waits for its operations, at most as long as the deadline.
+pub trait Transport: Send + Sync {
+    /// The ranks that this one may send to: one on each other node, in the order of nodes.
+    fn gateways(&self) -> &[usize];
+    /// This rank and those that may send to it, in the order of nodes, then ranks.
+    fn sources(&self) -> &[usize];
+    /// Enqueues messages to gateways and from sources as one operation, in which all progress together.
+    fn exchange(&self, sends: &[Message], receives: &[Message], stream: Stream) -> Result<()>;
+    /// Enqueues an operation that sends `bytes` at `data` to all gateways, and delivers what each of the
+    /// sources gives, in their order, to `out`.
+    fn gather(&self, data: DevPtr, bytes: usize, out: DevPtr, stream: Stream) -> Result<()>;
+    /// Sends something along every way and checks what comes; returns when it has come, or at the deadline. The
+    /// network connects here, and not in the first operations.
+    fn warm_up(&self, stream: Stream) -> Result<()>;
+    /// The failure that has ended this transport.
+    fn health(&self) -> Option<Error>;
+    /// Ends it, as a failure would; does not wait.
+    fn abort(&self);
+}

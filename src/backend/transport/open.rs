@@ -1,0 +1,117 @@
+//! Opening a transport over NCCL: collective among all ranks of the caller's communicator, which carries the id of
+//! the new one.
+#![forbid(unsafe_code)]
+
+use crate::backend::bootstrap::Bootstrap;
+use crate::backend::nccl::ID_BYTES;
+use crate::backend::nccl::own::{Network, OwnCommunicator};
+use crate::backend::transport::over_nccl::{Device, NcclTransport};
+use crate::backend::transport::ways::Ways;
+use crate::backend::transport::{OnFault, Transport, detached};
+use crate::error::{Code, Error, Result};
+use crate::model::ops::Stream;
+use crate::model::topology::Topology;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What a transport is opened with.
+pub struct Wanted<'a> {
+    /// The ranks of the communicator on their nodes.
+    pub topology: &'a Topology,
+    /// The device of this rank, as this process numbers it.
+    pub device: usize,
+    /// The deadline of each operation.
+    pub timeout: Duration,
+    /// The most blocks of a kernel of NCCL, each of which fills a multiprocessor.
+    pub most_blocks: usize,
+    /// Told of a failure, also of one while the transport is opened.
+    pub on_fault: OnFault,
+}
+
+/// Opens a transport and warms it up; every rank gets one, or every rank an error.
+pub fn over_nccl(
+    bootstrap: &Bootstrap,
+    wanted: Wanted<'_>,
+    stream: Stream,
+) -> Result<Box<dyn Transport>> {
+    let ways = Ways::new(wanted.topology, bootstrap.rank());
+    let network = Network::of_process();
+    let ids = bootstrap.agree(own_id(&network, &ways), ID_BYTES, stream)?;
+    // While ranks connect they wait for each other on their devices, too.
+    let _under_way = bootstrap.memory().begin();
+    let joined = join(bootstrap, network?, &ids, ways, wanted);
+    let transport = agreed(bootstrap, joined, stream)?;
+    let warmed = within_most(bootstrap, |limit| transport.warm_up_within(limit, stream));
+    agreed(bootstrap, warmed.map(|()| transport), stream)
+        .map(|transport| Box::new(transport) as Box<dyn Transport>)
+}
+
+/// The id of the communicator whose first member this rank is; otherwise nothing.
+fn own_id(network: &Result<Network>, ways: &Ways) -> Result<Vec<u8>> {
+    let network = network.as_ref().map_err(Error::clone)?;
+    match ways.members.first() == Some(&ways.rank) {
+        true => Ok(network.new_id()?.to_vec()),
+        false => Ok(vec![0; ID_BYTES]),
+    }
+}
+
+fn join(
+    bootstrap: &Bootstrap,
+    network: Network,
+    ids: &[Vec<u8>],
+    ways: Ways,
+    wanted: Wanted<'_>,
+) -> Result<NcclTransport> {
+    let id = ways.members.first().and_then(|&root| ids.get(root));
+    let id: [u8; ID_BYTES] = id
+        .and_then(|id| id.as_slice().try_into().ok())
+        .ok_or_else(|| Error::internal("no id of a communicator"))?;
+    let place = (ways.members.len(), ways.member(ways.rank)?);
+    let device = Device {
+        number: wanted.device,
+        memory: Arc::clone(bootstrap.memory()),
+    };
+    let on = device.clone();
+    let most_blocks = wanted.most_blocks;
+    let connect = move || {
+        let _entered = on.enter()?;
+        OwnCommunicator::join(network, &id, place, most_blocks)
+    };
+    let comm = within_most(bootstrap, |limit| {
+        // One that is made too late ends in the thread that has made it.
+        let late = || {
+            let text = format!(
+                "deadline passed: {} waited {} ms to connect with {}",
+                ways.own_name(),
+                limit.as_millis(),
+                ways.names(&ways.members)
+            );
+            Err(Error::new(Code::RemoteError, text))
+        };
+        detached::within(limit, connect)?.unwrap_or_else(late)
+    })?;
+    NcclTransport::new(ways, comm, device, wanted.timeout, wanted.on_fault)
+}
+
+/// Runs `wait`, which is told how long it may wait: not to the deadline of the call, so that ranks can still
+/// tell each other why it failed.
+fn within_most<T>(bootstrap: &Bootstrap, wait: impl FnOnce(Duration) -> T) -> T {
+    bootstrap.within_deadline(|left| wait(left * 3 / 4))
+}
+
+/// `mine` if all ranks have theirs.
+fn agreed(
+    bootstrap: &Bootstrap,
+    mine: Result<NcclTransport>,
+    stream: Stream,
+) -> Result<NcclTransport> {
+    let verdict = mine.as_ref().map(|_| Vec::new()).map_err(Error::clone);
+    let agreed = bootstrap.agree(verdict, 0, stream);
+    if agreed.is_err()
+        && let Ok(transport) = &mine
+    {
+        // Its end would be a collective that others do not join.
+        transport.abort();
+    }
+    agreed.and(mine)
+}

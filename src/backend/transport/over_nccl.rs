@@ -1,0 +1,349 @@
+//! [`Transport`] by NCCL's host API: grouped sends and receives on a communicator of our own, and its all-gather
+//! where the communicator is a rail.
+#![forbid(unsafe_code)]
+
+use crate::backend::DeviceMemory;
+use crate::backend::nccl::own::{OwnCommunicator, Part};
+use crate::backend::transport::flights::{Flights, Late, Recent};
+use crate::backend::transport::watchdog::{Watched, watch};
+use crate::backend::transport::ways::Ways;
+use crate::backend::transport::{Message, OnFault, Transport, detached, warm_up};
+use crate::error::{Code, Error, Result};
+use crate::model::ops::Stream;
+use crate::model::tensor::DevPtr;
+use once_cell::sync::OnceCell;
+use parking_lot::Mutex;
+use std::any::Any;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// How long the end of a transport waits for NCCL where graphs may keep the communicator.
+const SHORT: Duration = Duration::from_millis(100);
+
+/// What this rank has of a transport.
+pub struct NcclTransport {
+    shared: Arc<Shared>,
+    /// `None` in the thread that warms up.
+    _end: Option<End>,
+}
+
+/// Ends a transport when it is dropped.
+struct End(Arc<Shared>);
+
+/// Messages of the operation that is being enqueued, kept for their memory.
+#[derive(Default)]
+struct Parts {
+    sends: Vec<Part>,
+    receives: Vec<Part>,
+}
+
+/// The same, as the watchdog and detached threads hold it, too.
+struct Shared {
+    ways: Ways,
+    comm: OwnCommunicator,
+    device: Device,
+    flights: Arc<Flights>,
+    /// Locked by who enqueues.
+    turn: Mutex<Parts>,
+    timeout: Duration,
+    fault: OnceCell<Error>,
+    on_fault: OnFault,
+    own: Weak<Shared>,
+}
+
+/// Where this rank's messages are.
+#[derive(Clone)]
+pub struct Device {
+    /// As this process numbers it.
+    pub number: usize,
+    /// Its memory.
+    pub memory: Arc<dyn DeviceMemory>,
+}
+
+impl NcclTransport {
+    /// Over `comm`, whose ranks are the members of `ways`.
+    pub fn new(
+        ways: Ways,
+        comm: OwnCommunicator,
+        device: Device,
+        timeout: Duration,
+        on_fault: OnFault,
+    ) -> Result<Self> {
+        let flights = Arc::new(Flights::default());
+        let works: Weak<Flights> = Arc::downgrade(&flights);
+        device.memory.watch_works(works);
+        let shared = Arc::new_cyclic(|own| Shared {
+            ways,
+            comm,
+            device,
+            flights,
+            turn: Mutex::default(),
+            timeout,
+            fault: OnceCell::new(),
+            on_fault,
+            own: Weak::clone(own),
+        });
+        watch(&shared)?;
+        let _end = Some(End(Arc::clone(&shared)));
+        Ok(Self { shared, _end })
+    }
+
+    /// [`Transport::warm_up`] with a deadline of its own.
+    pub fn warm_up_within(&self, limit: Duration, stream: Stream) -> Result<()> {
+        let shared = &self.shared;
+        let transport = Self {
+            shared: Arc::clone(shared),
+            _end: None,
+        };
+        // NCCL connects the ranks in this call, and waits for them without a deadline.
+        let warmed = detached::within(limit, move || {
+            let Shared { device, ways, .. } = &*transport.shared;
+            let _entered = device.enter()?;
+            warm_up::run(&transport, &*device.memory, ways.rank, stream, limit)
+        });
+        let error = match warmed {
+            Ok(Some(Ok(true))) => return Ok(()),
+            Ok(Some(Err(error))) | Err(error) => error,
+            Ok(Some(Ok(false)) | None) => shared.late_warm_up(limit),
+        };
+        let error = shared.fail(error);
+        shared.device.memory.strand(stream);
+        Err(error)
+    }
+}
+
+impl Device {
+    /// Makes it the calling thread's until the result is dropped.
+    pub fn enter(&self) -> Result<Box<dyn Any>> {
+        self.memory.enter(self.number)
+    }
+}
+
+impl Shared {
+    /// Enqueues what `call` does as one operation with `peers`.
+    fn operate(
+        &self,
+        peers: impl Iterator<Item = usize>,
+        stream: Stream,
+        call: impl FnOnce(&OwnCommunicator) -> Result<()>,
+    ) -> Result<()> {
+        let flights = &self.flights;
+        let number = flights.begin(&*self.device.memory, peers, stream)?;
+        let enqueued = call(&self.comm).and_then(|()| flights.enqueued(number, stream));
+        enqueued.map_err(|error| {
+            flights.withdraw(number);
+            // Peers may have a part of the operation: there is no way back to a common order.
+            self.fail(error.within(self.operation(number)))
+        })
+    }
+
+    fn check_usable(&self) -> Result<()> {
+        self.fault.get().map_or(Ok(()), |fault| Err(fault.clone()))
+    }
+
+    fn late_warm_up(&self, waited: Duration) -> Error {
+        let running = self.flights.recent().filter(|recent| recent.runs);
+        let (number, peers) = match running {
+            Some(recent) => (recent.number, recent.peers),
+            None => (0, self.ways.members.clone()),
+        };
+        self.too_late(&Late {
+            number,
+            peers,
+            waited,
+        })
+    }
+
+    fn operation(&self, number: u64) -> String {
+        format!("{}, network operation {number}", self.ways.own_name())
+    }
+
+    /// The transport ends with `error`, unless it has ended before; gives the failure that counts.
+    fn fail(&self, error: Error) -> Error {
+        if self.fault.set(error.clone()).is_ok() {
+            // Before the operations end: then the group must know that what they received is undefined.
+            (self.on_fault)(&error);
+            self.start_abort();
+        }
+        self.fault.get().cloned().unwrap_or(error)
+    }
+
+    /// Ends what is on the streams. What cannot be ended stays, with its memory.
+    fn start_abort(&self) {
+        if let Some(own) = self.own.upgrade() {
+            drop(detached::start(move || own.comm.abort()));
+        }
+    }
+
+    fn give_up(&self) {
+        let text = format!("{} gave the network up", self.ways.own_name());
+        if self.fault.set(Error::new(Code::RemoteError, text)).is_ok() {
+            self.start_abort();
+        }
+    }
+
+    fn health(&self) -> Option<Error> {
+        if self.fault.get().is_none()
+            && let Some(error) = self.comm.asynchronous_error()
+        {
+            self.fail(self.reported(error));
+        }
+        self.fault.get().cloned()
+    }
+
+    fn too_late(&self, late: &Late) -> Error {
+        let text = format!(
+            "deadline passed: {} waited {} ms for {} in network operation {}",
+            self.ways.own_name(),
+            late.waited.as_millis(),
+            self.ways.names(&late.peers),
+            late.number
+        );
+        Error::new(Code::RemoteError, text)
+    }
+
+    /// An error of NCCL with what was going on.
+    fn reported(&self, error: Error) -> Error {
+        let own = self.ways.own_name();
+        let context = match self.flights.recent() {
+            Some(Recent {
+                number,
+                peers,
+                runs,
+            }) => {
+                let when = if runs { "" } else { "after " };
+                let names = self.ways.names(&peers);
+                format!("{own}, {when}network operation {number} with {names}")
+            }
+            None => format!("{own}, before any network operation"),
+        };
+        error.within(context)
+    }
+}
+
+impl Watched for Shared {
+    fn look(&self, now: Instant) {
+        if self.fault.get().is_some() {
+            return;
+        }
+        let error = match self.flights.late(now, self.timeout) {
+            Ok(late) => late.map(|late| self.too_late(&late)),
+            Err(error) => Some(self.reported(error)),
+        };
+        let error = error.or_else(|| Some(self.reported(self.comm.asynchronous_error()?)));
+        if let Some(error) = error {
+            self.fail(error);
+        }
+    }
+}
+
+impl Transport for NcclTransport {
+    fn gateways(&self) -> &[usize] {
+        &self.shared.ways.gateways
+    }
+
+    fn sources(&self) -> &[usize] {
+        &self.shared.ways.sources
+    }
+
+    fn exchange(&self, sends: &[Message], receives: &[Message], stream: Stream) -> Result<()> {
+        self.shared.check_usable()?;
+        let ways = &self.shared.ways;
+        let mut turn = self.shared.turn.lock();
+        let Parts {
+            sends: to,
+            receives: from,
+        } = &mut *turn;
+        parts(ways, sends, to)?;
+        parts(ways, receives, from)?;
+        if to.is_empty() && from.is_empty() {
+            return Ok(());
+        }
+        let messages = sends.iter().chain(receives).filter(|it| it.bytes > 0);
+        self.shared
+            .operate(messages.map(|it| it.peer), stream, |comm| {
+                comm.exchange(to, from, stream)
+            })
+    }
+
+    fn gather(&self, data: DevPtr, bytes: usize, out: DevPtr, stream: Stream) -> Result<()> {
+        self.shared.check_usable()?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        let ways = &self.shared.ways;
+        let mut turn = self.shared.turn.lock();
+        let peers = ways.gateways.iter().chain(&ways.sources).copied();
+        let peers = peers.filter(|&peer| peer != ways.rank);
+        if ways.is_rail() {
+            return self.shared.operate(peers, stream, |comm| {
+                comm.all_gather(data, out, bytes, stream)
+            });
+        }
+        let message = |(&peer, data): (&usize, DevPtr)| Message { peer, data, bytes };
+        let place = |(index, peer)| message((peer, DevPtr(out.0 + index * bytes)));
+        // A message to oneself is a copy.
+        let targets = ways.gateways.iter().chain([&ways.rank]);
+        let sends: Vec<_> = targets.map(|peer| message((peer, data))).collect();
+        let receives: Vec<_> = ways.sources.iter().enumerate().map(place).collect();
+        let Parts {
+            sends: to,
+            receives: from,
+        } = &mut *turn;
+        parts(ways, &sends, to)?;
+        parts(ways, &receives, from)?;
+        self.shared
+            .operate(peers, stream, |comm| comm.exchange(to, from, stream))
+    }
+
+    fn warm_up(&self, stream: Stream) -> Result<()> {
+        self.warm_up_within(self.shared.timeout, stream)
+    }
+
+    fn health(&self) -> Option<Error> {
+        self.shared.health()
+    }
+
+    fn abort(&self) {
+        self.shared.give_up();
+    }
+}
+
+/// Puts messages into `kept` as the communicator takes them; those without bytes are none.
+fn parts(ways: &Ways, messages: &[Message], kept: &mut Vec<Part>) -> Result<()> {
+    kept.clear();
+    for message in messages.iter().filter(|message| message.bytes > 0) {
+        kept.push(Part {
+            peer: ways.member(message.peer)?,
+            data: message.data,
+            bytes: message.bytes,
+        });
+    }
+    Ok(())
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        let shared = &self.0;
+        let start = Instant::now();
+        let mut pause = Duration::from_micros(20);
+        // The watchdog ends the wait for other ranks; this limit is for a stream that does not come to them.
+        while shared.fault.get().is_none() && shared.flights.are_over() == Ok(false) {
+            if start.elapsed() > shared.timeout {
+                shared.give_up();
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(1));
+        }
+        if shared.fault.get().is_some() {
+            return;
+        }
+        let limit = match shared.flights.is_in_graphs() {
+            true => SHORT,
+            false => shared.timeout.saturating_sub(start.elapsed()).max(SHORT),
+        };
+        let own = Arc::clone(shared);
+        // A communicator that a graph or a lost rank holds is left to that thread.
+        drop(detached::within(limit, move || own.comm.destroy()));
+    }
+}

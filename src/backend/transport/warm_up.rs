@@ -1,0 +1,99 @@
+//! The first messages of a transport: every way is used once, and what comes is checked.
+#![forbid(unsafe_code)]
+
+use crate::backend::DeviceMemory;
+use crate::backend::transport::{Message, Transport};
+use crate::error::{Code, Error, Result};
+use crate::model::ops::Stream;
+use crate::model::tensor::DevPtr;
+use std::time::{Duration, Instant};
+
+/// What a rank says of itself: its number and one more, so that it is not zero.
+const WORD: usize = size_of::<u64>();
+
+/// Sends this rank's word along every way and checks the others', which come within `limit`. False if they
+/// do not.
+pub fn run(
+    transport: &dyn Transport,
+    memory: &dyn DeviceMemory,
+    rank: usize,
+    stream: Stream,
+    limit: Duration,
+) -> Result<bool> {
+    let start = Instant::now();
+    let sources = transport.sources();
+    // This rank's word, what is gathered, what is received.
+    let bytes = (1 + 2 * sources.len()) * WORD;
+    let own = memory.alloc_own(bytes)?;
+    let gathered = DevPtr(own.0 + WORD);
+    let received = DevPtr(gathered.0 + sources.len() * WORD);
+    let mut words = vec![0; bytes];
+    for (to, from) in words.iter_mut().zip(word(rank)) {
+        *to = from;
+    }
+    memory.upload(own, &words)?;
+    let message = |peer, data| Message {
+        peer,
+        data,
+        bytes: WORD,
+    };
+    let to = transport.gateways().iter().map(|&peer| message(peer, own));
+    let from = sources.iter().enumerate();
+    let from = from.map(|(place, &peer)| message(peer, DevPtr(received.0 + place * WORD)));
+    let from: Vec<_> = from.filter(|message| message.peer != rank).collect();
+    transport.exchange(&to.collect::<Vec<_>>(), &from, stream)?;
+    transport.gather(own, WORD, gathered, stream)?;
+    // After a failure the memory belongs to what is on the stream.
+    while !memory.is_idle(stream)? {
+        if let Some(fault) = transport.health() {
+            return Err(fault);
+        }
+        if start.elapsed() > limit {
+            return Ok(false);
+        }
+        std::thread::sleep(Duration::from_micros(50));
+    }
+    if let Some(fault) = transport.health() {
+        return Err(fault);
+    }
+    memory.download(&mut words, own)?;
+    memory.free_own(own, bytes);
+    check(rank, sources, &words).map(|()| true)
+}
+
+fn word(rank: usize) -> [u8; WORD] {
+    (rank as u64 + 1).to_le_bytes()
+}
+
+/// Whether `words` are what [`run`] wants to see there.
+fn check(rank: usize, sources: &[usize], words: &[u8]) -> Result<()> {
+    let (words, _) = words.as_chunks::<WORD>();
+    let (_, others) = words.split_at_checked(1).unwrap_or_default();
+    let (gathered, received) = others.split_at_checked(sources.len()).unwrap_or_default();
+    for (index, &source) in sources.iter().enumerate() {
+        let is_right = gathered.get(index) == Some(&word(source))
+            && (source == rank || received.get(index) == Some(&word(source)));
+        if !is_right {
+            let text =
+                format!("rank {rank} received wrong data from rank {source} over the network");
+            return Err(Error::new(Code::InternalError, text));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_those_of_the_sources() {
+        let words =
+            |ranks: [usize; 5]| -> Vec<u8> { ranks.iter().flat_map(|&it| word(it)).collect() };
+        let nothing = 98;
+        assert!(check(1, &[0, 1], &words([1, 0, 1, 0, nothing])).is_ok());
+        assert!(check(1, &[0, 1], &words([1, 0, 0, 0, nothing])).is_err());
+        assert!(check(1, &[0, 1], &words([1, 0, 1, 1, nothing])).is_err());
+        assert!(check(1, &[0, 1], &words([1, 0, 1, 0, 1])[..16]).is_err());
+    }
+}

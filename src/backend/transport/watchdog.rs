@@ -1,0 +1,93 @@
+//! One thread of the process that looks after all transports, while there are any.
+#![forbid(unsafe_code)]
+
+use crate::error::{Error, Result};
+use once_cell::sync::Lazy;
+use parking_lot::Mutex;
+use std::sync::{Arc, Weak};
+use std::thread::Builder;
+use std::time::{Duration, Instant};
+
+/// How often it looks.
+const PERIOD: Duration = Duration::from_millis(20);
+
+/// Something to be looked after.
+pub trait Watched: Send + Sync {
+    /// Looks, and does not wait.
+    fn look(&self, now: Instant);
+}
+
+#[derive(Default)]
+struct Watch {
+    watched: Vec<Weak<dyn Watched>>,
+    is_running: bool,
+}
+
+static WATCH: Lazy<Mutex<Watch>> = Lazy::new(Mutex::default);
+
+/// Looks after `watched` as long as somebody holds it.
+pub fn watch(watched: &Arc<impl Watched + 'static>) -> Result<()> {
+    let watched: Weak<dyn Watched> = {
+        let weak: Weak<_> = Arc::downgrade(watched);
+        weak
+    };
+    let mut watch = WATCH.lock();
+    if !watch.is_running {
+        let thread = Builder::new().name("nccl-ep-watchdog".to_owned());
+        thread
+            .spawn(run)
+            .map_err(|cause| Error::system("a thread for the network", &cause))?;
+        watch.is_running = true;
+    }
+    watch.watched.push(watched);
+    Ok(())
+}
+
+fn run() {
+    while let Some(watched) = alive() {
+        let now = Instant::now();
+        watched.iter().for_each(|it| it.look(now));
+        // Before the pause: it may be this thread that lets the last of them go.
+        drop(watched);
+        std::thread::sleep(PERIOD);
+    }
+}
+
+/// What is to be looked after; `None` if there is nothing any more, and the thread is to end.
+fn alive() -> Option<Vec<Arc<dyn Watched>>> {
+    let mut watch = WATCH.lock();
+    watch.watched.retain(|it| it.strong_count() > 0);
+    let alive: Vec<_> = watch.watched.iter().filter_map(Weak::upgrade).collect();
+    watch.is_running = !alive.is_empty();
+    watch.is_running.then_some(alive)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    #[derive(Default)]
+    struct Counted(AtomicUsize);
+
+    impl Watched for Counted {
+        fn look(&self, _now: Instant) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn the_thread_looks_and_ends_and_comes_again() {
+        for _ in 0..2 {
+            let counted = Arc::new(Counted::default());
+            watch(&counted).unwrap();
+            while counted.0.load(Ordering::SeqCst) < 3 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            drop(counted);
+            while WATCH.lock().is_running {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+}

@@ -52,6 +52,7 @@ impl Kind {
 impl Collective {
     /// Takes part in the collective.
     pub(crate) fn run(&self, comm: &Comm) -> Outcome<()> {
+        comm.delays.sleep();
         self.announce(comm);
         let bytes = self.count * self.datatype.size();
         let mut turn = Turn {

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
+use super::delay::Delays;
 use super::error::{Code, Failure, Outcome};
 use super::meeting::{Room, meet};
 use super::segment::Segment;
@@ -23,6 +24,7 @@ pub(crate) struct Comm {
     pub(crate) rounds: AtomicUsize,
     /// The last submitted operation: operations of a communicator never overlap.
     pub(crate) last: Mutex<Option<Ticket>>,
+    pub(crate) delays: Delays,
     failure: Mutex<Option<Failure>>,
 }
 
@@ -68,6 +70,7 @@ impl Comm {
             executed: AtomicUsize::new(0),
             rounds: AtomicUsize::new(0),
             last: Mutex::new(None),
+            delays: Delays::of_rank(rank),
             failure: Mutex::new(None),
         })
     }
@@ -76,10 +79,14 @@ impl Comm {
         self.segment.ranks()
     }
 
-    /// The failure that this rank or any other has met, if any.
+    /// The failure that this rank or any other has met, or that this rank has aborted, if so.
     pub(crate) fn health(&self) -> Outcome<()> {
         if let Some(failure) = self.failure.lock().clone() {
             return Err(failure);
+        }
+        if self.segment.has_left(self.rank) {
+            let text = format!("rank {}: the communicator was aborted", self.rank);
+            return Err(Failure::new(Code::InvalidUsage, text));
         }
         match self.segment.failure() {
             None => Ok(()),
@@ -98,11 +105,15 @@ impl Comm {
     }
 
     /// Runs an operation on a stream's worker: a failure stays with the communicator, and becomes
-    /// an error of the stream.
+    /// an error of the stream. As in NCCL, an operation that this rank aborts merely ends.
     pub(crate) fn execute(&self, job: impl FnOnce(&Self) -> Outcome<()>) -> Result<(), CudaError> {
         let Err(failure) = self.health().and_then(|()| job(self)) else {
+            self.delays.sleep();
             return Ok(());
         };
+        if self.segment.has_left(self.rank) {
+            return Ok(());
+        }
         let error = match failure.code {
             Code::RemoteError => CudaError::LaunchTimeout,
             _ => CudaError::LaunchFailure,
@@ -111,17 +122,28 @@ impl Comm {
         Err(error)
     }
 
-    /// Fails the operations of all ranks, if one that this rank has submitted has not finished.
+    /// Ends the communicator here. Operations that this rank has submitted end unfinished, and then
+    /// fail on the other ranks.
     pub(crate) fn abort(&self) -> Outcome<()> {
+        refuse_on_worker()?;
         let last = self.last.lock().clone();
-        if last.is_some_and(|ticket| !ticket.is_done()) {
+        let unfinished = last.is_some_and(|ticket| !ticket.is_done());
+        self.segment.leave(self.rank);
+        if unfinished {
             self.segment.fail(Code::RemoteError, self.rank);
         }
         self.finish()
     }
 
+    /// Ends the communicator here once the operations that this rank has submitted are done.
+    pub(crate) fn destroy(&self) -> Outcome<()> {
+        self.finish()?;
+        self.segment.leave(self.rank);
+        Ok(())
+    }
+
     /// Waits for the operations that this rank has submitted.
-    pub(crate) fn finish(&self) -> Outcome<()> {
+    fn finish(&self) -> Outcome<()> {
         refuse_on_worker()?;
         let last = self.last.lock().clone();
         if let Some(ticket) = last {

@@ -1,8 +1,9 @@
 //! Waiting for other ranks: barriers, and the detector for ranks that never come.
 //!
 //! A wait ends when the others arrive, when any rank reports a failure, when a rank that has not
-//! arrived turns out to be dead, or after `NCCLEP_HOSTSIM_HANG_SECONDS`. The last two mark the
-//! communicator failed and print one line that says who was missing.
+//! arrived turns out to be dead or to have left the communicator, when this rank has left, or after
+//! `NCCLEP_HOSTSIM_HANG_SECONDS`. If somebody was missing, the communicator is marked failed and one
+//! line says who.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -92,6 +93,10 @@ impl<'a> Watch<'a> {
         seen: u32,
         missing: &dyn Fn() -> Vec<usize>,
     ) -> Outcome<()> {
+        if self.segment.has_left(self.rank) {
+            let text = format!("rank {}: {} aborted", self.rank, self.operation);
+            return Err(Failure::new(Code::RemoteError, text));
+        }
         if let Some((code, reporter)) = self.segment.failure() {
             let text = format!(
                 "rank {}: {} given up, the communicator failed on rank {reporter}",
@@ -100,16 +105,36 @@ impl<'a> Watch<'a> {
             return Err(Failure::new(code, text));
         }
         let waited = self.since.elapsed();
-        if waited >= limit() {
-            return Err(self.give_up(&format!("waited {:.1} s", waited.as_secs_f32()), &missing()));
+        let reason = if waited >= limit() {
+            Some(format!("waited {:.1} s", waited.as_secs_f32()))
+        } else {
+            self.cannot_come(&missing(), waited >= SLICE)
+        };
+        match reason {
+            // What the missing rank did before it went away may have come only now.
+            Some(_) if word.load(Ordering::Acquire) != seen => Ok(()),
+            Some(reason) => Err(self.give_up(&reason, &missing())),
+            None => {
+                futex::wait(word, seen, SLICE.min(limit() - waited));
+                Ok(())
+            }
         }
-        if waited >= SLICE
-            && let Some(dead) = missing().into_iter().find(|other| self.is_dead(*other))
-        {
-            return Err(self.give_up(&format!("process of rank {dead} has gone"), &missing()));
+    }
+
+    /// Why one of the missing ranks will never come, if that is known. To look for dead processes
+    /// takes long.
+    fn cannot_come(&self, missing: &[usize], look_for_dead: bool) -> Option<String> {
+        for &other in missing {
+            if self.segment.has_left(other) {
+                return Some(format!(
+                    "cannot end, rank {other} has left the communicator"
+                ));
+            }
+            if look_for_dead && self.is_dead(other) {
+                return Some(format!("cannot end, the process of rank {other} has gone"));
+            }
         }
-        futex::wait(word, seen, SLICE.min(limit() - waited));
-        Ok(())
+        None
     }
 
     /// Marks the communicator failed; the first to do so says why on stderr.
@@ -242,6 +267,22 @@ mod tests {
                 failure.text
             );
         });
+        rendezvous.release();
+    }
+
+    #[test]
+    fn what_a_rank_did_before_it_left_counts_first() {
+        let rendezvous = Rendezvous::create().expect("memfd");
+        let segment = Segment::map(rendezvous, 2).expect("mapping");
+        let watch = Watch::start(&segment, 0, "test");
+        let bell = &segment.lane(0).bell;
+        segment.ring(0);
+        segment.leave(1);
+        assert!(watch.pause(bell, 0, &|| vec![1]).is_ok(), "there is news");
+        let failure = watch.pause(bell, 1, &|| vec![1]);
+        let failure = failure.expect_err("nothing more will come");
+        assert!(failure.text.contains("rank 1 has left"), "{}", failure.text);
+        assert_eq!(segment.failure(), Some((Code::RemoteError, 0)));
         rendezvous.release();
     }
 }

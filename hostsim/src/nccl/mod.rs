@@ -2,13 +2,15 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`api`] | all entry points |
-//! | `boundary`, `argument` | what each of them does around its body; the checks of arguments |
+//! | [`api`] | the entry points |
+//! | `lifetime` | those that make, question and end communicators |
+//! | `boundary`, `argument`, `config` | what each does around its body; the checks of arguments |
 //! | `group` | what `ncclGroupStart` keeps until `ncclGroupEnd` |
 //! | `launch` | puts operations into streams |
 //! | `collective`, `transfer` | what the streams' workers execute: collectives; sends and receives |
 //! | `split`, `registry`, `comm` | communicators: splitting, handles for C, one rank's end |
 //! | `meeting`, `segment`, `futex` | how ranks meet in a communicator's shared memory |
+//! | `delay` | random delays of operations |
 //! | [`unique_id`], [`error`], `datatype`, `reduce` | ids, result codes, element types, sums |
 //!
 //! Imports go down this table only; `tests/hostsim/layering.rs` fails on a circle.
@@ -18,11 +20,14 @@ mod argument;
 mod boundary;
 mod collective;
 mod comm;
+mod config;
 mod datatype;
+mod delay;
 pub mod error;
 mod futex;
 mod group;
 mod launch;
+mod lifetime;
 mod meeting;
 mod reduce;
 mod registry;

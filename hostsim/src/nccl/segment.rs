@@ -56,21 +56,50 @@ pub(crate) struct Lane {
     pub(crate) steps: [AtomicU32; 2],
     /// Counts the changes of the rank's mailboxes.
     pub(crate) bell: AtomicU32,
+    /// Not zero once the rank has destroyed or aborted its end: it takes part in nothing more.
+    left: AtomicU32,
     /// What the rank believes the current collective to be, in alternating banks.
     pub(crate) description: [[AtomicU64; DESCRIPTION]; BANKS],
     /// Host-side exchange.
     pub(crate) note: [AtomicU64; NOTE],
 }
 
-/// Chunks from one rank to another; full while `posted` is ahead of `taken`.
+/// Messages from one rank to another. A chunk is in it while `posted` is ahead of `taken`.
 #[repr(C, align(64))]
 pub(crate) struct Mailbox {
     pub(crate) posted: AtomicU32,
     pub(crate) taken: AtomicU32,
     /// Bytes in the chunk.
     pub(crate) len: AtomicU64,
-    /// Bytes of the whole message.
-    pub(crate) total: AtomicU64,
+    /// The sends that the sender has come to.
+    pub(crate) sends: Announcements,
+    /// The receives that the receiver has come to.
+    pub(crate) receives: Announcements,
+}
+
+/// What one side of a mailbox has told the other of its messages. Neither side is ever more than one
+/// message ahead, as each waits for the other's announcement, so two sizes are enough.
+#[repr(C)]
+pub(crate) struct Announcements {
+    number: AtomicU32,
+    bytes: [AtomicU64; BANKS],
+}
+
+impl Announcements {
+    /// Announces the next message of this side, and returns its number.
+    pub(crate) fn announce(&self, bytes: usize) -> u32 {
+        let number = self.number.load(Ordering::Relaxed).wrapping_add(1);
+        self.bytes[number as usize % BANKS].store(bytes as u64, Ordering::Relaxed);
+        self.number.store(number, Ordering::Release);
+        number
+    }
+
+    /// The size of message `number`, if it has been announced.
+    pub(crate) fn size(&self, number: u32) -> Option<usize> {
+        let announced = self.number.load(Ordering::Acquire);
+        (announced.wrapping_sub(number) as i32 >= 0)
+            .then(|| self.bytes[number as usize % BANKS].load(Ordering::Relaxed) as usize)
+    }
 }
 
 /// A mapping of the segment, released when dropped.
@@ -206,13 +235,28 @@ impl Segment {
             .failed
             .compare_exchange(0, word, Ordering::AcqRel, Ordering::Acquire)
             .is_ok();
-        for meeting in &header.meetings {
+        self.wake_everyone();
+        first
+    }
+
+    /// Notes that a rank takes part in nothing more, and lets those who wait for it notice.
+    pub(crate) fn leave(&self, rank: usize) {
+        self.lane(rank).left.store(1, Ordering::Release);
+        self.wake_everyone();
+    }
+
+    /// Whether a rank takes part in nothing more.
+    pub(crate) fn has_left(&self, rank: usize) -> bool {
+        self.lane(rank).left.load(Ordering::Acquire) != 0
+    }
+
+    fn wake_everyone(&self) {
+        for meeting in &self.header().meetings {
             futex::wake_all(&meeting.generation);
         }
         for rank in 0..self.ranks() {
             futex::wake_all(&self.lane(rank).bell);
         }
-        first
     }
 }
 
@@ -249,6 +293,21 @@ mod tests {
         assert!(segment.fail(Code::RemoteError, 1));
         assert!(!segment.fail(Code::InvalidUsage, 0));
         assert_eq!(segment.failure(), Some((Code::RemoteError, 1)));
+        rendezvous.release();
+    }
+
+    #[test]
+    fn announcements_keep_the_last_two_sizes() {
+        let rendezvous = Rendezvous::create().expect("memfd");
+        let segment = Segment::map(rendezvous, 2).expect("mapping");
+        let sends = &segment.mailbox(0, 1).sends;
+        assert_eq!(sends.size(1), None);
+        for number in 1..5 {
+            assert_eq!(sends.announce(number as usize * 10), number);
+        }
+        assert_eq!(sends.size(3), Some(30));
+        assert_eq!(sends.size(4), Some(40));
+        assert_eq!(sends.size(5), None);
         rendezvous.release();
     }
 }

@@ -1,17 +1,22 @@
 //! Sends and receives as the stream's worker executes them.
 //!
-//! Each ordered pair of ranks has a mailbox of one chunk. All transfers of a group progress together;
-//! transfers between the same two ranks in one direction keep their order. An idle rank sleeps on its
-//! bell, which the others ring.
+//! For each ordered pair of ranks there is a mailbox of one chunk. Both sides announce the size of
+//! each message in it before data moves, so a message begins when both have come to it, as over
+//! NCCL's network transports, and both see sizes that differ. All transfers of a group progress
+//! together; transfers between the same two ranks in one direction keep their order. A rank with
+//! nothing to do sleeps on its bell, which the others ring.
 #![allow(unsafe_code)]
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ptr;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use super::comm::Comm;
 use super::error::{Code, Failure, Outcome};
+use super::futex;
 use super::meeting::Watch;
+use super::segment::{Announcements, Mailbox};
 
 /// Which way the data goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -39,18 +44,28 @@ pub(crate) struct Transfer {
     pub(crate) bytes: usize,
 }
 
+/// How far the first transfer of a line is.
+#[derive(Clone, Copy)]
+enum Stage {
+    /// Not begun; delayed until the time.
+    Held(Instant),
+    /// Announced to the peer with this number.
+    Announced(u32),
+    /// Both sides agree on the size, and this many bytes have been moved.
+    Moving(usize),
+}
+
 /// The transfers between this rank and one peer in one direction, the first being under way.
 struct Line {
     direction: Direction,
     peer: usize,
     waiting: VecDeque<Transfer>,
-    /// Bytes of the first transfer that have been moved.
-    moved: usize,
+    stage: Stage,
 }
 
 /// Completes a group of transfers.
 pub(crate) fn run(comm: &Comm, transfers: Vec<Transfer>) -> Outcome<()> {
-    let mut lines = line_up(transfers);
+    let mut lines = line_up(comm, transfers);
     let bell = &comm.segment.lane(comm.rank).bell;
     let mut watch = Watch::start(&comm.segment, comm.rank, "ncclSend/ncclRecv");
     while !lines.is_empty() {
@@ -63,7 +78,12 @@ pub(crate) fn run(comm: &Comm, transfers: Vec<Transfer>) -> Outcome<()> {
             }
         }
         lines.retain(|line| !line.waiting.is_empty());
+        let held = lines.iter().filter_map(Line::held_until).min();
         if advanced {
+            watch.restart();
+        } else if let Some(until) = held {
+            comm.health()?;
+            futex::wait(bell, seen, until.saturating_duration_since(Instant::now()));
             watch.restart();
         } else {
             let missing = || {
@@ -78,51 +98,114 @@ pub(crate) fn run(comm: &Comm, transfers: Vec<Transfer>) -> Outcome<()> {
     Ok(())
 }
 
-fn line_up(transfers: Vec<Transfer>) -> Vec<Line> {
-    let mut lines = BTreeMap::new();
+fn line_up(comm: &Comm, transfers: Vec<Transfer>) -> Vec<Line> {
+    let lines = by_line(transfers).into_iter();
+    let lines = lines.map(|((direction, peer), waiting)| Line {
+        direction,
+        peer,
+        waiting,
+        stage: begin_later(comm),
+    });
+    lines.collect()
+}
+
+/// Sorts transfers by direction and peer; those of one line keep their order.
+fn by_line(transfers: Vec<Transfer>) -> BTreeMap<(Direction, usize), VecDeque<Transfer>> {
+    let mut lines: BTreeMap<_, VecDeque<Transfer>> = BTreeMap::new();
     for transfer in transfers {
-        let Transfer {
-            direction, peer, ..
-        } = transfer;
-        lines
-            .entry((direction, peer))
-            .or_insert_with(|| Line {
-                direction,
-                peer,
-                waiting: VecDeque::new(),
-                moved: 0,
-            })
-            .waiting
-            .push_back(transfer);
+        let line = lines.entry((transfer.direction, transfer.peer));
+        line.or_default().push_back(transfer);
     }
-    lines.into_values().collect()
+    lines
+}
+
+fn begin_later(comm: &Comm) -> Stage {
+    Stage::Held(Instant::now() + comm.delays.draw())
 }
 
 impl Line {
-    /// Moves one chunk if the mailbox permits.
+    /// The time until which the line is delayed, if it is.
+    fn held_until(&self) -> Option<Instant> {
+        match self.stage {
+            Stage::Held(until) => Some(until),
+            Stage::Announced(_) | Stage::Moving(_) => None,
+        }
+    }
+
+    /// Takes one step with the first transfer, if the time and the peer permit.
     fn advance(&mut self, comm: &Comm) -> Outcome<bool> {
         let Some(transfer) = self.waiting.front().copied() else {
             return Ok(false);
         };
-        let moved = match self.direction {
-            Direction::Send => post(comm, &transfer, self.moved),
-            Direction::Receive => take(comm, &transfer, self.moved)?,
+        let (mailbox, ours, theirs) = self.sides(comm);
+        let moved = match self.stage {
+            Stage::Held(until) if Instant::now() < until => return Ok(false),
+            Stage::Held(_) => {
+                self.stage = Stage::Announced(ours.announce(transfer.bytes));
+                comm.segment.ring(self.peer);
+                return Ok(true);
+            }
+            Stage::Announced(number) => match theirs.size(number) {
+                None => return Ok(false),
+                Some(size) => {
+                    compare(comm, &transfer, size)?;
+                    0
+                }
+            },
+            Stage::Moving(moved) => {
+                let len = match self.direction {
+                    Direction::Send => post(comm, mailbox, &transfer, moved),
+                    Direction::Receive => take(comm, mailbox, &transfer, moved),
+                };
+                let Some(len) = len else { return Ok(false) };
+                comm.segment.ring(self.peer);
+                moved + len
+            }
         };
-        let Some(len) = moved else { return Ok(false) };
-        comm.segment.ring(self.peer);
-        self.moved += len;
-        if self.moved == transfer.bytes {
+        self.stage = Stage::Moving(moved);
+        if moved == transfer.bytes {
             self.waiting.pop_front();
-            self.moved = 0;
+            self.stage = begin_later(comm);
         }
         Ok(true)
     }
+
+    /// The mailbox, and this rank's announcements and the peer's in it.
+    fn sides<'a>(&self, comm: &'a Comm) -> (&'a Mailbox, &'a Announcements, &'a Announcements) {
+        match self.direction {
+            Direction::Send => {
+                let mailbox = comm.segment.mailbox(comm.rank, self.peer);
+                (mailbox, &mailbox.sends, &mailbox.receives)
+            }
+            Direction::Receive => {
+                let mailbox = comm.segment.mailbox(self.peer, comm.rank);
+                (mailbox, &mailbox.receives, &mailbox.sends)
+            }
+        }
+    }
+}
+
+/// Fails the communicator if the peer's size is not this rank's.
+fn compare(comm: &Comm, transfer: &Transfer, theirs: usize) -> Outcome<()> {
+    let ours = transfer.bytes;
+    if ours == theirs {
+        return Ok(());
+    }
+    let (from, sent, to, wanted) = match transfer.direction {
+        Direction::Send => (comm.rank, ours, transfer.peer, theirs),
+        Direction::Receive => (transfer.peer, theirs, comm.rank, ours),
+    };
+    let text = format!(
+        "ncclSend of {sent} bytes on rank {from} meets ncclRecv of {wanted} bytes on rank {to}"
+    );
+    let failure = Failure::new(Code::InvalidUsage, text);
+    comm.refuse(&failure);
+    Err(failure)
 }
 
 /// Puts the next chunk into the mailbox; nothing while the previous one is still there.
-fn post(comm: &Comm, transfer: &Transfer, moved: usize) -> Option<usize> {
+fn post(comm: &Comm, mailbox: &Mailbox, transfer: &Transfer, moved: usize) -> Option<usize> {
     let segment = &comm.segment;
-    let mailbox = segment.mailbox(comm.rank, transfer.peer);
     let posted = mailbox.posted.load(Ordering::Relaxed);
     if mailbox.taken.load(Ordering::Acquire) != posted {
         return None;
@@ -133,40 +216,25 @@ fn post(comm: &Comm, transfer: &Transfer, moved: usize) -> Option<usize> {
     unsafe { ptr::copy_nonoverlapping((transfer.buffer + moved) as *const u8, chunk, len) };
     mailbox.len.store(len as u64, Ordering::Relaxed);
     mailbox
-        .total
-        .store(transfer.bytes as u64, Ordering::Relaxed);
-    mailbox
         .posted
         .store(posted.wrapping_add(1), Ordering::Release);
     Some(len)
 }
 
 /// Takes a chunk out of the mailbox; nothing while there is none.
-fn take(comm: &Comm, transfer: &Transfer, moved: usize) -> Outcome<Option<usize>> {
-    let segment = &comm.segment;
-    let mailbox = segment.mailbox(transfer.peer, comm.rank);
+fn take(comm: &Comm, mailbox: &Mailbox, transfer: &Transfer, moved: usize) -> Option<usize> {
     let taken = mailbox.taken.load(Ordering::Relaxed);
     if mailbox.posted.load(Ordering::Acquire) == taken {
-        return Ok(None);
+        return None;
     }
-    let total = mailbox.total.load(Ordering::Relaxed) as usize;
-    if total != transfer.bytes {
-        let text = format!(
-            "rank {}: ncclRecv of {} bytes meets ncclSend of {total} bytes on rank {}",
-            comm.rank, transfer.bytes, transfer.peer
-        );
-        let failure = Failure::new(Code::InvalidUsage, text);
-        comm.refuse(&failure);
-        return Err(failure);
-    }
-    let len = (mailbox.len.load(Ordering::Relaxed) as usize).min(total - moved);
-    let chunk = segment.chunk(transfer.peer, comm.rank);
+    let len = (mailbox.len.load(Ordering::Relaxed) as usize).min(transfer.bytes - moved);
+    let chunk = comm.segment.chunk(transfer.peer, comm.rank);
     // SAFETY: the call checked the buffer; the chunk is the receiver's while the mailbox is full.
     unsafe { ptr::copy_nonoverlapping(chunk, (transfer.buffer + moved) as *mut u8, len) };
     mailbox
         .taken
         .store(taken.wrapping_add(1), Ordering::Release);
-    Ok(Some(len))
+    Some(len)
 }
 
 #[cfg(test)]
@@ -181,15 +249,15 @@ mod tests {
             buffer: 0,
             bytes,
         };
-        let lines = line_up(vec![
+        let lines = by_line(vec![
             transfer(Direction::Send, 1, 10),
             transfer(Direction::Receive, 1, 20),
             transfer(Direction::Send, 1, 30),
             transfer(Direction::Send, 0, 40),
         ]);
         let sizes: Vec<Vec<usize>> = lines
-            .iter()
-            .map(|line| line.waiting.iter().map(|transfer| transfer.bytes).collect())
+            .values()
+            .map(|line| line.iter().map(|transfer| transfer.bytes).collect())
             .collect();
         assert_eq!(sizes, [vec![40], vec![10, 30], vec![20]]);
     }

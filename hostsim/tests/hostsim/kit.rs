@@ -11,15 +11,19 @@ use ncclep_hostsim::cuda::device::cudaSetDevice;
 use ncclep_hostsim::cuda::memory::{cudaFree, cudaMalloc};
 use ncclep_hostsim::cuda::stream::{
     cudaLaunchHostFunc, cudaStream_t, cudaStreamCreateWithFlags, cudaStreamDestroy,
-    cudaStreamSynchronize,
+    cudaStreamQuery, cudaStreamSynchronize,
 };
 use ncclep_hostsim::nccl::api::{
-    ncclComm_t, ncclCommDestroy, ncclCommInitRank, ncclGetUniqueId, ncclUniqueId,
+    ncclComm_t, ncclCommDestroy, ncclCommInitRank, ncclCommSplit, ncclGetUniqueId, ncclRecv,
+    ncclSend, ncclUniqueId,
 };
 
 pub(crate) const HOST_TO_DEVICE: i32 = 1;
 pub(crate) const DEVICE_TO_HOST: i32 = 2;
 pub(crate) const DEVICE_TO_DEVICE: i32 = 3;
+
+/// `ncclUint8`.
+const UINT8: i32 = 1;
 
 const SCENARIO: &str = "HOSTSIM_TEST_SCENARIO";
 const ID: &str = "HOSTSIM_TEST_ID";
@@ -55,6 +59,10 @@ impl Stream {
 
     pub(crate) fn synchronize(&self) -> i32 {
         cudaStreamSynchronize(self.0)
+    }
+
+    pub(crate) fn query(&self) -> i32 {
+        cudaStreamQuery(self.0)
     }
 }
 
@@ -204,6 +212,36 @@ impl Rank {
             ranks,
             stream: Stream::new(),
         }
+    }
+
+    /// A second communicator of the same ranks, with a stream of its own.
+    pub(crate) fn duplicate(&self) -> Self {
+        let mut comm = std::ptr::null_mut();
+        let (key, config) = (self.rank as i32, std::ptr::null());
+        // SAFETY: the pointer is valid for a write.
+        let code = unsafe { ncclCommSplit(self.comm, 0, key, &raw mut comm, config) };
+        assert_eq!(code, 0);
+        Self {
+            comm,
+            stream: Stream::with_flags(1),
+            ..*self
+        }
+    }
+
+    /// Sends to a peer, in this rank's stream or at the end of the open group.
+    pub(crate) fn send(&self, buffer: &Buffer, bytes: usize, peer: usize) {
+        let (address, stream) = (buffer.address, self.stream.0);
+        // SAFETY: the callers keep their buffers until the stream is done.
+        let code = unsafe { ncclSend(address, bytes, UINT8, peer as i32, self.comm, stream) };
+        assert_eq!(code, 0);
+    }
+
+    /// Receives from a peer, as [`Self::send`] sends.
+    pub(crate) fn receive(&self, buffer: &Buffer, bytes: usize, peer: usize) {
+        let (address, stream) = (buffer.address, self.stream.0);
+        // SAFETY: as for sends.
+        let code = unsafe { ncclRecv(address, bytes, UINT8, peer as i32, self.comm, stream) };
+        assert_eq!(code, 0);
     }
 
     pub(crate) fn end(self) {

@@ -6,13 +6,17 @@
 // Clippy's leave for tests reaches only the test functions themselves, not their helpers.
 #![allow(clippy::expect_used, clippy::panic)]
 
+mod aborts;
 mod collectives;
+mod communicators;
 mod data;
+mod delays;
 mod failures;
 mod groups;
 mod kit;
 mod layering;
 mod memory;
+mod messages;
 mod streams;
 mod surface;
 
@@ -25,11 +29,18 @@ const SCENARIOS: &[(&str, fn())] = &[
     ("one_rank_stays_away", failures::one_rank_stays_away),
     ("one_rank_dies", failures::one_rank_dies),
     ("counts_differ", failures::counts_differ),
-    (
-        "sizes_of_messages_differ",
-        failures::sizes_of_messages_differ,
-    ),
-    ("one_rank_aborts", failures::one_rank_aborts),
+    ("one_rank_aborts", aborts::one_rank_aborts),
+    ("abort_frees_streams", aborts::abort_frees_streams),
+    ("abort_frees_host_calls", aborts::abort_frees_host_calls),
+    ("one_rank_leaves", aborts::one_rank_leaves),
+    ("many_communicators", communicators::many_communicators),
+    ("two_at_once", communicators::two_at_once),
+    ("sizes_differ", messages::sizes_differ),
+    ("one_message_differs", messages::one_message_differs),
+    ("messages_in_order", messages::messages_in_order),
+    ("sender_comes_first", messages::sender_comes_first),
+    ("empty_without_receive", messages::empty_without_receive),
+    ("count_delays", delays::count_delays),
     ("one_rank_never_joins", failures::one_rank_never_joins),
     ("beside_a_driver", surface::beside_a_driver),
     ("write_past_the_end", memory::write_past_the_end),

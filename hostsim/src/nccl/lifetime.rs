@@ -1,0 +1,184 @@
+//! The entry points that make, question and end communicators.
+#![allow(unsafe_code)]
+
+use std::ffi::c_int;
+
+use super::argument::read_rank;
+use super::boundary::{boundary, store};
+use super::comm::Comm;
+use super::config::check_config;
+pub use super::config::ncclConfig_t;
+use super::error::{Failure, Outcome, ncclResult_t};
+use super::group::{self, Task};
+use super::registry::{find, ncclComm_t, publish, remove};
+use super::segment::MAX_RANKS;
+use super::split::{NO_COLOUR, split};
+use super::unique_id::{Rendezvous, ncclUniqueId};
+use crate::cuda::device;
+
+/// Joins a communicator with the thread's current device.
+///
+/// # Safety
+/// `comm` is null or valid for a write, until the end of the group if one is open.
+// SAFETY (this and every other export): the name is NCCL's and this library defines it once.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommInitRank(
+    comm: *mut ncclComm_t,
+    nranks: c_int,
+    id: ncclUniqueId,
+    rank: c_int,
+) -> ncclResult_t {
+    // SAFETY: passed on under this function's contract.
+    boundary(|| unsafe { join(comm, nranks, &id, rank) })
+}
+
+/// As `ncclCommInitRank`, with settings; a communicator that does not block is refused.
+///
+/// # Safety
+/// `comm` is null or valid for a write, until the end of the group if one is open; `config` is null
+/// or points to an `ncclConfig_t`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommInitRankConfig(
+    comm: *mut ncclComm_t,
+    nranks: c_int,
+    id: ncclUniqueId,
+    rank: c_int,
+    config: *const ncclConfig_t,
+) -> ncclResult_t {
+    boundary(|| {
+        // SAFETY: passed on under this function's contract.
+        unsafe { check_config(config) }?;
+        // SAFETY: as above.
+        unsafe { join(comm, nranks, &id, rank) }
+    })
+}
+
+/// Joins a communicator, now or at the end of the group that is open.
+///
+/// # Safety
+/// `comm` is null or valid for a write, until the end of the group if one is open.
+unsafe fn join(
+    comm: *mut ncclComm_t,
+    nranks: c_int,
+    id: &ncclUniqueId,
+    rank: c_int,
+) -> Outcome<()> {
+    if comm.is_null() {
+        return Err(Failure::argument("comm is NULL"));
+    }
+    let ranks = usize::try_from(nranks)
+        .ok()
+        .filter(|ranks| (1..=MAX_RANKS).contains(ranks));
+    let ranks = ranks.ok_or_else(|| {
+        Failure::argument(format!("nranks must be 1 to {MAX_RANKS} (got {nranks})"))
+    })?;
+    let rank = read_rank("rank", rank, ranks)?;
+    let rendezvous = Rendezvous::decode(id)?;
+    let device = device::current_index();
+    let out = comm as usize;
+    group::run(Task::Setup(Box::new(move || {
+        let made = publish(Comm::join(rendezvous, ranks, rank, device)?);
+        // SAFETY: checked above not to be null; the caller keeps it valid until the group's end.
+        unsafe { store(out as *mut ncclComm_t, made) }
+    })))
+}
+
+/// Splits a communicator: one new one per colour, ranks in order of key, then of old rank.
+///
+/// # Safety
+/// `newcomm` is null or valid for a write, until the end of the group if one is open; `config` is
+/// null or points to an `ncclConfig_t`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommSplit(
+    comm: ncclComm_t,
+    color: c_int,
+    key: c_int,
+    newcomm: *mut ncclComm_t,
+    config: *const ncclConfig_t,
+) -> ncclResult_t {
+    boundary(|| {
+        let parent = find(comm)?;
+        // SAFETY: passed on under this function's contract.
+        unsafe { check_config(config) }?;
+        if newcomm.is_null() || color < NO_COLOUR {
+            return Err(Failure::argument(format!(
+                "newcomm is NULL or color is {color}"
+            )));
+        }
+        let out = newcomm as usize;
+        group::run(Task::Setup(Box::new(move || {
+            let made = split(&parent, color, key)?.map_or(std::ptr::null_mut(), publish);
+            // SAFETY: checked above not to be null; the caller keeps it valid until the group's
+            // end.
+            unsafe { store(out as *mut ncclComm_t, made) }
+        })))
+    })
+}
+
+/// Waits for the communicator's operations on this rank, then ends it here.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclCommDestroy(comm: ncclComm_t) -> ncclResult_t {
+    boundary(|| {
+        find(comm)?.destroy()?;
+        remove(comm);
+        Ok(())
+    })
+}
+
+/// Ends the communicator here, from any thread. Operations that have not finished end without
+/// result, so that streams go on, and fail on the other ranks. Returns once they have ended.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t {
+    boundary(|| {
+        let gone = find(comm)?;
+        remove(comm);
+        gone.abort()
+    })
+}
+
+/// Number of ranks.
+///
+/// # Safety
+/// `count` is null or valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommCount(comm: ncclComm_t, count: *mut c_int) -> ncclResult_t {
+    // SAFETY: passed on under this function's contract.
+    boundary(|| unsafe { store(count, find(comm)?.ranks() as c_int) })
+}
+
+/// This rank.
+///
+/// # Safety
+/// `rank` is null or valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommUserRank(comm: ncclComm_t, rank: *mut c_int) -> ncclResult_t {
+    // SAFETY: passed on under this function's contract.
+    boundary(|| unsafe { store(rank, find(comm)?.rank as c_int) })
+}
+
+/// The device that was current when the communicator was made.
+///
+/// # Safety
+/// `index` is null or valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommCuDevice(comm: ncclComm_t, index: *mut c_int) -> ncclResult_t {
+    // SAFETY: passed on under this function's contract.
+    boundary(|| unsafe { store(index, find(comm)?.device as c_int) })
+}
+
+/// The failure that an operation has met on any rank, or success.
+///
+/// # Safety
+/// `result` is null or valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommGetAsyncError(
+    comm: ncclComm_t,
+    result: *mut ncclResult_t,
+) -> ncclResult_t {
+    boundary(|| {
+        let health = find(comm)?.health();
+        let code = health.map_or_else(|failure| failure.code as ncclResult_t, |()| 0);
+        // SAFETY: passed on under this function's contract.
+        unsafe { store(result, code) }
+    })
+}

@@ -1,0 +1,224 @@
+//! Communicators made with a configuration, several of them at once, and their independence.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_int, c_uint};
+use std::ptr::{null, null_mut};
+
+use ncclep_hostsim::cuda::device::{cudaDeviceSynchronize, cudaSetDevice};
+use ncclep_hostsim::nccl::api::*;
+
+use crate::failures::gather;
+use crate::kit::{Buffer, Rank, Stream, new_id, own_device, run};
+
+const SUCCESS: i32 = 0;
+const NOT_READY: i32 = 600;
+const INVALID_ARGUMENT: i32 = 4;
+const UNDEFINED: c_int = c_int::MIN;
+
+/// What `NCCL_CONFIG_INITIALIZER` of NCCL 2.18 sets.
+fn initial() -> ncclConfig_t {
+    ncclConfig_t {
+        size: size_of::<ncclConfig_t>(),
+        magic: 0xcafe_beef,
+        version: 21_800,
+        blocking: UNDEFINED,
+        cgaClusterSize: UNDEFINED,
+        minCTAs: UNDEFINED,
+        maxCTAs: UNDEFINED,
+        netName: null(),
+        splitShare: UNDEFINED,
+    }
+}
+
+/// Makes a communicator of one rank; returns the code.
+fn make(config: *const ncclConfig_t) -> i32 {
+    let mut comm = null_mut();
+    // SAFETY: the pointers are null or valid.
+    let code = unsafe { ncclCommInitRankConfig(&raw mut comm, 1, new_id(), 0, config) };
+    assert_eq!(comm.is_null(), code != SUCCESS);
+    if code == SUCCESS {
+        assert_eq!(ncclCommDestroy(comm), SUCCESS);
+    }
+    code
+}
+
+#[test]
+fn configurations_of_any_version_are_read() {
+    own_device();
+    assert_eq!(size_of::<ncclConfig_t>(), 48);
+    assert_eq!(make(null()), SUCCESS);
+    let plain = initial();
+    assert_eq!(make(&raw const plain), SUCCESS);
+    let chosen = ncclConfig_t {
+        blocking: 1,
+        cgaClusterSize: 0,
+        minCTAs: 1,
+        maxCTAs: 4,
+        splitShare: 0,
+        ..initial()
+    };
+    assert_eq!(make(&raw const chosen), SUCCESS);
+    // A later version's, with fields that are not known here.
+    #[repr(C)]
+    struct Later(ncclConfig_t, [c_uint; 10]);
+    let mut later = Later(chosen, [7; 10]);
+    later.0.size = size_of::<Later>();
+    assert_eq!(make((&raw const later).cast()), SUCCESS);
+    // An earlier one's, which ends behind `blocking`.
+    let mut earlier = initial();
+    (earlier.size, earlier.splitShare) = (24, 99);
+    assert_eq!(make(&raw const earlier), SUCCESS);
+}
+
+#[test]
+fn wrong_configurations_are_refused() {
+    type Spoil = fn(&mut ncclConfig_t);
+    let spoilers: [Spoil; 9] = [
+        |config| config.magic = 0,
+        |config| config.version = 0,
+        |config| config.size = 8,
+        |config| config.blocking = 0,
+        |config| config.blocking = 2,
+        |config| config.cgaClusterSize = -1,
+        |config| config.minCTAs = 0,
+        |config| (config.minCTAs, config.maxCTAs) = (5, 4),
+        |config| config.splitShare = 2,
+    ];
+    own_device();
+    for (number, spoil) in spoilers.into_iter().enumerate() {
+        let mut config = initial();
+        spoil(&mut config);
+        assert_eq!(make(&raw const config), INVALID_ARGUMENT, "{number}");
+    }
+}
+
+#[test]
+fn processes_hold_many_communicators() {
+    run("many_communicators", 2, &[]);
+}
+
+/// Each process is one rank of four communicators, which it makes in four threads at once, from own
+/// ids that travel by a collective, and uses at once.
+pub(crate) fn many_communicators() {
+    const MANY: usize = 4;
+    let me = Rank::from_environment();
+    // Made and freed outside of the threads: to free memory is to wait for the device.
+    let parts = [(); MANY].map(|()| {
+        let sent = Buffer::filled(1000, me.rank as u8);
+        (shared_id(&me), sent, Buffer::new(1000))
+    });
+    assert_eq!(cudaDeviceSynchronize(), SUCCESS);
+    let (rank, ranks) = (me.rank, me.ranks);
+    let buffers = std::thread::scope(|scope| {
+        let use_it = |(id, sent, got)| scope.spawn(move || use_one(id, (rank, ranks), sent, got));
+        parts
+            .map(use_it)
+            .map(|thread| thread.join().expect("no panic"))
+    });
+    drop(buffers);
+    me.end();
+}
+
+/// An id that rank 0 makes, for all ranks.
+fn shared_id(me: &Rank) -> ncclUniqueId {
+    let id = new_id().internal.map(|byte| byte as u8);
+    let (mine, all) = (Buffer::from_bytes(&id), Buffer::new(id.len() * me.ranks));
+    // SAFETY: the buffers live until the synchronisation.
+    let code = unsafe {
+        let (from, to) = (mine.address, all.address);
+        ncclAllGather(from, to, id.len(), 1, me.comm, me.stream.0)
+    };
+    assert_eq!(code, SUCCESS);
+    assert_eq!(me.stream.synchronize(), SUCCESS);
+    let mut shared = ncclUniqueId { internal: [0; 128] };
+    for (to, from) in shared.internal.iter_mut().zip(all.bytes()) {
+        *to = from as i8;
+    }
+    shared
+}
+
+/// Makes a communicator in the calling thread and sends around a ring.
+fn use_one(
+    id: ncclUniqueId,
+    (rank, ranks): (usize, usize),
+    sent: Buffer,
+    got: Buffer,
+) -> [Buffer; 2] {
+    assert_eq!(cudaSetDevice(rank as c_int), SUCCESS);
+    let mut comm = null_mut();
+    let config = ncclConfig_t {
+        blocking: 1,
+        splitShare: 0,
+        ..initial()
+    };
+    // SAFETY: the pointers are valid.
+    let code = unsafe {
+        ncclCommInitRankConfig(
+            &raw mut comm,
+            ranks as c_int,
+            id,
+            rank as c_int,
+            &raw const config,
+        )
+    };
+    assert_eq!(code, SUCCESS);
+    let me = Rank {
+        comm,
+        rank,
+        ranks,
+        stream: Stream::with_flags(1),
+    };
+    let (next, previous) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
+    for _ in 0..10 {
+        assert_eq!(ncclGroupStart(), SUCCESS);
+        me.send(&sent, 1000, next);
+        me.receive(&got, 1000, previous);
+        assert_eq!(ncclGroupEnd(), SUCCESS);
+        assert_eq!(me.stream.synchronize(), SUCCESS);
+        assert!(got.peek() == [previous as u8; 1000]);
+    }
+    me.end();
+    [sent, got]
+}
+
+#[test]
+fn communicators_do_not_wait_for_each_other() {
+    run("two_at_once", 2, &[]);
+}
+
+/// Rank 0 begins a receive and an all-gather on one communicator. Rank 1 joins them only after both
+/// ranks have done the same on another.
+pub(crate) fn two_at_once() {
+    let first = Rank::from_environment();
+    let second = first.duplicate();
+    let peer = 1 - first.rank;
+    let buffer = Buffer::filled(8, first.rank as u8);
+    assert_eq!(cudaDeviceSynchronize(), SUCCESS);
+    let mut gathered = Vec::new();
+    let mut begin = |on: &Rank| {
+        match on.rank {
+            0 => on.receive(&buffer, 8, peer),
+            _ => on.send(&buffer, 8, peer),
+        }
+        gathered.push(gather(on, 1000));
+    };
+    if first.rank == 0 {
+        begin(&first);
+    }
+    begin(&second);
+    assert_eq!(second.stream.synchronize(), SUCCESS);
+    let token = Buffer::new(1);
+    if first.rank == 0 {
+        assert_eq!(first.stream.query(), NOT_READY);
+        second.send(&token, 1, peer);
+    } else {
+        second.receive(&token, 1, peer);
+        assert_eq!(second.stream.synchronize(), SUCCESS);
+        begin(&first);
+    }
+    assert_eq!(first.stream.synchronize(), SUCCESS);
+    assert_eq!(buffer.bytes(), [1; 8]);
+    drop((buffer, gathered, token));
+    second.end();
+    first.end();
+}

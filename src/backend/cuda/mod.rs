@@ -42,7 +42,7 @@ impl CudaPlatform {
     /// The GPU with the number `device` in this process.
     pub fn new(device: usize) -> Result<Self> {
         let context = Arc::new(Context::for_device(device)?);
-        context.tools()?;
+        context.resources()?;
         let memory = Arc::new(CudaMemory::new(Arc::clone(&context)));
         Ok(Self { context, memory })
     }

@@ -35,7 +35,7 @@ pub trait Enqueued: Works {
 pub struct Context {
     held: Arc<Held>,
     quiet: Arc<Quiet<Key>>,
-    tools: Mutex<Using>,
+    resources: Mutex<Using>,
     enqueued: Mutex<Vec<Weak<dyn Enqueued>>>,
     /// Operations may still run when the group is gone: nothing else may reuse its memory.
     spoiled: AtomicBool,
@@ -71,7 +71,7 @@ impl Context {
         Ok(Self {
             held: Arc::new(held),
             quiet,
-            tools: Mutex::new(Using::NotYet),
+            resources: Mutex::new(Using::NotYet),
             enqueued: Mutex::default(),
             spoiled: AtomicBool::new(false),
         })
@@ -98,15 +98,15 @@ impl Context {
     }
 
     /// The resources that all groups of the device share, until [`Context::close`].
-    pub fn tools(&self) -> Result<Arc<DeviceResources>> {
-        let mut using = self.tools.lock();
+    pub fn resources(&self) -> Result<Arc<DeviceResources>> {
+        let mut using = self.resources.lock();
         match &*using {
-            Using::Now(tools) => Ok(Arc::clone(tools)),
+            Using::Now(resources) => Ok(Arc::clone(resources)),
             Using::NoMore => Err(Error::internal("the group is closed")),
             Using::NotYet => {
-                let tools = DeviceResources::of(&self.held, &self.quiet)?;
-                *using = Using::Now(Arc::clone(&tools));
-                Ok(tools)
+                let resources = DeviceResources::of(&self.held, &self.quiet)?;
+                *using = Using::Now(Arc::clone(&resources));
+                Ok(resources)
             }
         }
     }
@@ -114,7 +114,7 @@ impl Context {
     /// Ends the group's use of the shared resources; the last group of the device unloads the
     /// kernels.
     pub fn close(&self) {
-        let used = std::mem::replace(&mut *self.tools.lock(), Using::NoMore);
+        let used = std::mem::replace(&mut *self.resources.lock(), Using::NoMore);
         drop(used);
     }
 
@@ -127,9 +127,9 @@ impl Context {
     /// `is_stuck`; everything else continues.
     pub fn strand(&self, is_stuck: impl Fn() -> bool + Send + 'static) {
         // The kernels stay loaded, too, because loading them again would wait.
-        let tools = self.tools();
+        let resources = self.resources();
         self.quiet.strand(Box::new(move || {
-            let _loaded = &tools;
+            let _loaded = &resources;
             is_stuck()
         }));
     }

@@ -108,15 +108,15 @@ impl DeviceMemory for CudaMemory {
     }
 
     fn upload(&self, to: DevPtr, from: &[u8]) -> Result<()> {
-        let tools = self.context.tools()?;
+        let resources = self.context.resources()?;
         let _entered = self.context.enter()?;
-        driver::upload(to, from, tools.stream())
+        driver::upload(to, from, resources.stream())
     }
 
     fn download(&self, to: &mut [u8], from: DevPtr) -> Result<()> {
-        let tools = self.context.tools()?;
+        let resources = self.context.resources()?;
         let _entered = self.context.enter()?;
-        driver::download(to, from, tools.stream())
+        driver::download(to, from, resources.stream())
     }
 
     fn create_stream(&self) -> Result<Stream> {

@@ -29,7 +29,7 @@ impl Module {
         Ok(Self {
             context: Arc::clone(context),
             held: Arc::clone(context.held()),
-            functions: context.tools()?.functions()?,
+            functions: context.resources()?.functions()?,
         })
     }
 

@@ -20,7 +20,7 @@ use std::sync::{Arc, Weak};
 /// context's device; so each context has a lock of its own.
 type InUse = Arc<Mutex<Weak<DeviceResources>>>;
 
-static TOOLS: Lazy<Mutex<HashMap<ContextId, InUse>>> = Lazy::new(Mutex::default);
+static RESOURCES: Lazy<Mutex<HashMap<ContextId, InUse>>> = Lazy::new(Mutex::default);
 
 /// The resources that one device's groups share.
 pub struct DeviceResources {
@@ -34,20 +34,20 @@ impl DeviceResources {
     /// The resources of the context `held`, made if there are none. If the kernels cannot be
     /// loaded, the rest is made all the same, so that the other ranks can learn of it.
     pub fn of(held: &Arc<Held>, quiet: &Arc<Quiet<Key>>) -> Result<Arc<Self>> {
-        let in_use = Arc::clone(TOOLS.lock().entry(held.id()).or_default());
+        let in_use = Arc::clone(RESOURCES.lock().entry(held.id()).or_default());
         let mut in_use = in_use.lock();
-        if let Some(tools) = in_use.upgrade() {
-            return Ok(tools);
+        if let Some(resources) = in_use.upgrade() {
+            return Ok(resources);
         }
         let _entered = held.enter()?;
-        let tools = Arc::new(Self {
+        let resources = Arc::new(Self {
             held: Arc::clone(held),
             quiet: Arc::clone(quiet),
             stream: driver::create_stream()?,
             kernels: kernel_image::load(),
         });
-        *in_use = Arc::downgrade(&tools);
-        Ok(tools)
+        *in_use = Arc::downgrade(&resources);
+        Ok(resources)
     }
 
     /// A stream that is not ordered with any other, not even with the legacy default one. It holds

@@ -123,7 +123,8 @@ def _step(machine: Machine, variant: str, run: Run, index: int) -> Step:
         timeout = _TRANSPORT_TIMEOUT_MS if transport else _DEATH_TIMEOUT_MS[variant]
         environment["NCCL_EP_TIMEOUT_MS"] = str(timeout)
     elif variant == "isolated":
-        words = _launcher(_each_with_its_own(machine.devices[:run.ranks], words))
+        words = _launcher(programs.contexts(
+            (f"CUDA_VISIBLE_DEVICES={device}" for device in machine.devices[:run.ranks]), words))
     else:
         words = _launcher(["-np", str(run.ranks), *words])
     gpus = len(machine.devices)
@@ -141,15 +142,6 @@ def _step(machine: Machine, variant: str, run: Run, index: int) -> Step:
 def _launcher(words: list[str]) -> list[str]:
     # Ranks wait by polling, so two pinned to one core would starve each other.
     return ["mpirun", "--allow-run-as-root", "--bind-to", "none", "--oversubscribe", *words]
-
-
-def _each_with_its_own(devices: tuple[str, ...], words: list[str]) -> list[str]:
-    """One application context of mpirun per rank, with a single visible GPU."""
-    together: list[str] = []
-    for device in devices:
-        together += [":"] if together else []
-        together += ["-np", "1", "-x", f"CUDA_VISIBLE_DEVICES={device}", *words]
-    return together
 
 
 def _nccl_step(machine: Machine) -> Step:

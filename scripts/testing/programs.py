@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from testing import counts
 from testing.step import Counts, Finished, Places, Step
@@ -154,14 +154,11 @@ def host_steps(places: Places) -> list[Step]:
 
 def _node_steps(places: Places, needs: tuple[str, ...],
                 environment: tuple[tuple[str, str], ...]) -> Iterator[Step]:
-    """Programs whose ranks are on several nodes. One application context for each rank."""
+    """Programs whose ranks are on several nodes."""
     for split, (name, options) in itertools.product(_SPLITS, _OVER_NODES):
-        words = ["mpirun"]
-        for node in split:
-            words += [":"] if len(words) > 1 else []
-            words += ["-np", "1", "-x", f"NCCL_HOSTID=node{node}",
-                      str(places.programs / name), *options]
-        yield Step(f"nodes/{name}/{split}", tuple(words), counts.closing_line, needs,
+        program = (str(places.programs / name), *options)
+        words = ("mpirun", *contexts((f"NCCL_HOSTID=node{node}" for node in split), program))
+        yield Step(f"nodes/{name}/{split}", words, counts.closing_line, needs,
                    timeout=240, environment=environment)
 
 
@@ -228,6 +225,15 @@ def _subsets(options: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
 def _mpirun(ranks: int, program, options: Sequence[str], *settings: str) -> tuple[str, ...]:
     return ("mpirun", "-np", str(ranks), *settings, str(program), *options)
+
+
+def contexts(settings: Iterable[str], words: Sequence[str]) -> list[str]:
+    """One application context of mpirun per rank, each with a setting of its own."""
+    together: list[str] = []
+    for setting in settings:
+        together += [":"] if together else []
+        together += ["-np", "1", "-x", setting, *words]
+    return together
 
 
 def _complete(places: Places):

@@ -12,6 +12,7 @@ use crate::types::{
 use nccl_ep_core::error::Result;
 use nccl_ep_core::model::ops::Stream;
 use nccl_ep_core::rule::{CombineTensors, DispatchTensors};
+use nccl_ep_core::session::handle::Handle;
 use std::ffi::c_uint;
 
 /// The three tensor lists of a call, as the caller passed them.
@@ -70,6 +71,25 @@ impl Lists {
             out_weights: self.outputs.get(Tag::TopkWeights),
         }
     }
+}
+
+/// Runs `call`, the body of the exported function `name`, with its handle and its lists.
+///
+/// # Safety
+/// As of [`RawLists::read`].
+unsafe fn operate(
+    name: &'static str,
+    handle: ncclEpHandle_t,
+    lists: RawLists,
+    call: impl FnOnce(&Handle, &Lists) -> Result<()>,
+) -> ncclResult_t {
+    guard(name, Subject::Handle(handle as usize), || {
+        let handle = objects::handle(handle as usize)?;
+        let mut tensors = Lists::default();
+        // SAFETY: this function's contract.
+        unsafe { lists.read(&mut tensors) }?;
+        call(&handle, &tensors)
+    })
 }
 
 /// Sends each token to the ranks that host its experts. Every rank of the group calls it, in the same
@@ -134,17 +154,13 @@ pub unsafe extern "C" fn ncclEpDispatch(
         outputs: (outputs, num_outputs),
         locals: (local_tensors, num_local_tensors),
     };
-    guard("ncclEpDispatch", Subject::Handle(handle as usize), || {
-        let handle = objects::handle(handle as usize)?;
-        let mut tensors = Lists::default();
-        // SAFETY: this function's contract.
-        unsafe { lists.read(&mut tensors) }?;
-        handle.dispatch(
-            &tensors.of_dispatch(),
-            send_only != 0,
-            Stream(stream as usize),
-        )
-    })
+    // SAFETY: this function's contract.
+    unsafe {
+        operate("ncclEpDispatch", handle, lists, |handle, tensors| {
+            let stream = Stream(stream as usize);
+            handle.dispatch(&tensors.of_dispatch(), send_only != 0, stream)
+        })
+    }
 }
 
 /// Brings the experts' results back to the tokens' home ranks and sums them in fp32, in an order that is
@@ -205,17 +221,13 @@ pub unsafe extern "C" fn ncclEpCombine(
         outputs: (outputs, num_outputs),
         locals: (local_tensors, num_local_tensors),
     };
-    guard("ncclEpCombine", Subject::Handle(handle as usize), || {
-        let handle = objects::handle(handle as usize)?;
-        let mut tensors = Lists::default();
-        // SAFETY: this function's contract.
-        unsafe { lists.read(&mut tensors) }?;
-        handle.combine(
-            &tensors.of_combine(),
-            send_only != 0,
-            Stream(stream as usize),
-        )
-    })
+    // SAFETY: this function's contract.
+    unsafe {
+        operate("ncclEpCombine", handle, lists, |handle, tensors| {
+            let stream = Stream(stream as usize);
+            handle.combine(&tensors.of_combine(), send_only != 0, stream)
+        })
+    }
 }
 
 /// Enqueues the receive phase of the handle's staged operation on `stream`, after its send phase even if

@@ -13,8 +13,7 @@ mod warm_up;
 mod watchdog;
 mod ways;
 
-use crate::error::Error;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use std::sync::Arc;

@@ -4,7 +4,6 @@
 use crate::backend::cuda::driver::api::{check, functions};
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::function::{FunctionHandle, LaunchShape};
-use crate::backend::cuda::driver::held::Held;
 use crate::backend::cuda::driver::kernel_image::Functions;
 use crate::backend::cuda::driver::raw_stream;
 use crate::backend::cuda::driver::stream::StreamScope;
@@ -19,7 +18,6 @@ use std::sync::Arc;
 /// All kernels, ready to be launched by one group. They stay loaded until it is closed.
 pub struct Module {
     context: Arc<Context>,
-    held: Arc<Held>,
     functions: Functions,
 }
 
@@ -28,7 +26,6 @@ impl Module {
     pub fn load(context: &Arc<Context>) -> Result<Self> {
         Ok(Self {
             context: Arc::clone(context),
-            held: Arc::clone(context.held()),
             functions: context.resources()?.functions()?,
         })
     }
@@ -40,7 +37,7 @@ impl Module {
 
     /// Inside the context, on `stream`, until the result is dropped.
     pub fn enter(&self, stream: Stream) -> Result<StreamScope> {
-        StreamScope::enter(&self.held, stream)
+        StreamScope::enter(self.context.held(), stream)
     }
 
     /// Enqueues `kernel`, one of those that take `P`.

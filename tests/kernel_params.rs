@@ -6,8 +6,9 @@
 #![allow(clippy::expect_used, clippy::unwrap_used)]
 
 use nccl_ep_core::backend::cuda::kernels::Kernel;
-use nccl_ep_core::backend::cuda::params::*;
-use nccl_ep_core::backend::cuda::params_ht::*;
+use nccl_ep_core::backend::cuda::params::common::*;
+use nccl_ep_core::backend::cuda::params::ht::*;
+use nccl_ep_core::backend::cuda::params::ll::*;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
@@ -35,17 +36,24 @@ struct Pair {
     sizes: &'static [(&'static str, usize)],
 }
 
-const PAIRS: [Pair; 2] = [
+const PAIRS: [Pair; 3] = [
     Pair {
-        source: "src/backend/cuda/params.rs",
-        header: "cuda/params/params.h",
+        source: "src/backend/cuda/params/common.rs",
+        header: "cuda/params/common.h",
         base: None,
         sizes: sizes![
             FaultReport,
             WaitParams,
             PeerTable,
             SelftestResult,
-            PeerSelftestParams,
+            PeerSelftestParams
+        ],
+    },
+    Pair {
+        source: "src/backend/cuda/params/ll.rs",
+        header: "cuda/params/ll.h",
+        base: Some("common.h"),
+        sizes: sizes![
             LlLayout,
             LlShape,
             LlHandleMemory,
@@ -56,9 +64,9 @@ const PAIRS: [Pair; 2] = [
         ],
     },
     Pair {
-        source: "src/backend/cuda/params_ht.rs",
-        header: "cuda/params/params_ht.h",
-        base: Some("params.h"),
+        source: "src/backend/cuda/params/ht.rs",
+        header: "cuda/params/ht.h",
+        base: Some("common.h"),
         sizes: sizes![
             HtLayout,
             HtEntry,

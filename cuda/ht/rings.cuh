@@ -40,7 +40,7 @@
 #pragma once
 
 #include "../base/row.cuh"
-#include "../params/params_ht.h"
+#include "../params/ht.h"
 #include "../peer/wait.cuh"
 
 namespace nccl_ep {

@@ -7,7 +7,7 @@ use crate::backend::cuda::driver::mapped::HostPage;
 use crate::backend::cuda::ht::agreement::disagreement;
 use crate::backend::cuda::ht::shape_word::ShapeWord;
 use crate::backend::cuda::ll::signature::Signature;
-use crate::backend::cuda::params::{
+use crate::backend::cuda::params::common::{
     FAULT_DIFFERS, FAULT_DISAGREED, FAULT_INPUT_ROWS, FAULT_NONE, FAULT_PEER_FAILED,
     FAULT_ROUTING_ROWS, FAULT_SHAPE_DIFFERS, FAULT_STAGED_DIFFERS, FAULT_TOKEN_ROWS, FaultReport,
     OP_HT_COMBINE, OP_HT_DISPATCH, OP_HT_ROUTE, OP_LL_COMBINE, OP_LL_DISPATCH, OP_PEER_SELFTEST,

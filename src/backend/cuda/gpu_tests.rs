@@ -9,7 +9,7 @@ use super::driver::context::Context;
 use super::driver::memory::{Buffer, CudaMemory};
 use super::driver::module::Module;
 use super::fault::FaultPage;
-use super::params::{MAX_PEERS, OP_PEER_SELFTEST, PeerTable};
+use super::params::common::{FaultReport, MAX_PEERS, OP_PEER_SELFTEST, PeerTable};
 use super::peer::layout::WindowLayout;
 use super::peer::selftest::Selftest;
 use super::peer::window::Window;
@@ -184,8 +184,7 @@ fn the_callers_context_is_left_as_it_was() {
 #[ignore = "needs a GPU"]
 fn only_mapped_host_memory_has_a_device_alias() {
     let bench = Bench::open();
-    let page =
-        super::driver::mapped::HostPage::<super::params::FaultReport>::new(&bench.context, 1);
+    let page = super::driver::mapped::HostPage::<FaultReport>::new(&bench.context, 1);
     let pinned = DevPtr(page.as_ref().unwrap().device() as usize);
     assert_eq!(bench.memory.device_alias(pinned), Ok(pinned));
     let plain = DevPtr(Box::new(0_u64).as_ref() as *const u64 as usize);

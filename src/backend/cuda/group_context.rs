@@ -4,7 +4,8 @@
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::driver::module::Module;
 use crate::backend::cuda::fault::{FaultPage, nanoseconds};
-use crate::backend::cuda::params::{LL_CHANNELS, LlChannelState, MAX_PEERS, PeerTable, WaitParams};
+use crate::backend::cuda::params::common::{MAX_PEERS, PeerTable, WaitParams};
+use crate::backend::cuda::params::ll::{LL_CHANNELS, LlChannelState};
 use crate::backend::cuda::sizes::number;
 use crate::error::Result;
 use crate::model::tensor::DevPtr;

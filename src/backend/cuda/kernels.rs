@@ -3,13 +3,13 @@
 //! `tests/kernel_params.rs` compares the names with the entries of `cuda/*.cu`.
 #![forbid(unsafe_code)]
 
-use crate::backend::cuda::params::{
-    LL_COMBINE_THREADS, LL_DISPATCH_THREADS, LlCombineParams, LlDispatchParams, PeerSelftestParams,
-    SELFTEST_THREADS,
-};
-use crate::backend::cuda::params_ht::{
+use crate::backend::cuda::params::common::{PeerSelftestParams, SELFTEST_THREADS};
+use crate::backend::cuda::params::ht::{
     HT_COMBINE_THREADS, HT_DISPATCH_THREADS, HT_ROUTE_THREADS, HtCombineParams, HtDispatchParams,
     HtRouteParams,
+};
+use crate::backend::cuda::params::ll::{
+    LL_COMBINE_THREADS, LL_DISPATCH_THREADS, LlCombineParams, LlDispatchParams,
 };
 use crate::error::{Error, Result};
 use crate::model::dtype::DType;

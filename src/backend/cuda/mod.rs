@@ -14,7 +14,6 @@ pub mod kernels;
 mod ll;
 mod order;
 pub mod params;
-pub mod params_ht;
 mod peer;
 mod pool;
 mod sizes;

@@ -4,8 +4,8 @@
 use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::held::Key;
-use crate::backend::cuda::params::{FaultReport, SelftestResult};
-use crate::backend::cuda::params_ht::HtReceived;
+use crate::backend::cuda::params::common::{FaultReport, SelftestResult};
+use crate::backend::cuda::params::ht::HtReceived;
 use crate::error::{Error, Result};
 use crate::model::tensor::DevPtr;
 use std::ffi::c_void;

@@ -55,7 +55,7 @@ impl Module {
             )));
         }
         let entry = self.function(kernel)?;
-        // SAFETY: `P` is what this kernel takes: one definition for both sides (`cuda/params/params.h`).
+        // SAFETY: `P` is what this kernel takes: one definition for both sides (`params`).
         unsafe { launch(entry, shape, from_ref(params).cast(), at.stream) }
             .map_err(|error| error.within(format_args!("kernel {}", kernel.name())))
     }

@@ -6,7 +6,7 @@
 //! the host knows, and operations that were enqueued earlier fail.
 #![forbid(unsafe_code)]
 
-use crate::backend::cuda::params_ht::{
+use crate::backend::cuda::params::ht::{
     HT_DISAGREED, HT_DISAGREED_RANK_SHIFT, HT_DISAGREED_TOP_K, HT_VERDICT_CODE_SHIFT,
 };
 use crate::error::refusal::{AmongRanks, Role, Subject};

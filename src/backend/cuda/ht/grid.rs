@@ -4,7 +4,7 @@
 //! blocks of another send or receive.
 #![forbid(unsafe_code)]
 
-use crate::backend::cuda::params_ht::{HT_COMBINE_THREADS, HT_DISPATCH_THREADS};
+use crate::backend::cuda::params::ht::{HT_COMBINE_THREADS, HT_DISPATCH_THREADS};
 use crate::model::group::GroupFacts;
 use crate::tuning::{Choice, Operation, Tuning};
 

@@ -5,7 +5,7 @@ use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::mapped::HostPage;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::ht::plan::HandleLayout;
-use crate::backend::cuda::params_ht::{HtEntry, HtHandleMemory, HtReceived};
+use crate::backend::cuda::params::ht::{HtEntry, HtHandleMemory, HtReceived};
 use crate::error::Result;
 use crate::model::tensor::DevPtr;
 use std::sync::Arc;

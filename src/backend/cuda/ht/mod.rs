@@ -20,8 +20,8 @@ use crate::backend::cuda::ht::plan::{HandleLayout, HtLaunch, HtPlan};
 use crate::backend::cuda::ht::shape_word::ShapeWord;
 use crate::backend::cuda::kernels::{self, Kernel, KernelParams};
 use crate::backend::cuda::order::Order;
-use crate::backend::cuda::params::{OP_HT_COMBINE, OP_HT_DISPATCH, OP_HT_ROUTE};
-use crate::backend::cuda::params_ht::{
+use crate::backend::cuda::params::common::{OP_HT_COMBINE, OP_HT_DISPATCH, OP_HT_ROUTE};
+use crate::backend::cuda::params::ht::{
     HtCombineParams, HtCommon, HtDispatchParams, HtHandleMemory, HtLayout, HtRouteParams,
     HtSequences, HtShape,
 };

@@ -5,7 +5,7 @@
 use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::ht::grid::{DeviceLimits, Grid, HtKind, WARP};
 use crate::backend::cuda::ht::shape_word::{MOST_ROW_BYTES, ShapeWord};
-use crate::backend::cuda::params_ht::{
+use crate::backend::cuda::params::ht::{
     HT_COUNTS_BESIDE_EXPERTS, HT_MAX_TOP_K, HT_ROUTE_THREADS, HT_ZERO_BYTES, HtEntry, HtLayout,
     HtShape,
 };

@@ -4,7 +4,7 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::ht::grid::HtKind;
-use crate::backend::cuda::params_ht::HT_MAX_TOP_K;
+use crate::backend::cuda::params::ht::HT_MAX_TOP_K;
 use crate::backend::cuda::sizes::number;
 use crate::error::{Error, Result};
 use crate::model::dtype::DType;

@@ -3,7 +3,7 @@
 
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::ll::plan::{HandleSizes, LlPlan};
-use crate::backend::cuda::params::LlHandleMemory;
+use crate::backend::cuda::params::ll::LlHandleMemory;
 use crate::error::Result;
 use crate::model::ops::StagedSlot;
 use crate::model::tensor::DevPtr;

@@ -19,9 +19,10 @@ use crate::backend::cuda::ll::plan::{HandlePlan, LlPlan};
 use crate::backend::cuda::ll::signature::Signature;
 use crate::backend::cuda::ll::staged::Staged;
 use crate::backend::cuda::order::Order;
-use crate::backend::cuda::params::{
+use crate::backend::cuda::params::common::{OP_LL_COMBINE, OP_LL_DISPATCH};
+use crate::backend::cuda::params::ll::{
     LL_CHANNELS, LL_PHASE_RECEIVE, LL_PHASE_SEND, LL_WHOLE_CHANNEL, LlCombineParams, LlCommon,
-    LlDispatchParams, LlLayout, OP_LL_COMBINE, OP_LL_DISPATCH,
+    LlDispatchParams, LlLayout,
 };
 use crate::backend::cuda::pool::Pool;
 use crate::error::Result;

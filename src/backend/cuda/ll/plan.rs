@@ -6,7 +6,7 @@
 use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::ll::grid::{Grid, at_most};
 use crate::backend::cuda::ll::signature;
-use crate::backend::cuda::params::{
+use crate::backend::cuda::params::ll::{
     LL_BANKS, LL_CHANNELS, LL_CHUNK_VECS, LL_COMBINE_THREADS, LL_COUNTS_BESIDE_EXPERTS,
     LL_DISPATCH_THREADS, LL_INDEX_BITS, LL_MAX_TOP_K, LlLayout, LlShape,
 };

@@ -2,7 +2,8 @@
 //! word.
 #![forbid(unsafe_code)]
 
-use crate::backend::cuda::params::{LL_MAX_TOP_K, OP_LL_COMBINE, OP_LL_DISPATCH};
+use crate::backend::cuda::params::common::{OP_LL_COMBINE, OP_LL_DISPATCH};
+use crate::backend::cuda::params::ll::LL_MAX_TOP_K;
 use crate::model::dtype::DType;
 
 /// Lowest bits of the fields; the bytes of a row are at the bottom.

@@ -1,7 +1,7 @@
 //! The layout of a rank's window.
 #![forbid(unsafe_code)]
 
-use crate::backend::cuda::params::SELFTEST_SLOT_BYTES;
+use crate::backend::cuda::params::common::SELFTEST_SLOT_BYTES;
 use crate::backend::cuda::peer::teardown::WORD_BYTES;
 use crate::backend::cuda::sizes::Regions;
 
@@ -52,7 +52,7 @@ impl WindowLayout {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::cuda::params::MAX_PEERS;
+    use crate::backend::cuda::params::common::MAX_PEERS;
 
     #[test]
     fn regions_follow_each_other_and_fit() {

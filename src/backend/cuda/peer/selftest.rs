@@ -8,7 +8,7 @@ use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::mapped::HostPage;
 use crate::backend::cuda::driver::module::Module;
 use crate::backend::cuda::kernels::Kernel;
-use crate::backend::cuda::params::{
+use crate::backend::cuda::params::common::{
     PeerSelftestParams, PeerTable, SELFTEST_MISMATCH, SELFTEST_MISSING, SELFTEST_PASSED,
     SELFTEST_THREADS, SELFTEST_TIMEOUT, SelftestResult, WaitParams,
 };

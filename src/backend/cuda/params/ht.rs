@@ -1,235 +1,226 @@
-// Kernel parameters. Generated from src/backend/cuda/params_ht.rs by
-// NCCL_EP_UPDATE_HEADER=1 cargo test --test kernel_params; do not edit.
-// clang-format off
+//! Parameters of the high-throughput kernels.
+#![forbid(unsafe_code)]
 
-#pragma once
-
-#include <cstddef>
-#include <cstdint>
-#include "params.h"
-
-namespace nccl_ep {
+use crate::backend::cuda::params::common::{MAX_PEERS, PeerTable, WaitParams};
 
 /// Most experts that a token can name in HT: one lane of a warp for each.
-constexpr static const uint32_t HT_MAX_TOP_K = 32;
-
+pub const HT_MAX_TOP_K: u32 = 32;
 /// Threads of a block of `ht_route`.
-constexpr static const uint32_t HT_ROUTE_THREADS = 512;
-
+pub const HT_ROUTE_THREADS: u32 = 512;
 /// Most threads of a block of `ht_dispatch`, in whole warps.
-constexpr static const uint32_t HT_DISPATCH_THREADS = 768;
-
+pub const HT_DISPATCH_THREADS: u32 = 768;
 /// Most threads of a block of `ht_combine_bf16` and its siblings, in whole warps.
-constexpr static const uint32_t HT_COMBINE_THREADS = 512;
-
+pub const HT_COMBINE_THREADS: u32 = 512;
 /// Zeros that a dispatch block keeps in shared memory, in front of the warps' parts.
-constexpr static const uint32_t HT_ZERO_BYTES = 4096;
+pub const HT_ZERO_BYTES: u32 = 4096;
 
 /// Packets by which a rank tells each other of its part of a new handle, besides the one for each local
 /// expert: how many rows it sends, then `HtRouteParams::verdict`.
-constexpr static const uint32_t HT_COUNTS_BESIDE_EXPERTS = 2;
-
+pub const HT_COUNTS_BESIDE_EXPERTS: u32 = 2;
 /// Lowest bit, in `HtRouteParams::verdict`, of the `ncclResult_t` with which a rank refuses its part; below it
 /// are its ids per token.
-constexpr static const uint32_t HT_VERDICT_CODE_SHIFT = 8;
-
+pub const HT_VERDICT_CODE_SHIFT: u32 = 8;
 /// Bit of a handle's number of rows that marks it invalid: the ranks do not agree, and nothing runs on the
 /// handle. The other bits say why: which rank, and its verdict.
-constexpr static const uint32_t HT_DISAGREED = 2147483648;
-
+pub const HT_DISAGREED: u32 = 0x8000_0000;
 /// Bit of the mark: that rank has other ids per token; else it refused.
-constexpr static const uint32_t HT_DISAGREED_TOP_K = 1073741824;
-
+pub const HT_DISAGREED_TOP_K: u32 = 0x4000_0000;
 /// Lowest bit of the rank in the mark.
-constexpr static const uint32_t HT_DISAGREED_RANK_SHIFT = 16;
-
+pub const HT_DISAGREED_RANK_SHIFT: u32 = 16;
 /// Instead of the mark: no verdict of some rank came in time. No rank has this number.
-constexpr static const uint32_t HT_UNHEARD = 4294967294;
+pub const HT_UNHEARD: u32 = 0xffff_fffe;
 
 /// Offsets in every rank's window; equal on all ranks.
-struct HtLayout {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct HtLayout {
     /// u64 packets `[2][ranks][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by `HtRouteParams::bank`: from
     /// each other rank.
-    uint64_t counts;
+    pub counts: u64,
     /// u64 packets `[ranks][depth]`: which row of the source's sequence a slot holds.
-    uint64_t arrivals;
+    pub arrivals: u64,
     /// u32 `[ranks][depth]`: credits, how far the destination has emptied the slots that this rank fills.
-    uint64_t credits;
+    pub credits: u64,
     /// `[ranks][depth]` slots, by source.
-    uint64_t slots;
+    pub slots: u64,
     /// Bytes of a slot: a row, then `HT_MAX_TOP_K` times 8 bytes.
-    uint64_t slot_bytes;
+    pub slot_bytes: u64,
     /// Slots of each ordered pair of ranks; a power of two.
-    uint32_t depth;
+    pub depth: u32,
     /// Experts per rank.
-    uint32_t local_experts;
-};
+    pub local_experts: u32,
+}
 
 /// Where one of a token's experts is.
-struct HtEntry {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct HtEntry {
     /// Its global id; negative past the last one.
-    int32_t expert;
+    pub expert: i32,
     /// The row's index among those that this operation sends from the token's rank to this expert's.
-    uint32_t index;
-};
+    pub index: u32,
+}
 
 /// Device memory of an HT handle.
-struct HtHandleMemory {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct HtHandleMemory {
     /// `[tokens][top_k]`: each token's experts, ascending, without repetition.
-    HtEntry *entries;
+    pub entries: *mut HtEntry,
     /// `[ranks + 1]`: this rank's first row of each source, then the number of rows, or
     /// `HT_DISAGREED` and why.
-    uint32_t *begins;
+    pub begins: *mut u32,
     /// `[ranks]`: rows that go from this rank to each, itself included.
-    uint32_t *departures;
+    pub departures: *mut u32,
     /// `[local_experts]`: received rows per expert.
-    int32_t *counts;
+    pub counts: *mut i32,
     /// This rank's tokens.
-    uint32_t tokens;
+    pub tokens: u32,
     /// Ids per token.
-    uint32_t top_k;
-};
+    pub top_k: u32,
+}
 
 /// What `ht_route` reports to the host, in host memory that the device maps.
-struct HtReceived {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct HtReceived {
     /// Rows that this rank receives, or `HT_DISAGREED` and why.
-    uint32_t rows;
+    pub rows: u32,
     /// The handle's epoch, once `rows` is valid.
-    uint32_t epoch;
-};
+    pub epoch: u32,
+}
 
 /// Parameters of `ht_route`.
-struct HtRouteParams {
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtRouteParams {
     /// Where the ranks' windows are.
-    PeerTable peers;
+    pub peers: PeerTable,
     /// Deadline and report.
-    WaitParams wait;
+    pub wait: WaitParams,
     /// Where things lie in them.
-    HtLayout layout;
+    pub layout: HtLayout,
     /// What is to be filled.
-    HtHandleMemory handle;
+    pub handle: HtHandleMemory,
     /// `[tokens][top_k]`.
-    const int64_t *topk_idx;
+    pub topk_idx: *const i64,
     /// `[local_experts]`, or NULL.
-    int32_t *counter;
+    pub counter: *mut i32,
     /// For the host.
-    HtReceived *received;
+    pub received: *mut HtReceived,
     /// `[1 + ranks + ranks * local_experts]`, zero except while the kernel runs: blocks that have counted,
     /// what they have counted for each rank, and for each expert.
-    uint32_t *tally;
+    pub tally: *mut u32,
     /// u64 packets `[2][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by `bank`: from this rank to itself. Not
     /// in the window, where peers could change it.
-    uint64_t *own_counts;
+    pub own_counts: *mut u64,
     /// Most tokens of a rank: the bound for the numbers that peers send.
-    uint32_t max_tokens;
+    pub max_tokens: u32,
     /// Handles of the group so far, this one included.
-    uint32_t epoch;
+    pub epoch: u32,
     /// Which of the two banks of counts: they alternate from kernel to kernel.
-    uint32_t bank;
+    pub bank: u32,
     /// Tokens that one block numbers.
-    uint32_t block_tokens;
+    pub block_tokens: u32,
     /// This rank's verdict for all: its ids per token, or why it refuses. A rank that refuses has no tokens,
     /// no memory and no counter.
-    uint32_t verdict;
-};
+    pub verdict: u32,
+}
 
 /// Device memory of a group, zero at first: how far the sequences of rows have come.
-struct HtSequences {
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtSequences {
     /// Rows sent to each rank by all operations so far.
-    uint32_t sent[MAX_PEERS];
+    pub sent: [u32; MAX_PEERS],
     /// Rows received from each rank.
-    uint32_t received[MAX_PEERS];
+    pub received: [u32; MAX_PEERS],
     /// Operations so far.
-    uint32_t operations;
+    pub operations: u32,
     /// Blocks that have read all this.
-    uint32_t blocks_started;
-};
+    pub blocks_started: u32,
+}
 
 /// How rows travel in an operation, and which part of the grid does what.
-struct HtShape {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct HtShape {
     /// What the ranks must agree on (`ht/shape_word.rs`); it travels with every row.
-    uint32_t shape_word;
+    pub shape_word: u32,
     /// Bytes per row.
-    uint32_t row_bytes;
+    pub row_bytes: u32,
     /// Bytes of the chunks in which a row passes through shared memory.
-    uint32_t chunk_bytes;
+    pub chunk_bytes: u32,
     /// Bytes that follow a row in its slot, a multiple of 16.
-    uint32_t tail_bytes;
+    pub tail_bytes: u32,
     /// Shared memory of a warp: a chunk, then tails; at its end its notify queue.
-    uint32_t warp_bytes;
+    pub warp_bytes: u32,
     /// Warps of a block that have such memory; at least one warp has none.
-    uint32_t copy_warps;
+    pub copy_warps: u32,
     /// The first `send_blocks` of the grid send; the others receive.
-    uint32_t send_blocks;
-};
+    pub send_blocks: u32,
+}
 
 /// Parameters of both `ht_dispatch` and `ht_combine`.
-struct HtCommon {
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtCommon {
     /// Where the ranks' windows are.
-    PeerTable peers;
+    pub peers: PeerTable,
     /// Deadline and report.
-    WaitParams wait;
+    pub wait: WaitParams,
     /// Where things lie in them.
-    HtLayout layout;
+    pub layout: HtLayout,
     /// The handle's memory.
-    HtHandleMemory handle;
+    pub handle: HtHandleMemory,
     /// The group's sequences.
-    HtSequences *sequences;
+    pub sequences: *mut HtSequences,
     /// The shape of rows and of the grid.
-    HtShape shape;
-};
+    pub shape: HtShape,
+}
 
 /// Parameters of `ht_dispatch`.
-struct HtDispatchParams {
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtDispatchParams {
     /// Common to both kernels.
-    HtCommon common;
+    pub common: HtCommon,
     /// `[tokens]` rows.
-    const uint8_t *tokens;
+    pub tokens: *const u8,
     /// `[tokens][top_k]`, or NULL: tokens only.
-    const int64_t *topk_idx;
+    pub topk_idx: *const i64,
     /// `[tokens][top_k]`, or NULL.
-    const float *weights;
+    pub weights: *const f32,
     /// `[out_rows]` rows, or NULL.
-    uint8_t *out;
+    pub out: *mut u8,
     /// `[routing_rows][top_k]`: local ids, or NULL.
-    int64_t *out_idx;
+    pub out_idx: *mut i64,
     /// `[routing_rows][top_k]`, or NULL.
-    float *out_weights;
+    pub out_weights: *mut f32,
     /// `[local_experts]`, or NULL.
-    int32_t *counter;
+    pub counter: *mut i32,
     /// Rows of `out`; the largest number where it is not wanted, since NULL may also be no rows.
-    uint32_t out_rows;
+    pub out_rows: u32,
     /// Rows of `out_idx` and `out_weights`, likewise.
-    uint32_t routing_rows;
-};
+    pub routing_rows: u32,
+}
 
 /// Parameters of `ht_combine_bf16` and its siblings.
-struct HtCombineParams {
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtCombineParams {
     /// Common to both kernels.
-    HtCommon common;
+    pub common: HtCommon,
     /// `[in_rows]` rows, in the order of dispatch.
-    const uint8_t *rows;
+    pub rows: *const u8,
     /// `[in_rows][columns]`, or NULL.
-    const float *gradients;
+    pub gradients: *const f32,
     /// `[tokens]` rows.
-    uint8_t *out;
+    pub out: *mut u8,
     /// `[tokens][columns]`.
-    float *out_gradients;
+    pub out_gradients: *mut f32,
     /// Rows of `rows`.
-    uint32_t in_rows;
+    pub in_rows: u32,
     /// Columns of both gradients.
-    uint32_t columns;
-};
-
-}  // namespace nccl_ep
-
-static_assert(sizeof(nccl_ep::HtLayout) == 48, "HtLayout as in Rust");
-static_assert(sizeof(nccl_ep::HtEntry) == 8, "HtEntry as in Rust");
-static_assert(sizeof(nccl_ep::HtHandleMemory) == 40, "HtHandleMemory as in Rust");
-static_assert(sizeof(nccl_ep::HtReceived) == 8, "HtReceived as in Rust");
-static_assert(sizeof(nccl_ep::HtRouteParams) == 776, "HtRouteParams as in Rust");
-static_assert(sizeof(nccl_ep::HtSequences) == 584, "HtSequences as in Rust");
-static_assert(sizeof(nccl_ep::HtCommon) == 752, "HtCommon as in Rust");
-static_assert(sizeof(nccl_ep::HtShape) == 28, "HtShape as in Rust");
-static_assert(sizeof(nccl_ep::HtDispatchParams) == 816, "HtDispatchParams as in Rust");
-static_assert(sizeof(nccl_ep::HtCombineParams) == 792, "HtCombineParams as in Rust");
+    pub columns: u32,
+}

@@ -1,226 +1,235 @@
-//! Parameters of the high-throughput kernels; the second part of `params`, under the same rules.
-#![forbid(unsafe_code)]
+// Kernel parameters. Generated from src/backend/cuda/params/ht.rs by
+// NCCL_EP_UPDATE_HEADER=1 cargo test --test kernel_params; do not edit.
+// clang-format off
 
-use crate::backend::cuda::params::{MAX_PEERS, PeerTable, WaitParams};
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include "common.h"
+
+namespace nccl_ep {
 
 /// Most experts that a token can name in HT: one lane of a warp for each.
-pub const HT_MAX_TOP_K: u32 = 32;
+constexpr static const uint32_t HT_MAX_TOP_K = 32;
+
 /// Threads of a block of `ht_route`.
-pub const HT_ROUTE_THREADS: u32 = 512;
+constexpr static const uint32_t HT_ROUTE_THREADS = 512;
+
 /// Most threads of a block of `ht_dispatch`, in whole warps.
-pub const HT_DISPATCH_THREADS: u32 = 768;
+constexpr static const uint32_t HT_DISPATCH_THREADS = 768;
+
 /// Most threads of a block of `ht_combine_bf16` and its siblings, in whole warps.
-pub const HT_COMBINE_THREADS: u32 = 512;
+constexpr static const uint32_t HT_COMBINE_THREADS = 512;
+
 /// Zeros that a dispatch block keeps in shared memory, in front of the warps' parts.
-pub const HT_ZERO_BYTES: u32 = 4096;
+constexpr static const uint32_t HT_ZERO_BYTES = 4096;
 
 /// Packets by which a rank tells each other of its part of a new handle, besides the one for each local
 /// expert: how many rows it sends, then `HtRouteParams::verdict`.
-pub const HT_COUNTS_BESIDE_EXPERTS: u32 = 2;
+constexpr static const uint32_t HT_COUNTS_BESIDE_EXPERTS = 2;
+
 /// Lowest bit, in `HtRouteParams::verdict`, of the `ncclResult_t` with which a rank refuses its part; below it
 /// are its ids per token.
-pub const HT_VERDICT_CODE_SHIFT: u32 = 8;
+constexpr static const uint32_t HT_VERDICT_CODE_SHIFT = 8;
+
 /// Bit of a handle's number of rows that marks it invalid: the ranks do not agree, and nothing runs on the
 /// handle. The other bits say why: which rank, and its verdict.
-pub const HT_DISAGREED: u32 = 0x8000_0000;
+constexpr static const uint32_t HT_DISAGREED = 2147483648;
+
 /// Bit of the mark: that rank has other ids per token; else it refused.
-pub const HT_DISAGREED_TOP_K: u32 = 0x4000_0000;
+constexpr static const uint32_t HT_DISAGREED_TOP_K = 1073741824;
+
 /// Lowest bit of the rank in the mark.
-pub const HT_DISAGREED_RANK_SHIFT: u32 = 16;
+constexpr static const uint32_t HT_DISAGREED_RANK_SHIFT = 16;
+
 /// Instead of the mark: no verdict of some rank came in time. No rank has this number.
-pub const HT_UNHEARD: u32 = 0xffff_fffe;
+constexpr static const uint32_t HT_UNHEARD = 4294967294;
 
 /// Offsets in every rank's window; equal on all ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(C)]
-pub struct HtLayout {
+struct HtLayout {
     /// u64 packets `[2][ranks][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by `HtRouteParams::bank`: from
     /// each other rank.
-    pub counts: u64,
+    uint64_t counts;
     /// u64 packets `[ranks][depth]`: which row of the source's sequence a slot holds.
-    pub arrivals: u64,
+    uint64_t arrivals;
     /// u32 `[ranks][depth]`: credits, how far the destination has emptied the slots that this rank fills.
-    pub credits: u64,
+    uint64_t credits;
     /// `[ranks][depth]` slots, by source.
-    pub slots: u64,
+    uint64_t slots;
     /// Bytes of a slot: a row, then `HT_MAX_TOP_K` times 8 bytes.
-    pub slot_bytes: u64,
+    uint64_t slot_bytes;
     /// Slots of each ordered pair of ranks; a power of two.
-    pub depth: u32,
+    uint32_t depth;
     /// Experts per rank.
-    pub local_experts: u32,
-}
+    uint32_t local_experts;
+};
 
 /// Where one of a token's experts is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(C)]
-pub struct HtEntry {
+struct HtEntry {
     /// Its global id; negative past the last one.
-    pub expert: i32,
+    int32_t expert;
     /// The row's index among those that this operation sends from the token's rank to this expert's.
-    pub index: u32,
-}
+    uint32_t index;
+};
 
 /// Device memory of an HT handle.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(C)]
-pub struct HtHandleMemory {
+struct HtHandleMemory {
     /// `[tokens][top_k]`: each token's experts, ascending, without repetition.
-    pub entries: *mut HtEntry,
+    HtEntry *entries;
     /// `[ranks + 1]`: this rank's first row of each source, then the number of rows, or
     /// `HT_DISAGREED` and why.
-    pub begins: *mut u32,
+    uint32_t *begins;
     /// `[ranks]`: rows that go from this rank to each, itself included.
-    pub departures: *mut u32,
+    uint32_t *departures;
     /// `[local_experts]`: received rows per expert.
-    pub counts: *mut i32,
+    int32_t *counts;
     /// This rank's tokens.
-    pub tokens: u32,
+    uint32_t tokens;
     /// Ids per token.
-    pub top_k: u32,
-}
+    uint32_t top_k;
+};
 
 /// What `ht_route` reports to the host, in host memory that the device maps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(C)]
-pub struct HtReceived {
+struct HtReceived {
     /// Rows that this rank receives, or `HT_DISAGREED` and why.
-    pub rows: u32,
+    uint32_t rows;
     /// The handle's epoch, once `rows` is valid.
-    pub epoch: u32,
-}
+    uint32_t epoch;
+};
 
 /// Parameters of `ht_route`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct HtRouteParams {
+struct HtRouteParams {
     /// Where the ranks' windows are.
-    pub peers: PeerTable,
+    PeerTable peers;
     /// Deadline and report.
-    pub wait: WaitParams,
+    WaitParams wait;
     /// Where things lie in them.
-    pub layout: HtLayout,
+    HtLayout layout;
     /// What is to be filled.
-    pub handle: HtHandleMemory,
+    HtHandleMemory handle;
     /// `[tokens][top_k]`.
-    pub topk_idx: *const i64,
+    const int64_t *topk_idx;
     /// `[local_experts]`, or NULL.
-    pub counter: *mut i32,
+    int32_t *counter;
     /// For the host.
-    pub received: *mut HtReceived,
+    HtReceived *received;
     /// `[1 + ranks + ranks * local_experts]`, zero except while the kernel runs: blocks that have counted,
     /// what they have counted for each rank, and for each expert.
-    pub tally: *mut u32,
+    uint32_t *tally;
     /// u64 packets `[2][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by `bank`: from this rank to itself. Not
     /// in the window, where peers could change it.
-    pub own_counts: *mut u64,
+    uint64_t *own_counts;
     /// Most tokens of a rank: the bound for the numbers that peers send.
-    pub max_tokens: u32,
+    uint32_t max_tokens;
     /// Handles of the group so far, this one included.
-    pub epoch: u32,
+    uint32_t epoch;
     /// Which of the two banks of counts: they alternate from kernel to kernel.
-    pub bank: u32,
+    uint32_t bank;
     /// Tokens that one block numbers.
-    pub block_tokens: u32,
+    uint32_t block_tokens;
     /// This rank's verdict for all: its ids per token, or why it refuses. A rank that refuses has no tokens,
     /// no memory and no counter.
-    pub verdict: u32,
-}
+    uint32_t verdict;
+};
 
 /// Device memory of a group, zero at first: how far the sequences of rows have come.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct HtSequences {
+struct HtSequences {
     /// Rows sent to each rank by all operations so far.
-    pub sent: [u32; MAX_PEERS],
+    uint32_t sent[MAX_PEERS];
     /// Rows received from each rank.
-    pub received: [u32; MAX_PEERS],
+    uint32_t received[MAX_PEERS];
     /// Operations so far.
-    pub operations: u32,
+    uint32_t operations;
     /// Blocks that have read all this.
-    pub blocks_started: u32,
-}
+    uint32_t blocks_started;
+};
 
 /// How rows travel in an operation, and which part of the grid does what.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(C)]
-pub struct HtShape {
+struct HtShape {
     /// What the ranks must agree on (`ht/shape_word.rs`); it travels with every row.
-    pub shape_word: u32,
+    uint32_t shape_word;
     /// Bytes per row.
-    pub row_bytes: u32,
+    uint32_t row_bytes;
     /// Bytes of the chunks in which a row passes through shared memory.
-    pub chunk_bytes: u32,
+    uint32_t chunk_bytes;
     /// Bytes that follow a row in its slot, a multiple of 16.
-    pub tail_bytes: u32,
+    uint32_t tail_bytes;
     /// Shared memory of a warp: a chunk, then tails; at its end its notify queue.
-    pub warp_bytes: u32,
+    uint32_t warp_bytes;
     /// Warps of a block that have such memory; at least one warp has none.
-    pub copy_warps: u32,
+    uint32_t copy_warps;
     /// The first `send_blocks` of the grid send; the others receive.
-    pub send_blocks: u32,
-}
+    uint32_t send_blocks;
+};
 
 /// Parameters of both `ht_dispatch` and `ht_combine`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct HtCommon {
+struct HtCommon {
     /// Where the ranks' windows are.
-    pub peers: PeerTable,
+    PeerTable peers;
     /// Deadline and report.
-    pub wait: WaitParams,
+    WaitParams wait;
     /// Where things lie in them.
-    pub layout: HtLayout,
+    HtLayout layout;
     /// The handle's memory.
-    pub handle: HtHandleMemory,
+    HtHandleMemory handle;
     /// The group's sequences.
-    pub sequences: *mut HtSequences,
+    HtSequences *sequences;
     /// The shape of rows and of the grid.
-    pub shape: HtShape,
-}
+    HtShape shape;
+};
 
 /// Parameters of `ht_dispatch`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct HtDispatchParams {
+struct HtDispatchParams {
     /// Common to both kernels.
-    pub common: HtCommon,
+    HtCommon common;
     /// `[tokens]` rows.
-    pub tokens: *const u8,
+    const uint8_t *tokens;
     /// `[tokens][top_k]`, or NULL: tokens only.
-    pub topk_idx: *const i64,
+    const int64_t *topk_idx;
     /// `[tokens][top_k]`, or NULL.
-    pub weights: *const f32,
+    const float *weights;
     /// `[out_rows]` rows, or NULL.
-    pub out: *mut u8,
+    uint8_t *out;
     /// `[routing_rows][top_k]`: local ids, or NULL.
-    pub out_idx: *mut i64,
+    int64_t *out_idx;
     /// `[routing_rows][top_k]`, or NULL.
-    pub out_weights: *mut f32,
+    float *out_weights;
     /// `[local_experts]`, or NULL.
-    pub counter: *mut i32,
+    int32_t *counter;
     /// Rows of `out`; the largest number where it is not wanted, since NULL may also be no rows.
-    pub out_rows: u32,
+    uint32_t out_rows;
     /// Rows of `out_idx` and `out_weights`, likewise.
-    pub routing_rows: u32,
-}
+    uint32_t routing_rows;
+};
 
 /// Parameters of `ht_combine_bf16` and its siblings.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct HtCombineParams {
+struct HtCombineParams {
     /// Common to both kernels.
-    pub common: HtCommon,
+    HtCommon common;
     /// `[in_rows]` rows, in the order of dispatch.
-    pub rows: *const u8,
+    const uint8_t *rows;
     /// `[in_rows][columns]`, or NULL.
-    pub gradients: *const f32,
+    const float *gradients;
     /// `[tokens]` rows.
-    pub out: *mut u8,
+    uint8_t *out;
     /// `[tokens][columns]`.
-    pub out_gradients: *mut f32,
+    float *out_gradients;
     /// Rows of `rows`.
-    pub in_rows: u32,
+    uint32_t in_rows;
     /// Columns of both gradients.
-    pub columns: u32,
-}
+    uint32_t columns;
+};
+
+}  // namespace nccl_ep
+
+static_assert(sizeof(nccl_ep::HtLayout) == 48, "HtLayout as in Rust");
+static_assert(sizeof(nccl_ep::HtEntry) == 8, "HtEntry as in Rust");
+static_assert(sizeof(nccl_ep::HtHandleMemory) == 40, "HtHandleMemory as in Rust");
+static_assert(sizeof(nccl_ep::HtReceived) == 8, "HtReceived as in Rust");
+static_assert(sizeof(nccl_ep::HtRouteParams) == 776, "HtRouteParams as in Rust");
+static_assert(sizeof(nccl_ep::HtSequences) == 584, "HtSequences as in Rust");
+static_assert(sizeof(nccl_ep::HtCommon) == 752, "HtCommon as in Rust");
+static_assert(sizeof(nccl_ep::HtShape) == 28, "HtShape as in Rust");
+static_assert(sizeof(nccl_ep::HtDispatchParams) == 816, "HtDispatchParams as in Rust");
+static_assert(sizeof(nccl_ep::HtCombineParams) == 792, "HtCombineParams as in Rust");

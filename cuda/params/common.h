@@ -1,0 +1,183 @@
+// Kernel parameters. Generated from src/backend/cuda/params/common.rs by
+// NCCL_EP_UPDATE_HEADER=1 cargo test --test kernel_params; do not edit.
+// clang-format off
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace nccl_ep {
+
+/// Most ranks of a group: the GPUs of the largest NVLink domain.
+constexpr static const size_t MAX_PEERS = 72;
+
+/// Bytes that a rank sends to each peer in the self test.
+constexpr static const size_t SELFTEST_SLOT_BYTES = 4096;
+
+/// Threads per block of `peer_selftest`; its grid has one block per rank.
+constexpr static const uint32_t SELFTEST_THREADS = 128;
+
+/// `SelftestResult::outcome` of a block that did not end.
+constexpr static const uint32_t SELFTEST_MISSING = 0;
+
+/// `SelftestResult::outcome`: everything arrived as it was sent.
+constexpr static const uint32_t SELFTEST_PASSED = 1;
+
+/// `SelftestResult::outcome`: the flag arrived, but not the data that it announced.
+constexpr static const uint32_t SELFTEST_MISMATCH = 2;
+
+/// `SelftestResult::outcome`: no flag within the deadline.
+constexpr static const uint32_t SELFTEST_TIMEOUT = 3;
+
+/// `FaultReport::state` while nothing has failed.
+constexpr static const uint32_t FAULT_NONE = 0;
+
+/// `FaultReport::state`: a wait reached its deadline. All other fields are valid.
+constexpr static const uint32_t FAULT_TIMEOUT = 1;
+
+/// `FaultReport::state`: a rank runs another operation than this one. All other fields are valid.
+constexpr static const uint32_t FAULT_DIFFERS = 2;
+
+/// `FaultReport::state`: as `FAULT_DIFFERS`, but in HT, with `HtCommon::shape_word` as signatures.
+constexpr static const uint32_t FAULT_SHAPE_DIFFERS = 3;
+
+/// `FaultReport::state`: a wait ended because a rank, named by `got`, reported its own failure.
+constexpr static const uint32_t FAULT_PEER_FAILED = 4;
+
+/// `FaultReport::state`: fewer output rows for tokens, `got`, than rows received, `expected`.
+constexpr static const uint32_t FAULT_TOKEN_ROWS = 5;
+
+/// `FaultReport::state`: fewer output rows for ids and weights, `got`, than rows received, `expected`.
+constexpr static const uint32_t FAULT_ROUTING_ROWS = 6;
+
+/// `FaultReport::state`: fewer input rows, `got`, than rows to return, `expected`.
+constexpr static const uint32_t FAULT_INPUT_ROWS = 7;
+
+/// `FaultReport::state`: an operation on an HT handle with the number of rows `got`, which has
+/// `HT_DISAGREED`; `expected` are this rank's ids per token.
+constexpr static const uint32_t FAULT_DISAGREED = 8;
+
+/// `FaultReport::state`: a rank has staged an operation that is whole here, or the other way round.
+constexpr static const uint32_t FAULT_STAGED_DIFFERS = 9;
+
+/// `FaultReport::op` of the self test.
+constexpr static const uint32_t OP_PEER_SELFTEST = 1;
+
+/// `FaultReport::op` of an LL dispatch.
+constexpr static const uint32_t OP_LL_DISPATCH = 2;
+
+/// `FaultReport::op` of an LL combine.
+constexpr static const uint32_t OP_LL_COMBINE = 3;
+
+/// `FaultReport::op` of the creation of an HT handle.
+constexpr static const uint32_t OP_HT_ROUTE = 4;
+
+/// `FaultReport::op` of an HT dispatch.
+constexpr static const uint32_t OP_HT_DISPATCH = 5;
+
+/// `FaultReport::op` of an HT combine.
+constexpr static const uint32_t OP_HT_COMBINE = 6;
+
+/// `FaultReport::what`: data of the self test.
+constexpr static const uint32_t WAIT_PATTERN = 0;
+
+/// `FaultReport::what`: how many rows a rank sends for each expert.
+constexpr static const uint32_t WAIT_COUNTS = 1;
+
+/// `FaultReport::what`: where a token's rows go.
+constexpr static const uint32_t WAIT_ENTRY = 2;
+
+/// `FaultReport::what`: a row.
+constexpr static const uint32_t WAIT_ROW = 3;
+
+/// `FaultReport::what`: the weights of a token.
+constexpr static const uint32_t WAIT_WEIGHT = 4;
+
+/// `FaultReport::what`: that a rank has begun the operation, and which.
+constexpr static const uint32_t WAIT_BEGIN = 5;
+
+/// `FaultReport::what`: that a rank has let go of the last staged operation.
+constexpr static const uint32_t WAIT_ACK = 6;
+
+/// `FaultReport::what`: a credit: a free slot for a row of a pair's sequence.
+constexpr static const uint32_t WAIT_CREDIT = 7;
+
+/// `FaultReport::what`: a row of a pair's sequence.
+constexpr static const uint32_t WAIT_STREAMED_ROW = 8;
+
+/// The first failure of a group. Lives in host memory that the device maps; the kernel writes `state`
+/// last.
+struct FaultReport {
+    /// `FAULT_...`.
+    uint32_t state;
+    /// Which kernel waited, `OP_...`.
+    uint32_t op;
+    /// What was waited for, `WAIT_...`.
+    uint32_t what;
+    /// The rank that was waited for.
+    uint32_t peer;
+    /// The epoch that should have arrived; `FAULT_DIFFERS`: our signature.
+    uint32_t expected;
+    /// The epoch that had arrived; `FAULT_DIFFERS`: the peer's signature.
+    uint32_t got;
+    /// How long the wait had lasted then.
+    uint32_t waited_ms;
+};
+
+/// What every wait on the device needs.
+struct WaitParams {
+    /// How long one wait may last.
+    uint64_t timeout_ns;
+    /// Where the first failure of the group is described.
+    FaultReport *report;
+    /// Not zero once some wait of the group has failed here, so that others give up. Beside what kernels
+    /// load first, as they want to know this first, too.
+    uint32_t *failed;
+    /// In this rank's window: 1 + a peer that has reported its own failure, or zero.
+    uint32_t *peer_failed;
+    /// Who waits, `OP_...`.
+    uint32_t op;
+};
+
+/// The windows of all ranks, as this rank maps them.
+struct PeerTable {
+    /// First byte of each rank's window; this rank's own included.
+    uint8_t *window[MAX_PEERS];
+    /// Number of ranks.
+    uint32_t ranks;
+    /// This rank.
+    uint32_t rank;
+};
+
+/// What one rank found out about one peer.
+struct SelftestResult {
+    /// `SELFTEST_...`.
+    uint32_t outcome;
+    /// Threads that saw a wrong value.
+    uint32_t wrong_threads;
+};
+
+/// Parameters of `peer_selftest`.
+struct PeerSelftestParams {
+    /// Where the ranks' windows are.
+    PeerTable peers;
+    /// Deadline and report.
+    WaitParams wait;
+    /// Offset in a window: one u32 arrival flag per source rank.
+    uint64_t flags_offset;
+    /// Offset in a window: one slot of `SELFTEST_SLOT_BYTES` per source rank.
+    uint64_t slots_offset;
+    /// One result per rank, in host memory that the device maps.
+    SelftestResult *results;
+    /// The value of a flag that announces this run's data.
+    uint32_t epoch;
+};
+
+}  // namespace nccl_ep
+
+static_assert(sizeof(nccl_ep::FaultReport) == 28, "FaultReport as in Rust");
+static_assert(sizeof(nccl_ep::WaitParams) == 40, "WaitParams as in Rust");
+static_assert(sizeof(nccl_ep::PeerTable) == 584, "PeerTable as in Rust");
+static_assert(sizeof(nccl_ep::SelftestResult) == 8, "SelftestResult as in Rust");
+static_assert(sizeof(nccl_ep::PeerSelftestParams) == 656, "PeerSelftestParams as in Rust");

@@ -1,0 +1,173 @@
+// Kernel parameters. Generated from src/backend/cuda/params/ll.rs by
+// NCCL_EP_UPDATE_HEADER=1 cargo test --test kernel_params; do not edit.
+// clang-format off
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include "common.h"
+
+namespace nccl_ep {
+
+/// Most experts that a token can name.
+constexpr static const uint32_t LL_MAX_TOP_K = 32;
+
+/// Packets by which a rank notifies each other, besides the one for each local expert.
+constexpr static const uint32_t LL_COUNTS_BESIDE_EXPERTS = 2;
+
+/// Channels of operations, each with its own epochs: one for whole operations, two for staged ones.
+constexpr static const uint32_t LL_CHANNELS = 3;
+
+/// The channel of whole operations; staged ones have the others.
+constexpr static const uint32_t LL_WHOLE_CHANNEL = 0;
+
+/// Banks: the channel of whole operations alternates between 0 and 1; staged channel c owns bank c + 1.
+constexpr static const uint32_t LL_BANKS = 4;
+
+/// Bit of `LlCommon::phases`.
+constexpr static const uint32_t LL_PHASE_SEND = 1;
+
+/// Bit of `LlCommon::phases`.
+constexpr static const uint32_t LL_PHASE_RECEIVE = 2;
+
+/// Bits of an entry packet for the entry's index among the rows that its source sends to the expert; those
+/// above hold the local expert.
+constexpr static const uint32_t LL_INDEX_BITS = 20;
+
+/// Most threads of a dispatch block, in whole warps. A block that sends and notifies needs more warps
+/// than it has routers (4).
+constexpr static const uint32_t LL_DISPATCH_THREADS = 512;
+
+/// Most threads of a combine block, in whole warps.
+constexpr static const uint32_t LL_COMBINE_THREADS = 384;
+
+/// Most 16-byte accesses per lane in a chunk of a row, so a chunk has at most 32 times as many.
+constexpr static const uint32_t LL_CHUNK_VECS = 4;
+
+/// A word of a bank's row that has not arrived; all are so at first.
+constexpr static const uint32_t LL_MARK = 4293394323;
+
+/// Offsets in every rank's window; equal on all ranks.
+struct LlLayout {
+    /// u64 packets `[LL_CHANNELS][ranks]`.
+    uint64_t acks;
+    /// `LL_BANKS` times `bank_bytes`.
+    uint64_t banks;
+    /// Size of a bank; its rows are at its start.
+    uint64_t bank_bytes;
+    /// Offset in a bank: u64 packets `[rows][chunks]`.
+    uint64_t flags;
+    /// Offset in a bank: u64 packets `[ranks][local_experts + LL_COUNTS_BESIDE_EXPERTS]`.
+    uint64_t counts;
+    /// Offset in a bank: u64 packets `[ranks][max_tokens][LL_MAX_TOP_K]`.
+    uint64_t entries;
+};
+
+/// The sizes of an LL operation.
+struct LlShape {
+    /// Experts per rank.
+    uint32_t local_experts;
+    /// Bound of tokens per rank.
+    uint32_t max_tokens;
+    /// This rank's tokens.
+    uint32_t tokens;
+    /// Ids per token.
+    uint32_t top_k;
+    /// Bytes per row.
+    uint32_t row_bytes;
+    /// A row travels in `chunks` chunks of `chunk_bytes` (the last may be shorter), one warp each.
+    uint32_t chunk_bytes;
+    /// Chunks per row.
+    uint32_t chunks;
+};
+
+/// Device memory of an LL handle: what dispatch leaves for combine.
+struct LlHandleMemory {
+    /// `[max_tokens][top_k]`: the expert of each of this rank's entries, negative if it names none.
+    int32_t *expert_of;
+    /// `[ranks][max_tokens][top_k]`: output row of each entry that came here, negative if none.
+    int32_t *row_of;
+    /// `[ranks]`: tokens of each rank.
+    uint32_t *tokens_of;
+};
+
+/// Device memory of a group, one per channel, zero at first.
+struct LlChannelState {
+    /// The last operation that was sent.
+    uint32_t epoch;
+    /// Blocks that have read `epoch`.
+    uint32_t blocks_started;
+    /// Blocks that have received everything.
+    uint32_t blocks_finished;
+    /// The last operation that a receive phase has ended; staged channels only.
+    uint32_t received;
+};
+
+/// Parameters of both LL kernels.
+struct LlCommon {
+    /// Where the ranks' windows are.
+    PeerTable peers;
+    /// Deadline and report.
+    WaitParams wait;
+    /// Where things lie in them.
+    LlLayout layout;
+    /// Sizes.
+    LlShape shape;
+    /// The handle's memory.
+    LlHandleMemory handle;
+    /// The channel's state.
+    LlChannelState *channel_state;
+    /// Which channel.
+    uint32_t channel;
+    /// `LL_PHASE_...`.
+    uint32_t phases;
+    /// What all ranks must agree on in an operation; opaque to the kernels.
+    uint32_t signature;
+    /// The first `send_blocks` of the grid send rows ...
+    uint32_t send_blocks;
+    /// ... and the last `receive_blocks` do all else; they may overlap and leave none out.
+    uint32_t receive_blocks;
+};
+
+/// Parameters of `ll_dispatch`.
+struct LlDispatchParams {
+    /// Common to both kernels.
+    LlCommon common;
+    /// `[tokens]` rows.
+    const uint8_t *tokens;
+    /// `[tokens][top_k]`.
+    const int64_t *topk_idx;
+    /// `[local_experts][ranks * max_tokens]` rows; NULL to receive and throw away.
+    uint8_t *out;
+    /// `[local_experts]`, or NULL.
+    int32_t *counter;
+    /// The first `notify_blocks` of the receiving blocks notify the peers of what comes.
+    uint32_t notify_blocks;
+};
+
+/// Parameters of `ll_combine_bf16` and its siblings.
+struct LlCombineParams {
+    /// Common to both kernels.
+    LlCommon common;
+    /// `[local_experts][ranks * max_tokens]` rows.
+    const uint8_t *rows;
+    /// `[tokens][top_k]`: ids that name no expert any more are masked.
+    const int64_t *topk_idx;
+    /// `[tokens][top_k]`; NULL, as `out`, to receive and throw away.
+    const float *weights;
+    /// `[tokens]` rows.
+    uint8_t *out;
+    /// Not zero: every entry's row comes home, summed in the order of k.
+    uint32_t exact;
+};
+
+}  // namespace nccl_ep
+
+static_assert(sizeof(nccl_ep::LlLayout) == 48, "LlLayout as in Rust");
+static_assert(sizeof(nccl_ep::LlShape) == 28, "LlShape as in Rust");
+static_assert(sizeof(nccl_ep::LlHandleMemory) == 24, "LlHandleMemory as in Rust");
+static_assert(sizeof(nccl_ep::LlChannelState) == 16, "LlChannelState as in Rust");
+static_assert(sizeof(nccl_ep::LlCommon) == 760, "LlCommon as in Rust");
+static_assert(sizeof(nccl_ep::LlDispatchParams) == 800, "LlDispatchParams as in Rust");
+static_assert(sizeof(nccl_ep::LlCombineParams) == 800, "LlCombineParams as in Rust");

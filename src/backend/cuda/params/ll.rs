@@ -1,0 +1,159 @@
+//! Parameters of the low-latency kernels.
+#![forbid(unsafe_code)]
+
+use crate::backend::cuda::params::common::{PeerTable, WaitParams};
+
+/// Most experts that a token can name.
+pub const LL_MAX_TOP_K: u32 = 32;
+/// Packets by which a rank notifies each other, besides the one for each local expert.
+pub const LL_COUNTS_BESIDE_EXPERTS: u32 = 2;
+/// Channels of operations, each with its own epochs: one for whole operations, two for staged ones.
+pub const LL_CHANNELS: u32 = 3;
+/// The channel of whole operations; staged ones have the others.
+pub const LL_WHOLE_CHANNEL: u32 = 0;
+/// Banks: the channel of whole operations alternates between 0 and 1; staged channel c owns bank c + 1.
+pub const LL_BANKS: u32 = 4;
+/// Bit of `LlCommon::phases`.
+pub const LL_PHASE_SEND: u32 = 1;
+/// Bit of `LlCommon::phases`.
+pub const LL_PHASE_RECEIVE: u32 = 2;
+/// Bits of an entry packet for the entry's index among the rows that its source sends to the expert; those
+/// above hold the local expert.
+pub const LL_INDEX_BITS: u32 = 20;
+/// Most threads of a dispatch block, in whole warps. A block that sends and notifies needs more warps
+/// than it has routers (4).
+pub const LL_DISPATCH_THREADS: u32 = 512;
+/// Most threads of a combine block, in whole warps.
+pub const LL_COMBINE_THREADS: u32 = 384;
+/// Most 16-byte accesses per lane in a chunk of a row, so a chunk has at most 32 times as many.
+pub const LL_CHUNK_VECS: u32 = 4;
+/// A word of a bank's row that has not arrived; all are so at first.
+pub const LL_MARK: u32 = 0xffe7_ff93;
+
+/// Offsets in every rank's window; equal on all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct LlLayout {
+    /// u64 packets `[LL_CHANNELS][ranks]`.
+    pub acks: u64,
+    /// `LL_BANKS` times `bank_bytes`.
+    pub banks: u64,
+    /// Size of a bank; its rows are at its start.
+    pub bank_bytes: u64,
+    /// Offset in a bank: u64 packets `[rows][chunks]`.
+    pub flags: u64,
+    /// Offset in a bank: u64 packets `[ranks][local_experts + LL_COUNTS_BESIDE_EXPERTS]`.
+    pub counts: u64,
+    /// Offset in a bank: u64 packets `[ranks][max_tokens][LL_MAX_TOP_K]`.
+    pub entries: u64,
+}
+
+/// The sizes of an LL operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct LlShape {
+    /// Experts per rank.
+    pub local_experts: u32,
+    /// Bound of tokens per rank.
+    pub max_tokens: u32,
+    /// This rank's tokens.
+    pub tokens: u32,
+    /// Ids per token.
+    pub top_k: u32,
+    /// Bytes per row.
+    pub row_bytes: u32,
+    /// A row travels in `chunks` chunks of `chunk_bytes` (the last may be shorter), one warp each.
+    pub chunk_bytes: u32,
+    /// Chunks per row.
+    pub chunks: u32,
+}
+
+/// Device memory of an LL handle: what dispatch leaves for combine.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlHandleMemory {
+    /// `[max_tokens][top_k]`: the expert of each of this rank's entries, negative if it names none.
+    pub expert_of: *mut i32,
+    /// `[ranks][max_tokens][top_k]`: output row of each entry that came here, negative if none.
+    pub row_of: *mut i32,
+    /// `[ranks]`: tokens of each rank.
+    pub tokens_of: *mut u32,
+}
+
+/// Device memory of a group, one per channel, zero at first.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlChannelState {
+    /// The last operation that was sent.
+    pub epoch: u32,
+    /// Blocks that have read `epoch`.
+    pub blocks_started: u32,
+    /// Blocks that have received everything.
+    pub blocks_finished: u32,
+    /// The last operation that a receive phase has ended; staged channels only.
+    pub received: u32,
+}
+
+/// Parameters of both LL kernels.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlCommon {
+    /// Where the ranks' windows are.
+    pub peers: PeerTable,
+    /// Deadline and report.
+    pub wait: WaitParams,
+    /// Where things lie in them.
+    pub layout: LlLayout,
+    /// Sizes.
+    pub shape: LlShape,
+    /// The handle's memory.
+    pub handle: LlHandleMemory,
+    /// The channel's state.
+    pub channel_state: *mut LlChannelState,
+    /// Which channel.
+    pub channel: u32,
+    /// `LL_PHASE_...`.
+    pub phases: u32,
+    /// What all ranks must agree on in an operation; opaque to the kernels.
+    pub signature: u32,
+    /// The first `send_blocks` of the grid send rows ...
+    pub send_blocks: u32,
+    /// ... and the last `receive_blocks` do all else; they may overlap and leave none out.
+    pub receive_blocks: u32,
+}
+
+/// Parameters of `ll_dispatch`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlDispatchParams {
+    /// Common to both kernels.
+    pub common: LlCommon,
+    /// `[tokens]` rows.
+    pub tokens: *const u8,
+    /// `[tokens][top_k]`.
+    pub topk_idx: *const i64,
+    /// `[local_experts][ranks * max_tokens]` rows; NULL to receive and throw away.
+    pub out: *mut u8,
+    /// `[local_experts]`, or NULL.
+    pub counter: *mut i32,
+    /// The first `notify_blocks` of the receiving blocks notify the peers of what comes.
+    pub notify_blocks: u32,
+}
+
+/// Parameters of `ll_combine_bf16` and its siblings.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlCombineParams {
+    /// Common to both kernels.
+    pub common: LlCommon,
+    /// `[local_experts][ranks * max_tokens]` rows.
+    pub rows: *const u8,
+    /// `[tokens][top_k]`: ids that name no expert any more are masked.
+    pub topk_idx: *const i64,
+    /// `[tokens][top_k]`; NULL, as `out`, to receive and throw away.
+    pub weights: *const f32,
+    /// `[tokens]` rows.
+    pub out: *mut u8,
+    /// Not zero: every entry's row comes home, summed in the order of k.
+    pub exact: u32,
+}

@@ -53,8 +53,32 @@ const ARROWS: &[(&str, &[&str])] = &[
             "error::*",
         ],
     ),
-    ("backend::host", SIBLING),
-    ("backend::cuda", SIBLING),
+    (
+        "backend::host",
+        &[
+            "backend",
+            "backend::bootstrap",
+            "backend::dylib",
+            "backend::quiet",
+            "backend::platform",
+            "error::*",
+            "model::*",
+        ],
+    ),
+    (
+        "backend::cuda",
+        &[
+            "backend",
+            "backend::bootstrap",
+            "backend::dylib",
+            "backend::quiet",
+            "backend::transport::*",
+            "error::*",
+            "log",
+            "model::*",
+            "tuning::*",
+        ],
+    ),
     (
         "session",
         &[
@@ -68,19 +92,6 @@ const ARROWS: &[(&str, &[&str])] = &[
             "rule::*",
         ],
     ),
-];
-
-/// Shared by both backends; neither sees the other.
-const SIBLING: &[&str] = &[
-    "backend",
-    "backend::bootstrap",
-    "backend::dylib",
-    "backend::quiet",
-    "backend::platform",
-    "error::*",
-    "log",
-    "model::*",
-    "tuning::*",
 ];
 
 /// The only modules with unsafe code.

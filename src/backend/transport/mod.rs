@@ -10,7 +10,7 @@ mod flights;
 pub mod open;
 mod over_nccl;
 mod warm_up;
-mod watchdog;
+pub mod watchdog;
 mod ways;
 
 use crate::error::{Error, Result};

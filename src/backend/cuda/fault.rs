@@ -3,7 +3,7 @@
 
 use crate::backend::Faults;
 use crate::backend::cuda::driver::context::Context;
-use crate::backend::cuda::driver::mapped::HostPage;
+use crate::backend::cuda::driver::memory::HostPage;
 use crate::backend::cuda::ht::agreement::disagreement;
 use crate::backend::cuda::ht::shape_word::ShapeWord;
 use crate::backend::cuda::ll::signature::Signature;

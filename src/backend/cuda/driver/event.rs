@@ -2,10 +2,9 @@
 #![allow(unsafe_code)]
 
 use crate::backend::StreamMark;
-use crate::backend::cuda::driver::api::{check, functions};
+use crate::backend::cuda::driver::api::{NOT_READY, check, functions, raw_stream};
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::stream::{Capture, StreamId, StreamScope};
-use crate::backend::cuda::driver::{NOT_READY, raw_stream};
 use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
 use crate::model::ops::Stream;

@@ -7,9 +7,9 @@
 
 use crate::backend::DeviceMemory;
 use crate::backend::cuda::driver::context::Context;
-use crate::backend::cuda::driver::held::Key;
+use crate::backend::cuda::driver::held::{self, ContextHandle, Key};
+use crate::backend::cuda::driver::ipc::{self, IPC_HANDLE_BYTES};
 use crate::backend::cuda::driver::memory::{self, CudaMemory};
-use crate::backend::cuda::driver::{self, ContextHandle, IPC_HANDLE_BYTES};
 use crate::backend::cuda::peer::process::{PROCESS_ID_BYTES, ProcessId};
 use crate::error::{Error, Result};
 use crate::model::tensor::DevPtr;
@@ -133,7 +133,7 @@ impl WindowRecord {
         Ok(Self {
             process: ProcessId::this()?,
             allocation: window.allocation,
-            ipc: driver::export(window.base())?,
+            ipc: ipc::export(window.base())?,
         })
     }
 
@@ -206,13 +206,13 @@ impl PeerMapping {
         let base = match here {
             Some(allocation) => {
                 if allocation.context != context.handle() {
-                    driver::enable_peer_access(allocation.context)?;
+                    held::enable_peer_access(allocation.context)?;
                 }
                 DevPtr(allocation.base as usize)
             }
             None => match context.take(&Key::Import(record.ipc)) {
                 Some(left) => DevPtr(left.address),
-                None => driver::import(record.ipc)?,
+                None => ipc::import(record.ipc)?,
             },
         };
         Ok(Self {
@@ -246,7 +246,7 @@ impl PeerMapping {
 /// Unmaps the import at `address` from the current context.
 fn close(address: usize) {
     // A destroyed context has closed its mappings.
-    let _ = driver::close_import(DevPtr(address));
+    let _ = ipc::close_import(DevPtr(address));
 }
 
 impl Drop for PeerMapping {

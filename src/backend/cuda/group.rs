@@ -211,8 +211,8 @@ pub(super) fn open(
         teardown: Teardown::new(words, (rank, facts.ranks), timeout),
     };
     Ok(match mode? {
-        Mode::Ll(mode) => OpenGroup::Ll(Box::new(CudaGroup { common, mode })),
-        Mode::Ht(mode) => OpenGroup::Ht(Box::new(CudaGroup { common, mode })),
+        Mode::Ll(mode) => OpenGroup::Ll(Arc::new(CudaGroup { common, mode })),
+        Mode::Ht(mode) => OpenGroup::Ht(Arc::new(CudaGroup { common, mode })),
     })
 }
 

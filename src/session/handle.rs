@@ -16,7 +16,7 @@ use std::sync::Arc;
 /// A routing of tokens to experts, and its state.
 pub struct Handle {
     mode: Mode,
-    // The last: a group ends after all that its handles have of it.
+    // Dropped last, after the group's backend in `mode`.
     group: Arc<Group>,
 }
 

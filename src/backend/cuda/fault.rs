@@ -40,13 +40,13 @@ impl FaultPage {
         })
     }
 
-    /// What the waits of kernel `op` need; `failed` and `told` are the group's marks in device memory.
-    pub fn wait_params(&self, op: u32, failed: DevPtr, told: DevPtr) -> WaitParams {
+    /// What the waits of kernel `op` need; `failed` and `peer_failed` are the group's marks in device memory.
+    pub fn wait_params(&self, op: u32, failed: DevPtr, peer_failed: DevPtr) -> WaitParams {
         WaitParams {
             timeout_ns: nanoseconds(self.timeout),
             report: self.page.device(),
             failed: failed.0 as *mut u32,
-            peer_failed: told.0 as *mut u32,
+            peer_failed: peer_failed.0 as *mut u32,
             op,
         }
     }

@@ -96,8 +96,8 @@ impl Bench {
             ranks: 2,
             rank: rank as u32,
         };
-        let told = self.address(rank, self.layout.told);
-        let wait = faults.wait_params(OP_PEER_SELFTEST, self.failed[rank].data(), told);
+        let peer_failed = self.address(rank, self.layout.peer_failed);
+        let wait = faults.wait_params(OP_PEER_SELFTEST, self.failed[rank].data(), peer_failed);
         self.selftests[rank].run(&self.module, &peers, &self.layout, wait, self.streams[rank])
     }
 }

@@ -169,7 +169,7 @@ pub(super) fn open(
     let mut own = prepared?;
     // Where a rank is known to have refused, none maps a window.
     if records.is_ok() || bootstrap.lost().is_some() {
-        own.window.tell();
+        own.window.publish();
     }
     let records = records?;
 
@@ -180,12 +180,12 @@ pub(super) fn open(
     }
 
     let bases = windows.bases(rank);
-    let told = DevPtr(windows.base().0 + own.layout.told);
+    let peer_failed = DevPtr(windows.base().0 + own.layout.peer_failed);
     let group = Arc::new(GroupContext::new(
         own.module,
         own.faults,
         own.multiprocessors,
-        (own.state, told),
+        (own.state, peer_failed),
         (&bases, rank),
     )?);
     let tested = bootstrap.within_deadline(|left| {

@@ -28,7 +28,7 @@ pub(super) struct GroupContext {
     /// first.
     state: Buffer,
     /// In this rank's window: the peer that has reported its failure.
-    told: DevPtr,
+    peer_failed: DevPtr,
     windows: [DevPtr; MAX_PEERS],
     ranks: u32,
     rank: u32,
@@ -41,12 +41,12 @@ impl GroupContext {
     }
 
     /// A group with the `windows` of all ranks; `rank` is this one. Peers report their failures at
-    /// `told`.
+    /// `peer_failed`.
     pub(super) fn new(
         module: Module,
         faults: Arc<FaultPage>,
         multiprocessors: u32,
-        (state, told): (Buffer, DevPtr),
+        (state, peer_failed): (Buffer, DevPtr),
         (windows, rank): (&[DevPtr], usize),
     ) -> Result<Self> {
         let mut all = [DevPtr::default(); MAX_PEERS];
@@ -58,7 +58,7 @@ impl GroupContext {
             faults,
             multiprocessors,
             state,
-            told,
+            peer_failed,
             windows: all,
             ranks: number(windows.len())?,
             rank: number(rank)?,
@@ -76,7 +76,8 @@ impl GroupContext {
 
     /// Deadline and report of kernel `op`.
     pub(super) fn wait(&self, op: u32) -> WaitParams {
-        self.faults.wait_params(op, self.state.data(), self.told)
+        self.faults
+            .wait_params(op, self.state.data(), self.peer_failed)
     }
 
     /// The same with the nearer deadline `left`.

@@ -120,11 +120,11 @@ impl Inside {
     fn record(&mut self, capture: Capture, at: &StreamScope) -> Result<()> {
         self.records += 1;
         let own = |kept: &Kept| kept.capture == Some(capture);
-        let place = match self.kept.iter().position(own) {
-            Some(place) => self.kept.get_mut(place),
+        let kept = match self.kept.iter().position(own) {
+            Some(index) => self.kept.get_mut(index),
             None => self.kept.iter_mut().min_by_key(|kept| kept.record),
         };
-        let kept = place.ok_or_else(|| Error::internal("no place for a mark"))?;
+        let kept = kept.ok_or_else(|| Error::internal("no place for a mark"))?;
         kept.mark.record(at)?;
         kept.record = self.records;
         let before = kept.capture.replace(capture);

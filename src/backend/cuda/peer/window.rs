@@ -32,7 +32,7 @@ static LIVE: Mutex<Vec<Allocation>> = Mutex::new(Vec::new());
 pub struct Window {
     context: Arc<Context>,
     allocation: Allocation,
-    is_told: bool,
+    is_published: bool,
     /// The memory was another group's, and a peer of that group may still map it.
     must_stay: bool,
 }
@@ -55,7 +55,7 @@ impl Window {
         let window = Self {
             context,
             allocation,
-            is_told: false,
+            is_published: false,
             must_stay: left.is_some_and(|left| left.must_stay),
         };
         memory.zero(base, bytes)?;
@@ -63,8 +63,8 @@ impl Window {
     }
 
     /// Records that other ranks may map it from now on.
-    pub fn tell(&mut self) {
-        self.is_told = true;
+    pub fn publish(&mut self) {
+        self.is_published = true;
     }
 
     /// The context of the memory.
@@ -79,13 +79,13 @@ impl Window {
 
     /// Gives the memory back. No peer of this group maps it any more.
     pub fn free(mut self) {
-        self.is_told = false;
+        self.is_published = false;
     }
 
     /// Leaves the memory to the next group that wants a window of this size. A peer may map it, but
     /// no kernel uses it.
     pub fn keep(mut self) {
-        self.is_told = false;
+        self.is_published = false;
         self.must_stay = true;
     }
 
@@ -104,7 +104,7 @@ impl Drop for Window {
             live.swap_remove(index);
         }
         drop(live);
-        match (self.is_told, self.must_stay) {
+        match (self.is_published, self.must_stay) {
             (true, _) => {}
             (false, true) => self.context.keep(self.key(), self.base().0),
             (false, false) => {

@@ -39,7 +39,7 @@ impl PeerWindows {
             let mapping = WindowRecord::from_bytes(record)
                 .and_then(|record| PeerMapping::new(self.window.context(), &record, bytes))
                 .map_err(|error| {
-                    // The usual cause is that the peer has died since it told where its window is.
+                    // The usual cause is that the peer has died since it sent its record.
                     let text = format!("rank {rank} cannot map rank {peer}'s window: {error}");
                     Error::new(Code::RemoteError, text)
                 })?;
@@ -67,12 +67,12 @@ impl PeerWindows {
             true => UNMAPPED,
             false => STILL_MAPPED,
         };
-        let told = bootstrap.all_gather(&[mine], stream);
-        match &told {
-            Ok(told) if told.iter().all(|it| *it == [UNMAPPED]) => window.free(),
+        let reports = bootstrap.all_gather(&[mine], stream);
+        match &reports {
+            Ok(reports) if reports.iter().all(|it| *it == [UNMAPPED]) => window.free(),
             _ => window.keep(),
         }
-        told.map(drop)
+        reports.map(drop)
     }
 
     /// Gives up the peers' windows, and leaves the own one to the next group: a peer may still map

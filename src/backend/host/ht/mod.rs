@@ -132,10 +132,10 @@ impl HostHt {
         let first = self.shared.facts.experts_of(self.shared.facts.rank).start;
         for (index, arrival) in self.map.arrivals.iter().enumerate() {
             let from = source(sent, arrival.source)?;
-            for (place, expert) in arrival.experts.iter().enumerate() {
+            for (column, expert) in arrival.experts.iter().enumerate() {
                 let weight = from.weight(arrival.token, first + expert, top_k);
-                copy_row(ids, index * top_k + place, &(*expert as i64).to_ne_bytes())?;
-                copy_row(weights, index * top_k + place, &weight.to_ne_bytes())?;
+                copy_row(ids, index * top_k + column, &(*expert as i64).to_ne_bytes())?;
+                copy_row(weights, index * top_k + column, &weight.to_ne_bytes())?;
             }
         }
         Ok(())
@@ -213,9 +213,9 @@ impl HostHt {
             };
             let found = of_token.iter().flat_map(columns_of).take(columns);
             let begin = of_token.first().map_or(0, |first| first.token) * columns;
-            for (place, (rank, index)) in found.enumerate() {
+            for (column, (rank, index)) in found.enumerate() {
                 let weights = source(results, rank)?.weights;
-                copy_row(out, begin + place, row(weights, index, 4)?)?;
+                copy_row(out, begin + column, row(weights, index, 4)?)?;
             }
         }
         Ok(())

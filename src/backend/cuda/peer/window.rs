@@ -11,7 +11,7 @@ use crate::backend::cuda::driver::held::{self, ContextHandle, Key};
 use crate::backend::cuda::driver::ipc::{self, IPC_HANDLE_BYTES};
 use crate::backend::cuda::driver::memory::{self, CudaMemory};
 use crate::backend::cuda::peer::process::{PROCESS_ID_BYTES, ProcessId};
-use crate::error::{Error, Result};
+use crate::error::{Code, Error, Result};
 use crate::model::tensor::DevPtr;
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -165,8 +165,8 @@ impl WindowRecord {
         }
     }
 
-    /// The window's allocation if it is in this process; refuses a record that names an allocation here
-    /// without a live window, or a length other than `bytes`.
+    /// The window's allocation if it is in this process. Refuses a length other than `bytes`, and an
+    /// allocation here without a live window: its rank has given up, and the window is gone.
     fn here(&self, bytes: usize) -> Result<Option<Allocation>> {
         if self.allocation.bytes != bytes as u64 {
             return Err(Error::internal("a window of another length")
@@ -177,7 +177,10 @@ impl WindowRecord {
         }
         match LIVE.lock().contains(&self.allocation) {
             true => Ok(Some(self.allocation)),
-            false => Err(Error::internal("a window that this process does not have")),
+            false => Err(Error::new(
+                Code::RemoteError,
+                "this process has no such window any more",
+            )),
         }
     }
 }
@@ -212,7 +215,7 @@ impl PeerMapping {
             }
             None => match context.take(&Key::Import(record.ipc)) {
                 Some(left) => DevPtr(left.address),
-                None => ipc::import(record.ipc)?,
+                None => ipc::import(record.ipc).map_err(rank_is_gone)?,
             },
         };
         Ok(Self {
@@ -241,6 +244,11 @@ impl PeerMapping {
             }
         })
     }
+}
+
+/// The failure of an import: its usual cause is that the rank has died since it sent its record.
+fn rank_is_gone(cause: Error) -> Error {
+    Error::new(Code::RemoteError, cause.text())
 }
 
 /// Unmaps the import at `address` from the current context.
@@ -289,8 +297,10 @@ mod tests {
         let mine = record(0x7f00_0040_0000);
         LIVE.lock().push(mine.allocation);
         assert_eq!(mine.here(0x20_0000), Ok(Some(mine.allocation)));
-        assert!(mine.here(0x40_0000).is_err());
-        assert!(record(0x7f00_0040_0100).here(0x20_0000).is_err());
+        let refused = |record: &WindowRecord, bytes| record.here(bytes).unwrap_err().code();
+        assert_eq!(refused(&mine, 0x40_0000), Code::InternalError);
+        let elsewhere = record(0x7f00_0040_0100);
+        assert_eq!(refused(&elsewhere, 0x20_0000), Code::RemoteError);
         let other_context = WindowRecord {
             allocation: Allocation {
                 context: ContextHandle::from_bits(0x1234),

@@ -3,7 +3,7 @@
 
 use crate::backend::bootstrap::Bootstrap;
 use crate::backend::cuda::peer::window::{PeerMapping, Window, WindowRecord};
-use crate::error::{Code, Error, Result};
+use crate::error::{Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 
@@ -39,9 +39,7 @@ impl PeerWindows {
             let mapping = WindowRecord::from_bytes(record)
                 .and_then(|record| PeerMapping::new(self.window.context(), &record, bytes))
                 .map_err(|error| {
-                    // The usual cause is that the peer has died since it sent its record.
-                    let text = format!("rank {rank} cannot map rank {peer}'s window: {error}");
-                    Error::new(Code::RemoteError, text)
+                    error.within(format_args!("rank {rank} cannot map rank {peer}'s window"))
                 })?;
             self.mappings.push(mapping);
         }

@@ -69,9 +69,9 @@ pub trait StreamMark: Send {
 /// One rank's side of an open group, in the group's mode.
 pub enum OpenGroup {
     /// Low latency.
-    Ll(Box<dyn LlGroupBackend>),
+    Ll(Arc<dyn LlGroupBackend>),
     /// High throughput.
-    Ht(Box<dyn HtGroupBackend>),
+    Ht(Arc<dyn HtGroupBackend>),
 }
 
 impl OpenGroup {

@@ -3,7 +3,7 @@
 
 use crate::backend::Faults;
 use crate::backend::cuda::driver::context::Context;
-use crate::backend::cuda::driver::mapped::HostPage;
+use crate::backend::cuda::driver::memory::HostPage;
 use crate::backend::cuda::ht::agreement::disagreement;
 use crate::backend::cuda::ht::shape_word::ShapeWord;
 use crate::backend::cuda::ll::signature::Signature;
@@ -52,13 +52,13 @@ impl FaultPage {
         let _ = self.network.set(error.clone());
     }
 
-    /// What the waits of kernel `op` need; `failed` and `told` are the group's marks in device memory.
-    pub fn wait_params(&self, op: u32, failed: DevPtr, told: DevPtr) -> WaitParams {
+    /// What the waits of kernel `op` need; `failed` and `peer_failed` are the group's marks in device memory.
+    pub fn wait_params(&self, op: u32, failed: DevPtr, peer_failed: DevPtr) -> WaitParams {
         WaitParams {
             timeout_ns: nanoseconds(self.timeout),
             report: self.page.device(),
             failed: failed.0 as *mut u32,
-            peer_failed: told.0 as *mut u32,
+            peer_failed: peer_failed.0 as *mut u32,
             op,
         }
     }

@@ -29,7 +29,7 @@ pub(super) struct GroupContext {
     /// first.
     state: Buffer,
     /// In this rank's window: the peer that has reported its failure.
-    told: DevPtr,
+    peer_failed: DevPtr,
     windows: [DevPtr; MAX_PEERS],
     ranks: u32,
     rank: u32,
@@ -42,12 +42,12 @@ impl GroupContext {
     }
 
     /// A group with the `windows` of this node's ranks; `rank` is this one's local index. Peers report their
-    /// failures at `told`.
+    /// failures at `peer_failed`.
     pub(super) fn new(
         module: Module,
         faults: Arc<FaultPage>,
         multiprocessors: u32,
-        (state, told): (Buffer, DevPtr),
+        (state, peer_failed): (Buffer, DevPtr),
         (windows, rank): (&[DevPtr], usize),
     ) -> Result<Self> {
         let mut all = [DevPtr::default(); MAX_PEERS];
@@ -59,7 +59,7 @@ impl GroupContext {
             faults,
             multiprocessors,
             state,
-            told,
+            peer_failed,
             windows: all,
             ranks: number(windows.len())?,
             rank: number(rank)?,
@@ -81,14 +81,15 @@ impl GroupContext {
         let own = (self.state.data(), 1);
         let windows = self.windows.iter().take(self.ranks as usize).enumerate();
         let peers = windows.filter(|&(peer, _)| peer != self.rank as usize);
-        let offset = self.told.0 - self.windows.get(self.rank as usize).map_or(0, |it| it.0);
-        let told = peers.map(|(_, base)| (DevPtr(base.0 + offset), 1 + self.rank));
-        std::iter::once(own).chain(told).collect()
+        let offset = self.peer_failed.0 - self.windows.get(self.rank as usize).map_or(0, |it| it.0);
+        let announced = peers.map(|(_, base)| (DevPtr(base.0 + offset), 1 + self.rank));
+        std::iter::once(own).chain(announced).collect()
     }
 
     /// Deadline and report of kernel `op`.
     pub(super) fn wait(&self, op: u32) -> WaitParams {
-        self.faults.wait_params(op, self.state.data(), self.told)
+        self.faults
+            .wait_params(op, self.state.data(), self.peer_failed)
     }
 
     /// The same with the nearer deadline `left`.

@@ -178,7 +178,7 @@ pub(super) fn open(
     let mut own = prepared?;
     // Where a rank is known to have refused, none maps a window.
     if records.is_ok() || bootstrap.lost().is_some() {
-        own.window.tell();
+        own.window.publish();
     }
     let records = records?;
 
@@ -197,7 +197,7 @@ pub(super) fn open(
         own.module,
         own.faults,
         own.multiprocessors,
-        (own.state, DevPtr(windows.base().0 + own.layout.told)),
+        (own.state, DevPtr(windows.base().0 + own.layout.peer_failed)),
         (&mapped.bases, mapped.ranks.own_index()),
     )?);
     let tested = mapped.test(&own.selftest, &group, &bootstrap, stream);
@@ -234,8 +234,8 @@ pub(super) fn open(
         network,
     };
     Ok(match mode {
-        Mode::Ll(mode) => OpenGroup::Ll(Box::new(CudaGroup { common, mode })),
-        Mode::Ht(mode) => OpenGroup::Ht(Box::new(CudaGroup { common, mode })),
+        Mode::Ll(mode) => OpenGroup::Ll(Arc::new(CudaGroup { common, mode })),
+        Mode::Ht(mode) => OpenGroup::Ht(Arc::new(CudaGroup { common, mode })),
     })
 }
 

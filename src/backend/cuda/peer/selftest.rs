@@ -5,7 +5,7 @@
 use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::function::LaunchShape;
-use crate::backend::cuda::driver::mapped::HostPage;
+use crate::backend::cuda::driver::memory::HostPage;
 use crate::backend::cuda::driver::module::Module;
 use crate::backend::cuda::kernels::Kernel;
 use crate::backend::cuda::params::common::{

@@ -3,7 +3,7 @@
 
 use crate::backend::bootstrap::Bootstrap;
 use crate::backend::cuda::peer::window::{PeerMapping, Window, WindowRecord};
-use crate::error::{Code, Error, Result};
+use crate::error::{Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use crate::model::topology::LocalRanks;
@@ -48,9 +48,7 @@ impl PeerWindows {
             let mapping = WindowRecord::from_bytes(record)
                 .and_then(|record| PeerMapping::new(self.window.context(), &record, bytes))
                 .map_err(|error| {
-                    // The usual cause is that the peer has died since it told where its window is.
-                    let text = format!("rank {rank} cannot map rank {peer}'s window: {error}");
-                    Error::new(Code::RemoteError, text)
+                    error.within(format_args!("rank {rank} cannot map rank {peer}'s window"))
                 })?;
             self.mappings.push(mapping);
         }
@@ -76,12 +74,12 @@ impl PeerWindows {
             true => UNMAPPED,
             false => STILL_MAPPED,
         };
-        let told = bootstrap.all_gather(&[mine], stream);
-        match &told {
-            Ok(told) if told.iter().all(|it| *it == [UNMAPPED]) => window.free(),
+        let reports = bootstrap.all_gather(&[mine], stream);
+        match &reports {
+            Ok(reports) if reports.iter().all(|it| *it == [UNMAPPED]) => window.free(),
             _ => window.keep(),
         }
-        told.map(drop)
+        reports.map(drop)
     }
 
     /// Gives up the peers' windows, and leaves the own one to the next group: a peer may still map

@@ -126,6 +126,7 @@ static void expect_failure(DeathRank* self, Way* way, double start) {
     snprintf(own, sizeof(own), "rank %d of node ", self->env.rank);
     EP_CHECK_STR_CONTAINS(epProbeText(), own);
     EP_CHECK_STR_CONTAINS(epProbeText(), "network operation ");
+    EP_CHECK_STR_CONTAINS(epProbeText(), ", probe 16");
     EP_CHECK(names(epProbeText(), self->victim));
     if (deadline) EP_CHECK_EQ_I64(health, ncclRemoteError);
     EP_CHECK(enqueue(way, 0, self->env.stream) == health);

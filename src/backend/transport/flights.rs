@@ -5,11 +5,13 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::quiet::{Graphs, Works};
+use crate::backend::transport::Label;
 use crate::backend::{DeviceMemory, StreamMark};
 use crate::error::Result;
 use crate::model::ops::Stream;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
+use std::fmt;
 use std::time::{Duration, Instant};
 
 /// What was enqueued, in its order.
@@ -28,8 +30,32 @@ struct State {
     is_in_graphs: bool,
 }
 
+/// An operation, as texts name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Operation {
+    /// From 0.
+    pub number: u64,
+    /// What it is for.
+    pub label: Label,
+}
+
+impl Operation {
+    /// The first of a transport.
+    pub const WARM_UP: Self = Self {
+        number: 0,
+        label: Label::WARM_UP,
+    };
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(to, "network operation {}, {}", self.number, self.label)
+    }
+}
+
 struct Flight {
-    number: u64,
+    operation: Operation,
+    /// The ranks that it exchanges with, some more than once.
     peers: Vec<usize>,
     begin: Box<dyn StreamMark>,
     end: Box<dyn StreamMark>,
@@ -42,8 +68,8 @@ struct Flight {
 /// The operation that has run too long.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Late {
-    /// Its number, from 0.
-    pub number: u64,
+    /// Which.
+    pub operation: Operation,
     /// The ranks that it exchanges with.
     pub peers: Vec<usize>,
     /// How long it has run.
@@ -53,8 +79,8 @@ pub struct Late {
 /// An operation that an error may be about.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Recent {
-    /// Its number, from 0.
-    pub number: u64,
+    /// Which.
+    pub operation: Operation,
     /// The ranks that it exchanges with.
     pub peers: Vec<usize>,
     /// Whether it is under way.
@@ -62,13 +88,14 @@ pub struct Recent {
 }
 
 impl Flights {
-    /// An operation with `peers` is about to be enqueued on `stream`; gives its number.
+    /// An operation with `peers` is about to be enqueued on `stream`.
     pub fn begin(
         &self,
         memory: &dyn DeviceMemory,
+        label: Label,
         peers: impl Iterator<Item = usize>,
         stream: Stream,
-    ) -> Result<u64> {
+    ) -> Result<Operation> {
         let mut state = self.state.lock();
         if state.spare.is_empty() {
             state.land()?;
@@ -77,33 +104,36 @@ impl Flights {
             Some(flight) => flight,
             None => Flight::new(memory)?,
         };
-        flight.prepare(state.operations, peers);
+        let operation = Operation {
+            number: state.operations,
+            label,
+        };
+        flight.prepare(operation, peers);
         state.operations += 1;
-        let number = flight.number;
         if flight.begin.record(stream)? {
             state.under_way.push_back(flight);
         } else {
             state.is_in_graphs = true;
             state.spare.push(flight);
         }
-        Ok(number)
+        Ok(operation)
     }
 
-    /// Operation `number` was enqueued on `stream`.
-    pub fn enqueued(&self, number: u64, stream: Stream) -> Result<()> {
+    /// `operation` was enqueued on `stream`.
+    pub fn enqueued(&self, operation: Operation, stream: Stream) -> Result<()> {
         let mut state = self.state.lock();
         let last = state.under_way.back_mut();
-        if let Some(flight) = last.filter(|flight| flight.number == number) {
+        if let Some(flight) = last.filter(|flight| flight.operation == operation) {
             flight.end.record(stream)?;
             flight.is_enqueued = true;
         }
         Ok(())
     }
 
-    /// Operation `number` was not enqueued.
-    pub fn withdraw(&self, number: u64) {
+    /// `operation` was not enqueued.
+    pub fn withdraw(&self, operation: Operation) {
         let mut state = self.state.lock();
-        if state.under_way.back().map(|flight| flight.number) == Some(number)
+        if state.under_way.back().map(|flight| flight.operation) == Some(operation)
             && let Some(flight) = state.under_way.pop_back()
         {
             state.spare.push(flight);
@@ -123,8 +153,8 @@ impl Flights {
         let seen = *first.seen.get_or_insert(now);
         let waited = now.saturating_duration_since(seen);
         Ok((waited > limit).then(|| Late {
-            number: first.number,
-            peers: first.peers.clone(),
+            operation: first.operation,
+            peers: distinct(&first.peers),
             waited,
         }))
     }
@@ -135,8 +165,8 @@ impl Flights {
         let first = state.under_way.front();
         let recent = first.or_else(|| state.spare.last())?;
         Some(Recent {
-            number: recent.number,
-            peers: recent.peers.clone(),
+            operation: recent.operation,
+            peers: distinct(&recent.peers),
             runs: first.is_some(),
         })
     }
@@ -170,7 +200,7 @@ impl State {
 impl Flight {
     fn new(memory: &dyn DeviceMemory) -> Result<Self> {
         Ok(Self {
-            number: 0,
+            operation: Operation::WARM_UP,
             peers: Vec::new(),
             begin: memory.new_mark()?,
             end: memory.new_mark()?,
@@ -179,17 +209,24 @@ impl Flight {
         })
     }
 
-    fn prepare(&mut self, number: u64, peers: impl Iterator<Item = usize>) {
-        self.number = number;
+    fn prepare(&mut self, operation: Operation, peers: impl Iterator<Item = usize>) {
+        self.operation = operation;
         self.is_enqueued = false;
         self.seen = None;
         self.peers.clear();
-        for peer in peers {
-            if !self.peers.contains(&peer) {
-                self.peers.push(peer);
-            }
+        self.peers.extend(peers);
+    }
+}
+
+/// Each of `peers` once, in the order in which they come first.
+fn distinct(peers: &[usize]) -> Vec<usize> {
+    let mut distinct = Vec::new();
+    for peer in peers {
+        if !distinct.contains(peer) {
+            distinct.push(*peer);
         }
     }
+    distinct
 }
 
 impl Works for Flights {

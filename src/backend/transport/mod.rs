@@ -16,6 +16,7 @@ mod ways;
 use crate::error::{Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
+use std::fmt;
 use std::sync::Arc;
 
 /// One direction between this rank and another.
@@ -27,6 +28,29 @@ pub struct Message {
     pub data: DevPtr,
     /// How many; both sides must say the same. Where that is zero there is no message.
     pub bytes: usize,
+}
+
+/// What an operation is for, as texts of failures name it: "LL dispatch 42".
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Label {
+    /// In the caller's terms.
+    pub what: &'static str,
+    /// Which of them, as the caller counts.
+    pub number: u64,
+}
+
+impl Label {
+    /// The first messages of a transport.
+    const WARM_UP: Self = Self {
+        what: "warm-up",
+        number: 0,
+    };
+}
+
+impl fmt::Display for Label {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(to, "{} {}", self.what, self.number)
+    }
 }
 
 /// Told of the failure that ends a transport, on any thread, once, before its operations are ended. It must not
@@ -48,10 +72,23 @@ pub trait Transport: Send + Sync {
     /// This rank and those that may send to it, in the order of nodes, then ranks.
     fn sources(&self) -> &[usize];
     /// Enqueues messages to gateways and from sources as one operation, in which all progress together.
-    fn exchange(&self, sends: &[Message], receives: &[Message], stream: Stream) -> Result<()>;
+    fn exchange(
+        &self,
+        label: Label,
+        sends: &[Message],
+        receives: &[Message],
+        stream: Stream,
+    ) -> Result<()>;
     /// Enqueues an operation that sends `bytes` at `data` to all gateways, and delivers what each of the
     /// sources gives, in their order, to `out`.
-    fn gather(&self, data: DevPtr, bytes: usize, out: DevPtr, stream: Stream) -> Result<()>;
+    fn gather(
+        &self,
+        label: Label,
+        data: DevPtr,
+        bytes: usize,
+        out: DevPtr,
+        stream: Stream,
+    ) -> Result<()>;
     /// Sends something along every way and checks what comes; returns when it has come, or at the deadline. The
     /// network connects here, and not in the first operations.
     fn warm_up(&self, stream: Stream) -> Result<()>;

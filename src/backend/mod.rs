@@ -6,6 +6,7 @@
 
 pub mod bootstrap;
 pub mod cuda;
+mod detached;
 mod dylib;
 pub mod host;
 pub mod nccl;

@@ -5,7 +5,6 @@
 //! the receiver's own call, behind what its stream did before.
 #![forbid(unsafe_code)]
 
-mod detached;
 mod flights;
 pub mod open;
 mod over_nccl;

@@ -3,11 +3,12 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::DeviceMemory;
+use crate::backend::detached;
 use crate::backend::nccl::own::{OwnCommunicator, Part};
 use crate::backend::transport::flights::{Flights, Late, Operation, Recent};
 use crate::backend::transport::watchdog::{Watched, watch};
 use crate::backend::transport::ways::Ways;
-use crate::backend::transport::{Label, Message, OnFault, Transport, detached, warm_up};
+use crate::backend::transport::{Label, Message, OnFault, Transport, warm_up};
 use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;

@@ -88,6 +88,13 @@ static void a_refusal_is_told(DeathRank* self) {
     EP_CHECK_EQ_I64(result, is_victim(self) ? ncclInvalidArgument : ncclRemoteError);
     EP_CHECK(rail == NULL);
     EP_CHECK(is_victim(self) || names(epProbeText(), self->victim));
+    // One rank's environment fixes the id of communicators.
+    Way way;
+    if (is_victim(self)) EP_REQUIRE(setenv("NCCL_COMM_ID", "127.0.0.1:40000", 1) == 0);
+    EP_CHECK_EQ_I64(open_way(&way, self, env), is_victim(self) ? ncclInvalidUsage : ncclRemoteError);
+    EP_CHECK_STR_CONTAINS(epProbeText(), "OwnIdsForNetwork");
+    EP_CHECK(is_victim(self) || names(epProbeText(), self->victim));
+    EP_REQUIRE(unsetenv("NCCL_COMM_ID") == 0);
     messages_arrive(self);
 }
 

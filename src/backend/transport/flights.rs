@@ -6,12 +6,13 @@
 
 use crate::backend::quiet::{Graphs, Works};
 use crate::backend::transport::Label;
+use crate::backend::transport::operation::{Late, Operation, Recent, distinct};
+use crate::backend::transport::replays::Replays;
 use crate::backend::{DeviceMemory, StreamMark};
 use crate::error::Result;
 use crate::model::ops::Stream;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
-use std::fmt;
 use std::time::{Duration, Instant};
 
 /// What was enqueued, in its order.
@@ -28,29 +29,8 @@ struct State {
     operations: u64,
     /// Whether any operation was captured into a graph.
     is_in_graphs: bool,
-}
-
-/// An operation, as texts name it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Operation {
-    /// From 0.
-    pub number: u64,
-    /// What it is for.
-    pub label: Label,
-}
-
-impl Operation {
-    /// The first of a transport.
-    pub const WARM_UP: Self = Self {
-        number: 0,
-        label: Label::WARM_UP,
-    };
-}
-
-impl fmt::Display for Operation {
-    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(to, "network operation {}, {}", self.number, self.label)
-    }
+    /// Those that were.
+    replays: Replays,
 }
 
 struct Flight {
@@ -65,29 +45,18 @@ struct Flight {
     seen: Option<Instant>,
 }
 
-/// The operation that has run too long.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Late {
-    /// Which.
-    pub operation: Operation,
-    /// The ranks that it exchanges with.
-    pub peers: Vec<usize>,
-    /// How long it has run.
-    pub waited: Duration,
-}
-
-/// An operation that an error may be about.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Recent {
-    /// Which.
-    pub operation: Operation,
-    /// The ranks that it exchanges with.
-    pub peers: Vec<usize>,
-    /// Whether it is under way.
-    pub runs: bool,
-}
-
 impl Flights {
+    /// No operations yet, over `memory`.
+    pub fn new(memory: &dyn DeviceMemory) -> Result<Self> {
+        let state = State {
+            replays: Replays::new(memory)?,
+            ..State::default()
+        };
+        Ok(Self {
+            state: Mutex::new(state),
+        })
+    }
+
     /// An operation with `peers` is about to be enqueued on `stream`.
     pub fn begin(
         &self,
@@ -114,7 +83,9 @@ impl Flights {
             state.under_way.push_back(flight);
         } else {
             state.is_in_graphs = true;
+            let marked = state.replays.begin(operation, &flight.peers, stream);
             state.spare.push(flight);
+            marked?;
         }
         Ok(operation)
     }
@@ -126,8 +97,9 @@ impl Flights {
         if let Some(flight) = last.filter(|flight| flight.operation == operation) {
             flight.end.record(stream)?;
             flight.is_enqueued = true;
+            return Ok(());
         }
-        Ok(())
+        state.replays.end(operation, stream)
     }
 
     /// `operation` was not enqueued.
@@ -140,23 +112,13 @@ impl Flights {
         }
     }
 
-    /// The first operation, if it has run longer than `limit` at `now`.
+    /// The first operation, also of those in graphs, if it has run longer than `limit` at `now`.
     pub fn late(&self, now: Instant, limit: Duration) -> Result<Option<Late>> {
         let mut state = self.state.lock();
-        state.land()?;
-        let Some(first) = state.under_way.front_mut() else {
-            return Ok(None);
-        };
-        if first.seen.is_none() && !first.begin.is_over()? {
-            return Ok(None);
+        match state.late(now, limit)? {
+            None => state.replays.late(now, limit),
+            late => Ok(late),
         }
-        let seen = *first.seen.get_or_insert(now);
-        let waited = now.saturating_duration_since(seen);
-        Ok((waited > limit).then(|| Late {
-            operation: first.operation,
-            peers: distinct(&first.peers),
-            waited,
-        }))
     }
 
     /// The operation that runs, or else the one that was the last to.
@@ -185,6 +147,25 @@ impl Flights {
 }
 
 impl State {
+    /// The first operation outside of graphs, if it has run longer than `limit` at `now`.
+    fn late(&mut self, now: Instant, limit: Duration) -> Result<Option<Late>> {
+        self.land()?;
+        let Some(first) = self.under_way.front_mut() else {
+            return Ok(None);
+        };
+        if first.seen.is_none() && !first.begin.is_over()? {
+            return Ok(None);
+        }
+        let seen = *first.seen.get_or_insert(now);
+        let waited = now.saturating_duration_since(seen);
+        Ok((waited > limit).then(|| Late {
+            operation: first.operation,
+            peers: distinct(&first.peers),
+            waited,
+            is_replayed: false,
+        }))
+    }
+
     /// Takes out what is over.
     fn land(&mut self) -> Result<()> {
         while let Some(first) = self.under_way.front() {
@@ -216,17 +197,6 @@ impl Flight {
         self.peers.clear();
         self.peers.extend(peers);
     }
-}
-
-/// Each of `peers` once, in the order in which they come first.
-fn distinct(peers: &[usize]) -> Vec<usize> {
-    let mut distinct = Vec::new();
-    for peer in peers {
-        if !distinct.contains(peer) {
-            distinct.push(*peer);
-        }
-    }
-    distinct
 }
 
 impl Works for Flights {

@@ -7,7 +7,9 @@
 
 mod flights;
 pub mod open;
+mod operation;
 mod over_nccl;
+mod replays;
 mod warm_up;
 mod watchdog;
 mod ways;
@@ -62,7 +64,7 @@ pub type OnFault = Arc<dyn Fn(&Error) + Send + Sync>;
 ///
 /// An operation that waits longer than the deadline ends the transport on this rank, and so does an error that
 /// the network reports: the group is told, what is on the streams comes to its end, and what it received is
-/// undefined. Captured operations have no deadline; errors of the network end them, too.
+/// undefined. For captured operations that holds in every replay.
 ///
 /// Dropping it waits for its operations, at most as long as the deadline.
 pub trait Transport: Send + Sync {

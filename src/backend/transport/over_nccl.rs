@@ -5,7 +5,8 @@
 use crate::backend::DeviceMemory;
 use crate::backend::detached;
 use crate::backend::nccl::own::{OwnCommunicator, Part};
-use crate::backend::transport::flights::{Flights, Late, Operation, Recent};
+use crate::backend::transport::flights::Flights;
+use crate::backend::transport::operation::{Late, Operation, Recent};
 use crate::backend::transport::watchdog::{Watched, watch};
 use crate::backend::transport::ways::Ways;
 use crate::backend::transport::{Label, Message, OnFault, Transport, warm_up};
@@ -70,7 +71,7 @@ impl NcclTransport {
         timeout: Duration,
         on_fault: OnFault,
     ) -> Result<Self> {
-        let flights = Arc::new(Flights::default());
+        let flights = Arc::new(Flights::new(&*device.memory)?);
         let works: Weak<Flights> = Arc::downgrade(&flights);
         device.memory.watch_works(works);
         let shared = Arc::new_cyclic(|own| Shared {
@@ -153,6 +154,7 @@ impl Shared {
             operation,
             peers,
             waited,
+            is_replayed: false,
         })
     }
 
@@ -191,11 +193,16 @@ impl Shared {
 
     fn too_late(&self, late: &Late) -> Error {
         let text = format!(
-            "deadline passed: {} waited {} ms for {} in {}",
+            "deadline passed: {} waited {} ms for {} in {}{}",
             self.ways.own_name(),
             late.waited.as_millis(),
             self.ways.names(&late.peers),
-            late.operation
+            late.operation,
+            if late.is_replayed {
+                ", replayed by a graph"
+            } else {
+                ""
+            }
         );
         Error::new(Code::RemoteError, text)
     }

@@ -1,4 +1,4 @@
-//! Records that a kernel writes and the host reads, in pinned host memory that the device maps.
+//! Records that the device writes and the host reads, in pinned host memory that the device maps.
 #![allow(unsafe_code)]
 
 use crate::backend::cuda::driver;
@@ -23,6 +23,8 @@ unsafe impl Record for FaultReport {}
 unsafe impl Record for SelftestResult {}
 // SAFETY: numbers only; epochs begin at 1.
 unsafe impl Record for HtReceived {}
+// SAFETY: a number.
+unsafe impl Record for u32 {}
 
 /// Records that are all zero at first.
 #[derive(Debug)]
@@ -33,7 +35,7 @@ pub struct HostPage<T: Record> {
     count: usize,
 }
 
-// SAFETY: owns plain memory; the only access from the host is a volatile read.
+// SAFETY: owns plain memory; every access from the host is volatile.
 unsafe impl<T: Record> Send for HostPage<T> {}
 // SAFETY: as for Send.
 unsafe impl<T: Record> Sync for HostPage<T> {}
@@ -66,6 +68,19 @@ impl<T: Record> HostPage<T> {
     /// The records' address on the device.
     pub fn device(&self) -> *mut T {
         self.device.0 as *mut T
+    }
+
+    /// The records' address on the host.
+    pub fn host(&self) -> *mut T {
+        self.host.as_ptr()
+    }
+
+    /// Writes record `index` for the device to read; nothing past the end.
+    pub fn write(&self, index: usize, record: T) {
+        if index < self.count {
+            // SAFETY: inside the allocation; volatile, as the device reads.
+            unsafe { self.host.add(index).write_volatile(record) };
+        }
     }
 
     /// The present content of record `index`; `None` past the end. A kernel may be writing it. A

@@ -7,9 +7,10 @@
 use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::event::Mark;
+use crate::backend::cuda::driver::graph_marks::GraphMarks;
 use crate::backend::cuda::driver::held::Key;
 use crate::backend::quiet::Works;
-use crate::backend::{DeviceMemory, StreamMark};
+use crate::backend::{DeviceMemory, ReplayMarks, StreamMark};
 use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
@@ -153,6 +154,10 @@ impl DeviceMemory for CudaMemory {
 
     fn new_mark(&self) -> Result<Box<dyn StreamMark>> {
         Ok(Box::new(Mark::new(&self.context)?))
+    }
+
+    fn new_replay_marks(&self, places: usize) -> Result<Option<Box<dyn ReplayMarks>>> {
+        Ok(Some(Box::new(GraphMarks::new(&self.context, places)?)))
     }
 
     fn enter(&self, _device: usize) -> Result<Box<dyn Any>> {

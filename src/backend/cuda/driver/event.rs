@@ -243,7 +243,7 @@ impl StreamMark for Mark {
 pub struct ApartFromCaptures(c_uint);
 
 impl ApartFromCaptures {
-    /// From now on.
+    /// Begins that.
     pub fn enter() -> Result<Self> {
         const RELAXED: c_uint = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as c_uint;
         exchange_mode(RELAXED).map(Self)

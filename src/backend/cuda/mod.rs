@@ -25,7 +25,7 @@ use crate::backend::platform::Platform;
 use crate::backend::{DeviceMemory, OpenGroup};
 use crate::error::refusal::{AmongRanks, Subject};
 use crate::error::{Error, Result};
-use crate::model::group::GroupFacts;
+use crate::model::group::{Algorithm, GroupFacts};
 use crate::model::ops::Stream;
 use crate::model::topology::Topology;
 use driver::context::Context;
@@ -63,7 +63,9 @@ impl Platform for CudaPlatform {
         timeout: Duration,
         stream: Stream,
     ) -> Result<OpenGroup> {
-        single_node(&topology)?;
+        if facts.algorithm == Algorithm::HighThroughput {
+            single_node(&topology)?;
+        }
         open::open(
             self.0.clone(),
             (&facts, &topology),

@@ -12,6 +12,7 @@ use crate::backend::cuda::driver::graph_marks::GraphMarks;
 use crate::backend::cuda::driver::held::Key;
 use crate::backend::cuda::params::common::{FaultReport, SelftestResult};
 use crate::backend::cuda::params::ht::HtReceived;
+use crate::backend::cuda::params::ll::LlHello;
 use crate::backend::quiet::Works;
 use crate::backend::{DeviceMemory, ReplayMarks, StreamMark};
 use crate::error::{Code, Error, Result};
@@ -225,6 +226,8 @@ unsafe impl Record for SelftestResult {}
 unsafe impl Record for HtReceived {}
 // SAFETY: a number.
 unsafe impl Record for u32 {}
+// SAFETY: numbers only; handles are numbered from 1.
+unsafe impl Record for LlHello {}
 
 /// Records that a kernel writes and the host reads, in pinned host memory; all zero at first.
 #[derive(Debug)]
@@ -268,6 +271,11 @@ impl<T: Record> HostPage<T> {
     /// The records' address on the device.
     pub fn device(&self) -> *mut T {
         self.device.0 as *mut T
+    }
+
+    /// How many records there are.
+    pub fn count(&self) -> usize {
+        self.count
     }
 
     /// The records' address on the host.

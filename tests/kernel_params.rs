@@ -60,7 +60,13 @@ const PAIRS: [Pair; 3] = [
             LlChannelState,
             LlCommon,
             LlDispatchParams,
-            LlCombineParams
+            LlCombineParams,
+            LlRankOnNode,
+            LlHello,
+            LlNodes,
+            LlDispatchNodesParams,
+            LlCombineNodesParams,
+            LlGatesParams
         ],
     },
     Pair {

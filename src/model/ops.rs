@@ -14,6 +14,8 @@ pub struct Stream(pub usize);
 impl Stream {
     /// The default stream.
     pub const DEFAULT: Self = Self(0);
+    /// The default stream of the calling thread, `cudaStreamPerThread`.
+    pub const PER_THREAD: Self = Self(2);
 }
 
 /// How wide an id is.

@@ -17,6 +17,7 @@ use crate::backend::{DeviceMemory, Faults};
 use crate::error::{Code, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
+use crate::model::topology::LocalRanks;
 use parking_lot::{Mutex, MutexGuard};
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -82,7 +83,7 @@ impl Bench {
     }
 
     fn faults(&self, rank: usize) -> FaultPage {
-        FaultPage::new(&self.context, rank, TIMEOUT).unwrap()
+        FaultPage::new(&self.context, LocalRanks::all(2, rank), TIMEOUT).unwrap()
     }
 
     /// Rank `rank`'s part of the self test, on its stream.
@@ -98,7 +99,8 @@ impl Bench {
         };
         let peer_failed = self.address(rank, self.layout.peer_failed);
         let wait = faults.wait_params(OP_PEER_SELFTEST, self.failed[rank].data(), peer_failed);
-        self.selftests[rank].run(&self.module, &peers, &self.layout, wait, self.streams[rank])
+        let peers = (&peers, &LocalRanks::all(2, rank));
+        self.selftests[rank].run(&self.module, peers, &self.layout, wait, self.streams[rank])
     }
 }
 

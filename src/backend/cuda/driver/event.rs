@@ -240,10 +240,11 @@ impl StreamMark for Mark {
 
 /// As long as this lives the calling thread may ask about events while any thread captures. Otherwise that would
 /// end a capture in the mode that is the runtime's default.
-struct ApartFromCaptures(c_uint);
+pub struct ApartFromCaptures(c_uint);
 
 impl ApartFromCaptures {
-    fn enter() -> Result<Self> {
+    /// Begins that.
+    pub fn enter() -> Result<Self> {
         const RELAXED: c_uint = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as c_uint;
         exchange_mode(RELAXED).map(Self)
     }

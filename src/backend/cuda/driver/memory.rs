@@ -8,11 +8,12 @@
 use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::event::Mark;
+use crate::backend::cuda::driver::graph_marks::GraphMarks;
 use crate::backend::cuda::driver::held::Key;
 use crate::backend::cuda::params::common::{FaultReport, SelftestResult};
 use crate::backend::cuda::params::ht::HtReceived;
 use crate::backend::quiet::Works;
-use crate::backend::{DeviceMemory, StreamMark};
+use crate::backend::{DeviceMemory, ReplayMarks, StreamMark};
 use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
@@ -159,6 +160,10 @@ impl DeviceMemory for CudaMemory {
         Ok(Box::new(Mark::new(&self.context)?))
     }
 
+    fn new_replay_marks(&self, places: usize) -> Result<Option<Box<dyn ReplayMarks>>> {
+        Ok(Some(Box::new(GraphMarks::new(&self.context, places)?)))
+    }
+
     fn enter(&self, _device: usize) -> Result<Box<dyn Any>> {
         // The context is of that device.
         Ok(Box::new(self.context.enter()?))
@@ -218,6 +223,8 @@ unsafe impl Record for FaultReport {}
 unsafe impl Record for SelftestResult {}
 // SAFETY: numbers only; epochs begin at 1.
 unsafe impl Record for HtReceived {}
+// SAFETY: a number.
+unsafe impl Record for u32 {}
 
 /// Records that a kernel writes and the host reads, in pinned host memory; all zero at first.
 #[derive(Debug)]
@@ -228,7 +235,7 @@ pub struct HostPage<T: Record> {
     count: usize,
 }
 
-// SAFETY: owns plain memory; the only access from the host is a volatile read.
+// SAFETY: owns plain memory; every access from the host is volatile.
 unsafe impl<T: Record> Send for HostPage<T> {}
 // SAFETY: as for Send.
 unsafe impl<T: Record> Sync for HostPage<T> {}
@@ -261,6 +268,19 @@ impl<T: Record> HostPage<T> {
     /// The records' address on the device.
     pub fn device(&self) -> *mut T {
         self.device.0 as *mut T
+    }
+
+    /// The records' address on the host.
+    pub fn host(&self) -> *mut T {
+        self.host.as_ptr()
+    }
+
+    /// Writes record `index` for the device to read; nothing past the end.
+    pub fn write(&self, index: usize, record: T) {
+        if index < self.count {
+            // SAFETY: inside the allocation; volatile, as the device reads.
+            unsafe { self.host.add(index).write_volatile(record) };
+        }
     }
 
     /// The present content of record `index`; `None` past the end. A kernel may be writing it. A

@@ -11,6 +11,7 @@ pub mod context;
 pub mod device_name;
 pub mod event;
 pub mod function;
+mod graph_marks;
 pub mod held;
 pub mod ipc;
 mod kernel_image;

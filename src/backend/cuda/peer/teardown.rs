@@ -15,6 +15,7 @@ use crate::backend::DeviceMemory;
 use crate::backend::cuda::driver::memory::CudaMemory;
 use crate::error::{Code, Error, Result};
 use crate::model::tensor::DevPtr;
+use crate::model::topology::LocalRanks;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -69,8 +70,7 @@ pub enum End {
 /// One rank's words in the windows of all ranks.
 pub struct Teardown<W = Windows> {
     words: W,
-    rank: usize,
-    ranks: usize,
+    ranks: LocalRanks,
     timeout: Duration,
 }
 
@@ -85,11 +85,10 @@ pub trait Words {
 }
 
 impl<W: Words> Teardown<W> {
-    /// The words of `rank`, one of `ranks`.
-    pub fn new(words: W, (rank, ranks): (usize, usize), timeout: Duration) -> Self {
+    /// The words of one of `ranks`, which map each other's windows.
+    pub fn new(words: W, ranks: LocalRanks, timeout: Duration) -> Self {
         Self {
             words,
-            rank,
             ranks,
             timeout,
         }
@@ -156,10 +155,11 @@ impl<W: Words> Teardown<W> {
         Error::new(
             Code::RemoteError,
             format!(
-                "rank {} of {} waited {} ms for rank {missing} to destroy the group",
-                self.rank,
-                self.ranks,
-                self.timeout.as_millis()
+                "rank {} of {} waited {} ms for rank {} to destroy the group",
+                self.ranks.own_rank(),
+                self.ranks.count(),
+                self.timeout.as_millis(),
+                self.ranks.rank(missing)
             ),
         )
     }
@@ -281,7 +281,7 @@ mod tests {
     }
 
     fn teardown<W: Words>(words: W, rank: usize, ranks: usize, timeout: Duration) -> Teardown<W> {
-        Teardown::new(words, (rank, ranks), timeout)
+        Teardown::new(words, LocalRanks::all(ranks, rank), timeout)
     }
 
     const NO_TIME: Duration = Duration::ZERO;

@@ -6,6 +6,7 @@ use crate::backend::cuda::peer::window::{PeerMapping, Window, WindowRecord};
 use crate::error::{Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
+use crate::model::topology::LocalRanks;
 
 /// What a rank reports about its mappings at the end.
 const UNMAPPED: u8 = 1;
@@ -31,10 +32,18 @@ impl PeerWindows {
         self.window.base()
     }
 
-    /// Maps the windows of all ranks except `rank`, which is this one, in rank order. Each has
-    /// `bytes`. If one fails, the earlier mappings stay, to be unmapped with the rest.
-    pub fn map_peers(&mut self, rank: usize, records: &[Vec<u8>], bytes: usize) -> Result<()> {
-        let others = records.iter().enumerate().filter(|&(peer, _)| peer != rank);
+    /// Maps the windows of the other ranks of this node, in rank order; `records` are those of all ranks of
+    /// the group. Each window has `bytes`. If one fails, the earlier mappings stay, to be unmapped with the
+    /// rest.
+    pub fn map_peers(
+        &mut self,
+        ranks: &LocalRanks,
+        records: &[Vec<u8>],
+        bytes: usize,
+    ) -> Result<()> {
+        let rank = ranks.own_rank();
+        let others = records.iter().enumerate();
+        let others = others.filter(|&(peer, _)| peer != rank && ranks.ranks().contains(&peer));
         for (peer, record) in others {
             let mapping = WindowRecord::from_bytes(record)
                 .and_then(|record| PeerMapping::new(self.window.context(), &record, bytes))
@@ -46,10 +55,10 @@ impl PeerWindows {
         Ok(())
     }
 
-    /// The windows of all ranks; `rank` is this one.
-    pub fn bases(&self, rank: usize) -> Vec<DevPtr> {
+    /// The windows of this node's ranks, once all are mapped; `own` is this rank's local index.
+    pub fn bases(&self, own: usize) -> Vec<DevPtr> {
         let mut bases: Vec<DevPtr> = self.mappings.iter().map(PeerMapping::base).collect();
-        bases.insert(rank, self.window.base());
+        bases.insert(own, self.window.base());
         bases
     }
 

@@ -8,6 +8,7 @@
 
 mod api;
 pub mod context;
+mod device_memory;
 pub mod device_name;
 pub mod event;
 pub mod function;

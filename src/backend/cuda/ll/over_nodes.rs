@@ -256,7 +256,15 @@ impl<'a> OverNodes<'a> {
         }
     }
 
+    /// Whether this rank carries no other, and so has nothing to relay.
+    fn is_relay_empty(&self, phases: u32) -> bool {
+        phases == LL_PHASE_RELAY && self.tokens.of.is_empty()
+    }
+
     fn launch_dispatch(&self, op: &LlDispatch, phases: u32, at: &StreamScope) -> Result<()> {
+        if self.is_relay_empty(phases) {
+            return Ok(());
+        }
         let plan = &self.handle.plan;
         let (part, grid) = self.part(phases, (&plan.dispatch, &plan.relay_dispatch));
         let mut dispatch = self.handle.dispatch_params(op, &grid, part);
@@ -283,6 +291,9 @@ impl<'a> OverNodes<'a> {
     }
 
     fn launch_combine(&self, op: &LlCombine, phases: u32, at: &StreamScope) -> Result<()> {
+        if self.is_relay_empty(phases) {
+            return Ok(());
+        }
         let plan = &self.handle.plan;
         let (part, grid) = self.part(phases, (&plan.combine, &plan.relay_combine));
         let params = self.combine_params(op, &grid, part)?;

@@ -67,18 +67,3 @@ fn calls_allocate_nothing_once_there_are_marks_enough() {
         assert_eq!(call(&transport, &device), 0, "{nodes}");
     }
 }
-
-/// By hand: `cargo test --release -- --ignored --nocapture calls_cost`.
-#[test]
-#[ignore = "measures"]
-fn calls_cost_little_time() {
-    for nodes in ["abc", "aab"] {
-        let device = Marked::default();
-        let transport = transport(nodes, &device);
-        call(&transport, &device);
-        let start = Instant::now();
-        call(&transport, &device);
-        let each = start.elapsed() / (2 * CALLS as u32);
-        println!("{nodes}: {each:?} per operation");
-    }
-}

@@ -80,7 +80,7 @@ impl DeviceMemory for Device {
         Ok(Stream::DEFAULT)
     }
     fn destroy_stream(&self, _stream: Stream) {}
-    fn begin(&self) -> Box<dyn Any> {
+    fn begin(&self) -> Box<dyn Any + Send> {
         Box::new(())
     }
     fn strand(&self, _stream: Stream) {}

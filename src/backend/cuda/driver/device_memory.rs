@@ -87,7 +87,7 @@ impl DeviceMemory for CudaMemory {
         driver::is_idle(stream)
     }
 
-    fn begin(&self) -> Box<dyn Any> {
+    fn begin(&self) -> Box<dyn Any + Send> {
         Box::new(self.context().begin())
     }
 

@@ -166,6 +166,10 @@ def _node_steps(places: Places, needs: tuple[str, ...],
         words = ("mpirun", *contexts((f"NCCL_HOSTID=node{node}" for node in split), program))
         yield Step(f"nodes/{name}/{split}", words, counts.closing_line, needs,
                    timeout=240, environment=environment)
+    # `make run ARGS="--nodes 2"`.
+    yield Step("nodes/run", ("scripts/demo.sh", "--nodes", "2"),
+               counts.says("backend on 2 nodes and matched", 1), needs, timeout=240,
+               environment=(*environment, ("CUDA_VISIBLE_DEVICES", "")))
 
 
 def _net_plugin_step(name: str, built: pathlib.Path, need: str) -> Step:

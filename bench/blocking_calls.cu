@@ -137,7 +137,7 @@ int main() {
         probe_imports(spinning, exported);
     }
     const char over = 1;
-    const bool told = write(end, &over, 1) == 1;
+    const bool written = write(end, &over, 1) == 1;
     waitpid(exporter, nullptr, 0);
-    return told ? 0 : 1;
+    return written ? 0 : 1;
 }

@@ -33,8 +33,8 @@ typedef enum ncclEpTensorFlags_t {
   NCCL_EP_TENSOR_FLAG_NONE = 0,
 } ncclEpTensorFlags_t;
 
-// What a tensor means in a call. Lists of tensors are searched by tag; their order is free. Tensors
-// whose tag a call does not use are ignored, but their sizes and strides must be in order.
+// What a tensor means in a call. Calls find tensors by tag, in lists of any order. They ignore
+// tensors with tags that they do not use, but refuse bad sizes or strides of these, too.
 typedef enum ncclEpTensorTag_t {
   // No meaning.
   NCCL_EP_TENSOR_TAG_NONE = 0,
@@ -75,11 +75,12 @@ typedef struct ncclEpGroupConfig_t {
   // Experts over all ranks, E: a positive multiple of the number of ranks R. Expert `g` lives on
   // rank `g / L` as local expert `g % L`, where L = E / R.
   unsigned int num_experts;
-  // Most tokens of one rank, M. `NCCL_EP_AUTO` in HT: each handle finds its own bound.
+  // Most tokens of one rank, M. `NCCL_EP_AUTO` (HT only): each handle finds its own bound.
   unsigned int max_tokens_per_rank;
   // Largest token row in bytes: hidden size times element size, a multiple of 16.
   unsigned int token_size_bytes;
-  // Bytes of network buffers, or `NCCL_EP_AUTO`. Not needed within one node, and not read there.
+  // Bytes of network buffers, or `NCCL_EP_AUTO`. Within one node they are not needed, and this is
+  // not read.
   unsigned long rdma_buffer_size;
   // Queue pairs per rank, or `NCCL_EP_AUTO`. Not read within one node.
   unsigned int num_qp_per_rank;
@@ -101,7 +102,7 @@ typedef struct ncclNDTensor_t {
   unsigned int ndim;
   // Extents, slowest dimension first: host array of `ndim`.
   unsigned int *sizes;
-  // Host array of `ndim`. All ones, NULL, or row-major strides in elements: each says "dense".
+  // Host array of `ndim`: NULL, all ones, or row-major strides in elements. All three mean "dense".
   unsigned int *strides;
   // Element type.
   ncclDataType_t datatype;
@@ -141,20 +142,20 @@ typedef struct ncclEpCompleteConfig_t {
 extern "C" {
 #endif // __cplusplus
 
-// Creates a group over all ranks of `comm`. Collective: every rank calls it with the same `config`,
-// and either all ranks get a group or all get an error. Blocks the host.
+// Creates a group over all ranks of `comm`. Collective: every rank calls it with the same
+// `config`, and either all ranks get a group or all get an error. Blocks the host.
 //
 // @param ep_group  gets the group; written on success only
-// @param comm      communicator whose ranks form the group; must outlive it
+// @param comm      communicator whose ranks form the group; must outlive the group
 // @param config    see `ncclEpGroupConfig_t`
 // @param stream    stream for the exchanges of the creation; NULL is the default stream
-// @param alloc_fn  allocates device memory of `ncclEpTensorCreate`; NULL means `cudaMalloc`
-// @param free_fn   frees it; NULL means `cudaFree`, see `ncclEpTensorDestroy`
+// @param alloc_fn  allocates the data of `ncclEpTensorCreate`; NULL means `cudaMalloc`
+// @param free_fn   frees that data; NULL means `cudaFree`, see `ncclEpTensorDestroy`
 //
 // Returns `ncclInvalidArgument` for a NULL pointer, or a `config` that breaks a rule or differs
 // between ranks; `ncclInvalidUsage` if the ranks span several nodes; `ncclRemoteError` if another
-// rank refused or did not arrive within NCCL_EP_TIMEOUT_MS; `ncclSystemError` without an NCCL in the
-// process; `ncclUnhandledCudaError` without a usable GPU; or the code of an NCCL call that
+// rank refused or did not arrive within NCCL_EP_TIMEOUT_MS; `ncclSystemError` if the process has
+// no NCCL; `ncclUnhandledCudaError` without a usable GPU; or the code of an NCCL call that
 // failed.
 ncclResult_t ncclEpCreateGroup(ncclEpGroup_t *ep_group,
                                ncclComm_t comm,
@@ -164,20 +165,20 @@ ncclResult_t ncclEpCreateGroup(ncclEpGroup_t *ep_group,
                                ncclEpFreeFn_t free_fn);
 
 // Destroys a group. Collective: every rank of the group calls it, before its communicator is
-// destroyed. Waits for the group's operations, on this rank and on the others, and for nothing else;
-// launches of graphs that hold some have ended, or are on `stream`. NULL is a successful no-op.
+// destroyed. Waits for the group's operations on all ranks, and for nothing else. Launches of
+// graphs with operations of the group must have ended, or be on `stream`. NULL is a successful
+// no-op.
 //
-// Handles of the group should be destroyed first; later calls on them are refused. Tensors of
-// the group stay valid and may be destroyed afterwards.
+// Destroy the handles of the group first: later calls on them are refused. Tensors of the group
+// stay valid and may be destroyed afterwards.
 //
 // @param ep_group  the group
 // @param stream    stream for the closing exchange; NULL is the default stream
 //
 // Returns `ncclInvalidArgument` for a group that was destroyed already.
-ncclResult_t ncclEpGroupDestroy(ncclEpGroup_t ep_group,
-                                cudaStream_t stream);
+ncclResult_t ncclEpGroupDestroy(ncclEpGroup_t ep_group, cudaStream_t stream);
 
-// Allocates a dense tensor in device memory and fills in its descriptor. Local; the data is not
+// Allocates a dense tensor in device memory and fills in its descriptor. Local. The data is not
 // initialised.
 //
 // @param ep_group  group whose `alloc_fn` allocates the data
@@ -185,10 +186,11 @@ ncclResult_t ncclEpGroupDestroy(ncclEpGroup_t ep_group,
 // @param ndim      1 to 5
 // @param datatype  element type
 // @param tag       what the tensor means; may be changed in the descriptor later
-// @param size0     extent of the slowest dimension; `size1` to `size4` follow, those beyond `ndim` are ignored
+// @param size0     extent of the slowest dimension; `size1` to `size4` follow, those beyond `ndim`
+//                  are ignored
 //
-// Returns `ncclInvalidArgument` for a NULL or dead group, a NULL `tensor`, a bad `ndim`, an unknown
-// `datatype` or a size beyond the address space; `ncclSystemError` if `alloc_fn` fails;
+// Returns `ncclInvalidArgument` for a NULL or dead group, a NULL `tensor`, a bad `ndim`, an
+// unknown `datatype` or a size beyond the address space; `ncclSystemError` if `alloc_fn` fails;
 // `ncclUnhandledCudaError` if the device has no memory left.
 ncclResult_t ncclEpTensorCreate(ncclEpGroup_t ep_group,
                                 struct ncclNDTensor_t *tensor,
@@ -204,43 +206,45 @@ ncclResult_t ncclEpTensorCreate(ncclEpGroup_t ep_group,
 // Frees the data and the arrays of a descriptor and sets their pointers to NULL, so that a second
 // call is harmless. Local. NULL is a successful no-op.
 //
-// Data that `ncclEpTensorCreate` made is freed by the function that matches its allocation, even after
-// the group was destroyed. Other data is freed by the `free_fn` of `ep_group`, or kept if `ep_group` is
-// NULL. The arrays are released with `free()`. `cudaFree` waits for the device: where no `free_fn` was
-// given, and an exchange or operation of this library is on it, or one is stuck there, the data may be
-// freed in a later call only.
+// Data that `ncclEpTensorCreate` made is freed by the counterpart of its allocator, even after
+// the group was destroyed. Other data is freed by the `free_fn` of `ep_group`, or kept if
+// `ep_group` is NULL. `free()` releases the arrays. `cudaFree`, which frees data where no
+// `free_fn` was given, waits for the device: while an exchange or operation of this library runs
+// or is stuck there, the data may stay allocated until a later call.
 //
 // @param ep_group  the tensor's group, alive or destroyed, or NULL
 // @param tensor    the descriptor
 //
 // Returns `ncclSystemError` or `ncclUnhandledCudaError` if freeing the data fails.
-ncclResult_t ncclEpTensorDestroy(ncclEpGroup_t ep_group,
-                                 struct ncclNDTensor_t *tensor);
+ncclResult_t ncclEpTensorDestroy(ncclEpGroup_t ep_group, struct ncclNDTensor_t *tensor);
 
 // Creates a handle: one routing of this rank's tokens to experts.
 //
-// LL: local, nothing is enqueued. The ids are read again by every dispatch and combine, so they may be
-// updated in place between operations, and a combine finds the rows of the last dispatch by them; the
-// data must stay valid as long as the handle is used, the descriptor need not. HT: collective; the routing is exchanged and the ids are read once, when `stream`
-// reaches this point. On GPUs the host does not wait for that.
+// LL: local, enqueues nothing. Every dispatch and combine reads the ids again, so they may be
+// updated in place between operations; a combine finds the rows of the last dispatch by them. The
+// data of the ids must stay valid as long as the handle is used, the descriptor need not.
+//
+// HT: collective. The ranks exchange the routing, and the ids are read once, when `stream`
+// reaches this call. On GPUs the host does not wait for that.
 //
 // @param handle            gets the handle; written on success only
 // @param ep_group          the group
-// @param topk_idx          TOPK_IDX, int64 [T, K]: expert ids of this rank's T tokens, T at most
-//                          max_tokens_per_rank; T may differ between ranks and may be 0. K is at most
-//                          32 and the same on every rank. Negative ids and ids from E on take no part.
-// @param local_tensors     HT: optional RECV_EXPERT_COUNTER_HOST or RECV_EXPERT_COUNTER_DEVICE, int32
-//                          `[L]` or longer: gets the received tokens per local expert, valid once `stream`
-//                          is synchronised. LL: none.
+// @param topk_idx          TOPK_IDX, int64 [T, K]: expert ids of this rank's T tokens. T is at
+//                          most max_tokens_per_rank, may differ between ranks and may be 0. K is
+//                          at most 32 and the same on every rank. Negative ids and ids of E or
+//                          more are ignored.
+// @param local_tensors     HT: optional RECV_EXPERT_COUNTER_HOST or RECV_EXPERT_COUNTER_DEVICE,
+//                          int32 `[L]` or longer: gets the received tokens per local expert,
+//                          valid once `stream` is synchronised. LL: none.
 // @param num_local_tensors number of local tensors
 // @param config            must be NULL
 // @param stream            stream that orders the exchange; NULL is the default stream
 // @param use_fp8           no effect
 //
-// Returns `ncclInvalidArgument` for a NULL or dead argument or a tensor that breaks a rule;
-// the code of the failure if the group has failed. HT: if another rank refused, or has another K, the CPU
-// backend returns `ncclRemoteError` or `ncclInvalidArgument`; on GPUs the calls on the handle do,
-// once the exchange has run.
+// Returns `ncclInvalidArgument` for a NULL or dead argument or a tensor that breaks a rule, and
+// the code of the failure if the group has failed. HT: `ncclRemoteError` or `ncclInvalidArgument`
+// if another rank refused or has another K. The CPU backend returns these two from this call; on
+// GPUs the calls on the handle return them, once the exchange has run.
 ncclResult_t ncclEpCreateHandle(ncclEpHandle_t *handle,
                                 ncclEpGroup_t ep_group,
                                 const struct ncclNDTensor_t *topk_idx,
@@ -250,45 +254,50 @@ ncclResult_t ncclEpCreateHandle(ncclEpHandle_t *handle,
                                 cudaStream_t stream,
                                 bool use_fp8);
 
-// Destroys a handle. Local. NULL is a successful no-op. A staged operation that was not completed is
-// given up. The ids' tensor is not touched.
+// Destroys a handle. Local. Gives up a staged operation that was not completed. Does not touch
+// the tensor of the ids. NULL is a successful no-op.
 //
 // Returns `ncclInvalidArgument` for a handle that was destroyed already.
 ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
 
-// Rows that an HT dispatch of this handle can deliver to this rank: R * max_tokens_per_rank, or the
-// real count if the group's max_tokens_per_rank is NCCL_EP_AUTO. Local, but the real count is known only
-// when the stream of the handle's creation has got there, and the call waits for that.
+// Gets the number of rows that an HT dispatch of this handle can deliver to this rank: R *
+// max_tokens_per_rank, or the real count if the group's max_tokens_per_rank is NCCL_EP_AUTO.
+// Local. The real count is known only once the stream of the handle's creation has reached that
+// call; this call waits for it.
 //
 // @param handle          an HT handle
 // @param num_recv_tokens gets the number of rows
 //
-// Returns `ncclInvalidArgument` for a NULL or dead argument, `ncclInvalidUsage` for an LL handle; with
-// NCCL_EP_AUTO also the error that creation did not wait for.
-ncclResult_t ncclEpHandleGetNumRecvTokens(ncclEpHandle_t handle,
-                                          unsigned int *num_recv_tokens);
+// Returns `ncclInvalidArgument` for a NULL or dead argument, `ncclInvalidUsage` for an LL handle;
+// with NCCL_EP_AUTO also the error of an exchange for which the creation did not wait.
+ncclResult_t ncclEpHandleGetNumRecvTokens(ncclEpHandle_t handle, unsigned int *num_recv_tokens);
 
-// Sends each token to the ranks that host its experts. Every rank of the group calls it, in the same
-// order of operations. Enqueued on `stream`; the host does not wait. Operations of a group run one
-// after the other in the order of the calls, whatever their streams; around graphs, the caller orders
-// their launches, and a handle whose operations a graph holds must outlive it. At most four captures
-// with operations of a group may take turns. A staged operation in a graph has one of two places since
-// its capture: while one that was sent outside after that waits for `ncclEpComplete`, such a graph must
-// not be launched, or both may wait until the deadline.
+// Sends each token to the ranks that host its experts. Every rank of the group calls it, in the
+// same order of operations. Enqueued on `stream`; the host does not wait.
 //
-// With R ranks, L local experts, M max_tokens_per_rank, T this rank's tokens, K top-k, H hidden size;
-// rows are bfloat16, float16 or float32, a multiple of 16 bytes and at most token_size_bytes:
+// Operations of a group run one after the other in the order of the calls, whatever their
+// streams. The caller orders the launches of graphs, among each other and with other operations.
+// A handle must outlive the graphs that hold its operations. At most four captures with
+// operations of a group may take turns. A staged operation takes one of two slots of its group,
+// in a graph when it is captured. Do not launch such a graph while a staged operation that was
+// sent outside of it after the capture waits for `ncclEpComplete`: both may wait until the
+// deadline.
+//
+// With R ranks, L local experts, M max_tokens_per_rank, T this rank's tokens, K top-k, H hidden
+// size; rows are bfloat16, float16 or float32, a multiple of 16 bytes and at most
+// token_size_bytes:
 //
 // LL: inputs TOKENS [T, H]; outputs TOKENS [L, R*M, H]; local_tensors optional
-// RECV_EXPERT_COUNTER_DEVICE int32 `[L]`. The rows of each expert are packed from slot 0, by source
-// rank, token, k; the counter gets their number; other slots are left as they are.
+// RECV_EXPERT_COUNTER_DEVICE int32 `[L]`. The rows of each expert are packed from slot 0, by
+// source rank, token, k. The counter gets their number. Other slots keep their content.
 //
-// HT forward: inputs TOKENS [T, H], TOPK_IDX int64 [T, K], TOPK_WEIGHTS float32 [T, K]; outputs TOKENS
-// [n, H], TOPK_IDX [n, K], TOPK_WEIGHTS [n, K], where n is at least the number of received tokens. A
-// token comes once per rank, ordered by source rank and token; its ids are local expert ids,
-// ascending, then -1, its weights in the same order, then 0. Unused rows are 0, -1 and 0.
-// HT tokens only (cached, or the backward of a combine): inputs and outputs TOKENS. In both, local_tensors
-// may hold RECV_EXPERT_COUNTER_DEVICE int32 `[L]`.
+// HT forward: inputs TOKENS [T, H], TOPK_IDX int64 [T, K], TOPK_WEIGHTS float32 [T, K]; outputs
+// TOKENS [n, H], TOPK_IDX [n, K], TOPK_WEIGHTS [n, K], where n is at least the number of received
+// tokens. A rank receives a token once; rows are ordered by source rank and token. The ids of a
+// row are local expert ids, ascending, then -1; its weights are in the same order, then 0. Unused
+// rows are 0, -1 and 0.
+// HT tokens only (cached, or the backward of a combine): inputs and outputs TOKENS.
+// In both, local_tensors may hold RECV_EXPERT_COUNTER_DEVICE int32 `[L]`.
 //
 // @param handle            the routing
 // @param inputs            tensors that are read
@@ -297,16 +306,16 @@ ncclResult_t ncclEpHandleGetNumRecvTokens(ncclEpHandle_t handle,
 // @param num_outputs       their number
 // @param local_tensors     tensors of this rank alone
 // @param num_local_tensors their number
-// @param send_only         LL: not 0 means send now, receive in `ncclEpComplete`, on every rank alike; HT:
-//                          no effect
+// @param send_only         LL: if not 0, only send now; `ncclEpComplete` receives. The same on
+//                          every rank. HT: no effect
 // @param config            may be NULL
 // @param stream            stream to run on; NULL is the default stream
 //
-// Returns `ncclInvalidArgument` for a NULL or dead argument or a tensor that is missing or breaks a
-// rule; `ncclInvalidUsage` for a handle whose group was destroyed, for FP8 tokens or scales, while a
-// staged operation of the handle waits for completion, or for a third staged operation of the group;
-// HT on GPUs: `ncclRemoteError` or `ncclInvalidArgument` once it is known that another rank refused
-// the handle, or has another K; the code of the failure if the group has failed.
+// Returns `ncclInvalidArgument` for a NULL or dead argument or a tensor that is missing or breaks
+// a rule; `ncclInvalidUsage` for a handle whose group was destroyed, for FP8 tokens or scales,
+// while a staged operation of the handle waits for completion, or for a third staged operation of
+// the group; HT on GPUs: `ncclRemoteError` or `ncclInvalidArgument` once it is known that another
+// rank refused the handle, or has another K; the code of the failure if the group has failed.
 ncclResult_t ncclEpDispatch(ncclEpHandle_t handle,
                             const struct ncclNDTensor_t *const *inputs,
                             unsigned int num_inputs,
@@ -318,37 +327,40 @@ ncclResult_t ncclEpDispatch(ncclEpHandle_t handle,
                             const struct ncclEpDispatchConfig_t *config,
                             cudaStream_t stream);
 
-// Brings the experts' results back to the tokens' home ranks and sums them in fp32, in an order that is
+// Sends the experts' results back to the tokens' home ranks, summed in fp32 in an order that is
 // always the same. Every rank of the group calls it, in the same order of operations. Enqueued on
 // `stream`; the host does not wait.
 //
-// LL: inputs TOKENS [L, R*M, H], rows where dispatch put their tokens; local_tensors TOPK_WEIGHTS float32
-// [T, K]; outputs TOKENS [T, H]: for each token the weighted sum over its experts. A rank that hosts
-// several experts of a token sums their rows by ascending k, as dispatched, rounds the sum and sends that;
-// the home rank sums by ascending rank. With NCCL_EP_LL_COMBINE=exact all rows are summed at home, by
-// ascending k of the combine, and nothing is rounded in between.
-// LL reads the ids again and finds the rows by them, so (id, weight) pairs of a token may be permuted in
-// place between a dispatch and its combine. If a token names an expert more than once, the m-th entry
-// means the m-th that was dispatched to it; should there be more of them than were dispatched, the
-// weights of the further ones count for the last. An id that was masked (made negative) since the
-// dispatch, or that was not dispatched, takes no part.
+// LL: inputs TOKENS [L, R*M, H], rows where dispatch put their tokens; local_tensors TOPK_WEIGHTS
+// float32 [T, K]; outputs TOKENS [T, H]: for each token the weighted sum over its experts. A rank
+// that hosts several experts of a token sums their rows by ascending k, as dispatched, rounds the
+// sum and sends that; the home rank sums by ascending rank. With NCCL_EP_LL_COMBINE=exact the
+// home rank sums all rows, by ascending k of the combine, and nothing is rounded in between.
 //
-// HT forward: inputs TOKENS [n, H], in dispatch's order, weights already applied and the local experts
-// of a token summed; outputs TOKENS [T, H]: the sum over ranks, ascending.
-// HT backward: also inputs TOPK_WEIGHTS float32 [n, K], packed as dispatch delivers weights; outputs
-// TOPK_WEIGHTS [T, K]: by ascending global expert id, then zeros.
+// LL reads the ids again and finds the rows by them, so (id, weight) pairs of a token may be
+// permuted in place between a dispatch and its combine. If a token names an expert more than
+// once, the m-th entry means the m-th that was dispatched to it; if there are more of them than
+// were dispatched, the weights of the surplus entries count for the last. An id that was masked
+// (made negative) since the dispatch, or that was not dispatched, is ignored.
 //
-// Tokens that went nowhere get zeros.
+// HT forward: inputs TOKENS [n, H], in dispatch's order, where the caller has applied the weights
+// and summed the local experts of each token; outputs TOKENS [T, H]: the sum over ranks,
+// ascending.
+// HT backward: also inputs TOPK_WEIGHTS float32 [n, K], packed as dispatch delivers weights;
+// outputs TOPK_WEIGHTS [T, K]: by ascending global expert id, then zeros.
 //
-// @param handle            the routing; LL: after a dispatch on it, a captured one once its graph was launched
+// A token to which no expert contributes gets zeros.
+//
+// @param handle            the routing; LL: after a dispatch on it (a captured one counts once its
+//                          graph was launched)
 // @param inputs            tensors that are read
 // @param num_inputs        their number
 // @param outputs           tensors that are written
 // @param num_outputs       their number
 // @param local_tensors     tensors of this rank alone
 // @param num_local_tensors their number
-// @param send_only         LL: not 0 means send now, receive in `ncclEpComplete`, on every rank alike; HT:
-//                          no effect
+// @param send_only         LL: if not 0, only send now; `ncclEpComplete` receives. The same on
+//                          every rank. HT: no effect
 // @param config            may be NULL
 // @param stream            stream to run on; NULL is the default stream
 //
@@ -364,40 +376,43 @@ ncclResult_t ncclEpCombine(ncclEpHandle_t handle,
                            const struct ncclEpCombineConfig_t *config,
                            cudaStream_t stream);
 
-// Enqueues the receive phase of the handle's staged operation on `stream`, after its send phase even if
-// that was enqueued on another stream. A successful no-op if nothing is staged, and in HT. Two staged
-// operations of a group may wait at once; before a third is sent, all ranks complete the same one of
-// them, or destroy its handle. A refused call changes nothing, so it may be made again.
+// Enqueues the receive phase of the handle's staged operation on `stream`. It runs after the send
+// phase, even if that was enqueued on another stream. A successful no-op if nothing is staged,
+// and in HT.
+//
+// Two staged operations of a group may be pending at once. Before a third is sent, all ranks
+// complete the same one of them, or destroy its handle. A refused call changes nothing, so it may
+// be repeated.
 //
 // @param handle  the handle
 // @param config  may be NULL
 // @param stream  stream to run on; NULL is the default stream
 //
-// Returns `ncclInvalidArgument` for a NULL or dead handle; `ncclInvalidUsage` for a handle whose group
-// was destroyed, or if `stream` is not captured into the same graph as the send phase; or the code of
-// the failure if the group has failed.
+// Returns `ncclInvalidArgument` for a NULL or dead handle; `ncclInvalidUsage` for a handle whose
+// group was destroyed, or if `stream` is not captured into the same graph as the send phase; or
+// the code of the failure if the group has failed.
 ncclResult_t ncclEpComplete(ncclEpHandle_t handle,
                             const struct ncclEpCompleteConfig_t *config,
                             cudaStream_t stream);
 
-// The library's version: MAJOR * 10000 + MINOR * 100 + PATCH.
+// Gets the library's version: MAJOR * 10000 + MINOR * 100 + PATCH.
 //
 // Returns `ncclInvalidArgument` if `version` is NULL.
 ncclResult_t ncclEpGetVersion(int *version);
 
-// One line that explains the last refusal of this library in the calling thread: function, argument,
-// rule, got and expected. Empty if nothing was refused yet. Never NULL; valid until the next refusal
-// in the same thread.
+// Returns one line that explains the last refusal of this library in the calling thread:
+// function, argument, rule, got and expected. Empty if nothing was refused yet; never NULL. Valid
+// until the next refusal in the same thread.
 const char *ncclEpGetLastError(void);
 
-// Whether an operation of `ep_group` failed while it ran, as `ncclCommGetAsyncError` does for NCCL.
+// Reports whether an operation of `ep_group` failed while it ran, as `ncclCommGetAsyncError` does
+// for NCCL.
 //
-// Writes `ncclSuccess`, or the code of the first failure, to `*result`; the text of a failure is then
-// what `ncclEpGetLastError` returns. A failed group refuses further operations; destroy it.
+// Writes `ncclSuccess`, or the code of the first failure, to `*result`; `ncclEpGetLastError` then
+// returns the text of the failure. A failed group refuses further operations; destroy it.
 //
 // Returns `ncclInvalidArgument` for a NULL or dead `ep_group` or a NULL `result`.
-ncclResult_t ncclEpGetAsyncError(ncclEpGroup_t ep_group,
-                                 ncclResult_t *result);
+ncclResult_t ncclEpGetAsyncError(ncclEpGroup_t ep_group, ncclResult_t *result);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -61,7 +61,13 @@ const PAIRS: [Pair; 4] = [
             LlChannelState,
             LlCommon,
             LlDispatchParams,
-            LlCombineParams
+            LlCombineParams,
+            LlRankOnNode,
+            LlHello,
+            LlNodes,
+            LlDispatchNodesParams,
+            LlCombineNodesParams,
+            LlGatesParams
         ],
     },
     Pair {

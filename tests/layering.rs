@@ -21,18 +21,26 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("tuning", &["env", "log"]),
     ("rule", &["error::*", "model::*"]),
     ("backend", &["backend::quiet", "error::*", "model::*"]),
+    ("backend::detached", &["error::*"]),
     ("backend::dylib", &[]),
     ("backend::quiet", &[]),
     ("backend::nccl", &["backend::dylib", "error::*", "model::*"]),
     (
         "backend::bootstrap",
-        &["backend", "backend::nccl", "error::*", "model::*"],
+        &[
+            "backend",
+            "backend::detached",
+            "backend::nccl",
+            "error::*",
+            "model::*",
+        ],
     ),
     (
         "backend::transport",
         &[
             "backend",
             "backend::bootstrap",
+            "backend::detached",
             "backend::nccl::*",
             "backend::quiet",
             "error::*",
@@ -53,8 +61,32 @@ const ARROWS: &[(&str, &[&str])] = &[
             "error::*",
         ],
     ),
-    ("backend::host", SIBLING),
-    ("backend::cuda", SIBLING),
+    (
+        "backend::host",
+        &[
+            "backend",
+            "backend::bootstrap",
+            "backend::dylib",
+            "backend::quiet",
+            "backend::platform",
+            "error::*",
+            "model::*",
+        ],
+    ),
+    (
+        "backend::cuda",
+        &[
+            "backend",
+            "backend::bootstrap",
+            "backend::dylib",
+            "backend::quiet",
+            "backend::transport::*",
+            "error::*",
+            "log",
+            "model::*",
+            "tuning::*",
+        ],
+    ),
     (
         "session",
         &[
@@ -68,19 +100,6 @@ const ARROWS: &[(&str, &[&str])] = &[
             "rule::*",
         ],
     ),
-];
-
-/// Shared by both backends; neither sees the other.
-const SIBLING: &[&str] = &[
-    "backend",
-    "backend::bootstrap",
-    "backend::dylib",
-    "backend::quiet",
-    "backend::platform",
-    "error::*",
-    "log",
-    "model::*",
-    "tuning::*",
 ];
 
 /// The only modules with unsafe code.
@@ -99,14 +118,18 @@ const UNSAFE: &[&str] = &[
     "src/backend/cuda/driver/device_name.rs",
     "src/backend/cuda/driver/event.rs",
     "src/backend/cuda/driver/function.rs",
-    "src/backend/cuda/driver/mapped.rs",
+    "src/backend/cuda/driver/graph_marks.rs",
+    "src/backend/cuda/driver/held.rs",
+    "src/backend/cuda/driver/ipc.rs",
+    "src/backend/cuda/driver/memory.rs",
     "src/backend/cuda/driver/mod.rs",
     "src/backend/cuda/driver/module.rs",
     "src/backend/cuda/driver/stream.rs",
     "src/backend/dylib.rs",
     "src/backend/host/device.rs",
     "src/backend/host/ht/agreement.rs",
-    "src/backend/host/ht/mod.rs",
+    "src/backend/host/ht/combine.rs",
+    "src/backend/host/ht/dispatch.rs",
     "src/backend/host/ll/combine.rs",
     "src/backend/host/ll/dispatch.rs",
     "src/backend/host/runtime.rs",

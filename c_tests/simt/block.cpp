@@ -4,7 +4,6 @@
 #include <sched.h>
 #include <unistd.h>
 
-#include <cstdlib>
 #include <cstring>
 
 #include "failure.h"
@@ -20,6 +19,8 @@ constexpr useconds_t kLingerMicroseconds = 100;
 // Rounds of polling, after which the block sleeps instead of burning its core.
 constexpr uint32_t kRoundsAwake = 4;
 constexpr useconds_t kAsleepMicroseconds = 50;
+
+std::string RunningThread() { return Block::IsRunning() ? Block::Current().Where() : ""; }
 
 }  // namespace
 
@@ -44,6 +45,7 @@ Block::Block(const Grid& grid, uint32_t index, uint8_t* dynamic_shared, Fibers& 
         fibers_.push_back(std::make_unique<Fiber>());
     }
     current_block_ = this;
+    NameRunningThreadBy(&RunningThread);
 }
 
 Block::~Block() { current_block_ = nullptr; }
@@ -211,7 +213,7 @@ void Block::MayLinger() {
     MayYield();
 }
 
-std::string Block::Place() const {
+std::string Block::Where() const {
     return "block " + std::to_string(index_) + " of " + std::to_string(grid_.blocks) +
            ", thread " + std::to_string(thread_) + " of " + std::to_string(grid_.threads);
 }
@@ -234,15 +236,6 @@ std::string Block::WhereThreadsAre() const {
                 " (the first is " + std::to_string(found.first) + ")";
     }
     return text;
-}
-
-void Fail(const std::string& text) {
-    const std::string place = Block::IsRunning() ? " (" + Block::Current().Place() + ")" : "";
-    // One write, so that lines of several ranks do not mix; stdio's locks stay out of fibers.
-    const std::string line = "simt: " + text + place + "\n";
-    const ssize_t written = write(STDERR_FILENO, line.data(), line.size());
-    (void)written;  // there is nobody left to tell
-    abort();
 }
 
 }  // namespace simt

@@ -80,7 +80,7 @@ class Block {
     Stores& stores() { return stores_; }
     Bulk& bulk() { return bulk_; }
     // What a report says about where it is.
-    std::string Place() const;
+    std::string Where() const;
 
    private:
     // Where threads wait for each other. `values` has one per participant, twice, so that a fast

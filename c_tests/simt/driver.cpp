@@ -24,9 +24,9 @@ namespace {
 
 constexpr uint64_t kMultiprocessors = 2;
 
-// Both interfaces number their results alike. What fails here is told by the result alone, not also
+// Both interfaces number their results alike. A failure here is reported by the result alone, not also
 // by the runtime's last error.
-CUresult Told(cudaError_t error) {
+CUresult Result(cudaError_t error) {
     if (error != cudaSuccess) (void)cudaGetLastError();
     return static_cast<CUresult>(error);
 }
@@ -109,7 +109,7 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice
             static_cast<int>(simt::Setting("NCCLEP_SIMT_MULTIPROCESSORS", kMultiprocessors));
         return CUDA_SUCCESS;
     }
-    return Told(cudaDeviceGetAttribute(value, static_cast<cudaDeviceAttr>(attribute), device));
+    return Result(cudaDeviceGetAttribute(value, static_cast<cudaDeviceAttr>(attribute), device));
 }
 
 // ---- Contexts ---------------------------------------------------------------------------------
@@ -122,19 +122,19 @@ CUresult cuDevicePrimaryCtxRelease(CUdevice) { return CUDA_SUCCESS; }
 
 CUresult cuCtxGetCurrent(CUcontext* context) {
     int device = 0;
-    const CUresult result = Told(cudaGetDevice(&device));
+    const CUresult result = Result(cudaGetDevice(&device));
     *context = ContextOf(device);
     return result;
 }
 
-CUresult cuCtxGetDevice(CUdevice* device) { return Told(cudaGetDevice(device)); }
+CUresult cuCtxGetDevice(CUdevice* device) { return Result(cudaGetDevice(device)); }
 
 CUresult cuCtxPushCurrent(CUcontext context) {
     int below = 0;
-    const CUresult result = Told(cudaGetDevice(&below));
+    const CUresult result = Result(cudaGetDevice(&below));
     if (result != CUDA_SUCCESS) return result;
     DevicesBelow().push_back(below);
-    return Told(cudaSetDevice(DeviceOf(context)));
+    return Result(cudaSetDevice(DeviceOf(context)));
 }
 
 CUresult cuCtxPopCurrent(CUcontext* context) {
@@ -143,21 +143,21 @@ CUresult cuCtxPopCurrent(CUcontext* context) {
     if (DevicesBelow().empty()) return CUDA_ERROR_INVALID_CONTEXT;
     const int below = DevicesBelow().back();
     DevicesBelow().pop_back();
-    return Told(cudaSetDevice(below));
+    return Result(cudaSetDevice(below));
 }
 
-CUresult cuCtxSynchronize() { return Told(cudaDeviceSynchronize()); }
+CUresult cuCtxSynchronize() { return Result(cudaDeviceSynchronize()); }
 CUresult cuCtxEnablePeerAccess(CUcontext, unsigned) { return CUDA_SUCCESS; }
 
 // ---- Streams and events -----------------------------------------------------------------------
 CUresult cuStreamSynchronize(CUstream stream) {
-    return Told(cudaStreamSynchronize(Runtime(stream)));
+    return Result(cudaStreamSynchronize(Runtime(stream)));
 }
 
-CUresult cuStreamQuery(CUstream stream) { return Told(cudaStreamQuery(Runtime(stream))); }
+CUresult cuStreamQuery(CUstream stream) { return Result(cudaStreamQuery(Runtime(stream))); }
 
 CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
-    return Told(cudaStreamWaitEvent(Runtime(stream), Runtime(event), flags));
+    return Result(cudaStreamWaitEvent(Runtime(stream), Runtime(event), flags));
 }
 
 // Under the name of CUDA 11.4, which newer headers no longer declare; no stream is ever captured here.
@@ -165,7 +165,7 @@ extern "C" CUresult cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureSt
                                               cuuint64_t*, CUgraph*, const CUgraphNode**,
                                               size_t*) {
     auto answer = cudaStreamCaptureStatusNone;
-    const CUresult result = Told(cudaStreamIsCapturing(Runtime(stream), &answer));
+    const CUresult result = Result(cudaStreamIsCapturing(Runtime(stream), &answer));
     *status = static_cast<CUstreamCaptureStatus>(answer);
     return result;
 }
@@ -177,38 +177,38 @@ CUresult cuStreamGetId(CUstream stream, unsigned long long* id) {
 }
 
 CUresult cuStreamCreate(CUstream* stream, unsigned flags) {
-    return Told(cudaStreamCreateWithFlags(reinterpret_cast<cudaStream_t*>(stream), flags));
+    return Result(cudaStreamCreateWithFlags(reinterpret_cast<cudaStream_t*>(stream), flags));
 }
 
-CUresult cuStreamDestroy(CUstream stream) { return Told(cudaStreamDestroy(Runtime(stream))); }
+CUresult cuStreamDestroy(CUstream stream) { return Result(cudaStreamDestroy(Runtime(stream))); }
 
 CUresult cuEventCreate(CUevent* event, unsigned flags) {
-    return Told(cudaEventCreateWithFlags(reinterpret_cast<cudaEvent_t*>(event), flags));
+    return Result(cudaEventCreateWithFlags(reinterpret_cast<cudaEvent_t*>(event), flags));
 }
 
 CUresult cuEventRecord(CUevent event, CUstream stream) {
-    return Told(cudaEventRecord(Runtime(event), Runtime(stream)));
+    return Result(cudaEventRecord(Runtime(event), Runtime(stream)));
 }
 
-CUresult cuEventQuery(CUevent event) { return Told(cudaEventQuery(Runtime(event))); }
+CUresult cuEventQuery(CUevent event) { return Result(cudaEventQuery(Runtime(event))); }
 
-CUresult cuEventDestroy(CUevent event) { return Told(cudaEventDestroy(Runtime(event))); }
+CUresult cuEventDestroy(CUevent event) { return Result(cudaEventDestroy(Runtime(event))); }
 
 // ---- Copies -----------------------------------------------------------------------------------
 // The direction is left open: to the stand-ins, memory of another process is no device memory.
 CUresult cuMemcpyHtoDAsync(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) {
-    return Told(cudaMemcpyAsync(Pointer(to), from, bytes, cudaMemcpyDefault, Runtime(stream)));
+    return Result(cudaMemcpyAsync(Pointer(to), from, bytes, cudaMemcpyDefault, Runtime(stream)));
 }
 
 CUresult cuMemcpyDtoHAsync(void* to, CUdeviceptr from, size_t bytes, CUstream stream) {
-    return Told(cudaMemcpyAsync(to, Pointer(from), bytes, cudaMemcpyDefault, Runtime(stream)));
+    return Result(cudaMemcpyAsync(to, Pointer(from), bytes, cudaMemcpyDefault, Runtime(stream)));
 }
 
 // ---- Kernels ----------------------------------------------------------------------------------
 // The image, a fatbin, is of no use here. A GPU loads when everything that runs on it has ended, and
-// so does this; the errors of streams are not told here.
+// so does this; the errors of streams are not reported here.
 CUresult cuModuleLoadData(CUmodule* module, const void*) {
-    (void)Told(cudaDeviceSynchronize());
+    (void)Result(cudaDeviceSynchronize());
     const char* path = std::getenv("NCCLEP_SIMT_KERNELS");
     void* library = dlopen(path != nullptr ? path : "libncclep_simt_kernels.so",
                            RTLD_NOW | RTLD_LOCAL);
@@ -284,7 +284,7 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
                           {first, first + kernel->params_bytes}};
     const cudaError_t error = cudaLaunchHostFunc(Runtime(config->hStream), run, work);
     if (error != cudaSuccess) delete work;
-    return Told(error);
+    return Result(error);
 }
 
 }  // extern "C"

@@ -10,6 +10,9 @@ namespace simt {
 // Prints "simt: `text`" on stderr, with the block and thread that runs, if one does, and aborts.
 [[noreturn]] void Fail(const std::string& text);
 
+// `name` gives the block and thread that the calling OS thread runs; an empty text if it runs none.
+void NameRunningThreadBy(std::string (*name)());
+
 }  // namespace simt
 
 #endif  // C_TESTS_SIMT_FAILURE_H_

@@ -342,7 +342,7 @@ __device__ void take_row(const Block& block, uint32_t source, uint32_t index, St
 
 // Whether row `index` of `source` is here. One of another shape never is: it ends the operation.
 template <typename Block>
-__device__ __forceinline__ bool has_come(const Block& block, uint32_t source, uint32_t index) {
+__device__ __forceinline__ bool has_arrived(const Block& block, uint32_t source, uint32_t index) {
     const uint32_t sequence = block.shared.pairs.received[source] + index;
     const uint64_t packet = ld_acquire_sys(own_rings(block.common).arrival(source, sequence));
     if (!is_or_follows(packet_epoch(packet), sequence + 1)) {
@@ -369,7 +369,7 @@ __device__ bool poll_arrivals(const Block& block) {
         const uint32_t index = row_of_turn(block.receivers, source, known + poll.index());
         const bool is_row = is_source && index < block.shared.pairs.to_receive[source];
         left = left || is_row;
-        const uint32_t turns = poll.leading(is_row && has_come(block, source, index));
+        const uint32_t turns = poll.leading(is_row && has_arrived(block, source, index));
         if (poll.index() == 0 && turns != 0) {
             st_release_cta_shared(&block.shared.arrived[source], known + turns);
         }

@@ -266,7 +266,7 @@ __device__ uint32_t conclude(const Block& block, uint32_t source, const Arrival&
     const uint32_t low = verdict.data & ((1u << HT_DISAGREED_RANK_SHIFT) - 1);
     const uint32_t why = HT_DISAGREED | source << HT_DISAGREED_RANK_SHIFT | low;
     if (!verdict.ok) {
-        return HT_UNHEARD;
+        return HT_VERDICT_MISSING;
     }
     if (verdict.data >> HT_VERDICT_CODE_SHIFT != 0) {
         return why;
@@ -313,7 +313,7 @@ __device__ void store_rows(const Block& block) {
     }
     const uint32_t rows = conclusion == kAgreed ? total : conclusion;
     params.handle.begins[block.ranks()] = rows;
-    if (conclusion != HT_UNHEARD) {
+    if (conclusion != HT_VERDICT_MISSING) {
         st_release_sys(reinterpret_cast<uint64_t*>(params.received),
                        make_packet(params.epoch, rows));
     }

@@ -79,7 +79,7 @@ __device__ inline uint32_t conclude(const Block& block, uint32_t source, const A
     const uint32_t low = verdict.data & ((1u << HT_DISAGREED_RANK_SHIFT) - 1);
     const uint32_t why = HT_DISAGREED | source << HT_DISAGREED_RANK_SHIFT | low;
     if (!verdict.ok) {
-        return HT_UNHEARD;
+        return HT_VERDICT_MISSING;
     }
     if (verdict.data >> HT_VERDICT_CODE_SHIFT != 0) {
         return why;
@@ -201,7 +201,7 @@ __device__ inline void receive(const Block& block) {
     }
     store_counts(block);
     __syncthreads();
-    if (threadIdx.x == 0 && block.shared.conclusion != HT_UNHEARD) {
+    if (threadIdx.x == 0 && block.shared.conclusion != HT_VERDICT_MISSING) {
         block.tell((block.nodes().others + block.nodes().sources) * block.chunk_ends(),
                    block.shared.most_tokens);
         st_release_sys(reinterpret_cast<uint64_t*>(params.received),

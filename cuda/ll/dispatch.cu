@@ -12,6 +12,9 @@
 // that any rank may have, as nobody knows at the launch how many the others have; those without a chunk
 // end when they have heard it, which costs little (docs/performance.md, Uneven tokens).
 //
+// Over several nodes (nodes.cuh) a rank does all this for each of its sources: it sends their rows, which came
+// over the network, to the peers, and notifies these. Receivers see no difference.
+//
 // At the end `out` holds the rows, `counter` the rows per expert, and the handle's memory what combine
 // needs.
 
@@ -36,15 +39,17 @@ struct SharedStorage {
     // where its rows begin.
     uint64_t tokens_known;
     uint64_t begins_known;
-    uint32_t tokens_of[MAX_PEERS];
 };
 
 // What all functions of the kernel see.
+template <typename Op>
 struct Block {
     const LlDispatchParams& params;
     const LlShape& shape;
     const Op& op;
     SharedStorage& shared;
+    // Of each rank.
+    uint32_t* tokens_of;
     // Two words per expert of the group. First the routers' histograms; then, by source and local
     // expert, where the source's rows begin.
     uint32_t* per_expert;
@@ -53,34 +58,78 @@ struct Block {
     Share senders;
     Share notifiers;
     Share receivers;
+
+    // The sources whose rows this launch sends: this rank, those that it carries, or all.
+    __device__ uint32_t first_source() const { return Op::kSeveral && !op.sends() ? 1 : 0; }
+    __device__ uint32_t sources() const {
+        if constexpr (Op::kSeveral) {
+            return (op.relays() ? op.nodes.nodes.sources : 1) - first_source();
+        }
+        return 1;
+    }
+    // The most tokens of one of them.
+    __device__ uint32_t most_tokens() const {
+        if constexpr (Op::kSeveral) {
+            const uint32_t own = op.sends() ? shape.tokens : 0;
+            return op.relays() ? max(own, op.nodes.nodes.most_tokens) : own;
+        }
+        return shape.tokens;
+    }
+    __device__ Source source(uint32_t number) const {
+        if constexpr (Op::kSeveral) {
+            if (number != 0) {
+                return op.nodes.source(shape, number);
+            }
+        }
+        return {0, op.rank(), shape.tokens, params.topk_idx, params.tokens};
+    }
 };
 
 __device__ __forceinline__ void meet_routers() { named_barrier(kRouterBarrier, kRouterThreads); }
 
-__device__ __forceinline__ uint32_t num_experts(const Block& block) {
+template <typename Op>
+__device__ __forceinline__ uint32_t num_experts(const Block<Op>& block) {
     return block.op.ranks() * block.shape.local_experts;
 }
 
-__device__ __forceinline__ int32_t expert_of_entry(const Block& block, uint32_t index) {
-    return nccl_ep::expert_of_entry(block.op, block.params.topk_idx, index);
+template <typename Op>
+__device__ __forceinline__ int32_t expert_of_entry(const Block<Op>& block, const Source& source,
+                                                   uint32_t index) {
+    return nccl_ep::expert_of_entry(block.op, source.ids, index);
 }
 
 // The chunks that may come to this rank.
-__device__ __forceinline__ uint32_t arriving_units(const Block& block) {
+template <typename Op>
+__device__ __forceinline__ uint32_t arriving_units(const Block<Op>& block) {
     return block.shared.most_tokens * block.op.ranks() * block.shape.chunks;
+}
+
+template <typename Op>
+__device__ __forceinline__ void clear_histograms(const Block<Op>& block) {
+    for (uint32_t i = threadIdx.x; i < num_experts(block) * 2; i += blockDim.x) {
+        block.per_expert[i] = 0;
+    }
 }
 
 // ---- Routers -----------------------------------------------------------------------------------
 
+// A block's part of the work for one source: number `index` of so many blocks.
+struct BlockOf {
+    uint32_t index;
+    uint32_t blocks;
+};
+
 // Counts the rows per expert: those of entries before `first` in the block's histogram and, in
 // blocks that notify a peer of its counts, those of all entries in `all`. `early` is the expert of this
 // thread's first entry.
-__device__ void count_entries(const Block& block, uint32_t first, uint32_t* all, int32_t early) {
-    const uint32_t entries = block.shape.tokens * block.shape.top_k;
+template <typename Op>
+__device__ void count_entries(const Block<Op>& block, const Source& source, uint32_t first,
+                              uint32_t* all, int32_t early) {
+    const uint32_t entries = source.tokens * block.shape.top_k;
     const uint32_t last = all != nullptr ? entries : first;
 #pragma unroll 4
     for (uint32_t i = threadIdx.x; i < last; i += blockDim.x) {
-        const int32_t expert = i == threadIdx.x ? early : expert_of_entry(block, i);
+        const int32_t expert = i == threadIdx.x ? early : expert_of_entry(block, source, i);
         if (expert != kNowhere && i < first) {
             atomicAdd(&block.per_expert[expert], 1u);
         }
@@ -90,30 +139,35 @@ __device__ void count_entries(const Block& block, uint32_t first, uint32_t* all,
     }
 }
 
-// Notifies every rank of an entry: its expert's rank gets the index, the others that it is elsewhere.
-__device__ void notify_entry(const Block& block, uint32_t entry, int32_t expert, uint32_t index) {
+// Notifies every peer of an entry: its expert's rank gets the index, the others that it is elsewhere.
+template <typename Op>
+__device__ void notify_entry(const Block<Op>& block, const Source& source, uint32_t entry,
+                             int32_t expert, uint32_t index) {
     const Op& op = block.op;
     const uint32_t token = entry / block.shape.top_k;
     const uint32_t k = entry % block.shape.top_k;
     const uint32_t local = block.shape.local_experts;
-    for (uint32_t peer = 0; peer < op.ranks(); ++peer) {
+    const int32_t host = op.nodes.peer_of(rank_of_expert(block.shape, expert));
+    for (uint32_t peer = 0; peer < op.peers(); ++peer) {
         EntryWord word = EntryWord::elsewhere();
-        if (expert != kNowhere && expert / local == peer) {
+        if (host == static_cast<int32_t>(peer)) {
             word = EntryWord::here(expert % local, index);
         }
         if (is_active(op.common.peers, peer)) {
-            put_value(op.at(peer).entries(op.rank(), token) + k, op.packet(word.data));
+            put_value(op.at(peer).entries(source.rank, token) + k, op.packet(word.data));
         }
     }
-    block.params.common.handle.expert_of[entry] = expert;
+    op.experts_of(source.number, token)[k] = expert;
 }
 
 // One warp walks entries [first, last) in order; the histogram holds all entries before them, and
 // them as well afterwards.
-__device__ void notify_entries(const Block& block, uint32_t first, uint32_t last) {
+template <typename Op>
+__device__ void notify_entries(const Block<Op>& block, const Source& source, uint32_t first,
+                               uint32_t last) {
     for (uint32_t base = first; base < last; base += kWarpSize) {
         const uint32_t entry = base + lane_idx();
-        const int32_t expert = entry < last ? expert_of_entry(block, entry) : kNowhere;
+        const int32_t expert = entry < last ? expert_of_entry(block, source, entry) : kNowhere;
         const uint32_t same = __match_any_sync(kAllLanes, expert);
         const uint32_t before = lanes_before(same);
         uint32_t index = 0;
@@ -126,35 +180,38 @@ __device__ void notify_entries(const Block& block, uint32_t first, uint32_t last
         }
         __syncwarp();
         if (entry < last) {
-            notify_entry(block, entry, expert, index);
+            notify_entry(block, source, entry, expert, index);
         }
     }
 }
 
-// Notifies the peers that are this block's of how many rows their experts get from here.
-__device__ void notify_counts(const Block& block, const uint32_t* all) {
+// Notifies the peers that are this block's of how many rows their experts get from the source.
+template <typename Op>
+__device__ void notify_counts(const Block<Op>& block, const Source& source, const BlockOf& part,
+                              const uint32_t* all) {
     const Op& op = block.op;
     const uint32_t local = block.shape.local_experts;
-    for (uint32_t peer = block.notifiers.index(); peer < op.ranks();
-         peer += block.notifiers.blocks) {
+    for (uint32_t peer = part.index; peer < op.peers(); peer += part.blocks) {
         if (!is_active(op.common.peers, peer)) {
             continue;
         }
         const Bank<Remote> bank = op.at(peer);
+        const uint32_t first = op.nodes.rank_of_peer(peer) * local;
         for (uint32_t i = threadIdx.x; i <= local; i += kRouterThreads) {
-            const uint32_t count = i < local ? all[peer * local + i] : block.shape.tokens;
-            put_value(bank.counts(op.rank()) + i, op.packet(count));
+            const uint32_t count = i < local ? all[first + i] : source.tokens;
+            put_value(bank.counts(source.rank) + i, op.packet(count));
         }
         if (threadIdx.x == 0) {
-            put_value(bank.signature(op.rank()), op.packet(op.common.signature));
+            put_value(bank.signature(source.rank), op.packet(op.common.signature));
         }
     }
 }
 
 // How many tokens `source` has, once it has said so: zero if it is not active.
-__device__ uint32_t wait_for_tokens(const Block& block, uint32_t source) {
+template <typename Op>
+__device__ uint32_t wait_for_tokens(const Block<Op>& block, uint32_t source) {
     const Op& op = block.op;
-    if (!is_active(op.common.peers, source)) {
+    if (!is_active(op.common.peers, op.nodes.carrier_of(source))) {
         return 0;
     }
     if (block.receivers.index() == 0) {
@@ -169,9 +226,10 @@ __device__ uint32_t wait_for_tokens(const Block& block, uint32_t source) {
 }
 
 // How many rows `source` sends to a local expert, once it has said so.
-__device__ uint32_t wait_for_count(const Block& block, uint32_t source, uint32_t expert) {
+template <typename Op>
+__device__ uint32_t wait_for_count(const Block<Op>& block, uint32_t source, uint32_t expert) {
     const Op& op = block.op;
-    if (!is_active(op.common.peers, source)) {
+    if (!is_active(op.common.peers, op.nodes.carrier_of(source))) {
         return 0;
     }
     return wait_for_packet(op.common, op.here().counts(source) + expert,
@@ -180,12 +238,13 @@ __device__ uint32_t wait_for_count(const Block& block, uint32_t source, uint32_t
 }
 
 // From the sources' counts: where the rows of each begin, and how many an expert gets in all.
-__device__ void find_begins(const Block& block) {
+template <typename Op>
+__device__ void find_begins(const Block<Op>& block) {
     const Op& op = block.op;
     const uint32_t local = block.shape.local_experts;
     for (uint32_t source = threadIdx.x; source < op.ranks(); source += kRouterThreads) {
         const uint32_t tokens = wait_for_tokens(block, source);
-        block.shared.tokens_of[source] = tokens;
+        block.tokens_of[source] = tokens;
         atomicMax(&block.shared.most_tokens, tokens);
         if (block.receivers.index() == 0) {
             block.params.common.handle.tokens_of[source] = tokens;
@@ -209,72 +268,134 @@ __device__ void find_begins(const Block& block) {
     mbarrier_arrive(&block.shared.begins_known);
 }
 
-// The notifiers' work: each notifies the peers of the entries of its share of the tokens, the first ones
-// also of the counts. All threads of the block call it; the routers notify.
-__device__ void notify(const Block& block, int32_t early) {
-    const uint32_t tokens = block.shape.tokens;
-    const uint32_t index = block.notifiers.index();
-    const uint32_t blocks = block.notifiers.blocks;
-    const uint32_t first = uint64_t{tokens} * index / blocks * block.shape.top_k;
-    const uint32_t last = uint64_t{tokens} * (index + 1) / blocks * block.shape.top_k;
-    uint32_t* all = index < block.op.ranks() ? block.per_expert + num_experts(block) : nullptr;
-    count_entries(block, first, all, early);
+// A part of a source's tokens: notifies the peers of their entries, in the first blocks also of the counts. All
+// threads of the block call it; the routers notify.
+template <typename Op>
+__device__ void notify(const Block<Op>& block, const Source& source, const BlockOf& part,
+                       int32_t early) {
+    const Op& op = block.op;
+    const uint32_t tokens = source.tokens;
+    const uint32_t first = uint64_t{tokens} * part.index / part.blocks * block.shape.top_k;
+    const uint32_t last = uint64_t{tokens} * (part.index + 1) / part.blocks * block.shape.top_k;
+    uint32_t* all = part.index < op.peers() ? block.per_expert + num_experts(block) : nullptr;
+    count_entries(block, source, first, all, early);
     __syncthreads();
     if (warp_idx() >= kRouterWarps) {
         return;
     }
     if (all != nullptr) {
-        notify_counts(block, all);
+        notify_counts(block, source, part, all);
     }
     if (warp_idx() == 0) {
-        notify_entries(block, first, last);
+        notify_entries(block, source, first, last);
+    }
+}
+
+// The first source of which this block notifies. Blocks take turns at the sources.
+template <typename Op>
+__device__ __forceinline__ uint32_t first_notified(const Block<Op>& block) {
+    return block.first_source() + block.notifiers.index() % block.sources();
+}
+
+// The notifiers' work; `early` is of the block's first source.
+template <typename Op>
+__device__ void notify_all(const Block<Op>& block, int32_t early) {
+    const uint32_t index = block.notifiers.index();
+    const uint32_t blocks = block.notifiers.blocks;
+    if constexpr (!Op::kSeveral) {
+        notify(block, block.source(0), {index, blocks}, early);
+        return;
+    }
+    const uint32_t sources = block.sources();
+    const uint32_t turn = index % sources;
+    const BlockOf part = {index / sources, (blocks - turn + sources - 1) / sources};
+    for (uint32_t next = turn; next < sources; next += blocks) {
+        const Source source = block.source(block.first_source() + next);
+        if (next != turn) {
+            __syncthreads();  // the routers are done with the histograms
+            clear_histograms(block);
+            __syncthreads();
+            const bool has_entry = threadIdx.x < source.tokens * block.shape.top_k;
+            early = has_entry ? expert_of_entry(block, source, threadIdx.x) : kNowhere;
+        }
+        notify(block, source, part, early);
     }
 }
 
 // ---- Sending -----------------------------------------------------------------------------------
 
-// The rank that hosts this lane's entry of `token`, or kNowhere.
-__device__ __forceinline__ int32_t rank_of_entry(const Block& block, uint32_t token) {
+// The peer that hosts this lane's entry of `token`, negative if none does.
+template <typename Op>
+__device__ __forceinline__ int32_t peer_of_entry(const Block<Op>& block, const Source& source,
+                                                 uint32_t token) {
     if (lane_idx() >= block.shape.top_k) {
         return kNowhere;
     }
-    const int32_t expert = expert_of_entry(block, token * block.shape.top_k + lane_idx());
-    return rank_of_expert(block.shape, expert);
+    const uint32_t entry = token * block.shape.top_k + lane_idx();
+    const int32_t expert = expert_of_entry(block, source, entry);
+    return block.op.nodes.peer_of(rank_of_expert(block.shape, expert));
 }
 
-// What a warp is about to send: a chunk of a token, and in each lane the rank of one of its
+// What a warp is about to send: a chunk of a token of a source, and in each lane the peer of one of its
 // entries.
 struct Outgoing {
     uint32_t unit;
-    int32_t rank;
+    int32_t peer;
     ChunkData data;
 };
 
-__device__ __forceinline__ bool is_left(const Block& block, const Outgoing& outgoing) {
-    return outgoing.unit < block.shape.tokens * block.shape.chunks;
+// A chunk of a token of one of the launch's sources.
+struct Unit {
+    uint32_t source;
+    uint32_t token;
+    uint32_t chunk_idx;
+};
+
+template <typename Op>
+__device__ __forceinline__ Unit unit_at(const Block<Op>& block, uint32_t unit) {
+    const uint32_t pair = unit / block.shape.chunks;
+    const uint32_t chunk_idx = unit % block.shape.chunks;
+    if constexpr (!Op::kSeveral) {
+        return {0, pair, chunk_idx};
+    }
+    const uint32_t sources = block.sources();
+    return {block.first_source() + pair % sources, pair / sources, chunk_idx};
+}
+
+template <typename Op>
+__device__ __forceinline__ bool is_left(const Block<Op>& block, const Outgoing& outgoing) {
+    return outgoing.unit < block.most_tokens() * block.sources() * block.shape.chunks;
 }
 
 // Takes unit `unit`, if it is left, and starts loading it.
-__device__ __forceinline__ void fetch(const Block& block, uint32_t unit, Outgoing& outgoing) {
+template <typename Op>
+__device__ __forceinline__ void fetch(const Block<Op>& block, uint32_t unit, Outgoing& outgoing) {
     outgoing.unit = unit;
-    if (is_left(block, outgoing)) {
-        const uint32_t token = outgoing.unit / block.shape.chunks;
-        const Chunk chunk(block.shape, outgoing.unit % block.shape.chunks);
-        outgoing.data.load_const(block.params.tokens + row_format(block.shape).offset(token),
-                                 chunk);
-        outgoing.rank = rank_of_entry(block, token);
+    if (!is_left(block, outgoing)) {
+        return;
     }
+    const Unit taken = unit_at(block, unit);
+    const Source source = block.source(taken.source);
+    if (Op::kSeveral && taken.token >= source.tokens) {
+        outgoing.peer = kNowhere;
+        return;
+    }
+    const Chunk chunk(block.shape, taken.chunk_idx);
+    outgoing.data.load_const(source.rows + row_format(block.shape).offset(taken.token), chunk);
+    outgoing.peer = peer_of_entry(block, source, taken.token);
 }
 
-// Sends what was fetched to every rank that hosts one of the token's experts.
-__device__ void send_chunk(const Block& block, const Outgoing& outgoing) {
+// Sends what was fetched to every peer that hosts one of the token's experts.
+template <typename Op>
+__device__ void send_chunk(const Block<Op>& block, const Outgoing& outgoing) {
     const Op& op = block.op;
-    const uint32_t token = outgoing.unit / block.shape.chunks;
-    const Chunk chunk(block.shape, outgoing.unit % block.shape.chunks);
-    const uint32_t slot = block.bank_slots.of_token(op.rank(), token);
+    const Unit taken = unit_at(block, outgoing.unit);
+    const Chunk chunk(block.shape, taken.chunk_idx);
+    const uint32_t source_rank = block.source(taken.source).rank;
+    const uint32_t slot = block.bank_slots.of_token(source_rank, taken.token);
     const bool has_mark = outgoing.data.has_mark(chunk);
-    for (uint32_t left = first_of_each_rank(outgoing.rank); left != 0; left &= left - 1) {
-        const int32_t peer = __shfl_sync(kAllLanes, outgoing.rank, __ffs(left) - 1);
+    for (uint32_t left = first_of_each_peer(outgoing.peer); left != 0; left &= left - 1) {
+        const int32_t peer = __shfl_sync(kAllLanes, outgoing.peer, __ffs(left) - 1);
         if (is_active(op.common.peers, peer)) {
             send(op, op.at(peer).row(slot), chunk, outgoing.data, has_mark);
         }
@@ -291,24 +412,30 @@ struct Begun {
 };
 
 // The warps of the block that send have taken one unit each after this.
-__device__ __forceinline__ void begin_sending(const Block& block, Begun& begun) {
+template <typename Op>
+__device__ __forceinline__ void begin_sending(const Block<Op>& block, Begun& begun) {
     begun.notifies = block.notifiers.has_this_block();
     const uint32_t first_sender = begun.notifies ? kRouterWarps : 0;
     begun.sends = block.senders.has_this_block() && warp_idx() >= first_sender;
     if (begun.sends) {
         fetch(block, block.senders.unit(warp_idx() - first_sender), begun.outgoing);
     }
-    const bool has_entry = threadIdx.x < block.shape.tokens * block.shape.top_k;
-    begun.expert =
-        begun.notifies && has_entry ? expert_of_entry(block, threadIdx.x) : kNowhere;
+    begun.expert = kNowhere;
+    if (begun.notifies) {
+        const Source source = block.source(first_notified(block));
+        if (threadIdx.x < source.tokens * block.shape.top_k) {
+            begun.expert = expert_of_entry(block, source, threadIdx.x);
+        }
+    }
     if (threadIdx.x == 0) {
         block.shared.next_send = num_warps() - first_sender;
     }
 }
 
-__device__ void send_all(const Block& block, Begun& begun) {
+template <typename Op>
+__device__ void send_all(const Block<Op>& block, Begun& begun) {
     if (begun.notifies) {
-        notify(block, begun.expert);
+        notify_all(block, begun.expert);
     }
     if (!begun.sends) {
         return;
@@ -330,7 +457,8 @@ __device__ __forceinline__ void wait_for_routers(uint64_t* barrier) {
 }
 
 // What `source` says about this lane's entry of its token.
-__device__ __forceinline__ EntryWord entry_of(const Block& block, uint32_t source, uint32_t token) {
+template <typename Op>
+__device__ __forceinline__ EntryWord entry_of(const Block<Op>& block, uint32_t source, uint32_t token) {
     if (lane_idx() >= block.shape.top_k) {
         return EntryWord::elsewhere();
     }
@@ -343,7 +471,8 @@ __device__ __forceinline__ EntryWord entry_of(const Block& block, uint32_t sourc
 }
 
 // One warp copies a chunk of (source, token) to the token's output rows here, if it has any.
-__device__ void receive_chunk(const Block& block, uint32_t source, uint32_t token,
+template <typename Op>
+__device__ void receive_chunk(const Block<Op>& block, uint32_t source, uint32_t token,
                               uint32_t chunk_idx) {
     const Op& op = block.op;
     const EntryWord entry = entry_of(block, source, token);
@@ -373,38 +502,45 @@ __device__ void receive_chunk(const Block& block, uint32_t source, uint32_t toke
     }
 }
 
-__device__ void receive_rows(const Block& block) {
+template <typename Op>
+__device__ void receive_rows(const Block<Op>& block) {
     wait_for_routers(&block.shared.tokens_known);
     const uint32_t units = arriving_units(block);
     for (uint32_t unit = block.receivers.next_unit(&block.shared.next_receive); unit < units;
          unit = block.receivers.next_unit(&block.shared.next_receive)) {
         const UnitOfAll arriving(block.op, unit);
-        if (arriving.token < block.shared.tokens_of[arriving.rank]) {
+        if (arriving.token < block.tokens_of[arriving.rank]) {
             receive_chunk(block, arriving.rank, arriving.token, arriving.chunk_idx);
         }
     }
 }
 
-__device__ void run(const LlDispatchParams& params, uint32_t* per_expert) {
+template <typename Nodes>
+__device__ __forceinline__ void run(const LlDispatchParams& params, const Nodes& nodes,
+                                    uint32_t* per_expert) {
+    using Op = Operation<Nodes>;
     __shared__ SharedStorage shared;
-    Op op(params.common);
+    __shared__ uint32_t tokens_of[Op::kSeveral ? LL_MAX_RANKS : MAX_PEERS];
+    Op op(params.common, nodes);
     const Share receivers = receivers_of(params.common);
-    const Block block{params,
-                      params.common.shape,
-                      op,
-                      shared,
-                      per_expert,
-                      {params.common.shape, params.common.peers.ranks},
-                      {params.common.shape, params.common.peers.ranks},
-                      senders_of(params.common),
-                      {receivers.first, params.notify_blocks},
-                      receivers};
+    const Block<Op> block{params,
+                          params.common.shape,
+                          op,
+                          shared,
+                          tokens_of,
+                          per_expert,
+                          {params.common.shape, params.common.peers.ranks},
+                          {params.common.shape, nodes.ranks()},
+                          senders_of(params.common),
+                          {receivers.first, params.notify_blocks},
+                          receivers};
     Start start;
     if (threadIdx.x == 0) {
         start.load(params.common);
     }
+    const bool puts = op.sends() || op.relays();
     Begun begun;
-    if (op.sends()) {
+    if (puts) {
         begin_sending(block, begun);
     }
     if (threadIdx.x == 0) {
@@ -413,9 +549,7 @@ __device__ void run(const LlDispatchParams& params, uint32_t* per_expert) {
         mbarrier_init(&shared.tokens_known, kRouterThreads);
         mbarrier_init(&shared.begins_known, kRouterThreads);
     }
-    for (uint32_t i = threadIdx.x; i < num_experts(block) * 2; i += blockDim.x) {
-        per_expert[i] = 0;
-    }
+    clear_histograms(block);
     if (threadIdx.x == 0) {
         shared.start = start;
     }
@@ -425,7 +559,7 @@ __device__ void run(const LlDispatchParams& params, uint32_t* per_expert) {
     if (!is_wanted || (op.sends() && !wait_until_bank_is_free(op))) {
         return;
     }
-    if (op.sends()) {
+    if (puts) {
         send_all(block, begun);
     }
     if (op.receives() && block.receivers.has_this_block()) {
@@ -442,5 +576,12 @@ __device__ void run(const LlDispatchParams& params, uint32_t* per_expert) {
 extern "C" __global__ void __launch_bounds__(nccl_ep::LL_DISPATCH_THREADS, 1)
     ll_dispatch(const __grid_constant__ nccl_ep::LlDispatchParams params) {
     DYNAMIC_SHARED(uint32_t, per_expert);
-    nccl_ep::ll_dispatch_impl::run(params, per_expert);
+    nccl_ep::ll_dispatch_impl::run(params, nccl_ep::OneNode{params.common.peers}, per_expert);
+}
+
+extern "C" __global__ void __launch_bounds__(nccl_ep::LL_DISPATCH_THREADS, 1)
+    ll_dispatch_nodes(const __grid_constant__ nccl_ep::LlDispatchNodesParams params) {
+    DYNAMIC_SHARED(uint32_t, per_expert);
+    nccl_ep::ll_dispatch_impl::run(params.dispatch, nccl_ep::SeveralNodes{params.nodes},
+                                   per_expert);
 }

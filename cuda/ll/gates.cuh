@@ -83,10 +83,12 @@ struct GateWords {
 
 // The expert of an entry as it was dispatched, or kNowhere. The handle's memory holds anything if its
 // dispatch has not run.
+template <typename Op>
 __device__ __forceinline__ int32_t dispatched_expert(const Op& op, int32_t sent) {
     return expert_of_id(sent, int64_t{op.ranks()} * op.common.shape.local_experts);
 }
 
+template <typename Op>
 __device__ __forceinline__ Gate make_gate(const Op& op, const GateWords& words) {
     Gate gate = {dispatched_expert(op, words.sent), given_weight(words.weight), lane_idx()};
     const int32_t now =
@@ -95,6 +97,18 @@ __device__ __forceinline__ Gate make_gate(const Op& op, const GateWords& words) 
         match_entries(gate, op.common.shape.top_k, now, gate.weight);
     }
     return gate;
+}
+
+// The same of source `number`, another rank: its own gates came over the network.
+template <typename Op>
+__device__ __forceinline__ Gate gate_of_source(const Op& op, uint32_t number, uint32_t token) {
+    const LlShape& shape = op.common.shape;
+    if (lane_idx() >= shape.top_k) {
+        return {kNowhere, 0.0f, lane_idx()};
+    }
+    const uint64_t first = op.nodes.first_token(shape, number) + token;
+    const int32_t expert = dispatched_expert(op, op.experts_of(number, token)[lane_idx()]);
+    return {expert, op.nodes.nodes.weights[first * shape.top_k + lane_idx()], lane_idx()};
 }
 
 // The lane whose entry comes as number lane_idx() in the order of the combine's ids.

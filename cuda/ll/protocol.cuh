@@ -33,6 +33,7 @@
 #include "../base/expert.cuh"
 #include "../peer/wait.cuh"
 #include "bank.cuh"
+#include "nodes.cuh"
 
 namespace nccl_ep {
 
@@ -58,14 +59,18 @@ struct Start {
     }
 };
 
-// One operation as a thread sees it.
-struct Op {
+// One operation as a thread sees it; `Nodes` is OneNode or SeveralNodes.
+template <typename Nodes>
+struct Operation {
+    static constexpr bool kSeveral = Nodes::kSeveral;
     const LlCommon& common;
+    const Nodes nodes;
     uint32_t epoch;
     uint32_t epoch_before;
     uint64_t bank;
 
-    __device__ explicit Op(const LlCommon& params) : common(params) {}
+    __device__ Operation(const LlCommon& params, const Nodes& where)
+        : common(params), nodes(where) {}
 
     // All threads call it. False if there is nothing to do. The phase that sends takes the next epoch; the
     // receive phase of a staged operation finds that one.
@@ -86,10 +91,15 @@ struct Op {
 
     __device__ bool sends() const { return (common.phases & LL_PHASE_SEND) != 0; }
     __device__ bool receives() const { return (common.phases & LL_PHASE_RECEIVE) != 0; }
-    __device__ uint32_t rank() const { return common.peers.rank; }
-    __device__ uint32_t ranks() const { return common.peers.ranks; }
+    __device__ bool relays() const {
+        return kSeveral && (common.phases & LL_PHASE_RELAY) != 0;
+    }
+    // This rank, and the ranks of the group. Peers are the ranks of this node.
+    __device__ uint32_t rank() const { return nodes.rank(); }
+    __device__ uint32_t ranks() const { return nodes.ranks(); }
+    __device__ uint32_t peers() const { return common.peers.ranks; }
 
-    __device__ Awaited from(uint32_t peer, uint32_t what) const { return {what, peer, epoch}; }
+    __device__ Awaited from(uint32_t rank, uint32_t what) const { return {what, rank, epoch}; }
     __device__ uint64_t packet(uint32_t data) const { return make_packet(epoch, data); }
 
     // The operation's bank at `peer`, which may be this rank, and this rank's own.
@@ -97,13 +107,18 @@ struct Op {
         return {common, window_of(common.peers, peer) + bank};
     }
     __device__ Bank<Own> here() const { return {common, own_window(common.peers) + bank}; }
-    // Where `from_rank` acknowledges, in the window that begins at `window`.
+    // Where `from_peer` acknowledges, in the window that begins at `window`.
     template <template <typename> class Address>
-    __device__ Address<uint64_t> ack_in(Address<uint8_t> window, uint32_t from_rank) const {
+    __device__ Address<uint64_t> ack_in(Address<uint8_t> window, uint32_t from_peer) const {
         return as<uint64_t>(window + common.layout.acks) +
-               common.channel * common.peers.ranks + from_rank;
+               common.channel * common.peers.ranks + from_peer;
     }
-    // In the handle's memory: the output row of each entry of a token of `source`.
+    // In the handle's memory: the expert of each entry of a token of the source with this number.
+    __device__ int32_t* experts_of(uint32_t number, uint32_t token) const {
+        return common.handle.expert_of +
+               (uint64_t{number} * common.shape.max_tokens + token) * common.shape.top_k;
+    }
+    // In the handle's memory: the output row of each entry of a token of rank `source`.
     __device__ int32_t* rows_of(uint32_t source, uint32_t token) const {
         return common.handle.row_of +
                (uint64_t{source} * common.shape.max_tokens + token) * common.shape.top_k;
@@ -115,18 +130,20 @@ __device__ __forceinline__ int32_t rank_of_expert(const LlShape& shape, int32_t 
     return expert == kNowhere ? kNowhere : expert / static_cast<int32_t>(shape.local_experts);
 }
 
-// The expert that entry `index` of this rank names, or kNowhere.
+// The expert that entry `index` of `topk_idx` names, or kNowhere.
+template <typename Op>
 __device__ __forceinline__ int32_t expert_of_entry(const Op& op, const int64_t* topk_idx,
                                                    uint32_t index) {
     const int64_t id = __ldg(reinterpret_cast<const long long*>(topk_idx) + index);
     return expert_of_id(id, int64_t{op.ranks()} * op.common.shape.local_experts);
 }
 
-// Whether `peer` has begun an operation of another channel that this rank has not, and not the one that we
+// Whether `rank` has begun an operation of another channel that this rank has not, and not the one that we
 // wait for. Operations have one order on all ranks. So either one of the two is staged and the other
 // whole; or both are staged, on different channels because the ranks completed earlier staged operations
 // in different orders.
-__device__ inline bool stages_otherwise(const Op& op, uint32_t peer) {
+template <typename Op>
+__device__ inline bool stages_otherwise(const Op& op, uint32_t rank) {
     const LlChannelState* states = op.common.channel_state - op.common.channel;
     bool has_begun = false;
 #pragma unroll 1  // seldom done
@@ -134,15 +151,16 @@ __device__ inline bool stages_otherwise(const Op& op, uint32_t peer) {
         const uint32_t next = epoch_after(ld_relaxed_gpu(&states[channel].epoch));
         const Bank<Own> bank = {op.common, own_window(op.common.peers) +
                                                op.bank_of_channel(channel, next)};
-        const uint64_t signature = ld_acquire_sys(bank.signature(peer));
+        const uint64_t signature = ld_acquire_sys(bank.signature(rank));
         has_begun |= channel != op.common.channel && packet_epoch(signature) == next;
     }
     return has_begun &&
-           packet_epoch(ld_relaxed_sys(op.here().signature(peer))) != op.epoch;
+           packet_epoch(ld_relaxed_sys(op.here().signature(rank))) != op.epoch;
 }
 
 // Reports what differs on a peer, and tells all peers: blocks of this rank that begin later send nothing,
 // not even the signature from which a peer would learn it.
+template <typename Op>
 __device__ inline void report_difference(const Op& op, uint32_t fault, const Awaited& awaited,
                                          uint32_t theirs) {
     if (report_failure(op.common.wait, fault, awaited, op.common.signature, theirs)) {
@@ -151,6 +169,7 @@ __device__ inline void report_difference(const Op& op, uint32_t fault, const Awa
 }
 
 // As wait_for_packet, but notices a peer that stages otherwise before the deadline.
+template <typename Op>
 __device__ inline Arrival wait_for_first_packet(const Op& op, const uint64_t* at,
                                                 const Awaited& awaited) {
     uint32_t polls = 0;
@@ -165,10 +184,11 @@ __device__ inline Arrival wait_for_first_packet(const Op& op, const uint64_t* at
         [&](uint32_t epoch) { return epoch == awaited.epoch; });
 }
 
-// Waits until `peer` has begun the operation, and reports it if it runs another one than we do.
-__device__ inline void check_signature(const Op& op, uint32_t peer) {
-    const Awaited awaited = op.from(peer, WAIT_BEGIN);
-    const Arrival theirs = wait_for_first_packet(op, op.here().signature(peer), awaited);
+// Waits until `rank` has begun the operation, and reports it if it runs another one than we do.
+template <typename Op>
+__device__ inline void check_signature(const Op& op, uint32_t rank) {
+    const Awaited awaited = op.from(rank, WAIT_BEGIN);
+    const Arrival theirs = wait_for_first_packet(op, op.here().signature(rank), awaited);
     if (theirs.ok && theirs.data != op.common.signature) {
         report_difference(op, FAULT_DIFFERS, awaited, theirs.data);
     }
@@ -177,16 +197,17 @@ __device__ inline void check_signature(const Op& op, uint32_t peer) {
 // Before a staged send: waits until the peers have consumed what was in the bank before. All threads call
 // it. "Or later": once some block of this rank has sent, a peer may have finished the new epoch before the
 // last block of this rank looks.
+template <typename Op>
 __device__ inline bool wait_until_bank_is_free(const Op& op) {
     if (op.common.channel == LL_WHOLE_CHANNEL) {
         return true;
     }
     uint8_t* window = own_window(op.common.peers);
     bool held = false;
-    for (uint32_t peer = threadIdx.x; peer < op.ranks(); peer += blockDim.x) {
+    for (uint32_t peer = threadIdx.x; peer < op.peers(); peer += blockDim.x) {
         held |= is_active(op.common.peers, peer) &&
-                !wait_for_epoch_or_later(op.common, op.ack_in<Own>(window, peer),
-                                         {WAIT_ACK, peer, op.epoch_before})
+                !wait_for_epoch_or_later(op.common, op.template ack_in<Own>(window, peer),
+                                         {WAIT_ACK, op.nodes.rank_of_peer(peer), op.epoch_before})
                      .ok;
     }
     return __syncthreads_or(held) == 0;
@@ -194,6 +215,7 @@ __device__ inline bool wait_until_bank_is_free(const Op& op) {
 
 // All threads call it after a barrier, once no thread of the block reads the channel's state any more.
 // Early in the kernel, so that the end of the operation does not wait for it.
+template <typename Op>
 __device__ inline void advance_epoch(const Op& op) {
     if (threadIdx.x == blockDim.x - 1 && op.sends() &&
         inc_acq_rel_gpu(&op.common.channel_state->blocks_started, gridDim.x - 1) == gridDim.x - 1) {
@@ -202,6 +224,7 @@ __device__ inline void advance_epoch(const Op& op) {
 }
 
 // After a staged receive: the last block tells the peers. All threads call it.
+template <typename Op>
 __device__ inline void acknowledge(const Op& op) {
     if (op.common.channel == LL_WHOLE_CHANNEL || !op.receives()) {
         return;
@@ -212,9 +235,10 @@ __device__ inline void acknowledge(const Op& op) {
         threadIdx.x == 0 &&
         inc_acq_rel_gpu(&op.common.channel_state->blocks_finished, last) == last;
     if (__syncthreads_or(finished_last) != 0 && !has_failed(op.common.wait)) {
-        for (uint32_t peer = threadIdx.x; peer < op.ranks(); peer += blockDim.x) {
+        for (uint32_t peer = threadIdx.x; peer < op.peers(); peer += blockDim.x) {
             if (is_active(op.common.peers, peer)) {
-                signal(op.ack_in<Remote>(window_of(op.common.peers, peer), op.rank()),
+                signal(op.template ack_in<Remote>(window_of(op.common.peers, peer),
+                                                  op.common.peers.rank),
                        op.packet(0));
             }
         }

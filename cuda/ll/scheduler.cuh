@@ -24,6 +24,7 @@ struct UnitOfAll {
     uint32_t token;
     uint32_t chunk_idx;
 
+    template <typename Op>
     __device__ UnitOfAll(const Op& op, uint32_t unit) {
         constexpr uint32_t kGoldenRatio = 0x9e3779b1u;  // of 2^32: its multiples are spread evenly
         const uint32_t pair = unit / op.common.shape.chunks;
@@ -38,10 +39,10 @@ struct UnitOfAll {
     }
 };
 
-// Lanes that are the first of their warp to name `rank`; a negative rank names nothing.
-__device__ __forceinline__ uint32_t first_of_each_rank(int32_t rank) {
-    const uint32_t same = __match_any_sync(kAllLanes, rank);
-    const bool first = rank >= 0 && __ffs(same) - 1 == static_cast<int32_t>(lane_idx());
+// Lanes that are the first of their warp to name `peer`; a negative one names nothing.
+__device__ __forceinline__ uint32_t first_of_each_peer(int32_t peer) {
+    const uint32_t same = __match_any_sync(kAllLanes, peer);
+    const bool first = peer >= 0 && __ffs(same) - 1 == static_cast<int32_t>(lane_idx());
     return __ballot_sync(kAllLanes, first);
 }
 

@@ -25,7 +25,7 @@ constexpr static const uint32_t HT_COMBINE_THREADS = 512;
 /// Zeros that a dispatch block keeps in shared memory, in front of the warps' parts.
 constexpr static const uint32_t HT_ZERO_BYTES = 4096;
 
-/// Packets by which a rank tells each other of its part of a new handle, besides the one for each local
+/// Packets by which a rank notifies each other of its part of a new handle, besides the one for each local
 /// expert: how many rows it sends, then `HtRouteParams::verdict`.
 constexpr static const uint32_t HT_COUNTS_BESIDE_EXPERTS = 2;
 
@@ -44,7 +44,7 @@ constexpr static const uint32_t HT_DISAGREED_TOP_K = 1073741824;
 constexpr static const uint32_t HT_DISAGREED_RANK_SHIFT = 16;
 
 /// Instead of the mark: no verdict of some rank came in time. No rank has this number.
-constexpr static const uint32_t HT_UNHEARD = 4294967294;
+constexpr static const uint32_t HT_VERDICT_MISSING = 4294967294;
 
 /// Offsets in every rank's window; equal on all ranks.
 struct HtLayout {

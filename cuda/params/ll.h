@@ -31,6 +31,16 @@ constexpr static const uint32_t LL_PHASE_SEND = 1;
 /// Bit of `LlCommon::phases`.
 constexpr static const uint32_t LL_PHASE_RECEIVE = 2;
 
+/// Bit of `LlCommon::phases`: what a rank does for the others that it carries. A dispatch sends their rows to the
+/// peers, a combine sums what the peers return for them.
+constexpr static const uint32_t LL_PHASE_RELAY = 4;
+
+/// Most ranks of a group over several nodes.
+constexpr static const size_t LL_MAX_RANKS = 1024;
+
+/// Threads of an `ll_gates` block, a warp per token.
+constexpr static const uint32_t LL_GATES_THREADS = 128;
+
 /// Bits of an entry packet for the entry's index among the rows that its source sends to the expert; those
 /// above hold the local expert.
 constexpr static const uint32_t LL_INDEX_BITS = 20;
@@ -162,6 +172,84 @@ struct LlCombineParams {
     uint32_t exact;
 };
 
+/// Where a rank of the group is, as the ranks of one node see it.
+struct LlRankOnNode {
+    /// Its local index, or -1 on another node.
+    int32_t peer;
+    /// The local index of its carrier here.
+    uint32_t carrier;
+    /// Its number among the sources of its carrier.
+    uint32_t number;
+    /// How many nodes before this one its node is, around the ring.
+    uint32_t distance;
+};
+
+/// What a rank says about a handle to the ranks that carry it.
+struct LlHello {
+    /// The handles of the group are numbered from 1 in the order of their creation.
+    uint32_t handle;
+    /// Tokens of the rank.
+    uint32_t tokens;
+    /// Ids per token.
+    uint32_t top_k;
+    /// Not used.
+    uint32_t reserved;
+};
+
+/// What an operation over several nodes needs beside `LlCommon`; sources are numbered from 0, which is this rank.
+struct LlNodes {
+    /// `[ranks]`.
+    const LlRankOnNode *of_rank;
+    /// `[peers]`: the rank with each local index.
+    const uint32_t *rank_of_peer;
+    /// `[sources]`.
+    const uint32_t *rank_of_source;
+    /// `[sources - 1]`: of the sources from 1 on.
+    const LlHello *hellos;
+    /// `[sources - 1][max_tokens][top_k]`: the ids of those sources.
+    const int64_t *ids;
+    /// `[sources - 1][max_tokens]` rows of those sources, for a dispatch.
+    const uint8_t *rows;
+    /// `[sources - 1][max_tokens][top_k]`: with which weight each entry of those sources takes part in a combine.
+    const float *weights;
+    /// `[sources - 1][max_tokens]` rows: what this node gives for tokens of those sources.
+    uint8_t *sums;
+    /// `[nodes - 1][max_tokens]` rows: what other nodes give for tokens of this rank, by distance from 1 on.
+    const uint8_t *sums_of_nodes;
+    /// Ranks of the group.
+    uint32_t ranks;
+    /// This rank.
+    uint32_t rank;
+    /// Sources of this rank.
+    uint32_t sources;
+    /// Most tokens of the sources from 1 on.
+    uint32_t most_tokens;
+};
+
+/// Parameters of `ll_dispatch_nodes`.
+struct LlDispatchNodesParams {
+    /// As on one node.
+    LlDispatchParams dispatch;
+    /// The other nodes.
+    LlNodes nodes;
+};
+
+/// Parameters of `ll_combine_nodes_bf16` and its siblings.
+struct LlCombineNodesParams {
+    /// As on one node.
+    LlCombineParams combine;
+    /// The other nodes.
+    LlNodes nodes;
+};
+
+/// Parameters of `ll_gates`.
+struct LlGatesParams {
+    /// Of the combine that follows.
+    LlCombineNodesParams combine;
+    /// `[tokens][top_k]`: receives the weights.
+    float *gates;
+};
+
 }  // namespace nccl_ep
 
 static_assert(sizeof(nccl_ep::LlLayout) == 48, "LlLayout as in Rust");
@@ -171,3 +259,9 @@ static_assert(sizeof(nccl_ep::LlChannelState) == 16, "LlChannelState as in Rust"
 static_assert(sizeof(nccl_ep::LlCommon) == 760, "LlCommon as in Rust");
 static_assert(sizeof(nccl_ep::LlDispatchParams) == 800, "LlDispatchParams as in Rust");
 static_assert(sizeof(nccl_ep::LlCombineParams) == 800, "LlCombineParams as in Rust");
+static_assert(sizeof(nccl_ep::LlRankOnNode) == 16, "LlRankOnNode as in Rust");
+static_assert(sizeof(nccl_ep::LlHello) == 16, "LlHello as in Rust");
+static_assert(sizeof(nccl_ep::LlNodes) == 88, "LlNodes as in Rust");
+static_assert(sizeof(nccl_ep::LlDispatchNodesParams) == 888, "LlDispatchNodesParams as in Rust");
+static_assert(sizeof(nccl_ep::LlCombineNodesParams) == 888, "LlCombineNodesParams as in Rust");
+static_assert(sizeof(nccl_ep::LlGatesParams) == 896, "LlGatesParams as in Rust");

@@ -45,19 +45,19 @@ struct Arrival {
     uint32_t data;
 };
 
-// Calls `load` until `come`, a predicate, holds for the epoch of the packet that it returns.
-template <typename Common, typename Load, typename Come>
+// Calls `load` until `has_arrived`, a predicate, holds for the epoch of the packet that it returns.
+template <typename Common, typename Load, typename HasArrived>
 __device__ __forceinline__ Arrival wait_until(const Common& common, const Awaited& awaited,
-                                              Load load, Come come) {
+                                              Load load, HasArrived has_arrived) {
     uint64_t packet = load();
-    if (come(packet_epoch(packet))) {
+    if (has_arrived(packet_epoch(packet))) {
         return {true, packet_data(packet)};
     }
     const uint64_t start = globaltimer_ns();
     for (uint32_t polls = 1;; ++polls) {
         spin_hint();
         packet = load();
-        if (come(packet_epoch(packet))) {
+        if (has_arrived(packet_epoch(packet))) {
             return {true, packet_data(packet)};
         }
         if (polls % kPollsPerCheck == 0 &&
@@ -77,17 +77,17 @@ __device__ __forceinline__ Arrival wait_for_packet(const Common& common, const u
         [&](uint32_t epoch) { return epoch == awaited.epoch; });
 }
 
-// As wait_until, for a whole warp: all lanes call `has_come` together and get the same answer.
-template <typename Common, typename HasCome>
+// As wait_until, for a whole warp: all lanes call `has_arrived` together and get the same answer.
+template <typename Common, typename HasArrived>
 __device__ __forceinline__ bool wait_as_warp(const Common& common, const Awaited& awaited,
-                                             HasCome has_come) {
-    if (has_come()) {
+                                             HasArrived has_arrived) {
+    if (has_arrived()) {
         return true;
     }
     const uint64_t start = globaltimer_ns();
     for (uint32_t polls = 1;; ++polls) {
         spin_hint();
-        if (has_come()) {
+        if (has_arrived()) {
             return true;
         }
         if (polls % kPollsPerCheck == 0 &&

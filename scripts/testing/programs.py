@@ -48,6 +48,8 @@ _OVER_NODES = (("test_ll", ()), ("test_staged", ()), ("test_ht", ()),
 
 # test_transport runs its cases in many splits of the ranks over nodes.
 _MOST_TRANSPORT_RANKS = 4
+# The first call of a communicator blocks while a rank is lost, as NCCL's does.
+_CONNECTING = (("NCCLEP_HOSTSIM_CONNECT_SECONDS", "30"), ("NCCLEP_HOSTSIM_DELAY_US", "2000"))
 
 # Programs that need high throughput.
 _NEEDS_HT = ("test_ht", "example_ht")
@@ -106,6 +108,10 @@ def all_runs(ranks: Sequence[int]) -> Iterator[Run]:
     for label, options in _FAULTS if few >= 2 else ():
         yield Run(f"test_faults/{label}", "test_faults", ("--ranks", str(few), *options), few,
                   forks=True)
+    if few >= 2:
+        yield Run("test_transport/connecting", "test_transport",
+                  ("--ranks", str(few), "--times", "5", "creation"), few, forks=True,
+                  nccl_only=True, cpu_only=True, environment=_CONNECTING)
     for count in ranks:
         if count >= 2:
             yield Run("test_death", "test_death", ("--ranks", str(count)), count, forks=True)

@@ -4,12 +4,19 @@
 //! if a rank never arrives, the others return an error. NCCL may notice a lost rank itself and then
 //! end the collective as if it were complete, or with an error of the stream. So each rank seals
 //! its contribution with a checksum.
+//!
+//! NCCL connects the ranks in the call that enqueues the first collective, and tries for about a
+//! minute to reach a rank that has died. So a thread of its own makes that call: after the deadline
+//! nobody waits for it.
 #![forbid(unsafe_code)]
 
+mod record;
+
 use crate::backend::DeviceMemory;
+use crate::backend::bootstrap::record::{VERDICT_BYTES, refusal, sealed, unsealed, verdict};
+use crate::backend::detached;
 use crate::backend::nccl::Communicator;
 use crate::error::{Code, Error, Result, Words};
-use crate::model::hash::fnv1a;
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use once_cell::sync::OnceCell;
@@ -18,11 +25,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Bytes of the verdict that each rank puts in front of its payload: a code, then text.
-const VERDICT_BYTES: usize = 512;
-const CODE_BYTES: usize = 4;
-/// Bytes of the seal in front of each rank's contribution.
-const SEAL_BYTES: usize = size_of::<u64>();
 /// Enough for the records of a group's creation on eight ranks.
 const LEAST_BUFFER_BYTES: usize = 64 << 10;
 
@@ -104,7 +106,7 @@ impl Bootstrap {
         let start = Instant::now();
         let mut kept = self.buffer.lock();
         let exchange = self.exchanges.fetch_add(1, Ordering::Relaxed) + 1;
-        let sealed = [&seal(exchange, mine).to_le_bytes(), mine].concat();
+        let sealed = sealed(exchange, mine);
         let total = sealed.len() * self.ranks();
         // A running exchange owns the buffer; after a failure the buffer is not used again.
         let buffer = self.enough(kept.take(), total + sealed.len())?;
@@ -112,8 +114,12 @@ impl Bootstrap {
         let own = DevPtr(gathered.0 + total);
         self.memory.upload(own, &sealed)?;
         let _under_way = self.memory.begin();
-        self.comm.all_gather(own, gathered, sealed.len(), stream)?;
-        let waited = self.watch(stream);
+        let waited = match self.enqueue(own, gathered, sealed.len(), stream)? {
+            true => self.watch(stream),
+            false => Err(Waited::TooLong(
+                self.missed(", which NCCL is still connecting"),
+            )),
+        };
         let mut bytes = vec![0; total];
         match &waited {
             // The other ranks have this rank's contribution and continue with it.
@@ -138,6 +144,35 @@ impl Bootstrap {
         }
         *kept = Some(buffer);
         Ok(payloads.into_iter().flatten().map(<[u8]>::to_vec).collect())
+    }
+
+    /// Enqueues the all-gather of `bytes` at `own` to `gathered`. False if NCCL does not return from
+    /// that call before the deadline.
+    fn enqueue(&self, own: DevPtr, gathered: DevPtr, bytes: usize, stream: Stream) -> Result<bool> {
+        let comm = self.comm.clone();
+        if stream == Stream::PER_THREAD {
+            // In another thread this would be another stream.
+            comm.all_gather(own, gathered, bytes, stream)?;
+            return Ok(true);
+        }
+        let memory = Arc::clone(&self.memory);
+        let call = move || -> Result<Enqueued> {
+            let _entered = memory.enter(comm.device)?;
+            let _under_way = memory.begin();
+            comm.all_gather(own, gathered, bytes, stream)?;
+            Ok(Enqueued {
+                memory: Arc::clone(&memory),
+                stream,
+                is_watched: false,
+            })
+        };
+        match self.within_deadline(|left| detached::within(left, call))? {
+            Some(enqueued) => {
+                enqueued?.is_watched = true;
+                Ok(true)
+            }
+            None => Ok(false),
+        }
     }
 
     /// The other ranks whose payloads did not arrive.
@@ -187,18 +222,7 @@ impl Bootstrap {
         bytes: usize,
         stream: Stream,
     ) -> Result<Vec<Vec<u8>>> {
-        let mut record = vec![0; VERDICT_BYTES + bytes];
-        match &mine {
-            Ok(payload) => copy_prefix(&mut record, VERDICT_BYTES, payload),
-            Err(error) => {
-                copy_prefix(&mut record, 0, &(error.code() as i32).to_le_bytes());
-                copy_prefix(
-                    &mut record,
-                    CODE_BYTES,
-                    clip(&(self.words)(error)).as_bytes(),
-                );
-            }
-        }
+        let record = verdict(&mine, bytes, self.words);
         let mut records = match (mine, self.all_gather(&record, stream)) {
             (Ok(_), gathered) => gathered?,
             (Err(mine), Ok(_)) => return Err(mine),
@@ -247,7 +271,7 @@ impl Bootstrap {
             let mut pause = Duration::from_micros(10);
             while !self.memory.is_idle(stream).map_err(Waited::Broken)? {
                 if start.elapsed() > left {
-                    return Err(Waited::TooLong(self.missed()));
+                    return Err(Waited::TooLong(self.missed("")));
                 }
                 std::thread::sleep(pause);
                 pause = (pause * 2).min(Duration::from_millis(1));
@@ -256,16 +280,32 @@ impl Bootstrap {
         })
     }
 
-    fn missed(&self) -> Error {
+    fn missed(&self, state: &str) -> Error {
         Error::new(
             Code::RemoteError,
             format!(
-                "rank {} of {} waited {} ms for the other ranks in an exchange of all ranks",
+                "rank {} of {} waited {} ms for the other ranks in an exchange of all ranks{state}",
                 self.rank(),
                 self.ranks(),
                 self.timeout.as_millis()
             ),
         )
+    }
+}
+
+/// An exchange on a stream.
+struct Enqueued {
+    memory: Arc<dyn DeviceMemory>,
+    stream: Stream,
+    is_watched: bool,
+}
+
+impl Drop for Enqueued {
+    fn drop(&mut self) {
+        // It came after the deadline: the thread that made the call has it.
+        if !self.is_watched {
+            self.memory.strand(self.stream);
+        }
     }
 }
 
@@ -303,83 +343,5 @@ impl Drop for Bootstrap {
         if let Some(buffer) = self.buffer.lock().take() {
             self.memory.free_own(buffer.data, buffer.bytes);
         }
-    }
-}
-
-/// A checksum of an exchange's number and a rank's payload.
-fn seal(exchange: u64, payload: &[u8]) -> u64 {
-    fnv1a(exchange.to_le_bytes().iter().chain(payload))
-}
-
-/// The payload of a sealed record; `None` if it is missing or incomplete.
-fn unsealed(exchange: u64, record: &[u8]) -> Option<&[u8]> {
-    let (sealed, payload) = record.split_first_chunk::<SEAL_BYTES>()?;
-    (u64::from_le_bytes(*sealed) == seal(exchange, payload)).then_some(payload)
-}
-
-/// The text of a refusing rank's record; `None` if that rank agreed.
-fn refusal(record: &[u8]) -> Option<String> {
-    let (verdict, _) = record.split_at_checked(VERDICT_BYTES)?;
-    let (code, text) = verdict.split_at_checked(CODE_BYTES)?;
-    if code.iter().all(|&byte| byte == 0) {
-        return None;
-    }
-    let end = text
-        .iter()
-        .position(|&byte| byte == 0)
-        .unwrap_or(text.len());
-    Some(String::from_utf8_lossy(text.get(..end).unwrap_or_default()).into_owned())
-}
-
-/// As much of `text` as a verdict holds, cut between characters.
-fn clip(text: &str) -> &str {
-    let most = VERDICT_BYTES - CODE_BYTES;
-    let end = (0..=text.len().min(most))
-        .rev()
-        .find(|&end| text.is_char_boundary(end));
-    text.get(..end.unwrap_or(0)).unwrap_or_default()
-}
-
-fn copy_prefix(to: &mut [u8], offset: usize, from: &[u8]) {
-    for (to, from) in to.iter_mut().skip(offset).zip(from) {
-        *to = *from;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_refusal_survives_its_record() {
-        let mut record = vec![0; VERDICT_BYTES];
-        assert_eq!(refusal(&record), None);
-        copy_prefix(&mut record, 0, &4_i32.to_le_bytes());
-        copy_prefix(
-            &mut record,
-            CODE_BYTES,
-            "config.version: must be 1".as_bytes(),
-        );
-        assert_eq!(
-            refusal(&record).as_deref(),
-            Some("config.version: must be 1")
-        );
-    }
-
-    #[test]
-    fn a_seal_is_of_one_exchange_and_of_all_bytes() {
-        let payload = [1, 2, 3];
-        assert_eq!(seal(1, &payload), seal(1, &payload));
-        assert_ne!(seal(1, &payload), seal(2, &payload));
-        assert_ne!(seal(1, &payload), seal(1, &[1, 2, 0]));
-        // What NCCL leaves in place of a lost rank's record.
-        assert_ne!(seal(1, &[0; 16]), 0);
-    }
-
-    #[test]
-    fn long_texts_are_cut_between_characters() {
-        let text = "é".repeat(VERDICT_BYTES);
-        assert!(clip(&text).len() <= VERDICT_BYTES - CODE_BYTES);
-        assert_eq!(clip("short"), "short");
     }
 }

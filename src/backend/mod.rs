@@ -6,6 +6,7 @@
 
 pub mod bootstrap;
 pub mod cuda;
+mod detached;
 mod dylib;
 pub mod host;
 pub mod nccl;
@@ -54,6 +55,10 @@ pub trait DeviceMemory: Send + Sync {
     fn watch_works(&self, works: Weak<dyn Works>);
     /// A mark for streams.
     fn new_mark(&self) -> Result<Box<dyn StreamMark>>;
+    /// Marks for operations in graphs, with a place for each of `places`; `None` on a device without graphs.
+    fn new_replay_marks(&self, _places: usize) -> Result<Option<Box<dyn ReplayMarks>>> {
+        Ok(None)
+    }
     /// Makes the device, which this process numbers `device`, the calling thread's until the result is dropped.
     fn enter(&self, device: usize) -> Result<Box<dyn Any>>;
 }
@@ -66,12 +71,23 @@ pub trait StreamMark: Send {
     fn is_over(&self) -> Result<bool>;
 }
 
+/// Marks that operations in graphs leave in each replay.
+pub trait ReplayMarks: Send {
+    /// Captures, from `stream`, that the operation of `place` begins.
+    fn begin(&mut self, place: usize, stream: Stream) -> Result<()>;
+    /// Captures that it ends.
+    fn end(&mut self, place: usize, stream: Stream) -> Result<()>;
+    /// What the last look found, and starts the next; does not wait. By place: zero if its operation is not under way,
+    /// otherwise the number of the look before which it began. `None` if that look is not over yet.
+    fn look(&mut self) -> Result<Option<&[u32]>>;
+}
+
 /// One rank's side of an open group, in the group's mode.
 pub enum OpenGroup {
     /// Low latency.
-    Ll(Box<dyn LlGroupBackend>),
+    Ll(Arc<dyn LlGroupBackend>),
     /// High throughput.
-    Ht(Box<dyn HtGroupBackend>),
+    Ht(Arc<dyn HtGroupBackend>),
 }
 
 impl OpenGroup {

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 /// How long the release of caller's memory waits for operations to end.
 const PATIENCE: Duration = Duration::from_millis(100);
 /// Most allocations of the caller's that may wait to be freed.
-const MOST_PIECES: usize = 256;
+const MOST_ALLOCATIONS: usize = 256;
 const PAUSE: Duration = Duration::from_micros(50);
 
 /// Enqueued operations that wait for other ranks.
@@ -159,12 +159,12 @@ impl<K> Quiet<K> {
     fn free_one_of_too_many(&self) {
         let oldest = {
             let mut state = self.state.lock();
-            let pieces = state.waiting.iter().filter(|it| it.key.is_none()).count();
-            if pieces <= MOST_PIECES || state.under_way > 0 || !state.stuck.is_empty() {
+            let count = state.waiting.iter().filter(|it| it.key.is_none()).count();
+            if count <= MOST_ALLOCATIONS || state.under_way > 0 || !state.stuck.is_empty() {
                 return;
             }
-            let is_piece = |it: &Waiting<K>| it.key.is_none() && it.free.is_some();
-            let oldest = state.waiting.iter().position(is_piece);
+            let is_callers = |it: &Waiting<K>| it.key.is_none() && it.free.is_some();
+            let oldest = state.waiting.iter().position(is_callers);
             oldest.map(|index| state.waiting.remove(index))
         };
         if let Some(Waiting {

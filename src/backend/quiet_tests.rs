@@ -175,12 +175,12 @@ fn freeing_may_drop_what_frees_in_turn() {
 }
 
 #[test]
-fn only_the_first_of_many_pieces_waits_and_too_many_are_freed_all_the_same() {
+fn only_the_first_of_many_allocations_waits_and_too_many_are_freed_all_the_same() {
     let (quiet, freed) = device();
     let busy = Arc::new(Switch(AtomicBool::new(false)));
     quiet.watch(Arc::downgrade(&busy) as Weak<dyn Works>);
     let start = Instant::now();
-    for _ in 0..MOST_PIECES {
+    for _ in 0..MOST_ALLOCATIONS {
         quiet.free_soon(1, free(&freed).unwrap());
     }
     assert!(start.elapsed() < PATIENCE * 20);
@@ -192,5 +192,5 @@ fn only_the_first_of_many_pieces_waits_and_too_many_are_freed_all_the_same() {
     assert_eq!(freed.load(Ordering::Relaxed), 1);
     busy.0.store(true, Ordering::Relaxed);
     drop(exchange);
-    assert_eq!(freed.load(Ordering::Relaxed), MOST_PIECES + 2);
+    assert_eq!(freed.load(Ordering::Relaxed), MOST_ALLOCATIONS + 2);
 }

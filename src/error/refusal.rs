@@ -146,6 +146,8 @@ pub enum AmongRanks {
     NewEnoughForNetwork,
     /// The network between nodes needs NCCL's function `name`.
     HasForNetwork { name: &'static str },
+    /// The network between nodes needs ids that NCCL makes, not one that the environment fixes.
+    OwnIdsForNetwork,
     /// `rank` refused its side with `code`.
     RefusedBy { rank: usize, code: Code },
 }

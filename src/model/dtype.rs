@@ -1,4 +1,4 @@
-//! Element types, with NCCL's numbers.
+//! Element types, with NCCL's numbers, and rows of elements.
 #![forbid(unsafe_code)]
 
 use std::fmt;
@@ -78,6 +78,22 @@ impl fmt::Display for DType {
             DType::Float8E4M3 => "float8e4m3",
             DType::Float8E5M2 => "float8e5m2",
         })
+    }
+}
+
+/// One token row: `hidden` elements of `dtype`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowType {
+    /// bf16, f16 or f32.
+    pub dtype: DType,
+    /// Elements per row.
+    pub hidden: usize,
+}
+
+impl RowType {
+    /// Bytes per row.
+    pub fn bytes(self) -> usize {
+        self.hidden * self.dtype.size()
     }
 }
 

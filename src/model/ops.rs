@@ -4,7 +4,7 @@
 //! so a staged operation outlives the caller's descriptors.
 #![forbid(unsafe_code)]
 
-use crate::model::dtype::DType;
+pub use crate::model::dtype::RowType;
 use crate::model::tensor::DevPtr;
 
 /// A CUDA stream, as the caller named it; 0 is the default stream.
@@ -14,22 +14,8 @@ pub struct Stream(pub usize);
 impl Stream {
     /// The default stream.
     pub const DEFAULT: Self = Self(0);
-}
-
-/// One token row: `hidden` elements of `dtype`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RowType {
-    /// bf16, f16 or f32.
-    pub dtype: DType,
-    /// Elements per row.
-    pub hidden: usize,
-}
-
-impl RowType {
-    /// Bytes per row.
-    pub fn bytes(self) -> usize {
-        self.hidden * self.dtype.size()
-    }
+    /// The default stream of the calling thread, `cudaStreamPerThread`.
+    pub const PER_THREAD: Self = Self(2);
 }
 
 /// How wide an id is.

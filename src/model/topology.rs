@@ -32,6 +32,54 @@ impl NodeId {
     }
 }
 
+/// The ranks of one node as one of them sees them: they map each other's memory. A rank's place in their
+/// ascending order is its *local index*.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LocalRanks {
+    ranks: Vec<usize>,
+    own: usize,
+}
+
+impl LocalRanks {
+    /// All ranks of a group on one node, of which `rank` is this one.
+    pub fn all(ranks: usize, rank: usize) -> Self {
+        Self {
+            ranks: (0..ranks).collect(),
+            own: rank,
+        }
+    }
+
+    /// How many they are.
+    pub fn count(&self) -> usize {
+        self.ranks.len()
+    }
+
+    /// This rank's local index.
+    pub fn own_index(&self) -> usize {
+        self.own
+    }
+
+    /// This rank.
+    pub fn own_rank(&self) -> usize {
+        self.rank(self.own)
+    }
+
+    /// The rank with the local index `index`; `index` itself if there is none.
+    pub fn rank(&self, index: usize) -> usize {
+        self.ranks.get(index).copied().unwrap_or(index)
+    }
+
+    /// The ranks, ascending.
+    pub fn ranks(&self) -> &[usize] {
+        &self.ranks
+    }
+
+    /// The local index of `rank`; `None` if it is on another node.
+    pub fn index(&self, rank: usize) -> Option<usize> {
+        self.ranks.iter().position(|&other| other == rank)
+    }
+}
+
 /// The nodes of a group, numbered by their lowest rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topology {
@@ -89,6 +137,14 @@ impl Topology {
     pub fn ranks_of(&self, node: usize) -> impl Iterator<Item = usize> + '_ {
         let ranks = self.node_of.iter().enumerate();
         ranks.filter_map(move |(rank, &of)| (of == node).then_some(rank))
+    }
+
+    /// The ranks of `rank`'s node.
+    pub fn local_ranks(&self, rank: usize) -> LocalRanks {
+        LocalRanks {
+            ranks: self.ranks_of(self.node_of(rank)).collect(),
+            own: self.local_index(rank),
+        }
     }
 
     /// How many ranks of its node come before `rank`.
@@ -174,6 +230,15 @@ mod tests {
         assert_eq!(
             [0, 1, 2, 3].map(|rank| topology.local_index(rank)),
             [0, 0, 1, 1]
+        );
+        let local = topology.local_ranks(3);
+        assert_eq!(
+            (local.count(), local.own_index(), local.own_rank()),
+            (2, 1, 3)
+        );
+        assert_eq!(
+            (local.rank(0), local.index(3), local.index(1)),
+            (0, Some(1), None)
         );
         assert!(topology.has_equal_nodes());
         assert!(!on_nodes("abb").has_equal_nodes());

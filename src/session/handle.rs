@@ -1,7 +1,7 @@
 //! A handle: a replaceable routing, its backend side, and its pending staged operation.
 #![forbid(unsafe_code)]
 
-use crate::backend::{HtBackend, LlBackend, OpenGroup};
+use crate::backend::{HtBackend, HtGroupBackend, LlBackend, LlGroupBackend, OpenGroup};
 use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
 use crate::model::group::Algorithm;
@@ -15,13 +15,18 @@ use std::sync::Arc;
 
 /// A routing of tokens to experts, and its state.
 pub struct Handle {
-    group: Arc<Group>,
     mode: Mode,
+    // Dropped last, after the group's backend in `mode`.
+    group: Arc<Group>,
 }
 
+/// A handle's state, with the side of its group that makes its routings.
 enum Mode {
-    Ll(Mutex<LlHandle>),
-    Ht(RwLock<Option<Routed<dyn HtBackend>>>),
+    Ll(Arc<dyn LlGroupBackend>, Mutex<LlHandle>),
+    Ht(
+        Arc<dyn HtGroupBackend>,
+        RwLock<Option<Routed<dyn HtBackend>>>,
+    ),
 }
 
 /// An LL handle and the state of its routing.
@@ -48,18 +53,18 @@ impl Handle {
     /// A handle without a routing: nothing runs on it before its first [`Handle::update`].
     pub fn new(group: Arc<Group>) -> Self {
         let mode = match group.backend() {
-            OpenGroup::Ll(_) => Mode::Ll(Mutex::default()),
-            OpenGroup::Ht(_) => Mode::Ht(RwLock::default()),
+            OpenGroup::Ll(group) => Mode::Ll(Arc::clone(group), Mutex::default()),
+            OpenGroup::Ht(group) => Mode::Ht(Arc::clone(group), RwLock::default()),
         };
-        Self { group, mode }
+        Self { mode, group }
     }
 
     /// Routes by `tensors` from now on; `tensors` is an error if they could not be read. Collective
     /// in HT. A refusal leaves the routing unchanged.
     pub fn update(&self, tensors: Result<HandleTensors>, stream: Stream) -> Result<()> {
         self.group.check_usable()?;
-        match (&self.mode, self.group.backend()) {
-            (Mode::Ll(handle), OpenGroup::Ll(backend)) => {
+        match &self.mode {
+            Mode::Ll(backend, handle) => {
                 let mut handle = handle.lock();
                 if handle.staged.is_some() {
                     return Err(Error::usage(Subject::Handle, InSequence::CompleteFirst));
@@ -69,19 +74,18 @@ impl Handle {
                 handle.dispatched = false;
                 Ok(())
             }
-            (Mode::Ht(handle), OpenGroup::Ht(backend)) => {
+            Mode::Ht(backend, handle) => {
                 let routed = route::ht(&self.group, backend.as_ref(), tensors, stream)?;
                 let before = handle.write().replace(routed);
                 drop(before);
                 Ok(())
             }
-            _ => Err(Error::internal("a handle of another mode than its group")),
         }
     }
 
     /// Closes the handle; abandons its staged operation.
     pub fn close(&self) {
-        if let Mode::Ll(handle) = &self.mode {
+        if let Mode::Ll(_, handle) = &self.mode {
             let mut handle = handle.lock();
             let sent = handle.staged.take();
             if let (Some(sent), Some(routed)) = (sent, &handle.routed) {
@@ -107,14 +111,14 @@ impl Handle {
         self.group.check_usable()?;
         let facts = self.group.facts();
         match &self.mode {
-            Mode::Ll(handle) => {
+            Mode::Ll(_, handle) => {
                 let mut handle = handle.lock();
                 let op = ll::dispatch(facts, &routed(&handle.routed)?.routing, tensors)?;
                 self.start(&mut handle, LlOp::Dispatch(op), staged, stream)?;
                 handle.dispatched = true;
                 Ok(())
             }
-            Mode::Ht(handle) => {
+            Mode::Ht(_, handle) => {
                 let handle = handle.read();
                 let routed = routed(&handle)?;
                 let op = ht::dispatch(facts, &routed.routing, tensors)?;
@@ -134,7 +138,7 @@ impl Handle {
         self.group.check_usable()?;
         let facts = self.group.facts();
         match &self.mode {
-            Mode::Ll(handle) => {
+            Mode::Ll(_, handle) => {
                 let mut handle = handle.lock();
                 let op = ll::combine(facts, &routed(&handle.routed)?.routing, tensors)?;
                 if !handle.dispatched {
@@ -142,7 +146,7 @@ impl Handle {
                 }
                 self.start(&mut handle, LlOp::Combine(op), staged, stream)
             }
-            Mode::Ht(handle) => {
+            Mode::Ht(_, handle) => {
                 let handle = handle.read();
                 let routed = routed(&handle)?;
                 let op = ht::combine(facts, &routed.routing, tensors)?;
@@ -168,7 +172,7 @@ impl Handle {
     /// Enqueues the receive phase of the staged operation; succeeds if there is none.
     pub fn complete(&self, stream: Stream) -> Result<()> {
         self.group.check_usable()?;
-        let Mode::Ll(handle) = &self.mode else {
+        let Mode::Ll(_, handle) = &self.mode else {
             return Ok(());
         };
         let mut handle = handle.lock();
@@ -188,13 +192,13 @@ impl Handle {
     pub fn num_recv_tokens(&self) -> Result<usize> {
         let facts = self.group.facts();
         match &self.mode {
-            Mode::Ll(_) => Err(
+            Mode::Ll(..) => Err(
                 Error::usage(Subject::Handle, InSequence::HighThroughputOnly).got(
                     Algorithm::LowLatency.name(),
                     Algorithm::HighThroughput.name(),
                 ),
             ),
-            Mode::Ht(handle) => match facts.max_recv_rows {
+            Mode::Ht(_, handle) => match facts.max_recv_rows {
                 Some(rows) => Ok(rows),
                 None => routed(&handle.read())?.backend.num_recv_tokens(),
             },

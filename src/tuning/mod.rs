@@ -109,8 +109,8 @@ impl Tuning {
         let mut tuning = Self::default();
         for entry in &file.entries {
             let (operation, size, measured) = checked(entry, multiprocessors)?;
-            if let Some(place) = tuning.measured[operation as usize].get_mut(size) {
-                *place = measured;
+            if let Some(entry) = tuning.measured[operation as usize].get_mut(size) {
+                *entry = measured;
             }
         }
         Ok(tuning)

@@ -14,20 +14,20 @@ use nccl_ep_core::model::ops::Stream;
 use nccl_ep_core::session;
 use std::sync::Arc;
 
-/// Creates a group over all ranks of `comm`. Collective: every rank calls it with the same `config`,
-/// and either all ranks get a group or all get an error. Blocks the host.
+/// Creates a group over all ranks of `comm`. Collective: every rank calls it with the same
+/// `config`, and either all ranks get a group or all get an error. Blocks the host.
 ///
 /// @param ep_group  gets the group; written on success only
-/// @param comm      communicator whose ranks form the group; must outlive it
+/// @param comm      communicator whose ranks form the group; must outlive the group
 /// @param config    see `ncclEpGroupConfig_t`
 /// @param stream    stream for the exchanges of the creation; NULL is the default stream
-/// @param alloc_fn  allocates device memory of `ncclEpTensorCreate`; NULL means `cudaMalloc`
-/// @param free_fn   frees it; NULL means `cudaFree`, see `ncclEpTensorDestroy`
+/// @param alloc_fn  allocates the data of `ncclEpTensorCreate`; NULL means `cudaMalloc`
+/// @param free_fn   frees that data; NULL means `cudaFree`, see `ncclEpTensorDestroy`
 ///
 /// Returns `ncclInvalidArgument` for a NULL pointer, or a `config` that breaks a rule or differs
 /// between ranks; `ncclInvalidUsage` if the ranks span several nodes; `ncclRemoteError` if another
-/// rank refused or did not arrive within NCCL_EP_TIMEOUT_MS; `ncclSystemError` without an NCCL in the
-/// process; `ncclUnhandledCudaError` without a usable GPU; or the code of an NCCL call that
+/// rank refused or did not arrive within NCCL_EP_TIMEOUT_MS; `ncclSystemError` if the process has
+/// no NCCL; `ncclUnhandledCudaError` without a usable GPU; or the code of an NCCL call that
 /// failed.
 ///
 /// # Safety
@@ -59,11 +59,12 @@ pub unsafe extern "C" fn ncclEpCreateGroup(
 }
 
 /// Destroys a group. Collective: every rank of the group calls it, before its communicator is
-/// destroyed. Waits for the group's operations, on this rank and on the others, and for nothing else;
-/// launches of graphs that hold some have ended, or are on `stream`. NULL is a successful no-op.
+/// destroyed. Waits for the group's operations on all ranks, and for nothing else. Launches of
+/// graphs with operations of the group must have ended, or be on `stream`. NULL is a successful
+/// no-op.
 ///
-/// Handles of the group should be destroyed first; later calls on them are refused. Tensors of
-/// the group stay valid and may be destroyed afterwards.
+/// Destroy the handles of the group first: later calls on them are refused. Tensors of the group
+/// stay valid and may be destroyed afterwards.
 ///
 /// @param ep_group  the group
 /// @param stream    stream for the closing exchange; NULL is the default stream

@@ -18,28 +18,31 @@ use std::sync::Arc;
 
 /// Creates a handle: one routing of this rank's tokens to experts.
 ///
-/// LL: local, nothing is enqueued. The ids are read again by every dispatch and combine, so they may be
-/// updated in place between operations, and a combine finds the rows of the last dispatch by them; the
-/// data must stay valid as long as the handle is used, the descriptor need not. HT: collective; the routing is exchanged and the ids are read once, when `stream`
-/// reaches this point. On GPUs the host does not wait for that.
+/// LL: local, enqueues nothing. Every dispatch and combine reads the ids again, so they may be
+/// updated in place between operations; a combine finds the rows of the last dispatch by them. The
+/// data of the ids must stay valid as long as the handle is used, the descriptor need not.
+///
+/// HT: collective. The ranks exchange the routing, and the ids are read once, when `stream`
+/// reaches this call. On GPUs the host does not wait for that.
 ///
 /// @param handle            gets the handle; written on success only
 /// @param ep_group          the group
-/// @param topk_idx          TOPK_IDX, int64 [T, K]: expert ids of this rank's T tokens, T at most
-///                          max_tokens_per_rank; T may differ between ranks and may be 0. K is at most
-///                          32 and the same on every rank. Negative ids and ids from E on take no part.
-/// @param local_tensors     HT: optional RECV_EXPERT_COUNTER_HOST or RECV_EXPERT_COUNTER_DEVICE, int32
-///                          `[L]` or longer: gets the received tokens per local expert, valid once `stream`
-///                          is synchronised. LL: none.
+/// @param topk_idx          TOPK_IDX, int64 [T, K]: expert ids of this rank's T tokens. T is at
+///                          most max_tokens_per_rank, may differ between ranks and may be 0. K is
+///                          at most 32 and the same on every rank. Negative ids and ids of E or
+///                          more are ignored.
+/// @param local_tensors     HT: optional RECV_EXPERT_COUNTER_HOST or RECV_EXPERT_COUNTER_DEVICE,
+///                          int32 `[L]` or longer: gets the received tokens per local expert,
+///                          valid once `stream` is synchronised. LL: none.
 /// @param num_local_tensors number of local tensors
 /// @param config            must be NULL
 /// @param stream            stream that orders the exchange; NULL is the default stream
 /// @param use_fp8           no effect
 ///
-/// Returns `ncclInvalidArgument` for a NULL or dead argument or a tensor that breaks a rule;
-/// the code of the failure if the group has failed. HT: if another rank refused, or has another K, the CPU
-/// backend returns `ncclRemoteError` or `ncclInvalidArgument`; on GPUs the calls on the handle do,
-/// once the exchange has run.
+/// Returns `ncclInvalidArgument` for a NULL or dead argument or a tensor that breaks a rule, and
+/// the code of the failure if the group has failed. HT: `ncclRemoteError` or `ncclInvalidArgument`
+/// if another rank refused or has another K. The CPU backend returns these two from this call; on
+/// GPUs the calls on the handle return them, once the exchange has run.
 ///
 /// # Safety
 /// Pointers are NULL or valid for what they are documented to be.
@@ -114,8 +117,8 @@ fn no_config(config: *const ncclEpHandleConfig_t) -> Result<()> {
     }
 }
 
-/// Destroys a handle. Local. NULL is a successful no-op. A staged operation that was not completed is
-/// given up. The ids' tensor is not touched.
+/// Destroys a handle. Local. Gives up a staged operation that was not completed. Does not touch
+/// the tensor of the ids. NULL is a successful no-op.
 ///
 /// Returns `ncclInvalidArgument` for a handle that was destroyed already.
 ///
@@ -131,15 +134,16 @@ pub unsafe extern "C" fn ncclEpHandleDestroy(handle: ncclEpHandle_t) -> ncclResu
     })
 }
 
-/// Rows that an HT dispatch of this handle can deliver to this rank: R * max_tokens_per_rank, or the
-/// real count if the group's max_tokens_per_rank is NCCL_EP_AUTO. Local, but the real count is known only
-/// when the stream of the handle's creation has got there, and the call waits for that.
+/// Gets the number of rows that an HT dispatch of this handle can deliver to this rank: R *
+/// max_tokens_per_rank, or the real count if the group's max_tokens_per_rank is NCCL_EP_AUTO.
+/// Local. The real count is known only once the stream of the handle's creation has reached that
+/// call; this call waits for it.
 ///
 /// @param handle          an HT handle
 /// @param num_recv_tokens gets the number of rows
 ///
-/// Returns `ncclInvalidArgument` for a NULL or dead argument, `ncclInvalidUsage` for an LL handle; with
-/// NCCL_EP_AUTO also the error that creation did not wait for.
+/// Returns `ncclInvalidArgument` for a NULL or dead argument, `ncclInvalidUsage` for an LL handle;
+/// with NCCL_EP_AUTO also the error of an exchange for which the creation did not wait.
 ///
 /// # Safety
 /// `num_recv_tokens` is NULL or points to a writable unsigned int.

@@ -9,7 +9,7 @@ use crate::version;
 use nccl_ep_core::log;
 use std::ffi::{c_char, c_int};
 
-/// The library's version: MAJOR * 10000 + MINOR * 100 + PATCH.
+/// Gets the library's version: MAJOR * 10000 + MINOR * 100 + PATCH.
 ///
 /// Returns `ncclInvalidArgument` if `version` is NULL.
 ///
@@ -23,18 +23,19 @@ pub unsafe extern "C" fn ncclEpGetVersion(version: *mut c_int) -> ncclResult_t {
     })
 }
 
-/// One line that explains the last refusal of this library in the calling thread: function, argument,
-/// rule, got and expected. Empty if nothing was refused yet. Never NULL; valid until the next refusal
-/// in the same thread.
+/// Returns one line that explains the last refusal of this library in the calling thread:
+/// function, argument, rule, got and expected. Empty if nothing was refused yet; never NULL. Valid
+/// until the next refusal in the same thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclEpGetLastError() -> *const c_char {
     last_error()
 }
 
-/// Whether an operation of `ep_group` failed while it ran, as `ncclCommGetAsyncError` does for NCCL.
+/// Reports whether an operation of `ep_group` failed while it ran, as `ncclCommGetAsyncError` does
+/// for NCCL.
 ///
-/// Writes `ncclSuccess`, or the code of the first failure, to `*result`; the text of a failure is then
-/// what `ncclEpGetLastError` returns. A failed group refuses further operations; destroy it.
+/// Writes `ncclSuccess`, or the code of the first failure, to `*result`; `ncclEpGetLastError` then
+/// returns the text of the failure. A failed group refuses further operations; destroy it.
 ///
 /// Returns `ncclInvalidArgument` for a NULL or dead `ep_group` or a NULL `result`.
 ///

@@ -92,27 +92,32 @@ unsafe fn operate(
     })
 }
 
-/// Sends each token to the ranks that host its experts. Every rank of the group calls it, in the same
-/// order of operations. Enqueued on `stream`; the host does not wait. Operations of a group run one
-/// after the other in the order of the calls, whatever their streams; around graphs, the caller orders
-/// their launches, and a handle whose operations a graph holds must outlive it. At most four captures
-/// with operations of a group may take turns. A staged operation in a graph has one of two places since
-/// its capture: while one that was sent outside after that waits for `ncclEpComplete`, such a graph must
-/// not be launched, or both may wait until the deadline.
+/// Sends each token to the ranks that host its experts. Every rank of the group calls it, in the
+/// same order of operations. Enqueued on `stream`; the host does not wait.
 ///
-/// With R ranks, L local experts, M max_tokens_per_rank, T this rank's tokens, K top-k, H hidden size;
-/// rows are bfloat16, float16 or float32, a multiple of 16 bytes and at most token_size_bytes:
+/// Operations of a group run one after the other in the order of the calls, whatever their
+/// streams. The caller orders the launches of graphs, among each other and with other operations.
+/// A handle must outlive the graphs that hold its operations. At most four captures with
+/// operations of a group may take turns. A staged operation takes one of two slots of its group,
+/// in a graph when it is captured. Do not launch such a graph while a staged operation that was
+/// sent outside of it after the capture waits for `ncclEpComplete`: both may wait until the
+/// deadline.
+///
+/// With R ranks, L local experts, M max_tokens_per_rank, T this rank's tokens, K top-k, H hidden
+/// size; rows are bfloat16, float16 or float32, a multiple of 16 bytes and at most
+/// token_size_bytes:
 ///
 /// LL: inputs TOKENS [T, H]; outputs TOKENS [L, R*M, H]; local_tensors optional
-/// RECV_EXPERT_COUNTER_DEVICE int32 `[L]`. The rows of each expert are packed from slot 0, by source
-/// rank, token, k; the counter gets their number; other slots are left as they are.
+/// RECV_EXPERT_COUNTER_DEVICE int32 `[L]`. The rows of each expert are packed from slot 0, by
+/// source rank, token, k. The counter gets their number. Other slots keep their content.
 ///
-/// HT forward: inputs TOKENS [T, H], TOPK_IDX int64 [T, K], TOPK_WEIGHTS float32 [T, K]; outputs TOKENS
-/// [n, H], TOPK_IDX [n, K], TOPK_WEIGHTS [n, K], where n is at least the number of received tokens. A
-/// token comes once per rank, ordered by source rank and token; its ids are local expert ids,
-/// ascending, then -1, its weights in the same order, then 0. Unused rows are 0, -1 and 0.
-/// HT tokens only (cached, or the backward of a combine): inputs and outputs TOKENS. In both, local_tensors
-/// may hold RECV_EXPERT_COUNTER_DEVICE int32 `[L]`.
+/// HT forward: inputs TOKENS [T, H], TOPK_IDX int64 [T, K], TOPK_WEIGHTS float32 [T, K]; outputs
+/// TOKENS [n, H], TOPK_IDX [n, K], TOPK_WEIGHTS [n, K], where n is at least the number of received
+/// tokens. A rank receives a token once; rows are ordered by source rank and token. The ids of a
+/// row are local expert ids, ascending, then -1; its weights are in the same order, then 0. Unused
+/// rows are 0, -1 and 0.
+/// HT tokens only (cached, or the backward of a combine): inputs and outputs TOKENS.
+/// In both, local_tensors may hold RECV_EXPERT_COUNTER_DEVICE int32 `[L]`.
 ///
 /// @param handle            the routing
 /// @param inputs            tensors that are read
@@ -121,16 +126,16 @@ unsafe fn operate(
 /// @param num_outputs       their number
 /// @param local_tensors     tensors of this rank alone
 /// @param num_local_tensors their number
-/// @param send_only         LL: not 0 means send now, receive in `ncclEpComplete`, on every rank alike; HT:
-///                          no effect
+/// @param send_only         LL: if not 0, only send now; `ncclEpComplete` receives. The same on
+///                          every rank. HT: no effect
 /// @param config            may be NULL
 /// @param stream            stream to run on; NULL is the default stream
 ///
-/// Returns `ncclInvalidArgument` for a NULL or dead argument or a tensor that is missing or breaks a
-/// rule; `ncclInvalidUsage` for a handle whose group was destroyed, for FP8 tokens or scales, while a
-/// staged operation of the handle waits for completion, or for a third staged operation of the group;
-/// HT on GPUs: `ncclRemoteError` or `ncclInvalidArgument` once it is known that another rank refused
-/// the handle, or has another K; the code of the failure if the group has failed.
+/// Returns `ncclInvalidArgument` for a NULL or dead argument or a tensor that is missing or breaks
+/// a rule; `ncclInvalidUsage` for a handle whose group was destroyed, for FP8 tokens or scales,
+/// while a staged operation of the handle waits for completion, or for a third staged operation of
+/// the group; HT on GPUs: `ncclRemoteError` or `ncclInvalidArgument` once it is known that another
+/// rank refused the handle, or has another K; the code of the failure if the group has failed.
 ///
 /// # Safety
 /// Pointers are NULL or valid for what they are documented to be.
@@ -163,37 +168,40 @@ pub unsafe extern "C" fn ncclEpDispatch(
     }
 }
 
-/// Brings the experts' results back to the tokens' home ranks and sums them in fp32, in an order that is
+/// Sends the experts' results back to the tokens' home ranks, summed in fp32 in an order that is
 /// always the same. Every rank of the group calls it, in the same order of operations. Enqueued on
 /// `stream`; the host does not wait.
 ///
-/// LL: inputs TOKENS [L, R*M, H], rows where dispatch put their tokens; local_tensors TOPK_WEIGHTS float32
-/// [T, K]; outputs TOKENS [T, H]: for each token the weighted sum over its experts. A rank that hosts
-/// several experts of a token sums their rows by ascending k, as dispatched, rounds the sum and sends that;
-/// the home rank sums by ascending rank. With NCCL_EP_LL_COMBINE=exact all rows are summed at home, by
-/// ascending k of the combine, and nothing is rounded in between.
-/// LL reads the ids again and finds the rows by them, so (id, weight) pairs of a token may be permuted in
-/// place between a dispatch and its combine. If a token names an expert more than once, the m-th entry
-/// means the m-th that was dispatched to it; should there be more of them than were dispatched, the
-/// weights of the further ones count for the last. An id that was masked (made negative) since the
-/// dispatch, or that was not dispatched, takes no part.
+/// LL: inputs TOKENS [L, R*M, H], rows where dispatch put their tokens; local_tensors TOPK_WEIGHTS
+/// float32 [T, K]; outputs TOKENS [T, H]: for each token the weighted sum over its experts. A rank
+/// that hosts several experts of a token sums their rows by ascending k, as dispatched, rounds the
+/// sum and sends that; the home rank sums by ascending rank. With NCCL_EP_LL_COMBINE=exact the
+/// home rank sums all rows, by ascending k of the combine, and nothing is rounded in between.
 ///
-/// HT forward: inputs TOKENS [n, H], in dispatch's order, weights already applied and the local experts
-/// of a token summed; outputs TOKENS [T, H]: the sum over ranks, ascending.
-/// HT backward: also inputs TOPK_WEIGHTS float32 [n, K], packed as dispatch delivers weights; outputs
-/// TOPK_WEIGHTS [T, K]: by ascending global expert id, then zeros.
+/// LL reads the ids again and finds the rows by them, so (id, weight) pairs of a token may be
+/// permuted in place between a dispatch and its combine. If a token names an expert more than
+/// once, the m-th entry means the m-th that was dispatched to it; if there are more of them than
+/// were dispatched, the weights of the surplus entries count for the last. An id that was masked
+/// (made negative) since the dispatch, or that was not dispatched, is ignored.
 ///
-/// Tokens that went nowhere get zeros.
+/// HT forward: inputs TOKENS [n, H], in dispatch's order, where the caller has applied the weights
+/// and summed the local experts of each token; outputs TOKENS [T, H]: the sum over ranks,
+/// ascending.
+/// HT backward: also inputs TOPK_WEIGHTS float32 [n, K], packed as dispatch delivers weights;
+/// outputs TOPK_WEIGHTS [T, K]: by ascending global expert id, then zeros.
 ///
-/// @param handle            the routing; LL: after a dispatch on it, a captured one once its graph was launched
+/// A token to which no expert contributes gets zeros.
+///
+/// @param handle            the routing; LL: after a dispatch on it (a captured one counts once its
+///                          graph was launched)
 /// @param inputs            tensors that are read
 /// @param num_inputs        their number
 /// @param outputs           tensors that are written
 /// @param num_outputs       their number
 /// @param local_tensors     tensors of this rank alone
 /// @param num_local_tensors their number
-/// @param send_only         LL: not 0 means send now, receive in `ncclEpComplete`, on every rank alike; HT:
-///                          no effect
+/// @param send_only         LL: if not 0, only send now; `ncclEpComplete` receives. The same on
+///                          every rank. HT: no effect
 /// @param config            may be NULL
 /// @param stream            stream to run on; NULL is the default stream
 ///
@@ -230,18 +238,21 @@ pub unsafe extern "C" fn ncclEpCombine(
     }
 }
 
-/// Enqueues the receive phase of the handle's staged operation on `stream`, after its send phase even if
-/// that was enqueued on another stream. A successful no-op if nothing is staged, and in HT. Two staged
-/// operations of a group may wait at once; before a third is sent, all ranks complete the same one of
-/// them, or destroy its handle. A refused call changes nothing, so it may be made again.
+/// Enqueues the receive phase of the handle's staged operation on `stream`. It runs after the send
+/// phase, even if that was enqueued on another stream. A successful no-op if nothing is staged,
+/// and in HT.
+///
+/// Two staged operations of a group may be pending at once. Before a third is sent, all ranks
+/// complete the same one of them, or destroy its handle. A refused call changes nothing, so it may
+/// be repeated.
 ///
 /// @param handle  the handle
 /// @param config  may be NULL
 /// @param stream  stream to run on; NULL is the default stream
 ///
-/// Returns `ncclInvalidArgument` for a NULL or dead handle; `ncclInvalidUsage` for a handle whose group
-/// was destroyed, or if `stream` is not captured into the same graph as the send phase; or the code of
-/// the failure if the group has failed.
+/// Returns `ncclInvalidArgument` for a NULL or dead handle; `ncclInvalidUsage` for a handle whose
+/// group was destroyed, or if `stream` is not captured into the same graph as the send phase; or
+/// the code of the failure if the group has failed.
 ///
 /// # Safety
 /// `stream` is a live stream.

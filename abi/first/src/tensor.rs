@@ -14,7 +14,7 @@ use nccl_ep_core::model::tensor::{DevPtr, MAX_DIMS};
 use std::ffi::{c_uint, c_void};
 use std::mem::MaybeUninit;
 
-/// Allocates a dense tensor in device memory and fills in its descriptor. Local; the data is not
+/// Allocates a dense tensor in device memory and fills in its descriptor. Local. The data is not
 /// initialised.
 ///
 /// @param ep_group  group whose `alloc_fn` allocates the data
@@ -22,10 +22,11 @@ use std::mem::MaybeUninit;
 /// @param ndim      1 to 5
 /// @param datatype  element type
 /// @param tag       what the tensor means; may be changed in the descriptor later
-/// @param size0     extent of the slowest dimension; `size1` to `size4` follow, those beyond `ndim` are ignored
+/// @param size0     extent of the slowest dimension; `size1` to `size4` follow, those beyond `ndim`
+///                  are ignored
 ///
-/// Returns `ncclInvalidArgument` for a NULL or dead group, a NULL `tensor`, a bad `ndim`, an unknown
-/// `datatype` or a size beyond the address space; `ncclSystemError` if `alloc_fn` fails;
+/// Returns `ncclInvalidArgument` for a NULL or dead group, a NULL `tensor`, a bad `ndim`, an
+/// unknown `datatype` or a size beyond the address space; `ncclSystemError` if `alloc_fn` fails;
 /// `ncclUnhandledCudaError` if the device has no memory left.
 ///
 /// # Safety
@@ -82,11 +83,11 @@ pub unsafe extern "C" fn ncclEpTensorCreate(
 /// Frees the data and the arrays of a descriptor and sets their pointers to NULL, so that a second
 /// call is harmless. Local. NULL is a successful no-op.
 ///
-/// Data that `ncclEpTensorCreate` made is freed by the function that matches its allocation, even after
-/// the group was destroyed. Other data is freed by the `free_fn` of `ep_group`, or kept if `ep_group` is
-/// NULL. The arrays are released with `free()`. `cudaFree` waits for the device: where no `free_fn` was
-/// given, and an exchange or operation of this library is on it, or one is stuck there, the data may be
-/// freed in a later call only.
+/// Data that `ncclEpTensorCreate` made is freed by the counterpart of its allocator, even after
+/// the group was destroyed. Other data is freed by the `free_fn` of `ep_group`, or kept if
+/// `ep_group` is NULL. `free()` releases the arrays. `cudaFree`, which frees data where no
+/// `free_fn` was given, waits for the device: while an exchange or operation of this library runs
+/// or is stuck there, the data may stay allocated until a later call.
 ///
 /// @param ep_group  the tensor's group, alive or destroyed, or NULL
 /// @param tensor    the descriptor

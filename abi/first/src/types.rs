@@ -41,8 +41,8 @@ pub enum ncclEpTensorFlags_t {
     NCCL_EP_TENSOR_FLAG_NONE = 0,
 }
 
-/// What a tensor means in a call. Lists of tensors are searched by tag; their order is free. Tensors
-/// whose tag a call does not use are ignored, but their sizes and strides must be in order.
+/// What a tensor means in a call. Calls find tensors by tag, in lists of any order. They ignore
+/// tensors with tags that they do not use, but refuse bad sizes or strides of these, too.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ncclEpTensorTag_t {
@@ -74,7 +74,7 @@ pub struct ncclNDTensor_t {
     pub ndim: c_uint,
     /// Extents, slowest dimension first: host array of `ndim`.
     pub sizes: *mut c_uint,
-    /// Host array of `ndim`. All ones, NULL, or row-major strides in elements: each says "dense".
+    /// Host array of `ndim`: NULL, all ones, or row-major strides in elements. All three mean "dense".
     pub strides: *mut c_uint,
     /// Element type.
     pub datatype: ncclDataType_t,
@@ -97,11 +97,12 @@ pub struct ncclEpGroupConfig_t {
     /// Experts over all ranks, E: a positive multiple of the number of ranks R. Expert `g` lives on
     /// rank `g / L` as local expert `g % L`, where L = E / R.
     pub num_experts: c_uint,
-    /// Most tokens of one rank, M. `NCCL_EP_AUTO` in HT: each handle finds its own bound.
+    /// Most tokens of one rank, M. `NCCL_EP_AUTO` (HT only): each handle finds its own bound.
     pub max_tokens_per_rank: c_uint,
     /// Largest token row in bytes: hidden size times element size, a multiple of 16.
     pub token_size_bytes: c_uint,
-    /// Bytes of network buffers, or `NCCL_EP_AUTO`. Not needed within one node, and not read there.
+    /// Bytes of network buffers, or `NCCL_EP_AUTO`. Within one node they are not needed, and this is
+    /// not read.
     pub rdma_buffer_size: c_ulong,
     /// Queue pairs per rank, or `NCCL_EP_AUTO`. Not read within one node.
     pub num_qp_per_rank: c_uint,

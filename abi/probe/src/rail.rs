@@ -6,7 +6,7 @@ use nccl_ep_core::backend::bootstrap::Bootstrap;
 use nccl_ep_core::backend::nccl::Communicator;
 use nccl_ep_core::backend::select;
 use nccl_ep_core::backend::transport::open::{Wanted, over_nccl};
-use nccl_ep_core::backend::transport::{Message, Transport};
+use nccl_ep_core::backend::transport::{Label, Message, Transport};
 use nccl_ep_core::error::{Error, Result};
 use nccl_ep_core::model::ops::Stream;
 use nccl_ep_core::model::tensor::DevPtr;
@@ -30,6 +30,12 @@ pub struct EpProbeMessage {
     /// The same number on both sides.
     pub bytes: usize,
 }
+
+/// What the operations are for.
+const LABEL: Label = Label {
+    what: "probe",
+    number: 16,
+};
 
 /// An open transport.
 pub struct EpProbeRail {
@@ -174,7 +180,7 @@ pub unsafe extern "C" fn epProbeRailExchange(
     let (rail, sends, receives) =
         unsafe { (&*rail, read(sends, num_sends), read(receives, num_receives)) };
     let stream = Stream(stream as usize);
-    answer(rail.transport.exchange(&sends, &receives, stream))
+    answer(rail.transport.exchange(LABEL, &sends, &receives, stream))
 }
 
 /// Enqueues a gathering of `bytes` at `data` of all sources to `out`.
@@ -193,7 +199,7 @@ pub unsafe extern "C" fn epProbeRailGather(
     let rail = unsafe { &*rail };
     let (data, out) = (DevPtr(data as usize), DevPtr(out as usize));
     let stream = Stream(stream as usize);
-    answer(rail.transport.gather(data, bytes, out, stream))
+    answer(rail.transport.gather(LABEL, data, bytes, out, stream))
 }
 
 /// 0, or the number of the failure that has ended the transport.

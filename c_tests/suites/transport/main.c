@@ -1,7 +1,9 @@
 // The transport between nodes alone: what arrives, on equal and unequal nodes; and what the others see of a
 // rank that dies, stops, or refuses.
 //
-//   test_transport [--ranks N] [--seed N] [WORD]    runs the cases whose name contains WORD on N ranks (4)
+//   test_transport [--ranks N] [--seed N] [--times N] [WORD]
+//       runs the cases whose name contains WORD on N ranks (4); --times: how often to lose a rank in the
+//       creation, at another time each (on the stand-ins once, on GPUs 4 times)
 //
 // It starts its own processes: do not start it with mpirun on more than one rank. Each case with messages runs
 // in every split of the ranks over nodes, which NCCL is told by NCCL_HOSTID.
@@ -13,6 +15,7 @@
 #include <unistd.h>
 
 #include "forked/survivors.h"
+#include "suites/transport/stages.h"
 #include "suites/transport/way.h"
 
 enum { kDefaultTimeoutMs = 1000, kDefaultRanks = 4, kSlackMs = 1000, kPollUs = 500, kRounds = 5 };
@@ -34,7 +37,7 @@ static void messages_arrive(DeathRank* self) {
     EP_CHECK_EQ_I64(epProbeRailFaults(way.rail), 0);
     const double start = seconds_now();
     close_way(&way);
-    check_in_time(self, start);
+    check_stage_in_time(self, start);
     EP_CHECK_NCCL(ncclCommDestroy(self->env.comm));
 }
 
@@ -85,6 +88,13 @@ static void a_refusal_is_told(DeathRank* self) {
     EP_CHECK_EQ_I64(result, is_victim(self) ? ncclInvalidArgument : ncclRemoteError);
     EP_CHECK(rail == NULL);
     EP_CHECK(is_victim(self) || names(epProbeText(), self->victim));
+    // One rank's environment fixes the id of communicators.
+    Way way;
+    if (is_victim(self)) EP_REQUIRE(setenv("NCCL_COMM_ID", "127.0.0.1:40000", 1) == 0);
+    EP_CHECK_EQ_I64(open_way(&way, self, env), is_victim(self) ? ncclInvalidUsage : ncclRemoteError);
+    EP_CHECK_STR_CONTAINS(epProbeText(), "OwnIdsForNetwork");
+    EP_CHECK(is_victim(self) || names(epProbeText(), self->victim));
+    EP_REQUIRE(unsetenv("NCCL_COMM_ID") == 0);
     messages_arrive(self);
 }
 
@@ -95,20 +105,30 @@ static bool talks_to_victim(const DeathRank* self, const Way* way) {
            is_member(way->sources, way->num_sources, self->victim);
 }
 
+// Whether a thread of the library may still be inside NCCL with the communicator.
+static bool is_connecting(void) {
+    return strstr(epProbeText(), "which NCCL is still connecting") != NULL;
+}
+
 static void go_on(DeathRank* self) {
-    EP_CHECK_NCCL(ncclCommAbort(self->env.comm));
+    stage("ends the first communicator");
+    // NCCL must not free it below that thread, so it stays.
+    if (!is_connecting()) EP_CHECK_NCCL(ncclCommAbort(self->env.comm));
     // What was ended may have left its error on the stream.
     (void)cudaStreamSynchronize(self->env.stream);
     (void)cudaGetLastError();
     expect_context_usable(self);
+    stage("makes the second communicator");
     EpEnv env = self->env;
     env.size = survivors(self);
     if (env.rank > self->victim) --env.rank;
     env.comm = open_comm(self, kSecondId, env.rank, env.size);
     Way way;
+    stage("opens the second transport");
     EP_REQUIRE(open_way(&way, self, &env) == 0);
     exchange_rounds(&way, 1, env.stream);
     close_way(&way);
+    stage("ends the second communicator");
     EP_CHECK_NCCL(ncclCommDestroy(env.comm));
 }
 
@@ -118,7 +138,7 @@ static void expect_failure(DeathRank* self, Way* way, double start) {
     while ((health = epProbeRailHealth(way->rail)) == 0 && in_time(self, start)) usleep(kPollUs);
     const bool deadline = strstr(epProbeText(), "deadline passed: ") != NULL;
     EP_CHECK(health != 0);
-    check_in_time(self, start);
+    check_stage_in_time(self, start);
     // Another thread may be about to tell.
     while (epProbeRailFaults(way->rail) == 0 && in_time(self, start)) usleep(kPollUs);
     EP_CHECK_EQ_I64(epProbeRailFaults(way->rail), 1);
@@ -126,6 +146,7 @@ static void expect_failure(DeathRank* self, Way* way, double start) {
     snprintf(own, sizeof(own), "rank %d of node ", self->env.rank);
     EP_CHECK_STR_CONTAINS(epProbeText(), own);
     EP_CHECK_STR_CONTAINS(epProbeText(), "network operation ");
+    EP_CHECK_STR_CONTAINS(epProbeText(), ", probe 16");
     EP_CHECK(names(epProbeText(), self->victim));
     if (deadline) EP_CHECK_EQ_I64(health, ncclRemoteError);
     EP_CHECK(enqueue(way, 0, self->env.stream) == health);
@@ -134,8 +155,11 @@ static void expect_failure(DeathRank* self, Way* way, double start) {
 // Operations of all that are left. Who waits for the victim sees it; the others may see that somebody gave up.
 static void meet_the_loss(DeathRank* self, Way* way) {
     const double start = seconds_now();
+    stage("enqueues");
     for (unsigned op = 0; op < kOpsInFlight; ++op) (void)enqueue(way, op, self->env.stream);
+    stage("waits for the failure");
     if (talks_to_victim(self, way)) expect_failure(self, way, start);
+    stage("waits for the stream");
     // What was on the stream comes to its end.
     while (cudaStreamQuery(self->env.stream) == cudaErrorNotReady && in_time(self, start)) {
         usleep(kPollUs);
@@ -144,8 +168,10 @@ static void meet_the_loss(DeathRank* self, Way* way) {
     (void)cudaStreamSynchronize(self->env.stream);
     (void)cudaGetLastError();
     const double closing = seconds_now();
+    stage("closes");
     close_way(way);
-    check_in_time(self, closing);
+    stage("has closed");
+    check_stage_in_time(self, closing);
     meet(self, kNoticed, survivors(self));
     go_on(self);
 }
@@ -178,20 +204,34 @@ static void a_rank_stops(DeathRank* self) {
     meet_the_loss(self, &way);
 }
 
-// The victim never comes to the creation.
+// The victim never comes to a creation, in which no rank gets a transport.
+static void expect_no_transport(DeathRank* self) {
+    while (atomic_load(&self->shared->lost) == 0) usleep(kPollUs);
+    Way way;
+    const double start = seconds_now();
+    stage("opens a transport");
+    EP_CHECK_EQ_I64(open_way(&way, self, &self->env), ncclRemoteError);
+    stage("has none");
+    check_stage_in_time(self, start);
+    EP_CHECK_STR_CONTAINS(epProbeText(), " waited ");
+    meet(self, kNoticed, survivors(self));
+    go_on(self);
+}
+
+// NCCL connects the ranks in the first operation of the communicator, and tries for long.
+static void a_rank_dies_before_the_creation(DeathRank* self) {
+    meet(self, kReady, self->env.size);
+    if (is_victim(self)) die(self);
+    expect_no_transport(self);
+}
+
 static void a_rank_stops_before_the_creation(DeathRank* self) {
     Way way;
     EP_REQUIRE(open_way(&way, self, &self->env) == 0);
     close_way(&way);
     meet(self, kReady, self->env.size);
     if (is_victim(self)) stop_for_good(self);
-    while (atomic_load(&self->shared->lost) == 0) usleep(kPollUs);
-    const double start = seconds_now();
-    EP_CHECK_EQ_I64(open_way(&way, self, &self->env), ncclRemoteError);
-    check_in_time(self, start);
-    EP_CHECK_STR_CONTAINS(epProbeText(), " waited ");
-    meet(self, kNoticed, survivors(self));
-    go_on(self);
+    expect_no_transport(self);
 }
 
 // The victim is stopped or killed somewhere in the creation. Whoever gets a transport all the same finds out by
@@ -200,15 +240,19 @@ static void a_rank_is_lost_in_the_creation(DeathRank* self) {
     Way way;
     meet(self, kReady, self->env.size);
     double start = seconds_now();
+    stage("opens a transport");
     const int result = open_way(&way, self, &self->env);
+    stage(result == 0 ? "has a transport" : "has none");
     if (is_victim(self)) {
         for (;;) pause();
     }
-    check_in_time(self, start);
+    check_stage_in_time(self, start);
     if (result == 0) {
         start = seconds_now();
         while (atomic_load(&self->shared->lost) == 0) usleep(kPollUs);
+        stage("enqueues");
         (void)enqueue(&way, 1, self->env.stream);
+        stage("waits for the stream");
         while (cudaStreamQuery(self->env.stream) == cudaErrorNotReady && in_time(self, start)) {
             usleep(kPollUs);
         }
@@ -216,8 +260,9 @@ static void a_rank_is_lost_in_the_creation(DeathRank* self) {
         (void)cudaStreamSynchronize(self->env.stream);
         (void)cudaGetLastError();
         start = seconds_now();
+        stage("closes");
         close_way(&way);
-        check_in_time(self, start);
+        check_stage_in_time(self, start);
     }
     meet(self, kNoticed, survivors(self));
     go_on(self);
@@ -241,7 +286,7 @@ static void giving_up_ends_what_waits(DeathRank* self) {
         (void)cudaGetLastError();
     }
     close_way(&way);
-    check_in_time(self, start);
+    check_stage_in_time(self, start);
     meet(self, kNoticed, self->env.size);
     expect_context_usable(self);
     EP_CHECK_NCCL(ncclCommAbort(self->env.comm));
@@ -260,9 +305,10 @@ static void leave_alone(SharedState* shared, int num_ranks, pid_t victim) {
 static uint64_t g_random = 5;
 
 static void lose_in_the_creation(SharedState* shared, int num_ranks, pid_t victim, int by) {
-    enum { kLongestUs = 6000 };
+    // About as long as a creation takes.
+    const uint64_t longest_us = ep_on_hostsim() ? 6000 : 800000;
     while (atomic_load(&shared->arrived[kReady]) < num_ranks) usleep(kPollUs);
-    usleep((unsigned)ep_random_below(&g_random, kLongestUs));
+    usleep((unsigned)ep_random_below(&g_random, longest_us));
     kill(victim, by);
     atomic_store(&shared->lost, seconds_now());
 }
@@ -282,6 +328,8 @@ static const DeathCase kCases[] = {
     {"a_refusal_is_told", a_refusal_is_told, false, NULL, claim_node},
     {"a_rank_is_killed", a_rank_is_killed, true, NULL, claim_node},
     {"a_rank_stops", a_rank_stops, true, leave_alone, claim_node},
+    {"a_rank_dies_before_the_creation", a_rank_dies_before_the_creation, true, NULL,
+     claim_node},
     {"a_rank_stops_before_the_creation", a_rank_stops_before_the_creation, true, leave_alone,
      claim_node},
     {"a_rank_is_killed_in_the_creation", a_rank_is_lost_in_the_creation, true,
@@ -303,12 +351,13 @@ static bool is_known(unsigned split, int ranks) {
     return false;
 }
 
-static void run_in_splits(const DeathCase* test, DeathSetting setting) {
+static void run_in_splits(const DeathCase* test, DeathSetting setting, int losses) {
+    const int times = test->run == a_rank_is_lost_in_the_creation ? losses : 1;
     for (unsigned i = 0; i < kNumSplits; ++i) {
         if (is_known(i, setting.num_ranks)) continue;
         EP_REQUIRE(setenv("EP_TEST_SPLIT", kSplits[i].name, 1) == 0);
         const uint64_t failed_before = ep_failed();
-        run_death_case(test, setting);
+        for (int time = 0; time < times; ++time) run_death_case(test, setting);
         printf("%-36s %-11s %s\n", test->name, kSplits[i].name,
                ep_failed() == failed_before ? "ok" : "FAILED");
         fflush(stdout);
@@ -317,24 +366,28 @@ static void run_in_splits(const DeathCase* test, DeathSetting setting) {
 
 int main(int argc, char** argv) {
     int num_ranks = kDefaultRanks;
+    int losses = ep_on_hostsim() ? 1 : 4;
     const char* word = "";
     for (int i = 1; i < argc; ++i) {
         if (strcmp(argv[i], "--ranks") == 0 && i + 1 < argc) {
             num_ranks = atoi(argv[++i]);
         } else if (strcmp(argv[i], "--seed") == 0 && i + 1 < argc) {
             g_random = strtoull(argv[++i], NULL, 10);
+        } else if (strcmp(argv[i], "--times") == 0 && i + 1 < argc) {
+            losses = atoi(argv[++i]);
         } else {
             word = argv[i];
         }
     }
     if (num_ranks < 2 || num_ranks > kMaxRanks) {
-        fprintf(stderr, "usage: test_transport [--ranks 2..%d] [--seed N] [WORD]\n", kMaxRanks);
+        fprintf(stderr, "usage: test_transport [--ranks 2..%d] [--seed N] [--times N] [WORD]\n",
+                kMaxRanks);
         return 2;
     }
     const DeathSetting setting = {num_ranks, num_ranks - 1,
                                   timeout_from_environment(kDefaultTimeoutMs), kSlackMs};
     for (size_t i = 0; i < sizeof(kCases) / sizeof(kCases[0]); ++i) {
-        if (strstr(kCases[i].name, word) != NULL) run_in_splits(&kCases[i], setting);
+        if (strstr(kCases[i].name, word) != NULL) run_in_splits(&kCases[i], setting, losses);
     }
     printf("%llu passed, %llu failed\n", (unsigned long long)ep_passed(),
            (unsigned long long)ep_failed());

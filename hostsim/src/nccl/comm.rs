@@ -1,12 +1,12 @@
 //! One rank's end of a communicator.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
 use super::delay::Delays;
 use super::error::{Code, Failure, Outcome};
-use super::meeting::{Room, meet};
+use super::meeting::{Room, connecting, meet};
 use super::segment::Segment;
 use super::unique_id::Rendezvous;
 use crate::cuda::error::CudaError;
@@ -25,6 +25,8 @@ pub(crate) struct Comm {
     /// The last submitted operation: operations of a communicator never overlap.
     pub(crate) last: Mutex<Option<Ticket>>,
     pub(crate) delays: Delays,
+    /// The call that connects the ranks has been made.
+    connected: AtomicBool,
     failure: Mutex<Option<Failure>>,
 }
 
@@ -60,9 +62,12 @@ impl Comm {
                 format!("rank {rank} joined twice"),
             ));
         }
+        let delays = Delays::of_rank(rank);
+        delays.sleep();
         let joined = meet(&segment, rank, Room::Host, CALL);
         rendezvous.release();
         joined?;
+        delays.sleep();
         Ok(Self {
             segment,
             rank,
@@ -70,7 +75,8 @@ impl Comm {
             executed: AtomicUsize::new(0),
             rounds: AtomicUsize::new(0),
             last: Mutex::new(None),
-            delays: Delays::of_rank(rank),
+            delays,
+            connected: AtomicBool::new(false),
             failure: Mutex::new(None),
         })
     }
@@ -95,6 +101,16 @@ impl Comm {
                 Err(Failure::new(code, text))
             }
         }
+    }
+
+    /// Connects the ranks in the call of the first operation, if the environment wants that; returns
+    /// when all have come.
+    pub(crate) fn connect(&self) -> Outcome<()> {
+        if connecting().is_none() || self.connected.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        self.delays.sleep();
+        meet(&self.segment, self.rank, Room::Host, "connecting")
     }
 
     /// Marks the communicator failed for all ranks, and says why once.

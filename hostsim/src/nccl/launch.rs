@@ -61,6 +61,7 @@ fn submit(
     operation: impl FnOnce(&Comm) -> Outcome<()> + Send + 'static,
 ) -> Outcome<()> {
     comm.health()?;
+    comm.connect()?;
     let Some((first, others)) = streams.split_first() else {
         return Ok(());
     };

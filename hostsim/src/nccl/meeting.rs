@@ -2,7 +2,8 @@
 //!
 //! A wait ends when the others arrive, when any rank reports a failure, when a rank that has not
 //! arrived turns out to be dead or to have left the communicator, when this rank has left, or after
-//! `NCCLEP_HOSTSIM_HANG_SECONDS`. If somebody was missing, the communicator is marked failed and one
+//! `NCCLEP_HOSTSIM_HANG_SECONDS`. Calls that connect ranks look for dead ones later if
+//! `NCCLEP_HOSTSIM_CONNECT_SECONDS` says so. If somebody was missing, the communicator is marked failed and one
 //! line says who.
 
 use std::sync::OnceLock;
@@ -29,6 +30,8 @@ pub(crate) struct Watch<'a> {
     rank: usize,
     operation: &'static str,
     since: Instant,
+    /// When it begins to look for dead processes.
+    patience: Duration,
 }
 
 /// How long to sleep before looking for dead processes.
@@ -55,7 +58,10 @@ pub(crate) fn meet(
         futex::wake_all(&meeting.generation);
         return Ok(());
     }
-    let watch = Watch::start(segment, rank, operation);
+    let mut watch = Watch::start(segment, rank, operation);
+    if room == Room::Host as usize {
+        watch.patience = connecting().unwrap_or(SLICE);
+    }
     let missing = || {
         (0..segment.ranks())
             .filter(|other| {
@@ -77,6 +83,7 @@ impl<'a> Watch<'a> {
             rank,
             operation,
             since: Instant::now(),
+            patience: SLICE,
         }
     }
 
@@ -108,7 +115,7 @@ impl<'a> Watch<'a> {
         let reason = if waited >= limit() {
             Some(format!("waited {:.1} s", waited.as_secs_f32()))
         } else {
-            self.cannot_come(&missing(), waited >= SLICE)
+            self.cannot_come(&missing(), waited >= self.patience)
         };
         match reason {
             // What the missing rank did before it went away may have come only now.
@@ -182,10 +189,24 @@ fn limit() -> Duration {
 }
 
 fn parse_limit(text: Option<&str>) -> Duration {
+    parse_seconds(text).unwrap_or(DEFAULT_LIMIT)
+}
+
+/// How long a call that connects ranks tries to reach a dead one, as NCCL does, which connects in
+/// the first operation of a communicator, too. `None`: nothing connects there, and death shows at
+/// once.
+pub(crate) fn connecting() -> Option<Duration> {
+    static CONNECTING: OnceLock<Option<Duration>> = OnceLock::new();
+    *CONNECTING.get_or_init(|| {
+        let text = std::env::var("NCCLEP_HOSTSIM_CONNECT_SECONDS").ok();
+        parse_seconds(text.as_deref())
+    })
+}
+
+fn parse_seconds(text: Option<&str>) -> Option<Duration> {
     text.and_then(|text| text.trim().parse().ok())
         .filter(|seconds| *seconds > 0.0)
         .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
-        .unwrap_or(DEFAULT_LIMIT)
 }
 
 #[cfg(test)]

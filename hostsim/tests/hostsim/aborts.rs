@@ -11,6 +11,8 @@ use ncclep_hostsim::nccl::api::*;
 use crate::failures::{async_error, await_failure, count, expect_failure, gather};
 use crate::kit::{Buffer, Rank, Stream, launch, run};
 
+/// `ncclUint8`.
+const UINT8: i32 = 1;
 const SUCCESS: i32 = 0;
 const NOT_READY: i32 = 600;
 const LAUNCH_TIMEOUT: i32 = 702;
@@ -154,6 +156,40 @@ pub(crate) fn abort_frees_host_calls() {
         await_failure(blocked.comm);
         assert_eq!(async_error(blocked.comm), REMOTE_ERROR);
         blocked.end();
+        me.end();
+    }
+    drop(gather(&spare, 10));
+    spare.end();
+}
+
+#[test]
+fn a_first_operation_that_connects_waits_in_its_call() {
+    let begin = Instant::now();
+    run(
+        "first_operations_connect",
+        2,
+        &[("NCCLEP_HOSTSIM_CONNECT_SECONDS", "50")],
+    );
+    assert!(
+        begin.elapsed() < Duration::from_secs(15),
+        "nobody timed out"
+    );
+}
+
+/// Rank 0 calls an all-gather that rank 1 never does, until another thread aborts.
+pub(crate) fn first_operations_connect() {
+    let me = Rank::from_environment();
+    let spare = me.duplicate();
+    if me.rank == 0 {
+        let comm = Shared(me.comm);
+        let aborting = later(move || comm.abort());
+        let (send, recv) = (Buffer::filled(1, 1), Buffer::new(2));
+        let (to, stream) = (recv.address, me.stream.0);
+        // SAFETY: the buffers outlive the call, which enqueues nothing.
+        let code = unsafe { ncclAllGather(send.address, to, 1, UINT8, me.comm, stream) };
+        assert_eq!(code, REMOTE_ERROR);
+        assert_eq!(aborting.join().expect("no panic"), SUCCESS);
+    } else {
         me.end();
     }
     drop(gather(&spare, 10));

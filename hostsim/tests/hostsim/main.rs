@@ -32,6 +32,7 @@ const SCENARIOS: &[(&str, fn())] = &[
     ("one_rank_aborts", aborts::one_rank_aborts),
     ("abort_frees_streams", aborts::abort_frees_streams),
     ("abort_frees_host_calls", aborts::abort_frees_host_calls),
+    ("first_operations_connect", aborts::first_operations_connect),
     ("one_rank_leaves", aborts::one_rank_leaves),
     ("many_communicators", communicators::many_communicators),
     ("two_at_once", communicators::two_at_once),

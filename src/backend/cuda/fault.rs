@@ -3,7 +3,7 @@
 
 use crate::backend::Faults;
 use crate::backend::cuda::driver::context::Context;
-use crate::backend::cuda::driver::mapped::HostPage;
+use crate::backend::cuda::driver::memory::HostPage;
 use crate::backend::cuda::ht::agreement::disagreement;
 use crate::backend::cuda::ht::shape_word::ShapeWord;
 use crate::backend::cuda::ll::signature::Signature;
@@ -18,6 +18,8 @@ use crate::error::refusal::{AmongRanks, OfTensor, Operation, Role, Subject};
 use crate::error::{Code, Context as Circumstance, Error, Result, Value};
 use crate::model::dtype::DType;
 use crate::model::tensor::DevPtr;
+use crate::model::topology::LocalRanks;
+use once_cell::sync::OnceCell;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
@@ -26,27 +28,37 @@ use std::time::Duration;
 #[derive(Debug)]
 pub struct FaultPage {
     page: HostPage<FaultReport>,
-    rank: usize,
+    /// The ranks that kernels number by their local index.
+    ranks: LocalRanks,
     timeout: Duration,
+    /// The failure of the network between nodes.
+    network: OnceCell<Error>,
 }
 
 impl FaultPage {
-    /// An empty report of `rank`.
-    pub fn new(context: &Arc<Context>, rank: usize, timeout: Duration) -> Result<Self> {
+    /// An empty report of one of `ranks`, the ranks of its node.
+    pub fn new(context: &Arc<Context>, ranks: LocalRanks, timeout: Duration) -> Result<Self> {
         Ok(Self {
             page: HostPage::new(context, 1)?,
-            rank,
+            ranks,
             timeout,
+            network: OnceCell::new(),
         })
     }
 
-    /// What the waits of kernel `op` need; `failed` and `told` are the group's marks in device memory.
-    pub fn wait_params(&self, op: u32, failed: DevPtr, told: DevPtr) -> WaitParams {
+    /// The network between nodes has failed.
+    pub fn network_failed(&self, error: &Error) {
+        // The first failure counts.
+        let _ = self.network.set(error.clone());
+    }
+
+    /// What the waits of kernel `op` need; `failed` and `peer_failed` are the group's marks in device memory.
+    pub fn wait_params(&self, op: u32, failed: DevPtr, peer_failed: DevPtr) -> WaitParams {
         WaitParams {
             timeout_ns: nanoseconds(self.timeout),
             report: self.page.device(),
             failed: failed.0 as *mut u32,
-            peer_failed: told.0 as *mut u32,
+            peer_failed: peer_failed.0 as *mut u32,
             op,
         }
     }
@@ -58,7 +70,7 @@ impl FaultPage {
 
     fn lateness(&self, report: &FaultReport) -> Error {
         let why = match report.state {
-            FAULT_PEER_FAILED => format!("rank {} failed", report.got),
+            FAULT_PEER_FAILED => format!("rank {} failed", self.ranks.rank(report.got as usize)),
             _ => "deadline passed".to_owned(),
         };
         let peer = report.peer;
@@ -82,7 +94,8 @@ impl FaultPage {
         };
         let text = format!(
             "{why}: rank {} waited {} ms for {awaited}",
-            self.rank, report.waited_ms
+            self.ranks.own_rank(),
+            report.waited_ms
         );
         Error::new(Code::RemoteError, text)
     }
@@ -91,7 +104,7 @@ impl FaultPage {
 impl Faults for FaultPage {
     fn first(&self) -> Option<Error> {
         if self.page.read(0)?.state == FAULT_NONE {
-            return None;
+            return self.network.get().cloned();
         }
         // The kernel wrote `state` last, so what is read from here on is complete.
         fence(Ordering::Acquire);

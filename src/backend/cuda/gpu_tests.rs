@@ -17,6 +17,7 @@ use crate::backend::{DeviceMemory, Faults};
 use crate::error::{Code, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
+use crate::model::topology::LocalRanks;
 use parking_lot::{Mutex, MutexGuard};
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -82,7 +83,7 @@ impl Bench {
     }
 
     fn faults(&self, rank: usize) -> FaultPage {
-        FaultPage::new(&self.context, rank, TIMEOUT).unwrap()
+        FaultPage::new(&self.context, LocalRanks::all(2, rank), TIMEOUT).unwrap()
     }
 
     /// Rank `rank`'s part of the self test, on its stream.
@@ -96,9 +97,10 @@ impl Bench {
             ranks: 2,
             rank: rank as u32,
         };
-        let told = self.address(rank, self.layout.told);
-        let wait = faults.wait_params(OP_PEER_SELFTEST, self.failed[rank].data(), told);
-        self.selftests[rank].run(&self.module, &peers, &self.layout, wait, self.streams[rank])
+        let peer_failed = self.address(rank, self.layout.peer_failed);
+        let wait = faults.wait_params(OP_PEER_SELFTEST, self.failed[rank].data(), peer_failed);
+        let peers = (&peers, &LocalRanks::all(2, rank));
+        self.selftests[rank].run(&self.module, peers, &self.layout, wait, self.streams[rank])
     }
 }
 
@@ -169,7 +171,7 @@ fn data_that_the_flag_announced_too_early_is_found() {
 #[ignore = "needs a GPU"]
 fn the_callers_context_is_left_as_it_was() {
     let bench = Bench::open();
-    let before = driver::current_context().unwrap();
+    let before = driver::held::current_context().unwrap();
     let data = bench.memory.alloc(64).unwrap();
     bench.memory.upload(data, &[7; 64]).unwrap();
     let mut back = [0; 64];
@@ -177,14 +179,14 @@ fn the_callers_context_is_left_as_it_was() {
     bench.memory.free(data).unwrap();
     assert_eq!(back, [7; 64]);
     assert!(bench.memory.is_idle(Stream(0)).unwrap());
-    assert_eq!(driver::current_context().unwrap(), before);
+    assert_eq!(driver::held::current_context().unwrap(), before);
 }
 
 #[test]
 #[ignore = "needs a GPU"]
 fn only_mapped_host_memory_has_a_device_alias() {
     let bench = Bench::open();
-    let page = super::driver::mapped::HostPage::<FaultReport>::new(&bench.context, 1);
+    let page = super::driver::memory::HostPage::<FaultReport>::new(&bench.context, 1);
     let pinned = DevPtr(page.as_ref().unwrap().device() as usize);
     assert_eq!(bench.memory.device_alias(pinned), Ok(pinned));
     let plain = DevPtr(Box::new(0_u64).as_ref() as *const u64 as usize);

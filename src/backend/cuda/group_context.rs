@@ -22,13 +22,14 @@ const _: () = assert!(STATE_BYTES <= 128);
 pub(super) struct GroupContext {
     pub(super) module: Module,
     pub(super) faults: Arc<FaultPage>,
-    /// Multiprocessors of the device: the most blocks that are sure to run at the same time.
+    /// The most blocks of this group that may wait for other ranks at the same time: the device's
+    /// multiprocessors, less those that are left to others.
     pub(super) multiprocessors: u32,
     /// The group's failure mark and the states of the LL channels: the words that a kernel loads
     /// first.
     state: Buffer,
     /// In this rank's window: the peer that has reported its failure.
-    told: DevPtr,
+    peer_failed: DevPtr,
     windows: [DevPtr; MAX_PEERS],
     ranks: u32,
     rank: u32,
@@ -40,13 +41,13 @@ impl GroupContext {
         Buffer::zeroed(memory, STATE_BYTES)
     }
 
-    /// A group with the `windows` of all ranks; `rank` is this one. Peers report their failures at
-    /// `told`.
+    /// A group with the `windows` of this node's ranks; `rank` is this one's local index. Peers report their
+    /// failures at `peer_failed`.
     pub(super) fn new(
         module: Module,
         faults: Arc<FaultPage>,
         multiprocessors: u32,
-        (state, told): (Buffer, DevPtr),
+        (state, peer_failed): (Buffer, DevPtr),
         (windows, rank): (&[DevPtr], usize),
     ) -> Result<Self> {
         let mut all = [DevPtr::default(); MAX_PEERS];
@@ -58,14 +59,14 @@ impl GroupContext {
             faults,
             multiprocessors,
             state,
-            told,
+            peer_failed,
             windows: all,
             ranks: number(windows.len())?,
             rank: number(rank)?,
         })
     }
 
-    /// The windows of all ranks, as a kernel parameter.
+    /// The windows of this node's ranks, as a kernel parameter.
     pub(super) fn peers(&self) -> PeerTable {
         PeerTable {
             window: self.windows.map(|base| base.0 as *mut u8),
@@ -74,9 +75,21 @@ impl GroupContext {
         }
     }
 
+    /// Words on the device, and what the host writes there after a failure that no kernel has seen: this rank's
+    /// mark, and, in the windows of its peers, the word about a peer that has failed.
+    pub(super) fn failure_marks(&self) -> Vec<(DevPtr, u32)> {
+        let own = (self.state.data(), 1);
+        let windows = self.windows.iter().take(self.ranks as usize).enumerate();
+        let peers = windows.filter(|&(peer, _)| peer != self.rank as usize);
+        let offset = self.peer_failed.0 - self.windows.get(self.rank as usize).map_or(0, |it| it.0);
+        let announced = peers.map(|(_, base)| (DevPtr(base.0 + offset), 1 + self.rank));
+        std::iter::once(own).chain(announced).collect()
+    }
+
     /// Deadline and report of kernel `op`.
     pub(super) fn wait(&self, op: u32) -> WaitParams {
-        self.faults.wait_params(op, self.state.data(), self.told)
+        self.faults
+            .wait_params(op, self.state.data(), self.peer_failed)
     }
 
     /// The same with the nearer deadline `left`.

@@ -13,7 +13,8 @@ use crate::backend::cuda::params::ht_nodes::{
     HtPlaceParams, HtRouteNodesParams,
 };
 use crate::backend::cuda::params::ll::{
-    LL_COMBINE_THREADS, LL_DISPATCH_THREADS, LlCombineParams, LlDispatchParams,
+    LL_COMBINE_THREADS, LL_DISPATCH_THREADS, LL_GATES_THREADS, LlCombineNodesParams,
+    LlCombineParams, LlDispatchNodesParams, LlDispatchParams, LlGatesParams,
 };
 use crate::error::{Error, Result};
 use crate::model::dtype::DType;
@@ -31,6 +32,16 @@ pub enum Kernel {
     LlCombineF16,
     /// `cuda/ll/combine.cu`.
     LlCombineF32,
+    /// `cuda/ll/dispatch.cu`.
+    LlDispatchNodes,
+    /// `cuda/ll/gates.cu`.
+    LlGates,
+    /// `cuda/ll/combine.cu`.
+    LlCombineNodesBf16,
+    /// `cuda/ll/combine.cu`.
+    LlCombineNodesF16,
+    /// `cuda/ll/combine.cu`.
+    LlCombineNodesF32,
     /// `cuda/ht/route.cu`.
     HtRoute,
     /// `cuda/ht/dispatch.cu`.
@@ -59,12 +70,17 @@ pub enum Kernel {
 
 impl Kernel {
     /// All kernels; each stands at the index of its own number.
-    pub const ALL: [Kernel; 17] = [
+    pub const ALL: [Kernel; 22] = [
         Kernel::PeerSelftest,
         Kernel::LlDispatch,
         Kernel::LlCombineBf16,
         Kernel::LlCombineF16,
         Kernel::LlCombineF32,
+        Kernel::LlDispatchNodes,
+        Kernel::LlGates,
+        Kernel::LlCombineNodesBf16,
+        Kernel::LlCombineNodesF16,
+        Kernel::LlCombineNodesF32,
         Kernel::HtRoute,
         Kernel::HtDispatch,
         Kernel::HtCombineBf16,
@@ -87,6 +103,11 @@ impl Kernel {
             Kernel::LlCombineBf16 => "ll_combine_bf16",
             Kernel::LlCombineF16 => "ll_combine_f16",
             Kernel::LlCombineF32 => "ll_combine_f32",
+            Kernel::LlDispatchNodes => "ll_dispatch_nodes",
+            Kernel::LlGates => "ll_gates",
+            Kernel::LlCombineNodesBf16 => "ll_combine_nodes_bf16",
+            Kernel::LlCombineNodesF16 => "ll_combine_nodes_f16",
+            Kernel::LlCombineNodesF32 => "ll_combine_nodes_f32",
             Kernel::HtRoute => "ht_route",
             Kernel::HtDispatch => "ht_dispatch",
             Kernel::HtCombineBf16 => "ht_combine_bf16",
@@ -106,10 +127,14 @@ impl Kernel {
     pub(super) fn threads(self) -> u32 {
         match self {
             Kernel::PeerSelftest => SELFTEST_THREADS,
-            Kernel::LlDispatch => LL_DISPATCH_THREADS,
-            Kernel::LlCombineBf16 | Kernel::LlCombineF16 | Kernel::LlCombineF32 => {
-                LL_COMBINE_THREADS
-            }
+            Kernel::LlDispatch | Kernel::LlDispatchNodes => LL_DISPATCH_THREADS,
+            Kernel::LlGates => LL_GATES_THREADS,
+            Kernel::LlCombineBf16
+            | Kernel::LlCombineF16
+            | Kernel::LlCombineF32
+            | Kernel::LlCombineNodesBf16
+            | Kernel::LlCombineNodesF16
+            | Kernel::LlCombineNodesF32 => LL_COMBINE_THREADS,
             Kernel::HtRoute | Kernel::HtRouteNodes => HT_ROUTE_THREADS,
             Kernel::HtPlace => HT_PLACE_THREADS,
             Kernel::HtPack => HT_PACK_THREADS,
@@ -157,6 +182,22 @@ impl KernelParams for LlCombineParams {
         Kernel::LlCombineBf16,
         Kernel::LlCombineF16,
         Kernel::LlCombineF32,
+    ];
+}
+
+impl KernelParams for LlDispatchNodesParams {
+    const KERNELS: &'static [Kernel] = &[Kernel::LlDispatchNodes];
+}
+
+impl KernelParams for LlGatesParams {
+    const KERNELS: &'static [Kernel] = &[Kernel::LlGates];
+}
+
+impl KernelParams for LlCombineNodesParams {
+    const KERNELS: &'static [Kernel] = &[
+        Kernel::LlCombineNodesBf16,
+        Kernel::LlCombineNodesF16,
+        Kernel::LlCombineNodesF32,
     ];
 }
 

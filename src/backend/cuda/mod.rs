@@ -12,6 +12,8 @@ mod group_context;
 mod ht;
 pub mod kernels;
 mod ll;
+mod network;
+mod open;
 mod order;
 pub mod params;
 mod peer;
@@ -28,14 +30,12 @@ use crate::model::ops::Stream;
 use crate::model::topology::Topology;
 use driver::context::Context;
 use driver::memory::CudaMemory;
+use open::Device;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// One GPU of this process, before a group is open on it.
-pub struct CudaPlatform {
-    context: Arc<Context>,
-    memory: Arc<CudaMemory>,
-}
+pub struct CudaPlatform(Device);
 
 impl CudaPlatform {
     /// The GPU with the number `device` in this process.
@@ -43,13 +43,17 @@ impl CudaPlatform {
         let context = Arc::new(Context::for_device(device)?);
         context.resources()?;
         let memory = Arc::new(CudaMemory::new(Arc::clone(&context)));
-        Ok(Self { context, memory })
+        Ok(Self(Device {
+            number: device,
+            context,
+            memory,
+        }))
     }
 }
 
 impl Platform for CudaPlatform {
     fn memory(&self) -> Arc<dyn DeviceMemory> {
-        Arc::clone(&self.memory) as Arc<dyn DeviceMemory>
+        Arc::clone(&self.0.memory) as Arc<dyn DeviceMemory>
     }
 
     fn open(
@@ -60,8 +64,13 @@ impl Platform for CudaPlatform {
         stream: Stream,
     ) -> Result<OpenGroup> {
         single_node(&topology)?;
-        let device = (Arc::clone(&self.context), Arc::clone(&self.memory));
-        group::open(device, &facts, bootstrap, timeout, stream)
+        open::open(
+            self.0.clone(),
+            (&facts, &topology),
+            bootstrap,
+            timeout,
+            stream,
+        )
     }
 }
 

@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn a_piece_is_free_when_the_last_that_has_it_is_gone() {
+    fn an_entry_is_free_when_its_last_reference_is_dropped() {
         let pool = Pool::default();
         let first = pool.take(at_least(0), || Ok(7)).unwrap();
         let clone = Arc::clone(&first);

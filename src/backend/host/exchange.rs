@@ -179,7 +179,7 @@ impl Exchange {
     ) -> Result<T> {
         let start = Instant::now();
         loop {
-            let heard = window.bell();
+            let rings = window.bell();
             if let Some(found) = ready() {
                 return Ok(found);
             }
@@ -189,7 +189,7 @@ impl Exchange {
             let Some(left) = self.timeout.checked_sub(start.elapsed()) else {
                 return Err(self.gave_up("deadline passed".to_owned(), start, &wanted()));
             };
-            window.wait_for_bell(heard, left.min(LOOK));
+            window.wait_for_bell(rings, left.min(LOOK));
         }
     }
 

@@ -52,7 +52,7 @@ impl Platform for HostPlatform {
             bootstrap.words(),
             self.runtime,
         ));
-        let group = Box::new(HostGroup {
+        let group = Arc::new(HostGroup {
             shared,
             bootstrap,
             timeout,

@@ -162,9 +162,9 @@ impl Window {
         self.word(BELL).load(Ordering::Acquire)
     }
 
-    /// Sleeps while the bell's count equals `heard`, at most `patience`.
-    pub fn wait_for_bell(&self, heard: u32, patience: Duration) {
-        signal::wait(self.word(BELL), heard, patience);
+    /// Sleeps while the bell's count equals `rings`, at most `patience`.
+    pub fn wait_for_bell(&self, rings: u32, patience: Duration) {
+        signal::wait(self.word(BELL), rings, patience);
     }
 
     fn ring(&self) {

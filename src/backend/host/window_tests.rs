@@ -97,8 +97,8 @@ fn the_length_of_a_message_is_not_believed() {
 #[test]
 fn failure_rings_the_bell() {
     let window = Window::create(1).unwrap();
-    let heard = window.bell();
+    let rings = window.bell();
     window.set_failed();
     assert!(window.has_failed());
-    assert_ne!(window.bell(), heard);
+    assert_ne!(window.bell(), rings);
 }

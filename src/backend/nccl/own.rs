@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 
 /// The oldest NCCL that takes a configuration of this form, as `ncclGetVersion` counts.
 const OLDEST: c_int = 21800;
+/// The variable that gives NCCL's ids, if it is set.
+const FIXED_ID: &str = "NCCL_COMM_ID";
 /// `NCCL_CONFIG_UNDEF_INT`.
 const UNDEFINED: c_int = c_int::MIN;
 const CONFIG_MAGIC: c_uint = 0xcafe_beef;
@@ -42,6 +44,7 @@ pub struct Network {
 impl Network {
     /// Those of this process's NCCL, or the refusal of one that lacks them.
     pub fn of_process() -> Result<Self> {
+        check_ids(std::env::var(FIXED_ID).ok())?;
         Self::of(functions()?)
     }
 
@@ -75,6 +78,18 @@ impl Network {
 
     fn check(&self, name: &str, code: c_int) -> Result<()> {
         check(self.functions, name, code)
+    }
+}
+
+/// Refuses an id that the environment fixes: it is one address for all communicators, and the rails of
+/// several gateways are made at the same time.
+fn check_ids(fixed: Option<String>) -> Result<()> {
+    match fixed.filter(|id| !id.is_empty()) {
+        None => Ok(()),
+        Some(id) => {
+            let refusal = Error::usage(Subject::Nccl, AmongRanks::OwnIdsForNetwork);
+            Err(refusal.got(format!("{FIXED_ID}={id}"), "it unset"))
+        }
     }
 }
 

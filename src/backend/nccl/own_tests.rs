@@ -223,3 +223,12 @@ fn an_asynchronous_error_is_given_until_the_end() {
     comm.abort();
     assert_eq!(comm.asynchronous_error(), None);
 }
+
+#[test]
+fn an_id_of_the_environment_is_refused() {
+    assert_eq!(check_ids(None), Ok(()));
+    assert_eq!(check_ids(Some(String::new())), Ok(()));
+    let refusal = check_ids(Some("10.0.0.1:4000".to_owned())).unwrap_err();
+    let rule = AmongRanks::OwnIdsForNetwork.into();
+    assert_eq!(refusal.refused(), Some((Subject::Nccl, rule)));
+}

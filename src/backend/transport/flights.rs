@@ -5,6 +5,9 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::quiet::{Graphs, Works};
+use crate::backend::transport::Label;
+use crate::backend::transport::operation::{Late, Operation, Recent, distinct};
+use crate::backend::transport::replays::Replays;
 use crate::backend::{DeviceMemory, StreamMark};
 use crate::error::Result;
 use crate::model::ops::Stream;
@@ -26,10 +29,13 @@ struct State {
     operations: u64,
     /// Whether any operation was captured into a graph.
     is_in_graphs: bool,
+    /// Those that were.
+    replays: Replays,
 }
 
 struct Flight {
-    number: u64,
+    operation: Operation,
+    /// The ranks that it exchanges with, some more than once.
     peers: Vec<usize>,
     begin: Box<dyn StreamMark>,
     end: Box<dyn StreamMark>,
@@ -39,36 +45,26 @@ struct Flight {
     seen: Option<Instant>,
 }
 
-/// The operation that has run too long.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Late {
-    /// Its number, from 0.
-    pub number: u64,
-    /// The ranks that it exchanges with.
-    pub peers: Vec<usize>,
-    /// How long it has run.
-    pub waited: Duration,
-}
-
-/// An operation that an error may be about.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Recent {
-    /// Its number, from 0.
-    pub number: u64,
-    /// The ranks that it exchanges with.
-    pub peers: Vec<usize>,
-    /// Whether it is under way.
-    pub runs: bool,
-}
-
 impl Flights {
-    /// An operation with `peers` is about to be enqueued on `stream`; gives its number.
+    /// No operations yet, over `memory`.
+    pub fn new(memory: &dyn DeviceMemory) -> Result<Self> {
+        let state = State {
+            replays: Replays::new(memory)?,
+            ..State::default()
+        };
+        Ok(Self {
+            state: Mutex::new(state),
+        })
+    }
+
+    /// An operation with `peers` is about to be enqueued on `stream`.
     pub fn begin(
         &self,
         memory: &dyn DeviceMemory,
+        label: Label,
         peers: impl Iterator<Item = usize>,
         stream: Stream,
-    ) -> Result<u64> {
+    ) -> Result<Operation> {
         let mut state = self.state.lock();
         if state.spare.is_empty() {
             state.land()?;
@@ -77,56 +73,52 @@ impl Flights {
             Some(flight) => flight,
             None => Flight::new(memory)?,
         };
-        flight.prepare(state.operations, peers);
+        let operation = Operation {
+            number: state.operations,
+            label,
+        };
+        flight.prepare(operation, peers);
         state.operations += 1;
-        let number = flight.number;
         if flight.begin.record(stream)? {
             state.under_way.push_back(flight);
         } else {
             state.is_in_graphs = true;
+            let marked = state.replays.begin(operation, &flight.peers, stream);
             state.spare.push(flight);
+            marked?;
         }
-        Ok(number)
+        Ok(operation)
     }
 
-    /// Operation `number` was enqueued on `stream`.
-    pub fn enqueued(&self, number: u64, stream: Stream) -> Result<()> {
+    /// `operation` was enqueued on `stream`.
+    pub fn enqueued(&self, operation: Operation, stream: Stream) -> Result<()> {
         let mut state = self.state.lock();
         let last = state.under_way.back_mut();
-        if let Some(flight) = last.filter(|flight| flight.number == number) {
+        if let Some(flight) = last.filter(|flight| flight.operation == operation) {
             flight.end.record(stream)?;
             flight.is_enqueued = true;
+            return Ok(());
         }
-        Ok(())
+        state.replays.end(operation, stream)
     }
 
-    /// Operation `number` was not enqueued.
-    pub fn withdraw(&self, number: u64) {
+    /// `operation` was not enqueued.
+    pub fn withdraw(&self, operation: Operation) {
         let mut state = self.state.lock();
-        if state.under_way.back().map(|flight| flight.number) == Some(number)
+        if state.under_way.back().map(|flight| flight.operation) == Some(operation)
             && let Some(flight) = state.under_way.pop_back()
         {
             state.spare.push(flight);
         }
     }
 
-    /// The first operation, if it has run longer than `limit` at `now`.
+    /// The first operation, also of those in graphs, if it has run longer than `limit` at `now`.
     pub fn late(&self, now: Instant, limit: Duration) -> Result<Option<Late>> {
         let mut state = self.state.lock();
-        state.land()?;
-        let Some(first) = state.under_way.front_mut() else {
-            return Ok(None);
-        };
-        if first.seen.is_none() && !first.begin.is_over()? {
-            return Ok(None);
+        match state.late(now, limit)? {
+            None => state.replays.late(now, limit),
+            late => Ok(late),
         }
-        let seen = *first.seen.get_or_insert(now);
-        let waited = now.saturating_duration_since(seen);
-        Ok((waited > limit).then(|| Late {
-            number: first.number,
-            peers: first.peers.clone(),
-            waited,
-        }))
     }
 
     /// The operation that runs, or else the one that was the last to.
@@ -135,8 +127,8 @@ impl Flights {
         let first = state.under_way.front();
         let recent = first.or_else(|| state.spare.last())?;
         Some(Recent {
-            number: recent.number,
-            peers: recent.peers.clone(),
+            operation: recent.operation,
+            peers: distinct(&recent.peers),
             runs: first.is_some(),
         })
     }
@@ -155,6 +147,25 @@ impl Flights {
 }
 
 impl State {
+    /// The first operation outside of graphs, if it has run longer than `limit` at `now`.
+    fn late(&mut self, now: Instant, limit: Duration) -> Result<Option<Late>> {
+        self.land()?;
+        let Some(first) = self.under_way.front_mut() else {
+            return Ok(None);
+        };
+        if first.seen.is_none() && !first.begin.is_over()? {
+            return Ok(None);
+        }
+        let seen = *first.seen.get_or_insert(now);
+        let waited = now.saturating_duration_since(seen);
+        Ok((waited > limit).then(|| Late {
+            operation: first.operation,
+            peers: distinct(&first.peers),
+            waited,
+            is_replayed: false,
+        }))
+    }
+
     /// Takes out what is over.
     fn land(&mut self) -> Result<()> {
         while let Some(first) = self.under_way.front() {
@@ -170,7 +181,7 @@ impl State {
 impl Flight {
     fn new(memory: &dyn DeviceMemory) -> Result<Self> {
         Ok(Self {
-            number: 0,
+            operation: Operation::WARM_UP,
             peers: Vec::new(),
             begin: memory.new_mark()?,
             end: memory.new_mark()?,
@@ -179,16 +190,12 @@ impl Flight {
         })
     }
 
-    fn prepare(&mut self, number: u64, peers: impl Iterator<Item = usize>) {
-        self.number = number;
+    fn prepare(&mut self, operation: Operation, peers: impl Iterator<Item = usize>) {
+        self.operation = operation;
         self.is_enqueued = false;
         self.seen = None;
         self.peers.clear();
-        for peer in peers {
-            if !self.peers.contains(&peer) {
-                self.peers.push(peer);
-            }
-        }
+        self.peers.extend(peers);
     }
 }
 

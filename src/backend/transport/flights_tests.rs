@@ -89,11 +89,22 @@ impl DeviceMemory for Device {
     }
 }
 
+fn label(number: u64) -> Label {
+    Label {
+        what: "test",
+        number,
+    }
+}
+
+fn begin(flights: &Flights, device: &Device, peers: &[usize], stream: Stream) -> Operation {
+    let peers = peers.iter().copied();
+    flights.begin(device, label(3), peers, stream).unwrap()
+}
+
 fn enqueue(flights: &Flights, device: &Device, peers: &[usize]) -> u64 {
-    let stream = Stream::DEFAULT;
-    let number = flights.begin(device, peers.iter().copied(), stream);
-    flights.enqueued(number.clone().unwrap(), stream).unwrap();
-    number.unwrap()
+    let operation = begin(flights, device, peers, Stream::DEFAULT);
+    flights.enqueued(operation, Stream::DEFAULT).unwrap();
+    operation.number
 }
 
 #[test]
@@ -109,16 +120,20 @@ fn time_counts_for_the_first_since_it_runs() {
     device.pass(1);
     assert_eq!(late(20), None);
     let first = late(22).unwrap();
-    assert_eq!((first.number, &*first.peers), (0, &[3, 1][..]));
+    assert_eq!(first.operation.to_string(), "network operation 0, test 3");
+    assert_eq!(first.peers, [3, 1]);
     assert_eq!(first.waited, 2 * SECOND);
     // The second runs, and counts from when it was seen to.
     device.pass(2);
     assert_eq!(late(30), None);
     assert_eq!(late(31), None);
-    assert_eq!(late(32).unwrap().number, 1);
+    assert_eq!(late(32).unwrap().operation.number, 1);
     let recent = |runs| {
         Some(Recent {
-            number: 1,
+            operation: Operation {
+                number: 1,
+                label: label(3),
+            },
             peers: vec![2],
             runs,
         })
@@ -133,9 +148,7 @@ fn time_counts_for_the_first_since_it_runs() {
 #[test]
 fn a_call_that_does_not_return_is_late_too() {
     let (device, flights) = (Device::default(), Flights::default());
-    flights
-        .begin(&device, [1].into_iter(), Stream::DEFAULT)
-        .unwrap();
+    begin(&flights, &device, &[1], Stream::DEFAULT);
     device.pass(1);
     let start = Instant::now();
     assert_eq!(flights.late(start, SECOND), Ok(None));
@@ -155,13 +168,12 @@ fn marks_are_used_again() {
 #[test]
 fn what_was_withdrawn_or_captured_is_not_waited_for() {
     let (device, flights) = (Device::default(), Flights::default());
-    let number = flights.begin(&device, [1].into_iter(), Stream::DEFAULT);
-    flights.withdraw(number.unwrap());
+    flights.withdraw(begin(&flights, &device, &[1], Stream::DEFAULT));
     assert_eq!(flights.are_over(), Ok(true));
     assert!(!flights.is_in_graphs());
     let captured = Stream(CAPTURED);
-    let number = flights.begin(&device, [1].into_iter(), captured).unwrap();
-    flights.enqueued(number, captured).unwrap();
+    let operation = begin(&flights, &device, &[1], captured);
+    flights.enqueued(operation, captured).unwrap();
     assert_eq!(flights.are_over(), Ok(true));
     assert!(flights.is_in_graphs());
 }
@@ -179,9 +191,7 @@ fn a_device_is_quiet_when_all_is_over() {
     assert!(!is_idle(Graphs::DoNotCount));
     device.pass(2);
     assert!(is_idle(Graphs::Count));
-    flights
-        .begin(&device, [1].into_iter(), Stream(CAPTURED))
-        .unwrap();
+    begin(&flights, &device, &[1], Stream(CAPTURED));
     assert!(!is_idle(Graphs::Count));
     assert!(is_idle(Graphs::DoNotCount));
 }

@@ -5,17 +5,19 @@
 //! the receiver's own call, behind what its stream did before.
 #![forbid(unsafe_code)]
 
-mod detached;
 mod flights;
 pub mod open;
+mod operation;
 mod over_nccl;
+mod replays;
 mod warm_up;
-mod watchdog;
+pub mod watchdog;
 mod ways;
 
 use crate::error::{Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
+use std::fmt;
 use std::sync::Arc;
 
 /// One direction between this rank and another.
@@ -29,6 +31,29 @@ pub struct Message {
     pub bytes: usize,
 }
 
+/// What an operation is for, as texts of failures name it: "LL dispatch 42".
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Label {
+    /// In the caller's terms.
+    pub what: &'static str,
+    /// Which of them, as the caller counts.
+    pub number: u64,
+}
+
+impl Label {
+    /// The first messages of a transport.
+    const WARM_UP: Self = Self {
+        what: "warm-up",
+        number: 0,
+    };
+}
+
+impl fmt::Display for Label {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(to, "{} {}", self.what, self.number)
+    }
+}
+
 /// Told of the failure that ends a transport, on any thread, once, before its operations are ended. It must not
 /// wait for anything.
 pub type OnFault = Arc<dyn Fn(&Error) + Send + Sync>;
@@ -39,7 +64,7 @@ pub type OnFault = Arc<dyn Fn(&Error) + Send + Sync>;
 ///
 /// An operation that waits longer than the deadline ends the transport on this rank, and so does an error that
 /// the network reports: the group is told, what is on the streams comes to its end, and what it received is
-/// undefined. Captured operations have no deadline; errors of the network end them, too.
+/// undefined. For captured operations that holds in every replay.
 ///
 /// Dropping it waits for its operations, at most as long as the deadline.
 pub trait Transport: Send + Sync {
@@ -48,10 +73,23 @@ pub trait Transport: Send + Sync {
     /// This rank and those that may send to it, in the order of nodes, then ranks.
     fn sources(&self) -> &[usize];
     /// Enqueues messages to gateways and from sources as one operation, in which all progress together.
-    fn exchange(&self, sends: &[Message], receives: &[Message], stream: Stream) -> Result<()>;
+    fn exchange(
+        &self,
+        label: Label,
+        sends: &[Message],
+        receives: &[Message],
+        stream: Stream,
+    ) -> Result<()>;
     /// Enqueues an operation that sends `bytes` at `data` to all gateways, and delivers what each of the
     /// sources gives, in their order, to `out`.
-    fn gather(&self, data: DevPtr, bytes: usize, out: DevPtr, stream: Stream) -> Result<()>;
+    fn gather(
+        &self,
+        label: Label,
+        data: DevPtr,
+        bytes: usize,
+        out: DevPtr,
+        stream: Stream,
+    ) -> Result<()>;
     /// Sends something along every way and checks what comes; returns when it has come, or at the deadline. The
     /// network connects here, and not in the first operations.
     fn warm_up(&self, stream: Stream) -> Result<()>;

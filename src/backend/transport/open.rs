@@ -3,11 +3,12 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::bootstrap::Bootstrap;
+use crate::backend::detached;
 use crate::backend::nccl::ID_BYTES;
 use crate::backend::nccl::own::{Network, OwnCommunicator};
 use crate::backend::transport::over_nccl::{Device, NcclTransport};
 use crate::backend::transport::ways::Ways;
-use crate::backend::transport::{OnFault, Transport, detached};
+use crate::backend::transport::{OnFault, Transport};
 use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
 use crate::model::topology::Topology;

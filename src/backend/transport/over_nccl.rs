@@ -3,11 +3,13 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::DeviceMemory;
+use crate::backend::detached;
 use crate::backend::nccl::own::{OwnCommunicator, Part};
-use crate::backend::transport::flights::{Flights, Late, Recent};
+use crate::backend::transport::flights::Flights;
+use crate::backend::transport::operation::{Late, Operation, Recent};
 use crate::backend::transport::watchdog::{Watched, watch};
 use crate::backend::transport::ways::Ways;
-use crate::backend::transport::{Message, OnFault, Transport, detached, warm_up};
+use crate::backend::transport::{Label, Message, OnFault, Transport, warm_up};
 use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
@@ -69,7 +71,7 @@ impl NcclTransport {
         timeout: Duration,
         on_fault: OnFault,
     ) -> Result<Self> {
-        let flights = Arc::new(Flights::default());
+        let flights = Arc::new(Flights::new(&*device.memory)?);
         let works: Weak<Flights> = Arc::downgrade(&flights);
         device.memory.watch_works(works);
         let shared = Arc::new_cyclic(|own| Shared {
@@ -123,17 +125,18 @@ impl Shared {
     /// Enqueues what `call` does as one operation with `peers`.
     fn operate(
         &self,
+        label: Label,
         peers: impl Iterator<Item = usize>,
         stream: Stream,
         call: impl FnOnce(&OwnCommunicator) -> Result<()>,
     ) -> Result<()> {
         let flights = &self.flights;
-        let number = flights.begin(&*self.device.memory, peers, stream)?;
-        let enqueued = call(&self.comm).and_then(|()| flights.enqueued(number, stream));
+        let operation = flights.begin(&*self.device.memory, label, peers, stream)?;
+        let enqueued = call(&self.comm).and_then(|()| flights.enqueued(operation, stream));
         enqueued.map_err(|error| {
-            flights.withdraw(number);
+            flights.withdraw(operation);
             // Peers may have a part of the operation: there is no way back to a common order.
-            self.fail(error.within(self.operation(number)))
+            self.fail(error.within(format!("{}, {operation}", self.ways.own_name())))
         })
     }
 
@@ -143,19 +146,16 @@ impl Shared {
 
     fn late_warm_up(&self, waited: Duration) -> Error {
         let running = self.flights.recent().filter(|recent| recent.runs);
-        let (number, peers) = match running {
-            Some(recent) => (recent.number, recent.peers),
-            None => (0, self.ways.members.clone()),
+        let (operation, peers) = match running {
+            Some(recent) => (recent.operation, recent.peers),
+            None => (Operation::WARM_UP, self.ways.members.clone()),
         };
         self.too_late(&Late {
-            number,
+            operation,
             peers,
             waited,
+            is_replayed: false,
         })
-    }
-
-    fn operation(&self, number: u64) -> String {
-        format!("{}, network operation {number}", self.ways.own_name())
     }
 
     /// The transport ends with `error`, unless it has ended before; gives the failure that counts.
@@ -193,11 +193,16 @@ impl Shared {
 
     fn too_late(&self, late: &Late) -> Error {
         let text = format!(
-            "deadline passed: {} waited {} ms for {} in network operation {}",
+            "deadline passed: {} waited {} ms for {} in {}{}",
             self.ways.own_name(),
             late.waited.as_millis(),
             self.ways.names(&late.peers),
-            late.number
+            late.operation,
+            if late.is_replayed {
+                ", replayed by a graph"
+            } else {
+                ""
+            }
         );
         Error::new(Code::RemoteError, text)
     }
@@ -207,13 +212,13 @@ impl Shared {
         let own = self.ways.own_name();
         let context = match self.flights.recent() {
             Some(Recent {
-                number,
+                operation,
                 peers,
                 runs,
             }) => {
                 let when = if runs { "" } else { "after " };
                 let names = self.ways.names(&peers);
-                format!("{own}, {when}network operation {number} with {names}")
+                format!("{own}, {when}{operation} with {names}")
             }
             None => format!("{own}, before any network operation"),
         };
@@ -246,7 +251,13 @@ impl Transport for NcclTransport {
         &self.shared.ways.sources
     }
 
-    fn exchange(&self, sends: &[Message], receives: &[Message], stream: Stream) -> Result<()> {
+    fn exchange(
+        &self,
+        label: Label,
+        sends: &[Message],
+        receives: &[Message],
+        stream: Stream,
+    ) -> Result<()> {
         self.shared.check_usable()?;
         let ways = &self.shared.ways;
         let mut turn = self.shared.turn.lock();
@@ -261,12 +272,19 @@ impl Transport for NcclTransport {
         }
         let messages = sends.iter().chain(receives).filter(|it| it.bytes > 0);
         self.shared
-            .operate(messages.map(|it| it.peer), stream, |comm| {
+            .operate(label, messages.map(|it| it.peer), stream, |comm| {
                 comm.exchange(to, from, stream)
             })
     }
 
-    fn gather(&self, data: DevPtr, bytes: usize, out: DevPtr, stream: Stream) -> Result<()> {
+    fn gather(
+        &self,
+        label: Label,
+        data: DevPtr,
+        bytes: usize,
+        out: DevPtr,
+        stream: Stream,
+    ) -> Result<()> {
         self.shared.check_usable()?;
         if bytes == 0 {
             return Ok(());
@@ -276,7 +294,7 @@ impl Transport for NcclTransport {
         let peers = ways.gateways.iter().chain(&ways.sources).copied();
         let peers = peers.filter(|&peer| peer != ways.rank);
         if ways.is_rail() {
-            return self.shared.operate(peers, stream, |comm| {
+            return self.shared.operate(label, peers, stream, |comm| {
                 comm.all_gather(data, out, bytes, stream)
             });
         }
@@ -293,7 +311,7 @@ impl Transport for NcclTransport {
         parts(ways, &sends, to)?;
         parts(ways, &receives, from)?;
         self.shared
-            .operate(peers, stream, |comm| comm.exchange(to, from, stream))
+            .operate(label, peers, stream, |comm| comm.exchange(to, from, stream))
     }
 
     fn warm_up(&self, stream: Stream) -> Result<()> {

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::DeviceMemory;
-use crate::backend::transport::{Message, Transport};
+use crate::backend::transport::{Label, Message, Transport};
 use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
@@ -41,8 +41,8 @@ pub fn run(
     let from = sources.iter().enumerate();
     let from = from.map(|(place, &peer)| message(peer, DevPtr(received.0 + place * WORD)));
     let from: Vec<_> = from.filter(|message| message.peer != rank).collect();
-    transport.exchange(&to.collect::<Vec<_>>(), &from, stream)?;
-    transport.gather(own, WORD, gathered, stream)?;
+    transport.exchange(Label::WARM_UP, &to.collect::<Vec<_>>(), &from, stream)?;
+    transport.gather(Label::WARM_UP, own, WORD, gathered, stream)?;
     // After a failure the memory belongs to what is on the stream.
     while !memory.is_idle(stream)? {
         if let Some(fault) = transport.health() {

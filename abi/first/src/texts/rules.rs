@@ -31,6 +31,9 @@ fn among_ranks(f: &mut Formatter<'_>, rule: AmongRanks) -> fmt::Result {
             "groups that span nodes are not supported yet; rank {rank} is on another node than rank 0"
         ),
         AmongRanks::NewEnoughForNetwork => f.write_str("is too old for groups that span nodes"),
+        AmongRanks::OwnIdsForNetwork => {
+            f.write_str("must choose the ids of communicators for groups that span nodes")
+        }
         AmongRanks::HasForNetwork { name } => {
             write!(f, "has no {name}, which groups that span nodes need")
         }

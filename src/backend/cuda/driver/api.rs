@@ -8,12 +8,16 @@
 
 use crate::backend::dylib::{Library, function_table};
 use crate::error::{Code, Error, Result};
+use crate::model::ops::Stream;
 use cudarc::driver::sys;
 use once_cell::sync::OnceCell;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 
 /// A `CUresult`, as a number.
 pub type Status = c_int;
+
+/// The work that was asked about has not run.
+pub const NOT_READY: Status = sys::CUresult::CUDA_ERROR_NOT_READY as Status;
 
 /// [`function_table`], plus a proof at compile time that cudarc knows the same signatures.
 macro_rules! driver_table {
@@ -132,4 +136,9 @@ fn text(
             .to_string_lossy()
             .into_owned(),
     )
+}
+
+/// The driver's handle of the stream.
+pub fn raw_stream(stream: Stream) -> sys::CUstream {
+    stream.0 as sys::CUstream
 }

@@ -4,9 +4,9 @@
 //! calling thread and pops it again: the caller's current context never changes.
 #![forbid(unsafe_code)]
 
-use crate::backend::cuda::driver::held::{ContextId, Entered, Held, Key};
+use crate::backend::cuda::driver;
+use crate::backend::cuda::driver::held::{self, ContextHandle, ContextId, Entered, Held, Key};
 use crate::backend::cuda::driver::resources::DeviceResources;
-use crate::backend::cuda::driver::{self, ContextHandle};
 use crate::backend::quiet::{Quiet, Taken, UnderWay, Works};
 use crate::error::{Error, Result};
 use crate::model::ops::Stream;
@@ -58,14 +58,14 @@ impl Context {
     /// The calling thread's context if it belongs to the device numbered `ordinal`, else that
     /// device's primary context, which the CUDA runtime uses.
     pub fn for_device(ordinal: usize) -> Result<Self> {
-        let device = driver::device(ordinal)?;
-        let current = match driver::current_context()? {
-            Some(handle) if driver::current_device()? == device => Some(handle),
+        let device = held::device(ordinal)?;
+        let current = match held::current_context()? {
+            Some(handle) if held::current_device()? == device => Some(handle),
             _ => None,
         };
         let held = match current {
             Some(handle) => Held::new(handle, None)?,
-            None => Held::new(driver::retain_primary(device)?, Some(device))?,
+            None => Held::new(held::retain_primary(device)?, Some(device))?,
         };
         let quiet = Arc::clone(DEVICES.lock().entry(held.id()).or_default());
         Ok(Self {
@@ -232,7 +232,7 @@ impl Context {
         }
         if captured {
             // Launches of graphs may be on any stream.
-            self.if_quiet(|| drop(driver::synchronize_context()));
+            self.if_quiet(|| drop(held::synchronize_context()));
         }
         waited
     }

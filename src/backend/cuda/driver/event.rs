@@ -2,10 +2,9 @@
 #![allow(unsafe_code)]
 
 use crate::backend::StreamMark;
-use crate::backend::cuda::driver::api::{check, functions};
+use crate::backend::cuda::driver::api::{NOT_READY, check, functions, raw_stream};
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::stream::{Capture, StreamId, StreamScope};
-use crate::backend::cuda::driver::{NOT_READY, raw_stream};
 use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
 use crate::model::ops::Stream;
@@ -121,11 +120,11 @@ impl Inside {
     fn record(&mut self, capture: Capture, at: &StreamScope) -> Result<()> {
         self.records += 1;
         let own = |kept: &Kept| kept.capture == Some(capture);
-        let place = match self.kept.iter().position(own) {
-            Some(place) => self.kept.get_mut(place),
+        let kept = match self.kept.iter().position(own) {
+            Some(index) => self.kept.get_mut(index),
             None => self.kept.iter_mut().min_by_key(|kept| kept.record),
         };
-        let kept = place.ok_or_else(|| Error::internal("no place for a mark"))?;
+        let kept = kept.ok_or_else(|| Error::internal("no place for a mark"))?;
         kept.mark.record(at)?;
         kept.record = self.records;
         let before = kept.capture.replace(capture);
@@ -241,10 +240,11 @@ impl StreamMark for Mark {
 
 /// As long as this lives the calling thread may ask about events while any thread captures. Otherwise that would
 /// end a capture in the mode that is the runtime's default.
-struct ApartFromCaptures(c_uint);
+pub struct ApartFromCaptures(c_uint);
 
 impl ApartFromCaptures {
-    fn enter() -> Result<Self> {
+    /// Begins that.
+    pub fn enter() -> Result<Self> {
         const RELAXED: c_uint = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as c_uint;
         exchange_mode(RELAXED).map(Self)
     }

@@ -1,9 +1,15 @@
-//! A context of the driver: keeping it alive, and entering it.
-#![forbid(unsafe_code)]
+//! A context of the driver: the calls about it, keeping it alive, and entering it.
+#![allow(unsafe_code)]
 
-use crate::backend::cuda::driver::{self, ContextHandle, Device, IPC_HANDLE_BYTES};
-use crate::error::Result;
+use crate::backend::cuda::driver::api::{Status, check, functions};
+use crate::backend::cuda::driver::ipc::IPC_HANDLE_BYTES;
+use crate::error::{Error, Result};
+use cudarc::driver::sys;
+use std::ffi::c_int;
 use std::marker::PhantomData;
+use std::ptr::null_mut;
+
+const ALREADY_ENABLED: Status = sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED as Status;
 
 /// What can be reused instead of being made anew.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +47,7 @@ impl Held {
         };
         {
             let _entered = held.enter()?;
-            held.number = driver::current_context_id()?;
+            held.number = current_context_id()?;
         }
         Ok(held)
     }
@@ -58,9 +64,9 @@ impl Held {
 
     /// Makes this the calling thread's context until the result is dropped.
     pub fn enter(&self) -> Result<Entered> {
-        let pushed = driver::current_context()? != Some(self.handle);
+        let pushed = current_context()? != Some(self.handle);
         if pushed {
-            driver::push_context(self.handle)?;
+            push_context(self.handle)?;
         }
         Ok(Entered {
             pushed,
@@ -72,7 +78,7 @@ impl Held {
     /// in it, and its handle may belong to another.
     pub fn enter_if_alive(&self) -> Option<Entered> {
         let entered = self.enter().ok()?;
-        (driver::current_context_id() == Ok(self.number)).then_some(entered)
+        (current_context_id() == Ok(self.number)).then_some(entered)
     }
 }
 
@@ -80,7 +86,7 @@ impl Drop for Held {
     fn drop(&mut self) {
         if let Some(device) = self.retained {
             // There is no remedy for a context that cannot be released.
-            let _ = driver::release_primary(device);
+            let _ = release_primary(device);
         }
     }
 }
@@ -97,7 +103,127 @@ impl Drop for Entered {
     fn drop(&mut self) {
         if self.pushed {
             // Fails only if the caller has destroyed the context, and with it this entry.
-            let _ = driver::pop_context();
+            let _ = pop_context();
         }
     }
+}
+
+/// A context by its address, which ranks of one process exchange.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ContextHandle(usize);
+
+impl ContextHandle {
+    fn raw(self) -> sys::CUcontext {
+        self.0 as sys::CUcontext
+    }
+
+    /// The address.
+    pub fn to_bits(self) -> u64 {
+        self.0 as u64
+    }
+
+    /// The context whose address another rank of this process sent.
+    pub fn from_bits(bits: u64) -> Self {
+        Self(bits as usize)
+    }
+}
+
+/// A device, as the driver names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Device(pub(super) sys::CUdevice);
+
+/// The device that this process numbers `ordinal`.
+pub fn device(ordinal: usize) -> Result<Device> {
+    let wanted = c_int::try_from(ordinal)
+        .map_err(|_| Error::internal(format!("device number {ordinal} is out of range")))?;
+    let mut device = 0;
+    // SAFETY: writes one number.
+    check("cuDeviceGet", unsafe {
+        (functions()?.cuDeviceGet)(&mut device, wanted)
+    })?;
+    Ok(Device(device))
+}
+
+/// The primary context of `device`, to be released once.
+pub fn retain_primary(device: Device) -> Result<ContextHandle> {
+    let mut context = null_mut();
+    // SAFETY: writes one handle.
+    let status = unsafe { (functions()?.cuDevicePrimaryCtxRetain)(&mut context, device.0) };
+    check("cuDevicePrimaryCtxRetain", status)?;
+    Ok(ContextHandle(context as usize))
+}
+
+/// Undoes one [`retain_primary`].
+fn release_primary(device: Device) -> Result<()> {
+    // SAFETY: no pointers are passed; the device came from the driver.
+    let status = unsafe { (functions()?.cuDevicePrimaryCtxRelease_v2)(device.0) };
+    check("cuDevicePrimaryCtxRelease", status)
+}
+
+/// The calling thread's context, if it has one.
+pub fn current_context() -> Result<Option<ContextHandle>> {
+    let mut context = null_mut();
+    // SAFETY: writes one handle.
+    check("cuCtxGetCurrent", unsafe {
+        (functions()?.cuCtxGetCurrent)(&mut context)
+    })?;
+    Ok((!context.is_null()).then_some(ContextHandle(context as usize)))
+}
+
+/// The number of the calling thread's context, which no other of the process ever has. Handles are
+/// reused: a reset device has another context under the same handle. 0 with a driver before 12.0,
+/// which has no numbers.
+fn current_context_id() -> Result<u64> {
+    let Some(get) = functions()?.cuCtxGetId else {
+        return Ok(0);
+    };
+    let mut id = 0;
+    // SAFETY: writes one number; NULL stands for the current context.
+    check("cuCtxGetId", unsafe { get(null_mut(), &mut id) })?;
+    Ok(id)
+}
+
+/// The device of the calling thread's context.
+pub fn current_device() -> Result<Device> {
+    let mut device = 0;
+    // SAFETY: writes one number.
+    check("cuCtxGetDevice", unsafe {
+        (functions()?.cuCtxGetDevice)(&mut device)
+    })?;
+    Ok(Device(device))
+}
+
+/// Pushes `context` on the calling thread's stack of contexts.
+fn push_context(context: ContextHandle) -> Result<()> {
+    // SAFETY: the handle came from the driver and its owner is alive.
+    check("cuCtxPushCurrent", unsafe {
+        (functions()?.cuCtxPushCurrent_v2)(context.raw())
+    })
+}
+
+/// Undoes one [`push_context`].
+fn pop_context() -> Result<()> {
+    let mut context = null_mut();
+    // SAFETY: writes one handle.
+    check("cuCtxPopCurrent", unsafe {
+        (functions()?.cuCtxPopCurrent_v2)(&mut context)
+    })
+}
+
+/// Waits until everything enqueued in the current context has run.
+pub fn synchronize_context() -> Result<()> {
+    // SAFETY: no arguments.
+    check("cuCtxSynchronize", unsafe {
+        (functions()?.cuCtxSynchronize)()
+    })
+}
+
+/// Lets the current context reach the memory of `peer`, a context of this process.
+pub fn enable_peer_access(peer: ContextHandle) -> Result<()> {
+    // SAFETY: the peer's rank, which sent its handle, is inside the same collective call.
+    let status = unsafe { (functions()?.cuCtxEnablePeerAccess)(peer.raw(), 0) };
+    if status == ALREADY_ENABLED {
+        return Ok(());
+    }
+    check("cuCtxEnablePeerAccess", status)
 }

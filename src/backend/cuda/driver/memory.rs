@@ -1,21 +1,26 @@
-//! Device memory of a group's GPU, as the rest of the library asks for it.
+//! Device memory of a group's GPU, as the rest of the library asks for it, and host memory that the
+//! device maps.
 //!
 //! Memory is freed when the device is quiet (`backend::quiet`). Fills are copies: a kernel would
 //! wait while another thread's operation holds every multiprocessor and waits for its peers.
-#![forbid(unsafe_code)]
+#![allow(unsafe_code)]
 
 use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::event::Mark;
+use crate::backend::cuda::driver::graph_marks::GraphMarks;
 use crate::backend::cuda::driver::held::Key;
+use crate::backend::cuda::params::common::{FaultReport, SelftestResult};
+use crate::backend::cuda::params::ht::HtReceived;
 use crate::backend::quiet::Works;
-use crate::backend::{DeviceMemory, StreamMark};
+use crate::backend::{DeviceMemory, ReplayMarks, StreamMark};
 use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use once_cell::sync::OnceCell;
 use std::any::Any;
 use std::ffi::c_void;
+use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 
 /// Most bytes of a fill that are copied at once.
@@ -155,6 +160,10 @@ impl DeviceMemory for CudaMemory {
         Ok(Box::new(Mark::new(&self.context)?))
     }
 
+    fn new_replay_marks(&self, places: usize) -> Result<Option<Box<dyn ReplayMarks>>> {
+        Ok(Some(Box::new(GraphMarks::new(&self.context, places)?)))
+    }
+
     fn enter(&self, _device: usize) -> Result<Box<dyn Any>> {
         // The context is of that device.
         Ok(Box::new(self.context.enter()?))
@@ -200,5 +209,98 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         self.memory.free_own(self.data, self.bytes);
+    }
+}
+
+/// Plain data.
+///
+/// # Safety
+/// Every pattern of bits is a value, and all zeros mean "nothing written yet".
+pub unsafe trait Record: Copy {}
+// SAFETY: numbers only; FAULT_NONE is 0.
+unsafe impl Record for FaultReport {}
+// SAFETY: numbers only; SELFTEST_MISSING is 0.
+unsafe impl Record for SelftestResult {}
+// SAFETY: numbers only; epochs begin at 1.
+unsafe impl Record for HtReceived {}
+// SAFETY: a number.
+unsafe impl Record for u32 {}
+
+/// Records that a kernel writes and the host reads, in pinned host memory; all zero at first.
+#[derive(Debug)]
+pub struct HostPage<T: Record> {
+    context: Arc<Context>,
+    host: NonNull<T>,
+    device: DevPtr,
+    count: usize,
+}
+
+// SAFETY: owns plain memory; every access from the host is volatile.
+unsafe impl<T: Record> Send for HostPage<T> {}
+// SAFETY: as for Send.
+unsafe impl<T: Record> Sync for HostPage<T> {}
+
+impl<T: Record> HostPage<T> {
+    /// `count` records, at least one.
+    pub fn new(context: &Arc<Context>, count: usize) -> Result<Self> {
+        let bytes = count * size_of::<T>();
+        let _entered = context.enter()?;
+        let left = context.take(&Key::Pinned(bytes));
+        let memory = left.map_or_else(
+            || driver::alloc_host(bytes),
+            |it| Ok(it.address as *mut c_void),
+        )?;
+        let host = NonNull::new(memory.cast::<T>())
+            .ok_or_else(|| Error::internal("cuMemHostAlloc gave NULL"))?;
+        let mut page = Self {
+            context: Arc::clone(context),
+            host,
+            device: DevPtr::default(),
+            count,
+        };
+        // SAFETY: `bytes` are allocated there, and nobody else uses them.
+        unsafe { memory.cast::<u8>().write_bytes(0, bytes) };
+        page.device = driver::device_alias(memory)?
+            .ok_or_else(|| Error::internal("cuMemHostAlloc gave memory that is not mapped"))?;
+        Ok(page)
+    }
+
+    /// The records' address on the device.
+    pub fn device(&self) -> *mut T {
+        self.device.0 as *mut T
+    }
+
+    /// The records' address on the host.
+    pub fn host(&self) -> *mut T {
+        self.host.as_ptr()
+    }
+
+    /// Writes record `index` for the device to read; nothing past the end.
+    pub fn write(&self, index: usize, record: T) {
+        if index < self.count {
+            // SAFETY: inside the allocation; volatile, as the device reads.
+            unsafe { self.host.add(index).write_volatile(record) };
+        }
+    }
+
+    /// The present content of record `index`; `None` past the end. A kernel may be writing it. A
+    /// caller that needs a whole record must read it again after its state field says that it is
+    /// complete.
+    pub fn read(&self, index: usize) -> Option<T> {
+        if index >= self.count {
+            return None;
+        }
+        // SAFETY: inside the allocation; volatile, as the device writes; any bits are a value.
+        Some(unsafe { self.host.add(index).read_volatile() })
+    }
+}
+
+impl<T: Record> Drop for HostPage<T> {
+    fn drop(&mut self) {
+        // A destroyed context has freed its memory.
+        let free = |address| drop(driver::free_host(address as *mut c_void));
+        let key = Some(Key::Pinned(self.count * size_of::<T>()));
+        self.context
+            .free_later(key, self.host.as_ptr() as usize, free);
     }
 }

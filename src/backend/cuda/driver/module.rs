@@ -1,11 +1,11 @@
 //! The kernels as one group launches them.
 #![allow(unsafe_code)]
 
-use crate::backend::cuda::driver::api::{check, functions};
+use crate::backend::cuda::driver::api::{check, functions, raw_stream};
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::function::{FunctionHandle, LaunchShape};
+use crate::backend::cuda::driver::held::Held;
 use crate::backend::cuda::driver::kernel_image::Functions;
-use crate::backend::cuda::driver::raw_stream;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::kernels::{Kernel, KernelParams};
 use crate::error::{Error, Result};
@@ -18,6 +18,8 @@ use std::sync::Arc;
 /// All kernels, ready to be launched by one group. They stay loaded until it is closed.
 pub struct Module {
     context: Arc<Context>,
+    /// The same, for each launch.
+    held: Arc<Held>,
     functions: Functions,
 }
 
@@ -26,6 +28,7 @@ impl Module {
     pub fn load(context: &Arc<Context>) -> Result<Self> {
         Ok(Self {
             context: Arc::clone(context),
+            held: Arc::clone(context.held()),
             functions: context.resources()?.functions()?,
         })
     }
@@ -37,7 +40,7 @@ impl Module {
 
     /// Inside the context, on `stream`, until the result is dropped.
     pub fn enter(&self, stream: Stream) -> Result<StreamScope> {
-        StreamScope::enter(self.context.held(), stream)
+        StreamScope::enter(&self.held, stream)
     }
 
     /// Enqueues `kernel`, one of those that take `P`.
@@ -48,7 +51,7 @@ impl Module {
         params: &P,
         at: &StreamScope,
     ) -> Result<()> {
-        if !P::KERNELS.contains(&kernel) {
+        if !P::KERNELS.iter().any(|it| *it as usize == kernel as usize) {
             return Err(Error::internal(format!(
                 "kernel {} with foreign parameters",
                 kernel.name()

@@ -1,9 +1,8 @@
 //! A caller's stream as operations see it: its identity, and whether it is being captured.
 #![allow(unsafe_code)]
 
-use crate::backend::cuda::driver::api::{check, functions};
+use crate::backend::cuda::driver::api::{check, functions, raw_stream};
 use crate::backend::cuda::driver::held::{Entered, Held};
-use crate::backend::cuda::driver::raw_stream;
 use crate::error::Result;
 use crate::model::ops::Stream;
 use cudarc::driver::sys;

@@ -2,8 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver::context::Context;
-use crate::backend::cuda::driver::mapped::HostPage;
-use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
+use crate::backend::cuda::driver::memory::{Buffer, CudaMemory, HostPage};
 use crate::backend::cuda::ht::plan::HandleLayout;
 use crate::backend::cuda::params::ht::{HtEntry, HtHandleMemory, HtReceived};
 use crate::error::Result;

@@ -18,6 +18,7 @@ use crate::backend::cuda::ll::memory::HandleMemory;
 use crate::backend::cuda::ll::plan::{HandlePlan, LlPlan};
 use crate::backend::cuda::ll::signature::Signature;
 use crate::backend::cuda::ll::staged::Staged;
+use crate::backend::cuda::network::Network;
 use crate::backend::cuda::order::Order;
 use crate::backend::cuda::params::common::{OP_LL_COMBINE, OP_LL_DISPATCH};
 use crate::backend::cuda::params::ll::{
@@ -35,6 +36,8 @@ use std::sync::Arc;
 /// The state that the LL handles of a group share.
 pub struct LlGroup {
     context: Arc<GroupContext>,
+    /// `None` on one node.
+    network: Option<Arc<Network>>,
     plan: LlPlan,
     layout: LlLayout,
     order: Order,
@@ -46,7 +49,7 @@ pub struct LlGroup {
 impl LlGroup {
     /// The LL side of a group; `layout` has the offsets of `plan`'s regions in the windows.
     pub fn new(
-        context: Arc<GroupContext>,
+        (context, network): (Arc<GroupContext>, Option<Arc<Network>>),
         memory: &Arc<CudaMemory>,
         plan: LlPlan,
         layout: LlLayout,
@@ -57,6 +60,7 @@ impl LlGroup {
         let staged = Staged::new(context.module.context())?;
         Ok(Self {
             context,
+            network,
             plan,
             layout,
             order,

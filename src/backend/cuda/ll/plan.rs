@@ -6,6 +6,7 @@
 use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::ll::grid::{Grid, at_most};
 use crate::backend::cuda::ll::signature;
+use crate::backend::cuda::network::carried_by;
 use crate::backend::cuda::params::ll::{
     LL_BANKS, LL_CHANNELS, LL_CHUNK_VECS, LL_COMBINE_THREADS, LL_COUNTS_BESIDE_EXPERTS,
     LL_DISPATCH_THREADS, LL_INDEX_BITS, LL_MAX_TOP_K, LlLayout, LlShape,
@@ -15,6 +16,7 @@ use crate::error::refusal::{OfSettings, Setting, Subject};
 use crate::error::{Error, Result};
 use crate::model::group::{GroupFacts, LlCombineMode};
 use crate::model::ops::{Routing, RowType};
+use crate::model::topology::Topology;
 use crate::tuning::{Operation, Tuning};
 
 /// Most bytes of a chunk of a row: the amount that the lanes of a warp hold at once.
@@ -26,6 +28,8 @@ const REGION_ALIGN: usize = 256;
 /// With the full grid, small even batches would take longer; with half, uneven ones do, but still
 /// less than even batches with the most tokens (docs/performance.md).
 const SERVING_SHARE: u32 = 2;
+/// Blocks that a caller's channel stands for, as in HT.
+const BLOCKS_PER_CHANNEL: usize = 2;
 /// Fewest blocks of a combine.
 const LEAST_COMBINE_BLOCKS: usize = 8;
 /// Threads of a dispatch block's routers and of one warp that sends.
@@ -45,6 +49,7 @@ const SHARED_BYTES_PER_EXPERT: usize = 8;
 #[derive(Clone, Copy, Debug)]
 pub struct LlPlan {
     facts: GroupFacts,
+    carriers: Carriers,
     max_tokens: usize,
     /// Offsets from the start of the LL region.
     layout: LlLayout,
@@ -53,6 +58,27 @@ pub struct LlPlan {
     bytes: usize,
     /// Grids measured on this machine; they take precedence over the rules below.
     tuning: Tuning,
+}
+
+/// What the node of this rank has of the group.
+#[derive(Clone, Copy, Debug)]
+struct Carriers {
+    /// Ranks of this node.
+    peers: usize,
+    /// Most ranks that one of them carries.
+    sources: usize,
+}
+
+impl Carriers {
+    fn new(topology: &Topology, rank: usize) -> Self {
+        let ranks = topology.local_ranks(rank);
+        let carried = ranks.ranks().iter();
+        let carried = carried.map(|&peer| carried_by(topology, peer).len());
+        Self {
+            peers: ranks.count(),
+            sources: carried.max().unwrap_or(1),
+        }
+    }
 }
 
 /// Bytes of a handle's device memory.
@@ -65,13 +91,14 @@ pub struct HandleSizes {
 
 impl LlPlan {
     /// The plan of an LL group, which always has a bound of tokens.
-    pub fn new(facts: &GroupFacts) -> Result<Self> {
+    pub fn new(facts: &GroupFacts, topology: &Topology) -> Result<Self> {
         let max_tokens = facts
             .max_tokens
             .ok_or_else(|| Error::internal("an LL group without a bound"))?;
         check_limits(facts, max_tokens)?;
+        let carriers = Carriers::new(topology, facts.rank);
         let rows_per_token = match facts.ll_combine {
-            LlCombineMode::Reduce => facts.ranks,
+            LlCombineMode::Reduce => facts.ranks.max(carriers.peers * carriers.sources),
             LlCombineMode::Exact => facts.ranks.max(LL_MAX_TOP_K as usize),
         };
         let rows = rows_per_token * max_tokens;
@@ -84,7 +111,7 @@ impl LlPlan {
         let counts = bank.take(facts.ranks * per_rank * PACKET_BYTES);
         let entries = bank.take(facts.ranks * max_tokens * LL_MAX_TOP_K as usize * PACKET_BYTES);
         let mut window = Regions::new(REGION_ALIGN);
-        let acks = window.take(LL_CHANNELS as usize * facts.ranks * PACKET_BYTES);
+        let acks = window.take(LL_CHANNELS as usize * carriers.peers * PACKET_BYTES);
         let banks = window.take(LL_BANKS as usize * bank.bytes());
         let layout = LlLayout {
             acks: acks as u64,
@@ -96,6 +123,7 @@ impl LlPlan {
         };
         Ok(Self {
             facts: *facts,
+            carriers,
             max_tokens,
             layout,
             rows_bytes,
@@ -104,8 +132,11 @@ impl LlPlan {
         })
     }
 
-    /// This plan with the grids that were measured on `gpu`, if any.
+    /// This plan with the grids that were measured on `gpu`, if any. A caller's bound takes precedence.
     pub fn tuned(self, gpu: &str, multiprocessors: u32) -> Self {
+        if self.facts.channels.is_some() {
+            return self;
+        }
         let tuning = Tuning::for_group(gpu, self.facts.ranks, multiprocessors);
         Self { tuning, ..self }
     }
@@ -137,7 +168,7 @@ impl LlPlan {
     pub fn handle_memory(&self, top_k: usize) -> HandleSizes {
         let entries = self.max_tokens * top_k;
         HandleSizes {
-            expert_of: entries * size_of::<i32>(),
+            expert_of: self.carriers.sources * entries * size_of::<i32>(),
             row_of: self.facts.ranks * entries * size_of::<i32>(),
             tokens_of: self.facts.ranks * size_of::<u32>(),
         }
@@ -146,6 +177,7 @@ impl LlPlan {
     /// What is the same for all operations of a handle with the ids `routing`, on a device with so many
     /// multiprocessors.
     pub fn of_handle(&self, routing: &Routing, multiprocessors: u32) -> Result<HandlePlan> {
+        let multiprocessors = self.most_blocks(multiprocessors);
         let (dispatch, notify_blocks) = self.dispatch_grid(routing.tokens, multiprocessors);
         let shared_bytes = number(self.facts.experts * SHARED_BYTES_PER_EXPERT)?;
         let combine = self.combine_grid(routing.tokens, multiprocessors);
@@ -166,6 +198,12 @@ impl LlPlan {
                 chunks: 0,
             },
         })
+    }
+
+    /// The most blocks of a kernel where `multiprocessors` could run it.
+    fn most_blocks(&self, multiprocessors: u32) -> u32 {
+        let channels = self.facts.channels.unwrap_or(usize::MAX);
+        at_most(channels.saturating_mul(BLOCKS_PER_CHANNEL), multiprocessors)
     }
 
     /// The grid of a dispatch of `tokens` on a device with `multiprocessors`, and how many of its

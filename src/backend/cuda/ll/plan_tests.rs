@@ -2,7 +2,12 @@ use super::*;
 use crate::model::dtype::DType;
 use crate::model::group::Algorithm;
 use crate::model::tensor::DevPtr;
+use crate::model::topology::NodeId;
 use crate::tuning::Choice;
+
+fn one_node(ranks: usize) -> Topology {
+    Topology::from_ids(&vec![NodeId::from_text("a"); ranks])
+}
 
 fn facts(max_tokens: usize, ll_combine: LlCombineMode) -> GroupFacts {
     GroupFacts {
@@ -20,7 +25,7 @@ fn facts(max_tokens: usize, ll_combine: LlCombineMode) -> GroupFacts {
 
 #[test]
 fn the_common_configuration_fits_64_mib() {
-    let plan = LlPlan::new(&facts(128, LlCombineMode::Reduce)).unwrap();
+    let plan = LlPlan::new(&facts(128, LlCombineMode::Reduce), &one_node(8)).unwrap();
     let handle = plan.handle_memory(8);
     let bytes = plan.bytes() + handle.expert_of + handle.row_of + handle.tokens_of;
     assert!(bytes <= 64 << 20, "{bytes}");
@@ -34,7 +39,7 @@ fn what_kernels_cannot_count_is_refused() {
             experts: ranks * local_experts,
             ..facts(tokens, LlCombineMode::Reduce)
         };
-        LlPlan::new(&facts).is_err()
+        LlPlan::new(&facts, &one_node(facts.ranks)).is_err()
     };
     assert!(!refused(1, 4095, 4) && refused(1, 4096, 4));
     assert!(!refused(8, 752, 4) && refused(8, 753, 4));
@@ -44,14 +49,14 @@ fn what_kernels_cannot_count_is_refused() {
         row_bytes,
         ..facts(4, LlCombineMode::Reduce)
     };
-    assert!(LlPlan::new(&rows_of((16 << 20) - 16)).is_ok());
-    assert!(LlPlan::new(&rows_of(16 << 20)).is_err());
+    assert!(LlPlan::new(&rows_of((16 << 20) - 16), &one_node(8)).is_ok());
+    assert!(LlPlan::new(&rows_of(16 << 20), &one_node(8)).is_err());
 }
 
 #[test]
 fn regions_do_not_overlap() {
     for mode in [LlCombineMode::Reduce, LlCombineMode::Exact] {
-        let plan = LlPlan::new(&facts(50, mode)).unwrap();
+        let plan = LlPlan::new(&facts(50, mode), &one_node(8)).unwrap();
         let layout = plan.layout(4096);
         assert!(layout.acks >= 4096);
         assert!(layout.acks + 3 * 8 * 8 <= layout.banks);
@@ -79,15 +84,19 @@ fn measured_grids_have_threads_for_every_role() {
     }
 }
 
-#[test]
-fn chunks_cover_every_row() {
-    let plan = LlPlan::new(&facts(8, LlCombineMode::Reduce)).unwrap();
-    let routing = Routing {
+fn routing(tokens: usize) -> Routing {
+    Routing {
         ids: DevPtr(8),
         width: crate::model::ops::IdWidth::Bits64,
-        tokens: 3,
+        tokens,
         top_k: 2,
-    };
+    }
+}
+
+#[test]
+fn chunks_cover_every_row() {
+    let plan = LlPlan::new(&facts(8, LlCombineMode::Reduce), &one_node(8)).unwrap();
+    let routing = routing(3);
     for hidden in [8, 16, 1000, 1024, 1032, 7168] {
         let row = RowType {
             dtype: DType::Bfloat16,
@@ -107,7 +116,7 @@ fn a_measured_grid_goes_first() {
         {"operation": "ll_dispatch", "tokens": 16, "blocks": 20, "threads": 1024, "send_blocks": 5},
         {"operation": "ll_combine", "tokens": 16, "blocks": 7, "threads": 64, "send_blocks": 7}]}"#;
     let tuning = Tuning::parse(file, "G", 8, 132).unwrap();
-    let own = LlPlan::new(&facts(1024, LlCombineMode::Reduce)).unwrap();
+    let own = LlPlan::new(&facts(1024, LlCombineMode::Reduce), &one_node(8)).unwrap();
     let plan = LlPlan { tuning, ..own };
     let split = Grid::split(5, 61, LL_DISPATCH_THREADS);
     assert_eq!(plan.dispatch_grid(9, 132), (split, 15));
@@ -120,7 +129,7 @@ fn a_measured_grid_goes_first() {
 #[test]
 fn a_rank_with_few_tokens_serves_those_of_the_others() {
     for max_tokens in [1, 128, 1024] {
-        let plan = LlPlan::new(&facts(max_tokens, LlCombineMode::Reduce)).unwrap();
+        let plan = LlPlan::new(&facts(max_tokens, LlCombineMode::Reduce), &one_node(8)).unwrap();
         let (even, _) = plan.dispatch_grid(max_tokens, 132);
         let even_combine = plan.combine_grid(max_tokens, 132);
         for tokens in [0, 1, 3, 16, 128]
@@ -142,7 +151,7 @@ fn grids_grow_with_the_work_and_stay_resident() {
     for multiprocessors in [1, 2, 108, 132] {
         let mut last = 0;
         for tokens in [1, 4, 5, 16, 64, 128, 256, 1024] {
-            let plan = LlPlan::new(&facts(tokens, LlCombineMode::Reduce)).unwrap();
+            let plan = LlPlan::new(&facts(tokens, LlCombineMode::Reduce), &one_node(8)).unwrap();
             let (dispatch, _) = plan.dispatch_grid(tokens, multiprocessors);
             for grid in [dispatch, plan.combine_grid(tokens, multiprocessors)] {
                 assert!(grid.blocks <= multiprocessors);
@@ -153,4 +162,15 @@ fn grids_grow_with_the_work_and_stay_resident() {
             last = dispatch.blocks;
         }
     }
+}
+
+#[test]
+fn a_callers_channels_bound_the_blocks() {
+    let facts = GroupFacts {
+        channels: Some(4),
+        ..facts(128, LlCombineMode::Reduce)
+    };
+    let plan = LlPlan::new(&facts, &one_node(8)).unwrap();
+    let handle = plan.of_handle(&routing(128), 132).unwrap();
+    assert_eq!((handle.dispatch.blocks, handle.combine.blocks), (8, 8));
 }

@@ -14,7 +14,7 @@ pub const HT_COMBINE_THREADS: u32 = 512;
 /// Zeros that a dispatch block keeps in shared memory, in front of the warps' parts.
 pub const HT_ZERO_BYTES: u32 = 4096;
 
-/// Packets by which a rank tells each other of its part of a new handle, besides the one for each local
+/// Packets by which a rank notifies each other of its part of a new handle, besides the one for each local
 /// expert: how many rows it sends, then `HtRouteParams::verdict`.
 pub const HT_COUNTS_BESIDE_EXPERTS: u32 = 2;
 /// Lowest bit, in `HtRouteParams::verdict`, of the `ncclResult_t` with which a rank refuses its part; below it
@@ -28,7 +28,7 @@ pub const HT_DISAGREED_TOP_K: u32 = 0x4000_0000;
 /// Lowest bit of the rank in the mark.
 pub const HT_DISAGREED_RANK_SHIFT: u32 = 16;
 /// Instead of the mark: no verdict of some rank came in time. No rank has this number.
-pub const HT_UNHEARD: u32 = 0xffff_fffe;
+pub const HT_VERDICT_MISSING: u32 = 0xffff_fffe;
 
 /// Offsets in every rank's window; equal on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

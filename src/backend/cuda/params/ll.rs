@@ -17,6 +17,13 @@ pub const LL_BANKS: u32 = 4;
 pub const LL_PHASE_SEND: u32 = 1;
 /// Bit of `LlCommon::phases`.
 pub const LL_PHASE_RECEIVE: u32 = 2;
+/// Bit of `LlCommon::phases`: what a rank does for the others that it carries. A dispatch sends their rows to the
+/// peers, a combine sums what the peers return for them.
+pub const LL_PHASE_RELAY: u32 = 4;
+/// Most ranks of a group over several nodes.
+pub const LL_MAX_RANKS: usize = 1024;
+/// Threads of an `ll_gates` block, a warp per token.
+pub const LL_GATES_THREADS: u32 = 128;
 /// Bits of an entry packet for the entry's index among the rows that its source sends to the expert; those
 /// above hold the local expert.
 pub const LL_INDEX_BITS: u32 = 20;
@@ -122,6 +129,66 @@ pub struct LlCommon {
     pub receive_blocks: u32,
 }
 
+/// Where a rank of the group is, as the ranks of one node see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct LlRankOnNode {
+    /// Its local index, or -1 on another node.
+    pub peer: i32,
+    /// The local index of its carrier here.
+    pub carrier: u32,
+    /// Its number among the sources of its carrier.
+    pub number: u32,
+    /// How many nodes before this one its node is, around the ring.
+    pub distance: u32,
+}
+
+/// What a rank says about a handle to the ranks that carry it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct LlHello {
+    /// The handles of the group are numbered from 1 in the order of their creation.
+    pub handle: u32,
+    /// Tokens of the rank.
+    pub tokens: u32,
+    /// Ids per token.
+    pub top_k: u32,
+    /// Not used.
+    pub reserved: u32,
+}
+
+/// What an operation over several nodes needs beside `LlCommon`; sources are numbered from 0, which is this rank.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlNodes {
+    /// `[ranks]`.
+    pub of_rank: *const LlRankOnNode,
+    /// `[peers]`: the rank with each local index.
+    pub rank_of_peer: *const u32,
+    /// `[sources]`.
+    pub rank_of_source: *const u32,
+    /// `[sources - 1]`: of the sources from 1 on.
+    pub hellos: *const LlHello,
+    /// `[sources - 1][max_tokens][top_k]`: the ids of those sources.
+    pub ids: *const i64,
+    /// `[sources - 1][max_tokens]` rows of those sources, for a dispatch.
+    pub rows: *const u8,
+    /// `[sources - 1][max_tokens][top_k]`: with which weight each entry of those sources takes part in a combine.
+    pub weights: *const f32,
+    /// `[sources - 1][max_tokens]` rows: what this node gives for tokens of those sources.
+    pub sums: *mut u8,
+    /// `[nodes - 1][max_tokens]` rows: what other nodes give for tokens of this rank, by distance from 1 on.
+    pub sums_of_nodes: *const u8,
+    /// Ranks of the group.
+    pub ranks: u32,
+    /// This rank.
+    pub rank: u32,
+    /// Sources of this rank.
+    pub sources: u32,
+    /// Most tokens of the sources from 1 on.
+    pub most_tokens: u32,
+}
+
 /// Parameters of `ll_dispatch`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -156,4 +223,34 @@ pub struct LlCombineParams {
     pub out: *mut u8,
     /// Not zero: every entry's row comes home, summed in the order of k.
     pub exact: u32,
+}
+
+/// Parameters of `ll_dispatch_nodes`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlDispatchNodesParams {
+    /// As on one node.
+    pub dispatch: LlDispatchParams,
+    /// The other nodes.
+    pub nodes: LlNodes,
+}
+
+/// Parameters of `ll_combine_nodes_bf16` and its siblings.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlCombineNodesParams {
+    /// As on one node.
+    pub combine: LlCombineParams,
+    /// The other nodes.
+    pub nodes: LlNodes,
+}
+
+/// Parameters of `ll_gates`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlGatesParams {
+    /// Of the combine that follows.
+    pub combine: LlCombineNodesParams,
+    /// `[tokens][top_k]`: receives the weights.
+    pub gates: *mut f32,
 }

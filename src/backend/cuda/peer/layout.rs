@@ -16,7 +16,7 @@ const WINDOW_ALIGN: usize = 2 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowLayout {
     /// u32: 1 + the failed peer, written by that peer.
-    pub told: usize,
+    pub peer_failed: usize,
     /// `teardown::WORD_BYTES` per source rank.
     pub teardown: usize,
     /// u32 per source rank: arrival flags of the self test.
@@ -33,13 +33,13 @@ impl WindowLayout {
     /// The layout for a group of `ranks` whose operations use `operation_bytes`.
     pub fn new(ranks: usize, operation_bytes: usize) -> Self {
         let mut window = Regions::new(REGION_ALIGN);
-        let told = window.take(size_of::<u32>());
+        let peer_failed = window.take(size_of::<u32>());
         let teardown = window.take(ranks * WORD_BYTES);
         let selftest_flags = window.take(ranks * size_of::<u32>());
         let selftest_slots = window.take(ranks * SELFTEST_SLOT_BYTES);
         let operations = window.take(operation_bytes);
         Self {
-            told,
+            peer_failed,
             teardown,
             selftest_flags,
             selftest_slots,
@@ -58,7 +58,7 @@ mod tests {
     fn regions_follow_each_other_and_fit() {
         for ranks in [1, 2, 8, MAX_PEERS] {
             let layout = WindowLayout::new(ranks, 1000);
-            assert!(layout.told + 4 <= layout.teardown);
+            assert!(layout.peer_failed + 4 <= layout.teardown);
             assert!(layout.teardown + 4 * ranks <= layout.selftest_flags);
             assert!(layout.selftest_flags + 4 * ranks <= layout.selftest_slots);
             assert!(layout.selftest_slots + ranks * SELFTEST_SLOT_BYTES <= layout.operations);

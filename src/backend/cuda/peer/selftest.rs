@@ -5,7 +5,7 @@
 use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::function::LaunchShape;
-use crate::backend::cuda::driver::mapped::HostPage;
+use crate::backend::cuda::driver::memory::HostPage;
 use crate::backend::cuda::driver::module::Module;
 use crate::backend::cuda::kernels::Kernel;
 use crate::backend::cuda::params::common::{
@@ -15,6 +15,7 @@ use crate::backend::cuda::params::common::{
 use crate::backend::cuda::peer::layout::WindowLayout;
 use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
+use crate::model::topology::LocalRanks;
 use std::sync::Arc;
 
 /// The value of the flags. Windows are zero when the test runs, so one epoch is enough.
@@ -37,7 +38,7 @@ impl Selftest {
     pub fn run(
         &self,
         module: &Module,
-        peers: &PeerTable,
+        (peers, ranks): (&PeerTable, &LocalRanks),
         layout: &WindowLayout,
         wait: WaitParams,
         stream: Stream,
@@ -59,13 +60,14 @@ impl Selftest {
         let at = module.enter(stream)?;
         module.launch(Kernel::PeerSelftest, shape, &params, &at)?;
         driver::synchronize_stream(stream)?;
-        let result = |peer: u32| self.results.read(peer as usize);
-        (0..peers.ranks).try_for_each(|peer| judge(peers.rank, peer, result(peer)))
+        let results = ranks.ranks().iter().enumerate();
+        let mut results = results.map(|(index, &peer)| (peer, self.results.read(index)));
+        results.try_for_each(|(peer, result)| judge(ranks.own_rank(), peer, result))
     }
 }
 
 /// The verdict of `rank` on `peer`.
-fn judge(rank: u32, peer: u32, result: Option<SelftestResult>) -> Result<()> {
+fn judge(rank: usize, peer: usize, result: Option<SelftestResult>) -> Result<()> {
     let fail = |code, what| {
         Err(Error::new(
             code,

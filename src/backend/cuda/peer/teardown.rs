@@ -4,10 +4,10 @@
 //! wait for it, and match its next exchange with this one.
 //!
 //! All ranks reach the same conclusion, even if one's deadline passes just when the last rank comes
-//! and others already leave together. A rank past its deadline tells `Late` to all, then checks
-//! whether a rank is missing: if so it tells `Gone`, else `Back`. Each word goes to the speaker's
+//! and others already leave together. A rank past its deadline announces `Late` to all, then checks
+//! whether a rank is missing: if so it announces `Gone`, else `Back`. Each word goes to the sender's
 //! own window first, and the late rank checks those windows. So a rank that saw all `Done` twice,
-//! the late one's too, saw them before `Late`. They were in their speakers' own windows by then,
+//! the late one's too, saw them before `Late`. They were in their senders' own windows by then,
 //! where the late rank finds them.
 #![forbid(unsafe_code)]
 
@@ -15,10 +15,11 @@ use crate::backend::DeviceMemory;
 use crate::backend::cuda::driver::memory::CudaMemory;
 use crate::error::{Code, Error, Result};
 use crate::model::tensor::DevPtr;
+use crate::model::topology::LocalRanks;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Least time to wait for a rank that has told a word.
+/// Least time to wait for a rank that has announced a word.
 const LEAST_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Bytes of a word.
@@ -38,7 +39,7 @@ enum Word {
     Late = 4,
     /// No rank was missing then: it keeps waiting.
     Back = 5,
-    /// As `Back`, of a rank that has told `Stays`.
+    /// As `Back`, of a rank that has announced `Stays`.
     BackAndStays = 6,
 }
 
@@ -69,27 +70,25 @@ pub enum End {
 /// One rank's words in the windows of all ranks.
 pub struct Teardown<W = Windows> {
     words: W,
-    rank: usize,
-    ranks: usize,
+    ranks: LocalRanks,
     timeout: Duration,
 }
 
 /// Access to the words of all ranks.
 pub trait Words {
     /// Writes this rank's `word` to its own window, then to all others.
-    fn tell(&self, word: u32) -> Result<()>;
+    fn announce(&self, word: u32) -> Result<()>;
     /// The word of each rank in this rank's window.
-    fn told(&self) -> Result<Vec<u32>>;
+    fn words_here(&self) -> Result<Vec<u32>>;
     /// The word of each rank in its own window.
-    fn told_at_home(&self) -> Result<Vec<u32>>;
+    fn words_at_home(&self) -> Result<Vec<u32>>;
 }
 
 impl<W: Words> Teardown<W> {
-    /// The words of `rank`, one of `ranks`.
-    pub fn new(words: W, (rank, ranks): (usize, usize), timeout: Duration) -> Self {
+    /// The words of one of `ranks`, which map each other's windows.
+    pub fn new(words: W, ranks: LocalRanks, timeout: Duration) -> Self {
         Self {
             words,
-            rank,
             ranks,
             timeout,
         }
@@ -97,29 +96,29 @@ impl<W: Words> Teardown<W> {
 
     /// Leaves without waiting.
     pub fn leave(&self) -> Result<()> {
-        self.words.tell(Word::Gone as u32)
+        self.words.announce(Word::Gone as u32)
     }
 
-    /// Waits, with the deadline, until every rank has said that it leaves. No kernel of this rank
+    /// Waits, with the deadline, until every rank has announced that it leaves. No kernel of this rank
     /// runs any more; `stays` if it cannot unmap the others' windows now.
     pub fn leave_together(&self, stays: bool) -> Result<End> {
         let (done, back) = match stays {
             false => (Word::Done, Word::Back),
             true => (Word::Stays, Word::BackAndStays),
         };
-        self.words.tell(done as u32)?;
+        self.words.announce(done as u32)?;
         let start = Instant::now();
         let mut pause = Duration::from_micros(20);
         let mut was_late = false;
         loop {
-            let told = self.told()?;
-            if told.contains(&Some(Word::Gone)) {
+            let received = self.received()?;
+            if received.contains(&Some(Word::Gone)) {
                 self.leave()?;
                 return Ok(End::Broken);
             }
-            if all_are_done(&told) && all_are_done(&self.told()?) {
+            if all_are_done(&received) && all_are_done(&self.received()?) {
                 let stays = [Some(Word::Stays), Some(Word::BackAndStays)];
-                let meet = !told.iter().any(|word| stays.contains(word));
+                let meet = !received.iter().any(|word| stays.contains(word));
                 return Ok(End::Together { meet });
             }
             // A second wait happens only for a rank that dies between `Late` and its next word.
@@ -129,18 +128,18 @@ impl<W: Words> Teardown<W> {
             };
             if start.elapsed() >= self.timeout + more {
                 if !was_late {
-                    self.words.tell(Word::Late as u32)?;
+                    self.words.announce(Word::Late as u32)?;
                 }
-                let home = self.words.told_at_home()?;
+                let home = self.words.words_at_home()?;
                 let missing = match was_late {
                     false => home.iter().position(|&bits| bits == 0),
-                    true => told.iter().position(|word| !is_done(word)),
+                    true => received.iter().position(|word| !is_done(word)),
                 };
                 if let Some(missing) = missing {
                     self.leave()?;
                     return Err(self.missed(missing));
                 }
-                self.words.tell(back as u32)?;
+                self.words.announce(back as u32)?;
                 was_late = true;
             }
             std::thread::sleep(pause);
@@ -148,18 +147,19 @@ impl<W: Words> Teardown<W> {
         }
     }
 
-    fn told(&self) -> Result<Vec<Option<Word>>> {
-        Ok(self.words.told()?.into_iter().map(Word::of).collect())
+    fn received(&self) -> Result<Vec<Option<Word>>> {
+        Ok(self.words.words_here()?.into_iter().map(Word::of).collect())
     }
 
     fn missed(&self, missing: usize) -> Error {
         Error::new(
             Code::RemoteError,
             format!(
-                "rank {} of {} waited {} ms for rank {missing} to destroy the group",
-                self.rank,
-                self.ranks,
-                self.timeout.as_millis()
+                "rank {} of {} waited {} ms for rank {} to destroy the group",
+                self.ranks.own_rank(),
+                self.ranks.count(),
+                self.timeout.as_millis(),
+                self.ranks.rank(missing)
             ),
         )
     }
@@ -169,8 +169,8 @@ fn is_done(word: &Option<Word>) -> bool {
     !matches!(word, None | Some(Word::Late | Word::Gone))
 }
 
-fn all_are_done(told: &[Option<Word>]) -> bool {
-    told.iter().all(is_done)
+fn all_are_done(words: &[Option<Word>]) -> bool {
+    words.iter().all(is_done)
 }
 
 /// The words in the windows of all ranks.
@@ -193,18 +193,18 @@ impl Windows {
 }
 
 impl Words for Windows {
-    fn tell(&self, word: u32) -> Result<()> {
+    fn announce(&self, word: u32) -> Result<()> {
         let bytes = word.to_le_bytes();
         let own = self.words.get(self.rank).into_iter();
         let others = self.words.iter().enumerate();
         let others = others.filter_map(|(rank, words)| (rank != self.rank).then_some(words));
         own.chain(others).try_for_each(|words| {
-            let place = DevPtr(words.0 + self.rank * WORD_BYTES);
-            self.memory.upload(place, &bytes)
+            let address = DevPtr(words.0 + self.rank * WORD_BYTES);
+            self.memory.upload(address, &bytes)
         })
     }
 
-    fn told(&self) -> Result<Vec<u32>> {
+    fn words_here(&self) -> Result<Vec<u32>> {
         let mut bytes = vec![0; self.words.len() * WORD_BYTES];
         if let Some(&own) = self.words.get(self.rank) {
             self.memory.download(&mut bytes, own)?;
@@ -213,11 +213,11 @@ impl Words for Windows {
         Ok(words.iter().map(|word| u32::from_le_bytes(*word)).collect())
     }
 
-    fn told_at_home(&self) -> Result<Vec<u32>> {
+    fn words_at_home(&self) -> Result<Vec<u32>> {
         let of = |(rank, words): (usize, &DevPtr)| {
             let mut bytes = [0; WORD_BYTES];
-            let place = DevPtr(words.0 + rank * WORD_BYTES);
-            self.memory.download(&mut bytes, place)?;
+            let address = DevPtr(words.0 + rank * WORD_BYTES);
+            self.memory.download(&mut bytes, address)?;
             Ok(u32::from_le_bytes(bytes))
         };
         self.words.iter().enumerate().map(of).collect()
@@ -237,7 +237,7 @@ mod tests {
     /// The words of two ranks as rank 0 sees them. Rank 1's word changes after the `n`th word of
     /// rank 0.
     struct Script {
-        told: Mutex<Vec<u32>>,
+        announced: Mutex<Vec<u32>>,
         peer: Mutex<u32>,
         reply: fn(usize) -> Option<u32>,
         arrives: fn(usize) -> Option<u32>,
@@ -247,7 +247,7 @@ mod tests {
         /// Rank 1 says `reply(n)` in all windows, and `arrives(n)` in its own alone.
         fn new(reply: fn(usize) -> Option<u32>, arrives: fn(usize) -> Option<u32>) -> Self {
             Self {
-                told: Mutex::default(),
+                announced: Mutex::default(),
                 peer: Mutex::default(),
                 reply,
                 arrives,
@@ -255,33 +255,33 @@ mod tests {
         }
 
         fn last(&self) -> u32 {
-            self.told.lock().last().copied().unwrap_or(0)
+            self.announced.lock().last().copied().unwrap_or(0)
         }
     }
 
     impl Words for Script {
-        fn tell(&self, word: u32) -> Result<()> {
-            let mut told = self.told.lock();
-            told.push(word);
-            if let Some(reply) = (self.reply)(told.len()) {
+        fn announce(&self, word: u32) -> Result<()> {
+            let mut announced = self.announced.lock();
+            announced.push(word);
+            if let Some(reply) = (self.reply)(announced.len()) {
                 *self.peer.lock() = reply;
             }
             Ok(())
         }
 
-        fn told(&self) -> Result<Vec<u32>> {
+        fn words_here(&self) -> Result<Vec<u32>> {
             Ok(vec![self.last(), *self.peer.lock()])
         }
 
-        fn told_at_home(&self) -> Result<Vec<u32>> {
-            let said = self.told.lock().len();
-            let at_home = (self.arrives)(said).unwrap_or(*self.peer.lock());
+        fn words_at_home(&self) -> Result<Vec<u32>> {
+            let count = self.announced.lock().len();
+            let at_home = (self.arrives)(count).unwrap_or(*self.peer.lock());
             Ok(vec![self.last(), at_home])
         }
     }
 
     fn teardown<W: Words>(words: W, rank: usize, ranks: usize, timeout: Duration) -> Teardown<W> {
-        Teardown::new(words, (rank, ranks), timeout)
+        Teardown::new(words, LocalRanks::all(ranks, rank), timeout)
     }
 
     const NO_TIME: Duration = Duration::ZERO;
@@ -310,7 +310,7 @@ mod tests {
             error.text(),
             "rank 0 of 2 waited 0 ms for rank 1 to destroy the group"
         );
-        assert_eq!(*teardown.words.told.lock(), [DONE, LATE, GONE]);
+        assert_eq!(*teardown.words.announced.lock(), [DONE, LATE, GONE]);
     }
 
     #[test]
@@ -318,42 +318,42 @@ mod tests {
         // At rank 0's deadline, rank 1's word is in rank 1's own window only: rank 1 may have seen
         // all done already.
         let words = Script::new(
-            |said| (said == 3).then_some(DONE),
-            |said| (said == 2).then_some(DONE),
+            |count| (count == 3).then_some(DONE),
+            |count| (count == 2).then_some(DONE),
         );
         let teardown = teardown(words, 0, 2, NO_TIME);
         let end = teardown.leave_together(false);
         assert_eq!(end, Ok(End::Together { meet: true }));
         let back = Word::Back as u32;
-        assert_eq!(*teardown.words.told.lock(), [DONE, LATE, back]);
+        assert_eq!(*teardown.words.announced.lock(), [DONE, LATE, back]);
     }
 
-    /// Windows of all ranks: `[owner][speaker]`.
+    /// Windows of all ranks: `[owner][sender]`.
     struct Shared<'a> {
         rank: usize,
         windows: &'a [Vec<Mutex<u32>>],
-        told: &'a AtomicUsize,
+        announced: &'a AtomicUsize,
     }
 
     impl Words for Shared<'_> {
-        fn tell(&self, word: u32) -> Result<()> {
+        fn announce(&self, word: u32) -> Result<()> {
             let ranks = self.windows.len();
             for step in 0..ranks {
                 *self.windows[(self.rank + step) % ranks][self.rank].lock() = word;
-                self.told.fetch_add(1, Ordering::Relaxed);
+                self.announced.fetch_add(1, Ordering::Relaxed);
                 std::thread::yield_now();
             }
             Ok(())
         }
 
-        fn told(&self) -> Result<Vec<u32>> {
+        fn words_here(&self) -> Result<Vec<u32>> {
             Ok(self.windows[self.rank]
                 .iter()
                 .map(|it| *it.lock())
                 .collect())
         }
 
-        fn told_at_home(&self) -> Result<Vec<u32>> {
+        fn words_at_home(&self) -> Result<Vec<u32>> {
             let ranks = 0..self.windows.len();
             Ok(ranks.map(|rank| *self.windows[rank][rank].lock()).collect())
         }
@@ -367,10 +367,10 @@ mod tests {
             let windows: Vec<Vec<Mutex<u32>>> = (0..RANKS)
                 .map(|_| (0..RANKS).map(|_| Mutex::new(0)).collect())
                 .collect();
-            let told = AtomicUsize::new(0);
+            let announced = AtomicUsize::new(0);
             let ends: Vec<Result<End>> = std::thread::scope(|scope| {
                 let begin = |rank: usize| {
-                    let (windows, told) = (&windows, &told);
+                    let (windows, announced) = (&windows, &announced);
                     scope.spawn(move || {
                         // The last rank comes around the deadline of the first.
                         let late = round * 7 % 400 * rank as u64;
@@ -378,7 +378,7 @@ mod tests {
                         let words = Shared {
                             rank,
                             windows,
-                            told,
+                            announced,
                         };
                         teardown(words, rank, RANKS, Duration::from_micros(400))
                             .leave_together(false)

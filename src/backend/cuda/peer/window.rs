@@ -7,11 +7,11 @@
 
 use crate::backend::DeviceMemory;
 use crate::backend::cuda::driver::context::Context;
-use crate::backend::cuda::driver::held::Key;
+use crate::backend::cuda::driver::held::{self, ContextHandle, Key};
+use crate::backend::cuda::driver::ipc::{self, IPC_HANDLE_BYTES};
 use crate::backend::cuda::driver::memory::{self, CudaMemory};
-use crate::backend::cuda::driver::{self, ContextHandle, IPC_HANDLE_BYTES};
 use crate::backend::cuda::peer::process::{PROCESS_ID_BYTES, ProcessId};
-use crate::error::{Error, Result};
+use crate::error::{Code, Error, Result};
 use crate::model::tensor::DevPtr;
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ static LIVE: Mutex<Vec<Allocation>> = Mutex::new(Vec::new());
 pub struct Window {
     context: Arc<Context>,
     allocation: Allocation,
-    is_told: bool,
+    is_published: bool,
     /// The memory was another group's, and a peer of that group may still map it.
     must_stay: bool,
 }
@@ -55,7 +55,7 @@ impl Window {
         let window = Self {
             context,
             allocation,
-            is_told: false,
+            is_published: false,
             must_stay: left.is_some_and(|left| left.must_stay),
         };
         memory.zero(base, bytes)?;
@@ -63,8 +63,8 @@ impl Window {
     }
 
     /// Records that other ranks may map it from now on.
-    pub fn tell(&mut self) {
-        self.is_told = true;
+    pub fn publish(&mut self) {
+        self.is_published = true;
     }
 
     /// The context of the memory.
@@ -79,13 +79,13 @@ impl Window {
 
     /// Gives the memory back. No peer of this group maps it any more.
     pub fn free(mut self) {
-        self.is_told = false;
+        self.is_published = false;
     }
 
     /// Leaves the memory to the next group that wants a window of this size. A peer may map it, but
     /// no kernel uses it.
     pub fn keep(mut self) {
-        self.is_told = false;
+        self.is_published = false;
         self.must_stay = true;
     }
 
@@ -104,7 +104,7 @@ impl Drop for Window {
             live.swap_remove(index);
         }
         drop(live);
-        match (self.is_told, self.must_stay) {
+        match (self.is_published, self.must_stay) {
             (true, _) => {}
             (false, true) => self.context.keep(self.key(), self.base().0),
             (false, false) => {
@@ -133,7 +133,7 @@ impl WindowRecord {
         Ok(Self {
             process: ProcessId::this()?,
             allocation: window.allocation,
-            ipc: driver::export(window.base())?,
+            ipc: ipc::export(window.base())?,
         })
     }
 
@@ -165,8 +165,8 @@ impl WindowRecord {
         }
     }
 
-    /// The window's allocation if it is in this process; refuses a record that names an allocation here
-    /// without a live window, or a length other than `bytes`.
+    /// The window's allocation if it is in this process. Refuses a length other than `bytes`, and an
+    /// allocation here without a live window: its rank has given up, and the window is gone.
     fn here(&self, bytes: usize) -> Result<Option<Allocation>> {
         if self.allocation.bytes != bytes as u64 {
             return Err(Error::internal("a window of another length")
@@ -177,7 +177,10 @@ impl WindowRecord {
         }
         match LIVE.lock().contains(&self.allocation) {
             true => Ok(Some(self.allocation)),
-            false => Err(Error::internal("a window that this process does not have")),
+            false => Err(Error::new(
+                Code::RemoteError,
+                "this process has no such window any more",
+            )),
         }
     }
 }
@@ -206,13 +209,13 @@ impl PeerMapping {
         let base = match here {
             Some(allocation) => {
                 if allocation.context != context.handle() {
-                    driver::enable_peer_access(allocation.context)?;
+                    held::enable_peer_access(allocation.context)?;
                 }
                 DevPtr(allocation.base as usize)
             }
             None => match context.take(&Key::Import(record.ipc)) {
                 Some(left) => DevPtr(left.address),
-                None => driver::import(record.ipc)?,
+                None => ipc::import(record.ipc).map_err(rank_is_gone)?,
             },
         };
         Ok(Self {
@@ -243,10 +246,15 @@ impl PeerMapping {
     }
 }
 
+/// The failure of an import: its usual cause is that the rank has died since it sent its record.
+fn rank_is_gone(cause: Error) -> Error {
+    Error::new(Code::RemoteError, cause.text())
+}
+
 /// Unmaps the import at `address` from the current context.
 fn close(address: usize) {
     // A destroyed context has closed its mappings.
-    let _ = driver::close_import(DevPtr(address));
+    let _ = ipc::close_import(DevPtr(address));
 }
 
 impl Drop for PeerMapping {
@@ -289,8 +297,10 @@ mod tests {
         let mine = record(0x7f00_0040_0000);
         LIVE.lock().push(mine.allocation);
         assert_eq!(mine.here(0x20_0000), Ok(Some(mine.allocation)));
-        assert!(mine.here(0x40_0000).is_err());
-        assert!(record(0x7f00_0040_0100).here(0x20_0000).is_err());
+        let refused = |record: &WindowRecord, bytes| record.here(bytes).unwrap_err().code();
+        assert_eq!(refused(&mine, 0x40_0000), Code::InternalError);
+        let elsewhere = record(0x7f00_0040_0100);
+        assert_eq!(refused(&elsewhere, 0x20_0000), Code::RemoteError);
         let other_context = WindowRecord {
             allocation: Allocation {
                 context: ContextHandle::from_bits(0x1234),

@@ -3,9 +3,10 @@
 
 use crate::backend::bootstrap::Bootstrap;
 use crate::backend::cuda::peer::window::{PeerMapping, Window, WindowRecord};
-use crate::error::{Code, Error, Result};
+use crate::error::{Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
+use crate::model::topology::LocalRanks;
 
 /// What a rank reports about its mappings at the end.
 const UNMAPPED: u8 = 1;
@@ -31,27 +32,33 @@ impl PeerWindows {
         self.window.base()
     }
 
-    /// Maps the windows of all ranks except `rank`, which is this one, in rank order. Each has
-    /// `bytes`. If one fails, the earlier mappings stay, to be unmapped with the rest.
-    pub fn map_peers(&mut self, rank: usize, records: &[Vec<u8>], bytes: usize) -> Result<()> {
-        let others = records.iter().enumerate().filter(|&(peer, _)| peer != rank);
+    /// Maps the windows of the other ranks of this node, in rank order; `records` are those of all ranks of
+    /// the group. Each window has `bytes`. If one fails, the earlier mappings stay, to be unmapped with the
+    /// rest.
+    pub fn map_peers(
+        &mut self,
+        ranks: &LocalRanks,
+        records: &[Vec<u8>],
+        bytes: usize,
+    ) -> Result<()> {
+        let rank = ranks.own_rank();
+        let others = records.iter().enumerate();
+        let others = others.filter(|&(peer, _)| peer != rank && ranks.ranks().contains(&peer));
         for (peer, record) in others {
             let mapping = WindowRecord::from_bytes(record)
                 .and_then(|record| PeerMapping::new(self.window.context(), &record, bytes))
                 .map_err(|error| {
-                    // The usual cause is that the peer has died since it told where its window is.
-                    let text = format!("rank {rank} cannot map rank {peer}'s window: {error}");
-                    Error::new(Code::RemoteError, text)
+                    error.within(format_args!("rank {rank} cannot map rank {peer}'s window"))
                 })?;
             self.mappings.push(mapping);
         }
         Ok(())
     }
 
-    /// The windows of all ranks; `rank` is this one.
-    pub fn bases(&self, rank: usize) -> Vec<DevPtr> {
+    /// The windows of this node's ranks, once all are mapped; `own` is this rank's local index.
+    pub fn bases(&self, own: usize) -> Vec<DevPtr> {
         let mut bases: Vec<DevPtr> = self.mappings.iter().map(PeerMapping::base).collect();
-        bases.insert(rank, self.window.base());
+        bases.insert(own, self.window.base());
         bases
     }
 
@@ -67,12 +74,12 @@ impl PeerWindows {
             true => UNMAPPED,
             false => STILL_MAPPED,
         };
-        let told = bootstrap.all_gather(&[mine], stream);
-        match &told {
-            Ok(told) if told.iter().all(|it| *it == [UNMAPPED]) => window.free(),
+        let reports = bootstrap.all_gather(&[mine], stream);
+        match &reports {
+            Ok(reports) if reports.iter().all(|it| *it == [UNMAPPED]) => window.free(),
             _ => window.keep(),
         }
-        told.map(drop)
+        reports.map(drop)
     }
 
     /// Gives up the peers' windows, and leaves the own one to the next group: a peer may still map

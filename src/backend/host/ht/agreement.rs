@@ -31,16 +31,16 @@ pub fn exchange(
     stream: Stream,
     timeout: Duration,
 ) -> Result<HtMap> {
-    let (tell, hear) = channel();
+    let (sender, receiver) = channel();
     let refused = wanted.as_ref().err().cloned();
     let own = Arc::clone(shared);
     let work = move |epoch| {
-        let (agreed, outcome) = match told_by_all(&own, &wanted, epoch) {
+        let (agreed, outcome) = match gather_announcements(&own, &wanted, epoch) {
             Ok(all) => (agree(&own.facts, &wanted, (epoch, all)), Ok(())),
             Err(error) => (Err(error.clone()), Err(error)),
         };
         // On a rank that refused, the receiver is gone.
-        let _ = tell.send(agreed);
+        let _ = sender.send(agreed);
         outcome
     };
     shared.enqueue_operation(Call::HtHandle, stream, || (), work)?;
@@ -49,7 +49,7 @@ pub fn exchange(
     }
     // This operation has a deadline, and so has each operation before it. Their sum would be longer
     // than one deadline, and other work on the stream has none.
-    match hear.recv_timeout(timeout + timeout / 4) {
+    match receiver.recv_timeout(timeout + timeout / 4) {
         Ok(agreed) => agreed,
         Err(RecvTimeoutError::Disconnected) => Err(match shared.exchange.fault() {
             Some(fault) => fault.during(Context::GroupFailed),
@@ -65,10 +65,14 @@ pub fn exchange(
 }
 
 /// The announcement of one rank: its ids, or why it refuses.
-type Told = Result<RankIds>;
+type Announced = Result<RankIds>;
 
 /// Announces this rank's part and reads those of all ranks.
-fn told_by_all(shared: &GroupState, wanted: &Result<HtRouting>, epoch: u64) -> Result<Vec<Told>> {
+fn gather_announcements(
+    shared: &GroupState,
+    wanted: &Result<HtRouting>,
+    epoch: u64,
+) -> Result<Vec<Announced>> {
     let refusal;
     let mut message = Message::default();
     Call::HtHandle.announce(&mut message);
@@ -93,12 +97,13 @@ fn told_by_all(shared: &GroupState, wanted: &Result<HtRouting>, epoch: u64) -> R
     }
     shared.exchange.post(epoch, &message)?;
     let messages = shared.exchange.receive_all(epoch)?;
-    let told = messages.iter().enumerate();
-    told.map(|(source, message)| read(Call::HtHandle.read(message, source)?, source, &shared.facts))
+    let messages = messages.iter().enumerate();
+    messages
+        .map(|(source, message)| read(Call::HtHandle.read(message, source)?, source, &shared.facts))
         .collect()
 }
 
-fn read(mut reader: Reader<'_>, source: usize, facts: &GroupFacts) -> Result<Told> {
+fn read(mut reader: Reader<'_>, source: usize, facts: &GroupFacts) -> Result<Announced> {
     if reader.number()? != 0 {
         let length = reader.number()?;
         let text = String::from_utf8_lossy(reader.bytes(length)?);
@@ -120,11 +125,11 @@ fn read(mut reader: Reader<'_>, source: usize, facts: &GroupFacts) -> Result<Tol
 fn agree(
     facts: &GroupFacts,
     wanted: &Result<HtRouting>,
-    (epoch, told): (u64, Vec<Told>),
+    (epoch, announced): (u64, Vec<Announced>),
 ) -> Result<HtMap> {
     let HtRouting { routing, counter } = wanted.as_ref().map_err(Error::clone)?;
-    let all: Vec<RankIds> = told.into_iter().collect::<Result<_>>()?;
-    let other = all.iter().position(|told| told.top_k != routing.top_k);
+    let all: Vec<RankIds> = announced.into_iter().collect::<Result<_>>()?;
+    let other = all.iter().position(|ids| ids.top_k != routing.top_k);
     if let Some((rank, theirs)) = other.and_then(|rank| Some((rank, all.get(rank)?.top_k))) {
         let rule = AmongRanks::Same { rank };
         return Err(Error::argument(Subject::Size(Role::Ids, 1), rule)
@@ -162,25 +167,25 @@ mod tests {
         }
     }
 
-    fn told(numbers: &[u64]) -> Result<Told> {
+    fn read_numbers(numbers: &[u64]) -> Result<Announced> {
         let message: Vec<u8> = numbers.iter().flat_map(|it| it.to_ne_bytes()).collect();
         read(Reader::new(&message), 1, &facts())
     }
 
     #[test]
-    fn ids_and_refusals_are_told() {
-        let ids = told(&[0, 2, 1, 3, u64::MAX]).unwrap().unwrap();
+    fn ids_and_refusals_are_announced() {
+        let ids = read_numbers(&[0, 2, 1, 3, u64::MAX]).unwrap().unwrap();
         assert_eq!(ids.top_k, 1);
         assert_eq!(ids.ids, [3_u64, u64::MAX].map(u64::to_ne_bytes).concat());
-        assert!(told(&[0, 6, 0]).unwrap().unwrap().ids.is_empty());
+        assert!(read_numbers(&[0, 6, 0]).unwrap().unwrap().ids.is_empty());
         let text = u64::from_ne_bytes(*b"no, no!!");
-        let error = told(&[4, 8, text]).unwrap().err().unwrap();
+        let error = read_numbers(&[4, 8, text]).unwrap().err().unwrap();
         assert_eq!(error.text(), "rank 1 refused: no, no!!");
         assert_eq!(error.code(), Code::RemoteError);
     }
 
     #[test]
-    fn a_rank_cannot_tell_of_more_than_it_sends() {
+    fn a_rank_cannot_announce_more_than_it_sends() {
         for numbers in [
             [0, 7, 0, 0],
             [0, u64::MAX, 1, 0],
@@ -188,7 +193,7 @@ mod tests {
             [0, 6, 1 << 61, 0],
             [5, 17, 0, 0],
         ] {
-            assert!(told(&numbers).is_err(), "{numbers:?}");
+            assert!(read_numbers(&numbers).is_err(), "{numbers:?}");
         }
     }
 }

@@ -133,7 +133,7 @@ mod tests {
                 hidden: 8,
             },
         };
-        let tells = |tokens| {
+        let read = |tokens| {
             let mut message = terms.message();
             message.number(tokens);
             message.bytes(&[0; 64 + 16]);
@@ -141,10 +141,10 @@ mod tests {
             message.write_to(&mut written).unwrap();
             SentTokens::read(&written, 0, &terms).map(|sent| sent.rows.len())
         };
-        assert_eq!(tells(1).unwrap(), 16);
+        assert_eq!(read(1).unwrap(), 16);
         // For the last two, a careless multiplication gives 0 bytes of ids and of rows.
         for tokens in [2, 1 << 60, 1 << 62] {
-            assert!(tells(tokens).is_err(), "{tokens}");
+            assert!(read(tokens).is_err(), "{tokens}");
         }
     }
 }

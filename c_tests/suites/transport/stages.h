@@ -1,0 +1,13 @@
+// When a rank came to which stage of a case; a check that fails for time prints them.
+#ifndef C_TESTS_SUITES_TRANSPORT_STAGES_H_
+#define C_TESTS_SUITES_TRANSPORT_STAGES_H_
+
+#include "forked/ranks.h"
+
+// Notes the time; `name` stays valid.
+void stage(const char* name);
+
+// As check_in_time. A failure prints all stages, and the last error of the transport.
+void check_stage_in_time(const DeathRank* self, double since);
+
+#endif  // C_TESTS_SUITES_TRANSPORT_STAGES_H_

@@ -1,0 +1,66 @@
+// Where the ranks of a group are: all on this node, or on several. Kernels are templates over the two, so that
+// those for one node pay nothing for the other case.
+//
+// Ranks of this node are *peers*, by their local index: their windows are mapped. Every rank of the group has
+// a *carrier* on this node: itself, or its gateway here. The carrier sends its rows here and collects what the
+// peers return for it. The ranks that this rank carries are its *sources*, numbered from 0, which is itself.
+#pragma once
+
+#include "../base/row.cuh"
+#include "../peer/peer.cuh"
+
+namespace nccl_ep {
+
+// One of the ranks that this rank carries, with the data of the operation.
+struct Source {
+    uint32_t number;
+    uint32_t rank;
+    uint32_t tokens;
+    const int64_t* ids;
+    const uint8_t* rows;
+};
+
+// Every rank is a peer, and carries itself alone.
+struct OneNode {
+    static constexpr bool kSeveral = false;
+    const PeerTable& peers;
+
+    __device__ uint32_t ranks() const { return peers.ranks; }
+    __device__ uint32_t rank() const { return peers.rank; }
+    // The local index of `rank`, negative if it is on another node; kNowhere for kNowhere.
+    __device__ int32_t peer_of(int32_t rank) const { return rank; }
+    __device__ uint32_t rank_of_peer(uint32_t peer) const { return peer; }
+    __device__ uint32_t carrier_of(uint32_t rank) const { return rank; }
+    // Of `rank` among the sources of its carrier.
+    __device__ uint32_t number_of(uint32_t) const { return 0; }
+};
+
+// The tables say where the other ranks are.
+struct SeveralNodes {
+    static constexpr bool kSeveral = true;
+    const LlNodes& nodes;
+
+    __device__ const LlRankOnNode& at(uint32_t rank) const { return nodes.of_rank[rank]; }
+    __device__ uint32_t ranks() const { return nodes.ranks; }
+    __device__ uint32_t rank() const { return nodes.rank; }
+    __device__ int32_t peer_of(int32_t rank) const { return rank < 0 ? rank : at(rank).peer; }
+    __device__ uint32_t rank_of_peer(uint32_t peer) const { return nodes.rank_of_peer[peer]; }
+    __device__ uint32_t carrier_of(uint32_t rank) const { return at(rank).carrier; }
+    __device__ uint32_t number_of(uint32_t rank) const { return at(rank).number; }
+
+    // How many tokens source `number` has, which is not this rank.
+    __device__ uint32_t tokens_of(const LlShape& shape, uint32_t number) const {
+        return min(nodes.hellos[number - 1].tokens, shape.max_tokens);
+    }
+    // The first token of source `number` in what came over the network or goes there.
+    __device__ uint64_t first_token(const LlShape& shape, uint32_t number) const {
+        return uint64_t{number - 1} * shape.max_tokens;
+    }
+    __device__ Source source(const LlShape& shape, uint32_t number) const {
+        const uint64_t first = first_token(shape, number);
+        return {number, nodes.rank_of_source[number], tokens_of(shape, number),
+                nodes.ids + first * shape.top_k, nodes.rows + first * shape.row_bytes};
+    }
+};
+
+}  // namespace nccl_ep

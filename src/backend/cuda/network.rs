@@ -1,0 +1,186 @@
+//! The network between the nodes of a group: who sends for whom, and what a failure of the network does to the
+//! group.
+//!
+//! On each node every rank of the group has a *carrier*: itself on its own node, elsewhere its gateway. A
+//! carrier does on its node what the rank itself does on its own: it sends the rank's rows to the ranks there,
+//! and collects what they return. The ranks that a rank carries are its *sources*, itself first.
+#![forbid(unsafe_code)]
+
+use crate::backend::bootstrap::Bootstrap;
+use crate::backend::cuda::driver::event::ApartFromCaptures;
+use crate::backend::cuda::driver::memory::CudaMemory;
+use crate::backend::cuda::fault::FaultPage;
+use crate::backend::cuda::group_context::GroupContext;
+use crate::backend::transport::open::{Wanted, over_nccl};
+use crate::backend::transport::watchdog::{Watched, watch};
+use crate::backend::transport::{OnFault, Transport};
+use crate::backend::{DeviceMemory, Faults};
+use crate::error::{Error, Result};
+use crate::model::ops::Stream;
+use crate::model::tensor::DevPtr;
+use crate::model::topology::Topology;
+use parking_lot::{Mutex, RwLock};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Most blocks of a kernel of the network; each fills a multiprocessor.
+pub const NETWORK_BLOCKS: u32 = 4;
+/// Multiprocessors that kernels which wait for other ranks leave to other kernels that do: to the network's, and
+/// to the caller's own collectives on other streams.
+const RESERVED: u32 = NETWORK_BLOCKS + 32;
+
+/// The blocks that may wait for other ranks at the same time on a device with `multiprocessors`.
+pub fn blocks_beside_network(multiprocessors: u32) -> u32 {
+    multiprocessors
+        .checked_sub(RESERVED)
+        .filter(|&left| left > multiprocessors / 2)
+        .unwrap_or(multiprocessors / 2)
+        .max(1)
+}
+
+/// The network of a group on several nodes.
+pub struct Network {
+    topology: Topology,
+    rank: usize,
+    /// This rank first, then the others that it carries, in the order of nodes, then ranks.
+    sources: Vec<usize>,
+    /// `None` once the group has closed.
+    transport: RwLock<Option<Arc<dyn Transport>>>,
+    failure: Arc<Failure>,
+    _watch: Arc<Watch>,
+}
+
+impl Network {
+    /// Connects the nodes. Collective: every rank gets a network, or every rank an error.
+    pub fn open(
+        bootstrap: &Bootstrap,
+        (topology, device): (&Topology, usize),
+        (group, memory): (&GroupContext, &Arc<CudaMemory>),
+        timeout: Duration,
+        stream: Stream,
+    ) -> Result<Self> {
+        let rank = bootstrap.rank();
+        let failure = Arc::new(Failure {
+            memory: Arc::clone(memory),
+            faults: Arc::clone(&group.faults),
+            marks: Mutex::new(group.failure_marks()),
+        });
+        let told = Arc::clone(&failure);
+        let on_fault: OnFault = Arc::new(move |error| told.happened(error));
+        let wanted = Wanted {
+            topology,
+            device,
+            timeout,
+            most_blocks: NETWORK_BLOCKS as usize,
+            on_fault,
+        };
+        let transport: Arc<dyn Transport> = Arc::from(over_nccl(bootstrap, wanted, stream)?);
+        let watched = Arc::new(Watch {
+            faults: Arc::clone(&group.faults),
+            transport: Arc::clone(&transport),
+        });
+        watch(&watched)?;
+        Ok(Self {
+            topology: topology.clone(),
+            rank,
+            sources: carried_by(topology, rank),
+            transport: RwLock::new(Some(transport)),
+            failure,
+            _watch: watched,
+        })
+    }
+
+    /// The ranks of the group on their nodes.
+    pub fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// The ranks that this rank carries: itself first, then others in the order of nodes, then ranks.
+    pub fn sources(&self) -> &[usize] {
+        &self.sources
+    }
+
+    /// What carries rows to the gateways.
+    pub fn transport(&self) -> Result<Arc<dyn Transport>> {
+        let transport = self.transport.read();
+        let transport = transport.as_ref().map(Arc::clone);
+        transport.ok_or_else(|| Error::internal("the network has ended"))
+    }
+
+    /// No operation will follow, and the peers' windows go.
+    pub fn close(&self) {
+        self.failure.marks.lock().clear();
+        drop(self.transport.write().take());
+    }
+}
+
+/// The ranks that `rank` carries: itself first, then others in the order of nodes, then ranks.
+pub fn carried_by(topology: &Topology, rank: usize) -> Vec<usize> {
+    let others = topology.sources(rank).into_iter();
+    let others = others.filter(|&source| source != rank);
+    std::iter::once(rank).chain(others).collect()
+}
+
+/// What a failure of the network is told to.
+struct Failure {
+    memory: Arc<CudaMemory>,
+    faults: Arc<FaultPage>,
+    /// Words on the device, and what they say after a failure.
+    marks: Mutex<Vec<(DevPtr, u32)>>,
+}
+
+impl Failure {
+    /// Kernels that begin from now on leave at once, as what they received is undefined. So do waits of the
+    /// ranks of this node.
+    fn happened(&self, error: &Error) {
+        self.faults.network_failed(error);
+        let Ok(_apart) = ApartFromCaptures::enter() else {
+            return;
+        };
+        for (at, word) in &*self.marks.lock() {
+            // A device that takes no copy runs no kernel either.
+            let _ = self.memory.upload(*at, &word.to_le_bytes());
+        }
+    }
+}
+
+/// Ends the network after a failure of a kernel: other nodes wait for this rank, and streams of this rank for them.
+struct Watch {
+    faults: Arc<FaultPage>,
+    transport: Arc<dyn Transport>,
+}
+
+impl Watched for Watch {
+    fn look(&self, _now: Instant) {
+        if self.faults.first().is_some() {
+            self.transport.abort();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::topology::NodeId;
+
+    #[test]
+    fn some_multiprocessors_are_left() {
+        assert_eq!(blocks_beside_network(132), 96);
+        assert_eq!(blocks_beside_network(40), 20);
+        assert_eq!(blocks_beside_network(1), 1);
+    }
+
+    #[test]
+    fn a_rank_carries_itself_first() {
+        let ids: Vec<NodeId> = ["a", "a", "b", "a"].map(NodeId::from_text).to_vec();
+        let topology = Topology::from_ids(&ids);
+        assert_eq!(carried_by(&topology, 0), [0, 2]);
+        assert_eq!(carried_by(&topology, 1), [1]);
+        assert_eq!(carried_by(&topology, 2), [2, 0, 1, 3]);
+    }
+}

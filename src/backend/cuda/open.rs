@@ -1,0 +1,277 @@
+//! Opening a group on GPUs.
+//!
+//! Opening proceeds in steps that all ranks leave together: what fails on one rank fails on all, and no
+//! kernel waits for a rank that gave up before.
+#![forbid(unsafe_code)]
+
+use crate::backend::OpenGroup;
+use crate::backend::bootstrap::Bootstrap;
+use crate::backend::cuda::driver;
+use crate::backend::cuda::driver::context::Context;
+use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
+use crate::backend::cuda::driver::module::Module;
+use crate::backend::cuda::fault::FaultPage;
+use crate::backend::cuda::group::{Common, CudaGroup};
+use crate::backend::cuda::group_context::GroupContext;
+use crate::backend::cuda::ht::HtGroup;
+use crate::backend::cuda::ht::plan::HtPlan;
+use crate::backend::cuda::ll::LlGroup;
+use crate::backend::cuda::ll::plan::LlPlan;
+use crate::backend::cuda::network::{Network, blocks_beside_network};
+use crate::backend::cuda::params::common::{MAX_PEERS, OP_PEER_SELFTEST};
+use crate::backend::cuda::params::ll::LL_MARK;
+use crate::backend::cuda::peer::layout::WindowLayout;
+use crate::backend::cuda::peer::selftest::Selftest;
+use crate::backend::cuda::peer::teardown::{Teardown, Windows};
+use crate::backend::cuda::peer::window::{Window, WindowRecord};
+use crate::backend::cuda::peer::windows::PeerWindows;
+use crate::error::refusal::{AmongRanks, Subject};
+use crate::error::{Error, Result};
+use crate::model::group::{Algorithm, GroupFacts};
+use crate::model::ops::Stream;
+use crate::model::tensor::DevPtr;
+use crate::model::topology::{LocalRanks, Topology};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The GPU that a group is opened on.
+#[derive(Clone)]
+pub(super) struct Device {
+    /// As this process numbers it.
+    pub number: usize,
+    pub context: Arc<Context>,
+    pub memory: Arc<CudaMemory>,
+}
+
+/// The modes' side of a new group.
+enum Mode {
+    Ll(Arc<LlGroup>),
+    Ht(Arc<HtGroup>),
+}
+
+/// What a mode decides about its part of the window.
+enum Plan {
+    Ll(Box<LlPlan>),
+    Ht(Box<HtPlan>),
+}
+
+impl Plan {
+    fn new(facts: &GroupFacts, topology: &Topology) -> Result<Self> {
+        Ok(match facts.algorithm {
+            Algorithm::LowLatency => Self::Ll(Box::new(LlPlan::new(facts, topology)?)),
+            Algorithm::HighThroughput => Self::Ht(Box::new(HtPlan::new(facts)?)),
+        })
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Ll(plan) => plan.bytes(),
+            Self::Ht(plan) => plan.bytes(),
+        }
+    }
+
+    /// Writes what must be in a new window, whose part begins at `start`; the rest is zero.
+    fn initialise(&self, memory: &CudaMemory, start: usize) -> Result<()> {
+        let Self::Ll(plan) = self else {
+            return Ok(());
+        };
+        plan.marked()
+            .try_for_each(|(offset, bytes)| memory.fill(DevPtr(start + offset), LL_MARK, bytes))
+    }
+
+    /// The mode's side of `group`; its part of the windows begins at `start`.
+    fn open(
+        self,
+        group: &Arc<GroupContext>,
+        memory: &Arc<CudaMemory>,
+        network: Option<&Arc<Network>>,
+        start: usize,
+    ) -> Result<Mode> {
+        let group = Arc::clone(group);
+        Ok(match self {
+            Self::Ll(plan) => {
+                let layout = plan.layout(start);
+                let network = network.map(Arc::clone);
+                let group = LlGroup::new((group, network), memory, *plan, layout)?;
+                Mode::Ll(Arc::new(group))
+            }
+            Self::Ht(plan) => {
+                let layout = plan.layout(start);
+                Mode::Ht(Arc::new(HtGroup::new(group, memory, *plan, layout)?))
+            }
+        })
+    }
+}
+
+/// What one rank decides and makes before it meets the others.
+struct Prepared {
+    module: Module,
+    plan: Plan,
+    layout: WindowLayout,
+    window: Window,
+    record: WindowRecord,
+    faults: Arc<FaultPage>,
+    selftest: Selftest,
+    state: Buffer,
+    multiprocessors: u32,
+    /// Those of this node.
+    ranks: LocalRanks,
+}
+
+impl Prepared {
+    fn new(
+        context: &Arc<Context>,
+        memory: &Arc<CudaMemory>,
+        (facts, topology): (&GroupFacts, &Topology),
+        timeout: Duration,
+    ) -> Result<Self> {
+        let ranks = topology.local_ranks(facts.rank);
+        if ranks.count() > MAX_PEERS {
+            return Err(Error::usage(Subject::Communicator, AmongRanks::FewerRanks)
+                .got(ranks.count(), format_args!("at most {MAX_PEERS}")));
+        }
+        let plan = Plan::new(facts, topology)?;
+        let layout = WindowLayout::new(ranks.count(), plan.bytes());
+        let multiprocessors = || -> Result<u32> {
+            let all = driver::multiprocessors()?;
+            Ok(match topology.nodes() {
+                1 => all,
+                _ => blocks_beside_network(all),
+            })
+        };
+        let window = Window::new(memory, layout.bytes)?;
+        plan.initialise(memory, window.base().0 + layout.operations)?;
+        let _entered = context.enter()?;
+        Ok(Self {
+            module: Module::load(context)?,
+            plan,
+            layout,
+            record: WindowRecord::new(&window)?,
+            window,
+            selftest: Selftest::new(context, ranks.count())?,
+            state: GroupContext::new_state(memory)?,
+            multiprocessors: multiprocessors()?,
+            faults: Arc::new(FaultPage::new(context, ranks.clone(), timeout)?),
+            ranks,
+        })
+    }
+}
+
+/// Opens this rank's side. Collective: every rank gets a group, or every rank an error.
+pub(super) fn open(
+    on: Device,
+    (facts, topology): (&GroupFacts, &Topology),
+    bootstrap: Bootstrap,
+    timeout: Duration,
+    stream: Stream,
+) -> Result<OpenGroup> {
+    let Device {
+        number,
+        context,
+        memory,
+    } = on;
+    let prepared = Prepared::new(&context, &memory, (facts, topology), timeout);
+    let record = prepared.as_ref().map(|own| own.record.to_bytes());
+    let record = record.map_err(Error::clone);
+    let records = bootstrap.agree(record, WindowRecord::BYTES, stream);
+    let mut own = prepared?;
+    // Where a rank is known to have refused, none maps a window.
+    if records.is_ok() || bootstrap.lost().is_some() {
+        own.window.publish();
+    }
+    let records = records?;
+
+    let mut windows = PeerWindows::new(own.window);
+    let mapped = windows.map_peers(&own.ranks, &records, own.layout.bytes);
+    if let Err(error) = agree_on(&bootstrap, &mapped, stream) {
+        return Err(windows.abandon(&bootstrap, stream, error));
+    }
+
+    let mapped = Mapped {
+        bases: windows.bases(own.ranks.own_index()),
+        layout: own.layout,
+        ranks: own.ranks,
+    };
+    let group = Arc::new(GroupContext::new(
+        own.module,
+        own.faults,
+        own.multiprocessors,
+        (own.state, DevPtr(windows.base().0 + own.layout.peer_failed)),
+        (&mapped.bases, mapped.ranks.own_index()),
+    )?);
+    let tested = mapped.test(&own.selftest, &group, &bootstrap, stream);
+    let network = match topology.nodes() {
+        1 => tested.map(|()| None),
+        _ => agree_on(&bootstrap, &tested, stream)
+            .and(tested)
+            .and_then(|()| {
+                let nodes = (topology, number);
+                let network = Network::open(&bootstrap, nodes, (&group, &memory), timeout, stream)?;
+                Ok(Some(Arc::new(network)))
+            }),
+    };
+    let mode = network.and_then(|network| {
+        let start = own.layout.operations;
+        let opened = own.plan.open(&group, &memory, network.as_ref(), start);
+        opened.map(|mode| (mode, network))
+    });
+    if let Err(error) = agree_on(&bootstrap, &mode, stream) {
+        if let Ok((_, Some(network))) = &mode {
+            network.close();
+        }
+        return Err(windows.abandon(&bootstrap, stream, error));
+    }
+    let (mode, network) = mode?;
+    let common = Common {
+        teardown: mapped.teardown(&memory, timeout),
+        context,
+        memory,
+        bootstrap,
+        timeout,
+        group,
+        windows: Mutex::new(Some(windows)),
+        network,
+    };
+    Ok(match mode {
+        Mode::Ll(mode) => OpenGroup::Ll(Arc::new(CudaGroup { common, mode })),
+        Mode::Ht(mode) => OpenGroup::Ht(Arc::new(CudaGroup { common, mode })),
+    })
+}
+
+/// The windows of this node's ranks, once this rank has mapped them.
+struct Mapped {
+    bases: Vec<DevPtr>,
+    layout: WindowLayout,
+    ranks: LocalRanks,
+}
+
+impl Mapped {
+    /// Whether ranks can write to each other's windows.
+    fn test(
+        &self,
+        test: &Selftest,
+        group: &GroupContext,
+        bootstrap: &Bootstrap,
+        stream: Stream,
+    ) -> Result<()> {
+        bootstrap.within_deadline(|left| {
+            let (peers, wait) = (group.peers(), group.wait_at_most(left, OP_PEER_SELFTEST));
+            let peers = (&peers, &self.ranks);
+            test.run(&group.module, peers, &self.layout, wait, stream)
+        })
+    }
+
+    fn teardown(self, memory: &Arc<CudaMemory>, timeout: Duration) -> Teardown {
+        let words = self.bases.iter();
+        let words = words.map(|base| DevPtr(base.0 + self.layout.teardown));
+        let words = Windows::new(memory, words.collect(), self.ranks.own_index());
+        Teardown::new(words, self.ranks, timeout)
+    }
+}
+
+/// Leaves a step together: an error if any rank has one.
+fn agree_on<T>(bootstrap: &Bootstrap, mine: &Result<T>, stream: Stream) -> Result<()> {
+    let mine = mine.as_ref().map(|_| Vec::new()).map_err(Error::clone);
+    bootstrap.agree(mine, 0, stream).map(drop)
+}

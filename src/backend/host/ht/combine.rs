@@ -1,0 +1,107 @@
+//! HT combine: each rank posts the rows that it received, in that order; each home rank sums them by
+//! ascending rank, node by node (`node_sums`).
+#![allow(unsafe_code)]
+
+use crate::backend::host::device::{bytes, bytes_mut};
+use crate::backend::host::ht::route::Departure;
+use crate::backend::host::ht::{HostHt, source};
+use crate::backend::host::node_sums::NodeSums;
+use crate::backend::host::numeric;
+use crate::backend::host::rows::{copy_row, row};
+use crate::backend::host::terms::{Call, Terms};
+use crate::error::refusal::{AmongRanks, Role, Subject};
+use crate::error::{Error, Result};
+use crate::model::ops::{HtCombine, WeightGradients};
+
+impl HostHt {
+    pub(super) fn send_results(&self, op: &HtCombine, epoch: u64) -> Result<()> {
+        self.check_capacity(Role::TokensIn, op.expert_rows.rows)?;
+        let rows = self.map.arrivals.len();
+        let mut message = self.terms(Call::HtCombine, op.row).message();
+        message.number(rows);
+        message.number(op.gradients.map_or(0, |gradients| gradients.top_k));
+        // SAFETY: `rule` has checked the tensor, and it has at least `rows` rows; the caller keeps it
+        // until the operation has run.
+        message.bytes(unsafe { bytes(op.expert_rows.data, rows * op.row.bytes()) });
+        if let Some(WeightGradients { input, top_k, .. }) = op.gradients {
+            // SAFETY: as above, `[n, K]` of f32.
+            message.bytes(unsafe { bytes(input, rows * top_k * 4) });
+        }
+        self.shared.exchange.post(epoch, &message)
+    }
+
+    pub(super) fn receive_results(&self, op: &HtCombine, epoch: u64) -> Result<()> {
+        let messages = self.shared.exchange.receive_all(epoch)?;
+        let columns = op.gradients.map_or(0, |gradients| gradients.top_k);
+        let terms = self.terms(Call::HtCombine, op.row);
+        let results: Vec<Results<'_>> = messages
+            .iter()
+            .enumerate()
+            .map(|(source, message)| Results::read(message, source, columns, &terms))
+            .collect::<Result<_>>()?;
+        let row_bytes = op.row.bytes();
+        // SAFETY: `rule` has checked the tensor `[T, H]`; the caller leaves it to the operation.
+        let out = unsafe { bytes_mut(op.out, self.routing.tokens * row_bytes) };
+        let mut sums = NodeSums::new(&self.shared.topology, self.shared.facts.rank, op.row);
+        let add =
+            |sums: &mut [f32], (_, row): &(usize, &[u8])| numeric::add(sums, row, op.row.dtype);
+        let mut departures = self.map.departures.iter().peekable();
+        for (token, out) in out.chunks_exact_mut(row_bytes).enumerate() {
+            let mut rows = Vec::new();
+            while let Some(departure) = departures.next_if(|next| next.token == token) {
+                let from = source(&results, departure.rank)?;
+                rows.push((departure.rank, row(from.rows, departure.row, row_bytes)?));
+            }
+            sums.store(&mut rows, |(rank, _)| *rank, add, out)?;
+        }
+        match op.gradients {
+            Some(gradients) => self.write_gradients(&gradients, &results),
+            None => Ok(()),
+        }
+    }
+
+    /// Writes the gradients of each token's weights by ascending global expert id, then zeros.
+    fn write_gradients(&self, gradients: &WeightGradients, results: &[Results<'_>]) -> Result<()> {
+        let columns = gradients.top_k;
+        // SAFETY: `rule` has checked the tensor `[T, K]`; the caller leaves it to the operation.
+        let out = unsafe { bytes_mut(gradients.output, self.routing.tokens * columns * 4) };
+        out.fill(0);
+        let departures = &self.map.departures;
+        for of_token in departures.chunk_by(|a, b| a.token == b.token) {
+            let columns_of = |departure: &Departure| {
+                let first = departure.row * columns;
+                let (rank, count) = (departure.rank, departure.experts.min(columns));
+                (first..first + count).map(move |index| (rank, index))
+            };
+            let found = of_token.iter().flat_map(columns_of).take(columns);
+            let begin = of_token.first().map_or(0, |first| first.token) * columns;
+            for (column, (rank, index)) in found.enumerate() {
+                let weights = source(results, rank)?.weights;
+                copy_row(out, begin + column, row(weights, index, 4)?)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The message of an expert rank.
+struct Results<'a> {
+    rows: &'a [u8],
+    weights: &'a [u8],
+}
+
+impl<'a> Results<'a> {
+    fn read(message: &'a [u8], source: usize, columns: usize, terms: &Terms) -> Result<Self> {
+        let mut reader = terms.read(message, source)?;
+        let rows = reader.number()?;
+        let theirs = reader.number()?;
+        if theirs != columns {
+            let rule = AmongRanks::SameColumns { rank: source };
+            return Err(Error::usage(Subject::Tensor(Role::WeightsIn), rule).got(columns, theirs));
+        }
+        Ok(Self {
+            rows: reader.array(rows, terms.row.bytes())?,
+            weights: reader.array(rows, columns * 4)?,
+        })
+    }
+}

@@ -1,0 +1,140 @@
+//! HT dispatch: each rank posts its tokens, forward with ids and weights; each rank takes the rows that
+//! the handle's routing assigns to it.
+#![allow(unsafe_code)]
+
+use crate::backend::host::device::{bytes, bytes_mut};
+use crate::backend::host::ht::{HostHt, source};
+use crate::backend::host::numeric;
+use crate::backend::host::rows::{copy_row, row};
+use crate::backend::host::terms::{Call, Terms};
+use crate::error::refusal::{AmongRanks, Role, Subject};
+use crate::error::{Error, Result};
+use crate::model::ops::{HtDispatch, IdsAndWeights, Routing};
+use crate::model::tensor::DevPtr;
+
+impl HostHt {
+    pub(super) fn send_tokens(&self, op: &HtDispatch, epoch: u64) -> Result<()> {
+        let Routing { tokens, top_k, .. } = self.routing;
+        let mut message = self.terms(Call::HtDispatch, op.row).message();
+        message.number(tokens);
+        message.number(usize::from(op.routing_in.is_some()));
+        // SAFETY: `rule` has checked the tensor; the caller keeps it until the operation has run.
+        message.bytes(unsafe { bytes(op.tokens, tokens * op.row.bytes()) });
+        if let Some(IdsAndWeights { ids, weights, .. }) = op.routing_in {
+            // SAFETY: as above, `[T, K]` of int64.
+            message.bytes(unsafe { bytes(ids, tokens * top_k * 8) });
+            // SAFETY: as above, `[T, K]` of f32.
+            message.bytes(unsafe { bytes(weights, tokens * top_k * 4) });
+        }
+        self.shared.exchange.post(epoch, &message)
+    }
+
+    pub(super) fn receive_tokens(&self, op: &HtDispatch, epoch: u64) -> Result<()> {
+        let messages = self.shared.exchange.receive_all(epoch)?;
+        let terms = self.terms(Call::HtDispatch, op.row);
+        let sent: Vec<SentTokens<'_>> = messages
+            .iter()
+            .enumerate()
+            .map(|(source, message)| SentTokens::read(message, source, op, &terms))
+            .collect::<Result<_>>()?;
+        if let Some(out) = op.out {
+            self.check_capacity(Role::TokensOut, out.rows)?;
+            // SAFETY: `rule` has checked the tensor `[n, H]`; the caller leaves it to the operation.
+            let rows = unsafe { bytes_mut(out.data, out.rows * op.row.bytes()) };
+            for (index, arrival) in self.map.arrivals.iter().enumerate() {
+                copy_row(
+                    rows,
+                    index,
+                    row(
+                        source(&sent, arrival.source)?.rows,
+                        arrival.token,
+                        op.row.bytes(),
+                    )?,
+                )?;
+            }
+            if let Some(unused) = rows.get_mut(self.map.arrivals.len() * op.row.bytes()..) {
+                unused.fill(0);
+            }
+        }
+        if let Some(out) = op.routing_out {
+            self.check_capacity(Role::IdsOut, out.rows)?;
+            self.write_routing(&out, &sent)?;
+        }
+        match op.counter {
+            Some(counter) => self.write_counter(counter),
+            None => Ok(()),
+        }
+    }
+
+    /// Writes local expert ids, ascending, then -1; and their weights, then 0.
+    fn write_routing(&self, out: &IdsAndWeights, sent: &[SentTokens<'_>]) -> Result<()> {
+        let top_k = self.routing.top_k;
+        let entries = out.rows * top_k;
+        // SAFETY: `rule` has checked both tensors `[n, K]`; the caller leaves them to the operation.
+        let (ids, weights) = unsafe {
+            (
+                bytes_mut(out.ids, entries * 8),
+                bytes_mut(out.weights, entries * 4),
+            )
+        };
+        ids.fill(0xff); // -1
+        weights.fill(0);
+        let first = self.shared.facts.experts_of(self.shared.facts.rank).start;
+        for (index, arrival) in self.map.arrivals.iter().enumerate() {
+            let from = source(sent, arrival.source)?;
+            for (column, expert) in arrival.experts.iter().enumerate() {
+                let weight = from.weight(arrival.token, first + expert, top_k);
+                copy_row(ids, index * top_k + column, &(*expert as i64).to_ne_bytes())?;
+                copy_row(weights, index * top_k + column, &weight.to_ne_bytes())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn write_counter(&self, counter: DevPtr) -> Result<()> {
+        let counts = self.map.expert_counts(self.shared.facts.local_experts());
+        // SAFETY: `rule` has checked the counter, L entries at least; the caller leaves it to the
+        // operation.
+        let out = unsafe { bytes_mut(counter, counts.len() * 4) };
+        for (index, count) in counts.iter().enumerate() {
+            copy_row(out, index, &count.to_ne_bytes())?;
+        }
+        Ok(())
+    }
+}
+
+/// The message of a source rank.
+struct SentTokens<'a> {
+    rows: &'a [u8],
+    ids: &'a [u8],
+    weights: &'a [u8],
+}
+
+impl<'a> SentTokens<'a> {
+    fn read(message: &'a [u8], source: usize, op: &HtDispatch, terms: &Terms) -> Result<Self> {
+        let mut reader = terms.read(message, source)?;
+        let tokens = reader.number()?;
+        let forward = reader.number()? != 0;
+        if forward != op.routing_in.is_some() {
+            let rule = AmongRanks::SameDirection { rank: source };
+            return Err(Error::usage(Subject::Tensor(Role::IdsIn), rule));
+        }
+        let rows = reader.array(tokens, op.row.bytes())?;
+        let columns = if forward { terms.top_k } else { 0 };
+        Ok(Self {
+            rows,
+            ids: reader.array(tokens, columns * 8)?,
+            weights: reader.array(tokens, columns * 4)?,
+        })
+    }
+
+    /// The weight of `expert` for `token`: the last one if the token names it twice, 0 if not at
+    /// all.
+    fn weight(&self, token: usize, expert: usize, top_k: usize) -> f32 {
+        (token * top_k..(token + 1) * top_k)
+            .rev()
+            .find(|&entry| numeric::i64_at(self.ids, entry) == i64::try_from(expert).ok())
+            .and_then(|entry| numeric::f32_at(self.weights, entry))
+            .unwrap_or(0.0)
+    }
+}

@@ -1,0 +1,221 @@
+//! Operations in graphs, and how long the first of them has run in a replay.
+//!
+//! The library does not see launches of graphs. Each captured operation has a place, which says in every replay
+//! since when it has been under way. Operations of a transport run one after the other here, too: time counts for
+//! the one that began first, since it was found to be that one.
+#![forbid(unsafe_code)]
+
+use crate::backend::transport::operation::{Late, Operation, distinct};
+use crate::backend::{DeviceMemory, ReplayMarks};
+use crate::error::Result;
+use crate::model::ops::Stream;
+use std::time::{Duration, Instant};
+
+/// How many captured operations have a place of their own. More of them share places: where two of one place are
+/// under way at the same time, there may be no deadline.
+const PLACES: usize = 1024;
+
+/// What was captured.
+#[derive(Default)]
+pub struct Replays {
+    /// `None` on a device without graphs.
+    marks: Option<Box<dyn ReplayMarks>>,
+    captured: Vec<Captured>,
+    operations: usize,
+    first: Option<First>,
+    /// When the look was started whose result is to come.
+    asked: Option<Instant>,
+}
+
+struct Captured {
+    operation: Operation,
+    peers: Vec<usize>,
+}
+
+/// The operation that was the first of those under way when the last look was started.
+struct First {
+    place: usize,
+    began: u32,
+    seen: Instant,
+}
+
+impl Replays {
+    /// Those of a transport over `memory`.
+    pub fn new(memory: &dyn DeviceMemory) -> Result<Self> {
+        Ok(Self {
+            marks: memory.new_replay_marks(PLACES)?,
+            ..Self::default()
+        })
+    }
+
+    /// `operation` with `peers` is about to be captured from `stream`.
+    pub fn begin(&mut self, operation: Operation, peers: &[usize], stream: Stream) -> Result<()> {
+        let Some(marks) = &mut self.marks else {
+            return Ok(());
+        };
+        let place = self.operations % PLACES;
+        let captured = Captured {
+            operation,
+            peers: distinct(peers),
+        };
+        match self.captured.get_mut(place) {
+            Some(before) => *before = captured,
+            None => self.captured.push(captured),
+        }
+        self.operations += 1;
+        marks.begin(place, stream)
+    }
+
+    /// `operation` was captured from `stream`; nothing if it is not the last to begin.
+    pub fn end(&mut self, operation: Operation, stream: Stream) -> Result<()> {
+        let last = self.operations.checked_sub(1).map(|last| last % PLACES);
+        let (Some(marks), Some(place)) = (&mut self.marks, last) else {
+            return Ok(());
+        };
+        match self.captured.get(place) {
+            Some(captured) if captured.operation == operation => marks.end(place, stream),
+            _ => Ok(()),
+        }
+    }
+
+    /// The first operation that is under way, if it has been so longer than `limit`. Looks anew at `now`.
+    pub fn late(&mut self, now: Instant, limit: Duration) -> Result<Option<Late>> {
+        let Some(marks) = self.marks.as_mut().filter(|_| self.operations > 0) else {
+            return Ok(None);
+        };
+        let Some(found) = marks.look()? else {
+            self.asked.get_or_insert(now);
+            return Ok(None);
+        };
+        // What was found is as old as the question.
+        let asked = self.asked.replace(now).unwrap_or(now);
+        let under_way = found.iter().enumerate().filter(|(_, began)| **began != 0);
+        let Some((place, &began)) = under_way.min_by_key(|(_, began)| **began) else {
+            self.first = None;
+            return Ok(None);
+        };
+        let is_same = |first: &First| (first.place, first.began) == (place, began);
+        let first = match self.first.take().filter(is_same) {
+            Some(first) => first,
+            None => First {
+                place,
+                began,
+                seen: asked,
+            },
+        };
+        let waited = asked.saturating_duration_since(first.seen);
+        self.first = Some(first);
+        Ok(self
+            .captured
+            .get(place)
+            .filter(|_| waited > limit)
+            .map(|it| Late {
+                operation: it.operation,
+                peers: it.peers.clone(),
+                waited,
+                is_replayed: true,
+            }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::transport::Label;
+    use parking_lot::Mutex;
+    use std::sync::Arc;
+
+    const SECOND: Duration = Duration::from_secs(1);
+    const CAPTURED: Stream = Stream(7);
+
+    /// Places as the test sets them, with answers to the look before.
+    #[derive(Clone, Default)]
+    struct Marks {
+        places: Arc<Mutex<[u32; 4]>>,
+        calls: Arc<Mutex<String>>,
+        asked: Option<[u32; 4]>,
+        answer: [u32; 4],
+    }
+
+    impl ReplayMarks for Marks {
+        fn begin(&mut self, place: usize, _stream: Stream) -> Result<()> {
+            *self.calls.lock() += &format!("b{place}");
+            Ok(())
+        }
+        fn end(&mut self, place: usize, _stream: Stream) -> Result<()> {
+            *self.calls.lock() += &format!("e{place}");
+            Ok(())
+        }
+        fn look(&mut self) -> Result<Option<&[u32]>> {
+            let places = *self.places.lock();
+            let answer = self.asked.replace(places);
+            self.answer = answer.unwrap_or_default();
+            Ok(answer.map(|_| &self.answer[..]))
+        }
+    }
+
+    fn operation(number: u64) -> Operation {
+        let what = "test";
+        Operation {
+            number,
+            label: Label { what, number },
+        }
+    }
+
+    fn with_two() -> (Marks, Replays) {
+        let marks = Marks::default();
+        let mut replays = Replays {
+            marks: Some(Box::new(marks.clone())),
+            ..Replays::default()
+        };
+        for (number, peers) in [(4, [1, 1]), (9, [2, 3])] {
+            replays.begin(operation(number), &peers, CAPTURED).unwrap();
+            replays.end(operation(number), CAPTURED).unwrap();
+        }
+        (marks, replays)
+    }
+
+    #[test]
+    fn each_captured_operation_has_a_place() {
+        let (marks, mut replays) = with_two();
+        assert_eq!(*marks.calls.lock(), "b0e0b1e1");
+        // One that was not captured in between.
+        replays.end(operation(3), CAPTURED).unwrap();
+        assert_eq!(*marks.calls.lock(), "b0e0b1e1");
+    }
+
+    #[test]
+    fn time_counts_for_the_first_of_one_replay() {
+        let (marks, mut replays) = with_two();
+        let start = Instant::now();
+        let mut late = |after: u32, places: [u32; 4]| {
+            *marks.places.lock() = places;
+            let late = replays.late(start + after * SECOND, 3 * SECOND).unwrap();
+            late.map(|late| (late.operation.number, late.peers, late.waited.as_secs()))
+        };
+        assert_eq!(late(0, [0; 4]), None);
+        // It runs since look 1, and in another replay since look 5.
+        assert_eq!(late(1, [1, 0, 0, 0]), None);
+        assert_eq!(late(4, [1, 0, 0, 0]), None);
+        assert_eq!(late(5, [5, 0, 0, 0]), None);
+        // The other waits for it.
+        assert_eq!(late(6, [5, 6, 0, 0]), None);
+        assert_eq!(late(9, [5, 6, 0, 0]), None);
+        assert_eq!(late(10, [0, 6, 0, 0]), Some((4, vec![1], 4)));
+        assert_eq!(late(11, [0, 6, 0, 0]), None);
+        assert_eq!(late(14, [0, 6, 0, 0]), None);
+        assert_eq!(late(15, [0; 4]), Some((9, vec![2, 3], 4)));
+        assert_eq!(late(16, [0; 4]), None);
+        assert_eq!(late(99, [0; 4]), None);
+    }
+
+    #[test]
+    fn there_is_nothing_to_look_at_before_a_capture_or_without_graphs() {
+        let now = Instant::now();
+        assert_eq!(Replays::default().late(now, SECOND), Ok(None));
+        let mut replays = Replays::default();
+        replays.begin(operation(0), &[1], CAPTURED).unwrap();
+        replays.end(operation(0), CAPTURED).unwrap();
+        assert_eq!(replays.late(now + 9 * SECOND, SECOND), Ok(None));
+    }
+}

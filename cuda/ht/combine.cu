@@ -339,12 +339,12 @@ __device__ void run(const HtCombineParams& params, const Scope& scope, const Par
 
 template <typename Type>
 __device__ void run(const HtCombineParams& params, uint8_t* buffers) {
-    run<Type>(params, OneNode{}, NoPartials{}, buffers);
+    run<Type>(params, AllRows{}, NoPartials{}, buffers);
 }
 
 template <typename Type>
 __device__ void run(const HtCombineNodesParams& params, uint8_t* buffers) {
-    run<Type>(params.of_node, OnePass{params.pass}, NodePartials{params.partials}, buffers);
+    run<Type>(params.of_node, RowsOfPass{params.pass}, NodePartials{params.partials}, buffers);
 }
 
 }  // namespace nccl_ep::ht_combine_impl

@@ -487,11 +487,11 @@ __device__ void run(const HtDispatchParams& params, const Scope& scope, uint8_t*
 extern "C" __global__ void __launch_bounds__(nccl_ep::HT_DISPATCH_THREADS, 1)
     ht_dispatch(const __grid_constant__ nccl_ep::HtDispatchParams params) {
     DYNAMIC_SHARED(uint8_t, memory);
-    nccl_ep::ht_dispatch_impl::run(params, nccl_ep::OneNode{}, memory);
+    nccl_ep::ht_dispatch_impl::run(params, nccl_ep::AllRows{}, memory);
 }
 
 extern "C" __global__ void __launch_bounds__(nccl_ep::HT_DISPATCH_THREADS, 1)
     ht_dispatch_nodes(const __grid_constant__ nccl_ep::HtDispatchNodesParams params) {
     DYNAMIC_SHARED(uint8_t, memory);
-    nccl_ep::ht_dispatch_impl::run(params.of_node, nccl_ep::OnePass{params.pass}, memory);
+    nccl_ep::ht_dispatch_impl::run(params.of_node, nccl_ep::RowsOfPass{params.pass}, memory);
 }

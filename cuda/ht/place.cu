@@ -74,7 +74,7 @@ __device__ void place_piece(const Block& block, uint32_t source, uint32_t chunk)
     __syncthreads();
     const uint32_t first = block.tokens_before(source, chunk);
     const uint64_t count = uint64_t{block.tokens_before(source, chunk + 1) - first} * handle.top_k;
-    const uint64_t from = uint64_t{params.sources[source].first + first} * handle.top_k;
+    const uint64_t from = uint64_t{handle.firsts[source] + first} * handle.top_k;
     const uint64_t to = uint64_t{block.shared.first_token} * handle.top_k;
     for (uint64_t i = threadIdx.x; i < count; i += HT_PLACE_THREADS) {
         HtEntry entry = handle.raw_entries[from + i];
@@ -96,7 +96,7 @@ __device__ void store_homes(const Block& block, uint32_t token) {
     const HtPlaceParams& params = block.params;
     const uint32_t top_k = params.handle.top_k;
     const int64_t experts = int64_t{params.nodes.ranks} * params.local_experts;
-    const int64_t* ids = params.sources[0].topk_idx + uint64_t{token} * top_k;
+    const int64_t* ids = params.topk_idx + uint64_t{token} * top_k;
     uint32_t* homes = params.handle.homes + uint64_t{token} * top_k;
     int32_t last = kNowhere;
     for (uint32_t written = 0; written < top_k; ++written) {

@@ -78,8 +78,7 @@ __device__ uint32_t write_entries(const Block& block, const HtSource& source, ui
 }
 
 // One thread adds the experts of its token to the tally.
-__device__ void tally_token(const Block& block, const HtEntry* entries, uint32_t written,
-                            uint32_t* tally) {
+__device__ void tally_token(const HtEntry* entries, uint32_t written, uint32_t* tally) {
     for (uint32_t i = 0; i < written; ++i) {
         atomicAdd(tally + entries[i].expert, 1u);
     }
@@ -129,7 +128,7 @@ __device__ void number_source(const Block& block, uint32_t number, const HtSourc
             for (uint32_t i = 0; i < rows; ++i) {
                 written = write_entries(block, source, token, local[i], index[i], entries, written);
             }
-            tally_token(block, entries, written, tally);
+            tally_token(entries, written, tally);
             for (; written < block.top_k(); ++written) {
                 entries[written] = {-1, 0};
             }
@@ -176,6 +175,9 @@ __device__ void notify(const Block& block, uint32_t number, const HtSource& sour
 __device__ void route_source(const Block& block, uint32_t number) {
     const HtSource source = block.params.sources[number];
     uint32_t* tally = block.params.tally + uint64_t{number} * block.experts_of_node();
+    if (threadIdx.x == 0) {
+        block.params.handle.firsts[number] = source.first;
+    }
     if (number != 0) {
         count_travelling(block, source.tokens,
                          [&](uint32_t token) { return comes_here(block, source, token); });

@@ -10,7 +10,7 @@
 namespace nccl_ep {
 
 // A group on one node.
-struct OneNode {
+struct AllRows {
     __device__ bool is_own() const { return true; }
     __device__ uint32_t total(const HtCommon& common) const {
         return common.handle.begins[common.peers.ranks];
@@ -34,7 +34,7 @@ struct OneNode {
 
 // A pass of an operation over several nodes. The indices of its entries count the rows of the passes before,
 // too; those by which the scheduler deals rows do not.
-struct OnePass {
+struct RowsOfPass {
     const HtPass& pass;
 
     __device__ bool is_own() const { return pass.is_own != 0; }

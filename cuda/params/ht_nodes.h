@@ -71,8 +71,7 @@ struct HtSource {
     uint32_t verdict;
 };
 
-/// What the host learns of a source, in host memory that the device maps: first the word of another rank, then
-/// as `HtNodesMemory::departing` and `starts`.
+/// A number for the host, or from another rank's host, in host memory that the device maps.
 struct HtTold {
     /// A number.
     uint32_t value;
@@ -101,6 +100,8 @@ struct HtNodesMemory {
     uint32_t *departing;
     /// `[sources][chunks + 1]`: tokens that come here from each source.
     uint32_t *starts;
+    /// `[sources]`: tokens of the remote sources before each.
+    uint32_t *firsts;
     /// `[sources][chunks + 1][local ranks]`: rows of each source for each local rank.
     uint32_t *source_rows;
     /// `[chunks + 1][local ranks]`: rows from all remote sources together.
@@ -172,8 +173,8 @@ struct HtPlaceParams {
     HtNodes nodes;
     /// The handle that `ht_route_nodes` has filled.
     HtNodesMemory handle;
-    /// `[sources]`.
-    const HtSource *sources;
+    /// `[tokens][top_k]`: the own ids.
+    const int64_t *topk_idx;
     /// Experts per rank.
     uint32_t local_experts;
     /// Ranks of this node.
@@ -283,10 +284,10 @@ struct HtCombineNodesParams {
 static_assert(sizeof(nccl_ep::HtNodes) == 48, "HtNodes as in Rust");
 static_assert(sizeof(nccl_ep::HtSource) == 24, "HtSource as in Rust");
 static_assert(sizeof(nccl_ep::HtTold) == 8, "HtTold as in Rust");
-static_assert(sizeof(nccl_ep::HtNodesMemory) == 168, "HtNodesMemory as in Rust");
-static_assert(sizeof(nccl_ep::HtRouteNodesParams) == 952, "HtRouteNodesParams as in Rust");
-static_assert(sizeof(nccl_ep::HtPlaceParams) == 232, "HtPlaceParams as in Rust");
-static_assert(sizeof(nccl_ep::HtPackParams) == 240, "HtPackParams as in Rust");
+static_assert(sizeof(nccl_ep::HtNodesMemory) == 176, "HtNodesMemory as in Rust");
+static_assert(sizeof(nccl_ep::HtRouteNodesParams) == 960, "HtRouteNodesParams as in Rust");
+static_assert(sizeof(nccl_ep::HtPlaceParams) == 240, "HtPlaceParams as in Rust");
+static_assert(sizeof(nccl_ep::HtPackParams) == 248, "HtPackParams as in Rust");
 static_assert(sizeof(nccl_ep::HtPass) == 88, "HtPass as in Rust");
 static_assert(sizeof(nccl_ep::HtDispatchNodesParams) == 904, "HtDispatchNodesParams as in Rust");
 static_assert(sizeof(nccl_ep::HtPartials) == 56, "HtPartials as in Rust");

@@ -25,7 +25,7 @@ use crate::backend::platform::Platform;
 use crate::backend::{DeviceMemory, OpenGroup};
 use crate::error::refusal::{AmongRanks, Subject};
 use crate::error::{Error, Result};
-use crate::model::group::GroupFacts;
+use crate::model::group::{Algorithm, GroupFacts};
 use crate::model::ops::Stream;
 use crate::model::topology::Topology;
 use driver::context::Context;
@@ -63,7 +63,7 @@ impl Platform for CudaPlatform {
         timeout: Duration,
         stream: Stream,
     ) -> Result<OpenGroup> {
-        single_node(&topology)?;
+        single_node(&facts, &topology)?;
         open::open(
             self.0.clone(),
             (&facts, &topology),
@@ -74,13 +74,14 @@ impl Platform for CudaPlatform {
     }
 }
 
-/// Refuses ranks on several nodes, on all ranks alike.
-fn single_node(topology: &Topology) -> Result<()> {
-    match topology.first_remote_rank() {
-        None => Ok(()),
-        Some(rank) => Err(
-            Error::usage(Subject::Communicator, AmongRanks::OneNode { rank })
-                .got(format_args!("{} nodes", topology.nodes()), "1 node"),
-        ),
+/// Refuses low latency with ranks on several nodes, on all ranks alike.
+fn single_node(facts: &GroupFacts, topology: &Topology) -> Result<()> {
+    match (facts.algorithm, topology.first_remote_rank()) {
+        (Algorithm::HighThroughput, _) | (_, None) => Ok(()),
+        (Algorithm::LowLatency, Some(rank)) => Err(Error::usage(
+            Subject::Communicator,
+            AmongRanks::OneNode { rank },
+        )
+        .got(format_args!("{} nodes", topology.nodes()), "1 node")),
     }
 }

@@ -12,6 +12,7 @@ use crate::backend::cuda::driver::graph_marks::GraphMarks;
 use crate::backend::cuda::driver::held::Key;
 use crate::backend::cuda::params::common::{FaultReport, SelftestResult};
 use crate::backend::cuda::params::ht::HtReceived;
+use crate::backend::cuda::params::ht_nodes::{HtSource, HtTold};
 use crate::backend::quiet::Works;
 use crate::backend::{DeviceMemory, ReplayMarks, StreamMark};
 use crate::error::{Code, Error, Result};
@@ -223,6 +224,10 @@ unsafe impl Record for FaultReport {}
 unsafe impl Record for SelftestResult {}
 // SAFETY: numbers only; epochs begin at 1.
 unsafe impl Record for HtReceived {}
+// SAFETY: numbers only; epochs begin at 1.
+unsafe impl Record for HtTold {}
+// SAFETY: numbers and an address of the device, which the host does not follow.
+unsafe impl Record for HtSource {}
 // SAFETY: a number.
 unsafe impl Record for u32 {}
 

@@ -10,6 +10,7 @@ mod api;
 pub mod context;
 pub mod device_name;
 pub mod event;
+pub mod fork;
 pub mod function;
 mod graph_marks;
 pub mod held;

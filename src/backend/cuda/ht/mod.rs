@@ -4,6 +4,7 @@
 pub mod agreement;
 mod grid;
 mod memory;
+mod nodes;
 pub mod plan;
 pub mod shape_word;
 
@@ -16,15 +17,18 @@ use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::ht::agreement::{disagreement, verdict_refusing, verdict_with};
 use crate::backend::cuda::ht::grid::{DeviceLimits, HtKind};
 use crate::backend::cuda::ht::memory::HandleMemory;
+use crate::backend::cuda::ht::nodes::Rails;
 use crate::backend::cuda::ht::plan::{HandleLayout, HtLaunch, HtPlan};
 use crate::backend::cuda::ht::shape_word::ShapeWord;
 use crate::backend::cuda::kernels::{self, Kernel, KernelParams};
+use crate::backend::cuda::network::Network;
 use crate::backend::cuda::order::Order;
 use crate::backend::cuda::params::common::{OP_HT_COMBINE, OP_HT_DISPATCH, OP_HT_ROUTE};
 use crate::backend::cuda::params::ht::{
     HtCombineParams, HtCommon, HtDispatchParams, HtHandleMemory, HtLayout, HtRouteParams,
     HtSequences, HtShape,
 };
+use crate::backend::cuda::params::ht_nodes::{HtCombineNodesParams, HtDispatchNodesParams};
 use crate::backend::cuda::pool::Pool;
 use crate::backend::cuda::sizes::number;
 use crate::backend::{Faults as _, HtBackend, HtRouting};
@@ -49,6 +53,8 @@ pub struct HtGroup {
     order: Order,
     sequences: Buffer,
     tally: Buffer,
+    /// `None` on one node.
+    rails: Option<Arc<Rails>>,
     /// Number of handles so far, including refused ones.
     handles: AtomicU32,
     /// Number of exchanges so far that a kernel carries out.
@@ -58,7 +64,7 @@ pub struct HtGroup {
 impl HtGroup {
     /// The HT side of a group; `layout` has the offsets of `plan`'s regions in the windows.
     pub fn new(
-        context: Arc<GroupContext>,
+        (context, network): (Arc<GroupContext>, Option<Arc<Network>>),
         memory: &Arc<CudaMemory>,
         plan: HtPlan,
         layout: HtLayout,
@@ -69,14 +75,30 @@ impl HtGroup {
             multiprocessors: context.multiprocessors,
             shared_bytes: driver::most_shared_bytes()?,
         };
-        for kernel in [HtDispatchParams::KERNELS, HtCombineParams::KERNELS].concat() {
+        let kernels = [
+            HtDispatchParams::KERNELS,
+            HtCombineParams::KERNELS,
+            HtDispatchNodesParams::KERNELS,
+            HtCombineNodesParams::KERNELS,
+        ];
+        for kernel in kernels.concat() {
             function::allow_shared_bytes(
                 context.module.function(kernel)?,
                 device.dynamic_shared_bytes(),
             )?;
         }
         let gpu = device_name(&driver_context)?;
+        let rails = match (network, plan.nodes()) {
+            (Some(network), Some(nodes)) => {
+                let sizes = plan.row_sizes();
+                Some(Arc::new(Rails::new(
+                    &context, network, memory, nodes, sizes,
+                )?))
+            }
+            _ => None,
+        };
         Ok(Self {
+            rails,
             plan: plan.tuned(&gpu, context.multiprocessors),
             layout,
             device,
@@ -91,16 +113,32 @@ impl HtGroup {
         })
     }
 
-    /// This rank's part of a new handle. All ranks create handles in the same order, but none waits
-    /// for another here: a rank that cannot take part announces that by a kernel, too.
+    /// This rank's part of a new handle.
     pub fn open_handle(
         self: &Arc<Self>,
         wanted: Result<HtRouting>,
         stream: Stream,
-    ) -> Result<CudaHt> {
-        // Counted on every rank, even for a handle that fails.
+    ) -> Result<Box<dyn HtBackend>> {
+        Ok(match &self.rails {
+            Some(rails) => Box::new(nodes::open_handle(self, rails, wanted, stream)?),
+            None => Box::new(self.open_on_one_node(wanted, stream)?),
+        })
+    }
+
+    /// The number of a new handle. Counted on every rank, even for a handle that fails.
+    fn next_epoch(&self) -> u32 {
         let before = self.handles.fetch_add(1, Ordering::Relaxed);
-        let epoch = before.wrapping_add(1);
+        before.wrapping_add(1)
+    }
+
+    /// All ranks create handles in the same order, but none waits for another here: a rank that cannot take part
+    /// announces that by a kernel, too.
+    fn open_on_one_node(
+        self: &Arc<Self>,
+        wanted: Result<HtRouting>,
+        stream: Stream,
+    ) -> Result<CudaHt> {
+        let epoch = self.next_epoch();
         let at = &self.enter(stream)?;
         if at.is_captured() {
             // The exchange of a captured creation would be too late for the other ranks, and

@@ -68,8 +68,7 @@ pub struct HtSource {
     pub verdict: u32,
 }
 
-/// What the host learns of a source, in host memory that the device maps: first the word of another rank, then
-/// as `HtNodesMemory::departing` and `starts`.
+/// A number for the host, or from another rank's host, in host memory that the device maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct HtTold {
@@ -102,6 +101,8 @@ pub struct HtNodesMemory {
     pub departing: *mut u32,
     /// `[sources][chunks + 1]`: tokens that come here from each source.
     pub starts: *mut u32,
+    /// `[sources]`: tokens of the remote sources before each.
+    pub firsts: *mut u32,
     /// `[sources][chunks + 1][local ranks]`: rows of each source for each local rank.
     pub source_rows: *mut u32,
     /// `[chunks + 1][local ranks]`: rows from all remote sources together.
@@ -177,8 +178,8 @@ pub struct HtPlaceParams {
     pub nodes: HtNodes,
     /// The handle that `ht_route_nodes` has filled.
     pub handle: HtNodesMemory,
-    /// `[sources]`.
-    pub sources: *const HtSource,
+    /// `[tokens][top_k]`: the own ids.
+    pub topk_idx: *const i64,
     /// Experts per rank.
     pub local_experts: u32,
     /// Ranks of this node.

@@ -85,9 +85,10 @@ impl Dispatch<'_> {
 
     /// Bytes of a token's row, ids and weights.
     fn bytes(&self) -> (usize, usize, usize) {
-        let columns = match self.ids {
-            0 => 0,
-            _ => self.handle.routing.top_k,
+        // A rank without tokens may have no address of its ids.
+        let columns = match self.op.routing_in {
+            None => 0,
+            Some(_) => self.handle.routing.top_k,
         };
         let row = self.op.row.bytes();
         (row, columns * ID_BYTES, columns * WEIGHT_BYTES)
@@ -206,7 +207,7 @@ impl Dispatch<'_> {
     fn launch_remote(&self, at: &Enqueueing<'_>, pass: usize, chunks: &Range<usize>) -> Result<()> {
         let bank = self.bank(false, pass);
         let tokens = self.handle.remote_tokens(chunks);
-        let ids = if self.ids == 0 { 0 } else { bank.first_tail.0 };
+        let ids = self.op.routing_in.map_or(0, |_| bank.first_tail.0);
         let inputs = [bank.rows.0, ids, bank.second_tail.0];
         self.launch(at, (chunks, false), &tokens, (inputs, 0))
     }

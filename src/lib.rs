@@ -13,6 +13,9 @@
 //! `model` is the vocabulary that all of them share; `tuning` has the launch shapes measured on this
 //! machine. See `docs/architecture.md`.
 
+#[cfg(test)]
+#[path = "allocations_tests.rs"]
+mod allocations;
 pub mod backend;
 pub mod env;
 pub mod error;

@@ -312,7 +312,8 @@ __device__ void add_other_nodes(const Block<Op>& block, uint32_t token, int32_t 
     const Op& op = block.op;
     // A row that travels alone takes no part if it is masked; a sum always does.
     const uint32_t same = __match_any_sync(kAllLanes, host);
-    const bool takes_part = __popc(same) > 1 || !is_masked(gate_of(block, {0, token}).weight);
+    const Gate gate = gate_of(block, {0, token});
+    const bool takes_part = __popc(same) > 1 || !is_masked(gate.weight);
     uint32_t next = kNone;
     if (host >= 0 && takes_part && op.nodes.at(host).distance != 0) {
         next = op.nodes.at(host).distance;

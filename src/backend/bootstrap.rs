@@ -21,6 +21,7 @@ use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
+use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -158,12 +159,13 @@ impl Bootstrap {
         let memory = Arc::clone(&self.memory);
         let call = move || -> Result<Enqueued> {
             let _entered = memory.enter(comm.device)?;
-            let _under_way = memory.begin();
+            let under_way = memory.begin();
             comm.all_gather(own, gathered, bytes, stream)?;
             Ok(Enqueued {
                 memory: Arc::clone(&memory),
                 stream,
                 is_watched: false,
+                _under_way: under_way,
             })
         };
         match self.within_deadline(|left| detached::within(left, call))? {
@@ -298,6 +300,8 @@ struct Enqueued {
     memory: Arc<dyn DeviceMemory>,
     stream: Stream,
     is_watched: bool,
+    /// Dropped after it is stranded: in between the device would seem quiet.
+    _under_way: Box<dyn Any + Send>,
 }
 
 impl Drop for Enqueued {

@@ -47,7 +47,7 @@ pub trait DeviceMemory: Send + Sync {
     fn destroy_stream(&self, stream: Stream);
     /// Announces work on the device that waits for other ranks. Until the result is dropped, no
     /// call waits for the whole device.
-    fn begin(&self) -> Box<dyn Any>;
+    fn begin(&self) -> Box<dyn Any + Send>;
     /// Reports an exchange on `stream` that was given up and may never end. Freeing memory would
     /// wait for it, so everything stays allocated until it has ended.
     fn strand(&self, stream: Stream);

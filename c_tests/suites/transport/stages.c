@@ -21,7 +21,7 @@ void stage(const char* name) {
     g_stages[g_num_stages++].time = seconds_now();
 }
 
-static void print_stages(const DeathRank* self, double since) {
+void print_stages(const DeathRank* self, double since) {
     fprintf(stderr, "rank %d: seconds since the wait began, of %u ms:\n", self->env.rank,
             self->timeout_ms);
     for (unsigned i = 0; i < g_num_stages; ++i) {

@@ -9,5 +9,7 @@ void stage(const char* name);
 
 // As check_in_time. A failure prints all stages, and the last error of the transport.
 void check_stage_in_time(const DeathRank* self, double since);
+// Prints the stages, in seconds since `since`, and the last error of the transport.
+void print_stages(const DeathRank* self, double since);
 
 #endif  // C_TESTS_SUITES_TRANSPORT_STAGES_H_

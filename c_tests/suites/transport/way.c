@@ -12,6 +12,13 @@ static int apart(int rank, int ranks) { return ranks > 1 ? rank : 0; }
 static int one_alone(int rank, int ranks) { return rank == ranks - 1 ? 1 : 0; }
 static int one_first(int rank, int ranks) { return ranks > 1 && rank > 0 ? 1 : 0; }
 
+bool is_member(const size_t* ranks, size_t count, int rank) {
+    for (size_t i = 0; i < count; ++i) {
+        if (ranks[i] == (size_t)rank) return true;
+    }
+    return false;
+}
+
 const Split kSplits[] = {{"halves", halves},
                          {"interleaved", interleaved},
                          {"apart", apart},
@@ -87,7 +94,7 @@ void close_way(Way* way) {
     }
 }
 
-static void upload(Way* way, unsigned op) {
+void prepare(Way* way, unsigned op) {
     const size_t rank = (size_t)way->env->rank;
     unsigned char* host = calloc(way->num_gateways + 1, kMostBytes);
     EP_REQUIRE(host != NULL);
@@ -151,7 +158,7 @@ void check_received(Way* way, unsigned op) {
 void exchange_rounds(Way* way, unsigned rounds, cudaStream_t stream) {
     for (unsigned round = 0; round < rounds; ++round) {
         const unsigned first = round * kOpsInFlight;
-        for (unsigned op = first; op < first + kOpsInFlight; ++op) upload(way, op);
+        for (unsigned op = first; op < first + kOpsInFlight; ++op) prepare(way, op);
         for (unsigned op = first; op < first + kOpsInFlight; ++op) {
             EP_CHECK_EQ_I64(enqueue(way, op, stream), 0);
         }

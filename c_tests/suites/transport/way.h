@@ -33,12 +33,17 @@ typedef struct {
     unsigned char* received[kOpsInFlight];
 } Way;
 
+// Whether `rank` is one of the ranks.
+bool is_member(const size_t* ranks, size_t count, int rank);
+
 // Opens a transport over the communicator of `env`; 0, or the number of NCCL's result.
 int open_way(Way* way, const DeathRank* self, const EpEnv* env);
 void close_way(Way* way);
 
 // Enqueues operation `op`, an exchange or, every third time, a gathering.
 int enqueue(Way* way, unsigned op, cudaStream_t stream);
+// Fills what operation `op` sends, and marks what it is to receive.
+void prepare(Way* way, unsigned op);
 // Compares what it received; the stream has run it.
 void check_received(Way* way, unsigned op);
 // A few operations in flight, compared.

@@ -1,6 +1,7 @@
 //! One rank's end of a communicator.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
@@ -12,6 +13,10 @@ use super::unique_id::Rendezvous;
 use crate::cuda::error::CudaError;
 use crate::cuda::queue::{Ticket, refuse_on_worker};
 use crate::report;
+
+/// How long an operation that other ranks let down waits to be aborted.
+const PATIENCE: Duration = Duration::from_secs(1);
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// One rank's end of a communicator.
 pub(crate) struct Comm {
@@ -121,21 +126,24 @@ impl Comm {
     }
 
     /// Runs an operation on a stream's worker: a failure stays with the communicator, and becomes
-    /// an error of the stream. As in NCCL, an operation that this rank aborts merely ends.
+    /// an error of the stream. As in NCCL, an operation that other ranks let down lasts until this
+    /// rank aborts it, and then merely ends; here that has a limit.
     pub(crate) fn execute(&self, job: impl FnOnce(&Self) -> Outcome<()>) -> Result<(), CudaError> {
         let Err(failure) = self.health().and_then(|()| job(self)) else {
             self.delays.sleep();
             return Ok(());
         };
-        if self.segment.has_left(self.rank) {
-            return Ok(());
-        }
-        let error = match failure.code {
-            Code::RemoteError => CudaError::LaunchTimeout,
-            _ => CudaError::LaunchFailure,
-        };
+        let is_let_down = failure.code == Code::RemoteError;
         self.failure.lock().get_or_insert(failure);
-        Err(error)
+        let start = Instant::now();
+        while is_let_down && !self.segment.has_left(self.rank) && start.elapsed() < PATIENCE {
+            std::thread::sleep(PAUSE);
+        }
+        match (self.segment.has_left(self.rank), is_let_down) {
+            (true, _) => Ok(()),
+            (false, true) => Err(CudaError::LaunchTimeout),
+            (false, false) => Err(CudaError::LaunchFailure),
+        }
     }
 
     /// Ends the communicator here. Operations that this rank has submitted end unfinished, and then

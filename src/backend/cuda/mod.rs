@@ -23,9 +23,8 @@ mod sizes;
 use crate::backend::bootstrap::Bootstrap;
 use crate::backend::platform::Platform;
 use crate::backend::{DeviceMemory, OpenGroup};
-use crate::error::refusal::{AmongRanks, Subject};
-use crate::error::{Error, Result};
-use crate::model::group::{Algorithm, GroupFacts};
+use crate::error::Result;
+use crate::model::group::GroupFacts;
 use crate::model::ops::Stream;
 use crate::model::topology::Topology;
 use driver::context::Context;
@@ -63,7 +62,6 @@ impl Platform for CudaPlatform {
         timeout: Duration,
         stream: Stream,
     ) -> Result<OpenGroup> {
-        single_node(&facts, &topology)?;
         open::open(
             self.0.clone(),
             (&facts, &topology),
@@ -71,17 +69,5 @@ impl Platform for CudaPlatform {
             timeout,
             stream,
         )
-    }
-}
-
-/// Refuses low latency with ranks on several nodes, on all ranks alike.
-fn single_node(facts: &GroupFacts, topology: &Topology) -> Result<()> {
-    match (facts.algorithm, topology.first_remote_rank()) {
-        (Algorithm::HighThroughput, _) | (_, None) => Ok(()),
-        (Algorithm::LowLatency, Some(rank)) => Err(Error::usage(
-            Subject::Communicator,
-            AmongRanks::OneNode { rank },
-        )
-        .got(format_args!("{} nodes", topology.nodes()), "1 node")),
     }
 }

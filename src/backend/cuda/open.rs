@@ -92,7 +92,6 @@ impl Plan {
         Ok(match self {
             Self::Ll(plan) => {
                 let layout = plan.layout(start);
-                let network = network.map(Arc::clone);
                 let group = LlGroup::new((group, network), memory, *plan, layout)?;
                 Mode::Ll(Arc::new(group))
             }

@@ -360,7 +360,7 @@ impl DeviceMemory for HostRuntime {
         drop(self.check("cudaStreamDestroy", destroyed));
     }
 
-    fn begin(&self) -> Box<dyn Any> {
+    fn begin(&self) -> Box<dyn Any + Send> {
         Box::new(QUIET.begin())
     }
 

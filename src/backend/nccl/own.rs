@@ -305,4 +305,4 @@ fn number(value: usize) -> Result<c_int> {
 
 #[cfg(test)]
 #[path = "own_tests.rs"]
-mod tests;
+pub mod tests;

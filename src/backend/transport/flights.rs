@@ -15,6 +15,9 @@ use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+/// How many operations are under way before a call looks whether some of them are over. The watchdog looks at other times.
+const MANY: usize = 64;
+
 /// What was enqueued, in its order.
 #[derive(Default)]
 pub struct Flights {
@@ -66,7 +69,7 @@ impl Flights {
         stream: Stream,
     ) -> Result<Operation> {
         let mut state = self.state.lock();
-        if state.spare.is_empty() {
+        if state.spare.is_empty() && state.under_way.len() >= MANY {
             state.land()?;
         }
         let mut flight = match state.spare.pop() {
@@ -168,6 +171,13 @@ impl State {
 
     /// Takes out what is over.
     fn land(&mut self) -> Result<()> {
+        // They run in order, so after the last all are over.
+        if let Some(last) = self.under_way.back()
+            && last.is_enqueued
+            && last.end.is_over()?
+        {
+            self.spare.extend(self.under_way.drain(..));
+        }
         while let Some(first) = self.under_way.front() {
             if !first.is_enqueued || !first.end.is_over()? {
                 break;
@@ -213,4 +223,4 @@ impl Works for Flights {
 
 #[cfg(test)]
 #[path = "flights_tests.rs"]
-mod tests;
+pub mod tests;

@@ -265,8 +265,8 @@ impl Transport for NcclTransport {
             sends: to,
             receives: from,
         } = &mut *turn;
-        parts(ways, sends, to)?;
-        parts(ways, receives, from)?;
+        parts(ways, sends.iter().copied(), to)?;
+        parts(ways, receives.iter().copied(), from)?;
         if to.is_empty() && from.is_empty() {
             return Ok(());
         }
@@ -298,18 +298,17 @@ impl Transport for NcclTransport {
                 comm.all_gather(data, out, bytes, stream)
             });
         }
-        let message = |(&peer, data): (&usize, DevPtr)| Message { peer, data, bytes };
-        let place = |(index, peer)| message((peer, DevPtr(out.0 + index * bytes)));
-        // A message to oneself is a copy.
-        let targets = ways.gateways.iter().chain([&ways.rank]);
-        let sends: Vec<_> = targets.map(|peer| message((peer, data))).collect();
-        let receives: Vec<_> = ways.sources.iter().enumerate().map(place).collect();
         let Parts {
             sends: to,
             receives: from,
         } = &mut *turn;
-        parts(ways, &sends, to)?;
-        parts(ways, &receives, from)?;
+        let message = |&peer: &usize, data| Message { peer, data, bytes };
+        // A message to oneself is a copy.
+        let targets = ways.gateways.iter().chain([&ways.rank]);
+        parts(ways, targets.map(|peer| message(peer, data)), to)?;
+        let sources = ways.sources.iter().enumerate();
+        let place = |(index, peer)| message(peer, DevPtr(out.0 + index * bytes));
+        parts(ways, sources.map(place), from)?;
         self.shared
             .operate(label, peers, stream, |comm| comm.exchange(to, from, stream))
     }
@@ -328,9 +327,9 @@ impl Transport for NcclTransport {
 }
 
 /// Puts messages into `kept` as the communicator takes them; those without bytes are none.
-fn parts(ways: &Ways, messages: &[Message], kept: &mut Vec<Part>) -> Result<()> {
+fn parts(ways: &Ways, messages: impl Iterator<Item = Message>, kept: &mut Vec<Part>) -> Result<()> {
     kept.clear();
-    for message in messages.iter().filter(|message| message.bytes > 0) {
+    for message in messages.filter(|message| message.bytes > 0) {
         kept.push(Part {
             peer: ways.member(message.peer)?,
             data: message.data,
@@ -365,3 +364,7 @@ impl Drop for End {
         drop(detached::within(limit, move || own.comm.destroy()));
     }
 }
+
+#[cfg(test)]
+#[path = "over_nccl_tests.rs"]
+mod tests;

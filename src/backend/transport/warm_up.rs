@@ -10,6 +10,9 @@ use std::time::{Duration, Instant};
 
 /// What a rank says of itself: its number and one more, so that it is not zero.
 const WORD: usize = size_of::<u64>();
+/// Bytes that each rank gives to a second gathering: NCCL may choose another algorithm for it, which connects the
+/// ranks anew.
+const MANY: usize = 64 << 10;
 
 /// Sends this rank's word along every way and checks the others', which come within `limit`. False if they
 /// do not.
@@ -25,6 +28,8 @@ pub fn run(
     // This rank's word, what is gathered, what is received.
     let bytes = (1 + 2 * sources.len()) * WORD;
     let own = memory.alloc_own(bytes)?;
+    let unread_bytes = (1 + sources.len()) * MANY;
+    let unread = memory.alloc_own(unread_bytes)?;
     let gathered = DevPtr(own.0 + WORD);
     let received = DevPtr(gathered.0 + sources.len() * WORD);
     let mut words = vec![0; bytes];
@@ -43,6 +48,8 @@ pub fn run(
     let from: Vec<_> = from.filter(|message| message.peer != rank).collect();
     transport.exchange(Label::WARM_UP, &to.collect::<Vec<_>>(), &from, stream)?;
     transport.gather(Label::WARM_UP, own, WORD, gathered, stream)?;
+    let behind = DevPtr(unread.0 + MANY);
+    transport.gather(Label::WARM_UP, unread, MANY, behind, stream)?;
     // After a failure the memory belongs to what is on the stream.
     while !memory.is_idle(stream)? {
         if let Some(fault) = transport.health() {
@@ -58,6 +65,7 @@ pub fn run(
     }
     memory.download(&mut words, own)?;
     memory.free_own(own, bytes);
+    memory.free_own(unread, unread_bytes);
     check(rank, sources, &words).map(|()| true)
 }
 

@@ -16,6 +16,8 @@ pub struct Ways {
     pub gateways: Vec<usize>,
     /// This rank and those that may send to it.
     pub sources: Vec<usize>,
+    /// By rank of the group, the communicator's rank.
+    places: Vec<Option<usize>>,
 }
 
 impl Ways {
@@ -26,7 +28,14 @@ impl Ways {
             true => sources.clone(),
             false => (0..topology.ranks()).collect(),
         };
+        let mut places = vec![None; topology.ranks()];
+        for (place, &member) in members.iter().enumerate() {
+            if let Some(of_rank) = places.get_mut(member) {
+                *of_rank = Some(place);
+            }
+        }
         Self {
+            places,
             members,
             gateways: topology.gateways(rank),
             sources,
@@ -37,8 +46,8 @@ impl Ways {
 
     /// A rank of the group as the communicator numbers it.
     pub fn member(&self, rank: usize) -> Result<usize> {
-        let member = self.members.iter().position(|&member| member == rank);
-        member.ok_or_else(|| Error::internal(format!("rank {rank} is on no way of this one")))
+        let place = self.places.get(rank).copied().flatten();
+        place.ok_or_else(|| Error::internal(format!("rank {rank} is on no way of this one")))
     }
 
     /// Whether every member is a source of every other.

@@ -99,6 +99,16 @@ pub struct Entered {
     this_thread: PhantomData<*const ()>,
 }
 
+impl Entered {
+    /// The same context, which the thread stays in until both are dropped.
+    pub fn again(&self) -> Self {
+        Self {
+            pushed: false,
+            this_thread: PhantomData,
+        }
+    }
+}
+
 impl Drop for Entered {
     fn drop(&mut self) {
         if self.pushed {

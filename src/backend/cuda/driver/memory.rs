@@ -1,28 +1,22 @@
-//! Device memory of a group's GPU, as the rest of the library asks for it, and host memory that the
-//! device maps.
+//! Device memory of a group's GPU, and host memory that the device maps.
 //!
 //! Memory is freed when the device is quiet (`backend::quiet`). Fills are copies: a kernel would
 //! wait while another thread's operation holds every multiprocessor and waits for its peers.
 #![allow(unsafe_code)]
 
+use crate::backend::DeviceMemory;
 use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::context::Context;
-use crate::backend::cuda::driver::event::Mark;
-use crate::backend::cuda::driver::graph_marks::GraphMarks;
 use crate::backend::cuda::driver::held::Key;
 use crate::backend::cuda::params::common::{FaultReport, SelftestResult};
 use crate::backend::cuda::params::ht::HtReceived;
 use crate::backend::cuda::params::ht_nodes::{HtSource, HtTold};
-use crate::backend::quiet::Works;
-use crate::backend::{DeviceMemory, ReplayMarks, StreamMark};
-use crate::error::{Code, Error, Result};
-use crate::model::ops::Stream;
+use crate::backend::cuda::params::ll::LlHello;
+use crate::error::{Error, Result};
 use crate::model::tensor::DevPtr;
-use once_cell::sync::OnceCell;
-use std::any::Any;
 use std::ffi::c_void;
 use std::ptr::NonNull;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 /// Most bytes of a fill that are copied at once.
 const FILL_BYTES: usize = 4 << 20;
@@ -67,107 +61,6 @@ impl CudaMemory {
                     block.get(..length).unwrap_or_default(),
                 )
             })
-    }
-}
-
-impl DeviceMemory for CudaMemory {
-    fn alloc(&self, bytes: usize) -> Result<DevPtr> {
-        if bytes == 0 {
-            return Ok(DevPtr::default());
-        }
-        let _entered = self.context.enter()?;
-        driver::alloc(bytes)
-    }
-
-    fn free(&self, data: DevPtr) -> Result<()> {
-        if data.is_null() {
-            return Ok(());
-        }
-        let freed = Arc::new(OnceCell::new());
-        let outcome = Arc::clone(&freed);
-        let free = move |address| drop(outcome.set(driver::free(DevPtr(address))));
-        self.context.free_soon(data.0, free);
-        // An allocation that is freed later counts as freed.
-        freed.get().cloned().unwrap_or(Ok(()))
-    }
-
-    fn alloc_own(&self, bytes: usize) -> Result<DevPtr> {
-        let left = self.context.take(&Key::Memory(bytes));
-        left.map_or_else(|| self.alloc(bytes), |it| Ok(DevPtr(it.address)))
-    }
-
-    fn free_own(&self, data: DevPtr, bytes: usize) {
-        if !data.is_null() {
-            let key = Some(Key::Memory(bytes));
-            self.context.free_later(key, data.0, free);
-        }
-    }
-
-    fn device_alias(&self, host: DevPtr) -> Result<DevPtr> {
-        let _entered = self.context.enter()?;
-        driver::device_alias(host.0 as *mut c_void)?.ok_or_else(|| {
-            Error::new(
-                Code::InvalidArgument,
-                "data: must be mapped pinned host memory, as cudaHostAlloc gives",
-            )
-        })
-    }
-
-    fn upload(&self, to: DevPtr, from: &[u8]) -> Result<()> {
-        let resources = self.context.resources()?;
-        let _entered = self.context.enter()?;
-        driver::upload(to, from, resources.stream())
-    }
-
-    fn download(&self, to: &mut [u8], from: DevPtr) -> Result<()> {
-        let resources = self.context.resources()?;
-        let _entered = self.context.enter()?;
-        driver::download(to, from, resources.stream())
-    }
-
-    fn create_stream(&self) -> Result<Stream> {
-        let _entered = self.context.enter()?;
-        driver::create_stream()
-    }
-
-    fn destroy_stream(&self, stream: Stream) {
-        if let Ok(_entered) = self.context.enter() {
-            let _ = driver::destroy_stream(stream);
-        }
-    }
-
-    fn is_idle(&self, stream: Stream) -> Result<bool> {
-        let _entered = self.context.enter()?;
-        driver::is_idle(stream)
-    }
-
-    fn begin(&self) -> Box<dyn Any> {
-        Box::new(self.context.begin())
-    }
-
-    fn strand(&self, stream: Stream) {
-        let mark = Mark::behind(&self.context, stream);
-        self.context.strand(move || {
-            mark.as_ref()
-                .map_or(true, |mark| mark.is_over() == Ok(false))
-        });
-    }
-
-    fn watch_works(&self, works: Weak<dyn Works>) {
-        self.context.watch_works(works);
-    }
-
-    fn new_mark(&self) -> Result<Box<dyn StreamMark>> {
-        Ok(Box::new(Mark::new(&self.context)?))
-    }
-
-    fn new_replay_marks(&self, places: usize) -> Result<Option<Box<dyn ReplayMarks>>> {
-        Ok(Some(Box::new(GraphMarks::new(&self.context, places)?)))
-    }
-
-    fn enter(&self, _device: usize) -> Result<Box<dyn Any>> {
-        // The context is of that device.
-        Ok(Box::new(self.context.enter()?))
     }
 }
 
@@ -230,6 +123,8 @@ unsafe impl Record for HtTold {}
 unsafe impl Record for HtSource {}
 // SAFETY: a number.
 unsafe impl Record for u32 {}
+// SAFETY: numbers only; handles are numbered from 1.
+unsafe impl Record for LlHello {}
 
 /// Records that a kernel writes and the host reads, in pinned host memory; all zero at first.
 #[derive(Debug)]
@@ -273,6 +168,11 @@ impl<T: Record> HostPage<T> {
     /// The records' address on the device.
     pub fn device(&self) -> *mut T {
         self.device.0 as *mut T
+    }
+
+    /// How many records there are.
+    pub fn count(&self) -> usize {
+        self.count
     }
 
     /// The records' address on the host.

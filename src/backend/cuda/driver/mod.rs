@@ -8,6 +8,8 @@
 
 mod api;
 pub mod context;
+pub mod copy;
+mod device_memory;
 pub mod device_name;
 pub mod event;
 pub mod fork;

@@ -48,6 +48,20 @@ impl StreamScope {
         })
     }
 
+    /// The same for `stream`, which is about to join this one's capture, if there is one.
+    pub fn of_same_capture(&self, stream: Stream) -> Result<Self> {
+        let id = match self.capture {
+            None => id_of(stream),
+            Some(_) => None,
+        };
+        Ok(Self {
+            stream,
+            id,
+            capture: self.capture,
+            _entered: self._entered.again(),
+        })
+    }
+
     /// Whether enqueued work goes into a graph.
     pub fn is_captured(&self) -> bool {
         self.capture.is_some()

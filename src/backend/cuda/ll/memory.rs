@@ -2,9 +2,10 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
+use crate::backend::cuda::ll::hello::HelloMemory;
 use crate::backend::cuda::ll::plan::{HandleSizes, LlPlan};
 use crate::backend::cuda::params::ll::LlHandleMemory;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::model::ops::StagedSlot;
 use crate::model::tensor::DevPtr;
 use std::sync::Arc;
@@ -15,6 +16,8 @@ pub struct HandleMemory {
     buffer: Buffer,
     sizes: HandleSizes,
     top_k: usize,
+    /// `None` on one node.
+    hello: Option<HelloMemory>,
     /// 1 + the slot, or 0 for none.
     receiver: AtomicUsize,
 }
@@ -24,20 +27,35 @@ impl HandleMemory {
     /// for kernels, hence for other ranks, and a dispatch writes everything that its combine reads.
     /// But that dispatch may be in a graph that was never launched, which the host cannot see.
     /// Kernels then access no wrong address, but the group's results are meaningless from there on.
-    pub fn new(memory: &Arc<CudaMemory>, plan: &LlPlan, top_k: usize) -> Result<Self> {
+    ///
+    /// Over several nodes the rank has `sources`.
+    pub fn new(
+        memory: &Arc<CudaMemory>,
+        plan: &LlPlan,
+        (top_k, sources): (usize, Option<usize>),
+    ) -> Result<Self> {
         let sizes = plan.handle_memory(top_k);
         let bytes = sizes.expert_of + sizes.row_of + sizes.tokens_of;
         Ok(Self {
             buffer: Buffer::new(memory, bytes)?,
             sizes,
             top_k,
+            hello: sources
+                .map(|sources| HelloMemory::new(memory, sources))
+                .transpose()?,
             receiver: AtomicUsize::new(0),
         })
     }
 
     /// Whether the memory fits a handle with `top_k` ids per token.
     pub fn serves(&self, top_k: usize) -> bool {
-        self.top_k == top_k
+        self.top_k == top_k && self.hello.as_ref().is_none_or(HelloMemory::is_free)
+    }
+
+    /// What ranks tell each other over the network.
+    pub fn hello(&self) -> Result<&HelloMemory> {
+        let hello = self.hello.as_ref();
+        hello.ok_or_else(|| Error::internal("a hello on one node"))
     }
 
     /// The memory as a kernel parameter.

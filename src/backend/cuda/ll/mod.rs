@@ -2,7 +2,10 @@
 #![forbid(unsafe_code)]
 
 mod grid;
+mod hello;
 mod memory;
+mod network;
+mod over_nodes;
 pub mod plan;
 pub mod signature;
 mod staged;
@@ -14,7 +17,10 @@ use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::kernels::{self, Kernel};
 use crate::backend::cuda::ll::grid::Grid;
+use crate::backend::cuda::ll::hello::SourceTokens;
 use crate::backend::cuda::ll::memory::HandleMemory;
+use crate::backend::cuda::ll::network::LlNetwork;
+use crate::backend::cuda::ll::over_nodes::OverNodes;
 use crate::backend::cuda::ll::plan::{HandlePlan, LlPlan};
 use crate::backend::cuda::ll::signature::Signature;
 use crate::backend::cuda::ll::staged::Staged;
@@ -23,7 +29,7 @@ use crate::backend::cuda::order::Order;
 use crate::backend::cuda::params::common::{OP_LL_COMBINE, OP_LL_DISPATCH};
 use crate::backend::cuda::params::ll::{
     LL_CHANNELS, LL_PHASE_RECEIVE, LL_PHASE_SEND, LL_WHOLE_CHANNEL, LlCombineParams, LlCommon,
-    LlDispatchParams, LlLayout,
+    LlDispatchParams, LlHello, LlLayout,
 };
 use crate::backend::cuda::pool::Pool;
 use crate::error::Result;
@@ -31,13 +37,18 @@ use crate::model::ops::{
     LlCombine, LlDispatch, LlOp, Routing, RowType, STAGED_SLOTS, StagedSlot, Stream,
 };
 use crate::model::tensor::DevPtr;
+use once_cell::sync::OnceCell;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// The state that the LL handles of a group share.
 pub struct LlGroup {
     context: Arc<GroupContext>,
     /// `None` on one node.
-    network: Option<Arc<Network>>,
+    network: Option<LlNetwork>,
+    /// How many handles were made.
+    handles: AtomicU32,
     plan: LlPlan,
     layout: LlLayout,
     order: Order,
@@ -49,18 +60,22 @@ pub struct LlGroup {
 impl LlGroup {
     /// The LL side of a group; `layout` has the offsets of `plan`'s regions in the windows.
     pub fn new(
-        (context, network): (Arc<GroupContext>, Option<Arc<Network>>),
+        (context, network): (Arc<GroupContext>, Option<&Arc<Network>>),
         memory: &Arc<CudaMemory>,
         plan: LlPlan,
         layout: LlLayout,
     ) -> Result<Self> {
         let gpu = device_name(context.module.context())?;
         let plan = plan.tuned(&gpu, context.multiprocessors);
+        let network = network
+            .map(|network| LlNetwork::new(Arc::clone(network), memory, plan.facts()))
+            .transpose()?;
         let order = Order::new(context.module.context())?;
         let staged = Staged::new(context.module.context())?;
         Ok(Self {
             context,
             network,
+            handles: AtomicU32::new(0),
             plan,
             layout,
             order,
@@ -73,15 +88,23 @@ impl LlGroup {
     /// A handle with the ids `routing`.
     pub fn open_handle(self: &Arc<Self>, routing: Routing) -> Result<CudaLl> {
         let serves = |memory: &HandleMemory| memory.serves(routing.top_k).then_some(0);
-        let make = || HandleMemory::new(&self.memory, &self.plan, routing.top_k);
-        Ok(CudaLl(Arc::new(Handle {
+        let sources = self.network.as_ref().map(|network| network.sources().len());
+        let make = || HandleMemory::new(&self.memory, &self.plan, (routing.top_k, sources));
+        let handle = Handle {
             plan: self
                 .plan
                 .of_handle(&routing, self.context.multiprocessors)?,
             group: Arc::clone(self),
             memory: self.pool.take(serves, make)?,
+            number: 1 + self.handles.fetch_add(1, Relaxed),
+            source_tokens: OnceCell::new(),
             routing,
-        })))
+        };
+        if let Some(network) = &self.network {
+            let on = (&*self.context, network);
+            handle.memory.hello()?.send(on, handle.number, &routing)?;
+        }
+        Ok(CudaLl(Arc::new(handle)))
     }
 
     /// The group was closed: no operation will follow one that was given up.
@@ -98,6 +121,10 @@ struct Handle {
     plan: HandlePlan,
     routing: Routing,
     memory: Arc<HandleMemory>,
+    /// In the order of creation, from 1 on.
+    number: u32,
+    /// What this rank's sources said, once an operation has asked.
+    source_tokens: OnceCell<SourceTokens>,
 }
 
 /// The part of an operation that a launch runs, and its channel.
@@ -152,6 +179,19 @@ impl Handle {
         }
     }
 
+    /// What the sources said about the handle; the first call may wait for it.
+    fn source_tokens(&self, network: &LlNetwork) -> Result<&SourceTokens> {
+        self.source_tokens.get_or_try_init(|| {
+            let on = (&*self.group.context, network);
+            let hello = self.memory.hello()?;
+            hello.wait(on, self.number, &self.routing)
+        })
+    }
+
+    fn hellos(&self) -> Result<*const LlHello> {
+        Ok(self.memory.hello()?.of_sources())
+    }
+
     fn launch(&self, op: &LlOp, part: Part, at: &StreamScope) -> Result<()> {
         match op {
             LlOp::Dispatch(op) => self.launch_dispatch(op, part, at),
@@ -159,29 +199,55 @@ impl Handle {
         }
     }
 
-    fn launch_dispatch(&self, op: &LlDispatch, part: Part, at: &StreamScope) -> Result<()> {
-        let params = LlDispatchParams {
-            common: self.common(OP_LL_DISPATCH, op.row, &self.plan.dispatch, part),
+    // Inlined, so that nearly a kilobyte of parameters is written once and not moved.
+    #[inline]
+    fn dispatch_params(&self, op: &LlDispatch, grid: &Grid, part: Part) -> LlDispatchParams {
+        LlDispatchParams {
+            common: self.common(OP_LL_DISPATCH, op.row, grid, part),
             tokens: op.tokens.0 as *const u8,
             topk_idx: self.routing.ids.0 as *const i64,
             out: part.kept(op.out) as *mut u8,
             counter: part.kept(op.counter.unwrap_or_default()) as *mut i32,
             notify_blocks: self.plan.notify_blocks,
-        };
+        }
+    }
+
+    /// The receive phase of a staged operation.
+    fn receive(&self, op: &LlOp, part: Part, at: &StreamScope) -> Result<()> {
+        match self.over_nodes(part)? {
+            None => self.launch(op, part, at),
+            Some(network) => network.receive(op, at),
+        }
+    }
+
+    /// `part` of an operation over several nodes; `None` on one node.
+    fn over_nodes(&self, part: Part) -> Result<Option<OverNodes<'_>>> {
+        let network = self.group.network.as_ref();
+        network.map(|it| OverNodes::new(self, it, part)).transpose()
+    }
+
+    fn launch_dispatch(&self, op: &LlDispatch, part: Part, at: &StreamScope) -> Result<()> {
+        let params = self.dispatch_params(op, &self.plan.dispatch, part);
         let module = &self.group.context.module;
         let shape = self.plan.dispatch_launch;
         module.launch(Kernel::LlDispatch, shape, &params, at)
     }
 
-    fn launch_combine(&self, op: &LlCombine, part: Part, at: &StreamScope) -> Result<()> {
-        let params = LlCombineParams {
-            common: self.common(OP_LL_COMBINE, op.row, &self.plan.combine, part),
+    // Inlined as above.
+    #[inline]
+    fn combine_params(&self, op: &LlCombine, grid: &Grid, part: Part) -> LlCombineParams {
+        LlCombineParams {
+            common: self.common(OP_LL_COMBINE, op.row, grid, part),
             rows: op.expert_rows.0 as *const u8,
             topk_idx: self.routing.ids.0 as *const i64,
             weights: part.kept(op.weights) as *const f32,
             out: part.kept(op.out) as *mut u8,
             exact: self.plan.exact,
-        };
+        }
+    }
+
+    fn launch_combine(&self, op: &LlCombine, part: Part, at: &StreamScope) -> Result<()> {
+        let params = self.combine_params(op, &self.plan.combine, part);
         let kernel = kernels::for_rows::<LlCombineParams>(op.row.dtype)?;
         let module = &self.group.context.module;
         module.launch(kernel, self.plan.combine_launch, &params, at)
@@ -223,8 +289,12 @@ impl LlBackend for CudaLl {
         let handle = &self.0;
         let at = &handle.enter(stream)?;
         let follows = handle.follow_receiver(at)?;
+        let network = handle.over_nodes(Part::WHOLE)?;
         let turn = handle.group.order.begin(at)?;
-        handle.launch(op, Part::WHOLE, at)?;
+        match network {
+            None => handle.launch(op, Part::WHOLE, at)?,
+            Some(network) => network.run(op, at)?,
+        }
         turn.end()?;
         if follows {
             handle.memory.set_receiver(None);
@@ -236,11 +306,17 @@ impl LlBackend for CudaLl {
         let handle = &self.0;
         let at = &handle.enter(stream)?;
         let follows = handle.follow_receiver(at)?;
+        let network = handle.over_nodes(Part::send(slot))?;
         let phase = handle.group.staged.begin_send(slot, at)?;
         let turn = handle.group.order.begin(at)?;
-        handle.launch(op, Part::send(slot), at)?;
+        match network {
+            None => {
+                handle.launch(op, Part::send(slot), at)?;
+                phase.end(at)?;
+            }
+            Some(network) => network.send(op, at, |after| phase.end(after))?,
+        }
         turn.end()?;
-        phase.end()?;
         if follows {
             handle.memory.set_receiver(None);
         }
@@ -251,7 +327,7 @@ impl LlBackend for CudaLl {
         let handle = &self.0;
         let at = &handle.enter(stream)?;
         let phase = handle.group.staged.begin_receive(slot, at)?;
-        handle.launch(op, Part::receive(slot, true), at)?;
+        handle.receive(op, Part::receive(slot, true), at)?;
         phase.end()?;
         handle.memory.set_receiver(Some(slot));
         Ok(())
@@ -260,7 +336,7 @@ impl LlBackend for CudaLl {
     fn abandon(&self, op: &LlOp, slot: StagedSlot) {
         let (handle, op) = (Arc::clone(&self.0), *op);
         let discard = move |at: &StreamScope| {
-            handle.launch(&op, Part::receive(slot, false), at)?;
+            handle.receive(&op, Part::receive(slot, false), at)?;
             handle.memory.set_receiver(Some(slot));
             Ok(())
         };

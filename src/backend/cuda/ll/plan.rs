@@ -9,10 +9,10 @@ use crate::backend::cuda::ll::signature;
 use crate::backend::cuda::network::carried_by;
 use crate::backend::cuda::params::ll::{
     LL_BANKS, LL_CHANNELS, LL_CHUNK_VECS, LL_COMBINE_THREADS, LL_COUNTS_BESIDE_EXPERTS,
-    LL_DISPATCH_THREADS, LL_INDEX_BITS, LL_MAX_TOP_K, LlLayout, LlShape,
+    LL_DISPATCH_THREADS, LL_INDEX_BITS, LL_MAX_RANKS, LL_MAX_TOP_K, LlLayout, LlShape,
 };
 use crate::backend::cuda::sizes::{Regions, number};
-use crate::error::refusal::{OfSettings, Setting, Subject};
+use crate::error::refusal::{AmongRanks, OfSettings, Setting, Subject};
 use crate::error::{Error, Result};
 use crate::model::group::{GroupFacts, LlCombineMode};
 use crate::model::ops::{Routing, RowType};
@@ -30,6 +30,8 @@ const REGION_ALIGN: usize = 256;
 const SERVING_SHARE: u32 = 2;
 /// Blocks that a caller's channel stands for, as in HT.
 const BLOCKS_PER_CHANNEL: usize = 2;
+/// Most blocks of what staged operations run in the background.
+const RELAY_BLOCKS: usize = 32;
 /// Fewest blocks of a combine.
 const LEAST_COMBINE_BLOCKS: usize = 8;
 /// Threads of a dispatch block's routers and of one warp that sends.
@@ -67,6 +69,7 @@ struct Carriers {
     peers: usize,
     /// Most ranks that one of them carries.
     sources: usize,
+    nodes: usize,
 }
 
 impl Carriers {
@@ -77,6 +80,7 @@ impl Carriers {
         Self {
             peers: ranks.count(),
             sources: carried.max().unwrap_or(1),
+            nodes: topology.nodes(),
         }
     }
 }
@@ -95,7 +99,7 @@ impl LlPlan {
         let max_tokens = facts
             .max_tokens
             .ok_or_else(|| Error::internal("an LL group without a bound"))?;
-        check_limits(facts, max_tokens)?;
+        check_limits(facts, max_tokens, topology.nodes())?;
         let carriers = Carriers::new(topology, facts.rank);
         let rows_per_token = match facts.ll_combine {
             LlCombineMode::Reduce => facts.ranks.max(carriers.peers * carriers.sources),
@@ -141,6 +145,11 @@ impl LlPlan {
         Self { tuning, ..self }
     }
 
+    /// The facts of the group.
+    pub fn facts(&self) -> &GroupFacts {
+        &self.facts
+    }
+
     /// Bytes of the LL region of a window.
     pub fn bytes(&self) -> usize {
         self.bytes
@@ -179,6 +188,7 @@ impl LlPlan {
     pub fn of_handle(&self, routing: &Routing, multiprocessors: u32) -> Result<HandlePlan> {
         let multiprocessors = self.most_blocks(multiprocessors);
         let (dispatch, notify_blocks) = self.dispatch_grid(routing.tokens, multiprocessors);
+        let relay = at_most(RELAY_BLOCKS, multiprocessors);
         let shared_bytes = number(self.facts.experts * SHARED_BYTES_PER_EXPERT)?;
         let combine = self.combine_grid(routing.tokens, multiprocessors);
         Ok(HandlePlan {
@@ -187,6 +197,8 @@ impl LlPlan {
             notify_blocks,
             combine,
             combine_launch: combine.launch_shape(0),
+            relay_dispatch: Grid::shared(relay, LL_DISPATCH_THREADS),
+            relay_combine: Grid::shared(relay, LL_COMBINE_THREADS),
             exact: u32::from(self.facts.ll_combine == LlCombineMode::Exact),
             shape: LlShape {
                 local_experts: number(self.facts.local_experts())?,
@@ -206,12 +218,21 @@ impl LlPlan {
         at_most(channels.saturating_mul(BLOCKS_PER_CHANNEL), multiprocessors)
     }
 
+    /// The most tokens of a rank's sources. How many there are is not known when a handle is made.
+    fn served_tokens(&self) -> usize {
+        self.max_tokens * self.carriers.sources
+    }
+
     /// The grid of a dispatch of `tokens` on a device with `multiprocessors`, and how many of its
     /// receiving blocks notify.
     ///
     /// A rank sends its own tokens and receives those of all ranks. The number of the others'
     /// tokens is unknown here, and in a graph it may change from launch to launch.
     fn dispatch_grid(&self, tokens: usize, multiprocessors: u32) -> (Grid, u32) {
+        if self.carriers.nodes > 1 {
+            let grid = self.even_dispatch_grid(self.served_tokens(), multiprocessors);
+            return (grid, grid.receive_blocks);
+        }
         let own = self.even_dispatch_grid(tokens, multiprocessors);
         let most = self.even_dispatch_grid(self.max_tokens, multiprocessors);
         let grid = own.with_receivers(most.blocks / SERVING_SHARE);
@@ -234,6 +255,10 @@ impl LlPlan {
     /// The grid of a combine of `tokens` on a device with `multiprocessors`: a rank receives its
     /// own tokens and sends rows for the tokens of all ranks.
     fn combine_grid(&self, tokens: usize, multiprocessors: u32) -> Grid {
+        if self.carriers.nodes > 1 {
+            let blocks = at_most(4 * self.served_tokens(), multiprocessors);
+            return Grid::shared(blocks.max(1), LL_COMBINE_THREADS);
+        }
         let own = self.even_combine_grid(tokens, multiprocessors);
         let most = self.even_combine_grid(self.max_tokens, multiprocessors);
         let grid = own.with_senders(most.blocks / SERVING_SHARE);
@@ -263,6 +288,9 @@ pub struct HandlePlan {
     pub notify_blocks: u32,
     pub combine: Grid,
     pub combine_launch: LaunchShape,
+    /// Of what runs in the background, over several nodes.
+    pub relay_dispatch: Grid,
+    pub relay_combine: Grid,
     /// 1 if combines sum in exact mode.
     pub exact: u32,
     /// Without what depends on the rows.
@@ -284,9 +312,18 @@ impl HandlePlan {
 }
 
 /// Refuses facts that do not fit the kernels' shared memory or the fields of their packets.
-fn check_limits(facts: &GroupFacts, max_tokens: usize) -> Result<()> {
+fn check_limits(facts: &GroupFacts, max_tokens: usize, nodes: usize) -> Result<()> {
     let local = (1 << (32 - LL_INDEX_BITS)) - 1;
-    let experts = (MAX_SHARED_BYTES / SHARED_BYTES_PER_EXPERT).min(local * facts.ranks);
+    if nodes > 1 && facts.ranks > LL_MAX_RANKS {
+        return Err(Error::usage(Subject::Communicator, AmongRanks::FewerRanks)
+            .got(facts.ranks, format_args!("at most {LL_MAX_RANKS}")));
+    }
+    let of_ranks = match nodes {
+        1 => 0,
+        _ => LL_MAX_RANKS * size_of::<u32>(),
+    };
+    let experts =
+        ((MAX_SHARED_BYTES - of_ranks) / SHARED_BYTES_PER_EXPERT).min(local * facts.ranks);
     let rows = ((1 << LL_INDEX_BITS) - 1).min(i32::MAX as usize / facts.local_experts());
     let row_bytes = signature::MOST_ROW_BYTES;
     let limits = [

@@ -93,17 +93,13 @@ impl Staged {
 
     /// Makes `at` wait for the slot's last operation. Work launched until [`SendPhase::end`] is the
     /// send phase.
-    pub fn begin_send<'a>(
-        &'a self,
-        slot: StagedSlot,
-        at: &'a StreamScope,
-    ) -> Result<SendPhase<'a>> {
+    pub fn begin_send(&self, slot: StagedSlot, at: &StreamScope) -> Result<SendPhase<'_>> {
         let mut found = self.slot(slot)?;
         if found.busy {
             return Err(Error::internal(format!("{slot:?} is in use")));
         }
         found.follow_last(at)?;
-        Ok(SendPhase { slot: found, at })
+        Ok(SendPhase { slot: found })
     }
 
     /// Makes `at` wait for the send phase in `slot`. Work launched until [`ReceivePhase::end`] is
@@ -153,13 +149,12 @@ impl Staged {
 #[must_use]
 pub struct SendPhase<'a> {
     slot: MappedMutexGuard<'a, Slot>,
-    at: &'a StreamScope,
 }
 
 impl SendPhase<'_> {
-    /// Records that it was launched: the slot now waits for its receive phase.
-    pub fn end(mut self) -> Result<()> {
-        self.slot.sent.record(self.at)?;
+    /// Records that it was launched, the last of it at `after`: the slot now waits for its receive phase.
+    pub fn end(mut self, after: &StreamScope) -> Result<()> {
+        self.slot.sent.record(after)?;
         self.slot.busy = true;
         Ok(())
     }

@@ -1,0 +1,25 @@
+// What the others see of a rank that dies, stops, or gives up.
+#ifndef C_TESTS_SUITES_TRANSPORT_LOSSES_H_
+#define C_TESTS_SUITES_TRANSPORT_LOSSES_H_
+
+#include "suites/transport/way.h"
+
+// Stops this process until the parent kills it.
+void stop_for_good(DeathRank* self);
+// Waits for the failure, which must name who waited and the victim.
+void expect_failure(DeathRank* self, Way* way, double start);
+// Waits until what was on the stream has come to its end, at most until the deadline since `start`.
+void expect_end_of_stream(const DeathRank* self, double start);
+// Opens a communicator and a transport without the victim.
+void go_on(DeathRank* self);
+
+// Cases.
+void a_rank_is_killed(DeathRank* self);
+void a_rank_stops(DeathRank* self);
+void a_rank_dies_before_the_creation(DeathRank* self);
+void a_rank_stops_before_the_creation(DeathRank* self);
+void a_rank_is_lost_in_the_creation(DeathRank* self);
+void giving_up_ends_what_waits(DeathRank* self);
+void a_rank_stops_before_a_replay(DeathRank* self);  // replay.c; needs graphs
+
+#endif  // C_TESTS_SUITES_TRANSPORT_LOSSES_H_

@@ -1,0 +1,69 @@
+// Operations in a graph: they arrive in every replay, and have the deadline in every replay.
+#define _GNU_SOURCE  // usleep
+#include <string.h>
+#include <unistd.h>
+
+#include "forked/survivors.h"
+#include "suites/transport/losses.h"
+#include "suites/transport/stages.h"
+
+// Replays behind each other outlast the deadline, and each of them is short.
+enum { kPollUs = 500, kBatches = 100, kReplaysPerBatch = 50, kChecked = 3 };
+
+static cudaGraphExec_t capture(Way* way, cudaStream_t stream) {
+    EP_REQUIRE_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    for (unsigned op = 0; op < kOpsInFlight; ++op) EP_CHECK_EQ_I64(enqueue(way, op, stream), 0);
+    cudaGraph_t graph;
+    EP_REQUIRE_CUDA(cudaStreamEndCapture(stream, &graph));
+    cudaGraphExec_t exec;
+    EP_REQUIRE_CUDA(cudaGraphInstantiate(&exec, graph, 0));
+    EP_REQUIRE_CUDA(cudaGraphDestroy(graph));
+    return exec;
+}
+
+static void replay_and_check(Way* way, cudaGraphExec_t graph, cudaStream_t stream) {
+    for (unsigned op = 0; op < kOpsInFlight; ++op) prepare(way, op);
+    EP_CHECK_CUDA(cudaGraphLaunch(graph, stream));
+    EP_CHECK_CUDA(cudaStreamSynchronize(stream));
+    for (unsigned op = 0; op < kOpsInFlight; ++op) check_received(way, op);
+}
+
+static void replay_for_long(Way* way, cudaGraphExec_t graph, cudaStream_t stream) {
+    for (unsigned batch = 0; batch < kBatches; ++batch) {
+        for (unsigned i = 0; i < kReplaysPerBatch; ++i) {
+            EP_CHECK_CUDA(cudaGraphLaunch(graph, stream));
+        }
+        EP_CHECK_CUDA(cudaStreamSynchronize(stream));
+    }
+    EP_CHECK_EQ_I64(epProbeRailHealth(way->rail), 0);
+}
+
+void a_rank_stops_before_a_replay(DeathRank* self) {
+    Way way;
+    cudaStream_t stream = self->env.stream;
+    EP_REQUIRE(open_way(&way, self, &self->env) == 0);
+    exchange_rounds(&way, 1, stream);
+    cudaGraphExec_t graph = capture(&way, stream);
+    for (unsigned i = 0; i < kChecked; ++i) replay_and_check(&way, graph, stream);
+    replay_for_long(&way, graph, stream);
+    // Operations outside of the graph in between.
+    exchange_rounds(&way, 1, stream);
+    replay_and_check(&way, graph, stream);
+    meet(self, kReady, self->env.size);
+    if (is_victim(self)) stop_for_good(self);
+    while (atomic_load(&self->shared->lost) == 0) usleep(kPollUs);
+    const double start = seconds_now();
+    stage("launches the graph");
+    for (unsigned i = 0; i < kChecked; ++i) EP_CHECK_CUDA(cudaGraphLaunch(graph, stream));
+    stage("has launched it");
+    expect_failure(self, &way, start);
+    EP_CHECK_STR_CONTAINS(epProbeText(), ", replayed by a graph");
+    expect_end_of_stream(self, start);
+    const double closing = seconds_now();
+    close_way(&way);
+    stage("has closed");
+    check_stage_in_time(self, closing);
+    EP_CHECK_CUDA(cudaGraphExecDestroy(graph));
+    meet(self, kNoticed, survivors(self));
+    go_on(self);
+}

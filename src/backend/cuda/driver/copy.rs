@@ -1,0 +1,67 @@
+//! Copies that a stream runs in its order, in graphs, too; nobody waits for them here.
+#![allow(unsafe_code)]
+
+use crate::backend::cuda::driver::api::{check, functions};
+use crate::backend::cuda::driver::memory::{HostPage, Record};
+use crate::backend::cuda::driver::raw_stream;
+use crate::backend::cuda::driver::stream::StreamScope;
+use crate::error::{Error, Result};
+use crate::model::tensor::DevPtr;
+
+/// Enqueues a copy of `bytes` within the device.
+pub fn copy(to: DevPtr, from: DevPtr, bytes: usize, at: &StreamScope) -> Result<()> {
+    if bytes == 0 {
+        return Ok(());
+    }
+    // SAFETY: both are memory of the device; their owners keep it until the stream has come past this.
+    check("cuMemcpyDtoDAsync", unsafe {
+        let copy = functions()?.cuMemcpyDtoDAsync_v2;
+        copy(to.0 as u64, from.0 as u64, bytes, raw_stream(at.stream))
+    })
+}
+
+impl<T: Record> HostPage<T> {
+    /// Enqueues a copy of record `index` to the device.
+    pub fn copy_out(&self, index: usize, to: DevPtr, at: &StreamScope) -> Result<()> {
+        let from = self.range(index, 1)?;
+        // SAFETY: inside the page, whose owner keeps it until the stream has come past this.
+        check("cuMemcpyHtoDAsync", unsafe {
+            let copy = functions()?.cuMemcpyHtoDAsync_v2;
+            copy(
+                to.0 as u64,
+                from.cast(),
+                size_of::<T>(),
+                raw_stream(at.stream),
+            )
+        })
+    }
+
+    /// Enqueues a copy of `count` records of the device to those from `index` on.
+    pub fn copy_in(
+        &self,
+        index: usize,
+        count: usize,
+        from: DevPtr,
+        at: &StreamScope,
+    ) -> Result<()> {
+        let to = self.range(index, count)?;
+        // SAFETY: as for `copy_out`.
+        check("cuMemcpyDtoHAsync", unsafe {
+            let copy = functions()?.cuMemcpyDtoHAsync_v2;
+            copy(
+                to.cast(),
+                from.0 as u64,
+                count * size_of::<T>(),
+                raw_stream(at.stream),
+            )
+        })
+    }
+
+    fn range(&self, index: usize, count: usize) -> Result<*mut T> {
+        if index + count > self.count() {
+            return Err(Error::internal("a copy past the end of a page"));
+        }
+        // SAFETY: inside the allocation.
+        Ok(unsafe { self.host().add(index) })
+    }
+}

@@ -1,0 +1,193 @@
+//! What ranks tell each other of a new handle over the network: both sides of a message must know its size.
+//!
+//! Ranks tell when they make the handle, which is why all must make their handles in one order. The first
+//! operation waits on the host if the others' words are not there yet; later ones know them.
+#![forbid(unsafe_code)]
+
+use crate::backend::cuda::driver::event::ApartFromCaptures;
+use crate::backend::cuda::driver::memory::{Buffer, CudaMemory, HostPage};
+use crate::backend::cuda::group_context::GroupContext;
+use crate::backend::cuda::ll::network::LlNetwork;
+use crate::backend::cuda::params::ll::LlHello;
+use crate::backend::cuda::sizes::number;
+use crate::backend::transport::{Label, Message};
+use crate::backend::{DeviceMemory, Faults, StreamMark};
+use crate::error::refusal::{AmongRanks, Role, Subject};
+use crate::error::{Error, Result};
+use crate::model::ops::Routing;
+use crate::model::tensor::DevPtr;
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::time::Duration;
+
+const BYTES: usize = size_of::<LlHello>();
+/// How long the host sleeps before it looks again.
+const PAUSE: Duration = Duration::from_micros(20);
+
+/// A handle's memory for the words: this rank's first, then those of its sources from 1 on.
+pub struct HelloMemory {
+    page: HostPage<LlHello>,
+    device: Buffer,
+    arrived: Mutex<Box<dyn StreamMark>>,
+}
+
+/// The tokens of a rank's sources, from 1 on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SourceTokens {
+    /// Of each.
+    pub of: Vec<usize>,
+    /// Of the one that has most.
+    pub most: u32,
+}
+
+impl HelloMemory {
+    /// Memory for a rank with `sources` sources.
+    pub fn new(memory: &Arc<CudaMemory>, sources: usize) -> Result<Self> {
+        Ok(Self {
+            page: HostPage::new(memory.context(), sources)?,
+            device: Buffer::new(memory, sources * BYTES)?,
+            arrived: Mutex::new(memory.new_mark()?),
+        })
+    }
+
+    /// Whether nothing uses it any more.
+    pub fn is_free(&self) -> bool {
+        self.arrived.lock().is_over() == Ok(true)
+    }
+
+    /// Where the words of the sources from 1 on are on the device.
+    pub fn of_sources(&self) -> *const LlHello {
+        self.at(1).0 as *const LlHello
+    }
+
+    fn at(&self, index: usize) -> DevPtr {
+        DevPtr(self.device.data().0 + index * BYTES)
+    }
+
+    /// Enqueues the exchange of what ranks say about handle `handle`.
+    pub fn send(
+        &self,
+        (context, network): (&GroupContext, &LlNetwork),
+        handle: u32,
+        routing: &Routing,
+    ) -> Result<()> {
+        let _apart = ApartFromCaptures::enter()?;
+        self.page.write(
+            0,
+            LlHello {
+                handle,
+                tokens: number(routing.tokens)?,
+                top_k: number(routing.top_k)?,
+                reserved: 0,
+            },
+        );
+        let at = &context.module.enter(network.background())?;
+        let turn = network.background_order.begin(at)?;
+        self.page.copy_out(0, self.at(0), at)?;
+        let label = Label {
+            what: "LL handle",
+            number: u64::from(handle),
+        };
+        let message = |peer, index| Message {
+            peer,
+            data: self.at(index),
+            bytes: BYTES,
+        };
+        let sources = network.sources();
+        let others = sources.iter().enumerate().skip(1);
+        network.exchange(
+            label,
+            |transport, sends, receives| {
+                sends.extend(transport.gateways().iter().map(|&peer| message(peer, 0)));
+                receives.extend(others.map(|(index, &peer)| message(peer, index)));
+            },
+            at.stream,
+        )?;
+        self.page.copy_in(1, sources.len() - 1, self.at(1), at)?;
+        self.arrived.lock().record(at.stream)?;
+        turn.end()
+    }
+
+    /// Waits for what the sources say about handle `handle`, and checks it.
+    pub fn wait(
+        &self,
+        (context, network): (&GroupContext, &LlNetwork),
+        handle: u32,
+        routing: &Routing,
+    ) -> Result<SourceTokens> {
+        let transport = network.transport()?;
+        // The network's deadline ends the wait.
+        while !self.arrived.lock().is_over()? {
+            if let Some(fault) = transport.health().or_else(|| context.faults.first()) {
+                return Err(fault);
+            }
+            std::thread::sleep(PAUSE);
+        }
+        if let Some(fault) = transport.health() {
+            return Err(fault);
+        }
+        let sources = network.sources().iter().enumerate().skip(1);
+        let mut of = Vec::new();
+        for (index, &rank) in sources {
+            let said = self
+                .page
+                .read(index)
+                .ok_or_else(|| Error::internal("no hello"))?;
+            of.push(check(said, rank, handle, routing, network.max_tokens())?);
+        }
+        let most = number(of.iter().copied().max().unwrap_or(0))?;
+        Ok(SourceTokens { of, most })
+    }
+}
+
+/// The tokens of `rank`, if what it says fits what this rank has.
+fn check(
+    said: LlHello,
+    rank: usize,
+    handle: u32,
+    routing: &Routing,
+    max_tokens: usize,
+) -> Result<usize> {
+    let same = AmongRanks::Same { rank };
+    if said.handle != handle {
+        return Err(Error::usage(Subject::Handle, same).got(handle, said.handle));
+    }
+    if said.top_k as usize != routing.top_k {
+        return Err(Error::usage(Subject::Size(Role::Ids, 1), same).got(routing.top_k, said.top_k));
+    }
+    let tokens = said.tokens as usize;
+    match tokens <= max_tokens {
+        true => Ok(tokens),
+        false => Err(Error::internal(format!("rank {rank} has {tokens} tokens"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::ops::IdWidth;
+
+    #[test]
+    fn another_handle_or_top_k_is_refused() {
+        let routing = Routing {
+            ids: DevPtr(8),
+            width: IdWidth::Bits64,
+            tokens: 3,
+            top_k: 2,
+        };
+        let said = |handle, tokens, top_k| {
+            let hello = LlHello {
+                handle,
+                tokens,
+                top_k,
+                reserved: 0,
+            };
+            check(hello, 5, 7, &routing, 4)
+        };
+        assert_eq!(said(7, 4, 2), Ok(4));
+        assert_eq!(said(7, 0, 2), Ok(0));
+        assert!(said(8, 4, 2).is_err());
+        assert!(said(7, 4, 3).is_err());
+        assert!(said(7, 5, 2).is_err());
+    }
+}

@@ -1,0 +1,342 @@
+//! What LL operations over several nodes have beside those on one: where the ranks are, memory for what crosses
+//! the network, and a stream for what runs behind the caller's own work.
+//!
+//! What is received lies in plain memory of this rank, one set for each channel. It needs no acknowledgement: a
+//! message is received no earlier than in its turn on this rank, behind everything that read the one before.
+#![forbid(unsafe_code)]
+
+use crate::backend::DeviceMemory;
+use crate::backend::cuda::driver::event::Event;
+use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
+use crate::backend::cuda::driver::stream::StreamScope;
+use crate::backend::cuda::network::{Network, carried_by};
+use crate::backend::cuda::order::Order;
+use crate::backend::cuda::params::ll::{LL_CHANNELS, LL_MAX_TOP_K, LlNodes, LlRankOnNode};
+use crate::backend::cuda::sizes::{Regions, number};
+use crate::backend::transport::{Label, Message, Transport};
+use crate::error::{Error, Result};
+use crate::model::group::GroupFacts;
+use crate::model::ops::Stream;
+use crate::model::tensor::DevPtr;
+use crate::model::topology::Topology;
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+const REGION_ALIGN: usize = 256;
+
+/// The LL side of a group's network.
+pub struct LlNetwork {
+    network: Arc<Network>,
+    tables: Tables,
+    channels: Vec<ChannelMemory>,
+    /// Messages of the operation that is being enqueued, kept for their memory.
+    messages: Mutex<Messages>,
+    operations: AtomicU64,
+    max_tokens: usize,
+    memory: Arc<CudaMemory>,
+    /// Runs what staged operations send over the network, behind the caller's streams.
+    background: Stream,
+    /// The order of what runs there.
+    pub background_order: Order,
+    /// Where the background begins to follow a caller's stream, and that stream to follow the background.
+    forks: Mutex<Forks>,
+}
+
+/// See [`LlNetwork::forks`].
+pub struct Forks {
+    forked: Event,
+    joined: Event,
+}
+
+/// Messages of one operation.
+#[derive(Default)]
+struct Messages {
+    sends: Vec<Message>,
+    receives: Vec<Message>,
+}
+
+/// Where the ranks of the group are, for kernels.
+struct Tables {
+    buffer: Buffer,
+    of_rank: usize,
+    rank_of_peer: usize,
+    rank_of_source: usize,
+}
+
+/// A channel's memory for what crosses the network. Sources are those from 1 on.
+pub struct ChannelMemory {
+    _buffer: Buffer,
+    /// `[sources][max_tokens][top_k]` int64.
+    pub ids: DevPtr,
+    /// `[sources][max_tokens][top_k]` f32.
+    pub weights: DevPtr,
+    /// `[max_tokens][top_k]` f32: what this rank sends as weights.
+    pub gates: DevPtr,
+    /// `[max_tokens][top_k]` int64: this rank's ids, while the background sends them.
+    pub own_ids: DevPtr,
+    /// `[sources][max_tokens]` rows: of a dispatch as they came, of a combine as they go.
+    pub rows: DevPtr,
+    /// `[nodes - 1][max_tokens]` rows: what other nodes give for this rank's tokens; also this rank's rows, while
+    /// the background sends them.
+    pub sums_of_nodes: DevPtr,
+}
+
+impl LlNetwork {
+    /// The LL side of `network`, for operations with the bounds of `facts`.
+    pub fn new(
+        network: Arc<Network>,
+        memory: &Arc<CudaMemory>,
+        facts: &GroupFacts,
+    ) -> Result<Self> {
+        let context = memory.context();
+        let max_tokens = facts.max_tokens.unwrap_or(0);
+        let sources = network.sources().len() - 1;
+        let nodes = network.topology().nodes();
+        let channel = |_| ChannelMemory::new(memory, (sources, nodes - 1), facts);
+        Ok(Self {
+            tables: Tables::new(memory, &network)?,
+            channels: (0..LL_CHANNELS).map(channel).collect::<Result<_>>()?,
+            messages: Mutex::default(),
+            operations: AtomicU64::new(0),
+            max_tokens,
+            background_order: Order::new(context)?,
+            forks: Mutex::new(Forks {
+                forked: Event::new(context)?,
+                joined: Event::new(context)?,
+            }),
+            memory: Arc::clone(memory),
+            network,
+            background: memory.create_stream()?,
+        })
+    }
+
+    /// The memory of channel `channel`.
+    pub fn channel(&self, channel: u32) -> Result<&ChannelMemory> {
+        let found = self.channels.get(channel as usize);
+        found.ok_or_else(|| Error::internal(format!("no channel {channel}")))
+    }
+
+    /// The ranks that this rank carries, itself first.
+    pub fn sources(&self) -> &[usize] {
+        self.network.sources()
+    }
+
+    /// What carries messages.
+    pub fn transport(&self) -> Result<Arc<dyn Transport>> {
+        self.network.transport()
+    }
+
+    /// How many nodes before this rank's the one of `rank` is.
+    pub fn distance(&self, rank: usize) -> usize {
+        self.network.topology().distance(self.network.rank(), rank)
+    }
+
+    /// Bound of tokens per rank.
+    pub fn max_tokens(&self) -> usize {
+        self.max_tokens
+    }
+
+    /// The group's part of what kernels need; the handle's and the channel's part is missing.
+    pub fn nodes(&self, channel: &ChannelMemory) -> Result<LlNodes> {
+        let of_rank = self.tables.at(self.tables.of_rank);
+        Ok(LlNodes {
+            of_rank: of_rank as *const LlRankOnNode,
+            rank_of_peer: self.tables.at(self.tables.rank_of_peer) as *const u32,
+            rank_of_source: self.tables.at(self.tables.rank_of_source) as *const u32,
+            hellos: std::ptr::null(),
+            ids: channel.ids.0 as *const i64,
+            rows: channel.rows.0 as *const u8,
+            weights: channel.weights.0 as *const f32,
+            sums: channel.rows.0 as *mut u8,
+            sums_of_nodes: channel.sums_of_nodes.0 as *const u8,
+            ranks: number(self.network.topology().ranks())?,
+            rank: number(self.network.rank())?,
+            sources: number(self.sources().len())?,
+            most_tokens: 0,
+        })
+    }
+
+    /// The number of the next operation, for texts.
+    pub fn count(&self) -> u64 {
+        self.operations.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Enqueues an exchange on `stream`: `fill` is given the transport and the lists of what is sent and received.
+    pub fn exchange(
+        &self,
+        label: Label,
+        fill: impl FnOnce(&dyn Transport, &mut Vec<Message>, &mut Vec<Message>),
+        stream: Stream,
+    ) -> Result<()> {
+        let transport = self.transport()?;
+        let mut messages = self.messages.lock();
+        let Messages { sends, receives } = &mut *messages;
+        sends.clear();
+        receives.clear();
+        fill(&*transport, sends, receives);
+        transport.exchange(label, sends, receives, stream)
+    }
+
+    /// The background, behind what `at` has been given.
+    pub fn fork<'a>(&'a self, at: &StreamScope) -> Result<Background<'a>> {
+        let mut forks = self.forks.lock();
+        forks.forked.record(at)?;
+        let scope = at.of_same_capture(self.background)?;
+        forks.forked.hold(&scope)?;
+        Ok(Background { forks, scope })
+    }
+
+    /// The background's stream by itself.
+    pub fn background(&self) -> Stream {
+        self.background
+    }
+}
+
+impl Drop for LlNetwork {
+    fn drop(&mut self) {
+        self.memory.destroy_stream(self.background);
+    }
+}
+
+/// The background while it follows a caller's stream.
+pub struct Background<'a> {
+    forks: MutexGuard<'a, Forks>,
+    /// Where to enqueue.
+    pub scope: StreamScope,
+}
+
+impl Background<'_> {
+    /// Makes `at` wait for what the background has been given.
+    pub fn join(&mut self, at: &StreamScope) -> Result<()> {
+        self.forks.joined.record(&self.scope)?;
+        self.forks.joined.hold(at).map(drop)
+    }
+
+    /// Makes the background wait for what `at` has been given since.
+    pub fn follow(&mut self, at: &StreamScope) -> Result<()> {
+        self.forks.forked.record(at)?;
+        self.forks.forked.hold(&self.scope).map(drop)
+    }
+}
+
+impl ChannelMemory {
+    fn new(
+        memory: &Arc<CudaMemory>,
+        (sources, other_nodes): (usize, usize),
+        facts: &GroupFacts,
+    ) -> Result<Self> {
+        let tokens = facts.max_tokens.unwrap_or(0);
+        let entries = tokens * LL_MAX_TOP_K as usize;
+        let mut regions = Regions::new(REGION_ALIGN);
+        let ids = regions.take(sources * entries * size_of::<i64>());
+        let weights = regions.take(sources * entries * size_of::<f32>());
+        let gates = regions.take(entries * size_of::<f32>());
+        let own_ids = regions.take(entries * size_of::<i64>());
+        let rows = regions.take(sources * tokens * facts.row_bytes);
+        let sums_of_nodes = regions.take(other_nodes * tokens * facts.row_bytes);
+        let buffer = Buffer::new(memory, regions.bytes())?;
+        let at = |offset: usize| DevPtr(buffer.data().0 + offset);
+        Ok(Self {
+            ids: at(ids),
+            weights: at(weights),
+            gates: at(gates),
+            own_ids: at(own_ids),
+            rows: at(rows),
+            sums_of_nodes: at(sums_of_nodes),
+            _buffer: buffer,
+        })
+    }
+}
+
+impl Tables {
+    fn new(memory: &Arc<CudaMemory>, network: &Network) -> Result<Self> {
+        let topology = network.topology();
+        let rank = network.rank();
+        let local = topology.local_ranks(rank);
+        let words = |numbers: &[usize]| -> Result<Vec<u8>> {
+            let words: Result<Vec<u32>> = numbers.iter().map(|&it| number(it)).collect();
+            Ok(words?.into_iter().flat_map(u32::to_le_bytes).collect())
+        };
+        let mut of_rank = Vec::new();
+        for place in ranks_on_node(topology, rank)? {
+            of_rank.extend(place.peer.to_le_bytes());
+            for word in [place.carrier, place.number, place.distance] {
+                of_rank.extend(word.to_le_bytes());
+            }
+        }
+        let parts = [of_rank, words(local.ranks())?, words(network.sources())?];
+        let mut regions = Regions::new(REGION_ALIGN);
+        let offsets = parts.each_ref().map(|part| regions.take(part.len()));
+        let buffer = Buffer::new(memory, regions.bytes())?;
+        for (part, offset) in parts.iter().zip(offsets) {
+            memory.upload(DevPtr(buffer.data().0 + offset), part)?;
+        }
+        let [of_rank, rank_of_peer, rank_of_source] = offsets;
+        Ok(Self {
+            buffer,
+            of_rank,
+            rank_of_peer,
+            rank_of_source,
+        })
+    }
+
+    fn at(&self, offset: usize) -> usize {
+        self.buffer.data().0 + offset
+    }
+}
+
+/// Where each rank of the group is, as `rank` and the others of its node see them.
+fn ranks_on_node(topology: &Topology, rank: usize) -> Result<Vec<LlRankOnNode>> {
+    let node = topology.node_of(rank);
+    let local = topology.local_ranks(rank);
+    let place = |other: usize| {
+        let carrier = match topology.node_of(other) == node {
+            true => other,
+            false => topology.gateway(other, node),
+        };
+        let sources = carried_by(topology, carrier);
+        let number_there = sources.iter().position(|&source| source == other);
+        let index = |rank| {
+            local
+                .index(rank)
+                .ok_or_else(|| Error::internal("no carrier"))
+        };
+        Ok(LlRankOnNode {
+            peer: local
+                .index(other)
+                .map_or(Ok(-1), |it| number(it).map(u32::cast_signed))?,
+            carrier: number(index(carrier)?)?,
+            number: number(number_there.unwrap_or(0))?,
+            distance: number(topology.distance(rank, other))?,
+        })
+    };
+    (0..topology.ranks()).map(place).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::topology::NodeId;
+
+    #[test]
+    fn every_rank_has_a_carrier_that_carries_it() {
+        for names in ["ab", "aabb", "abab", "aaba", "abc", "aabcc"] {
+            let ids: Vec<NodeId> = names
+                .chars()
+                .map(|it| NodeId::from_text(&it.to_string()))
+                .collect();
+            let topology = Topology::from_ids(&ids);
+            for rank in 0..topology.ranks() {
+                let local = topology.local_ranks(rank);
+                for (other, place) in ranks_on_node(&topology, rank).unwrap().iter().enumerate() {
+                    let carrier = local.rank(place.carrier as usize);
+                    let carried = carried_by(&topology, carrier);
+                    assert_eq!(carried.get(place.number as usize), Some(&other), "{names}");
+                    assert_eq!(place.peer >= 0, place.distance == 0);
+                    assert_eq!(place.number == 0, place.distance == 0);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! Unit tests of what a call of the transport does in the library itself, over an NCCL that only counts.
+#![forbid(unsafe_code)]
+
+use super::*;
+use crate::allocations;
+use crate::backend::nccl::own;
+use crate::backend::transport::flights::tests::Device as Marked;
+use crate::model::topology::{NodeId, Topology};
+
+const LABEL: Label = Label {
+    what: "test",
+    number: 0,
+};
+/// More than are ever under way before a call looks for those that are over.
+const CALLS: usize = 1000;
+
+/// Rank 2 of three, whose nodes are the letters.
+fn transport(nodes: &str, device: &Marked) -> NcclTransport {
+    let name = |name: char| NodeId::from_text(&name.to_string());
+    let ids: Vec<NodeId> = nodes.chars().map(name).collect();
+    let device = Device {
+        number: 0,
+        memory: Arc::new(device.clone()),
+    };
+    let ways = Ways::new(&Topology::from_ids(&ids), 2);
+    let comm = own::tests::third_of_three(20 * CALLS);
+    NcclTransport::new(
+        ways,
+        comm,
+        device,
+        Duration::from_secs(60),
+        Arc::new(|_| ()),
+    )
+    .unwrap()
+}
+
+/// Calls `CALLS` times; the operations run at once. Gives how often memory was allocated or freed.
+fn call(transport: &NcclTransport, device: &Marked) -> usize {
+    let message = |&peer: &usize| Message {
+        peer,
+        data: DevPtr(4096),
+        bytes: 64,
+    };
+    let sends: Vec<_> = transport.gateways().iter().map(message).collect();
+    let others = transport.sources().iter().filter(|&&peer| peer != 2);
+    let receives: Vec<_> = others.map(message).collect();
+    let before = allocations::so_far();
+    for _ in 0..CALLS {
+        let stream = Stream::DEFAULT;
+        transport
+            .exchange(LABEL, &sends, &receives, stream)
+            .unwrap();
+        let gathered = transport.gather(LABEL, DevPtr(4096), 8, DevPtr(8192), stream);
+        gathered.unwrap();
+        device.pass(4);
+    }
+    allocations::so_far() - before
+}
+
+#[test]
+fn calls_allocate_nothing_once_there_are_marks_enough() {
+    for nodes in ["abc", "aab"] {
+        let device = Marked::default();
+        let transport = transport(nodes, &device);
+        let at_first = call(&transport, &device);
+        assert!(at_first > 0, "what is not counted cannot fail");
+        assert_eq!(call(&transport, &device), 0, "{nodes}");
+    }
+}

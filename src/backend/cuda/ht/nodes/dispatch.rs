@@ -8,7 +8,7 @@ use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::ht::grid::HtKind;
 use crate::backend::cuda::ht::nodes::create::NodesHt;
 use crate::backend::cuda::ht::nodes::memory::Bank;
-use crate::backend::cuda::ht::nodes::pass::{Enqueueing, Handle, Tokens};
+use crate::backend::cuda::ht::nodes::pass::{Enqueueing, Handle, Tokens, end};
 use crate::backend::cuda::ht::plan::HtLaunch;
 use crate::backend::cuda::ht::{addresses, saturated};
 use crate::backend::cuda::kernels::Kernel;
@@ -60,8 +60,7 @@ pub fn run(handle: &NodesHt, op: &HtDispatch, stream: Stream) -> Result<()> {
     let mut turn = handle.rails.turn.lock();
     let mut enqueueing = Enqueueing::new(&handle.rails, &mut turn, at, "HT dispatch")?;
     let enqueued = dispatch.enqueue(&mut enqueueing);
-    // What was enqueued uses the banks, even if something is missing.
-    order.end().and(enqueued)
+    end(group, order, enqueued)
 }
 
 impl Dispatch<'_> {

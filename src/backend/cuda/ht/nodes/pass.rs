@@ -2,14 +2,17 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver::stream::StreamScope;
+use crate::backend::cuda::ht::HtGroup;
 use crate::backend::cuda::ht::nodes::create::NodesHt;
 use crate::backend::cuda::ht::nodes::plan::NodesPlan;
 use crate::backend::cuda::ht::nodes::{Rails, Turn};
 use crate::backend::cuda::ht::plan::HtLaunch;
 use crate::backend::cuda::ht::shape_word::ShapeWord;
+use crate::backend::cuda::order;
 use crate::backend::cuda::params::ht::{HtCommon, HtEntry, HtHandleMemory, HtSequences, HtShape};
 use crate::backend::cuda::params::ht_nodes::{HtNodesMemory, HtPass};
 use crate::backend::cuda::sizes::number;
+use crate::backend::Faults as _;
 use crate::backend::transport::{Label, Message, Transport};
 use crate::error::Result;
 use crate::model::tensor::DevPtr;
@@ -143,6 +146,13 @@ impl<'a> Handle<'a> {
             },
         })
     }
+}
+
+/// Ends the enqueueing of an operation. What was enqueued uses the banks, even if something is missing. Where the
+/// network has ended because this rank has failed, that failure is the one to report.
+pub fn end(group: &HtGroup, order: order::Turn<'_>, enqueued: Result<()>) -> Result<()> {
+    let cause = |error| group.context.faults.first().unwrap_or(error);
+    order.end().and(enqueued.map_err(cause))
 }
 
 /// An operation while it is enqueued: passes on the caller's stream, messages on the side stream.

@@ -81,7 +81,9 @@ _RUNS = (
 # that is not the default, and the program. Few bytes make many passes.
 _OVER_NODES = (
     ("01", "500", "test_ht"),
-    ("0011", "", "test_ht"),
+    ("0011", "", "test_ht routing_styles"),
+    ("001", "400", "test_ht uneven_tokens"),
+    ("010", "300", "test_ht gradients_with"),
     ("0101", "300", "test_random --configs 30 --seed 21"),
     ("0001", "2000", "test_random --configs 30 --seed 22"),
     ("0123", "", "test_random --configs 30 --seed 23"),

@@ -6,11 +6,11 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::ht::grid::HtKind;
-use crate::backend::cuda::ht::nodes::create::NodesHt;
+use crate::backend::cuda::ht::nodes::handle::NodesHt;
 use crate::backend::cuda::ht::nodes::memory::Bank;
 use crate::backend::cuda::ht::nodes::pass::{Enqueueing, Handle, Tokens, behind, end, word};
 use crate::backend::cuda::ht::plan::HtLaunch;
-use crate::backend::cuda::ht::{addresses, saturated};
+use crate::backend::cuda::ht::shared::{addresses, saturated};
 use crate::backend::cuda::kernels::{self, Kernel};
 use crate::backend::cuda::params::common::OP_HT_COMBINE;
 use crate::backend::cuda::params::ht::HtCombineParams;

@@ -7,11 +7,12 @@
 
 use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::stream::StreamScope;
-use crate::backend::cuda::ht::HtGroup;
 use crate::backend::cuda::ht::agreement::{disagreement, verdict_refusing, verdict_with};
-use crate::backend::cuda::ht::nodes::memory::{Banks, NodesMemory};
-use crate::backend::cuda::ht::nodes::plan::{NodesPlan, Passes};
-use crate::backend::cuda::ht::nodes::{Rails, combine, dispatch};
+use crate::backend::cuda::ht::nodes::handle::{Counts, NodesHt};
+use crate::backend::cuda::ht::nodes::memory::NodesMemory;
+use crate::backend::cuda::ht::nodes::plan::NodesPlan;
+use crate::backend::cuda::ht::nodes::rails::Rails;
+use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::kernels::Kernel;
 use crate::backend::cuda::params::common::OP_HT_ROUTE;
 use crate::backend::cuda::params::ht::{HT_ROUTE_THREADS, HT_VERDICT_CODE_SHIFT};
@@ -20,10 +21,10 @@ use crate::backend::cuda::params::ht_nodes::{
 };
 use crate::backend::cuda::sizes::number;
 use crate::backend::transport::{Label, Message};
-use crate::backend::{Faults as _, HtBackend, HtRouting};
+use crate::backend::{Faults as _, HtRouting};
 use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Code, Error, Result};
-use crate::model::ops::{HtCombine, HtDispatch, IdWidth, Routing, Stream};
+use crate::model::ops::{IdWidth, Routing, Stream};
 use crate::model::tensor::DevPtr;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -33,56 +34,6 @@ const ID_BYTES: usize = size_of::<i64>();
 const HEADER_BYTES: usize = 2 * size_of::<HtTold>();
 /// Blocks of `ht_place` beside those for pieces.
 const HOME_BLOCKS: usize = 16;
-
-/// A handle over several nodes.
-pub struct NodesHt {
-    pub(super) group: Arc<HtGroup>,
-    pub(super) rails: Arc<Rails>,
-    pub(super) memory: Arc<NodesMemory>,
-    /// Tokens of the remote sources.
-    remote: usize,
-    pub(super) routing: Routing,
-    pub(super) epoch: u32,
-    pub(super) received: usize,
-    pub(super) counts: Counts,
-    pub(super) passes: Passes,
-    pub(super) banks: Arc<Banks>,
-}
-
-/// Tokens that travel before each chunk: own ones to each other node, and those that come from each source.
-pub(super) struct Counts {
-    words: Vec<usize>,
-    ends: usize,
-    others: usize,
-}
-
-impl Counts {
-    /// Own tokens that go to node `other` before `chunk`.
-    pub fn departing(&self, other: usize, chunk: usize) -> usize {
-        self.words
-            .get(other * self.ends + chunk)
-            .copied()
-            .unwrap_or(0)
-    }
-
-    /// Tokens of source number `source` that come before `chunk`.
-    pub fn coming(&self, source: usize, chunk: usize) -> usize {
-        self.departing(self.others + source, chunk)
-    }
-
-    fn most_tokens(&self) -> usize {
-        self.words.last().copied().unwrap_or(0)
-    }
-}
-
-impl NodesHt {
-    /// The handle's memory as kernels see it.
-    pub(super) fn device(&self) -> Result<HtNodesMemory> {
-        let tokens = (self.routing.tokens, self.remote);
-        self.memory
-            .memory(&self.rails.plan, (tokens, self.routing.top_k))
-    }
-}
 
 /// What a rank says of its part.
 #[derive(Clone, Copy)]
@@ -106,12 +57,12 @@ impl Header {
 
 /// This rank's part of a new handle. Collective.
 pub fn open_handle(
-    group: &Arc<HtGroup>,
+    group: &Arc<HtShared>,
     rails: &Arc<Rails>,
     wanted: Result<HtRouting>,
     stream: Stream,
 ) -> Result<NodesHt> {
-    let epoch = group.next_epoch();
+    let epoch = group.next_handle();
     let at = &group.enter(stream)?;
     if at.is_captured() {
         return Err(Error::usage(
@@ -195,7 +146,7 @@ impl Part {
 }
 
 struct Creation<'a> {
-    group: &'a Arc<HtGroup>,
+    group: &'a Arc<HtShared>,
     rails: &'a Rails,
     epoch: u32,
     at: &'a StreamScope,
@@ -348,7 +299,7 @@ impl Creation<'_> {
             own_counts: (work + rails.own_counts) as *mut u64,
             max_tokens: u32::try_from(group.plan.max_tokens()).unwrap_or(u32::MAX),
             epoch: self.epoch,
-            bank: group.exchanges.fetch_add(1, Ordering::Relaxed) % 2,
+            bank: group.next_bank(),
             verdict: part.verdict,
         };
         let shape = LaunchShape {
@@ -418,19 +369,5 @@ impl Creation<'_> {
             }
             std::thread::yield_now();
         }
-    }
-}
-
-impl HtBackend for NodesHt {
-    fn dispatch(&self, op: &HtDispatch, stream: Stream) -> Result<()> {
-        dispatch::run(self, op, stream)
-    }
-
-    fn combine(&self, op: &HtCombine, stream: Stream) -> Result<()> {
-        combine::run(self, op, stream)
-    }
-
-    fn num_recv_tokens(&self) -> Result<usize> {
-        Ok(self.received)
     }
 }

@@ -1,18 +1,18 @@
 //! A pass of an operation: its tokens, and its part of the rows between ranks, as kernel parameters.
 #![forbid(unsafe_code)]
 
+use crate::backend::Faults as _;
 use crate::backend::cuda::driver::stream::StreamScope;
-use crate::backend::cuda::ht::HtGroup;
-use crate::backend::cuda::ht::nodes::create::NodesHt;
+use crate::backend::cuda::ht::nodes::handle::NodesHt;
 use crate::backend::cuda::ht::nodes::plan::NodesPlan;
-use crate::backend::cuda::ht::nodes::{Rails, Turn};
+use crate::backend::cuda::ht::nodes::rails::{Rails, Turn};
 use crate::backend::cuda::ht::plan::HtLaunch;
 use crate::backend::cuda::ht::shape_word::ShapeWord;
+use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::order;
-use crate::backend::cuda::params::ht::{HtCommon, HtEntry, HtHandleMemory, HtSequences, HtShape};
+use crate::backend::cuda::params::ht::{HtCommon, HtEntry, HtHandleMemory, HtShape};
 use crate::backend::cuda::params::ht_nodes::{HtNodesMemory, HtPass};
 use crate::backend::cuda::sizes::number;
-use crate::backend::Faults as _;
 use crate::backend::transport::{Label, Message, Transport};
 use crate::error::Result;
 use crate::model::tensor::DevPtr;
@@ -139,7 +139,7 @@ impl<'a> Handle<'a> {
                 tokens: number(tokens.count)?,
                 top_k: self.device.top_k,
             },
-            sequences: group.sequences.data().0 as *mut HtSequences,
+            sequences: group.sequences(),
             shape: HtShape {
                 shape_word: ShapeWord(launch.shape.shape_word).of_handle(self.epoch).0,
                 ..launch.shape
@@ -150,7 +150,7 @@ impl<'a> Handle<'a> {
 
 /// Ends the enqueueing of an operation. What was enqueued uses the banks, even if something is missing. Where the
 /// network has ended because this rank has failed, that failure is the one to report.
-pub fn end(group: &HtGroup, order: order::Turn<'_>, enqueued: Result<()>) -> Result<()> {
+pub fn end(group: &HtShared, order: order::Turn<'_>, enqueued: Result<()>) -> Result<()> {
     let cause = |error| group.context.faults.first().unwrap_or(error);
     order.end().and(enqueued.map_err(cause))
 }

@@ -245,8 +245,10 @@ mod tests {
         let passes = large.passes(4096);
         assert_eq!(passes.chunks.len(), 8);
         assert!(passes.room * 14_336 <= MOST_PASS_BYTES);
-        assert_eq!(large.passes(0).chunks, [0..8]);
-        assert_eq!(large.passes(100).chunks, [0..8]);
+        for few in [0, 100] {
+            let chunks = large.passes(few).chunks;
+            assert_eq!((chunks.len(), chunks.first()), (1, Some(&(0..8))));
+        }
         assert_eq!(plan("ab", 0, Some(128), 14_336).chunks, 1);
         assert_eq!(plan("ab", 0, None, 14_336).chunks, WANTED_PASSES);
     }

@@ -60,7 +60,7 @@ impl Plan {
     fn new(facts: &GroupFacts, topology: &Topology) -> Result<Self> {
         Ok(match facts.algorithm {
             Algorithm::LowLatency => Self::Ll(Box::new(LlPlan::new(facts, topology)?)),
-            Algorithm::HighThroughput => Self::Ht(Box::new(HtPlan::new(facts)?)),
+            Algorithm::HighThroughput => Self::Ht(Box::new(HtPlan::new(facts, topology)?)),
         })
     }
 
@@ -97,7 +97,9 @@ impl Plan {
             }
             Self::Ht(plan) => {
                 let layout = plan.layout(start);
-                Mode::Ht(Arc::new(HtGroup::new(group, memory, *plan, layout)?))
+                let network = network.map(Arc::clone);
+                let group = HtGroup::new((group, network), memory, *plan, layout)?;
+                Mode::Ht(Arc::new(group))
             }
         })
     }

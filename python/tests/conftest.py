@@ -147,7 +147,8 @@ def layer(world, nodes):
         rank, size = world
         made.append(EPAll2AllLayer(
             None, settings.pop("max_tokens", 4), problem.hidden, problem.top_k, rank,
-            problem.num_experts, nodes.count(nodes[rank]), size, dtype=problem.dtype, **{"num_sm": 8, **settings}))
+            problem.num_experts, nodes.count(nodes[rank]), size, dtype=problem.dtype,
+            **{"num_sm": 8, **settings}))
         return made[-1]
 
     yield make

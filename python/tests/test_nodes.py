@@ -39,7 +39,7 @@ def test_sums_in_exact_order_are_refused(group, world, monkeypatch):
 
 
 def test_handles_with_tokens_on_few_ranks(group, world, device):
-    """Ranks tell each other their tokens over the network, in the order in which handles are made."""
+    """Ranks tell each other their tokens over the network, in the order of their handles."""
     rank, size = world
     ep = group(num_experts=size, hidden=8, max_tokens_per_rank=8, dtype=torch.float32)
     handles = []

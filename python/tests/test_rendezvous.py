@@ -57,7 +57,7 @@ def test_which_launcher_numbers_the_ranks(monkeypatch, environment, rank_and_siz
 
 @pytest.mark.parametrize("environment, local_rank", [
     ({"RANK": "1", "WORLD_SIZE": "2"}, 1),
-    ({"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}, 1),
+    ({"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1"}, 1),
     ({**_WORKER, **_INHERITED, "LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "3"}, 0),
 ])
 def test_which_gpu_a_rank_may_take(monkeypatch, environment, local_rank):

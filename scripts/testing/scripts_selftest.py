@@ -228,7 +228,8 @@ class Runs(unittest.TestCase):
         machine.command("mpirun", 'echo "$*"')
         machine.environment.update(NCCL_HOME=str(machine.root / "home"))
         machine.write("home/lib/libnccl.so.2")
-        for gpus_here, ranks, kind in ((0, 8, "host"), (1, 8, "host"), (2, 2, "gpu"), (5, 4, "gpu")):
+        for gpus_here, ranks, kind in ((0, 8, "host"), (1, 8, "host"), (2, 2, "gpu"),
+                                       (5, 4, "gpu")):
             machine.gpus(gpus_here)
             done = machine.run("scripts/demo.sh", "--nodes", "2")
             self.assertEqual(done.returncode, 0, done.stdout)

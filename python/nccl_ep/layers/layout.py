@@ -38,7 +38,7 @@ class EPConfig:
             raise ValueError(f"num_experts: {self.num_experts} is no multiple of world_size, "
                              f"{self.world_size}")
         if not 1 <= self.local_world_size <= self.world_size:
-            raise ValueError(f"local_world_size: must be 1 to world_size, {self.world_size}, but is "
+            raise ValueError(f"local_world_size: must be 1 to {self.world_size}, but is "
                              f"{self.local_world_size}")
         for name in ("max_tokens", "hidden", "topk"):
             if getattr(self, name) < 1:

@@ -169,7 +169,8 @@ impl HelloMemory {
                 .page
                 .read(OWN + index)
                 .ok_or_else(|| Error::internal("no hello"))?;
-            of.push(check(said, rank, handle, routing, network.max_tokens())?);
+            let tokens = check(said, rank, handle, routing, network.max_tokens());
+            of.push(tokens.inspect_err(|error| network.fail(error))?);
         }
         let most = number(of.iter().copied().max().unwrap_or(0))?;
         Ok(SourceTokens { of, most })

@@ -132,6 +132,11 @@ impl LlNetwork {
         self.network.transport()
     }
 
+    /// Ends it for `error`.
+    pub fn fail(&self, error: &Error) {
+        self.network.fail(error);
+    }
+
     /// How many nodes before this rank's the one of `rank` is.
     pub fn distance(&self, rank: usize) -> usize {
         self.network.topology().distance(self.network.rank(), rank)

@@ -11,7 +11,7 @@ import pathlib
 import platform
 from collections.abc import Callable, Iterator
 
-from testing import counts
+from testing import counts, nodes
 from testing.programs import BENCH_PASSED
 from testing.step import ROOT, Counts, Finished, Places, Step
 
@@ -105,6 +105,7 @@ def steps(places: Places) -> list[Step]:
         Step("simt/host-path", (str(programs / "host_path"),), counts.closing_line,
              ("build/simt",), environment=_ENVIRONMENT),
         *_program_steps(programs),
+        *nodes.simt_steps(places),
         Step("simt/planted-bugs", bugs, counts.closing_line, ("build/simt",), cores=2,
              timeout=600),
     ]

@@ -23,7 +23,7 @@ _HOST_MORE = (("0011", "test_random --configs 100 --seed 31"),
               ("0001", "test_fuzz differ --calls 1000 --seed 34"))
 
 # With the kernels on the CPU: which of the splits a program is worth its seconds in.
-_SIMT = (("01", "test_ll"), ("01", "test_staged"), ("01", "test_lifecycle group"),
+_SIMT = (("01", "test_ll"), ("01", "test_staged"),
          ("0101", "test_staged"), ("0101", "test_stress --ops 100"),
          ("0011", "test_ll ends_before"), ("0011", "test_errors over_nodes"),
          ("0011", "test_lifecycle group_"), ("0011", "test_fuzz agree --calls 2000 --seed 35"),

@@ -1,3 +1,4 @@
+#define _GNU_SOURCE  // setenv
 #include "harness/nodes.h"
 
 #include <mpi.h>
@@ -24,6 +25,16 @@ static void own_id(char* id) {
     fclose(file);
 }
 
+static void number_nodes(char ids[kEpMaxRanks][kIdBytes], unsigned ranks) {
+    g_num_ranks = ranks;
+    g_num_nodes = 0;
+    for (unsigned rank = 0; rank < ranks; ++rank) {
+        unsigned first = 0;
+        while (memcmp(ids[first], ids[rank], kIdBytes) != 0) ++first;
+        g_node_of[rank] = first == rank ? g_num_nodes++ : g_node_of[first];
+    }
+}
+
 void ep_find_nodes(void) {
     int ranks = 0;
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
@@ -32,13 +43,18 @@ void ep_find_nodes(void) {
     char all[kEpMaxRanks][kIdBytes];
     own_id(mine);
     MPI_Allgather(mine, kIdBytes, MPI_CHAR, all, kIdBytes, MPI_CHAR, MPI_COMM_WORLD);
-    g_num_ranks = (unsigned)ranks;
-    g_num_nodes = 0;
-    for (int rank = 0; rank < ranks; ++rank) {
-        int first = 0;
-        while (memcmp(all[first], all[rank], kIdBytes) != 0) ++first;
-        g_node_of[rank] = first == rank ? g_num_nodes++ : g_node_of[first];
-    }
+    number_nodes(all, (unsigned)ranks);
+}
+
+void ep_place_on_nodes(const char* split, unsigned rank) {
+    const unsigned ranks = (unsigned)strlen(split);
+    if (ranks == 0) return;
+    EP_REQUIRE(ranks <= kEpMaxRanks && rank < ranks);
+    char all[kEpMaxRanks][kIdBytes];
+    memset(all, 0, sizeof(all));
+    for (unsigned i = 0; i < ranks; ++i) snprintf(all[i], kIdBytes, "node%c", split[i]);
+    number_nodes(all, ranks);
+    EP_REQUIRE(setenv("NCCL_HOSTID", all[rank], 1) == 0);
 }
 
 unsigned ep_num_nodes(void) { return g_num_nodes; }

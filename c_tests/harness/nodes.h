@@ -12,6 +12,10 @@ enum { kEpMaxRanks = 64 };
 // Collective over MPI_COMM_WORLD; ep_init_mpi calls it.
 void ep_find_nodes(void);
 
+// The same without MPI: puts this process, `rank` of the ranks that `split` has a character for, on the
+// node with the name of that character, and sets its NCCL_HOSTID. An empty split changes nothing.
+void ep_place_on_nodes(const char* split, unsigned rank);
+
 unsigned ep_num_nodes(void);
 
 // Nodes are numbered in the order of their lowest ranks.

@@ -28,9 +28,9 @@ NODES = (2, 4, 8, 16, 32, 64, 128)
 OPERATIONS = ("dispatch", "combine")
 CASES = ("value", "best", "worst")
 
-# How high throughput is divided into passes (src/backend/cuda/ht/nodes/plan.rs).
-WANTED_PASSES, MOST_PASSES = 8, 16
-LEAST_PASS_BYTES, MOST_PASS_BYTES = 4 << 20, 16 << 20
+# How high throughput is divided into passes (src/backend/cuda/ht/nodes/plan.rs): wanted passes,
+# least and most bytes of one; where nodes have one GPU, and others.
+PASSES_ALONE, PASSES, MOST_PASSES = (2, 16 << 20, 32 << 20), (8, 4 << 20, 16 << 20), 16
 # What travels with a row, for each expert of its token: an id, a weight.
 ID_BYTES, WEIGHT_BYTES = 8, 4
 
@@ -107,8 +107,8 @@ class Group:
     def passes(self, tokens: int) -> int:
         """Into how many an operation of high throughput is divided."""
         token_bytes = max(1, self.nodes - 1) * self.row_bytes
-        wanted = math.ceil(tokens * token_bytes / WANTED_PASSES)
-        pass_bytes = min(max(wanted, LEAST_PASS_BYTES), MOST_PASS_BYTES)
+        wanted, least, most = PASSES_ALONE if self.gpus == 1 else PASSES
+        pass_bytes = min(max(math.ceil(tokens * token_bytes / wanted), least), most)
         return min(math.ceil(tokens / max(1, pass_bytes // token_bytes)), MOST_PASSES)
 
 

@@ -115,6 +115,7 @@ class ScaleBorderTest(unittest.TestCase):
 
     def test_passes_are_those_of_the_library(self) -> None:
         self.assertEqual([Group(nodes).passes(4096) for nodes in (1, 2, 4, 8)], [8, 8, 11, 16])
+        self.assertEqual([Group(2, 1).passes(tokens) for tokens in (128, 4096, 16384)], [1, 2, 8])
         self.assertEqual([Group(2).passes(tokens) for tokens in (1, 292, 293, 2341)], [1, 1, 2, 9])
 
     def test_a_combine_has_two_exchanges_and_three_kernels(self) -> None:

@@ -142,7 +142,8 @@ void MeasureIdle(const EpEnv& env, const Options& options, const Calls& calls,
         DropFirst(samples);
     }
     times->idle = {SlowestRank(dispatched), SlowestRank(combined), SlowestRank(pair)};
-    times->host = {SlowestRank(host.dispatch), SlowestRank(host.combine), SlowestRank(host.complete)};
+    times->host = {SlowestRank(host.dispatch), SlowestRank(host.combine),
+                   SlowestRank(host.complete)};
 }
 
 // Handle memory comes from the group once a handle has been created and destroyed. So the first
@@ -181,8 +182,8 @@ class Gate {
 };
 
 // Few enough for a batch to fit into the driver's launch queue: a call that waited for room there
-// would wait for a gate that nobody opens. On several nodes an operation has many entries there, and
-// NCCL has room for some hundred messages.
+// would wait for a gate that nobody opens. On several nodes an operation has many entries there,
+// and NCCL has room for some hundred messages.
 unsigned MaxPairsOfBatch(const Options& options) {
     if (ep_num_nodes() == 1) return 16;
     return options.low_latency() ? 4 : 2;

@@ -5,6 +5,8 @@ gpu       rank i on GPU i, over NCCL; every process sees all GPUs. Also python/t
 isolated  the same, but each process sees only one GPU, as under many job schedulers
 onegpu    all ranks on one GPU, which NCCL refuses, so over c_tests/fake_nccl. Kernels of different
           processes take turns there, so operations take milliseconds.
+
+Of the first there are runs on several nodes, too: each rank takes itself for one of another host.
 """
 
 from __future__ import annotations
@@ -28,6 +30,14 @@ _FEW_EP_TESTS = ("ep_test/ll-default", "ep_test/ll-both-c-r", "ep_test/ht-defaul
 _STRESS_OPS = {"gpu": 20000, "isolated": 2000, "onegpu": 2000}
 _QUICK_STRESS_OPS = 400
 
+# The node of each rank, and what makes TCP between them fast. NCCL takes a faster network if there
+# is one.
+_SPLITS = ("01", "0101", "0001", "012")
+_TCP = (("NCCL_SOCKET_NTHREADS", "4"), ("NCCL_NSOCKS_PERTHREAD", "4"))
+_OVER_NODES = (("test_graph", ()), ("test_stress", ("--ops", "400")))
+# A group makes a communicator, which takes half a second.
+_FEW_CONFIGS = ("--configs", "60")
+
 _LIMIT_SECONDS = {"gpu": 240, "isolated": 240, "onegpu": 300}
 
 # racecheck traces every access to shared memory, which is slow. It knows barriers only and reports
@@ -49,6 +59,8 @@ def all_steps(machine: Machine, quick: bool, has_ht: bool) -> list[Step]:
         for index, run in enumerate(_runs(variant, machine, quick)):
             step = _step(machine, variant, _with_more_work(variant, run, quick), index)
             steps.append(step if has_ht or not run.needs_ht else _skipped(step))
+    if has_ht:
+        steps += _node_steps(machine, quick)
     steps += python_steps.gpu_steps(machine, quick, has_ht)
     return [*steps, *_sanitizer_steps(machine)]
 
@@ -72,6 +84,22 @@ def _net_plugin_step(machine: Machine) -> Step:
     step = Step("gpu/net_plugin/2", tuple(words), counts.closing_line, ("setup/nccl",),
                 cores=len(machine.devices), timeout=_LIMIT_SECONDS["gpu"])
     return step if len(machine.devices) >= 2 else _skipped(step, "needs two GPUs")
+
+
+def _node_steps(machine: Machine, quick: bool) -> Iterator[Step]:
+    """Over NCCL, rank i on GPU i, with ranks on several nodes."""
+    gpus = len(machine.devices)
+    splits = [split for split in _SPLITS if len(split) <= gpus]
+    limit = _LIMIT_SECONDS["gpu"]
+    environment = (*_TCP, ("EP_TEST_DEADLINE", str(limit - 30)))
+    for split in splits[:1] if quick else splits:
+        more = [(name, name, options, counts.closing_line) for name, options in _OVER_NODES]
+        for label, name, options, read in [*programs.over_nodes(len(split)), *more]:
+            options = _FEW_CONFIGS if name == "test_random" else options
+            words = programs.contexts((f"NCCL_HOSTID=node{node}" for node in split),
+                                      (str(machine.programs / "gpu" / name), *options))
+            yield Step(f"gpu/nodes/{label}/{split}", tuple(_launcher(words)), read, ("setup/nccl",),
+                       cores=gpus, timeout=limit, environment=environment)
 
 
 def _sanitizer_steps(machine: Machine) -> Iterator[Step]:

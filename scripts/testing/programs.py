@@ -162,7 +162,7 @@ def _node_steps(places: Places, needs: tuple[str, ...],
                 environment: tuple[tuple[str, str], ...]) -> Iterator[Step]:
     """Programs whose ranks are on several nodes."""
     for split in _SPLITS:
-        for label, name, options, read in _over_nodes(len(split)):
+        for label, name, options, read in over_nodes(len(split)):
             program = (str(places.programs / name), *options)
             words = ("mpirun", *contexts((f"NCCL_HOSTID=node{node}" for node in split), program))
             yield Step(f"nodes/{label}/{split}", words, read, needs, timeout=240,
@@ -173,8 +173,8 @@ def _node_steps(places: Places, needs: tuple[str, ...],
                environment=(*environment, ("CUDA_VISIBLE_DEVICES", "")))
 
 
-def _over_nodes(ranks: int) -> Iterator[tuple]:
-    """Label, program, options and reader of each."""
+def over_nodes(ranks: int) -> Iterator[tuple]:
+    """Programs whose ranks are on several nodes: label, program, options and reader of each."""
     for name, options in _OVER_NODES:
         yield name, name, options, counts.closing_line
     for algorithm in ("ll", "ht"):

@@ -65,7 +65,7 @@ FOR_ITSELF = Lie(
     " make_packet(epoch, 1));\n")
 STRAY_IDS = Lie("ht/tail.cuh", "static_cast<uint32_t>(id);\n    }",
                 "static_cast<uint32_t>(id + 1000);\n    }")
-MANY_TOKENS = Lie("ll/dispatch_routers.cuh", ": source.tokens;", ": source.tokens + 1000;")
+MANY_TOKENS = Lie("ll/dispatch_routers.cuh", ": source.tokens();", ": source.tokens() + 1000;")
 # Of the entries that are for others.
 STRAY_EXPERTS = Lie("ll/dispatch_routers.cuh", "EntryWord word = EntryWord::elsewhere();",
                     "EntryWord word = {1000u << EntryWord::kIndexBits};")

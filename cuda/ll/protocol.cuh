@@ -63,6 +63,7 @@ struct Start {
 template <typename Nodes>
 struct Operation {
     static constexpr bool kSeveral = Nodes::kSeveral;
+    using Source = typename Nodes::Source;
     const LlCommon& common;
     const Nodes nodes;
     uint32_t epoch;
@@ -127,7 +128,9 @@ struct Operation {
 
 // The rank that hosts `expert`, or kNowhere for kNowhere.
 __device__ __forceinline__ int32_t rank_of_expert(const LlShape& shape, int32_t expert) {
-    return expert == kNowhere ? kNowhere : expert / static_cast<int32_t>(shape.local_experts);
+    return expert == kNowhere
+               ? kNowhere
+               : static_cast<int32_t>(static_cast<uint32_t>(expert) / shape.local_experts);
 }
 
 // The expert that entry `index` of `topk_idx` names, or kNowhere.

@@ -179,6 +179,8 @@ struct HtPlaceParams {
     uint32_t local_experts;
     /// Ranks of this node.
     uint32_t local_ranks;
+    /// Blocks for pieces; the others note homes.
+    uint32_t piece_blocks;
 };
 
 /// Parameters of `ht_pack`.
@@ -286,7 +288,7 @@ static_assert(sizeof(nccl_ep::HtSource) == 24, "HtSource as in Rust");
 static_assert(sizeof(nccl_ep::HtTold) == 8, "HtTold as in Rust");
 static_assert(sizeof(nccl_ep::HtNodesMemory) == 176, "HtNodesMemory as in Rust");
 static_assert(sizeof(nccl_ep::HtRouteNodesParams) == 960, "HtRouteNodesParams as in Rust");
-static_assert(sizeof(nccl_ep::HtPlaceParams) == 240, "HtPlaceParams as in Rust");
+static_assert(sizeof(nccl_ep::HtPlaceParams) == 248, "HtPlaceParams as in Rust");
 static_assert(sizeof(nccl_ep::HtPackParams) == 248, "HtPackParams as in Rust");
 static_assert(sizeof(nccl_ep::HtPass) == 88, "HtPass as in Rust");
 static_assert(sizeof(nccl_ep::HtDispatchNodesParams) == 904, "HtDispatchNodesParams as in Rust");

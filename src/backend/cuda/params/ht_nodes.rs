@@ -184,6 +184,8 @@ pub struct HtPlaceParams {
     pub local_experts: u32,
     /// Ranks of this node.
     pub local_ranks: u32,
+    /// Blocks for pieces; the others note homes.
+    pub piece_blocks: u32,
 }
 
 /// Parameters of `ht_pack`.

@@ -32,8 +32,6 @@ use std::time::Instant;
 
 const ID_BYTES: usize = size_of::<i64>();
 const HEADER_BYTES: usize = 2 * size_of::<HtTold>();
-/// Blocks of `ht_place` beside those for pieces.
-const HOME_BLOCKS: usize = 16;
 
 /// What a rank says of its part.
 #[derive(Clone, Copy)]
@@ -319,9 +317,18 @@ impl Creation<'_> {
             topk_idx: part.routing.ids.0 as *const i64,
             local_experts: number(plan.local_experts)?,
             local_ranks: number(plan.locals)?,
+            piece_blocks: 0,
+        };
+        let most = self.group.device.multiprocessors as usize;
+        let pieces = plan.chunks * (plan.sources - 1);
+        let homes = part.routing.tokens.div_ceil(HT_PLACE_THREADS as usize);
+        let (piece_blocks, home_blocks) = (pieces.min(most), homes.clamp(1, most));
+        let params = HtPlaceParams {
+            piece_blocks: number(piece_blocks)?,
+            ..params
         };
         let shape = LaunchShape {
-            blocks: number(plan.chunks * (plan.sources - 1) + HOME_BLOCKS)?,
+            blocks: number(piece_blocks + home_blocks)?,
             threads: HT_PLACE_THREADS,
             shared_bytes: 0,
         };

@@ -226,6 +226,10 @@ __device__ __forceinline__ void run(const LlCombineParams& params, const Nodes& 
     if (op.sends()) {
         begin_sending(block, begun);
     }
+    LlHello head = {};
+    if constexpr (Op::kSeveral) {
+        head = first_head(op);
+    }
     for (uint32_t rank = threadIdx.x; rank < op.ranks(); rank += blockDim.x) {
         tokens_of[rank] =
             min(params.common.handle.tokens_of[rank], params.common.shape.max_tokens);
@@ -240,6 +244,12 @@ __device__ __forceinline__ void run(const LlCombineParams& params, const Nodes& 
     advance_epoch(op);
     if (!is_wanted || (op.sends() && !wait_until_bank_is_free(op))) {
         return;
+    }
+    if constexpr (Op::kSeveral) {
+        if ((op.sends() && !sources_agree(op, head)) ||
+            (op.receives() && !gateways_succeeded(op))) {
+            return;
+        }
     }
     if (op.sends() && block.receivers.has_this_block()) {
         send_weights(block, begun.gate);

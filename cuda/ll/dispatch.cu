@@ -243,6 +243,10 @@ __device__ __forceinline__ void run(const LlDispatchParams& params, const Nodes&
     if (puts) {
         begin_sending(block, begun);
     }
+    LlHello head = {};
+    if constexpr (Op::kSeveral) {
+        head = first_head(op);
+    }
     if (threadIdx.x == 0) {
         shared.next_receive = 0;
         shared.most_tokens = 0;
@@ -258,6 +262,11 @@ __device__ __forceinline__ void run(const LlDispatchParams& params, const Nodes&
     advance_epoch(op);
     if (!is_wanted || (op.sends() && !wait_until_bank_is_free(op))) {
         return;
+    }
+    if constexpr (Op::kSeveral) {
+        if (op.relays() && !sources_agree(op, head)) {
+            return;
+        }
     }
     if (puts) {
         send_all(block, begun);

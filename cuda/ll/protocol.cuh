@@ -162,8 +162,8 @@ __device__ inline bool stages_otherwise(const Op& op, uint32_t rank) {
 // not even the signature from which a peer would learn it.
 template <typename Op>
 __device__ inline void report_difference(const Op& op, uint32_t fault, const Awaited& awaited,
-                                         uint32_t theirs) {
-    if (report_failure(op.common.wait, fault, awaited, op.common.signature, theirs)) {
+                                         uint32_t ours, uint32_t theirs) {
+    if (report_failure(op.common.wait, fault, awaited, ours, theirs)) {
         broadcast_failure(op.common.peers, op.common.wait);
     }
 }
@@ -177,7 +177,7 @@ __device__ inline Arrival wait_for_first_packet(const Op& op, const uint64_t* at
         op.common, awaited,
         [&] {
             if (++polls % kPollsPerCheck == 0 && stages_otherwise(op, awaited.peer)) {
-                report_difference(op, FAULT_STAGED_DIFFERS, awaited, 0);
+                report_difference(op, FAULT_STAGED_DIFFERS, awaited, 0, 0);
             }
             return ld_relaxed_sys(at);
         },
@@ -190,8 +190,64 @@ __device__ inline void check_signature(const Op& op, uint32_t rank) {
     const Awaited awaited = op.from(rank, WAIT_BEGIN);
     const Arrival theirs = wait_for_first_packet(op, op.here().signature(rank), awaited);
     if (theirs.ok && theirs.data != op.common.signature) {
-        report_difference(op, FAULT_DIFFERS, awaited, theirs.data);
+        report_difference(op, FAULT_DIFFERS, awaited, op.common.signature, theirs.data);
     }
+}
+
+// Over several nodes: whether source `number` runs this operation, by its head.
+template <typename Op>
+__device__ inline bool head_fits(const Op& op, uint32_t number, const LlHello& head) {
+    const LlNodes& nodes = op.nodes.nodes;
+    const uint32_t differs = head.operation ^ nodes.operation;
+    if (differs == 0 && head.handle == nodes.handle) {
+        return true;
+    }
+    constexpr uint32_t kAllButChannel = ~LL_OPERATION_CHANNEL;
+    const Awaited awaited = op.from(nodes.rank_of_source[number], WAIT_BEGIN);
+    if (differs == 0 || head.operation == 0) {
+        report_difference(op, FAULT_HANDLE_DIFFERS, awaited, nodes.handle, head.handle);
+    } else if ((differs & kAllButChannel) == 0) {
+        report_difference(op, FAULT_STAGED_DIFFERS, awaited, 0, 0);
+    } else {
+        report_difference(op, FAULT_DIFFERS, awaited, nodes.operation & kAllButChannel,
+                          head.operation & kAllButChannel);
+    }
+    return false;
+}
+
+// The head that this thread looks at first, loaded before it is needed.
+template <typename Op>
+__device__ __forceinline__ LlHello first_head(const Op& op) {
+    const LlNodes& nodes = op.nodes.nodes;
+    return threadIdx.x + 1 < nodes.sources ? nodes.heads[threadIdx.x] : LlHello{};
+}
+
+// Whether all sources run this operation. All threads call it before the block relays anything: what came over
+// the network has the right size also if it belongs to another operation.
+template <typename Op>
+__device__ inline bool sources_agree(const Op& op, const LlHello& first) {
+    bool differs = false;
+    for (uint32_t i = threadIdx.x; i + 1 < op.nodes.nodes.sources; i += blockDim.x) {
+        const LlHello head = i == threadIdx.x ? first : op.nodes.nodes.heads[i];
+        differs |= !head_fits(op, i + 1, head);
+    }
+    return __syncthreads_or(differs) == 0;
+}
+
+// Whether the gateways had not failed when they sent their sums: otherwise these are what lay there before. All
+// threads call it.
+template <typename Op>
+__device__ inline bool gateways_succeeded(const Op& op) {
+    const LlNodes& nodes = op.nodes.nodes;
+    bool failed = false;
+    for (uint32_t i = threadIdx.x; i < nodes.other_nodes; i += blockDim.x) {
+        if (nodes.failures[i] != 0) {
+            const Awaited awaited = op.from(nodes.gateways[i], WAIT_ROW);
+            report_difference(op, FAULT_GATEWAY_FAILED, awaited, op.epoch, nodes.gateways[i]);
+            failed = true;
+        }
+    }
+    return __syncthreads_or(failed) == 0;
 }
 
 // Before a staged send: waits until the peers have consumed what was in the bank before. All threads call

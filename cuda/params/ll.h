@@ -35,6 +35,9 @@ constexpr static const uint32_t LL_PHASE_RECEIVE = 2;
 /// peers, a combine sums what the peers return for them.
 constexpr static const uint32_t LL_PHASE_RELAY = 4;
 
+/// Bits of `LlHello::operation` that hold the channel.
+constexpr static const uint32_t LL_OPERATION_CHANNEL = 15;
+
 /// Most ranks of a group over several nodes.
 constexpr static const size_t LL_MAX_RANKS = 1024;
 
@@ -184,7 +187,7 @@ struct LlRankOnNode {
     uint32_t distance;
 };
 
-/// What a rank says about a handle to the ranks that carry it.
+/// What a rank says to the ranks that carry it: about a handle when it is made, and in front of each operation.
 struct LlHello {
     /// The handles of the group are numbered from 1 in the order of their creation.
     uint32_t handle;
@@ -192,8 +195,9 @@ struct LlHello {
     uint32_t tokens;
     /// Ids per token.
     uint32_t top_k;
-    /// Not used.
-    uint32_t reserved;
+    /// The operation: its signature without the size of rows, and its channel among the bits of
+    /// `LL_OPERATION_CHANNEL`. Zero when the handle is made.
+    uint32_t operation;
 };
 
 /// What an operation over several nodes needs beside `LlCommon`; sources are numbered from 0, which is this rank.
@@ -206,6 +210,12 @@ struct LlNodes {
     const uint32_t *rank_of_source;
     /// `[sources - 1]`: of the sources from 1 on.
     const LlHello *hellos;
+    /// `[sources - 1]`: in front of this operation, of the sources from 1 on.
+    const LlHello *heads;
+    /// `[nodes - 1]`, by distance from 1 on: not zero if the gateway on that node had failed before it sent its sums.
+    const uint32_t *failures;
+    /// `[nodes - 1]`, by distance from 1 on: this rank's gateway.
+    const uint32_t *gateways;
     /// `[sources - 1][max_tokens][top_k]`: the ids of those sources.
     const int64_t *ids;
     /// `[sources - 1][max_tokens]` rows of those sources, for a dispatch.
@@ -224,6 +234,12 @@ struct LlNodes {
     uint32_t sources;
     /// Most tokens of the sources from 1 on.
     uint32_t most_tokens;
+    /// What the heads should say: the handle ...
+    uint32_t handle;
+    /// ... and the operation.
+    uint32_t operation;
+    /// Other nodes than this one.
+    uint32_t other_nodes;
 };
 
 /// Parameters of `ll_dispatch_nodes`.
@@ -261,7 +277,7 @@ static_assert(sizeof(nccl_ep::LlDispatchParams) == 800, "LlDispatchParams as in 
 static_assert(sizeof(nccl_ep::LlCombineParams) == 800, "LlCombineParams as in Rust");
 static_assert(sizeof(nccl_ep::LlRankOnNode) == 16, "LlRankOnNode as in Rust");
 static_assert(sizeof(nccl_ep::LlHello) == 16, "LlHello as in Rust");
-static_assert(sizeof(nccl_ep::LlNodes) == 88, "LlNodes as in Rust");
-static_assert(sizeof(nccl_ep::LlDispatchNodesParams) == 888, "LlDispatchNodesParams as in Rust");
-static_assert(sizeof(nccl_ep::LlCombineNodesParams) == 888, "LlCombineNodesParams as in Rust");
-static_assert(sizeof(nccl_ep::LlGatesParams) == 896, "LlGatesParams as in Rust");
+static_assert(sizeof(nccl_ep::LlNodes) == 128, "LlNodes as in Rust");
+static_assert(sizeof(nccl_ep::LlDispatchNodesParams) == 928, "LlDispatchNodesParams as in Rust");
+static_assert(sizeof(nccl_ep::LlCombineNodesParams) == 928, "LlCombineNodesParams as in Rust");
+static_assert(sizeof(nccl_ep::LlGatesParams) == 936, "LlGatesParams as in Rust");

@@ -44,7 +44,7 @@ _FAULTS = (("operations", ("--trials", "6", "--seed", "2", "--kinds", "ll,staged
 # Groups over several nodes, which one machine plays by NCCL_HOSTID: the node of each rank.
 _SPLITS = ("01", "0101", "0001", "00112233")
 _OVER_NODES = (("test_ll", ()), ("test_staged", ()), ("test_ht", ()),
-               ("test_random", _FEW_CONFIGS), ("moe_layer", ("--algorithm", "ht")))
+               ("test_random", _FEW_CONFIGS), ("moe_layer", ()))
 
 # test_transport runs its cases in many splits of the ranks over nodes.
 _MOST_TRANSPORT_RANKS = 4
@@ -161,11 +161,27 @@ def host_steps(places: Places) -> list[Step]:
 def _node_steps(places: Places, needs: tuple[str, ...],
                 environment: tuple[tuple[str, str], ...]) -> Iterator[Step]:
     """Programs whose ranks are on several nodes."""
-    for split, (name, options) in itertools.product(_SPLITS, _OVER_NODES):
-        program = (str(places.programs / name), *options)
-        words = ("mpirun", *contexts((f"NCCL_HOSTID=node{node}" for node in split), program))
-        yield Step(f"nodes/{name}/{split}", words, counts.closing_line, needs,
-                   timeout=240, environment=environment)
+    for split in _SPLITS:
+        for label, name, options, read in _over_nodes(len(split)):
+            program = (str(places.programs / name), *options)
+            words = ("mpirun", *contexts((f"NCCL_HOSTID=node{node}" for node in split), program))
+            yield Step(f"nodes/{label}/{split}", words, read, needs, timeout=240,
+                       environment=environment)
+    # `make run ARGS="--nodes 2"`.
+    yield Step("nodes/run", ("scripts/demo.sh", "--nodes", "2"),
+               counts.says("backend on 2 nodes and matched", 1), needs, timeout=240,
+               environment=(*environment, ("CUDA_VISIBLE_DEVICES", "")))
+
+
+def _over_nodes(ranks: int) -> Iterator[tuple]:
+    """Label, program, options and reader of each."""
+    for name, options in _OVER_NODES:
+        yield name, name, options, counts.closing_line
+    for algorithm in ("ll", "ht"):
+        yield (f"ep_test-{algorithm}", "ep_test",
+               ("-a", algorithm, "-s", "both", "-c", "-r", *_EP_TEST_SMALL), counts.closing_line)
+        yield (f"ep_bench-{algorithm}", "ep_bench", _bench_options(algorithm, ranks),
+               counts.says(BENCH_PASSED, 1))
 
 
 def _net_plugin_step(name: str, built: pathlib.Path, need: str) -> Step:

@@ -2,34 +2,50 @@
 //!
 //! Ranks tell when they make the handle, which is why all must make their handles in one order. The first
 //! operation waits on the host if the others' words are not there yet; later ones know them.
+//!
+//! Every operation sends such a word again, its *head*, with which operation it is: nothing else would tell rows of
+//! one type from those of another. All heads that a handle may need are written when it is made.
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver::event::ApartFromCaptures;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory, HostPage};
 use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::ll::network::LlNetwork;
-use crate::backend::cuda::params::ll::LlHello;
+use crate::backend::cuda::ll::signature::Signature;
+use crate::backend::cuda::params::common::{OP_LL_COMBINE, OP_LL_DISPATCH};
+use crate::backend::cuda::params::ll::{LL_CHANNELS, LL_OPERATION_CHANNEL, LlHello};
 use crate::backend::cuda::sizes::number;
 use crate::backend::transport::{Label, Message};
 use crate::backend::{DeviceMemory, Faults, StreamMark};
 use crate::error::refusal::{AmongRanks, Role, Subject};
 use crate::error::{Error, Result};
+use crate::model::dtype::DType;
 use crate::model::ops::Routing;
 use crate::model::tensor::DevPtr;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
 
-const BYTES: usize = size_of::<LlHello>();
+/// Of a word.
+pub const BYTES: usize = size_of::<LlHello>();
 /// How long the host sleeps before it looks again.
 const PAUSE: Duration = Duration::from_micros(20);
 
-/// A handle's memory for the words: this rank's first, then those of its sources from 1 on.
+/// Operations, each on every channel with every type of rows.
+const OPERATIONS: [u32; 2] = [OP_LL_DISPATCH, OP_LL_COMBINE];
+const TYPES: usize = DType::LAST as usize + 1;
+const HEADS: usize = OPERATIONS.len() * LL_CHANNELS as usize * TYPES;
+const _: () = assert!(LL_CHANNELS <= LL_OPERATION_CHANNEL);
+
+/// A handle's memory for the words: the heads, this rank's hello, then the hellos of its sources from 1 on.
 pub struct HelloMemory {
     page: HostPage<LlHello>,
     device: Buffer,
     arrived: Mutex<Box<dyn StreamMark>>,
 }
+
+/// Index of this rank's hello.
+const OWN: usize = HEADS;
 
 /// The tokens of a rank's sources, from 1 on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,8 +60,8 @@ impl HelloMemory {
     /// Memory for a rank with `sources` sources.
     pub fn new(memory: &Arc<CudaMemory>, sources: usize) -> Result<Self> {
         Ok(Self {
-            page: HostPage::new(memory.context(), sources)?,
-            device: Buffer::new(memory, sources * BYTES)?,
+            page: HostPage::new(memory.context(), HEADS + sources)?,
+            device: Buffer::new(memory, (HEADS + sources) * BYTES)?,
             arrived: Mutex::new(memory.new_mark()?),
         })
     }
@@ -57,7 +73,12 @@ impl HelloMemory {
 
     /// Where the words of the sources from 1 on are on the device.
     pub fn of_sources(&self) -> *const LlHello {
-        self.at(1).0 as *const LlHello
+        self.at(OWN + 1).0 as *const LlHello
+    }
+
+    /// Where this rank's head of operation `op` on `channel` is, with rows of type `dtype`.
+    pub fn head(&self, op: u32, channel: u32, dtype: DType) -> DevPtr {
+        self.at(head_index(op, channel, dtype))
     }
 
     fn at(&self, index: usize) -> DevPtr {
@@ -72,25 +93,22 @@ impl HelloMemory {
         routing: &Routing,
     ) -> Result<()> {
         let _apart = ApartFromCaptures::enter()?;
-        self.page.write(
-            0,
-            LlHello {
-                handle,
-                tokens: number(routing.tokens)?,
-                top_k: number(routing.top_k)?,
-                reserved: 0,
-            },
-        );
+        self.write(LlHello {
+            handle,
+            tokens: number(routing.tokens)?,
+            top_k: number(routing.top_k)?,
+            operation: 0,
+        });
         let at = &context.module.enter(network.background())?;
         let turn = network.background_order.begin(at)?;
-        self.page.copy_out(0, self.at(0), at)?;
+        self.page.copy_out(0, OWN + 1, self.at(0), at)?;
         let label = Label {
             what: "LL handle",
             number: u64::from(handle),
         };
         let message = |peer, index| Message {
             peer,
-            data: self.at(index),
+            data: self.at(OWN + index),
             bytes: BYTES,
         };
         let sources = network.sources();
@@ -103,9 +121,27 @@ impl HelloMemory {
             },
             at.stream,
         )?;
-        self.page.copy_in(1, sources.len() - 1, self.at(1), at)?;
+        self.page
+            .copy_in(OWN + 1, sources.len() - 1, self.at(OWN + 1), at)?;
         self.arrived.lock().record(at.stream)?;
         turn.end()
+    }
+
+    /// Writes this rank's hello, and the heads that go with it.
+    fn write(&self, hello: LlHello) {
+        self.page.write(OWN, hello);
+        let types = (0..TYPES as u32).filter_map(DType::from_raw);
+        for dtype in types {
+            for op in OPERATIONS {
+                for channel in 0..LL_CHANNELS {
+                    let operation = operation(op, channel, dtype, hello.top_k);
+                    self.page.write(
+                        head_index(op, channel, dtype),
+                        LlHello { operation, ..hello },
+                    );
+                }
+            }
+        }
     }
 
     /// Waits for what the sources say about handle `handle`, and checks it.
@@ -131,13 +167,30 @@ impl HelloMemory {
         for (index, &rank) in sources {
             let said = self
                 .page
-                .read(index)
+                .read(OWN + index)
                 .ok_or_else(|| Error::internal("no hello"))?;
-            of.push(check(said, rank, handle, routing, network.max_tokens())?);
+            let tokens = check(said, rank, handle, routing, network.max_tokens());
+            of.push(tokens.inspect_err(|error| network.fail(error))?);
         }
         let most = number(of.iter().copied().max().unwrap_or(0))?;
         Ok(SourceTokens { of, most })
     }
+}
+
+/// The word of `LlHello` for operation `op` on `channel` with rows of type `dtype`.
+pub fn operation(op: u32, channel: u32, dtype: DType, top_k: u32) -> u32 {
+    let signature = Signature {
+        op,
+        dtype: dtype as u32,
+        top_k,
+        row_bytes: 0,
+    };
+    signature.to_word() | channel
+}
+
+fn head_index(op: u32, channel: u32, dtype: DType) -> usize {
+    let of_op = OPERATIONS.iter().position(|&it| it == op).unwrap_or(0);
+    (of_op * LL_CHANNELS as usize + channel as usize) * TYPES + dtype as usize
 }
 
 /// The tokens of `rank`, if what it says fits what this rank has.
@@ -149,7 +202,8 @@ fn check(
     max_tokens: usize,
 ) -> Result<usize> {
     let same = AmongRanks::Same { rank };
-    if said.handle != handle {
+    // An operation on an earlier handle, where this rank has a new one.
+    if said.handle != handle || said.operation != 0 {
         return Err(Error::usage(Subject::Handle, same).got(handle, said.handle));
     }
     if said.top_k as usize != routing.top_k {
@@ -180,7 +234,7 @@ mod tests {
                 handle,
                 tokens,
                 top_k,
-                reserved: 0,
+                operation: 0,
             };
             check(hello, 5, 7, &routing, 4)
         };

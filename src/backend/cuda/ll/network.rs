@@ -11,7 +11,7 @@ use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::network::{Network, carried_by};
 use crate::backend::cuda::order::Order;
-use crate::backend::cuda::params::ll::{LL_CHANNELS, LL_MAX_TOP_K, LlNodes, LlRankOnNode};
+use crate::backend::cuda::params::ll::{LL_CHANNELS, LL_MAX_TOP_K, LlHello, LlNodes, LlRankOnNode};
 use crate::backend::cuda::sizes::{Regions, number};
 use crate::backend::transport::{Label, Message, Transport};
 use crate::error::{Error, Result};
@@ -62,11 +62,16 @@ struct Tables {
     of_rank: usize,
     rank_of_peer: usize,
     rank_of_source: usize,
+    gateways: usize,
 }
 
 /// A channel's memory for what crosses the network. Sources are those from 1 on.
 pub struct ChannelMemory {
     _buffer: Buffer,
+    /// `[sources]` heads.
+    pub heads: DevPtr,
+    /// `[nodes - 1]` u32: whether the gateways had failed before they sent sums.
+    pub failures: DevPtr,
     /// `[sources][max_tokens][top_k]` int64.
     pub ids: DevPtr,
     /// `[sources][max_tokens][top_k]` f32.
@@ -127,6 +132,11 @@ impl LlNetwork {
         self.network.transport()
     }
 
+    /// Ends it for `error`.
+    pub fn fail(&self, error: &Error) {
+        self.network.fail(error);
+    }
+
     /// How many nodes before this rank's the one of `rank` is.
     pub fn distance(&self, rank: usize) -> usize {
         self.network.topology().distance(self.network.rank(), rank)
@@ -145,6 +155,9 @@ impl LlNetwork {
             rank_of_peer: self.tables.at(self.tables.rank_of_peer) as *const u32,
             rank_of_source: self.tables.at(self.tables.rank_of_source) as *const u32,
             hellos: std::ptr::null(),
+            heads: channel.heads.0 as *const LlHello,
+            failures: channel.failures.0 as *const u32,
+            gateways: self.tables.at(self.tables.gateways) as *const u32,
             ids: channel.ids.0 as *const i64,
             rows: channel.rows.0 as *const u8,
             weights: channel.weights.0 as *const f32,
@@ -154,6 +167,9 @@ impl LlNetwork {
             rank: number(self.network.rank())?,
             sources: number(self.sources().len())?,
             most_tokens: 0,
+            handle: 0,
+            operation: 0,
+            other_nodes: number(self.network.topology().nodes() - 1)?,
         })
     }
 
@@ -229,6 +245,8 @@ impl ChannelMemory {
         let tokens = facts.max_tokens.unwrap_or(0);
         let entries = tokens * LL_MAX_TOP_K as usize;
         let mut regions = Regions::new(REGION_ALIGN);
+        let heads = regions.take(sources * size_of::<LlHello>());
+        let failures = regions.take(other_nodes * size_of::<u32>());
         let ids = regions.take(sources * entries * size_of::<i64>());
         let weights = regions.take(sources * entries * size_of::<f32>());
         let gates = regions.take(entries * size_of::<f32>());
@@ -238,6 +256,8 @@ impl ChannelMemory {
         let buffer = Buffer::new(memory, regions.bytes())?;
         let at = |offset: usize| DevPtr(buffer.data().0 + offset);
         Ok(Self {
+            heads: at(heads),
+            failures: at(failures),
             ids: at(ids),
             weights: at(weights),
             gates: at(gates),
@@ -265,25 +285,38 @@ impl Tables {
                 of_rank.extend(word.to_le_bytes());
             }
         }
-        let parts = [of_rank, words(local.ranks())?, words(network.sources())?];
+        let parts = [
+            of_rank,
+            words(local.ranks())?,
+            words(network.sources())?,
+            words(&gateways_by_distance(topology, rank))?,
+        ];
         let mut regions = Regions::new(REGION_ALIGN);
         let offsets = parts.each_ref().map(|part| regions.take(part.len()));
         let buffer = Buffer::new(memory, regions.bytes())?;
         for (part, offset) in parts.iter().zip(offsets) {
             memory.upload(DevPtr(buffer.data().0 + offset), part)?;
         }
-        let [of_rank, rank_of_peer, rank_of_source] = offsets;
+        let [of_rank, rank_of_peer, rank_of_source, gateways] = offsets;
         Ok(Self {
             buffer,
             of_rank,
             rank_of_peer,
             rank_of_source,
+            gateways,
         })
     }
 
     fn at(&self, offset: usize) -> usize {
         self.buffer.data().0 + offset
     }
+}
+
+/// The gateways of `rank`, of the node before its own first.
+fn gateways_by_distance(topology: &Topology, rank: usize) -> Vec<usize> {
+    let mut gateways = topology.gateways(rank);
+    gateways.sort_by_key(|&gateway| topology.distance(rank, gateway));
+    gateways
 }
 
 /// Where each rank of the group is, as `rank` and the others of its node see them.

@@ -14,9 +14,10 @@ use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::kernels::{self, Kernel};
 use crate::backend::cuda::ll::grid::Grid;
-use crate::backend::cuda::ll::hello::SourceTokens;
+use crate::backend::cuda::ll::hello::{BYTES as HELLO_BYTES, SourceTokens, operation};
 use crate::backend::cuda::ll::network::{ChannelMemory, LlNetwork};
 use crate::backend::cuda::ll::{Handle, Part};
+use crate::backend::cuda::params::common::{OP_LL_COMBINE, OP_LL_DISPATCH};
 use crate::backend::cuda::params::ll::{
     LL_GATES_THREADS, LL_PHASE_RECEIVE, LL_PHASE_RELAY, LL_PHASE_SEND, LlCombineNodesParams,
     LlDispatchNodesParams, LlGatesParams, LlNodes,
@@ -60,7 +61,7 @@ impl<'a> OverNodes<'a> {
             }
             LlOp::Combine(op) => {
                 self.launch_gates(op, at)?;
-                self.send_weights(at)?;
+                self.send_weights(op.row, at)?;
                 self.launch_combine(op, LL_PHASE_SEND | LL_PHASE_RELAY, at)?;
                 self.send_sums(op.row, at)?;
                 self.launch_combine(op, LL_PHASE_RECEIVE, at)
@@ -92,7 +93,7 @@ impl<'a> OverNodes<'a> {
                 self.launch_gates(op, at)?;
                 let mut background = self.network.fork(at)?;
                 let turn = self.network.background_order.begin(&background.scope)?;
-                self.send_weights(&background.scope)?;
+                self.send_weights(op.row, &background.scope)?;
                 turn.end()?;
                 background.join(at)?;
                 self.launch_combine(op, LL_PHASE_SEND, at)?;
@@ -146,6 +147,12 @@ impl<'a> OverNodes<'a> {
         DevPtr(all.0 + index * self.network.max_tokens() * bytes)
     }
 
+    /// In front of an operation: which it is.
+    fn head(&self, op: u32, row: RowType) -> Result<DevPtr> {
+        let hello = self.handle.memory.hello()?;
+        Ok(hello.head(op, self.part.channel, row.dtype))
+    }
+
     /// This rank's `ids` and `rows` go to the gateways, those of its sources come here.
     fn send_rows(
         &self,
@@ -156,7 +163,9 @@ impl<'a> OverNodes<'a> {
         let (tokens, top_k) = self.own_tokens();
         let of_token = [top_k * size_of::<i64>(), op.row.bytes()];
         let here = [self.memory.ids, self.memory.rows];
+        let head = self.head(OP_LL_DISPATCH, op.row)?;
         let fill = |gateways: &[usize], sends: &mut Vec<Message>, receives: &mut Vec<Message>| {
+            self.heads(head, (gateways, sends, receives));
             for (data, bytes) in [ids, rows].into_iter().zip(of_token) {
                 sends.extend(gateways.iter().map(|&peer| Message {
                     peer,
@@ -176,10 +185,12 @@ impl<'a> OverNodes<'a> {
     }
 
     /// This rank's weights go to the gateways, those of its sources come here.
-    fn send_weights(&self, at: &StreamScope) -> Result<()> {
+    fn send_weights(&self, row: RowType, at: &StreamScope) -> Result<()> {
         let (tokens, top_k) = self.own_tokens();
         let of_token = top_k * size_of::<f32>();
+        let head = self.head(OP_LL_COMBINE, row)?;
         let fill = |gateways: &[usize], sends: &mut Vec<Message>, receives: &mut Vec<Message>| {
+            self.heads(head, (gateways, sends, receives));
             sends.extend(gateways.iter().map(|&peer| Message {
                 peer,
                 data: self.memory.gates,
@@ -194,11 +205,24 @@ impl<'a> OverNodes<'a> {
         self.exchange("LL combine", fill, at)
     }
 
-    /// The sums of this node go to the sources, those of the gateways' nodes come here.
+    /// The sums of this node go to the sources, those of the gateways' nodes come here; and whether the ranks that
+    /// send them have failed, as then they are none.
     fn send_sums(&self, row: RowType, at: &StreamScope) -> Result<()> {
         let (tokens, _) = self.own_tokens();
         let row_bytes = row.bytes();
+        let failed = self.handle.group.context.failed();
+        let bytes = size_of::<u32>();
         let fill = |gateways: &[usize], sends: &mut Vec<Message>, receives: &mut Vec<Message>| {
+            sends.extend(self.sources().map(|(_, peer, _)| Message {
+                peer,
+                data: failed,
+                bytes,
+            }));
+            receives.extend(gateways.iter().map(|&peer| {
+                let node = self.network.distance(peer).saturating_sub(1);
+                let data = DevPtr(self.memory.failures.0 + node * bytes);
+                Message { peer, data, bytes }
+            }));
             sends.extend(self.sources().map(|(index, peer, tokens)| Message {
                 peer,
                 data: self.of_source(self.memory.rows, index, row_bytes),
@@ -214,6 +238,23 @@ impl<'a> OverNodes<'a> {
             }));
         };
         self.exchange("LL combine", fill, at)
+    }
+
+    /// This rank's `head` goes to the gateways, those of its sources come here.
+    fn heads(
+        &self,
+        head: DevPtr,
+        (gateways, sends, receives): (&[usize], &mut Vec<Message>, &mut Vec<Message>),
+    ) {
+        let message = |peer, data| Message {
+            peer,
+            data,
+            bytes: HELLO_BYTES,
+        };
+        sends.extend(gateways.iter().map(|&peer| message(peer, head)));
+        receives.extend(self.sources().map(|(index, peer, _)| {
+            message(peer, DevPtr(self.memory.heads.0 + index * HELLO_BYTES))
+        }));
     }
 
     fn exchange(
@@ -235,10 +276,13 @@ impl<'a> OverNodes<'a> {
 
     // ---- Launches --------------------------------------------------------------------------------
 
-    fn nodes(&self) -> Result<LlNodes> {
+    fn nodes(&self, op: u32, row: RowType) -> Result<LlNodes> {
+        let top_k = self.handle.routing.top_k as u32;
         Ok(LlNodes {
             hellos: self.handle.hellos()?,
             most_tokens: self.tokens.most,
+            handle: self.handle.number,
+            operation: operation(op, self.part.channel, row.dtype, top_k),
             ..self.network.nodes(self.memory)?
         })
     }
@@ -271,7 +315,7 @@ impl<'a> OverNodes<'a> {
         dispatch.notify_blocks = grid.receive_blocks;
         let params = LlDispatchNodesParams {
             dispatch,
-            nodes: self.nodes()?,
+            nodes: self.nodes(OP_LL_DISPATCH, op.row)?,
         };
         let module = &self.handle.group.context.module;
         let shape = grid.launch_shape(plan.dispatch_launch.shared_bytes);
@@ -286,7 +330,7 @@ impl<'a> OverNodes<'a> {
     ) -> Result<LlCombineNodesParams> {
         Ok(LlCombineNodesParams {
             combine: self.handle.combine_params(op, grid, part),
-            nodes: self.nodes()?,
+            nodes: self.nodes(OP_LL_COMBINE, op.row)?,
         })
     }
 

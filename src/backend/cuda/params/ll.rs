@@ -20,6 +20,9 @@ pub const LL_PHASE_RECEIVE: u32 = 2;
 /// Bit of `LlCommon::phases`: what a rank does for the others that it carries. A dispatch sends their rows to the
 /// peers, a combine sums what the peers return for them.
 pub const LL_PHASE_RELAY: u32 = 4;
+/// Bits of `LlHello::operation` that hold the channel.
+pub const LL_OPERATION_CHANNEL: u32 = 15;
+
 /// Most ranks of a group over several nodes.
 pub const LL_MAX_RANKS: usize = 1024;
 /// Threads of an `ll_gates` block, a warp per token.
@@ -143,7 +146,7 @@ pub struct LlRankOnNode {
     pub distance: u32,
 }
 
-/// What a rank says about a handle to the ranks that carry it.
+/// What a rank says to the ranks that carry it: about a handle when it is made, and in front of each operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct LlHello {
@@ -153,8 +156,9 @@ pub struct LlHello {
     pub tokens: u32,
     /// Ids per token.
     pub top_k: u32,
-    /// Not used.
-    pub reserved: u32,
+    /// The operation: its signature without the size of rows, and its channel among the bits of
+    /// `LL_OPERATION_CHANNEL`. Zero when the handle is made.
+    pub operation: u32,
 }
 
 /// What an operation over several nodes needs beside `LlCommon`; sources are numbered from 0, which is this rank.
@@ -169,6 +173,12 @@ pub struct LlNodes {
     pub rank_of_source: *const u32,
     /// `[sources - 1]`: of the sources from 1 on.
     pub hellos: *const LlHello,
+    /// `[sources - 1]`: in front of this operation, of the sources from 1 on.
+    pub heads: *const LlHello,
+    /// `[nodes - 1]`, by distance from 1 on: not zero if the gateway on that node had failed before it sent its sums.
+    pub failures: *const u32,
+    /// `[nodes - 1]`, by distance from 1 on: this rank's gateway.
+    pub gateways: *const u32,
     /// `[sources - 1][max_tokens][top_k]`: the ids of those sources.
     pub ids: *const i64,
     /// `[sources - 1][max_tokens]` rows of those sources, for a dispatch.
@@ -187,6 +197,12 @@ pub struct LlNodes {
     pub sources: u32,
     /// Most tokens of the sources from 1 on.
     pub most_tokens: u32,
+    /// What the heads should say: the handle ...
+    pub handle: u32,
+    /// ... and the operation.
+    pub operation: u32,
+    /// Other nodes than this one.
+    pub other_nodes: u32,
 }
 
 /// Parameters of `ll_dispatch`.

@@ -224,7 +224,15 @@ impl Creation<'_> {
         let sizes = ((routing.tokens, remote), routing.top_k);
         let (_, bytes) = rails.plan.memory(0, sizes.0, sizes.1)?;
         let context = self.group.context.module.context();
-        let make = || NodesMemory::new(context, &rails.memory, &rails.plan, sizes);
+        // Of one size where the group has a bound, so that later handles can use it.
+        let room = match self.group.plan.row_sizes().1 {
+            Some(most) => (most, (rails.plan.sources - 1) * most),
+            None => (routing.tokens.next_power_of_two(), remote),
+        };
+        let make = || {
+            let sizes = (room, routing.top_k);
+            NodesMemory::new(context, &rails.memory, &rails.plan, sizes)
+        };
         Ok(Part {
             memory: rails.pool.take(|memory| memory.waste(bytes), make)?,
             routing,

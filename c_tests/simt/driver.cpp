@@ -209,6 +209,16 @@ CUresult cuMemcpyDtoHAsync(void* to, CUdeviceptr from, size_t bytes, CUstream st
     return Result(cudaMemcpyAsync(to, Pointer(from), bytes, cudaMemcpyDefault, Runtime(stream)));
 }
 
+// Only a word of four equal bytes could be set by the runtime; the word lives until its copy has run.
+CUresult cuMemsetD32Async(CUdeviceptr to, unsigned word, size_t count, CUstream stream) {
+    auto* words = new std::vector<unsigned>(count, word);
+    const CUresult result = Result(cudaMemcpyAsync(Pointer(to), words->data(), count * sizeof(word),
+                                                   cudaMemcpyDefault, Runtime(stream)));
+    const auto release = [](void* owned) { delete static_cast<std::vector<unsigned>*>(owned); };
+    const CUresult then = Result(cudaLaunchHostFunc(Runtime(stream), release, words));
+    return result != CUDA_SUCCESS ? result : then;
+}
+
 // ---- Kernels ----------------------------------------------------------------------------------
 // The image, a fatbin, is of no use here. A GPU loads when everything that runs on it has ended, and
 // so does this; the errors of streams are not reported here.

@@ -198,19 +198,15 @@ __device__ inline void check_signature(const Op& op, uint32_t rank) {
 template <typename Op>
 __device__ inline bool head_fits(const Op& op, uint32_t number, const LlHello& head) {
     const LlNodes& nodes = op.nodes.nodes;
-    const uint32_t differs = head.operation ^ nodes.operation;
-    if (differs == 0 && head.handle == nodes.handle) {
-        return true;
-    }
-    constexpr uint32_t kAllButChannel = ~LL_OPERATION_CHANNEL;
     const Awaited awaited = op.from(nodes.rank_of_source[number], WAIT_BEGIN);
-    if (differs == 0 || head.operation == 0) {
+    if (head.handle != nodes.handle) {
         report_difference(op, FAULT_HANDLE_DIFFERS, awaited, nodes.handle, head.handle);
-    } else if ((differs & kAllButChannel) == 0) {
+    } else if (head.signature != op.common.signature) {
+        report_difference(op, FAULT_DIFFERS, awaited, op.common.signature, head.signature);
+    } else if (head.channel != op.common.channel) {
         report_difference(op, FAULT_STAGED_DIFFERS, awaited, 0, 0);
     } else {
-        report_difference(op, FAULT_DIFFERS, awaited, nodes.operation & kAllButChannel,
-                          head.operation & kAllButChannel);
+        return true;
     }
     return false;
 }

@@ -35,9 +35,6 @@ constexpr static const uint32_t LL_PHASE_RECEIVE = 2;
 /// peers, a combine sums what the peers return for them.
 constexpr static const uint32_t LL_PHASE_RELAY = 4;
 
-/// Bits of `LlHello::operation` that hold the channel.
-constexpr static const uint32_t LL_OPERATION_CHANNEL = 15;
-
 /// Most ranks of a group over several nodes.
 constexpr static const size_t LL_MAX_RANKS = 1024;
 
@@ -193,11 +190,10 @@ struct LlHello {
     uint32_t handle;
     /// Tokens of the rank.
     uint32_t tokens;
-    /// Ids per token.
-    uint32_t top_k;
-    /// The operation: its signature without the size of rows, and its channel among the bits of
-    /// `LL_OPERATION_CHANNEL`. Zero when the handle is made.
-    uint32_t operation;
+    /// As `LlCommon::signature`; when the handle is made, of no operation.
+    uint32_t signature;
+    /// The operation's channel.
+    uint32_t channel;
 };
 
 /// What an operation over several nodes needs beside `LlCommon`; sources are numbered from 0, which is this rank.
@@ -234,10 +230,8 @@ struct LlNodes {
     uint32_t sources;
     /// Most tokens of the sources from 1 on.
     uint32_t most_tokens;
-    /// What the heads should say: the handle ...
+    /// The handle, which the heads should name.
     uint32_t handle;
-    /// ... and the operation.
-    uint32_t operation;
     /// Other nodes than this one.
     uint32_t other_nodes;
 };
@@ -277,7 +271,7 @@ static_assert(sizeof(nccl_ep::LlDispatchParams) == 800, "LlDispatchParams as in 
 static_assert(sizeof(nccl_ep::LlCombineParams) == 800, "LlCombineParams as in Rust");
 static_assert(sizeof(nccl_ep::LlRankOnNode) == 16, "LlRankOnNode as in Rust");
 static_assert(sizeof(nccl_ep::LlHello) == 16, "LlHello as in Rust");
-static_assert(sizeof(nccl_ep::LlNodes) == 128, "LlNodes as in Rust");
-static_assert(sizeof(nccl_ep::LlDispatchNodesParams) == 928, "LlDispatchNodesParams as in Rust");
-static_assert(sizeof(nccl_ep::LlCombineNodesParams) == 928, "LlCombineNodesParams as in Rust");
-static_assert(sizeof(nccl_ep::LlGatesParams) == 936, "LlGatesParams as in Rust");
+static_assert(sizeof(nccl_ep::LlNodes) == 120, "LlNodes as in Rust");
+static_assert(sizeof(nccl_ep::LlDispatchNodesParams) == 920, "LlDispatchNodesParams as in Rust");
+static_assert(sizeof(nccl_ep::LlCombineNodesParams) == 920, "LlCombineNodesParams as in Rust");
+static_assert(sizeof(nccl_ep::LlGatesParams) == 928, "LlGatesParams as in Rust");

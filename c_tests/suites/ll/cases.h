@@ -13,6 +13,7 @@ void ll_interleaved_groups(EpEnv* env);
 void ll_unordered_streams(EpEnv* env);
 void ll_thousand_operations(EpEnv* env);
 void ll_handle_while_a_dispatch_waits(EpEnv* env);
+void ll_handle_ends_before_its_operation(EpEnv* env);
 
 // Ids that change between dispatch and combine (permuted.c).
 void ll_weights_follow_their_ids(EpEnv* env);

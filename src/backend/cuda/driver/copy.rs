@@ -20,6 +20,15 @@ pub fn copy(to: DevPtr, from: DevPtr, bytes: usize, at: &StreamScope) -> Result<
     })
 }
 
+/// Enqueues a write of one word.
+pub fn set_word(to: DevPtr, word: u32, at: &StreamScope) -> Result<()> {
+    // SAFETY: as for `copy`.
+    check("cuMemsetD32Async", unsafe {
+        let set = functions()?.cuMemsetD32Async;
+        set(to.0 as u64, word, 1, raw_stream(at.stream))
+    })
+}
+
 impl<T: Record> HostPage<T> {
     /// Enqueues a copy of `count` records from `index` on to the device.
     pub fn copy_out(&self, index: usize, count: usize, to: DevPtr, at: &StreamScope) -> Result<()> {

@@ -7,22 +7,25 @@
 //! one type from those of another. All heads that a handle may need are written when it is made.
 #![forbid(unsafe_code)]
 
+use crate::backend::cuda::driver::copy::set_word;
 use crate::backend::cuda::driver::event::ApartFromCaptures;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory, HostPage};
+use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::ll::network::LlNetwork;
 use crate::backend::cuda::ll::signature::Signature;
 use crate::backend::cuda::params::common::{OP_LL_COMBINE, OP_LL_DISPATCH};
-use crate::backend::cuda::params::ll::{LL_CHANNELS, LL_OPERATION_CHANNEL, LlHello};
+use crate::backend::cuda::params::ll::{LL_CHANNELS, LlHello};
 use crate::backend::cuda::sizes::number;
 use crate::backend::transport::{Label, Message};
 use crate::backend::{DeviceMemory, Faults, StreamMark};
 use crate::error::refusal::{AmongRanks, Role, Subject};
 use crate::error::{Error, Result};
 use crate::model::dtype::DType;
-use crate::model::ops::Routing;
+use crate::model::ops::{Routing, Stream};
 use crate::model::tensor::DevPtr;
 use parking_lot::Mutex;
+use std::mem::offset_of;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,21 +34,32 @@ pub const BYTES: usize = size_of::<LlHello>();
 /// How long the host sleeps before it looks again.
 const PAUSE: Duration = Duration::from_micros(20);
 
-/// Operations, each on every channel with every type of rows.
+/// The operations of heads that are written when the handle is made, each on every channel with every type of rows.
 const OPERATIONS: [u32; 2] = [OP_LL_DISPATCH, OP_LL_COMBINE];
 const TYPES: usize = DType::LAST as usize + 1;
-const HEADS: usize = OPERATIONS.len() * LL_CHANNELS as usize * TYPES;
-const _: () = assert!(LL_CHANNELS <= LL_OPERATION_CHANNEL);
+const CHANNELS: usize = LL_CHANNELS as usize;
+/// Index of the first head of each channel for rows of another size than usual, whose signature is written anew for
+/// each operation.
+const OTHER_ROWS: usize = OPERATIONS.len() * CHANNELS * TYPES;
+/// Index of this rank's hello, behind all heads.
+const OWN: usize = OTHER_ROWS + CHANNELS;
 
 /// A handle's memory for the words: the heads, this rank's hello, then the hellos of its sources from 1 on.
 pub struct HelloMemory {
     page: HostPage<LlHello>,
     device: Buffer,
     arrived: Mutex<Box<dyn StreamMark>>,
+    used: Mutex<Used>,
+    /// Bytes of a row, as a rule.
+    row_bytes: u32,
 }
 
-/// Index of this rank's hello.
-const OWN: usize = HEADS;
+/// The last operations with this memory: the words of the next handle come behind no stream's back.
+struct Used {
+    /// By channel: receive phases have no common order.
+    by: Vec<Box<dyn StreamMark>>,
+    is_in_graphs: bool,
+}
 
 /// The tokens of a rank's sources, from 1 on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,18 +71,40 @@ pub struct SourceTokens {
 }
 
 impl HelloMemory {
-    /// Memory for a rank with `sources` sources.
-    pub fn new(memory: &Arc<CudaMemory>, sources: usize) -> Result<Self> {
+    /// Memory for a rank with `sources` sources, whose rows have `row_bytes` as a rule.
+    pub fn new(memory: &Arc<CudaMemory>, sources: usize, row_bytes: usize) -> Result<Self> {
         Ok(Self {
-            page: HostPage::new(memory.context(), HEADS + sources)?,
-            device: Buffer::new(memory, (HEADS + sources) * BYTES)?,
+            page: HostPage::new(memory.context(), OWN + sources)?,
+            device: Buffer::new(memory, (OWN + sources) * BYTES)?,
             arrived: Mutex::new(memory.new_mark()?),
+            used: Mutex::new(Used {
+                by: (0..LL_CHANNELS)
+                    .map(|_| memory.new_mark())
+                    .collect::<Result<_>>()?,
+                is_in_graphs: false,
+            }),
+            row_bytes: number(row_bytes)?,
         })
     }
 
     /// Whether nothing uses it any more.
     pub fn is_free(&self) -> bool {
-        self.arrived.lock().is_over() == Ok(true)
+        let used = self.used.lock();
+        let is_over = |mark: &dyn StreamMark| mark.is_over() == Ok(true);
+        !used.is_in_graphs
+            && is_over(&**self.arrived.lock())
+            && used.by.iter().all(|mark| is_over(&**mark))
+    }
+
+    /// An operation on `channel` uses it, the last of which `stream` has been given.
+    pub fn is_used(&self, channel: u32, stream: Stream) -> Result<()> {
+        let mut used = self.used.lock();
+        let mark = used.by.get_mut(channel as usize);
+        let mark = mark.ok_or_else(|| Error::internal("no such channel"))?;
+        if !mark.record(stream)? {
+            used.is_in_graphs = true;
+        }
+        Ok(())
     }
 
     /// Where the words of the sources from 1 on are on the device.
@@ -76,9 +112,15 @@ impl HelloMemory {
         self.at(OWN + 1).0 as *const LlHello
     }
 
-    /// Where this rank's head of operation `op` on `channel` is, with rows of type `dtype`.
-    pub fn head(&self, op: u32, channel: u32, dtype: DType) -> DevPtr {
-        self.at(head_index(op, channel, dtype))
+    /// Where the head of an operation on `channel` is, once `at` has come to it.
+    pub fn head(&self, signature: Signature, channel: u32, at: &StreamScope) -> Result<DevPtr> {
+        if signature.row_bytes == self.row_bytes {
+            return Ok(self.at(head_index(signature, channel)));
+        }
+        let head = self.at(OTHER_ROWS + channel as usize);
+        let word = DevPtr(head.0 + offset_of!(LlHello, signature));
+        set_word(word, signature.to_word(), at)?;
+        Ok(head)
     }
 
     fn at(&self, index: usize) -> DevPtr {
@@ -96,8 +138,8 @@ impl HelloMemory {
         self.write(LlHello {
             handle,
             tokens: number(routing.tokens)?,
-            top_k: number(routing.top_k)?,
-            operation: 0,
+            signature: Signature::of_no_operation(number(routing.top_k)?).to_word(),
+            channel: 0,
         });
         let at = &context.module.enter(network.background())?;
         let turn = network.background_order.begin(at)?;
@@ -130,16 +172,26 @@ impl HelloMemory {
     /// Writes this rank's hello, and the heads that go with it.
     fn write(&self, hello: LlHello) {
         self.page.write(OWN, hello);
-        let types = (0..TYPES as u32).filter_map(DType::from_raw);
-        for dtype in types {
-            for op in OPERATIONS {
-                for channel in 0..LL_CHANNELS {
-                    let operation = operation(op, channel, dtype, hello.top_k);
-                    self.page.write(
-                        head_index(op, channel, dtype),
-                        LlHello { operation, ..hello },
-                    );
-                }
+        let of_hello = Signature::from_word(hello.signature);
+        for channel in 0..LL_CHANNELS {
+            let other = OTHER_ROWS + channel as usize;
+            self.page.write(other, LlHello { channel, ..hello });
+            let kinds = OPERATIONS
+                .iter()
+                .flat_map(|&op| (0..TYPES as u32).map(move |dtype| (op, dtype)));
+            for (op, dtype) in kinds {
+                let signature = Signature {
+                    op,
+                    dtype,
+                    row_bytes: self.row_bytes,
+                    ..of_hello
+                };
+                let head = LlHello {
+                    signature: signature.to_word(),
+                    channel,
+                    ..hello
+                };
+                self.page.write(head_index(signature, channel), head);
             }
         }
     }
@@ -177,20 +229,10 @@ impl HelloMemory {
     }
 }
 
-/// The word of `LlHello` for operation `op` on `channel` with rows of type `dtype`.
-pub fn operation(op: u32, channel: u32, dtype: DType, top_k: u32) -> u32 {
-    let signature = Signature {
-        op,
-        dtype: dtype as u32,
-        top_k,
-        row_bytes: 0,
-    };
-    signature.to_word() | channel
-}
-
-fn head_index(op: u32, channel: u32, dtype: DType) -> usize {
-    let of_op = OPERATIONS.iter().position(|&it| it == op).unwrap_or(0);
-    (of_op * LL_CHANNELS as usize + channel as usize) * TYPES + dtype as usize
+/// Index of a head with rows of the usual size.
+fn head_index(signature: Signature, channel: u32) -> usize {
+    let op = OPERATIONS.iter().position(|&it| it == signature.op);
+    (op.unwrap_or(0) * CHANNELS + channel as usize) * TYPES + signature.dtype as usize
 }
 
 /// The tokens of `rank`, if what it says fits what this rank has.
@@ -202,12 +244,14 @@ fn check(
     max_tokens: usize,
 ) -> Result<usize> {
     let same = AmongRanks::Same { rank };
-    // An operation on an earlier handle, where this rank has a new one.
-    if said.handle != handle || said.operation != 0 {
+    let signature = Signature::from_word(said.signature);
+    // It may also have an operation on an earlier handle, where this rank has a new one.
+    if said.handle != handle || OPERATIONS.contains(&signature.op) {
         return Err(Error::usage(Subject::Handle, same).got(handle, said.handle));
     }
-    if said.top_k as usize != routing.top_k {
-        return Err(Error::usage(Subject::Size(Role::Ids, 1), same).got(routing.top_k, said.top_k));
+    let top_k = signature.top_k as usize;
+    if top_k != routing.top_k {
+        return Err(Error::usage(Subject::Size(Role::Ids, 1), same).got(routing.top_k, top_k));
     }
     let tokens = said.tokens as usize;
     match tokens <= max_tokens {
@@ -233,8 +277,8 @@ mod tests {
             let hello = LlHello {
                 handle,
                 tokens,
-                top_k,
-                operation: 0,
+                signature: Signature::of_no_operation(top_k).to_word(),
+                channel: 0,
             };
             check(hello, 5, 7, &routing, 4)
         };

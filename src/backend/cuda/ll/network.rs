@@ -168,7 +168,6 @@ impl LlNetwork {
             sources: number(self.sources().len())?,
             most_tokens: 0,
             handle: 0,
-            operation: 0,
             other_nodes: number(self.network.topology().nodes() - 1)?,
         })
     }

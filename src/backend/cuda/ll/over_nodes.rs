@@ -14,7 +14,7 @@ use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::kernels::{self, Kernel};
 use crate::backend::cuda::ll::grid::Grid;
-use crate::backend::cuda::ll::hello::{BYTES as HELLO_BYTES, SourceTokens, operation};
+use crate::backend::cuda::ll::hello::{BYTES as HELLO_BYTES, SourceTokens};
 use crate::backend::cuda::ll::network::{ChannelMemory, LlNetwork};
 use crate::backend::cuda::ll::{Handle, Part};
 use crate::backend::cuda::params::common::{OP_LL_COMBINE, OP_LL_DISPATCH};
@@ -57,16 +57,23 @@ impl<'a> OverNodes<'a> {
             LlOp::Dispatch(op) => {
                 self.send_rows(op, (self.ids(), op.tokens), at)?;
                 let all = LL_PHASE_SEND | LL_PHASE_RELAY | LL_PHASE_RECEIVE;
-                self.launch_dispatch(op, all, at)
+                self.launch_dispatch(op, all, at)?;
             }
             LlOp::Combine(op) => {
                 self.launch_gates(op, at)?;
                 self.send_weights(op.row, at)?;
                 self.launch_combine(op, LL_PHASE_SEND | LL_PHASE_RELAY, at)?;
                 self.send_sums(op.row, at)?;
-                self.launch_combine(op, LL_PHASE_RECEIVE, at)
+                self.launch_combine(op, LL_PHASE_RECEIVE, at)?;
             }
         }
+        self.end(at)
+    }
+
+    /// The operation was enqueued, the last of it on `at`.
+    fn end(&self, at: &StreamScope) -> Result<()> {
+        let hello = self.handle.memory.hello()?;
+        hello.is_used(self.part.channel, at.stream)
     }
 
     /// Enqueues the send phase of a staged operation, on `at` and in the background. `sent` is told what the receive
@@ -110,9 +117,10 @@ impl<'a> OverNodes<'a> {
     /// Enqueues the receive phase of a staged operation.
     pub fn receive(&self, op: &LlOp, at: &StreamScope) -> Result<()> {
         match op {
-            LlOp::Dispatch(op) => self.launch_dispatch(op, LL_PHASE_RECEIVE, at),
-            LlOp::Combine(op) => self.launch_combine(op, LL_PHASE_RECEIVE, at),
+            LlOp::Dispatch(op) => self.launch_dispatch(op, LL_PHASE_RECEIVE, at)?,
+            LlOp::Combine(op) => self.launch_combine(op, LL_PHASE_RECEIVE, at)?,
         }
+        self.end(at)
     }
 
     // ---- Messages --------------------------------------------------------------------------------
@@ -148,9 +156,10 @@ impl<'a> OverNodes<'a> {
     }
 
     /// In front of an operation: which it is.
-    fn head(&self, op: u32, row: RowType) -> Result<DevPtr> {
+    fn head(&self, op: u32, row: RowType, at: &StreamScope) -> Result<DevPtr> {
+        let signature = self.handle.signature(op, row);
         let hello = self.handle.memory.hello()?;
-        Ok(hello.head(op, self.part.channel, row.dtype))
+        hello.head(signature, self.part.channel, at)
     }
 
     /// This rank's `ids` and `rows` go to the gateways, those of its sources come here.
@@ -163,7 +172,7 @@ impl<'a> OverNodes<'a> {
         let (tokens, top_k) = self.own_tokens();
         let of_token = [top_k * size_of::<i64>(), op.row.bytes()];
         let here = [self.memory.ids, self.memory.rows];
-        let head = self.head(OP_LL_DISPATCH, op.row)?;
+        let head = self.head(OP_LL_DISPATCH, op.row, at)?;
         let fill = |gateways: &[usize], sends: &mut Vec<Message>, receives: &mut Vec<Message>| {
             self.heads(head, (gateways, sends, receives));
             for (data, bytes) in [ids, rows].into_iter().zip(of_token) {
@@ -188,7 +197,7 @@ impl<'a> OverNodes<'a> {
     fn send_weights(&self, row: RowType, at: &StreamScope) -> Result<()> {
         let (tokens, top_k) = self.own_tokens();
         let of_token = top_k * size_of::<f32>();
-        let head = self.head(OP_LL_COMBINE, row)?;
+        let head = self.head(OP_LL_COMBINE, row, at)?;
         let fill = |gateways: &[usize], sends: &mut Vec<Message>, receives: &mut Vec<Message>| {
             self.heads(head, (gateways, sends, receives));
             sends.extend(gateways.iter().map(|&peer| Message {
@@ -276,13 +285,11 @@ impl<'a> OverNodes<'a> {
 
     // ---- Launches --------------------------------------------------------------------------------
 
-    fn nodes(&self, op: u32, row: RowType) -> Result<LlNodes> {
-        let top_k = self.handle.routing.top_k as u32;
+    fn nodes(&self) -> Result<LlNodes> {
         Ok(LlNodes {
             hellos: self.handle.hellos()?,
             most_tokens: self.tokens.most,
             handle: self.handle.number,
-            operation: operation(op, self.part.channel, row.dtype, top_k),
             ..self.network.nodes(self.memory)?
         })
     }
@@ -315,7 +322,7 @@ impl<'a> OverNodes<'a> {
         dispatch.notify_blocks = grid.receive_blocks;
         let params = LlDispatchNodesParams {
             dispatch,
-            nodes: self.nodes(OP_LL_DISPATCH, op.row)?,
+            nodes: self.nodes()?,
         };
         let module = &self.handle.group.context.module;
         let shape = grid.launch_shape(plan.dispatch_launch.shared_bytes);
@@ -330,7 +337,7 @@ impl<'a> OverNodes<'a> {
     ) -> Result<LlCombineNodesParams> {
         Ok(LlCombineNodesParams {
             combine: self.handle.combine_params(op, grid, part),
-            nodes: self.nodes(OP_LL_COMBINE, op.row)?,
+            nodes: self.nodes()?,
         })
     }
 

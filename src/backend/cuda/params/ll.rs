@@ -20,9 +20,6 @@ pub const LL_PHASE_RECEIVE: u32 = 2;
 /// Bit of `LlCommon::phases`: what a rank does for the others that it carries. A dispatch sends their rows to the
 /// peers, a combine sums what the peers return for them.
 pub const LL_PHASE_RELAY: u32 = 4;
-/// Bits of `LlHello::operation` that hold the channel.
-pub const LL_OPERATION_CHANNEL: u32 = 15;
-
 /// Most ranks of a group over several nodes.
 pub const LL_MAX_RANKS: usize = 1024;
 /// Threads of an `ll_gates` block, a warp per token.
@@ -154,11 +151,10 @@ pub struct LlHello {
     pub handle: u32,
     /// Tokens of the rank.
     pub tokens: u32,
-    /// Ids per token.
-    pub top_k: u32,
-    /// The operation: its signature without the size of rows, and its channel among the bits of
-    /// `LL_OPERATION_CHANNEL`. Zero when the handle is made.
-    pub operation: u32,
+    /// As `LlCommon::signature`; when the handle is made, of no operation.
+    pub signature: u32,
+    /// The operation's channel.
+    pub channel: u32,
 }
 
 /// What an operation over several nodes needs beside `LlCommon`; sources are numbered from 0, which is this rank.
@@ -197,10 +193,8 @@ pub struct LlNodes {
     pub sources: u32,
     /// Most tokens of the sources from 1 on.
     pub most_tokens: u32,
-    /// What the heads should say: the handle ...
+    /// The handle, which the heads should name.
     pub handle: u32,
-    /// ... and the operation.
-    pub operation: u32,
     /// Other nodes than this one.
     pub other_nodes: u32,
 }

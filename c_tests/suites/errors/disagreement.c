@@ -307,6 +307,7 @@ static void missing_over_nodes(EpEnv* env) {
         EP_CHECK(seconds() - start < 0.001 * kShortTimeoutMs + 1.0);
         EP_CHECK_EQ_I64(wait_for_failure(&session, 10.0), REMOTE);
     }
+    ep_barrier();
     recover(&session);
     close_session(&session);
 }

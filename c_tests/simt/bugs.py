@@ -134,8 +134,8 @@ BUGS = (
         "            check_signature(block.op, rank);\n", "", "3 test_ll no_tokens_anywhere", slow=True),
     # ---- Several nodes ---------------------------------------------------------------------------
     Bug("sums of nodes in the order of their numbers", "ll/combine_sums.cuh",
-        "op.nodes.first_token(block.shape, nearest) + token",
-        "op.nodes.first_token(block.shape, 4 - nearest) + token", OVER_NODES),
+        "body_of(op.nodes.returned_message(nearest))",
+        "body_of(op.nodes.returned_message(4 - nearest))", OVER_NODES),
     Bug("chunks without the rows before them", "ht/place.cu",
         "entry.index += block.shared.shift", "entry.index += 0 * block.shared.shift", HT_NODES),
     Bug("rows of the wrong piece", "ht/scope.cuh", "(starts[middle] <= at ? low : high)",
@@ -156,7 +156,8 @@ BUGS = (
     Bug("rows that begin with the source's first chunk", "ht/route_nodes.cuh",
         "handle.source_begins[source] + before[0];", "handle.source_begins[source];", HT_NODES, slow=True),
     Bug("rows of another source", "ll/nodes.cuh",
-        "nodes.rows + first * shape.row_bytes", "nodes.rows", OVER_NODES),
+        "const uint8_t* rows = body_of(rows_message(number));",
+        "const uint8_t* rows = body_of(rows_message(1));", OVER_NODES),
     Bug("a sum for the wrong source", "ll/combine_sums.cuh",
         "block.bank_slots.of_sum(at.number, ", "block.bank_slots.of_sum(0, ", OVER_NODES),
     # ---- High throughput ------------------------------------------------------------------------

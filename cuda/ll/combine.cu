@@ -260,6 +260,7 @@ __device__ __forceinline__ void run(const LlCombineParams& params, const Nodes& 
     if constexpr (Op::kSeveral) {
         if (op.relays() && block.receivers.has_this_block()) {
             relay_sums<Type>(block);
+            finish_relay(op);
         }
     }
     if (op.receives() && block.receivers.has_this_block()) {
@@ -275,7 +276,7 @@ __device__ __forceinline__ void run_on_one_node(const LlCombineParams& params) {
 
 template <typename Type>
 __device__ __forceinline__ void run_over_nodes(const LlCombineNodesParams& params) {
-    run<Type>(params.combine, SeveralNodes{params.nodes});
+    run<Type>(params.combine, SeveralNodes{params.nodes, true});
 }
 
 }  // namespace nccl_ep::ll_combine_impl

@@ -291,6 +291,6 @@ extern "C" __global__ void __launch_bounds__(nccl_ep::LL_DISPATCH_THREADS, 1)
 extern "C" __global__ void __launch_bounds__(nccl_ep::LL_DISPATCH_THREADS, 1)
     ll_dispatch_nodes(const __grid_constant__ nccl_ep::LlDispatchNodesParams params) {
     DYNAMIC_SHARED(uint32_t, per_expert);
-    nccl_ep::ll_dispatch_impl::run(params.dispatch, nccl_ep::SeveralNodes{params.nodes},
+    nccl_ep::ll_dispatch_impl::run(params.dispatch, nccl_ep::SeveralNodes{params.nodes, false},
                                    per_expert);
 }

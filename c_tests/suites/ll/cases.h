@@ -19,6 +19,9 @@ void ll_handle_ends_before_its_operation(EpEnv* env);
 void ll_weights_follow_their_ids(EpEnv* env);
 void ll_ids_permuted_before_combine(EpEnv* env);
 
+// Collectives of the caller on another stream (beside.c).
+void ll_beside_collectives(EpEnv* env);
+
 // Failures that not all ranks know of yet (failed.c).
 void ll_nothing_is_sent_behind_a_failure(EpEnv* env);
 void ll_no_sum_is_sent_without_its_weights(EpEnv* env);

@@ -100,6 +100,8 @@ const PAIRS: [Pair; 4] = [
             HtRouteNodesParams,
             HtPlaceParams,
             HtPackParams,
+            HtHead,
+            HtHeadParams,
             HtPass,
             HtDispatchNodesParams,
             HtPartials,

@@ -315,7 +315,8 @@ __device__ void run(const HtCombineParams& params, const Scope& scope, const Par
         shared.next_token = 0;
     }
     clear_queues(shared.notify_state);
-    if (!begin_operation(common, scope, true, shared.pairs)) {
+    if (!begin_operation(common, scope, true, shared.pairs) ||
+        !scope.heads_fit(common, shared.pairs)) {
         return;
     }
     if (params.in_rows < shared.pairs.total) {

@@ -451,7 +451,8 @@ __device__ void run(const HtDispatchParams& params, const Scope& scope, uint8_t*
     }
     settle_shared();
     clear_queues(shared.notify_state);
-    if (!begin_operation(common, scope, false, shared.pairs) || !check_outputs(block)) {
+    if (!begin_operation(common, scope, false, shared.pairs) ||
+        !scope.heads_fit(common, shared.pairs) || !check_outputs(block)) {
         return;
     }
     if (params.counter != nullptr && blockIdx.x == gridDim.x - 1) {

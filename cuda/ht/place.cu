@@ -2,9 +2,9 @@
 // rows that it carries for remote ranks.
 //
 // It goes through their tokens by chunk, then by source, so that a chunk's rows follow each other in the
-// sequences between ranks. route_nodes.cu has numbered each source by itself. Here a block takes a piece, a
+// sequences between ranks. route_nodes.cu has numbered each source by itself. Here a block takes pieces, each a
 // chunk of a source: it moves its entries to their place and adds the rows before the piece to their
-// indices. The other blocks note for each expert of an own token on which node it is, and its place among the
+// indices. Other blocks note for each expert of an own token on which node it is, and its place among the
 // token's experts there: so gradients that return from other nodes find their columns.
 
 #include "../base/expert.cuh"
@@ -123,12 +123,15 @@ __device__ void run(const HtPlaceParams& params) {
     __shared__ SharedStorage shared;
     const Block block = {params, shared};
     const uint32_t remote = params.nodes.sources - 1;
-    if (blockIdx.x < block.pieces()) {
-        place_piece(block, 1 + blockIdx.x % remote, blockIdx.x / remote);
+    if (blockIdx.x < params.piece_blocks) {
+        for (uint32_t piece = blockIdx.x; piece < block.pieces(); piece += params.piece_blocks) {
+            place_piece(block, 1 + piece % remote, piece / remote);
+            __syncthreads();
+        }
         return;
     }
-    const uint32_t number = blockIdx.x - block.pieces();
-    const uint32_t blocks = gridDim.x - block.pieces();
+    const uint32_t number = blockIdx.x - params.piece_blocks;
+    const uint32_t blocks = gridDim.x - params.piece_blocks;
     for (uint32_t chunk = number; chunk <= block.chunks(); chunk += blocks) {
         store_departures(block, chunk);
     }

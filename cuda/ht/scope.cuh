@@ -22,6 +22,8 @@ struct AllRows {
                 has_ring ? common.handle.departures[peer] : 0};
     }
     __device__ void settle(const HtCommon&, bool, HtPairs&) const {}
+    // Whether what came from other nodes belongs to this operation. All threads call it.
+    __device__ bool heads_fit(const HtCommon&, const HtPairs&) const { return true; }
     // The row of the output, or of combine's input, of row `index` from `peer`.
     __device__ uint32_t row(const HtPairs& pairs, uint32_t peer, uint32_t index) const {
         return pairs.begins[peer] + index;
@@ -55,6 +57,13 @@ struct RowsOfPass {
         }
         __syncthreads();
     }
+    __device__ bool heads_fit(const HtCommon& common, const HtPairs& pairs) const {
+        bool fit = true;
+        for (uint32_t i = threadIdx.x; i < pass.head_count; i += blockDim.x) {
+            fit = fit && head_fits(common, pass.heads[i], pass.head_ranks[i], pairs.operation);
+        }
+        return __syncthreads_and(fit ? 1 : 0) != 0;
+    }
     __device__ uint32_t row(const HtPairs& pairs, uint32_t peer, uint32_t index) const {
         const uint32_t at = pairs.begins[peer] + index;
         return pass.begins != nullptr ? at : row_of_piece(peer, at);
@@ -69,6 +78,27 @@ struct RowsOfPass {
     }
 
    private:
+    __device__ bool head_fits(const HtCommon& common, const HtHead& head, uint32_t rank,
+                              uint32_t operation) const {
+        const Awaited awaited = {WAIT_STREAMED_ROW, HT_RANK_OF_GROUP | rank, operation};
+        const uint32_t shape_word = common.shape.shape_word;
+        bool first = false;
+        if (head.shape_word != shape_word) {
+            first = report_failure(common.wait, FAULT_SHAPE_DIFFERS, awaited, shape_word,
+                                   head.shape_word);
+        } else if (head.handle != pass.handle) {
+            first = report_failure(common.wait, FAULT_HANDLE_DIFFERS, awaited, pass.handle,
+                                   head.handle);
+        } else if (head.failed != 0) {
+            first = report_failure(common.wait, FAULT_GATEWAY_FAILED, awaited, operation, rank);
+        } else {
+            return true;
+        }
+        if (first) {
+            broadcast_failure(common.peers, common.wait);
+        }
+        return false;
+    }
     // Row number `at` of all that `peer` carries for others lies in the last piece that begins there or before.
     __device__ uint32_t row_of_piece(uint32_t peer, uint32_t at) const {
         const uint32_t* starts = pass.piece_starts + peer * (pass.pieces + 1);

@@ -34,6 +34,12 @@ constexpr static const uint32_t HT_NONE = 4294967295;
 /// them is 0 for this node, else one more than the other node's number.
 constexpr static const uint32_t HT_HOME_BITS = 8;
 
+/// Bit of `FaultReport::peer` in HT: the other bits are a rank as the group numbers it, not a local index.
+constexpr static const uint32_t HT_RANK_OF_GROUP = 2147483648;
+
+/// Threads of the block of `ht_head`.
+constexpr static const uint32_t HT_HEAD_THREADS = 32;
+
 /// A source's tokens all travel, so that nothing is packed, if at least so many of 32 do.
 constexpr static const uint32_t HT_WHOLE_OF_32 = 31;
 
@@ -179,6 +185,8 @@ struct HtPlaceParams {
     uint32_t local_experts;
     /// Ranks of this node.
     uint32_t local_ranks;
+    /// Blocks for pieces; the others note homes.
+    uint32_t piece_blocks;
 };
 
 /// Parameters of `ht_pack`.
@@ -211,6 +219,30 @@ struct HtPackParams {
     uint32_t end_chunk;
 };
 
+/// In front of what travels: to which operation it belongs.
+struct HtHead {
+    /// `HtShape::shape_word`.
+    uint32_t shape_word;
+    /// The handle's number.
+    uint32_t handle;
+    /// Not zero if the rank knew of a failure of the group: then what follows is not what it should be.
+    uint32_t failed;
+    /// Zero.
+    uint32_t reserved;
+};
+
+/// Parameters of `ht_head`.
+struct HtHeadParams {
+    /// For the marks of failures.
+    WaitParams wait;
+    /// What is to be written.
+    HtHead *head;
+    /// `HtShape::shape_word`.
+    uint32_t shape_word;
+    /// The handle's number.
+    uint32_t handle;
+};
+
 /// A pass of an operation: which part of each pair's rows it has.
 struct HtPass {
     /// `[local ranks]`: rows that go from this rank to each in dispatch, before this pass.
@@ -237,6 +269,14 @@ struct HtPass {
     const uint32_t *locals;
     /// See `locals`.
     uint32_t locals_step;
+    /// `[head_count]`: what came in front of the rows from other nodes.
+    const HtHead *heads;
+    /// `[head_count]`: the ranks that they are from, as the group numbers them.
+    const uint32_t *head_ranks;
+    /// How many there are.
+    uint32_t head_count;
+    /// The handle's number.
+    uint32_t handle;
 };
 
 /// Parameters of `ht_dispatch_nodes`.
@@ -286,9 +326,11 @@ static_assert(sizeof(nccl_ep::HtSource) == 24, "HtSource as in Rust");
 static_assert(sizeof(nccl_ep::HtTold) == 8, "HtTold as in Rust");
 static_assert(sizeof(nccl_ep::HtNodesMemory) == 176, "HtNodesMemory as in Rust");
 static_assert(sizeof(nccl_ep::HtRouteNodesParams) == 960, "HtRouteNodesParams as in Rust");
-static_assert(sizeof(nccl_ep::HtPlaceParams) == 240, "HtPlaceParams as in Rust");
+static_assert(sizeof(nccl_ep::HtPlaceParams) == 248, "HtPlaceParams as in Rust");
 static_assert(sizeof(nccl_ep::HtPackParams) == 248, "HtPackParams as in Rust");
-static_assert(sizeof(nccl_ep::HtPass) == 88, "HtPass as in Rust");
-static_assert(sizeof(nccl_ep::HtDispatchNodesParams) == 904, "HtDispatchNodesParams as in Rust");
+static_assert(sizeof(nccl_ep::HtHead) == 16, "HtHead as in Rust");
+static_assert(sizeof(nccl_ep::HtHeadParams) == 56, "HtHeadParams as in Rust");
+static_assert(sizeof(nccl_ep::HtPass) == 112, "HtPass as in Rust");
+static_assert(sizeof(nccl_ep::HtDispatchNodesParams) == 928, "HtDispatchNodesParams as in Rust");
 static_assert(sizeof(nccl_ep::HtPartials) == 56, "HtPartials as in Rust");
-static_assert(sizeof(nccl_ep::HtCombineNodesParams) == 936, "HtCombineNodesParams as in Rust");
+static_assert(sizeof(nccl_ep::HtCombineNodesParams) == 960, "HtCombineNodesParams as in Rust");

@@ -92,6 +92,7 @@ _OVER_NODES = (
     ("0110", "400", "test_stress --ops 60"),
     ("01", "300", "test_graph"),
     ("0010", "", "moe_layer --algorithm ht"),
+    ("011", "", "test_errors ht_"),
 )
 # On the kernels for chips without bulk copies, which we have no GPU for.
 _PLAIN = _Run("test_ht/plain", "test_ht routing_styles", 3, 2)

@@ -1,13 +1,15 @@
 // Ranks that disagree on a high-throughput handle: one refuses, one has another number of ids per
 // token, one never calls. The CPU backend notices in ncclEpCreateHandle, where the host waits. On
 // GPUs the host does not wait: the call returns a handle, calls on it are refused once the exchange
-// has run, and an operation enqueued before that fails together with its group.
+// has run, and an operation enqueued before that fails together with its group. On GPUs of several
+// nodes the host waits, too.
 #define _GNU_SOURCE  // usleep
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "harness/nodes.h"
 #include "suites/errors/errors.h"
 
 #define ARGUMENT ncclInvalidArgument
@@ -23,6 +25,9 @@ enum { kOtherTopK = 1 };
 static int differs(const EpEnv* env) { return is_odd(env) ? 0 : odd_rank(env); }
 static int my_top_k(const EpEnv* env) { return is_odd(env) ? kOtherTopK : kTopK; }
 static int their_top_k(const EpEnv* env) { return is_odd(env) ? kTopK : kOtherTopK; }
+
+// Whether ncclEpCreateHandle knows what the ranks do not agree on.
+static bool creation_waits(void) { return ep_on_host_backend() || ep_num_nodes() > 1; }
 
 static ncclResult_t create(const Session* session, unsigned top_k, ncclEpHandle_t* handle) {
     EpView ids;
@@ -66,6 +71,14 @@ void check_refused_elsewhere(Session* session, int refuser, const char* text) {
         EP_CHECK(handle == NULL);
         return;
     }
+    if (creation_waits()) {
+        EP_REFUSED("handle-ht-handle-refused", replace_handle(session, kTopK), REMOTE,
+                   "ncclEpCreateHandle: " REFUSED, refuser);
+        EP_CHECK(session->handle == NULL);
+        check_nothing_counted(session);
+        EP_CHECK_EQ_I64(wait_for_failure(session, 0.0), ncclSuccess);
+        return;
+    }
     EP_CHECK_NCCL(replace_handle(session, kTopK));
     ep_sync(session->env);
     EP_REFUSED("dispatch-ht-handle-refused", make_valid_call(session, kDispatch, 0), REMOTE,
@@ -83,7 +96,7 @@ void ht_handle_with_another_top_k(EpEnv* env) {
     Session session;
     open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
     const unsigned top_k = (unsigned)my_top_k(env);
-    if (ep_on_host_backend()) {
+    if (creation_waits()) {
         ncclEpHandle_t handle = NULL;
         EP_REFUSED("handle-ht-topk-differs", create(&session, top_k, &handle), ARGUMENT,
                    "ncclEpCreateHandle: " DIFFERS, differs(env), my_top_k(env), their_top_k(env),
@@ -141,7 +154,7 @@ void ht_handle_without_a_count(EpEnv* env) {
     EP_CHECK_NCCL(ncclEpHandleDestroy(session.handle));
     EP_CHECK_NCCL(ncclEpGroupDestroy(session.group, env->stream));
     EP_REQUIRE_NCCL(open_auto_group(&session));
-    if (!ep_on_host_backend()) {
+    if (!creation_waits()) {
         for (int i = 0; i < 3; ++i) no_count_after_a_refusal(&session);
         no_count_of_different_handles(&session);
     }
@@ -211,7 +224,7 @@ static void check_failed(Session* session, bool refused, CallKind kind) {
 
 void ht_handle_used_before_it_is_known(EpEnv* env) {
     if (!enough_ranks(env, 2, "running-ht-handle-refused, running-ht-handle-differs")) return;
-    if (ep_on_host_backend()) return;  // the host knows at once
+    if (creation_waits()) return;  // the host knows at once
     Session session;
     open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
     const CallKind kinds[] = {kTokensOnly, kCombine};
@@ -279,10 +292,32 @@ static void missing_on_the_device(EpEnv* env) {
     close_session(&session);
 }
 
+// A rank hears of it from the network, or from a rank of its node.
+static void missing_over_nodes(EpEnv* env) {
+    Session session;
+    set_timeout_ms(kShortTimeoutMs);
+    open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
+    set_timeout_ms(0);
+    ep_barrier();
+    if (!is_odd(env)) {
+        const double start = seconds();
+        ncclEpHandle_t handle = NULL;
+        EP_CHECK_RESULT(create(&session, kTopK, &handle), REMOTE);
+        EP_CHECK(handle == NULL);
+        EP_CHECK(seconds() - start < 0.001 * kShortTimeoutMs + 1.0);
+        EP_CHECK_EQ_I64(wait_for_failure(&session, 10.0), REMOTE);
+    }
+    ep_barrier();
+    recover(&session);
+    close_session(&session);
+}
+
 void ht_handle_with_a_missing_rank(EpEnv* env) {
     if (!enough_ranks(env, 2, "handle-ht-rank-missing, running-deadline")) return;
     if (ep_on_host_backend()) {
         missing_on_the_host(env);
+    } else if (ep_num_nodes() > 1) {
+        missing_over_nodes(env);
     } else {
         missing_on_the_device(env);
     }

@@ -110,12 +110,13 @@ static void expect_failure(const Session* session) {
     EP_CHECK_STR_CONTAINS(ep_last_error(), "the group has failed");
 }
 
-static void differ(const EpEnv* env, Difference difference, Others who) {
+static void differ(const EpEnv* env, ncclEpAlgorithm_t algorithm, Difference difference,
+                   Others who) {
     const uint64_t failed = ep_failed();
     const bool other = is_other(env, who);
     Session session;
     set_timeout_ms(kShortTimeoutMs);
-    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
+    open_session(&session, env, algorithm);
     check_works(&session);
     ep_barrier();
     call(&session, difference, other);
@@ -137,6 +138,19 @@ void ll_different_calls_over_nodes(EpEnv* env) {
         // On the CPU backend it does not matter which of two like handles a rank uses.
         const bool is_like = difference == kOtherHandle || difference == kNewHandle;
         if (is_like && ep_on_host_backend()) continue;
-        for (unsigned who = 0; who < kNumOthers; ++who) differ(env, difference, who);
+        for (unsigned who = 0; who < kNumOthers; ++who) {
+            differ(env, NCCL_EP_ALGO_LOW_LATENCY, difference, who);
+        }
+    }
+}
+
+void ht_different_calls_over_nodes(EpEnv* env) {
+    if (ep_num_nodes() == 1) return;
+    const Difference differences[] = {kNothing,    kOperation,  kRowBytes,
+                                      kTypeOfRows, kTypeOfSums, kOtherHandle};
+    for (size_t i = 0; i < COUNT(differences); ++i) {
+        for (unsigned who = 0; who < kNumOthers; ++who) {
+            differ(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, differences[i], who);
+        }
     }
 }

@@ -128,7 +128,10 @@ void ll_rank_that_stops(EpEnv* env) {
     rank_that_stops(env, NCCL_EP_ALGO_LOW_LATENCY);
 }
 
-void ht_rank_that_stops(EpEnv* env) { rank_that_stops(env, NCCL_EP_ALGO_HIGH_THROUGHPUT); }
+void ht_rank_that_stops(EpEnv* env) {
+    if (ep_num_nodes() > 1) return;  // nodes.c
+    rank_that_stops(env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
+}
 
 // ---- Outputs that are too small ----------------------------------------------------------------
 
@@ -148,7 +151,10 @@ static void too_small(const EpEnv* env, CallKind kind, ListName list, unsigned t
             tag != NCCL_EP_TENSOR_TAG_TOKENS && view->tensor.tag == NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS;
         if (view->tensor.tag == tag || pair) view->sizes[0] = kTokens - 1;
     }
-    EP_CHECK_NCCL(make_call(&session, kind, &tensors, 0));
+    const ncclResult_t launched = make_call(&session, kind, &tensors, 0);
+    // On several nodes the host enqueues in steps, and may hear of the failure meanwhile.
+    const bool knows = ep_num_nodes() > 1 && launched != ncclSuccess;
+    EP_CHECK(launched == ncclSuccess || knows);
     if (is_odd(env)) {
         EP_REFUSED(id, wait_for_failure(&session, 10.0), ncclInvalidUsage,
                    "ncclEpGetAsyncError: %s (got 3, expected 4 or more)", text);
@@ -158,7 +164,9 @@ static void too_small(const EpEnv* env, CallKind kind, ListName list, unsigned t
         const ncclResult_t next = make_valid_call(&session, kDispatch, 0);
         EP_CHECK(next == ncclSuccess || next == ncclRemoteError);
     }
-    if (!is_odd(env) && hears_odd_rank(&session, kDispatch)) {
+    if (!is_odd(env) && ep_num_nodes() > 1) {
+        EP_CHECK_EQ_I64(wait_for_failure(&session, 10.0), ncclRemoteError);
+    } else if (!is_odd(env) && hears_odd_rank(&session, kDispatch)) {
         EP_REFUSED("running-rank-failed", wait_for_failure(&session, 10.0), ncclRemoteError,
                    "ncclEpGetAsyncError: *: rank * failed: rank %d waited * ms for *", env->rank);
     }
@@ -332,6 +340,7 @@ void ll_different_calls_on_one_rank(EpEnv* env) {
 }
 
 void ht_different_calls_on_one_rank(EpEnv* env) {
+    if (ep_num_nodes() > 1) return;  // nodes.c
     if (!enough_ranks(env, 2, "running-row-bytes, running-data-type, running-ht-*")) return;
     other_row_bytes(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, "running-row-bytes");
     other_datatype(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, kDispatch);

@@ -14,6 +14,7 @@ use crate::backend::cuda::params::common::{
     OP_LL_DISPATCH, OP_PEER_SELFTEST, WAIT_ACK, WAIT_BEGIN, WAIT_COUNTS, WAIT_CREDIT, WAIT_ENTRY,
     WAIT_PATTERN, WAIT_ROW, WAIT_STREAMED_ROW, WAIT_WEIGHT, WaitParams,
 };
+use crate::backend::cuda::params::ht_nodes::HT_RANK_OF_GROUP;
 use crate::error::refusal::{AmongRanks, OfTensor, Operation, Role, Subject};
 use crate::error::{Code, Context as Circumstance, Error, Result, Value};
 use crate::model::dtype::DType;
@@ -68,6 +69,20 @@ impl FaultPage {
         self.timeout
     }
 
+    /// The rank that a kernel waited for. Those of HT number this node's ranks by their local index.
+    fn peer(&self, report: &FaultReport) -> u32 {
+        match report.op {
+            OP_HT_ROUTE | OP_HT_DISPATCH | OP_HT_COMBINE => {
+                let local = || self.ranks.rank(report.peer as usize);
+                match report.peer & HT_RANK_OF_GROUP {
+                    0 => u32::try_from(local()).unwrap_or(report.peer),
+                    _ => report.peer & !HT_RANK_OF_GROUP,
+                }
+            }
+            _ => report.peer,
+        }
+    }
+
     fn lateness(&self, report: &FaultReport) -> Error {
         let failed = match report.state {
             FAULT_PEER_FAILED => Some(self.ranks.rank(report.got as usize)),
@@ -113,6 +128,10 @@ impl Faults for FaultPage {
         // The kernel wrote `state` last, so what is read from here on is complete.
         fence(Ordering::Acquire);
         let report = self.page.read(0)?;
+        let report = FaultReport {
+            peer: self.peer(&report),
+            ..report
+        };
         let error = match report.state {
             FAULT_DIFFERS => difference(&report),
             FAULT_SHAPE_DIFFERS => other_shape(&report),

@@ -9,8 +9,8 @@ use crate::backend::cuda::params::ht::{
     HtRouteParams,
 };
 use crate::backend::cuda::params::ht_nodes::{
-    HT_PACK_THREADS, HT_PLACE_THREADS, HtCombineNodesParams, HtDispatchNodesParams, HtPackParams,
-    HtPlaceParams, HtRouteNodesParams,
+    HT_HEAD_THREADS, HT_PACK_THREADS, HT_PLACE_THREADS, HtCombineNodesParams,
+    HtDispatchNodesParams, HtHeadParams, HtPackParams, HtPlaceParams, HtRouteNodesParams,
 };
 use crate::backend::cuda::params::ll::{
     LL_COMBINE_THREADS, LL_DISPATCH_THREADS, LL_GATES_THREADS, LL_PACK_THREADS,
@@ -61,6 +61,8 @@ pub enum Kernel {
     HtPlace,
     /// `cuda/ht/pack.cu`.
     HtPack,
+    /// `cuda/ht/head.cu`.
+    HtHead,
     /// `cuda/ht/dispatch.cu`.
     HtDispatchNodes,
     /// `cuda/ht/combine.cu`.
@@ -73,7 +75,7 @@ pub enum Kernel {
 
 impl Kernel {
     /// All kernels; each stands at the index of its own number.
-    pub const ALL: [Kernel; 23] = [
+    pub const ALL: [Kernel; 24] = [
         Kernel::PeerSelftest,
         Kernel::LlDispatch,
         Kernel::LlCombineBf16,
@@ -93,6 +95,7 @@ impl Kernel {
         Kernel::HtRouteNodes,
         Kernel::HtPlace,
         Kernel::HtPack,
+        Kernel::HtHead,
         Kernel::HtDispatchNodes,
         Kernel::HtCombineNodesBf16,
         Kernel::HtCombineNodesF16,
@@ -121,6 +124,7 @@ impl Kernel {
             Kernel::HtRouteNodes => "ht_route_nodes",
             Kernel::HtPlace => "ht_place",
             Kernel::HtPack => "ht_pack",
+            Kernel::HtHead => "ht_head",
             Kernel::HtDispatchNodes => "ht_dispatch_nodes",
             Kernel::HtCombineNodesBf16 => "ht_combine_nodes_bf16",
             Kernel::HtCombineNodesF16 => "ht_combine_nodes_f16",
@@ -144,6 +148,7 @@ impl Kernel {
             Kernel::HtRoute | Kernel::HtRouteNodes => HT_ROUTE_THREADS,
             Kernel::HtPlace => HT_PLACE_THREADS,
             Kernel::HtPack => HT_PACK_THREADS,
+            Kernel::HtHead => HT_HEAD_THREADS,
             Kernel::HtDispatch | Kernel::HtDispatchNodes => HT_DISPATCH_THREADS,
             Kernel::HtCombineBf16
             | Kernel::HtCombineF16
@@ -237,6 +242,10 @@ impl KernelParams for HtPlaceParams {
 
 impl KernelParams for HtPackParams {
     const KERNELS: &'static [Kernel] = &[Kernel::HtPack];
+}
+
+impl KernelParams for HtHeadParams {
+    const KERNELS: &'static [Kernel] = &[Kernel::HtHead];
 }
 
 impl KernelParams for HtDispatchNodesParams {

@@ -27,6 +27,10 @@ pub const HT_NONE: u32 = 0xffff_ffff;
 /// Bits of `HtNodesMemory::homes` for the place of an expert among the token's experts on its node. Above
 /// them is 0 for this node, else one more than the other node's number.
 pub const HT_HOME_BITS: u32 = 8;
+/// Bit of `FaultReport::peer` in HT: the other bits are a rank as the group numbers it, not a local index.
+pub const HT_RANK_OF_GROUP: u32 = 0x8000_0000;
+/// Threads of the block of `ht_head`.
+pub const HT_HEAD_THREADS: u32 = 32;
 /// A source's tokens all travel, so that nothing is packed, if at least so many of 32 do.
 pub const HT_WHOLE_OF_32: u32 = 31;
 
@@ -184,6 +188,8 @@ pub struct HtPlaceParams {
     pub local_experts: u32,
     /// Ranks of this node.
     pub local_ranks: u32,
+    /// Blocks for pieces; the others note homes.
+    pub piece_blocks: u32,
 }
 
 /// Parameters of `ht_pack`.
@@ -218,6 +224,34 @@ pub struct HtPackParams {
     pub end_chunk: u32,
 }
 
+/// In front of what travels: to which operation it belongs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct HtHead {
+    /// `HtShape::shape_word`.
+    pub shape_word: u32,
+    /// The handle's number.
+    pub handle: u32,
+    /// Not zero if the rank knew of a failure of the group: then what follows is not what it should be.
+    pub failed: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// Parameters of `ht_head`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtHeadParams {
+    /// For the marks of failures.
+    pub wait: WaitParams,
+    /// What is to be written.
+    pub head: *mut HtHead,
+    /// `HtShape::shape_word`.
+    pub shape_word: u32,
+    /// The handle's number.
+    pub handle: u32,
+}
+
 /// A pass of an operation: which part of each pair's rows it has.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -246,6 +280,14 @@ pub struct HtPass {
     pub locals: *const u32,
     /// See `locals`.
     pub locals_step: u32,
+    /// `[head_count]`: what came in front of the rows from other nodes.
+    pub heads: *const HtHead,
+    /// `[head_count]`: the ranks that they are from, as the group numbers them.
+    pub head_ranks: *const u32,
+    /// How many there are.
+    pub head_count: u32,
+    /// The handle's number.
+    pub handle: u32,
 }
 
 /// Parameters of `ht_dispatch_nodes`.

@@ -8,13 +8,13 @@
 use crate::backend::cuda::ht::grid::HtKind;
 use crate::backend::cuda::ht::nodes::handle::NodesHt;
 use crate::backend::cuda::ht::nodes::memory::Bank;
-use crate::backend::cuda::ht::nodes::pass::{Enqueueing, Handle, Tokens, behind, word};
+use crate::backend::cuda::ht::nodes::pass::{Enqueueing, Handle, Heads, Tokens, behind, word};
 use crate::backend::cuda::ht::plan::HtLaunch;
 use crate::backend::cuda::ht::shared::{addresses, saturated};
 use crate::backend::cuda::kernels::{self, Kernel};
 use crate::backend::cuda::params::common::OP_HT_COMBINE;
 use crate::backend::cuda::params::ht::HtCombineParams;
-use crate::backend::cuda::params::ht_nodes::{HtCombineNodesParams, HtPartials};
+use crate::backend::cuda::params::ht_nodes::{HtCombineNodesParams, HtPartials, HtPass};
 use crate::backend::cuda::sizes::number;
 use crate::error::Result;
 use crate::model::ops::{HtCombine, Stream};
@@ -50,6 +50,14 @@ pub fn run(handle: &NodesHt, op: &HtCombine, stream: Stream) -> Result<()> {
     let mut enqueueing = Enqueueing::new(&handle.rails, &mut turn, at, "HT combine")?;
     let enqueued = combine.enqueue(&mut enqueueing);
     enqueueing.end(group, order, enqueued)
+}
+
+/// The heads in front of pass number `pass`: they say whether the sums are sums.
+fn heads(pass: usize) -> Heads {
+    Heads {
+        pass,
+        from_gateways: true,
+    }
 }
 
 impl Combine<'_> {
@@ -93,9 +101,11 @@ impl Combine<'_> {
         let tokens = handle.remote_tokens(chunks);
         let bank = self.bank(false, pass);
         let out = (bank.rows.0, bank.first_tail.0);
-        self.launch(at, (chunks, false), &tokens, out, self.no_partials()?)?;
+        let rows = handle.pass(chunks, false, None)?;
+        self.launch(at, rows, &tokens, out, self.no_partials()?)?;
         at.fork()?;
         at.clear();
+        at.add_heads(handle, (OP_HT_COMBINE, &self.launch), heads(pass))?;
         let (row, gradients) = self.bytes();
         let mut index = 0;
         for chunk in chunks.clone() {
@@ -144,7 +154,8 @@ impl Combine<'_> {
             behind(op.out.0, tokens.first * row),
             behind(out_gradients, tokens.first * gradients),
         );
-        self.launch(at, (chunks, true), &tokens, out, partials)
+        let rows = handle.pass(chunks, true, Some(heads(pass)))?;
+        self.launch(at, rows, &tokens, out, partials)
     }
 
     fn no_partials(&self) -> Result<HtPartials> {
@@ -165,7 +176,7 @@ impl Combine<'_> {
     fn launch(
         &self,
         at: &Enqueueing<'_>,
-        (chunks, is_own): (&Range<usize>, bool),
+        pass: HtPass,
         tokens: &Tokens,
         out: (usize, usize),
         partials: HtPartials,
@@ -182,7 +193,7 @@ impl Combine<'_> {
                 in_rows: saturated(op.expert_rows.rows),
                 columns: saturated(self.columns),
             },
-            pass: handle.pass(chunks, is_own)?,
+            pass,
             partials,
         };
         let module = &handle.group.context.module;

@@ -32,8 +32,6 @@ use std::time::Instant;
 
 const ID_BYTES: usize = size_of::<i64>();
 const HEADER_BYTES: usize = 2 * size_of::<HtTold>();
-/// Blocks of `ht_place` beside those for pieces.
-const HOME_BLOCKS: usize = 16;
 
 /// What a rank says of its part.
 #[derive(Clone, Copy)]
@@ -226,7 +224,15 @@ impl Creation<'_> {
         let sizes = ((routing.tokens, remote), routing.top_k);
         let (_, bytes) = rails.plan.memory(0, sizes.0, sizes.1)?;
         let context = self.group.context.module.context();
-        let make = || NodesMemory::new(context, &rails.memory, &rails.plan, sizes);
+        // Of one size where the group has a bound, so that later handles can use it.
+        let room = match self.group.plan.row_sizes().1 {
+            Some(most) => (most, (rails.plan.sources - 1) * most),
+            None => (routing.tokens.next_power_of_two(), remote),
+        };
+        let make = || {
+            let sizes = (room, routing.top_k);
+            NodesMemory::new(context, &rails.memory, &rails.plan, sizes)
+        };
         Ok(Part {
             memory: rails.pool.take(|memory| memory.waste(bytes), make)?,
             routing,
@@ -319,9 +325,18 @@ impl Creation<'_> {
             topk_idx: part.routing.ids.0 as *const i64,
             local_experts: number(plan.local_experts)?,
             local_ranks: number(plan.locals)?,
+            piece_blocks: 0,
+        };
+        let most = self.group.device.multiprocessors as usize;
+        let pieces = plan.chunks * (plan.sources - 1);
+        let homes = part.routing.tokens.div_ceil(HT_PLACE_THREADS as usize);
+        let (piece_blocks, home_blocks) = (pieces.min(most), homes.clamp(1, most));
+        let params = HtPlaceParams {
+            piece_blocks: number(piece_blocks)?,
+            ..params
         };
         let shape = LaunchShape {
-            blocks: number(plan.chunks * (plan.sources - 1) + HOME_BLOCKS)?,
+            blocks: number(piece_blocks + home_blocks)?,
             threads: HT_PLACE_THREADS,
             shared_bytes: 0,
         };

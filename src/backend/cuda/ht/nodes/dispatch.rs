@@ -8,14 +8,14 @@ use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::ht::grid::HtKind;
 use crate::backend::cuda::ht::nodes::handle::NodesHt;
 use crate::backend::cuda::ht::nodes::memory::Bank;
-use crate::backend::cuda::ht::nodes::pass::{Enqueueing, Handle, Tokens};
+use crate::backend::cuda::ht::nodes::pass::{Enqueueing, Handle, Heads, Tokens};
 use crate::backend::cuda::ht::plan::HtLaunch;
 use crate::backend::cuda::ht::shared::{addresses, saturated};
 use crate::backend::cuda::kernels::Kernel;
 use crate::backend::cuda::params::common::OP_HT_DISPATCH;
 use crate::backend::cuda::params::ht::HtDispatchParams;
 use crate::backend::cuda::params::ht_nodes::{
-    HT_PACK_THREADS, HtDispatchNodesParams, HtPackParams,
+    HT_PACK_THREADS, HtDispatchNodesParams, HtPackParams, HtPass,
 };
 use crate::backend::cuda::sizes::number;
 use crate::error::Result;
@@ -63,6 +63,16 @@ pub fn run(handle: &NodesHt, op: &HtDispatch, stream: Stream) -> Result<()> {
     enqueueing.end(group, order, enqueued)
 }
 
+/// The heads in front of pass number `pass`: one for each operation is enough, as each rank sends its rows whether it
+/// has failed or not.
+fn heads(pass: usize) -> Option<Heads> {
+    let from_gateways = false;
+    (pass == 0).then_some(Heads {
+        pass,
+        from_gateways,
+    })
+}
+
 impl Dispatch<'_> {
     fn enqueue(&self, at: &mut Enqueueing<'_>) -> Result<()> {
         let chunks = &self.handle.passes.chunks;
@@ -107,6 +117,9 @@ impl Dispatch<'_> {
         let handle = &self.handle;
         let plan = handle.plan();
         at.clear();
+        if let Some(heads) = heads(pass) {
+            at.add_heads(handle, (OP_HT_DISPATCH, &self.launch), heads)?;
+        }
         if (0..plan.others).any(|other| !self.is_whole(other)) {
             self.launch_pack(at, pass, chunks)?;
         }
@@ -200,7 +213,8 @@ impl Dispatch<'_> {
         let tokens = self.handle.own_tokens(&chunks);
         let inputs = [op.tokens.0, self.ids, self.weights];
         let counter = op.counter.unwrap_or_default().0;
-        self.launch(at, (&chunks, true), &tokens, (inputs, counter))
+        let pass = self.handle.pass(&chunks, true, None)?;
+        self.launch(at, pass, &tokens, (inputs, counter))
     }
 
     fn launch_remote(&self, at: &Enqueueing<'_>, pass: usize, chunks: &Range<usize>) -> Result<()> {
@@ -208,14 +222,15 @@ impl Dispatch<'_> {
         let tokens = self.handle.remote_tokens(chunks);
         let ids = self.op.routing_in.map_or(0, |_| bank.first_tail.0);
         let inputs = [bank.rows.0, ids, bank.second_tail.0];
-        self.launch(at, (chunks, false), &tokens, (inputs, 0))
+        let rows = self.handle.pass(chunks, false, heads(pass))?;
+        self.launch(at, rows, &tokens, (inputs, 0))
     }
 
     /// Launches the kernel for tokens with these rows, ids and weights.
     fn launch(
         &self,
         at: &Enqueueing<'_>,
-        (chunks, is_own): (&Range<usize>, bool),
+        pass: HtPass,
         tokens: &Tokens,
         ([rows, ids, weights], counter): ([usize; 3], usize),
     ) -> Result<()> {
@@ -234,7 +249,7 @@ impl Dispatch<'_> {
                 out_rows: op.out.map_or(u32::MAX, |out| saturated(out.rows)),
                 routing_rows: op.routing_out.map_or(u32::MAX, |out| saturated(out.rows)),
             },
-            pass: handle.pass(chunks, is_own)?,
+            pass,
         };
         let module = &handle.group.context.module;
         module.launch(Kernel::HtDispatchNodes, self.launch.launch, &params, at.at)

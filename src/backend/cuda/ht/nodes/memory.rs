@@ -5,7 +5,7 @@ use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory, HostPage};
 use crate::backend::cuda::ht::nodes::plan::NodesPlan;
 use crate::backend::cuda::params::ht::{HT_MAX_TOP_K, HtReceived};
-use crate::backend::cuda::params::ht_nodes::{HtNodesMemory, HtSource, HtTold};
+use crate::backend::cuda::params::ht_nodes::{HtHead, HtNodesMemory, HtSource, HtTold};
 use crate::error::Result;
 use crate::model::tensor::DevPtr;
 use std::sync::Arc;
@@ -67,6 +67,7 @@ pub struct Banks {
     pub room: usize,
     sources_bytes: usize,
     own_bytes: usize,
+    heads_bytes: usize,
 }
 
 /// Where a pass finds its rows.
@@ -91,8 +92,13 @@ impl Banks {
         let bytes = |rows: usize| rows * (row_bytes + MOST_TAIL_BYTES) + 3 * ALIGN;
         let sources_bytes = bytes(room * (plan.sources - 1)).next_multiple_of(ALIGN);
         let own_bytes = bytes(room * plan.others).next_multiple_of(ALIGN);
+        // This rank's, then those that it receives.
+        let heads = 1 + plan.others.max(plan.sources);
+        let heads_bytes = (heads * size_of::<HtHead>()).next_multiple_of(ALIGN);
+        let bytes = 2 * (sources_bytes + own_bytes + heads_bytes);
         Ok(Self {
-            buffer: Buffer::new(memory, 2 * (sources_bytes + own_bytes))?,
+            buffer: Buffer::new(memory, bytes)?,
+            heads_bytes,
             room,
             sources_bytes,
             own_bytes,
@@ -106,6 +112,12 @@ impl Banks {
             rows,
             sizes,
         )
+    }
+
+    /// What goes in front of pass number `pass`: this rank's head, behind it those that come.
+    pub fn heads(&self, pass: usize) -> DevPtr {
+        let start = 2 * (self.sources_bytes + self.own_bytes);
+        DevPtr(self.buffer.data().0 + start + pass % 2 * self.heads_bytes)
     }
 
     /// The bank of pass number `pass` for this rank's own rows.

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::Faults as _;
+use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::ht::nodes::handle::NodesHt;
 use crate::backend::cuda::ht::nodes::plan::NodesPlan;
@@ -9,9 +10,12 @@ use crate::backend::cuda::ht::nodes::rails::{Rails, Turn};
 use crate::backend::cuda::ht::plan::HtLaunch;
 use crate::backend::cuda::ht::shape_word::ShapeWord;
 use crate::backend::cuda::ht::shared::HtShared;
+use crate::backend::cuda::kernels::Kernel;
 use crate::backend::cuda::order;
 use crate::backend::cuda::params::ht::{HtCommon, HtEntry, HtHandleMemory, HtShape};
-use crate::backend::cuda::params::ht_nodes::{HtNodesMemory, HtPass};
+use crate::backend::cuda::params::ht_nodes::{
+    HT_HEAD_THREADS, HtHead, HtHeadParams, HtNodesMemory, HtPass,
+};
 use crate::backend::cuda::sizes::number;
 use crate::backend::transport::{Label, Message, Transport};
 use crate::error::Result;
@@ -31,6 +35,26 @@ pub fn behind(at: usize, bytes: usize) -> usize {
         0 => 0,
         at => at + bytes,
     }
+}
+
+/// The heads that came in front of a pass: from the gateways, or from remote sources.
+#[derive(Clone, Copy)]
+pub struct Heads {
+    pub pass: usize,
+    pub from_gateways: bool,
+}
+
+impl Heads {
+    fn count(self, plan: &NodesPlan) -> usize {
+        match self.from_gateways {
+            true => plan.others,
+            false => plan.sources - 1,
+        }
+    }
+}
+
+fn head_at(heads: DevPtr, index: usize) -> usize {
+    heads.0 + index * size_of::<HtHead>()
 }
 
 /// Tokens that a launch has: this rank's own, or those that it carries for other ranks.
@@ -96,7 +120,12 @@ impl<'a> Handle<'a> {
     }
 
     /// The rows between ranks that `chunks` of own or of remote tokens have.
-    pub(super) fn pass(&self, chunks: &Range<usize>, is_own: bool) -> Result<HtPass> {
+    pub(super) fn pass(
+        &self,
+        chunks: &Range<usize>,
+        is_own: bool,
+        heads: Option<Heads>,
+    ) -> Result<HtPass> {
         let (memory, plan) = (&self.device, self.plan());
         let (departures, arrivals) = match is_own {
             true => (memory.source_rows, memory.own_arrivals),
@@ -121,6 +150,11 @@ impl<'a> Handle<'a> {
             total: memory.total,
             locals: nodes.carried,
             locals_step: number(1 + plan.width)?,
+            heads: heads.map_or(0, |heads| head_at(self.banks.heads(heads.pass), 1))
+                as *const HtHead,
+            head_ranks: heads.map_or(null(), |heads| self.rails.head_ranks(heads.from_gateways)),
+            head_count: number(heads.map_or(0, |heads| heads.count(plan)))?,
+            handle: self.epoch,
         })
     }
 
@@ -199,6 +233,42 @@ impl<'a> Enqueueing<'a> {
     pub fn clear(&mut self) {
         self.turn.sends.clear();
         self.turn.receives.clear();
+    }
+
+    /// Adds heads to them, of `launch` on `handle`; the side stream writes this rank's.
+    pub fn add_heads(
+        &mut self,
+        handle: &Handle<'_>,
+        (op, launch): (u32, &HtLaunch),
+        heads: Heads,
+    ) -> Result<()> {
+        let at = handle.banks.heads(heads.pass);
+        let params = HtHeadParams {
+            wait: handle.group.context.wait(op),
+            head: at.0 as *mut HtHead,
+            shape_word: ShapeWord(launch.shape.shape_word).of_handle(handle.epoch).0,
+            handle: handle.epoch,
+        };
+        let shape = LaunchShape {
+            blocks: 1,
+            threads: HT_HEAD_THREADS,
+            shared_bytes: 0,
+        };
+        let rails = self.rails;
+        let module = &handle.group.context.module;
+        module.launch_on(Kernel::HtHead, shape, &params, rails.side.stream)?;
+        let gateways = rails.gateways.as_slice();
+        let (to, from) = match heads.from_gateways {
+            true => (rails.remote_sources(), gateways),
+            false => (gateways, rails.remote_sources()),
+        };
+        for &peer in to {
+            self.send(peer, at.0, 1, size_of::<HtHead>());
+        }
+        for (index, &peer) in from.iter().enumerate() {
+            self.receive(peer, head_at(at, 1 + index), 1, size_of::<HtHead>());
+        }
+        Ok(())
     }
 
     /// Adds `rows` rows of `bytes` each to what `peer` gets.

@@ -73,6 +73,8 @@ pub struct Tables {
     pub places: Vec<u32>,
     pub carried: Vec<u32>,
     pub carriers: Vec<u32>,
+    /// This rank's gateways, in the order of sums.
+    pub gateways: Vec<u32>,
 }
 
 impl Division {
@@ -216,7 +218,9 @@ impl Tables {
             carried.resize(end, HT_NONE);
         }
         let ranks = || 0..topology.ranks();
+        let gateways = gateways_by_distance(topology, rank).into_iter();
         Ok(Self {
+            gateways: gateways.map(number).collect::<Result<_>>()?,
             places: ranks().map(place).collect::<Result<_>>()?,
             carried,
             carriers: ranks()
@@ -224,6 +228,13 @@ impl Tables {
                 .collect::<Result<_>>()?,
         })
     }
+}
+
+/// The gateways of `rank`, of the node before its own first.
+pub fn gateways_by_distance(topology: &Topology, rank: usize) -> Vec<usize> {
+    let mut gateways = topology.gateways(rank);
+    gateways.sort_by_key(|&gateway| topology.distance(rank, gateway));
+    gateways
 }
 
 #[cfg(test)]
@@ -261,6 +272,7 @@ mod tests {
         assert_eq!(tables.places, [elsewhere(0), 0, elsewhere(1), elsewhere(0)]);
         assert_eq!(tables.carried, [1, 0, 3, 2]);
         assert_eq!(tables.carriers, [0; 4]);
+        assert_eq!(tables.gateways, [0, 2]);
         let tables = Tables::new(&on_nodes("abca"), 3, 2).unwrap();
         assert_eq!(tables.carried, [0, 1, 2, 3, HT_NONE, HT_NONE]);
         assert_eq!(tables.carriers, [0, 0, 0, 1]);

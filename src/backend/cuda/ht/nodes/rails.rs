@@ -6,7 +6,7 @@ use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::fork::Junction;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory, HostPage};
 use crate::backend::cuda::ht::nodes::memory::{Banks, NodesMemory};
-use crate::backend::cuda::ht::nodes::plan::{NodesPlan, Passes, Tables};
+use crate::backend::cuda::ht::nodes::plan::{NodesPlan, Passes, Tables, gateways_by_distance};
 use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::network::Network;
 use crate::backend::cuda::params::ht_nodes::{HtNodes, HtTold};
@@ -28,7 +28,7 @@ pub struct Rails {
     pub gateways: Vec<usize>,
     pub memory: Arc<CudaMemory>,
     tables: Buffer,
-    table_offsets: [usize; 3],
+    table_offsets: [usize; 4],
     pub work: Buffer,
     pub own_counts: usize,
     /// This rank's words about a new handle, then those of its other sources.
@@ -77,8 +77,6 @@ impl Rails {
     ) -> Result<Self> {
         let on: &Arc<Context> = shared.context.module.context();
         let (rank, topology) = (network.rank(), network.topology());
-        let node =
-            |before: usize| (topology.node_of(rank) + topology.nodes() - before) % topology.nodes();
         let tables = Tables::new(topology, rank, plan.width)?;
         let (tables, table_offsets) = upload(memory, &tables)?;
         let tally_bytes = (plan.sources * plan.locals * plan.local_experts * size_of::<u32>())
@@ -92,9 +90,7 @@ impl Rails {
         let spare = NodesMemory::new(on, memory, &plan, ((0, 0), 0))?;
         let rails = Self {
             plan,
-            gateways: (1..=plan.others)
-                .map(|before| topology.gateway(rank, node(before)))
-                .collect(),
+            gateways: gateways_by_distance(topology, rank),
             network,
             memory: Arc::clone(memory),
             tables,
@@ -123,7 +119,7 @@ impl Rails {
     /// The tables as a kernel parameter.
     pub fn nodes(&self) -> Result<HtNodes> {
         let table = |offset: usize| (self.tables.data().0 + offset) as *const u32;
-        let [places, carried, carriers] = self.table_offsets.map(table);
+        let [places, carried, carriers, _] = self.table_offsets.map(table);
         let plan = &self.plan;
         Ok(HtNodes {
             places,
@@ -135,6 +131,15 @@ impl Rails {
             sources: number(plan.sources)?,
             chunks: number(plan.chunks)?,
         })
+    }
+
+    /// The ranks of what other nodes send, as kernels read them: those of `remote_sources`, or of `gateways`.
+    pub fn head_ranks(&self, from_gateways: bool) -> *const u32 {
+        let [_, carried, _, gateways] = self.table_offsets;
+        let own = self.network.topology().local_index(self.network.rank());
+        let sources = carried + (own * (1 + self.plan.width) + 1) * size_of::<u32>();
+        let offset = if from_gateways { gateways } else { sources };
+        (self.tables.data().0 + offset) as *const u32
     }
 
     /// The remote ranks that this one carries.
@@ -173,8 +178,13 @@ impl Rails {
 }
 
 /// The tables in device memory, and where each begins.
-fn upload(memory: &Arc<CudaMemory>, tables: &Tables) -> Result<(Buffer, [usize; 3])> {
-    let all = [&tables.places, &tables.carried, &tables.carriers];
+fn upload(memory: &Arc<CudaMemory>, tables: &Tables) -> Result<(Buffer, [usize; 4])> {
+    let all = [
+        &tables.places,
+        &tables.carried,
+        &tables.carriers,
+        &tables.gateways,
+    ];
     let mut regions = Regions::new(256);
     let offsets = all.map(|table| regions.take(table.len() * size_of::<u32>()));
     let buffer = Buffer::new(memory, regions.bytes())?;

@@ -16,6 +16,8 @@ pub struct Env {
     pub ll_combine: LlCombineMode,
     /// `NCCL_EP_TUNING_FILE`: launch shapes measured on this machine.
     pub tuning_file: Option<String>,
+    /// `NCCL_EP_HT_CHUNK_BYTES`: bytes that an HT operation sends to other nodes at a time.
+    pub ht_chunk_bytes: Option<usize>,
     /// `NCCL_HOSTID`: replaces the machine's boot id when ranks are grouped into nodes.
     pub host_id: Option<String>,
     /// `NCCL_DEBUG` is `WARN` or more verbose: refusals are also printed on stderr.
@@ -47,6 +49,9 @@ impl Env {
                 })
                 .unwrap_or(LlCombineMode::Reduce),
             tuning_file: lookup("NCCL_EP_TUNING_FILE").filter(|path| !path.is_empty()),
+            ht_chunk_bytes: lookup("NCCL_EP_HT_CHUNK_BYTES")
+                .and_then(|text| text.trim().parse().ok())
+                .filter(|&bytes| bytes > 0),
             host_id: lookup("NCCL_HOSTID").filter(|id| !id.is_empty()),
             warn,
         }

@@ -8,6 +8,7 @@
 use nccl_ep_core::backend::cuda::kernels::Kernel;
 use nccl_ep_core::backend::cuda::params::common::*;
 use nccl_ep_core::backend::cuda::params::ht::*;
+use nccl_ep_core::backend::cuda::params::ht_nodes::*;
 use nccl_ep_core::backend::cuda::params::ll::*;
 use std::collections::BTreeSet;
 use std::fs;
@@ -36,7 +37,7 @@ struct Pair {
     sizes: &'static [(&'static str, usize)],
 }
 
-const PAIRS: [Pair; 3] = [
+const PAIRS: [Pair; 4] = [
     Pair {
         source: "src/backend/cuda/params/common.rs",
         header: "cuda/params/common.h",
@@ -66,7 +67,8 @@ const PAIRS: [Pair; 3] = [
             LlNodes,
             LlDispatchNodesParams,
             LlCombineNodesParams,
-            LlGatesParams
+            LlGatesParams,
+            LlPackParams
         ],
     },
     Pair {
@@ -84,6 +86,24 @@ const PAIRS: [Pair; 3] = [
             HtShape,
             HtDispatchParams,
             HtCombineParams
+        ],
+    },
+    Pair {
+        source: "src/backend/cuda/params/ht_nodes.rs",
+        header: "cuda/params/ht_nodes.h",
+        base: Some("ht.h"),
+        sizes: sizes![
+            HtNodes,
+            HtSource,
+            HtTold,
+            HtNodesMemory,
+            HtRouteNodesParams,
+            HtPlaceParams,
+            HtPackParams,
+            HtPass,
+            HtDispatchNodesParams,
+            HtPartials,
+            HtCombineNodesParams
         ],
     },
 ];

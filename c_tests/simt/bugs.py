@@ -21,6 +21,10 @@ LATE = "2 test_ll ll_nothing_is_sent_behind_a_failure"
 DIFFERENT = "3 test_errors ll_different_calls"
 # With so many blocks some begin after another one of their rank has failed.
 LATE_BLOCKS = "3 NCCLEP_SIMT_MULTIPROCESSORS=8 test_errors ll_different_calls"
+OVER_NODES = "4 NODES=0123 test_ll uneven_tokens"
+# Several passes, several remote sources for a rank, interleaved ranks.
+HT_NODES = "4 NODES=0120 NCCL_EP_HT_CHUNK_BYTES=600 test_ht uneven_tokens"
+HT_NODES_BACKWARD = "4 NODES=0120 NCCL_EP_HT_CHUNK_BYTES=600 test_ht gradients_with"
 # A dispatch of as many tokens as there may be, on all ranks.
 LL_MOST = "2 test_ll ll_handle_while_a_dispatch_waits"
 
@@ -61,10 +65,9 @@ FOR_ITSELF = Lie(
     " make_packet(epoch, 1));\n")
 STRAY_IDS = Lie("ht/tail.cuh", "static_cast<uint32_t>(id);\n    }",
                 "static_cast<uint32_t>(id + 1000);\n    }")
-MANY_TOKENS = Lie("ll/dispatch.cu", ": block.shape.tokens;",
-                  ": block.shape.tokens + 1000;")
+MANY_TOKENS = Lie("ll/dispatch_routers.cuh", ": source.tokens;", ": source.tokens + 1000;")
 # Of the entries that are for others.
-STRAY_EXPERTS = Lie("ll/dispatch.cu", "EntryWord word = EntryWord::elsewhere();",
+STRAY_EXPERTS = Lie("ll/dispatch_routers.cuh", "EntryWord word = EntryWord::elsewhere();",
                     "EntryWord word = {1000u << EntryWord::kIndexBits};")
 
 BUGS = (
@@ -99,20 +102,21 @@ BUGS = (
     Bug("one rank stages and nobody notices", "ll/protocol.cuh",
         "    return has_begun &&\n", "    return false &&\n", DIFFERENT, slow=True),
     # ---- Dispatch -------------------------------------------------------------------------------
-    Bug("entries still being counted", "ll/dispatch.cu",
-        "    count_entries(block, first, all, early);\n    __syncthreads();",
-        "    count_entries(block, first, all, early);"),
-    Bug("counts summed before all came", "ll/dispatch.cu",
+    Bug("entries still being counted", "ll/dispatch_routers.cuh",
+        "    count_entries(block, source, first, all, early);\n    __syncthreads();",
+        "    count_entries(block, source, first, all, early);"),
+    Bug("counts summed before all came", "ll/dispatch_routers.cuh",
         "i % local);\n    }\n    meet_routers();\n    for (uint32_t exp",
         "i % local);\n    }\n    for (uint32_t exp"),
     Bug("wrong parity", "ll/dispatch.cu",
         "mbarrier_test_wait(barrier, 0)", "mbarrier_test_wait(barrier, 1)", slow=True),
-    Bug("mask of half a warp", "ll/dispatch.cu",
+    Bug("mask of half a warp", "ll/dispatch_routers.cuh",
         "__match_any_sync(kAllLanes, expert)", "__match_any_sync(0xffffu, expert)"),
     Bug("slot by the sender's number of tokens", "ll/dispatch.cu",
-        "block.bank_slots.of_token(op.rank(), token)", "op.rank() * block.shape.tokens + token",
+        "block.bank_slots.of_token(source_rank, taken.token)",
+        "source_rank * block.shape.tokens + taken.token",
         UNEVEN, slow=True),
-    Bug("past the end of shared memory", "ll/dispatch.cu",
+    Bug("past the end of shared memory", "ll/dispatch_block.cuh",
         "i < num_experts(block) * 2;", "i < num_experts(block) * 64;"),
     # ---- Combine --------------------------------------------------------------------------------
     Bug("weights not waited for", "ll/combine.cu",
@@ -126,8 +130,36 @@ BUGS = (
     Bug("added in the order of the dispatch", "ll/gates.cuh", "            gate.order = k;\n",
         "            gate.order = lane_idx();\n", "2 NCCL_EP_LL_COMBINE=exact test_ll permuted",
         slow=True),
-    Bug("ends before all peers have begun", "ll/combine.cu",
-        "                check_signature(op, peer);\n", "", "3 test_ll no_tokens_anywhere", slow=True),
+    Bug("ends before all peers have begun", "ll/combine_sums.cuh",
+        "            check_signature(block.op, rank);\n", "", "3 test_ll no_tokens_anywhere", slow=True),
+    # ---- Several nodes ---------------------------------------------------------------------------
+    Bug("sums of nodes in the order of their numbers", "ll/combine_sums.cuh",
+        "body_of(op.nodes.returned_message(nearest))",
+        "body_of(op.nodes.returned_message(4 - nearest))", OVER_NODES),
+    Bug("chunks without the rows before them", "ht/place.cu",
+        "entry.index += block.shared.shift", "entry.index += 0 * block.shared.shift", HT_NODES),
+    Bug("rows of the wrong piece", "ht/scope.cuh", "(starts[middle] <= at ? low : high)",
+        "(starts[middle] < at ? low : high)", HT_NODES),
+    Bug("a pass that begins where the operation does", "ht/scope.cuh",
+        "base[peer] -= pass.departures[peer];", "", HT_NODES),
+    Bug("packed rows in the order of the first tokens", "ht/pack.cu",
+        "pack_token(params, list[i], ", "pack_token(params, first + i, ", HT_NODES),
+    Bug("partial sums of the first pass", "ht/partials.cuh",
+        "from.room + spot - before;", "from.room + spot;", HT_NODES),
+    Bug("sums of nodes in the other order", "ht/partials.cuh",
+        "const uint32_t spot = from.spots[uint64_t{other} * from.tokens + token];",
+        "other = from.others - 1 - other;\n"
+        "    const uint32_t spot = from.spots[uint64_t{other} * from.tokens + token];", HT_NODES),
+    Bug("gradients at their places on the node", "ht/place.cu",
+        "homes[written] = node << HT_HOME_BITS | place;",
+        "homes[written] = node << HT_HOME_BITS | written;", HT_NODES_BACKWARD),
+    Bug("rows that begin with the source's first chunk", "ht/route_nodes.cuh",
+        "handle.source_begins[source] + before[0];", "handle.source_begins[source];", HT_NODES),
+    Bug("rows of another source", "ll/nodes.cuh",
+        "const uint8_t* rows = body_of(rows_message(number));",
+        "const uint8_t* rows = body_of(rows_message(1));", OVER_NODES),
+    Bug("a sum for the wrong source", "ll/combine_sums.cuh",
+        "block.bank_slots.of_sum(at.number, ", "block.bank_slots.of_sum(0, ", OVER_NODES),
     # ---- High throughput ------------------------------------------------------------------------
     Bug("notified without a fence", "ht/notify.cuh", "        fence_acq_rel_sys();\n", "", HT),
     Bug("notified before it was copied", "ht/staging.cuh",
@@ -175,7 +207,7 @@ BUGS = (
     Bug("sequences advanced by a block that is not the last", "ht/rings.cuh",
         "    __syncthreads();\n    if (pairs.failure != 0) {", "    if (pairs.failure != 0) {", HT),
     # ---- What a peer tells ----------------------------------------------------------------------
-    Bug("more tokens than a rank may have", "ll/dispatch.cu",
+    Bug("more tokens than a rank may have", "ll/dispatch_routers.cuh",
         "min(claimed, block.shape.max_tokens)", "claimed", LL_MOST, lie=MANY_TOKENS),
     Bug("experts that are not there", "ll/dispatch.cu",
         "arrival.ok && entry.expert() < block.shape.local_experts",

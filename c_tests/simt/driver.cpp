@@ -200,23 +200,8 @@ CUresult cuMemcpyHtoDAsync(CUdeviceptr to, const void* from, size_t bytes, CUstr
     return Result(cudaMemcpyAsync(Pointer(to), from, bytes, cudaMemcpyDefault, Runtime(stream)));
 }
 
-CUresult cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
-    return Result(
-        cudaMemcpyAsync(Pointer(to), Pointer(from), bytes, cudaMemcpyDefault, Runtime(stream)));
-}
-
 CUresult cuMemcpyDtoHAsync(void* to, CUdeviceptr from, size_t bytes, CUstream stream) {
     return Result(cudaMemcpyAsync(to, Pointer(from), bytes, cudaMemcpyDefault, Runtime(stream)));
-}
-
-// Only a word of four equal bytes could be set by the runtime; the word lives until its copy has run.
-CUresult cuMemsetD32Async(CUdeviceptr to, unsigned word, size_t count, CUstream stream) {
-    auto* words = new std::vector<unsigned>(count, word);
-    const CUresult result = Result(cudaMemcpyAsync(Pointer(to), words->data(), count * sizeof(word),
-                                                   cudaMemcpyDefault, Runtime(stream)));
-    const auto release = [](void* owned) { delete static_cast<std::vector<unsigned>*>(owned); };
-    const CUresult then = Result(cudaLaunchHostFunc(Runtime(stream), release, words));
-    return result != CUDA_SUCCESS ? result : then;
 }
 
 // ---- Kernels ----------------------------------------------------------------------------------

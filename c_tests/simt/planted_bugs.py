@@ -133,10 +133,14 @@ def play(bug: Bug, workshop: Workshop, modules: list[pathlib.Path],
     ranks, *words = bug.run.split()
     settings = dict(word.split("=") for word in words if "=" in word)
     program, *options = (word for word in words if "=" not in word)
-    command = (str(workshop.programs / program), *options)
-    of_first = ("-np", "1", "env", f"NCCLEP_SIMT_KERNELS={modules[0]}", *command)
-    of_others = ("-np", str(int(ranks) - 1), "env", f"NCCLEP_SIMT_KERNELS={modules[-1]}", *command)
-    return run("mpirun", *of_first, ":", *of_others, NCCLEP_SIMT_SEED=str(seed), **settings,
+    nodes = settings.pop("NODES", "0" * int(ranks))
+    contexts: list[str] = []
+    for rank, node in enumerate(nodes):
+        module = modules[0 if rank == 0 else -1]
+        contexts += [":"] if contexts else []
+        contexts += ["-np", "1", "env", f"NCCLEP_SIMT_KERNELS={module}", f"NCCL_HOSTID=node{node}",
+                     str(workshop.programs / program), *options]
+    return run("mpirun", *contexts, NCCLEP_SIMT_SEED=str(seed), **settings,
                **(IMPATIENT if bug.file else {}))
 
 

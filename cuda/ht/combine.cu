@@ -7,19 +7,19 @@
 // them straight from the ring, and gives their credits. Rows of the own rank are read in place.
 //
 // Order of summation: a = 0; for expert ranks ascending: a = a + y; then out = round(a); in fp32.
-// Gradients of weights, if any, travel behind the row; at home they are ordered by ascending expert.
+// Gradients of weights, if any, travel behind the row; at home they are ordered by ascending expert. On several
+// nodes partial sums of the other nodes are added next (partials.cuh).
 
-#include "../base/numeric.cuh"
 #include "credits.cuh"
 #include "entries.cuh"
 #include "notify.cuh"
+#include "partials.cuh"
 #include "scheduler.cuh"
+#include "scope.cuh"
+#include "sum.cuh"
 
 namespace nccl_ep::ht_combine_impl {
 
-// A lane's accesses to one row that are in flight together, and rows that are loaded together.
-constexpr uint32_t kVecs = 4;
-constexpr uint32_t kRows = 4;
 // With fewer slots for each sending warp, warps poll for credits themselves.
 constexpr uint32_t kSlotsPerSender = 4;
 
@@ -31,8 +31,11 @@ struct SharedStorage {
     uint64_t barriers[HT_COMBINE_THREADS / kWarpSize];
 };
 
+template <typename Scope, typename Partials>
 struct Block {
     const HtCombineParams& params;
+    Scope scope;
+    Partials partials;
     const HtCommon& common;
     SharedStorage& shared;
     Share senders;
@@ -55,15 +58,18 @@ struct Returning {
     uint32_t home;
     uint32_t index;
 
+    template <typename Block>
     __device__ uint32_t sequence(const Block& block) const {
         return block.shared.pairs.sent[home] + index;
     }
     // Its number among all rows that this rank received.
+    template <typename Block>
     __device__ uint32_t row(const Block& block) const {
-        return block.shared.pairs.begins[home] + index;
+        return block.scope.row(block.shared.pairs, home, index);
     }
 };
 
+template <typename Block>
 __device__ __forceinline__ void load_chunk(const Block& block, const Returning& returning,
                                            uint32_t offset, Staging& staging) {
     const RowFormat format = row_format(block.common);
@@ -73,6 +79,7 @@ __device__ __forceinline__ void load_chunk(const Block& block, const Returning& 
 }
 
 // The row's gradients go behind it. What was stored from the tails before must have been read.
+template <typename Block>
 __device__ void write_tail(const Block& block, const Returning& returning, Staging& staging) {
     const uint32_t columns = block.params.columns;
     float* tail = reinterpret_cast<float*>(staging.tails());
@@ -84,6 +91,7 @@ __device__ void write_tail(const Block& block, const Returning& returning, Stagi
 }
 
 // Stores the row, whose first chunk was loaded.
+template <typename Block>
 __device__ void store_row(const Block& block, const Returning& returning, Staging& staging) {
     const HtCommon& common = block.common;
     const RowFormat format = row_format(common);
@@ -107,12 +115,14 @@ __device__ void store_row(const Block& block, const Returning& returning, Stagin
 }
 
 // One warp polls for the block's credits.
+template <typename Block>
 __device__ __forceinline__ void poll_credits(const Block& block) {
     if (!block.senders_fill_rings()) {
         poll_credits(block.common, block.shared.pairs);
     }
 }
 
+template <typename Block>
 __device__ void send_rows(const Block& block, Staging& staging, NotifyQueue& queue) {
     HtPairs& pairs = block.shared.pairs;
     Scheduler& scheduler = block.shared.scheduler;
@@ -161,6 +171,7 @@ struct Part {
     bool is_remote;
 };
 
+template <typename Block>
 __device__ __forceinline__ Part part_of(const Block& block, const TokenEntries& entries) {
     if (!entries.is_first()) {
         return {nullptr, 0, false};
@@ -168,7 +179,7 @@ __device__ __forceinline__ Part part_of(const Block& block, const TokenEntries& 
     const HtPairs& pairs = block.shared.pairs;
     const uint32_t rank = entries.rank;
     if (rank == block.rank()) {
-        const uint64_t row = pairs.begins[rank] + entries.entry.index;
+        const uint64_t row = block.scope.row(pairs, rank, entries.entry.index);
         return {block.params.rows + row_format(block.common).offset(row), 0, false};
     }
     const uint32_t sequence = pairs.received[rank] + entries.entry.index;
@@ -176,6 +187,7 @@ __device__ __forceinline__ Part part_of(const Block& block, const TokenEntries& 
 }
 
 // Each lane waits for its part.
+template <typename Block>
 __device__ __forceinline__ bool wait_for_parts(const Block& block, const TokenEntries& entries,
                                                const Part& part) {
     bool ok = true;
@@ -195,47 +207,20 @@ __device__ __forceinline__ bool wait_for_parts(const Block& block, const TokenEn
     return __ballot_sync(kAllLanes, ok) == kAllLanes;
 }
 
-// One warp sums kVecs accesses per lane, from number `first` on, of all parts of a token.
-template <typename Type>
-__device__ __forceinline__ void sum_chunk(const Block& block, uint32_t firsts, const Part& part,
-                                          uint32_t first, Vec16* out) {
-    const uint32_t vecs = row_format(block.common).vecs();
+// One warp sums kVecs accesses per lane, from number `first` on, of all parts of a token, then of the sums of
+// other nodes; `partial` is that of this lane's node.
+template <typename Type, typename Block>
+__device__ __forceinline__ void sum_chunk(const Block& block, uint32_t token, uint32_t firsts,
+                                          const Part& part, const uint8_t* partial, uint32_t first,
+                                          Vec16* out) {
+    const RowFormat format = row_format(block.common);
+    const uint32_t vecs = format.vecs();
     float sum[kVecs][Type::kPerVec] = {};
-    for (uint32_t left = firsts; left != 0;) {
-        Vec16 data[kRows][kVecs];
-        uint32_t rest = left;
-#pragma unroll
-        for (uint32_t i = 0; i < kRows; ++i) {
-            if (rest == 0) {
-                break;
-            }
-            const Vec16* row = reinterpret_cast<const Vec16*>(
-                pointer_of_lane(part.row, __ffs(rest) - 1));
-#pragma unroll
-            for (uint32_t v = 0; v < kVecs; ++v) {
-                const uint32_t at = first + v * kWarpSize + lane_idx();
-                if (at < vecs) {
-                    data[i][v] = ld_relaxed_sys(row + at);
-                }
-            }
-            rest &= rest - 1;
-        }
-#pragma unroll
-        for (uint32_t i = 0; i < kRows; ++i) {
-            if (left == 0) {
-                break;
-            }
-#pragma unroll
-            for (uint32_t v = 0; v < kVecs; ++v) {
-                float row[Type::kPerVec];
-                Type::unpack(data[i][v], row);
-#pragma unroll
-                for (uint32_t j = 0; j < Type::kPerVec; ++j) {
-                    sum[v][j] += row[j];
-                }
-            }
-            left &= left - 1;
-        }
+    add_rows<Type>(sum, firsts, part.row, first, vecs);
+    for (uint32_t base = 0; base < block.partials.nodes(); base += kWarpSize) {
+        const uint8_t* row =
+            base == 0 ? partial : block.partials.row(format, token, base + lane_idx());
+        add_rows<Type>(sum, __ballot_sync(kAllLanes, row != nullptr), row, first, vecs);
     }
 #pragma unroll
     for (uint32_t v = 0; v < kVecs; ++v) {
@@ -248,6 +233,7 @@ __device__ __forceinline__ void sum_chunk(const Block& block, uint32_t firsts, c
 
 // One warp gathers the gradients of a token, one column per lane: those of its experts, ascending,
 // then zeros.
+template <typename Block>
 __device__ void gather_gradients(const Block& block, uint32_t token, const TokenEntries& entries,
                                  const Part& part) {
     const uint32_t columns = block.params.columns;
@@ -255,7 +241,8 @@ __device__ void gather_gradients(const Block& block, uint32_t token, const Token
     if (part.is_remote) {
         gradients = part.row + block.common.shape.row_bytes;
     } else if (entries.is_first()) {
-        const uint64_t row = block.shared.pairs.begins[block.rank()] + entries.entry.index;
+        const uint64_t row =
+            block.scope.row(block.shared.pairs, block.rank(), entries.entry.index);
         gradients = reinterpret_cast<const uint8_t*>(block.params.gradients + row * columns);
     }
     uint32_t word = 0;
@@ -270,12 +257,13 @@ __device__ void gather_gradients(const Block& block, uint32_t token, const Token
         }
         begin += count;
     }
+    word = block.partials.gradient(token, block.common.handle.top_k, word, columns);
     if (lane_idx() < columns) {
         block.params.out_gradients[uint64_t{token} * columns + lane_idx()] = __uint_as_float(word);
     }
 }
 
-template <typename Type>
+template <typename Type, typename Block>
 __device__ void sum_tokens(const Block& block) {
     const HtCommon& common = block.common;
     const uint32_t vecs = row_format(common).vecs();
@@ -291,8 +279,9 @@ __device__ void sum_tokens(const Block& block) {
         }
         Vec16* out =
             reinterpret_cast<Vec16*>(block.params.out + row_format(common).offset(token));
+        const uint8_t* partial = block.partials.row(row_format(common), token, lane_idx());
         for (uint32_t first = 0; first < vecs; first += kVecs * kWarpSize) {
-            sum_chunk<Type>(block, entries.firsts, part, first, out);
+            sum_chunk<Type>(block, token, entries.firsts, part, partial, first, out);
         }
         if (block.params.columns != 0) {
             gather_gradients(block, token, entries, part);
@@ -306,15 +295,19 @@ __device__ void sum_tokens(const Block& block) {
 
 // ---- The kernel --------------------------------------------------------------------------------
 
-template <typename Type>
-__device__ void run(const HtCombineParams& params, uint8_t* buffers) {
+template <typename Type, typename Scope, typename Partials>
+__device__ void run(const HtCombineParams& params, const Scope& scope, const Partials& partials,
+                    uint8_t* buffers) {
     __shared__ SharedStorage shared;
     const HtCommon& common = params.common;
-    const Block block = {params,
-                         common,
-                         shared,
-                         {0, common.shape.send_blocks},
-                         {common.shape.send_blocks, gridDim.x - common.shape.send_blocks}};
+    const Block<Scope, Partials> block = {
+        params,
+        scope,
+        partials,
+        common,
+        shared,
+        {0, common.shape.send_blocks},
+        {common.shape.send_blocks, gridDim.x - common.shape.send_blocks}};
     for (uint32_t peer = threadIdx.x; peer < MAX_PEERS; peer += blockDim.x) {
         shared.scheduler.next[peer] = 0;
     }
@@ -322,7 +315,7 @@ __device__ void run(const HtCombineParams& params, uint8_t* buffers) {
         shared.next_token = 0;
     }
     clear_queues(shared.notify_state);
-    if (!begin_operation(common, true, shared.pairs)) {
+    if (!begin_operation(common, scope, true, shared.pairs)) {
         return;
     }
     if (params.in_rows < shared.pairs.total) {
@@ -344,6 +337,16 @@ __device__ void run(const HtCombineParams& params, uint8_t* buffers) {
     }
 }
 
+template <typename Type>
+__device__ void run(const HtCombineParams& params, uint8_t* buffers) {
+    run<Type>(params, AllRows{}, NoPartials{}, buffers);
+}
+
+template <typename Type>
+__device__ void run(const HtCombineNodesParams& params, uint8_t* buffers) {
+    run<Type>(params.of_node, RowsOfPass{params.pass}, NodePartials{params.partials}, buffers);
+}
+
 }  // namespace nccl_ep::ht_combine_impl
 
 extern "C" __global__ void __launch_bounds__(nccl_ep::HT_COMBINE_THREADS, 1)
@@ -360,6 +363,24 @@ extern "C" __global__ void __launch_bounds__(nccl_ep::HT_COMBINE_THREADS, 1)
 
 extern "C" __global__ void __launch_bounds__(nccl_ep::HT_COMBINE_THREADS, 1)
     ht_combine_f32(const __grid_constant__ nccl_ep::HtCombineParams params) {
+    DYNAMIC_SHARED(uint8_t, buffers);
+    nccl_ep::ht_combine_impl::run<nccl_ep::F32>(params, buffers);
+}
+
+extern "C" __global__ void __launch_bounds__(nccl_ep::HT_COMBINE_THREADS, 1)
+    ht_combine_nodes_bf16(const __grid_constant__ nccl_ep::HtCombineNodesParams params) {
+    DYNAMIC_SHARED(uint8_t, buffers);
+    nccl_ep::ht_combine_impl::run<nccl_ep::Bf16>(params, buffers);
+}
+
+extern "C" __global__ void __launch_bounds__(nccl_ep::HT_COMBINE_THREADS, 1)
+    ht_combine_nodes_f16(const __grid_constant__ nccl_ep::HtCombineNodesParams params) {
+    DYNAMIC_SHARED(uint8_t, buffers);
+    nccl_ep::ht_combine_impl::run<nccl_ep::F16>(params, buffers);
+}
+
+extern "C" __global__ void __launch_bounds__(nccl_ep::HT_COMBINE_THREADS, 1)
+    ht_combine_nodes_f32(const __grid_constant__ nccl_ep::HtCombineNodesParams params) {
     DYNAMIC_SHARED(uint8_t, buffers);
     nccl_ep::ht_combine_impl::run<nccl_ep::F32>(params, buffers);
 }

@@ -13,6 +13,7 @@
 #include "credits.cuh"
 #include "notify.cuh"
 #include "scheduler.cuh"
+#include "scope.cuh"
 #include "tail.cuh"
 
 namespace nccl_ep::ht_dispatch_impl {
@@ -31,8 +32,10 @@ struct SharedStorage {
     uint64_t barriers[HT_DISPATCH_THREADS / kWarpSize];
 };
 
+template <typename Scope>
 struct Block {
     const HtDispatchParams& params;
+    Scope scope;
     const HtCommon& common;
     SharedStorage& shared;
     Share senders;
@@ -58,6 +61,7 @@ struct Block {
 };
 
 // One warp writes the ids and weights of a received row, one entry per lane.
+template <typename Block>
 __device__ __forceinline__ void write_routing(const Block& block, uint32_t row,
                                               const RoutingEntry& entry) {
     if (block.keeps_routing && lane_idx() < block.top_k()) {
@@ -67,6 +71,7 @@ __device__ __forceinline__ void write_routing(const Block& block, uint32_t row,
     }
 }
 
+template <typename Block>
 __device__ __forceinline__ void load_chunk(const Block& block, uint32_t token, uint32_t offset,
                                            Staging& staging) {
     const RowFormat row = row_format(block.common);
@@ -89,20 +94,25 @@ struct Outgoing {
     TokenEntries entries;
     GivenRouting given;
 
+    template <typename Block>
     __device__ bool is_left(const Block& block) const {
         return token < block.common.handle.tokens;
     }
+    template <typename Block>
     __device__ bool goes_to_peer(const Block& block) const {
         return entries.is_first() && static_cast<uint32_t>(entries.rank) != block.rank();
     }
+    template <typename Block>
     __device__ uint32_t to_peers(const Block& block) const {
         return __ballot_sync(kAllLanes, goes_to_peer(block));
     }
+    template <typename Block>
     __device__ uint32_t sequence(const Block& block) const {
         return block.shared.pairs.sent[entries.rank] + entries.entry.index;
     }
 };
 
+template <typename Block>
 __device__ __forceinline__ Upcoming next_token(const Block& block) {
     const uint32_t token = block.senders.next_unit(&block.shared.next_token);
     return {token, TokenEntries::load_entry(block.common.handle, token),
@@ -110,6 +120,7 @@ __device__ __forceinline__ Upcoming next_token(const Block& block) {
 }
 
 // Takes the next token that goes to any peer, and starts loading its row. `upcoming` is the warp's.
+template <typename Block>
 __device__ __forceinline__ Outgoing fetch(const Block& block, Upcoming& upcoming,
                                           Staging& staging) {
     for (;;) {
@@ -127,8 +138,10 @@ __device__ __forceinline__ Outgoing fetch(const Block& block, Upcoming& upcoming
 }
 
 // Prepares the tails, one for each peer.
+template <typename Block>
 __device__ void write_tails(const Block& block, const Outgoing& outgoing, Staging& staging) {
-    const float weight = outgoing.given.weight_of(outgoing.entries, block.top_k());
+    const float weight =
+        outgoing.given.weight_of(block.scope.id_of(block.common, outgoing.entries), block.top_k());
     uint64_t* tail = reinterpret_cast<uint64_t*>(staging.tails());
     for (uint32_t left = outgoing.to_peers(block); left != 0; left &= left - 1) {
         const RoutingEntry routing(block.common, outgoing.entries, __ffs(left) - 1, weight);
@@ -140,12 +153,14 @@ __device__ void write_tails(const Block& block, const Outgoing& outgoing, Stagin
 }
 
 // Whether the row has a credit of the lane's peer, if it goes to one.
+template <typename Block>
 __device__ __forceinline__ bool has_credit(const Block& block, const Outgoing& outgoing) {
     return !outgoing.goes_to_peer(block) ||
            has_credit(block.shared.pairs, outgoing.entries.rank, outgoing.sequence(block));
 }
 
 // Waits until the row has the credits of all its peers, after posting what has departed.
+template <typename Block>
 __device__ bool wait_for_credits(const Block& block, const Outgoing& outgoing, NotifyQueue& queue) {
     if (__ballot_sync(kAllLanes, has_credit(block, outgoing)) == kAllLanes) {
         return true;
@@ -163,6 +178,7 @@ __device__ bool wait_for_credits(const Block& block, const Outgoing& outgoing, N
 }
 
 // Stores the row, whose first chunk was loaded, and its tails to all its peers.
+template <typename Block>
 __device__ void store_row(const Block& block, const Outgoing& outgoing, Staging& staging) {
     const HtCommon& common = block.common;
     const RowFormat row = row_format(common);
@@ -192,6 +208,7 @@ __device__ void store_row(const Block& block, const Outgoing& outgoing, Staging&
     staging.commit();
 }
 
+template <typename Block>
 __device__ void send_rows(const Block& block, Staging& staging, NotifyQueue& queue) {
     Upcoming upcoming = next_token(block);
     Outgoing outgoing = fetch(block, upcoming, staging);
@@ -217,6 +234,7 @@ __device__ void send_rows(const Block& block, Staging& staging, NotifyQueue& que
 // ---- What stays on this rank -------------------------------------------------------------------
 
 // One warp copies a token to its row of this rank's own output; false if it does not go there.
+template <typename Block>
 __device__ bool keep_token(const Block& block, uint32_t token, Staging& staging) {
     const RowFormat format = row_format(block.common);
     const TokenEntries entries(block.common, token);
@@ -226,8 +244,8 @@ __device__ bool keep_token(const Block& block, uint32_t token, Staging& staging)
         return false;
     }
     const uint32_t lane = __ffs(own) - 1;
-    const uint32_t row = block.shared.pairs.begins[block.rank()] +
-                         __shfl_sync(kAllLanes, entries.entry.index, lane);
+    const uint32_t index = __shfl_sync(kAllLanes, entries.entry.index, lane);
+    const uint32_t row = block.scope.row(block.shared.pairs, block.rank(), index);
     for (uint32_t offset = 0; block.keeps_rows && offset < format.bytes;
          offset += format.chunk_bytes) {
         staging.wait_reusable();
@@ -237,7 +255,8 @@ __device__ bool keep_token(const Block& block, uint32_t token, Staging& staging)
         staging.commit();
     }
     if (block.params.topk_idx != nullptr) {
-        const float weight = block.given_routing(token).weight_of(entries, block.top_k());
+        const float weight = block.given_routing(token).weight_of(
+            block.scope.id_of(block.common, entries), block.top_k());
         const RoutingEntry routing(block.common, entries, lane, weight);
         write_routing(block, row, routing);
     }
@@ -245,6 +264,7 @@ __device__ bool keep_token(const Block& block, uint32_t token, Staging& staging)
 }
 
 // One warp fills a row of each output that no token fills; false if there is no such row.
+template <typename Block>
 __device__ bool fill_unused_row(const Block& block, uint64_t number, Staging& staging) {
     const bool has_row = block.keeps_rows && number < block.params.out_rows;
     const bool has_routing = block.keeps_routing && number < block.params.routing_rows;
@@ -264,6 +284,7 @@ __device__ bool fill_unused_row(const Block& block, uint64_t number, Staging& st
 }
 
 // One warp does the block's next unit of local work; false if there is none left.
+template <typename Block>
 __device__ bool work_locally(const Block& block, Staging& staging) {
     SharedStorage& shared = block.shared;
     const uint32_t tokens = block.common.handle.tokens;
@@ -276,6 +297,9 @@ __device__ bool work_locally(const Block& block, Staging& staging) {
             return true;
         }
     }
+    if (!block.scope.is_own()) {
+        return false;
+    }
     // With outputs of nearly 2^32 rows, 32 bits do not hold the numbers past the last one.
     const Share own_turns = {blockIdx.x, 1};
     const uint64_t turn = own_turns.next_unit(&shared.next_unused);
@@ -286,11 +310,12 @@ __device__ bool work_locally(const Block& block, Staging& staging) {
 // ---- Receiving ---------------------------------------------------------------------------------
 
 // One warp copies row `index` of `source` from its slot to the output.
+template <typename Block>
 __device__ void take_row(const Block& block, uint32_t source, uint32_t index, Staging& staging) {
     const HtCommon& common = block.common;
     const RowFormat format = row_format(common);
     const uint32_t sequence = block.shared.pairs.received[source] + index;
-    const uint32_t row = block.shared.pairs.begins[source] + index;
+    const uint32_t row = block.scope.row(block.shared.pairs, source, index);
     const uint8_t* slot = own_rings(common).row(source, sequence);
     for (uint32_t offset = 0; offset < format.bytes; offset += format.chunk_bytes) {
         const bool is_last = format.is_last_chunk(offset);
@@ -316,6 +341,7 @@ __device__ void take_row(const Block& block, uint32_t source, uint32_t index, St
 }
 
 // Whether row `index` of `source` is here. One of another shape never is: it ends the operation.
+template <typename Block>
 __device__ __forceinline__ bool has_arrived(const Block& block, uint32_t source, uint32_t index) {
     const uint32_t sequence = block.shared.pairs.received[source] + index;
     const uint64_t packet = ld_acquire_sys(own_rings(block.common).arrival(source, sequence));
@@ -331,6 +357,7 @@ __device__ __forceinline__ bool has_arrived(const Block& block, uint32_t source,
 
 // One warp polls for the block which of its rows have come, a few of each source at once. False once none is
 // left.
+template <typename Block>
 __device__ bool poll_arrivals(const Block& block) {
     const PeerTable& peers = block.common.peers;
     const PollLanes poll(peers.ranks);
@@ -351,6 +378,7 @@ __device__ bool poll_arrivals(const Block& block) {
     return __ballot_sync(kAllLanes, left) != 0;
 }
 
+template <typename Block>
 __device__ void receive_rows(const Block& block, Staging& staging) {
     const HtCommon& common = block.common;
     const HtPairs& pairs = block.shared.pairs;
@@ -377,6 +405,7 @@ __device__ void receive_rows(const Block& block, Staging& staging) {
 
 // Whether the outputs have room for what comes; a missing one has room for any number of rows. Otherwise the
 // operation fails: here at once, on peers that wait for this rank now or when they begin their next one.
+template <typename Block>
 __device__ bool check_outputs(const Block& block) {
     const HtDispatchParams& params = block.params;
     const uint32_t total = block.shared.pairs.total;
@@ -392,19 +421,22 @@ __device__ bool check_outputs(const Block& block) {
     return rows_fit && routing_fits;
 }
 
-__device__ void run(const HtDispatchParams& params, uint8_t* memory) {
+template <typename Scope>
+__device__ void run(const HtDispatchParams& params, const Scope& scope, uint8_t* memory) {
     __shared__ SharedStorage shared;
     uint8_t* zeros = memory;
     uint8_t* buffers = memory + HT_ZERO_BYTES;
     const HtCommon& common = params.common;
-    const Block block = {params,
-                         common,
-                         shared,
-                         {0, common.shape.send_blocks},
-                         {common.shape.send_blocks, gridDim.x - common.shape.send_blocks},
-                         zeros,
-                         params.out != nullptr,
-                         params.out_idx != nullptr};
+    const Block<Scope> block = {params,
+                                scope,
+                                common,
+                                shared,
+                                {0, common.shape.send_blocks},
+                                {common.shape.send_blocks,
+                                 gridDim.x - common.shape.send_blocks},
+                                zeros,
+                                params.out != nullptr,
+                                params.out_idx != nullptr};
     for (uint32_t peer = threadIdx.x; peer < MAX_PEERS; peer += blockDim.x) {
         shared.scheduler.next[peer] = 0;
         shared.arrived[peer] = 0;
@@ -419,7 +451,7 @@ __device__ void run(const HtDispatchParams& params, uint8_t* memory) {
     }
     settle_shared();
     clear_queues(shared.notify_state);
-    if (!begin_operation(common, false, shared.pairs) || !check_outputs(block)) {
+    if (!begin_operation(common, scope, false, shared.pairs) || !check_outputs(block)) {
         return;
     }
     if (params.counter != nullptr && blockIdx.x == gridDim.x - 1) {
@@ -455,5 +487,11 @@ __device__ void run(const HtDispatchParams& params, uint8_t* memory) {
 extern "C" __global__ void __launch_bounds__(nccl_ep::HT_DISPATCH_THREADS, 1)
     ht_dispatch(const __grid_constant__ nccl_ep::HtDispatchParams params) {
     DYNAMIC_SHARED(uint8_t, memory);
-    nccl_ep::ht_dispatch_impl::run(params, memory);
+    nccl_ep::ht_dispatch_impl::run(params, nccl_ep::AllRows{}, memory);
+}
+
+extern "C" __global__ void __launch_bounds__(nccl_ep::HT_DISPATCH_THREADS, 1)
+    ht_dispatch_nodes(const __grid_constant__ nccl_ep::HtDispatchNodesParams params) {
+    DYNAMIC_SHARED(uint8_t, memory);
+    nccl_ep::ht_dispatch_impl::run(params.of_node, nccl_ep::RowsOfPass{params.pass}, memory);
 }

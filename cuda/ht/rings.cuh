@@ -69,6 +69,14 @@ struct HtPairs {
     uint32_t failure;
 };
 
+// The rows of a launch between this rank and another, in dispatch.
+struct PairRows {
+    // This rank's first row of them.
+    uint32_t begin;
+    uint32_t arrivals;
+    uint32_t departures;
+};
+
 // One thread: the operation cannot be carried out here, FAULT_...; `peer` is the rank concerned.
 __device__ inline void fail(const HtCommon& common, uint32_t fault, uint32_t peer,
                             uint32_t expected, uint32_t got) {
@@ -77,22 +85,21 @@ __device__ inline void fail(const HtCommon& common, uint32_t fault, uint32_t pee
 }
 
 // Fills `pairs` and advances the group's sequences past this operation. All threads call it. In
-// combine rows travel in the opposite direction.
+// combine rows travel in the opposite direction. `scope` says which rows this launch has (scope.cuh).
 //
 // False if the operation must not run, and then the sequences stay as they are. Either the group has
 // failed. Or the ranks do not agree on the handle, and the operation was enqueued before the host could
 // know that: it fails, on every rank that does this.
-__device__ inline bool begin_operation(const HtCommon& common, bool is_combine, HtPairs& pairs) {
-    const HtHandleMemory& handle = common.handle;
+template <typename Scope>
+__device__ inline bool begin_operation(const HtCommon& common, const Scope& scope, bool is_combine,
+                                       HtPairs& pairs) {
     HtSequences* sequences = common.sequences;
     for (uint32_t peer = threadIdx.x; peer < common.peers.ranks; peer += blockDim.x) {
         const bool has_ring = peer != common.peers.rank && is_active(common.peers, peer);
-        const uint32_t begin = handle.begins[peer];
-        const uint32_t arrivals = has_ring ? handle.begins[peer + 1] - begin : 0;
-        const uint32_t departures = has_ring ? handle.departures[peer] : 0;
-        pairs.begins[peer] = begin;
-        pairs.to_send[peer] = is_combine ? arrivals : departures;
-        pairs.to_receive[peer] = is_combine ? departures : arrivals;
+        const PairRows rows = scope.rows(common, peer, has_ring);
+        pairs.begins[peer] = rows.begin;
+        pairs.to_send[peer] = is_combine ? rows.arrivals : rows.departures;
+        pairs.to_receive[peer] = is_combine ? rows.departures : rows.arrivals;
         pairs.sent[peer] = ld_relaxed_gpu(&sequences->sent[peer]);
         pairs.credited_until[peer] = pairs.sent[peer];
         pairs.received[peer] = ld_relaxed_gpu(&sequences->received[peer]);
@@ -100,7 +107,7 @@ __device__ inline bool begin_operation(const HtCommon& common, bool is_combine, 
     __syncthreads();
     if (threadIdx.x == 0) {
         // All loads before the first store: they are under way together.
-        const uint32_t total = handle.begins[common.peers.ranks];
+        const uint32_t total = scope.total(common);
         const uint32_t operation = ld_relaxed_gpu(&sequences->operations) + 1;
         pairs.failure = known_failure(common.wait);
         pairs.total = total;
@@ -120,7 +127,7 @@ __device__ inline bool begin_operation(const HtCommon& common, bool is_combine, 
     }
     if ((pairs.total & HT_DISAGREED) != 0) {
         if (blockIdx.x == 0 && threadIdx.x == 0) {
-            fail(common, FAULT_DISAGREED, 0, handle.top_k, pairs.total);
+            fail(common, FAULT_DISAGREED, 0, common.handle.top_k, pairs.total);
         }
         return false;
     }
@@ -134,6 +141,7 @@ __device__ inline bool begin_operation(const HtCommon& common, bool is_combine, 
                            pairs.received[peer] + pairs.to_receive[peer]);
         }
     }
+    scope.settle(common, is_combine, pairs);
     return true;
 }
 

@@ -52,14 +52,14 @@ struct GivenRouting {
         }
     }
 
-    // The weight of this lane's expert: of the ids that name it, the last counts; zero if none does.
-    // All lanes call it.
-    __device__ float weight_of(const TokenEntries& entries, uint32_t top_k) const {
+    // The weight of this lane's expert, which callers name `expert`: of the ids that do, the last counts;
+    // zero if none does. All lanes call it.
+    __device__ float weight_of(int32_t expert, uint32_t top_k) const {
         float found = 0.0f;
         for (uint32_t k = 0; k < top_k; ++k) {
             const long long other_id = __shfl_sync(kAllLanes, static_cast<long long>(id), k);
             const float other_weight = __shfl_sync(kAllLanes, weight, k);
-            if (other_id == entries.entry.expert) {
+            if (other_id == expert) {
                 found = other_weight;
             }
         }

@@ -17,90 +17,19 @@
 // a = fma(w[k], y[k], a) for k ascending, as the combine has them. All sums are in fp32, "round" is to
 // nearest even in the type of the rows. An entry that dispatch dropped counts as a row of zeros. One
 // that no id means any more (it was masked since the dispatch) travels, but is added to nothing.
+//
+// Over several nodes the carrier of a token's rank stands for its home on each other node: weights come over the
+// network, the node's sum a is rounded and goes home as one row. The home begins with the a of its own node, not
+// rounded, and adds the rows of the node before it, of the one before that, and so on around the ring.
 
-#include "scheduler.cuh"
-#include "slots.cuh"
-#include "sum.cuh"
+#include "combine_sums.cuh"
 
 namespace nccl_ep::ll_combine_impl {
-
-struct SharedStorage {
-    Start start;
-    uint32_t next_send;
-    uint32_t next_receive;
-};
-
-template <typename Op>
-struct Block {
-    const LlCombineParams& params;
-    const LlShape& shape;
-    const Op& op;
-    SharedStorage& shared;
-    // Of each rank.
-    uint32_t* tokens_of;
-    BankSlots bank_slots;
-    OutputSlots output;
-    Share senders;
-    Share receivers;
-};
-
-// A token of one of this rank's sources.
-struct SourceToken {
-    uint32_t number;
-    uint32_t token;
-};
-
-// How many tokens the sources have at most, and which one is number `index` of them.
-template <typename Op>
-__device__ __forceinline__ uint32_t tokens_of_sources(const Block<Op>& block) {
-    if constexpr (Op::kSeveral) {
-        const LlNodes& nodes = block.op.nodes.nodes;
-        return max(block.shape.tokens, nodes.most_tokens) * nodes.sources;
-    }
-    return block.shape.tokens;
-}
-
-template <typename Op>
-__device__ __forceinline__ SourceToken token_of_sources(const Block<Op>& block, uint32_t index) {
-    if constexpr (Op::kSeveral) {
-        const uint32_t sources = block.op.nodes.nodes.sources;
-        return {index % sources, index / sources};
-    }
-    return {0, index};
-}
-
-template <typename Op>
-__device__ __forceinline__ bool exists(const Block<Op>& block, const SourceToken& at) {
-    if constexpr (Op::kSeveral) {
-        if (at.number != 0) {
-            return at.token < block.op.nodes.tokens_of(block.shape, at.number);
-        }
-    }
-    return at.token < block.shape.tokens;
-}
-
-// What this lane's entry of a token has to do with the combine.
-template <typename Op>
-__device__ __forceinline__ Gate gate_of(const Block<Op>& block, const SourceToken& at) {
-    if constexpr (Op::kSeveral) {
-        if (at.number != 0) {
-            return gate_of_source(block.op, at.number, at.token);
-        }
-    }
-    GateWords words;
-    words.load(block.params, at.token);
-    return make_gate(block.op, words);
-}
 
 // Which turn of the block's units a warp takes first. With one token for a block, the first warp has
 // its weights to tell, so the second begins with the rows.
 __device__ __forceinline__ uint32_t first_send_turn() {
     return (warp_idx() == 0 ? num_warps() : warp_idx()) - 1;
-}
-
-template <typename Op>
-__device__ __forceinline__ bool is_signing_warp(const Block<Op>& block) {
-    return block.receivers.index() == 0 && warp_idx() == num_warps() / 2;
 }
 
 // Everyone signs to everyone, so that an operation never ends before all peers have begun it.
@@ -252,181 +181,6 @@ __device__ void send_rows(const Block<Op>& block, int32_t early) {
     }
 }
 
-// What a lane adds to the sum of a token: the row in a slot of the bank, from a peer, with a weight.
-struct Term {
-    uint32_t slot;
-    int32_t peer;
-    float weight;
-};
-
-// Terms are entries, as they are, in the order of the combine's ids.
-template <typename Op>
-__device__ Term term_of_entry(const Block<Op>& block, uint32_t token, int32_t peer) {
-    const Gate gate = gate_of(block, {0, token});
-    const uint32_t from = lane_in_order(gate);
-    const uint32_t slot = block.bank_slots.of_entry(token, from);
-    return {slot, __shfl_sync(kAllLanes, peer, from), __shfl_sync(kAllLanes, gate.weight, from)};
-}
-
-// One term per expert rank, ranks ascending in the lanes.
-template <typename Op>
-__device__ Term term_of_peer(const Block<Op>& block, const SourceToken& at, int32_t peer) {
-    const uint32_t same = __match_any_sync(kAllLanes, peer);
-    const uint32_t firsts = first_of_each_peer(peer);
-    const bool first = (firsts >> lane_idx() & 1) != 0;
-    const bool is_alone = first && __popc(same) == 1;
-    float weight = 1.0f;
-    if (__any_sync(kAllLanes, is_alone)) {
-        const Gate gate = gate_of(block, at);
-        weight = is_alone ? gate.weight : weight;
-    }
-    Term term = {0, kNowhere, 0.0f};
-    for (uint32_t left = firsts; left != 0; left &= left - 1) {
-        const uint32_t lane = __ffs(left) - 1;
-        const int32_t other = __shfl_sync(kAllLanes, peer, lane);
-        const float other_weight = __shfl_sync(kAllLanes, weight, lane);
-        if (lane_idx() == __popc(__ballot_sync(kAllLanes, first && peer < other))) {
-            const uint32_t slot = block.bank_slots.of_sum(at.number, at.token, other);
-            term = {slot, other, other_weight};
-        }
-    }
-    return term;
-}
-
-// The rank that hosts this lane's entry, as it was dispatched; kNowhere if none does.
-template <typename Op>
-__device__ __forceinline__ int32_t host_of_entry(const Block<Op>& block, const SourceToken& at) {
-    if (lane_idx() >= block.shape.top_k) {
-        return kNowhere;
-    }
-    const int32_t sent = block.op.experts_of(at.number, at.token)[lane_idx()];
-    return rank_of_expert(block.shape, dispatched_expert(block.op, sent));
-}
-
-// Adds what other nodes give for a token of this rank: the sums of those that have a part in it, the node
-// before this one first. `host` is that of this lane's entry.
-template <typename Type, typename Op>
-__device__ void add_other_nodes(const Block<Op>& block, uint32_t token, int32_t host,
-                                const Chunk& chunk, Sum<Type>& sum) {
-    constexpr uint32_t kNone = 0xffffffffu;
-    const Op& op = block.op;
-    // A row that travels alone takes no part if it is masked; a sum always does.
-    const uint32_t same = __match_any_sync(kAllLanes, host);
-    const Gate gate = gate_of(block, {0, token});
-    const bool takes_part = __popc(same) > 1 || !is_masked(gate.weight);
-    uint32_t next = kNone;
-    if (host >= 0 && takes_part && op.nodes.at(host).distance != 0) {
-        next = op.nodes.at(host).distance;
-    }
-    while (true) {
-        uint32_t nearest = next;
-        for (uint32_t lanes = kWarpSize / 2; lanes != 0; lanes /= 2) {
-            nearest = min(nearest, __shfl_xor_sync(kAllLanes, nearest, lanes));
-        }
-        if (nearest == kNone) {
-            return;
-        }
-        next = next == nearest ? kNone : next;
-        const uint64_t row = op.nodes.first_token(block.shape, nearest) + token;
-        ChunkData data;
-        data.load_const(op.nodes.nodes.sums_of_nodes + row * block.shape.row_bytes, chunk);
-        sum.add(data, chunk, 1.0f);
-    }
-}
-
-// Where the sum of a token goes; NULL if it is thrown away.
-template <typename Op>
-__device__ __forceinline__ uint8_t* out_row(const Block<Op>& block, const SourceToken& at) {
-    const RowFormat format = row_format(block.shape);
-    if constexpr (Op::kSeveral) {
-        if (at.number != 0) {
-            const uint64_t first = block.op.nodes.first_token(block.shape, at.number);
-            return block.op.nodes.nodes.sums + format.offset(first + at.token);
-        }
-    }
-    return block.params.out == nullptr ? nullptr : block.params.out + format.offset(at.token);
-}
-
-// One warp sums a chunk of a token and writes it out.
-template <typename Type, typename Op>
-__device__ void receive_chunk(const Block<Op>& block, const SourceToken& at, uint32_t chunk_idx) {
-    const Op& op = block.op;
-    const Chunk chunk(block.shape, chunk_idx);
-    const int32_t host = host_of_entry(block, at);
-    int32_t peer = op.nodes.peer_of(host);
-    peer = peer >= 0 && is_active(op.common.peers, peer) ? peer : kNowhere;
-    const Term term = !Op::kSeveral && block.params.exact != 0
-                          ? term_of_entry(block, at.token, peer)
-                          : term_of_peer(block, at, peer);
-    const uint32_t which = __ballot_sync(kAllLanes, term.peer != kNowhere);
-    if (term.peer != kNowhere && block.shape.tokens > kPollWholeTokens) {
-        wait_for_end(op, op.here().row(term.slot), chunk, op.nodes.rank_of_peer(term.peer));
-    }
-    __syncwarp();
-    const auto row_of = [&](uint32_t lane) {
-        return op.here().row(__shfl_sync(kAllLanes, term.slot, lane));
-    };
-    Sum<Type> sum;
-    in_batches(
-        which,
-        [&](uint32_t lane, ChunkData& data) { data.load_arriving(row_of(lane).data, chunk); },
-        [&](uint32_t lane, ChunkData& data) {
-            const uint32_t from = __shfl_sync(kAllLanes, term.peer, lane);
-            take(op, row_of(lane), chunk, op.nodes.rank_of_peer(from), data);
-            sum.add(data, chunk, __shfl_sync(kAllLanes, term.weight, lane));
-        });
-    uint8_t* out = out_row(block, at);
-    if (out == nullptr) {
-        return;
-    }
-    if constexpr (Op::kSeveral) {
-        if (at.number == 0) {
-            add_other_nodes(block, at.token, host, chunk, sum);
-        }
-    }
-    sum.rounded().store(out, chunk);
-}
-
-template <typename Op>
-__device__ void check_signatures(const Block<Op>& block) {
-    for (uint32_t rank = lane_idx(); rank < block.op.ranks(); rank += kWarpSize) {
-        if (is_active(block.op.common.peers, block.op.nodes.carrier_of(rank))) {
-            check_signature(block.op, rank);
-        }
-    }
-    __syncwarp();
-}
-
-template <typename Type, typename Op>
-__device__ void receive_rows(const Block<Op>& block) {
-    const uint32_t chunks = block.shape.chunks;
-    const uint32_t units = block.shape.tokens * chunks;
-    if (is_signing_warp(block)) {
-        check_signatures(block);
-    }
-    for (uint32_t unit = block.receivers.next_unit(&block.shared.next_receive); unit < units;
-         unit = block.receivers.next_unit(&block.shared.next_receive)) {
-        receive_chunk<Type>(block, {0, unit / chunks}, unit % chunks);
-    }
-}
-
-// Sums what the peers return for the ranks that this one carries.
-template <typename Type, typename Op>
-__device__ void relay_sums(const Block<Op>& block) {
-    const LlNodes& nodes = block.op.nodes.nodes;
-    const uint32_t chunks = block.shape.chunks;
-    const uint32_t others = nodes.sources - 1;
-    const uint32_t units = nodes.most_tokens * others * chunks;
-    for (uint32_t unit = block.receivers.next_unit(&block.shared.next_receive); unit < units;
-         unit = block.receivers.next_unit(&block.shared.next_receive)) {
-        const uint32_t pair = unit / chunks;
-        const SourceToken at = {1 + pair % others, pair / others};
-        if (exists(block, at)) {
-            receive_chunk<Type>(block, at, unit % chunks);
-        }
-    }
-}
-
 // What a warp loads before all else: of its first token, and of the first chunk that it may send.
 struct Begun {
     GateWords gate;
@@ -506,6 +260,7 @@ __device__ __forceinline__ void run(const LlCombineParams& params, const Nodes& 
     if constexpr (Op::kSeveral) {
         if (op.relays() && block.receivers.has_this_block()) {
             relay_sums<Type>(block);
+            finish_relay(op);
         }
     }
     if (op.receives() && block.receivers.has_this_block()) {
@@ -521,7 +276,7 @@ __device__ __forceinline__ void run_on_one_node(const LlCombineParams& params) {
 
 template <typename Type>
 __device__ __forceinline__ void run_over_nodes(const LlCombineNodesParams& params) {
-    run<Type>(params.combine, SeveralNodes{params.nodes});
+    run<Type>(params.combine, SeveralNodes{params.nodes, true});
 }
 
 }  // namespace nccl_ep::ll_combine_impl

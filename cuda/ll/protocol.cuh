@@ -214,8 +214,7 @@ __device__ inline bool head_fits(const Op& op, uint32_t number, const LlHello& h
 // The head that this thread looks at first, loaded before it is needed.
 template <typename Op>
 __device__ __forceinline__ LlHello first_head(const Op& op) {
-    const LlNodes& nodes = op.nodes.nodes;
-    return threadIdx.x + 1 < nodes.sources ? nodes.heads[threadIdx.x] : LlHello{};
+    return threadIdx.x + 1 < op.nodes.nodes.sources ? op.nodes.head(threadIdx.x + 1) : LlHello{};
 }
 
 // Whether all sources run this operation. All threads call it before the block relays anything: what came over
@@ -224,20 +223,35 @@ template <typename Op>
 __device__ inline bool sources_agree(const Op& op, const LlHello& first) {
     bool differs = false;
     for (uint32_t i = threadIdx.x; i + 1 < op.nodes.nodes.sources; i += blockDim.x) {
-        const LlHello head = i == threadIdx.x ? first : op.nodes.nodes.heads[i];
+        const LlHello head = i == threadIdx.x ? first : op.nodes.head(i + 1);
         differs |= !head_fits(op, i + 1, head);
     }
     return __syncthreads_or(differs) == 0;
 }
 
-// Whether the gateways had not failed when they sent their sums: otherwise these are what lay there before. All
-// threads call it.
+// After a relay of sums: the last block says in front of them that they are complete. All threads call it.
+template <typename Op>
+__device__ inline void finish_relay(const Op& op) {
+    const LlNodes& nodes = op.nodes.nodes;
+    __syncthreads();
+    const uint32_t last = op.common.receive_blocks - 1;
+    const bool finished_last =
+        threadIdx.x == 0 &&
+        inc_acq_rel_gpu(&op.common.channel_state->blocks_relayed, last) == last;
+    if (__syncthreads_or(finished_last) != 0 && !has_failed(op.common.wait)) {
+        for (uint32_t i = 1 + threadIdx.x; i < nodes.sources; i += blockDim.x) {
+            *reinterpret_cast<LlHello*>(op.nodes.rows_message(i)) = {nodes.handle, 0, 0, op.epoch};
+        }
+    }
+}
+
+// Whether the gateways have sent sums of this operation, and not what lay there before. All threads call it.
 template <typename Op>
 __device__ inline bool gateways_succeeded(const Op& op) {
     const LlNodes& nodes = op.nodes.nodes;
     bool failed = false;
     for (uint32_t i = threadIdx.x; i < nodes.other_nodes; i += blockDim.x) {
-        if (nodes.failures[i] != 0) {
+        if (head_of(op.nodes.returned_message(i + 1)).channel != op.epoch) {
             const Awaited awaited = op.from(nodes.gateways[i], WAIT_ROW);
             report_difference(op, FAULT_GATEWAY_FAILED, awaited, op.epoch, nodes.gateways[i]);
             failed = true;

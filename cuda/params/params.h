@@ -3,4 +3,5 @@
 
 #include "common.h"
 #include "ht.h"
+#include "ht_nodes.h"
 #include "ll.h"

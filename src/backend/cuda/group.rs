@@ -123,6 +123,6 @@ impl HtGroupBackend for CudaGroup<HtGroup> {
         routing: Result<HtRouting>,
         stream: Stream,
     ) -> Result<Box<dyn HtBackend>> {
-        Ok(Box::new(self.mode.open_handle(routing, stream)?))
+        self.mode.open_handle(routing, stream)
     }
 }

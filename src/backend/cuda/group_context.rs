@@ -86,11 +86,6 @@ impl GroupContext {
         std::iter::once(own).chain(announced).collect()
     }
 
-    /// The group's failure mark on the device: zero while no operation of this rank has failed.
-    pub(super) fn failed(&self) -> DevPtr {
-        self.state.data()
-    }
-
     /// Deadline and report of kernel `op`.
     pub(super) fn wait(&self, op: u32) -> WaitParams {
         self.faults

@@ -8,9 +8,14 @@ use crate::backend::cuda::params::ht::{
     HT_COMBINE_THREADS, HT_DISPATCH_THREADS, HT_ROUTE_THREADS, HtCombineParams, HtDispatchParams,
     HtRouteParams,
 };
+use crate::backend::cuda::params::ht_nodes::{
+    HT_PACK_THREADS, HT_PLACE_THREADS, HtCombineNodesParams, HtDispatchNodesParams, HtPackParams,
+    HtPlaceParams, HtRouteNodesParams,
+};
 use crate::backend::cuda::params::ll::{
-    LL_COMBINE_THREADS, LL_DISPATCH_THREADS, LL_GATES_THREADS, LlCombineNodesParams,
-    LlCombineParams, LlDispatchNodesParams, LlDispatchParams, LlGatesParams,
+    LL_COMBINE_THREADS, LL_DISPATCH_THREADS, LL_GATES_THREADS, LL_PACK_THREADS,
+    LlCombineNodesParams, LlCombineParams, LlDispatchNodesParams, LlDispatchParams, LlGatesParams,
+    LlPackParams,
 };
 use crate::error::{Error, Result};
 use crate::model::dtype::DType;
@@ -32,6 +37,8 @@ pub enum Kernel {
     LlDispatchNodes,
     /// `cuda/ll/gates.cu`.
     LlGates,
+    /// `cuda/ll/pack.cu`.
+    LlPack,
     /// `cuda/ll/combine.cu`.
     LlCombineNodesBf16,
     /// `cuda/ll/combine.cu`.
@@ -48,11 +55,25 @@ pub enum Kernel {
     HtCombineF16,
     /// `cuda/ht/combine.cu`.
     HtCombineF32,
+    /// `cuda/ht/route_nodes.cu`.
+    HtRouteNodes,
+    /// `cuda/ht/place.cu`.
+    HtPlace,
+    /// `cuda/ht/pack.cu`.
+    HtPack,
+    /// `cuda/ht/dispatch.cu`.
+    HtDispatchNodes,
+    /// `cuda/ht/combine.cu`.
+    HtCombineNodesBf16,
+    /// `cuda/ht/combine.cu`.
+    HtCombineNodesF16,
+    /// `cuda/ht/combine.cu`.
+    HtCombineNodesF32,
 }
 
 impl Kernel {
     /// All kernels; each stands at the index of its own number.
-    pub const ALL: [Kernel; 15] = [
+    pub const ALL: [Kernel; 23] = [
         Kernel::PeerSelftest,
         Kernel::LlDispatch,
         Kernel::LlCombineBf16,
@@ -60,6 +81,7 @@ impl Kernel {
         Kernel::LlCombineF32,
         Kernel::LlDispatchNodes,
         Kernel::LlGates,
+        Kernel::LlPack,
         Kernel::LlCombineNodesBf16,
         Kernel::LlCombineNodesF16,
         Kernel::LlCombineNodesF32,
@@ -68,6 +90,13 @@ impl Kernel {
         Kernel::HtCombineBf16,
         Kernel::HtCombineF16,
         Kernel::HtCombineF32,
+        Kernel::HtRouteNodes,
+        Kernel::HtPlace,
+        Kernel::HtPack,
+        Kernel::HtDispatchNodes,
+        Kernel::HtCombineNodesBf16,
+        Kernel::HtCombineNodesF16,
+        Kernel::HtCombineNodesF32,
     ];
 
     /// The name of the kernel's `extern "C" __global__` function.
@@ -80,6 +109,7 @@ impl Kernel {
             Kernel::LlCombineF32 => "ll_combine_f32",
             Kernel::LlDispatchNodes => "ll_dispatch_nodes",
             Kernel::LlGates => "ll_gates",
+            Kernel::LlPack => "ll_pack",
             Kernel::LlCombineNodesBf16 => "ll_combine_nodes_bf16",
             Kernel::LlCombineNodesF16 => "ll_combine_nodes_f16",
             Kernel::LlCombineNodesF32 => "ll_combine_nodes_f32",
@@ -88,6 +118,13 @@ impl Kernel {
             Kernel::HtCombineBf16 => "ht_combine_bf16",
             Kernel::HtCombineF16 => "ht_combine_f16",
             Kernel::HtCombineF32 => "ht_combine_f32",
+            Kernel::HtRouteNodes => "ht_route_nodes",
+            Kernel::HtPlace => "ht_place",
+            Kernel::HtPack => "ht_pack",
+            Kernel::HtDispatchNodes => "ht_dispatch_nodes",
+            Kernel::HtCombineNodesBf16 => "ht_combine_nodes_bf16",
+            Kernel::HtCombineNodesF16 => "ht_combine_nodes_f16",
+            Kernel::HtCombineNodesF32 => "ht_combine_nodes_f32",
         }
     }
 
@@ -97,17 +134,23 @@ impl Kernel {
             Kernel::PeerSelftest => SELFTEST_THREADS,
             Kernel::LlDispatch | Kernel::LlDispatchNodes => LL_DISPATCH_THREADS,
             Kernel::LlGates => LL_GATES_THREADS,
+            Kernel::LlPack => LL_PACK_THREADS,
             Kernel::LlCombineBf16
             | Kernel::LlCombineF16
             | Kernel::LlCombineF32
             | Kernel::LlCombineNodesBf16
             | Kernel::LlCombineNodesF16
             | Kernel::LlCombineNodesF32 => LL_COMBINE_THREADS,
-            Kernel::HtRoute => HT_ROUTE_THREADS,
-            Kernel::HtDispatch => HT_DISPATCH_THREADS,
-            Kernel::HtCombineBf16 | Kernel::HtCombineF16 | Kernel::HtCombineF32 => {
-                HT_COMBINE_THREADS
-            }
+            Kernel::HtRoute | Kernel::HtRouteNodes => HT_ROUTE_THREADS,
+            Kernel::HtPlace => HT_PLACE_THREADS,
+            Kernel::HtPack => HT_PACK_THREADS,
+            Kernel::HtDispatch | Kernel::HtDispatchNodes => HT_DISPATCH_THREADS,
+            Kernel::HtCombineBf16
+            | Kernel::HtCombineF16
+            | Kernel::HtCombineF32
+            | Kernel::HtCombineNodesBf16
+            | Kernel::HtCombineNodesF16
+            | Kernel::HtCombineNodesF32 => HT_COMBINE_THREADS,
         }
     }
 }
@@ -156,6 +199,10 @@ impl KernelParams for LlGatesParams {
     const KERNELS: &'static [Kernel] = &[Kernel::LlGates];
 }
 
+impl KernelParams for LlPackParams {
+    const KERNELS: &'static [Kernel] = &[Kernel::LlPack];
+}
+
 impl KernelParams for LlCombineNodesParams {
     const KERNELS: &'static [Kernel] = &[
         Kernel::LlCombineNodesBf16,
@@ -177,5 +224,29 @@ impl KernelParams for HtCombineParams {
         Kernel::HtCombineBf16,
         Kernel::HtCombineF16,
         Kernel::HtCombineF32,
+    ];
+}
+
+impl KernelParams for HtRouteNodesParams {
+    const KERNELS: &'static [Kernel] = &[Kernel::HtRouteNodes];
+}
+
+impl KernelParams for HtPlaceParams {
+    const KERNELS: &'static [Kernel] = &[Kernel::HtPlace];
+}
+
+impl KernelParams for HtPackParams {
+    const KERNELS: &'static [Kernel] = &[Kernel::HtPack];
+}
+
+impl KernelParams for HtDispatchNodesParams {
+    const KERNELS: &'static [Kernel] = &[Kernel::HtDispatchNodes];
+}
+
+impl KernelParams for HtCombineNodesParams {
+    const KERNELS: &'static [Kernel] = &[
+        Kernel::HtCombineNodesBf16,
+        Kernel::HtCombineNodesF16,
+        Kernel::HtCombineNodesF32,
     ];
 }

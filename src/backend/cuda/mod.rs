@@ -23,9 +23,8 @@ mod sizes;
 use crate::backend::bootstrap::Bootstrap;
 use crate::backend::platform::Platform;
 use crate::backend::{DeviceMemory, OpenGroup};
-use crate::error::refusal::{AmongRanks, Subject};
-use crate::error::{Error, Result};
-use crate::model::group::{Algorithm, GroupFacts};
+use crate::error::Result;
+use crate::model::group::GroupFacts;
 use crate::model::ops::Stream;
 use crate::model::topology::Topology;
 use driver::context::Context;
@@ -63,9 +62,6 @@ impl Platform for CudaPlatform {
         timeout: Duration,
         stream: Stream,
     ) -> Result<OpenGroup> {
-        if facts.algorithm == Algorithm::HighThroughput {
-            single_node(&topology)?;
-        }
         open::open(
             self.0.clone(),
             (&facts, &topology),
@@ -73,16 +69,5 @@ impl Platform for CudaPlatform {
             timeout,
             stream,
         )
-    }
-}
-
-/// Refuses ranks on several nodes, on all ranks alike.
-fn single_node(topology: &Topology) -> Result<()> {
-    match topology.first_remote_rank() {
-        None => Ok(()),
-        Some(rank) => Err(
-            Error::usage(Subject::Communicator, AmongRanks::OneNode { rank })
-                .got(format_args!("{} nodes", topology.nodes()), "1 node"),
-        ),
     }
 }

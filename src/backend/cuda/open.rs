@@ -60,7 +60,7 @@ impl Plan {
     fn new(facts: &GroupFacts, topology: &Topology) -> Result<Self> {
         Ok(match facts.algorithm {
             Algorithm::LowLatency => Self::Ll(Box::new(LlPlan::new(facts, topology)?)),
-            Algorithm::HighThroughput => Self::Ht(Box::new(HtPlan::new(facts)?)),
+            Algorithm::HighThroughput => Self::Ht(Box::new(HtPlan::new(facts, topology)?)),
         })
     }
 
@@ -97,7 +97,9 @@ impl Plan {
             }
             Self::Ht(plan) => {
                 let layout = plan.layout(start);
-                Mode::Ht(Arc::new(HtGroup::new(group, memory, *plan, layout)?))
+                let network = network.map(Arc::clone);
+                let group = HtGroup::new((group, network), memory, *plan, layout)?;
+                Mode::Ht(Arc::new(group))
             }
         })
     }
@@ -165,15 +167,9 @@ pub(super) fn open(
     timeout: Duration,
     stream: Stream,
 ) -> Result<OpenGroup> {
-    let Device {
-        number,
-        context,
-        memory,
-    } = on;
-    let prepared = Prepared::new(&context, &memory, (facts, topology), timeout);
+    let prepared = Prepared::new(&on.context, &on.memory, (facts, topology), timeout);
     let record = prepared.as_ref().map(|own| own.record.to_bytes());
-    let record = record.map_err(Error::clone);
-    let records = bootstrap.agree(record, WindowRecord::BYTES, stream);
+    let records = bootstrap.agree(record.map_err(Error::clone), WindowRecord::BYTES, stream);
     let mut own = prepared?;
     // Where a rank is known to have refused, none maps a window.
     if records.is_ok() || bootstrap.lost().is_some() {
@@ -182,11 +178,11 @@ pub(super) fn open(
     let records = records?;
 
     let mut windows = PeerWindows::new(own.window);
-    let mapped = windows.map_peers(&own.ranks, &records, own.layout.bytes);
-    if let Err(error) = agree_on(&bootstrap, &mapped, stream) {
+    let outcome = windows.map_peers(&own.ranks, &records, own.layout.bytes);
+    if let Err(error) = agree_on(&bootstrap, &outcome, stream) {
         return Err(windows.abandon(&bootstrap, stream, error));
     }
-
+    let start = own.layout.operations;
     let mapped = Mapped {
         bases: windows.bases(own.ranks.own_index()),
         layout: own.layout,
@@ -200,20 +196,11 @@ pub(super) fn open(
         (&mapped.bases, mapped.ranks.own_index()),
     )?);
     let tested = mapped.test(&own.selftest, &group, &bootstrap, stream);
-    let network = match topology.nodes() {
-        1 => tested.map(|()| None),
-        _ => agree_on(&bootstrap, &tested, stream)
-            .and(tested)
-            .and_then(|()| {
-                let nodes = (topology, number);
-                let network = Network::open(&bootstrap, nodes, (&group, &memory), timeout, stream)?;
-                Ok(Some(Arc::new(network)))
-            }),
-    };
+    let within = (&bootstrap, timeout);
+    let network = connect(&on, topology, (tested, &group), within, stream);
     let mode = network.and_then(|network| {
-        let start = own.layout.operations;
-        let opened = own.plan.open(&group, &memory, network.as_ref(), start);
-        opened.map(|mode| (mode, network))
+        let mode = own.plan.open(&group, &on.memory, network.as_ref(), start)?;
+        Ok((mode, network))
     });
     if let Err(error) = agree_on(&bootstrap, &mode, stream) {
         if let Ok((_, Some(network))) = &mode {
@@ -223,9 +210,9 @@ pub(super) fn open(
     }
     let (mode, network) = mode?;
     let common = Common {
-        teardown: mapped.teardown(&memory, timeout),
-        context,
-        memory,
+        teardown: mapped.teardown(&on.memory, timeout),
+        context: on.context,
+        memory: on.memory,
         bootstrap,
         timeout,
         group,
@@ -236,6 +223,23 @@ pub(super) fn open(
         Mode::Ll(mode) => OpenGroup::Ll(Arc::new(CudaGroup { common, mode })),
         Mode::Ht(mode) => OpenGroup::Ht(Arc::new(CudaGroup { common, mode })),
     })
+}
+
+/// Connects the nodes, if there are several and all ranks have `tested` their windows.
+fn connect(
+    on: &Device,
+    topology: &Topology,
+    (tested, group): (Result<()>, &GroupContext),
+    (bootstrap, timeout): (&Bootstrap, Duration),
+    stream: Stream,
+) -> Result<Option<Arc<Network>>> {
+    if topology.nodes() == 1 {
+        return tested.map(|()| None);
+    }
+    agree_on(bootstrap, &tested, stream)?;
+    let nodes = (topology, on.number);
+    let network = Network::open(bootstrap, nodes, (group, &on.memory), timeout, stream)?;
+    Ok(Some(Arc::new(network)))
 }
 
 /// The windows of this node's ranks, once this rank has mapped them.

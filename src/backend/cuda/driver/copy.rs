@@ -8,27 +8,6 @@ use crate::backend::cuda::driver::stream::StreamScope;
 use crate::error::{Error, Result};
 use crate::model::tensor::DevPtr;
 
-/// Enqueues a copy of `bytes` within the device.
-pub fn copy(to: DevPtr, from: DevPtr, bytes: usize, at: &StreamScope) -> Result<()> {
-    if bytes == 0 {
-        return Ok(());
-    }
-    // SAFETY: both are memory of the device; their owners keep it until the stream has come past this.
-    check("cuMemcpyDtoDAsync", unsafe {
-        let copy = functions()?.cuMemcpyDtoDAsync_v2;
-        copy(to.0 as u64, from.0 as u64, bytes, raw_stream(at.stream))
-    })
-}
-
-/// Enqueues a write of one word.
-pub fn set_word(to: DevPtr, word: u32, at: &StreamScope) -> Result<()> {
-    // SAFETY: as for `copy`.
-    check("cuMemsetD32Async", unsafe {
-        let set = functions()?.cuMemsetD32Async;
-        set(to.0 as u64, word, 1, raw_stream(at.stream))
-    })
-}
-
 impl<T: Record> HostPage<T> {
     /// Enqueues a copy of `count` records from `index` on to the device.
     pub fn copy_out(&self, index: usize, count: usize, to: DevPtr, at: &StreamScope) -> Result<()> {

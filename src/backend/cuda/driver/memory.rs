@@ -10,6 +10,7 @@ use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::held::Key;
 use crate::backend::cuda::params::common::{FaultReport, SelftestResult};
 use crate::backend::cuda::params::ht::HtReceived;
+use crate::backend::cuda::params::ht_nodes::{HtSource, HtTold};
 use crate::backend::cuda::params::ll::LlHello;
 use crate::error::{Error, Result};
 use crate::model::tensor::DevPtr;
@@ -116,6 +117,10 @@ unsafe impl Record for FaultReport {}
 unsafe impl Record for SelftestResult {}
 // SAFETY: numbers only; epochs begin at 1.
 unsafe impl Record for HtReceived {}
+// SAFETY: numbers only; epochs begin at 1.
+unsafe impl Record for HtTold {}
+// SAFETY: numbers and an address of the device, which the host does not follow.
+unsafe impl Record for HtSource {}
 // SAFETY: a number.
 unsafe impl Record for u32 {}
 // SAFETY: numbers only; handles are numbered from 1.

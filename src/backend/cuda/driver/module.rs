@@ -51,6 +51,17 @@ impl Module {
         params: &P,
         at: &StreamScope,
     ) -> Result<()> {
+        self.launch_on(kernel, shape, params, at.stream)
+    }
+
+    /// The same on a stream of our own. The calling thread is inside the context.
+    pub fn launch_on<P: KernelParams>(
+        &self,
+        kernel: Kernel,
+        shape: LaunchShape,
+        params: &P,
+        stream: Stream,
+    ) -> Result<()> {
         if !P::KERNELS.iter().any(|it| *it as usize == kernel as usize) {
             return Err(Error::internal(format!(
                 "kernel {} with foreign parameters",
@@ -59,7 +70,7 @@ impl Module {
         }
         let entry = self.function(kernel)?;
         // SAFETY: `P` is what this kernel takes: one definition for both sides (`params`).
-        unsafe { launch(entry, shape, from_ref(params).cast(), at.stream) }
+        unsafe { launch(entry, shape, from_ref(params).cast(), stream) }
             .map_err(|error| error.within(format_args!("kernel {}", kernel.name())))
     }
 

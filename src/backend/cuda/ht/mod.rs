@@ -4,26 +4,26 @@
 pub mod agreement;
 mod grid;
 mod memory;
+mod nodes;
 pub mod plan;
 pub mod shape_word;
+mod shared;
 
-use crate::backend::cuda::driver;
-use crate::backend::cuda::driver::device_name::device_name;
-use crate::backend::cuda::driver::function;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::ht::agreement::{disagreement, verdict_refusing, verdict_with};
-use crate::backend::cuda::ht::grid::{DeviceLimits, HtKind};
+use crate::backend::cuda::ht::grid::HtKind;
 use crate::backend::cuda::ht::memory::HandleMemory;
+use crate::backend::cuda::ht::nodes::Rails;
 use crate::backend::cuda::ht::plan::{HandleLayout, HtLaunch, HtPlan};
 use crate::backend::cuda::ht::shape_word::ShapeWord;
-use crate::backend::cuda::kernels::{self, Kernel, KernelParams};
-use crate::backend::cuda::order::Order;
+use crate::backend::cuda::ht::shared::{HtShared, addresses, saturated};
+use crate::backend::cuda::kernels::{self, Kernel};
+use crate::backend::cuda::network::Network;
 use crate::backend::cuda::params::common::{OP_HT_COMBINE, OP_HT_DISPATCH, OP_HT_ROUTE};
 use crate::backend::cuda::params::ht::{
-    HtCombineParams, HtCommon, HtDispatchParams, HtHandleMemory, HtLayout, HtRouteParams,
-    HtSequences, HtShape,
+    HtCombineParams, HtCommon, HtDispatchParams, HtHandleMemory, HtLayout, HtRouteParams, HtShape,
 };
 use crate::backend::cuda::pool::Pool;
 use crate::backend::cuda::sizes::number;
@@ -35,73 +35,66 @@ use crate::model::ops::{HtCombine, HtDispatch, Routing, Stream};
 use crate::model::tensor::DevPtr;
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::atomic::{Ordering, fence};
 use std::time::Instant;
 
-/// The state that the HT handles of a group share.
+/// The HT side of a group: on one node, or on several.
 pub struct HtGroup {
-    context: Arc<GroupContext>,
-    plan: HtPlan,
-    layout: HtLayout,
-    device: DeviceLimits,
+    shared: Arc<HtShared>,
     memory: Arc<CudaMemory>,
     pool: Pool<HandleMemory>,
-    order: Order,
-    sequences: Buffer,
     tally: Buffer,
-    /// Number of handles so far, including refused ones.
-    handles: AtomicU32,
-    /// Number of exchanges so far that a kernel carries out.
-    exchanges: AtomicU32,
+    /// `None` on one node.
+    rails: Option<Arc<Rails>>,
 }
 
 impl HtGroup {
     /// The HT side of a group; `layout` has the offsets of `plan`'s regions in the windows.
     pub fn new(
-        context: Arc<GroupContext>,
+        (context, network): (Arc<GroupContext>, Option<Arc<Network>>),
         memory: &Arc<CudaMemory>,
         plan: HtPlan,
         layout: HtLayout,
     ) -> Result<Self> {
-        let driver_context = Arc::clone(context.module.context());
-        let _entered = driver_context.enter()?;
-        let device = DeviceLimits {
-            multiprocessors: context.multiprocessors,
-            shared_bytes: driver::most_shared_bytes()?,
+        let shared = Arc::new(HtShared::new(context, memory, plan, layout)?);
+        let rails = match (network, plan.nodes()) {
+            (Some(network), Some(nodes)) => {
+                let sizes = plan.row_sizes();
+                let rails = Rails::new(&shared, network, memory, nodes, sizes)?;
+                Some(Arc::new(rails))
+            }
+            _ => None,
         };
-        for kernel in [HtDispatchParams::KERNELS, HtCombineParams::KERNELS].concat() {
-            function::allow_shared_bytes(
-                context.module.function(kernel)?,
-                device.dynamic_shared_bytes(),
-            )?;
-        }
-        let gpu = device_name(&driver_context)?;
         Ok(Self {
-            plan: plan.tuned(&gpu, context.multiprocessors),
-            layout,
-            device,
+            shared,
             memory: Arc::clone(memory),
             pool: Pool::default(),
-            order: Order::new(&driver_context)?,
-            sequences: Buffer::zeroed(memory, size_of::<HtSequences>())?,
             tally: Buffer::zeroed(memory, plan.tally().bytes)?,
-            handles: AtomicU32::new(0),
-            exchanges: AtomicU32::new(0),
-            context,
+            rails,
         })
     }
 
-    /// This rank's part of a new handle. All ranks create handles in the same order, but none waits
-    /// for another here: a rank that cannot take part announces that by a kernel, too.
+    /// This rank's part of a new handle.
     pub fn open_handle(
         self: &Arc<Self>,
         wanted: Result<HtRouting>,
         stream: Stream,
+    ) -> Result<Box<dyn HtBackend>> {
+        Ok(match &self.rails {
+            Some(rails) => Box::new(nodes::open_handle(&self.shared, rails, wanted, stream)?),
+            None => Box::new(self.open_on_one_node(wanted, stream)?),
+        })
+    }
+
+    /// All ranks create handles in the same order, but none waits for another here: a rank that cannot take part
+    /// announces that by a kernel, too.
+    fn open_on_one_node(
+        self: &Arc<Self>,
+        wanted: Result<HtRouting>,
+        stream: Stream,
     ) -> Result<CudaHt> {
-        // Counted on every rank, even for a handle that fails.
-        let before = self.handles.fetch_add(1, Ordering::Relaxed);
-        let epoch = before.wrapping_add(1);
-        let at = &self.enter(stream)?;
+        let epoch = self.shared.next_handle();
+        let at = &self.shared.enter(stream)?;
         if at.is_captured() {
             // The exchange of a captured creation would be too late for the other ranks, and
             // repeated.
@@ -132,9 +125,15 @@ impl HtGroup {
     /// Handle number `epoch` of the group, before it is announced to the others.
     fn prepare(self: &Arc<Self>, wanted: HtRouting, epoch: u32) -> Result<CudaHt> {
         let Routing { tokens, top_k, .. } = wanted.routing;
-        let layout = self.plan.handle(tokens, top_k);
+        let layout = self.shared.plan.handle(tokens, top_k);
         let waste = |memory: &HandleMemory| memory.waste(layout.bytes);
-        let make = || HandleMemory::new(self.context.module.context(), &self.memory, layout.bytes);
+        let make = || {
+            HandleMemory::new(
+                self.shared.context.module.context(),
+                &self.memory,
+                layout.bytes,
+            )
+        };
         Ok(CudaHt {
             group: Arc::clone(self),
             memory: self.pool.take(waste, make)?,
@@ -149,11 +148,11 @@ impl HtGroup {
     /// Parameters of the exchange of handle number `epoch` that announces `verdict` and stores no
     /// result.
     fn route_params(&self, epoch: u32, verdict: u32) -> HtRouteParams {
-        let (tally, layout) = (self.tally.data().0, self.plan.tally());
+        let (tally, layout) = (self.tally.data().0, self.shared.plan.tally());
         HtRouteParams {
-            peers: self.context.peers(),
-            wait: self.context.wait(OP_HT_ROUTE),
-            layout: self.layout,
+            peers: self.shared.context.peers(),
+            wait: self.shared.context.wait(OP_HT_ROUTE),
+            layout: self.shared.layout,
             handle: HtHandleMemory {
                 entries: null_mut(),
                 begins: null_mut(),
@@ -167,7 +166,7 @@ impl HtGroup {
             received: null_mut(),
             tally: (tally + layout.tally) as *mut u32,
             own_counts: (tally + layout.own_counts) as *mut u64,
-            max_tokens: saturated(self.plan.max_tokens()),
+            max_tokens: saturated(self.shared.plan.max_tokens()),
             epoch,
             bank: 0,
             block_tokens: 0,
@@ -176,20 +175,16 @@ impl HtGroup {
     }
 
     fn launch_route(&self, tokens: usize, params: &HtRouteParams, at: &StreamScope) -> Result<()> {
-        let (shape, block_tokens) = self.plan.route_grid(tokens, self.device)?;
+        let (shape, block_tokens) = self.shared.plan.route_grid(tokens, self.shared.device)?;
         let params = HtRouteParams {
-            bank: self.exchanges.fetch_add(1, Ordering::Relaxed) % 2,
+            bank: self.shared.next_bank(),
             block_tokens,
             ..*params
         };
-        let turn = self.order.begin(at)?;
-        let module = &self.context.module;
+        let turn = self.shared.order.begin(at)?;
+        let module = &self.shared.context.module;
         module.launch(Kernel::HtRoute, shape, &params, at)?;
         turn.end()
-    }
-
-    fn enter(&self, stream: Stream) -> Result<StreamScope> {
-        self.context.module.enter(stream)
     }
 }
 
@@ -207,13 +202,14 @@ pub struct CudaHt {
 
 impl CudaHt {
     fn route_params(&self) -> Result<HtRouteParams> {
-        let group = &self.group;
         Ok(HtRouteParams {
             handle: self.handle_memory()?,
             topk_idx: self.routing.ids.0 as *const i64,
             counter: self.counter.unwrap_or_default().0 as *mut i32,
             received: self.memory.received.device(),
-            ..group.route_params(self.epoch, verdict_with(self.top_k))
+            ..self
+                .group
+                .route_params(self.epoch, verdict_with(self.top_k))
         })
     }
 
@@ -246,14 +242,14 @@ impl CudaHt {
     // Inlined, so that nearly a kilobyte of parameters is written once and not moved.
     #[inline]
     fn common(&self, op: u32, launch: &HtLaunch, handle: HtHandleMemory) -> HtCommon {
-        let group = &self.group;
+        let group = &self.group.shared;
         let shape_word = ShapeWord(launch.shape.shape_word).of_handle(self.epoch).0;
         HtCommon {
             peers: group.context.peers(),
             wait: group.context.wait(op),
             layout: group.layout,
             handle,
-            sequences: group.sequences.data().0 as *mut HtSequences,
+            sequences: group.sequences(),
             shape: HtShape {
                 shape_word,
                 ..launch.shape
@@ -262,16 +258,10 @@ impl CudaHt {
     }
 }
 
-/// `count` in the kernels' integer type; larger counts are cut to its largest value, which no
-/// kernel exceeds.
-fn saturated(count: usize) -> u32 {
-    u32::try_from(count).unwrap_or(u32::MAX)
-}
-
 impl HtBackend for CudaHt {
     fn dispatch(&self, op: &HtDispatch, stream: Stream) -> Result<()> {
         self.received()?;
-        let group = &self.group;
+        let group = &self.group.shared;
         let kind = HtKind::Dispatch {
             forward: op.routing_in.is_some(),
         };
@@ -302,7 +292,7 @@ impl HtBackend for CudaHt {
 
     fn combine(&self, op: &HtCombine, stream: Stream) -> Result<()> {
         self.received()?;
-        let group = &self.group;
+        let group = &self.group.shared;
         let columns = op.gradients.map_or(0, |gradients| gradients.top_k);
         let kind = HtKind::Combine { columns };
         let launch = group
@@ -329,7 +319,7 @@ impl HtBackend for CudaHt {
 
     /// Waits for the kernel that computes it, if need be.
     fn num_recv_tokens(&self) -> Result<usize> {
-        let faults = &self.group.context.faults;
+        let faults = &self.group.shared.context.faults;
         let start = Instant::now();
         loop {
             if let Some(rows) = self.received()? {
@@ -346,9 +336,4 @@ impl HtBackend for CudaHt {
             std::thread::yield_now();
         }
     }
-}
-
-/// Both addresses, or NULL for `None`.
-fn addresses(given: Option<(DevPtr, DevPtr)>) -> (usize, usize) {
-    given.map_or((0, 0), |(first, second)| (first.0, second.0))
 }

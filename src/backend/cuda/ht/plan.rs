@@ -4,16 +4,19 @@
 
 use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::ht::grid::{DeviceLimits, Grid, HtKind, WARP};
+use crate::backend::cuda::ht::nodes::plan::NodesPlan;
 use crate::backend::cuda::ht::shape_word::{MOST_ROW_BYTES, ShapeWord};
 use crate::backend::cuda::params::ht::{
     HT_COUNTS_BESIDE_EXPERTS, HT_MAX_TOP_K, HT_ROUTE_THREADS, HT_ZERO_BYTES, HtEntry, HtLayout,
     HtShape,
 };
 use crate::backend::cuda::sizes::{Regions, number};
+use crate::env::Env;
 use crate::error::refusal::{OfSettings, Setting, Subject};
 use crate::error::{Error, Result};
 use crate::model::group::{GroupFacts, most_tokens};
 use crate::model::ops::RowType;
+use crate::model::topology::Topology;
 use crate::tuning::Tuning;
 
 const PACKET_BYTES: usize = 8;
@@ -40,7 +43,12 @@ const ROUTE_BLOCKS: usize = 64;
 /// The plan of one group.
 #[derive(Clone, Copy, Debug)]
 pub struct HtPlan {
+    /// Of this node's ranks, as if they were the group.
     facts: GroupFacts,
+    /// Most tokens of a rank, if the group has a bound or not.
+    max_tokens: usize,
+    /// `None` on one node.
+    nodes: Option<NodesPlan>,
     /// Offsets from the start of the group's region.
     layout: HtLayout,
     bytes: usize,
@@ -74,14 +82,21 @@ pub struct HandleLayout {
 
 impl HtPlan {
     /// The plan of a high-throughput group.
-    pub fn new(facts: &GroupFacts) -> Result<Self> {
+    pub fn new(facts: &GroupFacts, topology: &Topology) -> Result<Self> {
         check_limits(facts)?;
+        let max_tokens = facts.max_tokens.unwrap_or(most_tokens(facts.ranks));
+        let chunk_bytes = Env::read().ht_chunk_bytes;
+        let nodes = (topology.nodes() > 1).then(|| NodesPlan::new(facts, topology, chunk_bytes));
+        let facts = &of_node(facts, topology);
         let ranks = facts.ranks;
         let slot_bytes = (facts.row_bytes + HT_MAX_TOP_K as usize * TAIL_ENTRY_BYTES)
             .next_multiple_of(REGION_ALIGN);
         let depth = depth(ranks, slot_bytes);
         let mut window = Regions::new(REGION_ALIGN);
-        let counts = window.take(2 * ranks * counts_bytes(facts));
+        let counts = window.take(match &nodes {
+            Some(nodes) => 2 * nodes.counts_bytes(),
+            None => 2 * ranks * counts_bytes(facts),
+        });
         let arrivals = window.take(ranks * depth * PACKET_BYTES);
         let credits = window.take(ranks * depth * CREDIT_BYTES);
         let slots = window.take(ranks * depth * slot_bytes);
@@ -96,6 +111,8 @@ impl HtPlan {
         };
         Ok(Self {
             facts: *facts,
+            max_tokens,
+            nodes,
             layout,
             bytes: window.bytes(),
             tuning: Tuning::default(),
@@ -154,8 +171,17 @@ impl HtPlan {
 
     /// Most tokens of a rank.
     pub fn max_tokens(&self) -> usize {
-        let facts = &self.facts;
-        facts.max_tokens.unwrap_or(most_tokens(facts.ranks))
+        self.max_tokens
+    }
+
+    /// The plan for operations over several nodes; `None` on one.
+    pub fn nodes(&self) -> Option<NodesPlan> {
+        self.nodes
+    }
+
+    /// Most bytes of a row, and the bound of tokens per rank if the group has one.
+    pub fn row_sizes(&self) -> (usize, Option<usize>) {
+        (self.facts.row_bytes, self.facts.max_tokens)
     }
 
     /// Grid of `ht_route` for `tokens`, and how many of them each block numbers.
@@ -223,6 +249,17 @@ impl HtPlan {
     }
 }
 
+/// The facts of this node's ranks, as if they were the group.
+fn of_node(facts: &GroupFacts, topology: &Topology) -> GroupFacts {
+    let locals = topology.local_ranks(facts.rank);
+    GroupFacts {
+        ranks: locals.count(),
+        rank: locals.own_index(),
+        experts: locals.count() * facts.local_experts(),
+        ..*facts
+    }
+}
+
 /// Bytes that a rank sends to another about a new handle.
 fn counts_bytes(facts: &GroupFacts) -> usize {
     (facts.local_experts() + HT_COUNTS_BESIDE_EXPERTS as usize) * PACKET_BYTES
@@ -253,14 +290,20 @@ mod tests {
     use super::*;
     use crate::model::dtype::DType;
     use crate::model::group::{Algorithm, LlCombineMode};
+    use crate::model::topology::NodeId;
 
     const H200: DeviceLimits = DeviceLimits {
         multiprocessors: 132,
         shared_bytes: 227 << 10,
     };
 
+    fn one_node(facts: &GroupFacts) -> Result<HtPlan> {
+        let ids = vec![NodeId::from_text("node"); facts.ranks];
+        HtPlan::new(facts, &Topology::from_ids(&ids))
+    }
+
     fn plan(ranks: usize, row_bytes: usize) -> HtPlan {
-        HtPlan::new(&GroupFacts {
+        one_node(&GroupFacts {
             algorithm: Algorithm::HighThroughput,
             ranks,
             rank: 0,
@@ -291,8 +334,8 @@ mod tests {
             row_bytes,
             ..plan(2, 16).facts
         };
-        assert!(HtPlan::new(&facts(MOST_ROW_BYTES)).is_ok());
-        let error = HtPlan::new(&facts(MOST_ROW_BYTES + 16)).unwrap_err();
+        assert!(one_node(&facts(MOST_ROW_BYTES)).is_ok());
+        let error = one_node(&facts(MOST_ROW_BYTES + 16)).unwrap_err();
         assert_eq!(
             error.text(),
             "Setting(RowBytes): OfSettings(HtKernelsCount) (got 2097152, expected at most 2097136)"

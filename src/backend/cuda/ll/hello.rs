@@ -3,62 +3,38 @@
 //! Ranks tell when they make the handle, which is why all must make their handles in one order. The first
 //! operation waits on the host if the others' words are not there yet; later ones know them.
 //!
-//! Every operation sends such a word again, its *head*, with which operation it is: nothing else would tell rows of
-//! one type from those of another. All heads that a handle may need are written when it is made.
+//! Every message of an operation begins with such a word, its *head*: nothing else would tell rows of one type from
+//! those of another.
 #![forbid(unsafe_code)]
 
-use crate::backend::cuda::driver::copy::set_word;
 use crate::backend::cuda::driver::event::ApartFromCaptures;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory, HostPage};
-use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::ll::network::LlNetwork;
 use crate::backend::cuda::ll::signature::Signature;
 use crate::backend::cuda::params::common::{OP_LL_COMBINE, OP_LL_DISPATCH};
-use crate::backend::cuda::params::ll::{LL_CHANNELS, LlHello};
+use crate::backend::cuda::params::ll::LlHello;
 use crate::backend::cuda::sizes::number;
 use crate::backend::transport::{Label, Message};
 use crate::backend::{DeviceMemory, Faults, StreamMark};
 use crate::error::refusal::{AmongRanks, Role, Subject};
 use crate::error::{Error, Result};
-use crate::model::dtype::DType;
-use crate::model::ops::{Routing, Stream};
+use crate::model::ops::Routing;
 use crate::model::tensor::DevPtr;
 use parking_lot::Mutex;
-use std::mem::offset_of;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Of a word.
-pub const BYTES: usize = size_of::<LlHello>();
+const BYTES: usize = size_of::<LlHello>();
 /// How long the host sleeps before it looks again.
 const PAUSE: Duration = Duration::from_micros(20);
 
-/// The operations of heads that are written when the handle is made, each on every channel with every type of rows.
-const OPERATIONS: [u32; 2] = [OP_LL_DISPATCH, OP_LL_COMBINE];
-const TYPES: usize = DType::LAST as usize + 1;
-const CHANNELS: usize = LL_CHANNELS as usize;
-/// Index of the first head of each channel for rows of another size than usual, whose signature is written anew for
-/// each operation.
-const OTHER_ROWS: usize = OPERATIONS.len() * CHANNELS * TYPES;
-/// Index of this rank's hello, behind all heads.
-const OWN: usize = OTHER_ROWS + CHANNELS;
-
-/// A handle's memory for the words: the heads, this rank's hello, then the hellos of its sources from 1 on.
+/// A handle's memory for the words: this rank's hello, then the hellos of its sources from 1 on.
 pub struct HelloMemory {
     page: HostPage<LlHello>,
     device: Buffer,
     arrived: Mutex<Box<dyn StreamMark>>,
-    used: Mutex<Used>,
-    /// Bytes of a row, as a rule.
-    row_bytes: u32,
-}
-
-/// The last operations with this memory: the words of the next handle come behind no stream's back.
-struct Used {
-    /// By channel: receive phases have no common order.
-    by: Vec<Box<dyn StreamMark>>,
-    is_in_graphs: bool,
 }
 
 /// The tokens of a rank's sources, from 1 on.
@@ -71,56 +47,18 @@ pub struct SourceTokens {
 }
 
 impl HelloMemory {
-    /// Memory for a rank with `sources` sources, whose rows have `row_bytes` as a rule.
-    pub fn new(memory: &Arc<CudaMemory>, sources: usize, row_bytes: usize) -> Result<Self> {
+    /// Memory for a rank with `sources` sources.
+    pub fn new(memory: &Arc<CudaMemory>, sources: usize) -> Result<Self> {
         Ok(Self {
-            page: HostPage::new(memory.context(), OWN + sources)?,
-            device: Buffer::new(memory, (OWN + sources) * BYTES)?,
+            page: HostPage::new(memory.context(), sources)?,
+            device: Buffer::new(memory, sources * BYTES)?,
             arrived: Mutex::new(memory.new_mark()?),
-            used: Mutex::new(Used {
-                by: (0..LL_CHANNELS)
-                    .map(|_| memory.new_mark())
-                    .collect::<Result<_>>()?,
-                is_in_graphs: false,
-            }),
-            row_bytes: number(row_bytes)?,
         })
     }
 
     /// Whether nothing uses it any more.
     pub fn is_free(&self) -> bool {
-        let used = self.used.lock();
-        let is_over = |mark: &dyn StreamMark| mark.is_over() == Ok(true);
-        !used.is_in_graphs
-            && is_over(&**self.arrived.lock())
-            && used.by.iter().all(|mark| is_over(&**mark))
-    }
-
-    /// An operation on `channel` uses it, the last of which `stream` has been given.
-    pub fn is_used(&self, channel: u32, stream: Stream) -> Result<()> {
-        let mut used = self.used.lock();
-        let mark = used.by.get_mut(channel as usize);
-        let mark = mark.ok_or_else(|| Error::internal("no such channel"))?;
-        if !mark.record(stream)? {
-            used.is_in_graphs = true;
-        }
-        Ok(())
-    }
-
-    /// Where the words of the sources from 1 on are on the device.
-    pub fn of_sources(&self) -> *const LlHello {
-        self.at(OWN + 1).0 as *const LlHello
-    }
-
-    /// Where the head of an operation on `channel` is, once `at` has come to it.
-    pub fn head(&self, signature: Signature, channel: u32, at: &StreamScope) -> Result<DevPtr> {
-        if signature.row_bytes == self.row_bytes {
-            return Ok(self.at(head_index(signature, channel)));
-        }
-        let head = self.at(OTHER_ROWS + channel as usize);
-        let word = DevPtr(head.0 + offset_of!(LlHello, signature));
-        set_word(word, signature.to_word(), at)?;
-        Ok(head)
+        self.arrived.lock().is_over() == Ok(true)
     }
 
     fn at(&self, index: usize) -> DevPtr {
@@ -135,22 +73,23 @@ impl HelloMemory {
         routing: &Routing,
     ) -> Result<()> {
         let _apart = ApartFromCaptures::enter()?;
-        self.write(LlHello {
+        let hello = LlHello {
             handle,
             tokens: number(routing.tokens)?,
             signature: Signature::of_no_operation(number(routing.top_k)?).to_word(),
             channel: 0,
-        });
+        };
+        self.page.write(0, hello);
         let at = &context.module.enter(network.background())?;
         let turn = network.background_order.begin(at)?;
-        self.page.copy_out(0, OWN + 1, self.at(0), at)?;
+        self.page.copy_out(0, 1, self.at(0), at)?;
         let label = Label {
             what: "LL handle",
             number: u64::from(handle),
         };
         let message = |peer, index| Message {
             peer,
-            data: self.at(OWN + index),
+            data: self.at(index),
             bytes: BYTES,
         };
         let sources = network.sources();
@@ -163,37 +102,9 @@ impl HelloMemory {
             },
             at.stream,
         )?;
-        self.page
-            .copy_in(OWN + 1, sources.len() - 1, self.at(OWN + 1), at)?;
+        self.page.copy_in(1, sources.len() - 1, self.at(1), at)?;
         self.arrived.lock().record(at.stream)?;
         turn.end()
-    }
-
-    /// Writes this rank's hello, and the heads that go with it.
-    fn write(&self, hello: LlHello) {
-        self.page.write(OWN, hello);
-        let of_hello = Signature::from_word(hello.signature);
-        for channel in 0..LL_CHANNELS {
-            let other = OTHER_ROWS + channel as usize;
-            self.page.write(other, LlHello { channel, ..hello });
-            let kinds = OPERATIONS
-                .iter()
-                .flat_map(|&op| (0..TYPES as u32).map(move |dtype| (op, dtype)));
-            for (op, dtype) in kinds {
-                let signature = Signature {
-                    op,
-                    dtype,
-                    row_bytes: self.row_bytes,
-                    ..of_hello
-                };
-                let head = LlHello {
-                    signature: signature.to_word(),
-                    channel,
-                    ..hello
-                };
-                self.page.write(head_index(signature, channel), head);
-            }
-        }
     }
 
     /// Waits for what the sources say about handle `handle`, and checks it.
@@ -219,7 +130,7 @@ impl HelloMemory {
         for (index, &rank) in sources {
             let said = self
                 .page
-                .read(OWN + index)
+                .read(index)
                 .ok_or_else(|| Error::internal("no hello"))?;
             let tokens = check(said, rank, handle, routing, network.max_tokens());
             of.push(tokens.inspect_err(|error| network.fail(error))?);
@@ -227,12 +138,6 @@ impl HelloMemory {
         let most = number(of.iter().copied().max().unwrap_or(0))?;
         Ok(SourceTokens { of, most })
     }
-}
-
-/// Index of a head with rows of the usual size.
-fn head_index(signature: Signature, channel: u32) -> usize {
-    let op = OPERATIONS.iter().position(|&it| it == signature.op);
-    (op.unwrap_or(0) * CHANNELS + channel as usize) * TYPES + signature.dtype as usize
 }
 
 /// The tokens of `rank`, if what it says fits what this rank has.
@@ -246,7 +151,7 @@ fn check(
     let same = AmongRanks::Same { rank };
     let signature = Signature::from_word(said.signature);
     // It may also have an operation on an earlier handle, where this rank has a new one.
-    if said.handle != handle || OPERATIONS.contains(&signature.op) {
+    if said.handle != handle || [OP_LL_DISPATCH, OP_LL_COMBINE].contains(&signature.op) {
         return Err(Error::usage(Subject::Handle, same).got(handle, said.handle));
     }
     let top_k = signature.top_k as usize;

@@ -41,7 +41,7 @@ impl HandleMemory {
             sizes,
             top_k,
             hello: sources
-                .map(|sources| HelloMemory::new(memory, sources, plan.facts().row_bytes))
+                .map(|sources| HelloMemory::new(memory, sources))
                 .transpose()?,
             receiver: AtomicUsize::new(0),
         })

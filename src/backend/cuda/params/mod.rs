@@ -6,4 +6,5 @@
 
 pub mod common;
 pub mod ht;
+pub mod ht_nodes;
 pub mod ll;

@@ -1,0 +1,108 @@
+// How a block numbers tokens: for each of some columns, which of them are in it, in the order of tokens.
+//
+// A block goes through the tokens in tiles of one token per thread. A column is a rank that tokens go to, or
+// a list that they are in.
+#pragma once
+
+#include "../base/warp.cuh"
+#include "../params/ht_nodes.h"
+
+namespace nccl_ep {
+
+constexpr uint32_t kNumberingWarps = HT_ROUTE_THREADS / kWarpSize;
+// One for each rank of a node, and one more.
+constexpr uint32_t kColumnWords = MAX_PEERS / 32 + 1;
+constexpr uint32_t kColumns = kColumnWords * 32;
+
+// In shared memory.
+struct Numbering {
+    // Tokens so far, by column.
+    uint32_t before[kColumns];
+    // The same at each warp's tokens of the tile.
+    uint32_t of_warp[kNumberingWarps][kColumns];
+};
+
+// The columns that one thread's token is in.
+struct ColumnMask {
+    uint32_t word[kColumnWords];
+
+    __device__ ColumnMask() {
+#pragma unroll
+        for (uint32_t w = 0; w < kColumnWords; ++w) {
+            word[w] = 0;
+        }
+    }
+    __device__ void set(uint32_t column) {
+#pragma unroll
+        for (uint32_t w = 0; w < kColumnWords; ++w) {
+            word[w] |= column / 32 == w ? 1u << (column % 32) : 0;
+        }
+    }
+    __device__ bool has_any() const {
+        uint32_t all = 0;
+#pragma unroll
+        for (uint32_t w = 0; w < kColumnWords; ++w) {
+            all |= word[w];
+        }
+        return all != 0;
+    }
+};
+
+// Calls `use(column, lanes)` for every column with the lanes whose token is in it. Whole warps call it.
+template <typename Use>
+__device__ __forceinline__ void for_each_column(uint32_t columns, const ColumnMask& mask, Use use) {
+#pragma unroll
+    for (uint32_t w = 0; w < kColumnWords; ++w) {
+        for (uint32_t bit = 0; bit < 32 && w * 32 + bit < columns; ++bit) {
+            use(w * 32 + bit, __ballot_sync(kAllLanes, (mask.word[w] >> bit & 1) != 0));
+        }
+    }
+}
+
+// All threads call it; a barrier must follow.
+__device__ inline void clear_numbering(Numbering& numbering) {
+    for (uint32_t column = threadIdx.x; column < kColumns; column += HT_ROUTE_THREADS) {
+        numbering.before[column] = 0;
+    }
+}
+
+// Numbers a tile: calls `use(column, number)` for each column of this thread's token. All threads call it.
+template <typename Use>
+__device__ __forceinline__ void number_tile(Numbering& numbering, uint32_t columns,
+                                            const ColumnMask& mask, Use use) {
+    for_each_column(columns, mask, [&](uint32_t column, uint32_t lanes) {
+        if (lane_idx() == column % kWarpSize) {
+            numbering.of_warp[warp_idx()][column] = __popc(lanes);
+        }
+    });
+    __syncthreads();
+    for (uint32_t column = threadIdx.x; column < columns; column += HT_ROUTE_THREADS) {
+        uint32_t before = numbering.before[column];
+        for (uint32_t warp = 0; warp < kNumberingWarps; ++warp) {
+            const uint32_t count = numbering.of_warp[warp][column];
+            numbering.of_warp[warp][column] = before;
+            before += count;
+        }
+        numbering.before[column] = before;
+    }
+    __syncthreads();
+    for_each_column(columns, mask, [&](uint32_t column, uint32_t lanes) {
+        if ((lanes >> lane_idx() & 1) != 0) {
+            use(column, numbering.of_warp[warp_idx()][column] + lanes_before(lanes));
+        }
+        __syncwarp();
+    });
+    __syncthreads();
+}
+
+// The first token of chunk `chunk` of a source's `tokens`; behind the last chunk, their number.
+__device__ __forceinline__ uint32_t chunk_begin(uint32_t tokens, uint32_t chunk, uint32_t chunks) {
+    return static_cast<uint32_t>(uint64_t{tokens} * chunk / chunks);
+}
+
+// Whether all of a source's tokens travel to a node, as nearly all do; both sides decide so.
+__device__ __forceinline__ bool all_travel(uint32_t travelling, uint32_t tokens) {
+    return uint64_t{travelling} * 32 >= uint64_t{tokens} * HT_WHOLE_OF_32;
+}
+
+}  // namespace nccl_ep

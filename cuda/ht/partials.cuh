@@ -1,0 +1,61 @@
+// What other nodes return for a rank's own tokens: each one row for every token that went there, the rounded
+// sum of its ranks' rows, and the gradients of its experts.
+#pragma once
+
+#include "../base/row.cuh"
+#include "../base/warp.cuh"
+#include "../params/ht_nodes.h"
+
+namespace nccl_ep {
+
+// On one node.
+struct NoPartials {
+    __device__ uint32_t nodes() const { return 0; }
+    __device__ const uint8_t* row(const RowFormat&, uint32_t, uint32_t) const { return nullptr; }
+    __device__ uint32_t gradient(uint32_t, uint32_t, uint32_t here, uint32_t) const { return here; }
+};
+
+// Of the tokens of a pass; for a pass of remote tokens there are none.
+struct NodePartials {
+    const HtPartials& from;
+
+    __device__ uint32_t nodes() const { return from.others; }
+    // Where the sum of node `other` for `token` lies; NULL if it has none.
+    __device__ const uint8_t* row(const RowFormat& format, uint32_t token, uint32_t other) const {
+        uint64_t number = 0;
+        return other < from.others && has_row(token, other, number)
+                   ? from.rows + format.offset(number)
+                   : nullptr;
+    }
+    // The gradient of this lane's column; `here` are those of the experts on this node, one in each lane, of
+    // which a token has `top_k` at most on all. All lanes call it.
+    __device__ uint32_t gradient(uint32_t token, uint32_t top_k, uint32_t here,
+                                 uint32_t columns) const {
+        if (from.homes == nullptr) {
+            return here;
+        }
+        const uint32_t lane = lane_idx();
+        const uint32_t home = lane < top_k ? from.homes[uint64_t{token} * top_k + lane] : HT_NONE;
+        const uint32_t place = home & ((1u << HT_HOME_BITS) - 1);
+        const uint32_t of_lane = __shfl_sync(kAllLanes, here, place % kWarpSize);
+        if (home == HT_NONE || lane >= columns) {
+            return 0;
+        }
+        const uint32_t node = home >> HT_HOME_BITS;
+        uint64_t number = 0;
+        if (node == 0 || !has_row(token, node - 1, number)) {
+            return node == 0 ? of_lane : 0;
+        }
+        return __float_as_uint(from.gradients[number * columns + place]);
+    }
+
+   private:
+    __device__ bool has_row(uint32_t token, uint32_t other, uint64_t& number) const {
+        const uint32_t spot = from.spots[uint64_t{other} * from.tokens + token];
+        const uint32_t before = from.departing[other * from.chunk_ends];
+        number = uint64_t{other} * from.room + spot - before;
+        return spot != HT_NONE;
+    }
+};
+
+}  // namespace nccl_ep

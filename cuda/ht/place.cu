@@ -1,0 +1,146 @@
+// Creation of a high-throughput handle over several nodes, second part: the order in which this rank sends the
+// rows that it carries for remote ranks.
+//
+// It goes through their tokens by chunk, then by source, so that a chunk's rows follow each other in the
+// sequences between ranks. route_nodes.cu has numbered each source by itself. Here a block takes a piece, a
+// chunk of a source: it moves its entries to their place and adds the rows before the piece to their
+// indices. The other blocks note for each expert of an own token on which node it is, and its place among the
+// token's experts there: so gradients that return from other nodes find their columns.
+
+#include "../base/expert.cuh"
+#include "numbering.cuh"
+
+namespace nccl_ep::ht_place_impl {
+
+struct SharedStorage {
+    // Rows before the piece, less those before the chunk in its source.
+    uint32_t shift[kColumns];
+    uint32_t first_token;
+};
+
+struct Block {
+    const HtPlaceParams& params;
+    SharedStorage& shared;
+
+    __device__ uint32_t chunks() const { return params.nodes.chunks; }
+    __device__ uint32_t sources() const { return params.nodes.sources; }
+    __device__ uint32_t pieces() const { return chunks() * (sources() - 1); }
+    // What comes before a chunk of a source: tokens, and rows for a local rank.
+    __device__ uint32_t tokens_before(uint32_t source, uint32_t chunk) const {
+        return params.handle.starts[source * (chunks() + 1) + chunk];
+    }
+    __device__ uint32_t rows_before(uint32_t source, uint32_t chunk, uint32_t local) const {
+        const uint64_t at = uint64_t{source} * (chunks() + 1) + chunk;
+        return params.handle.source_rows[at * params.local_ranks + local];
+    }
+    // The same of a piece, in the order in which they are sent; `before(source, chunk)` counts.
+    template <typename Before>
+    __device__ uint32_t before_piece(uint32_t source, uint32_t chunk, Before before) const {
+        uint32_t all = 0;
+        for (uint32_t other = 1; other < sources(); ++other) {
+            all += before(other, other < source ? chunk + 1 : chunk);
+        }
+        return all;
+    }
+};
+
+// Stores the rows to each local rank before a chunk.
+__device__ void store_departures(const Block& block, uint32_t chunk) {
+    const HtPlaceParams& params = block.params;
+    for (uint32_t local = threadIdx.x; local < params.local_ranks; local += HT_PLACE_THREADS) {
+        params.handle.departures[chunk * params.local_ranks + local] =
+            block.before_piece(0, chunk, [&](uint32_t source, uint32_t at) {
+                return block.rows_before(source, at, local);
+            });
+    }
+}
+
+__device__ void place_piece(const Block& block, uint32_t source, uint32_t chunk) {
+    const HtPlaceParams& params = block.params;
+    const HtNodesMemory& handle = params.handle;
+    for (uint32_t local = threadIdx.x; local < params.local_ranks; local += HT_PLACE_THREADS) {
+        const auto before = [&](uint32_t other, uint32_t at) {
+            return block.rows_before(other, at, local);
+        };
+        block.shared.shift[local] =
+            block.before_piece(source, chunk, before) - before(source, chunk);
+    }
+    if (threadIdx.x == 0) {
+        block.shared.first_token =
+            block.before_piece(source, chunk, [&](uint32_t other, uint32_t at) {
+                return block.tokens_before(other, at);
+            });
+    }
+    __syncthreads();
+    const uint32_t first = block.tokens_before(source, chunk);
+    const uint64_t count = uint64_t{block.tokens_before(source, chunk + 1) - first} * handle.top_k;
+    const uint64_t from = uint64_t{handle.firsts[source] + first} * handle.top_k;
+    const uint64_t to = uint64_t{block.shared.first_token} * handle.top_k;
+    for (uint64_t i = threadIdx.x; i < count; i += HT_PLACE_THREADS) {
+        HtEntry entry = handle.raw_entries[from + i];
+        if (entry.expert >= 0) {
+            entry.index += block.shared.shift[entry.expert / params.local_experts];
+        }
+        handle.entries[to + i] = entry;
+    }
+}
+
+// The node of an expert: 0 for this one, else one more than the other's number.
+__device__ uint32_t node_of(const Block& block, int32_t expert) {
+    const uint32_t place = block.params.nodes.places[expert / block.params.local_experts];
+    return (place & HT_ELSEWHERE) != 0 ? (place & ~HT_ELSEWHERE) + 1 : 0;
+}
+
+// One thread notes the homes of an own token's experts.
+__device__ void store_homes(const Block& block, uint32_t token) {
+    const HtPlaceParams& params = block.params;
+    const uint32_t top_k = params.handle.top_k;
+    const int64_t experts = int64_t{params.nodes.ranks} * params.local_experts;
+    const int64_t* ids = params.topk_idx + uint64_t{token} * top_k;
+    uint32_t* homes = params.handle.homes + uint64_t{token} * top_k;
+    int32_t last = kNowhere;
+    for (uint32_t written = 0; written < top_k; ++written) {
+        int32_t next = INT32_MAX;
+        for (uint32_t k = 0; k < top_k; ++k) {
+            const int32_t expert = expert_of_id(ids[k], experts);
+            next = expert > last && expert < next ? expert : next;
+        }
+        if (next == INT32_MAX) {
+            homes[written] = HT_NONE;
+            continue;
+        }
+        const uint32_t node = node_of(block, next);
+        uint32_t place = 0;
+        for (uint32_t i = 0; i < written; ++i) {
+            place += homes[i] >> HT_HOME_BITS == node ? 1 : 0;
+        }
+        homes[written] = node << HT_HOME_BITS | place;
+        last = next;
+    }
+}
+
+__device__ void run(const HtPlaceParams& params) {
+    __shared__ SharedStorage shared;
+    const Block block = {params, shared};
+    const uint32_t remote = params.nodes.sources - 1;
+    if (blockIdx.x < block.pieces()) {
+        place_piece(block, 1 + blockIdx.x % remote, blockIdx.x / remote);
+        return;
+    }
+    const uint32_t number = blockIdx.x - block.pieces();
+    const uint32_t blocks = gridDim.x - block.pieces();
+    for (uint32_t chunk = number; chunk <= block.chunks(); chunk += blocks) {
+        store_departures(block, chunk);
+    }
+    for (uint32_t token = number * HT_PLACE_THREADS + threadIdx.x; token < params.handle.tokens;
+         token += blocks * HT_PLACE_THREADS) {
+        store_homes(block, token);
+    }
+}
+
+}  // namespace nccl_ep::ht_place_impl
+
+extern "C" __global__ void __launch_bounds__(nccl_ep::HT_PLACE_THREADS)
+    ht_place(const __grid_constant__ nccl_ep::HtPlaceParams params) {
+    nccl_ep::ht_place_impl::run(params);
+}

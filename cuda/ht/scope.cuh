@@ -1,0 +1,84 @@
+// Which rows an operation's launch has: all of them, in a group on one node, or those of a pass.
+//
+// The kernels are templates over the two; what differs is where a row's place in a sequence begins, and its
+// row of the output. On several nodes a token's experts are numbered by local rank and local expert.
+#pragma once
+
+#include "../params/ht_nodes.h"
+#include "entries.cuh"
+
+namespace nccl_ep {
+
+// A group on one node.
+struct AllRows {
+    __device__ bool is_own() const { return true; }
+    __device__ uint32_t total(const HtCommon& common) const {
+        return common.handle.begins[common.peers.ranks];
+    }
+    // The rows of `peer` that this launch has, if there is a ring, and the first row of the output from it.
+    __device__ PairRows rows(const HtCommon& common, uint32_t peer, bool has_ring) const {
+        const uint32_t begin = common.handle.begins[peer];
+        return {begin, has_ring ? common.handle.begins[peer + 1] - begin : 0,
+                has_ring ? common.handle.departures[peer] : 0};
+    }
+    __device__ void settle(const HtCommon&, bool, HtPairs&) const {}
+    // The row of the output, or of combine's input, of row `index` from `peer`.
+    __device__ uint32_t row(const HtPairs& pairs, uint32_t peer, uint32_t index) const {
+        return pairs.begins[peer] + index;
+    }
+    // The id by which callers name the expert of this lane.
+    __device__ int32_t id_of(const HtCommon&, const TokenEntries& entries) const {
+        return entries.entry.expert;
+    }
+};
+
+// A pass of an operation over several nodes. The indices of its entries count the rows of the passes before,
+// too; those by which the scheduler deals rows do not.
+struct RowsOfPass {
+    const HtPass& pass;
+
+    __device__ bool is_own() const { return pass.is_own != 0; }
+    __device__ uint32_t total(const HtCommon&) const { return *pass.total; }
+    __device__ PairRows rows(const HtCommon& common, uint32_t peer, bool has_ring) const {
+        // From this rank itself the entries' indices count, from others those of the scheduler.
+        const uint32_t before = peer != common.peers.rank ? pass.arrivals[peer] : 0;
+        const uint32_t begin = pass.begins != nullptr ? pass.begins[peer] + before : before;
+        return {begin, has_ring ? pass.arrivals_end[peer] - pass.arrivals[peer] : 0,
+                has_ring ? pass.departures_end[peer] - pass.departures[peer] : 0};
+    }
+    // Moves the side that goes by entries back, by the rows of the passes before. All threads call it, each for
+    // the peers that it has filled in.
+    __device__ void settle(const HtCommon& common, bool is_combine, HtPairs& pairs) const {
+        for (uint32_t peer = threadIdx.x; peer < common.peers.ranks; peer += blockDim.x) {
+            uint32_t* base = is_combine ? pairs.received : pairs.sent;
+            base[peer] -= pass.departures[peer];
+        }
+        __syncthreads();
+    }
+    __device__ uint32_t row(const HtPairs& pairs, uint32_t peer, uint32_t index) const {
+        const uint32_t at = pairs.begins[peer] + index;
+        return pass.begins != nullptr ? at : row_of_piece(peer, at);
+    }
+    __device__ int32_t id_of(const HtCommon& common, const TokenEntries& entries) const {
+        const int32_t local_experts = static_cast<int32_t>(common.layout.local_experts);
+        if (entries.rank < 0) {
+            return entries.entry.expert;
+        }
+        const uint32_t rank = pass.locals[entries.rank * pass.locals_step];
+        return static_cast<int32_t>(rank) * local_experts + entries.entry.expert % local_experts;
+    }
+
+   private:
+    // Row number `at` of all that `peer` carries for others lies in the last piece that begins there or before.
+    __device__ uint32_t row_of_piece(uint32_t peer, uint32_t at) const {
+        const uint32_t* starts = pass.piece_starts + peer * (pass.pieces + 1);
+        uint32_t low = 0;
+        for (uint32_t high = pass.pieces; high - low > 1;) {
+            const uint32_t middle = (low + high) / 2;
+            (starts[middle] <= at ? low : high) = middle;
+        }
+        return pass.piece_rows[peer * pass.pieces + low] + at - starts[low];
+    }
+};
+
+}  // namespace nccl_ep

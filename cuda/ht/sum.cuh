@@ -1,0 +1,56 @@
+// The sum of rows in fp32, in the order of lanes: a warp adds a part of many rows at once.
+#pragma once
+
+#include "../base/numeric.cuh"
+#include "../base/warp.cuh"
+
+namespace nccl_ep::ht_combine_impl {
+
+// A lane's accesses to one row that are in flight together, and rows that are loaded together.
+constexpr uint32_t kVecs = 4;
+constexpr uint32_t kRows = 4;
+
+// One warp adds the rows of `lanes`, whose addresses these hold, to kVecs accesses per lane from number
+// `first` on.
+template <typename Type>
+__device__ __forceinline__ void add_rows(float (&sum)[kVecs][Type::kPerVec], uint32_t lanes,
+                                         const uint8_t* of_lane, uint32_t first, uint32_t vecs) {
+    for (uint32_t left = lanes; left != 0;) {
+        Vec16 data[kRows][kVecs];
+        uint32_t rest = left;
+#pragma unroll
+        for (uint32_t i = 0; i < kRows; ++i) {
+            if (rest == 0) {
+                break;
+            }
+            const Vec16* row = reinterpret_cast<const Vec16*>(
+                pointer_of_lane(of_lane, __ffs(rest) - 1));
+#pragma unroll
+            for (uint32_t v = 0; v < kVecs; ++v) {
+                const uint32_t at = first + v * kWarpSize + lane_idx();
+                if (at < vecs) {
+                    data[i][v] = ld_relaxed_sys(row + at);
+                }
+            }
+            rest &= rest - 1;
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < kRows; ++i) {
+            if (left == 0) {
+                break;
+            }
+#pragma unroll
+            for (uint32_t v = 0; v < kVecs; ++v) {
+                float row[Type::kPerVec];
+                Type::unpack(data[i][v], row);
+#pragma unroll
+                for (uint32_t j = 0; j < Type::kPerVec; ++j) {
+                    sum[v][j] += row[j];
+                }
+            }
+            left &= left - 1;
+        }
+    }
+}
+
+}  // namespace nccl_ep::ht_combine_impl

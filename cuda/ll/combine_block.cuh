@@ -1,0 +1,84 @@
+// What a block of a combine sees: the operation, and the tokens of this rank's sources (nodes.cuh).
+#pragma once
+
+#include "gates.cuh"
+#include "scheduler.cuh"
+#include "slots.cuh"
+
+namespace nccl_ep::ll_combine_impl {
+
+struct SharedStorage {
+    Start start;
+    uint32_t next_send;
+    uint32_t next_receive;
+};
+
+template <typename Op>
+struct Block {
+    const LlCombineParams& params;
+    const LlShape& shape;
+    const Op& op;
+    SharedStorage& shared;
+    // Of each rank.
+    uint32_t* tokens_of;
+    BankSlots bank_slots;
+    OutputSlots output;
+    Share senders;
+    Share receivers;
+};
+
+// A token of one of this rank's sources.
+struct SourceToken {
+    uint32_t number;
+    uint32_t token;
+};
+
+// How many tokens the sources have at most, and which one is number `index` of them.
+template <typename Op>
+__device__ __forceinline__ uint32_t tokens_of_sources(const Block<Op>& block) {
+    if constexpr (Op::kSeveral) {
+        const LlNodes& nodes = block.op.nodes.nodes;
+        return max(block.shape.tokens, nodes.most_tokens) * nodes.sources;
+    }
+    return block.shape.tokens;
+}
+
+template <typename Op>
+__device__ __forceinline__ SourceToken token_of_sources(const Block<Op>& block, uint32_t index) {
+    if constexpr (Op::kSeveral) {
+        const uint32_t sources = block.op.nodes.nodes.sources;
+        return {index % sources, index / sources};
+    }
+    return {0, index};
+}
+
+template <typename Op>
+__device__ __forceinline__ bool exists(const Block<Op>& block, const SourceToken& at) {
+    if constexpr (Op::kSeveral) {
+        if (at.number != 0) {
+            return at.token < block.op.nodes.tokens_of(block.shape, at.number);
+        }
+    }
+    return at.token < block.shape.tokens;
+}
+
+// What this lane's entry of a token has to do with the combine.
+template <typename Op>
+__device__ __forceinline__ Gate gate_of(const Block<Op>& block, const SourceToken& at) {
+    if constexpr (Op::kSeveral) {
+        if (at.number != 0) {
+            return gate_of_source(block.op, at.number, at.token);
+        }
+    }
+    GateWords words;
+    words.load(block.params, at.token);
+    return make_gate(block.op, words);
+}
+
+// One warp of the grid signs for this rank and checks the others' signatures.
+template <typename Op>
+__device__ __forceinline__ bool is_signing_warp(const Block<Op>& block) {
+    return block.receivers.index() == 0 && warp_idx() == num_warps() / 2;
+}
+
+}  // namespace nccl_ep::ll_combine_impl

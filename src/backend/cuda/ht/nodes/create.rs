@@ -1,0 +1,373 @@
+//! Creation of an HT handle over several nodes.
+//!
+//! First ranks send their number of tokens along the rails, or that they refuse; then their ids. A kernel finds
+//! out, with the ranks of the node, where everything goes. The host waits for these steps, as it must know how
+//! many rows each message has: so operations need not wait.
+#![forbid(unsafe_code)]
+
+use crate::backend::cuda::driver::function::LaunchShape;
+use crate::backend::cuda::driver::stream::StreamScope;
+use crate::backend::cuda::ht::agreement::{disagreement, verdict_refusing, verdict_with};
+use crate::backend::cuda::ht::nodes::handle::{Counts, NodesHt};
+use crate::backend::cuda::ht::nodes::memory::NodesMemory;
+use crate::backend::cuda::ht::nodes::plan::NodesPlan;
+use crate::backend::cuda::ht::nodes::rails::Rails;
+use crate::backend::cuda::ht::shared::HtShared;
+use crate::backend::cuda::kernels::Kernel;
+use crate::backend::cuda::params::common::OP_HT_ROUTE;
+use crate::backend::cuda::params::ht::{HT_ROUTE_THREADS, HT_VERDICT_CODE_SHIFT};
+use crate::backend::cuda::params::ht_nodes::{
+    HT_PLACE_THREADS, HtNodesMemory, HtPlaceParams, HtRouteNodesParams, HtSource, HtTold,
+};
+use crate::backend::cuda::sizes::number;
+use crate::backend::transport::{Label, Message};
+use crate::backend::{Faults as _, HtRouting};
+use crate::error::refusal::{InSequence, Subject};
+use crate::error::{Code, Error, Result};
+use crate::model::ops::{IdWidth, Routing, Stream};
+use crate::model::tensor::DevPtr;
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+use std::time::Instant;
+
+const ID_BYTES: usize = size_of::<i64>();
+const HEADER_BYTES: usize = 2 * size_of::<HtTold>();
+/// Blocks of `ht_place` beside those for pieces.
+const HOME_BLOCKS: usize = 16;
+
+/// What a rank says of its part.
+#[derive(Clone, Copy)]
+struct Header {
+    tokens: usize,
+    verdict: u32,
+}
+
+impl Header {
+    fn takes_part(self) -> bool {
+        self.verdict >> HT_VERDICT_CODE_SHIFT == 0
+    }
+
+    fn id_bytes(self) -> usize {
+        match self.takes_part() {
+            true => self.tokens * self.verdict as usize * ID_BYTES,
+            false => 0,
+        }
+    }
+}
+
+/// This rank's part of a new handle. Collective.
+pub fn open_handle(
+    group: &Arc<HtShared>,
+    rails: &Arc<Rails>,
+    wanted: Result<HtRouting>,
+    stream: Stream,
+) -> Result<NodesHt> {
+    let epoch = group.next_handle();
+    let at = &group.enter(stream)?;
+    if at.is_captured() {
+        return Err(Error::usage(
+            Subject::Stream,
+            InSequence::NoCaptureOfRouting,
+        ));
+    }
+    let creation = Creation {
+        group,
+        rails,
+        epoch,
+        at,
+    };
+    let own = match &wanted {
+        Ok(HtRouting { routing, .. }) => Header {
+            tokens: routing.tokens,
+            verdict: verdict_with(number(routing.top_k)?),
+        },
+        Err(error) => Header {
+            tokens: 0,
+            verdict: verdict_refusing(error),
+        },
+    };
+    let headers = creation.exchange_headers(own)?;
+    let prepared = wanted.and_then(|wanted| creation.prepare(wanted, &headers));
+    let refused = prepared.as_ref().err().cloned();
+    let part = prepared.unwrap_or_else(|error| Part::refusing(rails, &error));
+    creation.route(&part, &headers)?;
+    let (rows, counts) = creation.wait_for_counts(&part.memory)?;
+    if let Some(error) = refused {
+        return Err(error);
+    }
+    if let Some(error) = disagreement(rows, part.verdict) {
+        return Err(error);
+    }
+    let passes = rails.plan.passes(counts.most_tokens());
+    Ok(NodesHt {
+        remote: part.remote,
+        group: Arc::clone(group),
+        rails: Arc::clone(rails),
+        memory: part.memory,
+        routing: part.routing,
+        epoch,
+        received: rows as usize,
+        counts,
+        banks: rails.banks_for(&passes)?,
+        passes,
+    })
+}
+
+/// What this rank brings to a handle.
+struct Part {
+    memory: Arc<NodesMemory>,
+    routing: Routing,
+    counter: Option<DevPtr>,
+    verdict: u32,
+    /// Tokens of the remote sources.
+    remote: usize,
+}
+
+impl Part {
+    fn refusing(rails: &Rails, error: &Error) -> Self {
+        Self {
+            memory: Arc::clone(&rails.spare),
+            routing: Routing {
+                tokens: 0,
+                top_k: 0,
+                ids: DevPtr::default(),
+                width: IdWidth::Bits64,
+            },
+            counter: None,
+            verdict: verdict_refusing(error),
+            remote: 0,
+        }
+    }
+
+    fn device(&self, plan: &NodesPlan) -> Result<HtNodesMemory> {
+        let tokens = (self.routing.tokens, self.remote);
+        self.memory.memory(plan, (tokens, self.routing.top_k))
+    }
+}
+
+struct Creation<'a> {
+    group: &'a Arc<HtShared>,
+    rails: &'a Rails,
+    epoch: u32,
+    at: &'a StreamScope,
+}
+
+impl Creation<'_> {
+    fn label(&self) -> Label {
+        Label {
+            what: "HT handle",
+            number: u64::from(self.epoch),
+        }
+    }
+
+    /// Sends this rank's header along its rails, and waits for those of its sources; its own is the first.
+    fn exchange_headers(&self, own: Header) -> Result<Vec<Header>> {
+        let rails = self.rails;
+        let told = |value| HtTold {
+            value,
+            epoch: self.epoch,
+        };
+        rails.headers.write(0, told(number(own.tokens)?));
+        rails.headers.write(1, told(own.verdict));
+        // The device reads them after this.
+        fence(Ordering::Release);
+        let at = |source: usize| DevPtr(rails.headers.device() as usize + source * HEADER_BYTES);
+        let message = |peer, source| Message {
+            peer,
+            data: at(source),
+            bytes: HEADER_BYTES,
+        };
+        let sends: Vec<_> = rails.gateways.iter().map(|&it| message(it, 0)).collect();
+        let sources = rails.remote_sources().iter().zip(1..);
+        let receives: Vec<_> = sources.map(|(&peer, it)| message(peer, it)).collect();
+        let turn = self.group.order.begin(self.at)?;
+        let transport = rails.network.transport()?;
+        transport.exchange(self.label(), &sends, &receives, self.at.stream)?;
+        turn.end()?;
+        let mut headers = vec![own];
+        for source in 1..rails.plan.sources {
+            let words = self.wait_until(|| self.header(source))?;
+            headers.push(words);
+        }
+        self.check(&headers)?;
+        Ok(headers)
+    }
+
+    /// The header of a source, if it is there.
+    fn header(&self, source: usize) -> Option<Header> {
+        let word = |index| {
+            let page = &self.rails.headers;
+            page.read(2 * source + index)
+                .filter(|it| it.epoch == self.epoch)
+        };
+        Some(Header {
+            tokens: word(0)?.value as usize,
+            verdict: word(1)?.value,
+        })
+    }
+
+    fn check(&self, headers: &[Header]) -> Result<()> {
+        let most = self.group.plan.max_tokens();
+        match headers.iter().find(|header| header.tokens > most) {
+            None => Ok(()),
+            Some(_) => Err(Error::internal(format!(
+                "a rank announces more than {most} tokens"
+            ))),
+        }
+    }
+
+    /// Memory for the handle.
+    fn prepare(&self, wanted: HtRouting, headers: &[Header]) -> Result<Part> {
+        let routing = wanted.routing;
+        let verdict = verdict_with(number(routing.top_k)?);
+        let agreeing = headers.iter().skip(1).filter(|it| it.verdict == verdict);
+        let remote = agreeing.map(|header| header.tokens).sum();
+        let rails = self.rails;
+        let sizes = ((routing.tokens, remote), routing.top_k);
+        let (_, bytes) = rails.plan.memory(0, sizes.0, sizes.1)?;
+        let context = self.group.context.module.context();
+        let make = || NodesMemory::new(context, &rails.memory, &rails.plan, sizes);
+        Ok(Part {
+            memory: rails.pool.take(|memory| memory.waste(bytes), make)?,
+            routing,
+            counter: wanted.counter,
+            verdict,
+            remote,
+        })
+    }
+
+    /// Enqueues the exchange of ids and the kernels that find out where rows go.
+    fn route(&self, part: &Part, headers: &[Header]) -> Result<()> {
+        let rails = self.rails;
+        let bytes: usize = headers.iter().skip(1).map(|it| it.id_bytes()).sum();
+        let ids = rails.ids_for(bytes)?;
+        let mut receives = Vec::new();
+        let mut data = ids.data();
+        let mut first = 0;
+        for (index, (header, &rank)) in headers.iter().zip(rails.network.sources()).enumerate() {
+            let agrees = header.verdict == part.verdict && header.takes_part();
+            let mut source = HtSource {
+                topk_idx: data.0 as *const i64,
+                tokens: number(if agrees { header.tokens } else { 0 })?,
+                first: number(first)?,
+                rank: number(rank)?,
+                verdict: header.verdict,
+            };
+            if index == 0 {
+                source.topk_idx = part.routing.ids.0 as *const i64;
+                source.verdict = part.verdict;
+            } else {
+                let bytes = header.id_bytes();
+                let peer = rank;
+                receives.push(Message { peer, data, bytes });
+                data = DevPtr(data.0 + bytes);
+                first += source.tokens as usize;
+            }
+            part.memory.sources.write(index, source);
+        }
+        let own = headers.first().map_or(0, |own| own.id_bytes());
+        let send = |&peer: &usize| Message {
+            peer,
+            data: part.routing.ids,
+            bytes: own,
+        };
+        let sends: Vec<_> = rails.gateways.iter().map(send).collect();
+        // The device reads the sources after this.
+        fence(Ordering::Release);
+        let turn = self.group.order.begin(self.at)?;
+        let transport = rails.network.transport()?;
+        transport.exchange(self.label(), &sends, &receives, self.at.stream)?;
+        self.launch_route(part)?;
+        self.launch_place(part)?;
+        turn.end()
+    }
+
+    fn launch_route(&self, part: &Part) -> Result<()> {
+        let (group, rails) = (self.group, self.rails);
+        let work = rails.work.data().0;
+        let params = HtRouteNodesParams {
+            peers: group.context.peers(),
+            wait: group.context.wait(OP_HT_ROUTE),
+            layout: group.layout,
+            nodes: rails.nodes()?,
+            handle: part.device(&rails.plan)?,
+            sources: part.memory.sources.device(),
+            told: part.memory.told.device(),
+            counter: part.counter.unwrap_or_default().0 as *mut i32,
+            received: part.memory.received.device(),
+            tally: work as *mut u32,
+            own_counts: (work + rails.own_counts) as *mut u64,
+            max_tokens: u32::try_from(group.plan.max_tokens()).unwrap_or(u32::MAX),
+            epoch: self.epoch,
+            bank: group.next_bank(),
+            verdict: part.verdict,
+        };
+        let shape = LaunchShape {
+            blocks: number(rails.plan.sources + rails.plan.others + 1)?,
+            threads: HT_ROUTE_THREADS,
+            shared_bytes: 0,
+        };
+        let module = &group.context.module;
+        module.launch(Kernel::HtRouteNodes, shape, &params, self.at)
+    }
+
+    fn launch_place(&self, part: &Part) -> Result<()> {
+        let plan = &self.rails.plan;
+        let params = HtPlaceParams {
+            nodes: self.rails.nodes()?,
+            handle: part.device(plan)?,
+            topk_idx: part.routing.ids.0 as *const i64,
+            local_experts: number(plan.local_experts)?,
+            local_ranks: number(plan.locals)?,
+        };
+        let shape = LaunchShape {
+            blocks: number(plan.chunks * (plan.sources - 1) + HOME_BLOCKS)?,
+            threads: HT_PLACE_THREADS,
+            shared_bytes: 0,
+        };
+        let module = &self.group.context.module;
+        module.launch(Kernel::HtPlace, shape, &params, self.at)
+    }
+
+    /// Waits for the number of rows, or why there is none, and for what travels.
+    fn wait_for_counts(&self, memory: &NodesMemory) -> Result<(u32, Counts)> {
+        let received = || {
+            let seen = memory.received.read(0)?;
+            (seen.epoch == self.epoch).then_some(())
+        };
+        self.wait_until(received)?;
+        let plan = &self.rails.plan;
+        let words: Vec<usize> = (0..plan.told())
+            .map(|index| {
+                let told = || memory.told.read(index).filter(|it| it.epoch == self.epoch);
+                Ok(self.wait_until(told)?.value as usize)
+            })
+            .collect::<Result<_>>()?;
+        fence(Ordering::Acquire);
+        let counts = Counts {
+            words,
+            ends: plan.chunks + 1,
+            others: plan.others,
+        };
+        Ok((memory.received.read(0).map_or(0, |seen| seen.rows), counts))
+    }
+
+    /// Waits for what a kernel or the network writes; they have deadlines.
+    fn wait_until<T>(&self, found: impl Fn() -> Option<T>) -> Result<T> {
+        let faults = &self.group.context.faults;
+        let start = Instant::now();
+        loop {
+            if let Some(found) = found() {
+                return Ok(found);
+            }
+            if let Some(fault) = faults.first() {
+                return Err(fault);
+            }
+            if start.elapsed() > 2 * faults.timeout() {
+                let text = "the handle's routing was not exchanged in time";
+                return Err(Error::new(Code::RemoteError, text));
+            }
+            std::thread::yield_now();
+        }
+    }
+}

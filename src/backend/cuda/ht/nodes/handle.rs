@@ -1,0 +1,63 @@
+//! A handle over several nodes, once it is made.
+#![forbid(unsafe_code)]
+
+use crate::backend::cuda::ht::nodes::memory::{Banks, NodesMemory};
+use crate::backend::cuda::ht::nodes::plan::Passes;
+use crate::backend::cuda::ht::nodes::rails::Rails;
+use crate::backend::cuda::ht::shared::HtShared;
+use crate::backend::cuda::params::ht_nodes::HtNodesMemory;
+use crate::error::Result;
+use crate::model::ops::Routing;
+use std::sync::Arc;
+
+/// A handle over several nodes.
+pub struct NodesHt {
+    pub group: Arc<HtShared>,
+    pub rails: Arc<Rails>,
+    pub memory: Arc<NodesMemory>,
+    /// Tokens of the remote sources.
+    pub remote: usize,
+    pub routing: Routing,
+    pub epoch: u32,
+    pub received: usize,
+    pub counts: Counts,
+    pub passes: Passes,
+    pub banks: Arc<Banks>,
+}
+
+/// Tokens that travel before each chunk: own ones to each other node, and those that come from each source.
+pub struct Counts {
+    pub words: Vec<usize>,
+    /// Of a node or a source.
+    pub ends: usize,
+    /// Other nodes.
+    pub others: usize,
+}
+
+impl Counts {
+    /// Own tokens that go to node `other` before `chunk`.
+    pub fn departing(&self, other: usize, chunk: usize) -> usize {
+        self.words
+            .get(other * self.ends + chunk)
+            .copied()
+            .unwrap_or(0)
+    }
+
+    /// Tokens of source number `source` that come before `chunk`.
+    pub fn coming(&self, source: usize, chunk: usize) -> usize {
+        self.departing(self.others + source, chunk)
+    }
+
+    pub fn most_tokens(&self) -> usize {
+        self.words.last().copied().unwrap_or(0)
+    }
+}
+
+impl NodesHt {
+    /// The handle's memory as kernels see it.
+    pub fn device(&self) -> Result<HtNodesMemory> {
+        let tokens = (self.routing.tokens, self.remote);
+        self.memory
+            .memory(&self.rails.plan, (tokens, self.routing.top_k))
+    }
+}

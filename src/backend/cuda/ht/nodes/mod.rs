@@ -1,0 +1,38 @@
+//! High-throughput operations of a group over several nodes.
+//!
+//! Rows travel along rails: a token crosses the network once for each other node that has one of its experts, to
+//! the gateway there, which sends it on to the node's ranks as it sends its own. Combine goes the other way: the
+//! gateway sums what the node's ranks return for a token, and one row travels home, which adds its own node and
+//! then the others. Operations run in passes: while one is on the network, that before it is on NVLink.
+#![forbid(unsafe_code)]
+
+mod combine;
+mod create;
+mod dispatch;
+mod handle;
+mod memory;
+mod pass;
+pub mod plan;
+mod rails;
+
+pub use create::open_handle;
+pub use rails::Rails;
+
+use crate::backend::HtBackend;
+use crate::backend::cuda::ht::nodes::handle::NodesHt;
+use crate::error::Result;
+use crate::model::ops::{HtCombine, HtDispatch, Stream};
+
+impl HtBackend for NodesHt {
+    fn dispatch(&self, op: &HtDispatch, stream: Stream) -> Result<()> {
+        dispatch::run(self, op, stream)
+    }
+
+    fn combine(&self, op: &HtCombine, stream: Stream) -> Result<()> {
+        combine::run(self, op, stream)
+    }
+
+    fn num_recv_tokens(&self) -> Result<usize> {
+        Ok(self.received)
+    }
+}

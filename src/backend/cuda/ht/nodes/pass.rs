@@ -1,0 +1,239 @@
+//! A pass of an operation: its tokens, and its part of the rows between ranks, as kernel parameters.
+#![forbid(unsafe_code)]
+
+use crate::backend::Faults as _;
+use crate::backend::cuda::driver::stream::StreamScope;
+use crate::backend::cuda::ht::nodes::handle::NodesHt;
+use crate::backend::cuda::ht::nodes::plan::NodesPlan;
+use crate::backend::cuda::ht::nodes::rails::{Rails, Turn};
+use crate::backend::cuda::ht::plan::HtLaunch;
+use crate::backend::cuda::ht::shape_word::ShapeWord;
+use crate::backend::cuda::ht::shared::HtShared;
+use crate::backend::cuda::order;
+use crate::backend::cuda::params::ht::{HtCommon, HtEntry, HtHandleMemory, HtShape};
+use crate::backend::cuda::params::ht_nodes::{HtNodesMemory, HtPass};
+use crate::backend::cuda::sizes::number;
+use crate::backend::transport::{Label, Message, Transport};
+use crate::error::Result;
+use crate::model::tensor::DevPtr;
+use std::ops::{Deref, Range};
+use std::ptr::{null, null_mut};
+use std::sync::Arc;
+
+/// A table's word number `index`.
+pub fn word(table: *const u32, index: usize) -> *const u32 {
+    (table as usize + index * size_of::<u32>()) as *const u32
+}
+
+/// `bytes` behind `at`; NULL stays NULL.
+pub fn behind(at: usize, bytes: usize) -> usize {
+    match at {
+        0 => 0,
+        at => at + bytes,
+    }
+}
+
+/// Tokens that a launch has: this rank's own, or those that it carries for other ranks.
+pub struct Tokens {
+    /// The place of the first one's entries.
+    pub first: usize,
+    pub count: usize,
+    entries: *mut HtEntry,
+}
+
+/// A handle during an operation.
+pub struct Handle<'a> {
+    handle: &'a NodesHt,
+    pub device: HtNodesMemory,
+}
+
+impl Deref for Handle<'_> {
+    type Target = NodesHt;
+
+    fn deref(&self) -> &NodesHt {
+        self.handle
+    }
+}
+
+impl<'a> Handle<'a> {
+    pub fn new(handle: &'a NodesHt) -> Result<Self> {
+        Ok(Self {
+            handle,
+            device: handle.device()?,
+        })
+    }
+
+    pub(super) fn plan(&self) -> &NodesPlan {
+        &self.rails.plan
+    }
+
+    /// This rank's tokens in `chunks`.
+    pub(super) fn own_tokens(&self, chunks: &Range<usize>) -> Tokens {
+        let at = |chunk| self.plan().chunk_begin(self.routing.tokens, chunk);
+        self.tokens(self.device.own_entries, at(chunks.start)..at(chunks.end))
+    }
+
+    /// The tokens of remote sources in `chunks`.
+    pub(super) fn remote_tokens(&self, chunks: &Range<usize>) -> Tokens {
+        let before = |chunk| -> usize {
+            (1..self.plan().sources)
+                .map(|source| self.counts.coming(source, chunk))
+                .sum()
+        };
+        self.tokens(
+            self.device.entries,
+            before(chunks.start)..before(chunks.end),
+        )
+    }
+
+    fn tokens(&self, entries: *mut HtEntry, range: Range<usize>) -> Tokens {
+        let entry = range.start * self.routing.top_k * size_of::<HtEntry>();
+        Tokens {
+            first: range.start,
+            count: range.len(),
+            entries: (entries as usize + entry) as *mut HtEntry,
+        }
+    }
+
+    /// The rows between ranks that `chunks` of own or of remote tokens have.
+    pub(super) fn pass(&self, chunks: &Range<usize>, is_own: bool) -> Result<HtPass> {
+        let (memory, plan) = (&self.device, self.plan());
+        let (departures, arrivals) = match is_own {
+            true => (memory.source_rows, memory.own_arrivals),
+            false => (memory.departures, memory.arrivals),
+        };
+        let row = |table: *mut u32, chunk: usize| word(table, chunk * plan.locals);
+        let nodes = self.rails.nodes()?;
+        Ok(HtPass {
+            departures: row(departures, chunks.start),
+            departures_end: row(departures, chunks.end),
+            arrivals: row(arrivals, chunks.start),
+            arrivals_end: row(arrivals, chunks.end),
+            begins: match (is_own, plan.width) {
+                (true, _) => memory.own_begins,
+                (false, ..=1) => memory.begins,
+                (false, _) => null(),
+            },
+            piece_starts: memory.piece_starts,
+            piece_rows: memory.piece_rows,
+            pieces: number(plan.chunks * plan.width)?,
+            is_own: u32::from(is_own),
+            total: memory.total,
+            locals: nodes.carried,
+            locals_step: number(1 + plan.width)?,
+        })
+    }
+
+    /// What both kernels need for `tokens`.
+    pub(super) fn common(&self, op: u32, launch: &HtLaunch, tokens: &Tokens) -> Result<HtCommon> {
+        let group = &self.group;
+        Ok(HtCommon {
+            peers: group.context.peers(),
+            wait: group.context.wait(op),
+            layout: group.layout,
+            handle: HtHandleMemory {
+                entries: tokens.entries,
+                begins: null_mut(),
+                departures: null_mut(),
+                counts: self.device.counts,
+                tokens: number(tokens.count)?,
+                top_k: self.device.top_k,
+            },
+            sequences: group.sequences(),
+            shape: HtShape {
+                shape_word: ShapeWord(launch.shape.shape_word).of_handle(self.epoch).0,
+                ..launch.shape
+            },
+        })
+    }
+}
+
+/// An operation while it is enqueued: passes on the caller's stream, messages on the side stream.
+pub struct Enqueueing<'a> {
+    pub rails: &'a Rails,
+    pub turn: &'a mut Turn,
+    pub at: &'a StreamScope,
+    transport: Arc<dyn Transport>,
+    label: Label,
+}
+
+impl<'a> Enqueueing<'a> {
+    pub fn new(
+        rails: &'a Rails,
+        turn: &'a mut Turn,
+        at: &'a StreamScope,
+        what: &'static str,
+    ) -> Result<Self> {
+        Ok(Self {
+            transport: rails.network.transport()?,
+            label: rails.label(what),
+            rails,
+            turn,
+            at,
+        })
+    }
+
+    /// Ends the operation. What was enqueued uses the banks, even if something is missing. Where the network has
+    /// ended because this rank has failed, that failure is the one to report.
+    pub fn end(
+        &mut self,
+        group: &HtShared,
+        order: order::Turn<'_>,
+        enqueued: Result<()>,
+    ) -> Result<()> {
+        if enqueued.is_err() {
+            // Messages that no kernel waits for are a part of the operation, too.
+            let (side, own) = (self.rails.side.stream, self.at.stream);
+            let _ = self.turn.join.join(side, own);
+        }
+        let cause = |error| group.context.faults.first().unwrap_or(error);
+        order.end().and(enqueued.map_err(cause))
+    }
+
+    /// The side stream waits for the caller's.
+    pub fn fork(&mut self) -> Result<()> {
+        self.turn.join.join(self.at.stream, self.rails.side.stream)
+    }
+
+    /// Begins the messages of a pass.
+    pub fn clear(&mut self) {
+        self.turn.sends.clear();
+        self.turn.receives.clear();
+    }
+
+    /// Adds `rows` rows of `bytes` each to what `peer` gets.
+    pub fn send(&mut self, peer: usize, data: usize, rows: usize, bytes: usize) {
+        let bytes = rows * bytes;
+        let data = DevPtr(data);
+        self.turn.sends.push(Message { peer, data, bytes });
+    }
+
+    /// The same for what comes from it.
+    pub fn receive(&mut self, peer: usize, data: usize, rows: usize, bytes: usize) {
+        let bytes = rows * bytes;
+        let data = DevPtr(data);
+        self.turn.receives.push(Message { peer, data, bytes });
+    }
+
+    /// Enqueues the messages of pass number `pass`.
+    pub fn exchange(&mut self, pass: usize) -> Result<()> {
+        let Turn {
+            sends,
+            receives,
+            landed,
+            ..
+        } = &mut *self.turn;
+        let side = self.rails.side.stream;
+        self.transport.exchange(self.label, sends, receives, side)?;
+        let [even, odd] = landed;
+        let landed = if pass.is_multiple_of(2) { even } else { odd };
+        landed.record(side)
+    }
+
+    /// The caller's stream waits for the messages of pass number `pass`.
+    pub fn wait_for(&self, pass: usize) -> Result<()> {
+        let [even, odd] = &self.turn.landed;
+        let landed = if pass.is_multiple_of(2) { even } else { odd };
+        landed.hold(self.at.stream)
+    }
+}

@@ -1,0 +1,317 @@
+//! The plan of HT operations over several nodes: who carries whom, chunks and passes, the layout of a handle's
+//! memory. Pure functions.
+#![forbid(unsafe_code)]
+
+use crate::backend::cuda::network::carried_by;
+use crate::backend::cuda::params::ht::HtEntry;
+use crate::backend::cuda::params::ht_nodes::{
+    HT_COUNTS_OF_SOURCE, HT_ELSEWHERE, HT_MOST_CHUNKS, HT_NONE, HtNodesMemory,
+};
+use crate::backend::cuda::sizes::{Regions, number};
+use crate::error::Result;
+use crate::model::group::GroupFacts;
+use crate::model::topology::Topology;
+use std::ops::Range;
+
+const PACKET_BYTES: usize = 8;
+const REGION_ALIGN: usize = 256;
+
+/// An operation is divided into about so many passes, but no pass sends less than the least or more than the most
+/// bytes to the other nodes together (docs/development/high-throughput.md).
+struct Division {
+    passes: usize,
+    least_bytes: usize,
+    most_bytes: usize,
+}
+
+/// A pass costs about as much as NCCL takes to begin another message; what it gains is that only the last one's way
+/// through the node is not hidden behind the network. That way is short where a node has one rank of the group.
+const ALONE: Division = Division {
+    passes: 2,
+    least_bytes: 16 << 20,
+    most_bytes: 32 << 20,
+};
+const WITH_OTHERS: Division = Division {
+    passes: 8,
+    least_bytes: 4 << 20,
+    most_bytes: 16 << 20,
+};
+
+/// The plan of one group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NodesPlan {
+    /// Ranks of the group.
+    pub ranks: usize,
+    /// Ranks of this node.
+    pub locals: usize,
+    /// Other nodes.
+    pub others: usize,
+    /// Ranks that this one carries, itself included.
+    pub sources: usize,
+    /// Most remote ranks that a rank of this node carries.
+    pub width: usize,
+    /// Chunks of a source's tokens.
+    pub chunks: usize,
+    /// Experts of each rank.
+    pub local_experts: usize,
+    /// Tokens of a rank that a pass should have.
+    pass_tokens: usize,
+}
+
+/// How an operation is divided, as all ranks divide it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Passes {
+    /// The chunks of each.
+    pub chunks: Vec<Range<usize>>,
+    /// Most tokens of a source in a pass.
+    pub room: usize,
+}
+
+/// The tables of `HtNodes`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tables {
+    pub places: Vec<u32>,
+    pub carried: Vec<u32>,
+    pub carriers: Vec<u32>,
+}
+
+impl Division {
+    /// The same on all ranks of a group.
+    fn of(topology: &Topology) -> Self {
+        match topology.ranks() == topology.nodes() {
+            true => ALONE,
+            false => WITH_OTHERS,
+        }
+    }
+
+    /// Bytes of a pass of an operation that sends `total`, if that is known.
+    fn pass_bytes(&self, total: Option<usize>) -> usize {
+        let wanted = total.map_or(self.most_bytes, |total| total.div_ceil(self.passes));
+        wanted.clamp(self.least_bytes, self.most_bytes)
+    }
+}
+
+impl NodesPlan {
+    /// The plan for the rank of `facts`. `chunk_bytes`, if given, is what a pass sends.
+    pub fn new(facts: &GroupFacts, topology: &Topology, chunk_bytes: Option<usize>) -> Self {
+        let locals = topology.local_ranks(facts.rank);
+        let carried = |rank: &usize| carried_by(topology, *rank).len();
+        let others = topology.nodes() - 1;
+        // What a token of each rank takes on the way to all other nodes.
+        let token_bytes = facts.row_bytes * others.max(1);
+        let division = Division::of(topology);
+        let total = facts.max_tokens.map(|tokens| tokens * token_bytes);
+        let pass_bytes = chunk_bytes.unwrap_or(division.pass_bytes(total));
+        let pass_tokens = (pass_bytes / token_bytes).max(1);
+        let chunks = facts.max_tokens.map_or(division.passes, |tokens| {
+            let chunks = tokens.div_ceil(pass_tokens);
+            chunks.clamp(1, HT_MOST_CHUNKS as usize)
+        });
+        Self {
+            ranks: facts.ranks,
+            locals: locals.count(),
+            others,
+            sources: carried(&facts.rank),
+            width: locals.ranks().iter().map(carried).max().unwrap_or(1) - 1,
+            chunks,
+            local_experts: facts.local_experts(),
+            pass_tokens,
+        }
+    }
+
+    /// Bytes of the packets of one bank.
+    pub fn counts_bytes(&self) -> usize {
+        let packets = self.local_experts + self.chunks + HT_COUNTS_OF_SOURCE as usize;
+        self.ranks * packets * PACKET_BYTES
+    }
+
+    /// The pages' numbers for the host.
+    pub fn told(&self) -> usize {
+        (self.others + self.sources) * (self.chunks + 1) + 1
+    }
+
+    /// The passes of a handle where a rank has at most `most_tokens`.
+    pub fn passes(&self, most_tokens: usize) -> Passes {
+        let chunks = self.chunks;
+        let tokens = |width: usize| (most_tokens * width).div_ceil(chunks);
+        let limit = self.pass_tokens.max(tokens(1));
+        let fits = |&passes: &usize| tokens(chunks.div_ceil(passes)) <= limit;
+        let count = (1..=chunks).find(fits).unwrap_or(chunks);
+        Passes {
+            chunks: (0..count)
+                .map(|pass| chunks * pass / count..chunks * (pass + 1) / count)
+                .collect(),
+            room: tokens(chunks.div_ceil(count)).max(1),
+        }
+    }
+
+    /// The first of `tokens` in a chunk.
+    pub fn chunk_begin(&self, tokens: usize, chunk: usize) -> usize {
+        tokens * chunk / self.chunks
+    }
+
+    /// A handle's memory that begins at `base`, and its size: with `own` tokens, and `remote` ones of other sources.
+    pub fn memory(
+        &self,
+        base: usize,
+        (own, remote): (usize, usize),
+        top_k: usize,
+    ) -> Result<(HtNodesMemory, usize)> {
+        let ends = self.chunks + 1;
+        let pieces = self.chunks * self.width;
+        let mut regions = Regions::new(REGION_ALIGN);
+        let mut take = |count: usize, size: usize| base + regions.take(count * size);
+        let mut entries =
+            |tokens: usize| take(tokens * top_k, size_of::<HtEntry>()) as *mut HtEntry;
+        let (own_entries, raw_entries) = (entries(own), entries(remote));
+        let entries = entries(remote);
+        let mut words = |count: usize| take(count, size_of::<u32>()) as *mut u32;
+        let memory = HtNodesMemory {
+            own_entries,
+            raw_entries,
+            entries,
+            homes: words(own * top_k),
+            list: words(self.others * own),
+            spots: words(self.others * own),
+            departing: words(self.others * ends),
+            starts: words(self.sources * ends),
+            firsts: words(self.sources),
+            source_rows: words(self.sources * ends * self.locals),
+            departures: words(ends * self.locals),
+            received_rows: words(self.ranks * ends),
+            source_begins: words(self.ranks),
+            own_arrivals: words(ends * self.locals),
+            arrivals: words(ends * self.locals),
+            own_begins: words(self.locals),
+            begins: words(self.locals),
+            piece_starts: words(self.locals * (pieces + 1)),
+            piece_rows: words(self.locals * pieces),
+            total: words(1),
+            counts: words(self.local_experts).cast(),
+            tokens: number(own)?,
+            top_k: number(top_k)?,
+        };
+        Ok((memory, regions.bytes()))
+    }
+}
+
+impl Tables {
+    /// The tables of `rank`.
+    pub fn new(topology: &Topology, rank: usize, width: usize) -> Result<Self> {
+        let node = topology.node_of(rank);
+        let place = |other| match topology.distance(rank, other) {
+            0 => number(topology.local_index(other)),
+            distance => Ok(HT_ELSEWHERE | number(distance - 1)?),
+        };
+        let carrier = |other| match topology.node_of(other) == node {
+            true => other,
+            false => topology.gateway(other, node),
+        };
+        let mut carried = Vec::new();
+        for &local in topology.local_ranks(rank).ranks() {
+            let end = carried.len() + 1 + width;
+            for source in carried_by(topology, local) {
+                carried.push(number(source)?);
+            }
+            carried.resize(end, HT_NONE);
+        }
+        let ranks = || 0..topology.ranks();
+        Ok(Self {
+            places: ranks().map(place).collect::<Result<_>>()?,
+            carried,
+            carriers: ranks()
+                .map(|other| number(topology.local_index(carrier(other))))
+                .collect::<Result<_>>()?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::group::{Algorithm, LlCombineMode};
+    use crate::model::topology::NodeId;
+
+    fn on_nodes(names: &str) -> Topology {
+        let id = |name: char| NodeId::from_text(&name.to_string());
+        Topology::from_ids(&names.chars().map(id).collect::<Vec<_>>())
+    }
+
+    fn plan(names: &str, rank: usize, max_tokens: Option<usize>, row_bytes: usize) -> NodesPlan {
+        let topology = on_nodes(names);
+        let facts = GroupFacts {
+            algorithm: Algorithm::HighThroughput,
+            ranks: topology.ranks(),
+            rank,
+            experts: 4 * topology.ranks(),
+            max_tokens,
+            max_recv_rows: None,
+            row_bytes,
+            ll_combine: LlCombineMode::Reduce,
+            channels: None,
+        };
+        NodesPlan::new(&facts, &topology, None)
+    }
+
+    #[test]
+    fn tables_name_ranks_by_their_place() {
+        let elsewhere = |node: u32| HT_ELSEWHERE | node;
+        let tables = Tables::new(&on_nodes("abca"), 1, 3).unwrap();
+        // Node a is before node b, node c before node a.
+        assert_eq!(tables.places, [elsewhere(0), 0, elsewhere(1), elsewhere(0)]);
+        assert_eq!(tables.carried, [1, 0, 3, 2]);
+        assert_eq!(tables.carriers, [0; 4]);
+        let tables = Tables::new(&on_nodes("abca"), 3, 2).unwrap();
+        assert_eq!(tables.carried, [0, 1, 2, 3, HT_NONE, HT_NONE]);
+        assert_eq!(tables.carriers, [0, 0, 0, 1]);
+    }
+
+    #[test]
+    fn large_operations_have_several_passes() {
+        let large = plan("aabb", 0, Some(4096), 14_336);
+        assert_eq!(large.chunks, 8);
+        let passes = large.passes(4096);
+        assert_eq!(passes.chunks.len(), 8);
+        assert!(passes.room * 14_336 <= WITH_OTHERS.most_bytes);
+        for few in [0, 100] {
+            let chunks = large.passes(few).chunks;
+            assert_eq!((chunks.len(), chunks.first()), (1, Some(&(0..8))));
+        }
+        assert_eq!(plan("aabb", 0, Some(128), 14_336).chunks, 1);
+        assert_eq!(plan("aabb", 0, None, 14_336).chunks, WITH_OTHERS.passes);
+        assert_eq!(plan("ab", 0, Some(4096), 14_336).chunks, ALONE.passes);
+        // All ranks have the same chunks, whatever their node has.
+        assert_eq!(plan("aaab", 3, Some(4096), 14_336).chunks, 8);
+    }
+
+    #[test]
+    fn passes_have_all_chunks_and_no_more_tokens_than_room() {
+        for max_tokens in [Some(4096), Some(777), Some(1), None] {
+            for names in ["ab", "abc", "aaba"] {
+                let plan = plan(names, 0, max_tokens, 100_000);
+                for most in [0, 1, 2, 100, 777, 4096] {
+                    let Passes { chunks, room } = plan.passes(most);
+                    assert_eq!(chunks.first().map(|it| it.start), Some(0));
+                    assert_eq!(chunks.last().map(|it| it.end), Some(plan.chunks));
+                    for (a, b) in chunks.iter().zip(chunks.iter().skip(1)) {
+                        assert_eq!(a.end, b.start);
+                    }
+                    for pass in chunks {
+                        let at = |chunk| plan.chunk_begin(most, chunk);
+                        assert!(at(pass.end) - at(pass.start) <= room);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_rank_without_remote_sources_has_room_for_its_peers_ones() {
+        let plan = plan("aaba", 1, Some(8), 16);
+        assert_eq!((plan.sources, plan.width, plan.locals), (1, 1, 3));
+        let (memory, bytes) = plan.memory(1 << 20, (8, 0), 2).unwrap();
+        assert_eq!(memory.tokens, 8);
+        assert!(memory.total as usize + 4 <= (1 << 20) + bytes);
+        assert_eq!(memory.raw_entries, memory.entries);
+    }
+}

@@ -1,0 +1,104 @@
+//! The state that the HT handles of a group share, on one node and on several.
+#![forbid(unsafe_code)]
+
+use crate::backend::cuda::driver;
+use crate::backend::cuda::driver::device_name::device_name;
+use crate::backend::cuda::driver::function;
+use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
+use crate::backend::cuda::driver::stream::StreamScope;
+use crate::backend::cuda::group_context::GroupContext;
+use crate::backend::cuda::ht::grid::DeviceLimits;
+use crate::backend::cuda::ht::plan::HtPlan;
+use crate::backend::cuda::kernels::KernelParams;
+use crate::backend::cuda::order::Order;
+use crate::backend::cuda::params::ht::{HtCombineParams, HtDispatchParams, HtLayout, HtSequences};
+use crate::backend::cuda::params::ht_nodes::{HtCombineNodesParams, HtDispatchNodesParams};
+use crate::error::Result;
+use crate::model::ops::Stream;
+use crate::model::tensor::DevPtr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// What operations need of their group.
+pub struct HtShared {
+    pub context: Arc<GroupContext>,
+    pub plan: HtPlan,
+    pub layout: HtLayout,
+    pub device: DeviceLimits,
+    pub order: Order,
+    sequences: Buffer,
+    /// Number of handles so far, including refused ones.
+    handles: AtomicU32,
+    /// Number of exchanges so far that a kernel carries out.
+    exchanges: AtomicU32,
+}
+
+impl HtShared {
+    /// For a group whose `layout` has the offsets of `plan`'s regions in the windows.
+    pub fn new(
+        context: Arc<GroupContext>,
+        memory: &Arc<CudaMemory>,
+        plan: HtPlan,
+        layout: HtLayout,
+    ) -> Result<Self> {
+        let driver_context = Arc::clone(context.module.context());
+        let _entered = driver_context.enter()?;
+        let device = DeviceLimits {
+            multiprocessors: context.multiprocessors,
+            shared_bytes: driver::most_shared_bytes()?,
+        };
+        let kernels = [
+            HtDispatchParams::KERNELS,
+            HtCombineParams::KERNELS,
+            HtDispatchNodesParams::KERNELS,
+            HtCombineNodesParams::KERNELS,
+        ];
+        for kernel in kernels.concat() {
+            function::allow_shared_bytes(
+                context.module.function(kernel)?,
+                device.dynamic_shared_bytes(),
+            )?;
+        }
+        let gpu = device_name(&driver_context)?;
+        Ok(Self {
+            plan: plan.tuned(&gpu, context.multiprocessors),
+            layout,
+            device,
+            order: Order::new(&driver_context)?,
+            sequences: Buffer::zeroed(memory, size_of::<HtSequences>())?,
+            handles: AtomicU32::new(0),
+            exchanges: AtomicU32::new(0),
+            context,
+        })
+    }
+
+    /// The number of a new handle. Counted on every rank, even for a handle that fails.
+    pub fn next_handle(&self) -> u32 {
+        let before = self.handles.fetch_add(1, Ordering::Relaxed);
+        before.wrapping_add(1)
+    }
+
+    /// The bank of the next exchange.
+    pub fn next_bank(&self) -> u32 {
+        self.exchanges.fetch_add(1, Ordering::Relaxed) % 2
+    }
+
+    pub fn sequences(&self) -> *mut HtSequences {
+        self.sequences.data().0 as *mut HtSequences
+    }
+
+    pub fn enter(&self, stream: Stream) -> Result<StreamScope> {
+        self.context.module.enter(stream)
+    }
+}
+
+/// `count` in the kernels' integer type; larger counts are cut to its largest value, which no
+/// kernel exceeds.
+pub fn saturated(count: usize) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
+}
+
+/// Both addresses, or NULL for `None`.
+pub fn addresses(given: Option<(DevPtr, DevPtr)>) -> (usize, usize) {
+    given.map_or((0, 0), |(first, second)| (first.0, second.0))
+}

@@ -1,0 +1,295 @@
+//! Parameters of the high-throughput kernels of groups over several nodes.
+//!
+//! Every rank *carries* tokens on its node: its own, and those of the remote ranks whose gateway it is. Its
+//! *sources* are these ranks, itself first. A source's tokens are divided into *chunks*, the same on all ranks;
+//! an operation runs in *passes* over one or more chunks, of the own tokens or of all remote ones.
+#![forbid(unsafe_code)]
+
+use crate::backend::cuda::params::common::{PeerTable, WaitParams};
+use crate::backend::cuda::params::ht::{
+    HtCombineParams, HtDispatchParams, HtEntry, HtLayout, HtReceived,
+};
+
+/// Most chunks of a source's tokens.
+pub const HT_MOST_CHUNKS: u32 = 16;
+/// Packets by which a rank notifies each other of its node about one of its sources, besides the one for each
+/// local expert and the rows of each chunk: the source's verdict and its number of tokens.
+pub const HT_COUNTS_OF_SOURCE: u32 = 2;
+/// Threads of a block of `ht_place`.
+pub const HT_PLACE_THREADS: u32 = 256;
+/// Threads of a block of `ht_pack`.
+pub const HT_PACK_THREADS: u32 = 512;
+/// Bit of `HtNodes::places`: the rank is on another node, which the other bits number: 0 is the node before this
+/// one, around the ring of nodes. Sums add the nodes in this order.
+pub const HT_ELSEWHERE: u32 = 0x8000_0000;
+/// A token without a row, a place without a rank.
+pub const HT_NONE: u32 = 0xffff_ffff;
+/// Bits of `HtNodesMemory::homes` for the place of an expert among the token's experts on its node. Above
+/// them is 0 for this node, else one more than the other node's number.
+pub const HT_HOME_BITS: u32 = 8;
+/// A source's tokens all travel, so that nothing is packed, if at least so many of 32 do.
+pub const HT_WHOLE_OF_32: u32 = 31;
+
+/// The group's ranks on their nodes, as this rank sees them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct HtNodes {
+    /// `[ranks]`: a rank's local index, or `HT_ELSEWHERE` and its node.
+    pub places: *const u32,
+    /// `[local ranks][1 + width]`: the sources of each, itself first, as the group numbers them, then `HT_NONE`.
+    pub carried: *const u32,
+    /// `[ranks]`: the local index of the rank that carries it here.
+    pub carriers: *const u32,
+    /// Ranks of the group.
+    pub ranks: u32,
+    /// Other nodes.
+    pub others: u32,
+    /// Most remote sources of a local rank.
+    pub width: u32,
+    /// Sources of this rank.
+    pub sources: u32,
+    /// Chunks of a source's tokens.
+    pub chunks: u32,
+}
+
+/// A source of this rank, in host memory that the device maps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct HtSource {
+    /// `[tokens][top_k]`.
+    pub topk_idx: *const i64,
+    /// Its tokens.
+    pub tokens: u32,
+    /// Tokens of the remote sources before it.
+    pub first: u32,
+    /// As the group numbers it.
+    pub rank: u32,
+    /// Its verdict, as in `HtRouteParams::verdict`.
+    pub verdict: u32,
+}
+
+/// A number for the host, or from another rank's host, in host memory that the device maps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct HtTold {
+    /// A number.
+    pub value: u32,
+    /// The handle's epoch, once `value` is valid.
+    pub epoch: u32,
+}
+
+/// Device memory of an HT handle of such a group. Arrays with `chunks + 1` entries count what comes before each
+/// chunk, then all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct HtNodesMemory {
+    /// `[tokens][top_k]`: the experts of the own tokens on this node, numbered by local rank and local expert,
+    /// ascending, without repetition.
+    pub own_entries: *mut HtEntry,
+    /// `[tokens of remote sources][top_k]`: the same of those tokens of each that come here; indices are
+    /// within a source.
+    pub raw_entries: *mut HtEntry,
+    /// The same by chunk, then source; indices count the rows from all remote sources.
+    pub entries: *mut HtEntry,
+    /// `[tokens][top_k]`: for the own tokens' experts on all nodes, ascending: the node, and the place there.
+    pub homes: *mut u32,
+    /// `[others][tokens]`: the own tokens that go to each other node, ascending.
+    pub list: *mut u32,
+    /// `[others][tokens]`: where a token is in that list, or `HT_NONE`.
+    pub spots: *mut u32,
+    /// `[others][chunks + 1]`: tokens that go to each other node.
+    pub departing: *mut u32,
+    /// `[sources][chunks + 1]`: tokens that come here from each source.
+    pub starts: *mut u32,
+    /// `[sources]`: tokens of the remote sources before each.
+    pub firsts: *mut u32,
+    /// `[sources][chunks + 1][local ranks]`: rows of each source for each local rank.
+    pub source_rows: *mut u32,
+    /// `[chunks + 1][local ranks]`: rows from all remote sources together.
+    pub departures: *mut u32,
+    /// `[ranks][chunks + 1]`: rows that this rank receives from each rank of the group.
+    pub received_rows: *mut u32,
+    /// `[ranks]`: their first rows in the output.
+    pub source_begins: *mut u32,
+    /// `[chunks + 1][local ranks]`: rows that this rank receives of the own tokens of each local rank.
+    pub own_arrivals: *mut u32,
+    /// `[chunks + 1][local ranks]`: the same of the remote tokens that each carries.
+    pub arrivals: *mut u32,
+    /// `[local ranks]`: the first row of the own tokens of each.
+    pub own_begins: *mut u32,
+    /// `[local ranks]`: the first row of the remote tokens of each, where they are of one source.
+    pub begins: *mut u32,
+    /// `[local ranks][chunks * width + 1]`: rows before each piece, a source's chunk, by chunk, then source.
+    pub piece_starts: *mut u32,
+    /// `[local ranks][chunks * width]`: the first row of each piece in the output.
+    pub piece_rows: *mut u32,
+    /// The number of rows that this rank receives, or `HT_DISAGREED` and why.
+    pub total: *mut u32,
+    /// `[local_experts]`: received rows per expert.
+    pub counts: *mut i32,
+    /// The own tokens.
+    pub tokens: u32,
+    /// Ids per token.
+    pub top_k: u32,
+}
+
+/// Parameters of `ht_route_nodes`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtRouteNodesParams {
+    /// The windows of this node.
+    pub peers: PeerTable,
+    /// Deadline and report.
+    pub wait: WaitParams,
+    /// Where things lie in them; here the counts are u64 packets
+    /// `[2][ranks][local_experts + chunks + HT_COUNTS_OF_SOURCE]`, by `bank`.
+    pub layout: HtLayout,
+    /// The ranks on their nodes.
+    pub nodes: HtNodes,
+    /// What is to be filled.
+    pub handle: HtNodesMemory,
+    /// `[sources]`.
+    pub sources: *const HtSource,
+    /// `[others][chunks + 1]`, then `[sources][chunks + 1]`, then the most tokens of a rank.
+    pub told: *mut HtTold,
+    /// `[local_experts]`, or NULL.
+    pub counter: *mut i32,
+    /// For the host.
+    pub received: *mut HtReceived,
+    /// `[sources][local ranks * local_experts]`, zero except while the kernel runs: rows for each expert.
+    pub tally: *mut u32,
+    /// From this rank to itself, like the counts. Not in the window, where peers could change it.
+    pub own_counts: *mut u64,
+    /// Most tokens of a rank.
+    pub max_tokens: u32,
+    /// Handles of the group so far, this one included.
+    pub epoch: u32,
+    /// Which of the two banks of counts: they alternate from kernel to kernel.
+    pub bank: u32,
+    /// This rank's verdict.
+    pub verdict: u32,
+}
+
+/// Parameters of `ht_place`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtPlaceParams {
+    /// The ranks on their nodes.
+    pub nodes: HtNodes,
+    /// The handle that `ht_route_nodes` has filled.
+    pub handle: HtNodesMemory,
+    /// `[tokens][top_k]`: the own ids.
+    pub topk_idx: *const i64,
+    /// Experts per rank.
+    pub local_experts: u32,
+    /// Ranks of this node.
+    pub local_ranks: u32,
+}
+
+/// Parameters of `ht_pack`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtPackParams {
+    /// The handle.
+    pub handle: HtNodesMemory,
+    /// `[tokens]` rows.
+    pub tokens: *const u8,
+    /// `[tokens][top_k]`, or NULL: tokens only.
+    pub topk_idx: *const i64,
+    /// `[tokens][top_k]`, or NULL.
+    pub weights: *const f32,
+    /// `[others][room]` rows.
+    pub out: *mut u8,
+    /// `[others][room][top_k]`.
+    pub out_idx: *mut i64,
+    /// `[others][room][top_k]`.
+    pub out_weights: *mut f32,
+    /// Bytes per row.
+    pub row_bytes: u32,
+    /// Most rows of a pass for each other node.
+    pub room: u32,
+    /// Other nodes.
+    pub others: u32,
+    /// Chunks of a source's tokens.
+    pub chunks: u32,
+    /// The chunks of the pass.
+    pub first_chunk: u32,
+    /// The chunk after them.
+    pub end_chunk: u32,
+}
+
+/// A pass of an operation: which part of each pair's rows it has.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtPass {
+    /// `[local ranks]`: rows that go from this rank to each in dispatch, before this pass.
+    pub departures: *const u32,
+    /// The same, up to its end.
+    pub departures_end: *const u32,
+    /// `[local ranks]`: rows that come from each in dispatch, before this pass.
+    pub arrivals: *const u32,
+    /// The same, up to its end.
+    pub arrivals_end: *const u32,
+    /// `[local ranks]`: the output's first row from each; NULL: by pieces.
+    pub begins: *const u32,
+    /// `HtNodesMemory::piece_starts`.
+    pub piece_starts: *const u32,
+    /// `HtNodesMemory::piece_rows`.
+    pub piece_rows: *const u32,
+    /// Pieces of each local rank.
+    pub pieces: u32,
+    /// Whether the tokens are this rank's own.
+    pub is_own: u32,
+    /// `HtNodesMemory::total`.
+    pub total: *const u32,
+    /// `[local ranks]`: as the group numbers them, every `locals_step`-th word.
+    pub locals: *const u32,
+    /// See `locals`.
+    pub locals_step: u32,
+}
+
+/// Parameters of `ht_dispatch_nodes`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtDispatchNodesParams {
+    /// As on one node, for the tokens of the pass; begins and departures are not used.
+    pub of_node: HtDispatchParams,
+    /// Which rows they have.
+    pub pass: HtPass,
+}
+
+/// Sums from other nodes, for the own tokens of a pass.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtPartials {
+    /// `[others][room]` rows.
+    pub rows: *const u8,
+    /// `[others][room][columns]`.
+    pub gradients: *const f32,
+    /// `HtNodesMemory::spots`, of the first token of the pass.
+    pub spots: *const u32,
+    /// `HtNodesMemory::departing`, of the first chunk of the pass.
+    pub departing: *const u32,
+    /// `HtNodesMemory::homes`, of the first token of the pass.
+    pub homes: *const u32,
+    /// All tokens of this rank: the distance between nodes in `spots`.
+    pub tokens: u32,
+    /// `chunks + 1`: the distance between nodes in `departing`.
+    pub chunk_ends: u32,
+    /// Most rows of a pass for each other node.
+    pub room: u32,
+    /// Other nodes.
+    pub others: u32,
+}
+
+/// Parameters of `ht_combine_nodes_bf16` and its siblings.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtCombineNodesParams {
+    /// As on one node, for the tokens of the pass; begins and departures are not used.
+    pub of_node: HtCombineParams,
+    /// Which rows they have.
+    pub pass: HtPass,
+    /// For the own tokens, what is added to the sums of this node; without nodes for remote tokens.
+    pub partials: HtPartials,
+}

@@ -16,11 +16,11 @@ _SPLITS = {2: ("01",), 4: ("0101", "0001"), 8: ("00112233",)}
 _MORE_SPLITS = {3: ("012",), 4: ("0123", "0011"), 8: ("00001111",)}
 _PROGRAMS = ("test_ll", "test_staged", "test_graph", "test_stress --ops 2000", "test_lifecycle",
              "test_errors over_nodes", "test_fuzz agree --calls 6000 --seed 41",
-             "test_fuzz differ --calls 2000 --seed 42", "moe_layer --algorithm ll")
+             "test_fuzz differ --calls 2000 --seed 42", "test_ht", "test_random --configs 300", "moe_layer")
 _MORE_PROGRAMS = ("test_ll", "test_stress --ops 500")
 _QUICK_PROGRAMS = ("test_ll", "test_staged", "test_errors over_nodes")
 _FORKED = ("test_death --nodes {}",
-           "test_faults --nodes {} --trials 9 --seed 43 --kinds ll,staged,groups")
+           "test_faults --nodes {} --trials 15 --seed 43")
 
 _LIMIT_SECONDS = 240
 _DEATH_TIMEOUT_MS = "1000"

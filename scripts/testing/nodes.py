@@ -50,7 +50,7 @@ _SIMT = (("01", "", "test_ll"), ("01", "", "test_staged"), ("01", "500", "test_h
 _FORKED = (("host", "test_death --nodes 0101"),
            ("host", "test_faults --nodes 0001 --trials 8 --seed 37"),
            ("simt", "test_death --nodes 0011"), ("simt", "test_death --nodes 0001 dies_"),
-           ("simt", "test_faults --nodes 0101 --trials 9 --seed 38 --kinds ll,staged,groups"))
+           ("simt", "test_faults --nodes 0101 --trials 15 --seed 38"))
 
 _ENVIRONMENT = (("NCCLEP_HOSTSIM_WITH_GPU", "1"),)
 _SIMT_MULTIPROCESSORS = 2

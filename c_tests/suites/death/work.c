@@ -6,13 +6,7 @@
 
 #include "harness/nodes.h"
 
-bool ht_spans_nodes(void) { return ep_num_nodes() == 1 || ep_on_host_backend(); }
-
-void end_unused(DeathRank* self) {
-    EP_CHECK_NCCL(ncclCommDestroy(self->env.comm));
-    EP_CHECK_CUDA(cudaStreamDestroy(self->env.stream));
-    if (is_victim(self)) die(self);
-}
+bool host_waits_for_routing(void) { return ep_on_host_backend() || ep_num_nodes() > 1; }
 
 // Waits until the group fails; `since` is the earliest time at which it could be known.
 void expect_fault(DeathRank* self, ncclEpGroup_t group, double since) {

@@ -1,6 +1,7 @@
-"""Programs whose ranks are on several nodes, which one machine plays by NCCL_HOSTID, on the CPU stand-ins.
+"""Programs with ranks on several nodes, which one machine plays by NCCL_HOSTID, on the CPU.
 
-A split names the node of each rank, by one character each: 0101 has two ranks on each of two nodes, in turn.
+A split names the node of each rank, by one character each: 0101 has two ranks on each of two
+nodes, in turn.
 """
 
 from __future__ import annotations
@@ -14,19 +15,21 @@ from testing.step import Places, Step
 
 # On the CPU backend every program runs in each of these splits.
 _HOST_SPLITS = ("01", "0101", "0001", "00112233")
-_HOST_PROGRAMS = ("test_ll", "test_staged", "test_ht", "test_random --configs 200", "moe_layer",
-                  *(f"ep_test -a {mode} -s both -c -r -t 16 -d 512" for mode in ("ll", "ht")),
-                  *(f"ep_bench -a {mode} --experts 256 --tokens 32 --hidden 1024 --warmup 1"
-                    " --iters 3 --validate" for mode in ("ll", "ht")))
-# And these in others.
-_HOST_MORE = (("0011", "test_random --configs 100 --seed 31"),
+_HOST_PROGRAMS = ("test_ll", "test_staged", "test_ht", "test_random --configs 200", "moe_layer")
+# And these in some.
+_TOOLS = tuple(itertools.chain.from_iterable(
+    (f"ep_test -a {mode} -s both -c -r -t 16 -d 512",
+     f"ep_bench -a {mode} --experts 256 --tokens 32 --hidden 1024 --warmup 1 --iters 3 --validate")
+    for mode in ("ll", "ht")))
+_HOST_MORE = (*itertools.product(("0101", "0001"), _TOOLS),
+              ("0011", "test_random --configs 100 --seed 31"),
               ("0123", "test_random --configs 100 --seed 32"),
               ("00001111", "test_random --configs 60 --seed 33"),
               ("0011", "test_errors"), ("0101", "test_lifecycle group"),
               ("0001", "test_fuzz differ --calls 1000 --seed 34"))
 
-# With the kernels on the CPU: which of the splits a program is worth its seconds in, and how many bytes an HT
-# operation sends at a time, if that is not the default. Few bytes make many passes.
+# With the kernels on the CPU: which of the splits a program is worth its seconds in, and how many
+# bytes an HT operation sends at a time, if that is not the default. Few bytes make many passes.
 _SIMT = (("01", "", "test_ll"), ("01", "", "test_staged"), ("01", "500", "test_ht"),
          ("01", "300", "test_graph"),
          ("001", "400", "test_ht uneven_tokens"), ("010", "300", "test_ht gradients_with"),
@@ -43,7 +46,8 @@ _SIMT = (("01", "", "test_ll"), ("01", "", "test_staged"), ("01", "500", "test_h
          ("0123", "", "test_ll interleaved"), ("0123", "", "test_stress --ops 60"),
          ("0123", "", "test_random --configs 30 --seed 23"),
          ("012201", "600", "test_random --configs 15 --seed 24"),
-         ("00112233", "", "test_ll routing"), ("00112233", "900", "test_random --configs 10 --seed 25"),
+         ("00112233", "", "test_ll routing"),
+         ("00112233", "900", "test_random --configs 10 --seed 25"),
          ("00001111", "", "test_stress --ops 40"))
 
 # Programs that start their ranks themselves, and lose some: on either backend.
@@ -122,9 +126,9 @@ def _words(places: Places, backend: str, split: str, command: str) -> list[str]:
 
 
 def label(command: str) -> str:
-    """The program, with the case, the way or the mode if one is chosen."""
+    """The program, with the case, the way or the algorithm if one is chosen."""
     program, *options = command.split()
-    if options[:1] in (["-a"], ["--algorithm"]):
-        return f"{program}-{options[1]}"
     chosen = [option for option in options[:1] if not option.startswith("-")]
+    for name in ("--algorithm", "-a"):
+        chosen += [options[options.index(name) + 1]] if name in options else []
     return "/".join([program, *chosen])

@@ -147,8 +147,7 @@ def host_steps(places: Places) -> list[Step]:
                     environment=environment + run.environment)
 
     everything = Step("programs/complete", lambda: _complete(places), needs=needs)
-    return [everything, *map(step, all_runs(RANKS)),
-            *nodes.host_steps(places),
+    return [everything, *map(step, all_runs(RANKS)), *nodes.host_steps(places),
             *_fake_nccl_steps(places, needs, environment),
             _net_plugin_step("net_plugin/self-test", places.target / "c", "build/programs")]
 

@@ -1,4 +1,4 @@
-"""GPUs of one machine as several nodes: each process has a NCCL_HOSTID, so NCCL takes its network."""
+"""GPUs of one machine as several nodes: by a NCCL_HOSTID of each process NCCL takes its network."""
 
 from __future__ import annotations
 

@@ -102,9 +102,9 @@ def _forked(places: Places, backend: str, need: str) -> Iterator[Step]:
     for _, command in (row for row in _FORKED if row[0] == backend):
         program, *options = command.split()
         words = (str(_programs(places, backend) / program), *options)
-        yield Step(f"{'simt/' if backend == 'simt' else ''}nodes/{' '.join([program, *options[1:]])}",
-                   words, counts.closing_line, (need,), cores=2, timeout=240,
-                   environment=_ENVIRONMENT)
+        prefix = "simt/" if backend == "simt" else ""
+        yield Step(f"{prefix}nodes/{' '.join([program, *options[1:]])}", words,
+                   counts.closing_line, (need,), cores=2, timeout=240, environment=_ENVIRONMENT)
 
 
 def _step(name: str, words: Sequence[str], need: str,

@@ -164,6 +164,8 @@ BUGS = (
         "const uint8_t* rows = body_of(rows_message(1));", OVER_NODES),
     Bug("a sum for the wrong source", "ll/combine_sums.cuh",
         "block.bank_slots.of_sum(at.number, ", "block.bank_slots.of_sum(0, ", OVER_NODES),
+    Bug("other operations of other nodes", "ll/protocol.cuh",
+        "differs |= !head_fits(op, i + 1, head);", "", "2 NODES=01 test_errors over_nodes", slow=True),
     # ---- High throughput ------------------------------------------------------------------------
     Bug("notified without a fence", "ht/notify.cuh", "        fence_acq_rel_sys();\n", "", HT),
     Bug("notified before it was copied", "ht/staging.cuh",

@@ -254,7 +254,9 @@ __device__ inline bool gateways_succeeded(const Op& op) {
     const LlNodes& nodes = op.nodes.nodes;
     bool failed = false;
     for (uint32_t i = threadIdx.x; i < nodes.other_nodes; i += blockDim.x) {
-        if (head_of(op.nodes.returned_message(i + 1)).channel != op.epoch) {
+        const LlHello& head = head_of(op.nodes.returned_message(i + 1));
+        // What lay there before may also be a dispatch's, whose head has a signature.
+        if (head.channel != op.epoch || head.signature != 0) {
             const Awaited awaited = op.from(nodes.gateways[i], WAIT_ROW);
             report_difference(op, FAULT_GATEWAY_FAILED, awaited, op.epoch, nodes.gateways[i]);
             failed = true;

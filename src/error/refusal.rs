@@ -132,8 +132,6 @@ pub enum AmongRanks {
     NotNull,
     /// A communicator must be blocking.
     Blocking,
-    /// `rank` is on another node.
-    OneNode { rank: usize },
     /// More ranks than one node can have.
     FewerRanks,
     /// All ranks must have the same value; `rank` differs.

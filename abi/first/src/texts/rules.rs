@@ -26,10 +26,6 @@ fn among_ranks(f: &mut Formatter<'_>, rule: AmongRanks) -> fmt::Result {
             f.write_str("must be a blocking communicator, as ncclCommInitRank makes")
         }
         AmongRanks::FewerRanks => f.write_str("has more ranks than an NVLink domain"),
-        AmongRanks::OneNode { rank } => write!(
-            f,
-            "groups that span nodes are not supported yet; rank {rank} is on another node than rank 0"
-        ),
         AmongRanks::NewEnoughForNetwork => f.write_str("is too old for groups that span nodes"),
         AmongRanks::OwnIdsForNetwork => {
             f.write_str("must choose the ids of communicators for groups that span nodes")

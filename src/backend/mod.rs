@@ -16,8 +16,10 @@ pub mod select;
 pub mod transport;
 
 use crate::backend::quiet::Works;
+use crate::error::refusal::{OfTensor, Role, Subject};
 use crate::error::{Error, Result};
-use crate::model::ops::{HtCombine, HtDispatch, LlOp, Routing, StagedSlot, Stream};
+use crate::model::ops::{HtCombine, HtDispatch, LlOp, Routing, RowType, StagedSlot, Stream};
+use crate::model::scales::Scaled;
 use crate::model::tensor::DevPtr;
 use std::any::Any;
 use std::sync::{Arc, Weak};
@@ -112,6 +114,16 @@ pub trait GroupBackend: Send + Sync {
     fn memory(&self) -> Arc<dyn DeviceMemory>;
     /// The failures of the group's operations.
     fn faults(&self) -> Arc<dyn Faults>;
+    /// Refuses a dispatch of rows `row` with scales `scaled` that this backend cannot do. A backend
+    /// that does not say otherwise moves rows of the types that combines sum, without scales.
+    fn check_rows(&self, row: RowType, scaled: Option<&Scaled>) -> Result<()> {
+        let refuse = |subject| Err(Error::usage(subject, OfTensor::MovedOnGpus));
+        match scaled {
+            Some(_) => refuse(Subject::Tensor(Role::ScalesOut)),
+            None if row.dtype.is_summable() => Ok(()),
+            None => refuse(Subject::ElementType(Role::TokensIn)),
+        }
+    }
     /// Waits for the group's operations, then releases what peers can see. Collective unless a fault is known.
     fn close(&self, stream: Stream) -> Result<()>;
 }

@@ -57,11 +57,6 @@ impl DType {
         }
     }
 
-    /// Whether this is one of the two 8-bit floating-point types.
-    pub fn is_fp8(self) -> bool {
-        matches!(self, DType::Float8E4M3 | DType::Float8E5M2)
-    }
-
     /// Whether a combine sums rows of this type, and a cast rounds them: bf16, f16 and f32.
     pub fn is_summable(self) -> bool {
         matches!(self, DType::Bfloat16 | DType::Float16 | DType::Float32)

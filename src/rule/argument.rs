@@ -127,36 +127,67 @@ impl<'a> Argument<'a> {
         Ok(data)
     }
 
-    /// The row type of a token tensor whose last dimension is `index`.
-    pub fn token_row(&self, index: usize, facts: &GroupFacts) -> Result<RowType> {
-        let dtype = match self.tensor.dtype {
-            Some(dtype @ (DType::Bfloat16 | DType::Float16 | DType::Float32)) => dtype,
-            Some(dtype) if dtype.is_fp8() => {
-                return Err(
-                    Error::usage(Subject::ElementType(self.role), OfTensor::NoFp8)
-                        .got(dtype, "bfloat16, float16 or float32"),
-                );
-            }
-            _ => return Err(self.wrong_dtype("bfloat16, float16 or float32")),
-        };
+    /// The element type, if it is one.
+    pub fn known_dtype(&self) -> Result<DType> {
+        self.tensor
+            .dtype
+            .ok_or_else(|| self.wrong_dtype("an NCCL element type"))
+    }
+
+    /// Refuses the element type `got`, by `rule`.
+    #[cold]
+    pub fn refuse_dtype(&self, rule: OfTensor, got: DType, expected: impl fmt::Display) -> Error {
+        Error::argument(Subject::ElementType(self.role), rule).got(got, expected)
+    }
+
+    /// Strides in elements; `None` if the tensor is dense.
+    pub fn strides(&self) -> Option<&[u32]> {
+        self.tensor.strides()
+    }
+
+    /// The rows that a combine sums, of the token tensor whose last dimension is `index`.
+    pub fn summable_row(&self, index: usize, facts: &GroupFacts) -> Result<RowType> {
+        let dtype = self.known_dtype()?;
+        if !dtype.is_summable() {
+            let subject = Subject::ElementType(self.role);
+            return Err(Error::usage(subject, OfTensor::Summable)
+                .got(dtype, "bfloat16, float16 or float32"));
+        }
+        self.row(index, dtype, facts)
+    }
+
+    /// Rows of `dtype` with the width of this token tensor, whose last dimension is `index`.
+    pub fn row(&self, index: usize, dtype: DType, facts: &GroupFacts) -> Result<RowType> {
         let row = RowType {
             dtype,
             hidden: self.size(index),
         };
-        let refuse = |rule| Error::argument(Subject::Size(self.role, index), rule);
         if row.bytes() == 0 || !row.bytes().is_multiple_of(ROW_ALIGN) {
-            return Err(refuse(OfTensor::RowMultipleOf16).got(
+            let subject = Subject::Size(self.role, index);
+            return Err(Error::argument(subject, OfTensor::RowMultipleOf16).got(
                 format_args!("{} bytes", row.bytes()),
                 "a multiple of 16 bytes",
             ));
         }
-        if row.bytes() > facts.row_bytes {
-            return Err(refuse(OfTensor::RowBound).got(
-                format_args!("{} bytes", row.bytes()),
-                format_args!("at most {} bytes", facts.row_bytes),
-            ));
-        }
+        self.row_fits(index, row.bytes(), OfTensor::RowBound, facts)?;
         Ok(row)
+    }
+
+    /// Checks that `bytes` per row are within the group's bound.
+    pub fn row_fits(
+        &self,
+        index: usize,
+        bytes: usize,
+        rule: OfTensor,
+        facts: &GroupFacts,
+    ) -> Result<()> {
+        if bytes <= facts.row_bytes {
+            return Ok(());
+        }
+        Err(Error::argument(Subject::Size(self.role, index), rule).got(
+            format_args!("{bytes} bytes"),
+            format_args!("at most {} bytes", facts.row_bytes),
+        ))
     }
 
     /// Checks that this token tensor has rows of type `row`; `index` is its last dimension.
@@ -180,12 +211,4 @@ pub fn expert_counter<'a>(
     let counter = counter.dims(1)?.dtype_is(DType::Int32)?;
     let counter = sized(counter, 0, facts.local_experts(), Extent::LocalExperts)?;
     counter.data(align_of::<i32>()).map(Some)
-}
-
-/// Refuses scales in `role`: only FP8 tokens have them.
-pub fn no_scales(role: Role, scales: Option<&Tensor>) -> Result<()> {
-    match scales {
-        Some(_) => Err(Error::usage(Subject::Tensor(role), OfTensor::NoScales)),
-        None => Ok(()),
-    }
 }

@@ -9,6 +9,7 @@ pub mod group;
 pub mod handle;
 pub mod ht;
 pub mod ll;
+pub mod rows;
 
 use crate::model::tensor::Tensor;
 
@@ -33,6 +34,8 @@ pub struct DispatchTensors<'a> {
     pub out_weights: Option<&'a Tensor>,
     /// Gets the received tokens per local expert.
     pub counter: Option<&'a Tensor>,
+    /// Not 0: the float32 scales of a cast are powers of two.
+    pub round_scales: u32,
 }
 
 /// The tensors of a combine, by their roles.
@@ -48,6 +51,8 @@ pub struct CombineTensors<'a> {
     pub token_weights: Option<&'a Tensor>,
     /// Gets the rows of this rank's tokens.
     pub out_tokens: Option<&'a Tensor>,
+    /// Their scales.
+    pub out_scales: Option<&'a Tensor>,
     /// Gets the gradients of their weights.
     pub out_weights: Option<&'a Tensor>,
 }

@@ -111,17 +111,19 @@ impl Handle {
         self.group.check_usable()?;
         let facts = self.group.facts();
         match &self.mode {
-            Mode::Ll(_, handle) => {
+            Mode::Ll(backend, handle) => {
                 let mut handle = handle.lock();
                 let op = ll::dispatch(facts, &routed(&handle.routed)?.routing, tensors)?;
+                backend.check_rows(op.row, op.scaled.as_ref())?;
                 self.start(&mut handle, LlOp::Dispatch(op), staged, stream)?;
                 handle.dispatched = true;
                 Ok(())
             }
-            Mode::Ht(_, handle) => {
+            Mode::Ht(backend, handle) => {
                 let handle = handle.read();
                 let routed = routed(&handle)?;
                 let op = ht::dispatch(facts, &routed.routing, tensors)?;
+                backend.check_rows(op.row, op.scaled.as_ref())?;
                 routed.backend.dispatch(&op, stream)
             }
         }

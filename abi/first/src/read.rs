@@ -7,7 +7,7 @@
 use crate::refuse;
 use crate::tags::{Tag, TensorSet};
 use crate::types::{ncclEpGroupConfig_t, ncclNDTensor_t};
-use nccl_ep_core::error::Result;
+use nccl_ep_core::error::{Error, Result};
 use nccl_ep_core::model::dtype::DType;
 use nccl_ep_core::model::group::{Algorithm, GroupSettings};
 use nccl_ep_core::model::tensor::{DevPtr, MAX_DIMS, Tensor};
@@ -92,8 +92,18 @@ pub unsafe fn tensor_set(
         if let Some(tag) = Tag::from_raw(raw.tag)
             && set.get(tag).is_none()
         {
+            let name = ListTag(name, tag);
             // SAFETY: the caller vouches for the arrays of each descriptor.
-            set.add(tag, unsafe { copy(ListTag(name, tag), &raw) }?);
+            let (tensor, strides) = unsafe { copy(name, &raw) }?;
+            set.add(
+                tag,
+                match (tag, strides) {
+                    (_, None) => tensor,
+                    // Scales may have a pitch; the core checks it.
+                    (Tag::Scales, Some(strides)) => tensor.with_strides(strides),
+                    (_, Some(strides)) => return Err(not_dense(name, strides)),
+                },
+            );
         }
     }
     Ok(())
@@ -111,12 +121,32 @@ pub unsafe fn tensor(name: &str, descriptor: *const ncclNDTensor_t) -> Result<(u
     // SAFETY: not NULL, so by contract it points to a descriptor.
     let raw = unsafe { descriptor.read() };
     // SAFETY: the caller vouches for its arrays.
-    Ok((raw.tag, unsafe { copy(name, &raw) }?))
+    match unsafe { copy(name, &raw) }? {
+        (tensor, None) => Ok((raw.tag, tensor)),
+        (_, Some(strides)) => Err(not_dense(name, strides)),
+    }
 }
 
+#[cold]
+fn not_dense(name: impl Display, strides: &[c_uint]) -> Error {
+    refuse::argument(
+        format_args!("{name}.strides"),
+        "must say that the tensor is dense",
+    )
+    .got(
+        format_args!("{strides:?}"),
+        "all ones, NULL, or row-major strides",
+    )
+}
+
+/// The tensor without its strides, and these unless they mean "dense".
+///
 /// # Safety
 /// `raw.sizes` and `raw.strides` are NULL or point to `raw.ndim` numbers.
-unsafe fn copy(name: impl Display + Copy, raw: &ncclNDTensor_t) -> Result<Tensor> {
+unsafe fn copy<'a>(
+    name: impl Display + Copy,
+    raw: &ncclNDTensor_t,
+) -> Result<(Tensor, Option<&'a [c_uint]>)> {
     let dims = raw.ndim as usize;
     if dims == 0 || dims > MAX_DIMS {
         return Err(refuse::argument(
@@ -133,25 +163,14 @@ unsafe fn copy(name: impl Display + Copy, raw: &ncclNDTensor_t) -> Result<Tensor
     }
     // SAFETY: not NULL, and the caller vouches for `ndim` numbers.
     let sizes = unsafe { std::slice::from_raw_parts(raw.sizes, dims) };
-    if !raw.strides.is_null() {
-        // SAFETY: as for the sizes.
-        let strides = unsafe { std::slice::from_raw_parts(raw.strides, dims) };
-        if !is_dense(sizes, strides) {
-            return Err(refuse::argument(
-                format_args!("{name}.strides"),
-                "must say that the tensor is dense",
-            )
-            .got(
-                format_args!("{strides:?}"),
-                "all ones, NULL, or row-major strides",
-            ));
-        }
+    let data = DevPtr(raw.data as usize);
+    let tensor = Tensor::new(data, DType::from_raw(raw.datatype), sizes);
+    if raw.strides.is_null() {
+        return Ok((tensor, None));
     }
-    Ok(Tensor::new(
-        DevPtr(raw.data as usize),
-        DType::from_raw(raw.datatype),
-        sizes,
-    ))
+    // SAFETY: as for the sizes.
+    let strides = unsafe { std::slice::from_raw_parts(raw.strides, dims) };
+    Ok((tensor, (!is_dense(sizes, strides)).then_some(strides)))
 }
 
 /// Whether `strides` means "dense": all ones, or row-major.

@@ -180,8 +180,8 @@ void ht_outputs_too_small(EpEnv* env) {
 // The odd rank and every rank that hears from it in `kind` get an error. The error names a rank
 // whose call differs from this one's (for the odd rank: any rank), unless another rank's failure
 // arrives first.
-static void check_all_notice(Session* session, CallKind kind, const char* id, const char* rule,
-                             const char* values) {
+void check_all_notice(Session* session, CallKind kind, const char* id, const char* rule,
+                      const char* values) {
     const EpEnv* env = session->env;
     char named[16] = "*";
     if (!is_odd(env)) snprintf(named, sizeof(named), "%d", odd_rank(env));

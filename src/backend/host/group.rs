@@ -15,7 +15,8 @@ use crate::backend::{
 };
 use crate::error::{Error, Result};
 use crate::model::group::{Algorithm, GroupFacts};
-use crate::model::ops::{Routing, Stream};
+use crate::model::ops::{Routing, RowType, Stream};
+use crate::model::scales::Scaled;
 use crate::model::topology::Topology;
 use std::sync::Arc;
 use std::time::Duration;
@@ -119,6 +120,10 @@ impl GroupBackend for HostGroup {
 
     fn faults(&self) -> Arc<dyn Faults> {
         Arc::clone(&self.shared) as Arc<dyn Faults>
+    }
+
+    fn check_rows(&self, _row: RowType, _scaled: Option<&Scaled>) -> Result<()> {
+        Ok(())
     }
 
     /// Windows stay mapped until the last operation has released them, here and on the peers, so

@@ -18,7 +18,7 @@ RANKS = (1, 2, 3, 4, 8)
 
 # Programs without options that end with a line of counts.
 TESTS = ("test_abi", "test_abi_cxx", "test_errors", "test_lifecycle", "test_ll", "test_ht",
-         "test_staged", "test_random", "test_stress", "test_graph", "example_ht",
+         "test_formats", "test_staged", "test_random", "test_stress", "test_graph", "example_ht",
          "example_ll_staged", "capabilities")
 
 # Those that compare every bit of low-latency sums, with the options of a second run, whose sums are
@@ -43,7 +43,7 @@ _FAULTS = (("operations", ("--trials", "6", "--seed", "2", "--kinds", "ll,staged
 
 # Groups over several nodes, which one machine plays by NCCL_HOSTID: the node of each rank.
 _SPLITS = ("01", "0101", "0001", "00112233")
-_OVER_NODES = (("test_ll", ()), ("test_staged", ()), ("test_ht", ()),
+_OVER_NODES = (("test_ll", ()), ("test_staged", ()), ("test_ht", ()), ("test_formats", ()),
                ("test_random", _FEW_CONFIGS), ("moe_layer", ("--algorithm", "ht")))
 
 # test_transport runs its cases in many splits of the ranks over nodes.

@@ -64,7 +64,11 @@ pub struct Scale {
 impl Scale {
     /// The scale of the block `elements`; NaN elements do not count.
     pub fn of(elements: impl Iterator<Item = f32>, form: ScaleForm) -> Self {
-        let most = elements.fold(LEAST_MAXIMUM, |most, element| most.max(element.abs()));
+        // Not `max`, which may return a signalling NaN.
+        let most = elements.fold(LEAST_MAXIMUM, |most, element| match element.abs() > most {
+            true => element.abs(),
+            false => most,
+        });
         let stored = most * INVERSE_MOST;
         let power = match form {
             ScaleForm::Float => None,

@@ -163,6 +163,12 @@ fn not_a_number_stays_alone() {
     let (payload, scales) = cast(&row, 128, ScaleForm::Float, 4);
     assert_eq!(payload, [0x7f, 0x7e, encode(-224.0), 0]);
     assert_eq!(float(&scales, 0), 448.0 * INVERSE_MOST);
+    for nan in [0x7f80_0001, 0x7fff_ffff, 0xff80_0001, 0xffff_ffff].map(f32::from_bits) {
+        for row in [[nan, 2.0, 1.0], [2.0, nan, 1.0], [2.0, 1.0, nan]] {
+            let scale = scale(&row, ScaleForm::Float);
+            assert_eq!((scale.factor, scale.stored), (224.0, 2.0 * INVERSE_MOST));
+        }
+    }
     let nothing = scale(&[f32::NAN], ScaleForm::Float);
     assert_eq!(nothing.stored.to_bits(), 0x346f_acad);
 }

@@ -52,8 +52,8 @@ programs: setup lib ## Build the C programs for this machine without GPU
 simt-programs: programs ## Build the C programs with the GPU kernels on the CPU
 	@$(env) $(MAKE) -C c_tests simt $(places)
 
-run: setup-gpu ## Run an MoE layer and a short benchmark, on GPUs if there are any
-	@scripts/demo.sh
+run: setup-gpu ## Run an MoE layer and a short benchmark, on GPUs if there are any; ARGS="--nodes 2" on two nodes
+	@scripts/demo.sh $(ARGS)
 
 check: setup-lib ## Formatting, lints and documentation of the Rust code
 	@scripts/run_tests.py --only rust/fmt --only rust/clippy --only rust/doc

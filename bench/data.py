@@ -3,7 +3,8 @@
 A result file holds runs of ep_bench. Among runs with the same label, mode, ranks, routing and SMs,
 the one with the most numbers of tokens is shown, then the latest; runs with uneven tokens are
 compared among themselves. Not shown: other configurations than that of the records, times of the
-CPU stand-ins, which mean nothing, and entries whose validation found wrong data.
+CPU stand-ins, which mean nothing, and entries whose validation found wrong data. Runs on several
+nodes are for the scale model alone.
 """
 
 from __future__ import annotations
@@ -57,6 +58,11 @@ class Run:
         return self.config["ranks"]
 
     @property
+    def nodes(self) -> int:
+        """Nodes of the ranks. A file without it has one."""
+        return self.config.get("nodes") or 1
+
+    @property
     def routing(self) -> str:
         """`scores`, or `zipf` with its exponent. A file without it has random scores."""
         name = self.config.get("routing", "scores")
@@ -85,8 +91,9 @@ class Run:
         return any(len(set(tokens_by_rank(entry))) > 1 for entry in self.results)
 
     @property
-    def key(self) -> tuple[str, str, int, str, str, bool]:
-        return self.label, self.algorithm, self.ranks, self.routing, self.sms, self.uneven
+    def key(self) -> tuple[str, str, int, str, str, bool, int]:
+        return (self.label, self.algorithm, self.ranks, self.routing, self.sms, self.uneven,
+                self.nodes)
 
     def series(self, metric: str) -> list[tuple[int, float]]:
         """(tokens, value) for each entry that has the metric."""
@@ -120,9 +127,9 @@ def value_at(entry: dict[str, Any], metric: str) -> Any:
     return value
 
 
-def load_runs(files: Sequence[pathlib.Path]) -> list[Run]:
+def load_runs(files: Sequence[pathlib.Path], *, several_nodes: bool = False) -> list[Run]:
     """One run of each kind, ordered by label, mode, ranks, routing and SMs."""
-    best: dict[tuple[str, str, int, str, str, bool], Run] = {}
+    best: dict[tuple[str, str, int, str, str, bool, int], Run] = {}
     for file in files:
         content = json.loads(file.read_text())
         for entry in content["runs"]:
@@ -132,7 +139,8 @@ def load_runs(files: Sequence[pathlib.Path]) -> list[Run]:
             run = Run(content["label"], entry["date"], entry["command"], entry["machine"],
                       entry["config"], right)
             known = best.get(run.key)
-            if _is_comparable(run) and (known is None or _weight(known) < _weight(run)):
+            shown = _is_comparable(run) and (several_nodes or run.nodes == 1)
+            if shown and (known is None or _weight(known) < _weight(run)):
                 best[run.key] = run
     return [best[key] for key in sorted(best)]
 
@@ -155,7 +163,7 @@ def find(runs: Sequence[Run], algorithm: str, ranks: int | None, routing: str = 
          sms: str | None = None, label: str = OURS, *, uneven: bool = False) -> Run | None:
     """The run with these properties; in low latency the library chooses the SMs."""
     sms = sms or (LIBRARYS_CHOICE if algorithm == "ll" else USUAL_SMS)
-    key = (label, algorithm, ranks, routing, sms, uneven)
+    key = (label, algorithm, ranks, routing, sms, uneven, 1)
     return next((run for run in runs if run.key == key), None)
 
 

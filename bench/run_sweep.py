@@ -23,7 +23,7 @@ import tempfile
 import time
 from typing import Any
 
-from data import OURS, RESULTS, ROOT, tokens_name
+from data import OURS, RESULTS, ROOT, tokens_name, value_at
 
 sys.path.append(str(ROOT / "scripts"))
 try:
@@ -46,6 +46,8 @@ _USUAL_CHANNELS = "12"
 _HT_SWEEPS = (("uniform", _USUAL_CHANNELS), ("uniform", "all"), ("zipf", _USUAL_CHANNELS))
 _HT_OTHER_CHANNELS = ("4", "8", "16")
 _HT_OTHER_TOKENS = "4096"
+
+_WAYS = ("idle", "queued", "graph")  # of timing an operation
 
 # As in scripts/env.sh: containers run as root, and ranks may outnumber cores.
 _OPEN_MPI = {
@@ -152,6 +154,8 @@ def _parse_arguments() -> argparse.Namespace:
                         help="as ep_bench --channels, 2 SMs each (ll its choice; ht "
                         f"{','.join((_USUAL_CHANNELS, 'all', *_HT_OTHER_CHANNELS))}, of which the "
                         f"last ones with {_HT_OTHER_TOKENS} tokens only)")
+    parser.add_argument("--nodes", type=int, default=1, help="play so many nodes on this machine, "
+                        "by NCCL_HOSTID; ep_bench then times NCCL alone, too (1)")
     parser.add_argument("--iters", type=int, help="measured iterations "
                         f"(ll {_ITERATIONS['ll']}, ht {_ITERATIONS['ht']})")
     parser.add_argument("--no-graph", action="store_true", help="without CUDA graphs")
@@ -208,8 +212,9 @@ def _environment(arguments: argparse.Namespace) -> dict[str, str]:
 
 def _command(job: Job, program: pathlib.Path, arguments: argparse.Namespace) -> list[str]:
     mpirun = shlex.split(arguments.mpirun) or [_find_mpirun()]
-    command = [*mpirun, "-np", str(job.ranks), str(program), "--algorithm", job.algorithm,
-               "--sweep", job.tokens,
+    on_nodes = [str(ROOT / "scripts" / "on_nodes.sh"), str(arguments.nodes)]
+    command = [*mpirun, "-np", str(job.ranks), *(on_nodes if arguments.nodes > 1 else []),
+               str(program), "--algorithm", job.algorithm, "--sweep", job.tokens,
                "--iters", str(arguments.iters or _ITERATIONS[job.algorithm])]
     if job.routing:
         command += ["--routing", job.routing]
@@ -289,13 +294,17 @@ def _print_table(run: dict[str, Any]) -> None:
           f"{'host D':>6} {'host C':>6}  {f'GB/s {kind} D':>12} {'C':>7}  {'max/mean':>8}  "
           f"{'wrong':>5}")
     for entry in run["results"]:
-        timed = [_three(entry[how]) for how in ("idle", "queued", "graph")]
+        timed = [_three(entry[how]) for how in _WAYS]
         host, rate = entry["host_call"], entry["gbps"]
         wrong = "-" if entry["wrong_rows"] is None else str(sum(entry["wrong_rows"].values()))
         print(f"{tokens_name(entry):>8}  {'  '.join(timed)}  "
               f"{host['dispatch']['median_us']:>6.2f} {host['combine']['median_us']:>6.2f}  "
               f"{rate['dispatch'][kind]:>12.1f} {rate['combine'][kind]:>7.1f}  "
               f"{entry['received_imbalance']:>8.3f}  {wrong:>5}")
+        if alone := value_at(entry, "network.nccl_alone"):
+            timed, host = [_three(alone[how]) for how in _WAYS], alone["host_call"]
+            print(f"{'NCCL':>8}  {'  '.join(timed)}  {host['dispatch']['median_us']:>6.2f} "
+                  f"{host['combine']['median_us']:>6.2f}  alone, with the bytes between nodes")
 
 
 def _three(times: dict[str, Any] | None) -> str:

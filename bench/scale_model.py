@@ -244,8 +244,8 @@ def checked(run: data.Run) -> bool:
 def _check(files: list[pathlib.Path], nodes: int | None, machine: Constants) -> int:
     rows = []
     for file in files:
-        for run in data.load_runs([file]):
-            count = nodes or run.config.get("nodes") or 1
+        for run in data.load_runs([file], several_nodes=True):
+            count = nodes or run.nodes
             if run.ranks % count != 0:
                 print(f"{file}: {run.ranks} ranks are not {count} equal nodes", file=sys.stderr)
                 return 1

@@ -29,7 +29,7 @@ import plot_ht
 import plot_ll
 import run_sweep
 import table
-from selftest_scale import ScaleBorderTest, ScaleFilesTest, ScaleFormulaTest  # noqa: F401
+from selftest_scale import NodesTest, ScaleBorderTest, ScaleFilesTest, ScaleFormulaTest  # noqa
 
 _LL_SWEEP = ("--algorithm", "ll", "--ranks", "2", "--tokens", "1..4")
 _HT_SWEEP = ("--algorithm", "ht", "--ranks", "4", "--tokens", "64,4096")

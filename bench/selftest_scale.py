@@ -196,6 +196,48 @@ class ScaleFilesTest(unittest.TestCase):
                 self.assertGreaterEqual(below - above, 10 - 1e-9)
 
 
+class NodesTest(unittest.TestCase):
+    """A sweep whose ranks are on two nodes."""
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.file = pathlib.Path(folder.name) / "trial.json"
+        sweep = pathlib.Path(__file__).with_name("run_sweep.py")
+        cls.done = subprocess.run(
+            [sys.executable, str(sweep), "--kind", "host", "--algorithm", "ll", "--nodes", "2",
+             "--ranks", "4", "--tokens", "2,6", "--iters", "4", "--name", "trial", "--out",
+             folder.name, "--", "--hidden", "64", "--experts", "16", "--warmup", "1"],
+            capture_output=True, text=True, check=False)
+
+    def test_results_have_the_network_and_nccl_alone(self) -> None:
+        self.assertEqual(self.done.returncode, 0, f"{self.done.stdout}{self.done.stderr}")
+        self.assertEqual(self.done.stdout.count("alone, with the bytes between nodes"), 2)
+        run = json.loads(self.file.read_text())["runs"][0]
+        self.assertEqual(run["config"]["nodes"], 2)
+        for entry in run["results"]:
+            tokens, network = entry["tokens"], entry["network"]
+            rows, ids, weights = 128 * tokens, 64 * tokens, 32 * tokens  # bytes; top-8
+            # Every token goes to the other node, which returns a sum for it.
+            self.assertEqual(network["dispatch"]["sent"], rows + ids)
+            self.assertEqual(network["combine"]["sent"], rows + weights)
+            self.assertLessEqual(network["dispatch"]["once"], rows)
+            self.assertGreater(network["dispatch"]["once"], 0)
+            for operation in model.OPERATIONS:
+                for way in ("idle", "queued", "host_call"):
+                    figures = network["nccl_alone"][way][operation]
+                    self.assertGreater(figures["median_us"], 0)
+
+    def test_pages_of_one_node_do_not_show_them(self) -> None:
+        content = _measured_on(ranks=4, tokens=128, dispatch=700)
+        content["runs"][0]["config"]["nodes"] = 2
+        self.file.with_name("shown.json").write_text(json.dumps(content))
+        files = [self.file.with_name("shown.json")]
+        self.assertEqual(data.load_runs(files), [])
+        self.assertEqual([run.nodes for run in data.load_runs(files, several_nodes=True)], [2])
+
+
 def _measured_on(ranks: int, tokens: int, dispatch: float) -> dict[str, Any]:
     """The content of a result file with one entry, as run_sweep.py writes it."""
     entry = {"tokens": tokens, "max_tokens": tokens, "wrong_rows": None,

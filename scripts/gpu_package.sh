@@ -36,7 +36,7 @@ strip --strip-unneeded -o "$package/lib/libncclep_fake_nccl.so" \
     "$NCCL_EP_TARGET/c/fake_nccl/gpu/libncclep_fake_nccl.so"
 strip --strip-unneeded -o "$package/lib/libnccl-net-ep-test.so" \
     "$NCCL_EP_TARGET/c/lib/libnccl-net-ep-test.so"
-cp scripts/{env.sh,gpus.py,gpu_test.py} "$package/scripts/"
+cp scripts/{env.sh,gpus.py,gpu_test.py,on_nodes.sh} "$package/scripts/"
 cp scripts/testing/*.py "$package/scripts/testing/"
 cp c_tests/programs/moe_layer/data/loomings.txt "$package/c_tests/programs/moe_layer/data/"
 mkdir -p "$package"/{bench,examples,docs}

@@ -67,7 +67,8 @@ const PAIRS: [Pair; 4] = [
             LlNodes,
             LlDispatchNodesParams,
             LlCombineNodesParams,
-            LlGatesParams
+            LlGatesParams,
+            LlPackParams
         ],
     },
     Pair {

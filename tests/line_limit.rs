@@ -18,10 +18,7 @@ const ENDINGS: [&str; 9] = [
 
 /// Generated: the interface of all functions with its documentation. Also kernels whose roles
 /// (routers, senders, receivers) make sense only together: one file each, of short functions.
-const EXEMPT: [&str; 2] = [
-    "include/nccl_ep.h",
-    "cuda/ht/dispatch.cu",
-];
+const EXEMPT: [&str; 2] = ["include/nccl_ep.h", "cuda/ht/dispatch.cu"];
 
 fn too_long(lines: impl Iterator<Item = (String, usize)>, most: usize) -> Vec<String> {
     lines

@@ -13,6 +13,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "harness/nodes.h"
+
 enum { kPauseUs = 200, kSetUpSeconds = 60, kWaitsPerCase = 6 };
 
 bool is_victim(const DeathRank* self) { return self->env.rank == self->victim; }
@@ -64,6 +66,7 @@ static void run_rank(const DeathCase* test, DeathRank* self) {
     ep_watchdog_arm(&self->env, kSetUpSeconds + kWaitsPerCase * self->timeout_ms / 1000);
     ep_watchdog_at_case(test->name);
     if (is_victim(self)) atomic_store(&self->shared->victim_process, (int)getpid());
+    ep_place_on_nodes(self->split, (unsigned)self->env.rank);
     if (test->prepare != NULL) test->prepare(self);
     open_device(&self->env);
     self->env.comm = open_comm(self, kFirstId, self->env.rank, self->env.size);
@@ -132,6 +135,7 @@ void run_death_case(const DeathCase* test, DeathSetting setting) {
     model.victim = setting.victim;
     model.timeout_ms = setting.timeout_ms;
     model.slack_ms = setting.slack_ms;
+    model.split = setting.split;
     model.passed_before = ep_passed();
     model.failed_before = ep_failed();
     fflush(NULL);

@@ -39,6 +39,7 @@ typedef struct {
     EpEnv env;
     SharedState* shared;
     int victim;
+    const char* split;  // as in DeathSetting
     unsigned timeout_ms, slack_ms;
     uint64_t passed_before, failed_before;  // the parent's counts at the fork
 } DeathRank;
@@ -60,6 +61,7 @@ typedef struct {
     int victim;
     unsigned timeout_ms;
     unsigned slack_ms;  // how much later than the deadline a loss may be noticed
+    const char* split;  // a character per rank that names its node; "" for one node
 } DeathSetting;
 
 // Runs a case on new processes; counts its checks and how the processes ended.

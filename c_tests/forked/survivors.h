@@ -22,6 +22,9 @@ bool in_time(const DeathRank* self, double since);
 // As a check; a failure says how late it was.
 void check_in_time(const DeathRank* self, double since);
 
+// Checks that `text` says which rank waited, or between which ranks the network failed.
+void expect_waiter_named(const char* text);
+
 // Whether `text` contains the number of this rank.
 bool names(const char* text, int rank);
 

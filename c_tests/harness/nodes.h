@@ -1,5 +1,5 @@
-// Which ranks are on which node, as the library sees it: by NCCL_HOSTID. A test that gives each
-// process one of its own makes several nodes of one machine.
+// Which ranks are on which node, as the library sees it: by NCCL_HOSTID, else by the kernel's boot id.
+// A test that gives processes different NCCL_HOSTIDs makes several nodes of one machine.
 #ifndef C_TESTS_HARNESS_NODES_H_
 #define C_TESTS_HARNESS_NODES_H_
 
@@ -12,7 +12,18 @@ enum { kEpMaxRanks = 64 };
 // Collective over MPI_COMM_WORLD; ep_init_mpi calls it.
 void ep_find_nodes(void);
 
+// The same without MPI: puts this process, `rank` of the ranks that `split` has a character for, on the
+// node with the name of that character, and sets its NCCL_HOSTID. An empty split changes nothing.
+void ep_place_on_nodes(const char* split, unsigned rank);
+
 unsigned ep_num_nodes(void);
+
+// Nodes are numbered in the order of their lowest ranks.
+unsigned ep_node_of(unsigned rank);
+
+// The rank of `node` that takes what `rank` sends there: the one with its local index, modulo the
+// number of ranks there.
+unsigned ep_gateway(unsigned rank, unsigned node);
 
 // How many nodes before that of `rank` the one of `other` comes, around the ring of nodes in the
 // order of their lowest ranks; 0 for the same node.

@@ -22,6 +22,9 @@ DIFFERENT = "3 test_errors ll_different_calls"
 # With so many blocks some begin after another one of their rank has failed.
 LATE_BLOCKS = "3 NCCLEP_SIMT_MULTIPROCESSORS=8 test_errors ll_different_calls"
 OVER_NODES = "4 NODES=0123 test_ll uneven_tokens"
+# Several passes, several remote sources for a rank, interleaved ranks.
+HT_NODES = "4 NODES=0120 NCCL_EP_HT_CHUNK_BYTES=600 test_ht uneven_tokens"
+HT_NODES_BACKWARD = "4 NODES=0120 NCCL_EP_HT_CHUNK_BYTES=600 test_ht gradients_with"
 # A dispatch of as many tokens as there may be, on all ranks.
 LL_MOST = "2 test_ll ll_handle_while_a_dispatch_waits"
 
@@ -131,10 +134,30 @@ BUGS = (
         "            check_signature(block.op, rank);\n", "", "3 test_ll no_tokens_anywhere", slow=True),
     # ---- Several nodes ---------------------------------------------------------------------------
     Bug("sums of nodes in the order of their numbers", "ll/combine_sums.cuh",
-        "op.nodes.first_token(block.shape, nearest) + token",
-        "op.nodes.first_token(block.shape, 4 - nearest) + token", OVER_NODES),
+        "body_of(op.nodes.returned_message(nearest))",
+        "body_of(op.nodes.returned_message(4 - nearest))", OVER_NODES),
+    Bug("chunks without the rows before them", "ht/place.cu",
+        "entry.index += block.shared.shift", "entry.index += 0 * block.shared.shift", HT_NODES),
+    Bug("rows of the wrong piece", "ht/scope.cuh", "(starts[middle] <= at ? low : high)",
+        "(starts[middle] < at ? low : high)", HT_NODES),
+    Bug("a pass that begins where the operation does", "ht/scope.cuh",
+        "base[peer] -= pass.departures[peer];", "", HT_NODES),
+    Bug("packed rows in the order of the first tokens", "ht/pack.cu",
+        "pack_token(params, list[i], ", "pack_token(params, first + i, ", HT_NODES),
+    Bug("partial sums of the first pass", "ht/partials.cuh",
+        "from.room + spot - before;", "from.room + spot;", HT_NODES),
+    Bug("sums of nodes in the other order", "ht/partials.cuh",
+        "const uint32_t spot = from.spots[uint64_t{other} * from.tokens + token];",
+        "other = from.others - 1 - other;\n"
+        "    const uint32_t spot = from.spots[uint64_t{other} * from.tokens + token];", HT_NODES),
+    Bug("gradients at their places on the node", "ht/place.cu",
+        "homes[written] = node << HT_HOME_BITS | place;",
+        "homes[written] = node << HT_HOME_BITS | written;", HT_NODES_BACKWARD),
+    Bug("rows that begin with the source's first chunk", "ht/route_nodes.cuh",
+        "handle.source_begins[source] + before[0];", "handle.source_begins[source];", HT_NODES),
     Bug("rows of another source", "ll/nodes.cuh",
-        "nodes.rows + first * shape.row_bytes", "nodes.rows", OVER_NODES),
+        "const uint8_t* rows = body_of(rows_message(number));",
+        "const uint8_t* rows = body_of(rows_message(1));", OVER_NODES),
     Bug("a sum for the wrong source", "ll/combine_sums.cuh",
         "block.bank_slots.of_sum(at.number, ", "block.bank_slots.of_sum(0, ", OVER_NODES),
     # ---- High throughput ------------------------------------------------------------------------

@@ -200,11 +200,6 @@ CUresult cuMemcpyHtoDAsync(CUdeviceptr to, const void* from, size_t bytes, CUstr
     return Result(cudaMemcpyAsync(Pointer(to), from, bytes, cudaMemcpyDefault, Runtime(stream)));
 }
 
-CUresult cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
-    return Result(
-        cudaMemcpyAsync(Pointer(to), Pointer(from), bytes, cudaMemcpyDefault, Runtime(stream)));
-}
-
 CUresult cuMemcpyDtoHAsync(void* to, CUdeviceptr from, size_t bytes, CUstream stream) {
     return Result(cudaMemcpyAsync(to, Pointer(from), bytes, cudaMemcpyDefault, Runtime(stream)));
 }

@@ -226,6 +226,10 @@ __device__ __forceinline__ void run(const LlCombineParams& params, const Nodes& 
     if (op.sends()) {
         begin_sending(block, begun);
     }
+    LlHello head = {};
+    if constexpr (Op::kSeveral) {
+        head = first_head(op);
+    }
     for (uint32_t rank = threadIdx.x; rank < op.ranks(); rank += blockDim.x) {
         tokens_of[rank] =
             min(params.common.handle.tokens_of[rank], params.common.shape.max_tokens);
@@ -241,6 +245,12 @@ __device__ __forceinline__ void run(const LlCombineParams& params, const Nodes& 
     if (!is_wanted || (op.sends() && !wait_until_bank_is_free(op))) {
         return;
     }
+    if constexpr (Op::kSeveral) {
+        if ((op.sends() && !sources_agree(op, head)) ||
+            (op.receives() && !gateways_succeeded(op))) {
+            return;
+        }
+    }
     if (op.sends() && block.receivers.has_this_block()) {
         send_weights(block, begun.gate);
     }
@@ -250,6 +260,7 @@ __device__ __forceinline__ void run(const LlCombineParams& params, const Nodes& 
     if constexpr (Op::kSeveral) {
         if (op.relays() && block.receivers.has_this_block()) {
             relay_sums<Type>(block);
+            finish_relay(op);
         }
     }
     if (op.receives() && block.receivers.has_this_block()) {
@@ -265,7 +276,7 @@ __device__ __forceinline__ void run_on_one_node(const LlCombineParams& params) {
 
 template <typename Type>
 __device__ __forceinline__ void run_over_nodes(const LlCombineNodesParams& params) {
-    run<Type>(params.combine, SeveralNodes{params.nodes});
+    run<Type>(params.combine, SeveralNodes{params.nodes, true});
 }
 
 }  // namespace nccl_ep::ll_combine_impl

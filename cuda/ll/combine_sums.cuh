@@ -81,9 +81,9 @@ __device__ void add_other_nodes(const Block<Op>& block, uint32_t token, int32_t 
             return;
         }
         next = next == nearest ? kNone : next;
-        const uint64_t row = op.nodes.first_token(block.shape, nearest) + token;
+        const uint8_t* rows = body_of(op.nodes.returned_message(nearest));
         ChunkData data;
-        data.load_const(op.nodes.nodes.sums_of_nodes + row * block.shape.row_bytes, chunk);
+        data.load_const(rows + row_format(block.shape).offset(token), chunk);
         sum.add(data, chunk, 1.0f);
     }
 }
@@ -94,8 +94,7 @@ __device__ __forceinline__ uint8_t* out_row(const Block<Op>& block, const Source
     const RowFormat format = row_format(block.shape);
     if constexpr (Op::kSeveral) {
         if (at.number != 0) {
-            const uint64_t first = block.op.nodes.first_token(block.shape, at.number);
-            return block.op.nodes.nodes.sums + format.offset(first + at.token);
+            return body_of(block.op.nodes.rows_message(at.number)) + format.offset(at.token);
         }
     }
     return block.params.out == nullptr ? nullptr : block.params.out + format.offset(at.token);

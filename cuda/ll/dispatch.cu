@@ -243,6 +243,10 @@ __device__ __forceinline__ void run(const LlDispatchParams& params, const Nodes&
     if (puts) {
         begin_sending(block, begun);
     }
+    LlHello head = {};
+    if constexpr (Op::kSeveral) {
+        head = first_head(op);
+    }
     if (threadIdx.x == 0) {
         shared.next_receive = 0;
         shared.most_tokens = 0;
@@ -258,6 +262,11 @@ __device__ __forceinline__ void run(const LlDispatchParams& params, const Nodes&
     advance_epoch(op);
     if (!is_wanted || (op.sends() && !wait_until_bank_is_free(op))) {
         return;
+    }
+    if constexpr (Op::kSeveral) {
+        if (op.relays() && !sources_agree(op, head)) {
+            return;
+        }
     }
     if (puts) {
         send_all(block, begun);
@@ -282,6 +291,6 @@ extern "C" __global__ void __launch_bounds__(nccl_ep::LL_DISPATCH_THREADS, 1)
 extern "C" __global__ void __launch_bounds__(nccl_ep::LL_DISPATCH_THREADS, 1)
     ll_dispatch_nodes(const __grid_constant__ nccl_ep::LlDispatchNodesParams params) {
     DYNAMIC_SHARED(uint32_t, per_expert);
-    nccl_ep::ll_dispatch_impl::run(params.dispatch, nccl_ep::SeveralNodes{params.nodes},
+    nccl_ep::ll_dispatch_impl::run(params.dispatch, nccl_ep::SeveralNodes{params.nodes, false},
                                    per_expert);
 }

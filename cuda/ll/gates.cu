@@ -1,5 +1,5 @@
-// With which weight each entry of this rank's tokens takes part in the combine that follows, for the ranks that
-// carry this one on other nodes. A warp per token.
+// What a combine sends to the ranks that carry this one on other nodes before all else: with which weight each
+// entry of this rank's tokens takes part. A warp per token.
 
 #include "gates.cuh"
 
@@ -7,15 +7,21 @@ namespace nccl_ep::ll_gates_impl {
 
 __device__ void run(const LlGatesParams& params) {
     const LlCombineParams& combine = params.combine.combine;
-    const Operation<SeveralNodes> op(combine.common, {params.combine.nodes});
-    const uint32_t top_k = combine.common.shape.top_k;
-    for (uint32_t token = blockIdx.x * num_warps() + warp_idx();
-         token < combine.common.shape.tokens; token += gridDim.x * num_warps()) {
+    const LlCommon& common = combine.common;
+    const Operation<SeveralNodes> op(common, {params.combine.nodes, true});
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+        *reinterpret_cast<LlHello*>(params.message) = {
+            params.combine.nodes.handle, common.shape.tokens, common.signature, common.channel};
+    }
+    float* weights = reinterpret_cast<float*>(body_of(params.message));
+    const uint32_t top_k = common.shape.top_k;
+    for (uint32_t token = blockIdx.x * num_warps() + warp_idx(); token < common.shape.tokens;
+         token += gridDim.x * num_warps()) {
         GateWords words;
         words.load(combine, token);
         const Gate gate = make_gate(op, words);
         if (lane_idx() < top_k) {
-            params.gates[uint64_t{token} * top_k + lane_idx()] = gate.weight;
+            weights[token * top_k + lane_idx()] = gate.weight;
         }
     }
 }

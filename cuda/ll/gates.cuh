@@ -106,9 +106,10 @@ __device__ __forceinline__ Gate gate_of_source(const Op& op, uint32_t number, ui
     if (lane_idx() >= shape.top_k) {
         return {kNowhere, 0.0f, lane_idx()};
     }
-    const uint64_t first = op.nodes.first_token(shape, number) + token;
+    const float* weights =
+        reinterpret_cast<const float*>(body_of(op.nodes.weights_message(number)));
     const int32_t expert = dispatched_expert(op, op.experts_of(number, token)[lane_idx()]);
-    return {expert, op.nodes.nodes.weights[first * shape.top_k + lane_idx()], lane_idx()};
+    return {expert, weights[token * shape.top_k + lane_idx()], lane_idx()};
 }
 
 // The lane whose entry comes as number lane_idx() in the order of the combine's ids.

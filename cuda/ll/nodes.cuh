@@ -20,6 +20,15 @@ struct Source {
     const uint8_t* rows;
 };
 
+// A message between nodes: its head, and what follows it.
+__device__ __forceinline__ const LlHello& head_of(const uint8_t* message) {
+    return *reinterpret_cast<const LlHello*>(message);
+}
+template <typename Byte>
+__device__ __forceinline__ Byte* body_of(Byte* message) {
+    return message + sizeof(LlHello);
+}
+
 // Every rank is a peer, and carries itself alone.
 struct OneNode {
     static constexpr bool kSeveral = false;
@@ -39,6 +48,7 @@ struct OneNode {
 struct SeveralNodes {
     static constexpr bool kSeveral = true;
     const LlNodes& nodes;
+    const bool is_combine;
 
     __device__ const LlRankOnNode& at(uint32_t rank) const { return nodes.of_rank[rank]; }
     __device__ uint32_t ranks() const { return nodes.ranks; }
@@ -48,18 +58,32 @@ struct SeveralNodes {
     __device__ uint32_t carrier_of(uint32_t rank) const { return at(rank).carrier; }
     __device__ uint32_t number_of(uint32_t rank) const { return at(rank).number; }
 
+    // The message of rows that came from source `number`, not this rank, or goes there.
+    __device__ uint8_t* rows_message(uint32_t number) const {
+        return nodes.rows + (number - 1) * nodes.rows_stride;
+    }
+    __device__ const uint8_t* weights_message(uint32_t number) const {
+        return nodes.weights + (number - 1) * nodes.weights_stride;
+    }
+    // The message of sums from the node at this distance, not this one.
+    __device__ const uint8_t* returned_message(uint32_t distance) const {
+        return nodes.returned + (distance - 1) * nodes.rows_stride;
+    }
+    // The head of what source `number` sent for the operation.
+    __device__ const LlHello& head(uint32_t number) const {
+        return head_of(is_combine ? weights_message(number) : rows_message(number));
+    }
     // How many tokens source `number` has, which is not this rank.
     __device__ uint32_t tokens_of(const LlShape& shape, uint32_t number) const {
-        return min(nodes.hellos[number - 1].tokens, shape.max_tokens);
+        return min(head(number).tokens, shape.max_tokens);
     }
-    // The first token of source `number` in what came over the network or goes there.
-    __device__ uint64_t first_token(const LlShape& shape, uint32_t number) const {
-        return uint64_t{number - 1} * shape.max_tokens;
-    }
+    // In a dispatch.
     __device__ Source source(const LlShape& shape, uint32_t number) const {
-        const uint64_t first = first_token(shape, number);
-        return {number, nodes.rank_of_source[number], tokens_of(shape, number),
-                nodes.ids + first * shape.top_k, nodes.rows + first * shape.row_bytes};
+        const uint32_t tokens = tokens_of(shape, number);
+        const uint8_t* rows = body_of(rows_message(number));
+        const uint8_t* ids = rows + uint64_t{tokens} * shape.row_bytes;
+        return {number, nodes.rank_of_source[number], tokens, reinterpret_cast<const int64_t*>(ids),
+                rows};
     }
 };
 

@@ -162,8 +162,8 @@ __device__ inline bool stages_otherwise(const Op& op, uint32_t rank) {
 // not even the signature from which a peer would learn it.
 template <typename Op>
 __device__ inline void report_difference(const Op& op, uint32_t fault, const Awaited& awaited,
-                                         uint32_t theirs) {
-    if (report_failure(op.common.wait, fault, awaited, op.common.signature, theirs)) {
+                                         uint32_t ours, uint32_t theirs) {
+    if (report_failure(op.common.wait, fault, awaited, ours, theirs)) {
         broadcast_failure(op.common.peers, op.common.wait);
     }
 }
@@ -177,7 +177,7 @@ __device__ inline Arrival wait_for_first_packet(const Op& op, const uint64_t* at
         op.common, awaited,
         [&] {
             if (++polls % kPollsPerCheck == 0 && stages_otherwise(op, awaited.peer)) {
-                report_difference(op, FAULT_STAGED_DIFFERS, awaited, 0);
+                report_difference(op, FAULT_STAGED_DIFFERS, awaited, 0, 0);
             }
             return ld_relaxed_sys(at);
         },
@@ -190,8 +190,74 @@ __device__ inline void check_signature(const Op& op, uint32_t rank) {
     const Awaited awaited = op.from(rank, WAIT_BEGIN);
     const Arrival theirs = wait_for_first_packet(op, op.here().signature(rank), awaited);
     if (theirs.ok && theirs.data != op.common.signature) {
-        report_difference(op, FAULT_DIFFERS, awaited, theirs.data);
+        report_difference(op, FAULT_DIFFERS, awaited, op.common.signature, theirs.data);
     }
+}
+
+// Over several nodes: whether source `number` runs this operation, by its head.
+template <typename Op>
+__device__ inline bool head_fits(const Op& op, uint32_t number, const LlHello& head) {
+    const LlNodes& nodes = op.nodes.nodes;
+    const Awaited awaited = op.from(nodes.rank_of_source[number], WAIT_BEGIN);
+    if (head.handle != nodes.handle) {
+        report_difference(op, FAULT_HANDLE_DIFFERS, awaited, nodes.handle, head.handle);
+    } else if (head.signature != op.common.signature) {
+        report_difference(op, FAULT_DIFFERS, awaited, op.common.signature, head.signature);
+    } else if (head.channel != op.common.channel) {
+        report_difference(op, FAULT_STAGED_DIFFERS, awaited, 0, 0);
+    } else {
+        return true;
+    }
+    return false;
+}
+
+// The head that this thread looks at first, loaded before it is needed.
+template <typename Op>
+__device__ __forceinline__ LlHello first_head(const Op& op) {
+    return threadIdx.x + 1 < op.nodes.nodes.sources ? op.nodes.head(threadIdx.x + 1) : LlHello{};
+}
+
+// Whether all sources run this operation. All threads call it before the block relays anything: what came over
+// the network has the right size also if it belongs to another operation.
+template <typename Op>
+__device__ inline bool sources_agree(const Op& op, const LlHello& first) {
+    bool differs = false;
+    for (uint32_t i = threadIdx.x; i + 1 < op.nodes.nodes.sources; i += blockDim.x) {
+        const LlHello head = i == threadIdx.x ? first : op.nodes.head(i + 1);
+        differs |= !head_fits(op, i + 1, head);
+    }
+    return __syncthreads_or(differs) == 0;
+}
+
+// After a relay of sums: the last block says in front of them that they are complete. All threads call it.
+template <typename Op>
+__device__ inline void finish_relay(const Op& op) {
+    const LlNodes& nodes = op.nodes.nodes;
+    __syncthreads();
+    const uint32_t last = op.common.receive_blocks - 1;
+    const bool finished_last =
+        threadIdx.x == 0 &&
+        inc_acq_rel_gpu(&op.common.channel_state->blocks_relayed, last) == last;
+    if (__syncthreads_or(finished_last) != 0 && !has_failed(op.common.wait)) {
+        for (uint32_t i = 1 + threadIdx.x; i < nodes.sources; i += blockDim.x) {
+            *reinterpret_cast<LlHello*>(op.nodes.rows_message(i)) = {nodes.handle, 0, 0, op.epoch};
+        }
+    }
+}
+
+// Whether the gateways have sent sums of this operation, and not what lay there before. All threads call it.
+template <typename Op>
+__device__ inline bool gateways_succeeded(const Op& op) {
+    const LlNodes& nodes = op.nodes.nodes;
+    bool failed = false;
+    for (uint32_t i = threadIdx.x; i < nodes.other_nodes; i += blockDim.x) {
+        if (head_of(op.nodes.returned_message(i + 1)).channel != op.epoch) {
+            const Awaited awaited = op.from(nodes.gateways[i], WAIT_ROW);
+            report_difference(op, FAULT_GATEWAY_FAILED, awaited, op.epoch, nodes.gateways[i]);
+            failed = true;
+        }
+    }
+    return __syncthreads_or(failed) == 0;
 }
 
 // Before a staged send: waits until the peers have consumed what was in the bank before. All threads call

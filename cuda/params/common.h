@@ -61,6 +61,12 @@ constexpr static const uint32_t FAULT_DISAGREED = 8;
 /// `FaultReport::state`: a rank has staged an operation that is whole here, or the other way round.
 constexpr static const uint32_t FAULT_STAGED_DIFFERS = 9;
 
+/// `FaultReport::state`: a rank on another node uses handle `got` where this one uses `expected`.
+constexpr static const uint32_t FAULT_HANDLE_DIFFERS = 10;
+
+/// `FaultReport::state`: as `FAULT_PEER_FAILED`, but `got` is on another node and nothing was waited for.
+constexpr static const uint32_t FAULT_GATEWAY_FAILED = 11;
+
 /// `FaultReport::op` of the self test.
 constexpr static const uint32_t OP_PEER_SELFTEST = 1;
 

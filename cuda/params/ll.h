@@ -38,6 +38,9 @@ constexpr static const uint32_t LL_PHASE_RELAY = 4;
 /// Most ranks of a group over several nodes.
 constexpr static const size_t LL_MAX_RANKS = 1024;
 
+/// Threads of an `ll_pack` block.
+constexpr static const uint32_t LL_PACK_THREADS = 512;
+
 /// Threads of an `ll_gates` block, a warp per token.
 constexpr static const uint32_t LL_GATES_THREADS = 128;
 
@@ -108,6 +111,8 @@ struct LlChannelState {
     uint32_t epoch;
     /// Blocks that have read `epoch`.
     uint32_t blocks_started;
+    /// Blocks that have summed everything for other ranks.
+    uint32_t blocks_relayed;
     /// Blocks that have received everything.
     uint32_t blocks_finished;
     /// The last operation that a receive phase has ended; staged channels only.
@@ -184,16 +189,16 @@ struct LlRankOnNode {
     uint32_t distance;
 };
 
-/// What a rank says about a handle to the ranks that carry it.
+/// What a rank says to the ranks that carry it: about a handle when it is made, and in front of each operation.
 struct LlHello {
     /// The handles of the group are numbered from 1 in the order of their creation.
     uint32_t handle;
     /// Tokens of the rank.
     uint32_t tokens;
-    /// Ids per token.
-    uint32_t top_k;
-    /// Not used.
-    uint32_t reserved;
+    /// As `LlCommon::signature`; when the handle is made, of no operation.
+    uint32_t signature;
+    /// The operation's channel; in front of sums, the operation's epoch.
+    uint32_t channel;
 };
 
 /// What an operation over several nodes needs beside `LlCommon`; sources are numbered from 0, which is this rank.
@@ -204,18 +209,21 @@ struct LlNodes {
     const uint32_t *rank_of_peer;
     /// `[sources]`.
     const uint32_t *rank_of_source;
-    /// `[sources - 1]`: of the sources from 1 on.
-    const LlHello *hellos;
-    /// `[sources - 1][max_tokens][top_k]`: the ids of those sources.
-    const int64_t *ids;
-    /// `[sources - 1][max_tokens]` rows of those sources, for a dispatch.
-    const uint8_t *rows;
-    /// `[sources - 1][max_tokens][top_k]`: with which weight each entry of those sources takes part in a combine.
-    const float *weights;
-    /// `[sources - 1][max_tokens]` rows: what this node gives for tokens of those sources.
-    uint8_t *sums;
-    /// `[nodes - 1][max_tokens]` rows: what other nodes give for tokens of this rank, by distance from 1 on.
-    const uint8_t *sums_of_nodes;
+    /// `[nodes - 1]`, by distance from 1 on: this rank's gateway.
+    const uint32_t *gateways;
+    /// `[sources - 1]` messages of rows, `rows_stride` apart. In a dispatch each came from a source: a head, its rows,
+    /// its ids. In a combine each goes to a source: a head, and what this node gives for its tokens.
+    uint8_t *rows;
+    /// `[sources - 1]` messages of a combine, `weights_stride` apart: a head, and with which weight each entry of the
+    /// source takes part.
+    const uint8_t *weights;
+    /// `[nodes - 1]` messages by distance from 1 on, `rows_stride` apart: a head, and what that node gives for this
+    /// rank's tokens.
+    const uint8_t *returned;
+    /// Bytes.
+    uint64_t rows_stride;
+    /// Bytes.
+    uint64_t weights_stride;
     /// Ranks of the group.
     uint32_t ranks;
     /// This rank.
@@ -224,6 +232,10 @@ struct LlNodes {
     uint32_t sources;
     /// Most tokens of the sources from 1 on.
     uint32_t most_tokens;
+    /// The handle, which the heads should name.
+    uint32_t handle;
+    /// Other nodes than this one.
+    uint32_t other_nodes;
 };
 
 /// Parameters of `ll_dispatch_nodes`.
@@ -246,8 +258,24 @@ struct LlCombineNodesParams {
 struct LlGatesParams {
     /// Of the combine that follows.
     LlCombineNodesParams combine;
-    /// `[tokens][top_k]`: receives the weights.
-    float *gates;
+    /// Receives the message: a head, and the weights `[tokens][top_k]`.
+    uint8_t *message;
+};
+
+/// Parameters of `ll_pack`.
+struct LlPackParams {
+    /// The message's head.
+    LlHello head;
+    /// `[tokens]` rows.
+    const uint8_t *rows;
+    /// `[tokens][top_k]`.
+    const int64_t *ids;
+    /// Receives the message: the head, the rows, the ids.
+    uint8_t *message;
+    /// Bytes of all rows, a multiple of 16.
+    uint64_t row_bytes;
+    /// Number of all ids.
+    uint64_t num_ids;
 };
 
 }  // namespace nccl_ep
@@ -255,13 +283,14 @@ struct LlGatesParams {
 static_assert(sizeof(nccl_ep::LlLayout) == 48, "LlLayout as in Rust");
 static_assert(sizeof(nccl_ep::LlShape) == 28, "LlShape as in Rust");
 static_assert(sizeof(nccl_ep::LlHandleMemory) == 24, "LlHandleMemory as in Rust");
-static_assert(sizeof(nccl_ep::LlChannelState) == 16, "LlChannelState as in Rust");
+static_assert(sizeof(nccl_ep::LlChannelState) == 20, "LlChannelState as in Rust");
 static_assert(sizeof(nccl_ep::LlCommon) == 760, "LlCommon as in Rust");
 static_assert(sizeof(nccl_ep::LlDispatchParams) == 800, "LlDispatchParams as in Rust");
 static_assert(sizeof(nccl_ep::LlCombineParams) == 800, "LlCombineParams as in Rust");
 static_assert(sizeof(nccl_ep::LlRankOnNode) == 16, "LlRankOnNode as in Rust");
 static_assert(sizeof(nccl_ep::LlHello) == 16, "LlHello as in Rust");
-static_assert(sizeof(nccl_ep::LlNodes) == 88, "LlNodes as in Rust");
-static_assert(sizeof(nccl_ep::LlDispatchNodesParams) == 888, "LlDispatchNodesParams as in Rust");
-static_assert(sizeof(nccl_ep::LlCombineNodesParams) == 888, "LlCombineNodesParams as in Rust");
-static_assert(sizeof(nccl_ep::LlGatesParams) == 896, "LlGatesParams as in Rust");
+static_assert(sizeof(nccl_ep::LlNodes) == 96, "LlNodes as in Rust");
+static_assert(sizeof(nccl_ep::LlDispatchNodesParams) == 896, "LlDispatchNodesParams as in Rust");
+static_assert(sizeof(nccl_ep::LlCombineNodesParams) == 896, "LlCombineNodesParams as in Rust");
+static_assert(sizeof(nccl_ep::LlGatesParams) == 904, "LlGatesParams as in Rust");
+static_assert(sizeof(nccl_ep::LlPackParams) == 56, "LlPackParams as in Rust");

@@ -1,6 +1,7 @@
 """What every example needs first: torch.distributed over the ranks, and the device of this one.
 
-Started by mpirun, srun or torchrun; on GPUs rank i takes GPU i, with the CPU stand-ins the CPU.
+Started by mpirun, srun or torchrun; on GPUs the i-th rank of a machine takes GPU i, with the CPU
+stand-ins the CPU.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 import nccl_ep
-from nccl_ep.rendezvous import launched_rank
+from nccl_ep.rendezvous import launched_local_rank, launched_rank
 from nccl_ep.runtime import uses_stand_ins
 
 
@@ -24,13 +25,13 @@ def start() -> tuple[int, int, torch.device]:
     nccl_ep.NCCLLibrary()
     cpu = uses_stand_ins()
     if not cpu:
-        torch.cuda.set_device(rank % torch.cuda.device_count())
+        torch.cuda.set_device(launched_local_rank() % torch.cuda.device_count())
     if "MASTER_ADDR" in os.environ:
         dist.init_process_group("gloo", rank=rank, world_size=size)
     else:
-        # mpirun sets no address; all ranks share the machine's folder for temporary files. The
-        # store also needs its file for new groups of ranks, and removes it when the last rank is
-        # done.
+        # mpirun sets no address, so on several machines the caller must (-x MASTER_ADDR=... -x
+        # MASTER_PORT=...). Ranks of one machine share its folder for temporary files. The store
+        # also needs its file for new groups of ranks, and removes it when the last rank is done.
         job = os.environ.get("PMIX_NAMESPACE", os.getppid())
         meeting = os.path.join(tempfile.gettempdir(), f"nccl_ep-example-{os.getuid()}-{job}")
         dist.init_process_group("gloo", store=dist.FileStore(meeting, size), rank=rank,

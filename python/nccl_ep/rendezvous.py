@@ -24,6 +24,8 @@ _LAUNCHERS = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
               ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
               ("SLURM_PROCID", "SLURM_NTASKS"),
               _TORCHRUN)
+_LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID",
+                "LOCAL_RANK")
 # Each of these distinguishes jobs on one machine.
 _JOB_NAMES = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "MPIRUN_ID", "TORCHELASTIC_RUN_ID")
 
@@ -59,6 +61,15 @@ def launched_rank() -> tuple[int, int]:
             return int(os.environ[rank]), int(os.environ[size])
     raise RuntimeError("which rank is this? Initialise torch.distributed, or start with mpirun, "
                        "srun or torchrun (" + ", ".join(name for name, _ in _LAUNCHERS) + ")")
+
+
+def launched_local_rank() -> int:
+    """This process's number among those that the launcher started on this machine; its rank if the
+    launcher does not say."""
+    for name in ("LOCAL_RANK",) if _by_torchrun() else _LOCAL_RANKS:
+        if name in os.environ:
+            return int(os.environ[name])
+    return launched_rank()[0]
 
 
 def _by_torchrun() -> bool:

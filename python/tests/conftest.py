@@ -19,7 +19,7 @@ import torch.distributed as dist
 from nccl_ep import EpGroup
 from nccl_ep.layers import EPAll2AllLayer
 from nccl_ep.nccl_wrapper import NCCLLibrary
-from nccl_ep.rendezvous import launched_rank
+from nccl_ep.rendezvous import launched_local_rank, launched_rank
 from nccl_ep.runtime import uses_stand_ins
 from problems import Problem
 
@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.meeting = meeting
     NCCLLibrary()
     if not uses_stand_ins():
-        torch.cuda.set_device(rank % torch.cuda.device_count())
+        torch.cuda.set_device(launched_local_rank() % torch.cuda.device_count())
     config.store = dist.FileStore(str(meeting), size)
     config.store.set_timeout(_WAIT)
     dist.init_process_group("gloo", store=config.store, rank=rank, world_size=size, timeout=_WAIT)
@@ -88,6 +88,15 @@ def world() -> tuple[int, int]:
 
 
 @pytest.fixture(scope="session")
+def nodes(world, pytestconfig) -> list[str]:
+    """The node of each rank: its NCCL_HOSTID, or nothing."""
+    rank, size = world
+    store = pytestconfig.store
+    store.set(f"node of {rank}", os.environ.get("NCCL_HOSTID", ""))
+    return [store.get(f"node of {each}").decode() for each in range(size)]
+
+
+@pytest.fixture(scope="session")
 def device() -> torch.device:
     """The device of tensors."""
     return torch.device("cpu" if uses_stand_ins() else f"cuda:{torch.cuda.current_device()}")
@@ -130,7 +139,7 @@ def group(comm):
 
 
 @pytest.fixture
-def layer(world):
+def layer(world, nodes):
     """Makes layers; those still open are finalized after the test."""
     made = []
 
@@ -138,7 +147,8 @@ def layer(world):
         rank, size = world
         made.append(EPAll2AllLayer(
             None, settings.pop("max_tokens", 4), problem.hidden, problem.top_k, rank,
-            problem.num_experts, size, size, dtype=problem.dtype, **{"num_sm": 8, **settings}))
+            problem.num_experts, nodes.count(nodes[rank]), size, dtype=problem.dtype,
+            **{"num_sm": 8, **settings}))
         return made[-1]
 
     yield make

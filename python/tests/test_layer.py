@@ -201,8 +201,10 @@ def test_configurations_that_make_no_sense(world):
     good = dict(max_tokens=1, hidden=8, topk=1, num_experts=size, rank=rank, world_size=size,
                 local_world_size=size)
     assert EPConfig(**good).num_experts_per_rank == 1 and EPConfig(**good).is_intra_node
+    over_nodes = EPConfig(**{**good, "world_size": 2 * size, "num_experts": 2 * size})
+    assert not over_nodes.is_intra_node
     for change in ({"num_experts": 0}, {"rank": size}, {"hidden": 0},
-                   {"local_world_size": size + 1}):
+                   {"local_world_size": size + 1}, {"local_world_size": 0}):
         with pytest.raises(ValueError):
             EPConfig(**{**good, **change})
     with pytest.raises(ValueError, match="ep_group"):

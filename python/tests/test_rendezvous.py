@@ -17,7 +17,7 @@ from nccl_ep import EpGroup, rendezvous
 def only(monkeypatch, environment):
     """Removes all launchers' variables from the environment except these."""
     launchers = ("OMPI_", "PMIX_", "MPIRUN_", "MV2_", "SLURM_", "TORCHELASTIC_", "MASTER_")
-    numbers = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    numbers = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     for name in tuple(os.environ):
         if name.startswith(launchers) or name in numbers:
             monkeypatch.delenv(name)
@@ -53,6 +53,16 @@ _WORKER = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "TORCHELASTI
 def test_which_launcher_numbers_the_ranks(monkeypatch, environment, rank_and_size):
     only(monkeypatch, environment)
     assert rendezvous.launched_rank() == rank_and_size
+
+
+@pytest.mark.parametrize("environment, local_rank", [
+    ({"RANK": "1", "WORLD_SIZE": "2"}, 1),
+    ({"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1"}, 1),
+    ({**_WORKER, **_INHERITED, "LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "3"}, 0),
+])
+def test_which_gpu_a_rank_may_take(monkeypatch, environment, local_rank):
+    only(monkeypatch, environment)
+    assert rendezvous.launched_local_rank() == local_rank
 
 
 def test_ranks_of_several_machines_do_not_meet(monkeypatch):

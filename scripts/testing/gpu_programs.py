@@ -1,7 +1,7 @@
 """The runs of programs.py on GPUs, in three variants, and small ones under compute-sanitizer.
 
 gpu       rank i on GPU i, over NCCL; every process sees all GPUs. Also python/tests, the examples,
-          and gpu/rust, the Rust tests that need a GPU
+          gpu/rust, the Rust tests that need a GPU, and gpu/nodes, programs over several nodes
 isolated  the same, but each process sees only one GPU, as under many job schedulers
 onegpu    all ranks on one GPU, which NCCL refuses, so over c_tests/fake_nccl. Kernels of different
           processes take turns there, so operations take milliseconds.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from testing import counts, programs, python_steps
+from testing import counts, gpu_nodes, nodes, programs, python_steps
 from testing.gpu_machine import Machine
 from testing.programs import Run
 from testing.step import Counts, Step
@@ -49,6 +49,7 @@ def all_steps(machine: Machine, quick: bool, has_ht: bool) -> list[Step]:
         for index, run in enumerate(_runs(variant, machine, quick)):
             step = _step(machine, variant, _with_more_work(variant, run, quick), index)
             steps.append(step if has_ht or not run.needs_ht else _skipped(step))
+    steps += gpu_nodes.steps(machine, quick)
     steps += python_steps.gpu_steps(machine, quick, has_ht)
     return [*steps, *_sanitizer_steps(machine)]
 
@@ -123,7 +124,7 @@ def _step(machine: Machine, variant: str, run: Run, index: int) -> Step:
         timeout = _TRANSPORT_TIMEOUT_MS if transport else _DEATH_TIMEOUT_MS[variant]
         environment["NCCL_EP_TIMEOUT_MS"] = str(timeout)
     elif variant == "isolated":
-        words = _launcher(programs.contexts(
+        words = _launcher(nodes.contexts(
             (f"CUDA_VISIBLE_DEVICES={device}" for device in machine.devices[:run.ranks]), words))
     else:
         words = _launcher(["-np", str(run.ranks), *words])

@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from testing import counts
+from testing import counts, nodes
 from testing.step import Counts, Finished, Places, Step
 
 RANKS = (1, 2, 3, 4, 8)
@@ -40,11 +40,6 @@ _FUZZ_THREADS = ("--threads", "2", "--calls", "3000", "--seed", "5")
 # test_faults: a trial takes about a second.
 _FAULTS = (("operations", ("--trials", "6", "--seed", "2", "--kinds", "ll,staged,ht")),
            ("creation", ("--trials", "6", "--seed", "3", "--kinds", "handles,groups")))
-
-# Groups over several nodes, which one machine plays by NCCL_HOSTID: the node of each rank.
-_SPLITS = ("01", "0101", "0001", "00112233")
-_OVER_NODES = (("test_ll", ()), ("test_staged", ()), ("test_ht", ()), ("test_formats", ()),
-               ("test_random", _FEW_CONFIGS), ("moe_layer", ("--algorithm", "ht")))
 
 # test_transport runs its cases in many splits of the ranks over nodes.
 _MOST_TRANSPORT_RANKS = 4
@@ -153,19 +148,28 @@ def host_steps(places: Places) -> list[Step]:
 
     everything = Step("programs/complete", lambda: _complete(places), needs=needs)
     return [everything, *map(step, all_runs(RANKS)),
-            *_node_steps(places, needs, environment),
+            *nodes.host_steps(places), *_tools_over_nodes(places, needs, environment),
             *_fake_nccl_steps(places, needs, environment),
             _net_plugin_step("net_plugin/self-test", places.target / "c", "build/programs")]
 
 
-def _node_steps(places: Places, needs: tuple[str, ...],
-                environment: tuple[tuple[str, str], ...]) -> Iterator[Step]:
-    """Programs whose ranks are on several nodes."""
-    for split, (name, options) in itertools.product(_SPLITS, _OVER_NODES):
-        program = (str(places.programs / name), *options)
-        words = ("mpirun", *contexts((f"NCCL_HOSTID=node{node}" for node in split), program))
-        yield Step(f"nodes/{name}/{split}", words, counts.closing_line, needs,
-                   timeout=240, environment=environment)
+def _tools_over_nodes(places: Places, needs: tuple[str, ...],
+                      environment: tuple[tuple[str, str], ...]) -> Iterator[Step]:
+    """ep_test, ep_bench and `make run ARGS="--nodes 2"`."""
+    for split in ("0101", "0001"):
+        for algorithm in ("ll", "ht"):
+            tools = (("ep_test", ("-a", algorithm, "-s", "both", "-c", "-r", *_EP_TEST_SMALL),
+                      counts.closing_line),
+                     ("ep_bench", _bench_options(algorithm, len(split)),
+                      counts.says(BENCH_PASSED, 1)))
+            for name, options, read in tools:
+                program = (str(places.programs / name), *options)
+                words = ("mpirun", *nodes.contexts(nodes.host_ids(split), program))
+                yield Step(f"nodes/{name}-{algorithm}/{split}", words, read, needs, timeout=240,
+                           environment=environment)
+    yield Step("nodes/run", ("scripts/demo.sh", "--nodes", "2"),
+               counts.says("backend on 2 nodes and matched", 1), needs, timeout=240,
+               environment=(*environment, ("CUDA_VISIBLE_DEVICES", "")))
 
 
 def _net_plugin_step(name: str, built: pathlib.Path, need: str) -> Step:
@@ -231,15 +235,6 @@ def _subsets(options: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
 def _mpirun(ranks: int, program, options: Sequence[str], *settings: str) -> tuple[str, ...]:
     return ("mpirun", "-np", str(ranks), *settings, str(program), *options)
-
-
-def contexts(settings: Iterable[str], words: Sequence[str]) -> list[str]:
-    """One application context of mpirun per rank, each with a setting of its own."""
-    together: list[str] = []
-    for setting in settings:
-        together += [":"] if together else []
-        together += ["-np", "1", "-x", setting, *words]
-    return together
 
 
 def _complete(places: Places):

@@ -17,6 +17,8 @@ from testing.gpu_machine import Machine
 from testing.step import ROOT, Counts, Places, Step
 
 RANKS = (1, 2, 4)
+# The node of each rank, which NCCL_HOSTID tells.
+_SPLITS = ("0,1", "0,1,0,1", "0,0,0,1")
 _EXAMPLE_RANKS = 2
 _DEPS = ROOT / ".deps"
 # Examples that need high throughput.
@@ -52,6 +54,7 @@ def host_steps(places: Places) -> list[Step]:
 
     steps = [step("tests", ranks, pytest_words(ROOT / "python" / "tests"), counts.closing_line)
              for ranks in RANKS]
+    steps += list(_node_steps(environment))
     steps += [step(path.stem, _EXAMPLE_RANKS, ("python3", str(path)), example_counts())
               for path in examples()]
     steps.append(step("bench-layer", _EXAMPLE_RANKS,
@@ -59,6 +62,19 @@ def host_steps(places: Places) -> list[Step]:
     steps += list(_unchanged_script(places))
     steps.append(Step("python/wheel", lambda: _wheel(places), needs=("build/lib",)))
     return steps
+
+
+def _node_steps(environment: tuple[tuple[str, str], ...]) -> Iterator[Step]:
+    """The tests and the examples with ranks on several nodes."""
+    for split in _SPLITS:
+        ranks = str(split.count(",") + 1)
+        runs = [("tests", pytest_words(ROOT / "python" / "tests"), counts.closing_line)]
+        if split == _SPLITS[-1]:
+            runs += [(path.stem, ("python3", str(path)), example_counts()) for path in examples()]
+        for name, words, read in runs:
+            launch = ("mpirun", "-np", ranks, str(ROOT / "scripts" / "on_nodes.sh"), split, *words)
+            yield Step(f"python/nodes-{split.replace(',', '')}/{name}", launch, read,
+                       ("build/lib",), timeout=240, environment=environment)
 
 
 def gpu_steps(machine: Machine, quick: bool, has_ht: bool) -> list[Step]:

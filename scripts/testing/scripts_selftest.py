@@ -221,6 +221,43 @@ class Runs(unittest.TestCase):
             del machine.environment["NCCL_HOME"]
             self.assertIn("no libnccl.so.2", machine.run("scripts/demo.sh").stdout)
 
+    def test_the_demonstration_plays_nodes(self):
+        machine = Machine(self)
+        for command in ("cargo", "make"):
+            machine.command(command, "")
+        machine.command("mpirun", 'echo "$*"')
+        machine.environment.update(NCCL_HOME=str(machine.root / "home"))
+        machine.write("home/lib/libnccl.so.2")
+        for gpus_here, ranks, kind in ((0, 8, "host"), (1, 8, "host"), (2, 2, "gpu"),
+                                       (5, 4, "gpu")):
+            machine.gpus(gpus_here)
+            done = machine.run("scripts/demo.sh", "--nodes", "2")
+            self.assertEqual(done.returncode, 0, done.stdout)
+            started = f"-np {ranks} scripts/on_nodes.sh 2 "
+            self.assertEqual(done.stdout.count(started), 3, done.stdout)
+            self.assertEqual(done.stdout.count(f"/c/{kind}/"), 3, done.stdout)
+            self.assertIn("on 2 nodes and matched", done.stdout)
+        self.assertIn("usage", machine.run("scripts/demo.sh", "--nodes", "many").stdout)
+
+    def test_ranks_are_put_on_nodes(self):
+        machine = Machine(self)
+        show = ("bash", "-c", "echo at $NCCL_HOSTID")
+
+        def nodes(split: str, size: int) -> list[str]:
+            found = []
+            for rank in range(size):
+                machine.environment.update(OMPI_COMM_WORLD_RANK=str(rank),
+                                           OMPI_COMM_WORLD_SIZE=str(size))
+                found.append(machine.run("scripts/on_nodes.sh", split, *show).stdout.strip())
+            return found
+
+        self.assertEqual(nodes("2", 4), ["at node0", "at node0", "at node1", "at node1"])
+        self.assertEqual(nodes("3", 4), ["at node0", "at node0", "at node1", "at node2"])
+        self.assertEqual(nodes("0,1,0", 3), ["at node0", "at node1", "at node0"])
+        self.assertIn("the nodes of 2 ranks", nodes("0,1", 3)[0])
+        del machine.environment["OMPI_COMM_WORLD_RANK"]
+        self.assertIn("which rank", machine.run("scripts/on_nodes.sh", "2", *show).stdout)
+
     def test_an_installation_builds_nothing(self):
         machine = Machine(self)
         machine.write("Cargo.toml", 'version = "1.2.3"\n')

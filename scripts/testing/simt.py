@@ -11,8 +11,8 @@ import pathlib
 import platform
 from collections.abc import Callable, Iterator
 
-from testing import counts
-from testing.programs import BENCH_PASSED, contexts
+from testing import counts, nodes
+from testing.programs import BENCH_PASSED
 from testing.step import ROOT, Counts, Finished, Places, Step
 
 _ENVIRONMENT = (("NCCLEP_HOSTSIM_WITH_GPU", "1"),)
@@ -121,6 +121,7 @@ def steps(places: Places) -> list[Step]:
         Step("simt/host-path", (str(programs / "host_path"),), counts.closing_line,
              ("build/simt",), environment=_ENVIRONMENT),
         *_program_steps(programs),
+        *nodes.simt_steps(places),
         Step("simt/planted-bugs", bugs, counts.closing_line, ("build/simt",), cores=2,
              timeout=600),
     ]
@@ -138,10 +139,10 @@ def _program_steps(programs: pathlib.Path) -> Iterator[Step]:
     for seed, (split, chunk_bytes, command) in enumerate(_OVER_NODES):
         name, *options = command.split()
         program = (str(programs / name), *options)
-        nodes = contexts((f"NCCL_HOSTID=node{node}" for node in split), program)
+        ranks = nodes.contexts(nodes.host_ids(split), program)
         environment = (*_ENVIRONMENT, ("NCCLEP_SIMT_SEED", str(seed)),
                        ("NCCL_EP_HT_CHUNK_BYTES", chunk_bytes))
-        yield Step(f"simt/nodes/{name}/{split}", ("mpirun", *nodes), counts.closing_line,
+        yield Step(f"simt/nodes/{name}/{split}", ("mpirun", *ranks), counts.closing_line,
                    ("build/simt",), timeout=300, environment=environment)
     for words in _FORKING:
         name, *options = words.split()

@@ -54,12 +54,12 @@ Figures Graph::TimeReplays(const EpEnv& env, const Options& options) {
 
 unsigned Graph::Blocks() const { return LargestGrid(graph_); }
 
-Graphs::Graphs(const EpEnv& env, const Options& options, Session* session)
-    : dispatch(env.stream, options.graph_ops, [session] { session->Dispatch(); }),
-      combine(env.stream, options.graph_ops, [session] { session->Combine(); }),
-      pair(env.stream, options.graph_ops, [session] {
-          session->Dispatch();
-          session->Combine();
+Graphs::Graphs(const EpEnv& env, const Options& options, const Calls& calls)
+    : dispatch(env.stream, options.graph_ops, [&] { calls.Dispatch(); }),
+      combine(env.stream, options.graph_ops, [&] { calls.Combine(); }),
+      pair(env.stream, options.graph_ops, [&] {
+          calls.Dispatch();
+          calls.Combine();
       }) {}
 
 std::string WhyNoCapture(cudaStream_t stream) {

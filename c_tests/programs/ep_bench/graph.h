@@ -7,8 +7,8 @@
 #include <string>
 
 #include "harness/harness.h"
+#include "programs/ep_bench/calls.h"
 #include "programs/ep_bench/options.h"
-#include "programs/ep_bench/session.h"
 #include "programs/ep_bench/stats.h"
 
 namespace ep_bench {
@@ -36,7 +36,7 @@ class Graph {
 };
 
 struct Graphs {
-    Graphs(const EpEnv& env, const Options& options, Session* session);
+    Graphs(const EpEnv& env, const Options& options, const Calls& calls);
 
     Graph dispatch;
     Graph combine;

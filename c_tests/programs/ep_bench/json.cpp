@@ -10,11 +10,15 @@
 // has none. `library_bytes` is the memory of group, handle and first operations, `tensor_bytes`
 // that of the program's tensors, `first_use_bytes` the memory left once the first group of the
 // process is gone. `blocks` are those of the largest kernels in captured graphs, null without
-// graphs; `channels` is the group's setting, null for the library's choice.
+// graphs; `channels` is the group's setting, null for the library's choice. `network` is null on one
+// node; else it has, for each operation, the bytes of a rank to other nodes: `once` of each token to
+// each other node with one of its experts, `sent` by the library (mean, and of the rank with most) with
+// gbps from the idle medians. `nccl_alone` times NCCL with the messages of `sent`.
 #include <cstdio>
 #include <string>
 #include <utility>
 
+#include "harness/nodes.h"
 #include "programs/ep_bench/report.h"
 
 namespace ep_bench {
@@ -111,6 +115,34 @@ std::string BandwidthJson(const Options& options, const Result& result) {
          {"combine", ByConvention(result, CombineRowBytes(options), rate(idle.combine))}});
 }
 
+std::string NetworkJson(const Result& result, double row_bytes, double RankFigures::* sent,
+                        const Figures& idle) {
+    const double mean = result.Mean(sent);
+    return Object({{"once", Number(result.Mean(&RankFigures::network_rows) * row_bytes)},
+                   {"sent", Number(mean)},
+                   {"sent_max", Number(result.Max(sent))},
+                   {"gbps", Number(GigabytesPerSecond(mean, idle.median_us))}});
+}
+
+std::string NcclAloneJson(const OperationTimes& times) {
+    return Object({{"idle", PacedJson(times.idle)},
+                   {"queued", PacedJson(times.queued)},
+                   {"graph", times.graph ? PacedJson(*times.graph) : "null"},
+                   {"host_call", Object({{"dispatch", FiguresJson(times.host.dispatch)},
+                                         {"combine", FiguresJson(times.host.combine)}})}});
+}
+
+std::string NetworkJson(const Options& options, const Result& result) {
+    const Timing& timing = result.timing;
+    if (result.nodes == 1) return "null";
+    return Object(
+        {{"dispatch", NetworkJson(result, DispatchRowBytes(options), &RankFigures::network_dispatch,
+                                  timing.idle.dispatch)},
+         {"combine", NetworkJson(result, CombineRowBytes(options), &RankFigures::network_combine,
+                                 timing.idle.combine)},
+         {"nccl_alone", timing.nccl_alone ? NcclAloneJson(*timing.nccl_alone) : "null"}});
+}
+
 std::string WrongJson(const Result& result) {
     if (!result.wrong) return "null";
     return Object({{"dispatch", std::to_string(result.wrong->dispatch_rows)},
@@ -145,6 +177,7 @@ std::string ResultJson(const Options& options, const Result& result) {
                    {"wrong_rows", WrongJson(result)},
                    {"bytes", BytesJson(options, result)},
                    {"gbps", BandwidthJson(options, result)},
+                   {"network", NetworkJson(options, result)},
                    {"reference", ReferenceJson(timing.reference)},
                    {"idle", PacedJson(timing.idle)},
                    {"queued", PacedJson(timing.queued)},
@@ -166,6 +199,7 @@ std::string ConfigJson(const Options& options, int ranks) {
     return Object({{"algorithm", Text(options.low_latency() ? "ll" : "ht")},
                    {"backend", Text(ep_on_hostsim() ? "host" : "cuda")},
                    {"ranks", std::to_string(ranks)},
+                   {"nodes", std::to_string(ep_num_nodes())},
                    {"hidden", std::to_string(options.hidden)},
                    {"top_k", std::to_string(options.top_k)},
                    {"experts", std::to_string(options.experts)},

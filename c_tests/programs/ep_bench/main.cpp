@@ -8,8 +8,10 @@
 #include <vector>
 
 #include "harness/harness.h"
+#include "harness/nodes.h"
 #include "programs/ep_bench/graph.h"
 #include "programs/ep_bench/machine.h"
+#include "programs/ep_bench/network.h"
 #include "programs/ep_bench/options.h"
 #include "programs/ep_bench/report.h"
 #include "programs/ep_bench/result.h"
@@ -59,18 +61,32 @@ double MeasureFirstUse(EpEnv* env, const Options& options) {
     return before - FreeBytes();
 }
 
+// NCCL with the messages of the session's operations, on several nodes.
+std::optional<OperationTimes> MeasureNcclAlone(const EpEnv& env, const Options& options,
+                                               const Network& network) {
+    if (ep_num_nodes() == 1 || !HasMessages()) return std::nullopt;
+    NcclAlone alone(env, network);
+    return MeasureOperations(
+        env, options, {[&] { alone.Dispatch(); }, [&] { alone.Combine(); }, [] {}});
+}
+
 Result RunOne(EpEnv* env, const Options& options, const Tokens& tokens) {
     const Routing routing = MakeRouting(*env, options, tokens);
     Session session(env, options, routing);
     WarmUp(*env, options, &session);
     session.NoteMemoryOfUse();
+    const Network network = CountNetwork(options, routing);
+    Timing timing = Measure(*env, options, &session);
+    timing.nccl_alone = MeasureNcclAlone(*env, options, network);
     // After the warm-up: code that loads at its first use may not be loaded during a capture.
     std::optional<Graphs> graphs;
-    if (options.use_cuda_graph) graphs.emplace(*env, options, &session);
+    if (options.use_cuda_graph) {
+        graphs.emplace(*env, options, session.MakeCalls());
+        timing.graph = TimeGraphs(*env, options, &*graphs);
+    }
     Graphs* const replayed = graphs ? &*graphs : nullptr;
-    const Timing timing = Measure(*env, options, &session, replayed);
     const Traffic traffic = CountTraffic(routing, options.low_latency());
-    Result result = Collect(*env, timing, traffic, session, routing.shape());
+    Result result = Collect(*env, timing, {traffic, network}, session, routing.shape());
     if (graphs) result.blocks = {graphs->dispatch.Blocks(), graphs->combine.Blocks()};
     if (options.validate) {
         result.wrong = ValidateAll(*env, options, routing, &session, replayed);

@@ -5,6 +5,8 @@
 #include <cstdio>
 #include <string>
 
+#include "harness/nodes.h"
+
 namespace ep_bench {
 namespace {
 
@@ -128,8 +130,10 @@ void PrintRow(const Options& options, const Result& result, int tokens_width, bo
 }  // namespace
 
 void PrintHeader(const Options& options, int ranks, bool on_hostsim) {
-    printf("ep_bench: %s, %d ranks, hidden %u, bfloat16, top-%u of %u experts\n",
-           AlgorithmName(options), ranks, options.hidden, options.top_k, options.experts);
+    const std::string nodes = ep_num_nodes() > 1 ? std::to_string(ep_num_nodes()) + " nodes, " : "";
+    printf("ep_bench: %s, %s%d ranks, hidden %u, bfloat16, top-%u of %u experts\n",
+           AlgorithmName(options), nodes.c_str(), ranks, options.hidden, options.top_k,
+           options.experts);
     printf("%u warm-up and %u measured iterations%s\n", options.warmup, options.iterations,
            options.iterations > 1 ? ", the first of these is dropped" : "");
     if (on_hostsim) printf("CPU stand-ins instead of a GPU: times are those of this host\n");
@@ -163,6 +167,7 @@ void PrintResult(const Options& options, const Result& result) {
     PrintSummary(options, result);
     PrintTimes(result.timing);
     PrintConventions(options, result);
+    if (result.nodes > 1) PrintNetwork(options, result);
     printf("  memory taken by group and handle: %.1f MiB, by this program's tensors: %.1f MiB\n",
            result.Max(&RankFigures::library_bytes) / kMebibyte,
            result.Max(&RankFigures::tensor_bytes) / kMebibyte);
@@ -200,6 +205,7 @@ void PrintTable(const Options& options, const std::vector<Result>& results) {
         PrintRow(options, result, width, true);
         PrintRow(options, result, width, false);
     }
+    PrintNetworkTable(results);
     fflush(stdout);
 }
 

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "harness/nodes.h"
+
 namespace ep_bench {
 
 double Result::Mean(double RankFigures::* figure) const {
@@ -24,8 +26,9 @@ double Result::Imbalance() const {
     return mean > 0 ? Max(&RankFigures::received) / mean : 1;
 }
 
-Result Collect(const EpEnv& env, const Timing& timing, const Traffic& traffic,
-               const Session& session, const Shape& shape) {
+Result Collect(const EpEnv& env, const Timing& timing, const Sent& sent, const Session& session,
+               const Shape& shape) {
+    const Traffic& traffic = sent.traffic;
     constexpr int kFigures = sizeof(RankFigures) / sizeof(double);
     const RankFigures mine = {timing.reference.rank[kDispatch].average_us,
                               timing.reference.rank[kCombine].average_us,
@@ -36,10 +39,14 @@ Result Collect(const EpEnv& env, const Timing& timing, const Traffic& traffic,
                               static_cast<double>(traffic.node),
                               static_cast<double>(traffic.received),
                               static_cast<double>(traffic.wire_in),
+                              static_cast<double>(sent.network.rows_once),
+                              static_cast<double>(sent.network.dispatch.SentBytes()),
+                              static_cast<double>(sent.network.combine.SentBytes()),
                               session.library_bytes(),
                               session.tensor_bytes()};
     Result result;
     result.tokens = shape.tokens;
+    result.nodes = ep_num_nodes();
     result.max_tokens = shape.max_tokens;
     result.timing = timing;
     if (env.rank == 0) result.ranks.resize(static_cast<size_t>(env.size));

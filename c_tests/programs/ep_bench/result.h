@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "programs/ep_bench/network.h"
 #include "programs/ep_bench/options.h"
 #include "programs/ep_bench/routing.h"
 #include "programs/ep_bench/timing.h"
@@ -25,6 +26,9 @@ struct RankFigures {
     double node;
     double received;
     double wire_in;
+    double network_rows;     // each token once for each other node with one of its experts
+    double network_dispatch;  // bytes that the library sends to other nodes
+    double network_combine;
     double library_bytes;
     double tensor_bytes;
 };
@@ -38,6 +42,7 @@ struct Blocks {
 
 struct Result {
     Tokens tokens;
+    unsigned nodes = 1;
     unsigned max_tokens = 0;
     Timing timing;
     std::vector<RankFigures> ranks;  // process 0
@@ -52,9 +57,15 @@ struct Result {
     double Imbalance() const;
 };
 
+// What a rank sends: rows by each convention, and messages to other nodes.
+struct Sent {
+    Traffic traffic;
+    Network network;
+};
+
 // Collective.
-Result Collect(const EpEnv& env, const Timing& timing, const Traffic& traffic,
-               const Session& session, const Shape& shape);
+Result Collect(const EpEnv& env, const Timing& timing, const Sent& sent, const Session& session,
+               const Shape& shape);
 
 // Bytes of one row sent and returned. The flag changes only the formula of dispatch: one byte per
 // element, a scale per 128 elements and a header.

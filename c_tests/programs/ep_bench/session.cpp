@@ -129,15 +129,13 @@ void Session::CallCombine() {
                                   options_.low_latency() ? 1 : 0, 0, nullptr, env_->stream));
 }
 
-void Session::Dispatch() {
-    CallDispatch();
-    CallComplete();
+Calls Session::MakeCalls() {
+    return {[this] { CallDispatch(); }, [this] { CallCombine(); }, [this] { CallComplete(); }};
 }
 
-void Session::Combine() {
-    CallCombine();
-    CallComplete();
-}
+void Session::Dispatch() { MakeCalls().Dispatch(); }
+
+void Session::Combine() { MakeCalls().Combine(); }
 
 void Session::CallComplete() { EP_REQUIRE_NCCL(ncclEpComplete(handle_, nullptr, env_->stream)); }
 

@@ -3,6 +3,7 @@
 #define C_TESTS_PROGRAMS_EP_BENCH_SESSION_H_
 
 #include "harness/harness.h"
+#include "programs/ep_bench/calls.h"
 #include "programs/ep_bench/options.h"
 #include "programs/ep_bench/routing.h"
 #include "reference/rows.h"
@@ -22,10 +23,8 @@ class Session {
     Session(const Session&) = delete;
     Session& operator=(const Session&) = delete;
 
-    // One call of the library each.
-    void CallDispatch();
-    void CallCombine();
-    void CallComplete();
+    // One call of the library each. They live no longer than this.
+    Calls MakeCalls();
 
     // One more handle of the same routing, for the caller to destroy.
     ncclEpHandle_t CallCreateHandle();
@@ -55,6 +54,9 @@ class Session {
     void CreateHandle();
     void CreateInputs();
     void CreateOutputs();
+    void CallDispatch();
+    void CallCombine();
+    void CallComplete();
 
     EpEnv* env_;
     const Options& options_;

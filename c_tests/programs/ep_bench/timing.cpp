@@ -92,7 +92,7 @@ struct CallSamples {
 };
 
 template <typename Call>
-void TimeCall(Call call, Samples* samples) {
+void TimeCall(const Call& call, Samples* samples) {
     const HostClock::time_point before = HostClock::now();
     call();
     samples->push_back(
@@ -112,15 +112,16 @@ void TimeFromIdle(const EpEnv& env, EventPair* events, Operation operation, Samp
     samples->push_back(events->end.MicrosecondsSince(events->start));
 }
 
-void MeasureIdle(const EpEnv& env, const Options& options, Session* session, Timing* timing) {
-    CallSamples calls;
+void MeasureIdle(const EpEnv& env, const Options& options, const Calls& calls,
+                 OperationTimes* times) {
+    CallSamples host;
     const auto dispatch = [&] {
-        TimeCall([&] { session->CallDispatch(); }, &calls.dispatch);
-        TimeCall([&] { session->CallComplete(); }, &calls.complete);
+        TimeCall(calls.call_dispatch, &host.dispatch);
+        TimeCall(calls.call_complete, &host.complete);
     };
     const auto combine = [&] {
-        TimeCall([&] { session->CallCombine(); }, &calls.combine);
-        TimeCall([&] { session->CallComplete(); }, &calls.complete);
+        TimeCall(calls.call_combine, &host.combine);
+        TimeCall(calls.call_complete, &host.complete);
     };
     EventPair events;
     Samples dispatched, combined, pair;
@@ -128,20 +129,19 @@ void MeasureIdle(const EpEnv& env, const Options& options, Session* session, Tim
         TimeFromIdle(env, &events, dispatch, &dispatched);
         TimeFromIdle(env, &events, combine, &combined);
     }
-    const auto both = [session] {
-        session->Dispatch();
-        session->Combine();
+    const auto both = [&] {
+        calls.Dispatch();
+        calls.Combine();
     };
     for (unsigned i = 0; i < options.iterations; ++i) {
         TimeFromIdle(env, &events, both, &pair);
     }
     for (Samples* samples :
-         {&dispatched, &combined, &pair, &calls.dispatch, &calls.combine, &calls.complete}) {
+         {&dispatched, &combined, &pair, &host.dispatch, &host.combine, &host.complete}) {
         DropFirst(samples);
     }
-    timing->idle = {SlowestRank(dispatched), SlowestRank(combined), SlowestRank(pair)};
-    timing->host = {SlowestRank(calls.dispatch), SlowestRank(calls.combine),
-                    SlowestRank(calls.complete)};
+    times->idle = {SlowestRank(dispatched), SlowestRank(combined), SlowestRank(pair)};
+    times->host = {SlowestRank(host.dispatch), SlowestRank(host.combine), SlowestRank(host.complete)};
 }
 
 // Handle memory comes from the group once a handle has been created and destroyed. So the first
@@ -187,13 +187,13 @@ struct PairEvents {
     Event start, mid, end;
 };
 
-void RunBatch(const EpEnv& env, std::vector<PairEvents>* events, Session* session) {
+void RunBatch(const EpEnv& env, const Calls& calls, std::vector<PairEvents>* events) {
     Gate gate(env.stream);
     for (PairEvents& pair : *events) {
         pair.start.Record(env.stream);
-        session->Dispatch();
+        calls.Dispatch();
         pair.mid.Record(env.stream);
-        session->Combine();
+        calls.Combine();
         pair.end.Record(env.stream);
     }
     ep_barrier();
@@ -201,13 +201,13 @@ void RunBatch(const EpEnv& env, std::vector<PairEvents>* events, Session* sessio
     Settle(env);
 }
 
-PacedTimes MeasureQueued(const EpEnv& env, const Options& options, Session* session) {
+PacedTimes MeasureQueued(const EpEnv& env, const Options& options, const Calls& calls) {
     // The first pair of a batch does not count: the gates of the ranks do not open at the same
     // moment.
     std::vector<PairEvents> events(std::min(kMaxPairsOfBatch, options.iterations + 1));
     Samples dispatched, combined, both;
     while (both.size() < options.iterations) {
-        RunBatch(env, &events, session);
+        RunBatch(env, calls, &events);
         for (size_t i = 1; i < events.size(); ++i) {
             const PairEvents& pair = events[i];
             dispatched.push_back(pair.mid.MicrosecondsSince(pair.start));
@@ -225,18 +225,35 @@ void WarmUp(const EpEnv& env, const Options& options, Session* session) {
     for (unsigned i = 0; i < options.warmup; ++i) IterateReference(env, false, &events, session);
 }
 
-Timing Measure(const EpEnv& env, const Options& options, Session* session, Graphs* graphs) {
+Timing Measure(const EpEnv& env, const Options& options, Session* session) {
+    const Calls calls = session->MakeCalls();
     Timing timing;
     timing.reference = MeasureReference(env, options, session);
-    MeasureIdle(env, options, session, &timing);
+    MeasureIdle(env, options, calls, &timing);
     if (!options.low_latency()) timing.handle = MeasureHandles(env, options, session);
-    timing.queued = MeasureQueued(env, options, session);
-    if (graphs != nullptr) {
-        timing.graph = {graphs->dispatch.TimeReplays(env, options),
-                        graphs->combine.TimeReplays(env, options),
-                        graphs->pair.TimeReplays(env, options)};
-    }
+    timing.queued = MeasureQueued(env, options, calls);
     return timing;
+}
+
+OperationTimes MeasureOperations(const EpEnv& env, const Options& options, const Calls& calls) {
+    OperationTimes times;
+    for (unsigned i = 0; i < options.warmup; ++i) {
+        calls.Dispatch();
+        calls.Combine();
+        Settle(env);
+    }
+    MeasureIdle(env, options, calls, &times);
+    times.queued = MeasureQueued(env, options, calls);
+    if (options.use_cuda_graph) {
+        Graphs graphs(env, options, calls);
+        times.graph = TimeGraphs(env, options, &graphs);
+    }
+    return times;
+}
+
+PacedTimes TimeGraphs(const EpEnv& env, const Options& options, Graphs* graphs) {
+    return {graphs->dispatch.TimeReplays(env, options), graphs->combine.TimeReplays(env, options),
+            graphs->pair.TimeReplays(env, options)};
 }
 
 }  // namespace ep_bench

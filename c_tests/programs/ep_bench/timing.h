@@ -49,20 +49,32 @@ struct HandleTimes {
     Figures stream;  // events around both calls
 };
 
-struct Timing {
-    ReferenceTimes reference;
+struct OperationTimes {
     PacedTimes idle;    // events around the calls, from idle streams and aligned ranks
     PacedTimes queued;  // events around operations that waited in the stream: no launch time
     std::optional<PacedTimes> graph;  // replays back to back, for one operation; with the option
     HostTimes host;
+};
+
+struct Timing : OperationTimes {
+    ReferenceTimes reference;
     std::optional<HandleTimes> handle;  // high throughput: creation exchanges the routing
+    std::optional<OperationTimes> nccl_alone;  // on several nodes: NCCL with the same messages
 };
 
 // Collective. Runs unmeasured iterations, as many as the options say.
 void WarmUp(const EpEnv& env, const Options& options, Session* session);
 
-// Collective. `graphs` may be null. Drops the first measured iteration, unless it is the only one.
-Timing Measure(const EpEnv& env, const Options& options, Session* session, Graphs* graphs);
+// Collective. Drops the first measured iteration, unless it is the only one. What graphs have
+// captured is timed by TimeGraphs: as long as a graph has an operation of a communicator, NCCL enqueues
+// all others of it in a slower way.
+Timing Measure(const EpEnv& env, const Options& options, Session* session);
+
+// Collective. The same for other operations, and for graphs if the options ask for them.
+OperationTimes MeasureOperations(const EpEnv& env, const Options& options, const Calls& calls);
+
+// Collective.
+PacedTimes TimeGraphs(const EpEnv& env, const Options& options, Graphs* graphs);
 
 }  // namespace ep_bench
 

@@ -2,7 +2,9 @@
 // waited for whom. Their CUDA context stays usable, their group can be destroyed, and they continue
 // without the lost rank.
 //
-//   test_death [--ranks N] [WORD]    runs the cases whose name contains WORD on N ranks (4)
+//   test_death [--ranks N | --nodes SPLIT] [WORD]
+//       runs the cases whose name contains WORD on N ranks (4) of one node, or on ranks of several: SPLIT has a
+//       character for each, which names its node
 //
 // It starts its own processes: do not start it with mpirun on more than one rank. The deadline is
 // NCCL_EP_TIMEOUT_MS, by default 1000.
@@ -34,6 +36,10 @@ static void dies_before_an_operation(DeathRank* self) {
 
 // The exchange of a high-throughput handle's routing; on GPUs the host does not wait for it.
 static void dies_before_an_ht_handle(DeathRank* self) {
+    if (!ht_spans_nodes()) {
+        end_unused(self);
+        return;
+    }
     const EpEnv* env = &self->env;
     const ncclEpGroupConfig_t config =
         ep_group_config(NCCL_EP_ALGO_HIGH_THROUGHPUT, (unsigned)env->size, 1, 128);
@@ -174,19 +180,23 @@ static const DeathCase kCases[] = {
 int main(int argc, char** argv) {
     int num_ranks = kDefaultRanks;
     const char* word = "";
+    const char* split = "";
     for (int i = 1; i < argc; ++i) {
         if (strcmp(argv[i], "--ranks") == 0 && i + 1 < argc) {
             num_ranks = atoi(argv[++i]);
+        } else if (strcmp(argv[i], "--nodes") == 0 && i + 1 < argc) {
+            split = argv[++i];
+            num_ranks = (int)strlen(split);
         } else {
             word = argv[i];
         }
     }
     if (num_ranks < 2 || num_ranks > kMaxRanks) {
-        fprintf(stderr, "usage: test_death [--ranks 2..%d] [WORD]\n", kMaxRanks);
+        fprintf(stderr, "usage: test_death [--ranks 2..%d | --nodes SPLIT] [WORD]\n", kMaxRanks);
         return 2;
     }
     const DeathSetting setting = {num_ranks, num_ranks - 1, timeout_from_environment(kDefaultTimeoutMs),
-                                  kSlackMs};
+                                  kSlackMs, split};
     for (size_t i = 0; i < sizeof(kCases) / sizeof(kCases[0]); ++i) {
         if (strstr(kCases[i].name, word) == NULL) continue;
         if (ep_communicators_take_turns() && kCases[i].run == creation_is_lost_beside_a_group) {

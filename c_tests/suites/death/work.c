@@ -4,6 +4,16 @@
 
 #include <unistd.h>
 
+#include "harness/nodes.h"
+
+bool ht_spans_nodes(void) { return ep_num_nodes() == 1 || ep_on_host_backend(); }
+
+void end_unused(DeathRank* self) {
+    EP_CHECK_NCCL(ncclCommDestroy(self->env.comm));
+    EP_CHECK_CUDA(cudaStreamDestroy(self->env.stream));
+    if (is_victim(self)) die(self);
+}
+
 // Waits until the group fails; `since` is the earliest time at which it could be known.
 void expect_fault(DeathRank* self, ncclEpGroup_t group, double since) {
     ncclResult_t result = ncclSuccess;
@@ -15,8 +25,7 @@ void expect_fault(DeathRank* self, ncclEpGroup_t group, double since) {
     EP_CHECK_EQ_I64(asked, ncclSuccess);
     EP_CHECK_EQ_I64(result, ncclRemoteError);
     check_in_time(self, since);
-    EP_CHECK_STR_CONTAINS(ep_last_error(), " waited ");
-    EP_CHECK_STR_CONTAINS(ep_last_error(), "rank ");
+    expect_waiter_named(ep_last_error());
     if (names(ep_last_error(), self->victim)) atomic_fetch_add(&self->shared->named, 1);
 }
 

@@ -6,6 +6,11 @@
 
 enum { kSlackMs = 1000, kPollUs = 500 };
 
+// Whether high throughput is to be had on the nodes of this case.
+bool ht_spans_nodes(void);
+// For a case that cannot be run.
+void end_unused(DeathRank* self);
+
 // Creates a high-throughput handle for one token with one id.
 ncclResult_t create_ht_handle(const EpEnv* env, ncclEpGroup_t group, void* ids,
                               ncclEpHandle_t* handle);

@@ -200,6 +200,7 @@ void ll_different_calls_on_one_rank(EpEnv* env);
 void ht_different_calls_on_one_rank(EpEnv* env);
 void ll_rank_that_stops(EpEnv* env);
 void ht_rank_that_stops(EpEnv* env);
+void ll_different_calls_over_nodes(EpEnv* env);  // nodes.c
 void one_line_on_stderr(EpEnv* env);  // stderr.c
 int refuse_once(void);
 

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "harness/nodes.h"
 #include "suites/errors/errors.h"
 
 ncclResult_t wait_for_failure(const Session* session, double limit) {
@@ -122,7 +123,10 @@ static void rank_that_stops(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
     if (!ep_on_host_backend()) stop_in(env, algorithm, kTimeoutMs, kLateMs);
 }
 
-void ll_rank_that_stops(EpEnv* env) { rank_that_stops(env, NCCL_EP_ALGO_LOW_LATENCY); }
+void ll_rank_that_stops(EpEnv* env) {
+    if (ep_num_nodes() > 1) return;  // nodes.c
+    rank_that_stops(env, NCCL_EP_ALGO_LOW_LATENCY);
+}
 
 void ht_rank_that_stops(EpEnv* env) { rank_that_stops(env, NCCL_EP_ALGO_HIGH_THROUGHPUT); }
 
@@ -315,6 +319,7 @@ static void staged_on_some_ranks(const EpEnv* env, CallKind kind, bool odd_stage
 
 void ll_different_calls_on_one_rank(EpEnv* env) {
     if (!enough_ranks(env, 2, "running-operation, -row-bytes, -data-type, -ll-*")) return;
+    if (ep_num_nodes() > 1) return;  // nodes.c
     other_operation(env);
     other_row_bytes(env, NCCL_EP_ALGO_LOW_LATENCY, "running-row-bytes");
     other_top_k(env);

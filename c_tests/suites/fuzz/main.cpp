@@ -23,6 +23,7 @@
 #include <unistd.h>
 #include <vector>
 
+#include "harness/nodes.h"
 #include "harness/options.hpp"
 #include "suites/fuzz/player.h"
 
@@ -165,7 +166,7 @@ class Game {
 
     // Groups read the environment when they are created; threads must not set it.
     void SetEnvironment(unsigned round, bool patient) {
-        const bool exact = ep_mix(options_.seed, round, 5) % 3 == 0;
+        const bool exact = ep_num_nodes() == 1 && ep_mix(options_.seed, round, 5) % 3 == 0;
         setenv("NCCL_EP_LL_COMBINE", exact ? "exact" : "reduce", 1);
         setenv("NCCL_EP_TIMEOUT_MS", patient ? kLongTimeout : kShortTimeout, 1);
     }

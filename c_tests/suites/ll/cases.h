@@ -13,10 +13,14 @@ void ll_interleaved_groups(EpEnv* env);
 void ll_unordered_streams(EpEnv* env);
 void ll_thousand_operations(EpEnv* env);
 void ll_handle_while_a_dispatch_waits(EpEnv* env);
+void ll_handle_ends_before_its_operation(EpEnv* env);
 
 // Ids that change between dispatch and combine (permuted.c).
 void ll_weights_follow_their_ids(EpEnv* env);
 void ll_ids_permuted_before_combine(EpEnv* env);
+
+// Collectives of the caller on another stream (beside.c).
+void ll_beside_collectives(EpEnv* env);
 
 // Failures that not all ranks know of yet (failed.c).
 void ll_nothing_is_sent_behind_a_failure(EpEnv* env);

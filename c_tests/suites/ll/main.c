@@ -278,6 +278,8 @@ int main(int argc, char** argv) {
         EP_CASE(ll_unordered_streams),
         EP_CASE(ll_thousand_operations),
         EP_CASE(ll_handle_while_a_dispatch_waits),
+        EP_CASE(ll_handle_ends_before_its_operation),
+        EP_CASE(ll_beside_collectives),
         EP_CASE(ll_nothing_is_sent_behind_a_failure),
         EP_CASE(ll_no_sum_is_sent_without_its_weights),
         EP_CASE(ll_nothing_is_sent_to_a_bank_in_use),

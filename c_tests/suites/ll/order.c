@@ -1,5 +1,9 @@
 // Low-latency operations in every order: repeated, interleaved over handles and groups, on
 // unordered streams, with ids that change between operations, and a thousand back to back.
+#define _GNU_SOURCE  // usleep
+#include <stdatomic.h>
+#include <unistd.h>
+
 #include "reference/ll_run.h"
 #include "suites/ll/cases.h"
 
@@ -207,5 +211,41 @@ void ll_handle_while_a_dispatch_waits(EpEnv* env) {
     ll_check_dispatch(&run);
     for (unsigned i = 0; i < kHandles; ++i) EP_CHECK_NCCL(ncclEpHandleDestroy(handles[i]));
     ll_run_close(&run);
+    destroy(env, group);
+}
+
+static void wait_for_gate(void* gate) {
+    while (atomic_load((atomic_bool*)gate)) usleep(100);
+}
+
+// A handle ends while its operation is still on the stream. The next one, with fewer tokens, which ranks of other nodes
+// hear of at once, must not change that operation.
+void ll_handle_ends_before_its_operation(EpEnv* env) {
+    const LlShape shape = small_shape(env, 12, 3);
+    ncclEpGroup_t group = ll_group_new(env, &shape);
+    for (unsigned round = 0; round < 3; ++round) {
+        LlRun run;
+        ll_run_open_with(&run, env, group, &shape, kRefMessy, true, 72 + round);
+        ll_dispatch(&run);
+        ll_prepare_dispatch(&run);
+        EP_CHECK_CUDA(cudaDeviceSynchronize());
+        atomic_bool gate;
+        atomic_init(&gate, true);
+        EP_REQUIRE_CUDA(cudaLaunchHostFunc(env->stream, wait_for_gate, &gate));
+        EP_CHECK_NCCL(ll_launch_dispatch(&run, env->stream, false));
+        EP_CHECK_NCCL(ncclEpHandleDestroy(run.handle));
+        EpView ids;
+        ep_view_2d(&ids, ref_buffer_data(&run.ids), ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, 1,
+                   shape.top_k);
+        ncclEpHandle_t next = NULL;
+        EP_CHECK_NCCL(ncclEpCreateHandle(&next, group, &ids.tensor, NULL, 0, NULL, NULL, false));
+        usleep(50000);
+        atomic_store(&gate, false);
+        ep_sync(env);
+        ll_check_dispatch(&run);
+        EP_CHECK_NCCL(ncclEpHandleDestroy(next));
+        run.handle = NULL;
+        ll_run_close(&run);
+    }
     destroy(env, group);
 }

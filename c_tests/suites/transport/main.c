@@ -187,7 +187,7 @@ int main(int argc, char** argv) {
         return 2;
     }
     const DeathSetting setting = {num_ranks, num_ranks - 1,
-                                  timeout_from_environment(kDefaultTimeoutMs), kSlackMs};
+                                  timeout_from_environment(kDefaultTimeoutMs), kSlackMs, ""};
     for (size_t i = 0; i < sizeof(kCases) / sizeof(kCases[0]); ++i) {
         // The stand-ins capture nothing.
         if (kCases[i].run == a_rank_stops_before_a_replay && ep_on_hostsim()) continue;

@@ -34,7 +34,8 @@ class EPAll2AllLayer(torch.nn.Module):
     hidden, topk          H, K
     rank                  this rank in ep_group
     num_tot_experts       E over all ranks, a multiple of world_size
-    local_world_size, world_size  ranks of this node, and of the group; equal, for now
+    local_world_size, world_size  ranks of this node, and of the group. The library finds the nodes
+                          by itself; any ranks may be on any node
     dtype, weight_dtype   of tokens, and of the weights that dispatch returns
     num_sm                SMs that communication may use; 0: the library chooses
     enable_local_combine  no effect: results are always summed on the rank of the experts first
@@ -148,7 +149,8 @@ class EPAll2AllLayer(torch.nn.Module):
     def ep_barrier_all(self, stream: Any = None, intra_node_only: bool = False) -> None:
         """Makes `stream` wait until the streams of all ranks reach this point; collective.
 
-        On the CPU the ranks themselves wait. `intra_node_only` makes no difference on one node.
+        On the CPU the ranks themselves wait. `intra_node_only` makes no difference: the ranks of
+        other nodes are waited for, too.
         """
         if self._group.device.type == "cpu":
             dist.barrier(group=self.ep_group)

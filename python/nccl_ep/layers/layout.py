@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class EPConfig:
-    """The shape of a layer; the same on every rank except for `rank`."""
+    """The shape of a layer; the same on every rank except for `rank`, and for `local_world_size`
+    where nodes are unequal."""
 
     max_tokens: int
     hidden: int
@@ -36,8 +37,9 @@ class EPConfig:
         if self.num_experts < 1 or self.num_experts % self.world_size:
             raise ValueError(f"num_experts: {self.num_experts} is no multiple of world_size, "
                              f"{self.world_size}")
-        if self.local_world_size != self.world_size:
-            raise ValueError("local_world_size: groups that span nodes are not supported yet")
+        if not 1 <= self.local_world_size <= self.world_size:
+            raise ValueError(f"local_world_size: must be 1 to {self.world_size}, but is "
+                             f"{self.local_world_size}")
         for name in ("max_tokens", "hidden", "topk"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: must be positive, not {getattr(self, name)}")
@@ -97,7 +99,7 @@ class EPAllToAllLayoutDesc:
     num_recv_tokens_per_expert   int32 [L]: rows of each local expert
     num_recv_tokens_per_expert_list  the same on the host, where it is known without waiting
     send_reqs_for_nodes, send_reqs_recv_tensor, skipped_token_mapping_indices,
-    skipped_token_topk_mapping_indices: of exchanges between nodes; None on one node
+    skipped_token_topk_mapping_indices: None; the library exchanges these itself between nodes
     """
 
     num_dispatch_token_cur_rank: int

@@ -8,11 +8,11 @@ use crate::backend::cuda::ht::agreement::disagreement;
 use crate::backend::cuda::ht::shape_word::ShapeWord;
 use crate::backend::cuda::ll::signature::Signature;
 use crate::backend::cuda::params::common::{
-    FAULT_DIFFERS, FAULT_DISAGREED, FAULT_INPUT_ROWS, FAULT_NONE, FAULT_PEER_FAILED,
-    FAULT_ROUTING_ROWS, FAULT_SHAPE_DIFFERS, FAULT_STAGED_DIFFERS, FAULT_TOKEN_ROWS, FaultReport,
-    OP_HT_COMBINE, OP_HT_DISPATCH, OP_HT_ROUTE, OP_LL_COMBINE, OP_LL_DISPATCH, OP_PEER_SELFTEST,
-    WAIT_ACK, WAIT_BEGIN, WAIT_COUNTS, WAIT_CREDIT, WAIT_ENTRY, WAIT_PATTERN, WAIT_ROW,
-    WAIT_STREAMED_ROW, WAIT_WEIGHT, WaitParams,
+    FAULT_DIFFERS, FAULT_DISAGREED, FAULT_GATEWAY_FAILED, FAULT_HANDLE_DIFFERS, FAULT_INPUT_ROWS,
+    FAULT_NONE, FAULT_PEER_FAILED, FAULT_ROUTING_ROWS, FAULT_SHAPE_DIFFERS, FAULT_STAGED_DIFFERS,
+    FAULT_TOKEN_ROWS, FaultReport, OP_HT_COMBINE, OP_HT_DISPATCH, OP_HT_ROUTE, OP_LL_COMBINE,
+    OP_LL_DISPATCH, OP_PEER_SELFTEST, WAIT_ACK, WAIT_BEGIN, WAIT_COUNTS, WAIT_CREDIT, WAIT_ENTRY,
+    WAIT_PATTERN, WAIT_ROW, WAIT_STREAMED_ROW, WAIT_WEIGHT, WaitParams,
 };
 use crate::error::refusal::{AmongRanks, OfTensor, Operation, Role, Subject};
 use crate::error::{Code, Context as Circumstance, Error, Result, Value};
@@ -69,10 +69,14 @@ impl FaultPage {
     }
 
     fn lateness(&self, report: &FaultReport) -> Error {
-        let why = match report.state {
-            FAULT_PEER_FAILED => format!("rank {} failed", self.ranks.rank(report.got as usize)),
-            _ => "deadline passed".to_owned(),
+        let failed = match report.state {
+            FAULT_PEER_FAILED => Some(self.ranks.rank(report.got as usize)),
+            FAULT_GATEWAY_FAILED => Some(report.got as usize),
+            _ => None,
         };
+        let why = failed.map_or("deadline passed".to_owned(), |rank| {
+            format!("rank {rank} failed")
+        });
         let peer = report.peer;
         let awaited = match report.what {
             WAIT_STREAMED_ROW | WAIT_CREDIT => format!(
@@ -81,7 +85,7 @@ impl FaultPage {
                 report.expected,
                 report.expected.wrapping_sub(1)
             ),
-            what if report.state == FAULT_PEER_FAILED => {
+            what if failed.is_some() => {
                 let name = what_name(what);
                 format!("{name} of operation {} of rank {peer}", report.expected)
             }
@@ -113,6 +117,9 @@ impl Faults for FaultPage {
             FAULT_DIFFERS => difference(&report),
             FAULT_SHAPE_DIFFERS => other_shape(&report),
             FAULT_STAGED_DIFFERS => differs(&report, Subject::Staging),
+            FAULT_HANDLE_DIFFERS => {
+                differs(&report, Subject::Handle).got(report.expected, report.got)
+            }
             FAULT_TOKEN_ROWS => too_few_rows(Role::TokensOut, &report),
             FAULT_ROUTING_ROWS => too_few_rows(Role::IdsOut, &report),
             FAULT_INPUT_ROWS => too_few_rows(Role::TokensIn, &report),

@@ -13,8 +13,9 @@ use crate::backend::cuda::params::ht_nodes::{
     HtPlaceParams, HtRouteNodesParams,
 };
 use crate::backend::cuda::params::ll::{
-    LL_COMBINE_THREADS, LL_DISPATCH_THREADS, LL_GATES_THREADS, LlCombineNodesParams,
-    LlCombineParams, LlDispatchNodesParams, LlDispatchParams, LlGatesParams,
+    LL_COMBINE_THREADS, LL_DISPATCH_THREADS, LL_GATES_THREADS, LL_PACK_THREADS,
+    LlCombineNodesParams, LlCombineParams, LlDispatchNodesParams, LlDispatchParams, LlGatesParams,
+    LlPackParams,
 };
 use crate::error::{Error, Result};
 use crate::model::dtype::DType;
@@ -36,6 +37,8 @@ pub enum Kernel {
     LlDispatchNodes,
     /// `cuda/ll/gates.cu`.
     LlGates,
+    /// `cuda/ll/pack.cu`.
+    LlPack,
     /// `cuda/ll/combine.cu`.
     LlCombineNodesBf16,
     /// `cuda/ll/combine.cu`.
@@ -70,7 +73,7 @@ pub enum Kernel {
 
 impl Kernel {
     /// All kernels; each stands at the index of its own number.
-    pub const ALL: [Kernel; 22] = [
+    pub const ALL: [Kernel; 23] = [
         Kernel::PeerSelftest,
         Kernel::LlDispatch,
         Kernel::LlCombineBf16,
@@ -78,6 +81,7 @@ impl Kernel {
         Kernel::LlCombineF32,
         Kernel::LlDispatchNodes,
         Kernel::LlGates,
+        Kernel::LlPack,
         Kernel::LlCombineNodesBf16,
         Kernel::LlCombineNodesF16,
         Kernel::LlCombineNodesF32,
@@ -105,6 +109,7 @@ impl Kernel {
             Kernel::LlCombineF32 => "ll_combine_f32",
             Kernel::LlDispatchNodes => "ll_dispatch_nodes",
             Kernel::LlGates => "ll_gates",
+            Kernel::LlPack => "ll_pack",
             Kernel::LlCombineNodesBf16 => "ll_combine_nodes_bf16",
             Kernel::LlCombineNodesF16 => "ll_combine_nodes_f16",
             Kernel::LlCombineNodesF32 => "ll_combine_nodes_f32",
@@ -129,6 +134,7 @@ impl Kernel {
             Kernel::PeerSelftest => SELFTEST_THREADS,
             Kernel::LlDispatch | Kernel::LlDispatchNodes => LL_DISPATCH_THREADS,
             Kernel::LlGates => LL_GATES_THREADS,
+            Kernel::LlPack => LL_PACK_THREADS,
             Kernel::LlCombineBf16
             | Kernel::LlCombineF16
             | Kernel::LlCombineF32
@@ -191,6 +197,10 @@ impl KernelParams for LlDispatchNodesParams {
 
 impl KernelParams for LlGatesParams {
     const KERNELS: &'static [Kernel] = &[Kernel::LlGates];
+}
+
+impl KernelParams for LlPackParams {
+    const KERNELS: &'static [Kernel] = &[Kernel::LlPack];
 }
 
 impl KernelParams for LlCombineNodesParams {

@@ -112,6 +112,15 @@ impl Network {
         transport.ok_or_else(|| Error::internal("the network has ended"))
     }
 
+    /// Ends the network for `error`, which this rank has found on the host: the ranks no longer run the same
+    /// operations.
+    pub fn fail(&self, error: &Error) {
+        self.failure.happened(error);
+        if let Ok(transport) = self.transport() {
+            transport.abort();
+        }
+    }
+
     /// No operation will follow, and the peers' windows go.
     pub fn close(&self) {
         self.failure.marks.lock().clear();

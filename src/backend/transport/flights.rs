@@ -105,14 +105,18 @@ impl Flights {
         state.replays.end(operation, stream)
     }
 
-    /// `operation` was not enqueued.
-    pub fn withdraw(&self, operation: Operation) {
+    /// `operation` was not enqueued. Returns with whom it was to be.
+    pub fn withdraw(&self, operation: Operation) -> Vec<usize> {
         let mut state = self.state.lock();
         if state.under_way.back().map(|flight| flight.operation) == Some(operation)
             && let Some(flight) = state.under_way.pop_back()
         {
             state.spare.push(flight);
         }
+        // A captured one is there, too.
+        let last = state.spare.last();
+        let withdrawn = last.filter(|flight| flight.operation == operation);
+        withdrawn.map_or_else(Vec::new, |flight| distinct(&flight.peers))
     }
 
     /// The first operation, also of those in graphs, if it has run longer than `limit` at `now`.

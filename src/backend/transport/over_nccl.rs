@@ -134,9 +134,10 @@ impl Shared {
         let operation = flights.begin(&*self.device.memory, label, peers, stream)?;
         let enqueued = call(&self.comm).and_then(|()| flights.enqueued(operation, stream));
         enqueued.map_err(|error| {
-            flights.withdraw(operation);
+            let peers = self.ways.names(&flights.withdraw(operation));
+            let own = self.ways.own_name();
             // Peers may have a part of the operation: there is no way back to a common order.
-            self.fail(error.within(format!("{}, {operation}", self.ways.own_name())))
+            self.fail(error.within(format!("{own}, {operation} with {peers}")))
         })
     }
 

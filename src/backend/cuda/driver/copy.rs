@@ -8,29 +8,17 @@ use crate::backend::cuda::driver::stream::StreamScope;
 use crate::error::{Error, Result};
 use crate::model::tensor::DevPtr;
 
-/// Enqueues a copy of `bytes` within the device.
-pub fn copy(to: DevPtr, from: DevPtr, bytes: usize, at: &StreamScope) -> Result<()> {
-    if bytes == 0 {
-        return Ok(());
-    }
-    // SAFETY: both are memory of the device; their owners keep it until the stream has come past this.
-    check("cuMemcpyDtoDAsync", unsafe {
-        let copy = functions()?.cuMemcpyDtoDAsync_v2;
-        copy(to.0 as u64, from.0 as u64, bytes, raw_stream(at.stream))
-    })
-}
-
 impl<T: Record> HostPage<T> {
-    /// Enqueues a copy of record `index` to the device.
-    pub fn copy_out(&self, index: usize, to: DevPtr, at: &StreamScope) -> Result<()> {
-        let from = self.range(index, 1)?;
+    /// Enqueues a copy of `count` records from `index` on to the device.
+    pub fn copy_out(&self, index: usize, count: usize, to: DevPtr, at: &StreamScope) -> Result<()> {
+        let from = self.range(index, count)?;
         // SAFETY: inside the page, whose owner keeps it until the stream has come past this.
         check("cuMemcpyHtoDAsync", unsafe {
             let copy = functions()?.cuMemcpyHtoDAsync_v2;
             copy(
                 to.0 as u64,
                 from.cast(),
-                size_of::<T>(),
+                count * size_of::<T>(),
                 raw_stream(at.stream),
             )
         })

@@ -2,12 +2,17 @@
 //!
 //! Ranks tell when they make the handle, which is why all must make their handles in one order. The first
 //! operation waits on the host if the others' words are not there yet; later ones know them.
+//!
+//! Every message of an operation begins with such a word, its *head*: nothing else would tell rows of one type from
+//! those of another.
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver::event::ApartFromCaptures;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory, HostPage};
 use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::ll::network::LlNetwork;
+use crate::backend::cuda::ll::signature::Signature;
+use crate::backend::cuda::params::common::{OP_LL_COMBINE, OP_LL_DISPATCH};
 use crate::backend::cuda::params::ll::LlHello;
 use crate::backend::cuda::sizes::number;
 use crate::backend::transport::{Label, Message};
@@ -20,11 +25,12 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Of a word.
 const BYTES: usize = size_of::<LlHello>();
 /// How long the host sleeps before it looks again.
 const PAUSE: Duration = Duration::from_micros(20);
 
-/// A handle's memory for the words: this rank's first, then those of its sources from 1 on.
+/// A handle's memory for the words: this rank's hello, then the hellos of its sources from 1 on.
 pub struct HelloMemory {
     page: HostPage<LlHello>,
     device: Buffer,
@@ -55,11 +61,6 @@ impl HelloMemory {
         self.arrived.lock().is_over() == Ok(true)
     }
 
-    /// Where the words of the sources from 1 on are on the device.
-    pub fn of_sources(&self) -> *const LlHello {
-        self.at(1).0 as *const LlHello
-    }
-
     fn at(&self, index: usize) -> DevPtr {
         DevPtr(self.device.data().0 + index * BYTES)
     }
@@ -72,18 +73,16 @@ impl HelloMemory {
         routing: &Routing,
     ) -> Result<()> {
         let _apart = ApartFromCaptures::enter()?;
-        self.page.write(
-            0,
-            LlHello {
-                handle,
-                tokens: number(routing.tokens)?,
-                top_k: number(routing.top_k)?,
-                reserved: 0,
-            },
-        );
+        let hello = LlHello {
+            handle,
+            tokens: number(routing.tokens)?,
+            signature: Signature::of_no_operation(number(routing.top_k)?).to_word(),
+            channel: 0,
+        };
+        self.page.write(0, hello);
         let at = &context.module.enter(network.background())?;
         let turn = network.background_order.begin(at)?;
-        self.page.copy_out(0, self.at(0), at)?;
+        self.page.copy_out(0, 1, self.at(0), at)?;
         let label = Label {
             what: "LL handle",
             number: u64::from(handle),
@@ -133,7 +132,8 @@ impl HelloMemory {
                 .page
                 .read(index)
                 .ok_or_else(|| Error::internal("no hello"))?;
-            of.push(check(said, rank, handle, routing, network.max_tokens())?);
+            let tokens = check(said, rank, handle, routing, network.max_tokens());
+            of.push(tokens.inspect_err(|error| network.fail(error))?);
         }
         let most = number(of.iter().copied().max().unwrap_or(0))?;
         Ok(SourceTokens { of, most })
@@ -149,11 +149,14 @@ fn check(
     max_tokens: usize,
 ) -> Result<usize> {
     let same = AmongRanks::Same { rank };
-    if said.handle != handle {
+    let signature = Signature::from_word(said.signature);
+    // It may also have an operation on an earlier handle, where this rank has a new one.
+    if said.handle != handle || [OP_LL_DISPATCH, OP_LL_COMBINE].contains(&signature.op) {
         return Err(Error::usage(Subject::Handle, same).got(handle, said.handle));
     }
-    if said.top_k as usize != routing.top_k {
-        return Err(Error::usage(Subject::Size(Role::Ids, 1), same).got(routing.top_k, said.top_k));
+    let top_k = signature.top_k as usize;
+    if top_k != routing.top_k {
+        return Err(Error::usage(Subject::Size(Role::Ids, 1), same).got(routing.top_k, top_k));
     }
     let tokens = said.tokens as usize;
     match tokens <= max_tokens {
@@ -179,8 +182,8 @@ mod tests {
             let hello = LlHello {
                 handle,
                 tokens,
-                top_k,
-                reserved: 0,
+                signature: Signature::of_no_operation(top_k).to_word(),
+                channel: 0,
             };
             check(hello, 5, 7, &routing, 4)
         };

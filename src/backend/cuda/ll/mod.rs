@@ -29,7 +29,7 @@ use crate::backend::cuda::order::Order;
 use crate::backend::cuda::params::common::{OP_LL_COMBINE, OP_LL_DISPATCH};
 use crate::backend::cuda::params::ll::{
     LL_CHANNELS, LL_PHASE_RECEIVE, LL_PHASE_SEND, LL_WHOLE_CHANNEL, LlCombineParams, LlCommon,
-    LlDispatchParams, LlHello, LlLayout,
+    LlDispatchParams, LlLayout,
 };
 use crate::backend::cuda::pool::Pool;
 use crate::error::Result;
@@ -186,10 +186,6 @@ impl Handle {
             let hello = self.memory.hello()?;
             hello.wait(on, self.number, &self.routing)
         })
-    }
-
-    fn hellos(&self) -> Result<*const LlHello> {
-        Ok(self.memory.hello()?.of_sources())
     }
 
     fn launch(&self, op: &LlOp, part: Part, at: &StreamScope) -> Result<()> {

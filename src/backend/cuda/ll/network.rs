@@ -11,7 +11,7 @@ use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::network::{Network, carried_by};
 use crate::backend::cuda::order::Order;
-use crate::backend::cuda::params::ll::{LL_CHANNELS, LL_MAX_TOP_K, LlNodes, LlRankOnNode};
+use crate::backend::cuda::params::ll::{LL_CHANNELS, LL_MAX_TOP_K, LlHello, LlNodes, LlRankOnNode};
 use crate::backend::cuda::sizes::{Regions, number};
 use crate::backend::transport::{Label, Message, Transport};
 use crate::error::{Error, Result};
@@ -24,6 +24,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const REGION_ALIGN: usize = 256;
+/// In front of each message.
+pub const HEAD_BYTES: usize = size_of::<LlHello>();
 
 /// The LL side of a group's network.
 pub struct LlNetwork {
@@ -62,24 +64,24 @@ struct Tables {
     of_rank: usize,
     rank_of_peer: usize,
     rank_of_source: usize,
+    gateways: usize,
 }
 
-/// A channel's memory for what crosses the network. Sources are those from 1 on.
+/// A channel's memory for what crosses the network. Sources are those from 1 on. A message begins with a head.
 pub struct ChannelMemory {
     _buffer: Buffer,
-    /// `[sources][max_tokens][top_k]` int64.
-    pub ids: DevPtr,
-    /// `[sources][max_tokens][top_k]` f32.
-    pub weights: DevPtr,
-    /// `[max_tokens][top_k]` f32: what this rank sends as weights.
-    pub gates: DevPtr,
-    /// `[max_tokens][top_k]` int64: this rank's ids, while the background sends them.
-    pub own_ids: DevPtr,
-    /// `[sources][max_tokens]` rows: of a dispatch as they came, of a combine as they go.
+    /// `[sources]` messages with a row for each token: of a dispatch as they came, of a combine as they go.
     pub rows: DevPtr,
-    /// `[nodes - 1][max_tokens]` rows: what other nodes give for this rank's tokens; also this rank's rows, while
-    /// the background sends them.
-    pub sums_of_nodes: DevPtr,
+    /// `[nodes - 1]` messages, the first of which is what this rank sends in a dispatch. In a combine they are what
+    /// other nodes give for this rank's tokens.
+    pub returned: DevPtr,
+    /// `[sources]` messages with a weight for each entry.
+    pub weights: DevPtr,
+    /// Such a message of this rank's.
+    pub own_weights: DevPtr,
+    /// From one message with rows to the next, and with weights.
+    pub rows_stride: usize,
+    pub weights_stride: usize,
 }
 
 impl LlNetwork {
@@ -127,6 +129,11 @@ impl LlNetwork {
         self.network.transport()
     }
 
+    /// Ends it for `error`.
+    pub fn fail(&self, error: &Error) {
+        self.network.fail(error);
+    }
+
     /// How many nodes before this rank's the one of `rank` is.
     pub fn distance(&self, rank: usize) -> usize {
         self.network.topology().distance(self.network.rank(), rank)
@@ -144,16 +151,18 @@ impl LlNetwork {
             of_rank: of_rank as *const LlRankOnNode,
             rank_of_peer: self.tables.at(self.tables.rank_of_peer) as *const u32,
             rank_of_source: self.tables.at(self.tables.rank_of_source) as *const u32,
-            hellos: std::ptr::null(),
-            ids: channel.ids.0 as *const i64,
-            rows: channel.rows.0 as *const u8,
-            weights: channel.weights.0 as *const f32,
-            sums: channel.rows.0 as *mut u8,
-            sums_of_nodes: channel.sums_of_nodes.0 as *const u8,
+            gateways: self.tables.at(self.tables.gateways) as *const u32,
+            rows: channel.rows.0 as *mut u8,
+            weights: channel.weights.0 as *const u8,
+            returned: channel.returned.0 as *const u8,
+            rows_stride: channel.rows_stride as u64,
+            weights_stride: channel.weights_stride as u64,
             ranks: number(self.network.topology().ranks())?,
             rank: number(self.network.rank())?,
             sources: number(self.sources().len())?,
             most_tokens: 0,
+            handle: 0,
+            other_nodes: number(self.network.topology().nodes() - 1)?,
         })
     }
 
@@ -228,22 +237,24 @@ impl ChannelMemory {
     ) -> Result<Self> {
         let tokens = facts.max_tokens.unwrap_or(0);
         let entries = tokens * LL_MAX_TOP_K as usize;
+        let message = |bytes: usize| (HEAD_BYTES + bytes).next_multiple_of(REGION_ALIGN);
+        let rows_stride = message(tokens * facts.row_bytes + entries * size_of::<i64>());
+        let weights_stride = message(entries * size_of::<f32>());
         let mut regions = Regions::new(REGION_ALIGN);
-        let ids = regions.take(sources * entries * size_of::<i64>());
-        let weights = regions.take(sources * entries * size_of::<f32>());
-        let gates = regions.take(entries * size_of::<f32>());
-        let own_ids = regions.take(entries * size_of::<i64>());
-        let rows = regions.take(sources * tokens * facts.row_bytes);
-        let sums_of_nodes = regions.take(other_nodes * tokens * facts.row_bytes);
-        let buffer = Buffer::new(memory, regions.bytes())?;
+        let rows = regions.take(sources * rows_stride);
+        let returned = regions.take(other_nodes * rows_stride);
+        let weights = regions.take(sources * weights_stride);
+        let own_weights = regions.take(weights_stride);
+        // What is there must be the head of no operation.
+        let buffer = Buffer::zeroed(memory, regions.bytes())?;
         let at = |offset: usize| DevPtr(buffer.data().0 + offset);
         Ok(Self {
-            ids: at(ids),
-            weights: at(weights),
-            gates: at(gates),
-            own_ids: at(own_ids),
             rows: at(rows),
-            sums_of_nodes: at(sums_of_nodes),
+            returned: at(returned),
+            weights: at(weights),
+            own_weights: at(own_weights),
+            rows_stride,
+            weights_stride,
             _buffer: buffer,
         })
     }
@@ -265,25 +276,38 @@ impl Tables {
                 of_rank.extend(word.to_le_bytes());
             }
         }
-        let parts = [of_rank, words(local.ranks())?, words(network.sources())?];
+        let parts = [
+            of_rank,
+            words(local.ranks())?,
+            words(network.sources())?,
+            words(&gateways_by_distance(topology, rank))?,
+        ];
         let mut regions = Regions::new(REGION_ALIGN);
         let offsets = parts.each_ref().map(|part| regions.take(part.len()));
         let buffer = Buffer::new(memory, regions.bytes())?;
         for (part, offset) in parts.iter().zip(offsets) {
             memory.upload(DevPtr(buffer.data().0 + offset), part)?;
         }
-        let [of_rank, rank_of_peer, rank_of_source] = offsets;
+        let [of_rank, rank_of_peer, rank_of_source, gateways] = offsets;
         Ok(Self {
             buffer,
             of_rank,
             rank_of_peer,
             rank_of_source,
+            gateways,
         })
     }
 
     fn at(&self, offset: usize) -> usize {
         self.buffer.data().0 + offset
     }
+}
+
+/// The gateways of `rank`, of the node before its own first.
+fn gateways_by_distance(topology: &Topology, rank: usize) -> Vec<usize> {
+    let mut gateways = topology.gateways(rank);
+    gateways.sort_by_key(|&gateway| topology.distance(rank, gateway));
+    gateways
 }
 
 /// Where each rank of the group is, as `rank` and the others of its node see them.

@@ -1,30 +1,36 @@
 //! LL operations over several nodes: messages along the rails, and launches between them.
 //!
-//! A dispatch sends its rows and ids to the gateways; then one kernel sends the rows of all sources within the
-//! node, and receives. A combine sends its weights to the gateways; a kernel sends the rows of this rank's experts
+//! A dispatch sends its rows and ids, packed by a kernel, to the gateways; then one kernel sends the rows of all
+//! sources within the node, and receives. A combine sends its weights to the gateways; a kernel sends the rows of this rank's experts
 //! to their homes, or those that carry these, and sums what came for the sources; the sums go home, where a last
-//! kernel adds them to what the own node gives.
+//! kernel adds them to what the own node gives. Each exchange is one message per rank, as each costs the network's
+//! latency.
 //!
 //! A whole operation does all this on the caller's stream. The send phase of a staged one leaves to the background
 //! what waits for the network, except for the weights, without which expert ranks cannot sum.
 #![forbid(unsafe_code)]
 
-use crate::backend::cuda::driver::copy::copy;
 use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::kernels::{self, Kernel};
 use crate::backend::cuda::ll::grid::Grid;
 use crate::backend::cuda::ll::hello::SourceTokens;
-use crate::backend::cuda::ll::network::{ChannelMemory, LlNetwork};
+use crate::backend::cuda::ll::network::{ChannelMemory, HEAD_BYTES, LlNetwork};
 use crate::backend::cuda::ll::{Handle, Part};
+use crate::backend::cuda::params::common::OP_LL_DISPATCH;
 use crate::backend::cuda::params::ll::{
-    LL_GATES_THREADS, LL_PHASE_RECEIVE, LL_PHASE_RELAY, LL_PHASE_SEND, LlCombineNodesParams,
-    LlDispatchNodesParams, LlGatesParams, LlNodes,
+    LL_GATES_THREADS, LL_PACK_THREADS, LL_PHASE_RECEIVE, LL_PHASE_RELAY, LL_PHASE_SEND,
+    LlCombineNodesParams, LlDispatchNodesParams, LlGatesParams, LlHello, LlNodes, LlPackParams,
 };
+use crate::backend::cuda::sizes::number;
 use crate::backend::transport::{Label, Message};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::model::ops::{LlCombine, LlDispatch, LlOp, RowType};
 use crate::model::tensor::DevPtr;
+
+const WARP: u32 = 32;
+/// Bytes that a thread of `ll_pack` copies at once.
+const PACKED_AT_ONCE: usize = 16;
 
 /// The network as an operation of one handle uses it.
 pub struct OverNodes<'a> {
@@ -54,7 +60,8 @@ impl<'a> OverNodes<'a> {
     pub fn run(&self, op: &LlOp, at: &StreamScope) -> Result<()> {
         match op {
             LlOp::Dispatch(op) => {
-                self.send_rows(op, (self.ids(), op.tokens), at)?;
+                self.launch_pack(op, at)?;
+                self.send_rows(op.row, at)?;
                 let all = LL_PHASE_SEND | LL_PHASE_RELAY | LL_PHASE_RECEIVE;
                 self.launch_dispatch(op, all, at)
             }
@@ -78,12 +85,11 @@ impl<'a> OverNodes<'a> {
     ) -> Result<()> {
         match op {
             LlOp::Dispatch(op) => {
-                self.keep_own(op, at)?;
+                self.launch_pack(op, at)?;
                 self.launch_dispatch(op, LL_PHASE_SEND, at)?;
                 let background = self.network.fork(at)?;
                 let turn = self.network.background_order.begin(&background.scope)?;
-                let kept = (self.memory.own_ids, self.memory.sums_of_nodes);
-                self.send_rows(op, kept, &background.scope)?;
+                self.send_rows(op.row, &background.scope)?;
                 self.launch_dispatch(op, LL_PHASE_RELAY, &background.scope)?;
                 turn.end()?;
                 sent(&background.scope)
@@ -116,61 +122,42 @@ impl<'a> OverNodes<'a> {
 
     // ---- Messages --------------------------------------------------------------------------------
 
-    fn ids(&self) -> DevPtr {
-        self.handle.routing.ids
-    }
-
     /// Sizes of this rank's: tokens, and ids per token.
     fn own_tokens(&self) -> (usize, usize) {
         (self.handle.routing.tokens, self.handle.routing.top_k)
     }
 
-    /// Copies what the background is to send: the caller may write to it as soon as the stream has come past this.
-    fn keep_own(&self, op: &LlDispatch, at: &StreamScope) -> Result<()> {
-        let (tokens, top_k) = self.own_tokens();
-        let id_bytes = tokens * top_k * size_of::<i64>();
-        copy(self.memory.own_ids, self.ids(), id_bytes, at)?;
-        let row_bytes = tokens * op.row.bytes();
-        copy(self.memory.sums_of_nodes, op.tokens, row_bytes, at)
+    /// A message to or from `peer`, of a head and of `bytes` for each of its `tokens`.
+    fn message(peer: usize, data: DevPtr, tokens: usize, bytes: usize) -> Message {
+        Message {
+            peer,
+            data,
+            bytes: HEAD_BYTES + tokens * bytes,
+        }
     }
 
-    /// Sources from 1 on: index, rank, tokens.
-    fn sources(&self) -> impl Iterator<Item = (usize, usize, usize)> + '_ {
+    /// Messages to or from the sources from 1 on: `all` are `stride` apart.
+    fn of_sources(
+        &self,
+        (all, stride): (DevPtr, usize),
+        bytes: usize,
+    ) -> impl Iterator<Item = Message> + '_ {
         let ranks = self.network.sources().iter().skip(1);
         let sources = ranks.zip(&self.tokens.of).enumerate();
-        sources.map(|(index, (&rank, &tokens))| (index, rank, tokens))
+        sources.map(move |(index, (&rank, &tokens))| {
+            Self::message(rank, DevPtr(all.0 + index * stride), tokens, bytes)
+        })
     }
 
-    /// Where the part of source `index` is, if each token has `bytes`.
-    fn of_source(&self, all: DevPtr, index: usize, bytes: usize) -> DevPtr {
-        DevPtr(all.0 + index * self.network.max_tokens() * bytes)
-    }
-
-    /// This rank's `ids` and `rows` go to the gateways, those of its sources come here.
-    fn send_rows(
-        &self,
-        op: &LlDispatch,
-        (ids, rows): (DevPtr, DevPtr),
-        at: &StreamScope,
-    ) -> Result<()> {
+    /// This rank's rows and ids go to the gateways, those of its sources come here.
+    fn send_rows(&self, row: RowType, at: &StreamScope) -> Result<()> {
         let (tokens, top_k) = self.own_tokens();
-        let of_token = [top_k * size_of::<i64>(), op.row.bytes()];
-        let here = [self.memory.ids, self.memory.rows];
+        let bytes = row.bytes() + top_k * size_of::<i64>();
+        let memory = self.memory;
         let fill = |gateways: &[usize], sends: &mut Vec<Message>, receives: &mut Vec<Message>| {
-            for (data, bytes) in [ids, rows].into_iter().zip(of_token) {
-                sends.extend(gateways.iter().map(|&peer| Message {
-                    peer,
-                    data,
-                    bytes: tokens * bytes,
-                }));
-            }
-            for (all, bytes) in here.into_iter().zip(of_token) {
-                receives.extend(self.sources().map(|(index, peer, tokens)| Message {
-                    peer,
-                    data: self.of_source(all, index, bytes),
-                    bytes: tokens * bytes,
-                }));
-            }
+            let own = |&peer| Self::message(peer, memory.returned, tokens, bytes);
+            sends.extend(gateways.iter().map(own));
+            receives.extend(self.of_sources((memory.rows, memory.rows_stride), bytes));
         };
         self.exchange("LL dispatch", fill, at)
     }
@@ -178,18 +165,12 @@ impl<'a> OverNodes<'a> {
     /// This rank's weights go to the gateways, those of its sources come here.
     fn send_weights(&self, at: &StreamScope) -> Result<()> {
         let (tokens, top_k) = self.own_tokens();
-        let of_token = top_k * size_of::<f32>();
+        let bytes = top_k * size_of::<f32>();
+        let memory = self.memory;
         let fill = |gateways: &[usize], sends: &mut Vec<Message>, receives: &mut Vec<Message>| {
-            sends.extend(gateways.iter().map(|&peer| Message {
-                peer,
-                data: self.memory.gates,
-                bytes: tokens * of_token,
-            }));
-            receives.extend(self.sources().map(|(index, peer, tokens)| Message {
-                peer,
-                data: self.of_source(self.memory.weights, index, of_token),
-                bytes: tokens * of_token,
-            }));
+            let own = |&peer| Self::message(peer, memory.own_weights, tokens, bytes);
+            sends.extend(gateways.iter().map(own));
+            receives.extend(self.of_sources((memory.weights, memory.weights_stride), bytes));
         };
         self.exchange("LL combine", fill, at)
     }
@@ -197,20 +178,13 @@ impl<'a> OverNodes<'a> {
     /// The sums of this node go to the sources, those of the gateways' nodes come here.
     fn send_sums(&self, row: RowType, at: &StreamScope) -> Result<()> {
         let (tokens, _) = self.own_tokens();
-        let row_bytes = row.bytes();
+        let memory = self.memory;
         let fill = |gateways: &[usize], sends: &mut Vec<Message>, receives: &mut Vec<Message>| {
-            sends.extend(self.sources().map(|(index, peer, tokens)| Message {
-                peer,
-                data: self.of_source(self.memory.rows, index, row_bytes),
-                bytes: tokens * row_bytes,
-            }));
+            sends.extend(self.of_sources((memory.rows, memory.rows_stride), row.bytes()));
             receives.extend(gateways.iter().map(|&peer| {
                 let node = self.network.distance(peer).saturating_sub(1);
-                Message {
-                    peer,
-                    data: self.of_source(self.memory.sums_of_nodes, node, row_bytes),
-                    bytes: tokens * row_bytes,
-                }
+                let data = DevPtr(memory.returned.0 + node * memory.rows_stride);
+                Self::message(peer, data, tokens, row.bytes())
             }));
         };
         self.exchange("LL combine", fill, at)
@@ -237,8 +211,8 @@ impl<'a> OverNodes<'a> {
 
     fn nodes(&self) -> Result<LlNodes> {
         Ok(LlNodes {
-            hellos: self.handle.hellos()?,
             most_tokens: self.tokens.most,
+            handle: self.handle.number,
             ..self.network.nodes(self.memory)?
         })
     }
@@ -304,21 +278,47 @@ impl<'a> OverNodes<'a> {
 
     fn launch_gates(&self, op: &LlCombine, at: &StreamScope) -> Result<()> {
         let (tokens, _) = self.own_tokens();
-        if tokens == 0 {
-            return Ok(());
-        }
         let params = LlGatesParams {
             combine: self.combine_params(op, &self.handle.plan.combine, self.part)?,
-            gates: self.memory.gates.0 as *mut f32,
+            message: self.memory.own_weights.0 as *mut u8,
         };
-        let warps = LL_GATES_THREADS as usize / 32;
-        let blocks = u32::try_from(tokens.div_ceil(warps));
         let shape = LaunchShape {
-            blocks: blocks.map_err(|_| Error::internal("too many tokens"))?,
+            blocks: blocks(tokens, LL_GATES_THREADS / WARP)?,
             threads: LL_GATES_THREADS,
             shared_bytes: 0,
         };
         let module = &self.handle.group.context.module;
         module.launch(Kernel::LlGates, shape, &params, at)
     }
+
+    fn launch_pack(&self, op: &LlDispatch, at: &StreamScope) -> Result<()> {
+        let (tokens, top_k) = self.own_tokens();
+        let row_bytes = tokens * op.row.bytes();
+        let params = LlPackParams {
+            head: LlHello {
+                handle: self.handle.number,
+                tokens: number(tokens)?,
+                signature: self.handle.signature(OP_LL_DISPATCH, op.row).to_word(),
+                channel: self.part.channel,
+            },
+            rows: op.tokens.0 as *const u8,
+            ids: self.handle.routing.ids.0 as *const i64,
+            message: self.memory.returned.0 as *mut u8,
+            row_bytes: row_bytes as u64,
+            num_ids: (tokens * top_k) as u64,
+        };
+        let context = &self.handle.group.context;
+        let shape = LaunchShape {
+            blocks: blocks(row_bytes / PACKED_AT_ONCE, LL_PACK_THREADS)?
+                .min(context.multiprocessors),
+            threads: LL_PACK_THREADS,
+            shared_bytes: 0,
+        };
+        context.module.launch(Kernel::LlPack, shape, &params, at)
+    }
+}
+
+/// Blocks for `units`, of which one block takes `per_block`; at least one, for the head.
+fn blocks(units: usize, per_block: u32) -> Result<u32> {
+    number(units.div_ceil(per_block as usize).max(1))
 }

@@ -40,6 +40,10 @@ pub const FAULT_INPUT_ROWS: u32 = 7;
 pub const FAULT_DISAGREED: u32 = 8;
 /// `FaultReport::state`: a rank has staged an operation that is whole here, or the other way round.
 pub const FAULT_STAGED_DIFFERS: u32 = 9;
+/// `FaultReport::state`: a rank on another node uses handle `got` where this one uses `expected`.
+pub const FAULT_HANDLE_DIFFERS: u32 = 10;
+/// `FaultReport::state`: as `FAULT_PEER_FAILED`, but `got` is on another node and nothing was waited for.
+pub const FAULT_GATEWAY_FAILED: u32 = 11;
 
 /// `FaultReport::op` of the self test.
 pub const OP_PEER_SELFTEST: u32 = 1;

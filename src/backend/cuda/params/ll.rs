@@ -22,6 +22,8 @@ pub const LL_PHASE_RECEIVE: u32 = 2;
 pub const LL_PHASE_RELAY: u32 = 4;
 /// Most ranks of a group over several nodes.
 pub const LL_MAX_RANKS: usize = 1024;
+/// Threads of an `ll_pack` block.
+pub const LL_PACK_THREADS: u32 = 512;
 /// Threads of an `ll_gates` block, a warp per token.
 pub const LL_GATES_THREADS: u32 = 128;
 /// Bits of an entry packet for the entry's index among the rows that its source sends to the expert; those
@@ -95,6 +97,8 @@ pub struct LlChannelState {
     pub epoch: u32,
     /// Blocks that have read `epoch`.
     pub blocks_started: u32,
+    /// Blocks that have summed everything for other ranks.
+    pub blocks_relayed: u32,
     /// Blocks that have received everything.
     pub blocks_finished: u32,
     /// The last operation that a receive phase has ended; staged channels only.
@@ -143,7 +147,7 @@ pub struct LlRankOnNode {
     pub distance: u32,
 }
 
-/// What a rank says about a handle to the ranks that carry it.
+/// What a rank says to the ranks that carry it: about a handle when it is made, and in front of each operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct LlHello {
@@ -151,10 +155,10 @@ pub struct LlHello {
     pub handle: u32,
     /// Tokens of the rank.
     pub tokens: u32,
-    /// Ids per token.
-    pub top_k: u32,
-    /// Not used.
-    pub reserved: u32,
+    /// As `LlCommon::signature`; when the handle is made, of no operation.
+    pub signature: u32,
+    /// The operation's channel; in front of sums, the operation's epoch.
+    pub channel: u32,
 }
 
 /// What an operation over several nodes needs beside `LlCommon`; sources are numbered from 0, which is this rank.
@@ -167,18 +171,21 @@ pub struct LlNodes {
     pub rank_of_peer: *const u32,
     /// `[sources]`.
     pub rank_of_source: *const u32,
-    /// `[sources - 1]`: of the sources from 1 on.
-    pub hellos: *const LlHello,
-    /// `[sources - 1][max_tokens][top_k]`: the ids of those sources.
-    pub ids: *const i64,
-    /// `[sources - 1][max_tokens]` rows of those sources, for a dispatch.
-    pub rows: *const u8,
-    /// `[sources - 1][max_tokens][top_k]`: with which weight each entry of those sources takes part in a combine.
-    pub weights: *const f32,
-    /// `[sources - 1][max_tokens]` rows: what this node gives for tokens of those sources.
-    pub sums: *mut u8,
-    /// `[nodes - 1][max_tokens]` rows: what other nodes give for tokens of this rank, by distance from 1 on.
-    pub sums_of_nodes: *const u8,
+    /// `[nodes - 1]`, by distance from 1 on: this rank's gateway.
+    pub gateways: *const u32,
+    /// `[sources - 1]` messages of rows, `rows_stride` apart. In a dispatch each came from a source: a head, its rows,
+    /// its ids. In a combine each goes to a source: a head, and what this node gives for its tokens.
+    pub rows: *mut u8,
+    /// `[sources - 1]` messages of a combine, `weights_stride` apart: a head, and with which weight each entry of the
+    /// source takes part.
+    pub weights: *const u8,
+    /// `[nodes - 1]` messages by distance from 1 on, `rows_stride` apart: a head, and what that node gives for this
+    /// rank's tokens.
+    pub returned: *const u8,
+    /// Bytes.
+    pub rows_stride: u64,
+    /// Bytes.
+    pub weights_stride: u64,
     /// Ranks of the group.
     pub ranks: u32,
     /// This rank.
@@ -187,6 +194,10 @@ pub struct LlNodes {
     pub sources: u32,
     /// Most tokens of the sources from 1 on.
     pub most_tokens: u32,
+    /// The handle, which the heads should name.
+    pub handle: u32,
+    /// Other nodes than this one.
+    pub other_nodes: u32,
 }
 
 /// Parameters of `ll_dispatch`.
@@ -251,6 +262,24 @@ pub struct LlCombineNodesParams {
 pub struct LlGatesParams {
     /// Of the combine that follows.
     pub combine: LlCombineNodesParams,
-    /// `[tokens][top_k]`: receives the weights.
-    pub gates: *mut f32,
+    /// Receives the message: a head, and the weights `[tokens][top_k]`.
+    pub message: *mut u8,
+}
+
+/// Parameters of `ll_pack`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlPackParams {
+    /// The message's head.
+    pub head: LlHello,
+    /// `[tokens]` rows.
+    pub rows: *const u8,
+    /// `[tokens][top_k]`.
+    pub ids: *const i64,
+    /// Receives the message: the head, the rows, the ids.
+    pub message: *mut u8,
+    /// Bytes of all rows, a multiple of 16.
+    pub row_bytes: u64,
+    /// Number of all ids.
+    pub num_ids: u64,
 }

@@ -8,7 +8,7 @@
 use crate::backend::cuda::ht::grid::HtKind;
 use crate::backend::cuda::ht::nodes::handle::NodesHt;
 use crate::backend::cuda::ht::nodes::memory::Bank;
-use crate::backend::cuda::ht::nodes::pass::{Enqueueing, Handle, Tokens, behind, end, word};
+use crate::backend::cuda::ht::nodes::pass::{Enqueueing, Handle, Tokens, behind, word};
 use crate::backend::cuda::ht::plan::HtLaunch;
 use crate::backend::cuda::ht::shared::{addresses, saturated};
 use crate::backend::cuda::kernels::{self, Kernel};
@@ -49,7 +49,7 @@ pub fn run(handle: &NodesHt, op: &HtCombine, stream: Stream) -> Result<()> {
     let mut turn = handle.rails.turn.lock();
     let mut enqueueing = Enqueueing::new(&handle.rails, &mut turn, at, "HT combine")?;
     let enqueued = combine.enqueue(&mut enqueueing);
-    end(group, order, enqueued)
+    enqueueing.end(group, order, enqueued)
 }
 
 impl Combine<'_> {

@@ -8,7 +8,7 @@ use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::ht::grid::HtKind;
 use crate::backend::cuda::ht::nodes::handle::NodesHt;
 use crate::backend::cuda::ht::nodes::memory::Bank;
-use crate::backend::cuda::ht::nodes::pass::{Enqueueing, Handle, Tokens, end};
+use crate::backend::cuda::ht::nodes::pass::{Enqueueing, Handle, Tokens};
 use crate::backend::cuda::ht::plan::HtLaunch;
 use crate::backend::cuda::ht::shared::{addresses, saturated};
 use crate::backend::cuda::kernels::Kernel;
@@ -60,7 +60,7 @@ pub fn run(handle: &NodesHt, op: &HtDispatch, stream: Stream) -> Result<()> {
     let mut turn = handle.rails.turn.lock();
     let mut enqueueing = Enqueueing::new(&handle.rails, &mut turn, at, "HT dispatch")?;
     let enqueued = dispatch.enqueue(&mut enqueueing);
-    end(group, order, enqueued)
+    enqueueing.end(group, order, enqueued)
 }
 
 impl Dispatch<'_> {

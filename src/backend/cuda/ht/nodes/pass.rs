@@ -148,13 +148,6 @@ impl<'a> Handle<'a> {
     }
 }
 
-/// Ends the enqueueing of an operation. What was enqueued uses the banks, even if something is missing. Where the
-/// network has ended because this rank has failed, that failure is the one to report.
-pub fn end(group: &HtShared, order: order::Turn<'_>, enqueued: Result<()>) -> Result<()> {
-    let cause = |error| group.context.faults.first().unwrap_or(error);
-    order.end().and(enqueued.map_err(cause))
-}
-
 /// An operation while it is enqueued: passes on the caller's stream, messages on the side stream.
 pub struct Enqueueing<'a> {
     pub rails: &'a Rails,
@@ -178,6 +171,23 @@ impl<'a> Enqueueing<'a> {
             turn,
             at,
         })
+    }
+
+    /// Ends the operation. What was enqueued uses the banks, even if something is missing. Where the network has
+    /// ended because this rank has failed, that failure is the one to report.
+    pub fn end(
+        &mut self,
+        group: &HtShared,
+        order: order::Turn<'_>,
+        enqueued: Result<()>,
+    ) -> Result<()> {
+        if enqueued.is_err() {
+            // Messages that no kernel waits for are a part of the operation, too.
+            let (side, own) = (self.rails.side.stream, self.at.stream);
+            let _ = self.turn.join.join(side, own);
+        }
+        let cause = |error| group.context.faults.first().unwrap_or(error);
+        order.end().and(enqueued.map_err(cause))
     }
 
     /// The side stream waits for the caller's.

@@ -18,9 +18,24 @@ const REGION_ALIGN: usize = 256;
 
 /// An operation is divided into about so many passes, but no pass sends less than the least or more than the most
 /// bytes to the other nodes together (docs/development/high-throughput.md).
-const WANTED_PASSES: usize = 8;
-const LEAST_PASS_BYTES: usize = 4 << 20;
-const MOST_PASS_BYTES: usize = 16 << 20;
+struct Division {
+    passes: usize,
+    least_bytes: usize,
+    most_bytes: usize,
+}
+
+/// A pass costs about as much as NCCL takes to begin another message; what it gains is that only the last one's way
+/// through the node is not hidden behind the network. That way is short where a node has one rank of the group.
+const ALONE: Division = Division {
+    passes: 2,
+    least_bytes: 16 << 20,
+    most_bytes: 32 << 20,
+};
+const WITH_OTHERS: Division = Division {
+    passes: 8,
+    least_bytes: 4 << 20,
+    most_bytes: 16 << 20,
+};
 
 /// The plan of one group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +75,22 @@ pub struct Tables {
     pub carriers: Vec<u32>,
 }
 
+impl Division {
+    /// The same on all ranks of a group.
+    fn of(topology: &Topology) -> Self {
+        match topology.ranks() == topology.nodes() {
+            true => ALONE,
+            false => WITH_OTHERS,
+        }
+    }
+
+    /// Bytes of a pass of an operation that sends `total`, if that is known.
+    fn pass_bytes(&self, total: Option<usize>) -> usize {
+        let wanted = total.map_or(self.most_bytes, |total| total.div_ceil(self.passes));
+        wanted.clamp(self.least_bytes, self.most_bytes)
+    }
+}
+
 impl NodesPlan {
     /// The plan for the rank of `facts`. `chunk_bytes`, if given, is what a pass sends.
     pub fn new(facts: &GroupFacts, topology: &Topology, chunk_bytes: Option<usize>) -> Self {
@@ -68,16 +99,13 @@ impl NodesPlan {
         let others = topology.nodes() - 1;
         // What a token of each rank takes on the way to all other nodes.
         let token_bytes = facts.row_bytes * others.max(1);
-        let of_pass = |total: Option<usize>| {
-            let wanted = total.map_or(MOST_PASS_BYTES, |total| total / WANTED_PASSES);
-            chunk_bytes.unwrap_or(wanted.clamp(LEAST_PASS_BYTES, MOST_PASS_BYTES))
-        };
+        let division = Division::of(topology);
         let total = facts.max_tokens.map(|tokens| tokens * token_bytes);
-        let pass_tokens = (of_pass(total) / token_bytes).max(1);
-        let chunks = facts.max_tokens.map_or(WANTED_PASSES, |tokens| {
-            tokens
-                .div_ceil(pass_tokens)
-                .clamp(1, HT_MOST_CHUNKS as usize)
+        let pass_bytes = chunk_bytes.unwrap_or(division.pass_bytes(total));
+        let pass_tokens = (pass_bytes / token_bytes).max(1);
+        let chunks = facts.max_tokens.map_or(division.passes, |tokens| {
+            let chunks = tokens.div_ceil(pass_tokens);
+            chunks.clamp(1, HT_MOST_CHUNKS as usize)
         });
         Self {
             ranks: facts.ranks,
@@ -240,17 +268,20 @@ mod tests {
 
     #[test]
     fn large_operations_have_several_passes() {
-        let large = plan("ab", 0, Some(4096), 14_336);
+        let large = plan("aabb", 0, Some(4096), 14_336);
         assert_eq!(large.chunks, 8);
         let passes = large.passes(4096);
         assert_eq!(passes.chunks.len(), 8);
-        assert!(passes.room * 14_336 <= MOST_PASS_BYTES);
+        assert!(passes.room * 14_336 <= WITH_OTHERS.most_bytes);
         for few in [0, 100] {
             let chunks = large.passes(few).chunks;
             assert_eq!((chunks.len(), chunks.first()), (1, Some(&(0..8))));
         }
-        assert_eq!(plan("ab", 0, Some(128), 14_336).chunks, 1);
-        assert_eq!(plan("ab", 0, None, 14_336).chunks, WANTED_PASSES);
+        assert_eq!(plan("aabb", 0, Some(128), 14_336).chunks, 1);
+        assert_eq!(plan("aabb", 0, None, 14_336).chunks, WITH_OTHERS.passes);
+        assert_eq!(plan("ab", 0, Some(4096), 14_336).chunks, ALONE.passes);
+        // All ranks have the same chunks, whatever their node has.
+        assert_eq!(plan("aaab", 3, Some(4096), 14_336).chunks, 8);
     }
 
     #[test]

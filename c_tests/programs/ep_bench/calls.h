@@ -1,0 +1,27 @@
+// What is timed: a dispatch and a combine, by the library or by NCCL alone.
+#ifndef C_TESTS_PROGRAMS_EP_BENCH_CALLS_H_
+#define C_TESTS_PROGRAMS_EP_BENCH_CALLS_H_
+
+#include <functional>
+
+namespace ep_bench {
+
+// Each enqueues something and does not wait for it.
+struct Calls {
+    std::function<void()> call_dispatch;
+    std::function<void()> call_combine;
+    std::function<void()> call_complete;  // follows each of the former
+
+    void Dispatch() const {
+        call_dispatch();
+        call_complete();
+    }
+    void Combine() const {
+        call_combine();
+        call_complete();
+    }
+};
+
+}  // namespace ep_bench
+
+#endif  // C_TESTS_PROGRAMS_EP_BENCH_CALLS_H_

@@ -1,0 +1,142 @@
+// Ranks of several nodes that do not do the same. A rank or a whole node calls something else than the others, whose
+// messages may have the same sizes. Every rank gets an error within the deadline and a second, and a new group works.
+#include <stdio.h>
+
+#include "harness/nodes.h"
+#include "suites/errors/errors.h"
+
+static const double kLimit = 0.001 * kShortTimeoutMs + 1.0;
+
+// Who does something else.
+typedef enum { kOneRank, kItsNode, kNumOthers } Others;
+
+static bool is_other(const EpEnv* env, Others who) {
+    const unsigned distance = ep_node_distance((unsigned)env->rank, (unsigned)odd_rank(env));
+    return who == kOneRank ? is_odd(env) : distance == 0;
+}
+
+// What is different.
+typedef enum {
+    kNothing,      // no call at all
+    kOperation,    // a combine instead of a dispatch
+    kRowBytes,     // a row of another length
+    kTypeOfRows,   // another type of the same size, in a dispatch
+    kTypeOfSums,   // and in a combine
+    kIsStaged,     // a staged dispatch instead of a whole one
+    kIsWhole,      // and the other way round
+    kStagesSums,   // as kIsStaged, a combine
+    kOtherHandle,  // the older of two handles with the same ids
+    kNewHandle,    // a handle that others have not made
+    kOtherTopK,    // fewer ids per token
+    kNumDifferences
+} Difference;
+
+static const char* const kNames[kNumDifferences] = {
+    "nothing",       "operation",    "row bytes",   "data type",    "data type of a combine", "staged",
+    "not staged", "staged combine", "other handle", "new handle", "ids per token"};
+
+static void call_with(const Session* session, CallKind kind, unsigned bytes, bool is_float16) {
+    CallTensors tensors;
+    valid_tensors(session, kind, &tensors);
+    for (ListName list = kInputs; list <= kOutputs; ++list) {
+        for (unsigned i = 0; i < tensors.lists[list].count; ++i) {
+            EpView* view = &tensors.lists[list].views[i];
+            if (view->tensor.tag != NCCL_EP_TENSOR_TAG_TOKENS) continue;
+            if (bytes != 0) view->sizes[view->tensor.ndim - 1] = bytes / 2;
+            if (is_float16) view->tensor.datatype = ncclFloat16;
+        }
+    }
+    (void)make_call(session, kind, &tensors, 0);
+}
+
+static void call_staged(const Session* session, CallKind kind, bool is_staged) {
+    (void)make_valid_call(session, kind, is_staged);
+    if (is_staged) (void)ncclEpComplete(session->handle, NULL, session->env->stream);
+}
+
+static void call_on_another_handle(const Session* session, Difference difference, bool other) {
+    const EpEnv* env = session->env;
+    Session using = *session;
+    const bool makes = difference == kOtherHandle || other;
+    if (makes) {
+        EpView ids;
+        const unsigned top_k = difference == kOtherTopK ? kTopK - 1 : kTopK;
+        ep_view_2d(&ids, session->ids, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, kTokens, top_k);
+        EP_CHECK_NCCL(ncclEpCreateHandle(&using.handle, session->group, &ids.tensor, NULL, 0, NULL,
+                                         env->stream, false));
+    }
+    const ncclEpHandle_t made = using.handle;
+    if (difference == kOtherHandle && other) using.handle = session->handle;
+    (void)make_valid_call(&using, kDispatch, 0);
+    if (makes) EP_CHECK_NCCL(ncclEpHandleDestroy(made));
+}
+
+// What this rank does. Calls may be refused already.
+static void call(const Session* session, Difference difference, bool other) {
+    const bool is_combine = difference == kTypeOfSums || difference == kStagesSums;
+    const CallKind kind = is_combine ? kCombine : kDispatch;
+    switch (difference) {
+        case kNothing:
+            if (!other) (void)make_valid_call(session, kDispatch, 0);
+            return;
+        case kOperation:
+            (void)make_valid_call(session, other ? kCombine : kDispatch, 0);
+            return;
+        case kRowBytes:
+            call_with(session, kind, other ? kTokenBytes / 4 : 0, false);
+            return;
+        case kTypeOfRows:
+        case kTypeOfSums:
+            call_with(session, kind, 0, other);
+            return;
+        case kIsStaged:
+        case kIsWhole:
+        case kStagesSums:
+            call_staged(session, kind, other == (difference != kIsWhole));
+            return;
+        default:
+            call_on_another_handle(session, difference, other);
+    }
+}
+
+static void expect_failure(const Session* session) {
+    const double start = seconds();
+    const ncclResult_t state = wait_for_failure(session, kLimit);
+    EP_CHECK(seconds() - start <= kLimit);
+    EP_CHECK(state == ncclRemoteError || state == ncclInvalidUsage || state == ncclInvalidArgument);
+    EP_CHECK_STR_CONTAINS(ep_last_error(), "rank ");
+    const ncclResult_t refused = make_valid_call(session, kDispatch, 0);
+    EP_CHECK(refused != ncclSuccess);
+    EP_CHECK_STR_CONTAINS(ep_last_error(), "the group has failed");
+}
+
+static void differ(const EpEnv* env, Difference difference, Others who) {
+    const uint64_t failed = ep_failed();
+    const bool other = is_other(env, who);
+    Session session;
+    set_timeout_ms(kShortTimeoutMs);
+    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
+    check_works(&session);
+    ep_barrier();
+    call(&session, difference, other);
+    // Who calls nothing waits for nothing.
+    if (!other || difference != kNothing) expect_failure(&session);
+    ep_barrier();
+    set_timeout_ms(0);
+    recover(&session);
+    close_session(&session);
+    if (ep_failed() != failed) {
+        fprintf(stderr, "rank %d: above, %s differs: %s\n", env->rank,
+                who == kOneRank ? "one rank" : "a node", kNames[difference]);
+    }
+}
+
+void ll_different_calls_over_nodes(EpEnv* env) {
+    if (ep_num_nodes() == 1) return;
+    for (unsigned difference = 0; difference < kNumDifferences; ++difference) {
+        // On the CPU backend it does not matter which of two like handles a rank uses.
+        const bool is_like = difference == kOtherHandle || difference == kNewHandle;
+        if (is_like && ep_on_host_backend()) continue;
+        for (unsigned who = 0; who < kNumOthers; ++who) differ(env, difference, who);
+    }
+}

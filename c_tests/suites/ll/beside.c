@@ -1,0 +1,99 @@
+// The caller's own collectives beside low-latency operations, on another stream.
+//
+// Rank 0 enqueues a combine, then an all-reduce of its own. The other ranks wait for the all-reduce before they
+// enqueue their combine. No stream waits for another one, but if the combine of rank 0 takes every multiprocessor
+// while it waits for its peers, the all-reduce never begins. The library's deadline ends that.
+//
+// num_channels bounds the blocks of an operation on one node; over several nodes the library leaves multiprocessors
+// to others in any case.
+#define _GNU_SOURCE  // setenv, usleep
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "harness/nodes.h"
+#include "reference/ll_run.h"
+#include "suites/ll/cases.h"
+
+enum { kTokens = 128, kTopK = 8, kWide = 7168, kLocalExperts = 16, kReduced = 1 << 20 };
+// More than any GPU has multiprocessors, and few.
+enum { kAllChannels = 1024, kFewChannels = 16 };
+enum { kHeadStartUs = 300000 };
+
+static const char* const kTimeoutMs = "4000";
+
+static ncclEpGroup_t open_bounded(const EpEnv* env, const LlShape* shape, unsigned channels) {
+    ncclEpGroupConfig_t config = ep_group_config(NCCL_EP_ALGO_LOW_LATENCY, shape->num_experts,
+                                                 shape->max_tokens, 2 * shape->hidden);
+    config.num_channels = channels;
+    const char* before = getenv("NCCL_EP_TIMEOUT_MS");
+    char* kept = before != NULL ? strdup(before) : NULL;
+    ncclEpGroup_t group = NULL;
+    EP_REQUIRE(setenv("NCCL_EP_TIMEOUT_MS", kTimeoutMs, 1) == 0);
+    EP_REQUIRE_NCCL(ncclEpCreateGroup(&group, env->comm, &config, env->stream, NULL, NULL));
+    EP_REQUIRE(kept != NULL ? setenv("NCCL_EP_TIMEOUT_MS", kept, 1) == 0
+                            : unsetenv("NCCL_EP_TIMEOUT_MS") == 0);
+    free(kept);
+    return group;
+}
+
+// Returns the state of the group after a combine beside the all-reduce. Both have ended.
+static ncclResult_t combine_beside(LlRun* run, ncclEpGroup_t group, ncclComm_t own, float* sums,
+                                   cudaStream_t other) {
+    const EpEnv* env = run->env;
+    ncclResult_t state = ncclSuccess;
+    ep_barrier();
+    if (env->rank == 0) {
+        EP_CHECK_NCCL(ll_launch_combine(run, env->stream, false));
+        usleep(kHeadStartUs);
+    }
+    EP_CHECK_NCCL(ncclAllReduce(sums, sums, kReduced, ncclFloat32, ncclSum, own, other));
+    if (env->rank != 0) {
+        EP_CHECK_CUDA(cudaStreamSynchronize(other));
+        // Refused where the failure of rank 0 is known.
+        const ncclResult_t launched = ll_launch_combine(run, env->stream, false);
+        EP_CHECK(launched == ncclSuccess || launched == ncclRemoteError);
+    }
+    EP_CHECK_CUDA(cudaStreamSynchronize(other));
+    EP_CHECK_CUDA(cudaStreamSynchronize(env->stream));
+    EP_CHECK_NCCL(ncclEpGetAsyncError(group, &state));
+    return state;
+}
+
+static void run_with(const EpEnv* env, unsigned channels, bool hangs) {
+    const LlShape shape = {kLocalExperts * (unsigned)env->size, kTokens, kTopK, ncclBfloat16,
+                           kWide};
+    cudaStream_t other = NULL;
+    ncclComm_t own = NULL;
+    LlRun run;
+    float* sums = ep_device_alloc(kReduced * sizeof(float));
+    EP_REQUIRE_CUDA(cudaMemset(sums, 0, kReduced * sizeof(float)));
+    ep_open_streams(&other, 1);
+    EP_REQUIRE_NCCL(ncclCommSplit(env->comm, 0, env->rank, &own, NULL));
+    EP_CHECK_NCCL(ncclAllReduce(sums, sums, kReduced, ncclFloat32, ncclSum, own, other));
+    EP_CHECK_CUDA(cudaStreamSynchronize(other));
+    ncclEpGroup_t group = open_bounded(env, &shape, channels);
+    ll_run_open_with(&run, env, group, &shape, kRefDistinct, false, 81);
+    ll_dispatch(&run);
+    ll_combine(&run);
+    ll_prepare_combine(&run);
+    EP_CHECK_CUDA(cudaDeviceSynchronize());
+    const ncclResult_t state = combine_beside(&run, group, own, sums, other);
+    EP_CHECK_EQ_I64(state, hangs ? ncclRemoteError : ncclSuccess);
+    if (state == ncclSuccess) ll_check_combine(&run);
+    ep_barrier();
+    EP_CHECK_NCCL(ncclEpHandleDestroy(run.handle));
+    run.handle = NULL;
+    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
+    ll_run_close(&run);
+    EP_CHECK_NCCL(ncclCommDestroy(own));
+    ep_close_streams(&other, 1);
+    ep_device_free(sums);
+}
+
+void ll_beside_collectives(EpEnv* env) {
+    // There are no multiprocessors to run out of, or ranks take turns on one.
+    if (ep_on_hostsim() || ep_communicators_take_turns() || env->size < 2) return;
+    run_with(env, kFewChannels, false);
+    run_with(env, kAllChannels, ep_num_nodes() == 1);
+}

@@ -1,0 +1,91 @@
+"""GPUs of one machine as several nodes: each process has a NCCL_HOSTID, so NCCL takes its network."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+
+from testing import counts, nodes
+from testing.gpu_machine import Machine
+from testing.programs import BENCH_PASSED
+from testing.step import Counts, Finished, Step
+
+# By the number of GPUs that they need: the splits of programs with many cases, and of the others.
+_SPLITS = {2: ("01",), 4: ("0101", "0001"), 8: ("00112233",)}
+_MORE_SPLITS = {3: ("012",), 4: ("0123", "0011"), 8: ("00001111",)}
+_PROGRAMS = ("test_ll", "test_staged", "test_graph", "test_stress --ops 2000", "test_lifecycle",
+             "test_errors over_nodes", "test_fuzz agree --calls 6000 --seed 41",
+             "test_fuzz differ --calls 2000 --seed 42", "moe_layer --algorithm ll")
+_MORE_PROGRAMS = ("test_ll", "test_stress --ops 500")
+_QUICK_PROGRAMS = ("test_ll", "test_staged", "test_errors over_nodes")
+_FORKED = ("test_death --nodes {}",
+           "test_faults --nodes {} --trials 9 --seed 43 --kinds ll,staged,groups")
+
+_LIMIT_SECONDS = 240
+_DEATH_TIMEOUT_MS = "1000"
+# One machine has no network but this one, unless somebody says so.
+_NETWORK = (("NCCL_IB_DISABLE", "1"), ("NCCL_SOCKET_IFNAME", "lo"))
+
+# Over a third party's network plugin: rows enough to see in what the plugin has carried.
+_PLUGIN_BENCH = ("ep_bench --algorithm ll --experts 64 --tokens 128 --hidden 7168 --warmup 1"
+                 " --iters 5 --validate")
+_PLUGIN_ROW_BYTES = 2 * 5 * 128 * 7168 * 2
+_PLUGIN_SENT = re.compile(r"NET/EP-test: sent (\d+) bytes")
+
+
+def steps(machine: Machine, quick: bool) -> Iterator[Step]:
+    """Runs where there are two GPUs or more."""
+    gpus = len(machine.devices)
+    splits = [split for least, all_of in _SPLITS.items() if least <= gpus for split in all_of]
+    for split in splits[:1] if quick else splits:
+        for command in _QUICK_PROGRAMS if quick else _PROGRAMS:
+            yield _step(machine, split, command)
+        for pattern in _FORKED:
+            program, *options = pattern.format(split).split()
+            words = (str(machine.programs / "gpu" / program), *options)
+            yield _as_step(machine, f"{program}/{split}", words,
+                           (("NCCL_EP_TIMEOUT_MS", _DEATH_TIMEOUT_MS),))
+    more = [split for least, all_of in _MORE_SPLITS.items() if least <= gpus for split in all_of]
+    for split in () if quick else more:
+        for command in _MORE_PROGRAMS:
+            yield _step(machine, split, command)
+    if gpus >= 2:
+        yield _plugin_step(machine)
+
+
+def _step(machine: Machine, split: str, command: str) -> Step:
+    return _as_step(machine, f"{nodes.label(command)}/{split}", _launched(machine, split, command))
+
+
+def _launched(machine: Machine, split: str, command: str) -> Sequence[str]:
+    program, *options = command.split()
+    words = (str(machine.programs / "gpu" / program), *options)
+    return ("mpirun", "--allow-run-as-root", "--bind-to", "none", "--oversubscribe",
+            *nodes.contexts(nodes.host_ids(split), words))
+
+
+def _as_step(machine: Machine, label: str, words: Sequence[str],
+             environment: Sequence[tuple[str, str]] = (), read=counts.closing_line) -> Step:
+    network = tuple((name, os.environ.get(name, value)) for name, value in _NETWORK)
+    return Step(f"gpu/nodes/{label}", tuple(words), read, ("setup/nccl",),
+                cores=len(machine.devices), timeout=_LIMIT_SECONDS,
+                environment=(*network, ("EP_TEST_DEADLINE", str(_LIMIT_SECONDS - 30)),
+                             *environment))
+
+
+def _plugin_step(machine: Machine) -> Step:
+    plugin = machine.programs / "lib" / "libnccl-net-ep-test.so"
+    environment = (("NCCL_NET_PLUGIN", str(plugin)), ("NCCL_NET", "EP-test"),
+                   ("NCCL_DEBUG", "INFO"), ("NCCL_DEBUG_SUBSYS", "INIT,NET"))
+    return _as_step(machine, "net_plugin/01", _launched(machine, "01", _PLUGIN_BENCH), environment,
+                    _rows_over_plugin)
+
+
+def _rows_over_plugin(finished: Finished) -> Counts:
+    """The benchmark's results are right, and the plugin's lines in NCCL's log show its rows."""
+    sent = sum(map(int, _PLUGIN_SENT.findall(finished.output)))
+    least = 2 * _PLUGIN_ROW_BYTES  # of two ranks
+    if sent < least:
+        return Counts(0, 1, f"the plugin has sent {sent} bytes, at least {least} expected")
+    return counts.says(BENCH_PASSED, 1)(finished)

@@ -1,0 +1,107 @@
+"""Programs whose ranks are on several nodes, which one machine plays by NCCL_HOSTID, on the CPU stand-ins.
+
+A split names the node of each rank, by one character each: 0101 has two ranks on each of two nodes, in turn.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+
+from testing import counts
+from testing.step import Places, Step
+
+# On the CPU backend every program runs in each of these splits.
+_HOST_SPLITS = ("01", "0101", "0001", "00112233")
+_HOST_PROGRAMS = ("test_ll", "test_staged", "test_ht", "test_formats",
+                  "test_random --configs 200", "moe_layer --algorithm ht")
+# And these in others.
+_HOST_MORE = (("0011", "test_random --configs 100 --seed 31"),
+              ("0123", "test_random --configs 100 --seed 32"),
+              ("00001111", "test_random --configs 60 --seed 33"),
+              ("0011", "test_errors"), ("0101", "test_lifecycle group"),
+              ("0001", "test_fuzz differ --calls 1000 --seed 34"))
+
+# With the kernels on the CPU: which of the splits a program is worth its seconds in.
+_SIMT = (("01", "test_ll"), ("01", "test_staged"),
+         ("0101", "test_staged"), ("0101", "test_stress --ops 100"),
+         ("0011", "test_ll ends_before"), ("0011", "test_errors over_nodes"),
+         ("0011", "test_lifecycle group_"), ("0011", "test_fuzz agree --calls 2000 --seed 35"),
+         ("0001", "test_ll ids"), ("0001", "test_ll uneven"), ("0001", "test_errors over_nodes"),
+         ("0001", "test_fuzz differ --calls 700 --seed 36"), ("0001", "moe_layer --algorithm ll"),
+         ("0123", "test_ll interleaved"), ("0123", "test_stress --ops 60"),
+         ("00112233", "test_ll routing"), ("00112233", "moe_layer --algorithm ll"),
+         ("00001111", "test_stress --ops 40"))
+
+# Programs that start their ranks themselves, and lose some: on either backend.
+_FORKED = (("host", "test_death --nodes 0101"),
+           ("host", "test_faults --nodes 0001 --trials 8 --seed 37"),
+           ("simt", "test_death --nodes 0011"), ("simt", "test_death --nodes 0001 dies_"),
+           ("simt", "test_faults --nodes 0101 --trials 9 --seed 38 --kinds ll,staged,groups"))
+
+_ENVIRONMENT = (("NCCLEP_HOSTSIM_WITH_GPU", "1"),)
+_SIMT_MULTIPROCESSORS = 2
+
+
+def contexts(settings: Iterable[str], words: Sequence[str]) -> list[str]:
+    """One application context of mpirun per rank, each with a setting of its own."""
+    together: list[str] = []
+    for setting in settings:
+        together += [":"] if together else []
+        together += ["-np", "1", "-x", setting, *words]
+    return together
+
+
+def host_ids(split: str) -> Iterator[str]:
+    """For each rank the setting that puts it on its node."""
+    return (f"NCCL_HOSTID=node{node}" for node in split)
+
+
+def host_steps(places: Places) -> Iterator[Step]:
+    """On the CPU backend."""
+    yield from _forked(places, "host", "build/programs")
+    for split, command in (*itertools.product(_HOST_SPLITS, _HOST_PROGRAMS), *_HOST_MORE):
+        yield _step(f"nodes/{label(command)}/{split}", _words(places, "host", split, command),
+                    "build/programs")
+
+
+def simt_steps(places: Places) -> Iterator[Step]:
+    """On the CUDA backend with its kernels on the CPU."""
+    yield from _forked(places, "simt", "build/simt")
+    for seed, (split, command) in enumerate(_SIMT):
+        yield _step(f"simt/nodes/{label(command)}/{split}",
+                    _words(places, "simt", split, command), "build/simt",
+                    (("NCCLEP_SIMT_SEED", str(seed)),
+                     ("NCCLEP_SIMT_MULTIPROCESSORS", str(_SIMT_MULTIPROCESSORS))))
+
+
+def _forked(places: Places, backend: str, need: str) -> Iterator[Step]:
+    for _, command in (row for row in _FORKED if row[0] == backend):
+        program, *options = command.split()
+        words = (str(_programs(places, backend) / program), *options)
+        yield Step(f"{'simt/' if backend == 'simt' else ''}nodes/{' '.join([program, *options[1:]])}",
+                   words, counts.closing_line, (need,), cores=2, timeout=240,
+                   environment=_ENVIRONMENT)
+
+
+def _step(name: str, words: Sequence[str], need: str,
+          environment: tuple[tuple[str, str], ...] = ()) -> Step:
+    return Step(name, tuple(words), counts.closing_line, (need,), timeout=240,
+                environment=_ENVIRONMENT + environment)
+
+
+def _programs(places: Places, backend: str):
+    return places.programs.parent / backend
+
+
+def _words(places: Places, backend: str, split: str, command: str) -> list[str]:
+    program, *options = command.split()
+    return ["mpirun", *contexts(host_ids(split),
+                                (str(_programs(places, backend) / program), *options))]
+
+
+def label(command: str) -> str:
+    """The program, with the case or the way if one is chosen."""
+    program, *options = command.split()
+    chosen = [option for option in options[:1] if not option.startswith("-")]
+    return "/".join([program, *chosen])

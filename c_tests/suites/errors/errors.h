@@ -39,7 +39,7 @@ enum {
     kTopK = 2,
     kHidden = 16,
     kTokenBytes = 64,  // of the group: twice a row of kHidden bfloat16
-    kRowBytes = 2 * kHidden,
+    kBytesOfRow = 2 * kHidden,
     kScales = 3,  // of a row: 12 bytes, not a multiple of 16
     kShortTimeoutMs = 500,
 };

@@ -113,10 +113,10 @@ static void check_unmoved(const Session* session, CallKind kind, bool scaled, co
     valid_tensors(session, kind, &tensors);
     if (!scaled) {
         tensors.lists[kInputs].views[0].tensor.datatype = ncclInt64;
-        tensors.lists[kInputs].views[0].sizes[1] = kRowBytes / 8;
+        tensors.lists[kInputs].views[0].sizes[1] = kBytesOfRow / 8;
         EpView* out = &tensors.lists[kOutputs].views[0];
         out->tensor.datatype = ncclInt64;
-        out->sizes[out->tensor.ndim - 1] = kRowBytes / 8;
+        out->sizes[out->tensor.ndim - 1] = kBytesOfRow / 8;
     }
     if (ep_on_host_backend()) {
         EP_CHECK_NCCL(make_call(session, kind, &tensors, 0));
@@ -158,7 +158,7 @@ void ht_scales_arguments(EpEnv* env) {
 
 // ---- Ranks whose scales differ -----------------------------------------------------------------
 
-// The odd rank sends rows of `kRowBytes` bytes without scales, the others with them.
+// The odd rank sends rows of `kBytesOfRow` bytes without scales, the others with them.
 static void scales_on_some_ranks(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
     Session session;
     open_session(&session, env, algorithm);

@@ -200,8 +200,8 @@ static void add_all_scales(const Session* session, CallKind kind, CallTensors* t
     received->tensor.datatype = ncclUint8;
     if (kind == kForward) {
         in->views[0].tensor.datatype = ncclUint8;
-        in->views[0].sizes[1] = kRowBytes;
-        received->sizes[received->tensor.ndim - 1] = kRowBytes;
+        in->views[0].sizes[1] = kBytesOfRow;
+        received->sizes[received->tensor.ndim - 1] = kBytesOfRow;
         add_scales(in, session->scales, kTokens, kScales);
     }
     add_received_scales(session, out, kind == kForward ? kScales : 1);

@@ -148,6 +148,10 @@ static void too_small(const EpEnv* env, CallKind kind, ListName list, unsigned t
             tag != NCCL_EP_TENSOR_TAG_TOKENS && view->tensor.tag == NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS;
         if (view->tensor.tag == tag || pair) view->sizes[0] = kTokens - 1;
     }
+    if (tag == NCCL_EP_TENSOR_TAG_SCALES) {  // on all ranks without rows, which come first
+        TensorList* out = &tensors.lists[kOutputs];
+        out->items[0] = out->items[--out->count];
+    }
     EP_CHECK_NCCL(make_call(&session, kind, &tensors, 0));
     if (is_odd(env)) {
         EP_REFUSED(id, wait_for_failure(&session, 10.0), ncclInvalidUsage,
@@ -174,6 +178,11 @@ void ht_outputs_too_small(EpEnv* env) {
     too_small(env, kDispatch, kOutputs, NCCL_EP_TENSOR_TAG_TOPK_IDX, "running-ht-out-ids",
               "ncclEpDispatch (high throughput): outputs[TOPK_IDX].sizes[0]: "
               "must hold all tokens that this rank receives");
+    if (ep_on_host_backend()) {
+        too_small(env, kForward, kOutputs, NCCL_EP_TENSOR_TAG_SCALES, "running-ht-out-scales",
+                  "ncclEpDispatch (high throughput): outputs[SCALES].sizes[0]: "
+                  "must hold all tokens that this rank receives");
+    }
     too_small(env, kCombine, kInputs, NCCL_EP_TENSOR_TAG_TOKENS, "running-ht-in-rows",
               "ncclEpCombine (high throughput): inputs[TOKENS].sizes[0]: "
               "must hold all tokens that this rank receives");

@@ -7,6 +7,7 @@
 #include "reference/cast.h"
 #include "reference/ht_run.h"
 #include "reference/ll_run.h"
+#include "suites/formats/cases.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
@@ -14,8 +15,7 @@ enum { kMaxTokens = 9, kTopK = 4, kLocalExperts = 2, kEveryHidden = 4096, kEvery
 
 static const ncclDataType_t kE4m3 = (ncclDataType_t)10;
 
-// A backend without these formats refuses the first of them.
-static bool has_formats(EpEnv* env) {
+bool has_formats(const EpEnv* env) {
     if (ep_has_quantised_rows(env)) return true;
     ep_skip("no quantised rows on this backend");
     return false;
@@ -195,6 +195,8 @@ int main(int argc, char** argv) {
         EP_CASE(forwarded_scales),  EP_CASE(formats_of_models),
         EP_CASE(casts),             EP_CASE(all_bfloat16),
         EP_CASE(columns_for_matrix_products),
+        EP_CASE(casts_on_some_ranks),
+        EP_CASE_HT(casts_on_some_ranks_ht),
     };
     return ep_main(argc, argv, kCases, COUNT(kCases));
 }

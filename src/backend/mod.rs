@@ -114,18 +114,31 @@ pub trait GroupBackend: Send + Sync {
     fn memory(&self) -> Arc<dyn DeviceMemory>;
     /// The failures of the group's operations.
     fn faults(&self) -> Arc<dyn Faults>;
-    /// Refuses a dispatch of rows `row` with scales `scaled` that this backend cannot do. A backend
-    /// that does not say otherwise moves rows of the types that combines sum, without scales.
-    fn check_rows(&self, row: RowType, scaled: Option<&Scaled>) -> Result<()> {
-        let refuse = |subject| Err(Error::usage(subject, OfTensor::MovedOnGpus));
-        match scaled {
-            Some(_) => refuse(Subject::Tensor(Role::ScalesOut)),
-            None if row.dtype.is_summable() => Ok(()),
-            None => refuse(Subject::ElementType(Role::TokensIn)),
-        }
+    /// Whether dispatches move rows of any type, and with scales; if not, only rows of the types
+    /// that combines sum, without scales.
+    fn moves_all_rows(&self) -> bool {
+        false
     }
     /// Waits for the group's operations, then releases what peers can see. Collective unless a fault is known.
     fn close(&self, stream: Stream) -> Result<()>;
+}
+
+/// Refuses a dispatch of rows `row` with scales `scaled` if `backend` cannot move them.
+#[inline]
+pub fn check_rows(
+    backend: &(impl GroupBackend + ?Sized),
+    row: RowType,
+    scaled: Option<&Scaled>,
+) -> Result<()> {
+    let plain = scaled.is_none() && row.dtype.is_summable();
+    if plain || backend.moves_all_rows() {
+        return Ok(());
+    }
+    let subject = match scaled {
+        Some(_) => Subject::Tensor(Role::ScalesOut),
+        None => Subject::ElementType(Role::TokensIn),
+    };
+    Err(Error::usage(subject, OfTensor::MovedOnGpus))
 }
 
 /// A group for LL operations.

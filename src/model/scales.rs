@@ -52,6 +52,7 @@ pub enum Unclear {
 }
 
 /// The meaning of a dispatch.
+#[inline]
 pub fn meaning(given: &Given) -> Result<Meaning, Unclear> {
     let same = |meaning| match given.out_tokens {
         Some(out) if out != given.tokens => Err(Unclear::OtherType),

@@ -18,7 +18,7 @@ impl DevPtr {
 /// Most dimensions of a tensor.
 pub const MAX_DIMS: usize = 5;
 
-/// A tensor: a copy of the caller's descriptor. It is dense and row-major unless it has strides.
+/// A dense row-major tensor: a copy of the caller's descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tensor {
     /// First element.
@@ -28,43 +28,47 @@ pub struct Tensor {
     // 32 bits, as in the kernels: an ABI with wider extents refuses those that do not fit.
     sizes: [u32; MAX_DIMS],
     dims: u32,
-    strides: Option<[u32; MAX_DIMS]>,
 }
 
 impl Tensor {
-    /// A dense tensor of `sizes`; those beyond the first [`MAX_DIMS`] are ignored.
+    /// A tensor of `sizes`; those beyond the first [`MAX_DIMS`] are ignored.
     pub fn new(data: DevPtr, dtype: Option<DType>, sizes: &[u32]) -> Self {
         let dims = sizes.len().min(MAX_DIMS);
+        let mut kept = [0; MAX_DIMS];
+        for (to, from) in kept.iter_mut().zip(sizes) {
+            *to = *from;
+        }
         Self {
             data,
             dtype,
-            sizes: kept(sizes),
+            sizes: kept,
             dims: dims as u32,
-            strides: None,
         }
-    }
-
-    /// The same tensor with `strides` in elements, one for each dimension.
-    pub fn with_strides(mut self, strides: &[u32]) -> Self {
-        self.strides = Some(kept(strides));
-        self
     }
 
     /// Extents, slowest first.
     pub fn sizes(&self) -> &[u32] {
         self.sizes.get(..self.dims as usize).unwrap_or_default()
     }
-
-    /// Strides in elements; `None` if the tensor is dense.
-    pub fn strides(&self) -> Option<&[u32]> {
-        self.strides.as_ref()?.get(..self.dims as usize)
-    }
 }
 
-fn kept(numbers: &[u32]) -> [u32; MAX_DIMS] {
-    let mut kept = [0; MAX_DIMS];
-    for (to, from) in kept.iter_mut().zip(numbers) {
-        *to = *from;
+/// Strides of a tensor that is not dense. Apart from it, as only scales may have them and every call
+/// copies tensors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Strides([u32; MAX_DIMS]);
+
+impl Strides {
+    /// Strides in elements, one for each dimension.
+    pub fn new(strides: &[u32]) -> Self {
+        let mut kept = [0; MAX_DIMS];
+        for (to, from) in kept.iter_mut().zip(strides) {
+            *to = *from;
+        }
+        Self(kept)
     }
-    kept
+
+    /// Those of the first `dims` dimensions.
+    pub fn of(&self, dims: usize) -> &[u32] {
+        self.0.get(..dims).unwrap_or_default()
+    }
 }

@@ -128,10 +128,12 @@ impl<'a> Argument<'a> {
     }
 
     /// The element type, if it is one.
+    #[inline]
     pub fn known_dtype(&self) -> Result<DType> {
-        self.tensor
-            .dtype
-            .ok_or_else(|| self.wrong_dtype("an NCCL element type"))
+        match self.tensor.dtype {
+            Some(dtype) => Ok(dtype),
+            None => Err(self.wrong_dtype("an NCCL element type")),
+        }
     }
 
     /// Refuses the element type `got`, by `rule`.
@@ -140,40 +142,45 @@ impl<'a> Argument<'a> {
         Error::argument(Subject::ElementType(self.role), rule).got(got, expected)
     }
 
-    /// Strides in elements; `None` if the tensor is dense.
-    pub fn strides(&self) -> Option<&[u32]> {
-        self.tensor.strides()
+    /// Its number of dimensions.
+    pub fn num_dims(&self) -> usize {
+        self.tensor.sizes().len()
     }
 
     /// The rows that a combine sums, of the token tensor whose last dimension is `index`.
+    #[inline]
     pub fn summable_row(&self, index: usize, facts: &GroupFacts) -> Result<RowType> {
         let dtype = self.known_dtype()?;
         if !dtype.is_summable() {
-            let subject = Subject::ElementType(self.role);
-            return Err(Error::usage(subject, OfTensor::Summable)
-                .got(dtype, "bfloat16, float16 or float32"));
+            return Err(self.not_summable(dtype));
         }
         self.row(index, dtype, facts)
     }
 
+    #[cold]
+    fn not_summable(&self, got: DType) -> Error {
+        let subject = Subject::ElementType(self.role);
+        Error::usage(subject, OfTensor::Summable).got(got, "bfloat16, float16 or float32")
+    }
+
     /// Rows of `dtype` with the width of this token tensor, whose last dimension is `index`.
+    #[inline]
     pub fn row(&self, index: usize, dtype: DType, facts: &GroupFacts) -> Result<RowType> {
         let row = RowType {
             dtype,
             hidden: self.size(index),
         };
-        if row.bytes() == 0 || !row.bytes().is_multiple_of(ROW_ALIGN) {
-            let subject = Subject::Size(self.role, index);
-            return Err(Error::argument(subject, OfTensor::RowMultipleOf16).got(
-                format_args!("{} bytes", row.bytes()),
-                "a multiple of 16 bytes",
-            ));
+        let bytes = row.bytes();
+        if bytes == 0 || !bytes.is_multiple_of(ROW_ALIGN) {
+            let expected = "a multiple of 16 bytes";
+            return Err(self.wrong_row(index, OfTensor::RowMultipleOf16, bytes, &expected));
         }
-        self.row_fits(index, row.bytes(), OfTensor::RowBound, facts)?;
+        self.row_fits(index, bytes, OfTensor::RowBound, facts)?;
         Ok(row)
     }
 
     /// Checks that `bytes` per row are within the group's bound.
+    #[inline]
     pub fn row_fits(
         &self,
         index: usize,
@@ -184,10 +191,20 @@ impl<'a> Argument<'a> {
         if bytes <= facts.row_bytes {
             return Ok(());
         }
-        Err(Error::argument(Subject::Size(self.role, index), rule).got(
-            format_args!("{bytes} bytes"),
-            format_args!("at most {} bytes", facts.row_bytes),
-        ))
+        let expected = format_args!("at most {} bytes", facts.row_bytes);
+        Err(self.wrong_row(index, rule, bytes, &expected))
+    }
+
+    #[cold]
+    fn wrong_row(
+        &self,
+        index: usize,
+        rule: OfTensor,
+        bytes: usize,
+        expected: &dyn fmt::Display,
+    ) -> Error {
+        let subject = Subject::Size(self.role, index);
+        Error::argument(subject, rule).got(format_args!("{bytes} bytes"), expected)
     }
 
     /// Checks that this token tensor has rows of type `row`; `index` is its last dimension.

@@ -11,7 +11,7 @@ pub mod ht;
 pub mod ll;
 pub mod rows;
 
-use crate::model::tensor::Tensor;
+use crate::model::tensor::{Strides, Tensor};
 
 /// The tensors of a dispatch, by their roles.
 #[derive(Clone, Copy, Debug, Default)]
@@ -20,6 +20,8 @@ pub struct DispatchTensors<'a> {
     pub tokens: Option<&'a Tensor>,
     /// Their scales.
     pub scales: Option<&'a Tensor>,
+    /// The strides of these; `None` if they are dense.
+    pub scale_strides: Option<&'a Strides>,
     /// Their ids; HT delivers them.
     pub ids: Option<&'a Tensor>,
     /// Their weights; HT delivers them.
@@ -28,6 +30,8 @@ pub struct DispatchTensors<'a> {
     pub out_tokens: Option<&'a Tensor>,
     /// Gets their scales.
     pub out_scales: Option<&'a Tensor>,
+    /// The strides of these; `None` if they are dense.
+    pub out_scale_strides: Option<&'a Strides>,
     /// Gets the received tokens' ids.
     pub out_ids: Option<&'a Tensor>,
     /// Gets the received tokens' weights.

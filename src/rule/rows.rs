@@ -10,7 +10,7 @@ use crate::model::scales::{
     self, Cast, Given, Meaning, ScaleLayout, ScaleSource, ScaleTensor, ScaleType, Scaled, Unclear,
     WireRow,
 };
-use crate::model::tensor::DevPtr;
+use crate::model::tensor::{DevPtr, Strides};
 use crate::rule::argument::Argument;
 use crate::rule::{CombineTensors, DispatchTensors};
 
@@ -37,7 +37,31 @@ pub struct DispatchRows {
 }
 
 /// Checks the rows and scales of a dispatch: `[T, H]` of `tokens` to those `received`.
+// Inlined, and rows with scales apart: the checks are a large part of an operation's host time.
+#[inline]
 pub fn dispatch(
+    facts: &GroupFacts,
+    routing: &Routing,
+    (tokens, received): (Argument<'_>, Received<'_>),
+    tensors: &DispatchTensors<'_>,
+) -> Result<DispatchRows> {
+    if tensors.scales.is_some() || tensors.out_scales.is_some() {
+        return with_scales(facts, routing, (tokens, received), tensors);
+    }
+    let from = tokens.known_dtype()?;
+    meaning(from, &received, tensors)?;
+    let row = tokens.row(1, from, facts)?;
+    let (tokens, out) = sized(routing, row, (tokens, received))?;
+    Ok(DispatchRows {
+        row,
+        scaled: None,
+        out: out.map(|out| out.data(ROW_ALIGN)).transpose()?,
+        tokens: tokens.data(ROW_ALIGN)?,
+    })
+}
+
+#[inline(never)]
+fn with_scales(
     facts: &GroupFacts,
     routing: &Routing,
     (tokens, received): (Argument<'_>, Received<'_>),
@@ -50,33 +74,41 @@ pub fn dispatch(
         Meaning::Cast => DType::Float8E4M3,
     };
     let row = tokens.row(1, dtype, facts)?;
-    let tokens = tokens.size_is(0, routing.tokens, Extent::HandleTokens)?;
-    let last = if received.experts.is_some() { 2 } else { 1 };
-    let sized = |out: Argument<'_>| {
-        out.size_is(last, row.hidden, Extent::InputHidden)?
-            .data(ROW_ALIGN)
-    };
     let scaled = match meaning {
         Meaning::Opaque => None,
         Meaning::Forward => forward(routing, &received, tensors)?,
         Meaning::Cast => Some(cast((from, row.hidden), &received, tensors)?),
     };
-    if let Some(scaled) = scaled {
-        let wire = WireRow {
-            payload: row,
-            scales: Some(scaled.scales),
-        };
-        tokens.row_fits(1, wire.slot_bytes(), OfTensor::RowAndScalesBound, facts)?;
-    }
+    let wire = WireRow {
+        payload: row,
+        scales: scaled.map(|scaled| scaled.scales),
+    };
+    tokens.row_fits(1, wire.slot_bytes(), OfTensor::RowAndScalesBound, facts)?;
+    let (tokens, out) = sized(routing, row, (tokens, received))?;
     Ok(DispatchRows {
         row,
         scaled,
-        out: received.out.map(sized).transpose()?,
+        out: out.map(|out| out.data(ROW_ALIGN)).transpose()?,
         tokens: tokens.data(ROW_ALIGN)?,
     })
 }
 
+/// Checks the extents of both tensors of rows.
+#[inline]
+fn sized<'a>(
+    routing: &Routing,
+    row: RowType,
+    (tokens, received): (Argument<'a>, Received<'a>),
+) -> Result<(Argument<'a>, Option<Argument<'a>>)> {
+    let last = if received.experts.is_some() { 2 } else { 1 };
+    let tokens = tokens.size_is(0, routing.tokens, Extent::HandleTokens)?;
+    let out = received.out;
+    let out = out.map(|out| out.size_is(last, row.hidden, Extent::InputHidden));
+    Ok((tokens, out.transpose()?))
+}
+
 /// What the tensors say that is to be done.
+#[inline]
 fn meaning(from: DType, received: &Received<'_>, tensors: &DispatchTensors<'_>) -> Result<Meaning> {
     let out = received.out.map(|out| out.known_dtype()).transpose()?;
     let given = Given {
@@ -131,8 +163,10 @@ fn forward(
         return Err(Error::argument(subject, OfTensor::ForwardedAsIs).got(tensors.round_scales, 0));
     }
     let width = dtype.size();
-    let out = place(Role::ScalesOut, out, received.experts, width)?;
-    let source = place(Role::ScalesIn, source, None, width)?;
+    let strides = tensors.out_scale_strides;
+    let out = place(Role::ScalesOut, (out, strides), received.experts, width)?;
+    let strides = tensors.scale_strides;
+    let source = place(Role::ScalesIn, (source, strides), None, width)?;
     Ok((count > 0).then_some(Scaled {
         scales: ScaleType { dtype, count },
         source: ScaleSource::Forward(source),
@@ -174,7 +208,12 @@ fn cast(
     Ok(Scaled {
         scales,
         source: ScaleSource::Cast(cast),
-        out: place(Role::ScalesOut, out, received.experts, stored.size())?,
+        out: place(
+            Role::ScalesOut,
+            (out, tensors.out_scale_strides),
+            received.experts,
+            stored.size(),
+        )?,
     })
 }
 
@@ -196,15 +235,16 @@ fn out_scales<'a>(received: &Received<'_>, tensors: &DispatchTensors<'a>) -> Res
 /// Where scales of `width` bytes lie: `[rows, S]`, or `[experts, rows, S]` in LL.
 fn place(
     role: Role,
-    tensor: Argument<'_>,
+    (tensor, strides): (Argument<'_>, Option<&Strides>),
     experts: Option<(usize, usize)>,
     width: usize,
 ) -> Result<ScaleTensor> {
+    let given = strides.map(|strides| strides.of(tensor.num_dims()));
     let (experts, rows, columns) = match experts {
         Some((experts, rows)) => (experts, rows, tensor.size(2)),
         None => (1, tensor.size(0), tensor.size(1)),
     };
-    let strides = tensor.strides().map(|strides| match *strides {
+    let strides = given.map(|strides| match *strides {
         [row, column] => [0, row as usize, column as usize],
         [expert, row, column] => [expert as usize, row as usize, column as usize],
         _ => [0; 3],
@@ -212,7 +252,7 @@ fn place(
     let Some(layout) = ScaleLayout::new([experts, rows, columns], strides) else {
         return Err(
             Error::argument(Subject::Strides(role), OfTensor::Pitched).got(
-                format_args!("{:?}", tensor.strides().unwrap_or_default()),
+                format_args!("{:?}", given.unwrap_or_default()),
                 format_args!("pitches for {rows} rows of {columns} scales"),
             ),
         );

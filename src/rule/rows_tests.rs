@@ -37,6 +37,7 @@ struct Call {
     scales: Option<Tensor>,
     out: Tensor,
     out_scales: Option<Tensor>,
+    out_strides: Option<Strides>,
     round_scales: u32,
 }
 
@@ -47,6 +48,7 @@ impl Call {
             scales: None,
             out: tensor(to, &[EXPERTS, SLOTS, HIDDEN]),
             out_scales: None,
+            out_strides: None,
             round_scales: 0,
         }
     }
@@ -78,6 +80,7 @@ impl Call {
             scales: self.scales.as_ref(),
             out_tokens: Some(&self.out),
             out_scales: self.out_scales.as_ref(),
+            out_scale_strides: self.out_strides.as_ref(),
             round_scales: self.round_scales,
             ..DispatchTensors::default()
         };
@@ -236,7 +239,7 @@ fn received_scales_have_the_shape_of_received_rows() {
 fn strides_are_a_pitch() {
     let with = |strides: [u32; 3]| {
         let mut call = Call::cast(DType::Uint8, DType::Float32, 2);
-        call.out_scales = call.out_scales.map(|it| it.with_strides(&strides));
+        call.out_strides = Some(Strides::new(&strides));
         call.check()
     };
     let columns = with([32, 1, 16]).unwrap().scaled.unwrap().out.layout;

@@ -49,10 +49,12 @@ impl Lists {
         DispatchTensors {
             tokens: self.inputs.get(Tag::Tokens),
             scales: self.inputs.get(Tag::Scales),
+            scale_strides: self.inputs.scale_strides(),
             ids: self.inputs.get(Tag::TopkIdx),
             weights: self.inputs.get(Tag::TopkWeights),
             out_tokens: self.outputs.get(Tag::Tokens),
             out_scales: self.outputs.get(Tag::Scales),
+            out_scale_strides: self.outputs.scale_strides(),
             out_ids: self.outputs.get(Tag::TopkIdx),
             out_weights: self.outputs.get(Tag::TopkWeights),
             counter: self.locals.get(Tag::RecvExpertCounterDevice),

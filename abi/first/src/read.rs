@@ -10,7 +10,7 @@ use crate::types::{ncclEpGroupConfig_t, ncclNDTensor_t};
 use nccl_ep_core::error::{Error, Result};
 use nccl_ep_core::model::dtype::DType;
 use nccl_ep_core::model::group::{Algorithm, GroupSettings};
-use nccl_ep_core::model::tensor::{DevPtr, MAX_DIMS, Tensor};
+use nccl_ep_core::model::tensor::{DevPtr, MAX_DIMS, Strides, Tensor};
 use std::ffi::c_uint;
 use std::fmt::Display;
 
@@ -92,18 +92,14 @@ pub unsafe fn tensor_set(
         if let Some(tag) = Tag::from_raw(raw.tag)
             && set.get(tag).is_none()
         {
-            let name = ListTag(name, tag);
             // SAFETY: the caller vouches for the arrays of each descriptor.
-            let (tensor, strides) = unsafe { copy(name, &raw) }?;
-            set.add(
-                tag,
-                match (tag, strides) {
-                    (_, None) => tensor,
-                    // Scales may have a pitch; the core checks it.
-                    (Tag::Scales, Some(strides)) => tensor.with_strides(strides),
-                    (_, Some(strides)) => return Err(not_dense(name, strides)),
-                },
-            );
+            unsafe {
+                if tag == Tag::Scales {
+                    add_scales(set, name, &raw)?;
+                } else {
+                    set.add(tag, copy(ListTag(name, tag), &raw)?);
+                }
+            }
         }
     }
     Ok(())
@@ -121,10 +117,30 @@ pub unsafe fn tensor(name: &str, descriptor: *const ncclNDTensor_t) -> Result<(u
     // SAFETY: not NULL, so by contract it points to a descriptor.
     let raw = unsafe { descriptor.read() };
     // SAFETY: the caller vouches for its arrays.
-    match unsafe { copy(name, &raw) }? {
-        (tensor, None) => Ok((raw.tag, tensor)),
-        (_, Some(strides)) => Err(not_dense(name, strides)),
+    Ok((raw.tag, unsafe { copy(name, &raw) }?))
+}
+
+/// Scales may have a pitch, which the core checks.
+///
+/// # Safety
+/// As of [`copy`].
+#[inline(never)] // Apart from the tensors that every call has.
+unsafe fn add_scales(set: &mut TensorSet, name: &'static str, raw: &ncclNDTensor_t) -> Result<()> {
+    let dense = ncclNDTensor_t {
+        strides: std::ptr::null_mut(),
+        ..*raw
+    };
+    // SAFETY: this function's contract.
+    let tensor = unsafe { copy(ListTag(name, Tag::Scales), &dense) }?;
+    set.add(Tag::Scales, tensor);
+    if !raw.strides.is_null() {
+        // SAFETY: not NULL, and the caller vouches for `ndim` numbers, which `copy` has bounded.
+        let strides = unsafe { std::slice::from_raw_parts(raw.strides, raw.ndim as usize) };
+        if !is_dense(tensor.sizes(), strides) {
+            set.set_scale_strides(Strides::new(strides));
+        }
     }
+    Ok(())
 }
 
 #[cold]
@@ -139,14 +155,10 @@ fn not_dense(name: impl Display, strides: &[c_uint]) -> Error {
     )
 }
 
-/// The tensor without its strides, and these unless they mean "dense".
-///
 /// # Safety
 /// `raw.sizes` and `raw.strides` are NULL or point to `raw.ndim` numbers.
-unsafe fn copy<'a>(
-    name: impl Display + Copy,
-    raw: &ncclNDTensor_t,
-) -> Result<(Tensor, Option<&'a [c_uint]>)> {
+#[inline]
+unsafe fn copy(name: impl Display + Copy, raw: &ncclNDTensor_t) -> Result<Tensor> {
     let dims = raw.ndim as usize;
     if dims == 0 || dims > MAX_DIMS {
         return Err(refuse::argument(
@@ -163,14 +175,18 @@ unsafe fn copy<'a>(
     }
     // SAFETY: not NULL, and the caller vouches for `ndim` numbers.
     let sizes = unsafe { std::slice::from_raw_parts(raw.sizes, dims) };
-    let data = DevPtr(raw.data as usize);
-    let tensor = Tensor::new(data, DType::from_raw(raw.datatype), sizes);
-    if raw.strides.is_null() {
-        return Ok((tensor, None));
+    if !raw.strides.is_null() {
+        // SAFETY: as for the sizes.
+        let strides = unsafe { std::slice::from_raw_parts(raw.strides, dims) };
+        if !is_dense(sizes, strides) {
+            return Err(not_dense(name, strides));
+        }
     }
-    // SAFETY: as for the sizes.
-    let strides = unsafe { std::slice::from_raw_parts(raw.strides, dims) };
-    Ok((tensor, (!is_dense(sizes, strides)).then_some(strides)))
+    Ok(Tensor::new(
+        DevPtr(raw.data as usize),
+        DType::from_raw(raw.datatype),
+        sizes,
+    ))
 }
 
 /// Whether `strides` means "dense": all ones, or row-major.

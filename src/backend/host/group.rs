@@ -15,8 +15,7 @@ use crate::backend::{
 };
 use crate::error::{Error, Result};
 use crate::model::group::{Algorithm, GroupFacts};
-use crate::model::ops::{Routing, RowType, Stream};
-use crate::model::scales::Scaled;
+use crate::model::ops::{Routing, Stream};
 use crate::model::topology::Topology;
 use std::sync::Arc;
 use std::time::Duration;
@@ -122,8 +121,8 @@ impl GroupBackend for HostGroup {
         Arc::clone(&self.shared) as Arc<dyn Faults>
     }
 
-    fn check_rows(&self, _row: RowType, _scaled: Option<&Scaled>) -> Result<()> {
-        Ok(())
+    fn moves_all_rows(&self) -> bool {
+        true
     }
 
     /// Windows stay mapped until the last operation has released them, here and on the peers, so

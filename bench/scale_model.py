@@ -28,6 +28,12 @@ NODES = (2, 4, 8, 16, 32, 64, 128)
 OPERATIONS = ("dispatch", "combine")
 CASES = ("value", "best", "worst")
 
+# How high throughput is divided into passes (src/backend/cuda/ht/nodes/plan.rs): wanted passes,
+# least and most bytes of one; where nodes have one GPU, and others.
+PASSES_ALONE, PASSES, MOST_PASSES = (2, 16 << 20, 32 << 20), (8, 4 << 20, 16 << 20), 16
+# What travels with a row, for each expert of its token: an id, a weight.
+ID_BYTES, WEIGHT_BYTES = 8, 4
+
 MARGIN = 0.10  # whole rows compete while they cost no more than this beside compacted ones
 
 Parts = dict[str, float]
@@ -44,9 +50,10 @@ class Constants:
     ht_nvlink_gbps: float = 0
     kernel_us: float = 0
     latency_us: float = 0
+    next_latency_us: float = 0
     rail_gbps: float = math.inf
     peer_us: float = 0
-    chunk_us: float = 0
+    pass_us: float = 0
 
     def without_overheads(self) -> Constants:
         """The same wires with nothing else but the exchange of flags inside a node."""
@@ -97,12 +104,12 @@ class Group:
     def nvlink_rows_of_others(self) -> float:
         return self.nvlink_rows * (self.nodes - 1) / self.nodes
 
-    @property
-    def nvlink_rows_of_combine(self) -> float:
-        """Low latency's combine: a row for each expert of another node's token, since weights
-        are applied where rows are added up; for own tokens one for each GPU."""
-        pairs = self.top_k * (self.gpus - 1) / self.gpus * (self.nodes - 1) / self.nodes
-        return pairs + self.nvlink_rows / self.nodes
+    def passes(self, tokens: int) -> int:
+        """Into how many an operation of high throughput is divided."""
+        token_bytes = max(1, self.nodes - 1) * self.row_bytes
+        wanted, least, most = PASSES_ALONE if self.gpus == 1 else PASSES
+        pass_bytes = min(max(math.ceil(tokens * token_bytes / wanted), least), most)
+        return min(math.ceil(tokens / max(1, pass_bytes // token_bytes)), MOST_PASSES)
 
 
 def constants(case: str = "value", fabric: str = FABRIC, **changes: float) -> Constants:
@@ -144,46 +151,50 @@ def time_us(group: Group, mode: str, operation: str, tokens: int, machine: Const
 
 def _low_latency(group: Group, operation: str, tokens: int, machine: Constants,
                  compacted: bool) -> Parts:
-    """The network's leg and the node's follow each other."""
-    dispatch = operation == "dispatch"
-    rows = group.nvlink_rows if dispatch else group.nvlink_rows_of_combine
+    """The network's legs and the node's follow each other: in dispatch a kernel that packs, an
+    exchange of rows and ids, a kernel; in combine a kernel, an exchange of weights, a kernel, an
+    exchange of sums, a kernel."""
     parts = {"start": machine.ll_start_us, "signals": machine.signalling_us,
-             "NVLink": group.wire_us(tokens * rows, machine.nvlink_gbps)}
-    if group.nodes > 1:
-        parts |= _network(group, tokens, machine, compacted)
-        # Dispatch packs compacted rows first, combine adds up what came home.
-        parts["kernels"] = machine.kernel_us if compacted or not dispatch else 0
+             "NVLink": group.wire_us(tokens * group.nvlink_rows, machine.nvlink_gbps)}
+    if group.nodes == 1:
+        return parts
+    if operation == "dispatch":
+        parts |= _network(group, tokens, machine, compacted, ID_BYTES)
+        parts["kernels"] = machine.kernel_us
+        return parts
+    parts |= _network(group, tokens, machine, compacted, WEIGHT_BYTES)
+    parts["latency"] += machine.next_latency_us
+    parts["peers"] *= 2
+    parts["kernels"] = 2 * machine.kernel_us
     return parts
 
 
-def _network(group: Group, tokens: int, machine: Constants, compacted: bool) -> Parts:
+def _network(group: Group, tokens: int, machine: Constants, compacted: bool,
+             bytes_of_expert: int) -> Parts:
+    """One exchange; `bytes_of_expert` travel with a row for each expert of its token."""
+    rows = tokens * group.rail_rows(compacted)
+    row = 1 + bytes_of_expert * group.top_k / group.row_bytes
     return {"latency": machine.latency_us, "peers": machine.peer_us * (group.nodes - 2),
-            "rail": group.wire_us(tokens * group.rail_rows(compacted), machine.rail_gbps)}
+            "rail": group.wire_us(rows * row, machine.rail_gbps)}
 
 
 def _high_throughput(group: Group, operation: str, tokens: int, machine: Constants,
                      compacted: bool) -> Parts:
-    """In chunks, so that the slower of network and NVLink hides all of the other but a chunk."""
+    """In passes, so that the slower of network and NVLink hides all of the other but one."""
     inside = group.wire_us(tokens * group.nvlink_rows, machine.ht_nvlink_gbps)
     parts = {"start": machine.ht_start_us, "signals": machine.signalling_us}
     if group.nodes == 1:
         return parts | {"NVLink": inside}
-    parts |= _network(group, tokens, machine, compacted)
+    dispatch = operation == "dispatch"
+    parts |= _network(group, tokens, machine, compacted,
+                      ID_BYTES + WEIGHT_BYTES if dispatch else 0)
     others = group.wire_us(tokens * group.nvlink_rows_of_others, machine.ht_nvlink_gbps)
-    chunks = best_chunks(others, machine.chunk_us)
-    parts["NVLink"] = max(0, inside - parts["rail"]) + others / chunks
-    parts["chunks"] = chunks * machine.chunk_us
-    parts["kernels"] = machine.kernel_us if operation == "combine" else 0
+    passes = group.passes(tokens)
+    parts["NVLink"] = max(0, inside - parts["rail"]) + others / passes
+    parts["passes"] = passes * machine.pass_us
+    # Dispatch packs compacted rows, combine sums what came home.
+    parts["kernels"] = machine.kernel_us if compacted or not dispatch else 0
     return parts
-
-
-def best_chunks(hidden_us: float, chunk_us: float) -> int:
-    """The number of chunks with the least time: more hide more, but each costs something."""
-    if chunk_us == 0:
-        return 1
-    root = math.sqrt(hidden_us / chunk_us)
-    around = {max(1, math.floor(root)), max(1, math.ceil(root))}
-    return min(sorted(around), key=lambda count: hidden_us / count + count * chunk_us)
 
 
 def floor_us(group: Group, tokens: int, machine: Constants) -> float:

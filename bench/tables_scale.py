@@ -73,7 +73,7 @@ def _reference(_runs: list[data.Run], _records: dict[str, Any], _ranks: int | No
 
 def _parts(_runs: list[data.Run], _records: dict[str, Any], _ranks: int | None) -> str:
     """What the predicted times consist of."""
-    names = ("start", "signals", "latency", "peers", "rail", "NVLink", "chunks", "kernels")
+    names = ("start", "signals", "latency", "peers", "rail", "NVLink", "passes", "kernels")
     rows = []
     for mode, tokens in model.TOKENS.items():
         for nodes in model.NODES[:3]:
@@ -93,9 +93,9 @@ def _rows(_runs: list[data.Run], _records: dict[str, Any], _ranks: int | None) -
         whole, compacted = group.rail_rows(False), group.rail_rows(True)
         rows.append([str(nodes), str(group.experts), number(group.reach(nodes), 3),
                      number(whole, 0), number(compacted, 2), _percent(whole / compacted - 1),
-                     number(group.nvlink_rows, 2), number(group.nvlink_rows_of_combine, 2)])
+                     number(group.nvlink_rows, 2), str(group.passes(model.TOKENS["ht"]))])
     return table(("nodes of 8 GPUs", "experts", "a token needs a node", "whole rows",
-                  "compacted rows", "more bytes", "NVLink rows", "in combine, LL"), rows)
+                  "compacted rows", "more bytes", "NVLink rows", "passes of HT 4096"), rows)
 
 
 def _border(_runs: list[data.Run], _records: dict[str, Any], _ranks: int | None) -> str:

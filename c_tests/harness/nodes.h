@@ -1,5 +1,5 @@
-// Which ranks are on which node, as the library sees it: by NCCL_HOSTID, else by the kernel's boot id.
-// A test that gives processes different NCCL_HOSTIDs makes several nodes of one machine.
+// Which ranks are on which node, as the library sees it: by NCCL_HOSTID, else by the kernel's boot
+// id. A test that gives processes different NCCL_HOSTIDs makes several nodes of one machine.
 #ifndef C_TESTS_HARNESS_NODES_H_
 #define C_TESTS_HARNESS_NODES_H_
 

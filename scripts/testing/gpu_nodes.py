@@ -16,8 +16,10 @@ _SPLITS = {2: ("01",), 4: ("0101", "0001"), 8: ("00112233",)}
 _MORE_SPLITS = {3: ("012",), 4: ("0123", "0011"), 8: ("00001111",)}
 _PROGRAMS = ("test_ll", "test_staged", "test_graph", "test_stress --ops 2000", "test_lifecycle",
              "test_errors over_nodes", "test_fuzz agree --calls 6000 --seed 41",
-             "test_fuzz differ --calls 2000 --seed 42", "moe_layer --algorithm ll")
-_MORE_PROGRAMS = ("test_ll", "test_stress --ops 500")
+             "test_fuzz differ --calls 2000 --seed 42", "moe_layer --algorithm ll",
+             "test_ht", "test_random --configs 60", "moe_layer --algorithm ht",
+             "ep_test -a ll -s both -c -r -t 16 -d 512", "ep_test -a ht -c -r -t 16 -d 512")
+_MORE_PROGRAMS = ("test_ll", "test_random --configs 60", "test_stress --ops 500")
 _QUICK_PROGRAMS = ("test_ll", "test_staged", "test_errors over_nodes")
 _FORKED = ("test_death --nodes {}",
            "test_faults --nodes {} --trials 9 --seed 43 --kinds ll,staged,groups")
@@ -25,7 +27,8 @@ _FORKED = ("test_death --nodes {}",
 _LIMIT_SECONDS = 240
 _DEATH_TIMEOUT_MS = "1000"
 # One machine has no network but this one, unless somebody says so.
-_NETWORK = (("NCCL_IB_DISABLE", "1"), ("NCCL_SOCKET_IFNAME", "lo"))
+_NETWORK = (("NCCL_IB_DISABLE", "1"), ("NCCL_SOCKET_IFNAME", "lo"),
+            ("NCCL_SOCKET_NTHREADS", "4"), ("NCCL_NSOCKS_PERTHREAD", "4"))
 
 # Over a third party's network plugin: rows enough to see in what the plugin has carried.
 _PLUGIN_BENCH = ("ep_bench --algorithm ll --experts 64 --tokens 128 --hidden 7168 --warmup 1"

@@ -5,6 +5,8 @@ gpu       rank i on GPU i, over NCCL; every process sees all GPUs. Also python/t
 isolated  the same, but each process sees only one GPU, as under many job schedulers
 onegpu    all ranks on one GPU, which NCCL refuses, so over c_tests/fake_nccl. Kernels of different
           processes take turns there, so operations take milliseconds.
+
+Of the first there are runs on several nodes, too: each rank takes itself for one of another host.
 """
 
 from __future__ import annotations

@@ -101,7 +101,9 @@ def _words(places: Places, backend: str, split: str, command: str) -> list[str]:
 
 
 def label(command: str) -> str:
-    """The program, with the case or the way if one is chosen."""
+    """The program, with the case, the way or the algorithm if one is chosen."""
     program, *options = command.split()
     chosen = [option for option in options[:1] if not option.startswith("-")]
+    for name in ("--algorithm", "-a"):
+        chosen += [options[options.index(name) + 1]] if name in options else []
     return "/".join([program, *chosen])

@@ -67,14 +67,18 @@ def host_steps(places: Places) -> list[Step]:
 def _node_steps(environment: tuple[tuple[str, str], ...]) -> Iterator[Step]:
     """The tests and the examples with ranks on several nodes."""
     for split in _SPLITS:
-        ranks = str(split.count(",") + 1)
         runs = [("tests", pytest_words(ROOT / "python" / "tests"), counts.closing_line)]
         if split == _SPLITS[-1]:
             runs += [(path.stem, ("python3", str(path)), example_counts()) for path in examples()]
         for name, words, read in runs:
-            launch = ("mpirun", "-np", ranks, str(ROOT / "scripts" / "on_nodes.sh"), split, *words)
+            launch = ("mpirun", "-np", *_on_nodes(split, words))
             yield Step(f"python/nodes-{split.replace(',', '')}/{name}", launch, read,
                        ("build/lib",), timeout=240, environment=environment)
+
+
+def _on_nodes(split: str, words: Sequence[str]) -> tuple[str, ...]:
+    """What follows `mpirun -np`."""
+    return (str(split.count(",") + 1), str(ROOT / "scripts" / "on_nodes.sh"), split, *words)
 
 
 def gpu_steps(machine: Machine, quick: bool, has_ht: bool) -> list[Step]:
@@ -91,6 +95,10 @@ def gpu_steps(machine: Machine, quick: bool, has_ht: bool) -> list[Step]:
     options = () if has_ht else ("-m", "not high_throughput")
     runs = [(f"tests/{count}", count, pytest_words(ROOT / "python" / "tests", *options),
              counts.closing_line) for count in (ranks[-1:] if quick else ranks)]
+    if has_ht:
+        runs += [(f"nodes-{split.replace(',', '')}/tests", split,
+                  pytest_words(ROOT / "python" / "tests"), counts.closing_line)
+                 for split in _SPLITS if split.count(",") < gpus][:1 if quick else None]
     runs += [(f"{path.stem}/{ranks[-1]}", ranks[-1], ("python3", str(path)), example_counts())
              for path in examples() if has_ht or path.stem not in _NEED_HT]
     if has_ht:
@@ -98,11 +106,16 @@ def gpu_steps(machine: Machine, quick: bool, has_ht: bool) -> list[Step]:
         runs.append((f"bench-layer/{ranks[-1]}", ranks[-1], words, example_counts()))
     reason = _no_torch(machine)
     steps = []
-    for name, count, words, read in runs:
+    for name, ranks_or_split, words, read in runs:
+        if isinstance(ranks_or_split, str):
+            words = _on_nodes(ranks_or_split, words)
+        else:
+            words = (str(ranks_or_split), *words)
         launch = ("mpirun", "--allow-run-as-root", "--bind-to", "none", "--oversubscribe", "-np",
-                  str(count), *words)
+                  *words)
         steps.append(Step(f"gpu/python/{name}", launch, read, ("setup/nccl",), cores=gpus,
-                          timeout=240, environment=tuple(environment.items())))
+                          timeout=240 if isinstance(ranks_or_split, int) else 480,
+                          environment=tuple(environment.items())))
     if reason:
         return [dataclasses.replace(each, command=lambda: (Counts(0, 0, skipped=reason), ""),
                                     needs=()) for each in steps]

@@ -10,10 +10,10 @@
 // has none. `library_bytes` is the memory of group, handle and first operations, `tensor_bytes`
 // that of the program's tensors, `first_use_bytes` the memory left once the first group of the
 // process is gone. `blocks` are those of the largest kernels in captured graphs, null without
-// graphs; `channels` is the group's setting, null for the library's choice. `network` is null on one
-// node; else it has, for each operation, the bytes of a rank to other nodes: `once` of each token to
-// each other node with one of its experts, `sent` by the library (mean, and of the rank with most) with
-// gbps from the idle medians. `nccl_alone` times NCCL with the messages of `sent`.
+// graphs; `channels` is the group's setting, null for the library's choice. `network` is null on
+// one node; else it has, for each operation, the bytes of a rank to other nodes: `once` of each
+// token to each other node with one of its experts, `sent` by the library (mean, and of the rank
+// with most) with gbps from the idle medians. `nccl_alone` times NCCL with the messages of `sent`.
 #include <cstdio>
 #include <string>
 #include <utility>

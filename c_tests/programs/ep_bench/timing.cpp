@@ -9,6 +9,7 @@
 #include <future>
 #include <vector>
 
+#include "harness/nodes.h"
 #include "programs/ep_bench/events.h"
 
 namespace ep_bench {
@@ -141,7 +142,8 @@ void MeasureIdle(const EpEnv& env, const Options& options, const Calls& calls,
         DropFirst(samples);
     }
     times->idle = {SlowestRank(dispatched), SlowestRank(combined), SlowestRank(pair)};
-    times->host = {SlowestRank(host.dispatch), SlowestRank(host.combine), SlowestRank(host.complete)};
+    times->host = {SlowestRank(host.dispatch), SlowestRank(host.combine),
+                   SlowestRank(host.complete)};
 }
 
 // Handle memory comes from the group once a handle has been created and destroyed. So the first
@@ -179,9 +181,13 @@ class Gate {
     std::shared_future<void> opened_ = open_.get_future().share();
 };
 
-// Small enough for a batch to fit into the driver's launch queue: a call that waited for room there
-// would wait for a gate that nobody opens.
-constexpr unsigned kMaxPairsOfBatch = 16;
+// Few enough for a batch to fit into the driver's launch queue: a call that waited for room there
+// would wait for a gate that nobody opens. On several nodes an operation has many entries there,
+// and NCCL has room for some hundred messages.
+unsigned MaxPairsOfBatch(const Options& options) {
+    if (ep_num_nodes() == 1) return 16;
+    return options.low_latency() ? 4 : 2;
+}
 
 struct PairEvents {
     Event start, mid, end;
@@ -204,7 +210,7 @@ void RunBatch(const EpEnv& env, const Calls& calls, std::vector<PairEvents>* eve
 PacedTimes MeasureQueued(const EpEnv& env, const Options& options, const Calls& calls) {
     // The first pair of a batch does not count: the gates of the ranks do not open at the same
     // moment.
-    std::vector<PairEvents> events(std::min(kMaxPairsOfBatch, options.iterations + 1));
+    std::vector<PairEvents> events(std::min(MaxPairsOfBatch(options), options.iterations + 1));
     Samples dispatched, combined, both;
     while (both.size() < options.iterations) {
         RunBatch(env, calls, &events);

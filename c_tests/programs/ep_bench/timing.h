@@ -66,8 +66,8 @@ struct Timing : OperationTimes {
 void WarmUp(const EpEnv& env, const Options& options, Session* session);
 
 // Collective. Drops the first measured iteration, unless it is the only one. What graphs have
-// captured is timed by TimeGraphs: as long as a graph has an operation of a communicator, NCCL enqueues
-// all others of it in a slower way.
+// captured is timed afterwards, by TimeGraphs: as long as a graph has an operation of a
+// communicator, NCCL enqueues all others of it in a slower way.
 Timing Measure(const EpEnv& env, const Options& options, Session* session);
 
 // Collective. The same for other operations, and for graphs if the options ask for them.

@@ -95,7 +95,8 @@ typedef cudaError_t (*ncclEpAllocFn_t)(void **ptr, size_t bytes);
 // Frees what the matching allocator gave, as `cudaFree` does. `cudaSuccess` (0) means success.
 typedef cudaError_t (*ncclEpFreeFn_t)(void *ptr);
 
-// A tensor, dense and row-major but for scales. Made by `ncclEpTensorCreate`, or filled in by the caller.
+// A tensor, dense and row-major but for scales. Made by `ncclEpTensorCreate`, or filled in by the
+// caller.
 typedef struct ncclNDTensor_t {
   // Not read. 1 by convention.
   unsigned int version;
@@ -302,14 +303,14 @@ ncclResult_t ncclEpHandleGetNumRecvTokens(ncclEpHandle_t handle, unsigned int *n
 // HT tokens only (cached, or the backward of a combine): inputs and outputs TOKENS.
 // In both, local_tensors may hold RECV_EXPERT_COUNTER_DEVICE int32 `[L]`.
 //
-// Scales, in all three: outputs SCALES [L, R*M, S] (LL) or [n, S] (HT), unused rows as those of
+// Scales, in all three: outputs SCALES [L, R*M, S] (LL) or [n, S] (HT); unused rows as those of
 // TOKENS. With inputs SCALES [T, S], of a type of 1, 2 or 4 bytes, rows and scales arrive as they
-// are. Without, a cast: TOKENS are bfloat16, float16 or float32 in and arrive as float8e4m3,
-// declared as that, uint8 or int8. The type and S of outputs SCALES choose how: float32 and one
-// for 128 elements; uint8 (UE8M0) and one for 128 or 32; int32 or uint32, of four UE8M0 each. A row and
-// its scales, padded to 16 bytes, must fit token_size_bytes. Strides of SCALES may be row-major (..,
-// P, 1) or column-major (.., 1, P) with a pitch P of at least the extent there, and experts at
-// least that many elements apart. docs/formats.md has the formulas.
+// are. Without, the dispatch casts: TOKENS are bfloat16, float16 or float32 and arrive as
+// float8e4m3, declared as that, uint8 or int8. The type and S of outputs SCALES choose the cast:
+// float32, one for 128 elements; uint8 (UE8M0), one for 128 or for 32; int32 or uint32, four UE8M0
+// in each. A row with its scales, padded to 16 bytes, must fit token_size_bytes. SCALES may have
+// strides: row-major (.., P, 1), P at least S, or column-major (.., 1, P), P at least the rows;
+// experts are at least P times the other extent apart. docs/formats.md has the formulas.
 //
 // @param handle            the routing
 // @param inputs            tensors that are read
@@ -324,10 +325,11 @@ ncclResult_t ncclEpHandleGetNumRecvTokens(ncclEpHandle_t handle, unsigned int *n
 // @param stream            stream to run on; NULL is the default stream
 //
 // Returns `ncclInvalidArgument` for a NULL or dead argument or a tensor that is missing or breaks
-// a rule; `ncclInvalidUsage` for a handle whose group was destroyed, on GPUs yet for scales and for
-// rows that are not bfloat16, float16 or float32, while a staged operation of the handle waits for completion, or for a third staged operation of
-// the group; HT on GPUs: `ncclRemoteError` or `ncclInvalidArgument` once it is known that another
-// rank refused the handle, or has another K; the code of the failure if the group has failed.
+// a rule; `ncclInvalidUsage` for a handle whose group was destroyed, on GPUs as yet for scales and
+// for rows other than bfloat16, float16 and float32, while a staged operation of the handle waits
+// for completion, or for a third staged operation of the group; HT on GPUs: `ncclRemoteError` or
+// `ncclInvalidArgument` once it is known that another rank refused the handle, or has another K;
+// the code of the failure if the group has failed.
 ncclResult_t ncclEpDispatch(ncclEpHandle_t handle,
                             const struct ncclNDTensor_t *const *inputs,
                             unsigned int num_inputs,

@@ -65,7 +65,8 @@ pub enum ncclEpTensorTag_t {
     NCCL_EP_TENSOR_TAG_TOKENS_PER_EXPERTS = 7,
 }
 
-/// A tensor, dense and row-major but for scales. Made by `ncclEpTensorCreate`, or filled in by the caller.
+/// A tensor, dense and row-major but for scales. Made by `ncclEpTensorCreate`, or filled in by the
+/// caller.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ncclNDTensor_t {

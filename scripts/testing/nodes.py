@@ -15,7 +15,8 @@ from testing.step import Places, Step
 
 # On the CPU backend every program runs in each of these splits.
 _HOST_SPLITS = ("01", "0101", "0001", "00112233")
-_HOST_PROGRAMS = ("test_ll", "test_staged", "test_ht", "test_random --configs 200", "moe_layer")
+_HOST_PROGRAMS = ("test_ll", "test_staged", "test_ht", "test_formats",
+                  "test_random --configs 200", "moe_layer")
 # And these in some.
 _TOOLS = tuple(itertools.chain.from_iterable(
     (f"ep_test -a {mode} -s both -c -r -t 16 -d 512",

@@ -18,7 +18,7 @@ RANKS = (1, 2, 3, 4, 8)
 
 # Programs without options that end with a line of counts.
 TESTS = ("test_abi", "test_abi_cxx", "test_errors", "test_lifecycle", "test_ll", "test_ht",
-         "test_staged", "test_random", "test_stress", "test_graph", "example_ht",
+         "test_formats", "test_staged", "test_random", "test_stress", "test_graph", "example_ht",
          "example_ll_staged", "capabilities")
 
 # Those that compare every bit of low-latency sums, with the options of a second run, whose sums are

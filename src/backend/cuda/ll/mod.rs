@@ -20,23 +20,17 @@ use crate::backend::cuda::ll::grid::Grid;
 use crate::backend::cuda::ll::hello::SourceTokens;
 use crate::backend::cuda::ll::memory::HandleMemory;
 use crate::backend::cuda::ll::network::LlNetwork;
-use crate::backend::cuda::ll::over_nodes::OverNodes;
-use crate::backend::cuda::ll::plan::{HandlePlan, LlPlan};
+use crate::backend::cuda::ll::over_nodes::{LocalHandle, OverNodes};
+use crate::backend::cuda::ll::plan::{HandlePlan, LlPlan, Part};
 use crate::backend::cuda::ll::signature::Signature;
 use crate::backend::cuda::ll::staged::Staged;
 use crate::backend::cuda::network::Network;
 use crate::backend::cuda::order::Order;
 use crate::backend::cuda::params::common::{OP_LL_COMBINE, OP_LL_DISPATCH};
-use crate::backend::cuda::params::ll::{
-    LL_CHANNELS, LL_PHASE_RECEIVE, LL_PHASE_SEND, LL_WHOLE_CHANNEL, LlCombineParams, LlCommon,
-    LlDispatchParams, LlLayout,
-};
+use crate::backend::cuda::params::ll::{LlCombineParams, LlCommon, LlDispatchParams, LlLayout};
 use crate::backend::cuda::pool::Pool;
 use crate::error::Result;
-use crate::model::ops::{
-    LlCombine, LlDispatch, LlOp, Routing, RowType, STAGED_SLOTS, StagedSlot, Stream,
-};
-use crate::model::tensor::DevPtr;
+use crate::model::ops::{LlCombine, LlDispatch, LlOp, Routing, RowType, StagedSlot, Stream};
 use once_cell::sync::OnceCell;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
@@ -127,44 +121,6 @@ struct Handle {
     source_tokens: OnceCell<SourceTokens>,
 }
 
-/// The part of an operation that a launch runs, and its channel.
-#[derive(Clone, Copy)]
-struct Part {
-    channel: u32,
-    phases: u32,
-    /// Whether the operation's outputs are wanted.
-    keep: bool,
-}
-
-impl Part {
-    const WHOLE: Self = Self {
-        channel: LL_WHOLE_CHANNEL,
-        phases: LL_PHASE_SEND | LL_PHASE_RECEIVE,
-        keep: true,
-    };
-
-    fn send(slot: StagedSlot) -> Self {
-        Self {
-            channel: channel(slot),
-            phases: LL_PHASE_SEND,
-            keep: true,
-        }
-    }
-
-    fn receive(slot: StagedSlot, keep: bool) -> Self {
-        Self {
-            channel: channel(slot),
-            phases: LL_PHASE_RECEIVE,
-            keep,
-        }
-    }
-
-    /// The caller's memory; NULL if the outputs are not wanted, as it may be gone then.
-    fn kept(&self, data: DevPtr) -> usize {
-        if self.keep { data.0 } else { 0 }
-    }
-}
-
 impl Handle {
     fn enter(&self, stream: Stream) -> Result<StreamScope> {
         self.group.context.module.enter(stream)
@@ -179,32 +135,10 @@ impl Handle {
         }
     }
 
-    /// What the sources said about the handle; the first call may wait for it.
-    fn source_tokens(&self, network: &LlNetwork) -> Result<&SourceTokens> {
-        self.source_tokens.get_or_try_init(|| {
-            let on = (&*self.group.context, network);
-            let hello = self.memory.hello()?;
-            hello.wait(on, self.number, &self.routing)
-        })
-    }
-
     fn launch(&self, op: &LlOp, part: Part, at: &StreamScope) -> Result<()> {
         match op {
             LlOp::Dispatch(op) => self.launch_dispatch(op, part, at),
             LlOp::Combine(op) => self.launch_combine(op, part, at),
-        }
-    }
-
-    // Inlined, so that nearly a kilobyte of parameters is written once and not moved.
-    #[inline]
-    fn dispatch_params(&self, op: &LlDispatch, grid: &Grid, part: Part) -> LlDispatchParams {
-        LlDispatchParams {
-            common: self.common(OP_LL_DISPATCH, op.row, grid, part),
-            tokens: op.tokens.0 as *const u8,
-            topk_idx: self.routing.ids.0 as *const i64,
-            out: part.kept(op.out) as *mut u8,
-            counter: part.kept(op.counter.unwrap_or_default()) as *mut i32,
-            notify_blocks: self.plan.notify_blocks,
         }
     }
 
@@ -217,7 +151,7 @@ impl Handle {
     }
 
     /// `part` of an operation over several nodes; `None` on one node.
-    fn over_nodes(&self, part: Part) -> Result<Option<OverNodes<'_>>> {
+    fn over_nodes(&self, part: Part) -> Result<Option<OverNodes<'_, Self>>> {
         let network = self.group.network.as_ref();
         network.map(|it| OverNodes::new(self, it, part)).transpose()
     }
@@ -229,35 +163,11 @@ impl Handle {
         module.launch(Kernel::LlDispatch, shape, &params, at)
     }
 
-    // Inlined as above.
-    #[inline]
-    fn combine_params(&self, op: &LlCombine, grid: &Grid, part: Part) -> LlCombineParams {
-        LlCombineParams {
-            common: self.common(OP_LL_COMBINE, op.row, grid, part),
-            rows: op.expert_rows.0 as *const u8,
-            topk_idx: self.routing.ids.0 as *const i64,
-            weights: part.kept(op.weights) as *const f32,
-            out: part.kept(op.out) as *mut u8,
-            exact: self.plan.exact,
-        }
-    }
-
     fn launch_combine(&self, op: &LlCombine, part: Part, at: &StreamScope) -> Result<()> {
         let params = self.combine_params(op, &self.plan.combine, part);
         let kernel = kernels::for_rows::<LlCombineParams>(op.row.dtype)?;
         let module = &self.group.context.module;
         module.launch(kernel, self.plan.combine_launch, &params, at)
-    }
-
-    /// The signature of operation `op` on rows of type `row`, for the peers. The group has checked
-    /// that both sizes fit.
-    fn signature(&self, op: u32, row: RowType) -> Signature {
-        Signature {
-            op,
-            dtype: row.dtype as u32,
-            top_k: self.routing.top_k as u32,
-            row_bytes: row.bytes() as u32,
-        }
     }
 
     // Inlined, so that nearly a kilobyte of parameters is written once and not moved.
@@ -276,6 +186,68 @@ impl Handle {
             signature: self.signature(op, row).to_word(),
             send_blocks: grid.send_blocks,
             receive_blocks: grid.receive_blocks,
+        }
+    }
+}
+
+impl LocalHandle for Handle {
+    fn routing(&self) -> &Routing {
+        &self.routing
+    }
+
+    fn plan(&self) -> &HandlePlan {
+        &self.plan
+    }
+
+    fn number(&self) -> u32 {
+        self.number
+    }
+
+    fn context(&self) -> &GroupContext {
+        &self.group.context
+    }
+
+    fn source_tokens(&self, network: &LlNetwork) -> Result<&SourceTokens> {
+        self.source_tokens.get_or_try_init(|| {
+            let on = (&*self.group.context, network);
+            let hello = self.memory.hello()?;
+            hello.wait(on, self.number, &self.routing)
+        })
+    }
+
+    // The group has checked that both sizes fit.
+    fn signature(&self, op: u32, row: RowType) -> Signature {
+        Signature {
+            op,
+            dtype: row.dtype as u32,
+            top_k: self.routing.top_k as u32,
+            row_bytes: row.bytes() as u32,
+        }
+    }
+
+    // Inlined, so that nearly a kilobyte of parameters is written once and not moved.
+    #[inline]
+    fn dispatch_params(&self, op: &LlDispatch, grid: &Grid, part: Part) -> LlDispatchParams {
+        LlDispatchParams {
+            common: self.common(OP_LL_DISPATCH, op.row, grid, part),
+            tokens: op.tokens.0 as *const u8,
+            topk_idx: self.routing.ids.0 as *const i64,
+            out: part.kept(op.out) as *mut u8,
+            counter: part.kept(op.counter.unwrap_or_default()) as *mut i32,
+            notify_blocks: self.plan.notify_blocks,
+        }
+    }
+
+    // Inlined as above.
+    #[inline]
+    fn combine_params(&self, op: &LlCombine, grid: &Grid, part: Part) -> LlCombineParams {
+        LlCombineParams {
+            common: self.common(OP_LL_COMBINE, op.row, grid, part),
+            rows: op.expert_rows.0 as *const u8,
+            topk_idx: self.routing.ids.0 as *const i64,
+            weights: part.kept(op.weights) as *const f32,
+            out: part.kept(op.out) as *mut u8,
+            exact: self.plan.exact,
         }
     }
 }
@@ -339,10 +311,3 @@ impl LlBackend for CudaLl {
         self.0.group.staged.abandon(slot, Box::new(discard));
     }
 }
-
-/// The channel of operations in `slot`; whole operations have a channel of their own.
-fn channel(slot: StagedSlot) -> u32 {
-    LL_WHOLE_CHANNEL + 1 + slot.index() as u32
-}
-
-const _: () = assert!(LL_CHANNELS as usize == 1 + STAGED_SLOTS);

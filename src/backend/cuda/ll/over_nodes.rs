@@ -12,29 +12,52 @@
 
 use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::stream::StreamScope;
+use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::kernels::{self, Kernel};
 use crate::backend::cuda::ll::grid::Grid;
 use crate::backend::cuda::ll::hello::SourceTokens;
 use crate::backend::cuda::ll::network::{ChannelMemory, HEAD_BYTES, LlNetwork};
-use crate::backend::cuda::ll::{Handle, Part};
+use crate::backend::cuda::ll::plan::{HandlePlan, Part};
+use crate::backend::cuda::ll::signature::Signature;
 use crate::backend::cuda::params::common::OP_LL_DISPATCH;
 use crate::backend::cuda::params::ll::{
     LL_GATES_THREADS, LL_PACK_THREADS, LL_PHASE_RECEIVE, LL_PHASE_RELAY, LL_PHASE_SEND,
-    LlCombineNodesParams, LlDispatchNodesParams, LlGatesParams, LlHello, LlNodes, LlPackParams,
+    LlCombineNodesParams, LlCombineParams, LlDispatchNodesParams, LlDispatchParams, LlGatesParams,
+    LlHello, LlNodes, LlPackParams,
 };
 use crate::backend::cuda::sizes::number;
 use crate::backend::transport::{Label, Message};
 use crate::error::Result;
-use crate::model::ops::{LlCombine, LlDispatch, LlOp, RowType};
+use crate::model::ops::{LlCombine, LlDispatch, LlOp, Routing, RowType};
 use crate::model::tensor::DevPtr;
 
 const WARP: u32 = 32;
 /// Bytes that a thread of `ll_pack` copies at once.
 const PACKED_AT_ONCE: usize = 16;
 
+/// What an operation over several nodes needs of its handle: the part that is the same on one node.
+pub trait LocalHandle {
+    /// This rank's ids.
+    fn routing(&self) -> &Routing;
+    /// Grids and sizes.
+    fn plan(&self) -> &HandlePlan;
+    /// In the order of creation, from 1 on.
+    fn number(&self) -> u32;
+    /// The group.
+    fn context(&self) -> &GroupContext;
+    /// What the sources said about the handle; the first call may wait for it.
+    fn source_tokens(&self, network: &LlNetwork) -> Result<&SourceTokens>;
+    /// The signature of operation `op` on rows of type `row`, for the other ranks.
+    fn signature(&self, op: u32, row: RowType) -> Signature;
+    /// The parameters of `part` of a dispatch.
+    fn dispatch_params(&self, op: &LlDispatch, grid: &Grid, part: Part) -> LlDispatchParams;
+    /// The parameters of `part` of a combine.
+    fn combine_params(&self, op: &LlCombine, grid: &Grid, part: Part) -> LlCombineParams;
+}
+
 /// The network as an operation of one handle uses it.
-pub struct OverNodes<'a> {
-    handle: &'a Handle,
+pub struct OverNodes<'a, H> {
+    handle: &'a H,
     network: &'a LlNetwork,
     memory: &'a ChannelMemory,
     tokens: &'a SourceTokens,
@@ -43,9 +66,9 @@ pub struct OverNodes<'a> {
     number: u64,
 }
 
-impl<'a> OverNodes<'a> {
+impl<'a, H: LocalHandle> OverNodes<'a, H> {
     /// `part` of an operation of `handle`. Its first operation waits for what other ranks say about the handle.
-    pub fn new(handle: &'a Handle, network: &'a LlNetwork, part: Part) -> Result<Self> {
+    pub fn new(handle: &'a H, network: &'a LlNetwork, part: Part) -> Result<Self> {
         Ok(Self {
             handle,
             network,
@@ -124,7 +147,7 @@ impl<'a> OverNodes<'a> {
 
     /// Sizes of this rank's: tokens, and ids per token.
     fn own_tokens(&self) -> (usize, usize) {
-        (self.handle.routing.tokens, self.handle.routing.top_k)
+        (self.handle.routing().tokens, self.handle.routing().top_k)
     }
 
     /// A message to or from `peer`, of a head and of `bytes` for each of its `tokens`.
@@ -212,7 +235,7 @@ impl<'a> OverNodes<'a> {
     fn nodes(&self) -> Result<LlNodes> {
         Ok(LlNodes {
             most_tokens: self.tokens.most,
-            handle: self.handle.number,
+            handle: self.handle.number(),
             ..self.network.nodes(self.memory)?
         })
     }
@@ -239,7 +262,7 @@ impl<'a> OverNodes<'a> {
         if self.is_relay_empty(phases) {
             return Ok(());
         }
-        let plan = &self.handle.plan;
+        let plan = self.handle.plan();
         let (part, grid) = self.part(phases, (&plan.dispatch, &plan.relay_dispatch));
         let mut dispatch = self.handle.dispatch_params(op, &grid, part);
         dispatch.notify_blocks = grid.receive_blocks;
@@ -247,7 +270,7 @@ impl<'a> OverNodes<'a> {
             dispatch,
             nodes: self.nodes()?,
         };
-        let module = &self.handle.group.context.module;
+        let module = &self.handle.context().module;
         let shape = grid.launch_shape(plan.dispatch_launch.shared_bytes);
         module.launch(Kernel::LlDispatchNodes, shape, &params, at)
     }
@@ -268,18 +291,18 @@ impl<'a> OverNodes<'a> {
         if self.is_relay_empty(phases) {
             return Ok(());
         }
-        let plan = &self.handle.plan;
+        let plan = self.handle.plan();
         let (part, grid) = self.part(phases, (&plan.combine, &plan.relay_combine));
         let params = self.combine_params(op, &grid, part)?;
         let kernel = kernels::for_rows::<LlCombineNodesParams>(op.row.dtype)?;
-        let module = &self.handle.group.context.module;
+        let module = &self.handle.context().module;
         module.launch(kernel, grid.launch_shape(0), &params, at)
     }
 
     fn launch_gates(&self, op: &LlCombine, at: &StreamScope) -> Result<()> {
         let (tokens, _) = self.own_tokens();
         let params = LlGatesParams {
-            combine: self.combine_params(op, &self.handle.plan.combine, self.part)?,
+            combine: self.combine_params(op, &self.handle.plan().combine, self.part)?,
             message: self.memory.own_weights.0 as *mut u8,
         };
         let shape = LaunchShape {
@@ -287,7 +310,7 @@ impl<'a> OverNodes<'a> {
             threads: LL_GATES_THREADS,
             shared_bytes: 0,
         };
-        let module = &self.handle.group.context.module;
+        let module = &self.handle.context().module;
         module.launch(Kernel::LlGates, shape, &params, at)
     }
 
@@ -296,18 +319,18 @@ impl<'a> OverNodes<'a> {
         let row_bytes = tokens * op.row.bytes();
         let params = LlPackParams {
             head: LlHello {
-                handle: self.handle.number,
+                handle: self.handle.number(),
                 tokens: number(tokens)?,
                 signature: self.handle.signature(OP_LL_DISPATCH, op.row).to_word(),
                 channel: self.part.channel,
             },
             rows: op.tokens.0 as *const u8,
-            ids: self.handle.routing.ids.0 as *const i64,
+            ids: self.handle.routing().ids.0 as *const i64,
             message: self.memory.returned.0 as *mut u8,
             row_bytes: row_bytes as u64,
             num_ids: (tokens * top_k) as u64,
         };
-        let context = &self.handle.group.context;
+        let context = self.handle.context();
         let shape = LaunchShape {
             blocks: blocks(row_bytes / PACKED_AT_ONCE, LL_PACK_THREADS)?
                 .min(context.multiprocessors),

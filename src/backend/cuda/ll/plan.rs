@@ -9,13 +9,15 @@ use crate::backend::cuda::ll::signature;
 use crate::backend::cuda::network::carried_by;
 use crate::backend::cuda::params::ll::{
     LL_BANKS, LL_CHANNELS, LL_CHUNK_VECS, LL_COMBINE_THREADS, LL_COUNTS_BESIDE_EXPERTS,
-    LL_DISPATCH_THREADS, LL_INDEX_BITS, LL_MAX_RANKS, LL_MAX_TOP_K, LlLayout, LlShape,
+    LL_DISPATCH_THREADS, LL_INDEX_BITS, LL_MAX_RANKS, LL_MAX_TOP_K, LL_PHASE_RECEIVE,
+    LL_PHASE_SEND, LL_WHOLE_CHANNEL, LlLayout, LlShape,
 };
 use crate::backend::cuda::sizes::{Regions, number};
 use crate::error::refusal::{AmongRanks, OfSettings, Setting, Subject};
 use crate::error::{Error, Result};
 use crate::model::group::{GroupFacts, LlCombineMode};
-use crate::model::ops::{Routing, RowType};
+use crate::model::ops::{Routing, RowType, STAGED_SLOTS, StagedSlot};
+use crate::model::tensor::DevPtr;
 use crate::model::topology::Topology;
 use crate::tuning::{Operation, Tuning};
 
@@ -310,6 +312,54 @@ impl HandlePlan {
         }
     }
 }
+
+/// The part of an operation that a launch runs, and its channel.
+#[derive(Clone, Copy)]
+pub struct Part {
+    pub channel: u32,
+    pub phases: u32,
+    /// Whether the operation's outputs are wanted.
+    pub keep: bool,
+}
+
+impl Part {
+    /// A whole operation on one node.
+    pub const WHOLE: Self = Self {
+        channel: LL_WHOLE_CHANNEL,
+        phases: LL_PHASE_SEND | LL_PHASE_RECEIVE,
+        keep: true,
+    };
+
+    /// The send phase in `slot`.
+    pub fn send(slot: StagedSlot) -> Self {
+        Self {
+            channel: channel(slot),
+            phases: LL_PHASE_SEND,
+            keep: true,
+        }
+    }
+
+    /// The receive phase in `slot`.
+    pub fn receive(slot: StagedSlot, keep: bool) -> Self {
+        Self {
+            channel: channel(slot),
+            phases: LL_PHASE_RECEIVE,
+            keep,
+        }
+    }
+
+    /// The caller's memory; NULL if the outputs are not wanted, as it may be gone then.
+    pub fn kept(&self, data: DevPtr) -> usize {
+        if self.keep { data.0 } else { 0 }
+    }
+}
+
+/// The channel of operations in `slot`; whole operations have a channel of their own.
+fn channel(slot: StagedSlot) -> u32 {
+    LL_WHOLE_CHANNEL + 1 + slot.index() as u32
+}
+
+const _: () = assert!(LL_CHANNELS as usize == 1 + STAGED_SLOTS);
 
 /// Refuses facts that do not fit the kernels' shared memory or the fields of their packets.
 fn check_limits(facts: &GroupFacts, max_tokens: usize, nodes: usize) -> Result<()> {

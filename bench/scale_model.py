@@ -151,17 +151,16 @@ def time_us(group: Group, mode: str, operation: str, tokens: int, machine: Const
 
 def _low_latency(group: Group, operation: str, tokens: int, machine: Constants,
                  compacted: bool) -> Parts:
-    """The network's legs and the node's follow each other: in dispatch an exchange of rows and ids,
-    and a kernel; in combine a kernel, an exchange of weights, a kernel, an exchange of sums, a
-    kernel."""
+    """The network's legs and the node's follow each other: in dispatch a kernel that packs, an
+    exchange of rows and ids, a kernel; in combine a kernel, an exchange of weights, a kernel, an
+    exchange of sums, a kernel."""
     parts = {"start": machine.ll_start_us, "signals": machine.signalling_us,
              "NVLink": group.wire_us(tokens * group.nvlink_rows, machine.nvlink_gbps)}
     if group.nodes == 1:
         return parts
     if operation == "dispatch":
         parts |= _network(group, tokens, machine, compacted, ID_BYTES)
-        # Compacted rows would be packed first.
-        parts["kernels"] = machine.kernel_us if compacted else 0
+        parts["kernels"] = machine.kernel_us
         return parts
     parts |= _network(group, tokens, machine, compacted, WEIGHT_BYTES)
     parts["latency"] += machine.next_latency_us

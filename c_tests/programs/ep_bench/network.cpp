@@ -41,7 +41,9 @@ Leg LegOf(const Options& options, unsigned all_tokens, uint64_t tokens_of_node) 
     const size_t ids = options.top_k * sizeof(int64_t);
     const size_t weights = options.top_k * sizeof(float);
     if (options.low_latency()) {
-        return {all_tokens * (row + ids), all_tokens * weights, all_tokens * row};
+        constexpr size_t kHead = 16;  // which operation it is
+        return {kHead + all_tokens * (row + ids), kHead + all_tokens * weights,
+                kHead + all_tokens * row};
     }
     return {tokens_of_node * (row + ids + weights), 0, tokens_of_node * row};
 }

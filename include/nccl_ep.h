@@ -38,13 +38,14 @@ typedef enum ncclEpTensorFlags_t {
 typedef enum ncclEpTensorTag_t {
   // No meaning.
   NCCL_EP_TENSOR_TAG_NONE = 0,
-  // Token rows: bfloat16, float16 or float32; rows are multiples of 16 bytes.
+  // Token rows, of any type in a dispatch, and bfloat16, float16 or float32 in a combine; rows
+  // are multiples of 16 bytes.
   NCCL_EP_TENSOR_TAG_TOKENS = 1,
   // Top-k expert ids: int64.
   NCCL_EP_TENSOR_TAG_TOPK_IDX = 2,
   // Top-k weights: float32.
   NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS = 3,
-  // Scales of FP8 tokens: not supported yet, refused with `ncclInvalidUsage`.
+  // Scales of token rows, for dispatches: of any type of 1, 2 or 4 bytes, or made by a cast.
   NCCL_EP_TENSOR_TAG_SCALES = 4,
   // Received tokens per local expert, in device memory: int32 `[L]`.
   NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE = 5,
@@ -94,7 +95,8 @@ typedef cudaError_t (*ncclEpAllocFn_t)(void **ptr, size_t bytes);
 // Frees what the matching allocator gave, as `cudaFree` does. `cudaSuccess` (0) means success.
 typedef cudaError_t (*ncclEpFreeFn_t)(void *ptr);
 
-// A dense row-major tensor. Made by `ncclEpTensorCreate`, or filled in by the caller.
+// A tensor, dense and row-major but for scales. Made by `ncclEpTensorCreate`, or filled in by the
+// caller.
 typedef struct ncclNDTensor_t {
   // Not read. 1 by convention.
   unsigned int version;
@@ -103,6 +105,7 @@ typedef struct ncclNDTensor_t {
   // Extents, slowest dimension first: host array of `ndim`.
   unsigned int *sizes;
   // Host array of `ndim`: NULL, all ones, or row-major strides in elements. All three mean "dense".
+  // Tensors of scales may have other strides: see `ncclEpDispatch`.
   unsigned int *strides;
   // Element type.
   ncclDataType_t datatype;
@@ -122,7 +125,8 @@ typedef struct ncclEpHandleConfig *ncclEpHandleConfig_t;
 
 // Options of a dispatch.
 typedef struct ncclEpDispatchConfig_t {
-  // Round FP8 scales to powers of two. Not read while tokens are not FP8.
+  // If not 0, a cast rounds its float32 scales up to powers of two. Must be 0 where scales are
+  // forwarded; no effect without scales.
   unsigned int round_scales;
 } ncclEpDispatchConfig_t;
 
@@ -284,7 +288,7 @@ ncclResult_t ncclEpHandleGetNumRecvTokens(ncclEpHandle_t handle, unsigned int *n
 // deadline.
 //
 // With R ranks, L local experts, M max_tokens_per_rank, T this rank's tokens, K top-k, H hidden
-// size; rows are bfloat16, float16 or float32, a multiple of 16 bytes and at most
+// size; rows are of any type, a multiple of 16 bytes and, with their scales, at most
 // token_size_bytes:
 //
 // LL: inputs TOKENS [T, H]; outputs TOKENS [L, R*M, H]; local_tensors optional
@@ -299,6 +303,15 @@ ncclResult_t ncclEpHandleGetNumRecvTokens(ncclEpHandle_t handle, unsigned int *n
 // HT tokens only (cached, or the backward of a combine): inputs and outputs TOKENS.
 // In both, local_tensors may hold RECV_EXPERT_COUNTER_DEVICE int32 `[L]`.
 //
+// Scales, in all three: outputs SCALES [L, R*M, S] (LL) or [n, S] (HT); unused rows as those of
+// TOKENS. With inputs SCALES [T, S], of a type of 1, 2 or 4 bytes, rows and scales arrive as they
+// are. Without, the dispatch casts: TOKENS are bfloat16, float16 or float32 and arrive as
+// float8e4m3, declared as that, uint8 or int8. The type and S of outputs SCALES choose the cast:
+// float32, one for 128 elements; uint8 (UE8M0), one for 128 or for 32; int32 or uint32, four UE8M0
+// in each. A row with its scales, padded to 16 bytes, must fit token_size_bytes. SCALES may have
+// strides: row-major (.., P, 1), P at least S, or column-major (.., 1, P), P at least the rows;
+// experts are at least P times the other extent apart. docs/formats.md has the formulas.
+//
 // @param handle            the routing
 // @param inputs            tensors that are read
 // @param num_inputs        their number
@@ -312,10 +325,11 @@ ncclResult_t ncclEpHandleGetNumRecvTokens(ncclEpHandle_t handle, unsigned int *n
 // @param stream            stream to run on; NULL is the default stream
 //
 // Returns `ncclInvalidArgument` for a NULL or dead argument or a tensor that is missing or breaks
-// a rule; `ncclInvalidUsage` for a handle whose group was destroyed, for FP8 tokens or scales,
-// while a staged operation of the handle waits for completion, or for a third staged operation of
-// the group; HT on GPUs: `ncclRemoteError` or `ncclInvalidArgument` once it is known that another
-// rank refused the handle, or has another K; the code of the failure if the group has failed.
+// a rule; `ncclInvalidUsage` for a handle whose group was destroyed, on GPUs as yet for scales and
+// for rows other than bfloat16, float16 and float32, while a staged operation of the handle waits
+// for completion, or for a third staged operation of the group; HT on GPUs: `ncclRemoteError` or
+// `ncclInvalidArgument` once it is known that another rank refused the handle, or has another K;
+// the code of the failure if the group has failed.
 ncclResult_t ncclEpDispatch(ncclEpHandle_t handle,
                             const struct ncclNDTensor_t *const *inputs,
                             unsigned int num_inputs,

@@ -135,6 +135,7 @@ const UNSAFE: &[&str] = &[
     "src/backend/host/ll/combine.rs",
     "src/backend/host/ll/dispatch.rs",
     "src/backend/host/runtime.rs",
+    "src/backend/host/scaled.rs",
     "src/backend/host/signal.rs",
     "src/backend/host/window.rs",
     "src/backend/nccl/mod.rs",

@@ -62,6 +62,12 @@ void ref_list_add(RefList* list, void* data, ncclDataType_t datatype, ncclEpTens
     list->items[list->count++] = &view->tensor;
 }
 
+void ref_list_set_strides(RefList* list, const unsigned* strides) {
+    EpView* view = &list->views[list->count - 1];
+    memcpy(view->strides, strides, view->tensor.ndim * sizeof(*strides));
+    list->strided[list->count - 1] = true;
+}
+
 static void set_strides(EpView* view, unsigned kind) {
     if (kind == 1) view->tensor.strides = NULL;
     if (kind != 2) return;
@@ -96,7 +102,7 @@ static void add_unknown(RefList* list, unsigned tag) {
 
 void ref_list_dress(RefList* list, unsigned variation) {
     for (unsigned i = 0; i < list->count; ++i) {
-        set_strides(&list->views[i], variation & 3u);
+        if (!list->strided[i]) set_strides(&list->views[i], variation & 3u);
         if ((variation & 1u) != 0) drop_empty_data(&list->views[i]);
     }
     if ((variation & 8u) != 0) {

@@ -37,12 +37,16 @@ void* ref_host_poison(size_t bytes);  // all poison
 typedef struct {
     EpView views[kRefMaxTensors];
     ncclNDTensor_t* items[kRefMaxTensors];
+    bool strided[kRefMaxTensors];  // whether the view has strides of its own
     unsigned count;
 } RefList;
 
 void ref_list_init(RefList* list);
 void ref_list_add(RefList* list, void* data, ncclDataType_t datatype, ncclEpTensorTag_t tag,
                   unsigned num_sizes, const unsigned* sizes);
+
+// Gives the tensor that was added last strides of its own.
+void ref_list_set_strides(RefList* list, const unsigned* strides);
 
 // Sixteen ways to say the same: strides all ones, NULL or row-major; empty tensors with an address
 // or without; the tensors in either order; tensors with tags that no call knows, or none.

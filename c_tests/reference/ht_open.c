@@ -91,15 +91,26 @@ static void find_num_rows(HtRun* run, HtRows rows) {
     if (run->num_rows < run->received) run->num_rows = run->received;
 }
 
+void ht_run_set_format(HtRun* run, const RefFormat* format) {
+    RefBuffer* buffers[] = {&run->tokens_in, &run->scales_in, &run->tokens_out, &run->scales_out};
+    for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); ++i) ref_buffer_free(buffers[i]);
+    run->format = *format;
+    const unsigned tokens = run->routing->num_tokens[run->env->rank];
+    run->tokens_in = ref_buffer_new(tokens * ref_format_in_bytes(format));
+    run->scales_in = ref_buffer_new(ref_scale_memory(format, format->in_order, 1, tokens));
+    run->tokens_out = ref_buffer_new(run->num_rows * ref_format_out_bytes(format));
+    run->scales_out = ref_buffer_new(ref_scale_memory(format, format->out_order, 1, run->num_rows));
+}
+
 static void allocate_buffers(HtRun* run) {
+    const RefFormat opaque = ref_format_opaque(run->shape.datatype, run->shape.hidden);
+    ht_run_set_format(run, &opaque);
     const size_t row_bytes = run->shape.hidden * ep_datatype_size(run->shape.datatype);
     const size_t tokens = run->routing->num_tokens[run->env->rank];
     const size_t top_k = run->shape.top_k;
     const size_t rows = run->num_rows;
     run->ids = ref_buffer_new(tokens * top_k * sizeof(int64_t));
     run->weights = ref_buffer_new(tokens * top_k * sizeof(float));
-    run->tokens_in = ref_buffer_new(tokens * row_bytes);
-    run->tokens_out = ref_buffer_new(rows * row_bytes);
     run->ids_out = ref_buffer_new(rows * top_k * sizeof(int64_t));
     run->weights_out = ref_buffer_new(rows * top_k * sizeof(float));
     run->counter = ref_buffer_new(run->local_experts * sizeof(int32_t));
@@ -147,7 +158,8 @@ void ht_run_close(HtRun* run) {
     RefBuffer* buffers[] = {&run->ids,        &run->weights,      &run->tokens_in,
                             &run->tokens_out, &run->ids_out,      &run->weights_out,
                             &run->counter,    &run->results_in,   &run->gradients_in,
-                            &run->combined,   &run->gradients_out};
+                            &run->combined,   &run->gradients_out, &run->scales_in,
+                            &run->scales_out};
     for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); ++i) ref_buffer_free(buffers[i]);
     ref_routing_free(run->routing);
     ref_routing_free(run->given);

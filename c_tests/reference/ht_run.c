@@ -7,11 +7,6 @@
 static unsigned rank_of(const HtRun* run) { return (unsigned)run->env->rank; }
 static unsigned my_tokens(const HtRun* run) { return run->routing->num_tokens[rank_of(run)]; }
 
-static RefRows next_rows(HtRun* run, bool any_bits) {
-    const RefRows rows = {run->shape.datatype, run->shape.hidden, ++run->seed, any_bits};
-    return rows;
-}
-
 static void upload_given(HtRun* run) {
     ref_buffer_upload(&run->ids, run->given->topk_idx[rank_of(run)]);
     ref_buffer_upload(&run->weights, run->given->weights[rank_of(run)]);
@@ -23,13 +18,12 @@ void ht_run_give(HtRun* run, RefRouting* given) {
 }
 
 void ht_prepare_dispatch(HtRun* run) {
-    run->tokens = next_rows(run, true);  // dispatch only moves them
-    void* host = ref_host_new(run->tokens_in.bytes);
-    ref_rows_fill(&run->tokens, rank_of(run), 0, my_tokens(run), host);
-    ref_buffer_upload(&run->tokens_in, host);
-    free(host);
+    run->tokens_seed = ++run->seed;
+    ref_format_fill(&run->format, run->tokens_seed, rank_of(run), my_tokens(run), &run->tokens_in,
+                    &run->scales_in);
     upload_given(run);
     ref_buffer_poison(&run->tokens_out);
+    ref_buffer_poison(&run->scales_out);
     ref_buffer_poison(&run->ids_out);
     ref_buffer_poison(&run->weights_out);
     ref_buffer_poison(&run->counter);
@@ -62,12 +56,27 @@ static void add_routing(RefList* list, const HtRun* run, const RefBuffer* ids,
     add_2d(list, weights, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, rows, run->shape.top_k);
 }
 
+static void add_dispatched(HtRun* run, HtPass pass, RefList* inputs, RefList* outputs) {
+    const RefFormat* format = &run->format;
+    add_2d(inputs, &run->tokens_in, format->from, NCCL_EP_TENSOR_TAG_TOKENS, my_tokens(run),
+           format->hidden);
+    if (format->meaning == kRefForward) {
+        ref_list_add_scales(inputs, &run->scales_in, format, format->in_order, 0, my_tokens(run));
+    }
+    if (!pass.no_tokens) {
+        add_2d(outputs, &run->tokens_out, format->to, NCCL_EP_TENSOR_TAG_TOKENS, run->num_rows,
+               format->hidden);
+    }
+    if (format->meaning != kRefOpaque) {
+        ref_list_add_scales(outputs, &run->scales_out, format, format->out_order, 0, run->num_rows);
+    }
+}
+
 ncclResult_t ht_launch_dispatch(HtRun* run, HtPass pass, cudaStream_t stream) {
     Lists lists;
     memset(&lists, 0, sizeof(lists));
-    add_tokens(&lists.inputs, run, &run->tokens_in, my_tokens(run));
+    add_dispatched(run, pass, &lists.inputs, &lists.outputs);
     if (pass.forward) add_routing(&lists.inputs, run, &run->ids, &run->weights, my_tokens(run));
-    if (!pass.no_tokens) add_tokens(&lists.outputs, run, &run->tokens_out, run->num_rows);
     if (pass.forward && !pass.no_routing) {
         add_routing(&lists.outputs, run, &run->ids_out, &run->weights_out, run->num_rows);
     }
@@ -76,13 +85,29 @@ ncclResult_t ht_launch_dispatch(HtRun* run, HtPass pass, cudaStream_t stream) {
                      NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE, 1, &run->local_experts);
     }
     dress(run, &lists);
-    const ncclResult_t result = ncclEpDispatch(run->handle, ref_list_inputs(&lists.inputs),
-                                               lists.inputs.count, ref_list_outputs(&lists.outputs),
-                                               lists.outputs.count, ref_list_outputs(&lists.locals),
-                                               lists.locals.count, pass.send_only, NULL, stream);
+    ncclEpDispatchConfig_t config = {ref_format_rounds(&run->format, run->variation)};
+    const ncclResult_t result = ncclEpDispatch(
+        run->handle, ref_list_inputs(&lists.inputs), lists.inputs.count,
+        ref_list_outputs(&lists.outputs), lists.outputs.count, ref_list_outputs(&lists.locals),
+        lists.locals.count, pass.send_only, config.round_scales == 0 ? NULL : &config, stream);
+    memset(&config, kRefPoison, sizeof(config));
     memset(&lists, kRefPoison, sizeof(lists));
     run->pass = pass;
     return result;
+}
+
+// The rows and scales that must arrive; either output may be NULL.
+static void expect_rows(const HtRun* run, void* tokens, void* scales) {
+    uint64_t* numbers = ref_ht_rows(run->routing, rank_of(run));
+    for (size_t row = 0; row < run->num_rows; ++row) {
+        if (row < run->received) {
+            ref_format_place(&run->format, run->tokens_seed, numbers[row], 0, run->num_rows, row,
+                             tokens, scales);
+        } else {
+            ref_format_clear(&run->format, run->num_rows, row, tokens, scales);
+        }
+    }
+    free(numbers);
 }
 
 bool ht_check_dispatch(HtRun* run) {
@@ -91,19 +116,21 @@ bool ht_check_dispatch(HtRun* run) {
     int64_t* ids = ref_host_poison(run->ids_out.bytes);
     float* weights = ref_host_poison(run->weights_out.bytes);
     int32_t* counts = ref_host_poison(run->counter.bytes);
-    if (!run->pass.no_tokens) {
-        ref_ht_dispatch_tokens(run->routing, rank_of(run), &run->tokens, run->num_rows, tokens);
-    }
+    void* scales = ref_host_poison(run->scales_out.bytes);
+    expect_rows(run, run->pass.no_tokens ? NULL : tokens,
+                run->format.meaning == kRefOpaque ? NULL : scales);
     if (has_routing) {
         ref_ht_dispatch_routing(run->routing, run->given, rank_of(run), run->num_rows, ids,
                                 weights);
     }
     if (run->pass.counter) ref_ht_counts(run->routing, rank_of(run), counts);
     bool match = REF_CHECK_BUFFER(&run->tokens_out, tokens);
+    match = REF_CHECK_BUFFER(&run->scales_out, scales) && match;
     match = REF_CHECK_BUFFER(&run->ids_out, ids) && match;
     match = REF_CHECK_BUFFER(&run->weights_out, weights) && match;
     match = REF_CHECK_BUFFER(&run->counter, counts) && match;
     free(tokens);
+    free(scales);
     free(ids);
     free(weights);
     free(counts);
@@ -111,7 +138,8 @@ bool ht_check_dispatch(HtRun* run) {
 }
 
 void ht_prepare_combine(HtRun* run) {
-    run->results = next_rows(run, false);
+    const RefRows results = {run->shape.datatype, run->shape.hidden, ++run->seed, false};
+    run->results = results;
     // What is in unused rows, and in columns without an expert, must not show in any sum.
     void* host = ref_host_poison(run->results_in.bytes);
     float* gradients = ref_host_poison(run->gradients_in.bytes);

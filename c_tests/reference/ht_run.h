@@ -5,6 +5,7 @@
 #define C_TESTS_REFERENCE_HT_RUN_H_
 
 #include "reference/buffer.h"
+#include "reference/format.h"
 #include "reference/ht.h"
 
 #ifdef __cplusplus
@@ -51,10 +52,12 @@ typedef struct {
     ncclEpHandle_t handle;
     RefRouting* routing;  // the handle's
     RefRouting* given;    // ids and weights that dispatches are called with
-    RefRows tokens;       // of the last dispatch
+    RefFormat format;     // of dispatches; opaque rows of the shape unless set otherwise
+    uint64_t tokens_seed;  // of the last dispatch
     RefRows results;      // of the experts, for the last combine
     unsigned columns;     // of the gradients; top_k unless set otherwise
     RefBuffer ids, weights, tokens_in;
+    RefBuffer scales_in, scales_out;
     RefBuffer tokens_out, ids_out, weights_out, counter;
     RefBuffer results_in, gradients_in, combined, gradients_out;
 } HtRun;
@@ -75,6 +78,9 @@ void ht_run_open(HtRun* run, const EpEnv* env, ncclEpGroup_t group, const HtShap
 void ht_run_open_with(HtRun* run, const EpEnv* env, ncclEpGroup_t group, const HtShape* shape,
                       RefStyle style, bool uneven, HtOpening opening);
 void ht_run_close(HtRun* run);
+
+// Dispatches have rows of `format` from now on; combines keep those of the shape.
+void ht_run_set_format(HtRun* run, const RefFormat* format);
 
 // Other ids and weights than the handle's for the dispatches to come; takes them over.
 void ht_run_give(HtRun* run, RefRouting* given);

@@ -17,14 +17,27 @@ static void upload_routing(LlRun* run) {
     ref_buffer_upload(&run->weights, run->now->weights[run->env->rank]);
 }
 
+void ll_run_set_format(LlRun* run, const RefFormat* format) {
+    RefBuffer* buffers[] = {&run->tokens_in, &run->scales_in, &run->packed, &run->scales_out};
+    for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); ++i) ref_buffer_free(buffers[i]);
+    run->format = *format;
+    const size_t slots = (size_t)run->local_experts * run->capacity;
+    const unsigned tokens = my_tokens(run);
+    run->tokens_in = ref_buffer_new(tokens * ref_format_in_bytes(format));
+    run->scales_in = ref_buffer_new(ref_scale_memory(format, format->in_order, 1, tokens));
+    run->packed = ref_buffer_new(slots * ref_format_out_bytes(format));
+    run->scales_out = ref_buffer_new(
+        ref_scale_memory(format, format->out_order, run->local_experts, run->capacity));
+}
+
 static void allocate_buffers(LlRun* run) {
+    const RefFormat opaque = ref_format_opaque(run->shape.datatype, run->shape.hidden);
+    ll_run_set_format(run, &opaque);
     const size_t row_bytes = run->shape.hidden * ep_datatype_size(run->shape.datatype);
     const size_t entries = ref_entries_of(run->now, (unsigned)run->env->rank);
     const size_t slots = (size_t)run->local_experts * run->capacity;
     run->ids = ref_buffer_new(entries * sizeof(int64_t));
     run->weights = ref_buffer_new(entries * sizeof(float));
-    run->tokens_in = ref_buffer_new(my_tokens(run) * row_bytes);
-    run->packed = ref_buffer_new(slots * row_bytes);
     run->counter = ref_buffer_new(run->local_experts * sizeof(int32_t));
     run->results_in = ref_buffer_new(slots * row_bytes);
     run->combined = ref_buffer_new(my_tokens(run) * row_bytes);
@@ -73,7 +86,8 @@ void ll_run_open_with(LlRun* run, const EpEnv* env, ncclEpGroup_t group, const L
 
 void ll_run_close(LlRun* run) {
     if (run->handle != NULL) EP_CHECK_NCCL(ncclEpHandleDestroy(run->handle));
-    RefBuffer* buffers[] = {&run->ids,     &run->weights,    &run->tokens_in, &run->packed,
+    RefBuffer* buffers[] = {&run->ids,    &run->weights,    &run->tokens_in,
+                            &run->packed, &run->scales_in,  &run->scales_out,
                             &run->counter, &run->results_in, &run->combined};
     for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); ++i) ref_buffer_free(buffers[i]);
     ref_routing_free(run->now);
@@ -97,28 +111,42 @@ void ll_run_change(LlRun* run, RefChange change) {
     upload_routing(run);
 }
 
-static RefRows next_rows(LlRun* run, bool any_bits) {
-    const RefRows rows = {run->shape.datatype, run->shape.hidden, ++run->seed, any_bits};
-    return rows;
-}
-
 void ll_prepare_dispatch(LlRun* run) {
-    run->tokens = next_rows(run, true);  // dispatch only moves them
-    const unsigned rank = (unsigned)run->env->rank;
-    void* host = ref_host_new(run->tokens_in.bytes);
-    ref_rows_fill(&run->tokens, rank, 0, my_tokens(run), host);
-    ref_buffer_upload(&run->tokens_in, host);
-    free(host);
+    run->tokens_seed = ++run->seed;
+    ref_format_fill(&run->format, run->tokens_seed, (unsigned)run->env->rank, my_tokens(run),
+                    &run->tokens_in, &run->scales_in);
     ref_buffer_poison(&run->packed);
+    ref_buffer_poison(&run->scales_out);
     ref_buffer_poison(&run->counter);
 }
 
-static void add_rows(RefList* list, const LlRun* run, const RefBuffer* buffer, bool packed) {
-    const unsigned hidden = run->shape.hidden;
-    const unsigned by_slot[] = {run->local_experts, run->capacity, hidden};
-    const unsigned by_token[] = {my_tokens(run), hidden};
-    ref_list_add(list, ref_buffer_data(buffer), run->shape.datatype, NCCL_EP_TENSOR_TAG_TOKENS,
+// Rows of `datatype` [.., hidden].
+typedef struct {
+    ncclDataType_t datatype;
+    unsigned hidden;
+} RowType;
+
+static void add_rows(RefList* list, const LlRun* run, const RefBuffer* buffer, RowType type,
+                     bool packed) {
+    const unsigned by_slot[] = {run->local_experts, run->capacity, type.hidden};
+    const unsigned by_token[] = {my_tokens(run), type.hidden};
+    ref_list_add(list, ref_buffer_data(buffer), type.datatype, NCCL_EP_TENSOR_TAG_TOKENS,
                  packed ? 3 : 2, packed ? by_slot : by_token);
+}
+
+static void add_dispatched(LlRun* run, RefList* inputs, RefList* outputs) {
+    const RefFormat* format = &run->format;
+    const RowType from = {format->from, format->hidden};
+    const RowType to = {format->to, format->hidden};
+    add_rows(inputs, run, &run->tokens_in, from, false);
+    add_rows(outputs, run, &run->packed, to, true);
+    if (format->meaning == kRefForward) {
+        ref_list_add_scales(inputs, &run->scales_in, format, format->in_order, 0, my_tokens(run));
+    }
+    if (format->meaning != kRefOpaque) {
+        ref_list_add_scales(outputs, &run->scales_out, format, format->out_order,
+                            run->local_experts, run->capacity);
+    }
 }
 
 // The three lists of a call, in the next of the ways to say the same.
@@ -136,18 +164,19 @@ static void dress(LlRun* run, Lists* lists) {
 ncclResult_t ll_launch_dispatch(LlRun* run, cudaStream_t stream, bool send_only) {
     Lists lists;
     memset(&lists, 0, sizeof(lists));
-    add_rows(&lists.inputs, run, &run->tokens_in, false);
-    add_rows(&lists.outputs, run, &run->packed, true);
+    add_dispatched(run, &lists.inputs, &lists.outputs);
     if (!run->without_counter) {
         ref_list_add(&lists.locals, ref_buffer_data(&run->counter), ncclInt32,
                      NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE, 1, &run->local_experts);
     }
     dress(run, &lists);
-    ncclEpDispatchConfig_t config = {run->variation % 3};
+    ncclEpDispatchConfig_t config = {ref_format_rounds(&run->format, run->variation)};
+    const bool without_config = config.round_scales == 0 || run->format.meaning == kRefOpaque;
     const ncclResult_t result = ncclEpDispatch(
         run->handle, ref_list_inputs(&lists.inputs), lists.inputs.count,
         ref_list_outputs(&lists.outputs), lists.outputs.count, ref_list_outputs(&lists.locals),
-        lists.locals.count, send_only, run->variation % 2 == 0 ? NULL : &config, stream);
+        lists.locals.count, send_only,
+        without_config && run->variation % 2 == 0 ? NULL : &config, stream);
     memset(&lists, kRefPoison, sizeof(lists));
     memset(&config, kRefPoison, sizeof(config));
     if (result == ncclSuccess) {
@@ -158,19 +187,34 @@ ncclResult_t ll_launch_dispatch(LlRun* run, cudaStream_t stream, bool send_only)
 }
 
 bool ll_check_dispatch(LlRun* run) {
+    const RefFormat* format = &run->format;
     void* packed = ref_host_poison(run->packed.bytes);
+    void* scales = ref_host_poison(run->scales_out.bytes);
+    void* out_scales = format->meaning == kRefOpaque ? NULL : scales;
+    int32_t* used = ref_host_new(run->counter.bytes);
     int32_t* counts = ref_host_poison(run->counter.bytes);
-    ref_ll_dispatch(run->sent, (unsigned)run->env->rank, run->capacity, &run->tokens, packed,
-                    run->without_counter ? NULL : counts);
-    const bool rows_match = REF_CHECK_BUFFER(&run->packed, packed);
-    const bool counts_match = REF_CHECK_BUFFER(&run->counter, counts);
+    uint64_t* numbers = ref_ll_slots(run->sent, (unsigned)run->env->rank, run->capacity, used);
+    const uint64_t* number = numbers;
+    for (unsigned expert = 0; expert < run->local_experts; ++expert) {
+        for (int32_t slot = 0; slot < used[expert]; ++slot) {
+            ref_format_place(format, run->tokens_seed, *number++, expert, run->capacity,
+                             (size_t)slot, packed, out_scales);
+        }
+    }
+    bool match = REF_CHECK_BUFFER(&run->packed, packed);
+    match = REF_CHECK_BUFFER(&run->scales_out, scales) && match;
+    match = REF_CHECK_BUFFER(&run->counter, run->without_counter ? counts : used) && match;
     free(packed);
+    free(scales);
+    free(used);
     free(counts);
-    return rows_match && counts_match;
+    free(numbers);
+    return match;
 }
 
 void ll_prepare_combine(LlRun* run) {
-    run->results = next_rows(run, false);
+    const RefRows results = {run->shape.datatype, run->shape.hidden, ++run->seed, false};
+    run->results = results;
     ref_routing_new_weights(run->now, run->seed);
     upload_routing(run);
     const unsigned rank = (unsigned)run->env->rank;
@@ -185,8 +229,9 @@ void ll_prepare_combine(LlRun* run) {
 ncclResult_t ll_launch_combine(LlRun* run, cudaStream_t stream, bool send_only) {
     Lists lists;
     memset(&lists, 0, sizeof(lists));
-    add_rows(&lists.inputs, run, &run->results_in, true);
-    add_rows(&lists.outputs, run, &run->combined, false);
+    const RowType type = {run->shape.datatype, run->shape.hidden};
+    add_rows(&lists.inputs, run, &run->results_in, type, true);
+    add_rows(&lists.outputs, run, &run->combined, type, false);
     const unsigned sizes[] = {my_tokens(run), run->shape.top_k};
     ref_list_add(&lists.locals, ref_buffer_data(&run->weights), ncclFloat32,
                  NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, 2, sizes);
@@ -226,5 +271,6 @@ void ll_combine(LlRun* run) {
 
 void ll_overwrite_inputs(LlRun* run) {
     ref_buffer_poison(&run->tokens_in);
+    ref_buffer_poison(&run->scales_in);
     ref_buffer_poison(&run->results_in);
 }

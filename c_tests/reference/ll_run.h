@@ -5,6 +5,7 @@
 #define C_TESTS_REFERENCE_LL_RUN_H_
 
 #include "reference/buffer.h"
+#include "reference/format.h"
 #include "reference/ll.h"
 
 #ifdef __cplusplus
@@ -30,9 +31,11 @@ typedef struct {
     ncclEpHandle_t handle;
     RefRouting* now;   // what the ids and weights in device memory are
     RefRouting* sent;  // what they were in the last dispatch
-    RefRows tokens;    // of the last dispatch
+    RefFormat format;      // of dispatches; opaque rows of the shape unless set otherwise
+    uint64_t tokens_seed;  // of the last dispatch
     RefRows results;   // of the experts, for the last combine
-    RefBuffer ids, weights, tokens_in, packed, counter, results_in, combined;
+    RefBuffer ids, weights, tokens_in, scales_in, packed, scales_out, counter;
+    RefBuffer results_in, combined;
 } LlRun;
 
 ncclEpGroup_t ll_group_new(const EpEnv* env, const LlShape* shape);
@@ -45,6 +48,9 @@ void ll_run_open_with(LlRun* run, const EpEnv* env, ncclEpGroup_t group, const L
                       RefStyle style, bool uneven, uint64_t seed);
 // Destroys the handle, unless the caller did and set it to NULL, and frees the buffers.
 void ll_run_close(LlRun* run);
+
+// Dispatches have rows of `format` from now on; combines keep those of the shape.
+void ll_run_set_format(LlRun* run, const RefFormat* format);
 
 // Puts another routing of the same token counts into the same device memory; takes it over.
 void ll_run_reroute(LlRun* run, RefRouting* routing);

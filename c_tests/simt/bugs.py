@@ -65,7 +65,7 @@ FOR_ITSELF = Lie(
     " make_packet(epoch, 1));\n")
 STRAY_IDS = Lie("ht/tail.cuh", "static_cast<uint32_t>(id);\n    }",
                 "static_cast<uint32_t>(id + 1000);\n    }")
-MANY_TOKENS = Lie("ll/dispatch_routers.cuh", ": source.tokens;", ": source.tokens + 1000;")
+MANY_TOKENS = Lie("ll/dispatch_routers.cuh", ": source.tokens();", ": source.tokens() + 1000;")
 # Of the entries that are for others.
 STRAY_EXPERTS = Lie("ll/dispatch_routers.cuh", "EntryWord word = EntryWord::elsewhere();",
                     "EntryWord word = {1000u << EntryWord::kIndexBits};")
@@ -164,6 +164,8 @@ BUGS = (
         "const uint8_t* rows = body_of(rows_message(1));", OVER_NODES),
     Bug("a sum for the wrong source", "ll/combine_sums.cuh",
         "block.bank_slots.of_sum(at.number, ", "block.bank_slots.of_sum(0, ", OVER_NODES),
+    Bug("other operations of other nodes", "ll/protocol.cuh",
+        "differs |= !head_fits(op, i + 1, head);", "", "2 NODES=01 test_errors over_nodes", slow=True),
     # ---- High throughput ------------------------------------------------------------------------
     Bug("notified without a fence", "ht/notify.cuh", "        fence_acq_rel_sys();\n", "", HT),
     Bug("notified before it was copied", "ht/staging.cuh",

@@ -26,7 +26,7 @@ namespace nccl_ep::ll_dispatch_impl {
 
 // The peer that hosts this lane's entry of `token`, negative if none does.
 template <typename Op>
-__device__ __forceinline__ int32_t peer_of_entry(const Block<Op>& block, const Source& source,
+__device__ __forceinline__ int32_t peer_of_entry(const Block<Op>& block, const typename Op::Source& source,
                                                  uint32_t token) {
     if (lane_idx() >= block.shape.top_k) {
         return kNowhere;
@@ -75,13 +75,13 @@ __device__ __forceinline__ void fetch(const Block<Op>& block, uint32_t unit, Out
         return;
     }
     const Unit taken = unit_at(block, unit);
-    const Source source = block.source(taken.source);
-    if (Op::kSeveral && taken.token >= source.tokens) {
+    const typename Op::Source source = block.source(taken.source);
+    if (Op::kSeveral && taken.token >= source.tokens()) {
         outgoing.peer = kNowhere;
         return;
     }
     const Chunk chunk(block.shape, taken.chunk_idx);
-    outgoing.data.load_const(source.rows + row_format(block.shape).offset(taken.token), chunk);
+    outgoing.data.load_const(source.rows() + row_format(block.shape).offset(taken.token), chunk);
     outgoing.peer = peer_of_entry(block, source, taken.token);
 }
 
@@ -91,7 +91,7 @@ __device__ void send_chunk(const Block<Op>& block, const Outgoing& outgoing) {
     const Op& op = block.op;
     const Unit taken = unit_at(block, outgoing.unit);
     const Chunk chunk(block.shape, taken.chunk_idx);
-    const uint32_t source_rank = block.source(taken.source).rank;
+    const uint32_t source_rank = block.source(taken.source).rank();
     const uint32_t slot = block.bank_slots.of_token(source_rank, taken.token);
     const bool has_mark = outgoing.data.has_mark(chunk);
     for (uint32_t left = first_of_each_peer(outgoing.peer); left != 0; left &= left - 1) {
@@ -122,8 +122,8 @@ __device__ __forceinline__ void begin_sending(const Block<Op>& block, Begun& beg
     }
     begun.expert = kNowhere;
     if (begun.notifies) {
-        const Source source = block.source(first_notified(block));
-        if (threadIdx.x < source.tokens * block.shape.top_k) {
+        const typename Op::Source source = block.source(first_notified(block));
+        if (threadIdx.x < source.tokens() * block.shape.top_k) {
             begun.expert = expert_of_entry(block, source, threadIdx.x);
         }
     }
@@ -238,9 +238,8 @@ __device__ __forceinline__ void run(const LlDispatchParams& params, const Nodes&
     if (threadIdx.x == 0) {
         start.load(params.common);
     }
-    const bool puts = op.sends() || op.relays();
     Begun begun;
-    if (puts) {
+    if (op.sends() || op.relays()) {
         begin_sending(block, begun);
     }
     LlHello head = {};
@@ -268,7 +267,7 @@ __device__ __forceinline__ void run(const LlDispatchParams& params, const Nodes&
             return;
         }
     }
-    if (puts) {
+    if (op.sends() || op.relays()) {
         send_all(block, begun);
     }
     if (op.receives() && block.receivers.has_this_block()) {

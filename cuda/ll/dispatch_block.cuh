@@ -56,13 +56,14 @@ struct Block {
         }
         return shape.tokens;
     }
-    __device__ Source source(uint32_t number) const {
-        if constexpr (Op::kSeveral) {
-            if (number != 0) {
-                return op.nodes.source(shape, number);
-            }
+    __device__ typename Op::Source source(uint32_t number) const {
+        if constexpr (!Op::kSeveral) {
+            return {params};
+        } else if (number != 0) {
+            return op.nodes.source(shape, number);
+        } else {
+            return {0, op.rank(), shape.tokens, params.topk_idx, params.tokens};
         }
-        return {0, op.rank(), shape.tokens, params.topk_idx, params.tokens};
     }
 };
 
@@ -74,9 +75,9 @@ __device__ __forceinline__ uint32_t num_experts(const Block<Op>& block) {
 }
 
 template <typename Op>
-__device__ __forceinline__ int32_t expert_of_entry(const Block<Op>& block, const Source& source,
+__device__ __forceinline__ int32_t expert_of_entry(const Block<Op>& block, const typename Op::Source& source,
                                                    uint32_t index) {
-    return nccl_ep::expert_of_entry(block.op, source.ids, index);
+    return nccl_ep::expert_of_entry(block.op, source.ids(), index);
 }
 
 // The chunks that may come to this rank.

@@ -16,9 +16,9 @@ struct BlockOf {
 // blocks that notify a peer of its counts, those of all entries in `all`. `early` is the expert of this
 // thread's first entry.
 template <typename Op>
-__device__ void count_entries(const Block<Op>& block, const Source& source, uint32_t first,
+__device__ void count_entries(const Block<Op>& block, const typename Op::Source& source, uint32_t first,
                               uint32_t* all, int32_t early) {
-    const uint32_t entries = source.tokens * block.shape.top_k;
+    const uint32_t entries = source.tokens() * block.shape.top_k;
     const uint32_t last = all != nullptr ? entries : first;
 #pragma unroll 4
     for (uint32_t i = threadIdx.x; i < last; i += blockDim.x) {
@@ -34,7 +34,7 @@ __device__ void count_entries(const Block<Op>& block, const Source& source, uint
 
 // Notifies every peer of an entry: its expert's rank gets the index, the others that it is elsewhere.
 template <typename Op>
-__device__ void notify_entry(const Block<Op>& block, const Source& source, uint32_t entry,
+__device__ void notify_entry(const Block<Op>& block, const typename Op::Source& source, uint32_t entry,
                              int32_t expert, uint32_t index) {
     const Op& op = block.op;
     const uint32_t token = entry / block.shape.top_k;
@@ -47,16 +47,16 @@ __device__ void notify_entry(const Block<Op>& block, const Source& source, uint3
             word = EntryWord::here(expert % local, index);
         }
         if (is_active(op.common.peers, peer)) {
-            put_value(op.at(peer).entries(source.rank, token) + k, op.packet(word.data));
+            put_value(op.at(peer).entries(source.rank(), token) + k, op.packet(word.data));
         }
     }
-    op.experts_of(source.number, token)[k] = expert;
+    op.experts_of(source.number(), token)[k] = expert;
 }
 
 // One warp walks entries [first, last) in order; the histogram holds all entries before them, and
 // them as well afterwards.
 template <typename Op>
-__device__ void notify_entries(const Block<Op>& block, const Source& source, uint32_t first,
+__device__ void notify_entries(const Block<Op>& block, const typename Op::Source& source, uint32_t first,
                                uint32_t last) {
     for (uint32_t base = first; base < last; base += kWarpSize) {
         const uint32_t entry = base + lane_idx();
@@ -80,7 +80,7 @@ __device__ void notify_entries(const Block<Op>& block, const Source& source, uin
 
 // Notifies the peers that are this block's of how many rows their experts get from the source.
 template <typename Op>
-__device__ void notify_counts(const Block<Op>& block, const Source& source, const BlockOf& part,
+__device__ void notify_counts(const Block<Op>& block, const typename Op::Source& source, const BlockOf& part,
                               const uint32_t* all) {
     const Op& op = block.op;
     const uint32_t local = block.shape.local_experts;
@@ -91,11 +91,11 @@ __device__ void notify_counts(const Block<Op>& block, const Source& source, cons
         const Bank<Remote> bank = op.at(peer);
         const uint32_t first = op.nodes.rank_of_peer(peer) * local;
         for (uint32_t i = threadIdx.x; i <= local; i += kRouterThreads) {
-            const uint32_t count = i < local ? all[first + i] : source.tokens;
-            put_value(bank.counts(source.rank) + i, op.packet(count));
+            const uint32_t count = i < local ? all[first + i] : source.tokens();
+            put_value(bank.counts(source.rank()) + i, op.packet(count));
         }
         if (threadIdx.x == 0) {
-            put_value(bank.signature(source.rank), op.packet(op.common.signature));
+            put_value(bank.signature(source.rank()), op.packet(op.common.signature));
         }
     }
 }
@@ -164,10 +164,10 @@ __device__ void find_begins(const Block<Op>& block) {
 // A part of a source's tokens: notifies the peers of their entries, in the first blocks also of the counts. All
 // threads of the block call it; the routers notify.
 template <typename Op>
-__device__ void notify(const Block<Op>& block, const Source& source, const BlockOf& part,
+__device__ void notify(const Block<Op>& block, const typename Op::Source& source, const BlockOf& part,
                        int32_t early) {
     const Op& op = block.op;
-    const uint32_t tokens = source.tokens;
+    const uint32_t tokens = source.tokens();
     const uint32_t first = uint64_t{tokens} * part.index / part.blocks * block.shape.top_k;
     const uint32_t last = uint64_t{tokens} * (part.index + 1) / part.blocks * block.shape.top_k;
     uint32_t* all = part.index < op.peers() ? block.per_expert + num_experts(block) : nullptr;
@@ -203,12 +203,12 @@ __device__ void notify_all(const Block<Op>& block, int32_t early) {
     const uint32_t turn = index % sources;
     const BlockOf part = {index / sources, (blocks - turn + sources - 1) / sources};
     for (uint32_t next = turn; next < sources; next += blocks) {
-        const Source source = block.source(block.first_source() + next);
+        const typename Op::Source source = block.source(block.first_source() + next);
         if (next != turn) {
             __syncthreads();  // the routers are done with the histograms
             clear_histograms(block);
             __syncthreads();
-            const bool has_entry = threadIdx.x < source.tokens * block.shape.top_k;
+            const bool has_entry = threadIdx.x < source.tokens() * block.shape.top_k;
             early = has_entry ? expert_of_entry(block, source, threadIdx.x) : kNowhere;
         }
         notify(block, source, part, early);

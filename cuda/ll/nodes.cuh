@@ -11,13 +11,31 @@
 
 namespace nccl_ep {
 
-// One of the ranks that this rank carries, with the data of the operation.
-struct Source {
-    uint32_t number;
-    uint32_t rank;
-    uint32_t tokens;
-    const int64_t* ids;
-    const uint8_t* rows;
+// This rank as a source of a dispatch. It only points at the parameters: these are operands of instructions, and
+// copies of them would take registers.
+struct OwnSource {
+    const LlDispatchParams& params;
+
+    __device__ uint32_t number() const { return 0; }
+    __device__ uint32_t rank() const { return params.common.peers.rank; }
+    __device__ uint32_t tokens() const { return params.common.shape.tokens; }
+    __device__ const int64_t* ids() const { return params.topk_idx; }
+    __device__ const uint8_t* rows() const { return params.tokens; }
+};
+
+// Any of the ranks that this rank carries.
+struct CarriedSource {
+    uint32_t number_;
+    uint32_t rank_;
+    uint32_t tokens_;
+    const int64_t* ids_;
+    const uint8_t* rows_;
+
+    __device__ uint32_t number() const { return number_; }
+    __device__ uint32_t rank() const { return rank_; }
+    __device__ uint32_t tokens() const { return tokens_; }
+    __device__ const int64_t* ids() const { return ids_; }
+    __device__ const uint8_t* rows() const { return rows_; }
 };
 
 // A message between nodes: its head, and what follows it.
@@ -32,6 +50,7 @@ __device__ __forceinline__ Byte* body_of(Byte* message) {
 // Every rank is a peer, and carries itself alone.
 struct OneNode {
     static constexpr bool kSeveral = false;
+    using Source = OwnSource;
     const PeerTable& peers;
 
     __device__ uint32_t ranks() const { return peers.ranks; }
@@ -47,6 +66,7 @@ struct OneNode {
 // The tables say where the other ranks are.
 struct SeveralNodes {
     static constexpr bool kSeveral = true;
+    using Source = CarriedSource;
     const LlNodes& nodes;
     const bool is_combine;
 

@@ -63,6 +63,7 @@ struct Start {
 template <typename Nodes>
 struct Operation {
     static constexpr bool kSeveral = Nodes::kSeveral;
+    using Source = typename Nodes::Source;
     const LlCommon& common;
     const Nodes nodes;
     uint32_t epoch;
@@ -127,7 +128,9 @@ struct Operation {
 
 // The rank that hosts `expert`, or kNowhere for kNowhere.
 __device__ __forceinline__ int32_t rank_of_expert(const LlShape& shape, int32_t expert) {
-    return expert == kNowhere ? kNowhere : expert / static_cast<int32_t>(shape.local_experts);
+    return expert == kNowhere
+               ? kNowhere
+               : static_cast<int32_t>(static_cast<uint32_t>(expert) / shape.local_experts);
 }
 
 // The expert that entry `index` of `topk_idx` names, or kNowhere.
@@ -251,7 +254,9 @@ __device__ inline bool gateways_succeeded(const Op& op) {
     const LlNodes& nodes = op.nodes.nodes;
     bool failed = false;
     for (uint32_t i = threadIdx.x; i < nodes.other_nodes; i += blockDim.x) {
-        if (head_of(op.nodes.returned_message(i + 1)).channel != op.epoch) {
+        const LlHello& head = head_of(op.nodes.returned_message(i + 1));
+        // What lay there before may also be a dispatch's, whose head has a signature.
+        if (head.channel != op.epoch || head.signature != 0) {
             const Awaited awaited = op.from(nodes.gateways[i], WAIT_ROW);
             report_difference(op, FAULT_GATEWAY_FAILED, awaited, op.epoch, nodes.gateways[i]);
             failed = true;

@@ -17,6 +17,8 @@ _SKIPPED_LINE = re.compile(r"^(\d+ skipped: .*\S)\s*$", re.MULTILINE)
 _SKIPPED_STATUS = 77  # exit status of a program that skipped everything (harness.h)
 _CARGO_RESULT = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored",
                            re.MULTILINE)
+# ep_bench with --validate, once for each sweep.
+BENCH_PASSED = r"Global validation: Dispatch=PASSED, Combine=PASSED"
 # Not a test, but the function that a test runs in a second process.
 _CARGO_CHILD = re.compile(r"^test .* \.\.\. ignored, entry point of child processes$", re.MULTILINE)
 # The step gpu/rust runs these.

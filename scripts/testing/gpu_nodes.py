@@ -1,4 +1,4 @@
-"""GPUs of one machine as several nodes: each process has a NCCL_HOSTID, so NCCL takes its network."""
+"""GPUs of one machine as several nodes: by a NCCL_HOSTID of each process NCCL takes its network."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PROGRAMS = ("test_ll", "test_staged", "test_graph", "test_stress --ops 2000", "
 _MORE_PROGRAMS = ("test_ll", "test_random --configs 60", "test_stress --ops 500")
 _QUICK_PROGRAMS = ("test_ll", "test_staged", "test_errors over_nodes")
 _FORKED = ("test_death --nodes {}",
-           "test_faults --nodes {} --trials 9 --seed 43 --kinds ll,staged,groups")
+           "test_faults --nodes {} --trials 15 --seed 43")
 
 _LIMIT_SECONDS = 240
 _DEATH_TIMEOUT_MS = "1000"

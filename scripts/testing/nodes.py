@@ -1,10 +1,12 @@
-"""Programs whose ranks are on several nodes, which one machine plays by NCCL_HOSTID, on the CPU stand-ins.
+"""Programs with ranks on several nodes, which one machine plays by NCCL_HOSTID, on the CPU.
 
-A split names the node of each rank, by one character each: 0101 has two ranks on each of two nodes, in turn.
+A split names the node of each rank, by one character each: 0101 has two ranks on each of two
+nodes, in turn.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -13,31 +15,47 @@ from testing.step import Places, Step
 
 # On the CPU backend every program runs in each of these splits.
 _HOST_SPLITS = ("01", "0101", "0001", "00112233")
-_HOST_PROGRAMS = ("test_ll", "test_staged", "test_ht", "test_random --configs 200",
-                  "moe_layer --algorithm ht")
-# And these in others.
-_HOST_MORE = (("0011", "test_random --configs 100 --seed 31"),
+_HOST_PROGRAMS = ("test_ll", "test_staged", "test_ht", "test_formats",
+                  "test_random --configs 200", "moe_layer")
+# And these in some.
+_TOOLS = tuple(itertools.chain.from_iterable(
+    (f"ep_test -a {mode} -s both -c -r -t 16 -d 512",
+     f"ep_bench -a {mode} --experts 256 --tokens 32 --hidden 1024 --warmup 1 --iters 3 --validate")
+    for mode in ("ll", "ht")))
+_HOST_MORE = (*itertools.product(("0101", "0001"), _TOOLS),
+              ("0011", "test_random --configs 100 --seed 31"),
               ("0123", "test_random --configs 100 --seed 32"),
               ("00001111", "test_random --configs 60 --seed 33"),
               ("0011", "test_errors"), ("0101", "test_lifecycle group"),
               ("0001", "test_fuzz differ --calls 1000 --seed 34"))
 
-# With the kernels on the CPU: which of the splits a program is worth its seconds in.
-_SIMT = (("01", "test_ll"), ("01", "test_staged"),
-         ("0101", "test_staged"), ("0101", "test_stress --ops 100"),
-         ("0011", "test_ll ends_before"), ("0011", "test_errors over_nodes"),
-         ("0011", "test_lifecycle group_"), ("0011", "test_fuzz agree --calls 2000 --seed 35"),
-         ("0001", "test_ll ids"), ("0001", "test_ll uneven"), ("0001", "test_errors over_nodes"),
-         ("0001", "test_fuzz differ --calls 700 --seed 36"), ("0001", "moe_layer --algorithm ll"),
-         ("0123", "test_ll interleaved"), ("0123", "test_stress --ops 60"),
-         ("00112233", "test_ll routing"), ("00112233", "moe_layer --algorithm ll"),
-         ("00001111", "test_stress --ops 40"))
+# With the kernels on the CPU: which of the splits a program is worth its seconds in, and how many
+# bytes an HT operation sends at a time, if that is not the default. Few bytes make many passes.
+_SIMT = (("01", "", "test_ll"), ("01", "", "test_staged"), ("01", "500", "test_ht"),
+         ("01", "300", "test_graph"),
+         ("001", "400", "test_ht uneven_tokens"), ("010", "300", "test_ht gradients_with"),
+         ("0101", "", "test_staged"), ("0101", "", "test_stress --ops 100"),
+         ("0101", "300", "test_random --configs 30 --seed 21"),
+         ("0011", "", "test_ll ends_before"), ("0011", "", "test_errors over_nodes"),
+         ("0011", "", "test_lifecycle group_"), ("0011", "", "test_ht routing_styles"),
+         ("0011", "", "test_fuzz agree --calls 2000 --seed 35"),
+         ("0110", "400", "test_stress --ops 60"),
+         ("0001", "", "test_ll ids"), ("0001", "", "test_errors over_nodes"),
+         ("0001", "2000", "test_random --configs 30 --seed 22"),
+         ("0001", "", "test_fuzz differ --calls 700 --seed 36"),
+         ("0001", "", "moe_layer --algorithm ll"), ("0010", "", "moe_layer --algorithm ht"),
+         ("0123", "", "test_ll interleaved"), ("0123", "", "test_stress --ops 60"),
+         ("0123", "", "test_random --configs 30 --seed 23"),
+         ("012201", "600", "test_random --configs 15 --seed 24"),
+         ("00112233", "", "test_ll routing"),
+         ("00112233", "900", "test_random --configs 10 --seed 25"),
+         ("00001111", "", "test_stress --ops 40"))
 
 # Programs that start their ranks themselves, and lose some: on either backend.
 _FORKED = (("host", "test_death --nodes 0101"),
            ("host", "test_faults --nodes 0001 --trials 8 --seed 37"),
            ("simt", "test_death --nodes 0011"), ("simt", "test_death --nodes 0001 dies_"),
-           ("simt", "test_faults --nodes 0101 --trials 9 --seed 38 --kinds ll,staged,groups"))
+           ("simt", "test_faults --nodes 0101 --trials 15 --seed 38"))
 
 _ENVIRONMENT = (("NCCLEP_HOSTSIM_WITH_GPU", "1"),)
 _SIMT_MULTIPROCESSORS = 2
@@ -63,30 +81,38 @@ def host_steps(places: Places) -> Iterator[Step]:
     for split, command in (*itertools.product(_HOST_SPLITS, _HOST_PROGRAMS), *_HOST_MORE):
         yield _step(f"nodes/{label(command)}/{split}", _words(places, "host", split, command),
                     "build/programs")
+    # `make run ARGS="--nodes 2"`.
+    demo = _step("nodes/run", ("scripts/demo.sh", "--nodes", "2"), "build/programs",
+                 (("CUDA_VISIBLE_DEVICES", ""),))
+    yield dataclasses.replace(demo, read=counts.says("backend on 2 nodes and matched", 1))
 
 
 def simt_steps(places: Places) -> Iterator[Step]:
     """On the CUDA backend with its kernels on the CPU."""
     yield from _forked(places, "simt", "build/simt")
-    for seed, (split, command) in enumerate(_SIMT):
+    for seed, (split, chunk_bytes, command) in enumerate(_SIMT):
+        chunks = (("NCCL_EP_HT_CHUNK_BYTES", chunk_bytes),) if chunk_bytes else ()
         yield _step(f"simt/nodes/{label(command)}/{split}",
                     _words(places, "simt", split, command), "build/simt",
                     (("NCCLEP_SIMT_SEED", str(seed)),
-                     ("NCCLEP_SIMT_MULTIPROCESSORS", str(_SIMT_MULTIPROCESSORS))))
+                     ("NCCLEP_SIMT_MULTIPROCESSORS", str(_SIMT_MULTIPROCESSORS)),
+                     *chunks))
 
 
 def _forked(places: Places, backend: str, need: str) -> Iterator[Step]:
     for _, command in (row for row in _FORKED if row[0] == backend):
         program, *options = command.split()
         words = (str(_programs(places, backend) / program), *options)
-        yield Step(f"{'simt/' if backend == 'simt' else ''}nodes/{' '.join([program, *options[1:]])}",
-                   words, counts.closing_line, (need,), cores=2, timeout=240,
-                   environment=_ENVIRONMENT)
+        prefix = "simt/" if backend == "simt" else ""
+        yield Step(f"{prefix}nodes/{' '.join([program, *options[1:]])}", words,
+                   counts.closing_line, (need,), cores=2, timeout=240, environment=_ENVIRONMENT)
 
 
 def _step(name: str, words: Sequence[str], need: str,
           environment: tuple[tuple[str, str], ...] = ()) -> Step:
-    return Step(name, tuple(words), counts.closing_line, (need,), timeout=240,
+    is_bench = any(word.endswith("/ep_bench") for word in words)
+    read = counts.says(counts.BENCH_PASSED, 1) if is_bench else counts.closing_line
+    return Step(name, tuple(words), read, (need,), timeout=240,
                 environment=_ENVIRONMENT + environment)
 
 

@@ -18,7 +18,7 @@ RANKS = (1, 2, 3, 4, 8)
 
 # Programs without options that end with a line of counts.
 TESTS = ("test_abi", "test_abi_cxx", "test_errors", "test_lifecycle", "test_ll", "test_ht",
-         "test_staged", "test_random", "test_stress", "test_graph", "example_ht",
+         "test_formats", "test_staged", "test_random", "test_stress", "test_graph", "example_ht",
          "example_ll_staged", "capabilities")
 
 # Those that compare every bit of low-latency sums, with the options of a second run, whose sums are
@@ -62,7 +62,7 @@ _BENCH_SMALL = ("--tokens", "32", "--hidden", "1024", "--warmup", "1", "--iters"
 _BENCH_SKEWED = ("--routing", "zipf:2", "--channels", "all")
 # Most tokens on the first rank; on the others; a group that allows more than any has.
 _BENCH_UNEVEN = ("--sweep", "32/1,0/32", "--max-tokens", "48")
-BENCH_PASSED = r"Global validation: Dispatch=PASSED, Combine=PASSED"
+BENCH_PASSED = counts.BENCH_PASSED
 
 # Sanitizers are slow and check the program's own code, which few ranks cover.
 _SANITIZED_RANKS = 2
@@ -147,29 +147,9 @@ def host_steps(places: Places) -> list[Step]:
                     environment=environment + run.environment)
 
     everything = Step("programs/complete", lambda: _complete(places), needs=needs)
-    return [everything, *map(step, all_runs(RANKS)),
-            *nodes.host_steps(places), *_tools_over_nodes(places, needs, environment),
+    return [everything, *map(step, all_runs(RANKS)), *nodes.host_steps(places),
             *_fake_nccl_steps(places, needs, environment),
             _net_plugin_step("net_plugin/self-test", places.target / "c", "build/programs")]
-
-
-def _tools_over_nodes(places: Places, needs: tuple[str, ...],
-                      environment: tuple[tuple[str, str], ...]) -> Iterator[Step]:
-    """ep_test, ep_bench and `make run ARGS="--nodes 2"`."""
-    for split in ("0101", "0001"):
-        for algorithm in ("ll", "ht"):
-            tools = (("ep_test", ("-a", algorithm, "-s", "both", "-c", "-r", *_EP_TEST_SMALL),
-                      counts.closing_line),
-                     ("ep_bench", _bench_options(algorithm, len(split)),
-                      counts.says(BENCH_PASSED, 1)))
-            for name, options, read in tools:
-                program = (str(places.programs / name), *options)
-                words = ("mpirun", *nodes.contexts(nodes.host_ids(split), program))
-                yield Step(f"nodes/{name}-{algorithm}/{split}", words, read, needs, timeout=240,
-                           environment=environment)
-    yield Step("nodes/run", ("scripts/demo.sh", "--nodes", "2"),
-               counts.says("backend on 2 nodes and matched", 1), needs, timeout=240,
-               environment=(*environment, ("CUDA_VISIBLE_DEVICES", "")))
 
 
 def _net_plugin_step(name: str, built: pathlib.Path, need: str) -> Step:

@@ -77,23 +77,6 @@ _RUNS = (
     _Run("ep_bench/ht-uneven", f"ep_bench -a ht {_UNEVEN} --sweep 8/1,0/8 --max-tokens 12", 3, 2,
          read=counts.says(BENCH_PASSED, 2)),
 )
-# Groups over several nodes: the node of each rank, how many bytes an HT operation sends at a time, if
-# that is not the default, and the program. Few bytes make many passes.
-_OVER_NODES = (
-    ("01", "500", "test_ht"),
-    ("0011", "", "test_ht routing_styles"),
-    ("001", "400", "test_ht uneven_tokens"),
-    ("010", "300", "test_ht gradients_with"),
-    ("0101", "300", "test_random --configs 30 --seed 21"),
-    ("0001", "2000", "test_random --configs 30 --seed 22"),
-    ("0123", "", "test_random --configs 30 --seed 23"),
-    ("012201", "600", "test_random --configs 15 --seed 24"),
-    ("00112233", "900", "test_random --configs 10 --seed 25"),
-    ("0110", "400", "test_stress --ops 60"),
-    ("01", "300", "test_graph"),
-    ("0010", "", "moe_layer --algorithm ht"),
-    ("011", "", "test_errors ht_"),
-)
 # On the kernels for chips without bulk copies, which we have no GPU for.
 _PLAIN = _Run("test_ht/plain", "test_ht routing_styles", 3, 2)
 # These programs start their own ranks.
@@ -137,14 +120,6 @@ def _program_steps(programs: pathlib.Path) -> Iterator[Step]:
                        ("NCCLEP_SIMT_MULTIPROCESSORS", str(run.multiprocessors)))
         yield Step(f"simt/{run.label}/{run.ranks}", command, run.read, ("build/simt",),
                    timeout=300, environment=environment)
-    for seed, (split, chunk_bytes, command) in enumerate(_OVER_NODES):
-        name, *options = command.split()
-        program = (str(programs / name), *options)
-        ranks = nodes.contexts(nodes.host_ids(split), program)
-        environment = (*_ENVIRONMENT, ("NCCLEP_SIMT_SEED", str(seed)),
-                       ("NCCL_EP_HT_CHUNK_BYTES", chunk_bytes))
-        yield Step(f"simt/nodes/{name}/{split}", ("mpirun", *ranks), counts.closing_line,
-                   ("build/simt",), timeout=300, environment=environment)
     for words in _FORKING:
         name, *options = words.split()
         yield Step(f"simt/{name}/{options[-1]}", (str(programs / name), *options),

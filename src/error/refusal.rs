@@ -77,6 +77,10 @@ pub enum Subject {
     RowBytes,
     /// Element type of a row.
     RowType,
+    /// Element type of a row's scales.
+    ScaleType,
+    /// Whether the scales of a cast are powers of two.
+    RoundScales,
     /// A tensor as a whole.
     Tensor(Role),
     /// Its number of dimensions.
@@ -85,6 +89,8 @@ pub enum Subject {
     Size(Role, usize),
     /// Its element type.
     ElementType(Role),
+    /// Its strides.
+    Strides(Role),
     /// Its address.
     Data(Role),
 }
@@ -112,6 +118,10 @@ pub enum Extent {
     RowsOf(Role),
     /// Columns of another tensor of the call.
     ColumnsOf(Role),
+    /// Experts of another tensor of the call.
+    ExpertsOf(Role),
+    /// A scale for each block of a row.
+    Blocks,
 }
 
 /// The rule that is broken.
@@ -132,8 +142,6 @@ pub enum AmongRanks {
     NotNull,
     /// A communicator must be blocking.
     Blocking,
-    /// `rank` is on another node.
-    OneNode { rank: usize },
     /// More ranks than one node can have.
     FewerRanks,
     /// All ranks must have the same value; `rank` differs.
@@ -224,14 +232,36 @@ pub enum OfTensor {
     AtMost(Extent),
     /// The element type is one of a few.
     ElementType,
-    /// FP8 rows are not supported.
-    NoFp8,
-    /// Scales of FP8 rows are not supported.
-    NoScales,
+    /// A combine sums only a few types.
+    Summable,
+    /// A combine sums rows, which have no scales.
+    SumsWithoutScales,
+    /// The backend cannot move such rows yet.
+    MovedOnGpus,
+    /// Scales that are sent are received.
+    ScalesReceived,
+    /// Rows that are not cast have scales of their own, as others are written.
+    ScalesSent,
+    /// Rows keep their type, or are cast.
+    SameTypeOrCast,
+    /// A cast gives e4m3.
+    CastToE4m3,
+    /// A cast stores scales of few types.
+    CastScaleType,
+    /// The element type is that of another tensor.
+    TypeOf(Role),
+    /// A scale has 1, 2 or 4 bytes.
+    ScaleWidth,
+    /// Scales are dense, or row-major or column-major with a pitch.
+    Pitched,
+    /// Scales that are forwarded stay as they are.
+    ForwardedAsIs,
     /// A row is a positive multiple of 16 bytes.
     RowMultipleOf16,
     /// A row is within the group's bound.
     RowBound,
+    /// A row and its scales are within the group's bound.
+    RowAndScalesBound,
     /// Only an empty tensor has no address.
     NotNullUnlessEmpty,
     /// An address is aligned for the elements there.

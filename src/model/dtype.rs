@@ -23,7 +23,8 @@ pub enum DType {
 }
 
 impl DType {
-    const ALL: [DType; 12] = [
+    /// All types, by their numbers.
+    pub const ALL: [DType; 12] = [
         DType::Int8,
         DType::Uint8,
         DType::Int32,
@@ -56,9 +57,9 @@ impl DType {
         }
     }
 
-    /// Whether this is one of the two 8-bit floating-point types.
-    pub fn is_fp8(self) -> bool {
-        matches!(self, DType::Float8E4M3 | DType::Float8E5M2)
+    /// Whether a combine sums rows of this type, and a cast rounds them: bf16, f16 and f32.
+    pub fn is_summable(self) -> bool {
+        matches!(self, DType::Bfloat16 | DType::Float16 | DType::Float32)
     }
 }
 
@@ -84,7 +85,7 @@ impl fmt::Display for DType {
 /// One token row: `hidden` elements of `dtype`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowType {
-    /// bf16, f16 or f32.
+    /// Element type.
     pub dtype: DType,
     /// Elements per row.
     pub hidden: usize,

@@ -1,4 +1,4 @@
-//! The vocabulary of the library: element types, tensors, group facts, operations, topology.
+//! The vocabulary of the library: element types, tensors, scales, group facts, operations, topology.
 //!
 //! Plain data with the arithmetic that belongs to it. Nothing here touches memory that it does not
 //! own.
@@ -8,5 +8,6 @@ pub mod dtype;
 pub mod group;
 pub mod hash;
 pub mod ops;
+pub mod scales;
 pub mod tensor;
 pub mod topology;

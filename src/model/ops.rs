@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub use crate::model::dtype::RowType;
+use crate::model::scales::{Scaled, WireRow};
 use crate::model::tensor::DevPtr;
 
 /// A CUDA stream, as the caller named it; 0 is the default stream.
@@ -47,17 +48,34 @@ pub struct Routing {
     pub top_k: usize,
 }
 
-/// LL dispatch: `tokens [T, H]` to `out [L, R*M, H]`.
+/// LL dispatch: `tokens [T, H]` to `out [L, R*M, H]`, maybe with scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LlDispatch {
-    /// Element type and width of input and output rows.
+    /// Element type and width of rows as they travel and arrive; those of the input rows, too,
+    /// unless it is a cast.
     pub row: RowType,
+    /// The rows' scales.
+    pub scaled: Option<Scaled>,
     /// Input rows.
     pub tokens: DevPtr,
     /// Output rows, expert-major.
     pub out: DevPtr,
     /// int32 `[L]`: rows received per local expert.
     pub counter: Option<DevPtr>,
+}
+
+impl LlDispatch {
+    /// The rows as they travel.
+    pub fn wire(&self) -> WireRow {
+        wire(self.row, self.scaled)
+    }
+}
+
+fn wire(payload: RowType, scaled: Option<Scaled>) -> WireRow {
+    WireRow {
+        payload,
+        scales: scaled.map(|scaled| scaled.scales),
+    }
 }
 
 /// LL combine: `expert_rows [L, R*M, H]` and `weights [T, K]` to `out [T, H]`.
@@ -101,11 +119,15 @@ pub struct IdsAndWeights {
     pub rows: usize,
 }
 
-/// HT dispatch: `tokens [T, H]` to `out [n, H]`, forward with ids and weights, else tokens only.
+/// HT dispatch: `tokens [T, H]` to `out [n, H]`, maybe with scales; forward with ids and weights,
+/// else tokens only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HtDispatch {
-    /// Element type and width of input and output rows.
+    /// Element type and width of rows as they travel and arrive; those of the input rows, too,
+    /// unless it is a cast.
     pub row: RowType,
+    /// The rows' scales.
+    pub scaled: Option<Scaled>,
     /// Input rows.
     pub tokens: DevPtr,
     /// Output rows; optional in a forward dispatch.
@@ -116,6 +138,13 @@ pub struct HtDispatch {
     pub routing_out: Option<IdsAndWeights>,
     /// int32 `[L]`: received tokens per local expert.
     pub counter: Option<DevPtr>,
+}
+
+impl HtDispatch {
+    /// The rows as they travel.
+    pub fn wire(&self) -> WireRow {
+        wire(self.row, self.scaled)
+    }
 }
 
 /// Backward weights of an HT combine: `input [n, K]` of the expert rank to `output [T, K]` at home.

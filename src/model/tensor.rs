@@ -51,3 +51,24 @@ impl Tensor {
         self.sizes.get(..self.dims as usize).unwrap_or_default()
     }
 }
+
+/// Strides of a tensor that is not dense. Apart from it, as only scales may have them and every call
+/// copies tensors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Strides([u32; MAX_DIMS]);
+
+impl Strides {
+    /// Strides in elements, one for each dimension.
+    pub fn new(strides: &[u32]) -> Self {
+        let mut kept = [0; MAX_DIMS];
+        for (to, from) in kept.iter_mut().zip(strides) {
+            *to = *from;
+        }
+        Self(kept)
+    }
+
+    /// Those of the first `dims` dimensions.
+    pub fn of(&self, dims: usize) -> &[u32] {
+        self.0.get(..dims).unwrap_or_default()
+    }
+}

@@ -127,36 +127,84 @@ impl<'a> Argument<'a> {
         Ok(data)
     }
 
-    /// The row type of a token tensor whose last dimension is `index`.
-    pub fn token_row(&self, index: usize, facts: &GroupFacts) -> Result<RowType> {
-        let dtype = match self.tensor.dtype {
-            Some(dtype @ (DType::Bfloat16 | DType::Float16 | DType::Float32)) => dtype,
-            Some(dtype) if dtype.is_fp8() => {
-                return Err(
-                    Error::usage(Subject::ElementType(self.role), OfTensor::NoFp8)
-                        .got(dtype, "bfloat16, float16 or float32"),
-                );
-            }
-            _ => return Err(self.wrong_dtype("bfloat16, float16 or float32")),
-        };
+    /// The element type, if it is one.
+    #[inline]
+    pub fn known_dtype(&self) -> Result<DType> {
+        match self.tensor.dtype {
+            Some(dtype) => Ok(dtype),
+            None => Err(self.wrong_dtype("an NCCL element type")),
+        }
+    }
+
+    /// Refuses the element type `got`, by `rule`.
+    #[cold]
+    pub fn refuse_dtype(&self, rule: OfTensor, got: DType, expected: impl fmt::Display) -> Error {
+        Error::argument(Subject::ElementType(self.role), rule).got(got, expected)
+    }
+
+    /// Its number of dimensions.
+    pub fn num_dims(&self) -> usize {
+        self.tensor.sizes().len()
+    }
+
+    /// The rows that a combine sums, of the token tensor whose last dimension is `index`.
+    #[inline]
+    pub fn summable_row(&self, index: usize, facts: &GroupFacts) -> Result<RowType> {
+        let dtype = self.known_dtype()?;
+        if !dtype.is_summable() {
+            return Err(self.not_summable(dtype));
+        }
+        self.row(index, dtype, facts)
+    }
+
+    #[cold]
+    fn not_summable(&self, got: DType) -> Error {
+        let subject = Subject::ElementType(self.role);
+        Error::usage(subject, OfTensor::Summable).got(got, "bfloat16, float16 or float32")
+    }
+
+    /// Rows of `dtype` with the width of this token tensor, whose last dimension is `index`.
+    #[inline]
+    pub fn row(&self, index: usize, dtype: DType, facts: &GroupFacts) -> Result<RowType> {
         let row = RowType {
             dtype,
             hidden: self.size(index),
         };
-        let refuse = |rule| Error::argument(Subject::Size(self.role, index), rule);
-        if row.bytes() == 0 || !row.bytes().is_multiple_of(ROW_ALIGN) {
-            return Err(refuse(OfTensor::RowMultipleOf16).got(
-                format_args!("{} bytes", row.bytes()),
-                "a multiple of 16 bytes",
-            ));
+        let bytes = row.bytes();
+        if bytes == 0 || !bytes.is_multiple_of(ROW_ALIGN) {
+            let expected = "a multiple of 16 bytes";
+            return Err(self.wrong_row(index, OfTensor::RowMultipleOf16, bytes, &expected));
         }
-        if row.bytes() > facts.row_bytes {
-            return Err(refuse(OfTensor::RowBound).got(
-                format_args!("{} bytes", row.bytes()),
-                format_args!("at most {} bytes", facts.row_bytes),
-            ));
-        }
+        self.row_fits(index, bytes, OfTensor::RowBound, facts)?;
         Ok(row)
+    }
+
+    /// Checks that `bytes` per row are within the group's bound.
+    #[inline]
+    pub fn row_fits(
+        &self,
+        index: usize,
+        bytes: usize,
+        rule: OfTensor,
+        facts: &GroupFacts,
+    ) -> Result<()> {
+        if bytes <= facts.row_bytes {
+            return Ok(());
+        }
+        let expected = format_args!("at most {} bytes", facts.row_bytes);
+        Err(self.wrong_row(index, rule, bytes, &expected))
+    }
+
+    #[cold]
+    fn wrong_row(
+        &self,
+        index: usize,
+        rule: OfTensor,
+        bytes: usize,
+        expected: &dyn fmt::Display,
+    ) -> Error {
+        let subject = Subject::Size(self.role, index);
+        Error::argument(subject, rule).got(format_args!("{bytes} bytes"), expected)
     }
 
     /// Checks that this token tensor has rows of type `row`; `index` is its last dimension.
@@ -180,12 +228,4 @@ pub fn expert_counter<'a>(
     let counter = counter.dims(1)?.dtype_is(DType::Int32)?;
     let counter = sized(counter, 0, facts.local_experts(), Extent::LocalExperts)?;
     counter.data(align_of::<i32>()).map(Some)
-}
-
-/// Refuses scales in `role`: only FP8 tokens have them.
-pub fn no_scales(role: Role, scales: Option<&Tensor>) -> Result<()> {
-    match scales {
-        Some(_) => Err(Error::usage(Subject::Tensor(role), OfTensor::NoScales)),
-        None => Ok(()),
-    }
 }

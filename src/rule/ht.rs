@@ -6,7 +6,8 @@ use crate::error::refusal::{Extent, OfTensor, Role};
 use crate::model::dtype::DType;
 use crate::model::group::{GroupFacts, MAX_TOP_K, ROW_ALIGN};
 use crate::model::ops::{HtCombine, HtDispatch, IdsAndWeights, Routing, Rows, WeightGradients};
-use crate::rule::argument::{Argument, expert_counter, no_scales};
+use crate::rule::argument::{Argument, expert_counter};
+use crate::rule::rows::{self, DispatchRows, Received};
 use crate::rule::{CombineTensors, DispatchTensors};
 
 /// Checks a dispatch. With ids among the inputs it is a forward dispatch, else it sends tokens
@@ -16,21 +17,18 @@ pub fn dispatch(
     routing: &Routing,
     tensors: &DispatchTensors<'_>,
 ) -> Result<HtDispatch> {
-    no_scales(Role::ScalesIn, tensors.scales)?;
-    no_scales(Role::ScalesOut, tensors.out_scales)?;
     let tokens = Argument::required(Role::TokensIn, tensors.tokens)?.dims(2)?;
-    let row = tokens.token_row(1, facts)?;
-    let tokens = tokens.size_is(0, routing.tokens, Extent::HandleTokens)?;
-    let out = match Argument::optional(Role::TokensOut, tensors.out_tokens) {
-        Some(out) => {
-            let out = out.dims(2)?.row_is(1, row)?;
-            Some(Rows {
-                data: out.data(ROW_ALIGN)?,
-                rows: out.size(0),
-            })
-        }
-        None => None,
-    };
+    let out = Argument::optional(Role::TokensOut, tensors.out_tokens);
+    let out = out.map(|out| out.dims(2)).transpose()?;
+    let received = Received { out, experts: None };
+    let out_rows = out.map(|out| out.size(0));
+    let DispatchRows {
+        row,
+        scaled,
+        tokens,
+        out,
+    } = rows::dispatch(facts, routing, (tokens, received), tensors)?;
+    let out = out.zip(out_rows).map(|(data, rows)| Rows { data, rows });
     let routing_in = forward_inputs(routing, tensors)?;
     let routing_out = match routing_in {
         Some(_) => forward_outputs(routing, tensors)?,
@@ -45,7 +43,8 @@ pub fn dispatch(
     let counter = expert_counter(Role::Counter, tensors.counter, facts, sized)?;
     Ok(HtDispatch {
         row,
-        tokens: tokens.data(ROW_ALIGN)?,
+        scaled,
+        tokens,
         out,
         routing_in,
         routing_out,
@@ -115,9 +114,9 @@ pub fn combine(
     routing: &Routing,
     tensors: &CombineTensors<'_>,
 ) -> Result<HtCombine> {
-    no_scales(Role::ScalesIn, tensors.scales)?;
+    rows::no_scales(tensors)?;
     let tokens = Argument::required(Role::TokensIn, tensors.tokens)?.dims(2)?;
-    let row = tokens.token_row(1, facts)?;
+    let row = tokens.summable_row(1, facts)?;
     let out = Argument::required(Role::TokensOut, tensors.out_tokens)?
         .dims(2)?
         .size_is(0, routing.tokens, Extent::HandleTokens)?

@@ -6,7 +6,8 @@ use crate::error::refusal::{Extent, Role};
 use crate::model::dtype::DType;
 use crate::model::group::{GroupFacts, ROW_ALIGN};
 use crate::model::ops::{LlCombine, LlDispatch, Routing};
-use crate::rule::argument::{Argument, expert_counter, no_scales};
+use crate::rule::argument::{Argument, expert_counter};
+use crate::rule::rows::{self, DispatchRows, Received};
 use crate::rule::{CombineTensors, DispatchTensors};
 
 /// Checks a dispatch: tokens `[T, H]` to `[L, rows, H]`, optional counter `[L]`.
@@ -15,18 +16,24 @@ pub fn dispatch(
     routing: &Routing,
     tensors: &DispatchTensors<'_>,
 ) -> Result<LlDispatch> {
-    no_scales(Role::ScalesIn, tensors.scales)?;
-    no_scales(Role::ScalesOut, tensors.out_scales)?;
     let tokens = Argument::required(Role::TokensIn, tensors.tokens)?.dims(2)?;
-    let row = tokens.token_row(1, facts)?;
-    let tokens = tokens.size_is(0, routing.tokens, Extent::HandleTokens)?;
     let out = Argument::required(Role::TokensOut, tensors.out_tokens)?;
-    let out = expert_rows(out, facts)?.row_is(2, row)?;
+    let received = Received {
+        out: Some(expert_rows(out, facts)?),
+        experts: Some((facts.local_experts(), facts.max_recv_rows.unwrap_or(0))),
+    };
+    let DispatchRows {
+        row,
+        scaled,
+        tokens,
+        out,
+    } = rows::dispatch(facts, routing, (tokens, received), tensors)?;
     let counter = expert_counter(Role::Counter, tensors.counter, facts, Argument::size_is)?;
     Ok(LlDispatch {
         row,
-        tokens: tokens.data(ROW_ALIGN)?,
-        out: out.data(ROW_ALIGN)?,
+        scaled,
+        tokens,
+        out: out.unwrap_or_default(),
         counter,
     })
 }
@@ -37,10 +44,10 @@ pub fn combine(
     routing: &Routing,
     tensors: &CombineTensors<'_>,
 ) -> Result<LlCombine> {
-    no_scales(Role::ScalesIn, tensors.scales)?;
+    rows::no_scales(tensors)?;
     let expert_tokens = Argument::required(Role::TokensIn, tensors.tokens)?;
     let expert_tokens = expert_rows(expert_tokens, facts)?;
-    let row = expert_tokens.token_row(2, facts)?;
+    let row = expert_tokens.summable_row(2, facts)?;
     let weights = match (tensors.token_weights, tensors.weights) {
         (None, Some(weights)) => Argument::new(Role::WeightsIn, weights),
         (apart, _) => Argument::required(Role::TokenWeights, apart)?,

@@ -9,8 +9,9 @@ pub mod group;
 pub mod handle;
 pub mod ht;
 pub mod ll;
+pub mod rows;
 
-use crate::model::tensor::Tensor;
+use crate::model::tensor::{Strides, Tensor};
 
 /// The tensors of a dispatch, by their roles.
 #[derive(Clone, Copy, Debug, Default)]
@@ -19,6 +20,8 @@ pub struct DispatchTensors<'a> {
     pub tokens: Option<&'a Tensor>,
     /// Their scales.
     pub scales: Option<&'a Tensor>,
+    /// The strides of these; `None` if they are dense.
+    pub scale_strides: Option<&'a Strides>,
     /// Their ids; HT delivers them.
     pub ids: Option<&'a Tensor>,
     /// Their weights; HT delivers them.
@@ -27,12 +30,16 @@ pub struct DispatchTensors<'a> {
     pub out_tokens: Option<&'a Tensor>,
     /// Gets their scales.
     pub out_scales: Option<&'a Tensor>,
+    /// The strides of these; `None` if they are dense.
+    pub out_scale_strides: Option<&'a Strides>,
     /// Gets the received tokens' ids.
     pub out_ids: Option<&'a Tensor>,
     /// Gets the received tokens' weights.
     pub out_weights: Option<&'a Tensor>,
     /// Gets the received tokens per local expert.
     pub counter: Option<&'a Tensor>,
+    /// Not 0: the float32 scales of a cast are powers of two.
+    pub round_scales: u32,
 }
 
 /// The tensors of a combine, by their roles.
@@ -48,6 +55,8 @@ pub struct CombineTensors<'a> {
     pub token_weights: Option<&'a Tensor>,
     /// Gets the rows of this rank's tokens.
     pub out_tokens: Option<&'a Tensor>,
+    /// Their scales.
+    pub out_scales: Option<&'a Tensor>,
     /// Gets the gradients of their weights.
     pub out_weights: Option<&'a Tensor>,
 }

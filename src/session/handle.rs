@@ -1,7 +1,7 @@
 //! A handle: a replaceable routing, its backend side, and its pending staged operation.
 #![forbid(unsafe_code)]
 
-use crate::backend::{HtBackend, HtGroupBackend, LlBackend, LlGroupBackend, OpenGroup};
+use crate::backend::{HtBackend, HtGroupBackend, LlBackend, LlGroupBackend, OpenGroup, check_rows};
 use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
 use crate::model::group::Algorithm;
@@ -111,17 +111,19 @@ impl Handle {
         self.group.check_usable()?;
         let facts = self.group.facts();
         match &self.mode {
-            Mode::Ll(_, handle) => {
+            Mode::Ll(backend, handle) => {
                 let mut handle = handle.lock();
                 let op = ll::dispatch(facts, &routed(&handle.routed)?.routing, tensors)?;
-                self.start(&mut handle, LlOp::Dispatch(op), staged, stream)?;
+                check_rows(backend.as_ref(), op.row, op.scaled.as_ref())?;
+                self.start(&mut handle, &LlOp::Dispatch(op), staged, stream)?;
                 handle.dispatched = true;
                 Ok(())
             }
-            Mode::Ht(_, handle) => {
+            Mode::Ht(backend, handle) => {
                 let handle = handle.read();
                 let routed = routed(&handle)?;
                 let op = ht::dispatch(facts, &routed.routing, tensors)?;
+                check_rows(backend.as_ref(), op.row, op.scaled.as_ref())?;
                 routed.backend.dispatch(&op, stream)
             }
         }
@@ -144,7 +146,7 @@ impl Handle {
                 if !handle.dispatched {
                     return Err(Error::usage(Subject::Handle, InSequence::DispatchFirst));
                 }
-                self.start(&mut handle, LlOp::Combine(op), staged, stream)
+                self.start(&mut handle, &LlOp::Combine(op), staged, stream)
             }
             Mode::Ht(_, handle) => {
                 let handle = handle.read();
@@ -155,17 +157,17 @@ impl Handle {
         }
     }
 
-    fn start(&self, handle: &mut LlHandle, op: LlOp, staged: bool, stream: Stream) -> Result<()> {
+    fn start(&self, handle: &mut LlHandle, op: &LlOp, staged: bool, stream: Stream) -> Result<()> {
         if handle.staged.is_some() {
             return Err(Error::usage(Subject::Handle, InSequence::CompleteFirst));
         }
         let backend = &routed(&handle.routed)?.backend;
         if !staged {
-            return backend.run(&op, stream);
+            return backend.run(op, stream);
         }
-        let send = |slot| backend.send(&op, slot, stream);
+        let send = |slot| backend.send(op, slot, stream);
         let slot = self.group.send_staged(send)?;
-        handle.staged = Some(Sent { op, slot });
+        handle.staged = Some(Sent { op: *op, slot });
         Ok(())
     }
 

@@ -45,17 +45,20 @@ struct Lists {
 }
 
 impl Lists {
-    fn of_dispatch(&self) -> DispatchTensors<'_> {
+    fn of_dispatch(&self, round_scales: c_uint) -> DispatchTensors<'_> {
         DispatchTensors {
             tokens: self.inputs.get(Tag::Tokens),
             scales: self.inputs.get(Tag::Scales),
+            scale_strides: self.inputs.scale_strides(),
             ids: self.inputs.get(Tag::TopkIdx),
             weights: self.inputs.get(Tag::TopkWeights),
             out_tokens: self.outputs.get(Tag::Tokens),
             out_scales: self.outputs.get(Tag::Scales),
+            out_scale_strides: self.outputs.scale_strides(),
             out_ids: self.outputs.get(Tag::TopkIdx),
             out_weights: self.outputs.get(Tag::TopkWeights),
             counter: self.locals.get(Tag::RecvExpertCounterDevice),
+            round_scales,
         }
     }
 
@@ -68,6 +71,7 @@ impl Lists {
             weights: self.inputs.get(Tag::TopkWeights),
             token_weights: self.locals.get(Tag::TopkWeights),
             out_tokens: self.outputs.get(Tag::Tokens),
+            out_scales: self.outputs.get(Tag::Scales),
             out_weights: self.outputs.get(Tag::TopkWeights),
         }
     }
@@ -104,7 +108,7 @@ unsafe fn operate(
 /// deadline.
 ///
 /// With R ranks, L local experts, M max_tokens_per_rank, T this rank's tokens, K top-k, H hidden
-/// size; rows are bfloat16, float16 or float32, a multiple of 16 bytes and at most
+/// size; rows are of any type, a multiple of 16 bytes and, with their scales, at most
 /// token_size_bytes:
 ///
 /// LL: inputs TOKENS [T, H]; outputs TOKENS [L, R*M, H]; local_tensors optional
@@ -119,6 +123,15 @@ unsafe fn operate(
 /// HT tokens only (cached, or the backward of a combine): inputs and outputs TOKENS.
 /// In both, local_tensors may hold RECV_EXPERT_COUNTER_DEVICE int32 `[L]`.
 ///
+/// Scales, in all three: outputs SCALES [L, R*M, S] (LL) or [n, S] (HT); unused rows as those of
+/// TOKENS. With inputs SCALES [T, S], of a type of 1, 2 or 4 bytes, rows and scales arrive as they
+/// are. Without, the dispatch casts: TOKENS are bfloat16, float16 or float32 and arrive as
+/// float8e4m3, declared as that, uint8 or int8. The type and S of outputs SCALES choose the cast:
+/// float32, one for 128 elements; uint8 (UE8M0), one for 128 or for 32; int32 or uint32, four UE8M0
+/// in each. A row with its scales, padded to 16 bytes, must fit token_size_bytes. SCALES may have
+/// strides: row-major (.., P, 1), P at least S, or column-major (.., 1, P), P at least the rows;
+/// experts are at least P times the other extent apart. docs/formats.md has the formulas.
+///
 /// @param handle            the routing
 /// @param inputs            tensors that are read
 /// @param num_inputs        their number
@@ -132,10 +145,11 @@ unsafe fn operate(
 /// @param stream            stream to run on; NULL is the default stream
 ///
 /// Returns `ncclInvalidArgument` for a NULL or dead argument or a tensor that is missing or breaks
-/// a rule; `ncclInvalidUsage` for a handle whose group was destroyed, for FP8 tokens or scales,
-/// while a staged operation of the handle waits for completion, or for a third staged operation of
-/// the group; HT on GPUs: `ncclRemoteError` or `ncclInvalidArgument` once it is known that another
-/// rank refused the handle, or has another K; the code of the failure if the group has failed.
+/// a rule; `ncclInvalidUsage` for a handle whose group was destroyed, on GPUs as yet for scales and
+/// for rows other than bfloat16, float16 and float32, while a staged operation of the handle waits
+/// for completion, or for a third staged operation of the group; HT on GPUs: `ncclRemoteError` or
+/// `ncclInvalidArgument` once it is known that another rank refused the handle, or has another K;
+/// the code of the failure if the group has failed.
 ///
 /// # Safety
 /// Pointers are NULL or valid for what they are documented to be.
@@ -153,7 +167,9 @@ pub unsafe extern "C" fn ncclEpDispatch(
     config: *const ncclEpDispatchConfig_t,
     stream: cudaStream_t,
 ) -> ncclResult_t {
-    let _ = config; // Options of FP8 only.
+    // SAFETY: this function's contract.
+    let config = unsafe { config.as_ref() };
+    let round_scales = config.map_or(0, |config| config.round_scales);
     let lists = RawLists {
         inputs: (inputs, num_inputs),
         outputs: (outputs, num_outputs),
@@ -163,7 +179,7 @@ pub unsafe extern "C" fn ncclEpDispatch(
     unsafe {
         operate("ncclEpDispatch", handle, lists, |handle, tensors| {
             let stream = Stream(stream as usize);
-            handle.dispatch(&tensors.of_dispatch(), send_only != 0, stream)
+            handle.dispatch(&tensors.of_dispatch(round_scales), send_only != 0, stream)
         })
     }
 }

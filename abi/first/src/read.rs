@@ -7,10 +7,10 @@
 use crate::refuse;
 use crate::tags::{Tag, TensorSet};
 use crate::types::{ncclEpGroupConfig_t, ncclNDTensor_t};
-use nccl_ep_core::error::Result;
+use nccl_ep_core::error::{Error, Result};
 use nccl_ep_core::model::dtype::DType;
 use nccl_ep_core::model::group::{Algorithm, GroupSettings};
-use nccl_ep_core::model::tensor::{DevPtr, MAX_DIMS, Tensor};
+use nccl_ep_core::model::tensor::{DevPtr, MAX_DIMS, Strides, Tensor};
 use std::ffi::c_uint;
 use std::fmt::Display;
 
@@ -93,7 +93,13 @@ pub unsafe fn tensor_set(
             && set.get(tag).is_none()
         {
             // SAFETY: the caller vouches for the arrays of each descriptor.
-            set.add(tag, unsafe { copy(ListTag(name, tag), &raw) }?);
+            unsafe {
+                if tag == Tag::Scales {
+                    add_scales(set, name, &raw)?;
+                } else {
+                    set.add(tag, copy(ListTag(name, tag), &raw)?);
+                }
+            }
         }
     }
     Ok(())
@@ -114,8 +120,44 @@ pub unsafe fn tensor(name: &str, descriptor: *const ncclNDTensor_t) -> Result<(u
     Ok((raw.tag, unsafe { copy(name, &raw) }?))
 }
 
+/// Scales may have a pitch, which the core checks.
+///
+/// # Safety
+/// As of [`copy`].
+#[inline(never)] // Apart from the tensors that every call has.
+unsafe fn add_scales(set: &mut TensorSet, name: &'static str, raw: &ncclNDTensor_t) -> Result<()> {
+    let dense = ncclNDTensor_t {
+        strides: std::ptr::null_mut(),
+        ..*raw
+    };
+    // SAFETY: this function's contract.
+    let tensor = unsafe { copy(ListTag(name, Tag::Scales), &dense) }?;
+    set.add(Tag::Scales, tensor);
+    if !raw.strides.is_null() {
+        // SAFETY: not NULL, and the caller vouches for `ndim` numbers, which `copy` has bounded.
+        let strides = unsafe { std::slice::from_raw_parts(raw.strides, raw.ndim as usize) };
+        if !is_dense(tensor.sizes(), strides) {
+            set.set_scale_strides(Strides::new(strides));
+        }
+    }
+    Ok(())
+}
+
+#[cold]
+fn not_dense(name: impl Display, strides: &[c_uint]) -> Error {
+    refuse::argument(
+        format_args!("{name}.strides"),
+        "must say that the tensor is dense",
+    )
+    .got(
+        format_args!("{strides:?}"),
+        "all ones, NULL, or row-major strides",
+    )
+}
+
 /// # Safety
 /// `raw.sizes` and `raw.strides` are NULL or point to `raw.ndim` numbers.
+#[inline]
 unsafe fn copy(name: impl Display + Copy, raw: &ncclNDTensor_t) -> Result<Tensor> {
     let dims = raw.ndim as usize;
     if dims == 0 || dims > MAX_DIMS {
@@ -137,14 +179,7 @@ unsafe fn copy(name: impl Display + Copy, raw: &ncclNDTensor_t) -> Result<Tensor
         // SAFETY: as for the sizes.
         let strides = unsafe { std::slice::from_raw_parts(raw.strides, dims) };
         if !is_dense(sizes, strides) {
-            return Err(refuse::argument(
-                format_args!("{name}.strides"),
-                "must say that the tensor is dense",
-            )
-            .got(
-                format_args!("{strides:?}"),
-                "all ones, NULL, or row-major strides",
-            ));
+            return Err(not_dense(name, strides));
         }
     }
     Ok(Tensor::new(

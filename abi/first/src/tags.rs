@@ -1,7 +1,7 @@
 //! The tags of this ABI, and lists of tensors sorted by them.
 #![forbid(unsafe_code)]
 
-use nccl_ep_core::model::tensor::Tensor;
+use nccl_ep_core::model::tensor::{Strides, Tensor};
 use std::fmt;
 
 /// The meaning of a tensor in a call.
@@ -51,6 +51,7 @@ impl fmt::Display for Tag {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TensorSet {
     by_tag: [Option<Tensor>; Tag::ALL.len()],
+    scale_strides: Option<Strides>,
 }
 
 impl TensorSet {
@@ -64,6 +65,16 @@ impl TensorSet {
         if let Some(place @ None) = self.by_tag.get_mut(tag as usize - 1) {
             *place = Some(tensor);
         }
+    }
+
+    /// The strides of the scales, unless they are dense.
+    pub fn scale_strides(&self) -> Option<&Strides> {
+        self.scale_strides.as_ref()
+    }
+
+    /// Sets these.
+    pub fn set_scale_strides(&mut self, strides: Strides) {
+        self.scale_strides = Some(strides);
     }
 }
 

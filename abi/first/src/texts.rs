@@ -78,10 +78,13 @@ impl Display for Name {
             Subject::Operation => f.write_str("operation"),
             Subject::RowBytes => f.write_str("row bytes"),
             Subject::RowType => f.write_str("data type"),
+            Subject::ScaleType => f.write_str("data type of scales"),
+            Subject::RoundScales => f.write_str("config.round_scales"),
             Subject::Tensor(role) => write!(f, "{}", Argument(role)),
             Subject::Dims(role) => write!(f, "{}.ndim", Argument(role)),
             Subject::Size(role, index) => write!(f, "{}.sizes[{index}]", Argument(role)),
             Subject::ElementType(role) => write!(f, "{}.datatype", Argument(role)),
+            Subject::Strides(role) => write!(f, "{}.strides", Argument(role)),
             Subject::Data(role) => write!(f, "{}.data", Argument(role)),
         }
     }

@@ -48,13 +48,14 @@ pub enum ncclEpTensorFlags_t {
 pub enum ncclEpTensorTag_t {
     /// No meaning.
     NCCL_EP_TENSOR_TAG_NONE = 0,
-    /// Token rows: bfloat16, float16 or float32; rows are multiples of 16 bytes.
+    /// Token rows, of any type in a dispatch, and bfloat16, float16 or float32 in a combine; rows
+    /// are multiples of 16 bytes.
     NCCL_EP_TENSOR_TAG_TOKENS = 1,
     /// Top-k expert ids: int64.
     NCCL_EP_TENSOR_TAG_TOPK_IDX = 2,
     /// Top-k weights: float32.
     NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS = 3,
-    /// Scales of FP8 tokens: not supported yet, refused with `ncclInvalidUsage`.
+    /// Scales of token rows, for dispatches: of any type of 1, 2 or 4 bytes, or made by a cast.
     NCCL_EP_TENSOR_TAG_SCALES = 4,
     /// Received tokens per local expert, in device memory: int32 `[L]`.
     NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE = 5,
@@ -64,7 +65,8 @@ pub enum ncclEpTensorTag_t {
     NCCL_EP_TENSOR_TAG_TOKENS_PER_EXPERTS = 7,
 }
 
-/// A dense row-major tensor. Made by `ncclEpTensorCreate`, or filled in by the caller.
+/// A tensor, dense and row-major but for scales. Made by `ncclEpTensorCreate`, or filled in by the
+/// caller.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ncclNDTensor_t {
@@ -75,6 +77,7 @@ pub struct ncclNDTensor_t {
     /// Extents, slowest dimension first: host array of `ndim`.
     pub sizes: *mut c_uint,
     /// Host array of `ndim`: NULL, all ones, or row-major strides in elements. All three mean "dense".
+    /// Tensors of scales may have other strides: see `ncclEpDispatch`.
     pub strides: *mut c_uint,
     /// Element type.
     pub datatype: ncclDataType_t,
@@ -114,7 +117,8 @@ pub struct ncclEpGroupConfig_t {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ncclEpDispatchConfig_t {
-    /// Round FP8 scales to powers of two. Not read while tokens are not FP8.
+    /// If not 0, a cast rounds its float32 scales up to powers of two. Must be 0 where scales are
+    /// forwarded; no effect without scales.
     pub round_scales: c_uint,
 }
 

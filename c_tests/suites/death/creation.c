@@ -82,8 +82,8 @@ static ncclResult_t dispatch_to_rank_0(const EpEnv* env, ncclEpHandle_t handle, 
     return ncclEpDispatch(handle, inputs, 1, outputs, 1, NULL, 0, 0, NULL, env->stream);
 }
 
-// On the CPU backend and over several nodes the creation of a high-throughput handle waits behind an
-// operation that fails at its deadline. It must not start a second deadline.
+// On the CPU backend and over nodes the creation of a high-throughput handle waits behind an operation that fails
+// at its deadline. It must not start a second deadline.
 void dies_before_an_operation_and_a_handle(DeathRank* self) {
     const EpEnv* env = &self->env;
     take_a_long_deadline(self);
@@ -105,8 +105,7 @@ void dies_before_an_operation_and_a_handle(DeathRank* self) {
     EP_CHECK(dispatched == ncclSuccess || (ep_num_nodes() > 1 && dispatched == ncclRemoteError));
     const ncclResult_t result = create_ht_handle(env, group, ids, &next);
     check_in_time(self, start);
-    const bool waits = ep_on_host_backend() || ep_num_nodes() > 1;
-    EP_CHECK_EQ_I64(result, waits ? ncclRemoteError : ncclSuccess);
+    EP_CHECK_EQ_I64(result, host_waits_for_routing() ? ncclRemoteError : ncclSuccess);
     expect_fault(self, group, start);
     EP_CHECK_NCCL(ncclEpHandleDestroy(next));
     EP_CHECK_NCCL(ncclEpHandleDestroy(handle));

@@ -14,7 +14,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "harness/nodes.h"
 #include "suites/death/work.h"
 
 enum { kDefaultTimeoutMs = 1000, kDefaultRanks = 4 };
@@ -35,7 +34,7 @@ static void dies_before_an_operation(DeathRank* self) {
     finish_survivor(self, &work);
 }
 
-// The exchange of a high-throughput handle's routing; on GPUs of one node the host does not wait for it.
+// The exchange of a high-throughput handle's routing; on the GPUs of one node the host does not wait for it.
 static void dies_before_an_ht_handle(DeathRank* self) {
     const EpEnv* env = &self->env;
     const ncclEpGroupConfig_t config =
@@ -54,9 +53,10 @@ static void dies_before_an_ht_handle(DeathRank* self) {
     const double start = seconds_now();
     handle = NULL;
     const ncclResult_t result = create_ht_handle(env, group, ids, &handle);
-    if (ep_on_host_backend() || ep_num_nodes() > 1) {
+    if (host_waits_for_routing()) {
         EP_CHECK_EQ_I64(result, ncclRemoteError);
         check_in_time(self, start);
+        expect_waiter_named(ep_last_error());
     } else {
         EP_CHECK_NCCL(result);
         expect_fault(self, group, start);

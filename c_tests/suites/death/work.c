@@ -4,6 +4,10 @@
 
 #include <unistd.h>
 
+#include "harness/nodes.h"
+
+bool host_waits_for_routing(void) { return ep_on_host_backend() || ep_num_nodes() > 1; }
+
 // Waits until the group fails; `since` is the earliest time at which it could be known.
 void expect_fault(DeathRank* self, ncclEpGroup_t group, double since) {
     ncclResult_t result = ncclSuccess;

@@ -6,6 +6,10 @@
 
 enum { kSlackMs = 1000, kPollUs = 500 };
 
+// Whether the creation of a high-throughput handle waits on the host: where the routing decides what is sent over the
+// network, and on the CPU backend.
+bool host_waits_for_routing(void);
+
 // Creates a high-throughput handle for one token with one id.
 ncclResult_t create_ht_handle(const EpEnv* env, ncclEpGroup_t group, void* ids,
                               ncclEpHandle_t* handle);

@@ -92,7 +92,7 @@ typedef struct {
     size_t bytes;
 } Output;
 
-enum { kNumOutputs = 6, kMostBytes = 1 << 16 };
+enum { kNumOutputs = 7, kMostBytes = 1 << 16 };
 
 static void list_outputs(const Session* session, Output outputs[kNumOutputs]) {
     const size_t rows = (size_t)max_recv_rows(session);
@@ -104,6 +104,7 @@ static void list_outputs(const Session* session, Output outputs[kNumOutputs]) {
         {session->counter, kLocalExperts * sizeof(int32_t)},
         {session->combined, kTokens * kHidden * sizeof(uint16_t)},
         {session->gradients, kTokens * kTopK * sizeof(float)},
+        {session->received_scales, slabs * rows * kScales * sizeof(float)},
     };
     memcpy(outputs, all, sizeof(all));
 }
@@ -134,6 +135,8 @@ void check_broken_calls(const Session* session, CallKind kind, const BrokenCall*
                         size_t num_calls) {
     static const char* const functions[] = {[kDispatch] = "ncclEpDispatch",
                                             [kTokensOnly] = "ncclEpDispatch",
+                                            [kForward] = "ncclEpDispatch",
+                                            [kCast] = "ncclEpDispatch",
                                             [kCombine] = "ncclEpCombine",
                                             [kBackward] = "ncclEpCombine",
                                             [kCreateHandle] = "ncclEpCreateHandle"};

@@ -55,12 +55,22 @@ enum {
     BROKEN(id, list, tag, kShiftData, shift,                                              \
            TENSOR(list, tag) ".data: must be aligned for its elements (got 0x*, expected " \
                              "a multiple of " #bytes ")")
-#define FP8_TOKENS(id)                                                                        \
-    UNSUPPORTED(id, kInputs, TOKENS, kDatatype, 10,                                           \
-                "inputs[TOKENS].datatype: FP8 tokens are not supported yet (got float8e4m3, " \
-                "expected bfloat16, float16 or float32)")
-#define FP8_SCALES(id, list)                  \
-    UNSUPPORTED(id, list, SCALES, kAdd, 0,    \
-                TENSOR(list, SCALES) ": FP8 tokens with scales are not supported yet")
+#define OTHER_TYPE(id, list, tag, value, rule, got, expected) \
+    BROKEN(id, list, tag, kDatatype, value,                   \
+           TENSOR(list, tag) ".datatype: " rule " (got " got ", expected " expected ")")
+#define UNKNOWN_TYPE(id, list, tag) \
+    DATATYPE(id, list, tag, 77, "an unknown number", "an NCCL element type")
+// Rows of a dispatch keep their type.
+#define CHANGED_ROWS(id, list, value, got, expected)                                         \
+    BROKEN(id, list, TOKENS, kDatatype, value,                                               \
+           "outputs[TOKENS].datatype: must be the type of inputs[TOKENS], or of one byte with " \
+           "outputs[SCALES] (got " got ", expected " expected ")")
+#define NOT_SUMMED(id, value, got)                                                      \
+    UNSUPPORTED(id, kInputs, TOKENS, kDatatype, value,                                  \
+                "inputs[TOKENS].datatype: a combine sums bfloat16, float16 or float32 " \
+                "(got " got ", expected bfloat16, float16 or float32)")
+#define NO_SUMMED_SCALES(id, list)        \
+    BROKEN(id, list, SCALES, kAdd, 0,     \
+           TENSOR(list, SCALES) ": a combine sums rows, which have no scales")
 
 #endif  // C_TESTS_SUITES_ERRORS_CALLS_H_

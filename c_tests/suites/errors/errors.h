@@ -39,6 +39,8 @@ enum {
     kTopK = 2,
     kHidden = 16,
     kTokenBytes = 64,  // of the group: twice a row of kHidden bfloat16
+    kBytesOfRow = 2 * kHidden,
+    kScales = 3,  // of a row: 12 bytes, not a multiple of 16
     kShortTimeoutMs = 500,
 };
 
@@ -49,6 +51,7 @@ typedef struct {
     ncclEpHandle_t handle;
     void *ids, *tokens, *weights;                      // [T, K], [T, H], [T, K]
     void *received, *received_ids, *received_weights;  // LL: [L, R*M, H]; HT: [R*M, H], [R*M, K]
+    void *scales, *received_scales;                    // [T, S], [L, R*M, S] or [R*M, S]
     void* counter;                                     // [L]
     void *combined, *gradients;                        // [T, H], [T, K]
 } Session;
@@ -97,6 +100,8 @@ void check_refused_elsewhere(Session* session, int refuser, const char* text);
 typedef enum {
     kDispatch,      // LL, or HT forward
     kTokensOnly,    // HT dispatch without ids and weights
+    kForward,       // a dispatch of bytes with float32 scales
+    kCast,          // a dispatch of bfloat16 to e4m3 with float32 scales
     kCombine,       // LL, or HT forward
     kBackward,      // HT combine with weights
     kCreateHandle,  // its only input is topk_idx
@@ -115,6 +120,7 @@ typedef struct {
 
 typedef struct {
     TensorList lists[kNumLists];
+    unsigned round_scales;  // of a dispatch
 } CallTensors;
 
 // Valid tensors for a call. They point into the struct: do not copy it.
@@ -183,7 +189,13 @@ void ll_combine_arguments(EpEnv* env);
 void ll_order_of_calls(EpEnv* env);
 void ht_dispatch_arguments(EpEnv* env);  // ht.c
 void ht_combine_arguments(EpEnv* env);
+void ll_scales_arguments(EpEnv* env);  // scales.c
+void ht_scales_arguments(EpEnv* env);
+void ll_scales_that_differ(EpEnv* env);
+void ht_scales_that_differ(EpEnv* env);
 void ht_outputs_too_small(EpEnv* env);  // running.c
+void check_all_notice(Session* session, CallKind kind, const char* id, const char* rule,
+                      const char* values);
 void ll_different_calls_on_one_rank(EpEnv* env);
 void ht_different_calls_on_one_rank(EpEnv* env);
 void ll_rank_that_stops(EpEnv* env);

@@ -151,6 +151,10 @@ static void too_small(const EpEnv* env, CallKind kind, ListName list, unsigned t
             tag != NCCL_EP_TENSOR_TAG_TOKENS && view->tensor.tag == NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS;
         if (view->tensor.tag == tag || pair) view->sizes[0] = kTokens - 1;
     }
+    if (tag == NCCL_EP_TENSOR_TAG_SCALES) {  // on all ranks without rows, which come first
+        TensorList* out = &tensors.lists[kOutputs];
+        out->items[0] = out->items[--out->count];
+    }
     const ncclResult_t launched = make_call(&session, kind, &tensors, 0);
     // On several nodes the host enqueues in steps, and may hear of the failure meanwhile.
     const bool knows = ep_num_nodes() > 1 && launched != ncclSuccess;
@@ -182,6 +186,11 @@ void ht_outputs_too_small(EpEnv* env) {
     too_small(env, kDispatch, kOutputs, NCCL_EP_TENSOR_TAG_TOPK_IDX, "running-ht-out-ids",
               "ncclEpDispatch (high throughput): outputs[TOPK_IDX].sizes[0]: "
               "must hold all tokens that this rank receives");
+    if (ep_on_host_backend()) {
+        too_small(env, kForward, kOutputs, NCCL_EP_TENSOR_TAG_SCALES, "running-ht-out-scales",
+                  "ncclEpDispatch (high throughput): outputs[SCALES].sizes[0]: "
+                  "must hold all tokens that this rank receives");
+    }
     too_small(env, kCombine, kInputs, NCCL_EP_TENSOR_TAG_TOKENS, "running-ht-in-rows",
               "ncclEpCombine (high throughput): inputs[TOKENS].sizes[0]: "
               "must hold all tokens that this rank receives");
@@ -192,8 +201,8 @@ void ht_outputs_too_small(EpEnv* env) {
 // The odd rank and every rank that hears from it in `kind` get an error. The error names a rank
 // whose call differs from this one's (for the odd rank: any rank), unless another rank's failure
 // arrives first.
-static void check_all_notice(Session* session, CallKind kind, const char* id, const char* rule,
-                             const char* values) {
+void check_all_notice(Session* session, CallKind kind, const char* id, const char* rule,
+                      const char* values) {
     const EpEnv* env = session->env;
     char named[16] = "*";
     if (!is_odd(env)) snprintf(named, sizeof(named), "%d", odd_rank(env));

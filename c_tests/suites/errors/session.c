@@ -120,6 +120,9 @@ void open_session(Session* session, const EpEnv* env, ncclEpAlgorithm_t algorith
     fill_inputs(session);
     const size_t rows = (size_t)max_recv_rows(session);
     const size_t slabs = algorithm == NCCL_EP_ALGO_LOW_LATENCY ? kLocalExperts : 1;
+    session->scales = ep_device_alloc(kTokens * kScales * sizeof(float));
+    EP_REQUIRE_CUDA(cudaMemset(session->scales, 0, kTokens * kScales * sizeof(float)));
+    session->received_scales = ep_device_alloc(slabs * rows * kScales * sizeof(float));
     session->received = ep_device_alloc(slabs * rows * kHidden * sizeof(uint16_t));
     session->received_ids = ep_device_alloc(rows * kTopK * sizeof(int64_t));
     session->received_weights = ep_device_alloc(rows * kTopK * sizeof(float));
@@ -135,7 +138,8 @@ void close_session(Session* session) {
     EP_CHECK_NCCL(ncclEpGroupDestroy(session->group, session->env->stream));
     void* buffers[] = {session->ids,      session->tokens,       session->weights,
                        session->received, session->received_ids, session->received_weights,
-                       session->counter,  session->combined,     session->gradients};
+                       session->counter,  session->combined,     session->gradients,
+                       session->scales,   session->received_scales};
     for (size_t i = 0; i < COUNT(buffers); ++i) ep_device_free(buffers[i]);
 }
 
@@ -174,6 +178,39 @@ static void add_received(const Session* session, TensorList* list) {
     }
 }
 
+static void add_scales(TensorList* list, void* data, unsigned rows, unsigned count) {
+    ep_view_2d(next(list), data, ncclFloat32, NCCL_EP_TENSOR_TAG_SCALES, rows, count);
+}
+
+static void add_received_scales(const Session* session, TensorList* list, unsigned count) {
+    const unsigned rows = max_recv_rows(session);
+    if (session->algorithm == NCCL_EP_ALGO_LOW_LATENCY) {
+        ep_view_3d(next(list), session->received_scales, ncclFloat32, NCCL_EP_TENSOR_TAG_SCALES,
+                   kLocalExperts, rows, count);
+    } else {
+        add_scales(list, session->received_scales, rows, count);
+    }
+}
+
+// Rows of the same bytes as uint8 with scales, or cast to uint8 with the scale that they get.
+static void add_all_scales(const Session* session, CallKind kind, CallTensors* tensors) {
+    TensorList* in = &tensors->lists[kInputs];
+    TensorList* out = &tensors->lists[kOutputs];
+    EpView* received = &out->views[0];
+    received->tensor.datatype = ncclUint8;
+    if (kind == kForward) {
+        in->views[0].tensor.datatype = ncclUint8;
+        in->views[0].sizes[1] = kBytesOfRow;
+        received->sizes[received->tensor.ndim - 1] = kBytesOfRow;
+        add_scales(in, session->scales, kTokens, kScales);
+    }
+    add_received_scales(session, out, kind == kForward ? kScales : 1);
+}
+
+static bool is_dispatch(CallKind kind) {
+    return kind == kDispatch || kind == kTokensOnly || kind == kForward || kind == kCast;
+}
+
 void valid_tensors(const Session* session, CallKind kind, CallTensors* tensors) {
     memset(tensors, 0, sizeof(*tensors));
     TensorList* in = &tensors->lists[kInputs];
@@ -184,7 +221,7 @@ void valid_tensors(const Session* session, CallKind kind, CallTensors* tensors) 
     if (kind == kCreateHandle) {
         add_ids(in, session->ids, kTokens);
         if (ht) add_counter(local, session->counter);
-    } else if (kind == kDispatch || kind == kTokensOnly) {
+    } else if (is_dispatch(kind)) {
         add_tokens(in, session->tokens, kTokens);
         add_received(session, out);
         add_counter(local, session->counter);
@@ -194,6 +231,7 @@ void valid_tensors(const Session* session, CallKind kind, CallTensors* tensors) 
             add_ids(out, session->received_ids, rows);
             add_weights(out, session->received_weights, rows);
         }
+        if (kind == kForward || kind == kCast) add_all_scales(session, kind, tensors);
     } else {
         add_received(session, in);
         add_tokens(out, session->combined, kTokens);
@@ -226,9 +264,11 @@ ncclResult_t make_call(const Session* session, CallKind kind, CallTensors* tenso
         if (handle != NULL) EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
         return result;
     }
-    if (kind == kDispatch || kind == kTokensOnly) {
+    if (is_dispatch(kind)) {
+        const ncclEpDispatchConfig_t config = {tensors->round_scales};
         return ncclEpDispatch(session->handle, in, num_in, arrays[kOutputs], num_out,
-                              arrays[kLocals], num_local, send_only, NULL, stream);
+                              arrays[kLocals], num_local, send_only,
+                              tensors->round_scales != 0 ? &config : NULL, stream);
     }
     return ncclEpCombine(session->handle, in, num_in, arrays[kOutputs], num_out, arrays[kLocals],
                          num_local, send_only, NULL, stream);

@@ -242,7 +242,8 @@ static void tensors_of_the_library(EpEnv* env) {
     EP_CHECK_NCCL(ncclEpDispatch(run.handle, inputs, 1, outputs, 1, NULL, 0, 0, NULL, env->stream));
     ep_sync(env);
     void* expected = ref_host_poison(run.packed.bytes);
-    ref_ll_dispatch(run.now, (unsigned)env->rank, run.capacity, &run.tokens, expected, NULL);
+    const RefRows tokens = {shape.datatype, shape.hidden, run.tokens_seed, true};
+    ref_ll_dispatch(run.now, (unsigned)env->rank, run.capacity, &tokens, expected, NULL);
     ep_tensor_download(&out, packed);
     EP_CHECK_EQ_BYTES(packed, expected, run.packed.bytes);
     free(packed);

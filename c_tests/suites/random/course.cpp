@@ -24,6 +24,15 @@ void Course::MaybeDelay() {
     usleep(static_cast<useconds_t>(ep_random_below(&own_, kMostMicroseconds)));
 }
 
+bool Course::NewFormat(const EpEnv& env, const Config& config, size_t handle, RefFormat* format) {
+    if (!ep_has_quantised_rows(&env) || !OneIn(2)) return false;
+    *format = ref_format_draw(SharedSeed(), config.group.row_bytes);
+    char name[256];
+    ref_format_name(format, name, sizeof(name));
+    Note(name, handle);
+    return true;
+}
+
 void Course::Note(const char* what, size_t handle) {
     history_ +=
         (history_.empty() ? "  done: " : ", ") + std::string(what) + " " + std::to_string(handle);

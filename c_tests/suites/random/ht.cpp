@@ -17,7 +17,7 @@ struct Handle {
 class Play {
    public:
     Play(const EpEnv& env, ncclEpGroup_t group, const Config& config)
-        : env_(env), course_(env, config), handles_(config.handles.size()) {
+        : env_(env), config_(config), course_(env, config), handles_(config.handles.size()) {
         for (size_t i = 0; i < handles_.size(); ++i) {
             const HandlePlan& plan = config.handles[i];
             const HtShape shape = {config.group.num_experts, config.group.max_tokens, plan.top_k,
@@ -83,11 +83,14 @@ class Play {
         return pass;
     }
 
-    void Dispatch(size_t i, const HtPass& pass) {
+    void Dispatch(size_t i, HtPass pass) {
         Handle& handle = handles_[i];
         if (handle.unchecked_dispatch) Check(handle);
+        RefFormat format;
+        if (course_.NewFormat(env_, config_, i, &format)) ht_run_set_format(&handle.run, &format);
         if (pass.forward && course_.OneIn(5)) GiveOtherIds(i);
         course_.Note(pass.forward ? "forward" : "cached", i);
+        if (handle.run.format.meaning == kRefCast) pass.no_tokens = false;  // which it needs
         ht_prepare_dispatch(&handle.run);
         course_.MaybeDelay();
         EP_CHECK_NCCL(ht_launch_dispatch(&handle.run, pass, env_.stream));
@@ -115,6 +118,7 @@ class Play {
     }
 
     const EpEnv& env_;
+    const Config& config_;
     Course course_;
     std::vector<Handle> handles_;
 };

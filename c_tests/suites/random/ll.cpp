@@ -20,7 +20,7 @@ struct Handle {
 class Play {
    public:
     Play(const EpEnv& env, ncclEpGroup_t group, const Config& config)
-        : env_(env), course_(env, config), handles_(config.handles.size()) {
+        : env_(env), config_(config), course_(env, config), handles_(config.handles.size()) {
         for (size_t i = 0; i < handles_.size(); ++i) {
             const HandlePlan& plan = config.handles[i];
             const LlShape shape = {config.group.num_experts, config.group.max_tokens, plan.top_k,
@@ -83,6 +83,8 @@ class Play {
     void Dispatch(size_t i) {
         Handle& handle = handles_[i];
         Check(handle);
+        RefFormat format;
+        if (course_.NewFormat(env_, config_, i, &format)) ll_run_set_format(&handle.run, &format);
         const bool stage = MayStage();
         course_.Note(stage ? "send dispatch" : "dispatch", i);
         ll_prepare_dispatch(&handle.run);
@@ -147,6 +149,7 @@ class Play {
     }
 
     const EpEnv& env_;
+    const Config& config_;
     Course course_;
     std::vector<Handle> handles_;
 };

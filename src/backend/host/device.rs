@@ -29,3 +29,23 @@ pub unsafe fn bytes_mut<'a>(data: DevPtr, bytes: usize) -> &'a mut [u8] {
     // SAFETY: this function's contract; `rule` has refused NULL for tensors that are not empty.
     unsafe { std::slice::from_raw_parts_mut(data.0 as *mut u8, bytes) }
 }
+
+/// Copies the `width` bytes of element `index` at `data` to `to`.
+///
+/// # Safety
+/// The element is valid and nobody writes to it meanwhile.
+pub unsafe fn read_element(data: DevPtr, index: usize, to: &mut [u8]) {
+    let from = (data.0 as *const u8).wrapping_add(index * to.len());
+    // SAFETY: this function's contract; a slice of this process does not overlap it.
+    unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) }
+}
+
+/// Copies `from` to element `index` at `data`, which is as long.
+///
+/// # Safety
+/// The element is valid and nobody else touches it meanwhile.
+pub unsafe fn write_element(data: DevPtr, index: usize, from: &[u8]) {
+    let to = (data.0 as *mut u8).wrapping_add(index * from.len());
+    // SAFETY: this function's contract; a slice of this process does not overlap it.
+    unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) }
+}

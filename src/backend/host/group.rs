@@ -121,6 +121,10 @@ impl GroupBackend for HostGroup {
         Arc::clone(&self.shared) as Arc<dyn Faults>
     }
 
+    fn moves_all_rows(&self) -> bool {
+        true
+    }
+
     /// Windows stay mapped until the last operation has released them, here and on the peers, so
     /// closing needs no agreement.
     fn close(&self, _stream: Stream) -> Result<()> {

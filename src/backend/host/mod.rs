@@ -6,6 +6,7 @@
 //! function of the CPU stand-ins, so missing synchronisation shows as it would on a GPU.
 
 mod device;
+mod e4m3;
 mod exchange;
 mod group;
 mod group_state;
@@ -17,6 +18,7 @@ mod numeric;
 mod order;
 mod rows;
 mod runtime;
+mod scaled;
 mod signal;
 mod terms;
 mod window;

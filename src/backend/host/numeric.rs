@@ -17,6 +17,11 @@ pub fn add_scaled(sums: &mut [f32], weight: f32, row: &[u8], dtype: DType) -> Re
     })
 }
 
+/// `elements[i] = row[i]`.
+pub fn load(elements: &mut [f32], row: &[u8], dtype: DType) -> Result<()> {
+    for_each(elements, row, dtype, |to, element| *to = element)
+}
+
 /// `row[i] = round(sums[i])`, to nearest, ties to even.
 pub fn store(row: &mut [u8], sums: &[f32], dtype: DType) -> Result<()> {
     match dtype {

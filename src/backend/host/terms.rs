@@ -6,7 +6,7 @@ use crate::backend::host::message::{Message, Reader};
 use crate::error::refusal::{AmongRanks, Operation, Role, Subject};
 use crate::error::{Error, Result, Value};
 use crate::model::dtype::DType;
-use crate::model::ops::RowType;
+use crate::model::scales::WireRow;
 use std::fmt;
 
 /// The call that a message belongs to.
@@ -75,8 +75,8 @@ pub struct Terms {
     pub handle: Option<u64>,
     /// Ids per token of the handle.
     pub top_k: usize,
-    /// Type of the tokens' rows.
-    pub row: RowType,
+    /// The rows as they travel.
+    pub row: WireRow,
 }
 
 impl Terms {
@@ -87,8 +87,10 @@ impl Terms {
         message.number(usize::from(self.staged));
         message.number(self.handle_number());
         message.number(self.top_k);
-        message.number(self.row.bytes());
-        message.number(self.row.dtype as usize);
+        message.number(self.row.payload.bytes());
+        message.number(self.row.scale_bytes());
+        message.number(self.row.payload.dtype as usize);
+        message.number(self.scale_type());
         message
     }
 
@@ -107,19 +109,29 @@ impl Terms {
             self.top_k,
             reader.number()?,
         )?;
-        same(
-            Subject::RowBytes,
-            source,
-            self.row.bytes(),
-            reader.number()?,
-        )?;
-        let theirs = reader.number()?;
-        if theirs != self.row.dtype as usize {
-            let theirs = u32::try_from(theirs).ok().and_then(DType::from_raw);
-            let theirs = theirs.map_or("another".to_owned(), |dtype| dtype.to_string());
-            return Err(differs(Subject::RowType, source).got(self.row.dtype, theirs));
+        let mine = RowBytes {
+            payload: self.row.payload.bytes(),
+            scales: self.row.scale_bytes(),
+        };
+        let theirs = RowBytes {
+            payload: reader.number()?,
+            scales: reader.number()?,
+        };
+        if mine != theirs {
+            let [mine, theirs] = row_bytes(mine, theirs);
+            return Err(differs(Subject::RowBytes, source).got(mine, theirs));
         }
+        let mine = self.row.payload.dtype as usize;
+        same_type(Subject::RowType, source, mine, reader.number()?)?;
+        let mine = self.scale_type();
+        same_type(Subject::ScaleType, source, mine, reader.number()?)?;
         Ok(reader)
+    }
+
+    /// The number of the scales' type; rows without scales have none.
+    fn scale_type(&self) -> usize {
+        let scales = self.row.scales;
+        scales.map_or(usize::MAX, |scales| scales.dtype as usize)
     }
 
     fn handle_number(&self) -> usize {
@@ -139,6 +151,33 @@ fn same<T: PartialEq + fmt::Display>(
     Err(differs(subject, source).got(mine, theirs))
 }
 
+fn same_type(subject: Subject, source: usize, mine: usize, theirs: usize) -> Result<()> {
+    if mine == theirs {
+        return Ok(());
+    }
+    let name = |number| {
+        let dtype = u32::try_from(number).ok().and_then(DType::from_raw);
+        dtype.map_or("another".to_owned(), |dtype| dtype.to_string())
+    };
+    Err(differs(subject, source).got(name(mine), name(theirs)))
+}
+
+/// Bytes of a row: of its payload and of its scales.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct RowBytes {
+    payload: usize,
+    scales: usize,
+}
+
+/// Both parts if either row has scales.
+fn row_bytes(mine: RowBytes, theirs: RowBytes) -> [String; 2] {
+    let scaled = mine.scales + theirs.scales > 0;
+    [mine, theirs].map(|row| match scaled {
+        true => format!("{} + {}", row.payload, row.scales),
+        false => row.payload.to_string(),
+    })
+}
+
 fn differs(subject: Subject, source: usize) -> Error {
     Error::usage(subject, AmongRanks::Same { rank: source })
 }
@@ -146,16 +185,32 @@ fn differs(subject: Subject, source: usize) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::dtype::RowType;
+    use crate::model::scales::ScaleType;
 
     const MINE: Terms = Terms {
         call: Call::LlDispatch,
         staged: false,
         handle: Some(5),
         top_k: 8,
-        row: RowType {
-            dtype: DType::Bfloat16,
-            hidden: 64,
+        row: WireRow {
+            payload: RowType {
+                dtype: DType::Bfloat16,
+                hidden: 64,
+            },
+            scales: None,
         },
+    };
+
+    const SCALED: Terms = Terms {
+        row: WireRow {
+            scales: Some(ScaleType {
+                dtype: DType::Float32,
+                count: 8,
+            }),
+            ..MINE.row
+        },
+        ..MINE
     };
 
     fn written(terms: Terms) -> Vec<u8> {
@@ -193,13 +248,42 @@ mod tests {
             format!("Size(Ids, 1): {rule} (got 8, expected 4)")
         );
         assert_eq!(
-            refusal(|theirs| theirs.row.hidden = 8),
+            refusal(|theirs| theirs.row.payload.hidden = 8),
             format!("RowBytes: {rule} (got 128, expected 16)")
         );
         assert_eq!(
-            refusal(|theirs| theirs.row.dtype = DType::Float16),
+            refusal(|theirs| theirs.row.payload.dtype = DType::Float16),
             format!("RowType: {rule} (got bfloat16, expected float16)")
         );
+    }
+
+    #[test]
+    fn scales_differ_in_bytes_or_type() {
+        let refusal = |mine: Terms, theirs: Terms| {
+            let error = mine.read(&written(theirs), 3).err().unwrap();
+            error.text()
+        };
+        let rule = "AmongRanks(Same { rank: 3 })";
+        assert_eq!(
+            refusal(SCALED, MINE),
+            format!("RowBytes: {rule} (got 128 + 32, expected 128 + 0)")
+        );
+        let mut longer = MINE;
+        longer.row.payload.hidden = 80;
+        assert_eq!(
+            refusal(SCALED, longer),
+            format!("RowBytes: {rule} (got 128 + 32, expected 160 + 0)")
+        );
+        let mut other = SCALED;
+        other.row.scales = Some(ScaleType {
+            dtype: DType::Uint8,
+            count: 32,
+        });
+        assert_eq!(
+            refusal(other, SCALED),
+            format!("ScaleType: {rule} (got uint8, expected float32)")
+        );
+        assert!(SCALED.read(&written(SCALED), 3).is_ok());
     }
 
     #[test]

@@ -26,10 +26,6 @@ fn among_ranks(f: &mut Formatter<'_>, rule: AmongRanks) -> fmt::Result {
             f.write_str("must be a blocking communicator, as ncclCommInitRank makes")
         }
         AmongRanks::FewerRanks => f.write_str("has more ranks than an NVLink domain"),
-        AmongRanks::OneNode { rank } => write!(
-            f,
-            "groups that span nodes are not supported yet; rank {rank} is on another node than rank 0"
-        ),
         AmongRanks::NewEnoughForNetwork => f.write_str("is too old for groups that span nodes"),
         AmongRanks::OwnIdsForNetwork => {
             f.write_str("must choose the ids of communicators for groups that span nodes")
@@ -117,8 +113,23 @@ fn of_tensor(f: &mut Formatter<'_>, rule: OfTensor) -> fmt::Result {
         }
         OfTensor::Dims => "must be the number of dimensions that this tensor has in this call",
         OfTensor::ElementType => "must be an element type that this tensor may have",
-        OfTensor::NoFp8 => "FP8 tokens are not supported yet",
-        OfTensor::NoScales => "FP8 tokens with scales are not supported yet",
+        OfTensor::Summable => "a combine sums bfloat16, float16 or float32",
+        OfTensor::SumsWithoutScales => "a combine sums rows, which have no scales",
+        OfTensor::MovedOnGpus => "rows of this format are not supported on GPUs yet",
+        OfTensor::ScalesReceived => "is required: scales that are sent must be received",
+        OfTensor::ScalesSent => "is required: tokens of this type are not cast",
+        OfTensor::SameTypeOrCast => {
+            "must be the type of inputs[TOKENS], or of one byte with outputs[SCALES]"
+        }
+        OfTensor::CastToE4m3 => "a cast gives float8e4m3; declare that, uint8 or int8",
+        OfTensor::CastScaleType => "must be float32, uint8 or int32 for a cast",
+        OfTensor::TypeOf(role) => return write!(f, "must be the type of {}", Argument(role)),
+        OfTensor::ScaleWidth => "a scale has 1, 2 or 4 bytes",
+        OfTensor::Pitched => "must be dense, or row-major or column-major with a pitch",
+        OfTensor::ForwardedAsIs => "scales that are forwarded cannot be rounded",
+        OfTensor::RowAndScalesBound => {
+            "a row with its scales must not exceed the group's token_size_bytes"
+        }
         OfTensor::RowMultipleOf16 => "a row must be a positive multiple of 16 bytes",
         OfTensor::RowBound => "a row must not exceed the group's token_size_bytes",
         OfTensor::NotNullUnlessEmpty => "must not be NULL unless the tensor is empty",
@@ -143,6 +154,8 @@ impl Display for Measure {
             Extent::CountableTokens => "what all ranks can send to one",
             Extent::MostTopK => "the largest top-k",
             Extent::RowsOf(role) => return write!(f, "the rows of {}", Argument(role)),
+            Extent::Blocks => "one scale for 128 or 32 elements",
+            Extent::ExpertsOf(role) => return write!(f, "the experts of {}", Argument(role)),
             Extent::ColumnsOf(role) => return write!(f, "the columns of {}", Argument(role)),
         })
     }

@@ -17,7 +17,7 @@ impl HostHt {
     pub(super) fn send_results(&self, op: &HtCombine, epoch: u64) -> Result<()> {
         self.check_capacity(Role::TokensIn, op.expert_rows.rows)?;
         let rows = self.map.arrivals.len();
-        let mut message = self.terms(Call::HtCombine, op.row).message();
+        let mut message = self.terms(Call::HtCombine, op.row.into()).message();
         message.number(rows);
         message.number(op.gradients.map_or(0, |gradients| gradients.top_k));
         // SAFETY: `rule` has checked the tensor, and it has at least `rows` rows; the caller keeps it
@@ -33,7 +33,7 @@ impl HostHt {
     pub(super) fn receive_results(&self, op: &HtCombine, epoch: u64) -> Result<()> {
         let messages = self.shared.exchange.receive_all(epoch)?;
         let columns = op.gradients.map_or(0, |gradients| gradients.top_k);
-        let terms = self.terms(Call::HtCombine, op.row);
+        let terms = self.terms(Call::HtCombine, op.row.into());
         let results: Vec<Results<'_>> = messages
             .iter()
             .enumerate()
@@ -100,7 +100,7 @@ impl<'a> Results<'a> {
             return Err(Error::usage(Subject::Tensor(Role::WeightsIn), rule).got(columns, theirs));
         }
         Ok(Self {
-            rows: reader.array(rows, terms.row.bytes())?,
+            rows: reader.array(rows, terms.row.payload.bytes())?,
             weights: reader.array(rows, columns * 4)?,
         })
     }

@@ -5,21 +5,29 @@
 use crate::backend::host::device::{bytes, bytes_mut};
 use crate::backend::host::ht::{HostHt, source};
 use crate::backend::host::numeric;
-use crate::backend::host::rows::{copy_row, row};
+use crate::backend::host::rows::copy_row;
+use crate::backend::host::scaled::{self, Incoming, Outgoing};
 use crate::backend::host::terms::{Call, Terms};
 use crate::error::refusal::{AmongRanks, Role, Subject};
 use crate::error::{Error, Result};
-use crate::model::ops::{HtDispatch, IdsAndWeights, Routing};
+use crate::model::ops::{HtDispatch, IdsAndWeights, Routing, Rows};
+use crate::model::scales::Scaled;
 use crate::model::tensor::DevPtr;
 
 impl HostHt {
     pub(super) fn send_tokens(&self, op: &HtDispatch, epoch: u64) -> Result<()> {
         let Routing { tokens, top_k, .. } = self.routing;
-        let mut message = self.terms(Call::HtDispatch, op.row).message();
+        let mut message = self.terms(Call::HtDispatch, op.wire()).message();
         message.number(tokens);
         message.number(usize::from(op.routing_in.is_some()));
-        // SAFETY: `rule` has checked the tensor; the caller keeps it until the operation has run.
-        message.bytes(unsafe { bytes(op.tokens, tokens * op.row.bytes()) });
+        let rows = Outgoing {
+            data: op.tokens,
+            tokens,
+            row: op.row,
+            scaled: op.scaled.as_ref(),
+        };
+        // SAFETY: `rule` has checked the tensors; the caller keeps them until the operation has run.
+        unsafe { rows.append(&mut message) }?;
         if let Some(IdsAndWeights { ids, weights, .. }) = op.routing_in {
             // SAFETY: as above, `[T, K]` of int64.
             message.bytes(unsafe { bytes(ids, tokens * top_k * 8) });
@@ -31,7 +39,7 @@ impl HostHt {
 
     pub(super) fn receive_tokens(&self, op: &HtDispatch, epoch: u64) -> Result<()> {
         let messages = self.shared.exchange.receive_all(epoch)?;
-        let terms = self.terms(Call::HtDispatch, op.row);
+        let terms = self.terms(Call::HtDispatch, op.wire());
         let sent: Vec<SentTokens<'_>> = messages
             .iter()
             .enumerate()
@@ -39,22 +47,11 @@ impl HostHt {
             .collect::<Result<_>>()?;
         if let Some(out) = op.out {
             self.check_capacity(Role::TokensOut, out.rows)?;
-            // SAFETY: `rule` has checked the tensor `[n, H]`; the caller leaves it to the operation.
-            let rows = unsafe { bytes_mut(out.data, out.rows * op.row.bytes()) };
-            for (index, arrival) in self.map.arrivals.iter().enumerate() {
-                copy_row(
-                    rows,
-                    index,
-                    row(
-                        source(&sent, arrival.source)?.rows,
-                        arrival.token,
-                        op.row.bytes(),
-                    )?,
-                )?;
-            }
-            if let Some(unused) = rows.get_mut(self.map.arrivals.len() * op.row.bytes()..) {
-                unused.fill(0);
-            }
+            self.write_rows(&out, op.row.bytes(), &sent)?;
+        }
+        if let Some(scaled) = &op.scaled {
+            self.check_capacity(Role::ScalesOut, scaled.out.rows)?;
+            self.write_scales(scaled, &sent)?;
         }
         if let Some(out) = op.routing_out {
             self.check_capacity(Role::IdsOut, out.rows)?;
@@ -64,6 +61,37 @@ impl HostHt {
             Some(counter) => self.write_counter(counter),
             None => Ok(()),
         }
+    }
+
+    /// Writes the received rows, then zeros.
+    fn write_rows(&self, out: &Rows, row_bytes: usize, sent: &[SentTokens<'_>]) -> Result<()> {
+        // SAFETY: `rule` has checked the tensor `[n, H]`; the caller leaves it to the operation.
+        let rows = unsafe { bytes_mut(out.data, out.rows * row_bytes) };
+        for (index, arrival) in self.map.arrivals.iter().enumerate() {
+            let from = source(sent, arrival.source)?;
+            copy_row(rows, index, from.rows.payload(arrival.token)?)?;
+        }
+        if let Some(unused) = rows.get_mut(self.map.arrivals.len() * row_bytes..) {
+            unused.fill(0);
+        }
+        Ok(())
+    }
+
+    /// Writes the scales of the received rows, then zeros.
+    fn write_scales(&self, scaled: &Scaled, sent: &[SentTokens<'_>]) -> Result<()> {
+        let none = vec![0; scaled.scales.bytes()];
+        for index in 0..scaled.out.rows {
+            let scales = match self.map.arrivals.get(index) {
+                Some(arrival) => {
+                    let from = source(sent, arrival.source)?;
+                    from.rows.scales(arrival.token)?
+                }
+                None => &none,
+            };
+            // SAFETY: `rule` has checked the tensor `[n, S]`; the caller leaves it to the operation.
+            unsafe { scaled::store(scaled, 0, index, scales) }?;
+        }
+        Ok(())
     }
 
     /// Writes local expert ids, ascending, then -1; and their weights, then 0.
@@ -105,7 +133,7 @@ impl HostHt {
 
 /// The message of a source rank.
 struct SentTokens<'a> {
-    rows: &'a [u8],
+    rows: Incoming<'a>,
     ids: &'a [u8],
     weights: &'a [u8],
 }
@@ -119,7 +147,7 @@ impl<'a> SentTokens<'a> {
             let rule = AmongRanks::SameDirection { rank: source };
             return Err(Error::usage(Subject::Tensor(Role::IdsIn), rule));
         }
-        let rows = reader.array(tokens, op.row.bytes())?;
+        let rows = Incoming::read(&mut reader, tokens, terms.row)?;
         let columns = if forward { terms.top_k } else { 0 };
         Ok(Self {
             rows,

@@ -11,7 +11,8 @@ use crate::backend::host::terms::{Call, Terms};
 use crate::backend::{HtBackend, HtRouting};
 use crate::error::refusal::{OfTensor, Role, Subject};
 use crate::error::{Error, Result};
-use crate::model::ops::{HtCombine, HtDispatch, Routing, RowType, Stream};
+use crate::model::ops::{HtCombine, HtDispatch, Routing, Stream};
+use crate::model::scales::WireRow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,7 +44,7 @@ impl HostHt {
     }
 
     /// The terms of a call. Ranks may differ in `staged`, which has no effect in HT.
-    fn terms(&self, call: Call, row: RowType) -> Terms {
+    fn terms(&self, call: Call, row: WireRow) -> Terms {
         Terms {
             call,
             staged: false,

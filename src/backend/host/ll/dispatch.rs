@@ -5,7 +5,8 @@
 use crate::backend::host::device::{bytes, bytes_mut};
 use crate::backend::host::ll::{HostLl, LastDispatch, Placed};
 use crate::backend::host::numeric;
-use crate::backend::host::rows::{copy_row, row};
+use crate::backend::host::rows::copy_row;
+use crate::backend::host::scaled::{self, Incoming, Outgoing};
 use crate::backend::host::terms::Terms;
 use crate::error::Result;
 use crate::model::group::GroupFacts;
@@ -14,18 +15,20 @@ use crate::model::ops::LlDispatch;
 impl HostLl {
     pub(super) fn send_tokens(&self, op: &LlDispatch, terms: &Terms, epoch: u64) -> Result<()> {
         let (tokens, top_k) = (self.routing.tokens, self.routing.top_k);
-        // SAFETY: `rule` has checked both tensors, ids `[T, K]` of int64 and rows `[T, H]`; the
-        // caller keeps them until the operation has run.
-        let (ids, rows) = unsafe {
-            (
-                bytes(self.routing.ids, tokens * top_k * 8),
-                bytes(op.tokens, tokens * op.row.bytes()),
-            )
-        };
         let mut message = terms.message();
         message.number(tokens);
-        message.bytes(ids);
-        message.bytes(rows);
+        let rows = Outgoing {
+            data: op.tokens,
+            tokens,
+            row: op.row,
+            scaled: op.scaled.as_ref(),
+        };
+        // SAFETY: `rule` has checked the tensors, ids `[T, K]` of int64 and rows with their scales;
+        // the caller keeps them until the operation has run.
+        unsafe {
+            message.bytes(bytes(self.routing.ids, tokens * top_k * 8));
+            rows.append(&mut message)?;
+        }
         self.shared.exchange.post(epoch, &message)
     }
 
@@ -51,7 +54,12 @@ impl HostLl {
                 };
                 let row = (*count < capacity).then_some(local * capacity + *count);
                 if let Some(row) = row {
-                    copy_row(out, row, sent.row(token)?)?;
+                    copy_row(out, row, sent.rows.payload(token)?)?;
+                    if let Some(scaled) = &op.scaled {
+                        // SAFETY: `rule` has checked the tensor `[L, R*M, S]`; the caller leaves it
+                        // to the operation.
+                        unsafe { scaled::store(scaled, local, *count, sent.rows.scales(token)?) }?;
+                    }
                     *count += 1;
                 }
                 from_source.push(Placed { token, k, row });
@@ -80,22 +88,20 @@ impl HostLl {
 /// The message of a source rank.
 struct SentTokens<'a> {
     top_k: usize,
-    row_bytes: usize,
     ids: &'a [u8],
-    rows: &'a [u8],
+    rows: Incoming<'a>,
 }
 
 impl<'a> SentTokens<'a> {
     fn read(message: &'a [u8], source: usize, terms: &Terms) -> Result<Self> {
         let mut reader = terms.read(message, source)?;
-        let (top_k, row_bytes) = (terms.top_k, terms.row.bytes());
+        let top_k = terms.top_k;
         let tokens = reader.number()?;
         let ids = reader.array(tokens, top_k * 8)?;
         Ok(Self {
             top_k,
-            row_bytes,
             ids,
-            rows: reader.array(tokens, row_bytes)?,
+            rows: Incoming::read(&mut reader, tokens, terms.row)?,
         })
     }
 
@@ -108,10 +114,6 @@ impl<'a> SentTokens<'a> {
                 Some((entry / self.top_k, entry % self.top_k, expert))
             })
     }
-
-    fn row(&self, token: usize) -> Result<&'a [u8]> {
-        row(self.rows, token, self.row_bytes)
-    }
 }
 
 #[cfg(test)]
@@ -120,6 +122,7 @@ mod tests {
     use crate::backend::host::terms::Call;
     use crate::model::dtype::DType;
     use crate::model::ops::RowType;
+    use crate::model::scales::WireRow;
 
     #[test]
     fn tokens_that_are_not_in_the_message_are_refused() {
@@ -128,10 +131,10 @@ mod tests {
             staged: false,
             handle: None,
             top_k: 8,
-            row: RowType {
+            row: WireRow::from(RowType {
                 dtype: DType::Bfloat16,
                 hidden: 8,
-            },
+            }),
         };
         let read = |tokens| {
             let mut message = terms.message();
@@ -139,7 +142,7 @@ mod tests {
             message.bytes(&[0; 64 + 16]);
             let mut written = vec![0; message.len()];
             message.write_to(&mut written).unwrap();
-            SentTokens::read(&written, 0, &terms).map(|sent| sent.rows.len())
+            SentTokens::read(&written, 0, &terms).and_then(|sent| Ok(sent.rows.payload(0)?.len()))
         };
         assert_eq!(read(1).unwrap(), 16);
         // For the last two, a careless multiplication gives 0 bytes of ids and of rows.

@@ -98,8 +98,8 @@ impl HostLl {
 
     fn terms(&self, op: &LlOp, staged: bool) -> Terms {
         let (call, row) = match op {
-            LlOp::Dispatch(op) => (Call::LlDispatch, op.row),
-            LlOp::Combine(op) => (Call::LlCombine, op.row),
+            LlOp::Dispatch(op) => (Call::LlDispatch, op.wire()),
+            LlOp::Combine(op) => (Call::LlCombine, op.row.into()),
         };
         Terms {
             call,

@@ -1,0 +1,203 @@
+// Refusals of dispatches with scales, forwarded or made by a cast, in both modes; what a backend
+// cannot move; and ranks whose scales differ.
+#include "suites/errors/calls.h"
+
+#define USAGE ncclInvalidUsage
+#define UNPITCHED(id, list, got, expected)                                                     \
+    BROKEN(id, list, SCALES, kStride0, 2,                                                      \
+           TENSOR(list, SCALES) ".strides: must be dense, or row-major or column-major with a " \
+                                "pitch (got " got ", expected pitches for " expected " scales)")
+#define TOO_LONG(id)                                                                            \
+    BROKEN(id, kInputs, TOKENS, kSize1, kTokenBytes,                                            \
+           "inputs[TOKENS].sizes[1]: a row with its scales must not exceed the group's "        \
+           "token_size_bytes (got 80 bytes, expected at most 64 bytes)")
+#define UNSENT(id)                                                                           \
+    BROKEN(id, kInputs, SCALES, kRemove, 0,                                                  \
+           "inputs[SCALES]: is required: tokens of this type are not cast (got uint8, expected " \
+           "bfloat16, float16 or float32)")
+#define NOT_RECEIVED(id)                      \
+    BROKEN(id, kOutputs, SCALES, kRemove, 0,  \
+           "outputs[SCALES]: is required: scales that are sent must be received")
+
+// ---- Scales that are forwarded -----------------------------------------------------------------
+
+static const BrokenCall kLlForward[] = {
+    NOT_RECEIVED("dispatch-ll-out-scales"),
+    UNSENT("dispatch-ll-in-scales"),
+    TOO_LONG("dispatch-ll-in-row-scales"),
+    NDIM("dispatch-ll-in-scales-ndim", kInputs, SCALES, 3, 2),
+    UNKNOWN_TYPE("dispatch-ll-in-scales-datatype", kInputs, SCALES),
+    OTHER_TYPE("dispatch-ll-in-scales-width", kInputs, SCALES, ncclInt64,
+               "a scale has 1, 2 or 4 bytes", "int64", "a type of 1, 2 or 4 bytes"),
+    SIZE("dispatch-ll-in-scales-rows", kInputs, SCALES, 0, 3,
+         "must be the handle's number of tokens", "4"),
+    UNPITCHED("dispatch-ll-in-scales-strides", kInputs, "[2, 1]", "4 rows of 3"),
+    NO_DATA("dispatch-ll-in-scales-data", kInputs, SCALES),
+    ALIGNMENT("dispatch-ll-in-scales-align", kInputs, SCALES, 2, 4),
+    NDIM("dispatch-ll-out-scales-ndim", kOutputs, SCALES, 2, 3),
+    UNKNOWN_TYPE("dispatch-ll-out-scales-datatype", kOutputs, SCALES),
+    OTHER_TYPE("dispatch-ll-out-scales-type", kOutputs, SCALES, ncclInt32,
+               "must be the type of inputs[SCALES]", "int32", "float32"),
+    SIZE("dispatch-ll-out-scales-experts", kOutputs, SCALES, 0, 3,
+         "must be the experts of outputs[TOKENS]", "2"),
+    SIZE("dispatch-ll-out-scales-rows", kOutputs, SCALES, 1, 1,
+         "must be the rows of outputs[TOKENS]", "*"),
+    SIZE("dispatch-ll-out-scales-columns", kOutputs, SCALES, 2, 2,
+         "must be the columns of inputs[SCALES]", "3"),
+    UNPITCHED("dispatch-ll-out-scales-strides", kOutputs, "[2, 1, 1]", "* rows of 3"),
+    NO_DATA("dispatch-ll-out-scales-data", kOutputs, SCALES),
+    ALIGNMENT("dispatch-ll-out-scales-align", kOutputs, SCALES, 2, 4),
+};
+
+static const BrokenCall kHtForward[] = {
+    NOT_RECEIVED("dispatch-ht-out-scales"),
+    UNSENT("dispatch-ht-in-scales"),
+    TOO_LONG("dispatch-ht-in-row-scales"),
+    NDIM("dispatch-ht-in-scales-ndim", kInputs, SCALES, 3, 2),
+    UNKNOWN_TYPE("dispatch-ht-in-scales-datatype", kInputs, SCALES),
+    OTHER_TYPE("dispatch-ht-in-scales-width", kInputs, SCALES, ncclInt64,
+               "a scale has 1, 2 or 4 bytes", "int64", "a type of 1, 2 or 4 bytes"),
+    SIZE("dispatch-ht-in-scales-rows", kInputs, SCALES, 0, 3,
+         "must be the handle's number of tokens", "4"),
+    UNPITCHED("dispatch-ht-in-scales-strides", kInputs, "[2, 1]", "4 rows of 3"),
+    NO_DATA("dispatch-ht-in-scales-data", kInputs, SCALES),
+    ALIGNMENT("dispatch-ht-in-scales-align", kInputs, SCALES, 2, 4),
+    NDIM("dispatch-ht-out-scales-ndim", kOutputs, SCALES, 3, 2),
+    UNKNOWN_TYPE("dispatch-ht-out-scales-datatype", kOutputs, SCALES),
+    OTHER_TYPE("dispatch-ht-out-scales-type", kOutputs, SCALES, ncclInt32,
+               "must be the type of inputs[SCALES]", "int32", "float32"),
+    SIZE("dispatch-ht-out-scales-rows", kOutputs, SCALES, 0, 1,
+         "must be the rows of outputs[TOKENS]", "*"),
+    SIZE("dispatch-ht-out-scales-columns", kOutputs, SCALES, 1, 2,
+         "must be the columns of inputs[SCALES]", "3"),
+    UNPITCHED("dispatch-ht-out-scales-strides", kOutputs, "[2, 1]", "* rows of 3"),
+    NO_DATA("dispatch-ht-out-scales-data", kOutputs, SCALES),
+    ALIGNMENT("dispatch-ht-out-scales-align", kOutputs, SCALES, 2, 4),
+};
+
+// ---- Casts -------------------------------------------------------------------------------------
+
+static const BrokenCall kLlCast[] = {
+    OTHER_TYPE("dispatch-ll-cast-datatype", kOutputs, TOKENS, 11,
+               "a cast gives float8e4m3; declare that, uint8 or int8", "float8e5m2", "float8e4m3"),
+    OTHER_TYPE("dispatch-ll-cast-scales-datatype", kOutputs, SCALES, ncclFloat16,
+               "must be float32, uint8 or int32 for a cast", "float16",
+               "float32, uint8, int32 or uint32"),
+    SIZE("dispatch-ll-cast-scales-columns", kOutputs, SCALES, 2, 2,
+         "must be one scale for 128 or 32 elements", "1"),
+};
+
+static const BrokenCall kHtCast[] = {
+    MISSING("dispatch-ht-cast-required", kOutputs, TOKENS),
+    OTHER_TYPE("dispatch-ht-cast-datatype", kOutputs, TOKENS, 11,
+               "a cast gives float8e4m3; declare that, uint8 or int8", "float8e5m2", "float8e4m3"),
+    OTHER_TYPE("dispatch-ht-cast-scales-datatype", kOutputs, SCALES, ncclFloat16,
+               "must be float32, uint8 or int32 for a cast", "float16",
+               "float32, uint8, int32 or uint32"),
+    SIZE("dispatch-ht-cast-scales-columns", kOutputs, SCALES, 1, 2,
+         "must be one scale for 128 or 32 elements", "1"),
+};
+
+static void check_rounding(const Session* session, const char* id) {
+    CallTensors tensors;
+    valid_tensors(session, kForward, &tensors);
+    tensors.round_scales = 1;
+    EP_REFUSED(id, make_call(session, kForward, &tensors, 0), ncclInvalidArgument,
+               "ncclEpDispatch: config.round_scales: scales that are forwarded cannot be rounded "
+               "(got 1, expected 0)");
+}
+
+// On a backend that cannot move such rows yet; elsewhere they pass.
+static void check_unmoved(const Session* session, CallKind kind, bool scaled, const char* id) {
+    CallTensors tensors;
+    valid_tensors(session, kind, &tensors);
+    if (!scaled) {
+        tensors.lists[kInputs].views[0].tensor.datatype = ncclInt64;
+        tensors.lists[kInputs].views[0].sizes[1] = kBytesOfRow / 8;
+        EpView* out = &tensors.lists[kOutputs].views[0];
+        out->tensor.datatype = ncclInt64;
+        out->sizes[out->tensor.ndim - 1] = kBytesOfRow / 8;
+    }
+    if (ep_on_host_backend()) {
+        EP_CHECK_NCCL(make_call(session, kind, &tensors, 0));
+        ep_sync(session->env);
+        return;
+    }
+    EP_REFUSED(id, make_call(session, kind, &tensors, 0), USAGE,
+               scaled ? "ncclEpDispatch: outputs[SCALES]: rows of this format are not supported "
+                        "on GPUs yet"
+                      : "ncclEpDispatch: inputs[TOKENS].datatype: rows of this format are not "
+                        "supported on GPUs yet");
+}
+
+void ll_scales_arguments(EpEnv* env) {
+    Session session;
+    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
+    check_broken_calls(&session, kForward, kLlForward, COUNT(kLlForward));
+    check_broken_calls(&session, kCast, kLlCast, COUNT(kLlCast));
+    check_rounding(&session, "dispatch-ll-round-scales");
+    check_unmoved(&session, kDispatch, false, "dispatch-ll-gpu-rows");
+    check_unmoved(&session, kForward, true, "dispatch-ll-gpu-scales");
+    check_unmoved(&session, kCast, true, "dispatch-ll-gpu-scales");
+    check_works(&session);
+    close_session(&session);
+}
+
+void ht_scales_arguments(EpEnv* env) {
+    Session session;
+    open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
+    check_broken_calls(&session, kForward, kHtForward, COUNT(kHtForward));
+    check_broken_calls(&session, kCast, kHtCast, COUNT(kHtCast));
+    check_rounding(&session, "dispatch-ht-round-scales");
+    check_unmoved(&session, kTokensOnly, false, "dispatch-ht-gpu-rows");
+    check_unmoved(&session, kForward, true, "dispatch-ht-gpu-scales");
+    check_unmoved(&session, kCast, true, "dispatch-ht-gpu-scales");
+    check_works(&session);
+    close_session(&session);
+}
+
+// ---- Ranks whose scales differ -----------------------------------------------------------------
+
+// The odd rank sends rows of `kBytesOfRow` bytes without scales, the others with them.
+static void scales_on_some_ranks(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
+    Session session;
+    open_session(&session, env, algorithm);
+    CallTensors tensors;
+    valid_tensors(&session, kForward, &tensors);
+    if (is_odd(env)) --tensors.lists[kInputs].count;
+    if (is_odd(env)) --tensors.lists[kOutputs].count;
+    ep_barrier();
+    EP_CHECK_NCCL(make_call(&session, kForward, &tensors, 0));
+    check_all_notice(&session, kForward, "running-scale-bytes", "row bytes: must be the same",
+                     is_odd(env) ? " (got 32 + 0, expected 32 + 12)"
+                                 : " (got 32 + 12, expected 32 + 0)");
+}
+
+// The odd rank sends as many scales of another type of the same width.
+static void other_scale_type(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
+    Session session;
+    open_session(&session, env, algorithm);
+    CallTensors tensors;
+    valid_tensors(&session, kForward, &tensors);
+    for (ListName list = kInputs; is_odd(env) && list <= kOutputs; ++list) {
+        const unsigned last = tensors.lists[list].count - 1;
+        tensors.lists[list].views[last].tensor.datatype = ncclInt32;
+    }
+    ep_barrier();
+    EP_CHECK_NCCL(make_call(&session, kForward, &tensors, 0));
+    check_all_notice(&session, kForward, "running-scale-type",
+                     "data type of scales: must be the same",
+                     is_odd(env) ? " (got int32, expected float32)"
+                                 : " (got float32, expected int32)");
+}
+
+static void scales_that_differ(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
+    if (!enough_ranks(env, 2, "running-scale-bytes, running-scale-type")) return;
+    if (!ep_on_host_backend()) return;  // has no scales yet
+    scales_on_some_ranks(env, algorithm);
+    other_scale_type(env, algorithm);
+}
+
+void ll_scales_that_differ(EpEnv* env) { scales_that_differ(env, NCCL_EP_ALGO_LOW_LATENCY); }
+
+void ht_scales_that_differ(EpEnv* env) { scales_that_differ(env, NCCL_EP_ALGO_HIGH_THROUGHPUT); }

@@ -1,0 +1,14 @@
+// What the files of test_formats share.
+#ifndef C_TESTS_SUITES_FORMATS_CASES_H_
+#define C_TESTS_SUITES_FORMATS_CASES_H_
+
+#include "harness/harness.h"
+
+// Whether the backend has formats; skips the case if not.
+bool has_formats(const EpEnv* env);
+
+// Some ranks cast, the others forward (mixed.c).
+void casts_on_some_ranks(EpEnv* env);
+void casts_on_some_ranks_ht(EpEnv* env);
+
+#endif  // C_TESTS_SUITES_FORMATS_CASES_H_

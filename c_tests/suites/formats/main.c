@@ -1,0 +1,202 @@
+// Dispatches of rows in every format: opaque, with scales that are forwarded, and cast to e4m3; in
+// both modes, staged and cached, with scales in every order. Every byte of rows and scales is
+// compared with a reference; what lies between is poison and stays so. Combines between them keep
+// their own rows.
+#include <stdio.h>
+
+#include "reference/cast.h"
+#include "reference/ht_run.h"
+#include "reference/ll_run.h"
+#include "suites/formats/cases.h"
+
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+enum { kMaxTokens = 9, kTopK = 4, kLocalExperts = 2, kEveryHidden = 4096, kEveryTokens = 16 };
+
+static const ncclDataType_t kE4m3 = (ncclDataType_t)10;
+
+bool has_formats(const EpEnv* env) {
+    if (ep_has_quantised_rows(env)) return true;
+    ep_skip("no quantised rows on this backend");
+    return false;
+}
+
+// ---- One format in each mode -------------------------------------------------------------------
+
+static unsigned largest(const RefFormat* format) {
+    const size_t slot = ref_format_slot_bytes(format);
+    return (unsigned)(slot > 64 ? slot : 64);
+}
+
+// Blocking, staged, and after other rows have been combined.
+static void in_low_latency(EpEnv* env, const RefFormat* format, unsigned tokens, uint64_t seed) {
+    const unsigned experts = kLocalExperts * (unsigned)env->size;
+    const LlShape shape = {experts, tokens, kTopK, ncclBfloat16, 16};
+    ncclEpGroup_t group =
+        ep_group_create(env, NCCL_EP_ALGO_LOW_LATENCY, experts, tokens, largest(format));
+    LlRun run;
+    ll_run_open_with(&run, env, group, &shape, kRefMessy, !format->every_bf16, seed);
+    run.variation = (unsigned)seed;
+    ll_run_set_format(&run, format);
+    ll_dispatch(&run);
+    ll_combine(&run);
+    ll_prepare_dispatch(&run);
+    EP_CHECK_NCCL(ll_launch_dispatch(&run, env->stream, true));
+    ep_sync(env);
+    ll_overwrite_inputs(&run);
+    EP_CHECK_NCCL(ncclEpComplete(run.handle, NULL, env->stream));
+    ep_sync(env);
+    ll_check_dispatch(&run);
+    ll_combine(&run);
+    ll_run_close(&run);
+    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
+}
+
+// Forward, cached, and forward without rows, where the format allows that.
+static void in_high_throughput(EpEnv* env, const RefFormat* format, unsigned tokens,
+                               uint64_t seed) {
+    const unsigned experts = kLocalExperts * (unsigned)env->size;
+    const HtShape shape = {experts, tokens, kTopK, ncclBfloat16, 16};
+    const HtOpening opening = {(HtRows)(seed % 3), kHtNoCounter, seed};
+    ncclEpGroup_t group =
+        ep_group_create(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, experts, tokens, largest(format));
+    HtRun run;
+    ht_run_open_with(&run, env, group, &shape, kRefMessy, !format->every_bf16, opening);
+    run.variation = (unsigned)seed;
+    ht_run_set_format(&run, format);
+    ht_forward(&run);
+    ht_combine(&run, true);
+    ht_cached(&run);
+    const HtPass no_rows = {.forward = true, .no_tokens = true};
+    if (format->meaning != kRefCast) ht_dispatch(&run, no_rows);
+    ht_run_close(&run);
+    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
+}
+
+static void in_both_modes(EpEnv* env, const RefFormat* format, uint64_t seed) {
+    const uint64_t failed = ep_failed();
+    in_low_latency(env, format, kMaxTokens, seed);
+    if (ep_has_high_throughput(env)) in_high_throughput(env, format, kMaxTokens, seed);
+    if (ep_failed() == failed) return;
+    char name[256];
+    ref_format_name(format, name, sizeof(name));
+    fprintf(stderr, "[rank %d] differs: %s\n", env->rank, name);
+}
+
+// ---- Cases -------------------------------------------------------------------------------------
+
+static void opaque_rows(EpEnv* env) {
+    if (!has_formats(env)) return;
+    for (unsigned datatype = 0; datatype < 12; ++datatype) {
+        const unsigned width = (unsigned)ep_datatype_size((ncclDataType_t)datatype);
+        const RefFormat format = ref_format_opaque((ncclDataType_t)datatype, 272 / width);
+        in_both_modes(env, &format, datatype);
+    }
+}
+
+static void forwarded_scales(EpEnv* env) {
+    static const ncclDataType_t kScales[] = {ncclFloat32, ncclUint8, ncclFloat16, ncclInt32};
+    static const unsigned kCounts[] = {1, 3, 23, 56};
+    if (!has_formats(env)) return;
+    for (unsigned i = 0; i < COUNT(kScales) * COUNT(kCounts); ++i) {
+        const ncclDataType_t scales = kScales[i / COUNT(kCounts)];
+        RefFormat format =
+            ref_format_forward(i % 2 == 0 ? kE4m3 : ncclUint8, 144, scales, kCounts[i % 4]);
+        format.in_order = (RefOrder)(i % kRefNumOrders);
+        format.out_order = (RefOrder)(i / 3 % kRefNumOrders);
+        format.spare = i % 4;
+        in_both_modes(env, &format, 100 + i);
+    }
+}
+
+// As formats that models use are forwarded: FP4 with e4m3 scales of 16, and rows with one scale.
+static void formats_of_models(EpEnv* env) {
+    const RefFormat formats[] = {
+        ref_format_forward(ncclUint8, 3584, kE4m3, 448),
+        ref_format_forward(ncclUint8, 3584, ncclUint8, 224),
+        ref_format_forward(kE4m3, 2880, ncclFloat32, 23),
+        ref_format_forward(kE4m3, 7168, ncclUint8, 56),
+        ref_format_forward(ncclInt8, 7168, ncclFloat32, 1),
+    };
+    if (!has_formats(env)) return;
+    for (unsigned i = 0; i < COUNT(formats); ++i) in_both_modes(env, &formats[i], 200 + i);
+}
+
+static void casts(EpEnv* env) {
+    static const ncclDataType_t kFrom[] = {ncclBfloat16, ncclFloat16, ncclFloat32};
+    static const ncclDataType_t kTo[] = {(ncclDataType_t)10, ncclUint8, ncclInt8};
+    static const unsigned kHidden[] = {16, 128, 144, 2880, 7168};
+    static const struct {
+        ncclDataType_t scales;
+        unsigned block, least_hidden;
+    } kCasts[] = {{ncclFloat32, 128, 1}, {ncclUint8, 128, 1},   {ncclUint8, 32, 33},
+                  {ncclInt32, 128, 1},   {ncclUint32, 32, 129}};
+    if (!has_formats(env)) return;
+    unsigned seed = 300;
+    for (unsigned cast = 0; cast < COUNT(kCasts); ++cast) {
+        for (unsigned i = 0; i < COUNT(kHidden); ++i, ++seed) {
+            if (kHidden[i] < kCasts[cast].least_hidden) continue;
+            RefFormat format = ref_format_cast(kFrom[seed % 3], kHidden[i], kCasts[cast].scales,
+                                               kCasts[cast].block);
+            format.to = kTo[seed / 3 % 3];
+            format.round = seed % 2 == 0;
+            format.out_order = (RefOrder)(seed % kRefNumOrders);
+            format.spare = seed % 5;
+            in_both_modes(env, &format, seed);
+        }
+    }
+}
+
+// All numbers of bfloat16: in order, mixed, and below powers of two. Few enough rows for every rank
+// to check them in seconds.
+static void all_bfloat16(EpEnv* env) {
+    if (!has_formats(env)) return;
+    for (unsigned i = 0; i < 8; ++i) {
+        RefFormat format = ref_format_cast(ncclBfloat16, kEveryHidden,
+                                           i % 4 == 3 ? ncclUint8 : ncclFloat32,
+                                           i % 4 == 3 ? 32 : 128);
+        format.round = i % 2 == 1;
+        format.every_bf16 = true;
+        in_low_latency(env, &format, kEveryTokens, 4 * 97 * i + i);
+    }
+}
+
+// The layout that block-scaled matrix products read: columns with a pitch of whole 16 bytes.
+static void columns_for_matrix_products(EpEnv* env) {
+    if (!has_formats(env)) return;
+    const unsigned rows = kMaxTokens * (unsigned)env->size;
+    RefFormat format = ref_format_cast(ncclBfloat16, 7168, ncclFloat32, 128);
+    format.out_order = kRefColumns;
+    format.spare = (4 - rows % 4) % 4;
+    in_both_modes(env, &format, 500);
+    RefFormat packed = ref_format_cast(ncclBfloat16, 7168, ncclInt32, 128);
+    packed.out_order = kRefColumns;
+    packed.spare = format.spare;
+    in_both_modes(env, &packed, 501);
+}
+
+// What the reference says of numbers whose cast is known.
+static void known_casts(EpEnv* env) {
+    (void)env;
+    static const struct {
+        float value;
+        uint8_t code;
+    } kKnown[] = {{0.0f, 0},         {-0.0f, 0x80},     {448.0f, 0x7e},   {-448.0f, 0xfe},
+                  {1e9f, 0x7e},      {1.0f, 0x38},      {0.0625f, 0x18},  {17.0f, 0x58},
+                  {19.0f, 0x5a},     {0.001953125f, 1}, {0.0009765625f, 0}, {0.002929688f, 2}};
+    for (unsigned i = 0; i < COUNT(kKnown); ++i) {
+        EP_CHECK_EQ_U64(ref_e4m3(kKnown[i].value), kKnown[i].code);
+    }
+}
+
+int main(int argc, char** argv) {
+    static const EpCase kCases[] = {
+        EP_CASE(known_casts),       EP_CASE(opaque_rows),
+        EP_CASE(forwarded_scales),  EP_CASE(formats_of_models),
+        EP_CASE(casts),             EP_CASE(all_bfloat16),
+        EP_CASE(columns_for_matrix_products),
+        EP_CASE(casts_on_some_ranks),
+        EP_CASE_HT(casts_on_some_ranks_ht),
+    };
+    return ep_main(argc, argv, kCases, COUNT(kCases));
+}

@@ -1,0 +1,131 @@
+// Ranks that cast and ranks that forward what a cast would give, in one dispatch: the receivers
+// cannot tell them apart.
+#include <stdlib.h>
+#include <string.h>
+
+#include "reference/cast.h"
+#include "reference/ht_run.h"
+#include "reference/ll_run.h"
+#include "suites/formats/cases.h"
+
+enum { kMaxTokens = 7, kTopK = 3, kHidden = 272, kLocalExperts = 2 };
+
+static bool casts(const EpEnv* env) { return env->rank % 2 != 0; }
+
+// The rows of this rank as a cast makes them, and their scales; with guard zones like all buffers.
+typedef struct {
+    RefBuffer rows, scales;
+} Cast;
+
+static Cast cast_all(const RefFormat* format, const EpEnv* env, unsigned tokens, uint64_t seed) {
+    const size_t row_bytes = ref_format_out_bytes(format);
+    const size_t scale_bytes = ref_format_scale_bytes(format);
+    unsigned char* rows = ref_host_new(tokens * row_bytes);
+    unsigned char* scales = ref_host_new(tokens * scale_bytes);
+    void* row = ref_host_new(ref_format_in_bytes(format));
+    for (size_t token = 0; token < tokens; ++token) {
+        ref_cast_input(format, seed, ref_row_of((unsigned)env->rank, token), row);
+        ref_cast_row(format, row, rows + token * row_bytes, scales + token * scale_bytes);
+    }
+    const Cast cast = {ref_buffer_new(tokens * row_bytes), ref_buffer_new(tokens * scale_bytes)};
+    ref_buffer_upload(&cast.rows, rows);
+    ref_buffer_upload(&cast.scales, scales);
+    free(rows);
+    free(scales);
+    free(row);
+    return cast;
+}
+
+// Where rows and scales arrive: `rows` rows, of each of `experts` experts; of none in HT.
+typedef struct {
+    const RefBuffer *rows, *scales;
+    unsigned experts, num_rows;
+} Outputs;
+
+static void forward(const EpEnv* env, ncclEpHandle_t handle, const RefFormat* format,
+                    const Cast* cast, const Outputs* to) {
+    const unsigned tokens = (unsigned)(cast->rows.bytes / kHidden);
+    const unsigned in_sizes[] = {tokens, kHidden};
+    const unsigned first = to->experts == 0 ? 1 : 0;
+    const unsigned out_sizes[] = {to->experts, to->num_rows, kHidden};
+    RefList inputs, outputs;
+    ref_list_init(&inputs);
+    ref_list_init(&outputs);
+    ref_list_add(&inputs, ref_buffer_data(&cast->rows), format->to, NCCL_EP_TENSOR_TAG_TOKENS, 2,
+                 in_sizes);
+    ref_list_add_scales(&inputs, &cast->scales, format, kRefDense, 0, tokens);
+    ref_list_add(&outputs, ref_buffer_data(to->rows), format->to, NCCL_EP_TENSOR_TAG_TOKENS, 3 - first,
+                 &out_sizes[first]);
+    ref_list_add_scales(&outputs, to->scales, format, format->out_order, to->experts,
+                        to->num_rows);
+    EP_CHECK_NCCL(ncclEpDispatch(handle, ref_list_inputs(&inputs), inputs.count,
+                                 ref_list_outputs(&outputs), outputs.count, NULL, 0, 0, NULL,
+                                 env->stream));
+    ref_list_scrap(&inputs);
+    ref_list_scrap(&outputs);
+}
+
+static RefFormat format_of(const EpEnv* env) {
+    RefFormat format = ref_format_cast(ncclBfloat16, kHidden, ncclFloat32, 128);
+    format.out_order = (RefOrder)(env->rank % kRefNumOrders);
+    format.spare = 2;
+    return format;
+}
+
+void casts_on_some_ranks(EpEnv* env) {
+    if (!has_formats(env)) return;
+    const unsigned experts = kLocalExperts * (unsigned)env->size;
+    const RefFormat format = format_of(env);
+    const LlShape shape = {experts, kMaxTokens, kTopK, ncclBfloat16, 16};
+    ncclEpGroup_t group = ep_group_create(env, NCCL_EP_ALGO_LOW_LATENCY, experts, kMaxTokens,
+                                          (unsigned)ref_format_slot_bytes(&format));
+    LlRun run;
+    ll_run_open_with(&run, env, group, &shape, kRefDistinct, true, 3);
+    run.without_counter = true;
+    ll_run_set_format(&run, &format);
+    ll_prepare_dispatch(&run);
+    const unsigned tokens = run.now->num_tokens[env->rank];
+    Cast cast = cast_all(&format, env, tokens, run.tokens_seed);
+    const Outputs outputs = {&run.packed, &run.scales_out, run.local_experts, run.capacity};
+    if (casts(env)) {
+        EP_CHECK_NCCL(ll_launch_dispatch(&run, env->stream, false));
+    } else {
+        forward(env, run.handle, &format, &cast, &outputs);
+    }
+    ep_sync(env);
+    ll_check_dispatch(&run);
+    ref_buffer_free(&cast.rows);
+    ref_buffer_free(&cast.scales);
+    ll_run_close(&run);
+    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
+}
+
+void casts_on_some_ranks_ht(EpEnv* env) {
+    if (!has_formats(env)) return;
+    const unsigned experts = kLocalExperts * (unsigned)env->size;
+    const RefFormat format = format_of(env);
+    const HtShape shape = {experts, kMaxTokens, kTopK, ncclBfloat16, 16};
+    const HtOpening opening = {kHtRowsSpare, kHtNoCounter, 5};
+    ncclEpGroup_t group = ep_group_create(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, experts, kMaxTokens,
+                                          (unsigned)ref_format_slot_bytes(&format));
+    HtRun run;
+    ht_run_open_with(&run, env, group, &shape, kRefDistinct, true, opening);
+    ht_run_set_format(&run, &format);
+    ht_prepare_dispatch(&run);
+    const unsigned tokens = run.routing->num_tokens[env->rank];
+    Cast cast = cast_all(&format, env, tokens, run.tokens_seed);
+    const Outputs outputs = {&run.tokens_out, &run.scales_out, 0, run.num_rows};
+    const HtPass cached = {.forward = false};
+    if (casts(env)) {
+        EP_CHECK_NCCL(ht_launch_dispatch(&run, cached, env->stream));
+    } else {
+        forward(env, run.handle, &format, &cast, &outputs);
+        run.pass = cached;
+    }
+    ep_sync(env);
+    ht_check_dispatch(&run);
+    ref_buffer_free(&cast.rows);
+    ref_buffer_free(&cast.scales);
+    ht_run_close(&run);
+    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
+}

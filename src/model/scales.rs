@@ -1,0 +1,283 @@
+//! Rows with scales: what a dispatch does with its rows, how a cast makes scales, and where scales
+//! lie in memory.
+//!
+//! A row travels as a *payload* and, if it has them, *scales*: a few numbers that belong to blocks
+//! of its elements. A dispatch moves rows as they are (opaque), moves rows and scales as they are
+//! (forward), or rounds rows to e4m3 while it sends them and makes the scales (cast). The tensors of
+//! the call decide which; no setting does. A cast and a forward of the same bytes are the same to
+//! the receiver.
+#![forbid(unsafe_code)]
+
+use crate::model::dtype::{DType, RowType};
+use crate::model::group::ROW_ALIGN;
+use crate::model::tensor::DevPtr;
+
+/// What a dispatch does with its rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Meaning {
+    /// Moves rows of any type as they are.
+    Opaque,
+    /// Moves rows and their scales as they are.
+    Forward,
+    /// Rounds rows to e4m3 and makes their scales.
+    Cast,
+}
+
+/// The tensors of a dispatch, as far as its meaning depends on them.
+#[derive(Clone, Copy, Debug)]
+pub struct Given {
+    /// Type of the rows that are read.
+    pub tokens: DType,
+    /// Whether their scales are given.
+    pub scales: bool,
+    /// Type of the rows that are written, if the caller wants them.
+    pub out_tokens: Option<DType>,
+    /// Whether their scales are wanted.
+    pub out_scales: bool,
+}
+
+/// Why a dispatch has no meaning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unclear {
+    /// Scales are sent, and nothing receives them.
+    ScalesNotReceived,
+    /// Scales are to be received, but rows of this type cannot be cast.
+    NotCastable,
+    /// A cast has no place for its rows.
+    CastWithoutRows,
+    /// The types of rows differ, and it is no cast.
+    OtherType,
+    /// A cast to another 8-bit format than e4m3.
+    OtherCast,
+}
+
+/// The meaning of a dispatch.
+#[inline]
+pub fn meaning(given: &Given) -> Result<Meaning, Unclear> {
+    let same = |meaning| match given.out_tokens {
+        Some(out) if out != given.tokens => Err(Unclear::OtherType),
+        _ => Ok(meaning),
+    };
+    match (given.scales, given.out_scales) {
+        (false, false) => same(Meaning::Opaque),
+        (true, true) => same(Meaning::Forward),
+        (true, false) => Err(Unclear::ScalesNotReceived),
+        (false, true) if !given.tokens.is_summable() => Err(Unclear::NotCastable),
+        (false, true) => match given.out_tokens {
+            None => Err(Unclear::CastWithoutRows),
+            Some(DType::Float8E4M3 | DType::Uint8 | DType::Int8) => Ok(Meaning::Cast),
+            Some(out) if out.size() == 1 => Err(Unclear::OtherCast),
+            Some(_) => Err(Unclear::OtherType),
+        },
+    }
+}
+
+/// Elements of a row that share a scale: DeepSeek's blocks, and those of MXFP8.
+pub const BLOCKS: [usize; 2] = [128, 32];
+
+/// How a cast stores the scale of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScaleForm {
+    /// As float32.
+    Float,
+    /// As float32, rounded up to a power of two.
+    PowerOfTwo,
+    /// As the exponent byte of that power (UE8M0), one per element or four in a 32-bit element,
+    /// the first block in the lowest byte.
+    Exponent,
+}
+
+/// A cast of rows to e4m3.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cast {
+    /// Type of the rows that are read: bf16, f16 or f32.
+    pub from: DType,
+    /// Elements that share a scale.
+    pub block: usize,
+    /// How their scale is stored.
+    pub form: ScaleForm,
+}
+
+impl Cast {
+    /// The cast of rows `[.., hidden]` of `from` that stores `scales`, of which `round` says whether
+    /// float32 ones are powers of two; `None` if no cast stores such scales.
+    pub fn new(from: DType, hidden: usize, scales: ScaleType, round: bool) -> Option<Self> {
+        let (large, small) = cast_counts(scales.dtype, hidden)?;
+        let [block, small_block] = BLOCKS;
+        let block = match scales.count {
+            count if count == large => block,
+            count if Some(count) == small => small_block,
+            _ => return None,
+        };
+        let form = match scales.dtype {
+            DType::Float32 if round => ScaleForm::PowerOfTwo,
+            DType::Float32 => ScaleForm::Float,
+            _ => ScaleForm::Exponent,
+        };
+        Some(Self { from, block, form })
+    }
+}
+
+/// Whether some cast stores scales of type `dtype`.
+pub fn is_cast_scale(dtype: DType) -> bool {
+    cast_counts(dtype, 1).is_some()
+}
+
+/// The scales per row of `hidden` elements that a cast may store as `dtype`: for blocks of 128, and
+/// of 32.
+pub fn cast_counts(dtype: DType, hidden: usize) -> Option<(usize, Option<usize>)> {
+    let [large, small] = BLOCKS;
+    match dtype {
+        DType::Float32 => Some((hidden.div_ceil(large), None)),
+        DType::Uint8 => Some((hidden.div_ceil(large), Some(hidden.div_ceil(small)))),
+        DType::Int32 | DType::Uint32 => {
+            let words = |block: usize| hidden.div_ceil(4 * block);
+            Some((words(large), Some(words(small))))
+        }
+        _ => None,
+    }
+}
+
+/// The scales of one row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScaleType {
+    /// Element type, of 1, 2 or 4 bytes.
+    pub dtype: DType,
+    /// Elements per row.
+    pub count: usize,
+}
+
+impl ScaleType {
+    /// Bytes of a row's scales.
+    pub fn bytes(self) -> usize {
+        self.count * self.dtype.size()
+    }
+}
+
+/// A row as it travels: the same on all ranks of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WireRow {
+    /// The elements.
+    pub payload: RowType,
+    /// Their scales, if they have any.
+    pub scales: Option<ScaleType>,
+}
+
+impl WireRow {
+    /// Bytes of the scales.
+    pub fn scale_bytes(self) -> usize {
+        self.scales.map_or(0, ScaleType::bytes)
+    }
+
+    /// Bytes of a slot for the row: the payload, then the scales, filled up to whole pieces.
+    pub fn slot_bytes(self) -> usize {
+        self.payload.bytes() + self.scale_bytes().next_multiple_of(ROW_ALIGN)
+    }
+}
+
+impl From<RowType> for WireRow {
+    fn from(payload: RowType) -> Self {
+        Self {
+            payload,
+            scales: None,
+        }
+    }
+}
+
+/// Where the scales of a tensor `[experts, rows, scales]` lie; an HT tensor has one "expert".
+/// Distances are in elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScaleLayout {
+    /// From an expert to the next.
+    pub expert: usize,
+    /// From a row to the next.
+    pub row: usize,
+    /// From a scale of a row to the next.
+    pub column: usize,
+}
+
+impl ScaleLayout {
+    /// The layout for these extents and `strides`, or the dense row-major one. `None` unless the
+    /// strides are row-major or column-major with a pitch, so that no two scales share memory.
+    pub fn new([experts, rows, columns]: [usize; 3], strides: Option<[usize; 3]>) -> Option<Self> {
+        let dense = Self {
+            expert: rows.saturating_mul(columns),
+            row: columns,
+            column: 1,
+        };
+        let Some([expert, row, column]) = strides else {
+            return Some(dense);
+        };
+        if experts == 0 || rows == 0 || columns == 0 {
+            return Some(dense);
+        }
+        // A dimension of extent 1 may have any stride.
+        let (row, column) = match (rows, columns) {
+            (1, 1) => (1, 1),
+            (1, _) => (columns.saturating_mul(column), column),
+            (_, 1) => (row, rows.saturating_mul(row)),
+            _ => (row, column),
+        };
+        let row_major = (column == 1 || columns == 1) && row >= columns;
+        let column_major = (row == 1 || rows == 1) && column >= rows;
+        let of_expert = match (row_major, column_major) {
+            (true, _) => rows.saturating_mul(row),
+            (_, true) => columns.saturating_mul(column),
+            _ => return None,
+        };
+        (experts == 1 || expert >= of_expert).then_some(Self {
+            expert,
+            row,
+            column,
+        })
+    }
+
+    /// The number of an element.
+    pub fn element(&self, expert: usize, row: usize, column: usize) -> usize {
+        expert * self.expert + row * self.row + column * self.column
+    }
+}
+
+/// A tensor of scales `[experts, rows, scales]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScaleTensor {
+    /// First element.
+    pub data: DevPtr,
+    /// Rows, of each expert in LL.
+    pub rows: usize,
+    /// Where elements lie.
+    pub layout: ScaleLayout,
+}
+
+/// Where the scales of the rows that are sent come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)] // As `Meaning` says.
+pub enum ScaleSource {
+    Forward(ScaleTensor),
+    Cast(Cast),
+}
+
+/// The scales of a dispatch, which has at least one per row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Scaled {
+    /// Scales per row, as they travel and arrive.
+    pub scales: ScaleType,
+    /// Where they come from.
+    pub source: ScaleSource,
+    /// Where they go to.
+    pub out: ScaleTensor,
+}
+
+impl Scaled {
+    /// The cast, if there is one.
+    pub fn cast(&self) -> Option<&Cast> {
+        match &self.source {
+            ScaleSource::Cast(cast) => Some(cast),
+            ScaleSource::Forward(_) => None,
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "scales_tests.rs"]
+mod tests;

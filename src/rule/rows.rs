@@ -1,0 +1,276 @@
+//! Rules for the rows of a dispatch and their scales, the same in LL and in HT.
+#![forbid(unsafe_code)]
+
+use crate::error::refusal::{Extent, OfTensor, Role, Subject};
+use crate::error::{Error, Result};
+use crate::model::dtype::{DType, RowType};
+use crate::model::group::{GroupFacts, ROW_ALIGN};
+use crate::model::ops::Routing;
+use crate::model::scales::{
+    self, Cast, Given, Meaning, ScaleLayout, ScaleSource, ScaleTensor, ScaleType, Scaled, Unclear,
+    WireRow,
+};
+use crate::model::tensor::{DevPtr, Strides};
+use crate::rule::argument::Argument;
+use crate::rule::{CombineTensors, DispatchTensors};
+
+/// The tensor of received rows, of which the last dimension is not checked yet.
+#[derive(Clone, Copy, Debug)]
+pub struct Received<'a> {
+    /// The tensor; HT may have none.
+    pub out: Option<Argument<'a>>,
+    /// LL: local experts, and rows of each.
+    pub experts: Option<(usize, usize)>,
+}
+
+/// The checked rows of a dispatch.
+#[derive(Clone, Copy, Debug)]
+pub struct DispatchRows {
+    /// As they travel and arrive.
+    pub row: RowType,
+    /// Their scales.
+    pub scaled: Option<Scaled>,
+    /// Rows that are read.
+    pub tokens: DevPtr,
+    /// Rows that are written.
+    pub out: Option<DevPtr>,
+}
+
+/// Checks the rows and scales of a dispatch: `[T, H]` of `tokens` to those `received`.
+// Inlined, and rows with scales apart: the checks are a large part of an operation's host time.
+#[inline]
+pub fn dispatch(
+    facts: &GroupFacts,
+    routing: &Routing,
+    (tokens, received): (Argument<'_>, Received<'_>),
+    tensors: &DispatchTensors<'_>,
+) -> Result<DispatchRows> {
+    if tensors.scales.is_some() || tensors.out_scales.is_some() {
+        return with_scales(facts, routing, (tokens, received), tensors);
+    }
+    let from = tokens.known_dtype()?;
+    meaning(from, &received, tensors)?;
+    let row = tokens.row(1, from, facts)?;
+    let (tokens, out) = sized(routing, row, (tokens, received))?;
+    Ok(DispatchRows {
+        row,
+        scaled: None,
+        out: out.map(|out| out.data(ROW_ALIGN)).transpose()?,
+        tokens: tokens.data(ROW_ALIGN)?,
+    })
+}
+
+#[inline(never)]
+fn with_scales(
+    facts: &GroupFacts,
+    routing: &Routing,
+    (tokens, received): (Argument<'_>, Received<'_>),
+    tensors: &DispatchTensors<'_>,
+) -> Result<DispatchRows> {
+    let from = tokens.known_dtype()?;
+    let meaning = meaning(from, &received, tensors)?;
+    let dtype = match meaning {
+        Meaning::Opaque | Meaning::Forward => from,
+        Meaning::Cast => DType::Float8E4M3,
+    };
+    let row = tokens.row(1, dtype, facts)?;
+    let scaled = match meaning {
+        Meaning::Opaque => None,
+        Meaning::Forward => forward(routing, &received, tensors)?,
+        Meaning::Cast => Some(cast((from, row.hidden), &received, tensors)?),
+    };
+    let wire = WireRow {
+        payload: row,
+        scales: scaled.map(|scaled| scaled.scales),
+    };
+    tokens.row_fits(1, wire.slot_bytes(), OfTensor::RowAndScalesBound, facts)?;
+    let (tokens, out) = sized(routing, row, (tokens, received))?;
+    Ok(DispatchRows {
+        row,
+        scaled,
+        out: out.map(|out| out.data(ROW_ALIGN)).transpose()?,
+        tokens: tokens.data(ROW_ALIGN)?,
+    })
+}
+
+/// Checks the extents of both tensors of rows.
+#[inline]
+fn sized<'a>(
+    routing: &Routing,
+    row: RowType,
+    (tokens, received): (Argument<'a>, Received<'a>),
+) -> Result<(Argument<'a>, Option<Argument<'a>>)> {
+    let last = if received.experts.is_some() { 2 } else { 1 };
+    let tokens = tokens.size_is(0, routing.tokens, Extent::HandleTokens)?;
+    let out = received.out;
+    let out = out.map(|out| out.size_is(last, row.hidden, Extent::InputHidden));
+    Ok((tokens, out.transpose()?))
+}
+
+/// What the tensors say that is to be done.
+#[inline]
+fn meaning(from: DType, received: &Received<'_>, tensors: &DispatchTensors<'_>) -> Result<Meaning> {
+    let out = received.out.map(|out| out.known_dtype()).transpose()?;
+    let given = Given {
+        tokens: from,
+        scales: tensors.scales.is_some(),
+        out_tokens: out,
+        out_scales: tensors.out_scales.is_some(),
+    };
+    scales::meaning(&given).map_err(|unclear| refuse(unclear, from, out))
+}
+
+#[cold]
+fn refuse(unclear: Unclear, from: DType, out: Option<DType>) -> Error {
+    let tensor = |role, rule| Error::argument(Subject::Tensor(role), rule);
+    let dtype = |rule| Error::argument(Subject::ElementType(Role::TokensOut), rule);
+    let out = out.unwrap_or(from);
+    match unclear {
+        Unclear::ScalesNotReceived => tensor(Role::ScalesOut, OfTensor::ScalesReceived),
+        Unclear::NotCastable => {
+            tensor(Role::ScalesIn, OfTensor::ScalesSent).got(from, "bfloat16, float16 or float32")
+        }
+        Unclear::CastWithoutRows => tensor(Role::TokensOut, OfTensor::Required),
+        Unclear::OtherType => dtype(OfTensor::SameTypeOrCast).got(out, from),
+        Unclear::OtherCast => dtype(OfTensor::CastToE4m3).got(out, DType::Float8E4M3),
+    }
+}
+
+/// Scales `[T, S]` that are sent as they are; `None` if S is 0.
+fn forward(
+    routing: &Routing,
+    received: &Received<'_>,
+    tensors: &DispatchTensors<'_>,
+) -> Result<Option<Scaled>> {
+    let source = Argument::required(Role::ScalesIn, tensors.scales)?.dims(2)?;
+    let dtype = source.known_dtype()?;
+    if dtype.size() > 4 {
+        let rule = OfTensor::ScaleWidth;
+        return Err(source.refuse_dtype(rule, dtype, "a type of 1, 2 or 4 bytes"));
+    }
+    let source = source.size_is(0, routing.tokens, Extent::HandleTokens)?;
+    let count = source.size(1);
+    let out = out_scales(received, tensors)?;
+    let out_dtype = out.known_dtype()?;
+    if out_dtype != dtype {
+        let rule = OfTensor::TypeOf(Role::ScalesIn);
+        return Err(out.refuse_dtype(rule, out_dtype, dtype));
+    }
+    let last = if received.experts.is_some() { 2 } else { 1 };
+    let out = out.size_is(last, count, Extent::ColumnsOf(Role::ScalesIn))?;
+    if tensors.round_scales != 0 {
+        let subject = Subject::RoundScales;
+        return Err(Error::argument(subject, OfTensor::ForwardedAsIs).got(tensors.round_scales, 0));
+    }
+    let width = dtype.size();
+    let strides = tensors.out_scale_strides;
+    let out = place(Role::ScalesOut, (out, strides), received.experts, width)?;
+    let strides = tensors.scale_strides;
+    let source = place(Role::ScalesIn, (source, strides), None, width)?;
+    Ok((count > 0).then_some(Scaled {
+        scales: ScaleType { dtype, count },
+        source: ScaleSource::Forward(source),
+        out,
+    }))
+}
+
+/// Scales that a cast of rows `[.., hidden]` of `from` makes.
+fn cast(
+    (from, hidden): (DType, usize),
+    received: &Received<'_>,
+    tensors: &DispatchTensors<'_>,
+) -> Result<Scaled> {
+    let out = out_scales(received, tensors)?;
+    let stored = out.known_dtype()?;
+    let Some((large, small)) = scales::cast_counts(stored, hidden) else {
+        let rule = OfTensor::CastScaleType;
+        return Err(out.refuse_dtype(rule, stored, "float32, uint8, int32 or uint32"));
+    };
+    let last = if received.experts.is_some() { 2 } else { 1 };
+    let scales = ScaleType {
+        // Ranks agree on the bits, not on the sign of their type.
+        dtype: match stored {
+            DType::Uint32 => DType::Int32,
+            other => other,
+        },
+        count: out.size(last),
+    };
+    let Some(cast) = Cast::new(from, hidden, scales, tensors.round_scales != 0) else {
+        let rule = OfTensor::Exactly(Extent::Blocks);
+        let error = Error::argument(Subject::Size(Role::ScalesOut, last), rule);
+        return Err(match small {
+            Some(small) if small != large => {
+                error.got(scales.count, format_args!("{large} or {small}"))
+            }
+            _ => error.got(scales.count, large),
+        });
+    };
+    Ok(Scaled {
+        scales,
+        source: ScaleSource::Cast(cast),
+        out: place(
+            Role::ScalesOut,
+            (out, tensors.out_scale_strides),
+            received.experts,
+            stored.size(),
+        )?,
+    })
+}
+
+/// The tensor of received scales, of which the last dimension is not checked yet.
+fn out_scales<'a>(received: &Received<'_>, tensors: &DispatchTensors<'a>) -> Result<Argument<'a>> {
+    let out = Argument::required(Role::ScalesOut, tensors.out_scales)?;
+    let Some((experts, rows)) = received.experts else {
+        let out = out.dims(2)?;
+        return match received.out {
+            Some(tokens) => out.size_is(0, tokens.size(0), Extent::RowsOf(Role::TokensOut)),
+            None => Ok(out),
+        };
+    };
+    out.dims(3)?
+        .size_is(0, experts, Extent::ExpertsOf(Role::TokensOut))?
+        .size_is(1, rows, Extent::RowsOf(Role::TokensOut))
+}
+
+/// Where scales of `width` bytes lie: `[rows, S]`, or `[experts, rows, S]` in LL.
+fn place(
+    role: Role,
+    (tensor, strides): (Argument<'_>, Option<&Strides>),
+    experts: Option<(usize, usize)>,
+    width: usize,
+) -> Result<ScaleTensor> {
+    let given = strides.map(|strides| strides.of(tensor.num_dims()));
+    let (experts, rows, columns) = match experts {
+        Some((experts, rows)) => (experts, rows, tensor.size(2)),
+        None => (1, tensor.size(0), tensor.size(1)),
+    };
+    let strides = given.map(|strides| match *strides {
+        [row, column] => [0, row as usize, column as usize],
+        [expert, row, column] => [expert as usize, row as usize, column as usize],
+        _ => [0; 3],
+    });
+    let Some(layout) = ScaleLayout::new([experts, rows, columns], strides) else {
+        return Err(
+            Error::argument(Subject::Strides(role), OfTensor::Pitched).got(
+                format_args!("{:?}", given.unwrap_or_default()),
+                format_args!("pitches for {rows} rows of {columns} scales"),
+            ),
+        );
+    };
+    Ok(ScaleTensor {
+        data: tensor.data(width)?,
+        rows,
+        layout,
+    })
+}
+
+/// Refuses scales of a combine.
+pub fn no_scales(tensors: &CombineTensors<'_>) -> Result<()> {
+    let rule = OfTensor::SumsWithoutScales;
+    Argument::absent(Role::ScalesIn, tensors.scales, rule)?;
+    Argument::absent(Role::ScalesOut, tensors.out_scales, rule)
+}
+
+#[cfg(test)]
+#[path = "rows_tests.rs"]
+mod tests;

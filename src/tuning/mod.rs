@@ -165,5 +165,10 @@ fn checked(entry: &Entry, multiprocessors: u32) -> Result<(Operation, usize, Mea
     Ok((operation, size, Measured::Other(choice)))
 }
 
+/// What an HT operation sends to other nodes at a time, if the environment says so.
+pub fn ht_chunk_bytes() -> Option<usize> {
+    Env::read().ht_chunk_bytes
+}
+
 #[cfg(test)]
 mod tests;

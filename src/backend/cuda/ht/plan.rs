@@ -11,13 +11,12 @@ use crate::backend::cuda::params::ht::{
     HtShape,
 };
 use crate::backend::cuda::sizes::{Regions, number};
-use crate::env::Env;
 use crate::error::refusal::{OfSettings, Setting, Subject};
 use crate::error::{Error, Result};
 use crate::model::group::{GroupFacts, most_tokens};
 use crate::model::ops::RowType;
 use crate::model::topology::Topology;
-use crate::tuning::Tuning;
+use crate::tuning::{self, Tuning};
 
 const PACKET_BYTES: usize = 8;
 const CREDIT_BYTES: usize = 4;
@@ -85,7 +84,7 @@ impl HtPlan {
     pub fn new(facts: &GroupFacts, topology: &Topology) -> Result<Self> {
         check_limits(facts)?;
         let max_tokens = facts.max_tokens.unwrap_or(most_tokens(facts.ranks));
-        let chunk_bytes = Env::read().ht_chunk_bytes;
+        let chunk_bytes = tuning::ht_chunk_bytes();
         let nodes = (topology.nodes() > 1).then(|| NodesPlan::new(facts, topology, chunk_bytes));
         let facts = &of_node(facts, topology);
         let ranks = facts.ranks;

@@ -80,12 +80,13 @@ typedef struct ncclEpGroupConfig_t {
   unsigned int max_tokens_per_rank;
   // Largest token row in bytes: hidden size times element size, a multiple of 16.
   unsigned int token_size_bytes;
-  // Bytes of network buffers, or `NCCL_EP_AUTO`. Within one node they are not needed, and this is
-  // not read.
+  // Bytes of network buffers, or `NCCL_EP_AUTO`. Not read: the library finds what it needs.
   unsigned long rdma_buffer_size;
-  // Queue pairs per rank, or `NCCL_EP_AUTO`. Not read within one node.
+  // Queue pairs per rank, or `NCCL_EP_AUTO`. Not read: NCCL has them.
   unsigned int num_qp_per_rank;
-  // Channels of HT kernels, 2 SMs each, or `NCCL_EP_AUTO`.
+  // Bound of the SMs that a kernel takes, in channels of 2 SMs each, or `NCCL_EP_AUTO`. In LL on
+  // one node a kernel may otherwise take every SM while it waits for other ranks; give a number
+  // if collectives of yours run beside it on other streams.
   unsigned int num_channels;
 } ncclEpGroupConfig_t;
 
@@ -157,8 +158,9 @@ extern "C" {
 // @param free_fn   frees that data; NULL means `cudaFree`, see `ncclEpTensorDestroy`
 //
 // Returns `ncclInvalidArgument` for a NULL pointer, or a `config` that breaks a rule or differs
-// between ranks; `ncclInvalidUsage` if the ranks span several nodes; `ncclRemoteError` if another
-// rank refused or did not arrive within NCCL_EP_TIMEOUT_MS; `ncclSystemError` if the process has
+// between ranks; `ncclInvalidUsage` if the ranks span several nodes and this process's NCCL cannot
+// connect them; `ncclRemoteError` if another rank refused or did not arrive within
+// NCCL_EP_TIMEOUT_MS; `ncclSystemError` if the process has
 // no NCCL; `ncclUnhandledCudaError` without a usable GPU; or the code of an NCCL call that
 // failed.
 ncclResult_t ncclEpCreateGroup(ncclEpGroup_t *ep_group,
@@ -224,12 +226,15 @@ ncclResult_t ncclEpTensorDestroy(ncclEpGroup_t ep_group, struct ncclNDTensor_t *
 
 // Creates a handle: one routing of this rank's tokens to experts.
 //
-// LL: local, enqueues nothing. Every dispatch and combine reads the ids again, so they may be
+// LL on one node: local, enqueues nothing. Over several nodes: collective, in one order on all
+// ranks; the ranks exchange T and K on a stream of the library's own, and the first operation
+// waits on the host if that has not arrived. In either case every dispatch and combine reads the ids again, so they may be
 // updated in place between operations; a combine finds the rows of the last dispatch by them. The
 // data of the ids must stay valid as long as the handle is used, the descriptor need not.
 //
 // HT: collective. The ranks exchange the routing, and the ids are read once, when `stream`
-// reaches this call. On GPUs the host does not wait for that.
+// reaches this call. On the GPUs of one node the host does not wait for that; over several nodes
+// it does, as sizes of messages depend on it.
 //
 // @param handle            gets the handle; written on success only
 // @param ep_group          the group

@@ -25,8 +25,9 @@ use std::sync::Arc;
 /// @param free_fn   frees that data; NULL means `cudaFree`, see `ncclEpTensorDestroy`
 ///
 /// Returns `ncclInvalidArgument` for a NULL pointer, or a `config` that breaks a rule or differs
-/// between ranks; `ncclInvalidUsage` if the ranks span several nodes; `ncclRemoteError` if another
-/// rank refused or did not arrive within NCCL_EP_TIMEOUT_MS; `ncclSystemError` if the process has
+/// between ranks; `ncclInvalidUsage` if the ranks span several nodes and this process's NCCL cannot
+/// connect them; `ncclRemoteError` if another rank refused or did not arrive within
+/// NCCL_EP_TIMEOUT_MS; `ncclSystemError` if the process has
 /// no NCCL; `ncclUnhandledCudaError` without a usable GPU; or the code of an NCCL call that
 /// failed.
 ///

@@ -18,12 +18,15 @@ use std::sync::Arc;
 
 /// Creates a handle: one routing of this rank's tokens to experts.
 ///
-/// LL: local, enqueues nothing. Every dispatch and combine reads the ids again, so they may be
+/// LL on one node: local, enqueues nothing. Over several nodes: collective, in one order on all
+/// ranks; the ranks exchange T and K on a stream of the library's own, and the first operation
+/// waits on the host if that has not arrived. In either case every dispatch and combine reads the ids again, so they may be
 /// updated in place between operations; a combine finds the rows of the last dispatch by them. The
 /// data of the ids must stay valid as long as the handle is used, the descriptor need not.
 ///
 /// HT: collective. The ranks exchange the routing, and the ids are read once, when `stream`
-/// reaches this call. On GPUs the host does not wait for that.
+/// reaches this call. On the GPUs of one node the host does not wait for that; over several nodes
+/// it does, as sizes of messages depend on it.
 ///
 /// @param handle            gets the handle; written on success only
 /// @param ep_group          the group

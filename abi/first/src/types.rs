@@ -104,12 +104,13 @@ pub struct ncclEpGroupConfig_t {
     pub max_tokens_per_rank: c_uint,
     /// Largest token row in bytes: hidden size times element size, a multiple of 16.
     pub token_size_bytes: c_uint,
-    /// Bytes of network buffers, or `NCCL_EP_AUTO`. Within one node they are not needed, and this is
-    /// not read.
+    /// Bytes of network buffers, or `NCCL_EP_AUTO`. Not read: the library finds what it needs.
     pub rdma_buffer_size: c_ulong,
-    /// Queue pairs per rank, or `NCCL_EP_AUTO`. Not read within one node.
+    /// Queue pairs per rank, or `NCCL_EP_AUTO`. Not read: NCCL has them.
     pub num_qp_per_rank: c_uint,
-    /// Channels of HT kernels, 2 SMs each, or `NCCL_EP_AUTO`.
+    /// Bound of the SMs that a kernel takes, in channels of 2 SMs each, or `NCCL_EP_AUTO`. In LL on
+    /// one node a kernel may otherwise take every SM while it waits for other ranks; give a number
+    /// if collectives of yours run beside it on other streams.
     pub num_channels: c_uint,
 }
 

@@ -66,7 +66,7 @@ def host_steps(places: Places) -> list[Step]:
 
 def _node_steps(environment: tuple[tuple[str, str], ...]) -> Iterator[Step]:
     """The tests and the examples with ranks on several nodes."""
-    for split in _SPLITS:
+    for split in _SPLITS[1:]:
         runs = [("tests", pytest_words(ROOT / "python" / "tests"), counts.closing_line)]
         if split == _SPLITS[-1]:
             runs += [(path.stem, ("python3", str(path)), example_counts()) for path in examples()]

@@ -169,6 +169,26 @@ impl Topology {
         self.ranks_of(node).nth(index).unwrap_or(rank)
     }
 
+    /// The rank of `node` that stands there for `rank`: itself on its own node, elsewhere its gateway.
+    pub fn carrier(&self, rank: usize, node: usize) -> usize {
+        // On its own node a rank's local index is its own, so it is its own gateway.
+        self.gateway(rank, node)
+    }
+
+    /// The ranks that `rank` carries on its node: itself first, then others in the order of nodes, then ranks.
+    pub fn carried_by(&self, rank: usize) -> Vec<usize> {
+        let others = self.sources(rank).into_iter();
+        let others = others.filter(|&source| source != rank);
+        std::iter::once(rank).chain(others).collect()
+    }
+
+    /// The gateways of `rank`, of the node before its own first: the order in which sums add the nodes.
+    pub fn gateways_by_distance(&self, rank: usize) -> Vec<usize> {
+        let mut gateways = self.gateways(rank);
+        gateways.sort_by_key(|&gateway| self.distance(rank, gateway));
+        gateways
+    }
+
     /// The gateways of `rank`, one on each other node, in the order of nodes.
     pub fn gateways(&self, rank: usize) -> Vec<usize> {
         let others = (0..self.nodes).filter(|&node| node != self.node_of(rank));
@@ -272,6 +292,33 @@ mod tests {
         assert_eq!(topology.sources(0), [0, 2]);
         assert_eq!(topology.sources(1), [1]);
         assert_eq!(topology.sources(2), [0, 1, 3, 2]);
+    }
+
+    #[test]
+    fn a_rank_carries_itself_first() {
+        let topology = on_nodes("aaba");
+        assert_eq!(topology.carried_by(0), [0, 2]);
+        assert_eq!(topology.carried_by(1), [1]);
+        assert_eq!(topology.carried_by(2), [2, 0, 1, 3]);
+    }
+
+    #[test]
+    fn every_rank_has_a_carrier_on_every_node() {
+        for names in ["ab", "aabb", "abab", "aaba", "abc", "aabcc"] {
+            let topology = on_nodes(names);
+            for rank in 0..topology.ranks() {
+                assert_eq!(topology.carried_by(rank).first(), Some(&rank));
+                for node in 0..topology.nodes() {
+                    let carrier = topology.carrier(rank, node);
+                    assert_eq!(topology.node_of(carrier), node, "{names}");
+                    assert!(topology.carried_by(carrier).contains(&rank), "{names}");
+                    assert!(node != topology.node_of(rank) || carrier == rank);
+                }
+                let gateways = topology.gateways_by_distance(rank);
+                let distances = gateways.iter().map(|&it| topology.distance(rank, it));
+                assert!(distances.eq(1..topology.nodes()), "{names}");
+            }
+        }
     }
 
     #[test]

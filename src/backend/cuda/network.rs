@@ -83,7 +83,7 @@ impl Network {
         Ok(Self {
             topology: topology.clone(),
             rank,
-            sources: carried_by(topology, rank),
+            sources: topology.carried_by(rank),
             transport: RwLock::new(Some(transport)),
             failure,
             _watch: watched,
@@ -128,13 +128,6 @@ impl Network {
     }
 }
 
-/// The ranks that `rank` carries: itself first, then others in the order of nodes, then ranks.
-pub fn carried_by(topology: &Topology, rank: usize) -> Vec<usize> {
-    let others = topology.sources(rank).into_iter();
-    let others = others.filter(|&source| source != rank);
-    std::iter::once(rank).chain(others).collect()
-}
-
 /// What a failure of the network is told to.
 struct Failure {
     memory: Arc<CudaMemory>,
@@ -175,21 +168,11 @@ impl Watched for Watch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::topology::NodeId;
 
     #[test]
     fn some_multiprocessors_are_left() {
         assert_eq!(blocks_beside_network(132), 96);
         assert_eq!(blocks_beside_network(40), 20);
         assert_eq!(blocks_beside_network(1), 1);
-    }
-
-    #[test]
-    fn a_rank_carries_itself_first() {
-        let ids: Vec<NodeId> = ["a", "a", "b", "a"].map(NodeId::from_text).to_vec();
-        let topology = Topology::from_ids(&ids);
-        assert_eq!(carried_by(&topology, 0), [0, 2]);
-        assert_eq!(carried_by(&topology, 1), [1]);
-        assert_eq!(carried_by(&topology, 2), [2, 0, 1, 3]);
     }
 }

@@ -9,7 +9,7 @@ use crate::backend::DeviceMemory;
 use crate::backend::cuda::driver::event::Event;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::driver::stream::StreamScope;
-use crate::backend::cuda::network::{Network, carried_by};
+use crate::backend::cuda::network::Network;
 use crate::backend::cuda::order::Order;
 use crate::backend::cuda::params::ll::{LL_CHANNELS, LL_MAX_TOP_K, LlHello, LlNodes, LlRankOnNode};
 use crate::backend::cuda::sizes::{Regions, number};
@@ -280,7 +280,7 @@ impl Tables {
             of_rank,
             words(local.ranks())?,
             words(network.sources())?,
-            words(&gateways_by_distance(topology, rank))?,
+            words(&topology.gateways_by_distance(rank))?,
         ];
         let mut regions = Regions::new(REGION_ALIGN);
         let offsets = parts.each_ref().map(|part| regions.take(part.len()));
@@ -303,23 +303,13 @@ impl Tables {
     }
 }
 
-/// The gateways of `rank`, of the node before its own first.
-fn gateways_by_distance(topology: &Topology, rank: usize) -> Vec<usize> {
-    let mut gateways = topology.gateways(rank);
-    gateways.sort_by_key(|&gateway| topology.distance(rank, gateway));
-    gateways
-}
-
 /// Where each rank of the group is, as `rank` and the others of its node see them.
 fn ranks_on_node(topology: &Topology, rank: usize) -> Result<Vec<LlRankOnNode>> {
     let node = topology.node_of(rank);
     let local = topology.local_ranks(rank);
     let place = |other: usize| {
-        let carrier = match topology.node_of(other) == node {
-            true => other,
-            false => topology.gateway(other, node),
-        };
-        let sources = carried_by(topology, carrier);
+        let carrier = topology.carrier(other, node);
+        let sources = topology.carried_by(carrier);
         let number_there = sources.iter().position(|&source| source == other);
         let index = |rank| {
             local
@@ -355,7 +345,7 @@ mod tests {
                 let local = topology.local_ranks(rank);
                 for (other, place) in ranks_on_node(&topology, rank).unwrap().iter().enumerate() {
                     let carrier = local.rank(place.carrier as usize);
-                    let carried = carried_by(&topology, carrier);
+                    let carried = topology.carried_by(carrier);
                     assert_eq!(carried.get(place.number as usize), Some(&other), "{names}");
                     assert_eq!(place.peer >= 0, place.distance == 0);
                     assert_eq!(place.number == 0, place.distance == 0);

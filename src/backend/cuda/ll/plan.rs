@@ -6,7 +6,6 @@
 use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::ll::grid::{Grid, at_most};
 use crate::backend::cuda::ll::signature;
-use crate::backend::cuda::network::carried_by;
 use crate::backend::cuda::params::ll::{
     LL_BANKS, LL_CHANNELS, LL_CHUNK_VECS, LL_COMBINE_THREADS, LL_COUNTS_BESIDE_EXPERTS,
     LL_DISPATCH_THREADS, LL_INDEX_BITS, LL_MAX_RANKS, LL_MAX_TOP_K, LL_PHASE_RECEIVE,
@@ -78,7 +77,7 @@ impl Carriers {
     fn new(topology: &Topology, rank: usize) -> Self {
         let ranks = topology.local_ranks(rank);
         let carried = ranks.ranks().iter();
-        let carried = carried.map(|&peer| carried_by(topology, peer).len());
+        let carried = carried.map(|&peer| topology.carried_by(peer).len());
         Self {
             peers: ranks.count(),
             sources: carried.max().unwrap_or(1),

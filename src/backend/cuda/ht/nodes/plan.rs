@@ -2,7 +2,6 @@
 //! memory. Pure functions.
 #![forbid(unsafe_code)]
 
-use crate::backend::cuda::network::carried_by;
 use crate::backend::cuda::params::ht::HtEntry;
 use crate::backend::cuda::params::ht_nodes::{
     HT_COUNTS_OF_SOURCE, HT_ELSEWHERE, HT_MOST_CHUNKS, HT_NONE, HtNodesMemory,
@@ -97,7 +96,7 @@ impl NodesPlan {
     /// The plan for the rank of `facts`. `chunk_bytes`, if given, is what a pass sends.
     pub fn new(facts: &GroupFacts, topology: &Topology, chunk_bytes: Option<usize>) -> Self {
         let locals = topology.local_ranks(facts.rank);
-        let carried = |rank: &usize| carried_by(topology, *rank).len();
+        let carried = |rank: &usize| topology.carried_by(*rank).len();
         let others = topology.nodes() - 1;
         // What a token of each rank takes on the way to all other nodes.
         let token_bytes = facts.row_bytes * others.max(1);
@@ -205,20 +204,17 @@ impl Tables {
             0 => number(topology.local_index(other)),
             distance => Ok(HT_ELSEWHERE | number(distance - 1)?),
         };
-        let carrier = |other| match topology.node_of(other) == node {
-            true => other,
-            false => topology.gateway(other, node),
-        };
+        let carrier = |other| topology.carrier(other, node);
         let mut carried = Vec::new();
         for &local in topology.local_ranks(rank).ranks() {
             let end = carried.len() + 1 + width;
-            for source in carried_by(topology, local) {
+            for source in topology.carried_by(local) {
                 carried.push(number(source)?);
             }
             carried.resize(end, HT_NONE);
         }
         let ranks = || 0..topology.ranks();
-        let gateways = gateways_by_distance(topology, rank).into_iter();
+        let gateways = topology.gateways_by_distance(rank).into_iter();
         Ok(Self {
             gateways: gateways.map(number).collect::<Result<_>>()?,
             places: ranks().map(place).collect::<Result<_>>()?,
@@ -228,13 +224,6 @@ impl Tables {
                 .collect::<Result<_>>()?,
         })
     }
-}
-
-/// The gateways of `rank`, of the node before its own first.
-pub fn gateways_by_distance(topology: &Topology, rank: usize) -> Vec<usize> {
-    let mut gateways = topology.gateways(rank);
-    gateways.sort_by_key(|&gateway| topology.distance(rank, gateway));
-    gateways
 }
 
 #[cfg(test)]

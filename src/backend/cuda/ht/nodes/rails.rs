@@ -6,7 +6,7 @@ use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::fork::Junction;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory, HostPage};
 use crate::backend::cuda::ht::nodes::memory::{Banks, NodesMemory};
-use crate::backend::cuda::ht::nodes::plan::{NodesPlan, Passes, Tables, gateways_by_distance};
+use crate::backend::cuda::ht::nodes::plan::{NodesPlan, Passes, Tables};
 use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::network::Network;
 use crate::backend::cuda::params::ht_nodes::{HtNodes, HtTold};
@@ -90,7 +90,7 @@ impl Rails {
         let spare = NodesMemory::new(on, memory, &plan, ((0, 0), 0))?;
         let rails = Self {
             plan,
-            gateways: gateways_by_distance(topology, rank),
+            gateways: topology.gateways_by_distance(rank),
             network,
             memory: Arc::clone(memory),
             tables,

@@ -118,7 +118,6 @@ const UNSAFE: &[&str] = &[
     "src/backend/cuda/driver/copy.rs",
     "src/backend/cuda/driver/device_name.rs",
     "src/backend/cuda/driver/event.rs",
-    "src/backend/cuda/driver/fork.rs",
     "src/backend/cuda/driver/function.rs",
     "src/backend/cuda/driver/graph_marks.rs",
     "src/backend/cuda/driver/held.rs",

@@ -154,18 +154,21 @@ impl Inside {
     }
 }
 
-/// One of the driver's events, without timing, and the stream that it was last recorded on.
+/// One of the driver's events, without timing: a point of a stream's work that others can wait for. The calling thread
+/// is inside the context.
+///
+/// By itself it serves where each wait is enqueued in the call that records it, or later in the same operation. Then
+/// marks of an operation in a graph have a meaning there, and none outlives its operation.
 #[derive(Debug)]
-pub struct Mark {
+pub struct DriverEvent {
     context: Arc<Context>,
     raw: sys::CUevent,
-    on: Option<StreamId>,
 }
 
 // SAFETY: the driver's events may be used from any thread.
-unsafe impl Send for Mark {}
+unsafe impl Send for DriverEvent {}
 
-impl Mark {
+impl DriverEvent {
     /// One that marks nothing yet.
     pub fn new(context: &Arc<Context>) -> Result<Self> {
         let _entered = context.enter()?;
@@ -178,6 +181,64 @@ impl Mark {
         Ok(Self {
             context: Arc::clone(context),
             raw,
+        })
+    }
+
+    /// Marks the present end of the work of `stream`.
+    pub fn record(&mut self, stream: Stream) -> Result<()> {
+        // SAFETY: our event; the caller of the library vouches for its stream, others are ours.
+        check("cuEventRecord", unsafe {
+            (functions()?.cuEventRecord)(self.raw, raw_stream(stream))
+        })
+    }
+
+    /// Makes `stream` wait for the marked work; if that is part of a graph, `stream` now is, too.
+    pub fn hold(&self, stream: Stream) -> Result<()> {
+        // SAFETY: as for recording.
+        check("cuStreamWaitEvent", unsafe {
+            (functions()?.cuStreamWaitEvent)(raw_stream(stream), self.raw, 0)
+        })
+    }
+
+    /// Makes `to` wait for the present work of `from`.
+    pub fn join(&mut self, from: Stream, to: Stream) -> Result<()> {
+        self.record(from)?;
+        self.hold(to)
+    }
+
+    /// Whether the marked work has run; also if it ended in an error.
+    fn is_over(&self) -> Result<bool> {
+        // SAFETY: our event.
+        let status = unsafe { (functions()?.cuEventQuery)(self.raw) };
+        if status == NOT_READY {
+            return Ok(false);
+        }
+        check("cuEventQuery", status).map(|()| true)
+    }
+}
+
+impl Drop for DriverEvent {
+    fn drop(&mut self) {
+        // A context that is gone has destroyed its events.
+        if let (Some(_entered), Ok(functions)) = (self.context.enter_if_alive(), functions()) {
+            // SAFETY: made by `new`, destroyed once.
+            unsafe { (functions.cuEventDestroy_v2)(self.raw) };
+        }
+    }
+}
+
+/// An event, and the stream that it was last recorded on.
+#[derive(Debug)]
+pub struct Mark {
+    event: DriverEvent,
+    on: Option<StreamId>,
+}
+
+impl Mark {
+    /// One that marks nothing yet.
+    pub fn new(context: &Arc<Context>) -> Result<Self> {
+        Ok(Self {
+            event: DriverEvent::new(context)?,
             on: None,
         })
     }
@@ -191,20 +252,12 @@ impl Mark {
 
     /// Whether the marked work has run; also if it ended in an error.
     pub fn is_over(&self) -> Result<bool> {
-        let _entered = self.context.enter()?;
-        // SAFETY: our event.
-        let status = unsafe { (functions()?.cuEventQuery)(self.raw) };
-        if status == NOT_READY {
-            return Ok(false);
-        }
-        check("cuEventQuery", status).map(|()| true)
+        let _entered = self.event.context.enter()?;
+        self.event.is_over()
     }
 
     fn record(&mut self, at: &StreamScope) -> Result<()> {
-        // SAFETY: our event; the caller of the library vouches for the stream.
-        check("cuEventRecord", unsafe {
-            (functions()?.cuEventRecord)(self.raw, raw_stream(at.stream))
-        })?;
+        self.event.record(at.stream)?;
         self.on = at.id;
         Ok(())
     }
@@ -215,16 +268,13 @@ impl Mark {
         if at.id.is_some() && at.id == self.on {
             return Ok(());
         }
-        // SAFETY: as for recording.
-        check("cuStreamWaitEvent", unsafe {
-            (functions()?.cuStreamWaitEvent)(raw_stream(at.stream), self.raw, 0)
-        })
+        self.event.hold(at.stream)
     }
 }
 
 impl StreamMark for Mark {
     fn record(&mut self, stream: Stream) -> Result<bool> {
-        let context = Arc::clone(&self.context);
+        let context = Arc::clone(&self.event.context);
         let at = StreamScope::enter(context.held(), stream)?;
         if at.is_captured() {
             return Ok(false);
@@ -266,14 +316,4 @@ fn exchange_mode(mode: c_uint) -> Result<c_uint> {
         check("cuThreadExchangeStreamCaptureMode", status)?;
     }
     Ok(mode)
-}
-
-impl Drop for Mark {
-    fn drop(&mut self) {
-        // A context that is gone has destroyed its events.
-        if let (Some(_entered), Ok(functions)) = (self.context.enter_if_alive(), functions()) {
-            // SAFETY: made by `new`, destroyed once.
-            unsafe { (functions.cuEventDestroy_v2)(self.raw) };
-        }
-    }
 }

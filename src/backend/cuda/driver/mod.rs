@@ -12,7 +12,6 @@ pub mod copy;
 mod device_memory;
 pub mod device_name;
 pub mod event;
-pub mod fork;
 pub mod function;
 mod graph_marks;
 pub mod held;

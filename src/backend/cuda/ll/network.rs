@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::DeviceMemory;
-use crate::backend::cuda::driver::event::Event;
+use crate::backend::cuda::driver::event::DriverEvent;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::network::Network;
@@ -41,14 +41,8 @@ pub struct LlNetwork {
     background: Stream,
     /// The order of what runs there.
     pub background_order: Order,
-    /// Where the background begins to follow a caller's stream, and that stream to follow the background.
-    forks: Mutex<Forks>,
-}
-
-/// See [`LlNetwork::forks`].
-pub struct Forks {
-    forked: Event,
-    joined: Event,
+    /// Where the background begins to follow a caller's stream, or that stream the background.
+    join: Mutex<DriverEvent>,
 }
 
 /// Messages of one operation.
@@ -103,10 +97,7 @@ impl LlNetwork {
             operations: AtomicU64::new(0),
             max_tokens,
             background_order: Order::new(context)?,
-            forks: Mutex::new(Forks {
-                forked: Event::new(context)?,
-                joined: Event::new(context)?,
-            }),
+            join: Mutex::new(DriverEvent::new(context)?),
             memory: Arc::clone(memory),
             network,
             background: memory.create_stream()?,
@@ -189,11 +180,12 @@ impl LlNetwork {
 
     /// The background, behind what `at` has been given.
     pub fn fork<'a>(&'a self, at: &StreamScope) -> Result<Background<'a>> {
-        let mut forks = self.forks.lock();
-        forks.forked.record(at)?;
-        let scope = at.of_same_capture(self.background)?;
-        forks.forked.hold(&scope)?;
-        Ok(Background { forks, scope })
+        let mut background = Background {
+            join: self.join.lock(),
+            scope: at.of_same_capture(self.background)?,
+        };
+        background.follow(at)?;
+        Ok(background)
     }
 
     /// The background's stream by itself.
@@ -210,7 +202,7 @@ impl Drop for LlNetwork {
 
 /// The background while it follows a caller's stream.
 pub struct Background<'a> {
-    forks: MutexGuard<'a, Forks>,
+    join: MutexGuard<'a, DriverEvent>,
     /// Where to enqueue.
     pub scope: StreamScope,
 }
@@ -218,14 +210,12 @@ pub struct Background<'a> {
 impl Background<'_> {
     /// Makes `at` wait for what the background has been given.
     pub fn join(&mut self, at: &StreamScope) -> Result<()> {
-        self.forks.joined.record(&self.scope)?;
-        self.forks.joined.hold(at).map(drop)
+        self.join.join(self.scope.stream, at.stream)
     }
 
     /// Makes the background wait for what `at` has been given since.
     pub fn follow(&mut self, at: &StreamScope) -> Result<()> {
-        self.forks.forked.record(at)?;
-        self.forks.forked.hold(&self.scope).map(drop)
+        self.join.join(at.stream, self.scope.stream)
     }
 }
 

@@ -3,7 +3,7 @@
 
 use crate::backend::DeviceMemory;
 use crate::backend::cuda::driver::context::Context;
-use crate::backend::cuda::driver::fork::Junction;
+use crate::backend::cuda::driver::event::DriverEvent;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory, HostPage};
 use crate::backend::cuda::ht::nodes::memory::{Banks, NodesMemory};
 use crate::backend::cuda::ht::nodes::plan::{NodesPlan, Passes, Tables};
@@ -47,9 +47,9 @@ pub struct Rails {
 
 /// What operations need one at a time.
 pub struct Turn {
-    pub join: Junction,
+    pub join: DriverEvent,
     /// Of the last two passes on the network.
-    pub landed: [Junction; 2],
+    pub landed: [DriverEvent; 2],
     pub sends: Vec<Message>,
     pub receives: Vec<Message>,
 }
@@ -82,8 +82,8 @@ impl Rails {
         let tally_bytes = (plan.sources * plan.locals * plan.local_experts * size_of::<u32>())
             .next_multiple_of(256);
         let turn = Turn {
-            join: Junction::new(on)?,
-            landed: [Junction::new(on)?, Junction::new(on)?],
+            join: DriverEvent::new(on)?,
+            landed: [DriverEvent::new(on)?, DriverEvent::new(on)?],
             sends: Vec::new(),
             receives: Vec::new(),
         };

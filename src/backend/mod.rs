@@ -10,6 +10,7 @@ mod detached;
 mod dylib;
 pub mod host;
 pub mod nccl;
+pub mod own_stream;
 pub mod platform;
 pub mod quiet;
 pub mod select;

@@ -6,6 +6,7 @@
 
 use crate::backend::bootstrap::Bootstrap;
 use crate::backend::nccl::Communicator;
+use crate::backend::own_stream::OwnStream;
 use crate::backend::select;
 use crate::env::Env;
 use crate::error::refusal::{AmongRanks, Setting, Subject};
@@ -17,7 +18,6 @@ use crate::rule;
 use crate::rule::handle::HandleTensors;
 use crate::session::group::Group;
 use crate::session::handle::Handle;
-use crate::session::stream::OwnStream;
 use std::sync::Arc;
 
 /// Opens a group over the communicator at address `comm`. `settings` is an error if they could not

@@ -1,12 +1,12 @@
 //! A group: its facts, its backend, and whether it still works.
 #![forbid(unsafe_code)]
 
+use crate::backend::own_stream::OwnStream;
 use crate::backend::{DeviceMemory, Faults, OpenGroup};
 use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Context, Error, Result};
 use crate::model::group::GroupFacts;
 use crate::model::ops::{STAGED_SLOTS, StagedSlot, Stream};
-use crate::session::stream::OwnStream;
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 use std::sync::Arc;

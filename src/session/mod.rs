@@ -5,4 +5,3 @@ pub mod create;
 pub mod group;
 pub mod handle;
 mod route;
-mod stream;

@@ -1,4 +1,4 @@
-//! The transport between nodes alone, which no group uses yet, for its tests (`c_tests/suites/transport`).
+//! The transport between nodes alone, without a group, for its tests (`c_tests/suites/transport`).
 #![allow(unsafe_code)]
 
 use crate::{answer, null, words};

@@ -20,7 +20,7 @@ use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use crate::model::topology::Topology;
 use parking_lot::{Mutex, RwLock};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// Most blocks of a kernel of the network; each fills a multiprocessor.
@@ -77,7 +77,7 @@ impl Network {
         let transport: Arc<dyn Transport> = Arc::from(over_nccl(bootstrap, wanted, stream)?);
         let watched = Arc::new(Watch {
             faults: Arc::clone(&group.faults),
-            transport: Arc::clone(&transport),
+            transport: Arc::downgrade(&transport),
         });
         watch(&watched)?;
         Ok(Self {
@@ -154,13 +154,16 @@ impl Failure {
 /// Ends the network after a failure of a kernel: other nodes wait for this rank, and streams of this rank for them.
 struct Watch {
     faults: Arc<FaultPage>,
-    transport: Arc<dyn Transport>,
+    /// Ends with the group, not with what watches it.
+    transport: Weak<dyn Transport>,
 }
 
 impl Watched for Watch {
     fn look(&self, _now: Instant) {
-        if self.faults.first().is_some() {
-            self.transport.abort();
+        if self.faults.first().is_some()
+            && let Some(transport) = self.transport.upgrade()
+        {
+            transport.abort();
         }
     }
 }

@@ -12,6 +12,7 @@ use crate::backend::cuda::params::common::{FaultReport, SelftestResult};
 use crate::backend::cuda::params::ht::HtReceived;
 use crate::backend::cuda::params::ht_nodes::{HtSource, HtTold};
 use crate::backend::cuda::params::ll::LlHello;
+use crate::backend::cuda::sizes::Regions;
 use crate::error::{Error, Result};
 use crate::model::tensor::DevPtr;
 use std::ffi::c_void;
@@ -20,6 +21,8 @@ use std::sync::Arc;
 
 /// Most bytes of a fill that are copied at once.
 const FILL_BYTES: usize = 4 << 20;
+/// Tables that share a buffer begin at multiples of this.
+const TABLE_ALIGN: usize = 256;
 
 /// Plain allocations and copies in one context.
 ///
@@ -92,6 +95,22 @@ impl Buffer {
         let buffer = Self::new(memory, bytes)?;
         memory.zero(buffer.data, bytes)?;
         Ok(buffer)
+    }
+
+    /// One with these tables in it, and where each begins.
+    pub fn of_tables<const N: usize>(
+        memory: &Arc<CudaMemory>,
+        tables: [&[u32]; N],
+    ) -> Result<(Self, [DevPtr; N])> {
+        let mut regions = Regions::new(TABLE_ALIGN);
+        let offsets = tables.map(|table| regions.take(size_of_val(table)));
+        let buffer = Self::new(memory, regions.bytes())?;
+        let begins = offsets.map(|offset| DevPtr(buffer.data.0 + offset));
+        for (table, begin) in tables.into_iter().zip(begins) {
+            let bytes: Vec<u8> = table.iter().flat_map(|word| word.to_ne_bytes()).collect();
+            memory.upload(begin, &bytes)?;
+        }
+        Ok((buffer, begins))
     }
 
     /// First byte.

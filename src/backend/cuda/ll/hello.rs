@@ -96,8 +96,8 @@ impl HelloMemory {
         let others = sources.iter().enumerate().skip(1);
         network.exchange(
             label,
-            |transport, sends, receives| {
-                sends.extend(transport.gateways().iter().map(|&peer| message(peer, 0)));
+            |gateways, sends, receives| {
+                sends.extend(gateways.iter().map(|&peer| message(peer, 0)));
                 receives.extend(others.map(|(index, &peer)| message(peer, index)));
             },
             at.stream,

@@ -13,6 +13,7 @@ use crate::backend::cuda::network::Network;
 use crate::backend::cuda::order::Order;
 use crate::backend::cuda::params::ll::{LL_CHANNELS, LL_MAX_TOP_K, LlHello, LlNodes, LlRankOnNode};
 use crate::backend::cuda::sizes::{Regions, number};
+use crate::backend::own_stream::OwnStream;
 use crate::backend::transport::{Label, Message, Transport};
 use crate::error::{Error, Result};
 use crate::model::group::GroupFacts;
@@ -36,9 +37,8 @@ pub struct LlNetwork {
     messages: Mutex<Messages>,
     operations: AtomicU64,
     max_tokens: usize,
-    memory: Arc<CudaMemory>,
     /// Runs what staged operations send over the network, behind the caller's streams.
-    background: Stream,
+    background: OwnStream,
     /// The order of what runs there.
     pub background_order: Order,
     /// Where the background begins to follow a caller's stream, or that stream the background.
@@ -54,11 +54,11 @@ struct Messages {
 
 /// Where the ranks of the group are, for kernels.
 struct Tables {
-    buffer: Buffer,
-    of_rank: usize,
-    rank_of_peer: usize,
-    rank_of_source: usize,
-    gateways: usize,
+    _buffer: Buffer,
+    of_rank: DevPtr,
+    rank_of_peer: DevPtr,
+    rank_of_source: DevPtr,
+    gateways: DevPtr,
 }
 
 /// A channel's memory for what crosses the network. Sources are those from 1 on. A message begins with a head.
@@ -98,9 +98,8 @@ impl LlNetwork {
             max_tokens,
             background_order: Order::new(context)?,
             join: Mutex::new(DriverEvent::new(context)?),
-            memory: Arc::clone(memory),
             network,
-            background: memory.create_stream()?,
+            background: OwnStream::new(Arc::clone(memory) as Arc<dyn DeviceMemory>)?,
         })
     }
 
@@ -137,12 +136,12 @@ impl LlNetwork {
 
     /// The group's part of what kernels need; the handle's and the channel's part is missing.
     pub fn nodes(&self, channel: &ChannelMemory) -> Result<LlNodes> {
-        let of_rank = self.tables.at(self.tables.of_rank);
+        let tables = &self.tables;
         Ok(LlNodes {
-            of_rank: of_rank as *const LlRankOnNode,
-            rank_of_peer: self.tables.at(self.tables.rank_of_peer) as *const u32,
-            rank_of_source: self.tables.at(self.tables.rank_of_source) as *const u32,
-            gateways: self.tables.at(self.tables.gateways) as *const u32,
+            of_rank: tables.of_rank.0 as *const LlRankOnNode,
+            rank_of_peer: tables.rank_of_peer.0 as *const u32,
+            rank_of_source: tables.rank_of_source.0 as *const u32,
+            gateways: tables.gateways.0 as *const u32,
             rows: channel.rows.0 as *mut u8,
             weights: channel.weights.0 as *const u8,
             returned: channel.returned.0 as *const u8,
@@ -162,11 +161,11 @@ impl LlNetwork {
         self.operations.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Enqueues an exchange on `stream`: `fill` is given the transport and the lists of what is sent and received.
+    /// Enqueues an exchange on `stream`: `fill` is given the gateways and the lists of what is sent and received.
     pub fn exchange(
         &self,
         label: Label,
-        fill: impl FnOnce(&dyn Transport, &mut Vec<Message>, &mut Vec<Message>),
+        fill: impl FnOnce(&[usize], &mut Vec<Message>, &mut Vec<Message>),
         stream: Stream,
     ) -> Result<()> {
         let transport = self.transport()?;
@@ -174,7 +173,7 @@ impl LlNetwork {
         let Messages { sends, receives } = &mut *messages;
         sends.clear();
         receives.clear();
-        fill(&*transport, sends, receives);
+        fill(transport.gateways(), sends, receives);
         transport.exchange(label, sends, receives, stream)
     }
 
@@ -182,7 +181,7 @@ impl LlNetwork {
     pub fn fork<'a>(&'a self, at: &StreamScope) -> Result<Background<'a>> {
         let mut background = Background {
             join: self.join.lock(),
-            scope: at.of_same_capture(self.background)?,
+            scope: at.of_same_capture(self.background())?,
         };
         background.follow(at)?;
         Ok(background)
@@ -190,13 +189,7 @@ impl LlNetwork {
 
     /// The background's stream by itself.
     pub fn background(&self) -> Stream {
-        self.background
-    }
-}
-
-impl Drop for LlNetwork {
-    fn drop(&mut self) {
-        self.memory.destroy_stream(self.background);
+        self.background.stream()
     }
 }
 
@@ -255,41 +248,30 @@ impl Tables {
         let topology = network.topology();
         let rank = network.rank();
         let local = topology.local_ranks(rank);
-        let words = |numbers: &[usize]| -> Result<Vec<u8>> {
-            let words: Result<Vec<u32>> = numbers.iter().map(|&it| number(it)).collect();
-            Ok(words?.into_iter().flat_map(u32::to_le_bytes).collect())
+        let words = |ranks: &[usize]| -> Result<Vec<u32>> {
+            ranks.iter().map(|&rank| number(rank)).collect()
         };
-        let mut of_rank = Vec::new();
-        for place in ranks_on_node(topology, rank)? {
-            of_rank.extend(place.peer.to_le_bytes());
-            for word in [place.carrier, place.number, place.distance] {
-                of_rank.extend(word.to_le_bytes());
-            }
-        }
-        let parts = [
-            of_rank,
-            words(local.ranks())?,
-            words(network.sources())?,
-            words(&topology.gateways_by_distance(rank))?,
-        ];
-        let mut regions = Regions::new(REGION_ALIGN);
-        let offsets = parts.each_ref().map(|part| regions.take(part.len()));
-        let buffer = Buffer::new(memory, regions.bytes())?;
-        for (part, offset) in parts.iter().zip(offsets) {
-            memory.upload(DevPtr(buffer.data().0 + offset), part)?;
-        }
-        let [of_rank, rank_of_peer, rank_of_source, gateways] = offsets;
+        let of_rank = ranks_on_node(topology, rank)?;
+        let of_rank: Vec<u32> = of_rank
+            .iter()
+            .flat_map(|it| [it.peer.cast_unsigned(), it.carrier, it.number, it.distance])
+            .collect();
+        let (_buffer, [of_rank, rank_of_peer, rank_of_source, gateways]) = Buffer::of_tables(
+            memory,
+            [
+                &of_rank,
+                &words(local.ranks())?,
+                &words(network.sources())?,
+                &words(&topology.gateways_by_distance(rank))?,
+            ],
+        )?;
         Ok(Self {
-            buffer,
+            _buffer,
             of_rank,
             rank_of_peer,
             rank_of_source,
             gateways,
         })
-    }
-
-    fn at(&self, offset: usize) -> usize {
-        self.buffer.data().0 + offset
     }
 }
 

@@ -223,11 +223,7 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
             what,
             number: self.number,
         };
-        self.network.exchange(
-            label,
-            |transport, sends, receives| fill(transport.gateways(), sends, receives),
-            at.stream,
-        )
+        self.network.exchange(label, fill, at.stream)
     }
 
     // ---- Launches --------------------------------------------------------------------------------

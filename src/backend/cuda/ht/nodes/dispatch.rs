@@ -204,7 +204,7 @@ impl Dispatch<'_> {
             shared_bytes: 0,
         };
         let module = &handle.group.context.module;
-        module.launch_on(Kernel::HtPack, shape, &params, at.rails.side.stream)
+        module.launch_on(Kernel::HtPack, shape, &params, at.rails.side.stream())
     }
 
     fn launch_own(&self, at: &Enqueueing<'_>) -> Result<()> {

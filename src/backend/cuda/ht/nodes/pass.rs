@@ -217,7 +217,7 @@ impl<'a> Enqueueing<'a> {
     ) -> Result<()> {
         if enqueued.is_err() {
             // Messages that no kernel waits for are a part of the operation, too.
-            let (side, own) = (self.rails.side.stream, self.at.stream);
+            let (side, own) = (self.rails.side.stream(), self.at.stream);
             let _ = self.turn.join.join(side, own);
         }
         let cause = |error| group.context.faults.first().unwrap_or(error);
@@ -226,7 +226,9 @@ impl<'a> Enqueueing<'a> {
 
     /// The side stream waits for the caller's.
     pub fn fork(&mut self) -> Result<()> {
-        self.turn.join.join(self.at.stream, self.rails.side.stream)
+        self.turn
+            .join
+            .join(self.at.stream, self.rails.side.stream())
     }
 
     /// Begins the messages of a pass.
@@ -256,7 +258,7 @@ impl<'a> Enqueueing<'a> {
         };
         let rails = self.rails;
         let module = &handle.group.context.module;
-        module.launch_on(Kernel::HtHead, shape, &params, rails.side.stream)?;
+        module.launch_on(Kernel::HtHead, shape, &params, rails.side.stream())?;
         let gateways = rails.gateways.as_slice();
         let (to, from) = match heads.from_gateways {
             true => (rails.remote_sources(), gateways),
@@ -293,7 +295,7 @@ impl<'a> Enqueueing<'a> {
             landed,
             ..
         } = &mut *self.turn;
-        let side = self.rails.side.stream;
+        let side = self.rails.side.stream();
         self.transport.exchange(self.label, sends, receives, side)?;
         let [even, odd] = landed;
         let landed = if pass.is_multiple_of(2) { even } else { odd };

@@ -11,10 +11,10 @@ use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::network::Network;
 use crate::backend::cuda::params::ht_nodes::{HtNodes, HtTold};
 use crate::backend::cuda::pool::Pool;
-use crate::backend::cuda::sizes::{Regions, number};
+use crate::backend::cuda::sizes::number;
+use crate::backend::own_stream::OwnStream;
 use crate::backend::transport::{Label, Message};
 use crate::error::Result;
-use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -27,8 +27,11 @@ pub struct Rails {
     /// The gateways on the other nodes, in the order of sums.
     pub gateways: Vec<usize>,
     pub memory: Arc<CudaMemory>,
-    tables: Buffer,
-    table_offsets: [usize; 4],
+    _tables: Buffer,
+    places: DevPtr,
+    carried: DevPtr,
+    carriers: DevPtr,
+    gateway_ranks: DevPtr,
     pub work: Buffer,
     pub own_counts: usize,
     /// This rank's words about a new handle, then those of its other sources.
@@ -39,7 +42,8 @@ pub struct Rails {
     row_bytes: usize,
     ids: Mutex<Option<(Arc<Buffer>, usize)>>,
     banks: Mutex<Option<Arc<Banks>>>,
-    pub side: SideStream,
+    /// Of the network.
+    pub side: OwnStream,
     /// Locked by who enqueues an operation.
     pub turn: Mutex<Turn>,
     operations: AtomicU64,
@@ -54,18 +58,6 @@ pub struct Turn {
     pub receives: Vec<Message>,
 }
 
-/// The stream for the network.
-pub struct SideStream {
-    memory: Arc<CudaMemory>,
-    pub stream: Stream,
-}
-
-impl Drop for SideStream {
-    fn drop(&mut self) {
-        self.memory.destroy_stream(self.stream);
-    }
-}
-
 impl Rails {
     /// The rails of a group whose rows have at most `row_bytes`; `max_tokens` is the bound of tokens per rank, if any.
     pub fn new(
@@ -78,7 +70,15 @@ impl Rails {
         let on: &Arc<Context> = shared.context.module.context();
         let (rank, topology) = (network.rank(), network.topology());
         let tables = Tables::new(topology, rank, plan.width)?;
-        let (tables, table_offsets) = upload(memory, &tables)?;
+        let (tables, [places, carried, carriers, gateway_ranks]) = Buffer::of_tables(
+            memory,
+            [
+                &tables.places,
+                &tables.carried,
+                &tables.carriers,
+                &tables.gateways,
+            ],
+        )?;
         let tally_bytes = (plan.sources * plan.locals * plan.local_experts * size_of::<u32>())
             .next_multiple_of(256);
         let turn = Turn {
@@ -93,8 +93,11 @@ impl Rails {
             gateways: topology.gateways_by_distance(rank),
             network,
             memory: Arc::clone(memory),
-            tables,
-            table_offsets,
+            _tables: tables,
+            places,
+            carried,
+            carriers,
+            gateway_ranks,
             work: Buffer::zeroed(memory, tally_bytes + 2 * plan.counts_bytes())?,
             own_counts: tally_bytes,
             headers: HostPage::new(on, 2 * plan.sources)?,
@@ -103,10 +106,7 @@ impl Rails {
             row_bytes,
             ids: Mutex::default(),
             banks: Mutex::default(),
-            side: SideStream {
-                memory: Arc::clone(memory),
-                stream: memory.create_stream()?,
-            },
+            side: OwnStream::new(Arc::clone(memory) as Arc<dyn DeviceMemory>)?,
             turn: Mutex::new(turn),
             operations: AtomicU64::new(0),
         };
@@ -118,13 +118,11 @@ impl Rails {
 
     /// The tables as a kernel parameter.
     pub fn nodes(&self) -> Result<HtNodes> {
-        let table = |offset: usize| (self.tables.data().0 + offset) as *const u32;
-        let [places, carried, carriers, _] = self.table_offsets.map(table);
         let plan = &self.plan;
         Ok(HtNodes {
-            places,
-            carried,
-            carriers,
+            places: self.places.0 as *const u32,
+            carried: self.carried.0 as *const u32,
+            carriers: self.carriers.0 as *const u32,
             ranks: number(plan.ranks)?,
             others: number(plan.others)?,
             width: number(plan.width)?,
@@ -135,11 +133,12 @@ impl Rails {
 
     /// The ranks of what other nodes send, as kernels read them: those of `remote_sources`, or of `gateways`.
     pub fn head_ranks(&self, from_gateways: bool) -> *const u32 {
-        let [_, carried, _, gateways] = self.table_offsets;
         let own = self.network.topology().local_index(self.network.rank());
-        let sources = carried + (own * (1 + self.plan.width) + 1) * size_of::<u32>();
-        let offset = if from_gateways { gateways } else { sources };
-        (self.tables.data().0 + offset) as *const u32
+        let sources = own * (1 + self.plan.width) + 1;
+        match from_gateways {
+            true => self.gateway_ranks.0 as *const u32,
+            false => (self.carried.0 + sources * size_of::<u32>()) as *const u32,
+        }
     }
 
     /// The remote ranks that this one carries.
@@ -175,22 +174,4 @@ impl Rails {
         let number = self.operations.fetch_add(1, Ordering::Relaxed) + 1;
         Label { what, number }
     }
-}
-
-/// The tables in device memory, and where each begins.
-fn upload(memory: &Arc<CudaMemory>, tables: &Tables) -> Result<(Buffer, [usize; 4])> {
-    let all = [
-        &tables.places,
-        &tables.carried,
-        &tables.carriers,
-        &tables.gateways,
-    ];
-    let mut regions = Regions::new(256);
-    let offsets = all.map(|table| regions.take(table.len() * size_of::<u32>()));
-    let buffer = Buffer::new(memory, regions.bytes())?;
-    for (table, offset) in all.iter().zip(offsets) {
-        let bytes: Vec<u8> = table.iter().flat_map(|word| word.to_ne_bytes()).collect();
-        memory.upload(DevPtr(buffer.data().0 + offset), &bytes)?;
-    }
-    Ok((buffer, offsets))
 }

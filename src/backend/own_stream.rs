@@ -1,4 +1,5 @@
-//! The library's own stream, for the exchanges of a group whose caller passes none.
+//! A stream of the library's own: for the exchanges of a group whose caller passes none, and for what runs behind
+//! callers' streams.
 #![forbid(unsafe_code)]
 
 use crate::backend::DeviceMemory;
@@ -6,21 +7,21 @@ use crate::error::Result;
 use crate::model::ops::Stream;
 use std::sync::Arc;
 
-/// Lives as long as its group.
-pub(super) struct OwnStream {
+/// Destroyed when it is dropped.
+pub struct OwnStream {
     memory: Arc<dyn DeviceMemory>,
     stream: Stream,
 }
 
 impl OwnStream {
     /// A stream without implicit order.
-    pub(super) fn new(memory: Arc<dyn DeviceMemory>) -> Result<Self> {
+    pub fn new(memory: Arc<dyn DeviceMemory>) -> Result<Self> {
         let stream = memory.create_stream()?;
         Ok(Self { memory, stream })
     }
 
     /// The stream.
-    pub(super) fn stream(&self) -> Stream {
+    pub fn stream(&self) -> Stream {
         self.stream
     }
 }

@@ -60,6 +60,14 @@ inline void StoreVec(nccl_ep::Vec16* to, const nccl_ep::Vec16& v, Landing landin
     block.stores().Put(block.thread(), to, &v, sizeof(v), sizeof(v.word[0]), landing);
 }
 
+// Two words, each visible as a whole.
+inline void StoreWords(uint64_t* to, const uint64_t (&words)[2]) {
+    Block& block = Block::Current();
+    block.stores().Put(block.thread(), to, words, sizeof(words), sizeof(words[0]),
+                       Landing::kSomeTime);
+    block.MayLinger();
+}
+
 }  // namespace simt
 
 namespace nccl_ep {
@@ -74,6 +82,10 @@ inline uint64_t ld_acquire_sys(const uint64_t* from) { return simt::LoadWord(fro
 inline void st_relaxed_gpu(uint32_t* to, uint32_t value) { simt::StoreWord(to, value); }
 inline void st_relaxed_sys(uint32_t* to, uint32_t value) { simt::StoreWord(to, value); }
 inline void st_relaxed_sys(uint64_t* to, uint64_t value) { simt::StoreWord(to, value); }
+inline void st_relaxed_sys(uint64_t* to, uint64_t first, uint64_t second) {
+    const uint64_t words[] = {first, second};
+    simt::StoreWords(to, words);
+}
 inline void st_release_sys(uint32_t* to, uint32_t value) { simt::StoreAndRelease(to, value); }
 inline void st_release_sys(uint64_t* to, uint64_t value) { simt::StoreAndRelease(to, value); }
 

@@ -58,6 +58,14 @@ __device__ __forceinline__ void st_relaxed_sys(uint64_t* to, uint64_t value) {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" : : "l"(to), "l"(value) : "memory");
 }
 
+// Two such words in one access, aligned to both; each is indivisible.
+__device__ __forceinline__ void st_relaxed_sys(uint64_t* to, uint64_t first, uint64_t second) {
+    asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};"
+                 :
+                 : "l"(to), "l"(first), "l"(second)
+                 : "memory");
+}
+
 __device__ __forceinline__ void st_relaxed_sys(uint32_t* to, uint32_t value) {
     asm volatile("st.relaxed.sys.global.u32 [%0], %1;" : : "l"(to), "r"(value) : "memory");
 }

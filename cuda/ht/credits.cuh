@@ -12,17 +12,22 @@
 
 namespace nccl_ep {
 
-// Whether `peer` has given the credit for row `sequence`. No acquire is needed: what is written after the
-// credit was seen cannot be what was read before it was given.
+// Where the slot of unit `sequence` ends. Whoever writes its first half needs all of it.
+__device__ __forceinline__ uint32_t end_of_slot(uint32_t sequence) { return (sequence | 1) + 1; }
+
+// Whether `peer` has given the credits for unit `sequence` to the end of its slot. No acquire is needed: what is
+// written after a credit was seen cannot be what was read before it was given.
 __device__ __forceinline__ bool is_credited(const HtCommon& common, uint32_t peer,
                                             uint32_t sequence) {
-    const uint32_t credit = ld_relaxed_sys(own_rings(common).credit(peer, sequence));
-    return is_or_follows(credit, sequence + 1 - common.layout.depth);
+    const uint64_t credits = ld_relaxed_sys(own_rings(common).credits(peer, sequence));
+    const uint32_t end = end_of_slot(sequence) - common.layout.units;
+    return is_or_follows(static_cast<uint32_t>(credits >> 32), end) &&
+           (sequence % 2 != 0 || is_or_follows(static_cast<uint32_t>(credits), end - 1));
 }
 
-// Whether the block knows of a credit for row `sequence` to `peer`.
+// Whether the block knows of the credits for unit `sequence` to `peer`, to the end of its slot.
 __device__ __forceinline__ bool has_credit(const HtPairs& pairs, uint32_t peer, uint32_t sequence) {
-    return is_or_follows(ld_acquire_cta_shared(&pairs.credited_until[peer]), sequence + 1);
+    return is_or_follows(ld_acquire_cta_shared(&pairs.credited_until[peer]), end_of_slot(sequence));
 }
 
 // One warp polls for the credits of the next rows of every ring.
@@ -33,8 +38,9 @@ __device__ inline void poll_credits(const HtCommon& common, HtPairs& pairs) {
         const uint32_t peer = poll.peer(peers, base);
         uint32_t known = peer != kNoPeer ? ld_relaxed_cta_shared(&pairs.credited_until[peer]) : 0;
         known = __shfl_sync(kAllLanes, known, poll.first_lane());
-        const bool ok = peer != kNoPeer && is_credited(common, peer, known + poll.index());
-        const uint32_t credits = poll.leading(ok);
+        const uint32_t sequence = unit_of_row(common, known, poll.index());
+        const bool ok = peer != kNoPeer && is_credited(common, peer, sequence);
+        const uint32_t credits = poll.leading(ok) * common.shape.row_units;
         // Another warp may know more by now. Credits that are lost here are found again.
         if (poll.index() == 0 && credits != 0) {
             st_release_cta_shared(&pairs.credited_until[peer], known + credits);

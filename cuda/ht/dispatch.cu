@@ -108,7 +108,8 @@ struct Outgoing {
     }
     template <typename Block>
     __device__ uint32_t sequence(const Block& block) const {
-        return block.shared.pairs.sent[entries.rank] + entries.entry.index;
+        return unit_of_row(block.common, block.shared.pairs.sent[entries.rank],
+                           entries.entry.index);
     }
 };
 
@@ -314,7 +315,7 @@ template <typename Block>
 __device__ void take_row(const Block& block, uint32_t source, uint32_t index, Staging& staging) {
     const HtCommon& common = block.common;
     const RowFormat format = row_format(common);
-    const uint32_t sequence = block.shared.pairs.received[source] + index;
+    const uint32_t sequence = unit_of_row(common, block.shared.pairs.received[source], index);
     const uint32_t row = block.scope.row(block.shared.pairs, source, index);
     const uint8_t* slot = own_rings(common).row(source, sequence);
     for (uint32_t offset = 0; offset < format.bytes; offset += format.chunk_bytes) {
@@ -324,7 +325,7 @@ __device__ void take_row(const Block& block, uint32_t source, uint32_t index, St
         staging.load(slot + offset, bytes, slot + format.bytes, is_last ? common.shape.tail_bytes : 0);
         staging.wait_loaded();
         if (is_last && lane_idx() == 0) {
-            give_credit(common, source, sequence);
+            give_credit(common, block.shared.pairs, source, sequence);
         }
         if (block.keeps_rows) {
             staging.store(block.out_row(row) + offset, bytes);
@@ -343,7 +344,8 @@ __device__ void take_row(const Block& block, uint32_t source, uint32_t index, St
 // Whether row `index` of `source` is here. One of another shape never is: it ends the operation.
 template <typename Block>
 __device__ __forceinline__ bool has_arrived(const Block& block, uint32_t source, uint32_t index) {
-    const uint32_t sequence = block.shared.pairs.received[source] + index;
+    const uint32_t sequence =
+        unit_of_row(block.common, block.shared.pairs.received[source], index);
     const uint64_t packet = ld_acquire_sys(own_rings(block.common).arrival(source, sequence));
     if (!is_or_follows(packet_epoch(packet), sequence + 1)) {
         return false;
@@ -463,7 +465,7 @@ __device__ void run(const HtDispatchParams& params, const Scope& scope, uint8_t*
     const bool sends = block.senders.has_this_block();
     if (warp_idx() >= common.shape.copy_warps) {
         if (sends) {
-            notify_peers(common, shared.notify_state, buffers,
+            notify_peers(common, shared.pairs, shared.notify_state, buffers,
                          [&] { poll_credits(common, shared.pairs); });
         } else {
             // Those who take the rows have a deadline.

@@ -3,15 +3,19 @@
 //
 // Sequences
 //
-// For each ordered pair (sender s, receiver d) there is a ring of `depth` slots in d's window. All rows
-// that s ever sends to d, whatever the operation, are numbered 0, 1, 2, ... modulo 2^32; row q goes to slot
-// q % depth. When it is complete there, s raises the slot's arrival packet to q + 1 after a fence; when d
-// has read it, d raises the slot's credit in s's window to q + 1, and s writes row q + depth only after
-// that. Both are compared as "this or later", so nothing is ever cleared. Both ranks know from the handle
-// how many rows an operation adds to each sequence, so the last block to begin an operation already stores
-// where the next one starts, in device memory: a replayed graph continues where the last replay ended. An
-// operation ends on a rank when its rows are sent and its peers' rows are here; it need not know whether
-// the peers have ended. The next one, of any kind and of any handle, waits for credits if it is early.
+// For each ordered pair (sender s, receiver d) there is a ring of slots in d's window. A slot has two *units*;
+// short rows take one and others both, so that short ones do not halve the time that a ring lasts. All units
+// that s ever sends to d, whatever the operation, are numbered 0, 1, 2, ... modulo 2^32; unit q goes to place
+// q % units of the ring. When a row is complete there, s raises the arrival packets of its units q to q + 1 after
+// a fence; when d has read it, d raises their credits in s's window to q + 1, and s writes unit q + units only
+// after that. Both are compared as "this or later", so nothing is ever cleared; and both are raised for every
+// unit, so no word is ever older than a lap. Each operation begins with a new slot: where the last row of one
+// leaves half a slot free, it takes that half, too. A row at the beginning of a slot waits for both credits.
+//
+// Both ranks know from the handle how many rows an operation adds to each sequence, so the last block to begin an
+// operation already stores where the next one starts, in device memory: a replayed graph continues where the last
+// replay ended. An operation ends on a rank when its rows are sent and its peers' rows are here; it need not know
+// whether the peers have ended. The next one, of any kind and of any handle, waits for credits if it is early.
 //
 // Why every wait terminates
 //
@@ -21,7 +25,8 @@
 // Combine: a home rank sums its tokens in ascending order, each by one warp that waits for all rows of the
 // token; the rows of a sequence are numbered in the order of the home's tokens. Of the smallest token not
 // yet summed, take a row not yet arrived: all rows before it in its sequence belong to tokens that have
-// been summed, so they have been credited, so its slot is free, and so were those of all rows before it.
+// been summed, so they have been credited. The units that its slot had a lap ago are among them, as a ring has
+// more than one slot; so its slot is free, and so were those of all rows before it.
 // Its sender takes any row whose slot is free, or whose slot and those of all rows before it are
 // (credits.cuh), of any sequence that has such: no warp there is stuck with a row of another sequence.
 // Before it waits it posts what it has sent. So this row is sent. The block that owns the token hands out
@@ -31,9 +36,9 @@
 // After a failure
 //
 // An operation that fails on a rank leaves rows unsent there and slots unread, while its sequences count
-// them as done. Nobody reads a wrong row because of that: row q + depth is written to a slot only after the
-// credit for q, and only the reader of q gives that, whichever operation q belongs to. The slot of a row
-// that was never sent or never read stays taken. So what a late peer still reads does not change, even if
+// them as done. Nobody reads a wrong row because of that: unit q + units is written only after the credit for q,
+// and only the reader of q gives that, whichever operation q belongs to. The place of a row that was never sent
+// or never read stays taken. So what a late peer still reads does not change, even if
 // other warps go on with rows whose slots they know to be free before they hear of the failure. A warp that
 // gives up a wait sends nothing more. No kernel begins that knows of a failure, its rank's or a peer's: its
 // rows would be of no use.
@@ -52,12 +57,15 @@ __device__ __forceinline__ RowFormat row_format(const HtCommon& common) {
 // Where the operation stands with each peer, in shared memory. The own rank has no ring: there all counts
 // are zero.
 struct HtPairs {
-    // Rows that went before, and rows of this operation.
+    // Units that went before, and behind the last row of this operation.
     uint32_t sent[MAX_PEERS];
     uint32_t received[MAX_PEERS];
+    uint32_t sent_end[MAX_PEERS];
+    uint32_t received_end[MAX_PEERS];
+    // Rows of this operation.
     uint32_t to_send[MAX_PEERS];
     uint32_t to_receive[MAX_PEERS];
-    // Credits that this block knows of: rows to each peer before these have a free slot.
+    // Credits that this block knows of: units to each peer before these are free.
     uint32_t credited_until[MAX_PEERS];
     // The first row of each source among those that this rank receives in dispatch, and their number.
     uint32_t begins[MAX_PEERS];
@@ -84,6 +92,9 @@ __device__ inline void fail(const HtCommon& common, uint32_t fault, uint32_t pee
     broadcast_failure(common.peers, common.wait);
 }
 
+// Behind the last row of an operation, where the next one begins.
+__device__ __forceinline__ uint32_t next_slot(uint32_t end) { return (end + 1) & ~1u; }
+
 // Fills `pairs` and advances the group's sequences past this operation. All threads call it. In
 // combine rows travel in the opposite direction. `scope` says which rows this launch has (scope.cuh).
 //
@@ -103,6 +114,9 @@ __device__ inline bool begin_operation(const HtCommon& common, const Scope& scop
         pairs.sent[peer] = ld_relaxed_gpu(&sequences->sent[peer]);
         pairs.credited_until[peer] = pairs.sent[peer];
         pairs.received[peer] = ld_relaxed_gpu(&sequences->received[peer]);
+        const uint32_t units = common.shape.row_units;
+        pairs.sent_end[peer] = pairs.sent[peer] + pairs.to_send[peer] * units;
+        pairs.received_end[peer] = pairs.received[peer] + pairs.to_receive[peer] * units;
     }
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -136,18 +150,29 @@ __device__ inline bool begin_operation(const HtCommon& common, const Scope& scop
             st_relaxed_gpu(&sequences->operations, pairs.operation);
         }
         for (uint32_t peer = threadIdx.x; peer < common.peers.ranks; peer += blockDim.x) {
-            st_relaxed_gpu(&sequences->sent[peer], pairs.sent[peer] + pairs.to_send[peer]);
-            st_relaxed_gpu(&sequences->received[peer],
-                           pairs.received[peer] + pairs.to_receive[peer]);
+            st_relaxed_gpu(&sequences->sent[peer], next_slot(pairs.sent_end[peer]));
+            st_relaxed_gpu(&sequences->received[peer], next_slot(pairs.received_end[peer]));
         }
     }
     scope.settle(common, is_combine, pairs);
     return true;
 }
 
-// Which slot of its ring row number `sequence` has.
-__device__ __forceinline__ uint32_t slot_of(const HtCommon& common, uint32_t sequence) {
-    return sequence & (common.layout.depth - 1);
+// The first unit of row `index` to or from a rank, where `before` are the pair's units that went before.
+__device__ __forceinline__ uint32_t unit_of_row(const HtCommon& common, uint32_t before,
+                                                uint32_t index) {
+    return before + index * common.shape.row_units;
+}
+
+// Whether the row at unit `sequence` takes the whole slot; `end` is behind the last row of the operation.
+__device__ __forceinline__ bool takes_slot(const HtCommon& common, uint32_t sequence,
+                                           uint32_t end) {
+    return common.shape.row_units == 2 || (sequence % 2 == 0 && sequence + 1 == end);
+}
+
+// Where in its ring unit number `sequence` is.
+__device__ __forceinline__ uint32_t place_of(const HtCommon& common, uint32_t sequence) {
+    return sequence & (common.layout.units - 1);
 }
 
 // The rings in one rank's window: in this rank's own what it reads, Rings<Own>, in a peer's what it writes,
@@ -157,20 +182,26 @@ struct Rings {
     const HtCommon& common;
     Address<uint8_t> window;
 
-    // Row `sequence` from `source`, and what follows it in its slot.
+    // The row from `source` that begins at unit `sequence`, and what follows it there.
     __device__ Address<uint8_t> row(uint32_t source, uint32_t sequence) const {
-        const uint64_t index = uint64_t{source} * common.layout.depth + slot_of(common, sequence);
-        return window + common.layout.slots + index * common.layout.slot_bytes;
+        return window + common.layout.slots + place(source, sequence) * common.layout.unit_bytes;
     }
-    // The packet that says which row of `source` the slot holds.
+    // The packet that says which unit of `source` is there.
     __device__ Address<uint64_t> arrival(uint32_t source, uint32_t sequence) const {
-        return as<uint64_t>(window + common.layout.arrivals) +
-               uint64_t{source} * common.layout.depth + slot_of(common, sequence);
+        return as<uint64_t>(window + common.layout.arrivals) + place(source, sequence);
     }
-    // The word by which `receiver` returns the slot.
+    // The word by which `receiver` returns the unit.
     __device__ Address<uint32_t> credit(uint32_t receiver, uint32_t sequence) const {
-        return as<uint32_t>(window + common.layout.credits) +
-               uint64_t{receiver} * common.layout.depth + slot_of(common, sequence);
+        return as<uint32_t>(window + common.layout.credits) + place(receiver, sequence);
+    }
+    // Those of its slot: the first one in the low half.
+    __device__ Address<uint64_t> credits(uint32_t receiver, uint32_t sequence) const {
+        return as<uint64_t>(window + common.layout.credits) + place(receiver, sequence) / 2;
+    }
+
+   private:
+    __device__ uint64_t place(uint32_t rank, uint32_t sequence) const {
+        return uint64_t{rank} * common.layout.units + place_of(common, sequence);
     }
 };
 
@@ -182,19 +213,30 @@ __device__ __forceinline__ Rings<Remote> rings_at(const HtCommon& common, uint32
     return {common, window_of(common.peers, peer)};
 }
 
-// One lane, after a fence behind which row `sequence` is complete in the slot of `peer`: says so.
-__device__ __forceinline__ void notify_row(const HtCommon& common, uint32_t peer,
-                                           uint32_t sequence) {
-    put_value(rings_at(common, peer).arrival(common.peers.rank, sequence),
-              make_packet(sequence + 1, common.shape.shape_word));
+// One lane, after a fence behind which the row at unit `sequence` is complete at `peer`: says so.
+__device__ __forceinline__ void notify_row(const HtCommon& common, const HtPairs& pairs,
+                                           uint32_t peer, uint32_t sequence) {
+    const Remote<uint64_t> arrival = rings_at(common, peer).arrival(common.peers.rank, sequence);
+    const uint32_t word = common.shape.shape_word;
+    if (takes_slot(common, sequence, pairs.sent_end[peer])) {
+        put_values(arrival, make_packet(sequence + 1, word), make_packet(sequence + 2, word));
+    } else {
+        put_value(arrival, make_packet(sequence + 1, word));
+    }
 }
 
-// One lane: returns the slot of row `sequence` to `source`. All of the slot has been read: it is in shared
+// One lane: returns the units of the row at `sequence` to `source`. All of the row has been read: it is in shared
 // memory, or in registers that were used. A credit follows reads only, and what has been read cannot change
 // any more, so it needs no fence.
-__device__ __forceinline__ void give_credit(const HtCommon& common, uint32_t source,
-                                            uint32_t sequence) {
-    put_value(rings_at(common, source).credit(common.peers.rank, sequence), sequence + 1);
+__device__ __forceinline__ void give_credit(const HtCommon& common, const HtPairs& pairs,
+                                            uint32_t source, uint32_t sequence) {
+    const Rings<Remote> rings = rings_at(common, source);
+    if (takes_slot(common, sequence, pairs.received_end[source])) {
+        put_value(rings.credits(common.peers.rank, sequence),
+                  make_packet(sequence + 2, sequence + 1));
+    } else {
+        put_value(rings.credit(common.peers.rank, sequence), sequence + 1);
+    }
 }
 
 // One lane waits for a row; `awaited` names the operation, not the row.

@@ -53,7 +53,7 @@ struct RowsOfPass {
     __device__ void settle(const HtCommon& common, bool is_combine, HtPairs& pairs) const {
         for (uint32_t peer = threadIdx.x; peer < common.peers.ranks; peer += blockDim.x) {
             uint32_t* base = is_combine ? pairs.received : pairs.sent;
-            base[peer] -= pass.departures[peer];
+            base[peer] -= pass.departures[peer] * common.shape.row_units;
         }
         __syncthreads();
     }

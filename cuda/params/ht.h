@@ -51,16 +51,16 @@ struct HtLayout {
     /// u64 packets `[2][ranks][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by `HtRouteParams::bank`: from
     /// each other rank.
     uint64_t counts;
-    /// u64 packets `[ranks][depth]`: which row of the source's sequence a slot holds.
+    /// u64 packets `[ranks][units]`: which unit of the source's sequence is there.
     uint64_t arrivals;
-    /// u32 `[ranks][depth]`: credits, how far the destination has emptied the slots that this rank fills.
+    /// u32 `[ranks][units]`: credits, how far the destination has emptied what this rank fills.
     uint64_t credits;
-    /// `[ranks][depth]` slots, by source.
+    /// `[ranks][units]` units, by source. Two of them are a slot.
     uint64_t slots;
-    /// Bytes of a slot: a row, then `HT_MAX_TOP_K` times 8 bytes.
-    uint64_t slot_bytes;
-    /// Slots of each ordered pair of ranks; a power of two.
-    uint32_t depth;
+    /// Bytes of a unit.
+    uint64_t unit_bytes;
+    /// Units of each ordered pair of ranks; a power of two.
+    uint32_t units;
     /// Experts per rank.
     uint32_t local_experts;
 };
@@ -135,9 +135,9 @@ struct HtRouteParams {
 
 /// Device memory of a group, zero at first: how far the sequences of rows have come.
 struct HtSequences {
-    /// Rows sent to each rank by all operations so far.
+    /// Units sent to each rank by all operations so far.
     uint32_t sent[MAX_PEERS];
-    /// Rows received from each rank.
+    /// Units received from each rank.
     uint32_t received[MAX_PEERS];
     /// Operations so far.
     uint32_t operations;
@@ -151,6 +151,8 @@ struct HtShape {
     uint32_t shape_word;
     /// Bytes per row.
     uint32_t row_bytes;
+    /// Units that a row takes: 1 or 2. The last row of an operation may take the second one, too.
+    uint32_t row_units;
     /// Bytes of the chunks in which a row passes through shared memory.
     uint32_t chunk_bytes;
     /// Bytes that follow a row in its slot, a multiple of 16.
@@ -230,6 +232,6 @@ static_assert(sizeof(nccl_ep::HtReceived) == 8, "HtReceived as in Rust");
 static_assert(sizeof(nccl_ep::HtRouteParams) == 776, "HtRouteParams as in Rust");
 static_assert(sizeof(nccl_ep::HtSequences) == 584, "HtSequences as in Rust");
 static_assert(sizeof(nccl_ep::HtCommon) == 752, "HtCommon as in Rust");
-static_assert(sizeof(nccl_ep::HtShape) == 28, "HtShape as in Rust");
+static_assert(sizeof(nccl_ep::HtShape) == 32, "HtShape as in Rust");
 static_assert(sizeof(nccl_ep::HtDispatchParams) == 816, "HtDispatchParams as in Rust");
 static_assert(sizeof(nccl_ep::HtCombineParams) == 792, "HtCombineParams as in Rust");

@@ -87,6 +87,11 @@ __device__ __forceinline__ void put_value(Remote<uint64_t> to, uint64_t value) {
     st_relaxed_sys(to.mapped(), value);
 }
 
+// Two of them at once, aligned to both.
+__device__ __forceinline__ void put_values(Remote<uint64_t> to, uint64_t first, uint64_t second) {
+    st_relaxed_sys(to.mapped(), first, second);
+}
+
 __device__ __forceinline__ void put_value(Remote<uint32_t> to, uint32_t value) {
     st_relaxed_sys(to.mapped(), value);
 }

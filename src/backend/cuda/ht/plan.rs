@@ -25,12 +25,20 @@ const TAIL_ENTRY_BYTES: usize = 8;
 const COPY_ALIGN: usize = 16;
 const REGION_ALIGN: usize = 256;
 
+/// A unit holds rows of half the group's bound, behind them scales of this share of the bound (4 bytes for 128
+/// elements, which had 4 bytes each), and the stamp that goes with scales.
+const SCALES_OF_BOUND: usize = 64;
+const STAMP_BYTES: usize = 16;
+const UNIT_ALIGN: usize = 128;
+/// Units of a slot: rows that do not fit one take both.
+const SLOT_UNITS: usize = 2;
+
 /// Slots of all rings into a rank together: enough to hide the round trip of a credit at full speed
 /// (docs/development/high-throughput.md), few enough that rows of usual size stay in L2.
 const RING_SLOTS: usize = 2048;
 const LEAST_DEPTH: usize = 64;
 /// Limit of all rings together: huge rows make rings shorter, not larger.
-const MOST_RING_BYTES: usize = 64 << 20;
+const MOST_RING_BYTES: usize = 68 << 20;
 const MOST_CHUNK_BYTES: usize = 16 << 10;
 /// Bytes of a warp's notify queue (`cuda/ht/notify.cuh`): a ring with a rank and a number per row.
 const NOTIFY_BYTES: usize = HT_MAX_TOP_K as usize * 8;
@@ -88,24 +96,23 @@ impl HtPlan {
         let nodes = (topology.nodes() > 1).then(|| NodesPlan::new(facts, topology, chunk_bytes));
         let facts = &of_node(facts, topology);
         let ranks = facts.ranks;
-        let slot_bytes = (facts.row_bytes + HT_MAX_TOP_K as usize * TAIL_ENTRY_BYTES)
-            .next_multiple_of(REGION_ALIGN);
-        let depth = depth(ranks, slot_bytes);
+        let unit_bytes = unit_bytes(facts.row_bytes);
+        let units = SLOT_UNITS * depth(ranks, SLOT_UNITS * unit_bytes);
         let mut window = Regions::new(REGION_ALIGN);
         let counts = window.take(match &nodes {
             Some(nodes) => 2 * nodes.counts_bytes(),
             None => 2 * ranks * counts_bytes(facts),
         });
-        let arrivals = window.take(ranks * depth * PACKET_BYTES);
-        let credits = window.take(ranks * depth * CREDIT_BYTES);
-        let slots = window.take(ranks * depth * slot_bytes);
+        let arrivals = window.take(ranks * units * PACKET_BYTES);
+        let credits = window.take(ranks * units * CREDIT_BYTES);
+        let slots = window.take(ranks * units * unit_bytes);
         let layout = HtLayout {
             counts: counts as u64,
             arrivals: arrivals as u64,
             credits: credits as u64,
             slots: slots as u64,
-            slot_bytes: slot_bytes as u64,
-            depth: number(depth)?,
+            unit_bytes: unit_bytes as u64,
+            units: number(units)?,
             local_experts: number(facts.local_experts())?,
         };
         Ok(Self {
@@ -238,6 +245,10 @@ impl HtPlan {
             shape: HtShape {
                 shape_word: ShapeWord::new(kind, row)?.0,
                 row_bytes: number(row_bytes)?,
+                row_units: match (row_bytes + tail_bytes) as u64 > self.layout.unit_bytes {
+                    false => 1,
+                    true => 2,
+                },
                 chunk_bytes: number(chunk_bytes)?,
                 tail_bytes: number(tail_bytes)?,
                 warp_bytes,
@@ -274,6 +285,13 @@ fn check_limits(facts: &GroupFacts) -> Result<()> {
         OfSettings::HtKernelsCount,
     )
     .got(facts.row_bytes, format_args!("at most {MOST_ROW_BYTES}")))
+}
+
+/// Bytes of a unit, so that two of them hold the longest row and what follows it.
+fn unit_bytes(row_bytes: usize) -> usize {
+    let tail_bytes = HT_MAX_TOP_K as usize * TAIL_ENTRY_BYTES;
+    let scale_bytes = row_bytes.div_ceil(SCALES_OF_BOUND);
+    (row_bytes.div_ceil(2) + scale_bytes + STAMP_BYTES + tail_bytes).next_multiple_of(UNIT_ALIGN)
 }
 
 /// Slots of one ring: a power of two, as row numbers wrap around.
@@ -322,7 +340,7 @@ mod tests {
             let plan = plan(ranks, 14_336);
             let bytes = plan.bytes() + plan.handle(4096, 8).bytes;
             assert!(bytes <= 128 << 20, "{ranks} ranks: {bytes}");
-            assert!(plan.layout.depth.is_power_of_two());
+            assert!(plan.layout.units.is_power_of_two());
         }
         assert!(plan(8, 1 << 20).bytes() <= 80 << 20);
     }
@@ -345,13 +363,13 @@ mod tests {
     fn regions_follow_each_other() {
         let plan = plan(8, 14_336);
         let layout = plan.layout(4096);
-        let slots = 8 * u64::from(layout.depth);
+        let units = 8 * u64::from(layout.units);
         assert!(layout.counts >= 4096);
         assert!(layout.counts + 2 * 8 * 34 * 8 <= layout.arrivals);
-        assert!(layout.arrivals + slots * 8 <= layout.credits);
-        assert!(layout.credits + slots * 4 <= layout.slots);
-        assert!(layout.slot_bytes >= 14_336 + 256);
-        assert!(layout.slots + slots * layout.slot_bytes <= 4096 + plan.bytes() as u64);
+        assert!(layout.arrivals + units * 8 <= layout.credits);
+        assert!(layout.credits + units * 4 <= layout.slots);
+        assert!(layout.unit_bytes >= 7168 + 224 + 16 + 256);
+        assert!(layout.slots + units * layout.unit_bytes <= 4096 + plan.bytes() as u64);
         let tally = plan.tally();
         assert!(tally.tally + (1 + 8 + 256) * 4 <= tally.own_counts);
         assert!(tally.own_counts + 2 * 34 * 8 <= tally.bytes);

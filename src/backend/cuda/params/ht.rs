@@ -37,16 +37,16 @@ pub struct HtLayout {
     /// u64 packets `[2][ranks][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by `HtRouteParams::bank`: from
     /// each other rank.
     pub counts: u64,
-    /// u64 packets `[ranks][depth]`: which row of the source's sequence a slot holds.
+    /// u64 packets `[ranks][units]`: which unit of the source's sequence is there.
     pub arrivals: u64,
-    /// u32 `[ranks][depth]`: credits, how far the destination has emptied the slots that this rank fills.
+    /// u32 `[ranks][units]`: credits, how far the destination has emptied what this rank fills.
     pub credits: u64,
-    /// `[ranks][depth]` slots, by source.
+    /// `[ranks][units]` units, by source. Two of them are a slot.
     pub slots: u64,
-    /// Bytes of a slot: a row, then `HT_MAX_TOP_K` times 8 bytes.
-    pub slot_bytes: u64,
-    /// Slots of each ordered pair of ranks; a power of two.
-    pub depth: u32,
+    /// Bytes of a unit.
+    pub unit_bytes: u64,
+    /// Units of each ordered pair of ranks; a power of two.
+    pub units: u32,
     /// Experts per rank.
     pub local_experts: u32,
 }
@@ -131,9 +131,9 @@ pub struct HtRouteParams {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct HtSequences {
-    /// Rows sent to each rank by all operations so far.
+    /// Units sent to each rank by all operations so far.
     pub sent: [u32; MAX_PEERS],
-    /// Rows received from each rank.
+    /// Units received from each rank.
     pub received: [u32; MAX_PEERS],
     /// Operations so far.
     pub operations: u32,
@@ -149,6 +149,8 @@ pub struct HtShape {
     pub shape_word: u32,
     /// Bytes per row.
     pub row_bytes: u32,
+    /// Units that a row takes: 1 or 2. The last row of an operation may take the second one, too.
+    pub row_units: u32,
     /// Bytes of the chunks in which a row passes through shared memory.
     pub chunk_bytes: u32,
     /// Bytes that follow a row in its slot, a multiple of 16.

@@ -16,9 +16,8 @@ const ENDINGS: [&str; 9] = [
     ".rs", ".cu", ".cuh", ".c", ".h", ".cpp", ".hpp", ".py", ".sh",
 ];
 
-/// Generated: the interface of all functions with its documentation. Also kernels whose roles
-/// (routers, senders, receivers) make sense only together: one file each, of short functions.
-const EXEMPT: [&str; 2] = ["include/nccl_ep.h", "cuda/ht/dispatch.cu"];
+/// Generated: the interface of all functions with its documentation.
+const EXEMPT: [&str; 1] = ["include/nccl_ep.h"];
 
 fn too_long(lines: impl Iterator<Item = (String, usize)>, most: usize) -> Vec<String> {
     lines

@@ -1,0 +1,71 @@
+// What the warps of a dispatch block share.
+#pragma once
+
+#include "credits.cuh"
+#include "notify.cuh"
+#include "scheduler.cuh"
+#include "scope.cuh"
+#include "tail.cuh"
+
+namespace nccl_ep::ht_dispatch_impl {
+
+struct SharedStorage {
+    HtPairs pairs;
+    Scheduler scheduler;
+    // Of each source, how many turns of this block are known to have come.
+    uint32_t arrived[MAX_PEERS];
+    NotifyState notify_state;
+    uint32_t next_own;
+    uint32_t next_token;
+    uint32_t next_unused;
+    uint64_t barriers[HT_DISPATCH_THREADS / kWarpSize];
+};
+
+template <typename Scope>
+struct Block {
+    const HtDispatchParams& params;
+    Scope scope;
+    const HtCommon& common;
+    SharedStorage& shared;
+    Share senders;
+    Share receivers;
+    // Shared memory that holds zeros, HT_ZERO_BYTES.
+    const uint8_t* zeros;
+    // Whether these outputs are wanted.
+    bool keeps_rows;
+    bool keeps_routing;
+
+    __device__ uint32_t rank() const { return common.peers.rank; }
+    __device__ uint32_t ranks() const { return common.peers.ranks; }
+    __device__ uint32_t top_k() const { return common.handle.top_k; }
+    __device__ GivenRouting given_routing(uint32_t token) const {
+        if (params.topk_idx == nullptr || token >= common.handle.tokens) {
+            return {};
+        }
+        return {params.topk_idx, params.weights, token, top_k()};
+    }
+    __device__ uint8_t* out_row(uint32_t row) const {
+        return params.out + row_format(common).offset(row);
+    }
+};
+
+// One warp writes the ids and weights of a received row, one entry per lane.
+template <typename Block>
+__device__ __forceinline__ void write_routing(const Block& block, uint32_t row,
+                                              const RoutingEntry& entry) {
+    if (block.keeps_routing && lane_idx() < block.top_k()) {
+        const uint64_t index = uint64_t{row} * block.top_k() + lane_idx();
+        block.params.out_idx[index] = entry.id;
+        block.params.out_weights[index] = entry.weight;
+    }
+}
+
+template <typename Block>
+__device__ __forceinline__ void load_chunk(const Block& block, uint32_t token, uint32_t offset,
+                                           Staging& staging) {
+    const RowFormat row = row_format(block.common);
+    staging.load(block.params.tokens + row.offset(token) + offset, row.chunk_at(offset), nullptr,
+                 0);
+}
+
+}  // namespace nccl_ep::ht_dispatch_impl

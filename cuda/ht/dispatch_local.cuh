@@ -1,0 +1,83 @@
+// What a dispatch does on this rank alone: rows of own tokens for own experts, and rows of outputs that no token
+// fills.
+#pragma once
+
+#include "dispatch_block.cuh"
+
+namespace nccl_ep::ht_dispatch_impl {
+
+// One warp copies a token to its row of this rank's own output; false if it does not go there.
+template <typename Block>
+__device__ bool keep_token(const Block& block, uint32_t token, Staging& staging) {
+    const RowFormat format = row_format(block.common);
+    const TokenEntries entries(block.common, token);
+    const uint32_t own = __ballot_sync(
+        kAllLanes, entries.is_first() && static_cast<uint32_t>(entries.rank) == block.rank());
+    if (own == 0) {
+        return false;
+    }
+    const uint32_t lane = __ffs(own) - 1;
+    const uint32_t index = __shfl_sync(kAllLanes, entries.entry.index, lane);
+    const uint32_t row = block.scope.row(block.shared.pairs, block.rank(), index);
+    for (uint32_t offset = 0; block.keeps_rows && offset < format.bytes;
+         offset += format.chunk_bytes) {
+        staging.wait_reusable();
+        load_chunk(block, token, offset, staging);
+        staging.wait_loaded();
+        staging.store(block.out_row(row) + offset, format.chunk_at(offset));
+        staging.commit();
+    }
+    if (block.params.topk_idx != nullptr) {
+        const float weight = block.given_routing(token).weight_of(
+            block.scope.id_of(block.common, entries), block.top_k());
+        const RoutingEntry routing(block.common, entries, lane, weight);
+        write_routing(block, row, routing);
+    }
+    return true;
+}
+
+// One warp fills a row of each output that no token fills; false if there is no such row.
+template <typename Block>
+__device__ bool fill_unused_row(const Block& block, uint64_t number, Staging& staging) {
+    const bool has_row = block.keeps_rows && number < block.params.out_rows;
+    const bool has_routing = block.keeps_routing && number < block.params.routing_rows;
+    const uint32_t row = static_cast<uint32_t>(number);
+    if (has_row) {
+        const uint32_t row_bytes = block.common.shape.row_bytes;
+        for (uint32_t offset = 0; offset < row_bytes; offset += HT_ZERO_BYTES) {
+            staging.store_shared(block.zeros, block.out_row(row) + offset,
+                                 min(row_bytes - offset, HT_ZERO_BYTES));
+        }
+        staging.commit();
+    }
+    if (has_routing) {
+        write_routing(block, row, {-1, 0.0f});
+    }
+    return has_row || has_routing;
+}
+
+// One warp does the block's next unit of local work; false if there is none left.
+template <typename Block>
+__device__ bool work_locally(const Block& block, Staging& staging) {
+    SharedStorage& shared = block.shared;
+    const uint32_t tokens = block.common.handle.tokens;
+    for (;;) {
+        const uint32_t token = block.receivers.next_unit(&shared.next_own);
+        if (token >= tokens) {
+            break;
+        }
+        if (keep_token(block, token, staging)) {
+            return true;
+        }
+    }
+    if (!block.scope.is_own()) {
+        return false;
+    }
+    // With outputs of nearly 2^32 rows, 32 bits do not hold the numbers past the last one.
+    const Share own_turns = {blockIdx.x, 1};
+    const uint64_t turn = own_turns.next_unit(&shared.next_unused);
+    const uint64_t unused = turn * block.receivers.blocks + block.receivers.index();
+    return fill_unused_row(block, shared.pairs.total + unused, staging);
+}
+
+}  // namespace nccl_ep::ht_dispatch_impl

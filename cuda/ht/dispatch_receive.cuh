@@ -1,0 +1,101 @@
+// How a dispatch receives: warps take any row that has arrived, and store it where it belongs.
+#pragma once
+
+#include "dispatch_local.cuh"
+
+namespace nccl_ep::ht_dispatch_impl {
+
+// One warp copies row `index` of `source` from its slot to the output.
+template <typename Block>
+__device__ void take_row(const Block& block, uint32_t source, uint32_t index, Staging& staging) {
+    const HtCommon& common = block.common;
+    const RowFormat format = row_format(common);
+    const uint32_t sequence = unit_of_row(common, block.shared.pairs.received[source], index);
+    const uint32_t row = block.scope.row(block.shared.pairs, source, index);
+    const uint8_t* slot = own_rings(common).row(source, sequence);
+    for (uint32_t offset = 0; offset < format.bytes; offset += format.chunk_bytes) {
+        const bool is_last = format.is_last_chunk(offset);
+        const uint32_t bytes = format.chunk_at(offset);
+        staging.wait_reusable();
+        staging.load(slot + offset, bytes, slot + format.bytes, is_last ? common.shape.tail_bytes : 0);
+        staging.wait_loaded();
+        if (is_last && lane_idx() == 0) {
+            give_credit(common, block.shared.pairs, source, sequence);
+        }
+        if (block.keeps_rows) {
+            staging.store(block.out_row(row) + offset, bytes);
+            staging.commit();
+        }
+    }
+    if (common.shape.tail_bytes != 0) {
+        if (lane_idx() < block.top_k()) {
+            const auto* tail = reinterpret_cast<const uint64_t*>(staging.tails());
+            write_routing(block, row, RoutingEntry(common, tail[lane_idx()]));
+        }
+        staging.settle_tails();
+    }
+}
+
+// Whether row `index` of `source` is here. One of another shape never is: it ends the operation.
+template <typename Block>
+__device__ __forceinline__ bool has_arrived(const Block& block, uint32_t source, uint32_t index) {
+    const uint32_t sequence =
+        unit_of_row(block.common, block.shared.pairs.received[source], index);
+    const uint64_t packet = ld_acquire_sys(own_rings(block.common).arrival(source, sequence));
+    if (!is_or_follows(packet_epoch(packet), sequence + 1)) {
+        return false;
+    }
+    if (packet_data(packet) != block.common.shape.shape_word) {
+        fail_for_shape(block.common, source, packet_data(packet));
+        return false;
+    }
+    return true;
+}
+
+// One warp polls for the block which of its rows have come, a few of each source at once. False once none is
+// left.
+template <typename Block>
+__device__ bool poll_arrivals(const Block& block) {
+    const PeerTable& peers = block.common.peers;
+    const PollLanes poll(peers.ranks);
+    bool left = false;
+    for (uint32_t base = 0; base < poll.others; base += poll.peers_at_once()) {
+        const uint32_t source = poll.peer(peers, base);
+        const bool is_source = source != kNoPeer;
+        const uint32_t known = is_source ? block.shared.arrived[source] : 0;
+        const uint32_t index = row_of_turn(block.receivers, source, known + poll.index());
+        const bool is_row = is_source && index < block.shared.pairs.to_receive[source];
+        left = left || is_row;
+        const uint32_t turns = poll.leading(is_row && has_arrived(block, source, index));
+        if (poll.index() == 0 && turns != 0) {
+            st_release_cta_shared(&block.shared.arrived[source], known + turns);
+        }
+        __syncwarp();
+    }
+    return __ballot_sync(kAllLanes, left) != 0;
+}
+
+template <typename Block>
+__device__ void receive_rows(const Block& block, Staging& staging) {
+    const HtCommon& common = block.common;
+    const HtPairs& pairs = block.shared.pairs;
+    const auto is_ready = [&](uint32_t source, uint32_t, uint32_t turn) {
+        return is_or_follows(ld_acquire_cta_shared(&block.shared.arrived[source]), turn + 1);
+    };
+    bool has_local_work = true;
+    const auto idle = [&] { has_local_work = has_local_work && work_locally(block, staging); };
+    for (;;) {
+        const Work work = next_row(common, {WAIT_STREAMED_ROW, kNoPeer, pairs.operation},
+                                   block.shared.scheduler, pairs.to_receive, block.receivers,
+                                   block.ranks(), is_ready, idle);
+        if (work.peer == kNoPeer) {
+            break;
+        }
+        take_row(block, work.peer, work.index, staging);
+    }
+    while (has_local_work) {
+        idle();
+    }
+}
+
+}  // namespace nccl_ep::ht_dispatch_impl

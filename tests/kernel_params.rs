@@ -87,6 +87,8 @@ const PAIRS: [Pair; 4] = [
             HtCommon,
             HtShape,
             HtDispatchParams,
+            HtScaledRows,
+            HtDispatchScaledParams,
             HtCombineParams
         ],
     },

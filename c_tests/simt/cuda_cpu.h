@@ -15,6 +15,7 @@
 #define __global__
 #define __host__
 #define __forceinline__ inline
+#define __noinline__
 #define __grid_constant__
 #define __launch_bounds__(...)
 #define __align__(bytes) alignas(bytes)
@@ -211,7 +212,14 @@ T atomicCAS(T* at, T expected, T value) {
 inline int __popc(uint32_t bits) { return __builtin_popcount(bits); }
 inline int __ffs(uint32_t bits) { return __builtin_ffs(static_cast<int>(bits)); }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
+// The compiler contracts nothing here (simt.mk).
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __uint_as_float(uint32_t bits) { return simt::FromBits<float>(bits); }
+// Of a NaN and a number, the number, even if the NaN signals: there the C library's function gives a NaN.
+namespace nccl_ep {
+inline float fmaxf(float a, float b) { return a >= b || std::isnan(b) ? a : b; }
+}  // namespace nccl_ep
 inline uint32_t __float_as_uint(float value) {
     return static_cast<uint32_t>(simt::ToBits(value));
 }

@@ -200,7 +200,7 @@ __device__ __forceinline__ bool wait_for_parts(const Block& block, const TokenEn
             {WAIT_STREAMED_ROW, rank, block.shared.pairs.operation});
         ok = arrival.ok && arrival.data == block.common.shape.shape_word;
         if (arrival.ok && !ok) {
-            fail_for_shape(block.common, rank, arrival.data);
+            fail_for_scales(block.common, rank, arrival.data, {0, 0});
         }
     }
     // All lanes read what one has waited for.

@@ -12,6 +12,7 @@
 
 #include "dispatch_receive.cuh"
 #include "dispatch_send.cuh"
+#include "scaled_rows.cuh"
 
 namespace nccl_ep::ht_dispatch_impl {
 
@@ -22,33 +23,39 @@ __device__ bool check_outputs(const Block& block) {
     const HtDispatchParams& params = block.params;
     const uint32_t total = block.shared.pairs.total;
     const bool rows_fit = params.out_rows >= total;
+    const bool scales_fit = block.rows.scale_rows() >= total;
     const bool routing_fits = params.routing_rows >= total;
     if (blockIdx.x == 0 && threadIdx.x == 0) {
         if (!rows_fit) {
             fail(params.common, FAULT_TOKEN_ROWS, block.rank(), total, params.out_rows);
+        } else if (!scales_fit) {
+            fail(params.common, FAULT_SCALE_ROWS, block.rank(), total, block.rows.scale_rows());
         } else if (!routing_fits) {
             fail(params.common, FAULT_ROUTING_ROWS, block.rank(), total, params.routing_rows);
         }
     }
-    return rows_fit && routing_fits;
+    return rows_fit && scales_fit && routing_fits;
 }
 
-template <typename Scope>
-__device__ void run(const HtDispatchParams& params, const Scope& scope, uint8_t* memory) {
+template <typename Scope, typename Rows>
+__device__ void run(const HtDispatchParams& params, const Scope& scope, const Rows& rows,
+                    uint8_t* memory) {
     __shared__ SharedStorage shared;
     uint8_t* zeros = memory;
     uint8_t* buffers = memory + HT_ZERO_BYTES;
     const HtCommon& common = params.common;
-    const Block<Scope> block = {params,
-                                scope,
-                                common,
-                                shared,
-                                {0, common.shape.send_blocks},
-                                {common.shape.send_blocks,
-                                 gridDim.x - common.shape.send_blocks},
-                                zeros,
-                                params.out != nullptr,
-                                params.out_idx != nullptr};
+    const Block<Scope, Rows> block = {
+        params,
+        scope,
+        rows,
+        common,
+        shared,
+        {0, common.shape.send_blocks},
+        {common.shape.send_blocks, gridDim.x - common.shape.send_blocks},
+        zeros,
+        params.out != nullptr,
+        params.out != nullptr || rows.scales_word() != 0,
+        params.out_idx != nullptr};
     for (uint32_t peer = threadIdx.x; peer < MAX_PEERS; peer += blockDim.x) {
         shared.scheduler.next[peer] = 0;
         shared.arrived[peer] = 0;
@@ -84,7 +91,7 @@ __device__ void run(const HtDispatchParams& params, const Scope& scope, uint8_t*
         }
         return;
     }
-    Staging staging(buffers + warp_idx() * common.shape.warp_bytes, common.shape.chunk_bytes,
+    Staging staging(buffers + warp_idx() * common.shape.warp_bytes, rows.buffer_bytes(common),
                     &shared.barriers[warp_idx()]);
     if (sends) {
         NotifyQueue queue(shared.notify_state, queue_of_warp(common, buffers, warp_idx()), staging);
@@ -95,16 +102,46 @@ __device__ void run(const HtDispatchParams& params, const Scope& scope, uint8_t*
     staging.wait_stored();
 }
 
+template <typename Rows>
+__device__ void run(const HtDispatchScaledParams& params, uint8_t* memory) {
+    run(params.rows, AllRows{}, Rows{params.scaled}, memory);
+}
+
 }  // namespace nccl_ep::ht_dispatch_impl
 
 extern "C" __global__ void __launch_bounds__(nccl_ep::HT_DISPATCH_THREADS, 1)
     ht_dispatch(const __grid_constant__ nccl_ep::HtDispatchParams params) {
     DYNAMIC_SHARED(uint8_t, memory);
-    nccl_ep::ht_dispatch_impl::run(params, nccl_ep::AllRows{}, memory);
+    nccl_ep::ht_dispatch_impl::run(params, nccl_ep::AllRows{}, nccl_ep::ht_dispatch_impl::PlainRows{}, memory);
 }
 
 extern "C" __global__ void __launch_bounds__(nccl_ep::HT_DISPATCH_THREADS, 1)
     ht_dispatch_nodes(const __grid_constant__ nccl_ep::HtDispatchNodesParams params) {
     DYNAMIC_SHARED(uint8_t, memory);
-    nccl_ep::ht_dispatch_impl::run(params.of_node, nccl_ep::RowsOfPass{params.pass}, memory);
+    nccl_ep::ht_dispatch_impl::run(params.of_node, nccl_ep::RowsOfPass{params.pass},
+                                    nccl_ep::ht_dispatch_impl::PlainRows{}, memory);
+}
+
+extern "C" __global__ void __launch_bounds__(nccl_ep::HT_DISPATCH_THREADS, 1)
+    ht_dispatch_forward(const __grid_constant__ nccl_ep::HtDispatchScaledParams params) {
+    DYNAMIC_SHARED(uint8_t, memory);
+    nccl_ep::ht_dispatch_impl::run<nccl_ep::ht_dispatch_impl::ForwardedRows>(params, memory);
+}
+
+extern "C" __global__ void __launch_bounds__(nccl_ep::HT_DISPATCH_THREADS, 1)
+    ht_dispatch_cast_bf16(const __grid_constant__ nccl_ep::HtDispatchScaledParams params) {
+    DYNAMIC_SHARED(uint8_t, memory);
+    nccl_ep::ht_dispatch_impl::run<nccl_ep::ht_dispatch_impl::CastRows<nccl_ep::Bf16>>(params, memory);
+}
+
+extern "C" __global__ void __launch_bounds__(nccl_ep::HT_DISPATCH_THREADS, 1)
+    ht_dispatch_cast_f16(const __grid_constant__ nccl_ep::HtDispatchScaledParams params) {
+    DYNAMIC_SHARED(uint8_t, memory);
+    nccl_ep::ht_dispatch_impl::run<nccl_ep::ht_dispatch_impl::CastRows<nccl_ep::F16>>(params, memory);
+}
+
+extern "C" __global__ void __launch_bounds__(nccl_ep::HT_DISPATCH_THREADS, 1)
+    ht_dispatch_cast_f32(const __grid_constant__ nccl_ep::HtDispatchScaledParams params) {
+    DYNAMIC_SHARED(uint8_t, memory);
+    nccl_ep::ht_dispatch_impl::run<nccl_ep::ht_dispatch_impl::CastRows<nccl_ep::F32>>(params, memory);
 }

@@ -3,6 +3,7 @@
 
 #include "credits.cuh"
 #include "notify.cuh"
+#include "rows.cuh"
 #include "scheduler.cuh"
 #include "scope.cuh"
 #include "tail.cuh"
@@ -21,10 +22,13 @@ struct SharedStorage {
     uint64_t barriers[HT_DISPATCH_THREADS / kWarpSize];
 };
 
-template <typename Scope>
+template <typename Scope, typename Rows>
 struct Block {
+    using Ahead = typename Rows::Ahead;
+
     const HtDispatchParams& params;
     Scope scope;
+    Rows rows;
     const HtCommon& common;
     SharedStorage& shared;
     Share senders;
@@ -33,6 +37,8 @@ struct Block {
     const uint8_t* zeros;
     // Whether these outputs are wanted.
     bool keeps_rows;
+    // Whether these or scales are.
+    bool keeps_images;
     bool keeps_routing;
 
     __device__ uint32_t rank() const { return common.peers.rank; }
@@ -45,7 +51,7 @@ struct Block {
         return {params.topk_idx, params.weights, token, top_k()};
     }
     __device__ uint8_t* out_row(uint32_t row) const {
-        return params.out + row_format(common).offset(row);
+        return params.out + uint64_t{row} * rows.payload_bytes(common);
     }
 };
 
@@ -58,14 +64,6 @@ __device__ __forceinline__ void write_routing(const Block& block, uint32_t row,
         block.params.out_idx[index] = entry.id;
         block.params.out_weights[index] = entry.weight;
     }
-}
-
-template <typename Block>
-__device__ __forceinline__ void load_chunk(const Block& block, uint32_t token, uint32_t offset,
-                                           Staging& staging) {
-    const RowFormat row = row_format(block.common);
-    staging.load(block.params.tokens + row.offset(token) + offset, row.chunk_at(offset), nullptr,
-                 0);
 }
 
 }  // namespace nccl_ep::ht_dispatch_impl

@@ -9,7 +9,7 @@ namespace nccl_ep::ht_dispatch_impl {
 // One warp copies a token to its row of this rank's own output; false if it does not go there.
 template <typename Block>
 __device__ bool keep_token(const Block& block, uint32_t token, Staging& staging) {
-    const RowFormat format = row_format(block.common);
+    const auto& rows = block.rows;
     const TokenEntries entries(block.common, token);
     const uint32_t own = __ballot_sync(
         kAllLanes, entries.is_first() && static_cast<uint32_t>(entries.rank) == block.rank());
@@ -19,13 +19,13 @@ __device__ bool keep_token(const Block& block, uint32_t token, Staging& staging)
     const uint32_t lane = __ffs(own) - 1;
     const uint32_t index = __shfl_sync(kAllLanes, entries.entry.index, lane);
     const uint32_t row = block.scope.row(block.shared.pairs, block.rank(), index);
-    for (uint32_t offset = 0; block.keeps_rows && offset < format.bytes;
-         offset += format.chunk_bytes) {
+    const auto ahead = rows.look_ahead(block, token);
+    for (uint32_t offset = 0; block.keeps_images && offset < rows.span(block.common);
+         offset += rows.step(block.common)) {
         staging.wait_reusable();
-        load_chunk(block, token, offset, staging);
-        staging.wait_loaded();
-        staging.store(block.out_row(row) + offset, format.chunk_at(offset));
-        staging.commit();
+        rows.load(block, token, offset, staging);
+        const uint8_t* chunk = rows.finish(block, token, ahead, offset, staging);
+        rows.deliver(block, row, offset, rows.bytes_at(block.common, offset), chunk, staging);
     }
     if (block.params.topk_idx != nullptr) {
         const float weight = block.given_routing(token).weight_of(
@@ -43,7 +43,7 @@ __device__ bool fill_unused_row(const Block& block, uint64_t number, Staging& st
     const bool has_routing = block.keeps_routing && number < block.params.routing_rows;
     const uint32_t row = static_cast<uint32_t>(number);
     if (has_row) {
-        const uint32_t row_bytes = block.common.shape.row_bytes;
+        const uint32_t row_bytes = block.rows.payload_bytes(block.common);
         for (uint32_t offset = 0; offset < row_bytes; offset += HT_ZERO_BYTES) {
             staging.store_shared(block.zeros, block.out_row(row) + offset,
                                  min(row_bytes - offset, HT_ZERO_BYTES));
@@ -53,7 +53,8 @@ __device__ bool fill_unused_row(const Block& block, uint64_t number, Staging& st
     if (has_routing) {
         write_routing(block, row, {-1, 0.0f});
     }
-    return has_row || has_routing;
+    const bool has_scales = block.rows.clear_scales(number);
+    return has_row || has_routing || has_scales;
 }
 
 // One warp does the block's next unit of local work; false if there is none left.

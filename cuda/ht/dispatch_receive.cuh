@@ -19,13 +19,13 @@ __device__ void take_row(const Block& block, uint32_t source, uint32_t index, St
         staging.wait_reusable();
         staging.load(slot + offset, bytes, slot + format.bytes, is_last ? common.shape.tail_bytes : 0);
         staging.wait_loaded();
+        if (!block.rows.check(block, source, offset, bytes, staging.chunk())) {
+            return;
+        }
         if (is_last && lane_idx() == 0) {
             give_credit(common, block.shared.pairs, source, sequence);
         }
-        if (block.keeps_rows) {
-            staging.store(block.out_row(row) + offset, bytes);
-            staging.commit();
-        }
+        block.rows.deliver(block, row, offset, bytes, staging.chunk(), staging);
     }
     if (common.shape.tail_bytes != 0) {
         if (lane_idx() < block.top_k()) {
@@ -45,11 +45,13 @@ __device__ __forceinline__ bool has_arrived(const Block& block, uint32_t source,
     if (!is_or_follows(packet_epoch(packet), sequence + 1)) {
         return false;
     }
-    if (packet_data(packet) != block.common.shape.shape_word) {
-        fail_for_shape(block.common, source, packet_data(packet));
-        return false;
+    const bool fits = packet_data(packet) == block.common.shape.shape_word;
+    // Rows of another shape may take whole slots: it is those at the beginning of a slot that tell.
+    if (!fits && sequence % 2 == 0) {
+        fail_for_shape(block.common, source, sequence, packet_data(packet),
+                       block.rows.scales_word());
     }
-    return true;
+    return fits;
 }
 
 // One warp polls for the block which of its rows have come, a few of each source at once. False once none is

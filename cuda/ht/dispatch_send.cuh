@@ -6,31 +6,31 @@
 namespace nccl_ep::ht_dispatch_impl {
 
 // What is known of a token: loaded well before it is needed, as loads wait behind the SM's stores.
+template <typename Block>
 struct Upcoming {
     uint32_t token;
     HtEntry entry;
     GivenRouting given;
+    typename Block::Ahead ahead;
 };
 
 // A token that a warp is about to send, and in each lane that is a rank's first, where it goes there.
+template <typename Block>
 struct Outgoing {
     uint32_t token;
     TokenEntries entries;
     GivenRouting given;
+    typename Block::Ahead ahead;
 
-    template <typename Block>
     __device__ bool is_left(const Block& block) const {
         return token < block.common.handle.tokens;
     }
-    template <typename Block>
     __device__ bool goes_to_peer(const Block& block) const {
         return entries.is_first() && static_cast<uint32_t>(entries.rank) != block.rank();
     }
-    template <typename Block>
     __device__ uint32_t to_peers(const Block& block) const {
         return __ballot_sync(kAllLanes, goes_to_peer(block));
     }
-    template <typename Block>
     __device__ uint32_t sequence(const Block& block) const {
         return unit_of_row(block.common, block.shared.pairs.sent[entries.rank],
                            entries.entry.index);
@@ -38,25 +38,26 @@ struct Outgoing {
 };
 
 template <typename Block>
-__device__ __forceinline__ Upcoming next_token(const Block& block) {
+__device__ __forceinline__ Upcoming<Block> next_token(const Block& block) {
     const uint32_t token = block.senders.next_unit(&block.shared.next_token);
     return {token, TokenEntries::load_entry(block.common.handle, token),
-            block.given_routing(token)};
+            block.given_routing(token), block.rows.look_ahead(block, token)};
 }
 
 // Takes the next token that goes to any peer, and starts loading its row. `upcoming` is the warp's.
 template <typename Block>
-__device__ __forceinline__ Outgoing fetch(const Block& block, Upcoming& upcoming,
-                                          Staging& staging) {
+__device__ __forceinline__ Outgoing<Block> fetch(const Block& block, Upcoming<Block>& upcoming,
+                                                 Staging& staging) {
     for (;;) {
-        const Outgoing outgoing = {upcoming.token, {block.common, upcoming.entry}, upcoming.given};
+        const Outgoing<Block> outgoing = {
+            upcoming.token, {block.common, upcoming.entry}, upcoming.given, upcoming.ahead};
         if (!outgoing.is_left(block)) {
             return outgoing;
         }
         upcoming = next_token(block);
         if (outgoing.to_peers(block) != 0) {
             staging.wait_reusable();
-            load_chunk(block, outgoing.token, 0, staging);
+            block.rows.load(block, outgoing.token, 0, staging);
             return outgoing;
         }
     }
@@ -64,7 +65,7 @@ __device__ __forceinline__ Outgoing fetch(const Block& block, Upcoming& upcoming
 
 // Prepares the tails, one for each peer.
 template <typename Block>
-__device__ void write_tails(const Block& block, const Outgoing& outgoing, Staging& staging) {
+__device__ void write_tails(const Block& block, const Outgoing<Block>& outgoing, Staging& staging) {
     const float weight =
         outgoing.given.weight_of(block.scope.id_of(block.common, outgoing.entries), block.top_k());
     uint64_t* tail = reinterpret_cast<uint64_t*>(staging.tails());
@@ -79,14 +80,14 @@ __device__ void write_tails(const Block& block, const Outgoing& outgoing, Stagin
 
 // Whether the row has a credit of the lane's peer, if it goes to one.
 template <typename Block>
-__device__ __forceinline__ bool has_credit(const Block& block, const Outgoing& outgoing) {
+__device__ __forceinline__ bool has_credit(const Block& block, const Outgoing<Block>& outgoing) {
     return !outgoing.goes_to_peer(block) ||
            has_credit(block.shared.pairs, outgoing.entries.rank, outgoing.sequence(block));
 }
 
 // Waits until the row has the credits of all its peers, after posting what has departed.
 template <typename Block>
-__device__ bool wait_for_credits(const Block& block, const Outgoing& outgoing, NotifyQueue& queue) {
+__device__ bool wait_for_credits(const Block& block, const Outgoing<Block>& outgoing, NotifyQueue& queue) {
     if (__ballot_sync(kAllLanes, has_credit(block, outgoing)) == kAllLanes) {
         return true;
     }
@@ -104,29 +105,30 @@ __device__ bool wait_for_credits(const Block& block, const Outgoing& outgoing, N
 
 // Stores the row, whose first chunk was loaded, and its tails to all its peers.
 template <typename Block>
-__device__ void store_row(const Block& block, const Outgoing& outgoing, Staging& staging) {
+__device__ void store_row(const Block& block, const Outgoing<Block>& outgoing, Staging& staging) {
     const HtCommon& common = block.common;
-    const RowFormat row = row_format(common);
+    const auto& rows = block.rows;
     Remote<uint8_t> slot;
     if (outgoing.goes_to_peer(block)) {
         slot = rings_at(common, outgoing.entries.rank)
                    .row(block.rank(), outgoing.sequence(block));
     }
     const uint32_t peers = outgoing.to_peers(block);
-    for (uint32_t offset = 0; offset < row.bytes; offset += row.chunk_bytes) {
+    for (uint32_t offset = 0; offset < rows.span(common); offset += rows.step(common)) {
         if (offset != 0) {
             staging.commit();
             staging.wait_reusable();
-            load_chunk(block, outgoing.token, offset, staging);
+            rows.load(block, outgoing.token, offset, staging);
         }
-        staging.wait_loaded();
+        const uint8_t* chunk = rows.finish(block, outgoing.token, outgoing.ahead, offset, staging);
         for (uint32_t left = peers; left != 0; left &= left - 1) {
-            staging.store(remote_of_lane(slot, __ffs(left) - 1) + offset, row.chunk_at(offset));
+            staging.store_shared(chunk, remote_of_lane(slot, __ffs(left) - 1) + offset,
+                                 rows.bytes_at(common, offset));
         }
     }
     const uint8_t* tail = staging.tails();
     for (uint32_t left = common.shape.tail_bytes != 0 ? peers : 0; left != 0; left &= left - 1) {
-        staging.store_shared(tail, remote_of_lane(slot, __ffs(left) - 1) + row.bytes,
+        staging.store_shared(tail, remote_of_lane(slot, __ffs(left) - 1) + common.shape.row_bytes,
                              common.shape.tail_bytes);
         tail += common.shape.tail_bytes;
     }
@@ -135,8 +137,8 @@ __device__ void store_row(const Block& block, const Outgoing& outgoing, Staging&
 
 template <typename Block>
 __device__ void send_rows(const Block& block, Staging& staging, NotifyQueue& queue) {
-    Upcoming upcoming = next_token(block);
-    Outgoing outgoing = fetch(block, upcoming, staging);
+    Upcoming<Block> upcoming = next_token(block);
+    Outgoing<Block> outgoing = fetch(block, upcoming, staging);
     while (outgoing.is_left(block)) {
         if (block.common.shape.tail_bytes != 0) {
             write_tails(block, outgoing, staging);
@@ -148,7 +150,7 @@ __device__ void send_rows(const Block& block, Staging& staging, NotifyQueue& que
             break;
         }
         store_row(block, outgoing, staging);
-        const Outgoing next = fetch(block, upcoming, staging);
+        const Outgoing<Block> next = fetch(block, upcoming, staging);
         const bool to_peer = outgoing.goes_to_peer(block);
         queue.depart(to_peer, outgoing.entries.rank, to_peer ? outgoing.sequence(block) : 0);
         outgoing = next;

@@ -247,9 +247,39 @@ __device__ __forceinline__ Arrival wait_for_row(const HtCommon& common, const ui
         [&](uint32_t arrived) { return is_or_follows(arrived, sequence + 1); });
 }
 
-// One thread: `peer` runs an operation of another shape. Nothing sensible can follow.
-__device__ inline void fail_for_shape(const HtCommon& common, uint32_t peer, uint32_t shape_word) {
-    fail(common, FAULT_SHAPE_DIFFERS, peer, common.shape.shape_word, shape_word);
+// The scales of two ranks' rows, as scales words.
+struct ScalesWords {
+    uint32_t own;
+    uint32_t peer;
+};
+
+// One thread: `peer` sends rows of another shape, or with other scales. Nothing sensible can follow.
+__device__ inline void fail_for_scales(const HtCommon& common, uint32_t peer, uint32_t shape_word,
+                                       const ScalesWords& scales) {
+    report_failure(common.wait, FAULT_SHAPE_DIFFERS, {WAIT_STREAMED_ROW, peer, 0},
+                   common.shape.shape_word, shape_word, 0, scales.own, scales.peer);
+    broadcast_failure(common.peers, common.wait);
+}
+
+// The scales word of the row of `peer` at unit `sequence`, the first of its slot; 0 if it has none.
+__device__ inline uint32_t scales_word_of(const HtCommon& common, uint32_t peer, uint32_t sequence,
+                                          uint32_t shape_word) {
+    constexpr uint32_t kPayload = (1u << HT_SHAPE_PAYLOAD_BITS) - 1;
+    const uint64_t stamp_at = (shape_word & kPayload) * sizeof(Vec16);
+    if ((shape_word & HT_SHAPE_COMBINE) != 0 || (shape_word & HT_SHAPE_SCALED) == 0 ||
+        stamp_at + HT_STAMP_BYTES > 2 * common.layout.unit_bytes) {
+        return 0;
+    }
+    const uint8_t* row = own_rings(common).row(peer, sequence);
+    return ld_relaxed_sys(reinterpret_cast<const uint32_t*>(row + stamp_at));
+}
+
+// One thread: `peer` runs an operation of another shape, as the row at unit `sequence`, the first of its slot,
+// says. `own_scales` is the word of this rank's rows.
+__device__ inline void fail_for_shape(const HtCommon& common, uint32_t peer, uint32_t sequence,
+                                      uint32_t shape_word, uint32_t own_scales) {
+    fail_for_scales(common, peer, shape_word,
+                    {own_scales, scales_word_of(common, peer, sequence, shape_word)});
 }
 
 }  // namespace nccl_ep

@@ -31,6 +31,7 @@ class Staging {
 #endif
     }
 
+    __device__ uint8_t* chunk() const { return chunk_; }
     // Behind the chunk: what follows rows in their slots.
     __device__ uint8_t* tails() const { return tails_; }
 
@@ -60,6 +61,21 @@ class Staging {
 #endif
     }
 
+    // The same for `bytes` of the chunk at `to`, or none.
+    __device__ __forceinline__ void load_to(uint8_t* to, const uint8_t* from, uint32_t bytes) {
+#ifdef NCCL_EP_HAS_BULK_COPY
+        if (lane_idx() == 0) {
+            fence_before_bulk();
+            mbarrier_arrive_expect(barrier_, bytes);
+            if (bytes != 0) {
+                bulk_load(to, from, bytes, barrier_);
+            }
+        }
+#else
+        copy(to, from, bytes);
+#endif
+    }
+
     // Afterwards all lanes see what was loaded.
     __device__ __forceinline__ void wait_loaded() {
 #ifdef NCCL_EP_HAS_BULK_COPY
@@ -77,7 +93,7 @@ class Staging {
         store_from(chunk_, to, bytes);
     }
 
-    // Begins to copy other shared memory out.
+    // Begins to copy any of the block's shared memory out.
     template <typename To>
     __device__ __forceinline__ void store_shared(const uint8_t* from, To to, uint32_t bytes) {
         store_from(from, to, bytes);

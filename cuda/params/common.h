@@ -67,6 +67,9 @@ constexpr static const uint32_t FAULT_HANDLE_DIFFERS = 10;
 /// `FaultReport::state`: as `FAULT_PEER_FAILED`, but `got` is on another node and nothing was waited for.
 constexpr static const uint32_t FAULT_GATEWAY_FAILED = 11;
 
+/// `FaultReport::state`: fewer output rows for scales, `got`, than rows received, `expected`.
+constexpr static const uint32_t FAULT_SCALE_ROWS = 12;
+
 /// `FaultReport::op` of the self test.
 constexpr static const uint32_t OP_PEER_SELFTEST = 1;
 

@@ -25,6 +25,18 @@ constexpr static const uint32_t HT_COMBINE_THREADS = 512;
 /// Zeros that a dispatch block keeps in shared memory, in front of the warps' parts.
 constexpr static const uint32_t HT_ZERO_BYTES = 4096;
 
+/// Bytes between a row that travels and its scales: their word, then zeros.
+constexpr static const uint32_t HT_STAMP_BYTES = 16;
+
+/// Lowest bits of a shape word: a row without its scales, in 16 bytes.
+constexpr static const uint32_t HT_SHAPE_PAYLOAD_BITS = 17;
+
+/// Bit of a shape word of a dispatch: rows have scales.
+constexpr static const uint32_t HT_SHAPE_SCALED = (1 << 26);
+
+/// Bit of a shape word: it is a combine's.
+constexpr static const uint32_t HT_SHAPE_COMBINE = (1 << 31);
+
 /// Packets by which a rank notifies each other of its part of a new handle, besides the one for each local
 /// expert: how many rows it sends, then `HtRouteParams::verdict`.
 constexpr static const uint32_t HT_COUNTS_BESIDE_EXPERTS = 2;
@@ -149,7 +161,7 @@ struct HtSequences {
 struct HtShape {
     /// What the ranks must agree on (`ht/shape_word.rs`); it travels with every row.
     uint32_t shape_word;
-    /// Bytes per row.
+    /// Bytes of a row as it travels, with its scales.
     uint32_t row_bytes;
     /// Units that a row takes: 1 or 2. The last row of an operation may take the second one, too.
     uint32_t row_units;
@@ -205,6 +217,28 @@ struct HtDispatchParams {
     uint32_t routing_rows;
 };
 
+/// Rows with scales in a dispatch.
+struct HtScaledRows {
+    /// Their format, and where scales lie.
+    ScaledRows rows;
+    /// What ranks must agree on in the scales; not zero.
+    uint32_t word;
+    /// Rows of `rows.out`.
+    uint32_t out_rows;
+    /// Bytes from one of the caller's rows to the next.
+    uint32_t token_bytes;
+    /// Elements that are cast at a time, a multiple of 512; 0 if rows are forwarded.
+    uint32_t cast_chunk;
+};
+
+/// Parameters of `ht_dispatch_forward`, and of `ht_dispatch_cast_bf16` and its siblings.
+struct HtDispatchScaledParams {
+    /// As without scales.
+    HtDispatchParams rows;
+    /// The scales.
+    HtScaledRows scaled;
+};
+
 /// Parameters of `ht_combine_bf16` and its siblings.
 struct HtCombineParams {
     /// Common to both kernels.
@@ -234,4 +268,6 @@ static_assert(sizeof(nccl_ep::HtSequences) == 584, "HtSequences as in Rust");
 static_assert(sizeof(nccl_ep::HtCommon) == 752, "HtCommon as in Rust");
 static_assert(sizeof(nccl_ep::HtShape) == 32, "HtShape as in Rust");
 static_assert(sizeof(nccl_ep::HtDispatchParams) == 816, "HtDispatchParams as in Rust");
+static_assert(sizeof(nccl_ep::HtScaledRows) == 104, "HtScaledRows as in Rust");
+static_assert(sizeof(nccl_ep::HtDispatchScaledParams) == 920, "HtDispatchScaledParams as in Rust");
 static_assert(sizeof(nccl_ep::HtCombineParams) == 792, "HtCombineParams as in Rust");

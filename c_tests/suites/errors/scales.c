@@ -1,5 +1,6 @@
 // Refusals of dispatches with scales, forwarded or made by a cast, in both modes; what a backend
 // cannot move; and ranks whose scales differ.
+#include "harness/nodes.h"
 #include "suites/errors/calls.h"
 
 #define USAGE ncclInvalidUsage
@@ -107,6 +108,12 @@ static void check_rounding(const Session* session, const char* id) {
                "(got 1, expected 0)");
 }
 
+// Whether the backend moves rows of any type, and with scales.
+static bool moves(ncclEpAlgorithm_t algorithm, bool scaled) {
+    if (ep_on_host_backend()) return true;
+    return algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT && (!scaled || ep_num_nodes() == 1);
+}
+
 // On a backend that cannot move such rows yet; elsewhere they pass.
 static void check_unmoved(const Session* session, CallKind kind, bool scaled, const char* id) {
     CallTensors tensors;
@@ -118,7 +125,7 @@ static void check_unmoved(const Session* session, CallKind kind, bool scaled, co
         out->tensor.datatype = ncclInt64;
         out->sizes[out->tensor.ndim - 1] = kBytesOfRow / 8;
     }
-    if (ep_on_host_backend()) {
+    if (moves(session->algorithm, scaled)) {
         EP_CHECK_NCCL(make_call(session, kind, &tensors, 0));
         ep_sync(session->env);
         return;
@@ -149,7 +156,7 @@ void ht_scales_arguments(EpEnv* env) {
     check_broken_calls(&session, kForward, kHtForward, COUNT(kHtForward));
     check_broken_calls(&session, kCast, kHtCast, COUNT(kHtCast));
     check_rounding(&session, "dispatch-ht-round-scales");
-    check_unmoved(&session, kTokensOnly, false, "dispatch-ht-gpu-rows");
+    check_unmoved(&session, kTokensOnly, false, NULL);
     check_unmoved(&session, kForward, true, "dispatch-ht-gpu-scales");
     check_unmoved(&session, kCast, true, "dispatch-ht-gpu-scales");
     check_works(&session);
@@ -193,7 +200,7 @@ static void other_scale_type(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
 
 static void scales_that_differ(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
     if (!enough_ranks(env, 2, "running-scale-bytes, running-scale-type")) return;
-    if (!ep_on_host_backend()) return;  // has no scales yet
+    if (!moves(algorithm, true)) return;
     scales_on_some_ranks(env, algorithm);
     other_scale_type(env, algorithm);
 }

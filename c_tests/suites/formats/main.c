@@ -147,6 +147,20 @@ static void casts(EpEnv* env) {
     }
 }
 
+// Rows and scales that do not fit the shared memory of a GPU's warp at once. In high throughput alone.
+static void long_rows_ht(EpEnv* env) {
+    if (!has_formats(env)) return;
+    const RefFormat formats[] = {
+        ref_format_forward(ncclUint8, 144, ncclFloat32, 9001),
+        ref_format_forward(ncclInt8, 35008, ncclFloat16, 300),
+        ref_format_cast(ncclBfloat16, 20016, ncclFloat32, 128),
+        ref_format_cast(ncclFloat32, 20016, ncclUint8, 32),
+    };
+    for (unsigned i = 0; i < COUNT(formats); ++i) {
+        in_high_throughput(env, &formats[i], kMaxTokens, 600 + i);
+    }
+}
+
 // All numbers of bfloat16: in order, mixed, and below powers of two. Few enough rows for every rank
 // to check them in seconds.
 static void all_bfloat16(EpEnv* env) {
@@ -195,6 +209,7 @@ int main(int argc, char** argv) {
         EP_CASE(forwarded_scales),  EP_CASE(formats_of_models),
         EP_CASE(casts),             EP_CASE(all_bfloat16),
         EP_CASE(columns_for_matrix_products),
+        EP_CASE_HT(long_rows_ht),
         EP_CASE(casts_on_some_ranks),
         EP_CASE_HT(casts_on_some_ranks_ht),
     };

@@ -9,10 +9,11 @@ use crate::backend::cuda::ht::shape_word::ShapeWord;
 use crate::backend::cuda::ll::signature::Signature;
 use crate::backend::cuda::params::common::{
     FAULT_DIFFERS, FAULT_DISAGREED, FAULT_GATEWAY_FAILED, FAULT_HANDLE_DIFFERS, FAULT_INPUT_ROWS,
-    FAULT_NONE, FAULT_PEER_FAILED, FAULT_ROUTING_ROWS, FAULT_SHAPE_DIFFERS, FAULT_STAGED_DIFFERS,
-    FAULT_TOKEN_ROWS, FaultReport, OP_HT_COMBINE, OP_HT_DISPATCH, OP_HT_ROUTE, OP_LL_COMBINE,
-    OP_LL_DISPATCH, OP_PEER_SELFTEST, WAIT_ACK, WAIT_BEGIN, WAIT_COUNTS, WAIT_CREDIT, WAIT_ENTRY,
-    WAIT_PATTERN, WAIT_ROW, WAIT_STREAMED_ROW, WAIT_WEIGHT, WaitParams,
+    FAULT_NONE, FAULT_PEER_FAILED, FAULT_ROUTING_ROWS, FAULT_SCALE_ROWS, FAULT_SHAPE_DIFFERS,
+    FAULT_STAGED_DIFFERS, FAULT_TOKEN_ROWS, FaultReport, OP_HT_COMBINE, OP_HT_DISPATCH,
+    OP_HT_ROUTE, OP_LL_COMBINE, OP_LL_DISPATCH, OP_PEER_SELFTEST, WAIT_ACK, WAIT_BEGIN,
+    WAIT_COUNTS, WAIT_CREDIT, WAIT_ENTRY, WAIT_PATTERN, WAIT_ROW, WAIT_STREAMED_ROW, WAIT_WEIGHT,
+    WaitParams,
 };
 use crate::backend::cuda::params::ht_nodes::HT_RANK_OF_GROUP;
 use crate::backend::cuda::scaled_rows::ScalesWord;
@@ -142,6 +143,7 @@ impl Faults for FaultPage {
                 differs(&report, Subject::Handle).got(report.expected, report.got)
             }
             FAULT_TOKEN_ROWS => too_few_rows(Role::TokensOut, &report),
+            FAULT_SCALE_ROWS => too_few_rows(Role::ScalesOut, &report),
             FAULT_ROUTING_ROWS => too_few_rows(Role::IdsOut, &report),
             FAULT_INPUT_ROWS => too_few_rows(Role::TokensIn, &report),
             FAULT_DISAGREED => disagreement(report.got, report.expected)

@@ -6,7 +6,7 @@
 use crate::backend::cuda::params::common::{PeerSelftestParams, SELFTEST_THREADS};
 use crate::backend::cuda::params::ht::{
     HT_COMBINE_THREADS, HT_DISPATCH_THREADS, HT_ROUTE_THREADS, HtCombineParams, HtDispatchParams,
-    HtRouteParams,
+    HtDispatchScaledParams, HtRouteParams,
 };
 use crate::backend::cuda::params::ht_nodes::{
     HT_HEAD_THREADS, HT_PACK_THREADS, HT_PLACE_THREADS, HtCombineNodesParams,
@@ -49,6 +49,14 @@ pub enum Kernel {
     HtRoute,
     /// `cuda/ht/dispatch.cu`.
     HtDispatch,
+    /// `cuda/ht/dispatch.cu`.
+    HtDispatchForward,
+    /// `cuda/ht/dispatch.cu`.
+    HtDispatchCastBf16,
+    /// `cuda/ht/dispatch.cu`.
+    HtDispatchCastF16,
+    /// `cuda/ht/dispatch.cu`.
+    HtDispatchCastF32,
     /// `cuda/ht/combine.cu`.
     HtCombineBf16,
     /// `cuda/ht/combine.cu`.
@@ -75,7 +83,7 @@ pub enum Kernel {
 
 impl Kernel {
     /// All kernels; each stands at the index of its own number.
-    pub const ALL: [Kernel; 24] = [
+    pub const ALL: [Kernel; 28] = [
         Kernel::PeerSelftest,
         Kernel::LlDispatch,
         Kernel::LlCombineBf16,
@@ -89,6 +97,10 @@ impl Kernel {
         Kernel::LlCombineNodesF32,
         Kernel::HtRoute,
         Kernel::HtDispatch,
+        Kernel::HtDispatchForward,
+        Kernel::HtDispatchCastBf16,
+        Kernel::HtDispatchCastF16,
+        Kernel::HtDispatchCastF32,
         Kernel::HtCombineBf16,
         Kernel::HtCombineF16,
         Kernel::HtCombineF32,
@@ -118,6 +130,10 @@ impl Kernel {
             Kernel::LlCombineNodesF32 => "ll_combine_nodes_f32",
             Kernel::HtRoute => "ht_route",
             Kernel::HtDispatch => "ht_dispatch",
+            Kernel::HtDispatchForward => "ht_dispatch_forward",
+            Kernel::HtDispatchCastBf16 => "ht_dispatch_cast_bf16",
+            Kernel::HtDispatchCastF16 => "ht_dispatch_cast_f16",
+            Kernel::HtDispatchCastF32 => "ht_dispatch_cast_f32",
             Kernel::HtCombineBf16 => "ht_combine_bf16",
             Kernel::HtCombineF16 => "ht_combine_f16",
             Kernel::HtCombineF32 => "ht_combine_f32",
@@ -149,7 +165,12 @@ impl Kernel {
             Kernel::HtPlace => HT_PLACE_THREADS,
             Kernel::HtPack => HT_PACK_THREADS,
             Kernel::HtHead => HT_HEAD_THREADS,
-            Kernel::HtDispatch | Kernel::HtDispatchNodes => HT_DISPATCH_THREADS,
+            Kernel::HtDispatch
+            | Kernel::HtDispatchForward
+            | Kernel::HtDispatchCastBf16
+            | Kernel::HtDispatchCastF16
+            | Kernel::HtDispatchCastF32
+            | Kernel::HtDispatchNodes => HT_DISPATCH_THREADS,
             Kernel::HtCombineBf16
             | Kernel::HtCombineF16
             | Kernel::HtCombineF32
@@ -163,7 +184,7 @@ impl Kernel {
 /// The type of a kernel's only parameter.
 pub trait KernelParams: Copy {
     /// The kernels that take it: one, or one per type of rows in the order bfloat16, float16,
-    /// float32.
+    /// float32; of those that cast, then one for rows with scales of their own.
     const KERNELS: &'static [Kernel];
 }
 
@@ -222,6 +243,15 @@ impl KernelParams for HtRouteParams {
 
 impl KernelParams for HtDispatchParams {
     const KERNELS: &'static [Kernel] = &[Kernel::HtDispatch];
+}
+
+impl KernelParams for HtDispatchScaledParams {
+    const KERNELS: &'static [Kernel] = &[
+        Kernel::HtDispatchCastBf16,
+        Kernel::HtDispatchCastF16,
+        Kernel::HtDispatchCastF32,
+        Kernel::HtDispatchForward,
+    ];
 }
 
 impl KernelParams for HtCombineParams {

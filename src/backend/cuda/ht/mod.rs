@@ -6,6 +6,7 @@ mod grid;
 mod memory;
 mod nodes;
 pub mod plan;
+mod rows;
 pub mod shape_word;
 mod shared;
 
@@ -17,13 +18,15 @@ use crate::backend::cuda::ht::grid::HtKind;
 use crate::backend::cuda::ht::memory::HandleMemory;
 use crate::backend::cuda::ht::nodes::Rails;
 use crate::backend::cuda::ht::plan::{HandleLayout, HtLaunch, HtPlan};
+use crate::backend::cuda::ht::rows::ht_scaled_rows;
 use crate::backend::cuda::ht::shape_word::ShapeWord;
 use crate::backend::cuda::ht::shared::{HtShared, addresses, saturated};
 use crate::backend::cuda::kernels::{self, Kernel};
 use crate::backend::cuda::network::Network;
 use crate::backend::cuda::params::common::{OP_HT_COMBINE, OP_HT_DISPATCH, OP_HT_ROUTE};
 use crate::backend::cuda::params::ht::{
-    HtCombineParams, HtCommon, HtDispatchParams, HtHandleMemory, HtLayout, HtRouteParams, HtShape,
+    HtCombineParams, HtCommon, HtDispatchParams, HtDispatchScaledParams, HtHandleMemory, HtLayout,
+    HtRouteParams, HtShape,
 };
 use crate::backend::cuda::pool::Pool;
 use crate::backend::cuda::sizes::number;
@@ -31,7 +34,8 @@ use crate::backend::{Faults as _, HtBackend, HtRouting};
 use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Code, Error, Result};
 use crate::log;
-use crate::model::ops::{HtCombine, HtDispatch, Routing, Stream};
+use crate::model::ops::{HtCombine, HtDispatch, Routing, RowType, Stream};
+use crate::model::scales::Scaled;
 use crate::model::tensor::DevPtr;
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
@@ -258,6 +262,32 @@ impl CudaHt {
     }
 }
 
+impl CudaHt {
+    // Apart, so that rows without scales do not pay for it.
+    #[inline(never)]
+    fn dispatch_scaled(
+        &self,
+        (row, scaled): (RowType, &Scaled),
+        rows: HtDispatchParams,
+        launch: &HtLaunch,
+        at: &StreamScope,
+    ) -> Result<()> {
+        let params = HtDispatchScaledParams {
+            rows,
+            scaled: ht_scaled_rows(row, scaled, launch)?,
+        };
+        let kernel = match scaled.cast() {
+            Some(cast) => kernels::for_rows::<HtDispatchScaledParams>(cast.from)?,
+            None => Kernel::HtDispatchForward,
+        };
+        let group = &self.group.shared;
+        let turn = group.order.begin(at)?;
+        let module = &group.context.module;
+        module.launch(kernel, launch.launch, &params, at)?;
+        turn.end()
+    }
+}
+
 impl HtBackend for CudaHt {
     fn dispatch(&self, op: &HtDispatch, stream: Stream) -> Result<()> {
         self.received()?;
@@ -267,7 +297,7 @@ impl HtBackend for CudaHt {
         };
         let launch = group
             .plan
-            .launch(kind, op.row, self.sizes(), group.device)?;
+            .launch(kind, &op.into(), self.sizes(), group.device)?;
         let (ids, weights) = addresses(op.routing_in.map(|it| (it.ids, it.weights)));
         let (out_ids, out_weights) = addresses(op.routing_out.map(|it| (it.ids, it.weights)));
         let memory = self.handle_memory()?;
@@ -284,10 +314,15 @@ impl HtBackend for CudaHt {
             out_rows: op.out.map_or(u32::MAX, |out| saturated(out.rows)),
             routing_rows: op.routing_out.map_or(u32::MAX, |out| saturated(out.rows)),
         };
-        let turn = group.order.begin(at)?;
-        let module = &group.context.module;
-        module.launch(Kernel::HtDispatch, launch.launch, &params, at)?;
-        turn.end()
+        match &op.scaled {
+            None => {
+                let turn = group.order.begin(at)?;
+                let module = &group.context.module;
+                module.launch(Kernel::HtDispatch, launch.launch, &params, at)?;
+                turn.end()
+            }
+            Some(scaled) => self.dispatch_scaled((op.row, scaled), params, &launch, at),
+        }
     }
 
     fn combine(&self, op: &HtCombine, stream: Stream) -> Result<()> {
@@ -297,7 +332,7 @@ impl HtBackend for CudaHt {
         let kind = HtKind::Combine { columns };
         let launch = group
             .plan
-            .launch(kind, op.row, self.sizes(), group.device)?;
+            .launch(kind, &op.row.into(), self.sizes(), group.device)?;
         let (gradients, out_gradients) = addresses(op.gradients.map(|it| (it.input, it.output)));
         let memory = self.handle_memory()?;
         let at = &group.enter(stream)?;

@@ -5,6 +5,7 @@
 use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::ht::grid::{DeviceLimits, Grid, HtKind, WARP};
 use crate::backend::cuda::ht::nodes::plan::NodesPlan;
+use crate::backend::cuda::ht::rows::MovedRow;
 use crate::backend::cuda::ht::shape_word::{MOST_ROW_BYTES, ShapeWord};
 use crate::backend::cuda::params::ht::{
     HT_COUNTS_BESIDE_EXPERTS, HT_MAX_TOP_K, HT_ROUTE_THREADS, HT_ZERO_BYTES, HtEntry, HtLayout,
@@ -14,7 +15,6 @@ use crate::backend::cuda::sizes::{Regions, number};
 use crate::error::refusal::{OfSettings, Setting, Subject};
 use crate::error::{Error, Result};
 use crate::model::group::{GroupFacts, most_tokens};
-use crate::model::ops::RowType;
 use crate::model::topology::Topology;
 use crate::tuning::{self, Tuning};
 
@@ -39,7 +39,6 @@ const RING_SLOTS: usize = 2048;
 const LEAST_DEPTH: usize = 64;
 /// Limit of all rings together: huge rows make rings shorter, not larger.
 const MOST_RING_BYTES: usize = 68 << 20;
-const MOST_CHUNK_BYTES: usize = 16 << 10;
 /// Bytes of a warp's notify queue (`cuda/ht/notify.cuh`): a ring with a rank and a number per row.
 const NOTIFY_BYTES: usize = HT_MAX_TOP_K as usize * 8;
 
@@ -67,6 +66,8 @@ pub struct HtPlan {
 pub struct HtLaunch {
     pub launch: LaunchShape,
     pub shape: HtShape,
+    /// Elements that are cast at a time; 0 without a cast.
+    pub cast_chunk: u32,
 }
 
 /// Offsets in the group's memory for `ht_route`, and its size.
@@ -203,19 +204,17 @@ impl HtPlan {
         Ok((shape, number(block_tokens)?))
     }
 
-    /// How an operation on rows of type `row` is launched; this rank has `tokens` with `top_k` ids
+    /// How an operation on rows `row` is launched; this rank has `tokens` with `top_k` ids
     /// each.
     pub fn launch(
         &self,
         kind: HtKind,
-        row: RowType,
+        row: &MovedRow,
         (tokens, top_k): (usize, usize),
         device: DeviceLimits,
     ) -> Result<HtLaunch> {
         let grid = Grid::new(&self.facts, &self.tuning, kind, tokens, device);
-        let row_bytes = row.bytes();
-        let chunks = row_bytes.div_ceil(MOST_CHUNK_BYTES);
-        let chunk_bytes = row_bytes.div_ceil(chunks).next_multiple_of(COPY_ALIGN);
+        let (row_bytes, staging) = (row.image_bytes(), row.staging());
         let (tail_bytes, tails) = match kind {
             HtKind::Dispatch { forward: true } => {
                 (top_k * TAIL_ENTRY_BYTES, top_k.min(self.facts.ranks))
@@ -224,8 +223,9 @@ impl HtPlan {
             HtKind::Combine { columns } => (columns * size_of::<f32>(), 1),
         };
         let tail_bytes = tail_bytes.next_multiple_of(COPY_ALIGN);
-        let warp_bytes =
-            number((chunk_bytes + tails * tail_bytes + NOTIFY_BYTES).next_multiple_of(128))?;
+        let warp_bytes = number(
+            (staging.buffer_bytes + tails * tail_bytes + NOTIFY_BYTES).next_multiple_of(128),
+        )?;
         let zero_bytes = match kind {
             HtKind::Dispatch { .. } => HT_ZERO_BYTES,
             HtKind::Combine { .. } => 0,
@@ -243,18 +243,19 @@ impl HtPlan {
                 shared_bytes: zero_bytes + copy_warps * warp_bytes,
             },
             shape: HtShape {
-                shape_word: ShapeWord::new(kind, row)?.0,
+                shape_word: ShapeWord::new(kind, row.wire)?.0,
                 row_bytes: number(row_bytes)?,
                 row_units: match (row_bytes + tail_bytes) as u64 > self.layout.unit_bytes {
                     false => 1,
                     true => 2,
                 },
-                chunk_bytes: number(chunk_bytes)?,
+                chunk_bytes: number(staging.chunk_bytes)?,
                 tail_bytes: number(tail_bytes)?,
                 warp_bytes,
                 copy_warps,
                 send_blocks: grid.send_blocks,
             },
+            cast_chunk: number(staging.cast_chunk)?,
         })
     }
 }
@@ -303,106 +304,5 @@ fn depth(ranks: usize, slot_bytes: usize) -> usize {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::model::dtype::DType;
-    use crate::model::group::{Algorithm, LlCombineMode};
-    use crate::model::topology::NodeId;
-
-    const H200: DeviceLimits = DeviceLimits {
-        multiprocessors: 132,
-        shared_bytes: 227 << 10,
-    };
-
-    fn one_node(facts: &GroupFacts) -> Result<HtPlan> {
-        let ids = vec![NodeId::from_text("node"); facts.ranks];
-        HtPlan::new(facts, &Topology::from_ids(&ids))
-    }
-
-    fn plan(ranks: usize, row_bytes: usize) -> HtPlan {
-        one_node(&GroupFacts {
-            algorithm: Algorithm::HighThroughput,
-            ranks,
-            rank: 0,
-            experts: 32 * ranks,
-            max_tokens: Some(4096),
-            max_recv_rows: Some(4096 * ranks),
-            row_bytes,
-            ll_combine: LlCombineMode::Exact,
-            channels: None,
-        })
-        .unwrap()
-    }
-
-    #[test]
-    fn the_common_configuration_fits_256_mib() {
-        for ranks in [1, 2, 3, 4, 8, 72] {
-            let plan = plan(ranks, 14_336);
-            let bytes = plan.bytes() + plan.handle(4096, 8).bytes;
-            assert!(bytes <= 128 << 20, "{ranks} ranks: {bytes}");
-            assert!(plan.layout.units.is_power_of_two());
-        }
-        assert!(plan(8, 1 << 20).bytes() <= 80 << 20);
-    }
-
-    #[test]
-    fn rows_that_no_word_can_tell_from_others_are_refused() {
-        let facts = |row_bytes| GroupFacts {
-            row_bytes,
-            ..plan(2, 16).facts
-        };
-        assert!(one_node(&facts(MOST_ROW_BYTES)).is_ok());
-        let error = one_node(&facts(MOST_ROW_BYTES + 16)).unwrap_err();
-        assert_eq!(
-            error.text(),
-            "Setting(RowBytes): OfSettings(HtKernelsCount) (got 2097152, expected at most 2097136)"
-        );
-    }
-
-    #[test]
-    fn regions_follow_each_other() {
-        let plan = plan(8, 14_336);
-        let layout = plan.layout(4096);
-        let units = 8 * u64::from(layout.units);
-        assert!(layout.counts >= 4096);
-        assert!(layout.counts + 2 * 8 * 34 * 8 <= layout.arrivals);
-        assert!(layout.arrivals + units * 8 <= layout.credits);
-        assert!(layout.credits + units * 4 <= layout.slots);
-        assert!(layout.unit_bytes >= 7168 + 224 + 16 + 256);
-        assert!(layout.slots + units * layout.unit_bytes <= 4096 + plan.bytes() as u64);
-        let tally = plan.tally();
-        assert!(tally.tally + (1 + 8 + 256) * 4 <= tally.own_counts);
-        assert!(tally.own_counts + 2 * 34 * 8 <= tally.bytes);
-        let handle = plan.handle(4096, 8);
-        assert!(handle.entries + 4096 * 8 * 8 <= handle.bytes);
-    }
-
-    #[test]
-    fn staging_fits_and_covers_every_row() {
-        let kinds = [
-            HtKind::Dispatch { forward: true },
-            HtKind::Dispatch { forward: false },
-            HtKind::Combine { columns: 0 },
-            HtKind::Combine { columns: 32 },
-        ];
-        for kind in kinds {
-            for hidden in [8, 1000, 7168, 8192, 200_000] {
-                for shared_bytes in [99 << 10, 163 << 10, 227 << 10] {
-                    let device = DeviceLimits {
-                        shared_bytes,
-                        ..H200
-                    };
-                    let dtype = DType::Bfloat16;
-                    let row = RowType { dtype, hidden };
-                    let HtLaunch { launch, shape } = plan(4, 400_000)
-                        .launch(kind, row, (4096, 32), device)
-                        .unwrap();
-                    assert!(launch.shared_bytes <= device.dynamic_shared_bytes());
-                    assert_eq!(shape.chunk_bytes % 16, 0);
-                    assert!(shape.copy_warps * 32 < launch.threads);
-                    assert!(shape.chunk_bytes + shape.tail_bytes <= shape.warp_bytes);
-                }
-            }
-        }
-    }
-}
+#[path = "plan_tests.rs"]
+mod tests;

@@ -4,17 +4,21 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::ht::grid::HtKind;
-use crate::backend::cuda::params::ht::HT_MAX_TOP_K;
+use crate::backend::cuda::params::ht::{
+    HT_MAX_TOP_K, HT_SHAPE_COMBINE, HT_SHAPE_PAYLOAD_BITS, HT_SHAPE_SCALED,
+};
 use crate::backend::cuda::sizes::number;
 use crate::error::{Error, Result};
 use crate::model::dtype::DType;
 use crate::model::group::ROW_ALIGN;
-use crate::model::ops::RowType;
+use crate::model::scales::WireRow;
 
-/// Fields from the lowest bit: units of a row; low bits of the handle's number; the rows' element
-/// type; columns of gradients per row (combine), or 1 if ids and weights travel too (dispatch);
-/// whether it is a combine.
-const UNITS_BITS: u32 = 17;
+/// Fields from the lowest bit: 16-byte pieces of a row without its scales; low bits of the handle's
+/// number; low bits of the number of the rows' element type; a field that means something else in
+/// each operation; whether it is a combine. A combine has its columns of gradients per row in that
+/// field, and rows of three types, for which the low bits are enough. In a dispatch it says whether
+/// ids and weights travel, whether scales do, and the rest of the type.
+const UNITS_BITS: u32 = HT_SHAPE_PAYLOAD_BITS;
 const HANDLE_SHIFT: u32 = UNITS_BITS;
 const HANDLE_BITS: u32 = 5;
 const TYPE_SHIFT: u32 = HANDLE_SHIFT + HANDLE_BITS;
@@ -23,12 +27,14 @@ const COLUMNS_SHIFT: u32 = TYPE_SHIFT + TYPE_BITS;
 const COLUMNS_BITS: u32 = 6;
 const COMBINE_SHIFT: u32 = COLUMNS_SHIFT + COLUMNS_BITS;
 
-/// Types of rows, by their numbers in the word.
-const TYPES: [DType; 3] = [DType::Bfloat16, DType::Float16, DType::Float32];
+const FORWARD: u32 = 1;
+const SCALED: u32 = 2;
+const HIGH_TYPE_SHIFT: u32 = 2;
 
-const _: () = assert!(COMBINE_SHIFT == u32::BITS - 1);
+const _: () = assert!(1 << COMBINE_SHIFT == HT_SHAPE_COMBINE);
+const _: () = assert!(SCALED << COLUMNS_SHIFT == HT_SHAPE_SCALED);
+const _: () = assert!((DType::LAST as u32) < 1 << (TYPE_BITS + COLUMNS_BITS - HIGH_TYPE_SHIFT));
 const _: () = assert!(HT_MAX_TOP_K < 1 << COLUMNS_BITS);
-const _: () = assert!(TYPES.len() <= 1 << TYPE_BITS);
 
 /// The longest rows that the word can distinguish.
 pub const MOST_ROW_BYTES: usize = ((1 << UNITS_BITS) - 1) * ROW_ALIGN;
@@ -38,23 +44,32 @@ pub const MOST_ROW_BYTES: usize = ((1 << UNITS_BITS) - 1) * ROW_ALIGN;
 pub struct ShapeWord(pub u32);
 
 impl ShapeWord {
-    /// The word of an operation of `kind` on rows of type `row`, at most `MOST_ROW_BYTES` long,
-    /// without a handle.
-    pub fn new(kind: HtKind, row: RowType) -> Result<Self> {
-        let units = number(row.bytes() / ROW_ALIGN)?;
-        let dtype = TYPES.iter().position(|dtype| *dtype == row.dtype);
-        let dtype = number(dtype.unwrap_or(usize::MAX))?;
-        let (combine, columns) = match kind {
-            HtKind::Dispatch { forward } => (0, u32::from(forward)),
-            HtKind::Combine { columns } => (1, number(columns)?),
+    /// The word of an operation of `kind` on rows `row`, at most `MOST_ROW_BYTES` long, without a
+    /// handle.
+    pub fn new(kind: HtKind, row: WireRow) -> Result<Self> {
+        let units = number(row.payload.bytes() / ROW_ALIGN)?;
+        let dtype = row.payload.dtype as u32;
+        let scaled = row.scales.is_some();
+        let (combine, field, fits) = match kind {
+            HtKind::Dispatch { forward } => {
+                let flags = u32::from(forward) * FORWARD + u32::from(scaled) * SCALED;
+                (0, flags | dtype >> TYPE_BITS << HIGH_TYPE_SHIFT, true)
+            }
+            HtKind::Combine { columns } => {
+                let fits = row.payload.dtype.is_summable() && !scaled;
+                (1, number(columns)?, fits)
+            }
         };
-        if units >> UNITS_BITS != 0 || columns >> COLUMNS_BITS != 0 {
+        if units >> UNITS_BITS != 0 || field >> COLUMNS_BITS != 0 || !fits {
             return Err(Error::internal(format!(
                 "{kind:?} on {row:?} does not fit a shape word"
             )));
         }
         Ok(Self(
-            combine << COMBINE_SHIFT | columns << COLUMNS_SHIFT | dtype << TYPE_SHIFT | units,
+            combine << COMBINE_SHIFT
+                | field << COLUMNS_SHIFT
+                | low_type(dtype) << TYPE_SHIFT
+                | units,
         ))
     }
 
@@ -74,29 +89,45 @@ impl ShapeWord {
         self.0 >> COMBINE_SHIFT != 0
     }
 
-    /// Columns of gradients, or 1 if ids and weights travel.
+    /// Columns of gradients of a combine.
     pub fn columns(self) -> u32 {
         self.0 >> COLUMNS_SHIFT & ((1 << COLUMNS_BITS) - 1)
     }
 
     /// The rows' element type; a peer's word may have any bits.
     pub fn type_name(self) -> String {
-        let number = self.0 >> TYPE_SHIFT & ((1 << TYPE_BITS) - 1);
-        match TYPES.get(number as usize) {
-            Some(dtype) => dtype.to_string(),
-            None => format!("type {number}"),
-        }
+        let low = low_type(self.0 >> TYPE_SHIFT);
+        let (number, dtype) = match self.is_combine() {
+            true => {
+                let has_bits =
+                    |dtype: &&DType| dtype.is_summable() && low_type(**dtype as u32) == low;
+                (low, DType::ALL.iter().find(has_bits).copied())
+            }
+            false => {
+                let number = self.columns() >> HIGH_TYPE_SHIFT << TYPE_BITS | low;
+                (number, DType::from_raw(number))
+            }
+        };
+        dtype.map_or_else(|| format!("type {number}"), |dtype| dtype.to_string())
     }
 
-    /// Bytes of a row.
+    /// Bytes of a row without its scales.
     pub fn row_bytes(self) -> usize {
         (self.0 & ((1 << UNITS_BITS) - 1)) as usize * ROW_ALIGN
     }
 }
 
+fn low_type(number: u32) -> u32 {
+    number & ((1 << TYPE_BITS) - 1)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::ops::RowType;
+    use crate::model::scales::ScaleType;
+
+    const SUMMABLE: [DType; 3] = [DType::Bfloat16, DType::Float16, DType::Float32];
 
     const KINDS: [HtKind; 4] = [
         HtKind::Dispatch { forward: true },
@@ -107,24 +138,28 @@ mod tests {
 
     fn word(kind: HtKind, dtype: DType, bytes: usize) -> Result<ShapeWord> {
         let hidden = bytes / dtype.size();
-        ShapeWord::new(kind, RowType { dtype, hidden })
+        ShapeWord::new(kind, RowType { dtype, hidden }.into())
     }
 
     #[test]
     fn operations_that_differ_have_different_words() {
         let mut words = Vec::new();
         for kind in KINDS {
-            for dtype in TYPES {
+            let is_combine = matches!(kind, HtKind::Combine { .. });
+            let types = if is_combine {
+                &SUMMABLE[..]
+            } else {
+                &DType::ALL
+            };
+            for &dtype in types {
                 for bytes in [16, 32, 14_336, MOST_ROW_BYTES - 16, MOST_ROW_BYTES] {
                     let word = word(kind, dtype, bytes).unwrap();
                     assert!(!words.contains(&word), "{kind:?} {dtype} {bytes}");
                     words.push(word);
-                    let (is_combine, columns) = match kind {
-                        HtKind::Dispatch { forward } => (false, u32::from(forward)),
-                        HtKind::Combine { columns } => (true, u32::try_from(columns).unwrap()),
-                    };
                     assert_eq!(word.is_combine(), is_combine);
-                    assert_eq!(word.columns(), columns);
+                    if let HtKind::Combine { columns } = kind {
+                        assert_eq!(word.columns() as usize, columns);
+                    }
                     assert_eq!(word.type_name(), dtype.to_string());
                     assert_eq!(word.row_bytes(), bytes);
                     let other = word.of_handle(33);
@@ -139,10 +174,30 @@ mod tests {
     fn what_does_not_fit_is_refused() {
         for kind in KINDS {
             assert!(word(kind, DType::Bfloat16, MOST_ROW_BYTES + 16).is_err());
-            assert!(word(kind, DType::Int64, 16).is_err());
         }
+        let combine = HtKind::Combine { columns: 0 };
+        assert!(word(combine, DType::Int64, 16).is_err());
         let columns = 1 << COLUMNS_BITS;
         assert!(word(HtKind::Combine { columns }, DType::Bfloat16, 16).is_err());
-        assert_eq!(ShapeWord(u32::MAX).type_name(), "type 7");
+        assert_eq!(ShapeWord(u32::MAX >> 1).type_name(), "type 127");
+        assert_eq!(ShapeWord(u32::MAX).type_name(), "float32");
+    }
+
+    #[test]
+    fn scales_change_the_word_and_nothing_that_it_tells() {
+        let payload = RowType {
+            dtype: DType::Float8E4M3,
+            hidden: 7168,
+        };
+        let scales = Some(ScaleType {
+            dtype: DType::Float32,
+            count: 56,
+        });
+        let dispatch = HtKind::Dispatch { forward: true };
+        let plain = ShapeWord::new(dispatch, payload.into()).unwrap();
+        let scaled = ShapeWord::new(dispatch, WireRow { payload, scales }).unwrap();
+        assert_eq!(scaled.0, plain.0 | HT_SHAPE_SCALED);
+        assert_eq!(scaled.row_bytes(), plain.row_bytes());
+        assert_eq!(scaled.type_name(), "float8e4m3");
     }
 }

@@ -11,7 +11,9 @@ use crate::backend::cuda::ht::grid::DeviceLimits;
 use crate::backend::cuda::ht::plan::HtPlan;
 use crate::backend::cuda::kernels::KernelParams;
 use crate::backend::cuda::order::Order;
-use crate::backend::cuda::params::ht::{HtCombineParams, HtDispatchParams, HtLayout, HtSequences};
+use crate::backend::cuda::params::ht::{
+    HtCombineParams, HtDispatchParams, HtDispatchScaledParams, HtLayout, HtSequences,
+};
 use crate::backend::cuda::params::ht_nodes::{HtCombineNodesParams, HtDispatchNodesParams};
 use crate::error::Result;
 use crate::model::ops::Stream;
@@ -49,6 +51,7 @@ impl HtShared {
         };
         let kernels = [
             HtDispatchParams::KERNELS,
+            HtDispatchScaledParams::KERNELS,
             HtCombineParams::KERNELS,
             HtDispatchNodesParams::KERNELS,
             HtCombineNodesParams::KERNELS,

@@ -44,6 +44,8 @@ pub const FAULT_STAGED_DIFFERS: u32 = 9;
 pub const FAULT_HANDLE_DIFFERS: u32 = 10;
 /// `FaultReport::state`: as `FAULT_PEER_FAILED`, but `got` is on another node and nothing was waited for.
 pub const FAULT_GATEWAY_FAILED: u32 = 11;
+/// `FaultReport::state`: fewer output rows for scales, `got`, than rows received, `expected`.
+pub const FAULT_SCALE_ROWS: u32 = 12;
 
 /// `FaultReport::op` of the self test.
 pub const OP_PEER_SELFTEST: u32 = 1;

@@ -1,7 +1,7 @@
 //! Parameters of the high-throughput kernels.
 #![forbid(unsafe_code)]
 
-use crate::backend::cuda::params::common::{MAX_PEERS, PeerTable, WaitParams};
+use crate::backend::cuda::params::common::{MAX_PEERS, PeerTable, ScaledRows, WaitParams};
 
 /// Most experts that a token can name in HT: one lane of a warp for each.
 pub const HT_MAX_TOP_K: u32 = 32;
@@ -13,6 +13,14 @@ pub const HT_DISPATCH_THREADS: u32 = 768;
 pub const HT_COMBINE_THREADS: u32 = 512;
 /// Zeros that a dispatch block keeps in shared memory, in front of the warps' parts.
 pub const HT_ZERO_BYTES: u32 = 4096;
+/// Bytes between a row that travels and its scales: their word, then zeros.
+pub const HT_STAMP_BYTES: u32 = 16;
+/// Lowest bits of a shape word: a row without its scales, in 16 bytes.
+pub const HT_SHAPE_PAYLOAD_BITS: u32 = 17;
+/// Bit of a shape word of a dispatch: rows have scales.
+pub const HT_SHAPE_SCALED: u32 = 1 << 26;
+/// Bit of a shape word: it is a combine's.
+pub const HT_SHAPE_COMBINE: u32 = 1 << 31;
 
 /// Packets by which a rank notifies each other of its part of a new handle, besides the one for each local
 /// expert: how many rows it sends, then `HtRouteParams::verdict`.
@@ -147,7 +155,7 @@ pub struct HtSequences {
 pub struct HtShape {
     /// What the ranks must agree on (`ht/shape_word.rs`); it travels with every row.
     pub shape_word: u32,
-    /// Bytes per row.
+    /// Bytes of a row as it travels, with its scales.
     pub row_bytes: u32,
     /// Units that a row takes: 1 or 2. The last row of an operation may take the second one, too.
     pub row_units: u32,
@@ -205,6 +213,32 @@ pub struct HtDispatchParams {
     pub out_rows: u32,
     /// Rows of `out_idx` and `out_weights`, likewise.
     pub routing_rows: u32,
+}
+
+/// Rows with scales in a dispatch.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtScaledRows {
+    /// Their format, and where scales lie.
+    pub rows: ScaledRows,
+    /// What ranks must agree on in the scales; not zero.
+    pub word: u32,
+    /// Rows of `rows.out`.
+    pub out_rows: u32,
+    /// Bytes from one of the caller's rows to the next.
+    pub token_bytes: u32,
+    /// Elements that are cast at a time, a multiple of 512; 0 if rows are forwarded.
+    pub cast_chunk: u32,
+}
+
+/// Parameters of `ht_dispatch_forward`, and of `ht_dispatch_cast_bf16` and its siblings.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtDispatchScaledParams {
+    /// As without scales.
+    pub rows: HtDispatchParams,
+    /// The scales.
+    pub scaled: HtScaledRows,
 }
 
 /// Parameters of `ht_combine_bf16` and its siblings.

@@ -40,7 +40,9 @@ pub fn run(handle: &NodesHt, op: &HtCombine, stream: Stream) -> Result<()> {
     let combine = Combine {
         handle: Handle::new(handle)?,
         op,
-        launch: group.plan.launch(kind, op.row, sizes, group.device)?,
+        launch: group
+            .plan
+            .launch(kind, &op.row.into(), sizes, group.device)?,
         kernel: kernels::for_rows::<HtCombineNodesParams>(op.row.dtype)?,
         columns,
     };

@@ -46,7 +46,7 @@ pub fn run(handle: &NodesHt, op: &HtDispatch, stream: Stream) -> Result<()> {
         forward: op.routing_in.is_some(),
     };
     let sizes = (handle.routing.tokens, handle.routing.top_k);
-    let launch = group.plan.launch(kind, op.row, sizes, group.device)?;
+    let launch = group.plan.launch(kind, &op.into(), sizes, group.device)?;
     let (ids, weights) = addresses(op.routing_in.map(|it| (it.ids, it.weights)));
     let dispatch = Dispatch {
         handle: Handle::new(handle)?,

@@ -1,0 +1,266 @@
+// Rows with scales on the way, forwarded or cast (rows.cuh).
+//
+//   image      payload | stamp | scales, filled up with zeros to a multiple of 16 bytes
+//
+// The shape word that arrives with a row has no room for the scales, so the stamp has their word. Ranks whose
+// shape words agree look for it at the same place.
+#pragma once
+
+#include "../base/cast.cuh"
+#include "../base/scales.cuh"
+#include "rows.cuh"
+
+namespace nccl_ep::ht_dispatch_impl {
+
+constexpr uint32_t kStampBytes = HT_STAMP_BYTES;
+
+// 16 bytes of the scales of a row in the caller's memory. In the orders that need an access for each scale, a
+// function of its own: kernels would have many copies of it.
+struct CallerScales {
+    const ScaleView& view;
+    const ScaledRows& rows;
+
+    __device__ ScalePart part(uint32_t row, uint32_t number) const {
+        return {view, rows, 0, row, number * static_cast<uint32_t>(sizeof(Vec16))};
+    }
+    __device__ __forceinline__ Vec16 load(uint32_t row, uint32_t number) const {
+        const ScalePart from = part(row, number);
+        return from.is_dense<Vec16>() ? ld_const(reinterpret_cast<const Vec16*>(from.at(0)))
+                                      : load_each(*this, row, number);
+    }
+    __device__ __forceinline__ void store(uint32_t row, uint32_t number, const Vec16& scales) const {
+        const ScalePart to = part(row, number);
+        if (to.is_dense<Vec16>()) {
+            st_row(reinterpret_cast<Vec16*>(to.at(0)), scales);
+        } else {
+            store_each(*this, row, number, scales);
+        }
+    }
+
+   private:
+    __device__ __noinline__ static Vec16 load_each(CallerScales from, uint32_t row,
+                                                   uint32_t number) {
+        return from.part(row, number).load();
+    }
+    __device__ __noinline__ static void store_each(CallerScales to, uint32_t row, uint32_t number,
+                                                   Vec16 scales) {
+        to.part(row, number).store(scales);
+    }
+};
+
+// What rows that are forwarded and rows that are cast have in common.
+struct ScaledImage {
+    const HtScaledRows& scaled;
+
+    __device__ uint32_t payload_bytes(const HtCommon&) const { return scaled.rows.payload_bytes; }
+    // 16-byte parts of the scales.
+    __device__ uint32_t scale_parts() const {
+        return (scaled.rows.scale_bytes + sizeof(Vec16) - 1) / sizeof(Vec16);
+    }
+    // Where in the image they begin.
+    __device__ uint32_t scales_at() const { return scaled.rows.payload_bytes + kStampBytes; }
+    __device__ Vec16 stamp() const { return {{scaled.word, 0, 0, 0}}; }
+    __device__ uint32_t scales_word() const { return scaled.word; }
+    __device__ uint32_t scale_rows() const { return scaled.out_rows; }
+    __device__ CallerScales given_scales() const { return {scaled.rows.from, scaled.rows}; }
+    __device__ CallerScales out_scales() const { return {scaled.rows.out, scaled.rows}; }
+
+    template <typename Block>
+    __device__ __forceinline__ void deliver(const Block& block, uint32_t row, uint32_t offset,
+                                            uint32_t bytes, const uint8_t* chunk,
+                                            Staging& staging) const {
+        const uint32_t payload = scaled.rows.payload_bytes;
+        if (block.keeps_rows && offset < payload) {
+            staging.store_shared(chunk, block.out_row(row) + offset, min(bytes, payload - offset));
+            staging.commit();
+        }
+        for (uint32_t part = lane_idx(); part < scale_parts(); part += kWarpSize) {
+            const uint32_t at = scales_at() + part * sizeof(Vec16) - offset;
+            if (at < bytes) {
+                out_scales().store(row, part, *reinterpret_cast<const Vec16*>(chunk + at));
+            }
+        }
+        staging.settle_tails();
+    }
+
+    template <typename Block>
+    __device__ bool check(const Block& block, uint32_t source, uint32_t offset, uint32_t bytes,
+                          const uint8_t* chunk) const {
+        const uint32_t at = scaled.rows.payload_bytes - offset;
+        if (at >= bytes) {
+            return true;
+        }
+        const uint32_t word = *reinterpret_cast<const uint32_t*>(chunk + at);
+        if (word == scaled.word) {
+            return true;
+        }
+        if (lane_idx() == 0) {
+            fail_for_scales(block.common, source, block.common.shape.shape_word,
+                            {scaled.word, word});
+        }
+        return false;
+    }
+
+    __device__ bool clear_scales(uint64_t number) const {
+        if (number >= scaled.out_rows) {
+            return false;
+        }
+        for (uint32_t part = lane_idx(); part < scale_parts(); part += kWarpSize) {
+            out_scales().store(static_cast<uint32_t>(number), part, {{0, 0, 0, 0}});
+        }
+        return true;
+    }
+};
+
+// Rows whose scales the caller gives. The copy engine loads the payload, the lanes the rest.
+struct ForwardedRows : ScaledImage {
+    // The lane's part of the scales, if it has one.
+    struct Ahead {
+        Vec16 scales;
+    };
+    template <typename Block>
+    __device__ Ahead look_ahead(const Block& block, uint32_t token) const {
+        if (token < block.common.handle.tokens && lane_idx() < scale_parts()) {
+            return {given_scales().load(token, lane_idx())};
+        }
+        return {};
+    }
+
+    __device__ uint32_t buffer_bytes(const HtCommon& common) const {
+        return common.shape.chunk_bytes;
+    }
+    __device__ uint32_t span(const HtCommon& common) const { return common.shape.row_bytes; }
+    __device__ uint32_t step(const HtCommon& common) const { return common.shape.chunk_bytes; }
+    __device__ uint32_t bytes_at(const HtCommon& common, uint32_t offset) const {
+        return row_format(common).chunk_at(offset);
+    }
+    template <typename Block>
+    __device__ __forceinline__ void load(const Block& block, uint32_t token, uint32_t offset,
+                                         Staging& staging) const {
+        const uint32_t payload = scaled.rows.payload_bytes;
+        const uint32_t bytes =
+            offset < payload ? min(payload - offset, bytes_at(block.common, offset)) : 0;
+        staging.load_to(staging.chunk(),
+                        block.params.tokens + uint64_t{token} * scaled.token_bytes + offset, bytes);
+    }
+    template <typename Block>
+    __device__ __forceinline__ const uint8_t* finish(const Block& block, uint32_t token,
+                                                     const Ahead& ahead, uint32_t offset,
+                                                     Staging& staging) const {
+        const uint32_t bytes = bytes_at(block.common, offset);
+        const auto write = [&](uint32_t at, const Vec16& vec) {
+            if (at - offset < bytes) {
+                *reinterpret_cast<Vec16*>(staging.chunk() + (at - offset)) = vec;
+            }
+        };
+        if (lane_idx() == 0) {
+            write(scaled.rows.payload_bytes, stamp());
+        }
+        for (uint32_t part = lane_idx(); part < scale_parts(); part += kWarpSize) {
+            write(scales_at() + part * sizeof(Vec16),
+                  part < kWarpSize ? ahead.scales : given_scales().load(token, part));
+        }
+        settle_shared();
+        staging.wait_loaded();
+        return staging.chunk();
+    }
+};
+
+// Rows of `Number` that are rounded to e4m3. A chunk of the caller's row is loaded to the end of its part of the
+// buffer and cast there, from the last element to the first, so that it ends where it began to end; behind it
+// are the stamp and the scales of the whole row, which go with the last chunk.
+template <typename Number>
+struct CastRows : ScaledImage {
+    using Given = Uncast<Number>;
+    static constexpr uint32_t kStep = kWarpSize * kCastElements;
+
+    struct Ahead {};
+    template <typename Block>
+    __device__ Ahead look_ahead(const Block&, uint32_t) const {
+        return {};
+    }
+
+    __device__ uint32_t behind_payload() const {
+        return kStampBytes + scale_parts() * sizeof(Vec16);
+    }
+    __device__ uint32_t payload_end() const { return scaled.cast_chunk * Given::kBytesPerElement; }
+    __device__ uint32_t buffer_bytes(const HtCommon&) const {
+        return payload_end() + behind_payload();
+    }
+    __device__ uint32_t span(const HtCommon&) const { return scaled.rows.payload_bytes; }
+    __device__ uint32_t step(const HtCommon&) const { return scaled.cast_chunk; }
+    __device__ uint32_t elements_at(uint32_t offset) const {
+        return min(scaled.rows.payload_bytes - offset, scaled.cast_chunk);
+    }
+    __device__ uint32_t bytes_at(const HtCommon&, uint32_t offset) const {
+        const uint32_t elements = elements_at(offset);
+        const bool is_last = offset + elements == scaled.rows.payload_bytes;
+        return elements + (is_last ? behind_payload() : 0);
+    }
+    template <typename Block>
+    __device__ __forceinline__ void load(const Block& block, uint32_t token, uint32_t offset,
+                                         Staging& staging) const {
+        const uint32_t bytes = elements_at(offset) * Given::kBytesPerElement;
+        staging.load_to(staging.chunk() + payload_end() - bytes,
+                        block.params.tokens + uint64_t{token} * scaled.token_bytes +
+                            uint64_t{offset} * Given::kBytesPerElement,
+                        bytes);
+    }
+    template <typename Block>
+    __device__ __forceinline__ const uint8_t* finish(const Block&, uint32_t, const Ahead&,
+                                                     uint32_t offset, Staging& staging) const {
+        const uint32_t elements = elements_at(offset);
+        uint8_t* end = staging.chunk() + payload_end();
+        if (offset == 0) {
+            begin_scales(end);
+        }
+        staging.wait_loaded();
+        const uint8_t* in = end - elements * Given::kBytesPerElement;
+        for (uint32_t left = (elements + kStep - 1) / kStep; left != 0; --left) {
+            const uint32_t at = (left - 1) * kStep + lane_idx() * kCastElements;
+            cast_step(in, end - elements, at, at < elements, offset, end + kStampBytes);
+        }
+        staging.settle_tails();
+        return end - elements;
+    }
+
+   private:
+    __device__ __forceinline__ void begin_scales(uint8_t* behind) const {
+        Vec16* vecs = reinterpret_cast<Vec16*>(behind);
+        for (uint32_t i = lane_idx(); i <= scale_parts(); i += kWarpSize) {
+            vecs[i] = i == 0 ? stamp() : Vec16{{0, 0, 0, 0}};
+        }
+    }
+    // Casts the lane's elements from number `at` of the chunk on, if they are there. What a step writes no later
+    // one reads.
+    __device__ __forceinline__ void cast_step(const uint8_t* in, uint8_t* out, uint32_t at,
+                                              bool is_there, uint32_t offset,
+                                              uint8_t* scales) const {
+        Given given = {};
+        if (is_there) {
+            const Vec16* from =
+                reinterpret_cast<const Vec16*>(in + at * Given::kBytesPerElement);
+#pragma unroll
+            for (uint32_t i = 0; i < Given::kVecs; ++i) {
+                given.vec[i] = from[i];
+            }
+        }
+        __syncwarp();
+        Vec16 cast;
+        const uint32_t stored = given.cast(scaled.rows, is_there, cast);
+        if (is_there) {
+            *reinterpret_cast<Vec16*>(out + at) = cast;
+        }
+        const uint32_t element = offset + at;
+        if (is_there && element % scaled.rows.block == 0) {
+            const uint32_t number = element / scaled.rows.block;
+            if (scaled.rows.form == SCALES_EXPONENT) {
+                scales[number] = static_cast<uint8_t>(stored);
+            } else {
+                reinterpret_cast<uint32_t*>(scales)[number] = stored;
+            }
+        }
+    }
+};
+
+}  // namespace nccl_ep::ht_dispatch_impl

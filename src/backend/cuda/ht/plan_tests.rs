@@ -1,0 +1,154 @@
+//! Tests of the plan.
+#![allow(clippy::unwrap_used)]
+
+use super::*;
+use crate::model::dtype::{DType, RowType};
+use crate::model::group::{Algorithm, LlCombineMode};
+use crate::model::scales::{ScaleType, WireRow};
+use crate::model::topology::NodeId;
+
+const H200: DeviceLimits = DeviceLimits {
+    multiprocessors: 132,
+    shared_bytes: 227 << 10,
+};
+
+fn one_node(facts: &GroupFacts) -> Result<HtPlan> {
+    let ids = vec![NodeId::from_text("node"); facts.ranks];
+    HtPlan::new(facts, &Topology::from_ids(&ids))
+}
+
+fn plan(ranks: usize, row_bytes: usize) -> HtPlan {
+    one_node(&GroupFacts {
+        algorithm: Algorithm::HighThroughput,
+        ranks,
+        rank: 0,
+        experts: 32 * ranks,
+        max_tokens: Some(4096),
+        max_recv_rows: Some(4096 * ranks),
+        row_bytes,
+        ll_combine: LlCombineMode::Exact,
+        channels: None,
+    })
+    .unwrap()
+}
+
+#[test]
+fn the_common_configuration_fits_256_mib() {
+    for ranks in [1, 2, 3, 4, 8, 72] {
+        let plan = plan(ranks, 14_336);
+        let bytes = plan.bytes() + plan.handle(4096, 8).bytes;
+        assert!(bytes <= 128 << 20, "{ranks} ranks: {bytes}");
+        assert!(plan.layout.units.is_power_of_two());
+    }
+    assert!(plan(8, 1 << 20).bytes() <= 80 << 20);
+}
+
+#[test]
+fn rows_that_no_word_can_tell_from_others_are_refused() {
+    let facts = |row_bytes| GroupFacts {
+        row_bytes,
+        ..plan(2, 16).facts
+    };
+    assert!(one_node(&facts(MOST_ROW_BYTES)).is_ok());
+    let error = one_node(&facts(MOST_ROW_BYTES + 16)).unwrap_err();
+    assert_eq!(
+        error.text(),
+        "Setting(RowBytes): OfSettings(HtKernelsCount) (got 2097152, expected at most 2097136)"
+    );
+}
+
+#[test]
+fn regions_follow_each_other() {
+    let plan = plan(8, 14_336);
+    let layout = plan.layout(4096);
+    let units = 8 * u64::from(layout.units);
+    assert!(layout.counts >= 4096);
+    assert!(layout.counts + 2 * 8 * 34 * 8 <= layout.arrivals);
+    assert!(layout.arrivals + units * 8 <= layout.credits);
+    assert!(layout.credits + units * 4 <= layout.slots);
+    assert!(layout.unit_bytes >= 7168 + 224 + 16 + 256);
+    assert!(layout.slots + units * layout.unit_bytes <= 4096 + plan.bytes() as u64);
+    let tally = plan.tally();
+    assert!(tally.tally + (1 + 8 + 256) * 4 <= tally.own_counts);
+    assert!(tally.own_counts + 2 * 34 * 8 <= tally.bytes);
+    let handle = plan.handle(4096, 8);
+    assert!(handle.entries + 4096 * 8 * 8 <= handle.bytes);
+}
+
+#[test]
+fn staging_fits_and_covers_every_row() {
+    let kinds = [
+        HtKind::Dispatch { forward: true },
+        HtKind::Dispatch { forward: false },
+        HtKind::Combine { columns: 0 },
+        HtKind::Combine { columns: 32 },
+    ];
+    for kind in kinds {
+        for hidden in [8, 1000, 7168, 8192, 200_000] {
+            for shared_bytes in [99 << 10, 163 << 10, 227 << 10] {
+                let dtype = DType::Bfloat16;
+                check_staging(kind, &RowType { dtype, hidden }.into(), shared_bytes);
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_with_scales_fit_too() {
+    let kind = HtKind::Dispatch { forward: true };
+    for (dtype, hidden, count, cast) in [
+        (DType::Float32, 7168, 56, Some(DType::Bfloat16)),
+        (DType::Uint8, 400_000, 12_500, Some(DType::Float32)),
+        (DType::Uint8, 2_000_000, 62_500, Some(DType::Bfloat16)),
+        (DType::Float32, 16, 90_000, None),
+        (DType::Uint8, 3584, 224, None),
+    ] {
+        let payload = RowType {
+            dtype: DType::Uint8,
+            hidden,
+        };
+        let scales = Some(ScaleType { dtype, count });
+        let wire = WireRow { payload, scales };
+        for shared_bytes in [99 << 10, 163 << 10, 227 << 10] {
+            check_staging(kind, &MovedRow { wire, cast }, shared_bytes);
+        }
+    }
+}
+
+fn check_staging(kind: HtKind, row: &MovedRow, shared_bytes: u32) {
+    let device = DeviceLimits {
+        shared_bytes,
+        ..H200
+    };
+    let HtLaunch { launch, shape, .. } = plan(4, 2_097_136)
+        .launch(kind, row, (4096, 32), device)
+        .unwrap();
+    assert!(launch.shared_bytes <= device.dynamic_shared_bytes());
+    assert_eq!(shape.chunk_bytes % 16, 0);
+    assert!(shape.copy_warps * 32 < launch.threads);
+    assert!(shape.chunk_bytes + shape.tail_bytes <= shape.warp_bytes);
+}
+
+#[test]
+fn rows_of_half_the_bound_take_one_unit_with_their_scales() {
+    let units = |dtype: DType, hidden, scales| {
+        let payload = RowType { dtype, hidden };
+        let wire = WireRow { payload, scales };
+        let kind = HtKind::Dispatch { forward: true };
+        let launch = plan(4, 14_336).launch(kind, &MovedRow { wire, cast: None }, (64, 32), H200);
+        launch.unwrap().shape.row_units
+    };
+    let scales = |dtype, count| Some(ScaleType { dtype, count });
+    assert_eq!(units(DType::Bfloat16, 7168, None), 2);
+    assert_eq!(units(DType::Bfloat16, 3584, None), 1);
+    assert_eq!(
+        units(DType::Float8E4M3, 7168, scales(DType::Float32, 56)),
+        1
+    );
+    assert_eq!(units(DType::Float8E4M3, 7168, scales(DType::Uint8, 224)), 1);
+    assert_eq!(
+        units(DType::Float8E4M3, 7168, scales(DType::Float32, 224)),
+        2
+    );
+    assert_eq!(units(DType::Uint8, 3584, scales(DType::Float8E4M3, 448)), 1);
+}

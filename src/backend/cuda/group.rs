@@ -79,17 +79,21 @@ impl Common {
 
 /// What a mode does when its group closes.
 trait Close: Send + Sync {
+    /// Whether dispatches move rows of any type, and with scales.
+    const MOVES_ALL_ROWS: bool;
     /// No operation will follow.
     fn close(&self);
 }
 
 impl Close for LlGroup {
+    const MOVES_ALL_ROWS: bool = true;
     fn close(&self) {
         self.forget_staged();
     }
 }
 
 impl Close for HtGroup {
+    const MOVES_ALL_ROWS: bool = false;
     fn close(&self) {}
 }
 
@@ -100,6 +104,10 @@ impl<M: Close> GroupBackend for CudaGroup<M> {
 
     fn faults(&self) -> Arc<dyn Faults> {
         Arc::clone(&self.common.group.faults) as Arc<dyn Faults>
+    }
+
+    fn moves_all_rows(&self) -> bool {
+        M::MOVES_ALL_ROWS
     }
 
     fn close(&self, stream: Stream) -> Result<()> {

@@ -80,5 +80,7 @@ def _packages(places: Places) -> list[Step]:
 
     return [
         Step("package/consumer", script("consumer"), counts.closing_line, ("build/lib",)),
+        Step("package/examples", script("examples"), counts.closing_line, ("build/lib",),
+             environment=(("NCCLEP_HOSTSIM_WITH_GPU", "1"),)),
         Step("package/drop-in", script("dropin"), counts.closing_line, ("build/lib",), cores=2),
     ]

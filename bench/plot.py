@@ -16,6 +16,7 @@ import data
 import diagrams
 import plot_ht
 import plot_ll
+import plot_run
 import plot_scale
 
 PLOTS = data.ROOT / "docs" / "plots"
@@ -38,7 +39,7 @@ def main() -> int:
 
 def draw_all(runs: list[data.Run], records: dict[str, Any]) -> dict[str, str]:
     """Pictures by file name."""
-    drawn = {**plot_scale.draw_all(), **diagrams.draw_all()}
+    drawn = {**plot_scale.draw_all(), **diagrams.draw_all(), "one-run.svg": plot_run.draw(records)}
     for algorithm, draw in _DRAW.items():
         ours = [run for run in runs if run.algorithm == algorithm and not run.uneven]
         known = {record["ranks"] for record in records["records"]

@@ -2,7 +2,8 @@
 """Writes the tables of the documents, so that no number in them is typed by hand.
 
 A table stands between the lines `<!-- table: NAME -->` and `<!-- end -->`, where NAME is an entry
-of TABLES and an optional number of ranks. --check changes nothing and fails if one is out of date.
+of TABLES and an optional number, of ranks or tokens. --check changes nothing and fails if one is
+out of date.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 import data
 import tables_ht
+import tables_run
 import tables_scale
 from markdown import NOT_YET, number, table
 
@@ -213,6 +215,7 @@ TABLES: dict[str, Callable[[list[data.Run], dict[str, Any], int | None], str]] =
     "uneven": _uneven,
     "peers": _peers,
     **tables_ht.TABLES,
+    **tables_run.TABLES,
     **tables_scale.TABLES,
 }
 

@@ -15,8 +15,6 @@ _PANELS = (("Low latency, 128 tokens: dispatch", "ll", None, "dispatch"),
            ("High throughput, 4096 tokens, 24 SMs: dispatch", "ht", 24, "dispatch"),
            ("High throughput, 4096 tokens, 24 SMs: combine", "ht", 24, "combine"))
 _TOKENS = {"ll": 128, "ht": 4096}
-# How a library was timed, in order of preference: an idle stream would add the launch.
-_WAYS = ("graph", "kernel", "queued")
 _LABEL, _BAR, _ROW, _GAP = 200, 250, 26, 44
 
 
@@ -42,10 +40,10 @@ def _bars(records: dict[str, Any], panel: tuple) -> list[tuple[str, str, float]]
     for row in tables_run.of_rows(records, "bf16"):
         if (row["algorithm"], row["tokens"]) != (algorithm, _TOKENS[algorithm]):
             continue
-        if row.get("sms") != sms or what not in row or row["how"] not in _WAYS:
+        if row.get("sms") != sms or what not in row or row["how"] not in tables_run.WAYS:
             continue
-        way = _WAYS.index(row["how"])
-        if way < found.get(row["library"], (len(_WAYS), "", 0))[0]:
+        way = tables_run.WAYS.index(row["how"])
+        if way < found.get(row["library"], (len(tables_run.WAYS), "", 0))[0]:
             found[row["library"]] = (way, row["how"], row[what])
     return sorted(((library, how, time) for library, (_, how, time) in found.items()),
                   key=lambda bar: bar[2])

@@ -21,7 +21,7 @@ import tables_run
 import tables_scale
 from markdown import NOT_YET, number, table
 
-DOCUMENTS = (data.ROOT / "docs" / "performance.md",
+DOCUMENTS = (data.ROOT / "README.md", data.ROOT / "docs" / "performance.md",
              data.ROOT / "docs" / "development" / "scale-model.md")
 _BLOCK = re.compile(r"(<!-- table: ([a-z]+)(?: (\d+))? -->\n).*?(<!-- end -->)", re.DOTALL)
 _FLOOR_TOKENS = (1, 8, 32, 128, 1024, 4096, 16384)
@@ -34,7 +34,7 @@ def main() -> int:
     parser.add_argument("--results", nargs="*", type=pathlib.Path, default=data.result_files(),
                         metavar="FILE", help="result files (all in bench/results)")
     parser.add_argument("--documents", nargs="*", type=pathlib.Path, default=DOCUMENTS,
-                        metavar="FILE", help="(performance.md and scale-model.md)")
+                        metavar="FILE", help="(README.md, performance.md and scale-model.md)")
     parser.add_argument("--check", action="store_true", help="fail if the document would change")
     arguments = parser.parse_args()
     runs, records = data.load_runs(arguments.results), data.load_records()

@@ -58,8 +58,8 @@ class Item:
 
 
 def library(shape: Shape) -> list[Item]:
-    """What ncclEpCreateGroup and the first handle allocate. A later handle takes the memory of a
-    destroyed one."""
+    """What ncclEpCreateGroup and one handle allocate. Small ones share a page, and a later one takes
+    the memory of a destroyed one."""
     window = _ll_window(shape) if shape.algorithm == "ll" else _ht_window(shape)
     entries = shape.tokens * shape.top_k
     if shape.algorithm == "ll":
@@ -68,7 +68,7 @@ def library(shape: Shape) -> list[Item]:
         handle = 8 * entries
     return [Item("window of the group", _up(window + (1 + shape.ranks) * _SELF_TEST_SLOT, _PAGE)),
             Item("group, small things", _PAGE),
-            Item("each open handle", _up(handle, _PAGE))]
+            Item("open handles", _up(handle, _PAGE))]
 
 
 def tensors(shape: Shape) -> list[Item]:

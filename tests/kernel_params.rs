@@ -44,6 +44,8 @@ const PAIRS: [Pair; 4] = [
         base: None,
         sizes: sizes![
             FaultReport,
+            ScaleView,
+            ScaledRows,
             WaitParams,
             PeerTable,
             SelftestResult,

@@ -219,6 +219,7 @@ impl LocalHandle for Handle {
     fn signature(&self, op: u32, row: RowType) -> Signature {
         Signature {
             op,
+            scaled: false,
             dtype: row.dtype as u32,
             top_k: self.routing.top_k as u32,
             row_bytes: row.bytes() as u32,

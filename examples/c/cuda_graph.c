@@ -52,7 +52,7 @@ static void destroy(Layer* layer) {
 }
 
 static float token_value(int rank, unsigned step, unsigned n) {
-    return (float)(((unsigned)rank + 3 * step + n) % 128);
+    return (float)(((unsigned)rank + 3 * step + n) % 64);
 }
 
 // A step's data goes where the graph looks for it. Masked ids (negative) make a short batch: the
@@ -93,7 +93,8 @@ static void enqueue(Layer* layer) {
 // All ranks capture the same operations, and launch their graphs equally often, in one order.
 static cudaGraphExec_t capture(Layer* layer) {
     const cudaStream_t stream = layer->ranks->stream;
-    if (cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal) != cudaSuccess) {
+    // Other threads of the process may go on calling CUDA.
+    if (cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) != cudaSuccess) {
         cudaGetLastError();
         if (layer->ranks->rank == 0) printf("no graph: this CUDA captures no streams\n");
         return NULL;

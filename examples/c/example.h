@@ -37,8 +37,7 @@ static inline void example_ep(const char* call, ncclResult_t result) {
 #define TRY_CUDA(call) example_cuda(#call, (call))
 #define TRY_NCCL(call) example_nccl(#call, (call))
 #define TRY_EP(call) example_ep(#call, (call))
-#define REQUIRE(condition) \
-    if (!(condition)) example_fail(#condition, "does not hold")
+#define REQUIRE(condition) ((condition) ? (void)0 : example_fail(#condition, "does not hold"))
 
 // ---- Ranks
 
@@ -108,7 +107,7 @@ static inline void download(void* host, const ncclNDTensor_t* tensor, size_t byt
     TRY_CUDA(cudaMemcpy(host, tensor->data, bytes, cudaMemcpyDeviceToHost));
 }
 
-// ---- bfloat16: the upper half of a float. The examples' numbers fit it exactly.
+// ---- bfloat16: the upper half of a float. The examples' numbers and their parts fit it exactly.
 
 static inline uint16_t to_bf16(float value) {
     uint32_t bits;

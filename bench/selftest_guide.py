@@ -1,15 +1,18 @@
-"""Tests of what the guide is made with: the memory formulas, and the diagrams."""
+"""Tests of the guide: its memory formulas and diagrams, and its page about ep_bench."""
 
 from __future__ import annotations
 
+import re
+import subprocess
 import unittest
 import xml.dom.minidom
 
 import data
 import diagrams
 import memory
+import run_sweep
 
-__all__ = ["DiagramsTest", "MemoryTest"]
+__all__ = ["DiagramsTest", "EpBenchPageTest", "MemoryTest"]
 
 # Runs in which something besides the group took memory meanwhile: other runs of the same shape
 # took 6 and 34 MiB.
@@ -58,3 +61,20 @@ class DiagramsTest(unittest.TestCase):
                 right, bottom = x + width, y + height
                 self.assertLess(right, float(root.getAttribute("width")), name)
                 self.assertLess(bottom, float(root.getAttribute("height")), name)
+
+
+class EpBenchPageTest(unittest.TestCase):
+    """The page that explains what ep_bench prints."""
+
+    def test_every_line_is_explained(self) -> None:
+        page = (data.ROOT / "docs" / "guide" / "ep_bench.md").read_text()
+        program = run_sweep.default_target() / "c" / "host" / "ep_bench"
+        for mode in ("ll", "ht"):
+            command = ["mpirun", "-np", "2", str(program), "-a", mode, "-e", "16", "-d", "64",
+                       "-t", "8", "-i", "2", "--validate"]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            # Lines within a block: what comes before a colon or the numbers, without the operation.
+            labels = {re.split(r":|\s{2,}", line.strip())[0].split(", ")[-1]
+                      for line in done.stdout.splitlines() if line.startswith("  ")}
+            self.assertGreater(len(labels), 10)
+            self.assertEqual({label for label in labels if label not in page}, set())

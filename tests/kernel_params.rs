@@ -68,6 +68,9 @@ const PAIRS: [Pair; 4] = [
             LlHello,
             LlNodes,
             LlDispatchNodesParams,
+            LlScaledDispatchParams,
+            LlScaledDispatchNodesParams,
+            LlScaledPackParams,
             LlCombineNodesParams,
             LlGatesParams,
             LlPackParams

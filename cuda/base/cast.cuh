@@ -51,7 +51,8 @@ __device__ __forceinline__ uint32_t cast_elements(const ScaledRows& rows, const 
     float most = __uint_as_float(kLeastMost);
 #pragma unroll
     for (uint32_t i = 0; i < kCastElements; ++i) {
-        most = fmaxf(most, fabsf(elements[i]));  // of a NaN and a number, the number
+        const float magnitude = fabsf(elements[i]);
+        most = magnitude > most ? magnitude : most;  // never a NaN, not even a signalling one
     }
     const uint32_t lanes = rows.block / kCastElements;
     for (uint32_t distance = 1; distance < lanes; distance *= 2) {

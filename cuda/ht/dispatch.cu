@@ -123,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(nccl_ep::HT_DISPATCH_THREADS, 1)
 }
 
 extern "C" __global__ void __launch_bounds__(nccl_ep::HT_DISPATCH_THREADS, 1)
-    ht_dispatch_forward(const __grid_constant__ nccl_ep::HtDispatchScaledParams params) {
+    ht_dispatch_scaled(const __grid_constant__ nccl_ep::HtDispatchScaledParams params) {
     DYNAMIC_SHARED(uint8_t, memory);
     nccl_ep::ht_dispatch_impl::run<nccl_ep::ht_dispatch_impl::ForwardedRows>(params, memory);
 }

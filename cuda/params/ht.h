@@ -231,7 +231,7 @@ struct HtScaledRows {
     uint32_t cast_chunk;
 };
 
-/// Parameters of `ht_dispatch_forward`, and of `ht_dispatch_cast_bf16` and its siblings.
+/// Parameters of `ht_dispatch_scaled`, and of `ht_dispatch_cast_bf16` and its siblings.
 struct HtDispatchScaledParams {
     /// As without scales.
     HtDispatchParams rows;

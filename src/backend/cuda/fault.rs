@@ -283,70 +283,70 @@ fn what_name(what: u32) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::scales::ScaleType;
 
-    #[test]
-    fn a_difference_names_what_differs() {
-        let ours = Signature {
-            op: OP_LL_DISPATCH,
-            scaled: false,
-            dtype: DType::Bfloat16 as u32,
-            top_k: 8,
-            row_bytes: 14_336,
-        };
-        let text = |theirs: Signature| {
-            let report = FaultReport {
-                state: FAULT_DIFFERS,
-                op: OP_LL_DISPATCH,
-                what: WAIT_BEGIN,
-                peer: 3,
-                expected: ours.to_word(),
-                got: theirs.to_word(),
-                waited_ms: 0,
-                expected_scales: 0,
-                got_scales: 0,
-            };
-            difference(&report).text()
-        };
-        let rule = "AmongRanks(Same { rank: 3 })";
-        let row_bytes = 16;
-        assert_eq!(
-            text(Signature { row_bytes, ..ours }),
-            format!("RowBytes: {rule} (got 14336, expected 16)")
-        );
-        let top_k = 32;
-        assert_eq!(
-            text(Signature { top_k, ..ours }),
-            format!("Size(Ids, 1): {rule} (got 8, expected 32)")
-        );
-        let dtype = DType::Float16 as u32;
-        assert_eq!(
-            text(Signature { dtype, ..ours }),
-            format!("RowType: {rule} (got bfloat16, expected float16)")
-        );
-        let scaled = FaultReport {
+    const OURS: Signature = Signature {
+        op: OP_LL_DISPATCH,
+        scaled: false,
+        dtype: DType::Bfloat16 as u32,
+        top_k: 8,
+        row_bytes: 14_336,
+    };
+
+    fn text(theirs: Signature, [expected_scales, got_scales]: [u32; 2]) -> String {
+        let report = FaultReport {
             state: FAULT_DIFFERS,
             op: OP_LL_DISPATCH,
             what: WAIT_BEGIN,
             peer: 3,
-            expected: ours.to_word(),
-            got: ours.to_word(),
+            expected: OURS.to_word(),
+            got: theirs.to_word(),
             waited_ms: 0,
-            expected_scales: 0x7000_0004,
-            got_scales: 0x1000_0004,
+            expected_scales,
+            got_scales,
         };
+        difference(&report).text()
+    }
+
+    #[test]
+    fn a_difference_names_what_differs() {
+        let text = |theirs| text(theirs, [0; 2]);
+        let rule = "AmongRanks(Same { rank: 3 })";
+        let row_bytes = 16;
         assert_eq!(
-            difference(&scaled).text(),
-            format!("ScaleType: {rule} (got float32, expected uint8)")
+            text(Signature { row_bytes, ..OURS }),
+            format!("RowBytes: {rule} (got 14336, expected 16)")
         );
-        let scaled = FaultReport {
-            got_scales: 0,
-            ..scaled
-        };
+        let top_k = 32;
         assert_eq!(
-            difference(&scaled).text(),
-            format!("RowBytes: {rule} (got 14336 + 4, expected 14336 + 0)")
+            text(Signature { top_k, ..OURS }),
+            format!("Size(Ids, 1): {rule} (got 8, expected 32)")
+        );
+        let dtype = DType::Float16 as u32;
+        assert_eq!(
+            text(Signature { dtype, ..OURS }),
+            format!("RowType: {rule} (got bfloat16, expected float16)")
         );
         let op = OP_LL_COMBINE;
-        assert!(text(Signature { op, ..ours }).starts_with("Operation: AmongRanks"));
+        assert!(text(Signature { op, ..OURS }).starts_with("Operation: AmongRanks"));
+    }
+
+    #[test]
+    fn scales_that_differ_are_named() {
+        let rule = "AmongRanks(Same { rank: 3 })";
+        let word = |dtype| ScalesWord::new(ScaleType { dtype, count: 4 }).0;
+        let (float, byte) = (word(DType::Float32), word(DType::Uint8));
+        assert_eq!(
+            text(OURS, [float, 0]),
+            format!("RowBytes: {rule} (got 14336 + 16, expected 14336 + 0)")
+        );
+        assert_eq!(
+            text(OURS, [byte, float]),
+            format!("RowBytes: {rule} (got 14336 + 4, expected 14336 + 16)")
+        );
+        assert_eq!(
+            text(OURS, [float, word(DType::Int32)]),
+            format!("ScaleType: {rule} (got float32, expected int32)")
+        );
     }
 }

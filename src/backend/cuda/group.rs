@@ -79,15 +79,14 @@ impl Common {
 
 /// What a mode does when its group closes.
 trait Close: Send + Sync {
-    /// As `GroupBackend::moves_all_rows`.
+    /// Whether dispatches move rows of any type, and with scales.
     const MOVES_ALL_ROWS: bool;
     /// No operation will follow.
     fn close(&self);
 }
 
 impl Close for LlGroup {
-    const MOVES_ALL_ROWS: bool = false;
-
+    const MOVES_ALL_ROWS: bool = true;
     fn close(&self) {
         self.forget_staged();
     }
@@ -95,7 +94,6 @@ impl Close for LlGroup {
 
 impl Close for HtGroup {
     const MOVES_ALL_ROWS: bool = true;
-
     fn close(&self) {}
 }
 

@@ -66,7 +66,12 @@ const _: () = assert!((DType::LAST as u32) < 1 << (u32::BITS - TYPE_SHIFT));
 pub const MOST_SCALE_BYTES: usize = (1 << TYPE_SHIFT) - 1;
 
 impl ScalesWord {
-    /// The word of a dispatch of rows with `scales`, at least one.
+    /// The word of a dispatch of rows with the scales `scaled`, if with any.
+    pub fn of(scaled: Option<&Scaled>) -> Self {
+        scaled.map_or_else(Self::default, |scaled| Self::new(scaled.scales))
+    }
+
+    /// The word of rows with `scales`, at least one.
     pub fn new(scales: ScaleType) -> Self {
         // A row with its scales fits the group's bound of a row, which is smaller.
         let bytes = scales.bytes().min(MOST_SCALE_BYTES) as u32;

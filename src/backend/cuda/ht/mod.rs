@@ -276,10 +276,7 @@ impl CudaHt {
             rows,
             scaled: ht_scaled_rows(row, scaled, launch)?,
         };
-        let kernel = match scaled.cast() {
-            Some(cast) => kernels::for_rows::<HtDispatchScaledParams>(cast.from)?,
-            None => Kernel::HtDispatchForward,
-        };
+        let kernel = kernels::for_scales::<HtDispatchScaledParams>(scaled.cast())?;
         let group = &self.group.shared;
         let turn = group.order.begin(at)?;
         let module = &group.context.module;

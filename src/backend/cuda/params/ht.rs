@@ -231,7 +231,7 @@ pub struct HtScaledRows {
     pub cast_chunk: u32,
 }
 
-/// Parameters of `ht_dispatch_forward`, and of `ht_dispatch_cast_bf16` and its siblings.
+/// Parameters of `ht_dispatch_scaled`, and of `ht_dispatch_cast_bf16` and its siblings.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct HtDispatchScaledParams {

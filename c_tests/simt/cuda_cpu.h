@@ -217,9 +217,6 @@ T atomicCAS(T* at, T expected, T value) {
 inline int __popc(uint32_t bits) { return __builtin_popcount(bits); }
 inline int __ffs(uint32_t bits) { return __builtin_ffs(static_cast<int>(bits)); }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
-// The compiler contracts nothing here (simt.mk).
-inline float __fmul_rn(float a, float b) { return a * b; }
-inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __uint_as_float(uint32_t bits) { return simt::FromBits<float>(bits); }
 // Of a NaN and a number, the number, even if the NaN signals: there the C library's function gives a NaN.
 namespace nccl_ep {

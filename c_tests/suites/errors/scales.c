@@ -110,8 +110,8 @@ static void check_rounding(const Session* session, const char* id) {
 
 // Whether the backend moves rows of any type, and with scales.
 static bool moves(ncclEpAlgorithm_t algorithm, bool scaled) {
-    if (ep_on_host_backend()) return true;
-    return algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT && (!scaled || ep_num_nodes() == 1);
+    if (ep_on_host_backend() || algorithm == NCCL_EP_ALGO_LOW_LATENCY) return true;
+    return !scaled || ep_num_nodes() == 1;
 }
 
 // On a backend that cannot move such rows yet; elsewhere they pass.
@@ -143,9 +143,9 @@ void ll_scales_arguments(EpEnv* env) {
     check_broken_calls(&session, kForward, kLlForward, COUNT(kLlForward));
     check_broken_calls(&session, kCast, kLlCast, COUNT(kLlCast));
     check_rounding(&session, "dispatch-ll-round-scales");
-    check_unmoved(&session, kDispatch, false, "dispatch-ll-gpu-rows");
-    check_unmoved(&session, kForward, true, "dispatch-ll-gpu-scales");
-    check_unmoved(&session, kCast, true, "dispatch-ll-gpu-scales");
+    check_unmoved(&session, kDispatch, false, NULL);
+    check_unmoved(&session, kForward, true, NULL);
+    check_unmoved(&session, kCast, true, NULL);
     check_works(&session);
     close_session(&session);
 }

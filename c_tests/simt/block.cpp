@@ -67,7 +67,9 @@ void Block::Run(const std::function<void()>& kernel) {
         stores_.Step();
         thread_ = PickReady();
         fibers_[thread_].Enter();
-        if (!threads_[thread_].has_ended && threads_[thread_].waits_at == nullptr) {
+        if (threads_[thread_].has_ended) {
+            fibers_[thread_].CheckCanary();
+        } else if (threads_[thread_].waits_at == nullptr) {
             ready_.push_back(thread_);
         }
     }

@@ -62,6 +62,11 @@ uint8_t* MapStacks() {
     return static_cast<uint8_t*>(memory) + kFirstStack;
 }
 
+[[noreturn]] void FailForStack() {
+    Fail("the thread has used more than the " + std::to_string(kStackBytes) +
+         " bytes of its stack");
+}
+
 }  // namespace
 
 Fiber::Fiber(uint8_t* stack) : canary_(reinterpret_cast<uint64_t*>(stack)) {
@@ -80,13 +85,16 @@ void Fiber::Prepare(void (*body)()) {
 
 void Fiber::Enter() {
     simt_switch(&caller_top_, fiber_top_);
-    uint64_t changed = 0;
-    for (std::size_t i = 0; i < kCanaryWords; ++i) {
-        changed |= canary_[i] ^ kCanary;
+    if (fiber_top_ < static_cast<void*>(canary_)) {
+        FailForStack();
     }
-    if (changed != 0 || fiber_top_ < static_cast<void*>(canary_)) {
-        Fail("the thread has used more than the " + std::to_string(kStackBytes) +
-             " bytes of its stack");
+}
+
+void Fiber::CheckCanary() const {
+    for (std::size_t i = 0; i < kCanaryWords; ++i) {
+        if (canary_[i] != kCanary) {
+            FailForStack();
+        }
     }
 }
 

@@ -40,7 +40,7 @@ constexpr static const uint32_t HT_RANK_OF_GROUP = 2147483648;
 /// Threads of the block of `ht_head`.
 constexpr static const uint32_t HT_HEAD_THREADS = 32;
 
-/// A source's tokens all travel, so that no list of them is needed, if at least so many of 32 do.
+/// A source's tokens all travel, so that they can be sent from where they lie, if at least so many of 32 do.
 constexpr static const uint32_t HT_WHOLE_OF_32 = 31;
 
 /// The group's ranks on their nodes, as this rank sees them.

@@ -31,7 +31,7 @@ pub const HT_HOME_BITS: u32 = 8;
 pub const HT_RANK_OF_GROUP: u32 = 0x8000_0000;
 /// Threads of the block of `ht_head`.
 pub const HT_HEAD_THREADS: u32 = 32;
-/// A source's tokens all travel, so that no list of them is needed, if at least so many of 32 do.
+/// A source's tokens all travel, so that they can be sent from where they lie, if at least so many of 32 do.
 pub const HT_WHOLE_OF_32: u32 = 31;
 
 /// The group's ranks on their nodes, as this rank sees them.

@@ -235,7 +235,7 @@ __device__ __forceinline__ void sum_chunk(const Block& block, uint32_t token, ui
 // then zeros.
 template <typename Block>
 __device__ void gather_gradients(const Block& block, uint32_t token, const TokenEntries& entries,
-                                 const Part& part, float* out) {
+                                 const Part& part) {
     const uint32_t columns = block.params.columns;
     const uint8_t* gradients = nullptr;
     if (part.is_remote) {
@@ -259,7 +259,9 @@ __device__ void gather_gradients(const Block& block, uint32_t token, const Token
     }
     word = block.partials.gradient(token, block.common.handle.top_k, word, columns);
     if (lane_idx() < columns) {
-        out[lane_idx()] = __uint_as_float(word);
+        // The place is found again: kept during the sum, it would cost registers.
+        const auto place = block.scope.place(block.common, token);
+        block.scope.gradients(block.params, place, token)[lane_idx()] = __uint_as_float(word);
     }
 }
 
@@ -277,16 +279,14 @@ __device__ void sum_tokens(const Block& block) {
         if (!wait_for_parts(block, entries, part)) {
             break;
         }
-        const auto place = block.scope.place(common, token);
-        Vec16* out = reinterpret_cast<Vec16*>(
-            block.scope.row_of_token(block.params.out, row_format(common), place, token));
+        Vec16* out = reinterpret_cast<Vec16*>(block.scope.row_of_token(
+            block.params.out, row_format(common), block.scope.place(common, token), token));
         const uint8_t* partial = block.partials.row(row_format(common), token, lane_idx());
         for (uint32_t first = 0; first < vecs; first += kVecs * kWarpSize) {
             sum_chunk<Type>(block, token, entries.firsts, part, partial, first, out);
         }
         if (block.params.columns != 0) {
-            gather_gradients(block, token, entries, part,
-                             block.scope.gradients(block.params, place, token));
+            gather_gradients(block, token, entries, part);
         }
         __syncwarp();
         if (part.is_remote) {

@@ -21,10 +21,10 @@ struct NodePartials {
 
     __device__ uint32_t nodes() const { return from.others; }
     // Where the sum of node `other` for `token` lies; NULL if it has none.
-    __device__ const uint8_t* row(const RowFormat&, uint32_t token, uint32_t other) const {
+    __device__ const uint8_t* row(const RowFormat& format, uint32_t token, uint32_t other) const {
         uint32_t number = 0;
         return other < from.others && has_row(token, other, number)
-                   ? row_of(from.messages, other, number)
+                   ? first_row_of(from.messages, other) + format.offset(number)
                    : nullptr;
     }
     // The gradient of this lane's column; `here` are those of the experts on this node, one in each lane, of

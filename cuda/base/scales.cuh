@@ -9,88 +9,118 @@
 
 namespace nccl_ep {
 
+// Where the scales of a row begin.
+__device__ __forceinline__ uint8_t* scales_of_row(const ScaledRows& rows, const ScaleView& view,
+                                                  uint64_t expert, uint64_t row) {
+    return view.data + (expert * view.expert + row * view.row) * rows.scale_width;
+}
+
 // 16 bytes of the scales of a row, from byte `first` on, a multiple of 16.
 struct ScalePart {
-    const ScaleView& view;
     const ScaledRows& rows;
-    uint64_t expert;
-    uint64_t row;
+    const ScaleView& view;
+    uint8_t* scales;  // of the row
     uint32_t first;
 
-    __device__ uint8_t* at(uint32_t byte) const {
-        const uint64_t column = (first + byte) / rows.scale_width;
-        return view.data +
-               (expert * view.expert + row * view.row + column * view.column) * rows.scale_width;
-    }
-    __device__ bool has(uint32_t byte) const { return first + byte < rows.scale_bytes; }
-    // Whether the 16 bytes are scales, in accesses of `Unit`.
-    template <typename Unit>
-    __device__ bool is_dense() const {
-        return view.column == 1 && first + sizeof(Vec16) <= rows.scale_bytes &&
-               reinterpret_cast<uint64_t>(at(0)) % sizeof(Unit) == 0;
-    }
-
     // Behind the last scale zeros.
-    __device__ Vec16 load() const {
-        if (is_dense<Vec16>()) {
-            return ld_const(reinterpret_cast<const Vec16*>(at(0)));
+    __device__ __forceinline__ Vec16 load() const {
+        if (is_dense() && is_aligned<Vec16>()) {
+            return ld_const(reinterpret_cast<const Vec16*>(scales + first));
         }
-        switch (rows.scale_width) {
-            case 4:
-                return load_each<uint32_t>();
-            case 2:
-                return load_each<uint16_t>();
-            default:
-                return load_each<uint8_t>();
-        }
+        return load_slowly();
     }
 
-    __device__ void store(const Vec16& scales) const {
-        if (is_dense<Vec16>()) {
-            st_row(reinterpret_cast<Vec16*>(at(0)), scales);
-        } else if (is_dense<uint32_t>()) {
-            store_words(scales);
+    __device__ __forceinline__ void store(const Vec16& part) const {
+        if (is_dense() && is_aligned<Vec16>()) {
+            st_row(reinterpret_cast<Vec16*>(scales + first), part);
+        } else if (is_dense() && is_aligned<uint32_t>()) {
+            uint32_t* to = reinterpret_cast<uint32_t*>(scales + first);
+#pragma unroll
+            for (uint32_t i = 0; i < 4; ++i) {
+                to[i] = part.word[i];
+            }
         } else if (rows.scale_width == 4) {
-            store_each<uint32_t>(scales);
+#pragma unroll
+            for (uint32_t i = 0; i < 4; ++i) {
+                if (i < count<uint32_t>()) {
+                    *at<uint32_t>(i) = part.word[i];
+                }
+            }
         } else if (rows.scale_width == 2) {
-            store_each<uint16_t>(scales);
+            store_narrow<uint16_t>(part);
         } else {
-            store_each<uint8_t>(scales);
+            store_narrow<uint8_t>(part);
         }
     }
 
    private:
+    // Whether the 16 bytes lie together, and are all scales.
+    __device__ bool is_dense() const {
+        return view.column == 1 && first + sizeof(Vec16) <= rows.scale_bytes;
+    }
+    template <typename Access>
+    __device__ bool is_aligned() const {
+        return (static_cast<uint32_t>(reinterpret_cast<uint64_t>(scales)) + first) % sizeof(Access) == 0;
+    }
+    // The scales of this part, and the first of them.
     template <typename Scale>
-    __device__ Vec16 load_each() const {
-        Vec16 scales = {{0, 0, 0, 0}};
+    __device__ uint32_t count() const {
+        return (rows.scale_bytes - min(rows.scale_bytes, first)) / sizeof(Scale);
+    }
+    template <typename Scale>
+    __device__ Scale* at(uint32_t index) const {
+        const uint64_t column = first / sizeof(Scale) + index;
+        return reinterpret_cast<Scale*>(scales) + column * view.column;
+    }
+
+    __device__ __forceinline__ Vec16 load_slowly() const {
+        if (rows.scale_width == 4) {
+            Vec16 part;
 #pragma unroll
-        for (uint32_t byte = 0; byte < sizeof(Vec16); byte += sizeof(Scale)) {
-            if (has(byte)) {
-                const uint32_t scale = *reinterpret_cast<const Scale*>(at(byte));
-                scales.word[byte / 4] |= scale << byte % 4 * 8;
+            for (uint32_t i = 0; i < 4; ++i) {
+                part.word[i] = i < count<uint32_t>() ? *at<uint32_t>(i) : 0;
+            }
+            return part;
+        }
+        return rows.scale_width == 2 ? load_narrow<uint16_t>() : load_narrow<uint8_t>();
+    }
+
+    // Narrow scales that lie apart, or unaligned: rare, so their code is small rather than fast.
+    template <typename Scale>
+    __device__ Vec16 load_narrow() const {
+        Vec16 part = {{0, 0, 0, 0}};
+        const uint32_t scales_here = min(count<Scale>(), kPerPart<Scale>);
+#pragma unroll 1
+        for (uint32_t i = 0; i < scales_here; ++i) {
+            const uint32_t bits = uint32_t{*at<Scale>(i)} << shift<Scale>(i);
+#pragma unroll
+            for (uint32_t word = 0; word < 4; ++word) {
+                part.word[word] |= word == i / kPerWord<Scale> ? bits : 0;
             }
         }
-        return scales;
+        return part;
     }
 
     template <typename Scale>
-    __device__ void store_each(const Vec16& scales) const {
-#pragma unroll
-        for (uint32_t byte = 0; byte < sizeof(Vec16); byte += sizeof(Scale)) {
-            if (has(byte)) {
-                *reinterpret_cast<Scale*>(at(byte)) =
-                    static_cast<Scale>(scales.word[byte / 4] >> byte % 4 * 8);
-            }
+    __device__ void store_narrow(const Vec16& part) const {
+        const uint32_t scales_here = min(count<Scale>(), kPerPart<Scale>);
+#pragma unroll 1
+        for (uint32_t i = 0; i < scales_here; ++i) {
+            const uint32_t word = i / kPerWord<Scale>;
+            const uint32_t low = word == 0 ? part.word[0] : part.word[1];
+            const uint32_t high = word == 2 ? part.word[2] : part.word[3];
+            *at<Scale>(i) = static_cast<Scale>((word < 2 ? low : high) >> shift<Scale>(i));
         }
     }
 
-    // Narrow scales that lie together.
-    __device__ void store_words(const Vec16& scales) const {
-        uint32_t* to = reinterpret_cast<uint32_t*>(at(0));
-#pragma unroll
-        for (uint32_t i = 0; i < 4; ++i) {
-            to[i] = scales.word[i];
-        }
+    template <typename Scale>
+    static constexpr uint32_t kPerPart = sizeof(Vec16) / sizeof(Scale);
+    template <typename Scale>
+    static constexpr uint32_t kPerWord = sizeof(uint32_t) / sizeof(Scale);
+    // Of a scale in its word.
+    template <typename Scale>
+    __device__ static uint32_t shift(uint32_t index) {
+        return index % kPerWord<Scale> * (8 * sizeof(Scale));
     }
 };
 

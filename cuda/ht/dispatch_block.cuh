@@ -24,6 +24,7 @@ struct SharedStorage {
 
 template <typename Scope, typename Rows>
 struct Block {
+    using Place = typename Scope::Place;
     using Ahead = typename Rows::Ahead;
 
     const HtDispatchParams& params;
@@ -44,11 +45,15 @@ struct Block {
     __device__ uint32_t rank() const { return common.peers.rank; }
     __device__ uint32_t ranks() const { return common.peers.ranks; }
     __device__ uint32_t top_k() const { return common.handle.top_k; }
-    __device__ GivenRouting given_routing(uint32_t token) const {
-        if (params.topk_idx == nullptr || token >= common.handle.tokens) {
+    __device__ GivenRouting given_routing(uint32_t token, Place place) const {
+        if (!scope.has_routing(params) || token >= common.handle.tokens) {
             return {};
         }
-        return {params.topk_idx, params.weights, token, top_k()};
+        return {scope.routing(params, place, token), top_k()};
+    }
+    __device__ const uint8_t* row_of_token(uint32_t token, Place place) const {
+        const RowFormat format = {rows.token_bytes(common), common.shape.chunk_bytes};
+        return scope.row_of_token(params.tokens, format, place, token);
     }
     __device__ uint8_t* out_row(uint32_t row) const {
         return params.out + uint64_t{row} * rows.payload_bytes(common);

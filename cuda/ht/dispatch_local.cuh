@@ -6,6 +6,14 @@
 
 namespace nccl_ep::ht_dispatch_impl {
 
+// What a token's image is made of.
+template <typename Block>
+struct KeptToken {
+    uint32_t token;
+    typename Block::Place place;
+    typename Block::Ahead ahead;
+};
+
 // One warp copies a token to its row of this rank's own output; false if it does not go there.
 template <typename Block>
 __device__ bool keep_token(const Block& block, uint32_t token, Staging& staging) {
@@ -19,16 +27,17 @@ __device__ bool keep_token(const Block& block, uint32_t token, Staging& staging)
     const uint32_t lane = __ffs(own) - 1;
     const uint32_t index = __shfl_sync(kAllLanes, entries.entry.index, lane);
     const uint32_t row = block.scope.row(block.shared.pairs, block.rank(), index);
-    const auto ahead = rows.look_ahead(block, token);
+    const typename Block::Place place = block.scope.place(block.common, token);
+    const KeptToken<Block> kept = {token, place, rows.look_ahead(block, token, place)};
     for (uint32_t offset = 0; block.keeps_images && offset < rows.span(block.common);
          offset += rows.step(block.common)) {
         staging.wait_reusable();
-        rows.load(block, token, offset, staging);
-        const uint8_t* chunk = rows.finish(block, token, ahead, offset, staging);
+        rows.load(block, block.row_of_token(token, place), offset, staging);
+        const uint8_t* chunk = rows.finish(block, kept, offset, staging);
         rows.deliver(block, row, offset, rows.bytes_at(block.common, offset), chunk, staging);
     }
-    if (block.params.topk_idx != nullptr) {
-        const float weight = block.given_routing(token).weight_of(
+    if (block.scope.has_routing(block.params)) {
+        const float weight = block.given_routing(token, place).weight_of(
             block.scope.id_of(block.common, entries), block.top_k());
         const RoutingEntry routing(block.common, entries, lane, weight);
         write_routing(block, row, routing);

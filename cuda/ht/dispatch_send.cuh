@@ -9,6 +9,7 @@ namespace nccl_ep::ht_dispatch_impl {
 template <typename Block>
 struct Upcoming {
     uint32_t token;
+    typename Block::Place place;
     HtEntry entry;
     GivenRouting given;
     typename Block::Ahead ahead;
@@ -18,6 +19,7 @@ struct Upcoming {
 template <typename Block>
 struct Outgoing {
     uint32_t token;
+    typename Block::Place place;
     TokenEntries entries;
     GivenRouting given;
     typename Block::Ahead ahead;
@@ -31,6 +33,9 @@ struct Outgoing {
     __device__ uint32_t to_peers(const Block& block) const {
         return __ballot_sync(kAllLanes, goes_to_peer(block));
     }
+    __device__ const uint8_t* row(const Block& block) const {
+        return block.row_of_token(token, place);
+    }
     __device__ uint32_t sequence(const Block& block) const {
         return unit_of_row(block.common, block.shared.pairs.sent[entries.rank],
                            entries.entry.index);
@@ -40,8 +45,9 @@ struct Outgoing {
 template <typename Block>
 __device__ __forceinline__ Upcoming<Block> next_token(const Block& block) {
     const uint32_t token = block.senders.next_unit(&block.shared.next_token);
-    return {token, TokenEntries::load_entry(block.common.handle, token),
-            block.given_routing(token), block.rows.look_ahead(block, token)};
+    const typename Block::Place place = block.scope.place(block.common, token);
+    return {token, place, TokenEntries::load_entry(block.common.handle, token),
+            block.given_routing(token, place), block.rows.look_ahead(block, token, place)};
 }
 
 // Takes the next token that goes to any peer, and starts loading its row. `upcoming` is the warp's.
@@ -50,14 +56,15 @@ __device__ __forceinline__ Outgoing<Block> fetch(const Block& block, Upcoming<Bl
                                                  Staging& staging) {
     for (;;) {
         const Outgoing<Block> outgoing = {
-            upcoming.token, {block.common, upcoming.entry}, upcoming.given, upcoming.ahead};
+            upcoming.token, upcoming.place, {block.common, upcoming.entry}, upcoming.given,
+            upcoming.ahead};
         if (!outgoing.is_left(block)) {
             return outgoing;
         }
         upcoming = next_token(block);
         if (outgoing.to_peers(block) != 0) {
             staging.wait_reusable();
-            block.rows.load(block, outgoing.token, 0, staging);
+            block.rows.load(block, outgoing.row(block), 0, staging);
             return outgoing;
         }
     }
@@ -118,9 +125,9 @@ __device__ void store_row(const Block& block, const Outgoing<Block>& outgoing, S
         if (offset != 0) {
             staging.commit();
             staging.wait_reusable();
-            rows.load(block, outgoing.token, offset, staging);
+            rows.load(block, outgoing.row(block), offset, staging);
         }
-        const uint8_t* chunk = rows.finish(block, outgoing.token, outgoing.ahead, offset, staging);
+        const uint8_t* chunk = rows.finish(block, outgoing, offset, staging);
         for (uint32_t left = peers; left != 0; left &= left - 1) {
             staging.store_shared(chunk, remote_of_lane(slot, __ffs(left) - 1) + offset,
                                  rows.bytes_at(common, offset));

@@ -17,9 +17,12 @@ struct PlainRows {
     // What a lane loads of a token well before it is needed.
     struct Ahead {};
     template <typename Block>
-    __device__ Ahead look_ahead(const Block&, uint32_t) const {
+    __device__ Ahead look_ahead(const Block&, uint32_t, typename Block::Place) const {
         return {};
     }
+
+    // Bytes from a row that is sent to the next.
+    __device__ uint32_t token_bytes(const HtCommon& common) const { return common.shape.row_bytes; }
 
     __device__ uint32_t payload_bytes(const HtCommon& common) const {
         return common.shape.row_bytes;
@@ -36,15 +39,13 @@ struct PlainRows {
     }
     // Begins to load what the chunk is made of; the staging buffer is reusable.
     template <typename Block>
-    __device__ __forceinline__ void load(const Block& block, uint32_t token, uint32_t offset,
+    __device__ __forceinline__ void load(const Block& block, const uint8_t* row, uint32_t offset,
                                          Staging& staging) const {
-        const RowFormat row = row_format(block.common);
-        staging.load(block.params.tokens + row.offset(token) + offset, row.chunk_at(offset),
-                     nullptr, 0);
+        staging.load(row + offset, row_format(block.common).chunk_at(offset), nullptr, 0);
     }
-    // Makes the chunk, and returns where it is.
-    template <typename Block>
-    __device__ __forceinline__ const uint8_t* finish(const Block&, uint32_t, const Ahead&, uint32_t,
+    // Makes the chunk, and returns where it is. `token` has a token, its place, and what was looked ahead for.
+    template <typename Block, typename Token>
+    __device__ __forceinline__ const uint8_t* finish(const Block&, const Token&, uint32_t,
                                                      Staging& staging) const {
         staging.wait_loaded();
         return staging.chunk();

@@ -14,40 +14,6 @@ namespace nccl_ep::ht_dispatch_impl {
 
 constexpr uint32_t kStampBytes = HT_STAMP_BYTES;
 
-// 16 bytes of the scales of a row in the caller's memory. In the orders that need an access for each scale, a
-// function of its own: kernels would have many copies of it.
-struct CallerScales {
-    const ScaleView& view;
-    const ScaledRows& rows;
-
-    __device__ ScalePart part(uint32_t row, uint32_t number) const {
-        return {view, rows, 0, row, number * static_cast<uint32_t>(sizeof(Vec16))};
-    }
-    __device__ __forceinline__ Vec16 load(uint32_t row, uint32_t number) const {
-        const ScalePart from = part(row, number);
-        return from.is_dense<Vec16>() ? ld_const(reinterpret_cast<const Vec16*>(from.at(0)))
-                                      : load_each(*this, row, number);
-    }
-    __device__ __forceinline__ void store(uint32_t row, uint32_t number, const Vec16& scales) const {
-        const ScalePart to = part(row, number);
-        if (to.is_dense<Vec16>()) {
-            st_row(reinterpret_cast<Vec16*>(to.at(0)), scales);
-        } else {
-            store_each(*this, row, number, scales);
-        }
-    }
-
-   private:
-    __device__ __noinline__ static Vec16 load_each(CallerScales from, uint32_t row,
-                                                   uint32_t number) {
-        return from.part(row, number).load();
-    }
-    __device__ __noinline__ static void store_each(CallerScales to, uint32_t row, uint32_t number,
-                                                   Vec16 scales) {
-        to.part(row, number).store(scales);
-    }
-};
-
 // What rows that are forwarded and rows that are cast have in common.
 struct ScaledImage {
     const HtScaledRows& scaled;
@@ -62,8 +28,14 @@ struct ScaledImage {
     __device__ Vec16 stamp() const { return {{scaled.word, 0, 0, 0}}; }
     __device__ uint32_t scales_word() const { return scaled.word; }
     __device__ uint32_t scale_rows() const { return scaled.out_rows; }
-    __device__ CallerScales given_scales() const { return {scaled.rows.from, scaled.rows}; }
-    __device__ CallerScales out_scales() const { return {scaled.rows.out, scaled.rows}; }
+    __device__ uint32_t token_bytes(const HtCommon&) const { return scaled.token_bytes; }
+    // The scales of a row of the output.
+    __device__ uint8_t* out_scales(uint32_t row) const {
+        return scales_of_row(scaled.rows, scaled.rows.out, 0, row);
+    }
+    __device__ ScalePart part_of(const ScaleView& view, uint8_t* scales, uint32_t number) const {
+        return {scaled.rows, view, scales, number * static_cast<uint32_t>(sizeof(Vec16))};
+    }
 
     template <typename Block>
     __device__ __forceinline__ void deliver(const Block& block, uint32_t row, uint32_t offset,
@@ -74,10 +46,12 @@ struct ScaledImage {
             staging.store_shared(chunk, block.out_row(row) + offset, min(bytes, payload - offset));
             staging.commit();
         }
+        uint8_t* scales = out_scales(row);
         for (uint32_t part = lane_idx(); part < scale_parts(); part += kWarpSize) {
             const uint32_t at = scales_at() + part * sizeof(Vec16) - offset;
             if (at < bytes) {
-                out_scales().store(row, part, *reinterpret_cast<const Vec16*>(chunk + at));
+                part_of(scaled.rows.out, scales, part)
+                    .store(*reinterpret_cast<const Vec16*>(chunk + at));
             }
         }
         staging.settle_tails();
@@ -105,8 +79,9 @@ struct ScaledImage {
         if (number >= scaled.out_rows) {
             return false;
         }
+        uint8_t* scales = out_scales(static_cast<uint32_t>(number));
         for (uint32_t part = lane_idx(); part < scale_parts(); part += kWarpSize) {
-            out_scales().store(static_cast<uint32_t>(number), part, {{0, 0, 0, 0}});
+            part_of(scaled.rows.out, scales, part).store({{0, 0, 0, 0}});
         }
         return true;
     }
@@ -119,9 +94,10 @@ struct ForwardedRows : ScaledImage {
         Vec16 scales;
     };
     template <typename Block>
-    __device__ Ahead look_ahead(const Block& block, uint32_t token) const {
+    __device__ Ahead look_ahead(const Block& block, uint32_t token,
+                                typename Block::Place place) const {
         if (token < block.common.handle.tokens && lane_idx() < scale_parts()) {
-            return {given_scales().load(token, lane_idx())};
+            return {load_part(block, token, place, lane_idx())};
         }
         return {};
     }
@@ -135,18 +111,16 @@ struct ForwardedRows : ScaledImage {
         return row_format(common).chunk_at(offset);
     }
     template <typename Block>
-    __device__ __forceinline__ void load(const Block& block, uint32_t token, uint32_t offset,
+    __device__ __forceinline__ void load(const Block& block, const uint8_t* row, uint32_t offset,
                                          Staging& staging) const {
         const uint32_t payload = scaled.rows.payload_bytes;
         const uint32_t bytes =
             offset < payload ? min(payload - offset, bytes_at(block.common, offset)) : 0;
-        staging.load_to(staging.chunk(),
-                        block.params.tokens + uint64_t{token} * scaled.token_bytes + offset, bytes);
+        staging.load_to(staging.chunk(), row + offset, bytes);
     }
-    template <typename Block>
-    __device__ __forceinline__ const uint8_t* finish(const Block& block, uint32_t token,
-                                                     const Ahead& ahead, uint32_t offset,
-                                                     Staging& staging) const {
+    template <typename Block, typename Token>
+    __device__ __forceinline__ const uint8_t* finish(const Block& block, const Token& token,
+                                                     uint32_t offset, Staging& staging) const {
         const uint32_t bytes = bytes_at(block.common, offset);
         const auto write = [&](uint32_t at, const Vec16& vec) {
             if (at - offset < bytes) {
@@ -158,11 +132,26 @@ struct ForwardedRows : ScaledImage {
         }
         for (uint32_t part = lane_idx(); part < scale_parts(); part += kWarpSize) {
             write(scales_at() + part * sizeof(Vec16),
-                  part < kWarpSize ? ahead.scales : given_scales().load(token, part));
+                  part < kWarpSize ? token.ahead.scales
+                                   : load_part(block, token.token, token.place, part));
         }
         settle_shared();
         staging.wait_loaded();
         return staging.chunk();
+    }
+
+   private:
+    // A part of the scales of a token: in the caller's tensor, or behind a row that came from another node.
+    template <typename Block>
+    __device__ __forceinline__ Vec16 load_part(const Block& block, uint32_t token,
+                                               typename Block::Place place,
+                                               uint32_t number) const {
+        const ScaleView& from = scaled.rows.from;
+        if (from.data != nullptr) {
+            return part_of(from, scales_of_row(scaled.rows, from, 0, token), number).load();
+        }
+        const uint8_t* row = block.row_of_token(token, place);
+        return ld_const(reinterpret_cast<const Vec16*>(row + scaled.rows.payload_bytes) + number);
     }
 };
 
@@ -176,7 +165,7 @@ struct CastRows : ScaledImage {
 
     struct Ahead {};
     template <typename Block>
-    __device__ Ahead look_ahead(const Block&, uint32_t) const {
+    __device__ Ahead look_ahead(const Block&, uint32_t, typename Block::Place) const {
         return {};
     }
 
@@ -198,17 +187,15 @@ struct CastRows : ScaledImage {
         return elements + (is_last ? behind_payload() : 0);
     }
     template <typename Block>
-    __device__ __forceinline__ void load(const Block& block, uint32_t token, uint32_t offset,
+    __device__ __forceinline__ void load(const Block&, const uint8_t* row, uint32_t offset,
                                          Staging& staging) const {
         const uint32_t bytes = elements_at(offset) * Given::kBytesPerElement;
         staging.load_to(staging.chunk() + payload_end() - bytes,
-                        block.params.tokens + uint64_t{token} * scaled.token_bytes +
-                            uint64_t{offset} * Given::kBytesPerElement,
-                        bytes);
+                        row + uint64_t{offset} * Given::kBytesPerElement, bytes);
     }
-    template <typename Block>
-    __device__ __forceinline__ const uint8_t* finish(const Block&, uint32_t, const Ahead&,
-                                                     uint32_t offset, Staging& staging) const {
+    template <typename Block, typename Token>
+    __device__ __forceinline__ const uint8_t* finish(const Block&, const Token&, uint32_t offset,
+                                                     Staging& staging) const {
         const uint32_t elements = elements_at(offset);
         uint8_t* end = staging.chunk() + payload_end();
         if (offset == 0) {

@@ -53,9 +53,10 @@ __device__ void receive_chunk(const Block<Op>& block, uint32_t source, uint32_t 
     if (block.params.out == nullptr) {
         return;
     }
+    const auto target = block.rows.target(block.params, block.output, entry, out_row);
     for (uint32_t left = __ballot_sync(kAllLanes, out_row >= 0); left != 0; left &= left - 1) {
-        const int32_t to = __shfl_sync(kAllLanes, out_row, __ffs(left) - 1);
-        block.rows.store(block.params, block.output, to, chunk, data);
+        const auto to = target.of(__ffs(left) - 1);
+        block.rows.store(block.params, block.shape, to, chunk, data);
     }
 }
 

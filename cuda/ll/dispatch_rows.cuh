@@ -26,9 +26,22 @@ struct PlainRows {
     __device__ __forceinline__ const Data& as_sent(const Fetched& fetched, const Chunk&) const {
         return fetched;
     }
-    __device__ __forceinline__ void store(const LlDispatchParams& params, const OutputSlots& output,
-                                          uint32_t row, const Chunk& chunk, const Data& data) const {
-        data.store(params.out + row_format(output.shape).offset(row), chunk);
+    // Where a row of the output is, as one lane knows it.
+    struct Target {
+        int32_t row;
+        // Of the lane. All lanes call it.
+        __device__ __forceinline__ Target of(uint32_t lane) const {
+            return {__shfl_sync(kAllLanes, row, lane)};
+        }
+    };
+    __device__ __forceinline__ Target target(const LlDispatchParams&, const OutputSlots&, EntryWord,
+                                             int32_t row) const {
+        return {row};
+    }
+    __device__ __forceinline__ void store(const LlDispatchParams& params, const LlShape& shape,
+                                          const Target& to, const Chunk& chunk,
+                                          const Data& data) const {
+        data.store(params.out + row_format(shape).offset(to.row), chunk);
     }
 };
 
@@ -41,24 +54,34 @@ struct ScaledKind {
     __device__ ScaledChunk chunk(const LlShape& shape, uint32_t index) const {
         return {shape, rows, index};
     }
-    __device__ __forceinline__ void store(const LlDispatchParams& params, const OutputSlots& output,
-                                          uint32_t row, const ScaledChunk& chunk,
-                                          const Data& data) const {
-        uint8_t* payload = params.out + uint64_t{row} * rows.payload_bytes;
+    struct Target {
+        uint8_t* payload;
+        uint8_t* scales;
+        __device__ __forceinline__ Target of(uint32_t lane) const {
+            return {pointer_of_lane(payload, lane), pointer_of_lane(scales, lane)};
+        }
+    };
+    __device__ __forceinline__ Target target(const LlDispatchParams& params,
+                                             const OutputSlots& output, EntryWord entry,
+                                             int32_t row) const {
+        if (row < 0) {
+            return {nullptr, nullptr};
+        }
+        const uint32_t slot = row - entry.expert() * output.rows_of_expert();
+        return {params.out + uint64_t(row) * rows.payload_bytes,
+                scales_of_row(rows, rows.out, entry.expert(), slot)};
+    }
+    __device__ __forceinline__ void store(const LlDispatchParams&, const LlShape&, const Target& to,
+                                          const ScaledChunk& chunk, const Data& data) const {
 #pragma unroll
         for (uint32_t i = 0; i < kChunkVecs; ++i) {
             if (chunk.has_payload(i)) {
-                st_row(reinterpret_cast<Vec16*>(payload + chunk.payload_byte(i)), data.payload[i]);
+                st_row(reinterpret_cast<Vec16*>(to.payload + chunk.payload_byte(i)), data.payload[i]);
             }
         }
-        const uint32_t expert = row / output.rows_of_expert();
-        const uint32_t slot = row % output.rows_of_expert();
-#pragma unroll
-        for (uint32_t i = 0; i < kChunkVecs; ++i) {
-            if (chunk.has_scales(i)) {
-                ScalePart{rows.out, rows, expert, slot, chunk.scale_byte(i)}.store(data.scales[i]);
-            }
-        }
+        Data::each_scales(data, chunk, [&](const Vec16& scales, uint32_t turn) {
+            ScalePart{rows, rows.out, to.scales, chunk.scale_byte(turn)}.store(scales);
+        });
     }
 };
 
@@ -76,13 +99,10 @@ struct ForwardedRows : ScaledKind {
                     ld_const(reinterpret_cast<const Vec16*>(payload + chunk.payload_byte(i)));
             }
         }
-#pragma unroll
-        for (uint32_t i = 0; i < kChunkVecs; ++i) {
-            if (chunk.has_scales(i)) {
-                fetched.scales[i] =
-                    ScalePart{rows.from, rows, 0, token, chunk.scale_byte(i)}.load();
-            }
-        }
+        uint8_t* scales = scales_of_row(rows, rows.from, 0, token);
+        Data::each_scales(fetched, chunk, [&](Vec16& part, uint32_t turn) {
+            part = ScalePart{rows, rows.from, scales, chunk.scale_byte(turn)}.load();
+        });
     }
     __device__ __forceinline__ const Data& as_sent(const Fetched& fetched,
                                                    const ScaledChunk&) const {

@@ -62,10 +62,23 @@ struct ScaledData {
                 with(self.payload[i], first + i * kWarpSize);
             }
         }
+        each_scales(self, chunk, [&](auto& vec, uint32_t turn) {
+            with(vec, first + chunk.payload_vecs + turn * kWarpSize);
+        });
+    }
+    // The same for the scales alone, with the number of the warp's access.
+    template <typename Self, typename With>
+    __device__ __forceinline__ static void each_scales(Self& self, const ScaledChunk& chunk,
+                                                       With with) {
+        if (chunk.has_scales(0)) {
+            with(self.scales[0], 0);
+        }
+        if (chunk.scale_vecs > kWarpSize) {  // only in formats with as many scales as payload
 #pragma unroll
-        for (uint32_t i = 0; i < kChunkVecs; ++i) {
-            if (chunk.has_scales(i)) {
-                with(self.scales[i], first + chunk.payload_vecs + i * kWarpSize);
+            for (uint32_t i = 1; i < kChunkVecs; ++i) {
+                if (chunk.has_scales(i)) {
+                    with(self.scales[i], i);
+                }
             }
         }
     }

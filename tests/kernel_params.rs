@@ -91,7 +91,7 @@ const PAIRS: [Pair; 4] = [
             HtShape,
             HtDispatchParams,
             HtScaledRows,
-            HtDispatchScaledParams,
+            HtScaledDispatchParams,
             HtCombineParams
         ],
     },
@@ -111,8 +111,10 @@ const PAIRS: [Pair; 4] = [
             HtMessages,
             HtHeadParams,
             HtPackParams,
+            HtScaledPackParams,
             HtPass,
             HtDispatchNodesParams,
+            HtScaledDispatchNodesParams,
             HtPartials,
             HtCombineNodesParams
         ],

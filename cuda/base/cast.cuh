@@ -93,4 +93,15 @@ struct Uncast {
     }
 };
 
+// Stores the scale of the block that begins at `element` of a row to the row's dense scales.
+__device__ __forceinline__ void store_scale(const ScaledRows& rows, uint8_t* scales,
+                                            uint32_t element, uint32_t stored) {
+    const uint32_t number = element / rows.block;
+    if (rows.form == SCALES_EXPONENT) {
+        scales[number] = static_cast<uint8_t>(stored);
+    } else {
+        reinterpret_cast<uint32_t*>(scales)[number] = stored;
+    }
+}
+
 }  // namespace nccl_ep

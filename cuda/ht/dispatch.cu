@@ -103,8 +103,13 @@ __device__ void run(const HtDispatchParams& params, const Scope& scope, const Ro
 }
 
 template <typename Rows>
-__device__ void run(const HtDispatchScaledParams& params, uint8_t* memory) {
+__device__ void run(const HtScaledDispatchParams& params, uint8_t* memory) {
     run(params.rows, AllRows{}, Rows{params.scaled}, memory);
+}
+
+template <typename Rows>
+__device__ void run(const HtScaledDispatchNodesParams& params, uint8_t* memory) {
+    run(params.of_node.rows, RowsOfPass{params.pass}, Rows{params.of_node.scaled}, memory);
 }
 
 }  // namespace nccl_ep::ht_dispatch_impl
@@ -123,25 +128,49 @@ extern "C" __global__ void __launch_bounds__(nccl_ep::HT_DISPATCH_THREADS, 1)
 }
 
 extern "C" __global__ void __launch_bounds__(nccl_ep::HT_DISPATCH_THREADS, 1)
-    ht_dispatch_scaled(const __grid_constant__ nccl_ep::HtDispatchScaledParams params) {
+    ht_dispatch_scaled(const __grid_constant__ nccl_ep::HtScaledDispatchParams params) {
     DYNAMIC_SHARED(uint8_t, memory);
     nccl_ep::ht_dispatch_impl::run<nccl_ep::ht_dispatch_impl::ForwardedRows>(params, memory);
 }
 
 extern "C" __global__ void __launch_bounds__(nccl_ep::HT_DISPATCH_THREADS, 1)
-    ht_dispatch_cast_bf16(const __grid_constant__ nccl_ep::HtDispatchScaledParams params) {
+    ht_dispatch_cast_bf16(const __grid_constant__ nccl_ep::HtScaledDispatchParams params) {
     DYNAMIC_SHARED(uint8_t, memory);
     nccl_ep::ht_dispatch_impl::run<nccl_ep::ht_dispatch_impl::CastRows<nccl_ep::Bf16>>(params, memory);
 }
 
 extern "C" __global__ void __launch_bounds__(nccl_ep::HT_DISPATCH_THREADS, 1)
-    ht_dispatch_cast_f16(const __grid_constant__ nccl_ep::HtDispatchScaledParams params) {
+    ht_dispatch_cast_f16(const __grid_constant__ nccl_ep::HtScaledDispatchParams params) {
     DYNAMIC_SHARED(uint8_t, memory);
     nccl_ep::ht_dispatch_impl::run<nccl_ep::ht_dispatch_impl::CastRows<nccl_ep::F16>>(params, memory);
 }
 
 extern "C" __global__ void __launch_bounds__(nccl_ep::HT_DISPATCH_THREADS, 1)
-    ht_dispatch_cast_f32(const __grid_constant__ nccl_ep::HtDispatchScaledParams params) {
+    ht_dispatch_cast_f32(const __grid_constant__ nccl_ep::HtScaledDispatchParams params) {
+    DYNAMIC_SHARED(uint8_t, memory);
+    nccl_ep::ht_dispatch_impl::run<nccl_ep::ht_dispatch_impl::CastRows<nccl_ep::F32>>(params, memory);
+}
+
+extern "C" __global__ void __launch_bounds__(nccl_ep::HT_DISPATCH_THREADS, 1)
+    ht_dispatch_nodes_scaled(const __grid_constant__ nccl_ep::HtScaledDispatchNodesParams params) {
+    DYNAMIC_SHARED(uint8_t, memory);
+    nccl_ep::ht_dispatch_impl::run<nccl_ep::ht_dispatch_impl::ForwardedRows>(params, memory);
+}
+
+extern "C" __global__ void __launch_bounds__(nccl_ep::HT_DISPATCH_THREADS, 1)
+    ht_dispatch_nodes_cast_bf16(const __grid_constant__ nccl_ep::HtScaledDispatchNodesParams params) {
+    DYNAMIC_SHARED(uint8_t, memory);
+    nccl_ep::ht_dispatch_impl::run<nccl_ep::ht_dispatch_impl::CastRows<nccl_ep::Bf16>>(params, memory);
+}
+
+extern "C" __global__ void __launch_bounds__(nccl_ep::HT_DISPATCH_THREADS, 1)
+    ht_dispatch_nodes_cast_f16(const __grid_constant__ nccl_ep::HtScaledDispatchNodesParams params) {
+    DYNAMIC_SHARED(uint8_t, memory);
+    nccl_ep::ht_dispatch_impl::run<nccl_ep::ht_dispatch_impl::CastRows<nccl_ep::F16>>(params, memory);
+}
+
+extern "C" __global__ void __launch_bounds__(nccl_ep::HT_DISPATCH_THREADS, 1)
+    ht_dispatch_nodes_cast_f32(const __grid_constant__ nccl_ep::HtScaledDispatchNodesParams params) {
     DYNAMIC_SHARED(uint8_t, memory);
     nccl_ep::ht_dispatch_impl::run<nccl_ep::ht_dispatch_impl::CastRows<nccl_ep::F32>>(params, memory);
 }

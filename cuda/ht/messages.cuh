@@ -35,7 +35,7 @@ __device__ __forceinline__ uint8_t* tail_of(const HtMessages& messages, uint32_t
 __device__ __forceinline__ void write_heads(const HtHeadParams& params) {
     for (uint32_t i = threadIdx.x; i < params.count; i += blockDim.x) {
         *head_of(params.messages, i) = {params.shape_word, params.handle,
-                                        known_failure(params.wait), 0};
+                                        known_failure(params.wait), params.scales_word};
     }
 }
 

@@ -1,24 +1,88 @@
 // High-throughput dispatch over several nodes: the messages of a pass. Each other node gets the rows that travel
 // there, with their ids and weights, behind a head, as one message, since each message costs the network its
 // latency. Where all tokens of this rank travel, and rows are so many that copying them would cost more than a
-// message, these are sent from where they lie; then only the rest is packed.
+// message, these are sent from where they lie; then only the rest is packed. Rows with scales are always packed, as
+// they travel: the payload, then the scales. So a cast for other nodes is made here.
 
+#include "../base/cast.cuh"
 #include "../base/row.cuh"
+#include "../base/scales.cuh"
 #include "../base/warp.cuh"
 #include "messages.cuh"
 
 namespace nccl_ep::ht_pack_impl {
 
-// One warp copies a token's row.
-__device__ __forceinline__ void pack_row(const HtPackParams& params, uint32_t token, uint8_t* to) {
-    const uint32_t row_bytes = params.heads.messages.row_bytes;
-    const Vec16* from = reinterpret_cast<const Vec16*>(params.tokens + uint64_t{token} * row_bytes);
-    Vec16* out = reinterpret_cast<Vec16*>(to);
-#pragma unroll 4
-    for (uint32_t i = lane_idx(); i < row_bytes / sizeof(Vec16); i += kWarpSize) {
-        out[i] = ld_const(from + i);
+// Each kind of rows says how one warp writes a token's row as it travels.
+struct PlainRows {
+    __device__ __forceinline__ void pack(const HtPackParams& params, uint32_t token,
+                                         uint8_t* to) const {
+        copy(params, token, to, params.heads.messages.row_bytes);
     }
-}
+    __device__ __forceinline__ static void copy(const HtPackParams& params, uint32_t token,
+                                                uint8_t* to, uint32_t row_bytes) {
+        const Vec16* from =
+            reinterpret_cast<const Vec16*>(params.tokens + uint64_t{token} * row_bytes);
+        Vec16* out = reinterpret_cast<Vec16*>(to);
+#pragma unroll 4
+        for (uint32_t i = lane_idx(); i < row_bytes / sizeof(Vec16); i += kWarpSize) {
+            out[i] = ld_const(from + i);
+        }
+    }
+};
+
+struct ForwardedRows {
+    const ScaledRows& rows;
+
+    __device__ __forceinline__ void pack(const HtPackParams& params, uint32_t token,
+                                         uint8_t* to) const {
+        PlainRows::copy(params, token, to, rows.payload_bytes);
+        uint8_t* from = scales_of_row(rows, rows.from, 0, token);
+        Vec16* scales = reinterpret_cast<Vec16*>(to + rows.payload_bytes);
+        for (uint32_t i = lane_idx(); i * sizeof(Vec16) < rows.scale_bytes; i += kWarpSize) {
+            scales[i] =
+                ScalePart{rows, rows.from, from, i * static_cast<uint32_t>(sizeof(Vec16))}.load();
+        }
+    }
+};
+
+template <typename Number>
+struct CastRows {
+    using Given = Uncast<Number>;
+    const ScaledRows& rows;
+
+    __device__ __forceinline__ void pack(const HtPackParams& params, uint32_t token,
+                                         uint8_t* to) const {
+        constexpr uint32_t kStep = kWarpSize * kCastElements;
+        uint8_t* scales = to + rows.payload_bytes;
+        for (uint32_t i = lane_idx(); i * sizeof(Vec16) < rows.scale_bytes; i += kWarpSize) {
+            reinterpret_cast<Vec16*>(scales)[i] = {{0, 0, 0, 0}};
+        }
+        __syncwarp();
+        const uint8_t* from =
+            params.tokens + uint64_t{token} * rows.payload_bytes * Given::kBytesPerElement;
+        for (uint32_t first = 0; first < rows.payload_bytes; first += kStep) {
+            const uint32_t at = first + lane_idx() * kCastElements;
+            const bool is_there = at < rows.payload_bytes;
+            Given given = {};
+            if (is_there) {
+                const Vec16* vecs = reinterpret_cast<const Vec16*>(
+                    from + uint64_t{at} * Given::kBytesPerElement);
+#pragma unroll
+                for (uint32_t i = 0; i < Given::kVecs; ++i) {
+                    given.vec[i] = ld_const(vecs + i);
+                }
+            }
+            Vec16 cast;
+            const uint32_t stored = given.cast(rows, is_there, cast);
+            if (is_there) {
+                *reinterpret_cast<Vec16*>(to + at) = cast;
+            }
+            if (is_there && at % rows.block == 0) {
+                store_scale(rows, scales, at, stored);
+            }
+        }
+    }
+};
 
 // One warp copies a token's ids and weights.
 __device__ __forceinline__ void pack_tail(const HtPackParams& params, uint32_t token, uint8_t* to) {
@@ -31,7 +95,8 @@ __device__ __forceinline__ void pack_tail(const HtPackParams& params, uint32_t t
     }
 }
 
-__device__ void pack_message(const HtPackParams& params, uint32_t other) {
+template <typename Rows>
+__device__ void pack_message(const HtPackParams& params, const Rows& rows, uint32_t other) {
     const HtMessages& messages = params.heads.messages;
     const uint32_t tokens = params.handle.tokens;
     const uint32_t* departing = params.handle.departing + other * (params.chunks + 1);
@@ -47,7 +112,7 @@ __device__ void pack_message(const HtPackParams& params, uint32_t other) {
          i += gridDim.x * num_warps()) {
         const uint32_t token = list[i];
         if (with_rows) {
-            pack_row(params, token, row_of(messages, other, i));
+            rows.pack(params, token, row_of(messages, other, i));
         }
         if (messages.tail_bytes != 0) {
             pack_tail(params, token, tail_of(messages, other, i));
@@ -55,18 +120,44 @@ __device__ void pack_message(const HtPackParams& params, uint32_t other) {
     }
 }
 
-__device__ void run(const HtPackParams& params) {
+template <typename Rows>
+__device__ void run(const HtPackParams& params, const Rows& rows) {
     if (blockIdx.x == 0) {
         write_heads(params.heads);
     }
     for (uint32_t other = 0; other < params.heads.count; ++other) {
-        pack_message(params, other);
+        pack_message(params, rows, other);
     }
+}
+
+template <typename Rows>
+__device__ void run(const HtScaledPackParams& params) {
+    run(params.pack, Rows{params.rows});
 }
 
 }  // namespace nccl_ep::ht_pack_impl
 
 extern "C" __global__ void __launch_bounds__(nccl_ep::HT_PACK_THREADS)
     ht_pack(const __grid_constant__ nccl_ep::HtPackParams params) {
-    nccl_ep::ht_pack_impl::run(params);
+    nccl_ep::ht_pack_impl::run(params, nccl_ep::ht_pack_impl::PlainRows{});
+}
+
+extern "C" __global__ void __launch_bounds__(nccl_ep::HT_PACK_THREADS)
+    ht_pack_scaled(const __grid_constant__ nccl_ep::HtScaledPackParams params) {
+    nccl_ep::ht_pack_impl::run<nccl_ep::ht_pack_impl::ForwardedRows>(params);
+}
+
+extern "C" __global__ void __launch_bounds__(nccl_ep::HT_PACK_THREADS)
+    ht_pack_cast_bf16(const __grid_constant__ nccl_ep::HtScaledPackParams params) {
+    nccl_ep::ht_pack_impl::run<nccl_ep::ht_pack_impl::CastRows<nccl_ep::Bf16>>(params);
+}
+
+extern "C" __global__ void __launch_bounds__(nccl_ep::HT_PACK_THREADS)
+    ht_pack_cast_f16(const __grid_constant__ nccl_ep::HtScaledPackParams params) {
+    nccl_ep::ht_pack_impl::run<nccl_ep::ht_pack_impl::CastRows<nccl_ep::F16>>(params);
+}
+
+extern "C" __global__ void __launch_bounds__(nccl_ep::HT_PACK_THREADS)
+    ht_pack_cast_f32(const __grid_constant__ nccl_ep::HtScaledPackParams params) {
+    nccl_ep::ht_pack_impl::run<nccl_ep::ht_pack_impl::CastRows<nccl_ep::F32>>(params);
 }

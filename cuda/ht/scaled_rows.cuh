@@ -240,12 +240,7 @@ struct CastRows : ScaledImage {
         }
         const uint32_t element = offset + at;
         if (is_there && element % scaled.rows.block == 0) {
-            const uint32_t number = element / scaled.rows.block;
-            if (scaled.rows.form == SCALES_EXPONENT) {
-                scales[number] = static_cast<uint8_t>(stored);
-            } else {
-                reinterpret_cast<uint32_t*>(scales)[number] = stored;
-            }
+            store_scale(scaled.rows, scales, element, stored);
         }
     }
 };

@@ -232,7 +232,7 @@ struct HtScaledRows {
 };
 
 /// Parameters of `ht_dispatch_scaled`, and of `ht_dispatch_cast_bf16` and its siblings.
-struct HtDispatchScaledParams {
+struct HtScaledDispatchParams {
     /// As without scales.
     HtDispatchParams rows;
     /// The scales.
@@ -269,5 +269,5 @@ static_assert(sizeof(nccl_ep::HtCommon) == 752, "HtCommon as in Rust");
 static_assert(sizeof(nccl_ep::HtShape) == 32, "HtShape as in Rust");
 static_assert(sizeof(nccl_ep::HtDispatchParams) == 816, "HtDispatchParams as in Rust");
 static_assert(sizeof(nccl_ep::HtScaledRows) == 104, "HtScaledRows as in Rust");
-static_assert(sizeof(nccl_ep::HtDispatchScaledParams) == 920, "HtDispatchScaledParams as in Rust");
+static_assert(sizeof(nccl_ep::HtScaledDispatchParams) == 920, "HtScaledDispatchParams as in Rust");
 static_assert(sizeof(nccl_ep::HtCombineParams) == 792, "HtCombineParams as in Rust");

@@ -207,8 +207,8 @@ struct HtHead {
     uint32_t handle;
     /// Not zero if the rank knew of a failure of the group: then what follows is not what it should be.
     uint32_t failed;
-    /// Zero.
-    uint32_t reserved;
+    /// What ranks must agree on in the scales of rows; 0 without.
+    uint32_t scales_word;
 };
 
 /// The messages of a pass, one with each rank that takes part, at equal distances.
@@ -237,6 +237,8 @@ struct HtHeadParams {
     uint32_t count;
     /// `HtShape::shape_word`.
     uint32_t shape_word;
+    /// `HtHead::scales_word`.
+    uint32_t scales_word;
     /// The handle's number.
     uint32_t handle;
 };
@@ -261,6 +263,14 @@ struct HtPackParams {
     uint32_t first_chunk;
     /// The chunk after them.
     uint32_t end_chunk;
+};
+
+/// Parameters of `ht_pack_scaled`, and of `ht_pack_cast_bf16` and its siblings.
+struct HtScaledPackParams {
+    /// As without scales; all rows are packed.
+    HtPackParams pack;
+    /// The rows.
+    ScaledRows rows;
 };
 
 /// A pass of an operation: which part of each pair's rows it has.
@@ -303,6 +313,8 @@ struct HtPass {
     HtMessages heads;
     /// `[head_count]`: the ranks that they are from, as the group numbers them.
     const uint32_t *head_ranks;
+    /// `HtHead::scales_word`, as it must be.
+    uint32_t scales_word;
     /// The handle's number.
     uint32_t handle;
 };
@@ -311,6 +323,15 @@ struct HtPass {
 struct HtDispatchNodesParams {
     /// As on one node, for the tokens of the pass; begins and departures are not used.
     HtDispatchParams of_node;
+    /// Which rows they have.
+    HtPass pass;
+};
+
+/// Parameters of `ht_dispatch_nodes_scaled`, and of `ht_dispatch_nodes_cast_bf16` and its siblings. Rows that came
+/// from other nodes have their scales behind them; then `scaled.rows.from` is nowhere.
+struct HtScaledDispatchNodesParams {
+    /// As on one node, for the tokens of the pass; begins and departures are not used.
+    HtScaledDispatchParams of_node;
     /// Which rows they have.
     HtPass pass;
 };
@@ -356,7 +377,9 @@ static_assert(sizeof(nccl_ep::HtHead) == 16, "HtHead as in Rust");
 static_assert(sizeof(nccl_ep::HtMessages) == 24, "HtMessages as in Rust");
 static_assert(sizeof(nccl_ep::HtHeadParams) == 80, "HtHeadParams as in Rust");
 static_assert(sizeof(nccl_ep::HtPackParams) == 312, "HtPackParams as in Rust");
+static_assert(sizeof(nccl_ep::HtScaledPackParams) == 400, "HtScaledPackParams as in Rust");
 static_assert(sizeof(nccl_ep::HtPass) == 176, "HtPass as in Rust");
 static_assert(sizeof(nccl_ep::HtDispatchNodesParams) == 992, "HtDispatchNodesParams as in Rust");
+static_assert(sizeof(nccl_ep::HtScaledDispatchNodesParams) == 1096, "HtScaledDispatchNodesParams as in Rust");
 static_assert(sizeof(nccl_ep::HtPartials) == 64, "HtPartials as in Rust");
 static_assert(sizeof(nccl_ep::HtCombineNodesParams) == 1032, "HtCombineNodesParams as in Rust");

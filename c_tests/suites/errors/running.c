@@ -186,11 +186,9 @@ void ht_outputs_too_small(EpEnv* env) {
     too_small(env, kDispatch, kOutputs, NCCL_EP_TENSOR_TAG_TOPK_IDX, "running-ht-out-ids",
               "ncclEpDispatch (high throughput): outputs[TOPK_IDX].sizes[0]: "
               "must hold all tokens that this rank receives");
-    if (ep_on_host_backend() || ep_num_nodes() == 1) {
-        too_small(env, kForward, kOutputs, NCCL_EP_TENSOR_TAG_SCALES, "running-ht-out-scales",
-                  "ncclEpDispatch (high throughput): outputs[SCALES].sizes[0]: "
-                  "must hold all tokens that this rank receives");
-    }
+    too_small(env, kForward, kOutputs, NCCL_EP_TENSOR_TAG_SCALES, "running-ht-out-scales",
+              "ncclEpDispatch (high throughput): outputs[SCALES].sizes[0]: "
+              "must hold all tokens that this rank receives");
     too_small(env, kCombine, kInputs, NCCL_EP_TENSOR_TAG_TOKENS, "running-ht-in-rows",
               "ncclEpCombine (high throughput): inputs[TOKENS].sizes[0]: "
               "must hold all tokens that this rank receives");

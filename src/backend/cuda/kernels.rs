@@ -6,11 +6,12 @@
 use crate::backend::cuda::params::common::{PeerSelftestParams, SELFTEST_THREADS};
 use crate::backend::cuda::params::ht::{
     HT_COMBINE_THREADS, HT_DISPATCH_THREADS, HT_ROUTE_THREADS, HtCombineParams, HtDispatchParams,
-    HtDispatchScaledParams, HtRouteParams,
+    HtRouteParams, HtScaledDispatchParams,
 };
 use crate::backend::cuda::params::ht_nodes::{
     HT_HEAD_THREADS, HT_PACK_THREADS, HT_PLACE_THREADS, HtCombineNodesParams,
     HtDispatchNodesParams, HtHeadParams, HtPackParams, HtPlaceParams, HtRouteNodesParams,
+    HtScaledDispatchNodesParams, HtScaledPackParams,
 };
 use crate::backend::cuda::params::ll::{
     LL_COMBINE_THREADS, LL_DISPATCH_THREADS, LL_GATES_THREADS, LL_PACK_THREADS,
@@ -88,10 +89,26 @@ pub enum Kernel {
     HtPlace,
     /// `cuda/ht/pack.cu`.
     HtPack,
+    /// `cuda/ht/pack.cu`.
+    HtPackScaled,
+    /// `cuda/ht/pack.cu`.
+    HtPackCastBf16,
+    /// `cuda/ht/pack.cu`.
+    HtPackCastF16,
+    /// `cuda/ht/pack.cu`.
+    HtPackCastF32,
     /// `cuda/ht/head.cu`.
     HtHead,
     /// `cuda/ht/dispatch.cu`.
     HtDispatchNodes,
+    /// `cuda/ht/dispatch.cu`.
+    HtDispatchNodesScaled,
+    /// `cuda/ht/dispatch.cu`.
+    HtDispatchNodesCastBf16,
+    /// `cuda/ht/dispatch.cu`.
+    HtDispatchNodesCastF16,
+    /// `cuda/ht/dispatch.cu`.
+    HtDispatchNodesCastF32,
     /// `cuda/ht/combine.cu`.
     HtCombineNodesBf16,
     /// `cuda/ht/combine.cu`.
@@ -102,7 +119,7 @@ pub enum Kernel {
 
 impl Kernel {
     /// All kernels; each stands at the index of its own number.
-    pub const ALL: [Kernel; 37] = [
+    pub const ALL: [Kernel; 45] = [
         Kernel::PeerSelftest,
         Kernel::LlDispatch,
         Kernel::LlCombineBf16,
@@ -135,8 +152,16 @@ impl Kernel {
         Kernel::HtRouteNodes,
         Kernel::HtPlace,
         Kernel::HtPack,
+        Kernel::HtPackScaled,
+        Kernel::HtPackCastBf16,
+        Kernel::HtPackCastF16,
+        Kernel::HtPackCastF32,
         Kernel::HtHead,
         Kernel::HtDispatchNodes,
+        Kernel::HtDispatchNodesScaled,
+        Kernel::HtDispatchNodesCastBf16,
+        Kernel::HtDispatchNodesCastF16,
+        Kernel::HtDispatchNodesCastF32,
         Kernel::HtCombineNodesBf16,
         Kernel::HtCombineNodesF16,
         Kernel::HtCombineNodesF32,
@@ -177,8 +202,16 @@ impl Kernel {
             Kernel::HtRouteNodes => "ht_route_nodes",
             Kernel::HtPlace => "ht_place",
             Kernel::HtPack => "ht_pack",
+            Kernel::HtPackScaled => "ht_pack_scaled",
+            Kernel::HtPackCastBf16 => "ht_pack_cast_bf16",
+            Kernel::HtPackCastF16 => "ht_pack_cast_f16",
+            Kernel::HtPackCastF32 => "ht_pack_cast_f32",
             Kernel::HtHead => "ht_head",
             Kernel::HtDispatchNodes => "ht_dispatch_nodes",
+            Kernel::HtDispatchNodesScaled => "ht_dispatch_nodes_scaled",
+            Kernel::HtDispatchNodesCastBf16 => "ht_dispatch_nodes_cast_bf16",
+            Kernel::HtDispatchNodesCastF16 => "ht_dispatch_nodes_cast_f16",
+            Kernel::HtDispatchNodesCastF32 => "ht_dispatch_nodes_cast_f32",
             Kernel::HtCombineNodesBf16 => "ht_combine_nodes_bf16",
             Kernel::HtCombineNodesF16 => "ht_combine_nodes_f16",
             Kernel::HtCombineNodesF32 => "ht_combine_nodes_f32",
@@ -210,13 +243,21 @@ impl Kernel {
             | Kernel::LlCombineNodesF32 => LL_COMBINE_THREADS,
             Kernel::HtRoute | Kernel::HtRouteNodes => HT_ROUTE_THREADS,
             Kernel::HtPlace => HT_PLACE_THREADS,
-            Kernel::HtPack => HT_PACK_THREADS,
+            Kernel::HtPack
+            | Kernel::HtPackScaled
+            | Kernel::HtPackCastBf16
+            | Kernel::HtPackCastF16
+            | Kernel::HtPackCastF32 => HT_PACK_THREADS,
             Kernel::HtHead => HT_HEAD_THREADS,
             Kernel::HtDispatch
             | Kernel::HtDispatchScaled
             | Kernel::HtDispatchCastBf16
             | Kernel::HtDispatchCastF16
             | Kernel::HtDispatchCastF32
+            | Kernel::HtDispatchNodesScaled
+            | Kernel::HtDispatchNodesCastBf16
+            | Kernel::HtDispatchNodesCastF16
+            | Kernel::HtDispatchNodesCastF32
             | Kernel::HtDispatchNodes => HT_DISPATCH_THREADS,
             Kernel::HtCombineBf16
             | Kernel::HtCombineF16
@@ -261,113 +302,45 @@ fn of_type<P: KernelParams>(first: usize, dtype: DType) -> Result<Kernel> {
         .ok_or_else(|| Error::internal(format!("no kernel for rows of {dtype}")))
 }
 
-impl KernelParams for PeerSelftestParams {
-    const KERNELS: &'static [Kernel] = &[Kernel::PeerSelftest];
+macro_rules! kernels_by_params {
+    ($($params:ty: $($kernel:ident),+;)+) => {
+        $(impl KernelParams for $params {
+            const KERNELS: &'static [Kernel] = &[$(Kernel::$kernel),+];
+        })+
+    };
 }
 
-impl KernelParams for LlDispatchParams {
-    const KERNELS: &'static [Kernel] = &[Kernel::LlDispatch];
-}
-
-impl KernelParams for LlCombineParams {
-    const KERNELS: &'static [Kernel] = &[
-        Kernel::LlCombineBf16,
-        Kernel::LlCombineF16,
-        Kernel::LlCombineF32,
-    ];
-}
-
-impl KernelParams for LlDispatchNodesParams {
-    const KERNELS: &'static [Kernel] = &[Kernel::LlDispatchNodes];
-}
-
-impl KernelParams for LlScaledDispatchParams {
-    const KERNELS: &'static [Kernel] = &[
-        Kernel::LlDispatchScaled,
-        Kernel::LlDispatchCastBf16,
-        Kernel::LlDispatchCastF16,
-        Kernel::LlDispatchCastF32,
-    ];
-}
-
-impl KernelParams for LlScaledDispatchNodesParams {
-    const KERNELS: &'static [Kernel] = &[Kernel::LlDispatchNodesScaled];
-}
-
-impl KernelParams for LlScaledPackParams {
-    const KERNELS: &'static [Kernel] = &[
-        Kernel::LlPackScaled,
-        Kernel::LlPackCastBf16,
-        Kernel::LlPackCastF16,
-        Kernel::LlPackCastF32,
-    ];
-}
-
-impl KernelParams for LlGatesParams {
-    const KERNELS: &'static [Kernel] = &[Kernel::LlGates];
-}
-
-impl KernelParams for LlPackParams {
-    const KERNELS: &'static [Kernel] = &[Kernel::LlPack];
-}
-
-impl KernelParams for LlCombineNodesParams {
-    const KERNELS: &'static [Kernel] = &[
-        Kernel::LlCombineNodesBf16,
-        Kernel::LlCombineNodesF16,
-        Kernel::LlCombineNodesF32,
-    ];
-}
-
-impl KernelParams for HtRouteParams {
-    const KERNELS: &'static [Kernel] = &[Kernel::HtRoute];
-}
-
-impl KernelParams for HtDispatchParams {
-    const KERNELS: &'static [Kernel] = &[Kernel::HtDispatch];
-}
-
-impl KernelParams for HtDispatchScaledParams {
-    const KERNELS: &'static [Kernel] = &[
-        Kernel::HtDispatchScaled,
-        Kernel::HtDispatchCastBf16,
-        Kernel::HtDispatchCastF16,
-        Kernel::HtDispatchCastF32,
-    ];
-}
-
-impl KernelParams for HtCombineParams {
-    const KERNELS: &'static [Kernel] = &[
-        Kernel::HtCombineBf16,
-        Kernel::HtCombineF16,
-        Kernel::HtCombineF32,
-    ];
-}
-
-impl KernelParams for HtRouteNodesParams {
-    const KERNELS: &'static [Kernel] = &[Kernel::HtRouteNodes];
-}
-
-impl KernelParams for HtPlaceParams {
-    const KERNELS: &'static [Kernel] = &[Kernel::HtPlace];
-}
-
-impl KernelParams for HtPackParams {
-    const KERNELS: &'static [Kernel] = &[Kernel::HtPack];
-}
-
-impl KernelParams for HtHeadParams {
-    const KERNELS: &'static [Kernel] = &[Kernel::HtHead];
-}
-
-impl KernelParams for HtDispatchNodesParams {
-    const KERNELS: &'static [Kernel] = &[Kernel::HtDispatchNodes];
-}
-
-impl KernelParams for HtCombineNodesParams {
-    const KERNELS: &'static [Kernel] = &[
-        Kernel::HtCombineNodesBf16,
-        Kernel::HtCombineNodesF16,
-        Kernel::HtCombineNodesF32,
-    ];
+kernels_by_params! {
+    PeerSelftestParams: PeerSelftest;
+    LlDispatchParams: LlDispatch;
+    LlCombineParams:
+        LlCombineBf16, LlCombineF16, LlCombineF32;
+    LlDispatchNodesParams: LlDispatchNodes;
+    LlScaledDispatchParams:
+        LlDispatchScaled, LlDispatchCastBf16, LlDispatchCastF16, LlDispatchCastF32;
+    LlScaledDispatchNodesParams: LlDispatchNodesScaled;
+    LlScaledPackParams:
+        LlPackScaled, LlPackCastBf16, LlPackCastF16, LlPackCastF32;
+    LlGatesParams: LlGates;
+    LlPackParams: LlPack;
+    LlCombineNodesParams:
+        LlCombineNodesBf16, LlCombineNodesF16, LlCombineNodesF32;
+    HtRouteParams: HtRoute;
+    HtDispatchParams: HtDispatch;
+    HtScaledDispatchParams:
+        HtDispatchScaled, HtDispatchCastBf16, HtDispatchCastF16, HtDispatchCastF32;
+    HtCombineParams:
+        HtCombineBf16, HtCombineF16, HtCombineF32;
+    HtRouteNodesParams: HtRouteNodes;
+    HtPlaceParams: HtPlace;
+    HtPackParams: HtPack;
+    HtScaledPackParams:
+        HtPackScaled, HtPackCastBf16, HtPackCastF16, HtPackCastF32;
+    HtScaledDispatchNodesParams:
+        HtDispatchNodesScaled, HtDispatchNodesCastBf16, HtDispatchNodesCastF16,
+        HtDispatchNodesCastF32;
+    HtHeadParams: HtHead;
+    HtDispatchNodesParams: HtDispatchNodes;
+    HtCombineNodesParams:
+        HtCombineNodesBf16, HtCombineNodesF16, HtCombineNodesF32;
 }

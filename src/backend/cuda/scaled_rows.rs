@@ -29,7 +29,8 @@ pub fn scaled_rows(row: RowType, scaled: &Scaled) -> Result<ScaledRows> {
     })
 }
 
-const NO_VIEW: ScaleView = ScaleView {
+/// Scales that are not in a tensor.
+pub const NO_VIEW: ScaleView = ScaleView {
     data: null_mut(),
     expert: 0,
     row: 0,

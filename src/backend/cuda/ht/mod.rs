@@ -25,8 +25,8 @@ use crate::backend::cuda::kernels::{self, Kernel};
 use crate::backend::cuda::network::Network;
 use crate::backend::cuda::params::common::{OP_HT_COMBINE, OP_HT_DISPATCH, OP_HT_ROUTE};
 use crate::backend::cuda::params::ht::{
-    HtCombineParams, HtCommon, HtDispatchParams, HtDispatchScaledParams, HtHandleMemory, HtLayout,
-    HtRouteParams, HtShape,
+    HtCombineParams, HtCommon, HtDispatchParams, HtHandleMemory, HtLayout, HtRouteParams,
+    HtScaledDispatchParams, HtShape,
 };
 use crate::backend::cuda::pool::Pool;
 use crate::backend::cuda::sizes::number;
@@ -272,11 +272,11 @@ impl CudaHt {
         launch: &HtLaunch,
         at: &StreamScope,
     ) -> Result<()> {
-        let params = HtDispatchScaledParams {
+        let params = HtScaledDispatchParams {
             rows,
             scaled: ht_scaled_rows(row, scaled, launch)?,
         };
-        let kernel = kernels::for_scales::<HtDispatchScaledParams>(scaled.cast())?;
+        let kernel = kernels::for_scales::<HtScaledDispatchParams>(scaled.cast())?;
         let group = &self.group.shared;
         let turn = group.order.begin(at)?;
         let module = &group.context.module;

@@ -11,6 +11,7 @@ use crate::backend::cuda::params::ht::{
     HT_COUNTS_BESIDE_EXPERTS, HT_MAX_TOP_K, HT_ROUTE_THREADS, HT_ZERO_BYTES, HtEntry, HtLayout,
     HtShape,
 };
+use crate::backend::cuda::scaled_rows::ScalesWord;
 use crate::backend::cuda::sizes::{Regions, number};
 use crate::error::refusal::{OfSettings, Setting, Subject};
 use crate::error::{Error, Result};
@@ -66,6 +67,8 @@ pub struct HtPlan {
 pub struct HtLaunch {
     pub launch: LaunchShape,
     pub shape: HtShape,
+    /// What ranks must agree on in the scales of rows; 0 without.
+    pub scales_word: u32,
     /// Elements that are cast at a time; 0 without a cast.
     pub cast_chunk: u32,
 }
@@ -255,6 +258,10 @@ impl HtPlan {
                 copy_warps,
                 send_blocks: grid.send_blocks,
             },
+            scales_word: row
+                .wire
+                .scales
+                .map_or(0, |scales| ScalesWord::new(scales).0),
             cast_chunk: number(staging.cast_chunk)?,
         })
     }

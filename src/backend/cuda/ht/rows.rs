@@ -3,8 +3,9 @@
 
 use crate::backend::cuda::ht::plan::HtLaunch;
 use crate::backend::cuda::ht::shared::saturated;
+use crate::backend::cuda::params::common::{SCALES_FORWARDED, ScaledRows};
 use crate::backend::cuda::params::ht::{HT_STAMP_BYTES, HtScaledRows};
-use crate::backend::cuda::scaled_rows::{ScalesWord, scaled_rows};
+use crate::backend::cuda::scaled_rows::{NO_VIEW, scaled_rows};
 use crate::backend::cuda::sizes::number;
 use crate::error::Result;
 use crate::model::dtype::DType;
@@ -26,12 +27,15 @@ pub struct MovedRow {
     pub cast: Option<DType>,
 }
 
+impl From<WireRow> for MovedRow {
+    fn from(wire: WireRow) -> Self {
+        Self { wire, cast: None }
+    }
+}
+
 impl From<RowType> for MovedRow {
     fn from(row: RowType) -> Self {
-        Self {
-            wire: row.into(),
-            cast: None,
-        }
+        WireRow::from(row).into()
     }
 }
 
@@ -102,17 +106,39 @@ pub struct RowStaging {
     pub cast_chunk: usize,
 }
 
-/// `scaled` rows as the kernels of `launch` take them.
+/// The caller's `scaled` rows as the kernels of `launch` take them.
 pub fn ht_scaled_rows(row: RowType, scaled: &Scaled, launch: &HtLaunch) -> Result<HtScaledRows> {
     let width = scaled
         .cast()
         .map_or(row.dtype.size(), |cast| cast.from.size());
     Ok(HtScaledRows {
         rows: scaled_rows(row, scaled)?,
-        word: ScalesWord::new(scaled.scales).0,
+        word: launch.scales_word,
         out_rows: saturated(scaled.out.rows),
         token_bytes: number(row.hidden * width)?,
         cast_chunk: launch.cast_chunk,
+    })
+}
+
+/// The same for rows that have come from another node, each with its scales behind it.
+pub fn ht_rows_as_they_travel(
+    row: RowType,
+    scaled: &Scaled,
+    launch: &HtLaunch,
+) -> Result<HtScaledRows> {
+    let wire = WireRow {
+        payload: row,
+        scales: Some(scaled.scales),
+    };
+    let rows = ScaledRows {
+        form: SCALES_FORWARDED,
+        from: NO_VIEW,
+        ..scaled_rows(row, scaled)?
+    };
+    Ok(HtScaledRows {
+        rows,
+        token_bytes: number(wire.slot_bytes())?,
+        ..ht_scaled_rows(row, scaled, launch)?
     })
 }
 

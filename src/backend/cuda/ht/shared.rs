@@ -12,9 +12,11 @@ use crate::backend::cuda::ht::plan::HtPlan;
 use crate::backend::cuda::kernels::KernelParams;
 use crate::backend::cuda::order::Order;
 use crate::backend::cuda::params::ht::{
-    HtCombineParams, HtDispatchParams, HtDispatchScaledParams, HtLayout, HtSequences,
+    HtCombineParams, HtDispatchParams, HtLayout, HtScaledDispatchParams, HtSequences,
 };
-use crate::backend::cuda::params::ht_nodes::{HtCombineNodesParams, HtDispatchNodesParams};
+use crate::backend::cuda::params::ht_nodes::{
+    HtCombineNodesParams, HtDispatchNodesParams, HtScaledDispatchNodesParams,
+};
 use crate::error::Result;
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
@@ -51,9 +53,10 @@ impl HtShared {
         };
         let kernels = [
             HtDispatchParams::KERNELS,
-            HtDispatchScaledParams::KERNELS,
+            HtScaledDispatchParams::KERNELS,
             HtCombineParams::KERNELS,
             HtDispatchNodesParams::KERNELS,
+            HtScaledDispatchNodesParams::KERNELS,
             HtCombineNodesParams::KERNELS,
         ];
         for kernel in kernels.concat() {

@@ -234,7 +234,7 @@ pub struct HtScaledRows {
 /// Parameters of `ht_dispatch_scaled`, and of `ht_dispatch_cast_bf16` and its siblings.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub struct HtDispatchScaledParams {
+pub struct HtScaledDispatchParams {
     /// As without scales.
     pub rows: HtDispatchParams,
     /// The scales.

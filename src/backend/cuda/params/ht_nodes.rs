@@ -5,9 +5,9 @@
 //! an operation runs in *passes* over one or more chunks, of the own tokens or of all remote ones.
 #![forbid(unsafe_code)]
 
-use crate::backend::cuda::params::common::{PeerTable, WaitParams};
+use crate::backend::cuda::params::common::{PeerTable, ScaledRows, WaitParams};
 use crate::backend::cuda::params::ht::{
-    HtCombineParams, HtDispatchParams, HtEntry, HtLayout, HtReceived,
+    HtCombineParams, HtDispatchParams, HtEntry, HtLayout, HtReceived, HtScaledDispatchParams,
 };
 
 /// Most chunks of a source's tokens.
@@ -214,8 +214,8 @@ pub struct HtHead {
     pub handle: u32,
     /// Not zero if the rank knew of a failure of the group: then what follows is not what it should be.
     pub failed: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// What ranks must agree on in the scales of rows; 0 without.
+    pub scales_word: u32,
 }
 
 /// The messages of a pass, one with each rank that takes part, at equal distances.
@@ -248,6 +248,8 @@ pub struct HtHeadParams {
     pub count: u32,
     /// `HtShape::shape_word`.
     pub shape_word: u32,
+    /// `HtHead::scales_word`.
+    pub scales_word: u32,
     /// The handle's number.
     pub handle: u32,
 }
@@ -274,6 +276,16 @@ pub struct HtPackParams {
     pub first_chunk: u32,
     /// The chunk after them.
     pub end_chunk: u32,
+}
+
+/// Parameters of `ht_pack_scaled`, and of `ht_pack_cast_bf16` and its siblings.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtScaledPackParams {
+    /// As without scales; all rows are packed.
+    pub pack: HtPackParams,
+    /// The rows.
+    pub rows: ScaledRows,
 }
 
 /// A pass of an operation: which part of each pair's rows it has.
@@ -318,6 +330,8 @@ pub struct HtPass {
     pub heads: HtMessages,
     /// `[head_count]`: the ranks that they are from, as the group numbers them.
     pub head_ranks: *const u32,
+    /// `HtHead::scales_word`, as it must be.
+    pub scales_word: u32,
     /// The handle's number.
     pub handle: u32,
 }
@@ -328,6 +342,17 @@ pub struct HtPass {
 pub struct HtDispatchNodesParams {
     /// As on one node, for the tokens of the pass; begins and departures are not used.
     pub of_node: HtDispatchParams,
+    /// Which rows they have.
+    pub pass: HtPass,
+}
+
+/// Parameters of `ht_dispatch_nodes_scaled`, and of `ht_dispatch_nodes_cast_bf16` and its siblings. Rows that came
+/// from other nodes have their scales behind them; then `scaled.rows.from` is nowhere.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtScaledDispatchNodesParams {
+    /// As on one node, for the tokens of the pass; begins and departures are not used.
+    pub of_node: HtScaledDispatchParams,
     /// Which rows they have.
     pub pass: HtPass,
 }

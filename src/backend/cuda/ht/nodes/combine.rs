@@ -163,6 +163,7 @@ impl Combine<'_> {
         let heads = Heads {
             of: bank,
             from_gateways: true,
+            scales_word: 0,
         };
         let rows = handle.pass(chunks, None, Some(heads))?;
         self.launch(at, rows, &tokens, out, partials)

@@ -11,16 +11,20 @@ use crate::backend::cuda::ht::nodes::messages::{Bank, TokenBytes};
 use crate::backend::cuda::ht::nodes::pass::{Enqueueing, Handle, Heads, Tokens};
 use crate::backend::cuda::ht::nodes::rails::Turn;
 use crate::backend::cuda::ht::plan::HtLaunch;
+use crate::backend::cuda::ht::rows::{MovedRow, ht_rows_as_they_travel, ht_scaled_rows};
 use crate::backend::cuda::ht::shared::{addresses, saturated};
-use crate::backend::cuda::kernels::Kernel;
+use crate::backend::cuda::kernels::{self, Kernel};
 use crate::backend::cuda::params::common::OP_HT_DISPATCH;
-use crate::backend::cuda::params::ht::HtDispatchParams;
+use crate::backend::cuda::params::ht::{HtDispatchParams, HtScaledDispatchParams, HtScaledRows};
 use crate::backend::cuda::params::ht_nodes::{
-    HT_PACK_THREADS, HtDispatchNodesParams, HtPackParams, HtPass,
+    HT_PACK_THREADS, HtDispatchNodesParams, HtPackParams, HtPass, HtScaledDispatchNodesParams,
+    HtScaledPackParams,
 };
+use crate::backend::cuda::scaled_rows::scaled_rows;
 use crate::backend::cuda::sizes::number;
 use crate::error::Result;
 use crate::model::ops::{HtDispatch, Stream};
+use crate::model::scales::Cast;
 use std::ops::Range;
 
 /// Blocks of `ht_pack`: as many as keep up with a fast network.
@@ -35,7 +39,9 @@ const WEIGHT_BYTES: usize = size_of::<f32>();
 struct Dispatch<'a> {
     handle: Handle<'a>,
     op: &'a HtDispatch,
+    /// For own tokens, and for those that came as they travel.
     launch: HtLaunch,
+    remote_launch: HtLaunch,
     /// Ids and weights, as the caller gives them.
     ids: usize,
     weights: usize,
@@ -47,12 +53,20 @@ pub fn run(handle: &NodesHt, op: &HtDispatch, stream: Stream) -> Result<()> {
         forward: op.routing_in.is_some(),
     };
     let sizes = (handle.routing.tokens, handle.routing.top_k);
-    let launch = group.plan.launch(kind, &op.into(), sizes, group.device)?;
+    let row = MovedRow::from(op);
+    let launch = group.plan.launch(kind, &row, sizes, group.device)?;
+    let remote_launch = match row.cast {
+        None => launch,
+        Some(_) => group
+            .plan
+            .launch(kind, &row.wire.into(), sizes, group.device)?,
+    };
     let (ids, weights) = addresses(op.routing_in.map(|it| (it.ids, it.weights)));
     let dispatch = Dispatch {
         handle: Handle::new(handle)?,
         op,
         launch,
+        remote_launch,
         ids,
         weights,
     };
@@ -95,7 +109,7 @@ impl Dispatch<'_> {
             None => 0,
             Some(_) => self.handle.routing.top_k,
         };
-        TokenBytes::new(self.op.row, columns * (ID_BYTES + WEIGHT_BYTES))
+        TokenBytes::new(self.op.wire(), columns * (ID_BYTES + WEIGHT_BYTES))
     }
 
     /// The messages from the sources.
@@ -145,8 +159,10 @@ impl Dispatch<'_> {
     }
 
     /// Whether the rows of a message are one of their own, sent from where they lie: sender and receiver decide alike.
+    /// Rows with scales lie nowhere as they travel.
     fn are_apart(&self, all_travel: bool, tokens: usize) -> bool {
-        all_travel && tokens * self.bytes().row > self.handle.plan().packed_bytes
+        let may_be = all_travel && self.op.scaled.is_none();
+        may_be && tokens * self.bytes().row > self.handle.plan().packed_bytes
     }
 
     fn needs_packing(&self, pass: usize, chunks: &Range<usize>) -> bool {
@@ -161,16 +177,19 @@ impl Dispatch<'_> {
 
     /// The side stream packs what travels.
     fn launch_pack(&self, at: &Enqueueing<'_>, pass: usize, chunks: &Range<usize>) -> Result<()> {
-        let handle = &self.handle;
+        let (handle, op) = (&self.handle, self.op);
         let plan = handle.plan();
         let messages = (self.departing(pass), plan.others);
         let params = HtPackParams {
             heads: handle.heads((OP_HT_DISPATCH, &self.launch), messages)?,
             handle: handle.device,
-            tokens: self.op.tokens.0 as *const u8,
+            tokens: op.tokens.0 as *const u8,
             topk_idx: self.ids as *const i64,
             weights: self.weights as *const f32,
-            packed_bytes: plan.packed_bytes as u64,
+            packed_bytes: match &op.scaled {
+                None => plan.packed_bytes as u64,
+                Some(_) => u64::MAX,
+            },
             chunks: number(plan.chunks)?,
             first_chunk: number(chunks.start)?,
             end_chunk: number(chunks.end)?,
@@ -181,7 +200,18 @@ impl Dispatch<'_> {
             shared_bytes: 0,
         };
         let module = &handle.group.context.module;
-        module.launch_on(Kernel::HtPack, shape, &params, at.rails.side.stream())
+        let side = at.rails.side.stream();
+        match &op.scaled {
+            None => module.launch_on(Kernel::HtPack, shape, &params, side),
+            Some(scaled) => {
+                let kernel = kernels::for_scales::<HtScaledPackParams>(scaled.cast())?;
+                let params = HtScaledPackParams {
+                    pack: params,
+                    rows: scaled_rows(op.row, scaled)?,
+                };
+                module.launch_on(kernel, shape, &params, side)
+            }
+        }
     }
 
     fn launch_own(&self, at: &Enqueueing<'_>) -> Result<()> {
@@ -191,7 +221,14 @@ impl Dispatch<'_> {
         let inputs = [op.tokens.0, self.ids, self.weights];
         let counter = op.counter.unwrap_or_default().0;
         let pass = self.handle.pass(&chunks, None, None)?;
-        self.launch(at, pass, &tokens, (inputs, counter))
+        let params = self.params(&self.launch, (pass, &tokens), (inputs, counter))?;
+        match &op.scaled {
+            None => self.launch_plain(at, &params),
+            Some(scaled) => {
+                let rows = ht_scaled_rows(op.row, scaled, &self.launch)?;
+                self.launch_scaled(at, &self.launch, scaled.cast(), (params, rows))
+            }
+        }
     }
 
     fn launch_remote(&self, at: &Enqueueing<'_>, pass: usize, chunks: &Range<usize>) -> Result<()> {
@@ -200,25 +237,33 @@ impl Dispatch<'_> {
         let heads = has_head(pass).then_some(Heads {
             of: bank,
             from_gateways: false,
+            scales_word: self.launch.scales_word,
         });
         let rows = self.handle.pass(chunks, Some(bank), heads)?;
         // Ids and weights come with the rows.
-        self.launch(at, rows, &tokens, ([bank.rows, 0, 0], 0))
+        let launch = &self.remote_launch;
+        let params = self.params(launch, (rows, &tokens), ([bank.rows, 0, 0], 0))?;
+        match &self.op.scaled {
+            None => self.launch_plain(at, &params),
+            Some(scaled) => {
+                let rows = ht_rows_as_they_travel(self.op.row, scaled, launch)?;
+                self.launch_scaled(at, launch, None, (params, rows))
+            }
+        }
     }
 
-    /// Launches the kernel for tokens with these rows, ids and weights.
-    fn launch(
+    /// The parameters for tokens with these rows, ids and weights.
+    fn params(
         &self,
-        at: &Enqueueing<'_>,
-        pass: HtPass,
-        tokens: &Tokens,
+        launch: &HtLaunch,
+        (pass, tokens): (HtPass, &Tokens),
         ([rows, ids, weights], counter): ([usize; 3], usize),
-    ) -> Result<()> {
+    ) -> Result<HtDispatchNodesParams> {
         let (handle, op) = (&self.handle, self.op);
         let (out_ids, out_weights) = addresses(op.routing_out.map(|it| (it.ids, it.weights)));
-        let params = HtDispatchNodesParams {
+        Ok(HtDispatchNodesParams {
             of_node: HtDispatchParams {
-                common: handle.common(OP_HT_DISPATCH, &self.launch, tokens)?,
+                common: handle.common(OP_HT_DISPATCH, launch, tokens)?,
                 tokens: rows as *const u8,
                 topk_idx: ids as *const i64,
                 weights: weights as *const f32,
@@ -230,8 +275,29 @@ impl Dispatch<'_> {
                 routing_rows: op.routing_out.map_or(u32::MAX, |out| saturated(out.rows)),
             },
             pass,
+        })
+    }
+
+    fn launch_plain(&self, at: &Enqueueing<'_>, params: &HtDispatchNodesParams) -> Result<()> {
+        let module = &self.handle.group.context.module;
+        module.launch(Kernel::HtDispatchNodes, self.launch.launch, params, at.at)
+    }
+
+    /// Launches the kernel for rows with scales: those of a cast, or `None`.
+    fn launch_scaled(
+        &self,
+        at: &Enqueueing<'_>,
+        launch: &HtLaunch,
+        cast: Option<&Cast>,
+        (params, scaled): (HtDispatchNodesParams, HtScaledRows),
+    ) -> Result<()> {
+        let rows = params.of_node;
+        let params = HtScaledDispatchNodesParams {
+            of_node: HtScaledDispatchParams { rows, scaled },
+            pass: params.pass,
         };
-        let module = &handle.group.context.module;
-        module.launch(Kernel::HtDispatchNodes, self.launch.launch, &params, at.at)
+        let kernel = kernels::for_scales::<HtScaledDispatchNodesParams>(cast)?;
+        let module = &self.handle.group.context.module;
+        module.launch(kernel, launch.launch, &params, at.at)
     }
 }

@@ -21,16 +21,11 @@ pub use rails::Rails;
 
 use crate::backend::HtBackend;
 use crate::backend::cuda::ht::nodes::handle::NodesHt;
-use crate::error::refusal::{OfTensor, Role, Subject};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::model::ops::{HtCombine, HtDispatch, Stream};
 
 impl HtBackend for NodesHt {
     fn dispatch(&self, op: &HtDispatch, stream: Stream) -> Result<()> {
-        if op.scaled.is_some() {
-            let subject = Subject::Tensor(Role::ScalesOut);
-            return Err(Error::usage(subject, OfTensor::MovedOnGpus));
-        }
         dispatch::run(self, op, stream)
     }
 

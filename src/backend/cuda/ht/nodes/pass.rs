@@ -48,6 +48,8 @@ pub const NO_MESSAGES: HtMessages = HtMessages {
 pub struct Heads {
     pub of: Bank,
     pub from_gateways: bool,
+    /// As they must have it.
+    pub scales_word: u32,
 }
 
 impl Heads {
@@ -166,6 +168,7 @@ impl<'a> Handle<'a> {
             head_count: number(heads.map_or(0, |heads| heads.count(plan)))?,
             heads: messages(heads.map(|heads| heads.of))?,
             head_ranks: heads.map_or(null(), |heads| self.rails.head_ranks(heads.from_gateways)),
+            scales_word: heads.map_or(0, |heads| heads.scales_word),
             handle: self.epoch,
         })
     }
@@ -185,6 +188,7 @@ impl<'a> Handle<'a> {
             wait: self.group.context.wait(op),
             messages: bank.messages()?,
             count: number(count)?,
+            scales_word: launch.scales_word,
             shape_word: ShapeWord(launch.shape.shape_word).of_handle(self.epoch).0,
             handle: self.epoch,
         })

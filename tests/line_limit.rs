@@ -46,7 +46,7 @@ fn functions(source: &str) -> Vec<(String, usize)> {
     let mut open: Option<(String, usize)> = None;
     for (index, line) in source.lines().enumerate() {
         let begins = line.starts_with(|c: char| c.is_ascii_alphabetic());
-        if begins && line.contains('(') {
+        if begins && line.contains('(') && !line.ends_with(';') {
             open = Some((line.to_owned(), index));
         }
         if line == "}"

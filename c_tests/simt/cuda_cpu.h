@@ -217,10 +217,6 @@ inline int __popc(uint32_t bits) { return __builtin_popcount(bits); }
 inline int __ffs(uint32_t bits) { return __builtin_ffs(static_cast<int>(bits)); }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float __uint_as_float(uint32_t bits) { return simt::FromBits<float>(bits); }
-// Of a NaN and a number, the number, even if the NaN signals: there the C library's function gives a NaN.
-namespace nccl_ep {
-inline float fmaxf(float a, float b) { return a >= b || std::isnan(b) ? a : b; }
-}  // namespace nccl_ep
 inline uint32_t __float_as_uint(float value) {
     return static_cast<uint32_t>(simt::ToBits(value));
 }

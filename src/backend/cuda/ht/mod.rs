@@ -7,6 +7,7 @@ mod memory;
 mod nodes;
 pub mod plan;
 mod rows;
+mod scaled;
 pub mod shape_word;
 mod shared;
 
@@ -18,7 +19,6 @@ use crate::backend::cuda::ht::grid::HtKind;
 use crate::backend::cuda::ht::memory::HandleMemory;
 use crate::backend::cuda::ht::nodes::Rails;
 use crate::backend::cuda::ht::plan::{HandleLayout, HtLaunch, HtPlan};
-use crate::backend::cuda::ht::rows::ht_scaled_rows;
 use crate::backend::cuda::ht::shape_word::ShapeWord;
 use crate::backend::cuda::ht::shared::{HtShared, addresses, saturated};
 use crate::backend::cuda::kernels::{self, Kernel};
@@ -274,7 +274,7 @@ impl CudaHt {
     ) -> Result<()> {
         let params = HtScaledDispatchParams {
             rows,
-            scaled: ht_scaled_rows(row, scaled, launch)?,
+            scaled: scaled::from_caller(row, scaled, launch)?,
         };
         let kernel = kernels::for_scales::<HtScaledDispatchParams>(scaled.cast())?;
         let group = &self.group.shared;

@@ -1,13 +1,7 @@
 //! The rows of an HT operation: what travels of them, and how they pass through a warp's shared memory.
 #![forbid(unsafe_code)]
 
-use crate::backend::cuda::ht::plan::HtLaunch;
-use crate::backend::cuda::ht::shared::saturated;
-use crate::backend::cuda::params::common::{SCALES_FORWARDED, ScaledRows};
-use crate::backend::cuda::params::ht::{HT_STAMP_BYTES, HtScaledRows};
-use crate::backend::cuda::scaled_rows::{NO_VIEW, scaled_rows};
-use crate::backend::cuda::sizes::number;
-use crate::error::Result;
+use crate::backend::cuda::params::ht::HT_STAMP_BYTES;
 use crate::model::dtype::DType;
 use crate::model::group::ROW_ALIGN;
 use crate::model::ops::{HtDispatch, RowType};
@@ -104,42 +98,6 @@ pub struct RowStaging {
     pub buffer_bytes: usize,
     /// Elements that are cast at a time; 0 without a cast.
     pub cast_chunk: usize,
-}
-
-/// The caller's `scaled` rows as the kernels of `launch` take them.
-pub fn ht_scaled_rows(row: RowType, scaled: &Scaled, launch: &HtLaunch) -> Result<HtScaledRows> {
-    let width = scaled
-        .cast()
-        .map_or(row.dtype.size(), |cast| cast.from.size());
-    Ok(HtScaledRows {
-        rows: scaled_rows(row, scaled)?,
-        word: launch.scales_word,
-        out_rows: saturated(scaled.out.rows),
-        token_bytes: number(row.hidden * width)?,
-        cast_chunk: launch.cast_chunk,
-    })
-}
-
-/// The same for rows that have come from another node, each with its scales behind it.
-pub fn ht_rows_as_they_travel(
-    row: RowType,
-    scaled: &Scaled,
-    launch: &HtLaunch,
-) -> Result<HtScaledRows> {
-    let wire = WireRow {
-        payload: row,
-        scales: Some(scaled.scales),
-    };
-    let rows = ScaledRows {
-        form: SCALES_FORWARDED,
-        from: NO_VIEW,
-        ..scaled_rows(row, scaled)?
-    };
-    Ok(HtScaledRows {
-        rows,
-        token_bytes: number(wire.slot_bytes())?,
-        ..ht_scaled_rows(row, scaled, launch)?
-    })
 }
 
 #[cfg(test)]

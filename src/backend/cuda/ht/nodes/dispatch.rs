@@ -11,7 +11,8 @@ use crate::backend::cuda::ht::nodes::messages::{Bank, TokenBytes};
 use crate::backend::cuda::ht::nodes::pass::{Enqueueing, Handle, Heads, Tokens};
 use crate::backend::cuda::ht::nodes::rails::Turn;
 use crate::backend::cuda::ht::plan::HtLaunch;
-use crate::backend::cuda::ht::rows::{MovedRow, ht_rows_as_they_travel, ht_scaled_rows};
+use crate::backend::cuda::ht::rows::MovedRow;
+use crate::backend::cuda::ht::scaled;
 use crate::backend::cuda::ht::shared::{addresses, saturated};
 use crate::backend::cuda::kernels::{self, Kernel};
 use crate::backend::cuda::params::common::OP_HT_DISPATCH;
@@ -225,7 +226,7 @@ impl Dispatch<'_> {
         match &op.scaled {
             None => self.launch_plain(at, &params),
             Some(scaled) => {
-                let rows = ht_scaled_rows(op.row, scaled, &self.launch)?;
+                let rows = scaled::from_caller(op.row, scaled, &self.launch)?;
                 self.launch_scaled(at, &self.launch, scaled.cast(), (params, rows))
             }
         }
@@ -246,7 +247,7 @@ impl Dispatch<'_> {
         match &self.op.scaled {
             None => self.launch_plain(at, &params),
             Some(scaled) => {
-                let rows = ht_rows_as_they_travel(self.op.row, scaled, launch)?;
+                let rows = scaled::as_they_travel(self.op.row, scaled, launch)?;
                 self.launch_scaled(at, launch, None, (params, rows))
             }
         }

@@ -1,0 +1,44 @@
+//! The rows of a dispatch with scales, as its kernels take them.
+#![forbid(unsafe_code)]
+
+use crate::backend::cuda::ht::plan::HtLaunch;
+use crate::backend::cuda::ht::shared::saturated;
+use crate::backend::cuda::params::common::{SCALES_FORWARDED, ScaledRows};
+use crate::backend::cuda::params::ht::HtScaledRows;
+use crate::backend::cuda::scaled_rows::{NO_VIEW, scaled_rows};
+use crate::backend::cuda::sizes::number;
+use crate::error::Result;
+use crate::model::dtype::RowType;
+use crate::model::scales::{Scaled, WireRow};
+
+/// The caller's `scaled` rows as the kernels of `launch` take them.
+pub fn from_caller(row: RowType, scaled: &Scaled, launch: &HtLaunch) -> Result<HtScaledRows> {
+    let width = scaled
+        .cast()
+        .map_or(row.dtype.size(), |cast| cast.from.size());
+    Ok(HtScaledRows {
+        rows: scaled_rows(row, scaled)?,
+        word: launch.scales_word,
+        out_rows: saturated(scaled.out.rows),
+        token_bytes: number(row.hidden * width)?,
+        cast_chunk: launch.cast_chunk,
+    })
+}
+
+/// The same for rows that have come from another node, each with its scales behind it.
+pub fn as_they_travel(row: RowType, scaled: &Scaled, launch: &HtLaunch) -> Result<HtScaledRows> {
+    let wire = WireRow {
+        payload: row,
+        scales: Some(scaled.scales),
+    };
+    let rows = ScaledRows {
+        form: SCALES_FORWARDED,
+        from: NO_VIEW,
+        ..scaled_rows(row, scaled)?
+    };
+    Ok(HtScaledRows {
+        rows,
+        token_bytes: number(wire.slot_bytes())?,
+        ..from_caller(row, scaled, launch)?
+    })
+}

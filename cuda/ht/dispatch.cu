@@ -134,21 +134,9 @@ extern "C" __global__ void __launch_bounds__(nccl_ep::HT_DISPATCH_THREADS, 1)
 }
 
 extern "C" __global__ void __launch_bounds__(nccl_ep::HT_DISPATCH_THREADS, 1)
-    ht_dispatch_cast_bf16(const __grid_constant__ nccl_ep::HtScaledDispatchParams params) {
+    ht_dispatch_cast(const __grid_constant__ nccl_ep::HtScaledDispatchParams params) {
     DYNAMIC_SHARED(uint8_t, memory);
-    nccl_ep::ht_dispatch_impl::run<nccl_ep::ht_dispatch_impl::CastRows<nccl_ep::Bf16>>(params, memory);
-}
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::HT_DISPATCH_THREADS, 1)
-    ht_dispatch_cast_f16(const __grid_constant__ nccl_ep::HtScaledDispatchParams params) {
-    DYNAMIC_SHARED(uint8_t, memory);
-    nccl_ep::ht_dispatch_impl::run<nccl_ep::ht_dispatch_impl::CastRows<nccl_ep::F16>>(params, memory);
-}
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::HT_DISPATCH_THREADS, 1)
-    ht_dispatch_cast_f32(const __grid_constant__ nccl_ep::HtScaledDispatchParams params) {
-    DYNAMIC_SHARED(uint8_t, memory);
-    nccl_ep::ht_dispatch_impl::run<nccl_ep::ht_dispatch_impl::CastRows<nccl_ep::F32>>(params, memory);
+    nccl_ep::ht_dispatch_impl::run<nccl_ep::ht_dispatch_impl::CastRows>(params, memory);
 }
 
 extern "C" __global__ void __launch_bounds__(nccl_ep::HT_DISPATCH_THREADS, 1)
@@ -158,19 +146,7 @@ extern "C" __global__ void __launch_bounds__(nccl_ep::HT_DISPATCH_THREADS, 1)
 }
 
 extern "C" __global__ void __launch_bounds__(nccl_ep::HT_DISPATCH_THREADS, 1)
-    ht_dispatch_nodes_cast_bf16(const __grid_constant__ nccl_ep::HtScaledDispatchNodesParams params) {
+    ht_dispatch_nodes_cast(const __grid_constant__ nccl_ep::HtScaledDispatchNodesParams params) {
     DYNAMIC_SHARED(uint8_t, memory);
-    nccl_ep::ht_dispatch_impl::run<nccl_ep::ht_dispatch_impl::CastRows<nccl_ep::Bf16>>(params, memory);
-}
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::HT_DISPATCH_THREADS, 1)
-    ht_dispatch_nodes_cast_f16(const __grid_constant__ nccl_ep::HtScaledDispatchNodesParams params) {
-    DYNAMIC_SHARED(uint8_t, memory);
-    nccl_ep::ht_dispatch_impl::run<nccl_ep::ht_dispatch_impl::CastRows<nccl_ep::F16>>(params, memory);
-}
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::HT_DISPATCH_THREADS, 1)
-    ht_dispatch_nodes_cast_f32(const __grid_constant__ nccl_ep::HtScaledDispatchNodesParams params) {
-    DYNAMIC_SHARED(uint8_t, memory);
-    nccl_ep::ht_dispatch_impl::run<nccl_ep::ht_dispatch_impl::CastRows<nccl_ep::F32>>(params, memory);
+    nccl_ep::ht_dispatch_impl::run<nccl_ep::ht_dispatch_impl::CastRows>(params, memory);
 }

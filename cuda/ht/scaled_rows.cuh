@@ -155,12 +155,10 @@ struct ForwardedRows : ScaledImage {
     }
 };
 
-// Rows of `Number` that are rounded to e4m3. A chunk of the caller's row is loaded to the end of its part of the
+// Rows that are rounded to e4m3. One kernel has the casts of all types, as little of it depends on them. A chunk of the caller's row is loaded to the end of its part of the
 // buffer and cast there, from the last element to the first, so that it ends where it began to end; behind it
 // are the stamp and the scales of the whole row, which go with the last chunk.
-template <typename Number>
 struct CastRows : ScaledImage {
-    using Given = Uncast<Number>;
     static constexpr uint32_t kStep = kWarpSize * kCastElements;
 
     struct Ahead {};
@@ -169,10 +167,14 @@ struct CastRows : ScaledImage {
         return {};
     }
 
+    __device__ uint32_t bytes_per_element() const {
+        return scaled.cast_from == HT_CAST_F32 ? Uncast<F32>::kBytesPerElement
+                                               : Uncast<Bf16>::kBytesPerElement;
+    }
     __device__ uint32_t behind_payload() const {
         return kStampBytes + scale_parts() * sizeof(Vec16);
     }
-    __device__ uint32_t payload_end() const { return scaled.cast_chunk * Given::kBytesPerElement; }
+    __device__ uint32_t payload_end() const { return scaled.cast_chunk * bytes_per_element(); }
     __device__ uint32_t buffer_bytes(const HtCommon&) const {
         return payload_end() + behind_payload();
     }
@@ -189,9 +191,9 @@ struct CastRows : ScaledImage {
     template <typename Block>
     __device__ __forceinline__ void load(const Block&, const uint8_t* row, uint32_t offset,
                                          Staging& staging) const {
-        const uint32_t bytes = elements_at(offset) * Given::kBytesPerElement;
+        const uint32_t bytes = elements_at(offset) * bytes_per_element();
         staging.load_to(staging.chunk() + payload_end() - bytes,
-                        row + uint64_t{offset} * Given::kBytesPerElement, bytes);
+                        row + uint64_t{offset} * bytes_per_element(), bytes);
     }
     template <typename Block, typename Token>
     __device__ __forceinline__ const uint8_t* finish(const Block&, const Token&, uint32_t offset,
@@ -202,10 +204,12 @@ struct CastRows : ScaledImage {
             begin_scales(end);
         }
         staging.wait_loaded();
-        const uint8_t* in = end - elements * Given::kBytesPerElement;
-        for (uint32_t left = (elements + kStep - 1) / kStep; left != 0; --left) {
-            const uint32_t at = (left - 1) * kStep + lane_idx() * kCastElements;
-            cast_step(in, end - elements, at, at < elements, offset, end + kStampBytes);
+        if (scaled.cast_from == HT_CAST_BF16) {
+            cast_chunk<Bf16>(end, offset, elements);
+        } else if (scaled.cast_from == HT_CAST_F16) {
+            cast_chunk<F16>(end, offset, elements);
+        } else {
+            cast_chunk<F32>(end, offset, elements);
         }
         staging.settle_tails();
         return end - elements;
@@ -218,11 +222,23 @@ struct CastRows : ScaledImage {
             vecs[i] = i == 0 ? stamp() : Vec16{{0, 0, 0, 0}};
         }
     }
+    // Casts the elements that end at `end`; their scales go behind it.
+    template <typename Number>
+    __device__ __forceinline__ void cast_chunk(uint8_t* end, uint32_t offset,
+                                               uint32_t elements) const {
+        const uint8_t* in = end - elements * Uncast<Number>::kBytesPerElement;
+        for (uint32_t left = (elements + kStep - 1) / kStep; left != 0; --left) {
+            const uint32_t at = (left - 1) * kStep + lane_idx() * kCastElements;
+            cast_step<Number>(in, end - elements, at, at < elements, offset, end + kStampBytes);
+        }
+    }
     // Casts the lane's elements from number `at` of the chunk on, if they are there. What a step writes no later
     // one reads.
+    template <typename Number>
     __device__ __forceinline__ void cast_step(const uint8_t* in, uint8_t* out, uint32_t at,
                                               bool is_there, uint32_t offset,
                                               uint8_t* scales) const {
+        using Given = Uncast<Number>;
         Given given = {};
         if (is_there) {
             const Vec16* from =

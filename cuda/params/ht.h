@@ -28,6 +28,15 @@ constexpr static const uint32_t HT_ZERO_BYTES = 4096;
 /// Bytes between a row that travels and its scales: their word, then zeros.
 constexpr static const uint32_t HT_STAMP_BYTES = 16;
 
+/// `HtScaledRows::cast_from`: bfloat16.
+constexpr static const uint32_t HT_CAST_BF16 = 0;
+
+/// `HtScaledRows::cast_from`: float16.
+constexpr static const uint32_t HT_CAST_F16 = 1;
+
+/// `HtScaledRows::cast_from`: float32.
+constexpr static const uint32_t HT_CAST_F32 = 2;
+
 /// Lowest bits of a shape word: a row without its scales, in 16 bytes.
 constexpr static const uint32_t HT_SHAPE_PAYLOAD_BITS = 17;
 
@@ -229,9 +238,11 @@ struct HtScaledRows {
     uint32_t token_bytes;
     /// Elements that are cast at a time, a multiple of 512; 0 if rows are forwarded.
     uint32_t cast_chunk;
+    /// `HT_CAST_...`: the type that is cast.
+    uint32_t cast_from;
 };
 
-/// Parameters of `ht_dispatch_scaled`, and of `ht_dispatch_cast_bf16` and its siblings.
+/// Parameters of `ht_dispatch_scaled` and `ht_dispatch_cast`.
 struct HtScaledDispatchParams {
     /// As without scales.
     HtDispatchParams rows;
@@ -268,6 +279,6 @@ static_assert(sizeof(nccl_ep::HtSequences) == 584, "HtSequences as in Rust");
 static_assert(sizeof(nccl_ep::HtCommon) == 752, "HtCommon as in Rust");
 static_assert(sizeof(nccl_ep::HtShape) == 32, "HtShape as in Rust");
 static_assert(sizeof(nccl_ep::HtDispatchParams) == 816, "HtDispatchParams as in Rust");
-static_assert(sizeof(nccl_ep::HtScaledRows) == 104, "HtScaledRows as in Rust");
-static_assert(sizeof(nccl_ep::HtScaledDispatchParams) == 920, "HtScaledDispatchParams as in Rust");
+static_assert(sizeof(nccl_ep::HtScaledRows) == 112, "HtScaledRows as in Rust");
+static_assert(sizeof(nccl_ep::HtScaledDispatchParams) == 928, "HtScaledDispatchParams as in Rust");
 static_assert(sizeof(nccl_ep::HtCombineParams) == 792, "HtCombineParams as in Rust");

@@ -327,8 +327,7 @@ struct HtDispatchNodesParams {
     HtPass pass;
 };
 
-/// Parameters of `ht_dispatch_nodes_scaled`, and of `ht_dispatch_nodes_cast_bf16` and its siblings. Rows that came
-/// from other nodes have their scales behind them; then `scaled.rows.from` is nowhere.
+/// Parameters of `ht_dispatch_nodes_scaled` and `ht_dispatch_nodes_cast`. Rows that came from other nodes have their scales behind them; then `scaled.rows.from` is nowhere.
 struct HtScaledDispatchNodesParams {
     /// As on one node, for the tokens of the pass; begins and departures are not used.
     HtScaledDispatchParams of_node;
@@ -380,6 +379,6 @@ static_assert(sizeof(nccl_ep::HtPackParams) == 312, "HtPackParams as in Rust");
 static_assert(sizeof(nccl_ep::HtScaledPackParams) == 400, "HtScaledPackParams as in Rust");
 static_assert(sizeof(nccl_ep::HtPass) == 176, "HtPass as in Rust");
 static_assert(sizeof(nccl_ep::HtDispatchNodesParams) == 992, "HtDispatchNodesParams as in Rust");
-static_assert(sizeof(nccl_ep::HtScaledDispatchNodesParams) == 1096, "HtScaledDispatchNodesParams as in Rust");
+static_assert(sizeof(nccl_ep::HtScaledDispatchNodesParams) == 1104, "HtScaledDispatchNodesParams as in Rust");
 static_assert(sizeof(nccl_ep::HtPartials) == 64, "HtPartials as in Rust");
 static_assert(sizeof(nccl_ep::HtCombineNodesParams) == 1032, "HtCombineNodesParams as in Rust");

@@ -72,11 +72,7 @@ pub enum Kernel {
     /// `cuda/ht/dispatch.cu`.
     HtDispatchScaled,
     /// `cuda/ht/dispatch.cu`.
-    HtDispatchCastBf16,
-    /// `cuda/ht/dispatch.cu`.
-    HtDispatchCastF16,
-    /// `cuda/ht/dispatch.cu`.
-    HtDispatchCastF32,
+    HtDispatchCast,
     /// `cuda/ht/combine.cu`.
     HtCombineBf16,
     /// `cuda/ht/combine.cu`.
@@ -104,11 +100,7 @@ pub enum Kernel {
     /// `cuda/ht/dispatch.cu`.
     HtDispatchNodesScaled,
     /// `cuda/ht/dispatch.cu`.
-    HtDispatchNodesCastBf16,
-    /// `cuda/ht/dispatch.cu`.
-    HtDispatchNodesCastF16,
-    /// `cuda/ht/dispatch.cu`.
-    HtDispatchNodesCastF32,
+    HtDispatchNodesCast,
     /// `cuda/ht/combine.cu`.
     HtCombineNodesBf16,
     /// `cuda/ht/combine.cu`.
@@ -119,7 +111,7 @@ pub enum Kernel {
 
 impl Kernel {
     /// All kernels; each stands at the index of its own number.
-    pub const ALL: [Kernel; 45] = [
+    pub const ALL: [Kernel; 41] = [
         Kernel::PeerSelftest,
         Kernel::LlDispatch,
         Kernel::LlCombineBf16,
@@ -143,9 +135,7 @@ impl Kernel {
         Kernel::HtRoute,
         Kernel::HtDispatch,
         Kernel::HtDispatchScaled,
-        Kernel::HtDispatchCastBf16,
-        Kernel::HtDispatchCastF16,
-        Kernel::HtDispatchCastF32,
+        Kernel::HtDispatchCast,
         Kernel::HtCombineBf16,
         Kernel::HtCombineF16,
         Kernel::HtCombineF32,
@@ -159,9 +149,7 @@ impl Kernel {
         Kernel::HtHead,
         Kernel::HtDispatchNodes,
         Kernel::HtDispatchNodesScaled,
-        Kernel::HtDispatchNodesCastBf16,
-        Kernel::HtDispatchNodesCastF16,
-        Kernel::HtDispatchNodesCastF32,
+        Kernel::HtDispatchNodesCast,
         Kernel::HtCombineNodesBf16,
         Kernel::HtCombineNodesF16,
         Kernel::HtCombineNodesF32,
@@ -193,9 +181,7 @@ impl Kernel {
             Kernel::HtRoute => "ht_route",
             Kernel::HtDispatch => "ht_dispatch",
             Kernel::HtDispatchScaled => "ht_dispatch_scaled",
-            Kernel::HtDispatchCastBf16 => "ht_dispatch_cast_bf16",
-            Kernel::HtDispatchCastF16 => "ht_dispatch_cast_f16",
-            Kernel::HtDispatchCastF32 => "ht_dispatch_cast_f32",
+            Kernel::HtDispatchCast => "ht_dispatch_cast",
             Kernel::HtCombineBf16 => "ht_combine_bf16",
             Kernel::HtCombineF16 => "ht_combine_f16",
             Kernel::HtCombineF32 => "ht_combine_f32",
@@ -209,9 +195,7 @@ impl Kernel {
             Kernel::HtHead => "ht_head",
             Kernel::HtDispatchNodes => "ht_dispatch_nodes",
             Kernel::HtDispatchNodesScaled => "ht_dispatch_nodes_scaled",
-            Kernel::HtDispatchNodesCastBf16 => "ht_dispatch_nodes_cast_bf16",
-            Kernel::HtDispatchNodesCastF16 => "ht_dispatch_nodes_cast_f16",
-            Kernel::HtDispatchNodesCastF32 => "ht_dispatch_nodes_cast_f32",
+            Kernel::HtDispatchNodesCast => "ht_dispatch_nodes_cast",
             Kernel::HtCombineNodesBf16 => "ht_combine_nodes_bf16",
             Kernel::HtCombineNodesF16 => "ht_combine_nodes_f16",
             Kernel::HtCombineNodesF32 => "ht_combine_nodes_f32",
@@ -251,13 +235,9 @@ impl Kernel {
             Kernel::HtHead => HT_HEAD_THREADS,
             Kernel::HtDispatch
             | Kernel::HtDispatchScaled
-            | Kernel::HtDispatchCastBf16
-            | Kernel::HtDispatchCastF16
-            | Kernel::HtDispatchCastF32
+            | Kernel::HtDispatchCast
             | Kernel::HtDispatchNodesScaled
-            | Kernel::HtDispatchNodesCastBf16
-            | Kernel::HtDispatchNodesCastF16
-            | Kernel::HtDispatchNodesCastF32
+            | Kernel::HtDispatchNodesCast
             | Kernel::HtDispatchNodes => HT_DISPATCH_THREADS,
             Kernel::HtCombineBf16
             | Kernel::HtCombineF16
@@ -328,7 +308,7 @@ kernels_by_params! {
     HtRouteParams: HtRoute;
     HtDispatchParams: HtDispatch;
     HtScaledDispatchParams:
-        HtDispatchScaled, HtDispatchCastBf16, HtDispatchCastF16, HtDispatchCastF32;
+        HtDispatchScaled, HtDispatchCast, HtDispatchCast, HtDispatchCast;
     HtCombineParams:
         HtCombineBf16, HtCombineF16, HtCombineF32;
     HtRouteNodesParams: HtRouteNodes;
@@ -337,8 +317,7 @@ kernels_by_params! {
     HtScaledPackParams:
         HtPackScaled, HtPackCastBf16, HtPackCastF16, HtPackCastF32;
     HtScaledDispatchNodesParams:
-        HtDispatchNodesScaled, HtDispatchNodesCastBf16, HtDispatchNodesCastF16,
-        HtDispatchNodesCastF32;
+        HtDispatchNodesScaled, HtDispatchNodesCast, HtDispatchNodesCast, HtDispatchNodesCast;
     HtHeadParams: HtHead;
     HtDispatchNodesParams: HtDispatchNodes;
     HtCombineNodesParams:

@@ -4,11 +4,11 @@
 use crate::backend::cuda::ht::plan::HtLaunch;
 use crate::backend::cuda::ht::shared::saturated;
 use crate::backend::cuda::params::common::{SCALES_FORWARDED, ScaledRows};
-use crate::backend::cuda::params::ht::HtScaledRows;
+use crate::backend::cuda::params::ht::{HT_CAST_BF16, HT_CAST_F16, HT_CAST_F32, HtScaledRows};
 use crate::backend::cuda::scaled_rows::{NO_VIEW, scaled_rows};
 use crate::backend::cuda::sizes::number;
 use crate::error::Result;
-use crate::model::dtype::RowType;
+use crate::model::dtype::{DType, RowType};
 use crate::model::scales::{Scaled, WireRow};
 
 /// The caller's `scaled` rows as the kernels of `launch` take them.
@@ -22,6 +22,11 @@ pub fn from_caller(row: RowType, scaled: &Scaled, launch: &HtLaunch) -> Result<H
         out_rows: saturated(scaled.out.rows),
         token_bytes: number(row.hidden * width)?,
         cast_chunk: launch.cast_chunk,
+        cast_from: match scaled.cast().map(|cast| cast.from) {
+            Some(DType::Float16) => HT_CAST_F16,
+            Some(DType::Float32) => HT_CAST_F32,
+            _ => HT_CAST_BF16,
+        },
     })
 }
 

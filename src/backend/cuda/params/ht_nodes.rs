@@ -346,8 +346,7 @@ pub struct HtDispatchNodesParams {
     pub pass: HtPass,
 }
 
-/// Parameters of `ht_dispatch_nodes_scaled`, and of `ht_dispatch_nodes_cast_bf16` and its siblings. Rows that came
-/// from other nodes have their scales behind them; then `scaled.rows.from` is nowhere.
+/// Parameters of `ht_dispatch_nodes_scaled` and `ht_dispatch_nodes_cast`. Rows that came from other nodes have their scales behind them; then `scaled.rows.from` is nowhere.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct HtScaledDispatchNodesParams {

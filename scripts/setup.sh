@@ -11,7 +11,7 @@
 #   --library  only what the library itself needs: neither Open MPI nor NCCL's headers
 #   --gpu      also NCCL's library, on a machine that has GPUs but no libnccl.so.2
 #   --pytest   also pytest, for the tests of the Python package with the machine's own PyTorch
-#   --python   also pytest and PyTorch
+#   --python   also pytest, PyTorch and mypy
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -143,6 +143,8 @@ unpack_cmake() { run_pip install --target "$1" -r "$2"; }
 
 unpack_pytest() { run_pip install --target "$1" -r "$2"; }
 
+unpack_mypy() { run_pip install --target "$1" -r "$2"; }
+
 # The wheel is for GPUs; without them only its CPU half is used.
 unpack_torch() {
     run_pip install --target "$1" -r "$2"
@@ -193,4 +195,7 @@ case "$(command -v cmake || true)" in
 esac
 if wants --gpu; then install_nccl_library; fi
 if wants --pytest || wants --python; then install_wheels pytest unpack_pytest; fi
-if wants --python; then install_wheels torch unpack_torch; fi
+if wants --python; then
+    install_wheels torch unpack_torch
+    install_wheels mypy unpack_mypy
+fi

@@ -12,7 +12,7 @@ import pathlib
 import tempfile
 from collections.abc import Iterator, Sequence
 
-from testing import command, counts
+from testing import command, counts, python_types
 from testing.gpu_machine import Machine
 from testing.step import ROOT, Counts, Places, Step
 
@@ -60,6 +60,7 @@ def host_steps(places: Places) -> list[Step]:
     steps.append(step("bench-layer", _EXAMPLE_RANKS,
                       ("python3", str(_BENCH), "--alternatives"), example_counts()))
     steps += list(_unchanged_script(places))
+    steps.append(Step("python/types", lambda: python_types.check(places)))
     steps.append(Step("python/wheel", lambda: _wheel(places), needs=("build/lib",)))
     return steps
 

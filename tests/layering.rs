@@ -98,6 +98,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "backend::select",
             "env",
             "error::*",
+            "log",
             "model::*",
             "rule::*",
         ],
@@ -141,6 +142,7 @@ const UNSAFE: &[&str] = &[
     "src/backend/host/window.rs",
     "src/backend/nccl/mod.rs",
     "src/backend/nccl/own.rs",
+    "src/log/sink.rs",
 ];
 
 /// The sources of the ABIs, which have their own unsafe code.

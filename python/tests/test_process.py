@@ -13,7 +13,6 @@ import pytest
 
 import nccl_ep
 from documents import ROOT
-from nccl_ep import tune as function
 from nccl_ep.tuning.progress import Progress
 
 
@@ -28,9 +27,9 @@ def run(*words: str, **settings: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(autouse=True)
-def _on_one_rank(world):
-    if world[0] != 0:
-        pytest.skip("rank 0 does this")
+def _once(world):
+    if world[1] != 1:
+        pytest.skip("the run with one rank does this")
 
 
 def test_groups_that_are_left_at_the_end_of_the_interpreter():
@@ -42,9 +41,11 @@ ids = torch.zeros((1, 1), dtype=torch.int64, device=sys.kept.device)
 sys.handle = sys.kept.create_handle(ids)
 lost = nccl_ep.EpGroup(1, 8, max_tokens_per_rank=1)
 del lost
-print("end", flush=True)
+import nccl_ep.tune  # Replaces the attribute of this name, so the module must be the function.
+try: nccl_ep.tune("times.json", 3)
+except TypeError as error: print(error, flush=True)
 """)
-    assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "shape: must be a MoeShape, not int\n"), done.stderr
     assert done.stderr.count("an EpGroup was not closed") == 1
     assert "Error" not in done.stderr and "ignored" not in done.stderr
 
@@ -67,6 +68,43 @@ for load in (lambda: nccl_ep.EpGroup, lambda: nccl_ep.tune, lambda: nccl_ep.laye
     assert all(re.match(r"nccl_ep\.\w+ needs PyTorch .*pip install torch", line) for line in lines)
 
 
+# Without torch, which takes seconds to import.
+_GROUPS = """
+import nccl_ep
+library = nccl_ep.NCCLLibrary()
+comm = library.ncclCommInitRank(1, library.ncclGetUniqueId(), 0)
+config = nccl_ep.ncclEpGroupConfig_t(version=1, num_experts=1, max_tokens_per_rank=1,
+                                     token_size_bytes=16)
+for _ in range(2):
+    library.ncclEpGroupDestroy(library.ncclEpCreateGroup(comm, config))
+"""
+_LINE = re.compile(r"^[^.:]+:(\d+):\d+ \[0\] NCCL_EP INFO NCCL EP version \d+\.\d+\.\d+\+cuda\S+, "
+                   r"(host|cuda) backend, rank 0 of 1 on 1 node, NCCL \S+ from /\S+, low latency, "
+                   r"1 experts, rows of 16 bytes, at most 1 tokens of a rank, windows [^,]+, "
+                   r"no tuning file$", re.M)
+
+
+@pytest.mark.parametrize("level", ["INFO", "trace", "WARN", "VERSION", "NONE"])
+def test_lines_about_groups(level):
+    """One for each from INFO on; the version alone, once, at VERSION."""
+    printed = run("-c", _GROUPS, NCCL_DEBUG=level, NCCL_EP_TUNING_FILE="").stderr
+    wanted = 2 if level in ("INFO", "trace") else 0
+    assert len(_LINE.findall(printed)) == printed.count("NCCL_EP INFO") == wanted, printed
+    alone = re.findall(r"^NCCL EP version \S+$", printed, re.M)
+    assert len(alone) == (1 if level == "VERSION" else 0)
+
+
+def test_lines_in_a_file(tmp_path):
+    """`%p` is the process; warnings go there, too."""
+    run("-c", _GROUPS + "try: library.ncclEpCreateGroup(None, None)\n"
+        "except nccl_ep.NcclEpError: pass",
+        NCCL_DEBUG="INFO", NCCL_DEBUG_FILE=str(tmp_path / "%p.%%.log"), NCCL_EP_TUNING_FILE="")
+    [path] = tmp_path.iterdir()
+    text = path.read_text()
+    assert [f"{number}.%.log" for number, _ in _LINE.findall(text)] == [path.name] * 2, text
+    assert text.count("NCCL_EP WARN") == 1
+
+
 def documented_command() -> list[str]:
     """The words behind the module's name in docs/python.md."""
     text = (ROOT / "docs" / "python.md").read_text()
@@ -86,14 +124,6 @@ def test_the_command_that_tunes(tmp_path):
     assert [entry["tokens"] for entry in found["entries"]] == [1, 2] * 2
     assert f"NCCL_EP_TUNING_FILE={path}" in done.stdout
     assert done.stdout.count(" tokens: ") == 4
-
-
-def test_the_module_is_the_function_too():
-    """Importing `nccl_ep.tune` replaces the package's attribute of this name."""
-    done = run("-c", "import nccl_ep.tune\ntry: nccl_ep.tune('f', 3)\n"
-                     "except TypeError as error: print(error)")
-    assert done.stdout == "shape: must be a MoeShape, not int\n", done.stderr
-    assert callable(function)
 
 
 class Clock:

@@ -1,15 +1,22 @@
 //! The version, as a number and as the banner that tools look for in the file.
 #![forbid(unsafe_code)]
 
+macro_rules! version {
+    () => {
+        concat!(
+            env!("CARGO_PKG_VERSION"),
+            "+cuda",
+            env!("NCCL_EP_CUDA_VERSION")
+        )
+    };
+}
+
 /// `strings libnccl_ep.so` shows this line; the zeros keep it apart from its neighbours in the file.
 #[used]
-static BANNER: &str = concat!(
-    "\0NCCL EP version ",
-    env!("CARGO_PKG_VERSION"),
-    "+cuda",
-    env!("NCCL_EP_CUDA_VERSION"),
-    "\0"
-);
+static BANNER: &str = concat!("\0NCCL EP version ", version!(), "\0");
+
+/// The version as log lines have it.
+pub const TEXT: &str = concat!("NCCL EP version ", version!());
 
 /// MAJOR * 10000 + MINOR * 100 + PATCH.
 pub fn number() -> i32 {

@@ -124,6 +124,11 @@ impl HtPlan {
         Self { tuning, ..self }
     }
 
+    /// Whether measured grids are in use.
+    pub fn is_tuned(&self) -> bool {
+        !self.tuning.is_empty()
+    }
+
     /// Bytes of the group's region of a window.
     pub fn bytes(&self) -> usize {
         self.bytes

@@ -146,6 +146,11 @@ impl LlPlan {
         Self { tuning, ..self }
     }
 
+    /// Whether measured grids are in use.
+    pub fn is_tuned(&self) -> bool {
+        !self.tuning.is_empty()
+    }
+
     /// The facts of the group.
     pub fn facts(&self) -> &GroupFacts {
         &self.facts

@@ -29,6 +29,8 @@ pub fn number() -> i32 {
 
 #[cfg(test)]
 mod tests {
+    use crate::types;
+
     #[test]
     fn the_number_is_cargos() {
         let part = |text: &str| text.parse::<i32>().unwrap();
@@ -36,5 +38,12 @@ mod tests {
             + part(env!("CARGO_PKG_VERSION_MINOR")) * 100
             + part(env!("CARGO_PKG_VERSION_PATCH"));
         assert_eq!(super::number(), expected);
+        let header = [
+            types::NCCL_EP_MAJOR,
+            types::NCCL_EP_MINOR,
+            types::NCCL_EP_PATCH,
+        ];
+        let [major, minor, patch] = header;
+        assert_eq!(major * 10_000 + minor * 100 + patch, expected, "types.rs");
     }
 }

@@ -79,6 +79,10 @@ def _packages(places: Places) -> list[Step]:
         return (str(ROOT / "c_tests" / "package" / name / "run.sh"), str(places.libraries))
 
     return [
+        Step("package/third-party", (str(ROOT / "scripts" / "third_party.py"), "--check"),
+             counts.exit_status),
+        Step("package/release", (str(ROOT / "c_tests" / "package" / "release" / "run.sh"),),
+             counts.closing_line, ("build/lib",)),
         Step("package/consumer", script("consumer"), counts.closing_line, ("build/lib",)),
         Step("package/drop-in", script("dropin"), counts.closing_line, ("build/lib",), cores=2),
     ]

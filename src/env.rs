@@ -20,6 +20,8 @@ pub struct Env {
     pub ht_chunk_bytes: Option<usize>,
     /// `NCCL_HOSTID`: replaces the machine's boot id when ranks are grouped into nodes.
     pub host_id: Option<String>,
+    /// `NVTX_INJECTION64_PATH`: the library of a profiler that wants to hear of ranges.
+    pub nvtx_injection: Option<String>,
     /// `NCCL_DEBUG`: what is printed.
     pub verbosity: Verbosity,
     /// `NCCL_DEBUG_FILE`: where to, instead of stderr; `%h` and `%p` are not replaced yet.
@@ -78,6 +80,7 @@ impl Env {
                 .and_then(|text| text.trim().parse().ok())
                 .filter(|&bytes| bytes > 0),
             host_id: lookup("NCCL_HOSTID").filter(|id| !id.is_empty()),
+            nvtx_injection: lookup("NVTX_INJECTION64_PATH").filter(|path| !path.is_empty()),
             verbosity: lookup("NCCL_DEBUG")
                 .map_or(Verbosity::Nothing, |level| Verbosity::of(&level)),
             debug_file: lookup("NCCL_DEBUG_FILE").filter(|path| !path.is_empty()),

@@ -18,6 +18,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("env", &["model::*"]),
     ("log", &["env"]),
     ("model", &[]),
+    ("nvtx", &["env"]),
     ("tuning", &["env", "log"]),
     ("rule", &["error::*", "model::*"]),
     ("backend", &["backend::quiet", "error::*", "model::*"]),
@@ -143,6 +144,7 @@ const UNSAFE: &[&str] = &[
     "src/backend/nccl/mod.rs",
     "src/backend/nccl/own.rs",
     "src/log/sink.rs",
+    "src/nvtx.rs",
 ];
 
 /// The sources of the ABIs, which have their own unsafe code.

@@ -93,7 +93,7 @@ impl Mode for LlGroup {
     }
 
     fn is_tuned(&self) -> bool {
-        self.plan().is_tuned()
+        !self.plan().tuning.is_empty()
     }
 }
 
@@ -101,7 +101,7 @@ impl Mode for HtGroup {
     fn close(&self) {}
 
     fn is_tuned(&self) -> bool {
-        self.plan().is_tuned()
+        !self.plan().tuning.is_empty()
     }
 }
 

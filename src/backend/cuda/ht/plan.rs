@@ -51,7 +51,7 @@ pub struct HtPlan {
     /// Offsets from the start of the group's region.
     layout: HtLayout,
     bytes: usize,
-    tuning: Tuning,
+    pub tuning: Tuning,
 }
 
 /// How an operation is launched; the handle's number is not yet in the shape word.
@@ -122,11 +122,6 @@ impl HtPlan {
     pub fn tuned(self, gpu: &str, multiprocessors: u32) -> Self {
         let tuning = Tuning::for_group(gpu, self.facts.ranks, multiprocessors);
         Self { tuning, ..self }
-    }
-
-    /// Whether measured grids are in use.
-    pub fn is_tuned(&self) -> bool {
-        !self.tuning.is_empty()
     }
 
     /// Bytes of the group's region of a window.

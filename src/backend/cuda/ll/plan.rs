@@ -60,7 +60,7 @@ pub struct LlPlan {
     rows_bytes: usize,
     bytes: usize,
     /// Grids measured on this machine; they take precedence over the rules below.
-    tuning: Tuning,
+    pub tuning: Tuning,
 }
 
 /// What the node of this rank has of the group.
@@ -144,11 +144,6 @@ impl LlPlan {
         }
         let tuning = Tuning::for_group(gpu, self.facts.ranks, multiprocessors);
         Self { tuning, ..self }
-    }
-
-    /// Whether measured grids are in use.
-    pub fn is_tuned(&self) -> bool {
-        !self.tuning.is_empty()
     }
 
     /// The facts of the group.

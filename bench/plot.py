@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Draws docs/plots/*.svg: one picture for each mode and number of ranks with any figure, and
-those of the scale model.
+those of the scale model, and those of the guide.
 
 Times of other libraries come from records.json; a point without a line is a single figure.
 """
@@ -13,8 +13,10 @@ import sys
 from typing import Any
 
 import data
+import diagrams
 import plot_ht
 import plot_ll
+import plot_run
 import plot_scale
 
 PLOTS = data.ROOT / "docs" / "plots"
@@ -37,7 +39,7 @@ def main() -> int:
 
 def draw_all(runs: list[data.Run], records: dict[str, Any]) -> dict[str, str]:
     """Pictures by file name."""
-    drawn = plot_scale.draw_all()
+    drawn = {**plot_scale.draw_all(), **diagrams.draw_all(), "one-run.svg": plot_run.draw(records)}
     for algorithm, draw in _DRAW.items():
         ours = [run for run in runs if run.algorithm == algorithm and not run.uneven]
         known = {record["ranks"] for record in records["records"]

@@ -29,6 +29,7 @@ import plot_ht
 import plot_ll
 import run_sweep
 import table
+from selftest_guide import *  # noqa: F403
 from selftest_scale import NodesTest, ScaleBorderTest, ScaleFilesTest, ScaleFormulaTest  # noqa
 
 _LL_SWEEP = ("--algorithm", "ll", "--ranks", "2", "--tokens", "1..4")

@@ -2,7 +2,8 @@
 """Writes the tables of the documents, so that no number in them is typed by hand.
 
 A table stands between the lines `<!-- table: NAME -->` and `<!-- end -->`, where NAME is an entry
-of TABLES and an optional number of ranks. --check changes nothing and fails if one is out of date.
+of TABLES and an optional number, of ranks or tokens. --check changes nothing and fails if one is
+out of date.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from typing import Any
 
 import data
 import tables_ht
+import tables_run
 import tables_scale
 from markdown import NOT_YET, number, table
 
-DOCUMENTS = (data.ROOT / "docs" / "performance.md",
+DOCUMENTS = (data.ROOT / "README.md", data.ROOT / "docs" / "performance.md",
              data.ROOT / "docs" / "development" / "scale-model.md")
 _BLOCK = re.compile(r"(<!-- table: ([a-z]+)(?: (\d+))? -->\n).*?(<!-- end -->)", re.DOTALL)
 _FLOOR_TOKENS = (1, 8, 32, 128, 1024, 4096, 16384)
@@ -32,7 +34,7 @@ def main() -> int:
     parser.add_argument("--results", nargs="*", type=pathlib.Path, default=data.result_files(),
                         metavar="FILE", help="result files (all in bench/results)")
     parser.add_argument("--documents", nargs="*", type=pathlib.Path, default=DOCUMENTS,
-                        metavar="FILE", help="(performance.md and scale-model.md)")
+                        metavar="FILE", help="(README.md, performance.md and scale-model.md)")
     parser.add_argument("--check", action="store_true", help="fail if the document would change")
     arguments = parser.parse_args()
     runs, records = data.load_runs(arguments.results), data.load_records()
@@ -213,6 +215,7 @@ TABLES: dict[str, Callable[[list[data.Run], dict[str, Any], int | None], str]] =
     "uneven": _uneven,
     "peers": _peers,
     **tables_ht.TABLES,
+    **tables_run.TABLES,
     **tables_scale.TABLES,
 }
 

@@ -41,9 +41,7 @@ Block::Block(const Grid& grid, uint32_t index, uint8_t* dynamic_shared, Fibers& 
     for (std::vector<uint64_t>& values : whole_.values) {
         values.resize(grid.threads);
     }
-    while (fibers_.size() < grid.threads) {
-        fibers_.push_back(std::make_unique<Fiber>());
-    }
+    fibers_.Reserve(grid.threads);
     current_block_ = this;
     NameRunningThreadBy(&RunningThread);
 }
@@ -59,7 +57,7 @@ void Block::Run(const std::function<void()>& kernel) {
     kernel_ = &kernel;
     alive_ = grid_.threads;
     for (uint32_t i = 0; i < grid_.threads; ++i) {
-        fibers_[i]->Prepare(&ThreadMain);
+        fibers_[i].Prepare(&ThreadMain);
         ready_.push_back(i);
     }
     while (alive_ != 0) {
@@ -68,8 +66,10 @@ void Block::Run(const std::function<void()>& kernel) {
         }
         stores_.Step();
         thread_ = PickReady();
-        fibers_[thread_]->Enter();
-        if (!threads_[thread_].has_ended && threads_[thread_].waits_at == nullptr) {
+        fibers_[thread_].Enter();
+        if (threads_[thread_].has_ended) {
+            fibers_[thread_].CheckCanary();
+        } else if (threads_[thread_].waits_at == nullptr) {
             ready_.push_back(thread_);
         }
     }
@@ -86,7 +86,7 @@ uint32_t Block::PickReady() {
     return picked;
 }
 
-void Block::SwitchOut() { fibers_[thread_]->Leave(); }
+void Block::SwitchOut() { fibers_[thread_].Leave(); }
 
 // The thread's kernel has returned: barriers and warp operations go on without it.
 void Block::EndThread() {

@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -37,9 +36,6 @@ struct Grid {
     uint64_t seed;
     std::chrono::steady_clock::time_point deadline;
 };
-
-// One fiber per thread. They outlive a block: mapping stacks takes longer than a small kernel.
-using Fibers = std::vector<std::unique_ptr<Fiber>>;
 
 class Block {
    public:

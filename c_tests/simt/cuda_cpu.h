@@ -49,6 +49,11 @@ inline int __syncthreads_and(int vote) {
     return std::count(votes.begin(), votes.end(), 1u) == 0 ? 1 : 0;
 }
 
+// ---- Arithmetic ---------------------------------------------------------------------------------
+// Each rounded by itself, to nearest: as on x86 anyway, where nothing is fused.
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
+
 // ---- Warps ------------------------------------------------------------------------------------
 namespace simt {
 

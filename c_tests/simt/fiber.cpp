@@ -1,7 +1,10 @@
-// The switch itself, and the stacks: mapped lazily, with a page below each that catches overflow.
+// The switch itself, and the stacks. Many lie in one mapping, since a process may have only so many
+// (vm.max_map_count): so no page guards a stack, but words at its low end tell of an overflow.
 #include "fiber.h"
 
 #include <sys/mman.h>
+
+#include <string>
 
 #include "failure.h"
 
@@ -36,33 +39,74 @@ extern "C" void simt_switch(void** save, void* load);
 namespace simt {
 namespace {
 
-constexpr std::size_t kStackBytes = 96 * 1024;
-constexpr std::size_t kGuardBytes = 4096;
+constexpr std::size_t kPage = 4096;
+// An odd number of pages, so that the stacks' tops do not share a few sets of a cache.
+constexpr std::size_t kStackBytes = 25 * kPage;
+constexpr std::size_t kStacksPerMapping = 32;
 constexpr std::size_t kSavedRegisters = 6;
+constexpr uint64_t kCanary = 0x5afe57ac5afe57ac;
+constexpr std::size_t kCanaryWords = 8;
+// The stacks of a mapping begin so far behind its first byte: a stack's canary lies in the page in
+// which the stack below it begins, and so takes no page of its own.
+constexpr std::size_t kFirstStack = kPage - kCanaryWords * sizeof(uint64_t);
+
+uint8_t* MapStacks() {
+    const std::size_t bytes = kPage + kStacksPerMapping * kStackBytes;
+    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) {
+        Fail("no memory for the stacks of threads");
+    }
+    // A huge page would make all of 20 stacks resident. Kernels without them refuse the advice.
+    madvise(memory, bytes, MADV_NOHUGEPAGE);
+    return static_cast<uint8_t*>(memory) + kFirstStack;
+}
+
+[[noreturn]] void FailForStack() {
+    Fail("the thread has used more than the " + std::to_string(kStackBytes) +
+         " bytes of its stack");
+}
 
 }  // namespace
 
-Fiber::Fiber() {
-    void* memory = mmap(nullptr, kStackBytes + kGuardBytes, PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED || mprotect(memory, kGuardBytes, PROT_NONE) != 0) {
-        Fail("no memory for the stack of a thread");
+Fiber::Fiber(uint8_t* stack) : canary_(reinterpret_cast<uint64_t*>(stack)) {
+    for (std::size_t i = 0; i < kCanaryWords; ++i) {
+        canary_[i] = kCanary;
     }
-    memory_ = static_cast<uint8_t*>(memory);
 }
-
-Fiber::~Fiber() { munmap(memory_, kStackBytes + kGuardBytes); }
 
 void Fiber::Prepare(void (*body)()) {
     // The switch pops the registers and returns into `body`, which then finds its stack as after a
     // call: 8 bytes below a multiple of 16.
-    void** top = reinterpret_cast<void**>(memory_ + kGuardBytes + kStackBytes) - 2;
+    void** top = reinterpret_cast<void**>(canary_) + kStackBytes / sizeof(void*) - 2;
     *top = reinterpret_cast<void*>(body);
     fiber_top_ = top - kSavedRegisters;
 }
 
-void Fiber::Enter() { simt_switch(&caller_top_, fiber_top_); }
+void Fiber::Enter() {
+    simt_switch(&caller_top_, fiber_top_);
+    if (fiber_top_ < static_cast<void*>(canary_)) {
+        FailForStack();
+    }
+}
+
+void Fiber::CheckCanary() const {
+    for (std::size_t i = 0; i < kCanaryWords; ++i) {
+        if (canary_[i] != kCanary) {
+            FailForStack();
+        }
+    }
+}
 
 void Fiber::Leave() { simt_switch(&fiber_top_, caller_top_); }
+
+void Fibers::Reserve(std::size_t count) {
+    while (fibers_.size() < count) {
+        uint8_t* stacks = MapStacks();
+        for (std::size_t i = 0; i < kStacksPerMapping; ++i) {
+            fibers_.emplace_back(stacks + i * kStackBytes);
+        }
+    }
+}
 
 }  // namespace simt

@@ -5,28 +5,42 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace simt {
 
 // A stack, and where it was left.
 class Fiber {
    public:
-    Fiber();
-    ~Fiber();
-    Fiber(const Fiber&) = delete;
-    Fiber& operator=(const Fiber&) = delete;
+    // `stack` is its lowest byte.
+    explicit Fiber(uint8_t* stack);
 
     // Makes the next Enter start `body`, which must end with Leave.
     void Prepare(void (*body)());
     // Runs the fiber until it leaves; called outside of fibers, always on the same OS thread.
+    // Refuses one that leaves from below its stack.
     void Enter();
     // Goes back to the caller of Enter; called inside the fiber.
     void Leave();
+    // Refuses one that has been below its stack. Not part of Enter, which it would slow by a tenth.
+    void CheckCanary() const;
 
    private:
-    uint8_t* memory_;
+    uint64_t* canary_;
     void* fiber_top_ = nullptr;
     void* caller_top_ = nullptr;
+};
+
+// The fibers of an OS thread, one for each thread of a block. They stay as long as the process, as
+// that thread does: mapping stacks takes longer than a small kernel.
+class Fibers {
+   public:
+    // Makes sure that there are `count`.
+    void Reserve(std::size_t count);
+    Fiber& operator[](std::size_t index) { return fibers_[index]; }
+
+   private:
+    std::vector<Fiber> fibers_;
 };
 
 }  // namespace simt

@@ -282,6 +282,18 @@ __device__ __forceinline__ uint32_t bf16x2_from_f32(float low, float high) {
     return bits;
 }
 
+// Chips before sm_89 round to e4m3 by integers (e4m3.cuh).
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+#define NCCL_EP_HAS_E4M3 1
+
+// Two values, the first in the low byte.
+__device__ __forceinline__ uint32_t e4m3x2_from_f32(float low, float high) {
+    uint16_t bits;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(bits) : "f"(high), "f"(low));
+    return bits;
+}
+#endif
+
 // Every polling loop calls this once per turn. Nothing to do on a GPU, where other warps run anyway;
 // where kernels run on a CPU it lets the other threads go on.
 __device__ __forceinline__ void spin_hint() {}

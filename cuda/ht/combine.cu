@@ -259,7 +259,9 @@ __device__ void gather_gradients(const Block& block, uint32_t token, const Token
     }
     word = block.partials.gradient(token, block.common.handle.top_k, word, columns);
     if (lane_idx() < columns) {
-        block.params.out_gradients[uint64_t{token} * columns + lane_idx()] = __uint_as_float(word);
+        // The place is found again: kept during the sum, it would cost registers.
+        const auto place = block.scope.place(block.common, token);
+        block.scope.gradients(block.params, place, token)[lane_idx()] = __uint_as_float(word);
     }
 }
 
@@ -277,8 +279,8 @@ __device__ void sum_tokens(const Block& block) {
         if (!wait_for_parts(block, entries, part)) {
             break;
         }
-        Vec16* out =
-            reinterpret_cast<Vec16*>(block.params.out + row_format(common).offset(token));
+        Vec16* out = reinterpret_cast<Vec16*>(block.scope.row_of_token(
+            block.params.out, row_format(common), block.scope.place(common, token), token));
         const uint8_t* partial = block.partials.row(row_format(common), token, lane_idx());
         for (uint32_t first = 0; first < vecs; first += kVecs * kWarpSize) {
             sum_chunk<Type>(block, token, entries.firsts, part, partial, first, out);

@@ -34,6 +34,8 @@ struct SharedStorage {
 
 template <typename Scope>
 struct Block {
+    using Place = typename Scope::Place;
+
     const HtDispatchParams& params;
     Scope scope;
     const HtCommon& common;
@@ -49,11 +51,14 @@ struct Block {
     __device__ uint32_t rank() const { return common.peers.rank; }
     __device__ uint32_t ranks() const { return common.peers.ranks; }
     __device__ uint32_t top_k() const { return common.handle.top_k; }
-    __device__ GivenRouting given_routing(uint32_t token) const {
-        if (params.topk_idx == nullptr || token >= common.handle.tokens) {
+    __device__ GivenRouting given_routing(uint32_t token, Place place) const {
+        if (!scope.has_routing(params) || token >= common.handle.tokens) {
             return {};
         }
-        return {params.topk_idx, params.weights, token, top_k()};
+        return {scope.routing(params, place, token), top_k()};
+    }
+    __device__ const uint8_t* row_of_token(uint32_t token, Place place) const {
+        return scope.row_of_token(params.tokens, row_format(common), place, token);
     }
     __device__ uint8_t* out_row(uint32_t row) const {
         return params.out + row_format(common).offset(row);
@@ -72,66 +77,69 @@ __device__ __forceinline__ void write_routing(const Block& block, uint32_t row,
 }
 
 template <typename Block>
-__device__ __forceinline__ void load_chunk(const Block& block, uint32_t token, uint32_t offset,
-                                           Staging& staging) {
-    const RowFormat row = row_format(block.common);
-    staging.load(block.params.tokens + row.offset(token) + offset, row.chunk_at(offset), nullptr,
-                 0);
+__device__ __forceinline__ void load_chunk_of(const Block& block, const uint8_t* row,
+                                              uint32_t offset, Staging& staging) {
+    staging.load(row + offset, row_format(block.common).chunk_at(offset), nullptr, 0);
 }
 
 // ---- Sending -----------------------------------------------------------------------------------
 
 // What is known of a token: loaded well before it is needed, as loads wait behind the SM's stores.
+template <typename Block>
 struct Upcoming {
     uint32_t token;
+    typename Block::Place place;
     HtEntry entry;
     GivenRouting given;
 };
 
 // A token that a warp is about to send, and in each lane that is a rank's first, where it goes there.
+template <typename Block>
 struct Outgoing {
     uint32_t token;
+    typename Block::Place place;
     TokenEntries entries;
     GivenRouting given;
 
-    template <typename Block>
     __device__ bool is_left(const Block& block) const {
         return token < block.common.handle.tokens;
     }
-    template <typename Block>
     __device__ bool goes_to_peer(const Block& block) const {
         return entries.is_first() && static_cast<uint32_t>(entries.rank) != block.rank();
     }
-    template <typename Block>
     __device__ uint32_t to_peers(const Block& block) const {
         return __ballot_sync(kAllLanes, goes_to_peer(block));
     }
-    template <typename Block>
+    __device__ void load_chunk(const Block& block, uint32_t offset, Staging& staging) const {
+        load_chunk_of(block, block.row_of_token(token, place), offset, staging);
+    }
     __device__ uint32_t sequence(const Block& block) const {
         return block.shared.pairs.sent[entries.rank] + entries.entry.index;
     }
 };
 
 template <typename Block>
-__device__ __forceinline__ Upcoming next_token(const Block& block) {
+__device__ __forceinline__ Upcoming<Block> next_token(const Block& block) {
     const uint32_t token = block.senders.next_unit(&block.shared.next_token);
-    return {token, TokenEntries::load_entry(block.common.handle, token),
-            block.given_routing(token)};
+    const typename Block::Place place = block.scope.place(block.common, token);
+    return {token, place, TokenEntries::load_entry(block.common.handle, token),
+            block.given_routing(token, place)};
 }
 
 // Takes the next token that goes to any peer, and starts loading its row. `upcoming` is the warp's.
 template <typename Block>
-__device__ __forceinline__ Outgoing fetch(const Block& block, Upcoming& upcoming,
-                                          Staging& staging) {
+__device__ __forceinline__ Outgoing<Block> fetch(const Block& block, Upcoming<Block>& upcoming,
+                                                 Staging& staging) {
     for (;;) {
-        const Outgoing outgoing = {upcoming.token, {block.common, upcoming.entry}, upcoming.given};
+        const Outgoing<Block> outgoing = {
+            upcoming.token, upcoming.place, {block.common, upcoming.entry}, upcoming.given};
         if (!outgoing.is_left(block)) {
             return outgoing;
         }
         upcoming = next_token(block);
         if (outgoing.to_peers(block) != 0) {
             staging.wait_reusable();
-            load_chunk(block, outgoing.token, 0, staging);
+            outgoing.load_chunk(block, 0, staging);
             return outgoing;
         }
     }
@@ -139,7 +147,7 @@ __device__ __forceinline__ Outgoing fetch(const Block& block, Upcoming& upcoming
 
 // Prepares the tails, one for each peer.
 template <typename Block>
-__device__ void write_tails(const Block& block, const Outgoing& outgoing, Staging& staging) {
+__device__ void write_tails(const Block& block, const Outgoing<Block>& outgoing, Staging& staging) {
     const float weight =
         outgoing.given.weight_of(block.scope.id_of(block.common, outgoing.entries), block.top_k());
     uint64_t* tail = reinterpret_cast<uint64_t*>(staging.tails());
@@ -154,14 +162,15 @@ __device__ void write_tails(const Block& block, const Outgoing& outgoing, Stagin
 
 // Whether the row has a credit of the lane's peer, if it goes to one.
 template <typename Block>
-__device__ __forceinline__ bool has_credit(const Block& block, const Outgoing& outgoing) {
+__device__ __forceinline__ bool has_credit(const Block& block, const Outgoing<Block>& outgoing) {
     return !outgoing.goes_to_peer(block) ||
            has_credit(block.shared.pairs, outgoing.entries.rank, outgoing.sequence(block));
 }
 
 // Waits until the row has the credits of all its peers, after posting what has departed.
 template <typename Block>
-__device__ bool wait_for_credits(const Block& block, const Outgoing& outgoing, NotifyQueue& queue) {
+__device__ bool wait_for_credits(const Block& block, const Outgoing<Block>& outgoing,
+                                 NotifyQueue& queue) {
     if (__ballot_sync(kAllLanes, has_credit(block, outgoing)) == kAllLanes) {
         return true;
     }
@@ -179,7 +188,7 @@ __device__ bool wait_for_credits(const Block& block, const Outgoing& outgoing, N
 
 // Stores the row, whose first chunk was loaded, and its tails to all its peers.
 template <typename Block>
-__device__ void store_row(const Block& block, const Outgoing& outgoing, Staging& staging) {
+__device__ void store_row(const Block& block, const Outgoing<Block>& outgoing, Staging& staging) {
     const HtCommon& common = block.common;
     const RowFormat row = row_format(common);
     Remote<uint8_t> slot;
@@ -192,7 +201,7 @@ __device__ void store_row(const Block& block, const Outgoing& outgoing, Staging&
         if (offset != 0) {
             staging.commit();
             staging.wait_reusable();
-            load_chunk(block, outgoing.token, offset, staging);
+            outgoing.load_chunk(block, offset, staging);
         }
         staging.wait_loaded();
         for (uint32_t left = peers; left != 0; left &= left - 1) {
@@ -210,8 +219,8 @@ __device__ void store_row(const Block& block, const Outgoing& outgoing, Staging&
 
 template <typename Block>
 __device__ void send_rows(const Block& block, Staging& staging, NotifyQueue& queue) {
-    Upcoming upcoming = next_token(block);
-    Outgoing outgoing = fetch(block, upcoming, staging);
+    Upcoming<Block> upcoming = next_token(block);
+    Outgoing<Block> outgoing = fetch(block, upcoming, staging);
     while (outgoing.is_left(block)) {
         if (block.common.shape.tail_bytes != 0) {
             write_tails(block, outgoing, staging);
@@ -223,7 +232,7 @@ __device__ void send_rows(const Block& block, Staging& staging, NotifyQueue& que
             break;
         }
         store_row(block, outgoing, staging);
-        const Outgoing next = fetch(block, upcoming, staging);
+        const Outgoing<Block> next = fetch(block, upcoming, staging);
         const bool to_peer = outgoing.goes_to_peer(block);
         queue.depart(to_peer, outgoing.entries.rank, to_peer ? outgoing.sequence(block) : 0);
         outgoing = next;
@@ -246,16 +255,17 @@ __device__ bool keep_token(const Block& block, uint32_t token, Staging& staging)
     const uint32_t lane = __ffs(own) - 1;
     const uint32_t index = __shfl_sync(kAllLanes, entries.entry.index, lane);
     const uint32_t row = block.scope.row(block.shared.pairs, block.rank(), index);
+    const typename Block::Place place = block.scope.place(block.common, token);
     for (uint32_t offset = 0; block.keeps_rows && offset < format.bytes;
          offset += format.chunk_bytes) {
         staging.wait_reusable();
-        load_chunk(block, token, offset, staging);
+        load_chunk_of(block, block.row_of_token(token, place), offset, staging);
         staging.wait_loaded();
         staging.store(block.out_row(row) + offset, format.chunk_at(offset));
         staging.commit();
     }
-    if (block.params.topk_idx != nullptr) {
-        const float weight = block.given_routing(token).weight_of(
+    if (block.scope.has_routing(block.params)) {
+        const float weight = block.given_routing(token, place).weight_of(
             block.scope.id_of(block.common, entries), block.top_k());
         const RoutingEntry routing(block.common, entries, lane, weight);
         write_routing(block, row, routing);

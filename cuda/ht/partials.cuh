@@ -4,7 +4,7 @@
 
 #include "../base/row.cuh"
 #include "../base/warp.cuh"
-#include "../params/ht_nodes.h"
+#include "messages.cuh"
 
 namespace nccl_ep {
 
@@ -22,9 +22,9 @@ struct NodePartials {
     __device__ uint32_t nodes() const { return from.others; }
     // Where the sum of node `other` for `token` lies; NULL if it has none.
     __device__ const uint8_t* row(const RowFormat& format, uint32_t token, uint32_t other) const {
-        uint64_t number = 0;
+        uint32_t number = 0;
         return other < from.others && has_row(token, other, number)
-                   ? from.rows + format.offset(number)
+                   ? first_row_of(from.messages, other) + format.offset(number)
                    : nullptr;
     }
     // The gradient of this lane's column; `here` are those of the experts on this node, one in each lane, of
@@ -42,18 +42,19 @@ struct NodePartials {
             return 0;
         }
         const uint32_t node = home >> HT_HOME_BITS;
-        uint64_t number = 0;
+        uint32_t number = 0;
         if (node == 0 || !has_row(token, node - 1, number)) {
             return node == 0 ? of_lane : 0;
         }
-        return __float_as_uint(from.gradients[number * columns + place]);
+        const uint8_t* tail = tail_of(from.messages, node - 1, number);
+        return __float_as_uint(reinterpret_cast<const float*>(tail)[place]);
     }
 
    private:
-    __device__ bool has_row(uint32_t token, uint32_t other, uint64_t& number) const {
+    __device__ bool has_row(uint32_t token, uint32_t other, uint32_t& number) const {
         const uint32_t spot = from.spots[uint64_t{other} * from.tokens + token];
         const uint32_t before = from.departing[other * from.chunk_ends];
-        number = uint64_t{other} * from.room + spot - before;
+        number = spot - before;
         return spot != HT_NONE;
     }
 };

@@ -4,7 +4,7 @@
 // It goes through their tokens by chunk, then by source, so that a chunk's rows follow each other in the
 // sequences between ranks. route_nodes.cu has numbered each source by itself. Here a block takes pieces, each a
 // chunk of a source: it moves its entries to their place and adds the rows before the piece to their
-// indices. Other blocks note for each expert of an own token on which node it is, and its place among the
+// indices, and notes whose each token is. Other blocks note for each expert of an own token on which node it is, and its place among the
 // token's experts there: so gradients that return from other nodes find their columns.
 
 #include "../base/expert.cuh"
@@ -73,7 +73,11 @@ __device__ void place_piece(const Block& block, uint32_t source, uint32_t chunk)
     }
     __syncthreads();
     const uint32_t first = block.tokens_before(source, chunk);
-    const uint64_t count = uint64_t{block.tokens_before(source, chunk + 1) - first} * handle.top_k;
+    const uint32_t tokens = block.tokens_before(source, chunk + 1) - first;
+    for (uint32_t i = threadIdx.x; i < tokens; i += HT_PLACE_THREADS) {
+        handle.origins[block.shared.first_token + i] = {source - 1, first + i};
+    }
+    const uint64_t count = uint64_t{tokens} * handle.top_k;
     const uint64_t from = uint64_t{handle.firsts[source] + first} * handle.top_k;
     const uint64_t to = uint64_t{block.shared.first_token} * handle.top_k;
     for (uint64_t i = threadIdx.x; i < count; i += HT_PLACE_THREADS) {

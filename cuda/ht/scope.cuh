@@ -4,14 +4,38 @@
 // row of the output. On several nodes a token's experts are numbered by local rank and local expert.
 #pragma once
 
-#include "../params/ht_nodes.h"
 #include "entries.cuh"
+#include "messages.cuh"
+#include "tail.cuh"
 
 namespace nccl_ep {
 
 // A group on one node.
 struct AllRows {
+    // Where a token of the launch is, if the token does not say so itself.
+    struct Place {};
+
     __device__ bool is_own() const { return true; }
+    __device__ Place place(const HtCommon&, uint32_t) const { return {}; }
+    // The row of `token` among `rows`.
+    template <typename Byte>
+    __device__ __forceinline__ Byte* row_of_token(Byte* rows, const RowFormat& format, Place,
+                                                  uint32_t token) const {
+        return rows + format.offset(token);
+    }
+    // Its ids and weights, if any token of the launch has some.
+    __device__ bool has_routing(const HtDispatchParams& params) const {
+        return params.topk_idx != nullptr;
+    }
+    __device__ __forceinline__ RoutingAt routing(const HtDispatchParams& params, Place,
+                                                 uint32_t token) const {
+        const uint64_t first = uint64_t{token} * params.common.handle.top_k;
+        return {params.topk_idx + first, params.weights + first};
+    }
+    // Where its gradients go.
+    __device__ float* gradients(const HtCombineParams& params, Place, uint32_t token) const {
+        return params.out_gradients + uint64_t{token} * params.columns;
+    }
     __device__ uint32_t total(const HtCommon& common) const {
         return common.handle.begins[common.peers.ranks];
     }
@@ -39,7 +63,42 @@ struct AllRows {
 struct RowsOfPass {
     const HtPass& pass;
 
+    // A message, and the token's number in it; own tokens are as in a message of their own.
+    struct Place {
+        uint32_t message;
+        uint32_t index;
+    };
+
     __device__ bool is_own() const { return pass.is_own != 0; }
+    __device__ Place place(const HtCommon& common, uint32_t token) const {
+        if (pass.origins == nullptr || token >= common.handle.tokens) {
+            return {0, token};
+        }
+        const HtOrigin origin = pass.origins[token];
+        return {origin.source, origin.index - pass.starts[origin.source * pass.chunk_ends]};
+    }
+    template <typename Byte>
+    __device__ __forceinline__ Byte* row_of_token(Byte* rows, const RowFormat& format, Place place,
+                                                  uint32_t) const {
+        return rows + place.message * pass.messages.stride + format.offset(place.index);
+    }
+    __device__ bool has_routing(const HtDispatchParams& params) const {
+        return is_own() ? params.topk_idx != nullptr : pass.messages.tail_bytes != 0;
+    }
+    __device__ __forceinline__ RoutingAt routing(const HtDispatchParams& params, Place place,
+                                                 uint32_t token) const {
+        if (is_own()) {
+            return AllRows{}.routing(params, {}, token);
+        }
+        const auto* ids =
+            reinterpret_cast<const int64_t*>(tail_of(pass.messages, place.message, place.index));
+        return {ids, reinterpret_cast<const float*>(ids + params.common.handle.top_k)};
+    }
+    __device__ float* gradients(const HtCombineParams& params, Place place, uint32_t token) const {
+        return is_own() ? AllRows{}.gradients(params, {}, token)
+                        : reinterpret_cast<float*>(
+                              tail_of(pass.messages, place.message, place.index));
+    }
     __device__ uint32_t total(const HtCommon&) const { return *pass.total; }
     __device__ PairRows rows(const HtCommon& common, uint32_t peer, bool has_ring) const {
         // From this rank itself the entries' indices count, from others those of the scheduler.
@@ -60,7 +119,8 @@ struct RowsOfPass {
     __device__ bool heads_fit(const HtCommon& common, const HtPairs& pairs) const {
         bool fit = true;
         for (uint32_t i = threadIdx.x; i < pass.head_count; i += blockDim.x) {
-            fit = fit && head_fits(common, pass.heads[i], pass.head_ranks[i], pairs.operation);
+            fit = fit && head_fits(common, *head_of(pass.heads, i), pass.head_ranks[i],
+                                   pairs.operation);
         }
         return __syncthreads_and(fit ? 1 : 0) != 0;
     }

@@ -38,17 +38,22 @@ struct RoutingEntry {
     }
 };
 
+// Where the ids and weights of a token are.
+struct RoutingAt {
+    const int64_t* ids;
+    const float* weights;
+};
+
 // The ids and weights of a token as the caller gives them, one of each per lane.
 struct GivenRouting {
     int64_t id = -1;
     float weight = 0.0f;
 
     __device__ GivenRouting() {}
-    __device__ GivenRouting(const int64_t* ids, const float* weights, uint32_t token,
-                            uint32_t top_k) {
+    __device__ GivenRouting(const RoutingAt& at, uint32_t top_k) {
         if (lane_idx() < top_k) {
-            id = ids[uint64_t{token} * top_k + lane_idx()];
-            weight = weights[uint64_t{token} * top_k + lane_idx()];
+            id = at.ids[lane_idx()];
+            weight = at.weights[lane_idx()];
         }
     }
 

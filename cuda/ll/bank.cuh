@@ -28,13 +28,16 @@ struct Bank {
         return {base + row_format(common.shape).offset(slot),
                 as<uint64_t>(base + common.layout.flags) + uint64_t{slot} * common.shape.chunks};
     }
-    // Rows of `source` per local expert, then its tokens, then its signature.
+    // Rows of `source` per local expert, then its tokens, its signature, and its scales word if it has one.
     __device__ Address<uint64_t> counts(uint32_t source) const {
         return as<uint64_t>(base + common.layout.counts) +
                source * (common.shape.local_experts + LL_COUNTS_BESIDE_EXPERTS);
     }
     __device__ Address<uint64_t> signature(uint32_t source) const {
         return counts(source) + common.shape.local_experts + 1;
+    }
+    __device__ Address<uint64_t> scales_word(uint32_t source) const {
+        return counts(source) + common.shape.local_experts + 2;
     }
     // What `source` says about each entry of its token `token`.
     __device__ Address<uint64_t> entries(uint32_t source, uint32_t token) const {

@@ -99,10 +99,11 @@ struct ChunkData {
     }
 };
 
-// A warp sends a chunk; `has_mark` is that of the data.
-template <typename Op>
+// A warp sends a chunk; `has_mark` is that of the data. Chunks and data may also be those of rows with scales
+// (scaled_chunk.cuh).
+template <typename Op, typename Chunk, typename Data>
 __device__ __forceinline__ void send(const Op& op, const BankRow<Remote>& to, const Chunk& chunk,
-                                     const ChunkData& data, bool has_mark) {
+                                     const Data& data, bool has_mark) {
     data.put_to(to.data, chunk);
     if (has_mark) {
         __syncwarp();
@@ -114,7 +115,7 @@ __device__ __forceinline__ void send(const Op& op, const BankRow<Remote>& to, co
 
 // A lane waits until the end of a chunk has come from `peer`; the rest follows soon. Cheap, where polling
 // for the whole chunk would take bandwidth from warps that still work.
-template <typename Op>
+template <typename Op, typename Chunk>
 __device__ __forceinline__ void wait_for_end(const Op& op, const BankRow<Own>& from,
                                              const Chunk& chunk, uint32_t peer) {
     const uint32_t* last = reinterpret_cast<const uint32_t*>(from.data + chunk.offset) +
@@ -131,9 +132,9 @@ __device__ __forceinline__ void wait_for_end(const Op& op, const BankRow<Own>& f
 
 // Completes what load_arriving of `from` returned, waiting for `peer` while something is missing, and makes
 // the bank ready for its next use. After a failed wait the data is arbitrary; the group has failed then.
-template <typename Op>
+template <typename Op, typename Chunk, typename Data>
 __device__ __forceinline__ void take(const Op& op, const BankRow<Own>& from, const Chunk& chunk,
-                                     uint32_t peer, ChunkData& data) {
+                                     uint32_t peer, Data& data) {
     if (data.has_mark(chunk)) {
         uint32_t polls = 0;
         bool flagged = false;
@@ -151,7 +152,7 @@ __device__ __forceinline__ void take(const Op& op, const BankRow<Own>& from, con
             st_relaxed_sys(from.flags + chunk.index, 0);
         }
     }
-    ChunkData marks;
+    Data marks;
     marks.fill(kMark);
     marks.store(from.data, chunk);
 }

@@ -1,7 +1,7 @@
 // What all functions of a dispatch see: the operation, and the sources (nodes.cuh) whose rows it sends.
 #pragma once
 
-#include "chunk.cuh"
+#include "dispatch_rows.cuh"
 #include "scheduler.cuh"
 #include "slots.cuh"
 
@@ -22,12 +22,20 @@ struct SharedStorage {
     uint64_t begins_known;
 };
 
+// A dispatch of rows of one kind (dispatch_rows.cuh).
+template <typename Nodes, typename RowsOfKind>
+struct DispatchOperation : Operation<Nodes> {
+    using Rows = RowsOfKind;
+    using Operation<Nodes>::Operation;
+};
+
 // What all functions of the kernel see.
 template <typename Op>
 struct Block {
     const LlDispatchParams& params;
     const LlShape& shape;
     const Op& op;
+    const typename Op::Rows& rows;
     SharedStorage& shared;
     // Of each rank.
     uint32_t* tokens_of;

@@ -95,6 +95,9 @@ __device__ void notify_counts(const Block<Op>& block, const typename Op::Source&
             put_value(bank.counts(source.rank()) + i, op.packet(count));
         }
         if (threadIdx.x == 0) {
+            if constexpr (Op::Rows::kScaled) {
+                put_value(bank.scales_word(source.rank()), op.packet(op.common.scales_word));
+            }
             put_value(bank.signature(source.rank()), op.packet(op.common.signature));
         }
     }
@@ -109,6 +112,9 @@ __device__ uint32_t wait_for_tokens(const Block<Op>& block, uint32_t source) {
     }
     if (block.receivers.index() == 0) {
         check_signature(op, source);
+        if constexpr (Op::Rows::kScaled) {
+            check_scales(op, source);
+        }
     }
     const uint32_t claimed =
         wait_for_packet(op.common, op.here().counts(source) + block.shape.local_experts,

@@ -11,7 +11,7 @@ __device__ void run(const LlGatesParams& params) {
     const Operation<SeveralNodes> op(common, {params.combine.nodes, true});
     if (blockIdx.x == 0 && threadIdx.x == 0) {
         *reinterpret_cast<LlHello*>(params.message) = {
-            params.combine.nodes.handle, common.shape.tokens, common.signature, common.channel};
+            params.combine.nodes.handle, common.shape.tokens, common.signature, common.channel, 0, {}};
     }
     float* weights = reinterpret_cast<float*>(body_of(params.message));
     const uint32_t top_k = common.shape.top_k;

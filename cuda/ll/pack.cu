@@ -1,26 +1,55 @@
 // What a dispatch sends to the ranks that carry this one on other nodes: a head, the rows and the ids, as one
-// message. Each message costs the network its latency, and a copy of all rows costs less than one.
+// message. Each message costs the network its latency, and a copy of all rows costs less than one. Rows with scales
+// are written as they travel, so a cast is made here, and only here.
 
-#include "nodes.cuh"
+#include "dispatch_rows.cuh"
 
 namespace nccl_ep::ll_pack_impl {
 
-__device__ void run(const LlPackParams& params) {
+__device__ void write_head(const LlPackParams& params) {
     if (blockIdx.x == 0 && threadIdx.x == 0) {
         *reinterpret_cast<LlHello*>(params.message) = params.head;
     }
-    uint8_t* body = body_of(params.message);
+}
+
+__device__ void write_ids(const LlPackParams& params) {
+    int64_t* ids = reinterpret_cast<int64_t*>(body_of(params.message) + params.row_bytes);
+    const uint64_t threads = uint64_t{gridDim.x} * blockDim.x;
+    for (uint64_t i = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < params.num_ids;
+         i += threads) {
+        ids[i] = params.ids[i];
+    }
+}
+
+__device__ void run(const LlPackParams& params) {
+    write_head(params);
+    Vec16* rows = reinterpret_cast<Vec16*>(body_of(params.message));
     const uint64_t first = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     const uint64_t threads = uint64_t{gridDim.x} * blockDim.x;
-    Vec16* rows = reinterpret_cast<Vec16*>(body);
 #pragma unroll 4
     for (uint64_t i = first; i < params.row_bytes / sizeof(Vec16); i += threads) {
         rows[i] = ld_const(reinterpret_cast<const Vec16*>(params.rows) + i);
     }
-    int64_t* ids = reinterpret_cast<int64_t*>(body + params.row_bytes);
-    for (uint64_t i = first; i < params.num_ids; i += threads) {
-        ids[i] = params.ids[i];
+    write_ids(params);
+}
+
+// A warp per chunk of a row.
+template <typename Rows>
+__device__ void run_scaled(const LlScaledPackParams& params) {
+    const LlShape& shape = params.shape;
+    const Rows rows{params.rows};
+    write_head(params.pack);
+    const uint32_t units = shape.tokens * shape.chunks;
+    for (uint32_t unit = blockIdx.x * num_warps() + warp_idx(); unit < units;
+         unit += gridDim.x * num_warps()) {
+        const uint32_t token = unit / shape.chunks;
+        const ScaledChunk chunk = rows.chunk(shape, unit % shape.chunks);
+        typename Rows::Fetched fetched;
+        rows.fetch(shape, params.pack.rows, token, chunk, fetched);
+        uint8_t* to = body_of(params.pack.message) + row_format(shape).offset(token);
+        rows.as_sent(fetched, chunk).store(to, chunk);
     }
+    write_ids(params.pack);
 }
 
 }  // namespace nccl_ep::ll_pack_impl
@@ -28,4 +57,24 @@ __device__ void run(const LlPackParams& params) {
 extern "C" __global__ void __launch_bounds__(nccl_ep::LL_PACK_THREADS)
     ll_pack(const __grid_constant__ nccl_ep::LlPackParams params) {
     nccl_ep::ll_pack_impl::run(params);
+}
+
+extern "C" __global__ void __launch_bounds__(nccl_ep::LL_PACK_THREADS)
+    ll_pack_scaled(const __grid_constant__ nccl_ep::LlScaledPackParams params) {
+    nccl_ep::ll_pack_impl::run_scaled<nccl_ep::ForwardedRows>(params);
+}
+
+extern "C" __global__ void __launch_bounds__(nccl_ep::LL_PACK_THREADS)
+    ll_pack_cast_bf16(const __grid_constant__ nccl_ep::LlScaledPackParams params) {
+    nccl_ep::ll_pack_impl::run_scaled<nccl_ep::CastRows<nccl_ep::Bf16>>(params);
+}
+
+extern "C" __global__ void __launch_bounds__(nccl_ep::LL_PACK_THREADS)
+    ll_pack_cast_f16(const __grid_constant__ nccl_ep::LlScaledPackParams params) {
+    nccl_ep::ll_pack_impl::run_scaled<nccl_ep::CastRows<nccl_ep::F16>>(params);
+}
+
+extern "C" __global__ void __launch_bounds__(nccl_ep::LL_PACK_THREADS)
+    ll_pack_cast_f32(const __grid_constant__ nccl_ep::LlScaledPackParams params) {
+    nccl_ep::ll_pack_impl::run_scaled<nccl_ep::CastRows<nccl_ep::F32>>(params);
 }

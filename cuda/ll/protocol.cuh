@@ -165,8 +165,9 @@ __device__ inline bool stages_otherwise(const Op& op, uint32_t rank) {
 // not even the signature from which a peer would learn it.
 template <typename Op>
 __device__ inline void report_difference(const Op& op, uint32_t fault, const Awaited& awaited,
-                                         uint32_t ours, uint32_t theirs) {
-    if (report_failure(op.common.wait, fault, awaited, ours, theirs)) {
+                                         uint32_t ours, uint32_t theirs, uint32_t their_scales = 0) {
+    if (report_failure(op.common.wait, fault, awaited, ours, theirs, 0, op.common.scales_word,
+                       their_scales)) {
         broadcast_failure(op.common.peers, op.common.wait);
     }
 }
@@ -187,13 +188,38 @@ __device__ inline Arrival wait_for_first_packet(const Op& op, const uint64_t* at
         [&](uint32_t epoch) { return epoch == awaited.epoch; });
 }
 
+// The scales of the rows of `rank`, which has begun the operation; for a report. It sends them before its signature,
+// but nothing orders the two.
+template <typename Op>
+__device__ inline uint32_t scales_word_of(const Op& op, uint32_t rank) {
+    constexpr uint32_t kManyPolls = 10000;
+    uint64_t packet = 0;
+#pragma unroll 1
+    for (uint32_t i = 0; i < kManyPolls && packet_epoch(packet) != op.epoch; ++i) {
+        packet = ld_relaxed_sys(op.here().scales_word(rank));
+    }
+    return packet_epoch(packet) == op.epoch ? packet_data(packet) : 0;
+}
+
 // Waits until `rank` has begun the operation, and reports it if it runs another one than we do.
 template <typename Op>
 __device__ inline void check_signature(const Op& op, uint32_t rank) {
     const Awaited awaited = op.from(rank, WAIT_BEGIN);
     const Arrival theirs = wait_for_first_packet(op, op.here().signature(rank), awaited);
     if (theirs.ok && theirs.data != op.common.signature) {
-        report_difference(op, FAULT_DIFFERS, awaited, op.common.signature, theirs.data);
+        report_difference(op, FAULT_DIFFERS, awaited, op.common.signature, theirs.data,
+                          scales_word_of(op, rank));
+    }
+}
+
+// Waits until `rank`, whose signature is ours, has said which scales its rows have, and reports others.
+template <typename Op>
+__device__ inline void check_scales(const Op& op, uint32_t rank) {
+    const Awaited awaited = op.from(rank, WAIT_BEGIN);
+    const Arrival theirs = wait_for_packet(op.common, op.here().scales_word(rank), awaited);
+    if (theirs.ok && theirs.data != op.common.scales_word) {
+        const uint32_t signature = op.common.signature;
+        report_difference(op, FAULT_DIFFERS, awaited, signature, signature, theirs.data);
     }
 }
 
@@ -204,8 +230,9 @@ __device__ inline bool head_fits(const Op& op, uint32_t number, const LlHello& h
     const Awaited awaited = op.from(nodes.rank_of_source[number], WAIT_BEGIN);
     if (head.handle != nodes.handle) {
         report_difference(op, FAULT_HANDLE_DIFFERS, awaited, nodes.handle, head.handle);
-    } else if (head.signature != op.common.signature) {
-        report_difference(op, FAULT_DIFFERS, awaited, op.common.signature, head.signature);
+    } else if (head.signature != op.common.signature || head.scales_word != op.common.scales_word) {
+        report_difference(op, FAULT_DIFFERS, awaited, op.common.signature, head.signature,
+                          head.scales_word);
     } else if (head.channel != op.common.channel) {
         report_difference(op, FAULT_STAGED_DIFFERS, awaited, 0, 0);
     } else {
@@ -243,7 +270,7 @@ __device__ inline void finish_relay(const Op& op) {
         inc_acq_rel_gpu(&op.common.channel_state->blocks_relayed, last) == last;
     if (__syncthreads_or(finished_last) != 0 && !has_failed(op.common.wait)) {
         for (uint32_t i = 1 + threadIdx.x; i < nodes.sources; i += blockDim.x) {
-            *reinterpret_cast<LlHello*>(op.nodes.rows_message(i)) = {nodes.handle, 0, 0, op.epoch};
+            *reinterpret_cast<LlHello*>(op.nodes.rows_message(i)) = {nodes.handle, 0, 0, op.epoch, 0, {}};
         }
     }
 }

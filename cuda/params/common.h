@@ -112,6 +112,18 @@ constexpr static const uint32_t WAIT_CREDIT = 7;
 /// `FaultReport::what`: a row of a pair's sequence.
 constexpr static const uint32_t WAIT_STREAMED_ROW = 8;
 
+/// `ScaledRows::form`: rows have their scales already.
+constexpr static const uint32_t SCALES_FORWARDED = 0;
+
+/// `ScaledRows::form`: a cast stores scales as float32.
+constexpr static const uint32_t SCALES_FLOAT = 1;
+
+/// `ScaledRows::form`: a cast stores scales as float32, rounded up to a power of two.
+constexpr static const uint32_t SCALES_POWER_OF_TWO = 2;
+
+/// `ScaledRows::form`: a cast stores the exponent byte of that power.
+constexpr static const uint32_t SCALES_EXPONENT = 3;
+
 /// The first failure of a group. Lives in host memory that the device maps; the kernel writes `state`
 /// last.
 struct FaultReport {
@@ -129,6 +141,43 @@ struct FaultReport {
     uint32_t got;
     /// How long the wait had lasted then.
     uint32_t waited_ms;
+    /// `FAULT_DIFFERS` and `FAULT_SHAPE_DIFFERS`: the scales of our rows, as a scales word.
+    uint32_t expected_scales;
+    /// `FAULT_DIFFERS` and `FAULT_SHAPE_DIFFERS`: the scales of the peer's rows.
+    uint32_t got_scales;
+};
+
+/// Where scales lie. Distances are in scales.
+struct ScaleView {
+    /// The first scale.
+    uint8_t *data;
+    /// From an expert to the next.
+    uint64_t expert;
+    /// From a row to the next.
+    uint64_t row;
+    /// From a scale of a row to the next.
+    uint64_t column;
+};
+
+/// Rows with scales, as a dispatch sends and stores them. On the way a row's scales are dense and filled up with
+/// zeros to a multiple of 16 bytes.
+struct ScaledRows {
+    /// Bytes of a row without its scales, a multiple of 16.
+    uint32_t payload_bytes;
+    /// Bytes of a row's scales, without the zeros behind them.
+    uint32_t scale_bytes;
+    /// Bytes of a scale: 1, 2 or 4.
+    uint32_t scale_width;
+    /// `SCALES_...`: where the scales of the rows that are sent come from.
+    uint32_t form;
+    /// Elements that share a scale of a cast: 128 or 32.
+    uint32_t block;
+    /// LL: bytes of scales in each chunk of a row but the last ones, a multiple of 16.
+    uint32_t scale_chunk_bytes;
+    /// `SCALES_FORWARDED`: the scales of the rows that are sent; they are of one expert.
+    ScaleView from;
+    /// Receives the scales.
+    ScaleView out;
 };
 
 /// What every wait on the device needs.
@@ -182,7 +231,9 @@ struct PeerSelftestParams {
 
 }  // namespace nccl_ep
 
-static_assert(sizeof(nccl_ep::FaultReport) == 28, "FaultReport as in Rust");
+static_assert(sizeof(nccl_ep::FaultReport) == 36, "FaultReport as in Rust");
+static_assert(sizeof(nccl_ep::ScaleView) == 32, "ScaleView as in Rust");
+static_assert(sizeof(nccl_ep::ScaledRows) == 88, "ScaledRows as in Rust");
 static_assert(sizeof(nccl_ep::WaitParams) == 40, "WaitParams as in Rust");
 static_assert(sizeof(nccl_ep::PeerTable) == 584, "PeerTable as in Rust");
 static_assert(sizeof(nccl_ep::SelftestResult) == 8, "SelftestResult as in Rust");

@@ -40,7 +40,7 @@ constexpr static const uint32_t HT_RANK_OF_GROUP = 2147483648;
 /// Threads of the block of `ht_head`.
 constexpr static const uint32_t HT_HEAD_THREADS = 32;
 
-/// A source's tokens all travel, so that nothing is packed, if at least so many of 32 do.
+/// A source's tokens all travel, so that they can be sent from where they lie, if at least so many of 32 do.
 constexpr static const uint32_t HT_WHOLE_OF_32 = 31;
 
 /// The group's ranks on their nodes, as this rank sees them.
@@ -85,6 +85,14 @@ struct HtTold {
     uint32_t epoch;
 };
 
+/// Whose a token is that came from another node.
+struct HtOrigin {
+    /// The remote source, from 0 on.
+    uint32_t source;
+    /// Its number among those that come here from it.
+    uint32_t index;
+};
+
 /// Device memory of an HT handle of such a group. Arrays with `chunks + 1` entries count what comes before each
 /// chunk, then all.
 struct HtNodesMemory {
@@ -96,6 +104,8 @@ struct HtNodesMemory {
     HtEntry *raw_entries;
     /// The same by chunk, then source; indices count the rows from all remote sources.
     HtEntry *entries;
+    /// `[tokens of remote sources]`: whose each is, in the order of `entries`.
+    HtOrigin *origins;
     /// `[tokens][top_k]`: for the own tokens' experts on all nodes, ascending: the node, and the place there.
     uint32_t *homes;
     /// `[others][tokens]`: the own tokens that go to each other node, ascending.
@@ -189,37 +199,7 @@ struct HtPlaceParams {
     uint32_t piece_blocks;
 };
 
-/// Parameters of `ht_pack`.
-struct HtPackParams {
-    /// The handle.
-    HtNodesMemory handle;
-    /// `[tokens]` rows.
-    const uint8_t *tokens;
-    /// `[tokens][top_k]`, or NULL: tokens only.
-    const int64_t *topk_idx;
-    /// `[tokens][top_k]`, or NULL.
-    const float *weights;
-    /// `[others][room]` rows.
-    uint8_t *out;
-    /// `[others][room][top_k]`.
-    int64_t *out_idx;
-    /// `[others][room][top_k]`.
-    float *out_weights;
-    /// Bytes per row.
-    uint32_t row_bytes;
-    /// Most rows of a pass for each other node.
-    uint32_t room;
-    /// Other nodes.
-    uint32_t others;
-    /// Chunks of a source's tokens.
-    uint32_t chunks;
-    /// The chunks of the pass.
-    uint32_t first_chunk;
-    /// The chunk after them.
-    uint32_t end_chunk;
-};
-
-/// In front of what travels: to which operation it belongs.
+/// In front of a message's rows: to which operation they belong.
 struct HtHead {
     /// `HtShape::shape_word`.
     uint32_t shape_word;
@@ -231,16 +211,56 @@ struct HtHead {
     uint32_t reserved;
 };
 
-/// Parameters of `ht_head`.
+/// The messages of a pass, one with each rank that takes part, at equal distances.
+///
+/// A message is one run of bytes: its tails, from the last one to the first, its head, its rows. Everything is
+/// counted from the first row, so nothing's place depends on how many rows there are.
+struct HtMessages {
+    /// The first row of the first message, a multiple of 256.
+    uint8_t *rows;
+    /// From a message's first row to that of the next one.
+    uint64_t stride;
+    /// Bytes of a row as it travels, a multiple of 16.
+    uint32_t row_bytes;
+    /// Bytes that travel beside each row, a multiple of 16: in dispatch `[top_k]` ids of 8 bytes, then as many weights,
+    /// in combine gradients.
+    uint32_t tail_bytes;
+};
+
+/// Parameters of `ht_head`, which writes the heads of messages.
 struct HtHeadParams {
     /// For the marks of failures.
     WaitParams wait;
-    /// What is to be written.
-    HtHead *head;
+    /// What is sent.
+    HtMessages messages;
+    /// How many messages.
+    uint32_t count;
     /// `HtShape::shape_word`.
     uint32_t shape_word;
     /// The handle's number.
     uint32_t handle;
+};
+
+/// Parameters of `ht_pack`.
+struct HtPackParams {
+    /// The heads, and what they are written to: one message for each other node.
+    HtHeadParams heads;
+    /// The handle.
+    HtNodesMemory handle;
+    /// `[tokens]` rows.
+    const uint8_t *tokens;
+    /// `[tokens][top_k]`; not read if rows have no tails.
+    const int64_t *topk_idx;
+    /// `[tokens][top_k]`; likewise.
+    const float *weights;
+    /// Where all tokens travel, and their rows take more bytes than this, these are sent from where they lie.
+    uint64_t packed_bytes;
+    /// Chunks of a source's tokens.
+    uint32_t chunks;
+    /// The chunks of the pass.
+    uint32_t first_chunk;
+    /// The chunk after them.
+    uint32_t end_chunk;
 };
 
 /// A pass of an operation: which part of each pair's rows it has.
@@ -269,12 +289,20 @@ struct HtPass {
     const uint32_t *locals;
     /// See `locals`.
     uint32_t locals_step;
-    /// `[head_count]`: what came in front of the rows from other nodes.
-    const HtHead *heads;
+    /// Where the rows of remote tokens are, or sums go; for the own tokens without rows and tails.
+    HtMessages messages;
+    /// `HtNodesMemory::origins`, of the first token of the pass. NULL: there is one message, with all in order.
+    const HtOrigin *origins;
+    /// `HtNodesMemory::starts`, of the first remote source and the first chunk of the pass.
+    const uint32_t *starts;
+    /// `chunks + 1`: the distance between sources in `starts`.
+    uint32_t chunk_ends;
+    /// How many messages have come whose heads are to be read.
+    uint32_t head_count;
+    /// These messages.
+    HtMessages heads;
     /// `[head_count]`: the ranks that they are from, as the group numbers them.
     const uint32_t *head_ranks;
-    /// How many there are.
-    uint32_t head_count;
     /// The handle's number.
     uint32_t handle;
 };
@@ -289,10 +317,8 @@ struct HtDispatchNodesParams {
 
 /// Sums from other nodes, for the own tokens of a pass.
 struct HtPartials {
-    /// `[others][room]` rows.
-    const uint8_t *rows;
-    /// `[others][room][columns]`.
-    const float *gradients;
+    /// One for each other node: rows, with gradients as tails.
+    HtMessages messages;
     /// `HtNodesMemory::spots`, of the first token of the pass.
     const uint32_t *spots;
     /// `HtNodesMemory::departing`, of the first chunk of the pass.
@@ -303,8 +329,6 @@ struct HtPartials {
     uint32_t tokens;
     /// `chunks + 1`: the distance between nodes in `departing`.
     uint32_t chunk_ends;
-    /// Most rows of a pass for each other node.
-    uint32_t room;
     /// Other nodes.
     uint32_t others;
 };
@@ -324,13 +348,15 @@ struct HtCombineNodesParams {
 static_assert(sizeof(nccl_ep::HtNodes) == 48, "HtNodes as in Rust");
 static_assert(sizeof(nccl_ep::HtSource) == 24, "HtSource as in Rust");
 static_assert(sizeof(nccl_ep::HtTold) == 8, "HtTold as in Rust");
-static_assert(sizeof(nccl_ep::HtNodesMemory) == 176, "HtNodesMemory as in Rust");
-static_assert(sizeof(nccl_ep::HtRouteNodesParams) == 960, "HtRouteNodesParams as in Rust");
-static_assert(sizeof(nccl_ep::HtPlaceParams) == 248, "HtPlaceParams as in Rust");
-static_assert(sizeof(nccl_ep::HtPackParams) == 248, "HtPackParams as in Rust");
+static_assert(sizeof(nccl_ep::HtOrigin) == 8, "HtOrigin as in Rust");
+static_assert(sizeof(nccl_ep::HtNodesMemory) == 184, "HtNodesMemory as in Rust");
+static_assert(sizeof(nccl_ep::HtRouteNodesParams) == 968, "HtRouteNodesParams as in Rust");
+static_assert(sizeof(nccl_ep::HtPlaceParams) == 256, "HtPlaceParams as in Rust");
 static_assert(sizeof(nccl_ep::HtHead) == 16, "HtHead as in Rust");
-static_assert(sizeof(nccl_ep::HtHeadParams) == 56, "HtHeadParams as in Rust");
-static_assert(sizeof(nccl_ep::HtPass) == 112, "HtPass as in Rust");
-static_assert(sizeof(nccl_ep::HtDispatchNodesParams) == 928, "HtDispatchNodesParams as in Rust");
-static_assert(sizeof(nccl_ep::HtPartials) == 56, "HtPartials as in Rust");
-static_assert(sizeof(nccl_ep::HtCombineNodesParams) == 960, "HtCombineNodesParams as in Rust");
+static_assert(sizeof(nccl_ep::HtMessages) == 24, "HtMessages as in Rust");
+static_assert(sizeof(nccl_ep::HtHeadParams) == 80, "HtHeadParams as in Rust");
+static_assert(sizeof(nccl_ep::HtPackParams) == 312, "HtPackParams as in Rust");
+static_assert(sizeof(nccl_ep::HtPass) == 176, "HtPass as in Rust");
+static_assert(sizeof(nccl_ep::HtDispatchNodesParams) == 992, "HtDispatchNodesParams as in Rust");
+static_assert(sizeof(nccl_ep::HtPartials) == 64, "HtPartials as in Rust");
+static_assert(sizeof(nccl_ep::HtCombineNodesParams) == 1032, "HtCombineNodesParams as in Rust");

@@ -14,7 +14,7 @@ namespace nccl_ep {
 constexpr static const uint32_t LL_MAX_TOP_K = 32;
 
 /// Packets by which a rank notifies each other, besides the one for each local expert.
-constexpr static const uint32_t LL_COUNTS_BESIDE_EXPERTS = 2;
+constexpr static const uint32_t LL_COUNTS_BESIDE_EXPERTS = 3;
 
 /// Channels of operations, each with its own epochs: one for whole operations, two for staged ones.
 constexpr static const uint32_t LL_CHANNELS = 3;
@@ -87,9 +87,10 @@ struct LlShape {
     uint32_t tokens;
     /// Ids per token.
     uint32_t top_k;
-    /// Bytes per row.
+    /// Bytes per row, as it travels: with its scales.
     uint32_t row_bytes;
-    /// A row travels in `chunks` chunks of `chunk_bytes` (the last may be shorter), one warp each.
+    /// A row travels in `chunks` chunks of `chunk_bytes` (the last may be shorter), one warp each. Scales travel in addition:
+    /// `ScaledRows::scale_chunk_bytes`.
     uint32_t chunk_bytes;
     /// Chunks per row.
     uint32_t chunks;
@@ -139,6 +140,8 @@ struct LlCommon {
     uint32_t phases;
     /// What all ranks must agree on in an operation; opaque to the kernels.
     uint32_t signature;
+    /// The scales of the rows, as opaque; 0 without.
+    uint32_t scales_word;
     /// The first `send_blocks` of the grid send rows ...
     uint32_t send_blocks;
     /// ... and the last `receive_blocks` do all else; they may overlap and leave none out.
@@ -199,6 +202,10 @@ struct LlHello {
     uint32_t signature;
     /// The operation's channel; in front of sums, the operation's epoch.
     uint32_t channel;
+    /// As `LlCommon::scales_word`.
+    uint32_t scales_word;
+    /// So that rows behind it begin at a multiple of 16.
+    uint32_t padding[3];
 };
 
 /// What an operation over several nodes needs beside `LlCommon`; sources are numbered from 0, which is this rank.
@@ -246,20 +253,22 @@ struct LlDispatchNodesParams {
     LlNodes nodes;
 };
 
-/// Parameters of `ll_combine_nodes_bf16` and its siblings.
-struct LlCombineNodesParams {
-    /// As on one node.
-    LlCombineParams combine;
-    /// The other nodes.
-    LlNodes nodes;
+/// Parameters of `ll_dispatch_scaled` and its siblings.
+struct LlScaledDispatchParams {
+    /// As without scales.
+    LlDispatchParams dispatch;
+    /// Payloads and scales.
+    ScaledRows rows;
 };
 
-/// Parameters of `ll_gates`.
-struct LlGatesParams {
-    /// Of the combine that follows.
-    LlCombineNodesParams combine;
-    /// Receives the message: a head, and the weights `[tokens][top_k]`.
-    uint8_t *message;
+/// Parameters of `ll_dispatch_nodes_scaled`.
+struct LlScaledDispatchNodesParams {
+    /// As without scales, but `tokens` are rows with scales as they travel.
+    LlDispatchParams dispatch;
+    /// The other nodes.
+    LlNodes nodes;
+    /// Payloads and scales.
+    ScaledRows rows;
 };
 
 /// Parameters of `ll_pack`.
@@ -278,6 +287,32 @@ struct LlPackParams {
     uint64_t num_ids;
 };
 
+/// Parameters of `ll_pack_scaled` and its siblings.
+struct LlScaledPackParams {
+    /// As without scales.
+    LlPackParams pack;
+    /// Payloads and scales.
+    ScaledRows rows;
+    /// How rows are cut into chunks; this rank's tokens.
+    LlShape shape;
+};
+
+/// Parameters of `ll_combine_nodes_bf16` and its siblings.
+struct LlCombineNodesParams {
+    /// As on one node.
+    LlCombineParams combine;
+    /// The other nodes.
+    LlNodes nodes;
+};
+
+/// Parameters of `ll_gates`.
+struct LlGatesParams {
+    /// Of the combine that follows.
+    LlCombineNodesParams combine;
+    /// Receives the message: a head, and the weights `[tokens][top_k]`.
+    uint8_t *message;
+};
+
 }  // namespace nccl_ep
 
 static_assert(sizeof(nccl_ep::LlLayout) == 48, "LlLayout as in Rust");
@@ -288,9 +323,12 @@ static_assert(sizeof(nccl_ep::LlCommon) == 760, "LlCommon as in Rust");
 static_assert(sizeof(nccl_ep::LlDispatchParams) == 800, "LlDispatchParams as in Rust");
 static_assert(sizeof(nccl_ep::LlCombineParams) == 800, "LlCombineParams as in Rust");
 static_assert(sizeof(nccl_ep::LlRankOnNode) == 16, "LlRankOnNode as in Rust");
-static_assert(sizeof(nccl_ep::LlHello) == 16, "LlHello as in Rust");
+static_assert(sizeof(nccl_ep::LlHello) == 32, "LlHello as in Rust");
 static_assert(sizeof(nccl_ep::LlNodes) == 96, "LlNodes as in Rust");
 static_assert(sizeof(nccl_ep::LlDispatchNodesParams) == 896, "LlDispatchNodesParams as in Rust");
+static_assert(sizeof(nccl_ep::LlScaledDispatchParams) == 888, "LlScaledDispatchParams as in Rust");
+static_assert(sizeof(nccl_ep::LlScaledDispatchNodesParams) == 984, "LlScaledDispatchNodesParams as in Rust");
+static_assert(sizeof(nccl_ep::LlScaledPackParams) == 192, "LlScaledPackParams as in Rust");
 static_assert(sizeof(nccl_ep::LlCombineNodesParams) == 896, "LlCombineNodesParams as in Rust");
 static_assert(sizeof(nccl_ep::LlGatesParams) == 904, "LlGatesParams as in Rust");
-static_assert(sizeof(nccl_ep::LlPackParams) == 56, "LlPackParams as in Rust");
+static_assert(sizeof(nccl_ep::LlPackParams) == 72, "LlPackParams as in Rust");

@@ -13,10 +13,11 @@ struct Awaited {
 };
 
 // Reports FAULT_... to the host if it is the group's first failure, and returns whether it is; later ones
-// are consequences and stay silent.
+// are consequences and stay silent. Scales are given where `expected` and `got` describe rows.
 __device__ inline bool report_failure(const WaitParams& wait, uint32_t fault,
                                       const Awaited& awaited, uint32_t expected, uint32_t got,
-                                      uint64_t waited_ns = 0) {
+                                      uint64_t waited_ns = 0, uint32_t expected_scales = 0,
+                                      uint32_t got_scales = 0) {
     if (cas_relaxed_gpu(wait.failed, 0, 1) != 0) {
         return false;
     }
@@ -26,6 +27,8 @@ __device__ inline bool report_failure(const WaitParams& wait, uint32_t fault,
     wait.report->expected = expected;
     wait.report->got = got;
     wait.report->waited_ms = static_cast<uint32_t>(waited_ns / 1000000);
+    wait.report->expected_scales = expected_scales;
+    wait.report->got_scales = got_scales;
     st_release_sys(&wait.report->state, fault);
     return true;
 }

@@ -18,6 +18,7 @@ def all_steps(places: Places) -> list[Step]:
              environment=path),
         Step("scripts/self-test", ("python3", "scripts/testing/scripts_selftest.py"),
              counts.exit_status, environment=path),
+        Step("documents/links", ("python3", "scripts/testing/links.py"), counts.closing_line),
         *_builds(places),
         *_rust(),
         *abi_checks.steps(places),
@@ -88,5 +89,7 @@ def _packages(places: Places) -> list[Step]:
         Step("package/release", (str(ROOT / "c_tests" / "package" / "release" / "run.sh"),),
              counts.closing_line, ("build/lib",)),
         Step("package/consumer", script("consumer"), counts.closing_line, ("build/lib",)),
+        Step("package/examples", script("examples"), counts.closing_line, ("build/lib",),
+             environment=(("NCCLEP_HOSTSIM_WITH_GPU", "1"),)),
         Step("package/drop-in", script("dropin"), counts.closing_line, ("build/lib",), cores=2),
     ]

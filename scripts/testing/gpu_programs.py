@@ -20,7 +20,7 @@ from testing.programs import Run
 from testing.step import Counts, Step
 
 _ONE_GPU_RANKS = (2, 4, 8)
-_ISOLATED = ("capabilities", "test_ll", "test_graph", "example_ll_staged", "ep_test/ll-default")
+_ISOLATED = ("capabilities", "test_ll", "test_graph", "example_staged", "ep_test/ll-default")
 
 # For --quick and one GPU: ep_test's whole matrix of options would repeat the same kernels.
 _FEW_EP_TESTS = ("ep_test/ll-default", "ep_test/ll-both-c-r", "ep_test/ht-default",

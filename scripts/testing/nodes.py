@@ -27,6 +27,7 @@ _HOST_MORE = (*itertools.product(("0101", "0001"), _TOOLS),
               ("0123", "test_random --configs 100 --seed 32"),
               ("00001111", "test_random --configs 60 --seed 33"),
               ("0011", "test_errors"), ("0101", "test_lifecycle group"),
+              ("0001", "example_several_nodes"), ("0101", "example_staged"),
               ("0001", "test_fuzz differ --calls 1000 --seed 34"))
 
 # With the kernels on the CPU: which of the splits a program is worth its seconds in, and how many

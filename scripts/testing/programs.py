@@ -18,8 +18,11 @@ RANKS = (1, 2, 3, 4, 8)
 
 # Programs without options that end with a line of counts.
 TESTS = ("test_abi", "test_abi_cxx", "test_errors", "test_lifecycle", "test_ll", "test_ht",
-         "test_formats", "test_staged", "test_random", "test_stress", "test_graph", "example_ht",
-         "example_ll_staged", "capabilities")
+         "test_formats", "test_staged", "test_random", "test_stress", "test_graph", "capabilities")
+
+# Those of examples/c, which also end with such a line; on few numbers of ranks.
+EXAMPLES = ("example_low_latency", "example_high_throughput", "example_staged",
+            "example_cuda_graph", "example_several_nodes")
 
 # Those that compare every bit of low-latency sums, with the options of a second run, whose sums are
 # in exact order; by default they are rank-local.
@@ -47,7 +50,7 @@ _MOST_TRANSPORT_RANKS = 4
 _CONNECTING = (("NCCLEP_HOSTSIM_CONNECT_SECONDS", "30"), ("NCCLEP_HOSTSIM_DELAY_US", "2000"))
 
 # Programs that need high throughput.
-_NEEDS_HT = ("test_ht", "example_ht")
+_NEEDS_HT = ("test_ht", "example_high_throughput", "example_several_nodes")
 
 _EP_TEST_RANKS = (2, 4, 8)
 _STAGING = ("none", "dispatch", "combine", "both")
@@ -93,6 +96,8 @@ def all_runs(ranks: Sequence[int]) -> Iterator[Run]:
     for name, count in itertools.product(TESTS, ranks):
         few = name == "test_random" and count >= _MANY_RANKS
         yield Run(name, name, _FEW_CONFIGS if few else (), count, needs_ht=name in _NEEDS_HT)
+    for name, count in itertools.product(EXAMPLES, sorted({ranks[0], ranks[-1]})):
+        yield Run(name, name, (), count, needs_ht=name in _NEEDS_HT)
     for name, options in _EXACT_SUMS:
         yield Run(f"{name}/exact", name, options, ranks[-1], environment=_EXACT)
     few = ranks[1] if len(ranks) > 1 else ranks[0]
@@ -162,7 +167,7 @@ def _fake_nccl_steps(places: Places, needs: tuple[str, ...],
                      environment: tuple[tuple[str, str], ...]) -> Iterator[Step]:
     """The test-only NCCL of the one-GPU runs in place of the stand-ins' NCCL."""
     library = places.target / "c" / "fake_nccl" / "host" / "libncclep_fake_nccl.so"
-    for name, ranks in itertools.product(("capabilities", "example_ht", "test_ll"), (1, 4)):
+    for name, ranks in itertools.product(("capabilities", "example_high_throughput", "test_ll"), (1, 4)):
         words = _mpirun(ranks, places.programs / name, (), "-x", f"LD_PRELOAD={library}")
         yield Step(f"fake_nccl/{name}/{ranks}", words, counts.closing_line, needs,
                    environment=environment)
@@ -179,7 +184,7 @@ def sanitizer_steps(places: Places) -> list[Step]:
                     timeout=300, environment=environment)
 
     steps = [run(name, name, _FEW_CONFIGS if name == "test_random" else (), _SANITIZED_RANKS,
-                 counts.closing_line) for name in (*TESTS, "moe_layer")]
+                 counts.closing_line) for name in (*TESTS, *EXAMPLES, "moe_layer")]
     steps += [run("test_fuzz", f"test_fuzz-{label}", options, _SANITIZED_RANKS, counts.closing_line)
               for label, options in _FUZZ]
     for algorithm in ("ll", "ht"):

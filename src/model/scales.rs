@@ -175,6 +175,35 @@ impl WireRow {
     }
 }
 
+/// Bytes of a row that travels: of its payload, and of its scales.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowBytes {
+    /// The elements.
+    pub payload: usize,
+    /// Their scales; 0 without.
+    pub scales: usize,
+}
+
+impl RowBytes {
+    /// The rows of two ranks in words: both parts if either row has scales.
+    pub fn in_words(mine: Self, theirs: Self) -> [String; 2] {
+        let scaled = mine.scales + theirs.scales > 0;
+        [mine, theirs].map(|row| match scaled {
+            true => format!("{} + {}", row.payload, row.scales),
+            false => row.payload.to_string(),
+        })
+    }
+}
+
+impl From<WireRow> for RowBytes {
+    fn from(row: WireRow) -> Self {
+        Self {
+            payload: row.payload.bytes(),
+            scales: row.scale_bytes(),
+        }
+    }
+}
+
 impl From<RowType> for WireRow {
     fn from(payload: RowType) -> Self {
         Self {

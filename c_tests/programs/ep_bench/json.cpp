@@ -7,7 +7,8 @@
 //   host_call   inside the calls, on the calling thread
 //   create_handle  creation and destruction of one more handle; null in low latency
 // `tokens` is the largest number of `tokens_by_rank`; `max_tokens` is the group's bound, null if it
-// has none. `library_bytes` is the memory of group, handle and first operations, `tensor_bytes`
+// has none. `dtype` is that of the rows that a combine returns, `dispatch` the format of those that a
+// dispatch sends, `forward` whether they had it before. `library_bytes` is the memory of group, handle and first operations, `tensor_bytes`
 // that of the program's tensors, `first_use_bytes` the memory left once the first group of the
 // process is gone. `blocks` are those of the largest kernels in captured graphs, null without
 // graphs; `channels` is the group's setting, null for the library's choice. `network` is null on
@@ -211,6 +212,8 @@ std::string ConfigJson(const Options& options, int ranks) {
                    {"channels",
                     options.channels == NCCL_EP_AUTO ? "null" : Number(options.channels)},
                    {"dtype", Text("bfloat16")},
+                   {"dispatch", Text(options.rows.name)},
+                   {"forward", Bool(options.rows.forward)},
                    {"warmup", std::to_string(options.warmup)},
                    {"iterations", std::to_string(options.iterations)},
                    {"graph_ops", options.use_cuda_graph ? Number(options.graph_ops) : "null"},

@@ -37,15 +37,17 @@ struct Leg {
 };
 
 Leg LegOf(const Options& options, unsigned all_tokens, uint64_t tokens_of_node) {
-    const size_t row = CombineRowBytes(options);  // the data is bfloat16, whatever the flag says
+    // Without --dispatch the data is bfloat16, whatever --use-fp8 says.
+    const auto row = static_cast<size_t>(CombineRowBytes(options));
+    const size_t sent = options.rows.scaled ? ref_format_slot_bytes(&*options.rows.scaled) : row;
     const size_t ids = options.top_k * sizeof(int64_t);
     const size_t weights = options.top_k * sizeof(float);
     if (options.low_latency()) {
-        constexpr size_t kHead = 16;  // which operation it is
-        return {kHead + all_tokens * (row + ids), kHead + all_tokens * weights,
+        constexpr size_t kHead = 32;  // which operation it is
+        return {kHead + all_tokens * (sent + ids), kHead + all_tokens * weights,
                 kHead + all_tokens * row};
     }
-    return {tokens_of_node * (row + ids + weights), 0, tokens_of_node * row};
+    return {tokens_of_node * (sent + ids + weights), 0, tokens_of_node * row};
 }
 
 void Add(unsigned peer, size_t bytes, std::vector<Message>* messages) {

@@ -1,6 +1,6 @@
 // The command line of ep_bench. Names, letters and defaults are those of the reference's program of
-// this name; --sweep, --max-tokens, --masked, --routing, --channels, --use-cuda-graph, --graph-ops,
-// --json and --version are ours; so is a number for each rank in --tokens.
+// this name; --sweep, --dispatch, --forward, --max-tokens, --masked, --routing, --channels, --use-cuda-graph,
+// --graph-ops, --json and --version are ours; so is a number for each rank in --tokens.
 #ifndef C_TESTS_PROGRAMS_EP_BENCH_OPTIONS_H_
 #define C_TESTS_PROGRAMS_EP_BENCH_OPTIONS_H_
 
@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "harness/harness.h"
+#include "programs/ep_bench/format.h"
 #include "programs/ep_bench/tokens.h"
 
 namespace ep_bench {
@@ -27,6 +28,7 @@ struct Options {
     bool sweep = false;          // --sweep gave them
     unsigned max_tokens = 0;     // max_tokens_per_rank; 0: the largest of each measurement
     unsigned hidden = 7168;
+    DispatchRows rows;
     unsigned top_k = 8;
     unsigned experts = 256;
     unsigned masked = 10;

@@ -131,8 +131,9 @@ void PrintRow(const Options& options, const Result& result, int tokens_width, bo
 
 void PrintHeader(const Options& options, int ranks, bool on_hostsim) {
     const std::string nodes = ep_num_nodes() > 1 ? std::to_string(ep_num_nodes()) + " nodes, " : "";
-    printf("ep_bench: %s, %s%d ranks, hidden %u, bfloat16, top-%u of %u experts\n",
-           AlgorithmName(options), nodes.c_str(), ranks, options.hidden, options.top_k,
+    printf("ep_bench: %s, %s%d ranks, hidden %u, %s, top-%u of %u experts\n",
+           AlgorithmName(options), nodes.c_str(), ranks, options.hidden,
+           options.rows.scaled ? options.rows.name.c_str() : "bfloat16", options.top_k,
            options.experts);
     printf("%u warm-up and %u measured iterations%s\n", options.warmup, options.iterations,
            options.iterations > 1 ? ", the first of these is dropped" : "");
@@ -146,6 +147,12 @@ void PrintHeader(const Options& options, int ranks, bool on_hostsim) {
         printf("; channels: chosen by the library\n");
     } else {
         printf("; channels: %u, 2 SMs each\n", options.channels);
+    }
+    if (options.rows.scaled) {
+        printf("--dispatch: %s, %s; %zu bytes of payload and %zu of scales in a row\n",
+               options.rows.name.c_str(), options.rows.how(),
+               ref_format_out_bytes(&*options.rows.scaled),
+               ref_format_scale_bytes(&*options.rows.scaled));
     }
     if (options.use_fp8) printf("--use-fp8: flag and byte formula only, the data is bfloat16\n");
     if (options.disable_nvlink) {

@@ -57,6 +57,7 @@ Result Collect(const EpEnv& env, const Timing& timing, const Sent& sent, const S
 
 double DispatchRowBytes(const Options& options) {
     const unsigned hidden = options.hidden;
+    if (options.rows.scaled) return static_cast<double>(ref_format_slot_bytes(&*options.rows.scaled));
     return options.use_fp8 ? hidden + 4 * (hidden / 128) + 16 : 2 * hidden;
 }
 

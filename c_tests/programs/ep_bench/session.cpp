@@ -60,33 +60,79 @@ ncclEpHandle_t Session::CallCreateHandle() {
 
 void Session::CreateInputs() {
     const unsigned tokens = routing_.tokens();
-    const unsigned hidden = options_.hidden;
-    tokens_ = ep_tensor_2d(group_, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, tokens, hidden);
+    const DispatchRows& rows = options_.rows;
     weights_ = ep_tensor_2d(group_, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, tokens,
                             routing_.shape().top_k);
-    const RefRows rows = TokenRows(options_);
-    std::vector<uint16_t> host(ep_tensor_elements(&tokens_));
-    ref_rows_fill(&rows, routing_.rank(), 0, tokens, host.data());
-    ep_tensor_upload(&tokens_, host.data());
     ep_tensor_upload(&weights_, routing_.all().weights[routing_.rank()]);
+    tokens_ = ep_tensor_2d(group_, rows.scaled ? rows.scaled->from : ncclBfloat16,
+                           NCCL_EP_TENSOR_TAG_TOKENS, tokens,
+                           rows.scaled ? rows.scaled->hidden : options_.hidden);
+    if (rows.forward) {
+        scales_ = ep_tensor_2d(group_, rows.scaled->scale_type, NCCL_EP_TENSOR_TAG_SCALES, tokens,
+                               rows.scaled->num_scales);
+    }
+    FillTokens();
+}
+
+void Session::FillTokens() {
+    const unsigned tokens = routing_.tokens();
+    if (!options_.rows.scaled) {
+        const RefRows rows = TokenRows(options_);
+        std::vector<uint16_t> host(ep_tensor_elements(&tokens_));
+        ref_rows_fill(&rows, routing_.rank(), 0, tokens, host.data());
+        ep_tensor_upload(&tokens_, host.data());
+        return;
+    }
+    const RefFormat& format = *options_.rows.scaled;
+    const size_t row_bytes = ref_format_in_bytes(&format);
+    const size_t scale_bytes = ref_format_scale_bytes(&format);
+    std::vector<uint8_t> rows(tokens * row_bytes);
+    std::vector<uint8_t> scales(tokens * scale_bytes);
+    for (size_t token = 0; token < tokens; ++token) {
+        FillRow(options_.rows, ref_row_of(routing_.rank(), token), &rows[token * row_bytes],
+                &scales[token * scale_bytes]);
+    }
+    ep_tensor_upload(&tokens_, rows.data());
+    if (options_.rows.forward) ep_tensor_upload(&scales_, scales.data());
+}
+
+void Session::CreateReceived() {
+    const Shape& shape = routing_.shape();
+    const DispatchRows& rows = options_.rows;
+    const ncclDataType_t type = rows.scaled ? rows.scaled->to : ncclBfloat16;
+    const unsigned hidden = rows.scaled ? rows.scaled->hidden : options_.hidden;
+    const unsigned experts = shape.local_experts();
+    const unsigned slots = shape.ranks * shape.max_tokens;
+    unsigned received_rows = 0;
+    if (options_.low_latency()) {
+        received = ep_tensor_3d(group_, type, NCCL_EP_TENSOR_TAG_TOKENS, experts, slots, hidden);
+    } else {
+        EP_REQUIRE_NCCL(ncclEpHandleGetNumRecvTokens(handle_, &received_rows));
+        received = ep_tensor_2d(group_, type, NCCL_EP_TENSOR_TAG_TOKENS, received_rows, hidden);
+    }
+    if (!rows.scaled) return;
+    const unsigned scales = rows.scaled->num_scales;
+    const ncclDataType_t scale_type = rows.scaled->scale_type;
+    received_scales =
+        options_.low_latency()
+            ? ep_tensor_3d(group_, scale_type, NCCL_EP_TENSOR_TAG_SCALES, experts, slots, scales)
+            : ep_tensor_2d(group_, scale_type, NCCL_EP_TENSOR_TAG_SCALES, received_rows, scales);
 }
 
 void Session::CreateOutputs() {
     const Shape& shape = routing_.shape();
+    const unsigned experts = shape.local_experts();
     const unsigned hidden = options_.hidden;
-    const auto tokens_tag = NCCL_EP_TENSOR_TAG_TOKENS;
+    constexpr auto tokens_tag = NCCL_EP_TENSOR_TAG_TOKENS;
+    CreateReceived();
     combined = ep_tensor_2d(group_, ncclBfloat16, tokens_tag, routing_.tokens(), hidden);
     if (options_.low_latency()) {
-        const unsigned experts = shape.local_experts();
-        const unsigned slots = shape.ranks * shape.max_tokens;
-        received = ep_tensor_3d(group_, ncclBfloat16, tokens_tag, experts, slots, hidden);
-        expert_outputs = ep_tensor_3d(group_, ncclBfloat16, tokens_tag, experts, slots, hidden);
+        expert_outputs = ep_tensor_3d(group_, ncclBfloat16, tokens_tag, experts, received.sizes[1],
+                                      hidden);
         counter =
             ep_tensor_1d(group_, ncclInt32, NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE, experts);
     } else {
-        unsigned rows = 0;
-        EP_REQUIRE_NCCL(ncclEpHandleGetNumRecvTokens(handle_, &rows));
-        received = ep_tensor_2d(group_, ncclBfloat16, tokens_tag, rows, hidden);
+        const unsigned rows = received.sizes[0];
         expert_outputs = ep_tensor_2d(group_, ncclBfloat16, tokens_tag, rows, hidden);
         received_weights =
             ep_tensor_2d(group_, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, rows, shape.top_k);
@@ -99,8 +145,9 @@ void Session::CreateOutputs() {
 Session::~Session() {
     EP_REQUIRE_CUDA(cudaStreamSynchronize(env_->stream));
     ep_device_free(topk_data_);
-    for (ncclNDTensor_t* tensor : {&tokens_, &weights_, &received, &received_weights, &received_idx,
-                                   &counter, &expert_outputs, &combined}) {
+    for (ncclNDTensor_t* tensor : {&tokens_, &scales_, &weights_, &received, &received_scales,
+                                   &received_weights, &received_idx, &counter, &expert_outputs,
+                                   &combined}) {
         EP_REQUIRE_NCCL(ncclEpTensorDestroy(group_, tensor));
     }
     EP_REQUIRE_NCCL(ncclEpHandleDestroy(handle_));
@@ -113,11 +160,23 @@ void Session::NoteMemoryOfUse() {
 
 void Session::CallDispatch() {
     const bool ll = options_.low_latency();
-    const ncclEpDispatchConfig_t config{};
-    const ncclNDTensor_t* inputs[] = {&tokens_, &weights_, &topk_idx_.tensor};
-    ncclNDTensor_t* outputs[] = {&received, &received_weights, &received_idx};
+    const DispatchRows& rows = options_.rows;
+    ncclEpDispatchConfig_t config{};
+    config.round_scales = rows.scaled && rows.scaled->round ? 1 : 0;
+    const ncclNDTensor_t* inputs[4] = {&tokens_};
+    ncclNDTensor_t* outputs[4] = {&received};
+    unsigned num_inputs = 1;
+    unsigned num_outputs = 1;
+    if (rows.forward) inputs[num_inputs++] = &scales_;
+    if (rows.scaled) outputs[num_outputs++] = &received_scales;
+    if (!ll) {
+        inputs[num_inputs++] = &weights_;
+        inputs[num_inputs++] = &topk_idx_.tensor;
+        outputs[num_outputs++] = &received_weights;
+        outputs[num_outputs++] = &received_idx;
+    }
     ncclNDTensor_t* locals[] = {&counter};
-    EP_REQUIRE_NCCL(ncclEpDispatch(handle_, inputs, ll ? 1 : 3, outputs, ll ? 1 : 3, locals,
+    EP_REQUIRE_NCCL(ncclEpDispatch(handle_, inputs, num_inputs, outputs, num_outputs, locals,
                                    ll ? 1 : 0, 0, &config, env_->stream));
 }
 

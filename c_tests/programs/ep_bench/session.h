@@ -43,6 +43,7 @@ class Session {
 
     // What validation compares. `received` and `expert_outputs` have the same shape.
     ncclNDTensor_t received{};          // ll [L, R*M, H], ht [n, H]
+    ncclNDTensor_t received_scales{};   // the same rows, if rows have scales
     ncclNDTensor_t received_weights{};  // ht [n, K]
     ncclNDTensor_t received_idx{};      // ht [n, K]
     ncclNDTensor_t counter{};           // ll [L]
@@ -54,6 +55,8 @@ class Session {
     void CreateHandle();
     void CreateInputs();
     void CreateOutputs();
+    void CreateReceived();
+    void FillTokens();
     void CallDispatch();
     void CallCombine();
     void CallComplete();
@@ -69,6 +72,7 @@ class Session {
     void* topk_data_ = nullptr;
     EpView topk_idx_{};
     ncclNDTensor_t tokens_{};   // [T, H]
+    ncclNDTensor_t scales_{};   // [T, S], if they are forwarded
     ncclNDTensor_t weights_{};  // [T, K]
 };
 

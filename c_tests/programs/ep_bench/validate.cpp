@@ -56,6 +56,15 @@ std::vector<T> Download(const ncclNDTensor_t& tensor, size_t first, size_t rows)
     return host;
 }
 
+// Rows of any format.
+std::vector<uint8_t> DownloadBytes(const ncclNDTensor_t& tensor, size_t first, size_t rows,
+                                   size_t row_bytes) {
+    std::vector<uint8_t> host(rows * row_bytes);
+    ep_download(host.data(), static_cast<const uint8_t*>(tensor.data) + first * row_bytes,
+                host.size());
+    return host;
+}
+
 class Validation {
    public:
     Validation(const Options& options, const Routing& routing, const Session& session)
@@ -74,6 +83,7 @@ class Validation {
    private:
     uint64_t WrongCounts() const;
     uint64_t WrongRouting() const;
+    uint64_t WrongScaled(const Part& part) const;
 
     const Options& options_;
     const Routing& routing_;
@@ -85,7 +95,7 @@ class Validation {
 
 void Validation::Prepare() const {
     for (const ncclNDTensor_t* tensor :
-         {&session_.received, &session_.received_weights, &session_.received_idx, &session_.counter,
+         {&session_.received, &session_.received_scales, &session_.received_weights, &session_.received_idx, &session_.counter,
           &session_.expert_outputs, &session_.combined}) {
         if (tensor->data != nullptr) ep_tensor_fill(tensor, kStale);
     }
@@ -129,10 +139,33 @@ uint64_t Validation::WrongRouting() const {
     return wrong;
 }
 
+// Rows that differ in payload or scales.
+uint64_t Validation::WrongScaled(const Part& part) const {
+    const RefFormat& format = *options_.rows.scaled;
+    const size_t row_bytes = ref_format_out_bytes(&format);
+    const size_t scale_bytes = ref_format_scale_bytes(&format);
+    const auto got = DownloadBytes(session_.received, part.first_row, part.tokens.size(), row_bytes);
+    const auto got_scales =
+        DownloadBytes(session_.received_scales, part.first_row, part.tokens.size(), scale_bytes);
+    std::vector<uint8_t> row(row_bytes);
+    std::vector<uint8_t> scales(scale_bytes);
+    uint64_t wrong = 0;
+    for (size_t i = 0; i < part.tokens.size(); ++i) {
+        ExpectRow(options_.rows, part.tokens[i], row.data(), scales.data());
+        wrong += std::memcmp(&got[i * row_bytes], row.data(), row_bytes) != 0 ||
+                 std::memcmp(&got_scales[i * scale_bytes], scales.data(), scale_bytes) != 0;
+    }
+    return wrong;
+}
+
 uint64_t Validation::WrongDispatch() const {
     uint64_t wrong = options_.low_latency() ? WrongCounts() : WrongRouting();
     for (const Part& part : parts_) {
         const size_t rows = part.tokens.size();
+        if (options_.rows.scaled) {
+            wrong += WrongScaled(part);
+            continue;
+        }
         const auto got = Download<uint16_t>(session_.received, part.first_row, rows);
         wrong += ref_rows_wrong(&tokens_, part.tokens.data(), rows, got.data());
     }

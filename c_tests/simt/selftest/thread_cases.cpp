@@ -142,6 +142,30 @@ bool PartsOfWarps(uint64_t seed) {
     return AllThreads(seed, 33, [] { return true; });
 }
 
+bool MoreThanAStack(uint64_t seed) {
+    return AllThreads(seed, 64, [] {
+        volatile uint8_t large[128 << 10];
+        for (uint32_t i = 0; i < sizeof(large); ++i) {
+            large[i] = 1;
+        }
+        return __syncthreads_count(large[0] == 1) == 64;
+    });
+}
+
+bool MoreThanAStackForAWhile(uint64_t seed) {
+    return AllThreads(seed, 64, [] {
+        // Only of the thread below whose stack is none.
+        const auto low = [] {
+            volatile uint8_t large[101 << 10];
+            for (uint32_t i = 0; i < sizeof(large); ++i) {
+                large[i] = 1;
+            }
+            return large[0] == 1;
+        };
+        return __syncthreads_count(threadIdx.x != 0 || low()) == 64;
+    });
+}
+
 }  // namespace
 
 std::vector<Case> ThreadCases() {
@@ -163,6 +187,10 @@ std::vector<Case> ThreadCases() {
         {"shuffle_from_outside_the_mask", Wanted::kRefused, ShuffleFromOutsideTheMask,
          "from a lane that the mask does not name"},
         {"parts_of_warps", Wanted::kRefused, PartsOfWarps, "a launch of 1 blocks of 33 threads"},
+        {"more_than_a_stack", Wanted::kRefused, MoreThanAStack,
+         "the thread has used more than the 102400 bytes of its stack"},
+        {"more_than_a_stack_for_a_while", Wanted::kRefused, MoreThanAStackForAWhile,
+         "the thread has used more than the 102400 bytes of its stack"},
     };
 }
 

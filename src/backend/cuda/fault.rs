@@ -15,9 +15,11 @@ use crate::backend::cuda::params::common::{
     WAIT_PATTERN, WAIT_ROW, WAIT_STREAMED_ROW, WAIT_WEIGHT, WaitParams,
 };
 use crate::backend::cuda::params::ht_nodes::HT_RANK_OF_GROUP;
+use crate::backend::cuda::scaled_rows::ScalesWord;
 use crate::error::refusal::{AmongRanks, OfTensor, Operation, Role, Subject};
 use crate::error::{Code, Context as Circumstance, Error, Result, Value};
 use crate::model::dtype::DType;
+use crate::model::scales::RowBytes;
 use crate::model::tensor::DevPtr;
 use crate::model::topology::LocalRanks;
 use once_cell::sync::OnceCell;
@@ -181,8 +183,8 @@ fn other_shape(report: &FaultReport) -> Error {
     if mine.type_name() != theirs.type_name() {
         return differs(Subject::RowType).got(mine.type_name(), theirs.type_name());
     }
-    if mine.row_bytes() != theirs.row_bytes() {
-        return differs(Subject::RowBytes).got(mine.row_bytes(), theirs.row_bytes());
+    if let Some(error) = other_rows(report, mine.row_bytes(), theirs.row_bytes()) {
+        return error;
     }
     let rank = report.peer as usize;
     if !mine.is_combine() {
@@ -201,13 +203,33 @@ fn difference(report: &FaultReport) -> Error {
         differs(Subject::Operation).found(op_value(mine.op), op_value(theirs.op))
     } else if mine.top_k != theirs.top_k {
         differs(Subject::Size(Role::Ids, 1)).got(mine.top_k, theirs.top_k)
-    } else if mine.row_bytes != theirs.row_bytes {
-        differs(Subject::RowBytes).got(mine.row_bytes, theirs.row_bytes)
+    } else if let Some(error) =
+        other_rows(report, mine.row_bytes as usize, theirs.row_bytes as usize)
+    {
+        error
     } else {
         let name =
             |raw| DType::from_raw(raw).map_or_else(|| raw.to_string(), |dtype| dtype.to_string());
         differs(Subject::RowType).got(name(mine.dtype), name(theirs.dtype))
     }
+}
+
+/// What two ranks do not agree on in the bytes of their rows, or in their scales, if anything.
+fn other_rows(report: &FaultReport, mine: usize, theirs: usize) -> Option<Error> {
+    let [our_scales, their_scales] = [report.expected_scales, report.got_scales].map(ScalesWord);
+    let bytes = |payload, scales: ScalesWord| RowBytes {
+        payload,
+        scales: scales.bytes(),
+    };
+    let (mine, theirs) = (bytes(mine, our_scales), bytes(theirs, their_scales));
+    if mine != theirs {
+        let [mine, theirs] = RowBytes::in_words(mine, theirs);
+        return Some(differs(report, Subject::RowBytes).got(mine, theirs));
+    }
+    (our_scales != their_scales).then(|| {
+        let (mine, theirs) = (our_scales.type_name(), their_scales.type_name());
+        differs(report, Subject::ScaleType).got(mine, theirs)
+    })
 }
 
 /// `subject` is another here than on the rank of the report.
@@ -259,44 +281,70 @@ fn what_name(what: u32) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::scales::ScaleType;
+
+    const OURS: Signature = Signature {
+        op: OP_LL_DISPATCH,
+        scaled: false,
+        dtype: DType::Bfloat16 as u32,
+        top_k: 8,
+        row_bytes: 14_336,
+    };
+
+    fn text(theirs: Signature, [expected_scales, got_scales]: [u32; 2]) -> String {
+        let report = FaultReport {
+            state: FAULT_DIFFERS,
+            op: OP_LL_DISPATCH,
+            what: WAIT_BEGIN,
+            peer: 3,
+            expected: OURS.to_word(),
+            got: theirs.to_word(),
+            waited_ms: 0,
+            expected_scales,
+            got_scales,
+        };
+        difference(&report).text()
+    }
 
     #[test]
     fn a_difference_names_what_differs() {
-        let ours = Signature {
-            op: OP_LL_DISPATCH,
-            dtype: DType::Bfloat16 as u32,
-            top_k: 8,
-            row_bytes: 14_336,
-        };
-        let text = |theirs: Signature| {
-            let report = FaultReport {
-                state: FAULT_DIFFERS,
-                op: OP_LL_DISPATCH,
-                what: WAIT_BEGIN,
-                peer: 3,
-                expected: ours.to_word(),
-                got: theirs.to_word(),
-                waited_ms: 0,
-            };
-            difference(&report).text()
-        };
+        let text = |theirs| text(theirs, [0; 2]);
         let rule = "AmongRanks(Same { rank: 3 })";
         let row_bytes = 16;
         assert_eq!(
-            text(Signature { row_bytes, ..ours }),
+            text(Signature { row_bytes, ..OURS }),
             format!("RowBytes: {rule} (got 14336, expected 16)")
         );
         let top_k = 32;
         assert_eq!(
-            text(Signature { top_k, ..ours }),
+            text(Signature { top_k, ..OURS }),
             format!("Size(Ids, 1): {rule} (got 8, expected 32)")
         );
         let dtype = DType::Float16 as u32;
         assert_eq!(
-            text(Signature { dtype, ..ours }),
+            text(Signature { dtype, ..OURS }),
             format!("RowType: {rule} (got bfloat16, expected float16)")
         );
         let op = OP_LL_COMBINE;
-        assert!(text(Signature { op, ..ours }).starts_with("Operation: AmongRanks"));
+        assert!(text(Signature { op, ..OURS }).starts_with("Operation: AmongRanks"));
+    }
+
+    #[test]
+    fn scales_that_differ_are_named() {
+        let rule = "AmongRanks(Same { rank: 3 })";
+        let word = |dtype| ScalesWord::new(ScaleType { dtype, count: 4 }).0;
+        let (float, byte) = (word(DType::Float32), word(DType::Uint8));
+        assert_eq!(
+            text(OURS, [float, 0]),
+            format!("RowBytes: {rule} (got 14336 + 16, expected 14336 + 0)")
+        );
+        assert_eq!(
+            text(OURS, [byte, float]),
+            format!("RowBytes: {rule} (got 14336 + 4, expected 14336 + 16)")
+        );
+        assert_eq!(
+            text(OURS, [float, word(DType::Int32)]),
+            format!("ScaleType: {rule} (got float32, expected int32)")
+        );
     }
 }

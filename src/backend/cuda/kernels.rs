@@ -15,10 +15,11 @@ use crate::backend::cuda::params::ht_nodes::{
 use crate::backend::cuda::params::ll::{
     LL_COMBINE_THREADS, LL_DISPATCH_THREADS, LL_GATES_THREADS, LL_PACK_THREADS,
     LlCombineNodesParams, LlCombineParams, LlDispatchNodesParams, LlDispatchParams, LlGatesParams,
-    LlPackParams,
+    LlPackParams, LlScaledDispatchNodesParams, LlScaledDispatchParams, LlScaledPackParams,
 };
 use crate::error::{Error, Result};
 use crate::model::dtype::DType;
+use crate::model::scales::Cast;
 
 /// A kernel's entry point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,10 +36,28 @@ pub enum Kernel {
     LlCombineF32,
     /// `cuda/ll/dispatch.cu`.
     LlDispatchNodes,
+    /// `cuda/ll/dispatch.cu`.
+    LlDispatchScaled,
+    /// `cuda/ll/dispatch.cu`.
+    LlDispatchCastBf16,
+    /// `cuda/ll/dispatch.cu`.
+    LlDispatchCastF16,
+    /// `cuda/ll/dispatch.cu`.
+    LlDispatchCastF32,
+    /// `cuda/ll/dispatch.cu`.
+    LlDispatchNodesScaled,
     /// `cuda/ll/gates.cu`.
     LlGates,
     /// `cuda/ll/pack.cu`.
     LlPack,
+    /// `cuda/ll/pack.cu`.
+    LlPackScaled,
+    /// `cuda/ll/pack.cu`.
+    LlPackCastBf16,
+    /// `cuda/ll/pack.cu`.
+    LlPackCastF16,
+    /// `cuda/ll/pack.cu`.
+    LlPackCastF32,
     /// `cuda/ll/combine.cu`.
     LlCombineNodesBf16,
     /// `cuda/ll/combine.cu`.
@@ -75,15 +94,24 @@ pub enum Kernel {
 
 impl Kernel {
     /// All kernels; each stands at the index of its own number.
-    pub const ALL: [Kernel; 24] = [
+    pub const ALL: [Kernel; 33] = [
         Kernel::PeerSelftest,
         Kernel::LlDispatch,
         Kernel::LlCombineBf16,
         Kernel::LlCombineF16,
         Kernel::LlCombineF32,
         Kernel::LlDispatchNodes,
+        Kernel::LlDispatchScaled,
+        Kernel::LlDispatchCastBf16,
+        Kernel::LlDispatchCastF16,
+        Kernel::LlDispatchCastF32,
+        Kernel::LlDispatchNodesScaled,
         Kernel::LlGates,
         Kernel::LlPack,
+        Kernel::LlPackScaled,
+        Kernel::LlPackCastBf16,
+        Kernel::LlPackCastF16,
+        Kernel::LlPackCastF32,
         Kernel::LlCombineNodesBf16,
         Kernel::LlCombineNodesF16,
         Kernel::LlCombineNodesF32,
@@ -111,8 +139,17 @@ impl Kernel {
             Kernel::LlCombineF16 => "ll_combine_f16",
             Kernel::LlCombineF32 => "ll_combine_f32",
             Kernel::LlDispatchNodes => "ll_dispatch_nodes",
+            Kernel::LlDispatchScaled => "ll_dispatch_scaled",
+            Kernel::LlDispatchCastBf16 => "ll_dispatch_cast_bf16",
+            Kernel::LlDispatchCastF16 => "ll_dispatch_cast_f16",
+            Kernel::LlDispatchCastF32 => "ll_dispatch_cast_f32",
+            Kernel::LlDispatchNodesScaled => "ll_dispatch_nodes_scaled",
             Kernel::LlGates => "ll_gates",
             Kernel::LlPack => "ll_pack",
+            Kernel::LlPackScaled => "ll_pack_scaled",
+            Kernel::LlPackCastBf16 => "ll_pack_cast_bf16",
+            Kernel::LlPackCastF16 => "ll_pack_cast_f16",
+            Kernel::LlPackCastF32 => "ll_pack_cast_f32",
             Kernel::LlCombineNodesBf16 => "ll_combine_nodes_bf16",
             Kernel::LlCombineNodesF16 => "ll_combine_nodes_f16",
             Kernel::LlCombineNodesF32 => "ll_combine_nodes_f32",
@@ -136,9 +173,19 @@ impl Kernel {
     pub(super) fn threads(self) -> u32 {
         match self {
             Kernel::PeerSelftest => SELFTEST_THREADS,
-            Kernel::LlDispatch | Kernel::LlDispatchNodes => LL_DISPATCH_THREADS,
+            Kernel::LlDispatch
+            | Kernel::LlDispatchNodes
+            | Kernel::LlDispatchScaled
+            | Kernel::LlDispatchCastBf16
+            | Kernel::LlDispatchCastF16
+            | Kernel::LlDispatchCastF32
+            | Kernel::LlDispatchNodesScaled => LL_DISPATCH_THREADS,
             Kernel::LlGates => LL_GATES_THREADS,
-            Kernel::LlPack => LL_PACK_THREADS,
+            Kernel::LlPack
+            | Kernel::LlPackScaled
+            | Kernel::LlPackCastBf16
+            | Kernel::LlPackCastF16
+            | Kernel::LlPackCastF32 => LL_PACK_THREADS,
             Kernel::LlCombineBf16
             | Kernel::LlCombineF16
             | Kernel::LlCombineF32
@@ -163,16 +210,29 @@ impl Kernel {
 /// The type of a kernel's only parameter.
 pub trait KernelParams: Copy {
     /// The kernels that take it: one, or one per type of rows in the order bfloat16, float16,
-    /// float32.
+    /// float32. Where a dispatch may cast, the one that forwards comes before these.
     const KERNELS: &'static [Kernel];
 }
 
-/// The kernel that takes `P` and reads rows of `dtype`.
+/// The kernel that takes `P` and sums rows of `dtype`.
 pub(super) fn for_rows<P: KernelParams>(dtype: DType) -> Result<Kernel> {
+    of_type::<P>(0, dtype)
+}
+
+/// The kernel that takes `P` and dispatches rows with scales, as they are or by `cast`.
+pub(super) fn for_scales<P: KernelParams>(cast: Option<&Cast>) -> Result<Kernel> {
+    match (cast, P::KERNELS) {
+        (Some(cast), _) => of_type::<P>(1, cast.from),
+        (None, [forward, ..]) => Ok(*forward),
+        (None, []) => Err(Error::internal("no kernel for rows with scales")),
+    }
+}
+
+fn of_type<P: KernelParams>(first: usize, dtype: DType) -> Result<Kernel> {
     let index = match dtype {
-        DType::Bfloat16 => Some(0),
-        DType::Float16 => Some(1),
-        DType::Float32 => Some(2),
+        DType::Bfloat16 => Some(first),
+        DType::Float16 => Some(first + 1),
+        DType::Float32 => Some(first + 2),
         _ => None,
     };
     index
@@ -198,6 +258,28 @@ impl KernelParams for LlCombineParams {
 
 impl KernelParams for LlDispatchNodesParams {
     const KERNELS: &'static [Kernel] = &[Kernel::LlDispatchNodes];
+}
+
+impl KernelParams for LlScaledDispatchParams {
+    const KERNELS: &'static [Kernel] = &[
+        Kernel::LlDispatchScaled,
+        Kernel::LlDispatchCastBf16,
+        Kernel::LlDispatchCastF16,
+        Kernel::LlDispatchCastF32,
+    ];
+}
+
+impl KernelParams for LlScaledDispatchNodesParams {
+    const KERNELS: &'static [Kernel] = &[Kernel::LlDispatchNodesScaled];
+}
+
+impl KernelParams for LlScaledPackParams {
+    const KERNELS: &'static [Kernel] = &[
+        Kernel::LlPackScaled,
+        Kernel::LlPackCastBf16,
+        Kernel::LlPackCastF16,
+        Kernel::LlPackCastF32,
+    ];
 }
 
 impl KernelParams for LlGatesParams {

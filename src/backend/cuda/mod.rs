@@ -18,6 +18,7 @@ mod order;
 pub mod params;
 mod peer;
 mod pool;
+mod scaled_rows;
 mod sizes;
 
 use crate::backend::bootstrap::Bootstrap;

@@ -6,7 +6,7 @@ use crate::backend::host::message::{Message, Reader};
 use crate::error::refusal::{AmongRanks, Operation, Role, Subject};
 use crate::error::{Error, Result, Value};
 use crate::model::dtype::DType;
-use crate::model::scales::WireRow;
+use crate::model::scales::{RowBytes, WireRow};
 use std::fmt;
 
 /// The call that a message belongs to.
@@ -109,16 +109,13 @@ impl Terms {
             self.top_k,
             reader.number()?,
         )?;
-        let mine = RowBytes {
-            payload: self.row.payload.bytes(),
-            scales: self.row.scale_bytes(),
-        };
+        let mine = RowBytes::from(self.row);
         let theirs = RowBytes {
             payload: reader.number()?,
             scales: reader.number()?,
         };
         if mine != theirs {
-            let [mine, theirs] = row_bytes(mine, theirs);
+            let [mine, theirs] = RowBytes::in_words(mine, theirs);
             return Err(differs(Subject::RowBytes, source).got(mine, theirs));
         }
         let mine = self.row.payload.dtype as usize;
@@ -160,22 +157,6 @@ fn same_type(subject: Subject, source: usize, mine: usize, theirs: usize) -> Res
         dtype.map_or("another".to_owned(), |dtype| dtype.to_string())
     };
     Err(differs(subject, source).got(name(mine), name(theirs)))
-}
-
-/// Bytes of a row: of its payload and of its scales.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct RowBytes {
-    payload: usize,
-    scales: usize,
-}
-
-/// Both parts if either row has scales.
-fn row_bytes(mine: RowBytes, theirs: RowBytes) -> [String; 2] {
-    let scaled = mine.scales + theirs.scales > 0;
-    [mine, theirs].map(|row| match scaled {
-        true => format!("{} + {}", row.payload, row.scales),
-        false => row.payload.to_string(),
-    })
 }
 
 fn differs(subject: Subject, source: usize) -> Error {

@@ -78,6 +78,8 @@ impl HelloMemory {
             tokens: number(routing.tokens)?,
             signature: Signature::of_no_operation(number(routing.top_k)?).to_word(),
             channel: 0,
+            scales_word: 0,
+            padding: [0; 3],
         };
         self.page.write(0, hello);
         let at = &context.module.enter(network.background())?;
@@ -184,6 +186,8 @@ mod tests {
                 tokens,
                 signature: Signature::of_no_operation(top_k).to_word(),
                 channel: 0,
+                scales_word: 0,
+                padding: [0; 3],
             };
             check(hello, 5, 7, &routing, 4)
         };

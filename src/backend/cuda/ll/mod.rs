@@ -1,12 +1,16 @@
 //! Low-latency operations: checked operation -> kernel parameters -> launch.
 #![forbid(unsafe_code)]
 
+mod chunks;
 mod grid;
 mod hello;
+mod local_handle;
 mod memory;
 mod network;
 mod over_nodes;
+mod part;
 pub mod plan;
+mod scaled;
 pub mod signature;
 mod staged;
 
@@ -18,10 +22,12 @@ use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::kernels::{self, Kernel};
 use crate::backend::cuda::ll::grid::Grid;
 use crate::backend::cuda::ll::hello::SourceTokens;
+use crate::backend::cuda::ll::local_handle::LocalHandle;
 use crate::backend::cuda::ll::memory::HandleMemory;
 use crate::backend::cuda::ll::network::LlNetwork;
-use crate::backend::cuda::ll::over_nodes::{LocalHandle, OverNodes};
-use crate::backend::cuda::ll::plan::{HandlePlan, LlPlan, Part};
+use crate::backend::cuda::ll::over_nodes::OverNodes;
+use crate::backend::cuda::ll::part::Part;
+use crate::backend::cuda::ll::plan::{HandlePlan, LlPlan};
 use crate::backend::cuda::ll::signature::Signature;
 use crate::backend::cuda::ll::staged::Staged;
 use crate::backend::cuda::network::Network;
@@ -162,6 +168,9 @@ impl Handle {
     }
 
     fn launch_dispatch(&self, op: &LlDispatch, part: Part, at: &StreamScope) -> Result<()> {
+        if let Some(scaled) = &op.scaled {
+            return scaled::launch(self, (op, scaled), part, at);
+        }
         let params = self.dispatch_params(op, &self.plan.dispatch, part);
         let module = &self.group.context.module;
         let shape = self.plan.dispatch_launch;
@@ -189,6 +198,7 @@ impl Handle {
             channel: part.channel,
             phases: part.phases,
             signature: self.signature(op, row).to_word(),
+            scales_word: 0,
             send_blocks: grid.send_blocks,
             receive_blocks: grid.receive_blocks,
         }
@@ -224,6 +234,7 @@ impl LocalHandle for Handle {
     fn signature(&self, op: u32, row: RowType) -> Signature {
         Signature {
             op,
+            scaled: false,
             dtype: row.dtype as u32,
             top_k: self.routing.top_k as u32,
             row_bytes: row.bytes() as u32,

@@ -12,48 +12,28 @@
 
 use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::stream::StreamScope;
-use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::kernels::{self, Kernel};
 use crate::backend::cuda::ll::grid::Grid;
 use crate::backend::cuda::ll::hello::SourceTokens;
+use crate::backend::cuda::ll::local_handle::LocalHandle;
 use crate::backend::cuda::ll::network::{ChannelMemory, HEAD_BYTES, LlNetwork};
-use crate::backend::cuda::ll::plan::{HandlePlan, Part};
-use crate::backend::cuda::ll::signature::Signature;
-use crate::backend::cuda::params::common::OP_LL_DISPATCH;
+use crate::backend::cuda::ll::part::Part;
+use crate::backend::cuda::ll::scaled;
 use crate::backend::cuda::params::ll::{
     LL_GATES_THREADS, LL_PACK_THREADS, LL_PHASE_RECEIVE, LL_PHASE_RELAY, LL_PHASE_SEND,
-    LlCombineNodesParams, LlCombineParams, LlDispatchNodesParams, LlDispatchParams, LlGatesParams,
-    LlHello, LlNodes, LlPackParams,
+    LlCombineNodesParams, LlDispatchNodesParams, LlGatesParams, LlHello, LlNodes, LlPackParams,
+    LlScaledDispatchNodesParams, LlScaledPackParams,
 };
+use crate::backend::cuda::scaled_rows::ScalesWord;
 use crate::backend::cuda::sizes::number;
 use crate::backend::transport::{Label, Message};
 use crate::error::Result;
-use crate::model::ops::{LlCombine, LlDispatch, LlOp, Routing, RowType};
+use crate::model::ops::{LlCombine, LlDispatch, LlOp, RowType};
 use crate::model::tensor::DevPtr;
 
 const WARP: u32 = 32;
 /// Bytes that a thread of `ll_pack` copies at once.
 const PACKED_AT_ONCE: usize = 16;
-
-/// What an operation over several nodes needs of its handle: the part that is the same on one node.
-pub trait LocalHandle {
-    /// This rank's ids.
-    fn routing(&self) -> &Routing;
-    /// Grids and sizes.
-    fn plan(&self) -> &HandlePlan;
-    /// In the order of creation, from 1 on.
-    fn number(&self) -> u32;
-    /// The group.
-    fn context(&self) -> &GroupContext;
-    /// What the sources said about the handle; the first call may wait for it.
-    fn source_tokens(&self, network: &LlNetwork) -> Result<&SourceTokens>;
-    /// The signature of operation `op` on rows of type `row`, for the other ranks.
-    fn signature(&self, op: u32, row: RowType) -> Signature;
-    /// The parameters of `part` of a dispatch.
-    fn dispatch_params(&self, op: &LlDispatch, grid: &Grid, part: Part) -> LlDispatchParams;
-    /// The parameters of `part` of a combine.
-    fn combine_params(&self, op: &LlCombine, grid: &Grid, part: Part) -> LlCombineParams;
-}
 
 /// The network as an operation of one handle uses it.
 pub struct OverNodes<'a, H> {
@@ -84,7 +64,7 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
         match op {
             LlOp::Dispatch(op) => {
                 self.launch_pack(op, at)?;
-                self.send_rows(op.row, at)?;
+                self.send_rows(op, at)?;
                 let all = LL_PHASE_SEND | LL_PHASE_RELAY | LL_PHASE_RECEIVE;
                 self.launch_dispatch(op, all, at)
             }
@@ -112,7 +92,7 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
                 self.launch_dispatch(op, LL_PHASE_SEND, at)?;
                 let background = self.network.fork(at)?;
                 let turn = self.network.background_order.begin(&background.scope)?;
-                self.send_rows(op.row, &background.scope)?;
+                self.send_rows(op, &background.scope)?;
                 self.launch_dispatch(op, LL_PHASE_RELAY, &background.scope)?;
                 turn.end()?;
                 sent(&background.scope)
@@ -173,9 +153,9 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
     }
 
     /// This rank's rows and ids go to the gateways, those of its sources come here.
-    fn send_rows(&self, row: RowType, at: &StreamScope) -> Result<()> {
+    fn send_rows(&self, op: &LlDispatch, at: &StreamScope) -> Result<()> {
         let (tokens, top_k) = self.own_tokens();
-        let bytes = row.bytes() + top_k * size_of::<i64>();
+        let bytes = op.wire().slot_bytes() + top_k * size_of::<i64>();
         let memory = self.memory;
         let fill = |gateways: &[usize], sends: &mut Vec<Message>, receives: &mut Vec<Message>| {
             let own = |&peer| Self::message(peer, memory.returned, tokens, bytes);
@@ -260,14 +240,24 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
         }
         let plan = self.handle.plan();
         let (part, grid) = self.part(phases, (&plan.dispatch, &plan.relay_dispatch));
-        let mut dispatch = self.handle.dispatch_params(op, &grid, part);
-        dispatch.notify_blocks = grid.receive_blocks;
-        let params = LlDispatchNodesParams {
-            dispatch,
-            nodes: self.nodes()?,
-        };
+        let nodes = self.nodes()?;
         let module = &self.handle.context().module;
         let shape = grid.launch_shape(plan.dispatch_launch.shared_bytes);
+        if let Some(scaled) = &op.scaled {
+            let (mut dispatch, rows) = scaled::params(self.handle, (op, scaled), &grid, part)?;
+            dispatch.notify_blocks = grid.receive_blocks;
+            // Packed for the network, they are as the kernel sends them.
+            dispatch.tokens = (self.memory.returned.0 + HEAD_BYTES) as *const u8;
+            let params = LlScaledDispatchNodesParams {
+                dispatch,
+                nodes,
+                rows,
+            };
+            return module.launch(Kernel::LlDispatchNodesScaled, shape, &params, at);
+        }
+        let mut dispatch = self.handle.dispatch_params(op, &grid, part);
+        dispatch.notify_blocks = grid.receive_blocks;
+        let params = LlDispatchNodesParams { dispatch, nodes };
         module.launch(Kernel::LlDispatchNodes, shape, &params, at)
     }
 
@@ -312,13 +302,15 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
 
     fn launch_pack(&self, op: &LlDispatch, at: &StreamScope) -> Result<()> {
         let (tokens, top_k) = self.own_tokens();
-        let row_bytes = tokens * op.row.bytes();
-        let params = LlPackParams {
+        let row_bytes = tokens * op.wire().slot_bytes();
+        let pack = LlPackParams {
             head: LlHello {
                 handle: self.handle.number(),
                 tokens: number(tokens)?,
-                signature: self.handle.signature(OP_LL_DISPATCH, op.row).to_word(),
+                signature: scaled::signature(self.handle, op).to_word(),
                 channel: self.part.channel,
+                scales_word: ScalesWord::of(op.scaled.as_ref()).0,
+                padding: [0; 3],
             },
             rows: op.tokens.0 as *const u8,
             ids: self.handle.routing().ids.0 as *const i64,
@@ -333,7 +325,22 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
             threads: LL_PACK_THREADS,
             shared_bytes: 0,
         };
-        context.module.launch(Kernel::LlPack, shape, &params, at)
+        let Some(scaled) = &op.scaled else {
+            return context.module.launch(Kernel::LlPack, shape, &pack, at);
+        };
+        let (dispatch, rows) = scaled::params(
+            self.handle,
+            (op, scaled),
+            &self.handle.plan().dispatch,
+            self.part,
+        )?;
+        let params = LlScaledPackParams {
+            pack,
+            rows,
+            shape: dispatch.common.shape,
+        };
+        let kernel = kernels::for_scales::<LlScaledPackParams>(scaled.cast())?;
+        context.module.launch(kernel, shape, &params, at)
     }
 }
 

@@ -4,24 +4,22 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver::function::LaunchShape;
+use crate::backend::cuda::ll::chunks::{Chunks, chunks};
 use crate::backend::cuda::ll::grid::{Grid, at_most};
 use crate::backend::cuda::ll::signature;
 use crate::backend::cuda::params::ll::{
-    LL_BANKS, LL_CHANNELS, LL_CHUNK_VECS, LL_COMBINE_THREADS, LL_COUNTS_BESIDE_EXPERTS,
-    LL_DISPATCH_THREADS, LL_INDEX_BITS, LL_MAX_RANKS, LL_MAX_TOP_K, LL_PHASE_RECEIVE,
-    LL_PHASE_SEND, LL_WHOLE_CHANNEL, LlLayout, LlShape,
+    LL_BANKS, LL_CHANNELS, LL_COMBINE_THREADS, LL_COUNTS_BESIDE_EXPERTS, LL_DISPATCH_THREADS,
+    LL_INDEX_BITS, LL_MAX_RANKS, LL_MAX_TOP_K, LlLayout, LlShape,
 };
 use crate::backend::cuda::sizes::{Regions, number};
 use crate::error::refusal::{AmongRanks, OfSettings, Setting, Subject};
 use crate::error::{Error, Result};
 use crate::model::group::{GroupFacts, LlCombineMode};
-use crate::model::ops::{Routing, RowType, STAGED_SLOTS, StagedSlot};
-use crate::model::tensor::DevPtr;
+use crate::model::ops::{Routing, RowType};
+use crate::model::scales::WireRow;
 use crate::model::topology::Topology;
 use crate::tuning::{Operation, Tuning};
 
-/// Most bytes of a chunk of a row: the amount that the lanes of a warp hold at once.
-const CHUNK_BYTES: usize = LL_CHUNK_VECS as usize * 32 * 16;
 const PACKET_BYTES: usize = 8;
 const REGION_ALIGN: usize = 256;
 
@@ -301,64 +299,25 @@ pub struct HandlePlan {
 impl HandlePlan {
     /// The sizes of an operation on rows of type `row`, which the group's limits bound.
     pub fn shape(&self, row: RowType) -> LlShape {
-        let row_bytes = row.bytes();
-        let chunks = chunks(row_bytes);
+        self.of_chunks(row.bytes(), Chunks::of_row(row.bytes()))
+    }
+
+    /// The sizes of a dispatch of rows that travel as `row`, with scales, and the bytes of scales in a chunk.
+    pub fn scaled_shape(&self, row: WireRow) -> (LlShape, u32) {
+        let chunks = Chunks::of_wire(row);
+        let shape = self.of_chunks(row.slot_bytes(), chunks);
+        (shape, chunks.scales as u32)
+    }
+
+    fn of_chunks(&self, row_bytes: usize, chunks: Chunks) -> LlShape {
         LlShape {
             row_bytes: row_bytes as u32,
-            chunk_bytes: row_bytes.div_ceil(chunks).next_multiple_of(16) as u32,
-            chunks: chunks as u32,
+            chunk_bytes: chunks.payload as u32,
+            chunks: chunks.count as u32,
             ..self.shape
         }
     }
 }
-
-/// The part of an operation that a launch runs, and its channel.
-#[derive(Clone, Copy)]
-pub struct Part {
-    pub channel: u32,
-    pub phases: u32,
-    /// Whether the operation's outputs are wanted.
-    pub keep: bool,
-}
-
-impl Part {
-    /// A whole operation on one node.
-    pub const WHOLE: Self = Self {
-        channel: LL_WHOLE_CHANNEL,
-        phases: LL_PHASE_SEND | LL_PHASE_RECEIVE,
-        keep: true,
-    };
-
-    /// The send phase in `slot`.
-    pub fn send(slot: StagedSlot) -> Self {
-        Self {
-            channel: channel(slot),
-            phases: LL_PHASE_SEND,
-            keep: true,
-        }
-    }
-
-    /// The receive phase in `slot`.
-    pub fn receive(slot: StagedSlot, keep: bool) -> Self {
-        Self {
-            channel: channel(slot),
-            phases: LL_PHASE_RECEIVE,
-            keep,
-        }
-    }
-
-    /// The caller's memory; NULL if the outputs are not wanted, as it may be gone then.
-    pub fn kept(&self, data: DevPtr) -> usize {
-        if self.keep { data.0 } else { 0 }
-    }
-}
-
-/// The channel of operations in `slot`; whole operations have a channel of their own.
-fn channel(slot: StagedSlot) -> u32 {
-    LL_WHOLE_CHANNEL + 1 + slot.index() as u32
-}
-
-const _: () = assert!(LL_CHANNELS as usize == 1 + STAGED_SLOTS);
 
 /// Refuses facts that do not fit the kernels' shared memory or the fields of their packets.
 fn check_limits(facts: &GroupFacts, max_tokens: usize, nodes: usize) -> Result<()> {
@@ -385,11 +344,6 @@ fn check_limits(facts: &GroupFacts, max_tokens: usize, nodes: usize) -> Result<(
     };
     let rule = OfSettings::LlKernelsCount;
     Err(Error::usage(Subject::Setting(setting), rule).got(got, format_args!("at most {most}")))
-}
-
-/// Number of chunks that a row of `row_bytes` is moved in.
-fn chunks(row_bytes: usize) -> usize {
-    row_bytes.div_ceil(CHUNK_BYTES)
 }
 
 #[cfg(test)]

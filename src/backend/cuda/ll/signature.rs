@@ -2,7 +2,7 @@
 //! word.
 #![forbid(unsafe_code)]
 
-use crate::backend::cuda::params::common::{OP_LL_COMBINE, OP_LL_DISPATCH};
+use crate::backend::cuda::params::common::{OP_LL_COMBINE, OP_LL_DISPATCH, OP_PEER_SELFTEST};
 use crate::backend::cuda::params::ll::LL_MAX_TOP_K;
 use crate::model::dtype::DType;
 
@@ -12,6 +12,9 @@ const DTYPE_SHIFT: u32 = 26;
 const TOP_K_SHIFT: u32 = 20;
 /// Unit of the row size in the word; every row is a multiple of it.
 const ROW_UNIT: u32 = 16;
+
+/// In the field of the operation: a dispatch of rows with scales. No LL operation has that number.
+const SCALED_DISPATCH: u32 = OP_PEER_SELFTEST;
 
 /// The longest row that a signature can express.
 pub const MOST_ROW_BYTES: usize = (((1 << TOP_K_SHIFT) - 1) * ROW_UNIT) as usize;
@@ -27,18 +30,25 @@ const _: () = assert!(LL_MAX_TOP_K < 1 << (DTYPE_SHIFT - TOP_K_SHIFT));
 pub struct Signature {
     /// `OP_LL_...`.
     pub op: u32,
+    /// Whether its rows have scales; the scales word says which.
+    pub scaled: bool,
     /// NCCL's number of the element type.
     pub dtype: u32,
     /// Ids per token.
     pub top_k: u32,
-    /// Bytes per row, at most [`MOST_ROW_BYTES`].
+    /// Bytes per row without its scales, at most [`MOST_ROW_BYTES`].
     pub row_bytes: u32,
 }
 
 impl Signature {
     /// The word that ranks exchange.
     pub fn to_word(self) -> u32 {
-        self.op << OP_SHIFT
+        let op = if self.scaled {
+            SCALED_DISPATCH
+        } else {
+            self.op
+        };
+        op << OP_SHIFT
             | self.dtype << DTYPE_SHIFT
             | self.top_k << TOP_K_SHIFT
             | (self.row_bytes / ROW_UNIT)
@@ -48,6 +58,7 @@ impl Signature {
     pub fn of_no_operation(top_k: u32) -> Self {
         Self {
             op: 0,
+            scaled: false,
             dtype: 0,
             top_k,
             row_bytes: 0,
@@ -57,8 +68,13 @@ impl Signature {
     /// The signature in a peer's word.
     pub fn from_word(word: u32) -> Self {
         let field = |from: u32, to: u32| (word >> from) & ((1 << (to - from)) - 1);
+        let (op, scaled) = match field(OP_SHIFT, 32) {
+            SCALED_DISPATCH => (OP_LL_DISPATCH, true),
+            op => (op, false),
+        };
         Self {
-            op: field(OP_SHIFT, 32),
+            op,
+            scaled,
             dtype: field(DTYPE_SHIFT, OP_SHIFT),
             top_k: field(TOP_K_SHIFT, DTYPE_SHIFT),
             row_bytes: field(0, TOP_K_SHIFT) * ROW_UNIT,
@@ -72,14 +88,16 @@ mod tests {
 
     #[test]
     fn a_signature_survives_its_word() {
-        for (op, dtype) in [
-            (OP_LL_DISPATCH, DType::Bfloat16),
-            (OP_LL_COMBINE, DType::Float16),
-            (OP_LL_COMBINE, DType::LAST),
+        for (op, scaled, dtype) in [
+            (OP_LL_DISPATCH, false, DType::Bfloat16),
+            (OP_LL_DISPATCH, true, DType::Float8E4M3),
+            (OP_LL_COMBINE, false, DType::Float16),
+            (OP_LL_COMBINE, false, DType::LAST),
         ] {
             for (top_k, row_bytes) in [(1, 16), (LL_MAX_TOP_K, MOST_ROW_BYTES as u32)] {
                 let signature = Signature {
                     op,
+                    scaled,
                     dtype: dtype as u32,
                     top_k,
                     row_bytes,

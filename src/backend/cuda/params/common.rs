@@ -96,6 +96,56 @@ pub struct FaultReport {
     pub got: u32,
     /// How long the wait had lasted then.
     pub waited_ms: u32,
+    /// `FAULT_DIFFERS` and `FAULT_SHAPE_DIFFERS`: the scales of our rows, as a scales word.
+    pub expected_scales: u32,
+    /// `FAULT_DIFFERS` and `FAULT_SHAPE_DIFFERS`: the scales of the peer's rows.
+    pub got_scales: u32,
+}
+
+/// `ScaledRows::form`: rows have their scales already.
+pub const SCALES_FORWARDED: u32 = 0;
+/// `ScaledRows::form`: a cast stores scales as float32.
+pub const SCALES_FLOAT: u32 = 1;
+/// `ScaledRows::form`: a cast stores scales as float32, rounded up to a power of two.
+pub const SCALES_POWER_OF_TWO: u32 = 2;
+/// `ScaledRows::form`: a cast stores the exponent byte of that power.
+pub const SCALES_EXPONENT: u32 = 3;
+
+/// Where scales lie. Distances are in scales.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct ScaleView {
+    /// The first scale.
+    pub data: *mut u8,
+    /// From an expert to the next.
+    pub expert: u64,
+    /// From a row to the next.
+    pub row: u64,
+    /// From a scale of a row to the next.
+    pub column: u64,
+}
+
+/// Rows with scales, as a dispatch sends and stores them. On the way a row's scales are dense and filled up with
+/// zeros to a multiple of 16 bytes.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct ScaledRows {
+    /// Bytes of a row without its scales, a multiple of 16.
+    pub payload_bytes: u32,
+    /// Bytes of a row's scales, without the zeros behind them.
+    pub scale_bytes: u32,
+    /// Bytes of a scale: 1, 2 or 4.
+    pub scale_width: u32,
+    /// `SCALES_...`: where the scales of the rows that are sent come from.
+    pub form: u32,
+    /// Elements that share a scale of a cast: 128 or 32.
+    pub block: u32,
+    /// LL: bytes of scales in each chunk of a row but the last ones, a multiple of 16.
+    pub scale_chunk_bytes: u32,
+    /// `SCALES_FORWARDED`: the scales of the rows that are sent; they are of one expert.
+    pub from: ScaleView,
+    /// Receives the scales.
+    pub out: ScaleView,
 }
 
 /// What every wait on the device needs.

@@ -31,7 +31,7 @@ pub const HT_HOME_BITS: u32 = 8;
 pub const HT_RANK_OF_GROUP: u32 = 0x8000_0000;
 /// Threads of the block of `ht_head`.
 pub const HT_HEAD_THREADS: u32 = 32;
-/// A source's tokens all travel, so that nothing is packed, if at least so many of 32 do.
+/// A source's tokens all travel, so that they can be sent from where they lie, if at least so many of 32 do.
 pub const HT_WHOLE_OF_32: u32 = 31;
 
 /// The group's ranks on their nodes, as this rank sees them.
@@ -82,6 +82,16 @@ pub struct HtTold {
     pub epoch: u32,
 }
 
+/// Whose a token is that came from another node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct HtOrigin {
+    /// The remote source, from 0 on.
+    pub source: u32,
+    /// Its number among those that come here from it.
+    pub index: u32,
+}
+
 /// Device memory of an HT handle of such a group. Arrays with `chunks + 1` entries count what comes before each
 /// chunk, then all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,6 +105,8 @@ pub struct HtNodesMemory {
     pub raw_entries: *mut HtEntry,
     /// The same by chunk, then source; indices count the rows from all remote sources.
     pub entries: *mut HtEntry,
+    /// `[tokens of remote sources]`: whose each is, in the order of `entries`.
+    pub origins: *mut HtOrigin,
     /// `[tokens][top_k]`: for the own tokens' experts on all nodes, ascending: the node, and the place there.
     pub homes: *mut u32,
     /// `[others][tokens]`: the own tokens that go to each other node, ascending.
@@ -192,39 +204,7 @@ pub struct HtPlaceParams {
     pub piece_blocks: u32,
 }
 
-/// Parameters of `ht_pack`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct HtPackParams {
-    /// The handle.
-    pub handle: HtNodesMemory,
-    /// `[tokens]` rows.
-    pub tokens: *const u8,
-    /// `[tokens][top_k]`, or NULL: tokens only.
-    pub topk_idx: *const i64,
-    /// `[tokens][top_k]`, or NULL.
-    pub weights: *const f32,
-    /// `[others][room]` rows.
-    pub out: *mut u8,
-    /// `[others][room][top_k]`.
-    pub out_idx: *mut i64,
-    /// `[others][room][top_k]`.
-    pub out_weights: *mut f32,
-    /// Bytes per row.
-    pub row_bytes: u32,
-    /// Most rows of a pass for each other node.
-    pub room: u32,
-    /// Other nodes.
-    pub others: u32,
-    /// Chunks of a source's tokens.
-    pub chunks: u32,
-    /// The chunks of the pass.
-    pub first_chunk: u32,
-    /// The chunk after them.
-    pub end_chunk: u32,
-}
-
-/// In front of what travels: to which operation it belongs.
+/// In front of a message's rows: to which operation they belong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct HtHead {
@@ -238,18 +218,62 @@ pub struct HtHead {
     pub reserved: u32,
 }
 
-/// Parameters of `ht_head`.
+/// The messages of a pass, one with each rank that takes part, at equal distances.
+///
+/// A message is one run of bytes: its tails, from the last one to the first, its head, its rows. Everything is
+/// counted from the first row, so nothing's place depends on how many rows there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct HtMessages {
+    /// The first row of the first message, a multiple of 256.
+    pub rows: *mut u8,
+    /// From a message's first row to that of the next one.
+    pub stride: u64,
+    /// Bytes of a row as it travels, a multiple of 16.
+    pub row_bytes: u32,
+    /// Bytes that travel beside each row, a multiple of 16: in dispatch `[top_k]` ids of 8 bytes, then as many weights,
+    /// in combine gradients.
+    pub tail_bytes: u32,
+}
+
+/// Parameters of `ht_head`, which writes the heads of messages.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct HtHeadParams {
     /// For the marks of failures.
     pub wait: WaitParams,
-    /// What is to be written.
-    pub head: *mut HtHead,
+    /// What is sent.
+    pub messages: HtMessages,
+    /// How many messages.
+    pub count: u32,
     /// `HtShape::shape_word`.
     pub shape_word: u32,
     /// The handle's number.
     pub handle: u32,
+}
+
+/// Parameters of `ht_pack`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtPackParams {
+    /// The heads, and what they are written to: one message for each other node.
+    pub heads: HtHeadParams,
+    /// The handle.
+    pub handle: HtNodesMemory,
+    /// `[tokens]` rows.
+    pub tokens: *const u8,
+    /// `[tokens][top_k]`; not read if rows have no tails.
+    pub topk_idx: *const i64,
+    /// `[tokens][top_k]`; likewise.
+    pub weights: *const f32,
+    /// Where all tokens travel, and their rows take more bytes than this, these are sent from where they lie.
+    pub packed_bytes: u64,
+    /// Chunks of a source's tokens.
+    pub chunks: u32,
+    /// The chunks of the pass.
+    pub first_chunk: u32,
+    /// The chunk after them.
+    pub end_chunk: u32,
 }
 
 /// A pass of an operation: which part of each pair's rows it has.
@@ -280,12 +304,20 @@ pub struct HtPass {
     pub locals: *const u32,
     /// See `locals`.
     pub locals_step: u32,
-    /// `[head_count]`: what came in front of the rows from other nodes.
-    pub heads: *const HtHead,
+    /// Where the rows of remote tokens are, or sums go; for the own tokens without rows and tails.
+    pub messages: HtMessages,
+    /// `HtNodesMemory::origins`, of the first token of the pass. NULL: there is one message, with all in order.
+    pub origins: *const HtOrigin,
+    /// `HtNodesMemory::starts`, of the first remote source and the first chunk of the pass.
+    pub starts: *const u32,
+    /// `chunks + 1`: the distance between sources in `starts`.
+    pub chunk_ends: u32,
+    /// How many messages have come whose heads are to be read.
+    pub head_count: u32,
+    /// These messages.
+    pub heads: HtMessages,
     /// `[head_count]`: the ranks that they are from, as the group numbers them.
     pub head_ranks: *const u32,
-    /// How many there are.
-    pub head_count: u32,
     /// The handle's number.
     pub handle: u32,
 }
@@ -304,10 +336,8 @@ pub struct HtDispatchNodesParams {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct HtPartials {
-    /// `[others][room]` rows.
-    pub rows: *const u8,
-    /// `[others][room][columns]`.
-    pub gradients: *const f32,
+    /// One for each other node: rows, with gradients as tails.
+    pub messages: HtMessages,
     /// `HtNodesMemory::spots`, of the first token of the pass.
     pub spots: *const u32,
     /// `HtNodesMemory::departing`, of the first chunk of the pass.
@@ -318,8 +348,6 @@ pub struct HtPartials {
     pub tokens: u32,
     /// `chunks + 1`: the distance between nodes in `departing`.
     pub chunk_ends: u32,
-    /// Most rows of a pass for each other node.
-    pub room: u32,
     /// Other nodes.
     pub others: u32,
 }

@@ -1,12 +1,12 @@
 //! Parameters of the low-latency kernels.
 #![forbid(unsafe_code)]
 
-use crate::backend::cuda::params::common::{PeerTable, WaitParams};
+use crate::backend::cuda::params::common::{PeerTable, ScaledRows, WaitParams};
 
 /// Most experts that a token can name.
 pub const LL_MAX_TOP_K: u32 = 32;
 /// Packets by which a rank notifies each other, besides the one for each local expert.
-pub const LL_COUNTS_BESIDE_EXPERTS: u32 = 2;
+pub const LL_COUNTS_BESIDE_EXPERTS: u32 = 3;
 /// Channels of operations, each with its own epochs: one for whole operations, two for staged ones.
 pub const LL_CHANNELS: u32 = 3;
 /// The channel of whole operations; staged ones have the others.
@@ -69,9 +69,10 @@ pub struct LlShape {
     pub tokens: u32,
     /// Ids per token.
     pub top_k: u32,
-    /// Bytes per row.
+    /// Bytes per row, as it travels: with its scales.
     pub row_bytes: u32,
-    /// A row travels in `chunks` chunks of `chunk_bytes` (the last may be shorter), one warp each.
+    /// A row travels in `chunks` chunks of `chunk_bytes` (the last may be shorter), one warp each. Scales travel in addition:
+    /// `ScaledRows::scale_chunk_bytes`.
     pub chunk_bytes: u32,
     /// Chunks per row.
     pub chunks: u32,
@@ -127,6 +128,8 @@ pub struct LlCommon {
     pub phases: u32,
     /// What all ranks must agree on in an operation; opaque to the kernels.
     pub signature: u32,
+    /// The scales of the rows, as opaque; 0 without.
+    pub scales_word: u32,
     /// The first `send_blocks` of the grid send rows ...
     pub send_blocks: u32,
     /// ... and the last `receive_blocks` do all else; they may overlap and leave none out.
@@ -159,6 +162,10 @@ pub struct LlHello {
     pub signature: u32,
     /// The operation's channel; in front of sums, the operation's epoch.
     pub channel: u32,
+    /// As `LlCommon::scales_word`.
+    pub scales_word: u32,
+    /// So that rows behind it begin at a multiple of 16.
+    pub padding: [u32; 3],
 }
 
 /// What an operation over several nodes needs beside `LlCommon`; sources are numbered from 0, which is this rank.
@@ -246,6 +253,28 @@ pub struct LlDispatchNodesParams {
     pub nodes: LlNodes,
 }
 
+/// Parameters of `ll_dispatch_scaled` and its siblings.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlScaledDispatchParams {
+    /// As without scales.
+    pub dispatch: LlDispatchParams,
+    /// Payloads and scales.
+    pub rows: ScaledRows,
+}
+
+/// Parameters of `ll_dispatch_nodes_scaled`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlScaledDispatchNodesParams {
+    /// As without scales, but `tokens` are rows with scales as they travel.
+    pub dispatch: LlDispatchParams,
+    /// The other nodes.
+    pub nodes: LlNodes,
+    /// Payloads and scales.
+    pub rows: ScaledRows,
+}
+
 /// Parameters of `ll_combine_nodes_bf16` and its siblings.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -282,4 +311,16 @@ pub struct LlPackParams {
     pub row_bytes: u64,
     /// Number of all ids.
     pub num_ids: u64,
+}
+
+/// Parameters of `ll_pack_scaled` and its siblings.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlScaledPackParams {
+    /// As without scales.
+    pub pack: LlPackParams,
+    /// Payloads and scales.
+    pub rows: ScaledRows,
+    /// How rows are cut into chunks; this rank's tokens.
+    pub shape: LlShape,
 }

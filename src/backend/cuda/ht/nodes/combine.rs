@@ -5,16 +5,22 @@
 //! messages, or the kernel, that empty it are through.
 #![forbid(unsafe_code)]
 
+use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::ht::grid::HtKind;
 use crate::backend::cuda::ht::nodes::handle::NodesHt;
-use crate::backend::cuda::ht::nodes::memory::Bank;
-use crate::backend::cuda::ht::nodes::pass::{Enqueueing, Handle, Heads, Tokens, behind, word};
+use crate::backend::cuda::ht::nodes::messages::{Bank, TokenBytes};
+use crate::backend::cuda::ht::nodes::pass::{
+    Enqueueing, Handle, Heads, NO_MESSAGES, Tokens, behind, word,
+};
+use crate::backend::cuda::ht::nodes::rails::Turn;
 use crate::backend::cuda::ht::plan::HtLaunch;
 use crate::backend::cuda::ht::shared::{addresses, saturated};
 use crate::backend::cuda::kernels::{self, Kernel};
 use crate::backend::cuda::params::common::OP_HT_COMBINE;
 use crate::backend::cuda::params::ht::HtCombineParams;
-use crate::backend::cuda::params::ht_nodes::{HtCombineNodesParams, HtPartials, HtPass};
+use crate::backend::cuda::params::ht_nodes::{
+    HT_HEAD_THREADS, HtCombineNodesParams, HtPartials, HtPass,
+};
 use crate::backend::cuda::sizes::number;
 use crate::error::Result;
 use crate::model::ops::{HtCombine, Stream};
@@ -52,14 +58,6 @@ pub fn run(handle: &NodesHt, op: &HtCombine, stream: Stream) -> Result<()> {
     enqueueing.end(group, order, enqueued)
 }
 
-/// The heads in front of pass number `pass`: they say whether the sums are sums.
-fn heads(pass: usize) -> Heads {
-    Heads {
-        pass,
-        from_gateways: true,
-    }
-}
-
 impl Combine<'_> {
     fn enqueue(&self, at: &mut Enqueueing<'_>) -> Result<()> {
         let chunks = &self.handle.passes.chunks;
@@ -76,18 +74,19 @@ impl Combine<'_> {
         Ok(())
     }
 
-    /// Bytes of a row, and of its gradients.
-    fn bytes(&self) -> (usize, usize) {
-        (self.op.row.bytes(), self.columns * size_of::<f32>())
+    /// Of a row, and of its gradients.
+    fn bytes(&self) -> TokenBytes {
+        TokenBytes::new(self.op.row, self.columns * size_of::<f32>())
     }
 
-    fn bank(&self, is_own: bool, pass: usize) -> Bank {
-        let (banks, room) = (&self.handle.banks, self.handle.passes.room);
-        let plan = self.handle.plan();
-        match is_own {
-            true => banks.own(pass, room * plan.others, self.bytes()),
-            false => banks.of_sources(pass, room * (plan.sources - 1), self.bytes()),
-        }
+    /// The sums of this node, to the sources.
+    fn departing(&self, pass: usize) -> Bank {
+        self.handle.banks.of_sources(pass, self.bytes())
+    }
+
+    /// Those of other nodes, from the gateways.
+    fn arriving(&self, pass: usize) -> Bank {
+        self.handle.banks.own(pass, self.bytes())
     }
 
     /// Sums a pass of remote tokens, and sends the sums home.
@@ -97,77 +96,84 @@ impl Combine<'_> {
         pass: usize,
         chunks: &Range<usize>,
     ) -> Result<()> {
-        let handle = &self.handle;
-        let tokens = handle.remote_tokens(chunks);
-        let bank = self.bank(false, pass);
-        let out = (bank.rows.0, bank.first_tail.0);
-        let rows = handle.pass(chunks, false, None)?;
-        self.launch(at, rows, &tokens, out, self.no_partials()?)?;
+        let counts = &self.handle.counts;
+        let tokens = self.handle.remote_tokens(chunks);
+        let bank = self.departing(pass);
+        let rows = self.handle.pass(chunks, Some(bank), None)?;
+        self.launch(at, rows, &tokens, (bank.rows, 0), self.no_partials()?)?;
         at.fork()?;
+        self.launch_heads(at, bank)?;
         at.clear();
-        at.add_heads(handle, (OP_HT_COMBINE, &self.launch), heads(pass))?;
-        let (row, gradients) = self.bytes();
-        let mut index = 0;
-        for chunk in chunks.clone() {
-            for (source, &peer) in (1..handle.plan().sources).zip(at.rails.remote_sources()) {
-                let before = handle.counts.coming(source, chunk);
-                let rows = handle.counts.coming(source, chunk + 1) - before;
-                at.send(peer, bank.rows.0 + index * row, rows, row);
-                at.send(peer, bank.first_tail.0 + index * gradients, rows, gradients);
-                index += rows;
-            }
+        let Turn {
+            sends, receives, ..
+        } = &mut *at.turn;
+        for (index, &peer) in at.rails.remote_sources().iter().enumerate() {
+            let coming = |chunk| counts.coming(1 + index, chunk);
+            let tokens = coming(chunks.end) - coming(chunks.start);
+            sends.push(bank.parcel(index, tokens, true).with_rows(peer));
         }
-        let bank = self.bank(true, pass);
+        let bank = self.arriving(pass);
         for (other, &peer) in at.rails.gateways.iter().enumerate() {
-            for chunk in chunks.clone() {
-                let before = handle.counts.departing(other, chunk);
-                let rows = handle.counts.departing(other, chunk + 1) - before;
-                let first = handle.counts.departing(other, chunks.start);
-                let index = other * handle.passes.room + before - first;
-                at.receive(peer, bank.rows.0 + index * row, rows, row);
-                at.receive(peer, bank.first_tail.0 + index * gradients, rows, gradients);
-            }
+            let departing = |chunk| counts.departing(other, chunk);
+            let tokens = departing(chunks.end) - departing(chunks.start);
+            receives.push(bank.parcel(other, tokens, true).with_rows(peer));
         }
         at.exchange(pass)
+    }
+
+    /// The side stream writes the heads, which say whether the sums are sums.
+    fn launch_heads(&self, at: &Enqueueing<'_>, bank: Bank) -> Result<()> {
+        let messages = (bank, self.handle.plan().sources - 1);
+        if messages.1 == 0 {
+            return Ok(());
+        }
+        let params = self.handle.heads((OP_HT_COMBINE, &self.launch), messages)?;
+        let shape = LaunchShape {
+            blocks: 1,
+            threads: HT_HEAD_THREADS,
+            shared_bytes: 0,
+        };
+        let module = &self.handle.group.context.module;
+        module.launch_on(Kernel::HtHead, shape, &params, at.rails.side.stream())
     }
 
     /// Sums a pass of this rank's own tokens.
     fn launch_own(&self, at: &Enqueueing<'_>, pass: usize, chunks: &Range<usize>) -> Result<()> {
         let (handle, op) = (&self.handle, self.op);
         let tokens = handle.own_tokens(chunks);
-        let bank = self.bank(true, pass);
+        let bank = self.arriving(pass);
         let (device, plan) = (&handle.device, handle.plan());
         let partials = HtPartials {
-            rows: bank.rows.0 as *const u8,
-            gradients: bank.first_tail.0 as *const f32,
+            messages: bank.messages()?,
             spots: word(device.spots, tokens.first),
             departing: word(device.departing, chunks.start),
             homes: word(device.homes, tokens.first * handle.routing.top_k),
             tokens: device.tokens,
             chunk_ends: number(plan.chunks + 1)?,
-            room: number(handle.passes.room)?,
             others: number(plan.others)?,
         };
-        let (row, gradients) = self.bytes();
+        let (row, gradients) = (bank.bytes.row, self.columns * size_of::<f32>());
         let (_, out_gradients) = addresses(op.gradients.map(|it| (it.input, it.output)));
         let out = (
             behind(op.out.0, tokens.first * row),
             behind(out_gradients, tokens.first * gradients),
         );
-        let rows = handle.pass(chunks, true, Some(heads(pass)))?;
+        let heads = Heads {
+            of: bank,
+            from_gateways: true,
+        };
+        let rows = handle.pass(chunks, None, Some(heads))?;
         self.launch(at, rows, &tokens, out, partials)
     }
 
     fn no_partials(&self) -> Result<HtPartials> {
         Ok(HtPartials {
-            rows: null(),
-            gradients: null(),
+            messages: NO_MESSAGES,
             spots: null(),
             departing: null(),
             homes: null(),
             tokens: 0,
             chunk_ends: number(self.handle.plan().chunks + 1)?,
-            room: 0,
             others: 0,
         })
     }

@@ -89,7 +89,8 @@ pub fn open_handle(
     let refused = prepared.as_ref().err().cloned();
     let part = prepared.unwrap_or_else(|error| Part::refusing(rails, &error));
     creation.route(&part, &headers)?;
-    let (rows, counts) = creation.wait_for_counts(&part.memory)?;
+    let tokens = headers.iter().map(|header| header.tokens).collect();
+    let (rows, counts) = creation.wait_for_counts(&part.memory, tokens)?;
     if let Some(error) = refused {
         return Err(error);
     }
@@ -344,8 +345,8 @@ impl Creation<'_> {
         module.launch(Kernel::HtPlace, shape, &params, self.at)
     }
 
-    /// Waits for the number of rows, or why there is none, and for what travels.
-    fn wait_for_counts(&self, memory: &NodesMemory) -> Result<(u32, Counts)> {
+    /// Waits for the number of rows, or why there is none, and for what travels of the sources' `tokens`.
+    fn wait_for_counts(&self, memory: &NodesMemory, tokens: Vec<usize>) -> Result<(u32, Counts)> {
         let received = || {
             let seen = memory.received.read(0)?;
             (seen.epoch == self.epoch).then_some(())
@@ -361,6 +362,7 @@ impl Creation<'_> {
         fence(Ordering::Acquire);
         let counts = Counts {
             words,
+            tokens,
             ends: plan.chunks + 1,
             others: plan.others,
         };

@@ -7,8 +7,9 @@
 use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::ht::grid::HtKind;
 use crate::backend::cuda::ht::nodes::handle::NodesHt;
-use crate::backend::cuda::ht::nodes::memory::Bank;
+use crate::backend::cuda::ht::nodes::messages::{Bank, TokenBytes};
 use crate::backend::cuda::ht::nodes::pass::{Enqueueing, Handle, Heads, Tokens};
+use crate::backend::cuda::ht::nodes::rails::Turn;
 use crate::backend::cuda::ht::plan::HtLaunch;
 use crate::backend::cuda::ht::shared::{addresses, saturated};
 use crate::backend::cuda::kernels::Kernel;
@@ -63,14 +64,10 @@ pub fn run(handle: &NodesHt, op: &HtDispatch, stream: Stream) -> Result<()> {
     enqueueing.end(group, order, enqueued)
 }
 
-/// The heads in front of pass number `pass`: one for each operation is enough, as each rank sends its rows whether it
-/// has failed or not.
-fn heads(pass: usize) -> Option<Heads> {
-    let from_gateways = false;
-    (pass == 0).then_some(Heads {
-        pass,
-        from_gateways,
-    })
+/// Whether the messages of pass number `pass` have heads that count: one for each operation is enough, as each rank
+/// sends its rows whether it has failed or not.
+fn has_head(pass: usize) -> bool {
+    pass == 0
 }
 
 impl Dispatch<'_> {
@@ -92,109 +89,89 @@ impl Dispatch<'_> {
         Ok(())
     }
 
-    /// Bytes of a token's row, ids and weights.
-    fn bytes(&self) -> (usize, usize, usize) {
+    fn bytes(&self) -> TokenBytes {
         // A rank without tokens may have no address of its ids.
         let columns = match self.op.routing_in {
             None => 0,
             Some(_) => self.handle.routing.top_k,
         };
-        let row = self.op.row.bytes();
-        (row, columns * ID_BYTES, columns * WEIGHT_BYTES)
+        TokenBytes::new(self.op.row, columns * (ID_BYTES + WEIGHT_BYTES))
     }
 
-    fn bank(&self, is_own: bool, pass: usize) -> Bank {
-        let (handle, (row, ids, _)) = (&self.handle, self.bytes());
-        let (banks, room) = (&handle.banks, handle.passes.room);
-        match is_own {
-            true => banks.own(pass, room * handle.plan().others, (row, ids)),
-            false => banks.of_sources(pass, room * (handle.plan().sources - 1), (row, ids)),
-        }
+    /// The messages from the sources.
+    fn arriving(&self, pass: usize) -> Bank {
+        self.handle.banks.of_sources(pass, self.bytes())
+    }
+
+    /// The messages to the gateways.
+    fn departing(&self, pass: usize) -> Bank {
+        self.handle.banks.own(pass, self.bytes())
     }
 
     /// Puts a pass on the network.
     fn send(&self, at: &mut Enqueueing<'_>, pass: usize, chunks: &Range<usize>) -> Result<()> {
-        let handle = &self.handle;
-        let plan = handle.plan();
+        let counts = &self.handle.counts;
         at.clear();
-        if let Some(heads) = heads(pass) {
-            at.add_heads(handle, (OP_HT_DISPATCH, &self.launch), heads)?;
-        }
-        if (0..plan.others).any(|other| !self.is_whole(other)) {
+        if self.needs_packing(pass, chunks) {
             self.launch_pack(at, pass, chunks)?;
         }
-        for other in 0..plan.others {
-            for chunk in chunks.clone() {
-                let before = handle.counts.departing(other, chunk);
-                let rows = handle.counts.departing(other, chunk + 1) - before;
-                let first = handle.counts.departing(other, chunks.start);
-                self.add_sends(at, (other, pass), (before, first), rows);
+        let Turn {
+            sends, receives, ..
+        } = &mut *at.turn;
+        let bank = self.departing(pass);
+        for (other, &peer) in at.rails.gateways.iter().enumerate() {
+            let first = counts.departing(other, chunks.start);
+            let tokens = counts.departing(other, chunks.end) - first;
+            let parcel = bank.parcel(other, tokens, has_head(pass));
+            if self.are_apart(counts.all_depart(other), tokens) {
+                let rows = self.op.tokens.0 + first * bank.bytes.row;
+                sends.extend([parcel.front(peer), parcel.rows(peer, Some(rows))]);
+            } else {
+                sends.push(parcel.with_rows(peer));
             }
         }
-        let mut index = 0;
-        for chunk in chunks.clone() {
-            for (source, &peer) in (1..plan.sources).zip(at.rails.remote_sources()) {
-                let before = handle.counts.coming(source, chunk);
-                let rows = handle.counts.coming(source, chunk + 1) - before;
-                let (row, ids, weights) = self.bytes();
-                let bank = self.bank(false, pass);
-                at.receive(peer, bank.rows.0 + index * row, rows, row);
-                at.receive(peer, bank.first_tail.0 + index * ids, rows, ids);
-                at.receive(peer, bank.second_tail.0 + index * weights, rows, weights);
-                index += rows;
+        let bank = self.arriving(pass);
+        for (index, &peer) in at.rails.remote_sources().iter().enumerate() {
+            let source = 1 + index;
+            let tokens = counts.coming(source, chunks.end) - counts.coming(source, chunks.start);
+            let parcel = bank.parcel(index, tokens, has_head(pass));
+            if self.are_apart(counts.all_come(source), tokens) {
+                receives.extend([parcel.front(peer), parcel.rows(peer, None)]);
+            } else {
+                receives.push(parcel.with_rows(peer));
             }
         }
         at.exchange(pass)
     }
 
-    /// Whether all own tokens go to node `other`, from where they lie.
-    fn is_whole(&self, other: usize) -> bool {
-        let handle = &self.handle;
-        handle.counts.departing(other, handle.plan().chunks) == handle.routing.tokens
+    /// Whether the rows of a message are one of their own, sent from where they lie: sender and receiver decide alike.
+    fn are_apart(&self, all_travel: bool, tokens: usize) -> bool {
+        all_travel && tokens * self.bytes().row > self.handle.plan().packed_bytes
     }
 
-    /// Adds a chunk's messages to node `other`: `rows` after number `before` of all that go there, of which number
-    /// `first` is the first of the pass.
-    fn add_sends(
-        &self,
-        at: &mut Enqueueing<'_>,
-        (other, pass): (usize, usize),
-        (before, first): (usize, usize),
-        rows: usize,
-    ) {
-        let Some(&peer) = at.rails.gateways.get(other) else {
-            return;
+    fn needs_packing(&self, pass: usize, chunks: &Range<usize>) -> bool {
+        let counts = &self.handle.counts;
+        let is_packed = |other: usize| {
+            let first = counts.departing(other, chunks.start);
+            let tokens = counts.departing(other, chunks.end) - first;
+            tokens > 0 && !self.are_apart(counts.all_depart(other), tokens)
         };
-        let (row, ids, weights) = self.bytes();
-        let (from, index) = match self.is_whole(other) {
-            true => ([self.op.tokens.0, self.ids, self.weights], before),
-            false => {
-                let bank = self.bank(true, pass);
-                let index = other * self.handle.passes.room + before - first;
-                ([bank.rows.0, bank.first_tail.0, bank.second_tail.0], index)
-            }
-        };
-        for (from, bytes) in from.into_iter().zip([row, ids, weights]) {
-            at.send(peer, from + index * bytes, rows, bytes);
-        }
+        has_head(pass) || self.bytes().tail > 0 || (0..self.handle.plan().others).any(is_packed)
     }
 
     /// The side stream packs what travels.
     fn launch_pack(&self, at: &Enqueueing<'_>, pass: usize, chunks: &Range<usize>) -> Result<()> {
         let handle = &self.handle;
-        let bank = self.bank(true, pass);
+        let plan = handle.plan();
+        let messages = (self.departing(pass), plan.others);
         let params = HtPackParams {
+            heads: handle.heads((OP_HT_DISPATCH, &self.launch), messages)?,
             handle: handle.device,
             tokens: self.op.tokens.0 as *const u8,
             topk_idx: self.ids as *const i64,
             weights: self.weights as *const f32,
-            out: bank.rows.0 as *mut u8,
-            out_idx: bank.first_tail.0 as *mut i64,
-            out_weights: bank.second_tail.0 as *mut f32,
-            row_bytes: number(self.op.row.bytes())?,
-            room: number(handle.passes.room)?,
-            others: number(handle.plan().others)?,
-            chunks: number(handle.plan().chunks)?,
+            packed_bytes: plan.packed_bytes as u64,
+            chunks: number(plan.chunks)?,
             first_chunk: number(chunks.start)?,
             end_chunk: number(chunks.end)?,
         };
@@ -213,17 +190,20 @@ impl Dispatch<'_> {
         let tokens = self.handle.own_tokens(&chunks);
         let inputs = [op.tokens.0, self.ids, self.weights];
         let counter = op.counter.unwrap_or_default().0;
-        let pass = self.handle.pass(&chunks, true, None)?;
+        let pass = self.handle.pass(&chunks, None, None)?;
         self.launch(at, pass, &tokens, (inputs, counter))
     }
 
     fn launch_remote(&self, at: &Enqueueing<'_>, pass: usize, chunks: &Range<usize>) -> Result<()> {
-        let bank = self.bank(false, pass);
+        let bank = self.arriving(pass);
         let tokens = self.handle.remote_tokens(chunks);
-        let ids = self.op.routing_in.map_or(0, |_| bank.first_tail.0);
-        let inputs = [bank.rows.0, ids, bank.second_tail.0];
-        let rows = self.handle.pass(chunks, false, heads(pass))?;
-        self.launch(at, rows, &tokens, (inputs, 0))
+        let heads = has_head(pass).then_some(Heads {
+            of: bank,
+            from_gateways: false,
+        });
+        let rows = self.handle.pass(chunks, Some(bank), heads)?;
+        // Ids and weights come with the rows.
+        self.launch(at, rows, &tokens, ([bank.rows, 0, 0], 0))
     }
 
     /// Launches the kernel for tokens with these rows, ids and weights.

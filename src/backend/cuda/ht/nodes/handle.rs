@@ -28,6 +28,8 @@ pub struct NodesHt {
 /// Tokens that travel before each chunk: own ones to each other node, and those that come from each source.
 pub struct Counts {
     pub words: Vec<usize>,
+    /// All tokens of each source, whether they come here or not.
+    pub tokens: Vec<usize>,
     /// Of a node or a source.
     pub ends: usize,
     /// Other nodes.
@@ -46,6 +48,16 @@ impl Counts {
     /// Tokens of source number `source` that come before `chunk`.
     pub fn coming(&self, source: usize, chunk: usize) -> usize {
         self.departing(self.others + source, chunk)
+    }
+
+    /// Whether all own tokens go to node `other`.
+    pub fn all_depart(&self, other: usize) -> bool {
+        self.tokens.first() == Some(&self.departing(other, self.ends - 1))
+    }
+
+    /// Whether all tokens of source number `source` come here: what that source knows by `all_depart`.
+    pub fn all_come(&self, source: usize) -> bool {
+        self.tokens.get(source) == Some(&self.coming(source, self.ends - 1))
     }
 
     pub fn most_tokens(&self) -> usize {

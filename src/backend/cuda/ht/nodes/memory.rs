@@ -3,15 +3,15 @@
 
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory, HostPage};
+use crate::backend::cuda::ht::nodes::messages::{Bank, HEAD_BYTES, TokenBytes};
 use crate::backend::cuda::ht::nodes::plan::NodesPlan;
 use crate::backend::cuda::params::ht::{HT_MAX_TOP_K, HtReceived};
-use crate::backend::cuda::params::ht_nodes::{HtHead, HtNodesMemory, HtSource, HtTold};
+use crate::backend::cuda::params::ht_nodes::{HtNodesMemory, HtSource, HtTold};
 use crate::error::Result;
-use crate::model::tensor::DevPtr;
 use std::sync::Arc;
 
 const ALIGN: usize = 256;
-/// Most bytes that travel with a row: an id and a weight for each expert.
+/// Most bytes that travel beside a row: an id and a weight for each expert.
 const MOST_TAIL_BYTES: usize = HT_MAX_TOP_K as usize * (size_of::<i64>() + size_of::<f32>());
 
 /// One handle's memory: device memory, and pages that host and device share.
@@ -59,26 +59,19 @@ impl NodesMemory {
     }
 }
 
-/// Rows of a pass, with what travels along, on their way between nodes: those of the sources of this rank, and its
-/// own. Two of each, used by turns.
+/// The messages of a pass on their way between nodes: those of the sources of this rank, and its own. Two of each,
+/// used by turns.
 pub struct Banks {
     buffer: Buffer,
     /// Most tokens of a source in a pass.
     pub room: usize,
-    sources_bytes: usize,
-    own_bytes: usize,
-    heads_bytes: usize,
-}
-
-/// Where a pass finds its rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bank {
-    /// Rows.
-    pub rows: DevPtr,
-    /// Ids in dispatch, gradients in combine.
-    pub first_tail: DevPtr,
-    /// Weights.
-    pub second_tail: DevPtr,
+    /// The first row of a message.
+    first_row: usize,
+    /// Bytes of a message.
+    stride: usize,
+    /// Messages of a bank for the sources, and of one of this rank.
+    sources: usize,
+    others: usize,
 }
 
 impl Banks {
@@ -89,50 +82,35 @@ impl Banks {
         room: usize,
         row_bytes: usize,
     ) -> Result<Self> {
-        let bytes = |rows: usize| rows * (row_bytes + MOST_TAIL_BYTES) + 3 * ALIGN;
-        let sources_bytes = bytes(room * (plan.sources - 1)).next_multiple_of(ALIGN);
-        let own_bytes = bytes(room * plan.others).next_multiple_of(ALIGN);
-        // This rank's, then those that it receives.
-        let heads = 1 + plan.others.max(plan.sources);
-        let heads_bytes = (heads * size_of::<HtHead>()).next_multiple_of(ALIGN);
-        let bytes = 2 * (sources_bytes + own_bytes + heads_bytes);
+        let first_row = (room * MOST_TAIL_BYTES + HEAD_BYTES).next_multiple_of(ALIGN);
+        let stride = (first_row + room * row_bytes).next_multiple_of(ALIGN);
+        let (sources, others) = (plan.sources - 1, plan.others);
         Ok(Self {
-            buffer: Buffer::new(memory, bytes)?,
-            heads_bytes,
+            buffer: Buffer::new(memory, 2 * (sources + others) * stride)?,
             room,
-            sources_bytes,
-            own_bytes,
+            first_row,
+            stride,
+            sources,
+            others,
         })
     }
 
-    /// The bank of pass number `pass` for rows of remote sources, at most `rows`.
-    pub fn of_sources(&self, pass: usize, rows: usize, sizes: (usize, usize)) -> Bank {
-        bank(
-            self.buffer.data().0 + pass % 2 * self.sources_bytes,
-            rows,
-            sizes,
-        )
+    /// The bank of pass number `pass` for messages with the remote sources.
+    pub fn of_sources(&self, pass: usize, bytes: TokenBytes) -> Bank {
+        self.bank(pass % 2 * self.sources, bytes)
     }
 
-    /// What goes in front of pass number `pass`: this rank's head, behind it those that come.
-    pub fn heads(&self, pass: usize) -> DevPtr {
-        let start = 2 * (self.sources_bytes + self.own_bytes);
-        DevPtr(self.buffer.data().0 + start + pass % 2 * self.heads_bytes)
+    /// The bank of pass number `pass` for messages with the gateways.
+    pub fn own(&self, pass: usize, bytes: TokenBytes) -> Bank {
+        self.bank(2 * self.sources + pass % 2 * self.others, bytes)
     }
 
-    /// The bank of pass number `pass` for this rank's own rows.
-    pub fn own(&self, pass: usize, rows: usize, sizes: (usize, usize)) -> Bank {
-        let start = self.buffer.data().0 + 2 * self.sources_bytes;
-        bank(start + pass % 2 * self.own_bytes, rows, sizes)
-    }
-}
-
-/// A bank that begins at `base`, for `rows` with so many bytes, and so many of the first tail.
-fn bank(base: usize, rows: usize, (row_bytes, tail_bytes): (usize, usize)) -> Bank {
-    let first_tail = (base + rows * row_bytes).next_multiple_of(ALIGN);
-    Bank {
-        rows: DevPtr(base),
-        first_tail: DevPtr(first_tail),
-        second_tail: DevPtr((first_tail + rows * tail_bytes).next_multiple_of(ALIGN)),
+    /// The bank that begins with message number `first` of all.
+    fn bank(&self, first: usize, bytes: TokenBytes) -> Bank {
+        Bank {
+            rows: self.buffer.data().0 + first * self.stride + self.first_row,
+            stride: self.stride,
+            bytes,
+        }
     }
 }

@@ -11,6 +11,7 @@ mod create;
 mod dispatch;
 mod handle;
 mod memory;
+mod messages;
 mod pass;
 pub mod plan;
 mod rails;

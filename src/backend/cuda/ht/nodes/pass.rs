@@ -2,24 +2,22 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::Faults as _;
-use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::ht::nodes::handle::NodesHt;
+use crate::backend::cuda::ht::nodes::messages::Bank;
 use crate::backend::cuda::ht::nodes::plan::NodesPlan;
 use crate::backend::cuda::ht::nodes::rails::{Rails, Turn};
 use crate::backend::cuda::ht::plan::HtLaunch;
 use crate::backend::cuda::ht::shape_word::ShapeWord;
 use crate::backend::cuda::ht::shared::HtShared;
-use crate::backend::cuda::kernels::Kernel;
 use crate::backend::cuda::order;
 use crate::backend::cuda::params::ht::{HtCommon, HtEntry, HtHandleMemory, HtShape};
 use crate::backend::cuda::params::ht_nodes::{
-    HT_HEAD_THREADS, HtHead, HtHeadParams, HtNodesMemory, HtPass,
+    HtHeadParams, HtMessages, HtNodesMemory, HtOrigin, HtPass,
 };
 use crate::backend::cuda::sizes::number;
-use crate::backend::transport::{Label, Message, Transport};
+use crate::backend::transport::{Label, Transport};
 use crate::error::Result;
-use crate::model::tensor::DevPtr;
 use std::ops::{Deref, Range};
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
@@ -37,10 +35,18 @@ pub fn behind(at: usize, bytes: usize) -> usize {
     }
 }
 
-/// The heads that came in front of a pass: from the gateways, or from remote sources.
+/// Messages without rows and tails: the own tokens' are in the caller's tensors.
+pub const NO_MESSAGES: HtMessages = HtMessages {
+    rows: null_mut(),
+    stride: 0,
+    row_bytes: 0,
+    tail_bytes: 0,
+};
+
+/// The messages that came with a pass and whose heads are to be read: from the gateways, or from remote sources.
 #[derive(Clone, Copy)]
 pub struct Heads {
-    pub pass: usize,
+    pub of: Bank,
     pub from_gateways: bool,
 }
 
@@ -51,10 +57,6 @@ impl Heads {
             false => plan.sources - 1,
         }
     }
-}
-
-fn head_at(heads: DevPtr, index: usize) -> usize {
-    heads.0 + index * size_of::<HtHead>()
 }
 
 /// Tokens that a launch has: this rank's own, or those that it carries for other ranks.
@@ -119,14 +121,18 @@ impl<'a> Handle<'a> {
         }
     }
 
-    /// The rows between ranks that `chunks` of own or of remote tokens have.
+    /// The rows between ranks that `chunks` have: of the tokens whose messages are in `remote`, or of own ones.
     pub(super) fn pass(
         &self,
         chunks: &Range<usize>,
-        is_own: bool,
+        remote: Option<Bank>,
         heads: Option<Heads>,
     ) -> Result<HtPass> {
         let (memory, plan) = (&self.device, self.plan());
+        let is_own = remote.is_none();
+        let messages = |bank: Option<Bank>| bank.map_or(Ok(NO_MESSAGES), |it| it.messages());
+        // With one message, its tokens are in order.
+        let is_in_order = is_own || plan.sources <= 2;
         let (departures, arrivals) = match is_own {
             true => (memory.source_rows, memory.own_arrivals),
             false => (memory.departures, memory.arrivals),
@@ -150,10 +156,36 @@ impl<'a> Handle<'a> {
             total: memory.total,
             locals: nodes.carried,
             locals_step: number(1 + plan.width)?,
-            heads: heads.map_or(0, |heads| head_at(self.banks.heads(heads.pass), 1))
-                as *const HtHead,
-            head_ranks: heads.map_or(null(), |heads| self.rails.head_ranks(heads.from_gateways)),
+            messages: messages(remote)?,
+            origins: match is_in_order {
+                true => null(),
+                false => self.origins(self.remote_tokens(chunks).first),
+            },
+            starts: word(memory.starts, plan.chunks + 1 + chunks.start),
+            chunk_ends: number(plan.chunks + 1)?,
             head_count: number(heads.map_or(0, |heads| heads.count(plan)))?,
+            heads: messages(heads.map(|heads| heads.of))?,
+            head_ranks: heads.map_or(null(), |heads| self.rails.head_ranks(heads.from_gateways)),
+            handle: self.epoch,
+        })
+    }
+
+    /// Whose the remote tokens from number `first` on are.
+    fn origins(&self, first: usize) -> *const HtOrigin {
+        (self.device.origins as usize + first * size_of::<HtOrigin>()) as *const HtOrigin
+    }
+
+    /// What is needed to write the heads of `launch` of `op` to `count` messages.
+    pub(super) fn heads(
+        &self,
+        (op, launch): (u32, &HtLaunch),
+        (bank, count): (Bank, usize),
+    ) -> Result<HtHeadParams> {
+        Ok(HtHeadParams {
+            wait: self.group.context.wait(op),
+            messages: bank.messages()?,
+            count: number(count)?,
+            shape_word: ShapeWord(launch.shape.shape_word).of_handle(self.epoch).0,
             handle: self.epoch,
         })
     }
@@ -235,56 +267,6 @@ impl<'a> Enqueueing<'a> {
     pub fn clear(&mut self) {
         self.turn.sends.clear();
         self.turn.receives.clear();
-    }
-
-    /// Adds heads to them, of `launch` on `handle`; the side stream writes this rank's.
-    pub fn add_heads(
-        &mut self,
-        handle: &Handle<'_>,
-        (op, launch): (u32, &HtLaunch),
-        heads: Heads,
-    ) -> Result<()> {
-        let at = handle.banks.heads(heads.pass);
-        let params = HtHeadParams {
-            wait: handle.group.context.wait(op),
-            head: at.0 as *mut HtHead,
-            shape_word: ShapeWord(launch.shape.shape_word).of_handle(handle.epoch).0,
-            handle: handle.epoch,
-        };
-        let shape = LaunchShape {
-            blocks: 1,
-            threads: HT_HEAD_THREADS,
-            shared_bytes: 0,
-        };
-        let rails = self.rails;
-        let module = &handle.group.context.module;
-        module.launch_on(Kernel::HtHead, shape, &params, rails.side.stream())?;
-        let gateways = rails.gateways.as_slice();
-        let (to, from) = match heads.from_gateways {
-            true => (rails.remote_sources(), gateways),
-            false => (gateways, rails.remote_sources()),
-        };
-        for &peer in to {
-            self.send(peer, at.0, 1, size_of::<HtHead>());
-        }
-        for (index, &peer) in from.iter().enumerate() {
-            self.receive(peer, head_at(at, 1 + index), 1, size_of::<HtHead>());
-        }
-        Ok(())
-    }
-
-    /// Adds `rows` rows of `bytes` each to what `peer` gets.
-    pub fn send(&mut self, peer: usize, data: usize, rows: usize, bytes: usize) {
-        let bytes = rows * bytes;
-        let data = DevPtr(data);
-        self.turn.sends.push(Message { peer, data, bytes });
-    }
-
-    /// The same for what comes from it.
-    pub fn receive(&mut self, peer: usize, data: usize, rows: usize, bytes: usize) {
-        let bytes = rows * bytes;
-        let data = DevPtr(data);
-        self.turn.receives.push(Message { peer, data, bytes });
     }
 
     /// Enqueues the messages of pass number `pass`.

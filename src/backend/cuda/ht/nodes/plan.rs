@@ -4,7 +4,7 @@
 
 use crate::backend::cuda::params::ht::HtEntry;
 use crate::backend::cuda::params::ht_nodes::{
-    HT_COUNTS_OF_SOURCE, HT_ELSEWHERE, HT_MOST_CHUNKS, HT_NONE, HtNodesMemory,
+    HT_COUNTS_OF_SOURCE, HT_ELSEWHERE, HT_MOST_CHUNKS, HT_NONE, HtNodesMemory, HtOrigin,
 };
 use crate::backend::cuda::sizes::{Regions, number};
 use crate::error::Result;
@@ -36,6 +36,11 @@ const WITH_OTHERS: Division = Division {
     most_bytes: 16 << 20,
 };
 
+/// Where all tokens of a rank travel, their rows need no packing: they can be sent from where they lie, but then as
+/// a message of their own, behind what is packed. Copying so many bytes takes less time than another message, of
+/// which each takes NCCL 20 us and more over sockets. Where passes are small, it is a quarter of one.
+const MOST_PACKED_BYTES: usize = 1 << 20;
+
 /// The plan of one group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodesPlan {
@@ -55,6 +60,8 @@ pub struct NodesPlan {
     pub local_experts: usize,
     /// Tokens of a rank that a pass should have.
     pass_tokens: usize,
+    /// Rows of a message of up to so many bytes are always packed.
+    pub packed_bytes: usize,
 }
 
 /// How an operation is divided, as all ranks divide it.
@@ -117,6 +124,7 @@ impl NodesPlan {
             chunks,
             local_experts: facts.local_experts(),
             pass_tokens,
+            packed_bytes: MOST_PACKED_BYTES.min(pass_bytes / 4),
         }
     }
 
@@ -166,11 +174,13 @@ impl NodesPlan {
             |tokens: usize| take(tokens * top_k, size_of::<HtEntry>()) as *mut HtEntry;
         let (own_entries, raw_entries) = (entries(own), entries(remote));
         let entries = entries(remote);
+        let origins = take(remote, size_of::<HtOrigin>()) as *mut HtOrigin;
         let mut words = |count: usize| take(count, size_of::<u32>()) as *mut u32;
         let memory = HtNodesMemory {
             own_entries,
             raw_entries,
             entries,
+            origins,
             homes: words(own * top_k),
             list: words(self.others * own),
             spots: words(self.others * own),

@@ -1,0 +1,80 @@
+"""Tests of the guide: its memory formulas and diagrams, and its page about ep_bench."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import unittest
+import xml.dom.minidom
+
+import data
+import diagrams
+import memory
+import run_sweep
+
+__all__ = ["DiagramsTest", "EpBenchPageTest", "MemoryTest"]
+
+# Runs in which something besides the group took memory meanwhile: other runs of the same shape
+# took 6 and 34 MiB.
+_OUTLIERS = {(4, 2): 276, (4, 128): 162}
+
+
+class MemoryTest(unittest.TestCase):
+    """The formulas and what ep_bench has measured on GPUs."""
+
+    def test_the_library_takes_what_was_measured(self) -> None:
+        compared = 0
+        for run in data.load_runs(data.result_files()):
+            for entry in run.results:
+                measured = entry["library_bytes"] / memory.MIB
+                tokens = entry.get("max_tokens") or entry["tokens"]
+                if measured == _OUTLIERS.get((run.ranks, tokens)):
+                    continue
+                shape = memory.Shape(run.algorithm, run.ranks, tokens)
+                expected = sum(item.bytes for item in memory.library(shape)) / memory.MIB
+                self.assertLessEqual(abs(measured - expected), 2.5, shape)
+                compared += 1
+        self.assertGreater(compared, 40)
+
+    def test_the_example_of_the_guide(self) -> None:
+        shape = memory.Shape("ll", 8, 128)
+        received = next(item for item in memory.tensors(shape) if item.name == "received rows")
+        self.assertEqual((received.bytes, received.shape), (469762048, "[32, 1024, 7168]"))
+        page = (data.ROOT / "docs" / "guide" / "sizing.md").read_text()
+        self.assertIn("469,762,048", page)
+
+    def test_expected_rows_are_those_of_the_floor(self) -> None:
+        shape = memory.Shape("ht", 4, 4096)
+        per_token = data.floor_of(4, data.load_records()).ranks_per_token
+        self.assertAlmostEqual(memory.expected_rows(shape), 4096 * per_token, delta=1)
+
+
+class DiagramsTest(unittest.TestCase):
+    """Pictures of the guide."""
+
+    def test_every_diagram_is_xml_within_its_frame(self) -> None:
+        for name, picture in diagrams.draw_all().items():
+            root = xml.dom.minidom.parseString(picture).documentElement
+            for element in root.getElementsByTagName("rect")[1:]:
+                x, y, width, height = (float(element.getAttribute(name))
+                                       for name in ("x", "y", "width", "height"))
+                right, bottom = x + width, y + height
+                self.assertLess(right, float(root.getAttribute("width")), name)
+                self.assertLess(bottom, float(root.getAttribute("height")), name)
+
+
+class EpBenchPageTest(unittest.TestCase):
+    """The page that explains what ep_bench prints."""
+
+    def test_every_line_is_explained(self) -> None:
+        page = (data.ROOT / "docs" / "guide" / "ep_bench.md").read_text()
+        program = run_sweep.default_target() / "c" / "host" / "ep_bench"
+        for mode in ("ll", "ht"):
+            command = ["mpirun", "-np", "2", str(program), "-a", mode, "-e", "16", "-d", "64",
+                       "-t", "8", "-i", "2", "--validate"]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            # Lines within a block: what comes before a colon or the numbers, without the operation.
+            labels = {re.split(r":|\s{2,}", line.strip())[0].split(", ")[-1]
+                      for line in done.stdout.splitlines() if line.startswith("  ")}
+            self.assertGreater(len(labels), 10)
+            self.assertEqual({label for label in labels if label not in page}, set())

@@ -1,0 +1,83 @@
+// The formats by their names.
+#include "programs/ep_bench/format.h"
+
+#include <algorithm>
+#include <array>
+
+#include "reference/cast.h"
+
+namespace ep_bench {
+namespace {
+
+constexpr auto kE4m3 = static_cast<ncclDataType_t>(10);
+constexpr uint64_t kSeed = 1;
+
+// Rows and scales of a format. What the library cannot cast to is always forwarded.
+struct Format {
+    const char* name;
+    bool casts;
+    ncclDataType_t payload;
+    unsigned elements;  // of a row that share a byte of payload
+    ncclDataType_t scales;
+    unsigned block;
+    bool round;
+};
+
+constexpr std::array<Format, 6> kFormats = {{
+    {"fp8", true, kE4m3, 1, ncclFloat32, 128, false},
+    {"fp8-pow2", true, kE4m3, 1, ncclFloat32, 128, true},
+    {"ue8m0", true, kE4m3, 1, ncclUint8, 128, true},
+    {"mxfp8", true, kE4m3, 1, ncclUint8, 32, true},
+    {"mxfp4", false, ncclUint8, 2, ncclUint8, 32, false},
+    {"nvfp4", false, ncclUint8, 2, kE4m3, 16, false},
+}};
+
+const Format* Find(const std::string& name) {
+    const auto* found = std::find_if(kFormats.begin(), kFormats.end(),
+                                     [&](const Format& format) { return name == format.name; });
+    return found == kFormats.end() ? nullptr : found;
+}
+
+}  // namespace
+
+std::string ReadFormat(const std::string& name, DispatchRows* rows) {
+    if (name != "bf16" && Find(name) == nullptr) {
+        return "--dispatch: expected bf16, fp8, fp8-pow2, ue8m0, mxfp8, mxfp4 or nvfp4, got \"" +
+               name + "\"";
+    }
+    rows->name = name;
+    return "";
+}
+
+std::string SizeRows(unsigned hidden, DispatchRows* rows) {
+    const Format* format = Find(rows->name);
+    if (format == nullptr) return rows->forward ? "--forward: bf16 has no scales" : "";
+    rows->forward = rows->forward || !format->casts;
+    if (hidden % (16 * format->elements) != 0) {
+        return "--hidden: a row of " + rows->name + " is a multiple of 16 bytes, got " +
+               std::to_string(hidden) + " elements";
+    }
+    if (rows->forward) {
+        const unsigned scales = (hidden + format->block - 1) / format->block;
+        rows->scaled = ref_format_forward(format->payload, hidden / format->elements,
+                                          format->scales, scales);
+    } else {
+        rows->scaled = ref_format_cast(ncclBfloat16, hidden, format->scales, format->block);
+        rows->scaled->round = format->round;
+    }
+    return "";
+}
+
+void FillRow(const DispatchRows& rows, uint64_t number, void* row, void* scales) {
+    if (rows.forward) {
+        ExpectRow(rows, number, row, scales);
+    } else {
+        ref_cast_input(&*rows.scaled, kSeed, number, row);
+    }
+}
+
+void ExpectRow(const DispatchRows& rows, uint64_t number, void* row, void* scales) {
+    ref_format_place(&*rows.scaled, kSeed, number, 0, 1, 0, row, scales);
+}
+
+}  // namespace ep_bench

@@ -1,0 +1,194 @@
+// The kinds of rows that a dispatch sends. Kernels are templates over them, so that rows without scales pay
+// nothing for the others.
+//
+// A kind says how a warp fetches a chunk from the rows of a source, what it sends of it, and how it stores what
+// came. On the way all kinds with scales look the same.
+#pragma once
+
+#include "../base/cast.cuh"
+#include "../base/scales.cuh"
+#include "scaled_chunk.cuh"
+#include "slots.cuh"
+
+namespace nccl_ep {
+
+// Without scales, of any type.
+struct PlainRows {
+    static constexpr bool kScaled = false;
+    using Data = ChunkData;
+    using Fetched = ChunkData;
+
+    __device__ Chunk chunk(const LlShape& shape, uint32_t index) const { return {shape, index}; }
+    __device__ __forceinline__ void fetch(const LlShape& shape, const uint8_t* rows, uint32_t token,
+                                          const Chunk& chunk, Fetched& fetched) const {
+        fetched.load_const(rows + row_format(shape).offset(token), chunk);
+    }
+    __device__ __forceinline__ const Data& as_sent(const Fetched& fetched, const Chunk&) const {
+        return fetched;
+    }
+    // Where a row of the output is, as one lane knows it.
+    struct Target {
+        int32_t row;
+        // Of the lane. All lanes call it.
+        __device__ __forceinline__ Target of(uint32_t lane) const {
+            return {__shfl_sync(kAllLanes, row, lane)};
+        }
+    };
+    __device__ __forceinline__ Target target(const LlDispatchParams&, const OutputSlots&, EntryWord,
+                                             int32_t row) const {
+        return {row};
+    }
+    __device__ __forceinline__ void store(const LlDispatchParams& params, const LlShape& shape,
+                                          const Target& to, const Chunk& chunk,
+                                          const Data& data) const {
+        data.store(params.out + row_format(shape).offset(to.row), chunk);
+    }
+};
+
+// What all kinds with scales have in common.
+struct ScaledKind {
+    static constexpr bool kScaled = true;
+    using Data = ScaledData;
+    const ScaledRows& rows;
+
+    __device__ ScaledChunk chunk(const LlShape& shape, uint32_t index) const {
+        return {shape, rows, index};
+    }
+    struct Target {
+        uint8_t* payload;
+        uint8_t* scales;
+        __device__ __forceinline__ Target of(uint32_t lane) const {
+            return {pointer_of_lane(payload, lane), pointer_of_lane(scales, lane)};
+        }
+    };
+    __device__ __forceinline__ Target target(const LlDispatchParams& params,
+                                             const OutputSlots& output, EntryWord entry,
+                                             int32_t row) const {
+        if (row < 0) {
+            return {nullptr, nullptr};
+        }
+        const uint32_t slot = row - entry.expert() * output.rows_of_expert();
+        return {params.out + uint64_t(row) * rows.payload_bytes,
+                scales_of_row(rows, rows.out, entry.expert(), slot)};
+    }
+    __device__ __forceinline__ void store(const LlDispatchParams&, const LlShape&, const Target& to,
+                                          const ScaledChunk& chunk, const Data& data) const {
+#pragma unroll
+        for (uint32_t i = 0; i < kChunkVecs; ++i) {
+            if (chunk.has_payload(i)) {
+                st_row(reinterpret_cast<Vec16*>(to.payload + chunk.payload_byte(i)), data.payload[i]);
+            }
+        }
+        Data::each_scales(data, chunk, [&](const Vec16& scales, uint32_t turn) {
+            ScalePart{rows, rows.out, to.scales, chunk.scale_byte(turn)}.store(scales);
+        });
+    }
+};
+
+// Rows and scales as the caller has them.
+struct ForwardedRows : ScaledKind {
+    using Fetched = ScaledData;
+
+    __device__ __forceinline__ void fetch(const LlShape&, const uint8_t* from, uint32_t token,
+                                          const ScaledChunk& chunk, Fetched& fetched) const {
+        const uint8_t* payload = from + uint64_t{token} * rows.payload_bytes;
+#pragma unroll
+        for (uint32_t i = 0; i < kChunkVecs; ++i) {
+            if (chunk.has_payload(i)) {
+                fetched.payload[i] =
+                    ld_const(reinterpret_cast<const Vec16*>(payload + chunk.payload_byte(i)));
+            }
+        }
+        uint8_t* scales = scales_of_row(rows, rows.from, 0, token);
+        Data::each_scales(fetched, chunk, [&](Vec16& part, uint32_t turn) {
+            part = ScalePart{rows, rows.from, scales, chunk.scale_byte(turn)}.load();
+        });
+    }
+    __device__ __forceinline__ const Data& as_sent(const Fetched& fetched,
+                                                   const ScaledChunk&) const {
+        return fetched;
+    }
+};
+
+// Rows and scales as they travel, since they came over the network, or go there, too.
+struct PackedRows : ScaledKind {
+    using Fetched = ScaledData;
+
+    __device__ __forceinline__ void fetch(const LlShape& shape, const uint8_t* from, uint32_t token,
+                                          const ScaledChunk& chunk, Fetched& fetched) const {
+        fetched.load_const(from + row_format(shape).offset(token), chunk);
+    }
+    __device__ __forceinline__ const Data& as_sent(const Fetched& fetched,
+                                                   const ScaledChunk&) const {
+        return fetched;
+    }
+};
+
+// Rows of type `Number`, which are cast when they are sent: the loads are under way together by then.
+template <typename Number>
+struct CastRows : ScaledKind {
+    struct Fetched {
+        Uncast<Number> part[kChunkVecs];
+    };
+
+    __device__ __forceinline__ void fetch(const LlShape&, const uint8_t* from, uint32_t token,
+                                          const ScaledChunk& chunk, Fetched& fetched) const {
+        constexpr uint32_t kWidth = Uncast<Number>::kBytesPerElement;
+        const uint8_t* row = from + uint64_t{token} * rows.payload_bytes * kWidth;
+#pragma unroll
+        for (uint32_t i = 0; i < kChunkVecs; ++i) {
+            if (chunk.has_payload(i)) {
+                const auto* at = reinterpret_cast<const Vec16*>(row + chunk.payload_byte(i) * kWidth);
+#pragma unroll
+                for (uint32_t j = 0; j < Uncast<Number>::kVecs; ++j) {
+                    fetched.part[i].vec[j] = ld_const(at + j);
+                }
+            }
+        }
+    }
+
+    // All lanes call it.
+    __device__ __forceinline__ Data as_sent(const Fetched& fetched, const ScaledChunk& chunk) const {
+        Data data;
+        data.scales[0] = {{0, 0, 0, 0}};
+#pragma unroll
+        for (uint32_t i = 0; i < kChunkVecs; ++i) {
+            if (i * kWarpSize < chunk.payload_vecs) {
+                const uint32_t stored =
+                    fetched.part[i].cast(rows, chunk.has_payload(i), data.payload[i]);
+                const uint32_t first_lane = lane_idx() & ~(rows.block / kCastElements - 1);
+                const bool has_block = i * kWarpSize + first_lane < chunk.payload_vecs;
+                place_scales(i, has_block ? stored : 0, data.scales[0]);
+            }
+        }
+        return data;
+    }
+
+   private:
+    // Puts the scales of the 512 elements of turn `turn`, of which each lane has its block's, where they belong in
+    // the chunk's scales. All lanes call it.
+    __device__ __forceinline__ void place_scales(uint32_t turn, uint32_t stored, Vec16& scales) const {
+        if (rows.form == SCALES_EXPONENT && rows.block == 128) {
+            // Four bytes: a word of the chunk's only access.
+            uint32_t word = stored << lane_idx() / 8 * 8;
+            word |= __shfl_xor_sync(kAllLanes, word, 8);
+            word |= __shfl_xor_sync(kAllLanes, word, 16);
+            scales.word[turn] = word;
+            return;
+        }
+        uint32_t word = stored;
+        if (rows.form == SCALES_EXPONENT) {
+            word = stored << lane_idx() % 8 / 2 * 8;
+            word |= __shfl_xor_sync(kAllLanes, word, 2);
+            word |= __shfl_xor_sync(kAllLanes, word, 4);
+        }
+        // A word for every 128 elements: four are the access of lane `turn`.
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i) {
+            const uint32_t of_lane = __shfl_sync(kAllLanes, word, i * 8);
+            scales.word[i] = lane_idx() == turn ? of_lane : scales.word[i];
+        }
+    }
+};
+
+}  // namespace nccl_ep

@@ -1,0 +1,124 @@
+// A chunk of a row with scales: a part of its payload, and behind it the scales of that part.
+//
+// So a warp that casts needs no other warp for the scales, and a chunk arrives, or is flagged, as a whole.
+#pragma once
+
+#include "chunk.cuh"
+
+namespace nccl_ep {
+
+// One chunk: where it begins in the row on its way, and how many 16-byte accesses of payload and of scales it has.
+struct ScaledChunk {
+    uint32_t index;
+    // Where its payload begins among that of the row, and its scales among these.
+    uint32_t payload_offset;
+    uint32_t scale_offset;
+    uint32_t payload_vecs;
+    uint32_t scale_vecs;
+    uint32_t offset;
+    uint32_t vecs;
+
+    __device__ ScaledChunk(const LlShape& shape, const ScaledRows& rows, uint32_t chunk_idx)
+        : index(chunk_idx) {
+        const uint32_t padded = shape.row_bytes - rows.payload_bytes;
+        payload_offset = min(index * shape.chunk_bytes, rows.payload_bytes);
+        payload_vecs = min(rows.payload_bytes - payload_offset, shape.chunk_bytes) / sizeof(Vec16);
+        scale_offset = min(index * rows.scale_chunk_bytes, padded);
+        // The last chunk takes what is left.
+        const uint32_t left = padded - scale_offset;
+        const bool is_last = index + 1 == shape.chunks;
+        scale_vecs = (is_last ? left : min(left, rows.scale_chunk_bytes)) / sizeof(Vec16);
+        offset = payload_offset + scale_offset;
+        vecs = payload_vecs + scale_vecs;
+    }
+    // Whether this lane has a part in the warp's access number `turn` of the payload, or of the scales.
+    __device__ bool has_payload(uint32_t turn) const {
+        return turn * kWarpSize + lane_idx() < payload_vecs;
+    }
+    __device__ bool has_scales(uint32_t turn) const {
+        return turn * kWarpSize + lane_idx() < scale_vecs;
+    }
+    // Where the lane's part begins, in bytes from the beginning of the row's payload, or scales.
+    __device__ uint32_t payload_byte(uint32_t turn) const {
+        return payload_offset + (turn * kWarpSize + lane_idx()) * sizeof(Vec16);
+    }
+    __device__ uint32_t scale_byte(uint32_t turn) const {
+        return scale_offset + (turn * kWarpSize + lane_idx()) * sizeof(Vec16);
+    }
+};
+
+// This lane's part of a chunk.
+struct ScaledData {
+    Vec16 payload[kChunkVecs];
+    Vec16 scales[kChunkVecs];
+
+    // Calls `with` for each of the lane's accesses, and its number in the row on its way.
+    template <typename Self, typename With>
+    __device__ __forceinline__ static void each(Self& self, const ScaledChunk& chunk, With with) {
+        const uint32_t first = chunk.offset / sizeof(Vec16) + lane_idx();
+#pragma unroll
+        for (uint32_t i = 0; i < kChunkVecs; ++i) {
+            if (chunk.has_payload(i)) {
+                with(self.payload[i], first + i * kWarpSize);
+            }
+        }
+        each_scales(self, chunk, [&](auto& vec, uint32_t turn) {
+            with(vec, first + chunk.payload_vecs + turn * kWarpSize);
+        });
+    }
+    // The same for the scales alone, with the number of the warp's access.
+    template <typename Self, typename With>
+    __device__ __forceinline__ static void each_scales(Self& self, const ScaledChunk& chunk,
+                                                       With with) {
+        if (chunk.has_scales(0)) {
+            with(self.scales[0], 0);
+        }
+        if (chunk.scale_vecs > kWarpSize) {  // only in formats with as many scales as payload
+#pragma unroll
+            for (uint32_t i = 1; i < kChunkVecs; ++i) {
+                if (chunk.has_scales(i)) {
+                    with(self.scales[i], i);
+                }
+            }
+        }
+    }
+
+    // `row` is the beginning of a row on its way that nobody writes meanwhile.
+    __device__ __forceinline__ void load_const(const uint8_t* row, const ScaledChunk& chunk) {
+        each(*this, chunk, [&](Vec16& vec, uint32_t index) {
+            vec = ld_const(reinterpret_cast<const Vec16*>(row) + index);
+        });
+    }
+    __device__ __forceinline__ void load_arriving(const uint8_t* row, const ScaledChunk& chunk) {
+        each(*this, chunk, [&](Vec16& vec, uint32_t index) {
+            vec = ld_relaxed_sys(reinterpret_cast<const Vec16*>(row) + index);
+        });
+    }
+    __device__ __forceinline__ void store(uint8_t* row, const ScaledChunk& chunk) const {
+        each(*this, chunk, [&](const Vec16& vec, uint32_t index) {
+            st_row(reinterpret_cast<Vec16*>(row) + index, vec);
+        });
+    }
+    __device__ __forceinline__ void put_to(Remote<uint8_t> row, const ScaledChunk& chunk) const {
+        each(*this, chunk, [&](const Vec16& vec, uint32_t index) {
+            put(as<Vec16>(row) + index, vec);
+        });
+    }
+    __device__ __forceinline__ void fill(uint32_t word) {
+#pragma unroll
+        for (uint32_t i = 0; i < kChunkVecs; ++i) {
+            payload[i] = scales[i] = {{word, word, word, word}};
+        }
+    }
+    // Whether some word of the warp's chunk is kMark.
+    __device__ __forceinline__ bool has_mark(const ScaledChunk& chunk) const {
+        bool found = false;
+        each(*this, chunk, [&](const Vec16& vec, uint32_t) {
+            found |= vec.word[0] == kMark || vec.word[1] == kMark || vec.word[2] == kMark ||
+                     vec.word[3] == kMark;
+        });
+        return __ballot_sync(kAllLanes, found) != 0;
+    }
+};
+
+}  // namespace nccl_ep

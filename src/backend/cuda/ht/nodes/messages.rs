@@ -1,0 +1,168 @@
+//! The messages of a pass: one for each pair of ranks and direction, with a head, rows, and what travels beside
+//! these. Both sides know the sizes, from the tokens that travel and the bytes of each. Pure functions.
+#![forbid(unsafe_code)]
+
+use crate::backend::cuda::params::ht_nodes::{HtHead, HtMessages};
+use crate::backend::cuda::sizes::number;
+use crate::backend::transport::Message;
+use crate::error::Result;
+use crate::model::group::ROW_ALIGN;
+use crate::model::scales::WireRow;
+use crate::model::tensor::DevPtr;
+
+pub const HEAD_BYTES: usize = size_of::<HtHead>();
+
+/// What travels for each token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenBytes {
+    /// Of its row, with scales.
+    pub row: usize,
+    /// Of what travels beside it: zero, or the same for all tokens.
+    pub tail: usize,
+}
+
+impl TokenBytes {
+    /// Of a `row` with `tail` bytes beside it.
+    pub fn new(row: impl Into<WireRow>, tail: usize) -> Self {
+        Self {
+            row: row.into().slot_bytes(),
+            tail: tail.next_multiple_of(ROW_ALIGN),
+        }
+    }
+}
+
+/// Where the messages of a pass lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bank {
+    /// The first row of the first message.
+    pub rows: usize,
+    /// From there to the first row of the next message.
+    pub stride: usize,
+    pub bytes: TokenBytes,
+}
+
+impl Bank {
+    /// Message number `index`, of `tokens`.
+    pub fn parcel(&self, index: usize, tokens: usize, has_head: bool) -> Parcel {
+        Parcel {
+            first_row: self.rows + index * self.stride,
+            tokens,
+            bytes: self.bytes,
+            has_head,
+        }
+    }
+
+    /// The messages as a kernel parameter.
+    pub fn messages(&self) -> Result<HtMessages> {
+        Ok(HtMessages {
+            rows: self.rows as *mut u8,
+            stride: self.stride as u64,
+            row_bytes: number(self.bytes.row)?,
+            tail_bytes: number(self.bytes.tail)?,
+        })
+    }
+}
+
+/// One message, or two where rows are sent from elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parcel {
+    first_row: usize,
+    tokens: usize,
+    bytes: TokenBytes,
+    has_head: bool,
+}
+
+impl Parcel {
+    fn row_bytes(&self) -> usize {
+        self.tokens * self.bytes.row
+    }
+
+    /// Bytes in front of the rows. The head keeps its place where only tails are wanted.
+    fn front_bytes(&self) -> usize {
+        let tails = self.tokens * self.bytes.tail;
+        match tails > 0 || self.has_head {
+            true => tails + HEAD_BYTES,
+            false => 0,
+        }
+    }
+
+    /// All of it as one message to or from `peer`.
+    pub fn with_rows(&self, peer: usize) -> Message {
+        Message {
+            bytes: self.front_bytes() + self.row_bytes(),
+            ..self.front(peer)
+        }
+    }
+
+    /// All but the rows.
+    pub fn front(&self, peer: usize) -> Message {
+        let bytes = self.front_bytes();
+        Message {
+            peer,
+            data: DevPtr(self.first_row - bytes),
+            bytes,
+        }
+    }
+
+    /// The rows alone, which are at `rows`, or where they belong.
+    pub fn rows(&self, peer: usize, rows: Option<usize>) -> Message {
+        Message {
+            peer,
+            data: DevPtr(rows.unwrap_or(self.first_row)),
+            bytes: self.row_bytes(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::dtype::{DType, RowType};
+    use crate::model::scales::ScaleType;
+
+    const BANK: Bank = Bank {
+        rows: 4096,
+        stride: 8192,
+        bytes: TokenBytes { row: 160, tail: 32 },
+    };
+
+    #[test]
+    fn scales_are_a_part_of_the_row() {
+        let payload = RowType {
+            dtype: DType::Float8E4M3,
+            hidden: 128,
+        };
+        let scales = ScaleType {
+            dtype: DType::Float32,
+            count: 1,
+        };
+        let row = WireRow {
+            payload,
+            scales: Some(scales),
+        };
+        assert_eq!(TokenBytes::new(row, 24), TokenBytes { row: 144, tail: 32 });
+        assert_eq!(TokenBytes::new(payload, 0).row, 128);
+    }
+
+    #[test]
+    fn a_message_is_one_run_of_bytes_around_its_first_row() {
+        let parcel = BANK.parcel(1, 3, false);
+        let whole = parcel.with_rows(5);
+        assert_eq!(whole.data.0, 4096 + 8192 - HEAD_BYTES - 3 * 32);
+        assert_eq!(whole.bytes, 3 * 32 + HEAD_BYTES + 3 * 160);
+        let (front, rows) = (parcel.front(5), parcel.rows(5, None));
+        assert_eq!(front.data, whole.data);
+        assert_eq!(front.data.0 + front.bytes, rows.data.0);
+        assert_eq!(front.bytes + rows.bytes, whole.bytes);
+        assert_eq!(parcel.rows(5, Some(77)).data, DevPtr(77));
+    }
+
+    #[test]
+    fn without_tokens_only_a_head_travels() {
+        assert_eq!(BANK.parcel(0, 0, false).with_rows(1).bytes, 0);
+        assert_eq!(BANK.parcel(0, 0, true).with_rows(1).bytes, HEAD_BYTES);
+        let bytes = TokenBytes { row: 160, tail: 0 };
+        let bank = Bank { bytes, ..BANK };
+        assert_eq!(bank.parcel(0, 2, false).front(1).bytes, 0);
+    }
+}

@@ -1,0 +1,59 @@
+//! A dispatch of rows with scales: what differs from one without.
+#![forbid(unsafe_code)]
+
+use crate::backend::cuda::driver::stream::StreamScope;
+use crate::backend::cuda::kernels;
+use crate::backend::cuda::ll::grid::Grid;
+use crate::backend::cuda::ll::local_handle::LocalHandle;
+use crate::backend::cuda::ll::part::Part;
+use crate::backend::cuda::ll::signature::Signature;
+use crate::backend::cuda::params::common::{OP_LL_DISPATCH, ScaledRows};
+use crate::backend::cuda::params::ll::{LlDispatchParams, LlScaledDispatchParams};
+use crate::backend::cuda::scaled_rows::{ScalesWord, scaled_rows};
+use crate::error::Result;
+use crate::model::ops::LlDispatch;
+use crate::model::scales::Scaled;
+
+/// Enqueues `part` of a dispatch on one node.
+// Apart, so that a dispatch without scales does not carry its parameters.
+#[inline(never)]
+pub fn launch(
+    handle: &impl LocalHandle,
+    (op, scaled): (&LlDispatch, &Scaled),
+    part: Part,
+    at: &StreamScope,
+) -> Result<()> {
+    let plan = handle.plan();
+    let (dispatch, rows) = params(handle, (op, scaled), &plan.dispatch, part)?;
+    let params = LlScaledDispatchParams { dispatch, rows };
+    let kernel = kernels::for_scales::<LlScaledDispatchParams>(scaled.cast())?;
+    let module = &handle.context().module;
+    module.launch(kernel, plan.dispatch_launch, &params, at)
+}
+
+/// The parameters of `part` of a dispatch.
+pub fn params(
+    handle: &impl LocalHandle,
+    (op, scaled): (&LlDispatch, &Scaled),
+    grid: &Grid,
+    part: Part,
+) -> Result<(LlDispatchParams, ScaledRows)> {
+    let mut dispatch = handle.dispatch_params(op, grid, part);
+    let (shape, scale_chunk_bytes) = handle.plan().scaled_shape(op.wire());
+    dispatch.common.shape = shape;
+    dispatch.common.signature = signature(handle, op).to_word();
+    dispatch.common.scales_word = ScalesWord::of(op.scaled.as_ref()).0;
+    let rows = ScaledRows {
+        scale_chunk_bytes,
+        ..scaled_rows(op.row, scaled)?
+    };
+    Ok((dispatch, rows))
+}
+
+/// The signature of a dispatch, with or without scales.
+pub fn signature(handle: &impl LocalHandle, op: &LlDispatch) -> Signature {
+    Signature {
+        scaled: op.scaled.is_some(),
+        ..handle.signature(OP_LL_DISPATCH, op.row)
+    }
+}

@@ -1,0 +1,111 @@
+//! Rows with scales as kernels take them, and the word by which ranks agree on the scales.
+#![forbid(unsafe_code)]
+
+use crate::backend::cuda::params::common::{
+    SCALES_EXPONENT, SCALES_FLOAT, SCALES_FORWARDED, SCALES_POWER_OF_TWO, ScaleView, ScaledRows,
+};
+use crate::backend::cuda::sizes::number;
+use crate::error::Result;
+use crate::model::dtype::DType;
+use crate::model::ops::RowType;
+use crate::model::scales::{Cast, ScaleForm, ScaleSource, ScaleTensor, ScaleType, Scaled};
+use std::ptr::null_mut;
+
+/// Rows `row` with scales `scaled`; the chunks of LL are not known here.
+pub fn scaled_rows(row: RowType, scaled: &Scaled) -> Result<ScaledRows> {
+    let (form, block, from) = match &scaled.source {
+        ScaleSource::Forward(from) => (SCALES_FORWARDED, 0, view(from)),
+        ScaleSource::Cast(cast) => (form(cast), number(cast.block)?, NO_VIEW),
+    };
+    Ok(ScaledRows {
+        payload_bytes: number(row.bytes())?,
+        scale_bytes: number(scaled.scales.bytes())?,
+        scale_width: number(scaled.scales.dtype.size())?,
+        form,
+        block,
+        scale_chunk_bytes: 0,
+        from,
+        out: view(&scaled.out),
+    })
+}
+
+const NO_VIEW: ScaleView = ScaleView {
+    data: null_mut(),
+    expert: 0,
+    row: 0,
+    column: 0,
+};
+
+fn view(tensor: &ScaleTensor) -> ScaleView {
+    ScaleView {
+        data: tensor.data.0 as *mut u8,
+        expert: tensor.layout.expert as u64,
+        row: tensor.layout.row as u64,
+        column: tensor.layout.column as u64,
+    }
+}
+
+fn form(cast: &Cast) -> u32 {
+    match cast.form {
+        ScaleForm::Float => SCALES_FLOAT,
+        ScaleForm::PowerOfTwo => SCALES_POWER_OF_TWO,
+        ScaleForm::Exponent => SCALES_EXPONENT,
+    }
+}
+
+/// What ranks must agree on in the scales of a dispatch; 0 without scales. The kernels only compare it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ScalesWord(pub u32);
+
+/// Below the element type: bytes of a row's scales.
+const TYPE_SHIFT: u32 = 28;
+
+const _: () = assert!((DType::LAST as u32) < 1 << (u32::BITS - TYPE_SHIFT));
+
+/// The most bytes of a row's scales that the word can express.
+pub const MOST_SCALE_BYTES: usize = (1 << TYPE_SHIFT) - 1;
+
+impl ScalesWord {
+    /// The word of a dispatch of rows with the scales `scaled`, if with any.
+    pub fn of(scaled: Option<&Scaled>) -> Self {
+        scaled.map_or_else(Self::default, |scaled| Self::new(scaled.scales))
+    }
+
+    /// The word of rows with `scales`, at least one.
+    pub fn new(scales: ScaleType) -> Self {
+        // A row with its scales fits the group's bound of a row, which is smaller.
+        let bytes = scales.bytes().min(MOST_SCALE_BYTES) as u32;
+        Self((scales.dtype as u32) << TYPE_SHIFT | bytes)
+    }
+
+    /// Bytes of a row's scales.
+    pub fn bytes(self) -> usize {
+        (self.0 & MOST_SCALE_BYTES as u32) as usize
+    }
+
+    /// Name of the scales' type; a peer's word may have any bits.
+    pub fn type_name(self) -> String {
+        let number = self.0 >> TYPE_SHIFT;
+        DType::from_raw(number).map_or_else(|| format!("type {number}"), |dtype| dtype.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_names_bytes_and_type() {
+        let word = |dtype, count| ScalesWord::new(ScaleType { dtype, count });
+        let float = word(DType::Float32, 56);
+        assert_eq!(
+            (float.bytes(), float.type_name().as_str()),
+            (224, "float32")
+        );
+        let int8 = word(DType::Int8, 1);
+        assert_eq!((int8.bytes(), int8.type_name().as_str()), (1, "int8"));
+        assert_ne!(int8, ScalesWord::default());
+        assert_ne!(word(DType::Uint8, 224), float);
+        assert_eq!(ScalesWord(u32::MAX).type_name(), "type 15");
+    }
+}

@@ -205,6 +205,25 @@ inline uint32_t bf16x2_from_f32(float low, float high) {
     return bf16_from_f32(low) | bf16_from_f32(high) << 16;
 }
 
+// Of a NaN and a number, the number.
+template <typename Half>
+uint32_t max_of_halves(uint32_t a, uint32_t b, Half as_float) {
+    const auto larger = [&](uint16_t x, uint16_t y) {
+        return std::isnan(as_float(x)) || as_float(x) < as_float(y) ? y : x;
+    };
+    const uint32_t low = larger(static_cast<uint16_t>(a), static_cast<uint16_t>(b));
+    const uint32_t high = larger(static_cast<uint16_t>(a >> 16), static_cast<uint16_t>(b >> 16));
+    return low | high << 16;
+}
+
+inline uint32_t max_bf16x2(uint32_t a, uint32_t b) {
+    return max_of_halves(a, b, [](uint16_t x) { return __uint_as_float(uint32_t{x} << 16); });
+}
+
+inline uint32_t max_f16x2(uint32_t a, uint32_t b) {
+    return max_of_halves(a, b, [](uint16_t x) { return f32_from_f16(x); });
+}
+
 inline void spin_hint() { simt::Block::Current().Poll(); }
 inline void shared_spin_hint() { simt::Block::Current().Poll(); }
 

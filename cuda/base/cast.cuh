@@ -43,34 +43,6 @@ struct BlockScale {
     }
 };
 
-// Casts the lane's `elements`, zeros past the end of the row; returns the scale of their block as it is stored.
-// All lanes call it.
-__device__ __forceinline__ uint32_t cast_elements(const ScaledRows& rows, const float* elements,
-                                                  Vec16& out) {
-    constexpr uint32_t kLeastMost = 0x38d1b717;  // 1e-4: a block of zeros has a scale, too
-    float most = __uint_as_float(kLeastMost);
-#pragma unroll
-    for (uint32_t i = 0; i < kCastElements; ++i) {
-        const float magnitude = fabsf(elements[i]);
-        most = magnitude > most ? magnitude : most;  // never a NaN, not even a signalling one
-    }
-    const uint32_t lanes = rows.block / kCastElements;
-    for (uint32_t distance = 1; distance < lanes; distance *= 2) {
-        most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, distance));
-    }
-    const BlockScale scale(most, rows.form);
-#pragma unroll
-    for (uint32_t i = 0; i < 4; ++i) {
-        float scaled[4];
-#pragma unroll
-        for (uint32_t j = 0; j < 4; ++j) {
-            scaled[j] = __fmul_rn(elements[4 * i + j], scale.factor);
-        }
-        out.word[i] = e4m3x4_from_f32(scaled);
-    }
-    return scale.stored;
-}
-
 // What a lane casts, as the caller's rows have it: 16 elements of type `Number` (numeric.cuh).
 template <typename Number>
 struct Uncast {
@@ -79,17 +51,41 @@ struct Uncast {
     static constexpr uint32_t kBytesPerElement = sizeof(Vec16) / Number::kPerVec;
     Vec16 vec[kVecs];
 
+    // Casts the elements, of which none counts unless `is_there`; returns the scale of their block as it is stored.
+    // All lanes call it.
     __device__ __forceinline__ uint32_t cast(const ScaledRows& rows, bool is_there, Vec16& out) const {
-        float elements[kCastElements];
+        const BlockScale scale(largest_of_block(rows, is_there), rows.form);
 #pragma unroll
         for (uint32_t i = 0; i < kVecs; ++i) {
-            Number::unpack(vec[i], elements + i * Number::kPerVec);
-        }
+            float elements[Number::kPerVec];
+            Number::unpack(vec[i], elements);
 #pragma unroll
-        for (uint32_t i = 0; i < kCastElements; ++i) {
-            elements[i] = is_there ? elements[i] : 0.0f;
+            for (uint32_t j = 0; j < Number::kPerVec; ++j) {
+                elements[j] = __fmul_rn(elements[j], scale.factor);
+            }
+#pragma unroll
+            for (uint32_t j = 0; j < Number::kPerVec; j += 4) {
+                out.word[(i * Number::kPerVec + j) / 4] = e4m3x4_from_f32(elements + j);
+            }
         }
-        return cast_elements(rows, elements, out);
+        return scale.stored;
+    }
+
+   private:
+    __device__ __forceinline__ float largest_of_block(const ScaledRows& rows, bool is_there) const {
+        constexpr uint32_t kLeast = 0x38d1b717;  // 1e-4: a block of zeros has a scale, too
+        float most = __uint_as_float(kLeast);
+        if (is_there) {
+#pragma unroll
+            for (uint32_t i = 0; i < kVecs; ++i) {
+                most = Number::largest(vec[i], most);
+            }
+        }
+        const uint32_t lanes = rows.block / kCastElements;
+        for (uint32_t distance = 1; distance < lanes; distance *= 2) {
+            most = larger(most, __shfl_xor_sync(kAllLanes, most, distance));
+        }
+        return most;
     }
 };
 

@@ -1,11 +1,16 @@
 // How the 16 bytes of a row are to be read as numbers, and numbers rounded to them.
 //
+// `largest` is the largest magnitude of the 16 bytes and of `known`; NaN do not count.
 // Sums are in fp32 whatever the rows are made of; "rounded" is to nearest, ties to even.
 #pragma once
 
 #include "ptx.cuh"
 
 namespace nccl_ep {
+
+__device__ __forceinline__ float larger(float known, float magnitude) {
+    return magnitude > known ? magnitude : known;  // `known` is a number
+}
 
 struct Bf16 {
     static constexpr uint32_t kPerVec = 8;
@@ -23,6 +28,15 @@ struct Bf16 {
             v.word[i] = bf16x2_from_f32(in[2 * i], in[2 * i + 1]);
         }
         return v;
+    }
+    __device__ static float largest(const Vec16& v, float known) {
+        uint32_t both = v.word[0] & 0x7fff7fffu;
+#pragma unroll
+        for (uint32_t i = 1; i < 4; ++i) {
+            both = max_bf16x2(both, v.word[i] & 0x7fff7fffu);
+        }
+        known = larger(known, __uint_as_float(both << 16));
+        return larger(known, __uint_as_float(both & 0xffff0000u));
     }
 };
 
@@ -43,6 +57,15 @@ struct F16 {
         }
         return v;
     }
+    __device__ static float largest(const Vec16& v, float known) {
+        uint32_t both = v.word[0] & 0x7fff7fffu;
+#pragma unroll
+        for (uint32_t i = 1; i < 4; ++i) {
+            both = max_f16x2(both, v.word[i] & 0x7fff7fffu);
+        }
+        known = larger(known, f32_from_f16(static_cast<uint16_t>(both)));
+        return larger(known, f32_from_f16(static_cast<uint16_t>(both >> 16)));
+    }
 };
 
 struct F32 {
@@ -60,6 +83,13 @@ struct F32 {
             v.word[i] = __float_as_uint(in[i]);
         }
         return v;
+    }
+    __device__ static float largest(const Vec16& v, float known) {
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i) {
+            known = larger(known, fabsf(__uint_as_float(v.word[i])));
+        }
+        return known;
     }
 };
 

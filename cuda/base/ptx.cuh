@@ -275,6 +275,19 @@ __device__ __forceinline__ uint16_t f16_from_f32(float value) {
     return bits;
 }
 
+// The larger of two pairs of numbers, each by itself; of a NaN and a number, the number.
+__device__ __forceinline__ uint32_t max_bf16x2(uint32_t a, uint32_t b) {
+    uint32_t larger;
+    asm("max.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+    return larger;
+}
+
+__device__ __forceinline__ uint32_t max_f16x2(uint32_t a, uint32_t b) {
+    uint32_t larger;
+    asm("max.f16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+    return larger;
+}
+
 // Two values, the first in the low half.
 __device__ __forceinline__ uint32_t bf16x2_from_f32(float low, float high) {
     uint32_t bits;

@@ -22,16 +22,21 @@ struct ScalePart {
     uint8_t* scales;  // of the row
     uint32_t first;
 
-    // Behind the last scale zeros.
+    // Whether load_at_once will do.
+    __device__ bool is_one_access() const { return is_dense() && is_aligned<Vec16>(); }
+    __device__ __forceinline__ Vec16 load_at_once() const {
+        return ld_const(reinterpret_cast<const Vec16*>(scales + first));
+    }
+    // In any order; behind the last scale zeros.
     __device__ __forceinline__ Vec16 load() const {
-        if (is_dense() && is_aligned<Vec16>()) {
-            return ld_const(reinterpret_cast<const Vec16*>(scales + first));
+        if (is_one_access()) {
+            return load_at_once();
         }
         return load_slowly();
     }
 
     __device__ __forceinline__ void store(const Vec16& part) const {
-        if (is_dense() && is_aligned<Vec16>()) {
+        if (is_one_access()) {
             st_row(reinterpret_cast<Vec16*>(scales + first), part);
         } else if (is_dense() && is_aligned<uint32_t>()) {
             uint32_t* to = reinterpret_cast<uint32_t*>(scales + first);

@@ -112,9 +112,6 @@ __device__ uint32_t wait_for_tokens(const Block<Op>& block, uint32_t source) {
     }
     if (block.receivers.index() == 0) {
         check_signature(op, source);
-        if constexpr (Op::Rows::kScaled) {
-            check_scales(op, source);
-        }
     }
     const uint32_t claimed =
         wait_for_packet(op.common, op.here().counts(source) + block.shape.local_experts,
@@ -165,6 +162,16 @@ __device__ void find_begins(const Block<Op>& block) {
         }
     }
     mbarrier_arrive(&block.shared.begins_known);
+    if constexpr (Op::Rows::kScaled) {
+        // Last, as rows need not wait for it: their number does not depend on their scales.
+        if (block.receivers.index() == 0) {
+            for (uint32_t source = threadIdx.x; source < op.ranks(); source += kRouterThreads) {
+                if (is_active(op.common.peers, op.nodes.carrier_of(source))) {
+                    check_scales(op, source);
+                }
+            }
+        }
+    }
 }
 
 // A part of a source's tokens: notifies the peers of their entries, in the first blocks also of the counts. All

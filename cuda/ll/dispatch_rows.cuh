@@ -23,7 +23,7 @@ struct PlainRows {
                                           const Chunk& chunk, Fetched& fetched) const {
         fetched.load_const(rows + row_format(shape).offset(token), chunk);
     }
-    __device__ __forceinline__ const Data& as_sent(const Fetched& fetched, const Chunk&) const {
+    __device__ __forceinline__ const Data& as_sent(Fetched& fetched, const Chunk&) const {
         return fetched;
     }
     // Where a row of the output is, as one lane knows it.
@@ -87,7 +87,12 @@ struct ScaledKind {
 
 // Rows and scales as the caller has them.
 struct ForwardedRows : ScaledKind {
-    using Fetched = ScaledData;
+    // Scales that take more than one access are loaded when they are sent: with a branch between them, the loads of a
+    // chunk would wait for each other.
+    struct Fetched {
+        ScaledData data;
+        uint32_t token;
+    };
 
     __device__ __forceinline__ void fetch(const LlShape&, const uint8_t* from, uint32_t token,
                                           const ScaledChunk& chunk, Fetched& fetched) const {
@@ -95,18 +100,31 @@ struct ForwardedRows : ScaledKind {
 #pragma unroll
         for (uint32_t i = 0; i < kChunkVecs; ++i) {
             if (chunk.has_payload(i)) {
-                fetched.payload[i] =
+                fetched.data.payload[i] =
                     ld_const(reinterpret_cast<const Vec16*>(payload + chunk.payload_byte(i)));
             }
         }
-        uint8_t* scales = scales_of_row(rows, rows.from, 0, token);
-        Data::each_scales(fetched, chunk, [&](Vec16& part, uint32_t turn) {
-            part = ScalePart{rows, rows.from, scales, chunk.scale_byte(turn)}.load();
-        });
+        fetched.token = token;
+        const ScalePart part = part_of(token, chunk, 0);
+        if (chunk.has_scales(0) && part.is_one_access()) {
+            fetched.data.scales[0] = part.load_at_once();
+        }
     }
-    __device__ __forceinline__ const Data& as_sent(const Fetched& fetched,
-                                                   const ScaledChunk&) const {
-        return fetched;
+    __device__ __forceinline__ const Data& as_sent(Fetched& fetched,
+                                                   const ScaledChunk& chunk) const {
+        Data::each_scales(fetched.data, chunk, [&](Vec16& scales, uint32_t turn) {
+            const ScalePart part = part_of(fetched.token, chunk, turn);
+            if (turn != 0 || !part.is_one_access()) {
+                scales = part.load();
+            }
+        });
+        return fetched.data;
+    }
+
+   private:
+    __device__ ScalePart part_of(uint32_t token, const ScaledChunk& chunk, uint32_t turn) const {
+        uint8_t* scales = scales_of_row(rows, rows.from, 0, token);
+        return {rows, rows.from, scales, chunk.scale_byte(turn)};
     }
 };
 
@@ -118,7 +136,7 @@ struct PackedRows : ScaledKind {
                                           const ScaledChunk& chunk, Fetched& fetched) const {
         fetched.load_const(from + row_format(shape).offset(token), chunk);
     }
-    __device__ __forceinline__ const Data& as_sent(const Fetched& fetched,
+    __device__ __forceinline__ const Data& as_sent(Fetched& fetched,
                                                    const ScaledChunk&) const {
         return fetched;
     }
@@ -148,7 +166,7 @@ struct CastRows : ScaledKind {
     }
 
     // All lanes call it.
-    __device__ __forceinline__ Data as_sent(const Fetched& fetched, const ScaledChunk& chunk) const {
+    __device__ __forceinline__ Data as_sent(Fetched& fetched, const ScaledChunk& chunk) const {
         Data data;
         data.scales[0] = {{0, 0, 0, 0}};
 #pragma unroll

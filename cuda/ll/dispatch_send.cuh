@@ -69,7 +69,7 @@ __device__ __forceinline__ void fetch(const Block<Op>& block, uint32_t unit, Out
 
 // Sends what was fetched to every peer that hosts one of the token's experts.
 template <typename Op>
-__device__ void send_chunk(const Block<Op>& block, const Outgoing<Op>& outgoing) {
+__device__ void send_chunk(const Block<Op>& block, Outgoing<Op>& outgoing) {
     const Op& op = block.op;
     const Unit taken = unit_at(block, outgoing.unit);
     const auto chunk = block.rows.chunk(block.shape, taken.chunk_idx);

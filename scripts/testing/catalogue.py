@@ -88,7 +88,7 @@ def _packages(places: Places) -> list[Step]:
              counts.exit_status),
         Step("package/release", (str(ROOT / "c_tests" / "package" / "release" / "run.sh"),),
              counts.closing_line, ("build/lib",)),
-        Step("package/readme", script("readme"), counts.closing_line, ("build/lib",)),
+        Step("package/readme", script("readme"), counts.closing_line, ("build/lib",), cores=2),
         Step("package/consumer", script("consumer"), counts.closing_line, ("build/lib",)),
         Step("package/examples", script("examples"), counts.closing_line, ("build/lib",),
              environment=(("NCCLEP_HOSTSIM_WITH_GPU", "1"),)),

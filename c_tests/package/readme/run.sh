@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Proves that what README says about building a program works as it stands there: the commands that install and
-# compile, the lines for CMake, the pieces of C.
+# compile, the lines for CMake, the pieces of C; and the commands of docs/python.md for a machine without a GPU.
 #
 # The library is built already, so `cargo` does nothing here; `sudo` runs its command, DESTDIR keeps the
 # installation away from the machine, and NCCL_HOME has the CPU stand-ins under NCCL's name.
@@ -28,14 +28,14 @@ check() {
     fi
 }
 
-# block LANGUAGE WORD: the first block of this language in README that has this word.
+# block LANGUAGE WORD [DOCUMENT]: the first block of this language that has this word, in README.
 block() {
-    python3 - "$NCCL_EP_ROOT/README.md" "$@" <<'PYTHON'
+    python3 - "$NCCL_EP_ROOT/${3:-README.md}" "$1" "$2" <<'PYTHON'
 import re, sys
 
 text = open(sys.argv[1]).read()
-blocks = re.findall(rf"^```{sys.argv[2]}\n(.*?)^```", text, re.M | re.S)
-print(next(block for block in blocks if sys.argv[3] in block), end="")
+blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S)
+print(next(code for name, code in blocks if name == sys.argv[2] and sys.argv[3] in code), end="")
 PYTHON
 }
 
@@ -53,10 +53,11 @@ runs() {
         env LD_PRELOAD="$libraries/libncclep_hostsim.so" "$1"
 }
 
-# In a copy of the sources' folder, where app.c is.
+# A copy of the sources' folder, with what was built and fetched.
+for entry in "$NCCL_EP_ROOT"/* "$NCCL_EP_DEPS"; do ln -s "$entry" "$work/app/"; done
+ln -sfn "$NCCL_EP_TARGET" "$work/app/target"
+
 commands() {
-    local entry
-    for entry in "$NCCL_EP_ROOT"/*; do ln -s "$entry" "$work/app/"; done
     cp "$program" "$work/app/app.c"
     block "" "cc app.c" >"$work/commands"
     (cd "$work/app" && PATH="$work/bin:$PATH" DESTDIR="$work/stage" CARGO_TARGET_DIR="$NCCL_EP_TARGET" \
@@ -88,7 +89,15 @@ piece() {
         -isystem "$CUDA_HOME/include" -isystem "$NCCL_INCLUDE"
 }
 
+without_gpu() {
+    block "" "04_moe_layer" docs/python.md >"$work/python"
+    (cd "$work/app" && unset CUDA_HOME NCCL_INCLUDE NCCL_HOME &&
+        NCCLEP_HOSTSIM_WITH_GPU=1 PATH="$work/bin:$PATH" timeout 120 bash -euo pipefail "$work/python") &&
+        grep -q '^PASSED' "$work/log"
+}
+
 check "the commands" commands
+check "Python without a GPU" without_gpu
 check "the lines for CMake" lines_for_cmake
 check "the text of a refusal" piece ncclEpGetLastError
 check "FP8" piece scales

@@ -3,18 +3,28 @@
 
 SHELL       := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
-PREFIX      ?= /usr/local
-DESTDIR     ?=
 ARGS        ?=
+# GNU's names, of which each may also be written in capitals; empty ones follow from prefix.
+PREFIX      ?= /usr/local
+prefix      ?= $(PREFIX)
+libdir      ?= $(LIBDIR)
+includedir  ?= $(INCLUDEDIR)
+docdir      ?= $(DOCDIR)
+# 1: install libnccl_ep.so.VERSION and a link to it.
+VERSIONED   ?= 0
 
 # A recipe that needs the environment starts with this.
 env := . scripts/env.sh;
+# What install.sh is told.
+settings := prefix='$(prefix)' libdir='$(libdir)' includedir='$(includedir)' docdir='$(docdir)' \
+            DESTDIR='$(DESTDIR)' versioned='$(VERSIONED)'
 # What the C programs' own Makefile is told.
 places := EP_LIBDIR="$$NCCL_EP_TARGET/release" OUT="$$NCCL_EP_TARGET/c"
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-lib setup-gpu setup-tests setup-gpu-tests setup-package lib header programs simt-programs run check \
-        test sanitize gpu-programs gpu-test gpu-package gpu-bench install wheel clean
+        test sanitize gpu-programs gpu-test gpu-package gpu-bench install uninstall wheel release \
+        third-party setup-wheel clean
 # Two set-ups at once would fetch the same things.
 .NOTPARALLEL:
 
@@ -36,6 +46,9 @@ setup-tests:
 
 setup-gpu-tests:
 	@scripts/setup.sh --gpu --pytest
+
+setup-wheel:
+	@scripts/setup.sh --library --wheel
 
 setup-package:
 	@scripts/setup.sh --pytest
@@ -77,11 +90,21 @@ gpu-package: setup-package gpu-programs ## Gather what gpu-test needs on a machi
 gpu-bench: setup-gpu gpu-programs ## Benchmark on the GPUs of this machine, results in bench/results/
 	@$(env) bench/run_sweep.py $(ARGS)
 
-install: ## Install what `make lib` built into PREFIX (/usr/local), staged below DESTDIR if given
-	@scripts/install.sh '$(PREFIX)' '$(DESTDIR)'
+install: ## Install what `make lib` built: prefix (/usr/local), libdir, includedir, DESTDIR, VERSIONED=1
+	@scripts/install.sh install $(settings)
 
-wheel: lib ## Build the Python package with the library inside, in target/wheel
-	@scripts/wheel.sh "$${CARGO_TARGET_DIR:-target}/wheel"
+uninstall: ## Remove what `make install` installed, with the same settings
+	@scripts/install.sh uninstall $(settings)
+
+wheel: lib setup-wheel ## Build the Python package with the library inside, in target/wheel
+	@$(env) scripts/wheel.sh "$$NCCL_EP_TARGET/wheel"
+
+release: export NCCL_EP_CUDA = require
+release: lib setup-wheel ## Build what a release has, in target/release-files: tarball, wheel, checksums
+	@$(env) scripts/release.sh "$$NCCL_EP_TARGET/release-files"
+
+third-party: setup-lib ## Write packaging/THIRD-PARTY.txt anew, after a change of dependencies
+	@$(env) scripts/third_party.py
 
 clean: ## Remove what was built; .deps/ stays
 	@$(env) cargo clean && $(MAKE) -s -C c_tests clean $(places)

@@ -16,6 +16,9 @@ const PINNED_TOOLKIT: &str = ".deps/cuda/nvidia/cu13";
 /// marks an architecture that an older nvcc may not know.
 const DEFAULT_ARCHS: &str = "80,90+ptx,100?";
 
+/// The first release whose nvcc knows every architecture above.
+const OLDEST: (u32, u32) = (12, 8);
+
 /// All environment variables that this script reads.
 const VARIABLES: [&str; 6] = [
     "NCCL_EP_CUDA",
@@ -139,6 +142,14 @@ impl Nvcc {
         let banner = run(Command::new(&path).arg("--version"))?;
         let version = parse_version(&banner)
             .ok_or_else(|| format!("{} --version names no release: {banner}", path.display()))?;
+        if version < OLDEST {
+            let (path, (major, minor)) = (path.display(), version);
+            let (oldest, beside) = OLDEST;
+            return Err(format!(
+                "{path} is of CUDA {major}.{minor}, and {oldest}.{beside} is the oldest that suits: set CUDA_HOME \
+                 to a newer one (NCCL_EP_CUDA=off builds without the kernels)"
+            ));
+        }
         Ok(Some(Self { path, version }))
     }
 

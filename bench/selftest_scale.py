@@ -230,7 +230,7 @@ class NodesTest(unittest.TestCase):
         for entry in run["results"]:
             tokens, network = entry["tokens"], entry["network"]
             # Bytes; top-8.
-            rows, ids, weights, head = 128 * tokens, 64 * tokens, 32 * tokens, 16
+            rows, ids, weights, head = 128 * tokens, 64 * tokens, 32 * tokens, 32
             # Every token goes to the other node, which returns a sum for it.
             self.assertEqual(network["dispatch"]["sent"], rows + ids + head)
             self.assertEqual(network["combine"]["sent"], rows + weights + 2 * head)

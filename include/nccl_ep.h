@@ -16,6 +16,29 @@
 #include <cuda_runtime.h>
 #include <nccl.h>
 
+// A version as one number, as `ncclEpGetVersion` counts; NCCL_EP_VERSION_CODE is that of this header:
+// #if defined(NCCL_EP_VERSION_CODE) && NCCL_EP_VERSION_CODE >= NCCL_EP_VERSION(0, 1, 0)
+#define NCCL_EP_VERSION(major, minor, patch) ((major) * 10000 + (minor) * 100 + (patch))
+#define NCCL_EP_VERSION_CODE NCCL_EP_VERSION(NCCL_EP_MAJOR, NCCL_EP_MINOR, NCCL_EP_PATCH)
+
+// The version of this header; `ncclEpGetVersion` gives that of the library.
+#define NCCL_EP_MAJOR 0
+
+// See `NCCL_EP_MAJOR`.
+#define NCCL_EP_MINOR 1
+
+// See `NCCL_EP_MAJOR`.
+#define NCCL_EP_PATCH 0
+
+// This library has `ncclEpGetVersion`; others with this interface may have none.
+#define NCCL_EP_HAS_GET_VERSION 1
+
+// It has `ncclEpGetLastError`.
+#define NCCL_EP_HAS_GET_LAST_ERROR 1
+
+// It has `ncclEpGetAsyncError`.
+#define NCCL_EP_HAS_GET_ASYNC_ERROR 1
+
 // Let the library choose a value.
 #define NCCL_EP_AUTO 0
 

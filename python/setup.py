@@ -4,12 +4,25 @@ Everything else is in pyproject.toml.
 """
 
 import pathlib
-import sysconfig
+import platform
+import re
 
 from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 
 _LIBRARY = pathlib.Path(__file__).resolve().parent / "nccl_ep" / "lib" / "libnccl_ep.so"
+# The oldest glibc that a manylinux tag of this form can name.
+_OLDEST_GLIBC = (2, 17)
+
+
+def manylinux() -> str:
+    """The tag of the oldest systems that have all functions of glibc that the library uses.
+
+    It needs nothing else that manylinux leaves out (step abi/needed of the tests).
+    """
+    versions = re.findall(rb"GLIBC_(\d+)\.(\d+)", _LIBRARY.read_bytes())
+    major, minor = max([_OLDEST_GLIBC, *(tuple(map(int, version)) for version in versions)])
+    return f"manylinux_{major}_{minor}_{platform.machine()}"
 
 
 class Package(Distribution):
@@ -25,7 +38,7 @@ class Wheel(bdist_wheel):
     def get_tag(self):
         if self.root_is_pure:
             return super().get_tag()
-        return "py3", "none", sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        return "py3", "none", manylinux()
 
 
 setup(distclass=Package, cmdclass={"bdist_wheel": Wheel})

@@ -17,7 +17,9 @@ for NCCL_EP_PLACE in "$NCCL_EP_ROOT" "$NCCL_EP_TARGET"; do
     fi
 done
 unset NCCL_EP_PLACE
+# What setup.sh fetches; beside the build where the sources are read-only.
 NCCL_EP_DEPS="$NCCL_EP_ROOT/.deps"
+if ! [ -d "$NCCL_EP_DEPS" ] && ! [ -w "$NCCL_EP_ROOT" ]; then NCCL_EP_DEPS="$NCCL_EP_TARGET/deps"; fi
 NCCL_EP_PINNED_CUDA="$NCCL_EP_DEPS/cuda/nvidia/cu13"
 NCCL_EP_PINNED_NCCL="$NCCL_EP_DEPS/nccl/nvidia/nccl/include"
 NCCL_EP_PINNED_CMAKE="$NCCL_EP_DEPS/cmake/cmake/data/bin"
@@ -31,6 +33,19 @@ nccl_ep_cuda_suits() {
     version=$("$1/bin/nvcc" --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p')
     [ -n "$version" ] &&
         [ "$(printf '%s\n' $NCCL_EP_MIN_NVCC "$version" | sort -V | head -n1)" = $NCCL_EP_MIN_NVCC ]
+}
+
+# Prints why directory $1 holds no tool kit that suits.
+nccl_ep_cuda_refusal() {
+    local version
+    if ! [ -x "$1/bin/nvcc" ]; then
+        echo "$1/bin/nvcc is no program"
+    elif ! [ -f "$1/include/cuda_runtime.h" ]; then
+        echo "$1/include has no cuda_runtime.h"
+    else
+        version=$("$1/bin/nvcc" --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p')
+        echo "$1 has CUDA ${version:-of an unknown version}, and $NCCL_EP_MIN_NVCC is the oldest that suits"
+    fi
 }
 
 # Prints the tool kit to use: CUDA_HOME, then nvcc's in PATH, then the usual place, then ours.
@@ -60,6 +75,12 @@ nccl_ep_find_nccl() {
     echo "$NCCL_EP_PINNED_NCCL"
 }
 
+# Why CUDA_HOME as the caller set it is not used; empty if it is, or if there is none.
+NCCL_EP_REFUSED_CUDA=""
+if [ -n "${CUDA_HOME:-}" ] && [ "$CUDA_HOME" != "$NCCL_EP_PINNED_CUDA" ] &&
+    ! nccl_ep_cuda_suits "$CUDA_HOME"; then
+    NCCL_EP_REFUSED_CUDA=$(nccl_ep_cuda_refusal "$CUDA_HOME")
+fi
 CUDA_HOME=$(nccl_ep_find_cuda)
 NCCL_INCLUDE=$(nccl_ep_find_nccl)
 export CUDA_HOME NCCL_INCLUDE NCCL_EP_TARGET

@@ -11,7 +11,8 @@
 #   --library  only what the library itself needs: neither Open MPI nor NCCL's headers
 #   --gpu      also NCCL's library, on a machine that has GPUs but no libnccl.so.2
 #   --pytest   also pytest, for the tests of the Python package with the machine's own PyTorch
-#   --python   also pytest and PyTorch
+#   --python   also pytest, PyTorch and mypy
+#   --wheel    also setuptools, which builds the wheel of the Python package
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -141,7 +142,11 @@ PYTHON
 
 unpack_cmake() { run_pip install --target "$1" -r "$2"; }
 
+unpack_wheel() { run_pip install --target "$1" -r "$2"; }
+
 unpack_pytest() { run_pip install --target "$1" -r "$2"; }
+
+unpack_mypy() { run_pip install --target "$1" -r "$2"; }
 
 # The wheel is for GPUs; without them only its CPU half is used.
 unpack_torch() {
@@ -175,6 +180,10 @@ command -v cargo >/dev/null ||
 command -v python3 >/dev/null ||
     die "python3 is missing: install it with pip (Debian: python3 python3-pip)."
 install_packages
+if [ -n "$NCCL_EP_REFUSED_CUDA" ]; then say "CUDA_HOME is not used: $NCCL_EP_REFUSED_CUDA"; fi
+if wants --wheel; then install_wheels wheel unpack_wheel; fi
+# The library alone, without kernels, needs nothing of CUDA; programs need its headers.
+if wants --library && [ "${NCCL_EP_CUDA:-auto}" = off ]; then exit 0; fi
 if [ "$CUDA_HOME" = "$NCCL_EP_PINNED_CUDA" ]; then
     install_wheels cuda unpack_cuda
 else
@@ -193,4 +202,8 @@ case "$(command -v cmake || true)" in
 esac
 if wants --gpu; then install_nccl_library; fi
 if wants --pytest || wants --python; then install_wheels pytest unpack_pytest; fi
-if wants --python; then install_wheels torch unpack_torch; fi
+if wants --python; then
+    install_wheels torch unpack_torch
+    install_wheels mypy unpack_mypy
+    install_wheels wheel unpack_wheel
+fi

@@ -1,18 +1,24 @@
 #!/usr/bin/env bash
-# Builds the Python package as a wheel that carries libnccl_ep.so, from the release build.
+# Builds the Python package as a wheel that carries libnccl_ep.so, from the release build. Fetches
+# nothing: setuptools is the one that `setup.sh --wheel` has pinned.
 #
-# Usage: wheel.sh FOLDER [OPTION...]. The options go to pip, such as --no-build-isolation.
+# Usage: wheel.sh FOLDER
 set -euo pipefail
 
 . "$(dirname "${BASH_SOURCE[0]}")/env.sh"
-folder=${1:?usage: wheel.sh FOLDER [OPTION...]}
+folder=${1:?usage: wheel.sh FOLDER}
 source=$(mktemp -d)
 trap 'rm -rf "$source"' EXIT
 
 # A copy, so that neither the library nor what the build leaves behind gets into the sources.
 cp -r "$NCCL_EP_ROOT/python/." "$source"
 cp "$NCCL_EP_ROOT/LICENSE" "$source"
+# By this name setuptools takes it as a file of the licence.
+cp "$NCCL_EP_ROOT/packaging/THIRD-PARTY.txt" "$source/NOTICE-THIRD-PARTY.txt"
 rm -rf "$source"/{tests,build,nccl_ep.egg-info}
-install -D -m 755 "$NCCL_EP_TARGET/release/libnccl_ep.so" "$source/nccl_ep/lib/libnccl_ep.so"
-python3 -m pip wheel --quiet --no-deps --wheel-dir "$folder" "${@:2}" "$source"
+library=$source/nccl_ep/lib/libnccl_ep.so
+install -D -m 755 "$NCCL_EP_TARGET/release/libnccl_ep.so" "$library"
+strip --strip-unneeded "$library"
+PYTHONPATH="$NCCL_EP_DEPS/wheel" python3 -m pip --disable-pip-version-check wheel --quiet \
+    --no-index --no-deps --no-build-isolation --wheel-dir "$folder" "$source"
 ls "$folder"/nccl_ep-*.whl

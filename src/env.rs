@@ -20,8 +20,38 @@ pub struct Env {
     pub ht_chunk_bytes: Option<usize>,
     /// `NCCL_HOSTID`: replaces the machine's boot id when ranks are grouped into nodes.
     pub host_id: Option<String>,
-    /// `NCCL_DEBUG` is `WARN` or more verbose: refusals are also printed on stderr.
-    pub warn: bool,
+    /// `NVTX_INJECTION64_PATH`: the library of a profiler that wants to hear of ranges.
+    pub nvtx_injection: Option<String>,
+    /// `NCCL_DEBUG`: what is printed.
+    pub verbosity: Verbosity,
+    /// `NCCL_DEBUG_FILE`: where to, instead of stderr; `%h` and `%p` are not replaced yet.
+    pub debug_file: Option<String>,
+}
+
+/// What the library prints; each includes those before it, except that only `Version` prints the
+/// version alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Verbosity {
+    /// Nothing.
+    Nothing,
+    /// The version.
+    Version,
+    /// Refusals.
+    Warnings,
+    /// New groups.
+    Groups,
+}
+
+impl Verbosity {
+    /// What a value of `NCCL_DEBUG` asks for.
+    fn of(level: &str) -> Self {
+        match level.trim().to_uppercase().as_str() {
+            "VERSION" => Self::Version,
+            "WARN" => Self::Warnings,
+            "INFO" | "ABORT" | "TRACE" => Self::Groups,
+            _ => Self::Nothing,
+        }
+    }
 }
 
 impl Env {
@@ -36,9 +66,6 @@ impl Env {
             .and_then(|text| text.trim().parse::<u64>().ok())
             .filter(|&ms| ms > 0)
             .unwrap_or(100_000);
-        let warn = lookup("NCCL_DEBUG").is_some_and(|level| {
-            ["WARN", "INFO", "ABORT", "TRACE"].contains(&level.trim().to_uppercase().as_str())
-        });
         Self {
             timeout: Duration::from_millis(timeout_ms),
             ll_combine: lookup("NCCL_EP_LL_COMBINE")
@@ -53,7 +80,10 @@ impl Env {
                 .and_then(|text| text.trim().parse().ok())
                 .filter(|&bytes| bytes > 0),
             host_id: lookup("NCCL_HOSTID").filter(|id| !id.is_empty()),
-            warn,
+            nvtx_injection: lookup("NVTX_INJECTION64_PATH").filter(|path| !path.is_empty()),
+            verbosity: lookup("NCCL_DEBUG")
+                .map_or(Verbosity::Nothing, |level| Verbosity::of(&level)),
+            debug_file: lookup("NCCL_DEBUG_FILE").filter(|path| !path.is_empty()),
         }
     }
 }
@@ -68,7 +98,7 @@ mod tests {
         assert_eq!(env.timeout, Duration::from_secs(100));
         assert_eq!(env.ll_combine, LlCombineMode::Reduce);
         assert_eq!(env.host_id, None);
-        assert!(!env.warn);
+        assert_eq!(env.verbosity, Verbosity::Nothing);
     }
 
     #[test]
@@ -86,7 +116,7 @@ mod tests {
         assert_eq!(env.host_id.as_deref(), Some("left"));
         assert_eq!(env.ll_combine, LlCombineMode::Exact);
         assert_eq!(env.tuning_file.as_deref(), Some("times.json"));
-        assert!(env.warn);
+        assert_eq!(env.verbosity, Verbosity::Groups);
         let nonsense = Env::from_lookup(|_| Some("-1".to_owned()));
         assert_eq!(nonsense.timeout, Duration::from_secs(100));
         assert_eq!(nonsense.ll_combine, LlCombineMode::Reduce);

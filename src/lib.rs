@@ -21,6 +21,7 @@ pub mod env;
 pub mod error;
 pub mod log;
 pub mod model;
+pub mod nvtx;
 pub mod rule;
 pub mod session;
 pub mod tuning;

@@ -19,10 +19,14 @@ const REFUSING: &str = "abi/first/src";
 /// no words for arguments.
 const FAILING: [&str; 3] = ["src/backend", "src/rule", "src/session"];
 
+/// A file there with no refusal: the line about a group, which `docs/env.md` shows.
+const NOT_FAILING: &str = "src/session/about.rs";
+
 /// Texts in those sources that the document omits.
-const NOT_LISTED: [&str; 6] = [
+const NOT_LISTED: [&str; 7] = [
     // Appears in the file; no function returns it.
     "\\0NCCL EP version ",
+    "NCCL EP version ",
     // Replaces a system's missing text.
     "no text",
     "unknown loader error",
@@ -202,7 +206,7 @@ fn every_text_of_the_core_stands_in_the_document() {
     let files: Vec<String> = FAILING.into_iter().flat_map(below).collect();
     let missing: Vec<(&String, String)> = files
         .iter()
-        .filter(|file| !file.ends_with("_tests.rs"))
+        .filter(|file| !file.ends_with("_tests.rs") && *file != NOT_FAILING)
         .flat_map(|file| {
             let source = sources::read(file);
             let source = without_defects(sources::without_unit_tests(&source));

@@ -18,6 +18,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("env", &["model::*"]),
     ("log", &["env"]),
     ("model", &[]),
+    ("nvtx", &["env"]),
     ("tuning", &["env", "log"]),
     ("rule", &["error::*", "model::*"]),
     ("backend", &["backend::quiet", "error::*", "model::*"]),
@@ -98,6 +99,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "backend::select",
             "env",
             "error::*",
+            "log",
             "model::*",
             "rule::*",
         ],
@@ -141,6 +143,8 @@ const UNSAFE: &[&str] = &[
     "src/backend/host/window.rs",
     "src/backend/nccl/mod.rs",
     "src/backend/nccl/own.rs",
+    "src/log/sink.rs",
+    "src/nvtx.rs",
 ];
 
 /// The sources of the ABIs, which have their own unsafe code.

@@ -79,11 +79,25 @@ inline Option Algorithm(ncclEpAlgorithm_t* algorithm) {
             }};
 }
 
+constexpr int kFirstNumber = 256;  // of long options for getopt, behind all letters
+
+// Why getopt, which has just returned `found`, does not like a word.
+inline std::string RefuseWord(int found, char** argv, const std::vector<Option>& table) {
+    std::string name;
+    if (optopt >= kFirstNumber) {
+        name = std::string("--") + table[static_cast<size_t>(optopt - kFirstNumber)].name;
+    } else if (optopt != 0) {
+        name = std::string("-") + static_cast<char>(optopt);
+    }
+    if (found == ':') return name + ": needs a value";
+    if (optopt >= kFirstNumber) return name + ": takes no value";
+    return "unknown option \"" + (name.empty() ? std::string(argv[optind - 1]) : name) + "\"";
+}
+
 // Reads a command line; returns why it is refused, or "". Nothing is printed: one process of many
 // does that.
 inline std::string ParseOptions(int argc, char** argv, const std::vector<Option>& table) {
-    constexpr int kFirstNumber = 256;  // of long options, behind all letters
-    std::string letters;
+    std::string letters = ":";  // tells options without their value from unknown ones
     std::vector<option> names;
     for (const Option& entry : table) {
         const int has_value = entry.takes_value ? required_argument : no_argument;
@@ -102,7 +116,7 @@ inline std::string ParseOptions(int argc, char** argv, const std::vector<Option>
             const bool by_name = found == kFirstNumber + static_cast<int>(i);
             if (by_name || (table[i].letter != 0 && found == table[i].letter)) chosen = &table[i];
         }
-        if (chosen == nullptr) return "unknown option, or an option without its value";
+        if (chosen == nullptr) return RefuseWord(found, argv, table);
         const std::string refusal = chosen->read(optarg != nullptr ? optarg : "");
         if (!refusal.empty()) return refusal;
     }

@@ -1,6 +1,7 @@
 """Tuning: measure on this machine, write a file, and let the library use it.
 
-With real sizes this takes a minute and shows a progress bar. Afterwards start programs with
+With real sizes this takes a minute and shows its progress. `python3 -m nccl_ep.tune` does the same for
+a model's sizes. Afterwards start programs with
 NCCL_EP_TUNING_FILE=tuning.json; token counts are rounded up to the next one that was measured.
 
     mpirun -np 4 python3 examples/python/05_tune.py [FILE] [--algorithms ll,ht] [--tokens 4096] [--sms 24]

@@ -11,6 +11,8 @@ import importlib
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from nccl_ep.requirement import require_torch
+
 __version__ = "0.1.0"
 
 # Names that need torch, and their modules, which load at first use.
@@ -44,15 +46,20 @@ except ImportError as error:  # such as a Python without ctypes
     HAVE_NCCL_EP = False
 
 if TYPE_CHECKING:
-    from nccl_ep import autograd, layers
-    from nccl_ep.group import EpGroup
-    from nccl_ep.handle import DispatchResult, EpHandle
-    from nccl_ep.tuning import MoeShape, tune
+    from nccl_ep import autograd as autograd, layers as layers
+    from nccl_ep.group import EpGroup as EpGroup
+    from nccl_ep.handle import DispatchResult as DispatchResult, EpHandle as EpHandle
+    from nccl_ep.tuning import MoeShape as MoeShape, tune as tune
 
 
 def __getattr__(name: str) -> Any:
     if name in _WITH_TORCH:
+        require_torch(f"nccl_ep.{name}")
         return getattr(importlib.import_module(_WITH_TORCH[name]), name)
     if name in _MODULES:
         return importlib.import_module(f"nccl_ep.{name}")
     raise AttributeError(f"module 'nccl_ep' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

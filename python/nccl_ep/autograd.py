@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from nccl_ep.requirement import require_torch
+
+require_torch("nccl_ep.autograd")
+
 import torch
 from torch.autograd.function import once_differentiable
 
-from nccl_ep.handle import EpHandle
+from nccl_ep.handle import DispatchResult, EpHandle
 from nccl_ep.routing import effective_ids
 
 
@@ -22,12 +26,38 @@ def ht_dispatch(handle: EpHandle, tokens: torch.Tensor,
     Returns tokens [n, H], topk_idx int64 [n, K] (local ids, ascending, then -1) and topk_weights
     float32 [n, K].
     """
-    return _Dispatch.apply(handle, tokens, topk_weights)
+    _require_ht(handle)
+    received: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = _apply(
+        _Dispatch, handle, tokens, topk_weights)
+    return received
 
 
 def ht_combine(handle: EpHandle, tokens: torch.Tensor) -> torch.Tensor:
     """Sums the ranks' results `tokens` [n, H] for each token: [T, H]."""
-    return _Combine.apply(handle, tokens)
+    _require_ht(handle)
+    home: torch.Tensor = _apply(_Combine, handle, tokens)
+    return home
+
+
+def dispatch(handle: EpHandle, tokens: torch.Tensor,
+             topk_weights: torch.Tensor | None) -> DispatchResult:
+    """`EpHandle.dispatch` of tensors that require gradients."""
+    if topk_weights is None:
+        return DispatchResult(_apply(_DispatchTokens, handle, tokens))
+    rows, topk_idx, weights = ht_dispatch(handle, tokens, topk_weights)
+    return DispatchResult(rows, None, topk_idx, weights)
+
+
+def _apply(function: Any, *arguments: Any) -> Any:
+    """`function.apply`, which torch does not type."""
+    return function.apply(*arguments)
+
+
+def _require_ht(handle: EpHandle) -> None:
+    if not isinstance(handle, EpHandle):
+        raise TypeError(f"handle: must be an EpHandle, not {type(handle).__name__}")
+    if handle.group.algorithm != "ht":
+        raise ValueError("handle: low latency has no gradients; its group must be \"ht\"")
 
 
 class _Dispatch(torch.autograd.Function):
@@ -53,6 +83,18 @@ class _Dispatch(torch.autograd.Function):
         home_tokens, home_weights = handle.combine_with_weights(tokens, weights)
         return None, home_tokens, in_callers_order(ctx.saved_tensors[0], home_weights,
                                                    handle.group.num_experts)
+
+
+class _DispatchTokens(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, handle: EpHandle, tokens: torch.Tensor) -> torch.Tensor:
+        ctx.handle = handle
+        return handle.dispatch(tokens).tokens
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        return None, ctx.handle.combine(grads[0])
 
 
 class _Combine(torch.autograd.Function):

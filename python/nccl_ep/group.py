@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
+from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from nccl_ep.arguments import LARGEST, integer, require_dtype, require_group
 from nccl_ep.errors import NcclEpError
 from nccl_ep.nccl_wrapper import NCCLLibrary
 from nccl_ep.rendezvous import get_nccl_comm_from_group
@@ -18,8 +21,8 @@ if TYPE_CHECKING:
     from nccl_ep.handle import EpHandle
 
 _ALGORITHMS = {"ll": ncclEpAlgorithm_t.LOW_LATENCY, "ht": ncclEpAlgorithm_t.HIGH_THROUGHPUT}
-_LARGEST = 2**32 - 1
-_ROWS = (torch.bfloat16, torch.float16, torch.float32)
+Algorithm = Literal["ll", "ht"]
+ROW_TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class EpGroup:
@@ -37,18 +40,19 @@ class EpGroup:
     Tensors are on the GPU that is current now, or on the CPU if the process has the CPU stand-ins.
     """
 
-    def __init__(self, num_experts: int, hidden: int, *, algorithm: str = "ll",
+    def __init__(self, num_experts: int, hidden: int, *, algorithm: Algorithm = "ll",
                  max_tokens_per_rank: int = NCCL_EP_AUTO, dtype: torch.dtype = torch.bfloat16,
                  comm: Any = None, num_channels: int = NCCL_EP_AUTO) -> None:
-        if algorithm not in _ALGORITHMS:
-            raise ValueError(f"algorithm: must be 'll' or 'ht', not {algorithm!r}")
-        if dtype not in _ROWS:
-            raise ValueError(f"dtype: must be one of {', '.join(map(str, _ROWS))}, not {dtype}")
-        _check_fits("num_experts", num_experts)
-        _check_fits("hidden", hidden, dtype.itemsize)
-        _check_fits("max_tokens_per_rank", max_tokens_per_rank)
-        _check_fits("num_channels", num_channels)
         self._group: Any = None
+        if algorithm not in ("ll", "ht"):
+            raise ValueError(f"algorithm: must be 'll' or 'ht', not {algorithm!r}")
+        require_dtype("dtype", dtype, ROW_TYPES)
+        num_experts = integer("num_experts", num_experts)
+        hidden = integer("hidden", hidden, most=LARGEST // dtype.itemsize)
+        max_tokens_per_rank = integer("max_tokens_per_rank", max_tokens_per_rank)
+        num_channels = integer("num_channels", num_channels)
+        if not isinstance(comm, ncclComm_t):
+            require_group("comm", comm)
         self._owned_comm: Any = None
         self._kept: set[EpHandle] = set()
         self.library = NCCLLibrary()
@@ -143,13 +147,15 @@ class EpGroup:
         if kind is None:
             self.close()
 
-    def __del__(self) -> None:
+    def __repr__(self) -> str:
+        state = "" if self._group is not None else ", closed"
+        return (f"<EpGroup {self.algorithm}, rank {self.rank} of {self.world_size}, "
+                f"{self.num_experts} experts, hidden {self.hidden} {self.dtype}, "
+                f"max_tokens_per_rank {self.max_tokens_per_rank}, {self.device}{state}>")
+
+    # At the end of the interpreter names of modules may be None already; defaults are not.
+    def __del__(self, _warn: Callable[..., None] = warnings.warn,
+                _ending: Callable[[], bool] = sys.is_finalizing) -> None:
         # Closing is collective, and garbage collection runs at different times on each rank.
-        if getattr(self, "_group", None) is not None:
-            warnings.warn("an EpGroup was not closed", ResourceWarning, stacklevel=2)
-
-
-def _check_fits(name: str, value: int, unit: int = 1) -> None:
-    """Refuses a `value` that, times `unit`, does not fit C's unsigned int."""
-    if not 0 <= value <= _LARGEST // unit:
-        raise ValueError(f"{name}: must be 0 to {_LARGEST // unit}, not {value}")
+        if not _ending() and getattr(self, "_group", None) is not None:
+            _warn("an EpGroup was not closed", ResourceWarning, stacklevel=2, source=self)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -85,7 +86,8 @@ class EpHandle:
         """Sends `tokens` [T, H] to their experts. HT: `topk_weights` float32 [T, K] go with them.
 
         `out` gets the tokens; by default a new tensor, whose rows without a token are undefined in
-        LL and zero in HT. LL with `send_only`: the result is there after `complete`.
+        LL and zero in HT. LL with `send_only`: the result is there after `complete`. HT without
+        `out` and `stream` is differentiable; backward is collective, too.
         """
         group = self.group
         low_latency = group.algorithm == "ll"
@@ -95,6 +97,11 @@ class EpHandle:
         ids = None
         if topk_weights is not None:
             ids, topk_weights = self.topk_idx, self._weights(topk_weights, self.num_tokens)
+        if _needs_gradient(tokens, topk_weights):
+            self._check_differentiable("dispatch", out is None and not send_only and stream is None)
+            from nccl_ep import autograd
+
+            return autograd.dispatch(self, tokens, topk_weights)
         inputs = TensorList((Tag.TOKENS, tokens), (Tag.TOPK_IDX, ids),
                             (Tag.TOPK_WEIGHTS, topk_weights))
         # In HT the host may wait here, and the GPU then waits for the host: do as little as
@@ -123,7 +130,8 @@ class EpHandle:
         """Returns results to their home ranks: [T, H], for each token the sum over its experts.
 
         LL: `tokens` [L, R*M, H], `topk_weights` float32 [T, K], the factors of the sum.
-        HT: `tokens` [n, H], weights already applied and a token's experts on this rank summed.
+        HT: `tokens` [n, H], weights already applied and a token's experts on this rank summed;
+        differentiable as `dispatch` is.
         """
         group = self.group
         low_latency = group.algorithm == "ll"
@@ -131,8 +139,13 @@ class EpHandle:
             raise ValueError("topk_weights: " + ("needed in low latency" if low_latency else
                                                  "combine_with_weights returns them"))
         tokens = self._results(tokens)
-        out = self._home(tokens, out)
         local = None if topk_weights is None else self._weights(topk_weights, self.num_tokens)
+        if _needs_gradient(tokens, local):
+            self._check_differentiable("combine", out is None and not send_only and stream is None)
+            from nccl_ep import autograd
+
+            return autograd.ht_combine(self, tokens)
+        out = self._home(tokens, out)
         self._run("ncclEpCombine",
                   (TensorList((Tag.TOKENS, tokens)), TensorList((Tag.TOKENS, out)),
                    TensorList((Tag.TOPK_WEIGHTS, local))), send_only, stream)
@@ -146,6 +159,8 @@ class EpHandle:
         """
         tokens = self._results(tokens)
         weights = self._weights(topk_weights, tokens.shape[0])
+        if _needs_gradient(tokens, weights):
+            self._check_differentiable("combine_with_weights", False)
         out = self._home(tokens, None)
         home_weights = self._new((self.num_tokens, self.top_k), torch.float32)
         self._run("ncclEpCombine",
@@ -195,6 +210,16 @@ class EpHandle:
             self._staged_on = address
         group.settle()
 
+    def _check_differentiable(self, operation: str, plain: bool) -> None:
+        """Refuses an operation whose tensors require gradients that it would drop."""
+        if self.group.algorithm == "ht" and plain:
+            return
+        why = ("low latency has no gradients" if self.group.algorithm == "ll" else
+               "it has no gradient" if operation == "combine_with_weights" else
+               "with out, send_only or stream it has no gradient")
+        raise RuntimeError(f"{operation}: its tensors require gradients, but {why}; call it under "
+                           "torch.no_grad(), or with detached tensors")
+
     def _memory(self, lists: Iterable[TensorList]) -> list[torch.Tensor]:
         """The tensors that operations with these lists use."""
         # LL reads the ids in every phase, even after the caller has dropped the handle.
@@ -237,6 +262,19 @@ class EpHandle:
                  trace: TracebackType | None) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        if getattr(self, "_handle", None) is not None:
+    def __repr__(self) -> str:
+        state = ", closed" if self._handle is None else ", staged" if self._staged else ""
+        return (f"<EpHandle of {self.num_tokens} tokens, top-{self.top_k}{state}, "
+                f"{self.group!r}>")
+
+    # At the end of the interpreter the names that `close` needs may be None already, and the
+    # process gives everything back.
+    def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not _ending() and getattr(self, "_handle", None) is not None:
             self.close()
+
+
+def _needs_gradient(tokens: torch.Tensor, weights: torch.Tensor | None) -> bool:
+    """Whether autograd is to record an operation on these tensors."""
+    return torch.is_grad_enabled() and (
+        tokens.requires_grad or weights is not None and weights.requires_grad)

@@ -78,6 +78,9 @@ class NCCLLibrary:
         self._funcs = self.path_to_dict_mapping[path]
         self.ep_available = all(each.name in self._funcs for each in functions.EP_FUNCTIONS)
 
+    def __repr__(self) -> str:
+        return f"<NCCLLibrary {self.path}{'' if self.ep_available else ', without nccl_ep'}>"
+
     # --- Results ------------------------------------------------------------------------------
 
     def NCCL_CHECK(self, result: int) -> None:
@@ -104,7 +107,12 @@ class NCCLLibrary:
         function = self._funcs.get(name)
         if function is None:
             raise RuntimeError(f"{self.path} has no {name}: it is not libnccl_ep.so, or an old one")
-        self._check(name, function(*arguments))
+        try:
+            result = function(*arguments)
+        except ctypes.ArgumentError as error:
+            raise TypeError(f"{name}: {error}; pointers are of ctypes, and EpGroup and EpHandle take "
+                            "torch tensors") from None
+        self._check(name, result)
 
     # --- NCCL ---------------------------------------------------------------------------------
 
@@ -256,6 +264,10 @@ class NCCLLibrary:
 def tensor_list(tensors: Sequence[Any]) -> tuple[Any, int]:
     """A C array of pointers to `tensors`, which it keeps alive, and its length."""
     pointer = ctypes.POINTER(ncclNDTensor_t)
+    for each in tensors:
+        if not isinstance(each, (pointer, ncclNDTensor_t)):
+            raise TypeError(f"must be an ncclNDTensor_t, not {type(each).__name__}; EpGroup and "
+                            "EpHandle take torch tensors")
     pointers = [each if isinstance(each, pointer) else ctypes.pointer(each) for each in tensors]
     return (pointer * len(pointers))(*pointers), len(pointers)
 

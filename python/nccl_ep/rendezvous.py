@@ -41,11 +41,17 @@ def get_nccl_comm_from_group(group: Any, nccl_lib: NCCLLibrary) -> ncclComm_t:
     """
     distributed = _initialised_distributed()
     if distributed is not None:
+        from nccl_ep.arguments import require_group
+
+        require_group("group", group)
         rank, size = distributed.get_rank(group), distributed.get_world_size(group)
         if rank < 0:
             raise ValueError("group: this process is none of its ranks")
         shared = broadcast(_new_id(nccl_lib) if rank == 0 else b"",
                            ctypes.sizeof(ncclUniqueId), group, distributed)
+    elif group is not None:
+        raise TypeError("group: torch.distributed is not initialised, so it must be None, for all "
+                        f"processes of the launcher, not {type(group).__name__}")
     else:
         rank, size = launched_rank()
         shared = _share(_new_id(nccl_lib) if rank == 0 else None, rank, size)
@@ -184,4 +190,4 @@ def _fetch(address: str, rank: int, deadline: float) -> bytes:
 def _is_own(peer: socket.socket) -> bool:
     """Whether the peer runs as the same user: abstract sockets have no owner."""
     credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return struct.unpack("3i", credentials)[1] == os.getuid()
+    return bool(struct.unpack("3i", credentials)[1] == os.getuid())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -43,12 +43,17 @@ class Runtime:
                 raise ValueError("stream: there are no streams on the CPU")
             return None
         chosen = stream if stream is not None else torch.cuda.current_stream(self._number)
-        return int(chosen.cuda_stream)
+        try:
+            return int(chosen.cuda_stream)
+        except AttributeError:
+            raise TypeError("stream: must be a torch.cuda.Stream, not "
+                            f"{type(stream).__name__}") from None
 
     def follow(self, stream: Any) -> None:
         """Makes `stream` wait for the current one, which may still fill or use the same tensors."""
         if stream is None or self._stand_ins is not None:
             return
+        self.stream(stream)  # Refuses what is no stream.
         if stream != (current := torch.cuda.current_stream(self._number)):
             stream.wait_stream(current)
 
@@ -77,12 +82,39 @@ class Runtime:
         for tensor in tensors:
             tensor.record_stream(chosen)
 
+    @contextlib.contextmanager
+    def device_copy(self, tensor: torch.Tensor) -> Iterator[int]:
+        """The address of a copy of `tensor`, of the CPU, in memory that NCCL takes; what is there
+        in the end is copied back, once the current stream has come to it."""
+        if self._stand_ins is None:
+            copy = tensor.to(self.device)
+            yield copy.data_ptr()
+            tensor.copy_(copy)
+            return
+        # The NCCL of the stand-ins, as a real one, takes no memory but CUDA's.
+        address, size = ctypes.c_void_p(), ctypes.c_size_t(tensor.nbytes)
+        here, default = ctypes.c_void_p(tensor.data_ptr()), 4
+        if self._stand_ins["cudaMalloc"](ctypes.byref(address), size) != 0:
+            raise MemoryError(f"{tensor.nbytes} bytes for an exchange")
+        try:
+            self._stand_ins["cudaMemcpy"](address, here, size, default)
+            yield address.value or 0
+            self.settle()
+            self._stand_ins["cudaMemcpy"](here, address, size, default)
+        finally:
+            self._stand_ins["cudaFree"](address)
+
     def settle(self) -> None:
         """On the CPU, waits for enqueued work: torch has no streams there that could wait."""
         if self._stand_ins is not None:
             result = self._stand_ins["cudaStreamSynchronize"](None)
             if result != 0:
                 raise RuntimeError(f"an operation failed while it ran (CUDA error {result})")
+
+
+def new_event(timing: bool = False) -> torch.cuda.Event:
+    """An event of the current GPU; torch leaves its constructor untyped."""
+    return torch.cuda.Event(enable_timing=timing)  # type: ignore[no-untyped-call, unused-ignore]
 
 
 class HostCopy:
@@ -96,7 +128,7 @@ class HostCopy:
         # On the host whatever torch's default device is, and usable outside inference mode, too.
         with torch.inference_mode(False):
             self._copy = torch.empty(shape, dtype=dtype, device="cpu", pin_memory=on_gpu)
-        self._arrived = torch.cuda.Event() if on_gpu else None
+        self._arrived = new_event() if on_gpu else None
 
     def start(self, tensor: torch.Tensor) -> None:
         """Enqueues a copy of `tensor` on the current stream."""

@@ -9,21 +9,21 @@ from typing import Any
 
 import torch
 
+from nccl_ep.arguments import LARGEST, require_tensor
 from nccl_ep.types import ncclDataTypeEnum, ncclEpTensorTag_t, ncclNDTensor_t
 
 Tag = ncclEpTensorTag_t
 _Pointer = ctypes.POINTER(ncclNDTensor_t)
-_LARGEST = 2**32 - 1
 _INTEGERS = frozenset((torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8))
 
 
 @functools.lru_cache(maxsize=256)
 def _form(shape: tuple[int, ...], dtype: torch.dtype, tag: int) -> ncclNDTensor_t:
     """A descriptor without an address. Shapes recur, and copying a descriptor is faster."""
-    if max(shape, default=0) > _LARGEST:
+    if max(shape, default=0) > LARGEST:
         # ctypes would truncate it silently.
         raise ValueError(f"{Tag(tag).name}: has shape {list(shape)}, whose extents must be at most "
-                         f"{_LARGEST}")
+                         f"{LARGEST}")
     # torch's empty tensors have one more dimension than C's single number; neither is ever passed.
     sizes = (ctypes.c_uint * len(shape))(*shape)
     return ncclNDTensor_t(version=1, ndim=len(shape), sizes=sizes, strides=None,
@@ -54,13 +54,14 @@ class TensorList:
 
 def checked(name: str, tensor: torch.Tensor, shape: Sequence[int | None], device: torch.device,
             dtype: torch.dtype | None = None) -> torch.Tensor:
-    """`tensor`, made contiguous, if it has this shape, device and type; else ValueError.
+    """`tensor`, made contiguous, if it has this shape, device and type; else ValueError, or
+    TypeError if it is no tensor.
 
     The library itself checks what it can see; it cannot see a tensor's device. An extent of None
     matches any.
     """
     if not isinstance(tensor, torch.Tensor):
-        raise ValueError(f"{name}: must be a tensor, not {type(tensor).__name__}")
+        require_tensor(name, tensor)
     have = tensor.shape
     fits = len(have) == len(shape)
     for extent, want in zip(have, shape):

@@ -114,6 +114,8 @@ class ncclDataTypeEnum:
         """The number of a torch dtype; ValueError if NCCL lacks the type."""
         number = cls._BY_TORCH_NAME.get(str(dtype))
         if number is None:
+            if isinstance(dtype, str):
+                raise TypeError(f"dtype: must be a torch.dtype, not str {dtype!r}")
             raise ValueError(f"NCCL has no element type for {dtype}")
         return number
 

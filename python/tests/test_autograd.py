@@ -86,7 +86,7 @@ def test_what_is_no_tensor_is_refused(group, world, device):
     for call, name in ((lambda: ht_dispatch(handle, None, problem.weights), "tokens"),
                        (lambda: ht_dispatch(handle, problem.tokens, [1.0]), "topk_weights"),
                        (lambda: ht_combine(handle, None), "tokens")):
-        with pytest.raises(ValueError, match=f"{name}: must be a tensor"):
+        with pytest.raises(TypeError, match=f"{name}: must be a tensor"):
             call()
 
 
@@ -131,3 +131,58 @@ def test_a_handle_outlives_its_backward(group, world, device):
     forward().sum().backward()
     assert torch.equal(tokens.grad, torch.ones_like(tokens))
     assert dist.get_world_size() == size
+
+
+def test_handles_themselves_are_differentiable(group, world, device):
+    """`dispatch` and `combine` record what the functions of `autograd` record."""
+    problem, handle = masked_problem(group, world, device)
+    tokens, weights = problem.tokens, problem.weights
+    received = handle.dispatch(tokens, weights)
+    assert received.topk_weights.requires_grad and not received.topk_idx.requires_grad
+    factors = received.topk_weights.sum(dim=1, keepdim=True)
+    output = handle.combine(handle.dispatch(tokens).tokens * factors)
+    output.backward(problem.grad)
+    got = output.detach(), tokens.grad.clone(), weights.grad.clone()
+    tokens.grad = weights.grad = None
+    rows, _, factors = ht_dispatch(handle, tokens, weights)
+    want = ht_combine(handle, rows * factors.sum(dim=1, keepdim=True))
+    want.backward(problem.grad)
+    for have, expected in zip(got, (want, tokens.grad, weights.grad)):
+        problem.close(have, expected)
+
+
+def test_gradients_that_would_be_dropped_are_refused(group, world, device):
+    """They are not lost silently; without gradients the same calls pass."""
+    problem, handle = masked_problem(group, world, device)
+    rows = handle.num_recv_tokens
+    received = torch.zeros((rows, problem.hidden), device=device, requires_grad=True)
+    weights = torch.zeros((rows, problem.top_k), device=device)
+    out = torch.empty((rows, problem.hidden), device=device)
+    calls = [(lambda: handle.dispatch(problem.tokens, out=out), "dispatch: .*with out"),
+             (lambda: handle.combine(received, out=torch.empty_like(problem.tokens)),
+              "combine: .*with out"),
+             (lambda: handle.combine_with_weights(received, weights),
+              "combine_with_weights: .*it has no gradient; call it under torch.no_grad")]
+    for call, text in calls:
+        with pytest.raises(RuntimeError, match=text):
+            call()
+        with torch.no_grad():
+            call()
+
+
+def test_low_latency_has_no_gradients(group, world, device):
+    size = world[1]
+    ep = group(num_experts=size, hidden=8, max_tokens_per_rank=1, dtype=torch.float32)
+    handle = ep.create_handle(torch.zeros((1, 1), dtype=torch.int64, device=device))
+    tokens = torch.ones((1, 8), device=device, requires_grad=True)
+    weights = torch.ones((1, 1), device=device, requires_grad=True)
+    with pytest.raises(RuntimeError, match="dispatch: .*but low latency has no gradients"):
+        handle.dispatch(tokens)
+    received = handle.dispatch(tokens.detach()).tokens
+    with pytest.raises(RuntimeError, match="combine: .*but low latency has no gradients"):
+        handle.combine(received, weights)
+    with torch.no_grad():
+        assert torch.equal(handle.combine(received, weights), tokens)
+    for call in (lambda: ht_dispatch(handle, tokens, weights), lambda: ht_combine(handle, tokens)):
+        with pytest.raises(ValueError, match="handle: low latency has no gradients"):
+            call()

@@ -123,7 +123,7 @@ def test_high_throughput_counts_at_creation(group, world, device):
                                for expert in range(ep.num_local_experts)]
     for wrong, text in ((counts[1:], "counts: has shape"), ([0], "counts: must be a tensor"),
                         (counts.repeat(2)[::2], "counts: must be contiguous")):
-        with pytest.raises(ValueError, match=text):
+        with pytest.raises((TypeError, ValueError), match=text):
             ep.create_handle(ids, counts=wrong)
 
 
@@ -152,12 +152,12 @@ def test_shapes_types_and_devices_are_checked(group, world, device):
             (lambda: ep.create_handle(None), "topk_idx: must be a tensor"),
             (lambda: ep.create_handle([[0]]), "topk_idx: must be a tensor"),
             (lambda: EpGroup(size, 8, dtype=torch.bool), "dtype: must be one of .*not torch.bool"),
-            (lambda: EpGroup(size, 8, dtype=None), "dtype: must be one of"),
+            (lambda: EpGroup(size, 8, dtype=None), "dtype: must be a torch.dtype"),
             (lambda: ep.create_handle(tokens[0]), "topk_idx: has shape"),
             (lambda: ep.create_handle(tokens), "topk_idx: has type torch.float32"),
             (lambda: ep.create_handle(tokens > 0), "topk_idx: has type torch.bool"),
             (lambda: EpGroup(size, 8, algorithm="mid"), "algorithm: must be")):
-        with pytest.raises(ValueError, match=text):
+        with pytest.raises((TypeError, ValueError), match=text):
             call()
     with pytest.raises(NcclEpError, match="ncclEpCombine.*dispatch"):
         handle.combine(slots, weights)

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import pathlib
-import re
 
 import pytest
 import torch
 
+from documents import documents, snippets
 from nccl_ep.layers import EPAll2AllLayer
 from nccl_ep.types import NCCL_EP_AUTO
 from problems import Problem
+from test_documents import values
 
 pytestmark = pytest.mark.high_throughput
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-
-
-def snippet(document: str) -> str:
-    """The code in a document that shows the layer."""
-    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / document).read_text(), re.M | re.S)
-    [found] = [block for block in blocks if "EPAll2AllLayer(" in block]
-    return found
+_LAYERS = [pytest.param(code, id=path.name) for path in documents() for code in snippets(path)
+           if "= layer.combine(" in code and "EPAll2AllLayer(" in code]
 
 
 def there_and_back(ep: EPAll2AllLayer, problem: Problem, **options) -> torch.Tensor:
@@ -39,21 +33,16 @@ def expected(problem: Problem) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-@pytest.mark.parametrize("document", ["README.md", "docs/python.md"])
-def test_the_documented_example(world, device, document, autocast):
-    """Unchanged: bfloat16 tokens, float32 weights, and gradients of both."""
+@pytest.mark.parametrize("code", _LAYERS)
+def test_the_documented_example(world, device, code, autocast):
+    """With gradients: bfloat16 tokens and float32 weights."""
     rank, size = world
     problem = Problem(rank, size, dtype=torch.bfloat16, masked=True, device=device, seed=3)
     tokens, weights = problem.tokens.requires_grad_(), problem.weights.requires_grad_()
-    names = {"EPAll2AllLayer": EPAll2AllLayer, "ep_group": None, "max_tokens": 4, "rank": rank,
-             "hidden": problem.hidden, "topk": problem.top_k, "num_experts": problem.num_experts,
-             "num_tot_experts": problem.num_experts, "world_size": size, "local_world_size": size,
-             "tokens": tokens, "input": tokens, "expert_ids": problem.topk_idx,
-             "exp_indices": problem.topk_idx, "gate_weights": weights, "weight": weights,
-             "experts": lambda rows: rows * 2}
-    code = snippet(document).replace("layer.finalize()", "")
+    names = values(problem, size)
     with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
-        exec(code, names)
+        # Backward needs the layer, which the code may close.
+        exec(code.replace("layer.finalize()", ""), names)
     names["output"].backward(problem.grad)
     names["layer"].finalize()
 

@@ -15,7 +15,9 @@ import torch.distributed as dist
 import nccl_ep
 from nccl_ep.tuning import search
 from nccl_ep.tuning.candidates import VARIABLE, Candidate, candidates, document, in_force, write
-from nccl_ep.tuning.search import _best, _slowest
+from nccl_ep.tuning.progress import Progress
+from nccl_ep.tuning.ranks import Ranks
+from nccl_ep.tuning.search import _best
 
 
 def test_candidates_fit_the_gpu():
@@ -42,9 +44,10 @@ def test_the_librarys_own_choice_stays_unless_another_is_clearly_faster():
     assert entries[1]["default"] is True
 
 
-def test_the_slowest_rank_counts(world):
+def test_the_slowest_rank_counts(world, comm):
     rank, size = world
-    assert _slowest(torch.tensor([float(rank), 1.0 - rank]), None).tolist() == [size - 1, 1.0]
+    times = torch.tensor([float(rank), 1.0 - rank])
+    assert Ranks(comm).slowest(times).tolist() == [size - 1, 1.0]
 
 
 def test_a_candidate_is_in_force_for_a_while(tmp_path, monkeypatch):
@@ -118,13 +121,13 @@ def test_a_file_that_cannot_be_written(world, tmp_path, monkeypatch, place):
     assert os.listdir(tmp_path) == []
 
 
-def test_a_file_that_cannot_be_written_any_more(world):
+def test_a_file_that_cannot_be_written_any_more(comm):
     """Such as on a disk that has filled up meanwhile: no rank waits for rank 0."""
     def full():
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with pytest.raises(OSError, match="times.json: cannot be written: No space left"):
-        search._on_first_rank(full, "times.json", None)
+        Ranks(comm).on_first(full, "times.json")
 
 
 @pytest.mark.parametrize("algorithm", [

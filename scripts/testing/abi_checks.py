@@ -31,6 +31,9 @@ _STANDARDS = ("c99", "c11", "c++11", "c++14", "c++17", "c++20")
 _HEADER_USER = """
 #include <nccl_ep.h>
 #include <nccl_ep.h>
+#if NCCL_EP_VERSION_CODE < NCCL_EP_VERSION(0, 1, 0) || !NCCL_EP_HAS_GET_VERSION
+#error "the macros of the version"
+#endif
 int main(void) {
     ncclEpCompleteConfig_t config;
     int version;

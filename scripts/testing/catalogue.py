@@ -25,6 +25,10 @@ def all_steps(places: Places) -> list[Step]:
         *_packages(places),
         *programs.host_steps(places),
         *simt.steps(places),
+        Step("nvtx/ranges", (str(ROOT / "c_tests" / "nvtx" / "run.sh"),
+                             str(places.target / "c" / "host" / "example_ht")),
+             counts.closing_line, ("build/programs",),
+             environment=(("NCCLEP_HOSTSIM_WITH_GPU", "1"),)),
         Step("bench/self-test", ("python3", "bench/selftest.py"), counts.closing_line,
              ("build/programs",), environment=(("NCCLEP_HOSTSIM_WITH_GPU", "1"),)),
         *python_steps.host_steps(places),
@@ -80,6 +84,11 @@ def _packages(places: Places) -> list[Step]:
         return (str(ROOT / "c_tests" / "package" / name / "run.sh"), str(places.libraries))
 
     return [
+        Step("package/third-party", (str(ROOT / "scripts" / "third_party.py"), "--check"),
+             counts.exit_status),
+        Step("package/release", (str(ROOT / "c_tests" / "package" / "release" / "run.sh"),),
+             counts.closing_line, ("build/lib",)),
+        Step("package/readme", script("readme"), counts.closing_line, ("build/lib",), cores=2),
         Step("package/consumer", script("consumer"), counts.closing_line, ("build/lib",)),
         Step("package/examples", script("examples"), counts.closing_line, ("build/lib",),
              environment=(("NCCLEP_HOSTSIM_WITH_GPU", "1"),)),

@@ -12,7 +12,7 @@ import pathlib
 import tempfile
 from collections.abc import Iterator, Sequence
 
-from testing import command, counts
+from testing import command, counts, python_types
 from testing.gpu_machine import Machine
 from testing.step import ROOT, Counts, Places, Step
 
@@ -60,6 +60,7 @@ def host_steps(places: Places) -> list[Step]:
     steps.append(step("bench-layer", _EXAMPLE_RANKS,
                       ("python3", str(_BENCH), "--alternatives"), example_counts()))
     steps += list(_unchanged_script(places))
+    steps.append(Step("python/types", lambda: python_types.check(places)))
     steps.append(Step("python/wheel", lambda: _wheel(places), needs=("build/lib",)))
     return steps
 
@@ -175,8 +176,8 @@ def _unchanged_script(places: Places) -> Iterator[Step]:
 def _wheel(places: Places) -> tuple[Counts, str]:
     """Builds the wheel, installs it into a folder, and uses the library inside."""
     with tempfile.TemporaryDirectory() as folder:
-        environment = {**places.environment, "PYTHONPATH": str(_DEPS / "pytest")}
-        built = command.run(("scripts/wheel.sh", folder, "--no-build-isolation"), environment, 120)
+        environment = places.environment
+        built = command.run(("scripts/wheel.sh", folder), environment, 120)
         wheels = [str(path) for path in pathlib.Path(folder).glob("*.whl")]
         if built.status != 0 or len(wheels) != 1:
             return Counts(0, 1, f"no wheel: {wheels}"), built.output
@@ -190,8 +191,10 @@ def _wheel(places: Places) -> tuple[Counts, str]:
             "NCCL_EP_NCCL_LIBRARY": str(places.libraries / "libncclep_hostsim.so")}, 60)
         beside = str(installed / "nccl_ep" / "lib" / "libnccl_ep.so")
         checks = {
-            "its name tells the platform": "-py3-none-linux_" in wheels[0],
+            "its name tells the platform": "-py3-none-manylinux_2_" in wheels[0],
             "it has the licence": any(installed.glob("nccl_ep-*.dist-info/**/LICENSE")),
+            "it has those of its parts":
+                any(installed.glob("nccl_ep-*.dist-info/**/NOTICE-THIRD-PARTY.txt")),
             "it is typed": (installed / "nccl_ep" / "py.typed").exists(),
             "it uses its own library": used.output.splitlines()[:1] == [beside],
             "the library answers": used.status == 0 and "True" in used.output,

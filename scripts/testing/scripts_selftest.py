@@ -144,6 +144,29 @@ class Setup(unittest.TestCase):
         self.assertEqual(machine.run("scripts/setup.sh", "--library").returncode, 0)
         self.assertIn("is not Open MPI's", machine.run("scripts/setup.sh").stdout)
 
+    def test_a_library_without_kernels_needs_no_cuda(self):
+        machine = Machine(self)
+        machine.environment["NCCL_EP_CUDA"] = "off"
+        done = machine.run("scripts/setup.sh", "--library")
+        self.assertEqual((done.returncode, done.stdout), (0, ""))
+        self.assertFalse((machine.root / ".deps").exists())
+
+    def test_a_tool_kit_that_is_not_used_is_named(self):
+        machine = Machine(self)
+        machine.environment["NCCL_EP_CUDA"] = "off"
+        home = machine.root / "cuda"
+        machine.environment["CUDA_HOME"] = str(home)
+        for nvcc, said in (("", f"{home}/bin/nvcc is no program"),
+                           (_NVCC.replace("13.0", "11.8"),
+                            f"{home} has CUDA 11.8, and 12.8 is the oldest that suits")):
+            if nvcc:
+                machine.tool_kit()
+                machine.command(home / "bin" / "nvcc", nvcc)
+            done = machine.run("scripts/setup.sh", "--library")
+            self.assertEqual(done.stdout, f"setup: CUDA_HOME is not used: {said}\n")
+        machine.tool_kit()
+        self.assertEqual(machine.run("scripts/setup.sh", "--library").stdout, "")
+
     def test_nccl_is_fetched_for_gpus_only_and_if_there_is_none(self):
         machine = Machine(self)
         machine.tool_kit()
@@ -261,10 +284,22 @@ class Runs(unittest.TestCase):
     def test_an_installation_builds_nothing(self):
         machine = Machine(self)
         machine.write("Cargo.toml", 'version = "1.2.3"\n')
-        done = machine.run("scripts/install.sh", str(machine.root / "prefix"))
+        done = machine.run("scripts/install.sh", "install",
+                           f"prefix={machine.root / 'prefix'}")
         self.assertEqual(done.returncode, 1)
         self.assertIn("run `make lib` first", done.stdout)
         self.assertFalse((machine.root / "prefix").exists())
+
+    def test_settings_of_an_installation_are_checked(self):
+        machine = Machine(self)
+        machine.write("Cargo.toml", 'version = "1.2.3"\n')
+        for words, said in ((("install", "prefix=here"), "prefix must be an absolute path, not here"),
+                            (("install", "libdir=lib"), "libdir must be an absolute path, not lib"),
+                            (("install", "perfix=/x"), "unknown setting perfix=/x"),
+                            (("/usr/local", ""), "usage: install.sh install|uninstall")):
+            done = machine.run("scripts/install.sh", *words)
+            self.assertEqual(done.returncode, 1)
+            self.assertIn(said, done.stdout)
 
 
 class BuildScript(unittest.TestCase):
@@ -305,6 +340,12 @@ class BuildScript(unittest.TestCase):
         self.assertEqual(self.build(failing, NCCL_EP_CUDA="off").returncode, 0)
         self.assertNotEqual(self.build("exit 1").returncode, 0)
         self.assertNotEqual(self.build("", NVCC="/no/such/nvcc").returncode, 0)
+
+    def test_a_compiler_that_is_too_old_is_named(self):
+        old = _NVCC.replace("13.0", "12.6")
+        done = self.build(f'case "$1" in --version) {old} ;; esac')
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("nvcc is of CUDA 12.6, and 12.8 is the oldest that suits", done.stdout)
 
     def test_a_compiler_that_works(self):
         done = self.build(f'case "$1" in --version) {_NVCC} ;; esac')

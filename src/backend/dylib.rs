@@ -46,15 +46,9 @@ impl Library {
     /// beside the CPU stand-ins.
     pub(super) fn defining(marker: &CStr) -> Option<Self> {
         let process = Self::in_process(marker)?;
-        let address = process.symbol(marker)?;
-        let mut object = std::mem::MaybeUninit::<libc::Dl_info>::uninit();
-        // SAFETY: dladdr accepts any address; the result goes to an object of its type.
-        if unsafe { libc::dladdr(address.as_ptr(), object.as_mut_ptr()) } == 0 {
+        let Some(path) = object_of(process.symbol(marker)?.as_ptr()) else {
             return Some(process);
-        }
-        // SAFETY: dladdr succeeded, so it has written the object and given a name that lives as long as
-        // the object is loaded; nothing is unloaded here.
-        let path = unsafe { CStr::from_ptr(object.assume_init().dli_fname) };
+        };
         // dlopen knows no name for the main program; no object precedes that one either.
         Some(Self::open(path, libc::RTLD_NOW | libc::RTLD_NOLOAD).unwrap_or(process))
     }
@@ -80,6 +74,25 @@ impl Library {
         let handle = unsafe { libc::dlopen(soname.as_ptr(), flags) };
         (!handle.is_null()).then_some(Self { handle })
     }
+}
+
+/// The name of the object that has `address`, as the loader knows it.
+fn object_of(address: *const c_void) -> Option<&'static CStr> {
+    let mut object = std::mem::MaybeUninit::<libc::Dl_info>::uninit();
+    // SAFETY: dladdr accepts any address; the result goes to an object of its type.
+    if unsafe { libc::dladdr(address, object.as_mut_ptr()) } == 0 {
+        return None;
+    }
+    // SAFETY: dladdr succeeded, so it has written the object and given a name that lives as long as
+    // the object is loaded; nothing is unloaded here.
+    Some(unsafe { CStr::from_ptr(object.assume_init().dli_fname) })
+}
+
+/// The path of the file that `address` was loaded from, without symbolic links where it is known.
+pub(super) fn file_of(address: *const c_void) -> Option<String> {
+    let name = object_of(address)?.to_str().ok()?;
+    let real = std::fs::canonicalize(name).ok();
+    Some(real.map_or(name.to_owned(), |path| path.display().to_string()))
 }
 
 /// The loader's text for this thread's last failure.

@@ -109,6 +109,17 @@ pub trait Faults: Send + Sync {
     fn first(&self) -> Option<Error>;
 }
 
+/// A group's backend in a few words.
+#[derive(Clone, Copy, Debug)]
+pub struct Profile {
+    /// Its name.
+    pub backend: &'static str,
+    /// Bytes of the device that peers map; `None` if they follow what operations need.
+    pub window_bytes: Option<usize>,
+    /// Whether the launch shapes of a tuning file are in use.
+    pub tuned: bool,
+}
+
 /// The part that groups of both modes have.
 pub trait GroupBackend: Send + Sync {
     /// The group's device memory.
@@ -120,6 +131,8 @@ pub trait GroupBackend: Send + Sync {
     fn moves_all_rows(&self) -> bool {
         false
     }
+    /// What is worth telling about this rank's side.
+    fn profile(&self) -> Profile;
     /// Waits for the group's operations, then releases what peers can see. Collective unless a fault is known.
     fn close(&self, stream: Stream) -> Result<()>;
 }

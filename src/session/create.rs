@@ -11,11 +11,13 @@ use crate::backend::select;
 use crate::env::Env;
 use crate::error::refusal::{AmongRanks, Setting, Subject};
 use crate::error::{Error, Result, Words};
+use crate::log;
 use crate::model::group::{GroupFacts, GroupSettings, LlCombineMode};
 use crate::model::ops::Stream;
 use crate::model::topology::{NODE_ID_BYTES, NodeId, Topology};
 use crate::rule;
 use crate::rule::handle::HandleTensors;
+use crate::session::about::About;
 use crate::session::group::Group;
 use crate::session::handle::Handle;
 use std::sync::Arc;
@@ -45,10 +47,14 @@ pub fn group(
         let settings = settings?;
         rule::group::check(&settings, env.ll_combine, ranks, rank)
     });
-    let bootstrap = Bootstrap::new(comm, memory, env.timeout, words);
+    let bootstrap = Bootstrap::new(comm.clone(), memory, env.timeout, words);
     let (facts, topology) = agree_on_facts(&bootstrap, facts, &env, stream)?;
+    let nodes = topology.nodes();
     let backend = platform.open((facts, topology), bootstrap, env.timeout, stream)?;
-    Ok(Group::new(facts, backend, own_stream?))
+    let profile = backend.common().profile();
+    let about = || About::new(&comm, (facts, nodes), profile, &env);
+    let about = log::tells_of_groups().then(about);
+    Ok(Group::new(facts, backend, own_stream?, about))
 }
 
 /// The numbers that must be the same on every rank.

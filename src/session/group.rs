@@ -7,6 +7,7 @@ use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Context, Error, Result};
 use crate::model::group::GroupFacts;
 use crate::model::ops::{STAGED_SLOTS, StagedSlot, Stream};
+use crate::session::about::About;
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -18,6 +19,7 @@ pub struct Group {
     backend: OpenGroup,
     faults: Arc<dyn Faults>,
     own_stream: Option<OwnStream>,
+    about: Option<About>,
     failed: OnceCell<Error>,
     closed: AtomicBool,
     staged: Mutex<Staged>,
@@ -38,12 +40,14 @@ impl Group {
         facts: GroupFacts,
         backend: OpenGroup,
         own_stream: Option<OwnStream>,
+        about: Option<About>,
     ) -> Self {
         Self {
             facts,
             faults: backend.common().faults(),
             backend,
             own_stream,
+            about,
             failed: OnceCell::new(),
             closed: AtomicBool::new(false),
             staged: Mutex::default(),
@@ -63,6 +67,11 @@ impl Group {
     /// What all ranks know about the group.
     pub fn facts(&self) -> &GroupFacts {
         &self.facts
+    }
+
+    /// What to tell about it, if somebody wants to be told.
+    pub fn about(&self) -> Option<&About> {
+        self.about.as_ref()
     }
 
     /// The memory of the group's device.

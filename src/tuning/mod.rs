@@ -116,6 +116,11 @@ impl Tuning {
         Ok(tuning)
     }
 
+    /// Whether the library's own choices apply to everything.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
     /// The shape of an operation on `tokens`: the entry for that number, else for the next larger
     /// one that was measured. `None` is the library's own choice; it also applies beyond the
     /// largest entry.

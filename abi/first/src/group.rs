@@ -10,6 +10,8 @@ use crate::types::{
     cudaStream_t, ncclComm_t, ncclEpAllocFn_t, ncclEpFreeFn_t, ncclEpGroup_t, ncclEpGroupConfig_t,
     ncclResult_t,
 };
+use crate::version;
+use nccl_ep_core::log;
 use nccl_ep_core::model::ops::Stream;
 use nccl_ep_core::session;
 use std::sync::Arc;
@@ -48,6 +50,10 @@ pub unsafe extern "C" fn ncclEpCreateGroup(
         let config = check_out("ep_group", ep_group).and(config);
         let stream = Some(Stream(stream as usize));
         let session = session::create::group(comm as usize, config, texts::text, stream)?;
+        log::version(version::TEXT);
+        if let Some(about) = session.about() {
+            log::group(about.device, &format_args!("{}, {about}", version::TEXT));
+        }
         let allocator = Arc::new(Callbacks {
             alloc: alloc_fn,
             free: free_fn,

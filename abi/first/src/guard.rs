@@ -6,7 +6,7 @@ use crate::objects::{self, Group};
 use crate::types::ncclResult_t;
 use crate::{refuse, texts};
 use nccl_ep_core::error::{Error, Result};
-use nccl_ep_core::log;
+use nccl_ep_core::{log, nvtx};
 use std::cell::RefCell;
 use std::ffi::c_char;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -31,8 +31,18 @@ pub enum Subject {
     Handle(usize),
 }
 
-/// Runs the body of the exported function `name`.
+/// Runs the body of the exported function `name`, as a range that profilers show.
 pub fn guard(
+    name: &'static str,
+    subject: Subject,
+    body: impl FnOnce() -> Result<()>,
+) -> ncclResult_t {
+    let _range = nvtx::range(name);
+    guard_unseen(name, subject, body)
+}
+
+/// The same without a range, for functions that only look at something.
+pub fn guard_unseen(
     name: &'static str,
     subject: Subject,
     body: impl FnOnce() -> Result<()>,

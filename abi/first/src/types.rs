@@ -20,6 +20,20 @@ pub type cudaStream_t = *mut c_void;
 /// The CUDA runtime's error type; see `cuda_runtime.h`.
 pub type cudaError_t = c_int;
 
+/// The version of this header; `ncclEpGetVersion` gives that of the library.
+pub const NCCL_EP_MAJOR: c_int = 0;
+/// See `NCCL_EP_MAJOR`.
+pub const NCCL_EP_MINOR: c_int = 1;
+/// See `NCCL_EP_MAJOR`.
+pub const NCCL_EP_PATCH: c_int = 0;
+
+/// This library has `ncclEpGetVersion`; others with this interface may have none.
+pub const NCCL_EP_HAS_GET_VERSION: c_int = 1;
+/// It has `ncclEpGetLastError`.
+pub const NCCL_EP_HAS_GET_LAST_ERROR: c_int = 1;
+/// It has `ncclEpGetAsyncError`.
+pub const NCCL_EP_HAS_GET_ASYNC_ERROR: c_int = 1;
+
 /// Let the library choose a value.
 pub const NCCL_EP_AUTO: c_int = 0;
 

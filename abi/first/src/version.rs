@@ -1,15 +1,22 @@
 //! The version, as a number and as the banner that tools look for in the file.
 #![forbid(unsafe_code)]
 
+macro_rules! version {
+    () => {
+        concat!(
+            env!("CARGO_PKG_VERSION"),
+            "+cuda",
+            env!("NCCL_EP_CUDA_VERSION")
+        )
+    };
+}
+
 /// `strings libnccl_ep.so` shows this line; the zeros keep it apart from its neighbours in the file.
 #[used]
-static BANNER: &str = concat!(
-    "\0NCCL EP version ",
-    env!("CARGO_PKG_VERSION"),
-    "+cuda",
-    env!("NCCL_EP_CUDA_VERSION"),
-    "\0"
-);
+static BANNER: &str = concat!("\0NCCL EP version ", version!(), "\0");
+
+/// The version as log lines have it.
+pub const TEXT: &str = concat!("NCCL EP version ", version!());
 
 /// MAJOR * 10000 + MINOR * 100 + PATCH.
 pub fn number() -> i32 {
@@ -22,6 +29,8 @@ pub fn number() -> i32 {
 
 #[cfg(test)]
 mod tests {
+    use crate::types;
+
     #[test]
     fn the_number_is_cargos() {
         let part = |text: &str| text.parse::<i32>().unwrap();
@@ -29,5 +38,12 @@ mod tests {
             + part(env!("CARGO_PKG_VERSION_MINOR")) * 100
             + part(env!("CARGO_PKG_VERSION_PATCH"));
         assert_eq!(super::number(), expected);
+        let header = [
+            types::NCCL_EP_MAJOR,
+            types::NCCL_EP_MINOR,
+            types::NCCL_EP_PATCH,
+        ];
+        let [major, minor, patch] = header;
+        assert_eq!(major * 10_000 + minor * 100 + patch, expected, "types.rs");
     }
 }

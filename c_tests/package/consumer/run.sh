@@ -36,16 +36,53 @@ lib/cmake/nccl_ep/nccl_ep-config-version.cmake
 lib/cmake/nccl_ep/nccl_ep-config.cmake
 lib/libnccl_ep.a
 lib/libnccl_ep.so
-lib/pkgconfig/nccl_ep.pc"
+lib/pkgconfig/nccl_ep.pc
+share/doc/nccl_ep/LICENSE
+share/doc/nccl_ep/THIRD-PARTY.txt"
 
-files_are() { diff <(cd "$1" && find . -type f | sed 's|^\./||' | LC_ALL=C sort) <(echo "$2"); }
+files_are() {
+    diff <(cd "$1" && find . ! -type d | sed 's|^\./||' | LC_ALL=C sort) \
+        <([ -z "$2" ] || echo "$2")
+}
 
-installs() { NCCL_EP_LIBRARIES=$libraries "$NCCL_EP_ROOT/scripts/install.sh" "$@"; }
+installs() { make_install install "$@"; }
+make_install() { NCCL_EP_LIBRARIES=$libraries make -s -C "$NCCL_EP_ROOT" "$@"; }
 
 # With DESTDIR the files are staged, and name the place where they will be in the end.
 stages() {
-    installs /opt/ep "$work/stage" && files_are "$work/stage/opt/ep" "$expected_files" &&
+    installs PREFIX=/opt/ep DESTDIR="$work/stage" &&
+        files_are "$work/stage/opt/ep" "$expected_files" &&
         grep -qx 'prefix=/opt/ep' "$work/stage/opt/ep/lib/pkgconfig/nccl_ep.pc"
+}
+
+# GNU's names: libraries and header in folders of their own, from which CMake and pkg-config find them.
+elsewhere="prefix=$work/else libdir=$work/else/lib64/ep includedir=$work/headers VERSIONED=1"
+installs_elsewhere() {
+    installs $elsewhere && [ -f "$work/headers/nccl_ep.h" ] &&
+        [ "$(readlink "$work/else/lib64/ep/libnccl_ep.so")" = "libnccl_ep.so.$version" ] &&
+        [ "$(PKG_CONFIG_PATH=$work/else/lib64/ep/pkgconfig pkg-config --cflags --libs nccl_ep)" = \
+            "-I$work/headers -L$work/else/lib64/ep -lnccl_ep " ] &&
+        cmake -S "$here" -B "$work/cmake-else" -DHOSTSIM_DIRECTORY="$libraries" \
+            -Dnccl_ep_DIR="$work/else/lib64/ep/cmake/nccl_ep" -DEXPECTED_VERSION="$version" &&
+        cmake --build "$work/cmake-else" --target plain_nccl_ep && "$work/cmake-else/plain_nccl_ep"
+}
+
+# Whoever installs over a link must not overwrite the file that it leads to.
+installs_over_a_link() {
+    installs prefix="$work/else" libdir="$work/else/lib64/ep" includedir="$work/headers" &&
+        [ ! -L "$work/else/lib64/ep/libnccl_ep.so" ]
+}
+
+uninstalls() { make_install uninstall $elsewhere && files_are "$work/else" "" && files_are "$work/headers" ""; }
+
+# Without headers of CUDA or NCCL anywhere the package says what to set.
+names_missing_headers() {
+    ! env -u CUDA_HOME -u NCCL_INCLUDE -u NCCL_HOME cmake -S "$here" -B "$work/no-cuda" \
+        -DCMAKE_PREFIX_PATH="$prefix" -DHOSTSIM_DIRECTORY="$libraries" -DEXPECTED_VERSION="$version" \
+        -DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON \
+        -DCMAKE_FIND_ROOT_PATH="$work/empty" -DCMAKE_FIND_ROOT_PATH_MODE_INCLUDE=ONLY \
+        >"$work/missing" 2>&1 && grep -q "No cuda_runtime.h" "$work/missing" &&
+        grep -q "No nccl.h" "$work/missing"
 }
 
 pkg_config_build() {
@@ -106,11 +143,15 @@ with_cmake() {
         check "cmake: run $program, static" "$work/cmake/${program}_nccl_ep_static"
     done
     check "cmake: a version that is not there" refuses_version 99.0.0
+    check "cmake: no headers of CUDA" names_missing_headers
 }
 
-check "install" installs "$prefix" ""
+check "install" installs prefix="$prefix"
 check "install: exactly the files of the package" files_are "$prefix" "$expected_files"
 check "install: DESTDIR" stages
+check "install: folders of its own, a versioned file" installs_elsewhere
+check "install: over a link" installs_over_a_link
+check "uninstall" uninstalls
 with_pkg_config
 with_cmake
 echo "$passed passed, $failed failed"

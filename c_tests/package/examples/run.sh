@@ -36,7 +36,7 @@ mkdir "$work/lib"
 for name in libncclep_hostsim.so libnccl.so libcudart.so; do
     ln -s "$libraries/libncclep_hostsim.so" "$work/lib/$name"
 done
-check "install" env NCCL_EP_LIBRARIES="$libraries" "$NCCL_EP_ROOT/scripts/install.sh" "$prefix" ""
+check "install" env NCCL_EP_LIBRARIES="$libraries" "$NCCL_EP_ROOT/scripts/install.sh" install prefix="$prefix"
 
 names=()
 for file in "$examples"/*.c; do names+=("$(basename "$file" .c)"); done

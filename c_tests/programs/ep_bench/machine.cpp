@@ -38,6 +38,8 @@ std::string DriverVersion() {
     return known ? version : "";
 }
 
+}  // namespace
+
 std::string LibraryVersion() {
     auto* get_version = Find<ncclResult_t(int*)>(nullptr, "ncclEpGetVersion");
     int version = 0;
@@ -45,8 +47,6 @@ std::string LibraryVersion() {
     return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
            std::to_string(version % 100);
 }
-
-}  // namespace
 
 int CountMultiprocessors(const EpEnv& env) {
     int count = 0;

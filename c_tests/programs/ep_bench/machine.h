@@ -17,6 +17,8 @@ struct Machine {
     int multiprocessors = 0;  // of the GPU of process 0
 };
 
+std::string LibraryVersion();  // of libnccl_ep; empty if it does not say
+
 Machine DescribeMachine(const EpEnv& env);
 
 int CountMultiprocessors(const EpEnv& env);

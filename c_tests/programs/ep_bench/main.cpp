@@ -126,6 +126,19 @@ void DisableNvlink() {
     setenv("NCCL_SHM_DISABLE", "1", 1);
 }
 
+// What the command line asks to be told, or why it is refused, instead of a measurement.
+void Answer(const ParsedOptions& parsed) {
+    if (!parsed.error.empty()) {
+        fprintf(stderr, "ep_bench: %s\n%s", parsed.error.c_str(), kUsage);
+    } else if (parsed.help) {
+        printf("%s", kUsage);
+    } else {
+        const std::string library = LibraryVersion();
+        printf("ep_bench %d.%d.%d, libnccl_ep %s\n", NCCL_EP_MAJOR, NCCL_EP_MINOR, NCCL_EP_PATCH,
+               library.empty() ? "of an unknown version" : library.c_str());
+    }
+}
+
 }  // namespace
 }  // namespace ep_bench
 
@@ -133,16 +146,14 @@ int main(int argc, char** argv) {
     ep_bench::ParsedOptions parsed = ep_bench::ParseOptions(argc, argv, ep_on_hostsim());
     EpEnv env;
     ep_init_mpi(&env, &argc, &argv);
-    if (parsed.error.empty() && !parsed.help) {
+    const bool asks = parsed.help || parsed.version;
+    if (parsed.error.empty() && !asks) {
         parsed.error = ep_bench::ApplyRanks(static_cast<unsigned>(env.size), &parsed.options);
     }
-    if (parsed.help || !parsed.error.empty()) {
-        if (env.rank == 0 && parsed.help) printf("%s", ep_bench::kUsage);
-        if (env.rank == 0 && !parsed.help) {
-            fprintf(stderr, "ep_bench: %s\n%s", parsed.error.c_str(), ep_bench::kUsage);
-        }
+    if (asks || !parsed.error.empty()) {
+        if (env.rank == 0) ep_bench::Answer(parsed);
         ep_release(&env);
-        return parsed.help ? 0 : 1;
+        return parsed.error.empty() ? 0 : 1;
     }
     if (parsed.options.disable_nvlink && parsed.options.low_latency()) ep_bench::DisableNvlink();
     ep_init_device(&env);

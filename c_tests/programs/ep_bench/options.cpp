@@ -50,6 +50,7 @@ const char kUsage[] =
     "      --graph-ops N        operations that a graph contains (1)\n"
     "      --json FILE          write the results to FILE\n"
     "  -h, --help               this text\n"
+    "      --version            the versions of this program and of the library\n"
     "The exit status is 0 only if everything ran and, with --validate, all data was right;\n"
     "it is 2 if --use-cuda-graph meets a CUDA that captures no streams.\n";
 
@@ -141,7 +142,8 @@ std::vector<ep::Option> SizeOptions(Options* options, Open* open) {
             ep::Number(0, "graph-ops", 1, &options->graph_ops)};
 }
 
-std::vector<ep::Option> OtherOptions(Options* options, Open* open, bool* help) {
+std::vector<ep::Option> OtherOptions(ParsedOptions* parsed, Open* open) {
+    Options* const options = &parsed->options;
     const auto routing = [=](const std::string& text) { return ReadRouting(text, options); };
     const auto uniform = [=](const std::string&) { return ReadRouting("uniform", options); };
     const auto channels = [=](const std::string& text) { return ReadChannels(text, options); };
@@ -155,7 +157,8 @@ std::vector<ep::Option> OtherOptions(Options* options, Open* open, bool* help) {
             ep::Switch('M', "dynamic-tokens", &options->dynamic_tokens),
             ep::Switch(0, "use-cuda-graph", &options->use_cuda_graph),
             ep::Text(0, "json", &options->json_file),
-            ep::Switch('h', "help", help)};
+            ep::Switch('h', "help", &parsed->help),
+            ep::Switch(0, "version", &parsed->version)};
 }
 
 void FillOpen(const Open& open, bool on_hostsim, Options* options) {
@@ -204,7 +207,7 @@ ParsedOptions ParseOptions(int argc, char** argv, bool on_hostsim) {
     ParsedOptions parsed;
     Open open;
     std::vector<ep::Option> table = SizeOptions(&parsed.options, &open);
-    const auto others = OtherOptions(&parsed.options, &open, &parsed.help);
+    const auto others = OtherOptions(&parsed, &open);
     table.insert(table.end(), others.begin(), others.end());
     parsed.error = ep::ParseOptions(argc, argv, table);
     if (!parsed.error.empty()) return parsed;

@@ -1,6 +1,6 @@
 // The command line of ep_bench. Names, letters and defaults are those of the reference's program of
-// this name; --sweep, --dispatch, --forward, --max-tokens, --masked, --routing, --channels, --use-cuda-graph, --graph-ops
-// and --json are ours; so is a number for each rank in --tokens.
+// this name; --sweep, --dispatch, --forward, --max-tokens, --masked, --routing, --channels, --use-cuda-graph,
+// --graph-ops, --json and --version are ours; so is a number for each rank in --tokens.
 #ifndef C_TESTS_PROGRAMS_EP_BENCH_OPTIONS_H_
 #define C_TESTS_PROGRAMS_EP_BENCH_OPTIONS_H_
 
@@ -53,6 +53,7 @@ struct Options {
 struct ParsedOptions {
     Options options;
     bool help = false;
+    bool version = false;
     std::string error;  // empty if the command line is valid
 };
 

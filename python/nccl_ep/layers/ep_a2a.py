@@ -6,11 +6,12 @@ underneath is the high-throughput mode of libnccl_ep. Both directions are differ
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, overload
 
 import torch
 import torch.distributed as dist
 
+from nccl_ep.arguments import integer, require_group
 from nccl_ep.autograd import ht_combine, ht_dispatch
 from nccl_ep.group import EpGroup
 from nccl_ep.handle import EpHandle
@@ -54,11 +55,11 @@ class EPAll2AllLayer(torch.nn.Module):
                                   num_experts=num_tot_experts, rank=rank, world_size=world_size,
                                   local_world_size=local_world_size, token_dtype=dtype,
                                   weight_dtype=weight_dtype)
+        require_group("ep_group", ep_group)
         have = dist.get_rank(ep_group), dist.get_world_size(ep_group)
         if have != (rank, world_size):
             raise ValueError(f"rank, world_size: {rank}, {world_size}, but ep_group has {have}")
-        if num_sm < 0:
-            raise ValueError(f"num_sm: must not be negative, but is {num_sm}")
+        num_sm = integer("num_sm", num_sm)
         self.ep_group, self.num_sm = ep_group, num_sm
         self.enable_local_combine, self.use_aot = enable_local_combine, use_aot
         # What can fail on one rank comes before the group, which only all ranks together can close.
@@ -71,10 +72,26 @@ class EPAll2AllLayer(torch.nn.Module):
         self._group = EpGroup(num_tot_experts, hidden, algorithm="ht", dtype=dtype, comm=ep_group,
                               num_channels=max(num_sm // 2, 1) if num_sm else NCCL_EP_AUTO)
 
+    def extra_repr(self) -> str:
+        """What torch prints between the parentheses."""
+        config = self.ep_config
+        return (f"rank {config.rank} of {config.world_size}, {config.num_experts} experts, "
+                f"hidden {config.hidden} {config.token_dtype}, top-{config.topk}")
+
     @property
     def num_experts_per_rank(self) -> int:
         """L."""
         return self.ep_config.num_experts_per_rank
+
+    @overload
+    def dispatch(self, input: torch.Tensor, exp_indices: torch.Tensor, weight: torch.Tensor,
+                 full_scatter_indices: torch.Tensor | None = None,
+                 ) -> tuple[torch.Tensor, torch.Tensor, EPAllToAllLayoutDesc]: ...
+
+    @overload
+    def dispatch(self, input: torch.Tensor, exp_indices: torch.Tensor, weight: None = None,
+                 full_scatter_indices: torch.Tensor | None = None,
+                 ) -> tuple[torch.Tensor, None, EPAllToAllLayoutDesc]: ...
 
     def dispatch(self, input: torch.Tensor, exp_indices: torch.Tensor,
                  weight: torch.Tensor | None = None,
@@ -138,6 +155,9 @@ class EPAll2AllLayer(torch.nn.Module):
         `input` may have a wider type than the layer's dtype; the result has the layer's. Weights
         are not applied here: experts multiply by those that dispatch returned. Collective.
         """
+        if not isinstance(layout_desc, EPAllToAllLayoutDesc):
+            raise TypeError("layout_desc: must be what dispatch returned, not "
+                            f"{type(layout_desc).__name__}")
         if layout_desc.handle is None or layout_desc.expansion is None:
             raise ValueError("layout_desc: not made by dispatch")
         rows = layout_desc.num_dispatch_token_cur_rank

@@ -53,7 +53,8 @@ def _check_positions(rows: torch.Tensor, experts: torch.Tensor) -> None:
 
 def expand(tokens: torch.Tensor, expansion: Expansion) -> torch.Tensor:
     """A row for each pair: [n, H] to [P, H]. Differentiable."""
-    return _Expand.apply(tokens, expansion)
+    rows: torch.Tensor = _apply(_Expand, tokens, expansion)
+    return rows
 
 
 def weight_of_row(topk_weights: torch.Tensor, expansion: Expansion,
@@ -64,7 +65,13 @@ def weight_of_row(topk_weights: torch.Tensor, expansion: Expansion,
 
 def reduce(rows: torch.Tensor, expansion: Expansion) -> torch.Tensor:
     """Each token's sum of rows, in fp32, rounded once: [P, H] to [n, H]. Differentiable."""
-    return _Reduce.apply(rows, expansion)
+    sums: torch.Tensor = _apply(_Reduce, rows, expansion)
+    return sums
+
+
+def _apply(function: Any, *arguments: Any) -> Any:
+    """`function.apply`, which torch does not type."""
+    return function.apply(*arguments)
 
 
 class _Expand(torch.autograd.Function):

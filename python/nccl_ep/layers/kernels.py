@@ -3,6 +3,8 @@
 `slots` int32 [n, C] has the rows of each token, -1 where there is none. Importing this module
 imports Triton.
 """
+# Triton compiles its functions from source and has no types.
+# mypy: disable-error-code="import-not-found,import-untyped,misc,no-untyped-def"
 
 from __future__ import annotations
 

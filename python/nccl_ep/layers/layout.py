@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from nccl_ep.arguments import LARGEST, integer, require_dtype
+from nccl_ep.group import ROW_TYPES
 from nccl_ep.handle import EpHandle
 
 if TYPE_CHECKING:
@@ -32,6 +34,11 @@ class EPConfig:
     offset_dtype: torch.dtype = torch.int32
 
     def __post_init__(self) -> None:
+        for name in ("max_tokens", "hidden", "topk", "num_experts", "rank", "world_size",
+                     "local_world_size"):
+            integer(name, getattr(self, name), least=-LARGEST)
+        require_dtype("token_dtype", self.token_dtype, ROW_TYPES)
+        require_dtype("weight_dtype", self.weight_dtype, (*ROW_TYPES, torch.float64))
         if self.world_size < 1 or not 0 <= self.rank < self.world_size:
             raise ValueError(f"rank {self.rank} is none of {self.world_size}")
         if self.num_experts < 1 or self.num_experts % self.world_size:

@@ -21,7 +21,8 @@ def spread(tokens: torch.Tensor, expansion: Expansion) -> torch.Tensor:
     kernels = _kernels_for(tokens)
     if kernels is None or not expansion.num_rows:
         return spread_by_torch(tokens, expansion)
-    return kernels.spread(tokens, expansion.slots, expansion.num_rows)
+    rows: torch.Tensor = kernels.spread(tokens, expansion.slots, expansion.num_rows)
+    return rows
 
 
 def add_up(rows: torch.Tensor, expansion: Expansion) -> torch.Tensor:
@@ -29,7 +30,8 @@ def add_up(rows: torch.Tensor, expansion: Expansion) -> torch.Tensor:
     kernels = _kernels_for(rows)
     if kernels is None or not expansion.num_rows:
         return add_up_by_torch(rows, expansion)
-    return kernels.add_up(rows, expansion.slots)
+    sums: torch.Tensor = kernels.add_up(rows, expansion.slots)
+    return sums
 
 
 def spread_by_torch(tokens: torch.Tensor, expansion: Expansion) -> torch.Tensor:

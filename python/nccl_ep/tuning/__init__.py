@@ -3,6 +3,10 @@
 The library reads the file that NCCL_EP_TUNING_FILE names, when a group is created.
 """
 
+from nccl_ep.requirement import require_torch
+
+require_torch("nccl_ep.tune")
+
 from nccl_ep.tuning.search import MoeShape, tune
 
 __all__ = ["MoeShape", "tune"]

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 
 from nccl_ep.group import EpGroup
+from nccl_ep.runtime import new_event
 
 # Operations per graph: enough to hide the launch of the graph itself.
 _IN_GRAPH = 8
@@ -64,10 +65,10 @@ def _time_on_gpu(operation: Callable[[], None], replays: int) -> float:
         for _ in range(_IN_GRAPH):
             operation()
     graph.replay()
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin, end = (new_event(timing=True) for _ in range(2))
     begin.record()
     for _ in range(replays):
         graph.replay()
     end.record()
     torch.cuda.synchronize()
-    return begin.elapsed_time(end) * 1e3 / (replays * _IN_GRAPH)
+    return float(begin.elapsed_time(end)) * 1e3 / (replays * _IN_GRAPH)

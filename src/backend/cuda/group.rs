@@ -12,7 +12,7 @@ use crate::backend::cuda::peer::teardown::{End, Teardown};
 use crate::backend::cuda::peer::windows::PeerWindows;
 use crate::backend::{
     DeviceMemory, Faults, GroupBackend, HtBackend, HtGroupBackend, HtRouting, LlBackend,
-    LlGroupBackend,
+    LlGroupBackend, Profile,
 };
 use crate::error::Result;
 use crate::model::ops::{Routing, Stream};
@@ -33,6 +33,8 @@ pub(super) struct Common {
     pub(super) bootstrap: Bootstrap,
     pub(super) timeout: Duration,
     pub(super) group: Arc<GroupContext>,
+    /// The size of each rank's window.
+    pub(super) window_bytes: usize,
     /// Taken when the group closes.
     pub(super) windows: Mutex<Option<PeerWindows>>,
     /// `None` on one node.
@@ -77,33 +79,51 @@ impl Common {
     }
 }
 
-/// What a mode does when its group closes.
-trait Close: Send + Sync {
+/// What groups of both modes need of their mode.
+trait Mode: Send + Sync {
     /// Whether dispatches move rows of any type, and with scales.
     const MOVES_ALL_ROWS: bool;
     /// No operation will follow.
     fn close(&self);
+    /// Whether measured launch shapes are in use.
+    fn is_tuned(&self) -> bool;
 }
 
-impl Close for LlGroup {
+impl Mode for LlGroup {
     const MOVES_ALL_ROWS: bool = true;
     fn close(&self) {
         self.forget_staged();
     }
+
+    fn is_tuned(&self) -> bool {
+        !self.plan().tuning.is_empty()
+    }
 }
 
-impl Close for HtGroup {
+impl Mode for HtGroup {
     const MOVES_ALL_ROWS: bool = true;
     fn close(&self) {}
+
+    fn is_tuned(&self) -> bool {
+        !self.plan().tuning.is_empty()
+    }
 }
 
-impl<M: Close> GroupBackend for CudaGroup<M> {
+impl<M: Mode> GroupBackend for CudaGroup<M> {
     fn memory(&self) -> Arc<dyn DeviceMemory> {
         Arc::clone(&self.common.memory) as Arc<dyn DeviceMemory>
     }
 
     fn faults(&self) -> Arc<dyn Faults> {
         Arc::clone(&self.common.group.faults) as Arc<dyn Faults>
+    }
+
+    fn profile(&self) -> Profile {
+        Profile {
+            backend: "cuda",
+            window_bytes: Some(self.common.window_bytes),
+            tuned: self.mode.is_tuned(),
+        }
     }
 
     fn moves_all_rows(&self) -> bool {

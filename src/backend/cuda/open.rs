@@ -182,7 +182,7 @@ pub(super) fn open(
     if let Err(error) = agree_on(&bootstrap, &outcome, stream) {
         return Err(windows.abandon(&bootstrap, stream, error));
     }
-    let start = own.layout.operations;
+    let (start, window_bytes) = (own.layout.operations, own.layout.bytes);
     let mapped = Mapped {
         bases: windows.bases(own.ranks.own_index()),
         layout: own.layout,
@@ -216,6 +216,7 @@ pub(super) fn open(
         bootstrap,
         timeout,
         group,
+        window_bytes,
         windows: Mutex::new(Some(windows)),
         network,
     };

@@ -11,7 +11,7 @@ use crate::backend::host::window::{Address, Window};
 use crate::backend::platform::Platform;
 use crate::backend::{
     DeviceMemory, Faults, GroupBackend, HtBackend, HtGroupBackend, HtRouting, LlBackend,
-    LlGroupBackend, OpenGroup,
+    LlGroupBackend, OpenGroup, Profile,
 };
 use crate::error::{Error, Result};
 use crate::model::group::{Algorithm, GroupFacts};
@@ -119,6 +119,14 @@ impl GroupBackend for HostGroup {
 
     fn faults(&self) -> Arc<dyn Faults> {
         Arc::clone(&self.shared) as Arc<dyn Faults>
+    }
+
+    fn profile(&self) -> Profile {
+        Profile {
+            backend: "host",
+            window_bytes: None,
+            tuned: false,
+        }
     }
 
     fn moves_all_rows(&self) -> bool {

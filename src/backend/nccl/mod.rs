@@ -7,7 +7,7 @@
 
 pub mod own;
 
-use crate::backend::dylib::{Library, function_table};
+use crate::backend::dylib::{Library, file_of, function_table};
 use crate::error::refusal::{AmongRanks, Subject};
 use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
@@ -133,6 +133,26 @@ impl Communicator {
             raw,
             functions,
         })
+    }
+
+    /// The version of this NCCL as NCCL writes it, `?` for an unknown one, and the file that it is in.
+    pub fn library(&self) -> (String, String) {
+        let mut number = 0;
+        if let Some(get) = self.functions.ncclGetVersion {
+            // SAFETY: writes one int, which outlives the call.
+            unsafe { get(&mut number) };
+        }
+        let version = match number {
+            10_000.. => format!(
+                "{}.{}.{}",
+                number / 10_000,
+                number / 100 % 100,
+                number % 100
+            ),
+            _ => "?".to_owned(),
+        };
+        let function = self.functions.ncclCommCount as *const c_void;
+        (version, file_of(function).unwrap_or_else(|| "?".to_owned()))
     }
 
     /// Enqueues an all-gather: `bytes` of each rank's `send` go to `receive`, in rank order. Both

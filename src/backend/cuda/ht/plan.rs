@@ -59,7 +59,7 @@ pub struct HtPlan {
     /// Offsets from the start of the group's region.
     layout: HtLayout,
     bytes: usize,
-    tuning: Tuning,
+    pub tuning: Tuning,
 }
 
 /// How an operation is launched; the handle's number is not yet in the shape word.

@@ -58,7 +58,7 @@ pub struct LlPlan {
     rows_bytes: usize,
     bytes: usize,
     /// Grids measured on this machine; they take precedence over the rules below.
-    tuning: Tuning,
+    pub tuning: Tuning,
 }
 
 /// What the node of this rank has of the group.

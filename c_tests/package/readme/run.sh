@@ -1,0 +1,105 @@
+#!/usr/bin/env bash
+# Proves that what README says about building a program works as it stands there: the commands that install and
+# compile, the lines for CMake, the pieces of C; and the commands of docs/python.md for a machine without a GPU.
+#
+# The library is built already, so `cargo` does nothing here; `sudo` runs its command, DESTDIR keeps the
+# installation away from the machine, and NCCL_HOME has the CPU stand-ins under NCCL's name.
+#
+# Usage: run.sh [LIBRARY_DIRECTORY], by default the release build's. Ends with "N passed, N failed".
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+. "$here/../../../scripts/env.sh"
+libraries=$(cd "${1:-$NCCL_EP_TARGET/release}" && pwd)
+program=$here/../consumer/one_rank.c
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+passed=0
+failed=0
+
+# check NAME COMMAND...: counts one check, and prints the command's output if it failed.
+check() {
+    if "${@:2}" >"$work/log" 2>&1; then
+        passed=$((passed + 1))
+    else
+        failed=$((failed + 1))
+        echo "FAILED: $1"
+        sed 's/^/    /' "$work/log"
+    fi
+}
+
+# block LANGUAGE WORD [DOCUMENT]: the first block of this language that has this word, in README.
+block() {
+    python3 - "$NCCL_EP_ROOT/${3:-README.md}" "$1" "$2" <<'PYTHON'
+import re, sys
+
+text = open(sys.argv[1]).read()
+blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S)
+print(next(code for name, code in blocks if name == sys.argv[2] and sys.argv[3] in code), end="")
+PYTHON
+}
+
+mkdir -p "$work"/{bin,nccl/lib,app,cmake,piece}
+printf '#!/bin/sh\nexit 0\n' >"$work/bin/cargo"
+printf '#!/bin/sh\nexec "$@"\n' >"$work/bin/sudo"
+chmod 755 "$work"/bin/*
+ln -s "$libraries/libncclep_hostsim.so" "$work/nccl/lib/libnccl.so"
+ln -s "$NCCL_INCLUDE" "$work/nccl/include"
+export NCCL_HOME=$work/nccl
+
+# The stand-ins take the place of the CUDA runtime, too.
+runs() {
+    LD_LIBRARY_PATH="$work/stage/usr/local/lib:$CUDA_HOME/lib" timeout 60 \
+        env LD_PRELOAD="$libraries/libncclep_hostsim.so" "$1"
+}
+
+# A copy of the sources' folder, with what was built and fetched.
+for entry in "$NCCL_EP_ROOT"/* "$NCCL_EP_DEPS"; do ln -s "$entry" "$work/app/"; done
+ln -sfn "$NCCL_EP_TARGET" "$work/app/target"
+
+commands() {
+    cp "$program" "$work/app/app.c"
+    block "" "cc app.c" >"$work/commands"
+    (cd "$work/app" && PATH="$work/bin:$PATH" DESTDIR="$work/stage" CARGO_TARGET_DIR="$NCCL_EP_TARGET" \
+        PKG_CONFIG_PATH="$work/stage/usr/local/lib/pkgconfig" PKG_CONFIG_SYSROOT_DIR="$work/stage" \
+        bash -euo pipefail "$work/commands") && runs "$work/app/app"
+}
+
+lines_for_cmake() {
+    cp "$program" "$work/cmake/app.c"
+    {
+        printf 'cmake_minimum_required(VERSION 3.18)\nproject(app LANGUAGES C)\nadd_executable(app app.c)\n'
+        block cmake find_package
+    } >"$work/cmake/CMakeLists.txt"
+    cmake -S "$work/cmake" -B "$work/cmake/build" -DCUDAToolkit_ROOT="$CUDA_HOME" \
+        -DCMAKE_PREFIX_PATH="$work/stage/usr/local" && cmake --build "$work/cmake/build" &&
+        runs "$work/cmake/build/app"
+}
+
+# A piece of C within a function; it may use the words of the header's documentation.
+piece() {
+    {
+        printf '#include <nccl_ep.h>\n#include <stdio.h>\n'
+        printf 'void piece(ncclEpHandle_t handle, const ncclNDTensor_t* const* inputs, ncclNDTensor_t rows,\n'
+        printf '           ncclNDTensor_t scales, cudaStream_t stream, ncclResult_t result) {\n'
+        block c "$1"
+        printf '}\n'
+    } >"$work/piece/piece.c"
+    gcc -std=c11 -Wall -Werror -fsyntax-only "$work/piece/piece.c" -I"$NCCL_EP_ROOT/include" \
+        -isystem "$CUDA_HOME/include" -isystem "$NCCL_INCLUDE"
+}
+
+without_gpu() {
+    block "" "04_moe_layer" docs/python.md >"$work/python"
+    (cd "$work/app" && unset CUDA_HOME NCCL_INCLUDE NCCL_HOME &&
+        NCCLEP_HOSTSIM_WITH_GPU=1 PATH="$work/bin:$PATH" timeout 120 bash -euo pipefail "$work/python") &&
+        grep -q '^PASSED' "$work/log"
+}
+
+check "the commands" commands
+check "Python without a GPU" without_gpu
+check "the lines for CMake" lines_for_cmake
+check "the text of a refusal" piece ncclEpGetLastError
+check "FP8" piece scales
+echo "$passed passed, $failed failed"
+[ $failed = 0 ]

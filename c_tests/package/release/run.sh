@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# Proves that a release works from any folder: makes one twice, unpacks it, builds and runs a program with it
+# through pkg-config and through CMake.
+#
+# Usage: run.sh. Takes the release build. Ends with "N passed, N failed".
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+. "$here/../../../scripts/env.sh"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+passed=0
+failed=0
+
+# check NAME COMMAND...: counts one check, and prints the command's output if it failed.
+check() {
+    if "${@:2}" >"$work/log" 2>&1; then
+        passed=$((passed + 1))
+    else
+        failed=$((failed + 1))
+        echo "FAILED: $1"
+        sed 's/^/    /' "$work/log"
+    fi
+}
+
+make_release() { "$NCCL_EP_ROOT/scripts/release.sh" "$1"; }
+same_tarball() { make_release "$work/again" && cmp "$work"/{files,again}/nccl_ep-*.tar.gz; }
+sums_fit() { (cd "$work/files" && sha256sum -c SHA256SUMS && [ "$(wc -l <SHA256SUMS)" = 2 ]); }
+unpacks() { tar -C "$work" -xzf "$work"/files/nccl_ep-*.tar.gz && mv "$work"/nccl_ep-* "$work/some where"; }
+has_all() {
+    cd "$work/some where" && ls LICENSE THIRD-PARTY.txt CHANGELOG.md SECURITY.md include/nccl_ep.h \
+        lib/libnccl_ep.{a,so} lib/pkgconfig/nccl_ep.pc lib/cmake/nccl_ep/nccl_ep-config.cmake
+}
+builds_by_pkg_config() {
+    local flags
+    flags=$(PKG_CONFIG_PATH="$work/some where/lib/pkgconfig" pkg-config --cflags --libs nccl_ep)
+    eval gcc "'$here/../consumer/plain.c'" -o "'$work/plain'" -isystem "'$CUDA_HOME/include'" \
+        -isystem "'$NCCL_INCLUDE'" "$flags" && LD_LIBRARY_PATH="$work/some where/lib" "$work/plain"
+}
+builds_by_cmake() {
+    cmake -S "$here/../consumer" -B "$work/cmake" -DCMAKE_PREFIX_PATH="$work/some where" \
+        -DHOSTSIM_DIRECTORY="$NCCL_EP_TARGET/release" &&
+        cmake --build "$work/cmake" --target plain_nccl_ep && "$work/cmake/plain_nccl_ep"
+}
+
+check "a release" make_release "$work/files"
+check "the same again" same_tarball
+check "checksums" sums_fit
+check "it unpacks" unpacks
+check "it has all files" has_all
+check "pkg-config" builds_by_pkg_config
+check "CMake" builds_by_cmake
+echo "$passed passed, $failed failed"
+[ $failed = 0 ]

@@ -1,0 +1,56 @@
+"""Every block of Python code in the documents runs as it stands, with names of an MoE layer."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from documents import NAMES, documents, snippets
+from nccl_ep import EpGroup
+from nccl_ep.layers import EPAll2AllLayer
+from problems import Problem
+
+pytestmark = pytest.mark.high_throughput
+
+_CASES = [pytest.param(code, id=f"{path.name}-{number}") for path in documents()
+          for number, code in enumerate(snippets(path), 1)]
+
+
+def values(problem: Problem, size: int) -> dict[str, object]:
+    """What the names mean; experts double what they get."""
+    tokens, weights = problem.tokens, problem.weights
+    same = {"topk": problem.top_k, "top_k": problem.top_k, "num_experts": problem.num_experts,
+            "num_tot_experts": problem.num_experts, "tokens": tokens, "input": tokens,
+            "weight": weights, "gate_weights": weights, "topk_weights": weights,
+            **dict.fromkeys(("expert_ids", "exp_indices", "topk_idx"), problem.topk_idx)}
+    return {"ep_group": None, "rank": problem.rank, "world_size": size, "local_world_size": size,
+            "max_tokens": 32, "hidden": problem.hidden, "experts": lambda rows, *_: rows * 2, **same}
+
+
+@pytest.mark.parametrize("code", _CASES)
+def test_a_documented_block(world, device, code, tmp_path, monkeypatch):
+    """In a folder of its own. What it leaves open is closed; an `output` has the right sums."""
+    rank, size = world
+    problem = Problem(rank, size, dtype=torch.bfloat16, device=device, seed=3)
+    names = values(problem, size)
+    assert names.keys() == NAMES.keys()
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "snippet", "exec"), names)
+    if "output" in names:
+        want = 2 * problem.tokens.float() * problem.weights.sum(dim=1, keepdim=True)
+        problem.close(names["output"], want)
+    if "shape" in names:
+        assert os.listdir(tmp_path) == (["tuning.json"] if rank == 0 else [])
+    for value in list(names.values()):
+        if isinstance(value, EpGroup):
+            value.close()
+        elif isinstance(value, EPAll2AllLayer):
+            value.finalize()
+    dist.barrier()
+
+
+def test_there_is_code_in_the_documents():
+    assert {path.name for path in documents() if snippets(path)} >= {"README.md", "python.md"}

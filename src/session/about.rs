@@ -1,0 +1,115 @@
+//! What is worth telling about a new group, in one line.
+#![forbid(unsafe_code)]
+
+use crate::backend::Profile;
+use crate::backend::nccl::Communicator;
+use crate::env::Env;
+use crate::model::group::GroupFacts;
+use std::fmt::{Display, Formatter, Result};
+
+/// A group as one rank sees it.
+#[derive(Debug)]
+pub struct About {
+    /// The rank's device, as the process numbers them.
+    pub device: usize,
+    facts: GroupFacts,
+    nodes: usize,
+    /// Version and file.
+    nccl: (String, String),
+    backend: Profile,
+    tuning_file: Option<String>,
+}
+
+impl About {
+    /// A group over `comm` with these facts, whose ranks are on `nodes` nodes.
+    pub(super) fn new(
+        comm: &Communicator,
+        (facts, nodes): (GroupFacts, usize),
+        backend: Profile,
+        env: &Env,
+    ) -> Self {
+        Self {
+            device: comm.device,
+            facts,
+            nodes,
+            nccl: comm.library(),
+            backend,
+            tuning_file: env.tuning_file.clone(),
+        }
+    }
+}
+
+impl Display for About {
+    fn fmt(&self, to: &mut Formatter<'_>) -> Result {
+        let facts = &self.facts;
+        let (backend, nodes) = (self.backend.backend, self.nodes);
+        write!(
+            to,
+            "{backend} backend, rank {} of {}",
+            facts.rank, facts.ranks
+        )?;
+        write!(to, " on {nodes} node{}", if nodes == 1 { "" } else { "s" })?;
+        let (version, file) = &self.nccl;
+        write!(to, ", NCCL {version} from {file}")?;
+        write!(
+            to,
+            ", {}, {} experts",
+            facts.algorithm.name(),
+            facts.experts
+        )?;
+        write!(to, ", rows of {} bytes", facts.row_bytes)?;
+        match facts.max_tokens {
+            Some(tokens) => write!(to, ", at most {tokens} tokens of a rank")?,
+            None => write!(to, ", any number of tokens")?,
+        }
+        match self.backend.window_bytes {
+            Some(bytes) => write!(to, ", windows of {} MiB", bytes.div_ceil(1 << 20))?,
+            None => write!(to, ", windows as needed")?,
+        }
+        match &self.tuning_file {
+            None => write!(to, ", no tuning file"),
+            Some(file) if self.backend.tuned => write!(to, ", tuning file {file}"),
+            Some(file) => write!(to, ", tuning file {file} not in use"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::group::{Algorithm, LlCombineMode};
+
+    #[test]
+    fn a_group_is_one_line() {
+        let facts = GroupFacts {
+            algorithm: Algorithm::LowLatency,
+            ranks: 16,
+            rank: 3,
+            experts: 256,
+            max_tokens: Some(128),
+            max_recv_rows: None,
+            row_bytes: 14336,
+            ll_combine: LlCombineMode::Reduce,
+            channels: None,
+        };
+        let backend = Profile {
+            backend: "cuda",
+            window_bytes: Some((7 << 20) + 1),
+            tuned: true,
+        };
+        let mut about = About {
+            device: 3,
+            facts,
+            nodes: 2,
+            nccl: ("2.28.9".to_owned(), "/lib/libnccl.so.2".to_owned()),
+            backend,
+            tuning_file: Some("times.json".to_owned()),
+        };
+        let line = "cuda backend, rank 3 of 16 on 2 nodes, NCCL 2.28.9 from /lib/libnccl.so.2, \
+                    low latency, 256 experts, rows of 14336 bytes, at most 128 tokens of a rank, \
+                    windows of 8 MiB, tuning file times.json";
+        assert_eq!(about.to_string(), line);
+        about.backend.tuned = false;
+        assert_eq!(about.to_string(), format!("{line} not in use"));
+    }
+}

@@ -41,10 +41,10 @@ constexpr static const uint32_t HT_CAST_F32 = 2;
 constexpr static const uint32_t HT_SHAPE_PAYLOAD_BITS = 17;
 
 /// Bit of a shape word of a dispatch: rows have scales.
-constexpr static const uint32_t HT_SHAPE_SCALED = (1 << 26);
+constexpr static const uint32_t HT_SHAPE_SCALED = 67108864;
 
 /// Bit of a shape word: it is a combine's.
-constexpr static const uint32_t HT_SHAPE_COMBINE = (1 << 31);
+constexpr static const uint32_t HT_SHAPE_COMBINE = 2147483648;
 
 /// Packets by which a rank notifies each other of its part of a new handle, besides the one for each local
 /// expert: how many rows it sends, then `HtRouteParams::verdict`.

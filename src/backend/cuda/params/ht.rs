@@ -24,9 +24,9 @@ pub const HT_CAST_F32: u32 = 2;
 /// Lowest bits of a shape word: a row without its scales, in 16 bytes.
 pub const HT_SHAPE_PAYLOAD_BITS: u32 = 17;
 /// Bit of a shape word of a dispatch: rows have scales.
-pub const HT_SHAPE_SCALED: u32 = 1 << 26;
+pub const HT_SHAPE_SCALED: u32 = 0x0400_0000;
 /// Bit of a shape word: it is a combine's.
-pub const HT_SHAPE_COMBINE: u32 = 1 << 31;
+pub const HT_SHAPE_COMBINE: u32 = 0x8000_0000;
 
 /// Packets by which a rank notifies each other of its part of a new handle, besides the one for each local
 /// expert: how many rows it sends, then `HtRouteParams::verdict`.

@@ -52,6 +52,7 @@ _RUNS = (
     _Run("test_ht/unordered_streams", "test_ht ht_unordered_streams", 2, 4),
     _Run("test_ht/routing_styles", "test_ht routing_styles", 4, 2),
     _Run("test_ht/widths", "test_ht widths", 2, 4),
+    _Run("test_formats", "test_formats", 2, 2),
     _Run("test_ht/without_a_pause", "test_ht without_a_pause", 2, 2),
     _Run("test_ht/behind_a_failure", "test_ht behind_a_failure", 3, 2),
     _Run("test_errors/ht", "test_errors ht_", 3, 2),
@@ -78,7 +79,8 @@ _RUNS = (
          read=counts.says(BENCH_PASSED, 2)),
 )
 # On the kernels for chips without bulk copies, which we have no GPU for.
-_PLAIN = _Run("test_ht/plain", "test_ht routing_styles", 3, 2)
+_PLAIN = (_Run("test_ht/plain", "test_ht routing_styles", 3, 2),
+          _Run("test_formats/plain", "test_formats formats_of_models", 3, 2))
 # These programs start their own ranks.
 _FORKING = ("test_death --ranks 3 dies_while_others_wait", "test_death --ranks 3 dies_before_an_ht",
             "test_death --ranks 3 creation", "test_death --ranks 2 stalls",
@@ -113,7 +115,8 @@ def steps(places: Places) -> list[Step]:
 
 def _program_steps(programs: pathlib.Path) -> Iterator[Step]:
     plain = ("NCCLEP_SIMT_KERNELS", str(programs / "lib" / "libncclep_simt_plain.so"))
-    for seed, run in enumerate((*_RUNS, dataclasses.replace(_PLAIN, environment=(plain,)))):
+    on_plain = (dataclasses.replace(run, environment=(plain,)) for run in _PLAIN)
+    for seed, run in enumerate((*_RUNS, *on_plain)):
         name, *options = run.command.split()
         command = ("mpirun", "-np", str(run.ranks), str(programs / name), *options)
         environment = (*_ENVIRONMENT, *run.environment, ("NCCLEP_SIMT_SEED", str(seed)),

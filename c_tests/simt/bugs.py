@@ -145,7 +145,7 @@ BUGS = (
     Bug("rows of the wrong piece", "ht/scope.cuh", "(starts[middle] <= at ? low : high)",
         "(starts[middle] < at ? low : high)", HT_NODES),
     Bug("a pass that begins where the operation does", "ht/scope.cuh",
-        "base[peer] -= pass.departures[peer];", "", HT_NODES, slow=True),
+        "base[peer] -= pass.departures[peer] * common.shape.row_units;", "", HT_NODES, slow=True),
     Bug("packed rows in the order of the first tokens", "ht/pack.cu",
         "token = list[i];", "token = first + i;", HT_NODES, slow=True),
     Bug("partial sums of the first pass", "ht/partials.cuh",

@@ -8,7 +8,7 @@ mod sources;
 /// Each folder of `cuda/`, and the folders whose headers its files may include.
 const FLOORS: [(&str, &[&str]); 6] = [
     ("params", &["params"]),
-    ("base", &["base"]),
+    ("base", &["base", "params"]),
     ("peer", &["peer", "base", "params"]),
     ("ll", &["ll", "peer", "base", "params"]),
     ("ht", &["ht", "peer", "base", "params"]),

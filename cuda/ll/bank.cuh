@@ -25,7 +25,7 @@ struct Bank {
     Address<uint8_t> base;
 
     __device__ BankRow<Address> row(uint32_t slot) const {
-        return {base + row_format(common.shape).offset(slot),
+        return {base + uint64_t{slot} * common.shape.slot_bytes,
                 as<uint64_t>(base + common.layout.flags) + uint64_t{slot} * common.shape.chunks};
     }
     // Rows of `source` per local expert, then its tokens, its signature, and its scales word if it has one.

@@ -19,6 +19,11 @@ constexpr uint32_t kPollsPerFlag = 4;
 // A word of a row that has not arrived.
 constexpr uint32_t kMark = LL_MARK;
 
+// Whether one of the words is kMark.
+__device__ __forceinline__ bool has_mark(const Vec16& v) {
+    return v.word[0] == kMark || v.word[1] == kMark || v.word[2] == kMark || v.word[3] == kMark;
+}
+
 // One chunk of a row: where it begins and how many 16-byte accesses it has.
 struct Chunk {
     uint32_t index;
@@ -35,6 +40,8 @@ struct Chunk {
     __device__ uint32_t vec(uint32_t turn) const {
         return offset / sizeof(Vec16) + turn * kWarpSize + lane_idx();
     }
+    // Where it ends in its slot.
+    __device__ uint32_t end() const { return offset + vecs * sizeof(Vec16); }
 };
 
 // This lane's part of a chunk.
@@ -91,20 +98,17 @@ struct ChunkData {
 #pragma unroll
         for (uint32_t i = 0; i < kChunkVecs; ++i) {
             if (chunk.holds(i)) {
-                found |= vec[i].word[0] == kMark || vec[i].word[1] == kMark ||
-                         vec[i].word[2] == kMark || vec[i].word[3] == kMark;
+                found |= nccl_ep::has_mark(vec[i]);
             }
         }
         return __ballot_sync(kAllLanes, found) != 0;
     }
 };
 
-// A warp sends a chunk; `has_mark` is that of the data. Chunks and data may also be those of rows with scales
-// (scaled_chunk.cuh).
-template <typename Op, typename Chunk, typename Data>
-__device__ __forceinline__ void send(const Op& op, const BankRow<Remote>& to, const Chunk& chunk,
-                                     const Data& data, bool has_mark) {
-    data.put_to(to.data, chunk);
+// After the warp's stores of a chunk: signals its flag if its data `has_mark`.
+template <typename Op, typename Chunk>
+__device__ __forceinline__ void signal_mark(const Op& op, const BankRow<Remote>& to,
+                                            const Chunk& chunk, bool has_mark) {
     if (has_mark) {
         __syncwarp();
         if (lane_idx() == 0) {
@@ -113,13 +117,21 @@ __device__ __forceinline__ void send(const Op& op, const BankRow<Remote>& to, co
     }
 }
 
+// A warp sends a chunk; `has_mark` is that of the data. Chunks and data may also be those of rows with scales
+// (scaled_chunk.cuh).
+template <typename Op, typename Chunk, typename Data>
+__device__ __forceinline__ void send(const Op& op, const BankRow<Remote>& to, const Chunk& chunk,
+                                     const Data& data, bool has_mark) {
+    data.put_to(to.data, chunk);
+    signal_mark(op, to, chunk, has_mark);
+}
+
 // A lane waits until the end of a chunk has come from `peer`; the rest follows soon. Cheap, where polling
 // for the whole chunk would take bandwidth from warps that still work.
 template <typename Op, typename Chunk>
 __device__ __forceinline__ void wait_for_end(const Op& op, const BankRow<Own>& from,
                                              const Chunk& chunk, uint32_t peer) {
-    const uint32_t* last = reinterpret_cast<const uint32_t*>(from.data + chunk.offset) +
-                           chunk.vecs * (sizeof(Vec16) / sizeof(uint32_t)) - 1;
+    const uint32_t* last = reinterpret_cast<const uint32_t*>(from.data + chunk.end()) - 1;
     const Awaited awaited = op.from(peer, WAIT_ROW);
     wait_until(
         op.common, awaited,

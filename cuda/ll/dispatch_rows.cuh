@@ -23,8 +23,14 @@ struct PlainRows {
                                           const Chunk& chunk, Fetched& fetched) const {
         fetched.load_const(rows + row_format(shape).offset(token), chunk);
     }
-    __device__ __forceinline__ const Data& as_sent(Fetched& fetched, const Chunk&) const {
-        return fetched;
+    // `each_slot` calls what it is given with the chunk's slot at each peer.
+    template <typename Op, typename EachSlot>
+    __device__ __forceinline__ void send(const Op& op, const Fetched& fetched, const Chunk& chunk,
+                                         EachSlot each_slot) const {
+        const bool has_mark = fetched.has_mark(chunk);
+        each_slot([&](const BankRow<Remote>& to) {
+            nccl_ep::send(op, to, chunk, fetched, has_mark);
+        });
     }
     // Where a row of the output is, as one lane knows it.
     struct Target {
@@ -54,6 +60,16 @@ struct ScaledKind {
     __device__ ScaledChunk chunk(const LlShape& shape, uint32_t index) const {
         return {shape, rows, index};
     }
+    template <typename Op, typename EachSlot>
+    __device__ __forceinline__ static void send_whole(const Op& op, const Data& data,
+                                                      const ScaledChunk& chunk,
+                                                      EachSlot each_slot) {
+        const bool has_mark = data.has_mark(chunk);
+        each_slot([&](const BankRow<Remote>& to) {
+            nccl_ep::send(op, to, chunk, data, has_mark);
+        });
+    }
+
     struct Target {
         uint8_t* payload;
         uint8_t* scales;
@@ -120,6 +136,11 @@ struct ForwardedRows : ScaledKind {
         });
         return fetched.data;
     }
+    template <typename Op, typename EachSlot>
+    __device__ __forceinline__ void send(const Op& op, Fetched& fetched, const ScaledChunk& chunk,
+                                         EachSlot each_slot) const {
+        send_whole(op, as_sent(fetched, chunk), chunk, each_slot);
+    }
 
    private:
     __device__ ScalePart part_of(uint32_t token, const ScaledChunk& chunk, uint32_t turn) const {
@@ -136,9 +157,10 @@ struct PackedRows : ScaledKind {
                                           const ScaledChunk& chunk, Fetched& fetched) const {
         fetched.load_const(from + row_format(shape).offset(token), chunk);
     }
-    __device__ __forceinline__ const Data& as_sent(Fetched& fetched,
-                                                   const ScaledChunk&) const {
-        return fetched;
+    template <typename Op, typename EachSlot>
+    __device__ __forceinline__ void send(const Op& op, const Fetched& fetched,
+                                         const ScaledChunk& chunk, EachSlot each_slot) const {
+        send_whole(op, fetched, chunk, each_slot);
     }
 };
 
@@ -165,24 +187,57 @@ struct CastRows : ScaledKind {
         }
     }
 
-    // All lanes call it.
-    __device__ __forceinline__ Data as_sent(Fetched& fetched, const ScaledChunk& chunk) const {
+    __device__ __forceinline__ Data as_sent(const Fetched& fetched, const ScaledChunk& chunk) const {
         Data data;
         data.scales[0] = {{0, 0, 0, 0}};
-#pragma unroll
-        for (uint32_t i = 0; i < kChunkVecs; ++i) {
-            if (i * kWarpSize < chunk.payload_vecs) {
-                const uint32_t stored =
-                    fetched.part[i].cast(rows, chunk.has_payload(i), data.payload[i]);
-                const uint32_t first_lane = lane_idx() & ~(rows.block / kCastElements - 1);
-                const bool has_block = i * kWarpSize + first_lane < chunk.payload_vecs;
-                place_scales(i, has_block ? stored : 0, data.scales[0]);
-            }
-        }
+        each_turn(fetched, chunk, data.scales[0],
+                  [&](uint32_t turn, const Vec16& cast) { data.payload[turn] = cast; });
         return data;
+    }
+    // Stores each access as soon as it is cast, so that the network does not wait for the others.
+    template <typename Op, typename EachSlot>
+    __device__ __forceinline__ void send(const Op& op, const Fetched& fetched,
+                                         const ScaledChunk& chunk, EachSlot each_slot) const {
+        bool has_mark = false;
+        Vec16 scales = {{0, 0, 0, 0}};
+        each_turn(fetched, chunk, scales, [&](uint32_t turn, const Vec16& cast) {
+            const bool is_there = chunk.has_payload(turn);
+            has_mark |= is_there && nccl_ep::has_mark(cast);
+            each_slot([&](const BankRow<Remote>& to) {
+                if (is_there) {
+                    put(as<Vec16>(to.data) + chunk.payload_byte(turn) / sizeof(Vec16), cast);
+                }
+            });
+        });
+        has_mark |= chunk.has_scales(0) && nccl_ep::has_mark(scales);
+        has_mark = __ballot_sync(kAllLanes, has_mark) != 0;
+        each_slot([&](const BankRow<Remote>& to) {
+            if (chunk.has_scales(0)) {
+                const uint32_t at = chunk.payload_bytes + chunk.scale_byte(0);
+                put(as<Vec16>(to.data) + at / sizeof(Vec16), scales);
+            }
+            signal_mark(op, to, chunk, has_mark);
+        });
     }
 
    private:
+    // Casts the chunk, 512 elements in each turn; `with` takes each turn's. All lanes call it.
+    template <typename With>
+    __device__ __forceinline__ void each_turn(const Fetched& fetched, const ScaledChunk& chunk,
+                                              Vec16& scales, With with) const {
+#pragma unroll
+        for (uint32_t i = 0; i < kChunkVecs; ++i) {
+            if (i * kWarpSize < chunk.payload_vecs) {
+                Vec16 cast;
+                const uint32_t stored = fetched.part[i].cast(rows, chunk.has_payload(i), cast);
+                const uint32_t first_lane = lane_idx() & ~(rows.block / kCastElements - 1);
+                const bool has_block = i * kWarpSize + first_lane < chunk.payload_vecs;
+                with(i, cast);
+                place_scales(i, has_block ? stored : 0, scales);
+            }
+        }
+    }
+
     // Puts the scales of the 512 elements of turn `turn`, of which each lane has its block's, where they belong in
     // the chunk's scales. All lanes call it.
     __device__ __forceinline__ void place_scales(uint32_t turn, uint32_t stored, Vec16& scales) const {

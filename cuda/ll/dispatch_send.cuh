@@ -73,16 +73,19 @@ __device__ void send_chunk(const Block<Op>& block, Outgoing<Op>& outgoing) {
     const Op& op = block.op;
     const Unit taken = unit_at(block, outgoing.unit);
     const auto chunk = block.rows.chunk(block.shape, taken.chunk_idx);
-    const auto& data = block.rows.as_sent(outgoing.fetched, chunk);
     const uint32_t source_rank = block.source(taken.source).rank();
     const uint32_t slot = block.bank_slots.of_token(source_rank, taken.token);
-    const bool has_mark = data.has_mark(chunk);
-    for (uint32_t left = first_of_each_peer(outgoing.peer); left != 0; left &= left - 1) {
-        const int32_t peer = __shfl_sync(kAllLanes, outgoing.peer, __ffs(left) - 1);
-        if (is_active(op.common.peers, peer)) {
-            send(op, op.at(peer).row(slot), chunk, data, has_mark);
+    const uint32_t peers = first_of_each_peer(outgoing.peer);
+    // Calls `with` for the slot at each peer.
+    const auto each_slot = [&](auto with) {
+        for (uint32_t left = peers; left != 0; left &= left - 1) {
+            const int32_t peer = __shfl_sync(kAllLanes, outgoing.peer, __ffs(left) - 1);
+            if (is_active(op.common.peers, peer)) {
+                with(op.at(peer).row(slot));
+            }
         }
-    }
+    };
+    block.rows.send(op, outgoing.fetched, chunk, each_slot);
 }
 
 // What a warp has to send and to notify of, and what it loads of that before all else.

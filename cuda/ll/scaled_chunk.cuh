@@ -1,6 +1,7 @@
-// A chunk of a row with scales: a part of its payload, and behind it the scales of that part.
+// A chunk of a row with scales: a part of its payload, and the scales of that part.
 //
-// So a warp that casts needs no other warp for the scales, and a chunk arrives, or is flagged, as a whole.
+// So a warp that casts needs no other warp for the scales, and a chunk arrives, or is flagged, as a whole. In the row
+// all scales follow the payload, which keeps the parts of this aligned to whole lines of memory.
 #pragma once
 
 #include "chunk.cuh"
@@ -10,16 +11,15 @@ namespace nccl_ep {
 // One chunk: where it begins in the row on its way, and how many 16-byte accesses of payload and of scales it has.
 struct ScaledChunk {
     uint32_t index;
-    // Where its payload begins among that of the row, and its scales among these.
+    // Where its payload begins in the row, its scales among all scales, and these in the row.
     uint32_t payload_offset;
     uint32_t scale_offset;
+    uint32_t payload_bytes;
     uint32_t payload_vecs;
     uint32_t scale_vecs;
-    uint32_t offset;
-    uint32_t vecs;
 
     __device__ ScaledChunk(const LlShape& shape, const ScaledRows& rows, uint32_t chunk_idx)
-        : index(chunk_idx) {
+        : index(chunk_idx), payload_bytes(rows.payload_bytes) {
         const uint32_t padded = shape.row_bytes - rows.payload_bytes;
         payload_offset = min(index * shape.chunk_bytes, rows.payload_bytes);
         payload_vecs = min(rows.payload_bytes - payload_offset, shape.chunk_bytes) / sizeof(Vec16);
@@ -28,8 +28,11 @@ struct ScaledChunk {
         const uint32_t left = padded - scale_offset;
         const bool is_last = index + 1 == shape.chunks;
         scale_vecs = (is_last ? left : min(left, rows.scale_chunk_bytes)) / sizeof(Vec16);
-        offset = payload_offset + scale_offset;
-        vecs = payload_vecs + scale_vecs;
+    }
+    // Where a part of it ends in its slot.
+    __device__ uint32_t end() const {
+        return payload_vecs != 0 ? payload_offset + payload_vecs * sizeof(Vec16)
+                                 : payload_bytes + scale_offset + scale_vecs * sizeof(Vec16);
     }
     // Whether this lane has a part in the warp's access number `turn` of the payload, or of the scales.
     __device__ bool has_payload(uint32_t turn) const {
@@ -55,7 +58,9 @@ struct ScaledData {
     // Calls `with` for each of the lane's accesses, and its number in the row on its way.
     template <typename Self, typename With>
     __device__ __forceinline__ static void each(Self& self, const ScaledChunk& chunk, With with) {
-        const uint32_t first = chunk.offset / sizeof(Vec16) + lane_idx();
+        const uint32_t first = chunk.payload_offset / sizeof(Vec16) + lane_idx();
+        const uint32_t first_scale =
+            (chunk.payload_bytes + chunk.scale_offset) / sizeof(Vec16) + lane_idx();
 #pragma unroll
         for (uint32_t i = 0; i < kChunkVecs; ++i) {
             if (chunk.has_payload(i)) {
@@ -63,7 +68,7 @@ struct ScaledData {
             }
         }
         each_scales(self, chunk, [&](auto& vec, uint32_t turn) {
-            with(vec, first + chunk.payload_vecs + turn * kWarpSize);
+            with(vec, first_scale + turn * kWarpSize);
         });
     }
     // The same for the scales alone, with the number of the warp's access.
@@ -114,8 +119,7 @@ struct ScaledData {
     __device__ __forceinline__ bool has_mark(const ScaledChunk& chunk) const {
         bool found = false;
         each(*this, chunk, [&](const Vec16& vec, uint32_t) {
-            found |= vec.word[0] == kMark || vec.word[1] == kMark || vec.word[2] == kMark ||
-                     vec.word[3] == kMark;
+            found |= nccl_ep::has_mark(vec);
         });
         return __ballot_sync(kAllLanes, found) != 0;
     }

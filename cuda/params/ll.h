@@ -89,6 +89,8 @@ struct LlShape {
     uint32_t top_k;
     /// Bytes per row, as it travels: with its scales.
     uint32_t row_bytes;
+    /// Bytes from a row of a bank to the next.
+    uint32_t slot_bytes;
     /// A row travels in `chunks` chunks of `chunk_bytes` (the last may be shorter), one warp each. Scales travel in addition:
     /// `ScaledRows::scale_chunk_bytes`.
     uint32_t chunk_bytes;
@@ -316,7 +318,7 @@ struct LlGatesParams {
 }  // namespace nccl_ep
 
 static_assert(sizeof(nccl_ep::LlLayout) == 48, "LlLayout as in Rust");
-static_assert(sizeof(nccl_ep::LlShape) == 28, "LlShape as in Rust");
+static_assert(sizeof(nccl_ep::LlShape) == 32, "LlShape as in Rust");
 static_assert(sizeof(nccl_ep::LlHandleMemory) == 24, "LlHandleMemory as in Rust");
 static_assert(sizeof(nccl_ep::LlChannelState) == 20, "LlChannelState as in Rust");
 static_assert(sizeof(nccl_ep::LlCommon) == 760, "LlCommon as in Rust");

@@ -8,6 +8,9 @@ use crate::model::scales::WireRow;
 /// Most bytes of a chunk: what the lanes of a warp hold at once. Of a chunk with scales, most of either part.
 pub const CHUNK_BYTES: usize = LL_CHUNK_VECS as usize * 32 * 16;
 
+/// A line of memory.
+const LINE_BYTES: usize = 128;
+
 /// How a row is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunks {
@@ -55,6 +58,12 @@ impl Chunks {
             scales: padded.div_ceil(count).next_multiple_of(ROW_ALIGN),
         }
     }
+}
+
+/// Bytes of a slot for a row of `row_bytes`. Slots begin at whole lines of memory: stores over NVLink to parts of
+/// lines take longer.
+pub fn slot_bytes(row_bytes: usize) -> usize {
+    row_bytes.next_multiple_of(LINE_BYTES)
 }
 
 /// Most chunks of a row of `row_bytes`, its scales included.

@@ -4,7 +4,7 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver::function::LaunchShape;
-use crate::backend::cuda::ll::chunks::{Chunks, chunks};
+use crate::backend::cuda::ll::chunks::{Chunks, chunks, slot_bytes};
 use crate::backend::cuda::ll::grid::{Grid, at_most};
 use crate::backend::cuda::ll::signature;
 use crate::backend::cuda::params::ll::{
@@ -107,7 +107,7 @@ impl LlPlan {
         let rows = rows_per_token * max_tokens;
         let most_chunks = chunks(facts.row_bytes);
         let mut bank = Regions::new(REGION_ALIGN);
-        let rows_bytes = rows * facts.row_bytes;
+        let rows_bytes = rows * slot_bytes(facts.row_bytes);
         bank.take(rows_bytes);
         let flags = bank.take(rows * most_chunks * PACKET_BYTES);
         let per_rank = facts.local_experts() + LL_COUNTS_BESIDE_EXPERTS as usize;
@@ -205,6 +205,7 @@ impl LlPlan {
                 tokens: number(routing.tokens)?,
                 top_k: number(routing.top_k)?,
                 row_bytes: 0,
+                slot_bytes: 0,
                 chunk_bytes: 0,
                 chunks: 0,
             },
@@ -312,6 +313,7 @@ impl HandlePlan {
     fn of_chunks(&self, row_bytes: usize, chunks: Chunks) -> LlShape {
         LlShape {
             row_bytes: row_bytes as u32,
+            slot_bytes: slot_bytes(row_bytes) as u32,
             chunk_bytes: chunks.payload as u32,
             chunks: chunks.count as u32,
             ..self.shape

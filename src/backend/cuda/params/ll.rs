@@ -71,6 +71,8 @@ pub struct LlShape {
     pub top_k: u32,
     /// Bytes per row, as it travels: with its scales.
     pub row_bytes: u32,
+    /// Bytes from a row of a bank to the next.
+    pub slot_bytes: u32,
     /// A row travels in `chunks` chunks of `chunk_bytes` (the last may be shorter), one warp each. Scales travel in addition:
     /// `ScaledRows::scale_chunk_bytes`.
     pub chunk_bytes: u32,

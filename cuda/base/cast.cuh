@@ -13,6 +13,8 @@ namespace nccl_ep {
 
 // Elements of a lane: one 16-byte access of e4m3.
 constexpr uint32_t kCastElements = sizeof(Vec16);
+// Lanes of the largest block.
+constexpr uint32_t kMostLanes = 128 / kCastElements;
 
 // The scale of a block.
 struct BlockScale {
@@ -51,10 +53,28 @@ struct Uncast {
     static constexpr uint32_t kBytesPerElement = sizeof(Vec16) / Number::kPerVec;
     Vec16 vec[kVecs];
 
-    // Casts the elements, of which none counts unless `is_there`; returns the scale of their block as it is stored.
-    // All lanes call it.
-    __device__ __forceinline__ uint32_t cast(const ScaledRows& rows, bool is_there, Vec16& out) const {
-        const BlockScale scale(largest_of_block(rows, is_there), rows.form);
+    // The largest magnitude of the lane's block, and not less than that of a block of zeros. No element counts unless
+    // `is_there`. All lanes call it: in a row for several accesses, whose shuffles then overlap.
+    __device__ __forceinline__ float largest_of_block(const ScaledRows& rows, bool is_there) const {
+        constexpr uint32_t kLeast = 0x38d1b717;  // 1e-4
+        float most = __uint_as_float(kLeast);
+        if (is_there) {
+#pragma unroll
+            for (uint32_t i = 0; i < kVecs; ++i) {
+                most = Number::largest(vec[i], most);
+            }
+        }
+#pragma unroll
+        for (uint32_t lanes = 1; lanes < kMostLanes; lanes *= 2) {
+            const float other = __shfl_xor_sync(kAllLanes, most, lanes);
+            most = lanes * kCastElements < rows.block ? larger(most, other) : most;
+        }
+        return most;
+    }
+
+    // Casts the elements of a block whose largest magnitude is `most`; returns its scale as it is stored.
+    __device__ __forceinline__ uint32_t cast(const ScaledRows& rows, float most, Vec16& out) const {
+        const BlockScale scale(most, rows.form);
 #pragma unroll
         for (uint32_t i = 0; i < kVecs; ++i) {
             float elements[Number::kPerVec];
@@ -70,29 +90,12 @@ struct Uncast {
         }
         return scale.stored;
     }
-
-   private:
-    __device__ __forceinline__ float largest_of_block(const ScaledRows& rows, bool is_there) const {
-        constexpr uint32_t kLeast = 0x38d1b717;  // 1e-4: a block of zeros has a scale, too
-        float most = __uint_as_float(kLeast);
-        if (is_there) {
-#pragma unroll
-            for (uint32_t i = 0; i < kVecs; ++i) {
-                most = Number::largest(vec[i], most);
-            }
-        }
-        const uint32_t lanes = rows.block / kCastElements;
-        for (uint32_t distance = 1; distance < lanes; distance *= 2) {
-            most = larger(most, __shfl_xor_sync(kAllLanes, most, distance));
-        }
-        return most;
-    }
 };
 
 // Stores the scale of the block that begins at `element` of a row to the row's dense scales.
 __device__ __forceinline__ void store_scale(const ScaledRows& rows, uint8_t* scales,
                                             uint32_t element, uint32_t stored) {
-    const uint32_t number = element / rows.block;
+    const uint32_t number = element >> (__ffs(rows.block) - 1);  // a power of two
     if (rows.form == SCALES_EXPONENT) {
         scales[number] = static_cast<uint8_t>(stored);
     } else {

@@ -46,7 +46,7 @@ struct Block {
     // Whether there are so many senders that most wait for a slot anyway: then each polls for itself. The
     // threshold was measured.
     __device__ bool senders_fill_rings() const {
-        const uint32_t rows = (ranks() - 1) * (common.layout.units / common.shape.row_units);
+        const uint32_t rows = (ranks() - 1) * (common.layout.units / WholeSlots::of_row());
         return senders.blocks * common.shape.copy_warps > rows / kRowsPerSender;
     }
 };
@@ -60,7 +60,7 @@ struct Returning {
 
     template <typename Block>
     __device__ uint32_t sequence(const Block& block) const {
-        return unit_of_row(block.common, block.shared.pairs.sent[home], index);
+        return unit_of_row(WholeSlots{}, block.shared.pairs.sent[home], index);
     }
     // Its number among all rows that this rank received.
     template <typename Block>
@@ -118,7 +118,7 @@ __device__ void store_row(const Block& block, const Returning& returning, Stagin
 template <typename Block>
 __device__ __forceinline__ void poll_credits(const Block& block) {
     if (!block.senders_fill_rings()) {
-        poll_credits(block.common, block.shared.pairs);
+        poll_credits(block.common, WholeSlots{}, block.shared.pairs);
     }
 }
 
@@ -127,7 +127,7 @@ __device__ void send_rows(const Block& block, Staging& staging, NotifyQueue& que
     HtPairs& pairs = block.shared.pairs;
     Scheduler& scheduler = block.shared.scheduler;
     const auto is_ready = [&](uint32_t home, uint32_t index, uint32_t) {
-        const uint32_t sequence = unit_of_row(block.common, pairs.sent[home], index);
+        const uint32_t sequence = unit_of_row(WholeSlots{}, pairs.sent[home], index);
         return block.senders_fill_rings() ? is_credited(block.common, home, sequence)
                                           : has_credit(pairs, home, sequence);
     };
@@ -182,8 +182,7 @@ __device__ __forceinline__ Part part_of(const Block& block, const TokenEntries& 
         const uint64_t row = block.scope.row(pairs, rank, entries.entry.index);
         return {block.params.rows + row_format(block.common).offset(row), 0, false};
     }
-    const uint32_t sequence =
-        unit_of_row(block.common, pairs.received[rank], entries.entry.index);
+    const uint32_t sequence = unit_of_row(WholeSlots{}, pairs.received[rank], entries.entry.index);
     return {own_rings(block.common).row(rank, sequence), sequence, true};
 }
 
@@ -291,7 +290,7 @@ __device__ void sum_tokens(const Block& block) {
         }
         __syncwarp();
         if (part.is_remote) {
-            give_credit(common, block.shared.pairs, entries.rank, part.sequence);
+            give_credit(common, WholeSlots{}, block.shared.pairs, entries.rank, part.sequence);
         }
     }
 }
@@ -337,7 +336,7 @@ __device__ void run(const HtCombineParams& params, const Scope& scope, const Par
         NotifyQueue queue(shared.notify_state, queue_of_warp(common, buffers, warp_idx()), staging);
         send_rows(block, staging, queue);
     } else if (warp_idx() == common.shape.copy_warps) {
-        notify_peers(common, shared.pairs, shared.notify_state, buffers,
+        notify_peers(common, WholeSlots{}, shared.pairs, shared.notify_state, buffers,
                      [&] { poll_credits(block); });
     }
 }

@@ -31,16 +31,17 @@ __device__ __forceinline__ bool has_credit(const HtPairs& pairs, uint32_t peer, 
 }
 
 // One warp polls for the credits of the next rows of every ring.
-__device__ inline void poll_credits(const HtCommon& common, HtPairs& pairs) {
+template <typename Units>
+__device__ inline void poll_credits(const HtCommon& common, const Units& units, HtPairs& pairs) {
     const PeerTable& peers = common.peers;
     const PollLanes poll(peers.ranks);
     for (uint32_t base = 0; base < poll.others; base += poll.peers_at_once()) {
         const uint32_t peer = poll.peer(peers, base);
         uint32_t known = peer != kNoPeer ? ld_relaxed_cta_shared(&pairs.credited_until[peer]) : 0;
         known = __shfl_sync(kAllLanes, known, poll.first_lane());
-        const uint32_t sequence = unit_of_row(common, known, poll.index());
+        const uint32_t sequence = unit_of_row(units, known, poll.index());
         const bool ok = peer != kNoPeer && is_credited(common, peer, sequence);
-        const uint32_t credits = poll.leading(ok) * common.shape.row_units;
+        const uint32_t credits = poll.leading(ok) * units.of_row();
         // Another warp may know more by now. Credits that are lost here are found again.
         if (poll.index() == 0 && credits != 0) {
             st_release_cta_shared(&pairs.credited_until[peer], known + credits);

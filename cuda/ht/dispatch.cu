@@ -82,8 +82,8 @@ __device__ void run(const HtDispatchParams& params, const Scope& scope, const Ro
     const bool sends = block.senders.has_this_block();
     if (warp_idx() >= common.shape.copy_warps) {
         if (sends) {
-            notify_peers(common, shared.pairs, shared.notify_state, buffers,
-                         [&] { poll_credits(common, shared.pairs); });
+            notify_peers(common, AnyUnits{common}, shared.pairs, shared.notify_state, buffers,
+                         [&] { poll_credits(common, AnyUnits{common}, shared.pairs); });
         } else {
             // Those who take the rows have a deadline.
             while (poll_arrivals(block) && !has_failed(common.wait)) {
@@ -133,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(nccl_ep::HT_DISPATCH_THREADS, 1)
     nccl_ep::ht_dispatch_impl::run<nccl_ep::ht_dispatch_impl::ForwardedRows>(params, memory);
 }
 
-extern "C" __global__ void __launch_bounds__(nccl_ep::HT_DISPATCH_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(nccl_ep::HT_CAST_THREADS, 1)
     ht_dispatch_cast(const __grid_constant__ nccl_ep::HtScaledDispatchParams params) {
     DYNAMIC_SHARED(uint8_t, memory);
     nccl_ep::ht_dispatch_impl::run<nccl_ep::ht_dispatch_impl::CastRows>(params, memory);
@@ -145,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(nccl_ep::HT_DISPATCH_THREADS, 1)
     nccl_ep::ht_dispatch_impl::run<nccl_ep::ht_dispatch_impl::ForwardedRows>(params, memory);
 }
 
-extern "C" __global__ void __launch_bounds__(nccl_ep::HT_DISPATCH_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(nccl_ep::HT_CAST_THREADS, 1)
     ht_dispatch_nodes_cast(const __grid_constant__ nccl_ep::HtScaledDispatchNodesParams params) {
     DYNAMIC_SHARED(uint8_t, memory);
     nccl_ep::ht_dispatch_impl::run<nccl_ep::ht_dispatch_impl::CastRows>(params, memory);

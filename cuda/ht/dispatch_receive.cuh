@@ -10,7 +10,7 @@ template <typename Block>
 __device__ void take_row(const Block& block, uint32_t source, uint32_t index, Staging& staging) {
     const HtCommon& common = block.common;
     const RowFormat format = row_format(common);
-    const uint32_t sequence = unit_of_row(common, block.shared.pairs.received[source], index);
+    const uint32_t sequence = unit_of_row(AnyUnits{common}, block.shared.pairs.received[source], index);
     const uint32_t row = block.scope.row(block.shared.pairs, source, index);
     const uint8_t* slot = own_rings(common).row(source, sequence);
     for (uint32_t offset = 0; offset < format.bytes; offset += format.chunk_bytes) {
@@ -23,7 +23,7 @@ __device__ void take_row(const Block& block, uint32_t source, uint32_t index, St
             return;
         }
         if (is_last && lane_idx() == 0) {
-            give_credit(common, block.shared.pairs, source, sequence);
+            give_credit(common, AnyUnits{common}, block.shared.pairs, source, sequence);
         }
         block.rows.deliver(block, row, offset, bytes, staging.chunk(), staging);
     }
@@ -40,7 +40,7 @@ __device__ void take_row(const Block& block, uint32_t source, uint32_t index, St
 template <typename Block>
 __device__ __forceinline__ bool has_arrived(const Block& block, uint32_t source, uint32_t index) {
     const uint32_t sequence =
-        unit_of_row(block.common, block.shared.pairs.received[source], index);
+        unit_of_row(AnyUnits{block.common}, block.shared.pairs.received[source], index);
     const uint64_t packet = ld_acquire_sys(own_rings(block.common).arrival(source, sequence));
     if (!is_or_follows(packet_epoch(packet), sequence + 1)) {
         return false;

@@ -37,7 +37,7 @@ struct Outgoing {
         return block.row_of_token(token, place);
     }
     __device__ uint32_t sequence(const Block& block) const {
-        return unit_of_row(block.common, block.shared.pairs.sent[entries.rank],
+        return unit_of_row(AnyUnits{block.common}, block.shared.pairs.sent[entries.rank],
                            entries.entry.index);
     }
 };
@@ -101,7 +101,7 @@ __device__ bool wait_for_credits(const Block& block, const Outgoing<Block>& outg
     queue.flush();
     Awaited awaited = {WAIT_CREDIT, kNoPeer, block.shared.pairs.operation};
     return wait_as_warp(block.common, awaited, [&] {
-        poll_credits(block.common, block.shared.pairs);
+        poll_credits(block.common, AnyUnits{block.common}, block.shared.pairs);
         const uint32_t without = ~__ballot_sync(kAllLanes, has_credit(block, outgoing));
         if (without != 0) {
             awaited.peer = __shfl_sync(kAllLanes, outgoing.entries.rank, __ffs(without) - 1);

@@ -112,9 +112,10 @@ class NotifyQueue {
 };
 
 // The notifier's work until all queues are closed: each lane serves one of them. `idle` is called in between.
-template <typename Idle>
-__device__ __forceinline__ void notify_peers(const HtCommon& common, const HtPairs& pairs,
-                                             NotifyState& state, uint8_t* staging, Idle idle) {
+template <typename Units, typename Idle>
+__device__ __forceinline__ void notify_peers(const HtCommon& common, const Units& units,
+                                             const HtPairs& pairs, NotifyState& state,
+                                             uint8_t* staging, Idle idle) {
     const uint32_t warp = lane_idx();
     bool is_open = warp < common.shape.copy_warps;
     uint32_t notified = 0;
@@ -131,7 +132,7 @@ __device__ __forceinline__ void notify_peers(const HtCommon& common, const HtPai
             const Notification* rows = queue_of_warp(common, staging, warp);
             for (; notified != posted; ++notified) {
                 const Notification row = rows[notified % kQueueRows];
-                notify_row(common, pairs, row.peer, row.sequence);
+                notify_row(common, units, pairs, row.peer, row.sequence);
             }
             st_release_cta_shared(&state.notified[warp], notified);
         }

@@ -158,16 +158,27 @@ __device__ inline bool begin_operation(const HtCommon& common, const Scope& scop
     return true;
 }
 
-// The first unit of row `index` to or from a rank, where `before` are the pair's units that went before.
-__device__ __forceinline__ uint32_t unit_of_row(const HtCommon& common, uint32_t before,
-                                                uint32_t index) {
-    return before + index * common.shape.row_units;
-}
+// Units of a row where the operation's shape says how many.
+struct AnyUnits {
+    const HtCommon& common;
+    __device__ uint32_t of_row() const { return common.shape.row_units; }
+    // Whether the row at unit `sequence` takes the whole slot; `end` is behind the last row of the operation.
+    __device__ bool take_slot(uint32_t sequence, uint32_t end) const {
+        return of_row() == 2 || (sequence % 2 == 0 && sequence + 1 == end);
+    }
+};
 
-// Whether the row at unit `sequence` takes the whole slot; `end` is behind the last row of the operation.
-__device__ __forceinline__ bool takes_slot(const HtCommon& common, uint32_t sequence,
-                                           uint32_t end) {
-    return common.shape.row_units == 2 || (sequence % 2 == 0 && sequence + 1 == end);
+// The same in a combine, whose rows take whole slots: its loop is long, and slower with code that asks.
+struct WholeSlots {
+    __device__ static constexpr uint32_t of_row() { return 2; }
+    __device__ static constexpr bool take_slot(uint32_t, uint32_t) { return true; }
+};
+
+// The first unit of row `index` to or from a rank, where `before` are the pair's units that went before.
+template <typename Units>
+__device__ __forceinline__ uint32_t unit_of_row(const Units& units, uint32_t before,
+                                                uint32_t index) {
+    return before + index * units.of_row();
 }
 
 // Where in its ring unit number `sequence` is.
@@ -214,11 +225,13 @@ __device__ __forceinline__ Rings<Remote> rings_at(const HtCommon& common, uint32
 }
 
 // One lane, after a fence behind which the row at unit `sequence` is complete at `peer`: says so.
-__device__ __forceinline__ void notify_row(const HtCommon& common, const HtPairs& pairs,
-                                           uint32_t peer, uint32_t sequence) {
+template <typename Units>
+__device__ __forceinline__ void notify_row(const HtCommon& common, const Units& units,
+                                           const HtPairs& pairs, uint32_t peer,
+                                           uint32_t sequence) {
     const Remote<uint64_t> arrival = rings_at(common, peer).arrival(common.peers.rank, sequence);
     const uint32_t word = common.shape.shape_word;
-    if (takes_slot(common, sequence, pairs.sent_end[peer])) {
+    if (units.take_slot(sequence, pairs.sent_end[peer])) {
         put_values(arrival, make_packet(sequence + 1, word), make_packet(sequence + 2, word));
     } else {
         put_value(arrival, make_packet(sequence + 1, word));
@@ -228,10 +241,12 @@ __device__ __forceinline__ void notify_row(const HtCommon& common, const HtPairs
 // One lane: returns the units of the row at `sequence` to `source`. All of the row has been read: it is in shared
 // memory, or in registers that were used. A credit follows reads only, and what has been read cannot change
 // any more, so it needs no fence.
-__device__ __forceinline__ void give_credit(const HtCommon& common, const HtPairs& pairs,
-                                            uint32_t source, uint32_t sequence) {
+template <typename Units>
+__device__ __forceinline__ void give_credit(const HtCommon& common, const Units& units,
+                                            const HtPairs& pairs, uint32_t source,
+                                            uint32_t sequence) {
     const Rings<Remote> rings = rings_at(common, source);
-    if (takes_slot(common, sequence, pairs.received_end[source])) {
+    if (units.take_slot(sequence, pairs.received_end[source])) {
         put_value(rings.credits(common.peers.rank, sequence),
                   make_packet(sequence + 2, sequence + 1));
     } else {

@@ -12,6 +12,7 @@
 
 namespace nccl_ep::ht_dispatch_impl {
 
+// Loops over scales are not unrolled: most rows take one turn, and the kernels have to stay in the instruction cache.
 constexpr uint32_t kStampBytes = HT_STAMP_BYTES;
 
 // What rows that are forwarded and rows that are cast have in common.
@@ -47,6 +48,7 @@ struct ScaledImage {
             staging.commit();
         }
         uint8_t* scales = out_scales(row);
+#pragma unroll 1
         for (uint32_t part = lane_idx(); part < scale_parts(); part += kWarpSize) {
             const uint32_t at = scales_at() + part * sizeof(Vec16) - offset;
             if (at < bytes) {
@@ -80,6 +82,7 @@ struct ScaledImage {
             return false;
         }
         uint8_t* scales = out_scales(static_cast<uint32_t>(number));
+#pragma unroll 1
         for (uint32_t part = lane_idx(); part < scale_parts(); part += kWarpSize) {
             part_of(scaled.rows.out, scales, part).store({{0, 0, 0, 0}});
         }
@@ -130,6 +133,7 @@ struct ForwardedRows : ScaledImage {
         if (lane_idx() == 0) {
             write(scaled.rows.payload_bytes, stamp());
         }
+#pragma unroll 1
         for (uint32_t part = lane_idx(); part < scale_parts(); part += kWarpSize) {
             write(scales_at() + part * sizeof(Vec16),
                   part < kWarpSize ? token.ahead.scales
@@ -155,8 +159,8 @@ struct ForwardedRows : ScaledImage {
     }
 };
 
-// Rows that are rounded to e4m3. One kernel has the casts of all types, as little of it depends on them. A chunk of the caller's row is loaded to the end of its part of the
-// buffer and cast there, from the last element to the first, so that it ends where it began to end; behind it
+// Rows that are rounded to e4m3. One kernel has the casts of all types, as little of it depends on them. A chunk of
+// the caller's row is loaded to the end of its part of the buffer and cast there, from the last element to the first, so that it ends where it began to end; behind it
 // are the stamp and the scales of the whole row, which go with the last chunk.
 struct CastRows : ScaledImage {
     static constexpr uint32_t kStep = kWarpSize * kCastElements;
@@ -218,45 +222,67 @@ struct CastRows : ScaledImage {
    private:
     __device__ __forceinline__ void begin_scales(uint8_t* behind) const {
         Vec16* vecs = reinterpret_cast<Vec16*>(behind);
+#pragma unroll 1
         for (uint32_t i = lane_idx(); i <= scale_parts(); i += kWarpSize) {
             vecs[i] = i == 0 ? stamp() : Vec16{{0, 0, 0, 0}};
         }
     }
-    // Casts the elements that end at `end`; their scales go behind it.
+    // Casts the elements that end at `end`; their scales go behind it. Several steps at once hide each other's
+    // latency.
     template <typename Number>
     __device__ __forceinline__ void cast_chunk(uint8_t* end, uint32_t offset,
                                                uint32_t elements) const {
+        constexpr uint32_t kSteps = 4 / Uncast<Number>::kVecs;
         const uint8_t* in = end - elements * Uncast<Number>::kBytesPerElement;
-        for (uint32_t left = (elements + kStep - 1) / kStep; left != 0; --left) {
-            const uint32_t at = (left - 1) * kStep + lane_idx() * kCastElements;
-            cast_step<Number>(in, end - elements, at, at < elements, offset, end + kStampBytes);
+#pragma unroll 1
+        for (uint32_t left = (elements + kSteps * kStep - 1) / (kSteps * kStep); left != 0; --left) {
+            cast_steps<Number, kSteps>(in, end - elements, {(left - 1) * kSteps * kStep, elements, offset},
+                                       end + kStampBytes);
         }
     }
-    // Casts the lane's elements from number `at` of the chunk on, if they are there. What a step writes no later
-    // one reads.
-    template <typename Number>
-    __device__ __forceinline__ void cast_step(const uint8_t* in, uint8_t* out, uint32_t at,
-                                              bool is_there, uint32_t offset,
-                                              uint8_t* scales) const {
+    // Some elements of a chunk: the first of them, those of the chunk, and those of the row before the chunk.
+    struct Elements {
+        uint32_t first;
+        uint32_t of_chunk;
+        uint32_t before;
+    };
+    // Casts them, each lane its own. What is written no later call reads.
+    template <typename Number, uint32_t kSteps>
+    __device__ __forceinline__ void cast_steps(const uint8_t* in, uint8_t* out,
+                                               const Elements& these, uint8_t* scales) const {
         using Given = Uncast<Number>;
-        Given given = {};
-        if (is_there) {
-            const Vec16* from =
-                reinterpret_cast<const Vec16*>(in + at * Given::kBytesPerElement);
+        Given given[kSteps];
+        float most[kSteps];
+        const auto at = [&](uint32_t step) {
+            return these.first + step * kStep + lane_idx() * kCastElements;
+        };
 #pragma unroll
-            for (uint32_t i = 0; i < Given::kVecs; ++i) {
-                given.vec[i] = from[i];
+        for (uint32_t step = 0; step < kSteps; ++step) {
+            if (at(step) < these.of_chunk) {
+                const auto* from =
+                    reinterpret_cast<const Vec16*>(in + at(step) * Given::kBytesPerElement);
+#pragma unroll
+                for (uint32_t i = 0; i < Given::kVecs; ++i) {
+                    given[step].vec[i] = from[i];
+                }
             }
         }
         __syncwarp();
-        Vec16 cast;
-        const uint32_t stored = given.cast(scaled.rows, is_there, cast);
-        if (is_there) {
-            *reinterpret_cast<Vec16*>(out + at) = cast;
+#pragma unroll
+        for (uint32_t step = 0; step < kSteps; ++step) {
+            most[step] = given[step].largest_of_block(scaled.rows, at(step) < these.of_chunk);
         }
-        const uint32_t element = offset + at;
-        if (is_there && element % scaled.rows.block == 0) {
-            store_scale(scaled.rows, scales, element, stored);
+#pragma unroll
+        for (uint32_t step = 0; step < kSteps; ++step) {
+            Vec16 cast;
+            const uint32_t stored = given[step].cast(scaled.rows, most[step], cast);
+            if (at(step) < these.of_chunk) {
+                *reinterpret_cast<Vec16*>(out + at(step)) = cast;
+                const uint32_t element = these.before + at(step);
+                if ((element & (scaled.rows.block - 1)) == 0) {
+                    store_scale(scaled.rows, scales, element, stored);
+                }
+            }
         }
     }
 };

@@ -225,11 +225,16 @@ struct CastRows : ScaledKind {
     template <typename With>
     __device__ __forceinline__ void each_turn(const Fetched& fetched, const ScaledChunk& chunk,
                                               Vec16& scales, With with) const {
+        float most[kChunkVecs];
+#pragma unroll
+        for (uint32_t i = 0; i < kChunkVecs; ++i) {
+            most[i] = fetched.part[i].largest_of_block(rows, chunk.has_payload(i));
+        }
 #pragma unroll
         for (uint32_t i = 0; i < kChunkVecs; ++i) {
             if (i * kWarpSize < chunk.payload_vecs) {
                 Vec16 cast;
-                const uint32_t stored = fetched.part[i].cast(rows, chunk.has_payload(i), cast);
+                const uint32_t stored = fetched.part[i].cast(rows, most[i], cast);
                 const uint32_t first_lane = lane_idx() & ~(rows.block / kCastElements - 1);
                 const bool has_block = i * kWarpSize + first_lane < chunk.payload_vecs;
                 with(i, cast);

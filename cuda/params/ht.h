@@ -19,6 +19,10 @@ constexpr static const uint32_t HT_ROUTE_THREADS = 512;
 /// Most threads of a block of `ht_dispatch`, in whole warps.
 constexpr static const uint32_t HT_DISPATCH_THREADS = 768;
 
+/// Most threads of a block of `ht_dispatch_cast`, in whole warps: as many as have room for the rows that they cast,
+/// so that each may have more registers.
+constexpr static const uint32_t HT_CAST_THREADS = 512;
+
 /// Most threads of a block of `ht_combine_bf16` and its siblings, in whole warps.
 constexpr static const uint32_t HT_COMBINE_THREADS = 512;
 

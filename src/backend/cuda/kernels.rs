@@ -5,8 +5,8 @@
 
 use crate::backend::cuda::params::common::{PeerSelftestParams, SELFTEST_THREADS};
 use crate::backend::cuda::params::ht::{
-    HT_COMBINE_THREADS, HT_DISPATCH_THREADS, HT_ROUTE_THREADS, HtCombineParams, HtDispatchParams,
-    HtRouteParams, HtScaledDispatchParams,
+    HT_CAST_THREADS, HT_COMBINE_THREADS, HT_DISPATCH_THREADS, HT_ROUTE_THREADS, HtCombineParams,
+    HtDispatchParams, HtRouteParams, HtScaledDispatchParams,
 };
 use crate::backend::cuda::params::ht_nodes::{
     HT_HEAD_THREADS, HT_PACK_THREADS, HT_PLACE_THREADS, HtCombineNodesParams,
@@ -235,10 +235,9 @@ impl Kernel {
             Kernel::HtHead => HT_HEAD_THREADS,
             Kernel::HtDispatch
             | Kernel::HtDispatchScaled
-            | Kernel::HtDispatchCast
             | Kernel::HtDispatchNodesScaled
-            | Kernel::HtDispatchNodesCast
             | Kernel::HtDispatchNodes => HT_DISPATCH_THREADS,
+            Kernel::HtDispatchCast | Kernel::HtDispatchNodesCast => HT_CAST_THREADS,
             Kernel::HtCombineBf16
             | Kernel::HtCombineF16
             | Kernel::HtCombineF32

@@ -8,8 +8,8 @@ use crate::backend::cuda::ht::nodes::plan::NodesPlan;
 use crate::backend::cuda::ht::rows::MovedRow;
 use crate::backend::cuda::ht::shape_word::{MOST_ROW_BYTES, ShapeWord};
 use crate::backend::cuda::params::ht::{
-    HT_COUNTS_BESIDE_EXPERTS, HT_MAX_TOP_K, HT_ROUTE_THREADS, HT_ZERO_BYTES, HtEntry, HtLayout,
-    HtShape,
+    HT_CAST_THREADS, HT_COUNTS_BESIDE_EXPERTS, HT_MAX_TOP_K, HT_ROUTE_THREADS, HT_ZERO_BYTES,
+    HtEntry, HtLayout, HtShape,
 };
 use crate::backend::cuda::scaled_rows::ScalesWord;
 use crate::backend::cuda::sizes::{Regions, number};
@@ -207,6 +207,14 @@ impl HtPlan {
         Ok((shape, number(block_tokens)?))
     }
 
+    /// Units of a row that travels with `bytes`. Combines always take whole slots.
+    fn row_units(&self, kind: HtKind, bytes: usize) -> u32 {
+        match kind {
+            HtKind::Dispatch { .. } if bytes as u64 <= self.layout.unit_bytes => 1,
+            _ => SLOT_UNITS as u32,
+        }
+    }
+
     /// How an operation on rows `row` is launched; this rank has `tokens` with `top_k` ids
     /// each.
     pub fn launch(
@@ -234,7 +242,11 @@ impl HtPlan {
             HtKind::Combine { .. } => 0,
         };
         let shared_bytes = device.dynamic_shared_bytes() - zero_bytes;
-        let copy_warps = (shared_bytes / warp_bytes).clamp(1, grid.warps - 1);
+        let most_warps = match row.cast {
+            Some(_) => grid.warps.min(HT_CAST_THREADS / WARP),
+            None => grid.warps,
+        };
+        let copy_warps = (shared_bytes / warp_bytes).clamp(1, most_warps - 1);
         let warps = match kind {
             HtKind::Dispatch { .. } => copy_warps + 1,
             HtKind::Combine { .. } => grid.warps,
@@ -248,10 +260,7 @@ impl HtPlan {
             shape: HtShape {
                 shape_word: ShapeWord::new(kind, row.wire)?.0,
                 row_bytes: number(row_bytes)?,
-                row_units: match (row_bytes + tail_bytes) as u64 > self.layout.unit_bytes {
-                    false => 1,
-                    true => 2,
-                },
+                row_units: self.row_units(kind, row_bytes + tail_bytes),
                 chunk_bytes: number(staging.chunk_bytes)?,
                 tail_bytes: number(tail_bytes)?,
                 warp_bytes,

@@ -9,6 +9,9 @@ pub const HT_MAX_TOP_K: u32 = 32;
 pub const HT_ROUTE_THREADS: u32 = 512;
 /// Most threads of a block of `ht_dispatch`, in whole warps.
 pub const HT_DISPATCH_THREADS: u32 = 768;
+/// Most threads of a block of `ht_dispatch_cast`, in whole warps: as many as have room for the rows that they cast,
+/// so that each may have more registers.
+pub const HT_CAST_THREADS: u32 = 512;
 /// Most threads of a block of `ht_combine_bf16` and its siblings, in whole warps.
 pub const HT_COMBINE_THREADS: u32 = 512;
 /// Zeros that a dispatch block keeps in shared memory, in front of the warps' parts.

@@ -17,10 +17,8 @@ pub mod select;
 pub mod transport;
 
 use crate::backend::quiet::Works;
-use crate::error::refusal::{OfTensor, Role, Subject};
 use crate::error::{Error, Result};
-use crate::model::ops::{HtCombine, HtDispatch, LlOp, Routing, RowType, StagedSlot, Stream};
-use crate::model::scales::Scaled;
+use crate::model::ops::{HtCombine, HtDispatch, LlOp, Routing, StagedSlot, Stream};
 use crate::model::tensor::DevPtr;
 use std::any::Any;
 use std::sync::{Arc, Weak};
@@ -126,33 +124,10 @@ pub trait GroupBackend: Send + Sync {
     fn memory(&self) -> Arc<dyn DeviceMemory>;
     /// The failures of the group's operations.
     fn faults(&self) -> Arc<dyn Faults>;
-    /// Whether dispatches move rows of any type, and with scales; if not, only rows of the types
-    /// that combines sum, without scales.
-    fn moves_all_rows(&self) -> bool {
-        false
-    }
     /// What is worth telling about this rank's side.
     fn profile(&self) -> Profile;
     /// Waits for the group's operations, then releases what peers can see. Collective unless a fault is known.
     fn close(&self, stream: Stream) -> Result<()>;
-}
-
-/// Refuses a dispatch of rows `row` with scales `scaled` if `backend` cannot move them.
-#[inline]
-pub fn check_rows(
-    backend: &(impl GroupBackend + ?Sized),
-    row: RowType,
-    scaled: Option<&Scaled>,
-) -> Result<()> {
-    let plain = scaled.is_none() && row.dtype.is_summable();
-    if plain || backend.moves_all_rows() {
-        return Ok(());
-    }
-    let subject = match scaled {
-        Some(_) => Subject::Tensor(Role::ScalesOut),
-        None => Subject::ElementType(Role::TokensIn),
-    };
-    Err(Error::usage(subject, OfTensor::MovedOnGpus))
 }
 
 /// A group for LL operations.

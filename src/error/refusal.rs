@@ -236,8 +236,6 @@ pub enum OfTensor {
     Summable,
     /// A combine sums rows, which have no scales.
     SumsWithoutScales,
-    /// The backend cannot move such rows yet.
-    MovedOnGpus,
     /// Scales that are sent are received.
     ScalesReceived,
     /// Rows that are not cast have scales of their own, as others are written.

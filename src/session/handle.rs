@@ -1,7 +1,7 @@
 //! A handle: a replaceable routing, its backend side, and its pending staged operation.
 #![forbid(unsafe_code)]
 
-use crate::backend::{HtBackend, HtGroupBackend, LlBackend, LlGroupBackend, OpenGroup, check_rows};
+use crate::backend::{HtBackend, HtGroupBackend, LlBackend, LlGroupBackend, OpenGroup};
 use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
 use crate::model::group::Algorithm;
@@ -111,19 +111,17 @@ impl Handle {
         self.group.check_usable()?;
         let facts = self.group.facts();
         match &self.mode {
-            Mode::Ll(backend, handle) => {
+            Mode::Ll(_, handle) => {
                 let mut handle = handle.lock();
                 let op = ll::dispatch(facts, &routed(&handle.routed)?.routing, tensors)?;
-                check_rows(backend.as_ref(), op.row, op.scaled.as_ref())?;
                 self.start(&mut handle, &LlOp::Dispatch(op), staged, stream)?;
                 handle.dispatched = true;
                 Ok(())
             }
-            Mode::Ht(backend, handle) => {
+            Mode::Ht(_, handle) => {
                 let handle = handle.read();
                 let routed = routed(&handle)?;
                 let op = ht::dispatch(facts, &routed.routing, tensors)?;
-                check_rows(backend.as_ref(), op.row, op.scaled.as_ref())?;
                 routed.backend.dispatch(&op, stream)
             }
         }

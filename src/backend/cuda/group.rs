@@ -81,8 +81,6 @@ impl Common {
 
 /// What groups of both modes need of their mode.
 trait Mode: Send + Sync {
-    /// Whether dispatches move rows of any type, and with scales.
-    const MOVES_ALL_ROWS: bool;
     /// No operation will follow.
     fn close(&self);
     /// Whether measured launch shapes are in use.
@@ -90,7 +88,6 @@ trait Mode: Send + Sync {
 }
 
 impl Mode for LlGroup {
-    const MOVES_ALL_ROWS: bool = true;
     fn close(&self) {
         self.forget_staged();
     }
@@ -101,7 +98,6 @@ impl Mode for LlGroup {
 }
 
 impl Mode for HtGroup {
-    const MOVES_ALL_ROWS: bool = true;
     fn close(&self) {}
 
     fn is_tuned(&self) -> bool {
@@ -124,10 +120,6 @@ impl<M: Mode> GroupBackend for CudaGroup<M> {
             window_bytes: Some(self.common.window_bytes),
             tuned: self.mode.is_tuned(),
         }
-    }
-
-    fn moves_all_rows(&self) -> bool {
-        M::MOVES_ALL_ROWS
     }
 
     fn close(&self, stream: Stream) -> Result<()> {

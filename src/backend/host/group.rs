@@ -129,10 +129,6 @@ impl GroupBackend for HostGroup {
         }
     }
 
-    fn moves_all_rows(&self) -> bool {
-        true
-    }
-
     /// Windows stay mapped until the last operation has released them, here and on the peers, so
     /// closing needs no agreement.
     fn close(&self, _stream: Stream) -> Result<()> {

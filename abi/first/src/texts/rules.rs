@@ -115,7 +115,6 @@ fn of_tensor(f: &mut Formatter<'_>, rule: OfTensor) -> fmt::Result {
         OfTensor::ElementType => "must be an element type that this tensor may have",
         OfTensor::Summable => "a combine sums bfloat16, float16 or float32",
         OfTensor::SumsWithoutScales => "a combine sums rows, which have no scales",
-        OfTensor::MovedOnGpus => "rows of this format are not supported on GPUs yet",
         OfTensor::ScalesReceived => "is required: scales that are sent must be received",
         OfTensor::ScalesSent => "is required: tokens of this type are not cast",
         OfTensor::SameTypeOrCast => {

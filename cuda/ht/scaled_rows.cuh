@@ -236,7 +236,8 @@ struct CastRows : ScaledImage {
         const uint8_t* in = end - elements * Uncast<Number>::kBytesPerElement;
 #pragma unroll 1
         for (uint32_t left = (elements + kSteps * kStep - 1) / (kSteps * kStep); left != 0; --left) {
-            cast_steps<Number, kSteps>(in, end - elements, {(left - 1) * kSteps * kStep, elements, offset},
+            const uint32_t first = (left - 1) * kSteps * kStep;
+            cast_steps<Number, kSteps>(in, end - elements, {first, elements, offset},
                                        end + kStampBytes);
         }
     }

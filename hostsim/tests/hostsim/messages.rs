@@ -64,8 +64,13 @@ pub(crate) fn one_message_differs() {
             me.receive(&buffer, bytes, peer);
         }
     }
-    assert_eq!(ncclGroupEnd(), SUCCESS);
-    // Rank 1 has only right messages: it ends them, or gives them up when the others fail.
+    // Rank 1 has only right messages: it ends them, or gives them up when the others fail, which may be before it
+    // has begun.
+    let begun = ncclGroupEnd();
+    assert!(
+        begun == SUCCESS || me.rank == 1 && begun == INVALID_USAGE,
+        "{begun}"
+    );
     let code = me.stream.synchronize();
     assert!(code == LAUNCH_FAILURE || me.rank == 1, "{code}");
     await_failure(me.comm);

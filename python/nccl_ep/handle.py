@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from nccl_ep.scales import (CastName, ScalesOrder, checked_scales, new_scales, scaled_rows)
 from nccl_ep.tensors import (Tag, TensorList, checked, checked_integers, checked_output,
                              describe)
 from nccl_ep.types import ncclEpDispatchConfig_t
@@ -17,12 +18,14 @@ if TYPE_CHECKING:
     from nccl_ep.group import EpGroup
 
 _NO_OPTIONS = ncclEpDispatchConfig_t()
+_ROUND_SCALES = ncclEpDispatchConfig_t(round_scales=1)
 
 
 class DispatchResult(NamedTuple):
     """What a dispatch delivers to this rank.
 
     LL: tokens [L, R*M, H], of which expert e has the first counts[e] rows; counts int32 [L].
+    Scales, if rows have them: [L, R*M, S] or [n, S].
     HT: tokens [n, H], one row per received token, by source rank and token; with weights also
     topk_idx int64 [n, K], local ids ascending, then -1, and topk_weights float32 [n, K], then 0.
     """
@@ -31,6 +34,7 @@ class DispatchResult(NamedTuple):
     counts: torch.Tensor | None = None
     topk_idx: torch.Tensor | None = None
     topk_weights: torch.Tensor | None = None
+    scales: torch.Tensor | None = None
 
 
 class EpHandle:
@@ -81,9 +85,17 @@ class EpHandle:
         return self._rows
 
     def dispatch(self, tokens: torch.Tensor, topk_weights: torch.Tensor | None = None, *,
-                 out: torch.Tensor | None = None, send_only: bool = False,
+                 scales: torch.Tensor | None = None, cast: CastName | None = None,
+                 scales_order: ScalesOrder = "row", out: torch.Tensor | None = None,
+                 out_scales: torch.Tensor | None = None, send_only: bool = False,
                  stream: Any = None) -> DispatchResult:
         """Sends `tokens` [T, H] to their experts. HT: `topk_weights` float32 [T, K] go with them.
+
+        `scales` [T, S] of any type of 1, 2 or 4 bytes go with rows of any type; or `cast` rounds
+        bfloat16, float16 or float32 rows to float8_e4m3fn and makes scales: "fp8" (float32 for 128
+        elements), "fp8_pow2" (powers of two), "ue8m0" (uint8 exponents), "ue8m0_packed" (int32 of
+        four), "mxfp8" (uint8 for 32). `scales_order` "column" makes columns a multiple of 16 bytes
+        apart, as block-scaled matrix products want; `out_scales` may have any such order.
 
         `out` gets the tokens; by default a new tensor, whose rows without a token are undefined in
         LL and zero in HT. LL with `send_only`: the result is there after `complete`. HT without
@@ -97,20 +109,32 @@ class EpHandle:
         ids = None
         if topk_weights is not None:
             ids, topk_weights = self.topk_idx, self._weights(topk_weights, self.num_tokens)
+        is_scaled = scales is not None or cast is not None
         if _needs_gradient(tokens, topk_weights):
-            self._check_differentiable("dispatch", out is None and not send_only and stream is None)
+            plain = out is None and not send_only and stream is None and not is_scaled
+            self._check_differentiable("dispatch", plain)
             from nccl_ep import autograd
 
             return autograd.dispatch(self, tokens, topk_weights)
-        inputs = TensorList((Tag.TOKENS, tokens), (Tag.TOPK_IDX, ids),
+        if scales is not None:
+            scales = checked_scales(scales, self.num_tokens, group.device)
+        inputs = TensorList((Tag.TOKENS, tokens), (Tag.SCALES, scales), (Tag.TOPK_IDX, ids),
                             (Tag.TOPK_WEIGHTS, topk_weights))
         # In HT the host may wait here, and the GPU then waits for the host: do as little as
         # possible afterwards.
         shape = self._received_shape(tokens.shape[1])
+        rows = scaled_rows(tokens, scales, cast) if is_scaled else None
+        dtype = tokens.dtype if rows is None else rows.dtype
         if out is None:
-            out = torch.empty(shape, dtype=tokens.dtype, device=group.device)
+            out = torch.empty(shape, dtype=dtype, device=group.device)
         else:
-            checked_output("out", out, (*shape[:-2], None, shape[-1]), group.device, tokens.dtype)
+            checked_output("out", out, (*shape[:-2], None, shape[-1]), group.device, dtype)
+        if rows is None:
+            if out_scales is not None:
+                raise ValueError("out_scales: needs scales or cast")
+        elif out_scales is None:
+            out_scales = new_scales((*out.shape[:-1], rows.scales), rows.scale_dtype, scales_order,
+                                    group.device)
         result = DispatchResult(out)
         if low_latency:
             result = DispatchResult(out, counts=self._new((group.num_local_experts,), torch.int32))
@@ -118,10 +142,15 @@ class EpHandle:
             routing = (out.shape[0], self.top_k)
             result = DispatchResult(out, None, self._new(routing, torch.int64),
                                     self._new(routing, torch.float32))
-        outputs = TensorList((Tag.TOKENS, out), (Tag.TOPK_IDX, result.topk_idx),
+        if rows is not None:
+            result = result._replace(scales=out_scales)
+        outputs = TensorList((Tag.TOKENS, out), (Tag.SCALES, result.scales),
+                             (Tag.TOPK_IDX, result.topk_idx),
                              (Tag.TOPK_WEIGHTS, result.topk_weights))
         counter = TensorList((Tag.RECV_EXPERT_COUNTER_DEVICE, result.counts))
-        self._run("ncclEpDispatch", (inputs, outputs, counter), send_only, stream)
+        rounds = rows is not None and rows.round_scales
+        self._run("ncclEpDispatch", (inputs, outputs, counter), send_only, stream,
+                  _ROUND_SCALES if rounds else _NO_OPTIONS)
         return result
 
     def combine(self, tokens: torch.Tensor, topk_weights: torch.Tensor | None = None, *,
@@ -192,10 +221,9 @@ class EpHandle:
             self.group.library.ncclEpHandleDestroy(handle)
 
     def _run(self, name: str, lists: tuple[TensorList, TensorList, TensorList], send_only: bool,
-             stream: Any) -> None:
+             stream: Any, config: ncclEpDispatchConfig_t | None = None) -> None:
         group = self.group
         call = getattr(group.library, name)
-        config = _NO_OPTIONS if name == "ncclEpDispatch" else None
         arguments = [each for tensors in lists for each in (tensors.array, tensors.count)]
         group.runtime.follow(stream)
         with group.runtime.current():
@@ -216,7 +244,7 @@ class EpHandle:
             return
         why = ("low latency has no gradients" if self.group.algorithm == "ll" else
                "it has no gradient" if operation == "combine_with_weights" else
-               "with out, send_only or stream it has no gradient")
+               "with out, send_only, stream or scales it has no gradient")
         raise RuntimeError(f"{operation}: its tensors require gradients, but {why}; call it under "
                            "torch.no_grad(), or with detached tensors")
 

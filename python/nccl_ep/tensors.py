@@ -42,12 +42,29 @@ def describe(tensor: torch.Tensor, tag: int) -> ncclNDTensor_t:
     return descriptor
 
 
+def describe_strided(tensor: torch.Tensor, tag: int) -> ncclNDTensor_t:
+    """The same for scales, which may lie by columns, or with a pitch."""
+    form = _form(tensor.shape, tensor.dtype, tag)
+    descriptor = ncclNDTensor_t.from_buffer_copy(form)
+    descriptor.data = tensor.data_ptr()
+    if not tensor.is_contiguous():
+        if max(tensor.stride()) > LARGEST:
+            raise ValueError(f"{Tag(tag).name}: strides must be at most {LARGEST}")
+        strides = (ctypes.c_uint * tensor.dim())(*tensor.stride())
+        descriptor.strides = strides
+        descriptor.own_strides = strides
+    descriptor.tensor, descriptor.form = tensor, form
+    return descriptor
+
+
 class TensorList:
     """A list of tagged tensors as C takes it. None entries are omitted."""
 
     def __init__(self, *tagged: tuple[int, torch.Tensor | None]) -> None:
         self.tensors = [tensor for _, tensor in tagged if tensor is not None]
-        self.descriptors = [describe(tensor, tag) for tag, tensor in tagged if tensor is not None]
+        self.descriptors = [
+            describe_strided(tensor, tag) if tag == Tag.SCALES else describe(tensor, tag)
+            for tag, tensor in tagged if tensor is not None]
         self.count = len(self.tensors)
         self.array: Any = (_Pointer * self.count)(*map(ctypes.pointer, self.descriptors))
 

@@ -107,6 +107,8 @@ class ncclDataTypeEnum:
         "torch.int8": 0, "torch.uint8": 1, "torch.int32": 2, "torch.uint32": 3, "torch.int64": 4,
         "torch.uint64": 5, "torch.float16": 6, "torch.float32": 7, "torch.float64": 8,
         "torch.bfloat16": 9, "torch.float8_e4m3fn": 10, "torch.float8_e5m2": 11,
+        # Types that NCCL has no number for travel as bytes.
+        "torch.float8_e8m0fnu": 1, "torch.float4_e2m1fn_x2": 1,
     }
 
     @classmethod

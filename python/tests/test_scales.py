@@ -1,0 +1,71 @@
+"""Dispatches of rows with scales: forwarded in any order, and cast, compared with torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from problems import Problem
+from test_group import expected_slots, ll_group
+
+_HIDDEN = 256
+
+
+def dequantised(rows: torch.Tensor, scales: torch.Tensor, cast: str) -> torch.Tensor:
+    if cast == "ue8m0_packed":
+        scales = scales.clone(memory_format=torch.contiguous_format).view(torch.uint8)[..., :_HIDDEN // 128]
+    factors = scales if cast.startswith("fp8") else torch.exp2(scales.float() - 127)
+    return rows.float() * factors.repeat_interleave(_HIDDEN // factors.shape[-1], dim=-1)
+
+
+@pytest.mark.parametrize("cast", ["fp8", "fp8_pow2", "ue8m0", "ue8m0_packed", "mxfp8"])
+@pytest.mark.parametrize("order", ["row", "column"])
+def test_low_latency_casts(group, world, device, cast, order):
+    rank, size = world
+    problem = Problem(rank, size, hidden=_HIDDEN, dtype=torch.bfloat16, device=device)
+    ep = ll_group(group, problem, size)
+    with ep.create_handle(problem.topk_idx) as handle:
+        received = handle.dispatch(problem.tokens, cast=cast, scales_order=order)
+        assert received.tokens.dtype == torch.float8_e4m3fn
+        if received.scales.shape[-1] > 1:
+            assert (received.scales.stride(-2) == 1) == (order == "column")
+        for local in range(ep.num_local_experts):
+            want = expected_slots(problem, size, rank * ep.num_local_experts + local).float()
+            got = dequantised(received.tokens[local, :len(want)],
+                              received.scales[local, :len(want)], cast)
+            assert torch.all((got - want).abs() <= want.abs() / 16 + want.abs().amax() * 2**-18)
+        rows = dequantised(received.tokens, received.scales, cast).to(torch.bfloat16)
+        handle.combine(rows, problem.weights)
+
+
+@pytest.mark.parametrize("order", ["row", "column"])
+def test_high_throughput_forwards_scales(group, world, device, order):
+    rank, size = world
+    problem = Problem(rank, size, hidden=_HIDDEN, device=device)
+    ep = group(num_experts=problem.num_experts, hidden=_HIDDEN, algorithm="ht", dtype=problem.dtype)
+    rows = problem.tokens.to(torch.float8_e4m3fn)
+    scales = problem.tokens[:, :3]  # with a pitch
+    with ep.create_handle(problem.topk_idx) as handle:
+        received = handle.dispatch(rows, problem.weights, scales=scales, scales_order=order)
+        plain = handle.dispatch(problem.tokens, problem.weights)
+    assert torch.equal(received.tokens.view(torch.uint8),
+                       plain.tokens.to(torch.float8_e4m3fn).view(torch.uint8))
+    assert torch.equal(received.scales, plain.tokens[:, :3])
+    assert torch.equal(received.topk_idx, plain.topk_idx)
+
+
+def test_what_makes_no_sense_is_refused(group, world, device):
+    rank, size = world
+    problem = Problem(rank, size, hidden=_HIDDEN, dtype=torch.bfloat16, device=device)
+    ep = ll_group(group, problem, size)
+    scales = torch.ones((len(problem.tokens), 2), device=device)
+    with ep.create_handle(problem.topk_idx) as handle:
+        for arguments, text in [(dict(cast="int4"), "cast: must be one of fp8,"),
+                                (dict(cast="fp8", scales=scales), "cast: rows that have scales"),
+                                (dict(scales=scales[:-1]), "scales: has shape"),
+                                (dict(out_scales=scales), "out_scales: needs scales or cast"),
+                                (dict(cast="fp8", scales_order="tiles"), "scales_order: must be")]:
+            with pytest.raises(ValueError, match=text):
+                handle.dispatch(problem.tokens, **arguments)
+        with pytest.raises(RuntimeError, match="no gradients"):
+            handle.dispatch(problem.tokens.clone().requires_grad_(), cast="fp8")

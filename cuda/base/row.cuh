@@ -1,7 +1,6 @@
-// What a row is: the one type that knows which bytes belong to it.
-//
-// Today a row is its payload alone. Formats with scales add a second part here; kernels ask this type
-// for addresses and sizes instead of multiplying by a number of bytes.
+// A row as it travels: kernels ask this type for addresses and sizes instead of multiplying by a number of bytes.
+// Which of its bytes are payload and which are scales is the affair of the kinds of rows (ll/dispatch_rows.cuh,
+// ht/rows.cuh).
 #pragma once
 
 #include "ptx.cuh"
@@ -9,7 +8,7 @@
 namespace nccl_ep {
 
 struct RowFormat {
-    // Of the payload, a multiple of 16.
+    // A multiple of 16.
     uint32_t bytes;
     // A warp moves a row in chunks of that many bytes; the last one may be shorter.
     uint32_t chunk_bytes;

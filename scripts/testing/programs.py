@@ -122,6 +122,12 @@ def all_runs(ranks: Sequence[int]) -> Iterator[Run]:
             for label, options in _ep_test_matrix():
                 yield Run(f"ep_test/{label}", "ep_test", options, count,
                           needs_ht=label.startswith("ht"))
+        if count == 2:
+            yield Run("moe_layer/fp8", "moe_layer", ("--fp8",), count, needs_ht=True)
+            for algorithm in ("ll", "ht"):
+                yield Run(f"ep_bench/{algorithm}-fp8", "ep_bench",
+                          (*_bench_options(algorithm, count), "--dispatch", "fp8"), count,
+                          counts.says(BENCH_PASSED, 1), needs_ht=algorithm == "ht")
         for algorithm in ("ll", "ht"):
             yield Run(f"moe_layer/{algorithm}", "moe_layer", ("--algorithm", algorithm), count,
                       needs_ht=algorithm == "ht")

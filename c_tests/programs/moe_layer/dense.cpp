@@ -53,7 +53,9 @@ double MaxRelativeError(const DenseResult& dense, const std::vector<uint16_t>& a
     return largest;
 }
 
-double MaxRelativeErrorBound() { return std::pow(1.0 + 0x1p-8, 4) - 1.0; }
+double MaxRelativeErrorBound(bool fp8) {
+    return (fp8 ? 1.0 + 0x1p-4 : 1.0) * std::pow(1.0 + 0x1p-8, 4) - 1.0;
+}
 
 void SwapFirstAndLastRow(const ModelConfig& config, std::vector<uint16_t>* rows) {
     const auto hidden = static_cast<std::ptrdiff_t>(config.hidden);

@@ -28,6 +28,7 @@ struct LayerContext {
     const ModelConfig& model;
     size_t max_tokens_per_rank;
     size_t layer;
+    bool fp8;  // dispatches cast the rows to e4m3
 
     size_t num_ranks() const { return static_cast<size_t>(env.size); }
     size_t num_local_experts() const { return model.num_experts / num_ranks(); }

@@ -3,19 +3,18 @@
 #include <algorithm>
 
 #include "programs/moe_layer/exchange.h"
+#include "programs/moe_layer/received.h"
 #include "programs/moe_layer/tensor.h"
 
 namespace moe {
 namespace {
 
-// Rows in transit: what a rank sends or receives in a forward dispatch.
-struct RowSet {
-    RowSet(ncclEpGroup_t group, size_t num_rows, const ModelConfig& model)
-        : tokens(group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, {num_rows, model.hidden}),
-          weights(group, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, {num_rows, model.top_k}),
+// The routing of rows that a rank sends or receives in a forward dispatch.
+struct RowRouting {
+    RowRouting(ncclEpGroup_t group, size_t num_rows, const ModelConfig& model)
+        : weights(group, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, {num_rows, model.top_k}),
           topk_idx(group, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, {num_rows, model.top_k}) {}
 
-    Tensor tokens;
     Tensor weights;
     Tensor topk_idx;
 };
@@ -37,16 +36,17 @@ size_t CountReceivedRows(const ReceivedRouting& routing, size_t top_k) {
 
 // For every row the sum of weight * output over its experts on this rank, rounded once to bf16.
 std::vector<uint16_t> RunExperts(const LayerContext& context, const ReceivedRouting& routing,
-                                 const std::vector<uint16_t>& rows) {
+                                 const ReceivedRows& received) {
     const size_t hidden = context.model.hidden;
-    std::vector<float> sums(rows.size(), 0.0f);
+    const size_t num_rows = routing.local_ids.size() / context.model.top_k;
+    std::vector<float> sums(num_rows * hidden, 0.0f);
     for (size_t e = 0; e < context.num_local_experts(); ++e) {
         const Expert expert = context.LocalExpert(e);
         for (size_t entry = 0; entry < routing.local_ids.size(); ++entry) {
             if (routing.local_ids[entry] != static_cast<int64_t>(e)) continue;
-            const size_t begin = entry / context.model.top_k * hidden;
-            const std::vector<float> y =
-                expert.Forward(ToFloat(&rows[begin], hidden), Precision::kBf16);
+            const size_t row = entry / context.model.top_k;
+            const size_t begin = row * hidden;
+            const std::vector<float> y = expert.Forward(received.Row(row), Precision::kBf16);
             for (size_t i = 0; i < hidden; ++i) sums[begin + i] += routing.weights[entry] * y[i];
         }
     }
@@ -65,8 +65,9 @@ LayerOutput RunHighThroughputLayer(const LayerContext& context, const std::vecto
     const size_t num_tokens = rows.size() / model.hidden;
 
     // STEP 1: tokens, their experts and their weights, in device memory.
-    RowSet sent(group, num_tokens, model);
-    sent.tokens.Upload(rows);
+    Tensor tokens(group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, {num_tokens, model.hidden});
+    RowRouting sent(group, num_tokens, model);
+    tokens.Upload(rows);
     sent.weights.Upload(routing.weights);
     sent.topk_idx.Upload(routing.expert_ids);
 
@@ -79,13 +80,16 @@ LayerOutput RunHighThroughputLayer(const LayerContext& context, const std::vecto
     EP_REQUIRE_NCCL(ncclEpHandleGetNumRecvTokens(handle, &num_rows));
 
     // STEP 3: dispatch tokens together with weights and expert ids.
-    RowSet received(group, num_rows, model);
-    const ncclNDTensor_t* const dispatch_inputs[] = {sent.tokens.get(), sent.weights.get(),
+    ReceivedRows received_rows(group, {num_rows}, model.hidden, context.fp8);
+    RowRouting received(group, num_rows, model);
+    const ncclNDTensor_t* const dispatch_inputs[] = {tokens.get(), sent.weights.get(),
                                                      sent.topk_idx.get()};
-    ncclNDTensor_t* const dispatch_outputs[] = {received.tokens.get(), received.weights.get(),
-                                                received.topk_idx.get()};
+    std::vector<ncclNDTensor_t*> dispatch_outputs = received_rows.outputs();
+    dispatch_outputs.push_back(received.weights.get());
+    dispatch_outputs.push_back(received.topk_idx.get());
     const ncclEpDispatchConfig_t dispatch_config = {};
-    EP_REQUIRE_NCCL(ncclEpDispatch(handle, dispatch_inputs, 3, dispatch_outputs, 3, nullptr, 0,
+    EP_REQUIRE_NCCL(ncclEpDispatch(handle, dispatch_inputs, 3, dispatch_outputs.data(),
+                                   static_cast<unsigned>(dispatch_outputs.size()), nullptr, 0,
                                    /*send_only=*/0, &dispatch_config, stream));
     EP_REQUIRE_CUDA(cudaStreamSynchronize(stream));
 
@@ -93,7 +97,8 @@ LayerOutput RunHighThroughputLayer(const LayerContext& context, const std::vecto
     const ReceivedRouting received_routing = {received.topk_idx.Download<int64_t>(),
                                               received.weights.Download<float>()};
     Tensor expert_sums(group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, {num_rows, model.hidden});
-    expert_sums.Upload(RunExperts(context, received_routing, received.tokens.Download<uint16_t>()));
+    received_rows.Download();
+    expert_sums.Upload(RunExperts(context, received_routing, received_rows));
 
     // STEP 5: combine. Each token gets the sum of its rows of all ranks, without further weights.
     Tensor combined(group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, {num_tokens, model.hidden});

@@ -4,26 +4,29 @@
 #include <numeric>
 
 #include "programs/moe_layer/exchange.h"
+#include "programs/moe_layer/received.h"
 #include "programs/moe_layer/tensor.h"
 
 namespace moe {
 namespace {
 
-// Replaces every received row by its expert's output. Expert e owns slab e of R * M slots; its rows
-// fill the slots 0 .. counts[e] - 1, the rest is unused.
-void RunExperts(const LayerContext& context, const std::vector<int32_t>& counts,
-                std::vector<uint16_t>* slabs) {
+// The experts' outputs, each where its row was received. Expert e owns slab e of R * M slots; its rows fill
+// the slots 0 .. counts[e] - 1, the rest is unused.
+std::vector<uint16_t> RunExperts(const LayerContext& context, const std::vector<int32_t>& counts,
+                                 const ReceivedRows& received) {
     const size_t hidden = context.model.hidden;
     const size_t num_slots = context.num_ranks() * context.max_tokens_per_rank;
+    std::vector<uint16_t> slabs(counts.size() * num_slots * hidden);
     for (size_t e = 0; e < counts.size(); ++e) {
         EP_REQUIRE(counts[e] >= 0 && static_cast<size_t>(counts[e]) <= num_slots);
         const Expert expert = context.LocalExpert(e);
         for (size_t slot = 0; slot < static_cast<size_t>(counts[e]); ++slot) {
-            uint16_t* row = &(*slabs)[(e * num_slots + slot) * hidden];
-            const std::vector<float> y = expert.Forward(ToFloat(row, hidden), Precision::kBf16);
-            std::transform(y.begin(), y.end(), row, ep_bf16_from_f32);
+            const size_t row = e * num_slots + slot;
+            const std::vector<float> y = expert.Forward(received.Row(row), Precision::kBf16);
+            std::transform(y.begin(), y.end(), &slabs[row * hidden], ep_bf16_from_f32);
         }
     }
+    return slabs;
 }
 
 }  // namespace
@@ -52,23 +55,23 @@ LayerOutput RunLowLatencyLayer(const LayerContext& context, const std::vector<ui
         ncclEpCreateHandle(&handle, group, topk_idx.get(), nullptr, 0, nullptr, stream));
 
     // STEP 3: dispatch. The counter says how many rows each local expert has received.
-    Tensor received(group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, {num_local, num_slots, hidden});
+    ReceivedRows received(group, {num_local, num_slots}, hidden, context.fp8);
     Tensor counter(group, ncclInt32, NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE, {num_local});
     const ncclNDTensor_t* const dispatch_inputs[] = {tokens.get()};
-    ncclNDTensor_t* const dispatch_outputs[] = {received.get()};
+    const std::vector<ncclNDTensor_t*> dispatch_outputs = received.outputs();
     ncclNDTensor_t* const dispatch_locals[] = {counter.get()};
     const ncclEpDispatchConfig_t dispatch_config = {};
-    EP_REQUIRE_NCCL(ncclEpDispatch(handle, dispatch_inputs, 1, dispatch_outputs, 1, dispatch_locals,
+    EP_REQUIRE_NCCL(ncclEpDispatch(handle, dispatch_inputs, 1, dispatch_outputs.data(),
+                                   static_cast<unsigned>(dispatch_outputs.size()), dispatch_locals,
                                    1, /*send_only=*/0, &dispatch_config, stream));
     EP_REQUIRE_CUDA(cudaStreamSynchronize(stream));
 
     // STEP 4: the experts of this rank.
     const std::vector<int32_t> counts = counter.Download<int32_t>();
-    std::vector<uint16_t> slabs = received.Download<uint16_t>();
-    RunExperts(context, counts, &slabs);
+    received.Download();
     Tensor expert_outputs(group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS,
                           {num_local, num_slots, hidden});
-    expert_outputs.Upload(slabs);
+    expert_outputs.Upload(RunExperts(context, counts, received));
 
     // STEP 5: combine. Each token gets the sum of weight * expert output, in its own place.
     Tensor combined(group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, {num_tokens, hidden});

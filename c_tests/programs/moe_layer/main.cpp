@@ -116,7 +116,7 @@ void CheckLayer(const LayerContext& context, const Options& options,
     if (options.spoil) all_output = swapped;
     report->error = MaxRelativeError(dense, all_output);
     report->error_if_swapped = MaxRelativeError(dense, swapped);
-    report->bound = MaxRelativeErrorBound();
+    report->bound = MaxRelativeErrorBound(options.fp8);
     EP_CHECK(report->error <= report->bound);
     EP_CHECK(report->error_if_swapped > report->bound);
     PrintLayer(options, *report);
@@ -140,7 +140,8 @@ void RunModel(const EpEnv& env, const Options& options, const Stripe& stripe,
 
     std::vector<uint16_t> rows = Embed(model, stripe.tokens, stripe.first_position);
     for (size_t layer = 0; layer < model.num_layers; ++layer) {
-        const LayerContext context = {env, group, model, options.max_tokens_per_rank, layer};
+        const LayerContext context = {env, group, model, options.max_tokens_per_rank, layer,
+                                      options.fp8};
         const Routing routing = Router(model, layer).Route(rows);
         const LayerOutput output = algorithm == NCCL_EP_ALGO_LOW_LATENCY
                                        ? RunLowLatencyLayer(context, rows, routing)

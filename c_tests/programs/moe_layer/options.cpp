@@ -34,6 +34,9 @@ std::string CheckRules(const Options& options, size_t num_ranks) {
     if (model.hidden * sizeof(uint16_t) % kRowAlignment != 0) {
         return "--hidden must be a multiple of 8, as rows have a multiple of 16 bytes";
     }
+    if (options.fp8 && model.hidden % kRowAlignment != 0) {
+        return "--hidden must be a multiple of 16 with --fp8, as rows have a multiple of 16 bytes";
+    }
     if (model.num_experts % num_ranks != 0) {
         return "--experts must be a multiple of the number of ranks, " + std::to_string(num_ranks);
     }
@@ -57,7 +60,8 @@ std::string ParseOptions(int argc, char** argv, size_t num_ranks, Options* optio
          Count("hidden", &model->hidden), Count("ffn", &model->ffn),
          Count("experts", &model->num_experts), Count("top-k", &model->top_k),
          Count("layers", &model->num_layers), Count("seed", &model->seed),
-         ep::Text(0, "text", &options->text_path), ep::Switch(0, "json", &options->json),
+         ep::Text(0, "text", &options->text_path), ep::Switch(0, "fp8", &options->fp8),
+         ep::Switch(0, "json", &options->json),
          ep::Switch(0, "spoil", &options->spoil), ep::Switch(0, "help", &options->help)});
     if (!refusal.empty()) return refusal;
     size_t& num_experts = model->num_experts;
@@ -76,6 +80,7 @@ const char* Usage() {
            "  --layers N              layers, each with a router and experts of its own (2)\n"
            "  --seed N                seed of all parameters (1)\n"
            "  --text FILE             text to take the tokens from\n"
+           "  --fp8                   dispatches cast the rows to e4m3, with a scale for 128 elements\n"
            "  --json                  one JSON object for each layer instead of a sentence\n"
            "  --spoil                 swap the results of two tokens: the run has to fail\n";
 }

@@ -15,6 +15,7 @@ struct Options {
     bool low_latency = true;
     bool high_throughput = true;
     std::string text_path;  // empty: the text of the repository
+    bool fp8 = false;
     bool json = false;
     bool spoil = false;
     bool help = false;

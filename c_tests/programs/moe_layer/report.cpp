@@ -35,9 +35,9 @@ void PrintModel(const EpEnv& env, const Options& options, const std::string& tex
     } else {
         std::printf(
             "moe_layer (%s): ranks %d, layers %zu, hidden %zu, ffn %zu, experts %zu, top-k %zu, "
-            "seed %llu\n%llu tokens from %s\n",
+            "seed %llu%s\n%llu tokens from %s\n",
             backend, env.size, model.num_layers, model.hidden, model.ffn, model.num_experts,
-            model.top_k, seed, tokens, text_path.c_str());
+            model.top_k, seed, options.fp8 ? ", dispatch in e4m3" : "", tokens, text_path.c_str());
     }
     std::fflush(stdout);
 }

@@ -160,8 +160,9 @@ struct ForwardedRows : ScaledImage {
 };
 
 // Rows that are rounded to e4m3. One kernel has the casts of all types, as little of it depends on them. A chunk of
-// the caller's row is loaded to the end of its part of the buffer and cast there, from the last element to the first, so that it ends where it began to end; behind it
-// are the stamp and the scales of the whole row, which go with the last chunk.
+// the caller's row is loaded to the end of its part of the buffer and cast there, from the last element to the
+// first, so both end at the same byte. Behind it are the stamp and the scales of the whole row, which go with the
+// last chunk.
 struct CastRows : ScaledImage {
     static constexpr uint32_t kStep = kWarpSize * kCastElements;
 

@@ -90,6 +90,8 @@ struct Uncast {
         }
         return scale.stored;
     }
+    // A flag is not a magnitude.
+    uint32_t cast(const ScaledRows&, bool, Vec16&) const = delete;
 };
 
 // Stores the scale of the block that begins at `element` of a row to the row's dense scales.

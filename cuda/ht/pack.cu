@@ -73,11 +73,12 @@ struct CastRows {
                 }
             }
             Vec16 cast;
-            const uint32_t stored = given.cast(rows, is_there, cast);
+            const float most = given.largest_of_block(rows, is_there);
+            const uint32_t stored = given.cast(rows, most, cast);
             if (is_there) {
                 *reinterpret_cast<Vec16*>(to + at) = cast;
             }
-            if (is_there && at % rows.block == 0) {
+            if (is_there && (at & (rows.block - 1)) == 0) {
                 store_scale(rows, scales, at, stored);
             }
         }

@@ -26,7 +26,7 @@ def all_steps(places: Places) -> list[Step]:
         *programs.host_steps(places),
         *simt.steps(places),
         Step("nvtx/ranges", (str(ROOT / "c_tests" / "nvtx" / "run.sh"),
-                             str(places.target / "c" / "host" / "example_ht")),
+                             str(places.target / "c" / "host" / "example_high_throughput")),
              counts.closing_line, ("build/programs",),
              environment=(("NCCLEP_HOSTSIM_WITH_GPU", "1"),)),
         Step("bench/self-test", ("python3", "bench/selftest.py"), counts.closing_line,

@@ -29,6 +29,7 @@ import plot_ht
 import plot_ll
 import run_sweep
 import table
+from selftest_command_line import CommandLineTest  # noqa
 from selftest_guide import *  # noqa: F403
 from selftest_scale import NodesTest, ScaleBorderTest, ScaleFilesTest, ScaleFormulaTest  # noqa
 
@@ -289,25 +290,6 @@ class HighThroughputTest(Sweep):
         self.assertLess(flat["received_imbalance"], 1.1)
         for key in ("received_rows", "received_max", "wire_rows_in_max", "bytes"):
             self.assertEqual(skewed[key], again[key])
-
-    def test_unknown_routings_and_channels_are_refused(self) -> None:
-        for options in (("--routing", "zip"), ("--routing", "zipf:much"), ("--routing", "zipf:"),
-                        ("--channels", "many"), ("--channels", "-1")):
-            done = subprocess.run([_program(), *options], capture_output=True, text=True,
-                                  check=False)
-            self.assertEqual(done.returncode, 1)
-            self.assertIn(f"ep_bench: {options[0]}", done.stderr)
-
-    def test_a_wrong_word_of_the_command_line_is_named(self) -> None:
-        for words, said in ((["-i", "3", "--tokenz"], 'unknown option "--tokenz"'),
-                            (["-pxV"], 'unknown option "-x"'), (["--tokens"], "--tokens: needs a value"),
-                            (["-t"], "-t: needs a value"), (["--profile=1"], "--profile: takes no value"),
-                            (["more"], 'unexpected argument "more"')):
-            done = subprocess.run([_program(), *words], capture_output=True, text=True, check=False)
-            self.assertEqual(done.returncode, 1)
-            self.assertEqual(done.stderr.splitlines()[0], f"ep_bench: {said}")
-        done = subprocess.run([_program(), "--version"], capture_output=True, text=True, check=True)
-        self.assertRegex(done.stdout, r"^ep_bench (\d+\.\d+\.\d+), libnccl_ep \1\n$")
 
     def test_a_run_that_fails_does_not_cost_the_others(self) -> None:
         done = _sweep(self.folder, *_HT_SWEEP, "--tokens", "16", "--channels", "4,many,12",

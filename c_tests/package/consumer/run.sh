@@ -7,29 +7,12 @@ set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 . "$here/../../../scripts/env.sh"
+. "$here/../checks.sh"
 libraries=$(cd "${1:-$NCCL_EP_TARGET/release}" && pwd)
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 prefix=$work/prefix
 export PKG_CONFIG_PATH=$prefix/lib/pkgconfig
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' "$NCCL_EP_ROOT/Cargo.toml" | head -n1)
 
-passed=0
-failed=0
-
-# check NAME COMMAND...: counts one check, and prints the command's output if it failed.
-check() {
-    local name=$1
-    shift
-    if "$@" >"$work/log" 2>&1; then
-        passed=$((passed + 1))
-        echo "ok: $name"
-    else
-        failed=$((failed + 1))
-        echo "FAILED: $name"
-        sed 's/^/    /' "$work/log"
-    fi
-}
 
 expected_files="include/nccl_ep.h
 lib/cmake/nccl_ep/nccl_ep-config-version.cmake
@@ -154,5 +137,4 @@ check "install: over a link" installs_over_a_link
 check "uninstall" uninstalls
 with_pkg_config
 with_cmake
-echo "$passed passed, $failed failed"
-[ $failed = 0 ]
+finish

@@ -10,23 +10,9 @@ set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 . "$here/../../../scripts/env.sh"
+. "$here/../checks.sh"
 libraries=$(cd "${1:-$NCCL_EP_TARGET/release}" && pwd)
 program=$here/../consumer/one_rank.c
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-passed=0
-failed=0
-
-# check NAME COMMAND...: counts one check, and prints the command's output if it failed.
-check() {
-    if "${@:2}" >"$work/log" 2>&1; then
-        passed=$((passed + 1))
-    else
-        failed=$((failed + 1))
-        echo "FAILED: $1"
-        sed 's/^/    /' "$work/log"
-    fi
-}
 
 # block LANGUAGE WORD [DOCUMENT]: the first block of this language that has this word, in README.
 block() {
@@ -101,5 +87,4 @@ check "Python without a GPU" without_gpu
 check "the lines for CMake" lines_for_cmake
 check "the text of a refusal" piece ncclEpGetLastError
 check "FP8" piece scales
-echo "$passed passed, $failed failed"
-[ $failed = 0 ]
+finish

@@ -7,21 +7,7 @@ set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 . "$here/../../../scripts/env.sh"
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-passed=0
-failed=0
-
-# check NAME COMMAND...: counts one check, and prints the command's output if it failed.
-check() {
-    if "${@:2}" >"$work/log" 2>&1; then
-        passed=$((passed + 1))
-    else
-        failed=$((failed + 1))
-        echo "FAILED: $1"
-        sed 's/^/    /' "$work/log"
-    fi
-}
+. "$here/../checks.sh"
 
 make_release() { "$NCCL_EP_ROOT/scripts/release.sh" "$1"; }
 same_tarball() { make_release "$work/again" && cmp "$work"/{files,again}/nccl_ep-*.tar.gz; }
@@ -50,5 +36,4 @@ check "it unpacks" unpacks
 check "it has all files" has_all
 check "pkg-config" builds_by_pkg_config
 check "CMake" builds_by_cmake
-echo "$passed passed, $failed failed"
-[ $failed = 0 ]
+finish

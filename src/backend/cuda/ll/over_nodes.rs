@@ -328,16 +328,11 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
         let Some(scaled) = &op.scaled else {
             return context.module.launch(Kernel::LlPack, shape, &pack, at);
         };
-        let (dispatch, rows) = scaled::params(
-            self.handle,
-            (op, scaled),
-            &self.handle.plan().dispatch,
-            self.part,
-        )?;
+        let (shape_of_rows, rows) = scaled::shape_and_rows(self.handle.plan(), (op, scaled))?;
         let params = LlScaledPackParams {
             pack,
             rows,
-            shape: dispatch.common.shape,
+            shape: shape_of_rows,
         };
         let kernel = kernels::for_scales::<LlScaledPackParams>(scaled.cast())?;
         context.module.launch(kernel, shape, &params, at)

@@ -6,9 +6,10 @@ use crate::backend::cuda::kernels;
 use crate::backend::cuda::ll::grid::Grid;
 use crate::backend::cuda::ll::local_handle::LocalHandle;
 use crate::backend::cuda::ll::part::Part;
+use crate::backend::cuda::ll::plan::HandlePlan;
 use crate::backend::cuda::ll::signature::Signature;
 use crate::backend::cuda::params::common::{OP_LL_DISPATCH, ScaledRows};
-use crate::backend::cuda::params::ll::{LlDispatchParams, LlScaledDispatchParams};
+use crate::backend::cuda::params::ll::{LlDispatchParams, LlScaledDispatchParams, LlShape};
 use crate::backend::cuda::scaled_rows::{ScalesWord, scaled_rows};
 use crate::error::Result;
 use crate::model::ops::LlDispatch;
@@ -39,15 +40,24 @@ pub fn params(
     part: Part,
 ) -> Result<(LlDispatchParams, ScaledRows)> {
     let mut dispatch = handle.dispatch_params(op, grid, part);
-    let (shape, scale_chunk_bytes) = handle.plan().scaled_shape(op.wire());
+    let (shape, rows) = shape_and_rows(handle.plan(), (op, scaled))?;
     dispatch.common.shape = shape;
     dispatch.common.signature = signature(handle, op).to_word();
     dispatch.common.scales_word = ScalesWord::of(op.scaled.as_ref()).0;
+    Ok((dispatch, rows))
+}
+
+/// The sizes of a dispatch, and its rows as kernels take them.
+pub fn shape_and_rows(
+    plan: &HandlePlan,
+    (op, scaled): (&LlDispatch, &Scaled),
+) -> Result<(LlShape, ScaledRows)> {
+    let (shape, scale_chunk_bytes) = plan.scaled_shape(op.wire());
     let rows = ScaledRows {
         scale_chunk_bytes,
         ..scaled_rows(op.row, scaled)?
     };
-    Ok((dispatch, rows))
+    Ok((shape, rows))
 }
 
 /// The signature of a dispatch, with or without scales.

@@ -13,7 +13,8 @@ from torch.nn import functional
 from nccl_ep import EpGroup
 from start import finish, start
 
-# Torch wants scales without padding: an expert's slots, M * R, and a row's blocks are multiples of 4.
+# Torch wants scales without padding: an expert's slots, M * R, and a row's blocks are multiples of
+# 4.
 EXPERTS_PER_RANK, HIDDEN, TOKENS, TOP_K, BLOCK = 2, 512, 32, 2, 128
 E4M3 = torch.float8_e4m3fn
 # Rounding moves an element of a token or a weight by at most 1/16 of itself. The errors of both are

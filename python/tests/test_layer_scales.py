@@ -184,6 +184,21 @@ def test_combine_after_a_cast(layer, world, device):
         ep.combine(rows, layout)
 
 
+@pytest.mark.parametrize("order", ["row", "column"])
+def test_no_rows_anywhere(layer, world, device, order):
+    """Neither without tokens, nor where no token has an expert."""
+    problem = problem_of(world, device)
+    ep = layer(problem)
+    for tokens in (0, len(problem.tokens)):
+        rows, weights, layout = ep.dispatch(
+            problem.tokens[:tokens], torch.full_like(problem.topk_idx[:tokens], -1),
+            problem.weights[:tokens], cast="mxfp8", scales_order=order)
+        assert rows.shape == (0, _HIDDEN) and rows.dtype == torch.float8_e4m3fn
+        assert weights.shape == (0,) and layout.scales.shape == (0, 9)
+        output = ep.combine(rows.to(torch.bfloat16), layout)
+        assert torch.equal(output, torch.zeros_like(problem.tokens[:tokens]))
+
+
 def test_what_makes_no_sense_is_refused(layer, world, device):
     """On this rank alone, before others wait for it: the layer works afterwards."""
     problem = problem_of(world, device)

@@ -1,5 +1,5 @@
-// The rows of a dispatch, as --dispatch, --cast and --forward choose them (docs/formats.md). Combines return bfloat16 rows
-// whatever was dispatched.
+// The rows of a dispatch, as --dispatch, --cast and --forward choose them (docs/formats.md). Combines return
+// bfloat16 rows whatever was dispatched.
 #ifndef C_TESTS_PROGRAMS_EP_BENCH_FORMAT_H_
 #define C_TESTS_PROGRAMS_EP_BENCH_FORMAT_H_
 

@@ -1,5 +1,4 @@
-// The cast without a GPU: the oracle's own, in the order of the stream. It shows that results are right; its time
-// means nothing.
+// The cast with the CPU backend: the oracle's own, in the order of the stream.
 #include "programs/ep_bench/cast/cast.h"
 #include "reference/cast.h"
 

@@ -26,6 +26,7 @@ template <typename Scope, typename Rows>
 struct Block {
     using Place = typename Scope::Place;
     using Ahead = typename Rows::Ahead;
+    static constexpr bool kKeptBySender = Rows::kKeptBySender;
 
     const HtDispatchParams& params;
     Scope scope;
@@ -70,5 +71,39 @@ __device__ __forceinline__ void write_routing(const Block& block, uint32_t row,
         block.params.out_weights[index] = entry.weight;
     }
 }
+
+// What a token's row is on this rank itself.
+struct KeptRow {
+    // Whether it goes here, and to peers.
+    bool is_here;
+    bool is_sent;
+    // The lane with its first expert here, and the row of the output.
+    uint32_t lane;
+    uint32_t row;
+
+    // All lanes call it.
+    template <typename Block>
+    __device__ KeptRow(const Block& block, const TokenEntries& entries) {
+        const uint32_t own = __ballot_sync(
+            kAllLanes, entries.is_first() && static_cast<uint32_t>(entries.rank) == block.rank());
+        is_here = own != 0;
+        is_sent = (entries.firsts & ~own) != 0;
+        lane = is_here ? __ffs(own) - 1 : 0;
+        const uint32_t index = __shfl_sync(kAllLanes, entries.entry.index, lane);
+        row = block.scope.row(block.shared.pairs, block.rank(), index);
+    }
+
+    // Writes the ids and weights of a row that is here; `given` are the token's. All lanes call it.
+    template <typename Block>
+    __device__ void write_routing(const Block& block, const TokenEntries& entries,
+                                  const GivenRouting& given) const {
+        if (block.scope.has_routing(block.params)) {
+            const float weight =
+                given.weight_of(block.scope.id_of(block.common, entries), block.top_k());
+            ht_dispatch_impl::write_routing(block, row,
+                                            RoutingEntry(block.common, entries, lane, weight));
+        }
+    }
+};
 
 }  // namespace nccl_ep::ht_dispatch_impl

@@ -14,34 +14,27 @@ struct KeptToken {
     typename Block::Ahead ahead;
 };
 
-// One warp copies a token to its row of this rank's own output; false if it does not go there.
+// One warp copies a token to its row of this rank's own output; false if it does not go there, or its sender does
+// that.
 template <typename Block>
 __device__ bool keep_token(const Block& block, uint32_t token, Staging& staging) {
     const auto& rows = block.rows;
     const TokenEntries entries(block.common, token);
-    const uint32_t own = __ballot_sync(
-        kAllLanes, entries.is_first() && static_cast<uint32_t>(entries.rank) == block.rank());
-    if (own == 0) {
+    const KeptRow kept(block, entries);
+    if (!kept.is_here || (Block::kKeptBySender && kept.is_sent)) {
         return false;
     }
-    const uint32_t lane = __ffs(own) - 1;
-    const uint32_t index = __shfl_sync(kAllLanes, entries.entry.index, lane);
-    const uint32_t row = block.scope.row(block.shared.pairs, block.rank(), index);
     const typename Block::Place place = block.scope.place(block.common, token);
-    const KeptToken<Block> kept = {token, place, rows.look_ahead(block, token, place)};
+    const KeptToken<Block> source = {token, place, rows.look_ahead(block, token, place)};
     for (uint32_t offset = 0; block.keeps_images && offset < rows.span(block.common);
          offset += rows.step(block.common)) {
         staging.wait_reusable();
         rows.load(block, block.row_of_token(token, place), offset, staging);
-        const uint8_t* chunk = rows.finish(block, kept, offset, staging);
-        rows.deliver(block, row, offset, rows.bytes_at(block.common, offset), chunk, staging);
+        const uint8_t* chunk = rows.finish(block, source, offset, staging);
+        rows.deliver(block, kept.row, offset, rows.bytes_at(block.common, offset), chunk, staging);
+        staging.commit();
     }
-    if (block.scope.has_routing(block.params)) {
-        const float weight = block.given_routing(token, place).weight_of(
-            block.scope.id_of(block.common, entries), block.top_k());
-        const RoutingEntry routing(block.common, entries, lane, weight);
-        write_routing(block, row, routing);
-    }
+    kept.write_routing(block, entries, block.given_routing(token, place));
     return true;
 }
 

@@ -27,6 +27,7 @@ __device__ void take_row(const Block& block, uint32_t source, uint32_t index, St
             give_credit(common, AnyUnits{common}, block.shared.pairs, source, sequence);
         }
         block.rows.deliver(block, row, offset, bytes, staging.chunk(), staging);
+        staging.commit();
     }
     if (common.shape.tail_bytes != 0) {
         if (lane_idx() < block.top_k()) {

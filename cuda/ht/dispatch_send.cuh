@@ -110,6 +110,22 @@ __device__ bool wait_for_credits(const Block& block, const Outgoing<Block>& outg
     });
 }
 
+// Stores a chunk of the row, and with the first its ids and weights, to this rank's output, if it goes there.
+template <typename Block>
+__device__ __forceinline__ void keep_chunk(const Block& block, const Outgoing<Block>& outgoing,
+                                           uint32_t offset, const uint8_t* chunk,
+                                           Staging& staging) {
+    const KeptRow kept(block, outgoing.entries);
+    if (!kept.is_here) {
+        return;
+    }
+    const uint32_t bytes = block.rows.bytes_at(block.common, offset);
+    block.rows.deliver(block, kept.row, offset, bytes, chunk, staging);
+    if (offset == 0) {
+        kept.write_routing(block, outgoing.entries, outgoing.given);
+    }
+}
+
 // Stores the row, whose first chunk was loaded, and its tails to all its peers.
 template <typename Block>
 __device__ void store_row(const Block& block, const Outgoing<Block>& outgoing, Staging& staging) {
@@ -131,6 +147,9 @@ __device__ void store_row(const Block& block, const Outgoing<Block>& outgoing, S
         for (uint32_t left = peers; left != 0; left &= left - 1) {
             staging.store_shared(chunk, remote_of_lane(slot, __ffs(left) - 1) + offset,
                                  rows.bytes_at(common, offset));
+        }
+        if constexpr (Block::kKeptBySender) {
+            keep_chunk(block, outgoing, offset, chunk, staging);
         }
     }
     const uint8_t* tail = staging.tails();

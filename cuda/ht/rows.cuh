@@ -14,6 +14,9 @@ namespace nccl_ep::ht_dispatch_impl {
 
 // Rows without scales: the image is the row.
 struct PlainRows {
+    // Whether a sender also stores a row to this rank's output, if it goes there as well as to peers.
+    static constexpr bool kKeptBySender = false;
+
     // What a lane loads of a token well before it is needed.
     struct Ahead {};
     template <typename Block>
@@ -51,14 +54,14 @@ struct PlainRows {
         staging.wait_loaded();
         return staging.chunk();
     }
-    // Stores `bytes` of the image from `offset` on, in shared memory, to row `row` of the outputs.
+    // Stores `bytes` of the image from `offset` on, in shared memory, to row `row` of the outputs; the caller
+    // commits.
     template <typename Block>
     __device__ __forceinline__ void deliver(const Block& block, uint32_t row, uint32_t offset,
                                             uint32_t bytes, const uint8_t* chunk,
                                             Staging& staging) const {
         if (block.keeps_rows) {
             staging.store_shared(chunk, block.out_row(row) + offset, bytes);
-            staging.commit();
         }
     }
 

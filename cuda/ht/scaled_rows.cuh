@@ -45,7 +45,6 @@ struct ScaledImage {
         const uint32_t payload = scaled.rows.payload_bytes;
         if (block.keeps_rows && offset < payload) {
             staging.store_shared(chunk, block.out_row(row) + offset, min(bytes, payload - offset));
-            staging.commit();
         }
         uint8_t* scales = out_scales(row);
 #pragma unroll 1
@@ -92,6 +91,8 @@ struct ScaledImage {
 
 // Rows whose scales the caller gives. The copy engine loads the payload, the lanes the rest.
 struct ForwardedRows : ScaledImage {
+    static constexpr bool kKeptBySender = false;
+
     // The lane's part of the scales, if it has one.
     struct Ahead {
         Vec16 scales;
@@ -164,6 +165,8 @@ struct ForwardedRows : ScaledImage {
 // first, so both end at the same byte. Behind it are the stamp and the scales of the whole row, which go with the
 // last chunk.
 struct CastRows : ScaledImage {
+    // So each row is cast once.
+    static constexpr bool kKeptBySender = true;
     static constexpr uint32_t kStep = kWarpSize * kCastElements;
 
     struct Ahead {};

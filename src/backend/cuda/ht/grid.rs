@@ -12,15 +12,15 @@ pub const WARP: u32 = 32;
 
 /// Static shared memory of the kernels, and what the driver reserves.
 const RESERVED_SHARED_BYTES: u32 = 3584;
-/// Blocks if the caller leaves the choice to us, and how many of them send in a dispatch.
+/// Blocks if the caller leaves the choice to us, and how many of them send.
 const AUTO_BLOCKS: u32 = 24;
-const DISPATCH_SENDERS: u32 = 11;
-/// Of 24 blocks of a combine, those that send. Receivers add up the rows of a token from all ranks,
-/// its own among them: with fewer ranks there is more to add per row sent.
-const COMBINE_SENDERS: u32 = 14;
-const COMBINE_SENDERS_OF_TWO: u32 = 9;
-/// With three ranks, half of the blocks send in either operation.
-const SENDERS_OF_THREE: u32 = 12;
+const DISPATCH_SENDERS: u32 = 8;
+/// With two ranks, and a guess for three.
+const DISPATCH_SENDERS_OF_FEW: u32 = 9;
+const COMBINE_SENDERS: u32 = 9;
+/// A sender that casts needs three times as long for a row; with so many senders the wire is slower.
+const CAST_SENDERS: u32 = 17;
+const MOST_CAST_SENDERS: u32 = 50;
 /// A sending block needs one warp that copies and one that notifies.
 const LEAST_WARPS: u32 = 2;
 
@@ -44,10 +44,8 @@ impl HtKind {
     /// A good choice where nothing was measured.
     fn own_choice(self, ranks: usize) -> Choice {
         let (send_blocks, threads) = match (self, ranks) {
-            (Self::Dispatch { .. }, 3) => (SENDERS_OF_THREE, HT_DISPATCH_THREADS),
+            (Self::Dispatch { .. }, ..=3) => (DISPATCH_SENDERS_OF_FEW, HT_DISPATCH_THREADS),
             (Self::Dispatch { .. }, _) => (DISPATCH_SENDERS, HT_DISPATCH_THREADS),
-            (Self::Combine { .. }, ..=2) => (COMBINE_SENDERS_OF_TWO, HT_COMBINE_THREADS),
-            (Self::Combine { .. }, 3) => (SENDERS_OF_THREE, HT_COMBINE_THREADS),
             (Self::Combine { .. }, _) => (COMBINE_SENDERS, HT_COMBINE_THREADS),
         };
         Choice {
@@ -86,11 +84,12 @@ pub struct Grid {
 impl Grid {
     /// The grid of an operation on this rank's `tokens`: the measured one if there is one, else our
     /// own choice. A channel that the caller grants is two blocks: at most that many, and without
-    /// measurements exactly that many.
+    /// measurements exactly that many. Measurements say nothing of the senders of rows that are cast.
     pub fn new(
         facts: &GroupFacts,
         tuning: &Tuning,
         kind: HtKind,
+        casts: bool,
         tokens: usize,
         device: DeviceLimits,
     ) -> Self {
@@ -114,6 +113,8 @@ impl Grid {
         let choice = measured.unwrap_or(own);
         let send_blocks = match facts.ranks {
             1 => 0,
+            _ if casts => share(blocks, CAST_SENDERS, AUTO_BLOCKS)
+                .clamp(1, (blocks - 1).min(MOST_CAST_SENDERS)),
             _ => share(blocks, choice.send_blocks, choice.blocks).clamp(1, blocks - 1),
         };
         Self {
@@ -160,17 +161,40 @@ mod tests {
     fn channels_are_two_blocks_each() {
         for (channels, blocks) in [(1, 2), (4, 8), (1000, 132)] {
             let facts = facts(4, Some(channels));
-            let grid = Grid::new(&facts, &Tuning::default(), COMBINE, 64, H200);
+            let grid = Grid::new(&facts, &Tuning::default(), COMBINE, false, 64, H200);
             assert_eq!(grid.blocks, blocks);
             assert!(grid.send_blocks >= 1 && grid.send_blocks < blocks);
         }
-        let own = Grid::new(&facts(4, None), &Tuning::default(), DISPATCH, 64, H200);
-        assert_eq!((own.blocks, own.send_blocks, own.warps), (24, 11, 24));
-        for (ranks, dispatch, combine) in [(2, 11, 9), (3, 12, 12), (4, 11, 14), (8, 11, 14)] {
+        let own = Grid::new(
+            &facts(4, None),
+            &Tuning::default(),
+            DISPATCH,
+            false,
+            64,
+            H200,
+        );
+        assert_eq!((own.blocks, own.send_blocks, own.warps), (24, 8, 24));
+        for (ranks, dispatch, combine) in [(2, 9, 9), (3, 9, 9), (4, 8, 9), (8, 8, 9)] {
             for (kind, senders) in [(DISPATCH, dispatch), (COMBINE, combine)] {
-                let own = Grid::new(&facts(ranks, None), &Tuning::default(), kind, 64, H200);
+                let own = Grid::new(
+                    &facts(ranks, None),
+                    &Tuning::default(),
+                    kind,
+                    false,
+                    64,
+                    H200,
+                );
                 assert_eq!((own.blocks, own.send_blocks), (24, senders));
             }
+        }
+    }
+
+    #[test]
+    fn casts_have_more_senders() {
+        for (channels, senders) in [(1, 1), (4, 5), (12, 17), (1000, 50)] {
+            let facts = facts(2, Some(channels));
+            let grid = Grid::new(&facts, &Tuning::default(), DISPATCH, true, 64, H200);
+            assert_eq!(grid.send_blocks, senders);
         }
     }
 
@@ -182,7 +206,7 @@ mod tests {
             {"operation": "ht_combine", "tokens": 4096, "blocks": 20, "threads": 1024, "send_blocks": 20}]}"#;
         let tuning = Tuning::parse(file, "G", 4, 132).unwrap();
         let grid = |kind, tokens, channels| {
-            let grid = Grid::new(&facts(4, channels), &tuning, kind, tokens, H200);
+            let grid = Grid::new(&facts(4, channels), &tuning, kind, false, tokens, H200);
             (grid.blocks, grid.send_blocks, grid.warps)
         };
         assert_eq!(grid(DISPATCH, 1, None), (2, 1, 2));
@@ -191,8 +215,8 @@ mod tests {
         assert_eq!(grid(DISPATCH, 2000, Some(8)), (16, 4, 16));
         assert_eq!(grid(DISPATCH, 2000, Some(100)), (40, 10, 16));
         assert_eq!(grid(COMBINE, 4096, None), (20, 19, 16));
-        assert_eq!(grid(COMBINE, 4097, None), (24, 14, 16));
-        let alone = Grid::new(&facts(1, None), &tuning, COMBINE, 4096, H200);
+        assert_eq!(grid(COMBINE, 4097, None), (24, 9, 16));
+        let alone = Grid::new(&facts(1, None), &tuning, COMBINE, false, 4096, H200);
         assert_eq!((alone.blocks, alone.send_blocks), (20, 0));
     }
 }

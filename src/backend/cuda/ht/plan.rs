@@ -224,7 +224,8 @@ impl HtPlan {
         (tokens, top_k): (usize, usize),
         device: DeviceLimits,
     ) -> Result<HtLaunch> {
-        let grid = Grid::new(&self.facts, &self.tuning, kind, tokens, device);
+        let casts = row.cast.is_some();
+        let grid = Grid::new(&self.facts, &self.tuning, kind, casts, tokens, device);
         let (row_bytes, staging) = (row.image_bytes(), row.staging());
         let (tail_bytes, tails) = match kind {
             HtKind::Dispatch { forward: true } => {

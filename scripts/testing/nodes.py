@@ -107,7 +107,8 @@ def _forked(places: Places, backend: str, need: str) -> Iterator[Step]:
         words = (str(_programs(places, backend) / program), *options)
         prefix = "simt/" if backend == "simt" else ""
         yield Step(f"{prefix}nodes/{' '.join([program, *options[1:]])}", words,
-                   counts.closing_line, (need,), cores=2, timeout=240, environment=_ENVIRONMENT)
+                   counts.closing_line, (need,), cores=1 if backend == "simt" else 0, timeout=240,
+                   environment=_ENVIRONMENT)
 
 
 def _step(name: str, words: Sequence[str], need: str,

@@ -57,7 +57,7 @@ def _builds(places: Places) -> list[Step]:
     library, gpu = gpu_builds(places)
     test = ("cargo", "test", "--locked", "--workspace", "--no-fail-fast")
     host = _make_programs(places, "host", f"OUT={places.target}/c")
-    sanitized = _make_programs(places, "host", "SANITIZE=address,undefined", "OPTIMISE=-O1 -g",
+    sanitized = _make_programs(places, "host", "SANITIZE=address,undefined", "OPTIMISE=-O1 -g1",
                                f"OUT={places.target}/c-sanitize")
     built = ("build/lib",)
     return [

@@ -34,9 +34,14 @@ _EXACT = (("NCCL_EP_LL_COMBINE", "exact"),)
 _FEW_CONFIGS = ("--configs", "200")
 _MANY_RANKS = 8
 
+# Where all are quick, without a GPU; by default there are more.
+_CPU_CONFIGS = ("--configs", "400")
+
 # test_fuzz in `make test`; by hand it runs as long as wanted.
 _FUZZ = (("agree", ("agree", "--calls", "12000", "--seed", "3")),
          ("differ", ("differ", "--calls", "2000", "--seed", "4")))
+_SANITIZED_FUZZ = (("agree", ("agree", "--calls", "6000", "--seed", "6")),
+                   ("differ", ("differ", "--calls", "1000", "--seed", "7")))
 # Threads have no common order of operations, so on GPUs two groups could wait for each
 # other's multiprocessors.
 _FUZZ_THREADS = ("--threads", "2", "--calls", "3000", "--seed", "5")
@@ -156,8 +161,8 @@ def host_steps(places: Places) -> list[Step]:
 
     def step(run: Run) -> Step:
         program = places.programs / run.program
-        words = (str(program), *run.options) if run.forks else _mpirun(run.ranks, program,
-                                                                       run.options)
+        options = run.options or (_CPU_CONFIGS if run.program == "test_random" else ())
+        words = (str(program), *options) if run.forks else _mpirun(run.ranks, program, options)
         # Ranks mostly wait for each other, so two programs fit on two cores; those that lose a
         # rank sleep until a deadline passes.
         return Step(run.name, words, run.read, needs, cores=0 if run.forks else 1, timeout=240,
@@ -198,7 +203,7 @@ def sanitizer_steps(places: Places) -> list[Step]:
     steps = [run(name, name, _FEW_CONFIGS if name == "test_random" else (), _SANITIZED_RANKS,
                  counts.closing_line) for name in (*TESTS, *EXAMPLES, "moe_layer")]
     steps += [run("test_fuzz", f"test_fuzz-{label}", options, _SANITIZED_RANKS, counts.closing_line)
-              for label, options in _FUZZ]
+              for label, options in _SANITIZED_FUZZ]
     for algorithm in ("ll", "ht"):
         options = ("-a", algorithm, "-s", "both", "-c", "-r", *_EP_TEST_SMALL)
         steps.append(run("ep_test", f"ep_test-{algorithm}", options, 4, counts.closing_line))

@@ -48,6 +48,8 @@ _HT_OTHER_CHANNELS = ("4", "8", "16")
 _HT_OTHER_TOKENS = "4096"
 
 _WAYS = ("idle", "queued", "graph")  # of timing an operation
+_OPERATIONS = ("dispatch", "combine", "pair")
+_WITH_CAST = ("alone", "dispatch", "pair")  # of the times with ep_bench --cast outside
 
 # As in scripts/env.sh: containers run as root, and ranks may outnumber cores.
 _OPEN_MPI = {
@@ -301,17 +303,20 @@ def _print_table(run: dict[str, Any]) -> None:
               f"{host['dispatch']['median_us']:>6.2f} {host['combine']['median_us']:>6.2f}  "
               f"{rate['dispatch'][kind]:>12.1f} {rate['combine'][kind]:>7.1f}  "
               f"{entry['received_imbalance']:>8.3f}  {wrong:>5}")
+        if value_at(entry, "idle.cast"):
+            timed = [_three(entry[how] and entry[how]["cast"], _WITH_CAST) for how in _WAYS]
+            print(f"{'cast':>8}  {'  '.join(timed)}  the cast outside: alone, and before the "
+                  "dispatch and the pair")
         if alone := value_at(entry, "network.nccl_alone"):
             timed, host = [_three(alone[how]) for how in _WAYS], alone["host_call"]
             print(f"{'NCCL':>8}  {'  '.join(timed)}  {host['dispatch']['median_us']:>6.2f} "
                   f"{host['combine']['median_us']:>6.2f}  alone, with the bytes between nodes")
 
 
-def _three(times: dict[str, Any] | None) -> str:
+def _three(times: dict[str, Any] | None, names: tuple[str, ...] = _OPERATIONS) -> str:
     if times is None:
         return f"{'-':^23}"
-    return " ".join(f"{times[operation]['median_us']:>7.1f}"
-                    for operation in ("dispatch", "combine", "pair"))
+    return " ".join(f"{times[name]['median_us']:>7.1f}" for name in names)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ import plot_ht
 import plot_ll
 import run_sweep
 import table
-from selftest_command_line import CommandLineTest  # noqa
+from selftest_command_line import CastTest, CommandLineTest  # noqa
 from selftest_guide import *  # noqa: F403
 from selftest_scale import NodesTest, ScaleBorderTest, ScaleFilesTest, ScaleFormulaTest  # noqa
 

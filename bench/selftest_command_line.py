@@ -1,8 +1,13 @@
-"""Tests of ep_bench's command line."""
+"""Tests of ep_bench's command line, and of its casts outside the library."""
 
 from __future__ import annotations
 
+import json
+import pathlib
+import re
 import subprocess
+import sys
+import tempfile
 import unittest
 
 import run_sweep
@@ -21,6 +26,19 @@ class CommandLineTest(unittest.TestCase):
             self.assertEqual(done.returncode, 1)
             self.assertIn(f"ep_bench: {options[0]}", done.stderr)
 
+    def test_a_cast_that_does_not_happen_is_refused(self) -> None:
+        for options, said in ((("--dispatch", "fp8", "--cast", "here"),
+                               'expected inside or outside, got "here"'),
+                              (("--cast", "outside"), "bf16 is not cast"),
+                              (("--dispatch", "nvfp4", "--cast", "outside"),
+                               "nvfp4 is always forwarded"),
+                              (("--forward", "--dispatch", "fp8", "--cast", "inside"),
+                               "with --forward nothing is cast")):
+            done = subprocess.run([_PROGRAM, *options], capture_output=True, text=True,
+                                  check=False)
+            self.assertEqual(done.returncode, 1)
+            self.assertIn(f"ep_bench: --cast: {said}", done.stderr)
+
     def test_a_wrong_word_of_the_command_line_is_named(self) -> None:
         for words, said in ((["-i", "3", "--tokenz"], 'unknown option "--tokenz"'),
                             (["-pxV"], 'unknown option "-x"'), (["--tokens"], "--tokens: needs a value"),
@@ -31,3 +49,40 @@ class CommandLineTest(unittest.TestCase):
             self.assertEqual(done.stderr.splitlines()[0], f"ep_bench: {said}")
         done = subprocess.run([_PROGRAM, "--version"], capture_output=True, text=True, check=True)
         self.assertRegex(done.stdout, r"^ep_bench (\d+\.\d+\.\d+), libnccl_ep \1\n$")
+
+
+class CastTest(unittest.TestCase):
+    """Who casts, in the sweep's table and in its file."""
+
+    def sweep(self, *options: str) -> tuple[dict, str]:
+        """The only run of the file, and what was printed."""
+        with tempfile.TemporaryDirectory() as folder:
+            command = [sys.executable, run_sweep.__file__, "--kind", "host", "--iters", "3",
+                       "--algorithm", "ll", "--ranks", "2", "--tokens", "4/0", "--name", "cast",
+                       "--out", folder, "--", "--hidden", "288", "--experts", "16", *options]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            self.assertEqual(done.returncode, 0, f"{done.stdout}{done.stderr}")
+            content = json.loads((pathlib.Path(folder) / "cast.json").read_text())
+        return content["runs"][0], done.stdout
+
+    def test_a_cast_outside_is_timed_apart(self) -> None:
+        run, printed = self.sweep("--dispatch", "mxfp8", "--cast", "outside")
+        self.assertEqual((run["config"]["cast"], run["config"]["forward"]), ("outside", False))
+        entry = run["results"][0]
+        self.assertEqual(entry["wrong_rows"], {"dispatch": 0, "combine": 0, "cast": 0})
+        for how in ("idle", "queued"):
+            times = entry[how]["cast"]
+            self.assertEqual(set(times), {"alone", "dispatch", "pair"})
+            for figures in times.values():
+                self.assertGreater(figures["min_us"], 0)
+            self.assertLess(times["alone"]["min_us"], times["pair"]["p99_us"])
+        self.assertRegex(printed, r"\n +cast +[\d.]+ +[\d.]+ +[\d.]+  ")
+
+    def test_others_have_no_such_times(self) -> None:
+        for options, who in (((), None), (("--dispatch", "fp8", "--cast", "inside"), "inside"),
+                             (("--dispatch", "nvfp4"), None)):
+            run, printed = self.sweep(*options)
+            self.assertEqual(run["config"]["cast"], who)
+            self.assertIsNone(run["results"][0]["idle"]["cast"])
+            self.assertEqual(set(run["results"][0]["wrong_rows"]), {"dispatch", "combine"})
+            self.assertIsNone(re.search(r"\n +cast ", printed))

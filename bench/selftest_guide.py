@@ -69,9 +69,9 @@ class EpBenchPageTest(unittest.TestCase):
     def test_every_line_is_explained(self) -> None:
         page = (data.ROOT / "docs" / "guide" / "ep_bench.md").read_text()
         program = run_sweep.default_target() / "c" / "host" / "ep_bench"
-        for mode in ("ll", "ht"):
+        for mode, *more in (("ll",), ("ht", "--dispatch", "fp8", "--cast", "outside")):
             command = ["mpirun", "-np", "2", str(program), "-a", mode, "-e", "16", "-d", "64",
-                       "-t", "8", "-i", "2", "--validate"]
+                       "-t", "8", "-i", "2", "--validate", *more]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             # Lines within a block: what comes before a colon or the numbers, without the operation.
             labels = {re.split(r":|\s{2,}", line.strip())[0].split(", ")[-1]

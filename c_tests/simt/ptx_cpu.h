@@ -191,7 +191,8 @@ inline void bulk_store_wait() {
 }
 
 // That one is missing cannot be seen here.
-inline void fence_before_bulk() {}
+inline void fence_shared_before_bulk() {}
+inline void fence_global_before_bulk() {}
 #endif
 
 inline void named_barrier(uint32_t id, uint32_t threads) {

@@ -62,9 +62,12 @@ $(simt_lib)/libncclep_simt_plain.so: $(simt_lib)/kernels.o
 simt-compiler:
 	@echo $(simt_kernel_compiler)
 
+# Kernels of programs.
+$(foreach name,$(programs),$(call object,$(SIMT_$(name)))): private common += -Wno-unknown-pragmas
+
 link_simt = -L$(EP_LIBDIR) -lnccl_ep $(call rpath,$(OUT)/simt,$(EP_LIBDIR)) \
             -L$(simt_lib) -lncclep_simt $(call rpath,$(OUT)/simt,$(simt_lib)) $(link_common)
-$(simt_programs): $(OUT)/simt/%: $$(call object,$$(SOURCES_$$*)) $(harness) $(OUT)/flags \
+$(simt_programs): $(OUT)/simt/%: $$(call object,$$(SOURCES_$$*) $$(SIMT_$$*)) $(harness) $(OUT)/flags \
                   $(simt_lib)/libncclep_simt.so
 	@mkdir -p $(@D)
 	$(call quiet,LINK $@)$(call linker,$*) -o $@ $(filter %.o,$^) $(LINK_$*) $(link_simt)

@@ -259,10 +259,15 @@ __device__ __forceinline__ void bulk_store_wait() {
     asm volatile("cp.async.bulk.wait_group %0;" : : "n"(Groups) : "memory");
 }
 
-// Between ordinary accesses and bulk copies, both ways: what this thread did or observed so far comes
-// before the bulk copies that it, or a thread that meets it afterwards, starts.
-__device__ __forceinline__ void fence_before_bulk() {
-    asm volatile("fence.proxy.async;" : : : "memory");
+// Between ordinary accesses and bulk copies, both ways: what this thread did or observed so far in shared memory
+// comes before the bulk copies that it, or a thread that meets it afterwards, starts. One fence for all memory
+// would be a fence of GPU scope, too, which waits behind the SM's stores.
+__device__ __forceinline__ void fence_shared_before_bulk() {
+    asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
+}
+// The same for global memory.
+__device__ __forceinline__ void fence_global_before_bulk() {
+    asm volatile("fence.proxy.async.global;" : : : "memory");
 }
 #endif
 

@@ -75,7 +75,7 @@ __device__ __forceinline__ void load_chunk(const Block& block, const Returning& 
     const RowFormat format = row_format(block.common);
     const uint8_t* row = block.params.rows + format.offset(returning.row(block));
     staging.wait_reusable();
-    staging.load(row + offset, format.chunk_at(offset), nullptr, 0);
+    staging.load_to(staging.chunk(), row + offset, format.chunk_at(offset));
 }
 
 // The row's gradients go behind it. What was stored from the tails before must have been read.
@@ -118,7 +118,7 @@ __device__ void store_row(const Block& block, const Returning& returning, Stagin
 template <typename Block>
 __device__ __forceinline__ void poll_credits(const Block& block) {
     if (!block.senders_fill_rings()) {
-        poll_credits(block.common, WholeSlots{}, block.shared.pairs);
+        poll_credits(block.common, block.shared.pairs);
     }
 }
 
@@ -133,8 +133,10 @@ __device__ void send_rows(const Block& block, Staging& staging, NotifyQueue& que
     };
     const auto wait_for_row = [&] {
         return next_row(block.common, {WAIT_CREDIT, kNoPeer, pairs.operation}, scheduler,
-                        pairs.to_send, block.senders, block.ranks(), is_ready,
-                        [&] { poll_credits(block); });
+                        pairs.to_send, block.senders, block.ranks(), is_ready, [&] {
+                            poll_credits(block);
+                            return false;
+                        });
     };
     Work work = wait_for_row();
     if (work.peer != kNoPeer) {

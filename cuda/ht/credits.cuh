@@ -15,14 +15,14 @@ namespace nccl_ep {
 // Where the slot of unit `sequence` ends. Whoever writes its first half needs all of it.
 __device__ __forceinline__ uint32_t end_of_slot(uint32_t sequence) { return (sequence | 1) + 1; }
 
-// Whether `peer` has given the credits for unit `sequence` to the end of its slot. No acquire is needed: what is
+// Whether `peer` has given the credits of the slot that begins at unit `sequence`. No acquire is needed: what is
 // written after a credit was seen cannot be what was read before it was given.
 __device__ __forceinline__ bool is_credited(const HtCommon& common, uint32_t peer,
                                             uint32_t sequence) {
     const uint64_t credits = ld_relaxed_sys(own_rings(common).credits(peer, sequence));
     const uint32_t end = end_of_slot(sequence) - common.layout.units;
     return is_or_follows(static_cast<uint32_t>(credits >> 32), end) &&
-           (sequence % 2 != 0 || is_or_follows(static_cast<uint32_t>(credits), end - 1));
+           is_or_follows(static_cast<uint32_t>(credits), end - 1);
 }
 
 // Whether the block knows of the credits for unit `sequence` to `peer`, to the end of its slot.
@@ -30,21 +30,31 @@ __device__ __forceinline__ bool has_credit(const HtPairs& pairs, uint32_t peer, 
     return is_or_follows(ld_acquire_cta_shared(&pairs.credited_until[peer]), end_of_slot(sequence));
 }
 
-// One warp polls for the credits of the next rows of every ring.
-template <typename Units>
-__device__ inline void poll_credits(const HtCommon& common, const Units& units, HtPairs& pairs) {
+// One warp polls for the credits of the next slots of every ring. By slots, not by rows: how many bytes one poll
+// covers sets the pace of a dispatch.
+__device__ inline void poll_credits(const HtCommon& common, HtPairs& pairs) {
     const PeerTable& peers = common.peers;
     const PollLanes poll(peers.ranks);
     for (uint32_t base = 0; base < poll.others; base += poll.peers_at_once()) {
         const uint32_t peer = poll.peer(peers, base);
+        // Where a slot begins: operations begin with a new one.
         uint32_t known = peer != kNoPeer ? ld_relaxed_cta_shared(&pairs.credited_until[peer]) : 0;
         known = __shfl_sync(kAllLanes, known, poll.first_lane());
-        const uint32_t sequence = unit_of_row(units, known, poll.index());
-        const bool ok = peer != kNoPeer && is_credited(common, peer, sequence);
-        const uint32_t credits = poll.leading(ok) * units.of_row();
+#ifdef V_POLL2
+        const uint32_t sequence = known + 4 * poll.index();
+        const bool ok0 = peer != kNoPeer && is_credited(common, peer, sequence);
+        const bool ok = peer != kNoPeer && is_credited(common, peer, sequence + 2) && ok0;
+        const uint32_t full = poll.leading(ok);
+        const uint32_t half = __shfl_sync(kAllLanes, ok0 ? 1 : 0, (poll.first_lane() + full) % kWarpSize);
+        const uint32_t units = 4 * full + (full < poll.lanes && half ? 2 : 0);
+#else
+        const bool ok =
+            peer != kNoPeer && is_credited(common, peer, known + 2 * poll.index());
+        const uint32_t units = 2 * poll.leading(ok);
+#endif
         // Another warp may know more by now. Credits that are lost here are found again.
-        if (poll.index() == 0 && credits != 0) {
-            st_release_cta_shared(&pairs.credited_until[peer], known + credits);
+        if (poll.index() == 0 && units != 0) {
+            st_release_cta_shared(&pairs.credited_until[peer], known + units);
         }
     }
     __syncwarp();

@@ -83,7 +83,7 @@ __device__ void run(const HtDispatchParams& params, const Scope& scope, const Ro
     if (warp_idx() >= common.shape.copy_warps) {
         if (sends) {
             notify_peers(common, AnyUnits{common}, shared.pairs, shared.notify_state, buffers,
-                         [&] { poll_credits(common, AnyUnits{common}, shared.pairs); });
+                         [&] { poll_credits(common, shared.pairs); });
         } else {
             // Those who take the rows have a deadline.
             while (poll_arrivals(block) && !has_failed(common.wait)) {

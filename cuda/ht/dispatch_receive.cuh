@@ -17,7 +17,8 @@ __device__ void take_row(const Block& block, uint32_t source, uint32_t index, St
         const bool is_last = format.is_last_chunk(offset);
         const uint32_t bytes = format.chunk_at(offset);
         staging.wait_reusable();
-        staging.load(slot + offset, bytes, slot + format.bytes, is_last ? common.shape.tail_bytes : 0);
+        staging.load_arrived(slot + offset, bytes, slot + format.bytes,
+                             is_last ? common.shape.tail_bytes : 0);
         staging.wait_loaded();
         if (!block.rows.check(block, source, offset, bytes, staging.chunk())) {
             return;
@@ -84,19 +85,17 @@ __device__ void receive_rows(const Block& block, Staging& staging) {
     const auto is_ready = [&](uint32_t source, uint32_t, uint32_t turn) {
         return is_or_follows(ld_acquire_cta_shared(&block.shared.arrived[source]), turn + 1);
     };
-    bool has_local_work = true;
-    const auto idle = [&] { has_local_work = has_local_work && work_locally(block, staging); };
-    for (;;) {
+    for (bool has_local_work = true;;) {
         const Work work = next_row(common, {WAIT_STREAMED_ROW, kNoPeer, pairs.operation},
                                    block.shared.scheduler, pairs.to_receive, block.receivers,
-                                   block.ranks(), is_ready, idle);
-        if (work.peer == kNoPeer) {
+                                   block.ranks(), is_ready, [&] { return has_local_work; });
+        if (work.peer != kNoPeer) {
+            take_row(block, work.peer, work.index, staging);
+        } else if (has_local_work) {
+            has_local_work = work_locally(block, staging);
+        } else {
             break;
         }
-        take_row(block, work.peer, work.index, staging);
-    }
-    while (has_local_work) {
-        idle();
     }
 }
 

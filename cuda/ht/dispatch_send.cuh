@@ -101,7 +101,7 @@ __device__ bool wait_for_credits(const Block& block, const Outgoing<Block>& outg
     queue.flush();
     Awaited awaited = {WAIT_CREDIT, kNoPeer, block.shared.pairs.operation};
     return wait_as_warp(block.common, awaited, [&] {
-        poll_credits(block.common, AnyUnits{block.common}, block.shared.pairs);
+        poll_credits(block.common, block.shared.pairs);
         const uint32_t without = ~__ballot_sync(kAllLanes, has_credit(block, outgoing));
         if (without != 0) {
             awaited.peer = __shfl_sync(kAllLanes, outgoing.entries.rank, __ffs(without) - 1);
@@ -144,9 +144,16 @@ __device__ void store_row(const Block& block, const Outgoing<Block>& outgoing, S
 
 template <typename Block>
 __device__ void send_rows(const Block& block, Staging& staging, NotifyQueue& queue) {
-    Upcoming<Block> upcoming = next_token(block);
-    Outgoing<Block> outgoing = fetch(block, upcoming, staging);
-    while (outgoing.is_left(block)) {
+    // Neither goes anywhere: one loop, one copy of its code, serves the first token as well.
+    Upcoming<Block> upcoming = {0, {}, {-1, 0}, {}, {}};
+    bool to_peer = false;
+    Notification stored = {0, 0};
+    for (;;) {
+        const Outgoing<Block> outgoing = fetch(block, upcoming, staging);
+        queue.depart(to_peer, stored.peer, stored.sequence);
+        if (!outgoing.is_left(block)) {
+            break;
+        }
         if (block.common.shape.tail_bytes != 0) {
             write_tails(block, outgoing, staging);
         }
@@ -157,10 +164,9 @@ __device__ void send_rows(const Block& block, Staging& staging, NotifyQueue& que
             break;
         }
         store_row(block, outgoing, staging);
-        const Outgoing<Block> next = fetch(block, upcoming, staging);
-        const bool to_peer = outgoing.goes_to_peer(block);
-        queue.depart(to_peer, outgoing.entries.rank, to_peer ? outgoing.sequence(block) : 0);
-        outgoing = next;
+        to_peer = outgoing.goes_to_peer(block);
+        stored = {static_cast<uint32_t>(outgoing.entries.rank),
+                  to_peer ? outgoing.sequence(block) : 0};
     }
     queue.close();
 }

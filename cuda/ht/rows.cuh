@@ -41,7 +41,8 @@ struct PlainRows {
     template <typename Block>
     __device__ __forceinline__ void load(const Block& block, const uint8_t* row, uint32_t offset,
                                          Staging& staging) const {
-        staging.load(row + offset, row_format(block.common).chunk_at(offset), nullptr, 0);
+        staging.load_to(staging.chunk(), row + offset,
+                        row_format(block.common).chunk_at(offset));
     }
     // Makes the chunk, and returns where it is. `token` has a token, its place, and what was looked ahead for.
     template <typename Block, typename Token>

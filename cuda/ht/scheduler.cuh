@@ -68,8 +68,8 @@ __device__ __forceinline__ Work try_next_row(Scheduler& scheduler, const uint32_
     return work;
 }
 
-// Takes a row, waiting until one is ready; kNoPeer when none is left or the operation has failed.
-// `idle` is called between two attempts; `awaited` lacks only the peer.
+// Takes a row, waiting until one is ready; kNoPeer when none is left or the operation has failed. While none is
+// ready `idle` is called; it ends the wait by returning true. `awaited` lacks only the peer.
 template <typename Ready, typename Idle>
 __device__ __forceinline__ Work next_row(const HtCommon& common, Awaited awaited,
                                          Scheduler& scheduler, const uint32_t* counts,
@@ -78,12 +78,8 @@ __device__ __forceinline__ Work next_row(const HtCommon& common, Awaited awaited
     Work work;
     const auto look = [&] {
         work = try_next_row(scheduler, counts, share, ranks, is_ready);
-        if (work.peer != kNoPeer || work.left == kNoPeer) {
-            return true;
-        }
         awaited.peer = work.left;
-        idle();
-        return false;
+        return work.peer != kNoPeer || work.left == kNoPeer || idle();
     };
     if (!wait_as_warp(common, awaited, look)) {
         work.peer = kNoPeer;

@@ -13,7 +13,7 @@ namespace nccl_ep {
 // with the copying thread.
 __device__ __forceinline__ void settle_shared() {
 #ifdef NCCL_EP_HAS_BULK_COPY
-    fence_before_bulk();
+    fence_shared_before_bulk();
 #endif
 }
 
@@ -25,7 +25,7 @@ class Staging {
 #ifdef NCCL_EP_HAS_BULK_COPY
         if (lane_idx() == 0) {
             mbarrier_init(barrier_, 1);
-            fence_before_bulk();
+            fence_shared_before_bulk();
         }
         __syncwarp();
 #endif
@@ -41,14 +41,14 @@ class Staging {
         __syncwarp();
     }
 
-    // Begins to fill the chunk, and the tails unless `tail_bytes` is zero. What is there must have
-    // been stored: wait_reusable.
-    __device__ __forceinline__ void load(const uint8_t* from, uint32_t bytes,
-                                         const uint8_t* tail_from, uint32_t tail_bytes) {
+    // Begins to fill the chunk with what has come from a peer, as the caller has seen, and the tails unless
+    // `tail_bytes` is zero. What is there must have been stored: wait_reusable.
+    __device__ __forceinline__ void load_arrived(const uint8_t* from, uint32_t bytes,
+                                                 const uint8_t* tail_from, uint32_t tail_bytes) {
 #ifdef NCCL_EP_HAS_BULK_COPY
         if (lane_idx() == 0) {
             // What the caller acquired comes before the engine's reads.
-            fence_before_bulk();
+            fence_global_before_bulk();
             mbarrier_arrive_expect(barrier_, bytes + tail_bytes);
             bulk_load(chunk_, from, bytes, barrier_);
             if (tail_bytes != 0) {
@@ -61,11 +61,10 @@ class Staging {
 #endif
     }
 
-    // The same for `bytes` of the chunk at `to`, or none.
+    // The same for `bytes`, or none, of what the kernel does not write, to `to` in the chunk.
     __device__ __forceinline__ void load_to(uint8_t* to, const uint8_t* from, uint32_t bytes) {
 #ifdef NCCL_EP_HAS_BULK_COPY
         if (lane_idx() == 0) {
-            fence_before_bulk();
             mbarrier_arrive_expect(barrier_, bytes);
             if (bytes != 0) {
                 bulk_load(to, from, bytes, barrier_);

@@ -240,22 +240,20 @@ __device__ __forceinline__ void run(const LlCombineParams& params, const Nodes& 
         shared.start = start;
     }
     __syncthreads();
-    const bool is_wanted = op.begin(shared.start);
-    advance_epoch(op);
-    if (!is_wanted || (op.sends() && !wait_until_bank_is_free(op))) {
-        return;
-    }
+    bool goes_on = op.begin(shared.start) && (!op.sends() || wait_until_bank_is_free(op));
     if constexpr (Op::kSeveral) {
-        if ((op.sends() && !sources_agree(op, head)) ||
-            (op.receives() && !gateways_succeeded(op))) {
-            return;
-        }
+        goes_on = goes_on && (!op.sends() || sources_agree(op, head)) &&
+                  (!op.receives() || gateways_succeeded(op));
     }
-    if (op.sends() && block.receivers.has_this_block()) {
+    if (goes_on && op.sends() && block.receivers.has_this_block()) {
         send_weights(block, begun.gate);
     }
-    if (op.sends() && block.senders.has_this_block()) {
+    if (goes_on && op.sends() && block.senders.has_this_block()) {
         send_rows<Type>(block, begun.row);
+    }
+    advance_epoch(op);
+    if (!goes_on) {
+        return;
     }
     if constexpr (Op::kSeveral) {
         if (op.relays() && block.receivers.has_this_block()) {

@@ -66,18 +66,16 @@ __device__ __forceinline__ void run(const LlDispatchParams& params, const Nodes&
         shared.start = start;
     }
     __syncthreads();
-    const bool is_wanted = op.begin(shared.start);
-    advance_epoch(op);
-    if (!is_wanted || (op.sends() && !wait_until_bank_is_free(op))) {
-        return;
-    }
+    bool goes_on = op.begin(shared.start) && (!op.sends() || wait_until_bank_is_free(op));
     if constexpr (Op::kSeveral) {
-        if (op.relays() && !sources_agree(op, head)) {
-            return;
-        }
+        goes_on = goes_on && (!op.relays() || sources_agree(op, head));
     }
-    if (op.sends() || op.relays()) {
+    if (goes_on && (op.sends() || op.relays())) {
         send_all(block, begun);
+    }
+    advance_epoch(op);
+    if (!goes_on) {
+        return;
     }
     if (op.receives() && block.receivers.has_this_block()) {
         if (warp_idx() < kRouterWarps) {

@@ -311,8 +311,9 @@ __device__ inline bool wait_until_bank_is_free(const Op& op) {
     return __syncthreads_or(held) == 0;
 }
 
-// All threads call it after a barrier, once no thread of the block reads the channel's state any more.
-// Early in the kernel, so that the end of the operation does not wait for it.
+// All threads call it after a barrier, once no thread of the block reads the channel's state any more. Behind the
+// block's sends, as its thread waits for most of a microsecond; before it receives, so that the end of the
+// operation does not wait for it.
 template <typename Op>
 __device__ inline void advance_epoch(const Op& op) {
     if (threadIdx.x == blockDim.x - 1 && op.sends() &&

@@ -110,7 +110,7 @@ class EpHandle:
         if topk_weights is not None:
             ids, topk_weights = self.topk_idx, self._weights(topk_weights, self.num_tokens)
         is_scaled = scales is not None or cast is not None
-        if _needs_gradient(tokens, topk_weights):
+        if _needs_gradient(tokens, topk_weights, scales):
             plain = out is None and not send_only and stream is None and not is_scaled
             self._check_differentiable("dispatch", plain)
             from nccl_ep import autograd
@@ -302,7 +302,9 @@ class EpHandle:
             self.close()
 
 
-def _needs_gradient(tokens: torch.Tensor, weights: torch.Tensor | None) -> bool:
+def _needs_gradient(tokens: torch.Tensor, weights: torch.Tensor | None,
+                    scales: torch.Tensor | None = None) -> bool:
     """Whether autograd is to record an operation on these tensors."""
     return torch.is_grad_enabled() and (
-        tokens.requires_grad or weights is not None and weights.requires_grad)
+        tokens.requires_grad or weights is not None and weights.requires_grad
+        or scales is not None and scales.requires_grad)

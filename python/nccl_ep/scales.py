@@ -60,16 +60,22 @@ def checked_scales(scales: torch.Tensor, rows: int, device: torch.device) -> tor
         raise ValueError(f"scales: has shape {list(scales.shape)}, expected [{rows}, any]")
     if scales.device != device:
         raise ValueError(f"scales: is on {scales.device}, the group on {device}")
-    return scales
+    # The library sees the memory only; torch may keep a pending negation beside it.
+    return scales.resolve_neg()
+
+
+def check_order(order: str) -> None:
+    """Raises ValueError unless `order` is one of `ScalesOrder`."""
+    if order not in ("row", "column"):
+        raise ValueError(f"scales_order: must be row or column, not {order!r}")
 
 
 def new_scales(shape: tuple[int, ...], dtype: torch.dtype, order: str,
                device: torch.device) -> torch.Tensor:
     """Memory for scales [..., rows, S]. By columns, these are a multiple of 16 bytes apart."""
+    check_order(order)
     if order == "row":
         return torch.empty(shape, dtype=dtype, device=device)
-    if order != "column":
-        raise ValueError(f"scales_order: must be row or column, not {order!r}")
     *experts, rows, columns = shape
     step = _COLUMN_BYTES // dtype.itemsize
     pitch = max(-(-rows // step), 1) * step

@@ -19,29 +19,39 @@ _CASES = [pytest.param(code, id=f"{path.name}-{number}") for path in documents()
           for number, code in enumerate(snippets(path), 1)]
 
 
+def doubled(rows: torch.Tensor, scales: torch.Tensor | None = None) -> torch.Tensor:
+    """What experts do; LL gives them counts instead of scales."""
+    if rows.dtype == torch.float8_e4m3fn:
+        rows = rows.float() * scales  # rows of one block
+    return rows * 2
+
+
 def values(problem: Problem, size: int) -> dict[str, object]:
-    """What the names mean; experts double what they get."""
+    """What the names mean."""
     tokens, weights = problem.tokens, problem.weights
     same = {"topk": problem.top_k, "top_k": problem.top_k, "num_experts": problem.num_experts,
             "num_tot_experts": problem.num_experts, "tokens": tokens, "input": tokens,
             "weight": weights, "gate_weights": weights, "topk_weights": weights,
             **dict.fromkeys(("expert_ids", "exp_indices", "topk_idx"), problem.topk_idx)}
     return {"ep_group": None, "rank": problem.rank, "world_size": size, "local_world_size": size,
-            "max_tokens": 32, "hidden": problem.hidden, "experts": lambda rows, *_: rows * 2, **same}
+            "max_tokens": 32, "hidden": problem.hidden, "experts": doubled, **same}
 
 
 @pytest.mark.parametrize("code", _CASES)
 def test_a_documented_block(world, device, code, tmp_path, monkeypatch):
-    """In a folder of its own. What it leaves open is closed; an `output` has the right sums."""
+    """In a folder of its own. What it leaves open is closed; an `output` has the right sums, and
+    `sums` have them up to the rounding to 8 bits."""
     rank, size = world
     problem = Problem(rank, size, dtype=torch.bfloat16, device=device, seed=3)
     names = values(problem, size)
     assert names.keys() == NAMES.keys()
     monkeypatch.chdir(tmp_path)
     exec(compile(code, "snippet", "exec"), names)
+    want = 2 * problem.tokens.float() * problem.weights.sum(dim=1, keepdim=True)
     if "output" in names:
-        want = 2 * problem.tokens.float() * problem.weights.sum(dim=1, keepdim=True)
         problem.close(names["output"], want)
+    if "sums" in names:
+        torch.testing.assert_close(names["sums"], want.to(torch.bfloat16), rtol=0.1, atol=0.02)
     if "shape" in names:
         assert os.listdir(tmp_path) == (["tuning.json"] if rank == 0 else [])
     for value in list(names.values()):

@@ -16,7 +16,7 @@ from test_documents import values
 pytestmark = pytest.mark.high_throughput
 
 _LAYERS = [pytest.param(code, id=path.name) for path in documents() for code in snippets(path)
-           if "= layer.combine(" in code and "EPAll2AllLayer(" in code]
+           if "= layer.combine(" in code and "EPAll2AllLayer(" in code and "no_grad" not in code]
 
 
 def there_and_back(ep: EPAll2AllLayer, problem: Problem, **options) -> torch.Tensor:

@@ -67,5 +67,7 @@ def test_what_makes_no_sense_is_refused(group, world, device):
                                 (dict(cast="fp8", scales_order="tiles"), "scales_order: must be")]:
             with pytest.raises(ValueError, match=text):
                 handle.dispatch(problem.tokens, **arguments)
-        with pytest.raises(RuntimeError, match="no gradients"):
-            handle.dispatch(problem.tokens.clone().requires_grad_(), cast="fp8")
+        for tokens, arguments in [(problem.tokens.clone().requires_grad_(), dict(cast="fp8")),
+                                  (problem.tokens, dict(scales=scales.clone().requires_grad_()))]:
+            with pytest.raises(RuntimeError, match="no gradients"):
+                handle.dispatch(tokens, **arguments)

@@ -19,6 +19,8 @@ _CARGO_RESULT = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d
                            re.MULTILINE)
 # ep_bench with --validate, once for each sweep.
 BENCH_PASSED = r"Global validation: Dispatch=PASSED, Combine=PASSED"
+# With --cast outside.
+BENCH_CAST_PASSED = BENCH_PASSED + ", Cast=PASSED"
 # Not a test, but the function that a test runs in a second process.
 _CARGO_CHILD = re.compile(r"^test .* \.\.\. ignored, entry point of child processes$", re.MULTILINE)
 # The step gpu/rust runs these.

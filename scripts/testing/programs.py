@@ -73,6 +73,8 @@ _BENCH_SMALL = ("--tokens", "32", "--hidden", "1024", "--warmup", "1", "--iters"
 _BENCH_SKEWED = ("--routing", "zipf:2", "--channels", "all")
 # Most tokens on the first rank; on the others; a group that allows more than any has.
 _BENCH_UNEVEN = ("--sweep", "32/1,0/32", "--max-tokens", "48")
+# With a kernel of the program's own.
+_BENCH_CASTS = {"ll": "mxfp8", "ht": "fp8"}
 BENCH_PASSED = counts.BENCH_PASSED
 
 # Sanitizers are slow and check the program's own code, which few ranks cover.
@@ -139,6 +141,10 @@ def all_runs(ranks: Sequence[int]) -> Iterator[Run]:
                 yield Run(f"ep_bench/{algorithm}-fp8", "ep_bench",
                           (*_bench_options(algorithm, count), "--dispatch", "fp8"), count,
                           counts.says(BENCH_PASSED, 1), needs_ht=algorithm == "ht")
+                yield Run(f"ep_bench/{algorithm}-cast", "ep_bench",
+                          (*_bench_options(algorithm, count), "--dispatch", _BENCH_CASTS[algorithm],
+                           "--cast", "outside"), count,
+                          counts.says(counts.BENCH_CAST_PASSED, 1), needs_ht=algorithm == "ht")
         for algorithm in ("ll", "ht"):
             yield Run(f"moe_layer/{algorithm}", "moe_layer", ("--algorithm", algorithm), count,
                       needs_ht=algorithm == "ht")

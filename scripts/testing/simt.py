@@ -76,6 +76,10 @@ _RUNS = (
          read=counts.says(BENCH_PASSED, 4)),
     _Run("ep_bench/ht-uneven", f"ep_bench -a ht {_UNEVEN} --sweep 8/1,0/8 --max-tokens 12", 3, 2,
          read=counts.says(BENCH_PASSED, 2)),
+    # Rows of three warps, the last of which has 16 elements.
+    *(_Run(f"ep_bench/{mode}-cast-{format}", f"ep_bench -a {mode} {_UNEVEN} --hidden 1040 --sweep 9/0,6 "
+           f"--dispatch {format} --cast outside", 2, 2, read=counts.says(counts.BENCH_CAST_PASSED, 2))
+      for mode, format in (("ll", "fp8"), ("ht", "fp8-pow2"), ("ht", "ue8m0"), ("ll", "mxfp8"))),
 )
 # On the kernels for chips without bulk copies, which we have no GPU for.
 _PLAIN = (_Run("test_ht/plain", "test_ht routing_styles", 3, 2),

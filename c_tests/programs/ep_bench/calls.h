@@ -11,10 +11,16 @@ struct Calls {
     std::function<void()> call_dispatch;
     std::function<void()> call_combine;
     std::function<void()> call_complete;  // follows each of the former
+    // With --cast outside: makes the rows that the dispatch reads.
+    std::function<void()> call_cast{};
 
     void Dispatch() const {
         call_dispatch();
         call_complete();
+    }
+    void CastAndDispatch() const {
+        call_cast();
+        Dispatch();
     }
     void Combine() const {
         call_combine();

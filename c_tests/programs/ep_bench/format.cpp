@@ -44,7 +44,26 @@ const Format* Find(const std::string& name) {
     return found == kFormats.end() ? nullptr : found;
 }
 
+// What --cast names does not happen; empty if it does, or if nobody asked.
+std::string WhyNoCast(const Format* format, const DispatchRows& rows) {
+    if (rows.cast.empty()) return "";
+    if (rows.forward) return "--cast: with --forward nothing is cast";
+    if (format == nullptr) return "--cast: bf16 is not cast, --dispatch names another format";
+    return format->casts ? "" : "--cast: " + rows.name + " is always forwarded";
+}
+
 }  // namespace
+
+std::string DispatchRows::where() const {
+    if (!scaled || forward) return "";
+    return casts_outside() ? "outside" : "inside";
+}
+
+const char* DispatchRows::how() const {
+    if (forward) return "forwarded";
+    return casts_outside() ? "cast by a kernel of this program, then forwarded"
+                           : "cast by the library";
+}
 
 std::string ReadFormat(const std::string& name, DispatchRows* rows) {
     if (name != "bf16" && Find(name) == nullptr) {
@@ -55,8 +74,18 @@ std::string ReadFormat(const std::string& name, DispatchRows* rows) {
     return "";
 }
 
+std::string ReadCast(const std::string& where, DispatchRows* rows) {
+    if (where != "inside" && where != "outside") {
+        return "--cast: expected inside or outside, got \"" + where + "\"";
+    }
+    rows->cast = where;
+    return "";
+}
+
 std::string SizeRows(unsigned hidden, DispatchRows* rows) {
     const Format* format = Find(rows->name);
+    const std::string refusal = WhyNoCast(format, *rows);
+    if (!refusal.empty()) return refusal;
     if (format == nullptr) return rows->forward ? "--forward: bf16 has no scales" : "";
     rows->forward = rows->forward || !format->casts;
     if (hidden % (16 * format->elements) != 0) {

@@ -1,5 +1,5 @@
-// The rows of a dispatch, as --dispatch and --forward choose them (docs/formats.md). Combines return bfloat16 rows
-// whatever was dispatched.
+// The rows of a dispatch, as --dispatch, --cast and --forward choose them (docs/formats.md). Combines return
+// bfloat16 rows whatever was dispatched.
 #ifndef C_TESTS_PROGRAMS_EP_BENCH_FORMAT_H_
 #define C_TESTS_PROGRAMS_EP_BENCH_FORMAT_H_
 
@@ -11,20 +11,27 @@
 namespace ep_bench {
 
 struct DispatchRows {
-    std::string name = "bf16";         // of a format
-    bool forward = false;              // rows and scales are there before the dispatch
-    std::optional<RefFormat> scaled;   // empty: bfloat16 without scales
+    std::string name = "bf16";        // of a format
+    bool forward = false;             // rows and scales are there from the beginning
+    std::string cast;                 // of --cast: inside, outside; empty: it was not given
+    std::optional<RefFormat> scaled;  // empty: bfloat16 without scales
 
-    const char* how() const { return forward ? "forwarded" : "cast by the library"; }
+    bool casts_outside() const { return cast == "outside"; }
+    // The dispatch gets rows and their scales.
+    bool sends_scales() const { return forward || casts_outside(); }
+    const char* how() const;
+    std::string where() const;  // inside, outside; empty: nothing is cast
 };
 
-// Checks the names; `rows` has no sizes yet. Returns a text if they are invalid.
+// Check the names; `rows` has no sizes yet. They return a text if a name is invalid.
 std::string ReadFormat(const std::string& name, DispatchRows* rows);
+std::string ReadCast(const std::string& where, DispatchRows* rows);
 
-// Fills in the sizes of rows of `hidden` elements. Returns a text if the format has no such rows.
+// Fills in the sizes of rows of `hidden` elements. Returns a text if the format has no such rows, or is not cast
+// as was asked.
 std::string SizeRows(unsigned hidden, DispatchRows* rows);
 
-// Row `number` (ref_row_of) as its rank has it, and its scales if they are forwarded.
+// Row `number` (ref_row_of) as its rank has it at the beginning, and its scales if there are any yet.
 void FillRow(const DispatchRows& rows, uint64_t number, void* row, void* scales);
 
 // The same row as it must arrive, and its scales.

@@ -54,13 +54,23 @@ Figures Graph::TimeReplays(const EpEnv& env, const Options& options) {
 
 unsigned Graph::Blocks() const { return LargestGrid(graph_); }
 
+CastGraphs::CastGraphs(const EpEnv& env, const Options& options, const Calls& calls)
+    : alone(env.stream, options.graph_ops, [&] { calls.call_cast(); }),
+      dispatch(env.stream, options.graph_ops, [&] { calls.CastAndDispatch(); }),
+      pair(env.stream, options.graph_ops, [&] {
+          calls.CastAndDispatch();
+          calls.Combine();
+      }) {}
+
 Graphs::Graphs(const EpEnv& env, const Options& options, const Calls& calls)
     : dispatch(env.stream, options.graph_ops, [&] { calls.Dispatch(); }),
       combine(env.stream, options.graph_ops, [&] { calls.Combine(); }),
       pair(env.stream, options.graph_ops, [&] {
           calls.Dispatch();
           calls.Combine();
-      }) {}
+      }) {
+    if (calls.call_cast) cast.emplace(env, options, calls);
+}
 
 std::string WhyNoCapture(cudaStream_t stream) {
     cudaGraph_t graph = nullptr;

@@ -4,6 +4,7 @@
 #define C_TESTS_PROGRAMS_EP_BENCH_GRAPH_H_
 
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "harness/harness.h"
@@ -35,12 +36,21 @@ class Graph {
     cudaGraphExec_t executable_ = nullptr;
 };
 
+struct CastGraphs {
+    CastGraphs(const EpEnv& env, const Options& options, const Calls& calls);
+
+    Graph alone;
+    Graph dispatch;  // behind the cast
+    Graph pair;      // likewise
+};
+
 struct Graphs {
     Graphs(const EpEnv& env, const Options& options, const Calls& calls);
 
     Graph dispatch;
     Graph combine;
     Graph pair;
+    std::optional<CastGraphs> cast;  // with --cast outside
 };
 
 // Why the stream cannot be captured at all; empty if it can. Leaves the stream unchanged.

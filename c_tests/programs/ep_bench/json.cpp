@@ -8,7 +8,11 @@
 //   create_handle  creation and destruction of one more handle; null in low latency
 // `tokens` is the largest number of `tokens_by_rank`; `max_tokens` is the group's bound, null if it
 // has none. `dtype` is that of the rows that a combine returns, `dispatch` the format of those that a
-// dispatch sends, `forward` whether they had it before. `library_bytes` is the memory of group, handle and first operations, `tensor_bytes`
+// dispatch sends, `forward` whether they had it from the beginning. `cast` of the configuration says
+// who casts them (inside, outside), null if nobody does. `cast` of times is null unless that is
+// outside: the cast `alone`, followed by a `dispatch`, followed by both operations (`pair`); the
+// times beside it contain no cast. `library_bytes` is the memory of group, handle and first
+// operations, `tensor_bytes`
 // that of the program's tensors, `first_use_bytes` the memory left once the first group of the
 // process is gone. `blocks` are those of the largest kernels in captured graphs, null without
 // graphs; `channels` is the group's setting, null for the library's choice. `network` is null on
@@ -62,10 +66,17 @@ std::string FiguresJson(const Figures& figures) {
                    {"p99_us", Number(figures.p99_us)}});
 }
 
+std::string CastJson(const CastTimes& times) {
+    return Object({{"alone", FiguresJson(times.alone)},
+                   {"dispatch", FiguresJson(times.dispatch)},
+                   {"pair", FiguresJson(times.pair)}});
+}
+
 std::string PacedJson(const PacedTimes& times) {
     return Object({{"dispatch", FiguresJson(times.dispatch)},
                    {"combine", FiguresJson(times.combine)},
-                   {"pair", FiguresJson(times.pair)}});
+                   {"pair", FiguresJson(times.pair)},
+                   {"cast", times.cast ? CastJson(*times.cast) : "null"}});
 }
 
 std::string SpanJson(const ReferenceTimes& times, Span span) {
@@ -144,10 +155,13 @@ std::string NetworkJson(const Options& options, const Result& result) {
          {"nccl_alone", timing.nccl_alone ? NcclAloneJson(*timing.nccl_alone) : "null"}});
 }
 
-std::string WrongJson(const Result& result) {
+// Rows of a cast count only where they were checked.
+std::string WrongJson(const Options& options, const Result& result) {
     if (!result.wrong) return "null";
-    return Object({{"dispatch", std::to_string(result.wrong->dispatch_rows)},
-                   {"combine", std::to_string(result.wrong->combine_rows)}});
+    const Member dispatch = {"dispatch", std::to_string(result.wrong->dispatch_rows)};
+    const Member combine = {"combine", std::to_string(result.wrong->combine_rows)};
+    if (!options.rows.casts_outside()) return Object({dispatch, combine});
+    return Object({dispatch, combine, {"cast", std::to_string(result.wrong->cast_rows)}});
 }
 
 std::string BlocksJson(const Result& result) {
@@ -175,7 +189,7 @@ std::string ResultJson(const Options& options, const Result& result) {
                    {"library_bytes", Number(result.Max(&RankFigures::library_bytes))},
                    {"tensor_bytes", Number(result.Max(&RankFigures::tensor_bytes))},
                    {"blocks", BlocksJson(result)},
-                   {"wrong_rows", WrongJson(result)},
+                   {"wrong_rows", WrongJson(options, result)},
                    {"bytes", BytesJson(options, result)},
                    {"gbps", BandwidthJson(options, result)},
                    {"network", NetworkJson(options, result)},
@@ -214,6 +228,7 @@ std::string ConfigJson(const Options& options, int ranks) {
                    {"dtype", Text("bfloat16")},
                    {"dispatch", Text(options.rows.name)},
                    {"forward", Bool(options.rows.forward)},
+                   {"cast", TextOrNull(options.rows.where())},
                    {"warmup", std::to_string(options.warmup)},
                    {"iterations", std::to_string(options.iterations)},
                    {"graph_ops", options.use_cuda_graph ? Number(options.graph_ops) : "null"},

@@ -26,13 +26,15 @@ namespace {
 Wrong ValidateAll(const EpEnv& env, const Options& options, const Routing& routing,
                   Session* session, Graphs* graphs) {
     Wrong wrong = Validate(env, options, routing, session,
-                           {[&] { session->Dispatch(); }, [&] { session->Combine(); }});
+                           {[&] { session->CastAndDispatch(); }, [&] { session->Combine(); }});
     if (graphs == nullptr) return wrong;
+    Graph& dispatch = graphs->cast ? graphs->cast->dispatch : graphs->dispatch;
     const Wrong replayed = Validate(env, options, routing, session,
-                                    {[&] { graphs->dispatch.Launch(env.stream); },
+                                    {[&] { dispatch.Launch(env.stream); },
                                      [&] { graphs->combine.Launch(env.stream); }});
     wrong.dispatch_rows += replayed.dispatch_rows;
     wrong.combine_rows += replayed.combine_rows;
+    wrong.cast_rows += replayed.cast_rows;
     return wrong;
 }
 
@@ -106,7 +108,7 @@ bool RunAll(EpEnv* env, const Options& options) {
         results.push_back(RunOne(env, options, tokens));
         if (prints) PrintResult(options, results.back());
         const auto& wrong = results.back().wrong;
-        right = right && (!wrong || (wrong->dispatch_rows == 0 && wrong->combine_rows == 0));
+        right = right && (!wrong || wrong->none());
     }
     if (prints) PrintTable(options, results);
     if (prints) PrintFirstUse(first_use_bytes);

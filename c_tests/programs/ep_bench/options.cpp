@@ -21,14 +21,18 @@ const char kUsage[] =
     "                                        also that of the ranks behind it\n"
     "      --max-tokens N       max_tokens_per_rank (the largest number of the measurement)\n"
     "  -d, --hidden N           elements of a token (7168)\n"
-    "      --dispatch FORMAT    the rows of a dispatch (bf16): bf16; or e4m3, cast from bfloat16 by the\n"
-    "                           library, with scales:\n"
+    "      --dispatch FORMAT    the rows of a dispatch (bf16): bf16; or e4m3, cast from bfloat16, with\n"
+    "                           scales:\n"
     "                             fp8          float32 for 128 elements\n"
     "                             fp8-pow2     the same, powers of two\n"
     "                             ue8m0        exponent bytes for 128\n"
     "                             mxfp8        exponent bytes for 32\n"
     "                           or, always forwarded, mxfp4 and nvfp4 (4 bits; scales for 32 and 16)\n"
-    "      --forward            rows and scales are there already: the library casts nothing\n"
+    "      --cast WHERE         who casts (inside):\n"
+    "                             inside       the library, in the dispatch\n"
+    "                             outside      a kernel of this program, before a dispatch that\n"
+    "                                          forwards; timed alone, and with what follows it\n"
+    "      --forward            rows and scales are there already: nothing is cast\n"
     "  -k, --top-k N            experts of a token (8)\n"
     "  -e, --experts N          experts in all, a multiple of the number of ranks (256)\n"
     "      --masked N           entries of each rank that lose their expert (ll, 10)\n"
@@ -127,12 +131,14 @@ std::vector<ep::Option> SizeOptions(Options* options, Open* open) {
     const auto tokens = [=](const std::string& list) { return ReadLists(list, false, options); };
     const auto sweep = [=](const std::string& list) { return ReadLists(list, true, options); };
     const auto format = [=](const std::string& name) { return ReadFormat(name, &options->rows); };
+    const auto cast = [=](const std::string& where) { return ReadCast(where, &options->rows); };
     return {ep::Algorithm(&options->algorithm),
             Closing(&open->tokens, {'t', "tokens", true, tokens}),
             Closing(&open->tokens, {0, "sweep", true, sweep}),
             ep::Number(0, "max-tokens", 1, &options->max_tokens),
             Closing(&open->hidden, ep::Number('d', "hidden", 1, &options->hidden)),
             {0, "dispatch", true, format},
+            {0, "cast", true, cast},
             ep::Switch(0, "forward", &options->rows.forward),
             ep::Number('k', "top-k", 1, &options->top_k),
             ep::Number('e', "experts", 1, &options->experts),

@@ -1,6 +1,6 @@
 // The command line of ep_bench. Names, letters and defaults are those of the reference's program of
-// this name; --sweep, --dispatch, --forward, --max-tokens, --masked, --routing, --channels, --use-cuda-graph,
-// --graph-ops, --json and --version are ours; so is a number for each rank in --tokens.
+// this name; --sweep, --dispatch, --cast, --forward, --max-tokens, --masked, --routing, --channels,
+// --use-cuda-graph, --graph-ops, --json and --version are ours; so is a number for each rank in --tokens.
 #ifndef C_TESTS_PROGRAMS_EP_BENCH_OPTIONS_H_
 #define C_TESTS_PROGRAMS_EP_BENCH_OPTIONS_H_
 

@@ -72,6 +72,10 @@ void PrintPaced(const char* how, const PacedTimes& times) {
     PrintFigures(("dispatch" + suffix).c_str(), times.dispatch);
     PrintFigures(("combine" + suffix).c_str(), times.combine);
     PrintFigures(("dispatch and combine" + suffix).c_str(), times.pair);
+    if (!times.cast) return;
+    PrintFigures(("cast" + suffix).c_str(), times.cast->alone);
+    PrintFigures(("cast and dispatch" + suffix).c_str(), times.cast->dispatch);
+    PrintFigures(("cast and both" + suffix).c_str(), times.cast->pair);
 }
 
 void PrintTimes(const Timing& timing) {
@@ -105,10 +109,22 @@ void PrintConventions(const Options& options, const Result& result) {
            result.Max(&RankFigures::received), result.Imbalance());
 }
 
-void PrintValidation(const Wrong& wrong) {
+// What the cast outside moves through the memory of the rank with the most tokens.
+void PrintCast(const Options& options, const Result& result) {
+    const double tokens = Largest(result.tokens);
+    const double read = tokens * CombineRowBytes(options);  // bfloat16
+    const double written = tokens * CastRowBytes(options);
+    const double time = result.timing.queued.cast->alone.median_us;
+    printf("  the cast outside: reads %.3f MB, writes %.3f MB; queued %.2f GB/s\n",
+           read / kMegabyte, written / kMegabyte, GigabytesPerSecond(read + written, time));
+}
+
+void PrintValidation(const Options& options, const Wrong& wrong) {
     const auto verdict = [](uint64_t rows) { return rows == 0 ? "PASSED" : "FAILED"; };
-    printf("Global validation: Dispatch=%s, Combine=%s\n", verdict(wrong.dispatch_rows),
+    printf("Global validation: Dispatch=%s, Combine=%s", verdict(wrong.dispatch_rows),
            verdict(wrong.combine_rows));
+    if (options.rows.casts_outside()) printf(", Cast=%s", verdict(wrong.cast_rows));
+    printf("\n");
 }
 
 void PrintRow(const Options& options, const Result& result, int tokens_width, bool dispatch) {
@@ -174,6 +190,7 @@ void PrintResult(const Options& options, const Result& result) {
     PrintSummary(options, result);
     PrintTimes(result.timing);
     PrintConventions(options, result);
+    if (options.rows.casts_outside()) PrintCast(options, result);
     if (result.nodes > 1) PrintNetwork(options, result);
     printf("  memory taken by group and handle: %.1f MiB, by this program's tensors: %.1f MiB\n",
            result.Max(&RankFigures::library_bytes) / kMebibyte,
@@ -182,7 +199,7 @@ void PrintResult(const Options& options, const Result& result) {
         printf("  blocks of the largest kernel: dispatch %u, combine %u\n", result.blocks->dispatch,
                result.blocks->combine);
     }
-    if (result.wrong) PrintValidation(*result.wrong);
+    if (result.wrong) PrintValidation(options, *result.wrong);
     fflush(stdout);
 }
 

@@ -63,6 +63,11 @@ double DispatchRowBytes(const Options& options) {
 
 double CombineRowBytes(const Options& options) { return 2 * options.hidden; }
 
+double CastRowBytes(const Options& options) {
+    const RefFormat& format = *options.rows.scaled;
+    return static_cast<double>(ref_format_out_bytes(&format) + ref_format_scale_bytes(&format));
+}
+
 double RankFigures::* UsualConvention(const Options& options) {
     return options.low_latency() ? &RankFigures::pair : &RankFigures::dedup;
 }

@@ -72,6 +72,9 @@ Result Collect(const EpEnv& env, const Timing& timing, const Sent& sent, const S
 double DispatchRowBytes(const Options& options);
 double CombineRowBytes(const Options& options);
 
+// What a cast outside writes of a row; its scales are not padded.
+double CastRowBytes(const Options& options);
+
 // The convention usually quoted for a mode: pair for low latency, dedup for high throughput.
 double RankFigures::* UsualConvention(const Options& options);
 const char* UsualConventionName(const Options& options);

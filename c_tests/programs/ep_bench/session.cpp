@@ -59,41 +59,54 @@ ncclEpHandle_t Session::CallCreateHandle() {
 }
 
 void Session::CreateInputs() {
-    const unsigned tokens = routing_.tokens();
+    const unsigned num_tokens = routing_.tokens();
     const DispatchRows& rows = options_.rows;
-    weights_ = ep_tensor_2d(group_, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, tokens,
+    weights_ = ep_tensor_2d(group_, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, num_tokens,
                             routing_.shape().top_k);
     ep_tensor_upload(&weights_, routing_.all().weights[routing_.rank()]);
-    tokens_ = ep_tensor_2d(group_, rows.scaled ? rows.scaled->from : ncclBfloat16,
-                           NCCL_EP_TENSOR_TAG_TOKENS, tokens,
-                           rows.scaled ? rows.scaled->hidden : options_.hidden);
-    if (rows.forward) {
-        scales_ = ep_tensor_2d(group_, rows.scaled->scale_type, NCCL_EP_TENSOR_TAG_SCALES, tokens,
-                               rows.scaled->num_scales);
+    const unsigned hidden = rows.scaled ? rows.scaled->hidden : options_.hidden;
+    const ncclDataType_t from = rows.scaled ? rows.scaled->from : ncclBfloat16;
+    tokens = ep_tensor_2d(group_, rows.casts_outside() ? rows.scaled->to : from,
+                          NCCL_EP_TENSOR_TAG_TOKENS, num_tokens, hidden);
+    if (rows.sends_scales()) {
+        scales = ep_tensor_2d(group_, rows.scaled->scale_type, NCCL_EP_TENSOR_TAG_SCALES, num_tokens,
+                              rows.scaled->num_scales);
     }
+    if (rows.casts_outside()) CreateUncast();
     FillTokens();
+    if (rows.casts_outside()) CallCast();
+}
+
+void Session::CreateUncast() {
+    const RefFormat& format = *options_.rows.scaled;
+    uncast_ = ep_tensor_2d(group_, format.from, NCCL_EP_TENSOR_TAG_TOKENS, routing_.tokens(),
+                           format.hidden);
+    const ScaleForm powers =
+        format.scale_type == ncclFloat32 ? ScaleForm::kPower : ScaleForm::kExponent;
+    cast_ = {uncast_.data,  tokens.data,  scales.data, routing_.tokens(),
+             format.hidden, format.block, format.round ? powers : ScaleForm::kFloat};
 }
 
 void Session::FillTokens() {
-    const unsigned tokens = routing_.tokens();
+    const unsigned num_tokens = routing_.tokens();
     if (!options_.rows.scaled) {
         const RefRows rows = TokenRows(options_);
-        std::vector<uint16_t> host(ep_tensor_elements(&tokens_));
-        ref_rows_fill(&rows, routing_.rank(), 0, tokens, host.data());
-        ep_tensor_upload(&tokens_, host.data());
+        std::vector<uint16_t> host(ep_tensor_elements(&tokens));
+        ref_rows_fill(&rows, routing_.rank(), 0, num_tokens, host.data());
+        ep_tensor_upload(&tokens, host.data());
         return;
     }
     const RefFormat& format = *options_.rows.scaled;
     const size_t row_bytes = ref_format_in_bytes(&format);
     const size_t scale_bytes = ref_format_scale_bytes(&format);
-    std::vector<uint8_t> rows(tokens * row_bytes);
-    std::vector<uint8_t> scales(tokens * scale_bytes);
-    for (size_t token = 0; token < tokens; ++token) {
+    std::vector<uint8_t> rows(num_tokens * row_bytes);
+    std::vector<uint8_t> row_scales(num_tokens * scale_bytes);
+    for (size_t token = 0; token < num_tokens; ++token) {
         FillRow(options_.rows, ref_row_of(routing_.rank(), token), &rows[token * row_bytes],
-                &scales[token * scale_bytes]);
+                &row_scales[token * scale_bytes]);
     }
-    ep_tensor_upload(&tokens_, rows.data());
-    if (options_.rows.forward) ep_tensor_upload(&scales_, scales.data());
+    ep_tensor_upload(options_.rows.casts_outside() ? &uncast_ : &tokens, rows.data());
+    if (options_.rows.forward) ep_tensor_upload(&scales, row_scales.data());
 }
 
 void Session::CreateReceived() {
@@ -111,12 +124,12 @@ void Session::CreateReceived() {
         received = ep_tensor_2d(group_, type, NCCL_EP_TENSOR_TAG_TOKENS, received_rows, hidden);
     }
     if (!rows.scaled) return;
-    const unsigned scales = rows.scaled->num_scales;
+    const unsigned num_scales = rows.scaled->num_scales;
     const ncclDataType_t scale_type = rows.scaled->scale_type;
     received_scales =
         options_.low_latency()
-            ? ep_tensor_3d(group_, scale_type, NCCL_EP_TENSOR_TAG_SCALES, experts, slots, scales)
-            : ep_tensor_2d(group_, scale_type, NCCL_EP_TENSOR_TAG_SCALES, received_rows, scales);
+            ? ep_tensor_3d(group_, scale_type, NCCL_EP_TENSOR_TAG_SCALES, experts, slots, num_scales)
+            : ep_tensor_2d(group_, scale_type, NCCL_EP_TENSOR_TAG_SCALES, received_rows, num_scales);
 }
 
 void Session::CreateOutputs() {
@@ -145,9 +158,9 @@ void Session::CreateOutputs() {
 Session::~Session() {
     EP_REQUIRE_CUDA(cudaStreamSynchronize(env_->stream));
     ep_device_free(topk_data_);
-    for (ncclNDTensor_t* tensor : {&tokens_, &scales_, &weights_, &received, &received_scales,
-                                   &received_weights, &received_idx, &counter, &expert_outputs,
-                                   &combined}) {
+    for (ncclNDTensor_t* tensor : {&tokens, &scales, &weights_, &uncast_, &received,
+                                   &received_scales, &received_weights, &received_idx, &counter,
+                                   &expert_outputs, &combined}) {
         EP_REQUIRE_NCCL(ncclEpTensorDestroy(group_, tensor));
     }
     EP_REQUIRE_NCCL(ncclEpHandleDestroy(handle_));
@@ -158,16 +171,18 @@ void Session::NoteMemoryOfUse() {
     library_bytes_ = free_before_ - FreeBytes() - tensor_bytes_;
 }
 
+void Session::CallCast() { EP_REQUIRE_CUDA(EnqueueCast(&cast_, env_->stream)); }
+
 void Session::CallDispatch() {
     const bool ll = options_.low_latency();
     const DispatchRows& rows = options_.rows;
     ncclEpDispatchConfig_t config{};
-    config.round_scales = rows.scaled && rows.scaled->round ? 1 : 0;
-    const ncclNDTensor_t* inputs[4] = {&tokens_};
+    config.round_scales = rows.scaled && rows.scaled->round && !rows.sends_scales() ? 1 : 0;
+    const ncclNDTensor_t* inputs[4] = {&tokens};
     ncclNDTensor_t* outputs[4] = {&received};
     unsigned num_inputs = 1;
     unsigned num_outputs = 1;
-    if (rows.forward) inputs[num_inputs++] = &scales_;
+    if (rows.sends_scales()) inputs[num_inputs++] = &scales;
     if (rows.scaled) outputs[num_outputs++] = &received_scales;
     if (!ll) {
         inputs[num_inputs++] = &weights_;
@@ -189,7 +204,15 @@ void Session::CallCombine() {
 }
 
 Calls Session::MakeCalls() {
-    return {[this] { CallDispatch(); }, [this] { CallCombine(); }, [this] { CallComplete(); }};
+    Calls calls = {[this] { CallDispatch(); }, [this] { CallCombine(); },
+                   [this] { CallComplete(); }};
+    if (options_.rows.casts_outside()) calls.call_cast = [this] { CallCast(); };
+    return calls;
+}
+
+void Session::CastAndDispatch() {
+    if (options_.rows.casts_outside()) CallCast();
+    Dispatch();
 }
 
 void Session::Dispatch() { MakeCalls().Dispatch(); }

@@ -4,6 +4,7 @@
 
 #include "harness/harness.h"
 #include "programs/ep_bench/calls.h"
+#include "programs/ep_bench/cast/cast.h"
 #include "programs/ep_bench/options.h"
 #include "programs/ep_bench/routing.h"
 #include "reference/rows.h"
@@ -30,6 +31,7 @@ class Session {
     ncclEpHandle_t CallCreateHandle();
 
     // Enqueue the operation and its Complete; nothing waits.
+    void CastAndDispatch();  // the cast only with --cast outside
     void Dispatch();
     void Combine();
 
@@ -42,6 +44,8 @@ class Session {
     double tensor_bytes() const { return tensor_bytes_; }
 
     // What validation compares. `received` and `expert_outputs` have the same shape.
+    ncclNDTensor_t tokens{};            // [T, H], as the dispatch reads it
+    ncclNDTensor_t scales{};            // [T, S], if the dispatch reads scales
     ncclNDTensor_t received{};          // ll [L, R*M, H], ht [n, H]
     ncclNDTensor_t received_scales{};   // the same rows, if rows have scales
     ncclNDTensor_t received_weights{};  // ht [n, K]
@@ -54,9 +58,11 @@ class Session {
     void CreateGroup();
     void CreateHandle();
     void CreateInputs();
+    void CreateUncast();
     void CreateOutputs();
     void CreateReceived();
     void FillTokens();
+    void CallCast();
     void CallDispatch();
     void CallCombine();
     void CallComplete();
@@ -71,9 +77,9 @@ class Session {
     double tensor_bytes_ = 0;
     void* topk_data_ = nullptr;
     EpView topk_idx_{};
-    ncclNDTensor_t tokens_{};   // [T, H]
-    ncclNDTensor_t scales_{};   // [T, S], if they are forwarded
     ncclNDTensor_t weights_{};  // [T, K]
+    ncclNDTensor_t uncast_{};   // [T, H], what `tokens` and `scales` are cast from, with --cast outside
+    CastWork cast_{};           // that cast
 };
 
 }  // namespace ep_bench

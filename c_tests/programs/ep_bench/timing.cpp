@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <future>
 #include <vector>
 
@@ -113,6 +114,26 @@ void TimeFromIdle(const EpEnv& env, EventPair* events, Operation operation, Samp
     samples->push_back(events->end.MicrosecondsSince(events->start));
 }
 
+CastTimes MeasureIdleCast(const EpEnv& env, const Options& options, const Calls& calls) {
+    EventPair events;
+    Samples alone, with_dispatch, with_pair;
+    for (unsigned i = 0; i < options.iterations; ++i) {
+        TimeFromIdle(env, &events, calls.call_cast, &alone);
+        TimeFromIdle(env, &events, [&] { calls.CastAndDispatch(); }, &with_dispatch);
+        calls.Combine();
+        Settle(env);
+    }
+    const auto all = [&] {
+        calls.CastAndDispatch();
+        calls.Combine();
+    };
+    for (unsigned i = 0; i < options.iterations; ++i) {
+        TimeFromIdle(env, &events, all, &with_pair);
+    }
+    for (Samples* samples : {&alone, &with_dispatch, &with_pair}) DropFirst(samples);
+    return {SlowestRank(alone), SlowestRank(with_dispatch), SlowestRank(with_pair)};
+}
+
 void MeasureIdle(const EpEnv& env, const Options& options, const Calls& calls,
                  OperationTimes* times) {
     CallSamples host;
@@ -144,6 +165,7 @@ void MeasureIdle(const EpEnv& env, const Options& options, const Calls& calls,
     times->idle = {SlowestRank(dispatched), SlowestRank(combined), SlowestRank(pair)};
     times->host = {SlowestRank(host.dispatch), SlowestRank(host.combine),
                    SlowestRank(host.complete)};
+    if (calls.call_cast) times->idle.cast = MeasureIdleCast(env, options, calls);
 }
 
 // Handle memory comes from the group once a handle has been created and destroyed. So the first
@@ -193,13 +215,16 @@ struct PairEvents {
     Event start, mid, end;
 };
 
-void RunBatch(const EpEnv& env, const Calls& calls, std::vector<PairEvents>* events) {
+using Enqueue = std::function<void()>;
+
+void RunBatch(const EpEnv& env, const Enqueue& first, const Enqueue& second,
+              std::vector<PairEvents>* events) {
     Gate gate(env.stream);
     for (PairEvents& pair : *events) {
         pair.start.Record(env.stream);
-        calls.Dispatch();
+        first();
         pair.mid.Record(env.stream);
-        calls.Combine();
+        second();
         pair.end.Record(env.stream);
     }
     ep_barrier();
@@ -207,21 +232,43 @@ void RunBatch(const EpEnv& env, const Calls& calls, std::vector<PairEvents>* eve
     Settle(env);
 }
 
-PacedTimes MeasureQueued(const EpEnv& env, const Options& options, const Calls& calls) {
+struct PairTimes {
+    Figures first, second, both;
+};
+
+PairTimes MeasureBatches(const EpEnv& env, const Options& options, const Enqueue& first,
+                         const Enqueue& second) {
     // The first pair of a batch does not count: the gates of the ranks do not open at the same
     // moment.
     std::vector<PairEvents> events(std::min(MaxPairsOfBatch(options), options.iterations + 1));
-    Samples dispatched, combined, both;
+    Samples firsts, seconds, both;
     while (both.size() < options.iterations) {
-        RunBatch(env, calls, &events);
+        RunBatch(env, first, second, &events);
         for (size_t i = 1; i < events.size(); ++i) {
             const PairEvents& pair = events[i];
-            dispatched.push_back(pair.mid.MicrosecondsSince(pair.start));
-            combined.push_back(pair.end.MicrosecondsSince(pair.mid));
+            firsts.push_back(pair.mid.MicrosecondsSince(pair.start));
+            seconds.push_back(pair.end.MicrosecondsSince(pair.mid));
             both.push_back(pair.end.MicrosecondsSince(pair.start));
         }
     }
-    return {SlowestRank(dispatched), SlowestRank(combined), SlowestRank(both)};
+    return {SlowestRank(firsts), SlowestRank(seconds), SlowestRank(both)};
+}
+
+PacedTimes MeasureQueued(const EpEnv& env, const Options& options, const Calls& calls) {
+    const auto combine = [&] { calls.Combine(); };
+    const PairTimes plain = MeasureBatches(env, options, [&] { calls.Dispatch(); }, combine);
+    PacedTimes times = {plain.first, plain.second, plain.both};
+    if (!calls.call_cast) return times;
+    const PairTimes with_cast =
+        MeasureBatches(env, options, [&] { calls.CastAndDispatch(); }, combine);
+    // Behind a combine, as in a layer.
+    const auto pair = [&] {
+        calls.Dispatch();
+        calls.Combine();
+    };
+    const PairTimes cast = MeasureBatches(env, options, calls.call_cast, pair);
+    times.cast = {cast.first, with_cast.first, with_cast.both};
+    return times;
 }
 
 }  // namespace
@@ -258,8 +305,14 @@ OperationTimes MeasureOperations(const EpEnv& env, const Options& options, const
 }
 
 PacedTimes TimeGraphs(const EpEnv& env, const Options& options, Graphs* graphs) {
-    return {graphs->dispatch.TimeReplays(env, options), graphs->combine.TimeReplays(env, options),
-            graphs->pair.TimeReplays(env, options)};
+    PacedTimes times = {graphs->dispatch.TimeReplays(env, options),
+                        graphs->combine.TimeReplays(env, options),
+                        graphs->pair.TimeReplays(env, options)};
+    if (!graphs->cast) return times;
+    times.cast = {graphs->cast->alone.TimeReplays(env, options),
+                  graphs->cast->dispatch.TimeReplays(env, options),
+                  graphs->cast->pair.TimeReplays(env, options)};
+    return times;
 }
 
 }  // namespace ep_bench

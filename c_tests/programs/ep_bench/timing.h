@@ -29,11 +29,19 @@ struct ReferenceTimes {
     std::array<Figures, kSpans> slowest{};  // process 0
 };
 
+// The cast of --cast outside.
+struct CastTimes {
+    Figures alone;
+    Figures dispatch;  // the cast followed by a dispatch
+    Figures pair;      // the cast followed by a dispatch and a combine
+};
+
 // One way of issuing the operations; process 0.
 struct PacedTimes {
     Figures dispatch;
     Figures combine;
     Figures pair;  // a dispatch followed by a combine
+    std::optional<CastTimes> cast{};  // with --cast outside; none of the former contains a cast
 };
 
 // Time that the calling thread spends inside the library; process 0.

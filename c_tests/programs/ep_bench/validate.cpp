@@ -79,11 +79,13 @@ class Validation {
     void Prepare() const;
     uint64_t WrongDispatch() const;
     uint64_t WrongCombine() const;
+    uint64_t WrongCast() const;
 
    private:
     uint64_t WrongCounts() const;
     uint64_t WrongRouting() const;
-    uint64_t WrongScaled(const Part& part) const;
+    uint64_t WrongScaled(const ncclNDTensor_t& tokens, const ncclNDTensor_t& scales,
+                         const Part& part) const;
 
     const Options& options_;
     const Routing& routing_;
@@ -94,9 +96,14 @@ class Validation {
 };
 
 void Validation::Prepare() const {
-    for (const ncclNDTensor_t* tensor :
-         {&session_.received, &session_.received_scales, &session_.received_weights, &session_.received_idx, &session_.counter,
-          &session_.expert_outputs, &session_.combined}) {
+    std::vector<const ncclNDTensor_t*> written = {
+        &session_.received,     &session_.received_scales, &session_.received_weights,
+        &session_.received_idx, &session_.counter,         &session_.expert_outputs,
+        &session_.combined};
+    if (options_.rows.casts_outside()) {
+        written.insert(written.end(), {&session_.tokens, &session_.scales});
+    }
+    for (const ncclNDTensor_t* tensor : written) {
         if (tensor->data != nullptr) ep_tensor_fill(tensor, kStale);
     }
     for (const Part& part : parts_) {
@@ -140,22 +147,32 @@ uint64_t Validation::WrongRouting() const {
 }
 
 // Rows that differ in payload or scales.
-uint64_t Validation::WrongScaled(const Part& part) const {
+uint64_t Validation::WrongScaled(const ncclNDTensor_t& tokens, const ncclNDTensor_t& scales,
+                                 const Part& part) const {
     const RefFormat& format = *options_.rows.scaled;
     const size_t row_bytes = ref_format_out_bytes(&format);
     const size_t scale_bytes = ref_format_scale_bytes(&format);
-    const auto got = DownloadBytes(session_.received, part.first_row, part.tokens.size(), row_bytes);
-    const auto got_scales =
-        DownloadBytes(session_.received_scales, part.first_row, part.tokens.size(), scale_bytes);
+    const auto got = DownloadBytes(tokens, part.first_row, part.tokens.size(), row_bytes);
+    const auto got_scales = DownloadBytes(scales, part.first_row, part.tokens.size(), scale_bytes);
     std::vector<uint8_t> row(row_bytes);
-    std::vector<uint8_t> scales(scale_bytes);
+    std::vector<uint8_t> row_scales(scale_bytes);
     uint64_t wrong = 0;
     for (size_t i = 0; i < part.tokens.size(); ++i) {
-        ExpectRow(options_.rows, part.tokens[i], row.data(), scales.data());
+        ExpectRow(options_.rows, part.tokens[i], row.data(), row_scales.data());
         wrong += std::memcmp(&got[i * row_bytes], row.data(), row_bytes) != 0 ||
-                 std::memcmp(&got_scales[i * scale_bytes], scales.data(), scale_bytes) != 0;
+                 std::memcmp(&got_scales[i * scale_bytes], row_scales.data(), scale_bytes) != 0;
     }
     return wrong;
+}
+
+// All rows of this rank, also those that go nowhere.
+uint64_t Validation::WrongCast() const {
+    if (!options_.rows.casts_outside()) return 0;
+    Part own = {0, {}};
+    for (size_t token = 0; token < routing_.tokens(); ++token) {
+        own.tokens.push_back(ref_row_of(routing_.rank(), token));
+    }
+    return WrongScaled(session_.tokens, session_.scales, own);
 }
 
 uint64_t Validation::WrongDispatch() const {
@@ -163,7 +180,7 @@ uint64_t Validation::WrongDispatch() const {
     for (const Part& part : parts_) {
         const size_t rows = part.tokens.size();
         if (options_.rows.scaled) {
-            wrong += WrongScaled(part);
+            wrong += WrongScaled(session_.received, session_.received_scales, part);
             continue;
         }
         const auto got = Download<uint16_t>(session_.received, part.first_row, rows);
@@ -199,10 +216,11 @@ Wrong Validate(const EpEnv& env, const Options& options, const Routing& routing,
     operations.dispatch();
     operations.combine();
     EP_REQUIRE_CUDA(cudaStreamSynchronize(env.stream));
-    uint64_t mine[2] = {validation.WrongDispatch(), validation.WrongCombine()};
-    uint64_t all[2] = {0, 0};
-    MPI_Allreduce(mine, all, 2, MPI_UINT64_T, MPI_SUM, MPI_COMM_WORLD);
-    return {all[0], all[1]};
+    uint64_t mine[3] = {validation.WrongDispatch(), validation.WrongCombine(),
+                        validation.WrongCast()};
+    uint64_t all[3] = {0, 0, 0};
+    MPI_Allreduce(mine, all, 3, MPI_UINT64_T, MPI_SUM, MPI_COMM_WORLD);
+    return {all[0], all[1], all[2]};
 }
 
 }  // namespace ep_bench

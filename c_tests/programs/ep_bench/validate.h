@@ -16,11 +16,14 @@ namespace ep_bench {
 struct Wrong {
     uint64_t dispatch_rows = 0;
     uint64_t combine_rows = 0;
+    uint64_t cast_rows = 0;  // with --cast outside: of what the dispatch got
+
+    bool none() const { return dispatch_rows == 0 && combine_rows == 0 && cast_rows == 0; }
 };
 
 // How the two operations are enqueued: by calls, or by graphs.
 struct Operations {
-    std::function<void()> dispatch;
+    std::function<void()> dispatch;  // behind the cast, with --cast outside
     std::function<void()> combine;
 };
 

@@ -1,7 +1,8 @@
 """`EPAll2AllLayer`: dispatch and combine with rows sorted by expert, for models in torch.
 
 The constructor, methods and results are those of Triton-distributed's layer of this name;
-underneath is the high-throughput mode of libnccl_ep. Both directions are differentiable.
+underneath is the high-throughput mode of libnccl_ep. Both directions are differentiable, but for
+rows with scales.
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ import torch
 import torch.distributed as dist
 
 from nccl_ep.arguments import integer, require_group
-from nccl_ep.autograd import ht_combine, ht_dispatch
+from nccl_ep.autograd import ht_combine
 from nccl_ep.group import EpGroup
-from nccl_ep.handle import EpHandle
-from nccl_ep.layers import expand, scatter
-from nccl_ep.layers.layout import EPAllToAllLayoutDesc, EPConfig
+from nccl_ep.handle import DispatchResult, EpHandle
+from nccl_ep.layers import expand, scaled, scatter
+from nccl_ep.layers.layout import EPAllToAllLayoutDesc, EPConfig, Expansion
 from nccl_ep.layers.rows import prepare
+from nccl_ep.layers.scaled import Scaling
 from nccl_ep.nccl_wrapper import NCCLLibrary
 from nccl_ep.routing import effective_ids
 from nccl_ep.runtime import HostCopy, Runtime
+from nccl_ep.scales import CastName, ScalesOrder
 from nccl_ep.tensors import checked, checked_integers
 from nccl_ep.types import NCCL_EP_AUTO, ncclDataTypeEnum, ncclRedOpTypeEnum
 
@@ -85,17 +88,23 @@ class EPAll2AllLayer(torch.nn.Module):
 
     @overload
     def dispatch(self, input: torch.Tensor, exp_indices: torch.Tensor, weight: torch.Tensor,
-                 full_scatter_indices: torch.Tensor | None = None,
+                 full_scatter_indices: torch.Tensor | None = None, *,
+                 scales: torch.Tensor | None = None, cast: CastName | None = None,
+                 scales_order: ScalesOrder = "row",
                  ) -> tuple[torch.Tensor, torch.Tensor, EPAllToAllLayoutDesc]: ...
 
     @overload
     def dispatch(self, input: torch.Tensor, exp_indices: torch.Tensor, weight: None = None,
-                 full_scatter_indices: torch.Tensor | None = None,
+                 full_scatter_indices: torch.Tensor | None = None, *,
+                 scales: torch.Tensor | None = None, cast: CastName | None = None,
+                 scales_order: ScalesOrder = "row",
                  ) -> tuple[torch.Tensor, None, EPAllToAllLayoutDesc]: ...
 
     def dispatch(self, input: torch.Tensor, exp_indices: torch.Tensor,
                  weight: torch.Tensor | None = None,
-                 full_scatter_indices: torch.Tensor | None = None,
+                 full_scatter_indices: torch.Tensor | None = None, *,
+                 scales: torch.Tensor | None = None, cast: CastName | None = None,
+                 scales_order: ScalesOrder = "row",
                  ) -> tuple[torch.Tensor, torch.Tensor | None, EPAllToAllLayoutDesc]:
         """Sends `input` [T, H] of the layer's dtype to the experts `exp_indices`, some integers
         [T, K], with `weight` [T, K].
@@ -106,45 +115,44 @@ class EPAll2AllLayer(torch.nn.Module):
 
         `full_scatter_indices` [T, K] or [sum of T, K]: the number of each pair among the pairs of
         all ranks sorted by expert; rows then have this order. Collective.
+
+        `scales`, `cast` and `scales_order` are those of `EpHandle.dispatch`: rows of any type with
+        their `scales` [T, S], or rows that `cast` rounds to float8_e4m3fn. The scales of the rows
+        returned are `layout.scales` [recv_tokens, S]. Such rows have no gradients.
         """
-        config, device = self.ep_config, self._group.device
+        config, scaling = self.ep_config, Scaling(scales, cast, scales_order)
         # All refusals come before the exchange of the routing, in which other ranks would wait.
-        input = checked("input", input, (None, config.hidden), device, config.token_dtype)
-        shape = input.shape[0], config.topk
-        ids = checked_integers("exp_indices", exp_indices, shape, device)
-        factors = (torch.ones(shape, dtype=torch.float32, device=device) if weight is None
-                   else checked("weight", weight, shape, device).to(torch.float32))
-        if full_scatter_indices is not None:
-            full_scatter_indices = checked_integers("full_scatter_indices", full_scatter_indices,
-                                                    (None, config.topk), device)
+        input, scales = scaled.checked_rows(input, scaling, config, self._group.device)
+        ids, factors, given = self._checked_routing(input.shape[0], exp_indices, weight,
+                                                    full_scatter_indices)
+        scaled.refuse_gradients(scaling, input, weight)
         # The host must wait for the exchange of the routing. So it comes first, and the dispatch of
         # the tokens before everything that can follow it.
-        rows_per_expert = torch.empty(config.num_experts_per_rank, dtype=torch.int32, device=device)
+        rows_per_expert = torch.empty(config.num_experts_per_rank, dtype=torch.int32,
+                                      device=self._group.device)
         handle = self._group.create_handle(ids, counts=rows_per_expert)
         self._host_counts.start(rows_per_expert)
         # Backward reads them, and the caller may overwrite its own by then.
         handle.topk_idx = ids = effective_ids(ids, config.num_experts)
-        received, received_ids, received_weights = ht_dispatch(handle, input, factors)
+        received = handle.dispatch(input, factors, scales=scales, cast=cast)
         on_host = self._host_counts.wait().tolist()
         counts = destinations = positions = None
-        if full_scatter_indices is not None:
+        if given is not None:
             counts = self.count_pairs(ids)
-            destinations = scatter.given_positions(full_scatter_indices, ids, counts, config)
+            destinations = scatter.given_positions(given, ids, counts, config)
             positions = self._send_positions(handle, destinations)
-        local = config.num_experts_per_rank
-        expansion = expand.by_expert(received_ids, sum(on_host), local, positions)
-        output = expand.expand(received, expansion)
-        weights = None
-        if weight is not None:
-            weights = expand.weight_of_row(received_weights, expansion, local)
-            weights = weights.to(config.weight_dtype)
+        assert received.topk_idx is not None
+        expansion = expand.by_expert(received.topk_idx, sum(on_host), config.num_experts_per_rank,
+                                     positions)
+        output, row_scales = expand.received_rows(received, expansion, scales_order)
+        weights = None if weight is None else self._weights_of_rows(received, expansion)
         layout = EPAllToAllLayoutDesc(
             num_dispatch_token_cur_rank=output.shape[0],
             # The caller may change its own in place.
             topk_indices_tensor=exp_indices.to(torch.int32, copy=True),
             num_recv_tokens_per_expert=rows_per_expert,
             num_recv_tokens_per_expert_list=on_host,
-            handle=handle, expansion=expansion,
+            scales=row_scales, handle=handle, expansion=expansion,
             destinations=scatter.Destinations(ids, counts or self.count_pairs(ids), config,
                                               destinations))
         return output, weights, layout
@@ -162,6 +170,9 @@ class EPAll2AllLayer(torch.nn.Module):
             raise ValueError("layout_desc: not made by dispatch")
         rows = layout_desc.num_dispatch_token_cur_rank
         input = checked("input", input, (rows, None), self._group.device)
+        if input.dtype.itemsize == 1:
+            raise ValueError(f"input: has type {input.dtype}; rows are summed without scales, so "
+                             "multiply them by theirs first")
         # Sums are in float32; rows travel in the layer's dtype.
         sums = expand.reduce(input, layout_desc.expansion).to(self.ep_config.token_dtype)
         return ht_combine(layout_desc.handle, sums)
@@ -187,6 +198,24 @@ class EPAll2AllLayer(torch.nn.Module):
     def finalize(self) -> None:
         """Releases everything; collective. Layouts cannot be combined afterwards."""
         self._group.close()
+
+    def _checked_routing(
+            self, tokens: int, exp_indices: torch.Tensor, weight: torch.Tensor | None,
+            full: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Ids int64, weights float32 (ones if there are none) and `full_scatter_indices` int64."""
+        device, shape = self._group.device, (tokens, self.ep_config.topk)
+        ids = checked_integers("exp_indices", exp_indices, shape, device)
+        factors = (torch.ones(shape, dtype=torch.float32, device=device) if weight is None
+                   else checked("weight", weight, shape, device).to(torch.float32))
+        if full is not None:
+            full = checked_integers("full_scatter_indices", full, (None, shape[1]), device)
+        return ids, factors, full
+
+    def _weights_of_rows(self, received: DispatchResult,
+                         expansion: Expansion) -> torch.Tensor:
+        assert received.topk_weights is not None
+        weights = expand.weight_of_row(received.topk_weights, expansion, self.num_experts_per_rank)
+        return weights.to(self.ep_config.weight_dtype)
 
     def _sum_over_ranks(self, numbers: torch.Tensor) -> None:
         """In place, int32; on GPUs enqueued on the current stream, so the host does not wait."""

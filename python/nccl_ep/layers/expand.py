@@ -12,9 +12,14 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from nccl_ep.handle import DispatchResult
 from nccl_ep.layers.layout import Expansion
 from nccl_ep.layers.rows import add_up, spread
 from nccl_ep.routing import stable_sort
+from nccl_ep.scales import new_scales
+
+# Types of as many bytes as a scale, whose rows torch selects on every device.
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
 def by_expert(topk_idx: torch.Tensor, num_rows: int, num_local_experts: int,
@@ -54,6 +59,25 @@ def _check_positions(rows: torch.Tensor, experts: torch.Tensor) -> None:
 def expand(tokens: torch.Tensor, expansion: Expansion) -> torch.Tensor:
     """A row for each pair: [n, H] to [P, H]. Differentiable."""
     rows: torch.Tensor = _apply(_Expand, tokens, expansion)
+    return rows
+
+
+def received_rows(received: DispatchResult, expansion: Expansion,
+                  order: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """A row for each pair, and its scales in this `scales_order` if tokens have scales."""
+    if received.scales is None:
+        return expand(received.tokens, expansion), None
+    # Rows are a multiple of 16 bytes. They are only moved, so they go as float32, for which the
+    # kernel is built.
+    rows = spread(received.tokens.view(torch.float32), expansion).view(received.tokens.dtype)
+    return rows, _scales_of_rows(received.scales, expansion, order)
+
+
+def _scales_of_rows(scales: torch.Tensor, expansion: Expansion, order: str) -> torch.Tensor:
+    """The scales of each pair: [n, S] to [P, S]."""
+    rows = new_scales((expansion.num_rows, scales.shape[1]), scales.dtype, order, scales.device)
+    bits = _BITS[scales.dtype.itemsize]
+    torch.index_select(scales.view(bits), 0, expansion.source, out=rows.view(bits))
     return rows
 
 

@@ -107,6 +107,7 @@ class EPAllToAllLayoutDesc:
     num_recv_tokens_per_expert_list  the same on the host, where it is known without waiting
     send_reqs_for_nodes, send_reqs_recv_tensor, skipped_token_mapping_indices,
     skipped_token_topk_mapping_indices: None; the library exchanges these itself between nodes
+    scales                       [recv_tokens, S]: those of dispatch's output, if it has any
     """
 
     num_dispatch_token_cur_rank: int
@@ -117,6 +118,7 @@ class EPAllToAllLayoutDesc:
     send_reqs_recv_tensor: torch.Tensor | None = None
     skipped_token_mapping_indices: torch.Tensor | None = None
     skipped_token_topk_mapping_indices: torch.Tensor | None = None
+    scales: torch.Tensor | None = None
     # The routing itself, for `combine` and for rarely used results.
     handle: EpHandle | None = dataclasses.field(default=None, repr=False)
     expansion: Expansion | None = dataclasses.field(default=None, repr=False)

@@ -1,0 +1,235 @@
+"""EPAll2AllLayer with rows that have scales: forwarded and cast, against the formula in torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from problems import Problem
+from test_layer import pairs_of
+
+pytestmark = pytest.mark.high_throughput
+
+_HIDDEN = 272  # blocks of 128 and of 32 elements, the last of 16
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+_BLOCKS = {"fp8": 128, "fp8_pow2": 128, "ue8m0": 128, "ue8m0_packed": 128, "mxfp8": 32}
+
+
+def problem_of(world, device, **settings) -> Problem:
+    return Problem(*world, **{"hidden": _HIDDEN, "dtype": torch.bfloat16, "device": device,
+                              **settings})
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch):
+    """New tensors hold NaN, or -1, until somebody writes to them."""
+    empty = torch.empty
+
+    def filled(*arguments, **settings):
+        tensor = empty(*arguments, **settings)
+        tensor.view(torch.uint8).fill_(0xff)
+        return tensor
+
+    monkeypatch.setattr(torch, "empty", filled)
+
+
+def quantised(tokens: torch.Tensor, cast: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows and scales of docs/formats.md, computed on the CPU."""
+    block, device = _BLOCKS[cast], tokens.device
+    wide = torch.nn.functional.pad(tokens.float().cpu(), (0, -tokens.shape[1] % block))
+    blocks = wide.unflatten(1, (-1, block))
+    largest = blocks.abs().amax(dim=2).clamp(min=torch.tensor(1e-4))
+    scales = largest * torch.tensor(1 / 448)
+    # `448 / largest` is a product with the reciprocal.
+    factors = torch.div(torch.tensor(448.0), largest)
+    if cast != "fp8":
+        mantissas, exponents = torch.frexp(scales)
+        exponents = exponents - (mantissas == 0.5).to(torch.int32)
+        scales, factors = torch.exp2(exponents.float()), torch.exp2(-exponents.float())
+    rows = (blocks * factors.unsqueeze(2)).to(torch.float8_e4m3fn)
+    if not cast.startswith("fp8"):
+        scales = (exponents + 127).to(torch.uint8)
+    if cast == "ue8m0_packed":
+        scales = torch.nn.functional.pad(scales, (0, -scales.shape[1] % 4)).view(torch.int32)
+    return rows.flatten(1)[:, :tokens.shape[1]].contiguous().to(device), scales.to(device)
+
+
+def dequantised(rows: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Rows with a float32 scale for 128 elements, as float32."""
+    return rows.float() * scales.repeat_interleave(128, dim=1)[:, :rows.shape[1]]
+
+
+def same_bits(got: torch.Tensor, want: torch.Tensor) -> bool:
+    bits = _BITS[want.dtype.itemsize]
+    return got.dtype == want.dtype and torch.equal(got.view(bits), want.view(bits))
+
+
+def of_all(problem: Problem, size: int) -> torch.Tensor:
+    return torch.cat([problem.part(rank)[0] for rank in range(size)])
+
+
+def tokens_here(ep, problem: Problem, size: int) -> list[int]:
+    """The number over all ranks of each row's token."""
+    local = ep.num_experts_per_rank
+    return [token for expert, token, _ in pairs_of(problem, size)
+            if expert // local == problem.rank]
+
+
+@pytest.mark.parametrize("order", ["row", "column"])
+@pytest.mark.parametrize("cast", _BLOCKS)
+def test_cast_rows_by_expert(layer, world, device, cast, order):
+    problem = problem_of(world, device, masked=True)
+    ep = layer(problem)
+    rows, weights, layout = ep.dispatch(problem.tokens, problem.topk_idx, problem.weights,
+                                        cast=cast, scales_order=order)
+    here = tokens_here(ep, problem, world[1])
+    want_rows, want_scales = quantised(of_all(problem, world[1])[here], cast)
+    assert same_bits(rows, want_rows)
+    assert same_bits(layout.scales, want_scales)
+    step = 16 // layout.scales.element_size()
+    pitch = -(-max(len(here), 1) // step) * step
+    assert order == "row" or layout.scales.stride() == (1, pitch)
+    _, plain_weights, _ = ep.dispatch(problem.tokens, problem.topk_idx, problem.weights)
+    assert torch.equal(weights, plain_weights)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_cast_of_other_types_than_the_layers(layer, world, device, dtype):
+    problem = problem_of(world, device)
+    ep = layer(problem)
+    rows, _, layout = ep.dispatch((problem.tokens / 3).to(dtype), problem.topk_idx, cast="fp8")
+    tokens = (of_all(problem, world[1]) / 3).to(dtype)
+    want_rows, want_scales = quantised(tokens[tokens_here(ep, problem, world[1])], "fp8")
+    assert same_bits(rows, want_rows) and same_bits(layout.scales, want_scales)
+
+
+@pytest.mark.parametrize("place", ["dense", "pitch", "columns", "neither"])
+def test_forwarded_rows_by_expert(layer, world, device, place):
+    problem = problem_of(world, device)
+    ep = layer(problem)
+    rows, scales = quantised(problem.tokens, "fp8")
+    memory = {"dense": scales, "pitch": torch.cat([scales, -scales], dim=1)[:, :3],
+              "columns": scales.t().contiguous().t(),
+              "neither": torch.stack([scales, -scales], dim=2)[:, :, 0]}[place]
+    assert torch.equal(memory, scales)
+    got, weights, layout = ep.dispatch(rows, problem.topk_idx, scales=memory)
+    here = tokens_here(ep, problem, world[1])
+    want_rows, want_scales = quantised(of_all(problem, world[1])[here], "fp8")
+    assert weights is None
+    assert same_bits(got, want_rows) and same_bits(layout.scales, want_scales)
+
+
+def test_packed_rows_are_forwarded(layer, world, device):
+    """As NVFP4: two numbers in a byte, an e4m3 scale for 16; all bytes that there are."""
+    problem = problem_of(world, device)
+    ep = layer(problem)
+    tokens = of_all(problem, world[1])
+    packed = tokens.view(torch.uint8)[:, :_HIDDEN // 2]
+    scales = tokens.view(torch.uint8)[:, 20:20 + _HIDDEN // 16].view(torch.float8_e4m3fn)
+    first = sum(len(problem.part(each)[0]) for each in range(world[0]))
+    own = slice(first, first + len(problem.tokens))
+    packed, scales = (torch.nn.functional.pad(packed, (0, 8)), scales)
+    rows, _, layout = ep.dispatch(packed[own], problem.topk_idx, scales=scales[own])
+    here = tokens_here(ep, problem, world[1])
+    assert same_bits(rows, packed[here])
+    assert same_bits(layout.scales, scales.view(torch.uint8)[here].view(torch.float8_e4m3fn))
+
+
+def test_ranks_that_cast_and_ranks_that_forward(layer, world, device):
+    rank, size = world
+    problem = problem_of(world, device)
+    ep = layer(problem)
+    if rank % 2:
+        rows, scales = quantised(problem.tokens, "fp8")
+        got, _, layout = ep.dispatch(rows, problem.topk_idx, scales=scales)
+    else:
+        got, _, layout = ep.dispatch(problem.tokens, problem.topk_idx, cast="fp8")
+    here = tokens_here(ep, problem, size)
+    want_rows, want_scales = quantised(of_all(problem, size)[here], "fp8")
+    assert same_bits(got, want_rows) and same_bits(layout.scales, want_scales)
+
+
+def test_given_scatter_indices_decide_the_order_of_scales(layer, world, device):
+    problem = problem_of(world, device)
+    ep = layer(problem)
+    pairs = pairs_of(problem, world[1])
+    backwards = sorted(pairs, key=lambda pair: (pair[0], -pair[1]))
+    lengths = [len(problem.part(each)[0]) for each in range(world[1])]
+    indices = torch.zeros((sum(lengths), problem.top_k), dtype=torch.int64, device=device)
+    for number, (_, token, k) in enumerate(backwards):
+        indices[token, k] = number
+    rows, _, layout = ep.dispatch(problem.tokens, problem.topk_idx, cast="fp8",
+                                  full_scatter_indices=indices)
+    here = [token for expert, token, _ in backwards
+            if expert // ep.num_experts_per_rank == world[0]]
+    want_rows, want_scales = quantised(of_all(problem, world[1])[here], "fp8")
+    assert same_bits(rows, want_rows) and same_bits(layout.scales, want_scales)
+
+
+def test_combine_after_a_cast(layer, world, device):
+    """Results go home in the layer's dtype; experts behind the dispatch have gradients."""
+    problem = problem_of(world, device)
+    ep = layer(problem)
+    rows, weights, layout = ep.dispatch(problem.tokens, problem.topk_idx, problem.weights,
+                                        cast="fp8")
+    expert = torch.tensor(2.0, device=device, requires_grad=True)
+    weighted = dequantised(rows, layout.scales) * weights.unsqueeze(1)
+    output = ep.combine(weighted * expert, layout)
+    own = dequantised(*quantised(problem.tokens, "fp8"))
+    assert output.dtype == torch.bfloat16
+    problem.close(output, 2 * own * problem.weights.sum(dim=1, keepdim=True))
+    output.sum().backward()
+    torch.testing.assert_close(expert.grad, weighted.sum(), rtol=1e-3, atol=1e-3)
+    with pytest.raises(ValueError, match="input: has type torch.float8_e4m3fn; rows are summed"):
+        ep.combine(rows, layout)
+
+
+@pytest.mark.parametrize("order", ["row", "column"])
+def test_no_rows_anywhere(layer, world, device, order):
+    """Neither without tokens, nor where no token has an expert."""
+    problem = problem_of(world, device)
+    ep = layer(problem)
+    for tokens in (0, len(problem.tokens)):
+        rows, weights, layout = ep.dispatch(
+            problem.tokens[:tokens], torch.full_like(problem.topk_idx[:tokens], -1),
+            problem.weights[:tokens], cast="mxfp8", scales_order=order)
+        assert rows.shape == (0, _HIDDEN) and rows.dtype == torch.float8_e4m3fn
+        assert weights.shape == (0,) and layout.scales.shape == (0, 9)
+        output = ep.combine(rows.to(torch.bfloat16), layout)
+        assert torch.equal(output, torch.zeros_like(problem.tokens[:tokens]))
+
+
+def test_what_makes_no_sense_is_refused(layer, world, device):
+    """On this rank alone, before others wait for it: the layer works afterwards."""
+    problem = problem_of(world, device)
+    ep = layer(problem)
+    tokens, (rows, scales) = problem.tokens, quantised(problem.tokens, "fp8")
+    for input, arguments, text in (
+            (tokens, dict(cast="int4"), "cast: must be one of fp8,"),
+            (tokens, dict(cast="fp8", scales=scales), "cast: rows that have scales"),
+            (rows, dict(cast="fp8"), "input: has type torch.float8_e4m3fn, but a cast takes"),
+            (rows, {}, "input: has type torch.float8_e4m3fn, expected torch.bfloat16"),
+            (rows, dict(scales=scales[1:]), "scales: has shape"),
+            (rows, dict(scales=scales[:, 0]), "scales: has shape"),
+            (rows, dict(scales=scales.to("meta")), "scales: is on meta"),
+            (rows, dict(scales=[1.0]), "scales: must be a tensor, not list"),
+            (rows, dict(scales=scales.double()), "scales: has type torch.float64, expected one"),
+            (rows, dict(scales=scales.bool()), "no element type for torch.bool"),
+            (rows[:, 8:], dict(scales=scales), "has 264 bytes, expected a positive multiple of 16"),
+            (tokens, dict(scales=scales), r"have 544 \+ 12 bytes, more than a row of the layer"),
+            (tokens[:, 16:], dict(cast="fp8"), "input: has shape"),
+            (tokens, dict(scales_order="tiles"), "scales_order: must be row or column"),
+            (tokens, dict(cast="fp8", scales_order="tiles"), "scales_order: must be")):
+        with pytest.raises((TypeError, ValueError), match=text):
+            ep.dispatch(input, problem.topk_idx, **arguments)
+    for input, arguments in (
+            (tokens.clone().requires_grad_(), dict(cast="fp8")),
+            (tokens, dict(cast="fp8", weight=problem.weights.clone().requires_grad_())),
+            (rows, dict(scales=scales.clone().requires_grad_()))):
+        with pytest.raises(RuntimeError, match="rows with scales have none"):
+            ep.dispatch(input, problem.topk_idx, **arguments)
+    with torch.no_grad():
+        got, _, layout = ep.dispatch(tokens.clone().requires_grad_(), problem.topk_idx, cast="fp8")
+    assert got.dtype == torch.float8_e4m3fn and not layout.scales.requires_grad
+    _, _, layout = ep.dispatch(tokens, problem.topk_idx)
+    assert layout.scales is None

@@ -6,6 +6,7 @@
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -65,6 +66,18 @@ static void print_failure(EpSite site, const char* values) {
     fputs(line, stderr);
 }
 
+static void end_all(void) {
+    fflush(NULL);
+    if (has_mpi()) MPI_Abort(MPI_COMM_WORLD, 1);
+    _exit(1);
+}
+
+// Where only one failure matters, as with a planted bug.
+static bool ends_at_failure(void) {
+    const char* chosen = getenv("EP_TEST_FIRST_FAILURE");
+    return chosen != NULL && strcmp(chosen, "1") == 0;
+}
+
 #if defined(__GNUC__)
 __attribute__((format(printf, 3, 4)))
 #endif
@@ -82,6 +95,7 @@ static bool count(EpSite site, bool passed, const char* format, ...) {
         va_end(arguments);
         print_failure(site, values);
     }
+    if (ends_at_failure()) end_all();
     if (g_failed == kPrintedFailures) {
         fprintf(stderr, "[rank %d] further failures are counted, not printed\n", world_rank());
     }
@@ -134,15 +148,13 @@ bool ep_check_cuda(EpSite site, cudaError_t actual) {
                  cudaGetErrorString(actual));
 }
 
-static void end_all(EpSite site, const char* values) {
+static void fail_for_all(EpSite site, const char* values) {
     print_failure(site, values);
-    fflush(NULL);
-    if (has_mpi()) MPI_Abort(MPI_COMM_WORLD, 1);
-    _exit(1);
+    end_all();
 }
 
 void ep_require(EpSite site, bool passed) {
-    if (!passed) end_all(site, "");
+    if (!passed) fail_for_all(site, "");
 }
 
 void ep_require_nccl(EpSite site, ncclResult_t actual) {
@@ -150,14 +162,14 @@ void ep_require_nccl(EpSite site, ncclResult_t actual) {
     char values[kTextBytes];
     snprintf(values, sizeof(values), "%d (%s); %s", (int)actual, ncclGetErrorString(actual),
              ep_last_error());
-    end_all(site, values);
+    fail_for_all(site, values);
 }
 
 void ep_require_cuda(EpSite site, cudaError_t actual) {
     if (actual == cudaSuccess) return;
     char values[kTextBytes];
     snprintf(values, sizeof(values), "%d (%s)", (int)actual, cudaGetErrorString(actual));
-    end_all(site, values);
+    fail_for_all(site, values);
 }
 
 const char* ep_last_error(void) {

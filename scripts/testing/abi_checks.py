@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Callable, Iterable
 
 from testing import command, counts
-from testing.step import ROOT, Counts, Places, Step
+from testing.step import ROOT, WITHOUT_KERNELS, Counts, Places, Step
 
 FIRST_RELEASE = ("CreateGroup", "GroupDestroy", "TensorCreate", "TensorDestroy", "CreateHandle",
                  "HandleDestroy", "Dispatch", "Combine", "Complete", "HandleGetNumRecvTokens")
@@ -105,11 +105,11 @@ def _needed(library) -> tuple[Counts, str]:
 
 def _native_static_libs(places: Places) -> tuple[Counts, str]:
     """The list for static links in packaging/ equals the one that rustc prints."""
-    # The development profile with one architecture reuses what the Rust tests built and does
-    # not touch the release build, which other steps read.
+    # The development profile without kernels reuses what the Rust tests built and does not touch
+    # the release build, which other steps read.
     words = ("cargo", "rustc", "--locked", "-p", "nccl-ep", "--lib", "--crate-type", "staticlib", "--",
              "--print", "native-static-libs")
-    finished = command.run(words, {**places.environment, "NCCL_EP_ARCHS": "90"}, 300)
+    finished = command.run(words, {**places.environment, **dict(WITHOUT_KERNELS)}, 300)
     printed = re.findall(r"native-static-libs: (.*)", finished.output)
     if not printed:
         return Counts(0, 1, "rustc printed no list"), finished.output

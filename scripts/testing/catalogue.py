@@ -1,13 +1,15 @@
 """The list of all steps, in the order in which they start.
 
-Builds come first, because everything else needs them; then checks of sources, files and packages;
+Builds come first, because everything else needs them, and what shares the cores with them; then checks of sources, files and packages;
 then the C programs of programs.py, which take the most time.
 """
 
 from __future__ import annotations
 
+import dataclasses
+
 from testing import abi_checks, counts, programs, python_steps, simt
-from testing.step import ROOT, Places, Step
+from testing.step import ROOT, WITHOUT_KERNELS, Places, Step
 
 
 def all_steps(places: Places) -> list[Step]:
@@ -52,29 +54,30 @@ def gpu_builds(places: Places) -> list[Step]:
 
 
 def _builds(places: Places) -> list[Step]:
+    library, gpu = gpu_builds(places)
+    test = ("cargo", "test", "--locked", "--workspace", "--no-fail-fast")
     host = _make_programs(places, "host", f"OUT={places.target}/c")
-    sanitized = _make_programs(places, "host", "SANITIZE=address,undefined", "OPTIMISE=-O1 -g",
+    sanitized = _make_programs(places, "host", "SANITIZE=address,undefined", "OPTIMISE=-O1 -g1",
                                f"OUT={places.target}/c-sanitize")
     built = ("build/lib",)
     return [
-        *gpu_builds(places),
+        # Each often waits for one compiler, so they share the cores; cargo locks neither's folder.
+        dataclasses.replace(library, cores=1),
+        Step("rust/test", test, counts.cargo_test, timeout=900, environment=WITHOUT_KERNELS),
+        gpu,
         Step("build/programs", host, counts.build, built, cores=2, timeout=600),
         Step("build/sanitizer", sanitized, counts.build, built, cores=2, timeout=600),
     ]
 
 
 def _rust() -> list[Step]:
-    test = ("cargo", "test", "--locked", "--workspace", "--no-fail-fast")
     clippy = ("cargo", "clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings")
     doc = ("cargo", "doc", "--locked", "--workspace", "--no-deps", "--document-private-items")
-    # build/lib compiles the kernels for all architectures, a minute's work; once is enough.
-    one_arch = (("NCCL_EP_ARCHS", "90"),)
-    deny = (*one_arch, ("RUSTDOCFLAGS", "-D warnings"))
+    deny = (*WITHOUT_KERNELS, ("RUSTDOCFLAGS", "-D warnings"))
     return [
-        Step("rust/test", test, counts.cargo_test, cores=2, timeout=900, environment=one_arch),
         Step("rust/fmt", ("cargo", "fmt", "--all", "--check"), counts.exit_status),
         Step("rust/clippy", clippy, counts.exit_status, cores=2, timeout=600,
-             environment=one_arch),
+             environment=WITHOUT_KERNELS),
         Step("rust/doc", doc, counts.exit_status, cores=2, timeout=600, environment=deny),
     ]
 

@@ -23,8 +23,7 @@ _ONE_GPU_RANKS = (2, 4, 8)
 _ISOLATED = ("capabilities", "test_ll", "test_graph", "example_staged", "ep_test/ll-default")
 
 # For --quick and one GPU: ep_test's whole matrix of options would repeat the same kernels.
-_FEW_EP_TESTS = ("ep_test/ll-default", "ep_test/ll-both-c-r", "ep_test/ht-default",
-                 "ep_test/ht-both-c-r-m")
+_FEW_EP_TESTS = tuple(f"ep_test/{label}" for label in programs.FEW_EP_TESTS)
 
 # Operations of test_stress; the program's default is for the CPU.
 _STRESS_OPS = {"gpu": 20000, "isolated": 2000, "onegpu": 2000}

@@ -14,7 +14,7 @@ from testing import counts
 from testing.step import Places, Step
 
 # On the CPU backend every program runs in each of these splits.
-_HOST_SPLITS = ("01", "0101", "0001", "00112233")
+_HOST_SPLITS = ("01", "0101", "0001")
 _HOST_PROGRAMS = ("test_ll", "test_staged", "test_ht", "test_formats",
                   "test_random --configs 200", "moe_layer")
 # And these in some.
@@ -23,6 +23,9 @@ _TOOLS = tuple(itertools.chain.from_iterable(
      f"ep_bench -a {mode} --experts 256 --tokens 32 --hidden 1024 --warmup 1 --iters 3 --validate")
     for mode in ("ll", "ht")))
 _HOST_MORE = (*itertools.product(("0101", "0001"), _TOOLS),
+              *itertools.product(("00112233",), (
+                  "test_ll", "test_staged", "test_ht routing_styles", "test_formats casts",
+                  "test_random --configs 100", "moe_layer")),
               ("0011", "test_random --configs 100 --seed 31"),
               ("0123", "test_random --configs 100 --seed 32"),
               ("00001111", "test_random --configs 60 --seed 33"),
@@ -32,7 +35,7 @@ _HOST_MORE = (*itertools.product(("0101", "0001"), _TOOLS),
 
 # With the kernels on the CPU: which of the splits a program is worth its seconds in, and how many
 # bytes an HT operation sends at a time, if that is not the default. Few bytes make many passes.
-_SIMT = (("01", "", "test_ll"), ("01", "", "test_staged"), ("01", "500", "test_ht"),
+_SIMT = (("01", "", "test_ll"), ("01", "500", "test_ht"),
          ("01", "300", "test_graph"),
          ("001", "400", "test_ht uneven_tokens"), ("010", "300", "test_ht gradients_with"),
          ("01", "300", "test_formats casts"), ("0120", "600", "test_formats long_rows"),
@@ -57,7 +60,7 @@ _SIMT = (("01", "", "test_ll"), ("01", "", "test_staged"), ("01", "500", "test_h
 _FORKED = (("host", "test_death --nodes 0101"),
            ("host", "test_faults --nodes 0001 --trials 8 --seed 37"),
            ("simt", "test_death --nodes 0011"), ("simt", "test_death --nodes 0001 dies_"),
-           ("simt", "test_faults --nodes 0101 --trials 15 --seed 38"))
+           ("simt", "test_faults --nodes 0101 --trials 8 --seed 38"))
 
 _ENVIRONMENT = (("NCCLEP_HOSTSIM_WITH_GPU", "1"),)
 _SIMT_MULTIPROCESSORS = 2
@@ -107,7 +110,8 @@ def _forked(places: Places, backend: str, need: str) -> Iterator[Step]:
         words = (str(_programs(places, backend) / program), *options)
         prefix = "simt/" if backend == "simt" else ""
         yield Step(f"{prefix}nodes/{' '.join([program, *options[1:]])}", words,
-                   counts.closing_line, (need,), cores=2, timeout=240, environment=_ENVIRONMENT)
+                   counts.closing_line, (need,), cores=1 if backend == "simt" else 0, timeout=240,
+                   environment=_ENVIRONMENT)
 
 
 def _step(name: str, words: Sequence[str], need: str,

@@ -2,6 +2,7 @@
 
 A step starts when the steps that it needs have passed and enough cores are free. If one of those
 failed, it does not run and counts as a failure, so that a broken build cannot shrink the total.
+Steps without a core of their own mostly sleep: one of them at a time runs beside the others.
 """
 
 from __future__ import annotations
@@ -38,14 +39,13 @@ def run_steps(steps: Sequence[Step], environment: Mapping[str, str], cores: int,
         outcomes.append(outcome)
         report(outcome)
 
-    with concurrent.futures.ThreadPoolExecutor(max_workers=cores) as executor:
+    with concurrent.futures.ThreadPoolExecutor(max_workers=cores + 1) as executor:
         try:
             while waiting or running:
                 while step := _hopeless(waiting, passed):
                     waiting.remove(step)
                     finish(_skipped(step, passed))
-                free = cores - sum(_weight(step, cores) for step in running.values())
-                for step in _startable(waiting, passed, free, cores):
+                for step in _startable(waiting, passed, list(running.values()), cores):
                     waiting.remove(step)
                     running[executor.submit(_run, step, environment)] = step
                 if not running:
@@ -75,17 +75,22 @@ def _hopeless(waiting: Sequence[Step], passed: Mapping[str, bool]) -> Step | Non
     return None
 
 
-def _startable(waiting: Sequence[Step], passed: Mapping[str, bool], free: int,
+def _startable(waiting: Sequence[Step], passed: Mapping[str, bool], running: Sequence[Step],
                cores: int) -> list[Step]:
     """The steps to start now, in order: later light steps do not overtake a heavy one."""
+    free = cores - sum(_weight(step, cores) for step in running)
+    may_sleep = all(step.cores > 0 for step in running)
     chosen = []
     for step in waiting:
         if not all(passed.get(need) for need in step.needs):
             continue
-        if _weight(step, cores) > free:
-            break
-        chosen.append(step)
-        free -= _weight(step, cores)
+        if step.cores == 0:
+            starts, may_sleep = may_sleep, False
+        else:
+            starts = _weight(step, cores) <= free
+            free = free - _weight(step, cores) if starts else 0
+        if starts:
+            chosen.append(step)
     return chosen
 
 

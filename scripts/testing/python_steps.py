@@ -66,15 +66,17 @@ def host_steps(places: Places) -> list[Step]:
 
 
 def _node_steps(environment: tuple[tuple[str, str], ...]) -> Iterator[Step]:
-    """The tests and the examples with ranks on several nodes."""
-    for split in _SPLITS[1:]:
-        runs = [("tests", pytest_words(ROOT / "python" / "tests"), counts.closing_line)]
-        if split == _SPLITS[-1]:
-            runs += [(path.stem, ("python3", str(path)), example_counts()) for path in examples()]
-        for name, words, read in runs:
-            launch = ("mpirun", "-np", *_on_nodes(split, words))
-            yield Step(f"python/nodes-{split.replace(',', '')}/{name}", launch, read,
-                       ("build/lib",), timeout=240, environment=environment)
+    """The examples, some tests and all tests, each with ranks on nodes of another kind."""
+    some = ("-k", "test_nodes or test_layer or test_autograd")
+    tests = ROOT / "python" / "tests"
+    runs = [(_SPLITS[0], path.stem, ("python3", str(path)), example_counts())
+            for path in examples()]
+    runs += [(_SPLITS[1], "tests", pytest_words(tests, *some), counts.closing_line),
+             (_SPLITS[2], "tests", pytest_words(tests), counts.closing_line)]
+    for split, name, words, read in runs:
+        launch = ("mpirun", "-np", *_on_nodes(split, words))
+        yield Step(f"python/nodes-{split.replace(',', '')}/{name}", launch, read, ("build/lib",),
+                   timeout=240, environment=environment)
 
 
 def _on_nodes(split: str, words: Sequence[str]) -> tuple[str, ...]:

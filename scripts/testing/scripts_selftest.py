@@ -339,6 +339,11 @@ class BuildScript(unittest.TestCase):
         self.assertIn("NCCL_EP_CUDA=off", done.stdout)
         self.assertEqual(self.build(failing, NCCL_EP_CUDA="off").returncode, 0)
         self.assertNotEqual(self.build("exit 1").returncode, 0)
+        # It shows the command, with the architectures that were asked for.
+        asked = self.build(failing, NCCL_EP_ARCHS="90 100+ptx,120?").stdout
+        self.assertIn("arch=compute_90,code=[sm_90]", asked)
+        self.assertIn("arch=compute_100,code=[sm_100,compute_100]", asked)
+        self.assertNotIn("120", asked)
         self.assertNotEqual(self.build("", NVCC="/no/such/nvcc").returncode, 0)
 
     def test_a_compiler_that_is_too_old_is_named(self):

@@ -118,6 +118,23 @@ class Pool(unittest.TestCase):
         self.assertEqual(max(most), 2)
         self.assertEqual(most[-1], 1)
 
+    def test_sleepers_run_one_at_a_time_beside_others(self):
+        running, seen = set(), {}
+
+        def step(name):
+            running.add(name)
+            seen[name] = set(running)
+            time.sleep(0.1)
+            seen[name] |= running
+            running.discard(name)
+            return Counts(1, 0), ""
+
+        self._run(*(Step(name, lambda name=name: step(name), cores=cores)
+                    for name, cores in (("heavy", 2), ("light", 1), ("a", 0), ("b", 0))))
+        self.assertEqual(seen["heavy"] - {"a", "b"}, {"heavy"})
+        self.assertIn("a", seen["heavy"])
+        self.assertNotIn("b", seen["a"])
+
     def test_broken_check(self):
         done = self._run(Step("a", lambda: 1 // 0))
         self.assertEqual(done["a"].counts.failed, 1)

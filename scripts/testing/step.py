@@ -11,6 +11,8 @@ import pathlib
 from collections.abc import Callable, Mapping
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+# For cargo where no kernel runs: build/lib compiles them, for all architectures, a minute's work.
+WITHOUT_KERNELS = (("NVCC", str(ROOT / "scripts" / "testing" / "nvcc_stub.sh")),)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +62,8 @@ class Places:
 class Step:
     """One step, which is one line of the report.
 
-    `cores` is the share of the machine that it uses, `needs` names steps that must pass first.
+    `cores` is the share of the machine that it uses, 0 for one that mostly sleeps; `needs` names
+    steps that must pass first.
     """
 
     name: str

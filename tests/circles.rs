@@ -1,4 +1,4 @@
-//! The core's modules have no circular dependencies.
+//! The core's modules have no circular dependencies, nor have those of the C tests' harness.
 
 #![allow(clippy::unwrap_used)] // A test.
 
@@ -6,6 +6,8 @@ mod sources;
 
 use sources::modules::{all_uses, used_paths, uses_of_children};
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
 
 #[test]
 fn no_module_leads_back_to_itself() {
@@ -18,6 +20,30 @@ fn no_module_leads_back_to_itself() {
     for (module, child) in uses_of_children() {
         uses.entry(module).or_default().insert(child);
     }
+    assert_eq!(circle(&uses), None);
+}
+
+/// A module of the harness is a header, and the source of the same name.
+#[test]
+fn no_header_of_the_c_harness_leads_back_to_itself() {
+    let harness = Path::new(env!("CARGO_MANIFEST_DIR")).join("c_tests/harness");
+    let mut uses: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for entry in fs::read_dir(&harness).unwrap() {
+        let path = entry.unwrap().path();
+        let module = path.file_stem().unwrap().to_str().unwrap().to_owned();
+        let source = fs::read_to_string(&path).unwrap();
+        for line in source.lines() {
+            let Some(header) = line.strip_prefix("#include \"") else {
+                continue;
+            };
+            let name = header.trim_start_matches("harness/");
+            let target = name.split('.').next().unwrap().to_owned();
+            if harness.join(format!("{target}.h")).exists() && target != module {
+                uses.entry(module.clone()).or_default().insert(target);
+            }
+        }
+    }
+    assert!(uses.contains_key("harness"));
     assert_eq!(circle(&uses), None);
 }
 

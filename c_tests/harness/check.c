@@ -4,13 +4,14 @@
 #define _GNU_SOURCE  // for RTLD_DEFAULT
 #include <dlfcn.h>
 #include <math.h>
+#include <mpi.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "harness.h"
+#include "check.h"
 
 enum { kPrintedFailures = 20, kTextBytes = 512 };
 

@@ -4,7 +4,6 @@
 //! own.
 #![forbid(unsafe_code)]
 
-pub mod dtype;
 pub mod group;
 pub mod hash;
 pub mod ops;

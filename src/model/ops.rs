@@ -4,9 +4,9 @@
 //! so a staged operation outlives the caller's descriptors.
 #![forbid(unsafe_code)]
 
-pub use crate::model::dtype::RowType;
 use crate::model::scales::{Scaled, WireRow};
 use crate::model::tensor::DevPtr;
+pub use crate::model::tensor::RowType;
 
 /// A CUDA stream, as the caller named it; 0 is the default stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,15 +8,12 @@
 //! the receiver.
 #![forbid(unsafe_code)]
 
-use crate::model::dtype::{DType, RowType};
 use crate::model::group::ROW_ALIGN;
-use crate::model::tensor::DevPtr;
+use crate::model::tensor::{DType, DevPtr, RowType};
 
-/// What a dispatch does with its rows.
+/// What a dispatch does with its rows, if there are scales on either side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Meaning {
-    /// Moves rows of any type as they are.
-    Opaque,
     /// Moves rows and their scales as they are.
     Forward,
     /// Rounds rows to e4m3 and makes their scales.
@@ -51,24 +48,17 @@ pub enum Unclear {
     OtherCast,
 }
 
-/// The meaning of a dispatch.
-#[inline]
+/// The meaning of a dispatch with scales on either side.
 pub fn meaning(given: &Given) -> Result<Meaning, Unclear> {
-    let same = |meaning| match given.out_tokens {
-        Some(out) if out != given.tokens => Err(Unclear::OtherType),
-        _ => Ok(meaning),
-    };
-    match (given.scales, given.out_scales) {
-        (false, false) => same(Meaning::Opaque),
-        (true, true) => same(Meaning::Forward),
-        (true, false) => Err(Unclear::ScalesNotReceived),
-        (false, true) if !given.tokens.is_summable() => Err(Unclear::NotCastable),
-        (false, true) => match given.out_tokens {
-            None => Err(Unclear::CastWithoutRows),
-            Some(DType::Float8E4M3 | DType::Uint8 | DType::Int8) => Ok(Meaning::Cast),
-            Some(out) if out.size() == 1 => Err(Unclear::OtherCast),
-            Some(_) => Err(Unclear::OtherType),
-        },
+    match (given.scales, given.out_tokens) {
+        (true, _) if !given.out_scales => Err(Unclear::ScalesNotReceived),
+        (true, Some(out)) if out != given.tokens => Err(Unclear::OtherType),
+        (true, _) => Ok(Meaning::Forward),
+        (false, _) if !given.tokens.is_summable() => Err(Unclear::NotCastable),
+        (false, None) => Err(Unclear::CastWithoutRows),
+        (false, Some(DType::Float8E4M3 | DType::Uint8 | DType::Int8)) => Ok(Meaning::Cast),
+        (false, Some(out)) if out.size() == 1 => Err(Unclear::OtherCast),
+        (false, Some(_)) => Err(Unclear::OtherType),
     }
 }
 

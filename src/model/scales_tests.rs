@@ -12,16 +12,14 @@ fn given(tokens: DType, scales: bool, out_tokens: Option<DType>, out_scales: boo
 }
 
 #[test]
-fn rows_of_any_type_are_opaque_without_scales() {
+fn rows_of_any_type_are_forwarded_with_their_scales() {
     for dtype in DType::ALL {
-        let same = given(dtype, false, Some(dtype), false);
-        assert_eq!(meaning(&same), Ok(Meaning::Opaque));
-        let unwanted = given(dtype, false, None, false);
-        assert_eq!(meaning(&unwanted), Ok(Meaning::Opaque));
-        let with_scales = given(dtype, true, Some(dtype), true);
-        assert_eq!(meaning(&with_scales), Ok(Meaning::Forward));
-        let dropped = given(dtype, true, Some(dtype), false);
-        assert_eq!(meaning(&dropped), Err(Unclear::ScalesNotReceived));
+        for out in [Some(dtype), None] {
+            let received = given(dtype, true, out, true);
+            assert_eq!(meaning(&received), Ok(Meaning::Forward));
+            let dropped = given(dtype, true, out, false);
+            assert_eq!(meaning(&dropped), Err(Unclear::ScalesNotReceived));
+        }
     }
 }
 
@@ -50,11 +48,8 @@ fn only_scales_that_nobody_sends_make_a_cast() {
 
 #[test]
 fn rows_that_are_not_cast_keep_their_type() {
-    let other = Some(DType::Float16);
-    for scales in [false, true] {
-        let given = given(DType::Bfloat16, scales, other, scales);
-        assert_eq!(meaning(&given), Err(Unclear::OtherType));
-    }
+    let other = given(DType::Bfloat16, true, Some(DType::Float16), true);
+    assert_eq!(meaning(&other), Err(Unclear::OtherType));
 }
 
 fn cast(dtype: DType, count: usize, hidden: usize, round: bool) -> Option<(usize, ScaleForm)> {

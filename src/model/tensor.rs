@@ -1,7 +1,102 @@
-//! Tensor descriptors as the library keeps them: copied.
+//! Element types, with NCCL's numbers, rows of elements, and tensor descriptors as the library keeps them: copied.
 #![forbid(unsafe_code)]
 
-use crate::model::dtype::DType;
+use std::fmt;
+
+/// An NCCL element type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+#[allow(missing_docs)] // The names say it all.
+pub enum DType {
+    Int8 = 0,
+    Uint8 = 1,
+    Int32 = 2,
+    Uint32 = 3,
+    Int64 = 4,
+    Uint64 = 5,
+    Float16 = 6,
+    Float32 = 7,
+    Float64 = 8,
+    Bfloat16 = 9,
+    Float8E4M3 = 10,
+    Float8E5M2 = 11,
+}
+
+impl DType {
+    /// All types, by their numbers.
+    pub const ALL: [DType; 12] = [
+        DType::Int8,
+        DType::Uint8,
+        DType::Int32,
+        DType::Uint32,
+        DType::Int64,
+        DType::Uint64,
+        DType::Float16,
+        DType::Float32,
+        DType::Float64,
+        DType::Bfloat16,
+        DType::Float8E4M3,
+        DType::Float8E5M2,
+    ];
+
+    /// The type with the largest number.
+    pub const LAST: DType = DType::Float8E5M2;
+
+    /// The type with NCCL's number `raw`, if this library knows it.
+    pub fn from_raw(raw: u32) -> Option<Self> {
+        Self::ALL.get(raw as usize).copied()
+    }
+
+    /// Bytes per element.
+    pub fn size(self) -> usize {
+        match self {
+            DType::Int8 | DType::Uint8 | DType::Float8E4M3 | DType::Float8E5M2 => 1,
+            DType::Float16 | DType::Bfloat16 => 2,
+            DType::Int32 | DType::Uint32 | DType::Float32 => 4,
+            DType::Int64 | DType::Uint64 | DType::Float64 => 8,
+        }
+    }
+
+    /// Whether a combine sums rows of this type, and a cast rounds them: bf16, f16 and f32.
+    pub fn is_summable(self) -> bool {
+        matches!(self, DType::Bfloat16 | DType::Float16 | DType::Float32)
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            DType::Int8 => "int8",
+            DType::Uint8 => "uint8",
+            DType::Int32 => "int32",
+            DType::Uint32 => "uint32",
+            DType::Int64 => "int64",
+            DType::Uint64 => "uint64",
+            DType::Float16 => "float16",
+            DType::Float32 => "float32",
+            DType::Float64 => "float64",
+            DType::Bfloat16 => "bfloat16",
+            DType::Float8E4M3 => "float8e4m3",
+            DType::Float8E5M2 => "float8e5m2",
+        })
+    }
+}
+
+/// One token row: `hidden` elements of `dtype`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowType {
+    /// Element type.
+    pub dtype: DType,
+    /// Elements per row.
+    pub hidden: usize,
+}
+
+impl RowType {
+    /// Bytes per row.
+    pub fn bytes(self) -> usize {
+        self.hidden * self.dtype.size()
+    }
+}
 
 /// An address in device memory, or its device alias for mapped host memory. Never dereferenced
 /// outside a backend.
@@ -70,5 +165,20 @@ impl Strides {
     /// Those of the first `dims` dimensions.
     pub fn of(&self, dims: usize) -> &[u32] {
         self.0.get(..dims).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_nccls() {
+        for dtype in DType::ALL {
+            assert_eq!(DType::from_raw(dtype as u32), Some(dtype));
+        }
+        assert_eq!(DType::from_raw(9), Some(DType::Bfloat16));
+        assert_eq!(DType::from_raw(4), Some(DType::Int64));
+        assert_eq!(DType::from_raw(12), None);
     }
 }

@@ -3,10 +3,9 @@
 
 use crate::error::refusal::{Extent, OfTensor, Role, Subject};
 use crate::error::{Error, Result};
-use crate::model::dtype::DType;
 use crate::model::group::{GroupFacts, ROW_ALIGN};
 use crate::model::ops::RowType;
-use crate::model::tensor::{DevPtr, Tensor};
+use crate::model::tensor::{DType, DevPtr, Tensor};
 use std::fmt;
 
 /// A tensor with its role.

@@ -3,10 +3,9 @@
 
 use crate::error::Result;
 use crate::error::refusal::{Extent, OfTensor, Role};
-use crate::model::dtype::DType;
 use crate::model::group::{Algorithm, GroupFacts, MAX_TOP_K, most_tokens};
 use crate::model::ops::{IdWidth, Routing};
-use crate::model::tensor::{DevPtr, Tensor};
+use crate::model::tensor::{DType, DevPtr, Tensor};
 use crate::rule::argument::{Argument, expert_counter};
 
 /// The tensors of a new handle.

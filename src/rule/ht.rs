@@ -3,9 +3,9 @@
 
 use crate::error::Result;
 use crate::error::refusal::{Extent, OfTensor, Role};
-use crate::model::dtype::DType;
 use crate::model::group::{GroupFacts, MAX_TOP_K, ROW_ALIGN};
 use crate::model::ops::{HtCombine, HtDispatch, IdsAndWeights, Routing, Rows, WeightGradients};
+use crate::model::tensor::DType;
 use crate::rule::argument::{Argument, expert_counter};
 use crate::rule::rows::{self, DispatchRows, Received};
 use crate::rule::{CombineTensors, DispatchTensors};

@@ -3,9 +3,9 @@
 
 use crate::error::Result;
 use crate::error::refusal::{Extent, Role};
-use crate::model::dtype::DType;
 use crate::model::group::{GroupFacts, ROW_ALIGN};
 use crate::model::ops::{LlCombine, LlDispatch, Routing};
+use crate::model::tensor::DType;
 use crate::rule::argument::{Argument, expert_counter};
 use crate::rule::rows::{self, DispatchRows, Received};
 use crate::rule::{CombineTensors, DispatchTensors};

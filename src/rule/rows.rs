@@ -3,14 +3,13 @@
 
 use crate::error::refusal::{Extent, OfTensor, Role, Subject};
 use crate::error::{Error, Result};
-use crate::model::dtype::{DType, RowType};
 use crate::model::group::{GroupFacts, ROW_ALIGN};
 use crate::model::ops::Routing;
 use crate::model::scales::{
     self, Cast, Given, Meaning, ScaleLayout, ScaleSource, ScaleTensor, ScaleType, Scaled, Unclear,
     WireRow,
 };
-use crate::model::tensor::{DevPtr, Strides};
+use crate::model::tensor::{DType, DevPtr, RowType, Strides};
 use crate::rule::argument::Argument;
 use crate::rule::{CombineTensors, DispatchTensors};
 
@@ -49,7 +48,10 @@ pub fn dispatch(
         return with_scales(facts, routing, (tokens, received), tensors);
     }
     let from = tokens.known_dtype()?;
-    meaning(from, &received, tensors)?;
+    let arriving = received.out.map(|out| out.known_dtype()).transpose()?;
+    if arriving.is_some_and(|dtype| dtype != from) {
+        return Err(refuse(Unclear::OtherType, from, arriving));
+    }
     let row = tokens.row(1, from, facts)?;
     let (tokens, out) = sized(routing, row, (tokens, received))?;
     Ok(DispatchRows {
@@ -70,12 +72,11 @@ fn with_scales(
     let from = tokens.known_dtype()?;
     let meaning = meaning(from, &received, tensors)?;
     let dtype = match meaning {
-        Meaning::Opaque | Meaning::Forward => from,
+        Meaning::Forward => from,
         Meaning::Cast => DType::Float8E4M3,
     };
     let row = tokens.row(1, dtype, facts)?;
     let scaled = match meaning {
-        Meaning::Opaque => None,
         Meaning::Forward => forward(routing, &received, tensors)?,
         Meaning::Cast => Some(cast((from, row.hidden), &received, tensors)?),
     };
@@ -108,7 +109,6 @@ fn sized<'a>(
 }
 
 /// What the tensors say that is to be done.
-#[inline]
 fn meaning(from: DType, received: &Received<'_>, tensors: &DispatchTensors<'_>) -> Result<Meaning> {
     let out = received.out.map(|out| out.known_dtype()).transpose()?;
     let given = Given {

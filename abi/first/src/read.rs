@@ -8,9 +8,8 @@ use crate::refuse;
 use crate::tags::{Tag, TensorSet};
 use crate::types::{ncclEpGroupConfig_t, ncclNDTensor_t};
 use nccl_ep_core::error::{Error, Result};
-use nccl_ep_core::model::dtype::DType;
 use nccl_ep_core::model::group::{Algorithm, GroupSettings};
-use nccl_ep_core::model::tensor::{DevPtr, MAX_DIMS, Strides, Tensor};
+use nccl_ep_core::model::tensor::{DType, DevPtr, MAX_DIMS, Strides, Tensor};
 use std::ffi::c_uint;
 use std::fmt::Display;
 

@@ -81,7 +81,7 @@ impl TensorSet {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nccl_ep_core::model::dtype::DType;
+    use nccl_ep_core::model::tensor::DType;
     use nccl_ep_core::model::tensor::DevPtr;
 
     #[test]

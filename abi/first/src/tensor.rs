@@ -9,8 +9,7 @@ use crate::types::{
 };
 use crate::{owners, refuse};
 use nccl_ep_core::error::{Code, Error, Result};
-use nccl_ep_core::model::dtype::DType;
-use nccl_ep_core::model::tensor::{DevPtr, MAX_DIMS};
+use nccl_ep_core::model::tensor::{DType, DevPtr, MAX_DIMS};
 use std::ffi::{c_uint, c_void};
 use std::mem::MaybeUninit;
 

@@ -9,10 +9,9 @@ mod rail;
 mod words;
 
 use nccl_ep_core::error::{Code, Error, Result};
-use nccl_ep_core::model::dtype::DType;
 use nccl_ep_core::model::group::{Algorithm, GroupSettings};
 use nccl_ep_core::model::ops::Stream;
-use nccl_ep_core::model::tensor::{DevPtr, Tensor};
+use nccl_ep_core::model::tensor::{DType, DevPtr, Tensor};
 use nccl_ep_core::rule::handle::HandleTensors;
 use nccl_ep_core::rule::{CombineTensors, DispatchTensors};
 use nccl_ep_core::session::create;

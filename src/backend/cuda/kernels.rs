@@ -19,8 +19,8 @@ use crate::backend::cuda::params::ll::{
     LlPackParams, LlScaledDispatchNodesParams, LlScaledDispatchParams, LlScaledPackParams,
 };
 use crate::error::{Error, Result};
-use crate::model::dtype::DType;
 use crate::model::scales::Cast;
+use crate::model::tensor::DType;
 
 /// A kernel's entry point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,9 +6,9 @@ use crate::backend::cuda::params::common::{
 };
 use crate::backend::cuda::sizes::number;
 use crate::error::Result;
-use crate::model::dtype::DType;
 use crate::model::ops::RowType;
 use crate::model::scales::{Cast, ScaleForm, ScaleSource, ScaleTensor, ScaleType, Scaled};
+use crate::model::tensor::DType;
 use std::ptr::null_mut;
 
 /// Rows `row` with scales `scaled`; the chunks of LL are not known here.

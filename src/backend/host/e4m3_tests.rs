@@ -1,7 +1,7 @@
 //! Unit tests of the cast: all inputs against a slow reference that only compares numbers.
 
 use super::*;
-use crate::model::dtype::DType;
+use crate::model::tensor::DType;
 use half::bf16;
 
 /// The value of an e4m3, from its fields; NaN for 0x7f and 0xff.

@@ -65,7 +65,7 @@ impl<'a> NodeSums<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::dtype::DType;
+    use crate::model::tensor::DType;
     use crate::model::topology::NodeId;
     use half::bf16;
 

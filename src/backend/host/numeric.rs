@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::error::{Error, Result};
-use crate::model::dtype::DType;
+use crate::model::tensor::DType;
 use half::{bf16, f16};
 
 /// `sums[i] += row[i]`.

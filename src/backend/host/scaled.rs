@@ -8,9 +8,8 @@ use crate::backend::host::message::{Message, Reader};
 use crate::backend::host::numeric;
 use crate::backend::host::rows::row;
 use crate::error::{Error, Result};
-use crate::model::dtype::RowType;
 use crate::model::scales::{Cast, ScaleSource, ScaleTensor, ScaleType, Scaled, WireRow};
-use crate::model::tensor::DevPtr;
+use crate::model::tensor::{DevPtr, RowType};
 
 /// The rows that a rank sends.
 #[derive(Clone, Copy)]

@@ -5,8 +5,8 @@
 use crate::backend::host::message::{Message, Reader};
 use crate::error::refusal::{AmongRanks, Operation, Role, Subject};
 use crate::error::{Error, Result, Value};
-use crate::model::dtype::DType;
 use crate::model::scales::{RowBytes, WireRow};
+use crate::model::tensor::DType;
 use std::fmt;
 
 /// The call that a message belongs to.
@@ -166,8 +166,8 @@ fn differs(subject: Subject, source: usize) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::dtype::RowType;
     use crate::model::scales::ScaleType;
+    use crate::model::tensor::RowType;
 
     const MINE: Terms = Terms {
         call: Call::LlDispatch,

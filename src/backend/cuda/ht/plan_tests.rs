@@ -2,9 +2,9 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
-use crate::model::dtype::{DType, RowType};
 use crate::model::group::{Algorithm, LlCombineMode};
 use crate::model::scales::{ScaleType, WireRow};
+use crate::model::tensor::{DType, RowType};
 use crate::model::topology::NodeId;
 
 const H200: DeviceLimits = DeviceLimits {

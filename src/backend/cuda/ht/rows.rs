@@ -2,10 +2,10 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::params::ht::HT_STAMP_BYTES;
-use crate::model::dtype::DType;
 use crate::model::group::ROW_ALIGN;
 use crate::model::ops::{HtDispatch, RowType};
 use crate::model::scales::{Scaled, WireRow};
+use crate::model::tensor::DType;
 
 /// A warp moves rows in chunks of at most so many bytes.
 const MOST_CHUNK_BYTES: usize = 16 << 10;

@@ -8,8 +8,8 @@ use crate::backend::cuda::params::ht::{HT_CAST_BF16, HT_CAST_F16, HT_CAST_F32, H
 use crate::backend::cuda::scaled_rows::{NO_VIEW, scaled_rows};
 use crate::backend::cuda::sizes::number;
 use crate::error::Result;
-use crate::model::dtype::{DType, RowType};
 use crate::model::scales::{Scaled, WireRow};
+use crate::model::tensor::{DType, RowType};
 
 /// The caller's `scaled` rows as the kernels of `launch` take them.
 pub fn from_caller(row: RowType, scaled: &Scaled, launch: &HtLaunch) -> Result<HtScaledRows> {

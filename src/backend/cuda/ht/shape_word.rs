@@ -9,9 +9,9 @@ use crate::backend::cuda::params::ht::{
 };
 use crate::backend::cuda::sizes::number;
 use crate::error::{Error, Result};
-use crate::model::dtype::DType;
 use crate::model::group::ROW_ALIGN;
 use crate::model::scales::WireRow;
+use crate::model::tensor::DType;
 
 /// Fields from the lowest bit: 16-byte pieces of a row without its scales; low bits of the handle's
 /// number; low bits of the number of the rows' element type; a field that means something else in

@@ -3,10 +3,10 @@
 
 use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::ll::grid::Grid;
+use crate::backend::cuda::ll::handle_plan::HandlePlan;
 use crate::backend::cuda::ll::hello::SourceTokens;
 use crate::backend::cuda::ll::network::LlNetwork;
 use crate::backend::cuda::ll::part::Part;
-use crate::backend::cuda::ll::plan::HandlePlan;
 use crate::backend::cuda::ll::signature::Signature;
 use crate::backend::cuda::params::ll::{LlCombineParams, LlDispatchParams};
 use crate::error::Result;

@@ -1,8 +1,8 @@
 //! Low-latency operations: checked operation -> kernel parameters -> launch.
 #![forbid(unsafe_code)]
 
-mod chunks;
 mod grid;
+mod handle_plan;
 mod hello;
 mod local_handle;
 mod memory;
@@ -21,13 +21,14 @@ use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::kernels::{self, Kernel};
 use crate::backend::cuda::ll::grid::Grid;
+use crate::backend::cuda::ll::handle_plan::HandlePlan;
 use crate::backend::cuda::ll::hello::SourceTokens;
 use crate::backend::cuda::ll::local_handle::LocalHandle;
 use crate::backend::cuda::ll::memory::HandleMemory;
 use crate::backend::cuda::ll::network::LlNetwork;
 use crate::backend::cuda::ll::over_nodes::OverNodes;
 use crate::backend::cuda::ll::part::Part;
-use crate::backend::cuda::ll::plan::{HandlePlan, LlPlan};
+use crate::backend::cuda::ll::plan::LlPlan;
 use crate::backend::cuda::ll::signature::Signature;
 use crate::backend::cuda::ll::staged::Staged;
 use crate::backend::cuda::network::Network;
@@ -37,6 +38,7 @@ use crate::backend::cuda::params::ll::{LlCombineParams, LlCommon, LlDispatchPara
 use crate::backend::cuda::pool::Pool;
 use crate::error::Result;
 use crate::model::ops::{LlCombine, LlDispatch, LlOp, Routing, RowType, StagedSlot, Stream};
+use crate::model::tensor::DevPtr;
 use once_cell::sync::OnceCell;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
@@ -248,8 +250,8 @@ impl LocalHandle for Handle {
             common: self.common(OP_LL_DISPATCH, op.row, grid, part),
             tokens: op.tokens.0 as *const u8,
             topk_idx: self.routing.ids.0 as *const i64,
-            out: part.kept(op.out) as *mut u8,
-            counter: part.kept(op.counter.unwrap_or_default()) as *mut i32,
+            out: kept(part, op.out) as *mut u8,
+            counter: kept(part, op.counter.unwrap_or_default()) as *mut i32,
             notify_blocks: self.plan.notify_blocks,
         }
     }
@@ -261,11 +263,17 @@ impl LocalHandle for Handle {
             common: self.common(OP_LL_COMBINE, op.row, grid, part),
             rows: op.expert_rows.0 as *const u8,
             topk_idx: self.routing.ids.0 as *const i64,
-            weights: part.kept(op.weights) as *const f32,
-            out: part.kept(op.out) as *mut u8,
+            weights: kept(part, op.weights) as *const f32,
+            out: kept(part, op.out) as *mut u8,
             exact: self.plan.exact,
         }
     }
+}
+
+/// The caller's memory; NULL if `part` does not want the outputs, as it may be gone then.
+#[inline]
+fn kept(part: Part, data: DevPtr) -> usize {
+    if part.keep { data.0 } else { 0 }
 }
 
 impl LlBackend for CudaLl {

@@ -5,7 +5,6 @@ use crate::backend::cuda::params::ll::{
     LL_CHANNELS, LL_PHASE_RECEIVE, LL_PHASE_SEND, LL_WHOLE_CHANNEL,
 };
 use crate::model::ops::{STAGED_SLOTS, StagedSlot};
-use crate::model::tensor::DevPtr;
 
 /// The part of an operation that a launch runs, and its channel.
 #[derive(Clone, Copy)]
@@ -40,11 +39,6 @@ impl Part {
             phases: LL_PHASE_RECEIVE,
             keep,
         }
-    }
-
-    /// The caller's memory; NULL if the outputs are not wanted, as it may be gone then.
-    pub fn kept(&self, data: DevPtr) -> usize {
-        if self.keep { data.0 } else { 0 }
     }
 }
 

@@ -3,9 +3,8 @@
 //! Pure functions of the group's facts and of an operation's shape.
 #![forbid(unsafe_code)]
 
-use crate::backend::cuda::driver::function::LaunchShape;
-use crate::backend::cuda::ll::chunks::{Chunks, chunks, slot_bytes};
 use crate::backend::cuda::ll::grid::{Grid, at_most};
+use crate::backend::cuda::ll::handle_plan::{HandlePlan, chunks, slot_bytes};
 use crate::backend::cuda::ll::signature;
 use crate::backend::cuda::params::ll::{
     LL_BANKS, LL_CHANNELS, LL_COMBINE_THREADS, LL_COUNTS_BESIDE_EXPERTS, LL_DISPATCH_THREADS,
@@ -15,8 +14,7 @@ use crate::backend::cuda::sizes::{Regions, number};
 use crate::error::refusal::{AmongRanks, OfSettings, Setting, Subject};
 use crate::error::{Error, Result};
 use crate::model::group::{GroupFacts, LlCombineMode};
-use crate::model::ops::{Routing, RowType};
-use crate::model::scales::WireRow;
+use crate::model::ops::Routing;
 use crate::model::topology::Topology;
 use crate::tuning::{Operation, Tuning};
 
@@ -199,7 +197,7 @@ impl LlPlan {
             relay_dispatch: Grid::shared(relay, LL_DISPATCH_THREADS),
             relay_combine: Grid::shared(relay, LL_COMBINE_THREADS),
             exact: u32::from(self.facts.ll_combine == LlCombineMode::Exact),
-            shape: LlShape {
+            shape_of_handle: LlShape {
                 local_experts: number(self.facts.local_experts())?,
                 max_tokens: number(self.max_tokens)?,
                 tokens: number(routing.tokens)?,
@@ -276,48 +274,6 @@ impl LlPlan {
         }
         let blocks = at_most((4 * tokens).max(LEAST_COMBINE_BLOCKS), multiprocessors);
         Grid::shared(blocks, LL_COMBINE_THREADS)
-    }
-}
-
-/// What is the same for all operations of one handle: its tokens and ids per token do not change.
-#[derive(Clone, Copy, Debug)]
-pub struct HandlePlan {
-    pub dispatch: Grid,
-    pub dispatch_launch: LaunchShape,
-    /// Receiving blocks of a dispatch that notify.
-    pub notify_blocks: u32,
-    pub combine: Grid,
-    pub combine_launch: LaunchShape,
-    /// Of what runs in the background, over several nodes.
-    pub relay_dispatch: Grid,
-    pub relay_combine: Grid,
-    /// 1 if combines sum in exact mode.
-    pub exact: u32,
-    /// Without what depends on the rows.
-    shape: LlShape,
-}
-
-impl HandlePlan {
-    /// The sizes of an operation on rows of type `row`, which the group's limits bound.
-    pub fn shape(&self, row: RowType) -> LlShape {
-        self.of_chunks(row.bytes(), Chunks::of_row(row.bytes()))
-    }
-
-    /// The sizes of a dispatch of rows that travel as `row`, with scales, and the bytes of scales in a chunk.
-    pub fn scaled_shape(&self, row: WireRow) -> (LlShape, u32) {
-        let chunks = Chunks::of_wire(row);
-        let shape = self.of_chunks(row.slot_bytes(), chunks);
-        (shape, chunks.scales as u32)
-    }
-
-    fn of_chunks(&self, row_bytes: usize, chunks: Chunks) -> LlShape {
-        LlShape {
-            row_bytes: row_bytes as u32,
-            slot_bytes: slot_bytes(row_bytes) as u32,
-            chunk_bytes: chunks.payload as u32,
-            chunks: chunks.count as u32,
-            ..self.shape
-        }
     }
 }
 

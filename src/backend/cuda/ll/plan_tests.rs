@@ -1,8 +1,8 @@
 use super::*;
-use crate::backend::cuda::ll::chunks;
-use crate::model::dtype::DType;
+use crate::backend::cuda::ll::handle_plan;
 use crate::model::group::Algorithm;
-use crate::model::tensor::DevPtr;
+use crate::model::tensor::RowType;
+use crate::model::tensor::{DType, DevPtr};
 use crate::model::topology::NodeId;
 use crate::tuning::Choice;
 
@@ -105,7 +105,7 @@ fn chunks_cover_every_row() {
         };
         let shape = plan.of_handle(&routing, 132).unwrap().shape(row);
         assert_eq!(shape.chunk_bytes % 16, 0);
-        assert!(shape.chunk_bytes as usize <= chunks::CHUNK_BYTES);
+        assert!(shape.chunk_bytes as usize <= handle_plan::CHUNK_BYTES);
         assert!(shape.chunks * shape.chunk_bytes >= shape.row_bytes);
         assert!((shape.chunks - 1) * shape.chunk_bytes < shape.row_bytes);
     }

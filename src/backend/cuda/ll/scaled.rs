@@ -4,9 +4,9 @@
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::kernels;
 use crate::backend::cuda::ll::grid::Grid;
+use crate::backend::cuda::ll::handle_plan::HandlePlan;
 use crate::backend::cuda::ll::local_handle::LocalHandle;
 use crate::backend::cuda::ll::part::Part;
-use crate::backend::cuda::ll::plan::HandlePlan;
 use crate::backend::cuda::ll::signature::Signature;
 use crate::backend::cuda::params::common::{OP_LL_DISPATCH, ScaledRows};
 use crate::backend::cuda::params::ll::{LlDispatchParams, LlScaledDispatchParams, LlShape};

@@ -4,7 +4,7 @@
 
 use crate::backend::cuda::params::common::{OP_LL_COMBINE, OP_LL_DISPATCH, OP_PEER_SELFTEST};
 use crate::backend::cuda::params::ll::LL_MAX_TOP_K;
-use crate::model::dtype::DType;
+use crate::model::tensor::DType;
 
 /// Lowest bits of the fields; the bytes of a row are at the bottom.
 const OP_SHIFT: u32 = 30;

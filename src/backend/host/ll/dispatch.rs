@@ -120,9 +120,9 @@ impl<'a> SentTokens<'a> {
 mod tests {
     use super::*;
     use crate::backend::host::terms::Call;
-    use crate::model::dtype::DType;
     use crate::model::ops::RowType;
     use crate::model::scales::WireRow;
+    use crate::model::tensor::DType;
 
     #[test]
     fn tokens_that_are_not_in_the_message_are_refused() {

@@ -117,8 +117,8 @@ impl Parcel {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::dtype::{DType, RowType};
     use crate::model::scales::ScaleType;
+    use crate::model::tensor::{DType, RowType};
 
     const BANK: Bank = Bank {
         rows: 4096,

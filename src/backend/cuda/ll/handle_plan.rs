@@ -1,15 +1,60 @@
-//! The chunks in which a row travels: one warp moves one.
+//! The plan of a handle's operations: their grids, and the chunks in which a row travels. One warp moves a chunk.
 #![forbid(unsafe_code)]
 
-use crate::backend::cuda::params::ll::LL_CHUNK_VECS;
+use crate::backend::cuda::driver::function::LaunchShape;
+use crate::backend::cuda::ll::grid::Grid;
+use crate::backend::cuda::params::ll::{LL_CHUNK_VECS, LlShape};
 use crate::model::group::ROW_ALIGN;
 use crate::model::scales::WireRow;
+use crate::model::tensor::RowType;
 
 /// Most bytes of a chunk: what the lanes of a warp hold at once. Of a chunk with scales, most of either part.
 pub const CHUNK_BYTES: usize = LL_CHUNK_VECS as usize * 32 * 16;
 
 /// A line of memory.
 const LINE_BYTES: usize = 128;
+
+/// What is the same for all operations of one handle: its tokens and ids per token do not change.
+#[derive(Clone, Copy, Debug)]
+pub struct HandlePlan {
+    pub dispatch: Grid,
+    pub dispatch_launch: LaunchShape,
+    /// Receiving blocks of a dispatch that notify.
+    pub notify_blocks: u32,
+    pub combine: Grid,
+    pub combine_launch: LaunchShape,
+    /// Of what runs in the background, over several nodes.
+    pub relay_dispatch: Grid,
+    pub relay_combine: Grid,
+    /// 1 if combines sum in exact mode.
+    pub exact: u32,
+    /// Without what depends on the rows.
+    pub shape_of_handle: LlShape,
+}
+
+impl HandlePlan {
+    /// The sizes of an operation on rows of type `row`, which the group's limits bound.
+    pub fn shape(&self, row: RowType) -> LlShape {
+        self.of_chunks(row.bytes(), Chunks::of_row(row.bytes()))
+    }
+
+    /// The sizes of a dispatch of rows that travel as `row`, with scales, and the bytes of scales in a chunk.
+    pub fn scaled_shape(&self, row: WireRow) -> (LlShape, u32) {
+        let chunks = Chunks::of_wire(row);
+        let shape = self.of_chunks(row.slot_bytes(), chunks);
+        (shape, chunks.scales as u32)
+    }
+
+    fn of_chunks(&self, row_bytes: usize, chunks: Chunks) -> LlShape {
+        LlShape {
+            row_bytes: row_bytes as u32,
+            slot_bytes: slot_bytes(row_bytes) as u32,
+            chunk_bytes: chunks.payload as u32,
+            chunks: chunks.count as u32,
+            ..self.shape_of_handle
+        }
+    }
+}
 
 /// How a row is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,8 +119,8 @@ pub fn chunks(row_bytes: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::dtype::{DType, RowType};
     use crate::model::scales::{Cast, ScaleType, cast_counts};
+    use crate::model::tensor::{DType, RowType};
 
     fn wire(hidden: usize, dtype: DType, count: usize) -> WireRow {
         WireRow {

@@ -17,6 +17,7 @@ from typing import Any
 
 import data
 import tables_ht
+import tables_rows
 import tables_run
 import tables_scale
 from markdown import NOT_YET, number, table
@@ -215,6 +216,7 @@ TABLES: dict[str, Callable[[list[data.Run], dict[str, Any], int | None], str]] =
     "uneven": _uneven,
     "peers": _peers,
     **tables_ht.TABLES,
+    **tables_rows.TABLES,
     **tables_run.TABLES,
     **tables_scale.TABLES,
 }

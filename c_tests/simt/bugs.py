@@ -148,8 +148,6 @@ BUGS = (
         "entry.index += block.shared.shift", "entry.index += 0 * block.shared.shift", HT_NODES),
     Bug("rows of another operation", "ht/scope.cuh", "if (head.shape_word != shape_word || ",
         "if (false && ", "2 NODES=01 test_errors ht_different_calls_over", slow=True),
-    Bug("rows of another handle", "ht/scope.cuh", "} else if (head.handle != pass.handle) {",
-        "} else if (false) {", "2 NODES=01 test_errors ht_different_calls_over", slow=True),
     Bug("rows of the wrong piece", "ht/scope.cuh", "(starts[middle] <= at ? low : high)",
         "(starts[middle] < at ? low : high)", HT_NODES),
     Bug("a pass that begins where the operation does", "ht/scope.cuh",

@@ -14,17 +14,25 @@ pub const CHUNK_BYTES: usize = LL_CHUNK_VECS as usize * 32 * 16;
 /// A line of memory.
 const LINE_BYTES: usize = 128;
 
+/// The grid of a dispatch, ready to be launched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DispatchGrid {
+    pub grid: Grid,
+    /// Receiving blocks that notify.
+    pub notify_blocks: u32,
+    pub launch: LaunchShape,
+}
+
 /// What is the same for all operations of one handle: its tokens and ids per token do not change.
 #[derive(Clone, Copy, Debug)]
 pub struct HandlePlan {
-    pub dispatch: Grid,
-    pub dispatch_launch: LaunchShape,
-    /// Receiving blocks of a dispatch that notify.
-    pub notify_blocks: u32,
+    pub dispatch: DispatchGrid,
+    /// Of one that casts its rows.
+    pub cast_dispatch: DispatchGrid,
     pub combine: Grid,
     pub combine_launch: LaunchShape,
     /// Of what runs in the background, over several nodes.
-    pub relay_dispatch: Grid,
+    pub relay_dispatch: DispatchGrid,
     pub relay_combine: Grid,
     /// 1 if combines sum in exact mode.
     pub exact: u32,

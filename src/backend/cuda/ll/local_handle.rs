@@ -3,7 +3,7 @@
 
 use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::ll::grid::Grid;
-use crate::backend::cuda::ll::handle_plan::HandlePlan;
+use crate::backend::cuda::ll::handle_plan::{DispatchGrid, HandlePlan};
 use crate::backend::cuda::ll::hello::SourceTokens;
 use crate::backend::cuda::ll::network::LlNetwork;
 use crate::backend::cuda::ll::part::Part;
@@ -27,7 +27,8 @@ pub trait LocalHandle {
     /// The signature of operation `op` on rows of type `row`, for the other ranks.
     fn signature(&self, op: u32, row: RowType) -> Signature;
     /// The parameters of `part` of a dispatch.
-    fn dispatch_params(&self, op: &LlDispatch, grid: &Grid, part: Part) -> LlDispatchParams;
+    fn dispatch_params(&self, op: &LlDispatch, grid: &DispatchGrid, part: Part)
+    -> LlDispatchParams;
     /// The parameters of `part` of a combine.
     fn combine_params(&self, op: &LlCombine, grid: &Grid, part: Part) -> LlCombineParams;
 }

@@ -21,7 +21,7 @@ use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::kernels::{self, Kernel};
 use crate::backend::cuda::ll::grid::Grid;
-use crate::backend::cuda::ll::handle_plan::HandlePlan;
+use crate::backend::cuda::ll::handle_plan::{DispatchGrid, HandlePlan};
 use crate::backend::cuda::ll::hello::SourceTokens;
 use crate::backend::cuda::ll::local_handle::LocalHandle;
 use crate::backend::cuda::ll::memory::HandleMemory;
@@ -173,10 +173,10 @@ impl Handle {
         if let Some(scaled) = &op.scaled {
             return scaled::launch(self, (op, scaled), part, at);
         }
-        let params = self.dispatch_params(op, &self.plan.dispatch, part);
+        let grid = &self.plan.dispatch;
+        let params = self.dispatch_params(op, grid, part);
         let module = &self.group.context.module;
-        let shape = self.plan.dispatch_launch;
-        module.launch(Kernel::LlDispatch, shape, &params, at)
+        module.launch(Kernel::LlDispatch, grid.launch, &params, at)
     }
 
     fn launch_combine(&self, op: &LlCombine, part: Part, at: &StreamScope) -> Result<()> {
@@ -245,14 +245,19 @@ impl LocalHandle for Handle {
 
     // Inlined, so that nearly a kilobyte of parameters is written once and not moved.
     #[inline]
-    fn dispatch_params(&self, op: &LlDispatch, grid: &Grid, part: Part) -> LlDispatchParams {
+    fn dispatch_params(
+        &self,
+        op: &LlDispatch,
+        grid: &DispatchGrid,
+        part: Part,
+    ) -> LlDispatchParams {
         LlDispatchParams {
-            common: self.common(OP_LL_DISPATCH, op.row, grid, part),
+            common: self.common(OP_LL_DISPATCH, op.row, &grid.grid, part),
             tokens: op.tokens.0 as *const u8,
             topk_idx: self.routing.ids.0 as *const i64,
             out: kept(part, op.out) as *mut u8,
             counter: kept(part, op.counter.unwrap_or_default()) as *mut i32,
-            notify_blocks: self.plan.notify_blocks,
+            notify_blocks: grid.notify_blocks,
         }
     }
 

@@ -218,7 +218,7 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
 
     /// The part of the operation that a launch of `phases` runs, and its grid among `whole` and `relay`: what runs in
     /// the background takes few blocks.
-    fn part(&self, phases: u32, (whole, relay): (&Grid, &Grid)) -> (Part, Grid) {
+    fn part<G: Copy>(&self, phases: u32, (whole, relay): (&G, &G)) -> (Part, G) {
         let part = Part {
             phases,
             ..self.part
@@ -242,10 +242,8 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
         let (part, grid) = self.part(phases, (&plan.dispatch, &plan.relay_dispatch));
         let nodes = self.nodes()?;
         let module = &self.handle.context().module;
-        let shape = grid.launch_shape(plan.dispatch_launch.shared_bytes);
         if let Some(scaled) = &op.scaled {
             let (mut dispatch, rows) = scaled::params(self.handle, (op, scaled), &grid, part)?;
-            dispatch.notify_blocks = grid.receive_blocks;
             // Packed for the network, they are as the kernel sends them.
             dispatch.tokens = (self.memory.returned.0 + HEAD_BYTES) as *const u8;
             let params = LlScaledDispatchNodesParams {
@@ -253,12 +251,11 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
                 nodes,
                 rows,
             };
-            return module.launch(Kernel::LlDispatchNodesScaled, shape, &params, at);
+            return module.launch(Kernel::LlDispatchNodesScaled, grid.launch, &params, at);
         }
-        let mut dispatch = self.handle.dispatch_params(op, &grid, part);
-        dispatch.notify_blocks = grid.receive_blocks;
+        let dispatch = self.handle.dispatch_params(op, &grid, part);
         let params = LlDispatchNodesParams { dispatch, nodes };
-        module.launch(Kernel::LlDispatchNodes, shape, &params, at)
+        module.launch(Kernel::LlDispatchNodes, grid.launch, &params, at)
     }
 
     fn combine_params(

@@ -4,7 +4,7 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::ll::grid::{Grid, at_most};
-use crate::backend::cuda::ll::handle_plan::{HandlePlan, chunks, slot_bytes};
+use crate::backend::cuda::ll::handle_plan::{DispatchGrid, HandlePlan, chunks, slot_bytes};
 use crate::backend::cuda::ll::signature;
 use crate::backend::cuda::params::ll::{
     LL_BANKS, LL_CHANNELS, LL_COMBINE_THREADS, LL_COUNTS_BESIDE_EXPERTS, LL_DISPATCH_THREADS,
@@ -36,6 +36,8 @@ const DISPATCH_LEAST_THREADS: u32 = 5 * 32;
 /// One in this many multiprocessors sends the rows of a dispatch; more would not fill NVLink
 /// better.
 const MULTIPROCESSORS_PER_SENDER: u32 = 4;
+/// With two ranks the wire leaves room for more that cast.
+const MULTIPROCESSORS_PER_CASTING_SENDER: u32 = 3;
 /// From this many tokens on, combine is faster with blocks that only receive.
 const MANY_TOKENS: usize = 256;
 
@@ -184,17 +186,27 @@ impl LlPlan {
     /// multiprocessors.
     pub fn of_handle(&self, routing: &Routing, multiprocessors: u32) -> Result<HandlePlan> {
         let multiprocessors = self.most_blocks(multiprocessors);
-        let (dispatch, notify_blocks) = self.dispatch_grid(routing.tokens, multiprocessors);
+        let per_casting_sender = match self.facts.ranks {
+            ..=2 => MULTIPROCESSORS_PER_CASTING_SENDER,
+            _ => MULTIPROCESSORS_PER_SENDER,
+        };
         let relay = at_most(RELAY_BLOCKS, multiprocessors);
+        let relay_dispatch = Grid::shared(relay, LL_DISPATCH_THREADS);
         let shared_bytes = number(self.facts.experts * SHARED_BYTES_PER_EXPERT)?;
+        let dispatch = |(grid, notify_blocks): (Grid, u32)| DispatchGrid {
+            grid,
+            notify_blocks,
+            launch: grid.launch_shape(shared_bytes),
+        };
+        let senders =
+            |one_in| dispatch(self.dispatch_grid(routing.tokens, multiprocessors, one_in));
         let combine = self.combine_grid(routing.tokens, multiprocessors);
         Ok(HandlePlan {
-            dispatch,
-            dispatch_launch: dispatch.launch_shape(shared_bytes),
-            notify_blocks,
+            dispatch: senders(MULTIPROCESSORS_PER_SENDER),
+            cast_dispatch: senders(per_casting_sender),
             combine,
             combine_launch: combine.launch_shape(0),
-            relay_dispatch: Grid::shared(relay, LL_DISPATCH_THREADS),
+            relay_dispatch: dispatch((relay_dispatch, relay_dispatch.receive_blocks)),
             relay_combine: Grid::shared(relay, LL_COMBINE_THREADS),
             exact: u32::from(self.facts.ll_combine == LlCombineMode::Exact),
             shape_of_handle: LlShape {
@@ -221,18 +233,18 @@ impl LlPlan {
         self.max_tokens * self.carriers.sources
     }
 
-    /// The grid of a dispatch of `tokens` on a device with `multiprocessors`, and how many of its
-    /// receiving blocks notify.
+    /// The grid of a dispatch of `tokens` on a device with `multiprocessors`, of which one in `per_sender` sends,
+    /// and how many of its receiving blocks notify.
     ///
     /// A rank sends its own tokens and receives those of all ranks. The number of the others'
     /// tokens is unknown here, and in a graph it may change from launch to launch.
-    fn dispatch_grid(&self, tokens: usize, multiprocessors: u32) -> (Grid, u32) {
+    fn dispatch_grid(&self, tokens: usize, multiprocessors: u32, per_sender: u32) -> (Grid, u32) {
+        let even = |tokens| self.even_dispatch_grid(tokens, multiprocessors, per_sender);
         if self.carriers.nodes > 1 {
-            let grid = self.even_dispatch_grid(self.served_tokens(), multiprocessors);
+            let grid = even(self.served_tokens());
             return (grid, grid.receive_blocks);
         }
-        let own = self.even_dispatch_grid(tokens, multiprocessors);
-        let most = self.even_dispatch_grid(self.max_tokens, multiprocessors);
+        let (own, most) = (even(tokens), even(self.max_tokens));
         let grid = own.with_receivers(most.blocks / SERVING_SHARE);
         (grid.with_threads(most.threads), own.receive_blocks)
     }
@@ -241,11 +253,11 @@ impl LlPlan {
     ///
     /// Measured on H200 (docs/performance.md): a quarter of the multiprocessors saturates NVLink
     /// with rows; the others copy the arriving rows out.
-    fn even_dispatch_grid(&self, tokens: usize, multiprocessors: u32) -> Grid {
+    fn even_dispatch_grid(&self, tokens: usize, multiprocessors: u32, per_sender: u32) -> Grid {
         if let Some(choice) = self.tuning.choice(Operation::LlDispatch, tokens) {
             return Grid::chosen(choice, DISPATCH_LEAST_THREADS..=LL_DISPATCH_THREADS);
         }
-        let senders = at_most(8 + tokens, multiprocessors / MULTIPROCESSORS_PER_SENDER);
+        let senders = at_most(8 + tokens, multiprocessors / per_sender);
         let receivers = at_most(8 + 4 * tokens, multiprocessors - senders);
         Grid::split(senders, receivers, LL_DISPATCH_THREADS)
     }

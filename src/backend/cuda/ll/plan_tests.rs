@@ -111,6 +111,25 @@ fn chunks_cover_every_row() {
     }
 }
 
+fn dispatch_grid(plan: &LlPlan, tokens: usize, multiprocessors: u32) -> (Grid, u32) {
+    plan.dispatch_grid(tokens, multiprocessors, MULTIPROCESSORS_PER_SENDER)
+}
+
+#[test]
+fn casts_have_more_senders_with_two_ranks() {
+    for (ranks, senders) in [(2, 44), (4, 33)] {
+        let facts = GroupFacts {
+            ranks,
+            ..facts(128, LlCombineMode::Reduce)
+        };
+        let plan = LlPlan::new(&facts, &one_node(ranks)).unwrap();
+        let handle = plan.of_handle(&routing(128), 132).unwrap();
+        assert_eq!(handle.dispatch.grid.send_blocks, 33);
+        assert_eq!(handle.cast_dispatch.grid.send_blocks, senders);
+        assert_eq!(handle.cast_dispatch.grid.blocks, 132);
+    }
+}
+
 #[test]
 fn a_measured_grid_goes_first() {
     let file = r#"{"format": "nccl_ep tuning", "version": 1, "gpu": "G", "ranks": 8, "entries": [
@@ -120,27 +139,27 @@ fn a_measured_grid_goes_first() {
     let own = LlPlan::new(&facts(1024, LlCombineMode::Reduce), &one_node(8)).unwrap();
     let plan = LlPlan { tuning, ..own };
     let split = Grid::split(5, 61, LL_DISPATCH_THREADS);
-    assert_eq!(plan.dispatch_grid(9, 132), (split, 15));
+    assert_eq!(dispatch_grid(&plan, 9, 132), (split, 15));
     assert_eq!(plan.even_combine_grid(16, 132), Grid::shared(7, 64));
     let serving = Grid::shared(66, LL_COMBINE_THREADS);
     assert_eq!(plan.combine_grid(16, 132), serving);
-    assert_eq!(plan.dispatch_grid(17, 132), own.dispatch_grid(17, 132));
+    assert_eq!(dispatch_grid(&plan, 17, 132), dispatch_grid(&own, 17, 132));
 }
 
 #[test]
 fn a_rank_with_few_tokens_serves_those_of_the_others() {
     for max_tokens in [1, 128, 1024] {
         let plan = LlPlan::new(&facts(max_tokens, LlCombineMode::Reduce), &one_node(8)).unwrap();
-        let (even, _) = plan.dispatch_grid(max_tokens, 132);
+        let (even, _) = dispatch_grid(&plan, max_tokens, 132);
         let even_combine = plan.combine_grid(max_tokens, 132);
         for tokens in [0, 1, 3, 16, 128]
             .into_iter()
             .filter(|&it| it <= max_tokens)
         {
-            let (grid, announcers) = plan.dispatch_grid(tokens, 132);
+            let (grid, notify_blocks) = dispatch_grid(&plan, tokens, 132);
             assert!(grid.blocks >= even.blocks / SERVING_SHARE);
             assert!(grid.receive_blocks >= even.receive_blocks / SERVING_SHARE);
-            assert!((1..=grid.receive_blocks).contains(&announcers));
+            assert!((1..=grid.receive_blocks).contains(&notify_blocks));
             let combine = plan.combine_grid(tokens, 132);
             assert!(combine.send_blocks >= even_combine.send_blocks / SERVING_SHARE);
         }
@@ -153,7 +172,7 @@ fn grids_grow_with_the_work_and_stay_resident() {
         let mut last = 0;
         for tokens in [1, 4, 5, 16, 64, 128, 256, 1024] {
             let plan = LlPlan::new(&facts(tokens, LlCombineMode::Reduce), &one_node(8)).unwrap();
-            let (dispatch, _) = plan.dispatch_grid(tokens, multiprocessors);
+            let (dispatch, _) = dispatch_grid(&plan, tokens, multiprocessors);
             for grid in [dispatch, plan.combine_grid(tokens, multiprocessors)] {
                 assert!(grid.blocks <= multiprocessors);
                 assert!(grid.send_blocks >= 1 && grid.receive_blocks >= 1);
@@ -173,5 +192,6 @@ fn a_callers_channels_bound_the_blocks() {
     };
     let plan = LlPlan::new(&facts, &one_node(8)).unwrap();
     let handle = plan.of_handle(&routing(128), 132).unwrap();
-    assert_eq!((handle.dispatch.blocks, handle.combine.blocks), (8, 8));
+    assert_eq!((handle.dispatch.grid.blocks, handle.combine.blocks), (8, 8));
+    assert_eq!(handle.cast_dispatch.grid.blocks, 8);
 }

@@ -3,8 +3,7 @@
 
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::kernels;
-use crate::backend::cuda::ll::grid::Grid;
-use crate::backend::cuda::ll::handle_plan::HandlePlan;
+use crate::backend::cuda::ll::handle_plan::{DispatchGrid, HandlePlan};
 use crate::backend::cuda::ll::local_handle::LocalHandle;
 use crate::backend::cuda::ll::part::Part;
 use crate::backend::cuda::ll::signature::Signature;
@@ -25,18 +24,22 @@ pub fn launch(
     at: &StreamScope,
 ) -> Result<()> {
     let plan = handle.plan();
-    let (dispatch, rows) = params(handle, (op, scaled), &plan.dispatch, part)?;
+    let grid = match scaled.cast() {
+        Some(_) => &plan.cast_dispatch,
+        None => &plan.dispatch,
+    };
+    let (dispatch, rows) = params(handle, (op, scaled), grid, part)?;
     let params = LlScaledDispatchParams { dispatch, rows };
     let kernel = kernels::for_scales::<LlScaledDispatchParams>(scaled.cast())?;
     let module = &handle.context().module;
-    module.launch(kernel, plan.dispatch_launch, &params, at)
+    module.launch(kernel, grid.launch, &params, at)
 }
 
 /// The parameters of `part` of a dispatch.
 pub fn params(
     handle: &impl LocalHandle,
     (op, scaled): (&LlDispatch, &Scaled),
-    grid: &Grid,
+    grid: &DispatchGrid,
     part: Part,
 ) -> Result<(LlDispatchParams, ScaledRows)> {
     let mut dispatch = handle.dispatch_params(op, grid, part);

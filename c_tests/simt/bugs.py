@@ -198,6 +198,8 @@ BUGS = (
         "const uint32_t first = (left - 1) * kSteps * kStep;",
         "const uint32_t first = ((elements - 1) / (kSteps * kStep) + 1 - left) * kSteps * kStep;",
         "2 test_formats casts", slow=True),
+    Bug("cast rows that nobody keeps", "ht/dispatch_send.cuh", "    if (!kept.is_here) {\n",
+        "    if (true) {\n", "2 test_formats casts"),
     Bug("other scales than agreed", "ht/scaled_rows.cuh", "if (word == scaled.word) {",
         "if (true) {", "2 test_errors ht_scales_that_differ", slow=True),
     Bug("waiting with rows that were not posted", "ht/combine.cu",

@@ -87,7 +87,7 @@ __device__ void write_tail(const Block& block, const Returning& returning, Stagi
         const uint64_t first = uint64_t{returning.row(block)} * columns;
         tail[lane_idx()] = block.params.gradients[first + lane_idx()];
     }
-    staging.settle_tails();
+    staging.settle();
 }
 
 // Stores the row, whose first chunk was loaded.

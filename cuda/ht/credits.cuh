@@ -1,6 +1,6 @@
 // The credits that a sending block knows of: which slots of its peers' rings are free.
 //
-// The block polls each ring from its oldest row on, a few rows at a time and all rings alike, and a row may
+// The block polls each ring from its oldest row on, a few slots at a time and all rings alike, and a row may
 // be sent only once all rows before it have a credit, too. So no block runs ahead with rows that their
 // receiver cannot use yet, and no peer gets a burst while the others get nothing: both cost more than
 // waiting (docs/performance.md). One poll serves the whole block: where an SM stores to peers, every poll
@@ -12,26 +12,27 @@
 
 namespace nccl_ep {
 
-// Where the slot of unit `sequence` ends. Whoever writes its first half needs all of it.
-__device__ __forceinline__ uint32_t end_of_slot(uint32_t sequence) { return (sequence | 1) + 1; }
+constexpr uint32_t kSlotUnits = 2;
 
 // Whether `peer` has given the credits of the slot that begins at unit `sequence`. No acquire is needed: what is
 // written after a credit was seen cannot be what was read before it was given.
 __device__ __forceinline__ bool is_credited(const HtCommon& common, uint32_t peer,
                                             uint32_t sequence) {
     const uint64_t credits = ld_relaxed_sys(own_rings(common).credits(peer, sequence));
-    const uint32_t end = end_of_slot(sequence) - common.layout.units;
+    const uint32_t end = sequence + kSlotUnits - common.layout.units;
     return is_or_follows(static_cast<uint32_t>(credits >> 32), end) &&
            is_or_follows(static_cast<uint32_t>(credits), end - 1);
 }
 
-// Whether the block knows of the credits for unit `sequence` to `peer`, to the end of its slot.
+// Whether the block knows of the credits for unit `sequence` to `peer`, to the end of its slot: whoever writes the
+// first half needs all of it.
 __device__ __forceinline__ bool has_credit(const HtPairs& pairs, uint32_t peer, uint32_t sequence) {
-    return is_or_follows(ld_acquire_cta_shared(&pairs.credited_until[peer]), end_of_slot(sequence));
+    const uint32_t end_of_slot = (sequence | (kSlotUnits - 1)) + 1;
+    return is_or_follows(ld_acquire_cta_shared(&pairs.credited_until[peer]), end_of_slot);
 }
 
-// One warp polls for the credits of the next slots of every ring. By slots, not by rows: how many bytes one poll
-// covers sets the pace of a dispatch.
+// One warp polls for the credits of the next slots of every ring. By slots, so that it is the same for rows of
+// either size.
 __device__ inline void poll_credits(const HtCommon& common, HtPairs& pairs) {
     const PeerTable& peers = common.peers;
     const PollLanes poll(peers.ranks);
@@ -40,18 +41,9 @@ __device__ inline void poll_credits(const HtCommon& common, HtPairs& pairs) {
         // Where a slot begins: operations begin with a new one.
         uint32_t known = peer != kNoPeer ? ld_relaxed_cta_shared(&pairs.credited_until[peer]) : 0;
         known = __shfl_sync(kAllLanes, known, poll.first_lane());
-#ifdef V_POLL2
-        const uint32_t sequence = known + 4 * poll.index();
-        const bool ok0 = peer != kNoPeer && is_credited(common, peer, sequence);
-        const bool ok = peer != kNoPeer && is_credited(common, peer, sequence + 2) && ok0;
-        const uint32_t full = poll.leading(ok);
-        const uint32_t half = __shfl_sync(kAllLanes, ok0 ? 1 : 0, (poll.first_lane() + full) % kWarpSize);
-        const uint32_t units = 4 * full + (full < poll.lanes && half ? 2 : 0);
-#else
-        const bool ok =
-            peer != kNoPeer && is_credited(common, peer, known + 2 * poll.index());
-        const uint32_t units = 2 * poll.leading(ok);
-#endif
+        const uint32_t sequence = known + kSlotUnits * poll.index();
+        const bool ok = peer != kNoPeer && is_credited(common, peer, sequence);
+        const uint32_t units = kSlotUnits * poll.leading(ok);
         // Another warp may know more by now. Credits that are lost here are found again.
         if (poll.index() == 0 && units != 0) {
             st_release_cta_shared(&pairs.credited_until[peer], known + units);

@@ -77,11 +77,11 @@ struct KeptRow {
     // Whether it goes here, and to peers.
     bool is_here;
     bool is_sent;
-    // The lane with its first expert here, and the row of the output.
+    // The lane with its first expert here, and its number among the rows that are kept.
     uint32_t lane;
-    uint32_t row;
+    uint32_t index;
 
-    // All lanes call it.
+    // All lanes call it, as they do the other functions.
     template <typename Block>
     __device__ KeptRow(const Block& block, const TokenEntries& entries) {
         const uint32_t own = __ballot_sync(
@@ -89,18 +89,23 @@ struct KeptRow {
         is_here = own != 0;
         is_sent = (entries.firsts & ~own) != 0;
         lane = is_here ? __ffs(own) - 1 : 0;
-        const uint32_t index = __shfl_sync(kAllLanes, entries.entry.index, lane);
-        row = block.scope.row(block.shared.pairs, block.rank(), index);
+        index = __shfl_sync(kAllLanes, entries.entry.index, lane);
     }
 
-    // Writes the ids and weights of a row that is here; `given` are the token's. All lanes call it.
+    // The row of the output, if it is here.
+    template <typename Block>
+    __device__ uint32_t row(const Block& block) const {
+        return block.scope.row(block.shared.pairs, block.rank(), index);
+    }
+
+    // Writes the ids and weights of a row that is here; `given` are the token's.
     template <typename Block>
     __device__ void write_routing(const Block& block, const TokenEntries& entries,
                                   const GivenRouting& given) const {
         if (block.scope.has_routing(block.params)) {
             const float weight =
                 given.weight_of(block.scope.id_of(block.common, entries), block.top_k());
-            ht_dispatch_impl::write_routing(block, row,
+            ht_dispatch_impl::write_routing(block, row(block),
                                             RoutingEntry(block.common, entries, lane, weight));
         }
     }

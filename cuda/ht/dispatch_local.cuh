@@ -1,5 +1,5 @@
-// What a dispatch does on this rank alone: rows of own tokens for own experts, and rows of outputs that no token
-// fills.
+// What receivers do on this rank alone: rows of own tokens for own experts, unless their senders keep them, and rows
+// of outputs that no token fills.
 #pragma once
 
 #include "dispatch_block.cuh"
@@ -24,6 +24,7 @@ __device__ bool keep_token(const Block& block, uint32_t token, Staging& staging)
     if (!kept.is_here || (Block::kKeptBySender && kept.is_sent)) {
         return false;
     }
+    const uint32_t row = kept.row(block);
     const typename Block::Place place = block.scope.place(block.common, token);
     const KeptToken<Block> source = {token, place, rows.look_ahead(block, token, place)};
     for (uint32_t offset = 0; block.keeps_images && offset < rows.span(block.common);
@@ -31,7 +32,7 @@ __device__ bool keep_token(const Block& block, uint32_t token, Staging& staging)
         staging.wait_reusable();
         rows.load(block, block.row_of_token(token, place), offset, staging);
         const uint8_t* chunk = rows.finish(block, source, offset, staging);
-        rows.deliver(block, kept.row, offset, rows.bytes_at(block.common, offset), chunk, staging);
+        rows.deliver(block, row, offset, rows.bytes_at(block.common, offset), chunk, staging);
         staging.commit();
     }
     kept.write_routing(block, entries, block.given_routing(token, place));

@@ -34,7 +34,7 @@ __device__ void take_row(const Block& block, uint32_t source, uint32_t index, St
             const auto* tail = reinterpret_cast<const uint64_t*>(staging.tails());
             write_routing(block, row, RoutingEntry(common, tail[lane_idx()]));
         }
-        staging.settle_tails();
+        staging.settle();
     }
 }
 

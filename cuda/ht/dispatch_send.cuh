@@ -1,4 +1,5 @@
-// How a dispatch sends: a warp takes a token, and stores its row to the rings of all its peers.
+// How a dispatch sends: a warp takes a token, and stores its row to the rings of all its peers. Where it casts the
+// row, it also stores it to this rank's output.
 #pragma once
 
 #include "dispatch_block.cuh"
@@ -120,13 +121,13 @@ __device__ __forceinline__ void keep_chunk(const Block& block, const Outgoing<Bl
         return;
     }
     const uint32_t bytes = block.rows.bytes_at(block.common, offset);
-    block.rows.deliver(block, kept.row, offset, bytes, chunk, staging);
+    block.rows.deliver(block, kept.row(block), offset, bytes, chunk, staging);
     if (offset == 0) {
         kept.write_routing(block, outgoing.entries, outgoing.given);
     }
 }
 
-// Stores the row, whose first chunk was loaded, and its tails to all its peers.
+// Stores the row, whose first chunk was loaded, and its tails to all its peers; what is kept by senders here as well.
 template <typename Block>
 __device__ void store_row(const Block& block, const Outgoing<Block>& outgoing, Staging& staging) {
     const HtCommon& common = block.common;
@@ -163,7 +164,7 @@ __device__ void store_row(const Block& block, const Outgoing<Block>& outgoing, S
 
 template <typename Block>
 __device__ void send_rows(const Block& block, Staging& staging, NotifyQueue& queue) {
-    // Neither goes anywhere: one loop, one copy of its code, serves the first token as well.
+    // A token and a stored row that go nowhere, so that one copy of the loop serves the first token as well.
     Upcoming<Block> upcoming = {0, {}, {-1, 0}, {}, {}};
     bool to_peer = false;
     Notification stored = {0, 0};
@@ -175,9 +176,9 @@ __device__ void send_rows(const Block& block, Staging& staging, NotifyQueue& que
         }
         if (block.common.shape.tail_bytes != 0) {
             write_tails(block, outgoing, staging);
+            staging.settle();
         }
         const bool ok = wait_for_credits(block, outgoing, queue);
-        staging.settle_tails();
         if (!ok) {
             staging.wait_loaded();
             break;

@@ -55,7 +55,7 @@ struct ScaledImage {
                     .store(*reinterpret_cast<const Vec16*>(chunk + at));
             }
         }
-        staging.settle_tails();
+        staging.settle();
     }
 
     template <typename Block>
@@ -219,7 +219,7 @@ struct CastRows : ScaledImage {
         } else {
             cast_chunk<F32>(end, offset, elements);
         }
-        staging.settle_tails();
+        staging.settle();
         return end - elements;
     }
 

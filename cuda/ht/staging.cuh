@@ -35,14 +35,14 @@ class Staging {
     // Behind the chunk: what follows rows in their slots.
     __device__ uint8_t* tails() const { return tails_; }
 
-    // Orders the lanes' accesses to the tails before the next load or store of them.
-    __device__ __forceinline__ void settle_tails() {
+    // Orders the lanes' accesses to the chunk and the tails before the next load or store of them.
+    __device__ __forceinline__ void settle() {
         settle_shared();
         __syncwarp();
     }
 
     // Begins to fill the chunk with what has come from a peer, as the caller has seen, and the tails unless
-    // `tail_bytes` is zero. What is there must have been stored: wait_reusable.
+    // `tail_bytes` is zero. What is there must have been stored, wait_reusable, and what lanes did there settled.
     __device__ __forceinline__ void load_arrived(const uint8_t* from, uint32_t bytes,
                                                  const uint8_t* tail_from, uint32_t tail_bytes) {
 #ifdef NCCL_EP_HAS_BULK_COPY
@@ -61,7 +61,8 @@ class Staging {
 #endif
     }
 
-    // The same for `bytes`, or none, of what the kernel does not write, to `to` in the chunk.
+    // The same for `bytes`, or none, of what this kernel does not write, to `to` in the chunk. It needs no fence for
+    // global memory.
     __device__ __forceinline__ void load_to(uint8_t* to, const uint8_t* from, uint32_t bytes) {
 #ifdef NCCL_EP_HAS_BULK_COPY
         if (lane_idx() == 0) {

@@ -147,6 +147,11 @@ __device__ __forceinline__ int32_t expert_of_entry(const Op& op, const int64_t* 
 // in different orders.
 template <typename Op>
 __device__ inline bool stages_otherwise(const Op& op, uint32_t rank) {
+    if (op.nodes.number_of(rank) != 0) {
+        // Its carrier relays what it sends, in the background and so in no order with whole operations. There the
+        // heads of messages tell.
+        return false;
+    }
     const LlChannelState* states = op.common.channel_state - op.common.channel;
     bool has_begun = false;
 #pragma unroll 1  // seldom done
@@ -188,14 +193,15 @@ __device__ inline Arrival wait_for_first_packet(const Op& op, const uint64_t* at
         [&](uint32_t epoch) { return epoch == awaited.epoch; });
 }
 
-// The scales of the rows of `rank`, which has begun the operation; for a report. It sends them before its signature,
-// but nothing orders the two.
+// The scales of the rows of `rank`, which has begun the operation; for a report. It sends them, if it has any, before its
+// signature, but nothing orders the two.
 template <typename Op>
 __device__ inline uint32_t scales_word_of(const Op& op, uint32_t rank) {
-    constexpr uint32_t kManyPolls = 10000;
+    constexpr uint64_t kLongNs = 20000000;
+    const uint64_t start = globaltimer_ns();
     uint64_t packet = 0;
 #pragma unroll 1
-    for (uint32_t i = 0; i < kManyPolls && packet_epoch(packet) != op.epoch; ++i) {
+    while (packet_epoch(packet) != op.epoch && globaltimer_ns() - start < kLongNs) {
         packet = ld_relaxed_sys(op.here().scales_word(rank));
     }
     return packet_epoch(packet) == op.epoch ? packet_data(packet) : 0;

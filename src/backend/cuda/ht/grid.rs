@@ -18,8 +18,9 @@ const DISPATCH_SENDERS: u32 = 8;
 /// With two ranks, and a guess for three.
 const DISPATCH_SENDERS_OF_FEW: u32 = 9;
 const COMBINE_SENDERS: u32 = 9;
-/// A sender that casts needs three times as long for a row; with so many senders the wire is slower.
+/// A sender that casts needs nearly twice as long for a row.
 const CAST_SENDERS: u32 = 17;
+/// From 30 on more of them gain nothing.
 const MOST_CAST_SENDERS: u32 = 50;
 /// A sending block needs one warp that copies and one that notifies.
 const LEAST_WARPS: u32 = 2;

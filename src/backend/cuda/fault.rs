@@ -24,7 +24,6 @@ use crate::model::tensor::{DType, DevPtr};
 use crate::model::topology::LocalRanks;
 use once_cell::sync::OnceCell;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 /// The one report of a group, and the deadline of its waits.
@@ -124,12 +123,9 @@ impl FaultPage {
 
 impl Faults for FaultPage {
     fn first(&self) -> Option<Error> {
-        if self.page.read(0)?.state == FAULT_NONE {
+        let Some(report) = self.page.complete(0, |it| it.state != FAULT_NONE) else {
             return self.network.get().cloned();
-        }
-        // The kernel wrote `state` last, so what is read from here on is complete.
-        fence(Ordering::Acquire);
-        let report = self.page.read(0)?;
+        };
         let report = FaultReport {
             peer: self.peer(&report),
             ..report

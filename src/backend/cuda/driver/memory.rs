@@ -18,6 +18,7 @@ use crate::model::tensor::DevPtr;
 use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 
 /// Most bytes of a fill that are copied at once.
 const FILL_BYTES: usize = 4 << 20;
@@ -207,9 +208,18 @@ impl<T: Record> HostPage<T> {
         }
     }
 
-    /// The present content of record `index`; `None` past the end. A kernel may be writing it. A
-    /// caller that needs a whole record must read it again after its state field says that it is
-    /// complete.
+    /// Record `index` if one of its fields, as `is_complete` sees it, says that the others are there. The device, or
+    /// the network, writes that field last or all of them at once.
+    ///
+    /// The fields are read one by one, the one in question maybe last. So the record is read again after it.
+    pub fn complete(&self, index: usize, is_complete: impl Fn(&T) -> bool) -> Option<T> {
+        self.read(index).filter(is_complete)?;
+        fence(Ordering::Acquire);
+        self.read(index)
+    }
+
+    /// The present content of record `index`; `None` past the end. If somebody is writing it, some fields may be old
+    /// and others new: see `complete`.
     pub fn read(&self, index: usize) -> Option<T> {
         if index >= self.count {
             return None;

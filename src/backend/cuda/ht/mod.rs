@@ -30,17 +30,15 @@ use crate::backend::cuda::params::ht::{
 };
 use crate::backend::cuda::pool::Pool;
 use crate::backend::cuda::sizes::number;
-use crate::backend::{Faults as _, HtBackend, HtRouting};
+use crate::backend::{HtBackend, HtRouting};
 use crate::error::refusal::{InSequence, Subject};
-use crate::error::{Code, Error, Result};
+use crate::error::{Error, Result};
 use crate::log;
 use crate::model::ops::{HtCombine, HtDispatch, Routing, RowType, Stream};
 use crate::model::scales::Scaled;
 use crate::model::tensor::DevPtr;
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
-use std::time::Instant;
 
 /// The HT side of a group: on one node, or on several.
 pub struct HtGroup {
@@ -226,15 +224,12 @@ impl CudaHt {
     /// why nothing runs on the handle.
     fn received(&self) -> Result<Option<u32>> {
         let page = &self.memory.received;
-        if page.read(0).is_none_or(|seen| seen.epoch != self.epoch) {
+        let Some(seen) = page.complete(0, |it| it.epoch == self.epoch) else {
             return Ok(None);
-        }
-        // The device writes both in one 8-byte word: the number is valid once the epoch is there.
-        fence(Ordering::Acquire);
-        let rows = page.read(0).map_or(0, |seen| seen.rows);
-        match disagreement(rows, self.top_k) {
+        };
+        match disagreement(seen.rows, self.top_k) {
             Some(error) => Err(error),
-            None => Ok(Some(rows)),
+            None => Ok(Some(seen.rows)),
         }
     }
 
@@ -356,21 +351,7 @@ impl HtBackend for CudaHt {
 
     /// Waits for the kernel that computes it, if need be.
     fn num_recv_tokens(&self) -> Result<usize> {
-        let faults = &self.group.shared.context.faults;
-        let start = Instant::now();
-        loop {
-            if let Some(rows) = self.received()? {
-                return Ok(rows as usize);
-            }
-            if let Some(fault) = faults.first() {
-                return Err(fault);
-            }
-            // The kernel's own deadline comes first, if the kernel runs at all.
-            if start.elapsed() > 2 * faults.timeout() {
-                let text = "the handle's routing was not exchanged in time";
-                return Err(Error::new(Code::RemoteError, text));
-            }
-            std::thread::yield_now();
-        }
+        let rows = self.group.shared.wait_for_routing(|| self.received())?;
+        Ok(rows as usize)
     }
 }

@@ -1,6 +1,7 @@
 //! The state that the HT handles of a group share, on one node and on several.
 #![forbid(unsafe_code)]
 
+use crate::backend::Faults as _;
 use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::device_name::device_name;
 use crate::backend::cuda::driver::function;
@@ -17,11 +18,17 @@ use crate::backend::cuda::params::ht::{
 use crate::backend::cuda::params::ht_nodes::{
     HtCombineNodesParams, HtDispatchNodesParams, HtScaledDispatchNodesParams,
 };
-use crate::error::Result;
+use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long a wait for a routing keeps its processor: most take less.
+const AWAKE: Duration = Duration::from_micros(500);
+/// And how long it sleeps between two looks then.
+const NAP: Duration = Duration::from_micros(20);
 
 /// What operations need of their group.
 pub struct HtShared {
@@ -91,6 +98,33 @@ impl HtShared {
 
     pub fn sequences(&self) -> *mut HtSequences {
         self.sequences.data().0 as *mut HtSequences
+    }
+
+    /// Waits for what is `found` of a handle's routing, which a kernel or the network writes; they have deadlines
+    /// of their own, which come first if they run at all.
+    ///
+    /// That is soon, so at first it looks all the time, and then it sleeps in between. It never yields: Linux lets a
+    /// thread that often does wait for seconds where other threads have work.
+    pub fn wait_for_routing<T>(&self, mut found: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+        let faults = &self.context.faults;
+        let start = Instant::now();
+        loop {
+            if let Some(found) = found()? {
+                return Ok(found);
+            }
+            if let Some(fault) = faults.first() {
+                return Err(fault);
+            }
+            let waited = start.elapsed();
+            if waited > 2 * faults.timeout() {
+                let text = "the handle's routing was not exchanged in time";
+                return Err(Error::new(Code::RemoteError, text));
+            }
+            match waited < AWAKE {
+                true => std::hint::spin_loop(),
+                false => std::thread::sleep(NAP),
+            }
+        }
     }
 
     pub fn enter(&self, stream: Stream) -> Result<StreamScope> {

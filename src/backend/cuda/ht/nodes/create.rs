@@ -5,6 +5,7 @@
 //! many rows each message has: so operations need not wait.
 #![forbid(unsafe_code)]
 
+use crate::backend::HtRouting;
 use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::ht::agreement::{disagreement, verdict_refusing, verdict_with};
@@ -21,14 +22,12 @@ use crate::backend::cuda::params::ht_nodes::{
 };
 use crate::backend::cuda::sizes::number;
 use crate::backend::transport::{Label, Message};
-use crate::backend::{Faults as _, HtRouting};
 use crate::error::refusal::{InSequence, Subject};
-use crate::error::{Code, Error, Result};
+use crate::error::{Error, Result};
 use crate::model::ops::{IdWidth, Routing, Stream};
 use crate::model::tensor::DevPtr;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
-use std::time::Instant;
 
 const ID_BYTES: usize = size_of::<i64>();
 const HEADER_BYTES: usize = 2 * size_of::<HtTold>();
@@ -185,7 +184,8 @@ impl Creation<'_> {
         turn.end()?;
         let mut headers = vec![own];
         for source in 1..rails.plan.sources {
-            let words = self.wait_until(|| self.header(source))?;
+            let header = || Ok(self.header(source));
+            let words = self.group.wait_for_routing(header)?;
             headers.push(words);
         }
         self.check(&headers)?;
@@ -196,8 +196,7 @@ impl Creation<'_> {
     fn header(&self, source: usize) -> Option<Header> {
         let word = |index| {
             let page = &self.rails.headers;
-            page.read(2 * source + index)
-                .filter(|it| it.epoch == self.epoch)
+            page.complete(2 * source + index, |it| it.epoch == self.epoch)
         };
         Some(Header {
             tokens: word(0)?.value as usize,
@@ -347,44 +346,21 @@ impl Creation<'_> {
 
     /// Waits for the number of rows, or why there is none, and for what travels of the sources' `tokens`.
     fn wait_for_counts(&self, memory: &NodesMemory, tokens: Vec<usize>) -> Result<(u32, Counts)> {
-        let received = || {
-            let seen = memory.received.read(0)?;
-            (seen.epoch == self.epoch).then_some(())
-        };
-        self.wait_until(received)?;
+        let received = || Ok(memory.received.complete(0, |it| it.epoch == self.epoch));
+        let rows = self.group.wait_for_routing(received)?.rows;
         let plan = &self.rails.plan;
         let words: Vec<usize> = (0..plan.told())
             .map(|index| {
-                let told = || memory.told.read(index).filter(|it| it.epoch == self.epoch);
-                Ok(self.wait_until(told)?.value as usize)
+                let told = || Ok(memory.told.complete(index, |it| it.epoch == self.epoch));
+                Ok(self.group.wait_for_routing(told)?.value as usize)
             })
             .collect::<Result<_>>()?;
-        fence(Ordering::Acquire);
         let counts = Counts {
             words,
             tokens,
             ends: plan.chunks + 1,
             others: plan.others,
         };
-        Ok((memory.received.read(0).map_or(0, |seen| seen.rows), counts))
-    }
-
-    /// Waits for what a kernel or the network writes; they have deadlines.
-    fn wait_until<T>(&self, found: impl Fn() -> Option<T>) -> Result<T> {
-        let faults = &self.group.context.faults;
-        let start = Instant::now();
-        loop {
-            if let Some(found) = found() {
-                return Ok(found);
-            }
-            if let Some(fault) = faults.first() {
-                return Err(fault);
-            }
-            if start.elapsed() > 2 * faults.timeout() {
-                let text = "the handle's routing was not exchanged in time";
-                return Err(Error::new(Code::RemoteError, text));
-            }
-            std::thread::yield_now();
-        }
+        Ok((rows, counts))
     }
 }

@@ -85,12 +85,11 @@ pub struct Grid {
 impl Grid {
     /// The grid of an operation on this rank's `tokens`: the measured one if there is one, else our
     /// own choice. A channel that the caller grants is two blocks: at most that many, and without
-    /// measurements exactly that many. Measurements say nothing of the senders of rows that are cast.
+    /// measurements exactly that many.
     pub fn new(
         facts: &GroupFacts,
         tuning: &Tuning,
         kind: HtKind,
-        casts: bool,
         tokens: usize,
         device: DeviceLimits,
     ) -> Self {
@@ -114,14 +113,25 @@ impl Grid {
         let choice = measured.unwrap_or(own);
         let send_blocks = match facts.ranks {
             1 => 0,
-            _ if casts => share(blocks, CAST_SENDERS, AUTO_BLOCKS)
-                .clamp(1, (blocks - 1).min(MOST_CAST_SENDERS)),
             _ => share(blocks, choice.send_blocks, choice.blocks).clamp(1, blocks - 1),
         };
         Self {
             blocks,
             send_blocks,
             warps: (choice.threads.min(own.threads) / WARP).max(LEAST_WARPS),
+        }
+    }
+
+    /// This grid where senders cast, whatever was measured: measurements are of rows that are sent as they are.
+    pub fn of_casts(self) -> Self {
+        let most = (self.blocks - 1).min(MOST_CAST_SENDERS);
+        let send_blocks = match self.send_blocks {
+            0 => 0,
+            _ => share(self.blocks, CAST_SENDERS, AUTO_BLOCKS).clamp(1, most),
+        };
+        Self {
+            send_blocks,
+            ..self
         }
     }
 }
@@ -162,29 +172,15 @@ mod tests {
     fn channels_are_two_blocks_each() {
         for (channels, blocks) in [(1, 2), (4, 8), (1000, 132)] {
             let facts = facts(4, Some(channels));
-            let grid = Grid::new(&facts, &Tuning::default(), COMBINE, false, 64, H200);
+            let grid = Grid::new(&facts, &Tuning::default(), COMBINE, 64, H200);
             assert_eq!(grid.blocks, blocks);
             assert!(grid.send_blocks >= 1 && grid.send_blocks < blocks);
         }
-        let own = Grid::new(
-            &facts(4, None),
-            &Tuning::default(),
-            DISPATCH,
-            false,
-            64,
-            H200,
-        );
+        let own = Grid::new(&facts(4, None), &Tuning::default(), DISPATCH, 64, H200);
         assert_eq!((own.blocks, own.send_blocks, own.warps), (24, 8, 24));
         for (ranks, dispatch, combine) in [(2, 9, 9), (3, 9, 9), (4, 8, 9), (8, 8, 9)] {
             for (kind, senders) in [(DISPATCH, dispatch), (COMBINE, combine)] {
-                let own = Grid::new(
-                    &facts(ranks, None),
-                    &Tuning::default(),
-                    kind,
-                    false,
-                    64,
-                    H200,
-                );
+                let own = Grid::new(&facts(ranks, None), &Tuning::default(), kind, 64, H200);
                 assert_eq!((own.blocks, own.send_blocks), (24, senders));
             }
         }
@@ -194,8 +190,8 @@ mod tests {
     fn casts_have_more_senders() {
         for (channels, senders) in [(1, 1), (4, 5), (12, 17), (1000, 50)] {
             let facts = facts(2, Some(channels));
-            let grid = Grid::new(&facts, &Tuning::default(), DISPATCH, true, 64, H200);
-            assert_eq!(grid.send_blocks, senders);
+            let grid = Grid::new(&facts, &Tuning::default(), DISPATCH, 64, H200);
+            assert_eq!(grid.of_casts().send_blocks, senders);
         }
     }
 
@@ -207,7 +203,7 @@ mod tests {
             {"operation": "ht_combine", "tokens": 4096, "blocks": 20, "threads": 1024, "send_blocks": 20}]}"#;
         let tuning = Tuning::parse(file, "G", 4, 132).unwrap();
         let grid = |kind, tokens, channels| {
-            let grid = Grid::new(&facts(4, channels), &tuning, kind, false, tokens, H200);
+            let grid = Grid::new(&facts(4, channels), &tuning, kind, tokens, H200);
             (grid.blocks, grid.send_blocks, grid.warps)
         };
         assert_eq!(grid(DISPATCH, 1, None), (2, 1, 2));
@@ -217,7 +213,7 @@ mod tests {
         assert_eq!(grid(DISPATCH, 2000, Some(100)), (40, 10, 16));
         assert_eq!(grid(COMBINE, 4096, None), (20, 19, 16));
         assert_eq!(grid(COMBINE, 4097, None), (24, 9, 16));
-        let alone = Grid::new(&facts(1, None), &tuning, COMBINE, false, 4096, H200);
+        let alone = Grid::new(&facts(1, None), &tuning, COMBINE, 4096, H200);
         assert_eq!((alone.blocks, alone.send_blocks), (20, 0));
     }
 }

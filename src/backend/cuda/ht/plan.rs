@@ -224,8 +224,11 @@ impl HtPlan {
         (tokens, top_k): (usize, usize),
         device: DeviceLimits,
     ) -> Result<HtLaunch> {
-        let casts = row.cast.is_some();
-        let grid = Grid::new(&self.facts, &self.tuning, kind, casts, tokens, device);
+        let plain = Grid::new(&self.facts, &self.tuning, kind, tokens, device);
+        let grid = match row.cast {
+            Some(_) => plain.of_casts(),
+            None => plain,
+        };
         let (row_bytes, staging) = (row.image_bytes(), row.staging());
         let (tail_bytes, tails) = match kind {
             HtKind::Dispatch { forward: true } => {

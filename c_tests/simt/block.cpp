@@ -1,7 +1,6 @@
 // The scheduler of a block's threads, and where they meet.
 #include "block.h"
 
-#include <sched.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -16,9 +15,9 @@ constexpr uint64_t kStepsAhead = 8;
 constexpr uint64_t kOneInYields = 4;
 constexpr uint64_t kOneInLingers = 8;
 constexpr useconds_t kLingerMicroseconds = 100;
-// Rounds of polling, after which the block sleeps instead of burning its core.
-constexpr uint32_t kRoundsAwake = 4;
-constexpr useconds_t kAsleepMicroseconds = 50;
+// How long a block sleeps after a round of polling. It never yields instead: Linux 6.18 lets a thread that often
+// does wait for seconds while others have work, and the deadlines of waits pass.
+constexpr useconds_t kPollMicroseconds = 10;
 
 std::string RunningThread() { return Block::IsRunning() ? Block::Current().Where() : ""; }
 
@@ -190,11 +189,7 @@ void Block::Poll() {
 // So many polls that the block has probably nothing else to do.
 void Block::EndPollingRound() {
     stores_.LandSome();
-    if (++polling_rounds_ % kRoundsAwake == 0) {
-        usleep(kAsleepMicroseconds);
-    } else {
-        sched_yield();
-    }
+    usleep(kPollMicroseconds);
     if (std::chrono::steady_clock::now() > grid_.deadline) {
         Fail("the kernel does not end: " + WhereThreadsAre());
     }

@@ -126,7 +126,6 @@ class Block {
     uint32_t thread_ = 0;
     uint32_t alive_ = 0;
     uint32_t polls_ = 0;
-    uint32_t polling_rounds_ = 0;
 };
 
 }  // namespace simt

@@ -1,7 +1,7 @@
 // Where held back stores are kept and when they land.
 #include "stores.h"
 
-#include <sched.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <iterator>
@@ -128,7 +128,7 @@ void Stores::LandSome() {
 void Stores::LandAll() {
     while (!some_time_.empty()) {
         LandSome();
-        sched_yield();  // others may see the one and not yet the other
+        usleep(1);  // others may see the one and not yet the other
     }
     for (auto& [unit, entry] : entries_) {
         Land(unit, entry, entry.held);

@@ -291,5 +291,7 @@ void check_works(const Session* session) {
     uint16_t back[kTokens][kHidden];
     ep_download(sent, session->tokens, sizeof(sent));
     ep_download(back, session->combined, sizeof(back));
+    const bool works = EP_CHECK_EQ_I64(wait_for_failure(session, 0.0), ncclSuccess);
+    if (!works) fprintf(stderr, "rank %d: %s\n", session->env->rank, ep_last_error());
     EP_CHECK_EQ_BYTES(back, sent, sizeof(sent));
 }

@@ -12,8 +12,6 @@
 
 namespace nccl_ep {
 
-constexpr uint32_t kSlotUnits = 2;
-
 // Whether `peer` has given the credits of the slot that begins at unit `sequence`. No acquire is needed: what is
 // written after a credit was seen cannot be what was read before it was given.
 __device__ __forceinline__ bool is_credited(const HtCommon& common, uint32_t peer,
@@ -27,8 +25,8 @@ __device__ __forceinline__ bool is_credited(const HtCommon& common, uint32_t pee
 // Whether the block knows of the credits for unit `sequence` to `peer`, to the end of its slot: whoever writes the
 // first half needs all of it.
 __device__ __forceinline__ bool has_credit(const HtPairs& pairs, uint32_t peer, uint32_t sequence) {
-    const uint32_t end_of_slot = (sequence | (kSlotUnits - 1)) + 1;
-    return is_or_follows(ld_acquire_cta_shared(&pairs.credited_until[peer]), end_of_slot);
+    const uint32_t known = ld_acquire_cta_shared(&pairs.credited_until[peer]);
+    return is_or_follows(known, next_slot(sequence + 1));
 }
 
 // One warp polls for the credits of the next slots of every ring. By slots, so that it is the same for rows of

@@ -49,7 +49,7 @@ __device__ __forceinline__ bool has_arrived(const Block& block, uint32_t source,
     }
     const bool fits = packet_data(packet) == block.common.shape.shape_word;
     // Rows of another shape may take whole slots: it is those at the beginning of a slot that tell.
-    if (!fits && sequence % 2 == 0) {
+    if (!fits && sequence % kSlotUnits == 0) {
         fail_for_shape(block.common, source, sequence, packet_data(packet),
                        block.rows.scales_word());
     }

@@ -92,8 +92,12 @@ __device__ inline void fail(const HtCommon& common, uint32_t fault, uint32_t pee
     broadcast_failure(common.peers, common.wait);
 }
 
-// Behind the last row of an operation, where the next one begins.
-__device__ __forceinline__ uint32_t next_slot(uint32_t end) { return (end + 1) & ~1u; }
+constexpr uint32_t kSlotUnits = 2;
+
+// The first slot that begins at unit `end` or behind it: where the next operation does.
+__device__ __forceinline__ uint32_t next_slot(uint32_t end) {
+    return (end + kSlotUnits - 1) & ~(kSlotUnits - 1);
+}
 
 // Fills `pairs` and advances the group's sequences past this operation. All threads call it. In
 // combine rows travel in the opposite direction. `scope` says which rows this launch has (scope.cuh).
@@ -164,13 +168,13 @@ struct AnyUnits {
     __device__ uint32_t of_row() const { return common.shape.row_units; }
     // Whether the row at unit `sequence` takes the whole slot; `end` is behind the last row of the operation.
     __device__ bool take_slot(uint32_t sequence, uint32_t end) const {
-        return of_row() == 2 || (sequence % 2 == 0 && sequence + 1 == end);
+        return of_row() == kSlotUnits || (sequence % kSlotUnits == 0 && sequence + 1 == end);
     }
 };
 
 // The same in a combine, whose rows take whole slots: its loop is long, and slower with code that asks.
 struct WholeSlots {
-    __device__ static constexpr uint32_t of_row() { return 2; }
+    __device__ static constexpr uint32_t of_row() { return kSlotUnits; }
     __device__ static constexpr bool take_slot(uint32_t, uint32_t) { return true; }
 };
 
@@ -207,7 +211,7 @@ struct Rings {
     }
     // Those of its slot: the first one in the low half.
     __device__ Address<uint64_t> credits(uint32_t receiver, uint32_t sequence) const {
-        return as<uint64_t>(window + common.layout.credits) + place(receiver, sequence) / 2;
+        return as<uint64_t>(window + common.layout.credits) + place(receiver, sequence) / kSlotUnits;
     }
 
    private:
@@ -282,7 +286,7 @@ __device__ inline uint32_t scales_word_of(const HtCommon& common, uint32_t peer,
     constexpr uint32_t kPayload = (1u << HT_SHAPE_PAYLOAD_BITS) - 1;
     const uint64_t stamp_at = (shape_word & kPayload) * sizeof(Vec16);
     if ((shape_word & HT_SHAPE_COMBINE) != 0 || (shape_word & HT_SHAPE_SCALED) == 0 ||
-        stamp_at + HT_STAMP_BYTES > 2 * common.layout.unit_bytes) {
+        stamp_at + HT_STAMP_BYTES > kSlotUnits * common.layout.unit_bytes) {
         return 0;
     }
     const uint8_t* row = own_rings(common).row(peer, sequence);

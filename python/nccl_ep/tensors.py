@@ -34,25 +34,27 @@ def describe(tensor: torch.Tensor, tag: int) -> ncclNDTensor_t:
     """The descriptor of a contiguous tensor; it keeps the tensor alive."""
     if not tensor.is_contiguous():
         raise ValueError(f"{Tag(tag).name}: the tensor must be contiguous")
-    form = _form(tensor.shape, tensor.dtype, tag)
-    descriptor = ncclNDTensor_t.from_buffer_copy(form)
-    descriptor.data = tensor.data_ptr()
-    # The form owns the sizes.
-    descriptor.tensor, descriptor.form = tensor, form
-    return descriptor
+    return _dense(tensor, tag)
 
 
 def describe_strided(tensor: torch.Tensor, tag: int) -> ncclNDTensor_t:
     """The same for scales, which may lie by columns, or with a pitch."""
-    form = _form(tensor.shape, tensor.dtype, tag)
-    descriptor = ncclNDTensor_t.from_buffer_copy(form)
-    descriptor.data = tensor.data_ptr()
+    descriptor = _dense(tensor, tag)
     if not tensor.is_contiguous():
         if max(tensor.stride()) > LARGEST:
             raise ValueError(f"{Tag(tag).name}: strides must be at most {LARGEST}")
         strides = (ctypes.c_uint * tensor.dim())(*tensor.stride())
         descriptor.strides = strides
         descriptor.own_strides = strides
+    return descriptor
+
+
+def _dense(tensor: torch.Tensor, tag: int) -> ncclNDTensor_t:
+    """The descriptor without strides."""
+    form = _form(tensor.shape, tensor.dtype, tag)
+    descriptor = ncclNDTensor_t.from_buffer_copy(form)
+    descriptor.data = tensor.data_ptr()
+    # The form owns the sizes.
     descriptor.tensor, descriptor.form = tensor, form
     return descriptor
 

@@ -9,8 +9,7 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 . "$here/../../../scripts/env.sh"
 libraries=$(cd "${1:-$NCCL_EP_TARGET/release}" && pwd)
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+. "$here/../checks.sh"
 
 build() {
     local compile=(gcc -std=c11 -O1 -Wall -Wextra -Wpedantic -Werror -I"$NCCL_EP_ROOT/include"
@@ -32,31 +31,27 @@ build() {
     gcc "${link[@]}" -o "$work/no_rpath/roundtrip"
 }
 
-passed=0
-failed=0
-
 # run NAME EXPECTED PROGRAM [VARIABLE=VALUE...]: two ranks, the variables set in the program only.
 # EXPECTED "works" wants its closing line and no word of the dummy; "dummy" wants the failure.
 run() {
-    local name=$1 expected=$2 program=$3 status=0 outcome
-    shift 3
-    timeout 60 mpirun -np 2 env "$@" "$program" >"$work/log" 2>&1 || status=$?
-    if [ $status = 0 ] && grep -Eq '^[1-9][0-9]* passed, 0 failed$' "$work/log" &&
-        ! grep -q '^dummy:' "$work/log"; then
+    check "$1" ends "${@:2}"
+}
+
+ends() {
+    local expected=$1 program=$2 status=0 outcome
+    shift 2
+    timeout 60 mpirun -np 2 env "$@" "$program" >"$work/output" 2>&1 || status=$?
+    cat "$work/output"
+    if [ $status = 0 ] && grep -Eq '^[1-9][0-9]* passed, 0 failed$' "$work/output" &&
+        ! grep -q '^dummy:' "$work/output"; then
         outcome=works
-    elif [ $status != 0 ] && grep -q '^dummy: ncclEpCreateGroup$' "$work/log"; then
+    elif [ $status != 0 ] && grep -q '^dummy: ncclEpCreateGroup$' "$work/output"; then
         outcome=dummy
     else
         outcome="neither (status $status)"
     fi
-    if [ "$outcome" = "$expected" ]; then
-        passed=$((passed + 1))
-        echo "ok: $name"
-    else
-        failed=$((failed + 1))
-        echo "FAILED: $name: expected '$expected', got '$outcome'"
-        sed 's/^/    /' "$work/log"
-    fi
+    echo "expected '$expected', got '$outcome'"
+    [ "$outcome" = "$expected" ]
 }
 
 build
@@ -69,5 +64,4 @@ run "LD_LIBRARY_PATH leads to the dummy" dummy "$work/no_rpath/roundtrip" \
 run "LD_LIBRARY_PATH leads to ours" works "$work/no_rpath/roundtrip" LD_LIBRARY_PATH="$libraries"
 cp "$ours" "$work/with_rpath/libnccl_ep.so"
 run "the file replaced" works "$program"
-echo "$passed passed, $failed failed"
-[ $failed = 0 ]
+finish

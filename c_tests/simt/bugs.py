@@ -188,6 +188,8 @@ BUGS = (
     Bug("sent to a slot that is not free", "ht/credits.cuh",
         "return is_or_follows(static_cast<uint32_t>(credits >> 32), end) &&", "return true ||", HT_MANY,
         slow=True),
+    Bug("sent to a slot whose first half is not free", "ht/credits.cuh",
+        "is_or_follows(static_cast<uint32_t>(credits), end - 1);", "true;", HT_MANY, slow=True),
     Bug("no credit for the rest of a slot", "ht/rings.cuh",
         "if (units.take_slot(sequence, pairs.received_end[source])) {",
         "if (common.shape.row_units == 2) {", HT_MANY, slow=True),

@@ -38,6 +38,23 @@ __device__ bool check_outputs(const Block& block) {
     return rows_fit && scales_fit && routing_fits;
 }
 
+__device__ __forceinline__ void clear_shared(SharedStorage& shared, uint8_t* zeros) {
+    for (uint32_t peer = threadIdx.x; peer < MAX_PEERS; peer += blockDim.x) {
+        shared.scheduler.next[peer] = 0;
+        shared.arrived[peer] = 0;
+    }
+    if (threadIdx.x == 0) {
+        shared.next_token = 0;
+        shared.next_own = 0;
+        shared.next_unused = 0;
+    }
+    for (uint32_t i = threadIdx.x; i < HT_ZERO_BYTES / sizeof(Vec16); i += blockDim.x) {
+        reinterpret_cast<Vec16*>(zeros)[i] = {{0, 0, 0, 0}};
+    }
+    settle_shared();
+    clear_queues(shared.notify_state);
+}
+
 template <typename Scope, typename Rows>
 __device__ void run(const HtDispatchParams& params, const Scope& scope, const Rows& rows,
                     uint8_t* memory) {
@@ -57,20 +74,7 @@ __device__ void run(const HtDispatchParams& params, const Scope& scope, const Ro
         params.out != nullptr,
         params.out != nullptr || rows.scales_word() != 0,
         params.out_idx != nullptr};
-    for (uint32_t peer = threadIdx.x; peer < MAX_PEERS; peer += blockDim.x) {
-        shared.scheduler.next[peer] = 0;
-        shared.arrived[peer] = 0;
-    }
-    if (threadIdx.x == 0) {
-        shared.next_token = 0;
-        shared.next_own = 0;
-        shared.next_unused = 0;
-    }
-    for (uint32_t i = threadIdx.x; i < HT_ZERO_BYTES / sizeof(Vec16); i += blockDim.x) {
-        reinterpret_cast<Vec16*>(zeros)[i] = {{0, 0, 0, 0}};
-    }
-    settle_shared();
-    clear_queues(shared.notify_state);
+    clear_shared(shared, zeros);
     if (!begin_operation(common, scope, false, shared.pairs) ||
         !scope.heads_fit(common, shared.pairs) || !check_outputs(block)) {
         return;

@@ -203,6 +203,19 @@ __device__ __forceinline__ void begin_sending(const Block<Op>& block, Begun& beg
     }
 }
 
+template <typename Op>
+__device__ __forceinline__ void fill_shared(const Block<Op>& block, const Start& start) {
+    const LlCommon& common = block.params.common;
+    for (uint32_t rank = threadIdx.x; rank < block.op.ranks(); rank += blockDim.x) {
+        block.tokens_of[rank] = min(common.handle.tokens_of[rank], common.shape.max_tokens);
+    }
+    if (threadIdx.x == 0) {
+        block.shared.next_send = num_warps();
+        block.shared.next_receive = 0;
+        block.shared.start = start;
+    }
+}
+
 template <typename Type, typename Nodes>
 __device__ __forceinline__ void run(const LlCombineParams& params, const Nodes& nodes) {
     using Op = Operation<Nodes>;
@@ -230,15 +243,7 @@ __device__ __forceinline__ void run(const LlCombineParams& params, const Nodes& 
     if constexpr (Op::kSeveral) {
         head = first_head(op);
     }
-    for (uint32_t rank = threadIdx.x; rank < op.ranks(); rank += blockDim.x) {
-        tokens_of[rank] =
-            min(params.common.handle.tokens_of[rank], params.common.shape.max_tokens);
-    }
-    if (threadIdx.x == 0) {
-        shared.next_send = num_warps();
-        shared.next_receive = 0;
-        shared.start = start;
-    }
+    fill_shared(block, start);
     __syncthreads();
     bool goes_on = op.begin(shared.start) && (!op.sends() || wait_until_bank_is_free(op));
     if constexpr (Op::kSeveral) {

@@ -25,8 +25,8 @@ __device__ __forceinline__ bool is_credited(const HtCommon& common, uint32_t pee
 // Whether the block knows of the credits for unit `sequence` to `peer`, to the end of its slot: whoever writes the
 // first half needs all of it.
 __device__ __forceinline__ bool has_credit(const HtPairs& pairs, uint32_t peer, uint32_t sequence) {
-    const uint32_t known = ld_acquire_cta_shared(&pairs.credited_until[peer]);
-    return is_or_follows(known, next_slot(sequence + 1));
+    const uint32_t end_of_slot = (sequence | (kSlotUnits - 1)) + 1;
+    return is_or_follows(ld_acquire_cta_shared(&pairs.credited_until[peer]), end_of_slot);
 }
 
 // One warp polls for the credits of the next slots of every ring. By slots, so that it is the same for rows of

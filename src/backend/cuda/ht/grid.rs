@@ -12,12 +12,15 @@ pub const WARP: u32 = 32;
 
 /// Static shared memory of the kernels, and what the driver reserves.
 const RESERVED_SHARED_BYTES: u32 = 3584;
-/// Blocks if the caller leaves the choice to us, and how many of them send.
+/// Blocks if the caller leaves the choice to us. How many send is said of so many.
 const AUTO_BLOCKS: u32 = 24;
 const DISPATCH_SENDERS: u32 = 8;
 /// With two ranks, and a guess for three.
 const DISPATCH_SENDERS_OF_FEW: u32 = 9;
 const COMBINE_SENDERS: u32 = 9;
+/// With four ranks, and a guess for more, where a combine has many blocks.
+const COMBINE_SENDERS_OF_MANY: u32 = 11;
+const MANY_BLOCKS: u32 = 96;
 /// A sender that casts needs nearly twice as long for a row.
 const CAST_SENDERS: u32 = 17;
 /// From 30 on more of them gain nothing.
@@ -42,17 +45,20 @@ impl HtKind {
         }
     }
 
-    /// A good choice where nothing was measured.
-    fn own_choice(self, ranks: usize) -> Choice {
-        let (send_blocks, threads) = match (self, ranks) {
+    /// A good choice with `blocks` where nothing was measured.
+    fn own_choice(self, ranks: usize, blocks: u32) -> Choice {
+        let (senders, threads) = match (self, ranks) {
             (Self::Dispatch { .. }, ..=3) => (DISPATCH_SENDERS_OF_FEW, HT_DISPATCH_THREADS),
             (Self::Dispatch { .. }, _) => (DISPATCH_SENDERS, HT_DISPATCH_THREADS),
+            (Self::Combine { .. }, 4..) if blocks >= MANY_BLOCKS => {
+                (COMBINE_SENDERS_OF_MANY, HT_COMBINE_THREADS)
+            }
             (Self::Combine { .. }, _) => (COMBINE_SENDERS, HT_COMBINE_THREADS),
         };
         Choice {
-            blocks: AUTO_BLOCKS,
+            blocks,
             threads,
-            send_blocks,
+            send_blocks: share(blocks, senders, AUTO_BLOCKS),
         }
     }
 }
@@ -93,7 +99,6 @@ impl Grid {
         tokens: usize,
         device: DeviceLimits,
     ) -> Self {
-        let own = kind.own_choice(facts.ranks);
         // A rank without tokens may still receive many.
         let work = if tokens == 0 {
             facts.max_tokens
@@ -107,9 +112,10 @@ impl Grid {
         let wanted = match (measured, granted) {
             (Some(choice), Some(granted)) => choice.blocks.min(granted),
             (Some(choice), None) => choice.blocks,
-            (None, granted) => granted.unwrap_or(own.blocks),
+            (None, granted) => granted.unwrap_or(AUTO_BLOCKS),
         };
         let blocks = wanted.min(device.multiprocessors).max(2);
+        let own = kind.own_choice(facts.ranks, blocks);
         let choice = measured.unwrap_or(own);
         let send_blocks = match facts.ranks {
             1 => 0,
@@ -183,6 +189,15 @@ mod tests {
                 let own = Grid::new(&facts(ranks, None), &Tuning::default(), kind, 64, H200);
                 assert_eq!((own.blocks, own.send_blocks), (24, senders));
             }
+        }
+    }
+
+    #[test]
+    fn a_combine_of_four_ranks_with_many_blocks_has_more_senders() {
+        for (ranks, channels, senders) in [(2, 66, 49), (4, 66, 60), (4, 47, 35), (8, 48, 44)] {
+            let facts = facts(ranks, Some(channels));
+            let grid = Grid::new(&facts, &Tuning::default(), COMBINE, 64, H200);
+            assert_eq!(grid.send_blocks, senders);
         }
     }
 

@@ -2,7 +2,7 @@
 // lost: an operation that waits too long ends, with a text, and the process goes on.
 //
 //   mpirun -np 16 --hostfile hosts --map-by ppr:8:node -x NCCL_SOCKET_IFNAME=eth0 several_nodes
-//   mpirun -np 4 scripts/on_nodes.sh 2 several_nodes      # this machine plays two nodes
+//   mpirun -np 4 scripts/on_nodes.sh 2 ./several_nodes    # this machine plays two nodes
 //
 // Every rank sends its tokens to an expert of each other rank, the experts here return what they
 // get, and a token's result is the sum over its experts: out[t] = K * x[t].

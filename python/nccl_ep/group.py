@@ -35,7 +35,7 @@ class EpGroup:
     max_tokens_per_rank  M; 0 in HT: each handle finds its own bound
     comm                 the ranks: a torch.distributed group, None for all processes, or an
                          ncclComm_t, which then outlives the group
-    num_channels         channels of HT kernels, 2 SMs each; 0: the library chooses
+    num_channels         bound of a kernel, 2 SMs for each channel; 0: the library chooses
 
     Tensors are on the GPU that is current now, or on the CPU if the process has the CPU stand-ins.
     """

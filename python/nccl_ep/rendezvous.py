@@ -118,12 +118,22 @@ def _new_id(nccl_lib: NCCLLibrary) -> bytes:
     return bytes(nccl_lib.ncclGetUniqueId())
 
 
+def _on_one_machine(size: int) -> bool:
+    """Whether the launcher says nothing else."""
+    if _by_torchrun():
+        return os.environ.get("LOCAL_WORLD_SIZE", str(size)) == str(size)
+    # Within a job of Slurm on several machines, mpirun may still start all ranks on one.
+    here = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE")
+    if here is not None:
+        return here == str(size)
+    return os.environ.get("SLURM_STEP_NUM_NODES", os.environ.get("SLURM_NNODES", "1")) == "1"
+
+
 def _share(mine: bytes | None, rank: int, size: int) -> bytes:
     """Rank 0's bytes on every rank."""
     global _meetings
     _meetings += 1
-    here = "LOCAL_WORLD_SIZE" if _by_torchrun() else "OMPI_COMM_WORLD_LOCAL_SIZE"
-    if os.environ.get(here, str(size)) != str(size):
+    if not _on_one_machine(size):
         raise RuntimeError("ranks on several machines: initialise torch.distributed first")
     address = f"\0nccl_ep.{os.getuid()}.{_job()}.{_meetings}"
     deadline = time.monotonic() + _DEADLINE_SECONDS

@@ -74,6 +74,19 @@ def test_ranks_of_several_machines_do_not_meet(monkeypatch):
         rendezvous._share(b"id", 0, 2)
 
 
+@pytest.mark.parametrize("environment, on_one_machine", [
+    ({}, True),
+    ({"SLURM_NNODES": "1"}, True),
+    ({"SLURM_NNODES": "2"}, False),
+    ({"SLURM_NNODES": "2", "SLURM_STEP_NUM_NODES": "1"}, True),
+    ({"SLURM_NNODES": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, True),
+    ({"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, False),
+])
+def test_machines_that_a_launcher_tells_of(monkeypatch, environment, on_one_machine):
+    only(monkeypatch, environment)
+    assert rendezvous._on_one_machine(4) == on_one_machine
+
+
 def test_a_meeting_place_in_use():
     address = f"\0nccl_ep.test.{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:

@@ -31,8 +31,7 @@ static LOG: Lazy<Log> = Lazy::new(|| {
 /// Prints `text` as a warning, if `NCCL_DEBUG` is `WARN` or more verbose.
 pub fn warn(text: &str) {
     if LOG.verbosity >= Verbosity::Warnings {
-        LOG.sink
-            .line(&format!("[{}] NCCL_EP WARN {text}", std::process::id()));
+        LOG.sink.line(&format!("{} NCCL_EP WARN {text}", here()));
     }
 }
 
@@ -44,12 +43,15 @@ pub fn tells_of_groups() -> bool {
 /// Prints `text` about a group on `device` in NCCL's form, if `NCCL_DEBUG` is `INFO` or more verbose.
 pub fn group(device: usize, text: &dyn Display) {
     if tells_of_groups() {
-        let (host, process) = (sink::host_name(), std::process::id());
-        let thread = sink::thread_number();
-        LOG.sink.line(&format!(
-            "{host}:{process}:{thread} [{device}] NCCL_EP INFO {text}"
-        ));
+        LOG.sink
+            .line(&format!("{} [{device}] NCCL_EP INFO {text}", here()));
     }
+}
+
+/// Host, process and thread, as NCCL's lines begin.
+fn here() -> String {
+    let (host, process) = (sink::host_name(), std::process::id());
+    format!("{host}:{process}:{}", sink::thread_number())
 }
 
 /// Prints `text`, once in the process, if `NCCL_DEBUG` is `VERSION`.

@@ -45,8 +45,13 @@ static void check_printed(const char* level, bool wanted) {
     printed[fread(printed, 1, sizeof(printed) - 1, output)] = '\0';
     fclose(output);
     if (wanted) {
+        char host[256];
+        EP_REQUIRE(gethostname(host, sizeof(host)) == 0);
+        host[strcspn(host, ".")] = '\0';
+        // NCCL's prefix; the child has one thread.
         snprintf(expected, sizeof(expected),
-                 "[%d] NCCL_EP WARN ncclEpCreateGroup: comm: must not be NULL\n", (int)child);
+                 "%s:%d:%d NCCL_EP WARN ncclEpCreateGroup: comm: must not be NULL\n", host,
+                 (int)child, (int)child);
     }
     if (!EP_CHECK(strcmp(printed, expected) == 0)) {
         fprintf(stderr, "got:      %s\nexpected: %s\n", printed, expected);

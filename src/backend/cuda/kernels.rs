@@ -322,3 +322,21 @@ kernels_by_params! {
     HtCombineNodesParams:
         HtCombineNodesBf16, HtCombineNodesF16, HtCombineNodesF32;
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_guide_lists_every_kernel() {
+        let guide = include_str!("../../../docs/guide/profiling.md");
+        for kernel in Kernel::ALL {
+            // The guide says that a name with the first of these may have the others.
+            let name = kernel
+                .name()
+                .replace("_f16", "_bf16")
+                .replace("_f32", "_bf16");
+            assert!(guide.contains(&format!("`{name}`")), "{name}");
+        }
+    }
+}

@@ -55,6 +55,23 @@ pub struct Choice {
     pub send_blocks: u32,
 }
 
+impl Choice {
+    /// The same with at most `blocks`, of which the same share sends.
+    pub fn at_most(self, blocks: u32) -> Self {
+        if self.blocks <= blocks {
+            return self;
+        }
+        let senders = u64::from(self.send_blocks) * u64::from(blocks) / u64::from(self.blocks);
+        Self {
+            blocks,
+            send_blocks: u32::try_from(senders)
+                .unwrap_or(blocks)
+                .clamp(1, blocks.max(1)),
+            ..self
+        }
+    }
+}
+
 /// What was measured for one operation and one number of tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Measured {

@@ -129,10 +129,14 @@ impl HtPlan {
         })
     }
 
-    /// This plan with the grids that were measured on such a device.
-    pub fn tuned(self, gpu: &str, multiprocessors: u32) -> Self {
-        let tuning = Tuning::for_group(gpu, self.facts.ranks, multiprocessors);
+    /// This plan with the grids that were measured, if any.
+    pub fn tuned(self, tuning: Tuning) -> Self {
         Self { tuning, ..self }
+    }
+
+    /// The facts of the group.
+    pub fn facts(&self) -> &GroupFacts {
+        &self.facts
     }
 
     /// Bytes of the group's region of a window.

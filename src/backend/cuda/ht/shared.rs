@@ -3,7 +3,6 @@
 
 use crate::backend::Faults as _;
 use crate::backend::cuda::driver;
-use crate::backend::cuda::driver::device_name::device_name;
 use crate::backend::cuda::driver::function;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::driver::stream::StreamScope;
@@ -72,9 +71,9 @@ impl HtShared {
                 device.dynamic_shared_bytes(),
             )?;
         }
-        let gpu = device_name(&driver_context)?;
+        let tuning = context.tuning(plan.facts().ranks)?;
         Ok(Self {
-            plan: plan.tuned(&gpu, context.multiprocessors),
+            plan: plan.tuned(tuning),
             layout,
             device,
             order: Order::new(&driver_context)?,

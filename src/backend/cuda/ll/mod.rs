@@ -15,7 +15,6 @@ pub mod signature;
 mod staged;
 
 use crate::backend::LlBackend;
-use crate::backend::cuda::driver::device_name::device_name;
 use crate::backend::cuda::driver::memory::CudaMemory;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
@@ -67,8 +66,8 @@ impl LlGroup {
         plan: LlPlan,
         layout: LlLayout,
     ) -> Result<Self> {
-        let gpu = device_name(context.module.context())?;
-        let plan = plan.tuned(&gpu, context.multiprocessors);
+        let tuning = context.tuning(plan.facts().ranks)?;
+        let plan = plan.tuned(tuning);
         let network = network
             .map(|network| LlNetwork::new(Arc::clone(network), memory, plan.facts()))
             .transpose()?;

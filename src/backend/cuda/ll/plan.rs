@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::model::group::{GroupFacts, LlCombineMode};
 use crate::model::ops::Routing;
 use crate::model::topology::Topology;
-use crate::tuning::{Operation, Tuning};
+use crate::tuning::{Choice, Operation, Tuning};
 
 const PACKET_BYTES: usize = 8;
 const REGION_ALIGN: usize = 256;
@@ -135,13 +135,12 @@ impl LlPlan {
         })
     }
 
-    /// This plan with the grids that were measured on `gpu`, if any. A caller's bound takes precedence.
-    pub fn tuned(self, gpu: &str, multiprocessors: u32) -> Self {
-        if self.facts.channels.is_some() {
-            return self;
+    /// This plan with the grids that were measured, if any. A caller's bound takes precedence.
+    pub fn tuned(self, tuning: Tuning) -> Self {
+        match self.facts.channels {
+            Some(_) => self,
+            None => Self { tuning, ..self },
         }
-        let tuning = Tuning::for_group(gpu, self.facts.ranks, multiprocessors);
-        Self { tuning, ..self }
     }
 
     /// The facts of the group.
@@ -254,7 +253,7 @@ impl LlPlan {
     /// Measured on H200 (docs/performance.md): a quarter of the multiprocessors saturates NVLink
     /// with rows; the others copy the arriving rows out.
     fn even_dispatch_grid(&self, tokens: usize, multiprocessors: u32, per_sender: u32) -> Grid {
-        if let Some(choice) = self.tuning.choice(Operation::LlDispatch, tokens) {
+        if let Some(choice) = self.measured(Operation::LlDispatch, tokens, multiprocessors) {
             return Grid::chosen(choice, DISPATCH_LEAST_THREADS..=LL_DISPATCH_THREADS);
         }
         let senders = at_most(8 + tokens, multiprocessors / per_sender);
@@ -262,12 +261,23 @@ impl LlPlan {
         Grid::split(senders, receivers, LL_DISPATCH_THREADS)
     }
 
+    /// What was measured for an operation of `tokens`. Measurements are made with the tokens of one rank, also where
+    /// it serves those of several sources, and a group over several nodes may have fewer blocks than they.
+    fn measured(
+        &self,
+        operation: Operation,
+        tokens: usize,
+        multiprocessors: u32,
+    ) -> Option<Choice> {
+        let choice = self.tuning.choice(operation, tokens.min(self.max_tokens))?;
+        Some(choice.at_most(multiprocessors))
+    }
+
     /// The grid of a combine of `tokens` on a device with `multiprocessors`: a rank receives its
     /// own tokens and sends rows for the tokens of all ranks.
     fn combine_grid(&self, tokens: usize, multiprocessors: u32) -> Grid {
         if self.carriers.nodes > 1 {
-            let blocks = at_most(4 * self.served_tokens(), multiprocessors);
-            return Grid::shared(blocks.max(1), LL_COMBINE_THREADS);
+            return self.even_combine_grid(self.served_tokens(), multiprocessors);
         }
         let own = self.even_combine_grid(tokens, multiprocessors);
         let most = self.even_combine_grid(self.max_tokens, multiprocessors);
@@ -277,8 +287,12 @@ impl LlPlan {
 
     /// The grid of a combine where all ranks have `tokens`.
     fn even_combine_grid(&self, tokens: usize, multiprocessors: u32) -> Grid {
-        if let Some(choice) = self.tuning.choice(Operation::LlCombine, tokens) {
+        if let Some(choice) = self.measured(Operation::LlCombine, tokens, multiprocessors) {
             return Grid::chosen(choice, 1..=LL_COMBINE_THREADS);
+        }
+        if self.carriers.nodes > 1 {
+            let blocks = at_most(4 * tokens, multiprocessors);
+            return Grid::shared(blocks.max(1), LL_COMBINE_THREADS);
         }
         if tokens >= MANY_TOKENS {
             let senders = multiprocessors * 3 / 4;

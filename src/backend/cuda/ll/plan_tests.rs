@@ -4,10 +4,14 @@ use crate::model::group::Algorithm;
 use crate::model::tensor::RowType;
 use crate::model::tensor::{DType, DevPtr};
 use crate::model::topology::NodeId;
-use crate::tuning::Choice;
 
 fn one_node(ranks: usize) -> Topology {
     Topology::from_ids(&vec![NodeId::from_text("a"); ranks])
+}
+
+fn two_nodes(ranks: usize) -> Topology {
+    let node = |rank| NodeId::from_text(if 2 * rank < ranks { "a" } else { "b" });
+    Topology::from_ids(&(0..ranks).map(node).collect::<Vec<_>>())
 }
 
 fn facts(max_tokens: usize, ll_combine: LlCombineMode) -> GroupFacts {
@@ -144,6 +148,21 @@ fn a_measured_grid_goes_first() {
     let serving = Grid::shared(66, LL_COMBINE_THREADS);
     assert_eq!(plan.combine_grid(16, 132), serving);
     assert_eq!(dispatch_grid(&plan, 17, 132), dispatch_grid(&own, 17, 132));
+}
+
+#[test]
+fn a_measured_grid_over_nodes_is_that_of_the_most_tokens_of_a_rank() {
+    let file = r#"{"format": "nccl_ep tuning", "version": 1, "gpu": "G", "ranks": 8, "entries": [
+        {"operation": "ll_dispatch", "tokens": 128, "blocks": 120, "threads": 1024, "send_blocks": 30},
+        {"operation": "ll_combine", "tokens": 128, "blocks": 48, "threads": 64, "send_blocks": 48}]}"#;
+    let tuning = Tuning::parse(file, "G", 8, 132).unwrap();
+    let plan = LlPlan::new(&facts(128, LlCombineMode::Reduce), &two_nodes(8)).unwrap();
+    let plan = plan.tuned(tuning);
+    for tokens in [1, 128] {
+        let split = Grid::split(24, 72, LL_DISPATCH_THREADS);
+        assert_eq!(dispatch_grid(&plan, tokens, 96), (split, 72));
+        assert_eq!(plan.combine_grid(tokens, 96), Grid::shared(48, 64));
+    }
 }
 
 #[test]

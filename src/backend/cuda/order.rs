@@ -62,6 +62,12 @@ impl Turn<'_> {
     pub(super) fn end(mut self) -> Result<()> {
         self.done.record(self.at)
     }
+
+    /// The same where several things make up the operation, and some may be missing: those before them run all the
+    /// same.
+    pub(super) fn end_after(self, enqueued: Result<()>) -> Result<()> {
+        enqueued.and(self.end())
+    }
 }
 
 impl Works for Operations {

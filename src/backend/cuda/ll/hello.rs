@@ -9,6 +9,7 @@
 
 use crate::backend::cuda::driver::event::ApartFromCaptures;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory, HostPage};
+use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::ll::network::LlNetwork;
 use crate::backend::cuda::ll::signature::Signature;
@@ -84,6 +85,10 @@ impl HelloMemory {
         self.page.write(0, hello);
         let at = &context.module.enter(network.background())?;
         let turn = network.background_order.begin(at)?;
+        turn.end_after(self.exchange(network, handle, at))
+    }
+
+    fn exchange(&self, network: &LlNetwork, handle: u32, at: &StreamScope) -> Result<()> {
         self.page.copy_out(0, 1, self.at(0), at)?;
         let label = Label {
             what: "LL handle",
@@ -106,7 +111,7 @@ impl HelloMemory {
         )?;
         self.page.copy_in(1, sources.len() - 1, self.at(1), at)?;
         self.arrived.lock().record(at.stream)?;
-        turn.end()
+        Ok(())
     }
 
     /// Waits for what the sources say about handle `handle`, and checks it.

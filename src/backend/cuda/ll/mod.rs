@@ -287,11 +287,10 @@ impl LlBackend for CudaLl {
         let follows = handle.follow_receiver(at)?;
         let network = handle.over_nodes(Part::WHOLE)?;
         let turn = handle.group.order.begin(at)?;
-        match network {
-            None => handle.launch(op, Part::WHOLE, at)?,
-            Some(network) => network.run(op, at)?,
-        }
-        turn.end()?;
+        turn.end_after(match network {
+            None => handle.launch(op, Part::WHOLE, at),
+            Some(network) => network.run(op, at),
+        })?;
         if follows {
             handle.memory.set_receiver(None);
         }
@@ -305,14 +304,12 @@ impl LlBackend for CudaLl {
         let network = handle.over_nodes(Part::send(slot))?;
         let phase = handle.group.staged.begin_send(slot, at)?;
         let turn = handle.group.order.begin(at)?;
-        match network {
-            None => {
-                handle.launch(op, Part::send(slot), at)?;
-                phase.end(at)?;
-            }
-            Some(network) => network.send(op, at, |after| phase.end(after))?,
-        }
-        turn.end()?;
+        turn.end_after(match network {
+            None => handle
+                .launch(op, Part::send(slot), at)
+                .and_then(|()| phase.end(at)),
+            Some(network) => network.send(op, at, |after| phase.end(after)),
+        })?;
         if follows {
             handle.memory.set_receiver(None);
         }

@@ -92,24 +92,24 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
                 self.launch_dispatch(op, LL_PHASE_SEND, at)?;
                 let background = self.network.fork(at)?;
                 let turn = self.network.background_order.begin(&background.scope)?;
-                self.send_rows(op, &background.scope)?;
-                self.launch_dispatch(op, LL_PHASE_RELAY, &background.scope)?;
-                turn.end()?;
+                let sent_rows = self.send_rows(op, &background.scope);
+                turn.end_after(
+                    sent_rows
+                        .and_then(|()| self.launch_dispatch(op, LL_PHASE_RELAY, &background.scope)),
+                )?;
                 sent(&background.scope)
             }
             LlOp::Combine(op) => {
                 self.launch_gates(op, at)?;
                 let mut background = self.network.fork(at)?;
                 let turn = self.network.background_order.begin(&background.scope)?;
-                self.send_weights(&background.scope)?;
-                turn.end()?;
+                turn.end_after(self.send_weights(&background.scope))?;
                 background.join(at)?;
                 self.launch_combine(op, LL_PHASE_SEND, at)?;
                 background.follow(at)?;
                 let turn = self.network.background_order.begin(&background.scope)?;
-                self.launch_combine(op, LL_PHASE_RELAY, &background.scope)?;
-                self.send_sums(op.row, &background.scope)?;
-                turn.end()?;
+                let relayed = self.launch_combine(op, LL_PHASE_RELAY, &background.scope);
+                turn.end_after(relayed.and_then(|()| self.send_sums(op.row, &background.scope)))?;
                 sent(&background.scope)
             }
         }

@@ -47,10 +47,14 @@ impl Common {
         self.bootstrap.begin_call();
         let rested = self.context.wait_for_operations(self.timeout, stream);
         let parted = match self.group.faults.first() {
-            None => rested.and_then(|()| {
-                let stays = self.context.is_stranded();
-                self.teardown.leave_together(stays)
-            }),
+            None => match rested {
+                Ok(()) => self.teardown.leave_together(self.context.is_stranded()),
+                // The others learn at once that this rank has gone.
+                Err(error) => {
+                    let _ = self.teardown.leave();
+                    Err(error)
+                }
+            },
             Some(_) => self.teardown.leave().and(rested).map(|()| End::Broken),
         };
         if let Some(network) = &self.network {

@@ -83,31 +83,11 @@ pub fn open_handle(
             verdict: verdict_refusing(error),
         },
     };
-    let headers = creation.exchange_headers(own)?;
-    let prepared = wanted.and_then(|wanted| creation.prepare(wanted, &headers));
-    let refused = prepared.as_ref().err().cloned();
-    let part = prepared.unwrap_or_else(|error| Part::refusing(rails, &error));
-    creation.route(&part, &headers)?;
-    let tokens = headers.iter().map(|header| header.tokens).collect();
-    let (rows, counts) = creation.wait_for_counts(&part.memory, tokens)?;
-    if let Some(error) = refused {
-        return Err(error);
-    }
-    if let Some(error) = disagreement(rows, part.verdict) {
-        return Err(error);
-    }
-    let passes = rails.plan.passes(counts.most_tokens());
-    Ok(NodesHt {
-        remote: part.remote,
-        group: Arc::clone(group),
-        rails: Arc::clone(rails),
-        memory: part.memory,
-        routing: part.routing,
-        epoch,
-        received: rows as usize,
-        counts,
-        banks: rails.banks_for(&passes)?,
-        passes,
+    creation.send_header(own)?;
+    // From here on the others count on this rank.
+    creation.open(own, wanted).unwrap_or_else(|error| {
+        rails.network.fail(&error);
+        Err(error)
     })
 }
 
@@ -145,7 +125,7 @@ impl Part {
 
 struct Creation<'a> {
     group: &'a Arc<HtShared>,
-    rails: &'a Rails,
+    rails: &'a Arc<Rails>,
     epoch: u32,
     at: &'a StreamScope,
 }
@@ -158,8 +138,38 @@ impl Creation<'_> {
         }
     }
 
-    /// Sends this rank's header along its rails, and waits for those of its sources; its own is the first.
-    fn exchange_headers(&self, own: Header) -> Result<Vec<Header>> {
+    /// The handle, or the refusal that all ranks come to. Another error is this rank's alone, and the others do not
+    /// know of it.
+    fn open(&self, own: Header, wanted: Result<HtRouting>) -> Result<Result<NodesHt>> {
+        let rails = self.rails;
+        let headers = self.wait_for_headers(own)?;
+        let (part, refused) = match wanted {
+            Ok(wanted) => (self.prepare(wanted, &headers)?, None),
+            Err(error) => (Part::refusing(rails, &error), Some(error)),
+        };
+        self.route(&part, &headers)?;
+        let tokens = headers.iter().map(|header| header.tokens).collect();
+        let (rows, counts) = self.wait_for_counts(&part.memory, tokens)?;
+        if let Some(error) = refused.or_else(|| disagreement(rows, part.verdict)) {
+            return Ok(Err(error));
+        }
+        let passes = rails.plan.passes(counts.most_tokens());
+        Ok(Ok(NodesHt {
+            remote: part.remote,
+            group: Arc::clone(self.group),
+            rails: Arc::clone(rails),
+            memory: part.memory,
+            routing: part.routing,
+            epoch: self.epoch,
+            received: rows as usize,
+            counts,
+            banks: rails.banks_for(&passes)?,
+            passes,
+        }))
+    }
+
+    /// Sends this rank's header along its rails.
+    fn send_header(&self, own: Header) -> Result<()> {
         let rails = self.rails;
         let told = |value| HtTold {
             value,
@@ -178,25 +188,40 @@ impl Creation<'_> {
         let sends: Vec<_> = rails.gateways.iter().map(|&it| message(it, 0)).collect();
         let sources = rails.remote_sources().iter().zip(1..);
         let receives: Vec<_> = sources.map(|(&peer, it)| message(peer, it)).collect();
-        let turn = self.group.order.begin(self.at)?;
         let transport = rails.network.transport()?;
-        transport.exchange(self.label(), &sends, &receives, self.at.stream)?;
-        turn.end()?;
-        let mut headers = vec![own];
-        for source in 1..rails.plan.sources {
-            let header = || Ok(self.header(source));
-            let words = self.group.wait_for_routing(header)?;
-            headers.push(words);
+        let turn = self.group.order.begin(self.at)?;
+        let sent = transport.exchange(self.label(), &sends, &receives, self.at.stream);
+        turn.end_after(sent)?;
+        rails.headers_arrived.lock().record(self.at.stream)?;
+        Ok(())
+    }
+
+    /// Waits for the headers of this rank's sources; its own is the first.
+    fn wait_for_headers(&self, own: Header) -> Result<Vec<Header>> {
+        let transport = self.rails.network.transport()?;
+        let arrived = || Ok(self.rails.headers_arrived.lock().is_over()?.then_some(()));
+        self.group.wait_for_routing(arrived)?;
+        if let Some(fault) = transport.health() {
+            return Err(fault);
         }
+        let of = |source| {
+            self.header(source)
+                .ok_or_else(|| Error::internal("a rank's words about a handle are missing"))
+        };
+        let others = (1..self.rails.plan.sources).map(of);
+        let headers = std::iter::once(Ok(own))
+            .chain(others)
+            .collect::<Result<Vec<_>>>()?;
         self.check(&headers)?;
         Ok(headers)
     }
 
-    /// The header of a source, if it is there.
+    /// The header of a source.
     fn header(&self, source: usize) -> Option<Header> {
         let word = |index| {
             let page = &self.rails.headers;
-            page.complete(2 * source + index, |it| it.epoch == self.epoch)
+            page.read(2 * source + index)
+                .filter(|it| it.epoch == self.epoch)
         };
         Some(Header {
             tokens: word(0)?.value as usize,
@@ -282,10 +307,12 @@ impl Creation<'_> {
         fence(Ordering::Release);
         let turn = self.group.order.begin(self.at)?;
         let transport = rails.network.transport()?;
-        transport.exchange(self.label(), &sends, &receives, self.at.stream)?;
-        self.launch_route(part)?;
-        self.launch_place(part)?;
-        turn.end()
+        let exchanged = transport.exchange(self.label(), &sends, &receives, self.at.stream);
+        turn.end_after(
+            exchanged
+                .and_then(|()| self.launch_route(part))
+                .and_then(|()| self.launch_place(part)),
+        )
     }
 
     fn launch_route(&self, part: &Part) -> Result<()> {

@@ -1,7 +1,6 @@
 //! What the handles of a group over several nodes share.
 #![forbid(unsafe_code)]
 
-use crate::backend::DeviceMemory;
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::event::DriverEvent;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory, HostPage};
@@ -14,6 +13,7 @@ use crate::backend::cuda::pool::Pool;
 use crate::backend::cuda::sizes::number;
 use crate::backend::own_stream::OwnStream;
 use crate::backend::transport::{Label, Message};
+use crate::backend::{DeviceMemory, StreamMark};
 use crate::error::Result;
 use crate::model::tensor::DevPtr;
 use parking_lot::Mutex;
@@ -41,7 +41,11 @@ pub struct Rails {
     pub spare: Arc<NodesMemory>,
     row_bytes: usize,
     ids: Mutex<Option<(Arc<Buffer>, usize)>>,
-    banks: Mutex<Option<Arc<Banks>>>,
+    /// The last are those for new handles. Earlier ones stay, as operations that use them may run when their handles
+    /// are gone.
+    banks: Mutex<Vec<Arc<Banks>>>,
+    /// When the words of other ranks about a new handle are in `headers`.
+    pub headers_arrived: Mutex<Box<dyn StreamMark>>,
     /// Of the network.
     pub side: OwnStream,
     /// Locked by who enqueues an operation.
@@ -101,6 +105,7 @@ impl Rails {
             work: Buffer::zeroed(memory, tally_bytes + 2 * plan.counts_bytes())?,
             own_counts: tally_bytes,
             headers: HostPage::new(on, 2 * plan.sources)?,
+            headers_arrived: Mutex::new(memory.new_mark()?),
             pool: Pool::default(),
             spare: Arc::new(spare),
             row_bytes,
@@ -146,15 +151,17 @@ impl Rails {
         self.network.sources().get(1..).unwrap_or_default()
     }
 
-    /// Banks with room for `passes`. Larger ones replace those there are, which go when no handle has them any more.
+    /// Banks with room for `passes`. Larger ones than there are have twice the room at least, so that all together
+    /// take no more than twice the last.
     pub fn banks_for(&self, passes: &Passes) -> Result<Arc<Banks>> {
         let mut banks = self.banks.lock();
-        if let Some(present) = banks.as_ref().filter(|it| it.room >= passes.room) {
+        let present = banks.last();
+        if let Some(present) = present.filter(|it| it.room >= passes.room) {
             return Ok(Arc::clone(present));
         }
-        let larger = Banks::new(&self.memory, &self.plan, passes.room, self.row_bytes)?;
-        let larger = Arc::new(larger);
-        *banks = Some(Arc::clone(&larger));
+        let room = passes.room.max(present.map_or(0, |it| 2 * it.room));
+        let larger = Arc::new(Banks::new(&self.memory, &self.plan, room, self.row_bytes)?);
+        banks.push(Arc::clone(&larger));
         Ok(larger)
     }
 

@@ -44,8 +44,8 @@ use std::sync::Arc;
 ///
 /// Returns `ncclInvalidArgument` for a NULL or dead argument or a tensor that breaks a rule, and
 /// the code of the failure if the group has failed. HT: `ncclRemoteError` or `ncclInvalidArgument`
-/// if another rank refused or has another K. The CPU backend returns these two from this call; on
-/// GPUs the calls on the handle return them, once the exchange has run.
+/// if another rank refused or has another K. On the CPU backend and over several nodes this call
+/// returns these two; on the GPUs of one node the calls on the handle do, once the exchange has run.
 ///
 /// # Safety
 /// Pointers are NULL or valid for what they are documented to be.

@@ -145,11 +145,10 @@ unsafe fn operate(
 /// @param stream            stream to run on; NULL is the default stream
 ///
 /// Returns `ncclInvalidArgument` for a NULL or dead argument or a tensor that is missing or breaks
-/// a rule; `ncclInvalidUsage` for a handle whose group was destroyed, on GPUs as yet for scales and
-/// for rows other than bfloat16, float16 and float32, while a staged operation of the handle waits
-/// for completion, or for a third staged operation of the group; HT on GPUs: `ncclRemoteError` or
-/// `ncclInvalidArgument` once it is known that another rank refused the handle, or has another K;
-/// the code of the failure if the group has failed.
+/// a rule; `ncclInvalidUsage` for a handle whose group was destroyed, while a staged operation of
+/// the handle waits for completion, or for a third staged operation of the group; HT on the GPUs of
+/// one node: `ncclRemoteError` or `ncclInvalidArgument` once it is known that another rank refused
+/// the handle, or has another K; the code of the failure if the group has failed.
 ///
 /// # Safety
 /// Pointers are NULL or valid for what they are documented to be.
@@ -191,8 +190,9 @@ pub unsafe extern "C" fn ncclEpDispatch(
 /// LL: inputs TOKENS [L, R*M, H], rows where dispatch put their tokens; local_tensors TOPK_WEIGHTS
 /// float32 [T, K]; outputs TOKENS [T, H]: for each token the weighted sum over its experts. A rank
 /// that hosts several experts of a token sums their rows by ascending k, as dispatched, rounds the
-/// sum and sends that; the home rank sums by ascending rank. With NCCL_EP_LL_COMBINE=exact the
-/// home rank sums all rows, by ascending k of the combine, and nothing is rounded in between.
+/// sum and sends that; on one node the home rank sums by ascending rank. With
+/// NCCL_EP_LL_COMBINE=exact, on one node only, the home rank sums all rows, by ascending k of the
+/// combine, and nothing is rounded in between.
 ///
 /// LL reads the ids again and finds the rows by them, so (id, weight) pairs of a token may be
 /// permuted in place between a dispatch and its combine. If a token names an expert more than
@@ -201,10 +201,13 @@ pub unsafe extern "C" fn ncclEpDispatch(
 /// (made negative) since the dispatch, or that was not dispatched, is ignored.
 ///
 /// HT forward: inputs TOKENS [n, H], in dispatch's order, where the caller has applied the weights
-/// and summed the local experts of each token; outputs TOKENS [T, H]: the sum over ranks,
-/// ascending.
+/// and summed the local experts of each token; outputs TOKENS [T, H]: the sum over ranks, on one
+/// node ascending.
 /// HT backward: also inputs TOPK_WEIGHTS float32 [n, K], packed as dispatch delivers weights;
 /// outputs TOPK_WEIGHTS [T, K]: by ascending global expert id, then zeros.
+///
+/// Over several nodes both modes sum node by node: another node's sum is rounded once, since it
+/// travels as a row. docs/several-nodes.md has the order of nodes.
 ///
 /// A token to which no expert contributes gets zeros.
 ///

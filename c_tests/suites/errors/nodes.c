@@ -5,10 +5,8 @@
 #include "harness/nodes.h"
 #include "suites/errors/errors.h"
 
-// An operation in high throughput is several kernels, which take their time where ranks share a processor.
-static unsigned timeout_ms(ncclEpAlgorithm_t algorithm) {
-    return algorithm == NCCL_EP_ALGO_LOW_LATENCY ? kShortTimeoutMs : 4 * kShortTimeoutMs;
-}
+// A group over nodes, and an operation on it, take their time where ranks share a processor.
+enum { kTimeoutMs = 4 * kShortTimeoutMs };
 
 // Who does something else.
 typedef enum { kOneRank, kItsNode, kNumOthers } Others;
@@ -118,14 +116,16 @@ static void differ(const EpEnv* env, ncclEpAlgorithm_t algorithm, Difference dif
     const uint64_t failed = ep_failed();
     const bool other = is_other(env, who);
     Session session;
-    set_timeout_ms(timeout_ms(algorithm));
+    set_timeout_ms(kTimeoutMs);
+    // So that the time begins for all together.
+    ep_barrier();
     open_session(&session, env, algorithm);
     check_works(&session);
     ep_barrier();
     call(&session, difference, other);
     // Who calls nothing waits for nothing.
     if (!other || difference != kNothing) {
-        expect_failure(&session, 0.001 * timeout_ms(algorithm) + 1.0);
+        expect_failure(&session, 0.001 * kTimeoutMs + 1.0);
     }
     ep_barrier();
     set_timeout_ms(0);

@@ -305,7 +305,8 @@ ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
 ncclResult_t ncclEpHandleGetNumRecvTokens(ncclEpHandle_t handle, unsigned int *num_recv_tokens);
 
 // Sends each token to the ranks that host its experts. Every rank of the group calls it, in the
-// same order of operations. Enqueued on `stream`; the host does not wait.
+// same order of operations. Enqueued on `stream`; the host does not wait, except in the first
+// operation of an LL handle over several nodes, if the other nodes have not made theirs.
 //
 // Operations of a group run one after the other in the order of the calls, whatever their
 // streams. The caller orders the launches of graphs, among each other and with other operations.
@@ -370,7 +371,7 @@ ncclResult_t ncclEpDispatch(ncclEpHandle_t handle,
 
 // Sends the experts' results back to the tokens' home ranks, summed in fp32 in an order that is
 // always the same. Every rank of the group calls it, in the same order of operations. Enqueued on
-// `stream`; the host does not wait.
+// `stream`; the host does not wait, except as in `ncclEpDispatch`.
 //
 // LL: inputs TOKENS [L, R*M, H], rows where dispatch put their tokens; local_tensors TOPK_WEIGHTS
 // float32 [T, K]; outputs TOKENS [T, H]: for each token the weighted sum over its experts. A rank

@@ -106,6 +106,7 @@ void ForgetAllocation(uintptr_t address) {
 extern "C" {
 
 CUresult cuMemAlloc(CUdeviceptr* address, size_t bytes) {
+    if (simt::Setting("NCCLEP_SIMT_NO_MEMORY", 0) != 0) return CUDA_ERROR_OUT_OF_MEMORY;
     void* memory = nullptr;
     const cudaError_t error = cudaMalloc(&memory, bytes);
     if (error != cudaSuccess) {

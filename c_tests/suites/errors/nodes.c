@@ -1,6 +1,8 @@
 // Ranks of several nodes that do not do the same. A rank or a whole node calls something else than the others, whose
 // messages may have the same sizes. Every rank gets an error within the deadline and a second, and a new group works.
+#define _GNU_SOURCE  // setenv
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "harness/nodes.h"
 #include "suites/errors/errors.h"
@@ -158,4 +160,33 @@ void ht_different_calls_over_nodes(EpEnv* env) {
             differ(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, differences[i], who);
         }
     }
+}
+
+// A rank finds no memory for its part of a handle when the others know already that it takes part. They learn that
+// the group has ended. Only the driver without a GPU can have no memory on demand.
+void ht_handle_without_memory_over_nodes(EpEnv* env) {
+    if (ep_num_nodes() == 1 || !ep_on_hostsim() || ep_on_host_backend()) return;
+    Session session;
+    set_timeout_ms(kTimeoutMs);
+    ep_barrier();
+    open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
+    check_works(&session);
+    // The memory of the first handle is in use.
+    const ncclEpHandle_t first = session.handle;
+    session.handle = NULL;
+    if (is_odd(env)) EP_REQUIRE(setenv("NCCLEP_SIMT_NO_MEMORY", "1", 1) == 0);
+    const double start = seconds();
+    EP_CHECK(open_handle(&session) != ncclSuccess);
+    EP_CHECK(seconds() - start <= 0.001 * kTimeoutMs + 1.0);
+    EP_CHECK(session.handle == NULL);
+    EP_CHECK_STR_CONTAINS(ep_last_error(), is_odd(env) ? "out of memory" : "rank ");
+    EP_REQUIRE(unsetenv("NCCLEP_SIMT_NO_MEMORY") == 0);
+    session.handle = first;
+    EP_CHECK(wait_for_failure(&session, 0.001 * kTimeoutMs + 1.0) != ncclSuccess);
+    EP_CHECK(make_valid_call(&session, kDispatch, 0) != ncclSuccess);
+    EP_CHECK_STR_CONTAINS(ep_last_error(), "the group has failed");
+    ep_barrier();
+    set_timeout_ms(0);
+    recover(&session);
+    close_session(&session);
 }

@@ -46,17 +46,7 @@ impl Common {
     fn close(&self, windows: PeerWindows, stream: Stream) -> Result<()> {
         self.bootstrap.begin_call();
         let rested = self.context.wait_for_operations(self.timeout, stream);
-        let parted = match self.group.faults.first() {
-            None => match rested {
-                Ok(()) => self.teardown.leave_together(self.context.is_stranded()),
-                // The others learn at once that this rank has gone.
-                Err(error) => {
-                    let _ = self.teardown.leave();
-                    Err(error)
-                }
-            },
-            Some(_) => self.teardown.leave().and(rested).map(|()| End::Broken),
-        };
+        let parted = self.part(rested);
         if let Some(network) = &self.network {
             network.close();
         }
@@ -80,6 +70,22 @@ impl Common {
         };
         self.context.close();
         closed
+    }
+
+    /// Leaves the other ranks of the node: together with them, or at once if this rank has failed, or if its
+    /// operations have not `rested`.
+    fn part(&self, rested: Result<()>) -> Result<End> {
+        if self.group.faults.first().is_some() {
+            return self.teardown.leave().and(rested).map(|()| End::Broken);
+        }
+        if let Err(error) = rested {
+            let _ = self.teardown.leave();
+            return Err(error);
+        }
+        if let Some(network) = &self.network {
+            network.part();
+        }
+        self.teardown.leave_together(self.context.is_stranded())
     }
 }
 

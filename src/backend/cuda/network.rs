@@ -121,6 +121,13 @@ impl Network {
         }
     }
 
+    /// No operation of this group runs any more. Once the peers hear of it, their windows may have new owners: a
+    /// failure that is noticed from now on is not theirs.
+    pub fn part(&self) {
+        // The first is this rank's own.
+        self.failure.marks.lock().truncate(1);
+    }
+
     /// No operation will follow, and the peers' windows go.
     pub fn close(&self) {
         self.failure.marks.lock().clear();

@@ -152,15 +152,41 @@ static void long_rows_ht(EpEnv* env) {
 
 // All numbers of bfloat16: in order, mixed, and below powers of two. Few enough rows for every rank
 // to check them in seconds.
+static RefFormat every_number(unsigned i) {
+    const bool small = i % 4 == 3;
+    RefFormat format = ref_format_cast(ncclBfloat16, kEveryHidden, small ? ncclUint8 : ncclFloat32,
+                                       small ? 32 : 128);
+    format.round = i % 2 == 1;
+    format.every_bf16 = true;
+    return format;
+}
+
 static void all_bfloat16(EpEnv* env) {
     for (unsigned i = 0; i < 8; ++i) {
-        RefFormat format = ref_format_cast(ncclBfloat16, kEveryHidden,
-                                           i % 4 == 3 ? ncclUint8 : ncclFloat32,
-                                           i % 4 == 3 ? 32 : 128);
-        format.round = i % 2 == 1;
-        format.every_bf16 = true;
+        const RefFormat format = every_number(i);
         in_low_latency(env, &format, kEveryTokens, 4 * 97 * i + i);
     }
+}
+
+// High throughput has loops of its own around the same cast. Every token travels, and each dispatch
+// has the seed, so the order of the numbers, after the last one's.
+static void all_bfloat16_ht(EpEnv* env) {
+    const unsigned experts = kLocalExperts * (unsigned)env->size;
+    const RefFormat first = every_number(0);
+    const HtShape shape = {experts, kEveryTokens, kTopK, ncclBfloat16, 16};
+    const HtOpening opening = {kHtRowsExact, kHtNoCounter, 0};
+    ncclEpGroup_t group = ep_group_create(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, experts, kEveryTokens,
+                                          largest(&first));
+    HtRun run;
+    ht_run_open_with(&run, env, group, &shape, kRefDistinct, false, opening);
+    for (unsigned i = 0; i < 4; ++i) {
+        const RefFormat format = every_number(i);
+        const HtPass pass = {.forward = i == 0};
+        ht_run_set_format(&run, &format);
+        ht_dispatch(&run, pass);
+    }
+    ht_run_close(&run);
+    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
 }
 
 // The layout that block-scaled matrix products read: columns with a pitch of whole 16 bytes.
@@ -195,6 +221,7 @@ int main(int argc, char** argv) {
         EP_CASE(known_casts),       EP_CASE(opaque_rows),
         EP_CASE(forwarded_scales),  EP_CASE(formats_of_models),
         EP_CASE(casts),             EP_CASE(all_bfloat16),
+        EP_CASE_HT(all_bfloat16_ht),
         EP_CASE(columns_for_matrix_products),
         EP_CASE_HT(long_rows_ht),
         EP_CASE(casts_on_some_ranks),

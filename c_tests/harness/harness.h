@@ -80,9 +80,6 @@ void ep_release_block(void);
 // refusal for another reason than a missing mode is a failed check.
 bool ep_has_high_throughput(const EpEnv* env);
 
-// Whether this backend dispatches rows of any type, with scales and with casts. As above.
-bool ep_has_quantised_rows(const EpEnv* env);
-
 // The modes that this backend has: the first ep_num_algorithms of this table. Where high throughput
 // is missing, each call of the function counts it as skipped.
 extern const ncclEpAlgorithm_t kEpAlgorithms[2];

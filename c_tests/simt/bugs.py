@@ -175,6 +175,11 @@ BUGS = (
         "const uint8_t* rows = body_of(rows_message(1));", OVER_NODES),
     Bug("a sum for the wrong source", "ll/combine_sums.cuh",
         "block.bank_slots.of_sum(at.number, ", "block.bank_slots.of_sum(0, ", OVER_NODES),
+    Bug("packed rows without room for their scales", "ll/pack.cu", "row_format(shape).offset(token);",
+        "uint64_t{token} * params.rows.payload_bytes;", "2 NODES=01 test_formats casts_on"),
+    Bug("scales of a packed cast counted from the warp's elements", "ht/pack.cu",
+        "store_scale(rows, scales, at, stored);", "store_scale(rows, scales, at - first, stored);",
+        "2 NODES=01 test_formats all_bfloat16_ht"),
     Bug("other operations of other nodes", "ll/protocol.cuh",
         "differs |= !head_fits(op, i + 1, head);", "", "2 NODES=01 test_errors over_nodes", slow=True),
     # ---- High throughput ------------------------------------------------------------------------

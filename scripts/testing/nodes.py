@@ -26,6 +26,12 @@ _HOST_MORE = (*itertools.product(("0101", "0001"), _TOOLS),
               *itertools.product(("00112233",), (
                   "test_ll", "test_staged", "test_ht routing_styles", "test_formats casts",
                   "test_random --configs 100", "moe_layer")),
+              *itertools.product(("0123", "00001111"), ("test_staged", "test_ht routing_styles")),
+              ("0123", "test_formats casts"), ("00001111", "test_formats casts_on"),
+              ("0011", "test_stress"), ("0011", "test_fuzz agree --calls 1000 --seed 39"),
+              *(("0011", command) for command in (
+                  *(f"{tool} --dispatch fp8" for tool in _TOOLS if tool.startswith("ep_bench")),
+                  "moe_layer --fp8")),
               ("0011", "test_random --configs 100 --seed 31"),
               ("0123", "test_random --configs 100 --seed 32"),
               ("00001111", "test_random --configs 60 --seed 33"),
@@ -35,6 +41,7 @@ _HOST_MORE = (*itertools.product(("0101", "0001"), _TOOLS),
 
 # With the kernels on the CPU: which of the splits a program is worth its seconds in, and how many
 # bytes an HT operation sends at a time, if that is not the default. Few bytes make many passes.
+# New rows go to the end, as the place of a row is its seed.
 _SIMT = (("01", "", "test_ll"), ("01", "500", "test_ht"),
          ("01", "300", "test_graph"),
          ("001", "400", "test_ht uneven_tokens"), ("010", "300", "test_ht gradients_with"),
@@ -50,11 +57,21 @@ _SIMT = (("01", "", "test_ll"), ("01", "500", "test_ht"),
          ("0001", "", "test_fuzz differ --calls 700 --seed 36"),
          ("0001", "", "moe_layer --algorithm ll"), ("0010", "", "moe_layer --algorithm ht"),
          ("0123", "", "test_ll interleaved"), ("0123", "", "test_stress --ops 60"),
-         ("0123", "", "test_random --configs 30 --seed 23"),
+         ("0123", "", "test_random --configs 30 --seed 239"),
          ("012201", "600", "test_random --configs 15 --seed 24"),
          ("00112233", "", "test_ll routing"),
          ("00112233", "900", "test_random --configs 10 --seed 25"),
-         ("00001111", "", "test_stress --ops 40"))
+         ("00001111", "", "test_stress --ops 40"),
+         ("01", "", "test_errors scales_that_differ"), ("01", "", "test_formats all_bfloat16"),
+         ("0123", "", "test_staged in_flight"), ("00001111", "", "test_formats casts_on"))
+
+# With messages of NCCL that are late at random, on either backend. The CPU backend moves rows
+# without NCCL, so there only groups and handles are late.
+_LATE = (("host", "0110", "test_random --configs 100 --seed 40"), ("host", "0110", "test_staged"),
+         ("host", "0110", "test_stress --ops 100"),
+         ("simt", "0110", "test_random --configs 25 --seed 385"),
+         ("simt", "0110", "test_staged in_flight"), ("simt", "0101", "test_stress --ops 60"))
+_LATE_MICROSECONDS = 1000
 
 # Programs that start their ranks themselves, and lose some: on either backend.
 _FORKED = (("host", "test_death --nodes 0101"),
@@ -86,6 +103,7 @@ def host_steps(places: Places) -> Iterator[Step]:
     for split, command in (*itertools.product(_HOST_SPLITS, _HOST_PROGRAMS), *_HOST_MORE):
         yield _step(f"nodes/{label(command)}/{split}", _words(places, "host", split, command),
                     "build/programs")
+    yield from _late(places, "host", "build/programs")
     # `make run ARGS="--nodes 2"`.
     demo = _step("nodes/run", ("scripts/demo.sh", "--nodes", "2"), "build/programs",
                  (("CUDA_VISIBLE_DEVICES", ""),))
@@ -95,6 +113,7 @@ def host_steps(places: Places) -> Iterator[Step]:
 def simt_steps(places: Places) -> Iterator[Step]:
     """On the CUDA backend with its kernels on the CPU."""
     yield from _forked(places, "simt", "build/simt")
+    yield from _late(places, "simt", "build/simt")
     for seed, (split, chunk_bytes, command) in enumerate(_SIMT):
         chunks = (("NCCL_EP_HT_CHUNK_BYTES", chunk_bytes),) if chunk_bytes else ()
         yield _step(f"simt/nodes/{label(command)}/{split}",
@@ -102,6 +121,17 @@ def simt_steps(places: Places) -> Iterator[Step]:
                     (("NCCLEP_SIMT_SEED", str(seed)),
                      ("NCCLEP_SIMT_MULTIPROCESSORS", str(_SIMT_MULTIPROCESSORS)),
                      *chunks))
+
+
+def _late(places: Places, backend: str, need: str) -> Iterator[Step]:
+    rows = [row for row in enumerate(_LATE) if row[1][0] == backend]
+    prefix = "simt/" if backend == "simt" else ""
+    for seed, (_, split, command) in rows:
+        yield _step(f"{prefix}nodes/late/{label(command)}/{split}",
+                    _words(places, backend, split, command), need,
+                    (("NCCLEP_HOSTSIM_DELAY_US", str(_LATE_MICROSECONDS)),
+                     ("NCCLEP_HOSTSIM_DELAY_SEED", str(seed)), ("NCCLEP_SIMT_SEED", str(seed)),
+                     ("NCCLEP_SIMT_MULTIPROCESSORS", str(_SIMT_MULTIPROCESSORS))))
 
 
 def _forked(places: Places, backend: str, need: str) -> Iterator[Step]:
@@ -133,9 +163,10 @@ def _words(places: Places, backend: str, split: str, command: str) -> list[str]:
 
 
 def label(command: str) -> str:
-    """The program, with the case, the way or the algorithm if one is chosen."""
+    """The program, with the case, the way, the algorithm or the format if one is chosen."""
     program, *options = command.split()
     chosen = [option for option in options[:1] if not option.startswith("-")]
-    for name in ("--algorithm", "-a"):
+    for name in ("--algorithm", "-a", "--dispatch"):
         chosen += [options[options.index(name) + 1]] if name in options else []
+    chosen += ["fp8"] if "--fp8" in options else []
     return "/".join([program, *chosen])

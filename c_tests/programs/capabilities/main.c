@@ -15,13 +15,11 @@ int main(int argc, char** argv) {
         ep_group_create(&env, NCCL_EP_ALGO_LOW_LATENCY, (unsigned)env.size, 1, 64);
     EP_CHECK_NCCL(ncclEpGroupDestroy(group, env.stream));
     const bool high_throughput = ep_has_high_throughput(&env);
-    const bool quantised_rows = ep_has_quantised_rows(&env);
     if (env.rank == 0) {
         printf("backend %s\n", ep_on_hostsim() ? "host" : "cuda");
         printf("devices %d\n", devices);
         printf("nccl %d\n", nccl);
         printf("high-throughput %s\n", high_throughput ? "yes" : "no");
-        printf("quantised-rows %s\n", quantised_rows ? "yes" : "no");
     }
     return ep_finish(&env);
 }

@@ -31,12 +31,13 @@ typedef enum {
     kOtherHandle,  // the older of two handles with the same ids
     kNewHandle,    // a handle that others have not made
     kOtherTopK,    // fewer ids per token
+    kUnscaled,     // rows without scales, so shorter ones
     kNumDifferences
 } Difference;
 
 static const char* const kNames[kNumDifferences] = {
     "nothing",       "operation",    "row bytes",   "data type",    "data type of a combine", "staged",
-    "not staged", "staged combine", "other handle", "new handle", "ids per token"};
+    "not staged",    "staged combine", "other handle", "new handle", "ids per token", "scales"};
 
 static void call_with(const Session* session, CallKind kind, unsigned bytes, bool is_float16) {
     CallTensors tensors;
@@ -50,6 +51,15 @@ static void call_with(const Session* session, CallKind kind, unsigned bytes, boo
         }
     }
     (void)make_call(session, kind, &tensors, 0);
+}
+
+static void call_with_scales(const Session* session, bool has_scales) {
+    CallTensors tensors;
+    valid_tensors(session, kForward, &tensors);
+    for (ListName list = kInputs; !has_scales && list <= kOutputs; ++list) {
+        --tensors.lists[list].count;  // they come last
+    }
+    (void)make_call(session, kForward, &tensors, 0);
 }
 
 static void call_staged(const Session* session, CallKind kind, bool is_staged) {
@@ -96,6 +106,9 @@ static void call(const Session* session, Difference difference, bool other) {
         case kIsWhole:
         case kStagesSums:
             call_staged(session, kind, other == (difference != kIsWhole));
+            return;
+        case kUnscaled:
+            call_with_scales(session, !other);
             return;
         default:
             call_on_another_handle(session, difference, other);
@@ -154,7 +167,7 @@ void ll_different_calls_over_nodes(EpEnv* env) {
 void ht_different_calls_over_nodes(EpEnv* env) {
     if (ep_num_nodes() == 1) return;
     const Difference differences[] = {kNothing,    kOperation,  kRowBytes,
-                                      kTypeOfRows, kTypeOfSums, kOtherHandle};
+                                      kTypeOfRows, kTypeOfSums, kOtherHandle, kUnscaled};
     for (size_t i = 0; i < COUNT(differences); ++i) {
         for (unsigned who = 0; who < kNumOthers; ++who) {
             differ(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, differences[i], who);

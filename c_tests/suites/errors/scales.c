@@ -186,7 +186,8 @@ static void other_scale_type(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
 
 static void scales_that_differ(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
     if (!enough_ranks(env, 2, "running-scale-bytes, running-scale-type")) return;
-    // Between GPUs of several nodes messages have another size then, which NCCL does not bear.
+    // Between GPUs of several nodes messages have another size then, of which NCCL promises nothing: there
+    // *_different_calls_over_nodes want some error, here the text is checked.
     if (ep_on_host_backend() || ep_num_nodes() == 1) scales_on_some_ranks(env, algorithm);
     other_scale_type(env, algorithm);
 }

@@ -4,9 +4,6 @@
 
 #include "harness/harness.h"
 
-// Whether the backend has formats; skips the case if not.
-bool has_formats(const EpEnv* env);
-
 // Some ranks cast, the others forward (mixed.c).
 void casts_on_some_ranks(EpEnv* env);
 void casts_on_some_ranks_ht(EpEnv* env);

@@ -15,12 +15,6 @@ enum { kMaxTokens = 9, kTopK = 4, kLocalExperts = 2, kEveryHidden = 4096, kEvery
 
 static const ncclDataType_t kE4m3 = (ncclDataType_t)10;
 
-bool has_formats(const EpEnv* env) {
-    if (ep_has_quantised_rows(env)) return true;
-    ep_skip("no quantised rows on this backend");
-    return false;
-}
-
 // ---- One format in each mode -------------------------------------------------------------------
 
 static unsigned largest(const RefFormat* format) {
@@ -86,7 +80,6 @@ static void in_both_modes(EpEnv* env, const RefFormat* format, uint64_t seed) {
 // ---- Cases -------------------------------------------------------------------------------------
 
 static void opaque_rows(EpEnv* env) {
-    if (!has_formats(env)) return;
     for (unsigned datatype = 0; datatype < 12; ++datatype) {
         const unsigned width = (unsigned)ep_datatype_size((ncclDataType_t)datatype);
         const RefFormat format = ref_format_opaque((ncclDataType_t)datatype, 272 / width);
@@ -97,7 +90,6 @@ static void opaque_rows(EpEnv* env) {
 static void forwarded_scales(EpEnv* env) {
     static const ncclDataType_t kScales[] = {ncclFloat32, ncclUint8, ncclFloat16, ncclInt32};
     static const unsigned kCounts[] = {1, 3, 23, 56};
-    if (!has_formats(env)) return;
     for (unsigned i = 0; i < COUNT(kScales) * COUNT(kCounts); ++i) {
         const ncclDataType_t scales = kScales[i / COUNT(kCounts)];
         RefFormat format =
@@ -118,7 +110,6 @@ static void formats_of_models(EpEnv* env) {
         ref_format_forward(kE4m3, 7168, ncclUint8, 56),
         ref_format_forward(ncclInt8, 7168, ncclFloat32, 1),
     };
-    if (!has_formats(env)) return;
     for (unsigned i = 0; i < COUNT(formats); ++i) in_both_modes(env, &formats[i], 200 + i);
 }
 
@@ -131,7 +122,6 @@ static void casts(EpEnv* env) {
         unsigned block, least_hidden;
     } kCasts[] = {{ncclFloat32, 128, 1}, {ncclUint8, 128, 1},   {ncclUint8, 32, 33},
                   {ncclInt32, 128, 1},   {ncclUint32, 32, 129}};
-    if (!has_formats(env)) return;
     unsigned seed = 300;
     for (unsigned cast = 0; cast < COUNT(kCasts); ++cast) {
         for (unsigned i = 0; i < COUNT(kHidden); ++i, ++seed) {
@@ -149,7 +139,6 @@ static void casts(EpEnv* env) {
 
 // Rows and scales that do not fit the shared memory of a GPU's warp at once. In high throughput alone.
 static void long_rows_ht(EpEnv* env) {
-    if (!has_formats(env)) return;
     const RefFormat formats[] = {
         ref_format_forward(ncclUint8, 144, ncclFloat32, 9001),
         ref_format_forward(ncclInt8, 35008, ncclFloat16, 300),
@@ -163,21 +152,45 @@ static void long_rows_ht(EpEnv* env) {
 
 // All numbers of bfloat16: in order, mixed, and below powers of two. Few enough rows for every rank
 // to check them in seconds.
+static RefFormat every_number(unsigned i) {
+    const bool small = i % 4 == 3;
+    RefFormat format = ref_format_cast(ncclBfloat16, kEveryHidden, small ? ncclUint8 : ncclFloat32,
+                                       small ? 32 : 128);
+    format.round = i % 2 == 1;
+    format.every_bf16 = true;
+    return format;
+}
+
 static void all_bfloat16(EpEnv* env) {
-    if (!has_formats(env)) return;
     for (unsigned i = 0; i < 8; ++i) {
-        RefFormat format = ref_format_cast(ncclBfloat16, kEveryHidden,
-                                           i % 4 == 3 ? ncclUint8 : ncclFloat32,
-                                           i % 4 == 3 ? 32 : 128);
-        format.round = i % 2 == 1;
-        format.every_bf16 = true;
+        const RefFormat format = every_number(i);
         in_low_latency(env, &format, kEveryTokens, 4 * 97 * i + i);
     }
 }
 
+// High throughput has loops of its own around the same cast. Every token travels, and each dispatch
+// has the seed, so the order of the numbers, after the last one's.
+static void all_bfloat16_ht(EpEnv* env) {
+    const unsigned experts = kLocalExperts * (unsigned)env->size;
+    const RefFormat first = every_number(0);
+    const HtShape shape = {experts, kEveryTokens, kTopK, ncclBfloat16, 16};
+    const HtOpening opening = {kHtRowsExact, kHtNoCounter, 0};
+    ncclEpGroup_t group = ep_group_create(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, experts, kEveryTokens,
+                                          largest(&first));
+    HtRun run;
+    ht_run_open_with(&run, env, group, &shape, kRefDistinct, false, opening);
+    for (unsigned i = 0; i < 4; ++i) {
+        const RefFormat format = every_number(i);
+        const HtPass pass = {.forward = i == 0};
+        ht_run_set_format(&run, &format);
+        ht_dispatch(&run, pass);
+    }
+    ht_run_close(&run);
+    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
+}
+
 // The layout that block-scaled matrix products read: columns with a pitch of whole 16 bytes.
 static void columns_for_matrix_products(EpEnv* env) {
-    if (!has_formats(env)) return;
     const unsigned rows = kMaxTokens * (unsigned)env->size;
     RefFormat format = ref_format_cast(ncclBfloat16, 7168, ncclFloat32, 128);
     format.out_order = kRefColumns;
@@ -208,6 +221,7 @@ int main(int argc, char** argv) {
         EP_CASE(known_casts),       EP_CASE(opaque_rows),
         EP_CASE(forwarded_scales),  EP_CASE(formats_of_models),
         EP_CASE(casts),             EP_CASE(all_bfloat16),
+        EP_CASE_HT(all_bfloat16_ht),
         EP_CASE(columns_for_matrix_products),
         EP_CASE_HT(long_rows_ht),
         EP_CASE(casts_on_some_ranks),

@@ -73,7 +73,6 @@ static RefFormat format_of(const EpEnv* env) {
 }
 
 void casts_on_some_ranks(EpEnv* env) {
-    if (!has_formats(env)) return;
     const unsigned experts = kLocalExperts * (unsigned)env->size;
     const RefFormat format = format_of(env);
     const LlShape shape = {experts, kMaxTokens, kTopK, ncclBfloat16, 16};
@@ -101,7 +100,6 @@ void casts_on_some_ranks(EpEnv* env) {
 }
 
 void casts_on_some_ranks_ht(EpEnv* env) {
-    if (!has_formats(env)) return;
     const unsigned experts = kLocalExperts * (unsigned)env->size;
     const RefFormat format = format_of(env);
     const HtShape shape = {experts, kMaxTokens, kTopK, ncclBfloat16, 16};

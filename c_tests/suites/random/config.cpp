@@ -69,6 +69,10 @@ GroupPlan DrawGroup(uint64_t seed, unsigned index, unsigned num_ranks) {
             local_experts = dice.Between(5, 40);
             group.max_tokens = dice.Between(1, 8);
             break;
+        case 3:  // rows of several blocks of a cast
+            group.max_tokens = dice.Between(1, 6);
+            group.row_bytes = 16 * dice.Between(38, 75);
+            break;
         default:
             break;
     }

@@ -24,8 +24,8 @@ void Course::MaybeDelay() {
     usleep(static_cast<useconds_t>(ep_random_below(&own_, kMostMicroseconds)));
 }
 
-bool Course::NewFormat(const EpEnv& env, const Config& config, size_t handle, RefFormat* format) {
-    if (!ep_has_quantised_rows(&env) || !OneIn(2)) return false;
+bool Course::NewFormat(const Config& config, size_t handle, RefFormat* format) {
+    if (!OneIn(2)) return false;
     *format = ref_format_draw(SharedSeed(), config.group.row_bytes);
     char name[256];
     ref_format_name(format, name, sizeof(name));

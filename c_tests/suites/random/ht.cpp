@@ -87,7 +87,7 @@ class Play {
         Handle& handle = handles_[i];
         if (handle.unchecked_dispatch) Check(handle);
         RefFormat format;
-        if (course_.NewFormat(env_, config_, i, &format)) ht_run_set_format(&handle.run, &format);
+        if (course_.NewFormat(config_, i, &format)) ht_run_set_format(&handle.run, &format);
         if (pass.forward && course_.OneIn(5)) GiveOtherIds(i);
         course_.Note(pass.forward ? "forward" : "cached", i);
         if (handle.run.format.meaning == kRefCast) pass.no_tokens = false;  // which it needs

@@ -84,7 +84,7 @@ class Play {
         Handle& handle = handles_[i];
         Check(handle);
         RefFormat format;
-        if (course_.NewFormat(env_, config_, i, &format)) ll_run_set_format(&handle.run, &format);
+        if (course_.NewFormat(config_, i, &format)) ll_run_set_format(&handle.run, &format);
         const bool stage = MayStage();
         course_.Note(stage ? "send dispatch" : "dispatch", i);
         ll_prepare_dispatch(&handle.run);

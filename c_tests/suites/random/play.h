@@ -17,9 +17,8 @@ class Course {
     bool OneIn(unsigned n) { return Shared(n) == 0; }
     uint64_t SharedSeed();
     void MaybeDelay();
-    // A format for the dispatches to come, where the backend has more than opaque rows of a few
-    // types, and another one is due; it is noted.
-    bool NewFormat(const EpEnv& env, const Config& config, size_t handle, RefFormat* format);
+    // A format for the dispatches to come, where another one is due; it is noted.
+    bool NewFormat(const Config& config, size_t handle, RefFormat* format);
     // Adds a line to the history that is printed when something differs.
     void Note(const char* what, size_t handle);
     const std::string& history() const { return history_; }

@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 from testing import counts
+from testing.grids import ODD_GRIDS
 from testing.step import Places, Step
 
 # On the CPU backend every program runs in each of these splits.
@@ -114,6 +115,10 @@ def simt_steps(places: Places) -> Iterator[Step]:
     """On the CUDA backend with its kernels on the CPU."""
     yield from _forked(places, "simt", "build/simt")
     yield from _late(places, "simt", "build/simt")
+    # Groups over nodes leave half of so few multiprocessors to others.
+    yield _step("simt/nodes/odd-grids/test_random/001",
+                _words(places, "simt", "001", "test_random --configs 25 --seed 41"), "build/simt",
+                (("NCCLEP_SIMT_MULTIPROCESSORS", "12"), *ODD_GRIDS))
     for seed, (split, chunk_bytes, command) in enumerate(_SIMT):
         chunks = (("NCCL_EP_HT_CHUNK_BYTES", chunk_bytes),) if chunk_bytes else ()
         yield _step(f"simt/nodes/{label(command)}/{split}",

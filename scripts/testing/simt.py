@@ -12,13 +12,12 @@ import platform
 from collections.abc import Callable, Iterator
 
 from testing import counts, nodes
+from testing.grids import ODD_GRIDS
 from testing.programs import BENCH_PASSED
-from testing.step import ROOT, Counts, Finished, Places, Step
+from testing.step import Counts, Finished, Places, Step
 
 _ENVIRONMENT = (("NCCLEP_HOSTSIM_WITH_GPU", "1"),)
 _EXACT = (("NCCL_EP_LL_COMBINE", "exact"),)
-# Grids that the library would not choose, for 3 ranks of 6 multiprocessors or more.
-_ODD_GRIDS = (("NCCL_EP_TUNING_FILE", str(ROOT / "c_tests" / "simt" / "odd_grids.json")),)
 # Options of ep_bench, with uneven tokens.
 _UNEVEN = "--experts 24 --hidden 256 --masked 3 --warmup 0 --iters 1 --validate"
 
@@ -39,7 +38,7 @@ _RUNS = (
     _Run("test_random", "test_random --configs 70 --seed 11", 1, 3),
     _Run("test_random", "test_random --configs 50 --seed 10", 2, 2),
     _Run("test_random/exact", "test_random --configs 30 --seed 16", 3, 2, _EXACT),
-    _Run("test_random/odd-grids", "test_random --configs 20 --seed 18", 3, 6, _ODD_GRIDS),
+    _Run("test_random/odd-grids", "test_random --configs 20 --seed 18", 3, 6, ODD_GRIDS),
     _Run("test_random", "test_random --configs 20 --seed 4", 5, 1),
     _Run("test_random/exact", "test_random --configs 20 --seed 5", 8, 1, _EXACT),
     _Run("test_ll/every_top_k", "test_ll every_top_k", 2, 2),

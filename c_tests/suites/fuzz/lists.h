@@ -38,8 +38,8 @@ class List {
 
     void Add(ncclEpTensorTag_t tag, ncclDataType_t datatype, void* data, Rows rows,
              std::initializer_list<unsigned> sizes);
-    // Scales with these strides, of which the last ones count, as many as there are sizes. They are not changed
-    // later: more strides than the right ones are allowed, also some that leave the memory.
+    // Scales with these strides, of which the last ones count, as many as there are sizes. They are
+    // not changed later: other strides may be allowed, too, and leave the memory.
     void AddScales(unsigned datatype, void* data, Rows rows, std::initializer_list<unsigned> sizes,
                    const Strides& strides);
     // Puts a tensor that somebody else owns in place of the first one of its tag.

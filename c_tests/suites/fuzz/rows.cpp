@@ -40,7 +40,8 @@ Row CastRow(Dice& dice, unsigned most_bytes) {
     const unsigned block = scale_type != ncclFloat32 && dice.OneIn(2) ? 32 : 128;
     row.scales = Scales::kCast;
     row.scale_type = scale_type;
-    row.num_scales = Ceil(row.hidden, scale_type == ncclInt32 || scale_type == ncclUint32 ? 4 * block : block);
+    const bool is_packed = scale_type == ncclInt32 || scale_type == ncclUint32;
+    row.num_scales = Ceil(row.hidden, is_packed ? 4 * block : block);
     return row;
 }
 

@@ -27,6 +27,7 @@ typedef struct {
     atomic_int arrived[kNumBarriers];
     _Atomic double lost;     // when the victim died
     atomic_int named;        // survivors whose text names the victim
+    atomic_int located;      // survivors whose text says how the network failed, and where
     atomic_bool over;        // the disturbance of the victim has happened
     atomic_uint last_round;  // last round of a case in rounds, for all ranks; 0 until known
     atomic_int victim_process;

@@ -43,6 +43,40 @@ bool names(const char* text, int rank) {
     return at != NULL && (at[strlen(name)] < '0' || at[strlen(name)] > '9');
 }
 
+bool locates(const DeathRank* self, const char* text) {
+    const unsigned there = ep_node_of((unsigned)self->victim);
+    char waiter[48];
+    char gateway[48];
+    char partner[48];
+    snprintf(waiter, sizeof(waiter), "rank %d of node %u", self->env.rank,
+             ep_node_of((unsigned)self->env.rank));
+    snprintf(gateway, sizeof(gateway), "rank %d (gateway on node %u)", self->victim, there);
+    snprintf(partner, sizeof(partner), "rank %d (node %u)", self->victim, there);
+    const char* at = strstr(text, "network operation ");
+    unsigned number = 0;
+    unsigned operation = 0;
+    char mode[4] = "";
+    char kind[16] = "";
+    const char* format = "network operation %u, %3s %15[a-z] %u";
+    const bool has_operation =
+        at != NULL && sscanf(at, format, &number, mode, kind, &operation) == 4 &&
+        (strcmp(mode, "LL") == 0 || strcmp(mode, "HT") == 0) &&
+        (strcmp(kind, "dispatch") == 0 || strcmp(kind, "combine") == 0 || strcmp(kind, "handle") == 0);
+    return has_operation && strstr(text, waiter) != NULL &&
+           (strstr(text, gateway) != NULL || strstr(text, partner) != NULL);
+}
+
+void note_text(const DeathRank* self, const char* text) {
+    if (names(text, self->victim)) atomic_fetch_add(&self->shared->named, 1);
+    if (locates(self, text)) atomic_fetch_add(&self->shared->located, 1);
+}
+
+void expect_victim_named(const DeathRank* self) {
+    EP_CHECK(atomic_load(&self->shared->named) > 0);
+    if (ep_on_host_backend() || ep_num_nodes() == 1) return;
+    EP_CHECK(atomic_load(&self->shared->located) > 0);
+}
+
 void expect_context_usable(const DeathRank* self) {
     enum { kBytes = 4096 };
     unsigned char sent[kBytes];

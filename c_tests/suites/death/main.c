@@ -147,7 +147,7 @@ static void stalls_and_comes_back(DeathRank* self) {
     if (!is_victim(self)) {
         expect_refusals(&work);
         meet(self, kNoticed, self->env.size);
-        EP_CHECK(atomic_load(&self->shared->named) > 0);
+        expect_victim_named(self);
     }
     expect_context_usable(self);
     // Memory that a peer maps is freed only after the kernels of all ranks have ended.

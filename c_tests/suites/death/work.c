@@ -20,7 +20,7 @@ void expect_fault(DeathRank* self, ncclEpGroup_t group, double since) {
     EP_CHECK_EQ_I64(result, ncclRemoteError);
     check_in_time(self, since);
     expect_waiter_named(ep_last_error());
-    if (names(ep_last_error(), self->victim)) atomic_fetch_add(&self->shared->named, 1);
+    note_text(self, ep_last_error());
 }
 
 void expect_refusals(Work* work) {
@@ -43,7 +43,7 @@ void finish_survivor(DeathRank* self, Work* work) {
     expect_refusals(work);
     expect_context_usable(self);
     meet(self, kNoticed, survivors(self));
-    EP_CHECK(atomic_load(&self->shared->named) > 0);
+    expect_victim_named(self);
     close_work(self, work);
     EP_CHECK_NCCL(ncclCommAbort(self->env.comm));
     expect_context_usable(self);

@@ -38,6 +38,21 @@ void List::Add(ncclEpTensorTag_t tag, ncclDataType_t datatype, void* data, Rows 
     items_[count_++] = &view->tensor;
 }
 
+void List::AddScales(unsigned datatype, void* data, Rows rows,
+                     std::initializer_list<unsigned> sizes, const Strides& strides) {
+    EP_REQUIRE(sizes.size() <= strides.size());
+    Add(NCCL_EP_TENSOR_TAG_SCALES, ncclInt8, data, rows, sizes);
+    EpView* view = &views_[count_ - 1];
+    SetRaw(&view->tensor.datatype, datatype);
+    std::copy(strides.end() - static_cast<std::ptrdiff_t>(sizes.size()), strides.end(),
+              view->strides);
+    has_pitch_[count_ - 1] = true;
+}
+
+unsigned List::PositionOf(const ncclNDTensor_t* tensor) const {
+    return static_cast<unsigned>(reinterpret_cast<const EpView*>(tensor) - views_);
+}
+
 void List::Replace(const ncclNDTensor_t& tensor) {
     for (unsigned i = 0; i < count_; ++i) {
         if (items_[i] == nullptr || items_[i]->tag != tensor.tag) continue;
@@ -87,7 +102,7 @@ std::string List::ChangeList(ep::Dice& dice) {
 
 std::string List::ChangeSize(ep::Dice& dice, unsigned index) {
     ncclNDTensor_t* tensor = items_[index];
-    const auto position = static_cast<unsigned>(ViewOf(tensor) - views_);
+    const unsigned position = PositionOf(tensor);
     const unsigned dim = dice.Below(std::clamp(tensor->ndim, 1u, kMaxDims));
     if (tensor->sizes == nullptr) return "sizes NULL already";
     unsigned* size = &tensor->sizes[dim];
@@ -115,6 +130,7 @@ std::string List::ChangeTensor(ep::Dice& dice, unsigned index, bool any_empty) {
             return name + "strides NULL";
         case 2:
             // The last extent is equal on all ranks, and an extent of 1 may have any stride.
+            if (has_pitch_[PositionOf(tensor)]) return name + "strides stay";
             tensor->strides = ViewOf(tensor)->strides;
             tensor->strides[std::clamp(tensor->ndim, 1u, kMaxDims) - 1] = 2 + dice.Below(INT_MAX);
             return name + "a stride";

@@ -7,7 +7,7 @@
 #include <initializer_list>
 #include <string>
 
-#include "harness/dice.hpp"
+#include "suites/fuzz/rows.h"
 
 namespace test_fuzz {
 
@@ -38,6 +38,10 @@ class List {
 
     void Add(ncclEpTensorTag_t tag, ncclDataType_t datatype, void* data, Rows rows,
              std::initializer_list<unsigned> sizes);
+    // Scales with these strides, of which the last ones count, as many as there are sizes. They are
+    // not changed later: other strides may be allowed, too, and leave the memory.
+    void AddScales(unsigned datatype, void* data, Rows rows, std::initializer_list<unsigned> sizes,
+                   const Strides& strides);
     // Puts a tensor that somebody else owns in place of the first one of its tag.
     void Replace(const ncclNDTensor_t& tensor);
 
@@ -63,11 +67,13 @@ class List {
     std::string ChangeTensor(ep::Dice& dice, unsigned index, bool any_empty);
     std::string ChangeSize(ep::Dice& dice, unsigned index);
     void AddUnused(ep::Dice& dice);
+    unsigned PositionOf(const ncclNDTensor_t* tensor) const;
 
     EpView views_[kMost]{};
     EpView before_[kMost]{};
     ncclNDTensor_t* items_[kMost]{};
     Rows rows_[kMost]{};
+    bool has_pitch_[kMost]{};
     unsigned count_ = 0;
     bool null_ = false;
     bool wild_ = false;  // a count of 0 with a wild array
@@ -75,6 +81,8 @@ class List {
 
 struct Lists {
     List in, out, local;
+    // Whether a change could make of wrong scales right ones that do not fit their memory.
+    bool are_final = false;
 
     std::string Change(ep::Dice& dice, bool any_empty);
     void Remember();

@@ -23,12 +23,14 @@ enum Slot : unsigned {
     kWeightsIn,
     kResultsIn,
     kGradientsIn,
+    kScalesIn,
     kFirstOutput,
     kReceived = kFirstOutput,
     kReceivedIds,
     kReceivedWeights,
     kCombined,
     kGradientsOut,
+    kReceivedScales,
     kCounter,
     kNumSlots,
 };
@@ -41,6 +43,7 @@ class Memory {
     Memory& operator=(const Memory&) = delete;
 
     void* At(Slot slot) const { return base_ + slot * slot_bytes_; }
+    size_t slot_bytes() const { return slot_bytes_; }
     // The ids of the handle with this index.
     void* IdsOf(unsigned handle) const;
     // Mapped host memory for a counter.

@@ -2,33 +2,38 @@
 #include "suites/fuzz/player.h"
 
 namespace test_fuzz {
-namespace {
-
-const ncclDataType_t kTokenTypes[] = {ncclBfloat16, ncclFloat16, ncclFloat32};
-
-struct Row {
-    ncclDataType_t datatype;
-    unsigned hidden;
-};
-
-Row AnyRow(Dice& dice, const Group& group) {
-    const ncclDataType_t datatype = dice.Pick(kTokenTypes);
-    const unsigned most = group.row_bytes / 16;
-    const unsigned pieces = dice.OneIn(2) ? most : dice.Between(1, most);
-    return {datatype, pieces * 16 / static_cast<unsigned>(ep_datatype_size(datatype))};
+// Scales of the rows that are sent, if there are any, and of `rows` rows of each of `experts` experts,
+// or of 0 in HT. Ranks that have different numbers of tokens might disagree about strides.
+void Player::AddScales(Dice& dice, const Handle& handle, const Row& row, unsigned experts,
+                       unsigned rows, Lists* lists) const {
+    if (row.scales == Scales::kNone) return;
+    const size_t room = memory_.slot_bytes();
+    const Strides in = AnyStrides(dice, row, 1, handle.tokens, handle.even, room);
+    const Strides out = AnyStrides(dice, row, experts > 0 ? experts : 1, rows, true, room);
+    if (row.scales == Scales::kForwarded) {
+        lists->in.AddScales(row.scale_type, memory_.At(kScalesIn), Rows::kExact,
+                            {handle.tokens, row.num_scales}, in);
+    }
+    if (experts > 0) {
+        lists->out.AddScales(row.scale_type, memory_.At(kReceivedScales), Rows::kExact,
+                             {experts, rows, row.num_scales}, out);
+    } else {
+        lists->out.AddScales(row.scale_type, memory_.At(kReceivedScales), Rows::kAtLeast,
+                             {rows, row.num_scales}, out);
+    }
+    lists->are_final = row.is_wild;
 }
 
-}  // namespace
-
-void Player::AddLlLists(Dice& dice, const Handle& handle, bool dispatch, Lists* lists) const {
-    const Row row = AnyRow(dice, handle.group);
+void Player::AddLlLists(Dice& dice, const Handle& handle, const Row& row, bool dispatch,
+                        Lists* lists) const {
     const unsigned experts = handle.group.local_experts;
     const unsigned slots = static_cast<unsigned>(seat_.size) * handle.group.max_tokens;
     if (dispatch) {
         lists->in.Add(NCCL_EP_TENSOR_TAG_TOKENS, row.datatype, memory_.At(kTokensIn), Rows::kExact,
                       {handle.tokens, row.hidden});
-        lists->out.Add(NCCL_EP_TENSOR_TAG_TOKENS, row.datatype, memory_.At(kReceived), Rows::kExact,
+        lists->out.Add(NCCL_EP_TENSOR_TAG_TOKENS, row.received, memory_.At(kReceived), Rows::kExact,
                        {experts, slots, row.hidden});
+        AddScales(dice, handle, row, experts, slots, lists);
         if (dice.OneIn(4)) return;
         lists->local.Add(NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE, ncclInt32,
                          memory_.At(kCounter), Rows::kExact, {experts});
@@ -43,8 +48,8 @@ void Player::AddLlLists(Dice& dice, const Handle& handle, bool dispatch, Lists* 
                 {handle.tokens, handle.top_k});
 }
 
-void Player::AddHtLists(Dice& dice, const Handle& handle, bool dispatch, Lists* lists) const {
-    const Row row = AnyRow(dice, handle.group);
+void Player::AddHtLists(Dice& dice, const Handle& handle, const Row& row, bool dispatch,
+                        Lists* lists) const {
     const bool automatic = handle.group.max_tokens == NCCL_EP_AUTO;
     const unsigned most = automatic ? kMostTokens : handle.group.max_tokens;
     const unsigned rows = static_cast<unsigned>(seat_.size) * most + dice.Below(2);
@@ -52,8 +57,9 @@ void Player::AddHtLists(Dice& dice, const Handle& handle, bool dispatch, Lists* 
     if (dispatch) {
         lists->in.Add(NCCL_EP_TENSOR_TAG_TOKENS, row.datatype, memory_.At(kTokensIn), Rows::kExact,
                       {handle.tokens, row.hidden});
-        lists->out.Add(NCCL_EP_TENSOR_TAG_TOKENS, row.datatype, memory_.At(kReceived),
+        lists->out.Add(NCCL_EP_TENSOR_TAG_TOKENS, row.received, memory_.At(kReceived),
                        Rows::kAtLeast, {rows, row.hidden});
+        AddScales(dice, handle, row, 0, rows, lists);
         if (dice.OneIn(2)) {
             lists->local.Add(NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE, ncclInt32,
                              memory_.At(kCounter), Rows::kAtLeast, {handle.group.local_experts});
@@ -95,13 +101,17 @@ std::string Player::DrawLists(Draw& draw, const Handle& handle, bool dispatch, L
     // ranks.
     const bool other_mode = !draw.valid && draw.how.OneIn(20);
     if (other_mode) low_latency = !low_latency;
+    const bool scaled = dispatch && !draw.valid && !other_mode && draw.how.OneIn(3);
+    const Row row = scaled ? ScaledRow(draw.how, handle.group.row_bytes)
+                           : PlainRow(draw.how, handle.group.row_bytes);
     if (low_latency) {
-        AddLlLists(draw.how, handle, dispatch, lists);
+        AddLlLists(draw.how, handle, row, dispatch, lists);
     } else {
-        AddHtLists(draw.how, handle, dispatch, lists);
+        AddHtLists(draw.how, handle, row, dispatch, lists);
     }
     std::string text = low_latency ? "LL" : "HT";
-    if (draw.valid || other_mode || !draw.how.OneIn(3)) return text;
+    text += row.scales == Scales::kCast ? ", cast" : scaled ? ", scales" : "";
+    if (draw.valid || other_mode || lists->are_final || !draw.how.OneIn(3)) return text;
     for (unsigned changes = draw.how.Between(1, 2); changes > 0; --changes) {
         text += ", " + lists->Change(draw.how, handle.any_empty);
     }
@@ -141,7 +151,8 @@ void Player::Operate(Draw& draw) {
         UseTensorOfLibrary(draw.how, facts.even, &lists);
         detail += ", a tensor of the library";
     }
-    const unsigned garbage = static_cast<unsigned>(draw.how.Seed());
+    // With anything but 0, scales that are forwarded are refused.
+    const unsigned garbage = draw.how.OneIn(2) ? static_cast<unsigned>(draw.how.Seed()) : 0;
     const cudaStream_t stream = AnyStream(draw.how);
     const bool marked = draw.how.OneIn(12);
     if (marked) {

@@ -131,8 +131,12 @@ class Player {
     };
     ncclResult_t Launch(ncclEpHandle_t handle, bool dispatch, const Lists& lists, Way way,
                         const std::string& detail = "");
-    void AddLlLists(Dice& dice, const Handle& handle, bool dispatch, Lists* lists) const;
-    void AddHtLists(Dice& dice, const Handle& handle, bool dispatch, Lists* lists) const;
+    void AddLlLists(Dice& dice, const Handle& handle, const Row& row, bool dispatch,
+                    Lists* lists) const;
+    void AddHtLists(Dice& dice, const Handle& handle, const Row& row, bool dispatch,
+                    Lists* lists) const;
+    void AddScales(Dice& dice, const Handle& handle, const Row& row, unsigned experts,
+                   unsigned rows, Lists* lists) const;
     void UseTensorOfLibrary(Dice& dice, bool even, Lists* lists) const;
     std::string DrawLists(Draw& draw, const Handle& handle, bool dispatch, Lists* lists) const;
 

@@ -54,6 +54,54 @@ def test_high_throughput_forwards_scales(group, world, device, order):
     assert torch.equal(received.topk_idx, plain.topk_idx)
 
 
+@pytest.mark.parametrize("order", ["row", "column"])
+def test_low_latency_forwards_scales(group, world, device, order):
+    rank, size = world
+    problem = Problem(rank, size, hidden=_HIDDEN, device=device)
+    ep = ll_group(group, problem, size)
+    with ep.create_handle(problem.topk_idx) as handle:
+        received = handle.dispatch(problem.tokens.to(torch.float8_e4m3fn),
+                                   scales=problem.tokens[:, :3], scales_order=order)
+        for local in range(ep.num_local_experts):
+            want = expected_slots(problem, size, rank * ep.num_local_experts + local)
+            rows = received.tokens[local, :len(want)]
+            assert torch.equal(rows.float(), want.to(torch.float8_e4m3fn).float())
+            assert torch.equal(received.scales[local, :len(want)], want[:, :3])
+
+
+@pytest.mark.high_throughput
+@pytest.mark.parametrize("cast", ["fp8", "ue8m0_packed", "mxfp8"])
+def test_high_throughput_casts(group, world, device, cast):
+    rank, size = world
+    problem = Problem(rank, size, hidden=_HIDDEN, dtype=torch.bfloat16, device=device)
+    ep = group(num_experts=problem.num_experts, hidden=_HIDDEN, algorithm="ht", dtype=problem.dtype)
+    with ep.create_handle(problem.topk_idx) as handle:
+        plain = handle.dispatch(problem.tokens, problem.weights)
+        received = handle.dispatch(problem.tokens, problem.weights, cast=cast)
+    assert received.tokens.dtype == torch.float8_e4m3fn and len(plain.tokens) > 0
+    want = plain.tokens.float()
+    got = dequantised(received.tokens, received.scales, cast)
+    assert torch.all((got - want).abs() <= want.abs() / 16 + want.abs().amax() * 2**-18)
+    assert torch.equal(received.topk_idx, plain.topk_idx)
+    assert torch.equal(received.topk_weights, plain.topk_weights)
+
+
+@pytest.mark.high_throughput
+def test_scales_go_to_memory_of_the_caller(group, world, device):
+    rank, size = world
+    problem = Problem(rank, size, hidden=_HIDDEN, dtype=torch.bfloat16, device=device)
+    ep = group(num_experts=problem.num_experts, hidden=_HIDDEN, algorithm="ht", dtype=problem.dtype)
+    with ep.create_handle(problem.topk_idx) as handle:
+        plain = handle.dispatch(problem.tokens, problem.weights, cast="fp8")
+        rows = len(plain.scales)
+        memory = torch.full((_HIDDEN // 128, rows + 3), -1.0, device=device)
+        place = memory[:, :rows].t()  # columns, with a pitch
+        received = handle.dispatch(problem.tokens, problem.weights, cast="fp8", out_scales=place)
+    assert received.scales is place and rows > 0
+    assert torch.equal(place, plain.scales)
+    assert torch.all(memory[:, rows:] == -1)
+
+
 def test_what_makes_no_sense_is_refused(group, world, device):
     rank, size = world
     problem = Problem(rank, size, hidden=_HIDDEN, dtype=torch.bfloat16, device=device)

@@ -61,15 +61,18 @@ impl Choice {
         if self.blocks <= blocks {
             return self;
         }
-        let senders = u64::from(self.send_blocks) * u64::from(blocks) / u64::from(self.blocks);
         Self {
             blocks,
-            send_blocks: u32::try_from(senders)
-                .unwrap_or(blocks)
-                .clamp(1, blocks.max(1)),
+            send_blocks: share(blocks, self.send_blocks, self.blocks).clamp(1, blocks.max(1)),
             ..self
         }
     }
+}
+
+/// The share of `blocks` that `part` is of `whole`, rounded down.
+pub fn share(blocks: u32, part: u32, whole: u32) -> u32 {
+    let share = u64::from(blocks) * u64::from(part) / u64::from(whole.max(1));
+    u32::try_from(share).unwrap_or(blocks)
 }
 
 /// What was measured for one operation and one number of tokens.

@@ -46,11 +46,11 @@ impl Common {
     fn close(&self, windows: PeerWindows, stream: Stream) -> Result<()> {
         self.bootstrap.begin_call();
         let rested = self.context.wait_for_operations(self.timeout, stream);
-        let parted = self.part(rested);
+        let left = self.leave(rested);
         if let Some(network) = &self.network {
             network.close();
         }
-        let closed = match parted {
+        let closed = match left {
             Ok(End::Together { meet: true }) if self.network.is_none() => {
                 windows.release(&self.bootstrap, stream)
             }
@@ -74,7 +74,7 @@ impl Common {
 
     /// Leaves the other ranks of the node: together with them, or at once if this rank has failed, or if its
     /// operations have not `rested`.
-    fn part(&self, rested: Result<()>) -> Result<End> {
+    fn leave(&self, rested: Result<()>) -> Result<End> {
         if self.group.faults.first().is_some() {
             return self.teardown.leave().and(rested).map(|()| End::Broken);
         }
@@ -83,7 +83,7 @@ impl Common {
             return Err(error);
         }
         if let Some(network) = &self.network {
-            network.part();
+            network.forget_peers();
         }
         self.teardown.leave_together(self.context.is_stranded())
     }

@@ -123,7 +123,7 @@ impl Network {
 
     /// No operation of this group runs any more. Once the peers hear of it, their windows may have new owners: a
     /// failure that is noticed from now on is not theirs.
-    pub fn part(&self) {
+    pub fn forget_peers(&self) {
         // The first is this rank's own.
         self.failure.marks.lock().truncate(1);
     }

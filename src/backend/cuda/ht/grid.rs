@@ -6,7 +6,7 @@
 
 use crate::backend::cuda::params::ht::{HT_COMBINE_THREADS, HT_DISPATCH_THREADS};
 use crate::model::group::GroupFacts;
-use crate::tuning::{Choice, Operation, Tuning};
+use crate::tuning::{Choice, Operation, Tuning, share};
 
 pub const WARP: u32 = 32;
 
@@ -140,12 +140,6 @@ impl Grid {
             ..self
         }
     }
-}
-
-/// The share of `blocks` that `part` is of `whole`.
-fn share(blocks: u32, part: u32, whole: u32) -> u32 {
-    let share = u64::from(blocks) * u64::from(part) / u64::from(whole.max(1));
-    u32::try_from(share).unwrap_or(blocks)
 }
 
 #[cfg(test)]

@@ -134,12 +134,19 @@ fn casts_have_more_senders_with_two_ranks() {
     }
 }
 
+/// What a file with these entries says of 8 ranks.
+fn tuning(entries: &str) -> Tuning {
+    let head = r#""format": "nccl_ep tuning", "version": 1, "gpu": "G", "ranks": 8"#;
+    let file = format!(r#"{{{head}, "entries": [{entries}]}}"#);
+    Tuning::parse(&file, "G", 8, 132).unwrap()
+}
+
 #[test]
 fn a_measured_grid_goes_first() {
-    let file = r#"{"format": "nccl_ep tuning", "version": 1, "gpu": "G", "ranks": 8, "entries": [
-        {"operation": "ll_dispatch", "tokens": 16, "blocks": 20, "threads": 1024, "send_blocks": 5},
-        {"operation": "ll_combine", "tokens": 16, "blocks": 7, "threads": 64, "send_blocks": 7}]}"#;
-    let tuning = Tuning::parse(file, "G", 8, 132).unwrap();
+    let tuning = tuning(
+        r#"{"operation": "ll_dispatch", "tokens": 16, "blocks": 20, "threads": 1024, "send_blocks": 5},
+        {"operation": "ll_combine", "tokens": 16, "blocks": 7, "threads": 64, "send_blocks": 7}"#,
+    );
     let own = LlPlan::new(&facts(1024, LlCombineMode::Reduce), &one_node(8)).unwrap();
     let plan = LlPlan { tuning, ..own };
     let split = Grid::split(5, 61, LL_DISPATCH_THREADS);
@@ -152,12 +159,12 @@ fn a_measured_grid_goes_first() {
 
 #[test]
 fn a_measured_grid_over_nodes_is_that_of_the_most_tokens_of_a_rank() {
-    let file = r#"{"format": "nccl_ep tuning", "version": 1, "gpu": "G", "ranks": 8, "entries": [
-        {"operation": "ll_dispatch", "tokens": 128, "blocks": 120, "threads": 1024, "send_blocks": 30},
-        {"operation": "ll_combine", "tokens": 128, "blocks": 48, "threads": 64, "send_blocks": 48}]}"#;
-    let tuning = Tuning::parse(file, "G", 8, 132).unwrap();
-    let plan = LlPlan::new(&facts(128, LlCombineMode::Reduce), &two_nodes(8)).unwrap();
-    let plan = plan.tuned(tuning);
+    let tuning = tuning(
+        r#"{"operation": "ll_dispatch", "tokens": 128, "blocks": 120, "threads": 1024, "send_blocks": 30},
+        {"operation": "ll_combine", "tokens": 128, "blocks": 48, "threads": 64, "send_blocks": 48}"#,
+    );
+    let own = LlPlan::new(&facts(128, LlCombineMode::Reduce), &two_nodes(8)).unwrap();
+    let plan = own.tuned(tuning);
     for tokens in [1, 128] {
         let split = Grid::split(24, 72, LL_DISPATCH_THREADS);
         assert_eq!(dispatch_grid(&plan, tokens, 96), (split, 72));

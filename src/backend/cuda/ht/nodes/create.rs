@@ -191,16 +191,16 @@ impl Creation<'_> {
         let transport = rails.network.transport()?;
         let turn = self.group.order.begin(self.at)?;
         let sent = transport.exchange(self.label(), &sends, &receives, self.at.stream);
-        turn.end_after(sent)?;
-        rails.headers_arrived.lock().record(self.at.stream)?;
-        Ok(())
+        turn.end_after(sent)
     }
 
     /// Waits for the headers of this rank's sources; its own is the first.
     fn wait_for_headers(&self, own: Header) -> Result<Vec<Header>> {
         let transport = self.rails.network.transport()?;
-        let arrived = || Ok(self.rails.headers_arrived.lock().is_over()?.then_some(()));
-        self.group.wait_for_routing(arrived)?;
+        let mut mark = self.rails.headers_arrived.lock();
+        mark.record(self.at.stream)?;
+        self.group
+            .wait_for_routing(|| Ok(mark.is_over()?.then_some(())))?;
         if let Some(fault) = transport.health() {
             return Err(fault);
         }

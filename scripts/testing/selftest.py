@@ -5,11 +5,15 @@ The step `runner/self-test` runs them; by hand, `python3 -m unittest testing.sel
 
 import os
 import pathlib
+import threading
 import time
 import unittest
 
 from testing import command, counts, pool
 from testing.step import Counts, Finished, Step
+
+# Seconds a busy machine may take for what takes milliseconds: a wait that is met ends at once.
+PATIENCE = 60
 
 
 class Readers(unittest.TestCase):
@@ -71,9 +75,9 @@ class Commands(unittest.TestCase):
         start = time.monotonic()
         finished = command.run(("bash", "-c", "sleep 317 & echo $!; wait"), dict(os.environ), 1)
         self.assertTrue(finished.timed_out)
-        self.assertLess(time.monotonic() - start, 8)
+        self.assertLess(time.monotonic() - start, PATIENCE)
         # On a busy machine a killed process takes a moment to end.
-        end = time.monotonic() + 10
+        end = time.monotonic() + PATIENCE
         while self._lives(finished.output.strip()) and time.monotonic() < end:
             time.sleep(0.01)
         self.assertFalse(self._lives(finished.output.strip()))
@@ -106,34 +110,42 @@ class Pool(unittest.TestCase):
 
     def test_order_and_weights(self):
         running, most = [], []
+        pair = threading.Barrier(2)
 
-        def step():
-            running.append(1)
+        def step(name):
+            running.append(name)
             most.append(len(running))
-            time.sleep(0.05)
-            running.pop()
+            if name != "heavy":
+                pair.wait(PATIENCE)
+            running.remove(name)
             return Counts(1, 0), ""
 
-        self._run(*(Step(str(i), step) for i in range(4)), Step("heavy", step, cores=2))
+        names = [(str(i), 1) for i in range(4)] + [("heavy", 2)]
+        done = self._run(*(Step(name, lambda name=name: step(name), cores=cores)
+                           for name, cores in names))
+        self.assertTrue(all(outcome.counts.ok for outcome in done.values()))
         self.assertEqual(max(most), 2)
         self.assertEqual(most[-1], 1)
 
     def test_sleepers_run_one_at_a_time_beside_others(self):
-        running, seen = set(), {}
+        started = {name: threading.Event() for name in ("heavy", "light", "a", "b")}
+        beside = {}
 
-        def step(name):
-            running.add(name)
-            seen[name] = set(running)
-            time.sleep(0.1)
-            seen[name] |= running
-            running.discard(name)
-            return Counts(1, 0), ""
+        def step(name, waits_for, never_beside):
+            started[name].set()
+            met = all(started[other].wait(PATIENCE) for other in waits_for)
+            time.sleep(0.1)  # in which a wrong pool would start the other
+            beside[name] = started[never_beside].is_set()
+            return Counts(int(met), int(not met)), ""
 
-        self._run(*(Step(name, lambda name=name: step(name), cores=cores)
-                    for name, cores in (("heavy", 2), ("light", 1), ("a", 0), ("b", 0))))
-        self.assertEqual(seen["heavy"] - {"a", "b"}, {"heavy"})
-        self.assertIn("a", seen["heavy"])
-        self.assertNotIn("b", seen["a"])
+        done = self._run(
+            Step("heavy", lambda: step("heavy", ("a",), "light"), cores=2),
+            Step("light", lambda: step("light", (), "light"), cores=1),
+            Step("a", lambda: step("a", ("heavy",), "b"), cores=0),
+            Step("b", lambda: step("b", (), "b"), cores=0))
+        self.assertTrue(all(outcome.counts.ok for outcome in done.values()))
+        self.assertFalse(beside["heavy"], "light ran beside heavy")
+        self.assertFalse(beside["a"], "b ran beside a")
 
     def test_broken_check(self):
         done = self._run(Step("a", lambda: 1 // 0))

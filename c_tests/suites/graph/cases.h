@@ -4,11 +4,12 @@
 
 #include "harness/harness.h"
 
-// Begins a capture. Where nothing can be captured: counts a skip and returns false.
-bool graph_begin_capture(cudaStream_t stream);
-
 void two_captures_in_turns(EpEnv* env);
 void captured_beside_a_staged_one(EpEnv* env);
+void rows_with_scales(EpEnv* env);
+void ht_dispatches_and_combines(EpEnv* env);
+void ht_rows_with_scales(EpEnv* env);
+void ht_between_direct_operations(EpEnv* env);
 void ht_handle_in_a_capture(EpEnv* env);
 
 #endif  // C_TESTS_SUITES_GRAPH_CASES_H_

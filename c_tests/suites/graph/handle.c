@@ -2,6 +2,7 @@
 // once, not at every replay. All ranks are refused here, so none waits and the group keeps working.
 // The CPU stand-ins capture nothing.
 #include "reference/ht_run.h"
+#include "suites/graph/capture.h"
 #include "suites/graph/cases.h"
 
 enum { kHidden = 32 };
@@ -15,14 +16,10 @@ static void create_in_capture(const EpEnv* env, ncclEpGroup_t group, void* ids) 
                     ncclInvalidUsage);
     EP_CHECK_STR_CONTAINS(ep_last_error(), "stream: must not be captured into a graph");
     EP_CHECK(handle == NULL);
-    cudaGraph_t graph = NULL;
     // The graph is empty: replaying it has no effect on anything.
-    cudaGraphExec_t replayed = NULL;
-    EP_REQUIRE_CUDA(cudaStreamEndCapture(env->stream, &graph));
-    EP_REQUIRE_CUDA(cudaGraphInstantiate(&replayed, graph, 0));
+    cudaGraphExec_t replayed = graph_instantiate(graph_end_capture(env->stream));
     EP_REQUIRE_CUDA(cudaGraphLaunch(replayed, env->stream));
     EP_REQUIRE_CUDA(cudaGraphExecDestroy(replayed));
-    EP_REQUIRE_CUDA(cudaGraphDestroy(graph));
 }
 
 void ht_handle_in_a_capture(EpEnv* env) {

@@ -5,10 +5,10 @@
 //
 // The CPU stand-ins capture nothing. There the same sequences run directly, which checks this
 // program's expectations, and the replays are reported as skipped.
-#include <stdio.h>
 #include <string.h>
 
 #include "reference/ll_run.h"
+#include "suites/graph/capture.h"
 #include "suites/graph/cases.h"
 
 enum { kMaxRuns = 2, kMaxSteps = 8, kReplays = 5, kHidden = 64, kLateReplays = 7 };
@@ -120,8 +120,16 @@ static void play_step(Fixture* fixture, const Step* step) {
     }
 }
 
-static void play(Fixture* fixture, const Step* steps) {
-    for (; steps->action != kEnd; ++steps) play_step(fixture, steps);
+typedef struct {
+    Fixture* fixture;
+    const Step* steps;
+} Sequence;
+
+static void play(void* context) {
+    const Sequence* sequence = context;
+    for (const Step* step = sequence->steps; step->action != kEnd; ++step) {
+        play_step(sequence->fixture, step);
+    }
 }
 
 static bool contains(const Step* steps, unsigned run, Action action) {
@@ -169,58 +177,21 @@ static void check(Fixture* fixture, const Step* steps) {
 
 // ---- A captured sequence -----------------------------------------------------------------------
 
-typedef struct {
-    const Step* steps;
-    cudaGraphExec_t graph;  // NULL where nothing can be captured: then the steps are called
-} Captured;
-
-static Captured capture(Fixture* fixture, const Step* steps) {
-    Captured captured = {steps, NULL};
-    const cudaStream_t stream = fixture->env->stream;
-    const cudaError_t begun = cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
-    if (begun == cudaErrorNotSupported && ep_on_hostsim()) {
-        (void)cudaGetLastError();
-        return captured;
-    }
-    EP_REQUIRE_CUDA(begun);
-    play(fixture, steps);
-    cudaGraph_t graph = NULL;
-    EP_REQUIRE_CUDA(cudaStreamEndCapture(stream, &graph));
-    EP_REQUIRE_CUDA(cudaGraphInstantiate(&captured.graph, graph, 0));
-    EP_REQUIRE_CUDA(cudaGraphDestroy(graph));
-    return captured;
-}
-
-static void replay(Fixture* fixture, const Captured* captured) {
-    if (captured->graph != NULL) {
-        EP_CHECK_CUDA(cudaGraphLaunch(captured->graph, fixture->env->stream));
-    } else {
-        play(fixture, captured->steps);
-    }
-}
-
-static void release(const Captured* captured) {
-    if (captured->graph == NULL) {
-        ep_skip("these stand-ins cannot capture graphs; the sequence ran directly");
-    } else {
-        EP_REQUIRE_CUDA(cudaGraphExecDestroy(captured->graph));
-    }
-}
-
 // Captures; then some replays with new data each; then replays back to back.
 static void capture_and_replay(EpEnv* env, unsigned num_runs, const Step* steps) {
     Fixture fixture;
     open_fixture(&fixture, env, num_runs);
-    const Captured captured = capture(&fixture, steps);
+    Sequence sequence = {&fixture, steps};
+    const Captured captured = graph_capture(env->stream, play, &sequence);
     for (unsigned i = 0; i < kReplays; ++i) {
         renew(&fixture, steps);
-        replay(&fixture, &captured);
+        graph_replay(&captured);
         check(&fixture, steps);
     }
     renew(&fixture, steps);
-    for (unsigned i = 0; i < kLateReplays; ++i) replay(&fixture, &captured);
+    for (unsigned i = 0; i < kLateReplays; ++i) graph_replay(&captured);
     check(&fixture, steps);
-    release(&captured);
+    graph_release(&captured);
     close_fixture(&fixture);
 }
 
@@ -286,16 +257,17 @@ static void between_direct_operations(EpEnv* env) {
     static const Step kOdd[kMaxSteps] = {{kDispatch, 0}};
     Fixture fixture;
     open_fixture(&fixture, env, 2);
-    const Captured captured = capture(&fixture, kOdd);
+    Sequence odd = {&fixture, kOdd};
+    const Captured captured = graph_capture(env->stream, play, &odd);
     for (unsigned i = 0; i < kReplays; ++i) {
         renew(&fixture, kOdd);
-        replay(&fixture, &captured);
+        graph_replay(&captured);
         check(&fixture, kOdd);
         ll_combine(&fixture.runs[0]);
         ll_dispatch(&fixture.runs[1]);
         if (i % 2 == 0) ll_combine(&fixture.runs[1]);
     }
-    release(&captured);
+    graph_release(&captured);
     close_fixture(&fixture);
 }
 
@@ -304,20 +276,21 @@ static void replay_halves(EpEnv* env, const Step* there_steps, const Step* back_
     Fixture fixture;
     open_fixture(&fixture, env, 1);
     ll_dispatch(&fixture.runs[0]);  // a combine needs a dispatch before it, also at its capture
-    const Captured there = capture(&fixture, there_steps);
-    const Captured back = capture(&fixture, back_steps);
+    Sequence there_sequence = {&fixture, there_steps}, back_sequence = {&fixture, back_steps};
+    const Captured there = graph_capture(env->stream, play, &there_sequence);
+    const Captured back = graph_capture(env->stream, play, &back_sequence);
     for (unsigned i = 0; i < kReplays; ++i) {
         renew(&fixture, there_steps);
-        replay(&fixture, &there);
+        graph_replay(&there);
         check(&fixture, there_steps);
         for (unsigned n = 0; n <= i % 3; ++n) {
             renew(&fixture, back_steps);
-            replay(&fixture, &back);
+            graph_replay(&back);
             check(&fixture, back_steps);
         }
     }
-    release(&there);
-    release(&back);
+    graph_release(&there);
+    graph_release(&back);
     close_fixture(&fixture);
 }
 
@@ -352,6 +325,10 @@ int main(int argc, char** argv) {
         EP_CASE(two_staged_graphs),
         EP_CASE(two_captures_in_turns),
         EP_CASE(captured_beside_a_staged_one),
+        EP_CASE(rows_with_scales),
+        EP_CASE_HT(ht_dispatches_and_combines),
+        EP_CASE_HT(ht_rows_with_scales),
+        EP_CASE_HT(ht_between_direct_operations),
         EP_CASE_HT(ht_handle_in_a_capture),
     };
     return ep_main(argc, argv, kCases, sizeof(kCases) / sizeof(kCases[0]));

@@ -1,6 +1,7 @@
 // Captures and operations of one group that alternate: only the library orders the operations of
 // each graph, whatever comes between them.
 #include "reference/ll_run.h"
+#include "suites/graph/capture.h"
 #include "suites/graph/cases.h"
 
 enum { kHidden = 64, kRuns = 2, kReplays = 3 };
@@ -31,31 +32,6 @@ static void follow(cudaStream_t to, cudaStream_t from, cudaEvent_t event) {
     EP_REQUIRE_CUDA(cudaStreamWaitEvent(to, event, 0));
 }
 
-bool graph_begin_capture(cudaStream_t stream) {
-    const cudaError_t begun = cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
-    if (begun == cudaErrorNotSupported && ep_on_hostsim()) {
-        (void)cudaGetLastError();
-        ep_skip("these stand-ins cannot capture graphs");
-        return false;
-    }
-    EP_REQUIRE_CUDA(begun);
-    return true;
-}
-
-static cudaGraph_t end_capture(cudaStream_t stream) {
-    cudaGraph_t graph = NULL;
-    EP_REQUIRE_CUDA(cudaStreamEndCapture(stream, &graph));
-    return graph;
-}
-
-// Must not be called by a capturing thread.
-static cudaGraphExec_t instantiate(cudaGraph_t graph) {
-    cudaGraphExec_t executable = NULL;
-    EP_REQUIRE_CUDA(cudaGraphInstantiate(&executable, graph, 0));
-    EP_REQUIRE_CUDA(cudaGraphDestroy(graph));
-    return executable;
-}
-
 // Two streams are captured at the same time. The dispatch and the combine of the first graph are on
 // streams that only the library orders, and an operation of the second comes between them.
 void two_captures_in_turns(EpEnv* env) {
@@ -79,9 +55,9 @@ void two_captures_in_turns(EpEnv* env) {
     EP_CHECK_NCCL(ll_launch_combine(run, branch, false));
     follow(env->stream, branch, join);
     if (captures) {
-        const cudaGraph_t captured[2] = {end_capture(env->stream), end_capture(second)};
-        cudaGraphExec_t first_graph = instantiate(captured[0]);
-        cudaGraphExec_t second_graph = instantiate(captured[1]);
+        const cudaGraph_t captured[2] = {graph_end_capture(env->stream), graph_end_capture(second)};
+        cudaGraphExec_t first_graph = graph_instantiate(captured[0]);
+        cudaGraphExec_t second_graph = graph_instantiate(captured[1]);
         for (int i = 0; i < kReplays; ++i) {
             EP_CHECK_CUDA(cudaGraphLaunch(second_graph, env->stream));
             EP_CHECK_CUDA(cudaGraphLaunch(first_graph, env->stream));
@@ -114,7 +90,7 @@ void captured_beside_a_staged_one(EpEnv* env) {
     EP_CHECK_NCCL(ll_launch_dispatch(run, env->stream, true));
     EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, env->stream));
     if (captures) {
-        cudaGraphExec_t graph = instantiate(end_capture(env->stream));
+        cudaGraphExec_t graph = graph_instantiate(graph_end_capture(env->stream));
         for (int i = 0; i < kReplays; ++i) EP_CHECK_CUDA(cudaGraphLaunch(graph, env->stream));
         ep_sync(env);
         EP_REQUIRE_CUDA(cudaGraphExecDestroy(graph));

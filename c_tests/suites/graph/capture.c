@@ -1,0 +1,46 @@
+// Capturing and replaying; see capture.h.
+#include "suites/graph/capture.h"
+
+bool graph_begin_capture(cudaStream_t stream) {
+    const cudaError_t begun = cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
+    if (begun == cudaErrorNotSupported && ep_on_hostsim()) {
+        (void)cudaGetLastError();
+        ep_skip("these stand-ins cannot capture graphs; the same operations ran directly");
+        return false;
+    }
+    EP_REQUIRE_CUDA(begun);
+    return true;
+}
+
+cudaGraph_t graph_end_capture(cudaStream_t stream) {
+    cudaGraph_t graph = NULL;
+    EP_REQUIRE_CUDA(cudaStreamEndCapture(stream, &graph));
+    return graph;
+}
+
+cudaGraphExec_t graph_instantiate(cudaGraph_t graph) {
+    cudaGraphExec_t executable = NULL;
+    EP_REQUIRE_CUDA(cudaGraphInstantiate(&executable, graph, 0));
+    EP_REQUIRE_CUDA(cudaGraphDestroy(graph));
+    return executable;
+}
+
+Captured graph_capture(cudaStream_t stream, void (*play)(void* context), void* context) {
+    Captured captured = {play, context, stream, NULL};
+    if (!graph_begin_capture(stream)) return captured;
+    play(context);
+    captured.executable = graph_instantiate(graph_end_capture(stream));
+    return captured;
+}
+
+void graph_replay(const Captured* captured) {
+    if (captured->executable != NULL) {
+        EP_CHECK_CUDA(cudaGraphLaunch(captured->executable, captured->stream));
+    } else {
+        captured->play(captured->context);
+    }
+}
+
+void graph_release(const Captured* captured) {
+    if (captured->executable != NULL) EP_REQUIRE_CUDA(cudaGraphExecDestroy(captured->executable));
+}

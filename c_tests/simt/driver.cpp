@@ -20,7 +20,15 @@
 #include "kernel.h"
 #include "launch.h"
 
+// Of the stand-ins: see hostsim/src/cuda/capture.rs.
+extern "C" void ncclEpHostsimAllowGraphs();
+extern "C" cudaError_t ncclEpHostsimCapture(cudaStream_t stream, int* status,
+                                            unsigned long long* number);
+
 namespace {
+
+// Kernels can be launched again and again, unlike the host backend's functions.
+__attribute__((constructor)) void AllowGraphs() { ncclEpHostsimAllowGraphs(); }
 
 constexpr uint64_t kMultiprocessors = 2;
 
@@ -56,6 +64,29 @@ constexpr uint32_t kNoBlock = UINT32_MAX;
 constexpr useconds_t kHeldMicroseconds = 100;
 std::atomic<uint32_t> block_to_hold{kNoBlock};
 std::atomic<bool> holds{false};
+
+// A launch. Those of graphs stay as long as the process, as a graph may be replayed at any time.
+struct Work {
+    const simt::Kernel* kernel;
+    simt::LaunchShape shape;
+    uint32_t held_block;
+    std::vector<char> params;
+    bool runs_once;
+};
+
+void RunKernel(void* data) {
+    static const uint64_t seed = simt::Setting("NCCLEP_SIMT_SEED", 1);
+    static std::atomic<uint64_t> launches{0};
+    const auto* work = static_cast<Work*>(data);
+    simt::Launch(work->shape, seed * 1000003 + launches.fetch_add(1), [work] {
+        // The first thread of the block waits for all: they share an OS thread.
+        while (holds && simt::Block::Current().BlockIdx().x == work->held_block) {
+            usleep(kHeldMicroseconds);
+        }
+        work->kernel->run(work->params.data());
+    });
+    if (work->runs_once) delete work;
+}
 
 std::vector<int>& DevicesBelow() {
     static thread_local std::vector<int> devices;
@@ -160,18 +191,29 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
     return Result(cudaStreamWaitEvent(Runtime(stream), Runtime(event), flags));
 }
 
-// Under the name of CUDA 11.4, which newer headers no longer declare; no stream is ever captured here.
+// Under the name of CUDA 11.4, which newer headers no longer declare.
 extern "C" CUresult cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureStatus* status,
-                                              cuuint64_t*, CUgraph*, const CUgraphNode**,
+                                              cuuint64_t* number, CUgraph*, const CUgraphNode**,
                                               size_t*) {
-    auto answer = cudaStreamCaptureStatusNone;
-    const CUresult result = Result(cudaStreamIsCapturing(Runtime(stream), &answer));
+    int answer = 0;
+    unsigned long long known = 0;
+    const CUresult result = Result(ncclEpHostsimCapture(Runtime(stream), &answer, &known));
     *status = static_cast<CUstreamCaptureStatus>(answer);
+    *number = known;
     return result;
+}
+
+CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
+    return Result(
+        cudaThreadExchangeStreamCaptureMode(reinterpret_cast<cudaStreamCaptureMode*>(mode)));
 }
 
 // The stand-ins never give a handle twice.
 CUresult cuStreamGetId(CUstream stream, unsigned long long* id) {
+    auto status = cudaStreamCaptureStatusNone;
+    const CUresult result = Result(cudaStreamIsCapturing(Runtime(stream), &status));
+    if (result != CUDA_SUCCESS) return result;
+    if (status != cudaStreamCaptureStatusNone) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     *id = reinterpret_cast<uintptr_t>(stream);
     return CUDA_SUCCESS;
 }
@@ -249,16 +291,7 @@ CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute,
 
 CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** params,
                           void**) {
-    struct Work {
-        const simt::Kernel* kernel;
-        simt::LaunchShape shape;
-        uint64_t seed;
-        uint32_t held_block;
-        std::vector<char> params;
-    };
     if (simt::Setting("NCCLEP_SIMT_STOP_AT_LAUNCH", 0) != 0) (void)raise(SIGSTOP);
-    static const uint64_t seed = simt::Setting("NCCLEP_SIMT_SEED", 1);
-    static std::atomic<uint64_t> launches{0};
     if (config->sharedMemBytes > kSharedBytes) {
         const std::lock_guard<std::mutex> lock(mutex);
         const uint32_t allowed = shared_bytes_allowed[function];
@@ -266,23 +299,15 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
     }
     const auto* kernel = reinterpret_cast<const simt::Kernel*>(function);
     const auto* first = static_cast<const char*>(params[0]);
-    const auto run = [](void* data) {
-        const auto* work = static_cast<Work*>(data);
-        simt::Launch(work->shape, work->seed, [work] {
-            // The first thread of the block waits for all: they share an OS thread.
-            while (holds && simt::Block::Current().BlockIdx().x == work->held_block) {
-                usleep(kHeldMicroseconds);
-            }
-            work->kernel->run(work->params.data());
-        });
-        delete work;
-    };
+    auto status = cudaStreamCaptureStatusNone;
+    const CUresult asked = Result(cudaStreamIsCapturing(Runtime(config->hStream), &status));
+    if (asked != CUDA_SUCCESS) return asked;
     auto* work = new Work{kernel,
                           {config->gridDimX, config->blockDimX, config->sharedMemBytes},
-                          seed * 1000003 + launches.fetch_add(1),
                           block_to_hold.exchange(kNoBlock),
-                          {first, first + kernel->params_bytes}};
-    const cudaError_t error = cudaLaunchHostFunc(Runtime(config->hStream), run, work);
+                          {first, first + kernel->params_bytes},
+                          status == cudaStreamCaptureStatusNone};
+    const cudaError_t error = cudaLaunchHostFunc(Runtime(config->hStream), RunKernel, work);
     if (error != cudaSuccess) delete work;
     return Result(error);
 }

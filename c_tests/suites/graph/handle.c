@@ -1,6 +1,6 @@
 // A high-throughput handle cannot be created while its stream is captured: its routing is exchanged
 // once, not at every replay. All ranks are refused here, so none waits and the group keeps working.
-// The CPU stand-ins capture nothing.
+// The CPU backend captures nothing.
 #include "reference/ht_run.h"
 #include "suites/graph/capture.h"
 #include "suites/graph/cases.h"

@@ -1,20 +1,38 @@
-//! Graph capture: out of scope, and said so.
+//! Entry points for the capture of streams into graphs, and for graphs.
 //!
-//! Programs that ask whether a stream is capturing get "no"; those that start a capture get
-//! `cudaErrorNotSupported` from the first call on, so they can fall back to plain launches.
+//! A capture needs work that can run more than once. `libnccl_ep`'s host backend gives streams host
+//! functions that run once, so captures are `cudaErrorNotSupported` until [`ncclEpHostsimAllowGraphs`] is
+//! called; programs fall back to plain launches.
 #![allow(unsafe_code)]
+#![allow(non_camel_case_types)]
 
 use std::ffi::{c_int, c_ulonglong, c_void};
 use std::ptr;
+use std::sync::Arc;
 
 use super::boundary::{boundary, store};
 use super::error::{CudaError, cudaError_t};
+use super::graph::{Executable, Graph};
+use super::recording::{self, Mode};
 use super::stream::{cudaStream_t, resolve};
+use crate::handles::Handles;
 
-/// `cudaStreamCaptureStatusNone`.
-const NOT_CAPTURING: c_int = 0;
+/// C's `cudaGraph_t`.
+pub type cudaGraph_t = *mut c_void;
+/// C's `cudaGraphExec_t`.
+pub type cudaGraphExec_t = *mut c_void;
 
-/// Always "not capturing".
+static GRAPHS: Handles<Graph> = Handles::new(0x5500_0000_0000);
+static EXECUTABLES: Handles<Executable> = Handles::new(0x5600_0000_0000);
+
+/// Lets streams be captured, from now on and in this process: all their work can be replayed.
+// SAFETY: the name is this project's own and is defined once in the process.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclEpHostsimAllowGraphs() {
+    recording::allow();
+}
+
+/// Whether a stream is being captured.
 ///
 /// # Safety
 /// `status` is null or valid for a write.
@@ -23,64 +41,161 @@ pub unsafe extern "C" fn cudaStreamIsCapturing(
     stream: cudaStream_t,
     status: *mut c_int,
 ) -> cudaError_t {
+    // SAFETY: passed on under this function's contract; the number is not asked for.
+    boundary(|| unsafe { tell_capture(stream, status, ptr::null_mut()) })
+}
+
+/// Whether a stream is being captured, and the capture's number if it is. What else CUDA's function
+/// tells, nobody asks for.
+///
+/// # Safety
+/// `status` is null or valid for a write, and so is `number`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclEpHostsimCapture(
+    stream: cudaStream_t,
+    status: *mut c_int,
+    number: *mut c_ulonglong,
+) -> cudaError_t {
+    // SAFETY: passed on under this function's contract.
+    boundary(|| unsafe { tell_capture(stream, status, number) })
+}
+
+/// Begins to capture a stream.
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaStreamBeginCapture(stream: cudaStream_t, mode: c_int) -> cudaError_t {
     boundary(|| {
-        resolve(stream)?;
-        // SAFETY: passed on under this function's contract.
-        unsafe { store(status, NOT_CAPTURING) }
+        if !recording::is_allowed() {
+            return Err(CudaError::NotSupported);
+        }
+        recording::begin(&resolve(stream)?, Mode::from_number(mode)?)
     })
 }
 
-/// Not supported.
-#[unsafe(no_mangle)]
-pub extern "C" fn cudaStreamBeginCapture(_stream: cudaStream_t, _mode: c_int) -> cudaError_t {
-    not_supported()
-}
-
-/// Not supported; the graph becomes NULL.
+/// Ends the capture that began at a stream; the graph becomes NULL if it is invalid.
 ///
 /// # Safety
 /// `graph` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaStreamEndCapture(
-    _stream: cudaStream_t,
-    graph: *mut *mut c_void,
+    stream: cudaStream_t,
+    graph: *mut cudaGraph_t,
 ) -> cudaError_t {
-    // SAFETY: passed on under this function's contract.
-    boundary(|| unsafe { store(graph, ptr::null_mut()) }.and(Err(CudaError::NotSupported)))
+    boundary(|| {
+        // SAFETY: passed on under this function's contract, here and below.
+        unsafe { store(graph, ptr::null_mut()) }?;
+        if !recording::is_allowed() {
+            return Err(CudaError::NotSupported);
+        }
+        let captured = recording::end(&resolve(stream)?)?;
+        let handle = GRAPHS.insert(Arc::new(captured)) as cudaGraph_t;
+        // SAFETY: as above.
+        unsafe { store(graph, handle) }
+    })
 }
 
-/// Not supported; the executable graph becomes NULL.
+/// Sets how the calling thread minds captures, and gives how it did before.
+///
+/// # Safety
+/// `mode` is null or valid for a read and a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudaThreadExchangeStreamCaptureMode(mode: *mut c_int) -> cudaError_t {
+    boundary(|| {
+        if mode.is_null() {
+            return Err(CudaError::InvalidValue);
+        }
+        // SAFETY: not null, and then valid by this function's contract.
+        let wanted = Mode::from_number(unsafe { *mode })?;
+        // SAFETY: as above.
+        unsafe { store(mode, recording::exchange_mode(wanted) as c_int) }
+    })
+}
+
+/// Makes a graph that can be launched.
 ///
 /// # Safety
 /// `executable` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaGraphInstantiate(
-    executable: *mut *mut c_void,
-    _graph: *mut c_void,
+    executable: *mut cudaGraphExec_t,
+    graph: cudaGraph_t,
     _flags: c_ulonglong,
 ) -> cudaError_t {
+    boundary(|| {
+        // SAFETY: passed on under this function's contract, here and below.
+        unsafe { store(executable, ptr::null_mut()) }?;
+        let made = Executable::new(find(&GRAPHS, graph)?)?;
+        let handle = EXECUTABLES.insert(Arc::new(made)) as cudaGraphExec_t;
+        // SAFETY: as above.
+        unsafe { store(executable, handle) }
+    })
+}
+
+/// Runs a graph in stream order.
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaGraphLaunch(
+    executable: cudaGraphExec_t,
+    stream: cudaStream_t,
+) -> cudaError_t {
+    boundary(|| {
+        let executable = find(&EXECUTABLES, executable)?;
+        let stream = resolve(stream)?;
+        recording::refuse(&stream, CudaError::StreamCaptureUnsupported)?;
+        executable.launch(&stream)
+    })
+}
+
+/// Ends a graph; what was made of it stays.
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaGraphDestroy(graph: cudaGraph_t) -> cudaError_t {
+    boundary(|| remove(&GRAPHS, graph))
+}
+
+/// Ends an executable graph; launches under way still run.
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaGraphExecDestroy(executable: cudaGraphExec_t) -> cudaError_t {
+    boundary(|| remove(&EXECUTABLES, executable))
+}
+
+fn find<T>(handles: &Handles<T>, handle: *mut c_void) -> Result<Arc<T>, CudaError> {
+    let found = handles.get(handle as usize);
+    found.ok_or_else(unknown)
+}
+
+fn remove<T>(handles: &Handles<T>, handle: *mut c_void) -> Result<(), CudaError> {
+    let removed = handles.remove(handle as usize);
+    removed.map(drop).ok_or_else(unknown)
+}
+
+fn unknown() -> CudaError {
+    match recording::is_allowed() {
+        true => CudaError::InvalidValue,
+        false => CudaError::NotSupported,
+    }
+}
+
+/// # Safety
+/// Both pointers are null or valid for a write.
+unsafe fn tell_capture(
+    stream: cudaStream_t,
+    status: *mut c_int,
+    number: *mut c_ulonglong,
+) -> Result<(), CudaError> {
+    // By the numbers of `cudaStreamCaptureStatus`.
+    const NONE: c_int = 0;
+    const ACTIVE: c_int = 1;
+    const INVALIDATED: c_int = 2;
+    let capture = recording::status(&resolve(stream)?);
+    let answer = match capture {
+        None => NONE,
+        Some((_, true)) => ACTIVE,
+        Some((_, false)) => INVALIDATED,
+    };
+    if let Some((known, _)) = capture
+        && !number.is_null()
+    {
+        // SAFETY: not null, and then valid by this function's contract.
+        unsafe { number.write(known) };
+    }
     // SAFETY: passed on under this function's contract.
-    boundary(|| unsafe { store(executable, ptr::null_mut()) }.and(Err(CudaError::NotSupported)))
-}
-
-/// Not supported.
-#[unsafe(no_mangle)]
-pub extern "C" fn cudaGraphLaunch(_executable: *mut c_void, _stream: cudaStream_t) -> cudaError_t {
-    not_supported()
-}
-
-/// Not supported.
-#[unsafe(no_mangle)]
-pub extern "C" fn cudaGraphDestroy(_graph: *mut c_void) -> cudaError_t {
-    not_supported()
-}
-
-/// Not supported.
-#[unsafe(no_mangle)]
-pub extern "C" fn cudaGraphExecDestroy(_executable: *mut c_void) -> cudaError_t {
-    not_supported()
-}
-
-fn not_supported() -> cudaError_t {
-    boundary(|| Err(CudaError::NotSupported))
+    unsafe { store(status, answer) }
 }

@@ -12,7 +12,8 @@ use super::boundary::boundary;
 use super::device;
 use super::error::{CudaError, cudaError_t};
 use super::heap::{self, Memory, Range};
-use super::queue::{Job, Stream};
+use super::queue::{Stream, Ticket};
+use super::recording;
 use super::stream::{cudaStream_t, resolve};
 use crate::report;
 
@@ -64,26 +65,26 @@ impl Copy {
         })
     }
 
-    fn job(self) -> Job {
-        Box::new(move || {
+    fn job(self) -> impl Fn() -> Result<(), CudaError> {
+        move || {
             // SAFETY: both ranges were live when the copy was submitted; freeing waits for the
             // device. `copy` allows overlap. A range that the caller unmapped meanwhile faults,
             // as it would on a GPU.
             unsafe { std::ptr::copy(self.from as *const u8, self.to as *mut u8, self.len) };
             Ok(())
-        })
+        }
     }
 
     /// The same copy from a private image of the source as it is now.
-    fn staged_job(self) -> Job {
+    fn staged_job(self) -> impl Fn() -> Result<(), CudaError> {
         // SAFETY: the caller passes a source of `len` readable bytes.
         let image =
             unsafe { std::slice::from_raw_parts(self.from as *const u8, self.len) }.to_vec();
-        Box::new(move || {
+        move || {
             // SAFETY: as in `job`; the image is private and has `len` bytes.
             unsafe { std::ptr::copy_nonoverlapping(image.as_ptr(), self.to as *mut u8, self.len) };
             Ok(())
-        })
+        }
     }
 }
 
@@ -103,12 +104,13 @@ pub unsafe extern "C" fn cudaMemcpy(
             return Ok(());
         }
         let copy = Copy::check(to, from, len, kind)?;
+        recording::refuse_unsafe_call()?;
         let stream = device::current()?.legacy()?;
-        let ticket = device::submit(&stream, Vec::new(), copy.job())?;
+        let ticket = recording::enqueue(&stream, copy.job())?;
         if (copy.to_side, copy.from_side) == (Side::Device, Side::Device) {
             return Ok(());
         }
-        ticket.wait();
+        ticket.iter().for_each(Ticket::wait);
         stream.take_error()
     })
 }
@@ -131,17 +133,18 @@ pub unsafe extern "C" fn cudaMemcpyAsync(
             return Ok(());
         }
         let copy = Copy::check(to, from, len, kind)?;
+        if copy.to_side == Side::Pageable || copy.from_side == Side::Pageable {
+            recording::refuse(&stream, CudaError::StreamCaptureUnsupported)?;
+        }
         if copy.to_side == Side::Pageable {
-            device::submit(&stream, Vec::new(), copy.job())?.wait();
+            device::submit(&stream, Vec::new(), Box::new(copy.job()))?.wait();
             return stream.take_error();
         }
-        let staged = copy.from_side == Side::Pageable;
-        let job = if staged {
-            copy.staged_job()
-        } else {
-            copy.job()
+        let enqueued = match copy.from_side {
+            Side::Pageable => recording::enqueue(&stream, copy.staged_job()),
+            _ => recording::enqueue(&stream, copy.job()),
         };
-        device::submit(&stream, Vec::new(), job).map(|_| ())
+        enqueued.map(|_| ())
     })
 }
 
@@ -149,6 +152,7 @@ pub unsafe extern "C" fn cudaMemcpyAsync(
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaMemset(to: *mut c_void, value: c_int, len: usize) -> cudaError_t {
     boundary(|| {
+        recording::refuse_unsafe_call()?;
         let stream = device::current()?.legacy()?;
         if fill(&stream, to as usize, value, len)? == Side::Pinned {
             return stream.drain();
@@ -179,7 +183,7 @@ fn fill(stream: &Arc<Stream>, to: usize, value: c_int, len: usize) -> Result<Sid
         unsafe { std::ptr::write_bytes(to as *mut u8, value as u8, len) };
         Ok(())
     };
-    device::submit(stream, Vec::new(), Box::new(job))?;
+    recording::enqueue(stream, job)?;
     Ok(side)
 }
 

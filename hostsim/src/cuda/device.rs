@@ -183,12 +183,6 @@ pub extern "C" fn cudaSetDevice(index: c_int) -> cudaError_t {
     boundary(|| set_current(usize::try_from(index).map_err(|_| CudaError::InvalidDevice)?))
 }
 
-/// Waits for all work on the current device.
-#[unsafe(no_mangle)]
-pub extern "C" fn cudaDeviceSynchronize() -> cudaError_t {
-    boundary(|| current()?.synchronize())
-}
-
 /// The CUDA version that the stand-ins present.
 ///
 /// # Safety

@@ -42,12 +42,22 @@ cuda_errors! {
     NoDevice = 100, "no CUDA-capable device is detected";
     InvalidDevice = 101, "invalid device ordinal";
     InvalidResourceHandle = 400, "invalid resource handle";
+    IllegalState = 401, "the operation cannot be performed in the present state";
     NotReady = 600, "device not ready";
     IllegalAddress = 700, "an illegal memory access was encountered";
     LaunchTimeout = 702, "the launch timed out and was terminated";
     LaunchFailure = 719, "unspecified launch failure";
     NotPermitted = 800, "operation not permitted";
     NotSupported = 801, "operation not supported";
+    StreamCaptureUnsupported = 900, "operation not permitted when stream is capturing";
+    StreamCaptureInvalidated = 901, "operation failed due to a previous error during capture";
+    StreamCaptureMerge = 902, "operation would result in a merge of separate capture sequences";
+    StreamCaptureUnmatched = 903, "capture was not ended in the same stream as it began";
+    StreamCaptureUnjoined = 904, "capturing stream has unjoined work";
+    StreamCaptureIsolation = 905, "dependency created on uncaptured work in another stream";
+    StreamCaptureImplicit = 906, "operation would make the legacy stream depend on a capturing blocking stream";
+    CapturedEvent = 907, "operation not permitted on an event last recorded in a capturing stream";
+    StreamCaptureWrongThread = 908, "attempt to terminate a thread-local capture sequence from another thread";
     Unknown = 999, "unknown error";
 }
 

@@ -12,6 +12,7 @@ use super::boundary::{boundary, store};
 use super::device;
 use super::error::{CudaError, cudaError_t};
 use super::queue::{Ticket, refuse_on_worker};
+use super::recording::{self, Point};
 use super::stream::{cudaStream_t, resolve};
 use crate::handles::Handles;
 
@@ -24,7 +25,14 @@ const KNOWN_FLAGS: c_uint = 7;
 struct Event {
     device: usize,
     timed: bool,
-    latest: Mutex<Option<Record>>,
+    latest: Mutex<Option<Mark>>,
+}
+
+/// Where an event is.
+#[derive(Clone)]
+enum Mark {
+    InStream(Record),
+    InCapture(Point),
 }
 
 /// One `cudaEventRecord`. A later record replaces it for new waits; earlier waits keep it.
@@ -42,13 +50,14 @@ fn find(event: cudaEvent_t) -> Result<Arc<Event>, CudaError> {
         .ok_or(CudaError::InvalidResourceHandle)
 }
 
-/// The ticket of an event's latest record; nothing if it was never recorded.
-fn latest(event: cudaEvent_t) -> Result<Option<Ticket>, CudaError> {
-    Ok(find(event)?
-        .latest
-        .lock()
-        .as_ref()
-        .map(|record| record.ticket.clone()))
+/// An event's latest record for a question about it; nothing if it was never recorded.
+fn latest(event: cudaEvent_t) -> Result<Option<Record>, CudaError> {
+    let mark = find(event)?.latest.lock().clone();
+    match mark {
+        None => Ok(None),
+        Some(Mark::InStream(record)) => Ok(Some(record)),
+        Some(Mark::InCapture(point)) => Err(recording::refuse_point(&point)),
+    }
 }
 
 /// Ends the life of all events of a device.
@@ -85,6 +94,10 @@ pub extern "C" fn cudaEventRecord(event: cudaEvent_t, stream: cudaStream_t) -> c
     boundary(|| {
         let event = find(event)?;
         let stream = resolve(stream)?;
+        if let Some(point) = recording::mark(&stream)? {
+            *event.latest.lock() = Some(Mark::InCapture(point));
+            return Ok(());
+        }
         let passed = Arc::new(OnceLock::new());
         let stamp = Arc::clone(&passed);
         let job = move || {
@@ -92,7 +105,7 @@ pub extern "C" fn cudaEventRecord(event: cudaEvent_t, stream: cudaStream_t) -> c
             Ok(())
         };
         let ticket = device::submit(&stream, Vec::new(), Box::new(job))?;
-        *event.latest.lock() = Some(Record { ticket, passed });
+        *event.latest.lock() = Some(Mark::InStream(Record { ticket, passed }));
         Ok(())
     })
 }
@@ -109,10 +122,15 @@ pub extern "C" fn cudaStreamWaitEvent(
             return Err(CudaError::InvalidValue);
         }
         let stream = resolve(stream)?;
-        let Some(ticket) = latest(event)? else {
-            return Ok(());
-        };
-        device::submit(&stream, vec![ticket], Box::new(|| Ok(()))).map(|_| ())
+        let mark = find(event)?.latest.lock().clone();
+        match mark {
+            None => Ok(()),
+            Some(Mark::InCapture(point)) => recording::hold(&stream, &point),
+            Some(Mark::InStream(record)) => {
+                recording::refuse(&stream, CudaError::StreamCaptureIsolation)?;
+                device::submit(&stream, vec![record.ticket], Box::new(|| Ok(()))).map(|_| ())
+            }
+        }
     })
 }
 
@@ -121,7 +139,8 @@ pub extern "C" fn cudaStreamWaitEvent(
 pub extern "C" fn cudaEventSynchronize(event: cudaEvent_t) -> cudaError_t {
     boundary(|| {
         refuse_on_worker()?;
-        let Some(ticket) = latest(event)? else {
+        recording::refuse_unsafe_call()?;
+        let Some(Record { ticket, .. }) = latest(event)? else {
             return Ok(());
         };
         ticket.wait();
@@ -132,9 +151,12 @@ pub extern "C" fn cudaEventSynchronize(event: cudaEvent_t) -> cudaError_t {
 /// Whether the event's latest record was passed: `cudaSuccess` or `cudaErrorNotReady`.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaEventQuery(event: cudaEvent_t) -> cudaError_t {
-    boundary(|| match latest(event)? {
-        Some(ticket) if !ticket.is_done() => Err(CudaError::NotReady),
-        _ => Ok(()),
+    boundary(|| {
+        recording::refuse_unsafe_call()?;
+        match latest(event)? {
+            Some(record) if !record.ticket.is_done() => Err(CudaError::NotReady),
+            _ => Ok(()),
+        }
     })
 }
 
@@ -172,8 +194,8 @@ pub extern "C" fn cudaEventDestroy(event: cudaEvent_t) -> cudaError_t {
 }
 
 fn passed(event: cudaEvent_t) -> Result<Instant, CudaError> {
-    let event = find(event)?;
-    let record = event.latest.lock().clone().filter(|_| event.timed);
+    let is_timed = find(event)?.timed;
+    let record = latest(event)?.filter(|_| is_timed);
     let record = record.ok_or(CudaError::InvalidResourceHandle)?;
     record.passed.get().copied().ok_or(CudaError::NotReady)
 }

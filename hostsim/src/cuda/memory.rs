@@ -7,6 +7,7 @@ use super::boundary::{boundary, store};
 use super::device;
 use super::error::{CudaError, cudaError_t};
 use super::heap::{self, Memory, Range};
+use super::recording;
 
 /// Allocates device memory: poisoned, 256-byte aligned, guarded. Zero bytes give NULL.
 ///
@@ -26,6 +27,7 @@ pub extern "C" fn cudaFree(pointer: *mut c_void) -> cudaError_t {
         if address == 0 {
             return Ok(());
         }
+        recording::refuse_unsafe_call()?;
         let Some(Memory::Device(owner)) = heap::starts_at(address) else {
             return Err(CudaError::InvalidValue);
         };
@@ -63,6 +65,7 @@ pub extern "C" fn cudaFreeHost(pointer: *mut c_void) -> cudaError_t {
         if address == 0 {
             return Ok(());
         }
+        recording::refuse_unsafe_call()?;
         let Some(Memory::Pinned(owner)) = heap::starts_at(address) else {
             return Err(CudaError::InvalidValue);
         };
@@ -113,6 +116,7 @@ unsafe fn allocate_into(
     if out.is_null() {
         return Err(CudaError::InvalidValue);
     }
+    recording::refuse_unsafe_call()?;
     let address = heap::allocate(size, memory(device::current_index()))?;
     // SAFETY: passed on under this function's contract.
     unsafe { store(out, address as *mut c_void) }

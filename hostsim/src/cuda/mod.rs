@@ -3,9 +3,10 @@
 //! | module | holds |
 //! |---|---|
 //! | [`reset`] | the end of everything on a device |
-//! | [`event`], [`capture`] | marks in streams; graph capture, which is answered "not supported" |
+//! | [`event`], [`capture`] | marks in streams; entry points for captures and graphs |
 //! | [`memory`], [`copy`] | allocation entry points; copies and fills |
 //! | [`stream`], [`device`] | stream entry points; devices, their streams, device-wide synchronisation |
+//! | `recording`, `graph` | captures under way; what they become, and its replays |
 //! | `boundary` | what each entry point does around its body |
 //! | `heap`, `arena` | the register of all memory, with poison and guards |
 //! | `queue`, [`error`] | a stream's worker; error numbers, the calling thread's last error |
@@ -19,8 +20,10 @@ pub mod copy;
 pub mod device;
 pub mod error;
 pub mod event;
+pub(crate) mod graph;
 pub(crate) mod heap;
 pub mod memory;
 pub(crate) mod queue;
+pub(crate) mod recording;
 pub mod reset;
 pub mod stream;

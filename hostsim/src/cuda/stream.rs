@@ -9,6 +9,7 @@ use super::boundary::{boundary, store};
 use super::device;
 use super::error::{CudaError, cudaError_t};
 use super::queue::{Kind, Stream};
+use super::recording;
 use crate::handles::Handles;
 
 /// C's `cudaStream_t`: a handle, or one of the reserved values 0, 1 and 2 for default streams.
@@ -82,6 +83,7 @@ pub extern "C" fn cudaStreamDestroy(stream: cudaStream_t) -> cudaError_t {
 pub extern "C" fn cudaStreamSynchronize(stream: cudaStream_t) -> cudaError_t {
     boundary(|| {
         let stream = resolve(stream)?;
+        refuse_in_capture(&stream)?;
         if stream.kind == Kind::Legacy {
             // The default stream stands for all blocking streams: an empty job meets them all.
             device::submit(&stream, Vec::new(), Box::new(|| Ok(())))?;
@@ -90,11 +92,21 @@ pub extern "C" fn cudaStreamSynchronize(stream: cudaStream_t) -> cudaError_t {
     })
 }
 
+/// Waits for all work on the current device.
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaDeviceSynchronize() -> cudaError_t {
+    boundary(|| {
+        recording::refuse_unsafe_call()?;
+        device::current()?.synchronize()
+    })
+}
+
 /// Whether a stream is idle: `cudaSuccess` or `cudaErrorNotReady`.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaStreamQuery(stream: cudaStream_t) -> cudaError_t {
     boundary(|| {
         let stream = resolve(stream)?;
+        refuse_in_capture(&stream)?;
         if stream.pending().is_some() {
             return Err(CudaError::NotReady);
         }
@@ -105,7 +117,7 @@ pub extern "C" fn cudaStreamQuery(stream: cudaStream_t) -> cudaError_t {
 /// Runs a host function in stream order, on the stream's own thread. It may block for long.
 ///
 /// # Safety
-/// `function` may be called once with `data` from another thread.
+/// `function` may be called once, or once in each replay if the stream is captured, with `data` from another thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaLaunchHostFunc(
     stream: cudaStream_t,
@@ -121,8 +133,14 @@ pub unsafe extern "C" fn cudaLaunchHostFunc(
             unsafe { function(data as *mut c_void) };
             Ok(())
         };
-        device::submit(&stream, Vec::new(), Box::new(job)).map(|_| ())
+        recording::enqueue(&stream, job).map(|_| ())
     })
+}
+
+/// Waiting for a captured stream makes no sense, and for another one it may disturb a capture.
+fn refuse_in_capture(stream: &Arc<Stream>) -> Result<(), CudaError> {
+    recording::refuse(stream, CudaError::StreamCaptureUnsupported)?;
+    recording::refuse_unsafe_call()
 }
 
 /// Creates a stream on the current device and stores its handle.

@@ -7,10 +7,13 @@ use std::sync::Arc;
 
 use super::collective::Collective;
 use super::comm::Comm;
-use super::error::Outcome;
+use super::error::{Code, Failure, Outcome};
 use super::transfer::{self, Transfer};
 use crate::cuda::device;
-use crate::cuda::queue::{Job, Stream};
+use crate::cuda::error::CudaError;
+use crate::cuda::graph::Submit;
+use crate::cuda::queue::{Stream, Ticket};
+use crate::cuda::recording;
 
 /// The sends and receives of one group on one communicator.
 pub(crate) struct Bundle {
@@ -39,7 +42,7 @@ impl Bundle {
     pub(crate) fn launch(self) -> Outcome<()> {
         let transfers = self.transfers;
         submit(&self.comm, &self.streams, move |comm| {
-            transfer::run(comm, transfers)
+            transfer::run(comm, &transfers)
         })
     }
 }
@@ -58,22 +61,56 @@ pub(crate) fn collective(
 fn submit(
     comm: &Arc<Comm>,
     streams: &[Arc<Stream>],
-    operation: impl FnOnce(&Comm) -> Outcome<()> + Send + 'static,
+    operation: impl Fn(&Comm) -> Outcome<()> + Send + Sync + 'static,
 ) -> Outcome<()> {
     comm.health()?;
     comm.connect()?;
     let Some((first, others)) = streams.split_first() else {
         return Ok(());
     };
-    let mut last = comm.last.lock();
-    let mut after: Vec<_> = last.clone().into_iter().collect();
-    after.extend(others.iter().filter_map(Stream::pending));
     let owner = Arc::clone(comm);
-    let job: Job = Box::new(move || owner.execute(operation));
-    let ticket = device::submit(first, after, job)?;
+    let operation = Arc::new(operation);
+    let submit = move |stream: &Arc<Stream>, after| in_turn(&owner, stream, after, &operation);
+    if streams
+        .iter()
+        .any(|stream| recording::status(stream).is_some())
+    {
+        return capture(first, others, Box::new(submit));
+    }
+    let ticket = submit(first, others.iter().filter_map(Stream::pending).collect())?;
     for other in others {
         device::submit(other, vec![ticket.clone()], Box::new(|| Ok(())))?;
     }
-    *last = Some(ticket);
+    Ok(())
+}
+
+/// Submits an operation of a communicator, also behind the one before.
+fn in_turn<F>(
+    comm: &Arc<Comm>,
+    stream: &Arc<Stream>,
+    mut after: Vec<Ticket>,
+    operation: &Arc<F>,
+) -> Result<Ticket, CudaError>
+where
+    F: Fn(&Comm) -> Outcome<()> + Send + Sync + 'static,
+{
+    let mut last = comm.last.lock();
+    after.extend(last.clone());
+    let (owner, operation) = (Arc::clone(comm), Arc::clone(operation));
+    let job = move || owner.execute(|comm| operation(comm));
+    let ticket = device::submit(stream, after, Box::new(job))?;
+    *last = Some(ticket.clone());
+    Ok(ticket)
+}
+
+/// Records an operation, whose turn among those of its communicator comes in every replay anew.
+fn capture(first: &Arc<Stream>, others: &[Arc<Stream>], submit: Submit) -> Outcome<()> {
+    if !others.is_empty() {
+        return Err(Failure::new(
+            Code::InvalidUsage,
+            "operations of a group are captured on one stream only",
+        ));
+    }
+    recording::record(first, submit)?;
     Ok(())
 }

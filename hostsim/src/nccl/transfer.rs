@@ -64,7 +64,7 @@ struct Line {
 }
 
 /// Completes a group of transfers.
-pub(crate) fn run(comm: &Comm, transfers: Vec<Transfer>) -> Outcome<()> {
+pub(crate) fn run(comm: &Comm, transfers: &[Transfer]) -> Outcome<()> {
     let mut lines = line_up(comm, transfers);
     let bell = &comm.segment.lane(comm.rank).bell;
     let mut watch = Watch::start(&comm.segment, comm.rank, "ncclSend/ncclRecv");
@@ -98,7 +98,7 @@ pub(crate) fn run(comm: &Comm, transfers: Vec<Transfer>) -> Outcome<()> {
     Ok(())
 }
 
-fn line_up(comm: &Comm, transfers: Vec<Transfer>) -> Vec<Line> {
+fn line_up(comm: &Comm, transfers: &[Transfer]) -> Vec<Line> {
     let lines = by_line(transfers).into_iter();
     let lines = lines.map(|((direction, peer), waiting)| Line {
         direction,
@@ -110,9 +110,9 @@ fn line_up(comm: &Comm, transfers: Vec<Transfer>) -> Vec<Line> {
 }
 
 /// Sorts transfers by direction and peer; those of one line keep their order.
-fn by_line(transfers: Vec<Transfer>) -> BTreeMap<(Direction, usize), VecDeque<Transfer>> {
+fn by_line(transfers: &[Transfer]) -> BTreeMap<(Direction, usize), VecDeque<Transfer>> {
     let mut lines: BTreeMap<_, VecDeque<Transfer>> = BTreeMap::new();
-    for transfer in transfers {
+    for &transfer in transfers {
         let line = lines.entry((transfer.direction, transfer.peer));
         line.or_default().push_back(transfer);
     }
@@ -249,7 +249,7 @@ mod tests {
             buffer: 0,
             bytes,
         };
-        let lines = by_line(vec![
+        let lines = by_line(&[
             transfer(Direction::Send, 1, 10),
             transfer(Direction::Receive, 1, 20),
             transfer(Direction::Send, 1, 30),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use ncclep_hostsim::cuda::device::cudaDeviceSynchronize;
+use ncclep_hostsim::cuda::stream::cudaDeviceSynchronize;
 use ncclep_hostsim::nccl::api::*;
 
 use crate::failures::{async_error, await_failure, count, expect_failure, gather};

@@ -4,7 +4,7 @@
 use std::ffi::c_int;
 use std::ptr::null_mut;
 
-use ncclep_hostsim::cuda::device::cudaDeviceSynchronize;
+use ncclep_hostsim::cuda::stream::cudaDeviceSynchronize;
 use ncclep_hostsim::nccl::api::*;
 
 use crate::data::{check, floats, value};

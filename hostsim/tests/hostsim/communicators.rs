@@ -4,7 +4,8 @@
 use std::ffi::{c_int, c_uint};
 use std::ptr::{null, null_mut};
 
-use ncclep_hostsim::cuda::device::{cudaDeviceSynchronize, cudaSetDevice};
+use ncclep_hostsim::cuda::device::cudaSetDevice;
+use ncclep_hostsim::cuda::stream::cudaDeviceSynchronize;
 use ncclep_hostsim::nccl::api::*;
 
 use crate::failures::gather;

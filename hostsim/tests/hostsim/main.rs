@@ -12,6 +12,7 @@ mod communicators;
 mod data;
 mod delays;
 mod failures;
+mod graphs;
 mod groups;
 mod kit;
 mod layering;
@@ -49,6 +50,9 @@ const SCENARIOS: &[(&str, fn())] = &[
     ("read_after_free", memory::read_after_free),
     ("write_into_the_padding", memory::write_into_the_padding),
     ("reset_the_device", streams::reset_the_device),
+    ("lanes_keep_their_order", graphs::lanes_keep_their_order),
+    ("rules_of_captures", graphs::rules_of_captures),
+    ("messages_in_graphs", graphs::messages_in_graphs),
 ];
 
 /// Not a test of its own: what a child process runs, see `kit::start`.

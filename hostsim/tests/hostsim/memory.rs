@@ -6,8 +6,8 @@ use std::os::unix::process::ExitStatusExt;
 use std::ptr::null_mut;
 
 use ncclep_hostsim::cuda::copy::*;
-use ncclep_hostsim::cuda::device::cudaDeviceSynchronize;
 use ncclep_hostsim::cuda::memory::*;
+use ncclep_hostsim::cuda::stream::cudaDeviceSynchronize;
 
 use crate::kit::{
     Buffer, DEVICE_TO_DEVICE, DEVICE_TO_HOST, Gate, HOST_TO_DEVICE, Stream, finish, own_device,

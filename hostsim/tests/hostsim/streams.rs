@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ncclep_hostsim::cuda::device::{cudaDeviceSynchronize, cudaSetDevice};
+use ncclep_hostsim::cuda::device::cudaSetDevice;
 use ncclep_hostsim::cuda::error::cudaGetLastError;
 use ncclep_hostsim::cuda::event::*;
 use ncclep_hostsim::cuda::memory::{cudaFree, cudaMalloc};

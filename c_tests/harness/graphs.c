@@ -3,9 +3,9 @@
 
 bool graph_begin_capture(cudaStream_t stream) {
     const cudaError_t begun = cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
-    if (begun == cudaErrorNotSupported && ep_on_hostsim()) {
+    if (begun == cudaErrorNotSupported && ep_on_host_backend()) {
         (void)cudaGetLastError();
-        ep_skip("these stand-ins cannot capture graphs; the same operations ran directly");
+        ep_skip("the CPU backend cannot be captured; the same operations ran directly");
         return false;
     }
     EP_REQUIRE_CUDA(begun);

@@ -1,5 +1,5 @@
 // Work that is captured into a graph once and replayed. Where nothing can be captured, on the CPU
-// stand-ins, a replay calls it directly.
+// backend, a replay calls it directly.
 #ifndef C_TESTS_SUITES_GRAPH_CAPTURE_H_
 #define C_TESTS_SUITES_GRAPH_CAPTURE_H_
 

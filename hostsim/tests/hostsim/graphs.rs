@@ -1,0 +1,318 @@
+//! Captures and graphs: order, replays with new data, and the calls that a capture forbids. Each test is a
+//! process of its own, as a capture minds the calls of all threads.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_int, c_void};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use ncclep_hostsim::cuda::capture::*;
+use ncclep_hostsim::cuda::copy::{cudaMemcpyAsync, cudaMemsetAsync};
+use ncclep_hostsim::cuda::event::*;
+use ncclep_hostsim::cuda::stream::*;
+
+use crate::kit::{Buffer, DEVICE_TO_DEVICE, Rank, Stream, run};
+
+const SUCCESS: i32 = 0;
+const ILLEGAL_STATE: i32 = 401;
+const UNSUPPORTED: i32 = 900;
+const INVALIDATED: i32 = 901;
+const MERGE: i32 = 902;
+const UNMATCHED: i32 = 903;
+const UNJOINED: i32 = 904;
+const ISOLATION: i32 = 905;
+const IMPLICIT: i32 = 906;
+const CAPTURED_EVENT: i32 = 907;
+const WRONG_THREAD: i32 = 908;
+
+const GLOBAL: c_int = 0;
+const THREAD_LOCAL: c_int = 1;
+const RELAXED: c_int = 2;
+
+#[test]
+fn replays() {
+    for scenario in ["lanes_keep_their_order", "rules_of_captures"] {
+        run(scenario, 1, &[]);
+    }
+    run("messages_in_graphs", 2, &[]);
+}
+
+fn event() -> cudaEvent_t {
+    let mut event = null_mut();
+    // SAFETY: the pointer is valid for a write.
+    assert_eq!(unsafe { cudaEventCreate(&raw mut event) }, SUCCESS);
+    event
+}
+
+/// Makes further work of `to` wait for the present work of `from`.
+fn follow(to: &Stream, from: &Stream) -> i32 {
+    let event = event();
+    assert_eq!(cudaEventRecord(event, from.0), SUCCESS);
+    let code = cudaStreamWaitEvent(to.0, event, 0);
+    assert_eq!(cudaEventDestroy(event), SUCCESS);
+    code
+}
+
+fn begin(stream: &Stream, mode: c_int) {
+    assert_eq!(cudaStreamBeginCapture(stream.0, mode), SUCCESS);
+}
+
+fn end(stream: &Stream) -> (i32, cudaGraph_t) {
+    let mut graph = 8 as cudaGraph_t;
+    // SAFETY: the pointer is valid for a write.
+    let code = unsafe { cudaStreamEndCapture(stream.0, &raw mut graph) };
+    (code, graph)
+}
+
+/// Ends a capture and makes its graph ready for launches.
+fn executable(stream: &Stream) -> cudaGraphExec_t {
+    let (code, graph) = end(stream);
+    assert_eq!(code, SUCCESS);
+    let mut executable = null_mut();
+    // SAFETY: the pointer is valid for a write.
+    let made = unsafe { cudaGraphInstantiate(&raw mut executable, graph, 0) };
+    assert_eq!((made, cudaGraphDestroy(graph)), (SUCCESS, SUCCESS));
+    executable
+}
+
+/// Whether the stream is captured, by CUDA's number.
+fn status(stream: &Stream) -> c_int {
+    let mut status = -1;
+    // SAFETY: the pointer is valid for a write.
+    let code = unsafe { cudaStreamIsCapturing(stream.0, &raw mut status) };
+    assert_eq!(code, SUCCESS);
+    status
+}
+
+static SOURCE: AtomicU32 = AtomicU32::new(0);
+static MIDDLE: AtomicU32 = AtomicU32::new(0);
+static TARGET: AtomicU32 = AtomicU32::new(0);
+static RUNS: AtomicU32 = AtomicU32::new(0);
+
+unsafe extern "C" fn to_middle(_: *mut c_void) {
+    std::thread::sleep(Duration::from_millis(2));
+    MIDDLE.store(SOURCE.load(Ordering::Relaxed), Ordering::Relaxed);
+    RUNS.fetch_add(1, Ordering::Relaxed);
+}
+
+unsafe extern "C" fn to_target(_: *mut c_void) {
+    TARGET.store(MIDDLE.load(Ordering::Relaxed), Ordering::Relaxed);
+}
+
+/// Ends when the other lane's work has run, so the lanes must run side by side.
+unsafe extern "C" fn wait_for_other_lane(_: *mut c_void) {
+    while RUNS.load(Ordering::Relaxed) == 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Work that goes from lane to lane arrives in every replay, and lanes without order run side by side.
+pub(crate) fn lanes_keep_their_order() {
+    ncclEpHostsimAllowGraphs();
+    let (origin, branch) = (Stream::new(), Stream::with_flags(1));
+    begin(&origin, THREAD_LOCAL);
+    assert_eq!((status(&origin), status(&branch)), (1, 0));
+    assert_eq!(follow(&branch, &origin), SUCCESS);
+    assert_eq!(status(&branch), 1);
+    // SAFETY: the functions take any argument.
+    unsafe {
+        let nothing = null_mut();
+        assert_eq!(
+            cudaLaunchHostFunc(origin.0, Some(wait_for_other_lane), nothing),
+            SUCCESS
+        );
+        assert_eq!(
+            cudaLaunchHostFunc(branch.0, Some(to_middle), nothing),
+            SUCCESS
+        );
+        assert_eq!(follow(&origin, &branch), SUCCESS);
+        assert_eq!(
+            cudaLaunchHostFunc(origin.0, Some(to_target), nothing),
+            SUCCESS
+        );
+    }
+    assert_eq!(
+        RUNS.load(Ordering::Relaxed),
+        0,
+        "nothing runs while it is captured"
+    );
+    let graph = executable(&origin);
+    assert_eq!((status(&origin), status(&branch)), (0, 0));
+    for value in 1..=5 {
+        SOURCE.store(value, Ordering::Relaxed);
+        assert_eq!(cudaGraphLaunch(graph, origin.0), SUCCESS);
+        assert_eq!(origin.synchronize(), SUCCESS);
+        assert_eq!(TARGET.load(Ordering::Relaxed), value);
+    }
+    // Launches on two streams do not overlap.
+    for stream in [&origin, &branch, &origin] {
+        assert_eq!(cudaGraphLaunch(graph, stream.0), SUCCESS);
+    }
+    assert_eq!(cudaGraphExecDestroy(graph), SUCCESS);
+    assert_eq!(
+        (origin.synchronize(), branch.synchronize()),
+        (SUCCESS, SUCCESS)
+    );
+    assert_eq!(RUNS.load(Ordering::Relaxed), 8);
+    assert_ne!(cudaGraphLaunch(graph, origin.0), SUCCESS);
+}
+
+/// A call that breaks a rule, on a stream that is captured and another one; what it must return.
+type Mistake = (fn(&Stream, &Stream) -> i32, i32);
+
+const MISTAKES: &[Mistake] = &[
+    (|captured, _| captured.synchronize(), UNSUPPORTED),
+    (|captured, _| captured.query(), UNSUPPORTED),
+    (|_, other| other.synchronize(), UNSUPPORTED),
+    (|_, _| cudaDeviceSynchronize(), UNSUPPORTED),
+    (|captured, other| follow(captured, other), ISOLATION),
+    (|captured, _| wait_for_marked(captured), CAPTURED_EVENT),
+    (|captured, other| merge(captured, other), MERGE),
+    (|_, _| allocate(), UNSUPPORTED),
+];
+
+fn wait_for_marked(captured: &Stream) -> i32 {
+    let event = event();
+    assert_eq!(cudaEventRecord(event, captured.0), SUCCESS);
+    let apart = exchange(RELAXED);
+    let code = cudaEventQuery(event);
+    exchange(apart);
+    code
+}
+
+fn merge(captured: &Stream, other: &Stream) -> i32 {
+    begin(other, THREAD_LOCAL);
+    let code = follow(captured, other);
+    assert_eq!(end(other).0, SUCCESS);
+    code
+}
+
+fn allocate() -> i32 {
+    let mut address = null_mut();
+    // SAFETY: the pointer is valid for a write.
+    unsafe { ncclep_hostsim::cuda::memory::cudaMalloc(&raw mut address, 64) }
+}
+
+fn exchange(mode: c_int) -> c_int {
+    let mut mode = mode;
+    // SAFETY: the pointer is valid for a read and a write.
+    let code = unsafe { cudaThreadExchangeStreamCaptureMode(&raw mut mode) };
+    assert_eq!(code, SUCCESS);
+    mode
+}
+
+pub(crate) fn rules_of_captures() {
+    ncclEpHostsimAllowGraphs();
+    let memory = Buffer::new(64);
+    let (captured, other) = (Stream::with_flags(1), Stream::with_flags(1));
+    for (number, (mistake, code)) in MISTAKES.iter().enumerate() {
+        begin(&captured, THREAD_LOCAL);
+        assert_eq!(mistake(&captured, &other), *code, "mistake {number}");
+        assert_eq!(status(&captured), 2, "mistake {number}");
+        assert_eq!(
+            cudaMemsetAsync(memory.address, 1, 64, captured.0),
+            INVALIDATED
+        );
+        assert_eq!(
+            end(&captured),
+            (INVALIDATED, null_mut()),
+            "mistake {number}"
+        );
+    }
+    the_end_is_wrong(&captured, &other, &memory);
+    whose_calls_count(&captured);
+    let blocking = Stream::new();
+    begin(&blocking, RELAXED);
+    assert_eq!(cudaMemsetAsync(memory.address, 1, 64, null_mut()), IMPLICIT);
+    assert_eq!(end(&blocking).0, INVALIDATED);
+    assert_eq!(cudaStreamBeginCapture(null_mut(), RELAXED), UNSUPPORTED);
+}
+
+fn the_end_is_wrong(captured: &Stream, other: &Stream, memory: &Buffer) {
+    begin(captured, THREAD_LOCAL);
+    assert_eq!(cudaStreamBeginCapture(captured.0, RELAXED), ILLEGAL_STATE);
+    assert_eq!(follow(other, captured), SUCCESS);
+    assert_eq!(end(other).0, UNMATCHED);
+    assert_eq!(cudaMemsetAsync(memory.address, 1, 64, other.0), SUCCESS);
+    let handle = captured.0 as usize;
+    let elsewhere = std::thread::spawn(move || {
+        let mut graph = null_mut();
+        // SAFETY: the pointer is valid for a write.
+        unsafe { cudaStreamEndCapture(handle as cudaStream_t, &raw mut graph) }
+    });
+    assert_eq!(elsewhere.join().expect("no panic"), WRONG_THREAD);
+    assert_eq!(end(captured), (UNJOINED, null_mut()));
+    assert_eq!((status(captured), status(other)), (0, 0));
+}
+
+/// Calls of other threads count in the global mode alone, and none of a relaxed thread.
+fn whose_calls_count(captured: &Stream) {
+    for (mode, elsewhere) in [
+        (GLOBAL, UNSUPPORTED),
+        (THREAD_LOCAL, SUCCESS),
+        (RELAXED, SUCCESS),
+    ] {
+        begin(captured, mode);
+        let before = exchange(RELAXED);
+        assert_eq!(cudaDeviceSynchronize(), SUCCESS);
+        exchange(before);
+        let other = std::thread::spawn(|| {
+            exchange(RELAXED);
+            let relaxed = cudaDeviceSynchronize();
+            exchange(GLOBAL);
+            (relaxed, cudaDeviceSynchronize())
+        });
+        assert_eq!(other.join().expect("no panic"), (SUCCESS, elsewhere));
+        let valid = if elsewhere == SUCCESS {
+            SUCCESS
+        } else {
+            INVALIDATED
+        };
+        assert_eq!(end(captured).0, valid);
+    }
+}
+
+/// A ring of messages in a graph, with messages outside of it between the replays.
+pub(crate) fn messages_in_graphs() {
+    ncclEpHostsimAllowGraphs();
+    let me = Rank::from_environment();
+    let peer = 1 - me.rank;
+    let (sent, received, kept) = (Buffer::new(256), Buffer::new(256), Buffer::new(256));
+    begin(&me.stream, THREAD_LOCAL);
+    ring(&me, &sent, &received, peer);
+    // SAFETY: the buffers have the bytes.
+    let copied = unsafe {
+        cudaMemcpyAsync(
+            kept.address,
+            received.address,
+            256,
+            DEVICE_TO_DEVICE,
+            me.stream.0,
+        )
+    };
+    assert_eq!(copied, SUCCESS);
+    let graph = executable(&me.stream);
+    for value in 1..20 {
+        let fill = |rank: usize| value + 100 * rank as i32;
+        assert_eq!(
+            cudaMemsetAsync(sent.address, fill(me.rank), 256, me.stream.0),
+            SUCCESS
+        );
+        if value % 3 == 0 {
+            ring(&me, &sent, &received, peer);
+        }
+        assert_eq!(cudaGraphLaunch(graph, me.stream.0), SUCCESS);
+        assert_eq!(me.stream.synchronize(), SUCCESS);
+        assert_eq!(kept.bytes(), vec![fill(peer) as u8; 256]);
+    }
+    assert_eq!(cudaGraphExecDestroy(graph), SUCCESS);
+    me.end();
+}
+
+fn ring(me: &Rank, sent: &Buffer, received: &Buffer, peer: usize) {
+    assert_eq!(ncclep_hostsim::nccl::api::ncclGroupStart(), SUCCESS);
+    me.send(sent, 256, peer);
+    me.receive(received, 256, peer);
+    assert_eq!(ncclep_hostsim::nccl::api::ncclGroupEnd(), SUCCESS);
+}

@@ -1,7 +1,7 @@
-// Capturing and replaying; see capture.h.
-#include "suites/graph/capture.h"
+// Capturing and replaying; see graphs.h.
+#include "harness/graphs.h"
 
-bool graph_begin_capture(cudaStream_t stream) {
+bool ep_begin_capture(cudaStream_t stream) {
     const cudaError_t begun = cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
     if (begun == cudaErrorNotSupported && ep_on_host_backend()) {
         (void)cudaGetLastError();
@@ -12,28 +12,28 @@ bool graph_begin_capture(cudaStream_t stream) {
     return true;
 }
 
-cudaGraph_t graph_end_capture(cudaStream_t stream) {
+cudaGraph_t ep_end_capture(cudaStream_t stream) {
     cudaGraph_t graph = NULL;
     EP_REQUIRE_CUDA(cudaStreamEndCapture(stream, &graph));
     return graph;
 }
 
-cudaGraphExec_t graph_instantiate(cudaGraph_t graph) {
+cudaGraphExec_t ep_instantiate(cudaGraph_t graph) {
     cudaGraphExec_t executable = NULL;
     EP_REQUIRE_CUDA(cudaGraphInstantiate(&executable, graph, 0));
     EP_REQUIRE_CUDA(cudaGraphDestroy(graph));
     return executable;
 }
 
-Captured graph_capture(cudaStream_t stream, void (*play)(void* context), void* context) {
-    Captured captured = {play, context, stream, NULL};
-    if (!graph_begin_capture(stream)) return captured;
+EpCaptured ep_capture(cudaStream_t stream, void (*play)(void* context), void* context) {
+    EpCaptured captured = {play, context, stream, NULL};
+    if (!ep_begin_capture(stream)) return captured;
     play(context);
-    captured.executable = graph_instantiate(graph_end_capture(stream));
+    captured.executable = ep_instantiate(ep_end_capture(stream));
     return captured;
 }
 
-void graph_replay(const Captured* captured) {
+void ep_replay(const EpCaptured* captured) {
     if (captured->executable != NULL) {
         EP_CHECK_CUDA(cudaGraphLaunch(captured->executable, captured->stream));
     } else {
@@ -41,6 +41,6 @@ void graph_replay(const Captured* captured) {
     }
 }
 
-void graph_release(const Captured* captured) {
+void ep_end_captured(const EpCaptured* captured) {
     if (captured->executable != NULL) EP_REQUIRE_CUDA(cudaGraphExecDestroy(captured->executable));
 }

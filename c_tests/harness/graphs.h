@@ -1,25 +1,25 @@
 // Work that is captured into a graph once and replayed. Where nothing can be captured, on the CPU
 // backend, a replay calls it directly.
-#ifndef C_TESTS_SUITES_GRAPH_CAPTURE_H_
-#define C_TESTS_SUITES_GRAPH_CAPTURE_H_
+#ifndef C_TESTS_HARNESS_GRAPHS_H_
+#define C_TESTS_HARNESS_GRAPHS_H_
 
 #include "harness/harness.h"
 
 // Begins a capture. Where nothing can be captured: counts a skip and returns false.
-bool graph_begin_capture(cudaStream_t stream);
-cudaGraph_t graph_end_capture(cudaStream_t stream);
+bool ep_begin_capture(cudaStream_t stream);
+cudaGraph_t ep_end_capture(cudaStream_t stream);
 // Takes over the graph. Must not be called by a capturing thread.
-cudaGraphExec_t graph_instantiate(cudaGraph_t graph);
+cudaGraphExec_t ep_instantiate(cudaGraph_t graph);
 
 typedef struct {
     void (*play)(void* context);  // the work, on `stream` or on streams that fork from it
     void* context;
     cudaStream_t stream;
     cudaGraphExec_t executable;  // NULL where nothing can be captured
-} Captured;
+} EpCaptured;
 
-Captured graph_capture(cudaStream_t stream, void (*play)(void* context), void* context);
-void graph_replay(const Captured* captured);
-void graph_release(const Captured* captured);
+EpCaptured ep_capture(cudaStream_t stream, void (*play)(void* context), void* context);
+void ep_replay(const EpCaptured* captured);
+void ep_end_captured(const EpCaptured* captured);
 
-#endif  // C_TESTS_SUITES_GRAPH_CAPTURE_H_
+#endif  // C_TESTS_HARNESS_GRAPHS_H_

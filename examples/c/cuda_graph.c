@@ -1,7 +1,7 @@
 // A decode step in a CUDA graph: captured once, replayed with new tokens and new experts.
 //
 // The experts here return what they get, and the weights of a token sum to 1: out[t] = x[t].
-// A CUDA that captures no streams, as the CPU stand-ins, runs the same calls without a graph.
+// Where no stream can be captured, as on the CPU backend, the example runs the same calls without a graph.
 #include "example.h"
 
 enum { kHidden = 64, kTopK = 2, kTokens = 16, kExpertsPerRank = 2, kSteps = 5 };

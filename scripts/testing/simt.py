@@ -77,15 +77,19 @@ _RUNS = (
          read=counts.says(BENCH_PASSED, 2)),
     # Rows of three warps, the last of which has 16 elements.
     *(_Run(f"ep_bench/{mode}-cast-{format}", f"ep_bench -a {mode} {_UNEVEN} --hidden 1040 --sweep 9/0,6 "
-           f"--dispatch {format} --cast outside", 2, 2, read=counts.says(counts.BENCH_CAST_PASSED, 2))
+           f"--dispatch {format} --cast outside --use-cuda-graph", 2, 2, read=counts.says(counts.BENCH_CAST_PASSED, 2))
       for mode, format in (("ll", "fp8"), ("ht", "fp8-pow2"), ("ht", "ue8m0"), ("ll", "mxfp8"))),
+    _Run("test_graph", "test_graph", 3, 3),
+    _Run("example_cuda_graph", "example_cuda_graph", 2, 2),
+    *(_Run(f"ep_bench/{mode}-graph", f"ep_bench -a {mode} {_UNEVEN} --sweep 9/0/4,6 --use-cuda-graph",
+           3, 2, read=counts.says(BENCH_PASSED, 2)) for mode in ("ll", "ht")),
 )
 # On the kernels for chips without bulk copies, which we have no GPU for.
 _PLAIN = (_Run("test_ht/plain", "test_ht routing_styles", 3, 2),
           _Run("test_formats/plain", "test_formats formats_of_models", 3, 2))
 # These programs start their own ranks.
 _FORKING = ("test_death --ranks 3 dies_while_others_wait", "test_death --ranks 3 dies_before_an_ht",
-            "test_death --ranks 3 creation", "test_death --ranks 2 stalls",
+            "test_death --ranks 3 creation", "test_death --ranks 3 replay", "test_death --ranks 2 stalls",
             "test_faults --ranks 3 --trials 8 --seed 4 --kinds ll,staged,ht,handles",
             "test_faults --ranks 3 --trials 4 --seed 5 --kinds groups",
             "test_transport --ranks 3 transports_are_apart",

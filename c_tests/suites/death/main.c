@@ -169,6 +169,8 @@ static const DeathCase kCases[] = {
     {"dies_before_an_operation_and_a_handle", dies_before_an_operation_and_a_handle, true, NULL, NULL},
     {"dies_before_an_ht_handle", dies_before_an_ht_handle, true, NULL, NULL},
     {"dies_while_others_wait", dies_while_others_wait, true, NULL, NULL},
+    {"dies_before_a_replay", dies_before_a_replay, true, NULL, NULL},
+    {"dies_before_an_ht_replay", dies_before_an_ht_replay, true, NULL, NULL},
     {"dies_in_a_run", dies_in_a_run, true, NULL, NULL},
     {"dies_before_destruction", dies_before_destruction, true, NULL, NULL},
     {"stalls_and_comes_back", stalls_and_comes_back, false, NULL, NULL},

@@ -26,5 +26,7 @@ void dies_before_creation(DeathRank* self);  // creation.c
 void stops_in_creation(DeathRank* self);
 void dies_before_an_operation_and_a_handle(DeathRank* self);
 void creation_is_lost_beside_a_group(DeathRank* self);
+void dies_before_a_replay(DeathRank* self);  // replay.c
+void dies_before_an_ht_replay(DeathRank* self);
 
 #endif  // C_TESTS_SUITES_DEATH_WORK_H_

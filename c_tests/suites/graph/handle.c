@@ -2,7 +2,7 @@
 // once, not at every replay. All ranks are refused here, so none waits and the group keeps working.
 // The CPU backend captures nothing.
 #include "reference/ht_run.h"
-#include "suites/graph/capture.h"
+#include "harness/graphs.h"
 #include "suites/graph/cases.h"
 
 enum { kHidden = 32 };
@@ -17,7 +17,7 @@ static void create_in_capture(const EpEnv* env, ncclEpGroup_t group, void* ids) 
     EP_CHECK_STR_CONTAINS(ep_last_error(), "stream: must not be captured into a graph");
     EP_CHECK(handle == NULL);
     // The graph is empty: replaying it has no effect on anything.
-    cudaGraphExec_t replayed = graph_instantiate(graph_end_capture(env->stream));
+    cudaGraphExec_t replayed = ep_instantiate(ep_end_capture(env->stream));
     EP_REQUIRE_CUDA(cudaGraphLaunch(replayed, env->stream));
     EP_REQUIRE_CUDA(cudaGraphExecDestroy(replayed));
 }
@@ -32,7 +32,7 @@ void ht_handle_in_a_capture(EpEnv* env) {
     HtRun before;
     HtRun run;
     ht_run_open_with(&before, env, group, &shape, kRefDistinct, true, opening);
-    if (graph_begin_capture(env->stream)) create_in_capture(env, group, ids);
+    if (ep_begin_capture(env->stream)) create_in_capture(env, group, ids);
     ht_run_open_with(&run, env, group, &shape, kRefMessy, true, opening);
     const HtPass forward = {.forward = true};
     ht_dispatch(&run, forward);

@@ -4,7 +4,7 @@
 
 #include "reference/ht_run.h"
 #include "reference/ll_run.h"
-#include "suites/graph/capture.h"
+#include "harness/graphs.h"
 #include "suites/graph/cases.h"
 
 enum { kRuns = 2, kReplays = 4, kLateReplays = 6, kHidden = 256, kMaxTokens = 12, kTopK = 4 };
@@ -73,16 +73,16 @@ static void check_all(Fixture* fixture) {
 
 static void replay_all(Fixture* fixture) {
     renew_all(fixture, 50);  // a capture reads no data, but a direct call does
-    const Captured captured = graph_capture(fixture->env->stream, play_all, fixture);
+    const EpCaptured captured = ep_capture(fixture->env->stream, play_all, fixture);
     for (uint64_t i = 0; i < kReplays; ++i) {
         renew_all(fixture, 100 + 10 * i);
-        graph_replay(&captured);
+        ep_replay(&captured);
         check_all(fixture);
     }
     renew_all(fixture, 200);
-    for (unsigned i = 0; i < kLateReplays; ++i) graph_replay(&captured);
+    for (unsigned i = 0; i < kLateReplays; ++i) ep_replay(&captured);
     check_all(fixture);
-    graph_release(&captured);
+    ep_end_captured(&captured);
 }
 
 void ht_dispatches_and_combines(EpEnv* env) {
@@ -114,10 +114,10 @@ void ht_between_direct_operations(EpEnv* env) {
     Fixture fixture;
     open_fixture(&fixture, env);
     HtRun *run = &fixture.runs[0], *other = &fixture.runs[1];
-    const Captured captured = graph_capture(env->stream, play_dispatch, run);
+    const EpCaptured captured = ep_capture(env->stream, play_dispatch, run);
     for (uint64_t i = 0; i < kReplays; ++i) {
         ht_prepare_dispatch(run);
-        graph_replay(&captured);
+        ep_replay(&captured);
         ep_sync(env);
         ht_check_dispatch(run);
         ht_combine(run, i % 2 == 0);
@@ -126,7 +126,7 @@ void ht_between_direct_operations(EpEnv* env) {
         ht_forward(other);
         if (i % 2 == 1) ht_combine(other, true);
     }
-    graph_release(&captured);
+    ep_end_captured(&captured);
     close_fixture(&fixture);
 }
 
@@ -143,16 +143,16 @@ static void replay_format(LlRun* run, const RefFormat* format) {
     ll_dispatch(run);  // a combine needs a dispatch before it, also at its capture
     ll_prepare_dispatch(run);
     ll_prepare_combine(run);
-    const Captured captured = graph_capture(run->env->stream, play_casting, run);
+    const EpCaptured captured = ep_capture(run->env->stream, play_casting, run);
     for (unsigned i = 0; i < kReplays; ++i) {
         ll_prepare_dispatch(run);
         ll_prepare_combine(run);
-        graph_replay(&captured);
+        ep_replay(&captured);
         ep_sync(run->env);
         ll_check_dispatch(run);
         ll_check_combine(run);
     }
-    graph_release(&captured);
+    ep_end_captured(&captured);
 }
 
 void rows_with_scales(EpEnv* env) {

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "reference/ll_run.h"
-#include "suites/graph/capture.h"
+#include "harness/graphs.h"
 #include "suites/graph/cases.h"
 
 enum { kMaxRuns = 2, kMaxSteps = 8, kReplays = 5, kHidden = 64, kLateReplays = 7 };
@@ -188,16 +188,16 @@ static void capture_and_replay(EpEnv* env, unsigned num_runs, const Step* steps)
     Fixture fixture;
     open_fixture(&fixture, env, num_runs);
     Sequence sequence = {&fixture, steps};
-    const Captured captured = graph_capture(env->stream, play, &sequence);
+    const EpCaptured captured = ep_capture(env->stream, play, &sequence);
     for (unsigned i = 0; i < kReplays; ++i) {
         renew(&fixture, steps);
-        graph_replay(&captured);
+        ep_replay(&captured);
         check(&fixture, steps);
     }
     renew(&fixture, steps);
-    for (unsigned i = 0; i < kLateReplays; ++i) graph_replay(&captured);
+    for (unsigned i = 0; i < kLateReplays; ++i) ep_replay(&captured);
     check(&fixture, steps);
-    graph_release(&captured);
+    ep_end_captured(&captured);
     close_fixture(&fixture);
 }
 
@@ -264,16 +264,16 @@ static void between_direct_operations(EpEnv* env) {
     Fixture fixture;
     open_fixture(&fixture, env, 2);
     Sequence odd = {&fixture, kOdd};
-    const Captured captured = graph_capture(env->stream, play, &odd);
+    const EpCaptured captured = ep_capture(env->stream, play, &odd);
     for (unsigned i = 0; i < kReplays; ++i) {
         renew(&fixture, kOdd);
-        graph_replay(&captured);
+        ep_replay(&captured);
         check(&fixture, kOdd);
         ll_combine(&fixture.runs[0]);
         ll_dispatch(&fixture.runs[1]);
         if (i % 2 == 0) ll_combine(&fixture.runs[1]);
     }
-    graph_release(&captured);
+    ep_end_captured(&captured);
     close_fixture(&fixture);
 }
 
@@ -283,20 +283,20 @@ static void replay_halves(EpEnv* env, const Step* there_steps, const Step* back_
     open_fixture(&fixture, env, 1);
     ll_dispatch(&fixture.runs[0]);  // a combine needs a dispatch before it, also at its capture
     Sequence there_sequence = {&fixture, there_steps}, back_sequence = {&fixture, back_steps};
-    const Captured there = graph_capture(env->stream, play, &there_sequence);
-    const Captured back = graph_capture(env->stream, play, &back_sequence);
+    const EpCaptured there = ep_capture(env->stream, play, &there_sequence);
+    const EpCaptured back = ep_capture(env->stream, play, &back_sequence);
     for (unsigned i = 0; i < kReplays; ++i) {
         renew(&fixture, there_steps);
-        graph_replay(&there);
+        ep_replay(&there);
         check(&fixture, there_steps);
         for (unsigned n = 0; n <= i % 3; ++n) {
             renew(&fixture, back_steps);
-            graph_replay(&back);
+            ep_replay(&back);
             check(&fixture, back_steps);
         }
     }
-    graph_release(&there);
-    graph_release(&back);
+    ep_end_captured(&there);
+    ep_end_captured(&back);
     close_fixture(&fixture);
 }
 

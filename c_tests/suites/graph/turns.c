@@ -1,7 +1,7 @@
 // Captures and operations of one group that alternate: only the library orders the operations of
 // each graph, whatever comes between them.
 #include "reference/ll_run.h"
-#include "suites/graph/capture.h"
+#include "harness/graphs.h"
 #include "suites/graph/cases.h"
 
 enum { kHidden = 64, kRuns = 2, kReplays = 3 };
@@ -48,16 +48,16 @@ void two_captures_in_turns(EpEnv* env) {
     ll_prepare_dispatch(run);
     ll_prepare_combine(run);
     ll_prepare_dispatch(other);
-    const bool captures = graph_begin_capture(env->stream) && graph_begin_capture(second);
+    const bool captures = ep_begin_capture(env->stream) && ep_begin_capture(second);
     follow(branch, env->stream, fork);
     EP_CHECK_NCCL(ll_launch_dispatch(run, env->stream, false));
     EP_CHECK_NCCL(ll_launch_dispatch(other, second, false));
     EP_CHECK_NCCL(ll_launch_combine(run, branch, false));
     follow(env->stream, branch, join);
     if (captures) {
-        const cudaGraph_t captured[2] = {graph_end_capture(env->stream), graph_end_capture(second)};
-        cudaGraphExec_t first_graph = graph_instantiate(captured[0]);
-        cudaGraphExec_t second_graph = graph_instantiate(captured[1]);
+        const cudaGraph_t captured[2] = {ep_end_capture(env->stream), ep_end_capture(second)};
+        cudaGraphExec_t first_graph = ep_instantiate(captured[0]);
+        cudaGraphExec_t second_graph = ep_instantiate(captured[1]);
         for (int i = 0; i < kReplays; ++i) {
             EP_CHECK_CUDA(cudaGraphLaunch(second_graph, env->stream));
             EP_CHECK_CUDA(cudaGraphLaunch(first_graph, env->stream));
@@ -86,11 +86,11 @@ void captured_beside_a_staged_one(EpEnv* env) {
     ll_prepare_dispatch(run);
     ll_prepare_dispatch(pending);
     EP_CHECK_NCCL(ll_launch_dispatch(pending, env->stream, true));
-    const bool captures = graph_begin_capture(env->stream);
+    const bool captures = ep_begin_capture(env->stream);
     EP_CHECK_NCCL(ll_launch_dispatch(run, env->stream, true));
     EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, env->stream));
     if (captures) {
-        cudaGraphExec_t graph = graph_instantiate(graph_end_capture(env->stream));
+        cudaGraphExec_t graph = ep_instantiate(ep_end_capture(env->stream));
         for (int i = 0; i < kReplays; ++i) EP_CHECK_CUDA(cudaGraphLaunch(graph, env->stream));
         ep_sync(env);
         EP_REQUIRE_CUDA(cudaGraphExecDestroy(graph));

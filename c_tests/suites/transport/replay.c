@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "forked/survivors.h"
+#include "harness/graphs.h"
 #include "suites/transport/losses.h"
 #include "suites/transport/stages.h"
 
@@ -11,14 +12,9 @@
 enum { kPollUs = 500, kBatches = 100, kReplaysPerBatch = 50, kChecked = 3 };
 
 static cudaGraphExec_t capture(Way* way, cudaStream_t stream) {
-    EP_REQUIRE_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    EP_REQUIRE(ep_begin_capture(stream));
     for (unsigned op = 0; op < kOpsInFlight; ++op) EP_CHECK_EQ_I64(enqueue(way, op, stream), 0);
-    cudaGraph_t graph;
-    EP_REQUIRE_CUDA(cudaStreamEndCapture(stream, &graph));
-    cudaGraphExec_t exec;
-    EP_REQUIRE_CUDA(cudaGraphInstantiate(&exec, graph, 0));
-    EP_REQUIRE_CUDA(cudaGraphDestroy(graph));
-    return exec;
+    return ep_instantiate(ep_end_capture(stream));
 }
 
 static void replay_and_check(Way* way, cudaGraphExec_t graph, cudaStream_t stream) {

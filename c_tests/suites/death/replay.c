@@ -1,0 +1,82 @@
+// A rank dies while the others hold graphs. A replay makes no call of the library, and yet its
+// waits have the deadline.
+#define _GNU_SOURCE  // usleep
+#include <unistd.h>
+
+#include "harness/graphs.h"
+#include "reference/ht_run.h"
+#include "suites/death/work.h"
+
+enum { kReplays = 2 };
+
+// Meets the others, one of which dies; then launches the graph.
+static double replay_without_victim(DeathRank* self, const EpCaptured* captured) {
+    meet(self, kReady, self->env.size);
+    if (is_victim(self)) die(self);
+    while (atomic_load(&self->shared->lost) == 0) usleep(kPollUs);
+    const double start = seconds_now();
+    ep_replay(captured);
+    return start;
+}
+
+static void play_ll(void* context) {
+    Work* work = context;
+    const cudaStream_t stream = work->run.env->stream;
+    EP_CHECK_NCCL(ll_launch_dispatch(&work->run, stream, false));
+    EP_CHECK_NCCL(ll_launch_combine(&work->run, stream, false));
+}
+
+void dies_before_a_replay(DeathRank* self) {
+    Work work;
+    open_work(&work, &self->env, 1);
+    const EpCaptured captured = ep_capture(self->env.stream, play_ll, &work);
+    for (unsigned i = 0; i < kReplays; ++i) {
+        ll_prepare_dispatch(&work.run);
+        ll_prepare_combine(&work.run);
+        ep_replay(&captured);
+        ep_sync(&self->env);
+        ll_check_dispatch(&work.run);
+        ll_check_combine(&work.run);
+    }
+    const double start = replay_without_victim(self, &captured);
+    expect_fault(self, work.group, start);
+    ep_end_captured(&captured);
+    finish_survivor(self, &work);
+}
+
+static void play_ht(void* context) {
+    HtRun* run = context;
+    const HtPass forward = {.forward = true};
+    EP_CHECK_NCCL(ht_launch_dispatch(run, forward, run->env->stream));
+    EP_CHECK_NCCL(ht_launch_combine(run, true, run->env->stream));
+}
+
+void dies_before_an_ht_replay(DeathRank* self) {
+    const EpEnv* env = &self->env;
+    const HtShape shape = {2 * (unsigned)env->size, 9, 2, ncclBfloat16, 64};
+    const HtOpening opening = {kHtRowsExact, kHtNoCounter, 1};
+    ncclEpGroup_t group = ht_group_new(env, &shape);
+    HtRun run;
+    ht_run_open_with(&run, env, group, &shape, kRefDistinct, false, opening);
+    const EpCaptured captured = ep_capture(env->stream, play_ht, &run);
+    for (unsigned i = 0; i < kReplays; ++i) {
+        ht_prepare_dispatch(&run);
+        ht_prepare_combine(&run);
+        ep_replay(&captured);
+        ep_sync(env);
+        ht_check_dispatch(&run);
+        ht_check_combine(&run);
+    }
+    const double start = replay_without_victim(self, &captured);
+    expect_fault(self, group, start);
+    ep_end_captured(&captured);
+    meet(self, kNoticed, survivors(self));
+    expect_victim_named(self);
+    const double closing = seconds_now();
+    EP_CHECK_NCCL(ncclEpHandleDestroy(run.handle));
+    run.handle = NULL;
+    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
+    check_in_time(self, closing);
+    abort_and_go_on(self);
+    ht_run_close(&run);
+}

@@ -24,6 +24,8 @@ pub fn text(error: &Error) -> String {
     }
     for context in &report.contexts {
         line = match context {
+            // The call itself was the operation that failed.
+            Context::Text(text) if line.starts_with(&format!("{text}: ")) => line,
             Context::Text(text) => format!("{text}: {line}"),
             Context::Running(operation) => format!("{}: {line}", operation_name(*operation)),
             Context::GroupFailed => format!("the group has failed: {line}"),
@@ -156,6 +158,20 @@ mod tests {
             "ncclEpComplete: the group has failed: ncclEpDispatch (low latency): operation: must be \
              the same on every rank, but rank 3 differs (got ncclEpDispatch (low latency), expected \
              ncclEpCombine (low latency))"
+        );
+    }
+
+    #[test]
+    fn a_call_is_named_once() {
+        let failed =
+            Error::internal("deadline passed").during(Context::Running(Operation::HtHandle));
+        assert_eq!(
+            text(&failed.clone().within("ncclEpCreateHandle")),
+            "ncclEpCreateHandle: deadline passed"
+        );
+        assert_eq!(
+            text(&failed.within("ncclEpGetAsyncError")),
+            "ncclEpGetAsyncError: ncclEpCreateHandle: deadline passed"
         );
     }
 

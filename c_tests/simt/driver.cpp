@@ -24,6 +24,7 @@
 extern "C" void ncclEpHostsimAllowGraphs();
 extern "C" cudaError_t ncclEpHostsimCapture(cudaStream_t stream, int* status,
                                             unsigned long long* number);
+extern "C" cudaError_t ncclEpHostsimRefuseCapture(cudaStream_t stream);
 
 namespace {
 
@@ -210,10 +211,8 @@ CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
 
 // The stand-ins never give a handle twice.
 CUresult cuStreamGetId(CUstream stream, unsigned long long* id) {
-    auto status = cudaStreamCaptureStatusNone;
-    const CUresult result = Result(cudaStreamIsCapturing(Runtime(stream), &status));
+    const CUresult result = Result(ncclEpHostsimRefuseCapture(Runtime(stream)));
     if (result != CUDA_SUCCESS) return result;
-    if (status != cudaStreamCaptureStatusNone) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     *id = reinterpret_cast<uintptr_t>(stream);
     return CUDA_SUCCESS;
 }

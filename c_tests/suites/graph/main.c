@@ -331,10 +331,14 @@ int main(int argc, char** argv) {
         EP_CASE(two_staged_graphs),
         EP_CASE(two_captures_in_turns),
         EP_CASE(captured_beside_a_staged_one),
+        EP_CASE(two_open_captures),
+        EP_CASE(beside_an_open_capture),
         EP_CASE(rows_with_scales),
         EP_CASE_HT(ht_dispatches_and_combines),
         EP_CASE_HT(ht_rows_with_scales),
         EP_CASE_HT(ht_between_direct_operations),
+        EP_CASE_HT(ht_two_open_captures),
+        EP_CASE_HT(ht_beside_an_open_capture),
         EP_CASE_HT(ht_handle_in_a_capture),
     };
     return ep_main(argc, argv, kCases, sizeof(kCases) / sizeof(kCases[0]));

@@ -60,6 +60,12 @@ pub unsafe extern "C" fn ncclEpHostsimCapture(
     boundary(|| unsafe { tell_capture(stream, status, number) })
 }
 
+/// For a question that a captured stream must not be asked: an error then, and the capture is invalid.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclEpHostsimRefuseCapture(stream: cudaStream_t) -> cudaError_t {
+    boundary(|| recording::refuse(&resolve(stream)?, CudaError::StreamCaptureUnsupported))
+}
+
 /// Begins to capture a stream.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaStreamBeginCapture(stream: cudaStream_t, mode: c_int) -> cudaError_t {

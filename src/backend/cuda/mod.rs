@@ -19,6 +19,7 @@ pub mod params;
 mod peer;
 mod pool;
 mod scaled_rows;
+mod side_streams;
 mod sizes;
 
 use crate::backend::bootstrap::Bootstrap;

@@ -13,8 +13,8 @@ use std::ffi::c_uint;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-/// Number of captures whose marks are kept: the most recently used ones.
-const KEPT: usize = 4;
+/// How many captures may take turns: the marks of the most recently used ones are kept.
+pub const MOST_CAPTURES: usize = 4;
 /// Number of displaced captures that are remembered, so that one that comes back is refused.
 const REMEMBERED: usize = 60;
 
@@ -84,7 +84,7 @@ impl Event {
 /// its place is reused when another capture needs one.
 #[derive(Debug)]
 struct Inside {
-    kept: [Kept; KEPT],
+    kept: [Kept; MOST_CAPTURES],
     /// Number of marks so far.
     records: u64,
     /// Captures that lost their place, as a ring buffer.
@@ -149,7 +149,9 @@ impl Inside {
         }
         Err(Error::usage(
             Subject::Stream,
-            InSequence::CapturesInTurn { most: KEPT },
+            InSequence::CapturesInTurn {
+                most: MOST_CAPTURES,
+            },
         ))
     }
 }

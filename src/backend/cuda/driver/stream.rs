@@ -76,8 +76,18 @@ fn id_of(stream: Stream) -> Option<StreamId> {
     (status == 0).then_some(StreamId(id))
 }
 
+/// Whether a stream of the library's own is part of a capture, be it an invalid one.
+pub fn is_captured(stream: Stream) -> Result<bool> {
+    capture_status(stream).map(|(status, _)| status != NONE)
+}
+
 fn capture_of(stream: Stream) -> Result<Option<Capture>> {
-    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    let (status, id) = capture_status(stream)?;
+    Ok((status == ACTIVE).then_some(Capture(id)))
+}
+
+fn capture_status(stream: Stream) -> Result<(sys::CUstreamCaptureStatus, u64)> {
+    let mut status = NONE;
     let mut id = 0;
     // SAFETY: writes two numbers, the status one of the three that this enum has had in every driver;
     // what is NULL is not written.
@@ -91,8 +101,9 @@ fn capture_of(stream: Stream) -> Result<Option<Capture>> {
             null_mut(),
         )
     })?;
-    Ok((status == ACTIVE).then_some(Capture(id)))
+    Ok((status, id))
 }
 
+const NONE: sys::CUstreamCaptureStatus = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
 const ACTIVE: sys::CUstreamCaptureStatus =
     sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE;

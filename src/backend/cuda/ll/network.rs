@@ -5,15 +5,14 @@
 //! message is received no earlier than in its turn on this rank, behind everything that read the one before.
 #![forbid(unsafe_code)]
 
-use crate::backend::DeviceMemory;
 use crate::backend::cuda::driver::event::DriverEvent;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::network::Network;
 use crate::backend::cuda::order::Order;
 use crate::backend::cuda::params::ll::{LL_CHANNELS, LL_MAX_TOP_K, LlHello, LlNodes, LlRankOnNode};
+use crate::backend::cuda::side_streams::SideStreams;
 use crate::backend::cuda::sizes::{Regions, number};
-use crate::backend::own_stream::OwnStream;
 use crate::backend::transport::{Label, Message, Transport};
 use crate::error::{Error, Result};
 use crate::model::group::GroupFacts;
@@ -38,7 +37,7 @@ pub struct LlNetwork {
     operations: AtomicU64,
     max_tokens: usize,
     /// Runs what staged operations send over the network, behind the caller's streams.
-    background: OwnStream,
+    background: SideStreams,
     /// The order of what runs there.
     pub background_order: Order,
     /// Where the background begins to follow a caller's stream, or that stream the background.
@@ -99,7 +98,7 @@ impl LlNetwork {
             background_order: Order::new(context)?,
             join: Mutex::new(DriverEvent::new(context)?),
             network,
-            background: OwnStream::new(Arc::clone(memory) as Arc<dyn DeviceMemory>)?,
+            background: SideStreams::new(memory)?,
         })
     }
 
@@ -181,15 +180,15 @@ impl LlNetwork {
     pub fn fork<'a>(&'a self, at: &StreamScope) -> Result<Background<'a>> {
         let mut background = Background {
             join: self.join.lock(),
-            scope: at.of_same_capture(self.background())?,
+            scope: at.of_same_capture(self.background.of(at.capture)?)?,
         };
         background.follow(at)?;
         Ok(background)
     }
 
-    /// The background's stream by itself.
+    /// The background's stream outside of graphs.
     pub fn background(&self) -> Stream {
-        self.background.stream()
+        self.background.outside()
     }
 }
 

@@ -136,7 +136,7 @@ impl Combine<'_> {
             shared_bytes: 0,
         };
         let module = &self.handle.group.context.module;
-        module.launch_on(Kernel::HtHead, shape, &params, at.rails.side.stream())
+        module.launch_on(Kernel::HtHead, shape, &params, at.side)
     }
 
     /// Sums a pass of this rank's own tokens.

@@ -201,16 +201,15 @@ impl Dispatch<'_> {
             shared_bytes: 0,
         };
         let module = &handle.group.context.module;
-        let side = at.rails.side.stream();
         match &op.scaled {
-            None => module.launch_on(Kernel::HtPack, shape, &params, side),
+            None => module.launch_on(Kernel::HtPack, shape, &params, at.side),
             Some(scaled) => {
                 let kernel = kernels::for_scales::<HtScaledPackParams>(scaled.cast())?;
                 let params = HtScaledPackParams {
                     pack: params,
                     rows: scaled_rows(op.row, scaled)?,
                 };
-                module.launch_on(kernel, shape, &params, side)
+                module.launch_on(kernel, shape, &params, at.side)
             }
         }
     }

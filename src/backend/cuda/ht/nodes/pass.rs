@@ -18,6 +18,7 @@ use crate::backend::cuda::params::ht_nodes::{
 use crate::backend::cuda::sizes::number;
 use crate::backend::transport::{Label, Transport};
 use crate::error::Result;
+use crate::model::ops::Stream;
 use std::ops::{Deref, Range};
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
@@ -221,6 +222,7 @@ impl<'a> Handle<'a> {
 /// An operation while it is enqueued: passes on the caller's stream, messages on the side stream.
 pub struct Enqueueing<'a> {
     pub rails: &'a Rails,
+    pub side: Stream,
     pub turn: &'a mut Turn,
     pub at: &'a StreamScope,
     transport: Arc<dyn Transport>,
@@ -237,6 +239,7 @@ impl<'a> Enqueueing<'a> {
         Ok(Self {
             transport: rails.network.transport()?,
             label: rails.label(what),
+            side: rails.side.of(at.capture)?,
             rails,
             turn,
             at,
@@ -253,8 +256,7 @@ impl<'a> Enqueueing<'a> {
     ) -> Result<()> {
         if enqueued.is_err() {
             // Messages that no kernel waits for are a part of the operation, too.
-            let (side, own) = (self.rails.side.stream(), self.at.stream);
-            let _ = self.turn.join.join(side, own);
+            let _ = self.turn.join.join(self.side, self.at.stream);
         }
         let cause = |error| group.context.faults.first().unwrap_or(error);
         order.end().and(enqueued.map_err(cause))
@@ -262,9 +264,7 @@ impl<'a> Enqueueing<'a> {
 
     /// The side stream waits for the caller's.
     pub fn fork(&mut self) -> Result<()> {
-        self.turn
-            .join
-            .join(self.at.stream, self.rails.side.stream())
+        self.turn.join.join(self.at.stream, self.side)
     }
 
     /// Begins the messages of a pass.
@@ -281,11 +281,11 @@ impl<'a> Enqueueing<'a> {
             landed,
             ..
         } = &mut *self.turn;
-        let side = self.rails.side.stream();
-        self.transport.exchange(self.label, sends, receives, side)?;
+        self.transport
+            .exchange(self.label, sends, receives, self.side)?;
         let [even, odd] = landed;
         let landed = if pass.is_multiple_of(2) { even } else { odd };
-        landed.record(side)
+        landed.record(self.side)
     }
 
     /// The caller's stream waits for the messages of pass number `pass`.

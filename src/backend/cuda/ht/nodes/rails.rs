@@ -10,10 +10,10 @@ use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::network::Network;
 use crate::backend::cuda::params::ht_nodes::{HtNodes, HtTold};
 use crate::backend::cuda::pool::Pool;
+use crate::backend::cuda::side_streams::SideStreams;
 use crate::backend::cuda::sizes::number;
-use crate::backend::own_stream::OwnStream;
 use crate::backend::transport::{Label, Message};
-use crate::backend::{DeviceMemory, StreamMark};
+use crate::backend::{DeviceMemory as _, StreamMark};
 use crate::error::Result;
 use crate::model::tensor::DevPtr;
 use parking_lot::Mutex;
@@ -46,8 +46,8 @@ pub struct Rails {
     banks: Mutex<Vec<Arc<Banks>>>,
     /// When the words of other ranks about a new handle are in `headers`.
     pub headers_arrived: Mutex<Box<dyn StreamMark>>,
-    /// Of the network.
-    pub side: OwnStream,
+    /// For what an operation does on the network.
+    pub side: SideStreams,
     /// Locked by who enqueues an operation.
     pub turn: Mutex<Turn>,
     operations: AtomicU64,
@@ -111,7 +111,7 @@ impl Rails {
             row_bytes,
             ids: Mutex::default(),
             banks: Mutex::default(),
-            side: OwnStream::new(Arc::clone(memory) as Arc<dyn DeviceMemory>)?,
+            side: SideStreams::new(memory)?,
             turn: Mutex::new(turn),
             operations: AtomicU64::new(0),
         };

@@ -1,0 +1,71 @@
+//! Streams of the library's own that follow callers' streams.
+//!
+//! A stream that has followed a captured one belongs to that capture until it ends, even where it was joined again.
+//! So each capture that is open has a stream of its own here, and what is outside of graphs has one that no capture
+//! ever gets.
+#![forbid(unsafe_code)]
+
+use crate::backend::DeviceMemory;
+use crate::backend::cuda::driver::event::{ApartFromCaptures, MOST_CAPTURES};
+use crate::backend::cuda::driver::memory::CudaMemory;
+use crate::backend::cuda::driver::stream::{Capture, is_captured};
+use crate::backend::own_stream::OwnStream;
+use crate::error::refusal::{InSequence, Subject};
+use crate::error::{Error, Result};
+use crate::model::ops::Stream;
+use parking_lot::Mutex;
+use std::sync::Arc;
+
+/// One stream for work outside of graphs, and up to [`MOST_CAPTURES`] for captures.
+pub struct SideStreams {
+    memory: Arc<dyn DeviceMemory>,
+    outside: OwnStream,
+    /// With the capture that each had last.
+    inside: Mutex<Vec<(Capture, OwnStream)>>,
+}
+
+impl SideStreams {
+    /// The one outside of graphs; the others are made when a capture needs them.
+    pub fn new(memory: &Arc<CudaMemory>) -> Result<Self> {
+        let memory = Arc::clone(memory) as Arc<dyn DeviceMemory>;
+        Ok(Self {
+            outside: OwnStream::new(Arc::clone(&memory))?,
+            inside: Mutex::default(),
+            memory,
+        })
+    }
+
+    /// The stream for work outside of graphs.
+    pub fn outside(&self) -> Stream {
+        self.outside.stream()
+    }
+
+    /// The stream that may follow one with this capture. The calling thread is inside the context.
+    pub fn of(&self, capture: Option<Capture>) -> Result<Stream> {
+        let Some(capture) = capture else {
+            return Ok(self.outside());
+        };
+        let mut inside = self.inside.lock();
+        if let Some((_, own)) = inside.iter().find(|(last, _)| *last == capture) {
+            return Ok(own.stream());
+        }
+        for (last, free) in inside.iter_mut() {
+            if !is_captured(free.stream())? {
+                *last = capture;
+                return Ok(free.stream());
+            }
+        }
+        if inside.len() == MOST_CAPTURES {
+            let most = MOST_CAPTURES;
+            return Err(Error::usage(
+                Subject::Stream,
+                InSequence::CapturesInTurn { most },
+            ));
+        }
+        let _apart = ApartFromCaptures::enter()?;
+        let new = OwnStream::new(Arc::clone(&self.memory))?;
+        let stream = new.stream();
+        inside.push((capture, new));
+        Ok(stream)
+    }
+}

@@ -2,6 +2,9 @@
 //!
 //! Operations of a transport run one after the other. So time counts for the first alone: since its stream has come
 //! to it, and since the one before it was over.
+//!
+//! Marks are recorded outside of the lock: a stream that takes no more holds up who enqueues, and the watchdog, which
+//! must end what the stream waits for, needs the lock.
 #![forbid(unsafe_code)]
 
 use crate::backend::quiet::{Graphs, Works};
@@ -30,6 +33,8 @@ struct State {
     /// Those that are over, to be used again.
     spare: Vec<Flight>,
     operations: u64,
+    /// An operation is about to be among those under way.
+    is_beginning: bool,
     /// Whether any operation was captured into a graph.
     is_in_graphs: bool,
     /// Those that were.
@@ -41,7 +46,8 @@ struct Flight {
     /// The ranks that it exchanges with, some more than once.
     peers: Vec<usize>,
     begin: Box<dyn StreamMark>,
-    end: Box<dyn StreamMark>,
+    /// Not here while it is recorded.
+    end: Option<Box<dyn StreamMark>>,
     /// The call that enqueues it has returned, and the end is marked.
     is_enqueued: bool,
     /// When it was first seen to run.
@@ -68,41 +74,41 @@ impl Flights {
         peers: impl Iterator<Item = usize>,
         stream: Stream,
     ) -> Result<Operation> {
-        let mut state = self.state.lock();
-        if state.spare.is_empty() && state.under_way.len() >= MANY {
-            state.land()?;
-        }
-        let mut flight = match state.spare.pop() {
-            Some(flight) => flight,
-            None => Flight::new(memory)?,
-        };
-        let operation = Operation {
-            number: state.operations,
-            label,
-        };
+        let (number, spare) = self.state.lock().next()?;
+        let operation = Operation { number, label };
+        let mut flight = spare.map_or_else(|| Flight::new(memory), Ok)?;
         flight.prepare(operation, peers);
-        state.operations += 1;
-        if flight.begin.record(stream)? {
-            state.under_way.push_back(flight);
-        } else {
-            state.is_in_graphs = true;
-            let marked = state.replays.begin(operation, &flight.peers, stream);
-            state.spare.push(flight);
-            marked?;
+        self.state.lock().is_beginning = true;
+        let recorded = flight.begin.record(stream);
+        let mut state = self.state.lock();
+        state.is_beginning = false;
+        match recorded {
+            Ok(true) => state.under_way.push_back(flight),
+            Ok(false) => {
+                state.is_in_graphs = true;
+                let marked = state.replays.begin(operation, &flight.peers, stream);
+                state.spare.push(flight);
+                marked?;
+            }
+            Err(error) => {
+                state.spare.push(flight);
+                return Err(error);
+            }
         }
         Ok(operation)
     }
 
     /// `operation` was enqueued on `stream`.
     pub fn enqueued(&self, operation: Operation, stream: Stream) -> Result<()> {
-        let mut state = self.state.lock();
-        let last = state.under_way.back_mut();
-        if let Some(flight) = last.filter(|flight| flight.operation == operation) {
-            flight.end.record(stream)?;
-            flight.is_enqueued = true;
-            return Ok(());
+        let Some(mut end) = self.state.lock().take_end(operation) else {
+            return self.state.lock().replays.end(operation, stream);
+        };
+        let recorded = end.record(stream);
+        if let Some(flight) = self.state.lock().last(operation) {
+            flight.end = Some(end);
+            flight.is_enqueued = recorded.is_ok();
         }
-        state.replays.end(operation, stream)
+        recorded.map(drop)
     }
 
     /// `operation` was not enqueued. Returns with whom it was to be.
@@ -144,7 +150,7 @@ impl Flights {
     pub fn are_over(&self) -> Result<bool> {
         let mut state = self.state.lock();
         state.land()?;
-        Ok(state.under_way.is_empty())
+        Ok(state.under_way.is_empty() && !state.is_beginning)
     }
 
     /// Whether any operation was captured into a graph.
@@ -154,6 +160,26 @@ impl Flights {
 }
 
 impl State {
+    /// The number of the next operation, and what an earlier one has left for it.
+    fn next(&mut self) -> Result<(u64, Option<Flight>)> {
+        if self.spare.is_empty() && self.under_way.len() >= MANY {
+            self.land()?;
+        }
+        let number = self.operations;
+        self.operations += 1;
+        Ok((number, self.spare.pop()))
+    }
+
+    /// `operation`, if it is the last under way.
+    fn last(&mut self, operation: Operation) -> Option<&mut Flight> {
+        let last = self.under_way.back_mut();
+        last.filter(|flight| flight.operation == operation)
+    }
+
+    fn take_end(&mut self, operation: Operation) -> Option<Box<dyn StreamMark>> {
+        self.last(operation)?.end.take()
+    }
+
     /// The first operation outside of graphs, if it has run longer than `limit` at `now`.
     fn late(&mut self, now: Instant, limit: Duration) -> Result<Option<Late>> {
         self.land()?;
@@ -177,13 +203,12 @@ impl State {
     fn land(&mut self) -> Result<()> {
         // They run in order, so after the last all are over.
         if let Some(last) = self.under_way.back()
-            && last.is_enqueued
-            && last.end.is_over()?
+            && last.is_over()?
         {
             self.spare.extend(self.under_way.drain(..));
         }
         while let Some(first) = self.under_way.front() {
-            if !first.is_enqueued || !first.end.is_over()? {
+            if !first.is_over()? {
                 break;
             }
             self.spare.extend(self.under_way.pop_front());
@@ -198,10 +223,17 @@ impl Flight {
             operation: Operation::WARM_UP,
             peers: Vec::new(),
             begin: memory.new_mark()?,
-            end: memory.new_mark()?,
+            end: Some(memory.new_mark()?),
             is_enqueued: false,
             seen: None,
         })
+    }
+
+    fn is_over(&self) -> Result<bool> {
+        match &self.end {
+            Some(end) if self.is_enqueued => end.is_over(),
+            _ => Ok(false),
+        }
     }
 
     fn prepare(&mut self, operation: Operation, peers: impl Iterator<Item = usize>) {
@@ -219,7 +251,8 @@ impl Works for Flights {
             return;
         };
         let may_run = state.is_in_graphs && graphs == Graphs::Count;
-        if !may_run && state.land().is_ok() && state.under_way.is_empty() {
+        let is_idle = state.land().is_ok() && state.under_way.is_empty() && !state.is_beginning;
+        if !may_run && is_idle {
             then();
         }
     }

@@ -2,10 +2,11 @@
 #![forbid(unsafe_code)]
 
 use super::*;
+use crate::backend::detached::within;
 use crate::error::Error;
 use crate::model::tensor::DevPtr;
 use std::any::Any;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 /// The number of the stream that is captured.
@@ -18,6 +19,10 @@ pub struct Device {
     passed: Arc<AtomicUsize>,
     recorded: Arc<AtomicUsize>,
     made: Arc<AtomicUsize>,
+    /// Locked while the stream takes no more than so many marks.
+    full: Arc<Mutex<()>>,
+    room: Arc<AtomicUsize>,
+    is_waiting: Arc<AtomicBool>,
 }
 
 impl Device {
@@ -36,6 +41,11 @@ impl StreamMark for Mark {
     fn record(&mut self, stream: Stream) -> Result<bool> {
         if stream.0 == CAPTURED {
             return Ok(false);
+        }
+        let device = &self.device;
+        if device.recorded.load(Ordering::Relaxed) == device.room.load(Ordering::Relaxed) {
+            device.is_waiting.store(true, Ordering::Relaxed);
+            drop(device.full.lock());
         }
         self.place = self.device.recorded.fetch_add(1, Ordering::Relaxed) + 1;
         Ok(true)
@@ -195,4 +205,43 @@ fn a_device_is_quiet_when_all_is_over() {
     begin(&flights, &device, &[1], Stream(CAPTURED));
     assert!(!is_idle(Graphs::Count));
     assert!(is_idle(Graphs::DoNotCount));
+}
+
+/// What `ask` gives while another thread enqueues an operation on a stream with room for so many marks.
+fn beside_a_full_stream<T: Send + 'static>(
+    room: usize,
+    ask: impl FnOnce(&Flights) -> T + Send + 'static,
+) -> T {
+    let device = Device::default();
+    device.room.store(room, Ordering::Relaxed);
+    let flights = Arc::new(Flights::new(&device).unwrap());
+    let full = Arc::clone(&device.full);
+    let is_full = full.lock();
+    let caller = std::thread::spawn({
+        let (flights, device) = (Arc::clone(&flights), device.clone());
+        move || drop(enqueue(&flights, &device, &[1]))
+    });
+    while !device.is_waiting.load(Ordering::Relaxed) {
+        std::thread::yield_now();
+    }
+    let answer = within(60 * SECOND, move || ask(&flights)).unwrap();
+    drop(is_full);
+    caller.join().unwrap();
+    answer.expect("the watchdog waits for who enqueues")
+}
+
+#[test]
+fn who_enqueues_on_a_full_stream_holds_up_nobody() {
+    let late = |flights: &Flights| flights.late(Instant::now(), SECOND).map(|it| it.is_some());
+    let are_over = |flights: &Flights| flights.are_over();
+    let is_idle = |flights: &Flights| {
+        let mut idle = false;
+        flights.while_idle(Graphs::Count, &mut || idle = true);
+        idle
+    };
+    for room in [0, 1] {
+        assert_eq!(beside_a_full_stream(room, late), Ok(false));
+        assert_eq!(beside_a_full_stream(room, are_over), Ok(false));
+        assert!(!beside_a_full_stream(room, is_idle));
+    }
 }

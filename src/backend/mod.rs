@@ -60,7 +60,8 @@ pub trait DeviceMemory: Send + Sync {
     fn new_replay_marks(&self, _places: usize) -> Result<Option<Box<dyn ReplayMarks>>> {
         Ok(None)
     }
-    /// Makes the device, which this process numbers `device`, the calling thread's until the result is dropped.
+    /// Makes the device, which this process numbers `device`, the calling thread's until the result is dropped. What
+    /// the thread calls meanwhile disturbs no capture of another one.
     fn enter(&self, device: usize) -> Result<Box<dyn Any>>;
 }
 

@@ -7,8 +7,10 @@ use crate::error::refusal::{AmongRanks, Subject};
 use crate::error::{Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
+use std::any::Any;
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::{null, null_mut};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -21,6 +23,10 @@ const UNDEFINED: c_int = c_int::MIN;
 const CONFIG_MAGIC: c_uint = 0xcafe_beef;
 /// How long an abort lets calls of other threads come back before it begins.
 const PATIENCE: Duration = Duration::from_millis(100);
+
+/// Makes the communicator's device the calling thread's until the result is dropped. NCCL gives a thread back the
+/// device that it found there, and for one that had none yet, that would be a context on the first device.
+pub type EnterDevice = Arc<dyn Fn() -> Result<Box<dyn Any>> + Send + Sync>;
 
 type Call<A> = unsafe extern "C" fn(A) -> c_int;
 
@@ -129,6 +135,7 @@ pub struct Part {
 pub struct OwnCommunicator {
     network: Network,
     raw: *mut c_void,
+    enter_device: EnterDevice,
     /// Threads that are inside NCCL with it.
     calls: AtomicUsize,
     ended: AtomicBool,
@@ -141,14 +148,16 @@ unsafe impl Send for OwnCommunicator {}
 unsafe impl Sync for OwnCommunicator {}
 
 impl OwnCommunicator {
-    /// Joins the communicator of `ranks` ranks that has this id, with the calling thread's device. Blocks
+    /// Joins the communicator of `ranks` ranks that has this id, with the device of `enter_device`. Blocks
     /// until all have joined, without a deadline. NCCL's kernels have at most `most_blocks` blocks.
     pub fn join(
         network: Network,
         id: &[u8; ID_BYTES],
         (ranks, rank): (usize, usize),
         most_blocks: usize,
+        enter_device: EnterDevice,
     ) -> Result<Self> {
+        let _entered = enter_device()?;
         let mut config = Config {
             size: size_of::<Config>(),
             magic: CONFIG_MAGIC,
@@ -170,6 +179,7 @@ impl OwnCommunicator {
         Ok(Self {
             network,
             raw,
+            enter_device,
             calls: AtomicUsize::new(0),
             ended: AtomicBool::new(false),
         })
@@ -242,6 +252,7 @@ impl OwnCommunicator {
     /// any of them. Nothing if it has ended already.
     pub fn destroy(&self) {
         if self.end_calls(None) {
+            let _entered = (self.enter_device)();
             // SAFETY: nobody is inside, nobody enters any more, and this is the only end.
             let code = unsafe { (self.network.destroy)(self.raw) };
             drop(self.network.check("ncclCommDestroy", code));
@@ -252,6 +263,7 @@ impl OwnCommunicator {
     /// May block, as [`OwnCommunicator::destroy`]. Nothing if it has ended already.
     pub fn abort(&self) {
         if self.end_calls(Some(PATIENCE)) {
+            let _entered = (self.enter_device)();
             // SAFETY: nobody enters any more, and this is the only end. A thread that is still inside waits for
             // other ranks; NCCL ends its wait by this call, which it lets any thread make.
             let code = unsafe { (self.network.abort)(self.raw) };

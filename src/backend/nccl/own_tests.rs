@@ -145,6 +145,18 @@ fn complete() -> Functions {
     }
 }
 
+/// Until the result is dropped, calls are noted inside of angle brackets.
+fn enter_device() -> Result<Box<dyn Any>> {
+    struct Entered;
+    impl Drop for Entered {
+        fn drop(&mut self) {
+            note('>');
+        }
+    }
+    note('<');
+    Ok(Box::new(Entered))
+}
+
 fn network(functions: Functions) -> Result<Network> {
     Network::of(Box::leak(Box::new(functions)))
 }
@@ -158,7 +170,7 @@ pub fn third_of_three(calls: usize) -> OwnCommunicator {
 fn communicator(functions: Functions) -> OwnCommunicator {
     let network = network(functions).unwrap();
     let id = network.new_id().unwrap();
-    OwnCommunicator::join(network, &id, (3, 2), 4).unwrap()
+    OwnCommunicator::join(network, &id, (3, 2), 4, Arc::new(enter_device)).unwrap()
 }
 
 #[test]
@@ -197,7 +209,7 @@ fn messages_are_one_group_which_is_closed_after_an_error_too() {
     };
     comm.exchange(&[part, part], &[part], Stream::DEFAULT)
         .unwrap();
-    assert_eq!(calls(), "i(ssr)");
+    assert_eq!(calls(), "<i>(ssr)");
     SEND.with(|code| code.store(5, Ordering::Relaxed));
     let error = comm.exchange(&[part, part], &[part], Stream::DEFAULT);
     assert_eq!(error.unwrap_err().code(), Code::InvalidUsage);
@@ -215,9 +227,9 @@ fn a_communicator_ends_once() {
     );
     assert_eq!(comm.asynchronous_error(), None);
     drop(comm);
-    assert_eq!(calls(), "id");
+    assert_eq!(calls(), "<i><d>");
     drop(communicator(complete()));
-    assert_eq!(calls(), "ia");
+    assert_eq!(calls(), "<i><a>");
 }
 
 #[test]

@@ -75,8 +75,8 @@ fn join(
     let on = device.clone();
     let most_blocks = wanted.most_blocks;
     let connect = move || {
-        let _entered = on.enter()?;
-        OwnCommunicator::join(network, &id, place, most_blocks)
+        let enter_device = Arc::new(move || on.enter());
+        OwnCommunicator::join(network, &id, place, most_blocks, enter_device)
     };
     let comm = within_most(bootstrap, |limit| {
         // One that is made too late ends in the thread that has made it.

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver;
-use crate::backend::cuda::driver::event::Mark;
+use crate::backend::cuda::driver::event::{ApartFromCaptures, Mark};
 use crate::backend::cuda::driver::graph_marks::GraphMarks;
 use crate::backend::cuda::driver::held::Key;
 use crate::backend::cuda::driver::memory::{self, CudaMemory};
@@ -113,6 +113,9 @@ impl DeviceMemory for CudaMemory {
 
     fn enter(&self, _device: usize) -> Result<Box<dyn Any>> {
         // The context is of that device.
-        Ok(Box::new(self.context().enter()?))
+        Ok(Box::new((
+            self.context().enter()?,
+            ApartFromCaptures::enter()?,
+        )))
     }
 }

@@ -35,6 +35,8 @@ pub(crate) struct Stream {
     state: Mutex<State>,
     arrived: Condvar,
     advanced: Condvar,
+    /// Most work that waits here; further submissions wait for room.
+    room: usize,
 }
 
 struct State {
@@ -87,6 +89,7 @@ impl Stream {
             state: Mutex::new(state),
             arrived: Condvar::new(),
             advanced: Condvar::new(),
+            room: room(),
         });
         let worker = Arc::clone(&stream);
         std::thread::Builder::new()
@@ -96,10 +99,13 @@ impl Stream {
         Ok(stream)
     }
 
-    /// Appends work. Order with other streams is the caller's business: see
+    /// Appends work, once there is room for it. Order with other streams is the caller's business: see
     /// [`super::device::Device::submit`].
     pub(super) fn push(self: &Arc<Self>, after: Vec<Ticket>, job: Job) -> Ticket {
         let mut state = self.state.lock();
+        while state.queue.len() >= self.room {
+            self.advanced.wait(&mut state);
+        }
         state.submitted += 1;
         state.queue.push_back(Work { after, job });
         self.arrived.notify_one();
@@ -174,6 +180,13 @@ impl Stream {
         }
         self.advanced.notify_all();
     }
+}
+
+/// `NCCLEP_HOSTSIM_QUEUE`, if it is a number, or else no limit.
+fn room() -> usize {
+    let text = std::env::var("NCCLEP_HOSTSIM_QUEUE").ok();
+    let number = text.and_then(|text| text.trim().parse().ok());
+    number.filter(|&room| room > 0).unwrap_or(usize::MAX)
 }
 
 impl Ticket {

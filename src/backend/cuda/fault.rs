@@ -48,10 +48,16 @@ impl FaultPage {
         })
     }
 
-    /// The network between nodes has failed.
+    /// The network between nodes has failed. The first failure counts: kernels report others, as what they receive
+    /// from now on is undefined.
     pub fn network_failed(&self, error: &Error) {
-        // The first failure counts.
-        let _ = self.network.set(error.clone());
+        if self.report().is_none() {
+            let _ = self.network.set(error.clone());
+        }
+    }
+
+    fn report(&self) -> Option<FaultReport> {
+        self.page.complete(0, |it| it.state != FAULT_NONE)
     }
 
     /// What the waits of kernel `op` need; `failed` and `peer_failed` are the group's marks in device memory.
@@ -123,9 +129,10 @@ impl FaultPage {
 
 impl Faults for FaultPage {
     fn first(&self) -> Option<Error> {
-        let Some(report) = self.page.complete(0, |it| it.state != FAULT_NONE) else {
-            return self.network.get().cloned();
-        };
+        if let Some(error) = self.network.get() {
+            return Some(error.clone());
+        }
+        let report = self.report()?;
         let report = FaultReport {
             peer: self.peer(&report),
             ..report

@@ -11,6 +11,7 @@ use crate::backend::cuda::driver::event::ApartFromCaptures;
 use crate::backend::cuda::driver::memory::CudaMemory;
 use crate::backend::cuda::fault::FaultPage;
 use crate::backend::cuda::group_context::GroupContext;
+use crate::backend::detached;
 use crate::backend::transport::open::{Wanted, over_nccl};
 use crate::backend::transport::watchdog::{Watched, watch};
 use crate::backend::transport::{OnFault, Transport};
@@ -28,6 +29,8 @@ pub const NETWORK_BLOCKS: u32 = 4;
 /// Multiprocessors that kernels which wait for other ranks leave to other kernels that do: to the network's, and
 /// to the caller's own collectives on other streams.
 const RESERVED: u32 = NETWORK_BLOCKS + 32;
+/// How long a failure waits until the device knows of it. Then the network ends in any case.
+const PATIENCE: Duration = Duration::from_millis(500);
 
 /// The blocks that may wait for other ranks at the same time on a device with `multiprocessors`.
 pub fn blocks_beside_network(multiprocessors: u32) -> u32 {
@@ -145,15 +148,23 @@ struct Failure {
 
 impl Failure {
     /// Kernels that begin from now on leave at once, as what they received is undefined. So do waits of the
-    /// ranks of this node.
-    fn happened(&self, error: &Error) {
+    /// ranks of this node. Returns soon: a call of the driver may wait for what ends only with the network.
+    fn happened(self: &Arc<Self>, error: &Error) {
         self.faults.network_failed(error);
+        let own = Arc::clone(self);
+        drop(detached::within(PATIENCE, move || own.mark()));
+    }
+
+    fn mark(&self) {
         let Ok(_apart) = ApartFromCaptures::enter() else {
             return;
         };
-        for (at, word) in &*self.marks.lock() {
+        let mark_at = |index| self.marks.lock().get(index).copied();
+        let mut index = 0;
+        while let Some((at, word)) = mark_at(index) {
             // A device that takes no copy runs no kernel either.
-            let _ = self.memory.upload(*at, &word.to_le_bytes());
+            let _ = self.memory.upload(at, &word.to_le_bytes());
+            index += 1;
         }
     }
 }

@@ -219,7 +219,9 @@ fn beside_a_full_stream<T: Send + 'static>(
     let is_full = full.lock();
     let caller = std::thread::spawn({
         let (flights, device) = (Arc::clone(&flights), device.clone());
-        move || drop(enqueue(&flights, &device, &[1]))
+        move || {
+            enqueue(&flights, &device, &[1]);
+        }
     });
     while !device.is_waiting.load(Ordering::Relaxed) {
         std::thread::yield_now();

@@ -55,7 +55,7 @@ impl fmt::Display for Label {
 }
 
 /// Told of the failure that ends a transport, on any thread, once, before its operations are ended. It must not
-/// wait for anything.
+/// wait for anything that ends only with them.
 pub type OnFault = Arc<dyn Fn(&Error) + Send + Sync>;
 
 /// What carries messages between nodes. Operations are the same, in the same order, on the ranks that take

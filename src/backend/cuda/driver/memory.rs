@@ -190,11 +190,6 @@ impl<T: Record> HostPage<T> {
         self.device.0 as *mut T
     }
 
-    /// How many records there are.
-    pub fn count(&self) -> usize {
-        self.count
-    }
-
     /// The records' address on the host.
     pub fn host(&self) -> *mut T {
         self.host.as_ptr()

@@ -8,7 +8,6 @@
 
 mod api;
 pub mod context;
-pub mod copy;
 mod device_memory;
 pub mod device_name;
 pub mod event;

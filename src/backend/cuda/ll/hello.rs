@@ -8,7 +8,7 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver::event::ApartFromCaptures;
-use crate::backend::cuda::driver::memory::{Buffer, CudaMemory, HostPage};
+use crate::backend::cuda::driver::memory::{CudaMemory, HostPage};
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::ll::network::LlNetwork;
@@ -24,6 +24,7 @@ use crate::model::ops::Routing;
 use crate::model::tensor::DevPtr;
 use parking_lot::Mutex;
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 /// Of a word.
@@ -31,10 +32,10 @@ const BYTES: usize = size_of::<LlHello>();
 /// How long the host sleeps before it looks again.
 const PAUSE: Duration = Duration::from_micros(20);
 
-/// A handle's memory for the words: this rank's hello, then the hellos of its sources from 1 on.
+/// A handle's memory for the words: this rank's hello, then the hellos of its sources from 1 on. The network reads
+/// and writes them on the host: a copy behind an exchange might hold up copies of other streams.
 pub struct HelloMemory {
     page: HostPage<LlHello>,
-    device: Buffer,
     arrived: Mutex<Box<dyn StreamMark>>,
 }
 
@@ -52,7 +53,6 @@ impl HelloMemory {
     pub fn new(memory: &Arc<CudaMemory>, sources: usize) -> Result<Self> {
         Ok(Self {
             page: HostPage::new(memory.context(), sources)?,
-            device: Buffer::new(memory, sources * BYTES)?,
             arrived: Mutex::new(memory.new_mark()?),
         })
     }
@@ -63,7 +63,7 @@ impl HelloMemory {
     }
 
     fn at(&self, index: usize) -> DevPtr {
-        DevPtr(self.device.data().0 + index * BYTES)
+        DevPtr(self.page.device() as usize + index * BYTES)
     }
 
     /// Enqueues the exchange of what ranks say about handle `handle`.
@@ -83,13 +83,14 @@ impl HelloMemory {
             padding: [0; 3],
         };
         self.page.write(0, hello);
+        // The network reads it after this.
+        fence(Ordering::Release);
         let at = &context.module.enter(network.background())?;
         let turn = network.background_order.begin(at)?;
         turn.end_after(self.exchange(network, handle, at))
     }
 
     fn exchange(&self, network: &LlNetwork, handle: u32, at: &StreamScope) -> Result<()> {
-        self.page.copy_out(0, 1, self.at(0), at)?;
         let label = Label {
             what: "LL handle",
             number: u64::from(handle),
@@ -109,7 +110,6 @@ impl HelloMemory {
             },
             at.stream,
         )?;
-        self.page.copy_in(1, sources.len() - 1, self.at(1), at)?;
         self.arrived.lock().record(at.stream)?;
         Ok(())
     }

@@ -30,7 +30,7 @@ def check(places: Places) -> tuple[Counts, str]:
                 files[-1].write_text(documents.annotated(code))
         words = (sys.executable, "-m", "mypy", "--strict", "--no-warn-return-any", "--cache-dir",
                  os.devnull, str(ROOT / "python" / "nccl_ep"), *map(str, files))
-        environment = {**places.environment, "PYTHONPATH": str(ROOT / ".deps" / "mypy"),
+        environment = {**places.environment, "PYTHONPATH": str(places.deps / "mypy"),
                        "MYPYPATH": f"{ROOT / 'python'}:{_TESTS / 'typing_stubs'}"}
         finished = command.run(words, environment, 120)
     return counts.exit_status(finished), finished.output

@@ -1,4 +1,4 @@
-"""Tests of ep_bench's command line, and of its casts outside the library."""
+"""Tests of the programs' command lines, and of ep_bench's casts outside the library."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PROGRAM = run_sweep.default_target() / "c" / "host" / "ep_bench"
 
 
 class CommandLineTest(unittest.TestCase):
-    """What is wrong is named; the version is that of the library."""
+    """What is wrong is named, in two lines; the version is that of the library."""
 
     def test_unknown_routings_and_channels_are_refused(self) -> None:
         for options in (("--routing", "zip"), ("--routing", "zipf:much"), ("--routing", "zipf:"),
@@ -40,15 +40,30 @@ class CommandLineTest(unittest.TestCase):
             self.assertIn(f"ep_bench: --cast: {said}", done.stderr)
 
     def test_a_wrong_word_of_the_command_line_is_named(self) -> None:
-        for words, said in ((["-i", "3", "--tokenz"], 'unknown option "--tokenz"'),
+        for words, said in ((["-i", "3", "--tokenz"],
+                             'unknown option "--tokenz", did you mean --tokens?'),
+                            (["--experst=8"], 'unknown option "--experst=8", did you mean --experts?'),
+                            (["--ma"], 'unknown option "--ma", did you mean --max-tokens?'),
+                            (["--colour", "red"], 'unknown option "--colour"'),
                             (["-pxV"], 'unknown option "-x"'), (["--tokens"], "--tokens: needs a value"),
                             (["-t"], "-t: needs a value"), (["--profile=1"], "--profile: takes no value"),
                             (["more"], 'unexpected argument "more"')):
             done = subprocess.run([_PROGRAM, *words], capture_output=True, text=True, check=False)
-            self.assertEqual(done.returncode, 1)
-            self.assertEqual(done.stderr.splitlines()[0], f"ep_bench: {said}")
+            self.assertEqual((done.returncode, done.stdout), (1, ""))
+            self.assertEqual(done.stderr, f"ep_bench: {said}\nSee ep_bench --help.\n")
         done = subprocess.run([_PROGRAM, "--version"], capture_output=True, text=True, check=True)
         self.assertRegex(done.stdout, r"^ep_bench (\d+\.\d+\.\d+), libnccl_ep \1\n$")
+
+
+    def test_other_programs_do_so_too(self) -> None:
+        for program, status in (("ep_test", 1), ("moe_layer", 2)):
+            path = _PROGRAM.with_name(program)
+            done = subprocess.run([path, "--token5", "8"], capture_output=True, text=True, check=False)
+            self.assertEqual((done.returncode, done.stdout), (status, ""))
+            self.assertEqual(done.stderr, f'{program}: unknown option "--token5", did you mean --tokens?\n'
+                                          f"See {program} --help.\n")
+            done = subprocess.run([path, "--help"], capture_output=True, text=True, check=True)
+            self.assertIn("--tokens N", done.stdout)
 
 
 class CastTest(unittest.TestCase):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 import unittest
 import xml.dom.minidom
 
 import data
 import diagrams
-import memory
 import run_sweep
+
+sys.path.insert(0, str(data.ROOT / "python"))
+from nccl_ep import memory
 
 __all__ = ["DiagramsTest", "EpBenchPageTest", "MemoryTest"]
 
@@ -20,21 +23,42 @@ _OUTLIERS = {(4, 2): 276, (4, 128): 162}
 
 
 class MemoryTest(unittest.TestCase):
-    """The formulas and what ep_bench has measured on GPUs."""
+    """The formulas and what ep_bench has measured on GPUs, and the tables that they gave.
 
-    def test_the_library_takes_what_was_measured(self) -> None:
+    The step simt/memory compares them with what the library allocates, also for high throughput, whose
+    results are of an earlier layout, and over several nodes, where no GPU was measured.
+    """
+
+    def test_low_latency_takes_what_was_measured(self) -> None:
         compared = 0
         for run in data.load_runs(data.result_files()):
-            for entry in run.results:
+            for entry in run.results if run.algorithm == "ll" else ():
                 measured = entry["library_bytes"] / memory.MIB
                 tokens = entry.get("max_tokens") or entry["tokens"]
                 if measured == _OUTLIERS.get((run.ranks, tokens)):
                     continue
                 shape = memory.Shape(run.algorithm, run.ranks, tokens)
-                expected = sum(item.bytes for item in memory.library(shape)) / memory.MIB
-                self.assertLessEqual(abs(measured - expected), 2.5, shape)
+                self.assertLessEqual(abs(measured - _mebibytes(shape)), 2.5, shape)
                 compared += 1
-        self.assertGreater(compared, 40)
+        self.assertGreater(compared, 25)
+
+    def test_the_tables_of_the_documents(self) -> None:
+        guide = (data.ROOT / "docs" / "guide" / "sizing.md").read_text()
+        rows = re.findall(r"^\| (LL|HT) \| (\d+) \| (\d+|any) \| (\d+) MiB \| (\d+) MiB \|$", guide,
+                          re.MULTILINE)
+        self.assertEqual(len(rows), 7)
+        for mode, ranks, tokens, window, together in rows:
+            for each in ("64", "4096") if tokens == "any" else (tokens,):
+                shape = memory.Shape(mode.lower(), int(ranks), int(each))
+                self.assertEqual((_window(shape), _mebibytes(shape)), (int(window), int(together)))
+        nodes = (data.ROOT / "docs" / "several-nodes.md").read_text()
+        rows = re.findall(r"^\| (LL|HT) \| (\d+) x (\d+) \| (\d+) \| (\d+) MiB \| (\d+) MiB \|$", nodes,
+                          re.MULTILINE)
+        self.assertGreater(len(rows), 8)
+        for mode, *numbers in rows:
+            others, each, tokens, window, together = map(int, numbers)
+            shape = memory.Shape(mode.lower(), others * each, tokens, nodes=others * (each,))
+            self.assertEqual((_window(shape), _mebibytes(shape)), (window, together), shape)
 
     def test_the_example_of_the_guide(self) -> None:
         shape = memory.Shape("ll", 8, 128)
@@ -47,6 +71,14 @@ class MemoryTest(unittest.TestCase):
         shape = memory.Shape("ht", 4, 4096)
         per_token = data.floor_of(4, data.load_records()).ranks_per_token
         self.assertAlmostEqual(memory.expected_rows(shape), 4096 * per_token, delta=1)
+
+
+def _mebibytes(shape: memory.Shape) -> float:
+    return sum(item.pages for item in memory.library(shape)) / memory.MIB
+
+
+def _window(shape: memory.Shape) -> float:
+    return memory.library(shape)[0].pages / memory.MIB
 
 
 class DiagramsTest(unittest.TestCase):

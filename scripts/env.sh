@@ -83,7 +83,7 @@ if [ -n "${CUDA_HOME:-}" ] && [ "$CUDA_HOME" != "$NCCL_EP_PINNED_CUDA" ] &&
 fi
 CUDA_HOME=$(nccl_ep_find_cuda)
 NCCL_INCLUDE=$(nccl_ep_find_nccl)
-export CUDA_HOME NCCL_INCLUDE NCCL_EP_TARGET
+export CUDA_HOME NCCL_INCLUDE NCCL_EP_DEPS NCCL_EP_TARGET
 
 # CMake serves one test only. At the end of PATH, so that a system copy comes first; and only once,
 # because a changed PATH makes build.rs look for nvcc again.

@@ -20,8 +20,8 @@ from collections.abc import Mapping
 
 _DRIVER_NODE = pathlib.Path("/dev/nvidiactl")
 _LIBRARY = "libnccl.so.2"
-# setup.sh fetches NCCL to this place for a machine with GPUs and without it.
-_PINNED_NCCL = pathlib.Path(__file__).resolve().parents[1] / ".deps/nccl-library/nvidia/nccl/lib"
+# What setup.sh fetches, unless env.sh has decided for another place.
+_DEPS = pathlib.Path(__file__).resolve().parents[1] / ".deps"
 SYSTEM = "system"
 
 
@@ -74,7 +74,9 @@ def find_nccl(environment: Mapping[str, str]) -> str:
     home = environment.get("NCCL_HOME")
     folders = [pathlib.Path(home) / "lib"] if home else []
     folders += [pathlib.Path(entry) / "nvidia" / "nccl" / "lib" for entry in sys.path if entry]
-    for folder in (*folders, _PINNED_NCCL):
+    # For a machine with GPUs that has none.
+    deps = pathlib.Path(environment.get("NCCL_EP_DEPS") or _DEPS)
+    for folder in (*folders, deps / "nccl-library/nvidia/nccl/lib"):
         if (folder / _LIBRARY).exists():
             return str(folder)
     return ""

@@ -4,11 +4,15 @@
 
 #include <getopt.h>
 
+#include <algorithm>
 #include <charconv>
+#include <cstdio>
 #include <functional>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "harness/harness.h"
@@ -81,6 +85,39 @@ inline Option Algorithm(ncclEpAlgorithm_t* algorithm) {
 
 constexpr int kFirstNumber = 256;  // of long options for getopt, behind all letters
 
+// How many characters must be put in, left out or replaced to make one word of another.
+inline size_t EditDistance(std::string_view from, std::string_view to) {
+    std::vector<size_t> row(to.size() + 1);
+    std::iota(row.begin(), row.end(), size_t{0});
+    for (size_t i = 0; i < from.size(); ++i) {
+        size_t diagonal = std::exchange(row[0], i + 1);
+        for (size_t j = 0; j < to.size(); ++j) {
+            const size_t replaced = diagonal + (from[i] == to[j] ? 0 : 1);
+            diagonal = row[j + 1];
+            row[j + 1] = std::min({replaced, row[j] + 1, diagonal + 1});
+        }
+    }
+    return row.back();
+}
+
+// ", did you mean --tokens?" for an unknown long option that is almost one of the table or begins as one
+// does; else "".
+inline std::string Hint(std::string_view word, const std::vector<Option>& table) {
+    if (word.substr(0, 2) != "--") return "";
+    const std::string_view name = word.substr(2, word.find('=') - 2);
+    size_t least = 2 + name.size() / 4;
+    std::string hint;
+    for (const Option& entry : table) {
+        const std::string_view known = entry.name;
+        const bool begins = !name.empty() && known.substr(0, name.size()) == name;
+        const size_t distance = begins ? 1 : EditDistance(name, known);
+        if (distance >= least) continue;
+        least = distance;
+        hint = ", did you mean --" + std::string(known) + "?";
+    }
+    return hint;
+}
+
 // Why getopt, which has just returned `found`, does not like a word.
 inline std::string RefuseWord(int found, char** argv, const std::vector<Option>& table) {
     std::string name;
@@ -91,7 +128,8 @@ inline std::string RefuseWord(int found, char** argv, const std::vector<Option>&
     }
     if (found == ':') return name + ": needs a value";
     if (optopt >= kFirstNumber) return name + ": takes no value";
-    return "unknown option \"" + (name.empty() ? std::string(argv[optind - 1]) : name) + "\"";
+    const std::string word = name.empty() ? argv[optind - 1] : name;
+    return "unknown option \"" + word + "\"" + Hint(word, table);
 }
 
 // Reads a command line; returns why it is refused, or "". Nothing is printed: one process of many
@@ -122,6 +160,11 @@ inline std::string ParseOptions(int argc, char** argv, const std::vector<Option>
     }
     if (optind < argc) return std::string("unexpected argument \"") + argv[optind] + "\"";
     return "";
+}
+
+// Says why a command line is refused, and who explains the options.
+inline void PrintRefusal(const char* program, const std::string& refusal) {
+    std::fprintf(stderr, "%s: %s\nSee %s --help.\n", program, refusal.c_str(), program);
 }
 
 }  // namespace ep

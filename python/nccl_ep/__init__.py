@@ -17,8 +17,9 @@ __version__ = "0.1.0"
 
 # Names that need torch, and their modules, which load at first use.
 _WITH_TORCH = {"EpGroup": "nccl_ep.group", "EpHandle": "nccl_ep.handle",
-               "DispatchResult": "nccl_ep.handle", "MoeShape": "nccl_ep.tuning",
-               "tune": "nccl_ep.tuning"}
+               **dict.fromkeys(("DispatchResult", "ScaledResult", "WeightedResult",
+                                "WeightedScaledResult"), "nccl_ep.results"),
+               "MoeShape": "nccl_ep.tuning", "tune": "nccl_ep.tuning"}
 _MODULES = ("autograd", "layers")
 
 __all__ = [
@@ -39,8 +40,8 @@ try:
 
     HAVE_NCCL_EP = True
     if HAVE_TORCH:
-        __all__ += ["DispatchResult", "EpGroup", "EpHandle", "MoeShape", "autograd", "layers",
-                    "tune"]
+        __all__ += ["DispatchResult", "EpGroup", "EpHandle", "MoeShape", "ScaledResult",
+                    "WeightedResult", "WeightedScaledResult", "autograd", "layers", "tune"]
 except ImportError as error:  # such as a Python without ctypes
     warnings.warn(f"nccl_ep is of no use here: {error}", stacklevel=2)
     HAVE_NCCL_EP = False
@@ -48,7 +49,10 @@ except ImportError as error:  # such as a Python without ctypes
 if TYPE_CHECKING:
     from nccl_ep import autograd as autograd, layers as layers
     from nccl_ep.group import EpGroup as EpGroup
-    from nccl_ep.handle import DispatchResult as DispatchResult, EpHandle as EpHandle
+    from nccl_ep.handle import EpHandle as EpHandle
+    from nccl_ep.results import (DispatchResult as DispatchResult, ScaledResult as ScaledResult,
+                                 WeightedResult as WeightedResult,
+                                 WeightedScaledResult as WeightedScaledResult)
     from nccl_ep.tuning import MoeShape as MoeShape, tune as tune
 
 

@@ -15,7 +15,8 @@ require_torch("nccl_ep.autograd")
 import torch
 from torch.autograd.function import once_differentiable
 
-from nccl_ep.handle import DispatchResult, EpHandle
+from nccl_ep.handle import EpHandle
+from nccl_ep.results import DispatchResult, WeightedResult
 from nccl_ep.routing import effective_ids
 
 
@@ -45,7 +46,7 @@ def dispatch(handle: EpHandle, tokens: torch.Tensor,
     if topk_weights is None:
         return DispatchResult(_apply(_DispatchTokens, handle, tokens))
     rows, topk_idx, weights = ht_dispatch(handle, tokens, topk_weights)
-    return DispatchResult(rows, None, topk_idx, weights)
+    return WeightedResult(rows, None, topk_idx, weights)
 
 
 def _apply(function: Any, *arguments: Any) -> Any:
@@ -65,7 +66,6 @@ class _Dispatch(torch.autograd.Function):
     def forward(ctx: Any, handle: EpHandle, tokens: torch.Tensor,
                 topk_weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
         received = handle.dispatch(tokens, topk_weights)
-        assert received.topk_idx is not None and received.topk_weights is not None
         ctx.handle = handle
         # LL handles may change their ids in place; HT handles do not read them again.
         ctx.save_for_backward(handle.topk_idx)

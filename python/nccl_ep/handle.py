@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
+from nccl_ep.results import (DispatchResult, ScaledResult, WeightedResult, WeightedScaledResult,
+                             result_class)
 from nccl_ep.scales import (CastName, ScalesOrder, checked_scales, new_scales, scaled_rows)
 from nccl_ep.tensors import (Tag, TensorList, checked, checked_integers, checked_output,
                              describe)
@@ -19,22 +21,6 @@ if TYPE_CHECKING:
 
 _NO_OPTIONS = ncclEpDispatchConfig_t()
 _ROUND_SCALES = ncclEpDispatchConfig_t(round_scales=1)
-
-
-class DispatchResult(NamedTuple):
-    """What a dispatch delivers to this rank.
-
-    LL: tokens [L, R*M, H], of which expert e has the first counts[e] rows; counts int32 [L].
-    Scales, if rows have them: [L, R*M, S] or [n, S].
-    HT: tokens [n, H], one row per received token, by source rank and token; with weights also
-    topk_idx int64 [n, K], local ids ascending, then -1, and topk_weights float32 [n, K], then 0.
-    """
-
-    tokens: torch.Tensor
-    counts: torch.Tensor | None = None
-    topk_idx: torch.Tensor | None = None
-    topk_weights: torch.Tensor | None = None
-    scales: torch.Tensor | None = None
 
 
 class EpHandle:
@@ -84,6 +70,44 @@ class EpHandle:
             self._rows = self.group.library.ncclEpHandleGetNumRecvTokens(self.handle)
         return self._rows
 
+    @overload
+    def dispatch(self, tokens: torch.Tensor, topk_weights: torch.Tensor, *, scales: torch.Tensor,
+                 cast: None = None, scales_order: ScalesOrder = "row",
+                 out: torch.Tensor | None = None, out_scales: torch.Tensor | None = None,
+                 send_only: bool = False, stream: Any = None) -> WeightedScaledResult: ...
+
+    @overload
+    def dispatch(self, tokens: torch.Tensor, topk_weights: torch.Tensor, *, scales: None = None,
+                 cast: CastName, scales_order: ScalesOrder = "row",
+                 out: torch.Tensor | None = None, out_scales: torch.Tensor | None = None,
+                 send_only: bool = False, stream: Any = None) -> WeightedScaledResult: ...
+
+    @overload
+    def dispatch(self, tokens: torch.Tensor, topk_weights: torch.Tensor, *,
+                 scales: torch.Tensor | None = None, cast: CastName | None = None,
+                 scales_order: ScalesOrder = "row", out: torch.Tensor | None = None,
+                 out_scales: torch.Tensor | None = None, send_only: bool = False,
+                 stream: Any = None) -> WeightedResult: ...
+
+    @overload
+    def dispatch(self, tokens: torch.Tensor, topk_weights: None = None, *,
+                 scales: torch.Tensor, cast: None = None, scales_order: ScalesOrder = "row",
+                 out: torch.Tensor | None = None, out_scales: torch.Tensor | None = None,
+                 send_only: bool = False, stream: Any = None) -> ScaledResult: ...
+
+    @overload
+    def dispatch(self, tokens: torch.Tensor, topk_weights: None = None, *,
+                 scales: None = None, cast: CastName, scales_order: ScalesOrder = "row",
+                 out: torch.Tensor | None = None, out_scales: torch.Tensor | None = None,
+                 send_only: bool = False, stream: Any = None) -> ScaledResult: ...
+
+    @overload
+    def dispatch(self, tokens: torch.Tensor, topk_weights: torch.Tensor | None = None, *,
+                 scales: torch.Tensor | None = None, cast: CastName | None = None,
+                 scales_order: ScalesOrder = "row", out: torch.Tensor | None = None,
+                 out_scales: torch.Tensor | None = None, send_only: bool = False,
+                 stream: Any = None) -> DispatchResult: ...
+
     def dispatch(self, tokens: torch.Tensor, topk_weights: torch.Tensor | None = None, *,
                  scales: torch.Tensor | None = None, cast: CastName | None = None,
                  scales_order: ScalesOrder = "row", out: torch.Tensor | None = None,
@@ -96,6 +120,9 @@ class EpHandle:
         elements), "fp8_pow2" (powers of two), "ue8m0" (uint8 exponents), "ue8m0_packed" (int32 of
         four), "mxfp8" (uint8 for 32). `scales_order` "column" makes columns a multiple of 16 bytes
         apart, as block-scaled matrix products want; `out_scales` may have any such order.
+
+        The result has ids and weights if there are `topk_weights`, and scales with either of the
+        others; its class says so.
 
         `out` gets the tokens; by default a new tensor, whose rows without a token are undefined in
         LL and zero in HT. LL with `send_only`: the result is there after `complete`. HT without
@@ -135,13 +162,14 @@ class EpHandle:
         elif out_scales is None:
             out_scales = new_scales((*out.shape[:-1], rows.scales), rows.scale_dtype, scales_order,
                                     group.device)
-        result = DispatchResult(out)
+        kind = result_class(topk_weights is not None, is_scaled)
+        result = kind(out)
         if low_latency:
-            result = DispatchResult(out, counts=self._new((group.num_local_experts,), torch.int32))
+            result = kind(out, counts=self._new((group.num_local_experts,), torch.int32))
         elif topk_weights is not None:
             routing = (out.shape[0], self.top_k)
-            result = DispatchResult(out, None, self._new(routing, torch.int64),
-                                    self._new(routing, torch.float32))
+            result = kind(out, None, self._new(routing, torch.int64),
+                          self._new(routing, torch.float32))
         if rows is not None:
             result = result._replace(scales=out_scales)
         outputs = TensorList((Tag.TOKENS, out), (Tag.SCALES, result.scales),

@@ -14,13 +14,12 @@ from collections.abc import Iterator, Sequence
 
 from testing import command, counts, python_types
 from testing.gpu_machine import Machine
-from testing.step import ROOT, Counts, Places, Step
+from testing.step import ROOT, Counts, Places, Step, fetched
 
 RANKS = (1, 2, 4)
 # The node of each rank, which NCCL_HOSTID tells.
 _SPLITS = ("0,1", "0,1,0,1", "0,0,0,1")
 _EXAMPLE_RANKS = 2
-_DEPS = ROOT / ".deps"
 # Examples that need high throughput.
 _NEED_HT = ("03_high_throughput_training", "04_moe_layer")
 _BENCH = ROOT / "bench" / "layer.py"
@@ -92,8 +91,9 @@ def gpu_steps(machine: Machine, quick: bool, has_ht: bool) -> list[Step]:
     library = machine.programs / "lib" / "libnccl_ep.so"
     if not library.exists():
         library = machine.programs.parent / "release" / "libnccl_ep.so"
+    pytest = fetched(machine.environment) / "pytest"
     environment = {"NCCL_EP_LIBRARY": str(library), "PYTHONDONTWRITEBYTECODE": "1",
-                   "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "python", _DEPS / "pytest"))),
+                   "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "python", pytest))),
                    "GLOO_SOCKET_IFNAME": "lo", "NCCL_EP_TIMEOUT_MS": "30000"}
     options = () if has_ht else ("-m", "not high_throughput")
     runs = [(f"tests/{count}", count, pytest_words(ROOT / "python" / "tests", *options),
@@ -128,14 +128,14 @@ def gpu_steps(machine: Machine, quick: bool, has_ht: bool) -> list[Step]:
 def _no_torch(machine: Machine) -> str:
     """Why the package's tests cannot run on this machine's GPUs; empty if they can."""
     code = "import torch; assert torch.cuda.is_available()"
-    path = {"PYTHONPATH": str(_DEPS / "pytest")}
+    path = {"PYTHONPATH": str(fetched(machine.environment) / "pytest")}
     found = command.run(("python3", "-c", f"{code}; import pytest"),
                         {**machine.environment, **path}, 120)
     return "" if found.status == 0 else "no PyTorch for GPUs, or no pytest (setup.sh --pytest)"
 
 
 def _environment(places: Places) -> dict[str, str]:
-    path = (ROOT / "python", _DEPS / "torch", _DEPS / "pytest")
+    path = (ROOT / "python", places.deps / "torch", places.deps / "pytest")
     return {
         "NCCL_EP_LIBRARY": str(places.libraries / "libnccl_ep.so"),
         "NCCL_EP_NCCL_LIBRARY": str(places.libraries / "libncclep_hostsim.so"),

@@ -1,4 +1,5 @@
-"""Checks the types of the Python package, and of the Python code in the documents, by mypy --strict.
+"""Checks the types of the Python package, of the Python code in the documents, and what types tell of
+results (python/tests/typing_cases.py), by mypy --strict.
 
 PyTorch's interface is the short one of python/tests/typing_stubs: with PyTorch's own the check takes
 most of a minute. Its answers have the type Any there, so returning Any is no error.
@@ -29,8 +30,9 @@ def check(places: Places) -> tuple[Counts, str]:
                 files.append(pathlib.Path(folder) / f"{path.stem.replace('-', '_')}_{number}.py")
                 files[-1].write_text(documents.annotated(code))
         words = (sys.executable, "-m", "mypy", "--strict", "--no-warn-return-any", "--cache-dir",
-                 os.devnull, str(ROOT / "python" / "nccl_ep"), *map(str, files))
-        environment = {**places.environment, "PYTHONPATH": str(ROOT / ".deps" / "mypy"),
+                 os.devnull, str(ROOT / "python" / "nccl_ep"), str(_TESTS / "typing_cases.py"),
+                 *map(str, files))
+        environment = {**places.environment, "PYTHONPATH": str(places.deps / "mypy"),
                        "MYPYPATH": f"{ROOT / 'python'}:{_TESTS / 'typing_stubs'}"}
         finished = command.run(words, environment, 120)
     return counts.exit_status(finished), finished.output

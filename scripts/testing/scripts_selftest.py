@@ -110,6 +110,7 @@ class Gpus(unittest.TestCase):
             self.skipTest("the loader of this machine has an NCCL")
         # Last choice first; each later one takes precedence over those before.
         for folder, variable in ((".deps/nccl-library/nvidia/nccl/lib", ""),
+                                 ("beside/nccl-library/nvidia/nccl/lib", "NCCL_EP_DEPS"),
                                  ("wheels/nvidia/nccl/lib", "PYTHONPATH"),
                                  ("home/lib", "NCCL_HOME")):
             machine.write(f"{folder}/libnccl.so.2")
@@ -150,6 +151,31 @@ class Setup(unittest.TestCase):
         done = machine.run("scripts/setup.sh", "--library")
         self.assertEqual((done.returncode, done.stdout), (0, ""))
         self.assertFalse((machine.root / ".deps").exists())
+
+    def test_what_read_only_sources_need_lies_beside_the_build(self):
+        machine = Machine(self)
+        for path in (machine.root.parent, machine.root, *machine.root.rglob("*")):
+            path.chmod(0o755)
+        self.addCleanup(machine.root.chmod, 0o755)
+        # Root may write everywhere.
+        other = {"user": 65534, "group": 65534, "extra_groups": ()} if os.getuid() == 0 else {}
+
+        def place() -> str:
+            try:
+                return subprocess.run(
+                    ("bash", "-c", ". scripts/env.sh && echo $NCCL_EP_DEPS && env"), cwd=machine.root,
+                    env={"PATH": os.defpath, "CARGO_TARGET_DIR": "/build"}, stdout=subprocess.PIPE,
+                    text=True, check=True, **other).stdout
+            except OSError:
+                self.skipTest("nothing can run as another user here")
+
+        machine.root.chmod(0o555)
+        self.assertTrue(place().startswith("/build/deps\n"))
+        self.assertIn("\nNCCL_EP_DEPS=/build/deps\n", place(), "Python needs it, too")
+        machine.root.chmod(0o755)
+        machine.write(".deps/README")
+        machine.root.chmod(0o555)
+        self.assertTrue(place().startswith(f"{machine.root}/.deps\n"), "fetched before")
 
     def test_a_tool_kit_that_is_not_used_is_named(self):
         machine = Machine(self)

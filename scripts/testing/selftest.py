@@ -9,7 +9,7 @@ import threading
 import time
 import unittest
 
-from testing import command, counts, pool
+from testing import command, counts, pool, quotes
 from testing.step import Counts, Finished, Step
 
 # Seconds a busy machine may take for what takes milliseconds: a wait that is met ends at once.
@@ -154,6 +154,32 @@ class Pool(unittest.TestCase):
     def test_unknown_need(self):
         with self.assertRaises(ValueError):
             self._run(Step("b", ("true",), counts.build, needs=("a",)))
+
+
+class Quotes(unittest.TestCase):
+    """Texts that documents quote are found in the sources, and no others."""
+
+    SOURCE = ('fn f() { write!("{why}: rank {} waited {ms} ms for {awaited}"); let why = "deadline \\\n'
+              '    passed"; text("operation {n} of rank {}, whose last one is {}"); format!("{what} {}");\n'
+              '"LL dispatch"; "send_only" }\n// "a comment"\n#[cfg(test)]\nmod tests { "a test" }\n')
+    TEXT = "deadline passed: rank 2 waited 15 ms for operation 3 of rank 1, whose last one is 2"
+
+    def test_what_the_sources_say(self):
+        sayings = quotes.Sayings(quotes.templates_of(self.SOURCE))
+        for text in (self.TEXT, self.TEXT.replace("operation 3", "operation .."), "LL dispatch 5",
+                     ".. waited 15 ms for LL dispatch", ".. whose last one is 7"):
+            self.assertTrue(sayings.quoted(text), text)
+        for text in (self.TEXT[:-1] + "two", self.TEXT[:-20], "the " + self.TEXT, "send_only LL dispatch",
+                     "send_only LL dispatch 5", "a comment", "a test", ".. one was 7", "send"):
+            self.assertFalse(sayings.quoted(text), text)
+
+    def test_where_quotes_are(self):
+        page = ("# Hangs\n`ncclEpX(a)` and `.. for rank 1`\n```\nncclEpX: no: 1\n^ the call\n```\n\n"
+                "| text | what |\n|---|---|\n| `a b` | `not this` |\n\n| else | |\n|---|---|\n| `c` | |\n"
+                "    ncclEpX: failed,\n    more of it\n\nend `d`\n")
+        self.assertEqual(quotes.quotes("hangs.md", page),
+                         ["ncclEpX: no: 1", "ncclEpX: failed, more of it", "a b", ".. for rank 1"])
+        self.assertEqual(quotes.quotes("other.md", page), ["ncclEpX: no: 1", "ncclEpX: failed, more of it"])
 
 
 if __name__ == "__main__":

@@ -112,6 +112,8 @@ def steps(places: Places) -> list[Step]:
              ("build/simt",)),
         Step("simt/host-path", (str(programs / "host_path"),), counts.closing_line,
              ("build/simt",), environment=_ENVIRONMENT),
+        Step("simt/memory", ("python3", "c_tests/simt/memory_check.py", str(places.target)),
+             counts.closing_line, ("build/simt",)),
         *_program_steps(programs),
         *nodes.simt_steps(places),
         Step("simt/planted-bugs", bugs, counts.closing_line, ("build/simt",), cores=2,

@@ -15,6 +15,11 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 WITHOUT_KERNELS = (("NVCC", str(ROOT / "scripts" / "testing" / "nvcc_stub.sh")),)
 
 
+def fetched(environment: Mapping[str, str]) -> pathlib.Path:
+    """Where setup.sh puts what it fetches, as env.sh has decided."""
+    return pathlib.Path(environment["NCCL_EP_DEPS"])
+
+
 @dataclasses.dataclass(frozen=True)
 class Finished:
     """An ended command: its exit status, all its output, and whether it timed out."""
@@ -48,6 +53,11 @@ class Places:
     environment: Mapping[str, str]
     target: pathlib.Path  # cargo's target directory
     programs: pathlib.Path  # the C programs linked with the CPU stand-ins
+
+    @property
+    def deps(self) -> pathlib.Path:
+        """What setup.sh has fetched."""
+        return fetched(self.environment)
 
     @property
     def libraries(self) -> pathlib.Path:

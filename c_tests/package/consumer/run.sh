@@ -50,6 +50,16 @@ installs_elsewhere() {
         cmake --build "$work/cmake-else" --target plain_nccl_ep && "$work/cmake-else/plain_nccl_ep"
 }
 
+# Names in capitals do what GNU's do, each of them, in both directions.
+in_capitals="PREFIX=/opt/ep LIBDIR=/opt/ep/lib64 INCLUDEDIR=/usr/headers DOCDIR=/opt/doc"
+takes_capitals() {
+    installs DESTDIR="$work/gnu" prefix=/opt/ep libdir=/opt/ep/lib64 includedir=/usr/headers docdir=/opt/doc &&
+        installs DESTDIR="$work/capitals" $in_capitals &&
+        diff -r "$work/gnu" "$work/capitals" && [ -f "$work/capitals/opt/ep/lib64/libnccl_ep.so" ] &&
+        [ -f "$work/capitals/usr/headers/nccl_ep.h" ] && [ -f "$work/capitals/opt/doc/LICENSE" ] &&
+        make_install uninstall DESTDIR="$work/capitals" $in_capitals && files_are "$work/capitals" ""
+}
+
 # Whoever installs over a link must not overwrite the file that it leads to.
 installs_over_a_link() {
     installs prefix="$work/else" libdir="$work/else/lib64/ep" includedir="$work/headers" &&
@@ -133,6 +143,7 @@ check "install" installs prefix="$prefix"
 check "install: exactly the files of the package" files_are "$prefix" "$expected_files"
 check "install: DESTDIR" stages
 check "install: folders of its own, a versioned file" installs_elsewhere
+check "install: names in capitals" takes_capitals
 check "install: over a link" installs_over_a_link
 check "uninstall" uninstalls
 with_pkg_config

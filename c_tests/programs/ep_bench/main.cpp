@@ -9,6 +9,7 @@
 
 #include "harness/harness.h"
 #include "harness/nodes.h"
+#include "harness/options.hpp"
 #include "programs/ep_bench/graph.h"
 #include "programs/ep_bench/machine.h"
 #include "programs/ep_bench/network.h"
@@ -131,7 +132,7 @@ void DisableNvlink() {
 // What the command line asks to be told, or why it is refused, instead of a measurement.
 void Answer(const ParsedOptions& parsed) {
     if (!parsed.error.empty()) {
-        fprintf(stderr, "ep_bench: %s\n%s", parsed.error.c_str(), kUsage);
+        ep::PrintRefusal("ep_bench", parsed.error);
     } else if (parsed.help) {
         printf("%s", kUsage);
     } else {

@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "harness/harness.h"
+#include "harness/options.hpp"
 #include "programs/ep_test/checks.h"
 #include "programs/ep_test/options.h"
 #include "programs/ep_test/routing.h"
@@ -215,9 +216,7 @@ int main(int argc, char** argv) {
     ep_init_mpi(&env, &argc, &argv);
     if (parsed.help || !parsed.error.empty()) {
         if (env.rank == 0 && parsed.help) printf("%s", ep_test::kUsage);
-        if (env.rank == 0 && !parsed.help) {
-            fprintf(stderr, "ep_test: %s\n%s", parsed.error.c_str(), ep_test::kUsage);
-        }
+        if (env.rank == 0 && !parsed.help) ep::PrintRefusal("ep_test", parsed.error);
         ep_release(&env);
         return parsed.help ? 0 : 1;
     }

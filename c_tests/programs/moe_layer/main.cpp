@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "harness/harness.h"
+#include "harness/options.hpp"
 #include "programs/moe_layer/dense.h"
 #include "programs/moe_layer/exchange.h"
 #include "programs/moe_layer/model.h"
@@ -185,9 +186,7 @@ int main(int argc, char** argv) {
         moe::ParseOptions(argc, argv, static_cast<size_t>(env.size), &options);
     if (!refusal.empty() || options.help) {
         if (env.rank == 0 && options.help) std::printf("%s", moe::Usage());
-        if (env.rank == 0 && !options.help) {
-            std::fprintf(stderr, "moe_layer: %s\n%s", refusal.c_str(), moe::Usage());
-        }
+        if (env.rank == 0 && !options.help) ep::PrintRefusal("moe_layer", refusal);
         ep_release(&env);
         return options.help ? 0 : 2;
     }

@@ -4,6 +4,7 @@
 //! ranges past the end are refused before they do damage.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::OnceLock;
 
 use parking_lot::Mutex;
 
@@ -51,6 +52,9 @@ static HEAP: Mutex<Heap> = Mutex::new(Heap {
     live: BTreeMap::new(),
     freed: VecDeque::new(),
 });
+
+/// Bytes that the machine had left, and has in total, when the process asked first.
+static CAPACITY: OnceLock<(usize, usize)> = OnceLock::new();
 
 /// Allocates; zero bytes give the address 0.
 pub(crate) fn allocate(size: usize, memory: Memory) -> Result<usize, CudaError> {
@@ -135,6 +139,16 @@ pub(crate) fn classify(address: usize, len: usize) -> Range {
     Range::Pageable
 }
 
+/// Bytes that `device` has left and bytes in total, as if it had the machine's memory for itself: what one process
+/// allocates does not show in another, so that differences are exact.
+pub(crate) fn device_info(device: usize) -> (usize, usize) {
+    let (capacity, total) = *CAPACITY.get_or_init(memory_info);
+    let heap = HEAP.lock();
+    let of_device = |block: &&Block| block.memory == Memory::Device(device);
+    let taken: usize = heap.live.values().filter(of_device).map(|it| it.size).sum();
+    (capacity.saturating_sub(taken), total)
+}
+
 /// Bytes available and bytes in total, of the whole machine.
 pub(crate) fn memory_info() -> (usize, usize) {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
@@ -190,6 +204,22 @@ mod tests {
         assert_eq!(starts_at(one), None);
         assert_eq!(starts_at(other), Some(Memory::Device(902)));
         assert_eq!(release(other), Ok(()));
+    }
+
+    #[test]
+    fn a_device_has_less_by_what_it_has_allocated() {
+        let (before, total) = device_info(903);
+        let blocks = [
+            Memory::Device(903),
+            Memory::Device(904),
+            Memory::Pinned(903),
+        ];
+        let blocks = blocks.map(|memory| allocate(1000, memory).expect("memory"));
+        assert_eq!(device_info(903), (before - 1000, total));
+        for block in blocks {
+            assert_eq!(release(block), Ok(()));
+        }
+        assert_eq!(device_info(903), (before, total));
     }
 
     #[test]

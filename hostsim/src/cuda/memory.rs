@@ -91,14 +91,14 @@ pub unsafe extern "C" fn cudaHostGetDevicePointer(
     })
 }
 
-/// Memory that the machine has left, and in total; all devices share it.
+/// Memory that the current device has left, and in total: the machine's, less what this process has allocated there.
 ///
 /// # Safety
 /// Both pointers are null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaMemGetInfo(free: *mut usize, total: *mut usize) -> cudaError_t {
     boundary(|| {
-        let (available, all) = heap::memory_info();
+        let (available, all) = heap::device_info(device::current_index());
         // SAFETY: passed on under this function's contract.
         unsafe { store(free, available).and(store(total, all)) }
     })

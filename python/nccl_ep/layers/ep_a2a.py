@@ -15,12 +15,13 @@ import torch.distributed as dist
 from nccl_ep.arguments import integer, require_group
 from nccl_ep.autograd import ht_combine
 from nccl_ep.group import EpGroup
-from nccl_ep.handle import DispatchResult, EpHandle
+from nccl_ep.handle import EpHandle
 from nccl_ep.layers import expand, scaled, scatter
 from nccl_ep.layers.layout import EPAllToAllLayoutDesc, EPConfig, Expansion
 from nccl_ep.layers.rows import prepare
 from nccl_ep.layers.scaled import Scaling
 from nccl_ep.nccl_wrapper import NCCLLibrary
+from nccl_ep.results import WeightedResult
 from nccl_ep.routing import effective_ids
 from nccl_ep.runtime import HostCopy, Runtime
 from nccl_ep.scales import CastName, ScalesOrder
@@ -141,7 +142,6 @@ class EPAll2AllLayer(torch.nn.Module):
             counts = self.count_pairs(ids)
             destinations = scatter.given_positions(given, ids, counts, config)
             positions = self._send_positions(handle, destinations)
-        assert received.topk_idx is not None
         expansion = expand.by_expert(received.topk_idx, sum(on_host), config.num_experts_per_rank,
                                      positions)
         output, row_scales = expand.received_rows(received, expansion, scales_order)
@@ -211,9 +211,7 @@ class EPAll2AllLayer(torch.nn.Module):
             full = checked_integers("full_scatter_indices", full, (None, shape[1]), device)
         return ids, factors, full
 
-    def _weights_of_rows(self, received: DispatchResult,
-                         expansion: Expansion) -> torch.Tensor:
-        assert received.topk_weights is not None
+    def _weights_of_rows(self, received: WeightedResult, expansion: Expansion) -> torch.Tensor:
         weights = expand.weight_of_row(received.topk_weights, expansion, self.num_experts_per_rank)
         return weights.to(self.ep_config.weight_dtype)
 
@@ -236,5 +234,4 @@ class EPAll2AllLayer(torch.nn.Module):
         tokens = torch.empty((positions.shape[0], _SMALLEST_ROW), dtype=torch.uint8,
                              device=positions.device).view(torch.float32)
         received = handle.dispatch(tokens, positions.to(torch.float32))
-        assert received.topk_weights is not None
         return received.topk_weights.to(torch.int64)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from nccl_ep.handle import DispatchResult
+from nccl_ep.results import DispatchResult
 from nccl_ep.layers.layout import Expansion
 from nccl_ep.layers.rows import add_up, spread
 from nccl_ep.routing import stable_sort

@@ -1,0 +1,51 @@
+"""What a dispatch delivers: a class for each kind, by which type checkers know what is there."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+
+class DispatchResult(NamedTuple):
+    """What a dispatch delivers to this rank.
+
+    LL: tokens [L, R*M, H], of which expert e has the first counts[e] rows; counts int32 [L].
+    Scales, if rows have them: [L, R*M, S] or [n, S].
+    HT: tokens [n, H], one row per received token, by source rank and token; with weights also
+    topk_idx int64 [n, K], local ids ascending, then -1, and topk_weights float32 [n, K], then 0.
+    """
+
+    tokens: torch.Tensor
+    counts: torch.Tensor | None = None
+    topk_idx: torch.Tensor | None = None
+    topk_weights: torch.Tensor | None = None
+    scales: torch.Tensor | None = None
+
+
+class WeightedResult(DispatchResult):
+    """That of a dispatch with weights: ids and weights are there."""
+
+    __slots__ = ()
+    topk_idx: torch.Tensor
+    topk_weights: torch.Tensor
+
+
+class ScaledResult(DispatchResult):
+    """That of a dispatch with scales or a cast: scales are there."""
+
+    __slots__ = ()
+    scales: torch.Tensor
+
+
+class WeightedScaledResult(WeightedResult, ScaledResult):  # type: ignore[misc]  # the tuples differ in types
+    """That of a dispatch with both."""
+
+    __slots__ = ()
+
+
+def result_class(weighted: bool, scaled: bool) -> type[DispatchResult]:
+    """The class of a result with weights, and with scales."""
+    if weighted:
+        return WeightedScaledResult if scaled else WeightedResult
+    return ScaledResult if scaled else DispatchResult

@@ -1,0 +1,57 @@
+"""The class of a dispatch's result says what is in it, as typing_cases.py tells the type checker."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+
+from nccl_ep import DispatchResult, ScaledResult, WeightedResult, WeightedScaledResult
+from problems import Problem
+
+
+def what_is_there(result: DispatchResult) -> set[str]:
+    return {name for name in result._fields if getattr(result, name) is not None}
+
+
+def test_low_latency(group, world, device):
+    rank, size = world
+    problem = Problem(rank, size, dtype=torch.bfloat16, device=device)
+    ep = group(num_experts=problem.num_experts, hidden=problem.hidden, dtype=problem.dtype,
+               max_tokens_per_rank=9 + 2 * size)
+    with ep.create_handle(problem.topk_idx) as handle:
+        plain, scaled = handle.dispatch(problem.tokens), handle.dispatch(problem.tokens, cast="fp8")
+    assert type(plain) is DispatchResult and what_is_there(plain) == {"tokens", "counts"}
+    assert type(scaled) is ScaledResult and what_is_there(scaled) == {"tokens", "counts", "scales"}
+
+
+@pytest.mark.high_throughput
+def test_high_throughput(group, world, device):
+    rank, size = world
+    problem = Problem(rank, size, dtype=torch.bfloat16, device=device)
+    ep = group(num_experts=problem.num_experts, hidden=problem.hidden, algorithm="ht",
+               dtype=problem.dtype)
+    routing = {"topk_idx", "topk_weights"}
+    with ep.create_handle(problem.topk_idx) as handle:
+        for weights, cast, kind, there in (
+                (None, None, DispatchResult, set()), (problem.weights, None, WeightedResult, routing),
+                (None, "fp8", ScaledResult, {"scales"}),
+                (problem.weights, "fp8", WeightedScaledResult, {*routing, "scales"})):
+            result = handle.dispatch(problem.tokens, weights, cast=cast)
+            assert type(result) is kind and what_is_there(result) == {"tokens", *there}
+        # What autograd returns, too.
+        tokens = problem.tokens.clone().requires_grad_()
+        assert type(handle.dispatch(tokens, problem.weights)) is WeightedResult
+        assert type(handle.dispatch(tokens)) is DispatchResult
+
+
+def test_a_result_is_a_tuple_of_five():
+    rows = torch.ones(2)
+    both = WeightedScaledResult(rows, None, rows, rows, rows)
+    assert isinstance(both, WeightedResult) and isinstance(both, ScaledResult)
+    tokens, counts, *others = both
+    assert tokens is rows and counts is None and len(others) == 3
+    assert type(pickle.loads(pickle.dumps(both))) is WeightedScaledResult
+    with pytest.raises(AttributeError):
+        both.scales = rows

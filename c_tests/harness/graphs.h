@@ -5,6 +5,10 @@
 
 #include "harness/harness.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 // Begins a capture. Where nothing can be captured: counts a skip and returns false.
 bool ep_begin_capture(cudaStream_t stream);
 cudaGraph_t ep_end_capture(cudaStream_t stream);
@@ -21,5 +25,9 @@ typedef struct {
 EpCaptured ep_capture(cudaStream_t stream, void (*play)(void* context), void* context);
 void ep_replay(const EpCaptured* captured);
 void ep_end_captured(const EpCaptured* captured);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif  // C_TESTS_HARNESS_GRAPHS_H_

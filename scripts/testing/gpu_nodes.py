@@ -18,7 +18,8 @@ _PROGRAMS = ("test_ll", "test_staged", "test_graph", "test_stress --ops 2000", "
              "test_errors over_nodes", "test_errors scales_that_differ", "test_formats",
              "test_fuzz agree --calls 6000 --seed 41",
              "test_fuzz differ --calls 2000 --seed 42", "moe_layer --algorithm ll",
-             "test_ht", "test_random --configs 60", "moe_layer --algorithm ht", "moe_layer --fp8",
+             "test_ht", "test_random --configs 60",
+             "test_random --configs 40 --seed 44 --graphs", "moe_layer --algorithm ht", "moe_layer --fp8",
              "example_several_nodes", "example_cuda_graph",
              "ep_test -a ll -s both -c -r -t 16 -d 512", "ep_test -a ht -c -r -t 16 -d 512")
 _MORE_PROGRAMS = ("test_ll", "test_random --configs 60", "test_stress --ops 500")

@@ -28,6 +28,7 @@ _FEW_EP_TESTS = tuple(f"ep_test/{label}" for label in programs.FEW_EP_TESTS)
 # Operations of test_stress; the program's default is for the CPU.
 _STRESS_OPS = {"gpu": 20000, "isolated": 2000, "onegpu": 2000}
 _QUICK_STRESS_OPS = 400
+_RANDOM_GRAPHS = ("--configs", "200", "--seed", "45", "--graphs")
 
 _LIMIT_SECONDS = {"gpu": 240, "isolated": 240, "onegpu": 300}
 
@@ -96,7 +97,9 @@ def _runs(variant: str, machine: Machine, quick: bool) -> Iterator[Run]:
         ranks = ranks[-1:]
     if variant == "isolated" and gpus < 2:
         return
-    for run in programs.all_runs(ranks):
+    # The CPU backend cannot be captured.
+    graphs = Run("test_random/graphs", "test_random", _RANDOM_GRAPHS, ranks[-1])
+    for run in (*programs.all_runs(ranks), graphs):
         if run.cpu_only or (variant == "isolated" and run.label not in _ISOLATED):
             continue
         if run.nccl_only and variant == "onegpu":

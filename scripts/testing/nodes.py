@@ -66,7 +66,7 @@ _SIMT = (("01", "", "test_ll"), ("01", "500", "test_ht"),
          ("01", "", "test_errors scales_that_differ"), ("01", "", "test_formats all_bfloat16"),
          ("0123", "", "test_staged in_flight"), ("00001111", "", "test_formats casts_on"),
          ("0110", "400", "test_graph two_"), ("001", "", "example_cuda_graph"),
-         ("012", "", "test_graph ht_"),
+         ("012", "", "test_graph ht_"), ("0101", "300", "test_random --configs 25 --seed 44 --graphs"),
          *(("01", "500", f"{tool} --use-cuda-graph") for tool in _TOOLS
            if tool.startswith("ep_bench")))
 
@@ -173,10 +173,10 @@ def _words(places: Places, backend: str, split: str, command: str) -> list[str]:
 
 
 def label(command: str) -> str:
-    """The program, with the case, the way, the algorithm or the format if one is chosen."""
+    """The program, with the case, the way, the algorithm, the format or graphs if one is chosen."""
     program, *options = command.split()
     chosen = [option for option in options[:1] if not option.startswith("-")]
     for name in ("--algorithm", "-a", "--dispatch"):
         chosen += [options[options.index(name) + 1]] if name in options else []
-    chosen += ["fp8"] if "--fp8" in options else []
+    chosen += [option[2:] for option in ("--fp8", "--graphs") if option in options]
     return "/".join([program, *chosen])

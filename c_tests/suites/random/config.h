@@ -39,6 +39,7 @@ struct Config {
     std::vector<HandlePlan> handles;
     unsigned steps;
     bool delays;
+    bool graphs = false;  // each operation is captured, and its graph launched
 };
 
 // The group of all configurations with this index / kConfigsPerGroup.

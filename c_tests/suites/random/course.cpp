@@ -2,12 +2,15 @@
 // play.h.
 #include <unistd.h>
 
+#include "harness/graphs.h"
 #include "suites/random/play.h"
 
 namespace test_random {
 
 Course::Course(const EpEnv& env, const Config& config)
-    : delays_(config.delays),
+    : env_(env),
+      delays_(config.delays),
+      graphs_(config.graphs),
       shared_(ep_mix(config.seed, config.index, 3)),
       own_(ep_mix(config.seed, config.index, 4 + static_cast<uint64_t>(env.rank))) {}
 
@@ -22,6 +25,16 @@ void Course::MaybeDelay() {
     constexpr unsigned kMostMicroseconds = 400;
     if (!delays_ || ep_random_below(&own_, kOneIn) != 0) return;
     usleep(static_cast<useconds_t>(ep_random_below(&own_, kMostMicroseconds)));
+}
+
+void Course::Enqueue(const std::function<void()>& enqueue) {
+    if (!graphs_ || !ep_begin_capture(env_.stream)) return enqueue();
+    enqueue();
+    const cudaGraphExec_t graph = ep_instantiate(ep_end_capture(env_.stream));
+    const unsigned launches = 1 + Shared(2);
+    Note("in a graph, launches:", launches);
+    for (unsigned i = 0; i < launches; ++i) EP_CHECK_CUDA(cudaGraphLaunch(graph, env_.stream));
+    EP_CHECK_CUDA(cudaGraphExecDestroy(graph));
 }
 
 bool Course::NewFormat(const Config& config, size_t handle, RefFormat* format) {

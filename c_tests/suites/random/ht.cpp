@@ -93,7 +93,8 @@ class Play {
         if (handle.run.format.meaning == kRefCast) pass.no_tokens = false;  // which it needs
         ht_prepare_dispatch(&handle.run);
         course_.MaybeDelay();
-        EP_CHECK_NCCL(ht_launch_dispatch(&handle.run, pass, env_.stream));
+        course_.Enqueue(
+            [&] { EP_CHECK_NCCL(ht_launch_dispatch(&handle.run, pass, env_.stream)); });
         handle.unchecked_dispatch = true;
     }
 
@@ -113,7 +114,8 @@ class Play {
         course_.Note(backward ? "backward combine" : "combine", i);
         ht_prepare_combine(&handle.run);
         course_.MaybeDelay();
-        EP_CHECK_NCCL(ht_launch_combine(&handle.run, backward, env_.stream));
+        course_.Enqueue(
+            [&] { EP_CHECK_NCCL(ht_launch_combine(&handle.run, backward, env_.stream)); });
         handle.unchecked_combine = true;
     }
 

@@ -89,11 +89,14 @@ class Play {
         course_.Note(stage ? "send dispatch" : "dispatch", i);
         ll_prepare_dispatch(&handle.run);
         course_.MaybeDelay();
-        EP_CHECK_NCCL(ll_launch_dispatch(&handle.run, env_.stream, stage));
+        course_.Enqueue([&] {
+            EP_CHECK_NCCL(ll_launch_dispatch(&handle.run, env_.stream, stage));
+            if (stage && config_.graphs) CompleteRun(i);
+        });
         handle.dispatched = true;
-        handle.staged = stage;
+        handle.staged = stage && !config_.graphs;  // a graph completes what it begins
         handle.staged_is_dispatch = true;
-        handle.unchecked_dispatch = !stage;
+        handle.unchecked_dispatch = !handle.staged;
     }
 
     void Combine(size_t i) {
@@ -103,16 +106,23 @@ class Play {
         course_.Note(stage ? "send combine" : "combine", i);
         ll_prepare_combine(&handle.run);
         course_.MaybeDelay();
-        EP_CHECK_NCCL(ll_launch_combine(&handle.run, env_.stream, stage));
-        handle.staged = stage;
+        course_.Enqueue([&] {
+            EP_CHECK_NCCL(ll_launch_combine(&handle.run, env_.stream, stage));
+            if (stage && config_.graphs) CompleteRun(i);
+        });
+        handle.staged = stage && !config_.graphs;  // a graph completes what it begins
         handle.staged_is_dispatch = false;
-        handle.unchecked_combine = !stage;
+        handle.unchecked_combine = !handle.staged;
+    }
+
+    void CompleteRun(size_t i) {
+        course_.Note("complete", i);
+        EP_CHECK_NCCL(ncclEpComplete(handles_[i].run.handle, nullptr, env_.stream));
     }
 
     void Complete(size_t i) {
         Handle& handle = handles_[i];
-        course_.Note("complete", i);
-        EP_CHECK_NCCL(ncclEpComplete(handle.run.handle, nullptr, env_.stream));
+        CompleteRun(i);
         handle.staged = false;
         (handle.staged_is_dispatch ? handle.unchecked_dispatch : handle.unchecked_combine) = true;
     }

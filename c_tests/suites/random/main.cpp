@@ -1,10 +1,11 @@
 // Random configurations of low-latency and high-throughput operations; every byte of all outputs is
 // compared with a straight-line reference that each process computes for itself.
 //
-//   test_random [--configs N] [--seed S] [--only INDEX]
+//   test_random [--configs N] [--seed S] [--only INDEX] [--graphs]
 //
 // The seed and the index of the configuration determine everything. A difference prints both, with
-// the whole configuration and the operations that ran; `--only INDEX` then repeats this one alone.
+// the whole configuration and the operations that ran; `--only INDEX` then repeats this one alone. With
+// --graphs each operation runs in a graph of its own.
 #include <cstdio>
 #include <string>
 
@@ -20,6 +21,7 @@ struct Options {
     unsigned seed = 1;
     unsigned first = 0;
     bool only = false;  // only the first configuration
+    bool graphs = false;
 };
 
 std::string ReadOptions(int argc, char** argv, Options* options) {
@@ -31,7 +33,8 @@ std::string ReadOptions(int argc, char** argv, Options* options) {
     };
     return ep::ParseOptions(argc, argv,
                             {ep::Number(0, "configs", 1, &options->configs),
-                             ep::Number(0, "seed", 0, &options->seed), only});
+                             ep::Number(0, "seed", 0, &options->seed), only,
+                             ep::Switch(0, "graphs", &options->graphs)});
 }
 
 // True if this process saw no difference.
@@ -63,7 +66,9 @@ unsigned RunGroup(const EpEnv& env, const Options& options, unsigned first, unsi
         plan.num_experts, plan.max_tokens, plan.row_bytes);
     unsigned different = 0;
     for (unsigned index = first; index < end; ++index) {
-        if (!RunOne(env, group, Draw(options.seed, index, num_ranks))) ++different;
+        Config config = Draw(options.seed, index, num_ranks);
+        config.graphs = options.graphs;
+        if (!RunOne(env, group, config)) ++different;
     }
     EP_CHECK_NCCL(ncclEpGroupDestroy(group, env.stream));
     unsigned most = 0;
@@ -101,7 +106,9 @@ int main(int argc, char** argv) {
     const std::string error = test_random::ReadOptions(argc, argv, &options);
     if (!error.empty()) {
         if (env.rank == 0) {
-            std::fprintf(stderr, "%s\nusage: test_random [--configs N] [--seed S] [--only INDEX]\n",
+            std::fprintf(stderr,
+                         "%s\nusage: test_random [--configs N] [--seed S] [--only INDEX] "
+                         "[--graphs]\n",
                          error.c_str());
         }
         ep_release(&env);

@@ -3,6 +3,7 @@
 #ifndef C_TESTS_SUITES_RANDOM_PLAY_H_
 #define C_TESTS_SUITES_RANDOM_PLAY_H_
 
+#include <functional>
 #include <string>
 
 #include "suites/random/config.h"
@@ -17,6 +18,9 @@ class Course {
     bool OneIn(unsigned n) { return Shared(n) == 0; }
     uint64_t SharedSeed();
     void MaybeDelay();
+    // Calls `enqueue`, which gives work to the stream of the environment; or captures it, and launches
+    // the graph once or twice.
+    void Enqueue(const std::function<void()>& enqueue);
     // A format for the dispatches to come, where another one is due; it is noted.
     bool NewFormat(const Config& config, size_t handle, RefFormat* format);
     // Adds a line to the history that is printed when something differs.
@@ -24,7 +28,9 @@ class Course {
     const std::string& history() const { return history_; }
 
    private:
+    const EpEnv& env_;
     bool delays_;
+    bool graphs_;
     uint64_t shared_;
     uint64_t own_;
     std::string history_;

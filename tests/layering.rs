@@ -79,6 +79,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         &[
             "backend",
             "backend::bootstrap",
+            "backend::detached",
             "backend::dylib",
             "backend::own_stream",
             "backend::quiet",

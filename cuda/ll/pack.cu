@@ -3,12 +3,15 @@
 // are written as they travel, so a cast is made here, and only here.
 
 #include "dispatch_rows.cuh"
+#include "protocol.cuh"
 
 namespace nccl_ep::ll_pack_impl {
 
 __device__ void write_head(const LlPackParams& params) {
     if (blockIdx.x == 0 && threadIdx.x == 0) {
-        *reinterpret_cast<LlHello*>(params.message) = params.head;
+        LlHello head = params.head;
+        head.epoch = epoch_after(ld_relaxed_gpu(&params.channel_state->epoch));
+        *reinterpret_cast<LlHello*>(params.message) = head;
     }
 }
 

@@ -229,18 +229,21 @@ __device__ inline void check_scales(const Op& op, uint32_t rank) {
     }
 }
 
-// Over several nodes: whether source `number` runs this operation, by its head.
+// Over several nodes: whether source `number` runs this operation, by its head. An exchange that was ended leaves
+// what lay there before, of an earlier epoch.
 template <typename Op>
 __device__ inline bool head_fits(const Op& op, uint32_t number, const LlHello& head) {
     const LlNodes& nodes = op.nodes.nodes;
     const Awaited awaited = op.from(nodes.rank_of_source[number], WAIT_BEGIN);
-    if (head.handle != nodes.handle) {
+    if (head.channel != op.common.channel) {
+        report_difference(op, FAULT_STAGED_DIFFERS, awaited, 0, 0);
+    } else if (head.epoch != op.epoch) {
+        report_difference(op, FAULT_GATEWAY_FAILED, awaited, op.epoch, awaited.peer);
+    } else if (head.handle != nodes.handle) {
         report_difference(op, FAULT_HANDLE_DIFFERS, awaited, nodes.handle, head.handle);
     } else if (head.signature != op.common.signature || head.scales_word != op.common.scales_word) {
         report_difference(op, FAULT_DIFFERS, awaited, op.common.signature, head.signature,
                           head.scales_word);
-    } else if (head.channel != op.common.channel) {
-        report_difference(op, FAULT_STAGED_DIFFERS, awaited, 0, 0);
     } else {
         return true;
     }
@@ -276,7 +279,8 @@ __device__ inline void finish_relay(const Op& op) {
         inc_acq_rel_gpu(&op.common.channel_state->blocks_relayed, last) == last;
     if (__syncthreads_or(finished_last) != 0 && !has_failed(op.common.wait)) {
         for (uint32_t i = 1 + threadIdx.x; i < nodes.sources; i += blockDim.x) {
-            *reinterpret_cast<LlHello*>(op.nodes.rows_message(i)) = {nodes.handle, 0, 0, op.epoch, 0, {}};
+            *reinterpret_cast<LlHello*>(op.nodes.rows_message(i)) = {
+                nodes.handle, 0, 0, op.common.channel, 0, op.epoch, {}};
         }
     }
 }
@@ -288,8 +292,7 @@ __device__ inline bool gateways_succeeded(const Op& op) {
     bool failed = false;
     for (uint32_t i = threadIdx.x; i < nodes.other_nodes; i += blockDim.x) {
         const LlHello& head = head_of(op.nodes.returned_message(i + 1));
-        // What lay there before may also be a dispatch's, whose head has a signature.
-        if (head.channel != op.epoch || head.signature != 0) {
+        if (head.epoch != op.epoch) {
             const Awaited awaited = op.from(nodes.gateways[i], WAIT_ROW);
             report_difference(op, FAULT_GATEWAY_FAILED, awaited, op.epoch, nodes.gateways[i]);
             failed = true;

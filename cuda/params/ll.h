@@ -202,12 +202,14 @@ struct LlHello {
     uint32_t tokens;
     /// As `LlCommon::signature`; when the handle is made, of no operation.
     uint32_t signature;
-    /// The operation's channel; in front of sums, the operation's epoch.
+    /// The operation's channel.
     uint32_t channel;
     /// As `LlCommon::scales_word`.
     uint32_t scales_word;
+    /// The operation's, which kernels fill in: an exchange that ends without a message leaves an earlier one.
+    uint32_t epoch;
     /// So that rows behind it begin at a multiple of 16.
-    uint32_t padding[3];
+    uint32_t padding[2];
 };
 
 /// What an operation over several nodes needs beside `LlCommon`; sources are numbered from 0, which is this rank.
@@ -275,8 +277,10 @@ struct LlScaledDispatchNodesParams {
 
 /// Parameters of `ll_pack`.
 struct LlPackParams {
-    /// The message's head.
+    /// The message's head, without the epoch.
     LlHello head;
+    /// The operation's channel, before the operation.
+    const LlChannelState *channel_state;
     /// `[tokens]` rows.
     const uint8_t *rows;
     /// `[tokens][top_k]`.
@@ -330,7 +334,7 @@ static_assert(sizeof(nccl_ep::LlNodes) == 96, "LlNodes as in Rust");
 static_assert(sizeof(nccl_ep::LlDispatchNodesParams) == 896, "LlDispatchNodesParams as in Rust");
 static_assert(sizeof(nccl_ep::LlScaledDispatchParams) == 888, "LlScaledDispatchParams as in Rust");
 static_assert(sizeof(nccl_ep::LlScaledDispatchNodesParams) == 984, "LlScaledDispatchNodesParams as in Rust");
-static_assert(sizeof(nccl_ep::LlScaledPackParams) == 192, "LlScaledPackParams as in Rust");
+static_assert(sizeof(nccl_ep::LlScaledPackParams) == 200, "LlScaledPackParams as in Rust");
 static_assert(sizeof(nccl_ep::LlCombineNodesParams) == 896, "LlCombineNodesParams as in Rust");
 static_assert(sizeof(nccl_ep::LlGatesParams) == 904, "LlGatesParams as in Rust");
-static_assert(sizeof(nccl_ep::LlPackParams) == 72, "LlPackParams as in Rust");
+static_assert(sizeof(nccl_ep::LlPackParams) == 80, "LlPackParams as in Rust");

@@ -80,7 +80,8 @@ impl HelloMemory {
             signature: Signature::of_no_operation(number(routing.top_k)?).to_word(),
             channel: 0,
             scales_word: 0,
-            padding: [0; 3],
+            epoch: 0,
+            padding: [0; 2],
         };
         self.page.write(0, hello);
         // The network reads it after this.
@@ -192,7 +193,8 @@ mod tests {
                 signature: Signature::of_no_operation(top_k).to_word(),
                 channel: 0,
                 scales_word: 0,
-                padding: [0; 3],
+                epoch: 0,
+                padding: [0; 2],
             };
             check(hello, 5, 7, &routing, 4)
         };

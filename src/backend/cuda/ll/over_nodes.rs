@@ -307,8 +307,14 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
                 signature: scaled::signature(self.handle, op).to_word(),
                 channel: self.part.channel,
                 scales_word: ScalesWord::of(op.scaled.as_ref()).0,
-                padding: [0; 3],
+                epoch: 0,
+                padding: [0; 2],
             },
+            channel_state: self
+                .handle
+                .context()
+                .channel_states()
+                .wrapping_add(self.part.channel as usize),
             rows: op.tokens.0 as *const u8,
             ids: self.handle.routing().ids.0 as *const i64,
             message: self.memory.returned.0 as *mut u8,

@@ -162,12 +162,14 @@ pub struct LlHello {
     pub tokens: u32,
     /// As `LlCommon::signature`; when the handle is made, of no operation.
     pub signature: u32,
-    /// The operation's channel; in front of sums, the operation's epoch.
+    /// The operation's channel.
     pub channel: u32,
     /// As `LlCommon::scales_word`.
     pub scales_word: u32,
+    /// The operation's, which kernels fill in: an exchange that ends without a message leaves an earlier one.
+    pub epoch: u32,
     /// So that rows behind it begin at a multiple of 16.
-    pub padding: [u32; 3],
+    pub padding: [u32; 2],
 }
 
 /// What an operation over several nodes needs beside `LlCommon`; sources are numbered from 0, which is this rank.
@@ -301,8 +303,10 @@ pub struct LlGatesParams {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct LlPackParams {
-    /// The message's head.
+    /// The message's head, without the epoch.
     pub head: LlHello,
+    /// The operation's channel, before the operation.
+    pub channel_state: *const LlChannelState,
     /// `[tokens]` rows.
     pub rows: *const u8,
     /// `[tokens][top_k]`.

@@ -66,9 +66,9 @@ _SIMT = (("01", "", "test_ll"), ("01", "500", "test_ht"),
          ("01", "", "test_errors scales_that_differ"), ("01", "", "test_formats all_bfloat16"),
          ("0123", "", "test_staged in_flight"), ("00001111", "", "test_formats casts_on"),
          ("0110", "400", "test_graph two_"), ("001", "", "example_cuda_graph"),
-         ("012", "", "test_graph ht_"), ("0101", "300", "test_random --configs 25 --seed 44 --graphs"),
-         *(("01", "500", f"{tool} --use-cuda-graph") for tool in _TOOLS
-           if tool.startswith("ep_bench")))
+         ("012", "", "test_graph ht_"), ("0101", "300", "test_random --configs 10 --seed 44 --graphs"),
+         *(("01", "500", f"ep_bench -a {mode} --experts 16 --tokens 6 --hidden 256 --warmup 0 --iters 1"
+            " --validate --use-cuda-graph") for mode in ("ll", "ht")))
 
 # With messages of NCCL that are late at random, on either backend. The CPU backend moves rows
 # without NCCL, so there only groups and handles are late.
@@ -76,7 +76,7 @@ _LATE = (("host", "0110", "test_random --configs 100 --seed 40"), ("host", "0110
          ("host", "0110", "test_stress --ops 100"),
          ("simt", "0110", "test_random --configs 25 --seed 385"),
          ("simt", "0110", "test_staged in_flight"), ("simt", "0101", "test_stress --ops 60"),
-         ("simt", "001", "test_graph"))
+         ("simt", "001", "test_graph open"))
 _LATE_MICROSECONDS = 1000
 
 # Programs that start their ranks themselves, and lose some: on either backend.

@@ -52,6 +52,16 @@ void die(DeathRank* self) {
     kill(getpid(), SIGKILL);
 }
 
+void wait_for_loss(const DeathRank* self) {
+    while (atomic_load(&self->shared->lost) == 0) usleep(kPauseUs);
+}
+
+void lose_victim(DeathRank* self) {
+    meet(self, kReady, self->env.size);
+    if (is_victim(self)) die(self);
+    wait_for_loss(self);
+}
+
 static void open_device(EpEnv* env) {
     int devices = 0;
     EP_REQUIRE_CUDA(cudaGetDeviceCount(&devices));

@@ -82,5 +82,9 @@ ncclComm_t open_comm(DeathRank* self, Barrier barrier, int rank, int size);
 
 // Kills this process without any clean-up, as the operating system would.
 void die(DeathRank* self);
+// Waits until the victim is lost.
+void wait_for_loss(const DeathRank* self);
+// All ranks meet. Then the victim dies, and the others go on once it has.
+void lose_victim(DeathRank* self);
 
 #endif  // C_TESTS_FORKED_RANKS_H_

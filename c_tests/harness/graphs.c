@@ -41,6 +41,6 @@ void ep_replay(const EpCaptured* captured) {
     }
 }
 
-void ep_end_captured(const EpCaptured* captured) {
+void ep_release_captured(const EpCaptured* captured) {
     if (captured->executable != NULL) EP_REQUIRE_CUDA(cudaGraphExecDestroy(captured->executable));
 }

@@ -24,7 +24,7 @@ typedef struct {
 
 EpCaptured ep_capture(cudaStream_t stream, void (*play)(void* context), void* context);
 void ep_replay(const EpCaptured* captured);
-void ep_end_captured(const EpCaptured* captured);
+void ep_release_captured(const EpCaptured* captured);
 
 #ifdef __cplusplus
 }

@@ -10,13 +10,12 @@ __device__ void run(const LlGatesParams& params) {
     const LlCommon& common = combine.common;
     const Operation<SeveralNodes> op(common, {params.combine.nodes, true});
     if (blockIdx.x == 0 && threadIdx.x == 0) {
-        const uint32_t epoch = epoch_after(ld_relaxed_gpu(&common.channel_state->epoch));
         *reinterpret_cast<LlHello*>(params.message) = {params.combine.nodes.handle,
                                                        common.shape.tokens,
                                                        common.signature,
                                                        common.channel,
                                                        0,
-                                                       epoch,
+                                                       next_epoch(*common.channel_state),
                                                        {}};
     }
     float* weights = reinterpret_cast<float*>(body_of(params.message));

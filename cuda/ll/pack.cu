@@ -10,7 +10,7 @@ namespace nccl_ep::ll_pack_impl {
 __device__ void write_head(const LlPackParams& params) {
     if (blockIdx.x == 0 && threadIdx.x == 0) {
         LlHello head = params.head;
-        head.epoch = epoch_after(ld_relaxed_gpu(&params.channel_state->epoch));
+        head.epoch = next_epoch(*params.channel_state);
         *reinterpret_cast<LlHello*>(params.message) = head;
     }
 }

@@ -42,6 +42,11 @@ __device__ __forceinline__ uint32_t epoch_after(uint32_t epoch) {
     return epoch == 0xffffffffu ? 2 : epoch + 1;
 }
 
+// The epoch that the next operation of a channel takes.
+__device__ __forceinline__ uint32_t next_epoch(const LlChannelState& channel) {
+    return epoch_after(ld_relaxed_gpu(&channel.epoch));
+}
+
 // What a block must know before it does anything. One thread loads it: loads of one word by all warps of a
 // GPU queue up for most of a microsecond. Other warps load what they need first meanwhile.
 struct Start {
@@ -156,7 +161,7 @@ __device__ inline bool stages_otherwise(const Op& op, uint32_t rank) {
     bool has_begun = false;
 #pragma unroll 1  // seldom done
     for (uint32_t channel = 0; channel < LL_CHANNELS; ++channel) {
-        const uint32_t next = epoch_after(ld_relaxed_gpu(&states[channel].epoch));
+        const uint32_t next = next_epoch(states[channel]);
         const Bank<Own> bank = {op.common, own_window(op.common.peers) +
                                                op.bank_of_channel(channel, next)};
         const uint64_t signature = ld_acquire_sys(bank.signature(rank));

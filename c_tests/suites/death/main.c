@@ -24,9 +24,7 @@ enum { kOpsInFlight = 4, kLongestRun = 400, kOpsBeforeDeath = 21 };
 static void dies_before_an_operation(DeathRank* self) {
     Work work;
     open_work(&work, &self->env, 1);
-    meet(self, kReady, self->env.size);
-    if (is_victim(self)) die(self);
-    while (atomic_load(&self->shared->lost) == 0) usleep(kPollUs);
+    lose_victim(self);
     ll_prepare_dispatch(&work.run);
     const double start = seconds_now();
     EP_CHECK_NCCL(ll_launch_dispatch(&work.run, self->env.stream, false));
@@ -46,9 +44,7 @@ static void dies_before_an_ht_handle(DeathRank* self) {
     EP_REQUIRE_NCCL(ncclEpCreateGroup(&group, env->comm, &config, env->stream, NULL, NULL));
     EP_REQUIRE_NCCL(create_ht_handle(env, group, ids, &handle));
     EP_CHECK_CUDA(cudaStreamSynchronize(env->stream));
-    meet(self, kReady, env->size);
-    if (is_victim(self)) die(self);
-    while (atomic_load(&self->shared->lost) == 0) usleep(kPollUs);
+    lose_victim(self);
     EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
     const double start = seconds_now();
     handle = NULL;
@@ -113,7 +109,7 @@ static void dies_in_a_run(DeathRank* self) {
         die(self);
     }
     run_until_fault(self, &work, kLongestRun);
-    while (atomic_load(&self->shared->lost) == 0) usleep(kPollUs);
+    wait_for_loss(self);
     expect_fault(self, work.group, atomic_load(&self->shared->lost));
     finish_survivor(self, &work);
 }
@@ -123,9 +119,7 @@ static void dies_in_a_run(DeathRank* self) {
 static void dies_before_many_operations(DeathRank* self) {
     Work work;
     open_work(&work, &self->env, 1);
-    meet(self, kReady, self->env.size);
-    if (is_victim(self)) die(self);
-    while (atomic_load(&self->shared->lost) == 0) usleep(kPollUs);
+    lose_victim(self);
     const double start = seconds_now();
     ncclResult_t result = ncclSuccess;
     for (unsigned i = 0; result == ncclSuccess && in_time(self, start); ++i) {
@@ -141,9 +135,7 @@ static void dies_before_many_operations(DeathRank* self) {
 static void dies_before_destruction(DeathRank* self) {
     Work work;
     open_work(&work, &self->env, 1);
-    meet(self, kReady, self->env.size);
-    if (is_victim(self)) die(self);
-    while (atomic_load(&self->shared->lost) == 0) usleep(kPollUs);
+    lose_victim(self);
     ll_run_close(&work.run);
     const double start = seconds_now();
     const ncclResult_t result = ncclEpGroupDestroy(work.group, self->env.stream);

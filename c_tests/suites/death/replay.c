@@ -1,8 +1,5 @@
 // A rank dies while the others hold graphs. A replay makes no call of the library, and yet its
 // waits have the deadline.
-#define _GNU_SOURCE  // usleep
-#include <unistd.h>
-
 #include "harness/graphs.h"
 #include "reference/ht_run.h"
 #include "suites/death/work.h"
@@ -11,9 +8,7 @@ enum { kReplays = 2 };
 
 // Meets the others, one of which dies; then launches the graph.
 static double replay_without_victim(DeathRank* self, const EpCaptured* captured) {
-    meet(self, kReady, self->env.size);
-    if (is_victim(self)) die(self);
-    while (atomic_load(&self->shared->lost) == 0) usleep(kPollUs);
+    lose_victim(self);
     const double start = seconds_now();
     ep_replay(captured);
     return start;
@@ -40,7 +35,7 @@ void dies_before_a_replay(DeathRank* self) {
     }
     const double start = replay_without_victim(self, &captured);
     expect_fault(self, work.group, start);
-    ep_end_captured(&captured);
+    ep_release_captured(&captured);
     finish_survivor(self, &work);
 }
 
@@ -69,7 +64,7 @@ void dies_before_an_ht_replay(DeathRank* self) {
     }
     const double start = replay_without_victim(self, &captured);
     expect_fault(self, group, start);
-    ep_end_captured(&captured);
+    ep_release_captured(&captured);
     meet(self, kNoticed, survivors(self));
     expect_victim_named(self);
     const double closing = seconds_now();

@@ -197,7 +197,7 @@ static void capture_and_replay(EpEnv* env, unsigned num_runs, const Step* steps)
     renew(&fixture, steps);
     for (unsigned i = 0; i < kLateReplays; ++i) ep_replay(&captured);
     check(&fixture, steps);
-    ep_end_captured(&captured);
+    ep_release_captured(&captured);
     close_fixture(&fixture);
 }
 
@@ -273,7 +273,7 @@ static void between_direct_operations(EpEnv* env) {
         ll_dispatch(&fixture.runs[1]);
         if (i % 2 == 0) ll_combine(&fixture.runs[1]);
     }
-    ep_end_captured(&captured);
+    ep_release_captured(&captured);
     close_fixture(&fixture);
 }
 
@@ -295,8 +295,8 @@ static void replay_halves(EpEnv* env, const Step* there_steps, const Step* back_
             check(&fixture, back_steps);
         }
     }
-    ep_end_captured(&there);
-    ep_end_captured(&back);
+    ep_release_captured(&there);
+    ep_release_captured(&back);
     close_fixture(&fixture);
 }
 

@@ -1,30 +1,10 @@
 // Captures and operations of one group that alternate: only the library orders the operations of
 // each graph, whatever comes between them.
-#include "reference/ll_run.h"
 #include "harness/graphs.h"
 #include "suites/graph/cases.h"
+#include "suites/graph/pairs.h"
 
-enum { kHidden = 64, kRuns = 2, kReplays = 3 };
-
-typedef struct {
-    const EpEnv* env;
-    ncclEpGroup_t group;
-    LlRun runs[kRuns];
-} Fixture;
-
-static void open_fixture(Fixture* fixture, const EpEnv* env) {
-    const LlShape shape = {2 * (unsigned)env->size, 16, 4, ncclBfloat16, kHidden};
-    fixture->env = env;
-    fixture->group = ll_group_new(env, &shape);
-    for (unsigned i = 0; i < kRuns; ++i) {
-        ll_run_open_with(&fixture->runs[i], env, fixture->group, &shape, kRefDistinct, true, 1 + i);
-    }
-}
-
-static void close_fixture(Fixture* fixture) {
-    for (unsigned i = 0; i < kRuns; ++i) ll_run_close(&fixture->runs[i]);
-    EP_CHECK_NCCL(ncclEpGroupDestroy(fixture->group, fixture->env->stream));
-}
+enum { kReplays = 3 };
 
 // Makes further work of `to` wait for the present work of `from`.
 static void follow(cudaStream_t to, cudaStream_t from, cudaEvent_t event) {
@@ -35,12 +15,12 @@ static void follow(cudaStream_t to, cudaStream_t from, cudaEvent_t event) {
 // Two streams are captured at the same time. The dispatch and the combine of the first graph are on
 // streams that only the library orders, and an operation of the second comes between them.
 void two_captures_in_turns(EpEnv* env) {
-    Fixture fixture;
-    open_fixture(&fixture, env);
-    LlRun *run = &fixture.runs[0], *other = &fixture.runs[1];
-    cudaStream_t streams[2];
-    ep_open_streams(streams, 2);
-    const cudaStream_t branch = streams[0], second = streams[1];
+    LlPair pair;
+    ll_pair_open(&pair, env, kRefDistinct);
+    LlRun *run = &pair.runs[0], *other = &pair.runs[1];
+    const cudaStream_t second = pair.aside;
+    cudaStream_t branch;
+    ep_open_streams(&branch, 1);
     cudaEvent_t fork, join;
     EP_REQUIRE_CUDA(cudaEventCreateWithFlags(&fork, cudaEventDisableTiming));
     EP_REQUIRE_CUDA(cudaEventCreateWithFlags(&join, cudaEventDisableTiming));
@@ -55,16 +35,15 @@ void two_captures_in_turns(EpEnv* env) {
     EP_CHECK_NCCL(ll_launch_combine(run, branch, false));
     follow(env->stream, branch, join);
     if (captures) {
-        const cudaGraph_t captured[2] = {ep_end_capture(env->stream), ep_end_capture(second)};
-        cudaGraphExec_t first_graph = ep_instantiate(captured[0]);
-        cudaGraphExec_t second_graph = ep_instantiate(captured[1]);
+        cudaGraphExec_t graphs[kPair];
+        end_both_captures(env->stream, second, graphs);
         for (int i = 0; i < kReplays; ++i) {
-            EP_CHECK_CUDA(cudaGraphLaunch(second_graph, env->stream));
-            EP_CHECK_CUDA(cudaGraphLaunch(first_graph, env->stream));
+            EP_CHECK_CUDA(cudaGraphLaunch(graphs[1], env->stream));
+            EP_CHECK_CUDA(cudaGraphLaunch(graphs[0], env->stream));
         }
         ep_sync(env);
-        EP_REQUIRE_CUDA(cudaGraphExecDestroy(second_graph));
-        EP_REQUIRE_CUDA(cudaGraphExecDestroy(first_graph));
+        EP_REQUIRE_CUDA(cudaGraphExecDestroy(graphs[1]));
+        EP_REQUIRE_CUDA(cudaGraphExecDestroy(graphs[0]));
     }
     EP_CHECK_CUDA(cudaStreamSynchronize(second));
     ep_sync(env);
@@ -73,16 +52,16 @@ void two_captures_in_turns(EpEnv* env) {
     ll_check_dispatch(other);
     EP_REQUIRE_CUDA(cudaEventDestroy(join));
     EP_REQUIRE_CUDA(cudaEventDestroy(fork));
-    ep_close_streams(streams, 2);
-    close_fixture(&fixture);
+    ep_close_streams(&branch, 1);
+    ll_pair_close(&pair);
 }
 
 // A staged operation is captured while an uncaptured one waits for its completion: the captured one
 // gets the other slot, so the graph runs beside it.
 void captured_beside_a_staged_one(EpEnv* env) {
-    Fixture fixture;
-    open_fixture(&fixture, env);
-    LlRun *run = &fixture.runs[0], *pending = &fixture.runs[1];
+    LlPair pair;
+    ll_pair_open(&pair, env, kRefDistinct);
+    LlRun *run = &pair.runs[0], *pending = &pair.runs[1];
     ll_prepare_dispatch(run);
     ll_prepare_dispatch(pending);
     EP_CHECK_NCCL(ll_launch_dispatch(pending, env->stream, true));
@@ -99,5 +78,5 @@ void captured_beside_a_staged_one(EpEnv* env) {
     ep_sync(env);
     ll_check_dispatch(run);
     ll_check_dispatch(pending);
-    close_fixture(&fixture);
+    ll_pair_close(&pair);
 }

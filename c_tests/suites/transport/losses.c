@@ -98,9 +98,7 @@ void a_rank_is_killed(DeathRank* self) {
     Way way;
     EP_REQUIRE(open_way(&way, self, &self->env) == 0);
     exchange_rounds(&way, 1, self->env.stream);
-    meet(self, kReady, self->env.size);
-    if (is_victim(self)) die(self);
-    while (atomic_load(&self->shared->lost) == 0) usleep(kPollUs);
+    lose_victim(self);
     meet_the_loss(self, &way);
 }
 
@@ -118,13 +116,13 @@ void a_rank_stops(DeathRank* self) {
     exchange_rounds(&way, 1, self->env.stream);
     meet(self, kReady, self->env.size);
     if (is_victim(self)) stop_for_good(self);
-    while (atomic_load(&self->shared->lost) == 0) usleep(kPollUs);
+    wait_for_loss(self);
     meet_the_loss(self, &way);
 }
 
 // The victim never comes to a creation, in which no rank gets a transport.
 static void expect_no_transport(DeathRank* self) {
-    while (atomic_load(&self->shared->lost) == 0) usleep(kPollUs);
+    wait_for_loss(self);
     Way way;
     const double start = seconds_now();
     stage("opens a transport");
@@ -169,7 +167,7 @@ void a_rank_is_lost_in_the_creation(DeathRank* self) {
     }
     check_stage_in_time(self, start);
     if (result == 0) {
-        while (atomic_load(&self->shared->lost) == 0) usleep(kPollUs);
+        wait_for_loss(self);
         start = seconds_now();
         stage("enqueues");
         (void)enqueue(&way, 1, self->env.stream);

@@ -1,7 +1,5 @@
 // Operations in a graph: they arrive in every replay, and have the deadline in every replay.
-#define _GNU_SOURCE  // usleep
 #include <string.h>
-#include <unistd.h>
 
 #include "forked/survivors.h"
 #include "harness/graphs.h"
@@ -9,7 +7,7 @@
 #include "suites/transport/stages.h"
 
 // Replays behind each other outlast the deadline, and each of them is short.
-enum { kPollUs = 500, kBatches = 100, kReplaysPerBatch = 50, kChecked = 3 };
+enum { kBatches = 100, kReplaysPerBatch = 50, kChecked = 3 };
 
 static cudaGraphExec_t capture(Way* way, cudaStream_t stream) {
     EP_REQUIRE(ep_begin_capture(stream));
@@ -47,7 +45,7 @@ void a_rank_stops_before_a_replay(DeathRank* self) {
     replay_and_check(&way, graph, stream);
     meet(self, kReady, self->env.size);
     if (is_victim(self)) stop_for_good(self);
-    while (atomic_load(&self->shared->lost) == 0) usleep(kPollUs);
+    wait_for_loss(self);
     const double start = seconds_now();
     stage("launches the graph");
     for (unsigned i = 0; i < kChecked; ++i) EP_CHECK_CUDA(cudaGraphLaunch(graph, stream));

@@ -111,8 +111,9 @@ impl GroupContext {
         }
     }
 
-    /// The states of the LL channels.
-    pub(super) fn channel_states(&self) -> *mut LlChannelState {
-        (self.state.data().0 + CHANNEL_STATES) as *mut LlChannelState
+    /// The state of LL channel `channel`.
+    pub(super) fn channel_state(&self, channel: u32) -> *mut LlChannelState {
+        let states = (self.state.data().0 + CHANNEL_STATES) as *mut LlChannelState;
+        states.wrapping_add(channel as usize)
     }
 }

@@ -159,6 +159,7 @@ impl Failure {
         let Ok(_apart) = ApartFromCaptures::enter() else {
             return;
         };
+        // Without the lock during a copy, which may take long; what is forgotten meanwhile is left alone.
         let mark_at = |index| self.marks.lock().get(index).copied();
         let mut index = 0;
         while let Some((at, word)) = mark_at(index) {

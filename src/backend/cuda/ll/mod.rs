@@ -188,14 +188,13 @@ impl Handle {
     // Inlined, so that nearly a kilobyte of parameters is written once and not moved.
     #[inline]
     fn common(&self, op: u32, row: RowType, grid: &Grid, part: Part) -> LlCommon {
-        let states = self.group.context.channel_states();
         LlCommon {
             peers: self.group.context.peers(),
             wait: self.group.context.wait(op),
             layout: self.group.layout,
             shape: self.plan.shape(row),
             handle: self.memory.memory(),
-            channel_state: states.wrapping_add(part.channel as usize),
+            channel_state: self.group.context.channel_state(part.channel),
             channel: part.channel,
             phases: part.phases,
             signature: self.signature(op, row).to_word(),

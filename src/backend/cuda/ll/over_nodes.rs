@@ -310,11 +310,7 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
                 epoch: 0,
                 padding: [0; 2],
             },
-            channel_state: self
-                .handle
-                .context()
-                .channel_states()
-                .wrapping_add(self.part.channel as usize),
+            channel_state: self.handle.context().channel_state(self.part.channel),
             rows: op.tokens.0 as *const u8,
             ids: self.handle.routing().ids.0 as *const i64,
             message: self.memory.returned.0 as *mut u8,

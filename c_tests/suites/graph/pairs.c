@@ -1,0 +1,52 @@
+// See pairs.h.
+#include "suites/graph/pairs.h"
+
+#include <string.h>
+
+#include "harness/graphs.h"
+
+enum { kTokens = 16, kTopK = 4, kHidden = 256 };
+
+void ll_pair_open(LlPair* pair, EpEnv* env, RefStyle style) {
+    memset(pair, 0, sizeof(*pair));
+    const LlShape shape = {2 * (unsigned)env->size, kTokens, kTopK, ncclBfloat16, kHidden};
+    pair->env = env;
+    pair->shape = shape;
+    pair->group = ll_group_new(env, &shape);
+    for (unsigned i = 0; i < kPair; ++i) {
+        ll_run_open_with(&pair->runs[i], env, pair->group, &shape, style, true, 1 + i);
+    }
+    ep_open_streams(&pair->aside, 1);
+}
+
+void ll_pair_close(LlPair* pair) {
+    ep_close_streams(&pair->aside, 1);
+    for (unsigned i = 0; i < kPair; ++i) ll_run_close(&pair->runs[i]);
+    EP_CHECK_NCCL(ncclEpGroupDestroy(pair->group, pair->env->stream));
+}
+
+void ht_pair_open_run(HtPair* pair, HtRun* run, uint64_t seed) {
+    const HtOpening opening = {kHtRowsExact, kHtNoCounter, seed};
+    ht_run_open_with(run, pair->env, pair->group, &pair->shape, kRefMessy, true, opening);
+}
+
+void ht_pair_open(HtPair* pair, EpEnv* env) {
+    memset(pair, 0, sizeof(*pair));
+    const HtShape shape = {2 * (unsigned)env->size, kTokens, kTopK, ncclBfloat16, kHidden};
+    pair->env = env;
+    pair->shape = shape;
+    pair->group = ht_group_new(env, &shape);
+    for (unsigned i = 0; i < kPair; ++i) ht_pair_open_run(pair, &pair->runs[i], 1 + i);
+    ep_open_streams(&pair->aside, 1);
+}
+
+void ht_pair_close(HtPair* pair) {
+    ep_close_streams(&pair->aside, 1);
+    for (unsigned i = 0; i < kPair; ++i) ht_run_close(&pair->runs[i]);
+    EP_CHECK_NCCL(ncclEpGroupDestroy(pair->group, pair->env->stream));
+}
+
+void end_both_captures(cudaStream_t first, cudaStream_t second, cudaGraphExec_t graphs[kPair]) {
+    const cudaGraph_t captured[kPair] = {ep_end_capture(first), ep_end_capture(second)};
+    for (unsigned i = 0; i < kPair; ++i) graphs[i] = ep_instantiate(captured[i]);
+}

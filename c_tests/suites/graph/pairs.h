@@ -1,0 +1,37 @@
+// Two handles of a group, in either mode, and a stream beside that of the environment.
+#ifndef C_TESTS_SUITES_GRAPH_PAIRS_H_
+#define C_TESTS_SUITES_GRAPH_PAIRS_H_
+
+#include "reference/ht_run.h"
+#include "reference/ll_run.h"
+
+enum { kPair = 2 };
+
+typedef struct {
+    EpEnv* env;
+    LlShape shape;
+    ncclEpGroup_t group;
+    LlRun runs[kPair];
+    cudaStream_t aside;
+} LlPair;
+
+void ll_pair_open(LlPair* pair, EpEnv* env, RefStyle style);
+void ll_pair_close(LlPair* pair);
+
+typedef struct {
+    EpEnv* env;
+    HtShape shape;
+    ncclEpGroup_t group;
+    HtRun runs[kPair];
+    cudaStream_t aside;
+} HtPair;
+
+void ht_pair_open(HtPair* pair, EpEnv* env);
+void ht_pair_close(HtPair* pair);
+// A handle of the pair's group in the place of one that was closed.
+void ht_pair_open_run(HtPair* pair, HtRun* run, uint64_t seed);
+
+// Ends the captures of both streams, then makes graphs of them: a capturing thread may not do that.
+void end_both_captures(cudaStream_t first, cudaStream_t second, cudaGraphExec_t graphs[kPair]);
+
+#endif  // C_TESTS_SUITES_GRAPH_PAIRS_H_

@@ -54,6 +54,8 @@ pub trait DeviceMemory: Send + Sync {
     fn strand(&self, stream: Stream);
     /// Counts `works` among what waits for other ranks on the device.
     fn watch_works(&self, works: Weak<dyn Works>);
+    /// Does `work`, which may wait for the whole device, once: at once or at the device's next quiet moment.
+    fn when_quiet(&self, work: Box<dyn FnMut() + Send>);
     /// A mark for streams.
     fn new_mark(&self) -> Result<Box<dyn StreamMark>>;
     /// Marks for operations in graphs, with a place for each of `places`; `None` on a device without graphs.

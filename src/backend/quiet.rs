@@ -155,6 +155,12 @@ impl<K> Quiet<K> {
         self.free_one_of_too_many();
     }
 
+    /// Does `work` as [`Quiet::free_soon`] frees.
+    pub fn soon(&self, mut work: Box<dyn FnMut() + Send>) {
+        let address = (&raw const *work).addr();
+        self.free_soon(address, Box::new(move |_| work()));
+    }
+
     /// Frees nothing while an exchange runs, which may need this thread.
     fn free_one_of_too_many(&self) {
         let oldest = {

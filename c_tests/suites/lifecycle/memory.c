@@ -1,13 +1,8 @@
 // Memory: the caller's allocation functions, tensors that outlive everything else or are destroyed
-// twice, descriptors made by hand, and no leaks.
-#define _GNU_SOURCE  // sysconf
-#include <dirent.h>
-#include <stdio.h>
+// twice, descriptors made by hand.
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-#include "harness/nodes.h"
 #include "suites/lifecycle/lifecycle.h"
 
 // ---- Allocation functions that record what they gave -------------------------------------------
@@ -185,66 +180,4 @@ void descriptors_made_by_hand(EpEnv* env) {
     late = tensor_by_hand(ep_device_alloc(32), 32);
     EP_CHECK_NCCL(ncclEpTensorDestroy(trip.group, &late));
     EP_CHECK_EQ_I64(g_frees, frees + 1);
-}
-
-// ---- No leaks ----------------------------------------------------------------------------------
-
-int open_descriptors(void) {
-    DIR* directory = opendir("/proc/self/fd");
-    EP_REQUIRE(directory != NULL);
-    int count = 0;
-    while (readdir(directory) != NULL) ++count;
-    closedir(directory);
-    return count;
-}
-
-int64_t resident_bytes(void) {
-    FILE* file = fopen("/proc/self/statm", "r");
-    EP_REQUIRE(file != NULL);
-    long total = 0;
-    long resident = 0;
-    EP_REQUIRE(fscanf(file, "%ld %ld", &total, &resident) == 2);
-    fclose(file);
-    return (int64_t)resident * sysconf(_SC_PAGESIZE);
-}
-
-static int mappings(void) {
-    FILE* file = fopen("/proc/self/maps", "r");
-    EP_REQUIRE(file != NULL);
-    int count = 0;
-    for (int c = fgetc(file); c != EOF; c = fgetc(file)) count += c == '\n';
-    fclose(file);
-    return count;
-}
-
-static void use_groups(const EpEnv* env, int count) {
-    const unsigned num_algorithms = ep_num_algorithms(env);
-    bool good = true;
-    for (int i = 0; i < count; ++i) {
-        Trip trip;
-        open_trip(&trip, kEpAlgorithms[(unsigned)i % num_algorithms], place_of(env));
-        good = make_trip(&trip) && good;
-        good = close_trip(&trip) && good;
-    }
-    EP_CHECK(good);
-}
-
-void two_hundred_groups(EpEnv* env) {
-    enum { kWarmUp = 20, kGroups = 200, kMostBytesPerGroup = 16 * 1024 };
-    // Threads that end the communicators of several nodes have their own heaps.
-    const int few_mappings = ep_num_nodes() == 1 ? 16 : kGroups / 2;
-    use_groups(env, kWarmUp);
-    const int descriptors = open_descriptors();
-    const int mapped = mappings();
-    const int64_t resident = resident_bytes();
-    use_groups(env, kGroups);
-    EP_CHECK_EQ_I64(open_descriptors(), descriptors);
-#if !defined(__SANITIZE_ADDRESS__)  // it keeps freed memory for a while
-    EP_CHECK(mappings() - mapped <= few_mappings);
-    EP_CHECK(resident_bytes() - resident <= (int64_t)kGroups * kMostBytesPerGroup);
-#else
-    (void)mapped;
-    (void)few_mappings;
-    (void)resident;
-#endif
 }

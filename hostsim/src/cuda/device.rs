@@ -8,7 +8,7 @@ use std::cell::Cell;
 use std::ffi::c_int;
 use std::sync::{Arc, OnceLock};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 
 use super::boundary::{boundary, store};
 use super::error::{CudaError, cudaError_t};
@@ -23,6 +23,8 @@ const MAX_DEVICES: usize = 1024;
 pub(crate) struct Device {
     pub(crate) index: usize,
     streams: Mutex<Streams>,
+    /// Held for writing by a call that waits for the whole device; calls that enqueue wait for it, as in CUDA's driver.
+    calls: RwLock<()>,
 }
 
 #[derive(Default)]
@@ -62,6 +64,7 @@ impl Device {
         job: Job,
     ) -> Result<Ticket, CudaError> {
         refuse_on_worker()?;
+        self.take_turn();
         let streams = self.streams.lock();
         match stream.kind {
             Kind::Legacy => {
@@ -80,16 +83,30 @@ impl Device {
     /// Waits for all streams of the device; returns the first error found, once.
     pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
         refuse_on_worker()?;
-        let all: Vec<_> = {
-            let streams = self.streams.lock();
-            streams
-                .created
-                .iter()
-                .chain(&streams.legacy)
-                .cloned()
-                .collect()
-        };
-        all.iter().map(Stream::drain).fold(Ok(()), Result::and)
+        self.streams()
+            .iter()
+            .map(Stream::drain)
+            .fold(Ok(()), Result::and)
+    }
+
+    /// Waits for all streams as a call that frees: those that enqueue or end streams wait meanwhile.
+    pub(crate) fn come_to_rest(&self) -> Result<(), CudaError> {
+        refuse_on_worker()?;
+        let _alone = self.calls.write();
+        let tickets: Vec<_> = self.streams().iter().filter_map(Stream::pending).collect();
+        tickets.iter().for_each(Ticket::wait);
+        Ok(())
+    }
+
+    /// Waits until no call waits for the whole device.
+    pub(crate) fn take_turn(&self) {
+        drop(self.calls.read());
+    }
+
+    fn streams(&self) -> Vec<Arc<Stream>> {
+        let streams = self.streams.lock();
+        let all = streams.created.iter().chain(&streams.legacy);
+        all.cloned().collect()
     }
 
     /// Ends all streams of the device, the legacy default stream as well.
@@ -145,6 +162,7 @@ fn devices() -> &'static [Device] {
             .map(|index| Device {
                 index,
                 streams: Mutex::default(),
+                calls: RwLock::default(),
             })
             .collect()
     })

@@ -31,7 +31,9 @@ pub extern "C" fn cudaFree(pointer: *mut c_void) -> cudaError_t {
         let Some(Memory::Device(owner)) = heap::starts_at(address) else {
             return Err(CudaError::InvalidValue);
         };
-        let finished = device::device(owner)?.synchronize();
+        let owner = device::device(owner)?;
+        owner.come_to_rest()?;
+        let finished = owner.synchronize();
         heap::release(address).and(finished)
     })
 }
@@ -69,7 +71,9 @@ pub extern "C" fn cudaFreeHost(pointer: *mut c_void) -> cudaError_t {
         let Some(Memory::Pinned(owner)) = heap::starts_at(address) else {
             return Err(CudaError::InvalidValue);
         };
-        let finished = device::device(owner)?.synchronize();
+        let owner = device::device(owner)?;
+        owner.come_to_rest()?;
+        let finished = owner.synchronize();
         heap::release(address).and(finished)
     })
 }

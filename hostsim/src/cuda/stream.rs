@@ -73,6 +73,7 @@ pub extern "C" fn cudaStreamDestroy(stream: cudaStream_t) -> cudaError_t {
         let gone = STREAMS
             .remove(stream as usize)
             .ok_or(CudaError::InvalidResourceHandle)?;
+        device::device(gone.device)?.take_turn();
         gone.close();
         Ok(())
     })

@@ -77,6 +77,8 @@ fn submit(
     {
         return capture(first, others, Box::new(submit));
     }
+    // NCCL asks about its own events here and minds no refusal, but a capture that forbids it is invalid then.
+    let _ = recording::refuse_unsafe_call();
     let ticket = submit(first, others.iter().filter_map(Stream::pending).collect())?;
     for other in others {
         device::submit(other, vec![ticket.clone()], Box::new(|| Ok(())))?;

@@ -115,24 +115,29 @@ pub unsafe extern "C" fn ncclCommSplit(
     })
 }
 
-/// Waits for the communicator's operations on this rank, then ends it here.
+/// Waits for the communicator's operations on this rank, then ends it here. As NCCL, which frees memory of the
+/// device: what runs there must end before.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclCommDestroy(comm: ncclComm_t) -> ncclResult_t {
     boundary(|| {
-        find(comm)?.destroy()?;
+        let gone = find(comm)?;
+        gone.destroy()?;
         remove(comm);
+        device::device(gone.device)?.come_to_rest()?;
         Ok(())
     })
 }
 
 /// Ends the communicator here, from any thread. Operations that have not finished end without
-/// result, so that streams go on, and fail on the other ranks. Returns once they have ended.
+/// result, so that streams go on, and fail on the other ranks. Returns once they, and all else on the device, have ended.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t {
     boundary(|| {
         let gone = find(comm)?;
         remove(comm);
-        gone.abort()
+        gone.abort()?;
+        device::device(gone.device)?.come_to_rest()?;
+        Ok(())
     })
 }
 

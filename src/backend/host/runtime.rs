@@ -375,6 +375,10 @@ impl DeviceMemory for HostRuntime {
         QUIET.watch(works);
     }
 
+    fn when_quiet(&self, work: Box<dyn FnMut() + Send>) {
+        QUIET.soon(work);
+    }
+
     fn new_mark(&self) -> Result<Box<dyn StreamMark>> {
         Ok(Box::new(Mark::new(*self)?))
     }

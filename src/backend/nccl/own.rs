@@ -139,6 +139,8 @@ pub struct OwnCommunicator {
     /// Threads that are inside NCCL with it.
     calls: AtomicUsize,
     ended: AtomicBool,
+    /// NCCL has freed what it had for it.
+    freed: AtomicBool,
 }
 
 // SAFETY: an `ncclComm_t` may be used from any thread.
@@ -182,6 +184,7 @@ impl OwnCommunicator {
             enter_device,
             calls: AtomicUsize::new(0),
             ended: AtomicBool::new(false),
+            freed: AtomicBool::new(false),
         })
     }
 
@@ -256,6 +259,7 @@ impl OwnCommunicator {
             // SAFETY: nobody is inside, nobody enters any more, and this is the only end.
             let code = unsafe { (self.network.destroy)(self.raw) };
             drop(self.network.check("ncclCommDestroy", code));
+            self.freed.store(true, Ordering::Release);
         }
     }
 
@@ -268,6 +272,15 @@ impl OwnCommunicator {
             // other ranks; NCCL ends its wait by this call, which it lets any thread make.
             let code = unsafe { (self.network.abort)(self.raw) };
             drop(self.network.check("ncclCommAbort", code));
+            self.freed.store(true, Ordering::Release);
+        }
+    }
+
+    /// Waits, at most as long as `limit`, for the end that some thread has begun.
+    pub fn wait_for_end(&self, limit: Duration) {
+        let start = Instant::now();
+        while !self.freed.load(Ordering::Acquire) && start.elapsed() < limit {
+            std::thread::sleep(Duration::from_micros(50));
         }
     }
 

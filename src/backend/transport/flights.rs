@@ -153,9 +153,9 @@ impl Flights {
         Ok(state.under_way.is_empty() && !state.is_beginning)
     }
 
-    /// Whether any operation was captured into a graph.
-    pub fn is_in_graphs(&self) -> bool {
-        self.state.lock().is_in_graphs
+    /// No graph runs again that has operations of these; says whether there were any.
+    pub fn forget_graphs(&self) -> bool {
+        std::mem::take(&mut self.state.lock().is_in_graphs)
     }
 }
 

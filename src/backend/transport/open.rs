@@ -112,7 +112,7 @@ fn agreed(
         && let Ok(transport) = &mine
     {
         // Its end would be a collective that others do not join.
-        transport.abort();
+        transport.give_up();
     }
     agreed.and(mine)
 }

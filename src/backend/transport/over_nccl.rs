@@ -19,7 +19,10 @@ use std::any::Any;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// How long the end of a transport waits for NCCL where graphs may keep the communicator.
+/// How long a transport that has failed in its creation waits for NCCL to free its memory.
+const A_WHILE: Duration = Duration::from_millis(200);
+/// How long the end of a transport waits for NCCL, and where graphs may keep the communicator.
+const LONG: Duration = Duration::from_millis(1000);
 const SHORT: Duration = Duration::from_millis(100);
 
 /// What this rank has of a transport.
@@ -110,7 +113,15 @@ impl NcclTransport {
         };
         let error = shared.fail(error);
         shared.device.memory.strand(stream);
+        shared.comm.wait_for_end(A_WHILE);
         Err(error)
+    }
+
+    /// Gives the transport up before ranks exchange anything else: an exchange that a lost rank misses would hold up
+    /// NCCL, which frees memory, and NCCL the calls of this process.
+    pub fn give_up(&self) {
+        self.shared.give_up();
+        self.shared.comm.wait_for_end(A_WHILE);
     }
 }
 
@@ -130,6 +141,8 @@ impl Shared {
         stream: Stream,
         call: impl FnOnce(&OwnCommunicator) -> Result<()>,
     ) -> Result<()> {
+        // NCCL asks about its events in such a call, which ends any capture of this thread that forbids it.
+        let _entered = self.device.enter()?;
         let flights = &self.flights;
         let operation = flights.begin(&*self.device.memory, label, peers, stream)?;
         let enqueued = call(&self.comm).and_then(|()| flights.enqueued(operation, stream));
@@ -356,13 +369,18 @@ impl Drop for End {
         if shared.fault.get().is_some() {
             return;
         }
-        let limit = match shared.flights.is_in_graphs() {
+        let limit = match shared.flights.forget_graphs() {
             true => SHORT,
-            false => shared.timeout.saturating_sub(start.elapsed()).max(SHORT),
+            false => LONG,
         };
-        let own = Arc::clone(shared);
-        // A communicator that a graph or a lost rank holds is left to that thread.
-        drop(detached::within(limit, move || own.comm.destroy()));
+        let shared = Arc::clone(shared);
+        let memory = Arc::clone(&shared.device.memory);
+        // NCCL frees memory there, which waits for all that is on the device and holds up launches meanwhile.
+        memory.when_quiet(Box::new(move || {
+            let own = Arc::clone(&shared);
+            // A communicator that a graph or a lost rank holds is left to that thread.
+            drop(detached::within(limit, move || own.comm.destroy()));
+        }));
     }
 }
 

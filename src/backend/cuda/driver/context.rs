@@ -168,6 +168,11 @@ impl Context {
         self.quiet.free_soon(address, Box::new(free));
     }
 
+    /// Does `work`, which may wait for the whole device, once: soon if possible, otherwise later.
+    pub fn when_quiet(&self, work: Box<dyn FnMut() + Send>) {
+        self.quiet.soon(work);
+    }
+
     /// Keeps the allocation at `address`, for the use of `key`, as long as the process lives.
     pub fn keep(&self, key: Key, address: usize) {
         if !self.is_spoiled() {

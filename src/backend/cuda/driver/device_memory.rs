@@ -103,6 +103,10 @@ impl DeviceMemory for CudaMemory {
         self.context().watch_works(works);
     }
 
+    fn when_quiet(&self, work: Box<dyn FnMut() + Send>) {
+        self.context().when_quiet(work);
+    }
+
     fn new_mark(&self) -> Result<Box<dyn StreamMark>> {
         Ok(Box::new(Mark::new(self.context())?))
     }

@@ -1,0 +1,129 @@
+// What groups leave behind in the process: descriptors, mappings, memory.
+#define _GNU_SOURCE  // sysconf
+#include <dirent.h>
+#include <malloc.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "harness/nodes.h"
+#include "suites/lifecycle/lifecycle.h"
+
+// fake_nccl/, which has one node, lacks them.
+#pragma weak ncclGroupStart
+#pragma weak ncclGroupEnd
+#pragma weak ncclSend
+#pragma weak ncclRecv
+
+int open_descriptors(void) {
+    DIR* directory = opendir("/proc/self/fd");
+    EP_REQUIRE(directory != NULL);
+    int count = 0;
+    while (readdir(directory) != NULL) ++count;
+    closedir(directory);
+    return count;
+}
+
+static int mappings(void) {
+    FILE* file = fopen("/proc/self/maps", "r");
+    EP_REQUIRE(file != NULL);
+    int count = 0;
+    for (int c = fgetc(file); c != EOF; c = fgetc(file)) count += c == '\n';
+    fclose(file);
+    return count;
+}
+
+// Without what the C library keeps of freed memory: megabytes for a communicator of NCCL, whose
+// threads have heaps of their own.
+static int64_t resident_bytes(void) {
+    (void)malloc_trim(0);
+    FILE* file = fopen("/proc/self/statm", "r");
+    EP_REQUIRE(file != NULL);
+    long total = 0;
+    long resident = 0;
+    EP_REQUIRE(fscanf(file, "%ld %ld", &total, &resident) == 2);
+    fclose(file);
+    return (int64_t)resident * sysconf(_SC_PAGESIZE);
+}
+
+int64_t least_growth(void (*batch)(void* context, int rounds), void* context, int rounds) {
+    int64_t least = INT64_MAX;
+    for (int i = 0; i < kBatches; ++i) {
+        const int64_t resident = resident_bytes();
+        batch(context, rounds);
+        const int64_t growth = resident_bytes() - resident;
+        if (growth < least) least = growth;
+    }
+    return least > 0 ? least : 0;
+}
+
+void check_growth(int64_t growth, int64_t most) {
+    EP_CHECK_EQ_I64(growth > most ? growth - most : 0, 0);
+}
+
+// A message to each rank of another node and one from there.
+static void exchange_with_other_nodes(const EpEnv* env, ncclComm_t comm, uint32_t* words) {
+    EP_REQUIRE_NCCL(ncclGroupStart());
+    for (int rank = 0; rank < env->size; ++rank) {
+        if (ep_node_of((unsigned)rank) == ep_node_of((unsigned)env->rank)) continue;
+        EP_REQUIRE_NCCL(ncclSend(words, 1, ncclUint32, rank, comm, env->stream));
+        EP_REQUIRE_NCCL(ncclRecv(words + 1 + rank, 1, ncclUint32, rank, comm, env->stream));
+    }
+    EP_REQUIRE_NCCL(ncclGroupEnd());
+    EP_REQUIRE_CUDA(cudaStreamSynchronize(env->stream));
+}
+
+static void use_communicators(void* context, int count) {
+    const EpEnv* env = context;
+    uint32_t* words = ep_device_alloc((size_t)(1 + env->size) * sizeof(*words));
+    for (int i = 0; i < count; ++i) {
+        ncclUniqueId id;
+        ncclComm_t comm;
+        if (env->rank == 0) EP_REQUIRE_NCCL(ncclGetUniqueId(&id));
+        EP_REQUIRE(MPI_Bcast(&id, sizeof(id), MPI_BYTE, 0, MPI_COMM_WORLD) == MPI_SUCCESS);
+        EP_REQUIRE_NCCL(ncclCommInitRank(&comm, env->size, id, env->rank));
+        exchange_with_other_nodes(env, comm, words);
+        EP_REQUIRE_NCCL(ncclCommDestroy(comm));
+    }
+    ep_device_free(words);
+}
+
+int64_t bytes_kept_by_nccl(EpEnv* env) {
+    enum { kRounds = 6 };
+    if (ep_num_nodes() == 1) return 0;
+    return least_growth(use_communicators, env, kRounds) / kRounds;
+}
+
+static void use_groups(void* context, int count) {
+    const EpEnv* env = context;
+    const unsigned num_algorithms = ep_num_algorithms(env);
+    bool good = true;
+    for (int i = 0; i < count; ++i) {
+        Trip trip;
+        open_trip(&trip, kEpAlgorithms[(unsigned)i % num_algorithms], place_of(env));
+        good = make_trip(&trip) && good;
+        good = close_trip(&trip) && good;
+    }
+    EP_CHECK(good);
+}
+
+void two_hundred_groups(EpEnv* env) {
+    enum { kWarmUp = 20, kGroups = 50, kMostBytesPerGroup = 16 * 1024 };
+    // Between nodes each group connects the ranks anew, which takes NCCL half a second.
+    const bool on_nodes = ep_num_nodes() > 1;
+    const int groups = on_nodes ? kGroups / 3 : kGroups;
+    // Threads that end the communicators of several nodes have their own heaps.
+    const int few_mappings = on_nodes ? 100 : 16;
+    use_groups(env, kWarmUp);
+    const int descriptors = open_descriptors();
+    const int mapped = mappings();
+    const int64_t kept = least_growth(use_groups, env, groups);
+    EP_CHECK_EQ_I64(open_descriptors(), descriptors);
+#if !defined(__SANITIZE_ADDRESS__)  // it keeps freed memory for a while
+    EP_CHECK(mappings() - mapped <= few_mappings);
+    check_growth(kept, groups * (kMostBytesPerGroup + bytes_kept_by_nccl(env)));
+#else
+    (void)mapped;
+    (void)few_mappings;
+    (void)kept;
+#endif
+}

@@ -144,6 +144,14 @@ def _node(runs: list[data.Run], _records: dict[str, Any], _ranks: int | None) ->
     return table(model.CHECK_HEAD, rows)
 
 
+def _nodes(_runs: list[data.Run], _records: dict[str, Any], _ranks: int | None) -> str:
+    """Nodes that one machine plays, predicted and measured."""
+    files = sorted((data.RESULTS / "nodes").glob("*.json"))
+    rows = [row for file in files for run in data.load_runs([file], several_nodes=True)
+            for row in model.check_rows(run, run.nodes, model.constants(fabric="loopback"))]
+    return table(model.CHECK_HEAD, rows)
+
+
 def _loopback(_runs: list[data.Run], _records: dict[str, Any], _ranks: int | None) -> str:
     """The network's leg alone: latency and bandwidth against exchanges over TCP."""
     machine = model.constants(fabric="loopback")
@@ -176,6 +184,7 @@ TABLES: dict[str, Callable[[list[data.Run], dict[str, Any], int | None], str]] =
     "scaleborder": _border,
     "scalefp": _fp8,
     "scalenode": _node,
+    "scalenodes": _nodes,
     "scaleloopback": _loopback,
     "scalepublished": _published,
 }

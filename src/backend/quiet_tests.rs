@@ -148,6 +148,24 @@ fn a_stuck_exchange_keeps_everything_until_it_is_over() {
 }
 
 #[test]
+fn work_is_done_once_and_not_beside_an_exchange() {
+    let (quiet, done) = device();
+    let work = |amount| {
+        let done = Arc::clone(&done);
+        Box::new(move || drop(done.fetch_add(amount, Ordering::Relaxed)))
+    };
+    quiet.soon(work(1));
+    assert_eq!(done.load(Ordering::Relaxed), 1);
+    let exchange = quiet.begin();
+    quiet.soon(work(10));
+    quiet.soon(work(100));
+    assert_eq!(done.load(Ordering::Relaxed), 1);
+    drop(exchange);
+    drop(quiet.begin());
+    assert_eq!(done.load(Ordering::Relaxed), 111);
+}
+
+#[test]
 fn freeing_may_drop_what_frees_in_turn() {
     struct Frees(Arc<Quiet<usize>>);
     impl Drop for Frees {

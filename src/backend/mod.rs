@@ -16,7 +16,7 @@ pub mod quiet;
 pub mod select;
 pub mod transport;
 
-use crate::backend::quiet::Works;
+use crate::backend::quiet::{Attempt, Works};
 use crate::error::{Error, Result};
 use crate::model::ops::{HtCombine, HtDispatch, LlOp, Routing, StagedSlot, Stream};
 use crate::model::tensor::DevPtr;
@@ -54,8 +54,8 @@ pub trait DeviceMemory: Send + Sync {
     fn strand(&self, stream: Stream);
     /// Counts `works` among what waits for other ranks on the device.
     fn watch_works(&self, works: Weak<dyn Works>);
-    /// Does `work`, which may wait for the whole device, once: at once or at the device's next quiet moment.
-    fn when_quiet(&self, work: Box<dyn FnMut() + Send>);
+    /// Does `work`, which may wait for the whole device, if the device is quiet. Launches of graphs do not count.
+    fn if_quiet(&self, work: &mut dyn FnMut()) -> Attempt;
     /// A mark for streams.
     fn new_mark(&self) -> Result<Box<dyn StreamMark>>;
     /// Marks for operations in graphs, with a place for each of `places`; `None` on a device without graphs.

@@ -1,8 +1,8 @@
 //! Quiet moments of a device, and the calls that are made only then.
 //!
 //! A device is quiet while nothing of this library on it waits for other ranks, and no such work
-//! can be enqueued. Freeing device memory, unmapping a peer's memory and loading kernels happen at
-//! quiet moments only. Each of these calls waits for everything that runs on the device, and on
+//! can be enqueued. Freeing device memory, unmapping a peer's memory, loading kernels and destroying
+//! communicators happen at quiet moments only. Each of these calls waits for everything that runs on the device, and on
 //! GPUs holds up every launch meanwhile. If another thread's exchange or operation is on the device
 //! then, the call waits for that operation's peers. They may be in the same place the other way
 //! round: a deadlock.
@@ -35,9 +35,20 @@ pub trait Works: Send + Sync {
 pub enum Graphs {
     /// They count.
     Count,
-    /// They do not count: for the caller's memory, which must be freed at some time. The caller
-    /// knows of its launches.
+    /// They do not count: for the caller's memory and for communicators, which must end at some time.
+    /// The caller knows of its launches.
     DoNotCount,
+}
+
+/// What came of work for a quiet moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attempt {
+    /// It is done.
+    Done,
+    /// The device is not quiet.
+    Busy,
+    /// The device was reset, and nothing on it is left.
+    Gone,
 }
 
 /// Frees the allocation at an address.
@@ -128,6 +139,14 @@ impl<K> Quiet<K> {
         self.while_quiet(Graphs::Count, |_| then())
     }
 
+    /// Does `work` if the device is quiet; graphs do not count.
+    pub fn attempt(&self, work: impl FnOnce()) -> Attempt {
+        match self.while_quiet(Graphs::DoNotCount, |_| work()) {
+            true => Attempt::Done,
+            false => Attempt::Busy,
+        }
+    }
+
     /// Frees caller's memory by `free`, now or at the next quiet moment. Waits a little for
     /// operations to end: a program that has some enqueued most of the time would pile up memory.
     /// If the operations need this thread on another rank, the wait costs only that time, and only
@@ -153,12 +172,6 @@ impl<K> Quiet<K> {
             std::thread::sleep(PAUSE);
         }
         self.free_one_of_too_many();
-    }
-
-    /// Does `work` as [`Quiet::free_soon`] frees.
-    pub fn soon(&self, mut work: Box<dyn FnMut() + Send>) {
-        let address = (&raw const *work).addr();
-        self.free_soon(address, Box::new(move |_| work()));
     }
 
     /// Frees nothing while an exchange runs, which may need this thread.

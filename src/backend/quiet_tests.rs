@@ -65,6 +65,7 @@ fn operations_on_the_device_make_it_wait() {
     quiet.watch(works);
     quiet.later(None, 7, free(&freed));
     assert!(!quiet.try_now(|| panic!("the device is not quiet")));
+    assert_eq!(quiet.attempt(|| panic!("nor for this")), Attempt::Busy);
     busy.0.store(true, Ordering::Relaxed);
     drop(quiet.begin());
     assert_eq!(freed.load(Ordering::Relaxed), 7);
@@ -81,6 +82,7 @@ fn memory_of_the_callers_does_not_wait_for_graphs() {
     quiet.later(Some(1), 7, free(&freed));
     quiet.free_soon(8, free(&freed).unwrap());
     assert_eq!(freed.load(Ordering::Relaxed), 8);
+    assert_eq!(quiet.attempt(|| ()), Attempt::Done);
     drop(captured);
     drop(quiet.begin());
     assert_eq!(freed.load(Ordering::Relaxed), 15);
@@ -145,24 +147,6 @@ fn a_stuck_exchange_keeps_everything_until_it_is_over() {
     assert!(!quiet.is_stranded());
     drop(quiet.begin());
     assert_eq!(freed.load(Ordering::Relaxed), 7);
-}
-
-#[test]
-fn work_is_done_once_and_not_beside_an_exchange() {
-    let (quiet, done) = device();
-    let work = |amount| {
-        let done = Arc::clone(&done);
-        Box::new(move || drop(done.fetch_add(amount, Ordering::Relaxed)))
-    };
-    quiet.soon(work(1));
-    assert_eq!(done.load(Ordering::Relaxed), 1);
-    let exchange = quiet.begin();
-    quiet.soon(work(10));
-    quiet.soon(work(100));
-    assert_eq!(done.load(Ordering::Relaxed), 1);
-    drop(exchange);
-    drop(quiet.begin());
-    assert_eq!(done.load(Ordering::Relaxed), 111);
 }
 
 #[test]

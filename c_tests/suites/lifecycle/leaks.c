@@ -106,13 +106,13 @@ static void use_groups(void* context, int count) {
     EP_CHECK(good);
 }
 
-void two_hundred_groups(EpEnv* env) {
+void many_groups(EpEnv* env) {
     enum { kWarmUp = 20, kGroups = 50, kMostBytesPerGroup = 16 * 1024 };
     // Between nodes each group connects the ranks anew, which takes NCCL half a second.
     const bool on_nodes = ep_num_nodes() > 1;
     const int groups = on_nodes ? kGroups / 3 : kGroups;
     // Threads that end the communicators of several nodes have their own heaps.
-    const int few_mappings = on_nodes ? 100 : 16;
+    const int few_mappings = on_nodes ? 2 * groups : 16;
     use_groups(env, kWarmUp);
     const int descriptors = open_descriptors();
     const int mapped = mappings();

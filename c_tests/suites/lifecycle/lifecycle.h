@@ -70,7 +70,7 @@ void one_callback_alone(EpEnv* env);
 void tensors_outlive_group_and_communicator(EpEnv* env);
 void tensors_destroyed_twice(EpEnv* env);
 void descriptors_made_by_hand(EpEnv* env);
-void two_hundred_groups(EpEnv* env);  // leaks.c
+void many_groups(EpEnv* env);  // leaks.c
 void a_limit_for_files(EpEnv* env);  // limits.c
 void tokens_without_ids_cost_nothing(EpEnv* env);
 void several_groups_on_one_communicator(EpEnv* env);  // groups.c

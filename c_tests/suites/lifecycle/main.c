@@ -97,7 +97,7 @@ int main(int argc, char** argv) {
         EP_CASE(two_ranks_in_one_process),
         EP_CASE(a_limit_for_files),
         EP_CASE_HT(tokens_without_ids_cost_nothing),
-        EP_CASE(two_hundred_groups),
+        EP_CASE(many_groups),
         EP_CASE(groups_after_a_reset),
     };
     return ep_main(argc, argv, cases, COUNT(cases));

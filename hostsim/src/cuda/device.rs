@@ -60,11 +60,22 @@ impl Device {
     pub(crate) fn submit(
         &self,
         stream: &Arc<Stream>,
-        mut after: Vec<Ticket>,
+        after: Vec<Ticket>,
         job: Job,
     ) -> Result<Ticket, CudaError> {
         refuse_on_worker()?;
         self.take_turn();
+        self.submit_in_turn(stream, after, job)
+    }
+
+    /// The same behind [`Device::take_turn`].
+    pub(crate) fn submit_in_turn(
+        &self,
+        stream: &Arc<Stream>,
+        mut after: Vec<Ticket>,
+        job: Job,
+    ) -> Result<Ticket, CudaError> {
+        refuse_on_worker()?;
         let streams = self.streams.lock();
         match stream.kind {
             Kind::Legacy => {

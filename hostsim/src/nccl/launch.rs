@@ -96,11 +96,13 @@ fn in_turn<F>(
 where
     F: Fn(&Comm) -> Outcome<()> + Send + Sync + 'static,
 {
+    // Not behind the lock, which who aborts needs to end what the device waits for.
+    device::device(stream.device)?.take_turn();
     let mut last = comm.last.lock();
     after.extend(last.clone());
     let (owner, operation) = (Arc::clone(comm), Arc::clone(operation));
     let job = move || owner.execute(|comm| operation(comm));
-    let ticket = device::submit(stream, after, Box::new(job))?;
+    let ticket = device::device(stream.device)?.submit_in_turn(stream, after, Box::new(job))?;
     *last = Some(ticket.clone());
     Ok(ticket)
 }

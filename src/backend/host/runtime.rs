@@ -6,7 +6,7 @@
 #![allow(unsafe_code)]
 
 use crate::backend::dylib::{Library, function_table};
-use crate::backend::quiet::{Graphs, Quiet, Works};
+use crate::backend::quiet::{Attempt, Graphs, Quiet, Works};
 use crate::backend::{DeviceMemory, StreamMark};
 use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
@@ -136,8 +136,7 @@ impl HostRuntime {
         QUIET.is_stranded()
     }
 
-    /// Copies on a stream of its own: the legacy default stream would wait for the streams of other
-    /// threads.
+    /// Copies on a stream of its own: the legacy default stream would wait for the streams of other threads.
     fn copy(&self, to: *mut c_void, from: *const c_void, bytes: usize) -> Result<()> {
         let mut stream = std::ptr::null_mut();
         // SAFETY: writes one handle.
@@ -375,8 +374,8 @@ impl DeviceMemory for HostRuntime {
         QUIET.watch(works);
     }
 
-    fn when_quiet(&self, work: Box<dyn FnMut() + Send>) {
-        QUIET.soon(work);
+    fn if_quiet(&self, work: &mut dyn FnMut()) -> Attempt {
+        QUIET.attempt(work)
     }
 
     fn new_mark(&self) -> Result<Box<dyn StreamMark>> {

@@ -276,12 +276,18 @@ impl OwnCommunicator {
         }
     }
 
-    /// Waits, at most as long as `limit`, for the end that some thread has begun.
-    pub fn wait_for_end(&self, limit: Duration) {
+    /// Leaves the communicator to NCCL: its device was reset, and nothing can be freed there.
+    pub fn abandon(&self) {
+        self.ended.store(true, Ordering::SeqCst);
+    }
+
+    /// Waits, at most as long as `limit`, for the end that some thread begins, and says whether it has come.
+    pub fn wait_for_end(&self, limit: Duration) -> bool {
         let start = Instant::now();
         while !self.freed.load(Ordering::Acquire) && start.elapsed() < limit {
             std::thread::sleep(Duration::from_micros(50));
         }
+        self.freed.load(Ordering::Acquire)
     }
 
     /// Counts a call, until the result is dropped.

@@ -125,9 +125,12 @@ impl Flights {
         withdrawn.map_or_else(Vec::new, |flight| distinct(&flight.peers))
     }
 
-    /// The first operation, also of those in graphs, if it has run longer than `limit` at `now`.
+    /// The first operation, also of those in graphs, if it has run longer than `limit` at `now`. None while another
+    /// thread has them in hand, which may be long: the watchdog has others to look after.
     pub fn late(&self, now: Instant, limit: Duration) -> Result<Option<Late>> {
-        let mut state = self.state.lock();
+        let Some(mut state) = self.state.try_lock() else {
+            return Ok(None);
+        };
         match state.late(now, limit)? {
             None => state.replays.late(now, limit),
             late => Ok(late),
@@ -153,9 +156,9 @@ impl Flights {
         Ok(state.under_way.is_empty() && !state.is_beginning)
     }
 
-    /// No graph runs again that has operations of these; says whether there were any.
-    pub fn forget_graphs(&self) -> bool {
-        std::mem::take(&mut self.state.lock().is_in_graphs)
+    /// Whether any operation was captured into a graph.
+    pub fn is_in_graphs(&self) -> bool {
+        self.state.lock().is_in_graphs
     }
 }
 

@@ -3,6 +3,7 @@
 
 use super::*;
 use crate::backend::detached::within;
+use crate::backend::quiet::Attempt;
 use crate::error::Error;
 use crate::model::tensor::DevPtr;
 use std::any::Any;
@@ -23,9 +24,16 @@ pub struct Device {
     full: Arc<Mutex<()>>,
     room: Arc<AtomicUsize>,
     is_waiting: Arc<AtomicBool>,
+    /// What becomes of work for a quiet moment; by default it is done.
+    attempt: Arc<Mutex<Option<Attempt>>>,
 }
 
 impl Device {
+    /// Work for a quiet moment fares so from now on.
+    pub fn let_attempts_be(&self, attempt: Attempt) {
+        *self.attempt.lock() = Some(attempt);
+    }
+
     /// Lets the stream pass so many more.
     pub fn pass(&self, marks: usize) {
         self.passed.fetch_add(marks, Ordering::Relaxed);
@@ -95,8 +103,12 @@ impl DeviceMemory for Device {
     }
     fn strand(&self, _stream: Stream) {}
     fn watch_works(&self, _works: Weak<dyn Works>) {}
-    fn when_quiet(&self, mut work: Box<dyn FnMut() + Send>) {
-        work();
+    fn if_quiet(&self, work: &mut dyn FnMut()) -> Attempt {
+        let attempt = self.attempt.lock().unwrap_or(Attempt::Done);
+        if attempt == Attempt::Done {
+            work();
+        }
+        attempt
     }
     fn enter(&self, _device: usize) -> Result<Box<dyn Any>> {
         Ok(Box::new(()))
@@ -184,12 +196,12 @@ fn what_was_withdrawn_or_captured_is_not_waited_for() {
     let (device, flights) = (Device::default(), Flights::default());
     flights.withdraw(begin(&flights, &device, &[1], Stream::DEFAULT));
     assert_eq!(flights.are_over(), Ok(true));
-    assert!(!flights.forget_graphs());
+    assert!(!flights.is_in_graphs());
     let captured = Stream(CAPTURED);
     let operation = begin(&flights, &device, &[1], captured);
     flights.enqueued(operation, captured).unwrap();
     assert_eq!(flights.are_over(), Ok(true));
-    assert!(flights.forget_graphs());
+    assert!(flights.is_in_graphs());
 }
 
 #[test]
@@ -208,8 +220,6 @@ fn a_device_is_quiet_when_all_is_over() {
     begin(&flights, &device, &[1], Stream(CAPTURED));
     assert!(!is_idle(Graphs::Count));
     assert!(is_idle(Graphs::DoNotCount));
-    flights.forget_graphs();
-    assert!(is_idle(Graphs::Count));
 }
 
 /// What `ask` gives while another thread enqueues an operation on a stream with room for so many marks.

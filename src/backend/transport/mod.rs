@@ -5,6 +5,7 @@
 //! the receiver's own call, behind what its stream did before.
 #![forbid(unsafe_code)]
 
+mod ending;
 mod flights;
 pub mod open;
 mod operation;
@@ -72,7 +73,8 @@ pub trait Transport: Send + Sync {
     fn gateways(&self) -> &[usize];
     /// This rank and those that may send to it, in the order of nodes, then ranks.
     fn sources(&self) -> &[usize];
-    /// Enqueues messages to gateways and from sources as one operation, in which all progress together.
+    /// Enqueues messages to gateways and from sources as one operation, in which all progress together. The calling
+    /// thread is apart from captures: NCCL asks about its events meanwhile, which would end one that is open.
     fn exchange(
         &self,
         label: Label,

@@ -9,7 +9,7 @@ use crate::backend::transport::flights::Flights;
 use crate::backend::transport::operation::{Late, Operation, Recent};
 use crate::backend::transport::watchdog::{Watched, watch};
 use crate::backend::transport::ways::Ways;
-use crate::backend::transport::{Label, Message, OnFault, Transport, warm_up};
+use crate::backend::transport::{Label, Message, OnFault, Transport, ending, warm_up};
 use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
@@ -20,9 +20,8 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// How long a transport that has failed in its creation waits for NCCL to free its memory.
-const A_WHILE: Duration = Duration::from_millis(200);
-/// How long the end of a transport waits for NCCL, and where graphs may keep the communicator.
-const LONG: Duration = Duration::from_millis(1000);
+const ABORT_WAIT: Duration = Duration::from_millis(300);
+/// How long the end of a transport waits for NCCL where graphs may keep the communicator.
 const SHORT: Duration = Duration::from_millis(100);
 
 /// What this rank has of a transport.
@@ -45,7 +44,7 @@ struct Parts {
 /// The same, as the watchdog and detached threads hold it, too.
 struct Shared {
     ways: Ways,
-    comm: OwnCommunicator,
+    comm: Arc<OwnCommunicator>,
     device: Device,
     flights: Arc<Flights>,
     /// Locked by who enqueues.
@@ -79,7 +78,7 @@ impl NcclTransport {
         device.memory.watch_works(works);
         let shared = Arc::new_cyclic(|own| Shared {
             ways,
-            comm,
+            comm: Arc::new(comm),
             device,
             flights,
             turn: Mutex::default(),
@@ -113,15 +112,15 @@ impl NcclTransport {
         };
         let error = shared.fail(error);
         shared.device.memory.strand(stream);
-        shared.comm.wait_for_end(A_WHILE);
+        shared.comm.wait_for_end(ABORT_WAIT);
         Err(error)
     }
 
-    /// Gives the transport up before ranks exchange anything else: an exchange that a lost rank misses would hold up
-    /// NCCL, which frees memory, and NCCL the calls of this process.
+    /// Gives the transport up, and waits for NCCL to free its memory. An exchange that a lost rank misses would hold
+    /// that up, and so all calls of this process.
     pub fn give_up(&self) {
         self.shared.give_up();
-        self.shared.comm.wait_for_end(A_WHILE);
+        self.shared.comm.wait_for_end(ABORT_WAIT);
     }
 }
 
@@ -141,8 +140,6 @@ impl Shared {
         stream: Stream,
         call: impl FnOnce(&OwnCommunicator) -> Result<()>,
     ) -> Result<()> {
-        // NCCL asks about its events in such a call, which ends any capture of this thread that forbids it.
-        let _entered = self.device.enter()?;
         let flights = &self.flights;
         let operation = flights.begin(&*self.device.memory, label, peers, stream)?;
         let enqueued = call(&self.comm).and_then(|()| flights.enqueued(operation, stream));
@@ -369,18 +366,12 @@ impl Drop for End {
         if shared.fault.get().is_some() {
             return;
         }
-        let limit = match shared.flights.forget_graphs() {
+        let limit = match shared.flights.is_in_graphs() {
             true => SHORT,
-            false => LONG,
+            false => shared.timeout.saturating_sub(start.elapsed()).max(SHORT),
         };
-        let shared = Arc::clone(shared);
         let memory = Arc::clone(&shared.device.memory);
-        // NCCL frees memory there, which waits for all that is on the device and holds up launches meanwhile.
-        memory.when_quiet(Box::new(move || {
-            let own = Arc::clone(&shared);
-            // A communicator that a graph or a lost rank holds is left to that thread.
-            drop(detached::within(limit, move || own.comm.destroy()));
-        }));
+        ending::end(Arc::clone(&shared.comm), memory, limit);
     }
 }
 

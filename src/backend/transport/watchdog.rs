@@ -1,6 +1,7 @@
 //! One thread of the process that looks after all transports, while there are any.
 #![forbid(unsafe_code)]
 
+use crate::backend::detached;
 use crate::error::{Error, Result};
 use once_cell::sync::Lazy;
 use parking_lot::Mutex;
@@ -47,8 +48,10 @@ fn run() {
     while let Some(watched) = alive() {
         let now = Instant::now();
         watched.iter().for_each(|it| it.look(now));
-        // Before the pause: it may be this thread that lets the last of them go.
-        drop(watched);
+        // Before the pause. What nobody else holds any more may free memory as it goes, and so wait for the device.
+        for it in watched.into_iter().filter(|it| Arc::strong_count(it) == 1) {
+            drop(detached::start(move || drop(it)));
+        }
         std::thread::sleep(PERIOD);
     }
 }

@@ -7,7 +7,7 @@
 use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::held::{self, ContextHandle, ContextId, Entered, Held, Key};
 use crate::backend::cuda::driver::resources::DeviceResources;
-use crate::backend::quiet::{Quiet, Taken, UnderWay, Works};
+use crate::backend::quiet::{Attempt, Quiet, Taken, UnderWay, Works};
 use crate::error::{Error, Result};
 use crate::model::ops::Stream;
 use once_cell::sync::Lazy;
@@ -168,9 +168,12 @@ impl Context {
         self.quiet.free_soon(address, Box::new(free));
     }
 
-    /// Does `work`, which may wait for the whole device, once: soon if possible, otherwise later.
-    pub fn when_quiet(&self, work: Box<dyn FnMut() + Send>) {
-        self.quiet.soon(work);
+    /// Does `work` inside the context if the device is quiet, without its graphs, and the context is still there.
+    pub fn attempt(&self, work: &mut dyn FnMut()) -> Attempt {
+        match self.held.enter_if_alive() {
+            None => Attempt::Gone,
+            Some(_entered) => self.quiet.attempt(work),
+        }
     }
 
     /// Keeps the allocation at `address`, for the use of `key`, as long as the process lives.

@@ -6,7 +6,7 @@ use crate::backend::cuda::driver::event::{ApartFromCaptures, Mark};
 use crate::backend::cuda::driver::graph_marks::GraphMarks;
 use crate::backend::cuda::driver::held::Key;
 use crate::backend::cuda::driver::memory::{self, CudaMemory};
-use crate::backend::quiet::Works;
+use crate::backend::quiet::{Attempt, Works};
 use crate::backend::{DeviceMemory, ReplayMarks, StreamMark};
 use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
@@ -103,8 +103,8 @@ impl DeviceMemory for CudaMemory {
         self.context().watch_works(works);
     }
 
-    fn when_quiet(&self, work: Box<dyn FnMut() + Send>) {
-        self.context().when_quiet(work);
+    fn if_quiet(&self, work: &mut dyn FnMut()) -> Attempt {
+        self.context().attempt(work)
     }
 
     fn new_mark(&self) -> Result<Box<dyn StreamMark>> {

@@ -14,7 +14,7 @@ import json
 import math
 import pathlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 BENCH = pathlib.Path(__file__).resolve().parent
@@ -130,19 +130,24 @@ def value_at(entry: dict[str, Any], metric: str) -> Any:
 def load_runs(files: Sequence[pathlib.Path], *, several_nodes: bool = False) -> list[Run]:
     """One run of each kind, ordered by label, mode, ranks, routing and SMs."""
     best: dict[tuple[str, str, int, str, str, bool, int], Run] = {}
+    for run in every_run(files):
+        known = best.get(run.key)
+        shown = _is_comparable(run) and (several_nodes or run.nodes == 1)
+        if shown and (known is None or _weight(known) < _weight(run)):
+            best[run.key] = run
+    return [best[key] for key in sorted(best)]
+
+
+def every_run(files: Iterable[pathlib.Path]) -> Iterator[Run]:
+    """The runs of files, without entries whose data was wrong."""
     for file in files:
         content = json.loads(file.read_text())
         for entry in content["runs"]:
             right = [each for each in entry["results"] if not _is_wrong(each)]
             if len(right) < len(entry["results"]):
                 print(f"{file.name}: entries with wrong data are left out", file=sys.stderr)
-            run = Run(content["label"], entry["date"], entry["command"], entry["machine"],
+            yield Run(content["label"], entry["date"], entry["command"], entry["machine"],
                       entry["config"], right)
-            known = best.get(run.key)
-            shown = _is_comparable(run) and (several_nodes or run.nodes == 1)
-            if shown and (known is None or _weight(known) < _weight(run)):
-                best[run.key] = run
-    return [best[key] for key in sorted(best)]
 
 
 def _weight(run: Run) -> tuple[int, str]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import data
 import tables_ht
+import tables_nodes
 import tables_rows
 import tables_run
 import tables_scale
@@ -216,6 +217,7 @@ TABLES: dict[str, Callable[[list[data.Run], dict[str, Any], int | None], str]] =
     "uneven": _uneven,
     "peers": _peers,
     **tables_ht.TABLES,
+    **tables_nodes.TABLES,
     **tables_rows.TABLES,
     **tables_run.TABLES,
     **tables_scale.TABLES,

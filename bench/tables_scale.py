@@ -9,6 +9,7 @@ from typing import Any
 
 import data
 import scale_model as model
+import tables_nodes
 from markdown import number, table
 from scale_model import Group
 
@@ -146,8 +147,7 @@ def _node(runs: list[data.Run], _records: dict[str, Any], _ranks: int | None) ->
 
 def _nodes(_runs: list[data.Run], _records: dict[str, Any], _ranks: int | None) -> str:
     """Nodes that one machine plays, predicted and measured."""
-    files = sorted((data.RESULTS / "nodes").glob("*.json"))
-    rows = [row for file in files for run in data.load_runs([file], several_nodes=True)
+    rows = [row for run in data.load_runs(tables_nodes.FILES, several_nodes=True)
             for row in model.check_rows(run, run.nodes, model.constants(fabric="loopback"))]
     return table(model.CHECK_HEAD, rows)
 

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::error::{Error, Result};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread::Builder;
 use std::time::Duration;
 
@@ -15,19 +15,13 @@ pub fn start(work: impl FnOnce() + Send + 'static) -> Result<()> {
         .map_err(|cause| Error::system("a thread for the network", &cause))
 }
 
-/// Runs `work` in a thread of its own; what it gives comes through the result.
-pub fn run<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<Receiver<T>> {
-    let (sender, receiver) = channel();
-    start(move || drop(sender.send(work())))?;
-    Ok(receiver)
-}
-
 /// What `work` gives within `limit`. Otherwise `None`: it goes on, and what it gives is dropped in its thread.
 pub fn within<T: Send + 'static>(
     limit: Duration,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<Option<T>> {
-    let receiver = run(work)?;
+    let (sender, receiver) = channel();
+    start(move || drop(sender.send(work())))?;
     match receiver.recv_timeout(limit) {
         Ok(given) => Ok(Some(given)),
         Err(RecvTimeoutError::Timeout) => Ok(None),

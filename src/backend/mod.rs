@@ -55,12 +55,18 @@ pub trait DeviceMemory: Send + Sync {
     /// Counts `works` among what waits for other ranks on the device.
     fn watch_works(&self, works: Weak<dyn Works>);
     /// Does `work`, which may wait for the whole device, if the device is quiet. Launches of graphs do not count.
-    fn if_quiet(&self, work: &mut dyn FnMut()) -> Attempt;
+    fn attempt(&self, work: &mut dyn FnMut()) -> Attempt;
     /// A mark for streams.
     fn new_mark(&self) -> Result<Box<dyn StreamMark>>;
     /// Marks for operations in graphs, with a place for each of `places`; `None` on a device without graphs.
     fn new_replay_marks(&self, _places: usize) -> Result<Option<Box<dyn ReplayMarks>>> {
         Ok(None)
+    }
+    /// Does `work` so that captures which this thread has open go on, even if it makes calls that end them otherwise.
+    /// A device without graphs has no captures.
+    fn apart_from_captures(&self, work: &mut dyn FnMut()) -> Result<()> {
+        work();
+        Ok(())
     }
     /// Makes the device, which this process numbers `device`, the calling thread's until the result is dropped. What
     /// the thread calls meanwhile disturbs no capture of another one.

@@ -2,12 +2,12 @@
 //!
 //! A device is quiet while nothing of this library on it waits for other ranks, and no such work
 //! can be enqueued. Freeing device memory, unmapping a peer's memory, loading kernels and destroying
-//! communicators happen at quiet moments only. Each of these calls waits for everything that runs on the device, and on
-//! GPUs holds up every launch meanwhile. If another thread's exchange or operation is on the device
-//! then, the call waits for that operation's peers. They may be in the same place the other way
-//! round: a deadlock.
+//! communicators happen at quiet moments only. Each of these calls waits for everything that runs on
+//! the device, and on GPUs holds up every launch meanwhile. If another thread's exchange or operation
+//! is on the device then, the call waits for that operation's peers. They may be in the same place the
+//! other way round: a deadlock.
 //!
-//! Nobody waits for a quiet moment, as that might need the peers. Memory to be freed is left here.
+//! Nobody waits long for a quiet moment, as that might need the peers. Memory to be freed is left here.
 //! It is freed at the next quiet moment, or serves the next group that wants the same, so little
 //! piles up even if no moment is quiet.
 #![forbid(unsafe_code)]

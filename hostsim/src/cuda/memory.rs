@@ -31,11 +31,16 @@ pub extern "C" fn cudaFree(pointer: *mut c_void) -> cudaError_t {
         let Some(Memory::Device(owner)) = heap::starts_at(address) else {
             return Err(CudaError::InvalidValue);
         };
-        let owner = device::device(owner)?;
-        owner.come_to_rest()?;
-        let finished = owner.synchronize();
-        heap::release(address).and(finished)
+        release(owner, address)
     })
+}
+
+/// Frees memory of a device once nothing runs there; gives an error of what ran, once.
+fn release(owner: usize, address: usize) -> Result<(), CudaError> {
+    let owner = device::device(owner)?;
+    owner.come_to_rest()?;
+    let finished = owner.synchronize();
+    heap::release(address).and(finished)
 }
 
 /// Allocates pinned host memory, which is also valid as device memory. The flags change nothing here,
@@ -71,10 +76,7 @@ pub extern "C" fn cudaFreeHost(pointer: *mut c_void) -> cudaError_t {
         let Some(Memory::Pinned(owner)) = heap::starts_at(address) else {
             return Err(CudaError::InvalidValue);
         };
-        let owner = device::device(owner)?;
-        owner.come_to_rest()?;
-        let finished = owner.synchronize();
-        heap::release(address).and(finished)
+        release(owner, address)
     })
 }
 

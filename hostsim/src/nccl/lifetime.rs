@@ -115,30 +115,34 @@ pub unsafe extern "C" fn ncclCommSplit(
     })
 }
 
-/// Waits for the communicator's operations on this rank, then ends it here. As NCCL, which frees memory of the
-/// device: what runs there must end before.
+/// Waits for the communicator's operations on this rank, then ends it here. Returns once all else on the device has
+/// ended, too.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclCommDestroy(comm: ncclComm_t) -> ncclResult_t {
     boundary(|| {
         let gone = find(comm)?;
         gone.destroy()?;
         remove(comm);
-        device::device(gone.device)?.come_to_rest()?;
-        Ok(())
+        free_memory(&gone)
     })
 }
 
 /// Ends the communicator here, from any thread. Operations that have not finished end without
-/// result, so that streams go on, and fail on the other ranks. Returns once they, and all else on the device, have ended.
+/// result, so that streams go on, and fail on the other ranks. Returns once they, and all else on the device, have
+/// ended.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t {
     boundary(|| {
         let gone = find(comm)?;
         remove(comm);
         gone.abort()?;
-        device::device(gone.device)?.come_to_rest()?;
-        Ok(())
+        free_memory(&gone)
     })
+}
+
+/// NCCL frees a communicator's memory when nothing runs on its device.
+fn free_memory(gone: &Comm) -> Outcome<()> {
+    Ok(device::device(gone.device)?.come_to_rest()?)
 }
 
 /// Number of ranks.

@@ -103,20 +103,24 @@ fn processes_hold_many_communicators() {
 pub(crate) fn many_communicators() {
     const MANY: usize = 4;
     let me = Rank::from_environment();
-    // Made and freed outside of the threads: to free memory is to wait for the device.
+    // Buffers are made and freed, and communicators destroyed, outside of the threads: that waits for the device,
+    // and so for messages of other threads.
     let parts = [(); MANY].map(|()| {
         let sent = Buffer::filled(1000, me.rank as u8);
         (shared_id(&me), sent, Buffer::new(1000))
     });
     assert_eq!(cudaDeviceSynchronize(), SUCCESS);
     let (rank, ranks) = (me.rank, me.ranks);
-    let buffers = std::thread::scope(|scope| {
+    let used = std::thread::scope(|scope| {
         let use_it = |(id, sent, got)| scope.spawn(move || use_one(id, (rank, ranks), sent, got));
         parts
             .map(use_it)
             .map(|thread| thread.join().expect("no panic"))
     });
-    drop(buffers);
+    for (made, buffers) in used {
+        made.end();
+        drop(buffers);
+    }
     me.end();
 }
 
@@ -138,13 +142,13 @@ fn shared_id(me: &Rank) -> ncclUniqueId {
     shared
 }
 
-/// Makes a communicator in the calling thread and sends around a ring.
+/// Makes a communicator in the calling thread and sends around a ring; gives it back, and the buffers.
 fn use_one(
     id: ncclUniqueId,
     (rank, ranks): (usize, usize),
     sent: Buffer,
     got: Buffer,
-) -> [Buffer; 2] {
+) -> (Rank, [Buffer; 2]) {
     assert_eq!(cudaSetDevice(rank as c_int), SUCCESS);
     let mut comm = null_mut();
     let config = ncclConfig_t {
@@ -178,8 +182,7 @@ fn use_one(
         assert_eq!(me.stream.synchronize(), SUCCESS);
         assert!(got.peek() == [previous as u8; 1000]);
     }
-    me.end();
-    [sent, got]
+    (me, [sent, got])
 }
 
 #[test]

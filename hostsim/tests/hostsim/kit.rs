@@ -193,6 +193,9 @@ pub(crate) struct Rank {
     pub(crate) stream: Stream,
 }
 
+// SAFETY: two handles, which the library looks up in any thread.
+unsafe impl Send for Rank {}
+
 impl Rank {
     /// Joins with what the environment of a child process says.
     pub(crate) fn from_environment() -> Self {

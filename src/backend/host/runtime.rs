@@ -374,7 +374,7 @@ impl DeviceMemory for HostRuntime {
         QUIET.watch(works);
     }
 
-    fn if_quiet(&self, work: &mut dyn FnMut()) -> Attempt {
+    fn attempt(&self, work: &mut dyn FnMut()) -> Attempt {
         QUIET.attempt(work)
     }
 

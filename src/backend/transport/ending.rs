@@ -9,7 +9,6 @@ use crate::backend::detached;
 use crate::backend::nccl::own::OwnCommunicator;
 use crate::backend::quiet::Attempt;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 /// How long the end of a group waits for a quiet moment: other groups may always have operations under way.
@@ -24,39 +23,36 @@ const LONG_PAUSE: Duration = Duration::from_millis(20);
 pub fn end(comm: Arc<OwnCommunicator>, memory: Arc<dyn DeviceMemory>, limit: Duration) {
     let start = Instant::now();
     while start.elapsed() < PATIENCE {
-        if let Some(rest) = attempt(&comm, &*memory) {
-            if let Some(destroyed) = rest {
-                let _ = destroyed.recv_timeout(limit);
+        match attempt(&comm, &*memory) {
+            Attempt::Busy => std::thread::sleep(PAUSE),
+            Attempt::Gone => return,
+            Attempt::Done => {
+                comm.wait_for_end(limit);
+                return;
             }
-            return;
         }
-        std::thread::sleep(PAUSE);
     }
     let later = move || {
-        while attempt(&comm, &*memory).is_none() {
+        while attempt(&comm, &*memory) == Attempt::Busy {
             std::thread::sleep(LONG_PAUSE);
         }
     };
     drop(detached::start(later));
 }
 
-/// `None` if the device is not quiet; otherwise what is left to wait for.
-fn attempt(comm: &Arc<OwnCommunicator>, memory: &dyn DeviceMemory) -> Option<Option<Receiver<()>>> {
-    let mut rest = None;
-    let mut destroy = || {
+/// Begins the end if the device is quiet.
+fn attempt(comm: &Arc<OwnCommunicator>, memory: &dyn DeviceMemory) -> Attempt {
+    let attempt = memory.attempt(&mut || {
         let own = Arc::clone(comm);
-        let destroyed = detached::run(move || own.destroy()).ok();
-        rest =
-            destroyed.filter(|it| it.recv_timeout(MOST_AT_REST) == Err(RecvTimeoutError::Timeout));
-    };
-    match memory.if_quiet(&mut destroy) {
-        Attempt::Done => Some(rest),
-        Attempt::Busy => None,
-        Attempt::Gone => {
-            comm.abandon();
-            Some(None)
+        match detached::start(move || own.destroy()) {
+            Ok(()) => drop(comm.wait_for_end(MOST_AT_REST)),
+            Err(_) => comm.destroy(),
         }
+    });
+    if attempt == Attempt::Gone {
+        comm.abandon();
     }
+    attempt
 }
 
 #[cfg(test)]

@@ -103,7 +103,7 @@ impl DeviceMemory for Device {
     }
     fn strand(&self, _stream: Stream) {}
     fn watch_works(&self, _works: Weak<dyn Works>) {}
-    fn if_quiet(&self, work: &mut dyn FnMut()) -> Attempt {
+    fn attempt(&self, work: &mut dyn FnMut()) -> Attempt {
         let attempt = self.attempt.lock().unwrap_or(Attempt::Done);
         if attempt == Attempt::Done {
             work();

@@ -73,8 +73,7 @@ pub trait Transport: Send + Sync {
     fn gateways(&self) -> &[usize];
     /// This rank and those that may send to it, in the order of nodes, then ranks.
     fn sources(&self) -> &[usize];
-    /// Enqueues messages to gateways and from sources as one operation, in which all progress together. The calling
-    /// thread is apart from captures: NCCL asks about its events meanwhile, which would end one that is open.
+    /// Enqueues messages to gateways and from sources as one operation, in which all progress together.
     fn exchange(
         &self,
         label: Label,

@@ -138,11 +138,17 @@ impl Shared {
         label: Label,
         peers: impl Iterator<Item = usize>,
         stream: Stream,
-        call: impl FnOnce(&OwnCommunicator) -> Result<()>,
+        call: impl Fn(&OwnCommunicator) -> Result<()>,
     ) -> Result<()> {
-        let flights = &self.flights;
-        let operation = flights.begin(&*self.device.memory, label, peers, stream)?;
-        let enqueued = call(&self.comm).and_then(|()| flights.enqueued(operation, stream));
+        let Self { flights, .. } = self;
+        let memory = &*self.device.memory;
+        let operation = flights.begin(memory, label, peers, stream)?;
+        let mut called = Ok(());
+        // NCCL asks about its events in such a call, which would end a capture that is open.
+        let apart = memory.apart_from_captures(&mut || called = call(&self.comm));
+        let enqueued = apart
+            .and(called)
+            .and_then(|()| flights.enqueued(operation, stream));
         enqueued.map_err(|error| {
             let peers = self.ways.names(&flights.withdraw(operation));
             let own = self.ways.own_name();

@@ -103,7 +103,7 @@ impl DeviceMemory for CudaMemory {
         self.context().watch_works(works);
     }
 
-    fn if_quiet(&self, work: &mut dyn FnMut()) -> Attempt {
+    fn attempt(&self, work: &mut dyn FnMut()) -> Attempt {
         self.context().attempt(work)
     }
 
@@ -113,6 +113,12 @@ impl DeviceMemory for CudaMemory {
 
     fn new_replay_marks(&self, places: usize) -> Result<Option<Box<dyn ReplayMarks>>> {
         Ok(Some(Box::new(GraphMarks::new(self.context(), places)?)))
+    }
+
+    fn apart_from_captures(&self, work: &mut dyn FnMut()) -> Result<()> {
+        let _apart = ApartFromCaptures::enter()?;
+        work();
+        Ok(())
     }
 
     fn enter(&self, _device: usize) -> Result<Box<dyn Any>> {

@@ -6,7 +6,6 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::HtRouting;
-use crate::backend::cuda::driver::event::ApartFromCaptures;
 use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::ht::agreement::{disagreement, verdict_refusing, verdict_with};
@@ -191,7 +190,6 @@ impl Creation<'_> {
         let receives: Vec<_> = sources.map(|(&peer, it)| message(peer, it)).collect();
         let transport = rails.network.transport()?;
         let turn = self.group.order.begin(self.at)?;
-        let _apart = ApartFromCaptures::enter()?;
         let sent = transport.exchange(self.label(), &sends, &receives, self.at.stream);
         turn.end_after(sent)
     }
@@ -309,7 +307,6 @@ impl Creation<'_> {
         fence(Ordering::Release);
         let turn = self.group.order.begin(self.at)?;
         let transport = rails.network.transport()?;
-        let _apart = ApartFromCaptures::enter()?;
         let exchanged = transport.exchange(self.label(), &sends, &receives, self.at.stream);
         turn.end_after(
             exchanged

@@ -2,7 +2,6 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::Faults as _;
-use crate::backend::cuda::driver::event::ApartFromCaptures;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::ht::nodes::handle::NodesHt;
 use crate::backend::cuda::ht::nodes::messages::Bank;
@@ -282,7 +281,6 @@ impl<'a> Enqueueing<'a> {
             landed,
             ..
         } = &mut *self.turn;
-        let _apart = ApartFromCaptures::enter()?;
         self.transport
             .exchange(self.label, sends, receives, self.side)?;
         let [even, odd] = landed;

@@ -209,8 +209,10 @@ unsafe fn create_into(out: *mut cudaEvent_t, flags: c_uint) -> Result<(), CudaEr
         return Err(CudaError::InvalidValue);
     }
     let timed = flags & DISABLE_TIMING == 0;
+    let index = device::current_index();
+    device::device(index)?.take_turn();
     let event = Event {
-        device: device::current_index(),
+        device: index,
         timed,
         latest: Mutex::new(None),
     };

@@ -22,6 +22,8 @@ pub(crate) enum Task {
     Collective(Arc<Comm>, Arc<Stream>, Collective),
     /// A send or a receive.
     Transfer(Arc<Comm>, Arc<Stream>, Transfer),
+    /// Frees a communicator that was aborted.
+    Free(Box<dyn FnOnce() -> Outcome<()> + Send>),
 }
 
 #[derive(Default)]
@@ -88,8 +90,10 @@ fn perform(tasks: Vec<Task>) -> Outcome<()> {
     let mut setups = Vec::new();
     let mut collectives = Vec::new();
     let mut transfers: Vec<launch::Bundle> = Vec::new();
+    let mut frees = Vec::new();
     for task in tasks {
         match task {
+            Task::Free(free) => frees.push(free),
             Task::Setup(setup) => setups.push(setup),
             Task::Collective(comm, stream, collective) => {
                 collectives.push((comm, stream, collective));
@@ -109,7 +113,8 @@ fn perform(tasks: Vec<Task>) -> Outcome<()> {
     for (comm, stream, collective) in collectives {
         launch::collective(&comm, &stream, collective)?;
     }
-    transfers.into_iter().try_for_each(launch::Bundle::launch)
+    transfers.into_iter().try_for_each(launch::Bundle::launch)?;
+    frees.into_iter().try_for_each(|free| free())
 }
 
 fn set_up(setups: Vec<Box<dyn FnOnce() -> Outcome<()> + Send>>) -> Outcome<()> {

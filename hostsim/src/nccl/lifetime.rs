@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
+use std::time::Duration;
 
 use super::argument::read_rank;
 use super::boundary::{boundary, store};
@@ -15,6 +16,9 @@ use super::segment::MAX_RANKS;
 use super::split::{NO_COLOUR, split};
 use super::unique_id::{Rendezvous, ncclUniqueId};
 use crate::cuda::device;
+
+/// How long after an abort memory is freed: NCCL's threads look for it from time to time.
+const LEARNT: Duration = Duration::from_millis(50);
 
 /// Joins a communicator with the thread's current device.
 ///
@@ -128,15 +132,19 @@ pub extern "C" fn ncclCommDestroy(comm: ncclComm_t) -> ncclResult_t {
 }
 
 /// Ends the communicator here, from any thread. Operations that have not finished end without
-/// result, so that streams go on, and fail on the other ranks. Returns once they, and all else on the device, have
-/// ended.
+/// result, so that streams go on, and fail on the other ranks. That comes first; outside of a group this returns once
+/// all else on the device has ended, too, as then the end of a group does.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t {
     boundary(|| {
         let gone = find(comm)?;
         remove(comm);
         gone.abort()?;
-        free_memory(&gone)
+        let free = move || {
+            std::thread::sleep(LEARNT);
+            free_memory(&gone)
+        };
+        group::run(Task::Free(Box::new(free)))
     })
 }
 

@@ -75,6 +75,42 @@ pub(crate) fn one_rank_aborts() {
 }
 
 #[test]
+fn an_abort_in_a_group_frees_memory_at_the_end_of_the_group() {
+    run("one_rank_aborts_in_a_group", 2, &[]);
+}
+
+/// Rank 1 joins neither all-gather. While the first is stuck, nothing can be freed.
+pub(crate) fn one_rank_aborts_in_a_group() {
+    let me = Rank::from_environment();
+    let stuck = me.duplicate();
+    if me.rank == 1 {
+        await_failure(stuck.comm);
+        expect_failure(me, REMOTE_ERROR);
+        expect_failure(stuck, REMOTE_ERROR);
+        return;
+    }
+    let buffers = (gather(&stuck, 10), gather(&me, 10));
+    assert_eq!(ncclGroupStart(), SUCCESS);
+    assert_eq!(ncclCommAbort(me.comm), SUCCESS);
+    assert_eq!(me.stream.synchronize(), SUCCESS);
+    assert_eq!(stuck.stream.query(), NOT_READY);
+    let comm = Shared(stuck.comm);
+    let is_over = Arc::new(AtomicBool::new(false));
+    let aborted = Arc::clone(&is_over);
+    let aborting = later(move || {
+        aborted.store(true, Ordering::Release);
+        comm.abort()
+    });
+    assert_eq!(ncclGroupEnd(), SUCCESS);
+    assert!(
+        is_over.load(Ordering::Acquire),
+        "that waited for the device"
+    );
+    assert_eq!(aborting.join().expect("no panic"), SUCCESS);
+    drop(buffers);
+}
+
+#[test]
 fn an_abort_in_another_thread_frees_all_streams() {
     let begin = Instant::now();
     run("abort_frees_streams", 2, &[]);

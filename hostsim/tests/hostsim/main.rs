@@ -31,6 +31,10 @@ const SCENARIOS: &[(&str, fn())] = &[
     ("one_rank_dies", failures::one_rank_dies),
     ("counts_differ", failures::counts_differ),
     ("one_rank_aborts", aborts::one_rank_aborts),
+    (
+        "one_rank_aborts_in_a_group",
+        aborts::one_rank_aborts_in_a_group,
+    ),
     ("abort_frees_streams", aborts::abort_frees_streams),
     ("abort_frees_host_calls", aborts::abort_frees_host_calls),
     ("first_operations_connect", aborts::first_operations_connect),

@@ -1,6 +1,7 @@
 // Which calls of the driver wait for a kernel that runs on another, non-blocking stream: with one block, as
 // an all-gather that waits for peers has, and with every SM full, as an operation that waits for them.
-// What waits must not be called while the peers may be in the same place (src/backend/quiet.rs).
+// What waits must not be called while the peers may be in the same place (src/backend/quiet.rs). Then which
+// calls of other threads wait while one of those waits.
 //
 //     nvcc -arch=native -o blocking_calls blocking_calls.cu -lcuda && ./blocking_calls
 #include <cuda.h>
@@ -101,6 +102,81 @@ void probe_imports(const Spinning& spinning, const CUipcMemHandle& exported) {
     probe(spinning, "cuIpcCloseMemHandle", [] { cuIpcCloseMemHandle(mapped); });
 }
 
+// Whether `call` waits in one thread while another frees memory and waits for a kernel.
+void probe_beside_free(const Spinning& spinning, const char* name, const std::function<void()>& call) {
+    cudaStream_t stream;
+    void* pinned;
+    CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    CHECK(cudaHostAlloc(&pinned, 4096, cudaHostAllocMapped));
+    *spinning.go = 0;
+    spin<<<spinning.blocks, 32, 0, stream>>>(spinning.go);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    std::thread freer, caller;
+    const bool free_waits = waits(spinning, [=] { cuMemFreeHost(pinned); }, &freer);
+    const bool call_waits = waits(spinning, call, &caller);
+    printf("%-46s beside cuMemFreeHost, which %s: %s\n", name, free_waits ? "waits" : "returns",
+           call_waits ? "waits" : "returns");
+    *spinning.go = 1;
+    caller.join();
+    freer.join();
+    CHECK(cudaStreamSynchronize(stream));
+    CHECK(cudaStreamDestroy(stream));
+}
+
+void probe_all_beside_free(const Spinning& spinning) {
+    static int word;
+    void* memory;
+    cudaStream_t own;
+    cudaEvent_t past, made;
+    CHECK(cudaMalloc(&memory, 4096));
+    CHECK(cudaStreamCreateWithFlags(&own, cudaStreamNonBlocking));
+    CHECK(cudaEventCreateWithFlags(&past, cudaEventDisableTiming));
+    CHECK(cudaEventRecord(past, own));
+    CHECK(cudaStreamSynchronize(own));
+    const CUcontext context = spinning.context;
+    const auto probe = [&](const char* name, const std::function<void()>& call) {
+        probe_beside_free(spinning, name, call);
+    };
+    probe("nothing", [] {});
+    probe("cuCtxPushCurrent, cuCtxPopCurrent", [=] {
+        CUcontext popped;
+        cuCtxPushCurrent(context);
+        cuCtxPopCurrent(&popped);
+    });
+    probe("cuCtxGetDevice", [] {
+        CUdevice device;
+        cuCtxGetDevice(&device);
+    });
+    probe("cudaSetDevice", [] { cudaSetDevice(0); });
+    probe("cuEventQuery", [=] { cuEventQuery(past); });
+    probe("cuStreamQuery", [=] { cuStreamQuery(own); });
+    probe("cuStreamSynchronize, of an idle stream", [=] { cuStreamSynchronize(own); });
+    probe("cuStreamIsCapturing", [=] {
+        CUstreamCaptureStatus status;
+        cuStreamIsCapturing(own, &status);
+    });
+    probe("cuEventCreate", [&] { cudaEventCreateWithFlags(&made, cudaEventDisableTiming); });
+    probe("cuEventRecord", [=] { cuEventRecord(past, own); });
+    probe("cuStreamWaitEvent", [=] { cuStreamWaitEvent(own, past, 0); });
+    probe("cuMemcpyHtoDAsync", [=] { cuMemcpyHtoDAsync((CUdeviceptr)memory, &word, 4, own); });
+    cudaEvent_t old;
+    cudaStream_t idle;
+    CHECK(cudaEventCreateWithFlags(&old, cudaEventDisableTiming));
+    CHECK(cudaStreamCreateWithFlags(&idle, cudaStreamNonBlocking));
+    probe("cuEventDestroy", [=] { cuEventDestroy(old); });
+    probe("cuStreamDestroy", [=] { cuStreamDestroy(idle); });
+    probe("cuStreamCreate", [] {
+        CUstream created;
+        cuStreamCreate(&created, CU_STREAM_NON_BLOCKING);
+    });
+    probe("cuMemAlloc", [] {
+        CUdeviceptr allocated;
+        cuMemAlloc(&allocated, 1 << 20);
+    });
+    probe("a launch", [=] { nothing<<<1, 1, 0, own>>>(); });
+    CHECK(cudaDeviceSynchronize());
+}
+
 // Another process exports memory until this one has ended with it.
 pid_t start_exporter(int* handles, int* end) {
     int to_parent[2], to_child[2];
@@ -136,6 +212,8 @@ int main() {
         probe_memory(spinning);
         probe_imports(spinning, exported);
     }
+    spinning.blocks = 1;
+    probe_all_beside_free(spinning);
     const char over = 1;
     const bool written = write(end, &over, 1) == 1;
     waitpid(exporter, nullptr, 0);

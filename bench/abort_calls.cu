@@ -1,0 +1,183 @@
+// How a communicator of NCCL ends beside a collective that a rank never joins. ncclCommAbort frees memory, which
+// waits for all that is on the device; inside a group (ncclGroupStart) it only ends the operations, and frees when
+// the group is closed. src/backend/nccl/own.rs relies on that.
+//
+//     nvcc -std=c++17 -arch=native -o abort_calls abort_calls.cu -lcuda -lnccl && ./abort_calls
+//
+// Needs two GPUs, which take themselves for two hosts.
+#include <nccl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <thread>
+
+#include "cuda_check.h"
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr size_t kBytes = 1 << 20;
+constexpr auto kLongEnough = std::chrono::milliseconds(500);
+
+void must(ncclResult_t result, const char* what) {
+    if (result == ncclSuccess) return;
+    std::printf("%s: %s\n", what, ncclGetErrorString(result));
+    std::exit(1);
+}
+#define MUST(call) must(call, #call)
+
+double since(Clock::time_point start) {
+    return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
+
+// A communicator of the two processes and what is enqueued on it.
+struct Comm {
+    ncclComm_t comm = nullptr;
+    cudaStream_t stream = nullptr;
+    char* memory = nullptr;
+
+    void Enqueue(int rank) const {
+        MUST(ncclGroupStart());
+        MUST(ncclSend(memory, kBytes, ncclUint8, 1 - rank, comm, stream));
+        MUST(ncclRecv(memory + kBytes, kBytes, ncclUint8, 1 - rank, comm, stream));
+        MUST(ncclGroupEnd());
+    }
+};
+
+Comm new_comm(int rank, int in, int out) {
+    Comm made;
+    ncclUniqueId id;
+    if (rank == 0) MUST(ncclGetUniqueId(&id));
+    const auto moved = rank == 0 ? write(out, &id, sizeof(id)) : read(in, &id, sizeof(id));
+    if (moved != sizeof(id)) std::exit(1);
+    MUST(ncclCommInitRank(&made.comm, 2, id, rank));
+    CHECK(cudaStreamCreateWithFlags(&made.stream, cudaStreamNonBlocking));
+    CHECK(cudaMalloc(&made.memory, 2 * kBytes));
+    made.Enqueue(rank);
+    CHECK(cudaStreamSynchronize(made.stream));
+    return made;
+}
+
+// Calls on a thread of its own, and says how long it took if it has returned after a while.
+struct Watched {
+    std::thread thread;
+    std::atomic<bool> is_over{false};
+
+    Watched(const char* name, const std::function<void()>& call) {
+        const auto start = Clock::now();
+        thread = std::thread([this, call] {
+            CHECK(cudaSetDevice(0));
+            call();
+            is_over = true;
+        });
+        while (!is_over && Clock::now() - start < kLongEnough) std::this_thread::yield();
+        std::printf("%-58s %s after %.1f ms\n", name, is_over ? "has returned" : "still waits", since(start));
+    }
+    ~Watched() { thread.join(); }
+};
+
+void say_idle(const char* name, cudaStream_t stream) {
+    const auto start = Clock::now();
+    cudaError_t state = cudaErrorNotReady;
+    while (state == cudaErrorNotReady && Clock::now() - start < kLongEnough) state = cudaStreamQuery(stream);
+    std::printf("%-58s %s after %.1f ms\n", name, cudaGetErrorString(state), since(start));
+}
+
+void abort_in_group(const Comm& stuck, const Comm& other) {
+    stuck.Enqueue(0);
+    other.Enqueue(0);
+    std::atomic<bool> go{false};
+    std::atomic<bool> aborted{false};
+    Watched aborter("ncclGroupStart, ncclCommAbort, wait, ncclGroupEnd", [&] {
+        const auto start = Clock::now();
+        MUST(ncclGroupStart());
+        MUST(ncclCommAbort(other.comm));
+        std::printf("%-58s returns after %.1f ms\n", "  ncclCommAbort in it", since(start));
+        aborted = true;
+        while (!go) std::this_thread::yield();
+        MUST(ncclGroupEnd());
+    });
+    if (!aborted) std::printf("ncclCommAbort waits in the group, too\n");
+    say_idle("the stream of the aborted communicator", other.stream);
+    // NCCL's threads look at their flags twice a second.
+    std::this_thread::sleep_for(4 * kLongEnough);
+    Watched event("cudaEventCreate 2 s later", [] {
+        cudaEvent_t event;
+        CHECK(cudaEventCreate(&event));
+    });
+    {
+        Watched late("ncclCommAbort of the stuck one", [&] { MUST(ncclCommAbort(stuck.comm)); });
+    }
+    say_idle("its stream", stuck.stream);
+    const auto start = Clock::now();
+    go = true;
+    aborter.thread.join();
+    aborter.thread = std::thread([] {});
+    std::printf("%-58s returns after %.1f ms\n", "ncclGroupEnd then", since(start));
+}
+
+void abort_alone(const Comm& stuck, const Comm& other) {
+    stuck.Enqueue(0);
+    other.Enqueue(0);
+    Watched aborter("ncclCommAbort", [&] { MUST(ncclCommAbort(other.comm)); });
+    say_idle("its stream", other.stream);
+    std::this_thread::sleep_for(4 * kLongEnough);
+    Watched event("cudaEventCreate 2 s later", [] {
+        cudaEvent_t event;
+        CHECK(cudaEventCreate(&event));
+    });
+    Watched late("ncclCommAbort of the stuck one", [&] { MUST(ncclCommAbort(stuck.comm)); });
+}
+
+// How long memory is being freed where nothing else is on the device, so long after the operations have ended.
+void abort_and_wait(const Comm& other, std::chrono::milliseconds pause) {
+    other.Enqueue(0);
+    MUST(ncclGroupStart());
+    MUST(ncclCommAbort(other.comm));
+    std::this_thread::sleep_for(pause);
+    const auto start = Clock::now();
+    MUST(ncclGroupEnd());
+    std::printf("ncclGroupEnd %4d ms after ncclCommAbort, on an idle device  %.1f ms\n", int(pause.count()), since(start));
+}
+
+void run(int rank, int in, int out, int until) {
+    setenv("NCCL_HOSTID", rank == 0 ? "node0" : "node1", 1);
+    setenv("NCCL_SOCKET_IFNAME", "lo", 0);
+    CHECK(cudaSetDevice(rank));
+    Comm comms[8];
+    for (Comm& comm : comms) comm = new_comm(rank, in, out);
+    char over = 1;
+    if (rank == 1) {
+        if (read(until, &over, 1) < 0) std::exit(1);
+        _exit(0);
+    }
+    int version;
+    MUST(ncclGetVersion(&version));
+    std::printf("NCCL %d; an operation that the other rank never joins is on the device, and another one\n", version);
+    abort_in_group(comms[0], comms[1]);
+    abort_alone(comms[2], comms[3]);
+    int next = 4;
+    for (const int pause : {0, 250, 500, 1000}) abort_and_wait(comms[next++], std::chrono::milliseconds(pause));
+}
+
+}  // namespace
+
+int main() {
+    std::setvbuf(stdout, nullptr, _IOLBF, 0);
+    int ids[2], end[2];
+    if (pipe(ids) != 0 || pipe(end) != 0) return 1;
+    const pid_t child = fork();
+    if (child == 0) run(1, ids[0], -1, end[0]);
+    run(0, -1, ids[1], -1);
+    const char over = 1;
+    const bool written = write(end[1], &over, 1) == 1;
+    waitpid(child, nullptr, 0);
+    std::fflush(stdout);
+    _exit(written ? 0 : 1);
+}

@@ -12,10 +12,10 @@
 
 mod record;
 
-use crate::backend::DeviceMemory;
 use crate::backend::bootstrap::record::{VERDICT_BYTES, refusal, sealed, unsealed, verdict};
 use crate::backend::detached;
 use crate::backend::nccl::Communicator;
+use crate::backend::{DeviceMemory, StreamMark};
 use crate::error::{Code, Error, Result, Words};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
@@ -116,8 +116,8 @@ impl Bootstrap {
         self.memory.upload(own, &sealed)?;
         let _under_way = self.memory.begin();
         let waited = match self.enqueue(own, gathered, sealed.len(), stream)? {
-            true => self.watch(stream),
-            false => Err(Waited::TooLong(
+            Some(exchange) => self.watch(stream).inspect(|()| exchange.end()),
+            None => Err(Waited::TooLong(
                 self.missed(", which NCCL is still connecting"),
             )),
         };
@@ -129,7 +129,6 @@ impl Bootstrap {
                 .download(&mut bytes, gathered)
                 .map_err(|error| self.lost.get_or_init(|| error).clone())?,
             Err(Waited::TooLong(error)) => {
-                self.memory.strand(stream);
                 return Err(self.lost.get_or_init(|| error.clone()).clone());
             }
             // The received bytes are only a hint, and the memory may be out of reach.
@@ -147,34 +146,37 @@ impl Bootstrap {
         Ok(payloads.into_iter().flatten().map(<[u8]>::to_vec).collect())
     }
 
-    /// Enqueues the all-gather of `bytes` at `own` to `gathered`. False if NCCL does not return from
+    /// Enqueues the all-gather of `bytes` at `own` to `gathered`. `None` if NCCL does not return from
     /// that call before the deadline.
-    fn enqueue(&self, own: DevPtr, gathered: DevPtr, bytes: usize, stream: Stream) -> Result<bool> {
+    fn enqueue(
+        &self,
+        own: DevPtr,
+        gathered: DevPtr,
+        bytes: usize,
+        stream: Stream,
+    ) -> Result<Option<Exchange>> {
         let comm = self.comm.clone();
-        if stream == Stream::PER_THREAD {
-            // In another thread this would be another stream.
-            comm.all_gather(own, gathered, bytes, stream)?;
-            return Ok(true);
-        }
         let memory = Arc::clone(&self.memory);
-        let call = move || -> Result<Enqueued> {
+        // Made and recorded here: after the deadline such a call might wait for the exchange, if
+        // another thread frees memory.
+        let mut mark = memory.new_mark()?;
+        let call = move || -> Result<Exchange> {
             let _entered = memory.enter(comm.device)?;
             let under_way = memory.begin();
             comm.all_gather(own, gathered, bytes, stream)?;
-            Ok(Enqueued {
+            mark.record(stream)?;
+            Ok(Exchange {
                 memory: Arc::clone(&memory),
-                stream,
-                is_watched: false,
+                mark: Some(mark),
                 _under_way: under_way,
             })
         };
-        match self.within_deadline(|left| detached::within(left, call))? {
-            Some(enqueued) => {
-                enqueued?.is_watched = true;
-                Ok(true)
-            }
-            None => Ok(false),
+        if stream == Stream::PER_THREAD {
+            // In another thread this would be another stream.
+            return call().map(Some);
         }
+        self.within_deadline(|left| detached::within(left, call))?
+            .transpose()
     }
 
     /// The other ranks whose payloads did not arrive.
@@ -295,20 +297,27 @@ impl Bootstrap {
     }
 }
 
-/// An exchange on a stream.
-struct Enqueued {
+/// An exchange on a stream. Unless its end was seen, it is stranded when this is dropped: after the deadline, maybe by
+/// the thread that has enqueued it.
+struct Exchange {
     memory: Arc<dyn DeviceMemory>,
-    stream: Stream,
-    is_watched: bool,
+    /// Behind it.
+    mark: Option<Box<dyn StreamMark>>,
     /// Dropped after it is stranded: in between the device would seem quiet.
     _under_way: Box<dyn Any + Send>,
 }
 
-impl Drop for Enqueued {
+impl Exchange {
+    /// It has run.
+    fn end(mut self) {
+        self.mark = None;
+    }
+}
+
+impl Drop for Exchange {
     fn drop(&mut self) {
-        // It came after the deadline: the thread that made the call has it.
-        if !self.is_watched {
-            self.memory.strand(self.stream);
+        if let Some(mark) = self.mark.take() {
+            self.memory.strand(mark);
         }
     }
 }

@@ -49,9 +49,9 @@ pub trait DeviceMemory: Send + Sync {
     /// Announces work on the device that waits for other ranks. Until the result is dropped, no
     /// call waits for the whole device.
     fn begin(&self) -> Box<dyn Any + Send>;
-    /// Reports an exchange on `stream` that was given up and may never end. Freeing memory would
+    /// Reports an exchange that was given up and may never end; `mark` is behind it. Freeing memory would
     /// wait for it, so everything stays allocated until it has ended.
-    fn strand(&self, stream: Stream);
+    fn strand(&self, mark: Box<dyn StreamMark>);
     /// Counts `works` among what waits for other ranks on the device.
     fn watch_works(&self, works: Weak<dyn Works>);
     /// Does `work`, which may wait for the whole device, if the device is quiet. Launches of graphs do not count.

@@ -1,5 +1,6 @@
 // A rank dies or never joins while groups or a handle are created.
 #define _GNU_SOURCE  // setenv, usleep
+#include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -139,6 +140,13 @@ static void destroy_group(DeathRank* self, Work* work, ncclNDTensor_t* tensor) {
     check_in_time(self, start);
 }
 
+static void abort_lost(ncclComm_t lost, cudaStream_t stream) {
+    EP_CHECK_NCCL(ncclCommAbort(lost));
+    // The aborted exchange may have left its error on the stream.
+    (void)cudaStreamSynchronize(stream);
+    (void)cudaGetLastError();
+}
+
 static ncclNDTensor_t some_tensor(const Work* work) {
     return ep_tensor_2d(work->group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, 4, 16);
 }
@@ -174,10 +182,7 @@ void creation_is_lost_beside_a_group(DeathRank* self) {
     destroy_group(self, &after, &second_tensor);
     meet(self, kAllKnow, env->size);
 
-    EP_CHECK_NCCL(ncclCommAbort(lost));
-    // The aborted exchange may have left its error on the stream.
-    (void)cudaStreamSynchronize(lost_stream);
-    (void)cudaGetLastError();
+    abort_lost(lost, lost_stream);
     ll_run_close(&before.run);
     ll_run_close(&after.run);
     connect_ranks(self, later, env->stream);
@@ -186,4 +191,67 @@ void creation_is_lost_beside_a_group(DeathRank* self) {
     EP_CHECK_NCCL(ncclCommDestroy(env->comm));
     EP_CHECK_CUDA(cudaStreamDestroy(lost_stream));
     EP_CHECK_CUDA(cudaStreamDestroy(env->stream));
+}
+
+// A group fails, and the creation that is to replace it is lost, too. While that is stuck, nothing that still ends of
+// the failed group may wait for the device: it would hold up this thread, and with it the abort that ends the wait.
+void creation_is_lost_after_a_failure(DeathRank* self) {
+    EpEnv* env = &self->env;
+    cudaStream_t lost_stream = NULL;
+    ncclComm_t lost = NULL;
+    EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&lost_stream, cudaStreamNonBlocking));
+    EP_REQUIRE_NCCL(ncclCommSplit(env->comm, 0, env->rank, &lost, NULL));
+    Work failed;
+    open_work(&failed, env, 1);
+    connect_ranks(self, lost, lost_stream);
+    ll_prepare_dispatch(&failed.run);
+    meet(self, kReady, env->size);
+
+    if (!is_victim(self)) {
+        const double start = seconds_now();
+        EP_CHECK_NCCL(ll_launch_dispatch(&failed.run, env->stream, false));
+        expect_fault(self, failed.group, start);
+        expect_no_group(self, lost, lost_stream);
+    }
+    meet(self, kNoticed, env->size);
+    const double start = seconds_now();
+    EP_CHECK_NCCL(ncclEpHandleDestroy(failed.run.handle));
+    failed.run.handle = NULL;
+    EP_CHECK_NCCL(ncclEpGroupDestroy(failed.group, env->stream));
+    check_in_time(self, start);
+    meet(self, kAllKnow, env->size);
+
+    abort_lost(lost, lost_stream);
+    ll_run_close(&failed.run);
+    expect_context_usable(self);
+    EP_CHECK_NCCL(ncclCommAbort(env->comm));
+    EP_CHECK_CUDA(cudaStreamDestroy(lost_stream));
+    EP_CHECK_CUDA(cudaStreamDestroy(env->stream));
+}
+
+static void* free_after_a_while(void* memory) {
+    usleep(100 * 1000);
+    ep_device_free(memory);
+    return NULL;
+}
+
+// Another thread frees memory while the creation is stuck. That waits for the device, and holds up further calls.
+void creation_is_lost_while_memory_is_freed(DeathRank* self) {
+    connect_ranks(self, self->env.comm, self->env.stream);
+    void* memory = ep_device_alloc(1 << 20);
+    pthread_t thread;
+    meet(self, kReady, self->env.size);
+    if (!is_victim(self)) {
+        EP_REQUIRE(pthread_create(&thread, NULL, free_after_a_while, memory) == 0);
+        expect_no_group(self, self->env.comm, self->env.stream);
+    }
+    meet(self, kNoticed, self->env.size);
+    abort_lost(self->env.comm, self->env.stream);
+    if (is_victim(self)) {
+        ep_device_free(memory);
+    } else {
+        EP_REQUIRE(pthread_join(thread, NULL) == 0);
+    }
+    expect_context_usable(self);
+    EP_CHECK_CUDA(cudaStreamDestroy(self->env.stream));
 }

@@ -84,6 +84,21 @@ static void dies_while_others_wait(DeathRank* self) {
     finish_survivor(self, &work);
 }
 
+// To free memory is to wait for the device, and holds up other calls of the process meanwhile.
+static void dies_while_memory_is_freed(DeathRank* self) {
+    Work work;
+    open_work(&work, &self->env, 1);
+    ll_prepare_dispatch(&work.run);
+    void* memory = ep_device_alloc(1 << 20);
+    lose_victim(self);
+    const double start = seconds_now();
+    EP_CHECK_NCCL(ll_launch_dispatch(&work.run, self->env.stream, false));
+    ep_device_free(memory);
+    check_in_time(self, start);
+    expect_fault(self, work.group, start);
+    finish_survivor(self, &work);
+}
+
 // Runs operations on the same inputs, a few in flight, until the group fails. Returns when the last
 // of them was launched.
 static double run_until_fault(DeathRank* self, Work* work, unsigned most) {
@@ -176,10 +191,13 @@ static const DeathCase kCases[] = {
     {"dies_before_creation", dies_before_creation, true, NULL, NULL},
     {"stops_in_creation", stops_in_creation, true, NULL, NULL},
     {"creation_is_lost_beside_a_group", creation_is_lost_beside_a_group, false, NULL, NULL},
+    {"creation_is_lost_after_a_failure", creation_is_lost_after_a_failure, false, NULL, NULL},
+    {"creation_is_lost_while_memory_is_freed", creation_is_lost_while_memory_is_freed, false, NULL, NULL},
     {"dies_before_an_operation", dies_before_an_operation, true, NULL, NULL},
     {"dies_before_an_operation_and_a_handle", dies_before_an_operation_and_a_handle, true, NULL, NULL},
     {"dies_before_an_ht_handle", dies_before_an_ht_handle, true, NULL, NULL},
     {"dies_while_others_wait", dies_while_others_wait, true, NULL, NULL},
+    {"dies_while_memory_is_freed", dies_while_memory_is_freed, true, NULL, NULL},
     {"dies_before_many_operations", dies_before_many_operations, true, NULL, NULL},
     {"dies_before_a_replay", dies_before_a_replay, true, NULL, NULL},
     {"dies_before_an_ht_replay", dies_before_an_ht_replay, true, NULL, NULL},
@@ -190,7 +208,8 @@ static const DeathCase kCases[] = {
 
 // Why a case cannot run here; NULL if it can.
 static const char* obstacle(const DeathCase* test) {
-    if (ep_communicators_take_turns() && test->run == creation_is_lost_beside_a_group) {
+    if (ep_communicators_take_turns() &&
+        (test->run == creation_is_lost_beside_a_group || test->run == creation_is_lost_after_a_failure)) {
         return "communicators take turns here";
     }
     if (ep_on_host_backend() && test->run == dies_before_many_operations) {

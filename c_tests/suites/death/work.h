@@ -26,6 +26,8 @@ void dies_before_creation(DeathRank* self);  // creation.c
 void stops_in_creation(DeathRank* self);
 void dies_before_an_operation_and_a_handle(DeathRank* self);
 void creation_is_lost_beside_a_group(DeathRank* self);
+void creation_is_lost_after_a_failure(DeathRank* self);
+void creation_is_lost_while_memory_is_freed(DeathRank* self);
 void dies_before_a_replay(DeathRank* self);  // replay.c
 void dies_before_an_ht_replay(DeathRank* self);
 

@@ -158,13 +158,6 @@ impl HostRuntime {
         copied.and(waited).and(destroyed)
     }
 
-    /// Records an event after the present work of `stream`.
-    fn mark(&self, stream: Stream) -> Result<Mark> {
-        let mut mark = Mark::new(*self)?;
-        mark.record(stream)?;
-        Ok(mark)
-    }
-
     fn free_now(&self, data: usize) -> Result<()> {
         // SAFETY: the stand-ins refuse an address that they did not give.
         self.check("cudaFree", unsafe {
@@ -363,11 +356,8 @@ impl DeviceMemory for HostRuntime {
         Box::new(QUIET.begin())
     }
 
-    fn strand(&self, stream: Stream) {
-        let mark = self.mark(stream);
-        QUIET.strand(Box::new(move || {
-            mark.as_ref().map_or(true, |mark| !mark.is_over())
-        }));
+    fn strand(&self, mark: Box<dyn StreamMark>) {
+        QUIET.strand(Box::new(move || mark.is_over() == Ok(false)));
     }
 
     fn watch_works(&self, works: Weak<dyn Works>) {

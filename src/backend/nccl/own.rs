@@ -263,15 +263,27 @@ impl OwnCommunicator {
         }
     }
 
-    /// Ends the operations wherever they are, and frees the communicator. What they were to receive is undefined.
-    /// May block, as [`OwnCommunicator::destroy`]. Nothing if it has ended already.
-    pub fn abort(&self) {
-        if self.end_calls(Some(PATIENCE)) {
-            let _entered = (self.enter_device)();
-            // SAFETY: nobody enters any more, and this is the only end. A thread that is still inside waits for
-            // other ranks; NCCL ends its wait by this call, which it lets any thread make.
-            let code = unsafe { (self.network.abort)(self.raw) };
-            drop(self.network.check("ncclCommAbort", code));
+    /// Ends the operations wherever they are. What they were to receive is undefined. Then frees the communicator, if
+    /// `may_free`, which may wait for the right moment, gives true. May block, as [`OwnCommunicator::destroy`].
+    /// Nothing if it has ended already.
+    ///
+    /// NCCL does the first in the call, and the second when the group around it is closed (`bench/abort_calls.cu`).
+    /// The group is the thread's: callers have no other one open.
+    pub fn abort(&self, may_free: impl FnOnce() -> bool) {
+        if !self.end_calls(Some(PATIENCE)) {
+            return;
+        }
+        let _entered = (self.enter_device)();
+        let network = &self.network;
+        // SAFETY: no arguments.
+        drop(network.check("ncclGroupStart", unsafe { (network.group_start)() }));
+        // SAFETY: nobody enters any more, and this is the only end. A thread that is still inside waits for
+        // other ranks; NCCL ends its wait by this call, which it lets any thread make.
+        let code = unsafe { (network.abort)(self.raw) };
+        drop(network.check("ncclCommAbort", code));
+        if may_free() {
+            // SAFETY: no arguments.
+            drop(network.check("ncclGroupEnd", unsafe { (network.group_end)() }));
             self.freed.store(true, Ordering::Release);
         }
     }
@@ -318,7 +330,7 @@ impl OwnCommunicator {
 impl Drop for OwnCommunicator {
     fn drop(&mut self) {
         // Who has a reason to end it otherwise has done so.
-        self.abort();
+        self.abort(|| true);
     }
 }
 

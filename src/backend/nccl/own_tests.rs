@@ -220,7 +220,7 @@ fn messages_are_one_group_which_is_closed_after_an_error_too() {
 fn a_communicator_ends_once() {
     let comm = communicator(complete());
     comm.destroy();
-    comm.abort();
+    comm.abort(|| true);
     assert!(
         comm.all_gather(DevPtr(16), DevPtr(32), 8, Stream::DEFAULT)
             .is_err()
@@ -229,7 +229,23 @@ fn a_communicator_ends_once() {
     drop(comm);
     assert_eq!(calls(), "<i><d>");
     drop(communicator(complete()));
-    assert_eq!(calls(), "<i><a>");
+    assert_eq!(calls(), "<i><(a)>");
+}
+
+#[test]
+fn an_aborted_communicator_is_freed_when_it_may_be() {
+    let comm = communicator(complete());
+    comm.abort(|| {
+        assert_eq!(calls(), "<i><(a");
+        assert!(!comm.wait_for_end(Duration::ZERO));
+        true
+    });
+    assert_eq!(calls(), ")>");
+    assert!(comm.wait_for_end(Duration::ZERO));
+    let comm = communicator(complete());
+    comm.abort(|| false);
+    assert_eq!(calls(), "<i><(a>");
+    assert!(!comm.wait_for_end(Duration::ZERO));
 }
 
 #[test]
@@ -238,7 +254,7 @@ fn an_asynchronous_error_is_given_until_the_end() {
     functions.ncclCommGetAsyncError = Some(ask_for_error);
     let comm = communicator(functions);
     assert_eq!(comm.asynchronous_error().unwrap().code(), Code::RemoteError);
-    comm.abort();
+    comm.abort(|| true);
     assert_eq!(comm.asynchronous_error(), None);
 }
 

@@ -101,7 +101,7 @@ impl DeviceMemory for Device {
     fn begin(&self) -> Box<dyn Any + Send> {
         Box::new(())
     }
-    fn strand(&self, _stream: Stream) {}
+    fn strand(&self, _mark: Box<dyn StreamMark>) {}
     fn watch_works(&self, _works: Weak<dyn Works>) {}
     fn attempt(&self, work: &mut dyn FnMut()) -> Attempt {
         let attempt = self.attempt.lock().unwrap_or(Attempt::Done);

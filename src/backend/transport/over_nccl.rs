@@ -19,8 +19,6 @@ use std::any::Any;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// How long a transport that has failed in its creation waits for NCCL to free its memory.
-const ABORT_WAIT: Duration = Duration::from_millis(300);
 /// How long the end of a transport waits for NCCL where graphs may keep the communicator.
 const SHORT: Duration = Duration::from_millis(100);
 
@@ -110,17 +108,7 @@ impl NcclTransport {
             Ok(Some(Err(error))) | Err(error) => error,
             Ok(Some(Ok(false)) | None) => shared.late_warm_up(limit),
         };
-        let error = shared.fail(error);
-        shared.device.memory.strand(stream);
-        shared.comm.wait_for_end(ABORT_WAIT);
-        Err(error)
-    }
-
-    /// Gives the transport up, and waits for NCCL to free its memory. An exchange that a lost rank misses would hold
-    /// that up, and so all calls of this process.
-    pub fn give_up(&self) {
-        self.shared.give_up();
-        self.shared.comm.wait_for_end(ABORT_WAIT);
+        Err(shared.fail(error))
     }
 }
 
@@ -185,10 +173,11 @@ impl Shared {
         self.fault.get().cloned().unwrap_or(error)
     }
 
-    /// Ends what is on the streams. What cannot be ended stays, with its memory.
+    /// Ends what is on the streams, which counts as under way until then. What cannot be ended stays, with its memory.
     fn start_abort(&self) {
         if let Some(own) = self.own.upgrade() {
-            drop(detached::start(move || own.comm.abort()));
+            let abort = move || ending::abort(&own.comm, &*own.device.memory);
+            drop(detached::start(abort));
         }
     }
 

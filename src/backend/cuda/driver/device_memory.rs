@@ -91,12 +91,8 @@ impl DeviceMemory for CudaMemory {
         Box::new(self.context().begin())
     }
 
-    fn strand(&self, stream: Stream) {
-        let mark = Mark::behind(self.context(), stream);
-        self.context().strand(move || {
-            mark.as_ref()
-                .map_or(true, |mark| mark.is_over() == Ok(false))
-        });
+    fn strand(&self, mark: Box<dyn StreamMark>) {
+        self.context().strand(move || mark.is_over() == Ok(false));
     }
 
     fn watch_works(&self, works: Weak<dyn Works>) {

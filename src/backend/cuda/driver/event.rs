@@ -245,13 +245,6 @@ impl Mark {
         })
     }
 
-    /// An event after the present work of `stream`.
-    pub fn behind(context: &Arc<Context>, stream: Stream) -> Result<Self> {
-        let mut mark = Self::new(context)?;
-        mark.record(&StreamScope::enter(context.held(), stream)?)?;
-        Ok(mark)
-    }
-
     /// Whether the marked work has run; also if it ended in an error.
     pub fn is_over(&self) -> Result<bool> {
         let _entered = self.event.context.enter()?;

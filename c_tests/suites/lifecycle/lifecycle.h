@@ -58,6 +58,8 @@ bool close_trip(Trip* trip);
 // is only made once does not count.
 enum { kBatches = 4 };
 int open_descriptors(void);
+// Before any thread is started: memory that is freed can be given back only so.
+void use_one_heap(void);
 int64_t least_growth(void (*batch)(void* context, int rounds), void* context, int rounds);
 void check_growth(int64_t growth, int64_t most);
 // What NCCL does not give back of a communicator between nodes, of which a group there has one.

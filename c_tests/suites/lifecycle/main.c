@@ -100,5 +100,6 @@ int main(int argc, char** argv) {
         EP_CASE(many_groups),
         EP_CASE(groups_after_a_reset),
     };
+    use_one_heap();
     return ep_main(argc, argv, cases, COUNT(cases));
 }

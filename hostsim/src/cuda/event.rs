@@ -186,10 +186,11 @@ pub unsafe extern "C" fn cudaEventElapsedTime(
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaEventDestroy(event: cudaEvent_t) -> cudaError_t {
     boundary(|| {
-        EVENTS
+        let gone = EVENTS
             .remove(event as usize)
-            .map(|_| ())
-            .ok_or(CudaError::InvalidResourceHandle)
+            .ok_or(CudaError::InvalidResourceHandle)?;
+        device::device(gone.device)?.take_turn();
+        Ok(())
     })
 }
 

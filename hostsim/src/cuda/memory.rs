@@ -123,7 +123,9 @@ unsafe fn allocate_into(
         return Err(CudaError::InvalidValue);
     }
     recording::refuse_unsafe_call()?;
-    let address = heap::allocate(size, memory(device::current_index()))?;
+    let index = device::current_index();
+    device::device(index)?.take_turn();
+    let address = heap::allocate(size, memory(index))?;
     // SAFETY: passed on under this function's contract.
     unsafe { store(out, address as *mut c_void) }
 }

@@ -157,7 +157,9 @@ unsafe fn create_into(out: *mut cudaStream_t, flags: c_uint) -> Result<(), CudaE
     } else {
         Kind::Blocking
     };
-    let handle = STREAMS.insert(device::current()?.create_stream(kind)?);
+    let device = device::current()?;
+    device.take_turn();
+    let handle = STREAMS.insert(device.create_stream(kind)?);
     // SAFETY: passed on under this function's contract.
     unsafe { store(out, handle as cudaStream_t) }
 }

@@ -18,7 +18,7 @@ use super::unique_id::{Rendezvous, ncclUniqueId};
 use crate::cuda::device;
 
 /// How long after an abort memory is freed: NCCL's threads look for it from time to time.
-const LEARNT: Duration = Duration::from_millis(50);
+const NOTICED_AFTER: Duration = Duration::from_millis(50);
 
 /// Joins a communicator with the thread's current device.
 ///
@@ -132,8 +132,8 @@ pub extern "C" fn ncclCommDestroy(comm: ncclComm_t) -> ncclResult_t {
 }
 
 /// Ends the communicator here, from any thread. Operations that have not finished end without
-/// result, so that streams go on, and fail on the other ranks. That comes first; outside of a group this returns once
-/// all else on the device has ended, too, as then the end of a group does.
+/// result, so that streams go on, and fail on the other ranks. Then waits until all else on the device has ended; in a
+/// group, the end of the group waits for that.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t {
     boundary(|| {
@@ -141,7 +141,7 @@ pub extern "C" fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t {
         remove(comm);
         gone.abort()?;
         let free = move || {
-            std::thread::sleep(LEARNT);
+            std::thread::sleep(NOTICED_AFTER);
             free_memory(&gone)
         };
         group::run(Task::Free(Box::new(free)))

@@ -164,12 +164,15 @@ impl Bootstrap {
             let _entered = memory.enter(comm.device)?;
             let under_way = memory.begin();
             comm.all_gather(own, gathered, bytes, stream)?;
-            mark.record(stream)?;
-            Ok(Exchange {
+            let mut exchange = Exchange {
                 memory: Arc::clone(&memory),
-                mark: Some(mark),
+                mark: Some(Box::new(Unmarked)),
                 _under_way: under_way,
-            })
+            };
+            if mark.record(stream)? {
+                exchange.mark = Some(mark);
+            }
+            Ok(exchange)
         };
         if stream == Stream::PER_THREAD {
             // In another thread this would be another stream.
@@ -305,6 +308,19 @@ struct Exchange {
     mark: Option<Box<dyn StreamMark>>,
     /// Dropped after it is stranded: in between the device would seem quiet.
     _under_way: Box<dyn Any + Send>,
+}
+
+/// Stands for a mark where none could be recorded: then the end is not known.
+struct Unmarked;
+
+impl StreamMark for Unmarked {
+    fn record(&mut self, _stream: Stream) -> Result<bool> {
+        Ok(false)
+    }
+
+    fn is_over(&self) -> Result<bool> {
+        Ok(false)
+    }
 }
 
 impl Exchange {

@@ -139,7 +139,8 @@ impl<K> Quiet<K> {
         self.while_quiet(Graphs::Count, |_| then())
     }
 
-    /// Does `work` if the device is quiet; graphs do not count.
+    /// Does `work` if the device is quiet; graphs do not count. Whoever asks for something here waits meanwhile, and so
+    /// does whoever begins an operation.
     pub fn attempt(&self, work: impl FnOnce()) -> Attempt {
         match self.while_quiet(Graphs::DoNotCount, |_| work()) {
             true => Attempt::Done,

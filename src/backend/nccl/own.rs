@@ -267,8 +267,9 @@ impl OwnCommunicator {
     /// `may_free`, which may wait for the right moment, gives true. May block, as [`OwnCommunicator::destroy`].
     /// Nothing if it has ended already.
     ///
-    /// NCCL does the first in the call, and the second when the group around it is closed (`bench/abort_calls.cu`).
-    /// The group is the thread's: callers have no other one open.
+    /// NCCL does the first in the call, and the second when the group around it is closed (`bench/abort_calls.cu`, with
+    /// 2.28; one that frees at once is as good but for the moment). The group is the thread's, so the thread is one of
+    /// the library's own.
     pub fn abort(&self, may_free: impl FnOnce() -> bool) {
         if !self.end_calls(Some(PATIENCE)) {
             return;

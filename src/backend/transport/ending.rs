@@ -1,5 +1,6 @@
 //! The end of a transport's communicator, at a quiet moment of the device: NCCL frees memory there, which waits for all
-//! that runs on the device and holds up every launch meanwhile. The operations of one that has failed end before that.
+//! that runs on the device and holds up every launch meanwhile. So the device is kept quiet until NCCL has done so. The
+//! operations of a communicator that has failed end before that.
 //!
 //! A communicator that a graph has, or whose ranks on this node end it later, ends inside NCCL at a moment of NCCL's.
 #![forbid(unsafe_code)]
@@ -14,13 +15,48 @@ use std::time::{Duration, Instant};
 
 /// How long the end of a group waits for a quiet moment: other groups may always have operations under way.
 const PATIENCE: Duration = Duration::from_millis(100);
-/// How long nothing of this library may begin on the device while NCCL frees memory, which takes 50 to 500 ms. NCCL may
-/// first wait for other ranks of the node, which may need this one: that must end.
+/// How long the device is kept quiet while NCCL frees memory, which takes 50 to 500 ms. There is a limit because NCCL may
+/// wait for other ranks of the node first, and they may wait for this one in another group.
 const MOST_AT_REST: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(1);
 const LONG_PAUSE: Duration = Duration::from_millis(20);
-/// How long NCCL's threads may take to see that a communicator is aborted; until then, freeing it takes as long.
-const SEEN: Duration = Duration::from_secs(1);
+/// After how long NCCL's threads have noticed an abort. Until then, freeing the communicator takes as long.
+const NOTICED_AFTER: Duration = Duration::from_secs(1);
+
+/// A communicator that no transport has taken yet. If none does, it ends.
+pub struct Untaken {
+    comm: Arc<OwnCommunicator>,
+    memory: Arc<dyn DeviceMemory>,
+    is_taken: bool,
+}
+
+impl Untaken {
+    /// `comm`, on the device that has `memory`.
+    pub fn new(comm: OwnCommunicator, memory: Arc<dyn DeviceMemory>) -> Self {
+        Self {
+            comm: Arc::new(comm),
+            memory,
+            is_taken: false,
+        }
+    }
+
+    /// The communicator, to be ended by the caller.
+    pub fn take(mut self) -> Arc<OwnCommunicator> {
+        self.is_taken = true;
+        Arc::clone(&self.comm)
+    }
+}
+
+impl Drop for Untaken {
+    fn drop(&mut self) {
+        if !self.is_taken {
+            let (comm, memory) = (Arc::clone(&self.comm), Arc::clone(&self.memory));
+            drop(detached::start(move || {
+                abort(&comm, &*memory, MOST_AT_REST);
+            }));
+        }
+    }
+}
 
 /// Destroys `comm`, whose operations are over. Returns when that is done, after `limit`, or when no moment was quiet
 /// for a while; then a thread waits for one.
@@ -31,7 +67,7 @@ pub fn end(comm: Arc<OwnCommunicator>, memory: Arc<dyn DeviceMemory>, limit: Dur
             Attempt::Busy => std::thread::sleep(PAUSE),
             Attempt::Gone => return,
             Attempt::Done => {
-                comm.wait_for_end(limit);
+                comm.wait_for_end(limit.saturating_sub(start.elapsed()));
                 return;
             }
         }
@@ -44,30 +80,32 @@ pub fn end(comm: Arc<OwnCommunicator>, memory: Arc<dyn DeviceMemory>, limit: Dur
     drop(detached::start(later));
 }
 
-/// Ends the operations of `comm` at once, wherever they are. Frees it at a quiet moment, and waits until then.
-pub fn abort(comm: &Arc<OwnCommunicator>, memory: &dyn DeviceMemory) {
+/// Ends the operations of `comm` at once, wherever they are. Frees it at a quiet moment, and waits for that, for ever if
+/// need be. Nobody shall wait for other ranks longer than `limit`.
+pub fn abort(comm: &Arc<OwnCommunicator>, memory: &dyn DeviceMemory, limit: Duration) {
     let (go, wait) = channel();
     let own = Arc::clone(comm);
     if detached::start(move || own.abort(|| wait.recv().is_ok())).is_err() {
         return comm.abort(|| true);
     }
-    std::thread::sleep(SEEN);
+    std::thread::sleep(NOTICED_AFTER);
     let mut free = || {
         // Nobody listens if it has ended otherwise.
-        let _ = go.send(());
-        comm.wait_for_end(MOST_AT_REST);
+        if go.send(()).is_ok() {
+            comm.wait_for_end(at_rest(limit));
+        }
     };
     while memory.attempt(&mut free) == Attempt::Busy {
         std::thread::sleep(LONG_PAUSE);
     }
 }
 
-/// Begins the end if the device is quiet, and leaves it so until the end or for `limit`.
+/// Begins the end if the device is quiet, and keeps it so until the end.
 fn attempt(comm: &Arc<OwnCommunicator>, memory: &dyn DeviceMemory, limit: Duration) -> Attempt {
     let attempt = memory.attempt(&mut || {
         let own = Arc::clone(comm);
         match detached::start(move || own.destroy()) {
-            Ok(()) => drop(comm.wait_for_end(limit.min(MOST_AT_REST))),
+            Ok(()) => drop(comm.wait_for_end(at_rest(limit))),
             Err(_) => comm.destroy(),
         }
     });
@@ -75,6 +113,12 @@ fn attempt(comm: &Arc<OwnCommunicator>, memory: &dyn DeviceMemory, limit: Durati
         comm.abandon();
     }
     attempt
+}
+
+/// For how long the device is kept quiet at most, where a wait for other ranks may take `limit`: theirs for this one
+/// must not take as long because of it.
+fn at_rest(limit: Duration) -> Duration {
+    MOST_AT_REST.min(limit / 2)
 }
 
 #[cfg(test)]
@@ -121,8 +165,8 @@ mod tests {
         let (comm, device) = (Arc::new(third_of_three(0)), Device::default());
         device.let_attempts_be(Attempt::Busy);
         std::thread::scope(|scope| {
-            scope.spawn(|| abort(&comm, &device));
-            assert!(!comm.wait_for_end(SEEN + 3 * LONG_PAUSE));
+            scope.spawn(|| abort(&comm, &device, MINUTE));
+            assert!(!comm.wait_for_end(NOTICED_AFTER + 3 * LONG_PAUSE));
             assert!(comm.exchange(&[], &[], Stream::DEFAULT).is_err());
             device.let_attempts_be(Attempt::Done);
         });
@@ -130,10 +174,22 @@ mod tests {
     }
 
     #[test]
+    fn one_that_nobody_takes_ends() {
+        let untaken = |device: &Device| Untaken::new(third_of_three(0), Arc::new(device.clone()));
+        let device = Device::default();
+        let dropped = untaken(&device);
+        let comm = Arc::clone(&dropped.comm);
+        drop(dropped);
+        assert!(comm.wait_for_end(MINUTE));
+        let taken = untaken(&device).take();
+        assert!(!taken.wait_for_end(NOTICED_AFTER + 3 * LONG_PAUSE));
+    }
+
+    #[test]
     fn an_aborted_one_is_left_alone_on_a_device_that_was_reset() {
         let (comm, device) = (Arc::new(third_of_three(0)), Device::default());
         device.let_attempts_be(Attempt::Gone);
-        abort(&comm, &device);
+        abort(&comm, &device, MINUTE);
         assert!(!comm.wait_for_end(LONG_PAUSE));
     }
 }

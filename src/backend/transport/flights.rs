@@ -254,7 +254,9 @@ impl Works for Flights {
             return;
         };
         let may_run = state.is_in_graphs && graphs == Graphs::Count;
-        let is_idle = state.land().is_ok() && state.under_way.is_empty() && !state.is_beginning;
+        // A device in error runs nothing any more.
+        let has_none = state.land().is_err() || state.under_way.is_empty();
+        let is_idle = has_none && !state.is_beginning;
         if !may_run && is_idle {
             then();
         }

@@ -6,9 +6,10 @@ use crate::backend::bootstrap::Bootstrap;
 use crate::backend::detached;
 use crate::backend::nccl::ID_BYTES;
 use crate::backend::nccl::own::{Network, OwnCommunicator};
+use crate::backend::transport::ending::Untaken;
 use crate::backend::transport::over_nccl::{Device, NcclTransport};
 use crate::backend::transport::ways::Ways;
-use crate::backend::transport::{OnFault, Transport, ending};
+use crate::backend::transport::{OnFault, Transport};
 use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
 use crate::model::topology::Topology;
@@ -75,15 +76,12 @@ fn join(
     let on = device.clone();
     let most_blocks = wanted.most_blocks;
     let connect = move || {
-        let device = on.clone();
+        let memory = Arc::clone(&on.memory);
         let enter_device = Arc::new(move || on.enter());
         let comm = OwnCommunicator::join(network, &id, place, most_blocks, enter_device)?;
-        Ok(Joined {
-            comm: Some(comm),
-            device,
-        })
+        Ok(Untaken::new(comm, memory))
     };
-    let joined = within_most(bootstrap, |limit| {
+    let comm = within_most(bootstrap, |limit| {
         let late = || {
             let text = format!(
                 "deadline passed: {} waited {} ms to connect with {}",
@@ -95,29 +93,7 @@ fn join(
         };
         detached::within(limit, connect)?.unwrap_or_else(late)
     })?;
-    let comm = joined.take()?;
     NcclTransport::new(ways, comm, device, wanted.timeout, wanted.on_fault)
-}
-
-/// A communicator that nobody has taken yet. One that is made too late ends in the thread that has made it.
-struct Joined {
-    comm: Option<OwnCommunicator>,
-    device: Device,
-}
-
-impl Joined {
-    fn take(mut self) -> Result<OwnCommunicator> {
-        let comm = self.comm.take();
-        comm.ok_or_else(|| Error::internal("no communicator"))
-    }
-}
-
-impl Drop for Joined {
-    fn drop(&mut self) {
-        if let Some(comm) = self.comm.take() {
-            ending::abort(&Arc::new(comm), &*self.device.memory);
-        }
-    }
 }
 
 /// Runs `wait`, which is told how long it may wait: not to the deadline of the call, so that ranks can still

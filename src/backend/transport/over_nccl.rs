@@ -5,6 +5,7 @@
 use crate::backend::DeviceMemory;
 use crate::backend::detached;
 use crate::backend::nccl::own::{OwnCommunicator, Part};
+use crate::backend::transport::ending::Untaken;
 use crate::backend::transport::flights::Flights;
 use crate::backend::transport::operation::{Late, Operation, Recent};
 use crate::backend::transport::watchdog::{Watched, watch};
@@ -66,7 +67,7 @@ impl NcclTransport {
     /// Over `comm`, whose ranks are the members of `ways`.
     pub fn new(
         ways: Ways,
-        comm: OwnCommunicator,
+        comm: Untaken,
         device: Device,
         timeout: Duration,
         on_fault: OnFault,
@@ -76,7 +77,7 @@ impl NcclTransport {
         device.memory.watch_works(works);
         let shared = Arc::new_cyclic(|own| Shared {
             ways,
-            comm: Arc::new(comm),
+            comm: comm.take(),
             device,
             flights,
             turn: Mutex::default(),
@@ -85,8 +86,8 @@ impl NcclTransport {
             on_fault,
             own: Weak::clone(own),
         });
-        watch(&shared)?;
         let _end = Some(End(Arc::clone(&shared)));
+        watch(&shared)?;
         Ok(Self { shared, _end })
     }
 
@@ -173,11 +174,20 @@ impl Shared {
         self.fault.get().cloned().unwrap_or(error)
     }
 
-    /// Ends what is on the streams, which counts as under way until then. What cannot be ended stays, with its memory.
+    /// Ends what is on the streams, which counts as under way until it has ended. What cannot be ended stays, with its
+    /// memory.
     fn start_abort(&self) {
         if let Some(own) = self.own.upgrade() {
-            let abort = move || ending::abort(&own.comm, &*own.device.memory);
+            let abort = move || ending::abort(&own.comm, &*own.device.memory, own.limit());
             drop(detached::start(abort));
+        }
+    }
+
+    /// How long NCCL may take to free the communicator: it waits for graphs that have it.
+    fn limit(&self) -> Duration {
+        match self.flights.is_in_graphs() {
+            true => SHORT,
+            false => self.timeout,
         }
     }
 
@@ -361,10 +371,8 @@ impl Drop for End {
         if shared.fault.get().is_some() {
             return;
         }
-        let limit = match shared.flights.is_in_graphs() {
-            true => SHORT,
-            false => shared.timeout.saturating_sub(start.elapsed()).max(SHORT),
-        };
+        let left = shared.timeout.saturating_sub(start.elapsed()).max(SHORT);
+        let limit = shared.limit().min(left);
         let memory = Arc::clone(&shared.device.memory);
         ending::end(Arc::clone(&shared.comm), memory, limit);
     }

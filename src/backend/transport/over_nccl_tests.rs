@@ -24,6 +24,7 @@ fn transport(nodes: &str, device: &Marked) -> NcclTransport {
     };
     let ways = Ways::new(&Topology::from_ids(&ids), 2);
     let comm = own::tests::third_of_three(20 * CALLS);
+    let comm = Untaken::new(comm, Arc::clone(&device.memory));
     NcclTransport::new(
         ways,
         comm,

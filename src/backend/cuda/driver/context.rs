@@ -157,6 +157,16 @@ impl Context {
         self.quiet.later(key, address, Some(Box::new(free)));
     }
 
+    /// Destroys what has the handle `raw`, an event or a stream: at once, or after the exchange that is stranded. While
+    /// another thread frees memory, such a call would wait for that exchange.
+    pub fn destroy(&self, raw: usize, destroy: fn(usize)) {
+        if self.is_stranded() {
+            self.free_later(None, raw, destroy);
+        } else if let Some(_entered) = self.enter_if_alive() {
+            destroy(raw);
+        }
+    }
+
     /// Frees the caller's memory at `address` by `free`: soon if possible, otherwise later.
     pub fn free_soon(&self, address: usize, mut free: impl FnMut(usize) + Send + 'static) {
         let held = Arc::clone(&self.held);

@@ -77,9 +77,8 @@ impl DeviceMemory for CudaMemory {
     }
 
     fn destroy_stream(&self, stream: Stream) {
-        if let Ok(_entered) = self.context().enter() {
-            let _ = driver::destroy_stream(stream);
-        }
+        self.context()
+            .destroy(stream.0, |raw| drop(driver::destroy_stream(Stream(raw))));
     }
 
     fn is_idle(&self, stream: Stream) -> Result<bool> {

@@ -222,10 +222,12 @@ impl DriverEvent {
 impl Drop for DriverEvent {
     fn drop(&mut self) {
         // A context that is gone has destroyed its events.
-        if let (Some(_entered), Ok(functions)) = (self.context.enter_if_alive(), functions()) {
-            // SAFETY: made by `new`, destroyed once.
-            unsafe { (functions.cuEventDestroy_v2)(self.raw) };
-        }
+        self.context.destroy(self.raw as usize, |raw| {
+            if let Ok(functions) = functions() {
+                // SAFETY: made by `new`, destroyed once.
+                unsafe { (functions.cuEventDestroy_v2)(raw as sys::CUevent) };
+            }
+        });
     }
 }
 

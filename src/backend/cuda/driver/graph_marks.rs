@@ -129,7 +129,8 @@ impl Drop for GraphMarks {
             // Replays may go on, and a look may be under way: all stays.
             return;
         }
-        let _ = driver::destroy_stream(self.stream);
+        let destroy = |raw| drop(driver::destroy_stream(Stream(raw)));
+        self.context.destroy(self.stream.0, destroy);
         // SAFETY: dropped here only, and not used again; no copy uses it, as nothing was captured.
         unsafe { ManuallyDrop::drop(&mut self.page) };
         let free = |address| drop(driver::free(DevPtr(address)));

@@ -49,6 +49,33 @@ static void take_a_long_deadline(DeathRank* self) {
     EP_REQUIRE(setenv("NCCL_EP_TIMEOUT_MS", "2000", 1) == 0);
 }
 
+// Memory that another thread frees while a creation is stuck.
+typedef struct {
+    void* memory;
+    cudaStream_t stream;
+    pthread_t thread;
+} Freed;
+
+// To free memory is to wait for the device, and holds up most other calls meanwhile.
+static void* free_when_stuck(void* argument) {
+    enum { kPauseUs = 1000, kMostMs = 500 };
+    const Freed* freed = argument;
+    int busy_ms = 0;
+    for (int i = 0; i < kMostMs && busy_ms < kMostMs / 10; ++i) {
+        usleep(kPauseUs);
+        busy_ms = cudaStreamQuery(freed->stream) == cudaErrorNotReady ? busy_ms + 1 : 0;
+    }
+    // An exchange that was aborted may have left its error.
+    (void)cudaFree(freed->memory);
+    return NULL;
+}
+
+static void start_to_free(Freed* freed, cudaStream_t stream) {
+    freed->memory = ep_device_alloc(1 << 20);
+    freed->stream = stream;
+    EP_REQUIRE(pthread_create(&freed->thread, NULL, free_when_stuck, freed) == 0);
+}
+
 // The victim stops once all ranks have mapped its window, and so misses the self test. That test
 // fails at the deadline, and what follows must not wait for a second one. Only the driver without a
 // GPU can stop a rank at this point.
@@ -61,6 +88,8 @@ void stops_in_creation(DeathRank* self) {
         if (!stops) die(self);
         EP_REQUIRE(setenv("NCCLEP_SIMT_STOP_AT_LAUNCH", "1", 1) == 0);
     }
+    Freed freed;
+    start_to_free(&freed, self->env.stream);
     expect_no_group(self, self->env.comm, self->env.stream);
     // Ranks of other nodes miss it in an exchange over NCCL, which does not tell whom it waits for.
     const bool is_near = ep_node_distance((unsigned)self->env.rank, (unsigned)self->victim) == 0;
@@ -70,6 +99,7 @@ void stops_in_creation(DeathRank* self) {
         EP_CHECK(kill(atomic_load(&self->shared->victim_process), SIGKILL) == 0);
     }
     abort_and_go_on(self);
+    EP_REQUIRE(pthread_join(freed.thread, NULL) == 0);
 }
 
 static ncclResult_t dispatch_to_rank_0(const EpEnv* env, ncclEpHandle_t handle, void* memory) {
@@ -229,29 +259,17 @@ void creation_is_lost_after_a_failure(DeathRank* self) {
     EP_CHECK_CUDA(cudaStreamDestroy(env->stream));
 }
 
-static void* free_after_a_while(void* memory) {
-    usleep(100 * 1000);
-    ep_device_free(memory);
-    return NULL;
-}
-
-// Another thread frees memory while the creation is stuck. That waits for the device, and holds up further calls.
 void creation_is_lost_while_memory_is_freed(DeathRank* self) {
     connect_ranks(self, self->env.comm, self->env.stream);
-    void* memory = ep_device_alloc(1 << 20);
-    pthread_t thread;
+    Freed freed;
     meet(self, kReady, self->env.size);
     if (!is_victim(self)) {
-        EP_REQUIRE(pthread_create(&thread, NULL, free_after_a_while, memory) == 0);
+        start_to_free(&freed, self->env.stream);
         expect_no_group(self, self->env.comm, self->env.stream);
     }
     meet(self, kNoticed, self->env.size);
     abort_lost(self->env.comm, self->env.stream);
-    if (is_victim(self)) {
-        ep_device_free(memory);
-    } else {
-        EP_REQUIRE(pthread_join(thread, NULL) == 0);
-    }
+    if (!is_victim(self)) EP_REQUIRE(pthread_join(freed.thread, NULL) == 0);
     expect_context_usable(self);
     EP_CHECK_CUDA(cudaStreamDestroy(self->env.stream));
 }

@@ -1,7 +1,8 @@
 // Random faults: during random work a random rank is killed, stopped for good, or stopped for less
 // than the deadline. The others learn of a loss about one deadline later, with ncclRemoteError and
 // a text that names ranks, and continue without the lost rank. A short pause has no effect: all
-// results are right.
+// results are right. In every other trial a second thread frees memory all the while, which waits for the device and
+// holds up most other calls.
 //
 //   test_faults [--ranks N | --nodes SPLIT] [--trials N] [--seconds N] [--seed N] [--only TRIAL]
 //               [--kinds A,B] [--faults A,B]
@@ -14,6 +15,7 @@
 // with it, determine everything except the ranks' progress at the time of the fault. The deadline
 // is NCCL_EP_TIMEOUT_MS, by default 1000.
 #define _GNU_SOURCE  // usleep
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,7 +26,7 @@
 
 enum { kDefaultTimeoutMs = 1000, kSlackMs = 5000, kPollUs = 500, kMostTextBytes = 128 };
 enum { kLatestUs = 120000, kShortestPauseUs = 2000, kAfterPauseUs = 60000, kRoundsToEnd = 4 };
-enum { kSetUpSeconds = 60 };
+enum { kSetUpSeconds = 60, kBetweenFreesUs = 2000 };
 
 typedef enum { kKill, kStop, kPause, kNumFaults } Fault;
 
@@ -38,6 +40,7 @@ typedef struct {
     int victim;
     unsigned moment_us, pause_us;
     uint64_t seed;
+    bool frees;
 } Plan;
 
 static Plan g_plan;
@@ -103,14 +106,47 @@ static void expect_loss(DeathRank* self, Job* job) {
     EP_CHECK(atomic_load(&self->shared->named) > 0);
 }
 
+// Frees memory again and again in a thread of its own.
+typedef struct {
+    const EpEnv* env;
+    atomic_bool is_over;
+    pthread_t thread;
+} Freer;
+
+static void* free_memory(void* argument) {
+    Freer* freer = argument;
+    EP_CHECK_CUDA(cudaSetDevice(freer->env->device));
+    while (!atomic_load(&freer->is_over)) {
+        void* memory = ep_device_alloc(1 << 16);
+        usleep(kBetweenFreesUs);
+        // An exchange that was aborted may have left its error.
+        (void)cudaFree(memory);
+    }
+    return NULL;
+}
+
+static void start(Freer* freer, const EpEnv* env) {
+    freer->env = env;
+    atomic_init(&freer->is_over, false);
+    if (g_plan.frees) EP_REQUIRE(pthread_create(&freer->thread, NULL, free_memory, freer) == 0);
+}
+
+static void stop(Freer* freer) {
+    atomic_store(&freer->is_over, true);
+    if (g_plan.frees) EP_REQUIRE(pthread_join(freer->thread, NULL) == 0);
+}
+
 static void run_trial(DeathRank* self) {
     Job job;
+    Freer freer;
     job_open(&job, &self->env, g_plan.kind, g_plan.seed);
     // NCCL connects the ranks in a communicator's first collective and waits without a deadline.
     EP_CHECK(job_round(&job));
     meet(self, kReady, self->env.size);
+    start(&freer, &self->env);
     const bool harmed = !play(self, &job);
     if (g_plan.fault == kPause) {
+        stop(&freer);
         if (!EP_CHECK(!harmed)) fprintf(stderr, "a pause did harm: %s\n", job.text);
         job_end(&job);
         job_free(&job);
@@ -121,10 +157,11 @@ static void run_trial(DeathRank* self) {
     EP_CHECK(!is_victim(self));
     expect_loss(self, &job);
     job_expect_refusals(&job);
-    const double start = seconds_now();
+    const double ended = seconds_now();
     job_end(&job);
-    check_in_time(self, start);
+    check_in_time(self, ended);
     abort_and_go_on(self);
+    stop(&freer);
     job_free(&job);
 }
 
@@ -186,15 +223,16 @@ static bool draw_plan(const Options* options, unsigned trial, unsigned timeout_m
     g_plan.moment_us = (unsigned)ep_random_below(&dice, kLatestUs);
     g_plan.pause_us = kShortestPauseUs + (unsigned)ep_random_below(&dice, longest_us);
     g_plan.seed = ep_random(&dice);
+    g_plan.frees = ep_random_below(&dice, 2) == 0;
     return true;
 }
 
 static bool run_one(const Options* options, unsigned trial, unsigned timeout_ms) {
     static char name[96];
     if (!draw_plan(options, trial, timeout_ms)) return false;
-    snprintf(name, sizeof(name), "--seed %u --only %u: %s, %s, rank %d after %u us", options->seed,
-             trial, kKindNames[g_plan.kind], kFaultNames[g_plan.fault], g_plan.victim,
-             g_plan.moment_us);
+    snprintf(name, sizeof(name), "--seed %u --only %u: %s, %s, rank %d after %u us%s",
+             options->seed, trial, kKindNames[g_plan.kind], kFaultNames[g_plan.fault],
+             g_plan.victim, g_plan.moment_us, g_plan.frees ? ", frees" : "");
     const DeathCase test = {name, run_trial, g_plan.fault != kPause, disturb, NULL};
     const DeathSetting setting = {(int)options->ranks, g_plan.victim, timeout_ms, kSlackMs,
                                   options->nodes};

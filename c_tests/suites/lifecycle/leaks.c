@@ -147,7 +147,7 @@ void many_groups(EpEnv* env) {
     // Between nodes each group connects the ranks anew, which takes NCCL half a second.
     const bool on_nodes = ep_num_nodes() > 1;
     const int groups = on_nodes ? kGroups / 3 : kGroups;
-    // Threads that end the communicators of several nodes have their own heaps.
+    // The C library keeps the stacks of threads that have ended, each with a guard page.
     const int few_mappings = on_nodes ? 2 * groups : 16;
     use_groups(env, kWarmUp);
     const int descriptors = open_descriptors();

@@ -58,7 +58,7 @@ bool close_trip(Trip* trip);
 // is only made once does not count.
 enum { kBatches = 4 };
 int open_descriptors(void);
-// Before any thread is started: memory that is freed can be given back only so.
+// Call it before any thread starts; otherwise freed memory cannot be given back.
 void use_one_heap(void);
 int64_t least_growth(void (*batch)(void* context, int rounds), void* context, int rounds);
 void check_growth(int64_t growth, int64_t most);

@@ -242,12 +242,11 @@ impl Drop for Mark {
 pub struct Pending(Mutex<usize>);
 
 impl Pending {
-    /// Enqueues one by `launch` and counts it.
+    /// Enqueues one by `launch` and counts it. Not locked meanwhile: a launch waits beside a thread that frees memory,
+    /// which waits for those that are to end.
     pub fn enqueue<T>(&self, launch: impl FnOnce() -> Result<T>) -> Result<T> {
-        let mut pending = self.0.lock();
-        let launched = launch()?;
-        *pending += 1;
-        Ok(launched)
+        *self.0.lock() += 1;
+        launch().inspect_err(|_| self.end())
     }
 
     /// Counts one as run.

@@ -4,6 +4,7 @@
 //! kernels that `build.rs` embeds where it finds nvcc, only opening a group fails.
 
 mod driver;
+mod failure_marks;
 mod fault;
 #[cfg(test)]
 mod gpu_tests;

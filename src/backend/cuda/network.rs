@@ -9,6 +9,7 @@
 use crate::backend::bootstrap::Bootstrap;
 use crate::backend::cuda::driver::event::ApartFromCaptures;
 use crate::backend::cuda::driver::memory::CudaMemory;
+use crate::backend::cuda::failure_marks::FailureMarks;
 use crate::backend::cuda::fault::FaultPage;
 use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::detached;
@@ -18,9 +19,8 @@ use crate::backend::transport::{OnFault, Transport};
 use crate::backend::{DeviceMemory, Faults};
 use crate::error::{Error, Result};
 use crate::model::ops::Stream;
-use crate::model::tensor::DevPtr;
 use crate::model::topology::Topology;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -64,9 +64,11 @@ impl Network {
     ) -> Result<Self> {
         let rank = bootstrap.rank();
         let failure = Arc::new(Failure {
-            memory: Arc::clone(memory),
             faults: Arc::clone(&group.faults),
-            marks: Mutex::new(group.failure_marks()),
+            marks: FailureMarks::new(
+                Arc::clone(memory) as Arc<dyn DeviceMemory>,
+                group.failure_marks(),
+            ),
         });
         let told = Arc::clone(&failure);
         let on_fault: OnFault = Arc::new(move |error| told.happened(error));
@@ -128,22 +130,20 @@ impl Network {
     /// failure that is noticed from now on is not theirs.
     pub fn forget_peers(&self) {
         // The first is this rank's own.
-        self.failure.marks.lock().truncate(1);
+        self.failure.marks.forget_all_but(1);
     }
 
     /// No operation will follow, and the peers' windows go.
     pub fn close(&self) {
-        self.failure.marks.lock().clear();
+        self.failure.marks.forget_all_but(0);
         drop(self.transport.write().take());
     }
 }
 
 /// What a failure of the network is told to.
 struct Failure {
-    memory: Arc<CudaMemory>,
     faults: Arc<FaultPage>,
-    /// Words on the device, and what they say after a failure.
-    marks: Mutex<Vec<(DevPtr, u32)>>,
+    marks: FailureMarks,
 }
 
 impl Failure {
@@ -152,21 +152,8 @@ impl Failure {
     fn happened(self: &Arc<Self>, error: &Error) {
         self.faults.network_failed(error);
         let own = Arc::clone(self);
-        drop(detached::within(PATIENCE, move || own.mark()));
-    }
-
-    fn mark(&self) {
-        let Ok(_apart) = ApartFromCaptures::enter() else {
-            return;
-        };
-        // Without the lock during a copy, which may take long; what is forgotten meanwhile is left alone.
-        let mark_at = |index| self.marks.lock().get(index).copied();
-        let mut index = 0;
-        while let Some((at, word)) = mark_at(index) {
-            // A device that takes no copy runs no kernel either.
-            let _ = self.memory.upload(at, &word.to_le_bytes());
-            index += 1;
-        }
+        let write = move || ApartFromCaptures::enter().map(|_apart| own.marks.write());
+        drop(detached::within(PATIENCE, write));
     }
 }
 

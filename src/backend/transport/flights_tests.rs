@@ -6,6 +6,7 @@ use crate::backend::detached::within;
 use crate::backend::quiet::Attempt;
 use crate::error::Error;
 use crate::model::tensor::DevPtr;
+use parking_lot::MutexGuard;
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -20,10 +21,11 @@ pub struct Device {
     passed: Arc<AtomicUsize>,
     recorded: Arc<AtomicUsize>,
     made: Arc<AtomicUsize>,
-    /// Locked while the stream takes no more than so many marks.
+    /// Locked while the stream takes no more than so many marks, and no copy.
     full: Arc<Mutex<()>>,
     room: Arc<AtomicUsize>,
     is_waiting: Arc<AtomicBool>,
+    uploads: Arc<Mutex<Vec<DevPtr>>>,
     /// What becomes of work for a quiet moment; by default it is done.
     attempt: Arc<Mutex<Option<Attempt>>>,
 }
@@ -37,6 +39,23 @@ impl Device {
     /// Lets the stream pass so many more.
     pub fn pass(&self, marks: usize) {
         self.passed.fetch_add(marks, Ordering::Relaxed);
+    }
+
+    /// Until the result is dropped, copies wait, and marks for which there is no room.
+    pub fn hold_up(&self) -> MutexGuard<'_, ()> {
+        self.full.lock()
+    }
+
+    /// Returns once something waits for that.
+    pub fn wait_for_somebody(&self) {
+        while !self.is_waiting.load(Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+
+    /// Where copies went, in their order.
+    pub fn uploads(&self) -> Vec<DevPtr> {
+        self.uploads.lock().clone()
     }
 }
 
@@ -85,7 +104,10 @@ impl DeviceMemory for Device {
     fn device_alias(&self, host: DevPtr) -> Result<DevPtr> {
         Ok(host)
     }
-    fn upload(&self, _to: DevPtr, _from: &[u8]) -> Result<()> {
+    fn upload(&self, to: DevPtr, _from: &[u8]) -> Result<()> {
+        self.is_waiting.store(true, Ordering::Relaxed);
+        drop(self.full.lock());
+        self.uploads.lock().push(to);
         Ok(())
     }
     fn download(&self, _to: &mut [u8], _from: DevPtr) -> Result<()> {
@@ -230,17 +252,14 @@ fn beside_a_full_stream<T: Send + 'static>(
     let device = Device::default();
     device.room.store(room, Ordering::Relaxed);
     let flights = Arc::new(Flights::new(&device).unwrap());
-    let full = Arc::clone(&device.full);
-    let is_full = full.lock();
+    let is_full = device.hold_up();
     let caller = std::thread::spawn({
         let (flights, device) = (Arc::clone(&flights), device.clone());
         move || {
             enqueue(&flights, &device, &[1]);
         }
     });
-    while !device.is_waiting.load(Ordering::Relaxed) {
-        std::thread::yield_now();
-    }
+    device.wait_for_somebody();
     let answer = within(60 * SECOND, move || ask(&flights)).unwrap();
     drop(is_full);
     caller.join().unwrap();

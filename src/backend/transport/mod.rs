@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod ending;
-mod flights;
+pub mod flights;
 pub mod open;
 mod operation;
 mod over_nccl;

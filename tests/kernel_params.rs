@@ -49,6 +49,7 @@ const PAIRS: [Pair; 4] = [
             WaitParams,
             PeerTable,
             SelftestResult,
+            ReplayMarkParams,
             PeerSelftestParams
         ],
     },

@@ -18,6 +18,9 @@ constexpr static const size_t SELFTEST_SLOT_BYTES = 4096;
 /// Threads per block of `peer_selftest`; its grid has one block per rank.
 constexpr static const uint32_t SELFTEST_THREADS = 128;
 
+/// Threads of `replay_mark`: one warp, of which one thread works.
+constexpr static const uint32_t REPLAY_MARK_THREADS = 32;
+
 /// `SelftestResult::outcome` of a block that did not end.
 constexpr static const uint32_t SELFTEST_MISSING = 0;
 
@@ -216,6 +219,14 @@ struct SelftestResult {
     uint32_t wrong_threads;
 };
 
+/// Parameters of `replay_mark`.
+struct ReplayMarkParams {
+    /// In host memory that the device maps: when an operation in a graph began, zero while it is not under way.
+    uint64_t *place;
+    /// Not zero if the operation begins, zero if it ends.
+    uint32_t begins;
+};
+
 /// Parameters of `peer_selftest`.
 struct PeerSelftestParams {
     /// Where the ranks' windows are.
@@ -240,4 +251,5 @@ static_assert(sizeof(nccl_ep::ScaledRows) == 88, "ScaledRows as in Rust");
 static_assert(sizeof(nccl_ep::WaitParams) == 40, "WaitParams as in Rust");
 static_assert(sizeof(nccl_ep::PeerTable) == 584, "PeerTable as in Rust");
 static_assert(sizeof(nccl_ep::SelftestResult) == 8, "SelftestResult as in Rust");
+static_assert(sizeof(nccl_ep::ReplayMarkParams) == 16, "ReplayMarkParams as in Rust");
 static_assert(sizeof(nccl_ep::PeerSelftestParams) == 656, "PeerSelftestParams as in Rust");

@@ -87,9 +87,8 @@ pub trait ReplayMarks: Send {
     fn begin(&mut self, place: usize, stream: Stream) -> Result<()>;
     /// Captures that it ends.
     fn end(&mut self, place: usize, stream: Stream) -> Result<()>;
-    /// What the last look found, and starts the next; does not wait. By place: zero if its operation is not under way,
-    /// otherwise the number of the look before which it began. `None` if that look is not over yet.
-    fn look(&mut self) -> Result<Option<&[u32]>>;
+    /// When the operation of `place` began that a replay is in, on a clock of the device's own; zero if none is.
+    fn began(&self, place: usize) -> u64;
 }
 
 /// One rank's side of an open group, in the group's mode.

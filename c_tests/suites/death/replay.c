@@ -6,6 +6,28 @@
 
 enum { kReplays = 2 };
 
+static void play_ll(void* context) {
+    Work* work = context;
+    const cudaStream_t stream = work->run.env->stream;
+    EP_CHECK_NCCL(ll_launch_dispatch(&work->run, stream, false));
+    EP_CHECK_NCCL(ll_launch_combine(&work->run, stream, false));
+}
+
+// Opens `work` and captures a pair of operations on it, which replays as it should.
+static EpCaptured captured_pair(DeathRank* self, Work* work) {
+    open_work(work, &self->env, 1);
+    const EpCaptured captured = ep_capture(self->env.stream, play_ll, work);
+    for (unsigned i = 0; i < kReplays; ++i) {
+        ll_prepare_dispatch(&work->run);
+        ll_prepare_combine(&work->run);
+        ep_replay(&captured);
+        ep_sync(&self->env);
+        ll_check_dispatch(&work->run);
+        ll_check_combine(&work->run);
+    }
+    return captured;
+}
+
 // Meets the others, one of which dies; then launches the graph.
 static double replay_without_victim(DeathRank* self, const EpCaptured* captured) {
     lose_victim(self);
@@ -14,26 +36,25 @@ static double replay_without_victim(DeathRank* self, const EpCaptured* captured)
     return start;
 }
 
-static void play_ll(void* context) {
-    Work* work = context;
-    const cudaStream_t stream = work->run.env->stream;
-    EP_CHECK_NCCL(ll_launch_dispatch(&work->run, stream, false));
-    EP_CHECK_NCCL(ll_launch_combine(&work->run, stream, false));
-}
-
 void dies_before_a_replay(DeathRank* self) {
     Work work;
-    open_work(&work, &self->env, 1);
-    const EpCaptured captured = ep_capture(self->env.stream, play_ll, &work);
-    for (unsigned i = 0; i < kReplays; ++i) {
-        ll_prepare_dispatch(&work.run);
-        ll_prepare_combine(&work.run);
-        ep_replay(&captured);
-        ep_sync(&self->env);
-        ll_check_dispatch(&work.run);
-        ll_check_combine(&work.run);
-    }
+    const EpCaptured captured = captured_pair(self, &work);
     const double start = replay_without_victim(self, &captured);
+    expect_fault(self, work.group, start);
+    ep_release_captured(&captured);
+    finish_survivor(self, &work);
+}
+
+// To free memory is to wait for the replay, and holds up most calls of the driver meanwhile.
+void dies_before_a_replay_and_a_free(DeathRank* self) {
+    allow_for_a_free(self);
+    Work work;
+    const EpCaptured captured = captured_pair(self, &work);
+    void* memory = NULL;
+    EP_REQUIRE_CUDA(cudaMalloc(&memory, 1 << 20));
+    const double start = replay_without_victim(self, &captured);
+    EP_CHECK_CUDA(cudaFree(memory));
+    check_in_time(self, start);
     expect_fault(self, work.group, start);
     ep_release_captured(&captured);
     finish_survivor(self, &work);

@@ -8,6 +8,11 @@
 
 bool host_waits_for_routing(void) { return ep_on_host_backend() || ep_num_nodes() > 1; }
 
+void allow_for_a_free(DeathRank* self) {
+    enum { kPatienceMs = 500 };
+    if (ep_num_nodes() > 1) self->slack_ms += kPatienceMs;
+}
+
 // Waits until the group fails; `since` is the earliest time at which it could be known.
 void expect_fault(DeathRank* self, ncclEpGroup_t group, double since) {
     ncclResult_t result = ncclSuccess;

@@ -14,6 +14,10 @@ bool host_waits_for_routing(void);
 ncclResult_t create_ht_handle(const EpEnv* env, ncclEpGroup_t group, void* ids,
                               ncclEpHandle_t* handle);
 
+// From now on the network may fail so much later: while memory is freed the device takes no copy, and the network waits
+// a while for one by which kernels learn of the failure.
+void allow_for_a_free(DeathRank* self);
+
 // Waits until the group fails; `since` is the earliest time at which it could be known.
 void expect_fault(DeathRank* self, ncclEpGroup_t group, double since);
 void expect_refusals(Work* work);
@@ -29,6 +33,7 @@ void creation_is_lost_beside_a_group(DeathRank* self);
 void creation_is_lost_after_a_failure(DeathRank* self);
 void creation_is_lost_while_memory_is_freed(DeathRank* self);
 void dies_before_a_replay(DeathRank* self);  // replay.c
+void dies_before_a_replay_and_a_free(DeathRank* self);
 void dies_before_an_ht_replay(DeathRank* self);
 
 #endif  // C_TESTS_SUITES_DEATH_WORK_H_

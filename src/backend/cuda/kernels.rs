@@ -3,7 +3,9 @@
 //! `tests/kernel_params.rs` compares the names with the entries of `cuda/*.cu`.
 #![forbid(unsafe_code)]
 
-use crate::backend::cuda::params::common::{PeerSelftestParams, SELFTEST_THREADS};
+use crate::backend::cuda::params::common::{
+    PeerSelftestParams, REPLAY_MARK_THREADS, ReplayMarkParams, SELFTEST_THREADS,
+};
 use crate::backend::cuda::params::ht::{
     HT_CAST_THREADS, HT_COMBINE_THREADS, HT_DISPATCH_THREADS, HT_ROUTE_THREADS, HtCombineParams,
     HtDispatchParams, HtRouteParams, HtScaledDispatchParams,
@@ -27,6 +29,8 @@ use crate::model::tensor::DType;
 pub enum Kernel {
     /// `cuda/selftest.cu`.
     PeerSelftest,
+    /// `cuda/replay_mark.cu`.
+    ReplayMark,
     /// `cuda/ll/dispatch.cu`.
     LlDispatch,
     /// `cuda/ll/combine.cu`.
@@ -111,8 +115,9 @@ pub enum Kernel {
 
 impl Kernel {
     /// All kernels; each stands at the index of its own number.
-    pub const ALL: [Kernel; 41] = [
+    pub const ALL: [Kernel; 42] = [
         Kernel::PeerSelftest,
+        Kernel::ReplayMark,
         Kernel::LlDispatch,
         Kernel::LlCombineBf16,
         Kernel::LlCombineF16,
@@ -159,6 +164,7 @@ impl Kernel {
     pub fn name(self) -> &'static str {
         match self {
             Kernel::PeerSelftest => "peer_selftest",
+            Kernel::ReplayMark => "replay_mark",
             Kernel::LlDispatch => "ll_dispatch",
             Kernel::LlCombineBf16 => "ll_combine_bf16",
             Kernel::LlCombineF16 => "ll_combine_f16",
@@ -206,6 +212,7 @@ impl Kernel {
     pub(super) fn threads(self) -> u32 {
         match self {
             Kernel::PeerSelftest => SELFTEST_THREADS,
+            Kernel::ReplayMark => REPLAY_MARK_THREADS,
             Kernel::LlDispatch
             | Kernel::LlDispatchNodes
             | Kernel::LlDispatchScaled
@@ -291,6 +298,7 @@ macro_rules! kernels_by_params {
 
 kernels_by_params! {
     PeerSelftestParams: PeerSelftest;
+    ReplayMarkParams: ReplayMark;
     LlDispatchParams: LlDispatch;
     LlCombineParams:
         LlCombineBf16, LlCombineF16, LlCombineF32;

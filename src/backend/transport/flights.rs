@@ -132,7 +132,7 @@ impl Flights {
             return Ok(None);
         };
         match state.late(now, limit)? {
-            None => state.replays.late(now, limit),
+            None => Ok(state.replays.late(now, limit)),
             late => Ok(late),
         }
     }

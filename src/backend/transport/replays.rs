@@ -23,8 +23,6 @@ pub struct Replays {
     captured: Vec<Captured>,
     operations: usize,
     first: Option<First>,
-    /// When the look was started whose result is to come.
-    asked: Option<Instant>,
 }
 
 struct Captured {
@@ -32,10 +30,11 @@ struct Captured {
     peers: Vec<usize>,
 }
 
-/// The operation that was the first of those under way when the last look was started.
+/// The operation that was the first of those under way at the last look.
 struct First {
     place: usize,
-    began: u32,
+    began: u64,
+    /// When that was found.
     seen: Instant,
 }
 
@@ -78,43 +77,29 @@ impl Replays {
         }
     }
 
-    /// The first operation that is under way, if it has been so longer than `limit`. Looks anew at `now`.
-    pub fn late(&mut self, now: Instant, limit: Duration) -> Result<Option<Late>> {
-        let Some(marks) = self.marks.as_mut().filter(|_| self.operations > 0) else {
-            return Ok(None);
-        };
-        let Some(found) = marks.look()? else {
-            self.asked.get_or_insert(now);
-            return Ok(None);
-        };
-        // What was found is as old as the question.
-        let asked = self.asked.replace(now).unwrap_or(now);
-        let under_way = found.iter().enumerate().filter(|(_, began)| **began != 0);
-        let Some((place, &began)) = under_way.min_by_key(|(_, began)| **began) else {
+    /// The first operation that is under way at `now`, if it has been so longer than `limit`.
+    pub fn late(&mut self, now: Instant, limit: Duration) -> Option<Late> {
+        let marks = self.marks.as_ref()?;
+        let places = self.captured.iter().enumerate();
+        let began = places.map(|(place, captured)| (marks.began(place), place, captured));
+        let under_way = began.filter(|(began, ..)| *began != 0);
+        let Some((began, place, captured)) = under_way.min_by_key(|(began, ..)| *began) else {
             self.first = None;
-            return Ok(None);
+            return None;
         };
         let is_same = |first: &First| (first.place, first.began) == (place, began);
-        let first = match self.first.take().filter(is_same) {
-            Some(first) => first,
-            None => First {
-                place,
-                began,
-                seen: asked,
-            },
+        let seen = match self.first.take().filter(is_same) {
+            Some(first) => first.seen,
+            None => now,
         };
-        let waited = asked.saturating_duration_since(first.seen);
-        self.first = Some(first);
-        Ok(self
-            .captured
-            .get(place)
-            .filter(|_| waited > limit)
-            .map(|it| Late {
-                operation: it.operation,
-                peers: it.peers.clone(),
-                waited,
-                is_replayed: true,
-            }))
+        self.first = Some(First { place, began, seen });
+        let waited = now.saturating_duration_since(seen);
+        (waited > limit).then(|| Late {
+            operation: captured.operation,
+            peers: captured.peers.clone(),
+            waited,
+            is_replayed: true,
+        })
     }
 }
 
@@ -128,13 +113,11 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
     const CAPTURED: Stream = Stream(7);
 
-    /// Places as the test sets them, with answers to the look before.
+    /// Places as the test sets them.
     #[derive(Clone, Default)]
     struct Marks {
-        places: Arc<Mutex<[u32; 4]>>,
+        places: Arc<Mutex<[u64; 4]>>,
         calls: Arc<Mutex<String>>,
-        asked: Option<[u32; 4]>,
-        answer: [u32; 4],
     }
 
     impl ReplayMarks for Marks {
@@ -146,11 +129,8 @@ mod tests {
             *self.calls.lock() += &format!("e{place}");
             Ok(())
         }
-        fn look(&mut self) -> Result<Option<&[u32]>> {
-            let places = *self.places.lock();
-            let answer = self.asked.replace(places);
-            self.answer = answer.unwrap_or_default();
-            Ok(answer.map(|_| &self.answer[..]))
+        fn began(&self, place: usize) -> u64 {
+            self.places.lock()[place]
         }
     }
 
@@ -188,34 +168,43 @@ mod tests {
     fn time_counts_for_the_first_of_one_replay() {
         let (marks, mut replays) = with_two();
         let start = Instant::now();
-        let mut late = |after: u32, places: [u32; 4]| {
+        let mut late = |after: u32, places: [u64; 4]| {
             *marks.places.lock() = places;
-            let late = replays.late(start + after * SECOND, 3 * SECOND).unwrap();
+            let late = replays.late(start + after * SECOND, 3 * SECOND);
             late.map(|late| (late.operation.number, late.peers, late.waited.as_secs()))
         };
         assert_eq!(late(0, [0; 4]), None);
-        // It runs since look 1, and in another replay since look 5.
-        assert_eq!(late(1, [1, 0, 0, 0]), None);
-        assert_eq!(late(4, [1, 0, 0, 0]), None);
-        assert_eq!(late(5, [5, 0, 0, 0]), None);
+        // It runs since 100, and in another replay since 500.
+        assert_eq!(late(1, [100, 0, 0, 0]), None);
+        assert_eq!(late(4, [100, 0, 0, 0]), None);
+        assert_eq!(late(5, [500, 0, 0, 0]), None);
         // The other waits for it.
-        assert_eq!(late(6, [5, 6, 0, 0]), None);
-        assert_eq!(late(9, [5, 6, 0, 0]), None);
-        assert_eq!(late(10, [0, 6, 0, 0]), Some((4, vec![1], 4)));
-        assert_eq!(late(11, [0, 6, 0, 0]), None);
-        assert_eq!(late(14, [0, 6, 0, 0]), None);
-        assert_eq!(late(15, [0; 4]), Some((9, vec![2, 3], 4)));
-        assert_eq!(late(16, [0; 4]), None);
+        assert_eq!(late(6, [500, 600, 0, 0]), None);
+        assert_eq!(late(8, [500, 600, 0, 0]), None);
+        assert_eq!(late(9, [500, 600, 0, 0]), Some((4, vec![1], 4)));
+        assert_eq!(late(10, [0, 600, 0, 0]), None);
+        assert_eq!(late(13, [0, 600, 0, 0]), None);
+        assert_eq!(late(14, [0, 600, 0, 0]), Some((9, vec![2, 3], 4)));
+        assert_eq!(late(15, [0; 4]), None);
         assert_eq!(late(99, [0; 4]), None);
+    }
+
+    #[test]
+    fn places_of_nothing_captured_do_not_count() {
+        let (marks, mut replays) = with_two();
+        let start = Instant::now();
+        *marks.places.lock() = [0, 0, 100, 0];
+        assert!(replays.late(start, SECOND).is_none());
+        assert!(replays.late(start + 9 * SECOND, SECOND).is_none());
     }
 
     #[test]
     fn there_is_nothing_to_look_at_before_a_capture_or_without_graphs() {
         let now = Instant::now();
-        assert_eq!(Replays::default().late(now, SECOND), Ok(None));
+        assert!(Replays::default().late(now, SECOND).is_none());
         let mut replays = Replays::default();
         replays.begin(operation(0), &[1], CAPTURED).unwrap();
         replays.end(operation(0), CAPTURED).unwrap();
-        assert_eq!(replays.late(now + 9 * SECOND, SECOND), Ok(None));
+        assert!(replays.late(now + 9 * SECOND, SECOND).is_none());
     }
 }

@@ -142,7 +142,7 @@ unsafe impl Record for HtTold {}
 // SAFETY: numbers and an address of the device, which the host does not follow.
 unsafe impl Record for HtSource {}
 // SAFETY: a number.
-unsafe impl Record for u32 {}
+unsafe impl Record for u64 {}
 // SAFETY: numbers only; handles are numbered from 1.
 unsafe impl Record for LlHello {}
 
@@ -188,11 +188,6 @@ impl<T: Record> HostPage<T> {
     /// The records' address on the device.
     pub fn device(&self) -> *mut T {
         self.device.0 as *mut T
-    }
-
-    /// The records' address on the host.
-    pub fn host(&self) -> *mut T {
-        self.host.as_ptr()
     }
 
     /// Writes record `index` for the device to read; nothing past the end.

@@ -10,6 +10,9 @@ pub const SELFTEST_SLOT_BYTES: usize = 4096;
 /// Threads per block of `peer_selftest`; its grid has one block per rank.
 pub const SELFTEST_THREADS: u32 = 128;
 
+/// Threads of `replay_mark`: one warp, of which one thread works.
+pub const REPLAY_MARK_THREADS: u32 = 32;
+
 /// `SelftestResult::outcome` of a block that did not end.
 pub const SELFTEST_MISSING: u32 = 0;
 /// `SelftestResult::outcome`: everything arrived as it was sent.
@@ -177,6 +180,16 @@ pub struct PeerTable {
     pub ranks: u32,
     /// This rank.
     pub rank: u32,
+}
+
+/// Parameters of `replay_mark`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct ReplayMarkParams {
+    /// In host memory that the device maps: when an operation in a graph began, zero while it is not under way.
+    pub place: *mut u64,
+    /// Not zero if the operation begins, zero if it ends.
+    pub begins: u32,
 }
 
 /// What one rank found out about one peer.

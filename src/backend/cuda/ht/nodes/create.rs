@@ -22,7 +22,7 @@ use crate::backend::cuda::params::ht_nodes::{
 };
 use crate::backend::cuda::sizes::number;
 use crate::backend::transport::{Label, Message};
-use crate::error::refusal::{InSequence, Subject};
+use crate::error::refusal::{AmongRanks, InSequence, Subject};
 use crate::error::{Error, Result};
 use crate::model::ops::{IdWidth, Routing, Stream};
 use crate::model::tensor::DevPtr;
@@ -204,11 +204,8 @@ impl Creation<'_> {
         if let Some(fault) = transport.health() {
             return Err(fault);
         }
-        let of = |source| {
-            self.header(source)
-                .ok_or_else(|| Error::internal("a rank's words about a handle are missing"))
-        };
-        let others = (1..self.rails.plan.sources).map(of);
+        let sources = self.rails.remote_sources().iter().zip(1..);
+        let others = sources.map(|(&rank, source)| self.header(rank, source));
         let headers = std::iter::once(Ok(own))
             .chain(others)
             .collect::<Result<Vec<_>>>()?;
@@ -216,16 +213,21 @@ impl Creation<'_> {
         Ok(headers)
     }
 
-    /// The header of a source.
-    fn header(&self, source: usize) -> Option<Header> {
+    /// The header of `rank`, which is source number `source`.
+    fn header(&self, rank: usize, source: usize) -> Result<Header> {
         let word = |index| {
-            let page = &self.rails.headers;
-            page.read(2 * source + index)
-                .filter(|it| it.epoch == self.epoch)
+            let word = self.rails.headers.read(2 * source + index);
+            let word = word.ok_or_else(|| Error::internal("no header"))?;
+            if word.epoch == self.epoch {
+                return Ok(word.value);
+            }
+            // The rank was at something else.
+            let same = AmongRanks::Same { rank };
+            Err(Error::usage(Subject::Handle, same).got(self.epoch, word.epoch))
         };
-        Some(Header {
-            tokens: word(0)?.value as usize,
-            verdict: word(1)?.value,
+        Ok(Header {
+            tokens: word(0)? as usize,
+            verdict: word(1)?,
         })
     }
 

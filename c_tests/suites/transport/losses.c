@@ -12,7 +12,7 @@
 
 enum { kPollUs = 500 };
 
-static bool talks_to_victim(const DeathRank* self, const Way* way) {
+bool talks_to_victim(const DeathRank* self, const Way* way) {
     return is_member(way->gateways, way->num_gateways, self->victim) ||
            is_member(way->sources, way->num_sources, self->victim);
 }

@@ -6,6 +6,8 @@
 
 // Stops this process until the parent kills it.
 void stop_for_good(DeathRank* self);
+// Whether this rank sends to the victim or receives from it.
+bool talks_to_victim(const DeathRank* self, const Way* way);
 // Waits for the failure, which must name who waited and the victim.
 void expect_failure(DeathRank* self, Way* way, double start);
 // Waits until what was on the stream has come to its end, at most until the deadline since `start`.

@@ -50,8 +50,12 @@ void a_rank_stops_before_a_replay(DeathRank* self) {
     stage("launches the graph");
     for (unsigned i = 0; i < kChecked; ++i) EP_CHECK_CUDA(cudaGraphLaunch(graph, stream));
     stage("has launched it");
-    expect_failure(self, &way, start);
-    EP_CHECK_STR_CONTAINS(epProbeText(), ", replayed by a graph");
+    if (talks_to_victim(self, &way)) {
+        expect_failure(self, &way, start);
+        // Or NCCL tells that another rank has given up.
+        const bool first = survivors(self) == 1 || strstr(epProbeText(), "NCCL error ") == NULL;
+        if (first) EP_CHECK_STR_CONTAINS(epProbeText(), ", replayed by a graph");
+    }
     expect_end_of_stream(self, start);
     const double closing = seconds_now();
     close_way(&way);

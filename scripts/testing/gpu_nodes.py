@@ -12,7 +12,7 @@ from testing.programs import BENCH_PASSED
 from testing.step import Counts, Finished, Step
 
 # By the number of GPUs that they need: the splits of programs with many cases, and of the others.
-_SPLITS = {2: ("01",), 4: ("0101", "0001"), 8: ("00112233",)}
+_SPLITS = {1: ("01",), 4: ("0101", "0001"), 8: ("00112233",)}
 _MORE_SPLITS = {3: ("012",), 4: ("0123", "0011"), 8: ("00001111",)}
 _PROGRAMS = ("test_ll", "test_staged", "test_graph", "test_stress --ops 2000", "test_lifecycle",
              "test_errors over_nodes", "test_errors scales_that_differ", "test_formats",
@@ -23,6 +23,8 @@ _PROGRAMS = ("test_ll", "test_staged", "test_graph", "test_stress --ops 2000", "
              "example_several_nodes", "example_cuda_graph",
              "ep_test -a ll -s both -c -r -t 16 -d 512", "ep_test -a ht -c -r -t 16 -d 512")
 _MORE_PROGRAMS = ("test_ll", "test_random --configs 60", "test_stress --ops 500")
+# Of two nodes that share a GPU, where the kernels of both take turns.
+_SHARING_PROGRAMS = ("test_graph",)
 _QUICK_PROGRAMS = ("test_ll", "test_staged", "test_errors over_nodes")
 _FORKED = ("test_death --nodes {}",
            "test_faults --nodes {} --trials 15 --seed 43")
@@ -41,13 +43,15 @@ _PLUGIN_SENT = re.compile(r"NET/EP-test: sent (\d+) bytes")
 
 
 def steps(machine: Machine, quick: bool) -> Iterator[Step]:
-    """Runs where there are two GPUs or more."""
+    """Runs on several nodes; on one GPU, which NCCL lets ranks of different nodes share, a few."""
     gpus = len(machine.devices)
+    shares = gpus == 1
+    commands = _SHARING_PROGRAMS if shares else _QUICK_PROGRAMS if quick else _PROGRAMS
     splits = [split for least, all_of in _SPLITS.items() if least <= gpus for split in all_of]
     for split in splits[:1] if quick else splits:
-        for command in _QUICK_PROGRAMS if quick else _PROGRAMS:
+        for command in commands:
             yield _step(machine, split, command)
-        for pattern in _FORKED:
+        for pattern in _FORKED[:1] if shares else _FORKED:
             program, *options = pattern.format(split).split()
             words = (str(machine.programs / "gpu" / program), *options)
             yield _as_step(machine, f"{program}/{split}", words,

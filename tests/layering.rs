@@ -123,7 +123,6 @@ const UNSAFE: &[&str] = &[
     "src/backend/cuda/driver/device_name.rs",
     "src/backend/cuda/driver/event.rs",
     "src/backend/cuda/driver/function.rs",
-    "src/backend/cuda/driver/graph_marks.rs",
     "src/backend/cuda/driver/held.rs",
     "src/backend/cuda/driver/ipc.rs",
     "src/backend/cuda/driver/memory.rs",

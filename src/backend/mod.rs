@@ -59,7 +59,7 @@ pub trait DeviceMemory: Send + Sync {
     /// A mark for streams.
     fn new_mark(&self) -> Result<Box<dyn StreamMark>>;
     /// Marks for operations in graphs, with a place for each of `places`; `None` on a device without graphs.
-    fn new_replay_marks(&self, _places: usize) -> Result<Option<Box<dyn ReplayMarks>>> {
+    fn new_replay_marks(&self, _places: usize) -> Result<Option<Arc<dyn ReplayMarks>>> {
         Ok(None)
     }
     /// Does `work` so that captures which this thread has open go on, even if it makes calls that end them otherwise.
@@ -82,11 +82,12 @@ pub trait StreamMark: Send {
 }
 
 /// Marks that operations in graphs leave in each replay.
-pub trait ReplayMarks: Send {
-    /// Captures, from `stream`, that the operation of `place` begins.
-    fn begin(&mut self, place: usize, stream: Stream) -> Result<()>;
+pub trait ReplayMarks: Send + Sync {
+    /// Captures, from `stream`, that the operation of `place` begins. Like any launch it may be held up, by a call that
+    /// waits for the device.
+    fn begin(&self, place: usize, stream: Stream) -> Result<()>;
     /// Captures that it ends.
-    fn end(&mut self, place: usize, stream: Stream) -> Result<()>;
+    fn end(&self, place: usize, stream: Stream) -> Result<()>;
     /// When the operation of `place` began that a replay is in, on a clock of the device's own; zero if none is.
     fn began(&self, place: usize) -> u64;
 }

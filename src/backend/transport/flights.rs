@@ -86,9 +86,10 @@ impl Flights {
             Ok(true) => state.under_way.push_back(flight),
             Ok(false) => {
                 state.is_in_graphs = true;
-                let marked = state.replays.begin(operation, &flight.peers, stream);
+                let mark = state.replays.begin(operation, &flight.peers);
                 state.spare.push(flight);
-                marked?;
+                drop(state);
+                mark.map_or(Ok(()), |mark| mark.capture(stream))?;
             }
             Err(error) => {
                 state.spare.push(flight);
@@ -101,7 +102,8 @@ impl Flights {
     /// `operation` was enqueued on `stream`.
     pub fn enqueued(&self, operation: Operation, stream: Stream) -> Result<()> {
         let Some(mut end) = self.state.lock().take_end(operation) else {
-            return self.state.lock().replays.end(operation, stream);
+            let mark = self.state.lock().replays.end(operation);
+            return mark.map_or(Ok(()), |mark| mark.capture(stream));
         };
         let recorded = end.record(stream);
         if let Some(flight) = self.state.lock().last(operation) {

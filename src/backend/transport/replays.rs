@@ -9,6 +9,7 @@ use crate::backend::transport::operation::{Late, Operation, distinct};
 use crate::backend::{DeviceMemory, ReplayMarks};
 use crate::error::Result;
 use crate::model::ops::Stream;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How many captured operations have a place of their own. More of them share places: where two of one place are
@@ -19,10 +20,28 @@ const PLACES: usize = 1024;
 #[derive(Default)]
 pub struct Replays {
     /// `None` on a device without graphs.
-    marks: Option<Box<dyn ReplayMarks>>,
+    marks: Option<Arc<dyn ReplayMarks>>,
     captured: Vec<Captured>,
     operations: usize,
     first: Option<First>,
+}
+
+/// A mark that is to be captured. That may be held up, so nobody who must end what holds it up should wait for it.
+#[must_use]
+pub struct Mark {
+    marks: Arc<dyn ReplayMarks>,
+    place: usize,
+    begins: bool,
+}
+
+impl Mark {
+    /// Captures it from `stream`.
+    pub fn capture(&self, stream: Stream) -> Result<()> {
+        match self.begins {
+            true => self.marks.begin(self.place, stream),
+            false => self.marks.end(self.place, stream),
+        }
+    }
 }
 
 struct Captured {
@@ -47,11 +66,9 @@ impl Replays {
         })
     }
 
-    /// `operation` with `peers` is about to be captured from `stream`.
-    pub fn begin(&mut self, operation: Operation, peers: &[usize], stream: Stream) -> Result<()> {
-        let Some(marks) = &mut self.marks else {
-            return Ok(());
-        };
+    /// `operation` with `peers` is about to be captured. Gives the mark to capture before it.
+    pub fn begin(&mut self, operation: Operation, peers: &[usize]) -> Option<Mark> {
+        let marks = Arc::clone(self.marks.as_ref()?);
         let place = self.operations % PLACES;
         let captured = Captured {
             operation,
@@ -62,19 +79,23 @@ impl Replays {
             None => self.captured.push(captured),
         }
         self.operations += 1;
-        marks.begin(place, stream)
+        Some(Mark {
+            marks,
+            place,
+            begins: true,
+        })
     }
 
-    /// `operation` was captured from `stream`; nothing if it is not the last to begin.
-    pub fn end(&mut self, operation: Operation, stream: Stream) -> Result<()> {
-        let last = self.operations.checked_sub(1).map(|last| last % PLACES);
-        let (Some(marks), Some(place)) = (&mut self.marks, last) else {
-            return Ok(());
-        };
-        match self.captured.get(place) {
-            Some(captured) if captured.operation == operation => marks.end(place, stream),
-            _ => Ok(()),
-        }
+    /// `operation` was captured. Gives the mark to capture behind it; none if it is not the last to begin.
+    pub fn end(&self, operation: Operation) -> Option<Mark> {
+        let marks = Arc::clone(self.marks.as_ref()?);
+        let place = self.operations.checked_sub(1)? % PLACES;
+        let captured = self.captured.get(place)?;
+        (captured.operation == operation).then_some(Mark {
+            marks,
+            place,
+            begins: false,
+        })
     }
 
     /// The first operation that is under way at `now`, if it has been so longer than `limit`.
@@ -108,7 +129,6 @@ mod tests {
     use super::*;
     use crate::backend::transport::Label;
     use parking_lot::Mutex;
-    use std::sync::Arc;
 
     const SECOND: Duration = Duration::from_secs(1);
     const CAPTURED: Stream = Stream(7);
@@ -121,11 +141,11 @@ mod tests {
     }
 
     impl ReplayMarks for Marks {
-        fn begin(&mut self, place: usize, _stream: Stream) -> Result<()> {
+        fn begin(&self, place: usize, _stream: Stream) -> Result<()> {
             *self.calls.lock() += &format!("b{place}");
             Ok(())
         }
-        fn end(&mut self, place: usize, _stream: Stream) -> Result<()> {
+        fn end(&self, place: usize, _stream: Stream) -> Result<()> {
             *self.calls.lock() += &format!("e{place}");
             Ok(())
         }
@@ -145,23 +165,24 @@ mod tests {
     fn with_two() -> (Marks, Replays) {
         let marks = Marks::default();
         let mut replays = Replays {
-            marks: Some(Box::new(marks.clone())),
+            marks: Some(Arc::new(marks.clone())),
             ..Replays::default()
         };
         for (number, peers) in [(4, [1, 1]), (9, [2, 3])] {
-            replays.begin(operation(number), &peers, CAPTURED).unwrap();
-            replays.end(operation(number), CAPTURED).unwrap();
+            let begin = replays.begin(operation(number), &peers).unwrap();
+            begin.capture(CAPTURED).unwrap();
+            let end = replays.end(operation(number)).unwrap();
+            end.capture(CAPTURED).unwrap();
         }
         (marks, replays)
     }
 
     #[test]
     fn each_captured_operation_has_a_place() {
-        let (marks, mut replays) = with_two();
+        let (marks, replays) = with_two();
         assert_eq!(*marks.calls.lock(), "b0e0b1e1");
         // One that was not captured in between.
-        replays.end(operation(3), CAPTURED).unwrap();
-        assert_eq!(*marks.calls.lock(), "b0e0b1e1");
+        assert!(replays.end(operation(3)).is_none());
     }
 
     #[test]
@@ -203,8 +224,8 @@ mod tests {
         let now = Instant::now();
         assert!(Replays::default().late(now, SECOND).is_none());
         let mut replays = Replays::default();
-        replays.begin(operation(0), &[1], CAPTURED).unwrap();
-        replays.end(operation(0), CAPTURED).unwrap();
+        assert!(replays.begin(operation(0), &[1]).is_none());
+        assert!(replays.end(operation(0)).is_none());
         assert!(replays.late(now + 9 * SECOND, SECOND).is_none());
     }
 }

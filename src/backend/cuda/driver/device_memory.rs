@@ -106,8 +106,8 @@ impl DeviceMemory for CudaMemory {
         Ok(Box::new(Mark::new(self.context())?))
     }
 
-    fn new_replay_marks(&self, places: usize) -> Result<Option<Box<dyn ReplayMarks>>> {
-        Ok(Some(Box::new(GraphMarks::new(self.context(), places)?)))
+    fn new_replay_marks(&self, places: usize) -> Result<Option<Arc<dyn ReplayMarks>>> {
+        Ok(Some(Arc::new(GraphMarks::new(self.context(), places)?)))
     }
 
     fn apart_from_captures(&self, work: &mut dyn FnMut()) -> Result<()> {

@@ -2,7 +2,7 @@
 //!
 //! An operation begins with a kernel of one warp, which writes the time to a place in host memory, and ends with one
 //! that writes zero. So a look is a read of memory: no call of the driver that a busy device could hold up. Copies of
-//! words instead of kernels took three times as long (`docs/development/host-time.md`).
+//! words instead of kernels took more than three times as long (`docs/development/host-time.md`).
 #![forbid(unsafe_code)]
 
 use crate::backend::ReplayMarks;
@@ -16,6 +16,7 @@ use crate::error::{Error, Result};
 use crate::model::ops::Stream;
 use std::mem;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 const SHAPE: LaunchShape = LaunchShape {
     blocks: 1,
@@ -28,7 +29,7 @@ pub struct GraphMarks {
     module: Module,
     places: Arc<HostPage<u64>>,
     count: usize,
-    is_in_graphs: bool,
+    is_in_graphs: AtomicBool,
 }
 
 impl GraphMarks {
@@ -38,15 +39,15 @@ impl GraphMarks {
             module: Module::load(context)?,
             places: Arc::new(HostPage::new(context, count)?),
             count,
-            is_in_graphs: false,
+            is_in_graphs: AtomicBool::new(false),
         })
     }
 
-    fn capture(&mut self, place: usize, begins: bool, stream: Stream) -> Result<()> {
+    fn capture(&self, place: usize, begins: bool, stream: Stream) -> Result<()> {
         if place >= self.count {
             return Err(Error::internal(format!("no place {place} for a mark")));
         }
-        if !mem::replace(&mut self.is_in_graphs, true) {
+        if !self.is_in_graphs.swap(true, Ordering::Relaxed) {
             // Graphs may be replayed at any time: what they write to is never freed from now on.
             mem::forget(Arc::clone(&self.places));
         }
@@ -61,11 +62,11 @@ impl GraphMarks {
 }
 
 impl ReplayMarks for GraphMarks {
-    fn begin(&mut self, place: usize, stream: Stream) -> Result<()> {
+    fn begin(&self, place: usize, stream: Stream) -> Result<()> {
         self.capture(place, true, stream)
     }
 
-    fn end(&mut self, place: usize, stream: Stream) -> Result<()> {
+    fn end(&self, place: usize, stream: Stream) -> Result<()> {
         self.capture(place, false, stream)
     }
 

@@ -75,8 +75,15 @@ static void call_on_another_handle(const Session* session, Difference difference
         EpView ids;
         const unsigned top_k = difference == kOtherTopK ? kTopK - 1 : kTopK;
         ep_view_2d(&ids, session->ids, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, kTokens, top_k);
-        EP_CHECK_NCCL(ncclEpCreateHandle(&using.handle, session->group, &ids.tensor, NULL, 0, NULL,
-                                         env->stream, false));
+        const ncclResult_t result = ncclEpCreateHandle(&using.handle, session->group, &ids.tensor,
+                                                       NULL, 0, NULL, env->stream, false);
+        if (session->algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT && difference == kNewHandle) {
+            // All ranks make one together.
+            EP_CHECK(result != ncclSuccess && result != ncclInternalError);
+            EP_CHECK_STR_CONTAINS(ep_last_error(), "rank ");
+            return;
+        }
+        EP_CHECK_NCCL(result);
     }
     const ncclEpHandle_t made = using.handle;
     if (difference == kOtherHandle && other) using.handle = session->handle;
@@ -142,6 +149,8 @@ static void differ(const EpEnv* env, ncclEpAlgorithm_t algorithm, Difference dif
     if (!other || difference != kNothing) {
         expect_failure(&session, 0.001 * kTimeoutMs + 1.0);
     }
+    // On the stand-ins, messages of different sizes leave an error on the stream.
+    if (ep_on_hostsim() && difference != kNothing) (void)cudaStreamSynchronize(env->stream);
     ep_barrier();
     set_timeout_ms(0);
     recover(&session);
@@ -167,7 +176,8 @@ void ll_different_calls_over_nodes(EpEnv* env) {
 void ht_different_calls_over_nodes(EpEnv* env) {
     if (ep_num_nodes() == 1) return;
     const Difference differences[] = {kNothing,    kOperation,  kRowBytes,
-                                      kTypeOfRows, kTypeOfSums, kOtherHandle, kUnscaled};
+                                      kTypeOfRows, kTypeOfSums, kOtherHandle,
+                                      kNewHandle,  kUnscaled};
     for (size_t i = 0; i < COUNT(differences); ++i) {
         for (unsigned who = 0; who < kNumOthers; ++who) {
             differ(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, differences[i], who);

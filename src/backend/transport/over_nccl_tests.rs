@@ -51,11 +51,20 @@ fn call(transport: &NcclTransport, device: &Marked) -> usize {
         transport
             .exchange(LABEL, &sends, &receives, stream)
             .unwrap();
-        let gathered = transport.gather(LABEL, DevPtr(4096), 8, DevPtr(8192), stream);
+        let gathered = transport.all_gather(LABEL, DevPtr(4096), 8, DevPtr(8192), stream);
         gathered.unwrap();
         device.pass(4);
     }
     allocations::so_far() - before
+}
+
+#[test]
+fn two_equal_nodes_all_gather_faster() {
+    let device = Marked::default();
+    for (nodes, is_faster) in [("aab", false), ("abc", false), ("aabb", true)] {
+        let transport = transport(nodes, &device);
+        assert_eq!(transport.all_gathers_faster(), is_faster, "{nodes}");
+    }
 }
 
 #[test]

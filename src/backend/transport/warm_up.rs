@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 /// What a rank says of itself: its number and one more, so that it is not zero.
 const WORD: usize = size_of::<u64>();
-/// Bytes that each rank gives to a second gathering: NCCL may choose another algorithm for it, which connects the
-/// ranks anew.
-const MANY: usize = 64 << 10;
+/// Bytes that each rank gives to further all-gathers: NCCL may choose another algorithm for them, which connects the
+/// ranks anew. The last is for operations that are all-gathers.
+const MANY: [usize; 2] = [64 << 10, 2 << 20];
 
 /// Sends this rank's word along every way and checks the others', which come within `limit`. False if they
 /// do not.
@@ -28,7 +28,13 @@ pub fn run(
     // This rank's word, what is gathered, what is received.
     let bytes = (1 + 2 * sources.len()) * WORD;
     let own = memory.alloc_own(bytes)?;
-    let unread_bytes = (1 + sources.len()) * MANY;
+    let [many, most] = MANY;
+    let most = if transport.all_gathers_faster() {
+        most
+    } else {
+        many
+    };
+    let unread_bytes = (1 + sources.len()) * most;
     let unread = memory.alloc_own(unread_bytes)?;
     let gathered = DevPtr(own.0 + WORD);
     let received = DevPtr(gathered.0 + sources.len() * WORD);
@@ -47,9 +53,12 @@ pub fn run(
     let from = from.map(|(place, &peer)| message(peer, DevPtr(received.0 + place * WORD)));
     let from: Vec<_> = from.filter(|message| message.peer != rank).collect();
     transport.exchange(Label::WARM_UP, &to.collect::<Vec<_>>(), &from, stream)?;
-    transport.gather(Label::WARM_UP, own, WORD, gathered, stream)?;
-    let behind = DevPtr(unread.0 + MANY);
-    transport.gather(Label::WARM_UP, unread, MANY, behind, stream)?;
+    transport.all_gather(Label::WARM_UP, own, WORD, gathered, stream)?;
+    let behind = DevPtr(unread.0 + most);
+    transport.all_gather(Label::WARM_UP, unread, many, behind, stream)?;
+    if most > many {
+        transport.all_gather(Label::WARM_UP, unread, most, behind, stream)?;
+    }
     // After a failure the memory belongs to what is on the stream.
     while !memory.is_idle(stream)? {
         if let Some(fault) = transport.health() {

@@ -1,11 +1,13 @@
 //! Low-latency operations: checked operation -> kernel parameters -> launch.
 #![forbid(unsafe_code)]
 
+mod exchanges;
 mod grid;
 mod handle_plan;
 mod hello;
 mod local_handle;
 mod memory;
+mod messages;
 mod network;
 mod over_nodes;
 mod part;

@@ -1,18 +1,16 @@
 //! What LL operations over several nodes have beside those on one: where the ranks are, memory for what crosses
 //! the network, and a stream for what runs behind the caller's own work.
-//!
-//! What is received lies in plain memory of this rank, one set for each channel. It needs no acknowledgement: a
-//! message is received no earlier than in its turn on this rank, behind everything that read the one before.
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver::event::DriverEvent;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::driver::stream::StreamScope;
+use crate::backend::cuda::ll::messages::{ChannelMemory, Leg, Partners};
 use crate::backend::cuda::network::Network;
 use crate::backend::cuda::order::Order;
-use crate::backend::cuda::params::ll::{LL_CHANNELS, LL_MAX_TOP_K, LlHello, LlNodes, LlRankOnNode};
+use crate::backend::cuda::params::ll::{LL_CHANNELS, LlNodes, LlRankOnNode};
 use crate::backend::cuda::side_streams::SideStreams;
-use crate::backend::cuda::sizes::{Regions, number};
+use crate::backend::cuda::sizes::number;
 use crate::backend::transport::{Label, Message, Transport};
 use crate::error::{Error, Result};
 use crate::model::group::GroupFacts;
@@ -23,10 +21,6 @@ use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-const REGION_ALIGN: usize = 256;
-/// In front of each message.
-pub const HEAD_BYTES: usize = size_of::<LlHello>();
-
 /// The LL side of a group's network.
 pub struct LlNetwork {
     network: Arc<Network>,
@@ -36,6 +30,7 @@ pub struct LlNetwork {
     messages: Mutex<Messages>,
     operations: AtomicU64,
     max_tokens: usize,
+    all_gathers_faster: bool,
     /// Runs what staged operations send over the network, behind the caller's streams.
     background: SideStreams,
     /// The order of what runs there.
@@ -60,23 +55,6 @@ struct Tables {
     gateways: DevPtr,
 }
 
-/// A channel's memory for what crosses the network. Sources are those from 1 on. A message begins with a head.
-pub struct ChannelMemory {
-    _buffer: Buffer,
-    /// `[sources]` messages with a row for each token: of a dispatch as they came, of a combine as they go.
-    pub rows: DevPtr,
-    /// `[nodes - 1]` messages, the first of which is what this rank sends in a dispatch. In a combine they are what
-    /// other nodes give for this rank's tokens.
-    pub returned: DevPtr,
-    /// `[sources]` messages with a weight for each entry.
-    pub weights: DevPtr,
-    /// Such a message of this rank's.
-    pub own_weights: DevPtr,
-    /// From one message with rows to the next, and with weights.
-    pub rows_stride: usize,
-    pub weights_stride: usize,
-}
-
 impl LlNetwork {
     /// The LL side of `network`, for operations with the bounds of `facts`.
     pub fn new(
@@ -86,15 +64,20 @@ impl LlNetwork {
     ) -> Result<Self> {
         let context = memory.context();
         let max_tokens = facts.max_tokens.unwrap_or(0);
-        let sources = network.sources().len() - 1;
-        let nodes = network.topology().nodes();
-        let channel = |_| ChannelMemory::new(memory, (sources, nodes - 1), facts);
+        let (topology, rank) = (network.topology(), network.rank());
+        let partners = Partners {
+            sources: network.sources().len() - 1,
+            other_nodes: topology.nodes() - 1,
+            is_first: topology.node_of(rank) == 0,
+        };
+        let channel = |_| ChannelMemory::new(memory, &partners, facts);
         Ok(Self {
             tables: Tables::new(memory, &network)?,
             channels: (0..LL_CHANNELS).map(channel).collect::<Result<_>>()?,
             messages: Mutex::default(),
             operations: AtomicU64::new(0),
             max_tokens,
+            all_gathers_faster: network.transport()?.all_gathers_faster(),
             background_order: Order::new(context)?,
             join: Mutex::new(DriverEvent::new(context)?),
             network,
@@ -133,19 +116,25 @@ impl LlNetwork {
         self.max_tokens
     }
 
-    /// The group's part of what kernels need; the handle's and the channel's part is missing.
-    pub fn nodes(&self, channel: &ChannelMemory) -> Result<LlNodes> {
+    /// Whether an all-gather takes less time than an exchange of messages of one size.
+    pub fn all_gathers_faster(&self) -> bool {
+        self.all_gathers_faster
+    }
+
+    /// The group's part of what kernels need, and where messages lie: rows that sources have sent, or sums for them,
+    /// with those of other nodes on the way back; and weights. The handle's part is missing.
+    pub fn nodes(&self, rows: &Leg, weights: &Leg) -> Result<LlNodes> {
         let tables = &self.tables;
         Ok(LlNodes {
             of_rank: tables.of_rank.0 as *const LlRankOnNode,
             rank_of_peer: tables.rank_of_peer.0 as *const u32,
             rank_of_source: tables.rank_of_source.0 as *const u32,
             gateways: tables.gateways.0 as *const u32,
-            rows: channel.rows.0 as *mut u8,
-            weights: channel.weights.0 as *const u8,
-            returned: channel.returned.0 as *const u8,
-            rows_stride: channel.rows_stride as u64,
-            weights_stride: channel.weights_stride as u64,
+            rows: rows.sends.0 as *mut u8,
+            weights: weights.receives.0 as *const u8,
+            returned: rows.receives.0 as *const u8,
+            rows_stride: rows.stride as u64,
+            weights_stride: weights.stride as u64,
             ranks: number(self.network.topology().ranks())?,
             rank: number(self.network.rank())?,
             sources: number(self.sources().len())?,
@@ -174,6 +163,12 @@ impl LlNetwork {
         receives.clear();
         fill(transport.gateways(), sends, receives);
         transport.exchange(label, sends, receives, stream)
+    }
+
+    /// Enqueues an all-gather of the messages of `leg` on `stream`.
+    pub fn all_gather(&self, label: Label, leg: &Leg, stream: Stream) -> Result<()> {
+        let transport = self.transport()?;
+        transport.all_gather(label, leg.sends, leg.stride, leg.start(), stream)
     }
 
     /// The background, behind what `at` has been given.
@@ -208,37 +203,6 @@ impl Background<'_> {
     /// Makes the background wait for what `at` has been given since.
     pub fn follow(&mut self, at: &StreamScope) -> Result<()> {
         self.join.join(at.stream, self.scope.stream)
-    }
-}
-
-impl ChannelMemory {
-    fn new(
-        memory: &Arc<CudaMemory>,
-        (sources, other_nodes): (usize, usize),
-        facts: &GroupFacts,
-    ) -> Result<Self> {
-        let tokens = facts.max_tokens.unwrap_or(0);
-        let entries = tokens * LL_MAX_TOP_K as usize;
-        let message = |bytes: usize| (HEAD_BYTES + bytes).next_multiple_of(REGION_ALIGN);
-        let rows_stride = message(tokens * facts.row_bytes + entries * size_of::<i64>());
-        let weights_stride = message(entries * size_of::<f32>());
-        let mut regions = Regions::new(REGION_ALIGN);
-        let rows = regions.take(sources * rows_stride);
-        let returned = regions.take(other_nodes * rows_stride);
-        let weights = regions.take(sources * weights_stride);
-        let own_weights = regions.take(weights_stride);
-        // What is there must be the head of no operation.
-        let buffer = Buffer::zeroed(memory, regions.bytes())?;
-        let at = |offset: usize| DevPtr(buffer.data().0 + offset);
-        Ok(Self {
-            rows: at(rows),
-            returned: at(returned),
-            weights: at(weights),
-            own_weights: at(own_weights),
-            rows_stride,
-            weights_stride,
-            _buffer: buffer,
-        })
     }
 }
 

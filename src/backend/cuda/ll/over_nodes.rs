@@ -3,8 +3,7 @@
 //! A dispatch sends its rows and ids, packed by a kernel, to the gateways; then one kernel sends the rows of all
 //! sources within the node, and receives. A combine sends its weights to the gateways; a kernel sends the rows of this rank's experts
 //! to their homes, or those that carry these, and sums what came for the sources; the sums go home, where a last
-//! kernel adds them to what the own node gives. Each exchange is one message per rank, as each costs the network's
-//! latency.
+//! kernel adds them to what the own node gives (`exchanges`).
 //!
 //! A whole operation does all this on the caller's stream. The send phase of a staged one leaves to the background
 //! what waits for the network, except for the weights, without which expert ranks cannot sum.
@@ -13,10 +12,12 @@
 use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::kernels::{self, Kernel};
+use crate::backend::cuda::ll::exchanges::Exchanges;
 use crate::backend::cuda::ll::grid::Grid;
 use crate::backend::cuda::ll::hello::SourceTokens;
 use crate::backend::cuda::ll::local_handle::LocalHandle;
-use crate::backend::cuda::ll::network::{ChannelMemory, HEAD_BYTES, LlNetwork};
+use crate::backend::cuda::ll::messages::{HEAD_BYTES, Leg};
+use crate::backend::cuda::ll::network::LlNetwork;
 use crate::backend::cuda::ll::part::Part;
 use crate::backend::cuda::ll::scaled;
 use crate::backend::cuda::params::ll::{
@@ -26,10 +27,8 @@ use crate::backend::cuda::params::ll::{
 };
 use crate::backend::cuda::scaled_rows::ScalesWord;
 use crate::backend::cuda::sizes::number;
-use crate::backend::transport::{Label, Message};
 use crate::error::Result;
-use crate::model::ops::{LlCombine, LlDispatch, LlOp, RowType};
-use crate::model::tensor::DevPtr;
+use crate::model::ops::{LlCombine, LlDispatch, LlOp, Routing};
 
 const WARP: u32 = 32;
 /// Bytes that a thread of `ll_pack` copies at once.
@@ -39,23 +38,21 @@ const PACKED_AT_ONCE: usize = 16;
 pub struct OverNodes<'a, H> {
     handle: &'a H,
     network: &'a LlNetwork,
-    memory: &'a ChannelMemory,
+    exchanges: Exchanges<'a>,
     tokens: &'a SourceTokens,
     part: Part,
-    /// For texts.
-    number: u64,
 }
 
 impl<'a, H: LocalHandle> OverNodes<'a, H> {
     /// `part` of an operation of `handle`. Its first operation waits for what other ranks say about the handle.
     pub fn new(handle: &'a H, network: &'a LlNetwork, part: Part) -> Result<Self> {
+        let tokens = handle.source_tokens(network)?;
         Ok(Self {
             handle,
             network,
-            memory: network.channel(part.channel)?,
-            tokens: handle.source_tokens(network)?,
+            exchanges: Exchanges::new(network, part.channel, (handle.routing(), &tokens.of))?,
+            tokens,
             part,
-            number: network.count(),
         })
     }
 
@@ -64,15 +61,15 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
         match op {
             LlOp::Dispatch(op) => {
                 self.launch_pack(op, at)?;
-                self.send_rows(op, at)?;
+                self.exchanges.send_rows(op, at)?;
                 let all = LL_PHASE_SEND | LL_PHASE_RELAY | LL_PHASE_RECEIVE;
                 self.launch_dispatch(op, all, at)
             }
             LlOp::Combine(op) => {
                 self.launch_gates(op, at)?;
-                self.send_weights(at)?;
+                self.exchanges.send_weights(at)?;
                 self.launch_combine(op, LL_PHASE_SEND | LL_PHASE_RELAY, at)?;
-                self.send_sums(op.row, at)?;
+                self.exchanges.send_sums(op.row, at)?;
                 self.launch_combine(op, LL_PHASE_RECEIVE, at)
             }
         }
@@ -92,7 +89,7 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
                 self.launch_dispatch(op, LL_PHASE_SEND, at)?;
                 let background = self.network.fork(at)?;
                 let turn = self.network.background_order.begin(&background.scope)?;
-                let sent_rows = self.send_rows(op, &background.scope);
+                let sent_rows = self.exchanges.send_rows(op, &background.scope);
                 turn.end_after(
                     sent_rows
                         .and_then(|()| self.launch_dispatch(op, LL_PHASE_RELAY, &background.scope)),
@@ -103,13 +100,15 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
                 self.launch_gates(op, at)?;
                 let mut background = self.network.fork(at)?;
                 let turn = self.network.background_order.begin(&background.scope)?;
-                turn.end_after(self.send_weights(&background.scope))?;
+                turn.end_after(self.exchanges.send_weights(&background.scope))?;
                 background.join(at)?;
                 self.launch_combine(op, LL_PHASE_SEND, at)?;
                 background.follow(at)?;
                 let turn = self.network.background_order.begin(&background.scope)?;
                 let relayed = self.launch_combine(op, LL_PHASE_RELAY, &background.scope);
-                turn.end_after(relayed.and_then(|()| self.send_sums(op.row, &background.scope)))?;
+                turn.end_after(
+                    relayed.and_then(|()| self.exchanges.send_sums(op.row, &background.scope)),
+                )?;
                 sent(&background.scope)
             }
         }
@@ -123,96 +122,12 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
         }
     }
 
-    // ---- Messages --------------------------------------------------------------------------------
-
-    /// Sizes of this rank's: tokens, and ids per token.
-    fn own_tokens(&self) -> (usize, usize) {
-        (self.handle.routing().tokens, self.handle.routing().top_k)
-    }
-
-    /// A message to or from `peer`, of a head and of `bytes` for each of its `tokens`.
-    fn message(peer: usize, data: DevPtr, tokens: usize, bytes: usize) -> Message {
-        Message {
-            peer,
-            data,
-            bytes: HEAD_BYTES + tokens * bytes,
-        }
-    }
-
-    /// Messages to or from the sources from 1 on: `all` are `stride` apart.
-    fn of_sources(
-        &self,
-        (all, stride): (DevPtr, usize),
-        bytes: usize,
-    ) -> impl Iterator<Item = Message> + '_ {
-        let ranks = self.network.sources().iter().skip(1);
-        let sources = ranks.zip(&self.tokens.of).enumerate();
-        sources.map(move |(index, (&rank, &tokens))| {
-            Self::message(rank, DevPtr(all.0 + index * stride), tokens, bytes)
-        })
-    }
-
-    /// This rank's rows and ids go to the gateways, those of its sources come here.
-    fn send_rows(&self, op: &LlDispatch, at: &StreamScope) -> Result<()> {
-        let (tokens, top_k) = self.own_tokens();
-        let bytes = op.wire().slot_bytes() + top_k * size_of::<i64>();
-        let memory = self.memory;
-        let fill = |gateways: &[usize], sends: &mut Vec<Message>, receives: &mut Vec<Message>| {
-            let own = |&peer| Self::message(peer, memory.returned, tokens, bytes);
-            sends.extend(gateways.iter().map(own));
-            receives.extend(self.of_sources((memory.rows, memory.rows_stride), bytes));
-        };
-        self.exchange("LL dispatch", fill, at)
-    }
-
-    /// This rank's weights go to the gateways, those of its sources come here.
-    fn send_weights(&self, at: &StreamScope) -> Result<()> {
-        let (tokens, top_k) = self.own_tokens();
-        let bytes = top_k * size_of::<f32>();
-        let memory = self.memory;
-        let fill = |gateways: &[usize], sends: &mut Vec<Message>, receives: &mut Vec<Message>| {
-            let own = |&peer| Self::message(peer, memory.own_weights, tokens, bytes);
-            sends.extend(gateways.iter().map(own));
-            receives.extend(self.of_sources((memory.weights, memory.weights_stride), bytes));
-        };
-        self.exchange("LL combine", fill, at)
-    }
-
-    /// The sums of this node go to the sources, those of the gateways' nodes come here.
-    fn send_sums(&self, row: RowType, at: &StreamScope) -> Result<()> {
-        let (tokens, _) = self.own_tokens();
-        let memory = self.memory;
-        let fill = |gateways: &[usize], sends: &mut Vec<Message>, receives: &mut Vec<Message>| {
-            sends.extend(self.of_sources((memory.rows, memory.rows_stride), row.bytes()));
-            receives.extend(gateways.iter().map(|&peer| {
-                let node = self.network.distance(peer).saturating_sub(1);
-                let data = DevPtr(memory.returned.0 + node * memory.rows_stride);
-                Self::message(peer, data, tokens, row.bytes())
-            }));
-        };
-        self.exchange("LL combine", fill, at)
-    }
-
-    fn exchange(
-        &self,
-        what: &'static str,
-        fill: impl FnOnce(&[usize], &mut Vec<Message>, &mut Vec<Message>),
-        at: &StreamScope,
-    ) -> Result<()> {
-        let label = Label {
-            what,
-            number: self.number,
-        };
-        self.network.exchange(label, fill, at.stream)
-    }
-
-    // ---- Launches --------------------------------------------------------------------------------
-
-    fn nodes(&self) -> Result<LlNodes> {
+    /// With the messages of `rows`, as the way back has them.
+    fn nodes(&self, rows: &Leg) -> Result<LlNodes> {
         Ok(LlNodes {
             most_tokens: self.tokens.most,
             handle: self.handle.number(),
-            ..self.network.nodes(self.memory)?
+            ..self.network.nodes(rows, &self.exchanges.weights())?
         })
     }
 
@@ -240,12 +155,13 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
         }
         let plan = self.handle.plan();
         let (part, grid) = self.part(phases, (&plan.dispatch, &plan.relay_dispatch));
-        let nodes = self.nodes()?;
+        let rows_there = self.exchanges.rows(op);
+        let nodes = self.nodes(&rows_there.back())?;
         let module = &self.handle.context().module;
         if let Some(scaled) = &op.scaled {
             let (mut dispatch, rows) = scaled::params(self.handle, (op, scaled), &grid, part)?;
             // Packed for the network, they are as the kernel sends them.
-            dispatch.tokens = (self.memory.returned.0 + HEAD_BYTES) as *const u8;
+            dispatch.tokens = (rows_there.sends.0 + HEAD_BYTES) as *const u8;
             let params = LlScaledDispatchNodesParams {
                 dispatch,
                 nodes,
@@ -266,7 +182,7 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
     ) -> Result<LlCombineNodesParams> {
         Ok(LlCombineNodesParams {
             combine: self.handle.combine_params(op, grid, part),
-            nodes: self.nodes()?,
+            nodes: self.nodes(&self.exchanges.sums(op.row))?,
         })
     }
 
@@ -283,13 +199,12 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
     }
 
     fn launch_gates(&self, op: &LlCombine, at: &StreamScope) -> Result<()> {
-        let (tokens, _) = self.own_tokens();
         let params = LlGatesParams {
             combine: self.combine_params(op, &self.handle.plan().combine, self.part)?,
-            message: self.memory.own_weights.0 as *mut u8,
+            message: self.exchanges.weights().sends.0 as *mut u8,
         };
         let shape = LaunchShape {
-            blocks: blocks(tokens, LL_GATES_THREADS / WARP)?,
+            blocks: blocks(self.handle.routing().tokens, LL_GATES_THREADS / WARP)?,
             threads: LL_GATES_THREADS,
             shared_bytes: 0,
         };
@@ -298,7 +213,7 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
     }
 
     fn launch_pack(&self, op: &LlDispatch, at: &StreamScope) -> Result<()> {
-        let (tokens, top_k) = self.own_tokens();
+        let Routing { tokens, top_k, .. } = *self.handle.routing();
         let row_bytes = tokens * op.wire().slot_bytes();
         let pack = LlPackParams {
             head: LlHello {
@@ -313,7 +228,7 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
             channel_state: self.handle.context().channel_state(self.part.channel),
             rows: op.tokens.0 as *const u8,
             ids: self.handle.routing().ids.0 as *const i64,
-            message: self.memory.returned.0 as *mut u8,
+            message: self.exchanges.rows(op).sends.0 as *mut u8,
             row_bytes: row_bytes as u64,
             num_ids: (tokens * top_k) as u64,
         };

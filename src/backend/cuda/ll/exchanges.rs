@@ -1,0 +1,165 @@
+//! The exchanges of an LL operation over several nodes. Each is one message per rank, as each costs the network's
+//! latency; on two equal nodes an all-gather, where both ranks of a rail have the same number of tokens.
+#![forbid(unsafe_code)]
+
+use crate::backend::cuda::driver::stream::StreamScope;
+use crate::backend::cuda::ll::messages::{ChannelMemory, HEAD_BYTES, Leg};
+use crate::backend::cuda::ll::network::LlNetwork;
+use crate::backend::transport::{Label, Message};
+use crate::error::Result;
+use crate::model::ops::{LlDispatch, Routing, RowType};
+use crate::model::tensor::DevPtr;
+
+/// What is said of an exchange in texts of failures.
+const DISPATCH: &str = "LL dispatch";
+const COMBINE: &str = "LL combine";
+
+/// The exchanges of one operation.
+pub struct Exchanges<'a> {
+    network: &'a LlNetwork,
+    memory: &'a ChannelMemory,
+    /// This rank's tokens, and ids of each.
+    tokens: usize,
+    top_k: usize,
+    /// The tokens of its sources from 1 on.
+    source_tokens: &'a [usize],
+    is_all_gather: bool,
+    /// For texts.
+    number: u64,
+}
+
+impl<'a> Exchanges<'a> {
+    /// Those of an operation on `channel`, of a handle whose sources from 1 on have `source_tokens`.
+    pub fn new(
+        network: &'a LlNetwork,
+        channel: u32,
+        (routing, source_tokens): (&Routing, &'a [usize]),
+    ) -> Result<Self> {
+        Ok(Self {
+            network,
+            memory: network.channel(channel)?,
+            tokens: routing.tokens,
+            top_k: routing.top_k,
+            source_tokens,
+            // The other rank of the rail finds the same.
+            is_all_gather: network.all_gathers_faster() && source_tokens == [routing.tokens],
+            number: network.count(),
+        })
+    }
+
+    /// Where the rows and ids of a dispatch lie.
+    pub fn rows(&self, op: &LlDispatch) -> Leg {
+        self.leg(self.memory.rows, self.dispatched_bytes(op))
+    }
+
+    /// Where the weights of a combine lie.
+    pub fn weights(&self) -> Leg {
+        self.leg(self.memory.weights, self.weight_bytes())
+    }
+
+    /// Where the sums of a combine lie: each comes home the way that its row took, but an all-gather knows one way only.
+    pub fn sums(&self, row: RowType) -> Leg {
+        match self.is_all_gather {
+            true => self.leg(self.memory.rows, row.bytes()),
+            false => self.memory.rows.back(),
+        }
+    }
+
+    /// This rank's rows and ids go to the gateways, those of its sources come here.
+    pub fn send_rows(&self, op: &LlDispatch, at: &StreamScope) -> Result<()> {
+        let bytes = self.dispatched_bytes(op);
+        self.send_there(DISPATCH, &self.rows(op), bytes, at)
+    }
+
+    /// This rank's weights go to the gateways, those of its sources come here.
+    pub fn send_weights(&self, at: &StreamScope) -> Result<()> {
+        self.send_there(COMBINE, &self.weights(), self.weight_bytes(), at)
+    }
+
+    /// The sums of this node go to the sources, those of the gateways' nodes come here.
+    pub fn send_sums(&self, row: RowType, at: &StreamScope) -> Result<()> {
+        let leg = &self.sums(row);
+        let fill = |gateways: &[usize], sends: &mut Vec<Message>, receives: &mut Vec<Message>| {
+            sends.extend(self.of_sources((leg.sends, leg.stride), row.bytes()));
+            receives.extend(gateways.iter().map(|&peer| {
+                let node = self.network.distance(peer).saturating_sub(1);
+                let data = DevPtr(leg.receives.0 + node * leg.stride);
+                message(peer, data, self.tokens, row.bytes())
+            }));
+        };
+        self.exchange(COMBINE, leg, fill, at)
+    }
+
+    /// `leg`, whose messages have `bytes` for each token, as this operation uses it.
+    fn leg(&self, leg: Leg, bytes: usize) -> Leg {
+        match self.is_all_gather {
+            true => leg.side_by_side(HEAD_BYTES + self.tokens * bytes),
+            false => leg,
+        }
+    }
+
+    /// Of a token, in a dispatch.
+    fn dispatched_bytes(&self, op: &LlDispatch) -> usize {
+        op.wire().slot_bytes() + self.top_k * size_of::<i64>()
+    }
+
+    /// Of a token, in a combine.
+    fn weight_bytes(&self) -> usize {
+        self.top_k * size_of::<f32>()
+    }
+
+    /// Messages to or from the sources from 1 on: `all` are `stride` apart.
+    fn of_sources(
+        &self,
+        (all, stride): (DevPtr, usize),
+        bytes: usize,
+    ) -> impl Iterator<Item = Message> + '_ {
+        let ranks = self.network.sources().iter().skip(1);
+        let sources = ranks.zip(self.source_tokens).enumerate();
+        sources.map(move |(index, (&rank, &tokens))| {
+            message(rank, DevPtr(all.0 + index * stride), tokens, bytes)
+        })
+    }
+
+    /// This rank's message in `leg` goes to the gateways, those of its sources come here.
+    fn send_there(
+        &self,
+        what: &'static str,
+        leg: &Leg,
+        bytes: usize,
+        at: &StreamScope,
+    ) -> Result<()> {
+        let fill = |gateways: &[usize], sends: &mut Vec<Message>, receives: &mut Vec<Message>| {
+            let own = |&peer| message(peer, leg.sends, self.tokens, bytes);
+            sends.extend(gateways.iter().map(own));
+            receives.extend(self.of_sources((leg.receives, leg.stride), bytes));
+        };
+        self.exchange(what, leg, fill, at)
+    }
+
+    fn exchange(
+        &self,
+        what: &'static str,
+        leg: &Leg,
+        fill: impl FnOnce(&[usize], &mut Vec<Message>, &mut Vec<Message>),
+        at: &StreamScope,
+    ) -> Result<()> {
+        let label = Label {
+            what,
+            number: self.number,
+        };
+        match self.is_all_gather {
+            true => self.network.all_gather(label, leg, at.stream),
+            false => self.network.exchange(label, fill, at.stream),
+        }
+    }
+}
+
+/// A message to or from `peer`, of a head and of `bytes` for each of its `tokens`.
+fn message(peer: usize, data: DevPtr, tokens: usize, bytes: usize) -> Message {
+    Message {
+        peer,
+        data,
+        bytes: HEAD_BYTES + tokens * bytes,
+    }
+}

@@ -43,15 +43,15 @@ _HOST_MORE = (*itertools.product(("0101", "0001"), _TOOLS),
 # With the kernels on the CPU: which of the splits a program is worth its seconds in, and how many
 # bytes an HT operation sends at a time, if that is not the default. Few bytes make many passes.
 # New rows go to the end, as the place of a row is its seed.
-_SIMT = (("01", "", "test_ll"), ("01", "500", "test_ht"),
-         ("01", "300", "test_graph"),
+_SIMT = (("01", "", "test_ll"), ("01", "2000", "test_ht"),
+         ("01", "1200", "test_graph"),
          ("001", "400", "test_ht uneven_tokens"), ("010", "300", "test_ht gradients_with"),
          ("01", "300", "test_formats casts"), ("0120", "600", "test_formats long_rows"),
          ("0101", "", "test_staged"), ("0101", "", "test_stress --ops 100"),
          ("0101", "300", "test_random --configs 30 --seed 21"),
          ("0011", "", "test_ll ends_before"), ("0011", "", "test_errors over_nodes"),
          ("0011", "", "test_lifecycle group_"), ("0011", "", "test_ht routing_styles"),
-         ("0011", "", "test_fuzz agree --calls 800 --seed 35"),
+         ("0011", "", "test_fuzz agree --calls 500 --seed 35"),
          ("0110", "400", "test_stress --ops 60"),
          ("0001", "", "test_ll ids"),
          ("0001", "2000", "test_random --configs 30 --seed 22"),

@@ -76,12 +76,16 @@ std::optional<OperationTimes> MeasureNcclAlone(const EpEnv& env, const Options& 
 Result RunOne(EpEnv* env, const Options& options, const Tokens& tokens) {
     const Routing routing = MakeRouting(*env, options, tokens);
     Session session(env, options, routing);
+    ep_watchdog_at_case("warm-up");
     WarmUp(*env, options, &session);
     session.NoteMemoryOfUse();
     const Network network = CountNetwork(options, routing);
+    ep_watchdog_at_case("calls");
     Timing timing = Measure(*env, options, &session);
+    ep_watchdog_at_case("NCCL alone");
     timing.nccl_alone = MeasureNcclAlone(*env, options, network);
     // After the warm-up: code that loads at its first use may not be loaded during a capture.
+    ep_watchdog_at_case("graphs");
     std::optional<Graphs> graphs;
     if (options.use_cuda_graph) {
         graphs.emplace(*env, options, session.MakeCalls());
@@ -92,6 +96,7 @@ Result RunOne(EpEnv* env, const Options& options, const Tokens& tokens) {
     Result result = Collect(*env, timing, {traffic, network}, session, routing.shape());
     if (graphs) result.blocks = {graphs->dispatch.Blocks(), graphs->combine.Blocks()};
     if (options.validate) {
+        ep_watchdog_at_case("validation");
         result.wrong = ValidateAll(*env, options, routing, &session, replayed);
     }
     return result;

@@ -5,6 +5,7 @@
 #include <nvtx3/nvToolsExt.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <future>
@@ -188,24 +189,36 @@ HandleTimes MeasureHandles(const EpEnv& env, const Options& options, Session* se
 
 // ---- Operations that are in the stream before their turn comes ---------------------------------
 
-// Blocks a stream until it is opened, so that the host finishes its part first.
+// Blocks a stream until it is opened, so that the host finishes its part first. After a while it
+// opens by itself: a call on the host may wait for the stream, or for the driver's thread, which
+// waits here.
 class Gate {
    public:
     explicit Gate(cudaStream_t stream) {
-        EP_REQUIRE_CUDA(cudaLaunchHostFunc(stream, &Gate::Wait, &opened_));
+        EP_REQUIRE_CUDA(cudaLaunchHostFunc(stream, &Gate::Wait, this));
     }
+    Gate(const Gate&) = delete;
+    Gate& operator=(const Gate&) = delete;
+
     void Open() { open_.set_value(); }
+    // Whether it was opened in time; once the stream has passed it.
+    bool was_opened() const { return was_opened_; }
 
    private:
-    static void Wait(void* opened) { static_cast<std::shared_future<void>*>(opened)->wait(); }
+    static void Wait(void* argument) {
+        constexpr std::chrono::seconds kPatience(30);
+        auto* gate = static_cast<Gate*>(argument);
+        gate->was_opened_ = gate->opened_.wait_for(kPatience) == std::future_status::ready;
+    }
 
     std::promise<void> open_;
-    std::shared_future<void> opened_ = open_.get_future().share();
+    std::future<void> opened_ = open_.get_future();
+    std::atomic<bool> was_opened_ = false;
 };
 
 // Few enough for a batch to fit into the driver's launch queue: a call that waited for room there
-// would wait for a gate that nobody opens. On several nodes an operation has many entries there,
-// and NCCL has room for some hundred messages.
+// would wait for the gate. On several nodes an operation has many entries there, and NCCL has room
+// for some hundred messages.
 unsigned MaxPairsOfBatch(const Options& options) {
     if (ep_num_nodes() == 1) return 16;
     return options.low_latency() ? 4 : 2;
@@ -230,6 +243,7 @@ void RunBatch(const EpEnv& env, const Enqueue& first, const Enqueue& second,
     ep_barrier();
     gate.Open();
     Settle(env);
+    EP_REQUIRE(gate.was_opened());
 }
 
 struct PairTimes {

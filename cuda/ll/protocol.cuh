@@ -235,7 +235,7 @@ __device__ inline void check_scales(const Op& op, uint32_t rank) {
 }
 
 // Over several nodes: whether source `number` runs this operation, by its head. An exchange that was ended leaves
-// what lay there before, mostly a head of an earlier epoch.
+// what lay there before, of an earlier epoch.
 template <typename Op>
 __device__ inline bool head_fits(const Op& op, uint32_t number, const LlHello& head) {
     const LlNodes& nodes = op.nodes.nodes;
@@ -297,9 +297,7 @@ __device__ inline bool gateways_succeeded(const Op& op) {
     bool failed = false;
     for (uint32_t i = threadIdx.x; i < nodes.other_nodes; i += blockDim.x) {
         const LlHello& head = head_of(op.nodes.returned_message(i + 1));
-        const bool is_of_operation = head.epoch == op.epoch && head.handle == nodes.handle &&
-                                     head.channel == op.common.channel;
-        if (!is_of_operation) {
+        if (head.epoch != op.epoch) {
             const Awaited awaited = op.from(nodes.gateways[i], WAIT_ROW);
             report_difference(op, FAULT_GATEWAY_FAILED, awaited, op.epoch, nodes.gateways[i]);
             failed = true;

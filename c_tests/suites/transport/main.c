@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "forked/survivors.h"
+#include "suites/transport/large.h"
 #include "suites/transport/losses.h"
 #include "suites/transport/stages.h"
 #include "suites/transport/way.h"
@@ -124,6 +125,7 @@ static void stop_in_the_creation(SharedState* shared, int num_ranks, pid_t victi
 
 static const DeathCase kCases[] = {
     {"messages_arrive", messages_arrive, false, NULL, claim_node},
+    {"large_messages_arrive", large_messages_arrive, false, NULL, claim_node},
     {"transports_are_apart", transports_are_apart, false, NULL, claim_node},
     {"the_end_waits_for_operations", the_end_waits_for_operations, false, NULL, claim_node},
     {"a_refusal_is_told", a_refusal_is_told, false, NULL, claim_node},

@@ -53,12 +53,9 @@ static size_t bytes_of(size_t from, size_t to, unsigned op) {
     return kSizes[ep_mix(from, to, op) % 6];
 }
 
-static size_t gathered_bytes(unsigned op) { return op % 4 < 2 ? 24 : 5000; }
+static size_t gathered_bytes(unsigned op) { return op % 2 == 0 ? 24 : 5000; }
 
 static bool is_all_gather(unsigned op) { return op % 3 == 2; }
-
-// Half of the all-gathers find this rank's bytes in their place.
-static bool is_in_place(unsigned op) { return op % 6 == 5; }
 
 static unsigned char value(size_t from, size_t to, unsigned op, size_t index) {
     return (unsigned char)(ep_mix(from * 64 + to, op, index / 8) >> (8 * (index % 8)));
@@ -97,13 +94,6 @@ void close_way(Way* way) {
     }
 }
 
-// Where an all-gather puts this rank's bytes.
-static unsigned char* own_place(const Way* way, unsigned op) {
-    size_t place = 0;
-    while (way->sources[place] != (size_t)way->env->rank) ++place;
-    return (unsigned char*)way->received[op % kOpsInFlight] + place * gathered_bytes(op);
-}
-
 void prepare(Way* way, unsigned op) {
     const size_t rank = (size_t)way->env->rank;
     unsigned char* host = calloc(way->num_gateways + 1, kMostBytes);
@@ -117,10 +107,6 @@ void prepare(Way* way, unsigned op) {
     free(host);
     EP_CHECK_CUDA(cudaMemset(way->received[op % kOpsInFlight], 0xee,
                              way->num_sources * kMostBytes));
-    if (is_all_gather(op) && is_in_place(op)) {
-        EP_CHECK_CUDA(cudaMemcpy(own_place(way, op), way->sent[op % kOpsInFlight],
-                                 gathered_bytes(op), cudaMemcpyDeviceToDevice));
-    }
     EP_CHECK_CUDA(cudaStreamSynchronize(NULL));
 }
 
@@ -129,8 +115,7 @@ int enqueue(Way* way, unsigned op, cudaStream_t stream) {
     unsigned char* sent = way->sent[op % kOpsInFlight];
     unsigned char* received = way->received[op % kOpsInFlight];
     if (is_all_gather(op)) {
-        const unsigned char* own = is_in_place(op) ? own_place(way, op) : sent;
-        return epProbeRailAllGather(way->rail, own, gathered_bytes(op), received, stream);
+        return epProbeRailAllGather(way->rail, sent, gathered_bytes(op), received, stream);
     }
     EpProbeMessage sends[kMaxRanks];
     EpProbeMessage receives[kMaxRanks];

@@ -149,6 +149,34 @@ pub unsafe extern "C" fn ncclAllReduce(
     })
 }
 
+/// Every rank receives what the root sends.
+///
+/// # Safety
+/// The buffers stay allocated until the stream has passed the operation.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclBroadcast(
+    send: *const c_void,
+    recv: *mut c_void,
+    count: usize,
+    datatype: c_int,
+    root: c_int,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    boundary(|| {
+        let datatype = DataType::from_c(datatype)?;
+        let root = read_rank("root", root, find(comm)?.ranks())?;
+        let collective = Collective {
+            kind: Kind::Broadcast(root),
+            send: send as usize,
+            recv: recv as usize,
+            count,
+            datatype,
+        };
+        collect(collective, comm, stream)
+    })
+}
+
 /// Checks a collective's communicator, stream and buffers, and puts it into the stream.
 fn collect(collective: Collective, comm: ncclComm_t, stream: cudaStream_t) -> Outcome<()> {
     let comm = find(comm)?;
@@ -156,11 +184,13 @@ fn collect(collective: Collective, comm: ncclComm_t, stream: cudaStream_t) -> Ou
     let Collective { kind, datatype, .. } = collective;
     let parts = match kind {
         Kind::AllGather => comm.ranks(),
-        Kind::AllReduce(_) => 1,
+        Kind::AllReduce(_) | Kind::Broadcast(_) => 1,
     };
     let sent = datatype.bytes(collective.count)?;
     let received = datatype.bytes(collective.count.saturating_mul(parts))?;
-    check_buffer(kind.name(), "sendbuff", collective.send, sent)?;
+    if !matches!(kind, Kind::Broadcast(root) if root != comm.rank) {
+        check_buffer(kind.name(), "sendbuff", collective.send, sent)?;
+    }
     check_buffer(kind.name(), "recvbuff", collective.recv, received)?;
     group::run(Task::Collective(comm, stream, collective))
 }

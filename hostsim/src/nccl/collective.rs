@@ -20,6 +20,8 @@ use super::segment::{BANKS, DESCRIPTION, SLOT};
 pub(crate) enum Kind {
     AllGather,
     AllReduce(Sum),
+    /// From this rank.
+    Broadcast(usize),
 }
 
 /// One collective with checked arguments. `count` is the caller's, in elements.
@@ -38,6 +40,7 @@ impl Kind {
         match self {
             Self::AllGather => "ncclAllGather",
             Self::AllReduce(_) => "ncclAllReduce",
+            Self::Broadcast(_) => "ncclBroadcast",
         }
     }
 
@@ -45,6 +48,7 @@ impl Kind {
         match self {
             Self::AllGather => 0,
             Self::AllReduce(_) => 1,
+            Self::Broadcast(root) => 2 + root as u64,
         }
     }
 }
@@ -63,6 +67,7 @@ impl Collective {
         match self.kind {
             Kind::AllGather => self.all_gather(&mut turn, bytes),
             Kind::AllReduce(sum) => self.all_reduce(sum, &mut turn, bytes),
+            Kind::Broadcast(root) => self.broadcast(root, &mut turn, bytes),
         }?;
         comm.executed.fetch_add(1, Ordering::Relaxed);
         Ok(())
@@ -90,6 +95,25 @@ impl Collective {
             let bank = turn.write(|slot| copy(self.send + offset, slot, len));
             turn.meet()?;
             turn.add_up(sum, bank, self.recv + offset, len);
+        }
+        Ok(())
+    }
+
+    fn broadcast(&self, root: usize, turn: &mut Turn, bytes: usize) -> Outcome<()> {
+        let is_root = turn.comm.rank == root;
+        let in_place = is_root && self.send == self.recv;
+        for (offset, len) in pieces(bytes, SLOT) {
+            let bank = turn.write(|slot| {
+                if is_root {
+                    copy(self.send + offset, slot, len);
+                }
+            });
+            let met = turn.meet();
+            // As in an all-gather.
+            if turn.has_come(root) && !in_place {
+                copy(turn.slot(bank, root), self.recv + offset, len);
+            }
+            met?;
         }
         Ok(())
     }
@@ -131,7 +155,7 @@ impl Collective {
     }
 
     fn difference(&self, theirs: [u64; DESCRIPTION]) -> String {
-        const NAMES: [&str; DESCRIPTION] = ["collective", "count", "datatype"];
+        const NAMES: [&str; DESCRIPTION] = ["collective or root", "count", "datatype"];
         let ours = self.words();
         let differing = (0..DESCRIPTION).find(|index| ours[*index] != theirs[*index]);
         differing.map_or_else(String::new, |index| {

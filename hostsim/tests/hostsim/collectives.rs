@@ -57,6 +57,7 @@ fn check_collectives(me: Rank) {
     for count in [1, 1000, LARGE] {
         gather(&me, count);
         reduce_all(&me, count);
+        broadcast(&me, count);
     }
     two_streams(&me);
     empty(&me);
@@ -95,6 +96,31 @@ fn reduce_all(me: &Rank, count: usize) {
     assert_eq!(me.stream.synchronize(), SUCCESS);
     for sums in [&in_place, &recv] {
         check(sums, |i| (0..me.ranks).map(|rank| value(rank, i)).sum());
+    }
+}
+
+/// From each rank, some in place.
+fn broadcast(me: &Rank, count: usize) {
+    let own = floats(count, |i| value(me.rank, i));
+    let (comm, stream) = (me.comm, me.stream.0);
+    let received: Vec<Buffer> = (0..me.ranks).map(|_| Buffer::new(4 * count)).collect();
+    for (root, buffer) in received.iter().enumerate() {
+        let in_place = root == me.rank && root % 2 == 1;
+        let to = if in_place { &own } else { buffer };
+        let from = match root == me.rank {
+            true => own.address,
+            false => null_mut(),
+        };
+        // SAFETY: the buffers live until the synchronisation.
+        let code =
+            unsafe { ncclBroadcast(from, to.address, count, FLOAT, root as c_int, comm, stream) };
+        assert_eq!(code, SUCCESS);
+    }
+    assert_eq!(me.stream.synchronize(), SUCCESS);
+    for (root, buffer) in received.iter().enumerate() {
+        if root != me.rank || root % 2 == 0 {
+            check(buffer, |i| value(root, i));
+        }
     }
 }
 

@@ -5,6 +5,7 @@
 //! (`dylib`). Result codes stay integers: a newer NCCL may have codes that we do not know.
 #![allow(unsafe_code)]
 
+pub mod network;
 pub mod own;
 
 use crate::backend::dylib::{Library, file_of, function_table};
@@ -63,6 +64,7 @@ function_table! {
         fn ncclGroupEnd() -> c_int;
         fn ncclSend(*const c_void, usize, c_int, c_int, *mut c_void, *mut c_void) -> c_int;
         fn ncclRecv(*mut c_void, usize, c_int, c_int, *mut c_void, *mut c_void) -> c_int;
+        fn ncclBroadcast(*const c_void, *mut c_void, usize, c_int, c_int, *mut c_void, *mut c_void) -> c_int;
     }
 }
 

@@ -2,8 +2,8 @@
 //! split one may share the caller's abort flag.
 #![allow(unsafe_code)]
 
-use crate::backend::nccl::{Config, Functions, ID_BYTES, UINT8, UniqueId, check, functions};
-use crate::error::refusal::{AmongRanks, Subject};
+use crate::backend::nccl::network::{Network, OLDEST};
+use crate::backend::nccl::{Config, ID_BYTES, UINT8, UniqueId};
 use crate::error::{Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
@@ -14,111 +14,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// The oldest NCCL that takes a configuration of this form, as `ncclGetVersion` counts.
-const OLDEST: c_int = 21800;
-/// The variable that gives NCCL's ids, if it is set.
-const FIXED_ID: &str = "NCCL_COMM_ID";
 /// `NCCL_CONFIG_UNDEF_INT`.
 const UNDEFINED: c_int = c_int::MIN;
 const CONFIG_MAGIC: c_uint = 0xcafe_beef;
+/// From so many bytes on NCCL takes less time between two ranks by broadcasts than by sends and receives
+/// (`docs/development/high-throughput.md`).
+pub const BROADCAST_BYTES: usize = 3 << 20;
 /// How long an abort lets calls of other threads come back before it begins.
 const PATIENCE: Duration = Duration::from_millis(100);
 
 /// Makes the communicator's device the calling thread's until the result is dropped. NCCL gives a thread back the
 /// device that it found there, and for one that had none yet, that would be a context on the first device.
 pub type EnterDevice = Arc<dyn Fn() -> Result<Box<dyn Any>> + Send + Sync>;
-
-type Call<A> = unsafe extern "C" fn(A) -> c_int;
-
-/// The functions that such communicators need.
-#[derive(Clone, Copy)]
-pub struct Network {
-    functions: &'static Functions,
-    get_unique_id: Call<*mut UniqueId>,
-    init: unsafe extern "C" fn(*mut *mut c_void, c_int, UniqueId, c_int, *mut Config) -> c_int,
-    async_error: unsafe extern "C" fn(*mut c_void, *mut c_int) -> c_int,
-    abort: Call<*mut c_void>,
-    destroy: Call<*mut c_void>,
-    group_start: unsafe extern "C" fn() -> c_int,
-    group_end: unsafe extern "C" fn() -> c_int,
-    send:
-        unsafe extern "C" fn(*const c_void, usize, c_int, c_int, *mut c_void, *mut c_void) -> c_int,
-    receive:
-        unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, *mut c_void, *mut c_void) -> c_int,
-}
-
-impl Network {
-    /// Those of this process's NCCL, or the refusal of one that lacks them.
-    pub fn of_process() -> Result<Self> {
-        check_ids(std::env::var(FIXED_ID).ok())?;
-        Self::of(functions()?)
-    }
-
-    fn of(functions: &'static Functions) -> Result<Self> {
-        let version = version(functions)?;
-        if version < OLDEST {
-            let refusal = Error::usage(Subject::Nccl, AmongRanks::NewEnoughForNetwork);
-            return Err(refusal.got(dotted(version), "2.18 or newer"));
-        }
-        Ok(Self {
-            functions,
-            get_unique_id: needed(functions.ncclGetUniqueId, "ncclGetUniqueId")?,
-            init: needed(functions.ncclCommInitRankConfig, "ncclCommInitRankConfig")?,
-            async_error: needed(functions.ncclCommGetAsyncError, "ncclCommGetAsyncError")?,
-            abort: needed(functions.ncclCommAbort, "ncclCommAbort")?,
-            destroy: needed(functions.ncclCommDestroy, "ncclCommDestroy")?,
-            group_start: needed(functions.ncclGroupStart, "ncclGroupStart")?,
-            group_end: needed(functions.ncclGroupEnd, "ncclGroupEnd")?,
-            send: needed(functions.ncclSend, "ncclSend")?,
-            receive: needed(functions.ncclRecv, "ncclRecv")?,
-        })
-    }
-
-    /// What the ranks of one new communicator find each other by; this process lives until they have.
-    pub fn new_id(&self) -> Result<[u8; ID_BYTES]> {
-        let mut id = UniqueId([0; ID_BYTES]);
-        // SAFETY: writes one id.
-        let code = unsafe { (self.get_unique_id)(&mut id) };
-        self.check("ncclGetUniqueId", code).map(|()| id.0)
-    }
-
-    fn check(&self, name: &str, code: c_int) -> Result<()> {
-        check(self.functions, name, code)
-    }
-}
-
-/// Refuses an id that the environment fixes: it is one address for all communicators, and the rails of
-/// several gateways are made at the same time.
-fn check_ids(fixed: Option<String>) -> Result<()> {
-    match fixed.filter(|id| !id.is_empty()) {
-        None => Ok(()),
-        Some(id) => {
-            let refusal = Error::usage(Subject::Nccl, AmongRanks::OwnIdsForNetwork);
-            Err(refusal.got(format!("{FIXED_ID}={id}"), "it unset"))
-        }
-    }
-}
-
-fn version(functions: &Functions) -> Result<c_int> {
-    let get = needed(functions.ncclGetVersion, "ncclGetVersion")?;
-    let mut version = 0;
-    // SAFETY: writes one number.
-    let code = unsafe { get(&mut version) };
-    check(functions, "ncclGetVersion", code).map(|()| version)
-}
-
-fn needed<F>(function: Option<F>, name: &'static str) -> Result<F> {
-    function.ok_or_else(|| Error::usage(Subject::Nccl, AmongRanks::HasForNetwork { name }))
-}
-
-/// A version as people write it. Up to 2.8 NCCL counted it in another way.
-fn dotted(version: c_int) -> String {
-    let (major, minor) = match version {
-        ..10_000 => (version / 1000, version / 100 % 10),
-        _ => (version / 10_000, version / 100 % 100),
-    };
-    format!("{major}.{minor}.{}", version % 100)
-}
 
 /// One message of a group of them, which the caller keeps in order.
 #[derive(Clone, Copy, Debug)]
@@ -134,6 +41,8 @@ pub struct Part {
 /// A communicator. One thread at a time may enqueue; ending it is any thread's.
 pub struct OwnCommunicator {
     network: Network,
+    ranks: usize,
+    rank: usize,
     raw: *mut c_void,
     enter_device: EnterDevice,
     /// Threads that are inside NCCL with it.
@@ -174,12 +83,14 @@ impl OwnCommunicator {
             split_share: 0,
         };
         let mut raw = null_mut();
-        let (ranks, rank) = (number(ranks)?, number(rank)?);
+        let (count, place) = (number(ranks)?, number(rank)?);
         // SAFETY: writes one handle; the configuration is of the size that it says.
-        let code = unsafe { (network.init)(&mut raw, ranks, UniqueId(*id), rank, &mut config) };
+        let code = unsafe { (network.init)(&mut raw, count, UniqueId(*id), place, &mut config) };
         network.check("ncclCommInitRankConfig", code)?;
         Ok(Self {
             network,
+            ranks,
+            rank,
             raw,
             enter_device,
             calls: AtomicUsize::new(0),
@@ -191,30 +102,61 @@ impl OwnCommunicator {
     /// Enqueues messages as one operation, in which all progress together. Between two ranks they arrive
     /// in the order of sending. The memory stays allocated until `stream` has run them.
     pub fn exchange(&self, sends: &[Part], receives: &[Part], stream: Stream) -> Result<()> {
-        let _inside = self.enter()?;
+        // Both ranks know all messages, so they choose the same.
+        let is_large = |part: &Part| part.bytes >= BROADCAST_BYTES;
+        let by_broadcasts = self.ranks == 2 && sends.iter().chain(receives).any(is_large);
+        self.grouped(|| match by_broadcasts {
+            true => self.broadcast(sends, receives, stream),
+            false => self.send_and_receive(sends, receives, stream),
+        })
+    }
+
+    fn send_and_receive(&self, sends: &[Part], receives: &[Part], stream: Stream) -> Result<()> {
         let network = &self.network;
         let stream = stream.0 as *mut c_void;
+        for &Part { peer, data, bytes } in sends {
+            let (data, peer) = (data.0 as *const c_void, number(peer)?);
+            // SAFETY: the communicator is alive (`enter`); the addresses are the device's.
+            let code = unsafe { (network.send)(data, bytes, UINT8, peer, self.raw, stream) };
+            network.check("ncclSend", code)?;
+        }
+        for &Part { peer, data, bytes } in receives {
+            let (data, peer) = (data.0 as *mut c_void, number(peer)?);
+            // SAFETY: as for sending.
+            let code = unsafe { (network.receive)(data, bytes, UINT8, peer, self.raw, stream) };
+            network.check("ncclRecv", code)?;
+        }
+        Ok(())
+    }
+
+    /// Between two ranks. Both call for the same broadcasts in one order: of the first rank, then of the second.
+    fn broadcast(&self, sends: &[Part], receives: &[Part], stream: Stream) -> Result<()> {
+        let (of_first, of_second) = match self.rank {
+            0 => (sends, receives),
+            _ => (receives, sends),
+        };
+        let network = &self.network;
+        let stream = stream.0 as *mut c_void;
+        for (root, parts) in [(0, of_first), (1, of_second)] {
+            for &Part { data, bytes, .. } in parts {
+                let data = data.0 as *mut c_void;
+                // SAFETY: as for sending; each rank gives memory of its own.
+                let code = unsafe {
+                    (network.broadcast)(data, data, bytes, UINT8, root, self.raw, stream)
+                };
+                network.check("ncclBroadcast", code)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes calls as one operation.
+    fn grouped(&self, calls: impl FnOnce() -> Result<()>) -> Result<()> {
+        let _inside = self.enter()?;
+        let network = &self.network;
         // SAFETY: no arguments.
         network.check("ncclGroupStart", unsafe { (network.group_start)() })?;
-        let send = |part: &Part| {
-            let data = part.data.0 as *const c_void;
-            let peer = number(part.peer)?;
-            // SAFETY: the communicator is alive (`enter`); the addresses are the device's.
-            let code = unsafe { (network.send)(data, part.bytes, UINT8, peer, self.raw, stream) };
-            network.check("ncclSend", code)
-        };
-        let receive = |part: &Part| {
-            let data = part.data.0 as *mut c_void;
-            let peer = number(part.peer)?;
-            // SAFETY: as for sending.
-            let code =
-                unsafe { (network.receive)(data, part.bytes, UINT8, peer, self.raw, stream) };
-            network.check("ncclRecv", code)
-        };
-        let called = sends
-            .iter()
-            .try_for_each(send)
-            .and_then(|()| receives.iter().try_for_each(receive));
+        let called = calls();
         // A group is open until it is closed, whatever came of its calls.
         // SAFETY: no arguments.
         let closed = network.check("ncclGroupEnd", unsafe { (network.group_end)() });

@@ -81,10 +81,8 @@ pub trait Transport: Send + Sync {
         receives: &[Message],
         stream: Stream,
     ) -> Result<()>;
-    /// Whether an all-gather takes less time than an exchange of messages of one size.
-    fn all_gathers_faster(&self) -> bool;
     /// Enqueues an operation that sends `bytes` at `data` to all gateways, and delivers what each of the
-    /// sources gives, in their order, to `out`. `data` may be this rank's place there.
+    /// sources gives, in their order, to `out`.
     fn all_gather(
         &self,
         label: Label,

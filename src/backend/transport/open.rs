@@ -5,7 +5,8 @@
 use crate::backend::bootstrap::Bootstrap;
 use crate::backend::detached;
 use crate::backend::nccl::ID_BYTES;
-use crate::backend::nccl::own::{Network, OwnCommunicator};
+use crate::backend::nccl::network::Network;
+use crate::backend::nccl::own::OwnCommunicator;
 use crate::backend::transport::ending::Untaken;
 use crate::backend::transport::over_nccl::{Device, NcclTransport};
 use crate::backend::transport::ways::Ways;

@@ -1,5 +1,5 @@
-//! [`Transport`] by NCCL's host API: grouped sends and receives on a communicator of our own, and its all-gather
-//! where the communicator is a rail.
+//! [`Transport`] by NCCL's host API: exchanges on a communicator of our own, and its all-gather where the communicator
+//! is a rail.
 #![forbid(unsafe_code)]
 
 use crate::backend::DeviceMemory;
@@ -102,7 +102,7 @@ impl NcclTransport {
         let warmed = detached::within(limit, move || {
             let Shared { device, ways, .. } = &*transport.shared;
             let _entered = device.enter()?;
-            warm_up::run(&transport, &*device.memory, ways.rank, stream, limit)
+            warm_up::run(&transport, &*device.memory, ways, stream, limit)
         });
         let error = match warmed {
             Ok(Some(Ok(true))) => return Ok(()),
@@ -293,11 +293,6 @@ impl Transport for NcclTransport {
             })
     }
 
-    /// As measured between two nodes (`docs/development/low-latency.md`). With more, NCCL's ring takes a hop for each.
-    fn all_gathers_faster(&self) -> bool {
-        self.shared.ways.is_rail() && self.shared.ways.gateways.len() == 1
-    }
-
     fn all_gather(
         &self,
         label: Label,
@@ -325,13 +320,11 @@ impl Transport for NcclTransport {
         } = &mut *turn;
         let message = |&peer: &usize, data| Message { peer, data, bytes };
         let sources = ways.sources.iter().enumerate();
-        let places = sources.map(|(index, peer)| message(peer, DevPtr(out.0 + index * bytes)));
-        // A message to oneself is a copy, unless it is there already.
-        let is_there = |it: &Message| it.peer == ways.rank && it.data == data;
-        let copied = places.clone().all(|it| !is_there(&it));
-        let targets = ways.gateways.iter().chain(copied.then_some(&ways.rank));
+        // A message to oneself is a copy.
+        let targets = ways.gateways.iter().chain([&ways.rank]);
         parts(ways, targets.map(|peer| message(peer, data)), to)?;
-        parts(ways, places.filter(|it| !is_there(it)), from)?;
+        let place = |(index, peer)| message(peer, DevPtr(out.0 + index * bytes));
+        parts(ways, sources.map(place), from)?;
         self.shared
             .operate(label, peers, stream, |comm| comm.exchange(to, from, stream))
     }

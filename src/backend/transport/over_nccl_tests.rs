@@ -59,15 +59,6 @@ fn call(transport: &NcclTransport, device: &Marked) -> usize {
 }
 
 #[test]
-fn two_equal_nodes_all_gather_faster() {
-    let device = Marked::default();
-    for (nodes, is_faster) in [("aab", false), ("abc", false), ("aabb", true)] {
-        let transport = transport(nodes, &device);
-        assert_eq!(transport.all_gathers_faster(), is_faster, "{nodes}");
-    }
-}
-
-#[test]
 fn calls_allocate_nothing_once_there_are_marks_enough() {
     for nodes in ["abc", "aab"] {
         let device = Marked::default();

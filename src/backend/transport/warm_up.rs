@@ -2,6 +2,8 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::DeviceMemory;
+use crate::backend::nccl::own::BROADCAST_BYTES;
+use crate::backend::transport::ways::Ways;
 use crate::backend::transport::{Label, Message, Transport};
 use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
@@ -10,31 +12,31 @@ use std::time::{Duration, Instant};
 
 /// What a rank says of itself: its number and one more, so that it is not zero.
 const WORD: usize = size_of::<u64>();
-/// Bytes that each rank gives to further all-gathers: NCCL may choose another algorithm for them, which connects the
-/// ranks anew. The last is for operations that are all-gathers.
-const MANY: [usize; 2] = [64 << 10, 2 << 20];
+/// Bytes of each message of further operations: for these NCCL may choose another algorithm, which connects the ranks
+/// anew.
+const MANY: usize = 64 << 10;
 
 /// Sends this rank's word along every way and checks the others', which come within `limit`. False if they
 /// do not.
 pub fn run(
     transport: &dyn Transport,
     memory: &dyn DeviceMemory,
-    rank: usize,
+    ways: &Ways,
     stream: Stream,
     limit: Duration,
 ) -> Result<bool> {
     let start = Instant::now();
+    let rank = ways.rank;
     let sources = transport.sources();
     // This rank's word, what is gathered, what is received.
     let bytes = (1 + 2 * sources.len()) * WORD;
     let own = memory.alloc_own(bytes)?;
-    let [many, most] = MANY;
-    let most = if transport.all_gathers_faster() {
-        most
-    } else {
-        many
+    // Two ranks exchange large messages in another way.
+    let many = match ways.members.len() {
+        2 => BROADCAST_BYTES,
+        _ => MANY,
     };
-    let unread_bytes = (1 + sources.len()) * most;
+    let unread_bytes = (1 + sources.len()) * many;
     let unread = memory.alloc_own(unread_bytes)?;
     let gathered = DevPtr(own.0 + WORD);
     let received = DevPtr(gathered.0 + sources.len() * WORD);
@@ -43,22 +45,9 @@ pub fn run(
         *to = from;
     }
     memory.upload(own, &words)?;
-    let message = |peer, data| Message {
-        peer,
-        data,
-        bytes: WORD,
-    };
-    let to = transport.gateways().iter().map(|&peer| message(peer, own));
-    let from = sources.iter().enumerate();
-    let from = from.map(|(place, &peer)| message(peer, DevPtr(received.0 + place * WORD)));
-    let from: Vec<_> = from.filter(|message| message.peer != rank).collect();
-    transport.exchange(Label::WARM_UP, &to.collect::<Vec<_>>(), &from, stream)?;
-    transport.all_gather(Label::WARM_UP, own, WORD, gathered, stream)?;
-    let behind = DevPtr(unread.0 + most);
-    transport.all_gather(Label::WARM_UP, unread, many, behind, stream)?;
-    if most > many {
-        transport.all_gather(Label::WARM_UP, unread, most, behind, stream)?;
-    }
+    let behind = DevPtr(unread.0 + many);
+    send_along(transport, rank, (own, WORD), (received, gathered), stream)?;
+    send_along(transport, rank, (unread, many), (behind, behind), stream)?;
     // After a failure the memory belongs to what is on the stream.
     while !memory.is_idle(stream)? {
         if let Some(fault) = transport.health() {
@@ -76,6 +65,24 @@ pub fn run(
     memory.free_own(own, bytes);
     memory.free_own(unread, unread_bytes);
     check(rank, sources, &words).map(|()| true)
+}
+
+/// Sends the bytes of `data` along every way: in an exchange to `received`, and in an all-gather to `gathered`.
+fn send_along(
+    transport: &dyn Transport,
+    rank: usize,
+    (data, bytes): (DevPtr, usize),
+    (received, gathered): (DevPtr, DevPtr),
+    stream: Stream,
+) -> Result<()> {
+    let message = |peer, data| Message { peer, data, bytes };
+    let sends = transport.gateways().iter();
+    let sends: Vec<_> = sends.map(|&peer| message(peer, data)).collect();
+    let places = transport.sources().iter().enumerate();
+    let receives = places.map(|(place, &peer)| message(peer, DevPtr(received.0 + place * bytes)));
+    let receives: Vec<_> = receives.filter(|message| message.peer != rank).collect();
+    transport.exchange(Label::WARM_UP, &sends, &receives, stream)?;
+    transport.all_gather(Label::WARM_UP, data, bytes, gathered, stream)
 }
 
 fn word(rank: usize) -> [u8; WORD] {

@@ -1,5 +1,5 @@
 //! The exchanges of an LL operation over several nodes. Each is one message per rank, as each costs the network's
-//! latency; on two equal nodes an all-gather, where both ranks of a rail have the same number of tokens.
+//! latency.
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver::stream::StreamScope;
@@ -23,7 +23,6 @@ pub struct Exchanges<'a> {
     top_k: usize,
     /// The tokens of its sources from 1 on.
     source_tokens: &'a [usize],
-    is_all_gather: bool,
     /// For texts.
     number: u64,
 }
@@ -41,34 +40,29 @@ impl<'a> Exchanges<'a> {
             tokens: routing.tokens,
             top_k: routing.top_k,
             source_tokens,
-            // The other rank of the rail finds the same.
-            is_all_gather: network.all_gathers_faster() && source_tokens == [routing.tokens],
             number: network.count(),
         })
     }
 
     /// Where the rows and ids of a dispatch lie.
-    pub fn rows(&self, op: &LlDispatch) -> Leg {
-        self.leg(self.memory.rows, self.dispatched_bytes(op))
+    pub fn rows(&self) -> Leg {
+        self.memory.rows
     }
 
     /// Where the weights of a combine lie.
     pub fn weights(&self) -> Leg {
-        self.leg(self.memory.weights, self.weight_bytes())
+        self.memory.weights
     }
 
-    /// Where the sums of a combine lie: each comes home the way that its row took, but an all-gather knows one way only.
-    pub fn sums(&self, row: RowType) -> Leg {
-        match self.is_all_gather {
-            true => self.leg(self.memory.rows, row.bytes()),
-            false => self.memory.rows.back(),
-        }
+    /// Where the sums of a combine lie: each comes home the way that its row took.
+    pub fn sums(&self) -> Leg {
+        self.memory.rows.back()
     }
 
     /// This rank's rows and ids go to the gateways, those of its sources come here.
     pub fn send_rows(&self, op: &LlDispatch, at: &StreamScope) -> Result<()> {
         let bytes = self.dispatched_bytes(op);
-        self.send_there(DISPATCH, &self.rows(op), bytes, at)
+        self.send_there(DISPATCH, &self.rows(), bytes, at)
     }
 
     /// This rank's weights go to the gateways, those of its sources come here.
@@ -78,7 +72,7 @@ impl<'a> Exchanges<'a> {
 
     /// The sums of this node go to the sources, those of the gateways' nodes come here.
     pub fn send_sums(&self, row: RowType, at: &StreamScope) -> Result<()> {
-        let leg = &self.sums(row);
+        let leg = &self.sums();
         let fill = |gateways: &[usize], sends: &mut Vec<Message>, receives: &mut Vec<Message>| {
             sends.extend(self.of_sources((leg.sends, leg.stride), row.bytes()));
             receives.extend(gateways.iter().map(|&peer| {
@@ -87,15 +81,7 @@ impl<'a> Exchanges<'a> {
                 message(peer, data, self.tokens, row.bytes())
             }));
         };
-        self.exchange(COMBINE, leg, fill, at)
-    }
-
-    /// `leg`, whose messages have `bytes` for each token, as this operation uses it.
-    fn leg(&self, leg: Leg, bytes: usize) -> Leg {
-        match self.is_all_gather {
-            true => leg.side_by_side(HEAD_BYTES + self.tokens * bytes),
-            false => leg,
-        }
+        self.exchange(COMBINE, fill, at)
     }
 
     /// Of a token, in a dispatch.
@@ -134,13 +120,12 @@ impl<'a> Exchanges<'a> {
             sends.extend(gateways.iter().map(own));
             receives.extend(self.of_sources((leg.receives, leg.stride), bytes));
         };
-        self.exchange(what, leg, fill, at)
+        self.exchange(what, fill, at)
     }
 
     fn exchange(
         &self,
         what: &'static str,
-        leg: &Leg,
         fill: impl FnOnce(&[usize], &mut Vec<Message>, &mut Vec<Message>),
         at: &StreamScope,
     ) -> Result<()> {
@@ -148,10 +133,7 @@ impl<'a> Exchanges<'a> {
             what,
             number: self.number,
         };
-        match self.is_all_gather {
-            true => self.network.all_gather(label, leg, at.stream),
-            false => self.network.exchange(label, fill, at.stream),
-        }
+        self.network.exchange(label, fill, at.stream)
     }
 }
 

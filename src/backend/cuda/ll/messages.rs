@@ -2,11 +2,6 @@
 //!
 //! What is received lies in plain memory of this rank, one set for each channel. It needs no acknowledgement: a
 //! message is received no earlier than in its turn on this rank, behind everything that read the one before.
-//!
-//! On two nodes an exchange can be an all-gather: both ranks of a rail send a message of the same size, and both
-//! messages lie side by side in the order of the nodes. So the memory for what this rank sends stands beside that for
-//! what comes, in front of it on the first node and behind it on the second. What comes begins at the same place in any
-//! case: its head is told from an earlier one by the epoch.
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
@@ -18,8 +13,6 @@ use crate::model::tensor::DevPtr;
 use std::sync::Arc;
 
 const REGION_ALIGN: usize = 256;
-/// Of messages that lie side by side: kernels read rows by so many bytes.
-const MESSAGE_ALIGN: usize = 16;
 /// In front of each message.
 pub const HEAD_BYTES: usize = size_of::<LlHello>();
 
@@ -29,8 +22,6 @@ pub struct Partners {
     pub sources: usize,
     /// The nodes with a gateway of this rank, which send sums home.
     pub other_nodes: usize,
-    /// Whether this rank's node is the first.
-    pub is_first: bool,
 }
 
 /// A channel's memory for what crosses the network.
@@ -77,16 +68,9 @@ fn legs(partners: &Partners, rows: usize, weights: usize) -> ([Leg; 2], usize) {
     let mut leg = |sends: usize, bytes: usize| {
         let stride = (HEAD_BYTES + bytes).next_multiple_of(REGION_ALIGN);
         let mut take = |messages: usize| DevPtr(regions.take(messages * stride));
-        let (sends, receives) = match partners.is_first {
-            true => (take(sends), take(partners.sources)),
-            false => {
-                let receives = take(partners.sources);
-                (take(sends), receives)
-            }
-        };
         Leg {
-            sends,
-            receives,
+            sends: take(sends),
+            receives: take(partners.sources),
             stride,
         }
     };
@@ -104,62 +88,11 @@ impl Leg {
         }
     }
 
-    /// The same as an all-gather of two messages of `bytes` each, which are rounded up.
-    pub fn side_by_side(self, bytes: usize) -> Self {
-        let stride = bytes.next_multiple_of(MESSAGE_ALIGN);
-        let sends = match self.sends.0 < self.receives.0 {
-            true => self.receives.0 - stride,
-            false => self.receives.0 + stride,
-        };
-        Self {
-            sends: DevPtr(sends),
-            receives: self.receives,
-            stride,
-        }
-    }
-
-    /// Where the messages of an all-gather begin.
-    pub fn start(&self) -> DevPtr {
-        DevPtr(self.sends.0.min(self.receives.0))
-    }
-
     fn moved(self, base: DevPtr) -> Self {
         Self {
             sends: DevPtr(base.0 + self.sends.0),
             receives: DevPtr(base.0 + self.receives.0),
             ..self
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn messages_of_an_all_gather_lie_in_the_order_of_the_nodes() {
-        for is_first in [true, false] {
-            let partners = Partners {
-                sources: 1,
-                other_nodes: 1,
-                is_first,
-            };
-            let (legs, bytes) = legs(&partners, 1000, 100);
-            for leg in legs {
-                for size in [HEAD_BYTES, HEAD_BYTES + 41, leg.stride] {
-                    let gathered = leg.side_by_side(size);
-                    assert_eq!(gathered.stride, size.next_multiple_of(MESSAGE_ALIGN));
-                    assert_eq!(gathered.receives, leg.receives);
-                    let own = usize::from(!is_first) * gathered.stride;
-                    assert_eq!(gathered.sends.0, gathered.start().0 + own);
-                    let places = leg.sends.0.min(leg.receives.0)..bytes;
-                    assert!(places.contains(&gathered.start().0));
-                    assert!(
-                        gathered.start().0 + 2 * gathered.stride <= places.start + 2 * leg.stride
-                    );
-                }
-                assert_eq!(leg.back().back(), leg);
-            }
         }
     }
 }

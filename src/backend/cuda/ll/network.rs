@@ -30,7 +30,6 @@ pub struct LlNetwork {
     messages: Mutex<Messages>,
     operations: AtomicU64,
     max_tokens: usize,
-    all_gathers_faster: bool,
     /// Runs what staged operations send over the network, behind the caller's streams.
     background: SideStreams,
     /// The order of what runs there.
@@ -64,11 +63,9 @@ impl LlNetwork {
     ) -> Result<Self> {
         let context = memory.context();
         let max_tokens = facts.max_tokens.unwrap_or(0);
-        let (topology, rank) = (network.topology(), network.rank());
         let partners = Partners {
             sources: network.sources().len() - 1,
-            other_nodes: topology.nodes() - 1,
-            is_first: topology.node_of(rank) == 0,
+            other_nodes: network.topology().nodes() - 1,
         };
         let channel = |_| ChannelMemory::new(memory, &partners, facts);
         Ok(Self {
@@ -77,7 +74,6 @@ impl LlNetwork {
             messages: Mutex::default(),
             operations: AtomicU64::new(0),
             max_tokens,
-            all_gathers_faster: network.transport()?.all_gathers_faster(),
             background_order: Order::new(context)?,
             join: Mutex::new(DriverEvent::new(context)?),
             network,
@@ -116,24 +112,19 @@ impl LlNetwork {
         self.max_tokens
     }
 
-    /// Whether an all-gather takes less time than an exchange of messages of one size.
-    pub fn all_gathers_faster(&self) -> bool {
-        self.all_gathers_faster
-    }
-
-    /// The group's part of what kernels need, and where messages lie: rows that sources have sent, or sums for them,
-    /// with those of other nodes on the way back; and weights. The handle's part is missing.
-    pub fn nodes(&self, rows: &Leg, weights: &Leg) -> Result<LlNodes> {
+    /// The group's part of what kernels need, and where messages lie: `sums`, which go where rows of sources came from,
+    /// and `weights`. The handle's part is missing.
+    pub fn nodes(&self, sums: &Leg, weights: &Leg) -> Result<LlNodes> {
         let tables = &self.tables;
         Ok(LlNodes {
             of_rank: tables.of_rank.0 as *const LlRankOnNode,
             rank_of_peer: tables.rank_of_peer.0 as *const u32,
             rank_of_source: tables.rank_of_source.0 as *const u32,
             gateways: tables.gateways.0 as *const u32,
-            rows: rows.sends.0 as *mut u8,
+            rows: sums.sends.0 as *mut u8,
             weights: weights.receives.0 as *const u8,
-            returned: rows.receives.0 as *const u8,
-            rows_stride: rows.stride as u64,
+            returned: sums.receives.0 as *const u8,
+            rows_stride: sums.stride as u64,
             weights_stride: weights.stride as u64,
             ranks: number(self.network.topology().ranks())?,
             rank: number(self.network.rank())?,
@@ -163,12 +154,6 @@ impl LlNetwork {
         receives.clear();
         fill(transport.gateways(), sends, receives);
         transport.exchange(label, sends, receives, stream)
-    }
-
-    /// Enqueues an all-gather of the messages of `leg` on `stream`.
-    pub fn all_gather(&self, label: Label, leg: &Leg, stream: Stream) -> Result<()> {
-        let transport = self.transport()?;
-        transport.all_gather(label, leg.sends, leg.stride, leg.start(), stream)
     }
 
     /// The background, behind what `at` has been given.

@@ -16,7 +16,7 @@ use crate::backend::cuda::ll::exchanges::Exchanges;
 use crate::backend::cuda::ll::grid::Grid;
 use crate::backend::cuda::ll::hello::SourceTokens;
 use crate::backend::cuda::ll::local_handle::LocalHandle;
-use crate::backend::cuda::ll::messages::{HEAD_BYTES, Leg};
+use crate::backend::cuda::ll::messages::HEAD_BYTES;
 use crate::backend::cuda::ll::network::LlNetwork;
 use crate::backend::cuda::ll::part::Part;
 use crate::backend::cuda::ll::scaled;
@@ -122,12 +122,12 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
         }
     }
 
-    /// With the messages of `rows`, as the way back has them.
-    fn nodes(&self, rows: &Leg) -> Result<LlNodes> {
+    fn nodes(&self) -> Result<LlNodes> {
+        let (sums, weights) = (self.exchanges.sums(), self.exchanges.weights());
         Ok(LlNodes {
             most_tokens: self.tokens.most,
             handle: self.handle.number(),
-            ..self.network.nodes(rows, &self.exchanges.weights())?
+            ..self.network.nodes(&sums, &weights)?
         })
     }
 
@@ -155,13 +155,12 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
         }
         let plan = self.handle.plan();
         let (part, grid) = self.part(phases, (&plan.dispatch, &plan.relay_dispatch));
-        let rows_there = self.exchanges.rows(op);
-        let nodes = self.nodes(&rows_there.back())?;
+        let nodes = self.nodes()?;
         let module = &self.handle.context().module;
         if let Some(scaled) = &op.scaled {
             let (mut dispatch, rows) = scaled::params(self.handle, (op, scaled), &grid, part)?;
             // Packed for the network, they are as the kernel sends them.
-            dispatch.tokens = (rows_there.sends.0 + HEAD_BYTES) as *const u8;
+            dispatch.tokens = (self.exchanges.rows().sends.0 + HEAD_BYTES) as *const u8;
             let params = LlScaledDispatchNodesParams {
                 dispatch,
                 nodes,
@@ -182,7 +181,7 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
     ) -> Result<LlCombineNodesParams> {
         Ok(LlCombineNodesParams {
             combine: self.handle.combine_params(op, grid, part),
-            nodes: self.nodes(&self.exchanges.sums(op.row))?,
+            nodes: self.nodes()?,
         })
     }
 
@@ -228,7 +227,7 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
             channel_state: self.handle.context().channel_state(self.part.channel),
             rows: op.tokens.0 as *const u8,
             ids: self.handle.routing().ids.0 as *const i64,
-            message: self.exchanges.rows(op).sends.0 as *mut u8,
+            message: self.exchanges.rows().sends.0 as *mut u8,
             row_bytes: row_bytes as u64,
             num_ids: (tokens * top_k) as u64,
         };

@@ -1,0 +1,140 @@
+//! The functions of NCCL that communicators of the library's own need.
+#![allow(unsafe_code)]
+
+use crate::backend::nccl::{Config, Functions, ID_BYTES, UniqueId, check, functions};
+use crate::error::refusal::{AmongRanks, Subject};
+use crate::error::{Error, Result};
+use std::ffi::{c_int, c_void};
+
+/// The oldest NCCL that takes a configuration of this form, as `ncclGetVersion` counts.
+pub const OLDEST: c_int = 21800;
+/// The variable that gives NCCL's ids, if it is set.
+const FIXED_ID: &str = "NCCL_COMM_ID";
+
+type Call<A> = unsafe extern "C" fn(A) -> c_int;
+type SendCall =
+    unsafe extern "C" fn(*const c_void, usize, c_int, c_int, *mut c_void, *mut c_void) -> c_int;
+type ReceiveCall =
+    unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, *mut c_void, *mut c_void) -> c_int;
+type BroadcastCall = unsafe extern "C" fn(
+    *const c_void,
+    *mut c_void,
+    usize,
+    c_int,
+    c_int,
+    *mut c_void,
+    *mut c_void,
+) -> c_int;
+
+/// These functions, of an NCCL that is new enough.
+#[derive(Clone, Copy)]
+pub struct Network {
+    pub(super) functions: &'static Functions,
+    get_unique_id: Call<*mut UniqueId>,
+    pub(super) init:
+        unsafe extern "C" fn(*mut *mut c_void, c_int, UniqueId, c_int, *mut Config) -> c_int,
+    pub(super) async_error: unsafe extern "C" fn(*mut c_void, *mut c_int) -> c_int,
+    pub(super) abort: Call<*mut c_void>,
+    pub(super) destroy: Call<*mut c_void>,
+    pub(super) group_start: unsafe extern "C" fn() -> c_int,
+    pub(super) group_end: unsafe extern "C" fn() -> c_int,
+    pub(super) send: SendCall,
+    pub(super) receive: ReceiveCall,
+    pub(super) broadcast: BroadcastCall,
+}
+
+impl Network {
+    /// Those of this process's NCCL, or the refusal of one that lacks them.
+    pub fn of_process() -> Result<Self> {
+        check_ids(std::env::var(FIXED_ID).ok())?;
+        Self::of(functions()?)
+    }
+
+    /// Those of a given NCCL.
+    pub(super) fn of(functions: &'static Functions) -> Result<Self> {
+        let version = version(functions)?;
+        if version < OLDEST {
+            let refusal = Error::usage(Subject::Nccl, AmongRanks::NewEnoughForNetwork);
+            return Err(refusal.got(dotted(version), "2.18 or newer"));
+        }
+        Ok(Self {
+            functions,
+            get_unique_id: needed(functions.ncclGetUniqueId, "ncclGetUniqueId")?,
+            init: needed(functions.ncclCommInitRankConfig, "ncclCommInitRankConfig")?,
+            async_error: needed(functions.ncclCommGetAsyncError, "ncclCommGetAsyncError")?,
+            abort: needed(functions.ncclCommAbort, "ncclCommAbort")?,
+            destroy: needed(functions.ncclCommDestroy, "ncclCommDestroy")?,
+            group_start: needed(functions.ncclGroupStart, "ncclGroupStart")?,
+            group_end: needed(functions.ncclGroupEnd, "ncclGroupEnd")?,
+            send: needed(functions.ncclSend, "ncclSend")?,
+            receive: needed(functions.ncclRecv, "ncclRecv")?,
+            broadcast: needed(functions.ncclBroadcast, "ncclBroadcast")?,
+        })
+    }
+
+    /// What the ranks of one new communicator find each other by; this process lives until they have.
+    pub fn new_id(&self) -> Result<[u8; ID_BYTES]> {
+        let mut id = UniqueId([0; ID_BYTES]);
+        // SAFETY: writes one id.
+        let code = unsafe { (self.get_unique_id)(&mut id) };
+        self.check("ncclGetUniqueId", code).map(|()| id.0)
+    }
+
+    /// Success, or an error that names the function.
+    pub(super) fn check(&self, name: &str, code: c_int) -> Result<()> {
+        check(self.functions, name, code)
+    }
+}
+
+/// Refuses an id that the environment fixes: it is one address for all communicators, and the rails of
+/// several gateways are made at the same time.
+fn check_ids(fixed: Option<String>) -> Result<()> {
+    match fixed.filter(|id| !id.is_empty()) {
+        None => Ok(()),
+        Some(id) => {
+            let refusal = Error::usage(Subject::Nccl, AmongRanks::OwnIdsForNetwork);
+            Err(refusal.got(format!("{FIXED_ID}={id}"), "it unset"))
+        }
+    }
+}
+
+fn version(functions: &Functions) -> Result<c_int> {
+    let get = needed(functions.ncclGetVersion, "ncclGetVersion")?;
+    let mut version = 0;
+    // SAFETY: writes one number.
+    let code = unsafe { get(&mut version) };
+    check(functions, "ncclGetVersion", code).map(|()| version)
+}
+
+fn needed<F>(function: Option<F>, name: &'static str) -> Result<F> {
+    function.ok_or_else(|| Error::usage(Subject::Nccl, AmongRanks::HasForNetwork { name }))
+}
+
+/// A version as people write it. Up to 2.8 NCCL counted it in another way.
+fn dotted(version: c_int) -> String {
+    let (major, minor) = match version {
+        ..10_000 => (version / 1000, version / 100 % 10),
+        _ => (version / 10_000, version / 100 % 100),
+    };
+    format!("{major}.{minor}.{}", version % 100)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_written_as_people_do() {
+        assert_eq!(dotted(2708), "2.7.8");
+        assert_eq!(dotted(22803), "2.28.3");
+    }
+
+    #[test]
+    fn an_id_of_the_environment_is_refused() {
+        assert_eq!(check_ids(None), Ok(()));
+        assert_eq!(check_ids(Some(String::new())), Ok(()));
+        let refusal = check_ids(Some("10.0.0.1:4000".to_owned())).unwrap_err();
+        let rule = AmongRanks::OwnIdsForNetwork.into();
+        assert_eq!(refusal.refused(), Some((Subject::Nccl, rule)));
+    }
+}

@@ -23,8 +23,9 @@ _PROGRAMS = ("test_ll", "test_staged", "test_graph", "test_stress --ops 2000", "
              "example_several_nodes", "example_cuda_graph",
              "ep_test -a ll -s both -c -r -t 16 -d 512", "ep_test -a ht -c -r -t 16 -d 512")
 _MORE_PROGRAMS = ("test_ll", "test_random --configs 60", "test_stress --ops 500")
-# Of two nodes that share a GPU, where the kernels of both take turns.
-_SHARING_PROGRAMS = ("test_graph",)
+# Of two nodes that share a GPU, where the kernels of both take turns: what ends in time all the same.
+_SHARING_PROGRAMS = ("test_staged", "test_graph", "test_random --configs 60",
+                     "test_random --configs 40 --seed 44 --graphs")
 _QUICK_PROGRAMS = ("test_ll", "test_staged", "test_errors over_nodes")
 _FORKED = ("test_death --nodes {}",
            "test_faults --nodes {} --trials 15 --seed 43")
@@ -51,7 +52,7 @@ def steps(machine: Machine, quick: bool) -> Iterator[Step]:
     for split in splits[:1] if quick else splits:
         for command in commands:
             yield _step(machine, split, command)
-        for pattern in _FORKED[:1] if shares else _FORKED:
+        for pattern in _FORKED:
             program, *options = pattern.format(split).split()
             words = (str(machine.programs / "gpu" / program), *options)
             yield _as_step(machine, f"{program}/{split}", words,
@@ -60,8 +61,7 @@ def steps(machine: Machine, quick: bool) -> Iterator[Step]:
     for split in () if quick else more:
         for command in _MORE_PROGRAMS:
             yield _step(machine, split, command)
-    if gpus >= 2:
-        yield _plugin_step(machine)
+    yield _plugin_step(machine)
 
 
 def _step(machine: Machine, split: str, command: str) -> Step:

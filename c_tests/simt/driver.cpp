@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -25,6 +26,8 @@ extern "C" void ncclEpHostsimAllowGraphs();
 extern "C" cudaError_t ncclEpHostsimCapture(cudaStream_t stream, int* status,
                                             unsigned long long* number);
 extern "C" cudaError_t ncclEpHostsimRefuseCapture(cudaStream_t stream);
+extern "C" cudaError_t ncclEpHostsimGiveToCapture(unsigned long long number, cudaHostFn_t release,
+                                                  void* data);
 
 namespace {
 
@@ -39,6 +42,11 @@ CUresult Result(cudaError_t error) {
     if (error != cudaSuccess) (void)cudaGetLastError();
     return static_cast<CUresult>(error);
 }
+
+struct UserObject {
+    void* data;
+    CUhostFn release;
+};
 
 cudaStream_t Runtime(CUstream stream) { return reinterpret_cast<cudaStream_t>(stream); }
 cudaEvent_t Runtime(CUevent event) { return reinterpret_cast<cudaEvent_t>(event); }
@@ -192,16 +200,34 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
     return Result(cudaStreamWaitEvent(Runtime(stream), Runtime(event), flags));
 }
 
-// Under the name of CUDA 11.4, which newer headers no longer declare.
+// Under the name of CUDA 11.4, which newer headers no longer declare. A graph under construction is
+// known by its capture's number.
 extern "C" CUresult cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureStatus* status,
-                                              cuuint64_t* number, CUgraph*, const CUgraphNode**,
-                                              size_t*) {
+                                              cuuint64_t* number, CUgraph* graph,
+                                              const CUgraphNode**, size_t*) {
     int answer = 0;
     unsigned long long known = 0;
     const CUresult result = Result(ncclEpHostsimCapture(Runtime(stream), &answer, &known));
     *status = static_cast<CUstreamCaptureStatus>(answer);
     *number = known;
+    if (graph != nullptr) *graph = reinterpret_cast<CUgraph>(known);
     return result;
+}
+
+CUresult cuUserObjectCreate(CUuserObject* object, void* data, CUhostFn release, unsigned references,
+                            unsigned flags) {
+    if (references != 1 || flags != CU_USER_OBJECT_NO_DESTRUCTOR_SYNC) return CUDA_ERROR_INVALID_VALUE;
+    *object = reinterpret_cast<CUuserObject>(new UserObject{data, release});
+    return CUDA_SUCCESS;
+}
+
+// Of graphs under construction, which take the only reference over.
+CUresult cuGraphRetainUserObject(CUgraph graph, CUuserObject object, unsigned references,
+                                 unsigned flags) {
+    if (references != 1 || flags != CU_GRAPH_USER_OBJECT_MOVE) return CUDA_ERROR_INVALID_VALUE;
+    const std::unique_ptr<UserObject> given(reinterpret_cast<UserObject*>(object));
+    const auto number = reinterpret_cast<uintptr_t>(graph);
+    return Result(ncclEpHostsimGiveToCapture(number, given->release, given->data));
 }
 
 CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {

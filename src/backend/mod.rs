@@ -88,6 +88,8 @@ pub trait ReplayMarks: Send + Sync {
     fn begin(&self, place: usize, stream: Stream) -> Result<()>;
     /// Captures that it ends.
     fn end(&self, place: usize, stream: Stream) -> Result<()>;
+    /// Whether a graph, or something made of it, has any of them and is not destroyed.
+    fn are_in_graphs(&self) -> bool;
     /// When the operation of `place` began that a replay is in, on a clock of the device's own; zero if none is.
     fn began(&self, place: usize) -> u64;
 }

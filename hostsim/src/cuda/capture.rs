@@ -12,9 +12,9 @@ use std::sync::Arc;
 
 use super::boundary::{boundary, store};
 use super::error::{CudaError, cudaError_t};
-use super::graph::{Executable, Graph};
+use super::graph::{Executable, Graph, Owned};
 use super::recording::{self, Mode};
-use super::stream::{cudaStream_t, resolve};
+use super::stream::{cudaHostFn_t, cudaStream_t, resolve};
 use crate::handles::Handles;
 
 /// C's `cudaGraph_t`.
@@ -64,6 +64,26 @@ pub unsafe extern "C" fn ncclEpHostsimCapture(
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclEpHostsimRefuseCapture(stream: cudaStream_t) -> cudaError_t {
     boundary(|| recording::refuse(&resolve(stream)?, CudaError::StreamCaptureUnsupported))
+}
+
+/// Calls `release` with `data` when the graph that the capture of this number becomes is destroyed, and all that was
+/// made of it.
+///
+/// # Safety
+/// `release` may be called once with `data`, from any thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclEpHostsimGiveToCapture(
+    number: c_ulonglong,
+    release: cudaHostFn_t,
+    data: *mut c_void,
+) -> cudaError_t {
+    boundary(|| {
+        let release = release.ok_or(CudaError::InvalidValue)?;
+        let data = data as usize;
+        // SAFETY: by this function's contract; a graph ends once.
+        let owned = move || unsafe { release(data as *mut c_void) };
+        recording::give(number, Owned(Box::new(owned)))
+    })
 }
 
 /// Begins to capture a stream.

@@ -33,6 +33,16 @@ pub(crate) struct Graph {
     pub(crate) device: usize,
     pub(crate) lanes: usize,
     pub(crate) nodes: Vec<Node>,
+    pub(crate) owned: Vec<Owned>,
+}
+
+/// Something that a graph owns: called when nothing is left of the graph.
+pub(crate) struct Owned(pub(crate) Box<dyn Fn() + Send + Sync>);
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        (self.0)();
+    }
 }
 
 impl Graph {

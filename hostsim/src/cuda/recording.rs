@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use super::device;
 use super::error::CudaError;
-use super::graph::{Graph, Node, Nodes, Submit};
+use super::graph::{Graph, Node, Nodes, Owned, Submit};
 use super::queue::{Kind, Stream, Ticket};
 
 /// Whose calls a capture minds, by the numbers of `cudaStreamCaptureMode`.
@@ -177,6 +177,17 @@ pub(crate) fn end(stream: &Arc<Stream>) -> Result<Graph, CudaError> {
     }
     capture.graph.lanes = capture.lanes.len();
     Ok(capture.graph)
+}
+
+/// Gives something to the graph that the capture of this number becomes.
+pub(crate) fn give(number: u64, owned: Owned) -> Result<(), CudaError> {
+    let mut captures = CAPTURES.lock();
+    let mut wanted = captures
+        .iter_mut()
+        .filter(|capture| capture.number == number);
+    let capture = wanted.next().ok_or(CudaError::InvalidValue)?;
+    capture.graph.owned.push(owned);
+    Ok(())
 }
 
 /// Records a piece of work if the stream is captured; otherwise gives it back.

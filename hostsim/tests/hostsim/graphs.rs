@@ -32,7 +32,11 @@ const RELAXED: c_int = 2;
 
 #[test]
 fn replays() {
-    for scenario in ["lanes_keep_their_order", "rules_of_captures"] {
+    for scenario in [
+        "lanes_keep_their_order",
+        "a_graph_owns_what_it_is_given",
+        "rules_of_captures",
+    ] {
         run(scenario, 1, &[]);
     }
     run("messages_in_graphs", 2, &[]);
@@ -105,6 +109,40 @@ unsafe extern "C" fn wait_for_other_lane(_: *mut c_void) {
     while RUNS.load(Ordering::Relaxed) == 0 {
         std::thread::sleep(Duration::from_millis(1));
     }
+}
+
+static RELEASED: AtomicU32 = AtomicU32::new(0);
+
+unsafe extern "C" fn released(_: *mut c_void) {
+    RELEASED.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Until the graph and what was made of it are destroyed; a capture that failed owns nothing.
+pub(crate) fn a_graph_owns_what_it_is_given() {
+    ncclEpHostsimAllowGraphs();
+    let stream = Stream::new();
+    let give = || {
+        begin(&stream, THREAD_LOCAL);
+        let (mut status, mut number) = (0, 0);
+        // SAFETY: the pointers are valid for writes; the function takes any argument.
+        unsafe {
+            let asked = ncclEpHostsimCapture(stream.0, &raw mut status, &raw mut number);
+            let given = ncclEpHostsimGiveToCapture(number, Some(released), null_mut());
+            assert_eq!((asked, status, given), (SUCCESS, 1, SUCCESS));
+        }
+    };
+    give();
+    let executable = executable(&stream);
+    assert_eq!(RELEASED.load(Ordering::Relaxed), 0);
+    assert_eq!(cudaGraphExecDestroy(executable), SUCCESS);
+    assert_eq!(RELEASED.load(Ordering::Relaxed), 1);
+    give();
+    assert_eq!(stream.synchronize(), UNSUPPORTED);
+    assert_eq!(end(&stream).0, INVALIDATED);
+    assert_eq!(RELEASED.load(Ordering::Relaxed), 2);
+    // SAFETY: the function takes any argument.
+    let unknown = unsafe { ncclEpHostsimGiveToCapture(999, Some(released), null_mut()) };
+    assert_eq!((unknown, RELEASED.load(Ordering::Relaxed)), (1, 3));
 }
 
 /// Work that goes from lane to lane arrives in every replay, and lanes without order run side by side.

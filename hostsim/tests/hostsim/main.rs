@@ -55,6 +55,10 @@ const SCENARIOS: &[(&str, fn())] = &[
     ("write_into_the_padding", memory::write_into_the_padding),
     ("reset_the_device", streams::reset_the_device),
     ("lanes_keep_their_order", graphs::lanes_keep_their_order),
+    (
+        "a_graph_owns_what_it_is_given",
+        graphs::a_graph_owns_what_it_is_given,
+    ),
     ("rules_of_captures", graphs::rules_of_captures),
     ("messages_in_graphs", graphs::messages_in_graphs),
 ];

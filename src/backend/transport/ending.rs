@@ -2,13 +2,17 @@
 //! that runs on the device and holds up every launch meanwhile. So the device is kept quiet until NCCL has done so. The
 //! operations of a communicator that has failed end before that.
 //!
-//! A communicator that a graph has, or whose ranks on this node end it later, ends inside NCCL at a moment of NCCL's.
+//! A communicator that a graph has ends later: NCCL would wait for the graph, and then free memory at whatever moment.
+//! It is kept until a transport begins or ends after the graph is gone: in a call that may wait for the device. One whose
+//! ranks on this node end it later ends inside NCCL at a moment of NCCL's.
 #![forbid(unsafe_code)]
 
 use crate::backend::DeviceMemory;
 use crate::backend::detached;
 use crate::backend::nccl::own::OwnCommunicator;
 use crate::backend::quiet::Attempt;
+use crate::backend::transport::flights::Flights;
+use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
@@ -22,6 +26,15 @@ const PAUSE: Duration = Duration::from_millis(1);
 const LONG_PAUSE: Duration = Duration::from_millis(20);
 /// After how long NCCL's threads have noticed an abort. Until then, freeing the communicator takes as long.
 const NOTICED_AFTER: Duration = Duration::from_secs(1);
+
+/// Communicators whose transports have ended before graphs that have them.
+static KEPT: Mutex<Vec<Kept>> = Mutex::new(Vec::new());
+
+struct Kept {
+    comm: Arc<OwnCommunicator>,
+    memory: Arc<dyn DeviceMemory>,
+    flights: Arc<Flights>,
+}
 
 /// A communicator that no transport has taken yet. If none does, it ends.
 pub struct Untaken {
@@ -78,6 +91,26 @@ pub fn end(comm: Arc<OwnCommunicator>, memory: Arc<dyn DeviceMemory>, limit: Dur
         }
     };
     drop(detached::start(later));
+}
+
+/// Keeps `comm`, with whose `flights` graphs are left, until [`end_kept`] finds them gone.
+pub fn keep(comm: Arc<OwnCommunicator>, memory: Arc<dyn DeviceMemory>, flights: Arc<Flights>) {
+    let kept = Kept {
+        comm,
+        memory,
+        flights,
+    };
+    KEPT.lock().push(kept);
+}
+
+/// Destroys the communicators that were kept for graphs which are gone. May take as long as [`end`] for each, with
+/// `limit`.
+pub fn end_kept(limit: Duration) {
+    let is_free = |kept: &mut Kept| !kept.flights.are_in_graphs();
+    let free: Vec<_> = KEPT.lock().extract_if(.., is_free).collect();
+    for Kept { comm, memory, .. } in free {
+        end(comm, memory, limit);
+    }
 }
 
 /// Ends the operations of `comm` at once, wherever they are. Frees it at a quiet moment, and waits for that, for ever if
@@ -158,6 +191,19 @@ mod tests {
         comm.destroy();
         comm.abort(|| true);
         assert!(!comm.wait_for_end(Duration::ZERO));
+    }
+
+    #[test]
+    fn one_that_a_graph_has_ends_after_the_graph() {
+        let (comm, device) = (Arc::new(third_of_three(0)), Device::default());
+        let flights = Arc::new(Flights::new(&device).unwrap());
+        device.make_graph();
+        keep(Arc::clone(&comm), Arc::new(device.clone()), flights);
+        end_kept(MINUTE);
+        assert!(!comm.wait_for_end(3 * LONG_PAUSE));
+        device.destroy_graph();
+        end_kept(MINUTE);
+        assert!(comm.wait_for_end(MINUTE));
     }
 
     #[test]

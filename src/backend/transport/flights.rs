@@ -35,9 +35,7 @@ struct State {
     operations: u64,
     /// An operation is about to be among those under way.
     is_beginning: bool,
-    /// Whether any operation was captured into a graph.
-    is_in_graphs: bool,
-    /// Those that were.
+    /// Those that were captured into graphs.
     replays: Replays,
 }
 
@@ -85,7 +83,6 @@ impl Flights {
         match recorded {
             Ok(true) => state.under_way.push_back(flight),
             Ok(false) => {
-                state.is_in_graphs = true;
                 let mark = state.replays.begin(operation, &flight.peers);
                 state.spare.push(flight);
                 drop(state);
@@ -158,9 +155,9 @@ impl Flights {
         Ok(state.under_way.is_empty() && !state.is_beginning)
     }
 
-    /// Whether any operation was captured into a graph.
-    pub fn is_in_graphs(&self) -> bool {
-        self.state.lock().is_in_graphs
+    /// Whether a graph that is not destroyed has any operation.
+    pub fn are_in_graphs(&self) -> bool {
+        self.state.lock().replays.are_in_graphs()
     }
 }
 
@@ -255,7 +252,7 @@ impl Works for Flights {
         let Some(mut state) = self.state.try_lock() else {
             return;
         };
-        let may_run = state.is_in_graphs && graphs == Graphs::Count;
+        let may_run = graphs == Graphs::Count && state.replays.are_in_graphs();
         // A device in error runs nothing any more.
         let has_none = state.land().is_err() || state.under_way.is_empty();
         let is_idle = has_none && !state.is_beginning;

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::*;
+use crate::backend::ReplayMarks;
 use crate::backend::detached::within;
 use crate::backend::quiet::Attempt;
 use crate::error::Error;
@@ -28,9 +29,21 @@ pub struct Device {
     uploads: Arc<Mutex<Vec<DevPtr>>>,
     /// What becomes of work for a quiet moment; by default it is done.
     attempt: Arc<Mutex<Option<Attempt>>>,
+    /// Whether there is a graph with an operation.
+    has_graph: Arc<AtomicBool>,
 }
 
 impl Device {
+    /// Makes a graph as if by a capture.
+    pub fn make_graph(&self) {
+        self.has_graph.store(true, Ordering::Relaxed);
+    }
+
+    /// Destroys the graph of all captured operations.
+    pub fn destroy_graph(&self) {
+        self.has_graph.store(false, Ordering::Relaxed);
+    }
+
     /// Work for a quiet moment fares so from now on.
     pub fn let_attempts_be(&self, attempt: Attempt) {
         *self.attempt.lock() = Some(attempt);
@@ -83,7 +96,27 @@ impl StreamMark for Mark {
     }
 }
 
+impl ReplayMarks for Device {
+    fn begin(&self, _place: usize, _stream: Stream) -> Result<()> {
+        self.make_graph();
+        Ok(())
+    }
+    fn end(&self, _place: usize, _stream: Stream) -> Result<()> {
+        Ok(())
+    }
+    fn are_in_graphs(&self) -> bool {
+        self.has_graph.load(Ordering::Relaxed)
+    }
+    fn began(&self, _place: usize) -> u64 {
+        0
+    }
+}
+
 impl DeviceMemory for Device {
+    fn new_replay_marks(&self, _places: usize) -> Result<Option<Arc<dyn ReplayMarks>>> {
+        Ok(Some(Arc::new(self.clone())))
+    }
+
     fn new_mark(&self) -> Result<Box<dyn StreamMark>> {
         self.made.fetch_add(1, Ordering::Relaxed);
         let device = self.clone();
@@ -215,20 +248,24 @@ fn marks_are_used_again() {
 
 #[test]
 fn what_was_withdrawn_or_captured_is_not_waited_for() {
-    let (device, flights) = (Device::default(), Flights::default());
+    let device = Device::default();
+    let flights = Flights::new(&device).unwrap();
     flights.withdraw(begin(&flights, &device, &[1], Stream::DEFAULT));
     assert_eq!(flights.are_over(), Ok(true));
-    assert!(!flights.is_in_graphs());
+    assert!(!flights.are_in_graphs());
     let captured = Stream(CAPTURED);
     let operation = begin(&flights, &device, &[1], captured);
     flights.enqueued(operation, captured).unwrap();
     assert_eq!(flights.are_over(), Ok(true));
-    assert!(flights.is_in_graphs());
+    assert!(flights.are_in_graphs());
+    device.destroy_graph();
+    assert!(!flights.are_in_graphs());
 }
 
 #[test]
 fn a_device_is_quiet_when_all_is_over() {
-    let (device, flights) = (Device::default(), Flights::default());
+    let device = Device::default();
+    let flights = Flights::new(&device).unwrap();
     let is_idle = |graphs| {
         let mut called = false;
         flights.while_idle(graphs, &mut || called = true);
@@ -242,6 +279,8 @@ fn a_device_is_quiet_when_all_is_over() {
     begin(&flights, &device, &[1], Stream(CAPTURED));
     assert!(!is_idle(Graphs::Count));
     assert!(is_idle(Graphs::DoNotCount));
+    device.destroy_graph();
+    assert!(is_idle(Graphs::Count));
 }
 
 /// What `ask` gives while another thread enqueues an operation on a stream with room for so many marks.

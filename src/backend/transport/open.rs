@@ -10,7 +10,7 @@ use crate::backend::nccl::own::OwnCommunicator;
 use crate::backend::transport::ending::Untaken;
 use crate::backend::transport::over_nccl::{Device, NcclTransport};
 use crate::backend::transport::ways::Ways;
-use crate::backend::transport::{OnFault, Transport};
+use crate::backend::transport::{OnFault, Transport, ending};
 use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
 use crate::model::topology::Topology;
@@ -40,6 +40,7 @@ pub fn over_nccl(
     let ways = Ways::new(wanted.topology, bootstrap.rank());
     let network = Network::of_process();
     let ids = bootstrap.agree(own_id(&network, &ways), ID_BYTES, stream)?;
+    ending::end_kept(wanted.timeout);
     // While ranks connect they wait for each other on their devices, too.
     let _under_way = bootstrap.memory().begin();
     let joined = join(bootstrap, network?, &ids, ways, wanted);

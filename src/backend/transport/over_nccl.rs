@@ -20,7 +20,8 @@ use std::any::Any;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// How long the end of a transport waits for NCCL where graphs may keep the communicator.
+/// How long the end of a transport waits for the driver to notice that its graphs are destroyed, and where there are
+/// some for NCCL to free a communicator that has failed.
 const SHORT: Duration = Duration::from_millis(100);
 
 /// What this rank has of a transport.
@@ -185,7 +186,7 @@ impl Shared {
 
     /// How long NCCL may take to free the communicator: it waits for graphs that have it.
     fn limit(&self) -> Duration {
-        match self.flights.is_in_graphs() {
+        match self.flights.are_in_graphs() {
             true => SHORT,
             false => self.timeout,
         }
@@ -372,9 +373,16 @@ impl Drop for End {
             return;
         }
         let left = shared.timeout.saturating_sub(start.elapsed()).max(SHORT);
-        let limit = shared.limit().min(left);
-        let memory = Arc::clone(&shared.device.memory);
-        ending::end(Arc::clone(&shared.comm), memory, limit);
+        let over = Instant::now();
+        while shared.flights.are_in_graphs() && over.elapsed() < SHORT {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let (comm, memory) = (Arc::clone(&shared.comm), Arc::clone(&shared.device.memory));
+        match shared.flights.are_in_graphs() {
+            true => ending::keep(comm, memory, Arc::clone(&shared.flights)),
+            false => ending::end(comm, memory, left),
+        }
+        ending::end_kept(left);
     }
 }
 

@@ -98,6 +98,11 @@ impl Replays {
         })
     }
 
+    /// Whether a graph that is not destroyed has any of them.
+    pub fn are_in_graphs(&self) -> bool {
+        (self.marks.as_ref()).is_some_and(|marks| marks.are_in_graphs())
+    }
+
     /// The first operation that is under way at `now`, if it has been so longer than `limit`.
     pub fn late(&mut self, now: Instant, limit: Duration) -> Option<Late> {
         let marks = self.marks.as_ref()?;
@@ -148,6 +153,9 @@ mod tests {
         fn end(&self, place: usize, _stream: Stream) -> Result<()> {
             *self.calls.lock() += &format!("e{place}");
             Ok(())
+        }
+        fn are_in_graphs(&self) -> bool {
+            self.places.lock()[3] != 0
         }
         fn began(&self, place: usize) -> u64 {
             self.places.lock()[place]

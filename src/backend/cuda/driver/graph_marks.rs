@@ -8,6 +8,7 @@
 use crate::backend::ReplayMarks;
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::function::LaunchShape;
+use crate::backend::cuda::driver::graph_count::GraphCount;
 use crate::backend::cuda::driver::memory::HostPage;
 use crate::backend::cuda::driver::module::Module;
 use crate::backend::cuda::kernels::Kernel;
@@ -29,7 +30,9 @@ pub struct GraphMarks {
     module: Module,
     places: Arc<HostPage<u64>>,
     count: usize,
-    is_in_graphs: AtomicBool,
+    /// Whether any mark was ever captured.
+    is_captured: AtomicBool,
+    in_graphs: GraphCount,
 }
 
 impl GraphMarks {
@@ -39,7 +42,8 @@ impl GraphMarks {
             module: Module::load(context)?,
             places: Arc::new(HostPage::new(context, count)?),
             count,
-            is_in_graphs: AtomicBool::new(false),
+            is_captured: AtomicBool::new(false),
+            in_graphs: GraphCount::default(),
         })
     }
 
@@ -47,7 +51,7 @@ impl GraphMarks {
         if place >= self.count {
             return Err(Error::internal(format!("no place {place} for a mark")));
         }
-        if !self.is_in_graphs.swap(true, Ordering::Relaxed) {
+        if !self.is_captured.swap(true, Ordering::Relaxed) {
             // Graphs may be replayed at any time: what they write to is never freed from now on.
             mem::forget(Arc::clone(&self.places));
         }
@@ -56,6 +60,9 @@ impl GraphMarks {
             begins: u32::from(begins),
         };
         let _entered = self.module.context().enter()?;
+        if begins {
+            self.in_graphs.add(stream)?;
+        }
         self.module
             .launch_on(Kernel::ReplayMark, SHAPE, &params, stream)
     }
@@ -68,6 +75,10 @@ impl ReplayMarks for GraphMarks {
 
     fn end(&self, place: usize, stream: Stream) -> Result<()> {
         self.capture(place, false, stream)
+    }
+
+    fn are_in_graphs(&self) -> bool {
+        self.in_graphs.is_some()
     }
 
     fn began(&self, place: usize) -> u64 {

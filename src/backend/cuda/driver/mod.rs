@@ -12,6 +12,7 @@ mod device_memory;
 pub mod device_name;
 pub mod event;
 pub mod function;
+mod graph_count;
 mod graph_marks;
 pub mod held;
 pub mod ipc;

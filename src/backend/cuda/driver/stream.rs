@@ -78,30 +78,37 @@ fn id_of(stream: Stream) -> Option<StreamId> {
 
 /// Whether a stream of the library's own is part of a capture, be it an invalid one.
 pub fn is_captured(stream: Stream) -> Result<bool> {
-    capture_status(stream).map(|(status, _)| status != NONE)
+    capture_status(stream).map(|(status, ..)| status != NONE)
+}
+
+/// The graph under construction that `stream` is captured into.
+pub fn graph_of(stream: Stream) -> Result<Option<sys::CUgraph>> {
+    let (status, _, graph) = capture_status(stream)?;
+    Ok((status == ACTIVE).then_some(graph))
 }
 
 fn capture_of(stream: Stream) -> Result<Option<Capture>> {
-    let (status, id) = capture_status(stream)?;
+    let (status, id, _) = capture_status(stream)?;
     Ok((status == ACTIVE).then_some(Capture(id)))
 }
 
-fn capture_status(stream: Stream) -> Result<(sys::CUstreamCaptureStatus, u64)> {
+fn capture_status(stream: Stream) -> Result<(sys::CUstreamCaptureStatus, u64, sys::CUgraph)> {
     let mut status = NONE;
     let mut id = 0;
-    // SAFETY: writes two numbers, the status one of the three that this enum has had in every driver;
+    let mut graph = null_mut();
+    // SAFETY: writes two numbers and a handle, the status one of the three that this enum has had in every driver;
     // what is NULL is not written.
     check("cuStreamGetCaptureInfo", unsafe {
         (functions()?.cuStreamGetCaptureInfo_v2)(
             raw_stream(stream),
             &mut status,
             &mut id,
-            null_mut(),
+            &mut graph,
             null_mut(),
             null_mut(),
         )
     })?;
-    Ok((status, id))
+    Ok((status, id, graph))
 }
 
 const NONE: sys::CUstreamCaptureStatus = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;

@@ -216,7 +216,8 @@ extern "C" CUresult cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureSt
 
 CUresult cuUserObjectCreate(CUuserObject* object, void* data, CUhostFn release, unsigned references,
                             unsigned flags) {
-    if (references != 1 || flags != CU_USER_OBJECT_NO_DESTRUCTOR_SYNC) return CUDA_ERROR_INVALID_VALUE;
+    const bool is_known = references == 1 && flags == CU_USER_OBJECT_NO_DESTRUCTOR_SYNC;
+    if (!is_known) return CUDA_ERROR_INVALID_VALUE;
     *object = reinterpret_cast<CUuserObject>(new UserObject{data, release});
     return CUDA_SUCCESS;
 }

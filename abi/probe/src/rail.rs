@@ -183,25 +183,6 @@ pub unsafe extern "C" fn epProbeRailExchange(
     answer(rail.transport.exchange(LABEL, &sends, &receives, stream))
 }
 
-/// Enqueues an all-gather of `bytes` at `data` of all sources to `out`.
-///
-/// # Safety
-/// As of [`epProbeRailExchange`].
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn epProbeRailAllGather(
-    rail: *const EpProbeRail,
-    data: *const c_void,
-    bytes: usize,
-    out: *mut c_void,
-    stream: *mut c_void,
-) -> c_int {
-    // SAFETY: the caller's promise.
-    let rail = unsafe { &*rail };
-    let (data, out) = (DevPtr(data as usize), DevPtr(out as usize));
-    let stream = Stream(stream as usize);
-    answer(rail.transport.all_gather(LABEL, data, bytes, out, stream))
-}
-
 /// 0, or the number of the failure that has ended the transport.
 ///
 /// # Safety

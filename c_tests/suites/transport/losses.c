@@ -198,9 +198,11 @@ void giving_up_ends_what_waits(DeathRank* self) {
         (void)cudaStreamSynchronize(self->env.stream);
         (void)cudaGetLastError();
     }
+    // Who closes its end before is a rank that is lost.
+    meet(self, kNoticed, self->env.size);
     close_way(&way);
     check_stage_in_time(self, start);
-    meet(self, kNoticed, self->env.size);
+    meet(self, kAllKnow, self->env.size);
     expect_context_usable(self);
     EP_CHECK_NCCL(ncclCommAbort(self->env.comm));
 }

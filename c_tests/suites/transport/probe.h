@@ -23,8 +23,6 @@ size_t epProbeRailGateways(const EpProbeRail* rail, size_t* ranks, size_t most);
 size_t epProbeRailSources(const EpProbeRail* rail, size_t* ranks, size_t most);
 int epProbeRailExchange(const EpProbeRail* rail, const EpProbeMessage* sends, size_t num_sends,
                         const EpProbeMessage* receives, size_t num_receives, cudaStream_t stream);
-int epProbeRailAllGather(const EpProbeRail* rail, const void* data, size_t bytes, void* out,
-                         cudaStream_t stream);
 int epProbeRailHealth(const EpProbeRail* rail);
 int epProbeRailFaults(const EpProbeRail* rail);  // how often it told of a failure
 void epProbeRailAbort(const EpProbeRail* rail);

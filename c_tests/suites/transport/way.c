@@ -53,19 +53,12 @@ static size_t bytes_of(size_t from, size_t to, unsigned op) {
     return kSizes[ep_mix(from, to, op) % 6];
 }
 
-static size_t gathered_bytes(unsigned op) { return op % 2 == 0 ? 24 : 5000; }
-
-static bool is_all_gather(unsigned op) { return op % 3 == 2; }
-
 static unsigned char value(size_t from, size_t to, unsigned op, size_t index) {
     return (unsigned char)(ep_mix(from * 64 + to, op, index / 8) >> (8 * (index % 8)));
 }
 
-// An all-gather says the same to everybody.
-static size_t addressee(size_t to, unsigned op) { return is_all_gather(op) ? 63 : to; }
-
 static void fill(unsigned char* data, size_t from, size_t to, unsigned op, size_t bytes) {
-    for (size_t i = 0; i < bytes; ++i) data[i] = value(from, addressee(to, op), op, i);
+    for (size_t i = 0; i < bytes; ++i) data[i] = value(from, to, op, i);
 }
 
 int open_way(Way* way, const DeathRank* self, const EpEnv* env) {
@@ -80,7 +73,7 @@ int open_way(Way* way, const DeathRank* self, const EpEnv* env) {
     way->num_gateways = epProbeRailGateways(way->rail, way->gateways, kMaxRanks);
     way->num_sources = epProbeRailSources(way->rail, way->sources, kMaxRanks);
     for (unsigned i = 0; i < kOpsInFlight; ++i) {
-        way->sent[i] = ep_device_alloc((way->num_gateways + 1) * kMostBytes);
+        way->sent[i] = ep_device_alloc(way->num_gateways * kMostBytes);
         way->received[i] = ep_device_alloc(way->num_sources * kMostBytes);
     }
     return 0;
@@ -96,14 +89,12 @@ void close_way(Way* way) {
 
 void prepare(Way* way, unsigned op) {
     const size_t rank = (size_t)way->env->rank;
-    unsigned char* host = calloc(way->num_gateways + 1, kMostBytes);
+    unsigned char* host = calloc(way->num_gateways, kMostBytes);
     EP_REQUIRE(host != NULL);
-    // A rank alone on its node has itself to gather from.
-    fill(host, rank, rank, op, kMostBytes);
     for (size_t i = 0; i < way->num_gateways; ++i) {
         fill(host + i * kMostBytes, rank, way->gateways[i], op, kMostBytes);
     }
-    ep_upload(way->sent[op % kOpsInFlight], host, (way->num_gateways + 1) * kMostBytes);
+    ep_upload(way->sent[op % kOpsInFlight], host, way->num_gateways * kMostBytes);
     free(host);
     EP_CHECK_CUDA(cudaMemset(way->received[op % kOpsInFlight], 0xee,
                              way->num_sources * kMostBytes));
@@ -114,9 +105,6 @@ int enqueue(Way* way, unsigned op, cudaStream_t stream) {
     const size_t rank = (size_t)way->env->rank;
     unsigned char* sent = way->sent[op % kOpsInFlight];
     unsigned char* received = way->received[op % kOpsInFlight];
-    if (is_all_gather(op)) {
-        return epProbeRailAllGather(way->rail, sent, gathered_bytes(op), received, stream);
-    }
     EpProbeMessage sends[kMaxRanks];
     EpProbeMessage receives[kMaxRanks];
     size_t num_receives = 0;
@@ -143,9 +131,7 @@ void check_received(Way* way, unsigned op) {
     memset(expected, 0xee, total);
     for (size_t i = 0; i < way->num_sources; ++i) {
         const size_t source = way->sources[i];
-        if (is_all_gather(op)) {
-            fill(expected + i * gathered_bytes(op), source, rank, op, gathered_bytes(op));
-        } else if (source != rank) {
+        if (source != rank) {
             fill(expected + i * kMostBytes, source, rank, op, bytes_of(source, rank, op));
         }
     }

@@ -40,7 +40,7 @@ bool is_member(const size_t* ranks, size_t count, int rank);
 int open_way(Way* way, const DeathRank* self, const EpEnv* env);
 void close_way(Way* way);
 
-// Enqueues operation `op`, an exchange or, every third time, an all-gather.
+// Enqueues operation `op`, an exchange.
 int enqueue(Way* way, unsigned op, cudaStream_t stream);
 // Fills what operation `op` sends, and marks what it is to receive.
 void prepare(Way* way, unsigned op);

@@ -67,7 +67,7 @@ pub extern "C" fn ncclEpHostsimRefuseCapture(stream: cudaStream_t) -> cudaError_
 }
 
 /// Calls `release` with `data` when the graph that the capture of this number becomes is destroyed, and all that was
-/// made of it.
+/// made of it. Nothing if there is no such capture.
 ///
 /// # Safety
 /// `release` may be called once with `data`, from any thread.
@@ -81,8 +81,8 @@ pub unsafe extern "C" fn ncclEpHostsimGiveToCapture(
         let release = release.ok_or(CudaError::InvalidValue)?;
         let data = data as usize;
         // SAFETY: by this function's contract; a graph ends once.
-        let owned = move || unsafe { release(data as *mut c_void) };
-        recording::give(number, Owned(Box::new(owned)))
+        let end = move || unsafe { release(data as *mut c_void) };
+        recording::give(number, || Owned(Box::new(end)))
     })
 }
 

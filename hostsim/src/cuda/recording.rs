@@ -180,13 +180,13 @@ pub(crate) fn end(stream: &Arc<Stream>) -> Result<Graph, CudaError> {
 }
 
 /// Gives something to the graph that the capture of this number becomes.
-pub(crate) fn give(number: u64, owned: Owned) -> Result<(), CudaError> {
+pub(crate) fn give(number: u64, owned: impl FnOnce() -> Owned) -> Result<(), CudaError> {
     let mut captures = CAPTURES.lock();
     let mut wanted = captures
         .iter_mut()
         .filter(|capture| capture.number == number);
     let capture = wanted.next().ok_or(CudaError::InvalidValue)?;
-    capture.graph.owned.push(owned);
+    capture.graph.owned.push(owned());
     Ok(())
 }
 

@@ -1,5 +1,6 @@
 //! One rank's end of a communicator.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -30,6 +31,8 @@ pub(crate) struct Comm {
     /// The last submitted operation: operations of a communicator never overlap.
     pub(crate) last: Mutex<Option<Ticket>>,
     pub(crate) delays: Delays,
+    /// Shared with each captured operation.
+    pub(crate) graphs: Arc<()>,
     /// The call that connects the ranks has been made.
     connected: AtomicBool,
     failure: Mutex<Option<Failure>>,
@@ -81,6 +84,7 @@ impl Comm {
             rounds: AtomicUsize::new(0),
             last: Mutex::new(None),
             delays,
+            graphs: Arc::default(),
             connected: AtomicBool::new(false),
             failure: Mutex::new(None),
         })
@@ -105,6 +109,13 @@ impl Comm {
                 let text = format!("the communicator failed on rank {reporter}");
                 Err(Failure::new(code, text))
             }
+        }
+    }
+
+    /// Waits until no graph has an operation of the communicator.
+    pub(crate) fn wait_for_graphs(&self) {
+        while Arc::strong_count(&self.graphs) > 1 {
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 

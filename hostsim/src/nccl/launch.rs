@@ -75,6 +75,11 @@ fn submit(
         .iter()
         .any(|stream| recording::status(stream).is_some())
     {
+        let kept = Arc::clone(&comm.graphs);
+        let submit = move |stream: &Arc<Stream>, after| {
+            let _ = &kept;
+            submit(stream, after)
+        };
         return capture(first, others, Box::new(submit));
     }
     // NCCL asks about its own events here and minds no refusal, but a capture that forbids it is invalid then.

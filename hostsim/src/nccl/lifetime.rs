@@ -120,7 +120,7 @@ pub unsafe extern "C" fn ncclCommSplit(
 }
 
 /// Waits for the communicator's operations on this rank, then ends it here. Returns once all else on the device has
-/// ended, too.
+/// ended, too, and graphs that have its operations are destroyed.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclCommDestroy(comm: ncclComm_t) -> ncclResult_t {
     boundary(|| {
@@ -148,8 +148,9 @@ pub extern "C" fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t {
     })
 }
 
-/// NCCL frees a communicator's memory when nothing runs on its device.
+/// NCCL frees a communicator's memory when no graph has any of its operations, and nothing runs on its device.
 fn free_memory(gone: &Comm) -> Outcome<()> {
+    gone.wait_for_graphs();
     Ok(device::device(gone.device)?.come_to_rest()?)
 }
 

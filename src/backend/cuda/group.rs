@@ -10,6 +10,7 @@ use crate::backend::cuda::ll::LlGroup;
 use crate::backend::cuda::network::Network;
 use crate::backend::cuda::peer::teardown::{End, Teardown};
 use crate::backend::cuda::peer::windows::PeerWindows;
+use crate::backend::quiet::Graphs;
 use crate::backend::{
     DeviceMemory, Faults, GroupBackend, HtBackend, HtGroupBackend, HtRouting, LlBackend,
     LlGroupBackend, Profile,
@@ -45,7 +46,12 @@ pub(super) struct Common {
 impl Common {
     fn close(&self, windows: PeerWindows, stream: Stream) -> Result<()> {
         self.bootstrap.begin_call();
-        let rested = self.context.wait_for_operations(self.timeout, stream);
+        // Over nodes the end of the network asks for the graphs themselves.
+        let launches = match self.network {
+            None => Graphs::Count,
+            Some(_) => Graphs::DoNotCount,
+        };
+        let rested = (self.context).wait_for_operations(self.timeout, stream, launches);
         let left = self.leave(rested);
         if let Some(network) = &self.network {
             network.close();

@@ -163,24 +163,6 @@ impl OwnCommunicator {
         called.and(closed)
     }
 
-    /// Enqueues an all-gather: `bytes` of each rank's `data` to `out`, in rank order.
-    pub fn all_gather(
-        &self,
-        data: DevPtr,
-        out: DevPtr,
-        bytes: usize,
-        stream: Stream,
-    ) -> Result<()> {
-        let _inside = self.enter()?;
-        let (data, out) = (data.0 as *const c_void, out.0 as *mut c_void);
-        let stream = stream.0 as *mut c_void;
-        // SAFETY: the communicator is alive (`enter`); the addresses are the device's.
-        let code = unsafe {
-            (self.network.functions.ncclAllGather)(data, out, bytes, UINT8, self.raw, stream)
-        };
-        self.network.check("ncclAllGather", code)
-    }
-
     /// An error that NCCL met after the calls had returned; none any more when this has ended.
     pub fn asynchronous_error(&self) -> Option<Error> {
         let _inside = self.enter().ok()?;

@@ -3,15 +3,16 @@
 //! operations of a communicator that has failed end before that.
 //!
 //! A communicator that a graph has ends later: NCCL would wait for the graph, and then free memory at whatever moment.
-//! It is kept until a transport begins or ends after the graph is gone: in a call that may wait for the device. One whose
-//! ranks on this node end it later ends inside NCCL at a moment of NCCL's.
+//! It is kept until a transport begins or ends after the graph is gone, in a call that may wait for the device; one that
+//! has failed, until a quiet moment after the graph. One whose ranks on this node end it later ends inside NCCL at a
+//! moment of NCCL's.
 #![forbid(unsafe_code)]
 
 use crate::backend::DeviceMemory;
 use crate::backend::detached;
 use crate::backend::nccl::own::OwnCommunicator;
 use crate::backend::quiet::Attempt;
-use crate::backend::transport::flights::Flights;
+use crate::backend::transport::replays::InGraphs;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -22,6 +23,9 @@ const PATIENCE: Duration = Duration::from_millis(100);
 /// How long the device is kept quiet while NCCL frees memory, which takes 50 to 500 ms. There is a limit because NCCL may
 /// wait for other ranks of the node first, and they may wait for this one in another group.
 const MOST_AT_REST: Duration = Duration::from_secs(5);
+/// How long a call may take to destroy communicators that graphs had: the ranks of a node may not agree on when these
+/// were gone, and NCCL may wait for all of them.
+pub const AFTER_GRAPHS: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(1);
 const LONG_PAUSE: Duration = Duration::from_millis(20);
 /// After how long NCCL's threads have noticed an abort. Until then, freeing the communicator takes as long.
@@ -33,7 +37,7 @@ static KEPT: Mutex<Vec<Kept>> = Mutex::new(Vec::new());
 struct Kept {
     comm: Arc<OwnCommunicator>,
     memory: Arc<dyn DeviceMemory>,
-    flights: Arc<Flights>,
+    in_graphs: InGraphs,
 }
 
 /// A communicator that no transport has taken yet. If none does, it ends.
@@ -65,7 +69,8 @@ impl Drop for Untaken {
         if !self.is_taken {
             let (comm, memory) = (Arc::clone(&self.comm), Arc::clone(&self.memory));
             drop(detached::start(move || {
-                abort(&comm, &*memory, MOST_AT_REST);
+                let never: InGraphs = Box::new(|| false);
+                abort(&comm, &*memory, &never, MOST_AT_REST);
             }));
         }
     }
@@ -93,29 +98,37 @@ pub fn end(comm: Arc<OwnCommunicator>, memory: Arc<dyn DeviceMemory>, limit: Dur
     drop(detached::start(later));
 }
 
-/// Keeps `comm`, with whose `flights` graphs are left, until [`end_kept`] finds them gone.
-pub fn keep(comm: Arc<OwnCommunicator>, memory: Arc<dyn DeviceMemory>, flights: Arc<Flights>) {
+/// Keeps `comm`, of which graphs have operations, until [`end_kept`] finds them gone.
+pub fn keep(comm: Arc<OwnCommunicator>, memory: Arc<dyn DeviceMemory>, in_graphs: InGraphs) {
     let kept = Kept {
         comm,
         memory,
-        flights,
+        in_graphs,
     };
     KEPT.lock().push(kept);
 }
 
-/// Destroys the communicators that were kept for graphs which are gone. May take as long as [`end`] for each, with
-/// `limit`.
-pub fn end_kept(limit: Duration) {
-    let is_free = |kept: &mut Kept| !kept.flights.are_in_graphs();
-    let free: Vec<_> = KEPT.lock().extract_if(.., is_free).collect();
-    for Kept { comm, memory, .. } in free {
-        end(comm, memory, limit);
+/// Destroys the communicators that were kept for graphs which are gone, as many as it can within [`AFTER_GRAPHS`].
+pub fn end_kept() {
+    let start = Instant::now();
+    let is_free = |kept: &mut Kept| !(kept.in_graphs)();
+    while let Some(left) = AFTER_GRAPHS.checked_sub(start.elapsed()) {
+        let free = KEPT.lock().extract_if(.., is_free).next();
+        let Some(Kept { comm, memory, .. }) = free else {
+            break;
+        };
+        end(comm, memory, left);
     }
 }
 
-/// Ends the operations of `comm` at once, wherever they are. Frees it at a quiet moment, and waits for that, for ever if
-/// need be. Nobody shall wait for other ranks longer than `limit`.
-pub fn abort(comm: &Arc<OwnCommunicator>, memory: &dyn DeviceMemory, limit: Duration) {
+/// Ends the operations of `comm` at once, wherever they are. Frees it at a quiet moment, when no graph has any of them,
+/// and waits for that, for ever if need be. Nobody shall wait for other ranks longer than `limit`.
+pub fn abort(
+    comm: &Arc<OwnCommunicator>,
+    memory: &dyn DeviceMemory,
+    in_graphs: &InGraphs,
+    limit: Duration,
+) {
     let (go, wait) = channel();
     let own = Arc::clone(comm);
     if detached::start(move || own.abort(|| wait.recv().is_ok())).is_err() {
@@ -128,7 +141,7 @@ pub fn abort(comm: &Arc<OwnCommunicator>, memory: &dyn DeviceMemory, limit: Dura
             comm.wait_for_end(at_rest(limit));
         }
     };
-    while memory.attempt(&mut free) == Attempt::Busy {
+    while in_graphs() || memory.attempt(&mut free) == Attempt::Busy {
         std::thread::sleep(LONG_PAUSE);
     }
 }
@@ -157,6 +170,7 @@ fn at_rest(limit: Duration) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::ReplayMarks;
     use crate::backend::nccl::own::tests::third_of_three;
     use crate::backend::transport::flights::tests::Device;
     use crate::model::ops::Stream;
@@ -169,6 +183,11 @@ mod tests {
         device.let_attempts_be(attempt);
         end(Arc::clone(&comm), Arc::new(device.clone()), MINUTE);
         (comm, device)
+    }
+
+    fn has_graph(device: &Device) -> InGraphs {
+        let device = device.clone();
+        Box::new(move || device.are_in_graphs())
     }
 
     #[test]
@@ -196,13 +215,16 @@ mod tests {
     #[test]
     fn one_that_a_graph_has_ends_after_the_graph() {
         let (comm, device) = (Arc::new(third_of_three(0)), Device::default());
-        let flights = Arc::new(Flights::new(&device).unwrap());
         device.make_graph();
-        keep(Arc::clone(&comm), Arc::new(device.clone()), flights);
-        end_kept(MINUTE);
+        keep(
+            Arc::clone(&comm),
+            Arc::new(device.clone()),
+            has_graph(&device),
+        );
+        end_kept();
         assert!(!comm.wait_for_end(3 * LONG_PAUSE));
         device.destroy_graph();
-        end_kept(MINUTE);
+        end_kept();
         assert!(comm.wait_for_end(MINUTE));
     }
 
@@ -211,10 +233,13 @@ mod tests {
         let (comm, device) = (Arc::new(third_of_three(0)), Device::default());
         device.let_attempts_be(Attempt::Busy);
         std::thread::scope(|scope| {
-            scope.spawn(|| abort(&comm, &device, MINUTE));
+            scope.spawn(|| abort(&comm, &device, &has_graph(&device), MINUTE));
             assert!(!comm.wait_for_end(NOTICED_AFTER + 3 * LONG_PAUSE));
             assert!(comm.exchange(&[], &[], Stream::DEFAULT).is_err());
+            device.make_graph();
             device.let_attempts_be(Attempt::Done);
+            assert!(!comm.wait_for_end(3 * LONG_PAUSE));
+            device.destroy_graph();
         });
         assert!(comm.wait_for_end(MINUTE));
     }
@@ -235,7 +260,7 @@ mod tests {
     fn an_aborted_one_is_left_alone_on_a_device_that_was_reset() {
         let (comm, device) = (Arc::new(third_of_three(0)), Device::default());
         device.let_attempts_be(Attempt::Gone);
-        abort(&comm, &device, MINUTE);
+        abort(&comm, &device, &has_graph(&device), MINUTE);
         assert!(!comm.wait_for_end(LONG_PAUSE));
     }
 }

@@ -10,7 +10,7 @@
 use crate::backend::quiet::{Graphs, Works};
 use crate::backend::transport::Label;
 use crate::backend::transport::operation::{Late, Operation, Recent, distinct};
-use crate::backend::transport::replays::Replays;
+use crate::backend::transport::replays::{InGraphs, Replays};
 use crate::backend::{DeviceMemory, StreamMark};
 use crate::error::Result;
 use crate::model::ops::Stream;
@@ -158,6 +158,16 @@ impl Flights {
     /// Whether a graph that is not destroyed has any operation.
     pub fn are_in_graphs(&self) -> bool {
         self.state.lock().replays.are_in_graphs()
+    }
+
+    /// Whether any operation was ever captured.
+    pub fn were_captured(&self) -> bool {
+        self.state.lock().replays.were_captured()
+    }
+
+    /// Asks [`Flights::are_in_graphs`] when the flights are gone.
+    pub fn in_graphs(&self) -> InGraphs {
+        self.state.lock().replays.in_graphs()
     }
 }
 

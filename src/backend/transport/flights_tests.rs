@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 /// The number of the stream that is captured.
-const CAPTURED: usize = 7;
+pub const CAPTURED: usize = 7;
 const SECOND: Duration = Duration::from_secs(1);
 
 /// A device with one stream, which has passed so many marks, and the marks that were made and recorded.

@@ -81,16 +81,6 @@ pub trait Transport: Send + Sync {
         receives: &[Message],
         stream: Stream,
     ) -> Result<()>;
-    /// Enqueues an operation that sends `bytes` at `data` to all gateways, and delivers what each of the
-    /// sources gives, in their order, to `out`.
-    fn all_gather(
-        &self,
-        label: Label,
-        data: DevPtr,
-        bytes: usize,
-        out: DevPtr,
-        stream: Stream,
-    ) -> Result<()>;
     /// Sends something along every way and checks what comes; returns when it has come, or at the deadline. The
     /// network connects here, and not in the first operations.
     fn warm_up(&self, stream: Stream) -> Result<()>;

@@ -40,7 +40,8 @@ pub fn over_nccl(
     let ways = Ways::new(wanted.topology, bootstrap.rank());
     let network = Network::of_process();
     let ids = bootstrap.agree(own_id(&network, &ways), ID_BYTES, stream)?;
-    ending::end_kept(wanted.timeout);
+    // Before the exchange begins, as the device is not quiet from then on.
+    ending::end_kept();
     // While ranks connect they wait for each other on their devices, too.
     let _under_way = bootstrap.memory().begin();
     let joined = join(bootstrap, network?, &ids, ways, wanted);

@@ -1,11 +1,10 @@
-//! [`Transport`] by NCCL's host API: exchanges on a communicator of our own, and its all-gather where the communicator
-//! is a rail.
+//! [`Transport`] by NCCL's host API, on a communicator of our own.
 #![forbid(unsafe_code)]
 
 use crate::backend::DeviceMemory;
 use crate::backend::detached;
 use crate::backend::nccl::own::{OwnCommunicator, Part};
-use crate::backend::transport::ending::Untaken;
+use crate::backend::transport::ending::{AFTER_GRAPHS, Untaken};
 use crate::backend::transport::flights::Flights;
 use crate::backend::transport::operation::{Late, Operation, Recent};
 use crate::backend::transport::watchdog::{Watched, watch};
@@ -13,15 +12,13 @@ use crate::backend::transport::ways::Ways;
 use crate::backend::transport::{Label, Message, OnFault, Transport, ending, warm_up};
 use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
-use crate::model::tensor::DevPtr;
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 use std::any::Any;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// How long the end of a transport waits for the driver to notice that its graphs are destroyed, and where there are
-/// some for NCCL to free a communicator that has failed.
+/// How long the end of a transport waits for the driver to notice that its graphs are destroyed.
 const SHORT: Duration = Duration::from_millis(100);
 
 /// What this rank has of a transport.
@@ -179,16 +176,24 @@ impl Shared {
     /// memory.
     fn start_abort(&self) {
         if let Some(own) = self.own.upgrade() {
-            let abort = move || ending::abort(&own.comm, &*own.device.memory, own.limit());
+            let abort = move || {
+                let Self { comm, device, .. } = &*own;
+                ending::abort(comm, &*device.memory, &own.flights.in_graphs(), own.timeout);
+            };
             drop(detached::start(abort));
         }
     }
 
-    /// How long NCCL may take to free the communicator: it waits for graphs that have it.
-    fn limit(&self) -> Duration {
-        match self.flights.are_in_graphs() {
-            true => SHORT,
-            false => self.timeout,
+    /// Ends a communicator whose operations are over, but for those in graphs.
+    fn end(&self, limit: Duration) {
+        let Self {
+            device, flights, ..
+        } = self;
+        let (comm, memory) = (Arc::clone(&self.comm), Arc::clone(&device.memory));
+        match flights.are_in_graphs() {
+            true => ending::keep(comm, memory, flights.in_graphs()),
+            false if flights.were_captured() => ending::end(comm, memory, limit.min(AFTER_GRAPHS)),
+            false => ending::end(comm, memory, limit),
         }
     }
 
@@ -294,42 +299,6 @@ impl Transport for NcclTransport {
             })
     }
 
-    fn all_gather(
-        &self,
-        label: Label,
-        data: DevPtr,
-        bytes: usize,
-        out: DevPtr,
-        stream: Stream,
-    ) -> Result<()> {
-        self.shared.check_usable()?;
-        if bytes == 0 {
-            return Ok(());
-        }
-        let ways = &self.shared.ways;
-        let mut turn = self.shared.turn.lock();
-        let peers = ways.gateways.iter().chain(&ways.sources).copied();
-        let peers = peers.filter(|&peer| peer != ways.rank);
-        if ways.is_rail() {
-            return self.shared.operate(label, peers, stream, |comm| {
-                comm.all_gather(data, out, bytes, stream)
-            });
-        }
-        let Parts {
-            sends: to,
-            receives: from,
-        } = &mut *turn;
-        let message = |&peer: &usize, data| Message { peer, data, bytes };
-        let sources = ways.sources.iter().enumerate();
-        // A message to oneself is a copy.
-        let targets = ways.gateways.iter().chain([&ways.rank]);
-        parts(ways, targets.map(|peer| message(peer, data)), to)?;
-        let place = |(index, peer)| message(peer, DevPtr(out.0 + index * bytes));
-        parts(ways, sources.map(place), from)?;
-        self.shared
-            .operate(label, peers, stream, |comm| comm.exchange(to, from, stream))
-    }
-
     fn warm_up(&self, stream: Stream) -> Result<()> {
         self.warm_up_within(self.shared.timeout, stream)
     }
@@ -369,20 +338,19 @@ impl Drop for End {
             std::thread::sleep(pause);
             pause = (pause * 2).min(Duration::from_millis(1));
         }
-        if shared.fault.get().is_some() {
-            return;
-        }
         let left = shared.timeout.saturating_sub(start.elapsed()).max(SHORT);
         let over = Instant::now();
-        while shared.flights.are_in_graphs() && over.elapsed() < SHORT {
+        while shared.fault.get().is_none()
+            && shared.flights.are_in_graphs()
+            && over.elapsed() < SHORT
+        {
             std::thread::sleep(Duration::from_millis(1));
         }
-        let (comm, memory) = (Arc::clone(&shared.comm), Arc::clone(&shared.device.memory));
-        match shared.flights.are_in_graphs() {
-            true => ending::keep(comm, memory, Arc::clone(&shared.flights)),
-            false => ending::end(comm, memory, left),
+        // A communicator that has failed ends otherwise.
+        if shared.fault.get().is_none() {
+            shared.end(left);
         }
-        ending::end_kept(left);
+        ending::end_kept();
     }
 }
 

@@ -4,13 +4,15 @@
 use super::*;
 use crate::allocations;
 use crate::backend::nccl::own;
-use crate::backend::transport::flights::tests::Device as Marked;
+use crate::backend::transport::flights::tests::{CAPTURED, Device as Marked};
+use crate::model::tensor::DevPtr;
 use crate::model::topology::{NodeId, Topology};
 
 const LABEL: Label = Label {
     what: "test",
     number: 0,
 };
+const MINUTE: Duration = Duration::from_secs(60);
 /// More than are ever under way before a call looks for those that are over.
 const CALLS: usize = 1000;
 
@@ -51,9 +53,7 @@ fn call(transport: &NcclTransport, device: &Marked) -> usize {
         transport
             .exchange(LABEL, &sends, &receives, stream)
             .unwrap();
-        let gathered = transport.all_gather(LABEL, DevPtr(4096), 8, DevPtr(8192), stream);
-        gathered.unwrap();
-        device.pass(4);
+        device.pass(2);
     }
     allocations::so_far() - before
 }
@@ -67,4 +67,39 @@ fn calls_allocate_nothing_once_there_are_marks_enough() {
         assert!(at_first > 0, "what is not counted cannot fail");
         assert_eq!(call(&transport, &device), 0, "{nodes}");
     }
+}
+
+/// Over `device`, with an operation in a graph.
+fn captured(device: &Marked) -> NcclTransport {
+    let transport = transport("abc", device);
+    let message = Message {
+        peer: 0,
+        data: DevPtr(4096),
+        bytes: 64,
+    };
+    let exchanged = transport.exchange(LABEL, &[message], &[], Stream(CAPTURED));
+    exchanged.unwrap();
+    transport
+}
+
+#[test]
+fn a_communicator_that_a_graph_has_ends_with_a_transport_after_the_graph() {
+    let device = Marked::default();
+    let first = captured(&device);
+    let comm = Arc::clone(&first.shared.comm);
+    drop(first);
+    assert!(!comm.wait_for_end(SHORT));
+    device.destroy_graph();
+    drop(transport("abc", &Marked::default()));
+    assert!(comm.wait_for_end(MINUTE));
+}
+
+#[test]
+fn a_communicator_whose_graphs_are_gone_ends_with_its_transport() {
+    let device = Marked::default();
+    let transport = captured(&device);
+    let comm = Arc::clone(&transport.shared.comm);
+    device.destroy_graph();
+    drop(transport);
+    assert!(comm.wait_for_end(Duration::ZERO));
 }

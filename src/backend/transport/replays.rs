@@ -26,6 +26,9 @@ pub struct Replays {
     first: Option<First>,
 }
 
+/// Whether a graph that is not destroyed has operations of a transport.
+pub type InGraphs = Box<dyn Fn() -> bool + Send>;
+
 /// A mark that is to be captured. That may be held up, so nobody who must end what holds it up should wait for it.
 #[must_use]
 pub struct Mark {
@@ -103,6 +106,17 @@ impl Replays {
         (self.marks.as_ref()).is_some_and(|marks| marks.are_in_graphs())
     }
 
+    /// Asks the same later.
+    pub fn in_graphs(&self) -> InGraphs {
+        let marks = self.marks.clone();
+        Box::new(move || marks.as_ref().is_some_and(|marks| marks.are_in_graphs()))
+    }
+
+    /// Whether anything was ever captured.
+    pub fn were_captured(&self) -> bool {
+        self.operations > 0
+    }
+
     /// The first operation that is under way at `now`, if it has been so longer than `limit`.
     pub fn late(&mut self, now: Instant, limit: Duration) -> Option<Late> {
         let marks = self.marks.as_ref()?;
@@ -155,7 +169,7 @@ mod tests {
             Ok(())
         }
         fn are_in_graphs(&self) -> bool {
-            self.places.lock()[3] != 0
+            false
         }
         fn began(&self, place: usize) -> u64 {
             self.places.lock()[place]

@@ -12,9 +12,6 @@ use std::time::{Duration, Instant};
 
 /// What a rank says of itself: its number and one more, so that it is not zero.
 const WORD: usize = size_of::<u64>();
-/// Bytes of each message of further operations: for these NCCL may choose another algorithm, which connects the ranks
-/// anew.
-const MANY: usize = 64 << 10;
 
 /// Sends this rank's word along every way and checks the others', which come within `limit`. False if they
 /// do not.
@@ -28,26 +25,24 @@ pub fn run(
     let start = Instant::now();
     let rank = ways.rank;
     let sources = transport.sources();
-    // This rank's word, what is gathered, what is received.
-    let bytes = (1 + 2 * sources.len()) * WORD;
+    // This rank's word, and what is received.
+    let bytes = (1 + sources.len()) * WORD;
     let own = memory.alloc_own(bytes)?;
-    // Two ranks exchange large messages in another way.
-    let many = match ways.members.len() {
-        2 => BROADCAST_BYTES,
-        _ => MANY,
-    };
-    let unread_bytes = (1 + sources.len()) * many;
-    let unread = memory.alloc_own(unread_bytes)?;
-    let gathered = DevPtr(own.0 + WORD);
-    let received = DevPtr(gathered.0 + sources.len() * WORD);
     let mut words = vec![0; bytes];
     for (to, from) in words.iter_mut().zip(word(rank)) {
         *to = from;
     }
     memory.upload(own, &words)?;
-    let behind = DevPtr(unread.0 + many);
-    send_along(transport, rank, (own, WORD), (received, gathered), stream)?;
-    send_along(transport, rank, (unread, many), (behind, behind), stream)?;
+    exchange(transport, rank, (own, WORD), stream)?;
+    // Two ranks exchange large messages in another way, for which NCCL connects them anew.
+    let unread_bytes = match ways.members.len() {
+        2 => (1 + sources.len()) * BROADCAST_BYTES,
+        _ => 0,
+    };
+    let unread = memory.alloc_own(unread_bytes)?;
+    if unread_bytes > 0 {
+        exchange(transport, rank, (unread, BROADCAST_BYTES), stream)?;
+    }
     // After a failure the memory belongs to what is on the stream.
     while !memory.is_idle(stream)? {
         if let Some(fault) = transport.health() {
@@ -67,22 +62,20 @@ pub fn run(
     check(rank, sources, &words).map(|()| true)
 }
 
-/// Sends the bytes of `data` along every way: in an exchange to `received`, and in an all-gather to `gathered`.
-fn send_along(
+/// Sends the bytes of `data` along every way; what comes from each source lies behind them.
+fn exchange(
     transport: &dyn Transport,
     rank: usize,
     (data, bytes): (DevPtr, usize),
-    (received, gathered): (DevPtr, DevPtr),
     stream: Stream,
 ) -> Result<()> {
     let message = |peer, data| Message { peer, data, bytes };
     let sends = transport.gateways().iter();
     let sends: Vec<_> = sends.map(|&peer| message(peer, data)).collect();
     let places = transport.sources().iter().enumerate();
-    let receives = places.map(|(place, &peer)| message(peer, DevPtr(received.0 + place * bytes)));
+    let receives = places.map(|(i, &peer)| message(peer, DevPtr(data.0 + (1 + i) * bytes)));
     let receives: Vec<_> = receives.filter(|message| message.peer != rank).collect();
-    transport.exchange(Label::WARM_UP, &sends, &receives, stream)?;
-    transport.all_gather(Label::WARM_UP, data, bytes, gathered, stream)
+    transport.exchange(Label::WARM_UP, &sends, &receives, stream)
 }
 
 fn word(rank: usize) -> [u8; WORD] {
@@ -92,12 +85,8 @@ fn word(rank: usize) -> [u8; WORD] {
 /// Whether `words` are what [`run`] wants to see there.
 fn check(rank: usize, sources: &[usize], words: &[u8]) -> Result<()> {
     let (words, _) = words.as_chunks::<WORD>();
-    let (_, others) = words.split_at_checked(1).unwrap_or_default();
-    let (gathered, received) = others.split_at_checked(sources.len()).unwrap_or_default();
     for (index, &source) in sources.iter().enumerate() {
-        let is_right = gathered.get(index) == Some(&word(source))
-            && (source == rank || received.get(index) == Some(&word(source)));
-        if !is_right {
+        if source != rank && words.get(1 + index) != Some(&word(source)) {
             let text =
                 format!("rank {rank} received wrong data from rank {source} over the network");
             return Err(Error::new(Code::InternalError, text));
@@ -113,11 +102,11 @@ mod tests {
     #[test]
     fn words_are_those_of_the_sources() {
         let words =
-            |ranks: [usize; 5]| -> Vec<u8> { ranks.iter().flat_map(|&it| word(it)).collect() };
+            |ranks: [usize; 4]| -> Vec<u8> { ranks.iter().flat_map(|&it| word(it)).collect() };
         let nothing = 98;
-        assert!(check(1, &[0, 1], &words([1, 0, 1, 0, nothing])).is_ok());
-        assert!(check(1, &[0, 1], &words([1, 0, 0, 0, nothing])).is_err());
-        assert!(check(1, &[0, 1], &words([1, 0, 1, 1, nothing])).is_err());
-        assert!(check(1, &[0, 1], &words([1, 0, 1, 0, 1])[..16]).is_err());
+        assert!(check(1, &[0, 1, 4], &words([1, 0, nothing, 4])).is_ok());
+        assert!(check(1, &[0, 1, 4], &words([1, 2, nothing, 4])).is_err());
+        assert!(check(1, &[0, 1, 4], &words([1, 0, nothing, 5])).is_err());
+        assert!(check(1, &[0, 1, 4], &words([1, 0, nothing, 4])[..24]).is_err());
     }
 }

@@ -50,11 +50,6 @@ impl Ways {
         place.ok_or_else(|| Error::internal(format!("rank {rank} is on no way of this one")))
     }
 
-    /// Whether every member is a source of every other.
-    pub fn is_rail(&self) -> bool {
-        self.topology.has_equal_nodes()
-    }
-
     /// This rank in a text.
     pub fn own_name(&self) -> String {
         let node = self.topology.node_of(self.rank);
@@ -90,7 +85,6 @@ mod tests {
     fn on_equal_nodes_a_rank_of_the_communicator_is_a_node() {
         let ways = ways("abba", 3);
         assert_eq!(ways.members, [3, 2]);
-        assert!(ways.is_rail());
         assert_eq!(ways.member(2), Ok(1));
         assert!(ways.member(1).is_err());
     }
@@ -102,7 +96,6 @@ mod tests {
         assert_eq!(small.member(3), Ok(3));
         // It is no rail for a rank that hears of all, either.
         assert_eq!(ways("aab", 2).sources, ways("aab", 2).members);
-        assert!(!ways("aab", 2).is_rail());
     }
 
     #[test]

@@ -7,7 +7,7 @@
 use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::held::{self, ContextHandle, ContextId, Entered, Held, Key};
 use crate::backend::cuda::driver::resources::DeviceResources;
-use crate::backend::quiet::{Attempt, Quiet, Taken, UnderWay, Works};
+use crate::backend::quiet::{Attempt, Graphs, Quiet, Taken, UnderWay, Works};
 use crate::error::{Error, Result};
 use crate::model::ops::Stream;
 use once_cell::sync::Lazy;
@@ -216,8 +216,14 @@ impl Context {
     }
 
     /// Waits until the group's operations, and no others, have run; none can follow. The deadline
-    /// is for operations behind a stuck exchange; all others end by their own deadline.
-    pub fn wait_for_operations(&self, timeout: Duration, stream: Stream) -> Result<()> {
+    /// is for operations behind a stuck exchange; all others end by their own deadline. `launches` says whether to wait
+    /// for launches of graphs, too, if the device is quiet.
+    pub fn wait_for_operations(
+        &self,
+        timeout: Duration,
+        stream: Stream,
+        launches: Graphs,
+    ) -> Result<()> {
         let enqueued: Vec<_> = self
             .enqueued
             .lock()
@@ -248,7 +254,7 @@ impl Context {
             let are_stuck = move || enqueued.iter().any(|it| it.are_over() == Ok(false));
             self.quiet.strand(Box::new(are_stuck));
         }
-        if captured {
+        if captured && launches == Graphs::Count {
             // Launches of graphs may be on any stream.
             self.if_quiet(|| drop(held::synchronize_context()));
         }

@@ -6,7 +6,7 @@
 
 use crate::backend::cuda::driver::api::{check, functions};
 use crate::backend::cuda::driver::stream::graph_of;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::model::ops::Stream;
 use cudarc::driver::sys;
 use std::ffi::{c_uint, c_void};
@@ -24,12 +24,15 @@ const MOVE: c_uint = sys::CUuserObjectRetain_flags::CU_GRAPH_USER_OBJECT_MOVE as
 pub struct GraphCount(Arc<AtomicUsize>);
 
 impl GraphCount {
-    /// Counts an operation in the graph that `stream` is captured into.
+    /// Counts an operation in the graph that `stream` is captured into. A capture that has become invalid has none; the
+    /// next launch says so.
     pub fn add(&self, stream: Stream) -> Result<()> {
-        let graph = graph_of(stream)?.ok_or_else(|| Error::internal("no capture to count in"))?;
+        let Some(graph) = graph_of(stream)? else {
+            return Ok(());
+        };
         let driver = functions()?;
         let mut object = null_mut();
-        // Counts for ever if a call fails: then it is not known what the graph has.
+        // If a call fails, it is not known what the graph has, so it counts for ever.
         self.0.fetch_add(1, Ordering::SeqCst);
         let count = Arc::into_raw(Arc::clone(&self.0)) as *mut c_void;
         // SAFETY: writes one handle; `count` is a reference that `let_go` drops.
@@ -43,7 +46,7 @@ impl GraphCount {
     }
 
     /// Whether a graph has any of them.
-    pub fn is_some(&self) -> bool {
+    pub fn has_any(&self) -> bool {
         self.0.load(Ordering::SeqCst) > 0
     }
 }

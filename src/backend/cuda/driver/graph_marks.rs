@@ -78,7 +78,7 @@ impl ReplayMarks for GraphMarks {
     }
 
     fn are_in_graphs(&self) -> bool {
-        self.in_graphs.is_some()
+        self.in_graphs.has_any()
     }
 
     fn began(&self, place: usize) -> u64 {

@@ -123,11 +123,12 @@ def all_runs(ranks: Sequence[int]) -> Iterator[Run]:
                   ("--ranks", str(few), "--times", "5", "creation"), few, forks=True,
                   nccl_only=True, cpu_only=True, environment=_CONNECTING)
     for count in ranks:
-        if count >= 2:
+        # Losses take their time; three ranks add no case to those of two and four.
+        is_between = count == 3 and ranks[-1] > 3
+        if count >= 2 and not is_between:
             yield Run("test_death", "test_death", ("--ranks", str(count)), count, forks=True)
         if 2 <= count <= _MOST_TRANSPORT_RANKS:
-            # Losses take their time; three ranks add no case to those of two and four.
-            word = ("arrive",) if count == 3 and ranks[-1] > 3 else ()
+            word = ("arrive",) if is_between else ()
             yield Run("test_transport", "test_transport", ("--ranks", str(count), *word), count,
                       forks=True, nccl_only=True)
         if count in _EP_TEST_RANKS:

@@ -17,6 +17,8 @@ static void open_run(HtRun* run, EpEnv* env, ncclEpGroup_t* group) {
     *group = ht_group_new(env, &shape);
     ht_run_open_with(run, env, *group, &shape, kRefDistinct, false, opening);
     EP_CHECK(run->received > 0);
+    // On several nodes a rank that fails early would end what the others still create.
+    ep_barrier();
 }
 
 // The buffer on rank 0 is longer than its tensor says: the last row must still be poison.

@@ -85,6 +85,8 @@ static void call_on_another_handle(const Session* session, Difference difference
         }
         EP_CHECK_NCCL(result);
     }
+    // The difference comes when all have their handles: where it comes before, making one fails, too.
+    if (difference == kOtherHandle) ep_barrier();
     const ncclEpHandle_t made = using.handle;
     if (difference == kOtherHandle && other) using.handle = session->handle;
     (void)make_valid_call(&using, kDispatch, 0);

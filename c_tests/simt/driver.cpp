@@ -14,6 +14,8 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
+#include <utility>
 #include <vector>
 
 #include "block.h"
@@ -26,6 +28,7 @@ extern "C" void ncclEpHostsimAllowGraphs();
 extern "C" cudaError_t ncclEpHostsimCapture(cudaStream_t stream, int* status,
                                             unsigned long long* number);
 extern "C" cudaError_t ncclEpHostsimRefuseCapture(cudaStream_t stream);
+extern "C" uint64_t ncclEpHostsimResets();
 extern "C" cudaError_t ncclEpHostsimGiveToCapture(unsigned long long number, cudaHostFn_t release,
                                                   void* data);
 
@@ -67,6 +70,9 @@ int DeviceOf(CUcontext context) {
 constexpr uint32_t kSharedBytes = 48 << 10;
 std::mutex mutex;
 std::map<CUfunction, uint32_t> shared_bytes_allowed;
+
+// The images that were loaded, with the numbers of the contexts.
+std::set<std::pair<uint64_t, const void*>> loaded;
 
 // The block of the next launch that is to begin late, or kNoBlock; and whether such blocks still wait.
 constexpr uint32_t kNoBlock = UINT32_MAX;
@@ -164,6 +170,15 @@ CUresult cuCtxGetCurrent(CUcontext* context) {
     int device = 0;
     const CUresult result = Result(cudaGetDevice(&device));
     *context = ContextOf(device);
+    return result;
+}
+
+// A reset gives the context of a device another number.
+CUresult cuCtxGetId(CUcontext context, unsigned long long* number) {
+    int device = 0;
+    if (context != nullptr) return CUDA_ERROR_INVALID_VALUE;
+    const CUresult result = Result(cudaGetDevice(&device));
+    *number = (ncclEpHostsimResets() << 32) + static_cast<uint64_t>(device) + 1;
     return result;
 }
 
@@ -274,9 +289,16 @@ CUresult cuMemcpyDtoHAsync(void* to, CUdeviceptr from, size_t bytes, CUstream st
 
 // ---- Kernels ----------------------------------------------------------------------------------
 // The image, a fatbin, is of no use here. A GPU loads when everything that runs on it has ended, and
-// so does this; the errors of streams are not reported here.
-CUresult cuModuleLoadData(CUmodule* module, const void*) {
+// so does this; the errors of streams are not reported here. A context may load an image once: CUDA's driver
+// keeps memory for each load, also when it is unloaded.
+CUresult cuModuleLoadData(CUmodule* module, const void* image) {
     (void)Result(cudaDeviceSynchronize());
+    {
+        unsigned long long context = 0;
+        (void)cuCtxGetId(nullptr, &context);
+        const std::lock_guard<std::mutex> lock(mutex);
+        if (!loaded.insert({context, image}).second) simt::Fail("a context loads its kernels again");
+    }
     const char* path = std::getenv("NCCLEP_SIMT_KERNELS");
     void* library = dlopen(path != nullptr ? path : "libncclep_simt_kernels.so",
                            RTLD_NOW | RTLD_LOCAL);

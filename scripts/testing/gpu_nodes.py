@@ -24,7 +24,8 @@ _PROGRAMS = ("test_ll", "test_staged", "test_graph", "test_stress --ops 2000", "
              "ep_test -a ll -s both -c -r -t 16 -d 512", "ep_test -a ht -c -r -t 16 -d 512")
 _MORE_PROGRAMS = ("test_ll", "test_random --configs 60", "test_stress --ops 500")
 # Of two nodes that share a GPU, where the kernels of both take turns: what ends in time all the same.
-_SHARING_PROGRAMS = ("test_staged", "test_graph", "test_random --configs 60",
+_SHARING_PROGRAMS = ("test_staged", "test_graph", "test_lifecycle", "test_errors over_nodes",
+                     "test_errors scales_that_differ", "test_random --configs 60",
                      "test_random --configs 40 --seed 44 --graphs")
 _QUICK_PROGRAMS = ("test_ll", "test_staged", "test_errors over_nodes")
 _FORKED = ("test_death --nodes {}",

@@ -130,7 +130,6 @@ void one_rank_is_late(EpEnv* env) {
 // What the library keeps from one group to the next is lost with the context. A new context, often
 // at the same address, starts from nothing.
 void groups_after_a_reset(EpEnv* env) {
-    if (ep_on_hostsim()) return;
     for (int round = 0; round < 2; ++round) {
         Trip trip;
         open_trip(&trip, ep_algorithm_for_any_case(env), place_of(env));

@@ -6,6 +6,7 @@
 
 use std::cell::Cell;
 use std::ffi::c_int;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Mutex, RwLock};
@@ -25,6 +26,8 @@ pub(crate) struct Device {
     streams: Mutex<Streams>,
     /// Held for writing by a call that waits for the whole device; calls that enqueue wait for it, as in CUDA's driver.
     calls: RwLock<()>,
+    /// How often the device was reset.
+    pub(crate) resets: AtomicU64,
 }
 
 #[derive(Default)]
@@ -174,6 +177,7 @@ fn devices() -> &'static [Device] {
                 index,
                 streams: Mutex::default(),
                 calls: RwLock::default(),
+                resets: AtomicU64::default(),
             })
             .collect()
     })

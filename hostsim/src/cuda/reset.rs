@@ -4,6 +4,7 @@
 use super::boundary::boundary;
 use super::error::cudaError_t;
 use super::{device, event, heap, stream};
+use std::sync::atomic::Ordering;
 
 /// Waits for the current device, then ends all its streams, events and allocations.
 // SAFETY: the name is CUDA's and this library defines it once.
@@ -16,6 +17,14 @@ pub extern "C" fn cudaDeviceReset() -> cudaError_t {
         stream::forget(device.index);
         device.close_streams();
         heap::release_device(device.index);
+        device.resets.fetch_add(1, Ordering::Relaxed);
         result
     })
+}
+
+/// How often the current device was reset: what a driver numbers its contexts by.
+// SAFETY: the name is this library's own and it defines it once.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclEpHostsimResets() -> u64 {
+    device::current().map_or(0, |device| device.resets.load(Ordering::Relaxed))
 }

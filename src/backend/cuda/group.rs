@@ -56,7 +56,7 @@ impl Common {
         if let Some(network) = &self.network {
             network.close();
         }
-        let closed = match left {
+        match left {
             Ok(End::Together { meet: true }) if self.network.is_none() => {
                 windows.release(&self.bootstrap, stream)
             }
@@ -73,9 +73,7 @@ impl Common {
                 windows.leave();
                 Err(error)
             }
-        };
-        self.context.close();
-        closed
+        }
     }
 
     /// Leaves the other ranks of the node: together with them, or at once if this rank has failed, or if its

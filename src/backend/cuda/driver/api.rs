@@ -29,7 +29,6 @@ macro_rules! driver_table {
             required { $( fn $name($($type),*) -> Status; )* }
             optional {
                 fn cuDeviceGetName(*mut c_char, c_int, sys::CUdevice) -> Status;
-                fn cuCtxGetId(sys::CUcontext, *mut c_ulonglong) -> Status;
                 fn cuThreadExchangeStreamCaptureMode(*mut c_uint) -> Status;
                 fn cuStreamGetId(sys::CUstream, *mut c_ulonglong) -> Status;
                 fn cuGetErrorName(Status, *mut *const c_char) -> Status;
@@ -49,6 +48,7 @@ driver_table! {
     fn cuCtxPushCurrent_v2(sys::CUcontext);
     fn cuCtxPopCurrent_v2(*mut sys::CUcontext);
     fn cuCtxGetDevice(*mut sys::CUdevice);
+    fn cuCtxGetId(sys::CUcontext, *mut c_ulonglong);
     fn cuCtxSynchronize();
     fn cuCtxEnablePeerAccess(sys::CUcontext, c_uint);
     fn cuStreamSynchronize(sys::CUstream);

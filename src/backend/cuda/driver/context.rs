@@ -10,7 +10,7 @@ use crate::backend::cuda::driver::resources::DeviceResources;
 use crate::backend::quiet::{Attempt, Graphs, Quiet, Taken, UnderWay, Works};
 use crate::error::{Error, Result};
 use crate::model::ops::Stream;
-use once_cell::sync::Lazy;
+use once_cell::sync::{Lazy, OnceCell};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::fmt;
@@ -35,7 +35,7 @@ pub trait Enqueued: Works {
 pub struct Context {
     held: Arc<Held>,
     quiet: Arc<Quiet<Key>>,
-    resources: Mutex<Using>,
+    resources: OnceCell<Arc<DeviceResources>>,
     enqueued: Mutex<Vec<Weak<dyn Enqueued>>>,
     /// Operations may still run when the group is gone: nothing else may reuse its memory.
     spoiled: AtomicBool,
@@ -45,13 +45,6 @@ impl fmt::Debug for Context {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.held.fmt(to)
     }
-}
-
-/// Whether a group may use the resources that all groups of its device share.
-enum Using {
-    NotYet,
-    Now(Arc<DeviceResources>),
-    NoMore,
 }
 
 impl Context {
@@ -71,7 +64,7 @@ impl Context {
         Ok(Self {
             held: Arc::new(held),
             quiet,
-            resources: Mutex::new(Using::NotYet),
+            resources: OnceCell::new(),
             enqueued: Mutex::default(),
             spoiled: AtomicBool::new(false),
         })
@@ -97,25 +90,10 @@ impl Context {
         self.held.enter_if_alive()
     }
 
-    /// The resources that all groups of the device share, until [`Context::close`].
-    pub fn resources(&self) -> Result<Arc<DeviceResources>> {
-        let mut using = self.resources.lock();
-        match &*using {
-            Using::Now(resources) => Ok(Arc::clone(resources)),
-            Using::NoMore => Err(Error::internal("the group is closed")),
-            Using::NotYet => {
-                let resources = DeviceResources::of(&self.held, &self.quiet)?;
-                *using = Using::Now(Arc::clone(&resources));
-                Ok(resources)
-            }
-        }
-    }
-
-    /// Ends the group's use of the shared resources; the last group of the device unloads the
-    /// kernels.
-    pub fn close(&self) {
-        let used = std::mem::replace(&mut *self.resources.lock(), Using::NoMore);
-        drop(used);
+    /// The resources that all groups of the context share.
+    pub fn resources(&self) -> Result<&DeviceResources> {
+        let resources = || DeviceResources::of(&self.held);
+        self.resources.get_or_try_init(resources).map(Arc::as_ref)
     }
 
     /// Begins work on the device that waits for other ranks; it ends when the result is dropped.
@@ -126,12 +104,7 @@ impl Context {
     /// Registers an exchange that was given up and may never end. Nothing can be freed while
     /// `is_stuck`; everything else continues.
     pub fn strand(&self, is_stuck: impl Fn() -> bool + Send + 'static) {
-        // The kernels stay loaded, too, because loading them again would wait.
-        let resources = self.resources();
-        self.quiet.strand(Box::new(move || {
-            let _loaded = &resources;
-            is_stuck()
-        }));
+        self.quiet.strand(Box::new(is_stuck));
     }
 
     /// Whether such an exchange is on the device at this moment.

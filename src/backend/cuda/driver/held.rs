@@ -57,6 +57,11 @@ impl Held {
         self.handle
     }
 
+    /// The number, which tells it from other contexts under the same handle.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
     /// The context's identity.
     pub fn id(&self) -> ContextId {
         (self.handle, self.number)
@@ -181,15 +186,13 @@ pub fn current_context() -> Result<Option<ContextHandle>> {
 }
 
 /// The number of the calling thread's context, which no other of the process ever has. Handles are
-/// reused: a reset device has another context under the same handle. 0 with a driver before 12.0,
-/// which has no numbers.
+/// reused: a reset device has another context under the same handle.
 fn current_context_id() -> Result<u64> {
-    let Some(get) = functions()?.cuCtxGetId else {
-        return Ok(0);
-    };
     let mut id = 0;
     // SAFETY: writes one number; NULL stands for the current context.
-    check("cuCtxGetId", unsafe { get(null_mut(), &mut id) })?;
+    check("cuCtxGetId", unsafe {
+        (functions()?.cuCtxGetId)(null_mut(), &mut id)
+    })?;
     Ok(id)
 }
 

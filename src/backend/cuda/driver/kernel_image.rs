@@ -33,17 +33,13 @@ fn fatbin() -> Result<&'static [u8]> {
 /// The kernels' entry points, by [`Kernel`].
 pub type Functions = Arc<[FunctionHandle]>;
 
-/// Loads every kernel into the current context; to be unloaded once.
-pub fn load() -> Result<(ModuleHandle, Functions)> {
-    let handle = driver::load_module(fatbin()?)?;
-    match functions_of(handle) {
-        Ok(functions) => Ok((handle, functions)),
-        Err(error) => {
-            // The first error is the one that matters.
-            let _ = driver::unload_module(handle);
-            Err(error)
-        }
-    }
+/// Loads every kernel into the current context, which keeps them until it ends.
+pub fn load() -> Result<Functions> {
+    let module = driver::load_module(fatbin()?)?;
+    functions_of(module).inspect_err(|_| {
+        // The first error is the one that matters.
+        let _ = driver::unload_module(module);
+    })
 }
 
 fn functions_of(module: ModuleHandle) -> Result<Functions> {

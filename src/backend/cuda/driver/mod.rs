@@ -186,7 +186,7 @@ impl ModuleHandle {
     }
 }
 
-/// Loads `image`, an aligned fatbin, into the current context; to be unloaded once.
+/// Loads `image`, an aligned fatbin, into the current context, which keeps it until it ends or [`unload_module`].
 pub fn load_module(image: &'static [u8]) -> Result<ModuleHandle> {
     let mut module = null_mut();
     // SAFETY: writes one handle; a fatbin carries its own length, and this one is complete.
@@ -197,7 +197,7 @@ pub fn load_module(image: &'static [u8]) -> Result<ModuleHandle> {
 
 /// Unloads the result of [`load_module`].
 pub fn unload_module(module: ModuleHandle) -> Result<()> {
-    // SAFETY: its owner unloads it once.
+    // SAFETY: its owner unloads it once, in the same context.
     check("cuModuleUnload", unsafe {
         (functions()?.cuModuleUnload)(module.0 as sys::CUmodule)
     })

@@ -15,7 +15,7 @@ use std::ffi::c_void;
 use std::ptr::{from_ref, null_mut};
 use std::sync::Arc;
 
-/// All kernels, ready to be launched by one group. They stay loaded until it is closed.
+/// All kernels, ready to be launched by one group.
 pub struct Module {
     context: Arc<Context>,
     /// The same, for each launch.

@@ -1,52 +1,54 @@
-//! The resources that all groups of a device share: the loaded kernels, and a stream for copies.
+//! What all groups of a context share for as long as it lives: the loaded kernels, and a stream for copies.
 //!
 //! Loading kernels waits for everything on the device. The first group loads them before its first
-//! exchange, when no exchange of ours can hold that up. They are unloaded with the last group, or
-//! stay as long as an exchange is stuck on the device.
+//! exchange, when no exchange of ours can hold that up. They stay when no group is left: the driver keeps
+//! most of what a load took when it unloads (`docs/development/host-time.md`), so a process
+//! whose groups come and go would grow. A context that is destroyed or reset ends both.
 #![forbid(unsafe_code)]
 
-use crate::backend::cuda::driver::held::{ContextId, Held, Key};
+use crate::backend::cuda::driver;
+use crate::backend::cuda::driver::held::{ContextHandle, Held};
 use crate::backend::cuda::driver::kernel_image::{self, Functions};
-use crate::backend::cuda::driver::{self, ModuleHandle};
-use crate::backend::quiet::Quiet;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::model::ops::Stream;
 use once_cell::sync::Lazy;
 use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
-/// The resources of one context, if in use. Locked while they are made, which waits for that
-/// context's device; so each context has a lock of its own.
-type InUse = Arc<Mutex<Weak<DeviceResources>>>;
+/// The resources of the context that had a handle last, with its number. Locked while they are made,
+/// which waits for that context's device; so each handle has a lock of its own.
+type Place = Arc<Mutex<Option<(u64, Arc<DeviceResources>)>>>;
 
-static RESOURCES: Lazy<Mutex<HashMap<ContextId, InUse>>> = Lazy::new(Mutex::default);
+static PLACES: Lazy<Mutex<HashMap<ContextHandle, Place>>> = Lazy::new(Mutex::default);
 
-/// The resources that one device's groups share.
+/// The resources that one context's groups share.
 pub struct DeviceResources {
-    held: Arc<Held>,
-    quiet: Arc<Quiet<Key>>,
     stream: Stream,
-    kernels: Result<(ModuleHandle, Functions)>,
+    kernels: Result<Functions>,
 }
 
 impl DeviceResources {
     /// The resources of the context `held`, made if there are none. If the kernels cannot be
-    /// loaded, the rest is made all the same, so that the other ranks can learn of it.
-    pub fn of(held: &Arc<Held>, quiet: &Arc<Quiet<Key>>) -> Result<Arc<Self>> {
-        let in_use = Arc::clone(RESOURCES.lock().entry(held.id()).or_default());
-        let mut in_use = in_use.lock();
-        if let Some(resources) = in_use.upgrade() {
-            return Ok(resources);
-        }
+    /// loaded, the rest is made all the same, so that the other ranks can learn of it; the next
+    /// group tries again.
+    pub fn of(held: &Held) -> Result<Arc<Self>> {
+        let place = Arc::clone(PLACES.lock().entry(held.handle()).or_default());
+        let mut place = place.lock();
+        let known = place
+            .as_ref()
+            .filter(|(number, _)| *number == held.number());
+        let stream = match known {
+            Some((_, resources)) if resources.kernels.is_ok() => return Ok(Arc::clone(resources)),
+            Some((_, resources)) => Some(resources.stream),
+            None => None,
+        };
         let _entered = held.enter()?;
         let resources = Arc::new(Self {
-            held: Arc::clone(held),
-            quiet: Arc::clone(quiet),
-            stream: driver::create_stream()?,
+            stream: stream.map_or_else(driver::create_stream, Ok)?,
             kernels: kernel_image::load(),
         });
-        *in_use = Arc::downgrade(&resources);
+        *place = Some((held.number(), Arc::clone(&resources)));
         Ok(resources)
     }
 
@@ -58,25 +60,6 @@ impl DeviceResources {
 
     /// The kernels' entry points.
     pub fn functions(&self) -> Result<Functions> {
-        let kernels = self.kernels.as_ref().map_err(Error::clone);
-        kernels.map(|(_, functions)| Functions::clone(functions))
-    }
-}
-
-impl Drop for DeviceResources {
-    fn drop(&mut self) {
-        // A destroyed context has destroyed its streams and unloaded its modules.
-        if let Some(_entered) = self.held.enter_if_alive() {
-            let _ = driver::destroy_stream(self.stream);
-        }
-        if let Ok((module, _)) = self.kernels {
-            let held = Arc::clone(&self.held);
-            let unload = move |_| {
-                if let Some(_entered) = held.enter_if_alive() {
-                    let _ = driver::unload_module(module);
-                }
-            };
-            self.quiet.later(None, 0, Some(Box::new(unload)));
-        }
+        self.kernels.clone()
     }
 }

@@ -115,7 +115,7 @@ bool ep_on_hostsim(void) {
            dlsym(RTLD_DEFAULT, "ncclEpSimt") != NULL;
 }
 
-bool ep_communicators_take_turns(void) {
+bool ep_on_fake_nccl(void) {
     return dlsym(RTLD_DEFAULT, "ncclEpFakeNccl") != NULL;
 }
 

@@ -63,9 +63,9 @@ int ep_main(int argc, char** argv, const EpCase* cases, size_t num_cases);
 // libraries, with or without the kernels (simt/).
 bool ep_on_hostsim(void);
 
-// True with fake_nccl/: unlike with NCCL, a waiting all-gather blocks those of the process's other
-// communicators.
-bool ep_communicators_take_turns(void);
+// True with fake_nccl/: unlike NCCL it has one node, and a waiting all-gather blocks those of the
+// process's other communicators.
+bool ep_on_fake_nccl(void);
 
 // True with the CPU backend, false where operations are kernels, on a GPU or on the CPU. Only for
 // differences that the documentation states.

@@ -211,7 +211,7 @@ static const DeathCase kCases[] = {
 
 // Why a case cannot run here; NULL if it can.
 static const char* obstacle(const DeathCase* test) {
-    if (ep_communicators_take_turns() &&
+    if (ep_on_fake_nccl() &&
         (test->run == creation_is_lost_beside_a_group || test->run == creation_is_lost_after_a_failure)) {
         return "communicators take turns here";
     }

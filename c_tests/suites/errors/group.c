@@ -248,7 +248,13 @@ void group_over_several_nodes(EpEnv* env) {
                FUNCTION
                "NCCL_EP_LL_COMBINE: is for groups on one node only (got exact, expected reduce)");
     EP_REQUIRE(unsetenv("NCCL_EP_LL_COMBINE") == 0);
-    check_creation_works(env);
+    if (ep_on_fake_nccl() && !ep_on_host_backend()) {
+        EP_CHECK_RESULT(create(env, &config), ncclInvalidUsage);
+        EP_CHECK_STR_CONTAINS(ep_last_error(), "NCCL: has no ");
+        EP_CHECK_STR_CONTAINS(ep_last_error(), ", which groups that span nodes need");
+    } else {
+        check_creation_works(env);
+    }
     EP_REQUIRE(unsetenv("NCCL_HOSTID") == 0);
     if (is_exact) EP_REQUIRE(setenv("NCCL_EP_LL_COMBINE", "exact", 1) == 0);
     check_creation_works(env);

@@ -19,6 +19,8 @@ constexpr useconds_t kLingerMicroseconds = 100;
 // does wait for seconds while others have work, and the deadlines of waits pass.
 constexpr useconds_t kPollMicroseconds = 10;
 
+uint32_t Count(uint32_t lanes) { return static_cast<uint32_t>(__builtin_popcount(lanes)); }
+
 std::string RunningThread() { return Block::IsRunning() ? Block::Current().Where() : ""; }
 
 }  // namespace
@@ -35,11 +37,7 @@ Block::Block(const Grid& grid, uint32_t index, uint8_t* dynamic_shared, Fibers& 
       bulk_(random_, stores_),
       runs_ahead_(random_.OneIn(2)),
       threads_(grid.threads),
-      warps_(grid.threads / kLanes),
-      live_(grid.threads / kLanes, ~0u) {
-    for (std::vector<uint64_t>& values : whole_.values) {
-        values.resize(grid.threads);
-    }
+      warps_(grid.threads / kLanes) {
     fibers_.Reserve(grid.threads);
     current_block_ = this;
     NameRunningThreadBy(&RunningThread);
@@ -90,32 +88,33 @@ void Block::SwitchOut() { fibers_[thread_].Leave(); }
 // The thread's kernel has returned: barriers and warp operations go on without it.
 void Block::EndThread() {
     threads_[thread_].has_ended = true;
-    live_[thread_ / kLanes] &= ~(1u << thread_ % kLanes);
+    Warp& warp = warps_[thread_ / kLanes];
+    warp.live &= ~(1u << thread_ % kLanes);
     --alive_;
     stores_.MeetBlock(thread_);
     if (whole_.arrived != 0 && whole_.arrived == alive_) {
         EndRound(whole_);
     }
-    for (auto& [mask, meeting] : warps_[thread_ / kLanes]) {
-        const uint32_t live = LiveLanes(thread_ / kLanes, mask);
-        if (meeting.arrived != 0 && meeting.arrived == live) {
-            EndRound(meeting);
-        }
+    EndRoundIfAllLiveWait(warp, kAllLanes, warp.of_all);
+    for (auto& [mask, meeting] : warp.of_some) {
+        EndRoundIfAllLiveWait(warp, mask, meeting);
     }
     SwitchOut();
 }
 
-uint32_t Block::LiveLanes(uint32_t warp, uint32_t mask) const {
-    return static_cast<uint32_t>(__builtin_popcount(mask & live_[warp]));
+void Block::EndRoundIfAllLiveWait(const Warp& warp, uint32_t mask, Meeting& meeting) {
+    if (meeting.arrived != 0 && meeting.arrived == Count(mask & warp.live)) {
+        EndRound(meeting);
+    }
 }
 
-void Block::Arrive(Meeting& meeting, const char* operation, uint32_t at, uint64_t value) {
-    if (meeting.arrived != 0 && std::strcmp(meeting.operation, operation) != 0) {
+void Block::Arrive(Meeting& meeting, const char* operation) {
+    if (meeting.arrived != 0 && meeting.operation != operation &&
+        std::strcmp(meeting.operation, operation) != 0) {
         Fail(std::string("threads that must meet are in ") + meeting.operation + " and " +
              operation);
     }
     meeting.operation = operation;
-    meeting.values[meeting.round % 2][at] = value;
 }
 
 void Block::EndRoundOrWait(Meeting& meeting, uint32_t expected) {
@@ -138,29 +137,35 @@ void Block::EndRound(Meeting& meeting) {
     meeting.waiting.clear();
 }
 
-const uint64_t* Block::MeetWarp(const char* operation, uint32_t mask, uint64_t value) {
-    const uint32_t warp = thread_ / kLanes;
+const WarpValues& Block::MeetWarp(const char* operation, uint32_t mask, uint64_t value) {
+    Warp& warp = warps_[thread_ / kLanes];
     const uint32_t lane = thread_ % kLanes;
     if ((mask >> lane & 1) == 0) {
         Fail(std::string(operation) + " with a mask that does not name the calling lane");
     }
-    Meeting& meeting = warps_[warp][mask];
-    for (std::vector<uint64_t>& values : meeting.values) {
-        values.resize(kLanes);
-    }
-    const uint32_t round = meeting.round;
+    MeetingOfWarp& meeting = mask == kAllLanes ? warp.of_all : warp.of_some[mask];
     stores_.MeetWarp(thread_);
-    Arrive(meeting, operation, lane, value);
-    EndRoundOrWait(meeting, LiveLanes(warp, mask));
-    return meeting.values[round % 2].data();
+    Arrive(meeting, operation);
+    WarpValues& values = meeting.values[meeting.round % 2];
+    if (meeting.arrived == 0) {
+        values.not_zero = 0;
+    }
+    values.of[lane] = value;
+    values.not_zero |= value != 0 ? 1u << lane : 0;
+    EndRoundOrWait(meeting, Count(mask & warp.live));
+    return values;
 }
 
-const std::vector<uint64_t>& Block::MeetBlock(const char* operation, uint64_t value) {
-    const uint32_t round = whole_.round;
+uint32_t Block::MeetBlock(const char* operation, bool vote) {
     stores_.MeetBlock(thread_);
-    Arrive(whole_, operation, thread_, value);
+    Arrive(whole_, operation);
+    uint32_t& votes = whole_.votes[whole_.round % 2];
+    if (whole_.arrived == 0) {
+        votes = 0;
+    }
+    votes += vote ? 1 : 0;
     EndRoundOrWait(whole_, alive_);
-    return whole_.values[round % 2];
+    return votes;
 }
 
 void Block::MeetNamed(uint32_t id, uint32_t threads) {

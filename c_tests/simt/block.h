@@ -26,6 +26,7 @@ struct Dim3 {
 };
 
 constexpr uint32_t kLanes = 32;
+constexpr uint32_t kAllLanes = ~0u;
 constexpr uint32_t kNamedBarriers = 16;
 
 // What a grid is launched with.
@@ -35,6 +36,12 @@ struct Grid {
     uint32_t shared_bytes;
     uint64_t seed;
     std::chrono::steady_clock::time_point deadline;
+};
+
+// What the lanes of a warp gave.
+struct WarpValues {
+    uint64_t of[kLanes];
+    uint32_t not_zero;  // a bit for each lane that gave another value than 0
 };
 
 class Block {
@@ -58,9 +65,9 @@ class Block {
     uint8_t* dynamic_shared() const { return dynamic_shared_; }
 
     // The lanes of `mask`, which call it together, each give a value; the result is all of them.
-    const uint64_t* MeetWarp(const char* operation, uint32_t mask, uint64_t value);
-    // The same for the whole block.
-    const std::vector<uint64_t>& MeetBlock(const char* operation, uint64_t value);
+    const WarpValues& MeetWarp(const char* operation, uint32_t mask, uint64_t value);
+    // The whole block votes; the result is how many voted for it.
+    uint32_t MeetBlock(const char* operation, bool vote);
     // `threads` threads of the block that name the same barrier.
     void MeetNamed(uint32_t id, uint32_t threads);
 
@@ -79,15 +86,26 @@ class Block {
     std::string Where() const;
 
    private:
-    // Where threads wait for each other. `values` has one per participant, twice, so that a fast
-    // one's next value does not replace one that a slow one has yet to read.
+    // Where threads wait for each other.
     struct Meeting {
         const char* operation = nullptr;
         uint32_t arrived = 0;
         uint32_t expected = 0;  // of named barriers
         uint32_t round = 0;
         std::vector<uint32_t> waiting;
-        std::vector<uint64_t> values[2];
+    };
+    // What was given there is kept twice, so that a fast one's next value does not replace one that a slow one has
+    // yet to read.
+    struct MeetingOfWarp : Meeting {
+        WarpValues values[2] = {};
+    };
+    struct MeetingOfBlock : Meeting {
+        uint32_t votes[2] = {};
+    };
+    struct Warp {
+        uint32_t live = kAllLanes;  // those that have not ended
+        MeetingOfWarp of_all;
+        std::map<uint32_t, MeetingOfWarp> of_some;  // by mask
     };
     struct Thread {
         const Meeting* waits_at = nullptr;
@@ -99,11 +117,12 @@ class Block {
     void EndPollingRound();
     uint32_t PickReady();
     void SwitchOut();
-    void Arrive(Meeting& meeting, const char* operation, uint32_t at, uint64_t value);
+    // The first to arrive begins a round.
+    static void Arrive(Meeting& meeting, const char* operation);
     // Adds the caller to those that wait, or ends the round and wakes them.
     void EndRoundOrWait(Meeting& meeting, uint32_t expected);
     void EndRound(Meeting& meeting);
-    uint32_t LiveLanes(uint32_t warp, uint32_t mask) const;
+    void EndRoundIfAllLiveWait(const Warp& warp, uint32_t mask, Meeting& meeting);
     std::string WhereThreadsAre() const;
 
     static __thread Block* current_block_ __attribute__((tls_model("initial-exec")));
@@ -119,9 +138,8 @@ class Block {
     const std::function<void()>* kernel_ = nullptr;
     std::vector<Thread> threads_;
     std::vector<uint32_t> ready_;
-    std::vector<std::map<uint32_t, Meeting>> warps_;  // by mask
-    std::vector<uint32_t> live_;                      // of each warp, the lanes that have not ended
-    Meeting whole_;
+    std::vector<Warp> warps_;
+    MeetingOfBlock whole_;
     Meeting named_[kNamedBarriers];
     uint32_t thread_ = 0;
     uint32_t alive_ = 0;

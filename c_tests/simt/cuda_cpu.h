@@ -32,21 +32,18 @@ using std::max;
 using std::min;
 
 // ---- The whole block --------------------------------------------------------------------------
-inline void __syncthreads() { simt::Block::Current().MeetBlock("__syncthreads", 0); }
+inline void __syncthreads() { simt::Block::Current().MeetBlock("__syncthreads", false); }
 
 inline int __syncthreads_count(int vote) {
-    const auto& votes = simt::Block::Current().MeetBlock("__syncthreads_count", vote != 0 ? 1 : 0);
-    return static_cast<int>(std::count(votes.begin(), votes.end(), 1u));
+    return static_cast<int>(simt::Block::Current().MeetBlock("__syncthreads_count", vote != 0));
 }
 
 inline int __syncthreads_or(int vote) {
-    const auto& votes = simt::Block::Current().MeetBlock("__syncthreads_or", vote != 0 ? 1 : 0);
-    return std::count(votes.begin(), votes.end(), 1u) != 0 ? 1 : 0;
+    return simt::Block::Current().MeetBlock("__syncthreads_or", vote != 0) != 0 ? 1 : 0;
 }
 
 inline int __syncthreads_and(int vote) {
-    const auto& votes = simt::Block::Current().MeetBlock("__syncthreads_and", vote == 0 ? 1 : 0);
-    return std::count(votes.begin(), votes.end(), 1u) == 0 ? 1 : 0;
+    return simt::Block::Current().MeetBlock("__syncthreads_and", vote == 0) == 0 ? 1 : 0;
 }
 
 // ---- Arithmetic ---------------------------------------------------------------------------------
@@ -75,11 +72,11 @@ T FromBits(uint64_t bits) {
 // Lane `from` gives its value to the caller, which must be allowed to ask it.
 template <typename T>
 T Shuffle(const char* operation, uint32_t mask, T value, uint32_t from) {
-    const uint64_t* all = Block::Current().MeetWarp(operation, mask, ToBits(value));
+    const WarpValues& all = Block::Current().MeetWarp(operation, mask, ToBits(value));
     if ((mask >> from & 1) == 0) {
         Fail(std::string(operation) + " from a lane that the mask does not name");
     }
-    return FromBits<T>(all[from]);
+    return FromBits<T>(all.of[from]);
 }
 
 }  // namespace simt
@@ -114,12 +111,7 @@ T __shfl_down_sync(uint32_t mask, T value, unsigned lanes) {
 }
 
 inline uint32_t __ballot_sync(uint32_t mask, bool vote) {
-    const uint64_t* all = simt::Block::Current().MeetWarp("__ballot_sync", mask, vote ? 1 : 0);
-    uint32_t votes = 0;
-    for (uint32_t lane = 0; lane < simt::kLanes; ++lane) {
-        votes |= (mask >> lane & 1) & static_cast<uint32_t>(all[lane]) ? 1u << lane : 0;
-    }
-    return votes;
+    return simt::Block::Current().MeetWarp("__ballot_sync", mask, vote ? 1 : 0).not_zero;
 }
 
 inline int __any_sync(uint32_t mask, bool vote) { return __ballot_sync(mask, vote) != 0; }
@@ -128,10 +120,10 @@ inline int __all_sync(uint32_t mask, bool vote) { return __ballot_sync(mask, !vo
 template <typename T>
 uint32_t __match_any_sync(uint32_t mask, T value) {
     const uint64_t own = simt::ToBits(value);
-    const uint64_t* all = simt::Block::Current().MeetWarp("__match_any_sync", mask, own);
+    const auto& all = simt::Block::Current().MeetWarp("__match_any_sync", mask, own);
     uint32_t same = 0;
     for (uint32_t lane = 0; lane < simt::kLanes; ++lane) {
-        same |= (mask >> lane & 1) != 0 && all[lane] == own ? 1u << lane : 0;
+        same |= (mask >> lane & 1) != 0 && all.of[lane] == own ? 1u << lane : 0;
     }
     return same;
 }
@@ -141,10 +133,10 @@ namespace simt {
 // Combines the values of the lanes in `mask`.
 template <typename T, typename Combine>
 T Reduce(const char* operation, uint32_t mask, T value, Combine combine) {
-    const uint64_t* all = Block::Current().MeetWarp(operation, mask, ToBits(value));
+    const WarpValues& all = Block::Current().MeetWarp(operation, mask, ToBits(value));
     for (uint32_t lane = 0; lane < kLanes; ++lane) {
         if ((mask >> lane & 1) != 0 && lane != threadIdx.x % kLanes) {
-            value = combine(value, FromBits<T>(all[lane]));
+            value = combine(value, FromBits<T>(all.of[lane]));
         }
     }
     return value;

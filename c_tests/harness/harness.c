@@ -43,6 +43,7 @@ void ep_init_device(EpEnv* env) {
     if (env->rank == 0) EP_REQUIRE_NCCL(ncclGetUniqueId(&id));
     MPI_Bcast(&id, (int)sizeof(id), MPI_BYTE, 0, MPI_COMM_WORLD);
     EP_REQUIRE_NCCL(ncclCommInitRank(&env->comm, env->size, id, env->rank));
+    ep_enter_node();
 }
 
 void ep_init(EpEnv* env, int* argc, char*** argv) {

@@ -14,8 +14,11 @@ static unsigned g_num_ranks = 1;
 static unsigned g_num_nodes = 1;
 static unsigned g_node_of[kEpMaxRanks];
 
+static const char* node_for_the_library(void) { return getenv("EP_TEST_NODE"); }
+
 static void own_id(char* id) {
-    const char* chosen = getenv("NCCL_HOSTID");
+    const char* chosen = node_for_the_library();
+    if (chosen == NULL) chosen = getenv("NCCL_HOSTID");
     if (chosen != NULL && chosen[0] != '\0') {
         strncpy(id, chosen, kIdBytes - 1);
         return;
@@ -55,6 +58,11 @@ void ep_place_on_nodes(const char* split, unsigned rank) {
     for (unsigned i = 0; i < ranks; ++i) snprintf(all[i], kIdBytes, "node%c", split[i]);
     number_nodes(all, ranks);
     EP_REQUIRE(setenv("NCCL_HOSTID", all[rank], 1) == 0);
+}
+
+void ep_enter_node(void) {
+    const char* node = node_for_the_library();
+    if (node != NULL) EP_REQUIRE(setenv("NCCL_HOSTID", node, 1) == 0);
 }
 
 unsigned ep_num_nodes(void) { return g_num_nodes; }

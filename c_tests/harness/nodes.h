@@ -12,6 +12,10 @@ enum { kEpMaxRanks = 64 };
 // Collective over MPI_COMM_WORLD; ep_init_mpi calls it.
 void ep_find_nodes(void);
 
+// From here on NCCL_HOSTID is EP_TEST_NODE, if that is set. ep_init_device calls it behind NCCL, which reads
+// NCCL_HOSTID once: so ranks of one GPU may be on one node for the library, though NCCL wants a host for each.
+void ep_enter_node(void);
+
 // The same without MPI: puts this process, `rank` of the ranks that `split` has a character for, on the
 // node with the name of that character, and sets its NCCL_HOSTID. An empty split changes nothing.
 void ep_place_on_nodes(const char* split, unsigned rank);

@@ -1,4 +1,7 @@
-"""GPUs of one machine as several nodes: by a NCCL_HOSTID of each process NCCL takes its network."""
+"""GPUs of one machine as several nodes: by a NCCL_HOSTID of each process NCCL takes its network.
+
+On one GPU NCCL takes each rank for a host of its own, and the library takes some of them for a node.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,11 @@ _MORE_PROGRAMS = ("test_ll", "test_random --configs 60", "test_stress --ops 500"
 _SHARING_PROGRAMS = ("test_staged", "test_graph", "test_lifecycle", "test_errors over_nodes",
                      "test_errors scales_that_differ", "test_random --configs 60",
                      "test_random --configs 40 --seed 44 --graphs")
+# Of several ranks on a node, whose gateways pass rows on within it.
+_SHARING_RELAYS = (("0011", "test_ll"), ("0011", "test_ht"), ("0110", "test_staged"),
+                   ("0101", "test_random --configs 40"),
+                   ("0011", "test_random --configs 25 --seed 44 --graphs"),
+                   ("0001", "test_ll ids"))
 _QUICK_PROGRAMS = ("test_ll", "test_staged", "test_errors over_nodes")
 _FORKED = ("test_death --nodes {}",
            "test_faults --nodes {} --trials 15 --seed 43")
@@ -45,7 +53,7 @@ _PLUGIN_SENT = re.compile(r"NET/EP-test: sent (\d+) bytes")
 
 
 def steps(machine: Machine, quick: bool) -> Iterator[Step]:
-    """Runs on several nodes; on one GPU, which NCCL lets ranks of different nodes share, a few."""
+    """Runs on several nodes; on one GPU, which NCCL lets ranks of different hosts share, a few."""
     gpus = len(machine.devices)
     shares = gpus == 1
     commands = _SHARING_PROGRAMS if shares else _QUICK_PROGRAMS if quick else _PROGRAMS
@@ -58,6 +66,8 @@ def steps(machine: Machine, quick: bool) -> Iterator[Step]:
             words = (str(machine.programs / "gpu" / program), *options)
             yield _as_step(machine, f"{program}/{split}", words,
                            (("NCCL_EP_TIMEOUT_MS", _DEATH_TIMEOUT_MS),))
+    for split, command in _SHARING_RELAYS if shares and not quick else ():
+        yield _step(machine, split, command)
     more = [split for least, all_of in _MORE_SPLITS.items() if least <= gpus for split in all_of]
     for split in () if quick else more:
         for command in _MORE_PROGRAMS:
@@ -72,8 +82,9 @@ def _step(machine: Machine, split: str, command: str) -> Step:
 def _launched(machine: Machine, split: str, command: str) -> Sequence[str]:
     program, *options = command.split()
     words = (str(machine.programs / "gpu" / program), *options)
+    host_ids = nodes.host_ids_on_one_gpu if len(machine.devices) == 1 else nodes.host_ids
     return ("mpirun", "--allow-run-as-root", "--bind-to", "none", "--oversubscribe",
-            *nodes.contexts(nodes.host_ids(split), words))
+            *nodes.contexts(host_ids(split), words))
 
 
 def _as_step(machine: Machine, label: str, words: Sequence[str],

@@ -129,7 +129,7 @@ def _step(machine: Machine, variant: str, run: Run, index: int) -> Step:
         environment["NCCL_EP_TIMEOUT_MS"] = str(timeout)
     elif variant == "isolated":
         words = _launcher(nodes.contexts(
-            (f"CUDA_VISIBLE_DEVICES={device}" for device in machine.devices[:run.ranks]), words))
+            ((f"CUDA_VISIBLE_DEVICES={device}",) for device in machine.devices[:run.ranks]), words))
     else:
         words = _launcher(["-np", str(run.ranks), *words])
     gpus = len(machine.devices)

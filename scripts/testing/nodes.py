@@ -89,18 +89,25 @@ _ENVIRONMENT = (("NCCLEP_HOSTSIM_WITH_GPU", "1"),)
 _SIMT_MULTIPROCESSORS = 2
 
 
-def contexts(settings: Iterable[str], words: Sequence[str]) -> list[str]:
-    """One application context of mpirun per rank, each with a setting of its own."""
+def contexts(settings: Iterable[Sequence[str]], words: Sequence[str]) -> list[str]:
+    """One application context of mpirun per rank, each with settings of its own."""
     together: list[str] = []
-    for setting in settings:
+    for of_rank in settings:
         together += [":"] if together else []
-        together += ["-np", "1", "-x", setting, *words]
+        options = itertools.chain.from_iterable(("-x", setting) for setting in of_rank)
+        together += ["-np", "1", *options, *words]
     return together
 
 
-def host_ids(split: str) -> Iterator[str]:
+def host_ids(split: str) -> Iterator[Sequence[str]]:
     """For each rank the setting that puts it on its node."""
-    return (f"NCCL_HOSTID=node{node}" for node in split)
+    return ((f"NCCL_HOSTID=node{node}",) for node in split)
+
+
+def host_ids_on_one_gpu(split: str) -> Iterator[Sequence[str]]:
+    """The same where all share a GPU, which NCCL lets ranks of different hosts do: it takes each for a host."""
+    return ((f"NCCL_HOSTID=host{rank}", f"EP_TEST_NODE=node{node}")
+            for rank, node in enumerate(split))
 
 
 def host_steps(places: Places) -> Iterator[Step]:

@@ -75,11 +75,11 @@ def _rust() -> list[Step]:
     clippy = ("cargo", "clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings")
     doc = ("cargo", "doc", "--locked", "--workspace", "--no-deps", "--document-private-items")
     deny = (*WITHOUT_KERNELS, ("RUSTDOCFLAGS", "-D warnings"))
+    # Of one core each, so that they run beside the last of build/lib, which is one compiler.
     return [
         Step("rust/fmt", ("cargo", "fmt", "--all", "--check"), counts.exit_status),
-        Step("rust/clippy", clippy, counts.exit_status, cores=2, timeout=600,
-             environment=WITHOUT_KERNELS),
-        Step("rust/doc", doc, counts.exit_status, cores=2, timeout=600, environment=deny),
+        Step("rust/clippy", clippy, counts.exit_status, timeout=600, environment=WITHOUT_KERNELS),
+        Step("rust/doc", doc, counts.exit_status, timeout=600, environment=deny),
     ]
 
 

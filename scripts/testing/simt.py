@@ -107,8 +107,8 @@ def steps(places: Places) -> list[Step]:
              f"EP_LIBDIR={places.libraries}", f"OUT={places.target}/c")
     bugs = ("python3", "c_tests/simt/planted_bugs.py", str(places.target), "--quick")
     return [
-        # After the other links, which share objects.
-        Step("build/simt", build, counts.build, ("build/programs",), cores=2, timeout=600),
+        # After the other links, which share objects. One core, since it mostly waits for one compiler.
+        Step("build/simt", build, counts.build, ("build/programs",), timeout=600),
         Step("simt/self-test", (str(programs / "lib" / "selftest"),), counts.closing_line,
              ("build/simt",)),
         Step("simt/host-path", (str(programs / "host_path"),), counts.closing_line,

@@ -12,7 +12,7 @@ use crate::env::Env;
 use crate::error::refusal::{AmongRanks, Setting, Subject};
 use crate::error::{Error, Result, Words};
 use crate::log;
-use crate::model::group::{GroupFacts, GroupSettings, LlCombineMode};
+use crate::model::group::{Algorithm, GroupFacts, GroupSettings, LlCombineMode};
 use crate::model::ops::Stream;
 use crate::model::topology::{NODE_ID_BYTES, NodeId, Topology};
 use crate::rule;
@@ -58,12 +58,13 @@ pub fn group(
 }
 
 /// The numbers that must be the same on every rank.
-const COMPARED: [Setting; 5] = [
+const COMPARED: [Setting; 6] = [
     Setting::Algorithm,
     Setting::Experts,
     Setting::MaxTokens,
     Setting::RowBytes,
     Setting::LlCombine,
+    Setting::HtChunkBytes,
 ];
 const NUMBER_BYTES: usize = 8;
 
@@ -75,7 +76,7 @@ fn agree_on_facts(
 ) -> Result<(GroupFacts, Topology)> {
     let mine = facts.as_ref().map_err(Error::clone).and_then(|facts| {
         let mut record = Vec::new();
-        for number in compared(facts) {
+        for number in compared(facts, env) {
             record.extend_from_slice(&number.to_le_bytes());
         }
         record.extend_from_slice(&node_id(env)?.0);
@@ -93,7 +94,7 @@ fn agree_on_facts(
         ));
         for ((setting, mine), theirs) in COMPARED
             .into_iter()
-            .zip(compared(&facts))
+            .zip(compared(&facts, env))
             .zip(numbers.chunks_exact(NUMBER_BYTES))
         {
             if theirs != mine.to_le_bytes() {
@@ -118,13 +119,18 @@ fn differs(setting: Setting, rank: usize, mine: u64, theirs: u64) -> Error {
     )
 }
 
-fn compared(facts: &GroupFacts) -> [u64; COMPARED.len()] {
+fn compared(facts: &GroupFacts, env: &Env) -> [u64; COMPARED.len()] {
+    let chunk_bytes = match facts.algorithm {
+        Algorithm::LowLatency => None,
+        Algorithm::HighThroughput => env.ht_chunk_bytes,
+    };
     [
         u64::from(facts.algorithm as u32),
         facts.experts as u64,
         facts.max_tokens.unwrap_or(0) as u64,
         facts.row_bytes as u64,
         u64::from(facts.ll_combine as u32),
+        chunk_bytes.unwrap_or(0) as u64,
     ]
 }
 
@@ -133,8 +139,9 @@ fn shown(setting: Setting, number: u64) -> String {
     let mode = LlCombineMode::ALL
         .into_iter()
         .find(|&mode| u64::from(mode as u32) == number);
-    match mode {
-        Some(mode) if setting == Setting::LlCombine => mode.name().to_owned(),
+    match (setting, mode) {
+        (Setting::LlCombine, Some(mode)) => mode.name().to_owned(),
+        (Setting::HtChunkBytes, _) if number == 0 => "unset".to_owned(),
         _ => number.to_string(),
     }
 }

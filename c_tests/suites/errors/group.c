@@ -139,20 +139,23 @@ static void one_differs(const EpEnv* env, const char* id, const char* name, unsi
     *field = ours;
 }
 
-static void other_sums_on_one_rank(const EpEnv* env, const ncclEpGroupConfig_t* config) {
-    const char* set = getenv("NCCL_EP_LL_COMBINE");
+// `usual` is what the library says for a variable that is not set.
+static void variable_differs(const EpEnv* env, const char* id, const char* variable,
+                             const char* usual, const char* other,
+                             const ncclEpGroupConfig_t* config) {
+    const char* set = getenv(variable);
     char* before = set != NULL ? strdup(set) : NULL;
-    const char* mine = is_odd(env) ? "exact" : "reduce";
-    const char* theirs = is_odd(env) ? "reduce" : "exact";
     const int differs = is_odd(env) ? 0 : odd_rank(env);
-    EP_REQUIRE(setenv("NCCL_EP_LL_COMBINE", mine, 1) == 0);
-    EP_REFUSED("group-differs-ll-combine", create(env, config), ncclInvalidArgument,
+    EP_REQUIRE(unsetenv(variable) == 0);
+    if (is_odd(env)) EP_REQUIRE(setenv(variable, other, 1) == 0);
+    EP_REFUSED(id, create(env, config), ncclInvalidArgument,
                FUNCTION
-               "NCCL_EP_LL_COMBINE: must be the same on every rank, but rank %d differs "
+               "%s: must be the same on every rank, but rank %d differs "
                "(got %s, expected %s as on rank %d)",
-               differs, mine, theirs, differs);
-    EP_REQUIRE(unsetenv("NCCL_EP_LL_COMBINE") == 0);
-    if (before != NULL) EP_REQUIRE(setenv("NCCL_EP_LL_COMBINE", before, 1) == 0);
+               variable, differs, is_odd(env) ? other : usual, is_odd(env) ? usual : other,
+               differs);
+    EP_REQUIRE(unsetenv(variable) == 0);
+    if (before != NULL) EP_REQUIRE(setenv(variable, before, 1) == 0);
     free(before);
 }
 
@@ -167,7 +170,11 @@ void group_differences_between_ranks(EpEnv* env) {
                 &config);
     one_differs(env, "group-differs-token-size", "token_size_bytes", &config.token_size_bytes, 32,
                 &config);
-    other_sums_on_one_rank(env, &config);
+    variable_differs(env, "group-differs-ll-combine", "NCCL_EP_LL_COMBINE", "reduce", "exact",
+                     &config);
+    const ncclEpGroupConfig_t of_ht = config_of(env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
+    variable_differs(env, "group-differs-ht-chunk-bytes", "NCCL_EP_HT_CHUNK_BYTES", "unset",
+                     "65536", &of_ht);
     check_creation_works(env);
 }
 

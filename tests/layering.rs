@@ -120,6 +120,7 @@ const UNSAFE: &[&str] = &[
     "abi/probe/src/lib.rs",
     "abi/probe/src/rail.rs",
     "src/backend/cuda/driver/api.rs",
+    "src/backend/cuda/driver/capture_mode.rs",
     "src/backend/cuda/driver/device_name.rs",
     "src/backend/cuda/driver/event.rs",
     "src/backend/cuda/driver/function.rs",

@@ -2,7 +2,11 @@
 #include "harness/graphs.h"
 
 bool ep_begin_capture(cudaStream_t stream) {
-    const cudaError_t begun = cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
+    return ep_begin_capture_in(stream, cudaStreamCaptureModeThreadLocal);
+}
+
+bool ep_begin_capture_in(cudaStream_t stream, enum cudaStreamCaptureMode mode) {
+    const cudaError_t begun = cudaStreamBeginCapture(stream, mode);
     if (begun == cudaErrorNotSupported && ep_on_host_backend()) {
         (void)cudaGetLastError();
         ep_skip("the CPU backend cannot be captured; the same operations ran directly");

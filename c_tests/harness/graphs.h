@@ -9,8 +9,9 @@
 extern "C" {
 #endif
 
-// Begins a capture. Where nothing can be captured: counts a skip and returns false.
+// Begins a capture that other threads do not matter to. Where nothing can be captured: counts a skip and returns false.
 bool ep_begin_capture(cudaStream_t stream);
+bool ep_begin_capture_in(cudaStream_t stream, enum cudaStreamCaptureMode mode);
 cudaGraph_t ep_end_capture(cudaStream_t stream);
 // Takes over the graph. Must not be called by a capturing thread.
 cudaGraphExec_t ep_instantiate(cudaGraph_t graph);

@@ -12,6 +12,7 @@ void ht_two_open_captures(EpEnv* env);
 void ht_beside_an_open_capture(EpEnv* env);
 void rows_with_scales(EpEnv* env);
 void groups_end_before_their_graphs(EpEnv* env);
+void a_group_ends_beside_a_capture(EpEnv* env);
 void ht_dispatches_and_combines(EpEnv* env);
 void ht_rows_with_scales(EpEnv* env);
 void ht_between_direct_operations(EpEnv* env);

@@ -9,7 +9,7 @@
 #include "suites/graph/cases.h"
 #include "suites/graph/pairs.h"
 
-enum { kGroups = 3, kPauseUs = 100, kMeanwhileUs = 30000 };
+enum { kGroups = 3, kPauseUs = 100, kMeanwhileUs = 30000, kLooksUs = 300000, kStreams = 2 };
 
 static cudaGraphExec_t capture(LlRun* run, cudaStream_t stream) {
     if (!ep_begin_capture(stream)) return NULL;
@@ -60,4 +60,45 @@ void groups_end_before_their_graphs(EpEnv* env) {
         ll_pair_close(&pair);
     }
     if (graphs[kGroups - 1] != NULL) EP_CHECK_CUDA(cudaGraphExecDestroy(graphs[kGroups - 1]));
+}
+
+static void close_group(LlPair* pair) {
+    for (unsigned i = 0; i < kPair; ++i) {
+        EP_CHECK_NCCL(ncclEpHandleDestroy(pair->runs[i].handle));
+        pair->runs[i].handle = NULL;
+    }
+    EP_CHECK_NCCL(ncclEpGroupDestroy(pair->group, pair->aside));
+}
+
+// As another group is busy, a thread of the library goes on to look for a quiet moment in which the network of the
+// group that has ended can be freed. That must not end a capture which the calls of all threads matter to.
+void a_group_ends_beside_a_capture(EpEnv* env) {
+    LlPair ending;
+    LlPair busy;
+    cudaStream_t streams[kStreams];
+    atomic_bool is_open = false;
+    ll_pair_open(&ending, env, kRefDistinct);
+    ll_pair_open(&busy, env, kRefDistinct);
+    ep_open_streams(streams, kStreams);
+    ll_dispatch(&ending.runs[0]);
+    ll_dispatch(&busy.runs[0]);
+    ll_prepare_dispatch(&busy.runs[0]);
+    EP_REQUIRE_CUDA(cudaLaunchHostFunc(streams[0], wait_for, &is_open));
+    EP_CHECK_NCCL(ll_launch_dispatch(&busy.runs[0], streams[0], false));
+    close_group(&ending);
+    ep_barrier();
+    const bool captures = ep_begin_capture_in(streams[1], cudaStreamCaptureModeGlobal);
+    atomic_store(&is_open, true);
+    usleep(kLooksUs);
+    if (captures) {
+        cudaGraph_t graph = NULL;
+        EP_CHECK_CUDA(cudaStreamEndCapture(streams[1], &graph));
+        if (graph != NULL) EP_CHECK_CUDA(cudaGraphDestroy(graph));
+    }
+    EP_CHECK_CUDA(cudaStreamSynchronize(streams[0]));
+    ll_check_dispatch(&busy.runs[0]);
+    ep_close_streams(streams, kStreams);
+    ep_close_streams(&ending.aside, 1);
+    for (unsigned i = 0; i < kPair; ++i) ll_run_close(&ending.runs[i]);
+    ll_pair_close(&busy);
 }

@@ -335,6 +335,7 @@ int main(int argc, char** argv) {
         EP_CASE(beside_an_open_capture),
         EP_CASE(rows_with_scales),
         EP_CASE(groups_end_before_their_graphs),
+        EP_CASE(a_group_ends_beside_a_capture),
         EP_CASE_HT(ht_dispatches_and_combines),
         EP_CASE_HT(ht_rows_with_scales),
         EP_CASE_HT(ht_between_direct_operations),

@@ -7,7 +7,7 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::bootstrap::Bootstrap;
-use crate::backend::cuda::driver::event::ApartFromCaptures;
+use crate::backend::cuda::driver::capture_mode::ApartFromCaptures;
 use crate::backend::cuda::driver::memory::CudaMemory;
 use crate::backend::cuda::failure_marks::FailureMarks;
 use crate::backend::cuda::fault::FaultPage;
@@ -121,6 +121,11 @@ impl Network {
     /// operations.
     pub fn fail(&self, error: &Error) {
         self.failure.happened(error);
+        self.give_up();
+    }
+
+    /// Ends the network's operations, for whose end nobody waits any more.
+    pub fn give_up(&self) {
         if let Ok(transport) = self.transport() {
             transport.abort();
         }

@@ -6,7 +6,8 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::DeviceMemory;
-use crate::backend::cuda::driver::event::{ApartFromCaptures, MOST_CAPTURES};
+use crate::backend::cuda::driver::capture_mode::ApartFromCaptures;
+use crate::backend::cuda::driver::event::MOST_CAPTURES;
 use crate::backend::cuda::driver::memory::CudaMemory;
 use crate::backend::cuda::driver::stream::{Capture, is_captured};
 use crate::backend::own_stream::OwnStream;

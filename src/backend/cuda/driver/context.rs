@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver;
+use crate::backend::cuda::driver::capture_mode::ApartFromCaptures;
 use crate::backend::cuda::driver::held::{self, ContextHandle, ContextId, Entered, Held, Key};
 use crate::backend::cuda::driver::resources::DeviceResources;
 use crate::backend::quiet::{Attempt, Graphs, Quiet, Taken, UnderWay, Works};
@@ -86,7 +87,7 @@ impl Context {
     }
 
     /// The same for a caller that frees something there; `None` if the context is gone.
-    pub fn enter_if_alive(&self) -> Option<Entered> {
+    pub fn enter_if_alive(&self) -> Option<(Entered, ApartFromCaptures)> {
         self.held.enter_if_alive()
     }
 

@@ -2,7 +2,8 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver;
-use crate::backend::cuda::driver::event::{ApartFromCaptures, Mark};
+use crate::backend::cuda::driver::capture_mode::ApartFromCaptures;
+use crate::backend::cuda::driver::event::Mark;
 use crate::backend::cuda::driver::graph_marks::GraphMarks;
 use crate::backend::cuda::driver::held::Key;
 use crate::backend::cuda::driver::memory::{self, CudaMemory};

@@ -3,13 +3,13 @@
 
 use crate::backend::StreamMark;
 use crate::backend::cuda::driver::api::{NOT_READY, check, functions, raw_stream};
+use crate::backend::cuda::driver::capture_mode::ApartFromCaptures;
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::stream::{Capture, StreamId, StreamScope};
 use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
 use crate::model::ops::Stream;
 use cudarc::driver::sys;
-use std::ffi::c_uint;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
@@ -250,6 +250,7 @@ impl Mark {
     /// Whether the marked work has run; also if it ended in an error.
     pub fn is_over(&self) -> Result<bool> {
         let _entered = self.event.context.enter()?;
+        let _apart = ApartFromCaptures::enter()?;
         self.event.is_over()
     }
 
@@ -280,37 +281,6 @@ impl StreamMark for Mark {
     }
 
     fn is_over(&self) -> Result<bool> {
-        let _apart = ApartFromCaptures::enter()?;
         Mark::is_over(self)
     }
-}
-
-/// As long as this lives the calling thread may ask about events while any thread captures. Otherwise that would
-/// end a capture in the mode that is the runtime's default.
-pub struct ApartFromCaptures(c_uint);
-
-impl ApartFromCaptures {
-    /// Begins that.
-    pub fn enter() -> Result<Self> {
-        const RELAXED: c_uint = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as c_uint;
-        exchange_mode(RELAXED).map(Self)
-    }
-}
-
-impl Drop for ApartFromCaptures {
-    fn drop(&mut self) {
-        // The same call has succeeded before.
-        let _ = exchange_mode(self.0);
-    }
-}
-
-/// Sets how this thread minds captures; gives how it did before.
-fn exchange_mode(mode: c_uint) -> Result<c_uint> {
-    let mut mode = mode;
-    if let Some(exchange) = functions()?.cuThreadExchangeStreamCaptureMode {
-        // SAFETY: reads and writes one number.
-        let status = unsafe { exchange(&mut mode) };
-        check("cuThreadExchangeStreamCaptureMode", status)?;
-    }
-    Ok(mode)
 }

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::backend::cuda::driver::api::{Status, check, functions};
+use crate::backend::cuda::driver::capture_mode::ApartFromCaptures;
 use crate::backend::cuda::driver::ipc::IPC_HANDLE_BYTES;
 use crate::error::{Error, Result};
 use cudarc::driver::sys;
@@ -79,11 +80,12 @@ impl Held {
         })
     }
 
-    /// The same for a caller that frees something there. A destroyed context has freed everything
-    /// in it, and its handle may belong to another.
-    pub fn enter_if_alive(&self) -> Option<Entered> {
+    /// The same for a caller that frees something there, in whatever thread, so apart from captures. A destroyed
+    /// context has freed everything in it, and its handle may belong to another.
+    pub fn enter_if_alive(&self) -> Option<(Entered, ApartFromCaptures)> {
         let entered = self.enter().ok()?;
-        (current_context_id() == Ok(self.number)).then_some(entered)
+        let apart = ApartFromCaptures::enter().ok()?;
+        (current_context_id() == Ok(self.number)).then_some((entered, apart))
     }
 }
 

@@ -7,6 +7,7 @@
 #![allow(unsafe_code)]
 
 mod api;
+pub mod capture_mode;
 pub mod context;
 mod device_memory;
 pub mod device_name;

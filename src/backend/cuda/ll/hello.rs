@@ -7,7 +7,7 @@
 //! those of another.
 #![forbid(unsafe_code)]
 
-use crate::backend::cuda::driver::event::ApartFromCaptures;
+use crate::backend::cuda::driver::capture_mode::ApartFromCaptures;
 use crate::backend::cuda::driver::memory::{CudaMemory, HostPage};
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;

@@ -184,20 +184,14 @@ def _ht_window(shape: Shape, place: _Place, counts: int) -> int:
 
 
 def _passes(shape: Shape, place: _Place) -> tuple[int, int]:
-    """Chunks of an operation, and the most tokens of a rank in one of its passes."""
+    """Chunks of an operation, and the most tokens of a rank in a pass of any handle."""
     token_bytes = shape.row_bytes * place.others
     alone = len(shape.ranks_of_nodes) == shape.ranks
     passes, least, most = _ALONE if alone else _WITH_OTHERS
     pass_bytes = min(max(-(-shape.tokens * token_bytes // passes), least), most)
     pass_tokens = max(pass_bytes // token_bytes, 1)
     chunks = min(max(-(-shape.tokens // pass_tokens), 1), _MOST_CHUNKS)
-
-    def tokens(width: int) -> int:
-        return -(-shape.tokens * width // chunks)
-
-    limit = max(pass_tokens, tokens(1))
-    widths = (-(-chunks // count) for count in range(1, chunks + 1))
-    return chunks, max(next(tokens(width) for width in widths if tokens(width) <= limit), 1)
+    return chunks, max(min(shape.tokens, max(pass_tokens, -(-shape.tokens // chunks))), 1)
 
 
 def _window(place: _Place, operations: int) -> Item:

@@ -259,6 +259,41 @@ void creation_is_lost_after_a_failure(DeathRank* self) {
     EP_CHECK_CUDA(cudaStreamDestroy(env->stream));
 }
 
+// All ranks live, but the victim never joins a creation, behind which the others enqueue an operation of an earlier
+// group. That group ends after one deadline, its network with it.
+void group_ends_behind_a_lost_creation(DeathRank* self) {
+    EpEnv* env = &self->env;
+    cudaStream_t lost_stream = NULL;
+    ncclComm_t lost = NULL;
+    EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&lost_stream, cudaStreamNonBlocking));
+    EP_REQUIRE_NCCL(ncclCommSplit(env->comm, 0, env->rank, &lost, NULL));
+    Work work;
+    open_work(&work, env, 1);
+    connect_ranks(self, lost, lost_stream);
+    ll_prepare_dispatch(&work.run);
+    meet(self, kReady, env->size);
+
+    if (!is_victim(self)) {
+        expect_no_group(self, lost, lost_stream);
+        EP_CHECK_NCCL(ll_launch_dispatch(&work.run, lost_stream, false));
+    }
+    meet(self, kNoticed, env->size);
+    const double start = seconds_now();
+    EP_CHECK_NCCL(ncclEpHandleDestroy(work.run.handle));
+    work.run.handle = NULL;
+    const ncclResult_t ended = ncclEpGroupDestroy(work.group, env->stream);
+    EP_CHECK(is_victim(self) || ended == ncclRemoteError);
+    check_in_time(self, start);
+    meet(self, kAllKnow, env->size);
+
+    abort_lost(lost, lost_stream);
+    ll_run_close(&work.run);
+    expect_context_usable(self);
+    EP_CHECK_NCCL(ncclCommAbort(env->comm));
+    EP_CHECK_CUDA(cudaStreamDestroy(lost_stream));
+    EP_CHECK_CUDA(cudaStreamDestroy(env->stream));
+}
+
 void creation_is_lost_while_memory_is_freed(DeathRank* self) {
     connect_ranks(self, self->env.comm, self->env.stream);
     Freed freed;

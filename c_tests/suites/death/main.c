@@ -194,6 +194,7 @@ static const DeathCase kCases[] = {
     {"stops_in_creation", stops_in_creation, true, NULL, NULL},
     {"creation_is_lost_beside_a_group", creation_is_lost_beside_a_group, false, NULL, NULL},
     {"creation_is_lost_after_a_failure", creation_is_lost_after_a_failure, false, NULL, NULL},
+    {"group_ends_behind_a_lost_creation", group_ends_behind_a_lost_creation, false, NULL, NULL},
     {"creation_is_lost_while_memory_is_freed", creation_is_lost_while_memory_is_freed, false, NULL, NULL},
     {"dies_before_an_operation", dies_before_an_operation, true, NULL, NULL},
     {"dies_before_an_operation_and_a_handle", dies_before_an_operation_and_a_handle, true, NULL, NULL},
@@ -211,8 +212,10 @@ static const DeathCase kCases[] = {
 
 // Why a case cannot run here; NULL if it can.
 static const char* obstacle(const DeathCase* test) {
-    if (ep_on_fake_nccl() &&
-        (test->run == creation_is_lost_beside_a_group || test->run == creation_is_lost_after_a_failure)) {
+    const bool needs_another_communicator = test->run == creation_is_lost_beside_a_group ||
+                                            test->run == creation_is_lost_after_a_failure ||
+                                            test->run == group_ends_behind_a_lost_creation;
+    if (ep_on_fake_nccl() && needs_another_communicator) {
         return "communicators take turns here";
     }
     if (ep_on_host_backend() && test->run == dies_before_many_operations) {

@@ -31,6 +31,7 @@ void stops_in_creation(DeathRank* self);
 void dies_before_an_operation_and_a_handle(DeathRank* self);
 void creation_is_lost_beside_a_group(DeathRank* self);
 void creation_is_lost_after_a_failure(DeathRank* self);
+void group_ends_behind_a_lost_creation(DeathRank* self);
 void creation_is_lost_while_memory_is_freed(DeathRank* self);
 void dies_before_a_replay(DeathRank* self);  // replay.c
 void dies_before_a_replay_and_a_free(DeathRank* self);

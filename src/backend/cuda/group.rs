@@ -84,6 +84,9 @@ impl Common {
         }
         if let Err(error) = rested {
             let _ = self.teardown.leave();
+            if let Some(network) = &self.network {
+                network.give_up();
+            }
             return Err(error);
         }
         if let Some(network) = &self.network {

@@ -198,19 +198,18 @@ pub(super) fn open(
     let tested = mapped.test(&own.selftest, &group, &bootstrap, stream);
     let within = (&bootstrap, timeout);
     let network = connect(&on, topology, (tested, &group), within, stream);
-    let mode = network.and_then(|network| {
-        let mode = own.plan.open(&group, &on.memory, network.as_ref(), start)?;
-        Ok((mode, network))
-    });
+    let mode = network.as_ref().map_err(Error::clone);
+    let mode = mode.and_then(|network| own.plan.open(&group, &on.memory, network.as_ref(), start));
     if let Err(error) = agree_on(&bootstrap, &mode, stream) {
-        if let Ok((_, Some(network))) = &mode {
+        // By all ranks: NCCL lets those of a node wait for each other there.
+        if let Ok(Some(network)) = &network {
             network.close();
         }
         return Err(windows.abandon(&bootstrap, stream, error));
     }
-    let (mode, network) = mode?;
+    let (mode, network) = (mode?, network?);
     let common = Common {
-        teardown: mapped.teardown(&on.memory, timeout),
+        teardown: mapped.teardown(&on.memory, (facts.ranks, timeout)),
         context: on.context,
         memory: on.memory,
         bootstrap,
@@ -266,11 +265,16 @@ impl Mapped {
         })
     }
 
-    fn teardown(self, memory: &Arc<CudaMemory>, timeout: Duration) -> Teardown {
+    /// `of_group` is the number of ranks on all nodes.
+    fn teardown(
+        self,
+        memory: &Arc<CudaMemory>,
+        (of_group, timeout): (usize, Duration),
+    ) -> Teardown {
         let words = self.bases.iter();
         let words = words.map(|base| DevPtr(base.0 + self.layout.teardown));
         let words = Windows::new(memory, words.collect(), self.ranks.own_index());
-        Teardown::new(words, self.ranks, timeout)
+        Teardown::new(words, (self.ranks, of_group), timeout)
     }
 }
 

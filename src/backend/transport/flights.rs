@@ -118,9 +118,9 @@ impl Flights {
         {
             state.spare.push(flight);
         }
-        // A captured one is there, too.
-        let last = state.spare.last();
-        let withdrawn = last.filter(|flight| flight.operation == operation);
+        // A captured one is there, too; the watchdog may have added others since.
+        let mut spare = state.spare.iter().rev();
+        let withdrawn = spare.find(|flight| flight.operation == operation);
         withdrawn.map_or_else(Vec::new, |flight| distinct(&flight.peers))
     }
 
@@ -136,16 +136,12 @@ impl Flights {
         }
     }
 
-    /// The operation that runs, or else the one that was the last to.
+    /// The operation that runs, also in a replay, or else the one that was the last to.
     pub fn recent(&self) -> Option<Recent> {
         let state = self.state.lock();
-        let first = state.under_way.front();
-        let recent = first.or_else(|| state.spare.last())?;
-        Some(Recent {
-            operation: recent.operation,
-            peers: distinct(&recent.peers),
-            runs: first.is_some(),
-        })
+        let running = state.under_way.front().map(|flight| flight.recent(true));
+        let running = running.or_else(|| state.replays.running());
+        running.or_else(|| Some(state.spare.last()?.recent(false)))
     }
 
     /// Whether all that was enqueued outside of graphs has run.
@@ -239,6 +235,14 @@ impl Flight {
             is_enqueued: false,
             seen: None,
         })
+    }
+
+    fn recent(&self, runs: bool) -> Recent {
+        Recent {
+            operation: self.operation,
+            peers: distinct(&self.peers),
+            runs,
+        }
     }
 
     fn is_over(&self) -> Result<bool> {

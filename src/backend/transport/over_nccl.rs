@@ -85,7 +85,8 @@ impl NcclTransport {
             own: Weak::clone(own),
         });
         let _end = Some(End(Arc::clone(&shared)));
-        watch(&shared)?;
+        // Without a watchdog it ends at once, not together with other ranks.
+        watch(&shared).inspect_err(|_| shared.give_up())?;
         Ok(Self { shared, _end })
     }
 

@@ -5,7 +5,7 @@
 //! the one that began first, since it was found to be that one.
 #![forbid(unsafe_code)]
 
-use crate::backend::transport::operation::{Late, Operation, distinct};
+use crate::backend::transport::operation::{Late, Operation, Recent, distinct};
 use crate::backend::{DeviceMemory, ReplayMarks};
 use crate::error::Result;
 use crate::model::ops::Stream;
@@ -117,29 +117,40 @@ impl Replays {
         self.operations > 0
     }
 
-    /// The first operation that is under way at `now`, if it has been so longer than `limit`.
-    pub fn late(&mut self, now: Instant, limit: Duration) -> Option<Late> {
+    /// Of those that are under way the one that began first: when, its place, and what it is.
+    fn first_under_way(&self) -> Option<(u64, usize, &Captured)> {
         let marks = self.marks.as_ref()?;
         let places = self.captured.iter().enumerate();
         let began = places.map(|(place, captured)| (marks.began(place), place, captured));
         let under_way = began.filter(|(began, ..)| *began != 0);
-        let Some((began, place, captured)) = under_way.min_by_key(|(began, ..)| *began) else {
-            self.first = None;
-            return None;
-        };
+        under_way.min_by_key(|(began, ..)| *began)
+    }
+
+    /// That one, if any is under way.
+    pub fn running(&self) -> Option<Recent> {
+        let (_, _, captured) = self.first_under_way()?;
+        Some(Recent {
+            operation: captured.operation,
+            peers: captured.peers.clone(),
+            runs: true,
+        })
+    }
+
+    /// The first operation that is under way at `now`, if it has been so longer than `limit`.
+    pub fn late(&mut self, now: Instant, limit: Duration) -> Option<Late> {
+        let before = self.first.take();
+        let (began, place, captured) = self.first_under_way()?;
         let is_same = |first: &First| (first.place, first.began) == (place, began);
-        let seen = match self.first.take().filter(is_same) {
-            Some(first) => first.seen,
-            None => now,
-        };
-        self.first = Some(First { place, began, seen });
+        let seen = before.filter(is_same).map_or(now, |first| first.seen);
         let waited = now.saturating_duration_since(seen);
-        (waited > limit).then(|| Late {
+        let late = (waited > limit).then(|| Late {
             operation: captured.operation,
             peers: captured.peers.clone(),
             waited,
             is_replayed: true,
-        })
+        });
+        self.first = Some(First { place, began, seen });
+        late
     }
 }
 
@@ -230,6 +241,18 @@ mod tests {
         assert_eq!(late(14, [0, 600, 0, 0]), Some((9, vec![2, 3], 4)));
         assert_eq!(late(15, [0; 4]), None);
         assert_eq!(late(99, [0; 4]), None);
+    }
+
+    #[test]
+    fn the_one_that_began_first_is_running() {
+        let (marks, replays) = with_two();
+        let running = |places: [u64; 4]| {
+            *marks.places.lock() = places;
+            replays.running().map(|it| (it.operation.number, it.peers))
+        };
+        assert_eq!(running([0; 4]), None);
+        assert_eq!(running([0, 600, 0, 0]), Some((9, vec![2, 3])));
+        assert_eq!(running([500, 600, 0, 0]), Some((4, vec![1])));
     }
 
     #[test]

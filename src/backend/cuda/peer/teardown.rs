@@ -71,6 +71,7 @@ pub enum End {
 pub struct Teardown<W = Windows> {
     words: W,
     ranks: LocalRanks,
+    of_group: usize,
     timeout: Duration,
 }
 
@@ -85,11 +86,12 @@ pub trait Words {
 }
 
 impl<W: Words> Teardown<W> {
-    /// The words of one of `ranks`, which map each other's windows.
-    pub fn new(words: W, ranks: LocalRanks, timeout: Duration) -> Self {
+    /// The words of one of `ranks`, which map each other's windows; `of_group` is the number of ranks on all nodes.
+    pub fn new(words: W, (ranks, of_group): (LocalRanks, usize), timeout: Duration) -> Self {
         Self {
             words,
             ranks,
+            of_group,
             timeout,
         }
     }
@@ -152,15 +154,11 @@ impl<W: Words> Teardown<W> {
     }
 
     fn missed(&self, missing: usize) -> Error {
+        let (own, other) = (self.ranks.own_rank(), self.ranks.rank(missing));
+        let (all, waited) = (self.of_group, self.timeout.as_millis());
         Error::new(
             Code::RemoteError,
-            format!(
-                "rank {} of {} waited {} ms for rank {} to destroy the group",
-                self.ranks.own_rank(),
-                self.ranks.count(),
-                self.timeout.as_millis(),
-                self.ranks.rank(missing)
-            ),
+            format!("rank {own} of {all} waited {waited} ms for rank {other} to destroy the group"),
         )
     }
 }
@@ -281,7 +279,7 @@ mod tests {
     }
 
     fn teardown<W: Words>(words: W, rank: usize, ranks: usize, timeout: Duration) -> Teardown<W> {
-        Teardown::new(words, LocalRanks::all(ranks, rank), timeout)
+        Teardown::new(words, (LocalRanks::all(ranks, rank), ranks), timeout)
     }
 
     const NO_TIME: Duration = Duration::ZERO;

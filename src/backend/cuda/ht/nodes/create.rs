@@ -163,7 +163,7 @@ impl Creation<'_> {
             epoch: self.epoch,
             received: rows as usize,
             counts,
-            banks: rails.banks_for(&passes)?,
+            banks: rails.banks_for(passes.room)?,
             passes,
         }))
     }

@@ -154,6 +154,13 @@ impl NodesPlan {
         }
     }
 
+    /// Room for the passes of any handle where a rank has at most `most_tokens`. Fewer tokens may go in fewer and
+    /// larger passes.
+    pub fn room(&self, most_tokens: usize) -> usize {
+        let of_chunk = most_tokens.div_ceil(self.chunks);
+        most_tokens.min(self.pass_tokens.max(of_chunk)).max(1)
+    }
+
     /// The first of `tokens` in a chunk.
     pub fn chunk_begin(&self, tokens: usize, chunk: usize) -> usize {
         tokens * chunk / self.chunks
@@ -313,6 +320,16 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    #[test]
+    fn banks_of_a_bound_have_room_for_every_handle() {
+        for (names, bound) in [("ab", 1500), ("aabb", 2048), ("aabbccdd", 4096)] {
+            let plan = plan(names, 0, Some(bound), 14_336);
+            let room = |tokens| plan.passes(tokens).room;
+            assert!((0..=bound).all(|tokens| room(tokens) <= plan.room(bound)));
+            assert!((0..=bound).any(|tokens| room(tokens) == plan.room(bound)));
         }
     }
 

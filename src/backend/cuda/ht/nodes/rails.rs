@@ -5,7 +5,7 @@ use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::event::DriverEvent;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory, HostPage};
 use crate::backend::cuda::ht::nodes::memory::{Banks, NodesMemory};
-use crate::backend::cuda::ht::nodes::plan::{NodesPlan, Passes, Tables};
+use crate::backend::cuda::ht::nodes::plan::{NodesPlan, Tables};
 use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::network::Network;
 use crate::backend::cuda::params::ht_nodes::{HtNodes, HtTold};
@@ -116,7 +116,7 @@ impl Rails {
             operations: AtomicU64::new(0),
         };
         if let Some(tokens) = max_tokens {
-            rails.banks_for(&rails.plan.passes(tokens))?;
+            rails.banks_for(rails.plan.room(tokens))?;
         }
         Ok(rails)
     }
@@ -151,15 +151,15 @@ impl Rails {
         self.network.sources().get(1..).unwrap_or_default()
     }
 
-    /// Banks with room for `passes`. Larger ones than there are have twice the room at least, so that all together
+    /// Banks with room for so many tokens of a source in a pass. Larger ones than there are have twice the room at least, so that all together
     /// take no more than twice the last.
-    pub fn banks_for(&self, passes: &Passes) -> Result<Arc<Banks>> {
+    pub fn banks_for(&self, room: usize) -> Result<Arc<Banks>> {
         let mut banks = self.banks.lock();
         let present = banks.last();
-        if let Some(present) = present.filter(|it| it.room >= passes.room) {
+        if let Some(present) = present.filter(|it| it.room >= room) {
             return Ok(Arc::clone(present));
         }
-        let room = passes.room.max(present.map_or(0, |it| 2 * it.room));
+        let room = room.max(present.map_or(0, |it| 2 * it.room));
         let larger = Arc::new(Banks::new(&self.memory, &self.plan, room, self.row_bytes)?);
         banks.push(Arc::clone(&larger));
         Ok(larger)

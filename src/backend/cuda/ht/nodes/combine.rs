@@ -10,7 +10,7 @@ use crate::backend::cuda::ht::grid::HtKind;
 use crate::backend::cuda::ht::nodes::handle::NodesHt;
 use crate::backend::cuda::ht::nodes::messages::{Bank, TokenBytes};
 use crate::backend::cuda::ht::nodes::pass::{
-    Enqueueing, Handle, Heads, NO_MESSAGES, Tokens, behind, word,
+    AHEAD, Enqueueing, Handle, Heads, NO_MESSAGES, Tokens, behind, word,
 };
 use crate::backend::cuda::ht::nodes::rails::Turn;
 use crate::backend::cuda::ht::plan::HtLaunch;
@@ -26,8 +26,6 @@ use crate::error::Result;
 use crate::model::ops::{HtCombine, Stream};
 use std::ops::Range;
 use std::ptr::null;
-
-const AHEAD: usize = 2;
 
 /// A combine and how its kernels are launched.
 struct Combine<'a> {
@@ -110,14 +108,12 @@ impl Combine<'_> {
             sends, receives, ..
         } = &mut *at.turn;
         for (index, &peer) in at.rails.remote_sources().iter().enumerate() {
-            let coming = |chunk| counts.coming(1 + index, chunk);
-            let tokens = coming(chunks.end) - coming(chunks.start);
+            let tokens = counts.coming_in(1 + index, chunks);
             sends.push(bank.parcel(index, tokens, true).with_rows(peer));
         }
         let bank = self.arriving(pass);
         for (other, &peer) in at.rails.gateways.iter().enumerate() {
-            let departing = |chunk| counts.departing(other, chunk);
-            let tokens = departing(chunks.end) - departing(chunks.start);
+            let tokens = counts.departing_in(other, chunks);
             receives.push(bank.parcel(other, tokens, true).with_rows(peer));
         }
         at.exchange(pass)

@@ -8,7 +8,7 @@ use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::ht::grid::HtKind;
 use crate::backend::cuda::ht::nodes::handle::NodesHt;
 use crate::backend::cuda::ht::nodes::messages::{Bank, TokenBytes};
-use crate::backend::cuda::ht::nodes::pass::{Enqueueing, Handle, Heads, Tokens};
+use crate::backend::cuda::ht::nodes::pass::{AHEAD, Enqueueing, Handle, Heads, Tokens};
 use crate::backend::cuda::ht::nodes::rails::Turn;
 use crate::backend::cuda::ht::plan::HtLaunch;
 use crate::backend::cuda::ht::rows::MovedRow;
@@ -30,8 +30,6 @@ use std::ops::Range;
 
 /// Blocks of `ht_pack`: as many as keep up with a fast network.
 const PACK_BLOCKS: u32 = 16;
-/// Passes that are on the network at a time.
-const AHEAD: usize = 2;
 
 const ID_BYTES: usize = size_of::<i64>();
 const WEIGHT_BYTES: usize = size_of::<f32>();
@@ -136,7 +134,7 @@ impl Dispatch<'_> {
         let bank = self.departing(pass);
         for (other, &peer) in at.rails.gateways.iter().enumerate() {
             let first = counts.departing(other, chunks.start);
-            let tokens = counts.departing(other, chunks.end) - first;
+            let tokens = counts.departing_in(other, chunks);
             let parcel = bank.parcel(other, tokens, has_head(pass));
             if self.are_apart(counts.all_depart(other), tokens) {
                 let rows = self.op.tokens.0 + first * bank.bytes.row;
@@ -148,7 +146,7 @@ impl Dispatch<'_> {
         let bank = self.arriving(pass);
         for (index, &peer) in at.rails.remote_sources().iter().enumerate() {
             let source = 1 + index;
-            let tokens = counts.coming(source, chunks.end) - counts.coming(source, chunks.start);
+            let tokens = counts.coming_in(source, chunks);
             let parcel = bank.parcel(index, tokens, has_head(pass));
             if self.are_apart(counts.all_come(source), tokens) {
                 receives.extend([parcel.front(peer), parcel.rows(peer, None)]);
@@ -169,8 +167,7 @@ impl Dispatch<'_> {
     fn needs_packing(&self, pass: usize, chunks: &Range<usize>) -> bool {
         let counts = &self.handle.counts;
         let is_packed = |other: usize| {
-            let first = counts.departing(other, chunks.start);
-            let tokens = counts.departing(other, chunks.end) - first;
+            let tokens = counts.departing_in(other, chunks);
             tokens > 0 && !self.are_apart(counts.all_depart(other), tokens)
         };
         has_head(pass) || self.bytes().tail > 0 || (0..self.handle.plan().others).any(is_packed)

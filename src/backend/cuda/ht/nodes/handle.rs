@@ -8,6 +8,7 @@ use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::params::ht_nodes::HtNodesMemory;
 use crate::error::Result;
 use crate::model::ops::Routing;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A handle over several nodes.
@@ -45,9 +46,19 @@ impl Counts {
             .unwrap_or(0)
     }
 
+    /// Own tokens in `chunks` that go to node `other`.
+    pub fn departing_in(&self, other: usize, chunks: &Range<usize>) -> usize {
+        self.departing(other, chunks.end) - self.departing(other, chunks.start)
+    }
+
     /// Tokens of source number `source` that come before `chunk`.
     pub fn coming(&self, source: usize, chunk: usize) -> usize {
         self.departing(self.others + source, chunk)
+    }
+
+    /// Tokens of source number `source` in `chunks` that come.
+    pub fn coming_in(&self, source: usize, chunks: &Range<usize>) -> usize {
+        self.departing_in(self.others + source, chunks)
     }
 
     /// Whether all own tokens go to node `other`.

@@ -36,6 +36,9 @@ pub fn behind(at: usize, bytes: usize) -> usize {
     }
 }
 
+/// Passes that are on the network at a time.
+pub const AHEAD: usize = 2;
+
 /// Messages without rows and tails: the own tokens' are in the caller's tensors.
 pub const NO_MESSAGES: HtMessages = HtMessages {
     rows: null_mut(),

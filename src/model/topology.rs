@@ -83,90 +83,99 @@ impl LocalRanks {
 /// The nodes of a group, numbered by their lowest rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topology {
-    node_of: Vec<usize>,
-    nodes: usize,
+    /// Of each rank.
+    places: Vec<Place>,
+    /// The ranks of each node, ascending.
+    nodes: Vec<Vec<usize>>,
+}
+
+/// Where a rank is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    node: usize,
+    /// How many ranks of its node come before it.
+    local_index: usize,
 }
 
 impl Topology {
     /// Groups ranks into nodes.
     pub fn from_ids(ids: &[NodeId]) -> Self {
         let mut seen: Vec<NodeId> = Vec::new();
-        let node_of = ids
-            .iter()
-            .map(|id| {
-                let known = seen.iter().position(|known| known == id);
-                known.unwrap_or_else(|| {
-                    seen.push(*id);
-                    seen.len() - 1
-                })
-            })
-            .collect();
-        Self {
-            node_of,
-            nodes: seen.len(),
+        let mut nodes: Vec<Vec<usize>> = Vec::new();
+        let mut places = Vec::with_capacity(ids.len());
+        for (rank, id) in ids.iter().enumerate() {
+            let known = seen.iter().position(|known| known == id);
+            let node = known.unwrap_or(seen.len());
+            if known.is_none() {
+                seen.push(*id);
+                nodes.push(Vec::new());
+            }
+            if let Some(ranks) = nodes.get_mut(node) {
+                let local_index = ranks.len();
+                places.push(Place { node, local_index });
+                ranks.push(rank);
+            }
         }
+        Self { places, nodes }
     }
 
     /// Number of nodes.
     pub fn nodes(&self) -> usize {
-        self.nodes
+        self.nodes.len()
     }
 
     /// The node of `rank`.
     pub fn node_of(&self, rank: usize) -> usize {
-        self.node_of.get(rank).copied().unwrap_or(0)
+        self.places.get(rank).map_or(0, |place| place.node)
     }
 
     /// How many nodes after `rank`'s own the node of `other` comes around the ring; 0 for the same
     /// node. Sums over nodes follow this order.
     pub fn distance(&self, rank: usize, other: usize) -> usize {
-        (self.node_of(rank) + self.nodes - self.node_of(other)) % self.nodes.max(1)
+        (self.node_of(rank) + self.nodes() - self.node_of(other)) % self.nodes().max(1)
     }
 
     /// The first rank that is not on rank 0's node.
     pub fn first_remote_rank(&self) -> Option<usize> {
-        self.node_of.iter().position(|&node| node != 0)
+        self.places.iter().position(|place| place.node != 0)
     }
 
     /// Number of ranks.
     pub fn ranks(&self) -> usize {
-        self.node_of.len()
+        self.places.len()
     }
 
     /// The ranks of `node`, ascending.
-    pub fn ranks_of(&self, node: usize) -> impl Iterator<Item = usize> + '_ {
-        let ranks = self.node_of.iter().enumerate();
-        ranks.filter_map(move |(rank, &of)| (of == node).then_some(rank))
+    pub fn ranks_of(&self, node: usize) -> &[usize] {
+        self.nodes.get(node).map_or(&[], Vec::as_slice)
     }
 
     /// The ranks of `rank`'s node.
     pub fn local_ranks(&self, rank: usize) -> LocalRanks {
         LocalRanks {
-            ranks: self.ranks_of(self.node_of(rank)).collect(),
+            ranks: self.ranks_of(self.node_of(rank)).to_vec(),
             own: self.local_index(rank),
         }
     }
 
     /// How many ranks of its node come before `rank`.
     pub fn local_index(&self, rank: usize) -> usize {
-        self.ranks_of(self.node_of(rank))
-            .take_while(|&other| other < rank)
-            .count()
+        self.places.get(rank).map_or(0, |place| place.local_index)
     }
 
     /// Whether all nodes have as many ranks. Then the ranks with one local index are a *rail*: each is the
     /// gateway of all the others.
     pub fn has_equal_nodes(&self) -> bool {
-        let sizes = || (0..self.nodes).map(|node| self.ranks_of(node).count());
+        let sizes = || self.nodes.iter().map(Vec::len);
         sizes().min() == sizes().max()
     }
 
     /// The rank of `node` that takes what `rank` sends there: its local index is that of `rank`, modulo the
     /// number of ranks there.
     pub fn gateway(&self, rank: usize, node: usize) -> usize {
-        let size = self.ranks_of(node).count().max(1);
-        let index = self.local_index(rank) % size;
-        self.ranks_of(node).nth(index).unwrap_or(rank)
+        let ranks = self.ranks_of(node);
+        let index = self.local_index(rank) % ranks.len().max(1);
+        ranks.get(index).copied().unwrap_or(rank)
     }
 
     /// The rank of `node` that stands there for `rank`: itself on its own node, elsewhere its gateway.
@@ -191,7 +200,7 @@ impl Topology {
 
     /// The gateways of `rank`, one on each other node, in the order of nodes.
     pub fn gateways(&self, rank: usize) -> Vec<usize> {
-        let others = (0..self.nodes).filter(|&node| node != self.node_of(rank));
+        let others = (0..self.nodes()).filter(|&node| node != self.node_of(rank));
         others.map(|node| self.gateway(rank, node)).collect()
     }
 
@@ -199,13 +208,12 @@ impl Topology {
     /// On equal nodes this is the rail.
     pub fn sources(&self, rank: usize) -> Vec<usize> {
         let own = self.node_of(rank);
-        let others = (0..self.nodes).flat_map(|node| self.ranks_of(node));
-        others
-            .filter(|&other| match self.node_of(other) == own {
-                true => other == rank,
-                false => self.gateway(other, own) == rank,
-            })
-            .collect()
+        let all = self.nodes.iter().flatten().copied();
+        all.filter(|&other| match self.node_of(other) == own {
+            true => other == rank,
+            false => self.gateway(other, own) == rank,
+        })
+        .collect()
     }
 }
 
@@ -245,8 +253,8 @@ mod tests {
     fn ranks_have_places_on_their_nodes() {
         let topology = on_nodes("abba");
         assert_eq!(topology.ranks(), 4);
-        assert_eq!(topology.ranks_of(0).collect::<Vec<_>>(), [0, 3]);
-        assert_eq!(topology.ranks_of(1).collect::<Vec<_>>(), [1, 2]);
+        assert_eq!(topology.ranks_of(0), [0, 3]);
+        assert_eq!(topology.ranks_of(1), [1, 2]);
         assert_eq!(
             [0, 1, 2, 3].map(|rank| topology.local_index(rank)),
             [0, 0, 1, 1]
@@ -263,6 +271,30 @@ mod tests {
         assert!(topology.has_equal_nodes());
         assert!(!on_nodes("abb").has_equal_nodes());
         assert!(on_nodes("a").has_equal_nodes());
+    }
+
+    #[test]
+    fn kept_places_are_those_by_definition() {
+        for names in ["a", "ab", "abba", "aabcc", "cabbage", "aaaab", "abcabcab"] {
+            let topology = on_nodes(names);
+            let nodes: Vec<char> = names.chars().collect();
+            let on_node_of = |rank: usize| -> Vec<usize> {
+                let ranks = 0..nodes.len();
+                ranks.filter(|&it| nodes[it] == nodes[rank]).collect()
+            };
+            let index = |rank: usize| on_node_of(rank).iter().position(|&it| it == rank).unwrap();
+            for rank in 0..nodes.len() {
+                assert_eq!(topology.local_index(rank), index(rank), "{names}");
+                let own = topology.node_of(rank);
+                assert_eq!(topology.ranks_of(own), on_node_of(rank), "{names}");
+                for other in 0..nodes.len() {
+                    let there = on_node_of(other);
+                    let gateway = there[index(rank) % there.len()];
+                    let node = topology.node_of(other);
+                    assert_eq!(topology.gateway(rank, node), gateway, "{names}");
+                }
+            }
+        }
     }
 
     #[test]

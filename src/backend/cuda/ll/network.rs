@@ -225,27 +225,27 @@ impl Tables {
 
 /// Where each rank of the group is, as `rank` and the others of its node see them.
 fn ranks_on_node(topology: &Topology, rank: usize) -> Result<Vec<LlRankOnNode>> {
-    let node = topology.node_of(rank);
     let local = topology.local_ranks(rank);
-    let place = |other: usize| {
-        let carrier = topology.carrier(other, node);
-        let sources = topology.carried_by(carrier);
-        let number_there = sources.iter().position(|&source| source == other);
-        let index = |rank| {
-            local
-                .index(rank)
-                .ok_or_else(|| Error::internal("no carrier"))
-        };
-        Ok(LlRankOnNode {
-            peer: local
-                .index(other)
-                .map_or(Ok(-1), |it| number(it).map(u32::cast_signed))?,
-            carrier: number(index(carrier)?)?,
-            number: number(number_there.unwrap_or(0))?,
-            distance: number(topology.distance(rank, other))?,
-        })
-    };
-    (0..topology.ranks()).map(place).collect()
+    // Each rank of the group has one carrier here, itself if it is on this node.
+    let mut places = vec![None; topology.ranks()];
+    for (carrier, &carrying) in local.ranks().iter().enumerate() {
+        for (index, source) in topology.carried_by(carrying).into_iter().enumerate() {
+            let place = LlRankOnNode {
+                peer: match source == carrying {
+                    true => number(carrier)?.cast_signed(),
+                    false => -1,
+                },
+                carrier: number(carrier)?,
+                number: number(index)?,
+                distance: number(topology.distance(rank, source))?,
+            };
+            if let Some(found) = places.get_mut(source) {
+                *found = Some(place);
+            }
+        }
+    }
+    let placed = |place: Option<_>| place.ok_or_else(|| Error::internal("no carrier"));
+    places.into_iter().map(placed).collect()
 }
 
 #[cfg(test)]
@@ -269,6 +269,13 @@ mod tests {
                     assert_eq!(carried.get(place.number as usize), Some(&other), "{names}");
                     assert_eq!(place.peer >= 0, place.distance == 0);
                     assert_eq!(place.number == 0, place.distance == 0);
+                    assert_eq!(carrier, topology.carrier(other, topology.node_of(rank)));
+                    let peer = local
+                        .index(other)
+                        .map_or(-1, |it| i32::try_from(it).unwrap());
+                    assert_eq!(place.peer, peer, "{names}");
+                    let distance = topology.distance(rank, other);
+                    assert_eq!(place.distance as usize, distance, "{names}");
                 }
             }
         }

@@ -8,6 +8,7 @@ void two_captures_in_turns(EpEnv* env);
 void captured_beside_a_staged_one(EpEnv* env);
 void two_open_captures(EpEnv* env);
 void beside_an_open_capture(EpEnv* env);
+void one_open_capture_too_many(EpEnv* env);
 void ht_two_open_captures(EpEnv* env);
 void ht_beside_an_open_capture(EpEnv* env);
 void rows_with_scales(EpEnv* env);

@@ -1,10 +1,12 @@
-// While a capture is open, other streams go on: with captures of their own, with operations outside of graphs, with
-// new handles. Over several nodes the library captures streams of its own, too, which such work must not meet.
+// While a capture is open, other streams go on: with captures of their own, as many as may be open, with operations
+// outside of graphs, with new handles. Over several nodes the library captures streams of its own, too, which such work
+// must not meet.
 #include "harness/graphs.h"
+#include "harness/nodes.h"
 #include "suites/graph/cases.h"
 #include "suites/graph/pairs.h"
 
-enum { kReplays = 3 };
+enum { kReplays = 3, kMostCaptures = 4 };
 
 static const HtPass kForward = {.forward = true};
 
@@ -153,5 +155,40 @@ void beside_an_open_capture(EpEnv* env) {
         replay_ll(run, graph);
         EP_REQUIRE_CUDA(cudaGraphExecDestroy(graph));
     }
+    ll_pair_close(&pair);
+}
+
+// Over several nodes a staged operation in one more capture is refused, and no part of it stays: its graph does nothing,
+// and the captures before go on.
+void one_open_capture_too_many(EpEnv* env) {
+    enum { kAll = kMostCaptures + 1 };
+    if (ep_num_nodes() == 1) return;
+    LlPair pair;
+    open_ll(&pair, env);
+    LlRun* run = &pair.runs[0];
+    cudaStream_t streams[kAll];
+    ep_open_streams(streams, kAll);
+    bool captures = true;
+    for (unsigned i = 0; i < kAll && captures; ++i) captures = ep_begin_capture(streams[i]);
+    if (captures) {
+        for (unsigned i = 0; i < kMostCaptures; ++i) {
+            EP_CHECK_NCCL(ll_launch_dispatch(run, streams[i], true));
+            complete(run, streams[i]);
+        }
+        EP_CHECK_RESULT(ll_launch_dispatch(run, streams[kMostCaptures], true), ncclInvalidUsage);
+        EP_CHECK_STR_CONTAINS(ep_last_error(), "at most 4 captures");
+        EP_CHECK_NCCL(ll_launch_combine(run, streams[0], true));
+        complete(run, streams[0]);
+        cudaGraph_t captured[kAll];
+        for (unsigned i = 0; i < kAll; ++i) captured[i] = ep_end_capture(streams[i]);
+        cudaGraphExec_t graphs[kAll];
+        for (unsigned i = 0; i < kAll; ++i) graphs[i] = ep_instantiate(captured[i]);
+        for (unsigned i = 0; i < kReplays; ++i) {
+            EP_CHECK_CUDA(cudaGraphLaunch(graphs[kMostCaptures], env->stream));
+            replay_ll(run, graphs[0]);
+        }
+        for (unsigned i = 0; i < kAll; ++i) EP_REQUIRE_CUDA(cudaGraphExecDestroy(graphs[i]));
+    }
+    ep_close_streams(streams, kAll);
     ll_pair_close(&pair);
 }

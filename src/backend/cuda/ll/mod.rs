@@ -305,12 +305,13 @@ impl LlBackend for CudaLl {
         let network = handle.over_nodes(Part::send(slot))?;
         let phase = handle.group.staged.begin_send(slot, at)?;
         let turn = handle.group.order.begin(at)?;
-        turn.end_after(match network {
-            None => handle
-                .launch(op, Part::send(slot), at)
-                .and_then(|()| phase.end(at)),
-            Some(network) => network.send(op, at, |after| phase.end(after)),
-        })?;
+        match network {
+            None => {
+                let sent = handle.launch(op, Part::send(slot), at);
+                turn.end_after(sent.and_then(|()| phase.end(at)))?;
+            }
+            Some(network) => network.send(op, at, turn, |after| phase.end(after))?,
+        }
         if follows {
             handle.memory.set_receiver(None);
         }

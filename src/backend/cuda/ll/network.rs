@@ -17,7 +17,7 @@ use crate::model::group::GroupFacts;
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use crate::model::topology::Topology;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -35,7 +35,7 @@ pub struct LlNetwork {
     /// The order of what runs there.
     pub background_order: Order,
     /// Where the background begins to follow a caller's stream, or that stream the background.
-    join: Mutex<DriverEvent>,
+    pub join: Mutex<DriverEvent>,
 }
 
 /// Messages of one operation.
@@ -156,38 +156,15 @@ impl LlNetwork {
         transport.exchange(label, sends, receives, stream)
     }
 
-    /// The background, behind what `at` has been given.
-    pub fn fork<'a>(&'a self, at: &StreamScope) -> Result<Background<'a>> {
-        let mut background = Background {
-            join: self.join.lock(),
-            scope: at.of_same_capture(self.background.of(at.capture)?)?,
-        };
-        background.follow(at)?;
-        Ok(background)
+    /// Where the background enqueues what belongs to an operation at `at`. It does not follow `at` yet. Refuses a capture if
+    /// too many are open.
+    pub fn background_of(&self, at: &StreamScope) -> Result<StreamScope> {
+        at.of_same_capture(self.background.of(at.capture)?)
     }
 
     /// The background's stream outside of graphs.
     pub fn background(&self) -> Stream {
         self.background.outside()
-    }
-}
-
-/// The background while it follows a caller's stream.
-pub struct Background<'a> {
-    join: MutexGuard<'a, DriverEvent>,
-    /// Where to enqueue.
-    pub scope: StreamScope,
-}
-
-impl Background<'_> {
-    /// Makes `at` wait for what the background has been given.
-    pub fn join(&mut self, at: &StreamScope) -> Result<()> {
-        self.join.join(self.scope.stream, at.stream)
-    }
-
-    /// Makes the background wait for what `at` has been given since.
-    pub fn follow(&mut self, at: &StreamScope) -> Result<()> {
-        self.join.join(at.stream, self.scope.stream)
     }
 }
 

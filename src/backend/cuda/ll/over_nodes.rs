@@ -20,6 +20,7 @@ use crate::backend::cuda::ll::messages::HEAD_BYTES;
 use crate::backend::cuda::ll::network::LlNetwork;
 use crate::backend::cuda::ll::part::Part;
 use crate::backend::cuda::ll::scaled;
+use crate::backend::cuda::order::Turn;
 use crate::backend::cuda::params::ll::{
     LL_GATES_THREADS, LL_PACK_THREADS, LL_PHASE_RECEIVE, LL_PHASE_RELAY, LL_PHASE_SEND,
     LlCombineNodesParams, LlDispatchNodesParams, LlGatesParams, LlHello, LlNodes, LlPackParams,
@@ -75,43 +76,66 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
         }
     }
 
-    /// Enqueues the send phase of a staged operation, on `at` and in the background. `sent` is told what the receive
-    /// phase has to follow.
+    /// Enqueues the send phase of a staged operation, on `at` and in the background, and ends `turn` if anything of it
+    /// was enqueued. `sent` is told what the receive phase has to follow.
     pub fn send(
         &self,
         op: &LlOp,
         at: &StreamScope,
+        turn: Turn<'_>,
         sent: impl FnOnce(&StreamScope) -> Result<()>,
     ) -> Result<()> {
-        match op {
-            LlOp::Dispatch(op) => {
-                self.launch_pack(op, at)?;
-                self.launch_dispatch(op, LL_PHASE_SEND, at)?;
-                let background = self.network.fork(at)?;
-                let turn = self.network.background_order.begin(&background.scope)?;
-                let sent_rows = self.exchanges.send_rows(op, &background.scope);
-                turn.end_after(
-                    sent_rows
-                        .and_then(|()| self.launch_dispatch(op, LL_PHASE_RELAY, &background.scope)),
-                )?;
-                sent(&background.scope)
-            }
-            LlOp::Combine(op) => {
-                self.launch_gates(op, at)?;
-                let mut background = self.network.fork(at)?;
-                let turn = self.network.background_order.begin(&background.scope)?;
-                turn.end_after(self.exchanges.send_weights(&background.scope))?;
-                background.join(at)?;
-                self.launch_combine(op, LL_PHASE_SEND, at)?;
-                background.follow(at)?;
-                let turn = self.network.background_order.begin(&background.scope)?;
-                let relayed = self.launch_combine(op, LL_PHASE_RELAY, &background.scope);
-                turn.end_after(
-                    relayed.and_then(|()| self.exchanges.send_sums(op.row, &background.scope)),
-                )?;
-                sent(&background.scope)
-            }
+        // What refuses comes before the first launch: half an operation would stay in a graph.
+        let background = &self.network.background_of(at)?;
+        let in_background = self.network.background_order.begin(background)?;
+        let enqueued = match op {
+            LlOp::Dispatch(op) => self.send_dispatch(op, at, background),
+            LlOp::Combine(op) => self.send_combine(op, at, background),
+        };
+        if enqueued.is_err() {
+            // No receive phase will follow the background, and a capture must not end with a stream apart.
+            let _ = self.join(at, background);
+            let _ = self.join(background, at);
         }
+        turn.end_after(
+            in_background
+                .end_after(enqueued)
+                .and_then(|()| sent(background)),
+        )
+    }
+
+    fn send_dispatch(
+        &self,
+        op: &LlDispatch,
+        at: &StreamScope,
+        background: &StreamScope,
+    ) -> Result<()> {
+        self.launch_pack(op, at)?;
+        self.launch_dispatch(op, LL_PHASE_SEND, at)?;
+        self.join(at, background)?;
+        self.exchanges.send_rows(op, background)?;
+        self.launch_dispatch(op, LL_PHASE_RELAY, background)
+    }
+
+    fn send_combine(
+        &self,
+        op: &LlCombine,
+        at: &StreamScope,
+        background: &StreamScope,
+    ) -> Result<()> {
+        self.launch_gates(op, at)?;
+        self.join(at, background)?;
+        self.exchanges.send_weights(background)?;
+        self.join(background, at)?;
+        self.launch_combine(op, LL_PHASE_SEND, at)?;
+        self.join(at, background)?;
+        self.launch_combine(op, LL_PHASE_RELAY, background)?;
+        self.exchanges.send_sums(op.row, background)
+    }
+
+    /// Makes `to` wait for what `from` has been given.
+    fn join(&self, from: &StreamScope, to: &StreamScope) -> Result<()> {
+        self.network.join.lock().join(from.stream, to.stream)
     }
 
     /// Enqueues the receive phase of a staged operation.

@@ -250,8 +250,9 @@ ncclResult_t ncclEpTensorDestroy(ncclEpGroup_t ep_group, struct ncclNDTensor_t *
 // Creates a handle: one routing of this rank's tokens to experts.
 //
 // LL on one node: local, enqueues nothing. Over several nodes: collective, in one order on all
-// ranks; the ranks exchange T and K on a stream of the library's own, and the first operation
-// waits on the host if that has not arrived. In either case every dispatch and combine reads the ids again, so they may be
+// ranks; the ranks exchange T and K on a stream of the library's own, behind the group's earlier
+// operations, and the first operation waits on the host if that has not arrived, at most twice
+// NCCL_EP_TIMEOUT_MS. In either case every dispatch and combine reads the ids again, so they may be
 // updated in place between operations; a combine finds the rows of the last dispatch by them. The
 // data of the ids must stay valid as long as the handle is used, the descriptor need not.
 //

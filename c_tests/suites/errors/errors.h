@@ -202,6 +202,7 @@ void ll_rank_that_stops(EpEnv* env);
 void ht_rank_that_stops(EpEnv* env);
 void ll_different_calls_over_nodes(EpEnv* env);  // nodes.c
 void ht_different_calls_over_nodes(EpEnv* env);
+void ll_new_handle_held_up_over_nodes(EpEnv* env);
 void ht_handle_without_memory_over_nodes(EpEnv* env);
 void one_line_on_stderr(EpEnv* env);  // stderr.c
 int refuse_once(void);

@@ -1,8 +1,11 @@
 // Ranks of several nodes that do not do the same. A rank or a whole node calls something else than the others, whose
 // messages may have the same sizes. Every rank gets an error within the deadline and a second, and a new group works.
+// So it is where a stream does not come to what ranks tell each other, after twice the deadline.
 #define _GNU_SOURCE  // setenv
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "harness/nodes.h"
 #include "suites/errors/errors.h"
@@ -213,4 +216,55 @@ void ht_handle_without_memory_over_nodes(EpEnv* env) {
     set_timeout_ms(0);
     recover(&session);
     close_session(&session);
+}
+
+// ---- A stream that is held up ------------------------------------------------------------------
+
+// Blocks a stream until the gate opens, or so long that a call which waits for it has missed its deadline.
+static void hold(void* gate) {
+    const double start = seconds();
+    while (atomic_load((atomic_bool*)gate) && seconds() - start < 0.005 * kTimeoutMs) usleep(100);
+}
+
+// A gate before a dispatch holds up the network behind it, and so what ranks say of a new handle: on all ranks or, if
+// `alone`, on the odd rank. The new handle's first operation waits for that, on the host.
+static void hold_up_a_new_handle(const EpEnv* env, bool alone) {
+    Session session;
+    set_timeout_ms(kTimeoutMs);
+    ep_barrier();
+    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
+    check_works(&session);
+    Session late = session;
+    const bool is_held = !alone || is_odd(env);
+    atomic_bool gate;
+    atomic_init(&gate, true);
+    if (is_held) EP_REQUIRE_CUDA(cudaLaunchHostFunc(env->stream, hold, &gate));
+    EP_CHECK_NCCL(make_valid_call(&session, kDispatch, 0));
+    EP_CHECK_NCCL(open_handle(&late));
+    ep_barrier();
+    const double start = seconds();
+    forget_last_error();
+    const ncclResult_t result = make_valid_call(&late, kDispatch, 0);
+    // Its rows may be on their way to ranks that are not held up, which wait for others then.
+    EP_CHECK(result == ncclRemoteError || (!is_held && result == ncclSuccess));
+    const bool knows = fits(ep_last_error(),
+                            "ncclEpDispatch: deadline passed: rank * waited * ms for rank * in network "
+                            "operation *, LL handle 2, behind network operation *, LL dispatch *");
+    EP_CHECK(alone || on_some_rank(knows));
+    expect_failure(&session, 0.002 * kTimeoutMs + 1.0);
+    EP_CHECK(seconds() - start <= 0.002 * kTimeoutMs + 1.0);
+    atomic_store(&gate, false);
+    (void)cudaStreamSynchronize(env->stream);
+    EP_CHECK_NCCL(ncclEpHandleDestroy(late.handle));
+    ep_barrier();
+    set_timeout_ms(0);
+    recover(&session);
+    close_session(&session);
+}
+
+void ll_new_handle_held_up_over_nodes(EpEnv* env) {
+    // The CPU backend needs no word of other ranks about a handle.
+    if (ep_num_nodes() == 1 || ep_on_host_backend()) return;
+    hold_up_a_new_handle(env, false);
+    hold_up_a_new_handle(env, true);
 }

@@ -136,6 +136,22 @@ impl Flights {
         }
     }
 
+    /// The last operation for `label`, for which the host has `waited`, unless it is over.
+    pub fn late_on_host(&self, label: Label, waited: Duration) -> Result<Option<Late>> {
+        let mut state = self.state.lock();
+        state.land()?;
+        let first = state.under_way.front().map(|flight| flight.operation);
+        let mut under_way = state.under_way.iter().rev();
+        let awaited = under_way.find(|flight| flight.operation.label == label);
+        Ok(awaited.map(|flight| Late {
+            operation: flight.operation,
+            peers: distinct(&flight.peers),
+            waited,
+            is_replayed: false,
+            behind: first.filter(|&first| first != flight.operation),
+        }))
+    }
+
     /// The operation that runs, also in a replay, or else the one that was the last to.
     pub fn recent(&self) -> Option<Recent> {
         let state = self.state.lock();
@@ -204,6 +220,7 @@ impl State {
             peers: distinct(&first.peers),
             waited,
             is_replayed: false,
+            behind: None,
         }))
     }
 

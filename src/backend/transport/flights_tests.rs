@@ -237,6 +237,32 @@ fn a_call_that_does_not_return_is_late_too() {
 }
 
 #[test]
+fn what_the_host_waits_for_is_late_behind_what_has_not_run() {
+    let (device, flights) = (Device::default(), Flights::default());
+    enqueue(&flights, &device, &[2]);
+    let of = Label {
+        what: "handle",
+        number: 1,
+    };
+    let awaited = flights
+        .begin(&device, of, [3, 1, 3].into_iter(), Stream::DEFAULT)
+        .unwrap();
+    flights.enqueued(awaited, Stream::DEFAULT).unwrap();
+    enqueue(&flights, &device, &[1]);
+    let late = || flights.late_on_host(of, SECOND).unwrap();
+    // No stream has come to any of them.
+    assert_eq!(flights.late(Instant::now() + 9 * SECOND, SECOND), Ok(None));
+    let first = late().unwrap();
+    assert_eq!((first.operation, first.waited), (awaited, SECOND));
+    assert_eq!(first.peers, [3, 1]);
+    assert_eq!(first.behind.map(|it| it.number), Some(0));
+    device.pass(2);
+    assert_eq!(late().unwrap().behind, None);
+    device.pass(2);
+    assert_eq!(late(), None);
+}
+
+#[test]
 fn marks_are_used_again() {
     let (device, flights) = (Device::default(), Flights::default());
     for number in 0..5 * MANY as u64 {

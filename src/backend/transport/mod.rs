@@ -20,6 +20,7 @@ use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// One direction between this rank and another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,6 +85,9 @@ pub trait Transport: Send + Sync {
     /// Sends something along every way and checks what comes; returns when it has come, or at the deadline. The
     /// network connects here, and not in the first operations.
     fn warm_up(&self, stream: Stream) -> Result<()>;
+    /// Ends it, as the deadline does, since the host has `waited` too long for the last operation for `label`, which may
+    /// not have begun. Gives the failure that counts; none if that operation is over.
+    fn end_late(&self, label: Label, waited: Duration) -> Option<Error>;
     /// The failure that has ended this transport.
     fn health(&self) -> Option<Error>;
     /// Ends it, as a failure would; does not wait.

@@ -160,6 +160,7 @@ impl Shared {
             peers,
             waited,
             is_replayed: false,
+            behind: None,
         })
     }
 
@@ -215,18 +216,19 @@ impl Shared {
     }
 
     fn too_late(&self, late: &Late) -> Error {
-        let text = format!(
-            "deadline passed: {} waited {} ms for {} in {}{}",
+        let mut text = format!(
+            "deadline passed: {} waited {} ms for {} in {}",
             self.ways.own_name(),
             late.waited.as_millis(),
             self.ways.names(&late.peers),
             late.operation,
-            if late.is_replayed {
-                ", replayed by a graph"
-            } else {
-                ""
-            }
         );
+        if late.is_replayed {
+            text += ", replayed by a graph";
+        }
+        if let Some(first) = late.behind {
+            text += &format!(", behind {first}");
+        }
         Error::new(Code::RemoteError, text)
     }
 
@@ -302,6 +304,15 @@ impl Transport for NcclTransport {
 
     fn warm_up(&self, stream: Stream) -> Result<()> {
         self.warm_up_within(self.shared.timeout, stream)
+    }
+
+    fn end_late(&self, label: Label, waited: Duration) -> Option<Error> {
+        let shared = &self.shared;
+        let error = match shared.flights.late_on_host(label, waited) {
+            Ok(late) => shared.too_late(&late?),
+            Err(error) => shared.reported(error),
+        };
+        Some(shared.fail(error))
     }
 
     fn health(&self) -> Option<Error> {

@@ -148,6 +148,7 @@ impl Replays {
             peers: captured.peers.clone(),
             waited,
             is_replayed: true,
+            behind: None,
         });
         self.first = Some(First { place, began, seen });
         late

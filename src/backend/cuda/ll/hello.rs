@@ -25,7 +25,7 @@ use crate::model::tensor::DevPtr;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Of a word.
 const BYTES: usize = size_of::<LlHello>();
@@ -92,10 +92,6 @@ impl HelloMemory {
     }
 
     fn exchange(&self, network: &LlNetwork, handle: u32, at: &StreamScope) -> Result<()> {
-        let label = Label {
-            what: "LL handle",
-            number: u64::from(handle),
-        };
         let message = |peer, index| Message {
             peer,
             data: self.at(index),
@@ -104,7 +100,7 @@ impl HelloMemory {
         let sources = network.sources();
         let others = sources.iter().enumerate().skip(1);
         network.exchange(
-            label,
+            label(handle),
             |gateways, sends, receives| {
                 sends.extend(gateways.iter().map(|&peer| message(peer, 0)));
                 receives.extend(others.map(|(index, &peer)| message(peer, index)));
@@ -115,6 +111,34 @@ impl HelloMemory {
         Ok(())
     }
 
+    /// Waits until the sources' words about handle `handle` are here.
+    ///
+    /// They are an operation of the network, whose deadline comes first if it runs at all. It runs behind all that the
+    /// group has enqueued there before, and so perhaps behind a stream that does not come to its part. Then no time
+    /// counts there, and the limit here ends the network.
+    fn wait_until_arrived(
+        &self,
+        (context, network): (&GroupContext, &LlNetwork),
+        handle: u32,
+    ) -> Result<()> {
+        let transport = network.transport()?;
+        let limit = 2 * context.faults.timeout();
+        let start = Instant::now();
+        while !self.arrived.lock().is_over()? {
+            if let Some(fault) = transport.health().or_else(|| context.faults.first()) {
+                return Err(fault);
+            }
+            let waited = start.elapsed();
+            if waited > limit
+                && let Some(fault) = transport.end_late(label(handle), waited)
+            {
+                return Err(fault);
+            }
+            std::thread::sleep(PAUSE);
+        }
+        transport.health().map_or(Ok(()), Err)
+    }
+
     /// Waits for what the sources say about handle `handle`, and checks it.
     pub fn wait(
         &self,
@@ -122,17 +146,7 @@ impl HelloMemory {
         handle: u32,
         routing: &Routing,
     ) -> Result<SourceTokens> {
-        let transport = network.transport()?;
-        // The network's deadline ends the wait.
-        while !self.arrived.lock().is_over()? {
-            if let Some(fault) = transport.health().or_else(|| context.faults.first()) {
-                return Err(fault);
-            }
-            std::thread::sleep(PAUSE);
-        }
-        if let Some(fault) = transport.health() {
-            return Err(fault);
-        }
+        self.wait_until_arrived((context, network), handle)?;
         let sources = network.sources().iter().enumerate().skip(1);
         let mut of = Vec::new();
         for (index, &rank) in sources {
@@ -145,6 +159,14 @@ impl HelloMemory {
         }
         let most = number(of.iter().copied().max().unwrap_or(0))?;
         Ok(SourceTokens { of, most })
+    }
+}
+
+/// What the exchange of what ranks say about handle `handle` is for.
+fn label(handle: u32) -> Label {
+    Label {
+        what: "LL handle",
+        number: u64::from(handle),
     }
 }
 

@@ -233,7 +233,10 @@ static void hold_up_a_new_handle(const EpEnv* env, bool alone) {
     set_timeout_ms(kTimeoutMs);
     ep_barrier();
     open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
+    // Four operations: both phases of a staged one are one.
     check_works(&session);
+    for (unsigned i = 0; i < 2; ++i) call_staged(&session, kDispatch, true);
+    ep_sync(env);
     Session late = session;
     const bool is_held = !alone || is_odd(env);
     atomic_bool gate;
@@ -249,7 +252,7 @@ static void hold_up_a_new_handle(const EpEnv* env, bool alone) {
     EP_CHECK(result == ncclRemoteError || (!is_held && result == ncclSuccess));
     const bool knows = fits(ep_last_error(),
                             "ncclEpDispatch: deadline passed: rank * waited * ms for rank * in network "
-                            "operation *, LL handle 2, behind network operation *, LL dispatch *");
+                            "operation *, LL handle 2, behind network operation *, LL dispatch 5");
     EP_CHECK(alone || on_some_rank(knows));
     expect_failure(&session, 0.002 * kTimeoutMs + 1.0);
     EP_CHECK(seconds() - start <= 0.002 * kTimeoutMs + 1.0);

@@ -10,11 +10,7 @@ use crate::error::Result;
 use crate::model::ops::{LlDispatch, Routing, RowType};
 use crate::model::tensor::DevPtr;
 
-/// What is said of an exchange in texts of failures.
-const DISPATCH: &str = "LL dispatch";
-const COMBINE: &str = "LL combine";
-
-/// The exchanges of one operation.
+/// The exchanges of one operation, each with the label of that operation.
 pub struct Exchanges<'a> {
     network: &'a LlNetwork,
     memory: &'a ChannelMemory,
@@ -23,8 +19,6 @@ pub struct Exchanges<'a> {
     top_k: usize,
     /// The tokens of its sources from 1 on.
     source_tokens: &'a [usize],
-    /// For texts.
-    number: u64,
 }
 
 impl<'a> Exchanges<'a> {
@@ -40,7 +34,6 @@ impl<'a> Exchanges<'a> {
             tokens: routing.tokens,
             top_k: routing.top_k,
             source_tokens,
-            number: network.count(),
         })
     }
 
@@ -60,18 +53,18 @@ impl<'a> Exchanges<'a> {
     }
 
     /// This rank's rows and ids go to the gateways, those of its sources come here.
-    pub fn send_rows(&self, op: &LlDispatch, at: &StreamScope) -> Result<()> {
+    pub fn send_rows(&self, label: Label, op: &LlDispatch, at: &StreamScope) -> Result<()> {
         let bytes = self.dispatched_bytes(op);
-        self.send_there(DISPATCH, &self.rows(), bytes, at)
+        self.send_there(label, &self.rows(), bytes, at)
     }
 
     /// This rank's weights go to the gateways, those of its sources come here.
-    pub fn send_weights(&self, at: &StreamScope) -> Result<()> {
-        self.send_there(COMBINE, &self.weights(), self.weight_bytes(), at)
+    pub fn send_weights(&self, label: Label, at: &StreamScope) -> Result<()> {
+        self.send_there(label, &self.weights(), self.weight_bytes(), at)
     }
 
     /// The sums of this node go to the sources, those of the gateways' nodes come here.
-    pub fn send_sums(&self, row: RowType, at: &StreamScope) -> Result<()> {
+    pub fn send_sums(&self, label: Label, row: RowType, at: &StreamScope) -> Result<()> {
         let leg = &self.sums();
         let fill = |gateways: &[usize], sends: &mut Vec<Message>, receives: &mut Vec<Message>| {
             sends.extend(self.of_sources((leg.sends, leg.stride), row.bytes()));
@@ -81,7 +74,7 @@ impl<'a> Exchanges<'a> {
                 message(peer, data, self.tokens, row.bytes())
             }));
         };
-        self.exchange(COMBINE, fill, at)
+        self.network.exchange(label, fill, at.stream)
     }
 
     /// Of a token, in a dispatch.
@@ -108,30 +101,11 @@ impl<'a> Exchanges<'a> {
     }
 
     /// This rank's message in `leg` goes to the gateways, those of its sources come here.
-    fn send_there(
-        &self,
-        what: &'static str,
-        leg: &Leg,
-        bytes: usize,
-        at: &StreamScope,
-    ) -> Result<()> {
+    fn send_there(&self, label: Label, leg: &Leg, bytes: usize, at: &StreamScope) -> Result<()> {
         let fill = |gateways: &[usize], sends: &mut Vec<Message>, receives: &mut Vec<Message>| {
             let own = |&peer| message(peer, leg.sends, self.tokens, bytes);
             sends.extend(gateways.iter().map(own));
             receives.extend(self.of_sources((leg.receives, leg.stride), bytes));
-        };
-        self.exchange(what, fill, at)
-    }
-
-    fn exchange(
-        &self,
-        what: &'static str,
-        fill: impl FnOnce(&[usize], &mut Vec<Message>, &mut Vec<Message>),
-        at: &StreamScope,
-    ) -> Result<()> {
-        let label = Label {
-            what,
-            number: self.number,
         };
         self.network.exchange(label, fill, at.stream)
     }

@@ -14,7 +14,7 @@ use crate::backend::cuda::sizes::number;
 use crate::backend::transport::{Label, Message, Transport};
 use crate::error::{Error, Result};
 use crate::model::group::GroupFacts;
-use crate::model::ops::Stream;
+use crate::model::ops::{LlOp, Stream};
 use crate::model::tensor::DevPtr;
 use crate::model::topology::Topology;
 use parking_lot::Mutex;
@@ -28,6 +28,7 @@ pub struct LlNetwork {
     channels: Vec<ChannelMemory>,
     /// Messages of the operation that is being enqueued, kept for their memory.
     messages: Mutex<Messages>,
+    /// How many were enqueued.
     operations: AtomicU64,
     max_tokens: usize,
     /// Runs what staged operations send over the network, behind the caller's streams.
@@ -135,9 +136,15 @@ impl LlNetwork {
         })
     }
 
-    /// The number of the next operation, for texts.
-    pub fn count(&self) -> u64 {
-        self.operations.fetch_add(1, Ordering::Relaxed)
+    /// The name of `op`, in its turn among the group's operations: each takes one, when nothing refuses it any more.
+    pub fn label(&self, op: &LlOp) -> Label {
+        Label {
+            what: match op {
+                LlOp::Dispatch(_) => "LL dispatch",
+                LlOp::Combine(_) => "LL combine",
+            },
+            number: self.operations.fetch_add(1, Ordering::Relaxed) + 1,
+        }
     }
 
     /// Enqueues an exchange on `stream`: `fill` is given the gateways and the lists of what is sent and received.

@@ -28,6 +28,7 @@ use crate::backend::cuda::params::ll::{
 };
 use crate::backend::cuda::scaled_rows::ScalesWord;
 use crate::backend::cuda::sizes::number;
+use crate::backend::transport::Label;
 use crate::error::Result;
 use crate::model::ops::{LlCombine, LlDispatch, LlOp, Routing};
 
@@ -57,20 +58,21 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
         })
     }
 
-    /// Enqueues a whole operation.
+    /// Enqueues a whole operation, in its turn.
     pub fn run(&self, op: &LlOp, at: &StreamScope) -> Result<()> {
+        let label = self.network.label(op);
         match op {
             LlOp::Dispatch(op) => {
                 self.launch_pack(op, at)?;
-                self.exchanges.send_rows(op, at)?;
+                self.exchanges.send_rows(label, op, at)?;
                 let all = LL_PHASE_SEND | LL_PHASE_RELAY | LL_PHASE_RECEIVE;
                 self.launch_dispatch(op, all, at)
             }
             LlOp::Combine(op) => {
                 self.launch_gates(op, at)?;
-                self.exchanges.send_weights(at)?;
+                self.exchanges.send_weights(label, at)?;
                 self.launch_combine(op, LL_PHASE_SEND | LL_PHASE_RELAY, at)?;
-                self.exchanges.send_sums(op.row, at)?;
+                self.exchanges.send_sums(label, op.row, at)?;
                 self.launch_combine(op, LL_PHASE_RECEIVE, at)
             }
         }
@@ -88,9 +90,10 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
         // What refuses comes before the first launch: half an operation would stay in a graph.
         let background = &self.network.background_of(at)?;
         let in_background = self.network.background_order.begin(background)?;
+        let label = self.network.label(op);
         let enqueued = match op {
-            LlOp::Dispatch(op) => self.send_dispatch(op, at, background),
-            LlOp::Combine(op) => self.send_combine(op, at, background),
+            LlOp::Dispatch(op) => self.send_dispatch(label, op, at, background),
+            LlOp::Combine(op) => self.send_combine(label, op, at, background),
         };
         if enqueued.is_err() {
             // No receive phase will follow the background, and a capture must not end with a stream apart.
@@ -106,6 +109,7 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
 
     fn send_dispatch(
         &self,
+        label: Label,
         op: &LlDispatch,
         at: &StreamScope,
         background: &StreamScope,
@@ -113,24 +117,25 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
         self.launch_pack(op, at)?;
         self.launch_dispatch(op, LL_PHASE_SEND, at)?;
         self.join(at, background)?;
-        self.exchanges.send_rows(op, background)?;
+        self.exchanges.send_rows(label, op, background)?;
         self.launch_dispatch(op, LL_PHASE_RELAY, background)
     }
 
     fn send_combine(
         &self,
+        label: Label,
         op: &LlCombine,
         at: &StreamScope,
         background: &StreamScope,
     ) -> Result<()> {
         self.launch_gates(op, at)?;
         self.join(at, background)?;
-        self.exchanges.send_weights(background)?;
+        self.exchanges.send_weights(label, background)?;
         self.join(background, at)?;
         self.launch_combine(op, LL_PHASE_SEND, at)?;
         self.join(at, background)?;
         self.launch_combine(op, LL_PHASE_RELAY, background)?;
-        self.exchanges.send_sums(op.row, background)
+        self.exchanges.send_sums(label, op.row, background)
     }
 
     /// Makes `to` wait for what `from` has been given.
@@ -138,7 +143,7 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
         self.network.join.lock().join(from.stream, to.stream)
     }
 
-    /// Enqueues the receive phase of a staged operation.
+    /// Enqueues the receive phase of a staged operation, which has nothing on the network.
     pub fn receive(&self, op: &LlOp, at: &StreamScope) -> Result<()> {
         match op {
             LlOp::Dispatch(op) => self.launch_dispatch(op, LL_PHASE_RECEIVE, at),

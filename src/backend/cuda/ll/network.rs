@@ -113,9 +113,13 @@ impl LlNetwork {
         self.max_tokens
     }
 
-    /// The group's part of what kernels need, and where messages lie: `sums`, which go where rows of sources came from,
-    /// and `weights`. The handle's part is missing.
-    pub fn nodes(&self, sums: &Leg, weights: &Leg) -> Result<LlNodes> {
+    /// What kernels need of the network: where messages lie, `sums`, which go where rows of sources came from, and
+    /// `weights`; and the number of the handle and the most tokens of a source.
+    pub fn nodes(
+        &self,
+        (sums, weights): (&Leg, &Leg),
+        (handle, most_tokens): (u32, u32),
+    ) -> Result<LlNodes> {
         let tables = &self.tables;
         Ok(LlNodes {
             of_rank: tables.of_rank.0 as *const LlRankOnNode,
@@ -130,8 +134,8 @@ impl LlNetwork {
             ranks: number(self.network.topology().ranks())?,
             rank: number(self.network.rank())?,
             sources: number(self.sources().len())?,
-            most_tokens: 0,
-            handle: 0,
+            most_tokens,
+            handle,
             other_nodes: number(self.network.topology().nodes() - 1)?,
         })
     }

@@ -14,6 +14,7 @@ use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::kernels::{self, Kernel};
 use crate::backend::cuda::ll::exchanges::Exchanges;
 use crate::backend::cuda::ll::grid::Grid;
+use crate::backend::cuda::ll::handle_plan::DispatchGrid;
 use crate::backend::cuda::ll::hello::SourceTokens;
 use crate::backend::cuda::ll::local_handle::LocalHandle;
 use crate::backend::cuda::ll::messages::HEAD_BYTES;
@@ -61,19 +62,21 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
     /// Enqueues a whole operation, in its turn.
     pub fn run(&self, op: &LlOp, at: &StreamScope) -> Result<()> {
         let label = self.network.label(op);
+        let plan = self.handle.plan();
         match op {
             LlOp::Dispatch(op) => {
                 self.launch_pack(op, at)?;
                 self.exchanges.send_rows(label, op, at)?;
                 let all = LL_PHASE_SEND | LL_PHASE_RELAY | LL_PHASE_RECEIVE;
-                self.launch_dispatch(op, all, at)
+                self.launch_dispatch(op, (all, &plan.dispatch), at)
             }
             LlOp::Combine(op) => {
                 self.launch_gates(op, at)?;
                 self.exchanges.send_weights(label, at)?;
-                self.launch_combine(op, LL_PHASE_SEND | LL_PHASE_RELAY, at)?;
+                let to_homes = LL_PHASE_SEND | LL_PHASE_RELAY;
+                self.launch_combine(op, (to_homes, &plan.combine), at)?;
                 self.exchanges.send_sums(label, op.row, at)?;
-                self.launch_combine(op, LL_PHASE_RECEIVE, at)
+                self.launch_combine(op, (LL_PHASE_RECEIVE, &plan.combine), at)
             }
         }
     }
@@ -114,11 +117,15 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
         at: &StreamScope,
         background: &StreamScope,
     ) -> Result<()> {
+        let plan = self.handle.plan();
         self.launch_pack(op, at)?;
-        self.launch_dispatch(op, LL_PHASE_SEND, at)?;
+        self.launch_dispatch(op, (LL_PHASE_SEND, &plan.dispatch), at)?;
         self.join(at, background)?;
         self.exchanges.send_rows(label, op, background)?;
-        self.launch_dispatch(op, LL_PHASE_RELAY, background)
+        match self.carries_others() {
+            true => self.launch_dispatch(op, (LL_PHASE_RELAY, &plan.relay_dispatch), background),
+            false => Ok(()),
+        }
     }
 
     fn send_combine(
@@ -128,13 +135,16 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
         at: &StreamScope,
         background: &StreamScope,
     ) -> Result<()> {
+        let plan = self.handle.plan();
         self.launch_gates(op, at)?;
         self.join(at, background)?;
         self.exchanges.send_weights(label, background)?;
         self.join(background, at)?;
-        self.launch_combine(op, LL_PHASE_SEND, at)?;
+        self.launch_combine(op, (LL_PHASE_SEND, &plan.combine), at)?;
         self.join(at, background)?;
-        self.launch_combine(op, LL_PHASE_RELAY, background)?;
+        if self.carries_others() {
+            self.launch_combine(op, (LL_PHASE_RELAY, &plan.relay_combine), background)?;
+        }
         self.exchanges.send_sums(label, op.row, background)
     }
 
@@ -145,49 +155,43 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
 
     /// Enqueues the receive phase of a staged operation, which has nothing on the network.
     pub fn receive(&self, op: &LlOp, at: &StreamScope) -> Result<()> {
+        let plan = self.handle.plan();
         match op {
-            LlOp::Dispatch(op) => self.launch_dispatch(op, LL_PHASE_RECEIVE, at),
-            LlOp::Combine(op) => self.launch_combine(op, LL_PHASE_RECEIVE, at),
+            LlOp::Dispatch(op) => self.launch_dispatch(op, (LL_PHASE_RECEIVE, &plan.dispatch), at),
+            LlOp::Combine(op) => self.launch_combine(op, (LL_PHASE_RECEIVE, &plan.combine), at),
         }
     }
 
     fn nodes(&self) -> Result<LlNodes> {
         let (sums, weights) = (self.exchanges.sums(), self.exchanges.weights());
-        Ok(LlNodes {
-            most_tokens: self.tokens.most,
-            handle: self.handle.number(),
-            ..self.network.nodes(&sums, &weights)?
-        })
+        let of_handle = (self.handle.number(), self.tokens.most);
+        self.network.nodes((&sums, &weights), of_handle)
     }
 
-    /// The part of the operation that a launch of `phases` runs, and its grid among `whole` and `relay`: what runs in
-    /// the background takes few blocks.
-    fn part<G: Copy>(&self, phases: u32, (whole, relay): (&G, &G)) -> (Part, G) {
-        let part = Part {
+    /// The part of the operation that a launch of `phases` runs.
+    fn part(&self, phases: u32) -> Part {
+        Part {
             phases,
             ..self.part
-        };
-        match phases == LL_PHASE_RELAY {
-            true => (part, *relay),
-            false => (part, *whole),
         }
     }
 
-    /// Whether this rank carries no other, and so has nothing to relay.
-    fn is_relay_empty(&self, phases: u32) -> bool {
-        phases == LL_PHASE_RELAY && self.tokens.of.is_empty()
+    /// Whether this rank carries others, and so has something to relay.
+    fn carries_others(&self) -> bool {
+        !self.tokens.of.is_empty()
     }
 
-    fn launch_dispatch(&self, op: &LlDispatch, phases: u32, at: &StreamScope) -> Result<()> {
-        if self.is_relay_empty(phases) {
-            return Ok(());
-        }
-        let plan = self.handle.plan();
-        let (part, grid) = self.part(phases, (&plan.dispatch, &plan.relay_dispatch));
+    fn launch_dispatch(
+        &self,
+        op: &LlDispatch,
+        (phases, grid): (u32, &DispatchGrid),
+        at: &StreamScope,
+    ) -> Result<()> {
+        let part = self.part(phases);
         let nodes = self.nodes()?;
         let module = &self.handle.context().module;
         if let Some(scaled) = &op.scaled {
-            let (mut dispatch, rows) = scaled::params(self.handle, (op, scaled), &grid, part)?;
+            let (mut dispatch, rows) = scaled::params(self.handle, (op, scaled), grid, part)?;
             // Packed for the network, they are as the kernel sends them.
             dispatch.tokens = (self.exchanges.rows().sends.0 + HEAD_BYTES) as *const u8;
             let params = LlScaledDispatchNodesParams {
@@ -197,7 +201,7 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
             };
             return module.launch(Kernel::LlDispatchNodesScaled, grid.launch, &params, at);
         }
-        let dispatch = self.handle.dispatch_params(op, &grid, part);
+        let dispatch = self.handle.dispatch_params(op, grid, part);
         let params = LlDispatchNodesParams { dispatch, nodes };
         module.launch(Kernel::LlDispatchNodes, grid.launch, &params, at)
     }
@@ -214,13 +218,13 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
         })
     }
 
-    fn launch_combine(&self, op: &LlCombine, phases: u32, at: &StreamScope) -> Result<()> {
-        if self.is_relay_empty(phases) {
-            return Ok(());
-        }
-        let plan = self.handle.plan();
-        let (part, grid) = self.part(phases, (&plan.combine, &plan.relay_combine));
-        let params = self.combine_params(op, &grid, part)?;
+    fn launch_combine(
+        &self,
+        op: &LlCombine,
+        (phases, grid): (u32, &Grid),
+        at: &StreamScope,
+    ) -> Result<()> {
+        let params = self.combine_params(op, grid, self.part(phases))?;
         let kernel = kernels::for_rows::<LlCombineNodesParams>(op.row.dtype)?;
         let module = &self.handle.context().module;
         module.launch(kernel, grid.launch_shape(0), &params, at)

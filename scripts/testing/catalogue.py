@@ -32,8 +32,9 @@ def all_steps(places: Places) -> list[Step]:
                              str(places.target / "c" / "host" / "example_high_throughput")),
              counts.closing_line, ("build/programs",),
              environment=(("NCCLEP_HOSTSIM_WITH_GPU", "1"),)),
+        # It starts some sixty programs one after the other, each of which sleeps until its ranks have met.
         Step("bench/self-test", ("python3", "bench/selftest.py"), counts.closing_line,
-             ("build/programs",), environment=(("NCCLEP_HOSTSIM_WITH_GPU", "1"),)),
+             ("build/programs",), cores=0, environment=(("NCCLEP_HOSTSIM_WITH_GPU", "1"),)),
         *python_steps.host_steps(places),
         *programs.sanitizer_steps(places),
     ]

@@ -223,14 +223,28 @@ void creation_is_lost_beside_a_group(DeathRank* self) {
     EP_CHECK_CUDA(cudaStreamDestroy(env->stream));
 }
 
+// A communicator on which a creation is to be lost, and a stream for that.
+static void make_lost(const EpEnv* env, ncclComm_t* lost, cudaStream_t* stream) {
+    EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking));
+    EP_REQUIRE_NCCL(ncclCommSplit(env->comm, 0, env->rank, lost, NULL));
+}
+
+static void end_with_lost(DeathRank* self, Work* work, ncclComm_t lost, cudaStream_t stream) {
+    abort_lost(lost, stream);
+    ll_run_close(&work->run);
+    expect_context_usable(self);
+    EP_CHECK_NCCL(ncclCommAbort(self->env.comm));
+    EP_CHECK_CUDA(cudaStreamDestroy(stream));
+    EP_CHECK_CUDA(cudaStreamDestroy(self->env.stream));
+}
+
 // A group fails, and the creation that is to replace it is lost, too. While that is stuck, nothing that still ends of
 // the failed group may wait for the device: it would hold up this thread, and with it the abort that ends the wait.
 void creation_is_lost_after_a_failure(DeathRank* self) {
     EpEnv* env = &self->env;
     cudaStream_t lost_stream = NULL;
     ncclComm_t lost = NULL;
-    EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&lost_stream, cudaStreamNonBlocking));
-    EP_REQUIRE_NCCL(ncclCommSplit(env->comm, 0, env->rank, &lost, NULL));
+    make_lost(env, &lost, &lost_stream);
     Work failed;
     open_work(&failed, env, 1);
     connect_ranks(self, lost, lost_stream);
@@ -251,12 +265,7 @@ void creation_is_lost_after_a_failure(DeathRank* self) {
     check_in_time(self, start);
     meet(self, kAllKnow, env->size);
 
-    abort_lost(lost, lost_stream);
-    ll_run_close(&failed.run);
-    expect_context_usable(self);
-    EP_CHECK_NCCL(ncclCommAbort(env->comm));
-    EP_CHECK_CUDA(cudaStreamDestroy(lost_stream));
-    EP_CHECK_CUDA(cudaStreamDestroy(env->stream));
+    end_with_lost(self, &failed, lost, lost_stream);
 }
 
 // All ranks live, but the victim never joins a creation, behind which the others enqueue an operation of an earlier
@@ -265,8 +274,7 @@ void group_ends_behind_a_lost_creation(DeathRank* self) {
     EpEnv* env = &self->env;
     cudaStream_t lost_stream = NULL;
     ncclComm_t lost = NULL;
-    EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&lost_stream, cudaStreamNonBlocking));
-    EP_REQUIRE_NCCL(ncclCommSplit(env->comm, 0, env->rank, &lost, NULL));
+    make_lost(env, &lost, &lost_stream);
     Work work;
     open_work(&work, env, 1);
     connect_ranks(self, lost, lost_stream);
@@ -286,12 +294,7 @@ void group_ends_behind_a_lost_creation(DeathRank* self) {
     check_in_time(self, start);
     meet(self, kAllKnow, env->size);
 
-    abort_lost(lost, lost_stream);
-    ll_run_close(&work.run);
-    expect_context_usable(self);
-    EP_CHECK_NCCL(ncclCommAbort(env->comm));
-    EP_CHECK_CUDA(cudaStreamDestroy(lost_stream));
-    EP_CHECK_CUDA(cudaStreamDestroy(env->stream));
+    end_with_lost(self, &work, lost, lost_stream);
 }
 
 void creation_is_lost_while_memory_is_freed(DeathRank* self) {

@@ -58,11 +58,6 @@ impl Held {
         self.handle
     }
 
-    /// The number, which tells it from other contexts under the same handle.
-    pub fn number(&self) -> u64 {
-        self.number
-    }
-
     /// The context's identity.
     pub fn id(&self) -> ContextId {
         (self.handle, self.number)

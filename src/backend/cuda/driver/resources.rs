@@ -7,7 +7,7 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver;
-use crate::backend::cuda::driver::held::{ContextHandle, Held};
+use crate::backend::cuda::driver::held::{ContextId, Held};
 use crate::backend::cuda::driver::kernel_image::{self, Functions};
 use crate::error::Result;
 use crate::model::ops::Stream;
@@ -16,11 +16,11 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// The resources of the context that had a handle last, with its number. Locked while they are made,
-/// which waits for that context's device; so each handle has a lock of its own.
-type Place = Arc<Mutex<Option<(u64, Arc<DeviceResources>)>>>;
+/// The resources of one context. Locked while they are made, which waits for that context's device;
+/// so each context has a lock of its own.
+type Place = Arc<Mutex<Option<Arc<DeviceResources>>>>;
 
-static PLACES: Lazy<Mutex<HashMap<ContextHandle, Place>>> = Lazy::new(Mutex::default);
+static PLACES: Lazy<Mutex<HashMap<ContextId, Place>>> = Lazy::new(Mutex::default);
 
 /// The resources that one context's groups share.
 pub struct DeviceResources {
@@ -33,14 +33,11 @@ impl DeviceResources {
     /// loaded, the rest is made all the same, so that the other ranks can learn of it; the next
     /// group tries again.
     pub fn of(held: &Held) -> Result<Arc<Self>> {
-        let place = Arc::clone(PLACES.lock().entry(held.handle()).or_default());
+        let place = Arc::clone(PLACES.lock().entry(held.id()).or_default());
         let mut place = place.lock();
-        let known = place
-            .as_ref()
-            .filter(|(number, _)| *number == held.number());
-        let stream = match known {
-            Some((_, resources)) if resources.kernels.is_ok() => return Ok(Arc::clone(resources)),
-            Some((_, resources)) => Some(resources.stream),
+        let stream = match &*place {
+            Some(known) if known.kernels.is_ok() => return Ok(Arc::clone(known)),
+            Some(known) => Some(known.stream),
             None => None,
         };
         let _entered = held.enter()?;
@@ -48,7 +45,7 @@ impl DeviceResources {
             stream: stream.map_or_else(driver::create_stream, Ok)?,
             kernels: kernel_image::load(),
         });
-        *place = Some((held.number(), Arc::clone(&resources)));
+        *place = Some(Arc::clone(&resources));
         Ok(resources)
     }
 

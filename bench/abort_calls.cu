@@ -1,10 +1,10 @@
 // How a communicator of NCCL ends beside a collective that a rank never joins. ncclCommAbort frees memory, which
 // waits for all that is on the device; inside a group (ncclGroupStart) it only ends the operations, and frees when
-// the group is closed. src/backend/nccl/own.rs relies on that.
+// the group is closed. src/backend/nccl/own.rs relies on that. And when the other rank notices it.
 //
 //     nvcc -std=c++17 -arch=native -o abort_calls abort_calls.cu -lcuda -lnccl && ./abort_calls
 //
-// Needs two GPUs, which take themselves for two hosts.
+// Needs two GPUs, or one for both processes, which take themselves for two hosts.
 #include <nccl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -146,13 +146,42 @@ void abort_and_wait(const Comm& other, std::chrono::milliseconds pause) {
     std::printf("ncclGroupEnd %4d ms after ncclCommAbort, on an idle device  %.1f ms\n", int(pause.count()), since(start));
 }
 
-void run(int rank, int in, int out, int until) {
+// The other rank of abort_unnoticed: how long after the abort its waiting operation has ended or failed.
+void notice(const Comm& waiting, int begun) {
+    waiting.Enqueue(1);
+    char go;
+    if (read(begun, &go, 1) != 1) std::exit(1);
+    const auto start = Clock::now();
+    ncclResult_t state = ncclSuccess;
+    while (state == ncclSuccess && cudaStreamQuery(waiting.stream) == cudaErrorNotReady && since(start) < 8000) {
+        MUST(ncclCommGetAsyncError(waiting.comm, &state));
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    std::printf("%-58s %s after %.0f ms\n", "the other rank notices the abort:", ncclGetErrorString(state), since(start));
+}
+
+// Closes the group so long after the abort.
+void abort_unnoticed(const Comm& awaited, int tell) {
+    std::this_thread::sleep_for(kLongEnough);
+    MUST(ncclGroupStart());
+    MUST(ncclCommAbort(awaited.comm));
+    if (write(tell, "", 1) != 1) std::exit(1);
+    std::this_thread::sleep_for(std::chrono::seconds(4));
+    MUST(ncclGroupEnd());
+    std::printf("%-58s after 4000 ms\n", "ncclGroupEnd");
+    std::this_thread::sleep_for(kLongEnough);
+}
+
+void run(int rank, int in, int out, int until, int tell) {
     setenv("NCCL_HOSTID", rank == 0 ? "node0" : "node1", 1);
     setenv("NCCL_SOCKET_IFNAME", "lo", 0);
-    CHECK(cudaSetDevice(rank));
-    Comm comms[8];
+    int devices;
+    CHECK(cudaGetDeviceCount(&devices));
+    CHECK(cudaSetDevice(rank % devices));
+    Comm comms[9];
     for (Comm& comm : comms) comm = new_comm(rank, in, out);
     char over = 1;
+    if (rank == 1) notice(comms[8], until);
     if (rank == 1) {
         if (read(until, &over, 1) < 0) std::exit(1);
         _exit(0);
@@ -160,6 +189,7 @@ void run(int rank, int in, int out, int until) {
     int version;
     MUST(ncclGetVersion(&version));
     std::printf("NCCL %d; an operation that the other rank never joins is on the device, and another one\n", version);
+    abort_unnoticed(comms[8], tell);
     abort_in_group(comms[0], comms[1]);
     abort_alone(comms[2], comms[3]);
     int next = 4;
@@ -173,8 +203,8 @@ int main() {
     int ids[2], end[2];
     if (pipe(ids) != 0 || pipe(end) != 0) return 1;
     const pid_t child = fork();
-    if (child == 0) run(1, ids[0], -1, end[0]);
-    run(0, -1, ids[1], -1);
+    if (child == 0) run(1, ids[0], -1, end[0], -1);
+    run(0, -1, ids[1], -1, end[1]);
     const char over = 1;
     const bool written = write(end[1], &over, 1) == 1;
     waitpid(child, nullptr, 0);

@@ -70,8 +70,8 @@ static void close_group(LlPair* pair) {
     EP_CHECK_NCCL(ncclEpGroupDestroy(pair->group, pair->aside));
 }
 
-// As another group is busy, a thread of the library goes on to look for a quiet moment in which the network of the
-// group that has ended can be freed. That must not end a capture which the calls of all threads matter to.
+// As another group is busy, the network of the group that has ended cannot be freed yet. Whenever it is, NCCL's own
+// threads end a capture which the calls of all threads matter to. So that must not be before the busy group ends.
 void a_group_ends_beside_a_capture(EpEnv* env) {
     LlPair ending;
     LlPair busy;

@@ -16,6 +16,7 @@ use super::segment::MAX_RANKS;
 use super::split::{NO_COLOUR, split};
 use super::unique_id::{Rendezvous, ncclUniqueId};
 use crate::cuda::device;
+use crate::cuda::recording;
 
 /// How long after an abort memory is freed: NCCL's threads look for it from time to time.
 const NOTICED_AFTER: Duration = Duration::from_millis(50);
@@ -148,9 +149,13 @@ pub extern "C" fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t {
     })
 }
 
-/// NCCL frees a communicator's memory when no graph has any of its operations, and nothing runs on its device.
+/// NCCL frees a communicator's memory when no graph has any of its operations, and nothing runs on its device. Threads
+/// of its own free some of it, which captures forbid however the caller minds them.
 fn free_memory(gone: &Comm) -> Outcome<()> {
     gone.wait_for_graphs();
+    let own = std::thread::spawn(recording::refuse_unsafe_call);
+    // NCCL minds no refusal.
+    let _ = own.join();
     Ok(device::device(gone.device)?.come_to_rest()?)
 }
 

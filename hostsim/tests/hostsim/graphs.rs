@@ -36,6 +36,7 @@ fn replays() {
         "lanes_keep_their_order",
         "a_graph_owns_what_it_is_given",
         "rules_of_captures",
+        "the_end_of_a_communicator",
     ] {
         run(scenario, 1, &[]);
     }
@@ -309,6 +310,18 @@ fn whose_calls_count(captured: &Stream) {
         };
         assert_eq!(end(captured).0, valid);
     }
+}
+
+/// Captures that mind calls of other threads mind NCCL's own as it frees memory, however the caller minds captures.
+pub(crate) fn the_end_of_a_communicator() {
+    ncclEpHostsimAllowGraphs();
+    let me = Rank::from_environment();
+    let captured = Stream::with_flags(1);
+    begin(&captured, GLOBAL);
+    let before = exchange(RELAXED);
+    me.end();
+    exchange(before);
+    assert_eq!(end(&captured).0, INVALIDATED);
 }
 
 /// A ring of messages in a graph, with messages outside of it between the replays.

@@ -60,6 +60,10 @@ const SCENARIOS: &[(&str, fn())] = &[
         graphs::a_graph_owns_what_it_is_given,
     ),
     ("rules_of_captures", graphs::rules_of_captures),
+    (
+        "the_end_of_a_communicator",
+        graphs::the_end_of_a_communicator,
+    ),
     ("messages_in_graphs", graphs::messages_in_graphs),
 ];
 

@@ -1,11 +1,15 @@
-//! The end of a transport's communicator, at a quiet moment of the device: NCCL frees memory there, which waits for all
-//! that runs on the device and holds up every launch meanwhile. So the device is kept quiet until NCCL has done so. The
-//! operations of a communicator that has failed end before that.
+//! The end of a transport's communicator, at a quiet moment of the device, in a call that begins or ends a group.
 //!
-//! A communicator that a graph has ends later: NCCL would wait for the graph, and then free memory at whatever moment.
-//! It is kept until a transport begins or ends after the graph is gone, in a call that may wait for the device; one that
-//! has failed, until a quiet moment after the graph. One whose ranks on this node end it later ends inside NCCL at a
-//! moment of NCCL's.
+//! NCCL frees memory there, which waits for all that runs on the device and holds up every launch meanwhile. So the
+//! device is kept quiet until NCCL has done so. NCCL's own threads free some of it, which ends any capture in the global
+//! mode (`bench/end_beside_capture.cu`). So no thread of this library chooses the moment: a communicator that cannot end
+//! with its group, because no moment is quiet, or because a graph has it, is kept until a call that finds it free. NCCL
+//! would wait for the graph, and then free memory at whatever moment.
+//!
+//! One that has failed is another matter. Its operations end at once, and a thread frees it at the next quiet moment
+//! after its graphs, as other nodes may notice only then (`bench/abort_calls.cu`).
+//!
+//! One whose ranks on this node end it much later ends inside NCCL at a moment of NCCL's.
 #![forbid(unsafe_code)]
 
 use crate::backend::DeviceMemory;
@@ -18,26 +22,120 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-/// How long the end of a group waits for a quiet moment: other groups may always have operations under way.
+/// How long a call waits for a quiet moment: other groups may always have operations under way.
 const PATIENCE: Duration = Duration::from_millis(100);
 /// How long the device is kept quiet while NCCL frees memory, which takes 50 to 500 ms. There is a limit because NCCL may
 /// wait for other ranks of the node first, and they may wait for this one in another group.
 const MOST_AT_REST: Duration = Duration::from_secs(5);
-/// How long a call may take to destroy communicators that graphs had: the ranks of a node may not agree on when these
-/// were gone, and NCCL may wait for all of them.
-pub const AFTER_GRAPHS: Duration = Duration::from_secs(2);
+/// How long a call may take to free communicators that were kept: the ranks of a node may not agree on which ones can
+/// be, and NCCL may wait for all of them.
+pub const FOR_KEPT: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(1);
 const LONG_PAUSE: Duration = Duration::from_millis(20);
 /// After how long NCCL's threads have noticed an abort. Until then, freeing the communicator takes as long.
 const NOTICED_AFTER: Duration = Duration::from_secs(1);
 
-/// Communicators whose transports have ended before graphs that have them.
-static KEPT: Mutex<Vec<Kept>> = Mutex::new(Vec::new());
+/// Communicators that have outlived their groups.
+static KEPT: Mutex<Vec<Ending>> = Mutex::new(Vec::new());
 
-struct Kept {
+/// A communicator that nobody uses any more, but for graphs.
+pub struct Ending {
     comm: Arc<OwnCommunicator>,
     memory: Arc<dyn DeviceMemory>,
     in_graphs: InGraphs,
+}
+
+impl Ending {
+    /// `comm`, whose operations outside of graphs are over or are to be, on the device that has `memory`.
+    pub fn new(
+        comm: Arc<OwnCommunicator>,
+        memory: Arc<dyn DeviceMemory>,
+        in_graphs: InGraphs,
+    ) -> Self {
+        Self {
+            comm,
+            memory,
+            in_graphs,
+        }
+    }
+
+    /// Destroys it, now or, if it cannot be, in the [`end_kept`] that finds it free. Returns when that is done, or after
+    /// half of `limit`; then NCCL waits for other ranks.
+    pub fn end(self, limit: Duration) {
+        let start = Instant::now();
+        if (self.in_graphs)() || !self.ends_before(start + PATIENCE, limit) {
+            KEPT.lock().push(self);
+        }
+    }
+
+    /// Ends its operations at once, wherever they are, and returns. Then frees it, in a thread that waits for the right
+    /// moment, for ever if need be.
+    pub fn abort(self, limit: Duration) {
+        drop(detached::start(move || self.free_aborted(limit)));
+    }
+
+    fn free_aborted(&self, limit: Duration) {
+        let (go, wait) = channel();
+        let own = Arc::clone(&self.comm);
+        if detached::start(move || own.abort(|| wait.recv().is_ok())).is_err() {
+            return self.comm.abort(|| true);
+        }
+        std::thread::sleep(NOTICED_AFTER);
+        let mut free = || {
+            // Nobody listens if it has ended otherwise.
+            if go.send(()).is_ok() {
+                self.comm.wait_for_end(at_rest(limit));
+            }
+        };
+        while (self.in_graphs)() || self.memory.attempt(&mut free) == Attempt::Busy {
+            std::thread::sleep(LONG_PAUSE);
+        }
+    }
+
+    /// Ends it at the first quiet moment before `latest`, and says whether there was one.
+    fn ends_before(&self, latest: Instant, limit: Duration) -> bool {
+        while self.attempt(limit) == Attempt::Busy {
+            if Instant::now() >= latest {
+                return false;
+            }
+            std::thread::sleep(PAUSE);
+        }
+        true
+    }
+
+    /// Begins the end if the device is quiet, and keeps it so until the end.
+    fn attempt(&self, limit: Duration) -> Attempt {
+        let attempt = self.memory.attempt(&mut || {
+            let own = Arc::clone(&self.comm);
+            match detached::start(move || own.destroy()) {
+                Ok(()) => drop(self.comm.wait_for_end(at_rest(limit))),
+                Err(_) => self.comm.destroy(),
+            }
+        });
+        if attempt == Attempt::Gone {
+            self.comm.abandon();
+        }
+        attempt
+    }
+}
+
+/// For how long the device is kept quiet at most, where a wait for other ranks may take `limit`: theirs for this one
+/// must not take as long because of it.
+fn at_rest(limit: Duration) -> Duration {
+    MOST_AT_REST.min(limit / 2)
+}
+
+/// Destroys the communicators that were kept and can be, as many as it can within [`FOR_KEPT`].
+pub fn end_kept() {
+    let start = Instant::now();
+    let is_free = |kept: &mut Ending| !(kept.in_graphs)();
+    let free: Vec<Ending> = KEPT.lock().extract_if(.., is_free).collect();
+    for ending in free {
+        let left = FOR_KEPT.saturating_sub(start.elapsed());
+        if left.is_zero() || !ending.ends_before(start + PATIENCE, left) {
+            KEPT.lock().push(ending);
+        }
+    }
 }
 
 /// A communicator that no transport has taken yet. If none does, it ends.
@@ -68,103 +166,9 @@ impl Drop for Untaken {
     fn drop(&mut self) {
         if !self.is_taken {
             let (comm, memory) = (Arc::clone(&self.comm), Arc::clone(&self.memory));
-            drop(detached::start(move || {
-                let never: InGraphs = Box::new(|| false);
-                abort(&comm, &*memory, &never, MOST_AT_REST);
-            }));
+            Ending::new(comm, memory, Box::new(|| false)).abort(MOST_AT_REST);
         }
     }
-}
-
-/// Destroys `comm`, whose operations are over. Returns when that is done, after `limit`, or when no moment was quiet
-/// for a while; then a thread waits for one.
-pub fn end(comm: Arc<OwnCommunicator>, memory: Arc<dyn DeviceMemory>, limit: Duration) {
-    let start = Instant::now();
-    while start.elapsed() < PATIENCE {
-        match attempt(&comm, &*memory, limit) {
-            Attempt::Busy => std::thread::sleep(PAUSE),
-            Attempt::Gone => return,
-            Attempt::Done => {
-                comm.wait_for_end(limit.saturating_sub(start.elapsed()));
-                return;
-            }
-        }
-    }
-    let later = move || {
-        while attempt(&comm, &*memory, limit) == Attempt::Busy {
-            std::thread::sleep(LONG_PAUSE);
-        }
-    };
-    drop(detached::start(later));
-}
-
-/// Keeps `comm`, of which graphs have operations, until [`end_kept`] finds them gone.
-pub fn keep(comm: Arc<OwnCommunicator>, memory: Arc<dyn DeviceMemory>, in_graphs: InGraphs) {
-    let kept = Kept {
-        comm,
-        memory,
-        in_graphs,
-    };
-    KEPT.lock().push(kept);
-}
-
-/// Destroys the communicators that were kept for graphs which are gone, as many as it can within [`AFTER_GRAPHS`].
-pub fn end_kept() {
-    let start = Instant::now();
-    let is_free = |kept: &mut Kept| !(kept.in_graphs)();
-    while let Some(left) = AFTER_GRAPHS.checked_sub(start.elapsed()) {
-        let free = KEPT.lock().extract_if(.., is_free).next();
-        let Some(Kept { comm, memory, .. }) = free else {
-            break;
-        };
-        end(comm, memory, left);
-    }
-}
-
-/// Ends the operations of `comm` at once, wherever they are. Frees it at a quiet moment, when no graph has any of them,
-/// and waits for that, for ever if need be. Nobody shall wait for other ranks longer than `limit`.
-pub fn abort(
-    comm: &Arc<OwnCommunicator>,
-    memory: &dyn DeviceMemory,
-    in_graphs: &InGraphs,
-    limit: Duration,
-) {
-    let (go, wait) = channel();
-    let own = Arc::clone(comm);
-    if detached::start(move || own.abort(|| wait.recv().is_ok())).is_err() {
-        return comm.abort(|| true);
-    }
-    std::thread::sleep(NOTICED_AFTER);
-    let mut free = || {
-        // Nobody listens if it has ended otherwise.
-        if go.send(()).is_ok() {
-            comm.wait_for_end(at_rest(limit));
-        }
-    };
-    while in_graphs() || memory.attempt(&mut free) == Attempt::Busy {
-        std::thread::sleep(LONG_PAUSE);
-    }
-}
-
-/// Begins the end if the device is quiet, and keeps it so until the end.
-fn attempt(comm: &Arc<OwnCommunicator>, memory: &dyn DeviceMemory, limit: Duration) -> Attempt {
-    let attempt = memory.attempt(&mut || {
-        let own = Arc::clone(comm);
-        match detached::start(move || own.destroy()) {
-            Ok(()) => drop(comm.wait_for_end(at_rest(limit))),
-            Err(_) => comm.destroy(),
-        }
-    });
-    if attempt == Attempt::Gone {
-        comm.abandon();
-    }
-    attempt
-}
-
-/// For how long the device is kept quiet at most, where a wait for other ranks may take `limit`: theirs for this one
-/// must not take as long because of it.
-fn at_rest(limit: Duration) -> Duration {
-    MOST_AT_REST.min(limit / 2)
 }
 
 #[cfg(test)]
@@ -177,17 +181,35 @@ mod tests {
 
     const MINUTE: Duration = Duration::from_secs(60);
 
+    fn new(device: &Device) -> (Arc<OwnCommunicator>, Ending) {
+        let comm = Arc::new(third_of_three(0));
+        let graphs = device.clone();
+        let in_graphs = Box::new(move || graphs.are_in_graphs());
+        let ending = Ending::new(Arc::clone(&comm), Arc::new(device.clone()), in_graphs);
+        (comm, ending)
+    }
+
     /// A communicator whose group has ended on a device where work for quiet moments fares so.
     fn ended(attempt: Attempt) -> (Arc<OwnCommunicator>, Device) {
-        let (comm, device) = (Arc::new(third_of_three(0)), Device::default());
+        let device = Device::default();
         device.let_attempts_be(attempt);
-        end(Arc::clone(&comm), Arc::new(device.clone()), MINUTE);
+        let (comm, ending) = new(&device);
+        ending.end(MINUTE);
         (comm, device)
     }
 
-    fn has_graph(device: &Device) -> InGraphs {
-        let device = device.clone();
-        Box::new(move || device.are_in_graphs())
+    /// Whether it has ended, or does within a while.
+    fn has_ended(comm: &OwnCommunicator) -> bool {
+        comm.wait_for_end(3 * PATIENCE)
+    }
+
+    /// As [`end_kept`]. A test beside this one may have taken out what was kept.
+    fn end_all_kept(comm: &OwnCommunicator) -> bool {
+        let start = Instant::now();
+        while !comm.wait_for_end(PAUSE) && start.elapsed() < MINUTE {
+            end_kept();
+        }
+        has_ended(comm)
     }
 
     #[test]
@@ -196,11 +218,12 @@ mod tests {
     }
 
     #[test]
-    fn it_ends_at_a_quiet_moment_after_its_group() {
+    fn on_a_busy_device_it_ends_in_a_later_call() {
         let (comm, device) = ended(Attempt::Busy);
-        assert!(!comm.wait_for_end(3 * LONG_PAUSE));
+        end_kept();
+        assert!(!has_ended(&comm));
         device.let_attempts_be(Attempt::Done);
-        assert!(comm.wait_for_end(MINUTE));
+        assert!(end_all_kept(&comm));
     }
 
     #[test]
@@ -214,33 +237,28 @@ mod tests {
 
     #[test]
     fn one_that_a_graph_has_ends_after_the_graph() {
-        let (comm, device) = (Arc::new(third_of_three(0)), Device::default());
+        let device = Device::default();
         device.make_graph();
-        keep(
-            Arc::clone(&comm),
-            Arc::new(device.clone()),
-            has_graph(&device),
-        );
+        let (comm, ending) = new(&device);
+        ending.end(MINUTE);
         end_kept();
-        assert!(!comm.wait_for_end(3 * LONG_PAUSE));
+        assert!(!has_ended(&comm));
         device.destroy_graph();
-        end_kept();
-        assert!(comm.wait_for_end(MINUTE));
+        assert!(end_all_kept(&comm));
     }
 
     #[test]
-    fn an_aborted_one_is_freed_at_a_quiet_moment() {
-        let (comm, device) = (Arc::new(third_of_three(0)), Device::default());
+    fn an_aborted_one_is_freed_at_a_quiet_moment_after_its_graphs() {
+        let device = Device::default();
         device.let_attempts_be(Attempt::Busy);
-        std::thread::scope(|scope| {
-            scope.spawn(|| abort(&comm, &device, &has_graph(&device), MINUTE));
-            assert!(!comm.wait_for_end(NOTICED_AFTER + 3 * LONG_PAUSE));
-            assert!(comm.exchange(&[], &[], Stream::DEFAULT).is_err());
-            device.make_graph();
-            device.let_attempts_be(Attempt::Done);
-            assert!(!comm.wait_for_end(3 * LONG_PAUSE));
-            device.destroy_graph();
-        });
+        let (comm, ending) = new(&device);
+        ending.abort(MINUTE);
+        assert!(!comm.wait_for_end(NOTICED_AFTER + 3 * LONG_PAUSE));
+        assert!(comm.exchange(&[], &[], Stream::DEFAULT).is_err());
+        device.make_graph();
+        device.let_attempts_be(Attempt::Done);
+        assert!(!comm.wait_for_end(3 * LONG_PAUSE));
+        device.destroy_graph();
         assert!(comm.wait_for_end(MINUTE));
     }
 
@@ -258,9 +276,10 @@ mod tests {
 
     #[test]
     fn an_aborted_one_is_left_alone_on_a_device_that_was_reset() {
-        let (comm, device) = (Arc::new(third_of_three(0)), Device::default());
+        let device = Device::default();
         device.let_attempts_be(Attempt::Gone);
-        abort(&comm, &device, &has_graph(&device), MINUTE);
+        let (comm, ending) = new(&device);
+        ending.free_aborted(MINUTE);
         assert!(!comm.wait_for_end(LONG_PAUSE));
     }
 }

@@ -4,9 +4,10 @@
 use crate::backend::DeviceMemory;
 use crate::backend::detached;
 use crate::backend::nccl::own::{OwnCommunicator, Part};
-use crate::backend::transport::ending::{AFTER_GRAPHS, Untaken};
+use crate::backend::transport::ending::{Ending, FOR_KEPT, Untaken};
 use crate::backend::transport::flights::Flights;
 use crate::backend::transport::operation::{Late, Operation, Recent};
+use crate::backend::transport::replays::InGraphs;
 use crate::backend::transport::watchdog::{Watched, watch};
 use crate::backend::transport::ways::Ways;
 use crate::backend::transport::{Label, Message, OnFault, Transport, ending, warm_up};
@@ -49,7 +50,6 @@ struct Shared {
     timeout: Duration,
     fault: OnceCell<Error>,
     on_fault: OnFault,
-    own: Weak<Shared>,
 }
 
 /// Where this rank's messages are.
@@ -73,7 +73,7 @@ impl NcclTransport {
         let flights = Arc::new(Flights::new(&*device.memory)?);
         let works: Weak<Flights> = Arc::downgrade(&flights);
         device.memory.watch_works(works);
-        let shared = Arc::new_cyclic(|own| Shared {
+        let shared = Arc::new(Shared {
             ways,
             comm: comm.take(),
             device,
@@ -82,7 +82,6 @@ impl NcclTransport {
             timeout,
             fault: OnceCell::new(),
             on_fault,
-            own: Weak::clone(own),
         });
         let _end = Some(End(Arc::clone(&shared)));
         // Without a watchdog it ends at once, not together with other ranks.
@@ -177,26 +176,23 @@ impl Shared {
     /// Ends what is on the streams, which counts as under way until it has ended. What cannot be ended stays, with its
     /// memory.
     fn start_abort(&self) {
-        if let Some(own) = self.own.upgrade() {
-            let abort = move || {
-                let Self { comm, device, .. } = &*own;
-                ending::abort(comm, &*device.memory, &own.flights.in_graphs(), own.timeout);
-            };
-            drop(detached::start(abort));
-        }
+        let under_way = Arc::clone(&self.flights);
+        let in_graphs = Box::new(move || under_way.are_in_graphs());
+        self.ending(in_graphs).abort(self.timeout);
     }
 
     /// Ends a communicator whose operations are over, but for those in graphs.
     fn end(&self, limit: Duration) {
-        let Self {
-            device, flights, ..
-        } = self;
-        let (comm, memory) = (Arc::clone(&self.comm), Arc::clone(&device.memory));
-        match flights.are_in_graphs() {
-            true => ending::keep(comm, memory, flights.in_graphs()),
-            false if flights.were_captured() => ending::end(comm, memory, limit.min(AFTER_GRAPHS)),
-            false => ending::end(comm, memory, limit),
-        }
+        let limit = match self.flights.were_captured() {
+            true => limit.min(FOR_KEPT),
+            false => limit,
+        };
+        self.ending(self.flights.in_graphs()).end(limit);
+    }
+
+    fn ending(&self, in_graphs: InGraphs) -> Ending {
+        let memory = Arc::clone(&self.device.memory);
+        Ending::new(Arc::clone(&self.comm), memory, in_graphs)
     }
 
     fn give_up(&self) {

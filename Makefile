@@ -22,7 +22,7 @@ settings := prefix='$(prefix)' libdir='$(libdir)' includedir='$(includedir)' doc
 places := EP_LIBDIR="$$NCCL_EP_TARGET/release" OUT="$$NCCL_EP_TARGET/c"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-lib setup-gpu setup-tests setup-gpu-tests setup-package lib header programs simt-programs run check \
+.PHONY: help setup setup-lib setup-gpu setup-gpu-tests setup-package lib header programs simt-programs run check \
         test sanitize gpu-programs gpu-test gpu-package gpu-bench install uninstall wheel release \
         third-party setup-wheel clean
 # Two set-ups at once would fetch the same things.
@@ -40,9 +40,6 @@ setup-lib:
 
 setup-gpu:
 	@scripts/setup.sh --gpu
-
-setup-tests:
-	@scripts/setup.sh --python
 
 setup-gpu-tests:
 	@scripts/setup.sh --gpu --pytest
@@ -71,7 +68,7 @@ run: setup-gpu ## Run an MoE layer and a short benchmark, on GPUs if there are a
 check: setup-lib ## Formatting, lints and documentation of the Rust code
 	@scripts/run_tests.py --only rust/fmt --only rust/clippy --only rust/doc
 
-test: setup-tests ## Run every test that needs no GPU; ARGS="--list" shows them
+test: setup ## Run every test that needs no GPU; ARGS="--list" shows them
 	@scripts/run_tests.py $(ARGS)
 
 sanitize: setup ## Run the C programs with the address and undefined-behaviour sanitizers

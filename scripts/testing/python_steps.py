@@ -26,6 +26,16 @@ _BENCH = ROOT / "bench" / "layer.py"
 _FIRST_RELEASE = "python/tests/scripts/first_release.py"
 
 
+# setup.sh fetches what only these steps need beside the builds.
+_FETCHED = "setup/python"
+_NEEDS = ("build/lib", _FETCHED)
+
+
+def setup() -> list[Step]:
+    """Fetches PyTorch, pytest and mypy. It waits for the network more than for a core."""
+    return [Step(_FETCHED, ("scripts/setup.sh", "--python"), counts.build, cores=0, timeout=900)]
+
+
 def examples(root: pathlib.Path = ROOT) -> list[pathlib.Path]:
     """The numbered programs, in order."""
     return sorted((root / "examples" / "python").glob("[0-9][0-9]_*.py"))
@@ -48,7 +58,7 @@ def host_steps(places: Places) -> list[Step]:
 
     def step(name: str, ranks: int, words: Sequence[str], read) -> Step:
         launch = ("mpirun", "-np", str(ranks), *words)
-        return Step(f"python/{name}/{ranks}", launch, read, ("build/lib",), timeout=240,
+        return Step(f"python/{name}/{ranks}", launch, read, _NEEDS, timeout=240,
                     environment=environment)
 
     steps = [step("tests", ranks, pytest_words(ROOT / "python" / "tests"), counts.closing_line)
@@ -59,8 +69,8 @@ def host_steps(places: Places) -> list[Step]:
     steps.append(step("bench-layer", _EXAMPLE_RANKS,
                       ("python3", str(_BENCH), "--alternatives"), example_counts()))
     steps += list(_unchanged_script(places))
-    steps.append(Step("python/types", lambda: python_types.check(places)))
-    steps.append(Step("python/wheel", lambda: _wheel(places), needs=("build/lib",)))
+    steps.append(Step("python/types", lambda: python_types.check(places), needs=(_FETCHED,)))
+    steps.append(Step("python/wheel", lambda: _wheel(places), needs=_NEEDS))
     return steps
 
 
@@ -74,7 +84,7 @@ def _node_steps(environment: tuple[tuple[str, str], ...]) -> Iterator[Step]:
              (_SPLITS[2], "tests", pytest_words(tests), counts.closing_line)]
     for split, name, words, read in runs:
         launch = ("mpirun", "-np", *_on_nodes(split, words))
-        yield Step(f"python/nodes-{split.replace(',', '')}/{name}", launch, read, ("build/lib",),
+        yield Step(f"python/nodes-{split.replace(',', '')}/{name}", launch, read, _NEEDS,
                    timeout=240, environment=environment)
 
 

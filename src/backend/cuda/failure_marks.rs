@@ -51,7 +51,7 @@ impl FailureMarks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::transport::flights::tests::Device;
+    use crate::backend::transport::outstanding::tests::Device;
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::Duration;
 

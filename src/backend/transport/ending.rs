@@ -176,7 +176,7 @@ mod tests {
     use super::*;
     use crate::backend::ReplayMarks;
     use crate::backend::nccl::own::tests::third_of_three;
-    use crate::backend::transport::flights::tests::Device;
+    use crate::backend::transport::outstanding::tests::Device;
     use crate::model::ops::Stream;
 
     const MINUTE: Duration = Duration::from_secs(60);

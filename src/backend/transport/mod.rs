@@ -6,14 +6,14 @@
 #![forbid(unsafe_code)]
 
 mod ending;
-pub mod flights;
+mod members;
 pub mod open;
 mod operation;
+pub mod outstanding;
 mod over_nccl;
 mod replays;
 mod warm_up;
 pub mod watchdog;
-mod ways;
 
 use crate::error::{Error, Result};
 use crate::model::ops::Stream;
@@ -82,7 +82,7 @@ pub trait Transport: Send + Sync {
         receives: &[Message],
         stream: Stream,
     ) -> Result<()>;
-    /// Sends something along every way and checks what comes; returns when it has come, or at the deadline. The
+    /// Sends something to every gateway and checks what comes from every source; returns when it has come, or at the deadline. The
     /// network connects here, and not in the first operations.
     fn warm_up(&self, stream: Stream) -> Result<()>;
     /// Ends it, as the deadline does, since the host has `waited` too long for the last operation for `label`, which may

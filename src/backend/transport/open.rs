@@ -8,8 +8,8 @@ use crate::backend::nccl::ID_BYTES;
 use crate::backend::nccl::network::Network;
 use crate::backend::nccl::own::OwnCommunicator;
 use crate::backend::transport::ending::Untaken;
+use crate::backend::transport::members::Members;
 use crate::backend::transport::over_nccl::{Device, NcclTransport};
-use crate::backend::transport::ways::Ways;
 use crate::backend::transport::{OnFault, Transport, ending};
 use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
@@ -37,14 +37,14 @@ pub fn over_nccl(
     wanted: Wanted<'_>,
     stream: Stream,
 ) -> Result<Box<dyn Transport>> {
-    let ways = Ways::new(wanted.topology, bootstrap.rank());
+    let members = Members::new(wanted.topology, bootstrap.rank());
     let network = Network::of_process();
-    let ids = bootstrap.agree(own_id(&network, &ways), ID_BYTES, stream)?;
+    let ids = bootstrap.agree(own_id(&network, &members), ID_BYTES, stream)?;
     // Before the exchange begins, as the device is not quiet from then on.
     ending::end_kept();
     // While ranks connect they wait for each other on their devices, too.
     let _under_way = bootstrap.memory().begin();
-    let joined = join(bootstrap, network?, &ids, ways, wanted);
+    let joined = join(bootstrap, network?, &ids, members, wanted);
     let transport = agreed(bootstrap, joined, stream)?;
     let warmed = within_most(bootstrap, |limit| transport.warm_up_within(limit, stream));
     agreed(bootstrap, warmed.map(|()| transport), stream)
@@ -52,9 +52,9 @@ pub fn over_nccl(
 }
 
 /// The id of the communicator whose first member this rank is; otherwise nothing.
-fn own_id(network: &Result<Network>, ways: &Ways) -> Result<Vec<u8>> {
+fn own_id(network: &Result<Network>, members: &Members) -> Result<Vec<u8>> {
     let network = network.as_ref().map_err(Error::clone)?;
-    match ways.members.first() == Some(&ways.rank) {
+    match members.ranks.first() == Some(&members.rank) {
         true => Ok(network.new_id()?.to_vec()),
         false => Ok(vec![0; ID_BYTES]),
     }
@@ -64,14 +64,14 @@ fn join(
     bootstrap: &Bootstrap,
     network: Network,
     ids: &[Vec<u8>],
-    ways: Ways,
+    members: Members,
     wanted: Wanted<'_>,
 ) -> Result<NcclTransport> {
-    let id = ways.members.first().and_then(|&root| ids.get(root));
+    let id = members.ranks.first().and_then(|&root| ids.get(root));
     let id: [u8; ID_BYTES] = id
         .and_then(|id| id.as_slice().try_into().ok())
         .ok_or_else(|| Error::internal("no id of a communicator"))?;
-    let place = (ways.members.len(), ways.member(ways.rank)?);
+    let place = (members.ranks.len(), members.comm_rank(members.rank)?);
     let device = Device {
         number: wanted.device,
         memory: Arc::clone(bootstrap.memory()),
@@ -88,15 +88,15 @@ fn join(
         let late = || {
             let text = format!(
                 "deadline passed: {} waited {} ms to connect with {}",
-                ways.own_name(),
+                members.own_name(),
                 limit.as_millis(),
-                ways.names(&ways.members)
+                members.names(&members.ranks)
             );
             Err(Error::new(Code::RemoteError, text))
         };
         detached::within(limit, connect)?.unwrap_or_else(late)
     })?;
-    NcclTransport::new(ways, comm, device, wanted.timeout, wanted.on_fault)
+    NcclTransport::new(members, comm, device, wanted.timeout, wanted.on_fault)
 }
 
 /// Runs `wait`, which is told how long it may wait: not to the deadline of the call, so that ranks can still

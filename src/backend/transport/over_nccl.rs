@@ -5,11 +5,11 @@ use crate::backend::DeviceMemory;
 use crate::backend::detached;
 use crate::backend::nccl::own::{OwnCommunicator, Part};
 use crate::backend::transport::ending::{Ending, FOR_KEPT, Untaken};
-use crate::backend::transport::flights::Flights;
+use crate::backend::transport::members::Members;
 use crate::backend::transport::operation::{Late, Operation, Recent};
+use crate::backend::transport::outstanding::Outstanding;
 use crate::backend::transport::replays::InGraphs;
 use crate::backend::transport::watchdog::{Watched, watch};
-use crate::backend::transport::ways::Ways;
 use crate::backend::transport::{Label, Message, OnFault, Transport, ending, warm_up};
 use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
@@ -41,10 +41,10 @@ struct Parts {
 
 /// The same, as the watchdog and detached threads hold it, too.
 struct Shared {
-    ways: Ways,
+    members: Members,
     comm: Arc<OwnCommunicator>,
     device: Device,
-    flights: Arc<Flights>,
+    outstanding: Arc<Outstanding>,
     /// Locked by who enqueues.
     turn: Mutex<Parts>,
     timeout: Duration,
@@ -62,22 +62,22 @@ pub struct Device {
 }
 
 impl NcclTransport {
-    /// Over `comm`, whose ranks are the members of `ways`.
+    /// Over `comm`, whose ranks are the `members`.
     pub fn new(
-        ways: Ways,
+        members: Members,
         comm: Untaken,
         device: Device,
         timeout: Duration,
         on_fault: OnFault,
     ) -> Result<Self> {
-        let flights = Arc::new(Flights::new(&*device.memory)?);
-        let works: Weak<Flights> = Arc::downgrade(&flights);
+        let outstanding = Arc::new(Outstanding::new(&*device.memory)?);
+        let works: Weak<Outstanding> = Arc::downgrade(&outstanding);
         device.memory.watch_works(works);
         let shared = Arc::new(Shared {
-            ways,
+            members,
             comm: comm.take(),
             device,
-            flights,
+            outstanding,
             turn: Mutex::default(),
             timeout,
             fault: OnceCell::new(),
@@ -98,9 +98,11 @@ impl NcclTransport {
         };
         // NCCL connects the ranks in this call, and waits for them without a deadline.
         let warmed = detached::within(limit, move || {
-            let Shared { device, ways, .. } = &*transport.shared;
+            let Shared {
+                device, members, ..
+            } = &*transport.shared;
             let _entered = device.enter()?;
-            warm_up::run(&transport, &*device.memory, ways, stream, limit)
+            warm_up::run(&transport, &*device.memory, members, stream, limit)
         });
         let error = match warmed {
             Ok(Some(Ok(true))) => return Ok(()),
@@ -127,18 +129,18 @@ impl Shared {
         stream: Stream,
         call: impl Fn(&OwnCommunicator) -> Result<()>,
     ) -> Result<()> {
-        let Self { flights, .. } = self;
+        let Self { outstanding, .. } = self;
         let memory = &*self.device.memory;
-        let operation = flights.begin(memory, label, peers, stream)?;
+        let operation = outstanding.begin(memory, label, peers, stream)?;
         let mut called = Ok(());
         // NCCL asks about its events in such a call, which would end a capture that is open.
         let apart = memory.apart_from_captures(&mut || called = call(&self.comm));
         let enqueued = apart
             .and(called)
-            .and_then(|()| flights.enqueued(operation, stream));
+            .and_then(|()| outstanding.enqueued(operation, stream));
         enqueued.map_err(|error| {
-            let peers = self.ways.names(&flights.withdraw(operation));
-            let own = self.ways.own_name();
+            let peers = self.members.names(&outstanding.withdraw(operation));
+            let own = self.members.own_name();
             // Peers may have a part of the operation: there is no way back to a common order.
             self.fail(error.within(format!("{own}, {operation} with {peers}")))
         })
@@ -149,10 +151,10 @@ impl Shared {
     }
 
     fn late_warm_up(&self, waited: Duration) -> Error {
-        let running = self.flights.recent().filter(|recent| recent.runs);
+        let running = self.outstanding.recent().filter(|recent| recent.runs);
         let (operation, peers) = match running {
             Some(recent) => (recent.operation, recent.peers),
-            None => (Operation::WARM_UP, self.ways.members.clone()),
+            None => (Operation::WARM_UP, self.members.ranks.clone()),
         };
         self.too_late(&Late {
             operation,
@@ -176,18 +178,18 @@ impl Shared {
     /// Ends what is on the streams, which counts as under way until it has ended. What cannot be ended stays, with its
     /// memory.
     fn start_abort(&self) {
-        let under_way = Arc::clone(&self.flights);
-        let in_graphs = Box::new(move || under_way.are_in_graphs());
+        let outstanding = Arc::clone(&self.outstanding);
+        let in_graphs = Box::new(move || outstanding.are_in_graphs());
         self.ending(in_graphs).abort(self.timeout);
     }
 
     /// Ends a communicator whose operations are over, but for those in graphs.
     fn end(&self, limit: Duration) {
-        let limit = match self.flights.were_captured() {
+        let limit = match self.outstanding.were_captured() {
             true => limit.min(FOR_KEPT),
             false => limit,
         };
-        self.ending(self.flights.in_graphs()).end(limit);
+        self.ending(self.outstanding.in_graphs()).end(limit);
     }
 
     fn ending(&self, in_graphs: InGraphs) -> Ending {
@@ -196,7 +198,7 @@ impl Shared {
     }
 
     fn give_up(&self) {
-        let text = format!("{} gave the network up", self.ways.own_name());
+        let text = format!("{} gave the network up", self.members.own_name());
         if self.fault.set(Error::new(Code::RemoteError, text)).is_ok() {
             self.start_abort();
         }
@@ -214,9 +216,9 @@ impl Shared {
     fn too_late(&self, late: &Late) -> Error {
         let mut text = format!(
             "deadline passed: {} waited {} ms for {} in {}",
-            self.ways.own_name(),
+            self.members.own_name(),
             late.waited.as_millis(),
-            self.ways.names(&late.peers),
+            self.members.names(&late.peers),
             late.operation,
         );
         if late.is_replayed {
@@ -230,15 +232,15 @@ impl Shared {
 
     /// An error of NCCL with what was going on.
     fn reported(&self, error: Error) -> Error {
-        let own = self.ways.own_name();
-        let context = match self.flights.recent() {
+        let own = self.members.own_name();
+        let context = match self.outstanding.recent() {
             Some(Recent {
                 operation,
                 peers,
                 runs,
             }) => {
                 let when = if runs { "" } else { "after " };
-                let names = self.ways.names(&peers);
+                let names = self.members.names(&peers);
                 format!("{own}, {when}{operation} with {names}")
             }
             None => format!("{own}, before any network operation"),
@@ -252,7 +254,7 @@ impl Watched for Shared {
         if self.fault.get().is_some() {
             return;
         }
-        let error = match self.flights.late(now, self.timeout) {
+        let error = match self.outstanding.late(now, self.timeout) {
             Ok(late) => late.map(|late| self.too_late(&late)),
             Err(error) => Some(self.reported(error)),
         };
@@ -265,11 +267,11 @@ impl Watched for Shared {
 
 impl Transport for NcclTransport {
     fn gateways(&self) -> &[usize] {
-        &self.shared.ways.gateways
+        &self.shared.members.gateways
     }
 
     fn sources(&self) -> &[usize] {
-        &self.shared.ways.sources
+        &self.shared.members.sources
     }
 
     fn exchange(
@@ -280,14 +282,14 @@ impl Transport for NcclTransport {
         stream: Stream,
     ) -> Result<()> {
         self.shared.check_usable()?;
-        let ways = &self.shared.ways;
+        let members = &self.shared.members;
         let mut turn = self.shared.turn.lock();
         let Parts {
             sends: to,
             receives: from,
         } = &mut *turn;
-        parts(ways, sends.iter().copied(), to)?;
-        parts(ways, receives.iter().copied(), from)?;
+        parts(members, sends.iter().copied(), to)?;
+        parts(members, receives.iter().copied(), from)?;
         if to.is_empty() && from.is_empty() {
             return Ok(());
         }
@@ -304,7 +306,7 @@ impl Transport for NcclTransport {
 
     fn end_late(&self, label: Label, waited: Duration) -> Option<Error> {
         let shared = &self.shared;
-        let error = match shared.flights.late_on_host(label, waited) {
+        let error = match shared.outstanding.late_on_host(label, waited) {
             Ok(late) => shared.too_late(&late?),
             Err(error) => shared.reported(error),
         };
@@ -321,11 +323,15 @@ impl Transport for NcclTransport {
 }
 
 /// Puts messages into `kept` as the communicator takes them; those without bytes are none.
-fn parts(ways: &Ways, messages: impl Iterator<Item = Message>, kept: &mut Vec<Part>) -> Result<()> {
+fn parts(
+    members: &Members,
+    messages: impl Iterator<Item = Message>,
+    kept: &mut Vec<Part>,
+) -> Result<()> {
     kept.clear();
     for message in messages.filter(|message| message.bytes > 0) {
         kept.push(Part {
-            peer: ways.member(message.peer)?,
+            peer: members.comm_rank(message.peer)?,
             data: message.data,
             bytes: message.bytes,
         });
@@ -339,7 +345,7 @@ impl Drop for End {
         let start = Instant::now();
         let mut pause = Duration::from_micros(20);
         // The watchdog ends the wait for other ranks; this limit is for a stream that does not come to them.
-        while shared.fault.get().is_none() && shared.flights.are_over() == Ok(false) {
+        while shared.fault.get().is_none() && shared.outstanding.are_over() == Ok(false) {
             if start.elapsed() > shared.timeout {
                 shared.give_up();
             }
@@ -349,7 +355,7 @@ impl Drop for End {
         let left = shared.timeout.saturating_sub(start.elapsed()).max(SHORT);
         let over = Instant::now();
         while shared.fault.get().is_none()
-            && shared.flights.are_in_graphs()
+            && shared.outstanding.are_in_graphs()
             && over.elapsed() < SHORT
         {
             std::thread::sleep(Duration::from_millis(1));

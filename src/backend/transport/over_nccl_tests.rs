@@ -4,7 +4,7 @@
 use super::*;
 use crate::allocations;
 use crate::backend::nccl::own;
-use crate::backend::transport::flights::tests::{CAPTURED, Device as Marked};
+use crate::backend::transport::outstanding::tests::{CAPTURED, Device as Marked};
 use crate::model::tensor::DevPtr;
 use crate::model::topology::{NodeId, Topology};
 
@@ -24,11 +24,11 @@ fn transport(nodes: &str, device: &Marked) -> NcclTransport {
         number: 0,
         memory: Arc::new(device.clone()),
     };
-    let ways = Ways::new(&Topology::from_ids(&ids), 2);
+    let members = Members::new(&Topology::from_ids(&ids), 2);
     let comm = own::tests::third_of_three(20 * CALLS);
     let comm = Untaken::new(comm, Arc::clone(&device.memory));
     NcclTransport::new(
-        ways,
+        members,
         comm,
         device,
         Duration::from_secs(60),

@@ -1,9 +1,9 @@
-//! The first messages of a transport: every way is used once, and what comes is checked.
+//! The first messages of a transport: one to each gateway, and what comes from the sources is checked.
 #![forbid(unsafe_code)]
 
 use crate::backend::DeviceMemory;
 use crate::backend::nccl::own::BROADCAST_BYTES;
-use crate::backend::transport::ways::Ways;
+use crate::backend::transport::members::Members;
 use crate::backend::transport::{Label, Message, Transport};
 use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
@@ -13,17 +13,17 @@ use std::time::{Duration, Instant};
 /// What a rank says of itself: its number and one more, so that it is not zero.
 const WORD: usize = size_of::<u64>();
 
-/// Sends this rank's word along every way and checks the others', which come within `limit`. False if they
+/// Sends this rank's word to every gateway and checks the sources', which come within `limit`. False if they
 /// do not.
 pub fn run(
     transport: &dyn Transport,
     memory: &dyn DeviceMemory,
-    ways: &Ways,
+    members: &Members,
     stream: Stream,
     limit: Duration,
 ) -> Result<bool> {
     let start = Instant::now();
-    let rank = ways.rank;
+    let rank = members.rank;
     let sources = transport.sources();
     // This rank's word, and what is received.
     let bytes = (1 + sources.len()) * WORD;
@@ -35,7 +35,7 @@ pub fn run(
     memory.upload(own, &words)?;
     exchange(transport, rank, (own, WORD), stream)?;
     // Two ranks exchange large messages in another way, for which NCCL connects them anew.
-    let unread_bytes = match ways.members.len() {
+    let unread_bytes = match members.ranks.len() {
         2 => (1 + sources.len()) * BROADCAST_BYTES,
         _ => 0,
     };
@@ -62,7 +62,7 @@ pub fn run(
     check(rank, sources, &words).map(|()| true)
 }
 
-/// Sends the bytes of `data` along every way; what comes from each source lies behind them.
+/// Sends the bytes of `data` to every gateway; what comes from each source lies behind them.
 fn exchange(
     transport: &dyn Transport,
     rank: usize,

@@ -1,42 +1,42 @@
-//! Which ranks a transport joins, by the numbers of the group and by those of its communicator.
+//! The ranks that a transport joins, as the group and as its communicator number them.
 #![forbid(unsafe_code)]
 
 use crate::error::{Error, Result};
 use crate::model::topology::Topology;
 
-/// Who takes part, and by which numbers.
-pub struct Ways {
+/// Those ranks, and with which of them this one exchanges.
+pub struct Members {
     /// The nodes of the group.
     pub topology: Topology,
     /// This rank of the group.
     pub rank: usize,
     /// The communicator's ranks, as the group numbers them.
-    pub members: Vec<usize>,
+    pub ranks: Vec<usize>,
     /// The ranks that this one may send to.
     pub gateways: Vec<usize>,
     /// This rank and those that may send to it.
     pub sources: Vec<usize>,
     /// By rank of the group, the communicator's rank.
-    places: Vec<Option<usize>>,
+    comm_ranks: Vec<Option<usize>>,
 }
 
-impl Ways {
+impl Members {
     /// On equal nodes a communicator has one rank of each node, otherwise all ranks.
     pub fn new(topology: &Topology, rank: usize) -> Self {
         let sources = topology.sources(rank);
-        let members = match topology.has_equal_nodes() {
+        let ranks = match topology.has_equal_nodes() {
             true => sources.clone(),
             false => (0..topology.ranks()).collect(),
         };
-        let mut places = vec![None; topology.ranks()];
-        for (place, &member) in members.iter().enumerate() {
-            if let Some(of_rank) = places.get_mut(member) {
-                *of_rank = Some(place);
+        let mut comm_ranks = vec![None; topology.ranks()];
+        for (comm_rank, &rank) in ranks.iter().enumerate() {
+            if let Some(of_rank) = comm_ranks.get_mut(rank) {
+                *of_rank = Some(comm_rank);
             }
         }
         Self {
-            places,
-            members,
+            comm_ranks,
+            ranks,
             gateways: topology.gateways(rank),
             sources,
             topology: topology.clone(),
@@ -45,9 +45,9 @@ impl Ways {
     }
 
     /// A rank of the group as the communicator numbers it.
-    pub fn member(&self, rank: usize) -> Result<usize> {
-        let place = self.places.get(rank).copied().flatten();
-        place.ok_or_else(|| Error::internal(format!("rank {rank} is on no way of this one")))
+    pub fn comm_rank(&self, rank: usize) -> Result<usize> {
+        let known = self.comm_ranks.get(rank).copied().flatten();
+        known.ok_or_else(|| Error::internal(format!("rank {rank} is not in this communicator")))
     }
 
     /// This rank in a text.
@@ -75,35 +75,35 @@ mod tests {
     use super::*;
     use crate::model::topology::NodeId;
 
-    fn ways(nodes: &str, rank: usize) -> Ways {
+    fn members(nodes: &str, rank: usize) -> Members {
         let name = |name: char| NodeId::from_text(&name.to_string());
         let ids: Vec<NodeId> = nodes.chars().map(name).collect();
-        Ways::new(&Topology::from_ids(&ids), rank)
+        Members::new(&Topology::from_ids(&ids), rank)
     }
 
     #[test]
     fn on_equal_nodes_a_rank_of_the_communicator_is_a_node() {
-        let ways = ways("abba", 3);
-        assert_eq!(ways.members, [3, 2]);
-        assert_eq!(ways.member(2), Ok(1));
-        assert!(ways.member(1).is_err());
+        let members = members("abba", 3);
+        assert_eq!(members.ranks, [3, 2]);
+        assert_eq!(members.comm_rank(2), Ok(1));
+        assert!(members.comm_rank(1).is_err());
     }
 
     #[test]
     fn on_unequal_nodes_all_ranks_are_in_one_communicator() {
-        let small = ways("aaba", 2);
-        assert_eq!(small.members, [0, 1, 2, 3]);
-        assert_eq!(small.member(3), Ok(3));
+        let small = members("aaba", 2);
+        assert_eq!(small.ranks, [0, 1, 2, 3]);
+        assert_eq!(small.comm_rank(3), Ok(3));
         // It is no rail for a rank that hears of all, either.
-        assert_eq!(ways("aab", 2).sources, ways("aab", 2).members);
+        assert_eq!(members("aab", 2).sources, members("aab", 2).ranks);
     }
 
     #[test]
     fn ranks_are_named_with_their_nodes() {
-        let ways = ways("aaba", 2);
-        assert_eq!(ways.own_name(), "rank 2 of node 1");
+        let members = members("aaba", 2);
+        assert_eq!(members.own_name(), "rank 2 of node 1");
         assert_eq!(
-            ways.names(&[0, 1, 2]),
+            members.names(&[0, 1, 2]),
             "rank 0 (gateway on node 0), rank 1 (node 0)"
         );
     }

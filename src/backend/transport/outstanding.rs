@@ -23,15 +23,15 @@ const MANY: usize = 64;
 
 /// What was enqueued, in its order.
 #[derive(Default)]
-pub struct Flights {
+pub struct Outstanding {
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    under_way: VecDeque<Flight>,
+    pending: VecDeque<Pending>,
     /// Those that are over, to be used again.
-    spare: Vec<Flight>,
+    reusable: Vec<Pending>,
     operations: u64,
     /// An operation is about to be among those under way.
     is_beginning: bool,
@@ -39,7 +39,7 @@ struct State {
     replays: Replays,
 }
 
-struct Flight {
+struct Pending {
     operation: Operation,
     /// The ranks that it exchanges with, some more than once.
     peers: Vec<usize>,
@@ -49,10 +49,10 @@ struct Flight {
     /// The call that enqueues it has returned, and the end is marked.
     is_enqueued: bool,
     /// When it was first seen to run.
-    seen: Option<Instant>,
+    running_since: Option<Instant>,
 }
 
-impl Flights {
+impl Outstanding {
     /// No operations yet, over `memory`.
     pub fn new(memory: &dyn DeviceMemory) -> Result<Self> {
         let state = State {
@@ -72,24 +72,24 @@ impl Flights {
         peers: impl Iterator<Item = usize>,
         stream: Stream,
     ) -> Result<Operation> {
-        let (number, spare) = self.state.lock().next()?;
+        let (number, reusable) = self.state.lock().next()?;
         let operation = Operation { number, label };
-        let mut flight = spare.map_or_else(|| Flight::new(memory), Ok)?;
-        flight.prepare(operation, peers);
+        let mut pending = reusable.map_or_else(|| Pending::new(memory), Ok)?;
+        pending.prepare(operation, peers);
         self.state.lock().is_beginning = true;
-        let recorded = flight.begin.record(stream);
+        let recorded = pending.begin.record(stream);
         let mut state = self.state.lock();
         state.is_beginning = false;
         match recorded {
-            Ok(true) => state.under_way.push_back(flight),
+            Ok(true) => state.pending.push_back(pending),
             Ok(false) => {
-                let mark = state.replays.begin(operation, &flight.peers);
-                state.spare.push(flight);
+                let mark = state.replays.begin(operation, &pending.peers);
+                state.reusable.push(pending);
                 drop(state);
                 mark.map_or(Ok(()), |mark| mark.capture(stream))?;
             }
             Err(error) => {
-                state.spare.push(flight);
+                state.reusable.push(pending);
                 return Err(error);
             }
         }
@@ -103,9 +103,9 @@ impl Flights {
             return mark.map_or(Ok(()), |mark| mark.capture(stream));
         };
         let recorded = end.record(stream);
-        if let Some(flight) = self.state.lock().last(operation) {
-            flight.end = Some(end);
-            flight.is_enqueued = recorded.is_ok();
+        if let Some(pending) = self.state.lock().last(operation) {
+            pending.end = Some(end);
+            pending.is_enqueued = recorded.is_ok();
         }
         recorded.map(drop)
     }
@@ -113,15 +113,15 @@ impl Flights {
     /// `operation` was not enqueued. Returns with whom it was to be.
     pub fn withdraw(&self, operation: Operation) -> Vec<usize> {
         let mut state = self.state.lock();
-        if state.under_way.back().map(|flight| flight.operation) == Some(operation)
-            && let Some(flight) = state.under_way.pop_back()
+        if state.pending.back().map(|pending| pending.operation) == Some(operation)
+            && let Some(pending) = state.pending.pop_back()
         {
-            state.spare.push(flight);
+            state.reusable.push(pending);
         }
         // A captured one is there, too; the watchdog may have added others since.
-        let mut spare = state.spare.iter().rev();
-        let withdrawn = spare.find(|flight| flight.operation == operation);
-        withdrawn.map_or_else(Vec::new, |flight| distinct(&flight.peers))
+        let mut latest_first = state.reusable.iter().rev();
+        let withdrawn = latest_first.find(|known| known.operation == operation);
+        withdrawn.map_or_else(Vec::new, |known| distinct(&known.peers))
     }
 
     /// The first operation, also of those in graphs, if it has run longer than `limit` at `now`. None while another
@@ -139,32 +139,32 @@ impl Flights {
     /// The last operation for `label`, for which the host has `waited`, unless it is over.
     pub fn late_on_host(&self, label: Label, waited: Duration) -> Result<Option<Late>> {
         let mut state = self.state.lock();
-        state.land()?;
-        let first = state.under_way.front().map(|flight| flight.operation);
-        let mut under_way = state.under_way.iter().rev();
-        let awaited = under_way.find(|flight| flight.operation.label == label);
-        Ok(awaited.map(|flight| Late {
-            operation: flight.operation,
-            peers: distinct(&flight.peers),
+        state.reap()?;
+        let first = state.pending.front().map(|pending| pending.operation);
+        let mut latest_first = state.pending.iter().rev();
+        let awaited = latest_first.find(|pending| pending.operation.label == label);
+        Ok(awaited.map(|pending| Late {
+            operation: pending.operation,
+            peers: distinct(&pending.peers),
             waited,
             is_replayed: false,
-            behind: first.filter(|&first| first != flight.operation),
+            behind: first.filter(|&first| first != pending.operation),
         }))
     }
 
     /// The operation that runs, also in a replay, or else the one that was the last to.
     pub fn recent(&self) -> Option<Recent> {
         let state = self.state.lock();
-        let running = state.under_way.front().map(|flight| flight.recent(true));
+        let running = state.pending.front().map(|pending| pending.recent(true));
         let running = running.or_else(|| state.replays.running());
-        running.or_else(|| Some(state.spare.last()?.recent(false)))
+        running.or_else(|| Some(state.reusable.last()?.recent(false)))
     }
 
     /// Whether all that was enqueued outside of graphs has run.
     pub fn are_over(&self) -> Result<bool> {
         let mut state = self.state.lock();
-        state.land()?;
-        Ok(state.under_way.is_empty() && !state.is_beginning)
+        state.reap()?;
+        Ok(state.pending.is_empty() && !state.is_beginning)
     }
 
     /// Whether a graph that is not destroyed has any operation.
@@ -177,7 +177,7 @@ impl Flights {
         self.state.lock().replays.were_captured()
     }
 
-    /// Asks [`Flights::are_in_graphs`] when the flights are gone.
+    /// Asks [`Outstanding::are_in_graphs`] when this is gone.
     pub fn in_graphs(&self) -> InGraphs {
         self.state.lock().replays.in_graphs()
     }
@@ -185,19 +185,19 @@ impl Flights {
 
 impl State {
     /// The number of the next operation, and what an earlier one has left for it.
-    fn next(&mut self) -> Result<(u64, Option<Flight>)> {
-        if self.spare.is_empty() && self.under_way.len() >= MANY {
-            self.land()?;
+    fn next(&mut self) -> Result<(u64, Option<Pending>)> {
+        if self.reusable.is_empty() && self.pending.len() >= MANY {
+            self.reap()?;
         }
         let number = self.operations;
         self.operations += 1;
-        Ok((number, self.spare.pop()))
+        Ok((number, self.reusable.pop()))
     }
 
     /// `operation`, if it is the last under way.
-    fn last(&mut self, operation: Operation) -> Option<&mut Flight> {
-        let last = self.under_way.back_mut();
-        last.filter(|flight| flight.operation == operation)
+    fn last(&mut self, operation: Operation) -> Option<&mut Pending> {
+        let last = self.pending.back_mut();
+        last.filter(|pending| pending.operation == operation)
     }
 
     fn take_end(&mut self, operation: Operation) -> Option<Box<dyn StreamMark>> {
@@ -206,15 +206,15 @@ impl State {
 
     /// The first operation outside of graphs, if it has run longer than `limit` at `now`.
     fn late(&mut self, now: Instant, limit: Duration) -> Result<Option<Late>> {
-        self.land()?;
-        let Some(first) = self.under_way.front_mut() else {
+        self.reap()?;
+        let Some(first) = self.pending.front_mut() else {
             return Ok(None);
         };
-        if first.seen.is_none() && !first.begin.is_over()? {
+        if first.running_since.is_none() && !first.begin.is_over()? {
             return Ok(None);
         }
-        let seen = *first.seen.get_or_insert(now);
-        let waited = now.saturating_duration_since(seen);
+        let running_since = *first.running_since.get_or_insert(now);
+        let waited = now.saturating_duration_since(running_since);
         Ok((waited > limit).then(|| Late {
             operation: first.operation,
             peers: distinct(&first.peers),
@@ -225,24 +225,24 @@ impl State {
     }
 
     /// Takes out what is over.
-    fn land(&mut self) -> Result<()> {
+    fn reap(&mut self) -> Result<()> {
         // They run in order, so after the last all are over.
-        if let Some(last) = self.under_way.back()
+        if let Some(last) = self.pending.back()
             && last.is_over()?
         {
-            self.spare.extend(self.under_way.drain(..));
+            self.reusable.extend(self.pending.drain(..));
         }
-        while let Some(first) = self.under_way.front() {
+        while let Some(first) = self.pending.front() {
             if !first.is_over()? {
                 break;
             }
-            self.spare.extend(self.under_way.pop_front());
+            self.reusable.extend(self.pending.pop_front());
         }
         Ok(())
     }
 }
 
-impl Flight {
+impl Pending {
     fn new(memory: &dyn DeviceMemory) -> Result<Self> {
         Ok(Self {
             operation: Operation::WARM_UP,
@@ -250,7 +250,7 @@ impl Flight {
             begin: memory.new_mark()?,
             end: Some(memory.new_mark()?),
             is_enqueued: false,
-            seen: None,
+            running_since: None,
         })
     }
 
@@ -272,20 +272,20 @@ impl Flight {
     fn prepare(&mut self, operation: Operation, peers: impl Iterator<Item = usize>) {
         self.operation = operation;
         self.is_enqueued = false;
-        self.seen = None;
+        self.running_since = None;
         self.peers.clear();
         self.peers.extend(peers);
     }
 }
 
-impl Works for Flights {
+impl Works for Outstanding {
     fn while_idle(&self, graphs: Graphs, then: &mut dyn FnMut()) {
         let Some(mut state) = self.state.try_lock() else {
             return;
         };
         let may_run = graphs == Graphs::Count && state.replays.are_in_graphs();
         // A device in error runs nothing any more.
-        let has_none = state.land().is_err() || state.under_way.is_empty();
+        let has_none = state.reap().is_err() || state.pending.is_empty();
         let is_idle = has_none && !state.is_beginning;
         if !may_run && is_idle {
             then();
@@ -294,5 +294,5 @@ impl Works for Flights {
 }
 
 #[cfg(test)]
-#[path = "flights_tests.rs"]
+#[path = "outstanding_tests.rs"]
 pub mod tests;

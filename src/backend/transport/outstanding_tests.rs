@@ -177,24 +177,24 @@ fn label(number: u64) -> Label {
     }
 }
 
-fn begin(flights: &Flights, device: &Device, peers: &[usize], stream: Stream) -> Operation {
+fn begin(outstanding: &Outstanding, device: &Device, peers: &[usize], stream: Stream) -> Operation {
     let peers = peers.iter().copied();
-    flights.begin(device, label(3), peers, stream).unwrap()
+    outstanding.begin(device, label(3), peers, stream).unwrap()
 }
 
-fn enqueue(flights: &Flights, device: &Device, peers: &[usize]) -> u64 {
-    let operation = begin(flights, device, peers, Stream::DEFAULT);
-    flights.enqueued(operation, Stream::DEFAULT).unwrap();
+fn enqueue(outstanding: &Outstanding, device: &Device, peers: &[usize]) -> u64 {
+    let operation = begin(outstanding, device, peers, Stream::DEFAULT);
+    outstanding.enqueued(operation, Stream::DEFAULT).unwrap();
     operation.number
 }
 
 #[test]
 fn time_counts_for_the_first_since_it_runs() {
-    let (device, flights) = (Device::default(), Flights::default());
+    let (device, outstanding) = (Device::default(), Outstanding::default());
     let start = Instant::now();
-    enqueue(&flights, &device, &[3, 1, 3]);
-    enqueue(&flights, &device, &[2]);
-    let late = |after: u32| flights.late(start + after * SECOND, SECOND).unwrap();
+    enqueue(&outstanding, &device, &[3, 1, 3]);
+    enqueue(&outstanding, &device, &[2]);
+    let late = |after: u32| outstanding.late(start + after * SECOND, SECOND).unwrap();
     // Its stream has not come to it.
     assert_eq!(late(1), None);
     assert_eq!(late(10), None);
@@ -219,39 +219,47 @@ fn time_counts_for_the_first_since_it_runs() {
             runs,
         })
     };
-    assert_eq!(flights.recent(), recent(true));
+    assert_eq!(outstanding.recent(), recent(true));
     device.pass(1);
     assert_eq!(late(100), None);
-    assert_eq!(flights.recent(), recent(false));
-    assert_eq!(flights.are_over(), Ok(true));
+    assert_eq!(outstanding.recent(), recent(false));
+    assert_eq!(outstanding.are_over(), Ok(true));
 }
 
 #[test]
 fn a_call_that_does_not_return_is_late_too() {
-    let (device, flights) = (Device::default(), Flights::default());
-    begin(&flights, &device, &[1], Stream::DEFAULT);
+    let (device, outstanding) = (Device::default(), Outstanding::default());
+    begin(&outstanding, &device, &[1], Stream::DEFAULT);
     device.pass(1);
     let start = Instant::now();
-    assert_eq!(flights.late(start, SECOND), Ok(None));
-    assert!(flights.late(start + 2 * SECOND, SECOND).unwrap().is_some());
+    assert_eq!(outstanding.late(start, SECOND), Ok(None));
+    assert!(
+        outstanding
+            .late(start + 2 * SECOND, SECOND)
+            .unwrap()
+            .is_some()
+    );
 }
 
 #[test]
 fn what_the_host_waits_for_is_late_behind_what_has_not_run() {
-    let (device, flights) = (Device::default(), Flights::default());
-    enqueue(&flights, &device, &[2]);
+    let (device, outstanding) = (Device::default(), Outstanding::default());
+    enqueue(&outstanding, &device, &[2]);
     let of = Label {
         what: "handle",
         number: 1,
     };
-    let awaited = flights
+    let awaited = outstanding
         .begin(&device, of, [3, 1, 3].into_iter(), Stream::DEFAULT)
         .unwrap();
-    flights.enqueued(awaited, Stream::DEFAULT).unwrap();
-    enqueue(&flights, &device, &[1]);
-    let late = || flights.late_on_host(of, SECOND).unwrap();
+    outstanding.enqueued(awaited, Stream::DEFAULT).unwrap();
+    enqueue(&outstanding, &device, &[1]);
+    let late = || outstanding.late_on_host(of, SECOND).unwrap();
     // No stream has come to any of them.
-    assert_eq!(flights.late(Instant::now() + 9 * SECOND, SECOND), Ok(None));
+    assert_eq!(
+        outstanding.late(Instant::now() + 9 * SECOND, SECOND),
+        Ok(None)
+    );
     let first = late().unwrap();
     assert_eq!((first.operation, first.waited), (awaited, SECOND));
     assert_eq!(first.peers, [3, 1]);
@@ -264,9 +272,9 @@ fn what_the_host_waits_for_is_late_behind_what_has_not_run() {
 
 #[test]
 fn marks_are_used_again() {
-    let (device, flights) = (Device::default(), Flights::default());
+    let (device, outstanding) = (Device::default(), Outstanding::default());
     for number in 0..5 * MANY as u64 {
-        assert_eq!(enqueue(&flights, &device, &[1]), number);
+        assert_eq!(enqueue(&outstanding, &device, &[1]), number);
         device.pass(2);
     }
     assert_eq!(device.made.load(Ordering::Relaxed), 2 * MANY);
@@ -275,34 +283,34 @@ fn marks_are_used_again() {
 #[test]
 fn what_was_withdrawn_or_captured_is_not_waited_for() {
     let device = Device::default();
-    let flights = Flights::new(&device).unwrap();
-    flights.withdraw(begin(&flights, &device, &[1], Stream::DEFAULT));
-    assert_eq!(flights.are_over(), Ok(true));
-    assert!(!flights.are_in_graphs());
+    let outstanding = Outstanding::new(&device).unwrap();
+    outstanding.withdraw(begin(&outstanding, &device, &[1], Stream::DEFAULT));
+    assert_eq!(outstanding.are_over(), Ok(true));
+    assert!(!outstanding.are_in_graphs());
     let captured = Stream(CAPTURED);
-    let operation = begin(&flights, &device, &[1], captured);
-    flights.enqueued(operation, captured).unwrap();
-    assert_eq!(flights.are_over(), Ok(true));
-    assert!(flights.are_in_graphs());
+    let operation = begin(&outstanding, &device, &[1], captured);
+    outstanding.enqueued(operation, captured).unwrap();
+    assert_eq!(outstanding.are_over(), Ok(true));
+    assert!(outstanding.are_in_graphs());
     device.destroy_graph();
-    assert!(!flights.are_in_graphs());
+    assert!(!outstanding.are_in_graphs());
 }
 
 #[test]
 fn a_device_is_quiet_when_all_is_over() {
     let device = Device::default();
-    let flights = Flights::new(&device).unwrap();
+    let outstanding = Outstanding::new(&device).unwrap();
     let is_idle = |graphs| {
         let mut called = false;
-        flights.while_idle(graphs, &mut || called = true);
+        outstanding.while_idle(graphs, &mut || called = true);
         called
     };
     assert!(is_idle(Graphs::Count));
-    enqueue(&flights, &device, &[1]);
+    enqueue(&outstanding, &device, &[1]);
     assert!(!is_idle(Graphs::DoNotCount));
     device.pass(2);
     assert!(is_idle(Graphs::Count));
-    begin(&flights, &device, &[1], Stream(CAPTURED));
+    begin(&outstanding, &device, &[1], Stream(CAPTURED));
     assert!(!is_idle(Graphs::Count));
     assert!(is_idle(Graphs::DoNotCount));
     device.destroy_graph();
@@ -312,20 +320,20 @@ fn a_device_is_quiet_when_all_is_over() {
 /// What `ask` gives while another thread enqueues an operation on a stream with room for so many marks.
 fn beside_a_full_stream<T: Send + 'static>(
     room: usize,
-    ask: impl FnOnce(&Flights) -> T + Send + 'static,
+    ask: impl FnOnce(&Outstanding) -> T + Send + 'static,
 ) -> T {
     let device = Device::default();
     device.room.store(room, Ordering::Relaxed);
-    let flights = Arc::new(Flights::new(&device).unwrap());
+    let outstanding = Arc::new(Outstanding::new(&device).unwrap());
     let is_full = device.hold_up();
     let caller = std::thread::spawn({
-        let (flights, device) = (Arc::clone(&flights), device.clone());
+        let (outstanding, device) = (Arc::clone(&outstanding), device.clone());
         move || {
-            enqueue(&flights, &device, &[1]);
+            enqueue(&outstanding, &device, &[1]);
         }
     });
     device.wait_for_somebody();
-    let answer = within(60 * SECOND, move || ask(&flights)).unwrap();
+    let answer = within(60 * SECOND, move || ask(&outstanding)).unwrap();
     drop(is_full);
     caller.join().unwrap();
     answer.expect("the watchdog waits for who enqueues")
@@ -333,11 +341,15 @@ fn beside_a_full_stream<T: Send + 'static>(
 
 #[test]
 fn who_enqueues_on_a_full_stream_holds_up_nobody() {
-    let late = |flights: &Flights| flights.late(Instant::now(), SECOND).map(|it| it.is_some());
-    let are_over = |flights: &Flights| flights.are_over();
-    let is_idle = |flights: &Flights| {
+    let late = |outstanding: &Outstanding| {
+        outstanding
+            .late(Instant::now(), SECOND)
+            .map(|it| it.is_some())
+    };
+    let are_over = |outstanding: &Outstanding| outstanding.are_over();
+    let is_idle = |outstanding: &Outstanding| {
         let mut idle = false;
-        flights.while_idle(Graphs::Count, &mut || idle = true);
+        outstanding.while_idle(Graphs::Count, &mut || idle = true);
         idle
     };
     for room in [0, 1] {

@@ -1,6 +1,7 @@
 // How a communicator of NCCL ends beside a collective that a rank never joins. ncclCommAbort frees memory, which
 // waits for all that is on the device; inside a group (ncclGroupStart) it only ends the operations, and frees when
-// the group is closed. src/backend/nccl/own.rs relies on that. And when the other rank notices it.
+// the group is closed. src/backend/nccl/own.rs relies on that. The other rank
+// notices the abort only then, too.
 //
 //     nvcc -std=c++17 -arch=native -o abort_calls abort_calls.cu -lcuda -lnccl && ./abort_calls
 //
@@ -160,7 +161,7 @@ void notice(const Comm& waiting, int begun) {
     std::printf("%-58s %s after %.0f ms\n", "the other rank notices the abort:", ncclGetErrorString(state), since(start));
 }
 
-// Closes the group so long after the abort.
+// Closes the group four seconds after the abort.
 void abort_unnoticed(const Comm& awaited, int tell) {
     std::this_thread::sleep_for(kLongEnough);
     MUST(ncclGroupStart());
@@ -181,8 +182,8 @@ void run(int rank, int in, int out, int until, int tell) {
     Comm comms[9];
     for (Comm& comm : comms) comm = new_comm(rank, in, out);
     char over = 1;
-    if (rank == 1) notice(comms[8], until);
     if (rank == 1) {
+        notice(comms[8], until);
         if (read(until, &over, 1) < 0) std::exit(1);
         _exit(0);
     }

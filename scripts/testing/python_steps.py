@@ -24,8 +24,6 @@ _EXAMPLE_RANKS = 2
 _NEED_HT = ("03_high_throughput_training", "04_moe_layer")
 _BENCH = ROOT / "bench" / "layer.py"
 _FIRST_RELEASE = "python/tests/scripts/first_release.py"
-
-
 # setup.sh fetches what only these steps need beside the builds.
 _FETCHED = "setup/python"
 _NEEDS = ("build/lib", _FETCHED)

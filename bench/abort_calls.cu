@@ -1,7 +1,6 @@
 // How a communicator of NCCL ends beside a collective that a rank never joins. ncclCommAbort frees memory, which
 // waits for all that is on the device; inside a group (ncclGroupStart) it only ends the operations, and frees when
-// the group is closed. src/backend/nccl/own.rs relies on that. The other rank
-// notices the abort only then, too.
+// the group is closed. src/backend/nccl/own.rs relies on that. The other rank notices the abort only then, too.
 //
 //     nvcc -std=c++17 -arch=native -o abort_calls abort_calls.cu -lcuda -lnccl && ./abort_calls
 //

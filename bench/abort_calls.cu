@@ -5,7 +5,6 @@
 //     nvcc -std=c++17 -arch=native -o abort_calls abort_calls.cu -lcuda -lnccl && ./abort_calls
 //
 // Needs two GPUs, or one for both processes, which take themselves for two hosts.
-#include <nccl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -17,20 +16,13 @@
 #include <string>
 #include <thread>
 
-#include "cuda_check.h"
+#include "nccl_check.h"
 
 namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr size_t kBytes = 1 << 20;
 constexpr auto kLongEnough = std::chrono::milliseconds(500);
-
-void must(ncclResult_t result, const char* what) {
-    if (result == ncclSuccess) return;
-    std::printf("%s: %s\n", what, ncclGetErrorString(result));
-    std::exit(1);
-}
-#define MUST(call) must(call, #call)
 
 double since(Clock::time_point start) {
     return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
@@ -43,20 +35,20 @@ struct Comm {
     char* memory = nullptr;
 
     void Enqueue(int rank) const {
-        MUST(ncclGroupStart());
-        MUST(ncclSend(memory, kBytes, ncclUint8, 1 - rank, comm, stream));
-        MUST(ncclRecv(memory + kBytes, kBytes, ncclUint8, 1 - rank, comm, stream));
-        MUST(ncclGroupEnd());
+        CHECK(ncclGroupStart());
+        CHECK(ncclSend(memory, kBytes, ncclUint8, 1 - rank, comm, stream));
+        CHECK(ncclRecv(memory + kBytes, kBytes, ncclUint8, 1 - rank, comm, stream));
+        CHECK(ncclGroupEnd());
     }
 };
 
 Comm new_comm(int rank, int in, int out) {
     Comm made;
     ncclUniqueId id;
-    if (rank == 0) MUST(ncclGetUniqueId(&id));
+    if (rank == 0) CHECK(ncclGetUniqueId(&id));
     const auto moved = rank == 0 ? write(out, &id, sizeof(id)) : read(in, &id, sizeof(id));
     if (moved != sizeof(id)) std::exit(1);
-    MUST(ncclCommInitRank(&made.comm, 2, id, rank));
+    CHECK(ncclCommInitRank(&made.comm, 2, id, rank));
     CHECK(cudaStreamCreateWithFlags(&made.stream, cudaStreamNonBlocking));
     CHECK(cudaMalloc(&made.memory, 2 * kBytes));
     made.Enqueue(rank);
@@ -96,12 +88,12 @@ void abort_in_group(const Comm& stuck, const Comm& other) {
     std::atomic<bool> aborted{false};
     Watched aborter("ncclGroupStart, ncclCommAbort, wait, ncclGroupEnd", [&] {
         const auto start = Clock::now();
-        MUST(ncclGroupStart());
-        MUST(ncclCommAbort(other.comm));
+        CHECK(ncclGroupStart());
+        CHECK(ncclCommAbort(other.comm));
         std::printf("%-58s returns after %.1f ms\n", "  ncclCommAbort in it", since(start));
         aborted = true;
         while (!go) std::this_thread::yield();
-        MUST(ncclGroupEnd());
+        CHECK(ncclGroupEnd());
     });
     if (!aborted) std::printf("ncclCommAbort waits in the group, too\n");
     say_idle("the stream of the aborted communicator", other.stream);
@@ -112,7 +104,7 @@ void abort_in_group(const Comm& stuck, const Comm& other) {
         CHECK(cudaEventCreate(&event));
     });
     {
-        Watched late("ncclCommAbort of the stuck one", [&] { MUST(ncclCommAbort(stuck.comm)); });
+        Watched late("ncclCommAbort of the stuck one", [&] { CHECK(ncclCommAbort(stuck.comm)); });
     }
     say_idle("its stream", stuck.stream);
     const auto start = Clock::now();
@@ -125,24 +117,24 @@ void abort_in_group(const Comm& stuck, const Comm& other) {
 void abort_alone(const Comm& stuck, const Comm& other) {
     stuck.Enqueue(0);
     other.Enqueue(0);
-    Watched aborter("ncclCommAbort", [&] { MUST(ncclCommAbort(other.comm)); });
+    Watched aborter("ncclCommAbort", [&] { CHECK(ncclCommAbort(other.comm)); });
     say_idle("its stream", other.stream);
     std::this_thread::sleep_for(4 * kLongEnough);
     Watched event("cudaEventCreate 2 s later", [] {
         cudaEvent_t event;
         CHECK(cudaEventCreate(&event));
     });
-    Watched late("ncclCommAbort of the stuck one", [&] { MUST(ncclCommAbort(stuck.comm)); });
+    Watched late("ncclCommAbort of the stuck one", [&] { CHECK(ncclCommAbort(stuck.comm)); });
 }
 
 // How long memory is being freed where nothing else is on the device, so long after the operations have ended.
 void abort_and_wait(const Comm& other, std::chrono::milliseconds pause) {
     other.Enqueue(0);
-    MUST(ncclGroupStart());
-    MUST(ncclCommAbort(other.comm));
+    CHECK(ncclGroupStart());
+    CHECK(ncclCommAbort(other.comm));
     std::this_thread::sleep_for(pause);
     const auto start = Clock::now();
-    MUST(ncclGroupEnd());
+    CHECK(ncclGroupEnd());
     std::printf("ncclGroupEnd %4d ms after ncclCommAbort, on an idle device  %.1f ms\n", int(pause.count()), since(start));
 }
 
@@ -154,7 +146,7 @@ void notice(const Comm& waiting, int begun) {
     const auto start = Clock::now();
     ncclResult_t state = ncclSuccess;
     while (state == ncclSuccess && cudaStreamQuery(waiting.stream) == cudaErrorNotReady && since(start) < 8000) {
-        MUST(ncclCommGetAsyncError(waiting.comm, &state));
+        CHECK(ncclCommGetAsyncError(waiting.comm, &state));
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
     std::printf("%-58s %s after %.0f ms\n", "the other rank notices the abort:", ncclGetErrorString(state), since(start));
@@ -163,11 +155,11 @@ void notice(const Comm& waiting, int begun) {
 // Closes the group four seconds after the abort.
 void abort_unnoticed(const Comm& awaited, int tell) {
     std::this_thread::sleep_for(kLongEnough);
-    MUST(ncclGroupStart());
-    MUST(ncclCommAbort(awaited.comm));
+    CHECK(ncclGroupStart());
+    CHECK(ncclCommAbort(awaited.comm));
     if (write(tell, "", 1) != 1) std::exit(1);
     std::this_thread::sleep_for(std::chrono::seconds(4));
-    MUST(ncclGroupEnd());
+    CHECK(ncclGroupEnd());
     std::printf("%-58s after 4000 ms\n", "ncclGroupEnd");
     std::this_thread::sleep_for(kLongEnough);
 }
@@ -187,7 +179,7 @@ void run(int rank, int in, int out, int until, int tell) {
         _exit(0);
     }
     int version;
-    MUST(ncclGetVersion(&version));
+    CHECK(ncclGetVersion(&version));
     std::printf("NCCL %d; an operation that the other rank never joins is on the device, and another one\n", version);
     abort_unnoticed(comms[8], tell);
     abort_in_group(comms[0], comms[1]);

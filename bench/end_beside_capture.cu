@@ -9,7 +9,6 @@
 #define _GNU_SOURCE  // RTLD_NEXT
 #endif
 #include <dlfcn.h>
-#include <nccl.h>
 #include <pthread.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -22,20 +21,13 @@
 #include <functional>
 #include <thread>
 
-#include "cuda_check.h"
+#include "nccl_check.h"
 
 namespace {
 
 constexpr size_t kBytes = 1 << 20;
 // Whether threads that NCCL creates from now on are apart from captures.
 std::atomic<bool> nccl_is_apart{false};
-
-void must(ncclResult_t result, const char* what) {
-    if (result == ncclSuccess) return;
-    std::printf("%s: %s\n", what, ncclGetErrorString(result));
-    std::exit(1);
-}
-#define MUST(call) must(call, #call)
 
 void be_apart() {
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
@@ -65,17 +57,17 @@ struct Rank {
 
     void Join() {
         ncclUniqueId id;
-        if (rank == 0) MUST(ncclGetUniqueId(&id));
+        if (rank == 0) CHECK(ncclGetUniqueId(&id));
         const auto moved = rank == 0 ? write(out, &id, sizeof(id)) : read(in, &id, sizeof(id));
         if (moved != sizeof(id)) std::exit(1);
-        MUST(ncclCommInitRank(&comm, 2, id, rank));
+        CHECK(ncclCommInitRank(&comm, 2, id, rank));
     }
 
     void Enqueue() const {
-        MUST(ncclGroupStart());
-        MUST(ncclSend(memory, kBytes, ncclUint8, 1 - rank, comm, stream));
-        MUST(ncclRecv(memory + kBytes, kBytes, ncclUint8, 1 - rank, comm, stream));
-        MUST(ncclGroupEnd());
+        CHECK(ncclGroupStart());
+        CHECK(ncclSend(memory, kBytes, ncclUint8, 1 - rank, comm, stream));
+        CHECK(ncclRecv(memory + kBytes, kBytes, ncclUint8, 1 - rank, comm, stream));
+        CHECK(ncclGroupEnd());
     }
 
     // Until both have all: an abort on one side would end the exchange of the other.
@@ -109,10 +101,10 @@ struct Rank {
         Exchange();
         Beside("an exchange", [this] { Enqueue(); });
         CHECK(cudaStreamSynchronize(stream));
-        Beside("ncclCommDestroy", [this] { MUST(ncclCommDestroy(comm)); });
+        Beside("ncclCommDestroy", [this] { CHECK(ncclCommDestroy(comm)); });
         Beside("ncclCommInitRank", [this] { Join(); });
         Exchange();
-        Beside("ncclCommAbort", [this] { MUST(ncclCommAbort(comm)); });
+        Beside("ncclCommAbort", [this] { CHECK(ncclCommAbort(comm)); });
         Join();
         Exchange();
         AbortInGroup();
@@ -120,7 +112,7 @@ struct Rank {
         nccl_is_apart = true;
         Join();
         Exchange();
-        Beside("ncclCommDestroy", [this] { MUST(ncclCommDestroy(comm)); });
+        Beside("ncclCommDestroy", [this] { CHECK(ncclCommDestroy(comm)); });
     }
 
     // NCCL's threads look at the abort twice a second.
@@ -129,11 +121,11 @@ struct Rank {
         std::thread aborter([&] {
             be_apart();
             CHECK(cudaSetDevice(0));
-            MUST(ncclGroupStart());
-            MUST(ncclCommAbort(comm));
+            CHECK(ncclGroupStart());
+            CHECK(ncclCommAbort(comm));
             over = true;
             while (!may_free) usleep(1000);
-            MUST(ncclGroupEnd());
+            CHECK(ncclGroupEnd());
         });
         Beside("ncclCommAbort in a group, and 2 s after it", [&] {
             while (!over) usleep(1000);
@@ -154,7 +146,7 @@ void run(int rank, int in, int out, pthread_barrier_t* both) {
     CHECK(cudaStreamCreateWithFlags(&self.stream, cudaStreamNonBlocking));
     CHECK(cudaMalloc(&self.memory, 2 * kBytes));
     int version;
-    MUST(ncclGetVersion(&version));
+    CHECK(ncclGetVersion(&version));
     if (rank == 0) std::printf("NCCL %d; a capture in the global mode, beside it in another thread\n", version);
     self.Run();
 }

@@ -63,7 +63,7 @@ def _builds(places: Places) -> list[Step]:
                                f"OUT={places.target}/c-sanitize")
     built = ("build/lib",)
     return [
-        *python_steps.setup(),
+        python_steps.setup(),
         # Each often waits for one compiler, so they share the cores; cargo locks neither's folder.
         dataclasses.replace(library, cores=1),
         Step("rust/test", test, counts.cargo_test, timeout=900, environment=WITHOUT_KERNELS),

@@ -40,7 +40,7 @@ _FORKED = ("test_death --nodes {}",
            "test_faults --nodes {} --trials 15 --seed 43")
 
 _LIMIT_SECONDS = 240
-# A creation has three quarters of it to connect by NCCL, which took 730 ms once where two nodes shared a GPU.
+# A creation has three quarters of it to connect by NCCL, which once took more than 730 ms where two nodes shared a GPU.
 _DEATH_TIMEOUT_MS = "2000"
 # One machine has no network but this one, unless somebody says so.
 _NETWORK = (("NCCL_IB_DISABLE", "1"), ("NCCL_SOCKET_IFNAME", "lo"),

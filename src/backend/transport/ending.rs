@@ -60,7 +60,7 @@ impl Ending {
     }
 
     /// Destroys it, now or, if it cannot be, in the [`end_kept`] that finds it free. Returns when that is done, or after
-    /// half of `limit`; then NCCL waits for other ranks.
+    /// half of `limit`, five seconds at most; then NCCL waits for other ranks.
     pub fn end(self, limit: Duration) {
         let start = Instant::now();
         if (self.in_graphs)() || !self.ends_before(start + PATIENCE, limit) {

@@ -7,6 +7,9 @@
 //
 // Every function returns ncclSuccess, or an error code with a text that ncclEpGetLastError gives.
 // Outputs are written on success only. Nothing exits, asserts or throws.
+//
+// A process that was forked after a group had been made cannot use the library: there functions that
+// destroy something do nothing, and all others return ncclInvalidUsage at once.
 
 #pragma once
 

@@ -19,6 +19,7 @@ mod allocations;
 pub mod backend;
 pub mod env;
 pub mod error;
+pub mod fork;
 pub mod log;
 pub mod model;
 pub mod nvtx;

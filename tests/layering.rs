@@ -16,6 +16,7 @@ use sources::modules::{all_uses, is_below, module_files, module_of};
 const ARROWS: &[(&str, &[&str])] = &[
     ("error", &[]),
     ("env", &["model::*"]),
+    ("fork", &["error::*"]),
     ("log", &["env"]),
     ("model", &[]),
     ("nvtx", &["env"]),
@@ -100,6 +101,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "backend::select",
             "env",
             "error::*",
+            "fork",
             "log",
             "model::*",
             "rule::*",
@@ -145,6 +147,7 @@ const UNSAFE: &[&str] = &[
     "src/backend/nccl/mod.rs",
     "src/backend/nccl/network.rs",
     "src/backend/nccl/own.rs",
+    "src/fork.rs",
     "src/log/sink.rs",
     "src/nvtx.rs",
 ];

@@ -17,6 +17,7 @@
 //! to work where an NVIDIA driver is present unless `NCCLEP_HOSTSIM_WITH_GPU=1` is set.
 
 pub mod cuda;
+mod fork;
 mod handles;
 pub mod nccl;
 mod presence;

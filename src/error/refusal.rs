@@ -71,6 +71,8 @@ pub enum Subject {
     Staging,
     /// This library.
     Library,
+    /// The calling process.
+    Process,
     /// A setting of the group.
     Setting(Setting),
     /// Which operation was called.
@@ -211,6 +213,8 @@ pub enum InSequence {
     NoCaptureWhileGivenUp,
     /// A routing is exchanged once, but a graph runs repeatedly.
     NoCaptureOfRouting,
+    /// A forked process has neither the threads nor the device of its parent.
+    NotForked,
 }
 
 /// Rules of one tensor.

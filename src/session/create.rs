@@ -11,6 +11,7 @@ use crate::backend::select;
 use crate::env::Env;
 use crate::error::refusal::{AmongRanks, Setting, Subject};
 use crate::error::{Error, Result, Words};
+use crate::fork;
 use crate::log;
 use crate::model::group::{Algorithm, GroupFacts, GroupSettings, LlCombineMode};
 use crate::model::ops::Stream;
@@ -34,6 +35,7 @@ pub fn group(
     let env = Env::read();
     let comm = Communicator::open(comm)?;
     let platform = select::platform(&comm)?;
+    fork::watch();
     let memory = platform.memory();
     let own_stream = match stream {
         Some(_) => Ok(None),

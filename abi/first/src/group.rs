@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::callbacks::Callbacks;
-use crate::guard::{Subject, check_out, guard, write_out};
+use crate::guard::{Subject, check_out, guard, guard_destroy, write_out};
 use crate::objects::Group;
 use crate::read;
 use crate::texts;
@@ -85,13 +85,11 @@ pub unsafe extern "C" fn ncclEpGroupDestroy(
     ep_group: ncclEpGroup_t,
     stream: cudaStream_t,
 ) -> ncclResult_t {
-    guard("ncclEpGroupDestroy", Subject::Nothing, || {
-        match ep_group.is_null() {
-            true => Ok(()),
-            false => {
-                let group = Group::take(ep_group as usize)?;
-                group.session.close(Some(Stream(stream as usize)))
-            }
+    guard_destroy("ncclEpGroupDestroy", || match ep_group.is_null() {
+        true => Ok(()),
+        false => {
+            let group = Group::take(ep_group as usize)?;
+            group.session.close(Some(Stream(stream as usize)))
         }
     })
 }

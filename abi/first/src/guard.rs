@@ -6,7 +6,7 @@ use crate::objects::{self, Group};
 use crate::types::ncclResult_t;
 use crate::{refuse, texts};
 use nccl_ep_core::error::{Error, Result};
-use nccl_ep_core::{log, nvtx};
+use nccl_ep_core::{fork, log, nvtx};
 use std::cell::RefCell;
 use std::ffi::c_char;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -31,14 +31,27 @@ pub enum Subject {
     Handle(usize),
 }
 
-/// Runs the body of the exported function `name`, as a range that profilers show.
+/// Runs the body of the exported function `name`, as a range that profilers show. In a forked process the call is
+/// refused.
 pub fn guard(
     name: &'static str,
     subject: Subject,
     body: impl FnOnce() -> Result<()>,
 ) -> ncclResult_t {
+    if fork::is_child() {
+        return guard_unseen(name, Subject::Nothing, fork::check);
+    }
     let _range = nvtx::range(name);
     guard_unseen(name, subject, body)
+}
+
+/// As [`guard`], for a function that destroys something: in a forked process it succeeds and does nothing, since all
+/// is its parent's.
+pub fn guard_destroy(name: &'static str, body: impl FnOnce() -> Result<()>) -> ncclResult_t {
+    match fork::is_child() {
+        true => 0,
+        false => guard(name, Subject::Nothing, body),
+    }
 }
 
 /// The same without a range, for functions that only look at something.

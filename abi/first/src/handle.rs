@@ -1,7 +1,7 @@
 //! Creation, destruction and queries of handles.
 #![allow(unsafe_code)]
 
-use crate::guard::{Subject, check_out, guard, write_out};
+use crate::guard::{Subject, check_out, guard, guard_destroy, write_out};
 use crate::objects::{self, Group};
 use crate::tags::{Tag, TensorSet};
 use crate::types::{
@@ -130,11 +130,9 @@ fn no_config(config: *const ncclEpHandleConfig_t) -> Result<()> {
 /// None: a dead or foreign handle is recognised.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclEpHandleDestroy(handle: ncclEpHandle_t) -> ncclResult_t {
-    guard("ncclEpHandleDestroy", Subject::Nothing, || {
-        match handle.is_null() {
-            true => Ok(()),
-            false => objects::take_handle(handle as usize).map(|handle| handle.close()),
-        }
+    guard_destroy("ncclEpHandleDestroy", || match handle.is_null() {
+        true => Ok(()),
+        false => objects::take_handle(handle as usize).map(|handle| handle.close()),
     })
 }
 

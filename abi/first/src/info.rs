@@ -6,7 +6,7 @@ use crate::objects::Group;
 use crate::texts;
 use crate::types::{ncclEpGroup_t, ncclResult_t};
 use crate::version;
-use nccl_ep_core::log;
+use nccl_ep_core::{fork, log};
 use std::ffi::{c_char, c_int};
 
 /// Gets the library's version: MAJOR * 10000 + MINOR * 100 + PATCH.
@@ -48,6 +48,7 @@ pub unsafe extern "C" fn ncclEpGetAsyncError(
 ) -> ncclResult_t {
     let name = "ncclEpGetAsyncError";
     guard_unseen(name, Subject::Nothing, || {
+        fork::check()?;
         check_out("result", result)?;
         let group = Group::resolve(ep_group as usize)?;
         let code = group.session.failure().map_or(0, |error| {

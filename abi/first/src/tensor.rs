@@ -1,7 +1,7 @@
 //! Creation and destruction of tensors.
 #![allow(unsafe_code)]
 
-use crate::guard::{Subject, check_out, guard, write_out};
+use crate::guard::{Subject, check_out, guard, guard_destroy, write_out};
 use crate::objects::Group;
 use crate::types::{
     ncclDataType_t, ncclEpGroup_t, ncclEpTensorFlags_t, ncclEpTensorTag_t, ncclNDTensor_t,
@@ -100,7 +100,7 @@ pub unsafe extern "C" fn ncclEpTensorDestroy(
     ep_group: ncclEpGroup_t,
     tensor: *mut ncclNDTensor_t,
 ) -> ncclResult_t {
-    guard("ncclEpTensorDestroy", Subject::Nothing, || {
+    guard_destroy("ncclEpTensorDestroy", || {
         // SAFETY: this function's contract.
         let Some(tensor) = (unsafe { tensor.as_mut() }) else {
             return Ok(());

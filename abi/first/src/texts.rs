@@ -76,6 +76,7 @@ impl Display for Name {
             Subject::Handle => f.write_str("handle"),
             Subject::Staging => f.write_str("send_only"),
             Subject::Library => f.write_str("libnccl_ep"),
+            Subject::Process => f.write_str("this process"),
             Subject::Setting(setting) => f.write_str(setting_name(setting)),
             Subject::Operation => f.write_str("operation"),
             Subject::RowBytes => f.write_str("row bytes"),

@@ -204,6 +204,7 @@ void ll_different_calls_over_nodes(EpEnv* env);  // nodes.c
 void ht_different_calls_over_nodes(EpEnv* env);
 void ll_new_handle_held_up_over_nodes(EpEnv* env);
 void ht_handle_without_memory_over_nodes(EpEnv* env);
+void forked_process(EpEnv* env);      // forked.c
 void one_line_on_stderr(EpEnv* env);  // stderr.c
 int refuse_once(void);
 

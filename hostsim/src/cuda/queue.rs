@@ -13,6 +13,7 @@ use std::sync::Arc;
 use parking_lot::{Condvar, Mutex};
 
 use super::error::CudaError;
+use crate::fork;
 
 /// What a stream executes.
 pub(crate) type Job = Box<dyn FnOnce() -> Result<(), CudaError> + Send>;
@@ -91,6 +92,7 @@ impl Stream {
             advanced: Condvar::new(),
             room: room(),
         });
+        fork::watch();
         let worker = Arc::clone(&stream);
         std::thread::Builder::new()
             .name(format!("hostsim-dev{device}"))

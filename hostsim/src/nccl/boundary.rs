@@ -5,12 +5,17 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::error::{self, Code, Failure, Outcome, ncclResult_t};
 use super::group;
-use crate::presence;
+use crate::{fork, presence};
 
-/// Runs the body of one entry point: refuses where a GPU is, keeps panics from unwinding into C,
+/// Runs the body of one entry point: refuses where a GPU is and in a forked process, keeps panics from unwinding into C,
 /// keeps the text of a failure, and lets an open group remember that a call in it failed.
 pub(crate) fn boundary(body: impl FnOnce() -> Outcome<()>) -> ncclResult_t {
-    let outcome = if presence::permitted() {
+    let outcome = if fork::is_child() {
+        Err(Failure::new(
+            Code::UnhandledCudaError,
+            "initialization error",
+        ))
+    } else if presence::permitted() {
         catch_unwind(AssertUnwindSafe(body))
             .unwrap_or_else(|_| Err(Failure::new(Code::InternalError, "panic in the stand-in")))
     } else {

@@ -291,3 +291,24 @@ pub(crate) fn reset_the_device() {
     assert_eq!(cudaSetDevice(1), SUCCESS);
     assert_eq!(cudaDeviceReset(), SUCCESS);
 }
+
+/// As CUDA, which does not survive a fork: nothing waits for a thread that the child does not have.
+#[test]
+fn a_forked_process_is_refused() {
+    const INITIALIZATION_ERROR: i32 = 3;
+    own_device();
+    let stream = Stream::new();
+    // SAFETY: the child makes one call, which takes no lock and no memory, and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let code = stream.synchronize();
+        // SAFETY: ends the process without the parent's exit handlers.
+        unsafe { libc::_exit(code) };
+    }
+    let mut status = 0;
+    // SAFETY: the pointer is valid for a write.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert!(libc::WIFEXITED(status));
+    assert_eq!(libc::WEXITSTATUS(status), INITIALIZATION_ERROR);
+    assert_eq!(stream.synchronize(), SUCCESS);
+}

@@ -18,6 +18,8 @@ pub struct Env {
     pub tuning_file: Option<String>,
     /// `NCCL_EP_HT_CHUNK_BYTES`: bytes that an HT operation sends to other nodes at a time.
     pub ht_chunk_bytes: Option<usize>,
+    /// `NCCL_EP_CHECK`: whether calls look at their ids and weights.
+    pub check: bool,
     /// `NCCL_HOSTID`: replaces the machine's boot id when ranks are grouped into nodes.
     pub host_id: Option<String>,
     /// `NVTX_INJECTION64_PATH`: the library of a profiler that wants to hear of ranges.
@@ -79,6 +81,7 @@ impl Env {
             ht_chunk_bytes: lookup("NCCL_EP_HT_CHUNK_BYTES")
                 .and_then(|text| text.trim().parse().ok())
                 .filter(|&bytes| bytes > 0),
+            check: lookup("NCCL_EP_CHECK").is_some_and(|value| value.trim() == "1"),
             host_id: lookup("NCCL_HOSTID").filter(|id| !id.is_empty()),
             nvtx_injection: lookup("NVTX_INJECTION64_PATH").filter(|path| !path.is_empty()),
             verbosity: lookup("NCCL_DEBUG")
@@ -109,6 +112,7 @@ mod tests {
             "NCCL_EP_TUNING_FILE" => Some("times.json".to_owned()),
             "NCCL_EP_LL_COMBINE" => Some("exact".to_owned()),
             "NCCL_DEBUG" => Some("info".to_owned()),
+            "NCCL_EP_CHECK" => Some("1".to_owned()),
             _ => None,
         };
         let env = Env::from_lookup(set);
@@ -117,9 +121,11 @@ mod tests {
         assert_eq!(env.ll_combine, LlCombineMode::Exact);
         assert_eq!(env.tuning_file.as_deref(), Some("times.json"));
         assert_eq!(env.verbosity, Verbosity::Groups);
+        assert!(env.check);
         let nonsense = Env::from_lookup(|_| Some("-1".to_owned()));
         assert_eq!(nonsense.timeout, Duration::from_secs(100));
         assert_eq!(nonsense.ll_combine, LlCombineMode::Reduce);
+        assert!(!nonsense.check);
     }
 
     #[test]

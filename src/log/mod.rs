@@ -1,4 +1,4 @@
-//! The lines that `NCCL_DEBUG` asks for: refusals, and one for each new group. They go to stderr, or
+//! The lines that `NCCL_DEBUG` asks for, refusals and one for each new group, and those of `NCCL_EP_CHECK`. They go to stderr, or
 //! to the file that `NCCL_DEBUG_FILE` names.
 //!
 //! No logging crate: in a C library nobody could install its subscriber, or it would interfere with
@@ -33,6 +33,11 @@ pub fn warn(text: &str) {
     if LOG.verbosity >= Verbosity::Warnings {
         LOG.sink.line(&format!("{} NCCL_EP WARN {text}", here()));
     }
+}
+
+/// Prints what a check has found, which was asked for by a variable of its own.
+pub fn check(text: &str) {
+    LOG.sink.line(&format!("{} NCCL_EP WARN {text}", here()));
 }
 
 /// Whether [`group`] prints.

@@ -19,6 +19,7 @@ use crate::model::topology::{NODE_ID_BYTES, NodeId, Topology};
 use crate::rule;
 use crate::rule::handle::HandleTensors;
 use crate::session::about::About;
+use crate::session::check::Checks;
 use crate::session::group::Group;
 use crate::session::handle::Handle;
 use std::sync::Arc;
@@ -34,8 +35,8 @@ pub fn group(
 ) -> Result<Group> {
     let env = Env::read();
     let comm = Communicator::open(comm)?;
-    let platform = select::platform(&comm)?;
     fork::watch();
+    let platform = select::platform(&comm)?;
     let memory = platform.memory();
     let own_stream = match stream {
         Some(_) => Ok(None),
@@ -56,7 +57,8 @@ pub fn group(
     let profile = backend.common().profile();
     let about = || About::new(&comm, (facts, nodes), profile, &env);
     let about = log::tells_of_groups().then(about);
-    Ok(Group::new(facts, backend, own_stream?, about))
+    let checks = Checks::wanted(&env, &facts, backend.common().memory());
+    Ok(Group::new(facts, backend, own_stream?, about, checks))
 }
 
 /// The numbers that must be the same on every rank.

@@ -8,6 +8,7 @@ use crate::error::{Context, Error, Result};
 use crate::model::group::GroupFacts;
 use crate::model::ops::{STAGED_SLOTS, StagedSlot, Stream};
 use crate::session::about::About;
+use crate::session::check::Checks;
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -20,6 +21,7 @@ pub struct Group {
     faults: Arc<dyn Faults>,
     own_stream: Option<OwnStream>,
     about: Option<About>,
+    checks: Option<Checks>,
     failed: OnceCell<Error>,
     closed: AtomicBool,
     staged: Mutex<Staged>,
@@ -41,6 +43,7 @@ impl Group {
         backend: OpenGroup,
         own_stream: Option<OwnStream>,
         about: Option<About>,
+        checks: Option<Checks>,
     ) -> Self {
         Self {
             facts,
@@ -48,6 +51,7 @@ impl Group {
             backend,
             own_stream,
             about,
+            checks,
             failed: OnceCell::new(),
             closed: AtomicBool::new(false),
             staged: Mutex::default(),
@@ -72,6 +76,11 @@ impl Group {
     /// What to tell about it, if somebody wants to be told.
     pub fn about(&self) -> Option<&About> {
         self.about.as_ref()
+    }
+
+    /// What to look at in each call, if somebody wants that.
+    pub(super) fn checks(&self) -> Option<&Checks> {
+        self.checks.as_ref()
     }
 
     /// The memory of the group's device.

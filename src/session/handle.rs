@@ -122,6 +122,9 @@ impl Handle {
                 let handle = handle.read();
                 let routed = routed(&handle)?;
                 let op = ht::dispatch(facts, &routed.routing, tensors)?;
+                if let Some(checks) = self.group.checks() {
+                    checks.ht_dispatch(&routed.routing, &op, stream);
+                }
                 routed.backend.dispatch(&op, stream)
             }
         }
@@ -159,7 +162,10 @@ impl Handle {
         if handle.staged.is_some() {
             return Err(Error::usage(Subject::Handle, InSequence::CompleteFirst));
         }
-        let backend = &routed(&handle.routed)?.backend;
+        let Routed { routing, backend } = routed(&handle.routed)?;
+        if let Some(checks) = self.group.checks() {
+            checks.ll(routing, op, staged, stream);
+        }
         if !staged {
             return backend.run(op, stream);
         }
@@ -181,6 +187,9 @@ impl Handle {
         };
         // If this is refused, the operation stays pending: the caller may try again.
         let backend = &routed(&handle.routed)?.backend;
+        if let Some(checks) = self.group.checks() {
+            checks.ll_receive(&sent.op, stream);
+        }
         backend.receive(&sent.op, sent.slot, stream)?;
         self.group.end_staged(sent.slot);
         handle.staged = None;

@@ -2,7 +2,9 @@
 #![forbid(unsafe_code)]
 
 pub mod about;
+mod check;
 pub mod create;
+mod findings;
 pub mod group;
 pub mod handle;
 mod route;

@@ -42,6 +42,9 @@ pub(super) fn ht(
         .as_ref()
         .map(|(routing, _)| *routing)
         .map_err(Error::clone);
+    if let (Some(checks), Ok(routing)) = (group.checks(), &routing) {
+        checks.ht_handle(routing, stream);
+    }
     let wanted = checked.and_then(|checked| ht_routing(group, checked));
     let backend = backend.open_handle(wanted, stream)?;
     let routing = routing?;

@@ -205,6 +205,9 @@ void ht_different_calls_over_nodes(EpEnv* env);
 void ll_new_handle_held_up_over_nodes(EpEnv* env);
 void ht_handle_without_memory_over_nodes(EpEnv* env);
 void forked_process(EpEnv* env);      // forked.c
+void ll_unusual_numbers_are_told(EpEnv* env);  // checking.c
+void ht_unusual_numbers_are_told(EpEnv* env);
+void nothing_is_checked_unasked(EpEnv* env);
 void one_line_on_stderr(EpEnv* env);  // stderr.c
 int refuse_once(void);
 

@@ -48,6 +48,9 @@ int main(int argc, char** argv) {
         EP_CASE(ll_new_handle_held_up_over_nodes),
         EP_CASE_HT(ht_handle_without_memory_over_nodes),
         EP_CASE(forked_process),
+        EP_CASE(ll_unusual_numbers_are_told),
+        EP_CASE_HT(ht_unusual_numbers_are_told),
+        EP_CASE(nothing_is_checked_unasked),
         EP_CASE(one_line_on_stderr),
         EP_CASE(print_skipped),
     };

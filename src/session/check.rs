@@ -1,0 +1,256 @@
+//! `NCCL_EP_CHECK=1`: looks at ids and weights before they are used, and makes visible what is read beyond the rows that
+//! a dispatch delivers. Slow, as each call waits for its stream.
+//!
+//! A check refuses nothing: what it reports is defined. Inside a capture nothing can be looked at.
+#![forbid(unsafe_code)]
+
+use crate::backend::DeviceMemory;
+use crate::env::Env;
+use crate::error::Result;
+use crate::log;
+use crate::model::group::GroupFacts;
+use crate::model::ops::{HtDispatch, LlDispatch, LlOp, Routing, Stream};
+use crate::model::scales::ScaleTensor;
+use crate::model::tensor::DevPtr;
+use crate::session::findings::Findings;
+use std::iter;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// NaN in every floating-point type, UE8M0 among them; -1 in an integer.
+const POISON: u8 = 0xff;
+/// How much of it is copied at a time.
+const POISON_BYTES: usize = 1 << 20;
+const LL_DISPATCH: &str = "low-latency dispatch";
+const PAUSE: Duration = Duration::from_micros(50);
+
+/// The checks of one group.
+pub(super) struct Checks {
+    memory: Arc<dyn DeviceMemory>,
+    facts: GroupFacts,
+    /// How long a check waits for its stream.
+    patience: Duration,
+    told_of_captures: AtomicBool,
+}
+
+impl Checks {
+    /// Those of a group, if the environment asks for them.
+    pub(super) fn wanted(
+        env: &Env,
+        facts: &GroupFacts,
+        memory: Arc<dyn DeviceMemory>,
+    ) -> Option<Self> {
+        env.check.then(|| Self {
+            memory,
+            facts: *facts,
+            patience: env.timeout,
+            told_of_captures: AtomicBool::new(false),
+        })
+    }
+
+    /// Before an HT handle is made of `routing`.
+    pub(super) fn ht_handle(&self, routing: &Routing, stream: Stream) {
+        let call = "high-throughput handle";
+        self.during(call, stream, || self.look(call, routing, None));
+    }
+
+    /// Before an HT dispatch. Its ids were looked at with the handle.
+    pub(super) fn ht_dispatch(&self, routing: &Routing, op: &HtDispatch, stream: Stream) {
+        let Some(own) = op.routing_in else { return };
+        let routing = Routing {
+            ids: own.ids,
+            ..*routing
+        };
+        let call = "high-throughput dispatch";
+        self.during(call, stream, || {
+            self.look(call, &routing, Some(own.weights))
+        });
+    }
+
+    /// Before an LL operation, or its send phase.
+    pub(super) fn ll(&self, routing: &Routing, op: &LlOp, staged: bool, stream: Stream) {
+        match op {
+            LlOp::Dispatch(op) => self.during(LL_DISPATCH, stream, || {
+                if !staged {
+                    self.poison(op)?;
+                }
+                self.look(LL_DISPATCH, routing, None)
+            }),
+            // Ids may have been masked since the dispatch, by any negative number.
+            LlOp::Combine(op) => {
+                let call = "low-latency combine";
+                self.during(call, stream, || self.look(call, routing, Some(op.weights)));
+            }
+        }
+    }
+
+    /// Before the receive phase of an LL operation.
+    pub(super) fn ll_receive(&self, op: &LlOp, stream: Stream) {
+        if let LlOp::Dispatch(op) = op {
+            self.during(LL_DISPATCH, stream, || self.poison(op));
+        }
+    }
+
+    /// Runs `check` of a call once `stream` has done what it was given before, and tells why if that is impossible.
+    fn during(&self, call: &str, stream: Stream, check: impl FnOnce() -> Result<()>) {
+        let why_not = match self.settle(stream) {
+            Ok(Settled::Yes) => match check() {
+                Ok(()) => return,
+                Err(error) => error.text(),
+            },
+            Ok(Settled::Busy) => {
+                let waited = self.patience.as_millis();
+                format!("its stream was busy for {waited} ms")
+            }
+            Ok(Settled::Captured) if self.told_of_captures.swap(true, Ordering::Relaxed) => return,
+            Ok(Settled::Captured) => "it is captured into a graph; that is said once".to_owned(),
+            Err(error) => error.text(),
+        };
+        self.tell(call, &format!("not checked: {why_not}"));
+    }
+
+    fn tell(&self, call: &str, text: &str) {
+        let rank = self.facts.rank;
+        log::check(&format!("NCCL_EP_CHECK: rank {rank}, {call}: {text}"));
+    }
+
+    fn settle(&self, stream: Stream) -> Result<Settled> {
+        let mut mark = self.memory.new_mark()?;
+        if !mark.record(stream)? {
+            return Ok(Settled::Captured);
+        }
+        let begin = Instant::now();
+        while !mark.is_over()? {
+            if begin.elapsed() > self.patience {
+                return Ok(Settled::Busy);
+            }
+            std::thread::sleep(PAUSE);
+        }
+        Ok(Settled::Yes)
+    }
+
+    /// Reports what is unusual in the ids of `routing` or, if there are `weights`, in these.
+    fn look(&self, call: &str, routing: &Routing, weights: Option<DevPtr>) -> Result<()> {
+        let entries = routing.tokens * routing.top_k;
+        let ids = self.read(routing.ids, entries * routing.width.bytes())?;
+        let found = match weights {
+            None => Findings::of_ids(&ids, routing.top_k, self.facts.experts),
+            Some(weights) => {
+                let weights = self.read(weights, entries * size_of::<f32>())?;
+                Findings::of_weights((&ids, &weights), routing.top_k, self.facts.experts)
+            }
+        };
+        if !found.is_empty() {
+            self.tell(call, &found.to_string());
+        }
+        Ok(())
+    }
+
+    fn read(&self, from: DevPtr, bytes: usize) -> Result<Vec<u8>> {
+        let mut copy = vec![0; bytes];
+        if bytes > 0 {
+            self.memory.download(&mut copy, from)?;
+        }
+        Ok(copy)
+    }
+
+    /// Fills the outputs of an LL dispatch, of which it writes the rows that it delivers. (An HT dispatch
+    /// promises zeros behind these.)
+    fn poison(&self, op: &LlDispatch) -> Result<()> {
+        let (experts, rows) = (
+            self.facts.local_experts(),
+            self.facts.max_recv_rows.unwrap_or(0),
+        );
+        self.fill(op.out, experts * rows * op.row.bytes())?;
+        let Some(scaled) = &op.scaled else {
+            return Ok(());
+        };
+        let (out, width) = (&scaled.out, scaled.scales.dtype.size());
+        for run in runs(out, experts, scaled.scales.count) {
+            self.fill(DevPtr(out.data.0 + run.start * width), run.len() * width)?;
+        }
+        Ok(())
+    }
+
+    fn fill(&self, data: DevPtr, bytes: usize) -> Result<()> {
+        let poison = vec![POISON; bytes.min(POISON_BYTES)];
+        let mut filled = 0;
+        while filled < bytes {
+            let part = poison.get(..bytes - filled).unwrap_or(&poison);
+            self.memory.upload(DevPtr(data.0 + filled), part)?;
+            filled += part.len();
+        }
+        Ok(())
+    }
+}
+
+/// The elements of `scales`, which has so many experts and columns, as runs of neighbours: what lies between them is
+/// not part of the tensor.
+fn runs(scales: &ScaleTensor, experts: usize, columns: usize) -> Vec<Range<usize>> {
+    let ScaleTensor { rows, layout, .. } = *scales;
+    let together = experts == 1 || layout.expert == rows * columns;
+    if together && (layout.column, layout.row) == (1, columns) {
+        return iter::once(0..experts * rows * columns).collect();
+    }
+    let by_row = layout.column == 1 || columns == 1;
+    let (number, length) = if by_row {
+        (rows, columns)
+    } else {
+        (columns, rows)
+    };
+    let of_expert = |expert| {
+        (0..number).map(move |run| {
+            let (row, column) = if by_row { (run, 0) } else { (0, run) };
+            let first = layout.element(expert, row, column);
+            first..first + length
+        })
+    };
+    (0..experts).flat_map(of_expert).collect()
+}
+
+/// Whether a stream has done what it was given.
+enum Settled {
+    Yes,
+    Busy,
+    Captured,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::scales::ScaleLayout;
+
+    /// Each scale is in one run, and nothing else is in any.
+    #[test]
+    fn runs_are_the_scales_alone() {
+        for (extents, strides, number) in [
+            ([2, 3, 4], None, 1),
+            ([2, 3, 4], Some([40, 6, 1]), 6),
+            ([2, 3, 4], Some([40, 1, 8]), 8),
+            ([2, 3, 1], Some([40, 5, 7]), 6),
+            ([2, 1, 4], Some([40, 9, 5]), 8),
+            ([1, 3, 4], Some([0, 4, 1]), 1),
+            ([2, 0, 4], None, 1),
+        ] {
+            let [experts, rows, columns] = extents;
+            let layout = ScaleLayout::new(extents, strides).unwrap();
+            let scales = ScaleTensor {
+                data: DevPtr(0),
+                rows,
+                layout,
+            };
+            let mut expected: Vec<usize> = (0..experts * rows * columns)
+                .map(|at| (at / columns / rows, at / columns % rows, at % columns))
+                .map(|(expert, row, column)| layout.element(expert, row, column))
+                .collect();
+            let runs = runs(&scales, experts, columns);
+            assert_eq!(runs.len(), number, "{extents:?} {strides:?}");
+            let mut found: Vec<usize> = runs.into_iter().flatten().collect();
+            expected.sort_unstable();
+            found.sort_unstable();
+            assert_eq!(found, expected, "{extents:?} {strides:?}");
+        }
+    }
+}

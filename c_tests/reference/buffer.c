@@ -16,10 +16,23 @@ void* ref_host_poison(size_t bytes) {
     return memory;
 }
 
-RefBuffer ref_buffer_new(size_t bytes) {
-    RefBuffer buffer = {ep_device_alloc(bytes + 2 * kRefGuardBytes), bytes};
+static size_t all_bytes_of(const RefBuffer* buffer) {
+    return buffer->before + buffer->bytes + buffer->behind;
+}
+
+static RefBuffer buffer_between(size_t before, size_t bytes, size_t behind) {
+    RefBuffer buffer = {NULL, bytes, before, behind};
+    buffer.base = ep_device_alloc(all_bytes_of(&buffer));
     ref_buffer_poison(&buffer);
     return buffer;
+}
+
+RefBuffer ref_buffer_new(size_t bytes) {
+    return buffer_between(kRefGuardBytes, bytes, kRefGuardBytes);
+}
+
+RefBuffer ref_buffer_new_input(size_t bytes) {
+    return buffer_between(2 * kRefGuardBytes - bytes % kRefGuardBytes, bytes, 0);
 }
 
 void ref_buffer_free(RefBuffer* buffer) {
@@ -28,10 +41,10 @@ void ref_buffer_free(RefBuffer* buffer) {
     buffer->bytes = 0;
 }
 
-void* ref_buffer_data(const RefBuffer* buffer) { return buffer->base + kRefGuardBytes; }
+void* ref_buffer_data(const RefBuffer* buffer) { return buffer->base + buffer->before; }
 
 void ref_buffer_poison(const RefBuffer* buffer) {
-    EP_REQUIRE_CUDA(cudaMemset(buffer->base, kRefPoison, buffer->bytes + 2 * kRefGuardBytes));
+    EP_REQUIRE_CUDA(cudaMemset(buffer->base, kRefPoison, all_bytes_of(buffer)));
 }
 
 void ref_buffer_upload(const RefBuffer* buffer, const void* host) {
@@ -39,11 +52,11 @@ void ref_buffer_upload(const RefBuffer* buffer, const void* host) {
 }
 
 bool ref_buffer_check(EpSite site, const RefBuffer* buffer, const void* expected) {
-    const size_t all_bytes = buffer->bytes + 2 * kRefGuardBytes;
+    const size_t all_bytes = all_bytes_of(buffer);
     unsigned char* got = ref_host_new(all_bytes);
     unsigned char* wanted = ref_host_poison(all_bytes);
     ep_download(got, buffer->base, all_bytes);
-    if (buffer->bytes > 0) memcpy(wanted + kRefGuardBytes, expected, buffer->bytes);
+    if (buffer->bytes > 0) memcpy(wanted + buffer->before, expected, buffer->bytes);
     const bool passed = ep_check_eq_bytes(site, got, wanted, all_bytes);
     free(got);
     free(wanted);

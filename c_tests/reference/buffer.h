@@ -15,10 +15,15 @@ enum { kRefPoison = 0xa5, kRefGuardBytes = 256, kRefMaxTensors = 8 };
 typedef struct {
     unsigned char* base;  // of the guard zone before the data; device memory
     size_t bytes;         // of the data
+    size_t before;        // of the guard zone before it
+    size_t behind;        // of the one behind it
 } RefBuffer;
 
 // All bytes of a new buffer are poison.
 RefBuffer ref_buffer_new(size_t bytes);
+// For what a call reads: without a zone behind it, so that on the CPU to read there faults, as to
+// write does (256-byte multiples are followed by a page that nobody may touch).
+RefBuffer ref_buffer_new_input(size_t bytes);
 void ref_buffer_free(RefBuffer* buffer);
 void* ref_buffer_data(const RefBuffer* buffer);
 void ref_buffer_poison(const RefBuffer* buffer);

@@ -229,9 +229,11 @@ typedef struct {
 static void place_gradients(const Copy* copy, void* context) {
     const Gradients* gradients = context;
     if (copy->source != gradients->rank) return;
-    for (unsigned i = 0; i < copy->num_experts; ++i) {
-        const size_t from = copy->row * gradients->columns + i;
-        const size_t to = copy->token * gradients->columns + gradients->used[copy->token]++;
+    const unsigned columns = gradients->columns;
+    for (unsigned i = 0; i < copy->num_experts && i < columns; ++i) {
+        if (gradients->used[copy->token] == columns) return;
+        const size_t from = copy->row * columns + i;
+        const size_t to = copy->token * columns + gradients->used[copy->token]++;
         gradients->out[to] = ref_weight(gradients->seed, copy->destination, from);
     }
 }

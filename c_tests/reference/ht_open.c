@@ -20,7 +20,7 @@ typedef struct {
 } Counter;
 
 static Counter counter_new(HtCounter kind, unsigned local_experts) {
-    Counter counter = {kind, {NULL, 0}, NULL};
+    Counter counter = {.kind = kind};
     const size_t bytes = local_experts * sizeof(int32_t);
     counter.device = ref_buffer_new(bytes);
     EP_REQUIRE_CUDA(cudaHostAlloc((void**)&counter.host, bytes, cudaHostAllocMapped));
@@ -55,7 +55,7 @@ static void check_and_free_counter(HtRun* run, Counter* counter) {
 // The ids' memory is overwritten and freed as soon as the handle is there.
 static void create_handle(HtRun* run, ncclEpGroup_t group, HtOpening opening) {
     const unsigned rank = (unsigned)run->env->rank;
-    RefBuffer ids = ref_buffer_new(ref_entries_of(run->routing, rank) * sizeof(int64_t));
+    RefBuffer ids = ref_buffer_new_input(ref_entries_of(run->routing, rank) * sizeof(int64_t));
     ref_buffer_upload(&ids, run->routing->topk_idx[rank]);
     Counter counter = counter_new(opening.counter, run->local_experts);
     RefList list;
@@ -96,8 +96,8 @@ void ht_run_set_format(HtRun* run, const RefFormat* format) {
     for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); ++i) ref_buffer_free(buffers[i]);
     run->format = *format;
     const unsigned tokens = run->routing->num_tokens[run->env->rank];
-    run->tokens_in = ref_buffer_new(tokens * ref_format_in_bytes(format));
-    run->scales_in = ref_buffer_new(ref_scale_memory(format, format->in_order, 1, tokens));
+    run->tokens_in = ref_buffer_new_input(tokens * ref_format_in_bytes(format));
+    run->scales_in = ref_buffer_new_input(ref_scale_memory(format, format->in_order, 1, tokens));
     run->tokens_out = ref_buffer_new(run->num_rows * ref_format_out_bytes(format));
     run->scales_out = ref_buffer_new(ref_scale_memory(format, format->out_order, 1, run->num_rows));
 }
@@ -109,13 +109,13 @@ static void allocate_buffers(HtRun* run) {
     const size_t tokens = run->routing->num_tokens[run->env->rank];
     const size_t top_k = run->shape.top_k;
     const size_t rows = run->num_rows;
-    run->ids = ref_buffer_new(tokens * top_k * sizeof(int64_t));
-    run->weights = ref_buffer_new(tokens * top_k * sizeof(float));
+    run->ids = ref_buffer_new_input(tokens * top_k * sizeof(int64_t));
+    run->weights = ref_buffer_new_input(tokens * top_k * sizeof(float));
     run->ids_out = ref_buffer_new(rows * top_k * sizeof(int64_t));
     run->weights_out = ref_buffer_new(rows * top_k * sizeof(float));
     run->counter = ref_buffer_new(run->local_experts * sizeof(int32_t));
-    run->results_in = ref_buffer_new(rows * row_bytes);
-    run->gradients_in = ref_buffer_new(rows * run->columns * sizeof(float));
+    run->results_in = ref_buffer_new_input(rows * row_bytes);
+    run->gradients_in = ref_buffer_new_input(rows * run->columns * sizeof(float));
     run->combined = ref_buffer_new(tokens * row_bytes);
     run->gradients_out = ref_buffer_new(tokens * run->columns * sizeof(float));
 }

@@ -23,8 +23,8 @@ void ll_run_set_format(LlRun* run, const RefFormat* format) {
     run->format = *format;
     const size_t slots = (size_t)run->local_experts * run->capacity;
     const unsigned tokens = my_tokens(run);
-    run->tokens_in = ref_buffer_new(tokens * ref_format_in_bytes(format));
-    run->scales_in = ref_buffer_new(ref_scale_memory(format, format->in_order, 1, tokens));
+    run->tokens_in = ref_buffer_new_input(tokens * ref_format_in_bytes(format));
+    run->scales_in = ref_buffer_new_input(ref_scale_memory(format, format->in_order, 1, tokens));
     run->packed = ref_buffer_new(slots * ref_format_out_bytes(format));
     run->scales_out = ref_buffer_new(
         ref_scale_memory(format, format->out_order, run->local_experts, run->capacity));
@@ -36,10 +36,10 @@ static void allocate_buffers(LlRun* run) {
     const size_t row_bytes = run->shape.hidden * ep_datatype_size(run->shape.datatype);
     const size_t entries = ref_entries_of(run->now, (unsigned)run->env->rank);
     const size_t slots = (size_t)run->local_experts * run->capacity;
-    run->ids = ref_buffer_new(entries * sizeof(int64_t));
-    run->weights = ref_buffer_new(entries * sizeof(float));
+    run->ids = ref_buffer_new_input(entries * sizeof(int64_t));
+    run->weights = ref_buffer_new_input(entries * sizeof(float));
     run->counter = ref_buffer_new(run->local_experts * sizeof(int32_t));
-    run->results_in = ref_buffer_new(slots * row_bytes);
+    run->results_in = ref_buffer_new_input(slots * row_bytes);
     run->combined = ref_buffer_new(my_tokens(run) * row_bytes);
 }
 

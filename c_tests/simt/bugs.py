@@ -39,6 +39,15 @@ class Lie:
 
 
 @dataclasses.dataclass(frozen=True)
+class Setting:
+    """A harmless change of the kernels of all ranks, by which a bug shows sooner: the run passes with it."""
+
+    file: str
+    old: str
+    new: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Bug:
     """A change of the kernels, of all ranks or, where rank 0 lies, of the others."""
 
@@ -49,8 +58,27 @@ class Bug:
     run: str = STYLES
     slow: bool = False
     lie: Lie | None = None
+    beside: tuple[Setting, ...] = ()
 
 
+# The first epoch of each channel is 6 before the last one. Words that nobody has written yet are then of a later epoch,
+# so acknowledgements among them must not count; before a channel's first operation there is nothing to wait for.
+_FIRST = "0xfffffffau"
+NEAR_THE_WRAP = (
+    Setting("ll/protocol.cuh", "        epoch = ld_relaxed_gpu(&common.channel_state->epoch);\n",
+            "        epoch = ld_relaxed_gpu(&common.channel_state->epoch);\n"
+            f"        epoch = epoch == 0 ? {_FIRST} : epoch;\n"),
+    Setting("ll/protocol.cuh", "    return epoch_after(ld_relaxed_gpu(&channel.epoch));",
+            "    const uint32_t last = ld_relaxed_gpu(&channel.epoch);\n"
+            f"    return epoch_after(last == 0 ? {_FIRST} : last);"),
+    Setting("ll/protocol.cuh", "        held |= is_active(op.common.peers, peer) &&\n",
+            f"        held |= op.epoch_before != {_FIRST} && is_active(op.common.peers, peer) &&\n"),
+    Setting("peer/wait.cuh", "[at] { return ld_acquire_sys(at); },\n        [&](uint32_t epoch) { return is_or",
+            "[at] { return ld_acquire_sys(at); },\n        [&](uint32_t epoch) { return epoch != 0 && is_or"),
+)
+# Epochs repeat soon. Operations of equal shape overwrite all other words of a bank meanwhile.
+FEW_EPOCHS = (Setting("ll/protocol.cuh", "return epoch == 0xffffffffu ? 2 : epoch + 1;",
+                      "return epoch == 9 ? 2 : epoch + 1;"),)
 # With it rows that follow those of rank 0 begin before the output, and few rows seem to come in all.
 MANY_ROWS = Lie("ht/route.cu", "put_value(counts, make_packet(epoch, rows));",
                 "put_value(counts, make_packet(epoch, block.is_own(peer) ? rows : 0u - 4));")
@@ -127,6 +155,18 @@ BUGS = (
     Bug("scales that nobody compares", "ll/protocol.cuh",
         "theirs.ok && theirs.data != op.common.scales_word", "false", "2 test_errors ll_scales_that_differ",
         slow=True),
+    Bug("scales read behind the last one", "base/scales.cuh",
+        "part.word[i] = i < count<uint32_t>() ? *at<uint32_t>(i) : 0;",
+        "part.word[i] = *at<uint32_t>(i);", "2 test_formats forwarded_scales", slow=True),
+    Bug("a flag that vouches for later data", "ll/chunk.cuh",
+        "        if (flagged && lane_idx() == 0) {\n", "        if (false) {\n", "2 test_ll repeated",
+        slow=True, beside=FEW_EPOCHS),
+    Bug("an epoch that fresh memory has", "ll/protocol.cuh",
+        "return epoch == 0xffffffffu ? 2 : epoch + 1;", "return epoch + 1;", STAGED, slow=True,
+        beside=NEAR_THE_WRAP),
+    Bug("waiting for what was never sent", "ll/protocol.cuh",
+        "        return start.failed == 0 && !is_void;", "        return start.failed == 0;",
+        "2 test_graph never_ran", slow=True),
     Bug("past the end of shared memory", "ll/dispatch_block.cuh",
         "i < num_experts(block) * 2;", "i < num_experts(block) * 64;"),
     # ---- Combine --------------------------------------------------------------------------------
@@ -138,6 +178,9 @@ BUGS = (
         "2 test_ll ll_no_sum_is_sent_without_its_weights", slow=True),
     Bug("the first of equal ids means all", "ll/gates.cuh", " || meant != nth) {", ") {",
         "2 test_ll permuted"),
+    Bug("a caller's NaN taken for a mask", "ll/gates.cuh",
+        "return is_masked(weight) ? __uint_as_float(kMasked ^ 1u) : weight;", "return weight;",
+        "2 test_ll weights_follow", slow=True),
     Bug("added in the order of the dispatch", "ll/gates.cuh", "            gate.order = k;\n",
         "            gate.order = lane_idx();\n", "2 NCCL_EP_LL_COMBINE=exact test_ll permuted",
         slow=True),
@@ -214,6 +257,12 @@ BUGS = (
         "    if (true) {\n", "2 test_formats casts", slow=True),
     Bug("other scales than agreed", "ht/scaled_rows.cuh", "if (word == scaled.word) {",
         "if (true) {", "2 test_errors ht_scales_that_differ", slow=True),
+    Bug("rows of another shape told by their second half", "ht/dispatch_receive.cuh",
+        "if (!fits && sequence % kSlotUnits == 0) {", "if (!fits) {",
+        "2 test_errors ht_scales_that_differ", slow=True),
+    Bug("gradients read behind the last column", "ht/combine.cu",
+        "const uint32_t count = min(entries.experts_from(lane), columns);",
+        "const uint32_t count = entries.experts_from(lane);", "2 test_ht gradients_with", slow=True),
     Bug("waiting with rows that were not posted", "ht/combine.cu",
         "            queue.flush();\n", "", HT_MANY, slow=True),
     Bug("overwritten while it is being copied", "ht/staging.cuh",

@@ -17,8 +17,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 
-from bugs import BUGS, Bug, Lie
+from bugs import BUGS, Bug, Lie, Setting
 
 C_TESTS = pathlib.Path(__file__).resolve().parents[1]
 KERNELS = C_TESTS.parent / "cuda"
@@ -42,8 +43,10 @@ def main() -> int:
     bugs = [bug for bug in BUGS if (not bug.slow if quick else not names or bug.name in names)]
     # Without a bug every program of the list passes; or a failure would say nothing. With the usual
     # kernels `make test` has shown it.
-    sound = [Bug(f"no bug: {run}{', lied to' if lie else ''}", "", "", "", run, lie=lie)
-             for run, lie in dict.fromkeys((bug.run, bug.lie) for bug in bugs) if lie or not quick]
+    sound = [Bug(f"no bug: {run}{', lied to' if lie else ''}{', in its setting' if beside else ''}",
+                 "", "", "", run, lie=lie, beside=beside)
+             for run, lie, beside in dict.fromkeys((bug.run, bug.lie, bug.beside) for bug in bugs)
+             if lie or beside or not quick]
     failed = 0
     with (tempfile.TemporaryDirectory() as work,
           concurrent.futures.ThreadPoolExecutor(max_workers=2) as executor):
@@ -96,9 +99,9 @@ def judge(bug: Bug, workshop: Workshop) -> float:
     """
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as liars_folder:
-        modules = [build(bug if bug.file else None, folder, workshop)]
+        modules = [build((*bug.beside, *((bug,) if bug.file else ())), folder, workshop)]
         if bug.lie:
-            modules.insert(0, build(bug.lie, liars_folder, workshop))
+            modules.insert(0, build((*bug.beside, bug.lie), liars_folder, workshop))
         # What happens between blocks is not the same every time; a bug may need luck to show.
         for seed in range(1, TRIES + 1 if bug.file else 2):
             ended = play(bug, workshop, modules, seed)
@@ -111,16 +114,16 @@ def judge(bug: Bug, workshop: Workshop) -> float:
     return time.monotonic() - start
 
 
-def build(change: Bug | Lie | None, folder: str, workshop: Workshop) -> pathlib.Path:
-    """The library of the kernels with that change, made in `folder`."""
+def build(changes: Sequence[Bug | Lie | Setting], folder: str, workshop: Workshop) -> pathlib.Path:
+    """The library of the kernels with those changes, made in `folder`."""
     sources = pathlib.Path(folder, "cuda")
     shutil.copytree(KERNELS, sources)
-    if change:
+    for change in changes:
         plant(change, sources / change.file)
     return workshop.build(pathlib.Path(folder))
 
 
-def plant(change: Bug | Lie, path: pathlib.Path) -> None:
+def plant(change: Bug | Lie | Setting, path: pathlib.Path) -> None:
     text = path.read_text()
     if text.count(change.old) != 1:
         raise Wrong(f"its text is {text.count(change.old)} times in {change.file}")

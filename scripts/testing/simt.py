@@ -84,6 +84,10 @@ _RUNS = (
     _Run("example_cuda_graph", "example_cuda_graph", 2, 2),
     *(_Run(f"ep_bench/{mode}-graph", f"ep_bench -a {mode} {_UNEVEN} --tokens 9,0,4 --use-cuda-graph",
            3, 2, read=counts.says(BENCH_PASSED, 1)) for mode in ("ll", "ht")),
+    _Run("test_errors/ll_unusual_numbers", "test_errors ll_unusual_numbers", 2, 2),
+    _Run("test_errors/forked", "test_errors forked", 2, 2),
+    _Run("test_ll/weights", "test_ll weights_follow", 2, 2),
+    _Run("test_ht/gradients", "test_ht gradients_with", 2, 2),
 )
 # On the kernels for chips without bulk copies, which we have no GPU for.
 _PLAIN = (_Run("test_ht/plain", "test_ht routing_styles", 3, 2),

@@ -26,6 +26,7 @@ struct Case {
 std::vector<Case> ThreadCases();
 std::vector<Case> MemoryCases();
 std::vector<Case> BulkCases();
+std::vector<Case> KernelCases();
 
 }  // namespace simt_selftest
 

@@ -79,7 +79,7 @@ int Main() {
     setenv("NCCLEP_SIMT_HANG_SECONDS", "1", 1);
     unsigned passed = 0;
     unsigned failed = 0;
-    for (const auto& cases : {ThreadCases(), MemoryCases(), BulkCases()}) {
+    for (const auto& cases : {ThreadCases(), MemoryCases(), BulkCases(), KernelCases()}) {
         for (const Case& test : cases) {
             std::fflush(stdout);
             const Ending ending = InOwnProcess(test);

@@ -1,4 +1,6 @@
 // Refusals of low-latency dispatch and combine: the rules of each tensor, and the order of calls.
+#include <string.h>
+
 #include "suites/errors/calls.h"
 
 #define USAGE ncclInvalidUsage
@@ -98,6 +100,12 @@ void ll_combine_arguments(EpEnv* env) {
 
 // ---- The order of calls ------------------------------------------------------------------------
 
+// Also after a dispatch that was refused.
+static void check_dispatch_comes_first(const Session* session) {
+    EP_REFUSED("combine-ll-before-dispatch", make_valid_call(session, kCombine, 0), USAGE,
+               "ncclEpCombine: handle: needs a dispatch before its first combine");
+}
+
 // Three handles of one group, of which two may have a staged operation in flight.
 static void too_many_staged(Session* first) {
     Session second = *first;
@@ -110,6 +118,7 @@ static void too_many_staged(Session* first) {
     EP_REFUSED("dispatch-staged-most", make_valid_call(&third, kDispatch, 1), USAGE,
                "ncclEpDispatch: send_only: too many staged operations of the group wait for "
                "ncclEpComplete (got 3, expected at most 2)");
+    check_dispatch_comes_first(&third);
     EP_CHECK_NCCL(ncclEpComplete(first->handle, NULL, env->stream));
     EP_CHECK_NCCL(make_valid_call(first, kCombine, 1));
     EP_CHECK_NCCL(make_valid_call(&third, kDispatch, 0));
@@ -127,8 +136,11 @@ static void too_many_staged(Session* first) {
 void ll_order_of_calls(EpEnv* env) {
     Session session;
     open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
-    EP_REFUSED("combine-ll-before-dispatch", make_valid_call(&session, kCombine, 0), USAGE,
-               "ncclEpCombine: handle: needs a dispatch before its first combine");
+    check_dispatch_comes_first(&session);
+    CallTensors empty;
+    memset(&empty, 0, sizeof(empty));
+    EP_CHECK_RESULT(make_call(&session, kDispatch, &empty, 0), ncclInvalidArgument);
+    check_dispatch_comes_first(&session);
     EP_CHECK_NCCL(ncclEpComplete(session.handle, NULL, env->stream));
     EP_CHECK_NCCL(make_valid_call(&session, kDispatch, 1));
     EP_REFUSED("dispatch-ll-staged", make_valid_call(&session, kDispatch, 0), USAGE,

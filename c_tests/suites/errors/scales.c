@@ -184,6 +184,36 @@ static void other_scale_type(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
                                  : " (got float32, expected int32)");
 }
 
+// The odd rank sends long rows, the others short ones, which take half a slot of the receiver's ring:
+// what says which scales rows have lies elsewhere then.
+static void scales_of_long_rows(const EpEnv* env) {
+    enum { kLong = 1984, kMost = 2048 };
+    Session session;
+    open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
+    EP_CHECK_NCCL(ncclEpHandleDestroy(session.handle));
+    EP_CHECK_NCCL(ncclEpGroupDestroy(session.group, env->stream));
+    session.group = ep_group_create(env, NCCL_EP_ALGO_HIGH_THROUGHPUT,
+                                    (unsigned)env->size * kLocalExperts, kMaxTokens, kMost);
+    EP_REQUIRE_NCCL(open_handle(&session));
+    void* sent = ep_device_alloc((size_t)kTokens * kLong);
+    void* received = ep_device_alloc((size_t)max_recv_rows(&session) * kLong);
+    EP_REQUIRE_CUDA(cudaMemset(sent, 0, (size_t)kTokens * kLong));
+    CallTensors tensors;
+    valid_tensors(&session, kForward, &tensors);
+    for (ListName list = kInputs; is_odd(env) && list <= kOutputs; ++list) {
+        EpView* rows = &tensors.lists[list].views[0];
+        rows->sizes[1] = kLong;
+        rows->tensor.data = list == kInputs ? sent : received;
+    }
+    ep_barrier();
+    EP_CHECK_NCCL(make_call(&session, kForward, &tensors, 0));
+    check_all_notice(&session, kForward, "running-scale-bytes", "row bytes: must be the same",
+                     is_odd(env) ? " (got 1984 + 12, expected 32 + 12)"
+                                 : " (got 32 + 12, expected 1984 + 12)");
+    ep_device_free(sent);
+    ep_device_free(received);
+}
+
 static void scales_that_differ(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
     if (!enough_ranks(env, 2, "running-scale-bytes, running-scale-type")) return;
     // Between GPUs of several nodes messages have another size then, of which NCCL promises nothing: there
@@ -194,4 +224,8 @@ static void scales_that_differ(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
 
 void ll_scales_that_differ(EpEnv* env) { scales_that_differ(env, NCCL_EP_ALGO_LOW_LATENCY); }
 
-void ht_scales_that_differ(EpEnv* env) { scales_that_differ(env, NCCL_EP_ALGO_HIGH_THROUGHPUT); }
+void ht_scales_that_differ(EpEnv* env) {
+    scales_that_differ(env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
+    const bool one_node = ep_on_host_backend() || ep_num_nodes() == 1;
+    if (one_node && enough_ranks(env, 2, "running-scale-bytes")) scales_of_long_rows(env);
+}

@@ -6,6 +6,7 @@
 
 void two_captures_in_turns(EpEnv* env);
 void captured_beside_a_staged_one(EpEnv* env);
+void a_send_that_never_ran(EpEnv* env);
 void two_open_captures(EpEnv* env);
 void beside_an_open_capture(EpEnv* env);
 void one_open_capture_too_many(EpEnv* env);

@@ -331,6 +331,7 @@ int main(int argc, char** argv) {
         EP_CASE(two_staged_graphs),
         EP_CASE(two_captures_in_turns),
         EP_CASE(captured_beside_a_staged_one),
+        EP_CASE(a_send_that_never_ran),
         EP_CASE(two_open_captures),
         EP_CASE(beside_an_open_capture),
         EP_CASE(one_open_capture_too_many),

@@ -80,3 +80,31 @@ void captured_beside_a_staged_one(EpEnv* env) {
     ll_check_dispatch(pending);
     ll_pair_close(&pair);
 }
+
+// A dispatch is sent in a graph that is never launched, and its handle destroyed. The slot's next
+// operation, outside of graphs, first receives what was given up: nothing was sent, so it must not
+// wait for that.
+void a_send_that_never_ran(EpEnv* env) {
+    LlPair pair;
+    ll_pair_open(&pair, env, kRefDistinct);
+    LlRun *lost = &pair.runs[0], *run = &pair.runs[1];
+    ll_prepare_dispatch(lost);
+    if (ep_begin_capture(env->stream)) {
+        EP_CHECK_NCCL(ll_launch_dispatch(lost, env->stream, true));
+        cudaGraph_t graph = NULL;
+        // Over several nodes an error: the background's part of the operation has not come back.
+        (void)cudaStreamEndCapture(env->stream, &graph);
+        (void)cudaGetLastError();
+        if (graph != NULL) EP_CHECK_CUDA(cudaGraphDestroy(graph));
+        EP_CHECK_NCCL(ncclEpHandleDestroy(lost->handle));
+        lost->handle = NULL;
+    }
+    for (int i = 0; i < 4; ++i) {  // each slot twice
+        ll_prepare_dispatch(run);
+        EP_CHECK_NCCL(ll_launch_dispatch(run, env->stream, true));
+        EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, env->stream));
+        ep_sync(env);
+        ll_check_dispatch(run);
+    }
+    ll_pair_close(&pair);
+}

@@ -218,23 +218,32 @@ static void other_ids_at_dispatch(EpEnv* env) {
     destroy(env, group);
 }
 
-// Gradients with more columns than top-k: combine returns zeros in the spare ones.
-static void gradients_with_spare_columns(EpEnv* env) {
-    const HtShape shape = {2 * (unsigned)env->size, 16, 3, ncclBfloat16, 32};
+// Gradients with other columns than top-k: combine returns zeros in spare ones, and leaves out what
+// finds no column.
+static void gradients_with(EpEnv* env, unsigned columns, unsigned top_k, RefStyle style) {
+    const HtShape shape = {2 * (unsigned)env->size, 16, top_k, ncclBfloat16, 32};
     const HtOpening opening = {kHtRowsExact, kHtNoCounter, 5};
     ncclEpGroup_t group = ht_group_new(env, &shape);
     HtRun run;
-    ht_run_open_with(&run, env, group, &shape, kRefMessy, true, opening);
-    run.columns = shape.top_k + 2;
+    ht_run_open_with(&run, env, group, &shape, style, true, opening);
+    run.columns = columns;
     ref_buffer_free(&run.gradients_in);
     ref_buffer_free(&run.gradients_out);
     const size_t row_bytes = run.columns * sizeof(float);
-    run.gradients_in = ref_buffer_new(run.num_rows * row_bytes);
+    run.gradients_in = ref_buffer_new_input(run.num_rows * row_bytes);
     run.gradients_out = ref_buffer_new(run.routing->num_tokens[env->rank] * row_bytes);
     ht_forward(&run);
     ht_combine(&run, true);
     ht_run_close(&run);
     destroy(env, group);
+}
+
+static void gradients_with_spare_columns(EpEnv* env) { gradients_with(env, 5, 3, kRefMessy); }
+
+// Every token goes to all experts, so each row is of one with more experts here than columns, also
+// the last row of the last rank, which is its own.
+static void gradients_with_one_column(EpEnv* env) {
+    gradients_with(env, 1, 2 * (unsigned)env->size, kRefDistinct);
 }
 
 // Two outputs of the same handle are equal in all rows, used or not.
@@ -276,6 +285,7 @@ int main(int argc, char** argv) {
         EP_CASE(optional_tensors),
         EP_CASE(other_ids_at_dispatch),
         EP_CASE(gradients_with_spare_columns),
+        EP_CASE(gradients_with_one_column),
         EP_CASE(cached_equals_forward),
         EP_CASE(ht_repeated_dispatches),
         EP_CASE(ht_combine_without_dispatch),

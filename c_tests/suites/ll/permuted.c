@@ -1,5 +1,7 @@
 // Low-latency combines whose ids differ from the dispatch's: the caller has permuted (id, weight)
 // pairs in place, masked some, or replaced them.
+#include <math.h>
+
 #include "reference/ll_run.h"
 #include "suites/ll/cases.h"
 
@@ -22,6 +24,29 @@ static void check_sum(LlRun* run, const int64_t ids[2], const float weights[2], 
     EP_CHECK_NCCL(ll_launch_combine(run, run->env->stream, false));
     ep_sync(run->env);
     REF_CHECK_BUFFER(&run->combined, sums);
+    free(all_ids);
+    free(all_weights);
+    free(sums);
+}
+
+// A NaN is a weight as any other, also the one that the kernels write instead of a masked entry's.
+static void check_nan(LlRun* run, const int64_t ids[2], uint32_t bits) {
+    const unsigned tokens = run->shape.max_tokens;
+    int64_t* all_ids = ref_host_new(2 * tokens * sizeof(*all_ids));
+    uint32_t* all_weights = ref_host_new(2 * tokens * sizeof(*all_weights));
+    float* sums = ref_host_new(tokens * kHidden * sizeof(*sums));
+    for (unsigned i = 0; i < 2 * tokens; ++i) {
+        all_ids[i] = ids[i % 2];
+        all_weights[i] = i % 2 == 0 ? bits : 0x3f800000u;  // 1
+    }
+    ref_buffer_upload(&run->ids, all_ids);
+    ref_buffer_upload(&run->weights, all_weights);
+    EP_CHECK_NCCL(ll_launch_combine(run, run->env->stream, false));
+    ep_sync(run->env);
+    ep_download(sums, ref_buffer_data(&run->combined), tokens * kHidden * sizeof(*sums));
+    bool all_nan = true;
+    for (unsigned i = 0; i < tokens * kHidden; ++i) all_nan = all_nan && isnan(sums[i]);
+    EP_CHECK(all_nan);
     free(all_ids);
     free(all_weights);
     free(sums);
@@ -60,6 +85,8 @@ void ll_weights_follow_their_ids(EpEnv* env) {
     // Never dispatched, except with one rank, where both experts were.
     const int64_t other = env->size > 1 ? 1 : (int64_t)shape.num_experts;
     check_sum(&run, (int64_t[]){other, last}, kWeights, 32.0f);
+    check_nan(&run, (int64_t[]){0, last}, 0x7fedcba9u);
+    check_nan(&run, (int64_t[]){last, 0}, 0x7fedcba9u);
     ll_run_close(&run);
     EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
 }

@@ -152,3 +152,28 @@ fn rows_of_half_the_bound_take_one_unit_with_their_scales() {
     );
     assert_eq!(units(DType::Uint8, 3584, scales(DType::Float8E4M3, 448)), 1);
 }
+
+/// Over all sizes of rows, as a warp's memory is rounded up, which hides what is missing of some.
+#[test]
+fn a_warp_has_room_for_its_row_a_tail_for_each_rank_and_its_queue() {
+    for (ranks, top_k, tail_bytes, tails) in [(4, 3, 32, 3), (2, 3, 32, 2), (4, 8, 64, 4)] {
+        for row_bytes in (16..=256).step_by(16) {
+            let dtype = DType::Uint8;
+            let row = RowType {
+                dtype,
+                hidden: row_bytes,
+            }
+            .into();
+            let kind = HtKind::Dispatch { forward: true };
+            let plan = plan(ranks, 14_336);
+            let shape = plan.launch(kind, &row, (64, top_k), H200).unwrap().shape;
+            let needed = row_bytes as u32 + tails * tail_bytes + 32 * 8;
+            assert_eq!(shape.tail_bytes, tail_bytes);
+            assert_eq!(
+                shape.warp_bytes,
+                needed.next_multiple_of(128),
+                "{row_bytes}"
+            );
+        }
+    }
+}

@@ -45,6 +45,20 @@ static void bad_pointers(const EpEnv* env, const ncclEpGroupConfig_t* config) {
                ncclInvalidArgument, FUNCTION "ep_group: must not be NULL");
 }
 
+// A program of a later generation calls this function with three arguments, so the stream is what
+// the register holds by chance; the configuration begins with its size and a magic number.
+static void later_generation(const EpEnv* env) {
+    const unsigned config[28] = {sizeof(config), 0xC00FFFEEU, 2, 1};
+    ncclEpGroup_t group = untouched();
+    EP_REFUSED("group-generation",
+               ncclEpCreateGroup(&group, env->comm, (const ncclEpGroupConfig_t*)config,
+                                 (cudaStream_t)(uintptr_t)0x5a5a, NULL, NULL),
+               ncclInvalidArgument,
+               FUNCTION "config: must be of this library's generation, but this program was built "
+                        "for NCCL EP 0.1.0 or newer");
+    EP_CHECK(group == untouched());
+}
+
 static void bad_numbers(const EpEnv* env, const ncclEpGroupConfig_t* valid) {
     const int ranks = env->size;
     ncclEpGroupConfig_t config = *valid;
@@ -117,6 +131,7 @@ static void dead_communicator(const EpEnv* env, const ncclEpGroupConfig_t* confi
 void group_arguments(EpEnv* env) {
     const ncclEpGroupConfig_t config = config_of(env, NCCL_EP_ALGO_LOW_LATENCY);
     bad_pointers(env, &config);
+    later_generation(env);
     bad_numbers(env, &config);
     bad_algorithms(env, &config);
     dead_communicator(env, &config);

@@ -122,6 +122,7 @@ impl Handle {
                 let handle = handle.read();
                 let routed = routed(&handle)?;
                 let op = ht::dispatch(facts, &routed.routing, tensors)?;
+                ht::dispatch_holds(&op, routed.told.get().copied())?;
                 routed.backend.dispatch(&op, stream)
             }
         }
@@ -150,6 +151,7 @@ impl Handle {
                 let handle = handle.read();
                 let routed = routed(&handle)?;
                 let op = ht::combine(facts, &routed.routing, tensors)?;
+                ht::combine_holds(&op, routed.told.get().copied())?;
                 routed.backend.combine(&op, stream)
             }
         }
@@ -200,7 +202,13 @@ impl Handle {
             ),
             Mode::Ht(_, handle) => match facts.max_recv_rows {
                 Some(rows) => Ok(rows),
-                None => routed(&handle.read())?.backend.num_recv_tokens(),
+                None => {
+                    let handle = handle.read();
+                    let routed = routed(&handle)?;
+                    let rows = routed.backend.num_recv_tokens()?;
+                    let _ = routed.told.set(rows);
+                    Ok(rows)
+                }
             },
         }
     }

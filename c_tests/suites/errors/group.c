@@ -154,6 +154,18 @@ static void one_differs(const EpEnv* env, const char* id, const char* name, unsi
     *field = ours;
 }
 
+static void algorithm_differs(const EpEnv* env, const ncclEpGroupConfig_t* low_latency) {
+    ncclEpGroupConfig_t config = *low_latency;
+    if (is_odd(env)) config.algorithm = NCCL_EP_ALGO_HIGH_THROUGHPUT;
+    const char* names[] = {"low latency", "high throughput"};
+    const int differs = is_odd(env) ? 0 : odd_rank(env);
+    EP_REFUSED("group-differs-algorithm", create(env, &config), ncclInvalidArgument,
+               FUNCTION
+               "config.algorithm: must be the same on every rank, but rank %d differs "
+               "(got %s, expected %s as on rank %d)",
+               differs, names[is_odd(env)], names[!is_odd(env)], differs);
+}
+
 // `usual` is what the library says for a variable that is not set.
 static void variable_differs(const EpEnv* env, const char* id, const char* variable,
                              const char* usual, const char* other,
@@ -177,8 +189,7 @@ static void variable_differs(const EpEnv* env, const char* id, const char* varia
 void group_differences_between_ranks(EpEnv* env) {
     if (!enough_ranks(env, 2, "group-differs-*")) return;
     ncclEpGroupConfig_t config = config_of(env, NCCL_EP_ALGO_LOW_LATENCY);
-    one_differs(env, "group-differs-algorithm", "algorithm", (unsigned*)(void*)&config.algorithm, 1,
-                &config);
+    algorithm_differs(env, &config);
     one_differs(env, "group-differs-experts", "num_experts", &config.num_experts,
                 config.num_experts * 2, &config);
     one_differs(env, "group-differs-tokens", "max_tokens_per_rank", &config.max_tokens_per_rank, 7,

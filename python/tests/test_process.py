@@ -41,7 +41,7 @@ ids = torch.zeros((1, 1), dtype=torch.int64, device=sys.kept.device)
 sys.handle = sys.kept.create_handle(ids)
 lost = nccl_ep.EpGroup(1, 8, max_tokens_per_rank=1)
 del lost
-import nccl_ep.tune  # Replaces the attribute of this name, so the module must be the function.
+import nccl_ep.tuning.__main__
 try: nccl_ep.tune("times.json", 3)
 except TypeError as error: print(error, flush=True)
 """)
@@ -57,7 +57,7 @@ import importlib, nccl_ep
 assert not nccl_ep.HAVE_TORCH and "EpGroup" not in nccl_ep.__all__
 for load in (lambda: nccl_ep.EpGroup, lambda: nccl_ep.tune, lambda: nccl_ep.layers,
              *(lambda name=name: importlib.import_module(f"nccl_ep.{name}")
-               for name in ("layers", "autograd", "tuning", "tune"))):
+               for name in ("layers", "autograd", "tuning", "tuning.__main__"))):
     try:
         load()
     except ImportError as error:
@@ -108,7 +108,7 @@ def test_lines_in_a_file(tmp_path):
 def documented_command() -> list[str]:
     """The words behind the module's name in docs/python.md."""
     text = (ROOT / "docs" / "python.md").read_text()
-    [words] = re.findall(r"python3? -m nccl_ep\.tune (.*?)(?:#.*)?$", text, re.M)
+    [words] = re.findall(r"python3? -m nccl_ep\.tuning (.*?)(?:#.*)?$", text, re.M)
     return words.split()
 
 
@@ -118,7 +118,7 @@ def test_the_command_that_tunes(tmp_path):
     sizes = {"--experts": "2", "--hidden": "64", "--top-k": "2", "--tokens": "2"}
     words = documented_command()
     small = [sizes.get(before, word) for before, word in zip(["", *words], words)]
-    done = run("-m", "nccl_ep.tune", str(path), *small[1:], "--repetitions", "1")
+    done = run("-m", "nccl_ep.tuning", str(path), *small[1:], "--repetitions", "1")
     assert done.returncode == 0, done.stderr
     found = json.loads(path.read_text())
     assert [entry["tokens"] for entry in found["entries"]] == [1, 2] * 2

@@ -67,8 +67,6 @@ class _Dispatch(torch.autograd.Function):
                 topk_weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
         received = handle.dispatch(tokens, topk_weights)
         ctx.handle = handle
-        # LL handles may change their ids in place; HT handles do not read them again.
-        ctx.save_for_backward(handle.topk_idx)
         ctx.mark_non_differentiable(received.topk_idx)
         return received.tokens, received.topk_idx, received.topk_weights
 
@@ -77,11 +75,12 @@ class _Dispatch(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         tokens, _, weights = grads
         handle: EpHandle = ctx.handle
-        if not ctx.needs_input_grad[2]:
-            return None, handle.combine(tokens), None
-        # autograd passes zeros for unused results, so every rank makes this call.
-        home_tokens, home_weights = handle.combine_with_weights(tokens, weights)
-        return None, home_tokens, in_callers_order(ctx.saved_tensors[0], home_weights,
+        with handle.group.backward_of("dispatch"):
+            if not ctx.needs_input_grad[2]:
+                return None, handle.combine(tokens), None
+            # autograd passes zeros for unused results, so every rank makes this call.
+            home_tokens, home_weights = handle.combine_with_weights(tokens, weights)
+        return None, home_tokens, in_callers_order(handle.topk_idx, home_weights,
                                                    handle.group.num_experts)
 
 
@@ -94,7 +93,9 @@ class _DispatchTokens(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        return None, ctx.handle.combine(grads[0])
+        handle: EpHandle = ctx.handle
+        with handle.group.backward_of("dispatch"):
+            return None, handle.combine(grads[0])
 
 
 class _Combine(torch.autograd.Function):
@@ -111,7 +112,8 @@ class _Combine(torch.autograd.Function):
         [grad] = grads
         handle: EpHandle = ctx.handle
         out = torch.empty((ctx.rows, grad.shape[1]), dtype=grad.dtype, device=grad.device)
-        return None, handle.dispatch(grad, out=out).tokens
+        with handle.group.backward_of("combine"):
+            return None, handle.dispatch(grad, out=out).tokens
 
 
 def in_callers_order(topk_idx: torch.Tensor, values: torch.Tensor,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
 
+from nccl_ep import EpGroup, NcclEpError
 from nccl_ep.autograd import ht_combine, ht_dispatch, in_callers_order
 from problems import Problem
 
@@ -133,6 +137,21 @@ def test_a_handle_outlives_its_backward(group, world, device):
     assert dist.get_world_size() == size
 
 
+def test_a_handle_of_inference_mode(group, world, device):
+    """Its copy of the ids has no versions, and backward needs none."""
+    _, size = world
+    ep = group(num_experts=size, hidden=16, algorithm="ht", dtype=torch.float32)
+    weights = torch.ones((3, 1), device=device, requires_grad=True)
+    with torch.inference_mode():
+        handles = [ep.create_handle(torch.zeros((3, 1), dtype=dtype, device=device))
+                   for dtype in (torch.int64, torch.int32)]
+    for handle in handles:
+        weights.grad = None
+        received = handle.dispatch(torch.ones((3, 16), device=device), weights)
+        received.topk_weights.sum().backward()
+        assert torch.equal(weights.grad, torch.ones_like(weights))
+
+
 def test_handles_themselves_are_differentiable(group, world, device):
     """`dispatch` and `combine` record what the functions of `autograd` record."""
     problem, handle = masked_problem(group, world, device)
@@ -168,6 +187,34 @@ def test_gradients_that_would_be_dropped_are_refused(group, world, device):
             call()
         with torch.no_grad():
             call()
+
+
+@pytest.mark.parametrize("lost", ["combine", "dispatch"])
+def test_a_backward_that_a_rank_leaves_out(world, device, monkeypatch, lost):
+    """The text of those that wait for it says what they did last, and in which group."""
+    rank, size = world
+    if size == 1:
+        pytest.skip("no other rank")
+    monkeypatch.setenv("NCCL_EP_TIMEOUT_MS", "1500")
+    group = EpGroup(size, 16, algorithm="ht", dtype=torch.float32)
+    group.label = "layer 7"
+    handle = group.create_handle(torch.arange(size, device=device).reshape(1, size))
+    tokens = torch.ones((1, 16), device=device, requires_grad=True)
+    received = handle.dispatch(tokens)
+    output = handle.combine(received.tokens)
+    dist.barrier()
+    if rank != 1:
+        with pytest.raises(NcclEpError) as caught:
+            (received.tokens if lost == "dispatch" else output).sum().backward()
+            for _ in range(400):
+                group.check()
+                time.sleep(0.05)
+        text = "backward of dispatch" if lost == "dispatch" else "backward of combine"
+        assert f"; last calls of this rank in layer 7: dispatch, combine, {text}" in str(caught.value)
+    dist.barrier()
+    monkeypatch.undo()
+    with contextlib.suppress(NcclEpError):
+        group.close()
 
 
 def test_low_latency_has_no_gradients(group, world, device):

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from nccl_ep.handle import EpHandle
 from nccl_ep.results import DispatchResult, WeightedResult
-from nccl_ep.routing import effective_ids
+from nccl_ep.routing import known_ids
 
 
 def ht_dispatch(handle: EpHandle, tokens: torch.Tensor,
@@ -118,11 +118,15 @@ class _Combine(torch.autograd.Function):
 
 def in_callers_order(topk_idx: torch.Tensor, values: torch.Tensor,
                      num_experts: int) -> torch.Tensor:
-    """Moves values [T, K], packed by ascending expert id, to the places of the ids in `topk_idx`.
+    """Moves values [T, K], one for each expert of a token by ascending id, to the places of the ids
+    in `topk_idx`.
 
-    Ids without an expert get 0. An id that a token repeats counts once, at its last place.
+    Ids without an expert get 0, those that a token repeats all the value of their expert: its
+    weight is their sum.
     """
-    keys = effective_ids(topk_idx, num_experts)
-    order = keys.argsort(dim=1, stable=True)
-    in_order = torch.where(keys.gather(1, order) < num_experts, values, 0.0)
+    keys, order = known_ids(topk_idx, num_experts).sort(dim=1)
+    # How many other experts come before.
+    column = torch.zeros_like(keys)
+    column[:, 1:] = (keys[:, 1:] != keys[:, :-1]).cumsum(dim=1)
+    in_order = torch.where(keys < num_experts, values.gather(1, column), 0.0)
     return torch.zeros_like(values).scatter_(1, order, in_order)

@@ -27,10 +27,11 @@ def masked_problem(group, world, device):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("masked", [False, True])
-def test_moe_layer_matches_dense_torch(group, world, device, dtype, masked):
+@pytest.mark.parametrize("masked, repeated", [(False, False), (True, False), (True, True)])
+def test_moe_layer_matches_dense_torch(group, world, device, dtype, masked, repeated):
+    """Also where tokens name an expert twice: its weight is the sum, in both directions."""
     rank, size = world
-    problem = Problem(rank, size, dtype=dtype, masked=masked, device=device)
+    problem = Problem(rank, size, dtype=dtype, masked=masked, repeated=repeated, device=device)
     ep = group(num_experts=problem.num_experts, hidden=problem.hidden, algorithm="ht", dtype=dtype)
     tokens, weights = problem.tokens.requires_grad_(), problem.weights.requires_grad_()
     experts = problem.local_experts(ep.num_local_experts).requires_grad_()
@@ -117,7 +118,7 @@ def test_a_graph_that_is_kept_and_none_at_all(group, world, device):
 def test_values_return_to_the_callers_order():
     ids = torch.tensor([[5, 1, -1, 3], [2, 2, 0, 9], [-1, -1, -1, -1]])
     packed = torch.tensor([[10.0, 30.0, 50.0, 0.0], [7.0, 20.0, 0.0, 0.0], [0.0] * 4])
-    want = torch.tensor([[50.0, 10.0, 0.0, 30.0], [0.0, 20.0, 7.0, 0.0], [0.0] * 4])
+    want = torch.tensor([[50.0, 10.0, 0.0, 30.0], [20.0, 20.0, 7.0, 0.0], [0.0] * 4])
     assert torch.equal(in_callers_order(ids, packed, 9), want)
 
 

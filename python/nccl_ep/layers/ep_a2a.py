@@ -26,7 +26,7 @@ from nccl_ep.layers.rows import prepare
 from nccl_ep.layers.scaled import Scaling
 from nccl_ep.nccl_wrapper import NCCLLibrary
 from nccl_ep.results import WeightedResult
-from nccl_ep.routing import effective_ids
+from nccl_ep.routing import pairs_of_ids
 from nccl_ep.runtime import HostCopy, Runtime
 from nccl_ep.scales import CastName, ScalesOrder
 from nccl_ep.tensors import checked, checked_integers
@@ -158,7 +158,8 @@ class EPAll2AllLayer(torch.nn.Module):
 
         Returns the rows [recv_tokens, H] of this rank's experts, sorted by expert, then by source
         rank and token, one for each (token, expert) pair; their weights [recv_tokens], or None; and
-        what `combine` needs. T may differ between ranks. Ids outside 0..E-1 take no part.
+        what `combine` needs. T may differ between ranks. Ids outside 0..E-1 take no part. An expert
+        that a token names twice is one pair, with the sum of the weights.
 
         `full_scatter_indices` [T, K] or [sum of T, K]: the number of each pair among the pairs of
         all ranks sorted by expert; rows then have this order. Collective.
@@ -179,8 +180,7 @@ class EPAll2AllLayer(torch.nn.Module):
                                       device=self._group.device)
         handle = self._group.create_handle(ids, counts=rows_per_expert)
         self._host_counts.start(rows_per_expert)
-        # Backward reads them, and the caller may overwrite its own by then.
-        handle.topk_idx = ids = effective_ids(ids, config.num_experts)
+        ids = pairs_of_ids(handle.topk_idx, config.num_experts)
         received = handle.dispatch(input, factors, scales=scales, cast=cast)
         on_host = self._host_counts.wait().tolist()
         counts = destinations = positions = None
@@ -279,5 +279,6 @@ class EPAll2AllLayer(torch.nn.Module):
         """
         tokens = torch.empty((positions.shape[0], _SMALLEST_ROW), dtype=torch.uint8,
                              device=positions.device).view(torch.float32)
-        received = handle.dispatch(tokens, positions.to(torch.float32))
+        # A repeated id has its position once, and adds nothing for the others.
+        received = handle.dispatch(tokens, positions.clamp(min=0).to(torch.float32))
         return received.topk_weights.to(torch.int64)

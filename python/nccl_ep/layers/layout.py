@@ -107,7 +107,8 @@ class EPAllToAllLayoutDesc:
     num_input_tokens_per_rank    int32 [R]: tokens that each rank passed to dispatch
     topk_indices_tensor          int32 [T, K]: the experts of this rank's tokens, as passed
     token_dst_scatter_idx        int32 [T, K]: the row of each pair in the output of dispatch on the
-                                 rank of its expert; -1 for ids that take no part
+                                 rank of its expert; -1 for ids that take no part, and for all but
+                                 the last of those that a token repeats
     num_recv_tokens_per_expert   int32 [L]: rows of each local expert
     num_recv_tokens_per_expert_list  the same on the host, where it is known without waiting
     send_reqs_for_nodes, send_reqs_recv_tensor, skipped_token_mapping_indices,

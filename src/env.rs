@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 use crate::model::group::LlCombineMode;
+use std::os::unix::ffi::OsStringExt;
 use std::time::Duration;
 
 /// Settings taken from the environment.
@@ -89,6 +90,12 @@ impl Env {
             debug_file: lookup("NCCL_DEBUG_FILE").filter(|path| !path.is_empty()),
         }
     }
+}
+
+/// `NCCL_EP_NCCL_LIBRARY`: the file of the NCCL to use, read when this process's first group is created.
+pub fn nccl_library() -> Option<Vec<u8>> {
+    let path = std::env::var_os("NCCL_EP_NCCL_LIBRARY")?.into_vec();
+    (!path.is_empty()).then_some(path)
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("rule", &["error::*", "model::*"]),
     ("backend", &["backend::quiet", "error::*", "model::*"]),
     ("backend::detached", &["error::*"]),
-    ("backend::dylib", &[]),
+    ("backend::dylib", &["env"]),
     ("backend::quiet", &[]),
     ("backend::nccl", &["backend::dylib", "error::*", "model::*"]),
     (

@@ -123,14 +123,17 @@ typedef struct {
     float* weights;
 } Packed;
 
-// The last entry that names the expert counts, and none is 0.
+// The sum over the entries that name the expert, by k, and without one 0.
 static float given_weight(const RefRouting* given, const Copy* copy, int64_t expert) {
     float weight = 0.0f;
+    bool is_named = false;
     for (size_t k = 0; k < given->top_k; ++k) {
         const size_t entry = copy->token * given->top_k + k;
-        if (given->topk_idx[copy->source][entry] == expert) {
-            weight = given->weights[copy->source][entry];
-        }
+        if (given->topk_idx[copy->source][entry] != expert) continue;
+        // The first one is not added to zero, so that a weight of -0 stays one.
+        weight = is_named ? weight + given->weights[copy->source][entry]
+                          : given->weights[copy->source][entry];
+        is_named = true;
     }
     return weight;
 }

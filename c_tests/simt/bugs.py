@@ -230,6 +230,8 @@ BUGS = (
     Bug("other operations of other nodes", "ll/protocol.cuh",
         "differs |= !head_fits(op, i + 1, head);", "", "2 NODES=01 test_errors over_nodes", slow=True),
     # ---- High throughput ------------------------------------------------------------------------
+    Bug("of equal ids the last one's weight", "ht/tail.cuh",
+        "is_named ? found + other_weight : other_weight;", "other_weight;", "2 test_ht repeated_experts"),
     Bug("notified without a fence", "ht/notify.cuh", "        fence_acq_rel_sys();\n", "", HT),
     Bug("notified before it was copied", "ht/staging.cuh",
         "            bulk_store_wait<1>();\n", "", HT,

@@ -57,15 +57,18 @@ struct GivenRouting {
         }
     }
 
-    // The weight of this lane's expert, which callers name `expert`: of the ids that do, the last counts;
-    // zero if none does. All lanes call it.
+    // The weight of this lane's expert, which callers name `expert`: the sum, by ascending k, over the ids
+    // that do; zero if none does. The first is not added to zero: a single weight keeps its bits, also
+    // those of -0 and NaN. All lanes call it.
     __device__ float weight_of(int32_t expert, uint32_t top_k) const {
         float found = 0.0f;
+        bool is_named = false;
         for (uint32_t k = 0; k < top_k; ++k) {
             const long long other_id = __shfl_sync(kAllLanes, static_cast<long long>(id), k);
             const float other_weight = __shfl_sync(kAllLanes, weight, k);
             if (other_id == expert) {
-                found = other_weight;
+                found = is_named ? found + other_weight : other_weight;
+                is_named = true;
             }
         }
         return found;

@@ -1,6 +1,6 @@
 """Tuning: measure on this machine, write a file, and let the library use it.
 
-With real sizes this takes a minute and shows its progress. `python3 -m nccl_ep.tune` does the same for
+With real sizes this takes a minute and shows its progress. `python3 -m nccl_ep.tuning` does the same for
 a model's sizes. Afterwards start programs with
 NCCL_EP_TUNING_FILE=tuning.json; token counts are rounded up to the next one that was measured.
 

@@ -16,41 +16,48 @@ from nccl_ep.requirement import require_torch
 __version__ = "0.1.0"
 
 # Names that need torch, and their modules, which load at first use.
+_RESULTS = ("DispatchResult", "LowLatencyResult", "LowLatencyScaledResult", "ScaledResult",
+            "WeightedResult", "WeightedScaledResult")
 _WITH_TORCH = {"EpGroup": "nccl_ep.group", "EpHandle": "nccl_ep.handle",
-               **dict.fromkeys(("DispatchResult", "ScaledResult", "WeightedResult",
-                                "WeightedScaledResult"), "nccl_ep.results"),
+               **dict.fromkeys(_RESULTS, "nccl_ep.results"),
                "MoeShape": "nccl_ep.tuning", "tune": "nccl_ep.tuning"}
-_MODULES = ("autograd", "layers")
+_MODULES = ("autograd", "layers", "memory")
 
 __all__ = [
-    "CUDA_ERROR_MEMORY_ALLOCATION", "CUDA_SUCCESS", "HAVE_NCCL_EP", "HAVE_TORCH", "NCCLLibrary",
-    "NCCL_EP_ALGO_HIGH_THROUGHPUT", "NCCL_EP_ALGO_LOW_LATENCY", "NcclEpError", "__version__",
-    "get_nccl_comm_from_group", "ncclDataTypeEnum", "ncclEpAlgorithm_t", "ncclEpAllocFn_t",
-    "ncclEpDispatchConfig_t", "ncclEpFreeFn_t", "ncclEpGroupConfig_t", "ncclEpHandleConfig_t",
-    "ncclEpTensorTag_t", "ncclNDTensor_t",
+    "CUDA_ERROR_MEMORY_ALLOCATION", "CUDA_SUCCESS", "HAVE_NCCL_EP", "HAVE_TORCH", "InternalError",
+    "InvalidArgumentError", "InvalidUsageError", "NCCLLibrary", "NCCL_EP_ALGO_HIGH_THROUGHPUT",
+    "NCCL_EP_ALGO_LOW_LATENCY", "NcclEpError", "NcclSystemError", "RemoteError",
+    "UnhandledCudaError", "__version__", "get_nccl_comm_from_group", "memory", "ncclComm_t",
+    "ncclDataTypeEnum", "ncclEpAlgorithm_t", "ncclEpAllocFn_t", "ncclEpDispatchConfig_t",
+    "ncclEpFreeFn_t", "ncclEpGroupConfig_t", "ncclEpHandleConfig_t", "ncclEpTensorTag_t",
+    "ncclNDTensor_t",
 ]
 
 try:
+    from nccl_ep.errors import (InternalError, InvalidArgumentError, InvalidUsageError, NcclEpError,
+                                NcclSystemError, RemoteError, UnhandledCudaError)
     from nccl_ep.nccl_wrapper import (CUDA_ERROR_MEMORY_ALLOCATION, CUDA_SUCCESS, HAVE_TORCH,
                                       NCCL_EP_ALGO_HIGH_THROUGHPUT, NCCL_EP_ALGO_LOW_LATENCY,
-                                      NCCLLibrary, NcclEpError, get_nccl_comm_from_group,
+                                      NCCLLibrary, get_nccl_comm_from_group, ncclComm_t,
                                       ncclDataTypeEnum, ncclEpAlgorithm_t, ncclEpAllocFn_t,
                                       ncclEpDispatchConfig_t, ncclEpFreeFn_t, ncclEpGroupConfig_t,
                                       ncclEpHandleConfig_t, ncclEpTensorTag_t, ncclNDTensor_t)
 
     HAVE_NCCL_EP = True
     if HAVE_TORCH:
-        __all__ += ["DispatchResult", "EpGroup", "EpHandle", "MoeShape", "ScaledResult",
-                    "WeightedResult", "WeightedScaledResult", "autograd", "layers", "tune"]
+        __all__ += [*_RESULTS, "EpGroup", "EpHandle", "MoeShape", "autograd", "layers", "tune"]
 except ImportError as error:  # such as a Python without ctypes
     warnings.warn(f"nccl_ep is of no use here: {error}", stacklevel=2)
     HAVE_NCCL_EP = False
 
 if TYPE_CHECKING:
-    from nccl_ep import autograd as autograd, layers as layers
+    from nccl_ep import autograd as autograd, layers as layers, memory as memory
     from nccl_ep.group import EpGroup as EpGroup
     from nccl_ep.handle import EpHandle as EpHandle
-    from nccl_ep.results import (DispatchResult as DispatchResult, ScaledResult as ScaledResult,
+    from nccl_ep.results import (DispatchResult as DispatchResult,
+                                 LowLatencyResult as LowLatencyResult,
+                                 LowLatencyScaledResult as LowLatencyScaledResult,
+                                 ScaledResult as ScaledResult,
                                  WeightedResult as WeightedResult,
                                  WeightedScaledResult as WeightedScaledResult)
     from nccl_ep.tuning import MoeShape as MoeShape, tune as tune
@@ -66,4 +73,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)

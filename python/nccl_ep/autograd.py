@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from nccl_ep.handle import EpHandle
 from nccl_ep.results import DispatchResult, WeightedResult
-from nccl_ep.routing import effective_ids
+from nccl_ep.routing import known_ids
 
 
 def ht_dispatch(handle: EpHandle, tokens: torch.Tensor,
@@ -67,8 +67,6 @@ class _Dispatch(torch.autograd.Function):
                 topk_weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
         received = handle.dispatch(tokens, topk_weights)
         ctx.handle = handle
-        # LL handles may change their ids in place; HT handles do not read them again.
-        ctx.save_for_backward(handle.topk_idx)
         ctx.mark_non_differentiable(received.topk_idx)
         return received.tokens, received.topk_idx, received.topk_weights
 
@@ -77,11 +75,12 @@ class _Dispatch(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         tokens, _, weights = grads
         handle: EpHandle = ctx.handle
-        if not ctx.needs_input_grad[2]:
-            return None, handle.combine(tokens), None
-        # autograd passes zeros for unused results, so every rank makes this call.
-        home_tokens, home_weights = handle.combine_with_weights(tokens, weights)
-        return None, home_tokens, in_callers_order(ctx.saved_tensors[0], home_weights,
+        with handle.group.backward_of("dispatch"):
+            if not ctx.needs_input_grad[2]:
+                return None, handle.combine(tokens), None
+            # autograd passes zeros for unused results, so every rank makes this call.
+            home_tokens, home_weights = handle.combine_with_weights(tokens, weights)
+        return None, home_tokens, in_callers_order(handle.topk_idx, home_weights,
                                                    handle.group.num_experts)
 
 
@@ -94,7 +93,9 @@ class _DispatchTokens(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        return None, ctx.handle.combine(grads[0])
+        handle: EpHandle = ctx.handle
+        with handle.group.backward_of("dispatch"):
+            return None, handle.combine(grads[0])
 
 
 class _Combine(torch.autograd.Function):
@@ -111,16 +112,21 @@ class _Combine(torch.autograd.Function):
         [grad] = grads
         handle: EpHandle = ctx.handle
         out = torch.empty((ctx.rows, grad.shape[1]), dtype=grad.dtype, device=grad.device)
-        return None, handle.dispatch(grad, out=out).tokens
+        with handle.group.backward_of("combine"):
+            return None, handle.dispatch(grad, out=out).tokens
 
 
 def in_callers_order(topk_idx: torch.Tensor, values: torch.Tensor,
                      num_experts: int) -> torch.Tensor:
-    """Moves values [T, K], packed by ascending expert id, to the places of the ids in `topk_idx`.
+    """Moves values [T, K], one for each expert of a token by ascending id, to the places of the ids
+    in `topk_idx`.
 
-    Ids without an expert get 0. An id that a token repeats counts once, at its last place.
+    Ids without an expert get 0, those that a token repeats all the value of their expert: its
+    weight is their sum.
     """
-    keys = effective_ids(topk_idx, num_experts)
-    order = keys.argsort(dim=1, stable=True)
-    in_order = torch.where(keys.gather(1, order) < num_experts, values, 0.0)
+    keys, order = known_ids(topk_idx, num_experts).sort(dim=1)
+    # How many other experts come before.
+    column = torch.zeros_like(keys)
+    column[:, 1:] = (keys[:, 1:] != keys[:, :-1]).cumsum(dim=1)
+    in_order = torch.where(keys < num_experts, values.gather(1, column), 0.0)
     return torch.zeros_like(values).scatter_(1, order, in_order)

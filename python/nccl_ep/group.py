@@ -2,43 +2,70 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
+import re
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, overload
 
 import torch
 
-from nccl_ep.arguments import LARGEST, integer, require_dtype, require_group
-from nccl_ep.errors import NcclEpError
+from nccl_ep.arguments import (LARGEST, cannot_be_copied, integer, require_dtype, require_group,
+                               row_bytes)
+from nccl_ep.errors import NcclEpError, RemoteError, failure
+from nccl_ep.modes import Algorithm, Mode
 from nccl_ep.nccl_wrapper import NCCLLibrary
-from nccl_ep.rendezvous import get_nccl_comm_from_group
+from nccl_ep.rendezvous import communicator
 from nccl_ep.runtime import Runtime
 from nccl_ep.types import NCCL_EP_AUTO, ncclComm_t, ncclEpAlgorithm_t, ncclEpGroupConfig_t
+from nccl_ep.words import in_python
 
 if TYPE_CHECKING:
     from nccl_ep.handle import EpHandle
 
 _ALGORITHMS = {"ll": ncclEpAlgorithm_t.LOW_LATENCY, "ht": ncclEpAlgorithm_t.HIGH_THROUGHPUT}
-Algorithm = Literal["ll", "ht"]
 ROW_TYPES = (torch.bfloat16, torch.float16, torch.float32)
+_REMEMBERED = 4  # operations that the text of a failure tells of
+_A_RANK = re.compile(r"\brank \d")
 
 
-class EpGroup:
+class EpGroup(Generic[Mode]):
     """A group of ranks; creating and closing it are collective.
 
     num_experts          E, over all ranks; expert g lives on rank g // L, where L = E // R
     hidden               H, the largest row of a token, in elements of `dtype`: bfloat16, float16 or
-                         float32
+                         float32; a multiple of 16 bytes
     algorithm            "ll" (low latency) or "ht" (high throughput)
-    max_tokens_per_rank  M; 0 in HT: each handle finds its own bound
-    comm                 the ranks: a torch.distributed group, None for all processes, or an
-                         ncclComm_t, which then outlives the group
+    max_tokens_per_rank  M; 0, in HT only: each handle finds its own bound
+    comm                 the ranks: a torch.distributed group, None for all processes (a process
+                         that nothing has launched is alone), or an ncclComm_t, which then outlives
+                         the group
     num_channels         bound of a kernel, 2 SMs for each channel; 0: the library chooses
 
     Tensors are on the GPU that is current now, or on the CPU if the process has the CPU stand-ins.
+    `label`, a text, tells this group from others in texts of failures.
     """
+
+    @overload
+    def __init__(self: EpGroup[Literal["ll"]], num_experts: int, hidden: int, *,
+                 algorithm: Literal["ll"] = "ll", max_tokens_per_rank: int,
+                 dtype: torch.dtype = torch.bfloat16, comm: Any = None,
+                 num_channels: int = NCCL_EP_AUTO) -> None: ...
+
+    @overload
+    def __init__(self: EpGroup[Literal["ht"]], num_experts: int, hidden: int, *,
+                 algorithm: Literal["ht"], max_tokens_per_rank: int = NCCL_EP_AUTO,
+                 dtype: torch.dtype = torch.bfloat16, comm: Any = None,
+                 num_channels: int = NCCL_EP_AUTO) -> None: ...
+
+    @overload
+    def __init__(self: EpGroup[Algorithm], num_experts: int, hidden: int, *,
+                 algorithm: Algorithm, max_tokens_per_rank: int = NCCL_EP_AUTO,
+                 dtype: torch.dtype = torch.bfloat16, comm: Any = None,
+                 num_channels: int = NCCL_EP_AUTO) -> None: ...
 
     def __init__(self, num_experts: int, hidden: int, *, algorithm: Algorithm = "ll",
                  max_tokens_per_rank: int = NCCL_EP_AUTO, dtype: torch.dtype = torch.bfloat16,
@@ -47,30 +74,42 @@ class EpGroup:
         if algorithm not in ("ll", "ht"):
             raise ValueError(f"algorithm: must be 'll' or 'ht', not {algorithm!r}")
         require_dtype("dtype", dtype, ROW_TYPES)
-        num_experts = integer("num_experts", num_experts)
-        hidden = integer("hidden", hidden, most=LARGEST // dtype.itemsize)
+        num_experts = integer("num_experts", num_experts, least=1)
+        bytes_of_row = row_bytes("hidden", hidden, dtype)
         max_tokens_per_rank = integer("max_tokens_per_rank", max_tokens_per_rank)
         num_channels = integer("num_channels", num_channels)
         if not isinstance(comm, ncclComm_t):
             require_group("comm", comm)
+        elif not comm.value:
+            raise ValueError("comm: must not be NULL, as that of a torch.distributed group is before "
+                             "its first collective")
+        if algorithm == "ll" and max_tokens_per_rank == NCCL_EP_AUTO:
+            raise ValueError("max_tokens_per_rank: must be 1 or more with algorithm 'll'; only "
+                             "'ht' can do without")
         self._owned_comm: Any = None
         self._kept: set[EpHandle] = set()
+        self.label = ""
+        self._backward = ""
+        self._last: collections.deque[str] = collections.deque(maxlen=_REMEMBERED)
         self.library = NCCLLibrary()
         self.runtime = Runtime(self.library)
         self.algorithm, self.num_experts, self.hidden = algorithm, num_experts, hidden
         self.max_tokens_per_rank, self.dtype = max_tokens_per_rank, dtype
         config = ncclEpGroupConfig_t(
             version=1, algorithm=_ALGORITHMS[algorithm], num_experts=num_experts,
-            max_tokens_per_rank=max_tokens_per_rank, token_size_bytes=hidden * dtype.itemsize,
+            max_tokens_per_rank=max_tokens_per_rank, token_size_bytes=bytes_of_row,
             num_channels=num_channels)
         with self.runtime.current():
             if not isinstance(comm, ncclComm_t):
-                comm = self._owned_comm = get_nccl_comm_from_group(comm, self.library)
+                comm = self._owned_comm = communicator("comm", comm, self.library)
             self.comm = comm
             try:
                 self.world_size = self.library.ncclCommCount(comm)
                 self.rank = self.library.ncclCommUserRank(comm)
                 self._group = self.library.ncclEpCreateGroup(comm, config, self._stream())
+            except NcclEpError as error:
+                self._destroy_comm()
+                raise in_python(error) from None
             except Exception:
                 self._destroy_comm()
                 raise
@@ -89,8 +128,8 @@ class EpGroup:
         return self._group
 
     def create_handle(self, topk_idx: torch.Tensor, *, counts: torch.Tensor | None = None,
-                      stream: Any = None) -> EpHandle:
-        """A handle for the routing `topk_idx`, int64 or int32 [T, K]; T may differ between ranks.
+                      stream: Any = None) -> EpHandle[Mode]:
+        """A handle for the routing `topk_idx`, some integers [T, K]; T may differ between ranks.
 
         Ids outside 0..E-1 take no part. Collective in HT, where `counts` int32 [L] gets the number
         of tokens that come here for each local expert, on the stream.
@@ -107,8 +146,41 @@ class EpGroup:
         """Raises `NcclEpError` if an operation of the group has failed while running."""
         code = self.library.ncclEpGetAsyncError(self.handle)
         if code != 0:
-            raise NcclEpError(code, self.library.ncclGetErrorString(code),
-                              self.library.ncclEpGetLastError())
+            raise self.told(failure(code, self.library.ncclGetErrorString(code),
+                                    self.library.ncclEpGetLastError()))
+
+    @contextlib.contextmanager
+    def backward_of(self, operation: str) -> Iterator[None]:
+        """What is enqueued meanwhile is the backward of this operation, in texts of failures."""
+        before, self._backward = self._backward, operation
+        try:
+            yield
+        finally:
+            self._backward = before
+
+    def note(self, operation: str) -> None:
+        """Remembers an operation for the text of a failure."""
+        self._last.append(f"backward of {self._backward}" if self._backward else operation)
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """A function of `library`, with errors in Python's words."""
+        try:
+            return function(*arguments)
+        except NcclEpError as error:
+            raise self.told(error) from None
+
+    def told(self, error: NcclEpError) -> NcclEpError:
+        """`error` in Python's words; where ranks differ, with the last calls of this one.
+
+        A rank that leaves out a backward, say, makes the others wait, and the library knows numbers
+        of operations only.
+        """
+        also = ""
+        others = isinstance(error, RemoteError) or _A_RANK.search(error.detail)
+        if others and self._last:
+            where = f" in {self.label}" if self.label else ""
+            also = f"; last calls of this rank{where}: {', '.join(self._last)}"
+        return in_python(error, also)
 
     def settle(self) -> None:
         """On the CPU: waits for enqueued work and raises its failure. Does nothing on GPUs."""
@@ -138,7 +210,7 @@ class EpGroup:
     def _stream(self) -> int | None:
         return self.runtime.stream(None)
 
-    def __enter__(self) -> EpGroup:
+    def __enter__(self) -> EpGroup[Mode]:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
@@ -146,6 +218,9 @@ class EpGroup:
         # After an exception the other ranks may never reach a collective call.
         if kind is None:
             self.close()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        cannot_be_copied(self, "make one on every rank")
 
     def __repr__(self) -> str:
         state = "" if self._group is not None else ", closed"

@@ -5,15 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, overload
 
 import torch
 
-from nccl_ep.results import (DispatchResult, ScaledResult, WeightedResult, WeightedScaledResult,
-                             result_class)
-from nccl_ep.scales import (CastName, ScalesOrder, checked_scales, new_scales, scaled_rows)
+from nccl_ep.arguments import cannot_be_copied
+from nccl_ep.modes import Mode
+from nccl_ep.results import (DispatchResult, LowLatencyResult, LowLatencyScaledResult,
+                             ScaledResult, WeightedResult, WeightedScaledResult, result_class)
+from nccl_ep.scales import (CastName, ScalesOrder, checked_scale_output, checked_scales,
+                            new_scales, scaled_rows)
 from nccl_ep.tensors import (Tag, TensorList, checked, checked_integers, checked_output,
-                             describe)
+                             describe, written)
 from nccl_ep.types import ncclEpDispatchConfig_t
 
 if TYPE_CHECKING:
@@ -23,7 +26,7 @@ _NO_OPTIONS = ncclEpDispatchConfig_t()
 _ROUND_SCALES = ncclEpDispatchConfig_t(round_scales=1)
 
 
-class EpHandle:
+class EpHandle(Generic[Mode]):
     """One routing. Made by `EpGroup.create_handle`; destroyed by `close`, or with the object.
 
     Operations are enqueued on `stream` (a torch stream; None: the current one), and every rank
@@ -31,18 +34,23 @@ class EpHandle:
     one; users of the results on other streams must wait for `stream`. On the CPU every operation
     has finished when its call returns.
     LL reads `topk_idx` again in each operation, so it may be changed in place: the caller's tensor
-    if it is int64 and contiguous, else the copy `handle.topk_idx`. HT reads it once.
+    if it is int64 and contiguous, else the copy `handle.topk_idx`. HT reads it once: its
+    `handle.topk_idx` is always a copy, which is not to be changed.
     A handle that a CUDA graph has captured lives until `close` or the end of the group.
     """
 
-    def __init__(self, group: EpGroup, topk_idx: torch.Tensor, *,
+    def __init__(self, group: EpGroup[Mode], topk_idx: torch.Tensor, *,
                  counts: torch.Tensor | None = None, stream: Any = None) -> None:
         self._handle: Any = None
         self._staged: list[TensorList] = []
         self._staged_on: int | None = None
+        self._staged_outputs: list[torch.Tensor] = []
         self._rows: int | None = None
         self.group = group
-        self.topk_idx = checked_integers("topk_idx", topk_idx, (None, None), group.device)
+        self.topk_idx = checked_integers("topk_idx", topk_idx, ("T", "K"), group.device)
+        # The streams for which the allocator keeps the ids. It keeps a copy, which nobody else
+        # knows of, for the stream that it was made on.
+        self._ids_kept_for = {group.runtime.stream(None), group.runtime.stream(stream)}
         self.num_tokens, self.top_k = self.topk_idx.shape
         if counts is not None:
             counts = checked_output("counts", counts, (group.num_local_experts,), group.device,
@@ -50,10 +58,18 @@ class EpHandle:
         counter = TensorList((Tag.RECV_EXPERT_COUNTER_DEVICE, counts))
         group.runtime.follow(stream)
         with group.runtime.current():
-            self._handle = group.library.ncclEpCreateHandle(
-                group.handle, describe(self.topk_idx, Tag.TOPK_IDX), None,
-                group.runtime.stream(stream), counter.descriptors)
+            self._handle = group.call(
+                group.library.ncclEpCreateHandle, group.handle,
+                describe(self.topk_idx, Tag.TOPK_IDX), None, group.runtime.stream(stream),
+                counter.descriptors)
         group.runtime.hand_over(stream, [self.topk_idx, *counter.tensors])
+        written(counter.tensors)
+        if group.algorithm == "ht" and self.topk_idx.data_ptr() == topk_idx.data_ptr():
+            # A dispatch with weights finds them by the ids. Behind the exchange, which others wait
+            # for.
+            with group.runtime.on(stream):
+                self.topk_idx = self.topk_idx.clone()
+            self._ids_kept_for = {group.runtime.stream(stream)}
 
     @property
     def handle(self) -> Any:
@@ -67,8 +83,27 @@ class EpHandle:
         """HT: rows that a dispatch can deliver here; the exact count if the group has no bound M.
         """
         if self._rows is None:
-            self._rows = self.group.library.ncclEpHandleGetNumRecvTokens(self.handle)
+            ask = self.group.library.ncclEpHandleGetNumRecvTokens
+            self._rows = int(self.group.call(ask, self.handle))
         return self._rows
+
+    @overload
+    def dispatch(self: EpHandle[Literal["ll"]], tokens: torch.Tensor, topk_weights: None = None, *,
+                 scales: torch.Tensor, cast: None = None, scales_order: ScalesOrder = "row",
+                 out: torch.Tensor | None = None, out_scales: torch.Tensor | None = None,
+                 send_only: bool = False, stream: Any = None) -> LowLatencyScaledResult: ...
+
+    @overload
+    def dispatch(self: EpHandle[Literal["ll"]], tokens: torch.Tensor, topk_weights: None = None, *,
+                 scales: None = None, cast: CastName, scales_order: ScalesOrder = "row",
+                 out: torch.Tensor | None = None, out_scales: torch.Tensor | None = None,
+                 send_only: bool = False, stream: Any = None) -> LowLatencyScaledResult: ...
+
+    @overload
+    def dispatch(self: EpHandle[Literal["ll"]], tokens: torch.Tensor, topk_weights: None = None, *,
+                 scales: None = None, cast: None = None, scales_order: ScalesOrder = "row",
+                 out: torch.Tensor | None = None, out_scales: None = None, send_only: bool = False,
+                 stream: Any = None) -> LowLatencyResult: ...
 
     @overload
     def dispatch(self, tokens: torch.Tensor, topk_weights: torch.Tensor, *, scales: torch.Tensor,
@@ -132,7 +167,7 @@ class EpHandle:
         low_latency = group.algorithm == "ll"
         if low_latency and topk_weights is not None:
             raise ValueError("topk_weights: in low latency they belong to combine")
-        tokens = checked("tokens", tokens, (self.num_tokens, None), group.device)
+        tokens = checked("tokens", tokens, (self.num_tokens, "H"), group.device)
         ids = None
         if topk_weights is not None:
             ids, topk_weights = self.topk_idx, self._weights(topk_weights, self.num_tokens)
@@ -152,17 +187,20 @@ class EpHandle:
         shape = self._received_shape(tokens.shape[1])
         rows = scaled_rows(tokens, scales, cast) if is_scaled else None
         dtype = tokens.dtype if rows is None else rows.dtype
+        given = [each for each in (out, out_scales) if each is not None]
         if out is None:
             out = torch.empty(shape, dtype=dtype, device=group.device)
         else:
-            checked_output("out", out, (*shape[:-2], None, shape[-1]), group.device, dtype)
+            checked_output("out", out, (*shape[:-2], "rows", shape[-1]), group.device, dtype)
         if rows is None:
             if out_scales is not None:
                 raise ValueError("out_scales: needs scales or cast")
-        elif out_scales is None:
+        elif out_scales is not None:
+            checked_scale_output(out_scales, group.device)
+        else:
             out_scales = new_scales((*out.shape[:-1], rows.scales), rows.scale_dtype, scales_order,
                                     group.device)
-        kind = result_class(topk_weights is not None, is_scaled)
+        kind = result_class(low_latency, topk_weights is not None, is_scaled)
         result = kind(out)
         if low_latency:
             result = kind(out, counts=self._new((group.num_local_experts,), torch.int32))
@@ -177,7 +215,7 @@ class EpHandle:
                              (Tag.TOPK_WEIGHTS, result.topk_weights))
         counter = TensorList((Tag.RECV_EXPERT_COUNTER_DEVICE, result.counts))
         rounds = rows is not None and rows.round_scales
-        self._run("ncclEpDispatch", (inputs, outputs, counter), send_only, stream,
+        self._run("dispatch", (inputs, outputs, counter), given, send_only, stream,
                   _ROUND_SCALES if rounds else _NO_OPTIONS)
         return result
 
@@ -202,10 +240,11 @@ class EpHandle:
             from nccl_ep import autograd
 
             return autograd.ht_combine(self, tokens)
+        given = [] if out is None else [out]
         out = self._home(tokens, out)
-        self._run("ncclEpCombine",
+        self._run("combine",
                   (TensorList((Tag.TOKENS, tokens)), TensorList((Tag.TOKENS, out)),
-                   TensorList((Tag.TOPK_WEIGHTS, local))), send_only, stream)
+                   TensorList((Tag.TOPK_WEIGHTS, local))), given, send_only, stream)
         return out
 
     def combine_with_weights(self, tokens: torch.Tensor, topk_weights: torch.Tensor, *,
@@ -220,10 +259,10 @@ class EpHandle:
             self._check_differentiable("combine_with_weights", False)
         out = self._home(tokens, None)
         home_weights = self._new((self.num_tokens, self.top_k), torch.float32)
-        self._run("ncclEpCombine",
+        self._run("combine",
                   (TensorList((Tag.TOKENS, tokens), (Tag.TOPK_WEIGHTS, weights)),
                    TensorList((Tag.TOKENS, out), (Tag.TOPK_WEIGHTS, home_weights)),
-                   TensorList()), False, stream)
+                   TensorList()), [], False, stream)
         return out, home_weights
 
     def complete(self, *, stream: Any = None) -> None:
@@ -234,9 +273,11 @@ class EpHandle:
         group = self.group
         address = group.runtime.stream(stream)
         with group.runtime.current():
-            group.library.ncclEpComplete(self.handle, None, address)
+            group.call(group.library.ncclEpComplete, self.handle, None, address)
             self._keep_if_captured(stream)
         staged, self._staged = self._staged, []
+        outputs, self._staged_outputs = self._staged_outputs, []
+        written(outputs)
         if staged and address != self._staged_on:
             group.runtime.keep_for(stream, self._memory(staged))
         group.settle()
@@ -244,25 +285,34 @@ class EpHandle:
     def close(self) -> None:
         """Destroys the handle; local. A second call does nothing."""
         handle, self._handle = self._handle, None
-        self._staged = []
+        self._staged, self._staged_outputs = [], []
         if handle is not None:
             self.group.library.ncclEpHandleDestroy(handle)
 
-    def _run(self, name: str, lists: tuple[TensorList, TensorList, TensorList], send_only: bool,
-             stream: Any, config: ncclEpDispatchConfig_t | None = None) -> None:
+    def _run(self, operation: Literal["dispatch", "combine"],
+             lists: tuple[TensorList, TensorList, TensorList], given: list[torch.Tensor],
+             send_only: bool, stream: Any, config: ncclEpDispatchConfig_t | None = None) -> None:
+        """Enqueues an operation; `given` are those outputs that the caller chose."""
         group = self.group
-        call = getattr(group.library, name)
+        dispatches = operation == "dispatch"
+        function = group.library.ncclEpDispatch if dispatches else group.library.ncclEpCombine
         arguments = [each for tensors in lists for each in (tensors.array, tensors.count)]
         group.runtime.follow(stream)
+        group.note(operation)
         with group.runtime.current():
             address = group.runtime.stream(stream)
-            call(self.handle, *arguments, send_only, config, address)
+            group.call(function, self.handle, *arguments, send_only, config, address)
             self._keep_if_captured(stream)
+        written(given)
+        if address not in self._ids_kept_for:
+            self._ids_kept_for.add(address)
+            group.runtime.keep_for(stream, [self.topk_idx])
         if stream is not None:
             group.runtime.hand_over(stream, self._memory(lists))
         if send_only and group.algorithm == "ll":
             # The receive phase writes to them, even if the caller drops them.
             self._staged.extend(lists)
+            self._staged_outputs = [*lists[1].tensors, *(lists[2].tensors if dispatches else ())]
             self._staged_on = address
         group.settle()
 
@@ -293,9 +343,9 @@ class EpHandle:
         return group.num_local_experts, group.world_size * group.max_tokens_per_rank, hidden
 
     def _results(self, tokens: torch.Tensor) -> torch.Tensor:
-        shape: tuple[int | None, ...] = (None, None)
+        shape: tuple[int | str, ...] = ("n", "H")
         if self.group.algorithm == "ll":
-            shape = (*self._received_shape(0)[:-1], None)
+            shape = (*self._received_shape(0)[:-1], "H")
         return checked("tokens", tokens, shape, self.group.device)
 
     def _home(self, tokens: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
@@ -311,12 +361,15 @@ class EpHandle:
     def _new(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=self.group.device)
 
-    def __enter__(self) -> EpHandle:
+    def __enter__(self) -> EpHandle[Mode]:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
         self.close()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        cannot_be_copied(self, "group.create_handle(topk_idx) makes another")
 
     def __repr__(self) -> str:
         state = ", closed" if self._handle is None else ", staged" if self._staged else ""

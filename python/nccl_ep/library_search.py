@@ -15,6 +15,11 @@ from collections.abc import Iterator
 # Without a version: libnccl_ep.so.0 is a later generation with another interface.
 _EP_NAME = "libnccl_ep.so"
 _NCCL_NAMES = ("libnccl.so.2", "libnccl.so")
+# Functions that only later generations have, and what their Python packages are.
+_LATER = {
+    "ncclEpInitHandle": "The package nccl.ep (pip install nccl-extensions)",
+    "ncclEpTensorGetData": "The nccl_ep package of NCCL 2.30",
+}
 
 
 def find_library() -> str:
@@ -44,6 +49,73 @@ def find_library() -> str:
         "lib/libnccl_ep.so, or put its folder into LD_LIBRARY_PATH")
 
 
+def require_first_generation(library: ctypes.CDLL, path: str) -> None:
+    """Raises RuntimeError for a libnccl_ep of a later generation, whose calls take other arguments.
+
+    Its file and some of its functions have the same names.
+    """
+    for name, package in _LATER.items():
+        if hasattr(library, name):
+            raise RuntimeError(
+                f"{file_of(library, name) or path}{_found_by(path)} is NCCL EP of a later "
+                f"generation{_version(library)}: it has {name}, and its calls take other arguments "
+                f"than this package passes. {package} serves it; for this package set "
+                "NCCL_EP_LIBRARY to the path of its own libnccl_ep.so")
+
+
+def _found_by(path: str) -> str:
+    """How the library was found, if not by its own path."""
+    if path == os.environ.get("NCCL_EP_LIBRARY"):
+        return ", which NCCL_EP_LIBRARY names,"
+    if os.sep not in path:
+        return f", which the loader has found for {path},"
+    home = _home()
+    return ", found by NCCL_HOME," if home and path == str(home / _EP_NAME) else ""
+
+
+def _version(library: ctypes.CDLL) -> str:
+    """The version that a later generation tells, if it does."""
+    number = ctypes.c_int()
+    if not hasattr(library, "ncclEpGetVersion") or library["ncclEpGetVersion"](
+            ctypes.byref(number)) != 0:
+        return ""
+    major, rest = divmod(number.value, 10000)
+    return f" ({major}.{rest // 100}.{rest % 100})"
+
+
+class _DlInfo(ctypes.Structure):
+    """What dladdr tells of an address."""
+
+    _fields_ = [("file", ctypes.c_char_p), ("base", ctypes.c_void_p), ("name", ctypes.c_char_p),
+                ("address", ctypes.c_void_p)]
+
+
+def file_of(library: ctypes.CDLL, name: str) -> str:
+    """The file that defines this function of a library, without links; empty if that is unknown."""
+    info = _DlInfo()
+    address = ctypes.cast(library[name], ctypes.c_void_p)
+    if not ctypes.CDLL(None)["dladdr"](address, ctypes.byref(info)) or not info.file:
+        return ""
+    return os.path.realpath(os.fsdecode(info.file))
+
+
+def other_copies_of_nccl(used: ctypes.CDLL) -> tuple[str, list[str]]:
+    """The file of the NCCL in use, and those of other copies in this process."""
+    name = "ncclCommCuDevice"  # which the library needs, and few others would define
+    mine, others = file_of(used, name), []
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+        files = {line.split(maxsplit=5)[5].rstrip("\n") for line in maps if "/" in line}
+    for path in sorted(files - {mine}):
+        try:
+            library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD)
+        except OSError:
+            continue
+        # A library's functions are also those of what it needs.
+        if hasattr(library, name) and file_of(library, name) == os.path.realpath(path):
+            others.append(path)
+    return mine, others
+
+
 def existing(path: str, named_by: str) -> str:
     """`path`; an error that names its source if there is no such file.
 
@@ -69,7 +141,12 @@ def load_nccl(library: str) -> ctypes.CDLL:
             raise RuntimeError(f"NCCL_EP_NCCL_LIBRARY: cannot be loaded: {error}") from error
     process = ctypes.CDLL(None)
     if hasattr(process, "ncclCommInitRank"):
-        return process
+        # By its file: other names, such as those of the CPU stand-ins' CUDA, may be another
+        # library's in the process as a whole.
+        try:
+            return ctypes.CDLL(file_of(process, "ncclCommInitRank"), mode=os.RTLD_NOLOAD)
+        except OSError:
+            return process  # the program itself has it
     for candidate, flags in _nccl_candidates(library):
         try:
             found = ctypes.CDLL(candidate, mode=ctypes.RTLD_GLOBAL | flags)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from nccl_ep import functions, library_search
-from nccl_ep.errors import NcclEpError
+from nccl_ep.errors import NcclEpError, failure
 from nccl_ep.functions import Function
 from nccl_ep.rendezvous import get_nccl_comm_from_group
 from nccl_ep.types import (CUDA_ERROR_MEMORY_ALLOCATION, CUDA_SUCCESS, NCCL_EP_ALGO_HIGH_THROUGHPUT,
@@ -78,6 +78,9 @@ class NCCLLibrary:
         self._funcs = self.path_to_dict_mapping[path]
         self.ep_available = all(each.name in self._funcs for each in functions.EP_FUNCTIONS)
 
+    def __reduce__(self) -> tuple[type[NCCLLibrary], tuple[str]]:
+        return type(self), (self.path,)
+
     def __repr__(self) -> str:
         return f"<NCCLLibrary {self.path}{'' if self.ep_available else ', without nccl_ep'}>"
 
@@ -100,8 +103,18 @@ class NCCLLibrary:
     def _check(self, name: str, result: int) -> None:
         if result != 0:
             # Only this library's calls leave a text; do not report an older one for NCCL's calls.
-            detail = self.ncclEpGetLastError() if name.startswith("ncclEp") else name
-            raise NcclEpError(result, self.ncclGetErrorString(result), detail)
+            detail = (self.ncclEpGetLastError() if name.startswith("ncclEp") else
+                      name + self._of_another_copy(name))
+            raise failure(result, self.ncclGetErrorString(result), detail)
+
+    def _of_another_copy(self, name: str) -> str:
+        """What is most likely wrong if NCCL refuses to read a communicator."""
+        if name not in ("ncclCommCount", "ncclCommUserRank"):
+            return ""
+        used, others = library_search.other_copies_of_nccl(self.base)
+        return (f": of several NCCLs in this process {used} is used, and a communicator of "
+                f"{', '.join(others)} is invalid there: NCCL_EP_NCCL_LIBRARY chooses"
+                if others else "")
 
     def _call(self, name: str, *arguments: Any) -> None:
         function = self._funcs.get(name)
@@ -278,6 +291,7 @@ def _load(path: str) -> tuple[ctypes.CDLL, ctypes.CDLL, dict[str, Any]]:
         if "libnccl_ep" in os.path.basename(path):
             base = library_search.load_nccl(path)
             library = ctypes.CDLL(path)
+            library_search.require_first_generation(library, path)
         else:
             base = library = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
     except OSError as error:

@@ -18,14 +18,17 @@ from nccl_ep.types import ncclComm_t, ncclUniqueId
 if TYPE_CHECKING:
     from nccl_ep.nccl_wrapper import NCCLLibrary
 
-_DEADLINE_SECONDS = 30.0
+_TIMEOUT = "NCCL_EP_TIMEOUT_MS"
+_DEFAULT_TIMEOUT_MS = 100_000  # the library's
 _TORCHRUN = ("RANK", "WORLD_SIZE")
+# Slurm's come after those that may be set for each process within one task of Slurm.
 _LAUNCHERS = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
               ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+              ("PMI_RANK", "PMI_SIZE"),
               ("SLURM_PROCID", "SLURM_NTASKS"),
               _TORCHRUN)
-_LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID",
-                "LOCAL_RANK")
+_LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID",
+                "SLURM_LOCALID", "LOCAL_RANK")
 # Each of these distinguishes jobs on one machine.
 _JOB_NAMES = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "MPIRUN_ID", "TORCHELASTIC_RUN_ID")
 
@@ -36,22 +39,27 @@ def get_nccl_comm_from_group(group: Any, nccl_lib: NCCLLibrary) -> ncclComm_t:
     """A new NCCL communicator over the ranks of `group`; collective.
 
     `group` is a torch.distributed group, or None for all processes. If torch.distributed is not in
-    use, the processes are those that mpirun, srun or torchrun started, all on this machine. The
-    caller destroys the communicator.
+    use, the processes are those that mpirun, srun or torchrun started, all on this machine, or this
+    one alone. The caller destroys the communicator.
     """
+    return communicator("group", group, nccl_lib)
+
+
+def communicator(name: str, group: Any, nccl_lib: NCCLLibrary) -> ncclComm_t:
+    """The same, where the argument that has the group is called `name`."""
     distributed = _initialised_distributed()
     if distributed is not None:
         from nccl_ep.arguments import require_group
 
-        require_group("group", group)
+        require_group(name, group)
         rank, size = distributed.get_rank(group), distributed.get_world_size(group)
         if rank < 0:
-            raise ValueError("group: this process is none of its ranks")
+            raise ValueError(f"{name}: this process is none of its ranks")
         shared = broadcast(_new_id(nccl_lib) if rank == 0 else b"",
                            ctypes.sizeof(ncclUniqueId), group, distributed)
     elif group is not None:
-        raise TypeError("group: torch.distributed is not initialised, so it must be None, for all "
-                        f"processes of the launcher, not {type(group).__name__}")
+        raise TypeError(f"{name}: torch.distributed is not initialised, so it must be None, for "
+                        f"all processes of the launcher, not {type(group).__name__}")
     else:
         rank, size = launched_rank()
         shared = _share(_new_id(nccl_lib) if rank == 0 else None, rank, size)
@@ -59,14 +67,18 @@ def get_nccl_comm_from_group(group: Any, nccl_lib: NCCLLibrary) -> ncclComm_t:
 
 
 def launched_rank() -> tuple[int, int]:
-    """Rank and number of the processes that a launcher started."""
+    """Rank and number of the processes that a launcher started; 0 and 1 without a launcher."""
     # torchrun's workers inherit what srun or mpirun set for torchrun itself.
     launchers = (_TORCHRUN, *_LAUNCHERS) if _by_torchrun() else _LAUNCHERS
     for rank, size in launchers:
         if rank in os.environ and size in os.environ:
             return int(os.environ[rank]), int(os.environ[size])
-    raise RuntimeError("which rank is this? Initialise torch.distributed, or start with mpirun, "
-                       "srun or torchrun (" + ", ".join(name for name, _ in _LAUNCHERS) + ")")
+    for rank, size in launchers:
+        if rank in os.environ:
+            raise RuntimeError(f"which of how many ranks is this? There is a {rank} in the "
+                               f"environment, but no {size}; initialise torch.distributed, or "
+                               "start with mpirun, srun or torchrun")
+    return 0, 1
 
 
 def launched_local_rank() -> int:
@@ -132,15 +144,31 @@ def _on_one_machine(size: int) -> bool:
 def _share(mine: bytes | None, rank: int, size: int) -> bytes:
     """Rank 0's bytes on every rank."""
     global _meetings
+    if size == 1 and mine is not None:
+        return mine
     _meetings += 1
     if not _on_one_machine(size):
         raise RuntimeError("ranks on several machines: initialise torch.distributed first")
     address = f"\0nccl_ep.{os.getuid()}.{_job()}.{_meetings}"
-    deadline = time.monotonic() + _DEADLINE_SECONDS
+    timeout_ms = _timeout_ms()
+    deadline = time.monotonic() + timeout_ms / 1000
     if mine is not None:
-        _serve(address, mine, size - 1, deadline)
-        return mine
-    return _fetch(address, rank, deadline)
+        came = _serve(address, mine, size - 1, deadline)
+        if came == size - 1:
+            return mine
+        missing = f"the others, and {came} of {size - 1} came"
+    else:
+        if data := _fetch(address, deadline):
+            return data
+        missing = "rank 0 on this machine"
+    raise RuntimeError(f"rank {rank} of {size} waited {timeout_ms} ms ({_TIMEOUT}) for {missing}")
+
+
+def _timeout_ms() -> int:
+    """How long ranks wait for each other: the library's setting, with its rules and default."""
+    text = os.environ.get(_TIMEOUT, "").strip()
+    given = int(text) if text.isascii() and text.isdigit() else 0
+    return given if 0 < given < 2**64 else _DEFAULT_TIMEOUT_MS
 
 
 def _job() -> str:
@@ -157,7 +185,8 @@ def _job() -> str:
     return str(os.getppid())
 
 
-def _serve(address: str, data: bytes, readers: int, deadline: float) -> None:
+def _serve(address: str, data: bytes, readers: int, deadline: float) -> int:
+    """Gives the data to so many readers; returns how many came in time."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         try:
             server.bind(address)
@@ -169,23 +198,29 @@ def _serve(address: str, data: bytes, readers: int, deadline: float) -> None:
         server.listen(readers + 1)
         served = 0
         while served < readers:
-            server.settimeout(max(deadline - time.monotonic(), 0.001))
+            server.settimeout(_seconds_until(deadline))
             try:
                 peer, _ = server.accept()
             except TimeoutError:
-                raise RuntimeError(f"rank 0 waited {_DEADLINE_SECONDS:.0f} s for the others; "
-                                   f"{served} of {readers} came") from None
+                break
             with peer:
                 if _is_own(peer):
                     peer.sendall(data)
                     served += 1
+        return served
 
 
-def _fetch(address: str, rank: int, deadline: float) -> bytes:
+def _seconds_until(deadline: float) -> float:
+    """As a socket takes them: not 0, and not more than its clock can hold."""
+    return min(max(deadline - time.monotonic(), 0.001), 1e6)
+
+
+def _fetch(address: str, deadline: float) -> bytes:
+    """Rank 0's data, or nothing if it does not come in time."""
     length = ctypes.sizeof(ncclUniqueId)
     while time.monotonic() < deadline:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-            client.settimeout(max(deadline - time.monotonic(), 0.001))
+            client.settimeout(_seconds_until(deadline))
             try:
                 client.connect(address)
                 data = client.recv(length, socket.MSG_WAITALL) if _is_own(client) else b""
@@ -194,7 +229,7 @@ def _fetch(address: str, rank: int, deadline: float) -> bytes:
             if len(data) == length:
                 return data
         time.sleep(0.01)
-    raise RuntimeError(f"rank {rank} waited {_DEADLINE_SECONDS:.0f} s for rank 0 on this machine")
+    return b""
 
 
 def _is_own(peer: socket.socket) -> bool:

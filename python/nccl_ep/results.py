@@ -23,6 +23,13 @@ class DispatchResult(NamedTuple):
     scales: torch.Tensor | None = None
 
 
+class LowLatencyResult(DispatchResult):
+    """That of low latency: counts are there."""
+
+    __slots__ = ()
+    counts: torch.Tensor
+
+
 class WeightedResult(DispatchResult):
     """That of a dispatch with weights: ids and weights are there."""
 
@@ -44,8 +51,16 @@ class WeightedScaledResult(WeightedResult, ScaledResult):  # type: ignore[misc] 
     __slots__ = ()
 
 
-def result_class(weighted: bool, scaled: bool) -> type[DispatchResult]:
-    """The class of a result with weights, and with scales."""
+class LowLatencyScaledResult(LowLatencyResult, ScaledResult):  # type: ignore[misc]  # as above
+    """That of low latency with scales."""
+
+    __slots__ = ()
+
+
+def result_class(low_latency: bool, weighted: bool, scaled: bool) -> type[DispatchResult]:
+    """The class of a result of low latency, with weights, and with scales."""
+    if low_latency:
+        return LowLatencyScaledResult if scaled else LowLatencyResult
     if weighted:
         return WeightedScaledResult if scaled else WeightedResult
     return ScaledResult if scaled else DispatchResult

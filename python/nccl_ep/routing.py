@@ -5,14 +5,18 @@ from __future__ import annotations
 import torch
 
 
-def effective_ids(topk_idx: torch.Tensor, num_experts: int) -> torch.Tensor:
-    """`topk_idx` [T, K] as int64, with `num_experts` where a place takes no part.
+def known_ids(topk_idx: torch.Tensor, num_experts: int) -> torch.Tensor:
+    """`topk_idx` [T, K] as int64, with `num_experts` for ids outside 0..E-1, which take no part."""
+    # Few operations: on a GPU each costs the host more time than the GPU.
+    return topk_idx.to(torch.int64).clamp(-1, num_experts).remainder(num_experts + 1)
 
-    Those are ids outside 0..E-1, and all but the last occurrence of an id that a token repeats:
-    high throughput counts it once, with its last weight.
+
+def pairs_of_ids(topk_idx: torch.Tensor, num_experts: int) -> torch.Tensor:
+    """`known_ids`, in which of an id that a token repeats only the last one is left.
+
+    In high throughput the token and the expert are one pair, with the sum of the weights.
     """
-    # Few operations: on a GPU each costs the host more time than the GPU. Ids outside become E.
-    ids = topk_idx.to(torch.int64).clamp(-1, num_experts).remainder(num_experts + 1)
+    ids = known_ids(topk_idx, num_experts)
     same = ids.unsqueeze(2) == ids.unsqueeze(1)
     return ids.masked_fill_(same.triu(1).any(dim=2), num_experts)
 

@@ -57,6 +57,12 @@ class Runtime:
         if stream != (current := torch.cuda.current_stream(self._number)):
             stream.wait_stream(current)
 
+    def on(self, stream: Any) -> AbstractContextManager[Any]:
+        """Makes `stream` the current one, if it is not None."""
+        if stream is None or self._stand_ins is not None:
+            return contextlib.nullcontext()
+        return torch.cuda.stream(stream)
+
     def is_capturing(self, stream: Any) -> bool:
         """Whether `stream` is being captured in a CUDA graph; the device must be current."""
         if self._stand_ins is not None:

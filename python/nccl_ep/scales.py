@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from nccl_ep.arguments import require_tensor
+from nccl_ep.arguments import require_no_gradient, require_tensor
 
 CastName = Literal["fp8", "fp8_pow2", "ue8m0", "ue8m0_packed", "mxfp8"]
 ScalesOrder = Literal["row", "column"]
@@ -57,11 +57,21 @@ def checked_scales(scales: torch.Tensor, rows: int, device: torch.device) -> tor
     """Scales [rows, S] to forward, by rows or by columns, as they lie."""
     require_tensor("scales", scales)
     if scales.dim() != 2 or scales.shape[0] != rows:
-        raise ValueError(f"scales: has shape {list(scales.shape)}, expected [{rows}, any]")
+        raise ValueError(f"scales: has shape {list(scales.shape)}, expected [{rows}, S]")
     if scales.device != device:
         raise ValueError(f"scales: is on {scales.device}, the group on {device}")
     # The library sees the memory only; torch may keep a pending negation beside it.
     return scales.resolve_neg()
+
+
+def checked_scale_output(scales: torch.Tensor, device: torch.device) -> None:
+    """Raises for memory for scales that the library could not check or write to."""
+    require_tensor("out_scales", scales)
+    if scales.device != device:
+        raise ValueError(f"out_scales: is on {scales.device}, the group on {device}")
+    if scales.is_neg():
+        raise ValueError("out_scales: must be no negative view")
+    require_no_gradient("out_scales", scales)
 
 
 def check_order(order: str) -> None:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
-from nccl_ep.arguments import LARGEST, require_tensor
+from nccl_ep.arguments import LARGEST, require_no_gradient, require_tensor
 from nccl_ep.types import ncclDataTypeEnum, ncclEpTensorTag_t, ncclNDTensor_t
 
 Tag = ncclEpTensorTag_t
 _Pointer = ctypes.POINTER(ncclNDTensor_t)
-_INTEGERS = frozenset((torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8))
+_INTEGERS = frozenset((torch.int64, torch.int32, torch.int16, torch.int8,
+                       torch.uint64, torch.uint32, torch.uint16, torch.uint8))
 
 
 @functools.lru_cache(maxsize=256)
@@ -71,24 +72,15 @@ class TensorList:
         self.array: Any = (_Pointer * self.count)(*map(ctypes.pointer, self.descriptors))
 
 
-def checked(name: str, tensor: torch.Tensor, shape: Sequence[int | None], device: torch.device,
+def checked(name: str, tensor: torch.Tensor, shape: Sequence[int | str], device: torch.device,
             dtype: torch.dtype | None = None) -> torch.Tensor:
     """`tensor`, made contiguous, if it has this shape, device and type; else ValueError, or
     TypeError if it is no tensor.
 
-    The library itself checks what it can see; it cannot see a tensor's device. An extent of None
-    matches any.
+    The library itself checks what it can see; it cannot see a tensor's device. An extent that is a
+    name, such as "H", matches any.
     """
-    if not isinstance(tensor, torch.Tensor):
-        require_tensor(name, tensor)
-    have = tensor.shape
-    fits = len(have) == len(shape)
-    for extent, want in zip(have, shape):
-        # A loop takes half the time of all().
-        fits = fits and (want is None or extent == want)
-    if not fits:
-        wanted = ", ".join("any" if each is None else str(each) for each in shape)
-        raise ValueError(f"{name}: has shape {list(have)}, expected [{wanted}]")
+    _require_shape(name, tensor, shape)
     if tensor.device != device:
         raise ValueError(f"{name}: is on {tensor.device}, the group on {device}")
     if dtype is not None and tensor.dtype != dtype:
@@ -97,19 +89,47 @@ def checked(name: str, tensor: torch.Tensor, shape: Sequence[int | None], device
     return tensor.resolve_neg().contiguous()
 
 
-def checked_output(name: str, tensor: torch.Tensor, shape: Sequence[int | None],
+def _require_shape(name: str, tensor: torch.Tensor, shape: Sequence[int | str]) -> None:
+    # What most tensors are needs no closer look.
+    if type(tensor) is not torch.Tensor or tensor.layout != torch.strided or tensor.is_nested:
+        require_tensor(name, tensor)
+    have = tensor.shape
+    fits = len(have) == len(shape)
+    for extent, want in zip(have, shape):
+        # A loop takes half the time of all().
+        fits = fits and (extent == want or isinstance(want, str))
+    if not fits:
+        raise ValueError(f"{name}: has shape {list(have)}, expected "
+                         f"[{', '.join(map(str, shape))}]")
+
+
+def checked_output(name: str, tensor: torch.Tensor, shape: Sequence[int | str],
                    device: torch.device, dtype: torch.dtype) -> torch.Tensor:
     """`tensor` itself, to write to, if `checked` would return it unchanged; else ValueError."""
-    if isinstance(tensor, torch.Tensor) and (not tensor.is_contiguous() or tensor.is_neg()):
+    require_tensor(name, tensor)
+    if not tensor.is_contiguous() or tensor.is_neg():
         raise ValueError(f"{name}: must be contiguous, and no negative view")
     checked(name, tensor, shape, device, dtype)
+    require_no_gradient(name, tensor)
     return tensor
 
 
-def checked_integers(name: str, tensor: torch.Tensor, shape: Sequence[int | None],
+def written(tensors: Iterable[torch.Tensor]) -> None:
+    """Tells autograd that the library has written, or will have, to these tensors of a caller.
+
+    A graph that saved one of them then refuses its backward, instead of using other values.
+    """
+    for tensor in tensors:
+        # Those of inference mode have no counter, and no graph saves them.
+        if not tensor.is_inference():
+            torch.autograd.graph.increment_version(tensor)
+
+
+def checked_integers(name: str, tensor: torch.Tensor, shape: Sequence[int | str],
                      device: torch.device) -> torch.Tensor:
     """As `checked`, for ids of any integer type; returns int64, without a copy where possible."""
-    dense = checked(name, tensor, shape, device)
+    _require_shape(name, tensor, shape)
     if tensor.dtype not in _INTEGERS:
         raise ValueError(f"{name}: has type {tensor.dtype}, expected integers")
-    return dense.to(torch.int64)
+    # Torch knows little more of unsigned types than how to convert them, so that comes first.
+    return checked(name, tensor.to(torch.int64), shape, device)

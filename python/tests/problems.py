@@ -40,7 +40,7 @@ class Problem:
 
     def __init__(self, rank: int, size: int, *, tokens: int = 9, hidden: int = 16, top_k: int = 3,
                  experts_per_rank: int = 3, dtype: torch.dtype = torch.float32,
-                 masked: bool = False, device: torch.device | str = "cpu", seed: int = 1) -> None:
+                 masked: bool = False, repeated: bool = False, device: torch.device | str = "cpu", seed: int = 1) -> None:
         random = torch.Generator().manual_seed(seed)
         self.rank, self.device, self.dtype, self.hidden = rank, torch.device(device), dtype, hidden
         self.num_experts = experts_per_rank * size
@@ -55,6 +55,10 @@ class Problem:
                     torch.randn((rows, hidden), generator=random).to(dtype)]
             if masked:
                 part[1][torch.rand((rows, top_k), generator=random) < 0.3] = -1
+            if repeated:
+                # The last one as the first one, and of every other token all.
+                part[1][:, -1] = part[1][:, 0]
+                part[1][::2] = part[1][::2, :1]
             self._parts.append([tensor.to(self.device) for tensor in part])
         scale = hidden ** -0.5
         self._experts = (torch.randn((self.num_experts, hidden, hidden), generator=random)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
+import re
+
 import pytest
 import torch
 
 import nccl_ep
 from nccl_ep import EpGroup, NCCLLibrary
-from nccl_ep.layers.layout import EPConfig
+from nccl_ep.layers import EPAll2AllLayer, EPConfig
 from nccl_ep.types import ncclDataTypeEnum
 
 
@@ -26,12 +29,17 @@ class Array:
     ({"dtype": "bfloat16"}, "dtype: must be a torch.dtype, not str 'bfloat16'; write torch.bfloat16"),
     ({"dtype": "torch.half"}, "write torch.float16"),
     ({"dtype": "brain"}, "dtype: must be a torch.dtype, not str 'brain'$"),
-    ({"comm": 5}, r"comm: must be a torch.distributed group, .*not int 5; pass ncclComm_t\(address\)"),
+    ({"comm": 5}, r"comm: must be a torch.distributed group, .*not int 5; pass nccl_ep.ncclComm_t\(address\)"),
     ({"comm": "all"}, "comm: must be a torch.distributed group, .*not str 'all'")])
 def test_settings_of_a_group(settings, text):
     """A refused group has nothing to close, so its end says nothing."""
     with pytest.raises(TypeError, match=text):
-        EpGroup(**{"num_experts": 8, "hidden": 8, **settings})
+        EpGroup(**{"num_experts": 8, "hidden": 8, "max_tokens_per_rank": 1, **settings})
+
+
+def test_a_communicator_that_is_not_there_yet():
+    with pytest.raises(ValueError, match="comm: must not be NULL, as that of a torch.distributed"):
+        EpGroup(8, 8, algorithm="ht", comm=nccl_ep.ncclComm_t())
 
 
 def test_an_algorithm_of_any_type():
@@ -75,6 +83,116 @@ def test_what_is_no_tensor(group, world, device):
                 handle.complete(stream=stream)
 
 
+def test_a_result_is_not_its_tokens(group, world, device):
+    _, size = world
+    ep = group(num_experts=size, hidden=8, max_tokens_per_rank=2)
+    handle = ep.create_handle(torch.zeros((2, 1), dtype=torch.int64, device=device))
+    received = handle.dispatch(torch.zeros((2, 8), dtype=torch.bfloat16, device=device))
+    with pytest.raises(TypeError, match="tokens: must be a tensor, not LowLatencyResult; pass "
+                                        "result.tokens$"):
+        handle.combine(received, torch.ones((2, 1), device=device))
+
+
+class Elsewhere(torch.Tensor):
+    """A tensor whose elements another class keeps, as DTensor does."""
+
+    @staticmethod
+    def __new__(cls, local: torch.Tensor) -> Elsewhere:
+        return torch.Tensor._make_wrapper_subclass(cls, local.shape, dtype=local.dtype,
+                                                   device=local.device)
+
+    @classmethod
+    def __torch_dispatch__(cls, function, kinds, arguments=(), settings=None):
+        raise AssertionError("not looked into")
+
+
+class Distributed(Elsewhere):
+    def to_local(self):
+        return None
+
+
+def test_tensors_without_memory_of_their_own(group, world, device):
+    """Their addresses are NULL, of which the library could only say that."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    _, size = world
+    ep = group(num_experts=size, hidden=8, max_tokens_per_rank=2, dtype=torch.float32)
+    ids = torch.zeros((2, 1), dtype=torch.int64, device=device)
+    handle, tokens = ep.create_handle(ids), torch.ones((2, 8), device=device)
+    with FakeTensorMode():
+        fake = torch.empty((2, 8), device=device)
+    for tensor, text in ((Distributed(tokens), "not Distributed; pass tokens.to_local()"),
+                         (fake, "not FakeTensor; it has no memory: torch.compile"),
+                         (Elsewhere(tokens), "not Elsewhere; pass a plain tensor"),
+                         (torch.nested.nested_tensor([tokens[0], tokens[1]]), "not a nested one"),
+                         (tokens.to_sparse(), "must be a dense tensor, not one of torch.sparse_coo")):
+        with pytest.raises(TypeError, match="^tokens: .*" + re.escape(text)):
+            handle.dispatch(tensor)
+        with pytest.raises(TypeError, match="^out: "):
+            handle.dispatch(tokens, out=tensor)
+        with pytest.raises(TypeError, match="^topk_idx: "):
+            ep.create_handle(tensor)
+    handle.dispatch(torch.nn.Parameter(tokens, requires_grad=False))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.uint64,
+                                   torch.int8, torch.int16, torch.int32])
+def test_ids_of_any_integer_type(group, world, device, dtype):
+    """The largest number of an unsigned type takes no part, as -1 does not."""
+    rank, size = world
+    ep = group(num_experts=size, hidden=8, max_tokens_per_rank=3, dtype=torch.float32)
+    none = -1 if dtype == torch.uint64 else torch.iinfo(dtype).max
+    ids = torch.tensor([[0, size - 1], [none, 0], [none, none]], device=device)
+    for given in (ids, ids.repeat(1, 2)[:, ::2][:, [0, 0]].t().contiguous().t()):
+        handle = ep.create_handle(given.to(dtype))
+        counts = handle.dispatch(torch.ones((3, 8), device=device)).counts
+        taken = (given == rank).sum() * size
+        assert counts.tolist() == [int(taken)]
+
+
+@pytest.mark.parametrize("code, kind", [
+    (1, "UnhandledCudaError"), (2, "NcclSystemError"), (3, "InternalError"),
+    (4, "InvalidArgumentError"), (5, "InvalidUsageError"), (6, "RemoteError"), (9, "NcclEpError")])
+def test_an_exception_for_each_kind(library, code, kind):
+    """All are NcclEpErrors, and survive the way to another process."""
+    with pytest.raises(nccl_ep.NcclEpError) as caught:
+        library.NCCL_CHECK(code)
+    assert type(caught.value) is getattr(nccl_ep, kind)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (type(again), again.code, str(again)) == (type(caught.value), code, str(caught.value))
+
+
+def test_the_text_begins_with_what_matters(library, comm, world):
+    """And has no advice to look elsewhere, if it has the details."""
+    config = nccl_ep.ncclEpGroupConfig_t(version=1, num_experts=world[1], max_tokens_per_rank=1,
+                                         token_size_bytes=3)
+    with pytest.raises(nccl_ep.InvalidArgumentError) as caught:
+        library.ncclEpCreateGroup(comm, config)
+    assert str(caught.value) == (
+        "ncclEpCreateGroup: config.token_size_bytes: must be a positive multiple of 16 (got 3, "
+        "expected a multiple of 16) [NCCL error 4, invalid argument]")
+    with pytest.raises(nccl_ep.InvalidArgumentError, match="^ncclCommCount .*NCCL error 4, inv.* .run with"):
+        library.ncclCommCount(nccl_ep.ncclComm_t())
+
+
+def test_texts_have_the_names_of_python(group, world, device):
+    rank, size = world
+    for call, text in (
+            (lambda: EpGroup(size + 1, 8, max_tokens_per_rank=1) if size > 1 else
+             EpGroup(1, 8, algorithm="ht", max_tokens_per_rank=2**32 - 1),
+             "ncclEpCreateGroup: (num_experts|max_tokens_per_rank): "),
+            (lambda: EPConfig(1, 8, 1, size, size, size, size), f"rank: {size} is none of world_size"),
+            (lambda: EPAll2AllLayer(None, 4, 8, 1, rank, 0, size, size),
+             f"num_tot_experts: 0 is no multiple of world_size, {size}")):
+        with pytest.raises((nccl_ep.NcclEpError, ValueError), match=text):
+            call()
+    ep = group(num_experts=size, hidden=8, max_tokens_per_rank=2)
+    handle = ep.create_handle(torch.zeros((2, 1), dtype=torch.int64, device=device))
+    long = torch.zeros((2, 16), dtype=torch.bfloat16, device=device)
+    with pytest.raises(nccl_ep.InvalidArgumentError, match=r"ncclEpDispatch: tokens.shape\[1\]: "):
+        handle.dispatch(long)
+
+
 def test_torch_tensors_for_c(library: NCCLLibrary):
     """The functions of C take structures, and say who takes tensors."""
     tensor = torch.zeros(1)
@@ -96,5 +214,5 @@ def test_what_things_are_called(group, world, device):
     assert "top-1, closed, " in repr(handle)
     assert repr(NCCLLibrary()).startswith("<NCCLLibrary /")
     names = {"EpGroup", "EpHandle", "MoeShape", "NCCLLibrary", "autograd", "layers", "tune"}
-    assert names <= set(dir(nccl_ep))
+    assert names <= set(dir(nccl_ep)) == set(nccl_ep.__all__)
     assert all(getattr(nccl_ep, name) is not None for name in nccl_ep.__all__)

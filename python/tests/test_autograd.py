@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
 
+from nccl_ep import EpGroup, NcclEpError
 from nccl_ep.autograd import ht_combine, ht_dispatch, in_callers_order
 from problems import Problem
 
@@ -23,10 +27,11 @@ def masked_problem(group, world, device):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("masked", [False, True])
-def test_moe_layer_matches_dense_torch(group, world, device, dtype, masked):
+@pytest.mark.parametrize("masked, repeated", [(False, False), (True, False), (True, True)])
+def test_moe_layer_matches_dense_torch(group, world, device, dtype, masked, repeated):
+    """Also where tokens name an expert twice: its weight is the sum, in both directions."""
     rank, size = world
-    problem = Problem(rank, size, dtype=dtype, masked=masked, device=device)
+    problem = Problem(rank, size, dtype=dtype, masked=masked, repeated=repeated, device=device)
     ep = group(num_experts=problem.num_experts, hidden=problem.hidden, algorithm="ht", dtype=dtype)
     tokens, weights = problem.tokens.requires_grad_(), problem.weights.requires_grad_()
     experts = problem.local_experts(ep.num_local_experts).requires_grad_()
@@ -113,7 +118,7 @@ def test_a_graph_that_is_kept_and_none_at_all(group, world, device):
 def test_values_return_to_the_callers_order():
     ids = torch.tensor([[5, 1, -1, 3], [2, 2, 0, 9], [-1, -1, -1, -1]])
     packed = torch.tensor([[10.0, 30.0, 50.0, 0.0], [7.0, 20.0, 0.0, 0.0], [0.0] * 4])
-    want = torch.tensor([[50.0, 10.0, 0.0, 30.0], [0.0, 20.0, 7.0, 0.0], [0.0] * 4])
+    want = torch.tensor([[50.0, 10.0, 0.0, 30.0], [20.0, 20.0, 7.0, 0.0], [0.0] * 4])
     assert torch.equal(in_callers_order(ids, packed, 9), want)
 
 
@@ -131,6 +136,21 @@ def test_a_handle_outlives_its_backward(group, world, device):
     forward().sum().backward()
     assert torch.equal(tokens.grad, torch.ones_like(tokens))
     assert dist.get_world_size() == size
+
+
+def test_a_handle_of_inference_mode(group, world, device):
+    """Its copy of the ids has no versions, and backward needs none."""
+    _, size = world
+    ep = group(num_experts=size, hidden=16, algorithm="ht", dtype=torch.float32)
+    weights = torch.ones((3, 1), device=device, requires_grad=True)
+    with torch.inference_mode():
+        handles = [ep.create_handle(torch.zeros((3, 1), dtype=dtype, device=device))
+                   for dtype in (torch.int64, torch.int32)]
+    for handle in handles:
+        weights.grad = None
+        received = handle.dispatch(torch.ones((3, 16), device=device), weights)
+        received.topk_weights.sum().backward()
+        assert torch.equal(weights.grad, torch.ones_like(weights))
 
 
 def test_handles_themselves_are_differentiable(group, world, device):
@@ -168,6 +188,34 @@ def test_gradients_that_would_be_dropped_are_refused(group, world, device):
             call()
         with torch.no_grad():
             call()
+
+
+@pytest.mark.parametrize("lost", ["combine", "dispatch"])
+def test_a_backward_that_a_rank_leaves_out(world, device, monkeypatch, lost):
+    """The text of those that wait for it says what they did last, and in which group."""
+    rank, size = world
+    if size == 1:
+        pytest.skip("no other rank")
+    monkeypatch.setenv("NCCL_EP_TIMEOUT_MS", "1500")
+    group = EpGroup(size, 16, algorithm="ht", dtype=torch.float32)
+    group.label = "layer 7"
+    handle = group.create_handle(torch.arange(size, device=device).reshape(1, size))
+    tokens = torch.ones((1, 16), device=device, requires_grad=True)
+    received = handle.dispatch(tokens)
+    output = handle.combine(received.tokens)
+    dist.barrier()
+    if rank != 1:
+        with pytest.raises(NcclEpError) as caught:
+            (received.tokens if lost == "dispatch" else output).sum().backward()
+            for _ in range(400):
+                group.check()
+                time.sleep(0.05)
+        text = "backward of dispatch" if lost == "dispatch" else "backward of combine"
+        assert f"; last calls of this rank in layer 7: dispatch, combine, {text}" in str(caught.value)
+    dist.barrier()
+    monkeypatch.undo()
+    with contextlib.suppress(NcclEpError):
+        group.close()
 
 
 def test_low_latency_has_no_gradients(group, world, device):

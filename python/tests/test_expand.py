@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nccl_ep.layers import expand, rows
-from nccl_ep.routing import effective_ids, stable_sort
+from nccl_ep.routing import pairs_of_ids, stable_sort
 from problems import without_waiting
 
 EXPERTS, HIDDEN = 3, 16
@@ -103,14 +103,14 @@ def test_given_positions(ids, device):
             expand.by_expert(ids, 7, EXPERTS, wrong)
 
 
-def test_ids_that_take_no_part(device):
+def test_ids_that_are_no_pair(device):
     given = torch.tensor([[5, 1, -1, 3], [2, 2, 0, 9], [-1, -1, -1, 4], [6, 6, -9, 6]],
                          dtype=torch.int32, device=device)
     want = [[5, 1, 9, 3], [9, 2, 0, 9], [9, 9, 9, 4], [9, 9, 9, 6]]
     before = given.clone()
-    assert effective_ids(given, 9).tolist() == want
+    assert pairs_of_ids(given, 9).tolist() == want
     far = torch.where(given < 0, torch.iinfo(torch.int64).min, given.long())
-    assert effective_ids(far, 9).tolist() == want and torch.equal(given, before)
+    assert pairs_of_ids(far, 9).tolist() == want and torch.equal(given, before)
 
 
 @pytest.mark.parametrize("most", [3, 255, 256, 40000])

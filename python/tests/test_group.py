@@ -135,7 +135,7 @@ def test_shapes_types_and_devices_are_checked(group, world, device):
     slots = torch.zeros((1, 2 * size, 8), device=device)
     weights = torch.ones((2, 1), device=device)
     for call, text in (
-            (lambda: handle.dispatch(tokens[:1]), r"has shape \[1, 8\], expected \[2, any\]"),
+            (lambda: handle.dispatch(tokens[:1]), r"has shape \[1, 8\], expected \[2, H\]"),
             (lambda: handle.dispatch(tokens.to("meta")), "tokens: is on meta"),
             (lambda: handle.dispatch(tokens, weights), "belong to combine"),
             (lambda: handle.combine(slots), "topk_weights: needed"),
@@ -167,11 +167,15 @@ def test_shapes_types_and_devices_are_checked(group, world, device):
 
 
 @pytest.mark.parametrize("settings, text", [
-    ({"num_experts": -8}, "num_experts: must be 0 to 4294967295, not -8"),
-    ({"hidden": 2**31}, "hidden: must be 0 to 2147483647, not 2147483648"),
+    ({"num_experts": -8}, "num_experts: must be 1 to 4294967295, not -8"),
+    ({"num_experts": 0}, "num_experts: must be 1 to 4294967295, not 0"),
+    ({"hidden": 0}, "hidden: must be 1 to 2147483647, not 0"),
+    ({"hidden": 7}, "hidden: 7 bfloat16 are 14 bytes, not a multiple of 16"),
+    ({"algorithm": "ll"}, "max_tokens_per_rank: must be 1 or more with algorithm 'll'"),
+    ({"hidden": 2**31}, "hidden: must be 1 to 2147483647, not 2147483648"),
     ({"max_tokens_per_rank": 2**32 + 4}, "max_tokens_per_rank: must be 0 to"),
     ({"num_channels": -1}, "num_channels: must be 0 to")])
-def test_numbers_that_c_cannot_hold_are_refused(settings, text):
+def test_numbers_that_no_group_can_have_are_refused(settings, text):
     with pytest.raises(ValueError, match=text):
         EpGroup(**{"num_experts": 8, "hidden": 8, "algorithm": "ht", **settings})
 
@@ -210,7 +214,7 @@ def test_no_communicator_is_left_when_a_group_cannot_be_made(world, monkeypatch)
         with monkeypatch.context() as broken:
             broken.setattr(NCCLLibrary, name, fail)
             with pytest.raises(KeyError):
-                EpGroup(world[1], 8)
+                EpGroup(world[1], 8, max_tokens_per_rank=1)
     assert len(ended) == 2
 
 

@@ -52,11 +52,12 @@ def test_rows_are_sorted_by_expert(layer, world, device, masked):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("masked", [False, True])
-def test_moe_matches_dense_torch(layer, world, device, dtype, masked):
+@pytest.mark.parametrize("masked, repeated", [(False, False), (True, False), (True, True)])
+def test_moe_matches_dense_torch(layer, world, device, dtype, masked, repeated):
     """Forward and backward; the experts apply the weights."""
     rank, size = world
-    problem = Problem(rank, size, dtype=dtype, masked=masked, device=device, seed=7)
+    problem = Problem(rank, size, dtype=dtype, masked=masked, repeated=repeated, device=device,
+                      seed=7)
     ep = layer(problem)
     tokens, weights = problem.tokens.requires_grad_(), problem.weights.requires_grad_()
     experts = problem.local_experts(ep.num_experts_per_rank).requires_grad_()
@@ -117,8 +118,9 @@ def test_wrong_scatter_indices_are_refused(layer, world, device):
                     full_scatter_indices=torch.zeros_like(problem.topk_idx))
 
 
-def test_an_id_that_a_token_repeats_counts_once(layer, world, device):
-    """It counts with its last weight, as everywhere in HT. Ids from E on do not count."""
+def test_an_id_that_a_token_repeats(layer, world, device):
+    """It is one row with the sum of its weights, which both get the gradient of. Ids from E on do
+    not count."""
     rank, size = world
     problem = Problem(rank, size, device=device)
     ep = layer(problem)
@@ -129,11 +131,21 @@ def test_an_id_that_a_token_repeats_counts_once(layer, world, device):
     assert torch.equal(scatter >= 0, torch.tensor([[False, True, False]],
                                                   device=device).expand_as(scatter))
     output = ep.combine(rows * factors.unsqueeze(1), layout)
-    torch.testing.assert_close(output, problem.tokens * weights[:, 1:2])
+    torch.testing.assert_close(output, problem.tokens * weights[:, :2].sum(dim=1, keepdim=True))
     output.sum().backward()
     gradient = torch.zeros_like(weights)
-    gradient[:, 1] = problem.tokens.sum(dim=1)
+    gradient[:, :2] = problem.tokens.sum(dim=1, keepdim=True)
     torch.testing.assert_close(weights.grad, gradient)
+    # Positions that the caller chooses travel as weights do.
+    usual, _, _ = ep.dispatch(problem.tokens, ids)
+    indices = torch.zeros_like(ids)
+    pairs = [(int(ids_of[0]), owner, token) for owner in range(size)
+             for token, ids_of in enumerate(problem.part(owner)[1])]
+    for number, (_, owner, token) in enumerate(sorted(pairs)):
+        if owner == rank:
+            indices[token] = number
+    rows, _, _ = ep.dispatch(problem.tokens, ids, full_scatter_indices=indices)
+    assert torch.equal(rows, usual)
 
 
 def test_arguments_are_checked(layer, world, device):

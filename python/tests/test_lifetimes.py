@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import weakref
 
@@ -90,6 +91,62 @@ def test_complete_on_another_current_stream(group, world, device):
     rubbish = torch.full(shape, 9.0, device=device)
     torch.cuda.synchronize()
     assert bool((rubbish == 9.0).all())
+
+
+@pytest.fixture
+def addresses(device, cudart) -> list[int]:
+    """Of two streams."""
+    if device.type == "cuda":
+        streams = [torch.cuda.Stream(device) for _ in range(2)]
+        yield [stream.cuda_stream for stream in streams]
+        return
+    made = [ctypes.c_void_p(), ctypes.c_void_p()]
+    for stream in made:
+        assert cudart["cudaStreamCreate"](ctypes.byref(stream)) == 0
+    yield [stream.value for stream in made]
+    for stream in made:
+        cudart["cudaStreamDestroy"](stream)
+
+
+@pytest.mark.parametrize("algorithm", [
+    "ll", pytest.param("ht", marks=pytest.mark.high_throughput)])
+def test_the_handles_own_copy_of_ids(group, world, device, cudart, addresses, monkeypatch,
+                                     algorithm):
+    """It is kept for each stream that reads it, once, as nobody else knows of it."""
+    _, size = world
+    ep = group(num_experts=size, hidden=8, max_tokens_per_rank=1, dtype=torch.float32,
+               algorithm=algorithm)
+    ids = torch.zeros((1, 1), dtype=torch.int32, device=device)
+    tokens = torch.ones((1, 8), device=device)
+    current, kept = addresses[0], []
+    monkeypatch.setattr(Runtime, "stream", lambda *_: current)
+    monkeypatch.setattr(Runtime, "keep_for", lambda self, stream, tensors: kept.extend(
+        (current, tensor.data_ptr()) for tensor in tensors))
+    with ep.create_handle(ids) as handle:
+        for current in (addresses[0], addresses[0], addresses[1], addresses[1]):
+            handle.dispatch(tokens)
+            cudart["cudaDeviceSynchronize"]()
+        assert kept == [(addresses[1], handle.topk_idx.data_ptr())]
+
+
+@pytest.mark.high_throughput
+def test_high_throughput_reads_ids_once(group, world, device):
+    """A program may reuse its memory: weights are found by the ids that the handle was made with."""
+    rank, size = world
+    problem = Problem(rank, size, device=device)
+    ep = group(num_experts=problem.num_experts, hidden=problem.hidden, algorithm="ht",
+               dtype=torch.float32)
+    ids = problem.topk_idx.clone()
+    handle = ep.create_handle(ids)
+    want = handle.dispatch(problem.tokens, problem.weights)
+    ids.copy_(ids.flip(1))
+    again = handle.dispatch(problem.tokens, problem.weights)
+    assert all(torch.equal(*pair) for pair in zip(want[2:4], again[2:4]))
+    with_gradients = problem.weights.clone().requires_grad_()
+    received = handle.dispatch(problem.tokens, with_gradients)
+    ids.zero_()
+    received.topk_weights.sum().backward()
+    assert torch.equal(with_gradients.grad, torch.ones_like(problem.weights))
 
 
 def test_a_captured_handle_lives_as_long_as_its_group(group, world, device, monkeypatch):

@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -41,7 +42,7 @@ ids = torch.zeros((1, 1), dtype=torch.int64, device=sys.kept.device)
 sys.handle = sys.kept.create_handle(ids)
 lost = nccl_ep.EpGroup(1, 8, max_tokens_per_rank=1)
 del lost
-import nccl_ep.tune  # Replaces the attribute of this name, so the module must be the function.
+import nccl_ep.tuning.__main__
 try: nccl_ep.tune("times.json", 3)
 except TypeError as error: print(error, flush=True)
 """)
@@ -57,7 +58,7 @@ import importlib, nccl_ep
 assert not nccl_ep.HAVE_TORCH and "EpGroup" not in nccl_ep.__all__
 for load in (lambda: nccl_ep.EpGroup, lambda: nccl_ep.tune, lambda: nccl_ep.layers,
              *(lambda name=name: importlib.import_module(f"nccl_ep.{name}")
-               for name in ("layers", "autograd", "tuning", "tune"))):
+               for name in ("layers", "autograd", "tuning", "tuning.__main__"))):
     try:
         load()
     except ImportError as error:
@@ -65,7 +66,110 @@ for load in (lambda: nccl_ep.EpGroup, lambda: nccl_ep.tune, lambda: nccl_ep.laye
 """, PYTHONPATH=str(pathlib.Path(nccl_ep.__file__).parents[1]))
     lines = done.stdout.splitlines()
     assert len(lines) == 7, done.stderr
-    assert all(re.match(r"nccl_ep\.\w+ needs PyTorch .*pip install torch", line) for line in lines)
+    assert all(re.match(r"nccl_ep\.[\w.]+ needs PyTorch .*pip install torch", line) for line in lines)
+
+
+def test_a_process_that_nothing_has_launched():
+    """Such as one of a terminal or a notebook: it is alone."""
+    code = """
+import os
+for name in ("RANK", "WORLD_SIZE"):
+    del os.environ[name]
+import torch, nccl_ep
+with nccl_ep.EpGroup(2, 64, algorithm="ht") as group:
+    print(group.rank, group.world_size)
+"""
+    done = run("-c", code)
+    assert (done.returncode, done.stdout) == (0, "0 1\n"), done.stderr
+
+
+_LATER = """
+int ncclEpGetVersion(int* version) { *version = 200; return 0; }
+int ncclEpCreateGroup(void** group, void* comm, const void* config) { return 4; }
+int ncclEp%s(void) { return 4; }
+"""
+
+
+@pytest.mark.parametrize("function, package", [
+    ("InitHandle", "The package nccl.ep .pip install nccl-extensions. serves it"),
+    ("TensorGetData", "The nccl_ep package of NCCL 2.30 serves it")])
+@pytest.mark.parametrize("how", ["NCCL_EP_LIBRARY", "NCCL_HOME", "LD_LIBRARY_PATH"])
+def test_a_library_of_a_later_generation(tmp_path, function, package, how):
+    """Its calls of the same names take other arguments, so they are not made."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    folder = tmp_path / "lib"
+    folder.mkdir()
+    library = folder / "libnccl_ep.so"
+    subprocess.run((compiler, "-shared", "-fPIC", "-xc", "-", "-o", str(library)), check=True,
+                   input=_LATER % function, text=True)
+    places = {"NCCL_EP_LIBRARY": library, "NCCL_HOME": tmp_path, "LD_LIBRARY_PATH": folder}
+    beside = pathlib.Path(nccl_ep.__file__).parent / "lib" / "libnccl_ep.so"
+    if beside.exists() and how != "NCCL_EP_LIBRARY":
+        pytest.skip("the package brings its own")
+    found = {"NCCL_EP_LIBRARY": "which NCCL_EP_LIBRARY names", "NCCL_HOME": "found by NCCL_HOME",
+             "LD_LIBRARY_PATH": "which the loader has found for libnccl_ep.so"}[how]
+    done = run("-c", "import nccl_ep; nccl_ep.NCCLLibrary()",
+               **{"NCCL_EP_LIBRARY": "", how: str(places[how])})
+    text = done.stderr.splitlines()[-1]
+    assert re.fullmatch(rf"RuntimeError: {library}, {found}, is NCCL EP of a later generation "
+                        rf".0\.2\.0.: it has ncclEp{function}, .*{package}; .*", text), text
+
+
+@pytest.mark.parametrize("chosen", ["the other", "none"])
+def test_two_copies_of_nccl(tmp_path, chosen):
+    """The one that NCCL_EP_NCCL_LIBRARY names is used by all, even behind one that is global; a
+    communicator of the other one is told of with both files."""
+    own = os.environ.get("NCCL_EP_NCCL_LIBRARY", "")
+    if not own.endswith("libncclep_hostsim.so"):
+        pytest.skip("of the CPU stand-ins")
+    other = tmp_path / "libother.so"
+    shutil.copy(own, other)
+    settings = {"NCCL_EP_NCCL_LIBRARY": str(other) if chosen == "the other" else "",
+                "OWN": own, "OTHER": str(other)}
+    done = run("-c", """
+import ctypes, os, torch
+ctypes.CDLL(os.environ["OWN"], mode=ctypes.RTLD_GLOBAL)
+import nccl_ep
+with nccl_ep.EpGroup(2, 32, algorithm="ht") as group:
+    tokens = torch.ones((3, 32), dtype=torch.bfloat16)
+    with group.create_handle(torch.zeros((3, 1), dtype=torch.int64)) as handle:
+        assert torch.equal(handle.combine(handle.dispatch(tokens).tokens), tokens)
+chosen = os.environ["NCCL_EP_NCCL_LIBRARY"]
+wrong = ctypes.CDLL(os.environ["OWN"] if chosen else os.environ["OTHER"])
+id, comm = nccl_ep.nccl_wrapper.ncclUniqueId(), nccl_ep.ncclComm_t()
+assert wrong.ncclGetUniqueId(ctypes.byref(id)) == 0
+assert wrong.ncclCommInitRank(ctypes.byref(comm), 1, id, 0) == 0
+library = nccl_ep.NCCLLibrary()
+config = nccl_ep.ncclEpGroupConfig_t(version=1, num_experts=1, max_tokens_per_rank=1,
+                                     token_size_bytes=16)
+for call in (lambda: nccl_ep.EpGroup(2, 32, algorithm="ht", comm=comm),
+             lambda: library.ncclEpCreateGroup(comm, config)):
+    try: call()
+    except nccl_ep.InvalidArgumentError as error: print(error)
+""", **settings)
+    lines = done.stdout.splitlines()
+    used, unused = (other, own) if chosen == "the other" else (own, other)
+    assert len(lines) == 2, done.stderr
+    for line in lines:
+        assert (f"of several NCCLs in this process {os.path.realpath(used)} is used, and a "
+                f"communicator of {os.path.realpath(unused)} is invalid there") in line, line
+    assert lines[0].startswith("ncclCommCount: of") and lines[1].startswith("ncclEpCreateGroup: ")
+
+
+def test_an_nccl_that_cannot_be_loaded(tmp_path):
+    """The library says whose setting that is, as the package does."""
+    done = run("-c", """
+import nccl_ep, os
+library = nccl_ep.NCCLLibrary()
+os.environ["NCCL_EP_NCCL_LIBRARY"] = "/nowhere/libnccl.so.2"
+config = nccl_ep.ncclEpGroupConfig_t(version=1)
+try: library.ncclEpCreateGroup(nccl_ep.ncclComm_t(16), config)
+except nccl_ep.NcclSystemError as error: print(error)
+""")
+    assert done.stdout.startswith("ncclEpCreateGroup: NCCL_EP_NCCL_LIBRARY: cannot be loaded: "
+                                  "/nowhere/libnccl.so.2: cannot open"), done.stderr
 
 
 # Without torch, which takes seconds to import.
@@ -108,7 +212,7 @@ def test_lines_in_a_file(tmp_path):
 def documented_command() -> list[str]:
     """The words behind the module's name in docs/python.md."""
     text = (ROOT / "docs" / "python.md").read_text()
-    [words] = re.findall(r"python3? -m nccl_ep\.tune (.*?)(?:#.*)?$", text, re.M)
+    [words] = re.findall(r"python3? -m nccl_ep\.tuning (.*?)(?:#.*)?$", text, re.M)
     return words.split()
 
 
@@ -118,7 +222,7 @@ def test_the_command_that_tunes(tmp_path):
     sizes = {"--experts": "2", "--hidden": "64", "--top-k": "2", "--tokens": "2"}
     words = documented_command()
     small = [sizes.get(before, word) for before, word in zip(["", *words], words)]
-    done = run("-m", "nccl_ep.tune", str(path), *small[1:], "--repetitions", "1")
+    done = run("-m", "nccl_ep.tuning", str(path), *small[1:], "--repetitions", "1")
     assert done.returncode == 0, done.stderr
     found = json.loads(path.read_text())
     assert [entry["tokens"] for entry in found["entries"]] == [1, 2] * 2

@@ -16,7 +16,7 @@ from nccl_ep import EpGroup, rendezvous
 
 def only(monkeypatch, environment):
     """Removes all launchers' variables from the environment except these."""
-    launchers = ("OMPI_", "PMIX_", "MPIRUN_", "MV2_", "SLURM_", "TORCHELASTIC_", "MASTER_")
+    launchers = ("OMPI_", "PMIX_", "PMI_", "MPI_", "MPIRUN_", "MV2_", "SLURM_", "TORCHELASTIC_", "MASTER_")
     numbers = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     for name in tuple(os.environ):
         if name.startswith(launchers) or name in numbers:
@@ -49,10 +49,47 @@ _WORKER = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "TORCHELASTI
     (_WORKER, (1, 2)),
     # torchrun started by srun or mpirun.
     ({**_WORKER, **_INHERITED}, (1, 2)),
+    # MPICH within a task of Slurm, whose variables all processes inherit.
+    ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "PMI_RANK": "1", "PMI_SIZE": "2"}, (1, 2)),
+    # A terminal, or a notebook; also one in an allocation of Slurm.
+    ({}, (0, 1)),
+    ({"SLURM_JOB_ID": "5", "SLURM_NTASKS": "8"}, (0, 1)),
 ])
 def test_which_launcher_numbers_the_ranks(monkeypatch, environment, rank_and_size):
     only(monkeypatch, environment)
     assert rendezvous.launched_rank() == rank_and_size
+
+
+def test_half_of_what_a_launcher_says(monkeypatch):
+    """It is no world of one: two of these would not find each other."""
+    only(monkeypatch, {"RANK": "1"})
+    with pytest.raises(RuntimeError, match="There is a RANK in the environment, but no WORLD_SIZE"):
+        rendezvous.launched_rank()
+
+
+@pytest.mark.parametrize("given, milliseconds", [
+    ("250", 250), (" 70000 ", 70000), ("", 100000), ("abc", 100000), ("-5", 100000), ("0", 100000)])
+def test_how_long_ranks_wait_for_each_other(monkeypatch, given, milliseconds):
+    """As long as the library's calls do, which ignores the same values."""
+    monkeypatch.setenv("NCCL_EP_TIMEOUT_MS", given)
+    assert rendezvous._timeout_ms() == milliseconds
+
+
+@pytest.mark.parametrize("mine, text", [
+    (b"id", "rank 0 of 2 waited 200 ms .NCCL_EP_TIMEOUT_MS. for the others, and 0 of 1 came"),
+    (None, "rank 1 of 2 waited 200 ms .NCCL_EP_TIMEOUT_MS. for rank 0 on this machine")])
+def test_a_rank_that_does_not_come(monkeypatch, world, mine, text):
+    """Each process of this run is a job of its own."""
+    only(monkeypatch, {"PMIX_NAMESPACE": f"test.{os.getpid()}", "NCCL_EP_TIMEOUT_MS": "200"})
+    began = time.monotonic()
+    with pytest.raises(RuntimeError, match=text):
+        rendezvous._share(mine, 0 if mine else 1, 2)
+    assert 0.2 <= time.monotonic() - began < 20
+
+
+def test_a_world_of_one_needs_no_place_to_meet(monkeypatch):
+    only(monkeypatch, {"SLURM_NNODES": "2"})
+    assert rendezvous._share(b"id", 0, 1) == b"id"
 
 
 @pytest.mark.parametrize("environment, local_rank", [
@@ -67,7 +104,7 @@ def test_which_gpu_a_rank_may_take(monkeypatch, environment, local_rank):
 
 def test_ranks_of_several_machines_do_not_meet(monkeypatch):
     only(monkeypatch, {**_WORKER, **_INHERITED, "RANK": "0", "MASTER_PORT": f"test.{os.getpid()}"})
-    monkeypatch.setattr(rendezvous, "_serve", lambda *arguments: None)
+    monkeypatch.setattr(rendezvous, "_serve", lambda *arguments: 1)
     assert rendezvous._share(b"id", 0, 2) == b"id"
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     with pytest.raises(RuntimeError, match="ranks on several machines"):
@@ -110,8 +147,8 @@ def test_a_group_of_some_ranks(world, device):
     members = list(range(1, size)) or [0]
     some = dist.new_group(members)
     if rank not in members:
-        with pytest.raises(ValueError, match="group: this process is none of its ranks"):
-            EpGroup(len(members), 8, comm=some)
+        with pytest.raises(ValueError, match="comm: this process is none of its ranks"):
+            EpGroup(len(members), 8, max_tokens_per_rank=1, comm=some)
     else:
         with EpGroup(len(members), 8, max_tokens_per_rank=1, dtype=torch.float32,
                      comm=some) as group:

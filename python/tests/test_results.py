@@ -7,7 +7,8 @@ import pickle
 import pytest
 import torch
 
-from nccl_ep import DispatchResult, ScaledResult, WeightedResult, WeightedScaledResult
+from nccl_ep import (DispatchResult, LowLatencyResult, LowLatencyScaledResult, ScaledResult,
+                     WeightedResult, WeightedScaledResult)
 from problems import Problem
 
 
@@ -22,8 +23,8 @@ def test_low_latency(group, world, device):
                max_tokens_per_rank=9 + 2 * size)
     with ep.create_handle(problem.topk_idx) as handle:
         plain, scaled = handle.dispatch(problem.tokens), handle.dispatch(problem.tokens, cast="fp8")
-    assert type(plain) is DispatchResult and what_is_there(plain) == {"tokens", "counts"}
-    assert type(scaled) is ScaledResult and what_is_there(scaled) == {"tokens", "counts", "scales"}
+    assert type(plain) is LowLatencyResult and what_is_there(plain) == {"tokens", "counts"}
+    assert type(scaled) is LowLatencyScaledResult and what_is_there(scaled) == {"tokens", "counts", "scales"}
 
 
 @pytest.mark.high_throughput

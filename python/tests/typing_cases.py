@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from nccl_ep import (DispatchResult, EpHandle, ScaledResult, WeightedResult, WeightedScaledResult)
+from nccl_ep import (DispatchResult, EpGroup, EpHandle, LowLatencyResult, LowLatencyScaledResult,
+                     ScaledResult, WeightedResult, WeightedScaledResult)
+from nccl_ep.modes import Algorithm
 from nccl_ep.scales import CastName
 
 if TYPE_CHECKING:
@@ -38,6 +40,36 @@ def results(handle: EpHandle, tokens: torch.Tensor, weights: torch.Tensor,
     assert_type(handle.dispatch(tokens, weights, scales=scales), WeightedScaledResult)
 
 
+def experts(rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """Wants counts, as those of low latency do."""
+    return rows * counts
+
+
+def modes(ids: torch.Tensor, tokens: torch.Tensor, weights: torch.Tensor,
+          algorithm: Algorithm) -> None:
+    """A group of low latency, the default, has results with counts; of another they are unknown."""
+    with EpGroup(8, 64, max_tokens_per_rank=4) as group, group.create_handle(ids) as handle:
+        received = handle.dispatch(tokens)
+        assert_type(received, LowLatencyResult)
+        handle.combine(experts(received.tokens, received.counts), weights)
+        scaled = handle.dispatch(tokens, cast="fp8")
+        assert_type(scaled, LowLatencyScaledResult)
+        assert_type((scaled.counts, scaled.scales), tuple[torch.Tensor, torch.Tensor])
+        assert_type(either(handle), DispatchResult)
+    named = EpGroup(8, 64, algorithm="ll", max_tokens_per_rank=4)
+    assert_type(named.create_handle(ids).dispatch(tokens), LowLatencyResult)
+    high = EpGroup(8, 64, algorithm="ht")
+    assert_type(high.create_handle(ids).dispatch(tokens), DispatchResult)
+    assert_type(high.create_handle(ids).dispatch(tokens, weights), WeightedResult)
+    some = EpGroup(8, 64, algorithm=algorithm)
+    assert_type(some.create_handle(ids).dispatch(tokens).counts, torch.Tensor | None)
+
+
+def either(handle: EpHandle) -> DispatchResult:
+    """Takes a handle of any mode."""
+    return handle.dispatch(torch.empty(1))
+
+
 def what_may_be_missing(handle: EpHandle, tokens: torch.Tensor, weights: torch.Tensor | None,
                         scales: torch.Tensor | None, cast: CastName | None) -> None:
     """Arguments that may be None leave it open."""
@@ -60,3 +92,4 @@ def mistakes(handle: EpHandle, tokens: torch.Tensor) -> None:
     handle.dispatch(tokens, tokens).scales.numel()  # type: ignore[union-attr]
     handle.dispatch(tokens, cast="fp9")  # type: ignore[call-overload]
     handle.dispatch([0.0])  # type: ignore[call-overload]
+    EpGroup(8, 64)  # type: ignore[call-overload]

@@ -4,7 +4,9 @@
 //! copy is invalid in another. Nothing is linked, so this library loads on every machine.
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, c_void};
+use crate::env;
+use std::collections::BTreeSet;
+use std::ffi::{CStr, CString, c_int, c_void};
 use std::ptr::NonNull;
 
 /// A loaded library. It stays loaded until the process ends.
@@ -29,6 +31,19 @@ impl Library {
         Self::open(soname, libc::RTLD_NOW | libc::RTLD_NOLOAD)
             .or_else(|| Self::open(soname, libc::RTLD_NOW | libc::RTLD_LOCAL))
             .ok_or_else(last_error)
+    }
+
+    /// The NCCL that `NCCL_EP_NCCL_LIBRARY` names, if it is set. It is used even if the process has
+    /// made another one global: the Python package makes communicators with it. The error is the
+    /// loader's text.
+    pub(super) fn chosen_nccl() -> Option<Result<Self, String>> {
+        let path = CString::new(env::nccl_library()?).ok()?;
+        Some(Self::open(&path, libc::RTLD_NOW | libc::RTLD_LOCAL).ok_or_else(last_error))
+    }
+
+    /// Whether the library exports `name`.
+    pub(super) fn has(&self, name: &CStr) -> bool {
+        self.symbol(name).is_some()
     }
 
     /// The process itself, if it exports `probe`.
@@ -93,6 +108,39 @@ pub(super) fn file_of(address: *const c_void) -> Option<String> {
     let name = object_of(address)?.to_str().ok()?;
     let real = std::fs::canonicalize(name).ok();
     Some(real.map_or(name.to_owned(), |path| path.display().to_string()))
+}
+
+/// The files in this process, other than `but`, that define `symbol` themselves.
+pub(super) fn other_files_with(symbol: &CStr, but: &str) -> BTreeSet<String> {
+    let mut names: Vec<CString> = Vec::new();
+    // SAFETY: the callback gets `names`, which outlives the call, and nobody else uses it meanwhile.
+    unsafe { libc::dl_iterate_phdr(Some(add_name), (&raw mut names).cast()) };
+    let defined_in = |name: CString| {
+        let library = Library::open(&name, libc::RTLD_LAZY | libc::RTLD_NOLOAD)?;
+        let file = file_of(library.symbol(symbol)?.as_ptr())?;
+        // dlsym searches what a library needs, too.
+        (std::fs::canonicalize(name.to_str().ok()?).ok()?.to_str()? == file).then_some(file)
+    };
+    let files = names.into_iter().filter_map(defined_in);
+    files.filter(|file| file != but).collect()
+}
+
+/// Adds the name of an object of the process to a `Vec<CString>`.
+///
+/// # Safety
+/// For `dl_iterate_phdr` with such a vector as its data.
+unsafe extern "C" fn add_name(
+    object: *mut libc::dl_phdr_info,
+    _: usize,
+    names: *mut c_void,
+) -> c_int {
+    // SAFETY: `dl_iterate_phdr` gives a valid object, and our own data.
+    let (name, names) = unsafe { ((*object).dlpi_name, &mut *names.cast::<Vec<CString>>()) };
+    if !name.is_null() {
+        // SAFETY: not NULL, so a string of the loader's.
+        names.push(unsafe { CStr::from_ptr(name) }.to_owned());
+    }
+    0
 }
 
 /// The loader's text for this thread's last failure.
@@ -161,6 +209,15 @@ mod tests {
         assert_ne!(library.handle, libc::RTLD_DEFAULT);
         assert!(library.symbol(c"malloc").is_some());
         assert!(Library::defining(c"no_such_symbol_at_all").is_none());
+    }
+
+    #[test]
+    fn a_symbol_is_found_in_the_file_that_defines_it() {
+        let all = other_files_with(c"dlsym", "");
+        assert_eq!(all.len(), 1, "{all:?}");
+        let file = all.first().unwrap();
+        assert!(other_files_with(c"dlsym", file).is_empty());
+        assert!(other_files_with(c"no_such_symbol_at_all", "").is_empty());
     }
 
     #[test]

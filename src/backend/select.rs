@@ -1,7 +1,7 @@
 //! Chooses the backend of this process: the only module that knows both siblings.
 //!
-//! The host backend is used only where the CPU stand-ins are loaded, which their marker symbol
-//! shows. No environment variable can make a process with a GPU use it.
+//! The host backend is used only where NCCL is that of the CPU stand-ins, which their marker symbol
+//! shows. No environment variable can make a communicator of a real NCCL use it.
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::CudaPlatform;

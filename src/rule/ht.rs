@@ -1,8 +1,8 @@
 //! Rules for the tensors of HT dispatch and combine.
 #![forbid(unsafe_code)]
 
-use crate::error::Result;
-use crate::error::refusal::{Extent, OfTensor, Role};
+use crate::error::refusal::{Extent, OfTensor, Role, Subject};
+use crate::error::{Error, Result};
 use crate::model::group::{GroupFacts, MAX_TOP_K, ROW_ALIGN};
 use crate::model::ops::{HtCombine, HtDispatch, IdsAndWeights, Routing, Rows, WeightGradients};
 use crate::model::tensor::DType;
@@ -131,6 +131,31 @@ pub fn combine(
         out: out.data(ROW_ALIGN)?,
         gradients: gradients(routing, tensors, rows)?,
     })
+}
+
+/// Refuses outputs of a dispatch that cannot hold the rows that come here, if the caller was told
+/// how many. Otherwise the kernels find out, and the group fails.
+pub fn dispatch_holds(op: &HtDispatch, told: Option<usize>) -> Result<()> {
+    let rows = op.out.map_or(usize::MAX, |out| out.rows);
+    holds(Role::TokensOut, rows, told)?;
+    let rows = op.routing_out.map_or(usize::MAX, |out| out.rows);
+    holds(Role::IdsOut, rows, told)
+}
+
+/// Refuses a combine of fewer rows than came here, likewise.
+pub fn combine_holds(op: &HtCombine, told: Option<usize>) -> Result<()> {
+    holds(Role::TokensIn, op.expert_rows.rows, told)
+}
+
+fn holds(role: Role, rows: usize, told: Option<usize>) -> Result<()> {
+    match told {
+        Some(received) if rows < received => Err(Error::usage(
+            Subject::Size(role, 0),
+            OfTensor::HoldsAllReceived,
+        )
+        .got(rows, format_args!("{received} or more"))),
+        _ => Ok(()),
+    }
 }
 
 fn gradients(

@@ -143,7 +143,11 @@ fn shown(setting: Setting, number: u64) -> String {
     let mode = LlCombineMode::ALL
         .into_iter()
         .find(|&mode| u64::from(mode as u32) == number);
+    let algorithms = [Algorithm::LowLatency, Algorithm::HighThroughput];
+    let mut algorithms = algorithms.into_iter();
+    let algorithm = algorithms.find(|&it| u64::from(it as u32) == number);
     match (setting, mode) {
+        (Setting::Algorithm, _) => algorithm.map_or("?", Algorithm::name).to_owned(),
         (Setting::LlCombine, Some(mode)) => mode.name().to_owned(),
         (Setting::HtChunkBytes, _) if number == 0 => "unset".to_owned(),
         _ => number.to_string(),

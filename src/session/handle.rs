@@ -122,6 +122,7 @@ impl Handle {
                 let handle = handle.read();
                 let routed = routed(&handle)?;
                 let op = ht::dispatch(facts, &routed.routing, tensors)?;
+                ht::dispatch_holds(&op, routed.told.get().copied())?;
                 if let Some(checks) = self.group.checks() {
                     checks.ht_dispatch(&routed.routing, &op, stream);
                 }
@@ -153,6 +154,7 @@ impl Handle {
                 let handle = handle.read();
                 let routed = routed(&handle)?;
                 let op = ht::combine(facts, &routed.routing, tensors)?;
+                ht::combine_holds(&op, routed.told.get().copied())?;
                 routed.backend.combine(&op, stream)
             }
         }
@@ -162,7 +164,9 @@ impl Handle {
         if handle.staged.is_some() {
             return Err(Error::usage(Subject::Handle, InSequence::CompleteFirst));
         }
-        let Routed { routing, backend } = routed(&handle.routed)?;
+        let Routed {
+            routing, backend, ..
+        } = routed(&handle.routed)?;
         if let Some(checks) = self.group.checks() {
             checks.ll(routing, op, staged, stream);
         }
@@ -209,7 +213,13 @@ impl Handle {
             ),
             Mode::Ht(_, handle) => match facts.max_recv_rows {
                 Some(rows) => Ok(rows),
-                None => routed(&handle.read())?.backend.num_recv_tokens(),
+                None => {
+                    let handle = handle.read();
+                    let routed = routed(&handle)?;
+                    let rows = routed.backend.num_recv_tokens()?;
+                    let _ = routed.told.set(rows);
+                    Ok(rows)
+                }
             },
         }
     }

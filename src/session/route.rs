@@ -9,6 +9,7 @@ use crate::model::tensor::DevPtr;
 use crate::rule;
 use crate::rule::handle::{Counter, HandleTensors};
 use crate::session::group::Group;
+use std::sync::OnceLock;
 
 /// A routing, and its backend.
 pub(super) struct Routed<B: ?Sized> {
@@ -16,6 +17,19 @@ pub(super) struct Routed<B: ?Sized> {
     pub(super) routing: Routing,
     /// The backend's side.
     pub(super) backend: Box<B>,
+    /// The rows that a dispatch delivers here, once the caller has asked for them.
+    pub(super) told: OnceLock<usize>,
+}
+
+impl<B: ?Sized> Routed<B> {
+    fn new(routing: Routing, backend: Box<B>) -> Self {
+        let told = OnceLock::new();
+        Self {
+            routing,
+            backend,
+            told,
+        }
+    }
 }
 
 /// Routes by `tensors` in low latency; local.
@@ -25,8 +39,7 @@ pub(super) fn ll(
     tensors: Result<HandleTensors>,
 ) -> Result<Routed<dyn LlBackend>> {
     let (routing, _) = checked(group, tensors)?;
-    let backend = backend.open_handle(routing)?;
-    Ok(Routed { routing, backend })
+    Ok(Routed::new(routing, backend.open_handle(routing)?))
 }
 
 /// Routes by `tensors` in high throughput; collective. A rank that refuses its tensors takes part,
@@ -47,8 +60,7 @@ pub(super) fn ht(
     }
     let wanted = checked.and_then(|checked| ht_routing(group, checked));
     let backend = backend.open_handle(wanted, stream)?;
-    let routing = routing?;
-    Ok(Routed { routing, backend })
+    Ok(Routed::new(routing?, backend))
 }
 
 fn checked(group: &Group, tensors: Result<HandleTensors>) -> Result<(Routing, Option<Counter>)> {

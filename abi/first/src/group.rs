@@ -46,6 +46,8 @@ pub unsafe extern "C" fn ncclEpCreateGroup(
 ) -> ncclResult_t {
     guard("ncclEpCreateGroup", Subject::Nothing, || {
         // SAFETY: this function's contract.
+        unsafe { read::first_generation(config) }?;
+        // SAFETY: as above.
         let config = unsafe { read::group_config(config) };
         let config = check_out("ep_group", ep_group).and(config);
         let stream = Some(Stream(stream as usize));

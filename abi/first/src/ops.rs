@@ -119,8 +119,9 @@ unsafe fn operate(
 /// HT forward: inputs TOKENS [T, H], TOPK_IDX int64 [T, K], TOPK_WEIGHTS float32 [T, K]; outputs
 /// TOKENS [n, H], TOPK_IDX [n, K], TOPK_WEIGHTS [n, K], where n is at least the number of received
 /// tokens. A rank receives a token once; rows are ordered by source rank and token. The ids of a
-/// row are local expert ids, ascending, then -1; its weights are in the same order, then 0. Unused
-/// rows are 0, -1 and 0.
+/// row are local expert ids, ascending, then -1; its weights are in the same order, then 0. An
+/// expert that a token names more than once is there once, with the sum of its weights, in fp32 by
+/// ascending k. Unused rows are 0, -1 and 0.
 /// HT tokens only (cached, or the backward of a combine): inputs and outputs TOKENS.
 /// In both, local_tensors may hold RECV_EXPERT_COUNTER_DEVICE int32 `[L]`.
 ///
@@ -205,7 +206,8 @@ pub unsafe extern "C" fn ncclEpDispatch(
 /// and summed the local experts of each token; outputs TOKENS [T, H]: the sum over ranks, on one
 /// node ascending.
 /// HT backward: also inputs TOPK_WEIGHTS float32 [n, K], packed as dispatch delivers weights;
-/// outputs TOPK_WEIGHTS [T, K]: by ascending global expert id, then zeros.
+/// outputs TOPK_WEIGHTS [T, K]: by ascending global expert id, then zeros. An expert that a token
+/// names more than once has one column, the gradient of the sum, which is that of each such entry.
 ///
 /// Over several nodes both modes sum node by node: another node's sum is rounded once, since it
 /// travels as a row. docs/several-nodes.md has the order of nodes.

@@ -6,12 +6,41 @@
 
 use crate::refuse;
 use crate::tags::{Tag, TensorSet};
-use crate::types::{ncclEpGroupConfig_t, ncclNDTensor_t};
+use crate::types::{ncclEpAlgorithm_t, ncclEpGroupConfig_t, ncclNDTensor_t};
 use nccl_ep_core::error::{Error, Result};
 use nccl_ep_core::model::group::{Algorithm, GroupSettings};
 use nccl_ep_core::model::tensor::{DType, DevPtr, MAX_DIMS, Strides, Tensor};
 use std::ffi::c_uint;
 use std::fmt::Display;
+
+/// What later generations of NCCL EP have behind the size of each of their structures.
+const LATER_MAGIC: u32 = 0xC00F_FFEE;
+
+/// Refuses the configuration of a later generation, whose calls take other arguments: its program
+/// has passed neither a stream nor an allocator.
+///
+/// # Safety
+/// `config` is NULL or points to an `ncclEpGroupConfig_t`, or to a longer structure.
+pub unsafe fn first_generation(config: *const ncclEpGroupConfig_t) -> Result<()> {
+    // SAFETY: this function's contract; the second field has four bytes, whatever they mean.
+    let second = unsafe { config.as_ref() }.map(|raw| unsafe { number_of(raw.algorithm) });
+    match second == Some(LATER_MAGIC) {
+        false => Ok(()),
+        true => Err(refuse::argument(
+            "config",
+            "must be of this library's generation, but this program was built for NCCL EP 0.1.0 or newer",
+        )),
+    }
+}
+
+/// The number that a caller has written where an enumerator belongs.
+///
+/// # Safety
+/// The caller has set its bytes.
+unsafe fn number_of(enumerator: std::mem::MaybeUninit<ncclEpAlgorithm_t>) -> u32 {
+    // SAFETY: the enum is 4 bytes that the caller has set, and u32 takes every bit pattern.
+    unsafe { enumerator.as_ptr().cast::<u32>().read() }
+}
 
 /// Copies `*config`.
 ///
@@ -33,8 +62,8 @@ pub unsafe fn group_config(config: *const ncclEpGroupConfig_t) -> Result<GroupSe
         num_qp_per_rank: _,
         num_channels,
     } = raw;
-    // SAFETY: the enum is 4 bytes that the caller has set, and u32 takes every bit pattern.
-    let algorithm = unsafe { algorithm.as_ptr().cast::<u32>().read() };
+    // SAFETY: the caller has set all fields.
+    let algorithm = unsafe { number_of(algorithm) };
     if version != 1 {
         return Err(refuse::argument("config.version", "must be 1").got(version, 1));
     }

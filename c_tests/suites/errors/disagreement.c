@@ -147,6 +147,34 @@ static void no_count_of_different_handles(Session* session) {
     EP_CHECK_NCCL(ncclEpHandleDestroy(session->handle));
 }
 
+// One row less than the caller was told of, in the tensor with `tag` and those that go with it.
+static ncclResult_t call_with_fewer(const Session* session, CallKind kind, ListName list,
+                                    unsigned tag) {
+    CallTensors tensors;
+    valid_tensors(session, kind, &tensors);
+    for (unsigned i = 0; i < tensors.lists[list].count; ++i) {
+        EpView* view = &tensors.lists[list].views[i];
+        const bool pair = tag == NCCL_EP_TENSOR_TAG_TOPK_IDX &&
+                          view->tensor.tag == NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS;
+        if (view->tensor.tag == tag || pair) view->sizes[0] = kTokens - 1;
+    }
+    return make_call(session, kind, &tensors, 0);
+}
+
+#define FEWER "must hold all tokens that this rank receives (got 3, expected 4 or more)"
+
+static void refuse_fewer_than_told(const Session* session) {
+    EP_REFUSED("dispatch-ht-out-told",
+               call_with_fewer(session, kDispatch, kOutputs, NCCL_EP_TENSOR_TAG_TOKENS),
+               ncclInvalidUsage, "ncclEpDispatch: outputs[TOKENS].sizes[0]: " FEWER);
+    EP_REFUSED("dispatch-ht-out-ids-told",
+               call_with_fewer(session, kDispatch, kOutputs, NCCL_EP_TENSOR_TAG_TOPK_IDX),
+               ncclInvalidUsage, "ncclEpDispatch: outputs[TOPK_IDX].sizes[0]: " FEWER);
+    EP_REFUSED("combine-ht-in-told",
+               call_with_fewer(session, kCombine, kInputs, NCCL_EP_TENSOR_TAG_TOKENS),
+               ncclInvalidUsage, "ncclEpCombine: inputs[TOKENS].sizes[0]: " FEWER);
+}
+
 void ht_handle_without_a_count(EpEnv* env) {
     if (!enough_ranks(env, 2, "num-recv-ht-handle-*")) return;
     Session session;
@@ -162,6 +190,7 @@ void ht_handle_without_a_count(EpEnv* env) {
     EP_REQUIRE_NCCL(create(&session, kTopK, &session.handle));
     EP_CHECK_NCCL(ncclEpHandleGetNumRecvTokens(session.handle, &rows));
     EP_CHECK_EQ_I64(rows, kTokens);
+    refuse_fewer_than_told(&session);
     check_works(&session);
     close_session(&session);
 }

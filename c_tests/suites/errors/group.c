@@ -45,6 +45,20 @@ static void bad_pointers(const EpEnv* env, const ncclEpGroupConfig_t* config) {
                ncclInvalidArgument, FUNCTION "ep_group: must not be NULL");
 }
 
+// A program of a later generation calls this function with three arguments, so the stream is what
+// the register holds by chance; the configuration begins with its size and a magic number.
+static void later_generation(const EpEnv* env) {
+    const unsigned config[28] = {sizeof(config), 0xC00FFFEEU, 2, 1};
+    ncclEpGroup_t group = untouched();
+    EP_REFUSED("group-generation",
+               ncclEpCreateGroup(&group, env->comm, (const ncclEpGroupConfig_t*)config,
+                                 (cudaStream_t)(uintptr_t)0x5a5a, NULL, NULL),
+               ncclInvalidArgument,
+               FUNCTION "config: must be of this library's generation, but this program was built "
+                        "for NCCL EP 0.1.0 or newer");
+    EP_CHECK(group == untouched());
+}
+
 static void bad_numbers(const EpEnv* env, const ncclEpGroupConfig_t* valid) {
     const int ranks = env->size;
     ncclEpGroupConfig_t config = *valid;
@@ -117,6 +131,7 @@ static void dead_communicator(const EpEnv* env, const ncclEpGroupConfig_t* confi
 void group_arguments(EpEnv* env) {
     const ncclEpGroupConfig_t config = config_of(env, NCCL_EP_ALGO_LOW_LATENCY);
     bad_pointers(env, &config);
+    later_generation(env);
     bad_numbers(env, &config);
     bad_algorithms(env, &config);
     dead_communicator(env, &config);
@@ -137,6 +152,18 @@ static void one_differs(const EpEnv* env, const char* id, const char* name, unsi
                "(got %u, expected %u as on rank %d)",
                name, differs, *field, is_odd(env) ? ours : theirs, differs);
     *field = ours;
+}
+
+static void algorithm_differs(const EpEnv* env, const ncclEpGroupConfig_t* low_latency) {
+    ncclEpGroupConfig_t config = *low_latency;
+    if (is_odd(env)) config.algorithm = NCCL_EP_ALGO_HIGH_THROUGHPUT;
+    const char* names[] = {"low latency", "high throughput"};
+    const int differs = is_odd(env) ? 0 : odd_rank(env);
+    EP_REFUSED("group-differs-algorithm", create(env, &config), ncclInvalidArgument,
+               FUNCTION
+               "config.algorithm: must be the same on every rank, but rank %d differs "
+               "(got %s, expected %s as on rank %d)",
+               differs, names[is_odd(env)], names[!is_odd(env)], differs);
 }
 
 // `usual` is what the library says for a variable that is not set.
@@ -162,8 +189,7 @@ static void variable_differs(const EpEnv* env, const char* id, const char* varia
 void group_differences_between_ranks(EpEnv* env) {
     if (!enough_ranks(env, 2, "group-differs-*")) return;
     ncclEpGroupConfig_t config = config_of(env, NCCL_EP_ALGO_LOW_LATENCY);
-    one_differs(env, "group-differs-algorithm", "algorithm", (unsigned*)(void*)&config.algorithm, 1,
-                &config);
+    algorithm_differs(env, &config);
     one_differs(env, "group-differs-experts", "num_experts", &config.num_experts,
                 config.num_experts * 2, &config);
     one_differs(env, "group-differs-tokens", "max_tokens_per_rank", &config.max_tokens_per_rank, 7,

@@ -218,6 +218,32 @@ static void other_ids_at_dispatch(EpEnv* env) {
     destroy(env, group);
 }
 
+// An expert that a token names more than once gets one row and the sum of its weights, in the order of
+// k; a single weight keeps its bits. Of these weights another order or the last alone gives other sums.
+static void repeated_experts(EpEnv* env) {
+    static const float kWeights[] = {-0.0f, 0x1p30f, 1.0f, -0x1p30f, 0.1f, 0.7f, 1e-8f, 3.0f};
+    const HtShape shape = {2 * (unsigned)env->size, 24, 8, ncclBfloat16, 32};
+    const HtOpening opening = {kHtRowsAsTold, kHtDeviceCounter, 11};
+    ncclEpGroup_t group = ht_group_new(env, &shape);
+    HtRun run;
+    ht_run_open_with(&run, env, group, &shape, kRefRepeating, true, opening);
+    for (unsigned round = 0; round < 3; ++round) {
+        // Other ids for the same routing: an expert is named as often as these say.
+        RefRouting* given = ref_routing_copy(run.routing);
+        if (round == 1) ref_routing_change(given, kRefShuffle, 12);
+        for (unsigned rank = 0; rank < given->num_ranks; ++rank) {
+            for (size_t i = 0; i < ref_entries_of(given, rank); ++i) {
+                given->weights[rank][i] = kWeights[(i / shape.top_k + i + round) % 8];
+            }
+        }
+        ht_run_give(&run, given);
+        ht_forward(&run);
+        ht_combine(&run, true);
+    }
+    ht_run_close(&run);
+    destroy(env, group);
+}
+
 // Gradients with other columns than top-k: combine returns zeros in spare ones, and leaves out what
 // finds no column.
 static void gradients_with(EpEnv* env, unsigned columns, unsigned top_k, RefStyle style) {
@@ -284,6 +310,7 @@ int main(int argc, char** argv) {
         EP_CASE(ids_in_range),
         EP_CASE(optional_tensors),
         EP_CASE(other_ids_at_dispatch),
+        EP_CASE(repeated_experts),
         EP_CASE(gradients_with_spare_columns),
         EP_CASE(gradients_with_one_column),
         EP_CASE(cached_equals_forward),

@@ -7,28 +7,33 @@ rows with scales.
 
 from __future__ import annotations
 
-from typing import Any, overload
+import copy
+import itertools
+import warnings
+from collections.abc import Callable
+from typing import Any, NoReturn, overload
 
 import torch
 import torch.distributed as dist
 
-from nccl_ep.arguments import integer, require_group
+from nccl_ep.arguments import cannot_be_copied, integer, require_group
 from nccl_ep.autograd import ht_combine
 from nccl_ep.group import EpGroup
 from nccl_ep.handle import EpHandle
 from nccl_ep.layers import expand, scaled, scatter
-from nccl_ep.layers.layout import EPAllToAllLayoutDesc, EPConfig, Expansion
+from nccl_ep.layers.layout import EPAllToAllLayoutDesc, EPConfig, Expansion, check_experts
 from nccl_ep.layers.rows import prepare
 from nccl_ep.layers.scaled import Scaling
 from nccl_ep.nccl_wrapper import NCCLLibrary
 from nccl_ep.results import WeightedResult
-from nccl_ep.routing import effective_ids
+from nccl_ep.routing import pairs_of_ids
 from nccl_ep.runtime import HostCopy, Runtime
 from nccl_ep.scales import CastName, ScalesOrder
 from nccl_ep.tensors import checked, checked_integers
 from nccl_ep.types import NCCL_EP_AUTO, ncclDataTypeEnum, ncclRedOpTypeEnum
 
 _SMALLEST_ROW = 16  # bytes
+_NUMBERS = itertools.count()  # of the layers of this process
 
 
 class EPAll2AllLayer(torch.nn.Module):
@@ -46,7 +51,9 @@ class EPAll2AllLayer(torch.nn.Module):
     enable_local_combine  no effect: results are always summed on the rank of the experts first
     use_aot               no effect: kernels are always built ahead of time
 
-    Constructing and `finalize` are collective.
+    Constructing and `finalize` are collective. It has no parameters: `to`, `half` and the like
+    leave it as it is, `state_dict` has nothing of it, and a `copy.deepcopy` shares its group, which
+    the `finalize` of either closes. `label` names it in texts of failures.
     """
 
     def __init__(self, ep_group: Any, max_tokens: int, hidden: int, topk: int, rank: int,
@@ -55,6 +62,8 @@ class EPAll2AllLayer(torch.nn.Module):
                  num_sm: int = 20, enable_local_combine: bool = False,
                  use_aot: bool = False) -> None:
         super().__init__()
+        check_experts("num_tot_experts", num_tot_experts, world_size)
+        self.label = f"EPAll2AllLayer {next(_NUMBERS)}"
         self.ep_config = EPConfig(max_tokens=max_tokens, hidden=hidden, topk=topk,
                                   num_experts=num_tot_experts, rank=rank, world_size=world_size,
                                   local_world_size=local_world_size, token_dtype=dtype,
@@ -75,11 +84,48 @@ class EPAll2AllLayer(torch.nn.Module):
         # A channel uses two SMs. Without a bound the group takes any number of tokens.
         self._group = EpGroup(num_tot_experts, hidden, algorithm="ht", dtype=dtype, comm=ep_group,
                               num_channels=max(num_sm // 2, 1) if num_sm else NCCL_EP_AUTO)
+        self._group.label = self.label
+
+    def forward(self, input: torch.Tensor, exp_indices: torch.Tensor, weight: torch.Tensor | None,
+                experts: Callable[[torch.Tensor, EPAllToAllLayoutDesc], torch.Tensor],
+                ) -> torch.Tensor:
+        """There and back: `dispatch`, `experts(rows, layout)`, their rows times the weights,
+        `combine`."""
+        rows, weights, layout = self.dispatch(input, exp_indices, weight)
+        results = experts(rows, layout)
+        return self.combine(results if weights is None else results * weights[:, None], layout)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> EPAll2AllLayer:
+        """A layer of its own over the same group: only all ranks together could make another."""
+        for shared in (self._group, self.ep_group, self._host_counts):
+            memo[id(shared)] = shared
+        same = self.__copy__()
+        memo[id(self)] = same
+        same.__dict__ = copy.deepcopy(self.__dict__, memo)
+        return same
+
+    def __copy__(self) -> EPAll2AllLayer:
+        same = type(self).__new__(type(self))
+        same.__dict__.update(self.__dict__)
+        return same
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        cannot_be_copied(self, "save model.state_dict(), and make the layer anew on every rank")
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor],
+               recurse: bool = True) -> EPAll2AllLayer:
+        """Of `to` and the like: says so if others now expect another type of this layer."""
+        dtype = self.ep_config.token_dtype
+        if (after := fn(torch.empty(0, dtype=dtype)).dtype) != dtype:
+            warnings.warn(f"{self.label} still takes {dtype}, not {after}; make it with "
+                          f"dtype={after}", stacklevel=3)
+        super()._apply(fn, recurse)
+        return self
 
     def extra_repr(self) -> str:
         """What torch prints between the parentheses."""
         config = self.ep_config
-        return (f"rank {config.rank} of {config.world_size}, {config.num_experts} experts, "
+        return (f"{self.label}, rank {config.rank} of {config.world_size}, {config.num_experts} experts, "
                 f"hidden {config.hidden} {config.token_dtype}, top-{config.topk}")
 
     @property
@@ -112,7 +158,8 @@ class EPAll2AllLayer(torch.nn.Module):
 
         Returns the rows [recv_tokens, H] of this rank's experts, sorted by expert, then by source
         rank and token, one for each (token, expert) pair; their weights [recv_tokens], or None; and
-        what `combine` needs. T may differ between ranks. Ids outside 0..E-1 take no part.
+        what `combine` needs. T may differ between ranks. Ids outside 0..E-1 take no part. An expert
+        that a token names twice is one pair, with the sum of the weights.
 
         `full_scatter_indices` [T, K] or [sum of T, K]: the number of each pair among the pairs of
         all ranks sorted by expert; rows then have this order. Collective.
@@ -133,8 +180,7 @@ class EPAll2AllLayer(torch.nn.Module):
                                       device=self._group.device)
         handle = self._group.create_handle(ids, counts=rows_per_expert)
         self._host_counts.start(rows_per_expert)
-        # Backward reads them, and the caller may overwrite its own by then.
-        handle.topk_idx = ids = effective_ids(ids, config.num_experts)
+        ids = pairs_of_ids(handle.topk_idx, config.num_experts)
         received = handle.dispatch(input, factors, scales=scales, cast=cast)
         on_host = self._host_counts.wait().tolist()
         counts = destinations = positions = None
@@ -169,7 +215,7 @@ class EPAll2AllLayer(torch.nn.Module):
         if layout_desc.handle is None or layout_desc.expansion is None:
             raise ValueError("layout_desc: not made by dispatch")
         rows = layout_desc.num_dispatch_token_cur_rank
-        input = checked("input", input, (rows, None), self._group.device)
+        input = checked("input", input, (rows, "H"), self._group.device)
         if input.dtype.itemsize == 1:
             raise ValueError(f"input: has type {input.dtype}; rows are summed without scales, so "
                              "multiply them by theirs first")
@@ -208,7 +254,7 @@ class EPAll2AllLayer(torch.nn.Module):
         factors = (torch.ones(shape, dtype=torch.float32, device=device) if weight is None
                    else checked("weight", weight, shape, device).to(torch.float32))
         if full is not None:
-            full = checked_integers("full_scatter_indices", full, (None, shape[1]), device)
+            full = checked_integers("full_scatter_indices", full, ("rows", shape[1]), device)
         return ids, factors, full
 
     def _weights_of_rows(self, received: WeightedResult, expansion: Expansion) -> torch.Tensor:
@@ -233,5 +279,6 @@ class EPAll2AllLayer(torch.nn.Module):
         """
         tokens = torch.empty((positions.shape[0], _SMALLEST_ROW), dtype=torch.uint8,
                              device=positions.device).view(torch.float32)
-        received = handle.dispatch(tokens, positions.to(torch.float32))
+        # A repeated id has its position once, and adds nothing for the others.
+        received = handle.dispatch(tokens, positions.clamp(min=0).to(torch.float32))
         return received.topk_weights.to(torch.int64)

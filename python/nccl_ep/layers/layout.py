@@ -40,10 +40,8 @@ class EPConfig:
         require_dtype("token_dtype", self.token_dtype, ROW_TYPES)
         require_dtype("weight_dtype", self.weight_dtype, (*ROW_TYPES, torch.float64))
         if self.world_size < 1 or not 0 <= self.rank < self.world_size:
-            raise ValueError(f"rank {self.rank} is none of {self.world_size}")
-        if self.num_experts < 1 or self.num_experts % self.world_size:
-            raise ValueError(f"num_experts: {self.num_experts} is no multiple of world_size, "
-                             f"{self.world_size}")
+            raise ValueError(f"rank: {self.rank} is none of world_size, {self.world_size}")
+        check_experts("num_experts", self.num_experts, self.world_size)
         if not 1 <= self.local_world_size <= self.world_size:
             raise ValueError(f"local_world_size: must be 1 to {self.world_size}, but is "
                              f"{self.local_world_size}")
@@ -60,6 +58,13 @@ class EPConfig:
     def is_intra_node(self) -> bool:
         """Whether all ranks are on one node."""
         return self.local_world_size == self.world_size
+
+
+def check_experts(name: str, experts: int, world_size: int) -> None:
+    """Raises unless the number of all experts, an argument called `name`, suits the ranks."""
+    size = integer("world_size", world_size, least=-LARGEST)
+    if integer(name, experts, least=-LARGEST) < 1 or experts % max(size, 1):
+        raise ValueError(f"{name}: {experts} is no multiple of world_size, {world_size}")
 
 
 @dataclasses.dataclass
@@ -102,7 +107,8 @@ class EPAllToAllLayoutDesc:
     num_input_tokens_per_rank    int32 [R]: tokens that each rank passed to dispatch
     topk_indices_tensor          int32 [T, K]: the experts of this rank's tokens, as passed
     token_dst_scatter_idx        int32 [T, K]: the row of each pair in the output of dispatch on the
-                                 rank of its expert; -1 for ids that take no part
+                                 rank of its expert; -1 for ids that take no part, and for all but
+                                 the last of those that a token repeats
     num_recv_tokens_per_expert   int32 [L]: rows of each local expert
     num_recv_tokens_per_expert_list  the same on the host, where it is known without waiting
     send_reqs_for_nodes, send_reqs_recv_tensor, skipped_token_mapping_indices,

@@ -33,9 +33,9 @@ def checked_rows(input: torch.Tensor, scaling: Scaling, config: EPConfig,
     check_order(scaling.order)
     scales, cast = scaling.scales, scaling.cast
     if scales is None and cast is None:
-        return checked("input", input, (None, config.hidden), device, config.token_dtype), None
+        return checked("input", input, ("T", config.hidden), device, config.token_dtype), None
     # Rows that are forwarded may be packed, and so shorter.
-    input = checked("input", input, (None, None if cast is None else config.hidden), device)
+    input = checked("input", input, ("T", "H" if cast is None else config.hidden), device)
     if scales is not None:
         scales = _with_known_strides(checked_scales(scales, input.shape[0], device))
     elif input.dtype not in ROW_TYPES:

@@ -5,7 +5,7 @@ The library reads the file that NCCL_EP_TUNING_FILE names, when a group is creat
 
 from nccl_ep.requirement import require_torch
 
-require_torch("nccl_ep.tune")
+require_torch("nccl_ep.tuning")
 
 from nccl_ep.tuning.search import MoeShape, tune
 

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from nccl_ep.arguments import integer, require_dtype, require_group
-from nccl_ep.group import ROW_TYPES, Algorithm, EpGroup
+from nccl_ep.group import ROW_TYPES, EpGroup
+from nccl_ep.modes import Algorithm
 from nccl_ep.runtime import Runtime
 from nccl_ep.tuning.candidates import (OPERATIONS, Candidate, candidates, check_writable, document,
                                        in_force, write)

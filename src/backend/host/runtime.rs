@@ -70,7 +70,12 @@ impl HostRuntime {
         if let Some(functions) = FUNCTIONS.get() {
             return Ok(Some(Self(functions)));
         }
-        let Some(library) = Library::defining(c"ncclEpHostsimAbi") else {
+        let marker = c"ncclEpHostsimAbi";
+        let library = match Library::chosen_nccl() {
+            Some(chosen) => chosen.ok().filter(|nccl| nccl.has(marker)),
+            None => Library::defining(marker),
+        };
+        let Some(library) = library else {
             return Ok(None);
         };
         let functions = FUNCTIONS.get_or_try_init(|| {

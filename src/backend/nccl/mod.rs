@@ -8,7 +8,7 @@
 pub mod network;
 pub mod own;
 
-use crate::backend::dylib::{Library, file_of, function_table};
+use crate::backend::dylib::{Library, file_of, function_table, other_files_with};
 use crate::error::refusal::{AmongRanks, Subject};
 use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
@@ -73,12 +73,16 @@ static FUNCTIONS: OnceCell<Functions> = OnceCell::new();
 
 fn functions() -> Result<&'static Functions> {
     FUNCTIONS.get_or_try_init(|| {
-        let library = Library::find(c"libnccl.so.2", c"ncclAllGather").map_err(|reason| {
-            Error::new(
-                Code::SystemError,
-                format!("no NCCL in this process: {reason}"),
-            )
-        })?;
+        let library = match Library::chosen_nccl() {
+            Some(chosen) => chosen.map_err(|reason| {
+                let text = format!("NCCL_EP_NCCL_LIBRARY: cannot be loaded: {reason}");
+                Error::new(Code::SystemError, text)
+            }),
+            None => Library::find(c"libnccl.so.2", c"ncclAllGather").map_err(|reason| {
+                let text = format!("no NCCL in this process: {reason}");
+                Error::new(Code::SystemError, text)
+            }),
+        }?;
         Functions::load(&library).map_err(|missing| {
             Error::new(
                 Code::SystemError,
@@ -119,7 +123,8 @@ impl Communicator {
         let functions = functions()?;
         let raw = comm as *mut c_void;
         Ok(Self {
-            ranks: query(functions, "ncclCommCount", functions.ncclCommCount, raw)?,
+            ranks: query(functions, "ncclCommCount", functions.ncclCommCount, raw)
+                .map_err(|error| among_copies(error, functions))?,
             rank: query(
                 functions,
                 "ncclCommUserRank",
@@ -153,8 +158,7 @@ impl Communicator {
             ),
             _ => "?".to_owned(),
         };
-        let function = self.functions.ncclCommCount as *const c_void;
-        (version, file_of(function).unwrap_or_else(|| "?".to_owned()))
+        (version, file(self.functions))
     }
 
     /// Enqueues an all-gather: `bytes` of each rank's `send` go to `receive`, in rank order. Both
@@ -173,6 +177,28 @@ impl Communicator {
             (self.functions.ncclAllGather)(send, receive, bytes, UINT8, self.raw, stream)
         };
         check(self.functions, "ncclAllGather", code)
+    }
+}
+
+/// The file that this NCCL is in.
+fn file(functions: &Functions) -> String {
+    let function = functions.ncclCommCount as *const c_void;
+    file_of(function).unwrap_or_else(|| "?".to_owned())
+}
+
+/// `error`, of a communicator that this NCCL does not know, with the other copies of NCCL in the process.
+fn among_copies(error: Error, functions: &Functions) -> Error {
+    let used = file(functions);
+    let others = Vec::from_iter(other_files_with(c"ncclCommCuDevice", &used)).join(", ");
+    match others.is_empty() {
+        true => error,
+        false => error.and(Error::new(
+            Code::InvalidUsage,
+            format!(
+                "of several NCCLs in this process {used} is used, and a communicator of {others} is \
+                 invalid there: NCCL_EP_NCCL_LIBRARY chooses"
+            ),
+        )),
     }
 }
 

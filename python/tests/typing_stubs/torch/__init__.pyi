@@ -24,6 +24,9 @@ class Tensor:
     nbytes: int
     requires_grad: bool
     is_cuda: bool
+    layout: Any
+    is_nested: bool
+    __torch_dispatch__: Any
     def __getitem__(self, index: Any) -> Tensor: ...
     def __setitem__(self, index: Any, value: Any) -> None: ...
     def __iter__(self) -> Iterator[Tensor]: ...

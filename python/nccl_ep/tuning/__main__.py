@@ -1,6 +1,6 @@
-"""`python -m nccl_ep.tune`: measures launch shapes on this machine and writes a tuning file.
+"""`python -m nccl_ep.tuning`: measures launch shapes on this machine and writes a tuning file.
 
-    mpirun -np 4 python3 -m nccl_ep.tune tuning.json --experts 256 --hidden 7168 --top-k 8 --tokens 128
+    mpirun -np 4 python3 -m nccl_ep.tuning tuning.json --experts 256 --hidden 7168 --top-k 8 --tokens 128
 
 Every rank takes the GPU of its number on the machine. Ranks meet as those of `EpGroup` do.
 """
@@ -8,13 +8,7 @@ Every rank takes the GPU of its number on the machine. Ranks meet as those of `E
 from __future__ import annotations
 
 import argparse
-import sys
-import types
 from typing import Any
-
-from nccl_ep.requirement import require_torch
-
-require_torch("nccl_ep.tune")
 
 import torch
 
@@ -52,7 +46,7 @@ def _line(entry: dict[str, Any]) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m nccl_ep.tune", description="Measures launch shapes on this machine's GPUs "
+        prog="python -m nccl_ep.tuning", description="Measures launch shapes on this machine's GPUs "
         "and writes a file for NCCL_EP_TUNING_FILE. Start it by mpirun, srun or torchrun.")
     parser.add_argument("file", help="what to write")
     for name, text in (("experts", "over all ranks"), ("hidden", "elements of a row"),
@@ -67,14 +61,5 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-class _CallableModule(types.ModuleType):
-    """Importing this module makes it the package's attribute `tune`, which is a function."""
-
-    def __call__(self, *arguments: Any, **settings: Any) -> dict[str, Any]:
-        return tune(*arguments, **settings)
-
-
 if __name__ == "__main__":
     main()
-else:
-    sys.modules[__name__].__class__ = _CallableModule

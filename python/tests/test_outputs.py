@@ -1,0 +1,138 @@
+"""Outputs that a caller chooses: autograd learns that they were written to."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from problems import Problem
+
+HT = pytest.param("ht", marks=pytest.mark.high_throughput)
+
+
+@pytest.fixture
+def opened(group, world, device):
+    """Makes a problem, a group without a bound in HT, and a handle."""
+    def make(algorithm: str, **settings):
+        rank, size = world
+        problem = Problem(rank, size, device=device, dtype=torch.bfloat16, hidden=128)
+        most = 0 if algorithm == "ht" else 9 + 2 * size
+        ep = group(num_experts=problem.num_experts, hidden=problem.hidden, algorithm=algorithm,
+                   max_tokens_per_rank=most, dtype=problem.dtype)
+        return problem, ep, ep.create_handle(problem.topk_idx, **settings)
+    return make
+
+
+def saved(tensor: torch.Tensor) -> torch.Tensor:
+    """A graph that needs the values of `tensor` for its backward."""
+    return (torch.ones_like(tensor, requires_grad=True) * tensor).sum()
+
+
+def refuses_backward(graph: torch.Tensor) -> None:
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        graph.backward()
+
+
+@pytest.mark.parametrize("algorithm", ["ll", HT])
+def test_a_graph_that_saved_an_output(opened, algorithm):
+    """Its backward would compute with other values."""
+    problem, ep, handle = opened(algorithm)
+    received = handle.dispatch(problem.tokens)
+    weights = problem.weights if algorithm == "ll" else None
+    out, home = torch.zeros_like(received.tokens), torch.zeros_like(problem.tokens)
+    graph = saved(out)
+    handle.dispatch(problem.tokens, out=out)
+    refuses_backward(graph)
+    graph = saved(home)
+    handle.combine(out, weights, out=home)
+    refuses_backward(graph)
+    scaled = handle.dispatch(problem.tokens, cast="fp8")
+    graph = saved(scaled.scales)
+    handle.dispatch(problem.tokens, cast="fp8", out_scales=scaled.scales)
+    refuses_backward(graph)
+
+
+@pytest.mark.high_throughput
+def test_counters(group, world, device):
+    rank, size = world
+    ep = group(num_experts=size, hidden=8, algorithm="ht")
+    counts = torch.zeros(1, dtype=torch.int32, device=device)
+    before = counts._version
+    ep.create_handle(torch.zeros((1, 1), dtype=torch.int64, device=device), counts=counts)
+    assert counts._version > before
+
+
+def test_what_a_staged_operation_writes_to(opened):
+    """Its second half writes, also to a result that the package made."""
+    problem, ep, handle = opened("ll")
+    received = handle.dispatch(problem.tokens, send_only=True)
+    graph, versions = saved(received.tokens), received.counts._version
+    handle.complete()
+    refuses_backward(graph)
+    assert received.counts._version > versions
+    home = handle.combine(received.tokens, problem.weights, send_only=True)
+    graph = saved(home)
+    handle.complete()
+    refuses_backward(graph)
+
+
+@pytest.mark.parametrize("algorithm", ["ll", HT])
+def test_outputs_that_require_gradients(opened, algorithm):
+    """As torch's own `out`: refused, but under no_grad."""
+    problem, ep, handle = opened(algorithm)
+    weights = problem.weights if algorithm == "ll" else None
+    scaled = handle.dispatch(problem.tokens, cast="fp8")
+    received = handle.dispatch(problem.tokens)
+    out, home = torch.zeros_like(received.tokens), torch.zeros_like(problem.tokens)
+    scales = torch.zeros_like(scaled.scales)
+    calls = {"out": (lambda: handle.dispatch(problem.tokens, out=out.requires_grad_()),
+                     lambda: handle.combine(received.tokens, weights, out=home.requires_grad_())),
+             "out_scales": (lambda: handle.dispatch(problem.tokens, cast="fp8",
+                                                    out_scales=scales.requires_grad_()),)}
+    for name, some in calls.items():
+        for call in some:
+            with pytest.raises(RuntimeError, match=f"^{name}: requires gradients.*{name}.detach"):
+                call()
+            with torch.no_grad():
+                call()
+
+
+def test_outputs_of_inference_mode(opened):
+    """They have no versions, and no graph saves them."""
+    problem, ep, handle = opened("ll")
+    with torch.inference_mode():
+        out = torch.empty_like(handle.dispatch(problem.tokens).tokens)
+        handle.dispatch(problem.tokens, out=out)
+    handle.dispatch(problem.tokens, out=out)
+    handle.dispatch(problem.tokens, out=out, send_only=True)
+    handle.complete()
+
+
+def test_memory_for_scales(opened):
+    """The library sees neither the device nor the type of what it is given."""
+    problem, ep, handle = opened("ll")
+    scales = handle.dispatch(problem.tokens, cast="fp8").scales
+    for wrong, text in (([1.0], "out_scales: must be a tensor, not list"),
+                        (scales.to("meta"), "out_scales: is on meta, the group on"),
+                        (torch._neg_view(scales), "out_scales: must be no negative view")):
+        with pytest.raises((TypeError, ValueError), match=text):
+            handle.dispatch(problem.tokens, cast="fp8", out_scales=wrong)
+
+
+@pytest.mark.high_throughput
+def test_fewer_rows_than_come(opened):
+    """Refused at the call, so that the group goes on: the host knows how many come."""
+    problem, ep, handle = opened("ht")
+    received = handle.dispatch(problem.tokens)
+    rows = received.tokens.shape[0]
+    assert rows > 1
+    text = rf"tokens.shape\[0\]: must hold all tokens .*got 1, expected {rows} or more"
+    with pytest.raises(RuntimeError, match=text):
+        handle.combine(received.tokens[:1])
+    with pytest.raises(RuntimeError, match=text.replace("tokens.s", "out.s")):
+        handle.dispatch(problem.tokens, out=received.tokens[:1])
+    factors = torch.zeros((len(problem.tokens), ep.world_size), device=ep.device)
+    factors.scatter_(1, problem.topk_idx // ep.num_local_experts, 1.0)
+    problem.close(handle.combine(received.tokens),
+                  problem.tokens.float() * factors.sum(dim=1, keepdim=True))
+    ep.check()

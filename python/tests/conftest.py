@@ -73,6 +73,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     rank = dist.get_rank()
+    # Rank 0 removes the store's file next, which others may still read, and closes their output.
+    dist.barrier()
     dist.destroy_process_group()
     if rank == 0:
         config.meeting.unlink(missing_ok=True)

@@ -1,54 +1,58 @@
 // Low-latency combines whose ids differ from the dispatch's: the caller has permuted (id, weight)
 // pairs in place, masked some, or replaced them.
 #include <math.h>
+#include <string.h>
 
 #include "reference/ll_run.h"
 #include "suites/ll/cases.h"
 
 enum { kHidden = 16 };
 
-// Checks each token's sum for these ids and weights; two experts have answered with 1 and 2.
-static void check_sum(LlRun* run, const int64_t ids[2], const float weights[2], float expected) {
-    const unsigned tokens = run->shape.max_tokens;
-    int64_t* all_ids = ref_host_new(2 * tokens * sizeof(*all_ids));
-    float* all_weights = ref_host_new(2 * tokens * sizeof(*all_weights));
-    float* sums = ref_host_new(tokens * kHidden * sizeof(*sums));
-    for (unsigned i = 0; i < 2 * tokens; ++i) {
+// Gives every token these two ids and weights, the latter as bits.
+static void give(LlRun* run, const int64_t ids[2], const uint32_t weights[2]) {
+    const unsigned entries = 2 * run->shape.max_tokens;
+    int64_t* all_ids = ref_host_new(entries * sizeof(*all_ids));
+    uint32_t* all_weights = ref_host_new(entries * sizeof(*all_weights));
+    for (unsigned i = 0; i < entries; ++i) {
         all_ids[i] = ids[i % 2];
         all_weights[i] = weights[i % 2];
     }
-    for (unsigned i = 0; i < tokens * kHidden; ++i) sums[i] = expected;
     ref_buffer_upload(&run->ids, all_ids);
     ref_buffer_upload(&run->weights, all_weights);
-    ref_buffer_poison(&run->combined);
-    EP_CHECK_NCCL(ll_launch_combine(run, run->env->stream, false));
-    ep_sync(run->env);
-    REF_CHECK_BUFFER(&run->combined, sums);
     free(all_ids);
     free(all_weights);
+}
+
+static void combine(LlRun* run) {
+    EP_CHECK_NCCL(ll_launch_combine(run, run->env->stream, false));
+    ep_sync(run->env);
+}
+
+// Checks each token's sum for these ids and weights; two experts have answered with 1 and 2.
+static void check_sum(LlRun* run, const int64_t ids[2], const float weights[2], float expected) {
+    const unsigned elements = run->shape.max_tokens * kHidden;
+    float* sums = ref_host_new(elements * sizeof(*sums));
+    for (unsigned i = 0; i < elements; ++i) sums[i] = expected;
+    uint32_t bits[2];
+    memcpy(bits, weights, sizeof(bits));
+    give(run, ids, bits);
+    ref_buffer_poison(&run->combined);
+    combine(run);
+    REF_CHECK_BUFFER(&run->combined, sums);
     free(sums);
 }
 
 // A NaN is a weight as any other, also the one that the kernels write instead of a masked entry's.
 static void check_nan(LlRun* run, const int64_t ids[2], uint32_t bits) {
-    const unsigned tokens = run->shape.max_tokens;
-    int64_t* all_ids = ref_host_new(2 * tokens * sizeof(*all_ids));
-    uint32_t* all_weights = ref_host_new(2 * tokens * sizeof(*all_weights));
-    float* sums = ref_host_new(tokens * kHidden * sizeof(*sums));
-    for (unsigned i = 0; i < 2 * tokens; ++i) {
-        all_ids[i] = ids[i % 2];
-        all_weights[i] = i % 2 == 0 ? bits : 0x3f800000u;  // 1
-    }
-    ref_buffer_upload(&run->ids, all_ids);
-    ref_buffer_upload(&run->weights, all_weights);
-    EP_CHECK_NCCL(ll_launch_combine(run, run->env->stream, false));
-    ep_sync(run->env);
-    ep_download(sums, ref_buffer_data(&run->combined), tokens * kHidden * sizeof(*sums));
+    const unsigned elements = run->shape.max_tokens * kHidden;
+    float* sums = ref_host_new(elements * sizeof(*sums));
+    const uint32_t nan_and_one[2] = {bits, 0x3f800000u};
+    give(run, ids, nan_and_one);
+    combine(run);
+    ep_download(sums, ref_buffer_data(&run->combined), elements * sizeof(*sums));
     bool all_nan = true;
-    for (unsigned i = 0; i < tokens * kHidden; ++i) all_nan = all_nan && isnan(sums[i]);
+    for (unsigned i = 0; i < elements; ++i) all_nan = all_nan && isnan(sums[i]);
     EP_CHECK(all_nan);
-    free(all_ids);
-    free(all_weights);
     free(sums);
 }
 

@@ -6,7 +6,7 @@
 #![allow(unsafe_code)]
 
 use crate::backend::dylib::{Library, function_table};
-use crate::backend::quiet::{Attempt, Graphs, Quiet, Works};
+use crate::backend::quiet::{Allocation, Attempt, Graphs, Quiet, Works};
 use crate::backend::{DeviceMemory, StreamMark};
 use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
@@ -35,6 +35,7 @@ function_table! {
         fn cudaSetDevice(c_int) -> c_int;
         fn cudaMalloc(*mut *mut c_void, usize) -> c_int;
         fn cudaFree(*mut c_void) -> c_int;
+        fn cudaFreeAsync(*mut c_void, *mut c_void) -> c_int;
         fn cudaMemcpyAsync(*mut c_void, *const c_void, usize, c_int, *mut c_void) -> c_int;
         fn cudaHostGetDevicePointer(*mut *mut c_void, *mut c_void, u32) -> c_int;
         fn cudaStreamCreateWithFlags(*mut *mut c_void, c_uint) -> c_int;
@@ -170,6 +171,13 @@ impl HostRuntime {
         })
     }
 
+    fn free_unawaited(&self, data: usize) -> Result<()> {
+        // SAFETY: the stand-ins refuse an address that they did not give; NULL is the default stream.
+        self.check("cudaFreeAsync", unsafe {
+            (self.0.cudaFreeAsync)(data as *mut c_void, std::ptr::null_mut())
+        })
+    }
+
     fn free_later(&self, key: usize, data: DevPtr) {
         let runtime = *self;
         // There is no remedy for memory that cannot be freed.
@@ -299,7 +307,12 @@ impl DeviceMemory for HostRuntime {
         let freed = Arc::new(OnceCell::new());
         let outcome = Arc::clone(&freed);
         let free = move |address| drop(outcome.set(runtime.free_now(address)));
-        QUIET.free_soon(data.0, Box::new(free));
+        QUIET.free_soon(Allocation {
+            address: data.0,
+            bytes: 0,
+            free: Box::new(free),
+            free_unawaited: Box::new(move |address| runtime.free_unawaited(address).is_ok()),
+        });
         // An allocation that is freed later counts as freed.
         freed.get().cloned().unwrap_or(Ok(()))
     }

@@ -6,13 +6,12 @@
 #![allow(unsafe_code)]
 
 use crate::backend::dylib::{Library, function_table};
-use crate::backend::quiet::{Allocation, Attempt, Graphs, Quiet, Works};
+use crate::backend::quiet::{Allocation, Attempt, Quiet, Works};
 use crate::backend::{DeviceMemory, StreamMark};
 use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use once_cell::sync::{Lazy, OnceCell};
-use parking_lot::Mutex;
 use std::any::Any;
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::{Arc, Weak};
@@ -247,39 +246,6 @@ impl Drop for Mark {
     fn drop(&mut self) {
         // SAFETY: our event, destroyed once.
         let _ = unsafe { (self.runtime.0.cudaEventDestroy)(self.raw as *mut c_void) };
-    }
-}
-
-/// Host functions that were enqueued and have not run yet, on any stream.
-#[derive(Default)]
-pub struct Pending(Mutex<usize>);
-
-impl Pending {
-    /// Enqueues one by `launch` and counts it. Not locked meanwhile: a launch waits beside a thread that frees memory,
-    /// which waits for those that are to end.
-    pub fn enqueue<T>(&self, launch: impl FnOnce() -> Result<T>) -> Result<T> {
-        *self.0.lock() += 1;
-        launch().inspect_err(|_| self.end())
-    }
-
-    /// Counts one as run.
-    pub fn end(&self) {
-        *self.0.lock() -= 1;
-    }
-
-    /// Whether all have run.
-    pub fn is_empty(&self) -> bool {
-        *self.0.lock() == 0
-    }
-}
-
-impl Works for Pending {
-    fn while_idle(&self, _graphs: Graphs, then: &mut dyn FnMut()) {
-        if let Some(pending) = self.0.try_lock()
-            && *pending == 0
-        {
-            then();
-        }
     }
 }
 

@@ -54,8 +54,12 @@ pub trait DeviceMemory: Send + Sync {
     fn strand(&self, mark: Box<dyn StreamMark>);
     /// Counts `works` among what waits for other ranks on the device.
     fn watch_works(&self, works: Weak<dyn Works>);
-    /// Does `work`, which may wait for the whole device, if the device is quiet. Launches of graphs do not count.
+    /// Does `work`, which may wait for the whole device, if the device is quiet and no graph has operations.
     fn attempt(&self, work: &mut dyn FnMut()) -> Attempt;
+    /// What tells the context from all others that the process has or had; zero on a device without contexts.
+    fn context_number(&self) -> u64 {
+        0
+    }
     /// A mark for streams.
     fn new_mark(&self) -> Result<Box<dyn StreamMark>>;
     /// Marks for operations in graphs, with a place for each of `places`; `None` on a device without graphs.

@@ -399,7 +399,8 @@ ncclResult_t ncclEpDispatch(ncclEpHandle_t handle,
 // names more than once has one column, the gradient of the sum, which is that of each such entry.
 //
 // Over several nodes both modes sum node by node: another node's sum is rounded once, since it
-// travels as a row. docs/several-nodes.md has the order of nodes.
+// travels as a row. So the last bits of a token depend on the node of its home, unless
+// NCCL_EP_NODE_SUMS=invariant. docs/several-nodes.md has the order of nodes.
 //
 // A token to which no expert contributes gets zeros.
 //

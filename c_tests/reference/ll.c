@@ -218,15 +218,16 @@ static bool goes_to(const Combine* combine, size_t token, unsigned owner) {
 // What the node at `distance` from home adds to the sum of a token.
 static float add_node(const Combine* combine, unsigned distance, size_t token, unsigned column,
                       float sum) {
+    const bool is_plain = distance == 0 && !ep_sums_are_invariant();
     bool found = false;
-    float partial = distance == 0 ? sum : 0.0f;
+    float partial = is_plain ? sum : 0.0f;
     for (unsigned owner = 0; owner < combine->sent->num_ranks; ++owner) {
         if (ep_node_distance(combine->rank, owner) != distance) continue;
         if (!goes_to(combine, token, owner)) continue;
         found = true;
         partial = add_owner(combine, owner, token, column, partial);
     }
-    if (distance == 0) return partial;
+    if (is_plain) return partial;
     if (!found) return sum;
     ep_store(combine->rows->datatype, combine->row, 0, partial);
     return sum + ep_load(combine->rows->datatype, combine->row, 0);
@@ -234,8 +235,8 @@ static float add_node(const Combine* combine, unsigned distance, size_t token, u
 
 static float reduced_sum(const Combine* combine, size_t token, unsigned column) {
     float sum = 0.0f;
-    for (unsigned distance = 0; distance < ep_num_nodes(); ++distance) {
-        sum = add_node(combine, distance, token, column, sum);
+    for (unsigned place = 0; place < ep_num_nodes(); ++place) {
+        sum = add_node(combine, ep_distance_in_sum(combine->rank, place), token, column, sum);
     }
     return sum;
 }

@@ -247,6 +247,8 @@ struct LlNodes {
     uint32_t handle;
     /// Other nodes than this one.
     uint32_t other_nodes;
+    /// In a combine, where this node comes in the sums of this rank's tokens, or `OWN_NODE_FIRST`.
+    uint32_t own_place;
 };
 
 /// Parameters of `ll_dispatch_nodes`.
@@ -330,11 +332,11 @@ static_assert(sizeof(nccl_ep::LlDispatchParams) == 800, "LlDispatchParams as in 
 static_assert(sizeof(nccl_ep::LlCombineParams) == 800, "LlCombineParams as in Rust");
 static_assert(sizeof(nccl_ep::LlRankOnNode) == 16, "LlRankOnNode as in Rust");
 static_assert(sizeof(nccl_ep::LlHello) == 32, "LlHello as in Rust");
-static_assert(sizeof(nccl_ep::LlNodes) == 96, "LlNodes as in Rust");
-static_assert(sizeof(nccl_ep::LlDispatchNodesParams) == 896, "LlDispatchNodesParams as in Rust");
+static_assert(sizeof(nccl_ep::LlNodes) == 104, "LlNodes as in Rust");
+static_assert(sizeof(nccl_ep::LlDispatchNodesParams) == 904, "LlDispatchNodesParams as in Rust");
 static_assert(sizeof(nccl_ep::LlScaledDispatchParams) == 888, "LlScaledDispatchParams as in Rust");
-static_assert(sizeof(nccl_ep::LlScaledDispatchNodesParams) == 984, "LlScaledDispatchNodesParams as in Rust");
+static_assert(sizeof(nccl_ep::LlScaledDispatchNodesParams) == 992, "LlScaledDispatchNodesParams as in Rust");
 static_assert(sizeof(nccl_ep::LlScaledPackParams) == 200, "LlScaledPackParams as in Rust");
-static_assert(sizeof(nccl_ep::LlCombineNodesParams) == 896, "LlCombineNodesParams as in Rust");
-static_assert(sizeof(nccl_ep::LlGatesParams) == 904, "LlGatesParams as in Rust");
+static_assert(sizeof(nccl_ep::LlCombineNodesParams) == 904, "LlCombineNodesParams as in Rust");
+static_assert(sizeof(nccl_ep::LlGatesParams) == 912, "LlGatesParams as in Rust");
 static_assert(sizeof(nccl_ep::LlPackParams) == 80, "LlPackParams as in Rust");

@@ -50,6 +50,8 @@ pub enum Setting {
     RowBytes,
     /// How low-latency combines sum.
     LlCombine,
+    /// How combines add the sums of nodes.
+    NodeSums,
     /// What a pass of high throughput sends to other nodes, in bytes.
     HtChunkBytes,
 }

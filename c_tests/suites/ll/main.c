@@ -273,6 +273,7 @@ int main(int argc, char** argv) {
         EP_CASE(ll_ids_masked_before_combine),
         EP_CASE(ll_weights_follow_their_ids),
         EP_CASE(ll_ids_permuted_before_combine),
+        EP_CASE(ll_bits_from_any_home),
         EP_CASE(ll_interleaved_handles),
         EP_CASE(ll_interleaved_groups),
         EP_CASE(ll_unordered_streams),

@@ -22,6 +22,10 @@ pub const SELFTEST_MISMATCH: u32 = 2;
 /// `SelftestResult::outcome`: no flag within the deadline.
 pub const SELFTEST_TIMEOUT: u32 = 3;
 
+/// Instead of the own node's place among the sums of all nodes: it comes first, not rounded, and the others follow by
+/// distance. With a place, all sums are rounded and added by ascending node.
+pub const OWN_NODE_FIRST: u32 = 0xffff_ffff;
+
 /// `FaultReport::state` while nothing has failed.
 pub const FAULT_NONE: u32 = 0;
 /// `FaultReport::state`: a wait reached its deadline. All other fields are valid.

@@ -209,6 +209,8 @@ pub struct LlNodes {
     pub handle: u32,
     /// Other nodes than this one.
     pub other_nodes: u32,
+    /// In a combine, where this node comes in the sums of this rank's tokens, or `OWN_NODE_FIRST`.
+    pub own_place: u32,
 }
 
 /// Parameters of `ll_dispatch`.

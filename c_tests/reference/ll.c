@@ -7,7 +7,7 @@
 
 #include "harness/nodes.h"
 
-// What a walk over all entries sees of one that got a slot.
+// What a walk over all entries sees of one that names an expert.
 typedef struct {
     unsigned source;
     size_t token;
@@ -18,7 +18,7 @@ typedef struct {
 
 typedef void (*PlacedFn)(const Placed* placed, void* context);
 
-// Calls `each`, if there is one, for every entry with a slot, in slot order. `used` gets the number
+// Calls `each`, if there is one, for every entry that names an expert, in slot order. `used` gets the number
 // of slots of each of the E experts.
 static void walk(const RefRouting* routing, unsigned capacity, unsigned* used, PlacedFn each,
                  void* context) {
@@ -27,7 +27,8 @@ static void walk(const RefRouting* routing, unsigned capacity, unsigned* used, P
     for (unsigned source = 0; source < routing->num_ranks; ++source) {
         for (size_t entry = 0; entry < ref_entries_of(routing, source); ++entry) {
             const int64_t expert = ref_expert_of(routing, routing->topk_idx[source][entry]);
-            if (expert < 0 || used[expert] == capacity) continue;
+            if (expert < 0) continue;
+            EP_REQUIRE(used[expert] < capacity);
             const unsigned owner = (unsigned)expert / local_experts;
             const size_t local = (unsigned)expert % local_experts;
             const Placed placed = {source, entry / routing->top_k, entry, owner,

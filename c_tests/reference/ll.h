@@ -1,5 +1,6 @@
 // The expected results of low-latency operations, by one walk over all entries of all ranks in the
-// documented order: source rank, then token, then k.
+// documented order: source rank, then token, then k. Ids must leave a slot for each of them
+// (ref_routing_fit).
 #ifndef C_TESTS_REFERENCE_LL_H_
 #define C_TESTS_REFERENCE_LL_H_
 

@@ -77,6 +77,10 @@ constexpr static const uint32_t FAULT_GATEWAY_FAILED = 11;
 /// `FaultReport::state`: fewer output rows for scales, `got`, than rows received, `expected`.
 constexpr static const uint32_t FAULT_SCALE_ROWS = 12;
 
+/// `FaultReport::state`: an expert of this rank, named by `what`, gets more rows than it has slots, as rank `peer` sends
+/// `got`, more than its share of `expected`.
+constexpr static const uint32_t FAULT_EXPERT_ROWS = 13;
+
 /// `FaultReport::op` of the self test.
 constexpr static const uint32_t OP_PEER_SELFTEST = 1;
 

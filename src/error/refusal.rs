@@ -156,6 +156,9 @@ pub enum AmongRanks {
     SameDirection { rank: usize },
     /// Backward weights have the same number of columns on all ranks; `rank` differs.
     SameColumns { rank: usize },
+    /// Repeated ids leave room at an expert for what other ranks may send; those of `rank` for
+    /// `expert` do not.
+    RoomForRepeated { rank: usize, expert: usize },
     /// The network between nodes needs a newer NCCL.
     NewEnoughForNetwork,
     /// The network between nodes needs NCCL's function `name`.

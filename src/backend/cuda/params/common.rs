@@ -53,6 +53,9 @@ pub const FAULT_HANDLE_DIFFERS: u32 = 10;
 pub const FAULT_GATEWAY_FAILED: u32 = 11;
 /// `FaultReport::state`: fewer output rows for scales, `got`, than rows received, `expected`.
 pub const FAULT_SCALE_ROWS: u32 = 12;
+/// `FaultReport::state`: an expert of this rank, named by `what`, gets more rows than it has slots, as rank `peer` sends
+/// `got`, more than its share of `expected`.
+pub const FAULT_EXPERT_ROWS: u32 = 13;
 
 /// `FaultReport::op` of the self test.
 pub const OP_PEER_SELFTEST: u32 = 1;

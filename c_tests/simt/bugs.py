@@ -206,6 +206,11 @@ BUGS = (
         "entry.index += block.shared.shift", "entry.index += 0 * block.shared.shift", HT_NODES, slow=True),
     Bug("rows of another operation", "ht/scope.cuh", "if (head.shape_word != shape_word || ",
         "if (false && ", "2 NODES=01 test_errors ht_different_calls_over", slow=True),
+    Bug("the mask asked for no rank", "ht/route.cu", "expert >= 0 && is_active(", "is_active(",
+        "2 test_ht routing_styles", slow=True, beside=(
+            Setting("peer/mask.cuh", "constexpr bool is_active(const PeerTable&, uint32_t /*rank*/) {",
+                    "bool is_active(const PeerTable& peers, uint32_t rank) {\n"
+                    "    if (rank >= peers.ranks) __builtin_trap();"),)),
     Bug("rows of the wrong piece", "ht/scope.cuh", "(starts[middle] <= at ? low : high)",
         "(starts[middle] < at ? low : high)", HT_NODES, slow=True),
     Bug("a pass that begins where the operation does", "ht/scope.cuh",

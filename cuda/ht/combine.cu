@@ -30,6 +30,7 @@ struct SharedStorage {
     uint32_t next_token;
     uint64_t barriers[HT_COMBINE_THREADS / kWarpSize];
 };
+static_assert(sizeof(SharedStorage) <= HT_STATIC_SHARED_BYTES, "launches leave no more room");
 
 template <typename Scope, typename Partials>
 struct Block {

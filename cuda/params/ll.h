@@ -52,6 +52,9 @@ constexpr static const uint32_t LL_INDEX_BITS = 20;
 /// than it has routers (4).
 constexpr static const uint32_t LL_DISPATCH_THREADS = 512;
 
+/// Most static shared memory of a dispatch block, without the words for each of `LL_MAX_RANKS` over several nodes.
+constexpr static const uint32_t LL_STATIC_SHARED_BYTES = 1024;
+
 /// Most threads of a combine block, in whole warps.
 constexpr static const uint32_t LL_COMBINE_THREADS = 384;
 

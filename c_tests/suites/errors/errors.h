@@ -134,6 +134,7 @@ ncclResult_t make_valid_call(const Session* session, CallKind kind, unsigned sen
 typedef enum {
     kRemove,    // the tensor is not in its list
     kAdd,       // one more tensor, 1 x 1 float32
+    kCount,     // the list is said to have this many
     kNullList,  // the array is NULL
     kNullItem,  // its first entry is NULL
     kNullSizes,

@@ -62,6 +62,11 @@ pub trait DeviceMemory: Send + Sync {
     fn new_replay_marks(&self, _places: usize) -> Result<Option<Arc<dyn ReplayMarks>>> {
         Ok(None)
     }
+    /// Whether work on `stream` would go into a graph, or have to wait for a stream whose work does. A device without
+    /// graphs has no captures.
+    fn is_captured(&self, _stream: Stream) -> Result<bool> {
+        Ok(false)
+    }
     /// Does `work` so that captures which this thread has open go on, even if it makes calls that end them otherwise.
     /// A device without graphs has no captures.
     fn apart_from_captures(&self, work: &mut dyn FnMut()) -> Result<()> {

@@ -20,7 +20,7 @@ use crate::rule;
 use crate::rule::handle::HandleTensors;
 use crate::session::about::About;
 use crate::session::check::Checks;
-use crate::session::group::Group;
+use crate::session::group::{Group, check_not_captured};
 use crate::session::handle::Handle;
 use std::sync::Arc;
 
@@ -38,6 +38,8 @@ pub fn group(
     fork::watch();
     let platform = select::platform(&comm)?;
     let memory = platform.memory();
+    stream.map_or(Ok(()), |stream| check_not_captured(memory.as_ref(), stream))?;
+    let _entered = memory.enter(comm.device)?;
     let own_stream = match stream {
         Some(_) => Ok(None),
         None => OwnStream::new(Arc::clone(&memory)).map(Some),
@@ -58,7 +60,8 @@ pub fn group(
     let about = || About::new(&comm, (facts, nodes), profile, &env);
     let about = log::tells_of_groups().then(about);
     let checks = Checks::wanted(&env, &facts, backend.common().memory());
-    Ok(Group::new(facts, backend, own_stream?, about, checks))
+    let own = (facts, comm.device);
+    Ok(Group::new(own, backend, own_stream?, about, checks))
 }
 
 /// The numbers that must be the same on every rank.
@@ -168,6 +171,7 @@ fn node_id(env: &Env) -> Result<NodeId> {
 /// could not be read.
 pub fn handle(group: Arc<Group>, tensors: Result<HandleTensors>, stream: Stream) -> Result<Handle> {
     let handle = Handle::new(group);
+    let _entered = handle.group().enter()?;
     handle.update(tensors, stream)?;
     Ok(handle)
 }

@@ -170,7 +170,9 @@ void group_differences_between_ranks(EpEnv* env);
 void group_refused_by_one_rank(EpEnv* env);
 void group_with_a_missing_rank(EpEnv* env);
 void group_over_several_nodes(EpEnv* env);
+void groups_in_a_capture(EpEnv* env);  // captures.c
 void tensor_arguments(EpEnv* env);  // tensor.c
+void failure_of_the_caller(EpEnv* env);
 void tensor_callbacks_that_fail(EpEnv* env);
 void dead_and_foreign_objects(EpEnv* env);  // objects.c
 void places_for_results(EpEnv* env);

@@ -20,15 +20,15 @@ use crate::model::topology::Topology;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A process with the CPU stand-ins.
+/// A device of a process with the CPU stand-ins.
 pub struct HostPlatform {
     runtime: HostRuntime,
 }
 
 impl HostPlatform {
-    /// The platform, if the stand-ins are loaded.
-    pub fn detect() -> Result<Option<Self>> {
-        Ok(HostRuntime::detect()?.map(|runtime| Self { runtime }))
+    /// The device with this number, if the stand-ins are loaded.
+    pub fn detect(device: usize) -> Result<Option<Self>> {
+        Ok(HostRuntime::detect(device)?.map(|runtime| Self { runtime }))
     }
 }
 

@@ -132,6 +132,8 @@ pub struct Profile {
     pub window_bytes: Option<usize>,
     /// Whether the launch shapes of a tuning file are in use.
     pub tuned: bool,
+    /// HT on several nodes: about how many bytes a rank sends in one pass.
+    pub chunk_bytes: Option<usize>,
 }
 
 /// The part that groups of both modes have.

@@ -13,7 +13,9 @@ use crate::error::refusal::{AmongRanks, Setting, Subject};
 use crate::error::{Error, Result, Words};
 use crate::fork;
 use crate::log;
-use crate::model::group::{Algorithm, GroupFacts, GroupSettings, LlCombineMode};
+use crate::model::group::{
+    Algorithm, GroupChoices, GroupFacts, GroupSettings, LlCombineMode, RankChoices,
+};
 use crate::model::ops::Stream;
 use crate::model::topology::{NODE_ID_BYTES, NodeId, Topology};
 use crate::rule;
@@ -33,7 +35,8 @@ pub fn group(
     words: Words,
     stream: Option<Stream>,
 ) -> Result<Group> {
-    let env = Env::read();
+    let (env, unused) = Env::read_and_check();
+    unused.iter().for_each(log::in_vain);
     let comm = Communicator::open(comm)?;
     fork::watch();
     let platform = select::platform(&comm)?;
@@ -50,14 +53,22 @@ pub fn group(
     let (ranks, rank) = (comm.ranks, comm.rank);
     let facts = own_stream.as_ref().map_err(Error::clone).and_then(|_| {
         let settings = settings?;
-        rule::group::check(&settings, env.ll_combine, ranks, rank)
+        let choices = GroupChoices {
+            ll_combine: env.ll_combine,
+            ht_chunk_bytes: env.ht_chunk_bytes,
+        };
+        rule::group::check(&settings, &choices, ranks, rank)
     });
-    let bootstrap = Bootstrap::new(comm.clone(), memory, env.timeout, words);
+    let of_rank = RankChoices {
+        timeout: env.timeout,
+        tuning_file: env.tuning_file.clone(),
+    };
+    let bootstrap = Bootstrap::new(comm.clone(), memory, of_rank.timeout, words);
     let (facts, topology) = agree_on_facts(&bootstrap, facts, &env, stream)?;
     let nodes = topology.nodes();
-    let backend = platform.open((facts, topology), bootstrap, env.timeout, stream)?;
+    let backend = platform.open((facts, topology), bootstrap, &of_rank, stream)?;
     let profile = backend.common().profile();
-    let about = || About::new(&comm, (facts, nodes), profile, &env);
+    let about = || About::new(&comm, (facts, nodes), profile, of_rank);
     let about = log::tells_of_groups().then(about);
     let checks = Checks::wanted(&env, &facts, backend.common().memory());
     let own = (facts, comm.device);
@@ -83,7 +94,7 @@ fn agree_on_facts(
 ) -> Result<(GroupFacts, Topology)> {
     let mine = facts.as_ref().map_err(Error::clone).and_then(|facts| {
         let mut record = Vec::new();
-        for number in compared(facts, env) {
+        for number in compared(facts) {
             record.extend_from_slice(&number.to_le_bytes());
         }
         record.extend_from_slice(&node_id(env)?.0);
@@ -101,7 +112,7 @@ fn agree_on_facts(
         ));
         for ((setting, mine), theirs) in COMPARED
             .into_iter()
-            .zip(compared(&facts, env))
+            .zip(compared(&facts))
             .zip(numbers.chunks_exact(NUMBER_BYTES))
         {
             if theirs != mine.to_le_bytes() {
@@ -126,35 +137,38 @@ fn differs(setting: Setting, rank: usize, mine: u64, theirs: u64) -> Error {
     )
 }
 
-fn compared(facts: &GroupFacts, env: &Env) -> [u64; COMPARED.len()] {
-    let chunk_bytes = match facts.algorithm {
-        Algorithm::LowLatency => None,
-        Algorithm::HighThroughput => env.ht_chunk_bytes,
-    };
+fn compared(facts: &GroupFacts) -> [u64; COMPARED.len()] {
     [
         u64::from(facts.algorithm as u32),
         facts.experts as u64,
         facts.max_tokens.unwrap_or(0) as u64,
         facts.row_bytes as u64,
         u64::from(facts.ll_combine as u32),
-        chunk_bytes.unwrap_or(0) as u64,
+        facts.ht_chunk_bytes.unwrap_or(0) as u64,
     ]
 }
 
 /// A compared number as callers know it.
 fn shown(setting: Setting, number: u64) -> String {
-    let mode = LlCombineMode::ALL
-        .into_iter()
-        .find(|&mode| u64::from(mode as u32) == number);
-    let algorithms = [Algorithm::LowLatency, Algorithm::HighThroughput];
-    let mut algorithms = algorithms.into_iter();
-    let algorithm = algorithms.find(|&it| u64::from(it as u32) == number);
-    match (setting, mode) {
-        (Setting::Algorithm, _) => algorithm.map_or("?", Algorithm::name).to_owned(),
-        (Setting::LlCombine, Some(mode)) => mode.name().to_owned(),
-        (Setting::HtChunkBytes, _) if number == 0 => "unset".to_owned(),
-        _ => number.to_string(),
-    }
+    let named = match setting {
+        Setting::Algorithm => name_of(&Algorithm::ALL, number, |it| (it as u32, it.name())),
+        Setting::LlCombine => name_of(&LlCombineMode::ALL, number, |it| (it as u32, it.name())),
+        Setting::HtChunkBytes if number == 0 => Some("unset"),
+        Setting::MaxTokens if number == 0 => Some("no bound"),
+        _ => None,
+    };
+    named.map_or_else(|| number.to_string(), str::to_owned)
+}
+
+/// The name of the one of `all` with this number.
+fn name_of<T: Copy>(
+    all: &[T],
+    number: u64,
+    told: impl Fn(T) -> (u32, &'static str),
+) -> Option<&'static str> {
+    let mut all = all.iter().map(|&it| told(it));
+    all.find(|(its, _)| u64::from(*its) == number)
+        .map(|it| it.1)
 }
 
 fn node_id(env: &Env) -> Result<NodeId> {

@@ -212,6 +212,8 @@ void ll_unusual_numbers_are_told(EpEnv* env);  // checking.c
 void ht_unusual_numbers_are_told(EpEnv* env);
 void nothing_is_checked_unasked(EpEnv* env);
 void one_line_on_stderr(EpEnv* env);  // stderr.c
+void variables_in_vain(EpEnv* env);
 int refuse_once(void);
+int make_groups(void);
 
 #endif  // C_TESTS_SUITES_ERRORS_ERRORS_H_

@@ -6,8 +6,9 @@
 #include <string.h>
 
 int main(int argc, char** argv) {
-    // one_line_on_stderr starts this program again to see the library's stderr alone.
+    // The cases of stderr.c start this program again to see the library's stderr alone.
     if (argc == 2 && strcmp(argv[1], "--refuse-once") == 0) return refuse_once();
+    if (argc == 2 && strcmp(argv[1], "--make-groups") == 0) return make_groups();
     static const EpCase cases[] = {
         EP_CASE(group_arguments),
         EP_CASE(group_differences_between_ranks),
@@ -54,6 +55,7 @@ int main(int argc, char** argv) {
         EP_CASE_HT(ht_unusual_numbers_are_told),
         EP_CASE(nothing_is_checked_unasked),
         EP_CASE(one_line_on_stderr),
+        EP_CASE(variables_in_vain),
         EP_CASE(print_skipped),
     };
     return ep_main(argc, argv, cases, COUNT(cases));

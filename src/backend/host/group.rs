@@ -14,7 +14,7 @@ use crate::backend::{
     LlGroupBackend, OpenGroup, Profile,
 };
 use crate::error::{Error, Result};
-use crate::model::group::{Algorithm, GroupFacts};
+use crate::model::group::{Algorithm, GroupFacts, RankChoices};
 use crate::model::ops::{Routing, Stream};
 use crate::model::topology::Topology;
 use std::sync::Arc;
@@ -41,10 +41,11 @@ impl Platform for HostPlatform {
         &self,
         (facts, topology): (GroupFacts, Topology),
         bootstrap: Bootstrap,
-        timeout: Duration,
+        choices: &RankChoices,
         stream: Stream,
     ) -> Result<OpenGroup> {
         let windows = open_windows(&bootstrap, stream)?;
+        let timeout = choices.timeout;
         let exchange = Exchange::new(facts.rank, windows, timeout);
         let shared = Arc::new(GroupState::new(
             (facts, topology),
@@ -126,6 +127,7 @@ impl GroupBackend for HostGroup {
             backend: "host",
             window_bytes: None,
             tuned: false,
+            chunk_bytes: None,
         }
     }
 

@@ -184,11 +184,11 @@ extern "C" {
 // @param free_fn   frees that data; NULL means `cudaFree`, see `ncclEpTensorDestroy`
 //
 // Returns `ncclInvalidArgument` for a NULL pointer, or a `config` that breaks a rule or differs
-// between ranks; `ncclInvalidUsage` if the ranks span several nodes and this process's NCCL cannot
-// connect them; `ncclRemoteError` if another rank refused or did not arrive within
-// NCCL_EP_TIMEOUT_MS; `ncclSystemError` if the process has
-// no NCCL; `ncclUnhandledCudaError` without a usable GPU; or the code of an NCCL call that
-// failed.
+// between ranks; `ncclInvalidUsage` if `stream` is captured into a graph, which goes on, or if the
+// ranks span several nodes and this process's NCCL cannot connect them; `ncclRemoteError` if
+// another rank refused or did not arrive within NCCL_EP_TIMEOUT_MS; `ncclSystemError` if the
+// process has no NCCL; `ncclUnhandledCudaError` without a usable GPU; or the code of an NCCL call
+// that failed.
 ncclResult_t ncclEpCreateGroup(ncclEpGroup_t *ep_group,
                                ncclComm_t comm,
                                const struct ncclEpGroupConfig_t *config,
@@ -207,11 +207,15 @@ ncclResult_t ncclEpCreateGroup(ncclEpGroup_t *ep_group,
 // @param ep_group  the group
 // @param stream    stream for the closing exchange; NULL is the default stream
 //
-// Returns `ncclInvalidArgument` for a group that was destroyed already.
+// Returns `ncclInvalidArgument` for a group that was destroyed already; `ncclInvalidUsage` if
+// `stream` is captured into a graph: the capture and the group go on. Captures of other streams go
+// on, too, unless graphs have operations of the group: then this call waits for its whole device,
+// which ends all captures there.
 ncclResult_t ncclEpGroupDestroy(ncclEpGroup_t ep_group, cudaStream_t stream);
 
 // Allocates a dense tensor in device memory and fills in its descriptor. Local. The data is not
-// initialised.
+// initialised. While a stream is captured into a graph this works as ever, outside of the graph,
+// and `alloc_fn` may call `cudaMalloc`; `ncclEpTensorDestroy` and `free_fn` likewise.
 //
 // @param ep_group  group whose `alloc_fn` allocates the data
 // @param tensor    gets the descriptor; written on success only
@@ -263,7 +267,11 @@ ncclResult_t ncclEpTensorDestroy(ncclEpGroup_t ep_group, struct ncclNDTensor_t *
 //
 // HT: collective. The ranks exchange the routing, and the ids are read once, when `stream`
 // reaches this call. On the GPUs of one node the host does not wait for that; over several nodes
-// it does, as sizes of messages depend on it.
+// it does, as sizes of messages depend on it. If what `stream` has been given before takes longer
+// than twice NCCL_EP_TIMEOUT_MS then, the group fails.
+//
+// While a stream is captured into a graph, LL handles can be made as ever, and are no part of the
+// graph. HT refuses a captured `stream`.
 //
 // @param handle            gets the handle; written on success only
 // @param ep_group          the group
@@ -280,7 +288,8 @@ ncclResult_t ncclEpTensorDestroy(ncclEpGroup_t ep_group, struct ncclNDTensor_t *
 // @param use_fp8           no effect
 //
 // Returns `ncclInvalidArgument` for a NULL or dead argument or a tensor that breaks a rule, and
-// the code of the failure if the group has failed. HT: `ncclRemoteError` or `ncclInvalidArgument`
+// the code of the failure if the group has failed. HT: `ncclInvalidUsage` if `stream` is captured;
+// `ncclRemoteError` or `ncclInvalidArgument`
 // if another rank refused or has another K. On the CPU backend and over several nodes this call
 // returns these two; on the GPUs of one node the calls on the handle do, once the exchange has run.
 ncclResult_t ncclEpCreateHandle(ncclEpHandle_t *handle,

@@ -1,7 +1,7 @@
 //! Every environment variable that the library reads, as one immutable struct.
 //!
-//! A group reads it once, when it is created; `log` once per process. `docs/env.md` lists the same
-//! names; a test compares.
+//! A group reads it once, when it is created; `log` and `nvtx` once per process. No other module asks the
+//! system for variables. `docs/env.md` lists the same names; a test compares.
 #![forbid(unsafe_code)]
 
 use crate::model::group::{LlCombineMode, NodeSums};
@@ -60,70 +60,212 @@ impl Verbosity {
     }
 }
 
+/// A variable that is set in vain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unused {
+    /// Its name.
+    pub name: String,
+    /// Its value.
+    pub value: String,
+    /// What is wrong with it.
+    pub why: Why,
+}
+
+/// What is wrong with a variable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// Its value; such ones are allowed.
+    Value(&'static str),
+    /// Its name; this one may be meant.
+    Name(Option<&'static str>),
+}
+
+/// Names that begin so are the project's.
+const PREFIX: &str = "NCCL_EP_";
+const NCCL_LIBRARY: &str = "NCCL_EP_NCCL_LIBRARY";
+/// Those that are read elsewhere: by [`nccl_library`], the Python package, the build, scripts.
+const OTHERS: [&str; 9] = [
+    NCCL_LIBRARY,
+    "NCCL_EP_ARCHS",
+    "NCCL_EP_CUDA",
+    "NCCL_EP_DEPS",
+    "NCCL_EP_LIBRARIES",
+    "NCCL_EP_LIBRARY",
+    "NCCL_EP_ROOT",
+    "NCCL_EP_TARGET",
+    "NCCL_EP_UPDATE_HEADER",
+];
+
 impl Env {
     /// Reads the process environment.
     pub fn read() -> Self {
-        Self::from_lookup(|name| std::env::var(name).ok())
+        Self::from_reader(&mut Reader::new(&of_process))
     }
 
-    /// Reads through `lookup`; invalid values count as unset.
-    fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Self {
-        let timeout_ms = lookup("NCCL_EP_TIMEOUT_MS")
-            .and_then(|text| text.trim().parse::<u64>().ok())
-            .filter(|&ms| ms > 0)
-            .unwrap_or(100_000);
+    /// The same, and what is set in vain.
+    pub fn read_and_check() -> (Self, Vec<Unused>) {
+        let names = std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned());
+        Self::checked(names.collect(), &of_process)
+    }
+
+    fn checked(names: Vec<String>, lookup: Lookup<'_>) -> (Self, Vec<Unused>) {
+        let mut reader = Reader::new(lookup);
+        let env = Self::from_reader(&mut reader);
+        let Reader { asked, unused, .. } = reader;
+        let known = [asked.as_slice(), &OTHERS].concat();
+        let unknown = names
+            .into_iter()
+            .filter(|name| name.starts_with(PREFIX) && !known.contains(&name.as_str()))
+            .map(|name| Unused {
+                value: lookup(&name).unwrap_or_default(),
+                why: Why::Name(most_alike(&name, &known)),
+                name,
+            });
+        (env, unused.into_iter().chain(unknown).collect())
+    }
+
+    /// Empty values, and those that are not allowed, count as unset.
+    fn from_reader(reader: &mut Reader<'_>) -> Self {
+        let timeout_ms = reader.number("NCCL_EP_TIMEOUT_MS", "milliseconds, 1 or more");
+        let ll_combine = reader.value("NCCL_EP_LL_COMBINE", "reduce or exact", |name| {
+            let mut modes = LlCombineMode::ALL.into_iter();
+            modes.find(|mode| mode.name() == name)
+        });
+        let node_sums = reader.value("NCCL_EP_NODE_SUMS", "home or invariant", |name| {
+            let mut sums = NodeSums::ALL.into_iter();
+            sums.find(|sums| sums.name() == name)
+        });
+        let chunk_bytes = reader.number("NCCL_EP_HT_CHUNK_BYTES", "bytes, 1 or more");
+        let check = reader.value("NCCL_EP_CHECK", "0 or 1", |text| match text {
+            "0" => Some(false),
+            "1" => Some(true),
+            _ => None,
+        });
         Self {
-            timeout: Duration::from_millis(timeout_ms),
-            ll_combine: lookup("NCCL_EP_LL_COMBINE")
-                .and_then(|name| {
-                    LlCombineMode::ALL
-                        .into_iter()
-                        .find(|mode| mode.name() == name.trim())
-                })
-                .unwrap_or(LlCombineMode::Reduce),
-            node_sums: lookup("NCCL_EP_NODE_SUMS")
-                .and_then(|name| {
-                    NodeSums::ALL
-                        .into_iter()
-                        .find(|sums| sums.name() == name.trim())
-                })
-                .unwrap_or_default(),
-            tuning_file: lookup("NCCL_EP_TUNING_FILE").filter(|path| !path.is_empty()),
-            ht_chunk_bytes: lookup("NCCL_EP_HT_CHUNK_BYTES")
-                .and_then(|text| text.trim().parse().ok())
-                .filter(|&bytes| bytes > 0),
-            check: lookup("NCCL_EP_CHECK").is_some_and(|value| value.trim() == "1"),
-            host_id: lookup("NCCL_HOSTID").filter(|id| !id.is_empty()),
-            nvtx_injection: lookup("NVTX_INJECTION64_PATH").filter(|path| !path.is_empty()),
-            verbosity: lookup("NCCL_DEBUG")
+            timeout: Duration::from_millis(timeout_ms.unwrap_or(100_000)),
+            ll_combine: ll_combine.unwrap_or(LlCombineMode::Reduce),
+            node_sums: node_sums.unwrap_or_default(),
+            tuning_file: reader.text("NCCL_EP_TUNING_FILE"),
+            ht_chunk_bytes: chunk_bytes.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX)),
+            check: check.unwrap_or(false),
+            host_id: reader.text("NCCL_HOSTID"),
+            nvtx_injection: reader.text("NVTX_INJECTION64_PATH"),
+            verbosity: reader
+                .text("NCCL_DEBUG")
                 .map_or(Verbosity::Nothing, |level| Verbosity::of(&level)),
-            debug_file: lookup("NCCL_DEBUG_FILE").filter(|path| !path.is_empty()),
+            debug_file: reader.text("NCCL_DEBUG_FILE"),
         }
     }
 }
 
 /// `NCCL_EP_NCCL_LIBRARY`: the file of the NCCL to use, read when this process's first group is created.
 pub fn nccl_library() -> Option<Vec<u8>> {
-    let path = std::env::var_os("NCCL_EP_NCCL_LIBRARY")?.into_vec();
+    let path = std::env::var_os(NCCL_LIBRARY)?.into_vec();
     (!path.is_empty()).then_some(path)
+}
+
+/// Gives the value of a variable.
+type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+fn of_process(name: &str) -> Option<String> {
+    std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+}
+
+/// Reads variables; remembers which, and those whose values are not allowed.
+struct Reader<'a> {
+    lookup: Lookup<'a>,
+    asked: Vec<&'static str>,
+    unused: Vec<Unused>,
+}
+
+impl<'a> Reader<'a> {
+    fn new(lookup: Lookup<'a>) -> Self {
+        Self {
+            lookup,
+            asked: Vec::new(),
+            unused: Vec::new(),
+        }
+    }
+
+    fn text(&mut self, name: &'static str) -> Option<String> {
+        self.asked.push(name);
+        (self.lookup)(name).filter(|value| !value.is_empty())
+    }
+
+    /// What `parse` makes of the value of `name`; such as are `allowed` give something.
+    fn value<T>(
+        &mut self,
+        name: &'static str,
+        allowed: &'static str,
+        parse: impl FnOnce(&str) -> Option<T>,
+    ) -> Option<T> {
+        let value = self.text(name)?;
+        let parsed = parse(value.trim());
+        if parsed.is_none() {
+            let why = Why::Value(allowed);
+            let name = name.to_owned();
+            self.unused.push(Unused { name, value, why });
+        }
+        parsed
+    }
+
+    fn number(&mut self, name: &'static str, allowed: &'static str) -> Option<u64> {
+        let positive = |text: &str| text.parse().ok().filter(|&number| number > 0);
+        self.value(name, allowed, positive)
+    }
+}
+
+/// The one of `names` that `name` may mean: one begins with the other, or few letters differ.
+fn most_alike(name: &str, names: &[&'static str]) -> Option<&'static str> {
+    const FEW: usize = 2;
+    let distance_to = |other: &str| match other.starts_with(name) || name.starts_with(other) {
+        true => 0,
+        false => distance(name, other),
+    };
+    let own = names.iter().filter(|other| other.starts_with(PREFIX));
+    let nearest = own.map(|other| (distance_to(other), *other)).min()?;
+    (name != PREFIX && nearest.0 <= FEW).then_some(nearest.1)
+}
+
+/// How many letters to add, leave out or replace to get from one text to the other.
+fn distance(one: &str, other: &str) -> usize {
+    let mut row: Vec<usize> = (0..=other.len()).collect();
+    for (index, letter) in one.bytes().enumerate() {
+        let mut left = index + 1;
+        let mut next = vec![left];
+        for (above, wanted) in row.windows(2).zip(other.bytes()) {
+            if let [diagonal, above] = above {
+                let replaced = diagonal + usize::from(letter != wanted);
+                left = replaced.min(above + 1).min(left + 1);
+                next.push(left);
+            }
+        }
+        row = next;
+    }
+    row.last().copied().unwrap_or_default()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn read(lookup: Lookup<'_>) -> (Env, Vec<Unused>) {
+        Env::checked(Vec::new(), lookup)
+    }
+
     #[test]
     fn defaults_apply_when_nothing_is_set() {
-        let env = Env::from_lookup(|_| None);
+        let (env, unused) = read(&|_| None);
         assert_eq!(env.timeout, Duration::from_secs(100));
         assert_eq!(env.ll_combine, LlCombineMode::Reduce);
         assert_eq!(env.node_sums, NodeSums::HomeFirst);
         assert_eq!(env.host_id, None);
         assert_eq!(env.verbosity, Verbosity::Nothing);
+        assert_eq!((env.clone(), unused), read(&|_| Some(String::new())));
     }
 
     #[test]
-    fn values_are_read_and_nonsense_is_ignored() {
+    fn values_are_read() {
         let set = |name: &str| match name {
             "NCCL_EP_TIMEOUT_MS" => Some("250".to_owned()),
             "NCCL_HOSTID" => Some("left".to_owned()),
@@ -134,7 +276,7 @@ mod tests {
             "NCCL_EP_CHECK" => Some("1".to_owned()),
             _ => None,
         };
-        let env = Env::from_lookup(set);
+        let (env, unused) = read(&set);
         assert_eq!(env.timeout, Duration::from_millis(250));
         assert_eq!(env.host_id.as_deref(), Some("left"));
         assert_eq!(env.ll_combine, LlCombineMode::Exact);
@@ -142,20 +284,74 @@ mod tests {
         assert_eq!(env.tuning_file.as_deref(), Some("times.json"));
         assert_eq!(env.verbosity, Verbosity::Groups);
         assert!(env.check);
-        let nonsense = Env::from_lookup(|_| Some("-1".to_owned()));
-        assert_eq!(nonsense.timeout, Duration::from_secs(100));
-        assert_eq!(nonsense.ll_combine, LlCombineMode::Reduce);
-        assert_eq!(nonsense.node_sums, NodeSums::HomeFirst);
-        assert!(!nonsense.check);
+        assert_eq!(unused, []);
+    }
+
+    #[test]
+    fn values_that_are_not_allowed_are_told() {
+        for value in ["-1", "00", "abc", "1k", "Exact"] {
+            let (env, unused) = read(&|_| Some(value.to_owned()));
+            assert_eq!(env.timeout, Duration::from_secs(100));
+            assert_eq!(env.ll_combine, LlCombineMode::Reduce);
+            assert_eq!(env.node_sums, NodeSums::HomeFirst);
+            assert_eq!((env.ht_chunk_bytes, env.check), (None, false));
+            let told = |name: &str, allowed| Unused {
+                name: name.to_owned(),
+                value: value.to_owned(),
+                why: Why::Value(allowed),
+            };
+            let expected = [
+                told("NCCL_EP_TIMEOUT_MS", "milliseconds, 1 or more"),
+                told("NCCL_EP_LL_COMBINE", "reduce or exact"),
+                told("NCCL_EP_NODE_SUMS", "home or invariant"),
+                told("NCCL_EP_HT_CHUNK_BYTES", "bytes, 1 or more"),
+                told("NCCL_EP_CHECK", "0 or 1"),
+            ];
+            assert_eq!(unused, expected);
+        }
+    }
+
+    #[test]
+    fn unknown_names_are_told_with_the_one_that_is_meant() {
+        let told = |name: &str| {
+            let (_, unused) = Env::checked(vec![name.to_owned()], &|_| None);
+            unused.first().map(|unused| unused.why)
+        };
+        let timeout = Some(Why::Name(Some("NCCL_EP_TIMEOUT_MS")));
+        assert_eq!(told("NCCL_EP_TIMEOUT"), timeout);
+        assert_eq!(told("NCCL_EP_TIMEOUT_MSEC"), timeout);
+        assert_eq!(told("NCCL_EP_TIMOUT_M"), timeout);
+        let combine = Some(Why::Name(Some("NCCL_EP_LL_COMBINE")));
+        assert_eq!(told("NCCL_EP_LL_COMBNE"), combine);
+        let library = Some(Why::Name(Some(NCCL_LIBRARY)));
+        assert_eq!(told("NCCL_EP_NCCL_LIBARY"), library);
+        assert_eq!(told("NCCL_EP_ENABLE_RDMA"), Some(Why::Name(None)));
+        assert_eq!(told("NCCL_EP_"), Some(Why::Name(None)));
+        for known in ["NCCL_EP_TIMEOUT_MS", "NCCL_EP_LIBRARY", "NCCL_EPS", "PATH"] {
+            assert_eq!(told(known), None, "{known}");
+        }
+        assert_eq!(distance("kitten", "sitting"), 3);
     }
 
     #[test]
     fn docs_list_the_same_variables() {
         let docs = include_str!("../docs/env.md");
-        let _ = Env::from_lookup(|name| {
+        let mut reader = Reader::new(&|_| None);
+        let _ = Env::from_reader(&mut reader);
+        for name in &reader.asked {
             let row = format!("| `{name}` |");
             assert!(docs.contains(&row), "docs/env.md lacks {name}");
-            None
-        });
+        }
+        let is_name = |word: &&str| word.starts_with(PREFIX) && *word != PREFIX;
+        let names = docs.split('`').filter(is_name);
+        let set = include_str!("../scripts/env.sh").lines();
+        let exported = set.filter_map(|line| line.strip_prefix("export "));
+        let exported = exported.flat_map(|line| line.split([' ', '=']));
+        let exported = exported.filter(|name| name.starts_with(PREFIX));
+        for name in names.chain(exported).map(|it| it.split('=').next()) {
+            let name = name.unwrap_or_default();
+            let known = OTHERS.contains(&name) || reader.asked.contains(&name);
+            assert!(known, "a group would warn of {name}");
+        }
     }
 }

@@ -23,15 +23,15 @@ const ABI_WORDS: [&str; 13] = [
 
 #[test]
 fn the_core_has_no_words_of_an_abi() {
-    // The marker symbol of the stand-ins; not a function of the library.
-    let marker = "ncclEpHostsimAbi";
+    // The stand-ins' own functions begin so; they are none of the library's.
+    let stand_ins = "ncclEpHostsim";
     for file in sources::files("src", &[".rs"]) {
         let source = sources::read(&file);
         assert!(!source.contains("no_mangle"), "{file} exports a symbol");
-        let named = source.replace(marker, "").contains("ncclEp");
+        let named = source.replace(stand_ins, "").contains("ncclEp");
         assert!(!named, "{file} names a function of an ABI");
         let literals = sources::string_literals(sources::without_unit_tests(&source));
-        for literal in literals.iter().filter(|literal| *literal != marker) {
+        for literal in literals.iter().filter(|it| !it.starts_with(stand_ins)) {
             let word = ABI_WORDS.iter().find(|word| literal.contains(**word));
             assert_eq!(word, None, "{file} says {literal:?}");
         }

@@ -22,6 +22,7 @@
 #include "environment.h"
 #include "kernel.h"
 #include "launch.h"
+#include "result.h"
 
 // Of the stand-ins: see hostsim/src/cuda/capture.rs.
 extern "C" void ncclEpHostsimAllowGraphs();
@@ -39,12 +40,7 @@ __attribute__((constructor)) void AllowGraphs() { ncclEpHostsimAllowGraphs(); }
 
 constexpr uint64_t kMultiprocessors = 2;
 
-// Both interfaces number their results alike. A failure here is reported by the result alone, not also
-// by the runtime's last error.
-CUresult Result(cudaError_t error) {
-    if (error != cudaSuccess) (void)cudaGetLastError();
-    return static_cast<CUresult>(error);
-}
+using simt::Result;
 
 struct UserObject {
     void* data;
@@ -292,7 +288,7 @@ CUresult cuMemcpyDtoHAsync(void* to, CUdeviceptr from, size_t bytes, CUstream st
 // so does this; the errors of streams are not reported here. A context may load an image once: CUDA's driver
 // keeps memory for each load, also when it is unloaded.
 CUresult cuModuleLoadData(CUmodule* module, const void* image) {
-    (void)Result(cudaDeviceSynchronize());
+    (void)Result(ncclEpHostsimWaitForDevice(0));
     {
         unsigned long long context = 0;
         (void)cuCtxGetId(nullptr, &context);

@@ -17,8 +17,11 @@
 #include <string>
 
 #include "environment.h"
+#include "result.h"
 
 namespace {
+
+using simt::Result;
 
 constexpr uintptr_t kPage = 4096;
 // What the stand-ins align allocations to; their end, so rounded up, is the end of a page.
@@ -108,11 +111,8 @@ extern "C" {
 CUresult cuMemAlloc(CUdeviceptr* address, size_t bytes) {
     if (simt::Setting("NCCLEP_SIMT_NO_MEMORY", 0) != 0) return CUDA_ERROR_OUT_OF_MEMORY;
     void* memory = nullptr;
-    const cudaError_t error = cudaMalloc(&memory, bytes);
-    if (error != cudaSuccess) {
-        (void)cudaGetLastError();  // the driver's functions leave the runtime's error alone
-        return static_cast<CUresult>(error);
-    }
+    const CUresult result = Result(cudaMalloc(&memory, bytes));
+    if (result != CUDA_SUCCESS) return result;
     *address = reinterpret_cast<CUdeviceptr>(memory);
     const std::lock_guard<std::mutex> lock(mutex);
     allocations[*address] = {bytes, -1, nullptr};
@@ -121,7 +121,7 @@ CUresult cuMemAlloc(CUdeviceptr* address, size_t bytes) {
 
 CUresult cuMemFree(CUdeviceptr address) {
     ForgetAllocation(address);
-    return static_cast<CUresult>(cudaFree(reinterpret_cast<void*>(address)));
+    return Result(cudaFree(reinterpret_cast<void*>(address)));
 }
 
 CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
@@ -139,18 +139,16 @@ CUresult cuMemGetAddressRange(CUdeviceptr* begin, size_t* bytes, CUdeviceptr add
 }
 
 CUresult cuMemHostAlloc(void** memory, size_t bytes, unsigned flags) {
-    return static_cast<CUresult>(cudaHostAlloc(memory, bytes, flags));
+    return Result(cudaHostAlloc(memory, bytes, flags));
 }
 
-CUresult cuMemFreeHost(void* memory) { return static_cast<CUresult>(cudaFreeHost(memory)); }
+CUresult cuMemFreeHost(void* memory) { return Result(cudaFreeHost(memory)); }
 
 CUresult cuMemHostGetDevicePointer(CUdeviceptr* address, void* host, unsigned flags) {
     void* device = nullptr;
-    const cudaError_t error = cudaHostGetDevicePointer(&device, host, flags);
-    // The driver has no last error, and the runtime's is the program's own.
-    if (error != cudaSuccess) (void)cudaGetLastError();
+    const CUresult result = Result(cudaHostGetDevicePointer(&device, host, flags));
     *address = reinterpret_cast<CUdeviceptr>(device);
-    return static_cast<CUresult>(error);
+    return result;
 }
 
 CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
@@ -196,7 +194,7 @@ CUresult cuIpcOpenMemHandle(CUdeviceptr* address, CUipcMemHandle handle, unsigne
 
 // As on a GPU, not before everything that runs on the device has ended; like cuMemFree.
 CUresult cuIpcCloseMemHandle(CUdeviceptr address) {
-    if (cudaDeviceSynchronize() != cudaSuccess) (void)cudaGetLastError();
+    (void)Result(ncclEpHostsimWaitForDevice(1));
     usleep(kCloseMicroseconds);
     const std::lock_guard<std::mutex> lock(mutex);
     const auto found = imports.find(address);

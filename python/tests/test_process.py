@@ -185,7 +185,7 @@ for _ in range(2):
 _LINE = re.compile(r"^[^.:]+:(\d+):\d+ \[0\] NCCL_EP INFO NCCL EP version \d+\.\d+\.\d+\+cuda\S+, "
                    r"(host|cuda) backend, rank 0 of 1 on 1 node, NCCL \S+ from /\S+, low latency, "
                    r"1 experts, rows of 16 bytes, at most 1 tokens of a rank, windows [^,]+, "
-                   r"no tuning file$", re.M)
+                   r"waits of at most \d+ ms, combines (?:reduce|exact), no tuning file$", re.M)
 
 
 @pytest.mark.parametrize("level", ["INFO", "trace", "WARN", "VERSION", "NONE"])

@@ -86,6 +86,7 @@ _RUNS = (
            3, 2, read=counts.says(BENCH_PASSED, 1)) for mode in ("ll", "ht")),
     _Run("test_errors/ll_unusual_numbers", "test_errors ll_unusual_numbers", 2, 2),
     _Run("test_errors/forked", "test_errors forked", 2, 2),
+    _Run("test_errors/captures", "test_errors groups_in_a_capture", 2, 2),
     _Run("test_ll/weights", "test_ll weights_follow", 2, 2),
     _Run("test_ht/gradients", "test_ht gradients_with", 2, 2),
 )

@@ -66,6 +66,11 @@ pub trait DeviceMemory: Send + Sync {
     fn new_replay_marks(&self, _places: usize) -> Result<Option<Arc<dyn ReplayMarks>>> {
         Ok(None)
     }
+    /// Whether work on `stream` would go into a graph, or have to wait for a stream whose work does. A device without
+    /// graphs has no captures.
+    fn is_captured(&self, _stream: Stream) -> Result<bool> {
+        Ok(false)
+    }
     /// Does `work` so that captures which this thread has open go on, even if it makes calls that end them otherwise.
     /// A device without graphs has no captures.
     fn apart_from_captures(&self, work: &mut dyn FnMut()) -> Result<()> {
@@ -131,6 +136,8 @@ pub struct Profile {
     pub window_bytes: Option<usize>,
     /// Whether the launch shapes of a tuning file are in use.
     pub tuned: bool,
+    /// HT on several nodes: about how many bytes a rank sends in one pass.
+    pub chunk_bytes: Option<usize>,
 }
 
 /// The part that groups of both modes have.

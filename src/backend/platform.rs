@@ -4,11 +4,10 @@
 use crate::backend::bootstrap::Bootstrap;
 use crate::backend::{DeviceMemory, OpenGroup};
 use crate::error::Result;
-use crate::model::group::GroupFacts;
+use crate::model::group::{GroupFacts, RankChoices};
 use crate::model::ops::Stream;
 use crate::model::topology::Topology;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// A device that groups can be opened on.
 pub trait Platform {
@@ -20,7 +19,7 @@ pub trait Platform {
         &self,
         group: (GroupFacts, Topology),
         bootstrap: Bootstrap,
-        timeout: Duration,
+        choices: &RankChoices,
         stream: Stream,
     ) -> Result<OpenGroup>;
 }

@@ -12,7 +12,7 @@ use crate::error::Result;
 
 /// The platform that `comm` runs on.
 pub fn platform(comm: &Communicator) -> Result<Box<dyn Platform>> {
-    match HostPlatform::detect()? {
+    match HostPlatform::detect(comm.device)? {
         Some(host) => Ok(Box::new(host)),
         None => Ok(Box::new(CudaPlatform::new(comm.device)?)),
     }

@@ -218,6 +218,8 @@ pub enum InSequence {
     NoCaptureWhileGivenUp,
     /// A routing is exchanged once, but a graph runs repeatedly.
     NoCaptureOfRouting,
+    /// A group is made and closed outside of graphs.
+    NoCaptureOfGroup,
     /// A forked process has neither the threads nor the device of its parent.
     NotForked,
 }

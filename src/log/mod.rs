@@ -6,10 +6,14 @@
 
 mod sink;
 
-use crate::env::{Env, Verbosity};
+use crate::env::{Env, Unused, Verbosity, Why};
 use once_cell::sync::{Lazy, OnceCell};
+use parking_lot::Mutex;
 use sink::Sink;
 use std::fmt::Display;
+
+/// Characters of external text that a message shows.
+const SHOWN: usize = 80;
 
 struct Log {
     verbosity: Verbosity,
@@ -33,6 +37,25 @@ pub fn warn(text: &str) {
     if LOG.verbosity >= Verbosity::Warnings {
         LOG.sink.line(&format!("{} NCCL_EP WARN {text}", here()));
     }
+}
+
+/// Warns of a variable that is set in vain, once in the process.
+pub fn in_vain(variable: &Unused) {
+    static TOLD: Mutex<Vec<Unused>> = Mutex::new(Vec::new());
+    let mut told = TOLD.lock();
+    if told.contains(variable) {
+        return;
+    }
+    told.push(variable.clone());
+    let hint = match variable.why {
+        Why::Value(allowed) => format!("allowed: {allowed}"),
+        Why::Name(None) => "no variable has this name".to_owned(),
+        Why::Name(Some(meant)) => {
+            format!("no variable has this name, but {meant} may be meant")
+        }
+    };
+    let (name, value) = (shown(&variable.name), shown(&variable.value));
+    warn(&format!("{name}={value} is ignored; {hint}"));
 }
 
 /// Prints what a check has found, which was asked for by a variable of its own.
@@ -64,5 +87,33 @@ pub fn version(text: &str) {
     static PRINTED: OnceCell<()> = OnceCell::new();
     if LOG.verbosity == Verbosity::Version {
         PRINTED.get_or_init(|| LOG.sink.line(text));
+    }
+}
+
+/// External `text` for use in a line: cut, and without control characters that a terminal might
+/// obey.
+pub fn shown(text: &str) -> String {
+    let is_plain = |c: &char| c.is_ascii_graphic() || *c == ' ' || c.is_alphanumeric();
+    let plain = text
+        .chars()
+        .map(|c| Some(c).filter(is_plain).unwrap_or('?'));
+    let mut line: String = plain.take(SHOWN).collect();
+    if text.chars().nth(SHOWN).is_some() {
+        line.push_str("...");
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_cut_and_cleaned() {
+        assert_eq!(shown("NVIDIA H200 (größer)"), "NVIDIA H200 (größer)");
+        assert_eq!(shown("\x1b[31m\r\n\u{202e}x\u{9b}"), "?[31m???x?");
+        let long = shown(&"ä".repeat(5 << 20));
+        assert_eq!(long.chars().count(), SHOWN + 3);
+        assert!(long.ends_with("ä..."));
     }
 }

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::ops::Range;
+use std::time::Duration;
 
 /// Most experts that one token may name.
 pub const MAX_TOP_K: usize = 32;
@@ -20,6 +21,9 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
+    /// Both modes.
+    pub const ALL: [Self; 2] = [Self::LowLatency, Self::HighThroughput];
+
     /// The name that texts use.
     pub fn name(self) -> &'static str {
         match self {
@@ -100,6 +104,26 @@ pub struct GroupSettings {
     pub channels: Option<usize>,
 }
 
+/// What the environment decides about a group; must be the same on every rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupChoices {
+    /// How LL combines sum.
+    pub ll_combine: LlCombineMode,
+    /// HT over several nodes: bytes that a rank sends in one pass; `None`: the library chooses.
+    pub ht_chunk_bytes: Option<usize>,
+}
+
+/// What it decides for this rank alone.
+#[derive(Clone, Debug)]
+pub struct RankChoices {
+    /// How long any wait for another rank may last.
+    pub timeout: Duration,
+    /// The path of launch shapes measured on this machine.
+    pub tuning_file: Option<String>,
+    /// Whether operations are checked and counted.
+    pub check: bool,
+}
+
 /// The checked configuration of a group: the same on every rank, except for `rank`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupFacts {
@@ -119,6 +143,8 @@ pub struct GroupFacts {
     pub row_bytes: usize,
     /// How LL combines sum.
     pub ll_combine: LlCombineMode,
+    /// HT over several nodes: bytes that a rank sends in one pass; `None`: the library chooses.
+    pub ht_chunk_bytes: Option<usize>,
     /// Channels to use, 2 SMs each; `None`: the library chooses.
     pub channels: Option<usize>,
 }
@@ -164,6 +190,7 @@ mod tests {
             max_recv_rows: Some(15),
             row_bytes: 32,
             ll_combine: LlCombineMode::Exact,
+            ht_chunk_bytes: None,
             channels: None,
         };
         assert_eq!(facts.experts_of(1), 4..8);

@@ -4,14 +4,14 @@
 use crate::error::refusal::{OfSettings, Setting, Subject};
 use crate::error::{Error, Result};
 use crate::model::group::{
-    Algorithm, GroupFacts, GroupSettings, LlCombineMode, ROW_ALIGN, most_tokens,
+    Algorithm, GroupChoices, GroupFacts, GroupSettings, LlCombineMode, ROW_ALIGN, most_tokens,
 };
 use crate::model::topology::Topology;
 
 /// Checks `settings` for `rank` of `ranks`.
 pub fn check(
     settings: &GroupSettings,
-    ll_combine: LlCombineMode,
+    choices: &GroupChoices,
     ranks: usize,
     rank: usize,
 ) -> Result<GroupFacts> {
@@ -25,7 +25,11 @@ pub fn check(
         max_tokens,
         max_recv_rows: recv_rows(settings, max_tokens, ranks)?,
         row_bytes: row_bytes(settings)?,
-        ll_combine,
+        ll_combine: choices.ll_combine,
+        ht_chunk_bytes: match settings.algorithm {
+            Algorithm::LowLatency => None,
+            Algorithm::HighThroughput => choices.ht_chunk_bytes,
+        },
         channels: settings.channels,
     })
 }
@@ -112,7 +116,11 @@ mod tests {
     };
 
     fn checked(settings: &GroupSettings, rank: usize) -> Result<GroupFacts> {
-        check(settings, LlCombineMode::Exact, 8, rank)
+        let choices = GroupChoices {
+            ll_combine: LlCombineMode::Exact,
+            ht_chunk_bytes: Some(4096),
+        };
+        check(settings, &choices, 8, rank)
     }
 
     #[test]
@@ -123,6 +131,7 @@ mod tests {
             (2, Some(50), 3)
         );
         assert_eq!((facts.max_recv_rows, facts.channels), (Some(400), None));
+        assert_eq!(facts.ht_chunk_bytes, None);
     }
 
     #[test]
@@ -140,7 +149,8 @@ mod tests {
             },
             0,
         );
-        assert_eq!(ht.unwrap().max_tokens, None);
+        let ht = ht.unwrap();
+        assert_eq!((ht.max_tokens, ht.ht_chunk_bytes), (None, Some(4096)));
     }
 
     #[test]

@@ -21,6 +21,7 @@ fn facts() -> GroupFacts {
         max_recv_rows: Some(SLOTS),
         row_bytes: 2 * HIDDEN,
         ll_combine: LlCombineMode::Reduce,
+        ht_chunk_bytes: None,
         channels: None,
     }
 }

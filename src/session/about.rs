@@ -3,8 +3,7 @@
 
 use crate::backend::Profile;
 use crate::backend::nccl::Communicator;
-use crate::env::Env;
-use crate::model::group::GroupFacts;
+use crate::model::group::{Algorithm, GroupFacts, NodeSums, RankChoices};
 use std::fmt::{Display, Formatter, Result};
 
 /// A group as one rank sees it.
@@ -14,27 +13,29 @@ pub struct About {
     pub device: usize,
     facts: GroupFacts,
     nodes: usize,
+    sums: NodeSums,
     /// Version and file.
     nccl: (String, String),
     backend: Profile,
-    tuning_file: Option<String>,
+    choices: RankChoices,
 }
 
 impl About {
-    /// A group over `comm` with these facts, whose ranks are on `nodes` nodes.
+    /// A group over `comm` with these facts, whose ranks are on `nodes` nodes, whose sums are added like `sums`.
     pub(super) fn new(
         comm: &Communicator,
-        (facts, nodes): (GroupFacts, usize),
+        (facts, nodes, sums): (GroupFacts, usize, NodeSums),
         backend: Profile,
-        env: &Env,
+        choices: RankChoices,
     ) -> Self {
         Self {
             device: comm.device,
             facts,
             nodes,
+            sums,
             nccl: comm.library(),
             backend,
-            tuning_file: env.tuning_file.clone(),
+            choices,
         }
     }
 }
@@ -66,7 +67,24 @@ impl Display for About {
             Some(bytes) => write!(to, ", windows of {} MiB", bytes.div_ceil(1 << 20))?,
             None => write!(to, ", windows as needed")?,
         }
-        match &self.tuning_file {
+        write!(
+            to,
+            ", waits of at most {} ms",
+            self.choices.timeout.as_millis()
+        )?;
+        if facts.algorithm == Algorithm::LowLatency {
+            write!(to, ", combines {}", facts.ll_combine.name())?;
+        }
+        if nodes > 1 {
+            write!(to, ", sums of nodes {}", self.sums.name())?;
+        }
+        if self.choices.check {
+            write!(to, ", checks")?;
+        }
+        if let Some(bytes) = self.backend.chunk_bytes {
+            write!(to, ", passes of {bytes} bytes")?;
+        }
+        match &self.choices.tuning_file {
             None => write!(to, ", no tuning file"),
             Some(file) if self.backend.tuned => write!(to, ", tuning file {file}"),
             Some(file) => write!(to, ", tuning file {file} not in use"),
@@ -77,7 +95,8 @@ impl Display for About {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::group::{Algorithm, LlCombineMode};
+    use crate::model::group::LlCombineMode;
+    use std::time::Duration;
 
     #[test]
     fn a_group_is_one_line() {
@@ -90,26 +109,40 @@ mod tests {
             max_recv_rows: None,
             row_bytes: 14336,
             ll_combine: LlCombineMode::Reduce,
+            ht_chunk_bytes: None,
             channels: None,
         };
         let backend = Profile {
             backend: "cuda",
             window_bytes: Some((7 << 20) + 1),
             tuned: true,
+            chunk_bytes: None,
         };
         let mut about = About {
             device: 3,
             facts,
             nodes: 2,
+            sums: NodeSums::Invariant,
             nccl: ("2.28.9".to_owned(), "/lib/libnccl.so.2".to_owned()),
             backend,
-            tuning_file: Some("times.json".to_owned()),
+            choices: RankChoices {
+                timeout: Duration::from_millis(2500),
+                tuning_file: Some("times.json".to_owned()),
+                check: true,
+            },
         };
         let line = "cuda backend, rank 3 of 16 on 2 nodes, NCCL 2.28.9 from /lib/libnccl.so.2, \
                     low latency, 256 experts, rows of 14336 bytes, at most 128 tokens of a rank, \
-                    windows of 8 MiB, tuning file times.json";
+                    windows of 8 MiB, waits of at most 2500 ms, combines reduce, sums of nodes invariant, checks, tuning file times.json";
         assert_eq!(about.to_string(), line);
         about.backend.tuned = false;
         assert_eq!(about.to_string(), format!("{line} not in use"));
+        about.facts.algorithm = Algorithm::HighThroughput;
+        about.backend.chunk_bytes = Some(4096);
+        let told = about.to_string();
+        assert!(
+            told.contains(", checks, passes of 4096 bytes, tuning file"),
+            "{told}"
+        );
     }
 }

@@ -13,14 +13,16 @@ use crate::error::refusal::{AmongRanks, Setting, Subject};
 use crate::error::{Error, Result, Words};
 use crate::fork;
 use crate::log;
-use crate::model::group::{Algorithm, GroupFacts, GroupSettings, LlCombineMode, NodeSums};
+use crate::model::group::{
+    Algorithm, GroupChoices, GroupFacts, GroupSettings, LlCombineMode, NodeSums, RankChoices,
+};
 use crate::model::ops::Stream;
 use crate::model::topology::{NODE_ID_BYTES, NodeId, Topology};
 use crate::rule;
 use crate::rule::handle::HandleTensors;
 use crate::session::about::About;
 use crate::session::check::Checks;
-use crate::session::group::Group;
+use crate::session::group::{Group, check_not_captured};
 use crate::session::handle::Handle;
 use std::sync::Arc;
 
@@ -33,11 +35,14 @@ pub fn group(
     words: Words,
     stream: Option<Stream>,
 ) -> Result<Group> {
-    let env = Env::read();
+    let (env, unused) = Env::read_and_check();
+    unused.iter().for_each(log::in_vain);
     let comm = Communicator::open(comm)?;
     fork::watch();
     let platform = select::platform(&comm)?;
     let memory = platform.memory();
+    stream.map_or(Ok(()), |stream| check_not_captured(memory.as_ref(), stream))?;
+    let _entered = memory.enter(comm.device)?;
     let own_stream = match stream {
         Some(_) => Ok(None),
         None => OwnStream::new(Arc::clone(&memory)).map(Some),
@@ -48,17 +53,27 @@ pub fn group(
     let (ranks, rank) = (comm.ranks, comm.rank);
     let facts = own_stream.as_ref().map_err(Error::clone).and_then(|_| {
         let settings = settings?;
-        rule::group::check(&settings, env.ll_combine, ranks, rank)
+        let choices = GroupChoices {
+            ll_combine: env.ll_combine,
+            ht_chunk_bytes: env.ht_chunk_bytes,
+        };
+        rule::group::check(&settings, &choices, ranks, rank)
     });
-    let bootstrap = Bootstrap::new(comm.clone(), memory, env.timeout, words);
+    let of_rank = RankChoices {
+        timeout: env.timeout,
+        tuning_file: env.tuning_file.clone(),
+        check: env.check,
+    };
+    let bootstrap = Bootstrap::new(comm.clone(), memory, of_rank.timeout, words);
     let (facts, topology) = agree_on_facts(&bootstrap, facts, &env, stream)?;
     let nodes = topology.nodes();
-    let backend = platform.open((facts, topology), bootstrap, env.timeout, stream)?;
+    let backend = platform.open((facts, topology), bootstrap, &of_rank, stream)?;
     let profile = backend.common().profile();
-    let about = || About::new(&comm, (facts, nodes), profile, &env);
+    let about = || About::new(&comm, (facts, nodes, env.node_sums), profile, of_rank);
     let about = log::tells_of_groups().then(about);
     let checks = Checks::wanted(&env, &facts, backend.common().memory());
-    Ok(Group::new(facts, backend, own_stream?, about, checks))
+    let own = (facts, comm.device);
+    Ok(Group::new(own, backend, own_stream?, about, checks))
 }
 
 /// The numbers that must be the same on every rank.
@@ -125,10 +140,6 @@ fn differs(setting: Setting, rank: usize, mine: u64, theirs: u64) -> Error {
 }
 
 fn compared(facts: &GroupFacts, env: &Env) -> [u64; COMPARED.len()] {
-    let chunk_bytes = match facts.algorithm {
-        Algorithm::LowLatency => None,
-        Algorithm::HighThroughput => env.ht_chunk_bytes,
-    };
     [
         u64::from(facts.algorithm as u32),
         facts.experts as u64,
@@ -136,30 +147,32 @@ fn compared(facts: &GroupFacts, env: &Env) -> [u64; COMPARED.len()] {
         facts.row_bytes as u64,
         u64::from(facts.ll_combine as u32),
         u64::from(env.node_sums as u32),
-        chunk_bytes.unwrap_or(0) as u64,
+        facts.ht_chunk_bytes.unwrap_or(0) as u64,
     ]
 }
 
 /// A compared number as callers know it.
 fn shown(setting: Setting, number: u64) -> String {
-    let is = |it: u32| u64::from(it) == number;
-    let name = match setting {
-        Setting::Algorithm => [Algorithm::LowLatency, Algorithm::HighThroughput]
-            .into_iter()
-            .find(|&it| is(it as u32))
-            .map(Algorithm::name),
-        Setting::LlCombine => LlCombineMode::ALL
-            .into_iter()
-            .find(|&it| is(it as u32))
-            .map(LlCombineMode::name),
-        Setting::NodeSums => NodeSums::ALL
-            .into_iter()
-            .find(|&it| is(it as u32))
-            .map(NodeSums::name),
-        Setting::HtChunkBytes => is(0).then_some("unset"),
+    let named = match setting {
+        Setting::Algorithm => name_of(&Algorithm::ALL, number, |it| (it as u32, it.name())),
+        Setting::LlCombine => name_of(&LlCombineMode::ALL, number, |it| (it as u32, it.name())),
+        Setting::NodeSums => name_of(&NodeSums::ALL, number, |it| (it as u32, it.name())),
+        Setting::HtChunkBytes if number == 0 => Some("unset"),
+        Setting::MaxTokens if number == 0 => Some("no bound"),
         _ => None,
     };
-    name.map_or_else(|| number.to_string(), str::to_owned)
+    named.map_or_else(|| number.to_string(), str::to_owned)
+}
+
+/// The name of the one of `all` with this number.
+fn name_of<T: Copy>(
+    all: &[T],
+    number: u64,
+    told: impl Fn(T) -> (u32, &'static str),
+) -> Option<&'static str> {
+    let mut all = all.iter().map(|&it| told(it));
+    all.find(|(its, _)| u64::from(*its) == number)
+        .map(|it| it.1)
 }
 
 fn node_id(env: &Env) -> Result<NodeId> {
@@ -176,6 +189,7 @@ fn node_id(env: &Env) -> Result<NodeId> {
 /// could not be read.
 pub fn handle(group: Arc<Group>, tensors: Result<HandleTensors>, stream: Stream) -> Result<Handle> {
     let handle = Handle::new(group);
+    let _entered = handle.group().enter()?;
     handle.update(tensors, stream)?;
     Ok(handle)
 }

@@ -11,12 +11,15 @@ use crate::session::about::About;
 use crate::session::check::Checks;
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
+use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// An open group.
 pub struct Group {
     facts: GroupFacts,
+    /// As this process numbers it.
+    device: usize,
     backend: OpenGroup,
     faults: Arc<dyn Faults>,
     own_stream: Option<OwnStream>,
@@ -39,7 +42,7 @@ struct Staged {
 impl Group {
     /// A group over an open backend, with a stream for its exchanges if the caller gave none.
     pub(super) fn new(
-        facts: GroupFacts,
+        (facts, device): (GroupFacts, usize),
         backend: OpenGroup,
         own_stream: Option<OwnStream>,
         about: Option<About>,
@@ -47,6 +50,7 @@ impl Group {
     ) -> Self {
         Self {
             facts,
+            device,
             faults: backend.common().faults(),
             backend,
             own_stream,
@@ -58,10 +62,24 @@ impl Group {
         }
     }
 
+    /// Refuses `stream` for what a group does once, if it is captured: that would be too late for the other ranks, and
+    /// repeated.
+    pub fn check_not_captured(&self, stream: Stream) -> Result<()> {
+        check_not_captured(self.memory().as_ref(), stream)
+    }
+
+    /// Makes the group's device the calling thread's until the result is dropped. What the thread calls meanwhile
+    /// disturbs no capture.
+    pub(super) fn enter(&self) -> Result<Box<dyn Any>> {
+        self.memory().enter(self.device)
+    }
+
     /// Closes the group: calls on its handles are refused from now on. `stream` is for the closing exchange;
     /// without one it runs where the exchanges of the creation did. Collective.
     pub fn close(&self, stream: Option<Stream>) -> Result<()> {
         self.closed.store(true, Ordering::Release);
+        // If the device is gone, closing says so.
+        let _entered = self.enter();
         let own = self.own_stream.as_ref().map(OwnStream::stream);
         self.backend
             .common()
@@ -135,6 +153,15 @@ impl Group {
     /// The staged operation in `slot` was completed or given up.
     pub(super) fn end_staged(&self, slot: StagedSlot) {
         self.staged.lock().set_waiting(slot, false);
+    }
+}
+
+/// As [`Group::check_not_captured`], for a group that is yet to be made on the device of `memory`.
+pub(super) fn check_not_captured(memory: &dyn DeviceMemory, stream: Stream) -> Result<()> {
+    match memory.is_captured(stream) {
+        Ok(true) => Err(Error::usage(Subject::Stream, InSequence::NoCaptureOfGroup)),
+        // What is wrong with another stream shows when it is used.
+        _ => Ok(()),
     }
 }
 

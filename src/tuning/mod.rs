@@ -7,10 +7,8 @@
 mod file;
 mod source;
 
-use crate::env::Env;
-use crate::log;
+use crate::log::{self, shown};
 use file::{Entry, File};
-use source::shown;
 
 /// Token counts are tuned at powers of two, up to 2^23.
 const SIZES: usize = 24;
@@ -94,15 +92,12 @@ pub struct Tuning {
 }
 
 impl Tuning {
-    /// Reads the file for a group of `ranks` on the GPU `gpu` with this many `multiprocessors`.
-    pub fn for_group(gpu: &str, ranks: usize, multiprocessors: u32) -> Self {
-        let Some(path) = Env::read().tuning_file else {
-            return Self::default();
-        };
-        source::read(&path)
+    /// Reads the file at `path` for a group of `ranks` on the GPU `gpu` with this many `multiprocessors`.
+    pub fn for_group(path: &str, gpu: &str, ranks: usize, multiprocessors: u32) -> Self {
+        source::read(path)
             .and_then(|text| Self::parse(&text, gpu, ranks, multiprocessors))
             .unwrap_or_else(|reason| {
-                let path = shown(&path);
+                let path = shown(path);
                 log::warn(&format!("NCCL_EP_TUNING_FILE {path} is ignored: {reason}"));
                 Self::default()
             })
@@ -188,11 +183,6 @@ fn checked(entry: &Entry, multiprocessors: u32) -> Result<(Operation, usize, Mea
         send_blocks: shape.send_blocks as u32,
     };
     Ok((operation, size, Measured::Other(choice)))
-}
-
-/// What an HT operation sends to other nodes at a time, if the environment says so.
-pub fn ht_chunk_bytes() -> Option<usize> {
-    Env::read().ht_chunk_bytes
 }
 
 #[cfg(test)]

@@ -7,8 +7,6 @@ use std::os::unix::fs::OpenOptionsExt;
 
 /// Far more than `nccl_ep.tune` writes.
 const MOST_BYTES: u64 = 1 << 20;
-/// Characters of external text that a message shows.
-const SHOWN: usize = 80;
 
 /// The contents of the file at `path`, or the reason not to read it.
 pub fn read(path: &str) -> Result<String, String> {
@@ -37,20 +35,6 @@ fn check(file: &Metadata) -> Result<(), String> {
         ));
     }
     Ok(())
-}
-
-/// External `text` for use in a line: cut, and without control characters that a terminal might
-/// obey.
-pub fn shown(text: &str) -> String {
-    let is_plain = |c: &char| c.is_ascii_graphic() || *c == ' ' || c.is_alphanumeric();
-    let plain = text
-        .chars()
-        .map(|c| Some(c).filter(is_plain).unwrap_or('?'));
-    let mut line: String = plain.take(SHOWN).collect();
-    if text.chars().nth(SHOWN).is_some() {
-        line.push_str("...");
-    }
-    line
 }
 
 #[cfg(test)]
@@ -112,14 +96,5 @@ mod tests {
         long.set_len(1 << 30).unwrap();
         let reason = read(file.path()).unwrap_err();
         assert_eq!(reason, "it has 1073741824 bytes, and 1048576 are the most");
-    }
-
-    #[test]
-    fn texts_are_cut_and_cleaned() {
-        assert_eq!(shown("NVIDIA H200 (größer)"), "NVIDIA H200 (größer)");
-        assert_eq!(shown("\x1b[31m\r\n\u{202e}x\u{9b}"), "?[31m???x?");
-        let long = shown(&"ä".repeat(5 << 20));
-        assert_eq!(long.chars().count(), SHOWN + 3);
-        assert!(long.ends_with("ä..."));
     }
 }

@@ -22,8 +22,12 @@ impl TensorAllocator for Callbacks {
             return self.device.alloc(bytes);
         };
         let mut data = std::ptr::null_mut::<c_void>();
-        // SAFETY: the caller's function has the documented signature; `data` outlives the call.
-        let code = unsafe { alloc(&mut data, bytes) };
+        let mut code = 0;
+        // It may allocate as this library does itself, which spoils no capture.
+        self.device.apart_from_captures(&mut || {
+            // SAFETY: the caller's function has the documented signature; `data` outlives the call.
+            code = unsafe { alloc(&mut data, bytes) };
+        })?;
         check("alloc_fn", code)?;
         if data.is_null() && bytes > 0 {
             return Err(Error::new(
@@ -38,9 +42,13 @@ impl TensorAllocator for Callbacks {
         let Some(free) = self.free else {
             return self.device.free(data);
         };
-        // SAFETY: the caller's function has the documented signature; it gets memory of the
-        // matching allocator, or a pointer that the caller put into a descriptor to be freed.
-        check("free_fn", unsafe { free(data.0 as *mut c_void) })
+        let mut code = 0;
+        self.device.apart_from_captures(&mut || {
+            // SAFETY: the caller's function has the documented signature; it gets memory of the
+            // matching allocator, or a pointer that the caller put into a descriptor to be freed.
+            code = unsafe { free(data.0 as *mut c_void) };
+        })?;
+        check("free_fn", code)
     }
 
     fn free_fn(&self) -> Option<usize> {

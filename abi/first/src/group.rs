@@ -27,11 +27,11 @@ use std::sync::Arc;
 /// @param free_fn   frees that data; NULL means `cudaFree`, see `ncclEpTensorDestroy`
 ///
 /// Returns `ncclInvalidArgument` for a NULL pointer, or a `config` that breaks a rule or differs
-/// between ranks; `ncclInvalidUsage` if the ranks span several nodes and this process's NCCL cannot
-/// connect them; `ncclRemoteError` if another rank refused or did not arrive within
-/// NCCL_EP_TIMEOUT_MS; `ncclSystemError` if the process has
-/// no NCCL; `ncclUnhandledCudaError` without a usable GPU; or the code of an NCCL call that
-/// failed.
+/// between ranks; `ncclInvalidUsage` if `stream` is captured into a graph, which goes on, or if the
+/// ranks span several nodes and this process's NCCL cannot connect them; `ncclRemoteError` if
+/// another rank refused or did not arrive within NCCL_EP_TIMEOUT_MS; `ncclSystemError` if the
+/// process has no NCCL; `ncclUnhandledCudaError` without a usable GPU; or the code of an NCCL call
+/// that failed.
 ///
 /// # Safety
 /// Pointers are NULL or valid for what they are documented to be.
@@ -78,7 +78,10 @@ pub unsafe extern "C" fn ncclEpCreateGroup(
 /// @param ep_group  the group
 /// @param stream    stream for the closing exchange; NULL is the default stream
 ///
-/// Returns `ncclInvalidArgument` for a group that was destroyed already.
+/// Returns `ncclInvalidArgument` for a group that was destroyed already; `ncclInvalidUsage` if
+/// `stream` is captured into a graph: the capture and the group go on. Captures of other streams go
+/// on, too, unless graphs have operations of the group: then this call waits for its whole device,
+/// which ends all captures there.
 ///
 /// # Safety
 /// `stream` is a live stream.
@@ -90,8 +93,10 @@ pub unsafe extern "C" fn ncclEpGroupDestroy(
     guard_destroy("ncclEpGroupDestroy", || match ep_group.is_null() {
         true => Ok(()),
         false => {
-            let group = Group::take(ep_group as usize)?;
-            group.session.close(Some(Stream(stream as usize)))
+            let stream = Stream(stream as usize);
+            let group = Group::resolve(ep_group as usize)?;
+            group.session.check_not_captured(stream)?;
+            Group::take(ep_group as usize)?.session.close(Some(stream))
         }
     })
 }

@@ -27,7 +27,11 @@ use std::sync::Arc;
 ///
 /// HT: collective. The ranks exchange the routing, and the ids are read once, when `stream`
 /// reaches this call. On the GPUs of one node the host does not wait for that; over several nodes
-/// it does, as sizes of messages depend on it.
+/// it does, as sizes of messages depend on it. If what `stream` has been given before takes longer
+/// than twice NCCL_EP_TIMEOUT_MS then, the group fails.
+///
+/// While a stream is captured into a graph, LL handles can be made as ever, and are no part of the
+/// graph. HT refuses a captured `stream`.
 ///
 /// @param handle            gets the handle; written on success only
 /// @param ep_group          the group
@@ -44,7 +48,8 @@ use std::sync::Arc;
 /// @param use_fp8           no effect
 ///
 /// Returns `ncclInvalidArgument` for a NULL or dead argument or a tensor that breaks a rule, and
-/// the code of the failure if the group has failed. HT: `ncclRemoteError` or `ncclInvalidArgument`
+/// the code of the failure if the group has failed. HT: `ncclInvalidUsage` if `stream` is captured;
+/// `ncclRemoteError` or `ncclInvalidArgument`
 /// if another rank refused or has another K. On the CPU backend and over several nodes this call
 /// returns these two; on the GPUs of one node the calls on the handle do, once the exchange has run.
 ///

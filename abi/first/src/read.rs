@@ -13,6 +13,8 @@ use nccl_ep_core::model::tensor::{DType, DevPtr, MAX_DIMS, Strides, Tensor};
 use std::ffi::c_uint;
 use std::fmt::Display;
 
+/// Far more tensors than a call has use for: a larger count is a mistake, and what it counts need not be there.
+const MOST_TENSORS: usize = 16;
 /// What later generations of NCCL EP have behind the size of each of their structures.
 const LATER_MAGIC: u32 = 0xC00F_FFEE;
 
@@ -89,7 +91,8 @@ fn known_algorithm(number: u32) -> Result<Algorithm> {
     }
 }
 
-/// Copies the tensors of the list `name` into `set`, by tag. In place, as a set is large to move.
+/// Copies the tensors of the list `name` into `set`, by tag, each of which may be there once. In place, as a set is
+/// large to move.
 ///
 /// # Safety
 /// If `count` is not 0, `list` is NULL or points to `count` pointers, each NULL or pointing to a
@@ -109,6 +112,9 @@ pub unsafe fn tensor_set(
             "must not be NULL when its count is not 0",
         ));
     }
+    if count as usize > MOST_TENSORS {
+        return Err(too_many(name, count));
+    }
     for index in 0..count as usize {
         // SAFETY: `index` is below the count that the caller vouches for.
         let descriptor = unsafe { list.add(index).read() };
@@ -117,9 +123,10 @@ pub unsafe fn tensor_set(
         }
         // SAFETY: not NULL, so by contract it points to a descriptor.
         let raw = unsafe { descriptor.read() };
-        if let Some(tag) = Tag::from_raw(raw.tag)
-            && set.get(tag).is_none()
-        {
+        if let Some(tag) = Tag::from_raw(raw.tag) {
+            if set.get(tag).is_some() {
+                return Err(again(ListItem(name, index), tag));
+            }
             // SAFETY: the caller vouches for the arrays of each descriptor.
             unsafe {
                 if tag == Tag::Scales {
@@ -169,6 +176,18 @@ unsafe fn add_scales(set: &mut TensorSet, name: &'static str, raw: &ncclNDTensor
         }
     }
     Ok(())
+}
+
+#[cold]
+fn too_many(name: &str, count: c_uint) -> Error {
+    refuse::argument(format_args!("num_{name}"), "is more than any call takes")
+        .got(count, format_args!("at most {MOST_TENSORS}"))
+}
+
+#[cold]
+fn again(item: ListItem, tag: Tag) -> Error {
+    let rule = format_args!("{tag} is in the list already");
+    refuse::argument(format_args!("{item}.tag"), rule)
 }
 
 #[cold]

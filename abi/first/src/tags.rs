@@ -47,7 +47,7 @@ impl fmt::Display for Tag {
     }
 }
 
-/// The tensors of one argument list, at most one per tag: later ones with the same tag are ignored.
+/// The tensors of one argument list, at most one per tag.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TensorSet {
     by_tag: [Option<Tensor>; Tag::ALL.len()],
@@ -60,9 +60,9 @@ impl TensorSet {
         self.by_tag.get(tag as usize - 1).and_then(Option::as_ref)
     }
 
-    /// Adds `tensor` unless its tag is already there.
+    /// Adds `tensor`, which is the one with this tag from now on.
     pub fn add(&mut self, tag: Tag, tensor: Tensor) {
-        if let Some(place @ None) = self.by_tag.get_mut(tag as usize - 1) {
+        if let Some(place) = self.by_tag.get_mut(tag as usize - 1) {
             *place = Some(tensor);
         }
     }
@@ -94,16 +94,10 @@ mod tests {
     }
 
     #[test]
-    fn the_first_tensor_of_a_tag_counts() {
+    fn tensors_are_found_by_tag() {
         let mut set = TensorSet::default();
-        set.add(
-            Tag::Tokens,
-            Tensor::new(DevPtr(16), Some(DType::Bfloat16), &[2, 8]),
-        );
-        set.add(
-            Tag::Tokens,
-            Tensor::new(DevPtr(32), Some(DType::Bfloat16), &[4, 8]),
-        );
+        let tensor = Tensor::new(DevPtr(16), Some(DType::Bfloat16), &[2, 8]);
+        set.add(Tag::Tokens, tensor);
         assert_eq!(set.get(Tag::Tokens).map(|t| t.data), Some(DevPtr(16)));
         assert!(set.get(Tag::TopkIdx).is_none());
     }

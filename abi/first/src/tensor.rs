@@ -14,7 +14,8 @@ use std::ffi::{c_uint, c_void};
 use std::mem::MaybeUninit;
 
 /// Allocates a dense tensor in device memory and fills in its descriptor. Local. The data is not
-/// initialised.
+/// initialised. While a stream is captured into a graph this works as ever, outside of the graph,
+/// and `alloc_fn` may call `cudaMalloc`; `ncclEpTensorDestroy` and `free_fn` likewise.
 ///
 /// @param ep_group  group whose `alloc_fn` allocates the data
 /// @param tensor    gets the descriptor; written on success only

@@ -75,6 +75,9 @@ static void break_call(const Session* session, const BrokenCall* broken, CallTen
         case kAdd:
             add_tensor(list, broken->tag, session->weights);
             break;
+        case kCount:
+            list->count = broken->value;
+            break;
         case kRemove:
             EP_REQUIRE(view != NULL);
             remove_tensor(list, view);

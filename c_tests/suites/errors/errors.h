@@ -134,6 +134,7 @@ ncclResult_t make_valid_call(const Session* session, CallKind kind, unsigned sen
 typedef enum {
     kRemove,    // the tensor is not in its list
     kAdd,       // one more tensor, 1 x 1 float32
+    kCount,     // the list is said to have this many
     kNullList,  // the array is NULL
     kNullItem,  // its first entry is NULL
     kNullSizes,
@@ -169,7 +170,9 @@ void group_differences_between_ranks(EpEnv* env);
 void group_refused_by_one_rank(EpEnv* env);
 void group_with_a_missing_rank(EpEnv* env);
 void group_over_several_nodes(EpEnv* env);
+void groups_in_a_capture(EpEnv* env);  // captures.c
 void tensor_arguments(EpEnv* env);  // tensor.c
+void failure_of_the_caller(EpEnv* env);
 void tensor_callbacks_that_fail(EpEnv* env);
 void dead_and_foreign_objects(EpEnv* env);  // objects.c
 void places_for_results(EpEnv* env);
@@ -210,6 +213,8 @@ void ll_unusual_numbers_are_told(EpEnv* env);  // checking.c
 void ht_unusual_numbers_are_told(EpEnv* env);
 void nothing_is_checked_unasked(EpEnv* env);
 void one_line_on_stderr(EpEnv* env);  // stderr.c
+void variables_in_vain(EpEnv* env);
 int refuse_once(void);
+int make_groups(void);
 
 #endif  // C_TESTS_SUITES_ERRORS_ERRORS_H_

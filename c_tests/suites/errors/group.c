@@ -140,30 +140,35 @@ void group_arguments(EpEnv* env) {
 
 // ---- One rank against the others ---------------------------------------------------------------
 
-// Changes `field` on the odd rank to a value that is itself valid.
-static void one_differs(const EpEnv* env, const char* id, const char* name, unsigned* field,
-                        unsigned theirs, const ncclEpGroupConfig_t* config) {
-    const unsigned ours = *field;
-    if (is_odd(env)) *field = theirs;
+// Checks that a rank's own setting is refused, and how the texts show it and that of the odd rank.
+static void check_differs(const EpEnv* env, const char* id, const char* name, const char* usual,
+                          const char* other, const ncclEpGroupConfig_t* config) {
     const int differs = is_odd(env) ? 0 : odd_rank(env);
     EP_REFUSED(id, create(env, config), ncclInvalidArgument,
                FUNCTION
-               "config.%s: must be the same on every rank, but rank %d differs "
-               "(got %u, expected %u as on rank %d)",
-               name, differs, *field, is_odd(env) ? ours : theirs, differs);
+               "%s: must be the same on every rank, but rank %d differs "
+               "(got %s, expected %s as on rank %d)",
+               name, differs, is_odd(env) ? other : usual, is_odd(env) ? usual : other, differs);
+}
+
+// Changes `field` on the odd rank to a value that is itself valid.
+static void one_differs(const EpEnv* env, const char* id, const char* name, unsigned* field,
+                        unsigned theirs, const ncclEpGroupConfig_t* config) {
+    char usual[16];
+    char other[16];
+    snprintf(usual, sizeof(usual), "%u", *field);
+    snprintf(other, sizeof(other), "%u", theirs);
+    const unsigned ours = *field;
+    if (is_odd(env)) *field = theirs;
+    check_differs(env, id, name, usual, other, config);
     *field = ours;
 }
 
-static void algorithm_differs(const EpEnv* env, const ncclEpGroupConfig_t* low_latency) {
-    ncclEpGroupConfig_t config = *low_latency;
-    if (is_odd(env)) config.algorithm = NCCL_EP_ALGO_HIGH_THROUGHPUT;
-    const char* names[] = {"low latency", "high throughput"};
-    const int differs = is_odd(env) ? 0 : odd_rank(env);
-    EP_REFUSED("group-differs-algorithm", create(env, &config), ncclInvalidArgument,
-               FUNCTION
-               "config.algorithm: must be the same on every rank, but rank %d differs "
-               "(got %s, expected %s as on rank %d)",
-               differs, names[is_odd(env)], names[!is_odd(env)], differs);
+static void modes_differ(const EpEnv* env) {
+    const ncclEpGroupConfig_t config =
+        config_of(env, is_odd(env) ? NCCL_EP_ALGO_HIGH_THROUGHPUT : NCCL_EP_ALGO_LOW_LATENCY);
+    check_differs(env, "group-differs-algorithm", "config.algorithm", "low latency",
+                  "high throughput", &config);
 }
 
 // `usual` is what the library says for a variable that is not set.
@@ -172,15 +177,9 @@ static void variable_differs(const EpEnv* env, const char* id, const char* varia
                              const ncclEpGroupConfig_t* config) {
     const char* set = getenv(variable);
     char* before = set != NULL ? strdup(set) : NULL;
-    const int differs = is_odd(env) ? 0 : odd_rank(env);
     EP_REQUIRE(unsetenv(variable) == 0);
     if (is_odd(env)) EP_REQUIRE(setenv(variable, other, 1) == 0);
-    EP_REFUSED(id, create(env, config), ncclInvalidArgument,
-               FUNCTION
-               "%s: must be the same on every rank, but rank %d differs "
-               "(got %s, expected %s as on rank %d)",
-               variable, differs, is_odd(env) ? other : usual, is_odd(env) ? usual : other,
-               differs);
+    check_differs(env, id, variable, usual, other, config);
     EP_REQUIRE(unsetenv(variable) == 0);
     if (before != NULL) EP_REQUIRE(setenv(variable, before, 1) == 0);
     free(before);
@@ -189,20 +188,23 @@ static void variable_differs(const EpEnv* env, const char* id, const char* varia
 void group_differences_between_ranks(EpEnv* env) {
     if (!enough_ranks(env, 2, "group-differs-*")) return;
     ncclEpGroupConfig_t config = config_of(env, NCCL_EP_ALGO_LOW_LATENCY);
-    algorithm_differs(env, &config);
-    one_differs(env, "group-differs-experts", "num_experts", &config.num_experts,
+    modes_differ(env);
+    one_differs(env, "group-differs-experts", "config.num_experts", &config.num_experts,
                 config.num_experts * 2, &config);
-    one_differs(env, "group-differs-tokens", "max_tokens_per_rank", &config.max_tokens_per_rank, 7,
-                &config);
-    one_differs(env, "group-differs-token-size", "token_size_bytes", &config.token_size_bytes, 32,
-                &config);
+    one_differs(env, "group-differs-tokens", "config.max_tokens_per_rank",
+                &config.max_tokens_per_rank, 7, &config);
+    one_differs(env, "group-differs-token-size", "config.token_size_bytes",
+                &config.token_size_bytes, 32, &config);
     variable_differs(env, "group-differs-ll-combine", "NCCL_EP_LL_COMBINE", "reduce", "exact",
                      &config);
     variable_differs(env, "group-differs-node-sums", "NCCL_EP_NODE_SUMS", "home", "invariant",
                      &config);
-    const ncclEpGroupConfig_t of_ht = config_of(env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
+    ncclEpGroupConfig_t of_ht = config_of(env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
     variable_differs(env, "group-differs-ht-chunk-bytes", "NCCL_EP_HT_CHUNK_BYTES", "unset",
                      "65536", &of_ht);
+    of_ht.max_tokens_per_rank = is_odd(env) ? 7 : NCCL_EP_AUTO;
+    check_differs(env, "group-differs-tokens", "config.max_tokens_per_rank", "no bound", "7",
+                  &of_ht);
     check_creation_works(env);
 }
 

@@ -1,22 +1,28 @@
 // Refusals of ncclEpDispatch and ncclEpCombine that concern a list of tensors, or a descriptor
 // before its meaning is known. They are the same for every list and both modes.
+#include <limits.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "suites/errors/errors.h"
 
-// Ids of the five rules for one function.
+// Ids of the rules for one function.
 typedef struct {
     const char* null_list;
     const char* null_item;
+    const char* count;
+    const char* again;
     const char* dims;
     const char* sizes;
     const char* strides;
 } ListRules;
 
 static const ListRules kDispatchRules = {"dispatch-list-null", "dispatch-list-item",
+                                         "dispatch-list-count", "dispatch-list-again",
                                          "dispatch-tensor-dims", "dispatch-tensor-sizes",
                                          "dispatch-tensor-strides"};
 static const ListRules kCombineRules = {"combine-list-null", "combine-list-item",
+                                        "combine-list-count", "combine-list-again",
                                         "combine-tensor-dims", "combine-tensor-sizes",
                                         "combine-tensor-strides"};
 
@@ -39,6 +45,17 @@ static void check_list(const Session* session, CallKind kind, const ListRules* r
     check_one(session, kind, &broken, rules->null_list, kNullList, 0);
     snprintf(text, sizeof(text), "%s[0]: must not be NULL", name);
     check_one(session, kind, &broken, rules->null_item, kNullItem, 0);
+    // Far beyond the list: nothing of it may be read.
+    static const unsigned kCounts[] = {17, 100000, UINT_MAX};
+    for (size_t i = 0; i < COUNT(kCounts); ++i) {
+        snprintf(text, sizeof(text), "num_%s: is more than any call takes (got %u, expected at most 16)",
+                 name, kCounts[i]);
+        check_one(session, kind, &broken, rules->count, kCount, kCounts[i]);
+    }
+    // Behind the valid ones.
+    snprintf(text, sizeof(text), "%s[*].tag: %.*s is in the list already", name,
+             (int)(strlen(tensor) - strlen(name) - 2), tensor + strlen(name) + 1);
+    check_one(session, kind, &broken, rules->again, kAdd, 0);
     for (unsigned ndim = 0; ndim <= 6; ndim += 6) {
         snprintf(text, sizeof(text),
                  "%s.ndim: must be a supported number of dimensions (got %u, expected 1 to 5)",

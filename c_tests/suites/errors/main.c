@@ -6,15 +6,18 @@
 #include <string.h>
 
 int main(int argc, char** argv) {
-    // one_line_on_stderr starts this program again to see the library's stderr alone.
+    // The cases of stderr.c start this program again to see the library's stderr alone.
     if (argc == 2 && strcmp(argv[1], "--refuse-once") == 0) return refuse_once();
+    if (argc == 2 && strcmp(argv[1], "--make-groups") == 0) return make_groups();
     static const EpCase cases[] = {
         EP_CASE(group_arguments),
         EP_CASE(group_differences_between_ranks),
         EP_CASE(group_refused_by_one_rank),
         EP_CASE(group_with_a_missing_rank),
         EP_CASE(group_over_several_nodes),
+        EP_CASE(groups_in_a_capture),
         EP_CASE(tensor_arguments),
+        EP_CASE(failure_of_the_caller),
         EP_CASE(tensor_callbacks_that_fail),
         EP_CASE(dead_and_foreign_objects),
         EP_CASE(places_for_results),
@@ -53,6 +56,7 @@ int main(int argc, char** argv) {
         EP_CASE_HT(ht_unusual_numbers_are_told),
         EP_CASE(nothing_is_checked_unasked),
         EP_CASE(one_line_on_stderr),
+        EP_CASE(variables_in_vain),
         EP_CASE(print_skipped),
     };
     return ep_main(argc, argv, cases, COUNT(cases));

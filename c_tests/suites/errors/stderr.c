@@ -1,5 +1,6 @@
-// What a refusal prints: one line on stderr if NCCL_DEBUG asks for warnings, otherwise nothing. The
-// library reads NCCL_DEBUG once per process, so this program is started again for each setting.
+// What a refusal prints: one line on stderr if NCCL_DEBUG asks for warnings, otherwise nothing; and what variables
+// print that are set in vain. The library reads NCCL_DEBUG once per process, so this program is started again for each
+// setting.
 #define _GNU_SOURCE  // environ, fileno
 #include <spawn.h>
 #include <stdio.h>
@@ -16,10 +17,27 @@ int refuse_once(void) {
     return result == ncclInvalidArgument ? 0 : 1;
 }
 
-// Starts `path` with stderr going to `output`; returns its process id once it has ended
+// The new process makes two groups of one rank.
+int make_groups(void) {
+    ncclUniqueId id;
+    ncclComm_t comm = NULL;
+    const ncclEpGroupConfig_t config = ep_group_config(NCCL_EP_ALGO_LOW_LATENCY, 1, 1, 16);
+    bool good = cudaSetDevice(0) == cudaSuccess && ncclGetUniqueId(&id) == ncclSuccess &&
+                ncclCommInitRank(&comm, 1, id, 0) == ncclSuccess;
+    for (int i = 0; i < 2 && good; ++i) {
+        ncclEpGroup_t group = NULL;
+        good = ncclEpCreateGroup(&group, comm, &config, NULL, NULL, NULL) == ncclSuccess &&
+               ncclEpGroupDestroy(group, NULL) == ncclSuccess;
+    }
+    return good && ncclCommDestroy(comm) == ncclSuccess ? 0 : 1;
+}
+
+// Starts this program with one option and with stderr going to `output`; returns its process id once it has ended
 // successfully.
-static pid_t run_refuse_once(char* path, FILE* output) {
-    char option[] = "--refuse-once";
+static pid_t run_again(const char* with, FILE* output) {
+    char path[] = "/proc/self/exe";
+    char option[32];
+    snprintf(option, sizeof(option), "%s", with);
     char* const arguments[] = {path, option, NULL};
     posix_spawn_file_actions_t actions;
     EP_REQUIRE(posix_spawn_file_actions_init(&actions) == 0);
@@ -34,11 +52,10 @@ static pid_t run_refuse_once(char* path, FILE* output) {
 }
 
 static void check_printed(const char* level, bool wanted) {
-    char path[] = "/proc/self/exe";
     FILE* output = tmpfile();
     EP_REQUIRE(output != NULL);
     EP_REQUIRE((level != NULL ? setenv("NCCL_DEBUG", level, 1) : unsetenv("NCCL_DEBUG")) == 0);
-    const pid_t child = run_refuse_once(path, output);
+    const pid_t child = run_again("--refuse-once", output);
     char printed[1024];
     char expected[1024] = "";
     rewind(output);
@@ -66,6 +83,78 @@ void one_line_on_stderr(EpEnv* env) {
     check_printed("INFO", true);
     check_printed("VERSION", false);
     check_printed(NULL, false);
+    if (before != NULL) EP_REQUIRE(setenv("NCCL_DEBUG", before, 1) == 0);
+    free(before);
+}
+
+// ---- Variables ---------------------------------------------------------------------------------
+
+typedef struct {
+    const char* name;
+    const char* value;
+    const char* text;  // behind name and value; NULL for one that is used, or is none of the library's business
+} Variable;
+
+static const Variable kVariables[] = {
+    {"NCCL_EP_TIMEOUT_MS", "abc", "; allowed: milliseconds, 1 or more"},
+    {"NCCL_EP_TIMEOUT_MS", "-5", "; allowed: milliseconds, 1 or more"},
+    {"NCCL_EP_TIMEOUT_MS", "0", "; allowed: milliseconds, 1 or more"},
+    {"NCCL_EP_TIMEOUT_MS", "60000", NULL},
+    {"NCCL_EP_TIMEOUT_MS", "", NULL},
+    {"NCCL_EP_LL_COMBINE", "Exact", "; allowed: reduce or exact"},
+    {"NCCL_EP_LL_COMBINE", "exact", NULL},
+    {"NCCL_EP_HT_CHUNK_BYTES", "1k", "; allowed: bytes, 1 or more"},
+    {"NCCL_EP_TIMEOUT", "5", "; no variable has this name, but NCCL_EP_TIMEOUT_MS may be meant"},
+    {"NCCL_EP_ENABLE_RDMA", "1", "; no variable has this name"},
+    {"NCCL_EP_CHECK", "yes", "; allowed: 0 or 1"},
+    {"NCCL_EP_CHECK", "0", NULL},
+    {"NCCL_EP_LIBRARY", "elsewhere.so", NULL},
+    {"NCCL_EPS", "1", NULL},
+};
+
+// All warnings of the library in what a process printed.
+static void keep_warnings(FILE* output, char* kept, size_t room) {
+    char line[1024];
+    kept[0] = '\0';
+    rewind(output);
+    while (fgets(line, sizeof(line), output) != NULL) {
+        const char* warning = strstr(line, " NCCL_EP WARN ");
+        if (warning == NULL) continue;
+        strncat(kept, warning + strlen(" NCCL_EP WARN "), room - strlen(kept) - 1);
+    }
+}
+
+static void check_variable(const Variable* variable) {
+    const char* set = getenv(variable->name);
+    char* before = set != NULL ? strdup(set) : NULL;
+    EP_REQUIRE(setenv(variable->name, variable->value, 1) == 0);
+    FILE* output = tmpfile();
+    EP_REQUIRE(output != NULL);
+    (void)run_again("--make-groups", output);
+    char printed[4096];
+    char expected[256] = "";
+    keep_warnings(output, printed, sizeof(printed));
+    fclose(output);
+    if (variable->text != NULL) {
+        snprintf(expected, sizeof(expected), "%s=%s is ignored%s\n", variable->name, variable->value,
+                 variable->text);
+    }
+    if (!EP_CHECK(strcmp(printed, expected) == 0)) {
+        fprintf(stderr, "got:      %s\nexpected: %s\n", printed, expected);
+    }
+    EP_REQUIRE(unsetenv(variable->name) == 0);
+    if (before != NULL) EP_REQUIRE(setenv(variable->name, before, 1) == 0);
+    free(before);
+}
+
+// Each is told once in a process, by its first group. The ranks of other processes would tell the same.
+void variables_in_vain(EpEnv* env) {
+    if (env->rank != 0) return;
+    const char* set = getenv("NCCL_DEBUG");
+    char* before = set != NULL ? strdup(set) : NULL;
+    EP_REQUIRE(setenv("NCCL_DEBUG", "WARN", 1) == 0);
+    for (size_t i = 0; i < COUNT(kVariables); ++i) check_variable(&kVariables[i]);
+    EP_REQUIRE(unsetenv("NCCL_DEBUG") == 0);
     if (before != NULL) EP_REQUIRE(setenv("NCCL_DEBUG", before, 1) == 0);
     free(before);
 }

@@ -65,6 +65,21 @@ void tensor_arguments(EpEnv* env) {
     close_session(&session);
 }
 
+// The error that cudaGetLastError has for the program is not touched, whatever the library meets itself.
+void failure_of_the_caller(EpEnv* env) {
+    Session session;
+    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
+    const cudaError_t before = cudaSetDevice(-1);
+    EP_CHECK(before != cudaSuccess);
+    EP_CHECK_RESULT(create(session.group, 3, ncclInt8, 1U << 20), ncclUnhandledCudaError);
+    EP_CHECK_EQ_I64(cudaPeekAtLastError(), before);
+    EP_CHECK_NCCL(make_valid_call(&session, kDispatch, 0));
+    EP_CHECK_EQ_I64(cudaPeekAtLastError(), before);
+    (void)cudaGetLastError();
+    check_works(&session);
+    close_session(&session);
+}
+
 // ---- Callbacks ---------------------------------------------------------------------------------
 
 typedef enum { kWell, kFails, kGivesNull } Mood;

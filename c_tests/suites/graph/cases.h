@@ -12,6 +12,8 @@ void beside_an_open_capture(EpEnv* env);
 void one_open_capture_too_many(EpEnv* env);
 void ht_two_open_captures(EpEnv* env);
 void ht_beside_an_open_capture(EpEnv* env);
+void calls_in_a_capture(EpEnv* env);
+void calls_beside_a_capture(EpEnv* env);
 void rows_with_scales(EpEnv* env);
 void groups_end_before_their_graphs(EpEnv* env);
 void a_group_ends_beside_a_capture(EpEnv* env);

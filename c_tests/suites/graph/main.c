@@ -335,6 +335,8 @@ int main(int argc, char** argv) {
         EP_CASE(two_open_captures),
         EP_CASE(beside_an_open_capture),
         EP_CASE(one_open_capture_too_many),
+        EP_CASE(calls_in_a_capture),
+        EP_CASE(calls_beside_a_capture),
         EP_CASE(rows_with_scales),
         EP_CASE(groups_end_before_their_graphs),
         EP_CASE(a_group_ends_beside_a_capture),

@@ -83,6 +83,7 @@ void groups_on_any_stream(EpEnv* env);
 void one_rank_is_late(EpEnv* env);
 void groups_after_a_reset(EpEnv* env);
 void calls_from_another_thread(EpEnv* env);  // threads.c
+void default_stream_of_another_device(EpEnv* env);
 void two_threads_with_a_group_each(EpEnv* env);
 void two_threads_make_and_destroy_groups(EpEnv* env);
 void two_ranks_in_one_process(EpEnv* env);

@@ -93,6 +93,7 @@ int main(int argc, char** argv) {
         EP_CASE(groups_on_any_stream),
         EP_CASE(one_rank_is_late),
         EP_CASE(calls_from_another_thread),
+        EP_CASE(default_stream_of_another_device),
         EP_CASE(two_threads_with_a_group_each),
         EP_CASE(two_threads_make_and_destroy_groups),
         EP_CASE(two_ranks_in_one_process),

@@ -1,8 +1,13 @@
 // Threads: another thread than its creator may use a group, and threads with a group each do not
 // disturb one another. Only the main thread counts checks.
+#define _GNU_SOURCE  // usleep
 #include <pthread.h>
+#include <stdatomic.h>
+#include <unistd.h>
 
 #include "suites/lifecycle/lifecycle.h"
+
+enum { kPauseUs = 100 };
 
 typedef struct {
     int device;
@@ -44,6 +49,55 @@ void calls_from_another_thread(EpEnv* env) {
         EP_CHECK_RESULT(ncclEpGroupDestroy(trips[i].group, env->stream), ncclInvalidArgument);
     }
 }
+
+// ---- Devices -----------------------------------------------------------------------------------
+
+typedef struct {
+    Trip* trip;
+    bool good;
+} Launch;
+
+static void wait_for(void* is_open) {
+    while (!atomic_load((atomic_bool*)is_open)) usleep(kPauseUs);
+}
+
+static void* launch_from_the_first_device(void* argument) {
+    Launch* launch = argument;
+    int device = -1;
+    const bool launched = start_dispatch(launch->trip, 0) == ncclSuccess;
+    launch->good = launched && cudaStreamQuery(NULL) == cudaSuccess &&
+                   cudaGetDevice(&device) == cudaSuccess && device == 0;
+    return NULL;
+}
+
+// A thread that never chose a device has the first. The default stream of a call is that of the group's device even so:
+// the operation waits for what is there, and the first device has nothing to do.
+void default_stream_of_another_device(EpEnv* env) {
+    const unsigned num_algorithms = ep_num_algorithms(env);
+    for (unsigned i = 0; i < num_algorithms; ++i) {
+        Trip trip;
+        Place place = place_of(env);
+        place.stream = NULL;
+        open_trip(&trip, kEpAlgorithms[i], place);
+        atomic_bool is_open = false;
+        EP_REQUIRE_CUDA(cudaLaunchHostFunc(NULL, wait_for, &is_open));
+        Launch launch = {&trip, false};
+        pthread_t thread;
+        if (env->device != 0) {
+            EP_REQUIRE(pthread_create(&thread, NULL, launch_from_the_first_device, &launch) == 0);
+            EP_REQUIRE(pthread_join(thread, NULL) == 0);
+            EP_CHECK(launch.good);
+        } else {
+            EP_CHECK_NCCL(start_dispatch(&trip, 0));
+        }
+        atomic_store(&is_open, true);
+        EP_CHECK_NCCL(start_combine(&trip, 0));
+        EP_CHECK(came_back(&trip));
+        EP_CHECK(close_trip(&trip));
+    }
+}
+
+// ---- Groups in threads -------------------------------------------------------------------------
 
 // Operations only; in the next case threads also create and destroy groups.
 void two_threads_with_a_group_each(EpEnv* env) {

@@ -63,7 +63,11 @@ pub unsafe extern "C" fn ncclEpHostsimCapture(
 /// For a question that a captured stream must not be asked: an error then, and the capture is invalid.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclEpHostsimRefuseCapture(stream: cudaStream_t) -> cudaError_t {
-    boundary(|| recording::refuse(&resolve(stream)?, CudaError::StreamCaptureUnsupported))
+    boundary(|| {
+        let stream = resolve(stream)?;
+        recording::refuse_legacy(&stream)?;
+        recording::refuse(&stream, CudaError::StreamCaptureUnsupported)
+    })
 }
 
 /// Calls `release` with `data` when the graph that the capture of this number becomes is destroyed, and all that was
@@ -210,7 +214,12 @@ unsafe fn tell_capture(
     const NONE: c_int = 0;
     const ACTIVE: c_int = 1;
     const INVALIDATED: c_int = 2;
-    let capture = recording::status(&resolve(stream)?);
+    let stream = resolve(stream)?;
+    // Unlike other calls this one leaves the capture as it is.
+    if recording::is_behind_a_capture(&stream) {
+        return Err(CudaError::StreamCaptureImplicit);
+    }
+    let capture = recording::status(&stream);
     let answer = match capture {
         None => NONE,
         Some((_, true)) => ACTIVE,

@@ -63,6 +63,8 @@ cuda_errors! {
 
 thread_local! {
     static LAST: Cell<cudaError_t> = const { Cell::new(CUDA_SUCCESS) };
+    /// What it was before the last failure.
+    static BEFORE: Cell<cudaError_t> = const { Cell::new(CUDA_SUCCESS) };
 }
 
 /// Turns a result into the number for C and keeps a failure as the thread's last error.
@@ -70,7 +72,7 @@ pub(crate) fn record(result: Result<(), CudaError>) -> cudaError_t {
     match result {
         Ok(()) => CUDA_SUCCESS,
         Err(error) => {
-            LAST.set(error as cudaError_t);
+            BEFORE.set(LAST.replace(error as cudaError_t));
             error as cudaError_t
         }
     }
@@ -87,6 +89,14 @@ pub extern "C" fn cudaGetLastError() -> cudaError_t {
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaPeekAtLastError() -> cudaError_t {
     LAST.get()
+}
+
+/// Forgets that the thread's last call has failed: the failure before it is the last one again. For callers that
+/// stand for something without such a memory.
+// SAFETY: the name is this project's own and is defined once in the process.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclEpHostsimForgetFailure() {
+    LAST.set(BEFORE.get());
 }
 
 /// The enumerator name of an error number.
@@ -131,5 +141,9 @@ mod tests {
         assert_eq!(cudaPeekAtLastError(), 600);
         assert_eq!(cudaGetLastError(), 600);
         assert_eq!(cudaGetLastError(), 0);
+        record(Err(CudaError::InvalidValue));
+        record(Err(CudaError::NotReady));
+        ncclEpHostsimForgetFailure();
+        assert_eq!(cudaGetLastError(), 1);
     }
 }

@@ -214,9 +214,7 @@ pub(crate) fn enqueue(
     stream: &Arc<Stream>,
     work: impl Fn() -> Result<(), CudaError> + Send + Sync + 'static,
 ) -> Result<Option<Ticket>, CudaError> {
-    if stream.kind == Kind::Legacy {
-        refuse_legacy(stream.device)?;
-    }
+    refuse_legacy(stream)?;
     let work = Arc::new(work);
     let submit = move |stream: &Arc<Stream>, after: Vec<Ticket>| {
         let work = Arc::clone(&work);
@@ -276,7 +274,7 @@ pub(crate) fn refuse_point(point: &Point) -> CudaError {
 
 /// For a call that may wait for, or disturb, work that is being captured.
 pub(crate) fn refuse_unsafe_call() -> Result<(), CudaError> {
-    if COUNT.load(Ordering::Acquire) == 0 || MODE.get() == Mode::Relaxed {
+    if MODE.get() == Mode::Relaxed {
         return Ok(());
     }
     let here = std::thread::current().id();
@@ -285,26 +283,44 @@ pub(crate) fn refuse_unsafe_call() -> Result<(), CudaError> {
         Mode::ThreadLocal => capture.thread == here,
         Mode::Global => capture.thread == here || MODE.get() == Mode::Global,
     };
-    let mut captures = CAPTURES.lock();
-    let mut result = Ok(());
-    for capture in captures.iter_mut().filter(|capture| minds(capture)) {
-        result = Err(capture.invalidate(CudaError::StreamCaptureUnsupported));
-    }
-    result
+    refuse_all(CudaError::StreamCaptureUnsupported, minds)
 }
 
-/// For work of the legacy default stream, which would be ordered with captured streams.
-fn refuse_legacy(device: usize) -> Result<(), CudaError> {
+impl Capture {
+    /// Whether it has work before which that of `stream` would have to run.
+    fn holds_up(&self, stream: &Stream) -> bool {
+        let is_blocking = |lane: &Lane| lane.stream.kind == Kind::Blocking;
+        stream.kind == Kind::Legacy
+            && self.graph.device == stream.device
+            && self.lanes.values().any(is_blocking)
+    }
+}
+
+/// Whether `stream` is the legacy default stream, and is ordered with a captured one.
+pub(crate) fn is_behind_a_capture(stream: &Stream) -> bool {
+    COUNT.load(Ordering::Acquire) > 0 && CAPTURES.lock().iter().any(|it| it.holds_up(stream))
+}
+
+/// For a call about the legacy default stream, which is ordered with captured streams.
+pub(crate) fn refuse_legacy(stream: &Stream) -> Result<(), CudaError> {
+    refuse_all(CudaError::StreamCaptureImplicit, |it| it.holds_up(stream))
+}
+
+/// For a call that waits for a whole device: in any mode.
+pub(crate) fn refuse_on_device(device: usize) -> Result<(), CudaError> {
+    refuse_all(CudaError::StreamCaptureUnsupported, |it| {
+        it.graph.device == device
+    })
+}
+
+fn refuse_all(error: CudaError, minds: impl Fn(&Capture) -> bool) -> Result<(), CudaError> {
     if COUNT.load(Ordering::Acquire) == 0 {
         return Ok(());
     }
-    let is_blocking = |lane: &Lane| lane.stream.kind == Kind::Blocking;
     let mut captures = CAPTURES.lock();
     let mut result = Ok(());
-    for capture in captures.iter_mut() {
-        if capture.graph.device == device && capture.lanes.values().any(is_blocking) {
-            result = Err(capture.invalidate(CudaError::StreamCaptureImplicit));
-        }
+    for capture in captures.iter_mut().filter(|capture| minds(capture)) {
+        result = Err(capture.invalidate(error));
     }
     result
 }

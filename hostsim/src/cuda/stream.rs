@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 #![allow(non_camel_case_types)]
 
-use std::ffi::{c_uint, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 
 use super::boundary::{boundary, store};
@@ -97,7 +97,19 @@ pub extern "C" fn cudaStreamSynchronize(stream: cudaStream_t) -> cudaError_t {
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaDeviceSynchronize() -> cudaError_t {
     boundary(|| {
-        recording::refuse_unsafe_call()?;
+        recording::refuse_on_device(device::current_index())?;
+        device::current()?.synchronize()
+    })
+}
+
+/// The same for other calls that wait for the device: captures mind some, in the usual way, and others not.
+// SAFETY: the name is this project's own and is defined once in the process.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclEpHostsimWaitForDevice(minds_captures: c_int) -> cudaError_t {
+    boundary(|| {
+        if minds_captures != 0 {
+            recording::refuse_unsafe_call()?;
+        }
         device::current()?.synchronize()
     })
 }
@@ -141,6 +153,7 @@ pub unsafe extern "C" fn cudaLaunchHostFunc(
 /// Waiting for a captured stream makes no sense, and for another one it may disturb a capture.
 fn refuse_in_capture(stream: &Arc<Stream>) -> Result<(), CudaError> {
     recording::refuse(stream, CudaError::StreamCaptureUnsupported)?;
+    recording::refuse_legacy(stream)?;
     recording::refuse_unsafe_call()
 }
 

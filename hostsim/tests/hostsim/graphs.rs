@@ -261,11 +261,33 @@ pub(crate) fn rules_of_captures() {
     }
     the_end_is_wrong(&captured, &other, &memory);
     whose_calls_count(&captured);
-    let blocking = Stream::new();
-    begin(&blocking, RELAXED);
-    assert_eq!(cudaMemsetAsync(memory.address, 1, 64, null_mut()), IMPLICIT);
-    assert_eq!(end(&blocking).0, INVALIDATED);
+    in_any_mode(&memory);
     assert_eq!(cudaStreamBeginCapture(null_mut(), RELAXED), UNSUPPORTED);
+}
+
+/// What captures mind in the relaxed mode, too, whatever mode the thread is in; and a question that they do not mind.
+fn in_any_mode(memory: &Buffer) {
+    type Call = fn(*mut c_void) -> i32;
+    let calls: [(Call, i32); 4] = [
+        (|to| cudaMemsetAsync(to, 1, 64, null_mut()), IMPLICIT),
+        (|_| cudaStreamQuery(null_mut()), IMPLICIT),
+        (|_| ncclEpHostsimRefuseCapture(null_mut()), IMPLICIT),
+        (|_| cudaDeviceSynchronize(), UNSUPPORTED),
+    ];
+    let blocking = Stream::new();
+    let before = exchange(RELAXED);
+    for (number, (call, code)) in calls.into_iter().enumerate() {
+        begin(&blocking, RELAXED);
+        let mut status = -1;
+        // SAFETY: the pointer is valid for a write.
+        let asked = unsafe { cudaStreamIsCapturing(null_mut(), &raw mut status) };
+        assert_eq!(asked, IMPLICIT);
+        assert_eq!(ncclEpHostsimWaitForDevice(0), SUCCESS);
+        assert_eq!(self::status(&blocking), 1);
+        assert_eq!(call(memory.address), code, "call {number}");
+        assert_eq!(end(&blocking).0, INVALIDATED, "call {number}");
+    }
+    exchange(before);
 }
 
 fn the_end_is_wrong(captured: &Stream, other: &Stream, memory: &Buffer) {
@@ -294,13 +316,13 @@ fn whose_calls_count(captured: &Stream) {
     ] {
         begin(captured, mode);
         let before = exchange(RELAXED);
-        assert_eq!(cudaDeviceSynchronize(), SUCCESS);
+        assert_eq!(cudaStreamQuery(null_mut()), SUCCESS);
         exchange(before);
         let other = std::thread::spawn(|| {
             exchange(RELAXED);
-            let relaxed = cudaDeviceSynchronize();
+            let relaxed = cudaStreamQuery(null_mut());
             exchange(GLOBAL);
-            (relaxed, cudaDeviceSynchronize())
+            (relaxed, cudaStreamQuery(null_mut()))
         });
         assert_eq!(other.join().expect("no panic"), (SUCCESS, elsewhere));
         let valid = if elsewhere == SUCCESS {

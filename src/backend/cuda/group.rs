@@ -102,6 +102,10 @@ trait Mode: Send + Sync {
     fn close(&self);
     /// Whether measured launch shapes are in use.
     fn is_tuned(&self) -> bool;
+    /// About how many bytes a rank sends to other nodes in one pass; `None` where no operation runs in passes.
+    fn pass_bytes(&self) -> Option<usize> {
+        None
+    }
 }
 
 impl Mode for LlGroup {
@@ -120,6 +124,10 @@ impl Mode for HtGroup {
     fn is_tuned(&self) -> bool {
         !self.plan().tuning.is_empty()
     }
+
+    fn pass_bytes(&self) -> Option<usize> {
+        self.plan().nodes().map(|nodes| nodes.pass_bytes)
+    }
 }
 
 impl<M: Mode> GroupBackend for CudaGroup<M> {
@@ -136,6 +144,7 @@ impl<M: Mode> GroupBackend for CudaGroup<M> {
             backend: "cuda",
             window_bytes: Some(self.common.window_bytes),
             tuned: self.mode.is_tuned(),
+            chunk_bytes: self.mode.pass_bytes(),
         }
     }
 

@@ -1,8 +1,6 @@
 //! What every kernel of an open group needs: loaded kernels, peers' windows, deadline.
 #![forbid(unsafe_code)]
 
-use crate::backend::cuda::driver;
-use crate::backend::cuda::driver::device_name::device_name;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::driver::module::Module;
 use crate::backend::cuda::fault::{FaultPage, nanoseconds};
@@ -11,7 +9,6 @@ use crate::backend::cuda::params::ll::{LL_CHANNELS, LlChannelState};
 use crate::backend::cuda::sizes::number;
 use crate::error::Result;
 use crate::model::tensor::DevPtr;
-use crate::tuning::Tuning;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -87,14 +84,6 @@ impl GroupContext {
         let offset = self.peer_failed.0 - self.windows.get(self.rank as usize).map_or(0, |it| it.0);
         let announced = peers.map(|(_, base)| (DevPtr(base.0 + offset), 1 + self.rank));
         std::iter::once(own).chain(announced).collect()
-    }
-
-    /// What was measured on GPUs like this one for groups of so many ranks.
-    pub(super) fn tuning(&self, ranks: usize) -> Result<Tuning> {
-        let context = self.module.context();
-        let gpu = device_name(context)?;
-        let _entered = context.enter()?;
-        Ok(Tuning::for_group(&gpu, ranks, driver::multiprocessors()?))
     }
 
     /// Deadline and report of kernel `op`.

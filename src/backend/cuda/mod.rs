@@ -27,14 +27,13 @@ use crate::backend::bootstrap::Bootstrap;
 use crate::backend::platform::Platform;
 use crate::backend::{DeviceMemory, OpenGroup};
 use crate::error::Result;
-use crate::model::group::GroupFacts;
+use crate::model::group::{GroupFacts, RankChoices};
 use crate::model::ops::Stream;
 use crate::model::topology::Topology;
 use driver::context::Context;
 use driver::memory::CudaMemory;
 use open::Device;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// One GPU of this process, before a group is open on it.
 pub struct CudaPlatform(Device);
@@ -62,14 +61,14 @@ impl Platform for CudaPlatform {
         &self,
         (facts, topology): (GroupFacts, Topology),
         bootstrap: Bootstrap,
-        timeout: Duration,
+        choices: &RankChoices,
         stream: Stream,
     ) -> Result<OpenGroup> {
         open::open(
             self.0.clone(),
             (&facts, &topology),
             bootstrap,
-            timeout,
+            choices,
             stream,
         )
     }

@@ -8,6 +8,7 @@ use crate::backend::OpenGroup;
 use crate::backend::bootstrap::Bootstrap;
 use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::context::Context;
+use crate::backend::cuda::driver::device_name::device_name;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::driver::module::Module;
 use crate::backend::cuda::fault::FaultPage;
@@ -27,10 +28,11 @@ use crate::backend::cuda::peer::window::{Window, WindowRecord};
 use crate::backend::cuda::peer::windows::PeerWindows;
 use crate::error::refusal::{AmongRanks, Subject};
 use crate::error::{Error, Result};
-use crate::model::group::{Algorithm, GroupFacts};
+use crate::model::group::{Algorithm, GroupFacts, RankChoices};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use crate::model::topology::{LocalRanks, Topology};
+use crate::tuning::Tuning;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
@@ -69,6 +71,22 @@ impl Plan {
             Self::Ll(plan) => plan.bytes(),
             Self::Ht(plan) => plan.bytes(),
         }
+    }
+
+    /// This plan with what the file at `path` says about GPUs like `context`'s, which the thread has entered.
+    fn tuned(self, context: &Arc<Context>, path: &str) -> Result<Self> {
+        let (gpu, multiprocessors) = (device_name(context)?, driver::multiprocessors()?);
+        let measured = |ranks| Tuning::for_group(path, &gpu, ranks, multiprocessors);
+        Ok(match self {
+            Self::Ll(plan) => {
+                let tuning = measured(plan.facts().ranks);
+                Self::Ll(Box::new(plan.tuned(tuning)))
+            }
+            Self::Ht(plan) => {
+                let tuning = measured(plan.facts().ranks);
+                Self::Ht(Box::new(plan.tuned(tuning)))
+            }
+        })
     }
 
     /// Writes what must be in a new window, whose part begins at `start`; the rest is zero.
@@ -125,14 +143,19 @@ impl Prepared {
         context: &Arc<Context>,
         memory: &Arc<CudaMemory>,
         (facts, topology): (&GroupFacts, &Topology),
-        timeout: Duration,
+        choices: &RankChoices,
     ) -> Result<Self> {
         let ranks = topology.local_ranks(facts.rank);
         if ranks.count() > MAX_PEERS {
             return Err(Error::usage(Subject::Communicator, AmongRanks::FewerRanks)
                 .got(ranks.count(), format_args!("at most {MAX_PEERS}")));
         }
+        let _entered = context.enter()?;
         let plan = Plan::new(facts, topology)?;
+        let plan = match &choices.tuning_file {
+            Some(path) => plan.tuned(context, path)?,
+            None => plan,
+        };
         let layout = WindowLayout::new(ranks.count(), plan.bytes());
         let multiprocessors = || -> Result<u32> {
             let all = driver::multiprocessors()?;
@@ -143,7 +166,6 @@ impl Prepared {
         };
         let window = Window::new(memory, layout.bytes)?;
         plan.initialise(memory, window.base().0 + layout.operations)?;
-        let _entered = context.enter()?;
         Ok(Self {
             module: Module::load(context)?,
             plan,
@@ -153,7 +175,7 @@ impl Prepared {
             selftest: Selftest::new(context, ranks.count())?,
             state: GroupContext::new_state(memory)?,
             multiprocessors: multiprocessors()?,
-            faults: Arc::new(FaultPage::new(context, ranks.clone(), timeout)?),
+            faults: Arc::new(FaultPage::new(context, ranks.clone(), choices.timeout)?),
             ranks,
         })
     }
@@ -164,10 +186,11 @@ pub(super) fn open(
     on: Device,
     (facts, topology): (&GroupFacts, &Topology),
     bootstrap: Bootstrap,
-    timeout: Duration,
+    choices: &RankChoices,
     stream: Stream,
 ) -> Result<OpenGroup> {
-    let prepared = Prepared::new(&on.context, &on.memory, (facts, topology), timeout);
+    let timeout = choices.timeout;
+    let prepared = Prepared::new(&on.context, &on.memory, (facts, topology), choices);
     let record = prepared.as_ref().map(|own| own.record.to_bytes());
     let records = bootstrap.agree(record.map_err(Error::clone), WindowRecord::BYTES, stream);
     let mut own = prepared?;

@@ -14,21 +14,21 @@ use crate::backend::{
     LlGroupBackend, OpenGroup, Profile,
 };
 use crate::error::{Error, Result};
-use crate::model::group::{Algorithm, GroupFacts};
+use crate::model::group::{Algorithm, GroupFacts, RankChoices};
 use crate::model::ops::{Routing, Stream};
 use crate::model::topology::Topology;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A process with the CPU stand-ins.
+/// A device of a process with the CPU stand-ins.
 pub struct HostPlatform {
     runtime: HostRuntime,
 }
 
 impl HostPlatform {
-    /// The platform, if the stand-ins are loaded.
-    pub fn detect() -> Result<Option<Self>> {
-        Ok(HostRuntime::detect()?.map(|runtime| Self { runtime }))
+    /// The device with this number, if the stand-ins are loaded.
+    pub fn detect(device: usize) -> Result<Option<Self>> {
+        Ok(HostRuntime::detect(device)?.map(|runtime| Self { runtime }))
     }
 }
 
@@ -41,10 +41,11 @@ impl Platform for HostPlatform {
         &self,
         (facts, topology): (GroupFacts, Topology),
         bootstrap: Bootstrap,
-        timeout: Duration,
+        choices: &RankChoices,
         stream: Stream,
     ) -> Result<OpenGroup> {
         let windows = open_windows(&bootstrap, stream)?;
+        let timeout = choices.timeout;
         let exchange = Exchange::new(facts.rank, windows, timeout);
         let shared = Arc::new(GroupState::new(
             (facts, topology),
@@ -126,6 +127,7 @@ impl GroupBackend for HostGroup {
             backend: "host",
             window_bytes: None,
             tuned: false,
+            chunk_bytes: None,
         }
     }
 

@@ -45,7 +45,7 @@ function_table! {
         fn cudaEventDestroy(*mut c_void) -> c_int;
         fn cudaEventRecord(*mut c_void, *mut c_void) -> c_int;
         fn cudaEventQuery(*mut c_void) -> c_int;
-        fn cudaGetLastError() -> c_int;
+        fn ncclEpHostsimForgetFailure() -> ();
         fn cudaLaunchHostFunc(*mut c_void, HostFunction, *mut c_void) -> c_int;
     }
     optional {}
@@ -60,15 +60,20 @@ const NON_BLOCKING: c_uint = 1;
 /// for all streams of a device. Reusable memory is found by its size in bytes.
 static QUIET: Lazy<Arc<Quiet<usize>>> = Lazy::new(Arc::default);
 
-/// The stand-ins of this process.
+/// The stand-ins of this process, as a group on one of their devices calls them: whatever device the calling thread
+/// has, and whatever failure it has not asked for yet, stay as they are.
 #[derive(Clone, Copy)]
-pub struct HostRuntime(&'static Functions);
+pub struct HostRuntime {
+    functions: &'static Functions,
+    device: c_int,
+}
 
 impl HostRuntime {
-    /// The stand-ins, if the process has them.
-    pub fn detect() -> Result<Option<Self>> {
+    /// The stand-ins' device with this number, if the process has them.
+    pub fn detect(device: usize) -> Result<Option<Self>> {
+        let device = c_int::try_from(device).unwrap_or(c_int::MAX);
         if let Some(functions) = FUNCTIONS.get() {
-            return Ok(Some(Self(functions)));
+            return Ok(Some(Self { functions, device }));
         }
         let marker = c"ncclEpHostsimAbi";
         let library = match Library::chosen_nccl() {
@@ -95,39 +100,55 @@ impl HostRuntime {
             )
             .got(abi, ABI));
         }
-        Ok(Some(Self(functions)))
+        Ok(Some(Self { functions, device }))
+    }
+
+    /// What `call` answers on the group's device.
+    fn ask(&self, call: impl FnOnce(&Functions) -> c_int) -> c_int {
+        let code = match self.enter_device() {
+            Ok(_entered) => call(self.functions),
+            Err(code) => code,
+        };
+        if code != 0 {
+            // SAFETY: takes and returns nothing.
+            unsafe { (self.functions.ncclEpHostsimForgetFailure)() };
+        }
+        code
+    }
+
+    /// The error that names `name`, unless `call` succeeds on the group's device.
+    fn call(&self, name: &str, call: impl FnOnce(&Functions) -> c_int) -> Result<()> {
+        match self.ask(call) {
+            0 => Ok(()),
+            code => Err(failed(name, code)),
+        }
+    }
+
+    /// Makes the group's device the calling thread's until the result is dropped.
+    fn enter_device(&self) -> std::result::Result<Before, c_int> {
+        let (functions, mut device) = (self.functions, 0);
+        // SAFETY: writes one number.
+        let asked = unsafe { (functions.cudaGetDevice)(&mut device) };
+        // SAFETY: any number may be given; the stand-ins refuse those that are none of theirs.
+        let set = || unsafe { (functions.cudaSetDevice)(self.device) };
+        match if asked == 0 { set() } else { asked } {
+            0 => Ok(Before { functions, device }),
+            code => Err(code),
+        }
     }
 
     /// Runs `work` on `stream`, after everything enqueued there before.
     pub fn launch(&self, stream: Stream, work: Box<dyn FnOnce() + Send>) -> Result<()> {
         let boxed = Box::into_raw(Box::new(work)).cast::<c_void>();
         // SAFETY: `call_boxed` gets the box that it wants, once.
-        let code =
-            unsafe { (self.0.cudaLaunchHostFunc)(stream.0 as *mut c_void, call_boxed, boxed) };
-        if code != 0 {
+        let launched = self.call("cudaLaunchHostFunc", |it| unsafe {
+            (it.cudaLaunchHostFunc)(stream.0 as *mut c_void, call_boxed, boxed)
+        });
+        if launched.is_err() {
             // SAFETY: the function was not enqueued, so the box is still ours.
             drop(unsafe { Box::from_raw(boxed.cast::<Box<dyn FnOnce() + Send>>()) });
         }
-        self.check("cudaLaunchHostFunc", code)
-    }
-
-    /// An error that names `call`, unless its result `code` is success.
-    fn check(&self, call: &str, code: c_int) -> Result<()> {
-        if code == 0 {
-            return Ok(());
-        }
-        self.forget_last_error();
-        Err(Error::new(
-            Code::UnhandledCudaError,
-            format!("{call}: CUDA error {code}"),
-        ))
-    }
-
-    /// Clears the last error: a caller's `cudaGetLastError` must not return errors of this
-    /// library's calls.
-    fn forget_last_error(&self) {
-        // SAFETY: takes nothing and returns a number.
-        let _ = unsafe { (self.0.cudaGetLastError)() };
+        launched
     }
 
     /// Makes `works` count when quiet moments are determined.
@@ -143,37 +164,31 @@ impl HostRuntime {
 
     /// Copies on a stream of its own: the legacy default stream would wait for the streams of other threads.
     fn copy(&self, to: *mut c_void, from: *const c_void, bytes: usize) -> Result<()> {
-        let mut stream = std::ptr::null_mut();
-        // SAFETY: writes one handle.
-        self.check("cudaStreamCreateWithFlags", unsafe {
-            (self.0.cudaStreamCreateWithFlags)(&mut stream, NON_BLOCKING)
-        })?;
+        let stream = self.create_stream()?;
+        let raw = stream.0 as *mut c_void;
         // SAFETY: the callers' contract; the next call waits for the copy.
-        let copied = self.check("cudaMemcpyAsync", unsafe {
-            (self.0.cudaMemcpyAsync)(to, from, bytes, ANY_DIRECTION, stream)
+        let copied = self.call("cudaMemcpyAsync", |it| unsafe {
+            (it.cudaMemcpyAsync)(to, from, bytes, ANY_DIRECTION, raw)
         });
         // SAFETY: the stream was just made.
-        let waited = self.check("cudaStreamSynchronize", unsafe {
-            (self.0.cudaStreamSynchronize)(stream)
+        let waited = self.call("cudaStreamSynchronize", |it| unsafe {
+            (it.cudaStreamSynchronize)(raw)
         });
-        // SAFETY: as above; it is not used again.
-        let destroyed = self.check("cudaStreamDestroy", unsafe {
-            (self.0.cudaStreamDestroy)(stream)
-        });
-        copied.and(waited).and(destroyed)
+        self.destroy_stream(stream);
+        copied.and(waited)
     }
 
     fn free_now(&self, data: usize) -> Result<()> {
         // SAFETY: the stand-ins refuse an address that they did not give.
-        self.check("cudaFree", unsafe {
-            (self.0.cudaFree)(data as *mut c_void)
+        self.call("cudaFree", |it| unsafe {
+            (it.cudaFree)(data as *mut c_void)
         })
     }
 
     fn free_unawaited(&self, data: usize) -> Result<()> {
         // SAFETY: the stand-ins refuse an address that they did not give; NULL is the default stream.
-        self.check("cudaFreeAsync", unsafe {
-            (self.0.cudaFreeAsync)(data as *mut c_void, std::ptr::null_mut())
+        self.call("cudaFreeAsync", |it| unsafe {
+            (it.cudaFreeAsync)(data as *mut c_void, std::ptr::null_mut())
         })
     }
 
@@ -183,6 +198,11 @@ impl HostRuntime {
         let free = move |address| drop(runtime.free_now(address));
         QUIET.later(Some(key), data.0, Some(Box::new(free)));
     }
+}
+
+fn failed(name: &str, code: c_int) -> Error {
+    let text = format!("{name}: CUDA error {code}");
+    Error::new(Code::UnhandledCudaError, text)
 }
 
 /// An event of the stand-ins.
@@ -195,57 +215,54 @@ impl Mark {
     fn new(runtime: HostRuntime) -> Result<Self> {
         let mut raw = std::ptr::null_mut();
         // SAFETY: writes one handle.
-        runtime.check("cudaEventCreateWithFlags", unsafe {
-            (runtime.0.cudaEventCreateWithFlags)(&mut raw, 0)
+        runtime.call("cudaEventCreateWithFlags", |it| unsafe {
+            (it.cudaEventCreateWithFlags)(&mut raw, 0)
         })?;
         Ok(Self {
             runtime,
             raw: raw as usize,
         })
     }
-
-    fn is_over(&self) -> bool {
-        // SAFETY: our event.
-        let code = unsafe { (self.runtime.0.cudaEventQuery)(self.raw as *mut c_void) };
-        if code != 0 {
-            self.runtime.forget_last_error();
-        }
-        code != ERROR_NOT_READY
-    }
 }
 
 impl StreamMark for Mark {
     fn record(&mut self, stream: Stream) -> Result<bool> {
         // SAFETY: our event; the stand-ins know their streams.
-        let code = unsafe {
-            (self.runtime.0.cudaEventRecord)(self.raw as *mut c_void, stream.0 as *mut c_void)
-        };
+        let recorded = self.runtime.call("cudaEventRecord", |it| unsafe {
+            (it.cudaEventRecord)(self.raw as *mut c_void, stream.0 as *mut c_void)
+        });
         // There are no captures.
-        self.runtime.check("cudaEventRecord", code).map(|()| true)
+        recorded.map(|()| true)
     }
 
     fn is_over(&self) -> Result<bool> {
-        Ok(Mark::is_over(self))
-    }
-}
-
-/// The device that a thread had before.
-struct Before {
-    runtime: HostRuntime,
-    device: c_int,
-}
-
-impl Drop for Before {
-    fn drop(&mut self) {
-        // SAFETY: a number that the stand-ins gave.
-        let _ = unsafe { (self.runtime.0.cudaSetDevice)(self.device) };
+        // SAFETY: our event.
+        let code = self
+            .runtime
+            .ask(|it| unsafe { (it.cudaEventQuery)(self.raw as *mut c_void) });
+        Ok(code != ERROR_NOT_READY)
     }
 }
 
 impl Drop for Mark {
     fn drop(&mut self) {
         // SAFETY: our event, destroyed once.
-        let _ = unsafe { (self.runtime.0.cudaEventDestroy)(self.raw as *mut c_void) };
+        let _ = self
+            .runtime
+            .ask(|it| unsafe { (it.cudaEventDestroy)(self.raw as *mut c_void) });
+    }
+}
+
+/// The device that a thread had before.
+struct Before {
+    functions: &'static Functions,
+    device: c_int,
+}
+
+impl Drop for Before {
+    fn drop(&mut self) {
+        // SAFETY: a number that the stand-ins gave.
+        let _ = unsafe { (self.functions.cudaSetDevice)(self.device) };
     }
 }
 
@@ -262,8 +279,8 @@ impl DeviceMemory for HostRuntime {
     fn alloc(&self, bytes: usize) -> Result<DevPtr> {
         let mut data = std::ptr::null_mut();
         // SAFETY: writes one pointer, which outlives the call.
-        self.check("cudaMalloc", unsafe {
-            (self.0.cudaMalloc)(&mut data, bytes)
+        self.call("cudaMalloc", |it| unsafe {
+            (it.cudaMalloc)(&mut data, bytes)
         })?;
         Ok(DevPtr(data as usize))
     }
@@ -295,9 +312,9 @@ impl DeviceMemory for HostRuntime {
     fn device_alias(&self, host: DevPtr) -> Result<DevPtr> {
         let mut device = std::ptr::null_mut();
         // SAFETY: writes one pointer, which outlives the call.
-        let code =
-            unsafe { (self.0.cudaHostGetDevicePointer)(&mut device, host.0 as *mut c_void, 0) };
-        self.check("cudaHostGetDevicePointer", code)?;
+        self.call("cudaHostGetDevicePointer", |it| unsafe {
+            (it.cudaHostGetDevicePointer)(&mut device, host.0 as *mut c_void, 0)
+        })?;
         Ok(DevPtr(device as usize))
     }
 
@@ -311,28 +328,25 @@ impl DeviceMemory for HostRuntime {
 
     fn is_idle(&self, stream: Stream) -> Result<bool> {
         // SAFETY: the stand-ins know their streams.
-        match unsafe { (self.0.cudaStreamQuery)(stream.0 as *mut c_void) } {
-            ERROR_NOT_READY => {
-                self.forget_last_error();
-                Ok(false)
-            }
-            code => self.check("cudaStreamQuery", code).map(|()| true),
+        match self.ask(|it| unsafe { (it.cudaStreamQuery)(stream.0 as *mut c_void) }) {
+            0 => Ok(true),
+            ERROR_NOT_READY => Ok(false),
+            code => Err(failed("cudaStreamQuery", code)),
         }
     }
 
     fn create_stream(&self) -> Result<Stream> {
         let mut stream = std::ptr::null_mut();
         // SAFETY: writes one handle.
-        self.check("cudaStreamCreateWithFlags", unsafe {
-            (self.0.cudaStreamCreateWithFlags)(&mut stream, NON_BLOCKING)
+        self.call("cudaStreamCreateWithFlags", |it| unsafe {
+            (it.cudaStreamCreateWithFlags)(&mut stream, NON_BLOCKING)
         })?;
         Ok(Stream(stream as usize))
     }
 
     fn destroy_stream(&self, stream: Stream) {
         // SAFETY: the stand-ins know their streams.
-        let destroyed = unsafe { (self.0.cudaStreamDestroy)(stream.0 as *mut c_void) };
-        drop(self.check("cudaStreamDestroy", destroyed));
+        let _ = self.ask(|it| unsafe { (it.cudaStreamDestroy)(stream.0 as *mut c_void) });
     }
 
     fn begin(&self) -> Box<dyn Any + Send> {
@@ -355,18 +369,11 @@ impl DeviceMemory for HostRuntime {
         Ok(Box::new(Mark::new(*self)?))
     }
 
-    fn enter(&self, device: usize) -> Result<Box<dyn Any>> {
-        let mut before = 0;
-        // SAFETY: writes one number.
-        let asked = unsafe { (self.0.cudaGetDevice)(&mut before) };
-        self.check("cudaGetDevice", asked)?;
-        let device = c_int::try_from(device).unwrap_or(c_int::MAX);
-        // SAFETY: any number may be given; the stand-ins refuse those that are none of theirs.
-        let set = unsafe { (self.0.cudaSetDevice)(device) };
-        self.check("cudaSetDevice", set)?;
-        Ok(Box::new(Before {
-            runtime: *self,
-            device: before,
-        }))
+    fn enter(&self, _device: usize) -> Result<Box<dyn Any>> {
+        // It is that of the group.
+        let entered = self.enter_device();
+        Ok(Box::new(
+            entered.map_err(|code| failed("cudaSetDevice", code))?,
+        ))
     }
 }

@@ -92,6 +92,9 @@ fn in_sequence(f: &mut Formatter<'_>, rule: InSequence) -> fmt::Result {
         InSequence::NoCaptureOfRouting => {
             "must not be captured into a graph: the routing is exchanged once"
         }
+        InSequence::NoCaptureOfGroup => {
+            "must not be captured into a graph, or wait for a stream that is: groups begin and end once"
+        }
         InSequence::NotForked => {
             "was forked after a group had been made, and cannot use this library: start it anew, in \
              Python by multiprocessing's spawn"

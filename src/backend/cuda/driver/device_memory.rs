@@ -7,6 +7,7 @@ use crate::backend::cuda::driver::event::Mark;
 use crate::backend::cuda::driver::graph_marks::GraphMarks;
 use crate::backend::cuda::driver::held::Key;
 use crate::backend::cuda::driver::memory::{self, CudaMemory};
+use crate::backend::cuda::driver::stream;
 use crate::backend::quiet::{Attempt, Works};
 use crate::backend::{DeviceMemory, ReplayMarks, StreamMark};
 use crate::error::{Code, Error, Result};
@@ -23,6 +24,7 @@ impl DeviceMemory for CudaMemory {
             return Ok(DevPtr::default());
         }
         let _entered = self.context().enter()?;
+        let _apart = ApartFromCaptures::enter()?;
         driver::alloc(bytes)
     }
 
@@ -113,6 +115,11 @@ impl DeviceMemory for CudaMemory {
 
     fn new_replay_marks(&self, places: usize) -> Result<Option<Arc<dyn ReplayMarks>>> {
         Ok(Some(Arc::new(GraphMarks::new(self.context(), places)?)))
+    }
+
+    fn is_captured(&self, stream: Stream) -> Result<bool> {
+        let _entered = self.context().enter()?;
+        stream::is_in_the_way(stream)
     }
 
     fn apart_from_captures(&self, work: &mut dyn FnMut()) -> Result<()> {

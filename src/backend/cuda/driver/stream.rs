@@ -1,7 +1,7 @@
 //! A caller's stream as operations see it: its identity, and whether it is being captured.
 #![allow(unsafe_code)]
 
-use crate::backend::cuda::driver::api::{check, functions, raw_stream};
+use crate::backend::cuda::driver::api::{Status, check, functions, raw_stream};
 use crate::backend::cuda::driver::held::{Entered, Held};
 use crate::error::Result;
 use crate::model::ops::Stream;
@@ -81,6 +81,16 @@ pub fn is_captured(stream: Stream) -> Result<bool> {
     capture_status(stream).map(|(status, ..)| status != NONE)
 }
 
+/// Whether a caller's stream is part of a capture, or is the default stream while one is captured that waits for it.
+pub fn is_in_the_way(stream: Stream) -> Result<bool> {
+    let (asked, (status, ..)) = ask_capture(stream)?;
+    if asked == IMPLICIT {
+        return Ok(true);
+    }
+    check(CAPTURE_INFO, asked)?;
+    Ok(status != NONE)
+}
+
 /// The graph under construction that `stream` is captured into.
 pub fn graph_of(stream: Stream) -> Result<Option<sys::CUgraph>> {
     let (status, _, graph) = capture_status(stream)?;
@@ -92,13 +102,22 @@ fn capture_of(stream: Stream) -> Result<Option<Capture>> {
     Ok((status == ACTIVE).then_some(Capture(id)))
 }
 
-fn capture_status(stream: Stream) -> Result<(sys::CUstreamCaptureStatus, u64, sys::CUgraph)> {
+/// Status, number, and graph under construction.
+type CaptureInfo = (sys::CUstreamCaptureStatus, u64, sys::CUgraph);
+
+fn capture_status(stream: Stream) -> Result<CaptureInfo> {
+    let (asked, info) = ask_capture(stream)?;
+    check(CAPTURE_INFO, asked).map(|()| info)
+}
+
+/// The driver's answer, valid if the call succeeds. No capture minds this call.
+fn ask_capture(stream: Stream) -> Result<(Status, CaptureInfo)> {
     let mut status = NONE;
     let mut id = 0;
     let mut graph = null_mut();
     // SAFETY: writes two numbers and a handle, the status one of the three that this enum has had in every driver;
     // what is NULL is not written.
-    check("cuStreamGetCaptureInfo", unsafe {
+    let asked = unsafe {
         (functions()?.cuStreamGetCaptureInfo_v2)(
             raw_stream(stream),
             &mut status,
@@ -107,9 +126,12 @@ fn capture_status(stream: Stream) -> Result<(sys::CUstreamCaptureStatus, u64, sy
             null_mut(),
             null_mut(),
         )
-    })?;
-    Ok((status, id, graph))
+    };
+    Ok((asked, (status, id, graph)))
 }
+
+const CAPTURE_INFO: &str = "cuStreamGetCaptureInfo";
+const IMPLICIT: Status = sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT as Status;
 
 const NONE: sys::CUstreamCaptureStatus = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
 const ACTIVE: sys::CUstreamCaptureStatus =

@@ -168,6 +168,7 @@ mod tests {
             max_recv_rows: Some(4096 * ranks),
             row_bytes: 14_336,
             ll_combine: LlCombineMode::Exact,
+            ht_chunk_bytes: None,
             channels,
         }
     }

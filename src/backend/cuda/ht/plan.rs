@@ -17,7 +17,7 @@ use crate::error::refusal::{OfSettings, Setting, Subject};
 use crate::error::{Error, Result};
 use crate::model::group::{GroupFacts, most_tokens};
 use crate::model::topology::Topology;
-use crate::tuning::{self, Tuning};
+use crate::tuning::Tuning;
 
 const PACKET_BYTES: usize = 8;
 const CREDIT_BYTES: usize = 4;
@@ -96,8 +96,7 @@ impl HtPlan {
     pub fn new(facts: &GroupFacts, topology: &Topology) -> Result<Self> {
         check_limits(facts)?;
         let max_tokens = facts.max_tokens.unwrap_or(most_tokens(facts.ranks));
-        let chunk_bytes = tuning::ht_chunk_bytes();
-        let nodes = (topology.nodes() > 1).then(|| NodesPlan::new(facts, topology, chunk_bytes));
+        let nodes = (topology.nodes() > 1).then(|| NodesPlan::new(facts, topology));
         let facts = &of_node(facts, topology);
         let ranks = facts.ranks;
         let unit_bytes = unit_bytes(facts.row_bytes);

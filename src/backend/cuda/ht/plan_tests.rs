@@ -27,6 +27,7 @@ fn plan(ranks: usize, row_bytes: usize) -> HtPlan {
         max_recv_rows: Some(4096 * ranks),
         row_bytes,
         ll_combine: LlCombineMode::Exact,
+        ht_chunk_bytes: None,
         channels: None,
     })
     .unwrap()

@@ -71,9 +71,8 @@ impl HtShared {
                 device.dynamic_shared_bytes(),
             )?;
         }
-        let tuning = context.tuning(plan.facts().ranks)?;
         Ok(Self {
-            plan: plan.tuned(tuning),
+            plan,
             layout,
             device,
             order: Order::new(&driver_context)?,

@@ -68,8 +68,6 @@ impl LlGroup {
         plan: LlPlan,
         layout: LlLayout,
     ) -> Result<Self> {
-        let tuning = context.tuning(plan.facts().ranks)?;
-        let plan = plan.tuned(tuning);
         let network = network
             .map(|network| LlNetwork::new(Arc::clone(network), memory, plan.facts()))
             .transpose()?;

@@ -24,6 +24,7 @@ fn facts(max_tokens: usize, ll_combine: LlCombineMode) -> GroupFacts {
         max_recv_rows: Some(8 * max_tokens),
         row_bytes: 14_336,
         ll_combine,
+        ht_chunk_bytes: None,
         channels: None,
     }
 }

@@ -163,6 +163,7 @@ mod tests {
             max_recv_rows: Some(12),
             row_bytes: 16,
             ll_combine: LlCombineMode::Exact,
+            ht_chunk_bytes: None,
             channels: None,
         }
     }

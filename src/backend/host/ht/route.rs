@@ -155,6 +155,7 @@ mod tests {
             max_recv_rows: None,
             row_bytes: 16,
             ll_combine: LlCombineMode::Exact,
+            ht_chunk_bytes: None,
             channels: None,
         }
     }

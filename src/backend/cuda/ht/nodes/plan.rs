@@ -60,6 +60,8 @@ pub struct NodesPlan {
     pub local_experts: usize,
     /// Tokens of a rank that a pass should have.
     pass_tokens: usize,
+    /// About how many bytes a rank sends in a pass.
+    pub pass_bytes: usize,
     /// Rows of a message of up to so many bytes are always packed.
     pub packed_bytes: usize,
 }
@@ -100,8 +102,8 @@ impl Division {
 }
 
 impl NodesPlan {
-    /// The plan for the rank of `facts`. `chunk_bytes`, if given, is what a pass sends.
-    pub fn new(facts: &GroupFacts, topology: &Topology, chunk_bytes: Option<usize>) -> Self {
+    /// The plan for the rank of `facts`.
+    pub fn new(facts: &GroupFacts, topology: &Topology) -> Self {
         let locals = topology.local_ranks(facts.rank);
         let carried = |rank: &usize| topology.carried_by(*rank).len();
         let others = topology.nodes() - 1;
@@ -109,7 +111,7 @@ impl NodesPlan {
         let token_bytes = facts.row_bytes * others.max(1);
         let division = Division::of(topology);
         let total = facts.max_tokens.map(|tokens| tokens * token_bytes);
-        let pass_bytes = chunk_bytes.unwrap_or(division.pass_bytes(total));
+        let pass_bytes = facts.ht_chunk_bytes.unwrap_or(division.pass_bytes(total));
         let pass_tokens = (pass_bytes / token_bytes).max(1);
         let chunks = facts.max_tokens.map_or(division.passes, |tokens| {
             let chunks = tokens.div_ceil(pass_tokens);
@@ -124,6 +126,7 @@ impl NodesPlan {
             chunks,
             local_experts: facts.local_experts(),
             pass_tokens,
+            pass_bytes,
             packed_bytes: MOST_PACKED_BYTES.min(pass_bytes / 4),
         }
     }
@@ -256,7 +259,16 @@ mod tests {
 
     fn plan(names: &str, rank: usize, max_tokens: Option<usize>, row_bytes: usize) -> NodesPlan {
         let topology = on_nodes(names);
-        let facts = GroupFacts {
+        NodesPlan::new(&facts(&topology, rank, max_tokens, row_bytes), &topology)
+    }
+
+    fn facts(
+        topology: &Topology,
+        rank: usize,
+        max_tokens: Option<usize>,
+        row_bytes: usize,
+    ) -> GroupFacts {
+        GroupFacts {
             algorithm: Algorithm::HighThroughput,
             ranks: topology.ranks(),
             rank,
@@ -265,9 +277,21 @@ mod tests {
             max_recv_rows: None,
             row_bytes,
             ll_combine: LlCombineMode::Reduce,
+            ht_chunk_bytes: None,
             channels: None,
+        }
+    }
+
+    #[test]
+    fn passes_are_as_large_as_all_ranks_have_agreed() {
+        let topology = on_nodes("aabb");
+        let facts = GroupFacts {
+            ht_chunk_bytes: Some(1 << 20),
+            ..facts(&topology, 0, Some(512), 4096)
         };
-        NodesPlan::new(&facts, &topology, None)
+        let agreed = NodesPlan::new(&facts, &topology);
+        assert_eq!((agreed.pass_bytes, agreed.chunks), (1 << 20, 2));
+        assert_eq!(plan("aabb", 0, Some(512), 4096).chunks, 1);
     }
 
     #[test]

@@ -1,0 +1,134 @@
+// Calls that no graph can hold, while a stream is captured. Each works as it does otherwise, or is refused, and in
+// either case the capture goes on, in whatever mode, and the group works.
+#include "harness/graphs.h"
+#include "suites/graph/cases.h"
+#include "suites/graph/pairs.h"
+
+static void open_pair(LlPair* pair, EpEnv* env) {
+    ll_pair_open(pair, env, kRefDistinct);
+    for (unsigned i = 0; i < kPair; ++i) {
+        ll_dispatch(&pair->runs[i]);  // a combine needs a dispatch before it, also at its capture
+        ll_prepare_dispatch(&pair->runs[i]);
+        ll_prepare_combine(&pair->runs[i]);
+    }
+}
+
+static void replay(LlRun* run, cudaGraphExec_t graph) {
+    ll_prepare_dispatch(run);
+    ll_prepare_combine(run);
+    EP_CHECK_CUDA(cudaGraphLaunch(graph, run->env->stream));
+    ep_sync(run->env);
+    ll_check_dispatch(run);
+    ll_check_combine(run);
+}
+
+// ---- On a captured stream ----------------------------------------------------------------------
+
+static ncclResult_t create_group(const EpEnv* env, cudaStream_t stream, ncclEpGroup_t* group) {
+    const ncclEpGroupConfig_t config =
+        ep_group_config(NCCL_EP_ALGO_LOW_LATENCY, (unsigned)env->size, 1, 16);
+    return ncclEpCreateGroup(group, env->comm, &config, stream, NULL, NULL);
+}
+
+static void check_groups_are_refused(const EpEnv* env, ncclEpGroup_t group) {
+    // The default one waits for that of the environment, which is a blocking stream.
+    const cudaStream_t streams[] = {env->stream, NULL};
+    for (int i = 0; i < 2; ++i) {
+        ncclEpGroup_t made = NULL;
+        EP_CHECK_RESULT(create_group(env, streams[i], &made), ncclInvalidUsage);
+        EP_CHECK_STR_CONTAINS(ep_last_error(), "ncclEpCreateGroup: stream: must not be captured");
+        EP_CHECK(made == NULL);
+        EP_CHECK_RESULT(ncclEpGroupDestroy(group, streams[i]), ncclInvalidUsage);
+        EP_CHECK_STR_CONTAINS(ep_last_error(), "ncclEpGroupDestroy: stream: must not be captured");
+    }
+}
+
+static void make_a_tensor(ncclEpGroup_t group) {
+    ncclNDTensor_t tensor;
+    EP_CHECK_NCCL(ncclEpTensorCreate(group, &tensor, 1, ncclInt8, NCCL_EP_TENSOR_TAG_NONE, 64, 1, 1,
+                                     1, 1));
+    EP_CHECK_NCCL(ncclEpTensorDestroy(group, &tensor));
+}
+
+static void replace_handle(LlRun* run, ncclEpGroup_t group, cudaStream_t stream) {
+    EpView ids;
+    ep_view_2d(&ids, ref_buffer_data(&run->ids), ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX,
+               run->now->num_tokens[run->env->rank], run->shape.top_k);
+    ncclEpHandle_t made = NULL;
+    EP_CHECK_NCCL(
+        ncclEpCreateHandle(&made, group, &ids.tensor, NULL, 0, NULL, stream, false));
+    EP_CHECK_NCCL(ncclEpHandleDestroy(run->handle));
+    run->handle = made;
+}
+
+static void calls_in_a_capture_of(EpEnv* env, enum cudaStreamCaptureMode mode) {
+    LlPair pair;
+    open_pair(&pair, env);
+    LlRun *run = &pair.runs[0], *other = &pair.runs[1];
+    if (ep_begin_capture_in(env->stream, mode)) {
+        EP_CHECK_NCCL(ll_launch_dispatch(run, env->stream, false));
+        check_groups_are_refused(env, pair.group);
+        make_a_tensor(pair.group);
+        replace_handle(other, pair.group, env->stream);
+        EP_CHECK_NCCL(ll_launch_combine(run, env->stream, false));
+        cudaGraphExec_t graph = ep_instantiate(ep_end_capture(env->stream));
+        replay(run, graph);
+        ll_dispatch(other);
+        ll_combine(other);
+        EP_REQUIRE_CUDA(cudaGraphExecDestroy(graph));
+    }
+    ll_pair_close(&pair);
+}
+
+void calls_in_a_capture(EpEnv* env) {
+    calls_in_a_capture_of(env, cudaStreamCaptureModeThreadLocal);
+    calls_in_a_capture_of(env, cudaStreamCaptureModeGlobal);
+    calls_in_a_capture_of(env, cudaStreamCaptureModeRelaxed);
+}
+
+// ---- On another stream of the thread that captures ---------------------------------------------
+
+// Its allocation functions need not know of captures.
+static cudaError_t alloc(void** data, size_t bytes) { return cudaMalloc(data, bytes); }
+static cudaError_t release(void* data) { return cudaFree(data); }
+
+static void make_a_group(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
+    const ncclEpGroupConfig_t config = ep_group_config(algorithm, (unsigned)env->size, 1, 16);
+    ncclEpGroup_t group = NULL;
+    EP_CHECK_NCCL(ncclEpCreateGroup(&group, env->comm, &config, env->stream, alloc, release));
+    make_a_tensor(group);
+    EpView ids;
+    ep_view_2d(&ids, NULL, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, 0, 1);
+    ncclEpHandle_t handle = NULL;
+    EP_CHECK_NCCL(
+        ncclEpCreateHandle(&handle, group, &ids.tensor, NULL, 0, NULL, env->stream, false));
+    EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
+    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
+}
+
+void calls_beside_a_capture(EpEnv* env) {
+    const ncclEpAlgorithm_t algorithm = ep_algorithm_for_any_case(env);
+    LlPair pair;
+    LlPair ending;
+    open_pair(&pair, env);
+    open_pair(&ending, env);
+    LlRun* run = &pair.runs[0];
+    for (unsigned i = 0; i < kPair; ++i) {
+        EP_CHECK_NCCL(ncclEpHandleDestroy(ending.runs[i].handle));
+        ending.runs[i].handle = NULL;
+    }
+    if (ep_begin_capture(pair.aside)) {
+        EP_CHECK_NCCL(ll_launch_dispatch(run, pair.aside, false));
+        EP_CHECK_NCCL(ncclEpGroupDestroy(ending.group, env->stream));
+        make_a_group(env, algorithm);
+        EP_CHECK_NCCL(ll_launch_combine(run, pair.aside, false));
+        cudaGraphExec_t graph = ep_instantiate(ep_end_capture(pair.aside));
+        replay(run, graph);
+        EP_REQUIRE_CUDA(cudaGraphExecDestroy(graph));
+    } else {
+        EP_CHECK_NCCL(ncclEpGroupDestroy(ending.group, env->stream));
+    }
+    ep_close_streams(&ending.aside, 1);
+    for (unsigned i = 0; i < kPair; ++i) ll_run_close(&ending.runs[i]);
+    ll_pair_close(&pair);
+}

@@ -132,6 +132,7 @@ const UNSAFE: &[&str] = &[
     "src/backend/cuda/driver/memory.rs",
     "src/backend/cuda/driver/mod.rs",
     "src/backend/cuda/driver/module.rs",
+    "src/backend/cuda/driver/pinned.rs",
     "src/backend/cuda/driver/stream.rs",
     "src/backend/dylib.rs",
     "src/backend/host/device.rs",

@@ -124,11 +124,14 @@ CUresult cuMemFree(CUdeviceptr address) {
     return static_cast<CUresult>(cudaFree(reinterpret_cast<void*>(address)));
 }
 
-CUresult cuMemHostAlloc(void** memory, size_t bytes, unsigned flags) {
-    return static_cast<CUresult>(cudaHostAlloc(memory, bytes, flags));
+// A reset of the device forgets them, and the pages stay, unlike those of cuMemHostAlloc.
+CUresult cuMemHostRegister(void* memory, size_t bytes, unsigned flags) {
+    return static_cast<CUresult>(cudaHostRegister(memory, bytes, flags));
 }
 
-CUresult cuMemFreeHost(void* memory) { return static_cast<CUresult>(cudaFreeHost(memory)); }
+CUresult cuMemHostUnregister(void* memory) {
+    return static_cast<CUresult>(cudaHostUnregister(memory));
+}
 
 CUresult cuMemHostGetDevicePointer(CUdeviceptr* address, void* host, unsigned flags) {
     void* device = nullptr;

@@ -56,6 +56,11 @@ pub trait DeviceMemory: Send + Sync {
     fn watch_works(&self, works: Weak<dyn Works>);
     /// Does `work`, which may wait for the whole device, if the device is quiet. Launches of graphs do not count.
     fn attempt(&self, work: &mut dyn FnMut()) -> Attempt;
+    /// The failure of a device that was reset: nothing on it is left, and nothing can be freed there. `None` for any
+    /// other.
+    fn lost(&self) -> Option<Error> {
+        None
+    }
     /// A mark for streams.
     fn new_mark(&self) -> Result<Box<dyn StreamMark>>;
     /// Marks for operations in graphs, with a place for each of `places`; `None` on a device without graphs.

@@ -142,3 +142,33 @@ void groups_after_a_reset(EpEnv* env) {
         ep_init_device(env);
     }
 }
+
+// What the caller does by mistake must not harm the process: threads of the library look at groups at any moment.
+void a_reset_beside_groups(EpEnv* env) {
+    enum { kLookedAgainUs = 100000 };
+    const unsigned num_algorithms = ep_num_algorithms(env);
+    for (unsigned i = 0; i < num_algorithms; ++i) {
+        Trip trip;
+        open_trip(&trip, kEpAlgorithms[i], place_of(env));
+        EP_CHECK(make_trip(&trip));
+        EP_REQUIRE(MPI_Barrier(MPI_COMM_WORLD) == MPI_SUCCESS);
+        EP_REQUIRE_CUDA(cudaDeviceReset());
+        usleep(kLookedAgainUs);
+        ncclResult_t state = ncclSuccess;
+        EP_CHECK_NCCL(ncclEpGetAsyncError(trip.group, &state));
+        if (ep_num_nodes() > 1) {
+            EP_CHECK_EQ_I64(state, ncclUnhandledCudaError);
+            EP_CHECK_STR_CONTAINS(ep_last_error(), "the device was reset");
+        }
+        EP_CHECK_NCCL(ncclEpHandleDestroy(trip.handle));
+        const ncclResult_t ended = ncclEpGroupDestroy(trip.group, NULL);
+        EP_CHECK(ended == ncclSuccess || ended == ncclUnhandledCudaError);
+        (void)destroy_tensors(&trip, NULL);
+        EP_REQUIRE(MPI_Barrier(MPI_COMM_WORLD) == MPI_SUCCESS);
+        EP_REQUIRE_NCCL(ncclCommDestroy(env->comm));
+        ep_init_device(env);
+        open_trip(&trip, kEpAlgorithms[i], place_of(env));
+        EP_CHECK(make_trip(&trip));
+        EP_CHECK(close_trip(&trip));
+    }
+}

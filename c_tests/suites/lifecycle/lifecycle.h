@@ -81,6 +81,7 @@ void group_that_one_rank_cannot_map(EpEnv* env);
 void groups_on_any_stream(EpEnv* env);
 void one_rank_is_late(EpEnv* env);
 void groups_after_a_reset(EpEnv* env);
+void a_reset_beside_groups(EpEnv* env);
 void calls_from_another_thread(EpEnv* env);  // threads.c
 void two_threads_with_a_group_each(EpEnv* env);
 void two_threads_make_and_destroy_groups(EpEnv* env);

@@ -99,6 +99,7 @@ int main(int argc, char** argv) {
         EP_CASE_HT(tokens_without_ids_cost_nothing),
         EP_CASE(many_groups),
         EP_CASE(groups_after_a_reset),
+        EP_CASE(a_reset_beside_groups),
     };
     use_one_heap();
     return ep_main(argc, argv, cases, COUNT(cases));

@@ -74,7 +74,12 @@ impl Ending {
         drop(detached::start(move || self.free_aborted(limit)));
     }
 
-    fn free_aborted(&self, limit: Duration) {
+    /// The same in the calling thread, which is one of the library's own that frees nothing else.
+    pub fn free_aborted(&self, limit: Duration) {
+        if self.memory.lost().is_some() {
+            // What NCCL would write to went with the device.
+            return self.comm.abandon();
+        }
         let (go, wait) = channel();
         let own = Arc::clone(&self.comm);
         if detached::start(move || own.abort(|| wait.recv().is_ok())).is_err() {
@@ -89,6 +94,14 @@ impl Ending {
         };
         while (self.in_graphs)() || self.memory.attempt(&mut free) == Attempt::Busy {
             std::thread::sleep(LONG_PAUSE);
+        }
+    }
+
+    /// Ends its operations in the calling thread, which is one of the library's own, and frees nothing.
+    pub fn abort_here(&self) {
+        match self.memory.lost() {
+            Some(_) => self.comm.abandon(),
+            None => self.comm.abort(|| false),
         }
     }
 

@@ -28,7 +28,7 @@ pub struct Wanted<'a> {
     /// The most blocks of a kernel of NCCL, each of which fills a multiprocessor.
     pub most_blocks: usize,
     /// Told of a failure, also of one while the transport is opened.
-    pub on_fault: OnFault,
+    pub on_fault: Arc<dyn OnFault>,
 }
 
 /// Opens a transport and warms it up; every rank gets one, or every rank an error.

@@ -165,6 +165,10 @@ impl DeviceMemory for Device {
         }
         attempt
     }
+    fn lost(&self) -> Option<Error> {
+        let is_gone = *self.attempt.lock() == Some(Attempt::Gone);
+        is_gone.then(|| Error::internal("it was reset"))
+    }
     fn enter(&self, _device: usize) -> Result<Box<dyn Any>> {
         Ok(Box::new(()))
     }

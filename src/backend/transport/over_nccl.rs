@@ -5,6 +5,7 @@ use crate::backend::DeviceMemory;
 use crate::backend::detached;
 use crate::backend::nccl::own::{OwnCommunicator, Part};
 use crate::backend::transport::ending::{Ending, FOR_KEPT, Untaken};
+use crate::backend::transport::failing::Failing;
 use crate::backend::transport::members::Members;
 use crate::backend::transport::operation::{Late, Operation, Recent};
 use crate::backend::transport::outstanding::Outstanding;
@@ -49,7 +50,7 @@ struct Shared {
     turn: Mutex<Parts>,
     timeout: Duration,
     fault: OnceCell<Error>,
-    on_fault: OnFault,
+    failing: Arc<Failing>,
 }
 
 /// Where this rank's messages are.
@@ -68,7 +69,7 @@ impl NcclTransport {
         comm: Untaken,
         device: Device,
         timeout: Duration,
-        on_fault: OnFault,
+        on_fault: Arc<dyn OnFault>,
     ) -> Result<Self> {
         let outstanding = Arc::new(Outstanding::new(&*device.memory)?);
         let works: Weak<Outstanding> = Arc::downgrade(&outstanding);
@@ -81,7 +82,7 @@ impl NcclTransport {
             turn: Mutex::default(),
             timeout,
             fault: OnceCell::new(),
-            on_fault,
+            failing: Arc::new(Failing::new(on_fault, timeout)),
         });
         let _end = Some(End(Arc::clone(&shared)));
         // Without a watchdog it ends at once, not together with other ranks.
@@ -168,19 +169,16 @@ impl Shared {
     /// The transport ends with `error`, unless it has ended before; gives the failure that counts.
     fn fail(&self, error: Error) -> Error {
         if self.fault.set(error.clone()).is_ok() {
-            // Before the operations end: then the group must know that what they received is undefined.
-            (self.on_fault)(&error);
-            self.start_abort();
+            self.failing.fail(&error, self.aborting());
         }
         self.fault.get().cloned().unwrap_or(error)
     }
 
-    /// Ends what is on the streams, which counts as under way until it has ended. What cannot be ended stays, with its
-    /// memory.
-    fn start_abort(&self) {
+    /// The end of what is on the streams, which counts as under way until it has ended. What cannot be ended stays, with
+    /// its memory.
+    fn aborting(&self) -> Ending {
         let outstanding = Arc::clone(&self.outstanding);
-        let in_graphs = Box::new(move || outstanding.are_in_graphs());
-        self.ending(in_graphs).abort(self.timeout);
+        self.ending(Box::new(move || outstanding.are_in_graphs()))
     }
 
     /// Ends a communicator whose operations are over, but for those in graphs.
@@ -200,7 +198,7 @@ impl Shared {
     fn give_up(&self) {
         let text = format!("{} gave the network up", self.members.own_name());
         if self.fault.set(Error::new(Code::RemoteError, text)).is_ok() {
-            self.start_abort();
+            self.failing.give_up(self.aborting());
         }
     }
 
@@ -252,7 +250,16 @@ impl Shared {
 impl Watched for Shared {
     fn look(&self, now: Instant) {
         if self.fault.get().is_some() {
-            return;
+            return self.failing.look();
+        }
+        if let Some(error) = self.device.memory.lost() {
+            self.comm.abandon();
+            let _ = self.fault.set(error.clone());
+            return self.failing.lose(&error);
+        }
+        if self.failing.has_group_failed() {
+            // Other nodes wait for this rank, and streams of this rank for them.
+            return self.give_up();
         }
         let error = match self.outstanding.late(now, self.timeout) {
             Ok(late) => late.map(|late| self.too_late(&late)),
@@ -319,6 +326,10 @@ impl Transport for NcclTransport {
 
     fn abort(&self) {
         self.shared.give_up();
+    }
+
+    fn fail(&self, error: &Error) {
+        self.shared.fail(error.clone());
     }
 }
 

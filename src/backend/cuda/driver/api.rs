@@ -66,8 +66,8 @@ driver_table! {
     fn cuDeviceGetAttribute(*mut c_int, sys::CUdevice_attribute, sys::CUdevice);
     fn cuMemAlloc_v2(*mut sys::CUdeviceptr, usize);
     fn cuMemFree_v2(sys::CUdeviceptr);
-    fn cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
-    fn cuMemFreeHost(*mut c_void);
+    fn cuMemHostRegister_v2(*mut c_void, usize, c_uint);
+    fn cuMemHostUnregister(*mut c_void);
     fn cuMemHostGetDevicePointer_v2(*mut sys::CUdeviceptr, *mut c_void, c_uint);
     fn cuMemcpyHtoDAsync_v2(sys::CUdeviceptr, *const c_void, usize, sys::CUstream);
     fn cuMemcpyDtoHAsync_v2(*mut c_void, sys::CUdeviceptr, usize, sys::CUstream);

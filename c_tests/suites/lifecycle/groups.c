@@ -127,6 +127,30 @@ void one_rank_is_late(EpEnv* env) {
     }
 }
 
+static size_t free_memory(void) {
+    size_t left = 0;
+    size_t total = 0;
+    EP_REQUIRE_CUDA(cudaMemGetInfo(&left, &total));
+    return left;
+}
+
+// No window of one size serves a group of another, so those of groups that have ended must be gone.
+void groups_of_many_sizes(EpEnv* env) {
+    enum { kSizes = 6, kFewestRows = 32, kRowBytes = 4096 };
+    size_t left = 0;
+    for (unsigned i = 0; i < kSizes; ++i) {
+        ncclEpGroup_t group = ep_group_create(env, NCCL_EP_ALGO_LOW_LATENCY, (unsigned)env->size,
+                                              kFewestRows << i, kRowBytes);
+        EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
+        // NCCL on GPUs keeps some of its own.
+        if (i == 0 || !ep_on_hostsim()) {
+            left = free_memory();
+        } else {
+            EP_CHECK_EQ_U64(free_memory(), left);
+        }
+    }
+}
+
 // What the library keeps from one group to the next is lost with the context. A new context, often
 // at the same address, starts from nothing.
 void groups_after_a_reset(EpEnv* env) {

@@ -80,6 +80,7 @@ void groups_on_two_communicators(EpEnv* env);
 void group_that_one_rank_cannot_map(EpEnv* env);
 void groups_on_any_stream(EpEnv* env);
 void one_rank_is_late(EpEnv* env);
+void groups_of_many_sizes(EpEnv* env);
 void groups_after_a_reset(EpEnv* env);
 void a_reset_beside_groups(EpEnv* env);
 void calls_from_another_thread(EpEnv* env);  // threads.c

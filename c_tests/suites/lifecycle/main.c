@@ -90,6 +90,7 @@ int main(int argc, char** argv) {
         EP_CASE(groups_on_two_communicators),
         EP_CASE(group_that_one_rank_cannot_map),
         EP_CASE(groups_on_any_stream),
+        EP_CASE(groups_of_many_sizes),
         EP_CASE(one_rank_is_late),
         EP_CASE(calls_from_another_thread),
         EP_CASE(two_threads_with_a_group_each),

@@ -26,7 +26,10 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("backend::detached", &["error::*"]),
     ("backend::dylib", &["env"]),
     ("backend::quiet", &[]),
-    ("backend::nccl", &["backend::dylib", "error::*", "model::*"]),
+    (
+        "backend::nccl",
+        &["backend::dylib", "error::*", "log", "model::*"],
+    ),
     (
         "backend::bootstrap",
         &[

@@ -80,6 +80,7 @@ fn open(
         device,
         timeout,
         most_blocks: BLOCKS,
+        most_bytes: usize::MAX,
         on_fault: Arc::new(Count(count)),
     };
     let transport = over_nccl(&bootstrap, wanted, stream)?;

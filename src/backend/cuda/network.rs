@@ -48,11 +48,12 @@ pub struct Network {
 }
 
 impl Network {
-    /// Connects the nodes. Collective: every rank gets a network, or every rank an error.
+    /// Connects the nodes for messages of up to `most_bytes`. Collective: every rank gets a network, or every rank an
+    /// error.
     pub fn open(
         bootstrap: &Bootstrap,
-        (topology, device): (&Topology, usize),
-        (group, memory): (&GroupContext, &Arc<CudaMemory>),
+        (topology, most_bytes): (&Topology, usize),
+        (group, (device, memory)): (&GroupContext, (usize, &Arc<CudaMemory>)),
         timeout: Duration,
         stream: Stream,
     ) -> Result<Self> {
@@ -70,6 +71,7 @@ impl Network {
             device,
             timeout,
             most_blocks: NETWORK_BLOCKS as usize,
+            most_bytes,
             on_fault,
         };
         let transport: Arc<dyn Transport> = Arc::from(over_nccl(bootstrap, wanted, stream)?);

@@ -71,6 +71,13 @@ impl Plan {
         }
     }
 
+    fn most_message_bytes(&self) -> usize {
+        match self {
+            Self::Ll(plan) => plan.most_message_bytes(),
+            Self::Ht(plan) => plan.most_message_bytes(),
+        }
+    }
+
     /// Writes what must be in a new window, whose part begins at `start`; the rest is zero.
     fn initialise(&self, memory: &CudaMemory, start: usize) -> Result<()> {
         let Self::Ll(plan) = self else {
@@ -238,8 +245,8 @@ pub(super) fn open(
         (&mapped.bases, mapped.ranks.own_index()),
     )?);
     let tested = mapped.test(&own.selftest, &group, &bootstrap, stream);
-    let within = (&bootstrap, timeout);
-    let network = connect(&on, topology, (tested, &group), within, stream);
+    let nodes = (topology, own.plan.most_message_bytes());
+    let network = connect(&on, nodes, (tested, &group), (&bootstrap, timeout), stream);
     let mode = network.as_ref().map_err(Error::clone);
     let mode = mode.and_then(|network| own.plan.open(&group, &on.memory, network.as_ref(), start));
     if let Err(error) = agree_on(&bootstrap, &mode, stream) {
@@ -280,10 +287,11 @@ fn abandon(
     windows.abandon(bootstrap, stream, error)
 }
 
-/// Connects the nodes, if there are several and all ranks have `tested` their windows.
+/// Connects the nodes for messages of up to `most_bytes`, if there are several and all ranks have `tested` their
+/// windows.
 fn connect(
     on: &Device,
-    topology: &Topology,
+    (topology, most_bytes): (&Topology, usize),
     (tested, group): (Result<()>, &GroupContext),
     (bootstrap, timeout): (&Bootstrap, Duration),
     stream: Stream,
@@ -292,8 +300,9 @@ fn connect(
         return tested.map(|()| None);
     }
     agree_on(bootstrap, &tested, stream)?;
-    let nodes = (topology, on.number);
-    let network = Network::open(bootstrap, nodes, (group, &on.memory), timeout, stream)?;
+    let on_device = (on.number, &on.memory);
+    let nodes = (topology, most_bytes);
+    let network = Network::open(bootstrap, nodes, (group, on_device), timeout, stream)?;
     Ok(Some(Arc::new(network)))
 }
 

@@ -89,9 +89,6 @@ pub trait Transport: Send + Sync {
         receives: &[Message],
         stream: Stream,
     ) -> Result<()>;
-    /// Sends something to every gateway and checks what comes from every source; returns when it has come, or at the
-    /// deadline. The network connects here, and not in the first operations.
-    fn warm_up(&self, stream: Stream) -> Result<()>;
     /// Ends it, as the deadline does, since the host has `waited` too long for the last operation for `label`, which may
     /// not have begun. Gives the failure that counts; none if that operation is over.
     fn end_late(&self, label: Label, waited: Duration) -> Option<Error>;

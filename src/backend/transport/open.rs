@@ -27,6 +27,8 @@ pub struct Wanted<'a> {
     pub timeout: Duration,
     /// The most blocks of a kernel of NCCL, each of which fills a multiprocessor.
     pub most_blocks: usize,
+    /// The most bytes of a message, the same on all ranks.
+    pub most_bytes: usize,
     /// Told of a failure, also of one while the transport is opened.
     pub on_fault: Arc<dyn OnFault>,
 }
@@ -38,6 +40,7 @@ pub fn over_nccl(
     stream: Stream,
 ) -> Result<Box<dyn Transport>> {
     let members = Members::new(wanted.topology, bootstrap.rank());
+    let most_bytes = wanted.most_bytes;
     let network = Network::of_process();
     let ids = bootstrap.agree(own_id(&network, &members), ID_BYTES, stream)?;
     // Before the exchange begins, as the device is not quiet from then on.
@@ -46,7 +49,9 @@ pub fn over_nccl(
     let _under_way = bootstrap.memory().begin();
     let joined = join(bootstrap, network?, &ids, members, wanted);
     let transport = agreed(bootstrap, joined, stream)?;
-    let warmed = within_most(bootstrap, |limit| transport.warm_up_within(limit, stream));
+    let warmed = within_most(bootstrap, |limit| {
+        transport.warm_up(most_bytes, limit, stream)
+    });
     agreed(bootstrap, warmed.map(|()| transport), stream)
         .map(|transport| Box::new(transport) as Box<dyn Transport>)
 }

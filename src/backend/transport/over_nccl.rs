@@ -90,8 +90,8 @@ impl NcclTransport {
         Ok(Self { shared, _end })
     }
 
-    /// [`Transport::warm_up`] with a deadline of its own.
-    pub fn warm_up_within(&self, limit: Duration, stream: Stream) -> Result<()> {
+    /// Exchanges the first messages, which connect the ranks, as those of up to `most_bytes` need it, within `limit`.
+    pub fn warm_up(&self, most_bytes: usize, limit: Duration, stream: Stream) -> Result<()> {
         let shared = &self.shared;
         let transport = Self {
             shared: Arc::clone(shared),
@@ -103,7 +103,8 @@ impl NcclTransport {
                 device, members, ..
             } = &*transport.shared;
             let _entered = device.enter()?;
-            warm_up::run(&transport, &*device.memory, members, stream, limit)
+            let on = (&*device.memory, stream);
+            warm_up::run(&transport, on, members, most_bytes, limit)
         });
         let error = match warmed {
             Ok(Some(Ok(true))) => return Ok(()),
@@ -305,10 +306,6 @@ impl Transport for NcclTransport {
             .operate(label, messages.map(|it| it.peer), stream, |comm| {
                 comm.exchange(to, from, stream)
             })
-    }
-
-    fn warm_up(&self, stream: Stream) -> Result<()> {
-        self.warm_up_within(self.shared.timeout, stream)
     }
 
     fn end_late(&self, label: Label, waited: Duration) -> Option<Error> {

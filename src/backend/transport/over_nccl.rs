@@ -163,6 +163,7 @@ impl Shared {
             peers,
             waited,
             is_replayed: false,
+            is_shared: false,
             behind: None,
         })
     }
@@ -222,6 +223,9 @@ impl Shared {
         );
         if late.is_replayed {
             text += ", replayed by a graph";
+        }
+        if late.is_shared {
+            text += " (or in an earlier one of its graphs, which are too many to tell)";
         }
         if let Some(first) = late.behind {
             text += &format!(", behind {first}");

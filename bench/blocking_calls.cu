@@ -11,6 +11,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <thread>
 
@@ -78,6 +79,19 @@ void probe_memory(const Spinning& spinning) {
         cuMemAlloc(&made, 256 << 20);
     });
     probe(spinning, "cuMemFree", [=] { cuMemFree(other); });
+    CUdeviceptr third;
+    cuMemAlloc(&third, 512 << 20);
+    probe(spinning, "cuMemFreeAsync of what cuMemAlloc gave", [=] {
+        size_t before, after, total;
+        cuMemGetInfo(&before, &total);
+        cuMemFreeAsync(third, own);
+        cuStreamSynchronize(own);
+        cuMemGetInfo(&after, &total);
+        printf("%ld MiB more are free\n", (long)(after - before) >> 20);
+    });
+    probe(spinning, "cuMemHostRegister", [] {
+        cuMemHostRegister(aligned_alloc(4096, 4096), 4096, CU_MEMHOSTREGISTER_DEVICEMAP);
+    });
     probe(spinning, "cuMemHostAlloc", [] {
         void* made;
         cuMemHostAlloc(&made, 4096, CU_MEMHOSTALLOC_DEVICEMAP);
@@ -173,6 +187,9 @@ void probe_all_beside_free(const Spinning& spinning) {
         CUdeviceptr allocated;
         cuMemAlloc(&allocated, 1 << 20);
     });
+    static CUdeviceptr given;
+    cuMemAlloc(&given, 1 << 20);
+    probe("cuMemFreeAsync of what cuMemAlloc gave", [=] { cuMemFreeAsync(given, own); });
     probe("a launch", [=] { nothing<<<1, 1, 0, own>>>(); });
     CHECK(cudaDeviceSynchronize());
 }

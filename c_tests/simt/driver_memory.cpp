@@ -124,6 +124,20 @@ CUresult cuMemFree(CUdeviceptr address) {
     return static_cast<CUresult>(cudaFree(reinterpret_cast<void*>(address)));
 }
 
+CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
+    ForgetAllocation(address);
+    return static_cast<CUresult>(cudaFreeAsync(reinterpret_cast<void*>(address), stream));
+}
+
+CUresult cuMemGetAddressRange(CUdeviceptr* begin, size_t* bytes, CUdeviceptr address) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    const auto found = allocations.find(address);
+    if (found == allocations.end()) return CUDA_ERROR_NOT_FOUND;
+    *begin = address;
+    *bytes = found->second.bytes;
+    return CUDA_SUCCESS;
+}
+
 // A reset of the device forgets them, and the pages stay, unlike those of cuMemHostAlloc.
 CUresult cuMemHostRegister(void* memory, size_t bytes, unsigned flags) {
     return static_cast<CUresult>(cudaHostRegister(memory, bytes, flags));

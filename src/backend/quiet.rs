@@ -10,9 +10,14 @@
 //! Nobody waits long for a quiet moment, as that might need the peers. Memory to be freed is left here.
 //! It is freed at the next quiet moment, or serves the next group that wants the same, so little
 //! piles up even if no moment is quiet.
+//!
+//! No moment is quiet while a graph has operations: two ranks would deadlock if each held up, by a free that waits for
+//! one replay, the launch of the other. Too much of the caller's memory is freed all the same, by a call that waits for
+//! nothing.
 #![forbid(unsafe_code)]
 
 use parking_lot::Mutex;
+use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -20,6 +25,8 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_millis(100);
 /// Most allocations of the caller's that may wait to be freed.
 const MOST_ALLOCATIONS: usize = 256;
+/// Most bytes of them that may wait for graphs alone.
+const MOST_BYTES: usize = 256 << 20;
 const PAUSE: Duration = Duration::from_micros(50);
 
 /// Enqueued operations that wait for other ranks.
@@ -35,8 +42,7 @@ pub trait Works: Send + Sync {
 pub enum Graphs {
     /// They count.
     Count,
-    /// They do not count: for the caller's memory and for communicators, which must end at some time.
-    /// The caller knows of its launches.
+    /// They do not count: for what waits for nothing. The caller knows of its launches.
     DoNotCount,
 }
 
@@ -54,6 +60,18 @@ pub enum Attempt {
 /// Frees the allocation at an address.
 pub type Free = Box<dyn FnMut(usize) + Send>;
 
+/// Memory of the caller's, to be freed.
+pub struct Allocation {
+    /// Where it is.
+    pub address: usize,
+    /// Its size.
+    pub bytes: usize,
+    /// Frees it after everything that runs on the device.
+    pub free: Free,
+    /// Frees it without waiting; false if the device cannot.
+    pub free_unawaited: Box<dyn FnMut(usize) -> bool + Send>,
+}
+
 /// Whether an exchange that was given up is still on the device.
 pub type IsStuck = Box<dyn FnMut() -> bool + Send>;
 
@@ -68,6 +86,8 @@ struct State<K> {
     works: Vec<Weak<dyn Works>>,
     stuck: Vec<IsStuck>,
     waiting: Vec<Waiting<K>>,
+    /// What callers have left, the oldest first.
+    allocations: VecDeque<Allocation>,
     /// A wait has failed since the last quiet moment, so no other thread tries.
     out_of_patience: bool,
 }
@@ -82,7 +102,7 @@ pub struct Taken {
 }
 
 struct Waiting<K> {
-    /// The use that it may serve again; `None` if it may still be in use.
+    /// The use that it may serve again; `None` if there is none.
     key: Option<K>,
     address: usize,
     /// `None` if it must stay allocated as long as the process lives.
@@ -97,6 +117,7 @@ impl<K> Default for Quiet<K> {
                 works: Vec::new(),
                 stuck: Vec::new(),
                 waiting: Vec::new(),
+                allocations: VecDeque::new(),
                 out_of_patience: false,
             }),
         }
@@ -139,28 +160,23 @@ impl<K> Quiet<K> {
         self.while_quiet(Graphs::Count, |_| then())
     }
 
-    /// Does `work` if the device is quiet; graphs do not count. Whoever asks for something here waits meanwhile, and so
-    /// does whoever begins an operation.
+    /// Does `work` if the device is quiet. Whoever asks for something here waits meanwhile, and so does whoever begins
+    /// an operation.
     pub fn attempt(&self, work: impl FnOnce()) -> Attempt {
-        match self.while_quiet(Graphs::DoNotCount, |_| work()) {
+        match self.while_quiet(Graphs::Count, |_| work()) {
             true => Attempt::Done,
             false => Attempt::Busy,
         }
     }
 
-    /// Frees caller's memory by `free`, now or at the next quiet moment. Waits a little for
-    /// operations to end: a program that has some enqueued most of the time would pile up memory.
-    /// If the operations need this thread on another rank, the wait costs only that time, and only
-    /// once. If a program always has some enqueued, the oldest allocation is freed anyway once
-    /// there are too many; the program would run out of memory otherwise.
-    pub fn free_soon(&self, address: usize, free: Free) {
-        self.state.lock().waiting.push(Waiting {
-            key: None,
-            address,
-            free: Some(free),
-        });
+    /// Frees caller's memory, now or at the next quiet moment. Waits a little for operations to end, but not for
+    /// graphs: a program that has some enqueued most of the time would pile up memory. If the operations need this
+    /// thread on another rank, the wait costs only that time, and only once. What is too much is freed at once.
+    pub fn free_soon(&self, allocation: Allocation) {
+        let address = allocation.address;
+        self.state.lock().allocations.push_back(allocation);
         let start = Instant::now();
-        while !self.settle_as(Graphs::DoNotCount, |waiting| waiting.key.is_none()) {
+        while !self.settle_allocations() {
             let mut state = self.state.lock();
             if !state.has(address) {
                 return;
@@ -172,29 +188,9 @@ impl<K> Quiet<K> {
             drop(state);
             std::thread::sleep(PAUSE);
         }
-        self.free_one_of_too_many();
-    }
-
-    /// Frees nothing while an exchange runs, which may need this thread.
-    fn free_one_of_too_many(&self) {
-        let oldest = {
-            let mut state = self.state.lock();
-            let count = state.waiting.iter().filter(|it| it.key.is_none()).count();
-            if count <= MOST_ALLOCATIONS || state.under_way > 0 || !state.stuck.is_empty() {
-                return;
-            }
-            let is_callers = |it: &Waiting<K>| it.key.is_none() && it.free.is_some();
-            let oldest = state.waiting.iter().position(is_callers);
-            oldest.map(|index| state.waiting.remove(index))
-        };
-        if let Some(Waiting {
-            address,
-            free: Some(mut free),
-            ..
-        }) = oldest
-        {
-            free(address);
-        }
+        // Outside of the lock: dropping it may bring something here to be freed.
+        let gone = self.state.lock().free_surplus(usize::MAX);
+        drop(gone);
     }
 
     /// Frees the allocation at `address` when the device is quiet; until then it may serve for
@@ -224,26 +220,30 @@ impl<K> Quiet<K> {
         })
     }
 
-    /// Frees all waiting entries if the device is quiet.
+    /// Frees all that waits if the device is quiet.
     fn settle(&self) {
-        self.settle_as(Graphs::Count, |_| true);
-    }
-
-    /// Frees the `wanted` entries if the device is quiet, and says whether it is.
-    fn settle_as(&self, graphs: Graphs, wanted: impl Fn(&Waiting<K>) -> bool) -> bool {
-        let mut gone = Vec::new();
-        self.while_quiet(graphs, |state| {
-            let (freeable, kept) = state
-                .waiting
-                .drain(..)
-                .partition(|waiting| waiting.free.is_some() && wanted(waiting));
-            gone = freeable;
-            state.waiting = kept;
+        let (mut gone, mut allocations) = (Vec::new(), VecDeque::new());
+        self.while_quiet(Graphs::Count, |state| {
+            let all = state.waiting.drain(..);
+            (gone, state.waiting) = all.partition(|waiting| waiting.free.is_some());
             for Waiting { address, free, .. } in &mut gone {
                 if let Some(free) = free {
                     free(*address);
                 }
             }
+            allocations = std::mem::take(&mut state.allocations);
+            for Allocation { address, free, .. } in &mut allocations {
+                free(*address);
+            }
+        });
+    }
+
+    /// The same, and says whether the device is quiet but for graphs. Then too much of the caller's memory is freed.
+    fn settle_allocations(&self) -> bool {
+        self.settle();
+        let mut gone = Vec::new();
+        self.while_quiet(Graphs::DoNotCount, |state| {
+            gone = state.free_surplus(MOST_BYTES);
         })
     }
 
@@ -274,8 +274,23 @@ impl<K> Quiet<K> {
 impl<K> State<K> {
     /// Whether the caller's allocation at `address` is waiting.
     fn has(&self, address: usize) -> bool {
-        let is_it = |it: &Waiting<K>| it.key.is_none() && it.address == address;
-        self.waiting.iter().any(is_it)
+        self.allocations.iter().any(|it| it.address == address)
+    }
+
+    /// Frees the oldest allocations of the caller's until no more than [`MOST_ALLOCATIONS`] with `most_bytes` are left.
+    /// Nothing while a stuck exchange may still use them. Gives what was freed, to be dropped outside of the lock.
+    fn free_surplus(&mut self, most_bytes: usize) -> Vec<Allocation> {
+        let mut freed = Vec::new();
+        let mut bytes: usize = self.allocations.iter().map(|it| it.bytes).sum();
+        while self.stuck.is_empty()
+            && (bytes > most_bytes || self.allocations.len() > MOST_ALLOCATIONS)
+            && let Some(oldest) = self.allocations.front_mut()
+            && (oldest.free_unawaited)(oldest.address)
+        {
+            bytes -= oldest.bytes;
+            freed.extend(self.allocations.pop_front());
+        }
+        freed
     }
 
     /// Takes out the exchanges that have left the device.

@@ -30,6 +30,20 @@ fn device() -> (Arc<Quiet<usize>>, Arc<AtomicUsize>) {
     (Arc::default(), Arc::default())
 }
 
+/// Memory of a caller's, whose address counts as freed, or ten times it if nothing waits for that.
+fn allocation(address: usize, bytes: usize, freed: &Arc<AtomicUsize>) -> Allocation {
+    let count = Arc::clone(freed);
+    Allocation {
+        address,
+        bytes,
+        free: free(freed).unwrap(),
+        free_unawaited: Box::new(move |address| {
+            count.fetch_add(10 * address, Ordering::Relaxed);
+            true
+        }),
+    }
+}
+
 fn free(freed: &Arc<AtomicUsize>) -> Option<Free> {
     let freed = Arc::clone(freed);
     Some(Box::new(move |address| {
@@ -75,17 +89,36 @@ fn operations_on_the_device_make_it_wait() {
 }
 
 #[test]
-fn memory_of_the_callers_does_not_wait_for_graphs() {
+fn while_graphs_are_alive_nothing_waits_for_the_device() {
     let (quiet, freed) = device();
     let captured = Arc::new(Captured);
     quiet.watch(Arc::downgrade(&captured) as Weak<dyn Works>);
     quiet.later(Some(1), 7, free(&freed));
-    quiet.free_soon(8, free(&freed).unwrap());
-    assert_eq!(freed.load(Ordering::Relaxed), 8);
-    assert_eq!(quiet.attempt(|| ()), Attempt::Done);
+    let start = Instant::now();
+    quiet.free_soon(allocation(8, MOST_BYTES, &freed));
+    assert!(start.elapsed() < PATIENCE, "graphs are not waited for");
+    assert_eq!(quiet.attempt(|| ()), Attempt::Busy);
+    assert_eq!(freed.load(Ordering::Relaxed), 0);
+    // The oldest is too much.
+    quiet.free_soon(allocation(9, 1, &freed));
+    assert_eq!(freed.load(Ordering::Relaxed), 80);
     drop(captured);
     drop(quiet.begin());
-    assert_eq!(freed.load(Ordering::Relaxed), 15);
+    assert_eq!(freed.load(Ordering::Relaxed), 80 + 7 + 9);
+}
+
+#[test]
+fn what_the_device_cannot_free_without_waiting_waits() {
+    let (quiet, freed) = device();
+    let captured = Arc::new(Captured);
+    quiet.watch(Arc::downgrade(&captured) as Weak<dyn Works>);
+    let mut unable = allocation(8, 2 * MOST_BYTES, &freed);
+    unable.free_unawaited = Box::new(|_| false);
+    quiet.free_soon(unable);
+    assert_eq!(freed.load(Ordering::Relaxed), 0);
+    drop(captured);
+    drop(quiet.begin());
+    assert_eq!(freed.load(Ordering::Relaxed), 8);
 }
 
 #[test]
@@ -93,13 +126,13 @@ fn memory_of_the_callers_waits_for_operations_but_not_for_ever() {
     let (quiet, freed) = device();
     let busy = Arc::new(Switch(AtomicBool::new(false)));
     quiet.watch(Arc::downgrade(&busy) as Weak<dyn Works>);
-    quiet.free_soon(7, free(&freed).unwrap());
+    quiet.free_soon(allocation(7, 1, &freed));
     assert_eq!(freed.load(Ordering::Relaxed), 0);
     busy.0.store(true, Ordering::Relaxed);
-    quiet.free_soon(8, free(&freed).unwrap());
+    quiet.free_soon(allocation(8, 1, &freed));
     assert_eq!(freed.load(Ordering::Relaxed), 15);
     let exchange = quiet.begin();
-    quiet.free_soon(1, free(&freed).unwrap());
+    quiet.free_soon(allocation(1, 1, &freed));
     assert_eq!(freed.load(Ordering::Relaxed), 15);
     drop(exchange);
     assert_eq!(freed.load(Ordering::Relaxed), 16);
@@ -183,16 +216,13 @@ fn only_the_first_of_many_allocations_waits_and_too_many_are_freed_all_the_same(
     quiet.watch(Arc::downgrade(&busy) as Weak<dyn Works>);
     let start = Instant::now();
     for _ in 0..MOST_ALLOCATIONS {
-        quiet.free_soon(1, free(&freed).unwrap());
+        quiet.free_soon(allocation(1, 1, &freed));
     }
     assert!(start.elapsed() < PATIENCE * 20);
     assert_eq!(freed.load(Ordering::Relaxed), 0);
-    quiet.free_soon(1, free(&freed).unwrap());
-    assert_eq!(freed.load(Ordering::Relaxed), 1);
-    let exchange = quiet.begin();
-    quiet.free_soon(1, free(&freed).unwrap());
-    assert_eq!(freed.load(Ordering::Relaxed), 1);
+    quiet.free_soon(allocation(1, 1, &freed));
+    assert_eq!(freed.load(Ordering::Relaxed), 10);
     busy.0.store(true, Ordering::Relaxed);
-    drop(exchange);
-    assert_eq!(freed.load(Ordering::Relaxed), MOST_ALLOCATIONS + 2);
+    drop(quiet.begin());
+    assert_eq!(freed.load(Ordering::Relaxed), 10 + MOST_ALLOCATIONS);
 }

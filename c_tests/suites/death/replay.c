@@ -1,5 +1,7 @@
 // A rank dies while the others hold graphs. A replay makes no call of the library, and yet its
 // waits have the deadline.
+#include <string.h>
+
 #include "harness/graphs.h"
 #include "reference/ht_run.h"
 #include "suites/death/work.h"
@@ -55,6 +57,25 @@ void dies_before_a_replay_and_a_free(DeathRank* self) {
     const double start = replay_without_victim(self, &captured);
     EP_CHECK_CUDA(cudaFree(memory));
     check_in_time(self, start);
+    expect_fault(self, work.group, start);
+    ep_release_captured(&captured);
+    finish_survivor(self, &work);
+}
+
+// The library frees nothing beside a replay, and waits for none.
+void dies_before_a_replay_and_destructions(DeathRank* self) {
+    Work work, other;
+    const EpCaptured captured = captured_pair(self, &work);
+    open_work(&other, &self->env, 2);
+    ncclNDTensor_t spare;
+    memset(&spare, 0, sizeof(spare));
+    EP_REQUIRE_NCCL(ncclEpTensorCreate(work.group, &spare, 1, ncclInt8, NCCL_EP_TENSOR_TAG_NONE, 1 << 20,
+                                       1, 1, 1, 1));
+    const double start = replay_without_victim(self, &captured);
+    EP_CHECK_NCCL(ncclEpTensorDestroy(work.group, &spare));
+    // The CPU backend calls instead of replaying, and waits for what it has called.
+    if (!ep_on_host_backend()) EP_CHECK(seconds_now() - start < self->timeout_ms / 2000.0);
+    end_without_victim(self, &other);
     expect_fault(self, work.group, start);
     ep_release_captured(&captured);
     finish_survivor(self, &work);

@@ -44,6 +44,17 @@ void close_work(DeathRank* self, Work* work) {
     ll_run_close(&work->run);
 }
 
+void end_without_victim(DeathRank* self, Work* work) {
+    const double start = seconds_now();
+    EP_CHECK_NCCL(ncclEpHandleDestroy(work->run.handle));
+    work->run.handle = NULL;
+    const ncclResult_t result = ncclEpGroupDestroy(work->group, self->env.stream);
+    // A backend whose teardown exchanges nothing has nothing to report.
+    EP_CHECK(result == ncclSuccess || result == ncclRemoteError);
+    check_in_time(self, start);
+    ll_run_close(&work->run);
+}
+
 void finish_survivor(DeathRank* self, Work* work) {
     expect_refusals(work);
     expect_context_usable(self);

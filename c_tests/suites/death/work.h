@@ -22,6 +22,8 @@ void allow_for_a_free(DeathRank* self);
 void expect_fault(DeathRank* self, ncclEpGroup_t group, double since);
 void expect_refusals(Work* work);
 void close_work(DeathRank* self, Work* work);
+// Ends a group that nothing has failed in, though it lacks the victim.
+void end_without_victim(DeathRank* self, Work* work);
 void finish_survivor(DeathRank* self, Work* work);
 
 // ---- Cases of other files ----------------------------------------------------------------------
@@ -35,6 +37,7 @@ void group_ends_behind_a_lost_creation(DeathRank* self);
 void creation_is_lost_while_memory_is_freed(DeathRank* self);
 void dies_before_a_replay(DeathRank* self);  // replay.c
 void dies_before_a_replay_and_a_free(DeathRank* self);
+void dies_before_a_replay_and_destructions(DeathRank* self);
 void dies_before_an_ht_replay(DeathRank* self);
 void stalls_where_no_thread_is_left(DeathRank* self);  // last_resort.c
 void several_groups_lose_a_rank_while_memory_is_freed(DeathRank* self);

@@ -1,8 +1,10 @@
 // Several groups at once: on one communicator, on two, on any stream, and with ranks that come
 // late.
-#define _DEFAULT_SOURCE  // usleep
+#define _GNU_SOURCE  // RTLD_DEFAULT, usleep
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "harness/nodes.h"
@@ -50,6 +52,33 @@ void groups_on_two_communicators(EpEnv* env) {
     EP_CHECK_NCCL(ncclCommDestroy(half_place.comm));
     EP_CHECK(make_trip(&whole));
     EP_CHECK(close_trip(&whole));
+}
+
+// How many communicators the library has made; NCCL's stand-in counts them.
+static uint64_t communicators_made(void) {
+    uint64_t (*made)(void) = NULL;
+    memcpy(&made, &(void*){dlsym(RTLD_DEFAULT, "ncclEpHostsimCommunicators")}, sizeof(made));
+    return made != NULL ? made() : 0;
+}
+
+static void make_groups_over(const Place* place, uint64_t most) {
+    const uint64_t before = communicators_made();
+    for (int i = 0; i < 3; ++i) {
+        Trip trips[2];
+        for (size_t j = 0; j < COUNT(trips); ++j) open_trip(&trips[j], NCCL_EP_ALGO_LOW_LATENCY, *place);
+        for (size_t j = 0; j < COUNT(trips); ++j) EP_CHECK(make_trip(&trips[j]) && close_trip(&trips[j]));
+    }
+    EP_CHECK(communicators_made() - before <= most);
+}
+
+// Over nodes a group takes over the communicator of an earlier one, if that one has ended and had the same ranks.
+void groups_take_over_communicators(EpEnv* env) {
+    Place place = place_of(env);
+    make_groups_over(&place, 2);
+    make_groups_over(&place, 0);
+    EP_REQUIRE_NCCL(ncclCommSplit(env->comm, env->rank % 2, env->rank, &place.comm, NULL));
+    make_groups_over(&place, 2);
+    EP_CHECK_NCCL(ncclCommDestroy(place.comm));
 }
 
 // The first rank that `rank` maps the window of, or itself if it is alone on its node.

@@ -77,6 +77,7 @@ void a_limit_for_files(EpEnv* env);  // limits.c
 void tokens_without_ids_cost_nothing(EpEnv* env);
 void several_groups_on_one_communicator(EpEnv* env);  // groups.c
 void groups_on_two_communicators(EpEnv* env);
+void groups_take_over_communicators(EpEnv* env);
 void group_that_one_rank_cannot_map(EpEnv* env);
 void groups_on_any_stream(EpEnv* env);
 void one_rank_is_late(EpEnv* env);

@@ -88,6 +88,7 @@ int main(int argc, char** argv) {
         EP_CASE(descriptors_made_by_hand),
         EP_CASE(several_groups_on_one_communicator),
         EP_CASE(groups_on_two_communicators),
+        EP_CASE(groups_take_over_communicators),
         EP_CASE(group_that_one_rank_cannot_map),
         EP_CASE(groups_on_any_stream),
         EP_CASE(groups_of_many_sizes),

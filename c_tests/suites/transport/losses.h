@@ -23,5 +23,7 @@ void a_rank_stops_before_the_creation(DeathRank* self);
 void a_rank_is_lost_in_the_creation(DeathRank* self);
 void giving_up_ends_what_waits(DeathRank* self);
 void a_rank_stops_before_a_replay(DeathRank* self);  // replay.c; needs graphs
+void a_rank_stops_before_a_long_replay(DeathRank* self);
+void a_rank_dies_before_a_long_replay(DeathRank* self);
 
 #endif  // C_TESTS_SUITES_TRANSPORT_LOSSES_H_

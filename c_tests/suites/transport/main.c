@@ -140,6 +140,9 @@ static const DeathCase kCases[] = {
     {"a_rank_stops_in_the_creation", a_rank_is_lost_in_the_creation, true, stop_in_the_creation,
      claim_node},
     {"a_rank_stops_before_a_replay", a_rank_stops_before_a_replay, true, leave_alone, claim_node},
+    {"a_rank_stops_before_a_long_replay", a_rank_stops_before_a_long_replay, true, leave_alone,
+     claim_node},
+    {"a_rank_dies_before_a_long_replay", a_rank_dies_before_a_long_replay, true, NULL, claim_node},
     {"giving_up_ends_what_waits", giving_up_ends_what_waits, false, NULL, claim_node},
 };
 

@@ -8,6 +8,7 @@ use super::device;
 use super::error::{CudaError, cudaError_t};
 use super::heap::{self, Memory, Range};
 use super::recording;
+use super::stream::{cudaStream_t, resolve};
 
 /// Those of pinned memory.
 const KNOWN_FLAGS: c_uint = 0x7;
@@ -35,6 +36,20 @@ pub extern "C" fn cudaFree(pointer: *mut c_void) -> cudaError_t {
             return Err(CudaError::InvalidValue);
         };
         release(owner, address)
+    })
+}
+
+/// Frees device memory when the stream comes to it, and waits for nothing. Captures do not take it here.
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaFreeAsync(pointer: *mut c_void, stream: cudaStream_t) -> cudaError_t {
+    boundary(|| {
+        let address = pointer as usize;
+        let stream = resolve(stream)?;
+        recording::refuse(&stream, CudaError::StreamCaptureUnsupported)?;
+        let Some(Memory::Device(_)) = heap::starts_at(address) else {
+            return Err(CudaError::InvalidValue);
+        };
+        recording::enqueue(&stream, move || heap::release(address)).map(drop)
     })
 }
 

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::argument::read_rank;
@@ -20,6 +21,9 @@ use crate::cuda::recording;
 
 /// How long after an abort memory is freed: NCCL's threads look for it from time to time.
 const NOTICED_AFTER: Duration = Duration::from_millis(50);
+
+/// How many calls made a communicator with settings.
+static MADE_WITH_SETTINGS: AtomicU64 = AtomicU64::new(0);
 
 /// Joins a communicator with the thread's current device.
 ///
@@ -53,9 +57,16 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
     boundary(|| {
         // SAFETY: passed on under this function's contract.
         unsafe { check_config(config) }?;
+        MADE_WITH_SETTINGS.fetch_add(1, Ordering::Relaxed);
         // SAFETY: as above.
         unsafe { join(comm, nranks, &id, rank) }
     })
+}
+
+/// How many communicators this process has made with settings, as the library does.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclEpHostsimCommunicators() -> u64 {
+    MADE_WITH_SETTINGS.load(Ordering::Relaxed)
 }
 
 /// Joins a communicator, now or at the end of the group that is open.

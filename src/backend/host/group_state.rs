@@ -4,7 +4,8 @@
 use crate::backend::Faults;
 use crate::backend::host::exchange::Exchange;
 use crate::backend::host::order::Order;
-use crate::backend::host::runtime::{HostRuntime, Pending};
+use crate::backend::host::pending::Pending;
+use crate::backend::host::runtime::HostRuntime;
 use crate::backend::host::terms::Call;
 use crate::error::{Code, Context, Error, Result, Words};
 use crate::model::group::GroupFacts;

@@ -16,6 +16,7 @@ mod message;
 mod node_sums;
 mod numeric;
 mod order;
+mod pending;
 mod rows;
 mod runtime;
 mod scaled;

@@ -6,13 +6,12 @@
 #![allow(unsafe_code)]
 
 use crate::backend::dylib::{Library, function_table};
-use crate::backend::quiet::{Attempt, Graphs, Quiet, Works};
+use crate::backend::quiet::{Allocation, Attempt, Quiet, Works};
 use crate::backend::{DeviceMemory, StreamMark};
 use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use once_cell::sync::{Lazy, OnceCell};
-use parking_lot::Mutex;
 use std::any::Any;
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::{Arc, Weak};
@@ -35,6 +34,7 @@ function_table! {
         fn cudaSetDevice(c_int) -> c_int;
         fn cudaMalloc(*mut *mut c_void, usize) -> c_int;
         fn cudaFree(*mut c_void) -> c_int;
+        fn cudaFreeAsync(*mut c_void, *mut c_void) -> c_int;
         fn cudaMemcpyAsync(*mut c_void, *const c_void, usize, c_int, *mut c_void) -> c_int;
         fn cudaHostGetDevicePointer(*mut *mut c_void, *mut c_void, u32) -> c_int;
         fn cudaStreamCreateWithFlags(*mut *mut c_void, c_uint) -> c_int;
@@ -170,6 +170,13 @@ impl HostRuntime {
         })
     }
 
+    fn free_unawaited(&self, data: usize) -> Result<()> {
+        // SAFETY: the stand-ins refuse an address that they did not give; NULL is the default stream.
+        self.check("cudaFreeAsync", unsafe {
+            (self.0.cudaFreeAsync)(data as *mut c_void, std::ptr::null_mut())
+        })
+    }
+
     fn free_later(&self, key: usize, data: DevPtr) {
         let runtime = *self;
         // There is no remedy for memory that cannot be freed.
@@ -242,39 +249,6 @@ impl Drop for Mark {
     }
 }
 
-/// Host functions that were enqueued and have not run yet, on any stream.
-#[derive(Default)]
-pub struct Pending(Mutex<usize>);
-
-impl Pending {
-    /// Enqueues one by `launch` and counts it. Not locked meanwhile: a launch waits beside a thread that frees memory,
-    /// which waits for those that are to end.
-    pub fn enqueue<T>(&self, launch: impl FnOnce() -> Result<T>) -> Result<T> {
-        *self.0.lock() += 1;
-        launch().inspect_err(|_| self.end())
-    }
-
-    /// Counts one as run.
-    pub fn end(&self) {
-        *self.0.lock() -= 1;
-    }
-
-    /// Whether all have run.
-    pub fn is_empty(&self) -> bool {
-        *self.0.lock() == 0
-    }
-}
-
-impl Works for Pending {
-    fn while_idle(&self, _graphs: Graphs, then: &mut dyn FnMut()) {
-        if let Some(pending) = self.0.try_lock()
-            && *pending == 0
-        {
-            then();
-        }
-    }
-}
-
 /// # Safety
 /// `boxed` came from `Box::into_raw` in [`HostRuntime::launch`], and this is its only call.
 unsafe extern "C" fn call_boxed(boxed: *mut c_void) {
@@ -299,7 +273,12 @@ impl DeviceMemory for HostRuntime {
         let freed = Arc::new(OnceCell::new());
         let outcome = Arc::clone(&freed);
         let free = move |address| drop(outcome.set(runtime.free_now(address)));
-        QUIET.free_soon(data.0, Box::new(free));
+        QUIET.free_soon(Allocation {
+            address: data.0,
+            bytes: 0,
+            free: Box::new(free),
+            free_unawaited: Box::new(move |address| runtime.free_unawaited(address).is_ok()),
+        });
         // An allocation that is freed later counts as freed.
         freed.get().cloned().unwrap_or(Ok(()))
     }

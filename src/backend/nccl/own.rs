@@ -5,8 +5,10 @@
 use crate::backend::nccl::network::Network;
 use crate::backend::nccl::{Config, ID_BYTES, UINT8, UniqueId};
 use crate::error::{Error, Result};
+use crate::model::hash::fnv1a;
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
+use parking_lot::Mutex;
 use std::any::Any;
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::{null, null_mut};
@@ -29,6 +31,9 @@ const PATIENCE: Duration = Duration::from_millis(100);
 /// device that it found there, and for one that had none yet, that would be a context on the first device.
 pub type EnterDevice = Arc<dyn Fn() -> Result<Box<dyn Any>> + Send + Sync>;
 
+/// Whether a graph that is not destroyed has operations of a group.
+pub type InGraphs = Box<dyn Fn() -> bool + Send>;
+
 /// One message of a group of them, which the caller keeps in order.
 #[derive(Clone, Copy, Debug)]
 pub struct Part {
@@ -47,6 +52,10 @@ pub struct OwnCommunicator {
     rank: usize,
     raw: *mut c_void,
     enter_device: EnterDevice,
+    /// The same number on all ranks, and no other communicator's.
+    tag: u64,
+    /// Whether the graphs of each group that has had it are still there.
+    graphs: Mutex<Vec<InGraphs>>,
     /// Threads that are inside NCCL with it.
     calls: AtomicUsize,
     ended: AtomicBool,
@@ -95,10 +104,34 @@ impl OwnCommunicator {
             rank,
             raw,
             enter_device,
+            tag: fnv1a(id),
+            graphs: Mutex::default(),
             calls: AtomicUsize::new(0),
             ended: AtomicBool::new(false),
             freed: AtomicBool::new(false),
         })
+    }
+
+    /// What all ranks know it by.
+    pub fn tag(&self) -> u64 {
+        self.tag
+    }
+
+    /// How many ranks it has, and which of them this one is.
+    pub fn place(&self) -> (usize, usize) {
+        (self.ranks, self.rank)
+    }
+
+    /// A group begins to use it, whose graphs are there as long as `in_graphs` says so.
+    pub fn serve(&self, in_graphs: InGraphs) {
+        let mut graphs = self.graphs.lock();
+        graphs.retain(|are_there| are_there());
+        graphs.push(in_graphs);
+    }
+
+    /// Whether a graph has operations of any group that it has served.
+    pub fn is_in_graphs(&self) -> bool {
+        self.graphs.lock().iter().any(|are_there| are_there())
     }
 
     /// Enqueues messages as one operation, in which all progress together. Between two ranks they arrive

@@ -177,6 +177,12 @@ fn network(functions: Functions) -> Result<Network> {
     Network::of(Box::leak(Box::new(functions)))
 }
 
+/// `comm` under another number.
+pub fn tagged(mut comm: OwnCommunicator, tag: u64) -> OwnCommunicator {
+    comm.tag = tag;
+    comm
+}
+
 /// Rank 2 of three; this thread may make so many calls without allocating memory.
 pub fn third_of_three(calls: usize) -> OwnCommunicator {
     CALLS.with_borrow_mut(|it| it.reserve(calls));

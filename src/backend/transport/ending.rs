@@ -2,12 +2,11 @@
 //!
 //! NCCL frees memory there, which waits for all that runs on the device and holds up every launch meanwhile. So the
 //! device is kept quiet until NCCL has done so. NCCL's own threads free some of it, which ends any capture in the global
-//! mode (`bench/end_beside_capture.cu`). So no thread of this library chooses the moment: a communicator that cannot end
-//! with its group, because no moment is quiet, or because a graph has it, is kept until a call that finds it free. NCCL
-//! would wait for the graph, and then free memory at whatever moment.
+//! mode (`bench/end_beside_capture.cu`). So no thread of this library chooses the moment. While a graph has the
+//! communicator it does not end: NCCL would wait for the graph, and then free memory at whatever moment.
 //!
-//! One that has failed is another matter. Its operations end at once, and a thread frees it at the next quiet moment
-//! after its graphs, as other nodes may notice only then (`bench/abort_calls.cu`).
+//! One that has failed is another matter. Its operations end at once, and a thread frees it at the next quiet moment,
+//! as other nodes may notice only then (`bench/abort_calls.cu`).
 //!
 //! One whose ranks on this node end it much later ends inside NCCL at a moment of NCCL's.
 #![forbid(unsafe_code)]
@@ -16,8 +15,7 @@ use crate::backend::DeviceMemory;
 use crate::backend::detached;
 use crate::backend::nccl::own::OwnCommunicator;
 use crate::backend::quiet::Attempt;
-use crate::backend::transport::replays::InGraphs;
-use parking_lot::Mutex;
+use crate::backend::transport::outstanding::Outstanding;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
@@ -27,45 +25,74 @@ const PATIENCE: Duration = Duration::from_millis(100);
 /// How long the device is kept quiet while NCCL frees memory, which takes 50 to 500 ms. There is a limit because NCCL may
 /// wait for other ranks of the node first, and they may wait for this one in another group.
 const MOST_AT_REST: Duration = Duration::from_secs(5);
-/// How long a call may take to free communicators that were kept: the ranks of a node may not agree on which ones can
-/// be, and NCCL may wait for all of them.
-pub const FOR_KEPT: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(1);
 const LONG_PAUSE: Duration = Duration::from_millis(20);
 /// After how long NCCL's threads have noticed an abort. Until then, freeing the communicator takes as long.
 const NOTICED_AFTER: Duration = Duration::from_secs(1);
 
-/// Communicators that have outlived their groups.
-static KEPT: Mutex<Vec<Ending>> = Mutex::new(Vec::new());
-
 /// A communicator that nobody uses any more, but for graphs.
 pub struct Ending {
     comm: Arc<OwnCommunicator>,
     memory: Arc<dyn DeviceMemory>,
-    in_graphs: InGraphs,
+    _operations: Option<Arc<Outstanding>>,
 }
 
 impl Ending {
     /// `comm`, whose operations outside of graphs are over or are to be, on the device that has `memory`.
-    pub fn new(
-        comm: Arc<OwnCommunicator>,
-        memory: Arc<dyn DeviceMemory>,
-        in_graphs: InGraphs,
-    ) -> Self {
+    pub fn new(comm: Arc<OwnCommunicator>, memory: Arc<dyn DeviceMemory>) -> Self {
         Self {
             comm,
             memory,
-            in_graphs,
+            _operations: None,
         }
     }
 
-    /// Destroys it, now or, if it cannot be, in the [`end_kept`] that finds it free. Returns when that is done, or after
-    /// half of `limit`, five seconds at most; then NCCL waits for other ranks.
-    pub fn end(self, limit: Duration) {
-        let start = Instant::now();
-        if (self.in_graphs)() || !self.ends_before(start + PATIENCE, limit) {
-            KEPT.lock().push(self);
+    /// The same where `operations` may not be over: they live until it has ended.
+    pub fn of(self, operations: Arc<Outstanding>) -> Self {
+        Self {
+            _operations: Some(operations),
+            ..self
         }
+    }
+
+    /// See [`OwnCommunicator::tag`].
+    pub fn tag(&self) -> u64 {
+        self.comm.tag()
+    }
+
+    /// See [`DeviceMemory::context_number`].
+    pub fn context_number(&self) -> u64 {
+        self.memory.context_number()
+    }
+
+    /// Whether a graph has any of its operations.
+    pub fn is_in_graphs(&self) -> bool {
+        self.comm.is_in_graphs()
+    }
+
+    /// Whether another group could have it: with `place` among so many ranks, in the context of `memory`.
+    pub fn fits(&self, memory: &dyn DeviceMemory, place: (usize, usize)) -> bool {
+        self.comm.place() == place
+            && self.context_number() == memory.context_number()
+            && self.comm.asynchronous_error().is_none()
+    }
+
+    /// The communicator, for another group.
+    pub fn into_comm(self) -> Arc<OwnCommunicator> {
+        self.comm
+    }
+
+    /// Destroys it at a quiet moment, if there is one soon; otherwise gives it back. Returns when that is done, or after
+    /// half of `limit`, five seconds at most; then NCCL waits for other ranks.
+    pub fn end(self, limit: Duration) -> Result<(), Self> {
+        let start = Instant::now();
+        while self.attempt(limit) == Attempt::Busy {
+            if start.elapsed() >= PATIENCE.min(limit) {
+                return Err(self);
+            }
+            std::thread::sleep(PAUSE);
+        }
+        Ok(())
     }
 
     /// Ends its operations at once, wherever they are, and returns. Then frees it, in a thread that waits for the right
@@ -92,7 +119,7 @@ impl Ending {
                 self.comm.wait_for_end(at_rest(limit));
             }
         };
-        while (self.in_graphs)() || self.memory.attempt(&mut free) == Attempt::Busy {
+        while self.is_in_graphs() || self.memory.attempt(&mut free) == Attempt::Busy {
             std::thread::sleep(LONG_PAUSE);
         }
     }
@@ -103,17 +130,6 @@ impl Ending {
             Some(_) => self.comm.abandon(),
             None => self.comm.abort(|| false),
         }
-    }
-
-    /// Ends it at the first quiet moment before `latest`, and says whether there was one.
-    fn ends_before(&self, latest: Instant, limit: Duration) -> bool {
-        while self.attempt(limit) == Attempt::Busy {
-            if Instant::now() >= latest {
-                return false;
-            }
-            std::thread::sleep(PAUSE);
-        }
-        true
     }
 
     /// Begins the end if the device is quiet, and keeps it so until the end.
@@ -138,19 +154,6 @@ fn at_rest(limit: Duration) -> Duration {
     MOST_AT_REST.min(limit / 2)
 }
 
-/// Destroys the communicators that were kept and can be, as many as it can within [`FOR_KEPT`].
-pub fn end_kept() {
-    let start = Instant::now();
-    let is_free = |kept: &mut Ending| !(kept.in_graphs)();
-    let free: Vec<Ending> = KEPT.lock().extract_if(.., is_free).collect();
-    for ending in free {
-        let left = FOR_KEPT.saturating_sub(start.elapsed());
-        if left.is_zero() || !ending.ends_before(start + PATIENCE, left) {
-            KEPT.lock().push(ending);
-        }
-    }
-}
-
 /// A communicator that no transport has taken yet. If none does, it ends.
 pub struct Untaken {
     comm: Arc<OwnCommunicator>,
@@ -160,9 +163,9 @@ pub struct Untaken {
 
 impl Untaken {
     /// `comm`, on the device that has `memory`.
-    pub fn new(comm: OwnCommunicator, memory: Arc<dyn DeviceMemory>) -> Self {
+    pub fn new(comm: Arc<OwnCommunicator>, memory: Arc<dyn DeviceMemory>) -> Self {
         Self {
-            comm: Arc::new(comm),
+            comm,
             memory,
             is_taken: false,
         }
@@ -179,7 +182,7 @@ impl Drop for Untaken {
     fn drop(&mut self) {
         if !self.is_taken {
             let (comm, memory) = (Arc::clone(&self.comm), Arc::clone(&self.memory));
-            Ending::new(comm, memory, Box::new(|| false)).abort(MOST_AT_REST);
+            Ending::new(comm, memory).abort(MOST_AT_REST);
         }
     }
 }
@@ -197,67 +200,40 @@ mod tests {
     fn new(device: &Device) -> (Arc<OwnCommunicator>, Ending) {
         let comm = Arc::new(third_of_three(0));
         let graphs = device.clone();
-        let in_graphs = Box::new(move || graphs.are_in_graphs());
-        let ending = Ending::new(Arc::clone(&comm), Arc::new(device.clone()), in_graphs);
+        comm.serve(Box::new(move || graphs.are_in_graphs()));
+        let ending = Ending::new(Arc::clone(&comm), Arc::new(device.clone()));
         (comm, ending)
     }
 
-    /// A communicator whose group has ended on a device where work for quiet moments fares so.
-    fn ended(attempt: Attempt) -> (Arc<OwnCommunicator>, Device) {
+    /// One that is to end on a device where work for quiet moments fares so, and whether it did.
+    fn ended(attempt: Attempt) -> (Arc<OwnCommunicator>, Device, bool) {
         let device = Device::default();
         device.let_attempts_be(attempt);
         let (comm, ending) = new(&device);
-        ending.end(MINUTE);
-        (comm, device)
-    }
-
-    /// Whether it has ended, or does within a while.
-    fn has_ended(comm: &OwnCommunicator) -> bool {
-        comm.wait_for_end(3 * PATIENCE)
-    }
-
-    /// As [`end_kept`]. A test beside this one may have taken out what was kept.
-    fn end_all_kept(comm: &OwnCommunicator) -> bool {
-        let start = Instant::now();
-        while !comm.wait_for_end(PAUSE) && start.elapsed() < MINUTE {
-            end_kept();
-        }
-        has_ended(comm)
+        let has_ended = ending.end(MINUTE).is_ok();
+        (comm, device, has_ended)
     }
 
     #[test]
     fn it_ends_at_once_on_a_quiet_device() {
-        assert!(ended(Attempt::Done).0.wait_for_end(Duration::ZERO));
+        let (comm, _, has_ended) = ended(Attempt::Done);
+        assert!(has_ended && comm.wait_for_end(Duration::ZERO));
     }
 
     #[test]
-    fn on_a_busy_device_it_ends_in_a_later_call() {
-        let (comm, device) = ended(Attempt::Busy);
-        end_kept();
-        assert!(!has_ended(&comm));
-        device.let_attempts_be(Attempt::Done);
-        assert!(end_all_kept(&comm));
+    fn on_a_busy_device_it_is_given_back() {
+        let (comm, _, has_ended) = ended(Attempt::Busy);
+        assert!(!has_ended && !comm.wait_for_end(Duration::ZERO));
     }
 
     #[test]
     fn it_is_left_alone_on_a_device_that_was_reset() {
-        let (comm, device) = ended(Attempt::Gone);
+        let (comm, device, has_ended) = ended(Attempt::Gone);
+        assert!(has_ended);
         device.let_attempts_be(Attempt::Done);
         comm.destroy();
         comm.abort(|| true);
         assert!(!comm.wait_for_end(Duration::ZERO));
-    }
-
-    #[test]
-    fn one_that_a_graph_has_ends_after_the_graph() {
-        let device = Device::default();
-        device.make_graph();
-        let (comm, ending) = new(&device);
-        ending.end(MINUTE);
-        end_kept();
-        assert!(!has_ended(&comm));
-        device.destroy_graph();
-        assert!(end_all_kept(&comm));
     }
 
     #[test]
@@ -277,7 +253,8 @@ mod tests {
 
     #[test]
     fn one_that_nobody_takes_ends() {
-        let untaken = |device: &Device| Untaken::new(third_of_three(0), Arc::new(device.clone()));
+        let untaken =
+            |device: &Device| Untaken::new(Arc::new(third_of_three(0)), Arc::new(device.clone()));
         let device = Device::default();
         let dropped = untaken(&device);
         let comm = Arc::clone(&dropped.comm);

@@ -144,7 +144,7 @@ mod tests {
     ) -> (Arc<Failing>, Arc<OwnCommunicator>, Ending) {
         let comm = Arc::new(third_of_three(0));
         let memory = Arc::new(device.clone());
-        let ending = Ending::new(Arc::clone(&comm), memory, Box::new(|| false));
+        let ending = Ending::new(Arc::clone(&comm), memory);
         let group: Arc<dyn OnFault> = group.clone();
         (Arc::new(Failing::new(group, MINUTE)), comm, ending)
     }

@@ -50,6 +50,11 @@ impl Members {
         known.ok_or_else(|| Error::internal(format!("rank {rank} is not in this communicator")))
     }
 
+    /// How many ranks the communicator has, and which of them this one is.
+    pub fn place(&self) -> Result<(usize, usize)> {
+        Ok((self.ranks.len(), self.comm_rank(self.rank)?))
+    }
+
     /// This rank in a text.
     pub fn own_name(&self) -> String {
         let node = self.topology.node_of(self.rank);

@@ -13,6 +13,7 @@ mod operation;
 pub mod outstanding;
 mod over_nccl;
 mod replays;
+mod spare;
 mod warm_up;
 pub mod watchdog;
 

@@ -10,7 +10,8 @@ use crate::backend::nccl::own::OwnCommunicator;
 use crate::backend::transport::ending::Untaken;
 use crate::backend::transport::members::Members;
 use crate::backend::transport::over_nccl::{Device, NcclTransport};
-use crate::backend::transport::{OnFault, Transport, ending};
+use crate::backend::transport::spare::{OFFER_BYTES, Offer, in_common};
+use crate::backend::transport::{OnFault, Transport};
 use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
 use crate::model::topology::Topology;
@@ -41,19 +42,61 @@ pub fn over_nccl(
 ) -> Result<Box<dyn Transport>> {
     let members = Members::new(wanted.topology, bootstrap.rank());
     let most_bytes = wanted.most_bytes;
-    let network = Network::of_process();
-    let ids = bootstrap.agree(own_id(&network, &members), ID_BYTES, stream)?;
-    // Before the exchange begins, as the device is not quiet from then on.
-    ending::end_kept();
     // While ranks connect they wait for each other on their devices, too.
     let _under_way = bootstrap.memory().begin();
-    let joined = join(bootstrap, network?, &ids, members, wanted);
-    let transport = agreed(bootstrap, joined, stream)?;
+    let comm = match spare_of_all(bootstrap, &members, stream)? {
+        Some(comm) => Ok(comm),
+        None => {
+            let id = common_id(bootstrap, &members, stream)?;
+            connect(bootstrap, id, &members, &wanted)
+        }
+    };
+    let device = device(bootstrap, &wanted);
+    let opened = comm
+        .and_then(|it| NcclTransport::new(members, it, device, wanted.timeout, wanted.on_fault));
+    let transport = agreed(bootstrap, opened, stream)?;
     let warmed = within_most(bootstrap, |limit| {
         transport.warm_up(most_bytes, limit, stream)
     });
     agreed(bootstrap, warmed.map(|()| transport), stream)
         .map(|transport| Box::new(transport) as Box<dyn Transport>)
+}
+
+/// A communicator that an earlier group has left, if all ranks of this one have kept theirs.
+fn spare_of_all(
+    bootstrap: &Bootstrap,
+    members: &Members,
+    stream: Stream,
+) -> Result<Option<Untaken>> {
+    let memory = bootstrap.memory();
+    let mut offer = Offer::new(&**memory, members.place()?);
+    let offers = bootstrap.agree(Ok(offer.to_bytes()), OFFER_BYTES, stream)?;
+    let of = |&rank: &usize| offers.get(rank).map(Vec::as_slice);
+    let common = |members: &Members| {
+        let offers: Vec<_> = members.ranks.iter().filter_map(of).collect();
+        in_common(&offers)
+    };
+    let all_have = (0..members.topology.ranks())
+        .all(|rank| common(&Members::new(&members.topology, rank)).is_some());
+    let comm = common(members).filter(|_| all_have);
+    let comm = comm.and_then(|tag| offer.take(tag));
+    Ok(comm.map(|comm| Untaken::new(comm, Arc::clone(memory))))
+}
+
+/// The id of a new communicator.
+fn common_id(
+    bootstrap: &Bootstrap,
+    members: &Members,
+    stream: Stream,
+) -> Result<(Network, [u8; ID_BYTES])> {
+    let network = Network::of_process();
+    let ids = bootstrap.agree(own_id(&network, members), ID_BYTES, stream)?;
+    let id = members.ranks.first().and_then(|&root| ids.get(root));
+    let id = id.and_then(|id| id.as_slice().try_into().ok());
+    Ok((
+        network?,
+        id.ok_or_else(|| Error::internal("no id of a communicator"))?,
+    ))
 }
 
 /// The id of the communicator whose first member this rank is; otherwise nothing.
@@ -65,31 +108,23 @@ fn own_id(network: &Result<Network>, members: &Members) -> Result<Vec<u8>> {
     }
 }
 
-fn join(
+/// Joins the new communicator with the id.
+fn connect(
     bootstrap: &Bootstrap,
-    network: Network,
-    ids: &[Vec<u8>],
-    members: Members,
-    wanted: Wanted<'_>,
-) -> Result<NcclTransport> {
-    let id = members.ranks.first().and_then(|&root| ids.get(root));
-    let id: [u8; ID_BYTES] = id
-        .and_then(|id| id.as_slice().try_into().ok())
-        .ok_or_else(|| Error::internal("no id of a communicator"))?;
-    let place = (members.ranks.len(), members.comm_rank(members.rank)?);
-    let device = Device {
-        number: wanted.device,
-        memory: Arc::clone(bootstrap.memory()),
-    };
-    let on = device.clone();
+    (network, id): (Network, [u8; ID_BYTES]),
+    members: &Members,
+    wanted: &Wanted<'_>,
+) -> Result<Untaken> {
+    let place = members.place()?;
+    let on = device(bootstrap, wanted);
     let most_blocks = wanted.most_blocks;
     let connect = move || {
         let memory = Arc::clone(&on.memory);
         let enter_device = Arc::new(move || on.enter());
         let comm = OwnCommunicator::join(network, &id, place, most_blocks, enter_device)?;
-        Ok(Untaken::new(comm, memory))
+        Ok(Untaken::new(Arc::new(comm), memory))
     };
-    let comm = within_most(bootstrap, |limit| {
+    within_most(bootstrap, |limit| {
         let late = || {
             let text = format!(
                 "deadline passed: {} waited {} ms to connect with {}",
@@ -100,8 +135,15 @@ fn join(
             Err(Error::new(Code::RemoteError, text))
         };
         detached::within(limit, connect)?.unwrap_or_else(late)
-    })?;
-    NcclTransport::new(members, comm, device, wanted.timeout, wanted.on_fault)
+    })
+}
+
+/// This rank's.
+fn device(bootstrap: &Bootstrap, wanted: &Wanted<'_>) -> Device {
+    Device {
+        number: wanted.device,
+        memory: Arc::clone(bootstrap.memory()),
+    }
 }
 
 /// Runs `wait`, which is told how long it may wait: not to the deadline of the call, so that ranks can still

@@ -7,10 +7,11 @@
 //! must end what the stream waits for, needs the lock.
 #![forbid(unsafe_code)]
 
+use crate::backend::nccl::own::InGraphs;
 use crate::backend::quiet::{Graphs, Works};
 use crate::backend::transport::Label;
 use crate::backend::transport::operation::{Late, Operation, Recent, distinct};
-use crate::backend::transport::replays::{InGraphs, Replays};
+use crate::backend::transport::replays::Replays;
 use crate::backend::{DeviceMemory, StreamMark};
 use crate::error::Result;
 use crate::model::ops::Stream;
@@ -24,7 +25,11 @@ const MANY: usize = 64;
 /// What was enqueued, in its order.
 #[derive(Default)]
 pub struct Outstanding {
+    /// Held by who frees memory at a quiet moment, too.
     state: Mutex<State>,
+    /// Those that were captured into graphs. Their deadline holds beside a free that waits for them, so they have a
+    /// lock that nobody holds for long.
+    replays: Mutex<Replays>,
 }
 
 #[derive(Default)]
@@ -35,8 +40,6 @@ struct State {
     operations: u64,
     /// An operation is about to be among those under way.
     is_beginning: bool,
-    /// Those that were captured into graphs.
-    replays: Replays,
 }
 
 struct Pending {
@@ -55,12 +58,9 @@ struct Pending {
 impl Outstanding {
     /// No operations yet, over `memory`.
     pub fn new(memory: &dyn DeviceMemory) -> Result<Self> {
-        let state = State {
-            replays: Replays::new(memory)?,
-            ..State::default()
-        };
         Ok(Self {
-            state: Mutex::new(state),
+            replays: Mutex::new(Replays::new(memory)?),
+            ..Self::default()
         })
     }
 
@@ -83,7 +83,7 @@ impl Outstanding {
         match recorded {
             Ok(true) => state.pending.push_back(pending),
             Ok(false) => {
-                let mark = state.replays.begin(operation, &pending.peers);
+                let mark = self.replays.lock().begin(operation, &pending.peers);
                 state.reusable.push(pending);
                 drop(state);
                 mark.map_or(Ok(()), |mark| mark.capture(stream))?;
@@ -99,7 +99,7 @@ impl Outstanding {
     /// `operation` was enqueued on `stream`.
     pub fn enqueued(&self, operation: Operation, stream: Stream) -> Result<()> {
         let Some(mut end) = self.state.lock().take_end(operation) else {
-            let mark = self.state.lock().replays.end(operation);
+            let mark = self.replays.lock().end(operation);
             return mark.map_or(Ok(()), |mark| mark.capture(stream));
         };
         let recorded = end.record(stream);
@@ -124,16 +124,12 @@ impl Outstanding {
         withdrawn.map_or_else(Vec::new, |known| distinct(&known.peers))
     }
 
-    /// The first operation, also of those in graphs, if it has run longer than `limit` at `now`. None while another
-    /// thread has them in hand, which may be long: the watchdog has others to look after.
+    /// The first operation, also of those in graphs, if it has run longer than `limit` at `now`. Those outside of graphs
+    /// do not count while another thread has them in hand, which may be long: the watchdog has others to look after.
     pub fn late(&self, now: Instant, limit: Duration) -> Result<Option<Late>> {
-        let Some(mut state) = self.state.try_lock() else {
-            return Ok(None);
-        };
-        match state.late(now, limit)? {
-            None => Ok(state.replays.late(now, limit)),
-            late => Ok(late),
-        }
+        let outside = self.state.try_lock();
+        let late = outside.map_or(Ok(None), |mut state| state.late(now, limit))?;
+        Ok(late.or_else(|| self.replays.lock().late(now, limit)))
     }
 
     /// The last operation for `label`, for which the host has `waited`, unless it is over.
@@ -153,12 +149,13 @@ impl Outstanding {
         }))
     }
 
-    /// The operation that runs, also in a replay, or else the one that was the last to.
+    /// The operation that runs, also in a replay, or else the one that was the last to. Those outside of graphs are
+    /// unknown while another thread has them in hand, as for [`Outstanding::late`].
     pub fn recent(&self) -> Option<Recent> {
-        let state = self.state.lock();
-        let running = state.pending.front().map(|pending| pending.recent(true));
-        let running = running.or_else(|| state.replays.running());
-        running.or_else(|| Some(state.reusable.last()?.recent(false)))
+        let state = self.state.try_lock();
+        let running = (state.as_ref()).and_then(|state| Some(state.pending.front()?.recent(true)));
+        let running = running.or_else(|| self.replays.lock().running());
+        running.or_else(|| Some(state?.reusable.last()?.recent(false)))
     }
 
     /// Whether all that was enqueued outside of graphs has run.
@@ -170,17 +167,12 @@ impl Outstanding {
 
     /// Whether a graph that is not destroyed has any operation.
     pub fn are_in_graphs(&self) -> bool {
-        self.state.lock().replays.are_in_graphs()
-    }
-
-    /// Whether any operation was ever captured.
-    pub fn were_captured(&self) -> bool {
-        self.state.lock().replays.were_captured()
+        self.replays.lock().are_in_graphs()
     }
 
     /// Asks [`Outstanding::are_in_graphs`] when this is gone.
     pub fn in_graphs(&self) -> InGraphs {
-        self.state.lock().replays.in_graphs()
+        self.replays.lock().in_graphs()
     }
 }
 
@@ -285,7 +277,7 @@ impl Works for Outstanding {
         let Some(mut state) = self.state.try_lock() else {
             return;
         };
-        let may_run = graphs == Graphs::Count && state.replays.are_in_graphs();
+        let may_run = graphs == Graphs::Count && self.are_in_graphs();
         // A device in error runs nothing any more.
         let has_none = state.reap().is_err() || state.pending.is_empty();
         let is_idle = has_none && !state.is_beginning;

@@ -31,12 +31,27 @@ pub struct Device {
     attempt: Arc<Mutex<Option<Attempt>>>,
     /// Whether there is a graph with an operation.
     has_graph: Arc<AtomicBool>,
+    is_replayed: Arc<AtomicBool>,
+    context: u64,
 }
 
 impl Device {
+    /// One in another context than all others.
+    pub fn of_context(context: u64) -> Self {
+        Self {
+            context,
+            ..Self::default()
+        }
+    }
+
     /// Makes a graph as if by a capture.
     pub fn make_graph(&self) {
         self.has_graph.store(true, Ordering::Relaxed);
+    }
+
+    /// All captured operations are under way from now on.
+    pub fn begin_replay(&self) {
+        self.is_replayed.store(true, Ordering::Relaxed);
     }
 
     /// Destroys the graph of all captured operations.
@@ -108,7 +123,7 @@ impl ReplayMarks for Device {
         self.has_graph.load(Ordering::Relaxed)
     }
     fn began(&self, _place: usize) -> u64 {
-        0
+        u64::from(self.is_replayed.load(Ordering::Relaxed))
     }
 }
 
@@ -121,6 +136,10 @@ impl DeviceMemory for Device {
         self.made.fetch_add(1, Ordering::Relaxed);
         let device = self.clone();
         Ok(Box::new(Mark { device, place: 0 }))
+    }
+
+    fn context_number(&self) -> u64 {
+        self.context
     }
 
     // Nothing else is asked for.
@@ -166,8 +185,7 @@ impl DeviceMemory for Device {
         attempt
     }
     fn lost(&self) -> Option<Error> {
-        let is_gone = *self.attempt.lock() == Some(Attempt::Gone);
-        is_gone.then(|| Error::internal("it was reset"))
+        (*self.attempt.lock() == Some(Attempt::Gone)).then(|| Error::internal("it was reset"))
     }
     fn enter(&self, _device: usize) -> Result<Box<dyn Any>> {
         Ok(Box::new(()))
@@ -341,6 +359,24 @@ fn beside_a_full_stream<T: Send + 'static>(
     drop(is_full);
     caller.join().unwrap();
     answer.expect("the watchdog waits for who enqueues")
+}
+
+#[test]
+fn replays_have_their_deadline_while_memory_is_freed() {
+    let device = Device::default();
+    let outstanding = Outstanding::new(&device).unwrap();
+    begin(&outstanding, &device, &[1], Stream(CAPTURED));
+    device.begin_replay();
+    let start = Instant::now();
+    let mut asked = false;
+    outstanding.while_idle(Graphs::DoNotCount, &mut || {
+        assert_eq!(outstanding.late(start, SECOND), Ok(None));
+        let late = outstanding.late(start + 2 * SECOND, SECOND).unwrap();
+        assert!(late.is_some_and(|late| late.is_replayed));
+        assert!(outstanding.recent().is_some_and(|recent| recent.runs));
+        asked = true;
+    });
+    assert!(asked);
 }
 
 #[test]

@@ -4,14 +4,13 @@
 use crate::backend::DeviceMemory;
 use crate::backend::detached;
 use crate::backend::nccl::own::{OwnCommunicator, Part};
-use crate::backend::transport::ending::{Ending, FOR_KEPT, Untaken};
+use crate::backend::transport::ending::{Ending, Untaken};
 use crate::backend::transport::failing::Failing;
 use crate::backend::transport::members::Members;
 use crate::backend::transport::operation::{Late, Operation, Recent};
 use crate::backend::transport::outstanding::Outstanding;
-use crate::backend::transport::replays::InGraphs;
 use crate::backend::transport::watchdog::{Watched, watch};
-use crate::backend::transport::{Label, Message, OnFault, Transport, ending, warm_up};
+use crate::backend::transport::{Label, Message, OnFault, Transport, spare, warm_up};
 use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
 use once_cell::sync::OnceCell;
@@ -19,9 +18,6 @@ use parking_lot::Mutex;
 use std::any::Any;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
-
-/// How long the end of a transport waits for the driver to notice that its graphs are destroyed.
-const SHORT: Duration = Duration::from_millis(100);
 
 /// What this rank has of a transport.
 pub struct NcclTransport {
@@ -74,9 +70,11 @@ impl NcclTransport {
         let outstanding = Arc::new(Outstanding::new(&*device.memory)?);
         let works: Weak<Outstanding> = Arc::downgrade(&outstanding);
         device.memory.watch_works(works);
+        let comm = comm.take();
+        comm.serve(outstanding.in_graphs());
         let shared = Arc::new(Shared {
             members,
-            comm: comm.take(),
+            comm,
             device,
             outstanding,
             turn: Mutex::default(),
@@ -179,22 +177,11 @@ impl Shared {
     /// The end of what is on the streams, which counts as under way until it has ended. What cannot be ended stays, with
     /// its memory.
     fn aborting(&self) -> Ending {
-        let outstanding = Arc::clone(&self.outstanding);
-        self.ending(Box::new(move || outstanding.are_in_graphs()))
+        self.ending().of(Arc::clone(&self.outstanding))
     }
 
-    /// Ends a communicator whose operations are over, but for those in graphs.
-    fn end(&self, limit: Duration) {
-        let limit = match self.outstanding.were_captured() {
-            true => limit.min(FOR_KEPT),
-            false => limit,
-        };
-        self.ending(self.outstanding.in_graphs()).end(limit);
-    }
-
-    fn ending(&self, in_graphs: InGraphs) -> Ending {
-        let memory = Arc::clone(&self.device.memory);
-        Ending::new(Arc::clone(&self.comm), memory, in_graphs)
+    fn ending(&self) -> Ending {
+        Ending::new(Arc::clone(&self.comm), Arc::clone(&self.device.memory))
     }
 
     fn give_up(&self) {
@@ -364,19 +351,10 @@ impl Drop for End {
             std::thread::sleep(pause);
             pause = (pause * 2).min(Duration::from_millis(1));
         }
-        let left = shared.timeout.saturating_sub(start.elapsed()).max(SHORT);
-        let over = Instant::now();
-        while shared.fault.get().is_none()
-            && shared.outstanding.are_in_graphs()
-            && over.elapsed() < SHORT
-        {
-            std::thread::sleep(Duration::from_millis(1));
-        }
         // A communicator that has failed ends otherwise.
         if shared.fault.get().is_none() {
-            shared.end(left);
+            spare::keep(shared.ending());
         }
-        ending::end_kept();
     }
 }
 

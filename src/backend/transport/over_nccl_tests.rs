@@ -5,6 +5,7 @@ use super::*;
 use crate::allocations;
 use crate::backend::nccl::own;
 use crate::backend::transport::outstanding::tests::{CAPTURED, Device as Marked};
+use crate::backend::transport::spare::Offer;
 use crate::model::tensor::DevPtr;
 use crate::model::topology::{NodeId, Topology};
 
@@ -12,7 +13,6 @@ const LABEL: Label = Label {
     what: "test",
     number: 0,
 };
-const MINUTE: Duration = Duration::from_secs(60);
 /// More than are ever under way before a call looks for those that are over.
 const CALLS: usize = 1000;
 
@@ -36,7 +36,7 @@ fn transport(nodes: &str, device: &Marked) -> NcclTransport {
         memory: Arc::new(device.clone()),
     };
     let members = Members::new(&Topology::from_ids(&ids), 2);
-    let comm = own::tests::third_of_three(20 * CALLS);
+    let comm = Arc::new(own::tests::third_of_three(20 * CALLS));
     let comm = Untaken::new(comm, Arc::clone(&device.memory));
     NcclTransport::new(
         members,
@@ -80,9 +80,28 @@ fn calls_allocate_nothing_once_there_are_marks_enough() {
     }
 }
 
-/// Over `device`, with an operation in a graph.
-fn captured(device: &Marked) -> NcclTransport {
-    let transport = transport("abc", device);
+#[test]
+fn the_communicator_is_kept_for_the_next_group() {
+    let device = Marked::of_context(201);
+    let comm = Arc::clone(&transport("abc", &device).shared.comm);
+    let mut offer = Offer::new(&device, comm.place());
+    assert!(Arc::ptr_eq(&offer.take(comm.tag()).unwrap(), &comm));
+}
+
+#[test]
+fn one_that_has_failed_is_not() {
+    let device = Marked::of_context(202);
+    let transport = transport("abc", &device);
+    let comm = Arc::clone(&transport.shared.comm);
+    transport.abort();
+    drop(transport);
+    assert!(Offer::new(&device, comm.place()).take(comm.tag()).is_none());
+}
+
+#[test]
+fn graphs_count_that_outlive_their_group() {
+    let device = Marked::of_context(203);
+    let transport = transport("abc", &device);
     let message = Message {
         peer: 0,
         data: DevPtr(4096),
@@ -90,27 +109,9 @@ fn captured(device: &Marked) -> NcclTransport {
     };
     let exchanged = transport.exchange(LABEL, &[message], &[], Stream(CAPTURED));
     exchanged.unwrap();
-    transport
-}
-
-#[test]
-fn a_communicator_that_a_graph_has_ends_with_a_transport_after_the_graph() {
-    let device = Marked::default();
-    let first = captured(&device);
-    let comm = Arc::clone(&first.shared.comm);
-    drop(first);
-    assert!(!comm.wait_for_end(SHORT));
-    device.destroy_graph();
-    drop(transport("abc", &Marked::default()));
-    assert!(comm.wait_for_end(MINUTE));
-}
-
-#[test]
-fn a_communicator_whose_graphs_are_gone_ends_with_its_transport() {
-    let device = Marked::default();
-    let transport = captured(&device);
     let comm = Arc::clone(&transport.shared.comm);
-    device.destroy_graph();
     drop(transport);
-    assert!(comm.wait_for_end(Duration::ZERO));
+    assert!(comm.is_in_graphs());
+    device.destroy_graph();
+    assert!(!comm.is_in_graphs());
 }

@@ -5,6 +5,7 @@
 //! the one that began first, since it was found to be that one.
 #![forbid(unsafe_code)]
 
+use crate::backend::nccl::own::InGraphs;
 use crate::backend::transport::operation::{Late, Operation, Recent, distinct};
 use crate::backend::{DeviceMemory, ReplayMarks};
 use crate::error::Result;
@@ -26,9 +27,6 @@ pub struct Replays {
     operations: usize,
     first: Option<First>,
 }
-
-/// Whether a graph that is not destroyed has operations of a transport.
-pub type InGraphs = Box<dyn Fn() -> bool + Send>;
 
 /// A mark that is to be captured. That may be held up, so nobody who must end what holds it up should wait for it.
 #[must_use]
@@ -114,11 +112,6 @@ impl Replays {
     pub fn in_graphs(&self) -> InGraphs {
         let marks = self.marks.clone();
         Box::new(move || marks.as_ref().is_some_and(|marks| marks.are_in_graphs()))
-    }
-
-    /// Whether anything was ever captured.
-    pub fn were_captured(&self) -> bool {
-        self.operations > 0
     }
 
     /// Of those that are under way the one that began first: when, its place, and what it is.

@@ -66,6 +66,8 @@ driver_table! {
     fn cuDeviceGetAttribute(*mut c_int, sys::CUdevice_attribute, sys::CUdevice);
     fn cuMemAlloc_v2(*mut sys::CUdeviceptr, usize);
     fn cuMemFree_v2(sys::CUdeviceptr);
+    fn cuMemFreeAsync(sys::CUdeviceptr, sys::CUstream);
+    fn cuMemGetAddressRange_v2(*mut sys::CUdeviceptr, *mut usize, sys::CUdeviceptr);
     fn cuMemHostRegister_v2(*mut c_void, usize, c_uint);
     fn cuMemHostUnregister(*mut c_void);
     fn cuMemHostGetDevicePointer_v2(*mut sys::CUdeviceptr, *mut c_void, c_uint);

@@ -9,9 +9,10 @@ use crate::backend::cuda::driver::capture_mode::ApartFromCaptures;
 use crate::backend::cuda::driver::held::{self, ContextHandle, ContextId, Entered, Held, Key};
 use crate::backend::cuda::driver::pinned;
 use crate::backend::cuda::driver::resources::DeviceResources;
-use crate::backend::quiet::{Attempt, Graphs, Quiet, Taken, UnderWay, Works};
+use crate::backend::quiet::{Allocation, Attempt, Graphs, Quiet, Taken, UnderWay, Works};
 use crate::error::{Error, Result};
 use crate::model::ops::Stream;
+use crate::model::tensor::DevPtr;
 use once_cell::sync::{Lazy, OnceCell};
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -98,9 +99,9 @@ impl Context {
     }
 
     /// The resources that all groups of the context share.
-    pub fn resources(&self) -> Result<&DeviceResources> {
+    pub fn resources(&self) -> Result<&Arc<DeviceResources>> {
         let resources = || DeviceResources::of(&self.held);
-        self.resources.get_or_try_init(resources).map(Arc::as_ref)
+        self.resources.get_or_try_init(resources)
     }
 
     /// Begins work on the device that waits for other ranks; it ends when the result is dropped.
@@ -160,18 +161,30 @@ impl Context {
         }
     }
 
-    /// Frees the caller's memory at `address` by `free`: soon if possible, otherwise later.
-    pub fn free_soon(&self, address: usize, mut free: impl FnMut(usize) + Send + 'static) {
+    /// Frees the caller's memory at `data` by `free`: soon if possible, otherwise later.
+    pub fn free_soon(&self, data: DevPtr, mut free: impl FnMut(usize) + Send + 'static) {
+        let (held, resources) = (Arc::clone(&self.held), self.resources().ok().cloned());
+        let free_unawaited = move |address| match (held.enter_if_alive(), &resources) {
+            (Some(_entered), Some(resources)) => {
+                driver::free_unawaited(DevPtr(address), resources.stream()).is_ok()
+            }
+            _ => false,
+        };
         let held = Arc::clone(&self.held);
         let free = move |address| {
             if let Some(_entered) = held.enter_if_alive() {
                 free(address);
             }
         };
-        self.quiet.free_soon(address, Box::new(free));
+        self.quiet.free_soon(Allocation {
+            address: data.0,
+            bytes: driver::allocated_bytes(data).unwrap_or_default(),
+            free: Box::new(free),
+            free_unawaited: Box::new(free_unawaited),
+        });
     }
 
-    /// Does `work` inside the context if the device is quiet, without its graphs, and the context is still there.
+    /// Does `work` inside the context if the device is quiet and the context is still there.
     pub fn attempt(&self, work: &mut dyn FnMut()) -> Attempt {
         match self.held.enter_if_alive() {
             None => Attempt::Gone,

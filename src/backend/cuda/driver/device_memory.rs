@@ -33,7 +33,7 @@ impl DeviceMemory for CudaMemory {
         let freed = Arc::new(OnceCell::new());
         let outcome = Arc::clone(&freed);
         let free = move |address| drop(outcome.set(driver::free(DevPtr(address))));
-        self.context().free_soon(data.0, free);
+        self.context().free_soon(data, free);
         // An allocation that is freed later counts as freed.
         freed.get().cloned().unwrap_or(Ok(()))
     }
@@ -105,6 +105,10 @@ impl DeviceMemory for CudaMemory {
 
     fn lost(&self) -> Option<Error> {
         (self.context().enter_if_alive().is_none()).then(was_reset)
+    }
+
+    fn context_number(&self) -> u64 {
+        self.context().held().id().1
     }
 
     fn new_mark(&self) -> Result<Box<dyn StreamMark>> {

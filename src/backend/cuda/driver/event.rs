@@ -4,6 +4,7 @@
 use crate::backend::StreamMark;
 use crate::backend::cuda::driver::api::{NOT_READY, check, functions, raw_stream};
 use crate::backend::cuda::driver::context::Context;
+use crate::backend::cuda::driver::graph_count::GraphCount;
 use crate::backend::cuda::driver::stream::{Capture, StreamId, StreamScope};
 use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
@@ -25,7 +26,8 @@ pub struct Event {
     inside: Inside,
     /// Where the most recent mark is.
     latest: Option<Capture>,
-    is_in_graphs: bool,
+    /// The graphs that have a mark.
+    in_graphs: GraphCount,
 }
 
 impl Event {
@@ -35,7 +37,7 @@ impl Event {
             outside: Mark::new(context)?,
             inside: Inside::new(context)?,
             latest: None,
-            is_in_graphs: false,
+            in_graphs: GraphCount::default(),
         })
     }
 
@@ -43,10 +45,14 @@ impl Event {
     pub fn record(&mut self, at: &StreamScope) -> Result<()> {
         match at.capture {
             None => self.outside.record(at)?,
-            Some(capture) => self.inside.record(capture, at)?,
+            Some(capture) => {
+                if self.latest != Some(capture) {
+                    self.in_graphs.add(at.stream)?;
+                }
+                self.inside.record(capture, at)?;
+            }
         }
         self.latest = at.capture;
-        self.is_in_graphs |= at.is_captured();
         Ok(())
     }
 
@@ -55,9 +61,9 @@ impl Event {
         self.outside.is_over()
     }
 
-    /// Whether anything was marked in a graph.
+    /// Whether a graph that is not destroyed has a mark, or one of its launches still runs.
     pub fn is_in_graphs(&self) -> bool {
-        self.is_in_graphs
+        self.in_graphs.has_any()
     }
 
     /// Makes the stream wait for the marked work, and says whether it does. No wait is possible

@@ -15,9 +15,7 @@ use crate::backend::cuda::kernels::Kernel;
 use crate::backend::cuda::params::common::{REPLAY_MARK_THREADS, ReplayMarkParams};
 use crate::error::{Error, Result};
 use crate::model::ops::Stream;
-use std::mem;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 const SHAPE: LaunchShape = LaunchShape {
     blocks: 1,
@@ -28,10 +26,9 @@ const SHAPE: LaunchShape = LaunchShape {
 /// The marks of one sequence of operations.
 pub struct GraphMarks {
     module: Module,
-    places: Arc<HostPage<u64>>,
+    /// Who ends the communicator keeps them until no graph is left.
+    places: HostPage<u64>,
     count: usize,
-    /// Whether any mark was ever captured.
-    is_captured: AtomicBool,
     in_graphs: GraphCount,
 }
 
@@ -40,9 +37,8 @@ impl GraphMarks {
     pub fn new(context: &Arc<Context>, count: usize) -> Result<Self> {
         Ok(Self {
             module: Module::load(context)?,
-            places: Arc::new(HostPage::new(context, count)?),
+            places: HostPage::new(context, count)?,
             count,
-            is_captured: AtomicBool::new(false),
             in_graphs: GraphCount::default(),
         })
     }
@@ -50,10 +46,6 @@ impl GraphMarks {
     fn capture(&self, place: usize, begins: bool, stream: Stream) -> Result<()> {
         if place >= self.count {
             return Err(Error::internal(format!("no place {place} for a mark")));
-        }
-        if !self.is_captured.swap(true, Ordering::Relaxed) {
-            // Graphs may be replayed at any time: what they write to is never freed from now on.
-            mem::forget(Arc::clone(&self.places));
         }
         let params = ReplayMarkParams {
             place: self.places.device().wrapping_add(place),

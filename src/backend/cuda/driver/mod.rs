@@ -108,7 +108,26 @@ pub fn alloc(bytes: usize) -> Result<DevPtr> {
     Ok(DevPtr(address as usize))
 }
 
-/// Frees device memory.
+/// The bytes of the allocation that begins at `data`.
+pub fn allocated_bytes(data: DevPtr) -> Result<usize> {
+    let (mut begin, mut bytes) = (0, 0);
+    // SAFETY: writes an address and a number; the driver knows its allocations and refuses other addresses.
+    check("cuMemGetAddressRange", unsafe {
+        (functions()?.cuMemGetAddressRange_v2)(&mut begin, &mut bytes, data.0 as u64)
+    })?;
+    Ok(bytes)
+}
+
+/// Frees device memory when `stream` comes to it. Unlike [`free`] it waits for nothing, not even for the work of other
+/// streams on that memory (`bench/blocking_calls.cu`).
+pub fn free_unawaited(data: DevPtr, stream: Stream) -> Result<()> {
+    // SAFETY: the driver knows its allocations and refuses other addresses.
+    check("cuMemFreeAsync", unsafe {
+        (functions()?.cuMemFreeAsync)(data.0 as u64, raw_stream(stream))
+    })
+}
+
+/// Frees device memory, after everything that runs on the device.
 pub fn free(data: DevPtr) -> Result<()> {
     // SAFETY: the driver knows its allocations and refuses other addresses.
     check("cuMemFree", unsafe {

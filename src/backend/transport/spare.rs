@@ -1,0 +1,106 @@
+//! Communicators that have outlived their groups, for the next group over the same ranks.
+//!
+//! To connect nodes takes half a second, and to end a communicator frees memory, for which there may be no moment
+//! while graphs are alive. So the last few are kept. Those beyond end at a quiet moment, in a call that begins or ends
+//! a group.
+//!
+//! A group takes one only if all its ranks have kept it. Two groups that are created at once could disagree on who has
+//! it: whoever offers a communicator has it alone until the ranks have decided.
+#![forbid(unsafe_code)]
+
+use crate::backend::DeviceMemory;
+use crate::backend::nccl::own::OwnCommunicator;
+use crate::backend::transport::ending::Ending;
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How many are kept in a context.
+pub const MOST: usize = 4;
+/// Bytes of an offer among ranks.
+pub const OFFER_BYTES: usize = MOST * size_of::<u64>();
+/// How long a call may take to end those beyond: the ranks of a node may not agree on which ones can end, and NCCL may
+/// wait for all of them.
+const FOR_ENDING: Duration = Duration::from_secs(2);
+
+/// The most recent last.
+static SPARE: Mutex<Vec<Ending>> = Mutex::new(Vec::new());
+
+/// Keeps a communicator that is well and whose operations are over, but for graphs.
+pub fn keep(comm: Ending) {
+    let context = comm.context_number();
+    SPARE.lock().push(comm);
+    let start = Instant::now();
+    for (index, comm) in surplus(context).into_iter().enumerate() {
+        let left = FOR_ENDING.saturating_sub(start.elapsed());
+        if let Err(comm) = comm.end(left) {
+            SPARE.lock().insert(index, comm);
+        }
+    }
+}
+
+/// Takes out the oldest of those that are too many, but for those that a graph has.
+fn surplus(context: u64) -> Vec<Ending> {
+    let mut spare = SPARE.lock();
+    let is_there = |comm: &&Ending| comm.context_number() == context;
+    let mut excess = spare.iter().filter(is_there).count().saturating_sub(MOST);
+    let ends = |comm: &mut Ending| {
+        let ends = excess > 0 && is_there(&&*comm) && !comm.is_in_graphs();
+        excess -= usize::from(ends);
+        ends
+    };
+    spare.extract_if(.., ends).collect()
+}
+
+/// Communicators that a group which is being created may take. The others are kept on.
+pub struct Offer(Vec<Ending>);
+
+impl Offer {
+    /// Those with `place` among so many ranks, in the context of `memory`. Where an error is known, none.
+    pub fn new(memory: &dyn DeviceMemory, place: (usize, usize)) -> Self {
+        let fits = |comm: &mut Ending| comm.fits(memory, place);
+        let mut spare = SPARE.lock();
+        let mut offered: Vec<Ending> = spare.extract_if(.., fits).collect();
+        // The most recent first.
+        offered.reverse();
+        let rest = offered.split_off(MOST.min(offered.len()));
+        spare.extend(rest.into_iter().rev());
+        Self(offered)
+    }
+
+    /// What the other ranks are told.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let tags = self.0.iter().flat_map(|comm| comm.tag().to_le_bytes());
+        let mut bytes: Vec<u8> = tags.collect();
+        bytes.resize(OFFER_BYTES, 0);
+        bytes
+    }
+
+    /// The one that all ranks have decided for.
+    pub fn take(&mut self, tag: u64) -> Option<Arc<OwnCommunicator>> {
+        let index = self.0.iter().position(|comm| comm.tag() == tag)?;
+        Some(self.0.remove(index).into_comm())
+    }
+}
+
+impl Drop for Offer {
+    fn drop(&mut self) {
+        SPARE.lock().extend(self.0.drain(..).rev());
+    }
+}
+
+/// The communicator that these ranks' offers have in common.
+pub fn in_common(offers: &[&[u8]]) -> Option<u64> {
+    let tags = |offer: &&[u8]| -> Vec<u64> {
+        let (tags, _) = offer.as_chunks();
+        tags.iter().map(|&tag| u64::from_le_bytes(tag)).collect()
+    };
+    let (first, others) = offers.split_first()?;
+    let others: Vec<_> = others.iter().map(tags).collect();
+    let mut common = tags(first).into_iter();
+    common.find(|tag| *tag != 0 && others.iter().all(|other| other.contains(tag)))
+}
+
+#[cfg(test)]
+#[path = "spare_tests.rs"]
+mod tests;

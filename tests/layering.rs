@@ -83,7 +83,6 @@ const ARROWS: &[(&str, &[&str])] = &[
         &[
             "backend",
             "backend::bootstrap",
-            "backend::detached",
             "backend::dylib",
             "backend::own_stream",
             "backend::quiet",

@@ -4,7 +4,7 @@
 //! names; a test compares.
 #![forbid(unsafe_code)]
 
-use crate::model::group::LlCombineMode;
+use crate::model::group::{LlCombineMode, NodeSums};
 use std::os::unix::ffi::OsStringExt;
 use std::time::Duration;
 
@@ -15,6 +15,9 @@ pub struct Env {
     pub timeout: Duration,
     /// `NCCL_EP_LL_COMBINE`: how LL combines sum, `exact` or `reduce`. Default reduce.
     pub ll_combine: LlCombineMode,
+    /// `NCCL_EP_NODE_SUMS`: how combines add the sums of nodes, `home` or `invariant`. Default
+    /// home.
+    pub node_sums: NodeSums,
     /// `NCCL_EP_TUNING_FILE`: launch shapes measured on this machine.
     pub tuning_file: Option<String>,
     /// `NCCL_EP_HT_CHUNK_BYTES`: bytes that an HT operation sends to other nodes at a time.
@@ -78,6 +81,13 @@ impl Env {
                         .find(|mode| mode.name() == name.trim())
                 })
                 .unwrap_or(LlCombineMode::Reduce),
+            node_sums: lookup("NCCL_EP_NODE_SUMS")
+                .and_then(|name| {
+                    NodeSums::ALL
+                        .into_iter()
+                        .find(|sums| sums.name() == name.trim())
+                })
+                .unwrap_or_default(),
             tuning_file: lookup("NCCL_EP_TUNING_FILE").filter(|path| !path.is_empty()),
             ht_chunk_bytes: lookup("NCCL_EP_HT_CHUNK_BYTES")
                 .and_then(|text| text.trim().parse().ok())
@@ -107,6 +117,7 @@ mod tests {
         let env = Env::from_lookup(|_| None);
         assert_eq!(env.timeout, Duration::from_secs(100));
         assert_eq!(env.ll_combine, LlCombineMode::Reduce);
+        assert_eq!(env.node_sums, NodeSums::HomeFirst);
         assert_eq!(env.host_id, None);
         assert_eq!(env.verbosity, Verbosity::Nothing);
     }
@@ -118,6 +129,7 @@ mod tests {
             "NCCL_HOSTID" => Some("left".to_owned()),
             "NCCL_EP_TUNING_FILE" => Some("times.json".to_owned()),
             "NCCL_EP_LL_COMBINE" => Some("exact".to_owned()),
+            "NCCL_EP_NODE_SUMS" => Some("invariant ".to_owned()),
             "NCCL_DEBUG" => Some("info".to_owned()),
             "NCCL_EP_CHECK" => Some("1".to_owned()),
             _ => None,
@@ -126,12 +138,14 @@ mod tests {
         assert_eq!(env.timeout, Duration::from_millis(250));
         assert_eq!(env.host_id.as_deref(), Some("left"));
         assert_eq!(env.ll_combine, LlCombineMode::Exact);
+        assert_eq!(env.node_sums, NodeSums::Invariant);
         assert_eq!(env.tuning_file.as_deref(), Some("times.json"));
         assert_eq!(env.verbosity, Verbosity::Groups);
         assert!(env.check);
         let nonsense = Env::from_lookup(|_| Some("-1".to_owned()));
         assert_eq!(nonsense.timeout, Duration::from_secs(100));
         assert_eq!(nonsense.ll_combine, LlCombineMode::Reduce);
+        assert_eq!(nonsense.node_sums, NodeSums::HomeFirst);
         assert!(!nonsense.check);
     }
 

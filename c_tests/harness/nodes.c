@@ -85,3 +85,13 @@ unsigned ep_gateway(unsigned rank, unsigned node) {
 unsigned ep_node_distance(unsigned rank, unsigned other) {
     return (g_node_of[rank] + g_num_nodes - g_node_of[other]) % g_num_nodes;
 }
+
+bool ep_sums_are_invariant(void) {
+    const char* name = getenv("NCCL_EP_NODE_SUMS");
+    return g_num_nodes > 1 && name != NULL && strcmp(name, "invariant") == 0;
+}
+
+unsigned ep_distance_in_sum(unsigned rank, unsigned place) {
+    if (!ep_sums_are_invariant()) return place;
+    return (g_node_of[rank] + g_num_nodes - place) % g_num_nodes;
+}

@@ -3,6 +3,8 @@
 #ifndef C_TESTS_HARNESS_NODES_H_
 #define C_TESTS_HARNESS_NODES_H_
 
+#include <stdbool.h>
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -32,6 +34,12 @@ unsigned ep_gateway(unsigned rank, unsigned node);
 // How many nodes before that of `rank` the one of `other` comes, around the ring of nodes in the
 // order of their lowest ranks; 0 for the same node.
 unsigned ep_node_distance(unsigned rank, unsigned other);
+
+// Whether groups that are made now add the sums of nodes in ascending order, all rounded:
+// NCCL_EP_NODE_SUMS=invariant. Else the node of `rank` comes first, unrounded, then by distance.
+bool ep_sums_are_invariant(void);
+// The distance of the node that comes as number `place` in the sums of a token of `rank`.
+unsigned ep_distance_in_sum(unsigned rank, unsigned place);
 
 #ifdef __cplusplus
 }

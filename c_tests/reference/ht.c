@@ -198,15 +198,16 @@ void ref_ht_combine(const RefRouting* routing, unsigned rank, const RefRows* exp
                  .found = calloc(num_tokens + 1, sizeof(bool))};
     EP_REQUIRE(total != NULL && sums.row != NULL && sums.values != NULL);
     EP_REQUIRE(sums.sums != NULL && sums.found != NULL);
-    for (; sums.distance < ep_num_nodes(); ++sums.distance) {
+    for (unsigned place = 0; place < ep_num_nodes(); ++place) {
+        sums.distance = ep_distance_in_sum(rank, place);
         memset(sums.sums, 0, elements * sizeof(float));
         memset(sums.found, 0, num_tokens * sizeof(bool));
         walk(routing, add_copy, &sums);
         for (size_t token = 0; token < num_tokens; ++token) {
             if (!sums.found[token]) continue;
             float* of_node = &sums.sums[token * hidden];
-            if (sums.distance > 0) {
-                // What another node has summed crosses the network as one row.
+            if (sums.distance > 0 || ep_sums_are_invariant()) {
+                // What another node has summed crosses the network as one row; the option rounds all.
                 ep_store_all(datatype, sums.row, hidden, of_node);
                 ep_load_all(datatype, sums.row, hidden, of_node);
             }

@@ -7,7 +7,7 @@
 
 #include "harness/nodes.h"
 
-// What a walk over all entries sees of one that got a slot.
+// What a walk over all entries sees of one that names an expert.
 typedef struct {
     unsigned source;
     size_t token;
@@ -18,7 +18,7 @@ typedef struct {
 
 typedef void (*PlacedFn)(const Placed* placed, void* context);
 
-// Calls `each`, if there is one, for every entry with a slot, in slot order. `used` gets the number
+// Calls `each`, if there is one, for every entry that names an expert, in slot order. `used` gets the number
 // of slots of each of the E experts.
 static void walk(const RefRouting* routing, unsigned capacity, unsigned* used, PlacedFn each,
                  void* context) {
@@ -27,7 +27,8 @@ static void walk(const RefRouting* routing, unsigned capacity, unsigned* used, P
     for (unsigned source = 0; source < routing->num_ranks; ++source) {
         for (size_t entry = 0; entry < ref_entries_of(routing, source); ++entry) {
             const int64_t expert = ref_expert_of(routing, routing->topk_idx[source][entry]);
-            if (expert < 0 || used[expert] == capacity) continue;
+            if (expert < 0) continue;
+            EP_REQUIRE(used[expert] < capacity);
             const unsigned owner = (unsigned)expert / local_experts;
             const size_t local = (unsigned)expert % local_experts;
             const Placed placed = {source, entry / routing->top_k, entry, owner,
@@ -218,15 +219,16 @@ static bool goes_to(const Combine* combine, size_t token, unsigned owner) {
 // What the node at `distance` from home adds to the sum of a token.
 static float add_node(const Combine* combine, unsigned distance, size_t token, unsigned column,
                       float sum) {
+    const bool is_plain = distance == 0 && !ep_sums_are_invariant();
     bool found = false;
-    float partial = distance == 0 ? sum : 0.0f;
+    float partial = is_plain ? sum : 0.0f;
     for (unsigned owner = 0; owner < combine->sent->num_ranks; ++owner) {
         if (ep_node_distance(combine->rank, owner) != distance) continue;
         if (!goes_to(combine, token, owner)) continue;
         found = true;
         partial = add_owner(combine, owner, token, column, partial);
     }
-    if (distance == 0) return partial;
+    if (is_plain) return partial;
     if (!found) return sum;
     ep_store(combine->rows->datatype, combine->row, 0, partial);
     return sum + ep_load(combine->rows->datatype, combine->row, 0);
@@ -234,8 +236,8 @@ static float add_node(const Combine* combine, unsigned distance, size_t token, u
 
 static float reduced_sum(const Combine* combine, size_t token, unsigned column) {
     float sum = 0.0f;
-    for (unsigned distance = 0; distance < ep_num_nodes(); ++distance) {
-        sum = add_node(combine, distance, token, column, sum);
+    for (unsigned place = 0; place < ep_num_nodes(); ++place) {
+        sum = add_node(combine, ep_distance_in_sum(combine->rank, place), token, column, sum);
     }
     return sum;
 }

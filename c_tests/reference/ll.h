@@ -1,5 +1,6 @@
 // The expected results of low-latency operations, by one walk over all entries of all ranks in the
-// documented order: source rank, then token, then k.
+// documented order: source rank, then token, then k. Ids must leave a slot for each of them
+// (ref_routing_fit).
 #ifndef C_TESTS_REFERENCE_LL_H_
 #define C_TESTS_REFERENCE_LL_H_
 
@@ -41,8 +42,9 @@ void ref_ll_results(const RefRouting* routing, unsigned rank, unsigned capacity,
 // its entries as dispatched. At home a = 0; for expert ranks ascending a = fma(w, y, a) for a row as
 // it is, and a = a + y for a sum; round(a). Over several nodes that is the sum of the home's own
 // node; each other one, from the home's backwards around the ring of nodes (harness/nodes.h), adds
-// round(b) if it hosts an expert of the token, b being its own such sum from 0.
-// In both, an entry that found no slot counts as a row of zeros. All sums are in fp32.
+// round(b) if it hosts an expert of the token, b being its own such sum from 0. With
+// ep_sums_are_invariant the home's node does so, too, and nodes come in ascending order.
+// All sums are in fp32.
 typedef enum { kRefExact, kRefReduce } RefLlSum;
 RefLlSum ref_ll_sum(void);
 

@@ -13,6 +13,7 @@ ncclEpGroup_t ll_group_new(const EpEnv* env, const LlShape* shape) {
 }
 
 static void upload_routing(LlRun* run) {
+    ref_routing_fit(run->now, run->capacity);
     ref_buffer_upload(&run->ids, run->now->topk_idx[run->env->rank]);
     ref_buffer_upload(&run->weights, run->now->weights[run->env->rank]);
 }

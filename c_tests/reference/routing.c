@@ -152,6 +152,17 @@ void ref_routing_mask(RefRouting* routing, unsigned every, uint64_t seed) {
     }
 }
 
+void ref_routing_fit(RefRouting* routing, unsigned capacity) {
+    unsigned* used = allocate(routing->num_experts, sizeof(*used));
+    for (unsigned rank = 0; rank < routing->num_ranks; ++rank) {
+        for (size_t i = 0; i < ref_entries_of(routing, rank); ++i) {
+            const int64_t expert = ref_expert_of(routing, routing->topk_idx[rank][i]);
+            if (expert >= 0 && used[expert]++ >= capacity) routing->topk_idx[rank][i] = -1;
+        }
+    }
+    free(used);
+}
+
 static void change_token(const RefRouting* routing, RefChange change, int64_t* ids,
                          uint64_t* state) {
     const unsigned top_k = routing->top_k;

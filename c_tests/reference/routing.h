@@ -49,6 +49,9 @@ typedef enum {
     kRefNumChanges
 } RefChange;
 void ref_routing_change(RefRouting* routing, RefChange change, uint64_t seed);
+// Sets the ids of entries to -1 for which their experts have no slot, in the order of slots. So repeated
+// ids fill an expert, which low latency allows, but no more than that.
+void ref_routing_fit(RefRouting* routing, unsigned capacity);
 void ref_routing_new_weights(RefRouting* routing, uint64_t seed);
 
 unsigned ref_local_experts(const RefRouting* routing);

@@ -30,6 +30,7 @@ struct SharedStorage {
     uint32_t next_token;
     uint64_t barriers[HT_COMBINE_THREADS / kWarpSize];
 };
+static_assert(sizeof(SharedStorage) <= HT_STATIC_SHARED_BYTES, "launches leave no more room");
 
 template <typename Scope, typename Partials>
 struct Block {
@@ -219,18 +220,18 @@ __device__ __forceinline__ void sum_chunk(const Block& block, uint32_t token, ui
     const uint32_t vecs = format.vecs();
     float sum[kVecs][Type::kPerVec] = {};
     add_rows<Type>(sum, firsts, part.row, first, vecs);
+    if (block.partials.rounds_own_node()) {
+        // Each lane reads what it has stored.
+        store_sum<Type>(sum, first, vecs, out);
+        clear_sum<Type>(sum);
+    }
     for (uint32_t base = 0; base < block.partials.nodes(); base += kWarpSize) {
         const uint8_t* row =
             base == 0 ? partial : block.partials.row(format, token, base + lane_idx());
+        row = block.partials.is_own(base + lane_idx()) ? reinterpret_cast<const uint8_t*>(out) : row;
         add_rows<Type>(sum, __ballot_sync(kAllLanes, row != nullptr), row, first, vecs);
     }
-#pragma unroll
-    for (uint32_t v = 0; v < kVecs; ++v) {
-        const uint32_t at = first + v * kWarpSize + lane_idx();
-        if (at < vecs) {
-            st_row(out + at, Type::pack(sum[v]));
-        }
-    }
+    store_sum<Type>(sum, first, vecs, out);
 }
 
 // One warp gathers the gradients of a token, one column per lane: those of its experts, ascending,

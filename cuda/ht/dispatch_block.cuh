@@ -21,6 +21,7 @@ struct SharedStorage {
     uint32_t next_unused;
     uint64_t barriers[HT_DISPATCH_THREADS / kWarpSize];
 };
+static_assert(sizeof(SharedStorage) <= HT_STATIC_SHARED_BYTES, "launches leave no more room");
 
 template <typename Scope, typename Rows>
 struct Block {

@@ -1,5 +1,6 @@
 // What other nodes return for a rank's own tokens: each one row for every token that went there, the rounded
-// sum of its ranks' rows, and the gradients of its experts.
+// sum of its ranks' rows, and the gradients of its experts. They are added to the own node's sum; or, where sums go
+// by ascending node, that is rounded, too, and stored to the output row, from which it is added at its place.
 #pragma once
 
 #include "../base/row.cuh"
@@ -11,6 +12,8 @@ namespace nccl_ep {
 // On one node.
 struct NoPartials {
     __device__ uint32_t nodes() const { return 0; }
+    __device__ static constexpr bool rounds_own_node() { return false; }
+    __device__ static constexpr bool is_own(uint32_t) { return false; }
     __device__ const uint8_t* row(const RowFormat&, uint32_t, uint32_t) const { return nullptr; }
     __device__ uint32_t gradient(uint32_t, uint32_t, uint32_t here, uint32_t) const { return here; }
 };
@@ -19,11 +22,25 @@ struct NoPartials {
 struct NodePartials {
     const HtPartials& from;
 
-    __device__ uint32_t nodes() const { return from.others; }
-    // Where the sum of node `other` for `token` lies; NULL if it has none.
-    __device__ const uint8_t* row(const RowFormat& format, uint32_t token, uint32_t other) const {
+    __device__ bool rounds_own_node() const { return from.own_place != OWN_NODE_FIRST; }
+    // The nodes whose rows are added: their places in the sum count from 0.
+    __device__ uint32_t nodes() const { return from.others + (rounds_own_node() ? 1 : 0); }
+    // Whether this node's is at `place`; it lies in the output row.
+    __device__ bool is_own(uint32_t place) const {
+        return rounds_own_node() && place == from.own_place;
+    }
+    // Where the sum of the other node at `place` for `token` lies; NULL if there is none.
+    __device__ const uint8_t* row(const RowFormat& format, uint32_t token, uint32_t place) const {
+        if (place >= nodes() || is_own(place)) {
+            return nullptr;
+        }
+        uint32_t other = place;
+        if (rounds_own_node()) {
+            // One less than its distance.
+            other = from.own_place - place - 1 + (place > from.own_place ? nodes() : 0);
+        }
         uint32_t number = 0;
-        return other < from.others && has_row(token, other, number)
+        return has_row(token, other, number)
                    ? first_row_of(from.messages, other) + format.offset(number)
                    : nullptr;
     }

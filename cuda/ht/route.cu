@@ -55,7 +55,7 @@ struct Block {
     __device__ int32_t expert(uint32_t token, uint32_t k) const {
         const int64_t id = params.topk_idx[uint64_t{token} * top_k() + k];
         const int32_t expert = expert_of_id(id, experts());
-        return is_active(params.peers, expert / local_experts()) ? expert : kNowhere;
+        return expert >= 0 && is_active(params.peers, expert / local_experts()) ? expert : kNowhere;
     }
     // What the blocks have counted so far.
     __device__ uint32_t* rows_to(uint32_t rank) const { return params.tally + 1 + rank; }

@@ -10,6 +10,30 @@ namespace nccl_ep::ht_combine_impl {
 constexpr uint32_t kVecs = 4;
 constexpr uint32_t kRows = 4;
 
+template <typename Type>
+__device__ __forceinline__ void clear_sum(float (&sum)[kVecs][Type::kPerVec]) {
+#pragma unroll
+    for (uint32_t v = 0; v < kVecs; ++v) {
+#pragma unroll
+        for (uint32_t j = 0; j < Type::kPerVec; ++j) {
+            sum[v][j] = 0.0f;
+        }
+    }
+}
+
+// Rounds this lane's accesses from number `first` on, and stores them to a row at `out`.
+template <typename Type>
+__device__ __forceinline__ void store_sum(const float (&sum)[kVecs][Type::kPerVec], uint32_t first,
+                                          uint32_t vecs, Vec16* out) {
+#pragma unroll
+    for (uint32_t v = 0; v < kVecs; ++v) {
+        const uint32_t at = first + v * kWarpSize + lane_idx();
+        if (at < vecs) {
+            st_row(out + at, Type::pack(sum[v]));
+        }
+    }
+}
+
 // One warp adds the rows of `lanes`, whose addresses these hold, to kVecs accesses per lane from number
 // `first` on.
 template <typename Type>

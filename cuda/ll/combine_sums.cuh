@@ -58,11 +58,13 @@ __device__ __forceinline__ int32_t host_of_entry(const Block<Op>& block, const S
 }
 
 // Adds what other nodes give for a token of this rank: the sums of those that have a part in it, the node
-// before this one first. `host` is that of this lane's entry.
+// before this one first; or, where sums go by ascending node, this node's sum, rounded, at its place among
+// them: meanwhile it lies in the output row at `out`, where each lane reads what it has stored. `host` is that of
+// this lane's entry.
 template <typename Type, typename Op>
 __device__ void add_other_nodes(const Block<Op>& block, uint32_t token, int32_t host,
-                                const Chunk& chunk, Sum<Type>& sum) {
-    constexpr uint32_t kNone = 0xffffffffu;
+                                const Chunk& chunk, uint8_t* out, Sum<Type>& sum) {
+    constexpr uint32_t kNone = OWN_NODE_FIRST;
     const Op& op = block.op;
     // A row that travels alone takes no part if it is masked; a sum always does.
     const uint32_t same = __match_any_sync(kAllLanes, host);
@@ -70,10 +72,15 @@ __device__ void add_other_nodes(const Block<Op>& block, uint32_t token, int32_t 
     const bool takes_part = __popc(same) > 1 || !is_masked(gate.weight);
     uint32_t next = kNone;
     if (host >= 0 && takes_part && op.nodes.at(host).distance != 0) {
-        next = op.nodes.at(host).distance;
+        next = op.nodes.place_of(op.nodes.at(host).distance);
+    }
+    uint32_t own = op.nodes.own_place();
+    if (own != OWN_NODE_FIRST) {
+        sum.rounded().store(out, chunk);
+        sum = Sum<Type>();
     }
     while (true) {
-        uint32_t nearest = next;
+        uint32_t nearest = min(next, own);
         for (uint32_t lanes = kWarpSize / 2; lanes != 0; lanes /= 2) {
             nearest = min(nearest, __shfl_xor_sync(kAllLanes, nearest, lanes));
         }
@@ -81,9 +88,14 @@ __device__ void add_other_nodes(const Block<Op>& block, uint32_t token, int32_t 
             return;
         }
         next = next == nearest ? kNone : next;
-        const uint8_t* rows = body_of(op.nodes.returned_message(nearest));
         ChunkData data;
-        data.load_const(rows + row_format(block.shape).offset(token), chunk);
+        if (nearest == own) {
+            own = kNone;
+            data.load_arriving(out, chunk);
+        } else {
+            const uint8_t* rows = body_of(op.nodes.returned_message(op.nodes.place_of(nearest)));
+            data.load_const(rows + row_format(block.shape).offset(token), chunk);
+        }
         sum.add(data, chunk, 1.0f);
     }
 }
@@ -134,7 +146,7 @@ __device__ void receive_chunk(const Block<Op>& block, const SourceToken& at, uin
     }
     if constexpr (Op::kSeveral) {
         if (at.number == 0) {
-            add_other_nodes(block, at.token, host, chunk, sum);
+            add_other_nodes(block, at.token, host, chunk, out, sum);
         }
     }
     sum.rounded().store(out, chunk);

@@ -21,6 +21,7 @@ struct SharedStorage {
     uint64_t tokens_known;
     uint64_t begins_known;
 };
+static_assert(sizeof(SharedStorage) + 4 * MAX_PEERS <= LL_STATIC_SHARED_BYTES, "launches leave no more room");
 
 // A dispatch of rows of one kind (dispatch_rows.cuh).
 template <typename Nodes, typename RowsOfKind>

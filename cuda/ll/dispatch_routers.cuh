@@ -133,6 +133,16 @@ __device__ uint32_t wait_for_count(const Block<Op>& block, uint32_t source, uint
         .data;
 }
 
+// Repeated ids give a local expert `total` rows, more than it has slots: the group fails, before anybody sums without
+// those that find none.
+template <typename Op>
+__device__ void report_surplus(const Block<Op>& block, uint32_t expert, uint32_t total) {
+    const auto surplus = block.output.find_surplus(block.per_expert, expert, total);
+    const uint32_t named = block.op.rank() * block.shape.local_experts + expert;
+    report_difference(block.op, FAULT_EXPERT_ROWS, block.op.from(surplus.source, named),
+                      block.shape.max_tokens, surplus.rows);
+}
+
 // From the sources' counts: where the rows of each begin, and how many an expert gets in all.
 template <typename Op>
 __device__ void find_begins(const Block<Op>& block) {
@@ -151,6 +161,8 @@ __device__ void find_begins(const Block<Op>& block) {
     if (block.receivers.index() != 0 && block.receivers.index() >= arriving_units(block)) {
         return;
     }
+    uint32_t overfull = 0;
+    uint32_t rows_of_overfull = 0;
     for (uint32_t i = threadIdx.x; i < num_experts(block); i += kRouterThreads) {
         block.per_expert[i] = wait_for_count(block, i / local, i % local);
     }
@@ -160,8 +172,15 @@ __device__ void find_begins(const Block<Op>& block) {
         if (block.receivers.index() == 0 && block.params.counter != nullptr) {
             block.params.counter[expert] = block.output.kept(total);
         }
+        if (total > block.output.rows_of_expert()) {
+            overfull = expert;
+            rows_of_overfull = total;
+        }
     }
     mbarrier_arrive(&block.shared.begins_known);
+    if (rows_of_overfull != 0 && block.receivers.index() == 0) {
+        report_surplus(block, overfull, rows_of_overfull);
+    }
     if constexpr (Op::Rows::kScaled) {
         // Last, as rows need not wait for it: their number does not depend on their scales.
         if (block.receivers.index() == 0) {

@@ -89,6 +89,17 @@ struct SeveralNodes {
     __device__ const uint8_t* returned_message(uint32_t distance) const {
         return nodes.returned + (distance - 1) * nodes.rows_stride;
     }
+    // Where this node comes in a sum that goes by ascending node, or OWN_NODE_FIRST.
+    __device__ uint32_t own_place() const { return nodes.own_place; }
+    // Where the node at this distance comes in a sum; and, just so, the distance of the one at this place.
+    __device__ uint32_t place_of(uint32_t distance) const {
+        if (nodes.own_place == OWN_NODE_FIRST) {
+            return distance;
+        }
+        const uint32_t all = nodes.other_nodes + 1;
+        const uint32_t place = nodes.own_place + all - distance;
+        return place < all ? place : place - all;
+    }
     // The head of what source `number` sent for the operation.
     __device__ const LlHello& head(uint32_t number) const {
         return head_of(is_combine ? weights_message(number) : rows_message(number));

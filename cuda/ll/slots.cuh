@@ -7,7 +7,7 @@
 
 namespace nccl_ep {
 
-// Instead of an output row: the entry found no free one.
+// Instead of an output row: the entry found no free one, and the group fails.
 constexpr int32_t kDropped = -2;
 
 // An entry packet's data: the local expert in the high bits, below them the entry's index among the rows
@@ -75,6 +75,24 @@ struct ExpertMajor {
     __device__ uint32_t kept(uint32_t total) const {
         const uint32_t most = rows_of_expert();
         return total < most ? total : most;
+    }
+    // After find_begins, which has given `total`, more than there is room for: the first source that sends an
+    // expert more rows than its share. There is one, and its ids repeat the expert, as it has no more tokens.
+    struct Surplus {
+        uint32_t source;
+        uint32_t rows;
+    };
+    __device__ Surplus find_surplus(const uint32_t* table, uint32_t expert, uint32_t total) const {
+        Surplus found = {0, 0};
+#pragma unroll 1  // seldom done
+        for (uint32_t source = ranks; source-- > 0;) {
+            const uint32_t begin = table[cell(source, expert)];
+            if (total - begin > shape.max_tokens) {
+                found = {source, total - begin};
+            }
+            total = begin;
+        }
+        return found;
     }
     // The output row of an entry from `source`: kNowhere, kDropped or a row.
     __device__ int32_t row(const uint32_t* begins, uint32_t source, EntryWord entry) const {

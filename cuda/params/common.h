@@ -33,6 +33,10 @@ constexpr static const uint32_t SELFTEST_MISMATCH = 2;
 /// `SelftestResult::outcome`: no flag within the deadline.
 constexpr static const uint32_t SELFTEST_TIMEOUT = 3;
 
+/// Instead of the own node's place among the sums of all nodes: it comes first, not rounded, and the others follow by
+/// distance. With a place, all sums are rounded and added by ascending node.
+constexpr static const uint32_t OWN_NODE_FIRST = 4294967295;
+
 /// `FaultReport::state` while nothing has failed.
 constexpr static const uint32_t FAULT_NONE = 0;
 
@@ -72,6 +76,10 @@ constexpr static const uint32_t FAULT_GATEWAY_FAILED = 11;
 
 /// `FaultReport::state`: fewer output rows for scales, `got`, than rows received, `expected`.
 constexpr static const uint32_t FAULT_SCALE_ROWS = 12;
+
+/// `FaultReport::state`: an expert of this rank, named by `what`, gets more rows than it has slots, as rank `peer` sends
+/// `got`, more than its share of `expected`.
+constexpr static const uint32_t FAULT_EXPERT_ROWS = 13;
 
 /// `FaultReport::op` of the self test.
 constexpr static const uint32_t OP_PEER_SELFTEST = 1;

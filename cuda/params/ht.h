@@ -26,6 +26,10 @@ constexpr static const uint32_t HT_CAST_THREADS = 512;
 /// Most threads of a block of `ht_combine_bf16` and its siblings, in whole warps.
 constexpr static const uint32_t HT_COMBINE_THREADS = 512;
 
+/// Most static shared memory of a block of `ht_dispatch` or `ht_combine_bf16` and their siblings; they have all else of the
+/// device's for rows.
+constexpr static const uint32_t HT_STATIC_SHARED_BYTES = 3584;
+
 /// Zeros that a dispatch block keeps in shared memory, in front of the warps' parts.
 constexpr static const uint32_t HT_ZERO_BYTES = 4096;
 

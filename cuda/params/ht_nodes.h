@@ -351,6 +351,8 @@ struct HtPartials {
     uint32_t chunk_ends;
     /// Other nodes.
     uint32_t others;
+    /// Where this node comes in the sums, or `OWN_NODE_FIRST`.
+    uint32_t own_place;
 };
 
 /// Parameters of `ht_combine_nodes_bf16` and its siblings.

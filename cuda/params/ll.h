@@ -52,6 +52,9 @@ constexpr static const uint32_t LL_INDEX_BITS = 20;
 /// than it has routers (4).
 constexpr static const uint32_t LL_DISPATCH_THREADS = 512;
 
+/// Most static shared memory of a dispatch block, without the words for each of `LL_MAX_RANKS` over several nodes.
+constexpr static const uint32_t LL_STATIC_SHARED_BYTES = 1024;
+
 /// Most threads of a combine block, in whole warps.
 constexpr static const uint32_t LL_COMBINE_THREADS = 384;
 
@@ -247,6 +250,8 @@ struct LlNodes {
     uint32_t handle;
     /// Other nodes than this one.
     uint32_t other_nodes;
+    /// In a combine, where this node comes in the sums of this rank's tokens, or `OWN_NODE_FIRST`.
+    uint32_t own_place;
 };
 
 /// Parameters of `ll_dispatch_nodes`.
@@ -330,11 +335,11 @@ static_assert(sizeof(nccl_ep::LlDispatchParams) == 800, "LlDispatchParams as in 
 static_assert(sizeof(nccl_ep::LlCombineParams) == 800, "LlCombineParams as in Rust");
 static_assert(sizeof(nccl_ep::LlRankOnNode) == 16, "LlRankOnNode as in Rust");
 static_assert(sizeof(nccl_ep::LlHello) == 32, "LlHello as in Rust");
-static_assert(sizeof(nccl_ep::LlNodes) == 96, "LlNodes as in Rust");
-static_assert(sizeof(nccl_ep::LlDispatchNodesParams) == 896, "LlDispatchNodesParams as in Rust");
+static_assert(sizeof(nccl_ep::LlNodes) == 104, "LlNodes as in Rust");
+static_assert(sizeof(nccl_ep::LlDispatchNodesParams) == 904, "LlDispatchNodesParams as in Rust");
 static_assert(sizeof(nccl_ep::LlScaledDispatchParams) == 888, "LlScaledDispatchParams as in Rust");
-static_assert(sizeof(nccl_ep::LlScaledDispatchNodesParams) == 984, "LlScaledDispatchNodesParams as in Rust");
+static_assert(sizeof(nccl_ep::LlScaledDispatchNodesParams) == 992, "LlScaledDispatchNodesParams as in Rust");
 static_assert(sizeof(nccl_ep::LlScaledPackParams) == 200, "LlScaledPackParams as in Rust");
-static_assert(sizeof(nccl_ep::LlCombineNodesParams) == 896, "LlCombineNodesParams as in Rust");
-static_assert(sizeof(nccl_ep::LlGatesParams) == 904, "LlGatesParams as in Rust");
+static_assert(sizeof(nccl_ep::LlCombineNodesParams) == 904, "LlCombineNodesParams as in Rust");
+static_assert(sizeof(nccl_ep::LlGatesParams) == 912, "LlGatesParams as in Rust");
 static_assert(sizeof(nccl_ep::LlPackParams) == 80, "LlPackParams as in Rust");

@@ -70,6 +70,11 @@ _SIMT = (("01", "", "test_ll"), ("01", "2000", "test_ht"),
          *(("01", "500", f"ep_bench -a {mode} --experts 16 --tokens 6 --hidden 256 --warmup 0 --iters 1"
             " --validate --use-cuda-graph") for mode in ("ll", "ht")))
 
+# On either backend, with sums that do not depend on a token's home.
+_INVARIANT = (("host", "0012", "test_random --configs 100 --seed 45"), ("host", "0101", "test_ll routing"),
+              ("simt", "0012", "test_random --configs 20 --seed 46"),
+              ("simt", "0120", "test_ht routing_styles"))
+
 # With messages of NCCL that are late at random, on either backend. The CPU backend moves rows
 # without NCCL, so there only groups and handles are late.
 _LATE = (("host", "0110", "test_random --configs 100 --seed 40"), ("host", "0110", "test_staged"),
@@ -117,6 +122,7 @@ def host_steps(places: Places) -> Iterator[Step]:
         yield _step(f"nodes/{label(command)}/{split}", _words(places, "host", split, command),
                     "build/programs")
     yield from _late(places, "host", "build/programs")
+    yield from _invariant(places, "host", "build/programs")
     # `make run ARGS="--nodes 2"`.
     demo = _step("nodes/run", ("scripts/demo.sh", "--nodes", "2"), "build/programs",
                  (("CUDA_VISIBLE_DEVICES", ""),))
@@ -127,6 +133,7 @@ def simt_steps(places: Places) -> Iterator[Step]:
     """On the CUDA backend with its kernels on the CPU."""
     yield from _forked(places, "simt", "build/simt")
     yield from _late(places, "simt", "build/simt")
+    yield from _invariant(places, "simt", "build/simt")
     # Groups over nodes leave half of so few multiprocessors to others.
     yield _step("simt/nodes/odd-grids/test_random/001",
                 _words(places, "simt", "001", "test_random --configs 25 --seed 41"), "build/simt",
@@ -148,6 +155,15 @@ def _late(places: Places, backend: str, need: str) -> Iterator[Step]:
                     _words(places, backend, split, command), need,
                     (("NCCLEP_HOSTSIM_DELAY_US", str(_LATE_MICROSECONDS)),
                      ("NCCLEP_HOSTSIM_DELAY_SEED", str(seed)), ("NCCLEP_SIMT_SEED", str(seed)),
+                     ("NCCLEP_SIMT_MULTIPROCESSORS", str(_SIMT_MULTIPROCESSORS))))
+
+
+def _invariant(places: Places, backend: str, need: str) -> Iterator[Step]:
+    prefix = "simt/" if backend == "simt" else ""
+    for _, split, command in (row for row in _INVARIANT if row[0] == backend):
+        yield _step(f"{prefix}nodes/invariant/{label(command)}/{split}",
+                    _words(places, backend, split, command), need,
+                    (("NCCL_EP_NODE_SUMS", "invariant"), ("NCCL_EP_HT_CHUNK_BYTES", "600"),
                      ("NCCLEP_SIMT_MULTIPROCESSORS", str(_SIMT_MULTIPROCESSORS))))
 
 

@@ -50,6 +50,8 @@ pub enum Setting {
     RowBytes,
     /// How low-latency combines sum.
     LlCombine,
+    /// How combines add the sums of nodes.
+    NodeSums,
     /// What a pass of high throughput sends to other nodes, in bytes.
     HtChunkBytes,
 }
@@ -154,6 +156,9 @@ pub enum AmongRanks {
     SameDirection { rank: usize },
     /// Backward weights have the same number of columns on all ranks; `rank` differs.
     SameColumns { rank: usize },
+    /// Repeated ids leave room at an expert for what other ranks may send; those of `rank` for
+    /// `expert` do not.
+    RoomForRepeated { rank: usize, expert: usize },
     /// The network between nodes needs a newer NCCL.
     NewEnoughForNetwork,
     /// The network between nodes needs NCCL's function `name`.

@@ -52,6 +52,30 @@ impl LlCombineMode {
     }
 }
 
+/// How the sums of nodes are added; both are deterministic, in fp32.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u32)]
+pub enum NodeSums {
+    /// The home's node first, not rounded, then the others around the ring.
+    #[default]
+    HomeFirst = 0,
+    /// Each node's sum rounded, nodes ascending: a token's bits do not depend on its home.
+    Invariant = 1,
+}
+
+impl NodeSums {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::HomeFirst, Self::Invariant];
+
+    /// Its value in the environment variable.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::HomeFirst => "home",
+            Self::Invariant => "invariant",
+        }
+    }
+}
+
 /// The most tokens each of `ranks` may have for one rank's received rows to be countable in 31
 /// bits.
 pub fn most_tokens(ranks: usize) -> usize {

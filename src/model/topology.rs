@@ -4,6 +4,7 @@
 //! a range of rank numbers: ranks may be distributed over the machines in any order.
 #![forbid(unsafe_code)]
 
+use crate::model::group::NodeSums;
 use crate::model::hash::fnv1a;
 
 /// Bytes of a node identity, as ranks exchange them.
@@ -83,6 +84,7 @@ impl LocalRanks {
 /// The nodes of a group, numbered by their lowest rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topology {
+    sums: NodeSums,
     /// Of each rank.
     places: Vec<Place>,
     /// The ranks of each node, ascending.
@@ -116,7 +118,21 @@ impl Topology {
                 ranks.push(rank);
             }
         }
-        Self { places, nodes }
+        Self {
+            sums: NodeSums::default(),
+            places,
+            nodes,
+        }
+    }
+
+    /// The same, where the sums of nodes are added like this.
+    pub fn with_sums(self, sums: NodeSums) -> Self {
+        Self { sums, ..self }
+    }
+
+    /// The place of `rank`'s node in invariant sums of its tokens; in others it comes first.
+    pub fn own_place(&self, rank: usize) -> Option<usize> {
+        (self.sums == NodeSums::Invariant && self.nodes() > 1).then(|| self.node_of(rank))
     }
 
     /// Number of nodes.
@@ -130,7 +146,7 @@ impl Topology {
     }
 
     /// How many nodes after `rank`'s own the node of `other` comes around the ring; 0 for the same
-    /// node. Sums over nodes follow this order.
+    /// node. Sums over nodes follow this order, unless they are invariant.
     pub fn distance(&self, rank: usize, other: usize) -> usize {
         (self.node_of(rank) + self.nodes() - self.node_of(other)) % self.nodes().max(1)
     }

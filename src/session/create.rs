@@ -13,7 +13,7 @@ use crate::error::refusal::{AmongRanks, Setting, Subject};
 use crate::error::{Error, Result, Words};
 use crate::fork;
 use crate::log;
-use crate::model::group::{Algorithm, GroupFacts, GroupSettings, LlCombineMode};
+use crate::model::group::{Algorithm, GroupFacts, GroupSettings, LlCombineMode, NodeSums};
 use crate::model::ops::Stream;
 use crate::model::topology::{NODE_ID_BYTES, NodeId, Topology};
 use crate::rule;
@@ -62,12 +62,13 @@ pub fn group(
 }
 
 /// The numbers that must be the same on every rank.
-const COMPARED: [Setting; 6] = [
+const COMPARED: [Setting; 7] = [
     Setting::Algorithm,
     Setting::Experts,
     Setting::MaxTokens,
     Setting::RowBytes,
     Setting::LlCombine,
+    Setting::NodeSums,
     Setting::HtChunkBytes,
 ];
 const NUMBER_BYTES: usize = 8;
@@ -110,7 +111,7 @@ fn agree_on_facts(
             }
         }
     }
-    let topology = Topology::from_ids(&nodes);
+    let topology = Topology::from_ids(&nodes).with_sums(env.node_sums);
     rule::group::check_nodes(&facts, &topology)?;
     Ok((facts, topology))
 }
@@ -134,24 +135,31 @@ fn compared(facts: &GroupFacts, env: &Env) -> [u64; COMPARED.len()] {
         facts.max_tokens.unwrap_or(0) as u64,
         facts.row_bytes as u64,
         u64::from(facts.ll_combine as u32),
+        u64::from(env.node_sums as u32),
         chunk_bytes.unwrap_or(0) as u64,
     ]
 }
 
 /// A compared number as callers know it.
 fn shown(setting: Setting, number: u64) -> String {
-    let mode = LlCombineMode::ALL
-        .into_iter()
-        .find(|&mode| u64::from(mode as u32) == number);
-    let algorithms = [Algorithm::LowLatency, Algorithm::HighThroughput];
-    let mut algorithms = algorithms.into_iter();
-    let algorithm = algorithms.find(|&it| u64::from(it as u32) == number);
-    match (setting, mode) {
-        (Setting::Algorithm, _) => algorithm.map_or("?", Algorithm::name).to_owned(),
-        (Setting::LlCombine, Some(mode)) => mode.name().to_owned(),
-        (Setting::HtChunkBytes, _) if number == 0 => "unset".to_owned(),
-        _ => number.to_string(),
-    }
+    let is = |it: u32| u64::from(it) == number;
+    let name = match setting {
+        Setting::Algorithm => [Algorithm::LowLatency, Algorithm::HighThroughput]
+            .into_iter()
+            .find(|&it| is(it as u32))
+            .map(Algorithm::name),
+        Setting::LlCombine => LlCombineMode::ALL
+            .into_iter()
+            .find(|&it| is(it as u32))
+            .map(LlCombineMode::name),
+        Setting::NodeSums => NodeSums::ALL
+            .into_iter()
+            .find(|&it| is(it as u32))
+            .map(NodeSums::name),
+        Setting::HtChunkBytes => is(0).then_some("unset"),
+        _ => None,
+    };
+    name.map_or_else(|| number.to_string(), str::to_owned)
 }
 
 fn node_id(env: &Env) -> Result<NodeId> {

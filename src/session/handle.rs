@@ -60,7 +60,9 @@ impl Handle {
     }
 
     /// Routes by `tensors` from now on; `tensors` is an error if they could not be read. Collective
-    /// in HT. A refusal leaves the routing unchanged.
+    /// in HT. A refusal leaves this rank's routing as it was. In HT the other ranks may have given up
+    /// theirs by then, as those on the GPUs of one node learn of the refusal later: an operation on
+    /// the old routing then waits for them in vain, until the deadline.
     pub fn update(&self, tensors: Result<HandleTensors>, stream: Stream) -> Result<()> {
         self.group.check_usable()?;
         match &self.mode {

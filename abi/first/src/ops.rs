@@ -114,7 +114,9 @@ unsafe fn operate(
 ///
 /// LL: inputs TOKENS [T, H]; outputs TOKENS [L, R*M, H]; local_tensors optional
 /// RECV_EXPERT_COUNTER_DEVICE int32 `[L]`. The rows of each expert are packed from slot 0, by
-/// source rank, token, k. The counter gets their number. Other slots keep their content.
+/// source rank, token, k. The counter gets their number. Other slots keep their content. An expert
+/// that a token names more than once takes a slot each time. If repeated ids leave it fewer than
+/// R*M for all its rows, the group fails, with a text that names the expert and a rank.
 ///
 /// HT forward: inputs TOKENS [T, H], TOPK_IDX int64 [T, K], TOPK_WEIGHTS float32 [T, K]; outputs
 /// TOKENS [n, H], TOPK_IDX [n, K], TOPK_WEIGHTS [n, K], where n is at least the number of received
@@ -210,7 +212,8 @@ pub unsafe extern "C" fn ncclEpDispatch(
 /// names more than once has one column, the gradient of the sum, which is that of each such entry.
 ///
 /// Over several nodes both modes sum node by node: another node's sum is rounded once, since it
-/// travels as a row. docs/several-nodes.md has the order of nodes.
+/// travels as a row. So the last bits of a token depend on the node of its home, unless
+/// NCCL_EP_NODE_SUMS=invariant. docs/several-nodes.md has the order of nodes.
 ///
 /// A token to which no expert contributes gets zeros.
 ///

@@ -101,6 +101,7 @@ fn setting_name(setting: Setting) -> &'static str {
         Setting::MaxTokens | Setting::RecvRows => "config.max_tokens_per_rank",
         Setting::RowBytes => "config.token_size_bytes",
         Setting::LlCombine => "NCCL_EP_LL_COMBINE",
+        Setting::NodeSums => "NCCL_EP_NODE_SUMS",
         Setting::HtChunkBytes => "NCCL_EP_HT_CHUNK_BYTES",
     }
 }

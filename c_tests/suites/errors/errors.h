@@ -192,6 +192,7 @@ void ht_combine_arguments(EpEnv* env);
 void ll_scales_arguments(EpEnv* env);  // scales.c
 void ht_scales_arguments(EpEnv* env);
 void ll_scales_that_differ(EpEnv* env);
+void ll_repeated_ids_overfill_an_expert(EpEnv* env);
 void ht_scales_that_differ(EpEnv* env);
 void ht_outputs_too_small(EpEnv* env);  // running.c
 void check_all_notice(Session* session, CallKind kind, const char* id, const char* rule,

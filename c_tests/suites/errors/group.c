@@ -198,6 +198,8 @@ void group_differences_between_ranks(EpEnv* env) {
                 &config);
     variable_differs(env, "group-differs-ll-combine", "NCCL_EP_LL_COMBINE", "reduce", "exact",
                      &config);
+    variable_differs(env, "group-differs-node-sums", "NCCL_EP_NODE_SUMS", "home", "invariant",
+                     &config);
     const ncclEpGroupConfig_t of_ht = config_of(env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
     variable_differs(env, "group-differs-ht-chunk-bytes", "NCCL_EP_HT_CHUNK_BYTES", "unset",
                      "65536", &of_ht);

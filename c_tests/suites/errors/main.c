@@ -41,6 +41,7 @@ int main(int argc, char** argv) {
         EP_CASE_HT(ht_different_calls_on_one_rank),
         EP_CASE(ll_scales_that_differ),
         EP_CASE_HT(ht_scales_that_differ),
+        EP_CASE(ll_repeated_ids_overfill_an_expert),
         EP_CASE(ll_rank_that_stops),
         EP_CASE_HT(ht_rank_that_stops),
         EP_CASE(ll_different_calls_over_nodes),

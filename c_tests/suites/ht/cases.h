@@ -12,6 +12,9 @@ void ht_interleaved_groups(EpEnv* env);
 void ht_unordered_streams(EpEnv* env);
 void ht_without_a_pause(EpEnv* env);
 
+// Sums that do not depend on a token's home (homes.c).
+void ht_bits_from_any_home(EpEnv* env);
+
 // Outputs and inputs with fewer rows than were received (too_small.c).
 void ht_token_output_too_small(EpEnv* env);
 void ht_routing_output_too_small(EpEnv* env);

@@ -314,6 +314,7 @@ int main(int argc, char** argv) {
         EP_CASE(gradients_with_spare_columns),
         EP_CASE(gradients_with_one_column),
         EP_CASE(cached_equals_forward),
+        EP_CASE(ht_bits_from_any_home),
         EP_CASE(ht_repeated_dispatches),
         EP_CASE(ht_combine_without_dispatch),
         EP_CASE(ht_interleaved_handles),

@@ -19,6 +19,9 @@ void ll_handle_ends_before_its_operation(EpEnv* env);
 void ll_weights_follow_their_ids(EpEnv* env);
 void ll_ids_permuted_before_combine(EpEnv* env);
 
+// Sums that do not depend on a token's home (homes.c).
+void ll_bits_from_any_home(EpEnv* env);
+
 // Collectives of the caller on another stream (beside.c).
 void ll_beside_collectives(EpEnv* env);
 

@@ -1,5 +1,5 @@
 // Low-latency dispatch and combine: the results of single operations, byte by byte. Every kind of
-// routing, shapes and element types, slots that run out, tensors made by the library, and the bits
+// routing, shapes and element types, slots that are all filled, tensors made by the library, and the bits
 // of the sum. Sequences of operations are in order.c.
 #include "suites/ll/cases.h"
 
@@ -111,8 +111,9 @@ static void element_types(EpEnv* env) {
     ROUND_TRIPS(env, kShapes);
 }
 
-// Every entry of every token names expert 0: R * M slots for K times as many entries.
-static void slots_run_out(EpEnv* env) {
+// Tokens name an expert again and again until all its R * M slots are filled: by one rank, of whose entries
+// more than M find a slot, while those of others have none left.
+static void slots_are_filled(EpEnv* env) {
     static const Shape kShapes[] = {
         {1, 4, 2, ncclBfloat16, 32, kRefOneExpert, false},
         {2, 8, 5, ncclBfloat16, 32, kRefOneExpert, false},
@@ -263,7 +264,7 @@ int main(int argc, char** argv) {
         EP_CASE(every_top_k),
         EP_CASE(widths),
         EP_CASE(element_types),
-        EP_CASE(slots_run_out),
+        EP_CASE(slots_are_filled),
         EP_CASE(without_counter),
         EP_CASE(rows_narrower_than_the_groups),
         EP_CASE(products_are_fused),
@@ -273,6 +274,7 @@ int main(int argc, char** argv) {
         EP_CASE(ll_ids_masked_before_combine),
         EP_CASE(ll_weights_follow_their_ids),
         EP_CASE(ll_ids_permuted_before_combine),
+        EP_CASE(ll_bits_from_any_home),
         EP_CASE(ll_interleaved_handles),
         EP_CASE(ll_interleaved_groups),
         EP_CASE(ll_unordered_streams),

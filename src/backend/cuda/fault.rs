@@ -8,12 +8,12 @@ use crate::backend::cuda::ht::agreement::disagreement;
 use crate::backend::cuda::ht::shape_word::ShapeWord;
 use crate::backend::cuda::ll::signature::Signature;
 use crate::backend::cuda::params::common::{
-    FAULT_DIFFERS, FAULT_DISAGREED, FAULT_GATEWAY_FAILED, FAULT_HANDLE_DIFFERS, FAULT_INPUT_ROWS,
-    FAULT_NONE, FAULT_PEER_FAILED, FAULT_ROUTING_ROWS, FAULT_SCALE_ROWS, FAULT_SHAPE_DIFFERS,
-    FAULT_STAGED_DIFFERS, FAULT_TOKEN_ROWS, FaultReport, OP_HT_COMBINE, OP_HT_DISPATCH,
-    OP_HT_ROUTE, OP_LL_COMBINE, OP_LL_DISPATCH, OP_PEER_SELFTEST, WAIT_ACK, WAIT_BEGIN,
-    WAIT_COUNTS, WAIT_CREDIT, WAIT_ENTRY, WAIT_PATTERN, WAIT_ROW, WAIT_STREAMED_ROW, WAIT_WEIGHT,
-    WaitParams,
+    FAULT_DIFFERS, FAULT_DISAGREED, FAULT_EXPERT_ROWS, FAULT_GATEWAY_FAILED, FAULT_HANDLE_DIFFERS,
+    FAULT_INPUT_ROWS, FAULT_NONE, FAULT_PEER_FAILED, FAULT_ROUTING_ROWS, FAULT_SCALE_ROWS,
+    FAULT_SHAPE_DIFFERS, FAULT_STAGED_DIFFERS, FAULT_TOKEN_ROWS, FaultReport, OP_HT_COMBINE,
+    OP_HT_DISPATCH, OP_HT_ROUTE, OP_LL_COMBINE, OP_LL_DISPATCH, OP_PEER_SELFTEST, WAIT_ACK,
+    WAIT_BEGIN, WAIT_COUNTS, WAIT_CREDIT, WAIT_ENTRY, WAIT_PATTERN, WAIT_ROW, WAIT_STREAMED_ROW,
+    WAIT_WEIGHT, WaitParams,
 };
 use crate::backend::cuda::params::ht_nodes::HT_RANK_OF_GROUP;
 use crate::backend::cuda::scaled_rows::ScalesWord;
@@ -148,6 +148,7 @@ impl Faults for FaultPage {
             FAULT_SCALE_ROWS => too_few_rows(Role::ScalesOut, &report),
             FAULT_ROUTING_ROWS => too_few_rows(Role::IdsOut, &report),
             FAULT_INPUT_ROWS => too_few_rows(Role::TokensIn, &report),
+            FAULT_EXPERT_ROWS => repeated_ids(&report),
             FAULT_DISAGREED => disagreement(report.got, report.expected)
                 .unwrap_or_else(|| Error::internal("a failure without a reason")),
             _ => self.lateness(&report),
@@ -168,6 +169,16 @@ pub fn nanoseconds(time: Duration) -> u64 {
 fn too_few_rows(role: Role, report: &FaultReport) -> Error {
     Error::usage(Subject::Size(role, 0), OfTensor::HoldsAllReceived)
         .got(report.got, format_args!("{} or more", report.expected))
+}
+
+/// The repeated ids of a rank take slots of an expert that others need.
+fn repeated_ids(report: &FaultReport) -> Error {
+    let rule = AmongRanks::RoomForRepeated {
+        rank: report.peer as usize,
+        expert: report.what as usize,
+    };
+    Error::usage(Subject::Tensor(Role::Ids), rule)
+        .got(report.got, format_args!("at most {}", report.expected))
 }
 
 /// What two ranks do not agree on, from the shape words of this rank and of another.

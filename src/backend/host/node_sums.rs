@@ -4,6 +4,9 @@
 //! in the same order, and that sum is rounded to the rows' type, because it crosses the network as
 //! one row. The home's node comes first, then the preceding nodes, around the ring. On one node
 //! this is a plain sum.
+//!
+//! Invariant sums (`model::group::NodeSums`) round the home's part, too, and go through the nodes
+//! in ascending order, so that nothing depends on where a token is at home.
 #![forbid(unsafe_code)]
 
 use crate::backend::host::numeric;
@@ -43,12 +46,16 @@ impl<'a> NodeSums<'a> {
         add: impl Fn(&mut [f32], &T) -> Result<()>,
         out: &mut [u8],
     ) -> Result<()> {
-        let distance = |part: &T| self.topology.distance(self.home, source(part));
+        let is_invariant = self.topology.own_place(self.home).is_some();
+        let place = |part: &T| match is_invariant {
+            true => self.topology.node_of(source(part)),
+            false => self.topology.distance(self.home, source(part)),
+        };
         // The sort is stable: the order within a node stays.
-        parts.sort_by_key(distance);
+        parts.sort_by_key(place);
         self.sum.fill(0.0);
-        for node in parts.chunk_by(|a, b| distance(a) == distance(b)) {
-            if node.first().is_some_and(|part| distance(part) == 0) {
+        for node in parts.chunk_by(|a, b| place(a) == place(b)) {
+            if !is_invariant && node.first().is_some_and(|part| place(part) == 0) {
                 node.iter().try_for_each(|part| add(&mut self.sum, part))?;
                 continue;
             }
@@ -65,13 +72,18 @@ impl<'a> NodeSums<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::group::NodeSums as Mode;
     use crate::model::tensor::DType;
     use crate::model::topology::NodeId;
     use half::bf16;
 
     fn sum(home: usize, parts: &[(usize, f32)]) -> f32 {
+        sum_as(Mode::HomeFirst, home, parts)
+    }
+
+    fn sum_as(mode: Mode, home: usize, parts: &[(usize, f32)]) -> f32 {
         let nodes = ["a", "b", "a", "c"].map(NodeId::from_text);
-        let topology = Topology::from_ids(&nodes);
+        let topology = Topology::from_ids(&nodes).with_sums(mode);
         let row = RowType {
             dtype: DType::Bfloat16,
             hidden: 1,
@@ -94,6 +106,21 @@ mod tests {
         let parts = [(0, 256.0), (2, 1.0), (1, -256.0)];
         assert_eq!(sum(0, &parts), 1.0);
         assert_eq!(sum(1, &parts), 0.0);
+    }
+
+    #[test]
+    fn invariant_sums_are_the_same_from_every_home() {
+        let large = 2.0_f32.powi(30);
+        // 256 and 1 are rounded to 256; and 1 is lost beside what is large.
+        for (parts, expected) in [
+            ([(0, 256.0), (2, 1.0), (1, -256.0)], 0.0),
+            ([(0, 1.0), (1, -large), (3, large)], 0.0),
+            ([(0, large), (1, -large), (3, 1.0)], 1.0),
+        ] {
+            for home in 0..4 {
+                assert_eq!(sum_as(Mode::Invariant, home, &parts), expected);
+            }
+        }
     }
 
     #[test]

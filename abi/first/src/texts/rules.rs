@@ -44,6 +44,10 @@ fn among_ranks(f: &mut Formatter<'_>, rule: AmongRanks) -> fmt::Result {
             f,
             "must have the same columns on every rank, but rank {rank} differs"
         ),
+        AmongRanks::RoomForRepeated { rank, expert } => write!(
+            f,
+            "must leave room at expert {expert} for all ranks, but rank {rank} repeats its id"
+        ),
         AmongRanks::RefusedBy { rank, code } => {
             let name = code_name(code);
             write!(f, "rank {rank} refused to create its own: {name}")

@@ -4,14 +4,14 @@
 //! blocks of another send or receive.
 #![forbid(unsafe_code)]
 
-use crate::backend::cuda::params::ht::{HT_COMBINE_THREADS, HT_DISPATCH_THREADS};
+use crate::backend::cuda::params::ht::{
+    HT_COMBINE_THREADS, HT_DISPATCH_THREADS, HT_STATIC_SHARED_BYTES,
+};
 use crate::model::group::GroupFacts;
 use crate::tuning::{Choice, Operation, Tuning, share};
 
 pub const WARP: u32 = 32;
 
-/// Static shared memory of the kernels, and what the driver reserves.
-const RESERVED_SHARED_BYTES: u32 = 3584;
 /// Blocks if the caller leaves the choice to us. How many send is said of so many.
 const AUTO_BLOCKS: u32 = 24;
 const DISPATCH_SENDERS: u32 = 8;
@@ -74,8 +74,14 @@ pub struct DeviceLimits {
 impl DeviceLimits {
     /// Most dynamic shared memory that our kernels may use.
     pub fn dynamic_shared_bytes(&self) -> u32 {
-        self.shared_bytes.saturating_sub(RESERVED_SHARED_BYTES)
+        self.shared_bytes.saturating_sub(HT_STATIC_SHARED_BYTES)
     }
+}
+
+/// The blocks that the caller grants to a kernel: two for each channel. `None`: the choice is ours.
+pub fn granted_blocks(facts: &GroupFacts) -> Option<u32> {
+    let blocks = |channels: usize| u32::try_from(2 * channels).unwrap_or(u32::MAX);
+    facts.channels.map(blocks)
 }
 
 /// The grid of an operation.
@@ -106,9 +112,7 @@ impl Grid {
             Some(tokens)
         };
         let measured = work.and_then(|work| tuning.choice(kind.operation(), work));
-        let granted = facts
-            .channels
-            .map(|channels| u32::try_from(2 * channels).unwrap_or(u32::MAX));
+        let granted = granted_blocks(facts);
         let wanted = match (measured, granted) {
             (Some(choice), Some(granted)) => choice.blocks.min(granted),
             (Some(choice), None) => choice.blocks,

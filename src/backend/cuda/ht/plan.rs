@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver::function::LaunchShape;
-use crate::backend::cuda::ht::grid::{DeviceLimits, Grid, HtKind, WARP};
+use crate::backend::cuda::ht::grid::{DeviceLimits, Grid, HtKind, WARP, granted_blocks};
 use crate::backend::cuda::ht::nodes::plan::NodesPlan;
 use crate::backend::cuda::ht::rows::MovedRow;
 use crate::backend::cuda::ht::shape_word::{MOST_ROW_BYTES, ShapeWord};
@@ -205,9 +205,16 @@ impl HtPlan {
         (self.facts.row_bytes, self.facts.max_tokens)
     }
 
-    /// Grid of `ht_route` for `tokens`, and how many of them each block numbers.
+    /// The blocks that the caller grants to a kernel, if he does.
+    pub fn granted_blocks(&self) -> Option<u32> {
+        granted_blocks(&self.facts)
+    }
+
+    /// Grid of `ht_route` for `tokens`, and how many of them each block numbers. One block more receives.
     pub fn route_grid(&self, tokens: usize, device: DeviceLimits) -> Result<(LaunchShape, u32)> {
-        let most = ROUTE_BLOCKS.min(device.multiprocessors as usize - 1).max(1);
+        let granted = self.granted_blocks().unwrap_or(u32::MAX);
+        let all = granted.min(device.multiprocessors).max(2) as usize;
+        let most = ROUTE_BLOCKS.min(all - 1);
         let blocks = tokens.div_ceil(ROUTE_BLOCK_TOKENS).clamp(1, most);
         let block_tokens = tokens.div_ceil(blocks).next_multiple_of(WARP as usize);
         let shape = LaunchShape {

@@ -174,6 +174,25 @@ fn rows_of_half_the_bound_take_one_unit_with_their_scales() {
     assert_eq!(units(DType::Uint8, 3584, scales(DType::Float8E4M3, 448)), 1);
 }
 
+#[test]
+fn channels_bound_the_blocks_that_route() {
+    let blocks = |channels, tokens| {
+        let mut plan = plan(4, 14_336);
+        plan.facts.channels = channels;
+        let (shape, block_tokens) = plan.route_grid(tokens, H200).unwrap();
+        let counting = shape.blocks - 1;
+        assert!(counting * block_tokens >= u32::try_from(tokens).unwrap());
+        shape.blocks
+    };
+    assert_eq!(blocks(None, 4096), 33);
+    assert_eq!(blocks(None, 100_000), 65);
+    for channels in [1, 2, 12] {
+        assert_eq!(blocks(Some(channels), 4096), 2 * channels as u32);
+    }
+    assert_eq!(blocks(Some(1000), 100_000), 65);
+    assert_eq!(blocks(Some(12), 0), 2);
+}
+
 /// Over all sizes of rows, as a warp's memory is rounded up, which hides what is missing of some.
 #[test]
 fn a_warp_has_room_for_its_row_a_tail_for_each_rank_and_its_queue() {

@@ -10,7 +10,7 @@ use crate::backend::cuda::network::Network;
 use crate::backend::cuda::order::Order;
 use crate::backend::cuda::params::ll::{LL_CHANNELS, LlNodes, LlRankOnNode};
 use crate::backend::cuda::side_streams::SideStreams;
-use crate::backend::cuda::sizes::number;
+use crate::backend::cuda::sizes::{number, own_place};
 use crate::backend::transport::{Label, Message, Transport};
 use crate::error::{Error, Result};
 use crate::model::group::GroupFacts;
@@ -137,6 +137,7 @@ impl LlNetwork {
             most_tokens,
             handle,
             other_nodes: number(self.network.topology().nodes() - 1)?,
+            own_place: own_place(self.network.topology(), self.network.rank())?,
         })
     }
 

@@ -9,7 +9,7 @@ use crate::backend::cuda::ll::messages::most_message_bytes;
 use crate::backend::cuda::ll::signature;
 use crate::backend::cuda::params::ll::{
     LL_BANKS, LL_CHANNELS, LL_COMBINE_THREADS, LL_COUNTS_BESIDE_EXPERTS, LL_DISPATCH_THREADS,
-    LL_INDEX_BITS, LL_MAX_RANKS, LL_MAX_TOP_K, LlLayout, LlShape,
+    LL_INDEX_BITS, LL_MAX_RANKS, LL_MAX_TOP_K, LL_STATIC_SHARED_BYTES, LlLayout, LlShape,
 };
 use crate::backend::cuda::sizes::{Regions, number};
 use crate::error::refusal::{AmongRanks, OfSettings, Setting, Subject};
@@ -42,8 +42,11 @@ const MULTIPROCESSORS_PER_CASTING_SENDER: u32 = 3;
 /// From this many tokens on, combine is faster with blocks that only receive.
 const MANY_TOKENS: usize = 256;
 
+/// The channel of whole operations has two banks, each other one has one.
+const _: () = assert!(LL_BANKS == LL_CHANNELS + 1);
+
 /// Dynamic shared memory that a block may have without opt-in: 48 KiB less its static variables.
-const MAX_SHARED_BYTES: usize = (48 << 10) - 1024;
+const MAX_SHARED_BYTES: usize = (48 << 10) - LL_STATIC_SHARED_BYTES as usize;
 /// Shared memory of a dispatch block per expert of the group.
 const SHARED_BYTES_PER_EXPERT: usize = 8;
 

@@ -22,6 +22,10 @@ pub const SELFTEST_MISMATCH: u32 = 2;
 /// `SelftestResult::outcome`: no flag within the deadline.
 pub const SELFTEST_TIMEOUT: u32 = 3;
 
+/// Instead of the own node's place among the sums of all nodes: it comes first, not rounded, and the others follow by
+/// distance. With a place, all sums are rounded and added by ascending node.
+pub const OWN_NODE_FIRST: u32 = 0xffff_ffff;
+
 /// `FaultReport::state` while nothing has failed.
 pub const FAULT_NONE: u32 = 0;
 /// `FaultReport::state`: a wait reached its deadline. All other fields are valid.
@@ -49,6 +53,9 @@ pub const FAULT_HANDLE_DIFFERS: u32 = 10;
 pub const FAULT_GATEWAY_FAILED: u32 = 11;
 /// `FaultReport::state`: fewer output rows for scales, `got`, than rows received, `expected`.
 pub const FAULT_SCALE_ROWS: u32 = 12;
+/// `FaultReport::state`: an expert of this rank, named by `what`, gets more rows than it has slots, as rank `peer` sends
+/// `got`, more than its share of `expected`.
+pub const FAULT_EXPERT_ROWS: u32 = 13;
 
 /// `FaultReport::op` of the self test.
 pub const OP_PEER_SELFTEST: u32 = 1;

@@ -14,6 +14,9 @@ pub const HT_DISPATCH_THREADS: u32 = 768;
 pub const HT_CAST_THREADS: u32 = 512;
 /// Most threads of a block of `ht_combine_bf16` and its siblings, in whole warps.
 pub const HT_COMBINE_THREADS: u32 = 512;
+/// Most static shared memory of a block of `ht_dispatch` or `ht_combine_bf16` and their siblings; they have all else of the
+/// device's for rows.
+pub const HT_STATIC_SHARED_BYTES: u32 = 3584;
 /// Zeros that a dispatch block keeps in shared memory, in front of the warps' parts.
 pub const HT_ZERO_BYTES: u32 = 4096;
 /// Bytes between a row that travels and its scales: their word, then zeros.

@@ -374,6 +374,8 @@ pub struct HtPartials {
     pub chunk_ends: u32,
     /// Other nodes.
     pub others: u32,
+    /// Where this node comes in the sums, or `OWN_NODE_FIRST`.
+    pub own_place: u32,
 }
 
 /// Parameters of `ht_combine_nodes_bf16` and its siblings.

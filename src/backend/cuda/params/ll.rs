@@ -32,6 +32,8 @@ pub const LL_INDEX_BITS: u32 = 20;
 /// Most threads of a dispatch block, in whole warps. A block that sends and notifies needs more warps
 /// than it has routers (4).
 pub const LL_DISPATCH_THREADS: u32 = 512;
+/// Most static shared memory of a dispatch block, without the words for each of `LL_MAX_RANKS` over several nodes.
+pub const LL_STATIC_SHARED_BYTES: u32 = 1024;
 /// Most threads of a combine block, in whole warps.
 pub const LL_COMBINE_THREADS: u32 = 384;
 /// Most 16-byte accesses per lane in a chunk of a row, so a chunk has at most 32 times as many.
@@ -209,6 +211,8 @@ pub struct LlNodes {
     pub handle: u32,
     /// Other nodes than this one.
     pub other_nodes: u32,
+    /// In a combine, where this node comes in the sums of this rank's tokens, or `OWN_NODE_FIRST`.
+    pub own_place: u32,
 }
 
 /// Parameters of `ll_dispatch`.

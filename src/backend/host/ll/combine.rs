@@ -52,13 +52,7 @@ impl HostLl {
         // SAFETY: `rule` has checked the tensor `[L, R*M, H]`; the caller keeps it until the
         // operation has run.
         let rows = unsafe { bytes(op.expert_rows, facts.local_experts() * capacity * row_bytes) };
-        // An entry without a slot counts as a row of zeros.
-        let zeros = vec![0; row_bytes];
-        let row_of = |placed: &Placed| {
-            placed
-                .row
-                .map_or(Ok(&zeros[..]), |index| row(rows, index, row_bytes))
-        };
+        let row_of = |placed: &Placed| row(rows, placed.row, row_bytes);
         let last = self.last.lock();
         let mut message = terms.message();
         for (home, placed) in last.placed.iter().enumerate() {

@@ -8,7 +8,8 @@ use crate::backend::host::numeric;
 use crate::backend::host::rows::copy_row;
 use crate::backend::host::scaled::{self, Incoming, Outgoing};
 use crate::backend::host::terms::Terms;
-use crate::error::Result;
+use crate::error::refusal::{AmongRanks, Role, Subject};
+use crate::error::{Error, Result};
 use crate::model::group::GroupFacts;
 use crate::model::ops::LlDispatch;
 
@@ -42,26 +43,29 @@ impl HostLl {
         let messages = self.shared.exchange.receive_all(epoch)?;
         // SAFETY: `rule` has checked the tensor `[L, R*M, H]`; the caller leaves it to the operation.
         let out = unsafe { bytes_mut(op.out, experts.len() * capacity * op.row.bytes()) };
+        let sent: Vec<SentTokens<'_>> = messages
+            .iter()
+            .enumerate()
+            .map(|(source, message)| SentTokens::read(message, source, terms))
+            .collect::<Result<_>>()?;
+        check_room(facts, &sent)?;
         let mut counts = vec![0_usize; experts.len()];
         let mut last = LastDispatch::default();
-        for (source, message) in messages.iter().enumerate() {
-            let sent = SentTokens::read(message, source, terms)?;
+        for (source, sent) in sent.iter().enumerate() {
             let mut from_source = Vec::new();
             for (token, k, expert) in sent.entries(facts) {
                 let local = expert.checked_sub(experts.start);
                 let Some((local, count)) = local.and_then(|e| Some((e, counts.get_mut(e)?))) else {
                     continue;
                 };
-                let row = (*count < capacity).then_some(local * capacity + *count);
-                if let Some(row) = row {
-                    copy_row(out, row, sent.rows.payload(token)?)?;
-                    if let Some(scaled) = &op.scaled {
-                        // SAFETY: `rule` has checked the tensor `[L, R*M, S]`; the caller leaves it
-                        // to the operation.
-                        unsafe { scaled::store(scaled, local, *count, sent.rows.scales(token)?) }?;
-                    }
-                    *count += 1;
+                let row = local * capacity + *count;
+                copy_row(out, row, sent.rows.payload(token)?)?;
+                if let Some(scaled) = &op.scaled {
+                    // SAFETY: `rule` has checked the tensor `[L, R*M, S]`; the caller leaves it to
+                    // the operation.
+                    unsafe { scaled::store(scaled, local, *count, sent.rows.scales(token)?) }?;
                 }
+                *count += 1;
                 from_source.push(Placed { token, k, row });
             }
             last.placed.push(from_source);
@@ -83,6 +87,37 @@ impl HostLl {
         *self.last.lock() = last;
         Ok(())
     }
+}
+
+/// Refuses ids that give an expert of this rank more rows than it has slots, before any of them is
+/// written. Tokens that name an expert once always fit, so some rank repeats its id.
+fn check_room(facts: &GroupFacts, sent: &[SentTokens<'_>]) -> Result<()> {
+    let experts = facts.experts_of(facts.rank);
+    let capacity = facts.max_recv_rows.unwrap_or(0);
+    let most = capacity / facts.ranks;
+    // By source, then expert.
+    let mut counts = vec![vec![0_usize; experts.len()]; sent.len()];
+    for (counts, sent) in counts.iter_mut().zip(sent) {
+        for (_, _, expert) in sent.entries(facts) {
+            let local = expert.checked_sub(experts.start);
+            if let Some(count) = local.and_then(|local| counts.get_mut(local)) {
+                *count += 1;
+            }
+        }
+    }
+    for (local, expert) in experts.enumerate() {
+        let of_expert = |counts: &Vec<usize>| counts.get(local).copied().unwrap_or(0);
+        if counts.iter().map(of_expert).sum::<usize>() <= capacity {
+            continue;
+        }
+        let sources = counts.iter().map(of_expert).enumerate();
+        if let Some((rank, rows)) = sources.into_iter().find(|&(_, rows)| rows > most) {
+            let rule = AmongRanks::RoomForRepeated { rank, expert };
+            return Err(Error::usage(Subject::Tensor(Role::Ids), rule)
+                .got(rows, format_args!("at most {most}")));
+        }
+    }
+    Ok(())
 }
 
 /// The message of a source rank.

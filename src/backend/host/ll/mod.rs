@@ -58,8 +58,8 @@ struct LastDispatch {
 struct Placed {
     token: usize,
     k: usize,
-    /// Row of the output `[L * R * M, H]`; `None` if the expert had no slot left.
-    row: Option<usize>,
+    /// Row of the output `[L * R * M, H]`.
+    row: usize,
 }
 
 impl HostLl {

@@ -16,7 +16,7 @@ use crate::backend::cuda::ht::nodes::rails::Turn;
 use crate::backend::cuda::ht::plan::HtLaunch;
 use crate::backend::cuda::ht::shared::{addresses, saturated};
 use crate::backend::cuda::kernels::{self, Kernel};
-use crate::backend::cuda::params::common::OP_HT_COMBINE;
+use crate::backend::cuda::params::common::{OP_HT_COMBINE, OWN_NODE_FIRST};
 use crate::backend::cuda::params::ht::HtCombineParams;
 use crate::backend::cuda::params::ht_nodes::{
     HT_HEAD_THREADS, HtCombineNodesParams, HtPartials, HtPass,
@@ -149,6 +149,7 @@ impl Combine<'_> {
             tokens: device.tokens,
             chunk_ends: number(plan.chunks + 1)?,
             others: number(plan.others)?,
+            own_place: handle.rails.own_place()?,
         };
         let (row, gradients) = (bank.bytes.row, self.columns * size_of::<f32>());
         let (_, out_gradients) = addresses(op.gradients.map(|it| (it.input, it.output)));
@@ -174,6 +175,7 @@ impl Combine<'_> {
             tokens: 0,
             chunk_ends: number(self.handle.plan().chunks + 1)?,
             others: 0,
+            own_place: OWN_NODE_FIRST,
         })
     }
 

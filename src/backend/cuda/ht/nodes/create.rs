@@ -356,7 +356,11 @@ impl Creation<'_> {
             local_ranks: number(plan.locals)?,
             piece_blocks: 0,
         };
-        let most = self.group.device.multiprocessors as usize;
+        let multiprocessors = self.group.device.multiprocessors;
+        let most = match self.group.plan.granted_blocks() {
+            Some(blocks) => (blocks / 2).clamp(1, multiprocessors) as usize,
+            None => multiprocessors as usize,
+        };
         let pieces = plan.chunks * (plan.sources - 1);
         let homes = part.routing.tokens.div_ceil(HT_PLACE_THREADS as usize);
         let (piece_blocks, home_blocks) = (pieces.min(most), homes.clamp(1, most));

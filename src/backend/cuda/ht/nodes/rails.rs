@@ -11,7 +11,7 @@ use crate::backend::cuda::network::Network;
 use crate::backend::cuda::params::ht_nodes::{HtNodes, HtTold};
 use crate::backend::cuda::pool::Pool;
 use crate::backend::cuda::side_streams::SideStreams;
-use crate::backend::cuda::sizes::number;
+use crate::backend::cuda::sizes::{number, own_place};
 use crate::backend::transport::{Label, Message};
 use crate::backend::{DeviceMemory as _, StreamMark};
 use crate::error::Result;
@@ -119,6 +119,11 @@ impl Rails {
             rails.banks_for(rails.plan.room(tokens))?;
         }
         Ok(rails)
+    }
+
+    /// Where this node comes in the sums of own tokens, as a kernel parameter.
+    pub fn own_place(&self) -> Result<u32> {
+        own_place(self.network.topology(), self.network.rank())
     }
 
     /// The tables as a kernel parameter.

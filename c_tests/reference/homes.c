@@ -1,0 +1,56 @@
+#define _GNU_SOURCE  // setenv
+#include "reference/homes.h"
+
+#include <mpi.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "reference/rows.h"
+
+static const char kVariable[] = "NCCL_EP_NODE_SUMS";
+static bool g_was_set;
+
+void ref_begin_invariant_sums(void) {
+    g_was_set = getenv(kVariable) != NULL;
+    EP_REQUIRE(g_was_set || setenv(kVariable, "invariant", 1) == 0);
+}
+
+void ref_end_invariant_sums(void) {
+    if (!g_was_set) EP_REQUIRE(unsetenv(kVariable) == 0);
+}
+
+RefRouting* ref_routing_everywhere(unsigned num_ranks, unsigned num_experts, unsigned num_tokens) {
+    unsigned* all = ref_host_new(num_ranks * sizeof(*all));
+    ref_tokens_full(all, num_ranks, num_tokens);
+    RefRouting* routing =
+        ref_routing_new(num_ranks, num_experts, num_ranks, all, kRefDistinct, 1);
+    free(all);
+    const unsigned local_experts = ref_local_experts(routing);
+    for (unsigned rank = 0; rank < num_ranks; ++rank) {
+        for (size_t i = 0; i < ref_entries_of(routing, rank); ++i) {
+            const unsigned owner = (unsigned)(i % num_ranks);
+            const unsigned local = (unsigned)(i / num_ranks % local_experts);
+            routing->topk_idx[rank][i] = (int64_t)owner * local_experts + local;
+            routing->weights[rank][i] = ref_weight(2, 0, i);
+        }
+    }
+    return routing;
+}
+
+void ref_answer(unsigned rank, size_t token, unsigned hidden, void* row) {
+    uint64_t state = ep_mix(3, rank, token);
+    for (unsigned i = 0; i < hidden; ++i) {
+        ep_store(ncclBfloat16, row, i, (float)(4 * ep_random_unit(&state) - 2));
+    }
+}
+
+void ref_check_same_everywhere(const RefBuffer* buffer) {
+    unsigned char* here = ref_host_new(buffer->bytes);
+    unsigned char* there = ref_host_new(buffer->bytes);
+    ep_download(here, ref_buffer_data(buffer), buffer->bytes);
+    memcpy(there, here, buffer->bytes);
+    MPI_Bcast(there, (int)buffer->bytes, MPI_BYTE, 0, MPI_COMM_WORLD);
+    EP_CHECK_EQ_BYTES(here, there, buffer->bytes);
+    free(here);
+    free(there);
+}

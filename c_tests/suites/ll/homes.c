@@ -1,0 +1,42 @@
+// Invariant sums: the bits of a combined token do not depend on the rank that is its home, nor on that rank's
+// node.
+#include "reference/homes.h"
+
+#include <stdlib.h>
+
+#include "reference/ll_run.h"
+#include "suites/ll/cases.h"
+
+enum { kTokens = 4, kHidden = 64, kLocalExperts = 2 };
+
+void ll_bits_from_any_home(EpEnv* env) {
+    const unsigned ranks = (unsigned)env->size;
+    const LlShape shape = {kLocalExperts * ranks, kTokens, ranks, ncclBfloat16, kHidden};
+    ref_begin_invariant_sums();
+    ncclEpGroup_t group = ll_group_new(env, &shape);
+    LlRun run;
+    ll_run_open(&run, env, group, &shape, ref_routing_everywhere(ranks, shape.num_experts, kTokens),
+                1);
+    ll_dispatch(&run);
+    ll_prepare_combine(&run);
+    // Half of each source's tokens are in an expert's rows, source by source.
+    char* rows = ref_host_new(run.results_in.bytes);
+    for (size_t expert = 0; expert < kLocalExperts; ++expert) {
+        for (size_t i = 0; i < ranks * kTokens / kLocalExperts; ++i) {
+            const size_t token = i % (kTokens / kLocalExperts) * kLocalExperts + expert;
+            const size_t slot = expert * run.capacity + i;
+            ref_answer((unsigned)env->rank, token, kHidden, rows + slot * kHidden * 2);
+        }
+    }
+    ref_buffer_upload(&run.results_in, rows);
+    free(rows);
+    RefRouting* same = ref_routing_everywhere(ranks, shape.num_experts, kTokens);
+    ref_buffer_upload(&run.weights, same->weights[env->rank]);
+    ref_routing_free(same);
+    EP_CHECK_NCCL(ll_launch_combine(&run, env->stream, false));
+    ep_sync(env);
+    ref_check_same_everywhere(&run.combined);
+    ll_run_close(&run);
+    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
+    ref_end_invariant_sums();
+}

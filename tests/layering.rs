@@ -26,7 +26,10 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("backend::detached", &["error::*"]),
     ("backend::dylib", &["env"]),
     ("backend::quiet", &[]),
-    ("backend::nccl", &["backend::dylib", "error::*", "model::*"]),
+    (
+        "backend::nccl",
+        &["backend::dylib", "error::*", "log", "model::*"],
+    ),
     (
         "backend::bootstrap",
         &[
@@ -80,7 +83,6 @@ const ARROWS: &[(&str, &[&str])] = &[
         &[
             "backend",
             "backend::bootstrap",
-            "backend::detached",
             "backend::dylib",
             "backend::own_stream",
             "backend::quiet",
@@ -132,6 +134,7 @@ const UNSAFE: &[&str] = &[
     "src/backend/cuda/driver/memory.rs",
     "src/backend/cuda/driver/mod.rs",
     "src/backend/cuda/driver/module.rs",
+    "src/backend/cuda/driver/pinned.rs",
     "src/backend/cuda/driver/stream.rs",
     "src/backend/dylib.rs",
     "src/backend/host/device.rs",

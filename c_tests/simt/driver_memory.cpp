@@ -138,11 +138,14 @@ CUresult cuMemGetAddressRange(CUdeviceptr* begin, size_t* bytes, CUdeviceptr add
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemHostAlloc(void** memory, size_t bytes, unsigned flags) {
-    return Result(cudaHostAlloc(memory, bytes, flags));
+// A reset of the device forgets them, and the pages stay, unlike those of cuMemHostAlloc.
+CUresult cuMemHostRegister(void* memory, size_t bytes, unsigned flags) {
+    return Result(cudaHostRegister(memory, bytes, flags));
 }
 
-CUresult cuMemFreeHost(void* memory) { return Result(cudaFreeHost(memory)); }
+CUresult cuMemHostUnregister(void* memory) {
+    return Result(cudaHostUnregister(memory));
+}
 
 CUresult cuMemHostGetDevicePointer(CUdeviceptr* address, void* host, unsigned flags) {
     void* device = nullptr;

@@ -137,7 +137,8 @@ def _ll(shape: Shape, place: _Place) -> list[Item]:
     weights = _up(_LL_HEAD + most_entries * _WORD, _REGION)
     remote = place.sources - 1
     channel = (remote + place.others) * rows + (remote + 1) * weights
-    return [*items, Item("buffers for the network", _CHANNELS * channel, parts=_CHANNELS)]
+    return [*items, *_words(place),
+            Item("buffers for the network", _CHANNELS * channel, parts=_CHANNELS)]
 
 
 def _ll_window(shape: Shape, place: _Place) -> int:
@@ -166,7 +167,7 @@ def _ht(shape: Shape, place: _Place) -> list[Item]:
     message = _up(first_row + room * shape.row_bytes, _REGION)
     banks = 2 * (place.sources - 1 + place.others) * message
     return [_window(place, _ht_window(shape, place, counts)), Item("open handles", handle),
-            Item("banks for the network", banks),
+            *_words(place), Item("banks for the network", banks),
             Item("ids of other nodes", _power_of_two(remote * _ID))]
 
 
@@ -192,6 +193,11 @@ def _passes(shape: Shape, place: _Place) -> tuple[int, int]:
     pass_tokens = max(pass_bytes // token_bytes, 1)
     chunks = min(max(-(-shape.tokens // pass_tokens), 1), _MOST_CHUNKS)
     return chunks, max(min(shape.tokens, max(pass_tokens, -(-shape.tokens // chunks))), 1)
+
+
+def _words(place: _Place) -> list[Item]:
+    """Over several nodes ranks of one leave each other by words in windows of their own."""
+    return [Item("window of words", PAGE)] if place.locals > 1 else []
 
 
 def _window(place: _Place, operations: int) -> Item:

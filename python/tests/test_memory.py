@@ -40,6 +40,9 @@ def test_two_nodes_have_buffers_beside_the_window():
     # The target: at most 96 MiB beside NCCL's own.
     assert total(one) == 20 and total(two) == 32
     assert total(Shape("ll", 8, 128, nodes=(4, 4))) <= 96
+    more = Shape("ll", 4, 128, nodes=(2, 2))
+    assert {item.name for item in library(more)} - {item.name for item in library(two)} == {
+        "window of words"}
 
 
 def test_the_rank_that_carries_most_counts():

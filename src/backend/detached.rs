@@ -2,13 +2,102 @@
 #![forbid(unsafe_code)]
 
 use crate::error::{Error, Result};
+use once_cell::sync::Lazy;
+use parking_lot::{Condvar, Mutex};
+use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread::Builder;
 use std::time::Duration;
 
+type Work = Box<dyn FnOnce() + Send>;
+
+/// Threads that wait for the day when the system gives no other: what ends a failed network must run then, too.
+#[derive(Default)]
+struct Spares {
+    state: Mutex<State>,
+    given: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// How many there are to be; those above leave.
+    wanted: usize,
+    threads: usize,
+    idle: usize,
+    /// For idle ones, no more than there are.
+    work: Vec<Work>,
+}
+
+static SPARES: Lazy<Arc<Spares>> = Lazy::new(Arc::default);
+
+/// Keeps `count` threads at hand from now on.
+pub fn keep_spares(count: usize) -> Result<()> {
+    SPARES.keep(count)
+}
+
+impl Spares {
+    fn keep(self: &Arc<Self>, count: usize) -> Result<()> {
+        let mut state = self.state.lock();
+        state.wanted = count;
+        self.given.notify_all();
+        while state.threads < count {
+            let own = Arc::clone(self);
+            spawn("nccl-ep-spare", move || own.serve())?;
+            state.threads += 1;
+        }
+        Ok(())
+    }
+
+    /// Hands `work` to an idle one, if there is any.
+    fn give(&self, work: Work) -> Option<()> {
+        let mut state = self.state.lock();
+        if state.idle <= state.work.len() {
+            return None;
+        }
+        state.work.push(work);
+        self.given.notify_one();
+        Some(())
+    }
+
+    fn serve(&self) {
+        let mut state = self.state.lock();
+        state.idle += 1;
+        while state.threads <= state.wanted || !state.work.is_empty() {
+            let Some(work) = state.work.pop() else {
+                self.given.wait(&mut state);
+                continue;
+            };
+            state.idle -= 1;
+            drop(state);
+            work();
+            state = self.state.lock();
+            state.idle += 1;
+        }
+        state.idle -= 1;
+        state.threads -= 1;
+    }
+}
+
 /// Runs `work` in a thread of its own. Nobody waits for its end.
 pub fn start(work: impl FnOnce() + Send + 'static) -> Result<()> {
-    let thread = Builder::new().name("nccl-ep-network".to_owned());
+    // A thread that cannot be started loses what it was to do.
+    let work = Arc::new(Mutex::new(Some(work)));
+    let own = Arc::clone(&work);
+    let run = move || {
+        let work = own.lock().take();
+        if let Some(work) = work {
+            work();
+        }
+    };
+    spawn("nccl-ep-network", run).or_else(|error| {
+        let work = work.lock().take();
+        let given = work.and_then(|work| SPARES.give(Box::new(work)));
+        given.ok_or(error)
+    })
+}
+
+fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<()> {
+    let thread = Builder::new().name(name.to_owned());
     thread
         .spawn(work)
         .map(drop)
@@ -34,7 +123,6 @@ pub fn within<T: Send + 'static>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
 
     /// Notes when it is dropped.
@@ -66,6 +154,32 @@ mod tests {
         while !dropped.load(Ordering::SeqCst) {
             std::thread::yield_now();
         }
+    }
+
+    #[test]
+    fn spares_take_what_no_other_thread_does() {
+        let spares = Arc::new(Spares::default());
+        let wait_for = |is_so: fn(&State) -> bool| {
+            while !is_so(&spares.state.lock()) {
+                std::thread::yield_now();
+            }
+        };
+        assert!(spares.give(Box::new(|| ())).is_none());
+        spares.keep(1).unwrap();
+        for _ in 0..3 {
+            wait_for(|state| state.idle == 1);
+            let (go, wait) = channel::<()>();
+            let work = move || {
+                let _ = wait.recv();
+            };
+            assert!(spares.give(Box::new(work)).is_some());
+            assert!(spares.give(Box::new(|| ())).is_none());
+            wait_for(|state| state.idle == 0);
+            assert!(spares.give(Box::new(|| ())).is_none());
+            drop(go);
+        }
+        spares.keep(0).unwrap();
+        wait_for(|state| state.threads == 0);
     }
 
     #[test]

@@ -56,6 +56,11 @@ pub trait DeviceMemory: Send + Sync {
     fn watch_works(&self, works: Weak<dyn Works>);
     /// Does `work`, which may wait for the whole device, if the device is quiet and no graph has operations.
     fn attempt(&self, work: &mut dyn FnMut()) -> Attempt;
+    /// The failure of a device that was reset: nothing on it is left, and nothing can be freed there. `None` for any
+    /// other.
+    fn lost(&self) -> Option<Error> {
+        None
+    }
     /// What tells the context from all others that the process has or had; zero on a device without contexts.
     fn context_number(&self) -> u64 {
         0

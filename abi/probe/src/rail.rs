@@ -6,7 +6,7 @@ use nccl_ep_core::backend::bootstrap::Bootstrap;
 use nccl_ep_core::backend::nccl::Communicator;
 use nccl_ep_core::backend::select;
 use nccl_ep_core::backend::transport::open::{Wanted, over_nccl};
-use nccl_ep_core::backend::transport::{Label, Message, Transport};
+use nccl_ep_core::backend::transport::{Label, Message, OnFault, Transport};
 use nccl_ep_core::error::{Error, Result};
 use nccl_ep_core::model::ops::Stream;
 use nccl_ep_core::model::tensor::DevPtr;
@@ -36,6 +36,19 @@ const LABEL: Label = Label {
     what: "probe",
     number: 16,
 };
+
+/// Counts failures.
+struct Count(Arc<AtomicI32>);
+
+impl OnFault for Count {
+    fn failed(&self, _error: &Error) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+    fn mark(&self) {}
+    fn has_failed(&self) -> bool {
+        false
+    }
+}
 
 /// An open transport.
 pub struct EpProbeRail {
@@ -67,9 +80,8 @@ fn open(
         device,
         timeout,
         most_blocks: BLOCKS,
-        on_fault: Arc::new(move |_| {
-            count.fetch_add(1, Ordering::SeqCst);
-        }),
+        most_bytes: usize::MAX,
+        on_fault: Arc::new(Count(count)),
     };
     let transport = over_nccl(&bootstrap, wanted, stream)?;
     Ok(EpProbeRail { transport, faults })

@@ -201,6 +201,8 @@ static const DeathCase kCases[] = {
     {"dies_before_a_replay_and_a_free", dies_before_a_replay_and_a_free, true, NULL, NULL},
     {"dies_before_a_replay_and_destructions", dies_before_a_replay_and_destructions, true, NULL, NULL},
     {"dies_before_an_ht_replay", dies_before_an_ht_replay, true, NULL, NULL},
+    {"stalls_where_no_thread_is_left", stalls_where_no_thread_is_left, false, NULL, NULL},
+    {"several_groups_lose_a_rank_while_memory_is_freed", several_groups_lose_a_rank_while_memory_is_freed, true, NULL, NULL},
     {"dies_in_a_run", dies_in_a_run, true, NULL, NULL},
     {"dies_before_destruction", dies_before_destruction, true, NULL, NULL},
     {"stalls_and_comes_back", stalls_and_comes_back, false, NULL, NULL},

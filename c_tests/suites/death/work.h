@@ -39,5 +39,7 @@ void dies_before_a_replay(DeathRank* self);  // replay.c
 void dies_before_a_replay_and_a_free(DeathRank* self);
 void dies_before_a_replay_and_destructions(DeathRank* self);
 void dies_before_an_ht_replay(DeathRank* self);
+void stalls_where_no_thread_is_left(DeathRank* self);  // last_resort.c
+void several_groups_lose_a_rank_while_memory_is_freed(DeathRank* self);
 
 #endif  // C_TESTS_SUITES_DEATH_WORK_H_

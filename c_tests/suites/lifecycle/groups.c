@@ -156,6 +156,30 @@ void one_rank_is_late(EpEnv* env) {
     }
 }
 
+static size_t free_memory(void) {
+    size_t left = 0;
+    size_t total = 0;
+    EP_REQUIRE_CUDA(cudaMemGetInfo(&left, &total));
+    return left;
+}
+
+// No window of one size serves a group of another, so those of groups that have ended must be gone.
+void groups_of_many_sizes(EpEnv* env) {
+    enum { kSizes = 6, kFewestRows = 32, kRowBytes = 4096 };
+    size_t left = 0;
+    for (unsigned i = 0; i < kSizes; ++i) {
+        ncclEpGroup_t group = ep_group_create(env, NCCL_EP_ALGO_LOW_LATENCY, (unsigned)env->size,
+                                              kFewestRows << i, kRowBytes);
+        EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
+        // NCCL on GPUs keeps some of its own.
+        if (i == 0 || !ep_on_hostsim()) {
+            left = free_memory();
+        } else {
+            EP_CHECK_EQ_U64(free_memory(), left);
+        }
+    }
+}
+
 // What the library keeps from one group to the next is lost with the context. A new context, often
 // at the same address, starts from nothing.
 void groups_after_a_reset(EpEnv* env) {
@@ -169,5 +193,35 @@ void groups_after_a_reset(EpEnv* env) {
         EP_REQUIRE_CUDA(cudaStreamDestroy(env->stream));
         EP_REQUIRE_CUDA(cudaDeviceReset());
         ep_init_device(env);
+    }
+}
+
+// What the caller does by mistake must not harm the process: threads of the library look at groups at any moment.
+void a_reset_beside_groups(EpEnv* env) {
+    enum { kLookedAgainUs = 100000 };
+    const unsigned num_algorithms = ep_num_algorithms(env);
+    for (unsigned i = 0; i < num_algorithms; ++i) {
+        Trip trip;
+        open_trip(&trip, kEpAlgorithms[i], place_of(env));
+        EP_CHECK(make_trip(&trip));
+        EP_REQUIRE(MPI_Barrier(MPI_COMM_WORLD) == MPI_SUCCESS);
+        EP_REQUIRE_CUDA(cudaDeviceReset());
+        usleep(kLookedAgainUs);
+        ncclResult_t state = ncclSuccess;
+        EP_CHECK_NCCL(ncclEpGetAsyncError(trip.group, &state));
+        if (ep_num_nodes() > 1) {
+            EP_CHECK_EQ_I64(state, ncclUnhandledCudaError);
+            EP_CHECK_STR_CONTAINS(ep_last_error(), "the device was reset");
+        }
+        EP_CHECK_NCCL(ncclEpHandleDestroy(trip.handle));
+        const ncclResult_t ended = ncclEpGroupDestroy(trip.group, NULL);
+        EP_CHECK(ended == ncclSuccess || ended == ncclUnhandledCudaError);
+        (void)destroy_tensors(&trip, NULL);
+        EP_REQUIRE(MPI_Barrier(MPI_COMM_WORLD) == MPI_SUCCESS);
+        EP_REQUIRE_NCCL(ncclCommDestroy(env->comm));
+        ep_init_device(env);
+        open_trip(&trip, kEpAlgorithms[i], place_of(env));
+        EP_CHECK(make_trip(&trip));
+        EP_CHECK(close_trip(&trip));
     }
 }

@@ -81,7 +81,9 @@ void groups_take_over_communicators(EpEnv* env);
 void group_that_one_rank_cannot_map(EpEnv* env);
 void groups_on_any_stream(EpEnv* env);
 void one_rank_is_late(EpEnv* env);
+void groups_of_many_sizes(EpEnv* env);
 void groups_after_a_reset(EpEnv* env);
+void a_reset_beside_groups(EpEnv* env);
 void calls_from_another_thread(EpEnv* env);  // threads.c
 void default_stream_of_another_device(EpEnv* env);
 void two_threads_with_a_group_each(EpEnv* env);

@@ -91,6 +91,7 @@ int main(int argc, char** argv) {
         EP_CASE(groups_take_over_communicators),
         EP_CASE(group_that_one_rank_cannot_map),
         EP_CASE(groups_on_any_stream),
+        EP_CASE(groups_of_many_sizes),
         EP_CASE(one_rank_is_late),
         EP_CASE(calls_from_another_thread),
         EP_CASE(default_stream_of_another_device),
@@ -101,6 +102,7 @@ int main(int argc, char** argv) {
         EP_CASE_HT(tokens_without_ids_cost_nothing),
         EP_CASE(many_groups),
         EP_CASE(groups_after_a_reset),
+        EP_CASE(a_reset_beside_groups),
     };
     use_one_heap();
     return ep_main(argc, argv, cases, COUNT(cases));

@@ -40,7 +40,8 @@ pub(crate) enum Range {
 struct Block {
     size: usize,
     memory: Memory,
-    region: Region,
+    /// `None` for pages of the program's own that it has registered.
+    region: Option<Region>,
 }
 
 struct Heap {
@@ -69,10 +70,38 @@ pub(crate) fn allocate(size: usize, memory: Memory) -> Result<usize, CudaError> 
     let block = Block {
         size,
         memory,
-        region,
+        region: Some(region),
     };
     HEAP.lock().live.insert(address, block);
     Ok(address)
+}
+
+/// Takes pages of the program's own as pinned memory of a device, until they are released or the device is reset.
+pub(crate) fn register(address: usize, size: usize, device: usize) -> Result<(), CudaError> {
+    let memory = Memory::Pinned(device);
+    let mut heap = HEAP.lock();
+    if size == 0
+        || heap
+            .live
+            .range(..address + size)
+            .next_back()
+            .is_some_and(|(start, block)| start + block.size > address)
+    {
+        return Err(CudaError::InvalidValue);
+    }
+    let block = Block {
+        size,
+        memory,
+        region: None,
+    };
+    heap.live.insert(address, block);
+    Ok(())
+}
+
+/// Whether registered pages start at an address.
+pub(crate) fn is_registered(address: usize) -> bool {
+    let heap = HEAP.lock();
+    (heap.live.get(&address)).is_some_and(|block| block.region.is_none())
 }
 
 /// What kind of allocation starts at an address, if one does.
@@ -84,6 +113,9 @@ pub(crate) fn starts_at(address: usize) -> Option<Memory> {
 pub(crate) fn release(address: usize) -> Result<(), CudaError> {
     let mut heap = HEAP.lock();
     let Block { size, region, .. } = heap.live.remove(&address).ok_or(CudaError::InvalidValue)?;
+    let Some(region) = region else {
+        return Ok(());
+    };
     let intact = region.surroundings_intact();
     region.seal();
     heap.freed.push_back(region);
@@ -129,7 +161,7 @@ pub(crate) fn classify(address: usize, len: usize) -> Range {
                 Range::Invalid
             };
         }
-        if block.region.covers(address) {
+        if block.region.as_ref().is_some_and(|it| it.covers(address)) {
             return Range::Invalid;
         }
     }
@@ -204,6 +236,25 @@ mod tests {
         assert_eq!(starts_at(one), None);
         assert_eq!(starts_at(other), Some(Memory::Device(902)));
         assert_eq!(release(other), Ok(()));
+    }
+
+    #[test]
+    fn registered_pages_are_pinned_memory_and_stay() {
+        let pages = vec![7u8; 100];
+        let address = pages.as_ptr() as usize;
+        for _ in 0..2 {
+            assert_eq!(register(address, 100, 905), Ok(()));
+            assert!(register(address + 50, 100, 905).is_err());
+            assert_eq!(
+                classify(address + 1, 99),
+                Range::Inside(Memory::Pinned(905))
+            );
+            assert!(is_registered(address));
+            release_device(905);
+            assert_eq!(classify(address, 1), Range::Pageable);
+            assert_eq!(pages, [7; 100]);
+        }
+        assert!(!is_registered(address));
     }
 
     #[test]

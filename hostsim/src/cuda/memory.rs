@@ -10,6 +10,9 @@ use super::heap::{self, Memory, Range};
 use super::recording;
 use super::stream::{cudaStream_t, resolve};
 
+/// Those of pinned memory.
+const KNOWN_FLAGS: c_uint = 0x7;
+
 /// Allocates device memory: poisoned, 256-byte aligned, guarded. Zero bytes give NULL.
 ///
 /// # Safety
@@ -69,7 +72,6 @@ pub unsafe extern "C" fn cudaHostAlloc(
     size: usize,
     flags: c_uint,
 ) -> cudaError_t {
-    const KNOWN_FLAGS: c_uint = 0x7;
     boundary(|| {
         if flags & !KNOWN_FLAGS != 0 {
             return Err(CudaError::InvalidValue);
@@ -88,10 +90,43 @@ pub extern "C" fn cudaFreeHost(pointer: *mut c_void) -> cudaError_t {
             return Ok(());
         }
         recording::refuse_unsafe_call()?;
-        let Some(Memory::Pinned(owner)) = heap::starts_at(address) else {
+        match heap::starts_at(address) {
+            Some(Memory::Pinned(owner)) if !heap::is_registered(address) => release(owner, address),
+            _ => Err(CudaError::InvalidValue),
+        }
+    })
+}
+
+/// Lets the device reach pages of the program's own, which stay when it is reset.
+// SAFETY: the name is CUDA's and this library defines it once.
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaHostRegister(
+    pointer: *mut c_void,
+    size: usize,
+    flags: c_uint,
+) -> cudaError_t {
+    boundary(|| {
+        if pointer.is_null() || flags & !KNOWN_FLAGS != 0 {
             return Err(CudaError::InvalidValue);
-        };
-        release(owner, address)
+        }
+        recording::refuse_unsafe_call()?;
+        let index = device::current_index();
+        device::device(index)?.take_turn();
+        heap::register(pointer as usize, size, index)
+    })
+}
+
+/// Waits for the device, then undoes [`cudaHostRegister`].
+// SAFETY: the name is CUDA's and this library defines it once.
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaHostUnregister(pointer: *mut c_void) -> cudaError_t {
+    boundary(|| {
+        let address = pointer as usize;
+        recording::refuse_unsafe_call()?;
+        match heap::starts_at(address) {
+            Some(Memory::Pinned(owner)) if heap::is_registered(address) => release(owner, address),
+            _ => Err(CudaError::InvalidValue),
+        }
     })
 }
 

@@ -36,15 +36,19 @@ pub(super) struct Common {
     pub(super) group: Arc<GroupContext>,
     /// The size of each rank's window.
     pub(super) window_bytes: usize,
-    /// Taken when the group closes.
-    pub(super) windows: Mutex<Option<PeerWindows>>,
+    /// The windows of operations and, over nodes, those for words, if any. Taken when the group closes.
+    pub(super) windows: Mutex<Option<(PeerWindows, Option<PeerWindows>)>>,
     /// `None` on one node.
     pub(super) network: Option<Arc<Network>>,
     pub(super) teardown: Teardown,
 }
 
 impl Common {
-    fn close(&self, windows: PeerWindows, stream: Stream) -> Result<()> {
+    fn close(
+        &self,
+        (windows, words): (PeerWindows, Option<PeerWindows>),
+        stream: Stream,
+    ) -> Result<()> {
         self.bootstrap.begin_call();
         // Over nodes the end of the network asks for the graphs themselves.
         let launches = match self.network {
@@ -61,10 +65,7 @@ impl Common {
                 windows.release(&self.bootstrap, stream)
             }
             // Only the ranks of a node know whether they meet.
-            Ok(End::Together { .. }) => {
-                windows.keep();
-                Ok(())
-            }
+            Ok(End::Together { .. }) => windows.part(words, &self.teardown),
             Ok(End::Broken) => {
                 windows.leave();
                 Ok(())

@@ -12,26 +12,21 @@ use crate::backend::cuda::driver::memory::CudaMemory;
 use crate::backend::cuda::failure_marks::FailureMarks;
 use crate::backend::cuda::fault::FaultPage;
 use crate::backend::cuda::group_context::GroupContext;
-use crate::backend::detached;
 use crate::backend::transport::open::{Wanted, over_nccl};
-use crate::backend::transport::watchdog::{Watched, watch};
 use crate::backend::transport::{OnFault, Transport};
 use crate::backend::{DeviceMemory, Faults};
 use crate::error::{Error, Result};
 use crate::model::ops::Stream;
 use crate::model::topology::Topology;
 use parking_lot::RwLock;
-use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 /// Most blocks of a kernel of the network; each fills a multiprocessor.
 pub const NETWORK_BLOCKS: u32 = 4;
 /// Multiprocessors that kernels which wait for other ranks leave to other kernels that do: to the network's, and
 /// to the caller's own collectives on other streams.
 const RESERVED: u32 = NETWORK_BLOCKS + 32;
-/// How long a failure waits until the device knows of it. Then the network ends in any case.
-const PATIENCE: Duration = Duration::from_millis(500);
-
 /// The blocks that may wait for other ranks at the same time on a device with `multiprocessors`.
 pub fn blocks_beside_network(multiprocessors: u32) -> u32 {
     multiprocessors
@@ -50,15 +45,15 @@ pub struct Network {
     /// `None` once the group has closed.
     transport: RwLock<Option<Arc<dyn Transport>>>,
     failure: Arc<Failure>,
-    _watch: Arc<Watch>,
 }
 
 impl Network {
-    /// Connects the nodes. Collective: every rank gets a network, or every rank an error.
+    /// Connects the nodes for messages of up to `most_bytes`. Collective: every rank gets a network, or every rank an
+    /// error.
     pub fn open(
         bootstrap: &Bootstrap,
-        (topology, device): (&Topology, usize),
-        (group, memory): (&GroupContext, &Arc<CudaMemory>),
+        (topology, most_bytes): (&Topology, usize),
+        (group, (device, memory)): (&GroupContext, (usize, &Arc<CudaMemory>)),
         timeout: Duration,
         stream: Stream,
     ) -> Result<Self> {
@@ -70,28 +65,22 @@ impl Network {
                 group.failure_marks(),
             ),
         });
-        let told = Arc::clone(&failure);
-        let on_fault: OnFault = Arc::new(move |error| told.happened(error));
+        let on_fault: Arc<dyn OnFault> = failure.clone();
         let wanted = Wanted {
             topology,
             device,
             timeout,
             most_blocks: NETWORK_BLOCKS as usize,
+            most_bytes,
             on_fault,
         };
         let transport: Arc<dyn Transport> = Arc::from(over_nccl(bootstrap, wanted, stream)?);
-        let watched = Arc::new(Watch {
-            faults: Arc::clone(&group.faults),
-            transport: Arc::downgrade(&transport),
-        });
-        watch(&watched)?;
         Ok(Self {
             topology: topology.clone(),
             rank,
             sources: topology.carried_by(rank),
             transport: RwLock::new(Some(transport)),
             failure,
-            _watch: watched,
         })
     }
 
@@ -120,8 +109,10 @@ impl Network {
     /// Ends the network for `error`, which this rank has found on the host: the ranks no longer run the same
     /// operations.
     pub fn fail(&self, error: &Error) {
-        self.failure.happened(error);
-        self.give_up();
+        match self.transport() {
+            Ok(transport) => transport.fail(error),
+            Err(_) => self.failure.failed(error),
+        }
     }
 
     /// Ends the network's operations, for whose end nobody waits any more.
@@ -151,31 +142,20 @@ struct Failure {
     marks: FailureMarks,
 }
 
-impl Failure {
-    /// Kernels that begin from now on leave at once, as what they received is undefined. So do waits of the
-    /// ranks of this node. Returns soon: a call of the driver may wait for what ends only with the network.
-    fn happened(self: &Arc<Self>, error: &Error) {
+impl OnFault for Failure {
+    fn failed(&self, error: &Error) {
         self.faults.network_failed(error);
-        let own = Arc::clone(self);
-        let write = move || ApartFromCaptures::enter().map(|_apart| own.marks.write());
-        drop(detached::within(PATIENCE, write));
     }
-}
 
-/// Ends the network after a failure of a kernel: other nodes wait for this rank, and streams of this rank for them.
-struct Watch {
-    faults: Arc<FaultPage>,
-    /// Ends with the group, not with what watches it.
-    transport: Weak<dyn Transport>,
-}
-
-impl Watched for Watch {
-    fn look(&self, _now: Instant) {
-        if self.faults.first().is_some()
-            && let Some(transport) = self.transport.upgrade()
-        {
-            transport.abort();
+    /// Waits of the ranks of this node end, too.
+    fn mark(&self) {
+        if let Ok(_apart) = ApartFromCaptures::enter() {
+            self.marks.write();
         }
+    }
+
+    fn has_failed(&self) -> bool {
+        self.faults.first().is_some()
     }
 }
 

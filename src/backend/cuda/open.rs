@@ -25,7 +25,7 @@ use crate::backend::cuda::peer::layout::WindowLayout;
 use crate::backend::cuda::peer::selftest::Selftest;
 use crate::backend::cuda::peer::teardown::{Teardown, Windows};
 use crate::backend::cuda::peer::window::{Window, WindowRecord};
-use crate::backend::cuda::peer::windows::PeerWindows;
+use crate::backend::cuda::peer::windows::{PeerWindows, WORDS_BYTES};
 use crate::error::refusal::{AmongRanks, Subject};
 use crate::error::{Error, Result};
 use crate::model::group::{Algorithm, GroupFacts, RankChoices};
@@ -89,6 +89,13 @@ impl Plan {
         })
     }
 
+    fn most_message_bytes(&self) -> usize {
+        match self {
+            Self::Ll(plan) => plan.most_message_bytes(),
+            Self::Ht(plan) => plan.most_message_bytes(),
+        }
+    }
+
     /// Writes what must be in a new window, whose part begins at `start`; the rest is zero.
     fn initialise(&self, memory: &CudaMemory, start: usize) -> Result<()> {
         let Self::Ll(plan) = self else {
@@ -129,7 +136,10 @@ struct Prepared {
     plan: Plan,
     layout: WindowLayout,
     window: Window,
-    record: WindowRecord,
+    /// Over nodes, for words to the other ranks of this node; `None` without such ranks. Once the ranks have left, such
+    /// words say whether the window can be freed.
+    words: Option<Window>,
+    record: Vec<u8>,
     faults: Arc<FaultPage>,
     selftest: Selftest,
     state: Buffer,
@@ -166,18 +176,50 @@ impl Prepared {
         };
         let window = Window::new(memory, layout.bytes)?;
         plan.initialise(memory, window.base().0 + layout.operations)?;
+        let has_words = topology.nodes() > 1 && ranks.count() > 1;
+        let words = has_words.then(|| Window::new(memory, WORDS_BYTES));
+        let words = words.transpose()?;
         Ok(Self {
             module: Module::load(context)?,
             plan,
             layout,
-            record: WindowRecord::new(&window)?,
+            record: record(&window, words.as_ref())?,
             window,
+            words,
             selftest: Selftest::new(context, ranks.count())?,
             state: GroupContext::new_state(memory)?,
             multiprocessors: multiprocessors()?,
             faults: Arc::new(FaultPage::new(context, ranks.clone(), choices.timeout)?),
             ranks,
         })
+    }
+}
+
+/// What the other ranks need to reach a rank's windows: a half for each, the second zeros if there is none.
+const RECORD_BYTES: usize = 2 * WindowRecord::BYTES;
+
+fn record(window: &Window, words: Option<&Window>) -> Result<Vec<u8>> {
+    let mut record = WindowRecord::new(window)?.to_bytes();
+    if let Some(words) = words {
+        record.extend(WindowRecord::new(words)?.to_bytes());
+    }
+    record.resize(RECORD_BYTES, 0);
+    Ok(record)
+}
+
+/// Maps the peers' windows, and those for words if there are any.
+fn map(
+    (windows, words): (&mut PeerWindows, &mut Option<PeerWindows>),
+    ranks: &LocalRanks,
+    records: &[Vec<u8>],
+    bytes: usize,
+) -> Result<()> {
+    let halves = records.iter().map(|it| it.split_at(WindowRecord::BYTES));
+    let (first, second): (Vec<&[u8]>, Vec<&[u8]>) = halves.unzip();
+    windows.map_peers(ranks, &first, bytes)?;
+    match words {
+        Some(words) => words.map_peers(ranks, &second, WORDS_BYTES),
+        None => Ok(()),
     }
 }
 
@@ -191,19 +233,26 @@ pub(super) fn open(
 ) -> Result<OpenGroup> {
     let timeout = choices.timeout;
     let prepared = Prepared::new(&on.context, &on.memory, (facts, topology), choices);
-    let record = prepared.as_ref().map(|own| own.record.to_bytes());
-    let records = bootstrap.agree(record.map_err(Error::clone), WindowRecord::BYTES, stream);
+    let record = prepared.as_ref().map(|own| own.record.clone());
+    let records = bootstrap.agree(record.map_err(Error::clone), RECORD_BYTES, stream);
     let mut own = prepared?;
     // Where a rank is known to have refused, none maps a window.
     if records.is_ok() || bootstrap.lost().is_some() {
         own.window.publish();
+        own.words.iter_mut().for_each(Window::publish);
     }
     let records = records?;
 
     let mut windows = PeerWindows::new(own.window);
-    let outcome = windows.map_peers(&own.ranks, &records, own.layout.bytes);
+    let mut words = own.words.map(PeerWindows::new);
+    let outcome = map(
+        (&mut windows, &mut words),
+        &own.ranks,
+        &records,
+        own.layout.bytes,
+    );
     if let Err(error) = agree_on(&bootstrap, &outcome, stream) {
-        return Err(windows.abandon(&bootstrap, stream, error));
+        return Err(abandon((windows, words), &bootstrap, stream, error));
     }
     let (start, window_bytes) = (own.layout.operations, own.layout.bytes);
     let mapped = Mapped {
@@ -219,8 +268,8 @@ pub(super) fn open(
         (&mapped.bases, mapped.ranks.own_index()),
     )?);
     let tested = mapped.test(&own.selftest, &group, &bootstrap, stream);
-    let within = (&bootstrap, timeout);
-    let network = connect(&on, topology, (tested, &group), within, stream);
+    let nodes = (topology, own.plan.most_message_bytes());
+    let network = connect(&on, nodes, (tested, &group), (&bootstrap, timeout), stream);
     let mode = network.as_ref().map_err(Error::clone);
     let mode = mode.and_then(|network| own.plan.open(&group, &on.memory, network.as_ref(), start));
     if let Err(error) = agree_on(&bootstrap, &mode, stream) {
@@ -228,18 +277,18 @@ pub(super) fn open(
         if let Ok(Some(network)) = &network {
             network.close();
         }
-        return Err(windows.abandon(&bootstrap, stream, error));
+        return Err(abandon((windows, words), &bootstrap, stream, error));
     }
     let (mode, network) = (mode?, network?);
     let common = Common {
-        teardown: mapped.teardown(&on.memory, (facts.ranks, timeout)),
+        teardown: mapped.teardown(words.as_ref(), &on.memory, (facts.ranks, timeout)),
         context: on.context,
         memory: on.memory,
         bootstrap,
         timeout,
         group,
         window_bytes,
-        windows: Mutex::new(Some(windows)),
+        windows: Mutex::new(Some((windows, words))),
         network,
     };
     Ok(match mode {
@@ -248,10 +297,24 @@ pub(super) fn open(
     })
 }
 
-/// Connects the nodes, if there are several and all ranks have `tested` their windows.
+/// Ends an opening that failed with `error` on all ranks, and returns that error. Nobody has written a word.
+fn abandon(
+    (windows, words): (PeerWindows, Option<PeerWindows>),
+    bootstrap: &Bootstrap,
+    stream: Stream,
+    error: Error,
+) -> Error {
+    if let Some(words) = words {
+        words.keep();
+    }
+    windows.abandon(bootstrap, stream, error)
+}
+
+/// Connects the nodes for messages of up to `most_bytes`, if there are several and all ranks have `tested` their
+/// windows.
 fn connect(
     on: &Device,
-    topology: &Topology,
+    (topology, most_bytes): (&Topology, usize),
     (tested, group): (Result<()>, &GroupContext),
     (bootstrap, timeout): (&Bootstrap, Duration),
     stream: Stream,
@@ -260,8 +323,9 @@ fn connect(
         return tested.map(|()| None);
     }
     agree_on(bootstrap, &tested, stream)?;
-    let nodes = (topology, on.number);
-    let network = Network::open(bootstrap, nodes, (group, &on.memory), timeout, stream)?;
+    let on_device = (on.number, &on.memory);
+    let nodes = (topology, most_bytes);
+    let network = Network::open(bootstrap, nodes, (group, on_device), timeout, stream)?;
     Ok(Some(Arc::new(network)))
 }
 
@@ -288,15 +352,20 @@ impl Mapped {
         })
     }
 
-    /// `of_group` is the number of ranks on all nodes.
+    /// Through the windows for `words`, or else those of operations. `of_group` is the number of ranks on all nodes.
     fn teardown(
         self,
+        words: Option<&PeerWindows>,
         memory: &Arc<CudaMemory>,
         (of_group, timeout): (usize, Duration),
     ) -> Teardown {
-        let words = self.bases.iter();
-        let words = words.map(|base| DevPtr(base.0 + self.layout.teardown));
-        let words = Windows::new(memory, words.collect(), self.ranks.own_index());
+        let own = self.ranks.own_index();
+        let (bases, offset) = match words {
+            Some(words) => (words.bases(own), 0),
+            None => (self.bases, self.layout.teardown),
+        };
+        let places = bases.iter().map(|base| DevPtr(base.0 + offset));
+        let words = Windows::new(memory, places.collect(), own);
         Teardown::new(words, (self.ranks, of_group), timeout)
     }
 }

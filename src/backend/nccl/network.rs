@@ -4,10 +4,15 @@
 use crate::backend::nccl::{Config, Functions, ID_BYTES, UniqueId, check, functions};
 use crate::error::refusal::{AmongRanks, Subject};
 use crate::error::{Error, Result};
+use crate::log;
+use once_cell::sync::OnceCell;
 use std::ffi::{c_int, c_void};
 
-/// The oldest NCCL that takes a configuration of this form, as `ncclGetVersion` counts.
-pub const OLDEST: c_int = 21800;
+/// The oldest NCCL that serves, as `ncclGetVersion` counts. Errors of 2.18's network reach no
+/// `ncclCommGetAsyncError`, and its `ncclCommAbort` must not run beside another call.
+const OLDEST: c_int = 21900;
+/// The oldest whose `ncclCommAbort` leaves it to a later call to free the communicator.
+const FREES_LATER: c_int = 22200;
 /// The variable that gives NCCL's ids, if it is set.
 const FIXED_ID: &str = "NCCL_COMM_ID";
 
@@ -46,8 +51,14 @@ pub struct Network {
 impl Network {
     /// Those of this process's NCCL, or the refusal of one that lacks them.
     pub fn of_process() -> Result<Self> {
+        static WARNED: OnceCell<()> = OnceCell::new();
         check_ids(std::env::var(FIXED_ID).ok())?;
-        Self::of(functions()?)
+        let functions = functions()?;
+        let network = Self::of(functions)?;
+        if let Some(text) = shortcoming(version(functions)?) {
+            WARNED.get_or_init(|| log::warn(&text));
+        }
+        Ok(network)
     }
 
     /// Those of a given NCCL.
@@ -55,7 +66,7 @@ impl Network {
         let version = version(functions)?;
         if version < OLDEST {
             let refusal = Error::usage(Subject::Nccl, AmongRanks::NewEnoughForNetwork);
-            return Err(refusal.got(dotted(version), "2.18 or newer"));
+            return Err(refusal.got(dotted(version), "2.19 or newer"));
         }
         Ok(Self {
             functions,
@@ -106,6 +117,17 @@ fn version(functions: &Functions) -> Result<c_int> {
     check(functions, "ncclGetVersion", code).map(|()| version)
 }
 
+/// What cannot be kept over nodes with NCCL of this version.
+fn shortcoming(version: c_int) -> Option<String> {
+    (version < FREES_LATER).then(|| {
+        format!(
+            "NCCL {} frees memory in the call that aborts a communicator: when a group over nodes fails, calls that use \
+             the same device may wait until all that runs there has ended; use 2.22 or newer",
+            dotted(version)
+        )
+    })
+}
+
 fn needed<F>(function: Option<F>, name: &'static str) -> Result<F> {
     function.ok_or_else(|| Error::usage(Subject::Nccl, AmongRanks::HasForNetwork { name }))
 }
@@ -127,6 +149,17 @@ mod tests {
     fn versions_are_written_as_people_do() {
         assert_eq!(dotted(2708), "2.7.8");
         assert_eq!(dotted(22803), "2.28.3");
+    }
+
+    #[test]
+    fn a_version_that_cannot_keep_everything_says_so() {
+        let text = shortcoming(22105).unwrap();
+        assert!(
+            text.starts_with("NCCL 2.21.5 frees memory in the call"),
+            "{text}"
+        );
+        assert!(text.contains("a group over nodes fails, calls that use the same device may wait"));
+        assert_eq!(shortcoming(FREES_LATER), None);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! split one may share the caller's abort flag.
 #![allow(unsafe_code)]
 
-use crate::backend::nccl::network::{Network, OLDEST};
+use crate::backend::nccl::network::Network;
 use crate::backend::nccl::{Config, ID_BYTES, UINT8, UniqueId};
 use crate::error::{Error, Result};
 use crate::model::hash::fnv1a;
@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 /// `NCCL_CONFIG_UNDEF_INT`.
 const UNDEFINED: c_int = c_int::MIN;
 const CONFIG_MAGIC: c_uint = 0xcafe_beef;
+/// The NCCL that first had a configuration of this form.
+const CONFIG_VERSION: c_uint = 21800;
 /// From so many bytes on NCCL takes less time between two ranks by broadcasts than by sends and receives
 /// (`docs/development/high-throughput.md`).
 pub const BROADCAST_BYTES: usize = 3 << 20;
@@ -81,7 +83,7 @@ impl OwnCommunicator {
         let mut config = Config {
             size: size_of::<Config>(),
             magic: CONFIG_MAGIC,
-            version: OLDEST as c_uint,
+            version: CONFIG_VERSION,
             // With calls that return early, no kernel could follow on the stream before NCCL is ready.
             blocking: 1,
             // Clusters would need several free multiprocessors of one part of the chip at once.
@@ -136,9 +138,9 @@ impl OwnCommunicator {
     /// in the order of sending. The memory stays allocated until `stream` has run them.
     pub fn exchange(&self, sends: &[Part], receives: &[Part], stream: Stream) -> Result<()> {
         // Both ranks know all messages, so they choose the same.
-        let is_large = |part: &Part| part.bytes >= BROADCAST_BYTES;
-        let by_broadcasts = self.ranks == 2 && sends.iter().chain(receives).any(is_large);
-        self.grouped(|| match by_broadcasts {
+        let sizes = sends.iter().chain(receives).map(|part| part.bytes);
+        let largest = sizes.max().unwrap_or(0);
+        self.grouped(|| match by_broadcasts(self.ranks, largest) {
             true => self.broadcast(sends, receives, stream),
             false => self.send_and_receive(sends, receives, stream),
         })
@@ -298,6 +300,11 @@ impl Drop for Inside<'_> {
     fn drop(&mut self) {
         self.0.calls.fetch_sub(1, Ordering::SeqCst);
     }
+}
+
+/// Whether messages of which one has `bytes` take that way among so many ranks.
+pub fn by_broadcasts(ranks: usize, bytes: usize) -> bool {
+    ranks == 2 && bytes >= BROADCAST_BYTES
 }
 
 fn number(value: usize) -> Result<c_int> {

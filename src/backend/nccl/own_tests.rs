@@ -53,7 +53,7 @@ unsafe extern "C" fn get_version(version: *mut c_int) -> c_int {
 
 unsafe extern "C" fn get_old_version(version: *mut c_int) -> c_int {
     // SAFETY: callers give a place for a number.
-    unsafe { *version = 21701 };
+    unsafe { *version = 21805 };
     0
 }
 
@@ -219,7 +219,7 @@ fn an_old_nccl_is_refused_with_its_version() {
     let rule = AmongRanks::NewEnoughForNetwork.into();
     assert_eq!(error.refused(), Some((Subject::Nccl, rule)));
     assert!(
-        error.text().contains("got 2.17.1, expected 2.18"),
+        error.text().contains("got 2.18.5, expected 2.19"),
         "{error}"
     );
 }

@@ -15,6 +15,7 @@ use crate::backend::DeviceMemory;
 use crate::backend::detached;
 use crate::backend::nccl::own::OwnCommunicator;
 use crate::backend::quiet::Attempt;
+use crate::backend::transport::outstanding::Outstanding;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
@@ -33,12 +34,25 @@ const NOTICED_AFTER: Duration = Duration::from_secs(1);
 pub struct Ending {
     comm: Arc<OwnCommunicator>,
     memory: Arc<dyn DeviceMemory>,
+    _operations: Option<Arc<Outstanding>>,
 }
 
 impl Ending {
     /// `comm`, whose operations outside of graphs are over or are to be, on the device that has `memory`.
     pub fn new(comm: Arc<OwnCommunicator>, memory: Arc<dyn DeviceMemory>) -> Self {
-        Self { comm, memory }
+        Self {
+            comm,
+            memory,
+            _operations: None,
+        }
+    }
+
+    /// The same where `operations` may not be over: they live until it has ended.
+    pub fn of(self, operations: Arc<Outstanding>) -> Self {
+        Self {
+            _operations: Some(operations),
+            ..self
+        }
     }
 
     /// See [`OwnCommunicator::tag`].
@@ -82,15 +96,17 @@ impl Ending {
     }
 
     /// Ends its operations at once, wherever they are, and returns. Then frees it, in a thread that waits for the right
-    /// moment, for ever if need be; `operations` live as long.
-    pub fn abort(self, operations: impl Send + 'static, limit: Duration) {
-        drop(detached::start(move || {
-            self.free_aborted(limit);
-            drop(operations);
-        }));
+    /// moment, for ever if need be.
+    pub fn abort(self, limit: Duration) {
+        drop(detached::start(move || self.free_aborted(limit)));
     }
 
-    fn free_aborted(&self, limit: Duration) {
+    /// The same in the calling thread, which is one of the library's own that frees nothing else.
+    pub fn free_aborted(&self, limit: Duration) {
+        if self.memory.lost().is_some() {
+            // What NCCL would write to went with the device.
+            return self.comm.abandon();
+        }
         let (go, wait) = channel();
         let own = Arc::clone(&self.comm);
         if detached::start(move || own.abort(|| wait.recv().is_ok())).is_err() {
@@ -105,6 +121,14 @@ impl Ending {
         };
         while self.is_in_graphs() || self.memory.attempt(&mut free) == Attempt::Busy {
             std::thread::sleep(LONG_PAUSE);
+        }
+    }
+
+    /// Ends its operations in the calling thread, which is one of the library's own, and frees nothing.
+    pub fn abort_here(&self) {
+        match self.memory.lost() {
+            Some(_) => self.comm.abandon(),
+            None => self.comm.abort(|| false),
         }
     }
 
@@ -158,7 +182,7 @@ impl Drop for Untaken {
     fn drop(&mut self) {
         if !self.is_taken {
             let (comm, memory) = (Arc::clone(&self.comm), Arc::clone(&self.memory));
-            Ending::new(comm, memory).abort((), MOST_AT_REST);
+            Ending::new(comm, memory).abort(MOST_AT_REST);
         }
     }
 }
@@ -217,7 +241,7 @@ mod tests {
         let device = Device::default();
         device.let_attempts_be(Attempt::Busy);
         let (comm, ending) = new(&device);
-        ending.abort((), MINUTE);
+        ending.abort(MINUTE);
         assert!(!comm.wait_for_end(NOTICED_AFTER + 3 * LONG_PAUSE));
         assert!(comm.exchange(&[], &[], Stream::DEFAULT).is_err());
         device.make_graph();

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod ending;
+mod failing;
 mod members;
 pub mod open;
 mod operation;
@@ -20,7 +21,6 @@ use crate::error::{Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use std::fmt;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// One direction between this rank and another.
@@ -57,9 +57,16 @@ impl fmt::Display for Label {
     }
 }
 
-/// Told of the failure that ends a transport, on any thread, once, before its operations are ended. It must not
-/// wait for anything that ends only with them.
-pub type OnFault = Arc<dyn Fn(&Error) + Send + Sync>;
+/// Who is told of the failure that ends a transport, before its operations are ended.
+pub trait OnFault: Send + Sync {
+    /// Told on any thread, once. Returns at once.
+    fn failed(&self, error: &Error);
+    /// Tells the device, on a thread that may wait: kernels that begin from now on leave at once, as what they
+    /// received is undefined.
+    fn mark(&self);
+    /// Whether the group has failed otherwise. Then the transport ends, too.
+    fn has_failed(&self) -> bool;
+}
 
 /// What carries messages between nodes. Operations are the same, in the same order, on the ranks that take
 /// part in them, and run one after the other, whatever their streams; one of them is captured into a graph on
@@ -83,9 +90,6 @@ pub trait Transport: Send + Sync {
         receives: &[Message],
         stream: Stream,
     ) -> Result<()>;
-    /// Sends something to every gateway and checks what comes from every source; returns when it has come, or at the
-    /// deadline. The network connects here, and not in the first operations.
-    fn warm_up(&self, stream: Stream) -> Result<()>;
     /// Ends it, as the deadline does, since the host has `waited` too long for the last operation for `label`, which may
     /// not have begun. Gives the failure that counts; none if that operation is over.
     fn end_late(&self, label: Label, waited: Duration) -> Option<Error>;
@@ -93,4 +97,6 @@ pub trait Transport: Send + Sync {
     fn health(&self) -> Option<Error>;
     /// Ends it, as a failure would; does not wait.
     fn abort(&self);
+    /// Ends it by a failure that this rank has found on the host; does not wait.
+    fn fail(&self, error: &Error);
 }

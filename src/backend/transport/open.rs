@@ -28,8 +28,10 @@ pub struct Wanted<'a> {
     pub timeout: Duration,
     /// The most blocks of a kernel of NCCL, each of which fills a multiprocessor.
     pub most_blocks: usize,
+    /// The most bytes of a message, the same on all ranks.
+    pub most_bytes: usize,
     /// Told of a failure, also of one while the transport is opened.
-    pub on_fault: OnFault,
+    pub on_fault: Arc<dyn OnFault>,
 }
 
 /// Opens a transport and warms it up; every rank gets one, or every rank an error.
@@ -39,6 +41,7 @@ pub fn over_nccl(
     stream: Stream,
 ) -> Result<Box<dyn Transport>> {
     let members = Members::new(wanted.topology, bootstrap.rank());
+    let most_bytes = wanted.most_bytes;
     // While ranks connect they wait for each other on their devices, too.
     let _under_way = bootstrap.memory().begin();
     let comm = match spare_of_all(bootstrap, &members, stream)? {
@@ -52,7 +55,9 @@ pub fn over_nccl(
     let opened = comm
         .and_then(|it| NcclTransport::new(members, it, device, wanted.timeout, wanted.on_fault));
     let transport = agreed(bootstrap, opened, stream)?;
-    let warmed = within_most(bootstrap, |limit| transport.warm_up_within(limit, stream));
+    let warmed = within_most(bootstrap, |limit| {
+        transport.warm_up(most_bytes, limit, stream)
+    });
     agreed(bootstrap, warmed.map(|()| transport), stream)
         .map(|transport| Box::new(transport) as Box<dyn Transport>)
 }

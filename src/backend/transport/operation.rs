@@ -39,6 +39,8 @@ pub struct Late {
     pub waited: Duration,
     /// In a replay of the graph that it was captured into.
     pub is_replayed: bool,
+    /// It may have been an earlier captured one instead.
+    pub is_shared: bool,
     /// The first that has not run before it, if any.
     pub behind: Option<Operation>,
 }

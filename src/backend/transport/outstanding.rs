@@ -144,6 +144,7 @@ impl Outstanding {
             peers: distinct(&pending.peers),
             waited,
             is_replayed: false,
+            is_shared: false,
             behind: first.filter(|&first| first != pending.operation),
         }))
     }
@@ -212,6 +213,7 @@ impl State {
             peers: distinct(&first.peers),
             waited,
             is_replayed: false,
+            is_shared: false,
             behind: None,
         }))
     }

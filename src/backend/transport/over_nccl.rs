@@ -5,6 +5,7 @@ use crate::backend::DeviceMemory;
 use crate::backend::detached;
 use crate::backend::nccl::own::{OwnCommunicator, Part};
 use crate::backend::transport::ending::{Ending, Untaken};
+use crate::backend::transport::failing::Failing;
 use crate::backend::transport::members::Members;
 use crate::backend::transport::operation::{Late, Operation, Recent};
 use crate::backend::transport::outstanding::Outstanding;
@@ -45,7 +46,7 @@ struct Shared {
     turn: Mutex<Parts>,
     timeout: Duration,
     fault: OnceCell<Error>,
-    on_fault: OnFault,
+    failing: Arc<Failing>,
 }
 
 /// Where this rank's messages are.
@@ -64,7 +65,7 @@ impl NcclTransport {
         comm: Untaken,
         device: Device,
         timeout: Duration,
-        on_fault: OnFault,
+        on_fault: Arc<dyn OnFault>,
     ) -> Result<Self> {
         let outstanding = Arc::new(Outstanding::new(&*device.memory)?);
         let works: Weak<Outstanding> = Arc::downgrade(&outstanding);
@@ -79,7 +80,7 @@ impl NcclTransport {
             turn: Mutex::default(),
             timeout,
             fault: OnceCell::new(),
-            on_fault,
+            failing: Arc::new(Failing::new(on_fault, timeout)),
         });
         let _end = Some(End(Arc::clone(&shared)));
         // Without a watchdog it ends at once, not together with other ranks.
@@ -87,8 +88,8 @@ impl NcclTransport {
         Ok(Self { shared, _end })
     }
 
-    /// [`Transport::warm_up`] with a deadline of its own.
-    pub fn warm_up_within(&self, limit: Duration, stream: Stream) -> Result<()> {
+    /// Exchanges the first messages, which connect the ranks, as those of up to `most_bytes` need it, within `limit`.
+    pub fn warm_up(&self, most_bytes: usize, limit: Duration, stream: Stream) -> Result<()> {
         let shared = &self.shared;
         let transport = Self {
             shared: Arc::clone(shared),
@@ -100,7 +101,8 @@ impl NcclTransport {
                 device, members, ..
             } = &*transport.shared;
             let _entered = device.enter()?;
-            warm_up::run(&transport, &*device.memory, members, stream, limit)
+            let on = (&*device.memory, stream);
+            warm_up::run(&transport, on, members, most_bytes, limit)
         });
         let error = match warmed {
             Ok(Some(Ok(true))) => return Ok(()),
@@ -159,6 +161,7 @@ impl Shared {
             peers,
             waited,
             is_replayed: false,
+            is_shared: false,
             behind: None,
         })
     }
@@ -166,18 +169,15 @@ impl Shared {
     /// The transport ends with `error`, unless it has ended before; gives the failure that counts.
     fn fail(&self, error: Error) -> Error {
         if self.fault.set(error.clone()).is_ok() {
-            // Before the operations end: then the group must know that what they received is undefined.
-            (self.on_fault)(&error);
-            self.start_abort();
+            self.failing.fail(&error, self.aborting());
         }
         self.fault.get().cloned().unwrap_or(error)
     }
 
-    /// Ends what is on the streams, which counts as under way until it has ended. What cannot be ended stays, with its
-    /// memory.
-    fn start_abort(&self) {
-        let outstanding = Arc::clone(&self.outstanding);
-        self.ending().abort(outstanding, self.timeout);
+    /// The end of what is on the streams, which counts as under way until it has ended. What cannot be ended stays, with
+    /// its memory.
+    fn aborting(&self) -> Ending {
+        self.ending().of(Arc::clone(&self.outstanding))
     }
 
     fn ending(&self) -> Ending {
@@ -187,7 +187,7 @@ impl Shared {
     fn give_up(&self) {
         let text = format!("{} gave the network up", self.members.own_name());
         if self.fault.set(Error::new(Code::RemoteError, text)).is_ok() {
-            self.start_abort();
+            self.failing.give_up(self.aborting());
         }
     }
 
@@ -210,6 +210,9 @@ impl Shared {
         );
         if late.is_replayed {
             text += ", replayed by a graph";
+        }
+        if late.is_shared {
+            text += " (or in an earlier one of its graphs, which are too many to tell)";
         }
         if let Some(first) = late.behind {
             text += &format!(", behind {first}");
@@ -239,7 +242,16 @@ impl Shared {
 impl Watched for Shared {
     fn look(&self, now: Instant) {
         if self.fault.get().is_some() {
-            return;
+            return self.failing.look();
+        }
+        if let Some(error) = self.device.memory.lost() {
+            self.comm.abandon();
+            let _ = self.fault.set(error.clone());
+            return self.failing.lose(&error);
+        }
+        if self.failing.has_group_failed() {
+            // Other nodes wait for this rank, and streams of this rank for them.
+            return self.give_up();
         }
         let error = match self.outstanding.late(now, self.timeout) {
             Ok(late) => late.map(|late| self.too_late(&late)),
@@ -287,10 +299,6 @@ impl Transport for NcclTransport {
             })
     }
 
-    fn warm_up(&self, stream: Stream) -> Result<()> {
-        self.warm_up_within(self.shared.timeout, stream)
-    }
-
     fn end_late(&self, label: Label, waited: Duration) -> Option<Error> {
         let shared = &self.shared;
         let error = match shared.outstanding.late_on_host(label, waited) {
@@ -306,6 +314,10 @@ impl Transport for NcclTransport {
 
     fn abort(&self) {
         self.shared.give_up();
+    }
+
+    fn fail(&self, error: &Error) {
+        self.shared.fail(error.clone());
     }
 }
 

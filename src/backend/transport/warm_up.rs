@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::DeviceMemory;
-use crate::backend::nccl::own::BROADCAST_BYTES;
+use crate::backend::nccl::own::{BROADCAST_BYTES, by_broadcasts};
 use crate::backend::transport::members::Members;
 use crate::backend::transport::{Label, Message, Transport};
 use crate::error::{Code, Error, Result};
@@ -14,12 +14,12 @@ use std::time::{Duration, Instant};
 const WORD: usize = size_of::<u64>();
 
 /// Sends this rank's word to every gateway and checks the sources', which come within `limit`. False if they
-/// do not.
+/// do not. Then the ranks are connected as messages of up to `most_bytes` need it.
 pub fn run(
     transport: &dyn Transport,
-    memory: &dyn DeviceMemory,
+    (memory, stream): (&dyn DeviceMemory, Stream),
     members: &Members,
-    stream: Stream,
+    most_bytes: usize,
     limit: Duration,
 ) -> Result<bool> {
     let start = Instant::now();
@@ -34,10 +34,10 @@ pub fn run(
     }
     memory.upload(own, &words)?;
     exchange(transport, rank, (own, WORD), stream)?;
-    // Two ranks exchange large messages in another way, for which NCCL connects them anew.
-    let unread_bytes = match members.ranks.len() {
-        2 => (1 + sources.len()) * BROADCAST_BYTES,
-        _ => 0,
+    // For the other way of large messages NCCL connects the ranks anew, with tens of MiB that others do not need.
+    let unread_bytes = match by_broadcasts(members.ranks.len(), most_bytes) {
+        true => (1 + sources.len()) * BROADCAST_BYTES,
+        false => 0,
     };
     let unread = memory.alloc_own(unread_bytes)?;
     if unread_bytes > 0 {
@@ -98,6 +98,65 @@ fn check(rank: usize, sources: &[usize], words: &[u8]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::transport::outstanding::tests::Device;
+    use crate::model::topology::{NodeId, Topology};
+    use parking_lot::Mutex;
+
+    /// Notes the bytes of messages.
+    struct Noted<'a> {
+        members: &'a Members,
+        sent: Mutex<Vec<usize>>,
+    }
+
+    impl Transport for Noted<'_> {
+        fn gateways(&self) -> &[usize] {
+            &self.members.gateways
+        }
+        fn sources(&self) -> &[usize] {
+            &self.members.sources
+        }
+        fn exchange(
+            &self,
+            _label: Label,
+            sends: &[Message],
+            receives: &[Message],
+            _stream: Stream,
+        ) -> Result<()> {
+            assert!(receives.iter().all(|it| it.bytes == sends[0].bytes));
+            self.sent.lock().push(sends[0].bytes);
+            Ok(())
+        }
+        fn end_late(&self, _label: Label, _waited: Duration) -> Option<Error> {
+            None
+        }
+        fn health(&self) -> Option<Error> {
+            None
+        }
+        fn abort(&self) {}
+        fn fail(&self, _error: &Error) {}
+    }
+
+    /// What rank 0 sends where the nodes of the ranks are the letters.
+    fn sent(nodes: &str, most_bytes: usize) -> Vec<usize> {
+        let id = |node: char| NodeId::from_text(&node.to_string());
+        let ids: Vec<_> = nodes.chars().map(id).collect();
+        let members = &Members::new(&Topology::from_ids(&ids), 0);
+        let sent = Mutex::default();
+        let transport = Noted { members, sent };
+        let on: (&dyn DeviceMemory, _) = (&Device::default(), Stream::DEFAULT);
+        // Nothing comes.
+        assert!(run(&transport, on, members, most_bytes, Duration::ZERO).is_err());
+        transport.sent.into_inner()
+    }
+
+    #[test]
+    fn two_ranks_that_send_large_messages_are_connected_for_them() {
+        assert_eq!(sent("ab", BROADCAST_BYTES), [WORD, BROADCAST_BYTES]);
+        assert_eq!(sent("aabb", BROADCAST_BYTES), [WORD, BROADCAST_BYTES]);
+        assert_eq!(sent("ab", BROADCAST_BYTES - 1), [WORD]);
+        assert_eq!(sent("abc", usize::MAX), [WORD]);
+        assert_eq!(sent("aab", usize::MAX), [WORD]);
+    }
 
     #[test]
     fn words_are_those_of_the_sources() {

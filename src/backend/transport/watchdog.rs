@@ -12,6 +12,9 @@ use std::time::{Duration, Instant};
 /// How often it looks.
 const PERIOD: Duration = Duration::from_millis(20);
 
+/// Threads that are kept for what ends a failed network: it takes two.
+const SPARES: usize = 2;
+
 /// Something to be looked after.
 pub trait Watched: Send + Sync {
     /// Looks, and does not wait.
@@ -34,10 +37,12 @@ pub fn watch(watched: &Arc<impl Watched + 'static>) -> Result<()> {
     };
     let mut watch = WATCH.lock();
     if !watch.is_running {
+        detached::keep_spares(SPARES)?;
         let thread = Builder::new().name("nccl-ep-watchdog".to_owned());
         thread
             .spawn(run)
-            .map_err(|cause| Error::system("a thread for the network", &cause))?;
+            .map_err(|cause| Error::system("a thread for the network", &cause))
+            .inspect_err(|_| drop(detached::keep_spares(0)))?;
         watch.is_running = true;
     }
     watch.watched.push(watched);
@@ -62,6 +67,10 @@ fn alive() -> Option<Vec<Arc<dyn Watched>>> {
     watch.watched.retain(|it| it.strong_count() > 0);
     let alive: Vec<_> = watch.watched.iter().filter_map(Weak::upgrade).collect();
     watch.is_running = !alive.is_empty();
+    if !watch.is_running {
+        // None is started.
+        let _ = detached::keep_spares(0);
+    }
     watch.is_running.then_some(alive)
 }
 

@@ -68,8 +68,8 @@ driver_table! {
     fn cuMemFree_v2(sys::CUdeviceptr);
     fn cuMemFreeAsync(sys::CUdeviceptr, sys::CUstream);
     fn cuMemGetAddressRange_v2(*mut sys::CUdeviceptr, *mut usize, sys::CUdeviceptr);
-    fn cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
-    fn cuMemFreeHost(*mut c_void);
+    fn cuMemHostRegister_v2(*mut c_void, usize, c_uint);
+    fn cuMemHostUnregister(*mut c_void);
     fn cuMemHostGetDevicePointer_v2(*mut sys::CUdeviceptr, *mut c_void, c_uint);
     fn cuMemcpyHtoDAsync_v2(sys::CUdeviceptr, *const c_void, usize, sys::CUstream);
     fn cuMemcpyDtoHAsync_v2(*mut c_void, sys::CUdeviceptr, usize, sys::CUstream);

@@ -7,6 +7,7 @@
 use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::capture_mode::ApartFromCaptures;
 use crate::backend::cuda::driver::held::{self, ContextHandle, ContextId, Entered, Held, Key};
+use crate::backend::cuda::driver::pinned;
 use crate::backend::cuda::driver::resources::DeviceResources;
 use crate::backend::quiet::{Allocation, Attempt, Graphs, Quiet, Taken, UnderWay, Works};
 use crate::error::{Error, Result};
@@ -87,6 +88,11 @@ impl Context {
         self.held.enter()
     }
 
+    /// The same, or an error if the context is gone.
+    pub fn enter_alive(&self) -> Result<Entered> {
+        self.held.enter_alive()
+    }
+
     /// The same for a caller that frees something there; `None` if the context is gone.
     pub fn enter_if_alive(&self) -> Option<(Entered, ApartFromCaptures)> {
         self.held.enter_if_alive()
@@ -129,6 +135,19 @@ impl Context {
             }
         };
         let key = key.filter(|_| !self.is_spoiled());
+        self.quiet.later(key, address, Some(Box::new(free)));
+    }
+
+    /// As [`Context::free_later`], of pages from `pinned`. They are this process's, also if the context is gone.
+    pub fn free_pinned_later(&self, address: usize, bytes: usize) {
+        let held = Arc::clone(&self.held);
+        let free = move |address| {
+            if let Some(_entered) = held.enter_if_alive() {
+                pinned::unpin(address);
+            }
+            pinned::unmap(address, bytes);
+        };
+        let key = Some(Key::Pinned(bytes)).filter(|_| !self.is_spoiled());
         self.quiet.later(key, address, Some(Box::new(free)));
     }
 

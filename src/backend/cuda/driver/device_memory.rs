@@ -5,7 +5,7 @@ use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::capture_mode::ApartFromCaptures;
 use crate::backend::cuda::driver::event::Mark;
 use crate::backend::cuda::driver::graph_marks::GraphMarks;
-use crate::backend::cuda::driver::held::Key;
+use crate::backend::cuda::driver::held::{Key, was_reset};
 use crate::backend::cuda::driver::memory::{self, CudaMemory};
 use crate::backend::cuda::driver::stream;
 use crate::backend::quiet::{Attempt, Works};
@@ -64,13 +64,13 @@ impl DeviceMemory for CudaMemory {
 
     fn upload(&self, to: DevPtr, from: &[u8]) -> Result<()> {
         let resources = self.context().resources()?;
-        let _entered = self.context().enter()?;
+        let _entered = self.context().enter_alive()?;
         driver::upload(to, from, resources.stream())
     }
 
     fn download(&self, to: &mut [u8], from: DevPtr) -> Result<()> {
         let resources = self.context().resources()?;
-        let _entered = self.context().enter()?;
+        let _entered = self.context().enter_alive()?;
         driver::download(to, from, resources.stream())
     }
 
@@ -85,7 +85,7 @@ impl DeviceMemory for CudaMemory {
     }
 
     fn is_idle(&self, stream: Stream) -> Result<bool> {
-        let _entered = self.context().enter()?;
+        let _entered = self.context().enter_alive()?;
         driver::is_idle(stream)
     }
 
@@ -103,6 +103,10 @@ impl DeviceMemory for CudaMemory {
 
     fn attempt(&self, work: &mut dyn FnMut()) -> Attempt {
         self.context().attempt(work)
+    }
+
+    fn lost(&self) -> Option<Error> {
+        (self.context().enter_if_alive().is_none()).then(was_reset)
     }
 
     fn context_number(&self) -> u64 {

@@ -3,7 +3,6 @@
 
 use crate::backend::StreamMark;
 use crate::backend::cuda::driver::api::{NOT_READY, check, functions, raw_stream};
-use crate::backend::cuda::driver::capture_mode::ApartFromCaptures;
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::graph_count::GraphCount;
 use crate::backend::cuda::driver::stream::{Capture, StreamId, StreamScope};
@@ -253,11 +252,12 @@ impl Mark {
         })
     }
 
-    /// Whether the marked work has run; also if it ended in an error.
+    /// Whether the marked work has run; also if it ended in an error, or with its context.
     pub fn is_over(&self) -> Result<bool> {
-        let _entered = self.event.context.enter()?;
-        let _apart = ApartFromCaptures::enter()?;
-        self.event.is_over()
+        match self.event.context.enter_if_alive() {
+            None => Ok(true),
+            Some(_entered) => self.event.is_over(),
+        }
     }
 
     fn record(&mut self, at: &StreamScope) -> Result<()> {

@@ -4,7 +4,7 @@
 use crate::backend::cuda::driver::api::{Status, check, functions};
 use crate::backend::cuda::driver::capture_mode::ApartFromCaptures;
 use crate::backend::cuda::driver::ipc::IPC_HANDLE_BYTES;
-use crate::error::{Error, Result};
+use crate::error::{Code, Error, Result};
 use cudarc::driver::sys;
 use std::ffi::c_int;
 use std::marker::PhantomData;
@@ -75,13 +75,29 @@ impl Held {
         })
     }
 
-    /// The same for a caller that frees something there, in whatever thread, so apart from captures. A destroyed
-    /// context has freed everything in it, and its handle may belong to another.
-    pub fn enter_if_alive(&self) -> Option<(Entered, ApartFromCaptures)> {
-        let entered = self.enter().ok()?;
-        let apart = ApartFromCaptures::enter().ok()?;
-        (current_context_id() == Ok(self.number)).then_some((entered, apart))
+    /// The same, or an error if the caller has destroyed the context, or reset its device. Everything in it is gone
+    /// then, and its handle may belong to another.
+    pub fn enter_alive(&self) -> Result<Entered> {
+        let entered = self.enter()?;
+        match current_context_id()? == self.number {
+            true => Ok(entered),
+            false => Err(was_reset()),
+        }
     }
+
+    /// The same for a caller that frees something there, in whatever thread, so apart from captures.
+    pub fn enter_if_alive(&self) -> Option<(Entered, ApartFromCaptures)> {
+        let entered = self.enter_alive().ok()?;
+        Some((entered, ApartFromCaptures::enter().ok()?))
+    }
+}
+
+/// The failure of whoever needs what a context had.
+pub fn was_reset() -> Error {
+    Error::new(
+        Code::UnhandledCudaError,
+        "the device was reset, or its context destroyed, while the group existed",
+    )
 }
 
 impl Drop for Held {

@@ -8,6 +8,7 @@ use crate::backend::DeviceMemory;
 use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::held::Key;
+use crate::backend::cuda::driver::pinned;
 use crate::backend::cuda::params::common::{FaultReport, SelftestResult};
 use crate::backend::cuda::params::ht::HtReceived;
 use crate::backend::cuda::params::ht_nodes::{HtSource, HtTold};
@@ -146,7 +147,8 @@ unsafe impl Record for u64 {}
 // SAFETY: numbers only; handles are numbered from 1.
 unsafe impl Record for LlHello {}
 
-/// Records that a kernel writes and the host reads, in pinned host memory; all zero at first.
+/// Records that a kernel writes and the host reads, in pinned host memory; all zero at first. The host can read them
+/// whatever becomes of the device.
 #[derive(Debug)]
 pub struct HostPage<T: Record> {
     context: Arc<Context>,
@@ -166,22 +168,18 @@ impl<T: Record> HostPage<T> {
         let bytes = count * size_of::<T>();
         let _entered = context.enter()?;
         let left = context.take(&Key::Pinned(bytes));
-        let memory = left.map_or_else(
-            || driver::alloc_host(bytes),
-            |it| Ok(it.address as *mut c_void),
-        )?;
-        let host = NonNull::new(memory.cast::<T>())
-            .ok_or_else(|| Error::internal("cuMemHostAlloc gave NULL"))?;
+        let left = left.and_then(|it| NonNull::new(it.address as *mut c_void));
+        let memory = left.map_or_else(|| pinned::allocate(bytes), Ok)?;
         let mut page = Self {
             context: Arc::clone(context),
-            host,
+            host: memory.cast(),
             device: DevPtr::default(),
             count,
         };
         // SAFETY: `bytes` are allocated there, and nobody else uses them.
         unsafe { memory.cast::<u8>().write_bytes(0, bytes) };
-        page.device = driver::device_alias(memory)?
-            .ok_or_else(|| Error::internal("cuMemHostAlloc gave memory that is not mapped"))?;
+        page.device = driver::device_alias(memory.as_ptr())?
+            .ok_or_else(|| Error::internal("registered memory is not mapped"))?;
         Ok(page)
     }
 
@@ -221,10 +219,8 @@ impl<T: Record> HostPage<T> {
 
 impl<T: Record> Drop for HostPage<T> {
     fn drop(&mut self) {
-        // A destroyed context has freed its memory.
-        let free = |address| drop(driver::free_host(address as *mut c_void));
-        let key = Some(Key::Pinned(self.count * size_of::<T>()));
+        let bytes = self.count * size_of::<T>();
         self.context
-            .free_later(key, self.host.as_ptr() as usize, free);
+            .free_pinned_later(self.host.as_ptr() as usize, bytes);
     }
 }

@@ -20,6 +20,7 @@ pub mod ipc;
 mod kernel_image;
 pub mod memory;
 pub mod module;
+mod pinned;
 mod resources;
 pub mod stream;
 
@@ -131,25 +132,6 @@ pub fn free(data: DevPtr) -> Result<()> {
     // SAFETY: the driver knows its allocations and refuses other addresses.
     check("cuMemFree", unsafe {
         (functions()?.cuMemFree_v2)(data.0 as u64)
-    })
-}
-
-/// Pinned host memory that every context of the process maps; `bytes` is not zero.
-pub fn alloc_host(bytes: usize) -> Result<*mut c_void> {
-    const FLAGS: c_uint = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
-    let mut address = null_mut();
-    // SAFETY: writes one address.
-    check("cuMemHostAlloc", unsafe {
-        (functions()?.cuMemHostAlloc)(&mut address, bytes, FLAGS)
-    })?;
-    Ok(address)
-}
-
-/// Frees the result of [`alloc_host`].
-pub fn free_host(data: *mut c_void) -> Result<()> {
-    // SAFETY: the driver knows its allocations and refuses other addresses.
-    check("cuMemFreeHost", unsafe {
-        (functions()?.cuMemFreeHost)(data)
     })
 }
 

@@ -192,6 +192,13 @@ impl HtPlan {
         self.nodes
     }
 
+    /// Most bytes of a message between nodes; 0 on one.
+    pub fn most_message_bytes(&self) -> usize {
+        let Self { nodes, facts, .. } = self;
+        let of = |it: &NodesPlan| it.most_message_bytes(facts.row_bytes, facts.max_tokens);
+        nodes.as_ref().map_or(0, of)
+    }
+
     /// Most bytes of a row, and the bound of tokens per rank if the group has one.
     pub fn row_sizes(&self) -> (usize, Option<usize>) {
         (self.facts.row_bytes, self.facts.max_tokens)

@@ -45,6 +45,27 @@ fn the_common_configuration_fits_256_mib() {
 }
 
 #[test]
+fn the_largest_message_is_that_of_a_pass() {
+    let two_nodes = Topology::from_ids(&["a", "a", "b", "b"].map(NodeId::from_text));
+    let most = |max_tokens| {
+        let facts = GroupFacts {
+            max_tokens,
+            ..plan(4, 14_336).facts
+        };
+        HtPlan::new(&facts, &two_nodes)
+            .unwrap()
+            .most_message_bytes()
+    };
+    assert_eq!(plan(4, 14_336).most_message_bytes(), 0);
+    assert_eq!(most(None), usize::MAX);
+    let row_bytes = 14_336 + 32 * (8 + 4);
+    let bound = |tokens: usize| tokens * row_bytes..tokens * row_bytes + 1024;
+    assert!(bound(128).contains(&most(Some(128))));
+    // A pass has 7.3 MiB of the 58 of all rows.
+    assert!(bound(512).contains(&most(Some(4096))));
+}
+
+#[test]
 fn rows_that_no_word_can_tell_from_others_are_refused() {
     let facts = |row_bytes| GroupFacts {
         row_bytes,

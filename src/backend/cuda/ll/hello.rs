@@ -29,8 +29,11 @@ use std::time::{Duration, Instant};
 
 /// Of a word.
 const BYTES: usize = size_of::<LlHello>();
-/// How long the host sleeps before it looks again.
-const PAUSE: Duration = Duration::from_micros(20);
+/// How long the host looks all the time: on a fast network the words come within that, and the shortest sleep takes as
+/// long as they do.
+const AWAKE: Duration = Duration::from_micros(100);
+/// How long it sleeps then before it looks again.
+const NAP: Duration = Duration::from_micros(20);
 
 /// A handle's memory for the words: this rank's hello, then the hellos of its sources from 1 on. The network reads
 /// and writes them on the host: a copy behind an exchange might hold up copies of other streams.
@@ -134,7 +137,10 @@ impl HelloMemory {
             {
                 return Err(fault);
             }
-            std::thread::sleep(PAUSE);
+            match waited < AWAKE {
+                true => std::hint::spin_loop(),
+                false => std::thread::sleep(NAP),
+            }
         }
         transport.health().map_or(Ok(()), Err)
     }

@@ -48,10 +48,9 @@ pub struct Leg {
 impl ChannelMemory {
     /// Memory for a rank of a group with the bounds of `facts`.
     pub fn new(memory: &Arc<CudaMemory>, partners: &Partners, facts: &GroupFacts) -> Result<Self> {
-        let tokens = facts.max_tokens.unwrap_or(0);
-        let entries = tokens * LL_MAX_TOP_K as usize;
-        let rows = tokens * facts.row_bytes + entries * size_of::<i64>();
-        let ([rows, weights], bytes) = legs(partners, rows, entries * size_of::<f32>());
+        let entries = facts.max_tokens.unwrap_or(0) * LL_MAX_TOP_K as usize;
+        let weights = entries * size_of::<f32>();
+        let ([rows, weights], bytes) = legs(partners, most_rows_bytes(facts), weights);
         // What is there must be the head of no operation.
         let buffer = Buffer::zeroed(memory, bytes)?;
         Ok(Self {
@@ -60,6 +59,17 @@ impl ChannelMemory {
             _buffer: buffer,
         })
     }
+}
+
+/// Most bytes of a message of a group with the bounds of `facts`.
+pub fn most_message_bytes(facts: &GroupFacts) -> usize {
+    HEAD_BYTES + most_rows_bytes(facts)
+}
+
+/// Of a row and ids for each token.
+fn most_rows_bytes(facts: &GroupFacts) -> usize {
+    let of_token = facts.row_bytes + LL_MAX_TOP_K as usize * size_of::<i64>();
+    facts.max_tokens.unwrap_or(0) * of_token
 }
 
 /// The legs of rows and weights, which have so many bytes behind their heads, as offsets; and their size.

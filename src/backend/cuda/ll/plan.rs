@@ -5,6 +5,7 @@
 
 use crate::backend::cuda::ll::grid::{Grid, at_most};
 use crate::backend::cuda::ll::handle_plan::{DispatchGrid, HandlePlan, chunks, slot_bytes};
+use crate::backend::cuda::ll::messages::most_message_bytes;
 use crate::backend::cuda::ll::signature;
 use crate::backend::cuda::params::ll::{
     LL_BANKS, LL_CHANNELS, LL_COMBINE_THREADS, LL_COUNTS_BESIDE_EXPERTS, LL_DISPATCH_THREADS,
@@ -154,6 +155,11 @@ impl LlPlan {
     /// Bytes of the LL region of a window.
     pub fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// Most bytes of a message between nodes.
+    pub fn most_message_bytes(&self) -> usize {
+        most_message_bytes(&self.facts)
     }
 
     /// The kernels' offsets if the LL region begins at `start` of the window.

@@ -38,6 +38,13 @@ fn the_common_configuration_fits_64_mib() {
 }
 
 #[test]
+fn the_largest_message_has_a_row_and_the_most_ids_of_each_token() {
+    let facts = facts(128, LlCombineMode::Reduce);
+    let plan = LlPlan::new(&facts, &two_nodes(8)).unwrap();
+    assert_eq!(plan.most_message_bytes(), 32 + 128 * (14_336 + 32 * 8));
+}
+
+#[test]
 fn what_kernels_cannot_count_is_refused() {
     let refused = |ranks, local_experts, tokens| {
         let facts = GroupFacts {

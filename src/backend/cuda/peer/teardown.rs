@@ -9,6 +9,9 @@
 //! own window first, and the late rank checks those windows. So a rank that saw all `Done` twice,
 //! the late one's too, saw them before `Late`. They were in their senders' own windows by then,
 //! where the late rank finds them.
+//!
+//! A word that comes late must not be taken for one of the next group that has the window. So a window with words
+//! serves again only behind something that follows each rank's last word: an exchange of the ranks, or those words.
 #![forbid(unsafe_code)]
 
 use crate::backend::DeviceMemory;
@@ -41,6 +44,10 @@ enum Word {
     Back = 5,
     /// As `Back`, of a rank that has announced `Stays`.
     BackAndStays = 6,
+    /// All ranks have left together, it does not map the others' windows any more, and this is its last word.
+    Unmapped = 7,
+    /// The same, but it could not unmap them.
+    StillMapped = 8,
 }
 
 impl Word {
@@ -52,6 +59,8 @@ impl Word {
             Self::Late,
             Self::Back,
             Self::BackAndStays,
+            Self::Unmapped,
+            Self::StillMapped,
         ];
         all.into_iter().find(|word| *word as u32 == bits)
     }
@@ -65,6 +74,17 @@ pub enum End {
     Together { meet: bool },
     /// Some rank left earlier: its kernels may still write to this rank's window.
     Broken,
+}
+
+/// What the ranks that left together have said of their mappings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Parting {
+    /// No rank maps another's window any more.
+    AllUnmapped,
+    /// Some do, but use them no more.
+    SomeMapped,
+    /// Some rank has not said its last word in time, and may do so at any moment.
+    SomeMissing,
 }
 
 /// One rank's words in the windows of all ranks.
@@ -119,8 +139,7 @@ impl<W: Words> Teardown<W> {
                 return Ok(End::Broken);
             }
             if all_are_done(&received) && all_are_done(&self.received()?) {
-                let stays = [Some(Word::Stays), Some(Word::BackAndStays)];
-                let meet = !received.iter().any(|word| stays.contains(word));
+                let meet = !received.iter().any(meets_nobody);
                 return Ok(End::Together { meet });
             }
             // A second wait happens only for a rank that dies between `Late` and its next word.
@@ -149,6 +168,34 @@ impl<W: Words> Teardown<W> {
         }
     }
 
+    /// After [`Teardown::leave_together`]: says whether this rank `unmapped` the others' windows, and waits, with the
+    /// deadline, for what they say. Whoever has heard all knows that nobody writes a word any more.
+    pub fn part(&self, unmapped: bool) -> Result<Parting> {
+        let word = match unmapped {
+            true => Word::Unmapped,
+            false => Word::StillMapped,
+        };
+        self.words.announce(word as u32)?;
+        let start = Instant::now();
+        let mut pause = Duration::from_micros(20);
+        loop {
+            let received = self.received()?;
+            let is_last =
+                |word: &Option<Word>| matches!(word, Some(Word::Unmapped | Word::StillMapped));
+            if received.iter().all(is_last) {
+                return Ok(match received.contains(&Some(Word::StillMapped)) {
+                    true => Parting::SomeMapped,
+                    false => Parting::AllUnmapped,
+                });
+            }
+            if start.elapsed() >= self.timeout.max(LEAST_PATIENCE) {
+                return Ok(Parting::SomeMissing);
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(1));
+        }
+    }
+
     fn received(&self) -> Result<Vec<Option<Word>>> {
         Ok(self.words.words_here()?.into_iter().map(Word::of).collect())
     }
@@ -165,6 +212,18 @@ impl<W: Words> Teardown<W> {
 
 fn is_done(word: &Option<Word>) -> bool {
     !matches!(word, None | Some(Word::Late | Word::Gone))
+}
+
+/// Whether that rank meets nobody. The last words come in place of a meeting, perhaps before this rank has seen those
+/// before them.
+fn meets_nobody(word: &Option<Word>) -> bool {
+    let words = [
+        Word::Stays,
+        Word::BackAndStays,
+        Word::Unmapped,
+        Word::StillMapped,
+    ];
+    word.is_some_and(|word| words.contains(&word))
 }
 
 fn all_are_done(words: &[Option<Word>]) -> bool {
@@ -223,175 +282,5 @@ impl Words for Windows {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use parking_lot::Mutex;
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
-    const DONE: u32 = Word::Done as u32;
-    const LATE: u32 = Word::Late as u32;
-    const GONE: u32 = Word::Gone as u32;
-
-    /// The words of two ranks as rank 0 sees them. Rank 1's word changes after the `n`th word of
-    /// rank 0.
-    struct Script {
-        announced: Mutex<Vec<u32>>,
-        peer: Mutex<u32>,
-        reply: fn(usize) -> Option<u32>,
-        arrives: fn(usize) -> Option<u32>,
-    }
-
-    impl Script {
-        /// Rank 1 says `reply(n)` in all windows, and `arrives(n)` in its own alone.
-        fn new(reply: fn(usize) -> Option<u32>, arrives: fn(usize) -> Option<u32>) -> Self {
-            Self {
-                announced: Mutex::default(),
-                peer: Mutex::default(),
-                reply,
-                arrives,
-            }
-        }
-
-        fn last(&self) -> u32 {
-            self.announced.lock().last().copied().unwrap_or(0)
-        }
-    }
-
-    impl Words for Script {
-        fn announce(&self, word: u32) -> Result<()> {
-            let mut announced = self.announced.lock();
-            announced.push(word);
-            if let Some(reply) = (self.reply)(announced.len()) {
-                *self.peer.lock() = reply;
-            }
-            Ok(())
-        }
-
-        fn words_here(&self) -> Result<Vec<u32>> {
-            Ok(vec![self.last(), *self.peer.lock()])
-        }
-
-        fn words_at_home(&self) -> Result<Vec<u32>> {
-            let count = self.announced.lock().len();
-            let at_home = (self.arrives)(count).unwrap_or(*self.peer.lock());
-            Ok(vec![self.last(), at_home])
-        }
-    }
-
-    fn teardown<W: Words>(words: W, rank: usize, ranks: usize, timeout: Duration) -> Teardown<W> {
-        Teardown::new(words, (LocalRanks::all(ranks, rank), ranks), timeout)
-    }
-
-    const NO_TIME: Duration = Duration::ZERO;
-    const LONG: Duration = Duration::from_secs(60);
-
-    #[test]
-    fn ranks_that_come_leave_together() {
-        let end = |peer, stays| {
-            let words = Script::new(|_| None, |_| None);
-            *words.peer.lock() = peer;
-            teardown(words, 0, 2, LONG).leave_together(stays)
-        };
-        let stays = Word::Stays as u32;
-        assert_eq!(end(DONE, false), Ok(End::Together { meet: true }));
-        assert_eq!(end(stays, false), Ok(End::Together { meet: false }));
-        assert_eq!(end(DONE, true), Ok(End::Together { meet: false }));
-        assert_eq!(end(GONE, false), Ok(End::Broken));
-    }
-
-    #[test]
-    fn a_missing_rank_is_named_at_the_deadline() {
-        let words = Script::new(|_| None, |_| None);
-        let teardown = teardown(words, 0, 2, NO_TIME);
-        let error = teardown.leave_together(false).unwrap_err();
-        assert_eq!(
-            error.text(),
-            "rank 0 of 2 waited 0 ms for rank 1 to destroy the group"
-        );
-        assert_eq!(*teardown.words.announced.lock(), [DONE, LATE, GONE]);
-    }
-
-    #[test]
-    fn who_comes_just_at_the_deadline_is_not_left_behind() {
-        // At rank 0's deadline, rank 1's word is in rank 1's own window only: rank 1 may have seen
-        // all done already.
-        let words = Script::new(
-            |count| (count == 3).then_some(DONE),
-            |count| (count == 2).then_some(DONE),
-        );
-        let teardown = teardown(words, 0, 2, NO_TIME);
-        let end = teardown.leave_together(false);
-        assert_eq!(end, Ok(End::Together { meet: true }));
-        let back = Word::Back as u32;
-        assert_eq!(*teardown.words.announced.lock(), [DONE, LATE, back]);
-    }
-
-    /// Windows of all ranks: `[owner][sender]`.
-    struct Shared<'a> {
-        rank: usize,
-        windows: &'a [Vec<Mutex<u32>>],
-        announced: &'a AtomicUsize,
-    }
-
-    impl Words for Shared<'_> {
-        fn announce(&self, word: u32) -> Result<()> {
-            let ranks = self.windows.len();
-            for step in 0..ranks {
-                *self.windows[(self.rank + step) % ranks][self.rank].lock() = word;
-                self.announced.fetch_add(1, Ordering::Relaxed);
-                std::thread::yield_now();
-            }
-            Ok(())
-        }
-
-        fn words_here(&self) -> Result<Vec<u32>> {
-            Ok(self.windows[self.rank]
-                .iter()
-                .map(|it| *it.lock())
-                .collect())
-        }
-
-        fn words_at_home(&self) -> Result<Vec<u32>> {
-            let ranks = 0..self.windows.len();
-            Ok(ranks.map(|rank| *self.windows[rank][rank].lock()).collect())
-        }
-    }
-
-    #[test]
-    fn all_ranks_come_to_the_same_conclusion() {
-        const RANKS: usize = 3;
-        let (mut together, mut broken) = (0, 0);
-        for round in 0..400_u64 {
-            let windows: Vec<Vec<Mutex<u32>>> = (0..RANKS)
-                .map(|_| (0..RANKS).map(|_| Mutex::new(0)).collect())
-                .collect();
-            let announced = AtomicUsize::new(0);
-            let ends: Vec<Result<End>> = std::thread::scope(|scope| {
-                let begin = |rank: usize| {
-                    let (windows, announced) = (&windows, &announced);
-                    scope.spawn(move || {
-                        // The last rank comes around the deadline of the first.
-                        let late = round * 7 % 400 * rank as u64;
-                        std::thread::sleep(Duration::from_micros(late));
-                        let words = Shared {
-                            rank,
-                            windows,
-                            announced,
-                        };
-                        teardown(words, rank, RANKS, Duration::from_micros(400))
-                            .leave_together(false)
-                    })
-                };
-                let threads: Vec<_> = (0..RANKS).map(begin).collect();
-                threads.into_iter().map(|it| it.join().unwrap()).collect()
-            });
-            let all = Ok(End::Together { meet: true });
-            match ends.iter().filter(|&end| *end == all).count() {
-                RANKS => together += 1,
-                0 => broken += 1,
-                _ => panic!("round {round}: {ends:?}"),
-            }
-        }
-        assert_eq!(together + broken, 400);
-    }
-}
+#[path = "teardown_tests.rs"]
+mod tests;

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::bootstrap::Bootstrap;
+use crate::backend::cuda::peer::teardown::{Parting, Teardown};
 use crate::backend::cuda::peer::window::{PeerMapping, Window, WindowRecord};
 use crate::error::{Error, Result};
 use crate::model::ops::Stream;
@@ -11,6 +12,9 @@ use crate::model::topology::LocalRanks;
 /// What a rank reports about its mappings at the end.
 const UNMAPPED: u8 = 1;
 const STILL_MAPPED: u8 = 2;
+
+/// Bytes of a window of words alone: the least that shares no page with another allocation.
+pub const WORDS_BYTES: usize = 2 << 20;
 
 /// One rank's window, and its mappings of the others'.
 pub struct PeerWindows {
@@ -35,12 +39,7 @@ impl PeerWindows {
     /// Maps the windows of the other ranks of this node, in rank order; `records` are those of all ranks of
     /// the group. Each window has `bytes`. If one fails, the earlier mappings stay, to be unmapped with the
     /// rest.
-    pub fn map_peers(
-        &mut self,
-        ranks: &LocalRanks,
-        records: &[Vec<u8>],
-        bytes: usize,
-    ) -> Result<()> {
+    pub fn map_peers(&mut self, ranks: &LocalRanks, records: &[&[u8]], bytes: usize) -> Result<()> {
         let rank = ranks.own_rank();
         let others = records.iter().enumerate();
         let others = others.filter(|&(peer, _)| peer != rank && ranks.ranks().contains(&peer));
@@ -74,16 +73,44 @@ impl PeerWindows {
             true => UNMAPPED,
             false => STILL_MAPPED,
         };
-        let reports = bootstrap.all_gather(&[mine], stream);
-        match &reports {
-            Ok(reports) if reports.iter().all(|it| *it == [UNMAPPED]) => window.free(),
-            _ => window.keep(),
+        let reports = bootstrap.all_gather(&[mine], stream)?;
+        match reports.iter().all(|it| *it == [UNMAPPED]) {
+            true => window.free(),
+            false => window.keep(),
         }
-        reports.map(drop)
+        Ok(())
     }
 
-    /// Gives up the peers' windows, and leaves the own one to the next group: a peer may still map
-    /// it, but no kernel uses it.
+    /// The same for ranks that have left together through the words of `teardown`, by words again. These lie in
+    /// `words`, which then serve the process's next group, or in the window itself, which does.
+    pub fn part(self, words: Option<Self>, teardown: &Teardown) -> Result<()> {
+        let Self { mappings, window } = self;
+        if mappings.is_empty() {
+            window.free();
+            return Ok(());
+        }
+        let unmapped = match &words {
+            Some(_) => PeerMapping::unmap(mappings),
+            None => false,
+        };
+        match (teardown.part(unmapped)?, words) {
+            (Parting::AllUnmapped, Some(words)) => {
+                window.free();
+                words.keep();
+            }
+            (Parting::SomeMapped, Some(words)) => {
+                window.keep();
+                words.keep();
+            }
+            (Parting::SomeMissing, Some(_)) => window.keep(),
+            (Parting::SomeMissing, None) => drop(window),
+            (Parting::AllUnmapped | Parting::SomeMapped, None) => window.keep(),
+        }
+        Ok(())
+    }
+
+    /// Gives up the peers' windows, and leaves the own one to the next group: a peer may still map it, but nobody
+    /// writes to it.
     pub fn keep(self) {
         drop(self.mappings);
         self.window.keep();

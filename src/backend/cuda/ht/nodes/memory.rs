@@ -3,16 +3,12 @@
 
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory, HostPage};
-use crate::backend::cuda::ht::nodes::messages::{Bank, HEAD_BYTES, TokenBytes};
-use crate::backend::cuda::ht::nodes::plan::NodesPlan;
-use crate::backend::cuda::params::ht::{HT_MAX_TOP_K, HtReceived};
+use crate::backend::cuda::ht::nodes::messages::{Bank, TokenBytes};
+use crate::backend::cuda::ht::nodes::plan::{NodesPlan, message_sizes};
+use crate::backend::cuda::params::ht::HtReceived;
 use crate::backend::cuda::params::ht_nodes::{HtNodesMemory, HtSource, HtTold};
 use crate::error::Result;
 use std::sync::Arc;
-
-const ALIGN: usize = 256;
-/// Most bytes that travel beside a row: an id and a weight for each expert.
-const MOST_TAIL_BYTES: usize = HT_MAX_TOP_K as usize * (size_of::<i64>() + size_of::<f32>());
 
 /// One handle's memory: device memory, and pages that host and device share.
 pub struct NodesMemory {
@@ -82,8 +78,7 @@ impl Banks {
         room: usize,
         row_bytes: usize,
     ) -> Result<Self> {
-        let first_row = (room * MOST_TAIL_BYTES + HEAD_BYTES).next_multiple_of(ALIGN);
-        let stride = (first_row + room * row_bytes).next_multiple_of(ALIGN);
+        let (first_row, stride) = message_sizes(room, row_bytes);
         let (sources, others) = (plan.sources - 1, plan.others);
         Ok(Self {
             buffer: Buffer::new(memory, 2 * (sources + others) * stride)?,

@@ -2,7 +2,8 @@
 //! memory. Pure functions.
 #![forbid(unsafe_code)]
 
-use crate::backend::cuda::params::ht::HtEntry;
+use crate::backend::cuda::ht::nodes::messages::HEAD_BYTES;
+use crate::backend::cuda::params::ht::{HT_MAX_TOP_K, HtEntry};
 use crate::backend::cuda::params::ht_nodes::{
     HT_COUNTS_OF_SOURCE, HT_ELSEWHERE, HT_MOST_CHUNKS, HT_NONE, HtNodesMemory, HtOrigin,
 };
@@ -14,6 +15,8 @@ use std::ops::Range;
 
 const PACKET_BYTES: usize = 8;
 const REGION_ALIGN: usize = 256;
+/// Most bytes that travel beside a row: an id and a weight for each expert.
+const MOST_TAIL_BYTES: usize = HT_MAX_TOP_K as usize * (size_of::<i64>() + size_of::<f32>());
 
 /// An operation is divided into about so many passes, but no pass sends less than the least or more than the most
 /// bytes to the other nodes together (docs/development/high-throughput.md).
@@ -101,6 +104,13 @@ impl Division {
     }
 }
 
+/// Where the first row of a message is, and the bytes of one of up to `room` tokens.
+pub fn message_sizes(room: usize, row_bytes: usize) -> (usize, usize) {
+    let first_row = (room * MOST_TAIL_BYTES + HEAD_BYTES).next_multiple_of(REGION_ALIGN);
+    let stride = (first_row + room * row_bytes).next_multiple_of(REGION_ALIGN);
+    (first_row, stride)
+}
+
 impl NodesPlan {
     /// The plan for the rank of `facts`.
     pub fn new(facts: &GroupFacts, topology: &Topology) -> Self {
@@ -162,6 +172,14 @@ impl NodesPlan {
     pub fn room(&self, most_tokens: usize) -> usize {
         let of_chunk = most_tokens.div_ceil(self.chunks);
         most_tokens.min(self.pass_tokens.max(of_chunk)).max(1)
+    }
+
+    /// Most bytes of a message, with rows of up to `row_bytes`; any number where there is no bound of tokens.
+    pub fn most_message_bytes(&self, row_bytes: usize, max_tokens: Option<usize>) -> usize {
+        max_tokens.map_or(usize::MAX, |tokens| {
+            let ids = tokens * HT_MAX_TOP_K as usize * size_of::<i64>();
+            message_sizes(self.room(tokens), row_bytes).1.max(ids)
+        })
     }
 
     /// The first of `tokens` in a chunk.

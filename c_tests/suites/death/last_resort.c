@@ -1,0 +1,106 @@
+// A rank is lost while the process of another one has little left to end its network with: the system gives no more
+// threads, or several groups fail at once.
+#define _GNU_SOURCE  // RTLD_NEXT, dladdr, usleep
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "harness/nodes.h"
+#include "suites/death/work.h"
+
+enum { kGroups = 6, kOperations = 4 };
+
+static atomic_bool g_refuses_threads;
+
+static bool is_called_by_library(const void* caller) {
+    Dl_info info;
+    return dladdr(caller, &info) != 0 && info.dli_fname != NULL &&
+           strstr(info.dli_fname, "libnccl_ep.") != NULL;
+}
+
+// As at the limit of a container, for the library alone.
+int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*start)(void*),
+                   void* argument) {
+    static _Atomic(int (*)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*)) create;
+    if (atomic_load(&g_refuses_threads) && is_called_by_library(__builtin_return_address(0))) {
+        return EAGAIN;
+    }
+    if (atomic_load(&create) == NULL) {
+        void* found = dlsym(RTLD_NEXT, "pthread_create");
+        int (*next)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*);
+        memcpy(&next, &found, sizeof(next));
+        atomic_store(&create, next);
+    }
+    return atomic_load(&create)(thread, attributes, start, argument);
+}
+
+static void expect_end_of(const DeathRank* self, cudaStream_t stream, double since) {
+    while (cudaStreamQuery(stream) == cudaErrorNotReady && in_time(self, since)) usleep(kPollUs);
+    EP_CHECK(cudaStreamQuery(stream) != cudaErrorNotReady);
+    (void)cudaGetLastError();
+}
+
+// What the others have sent may still complete an operation of the victim.
+static double start_operations(const DeathRank* self, Work* work) {
+    double launched = seconds_now();
+    for (int i = 0; i < (is_victim(self) ? kOperations : 1); ++i) {
+        launched = seconds_now();
+        if (ll_launch_dispatch(&work->run, self->env.stream, false) != ncclSuccess) break;
+    }
+    return launched;
+}
+
+// All ranks live, so nothing but the deadline ends the operation.
+void stalls_where_no_thread_is_left(DeathRank* self) {
+    Work work;
+    open_work(&work, &self->env, 1);
+    ll_prepare_dispatch(&work.run);
+    meet(self, kReady, self->env.size);
+    if (is_victim(self)) meet(self, kNoticed, self->env.size);
+    atomic_store(&g_refuses_threads, true);
+    const double start = start_operations(self, &work);
+    expect_fault(self, work.group, start);
+    expect_end_of(self, self->env.stream, start);
+    atomic_store(&g_refuses_threads, false);
+    if (!is_victim(self)) {
+        meet(self, kNoticed, self->env.size);
+        expect_victim_named(self);
+    }
+    // Memory that a peer maps is freed only after the kernels of all ranks have ended.
+    meet(self, kAllKnow, self->env.size);
+    close_work(self, &work);
+    EP_CHECK_NCCL(ncclCommAbort(self->env.comm));
+    expect_context_usable(self);
+    if (!is_victim(self)) go_on_without_victim(self);
+    EP_CHECK_CUDA(cudaStreamDestroy(self->env.stream));
+}
+
+// A device whose memory is freed takes no copy, by which it would learn of the failures.
+void several_groups_lose_a_rank_while_memory_is_freed(DeathRank* self) {
+    allow_for_a_free(self);
+    Work work[kGroups];
+    EpEnv env[kGroups];
+    for (int i = 0; i < kGroups; ++i) {
+        env[i] = self->env;
+        if (i > 0) EP_REQUIRE_CUDA(cudaStreamCreate(&env[i].stream));
+        open_work(&work[i], &env[i], 1);
+        ll_prepare_dispatch(&work[i].run);
+    }
+    void* memory = ep_device_alloc(1 << 20);
+    lose_victim(self);
+    const double start = seconds_now();
+    for (int i = 0; i < kGroups; ++i) {
+        EP_CHECK_NCCL(ll_launch_dispatch(&work[i].run, env[i].stream, false));
+    }
+    ep_device_free(memory);
+    check_in_time(self, start);
+    for (int i = 0; i < kGroups; ++i) expect_fault(self, work[i].group, start);
+    for (int i = 1; i < kGroups; ++i) {
+        close_work(self, &work[i]);
+        EP_CHECK_CUDA(cudaStreamDestroy(env[i].stream));
+    }
+    finish_survivor(self, &work[0]);
+}

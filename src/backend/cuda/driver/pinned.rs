@@ -1,0 +1,52 @@
+//! Host memory that the device maps: pages of this process, which the driver pins.
+//!
+//! Memory of `cuMemHostAlloc` is gone when the caller resets the device, and threads of the library, which cannot hear
+//! of a reset in time, read it at any moment. These pages stay; the device does not know them any more.
+#![allow(unsafe_code)]
+
+use crate::backend::cuda::driver::api::{check, functions};
+use crate::error::{Error, Result};
+use cudarc::driver::sys;
+use std::ffi::{c_uint, c_void};
+use std::io;
+use std::ptr::{NonNull, null_mut};
+
+/// The pages that hold `bytes`, not zero: zeros, pinned, and mapped by every context of the process.
+pub fn allocate(bytes: usize) -> Result<NonNull<c_void>> {
+    const FLAGS: c_uint = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
+    let pages = map(bytes)?;
+    // SAFETY: the pages are this function's, and stay mapped while they are registered.
+    let status = unsafe { (functions()?.cuMemHostRegister_v2)(pages.as_ptr(), bytes, FLAGS) };
+    check("cuMemHostRegister", status).inspect_err(|_| unmap(pages.as_ptr() as usize, bytes))?;
+    Ok(pages)
+}
+
+/// The device of the current context, and of every other, does not reach them any more.
+pub fn unpin(address: usize) {
+    if let Ok(functions) = functions() {
+        // SAFETY: the driver knows what is registered, and refuses other addresses.
+        unsafe { (functions.cuMemHostUnregister)(address as *mut c_void) };
+    }
+}
+
+/// Gives pages of `bytes` back, which no device reaches any more.
+pub fn unmap(address: usize, bytes: usize) {
+    // SAFETY: the pages are from `allocate`, whose caller gives them back once.
+    unsafe { libc::munmap(address as *mut c_void, bytes) };
+}
+
+fn map(bytes: usize) -> Result<NonNull<c_void>> {
+    const ACCESS: i32 = libc::PROT_READ | libc::PROT_WRITE;
+    const KIND: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    let failed = || Error::system("pages of host memory", &io::Error::last_os_error());
+    // SAFETY: a new mapping, which replaces none.
+    let pages = unsafe { libc::mmap(null_mut(), bytes, ACCESS, KIND, -1, 0) };
+    if pages == libc::MAP_FAILED {
+        return Err(failed());
+    }
+    // A process that forks must go on with the pages that the device has. Where the system cannot promise that, forks
+    // are as they were.
+    // SAFETY: the mapping is whole and this function's.
+    unsafe { libc::madvise(pages, bytes, libc::MADV_DONTFORK) };
+    NonNull::new(pages).ok_or_else(failed)
+}

@@ -1,0 +1,218 @@
+//! From a failure to the end of the network's operations.
+//!
+//! First the host and the device learn of it, as what the operations received is undefined once they end. Telling the
+//! device is a call of the driver, which may wait for what ends only with the network. So a thread does it, and ends
+//! the operations then; if it takes too long, the watchdog ends them. Nobody waits meanwhile: other groups may have
+//! failed, too.
+#![forbid(unsafe_code)]
+
+use crate::backend::detached;
+use crate::backend::transport::OnFault;
+use crate::backend::transport::ending::Ending;
+use crate::error::Error;
+use once_cell::sync::OnceCell;
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long a failure waits until the device knows of it. Then the network ends in any case.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// What one transport does about its failure.
+pub struct Failing {
+    group: Arc<dyn OnFault>,
+    /// The deadline of waits for other ranks.
+    limit: Duration,
+    /// When the group was told; never if it knew before.
+    told: OnceCell<Instant>,
+    /// A thread tells the device.
+    is_marking: AtomicBool,
+    /// What is to be ended; `None` without a failure, and once somebody ends it.
+    ending: Mutex<Option<Ending>>,
+}
+
+impl Failing {
+    /// No failure yet of the transport of `group`.
+    pub fn new(group: Arc<dyn OnFault>, limit: Duration) -> Self {
+        Self {
+            group,
+            limit,
+            told: OnceCell::new(),
+            is_marking: AtomicBool::new(false),
+            ending: Mutex::default(),
+        }
+    }
+
+    /// Whether the group has failed without the network.
+    pub fn has_group_failed(&self) -> bool {
+        self.group.has_failed()
+    }
+
+    /// Tells the group of the failure `error`, and ends `ending` after that.
+    pub fn fail(self: &Arc<Self>, error: &Error, ending: Ending) {
+        self.group.failed(error);
+        let _ = self.told.set(Instant::now());
+        self.give_up(ending);
+    }
+
+    /// Ends `ending`; the group needs not be told.
+    pub fn give_up(self: &Arc<Self>, ending: Ending) {
+        *self.ending.lock() = Some(ending);
+        self.go_on();
+    }
+
+    /// Tells the group that the device was reset: there is nothing to end.
+    pub fn lose(&self, error: &Error) {
+        self.group.failed(error);
+    }
+
+    /// What the watchdog does at each of its looks until the operations have ended. It is the last resort of a process
+    /// that gets no thread, and its thread uses no other groups of NCCL's calls.
+    pub fn look(self: &Arc<Self>) {
+        if !self.go_on()
+            && let Some(ending) = self.ending.lock().take()
+        {
+            ending.abort_here();
+        }
+    }
+
+    /// Starts what is to be done next. False if that takes a thread, and there is none.
+    fn go_on(self: &Arc<Self>) -> bool {
+        if self.told.get().is_some() && !self.is_marking.load(Ordering::Relaxed) {
+            let own = Arc::clone(self);
+            let marks = detached::start(move || {
+                own.group.mark();
+                own.end();
+            });
+            self.is_marking.store(marks.is_ok(), Ordering::Relaxed);
+        }
+        let is_time = self.told.get().is_none_or(|it| it.elapsed() > PATIENCE);
+        if !is_time || self.ending.lock().is_none() {
+            return true;
+        }
+        let own = Arc::clone(self);
+        detached::start(move || own.end()).is_ok()
+    }
+
+    /// In a thread of its own.
+    fn end(&self) {
+        let ending = self.ending.lock().take();
+        if let Some(ending) = ending {
+            ending.free_aborted(self.limit);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::nccl::own::OwnCommunicator;
+    use crate::backend::nccl::own::tests::third_of_three;
+    use crate::backend::quiet::Attempt;
+    use crate::backend::transport::outstanding::tests::Device;
+    use crate::model::ops::Stream;
+
+    const MINUTE: Duration = Duration::from_secs(60);
+    const SHORT: Duration = Duration::from_millis(100);
+
+    /// A group whose device takes no copy while this is locked.
+    #[derive(Default)]
+    struct Group {
+        is_told: AtomicBool,
+        is_marked: AtomicBool,
+        has_ended: AtomicBool,
+        held_up: Mutex<()>,
+    }
+
+    impl OnFault for Group {
+        fn failed(&self, _error: &Error) {
+            self.is_told.store(true, Ordering::SeqCst);
+        }
+        fn mark(&self) {
+            drop(self.held_up.lock());
+            self.is_marked.store(true, Ordering::SeqCst);
+        }
+        fn has_failed(&self) -> bool {
+            self.has_ended.load(Ordering::SeqCst)
+        }
+    }
+
+    fn failing(
+        group: &Arc<Group>,
+        device: &Device,
+    ) -> (Arc<Failing>, Arc<OwnCommunicator>, Ending) {
+        let comm = Arc::new(third_of_three(0));
+        let memory = Arc::new(device.clone());
+        let ending = Ending::new(Arc::clone(&comm), memory);
+        let group: Arc<dyn OnFault> = group.clone();
+        (Arc::new(Failing::new(group, MINUTE)), comm, ending)
+    }
+
+    /// Whether its operations have ended.
+    fn has_ended(comm: &OwnCommunicator) -> bool {
+        comm.exchange(&[], &[], Stream::DEFAULT).is_err()
+    }
+
+    fn wait_for(is_so: impl Fn() -> bool) {
+        while !is_so() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn the_device_is_told_before_the_end() {
+        let group = Arc::new(Group::default());
+        let (failing, comm, ending) = failing(&group, &Device::default());
+        let held_up = group.held_up.lock();
+        failing.fail(&Error::internal("lost"), ending);
+        assert!(group.is_told.load(Ordering::SeqCst));
+        std::thread::sleep(SHORT);
+        failing.look();
+        assert!(!has_ended(&comm));
+        drop(held_up);
+        wait_for(|| has_ended(&comm));
+        assert!(group.is_marked.load(Ordering::SeqCst));
+    }
+
+    #[test]
+    fn many_end_within_one_patience_on_a_device_that_takes_nothing() {
+        let group = Arc::new(Group::default());
+        let _held_up = group.held_up.lock();
+        let all: Vec<_> = (0..64)
+            .map(|_| failing(&group, &Device::default()))
+            .collect();
+        let start = Instant::now();
+        let mut watched = Vec::new();
+        for (failing, comm, ending) in all {
+            failing.fail(&Error::internal("lost"), ending);
+            watched.push((failing, comm));
+        }
+        assert!(start.elapsed() < PATIENCE, "nobody waits");
+        wait_for(|| {
+            watched.iter().for_each(|(failing, _)| failing.look());
+            watched.iter().all(|(_, comm)| has_ended(comm))
+        });
+        assert!(start.elapsed() >= PATIENCE);
+        assert!(start.elapsed() < 4 * PATIENCE);
+    }
+
+    #[test]
+    fn what_the_group_knows_ends_at_once() {
+        let group = Arc::new(Group::default());
+        let (failing, comm, ending) = failing(&group, &Device::default());
+        failing.give_up(ending);
+        wait_for(|| has_ended(&comm));
+        assert!(!group.is_told.load(Ordering::SeqCst));
+    }
+
+    #[test]
+    fn nothing_is_written_for_a_device_that_was_reset() {
+        let device = Device::default();
+        device.let_attempts_be(Attempt::Gone);
+        let (_, comm, ending) = failing(&Arc::default(), &device);
+        ending.abort_here();
+        assert!(has_ended(&comm));
+        assert!(!comm.wait_for_end(SHORT));
+    }
+}

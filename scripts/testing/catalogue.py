@@ -20,6 +20,8 @@ def all_steps(places: Places) -> list[Step]:
              environment=path),
         Step("scripts/self-test", ("python3", "scripts/testing/scripts_selftest.py"),
              counts.exit_status, environment=path),
+        Step("build-script/self-test", ("python3", "scripts/testing/build_selftest.py"),
+             counts.exit_status, environment=path),
         Step("documents/links", ("python3", "scripts/testing/links.py"), counts.closing_line),
         Step("documents/quotes", ("python3", "scripts/testing/quotes.py"), counts.closing_line),
         *_builds(places),

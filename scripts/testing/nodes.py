@@ -118,7 +118,8 @@ def host_steps(places: Places) -> Iterator[Step]:
                     "build/programs")
     yield from _late(places, "host", "build/programs")
     # `make run ARGS="--nodes 2"`.
-    demo = _step("nodes/run", ("scripts/demo.sh", "--nodes", "2"), "build/programs",
+    demo = _step("nodes/run", ("scripts/demo.sh", "--nodes", "2", "--built", str(places.programs)),
+                 "build/programs",
                  (("CUDA_VISIBLE_DEVICES", ""),))
     yield dataclasses.replace(demo, read=counts.says("backend on 2 nodes and matched", 1))
 

@@ -136,13 +136,41 @@ class Setup(unittest.TestCase):
         machine.tool_kit()
         self.assertEqual(machine.run("scripts/setup.sh", "--library").stdout, "")
 
-    def test_nccl_is_fetched_for_gpus_only_and_if_there_is_none(self):
+    def test_the_demonstration_without_a_gpu_needs_no_compiler_for_one(self):
+        if os.path.exists("/usr/local/cuda/bin/nvcc") or os.path.exists("/dev/nvidiactl"):
+            self.skipTest("this machine has CUDA")
+        machine = self._with_mpi()
+        python = pathlib.Path(shutil.which("python3")).resolve()
+        machine.command("python3", f'case "$*" in *--version) ;; *install*) cat "${{@: -1}}" >> asked ;; '
+                                   f'*) exec {python} "$@" ;; esac')
+        done = machine.run("scripts/setup.sh", "--demo")
+        self.assertEqual(done.returncode, 0, done.stdout)
+        asked = (machine.root / "asked").read_text()
+        self.assertIn("nvidia-cuda-runtime==", asked)
+        self.assertNotIn("nvidia-cuda-nvcc", asked)
+        self.assertNotIn("nvidia-nvvm", asked)
+        self.assertTrue((machine.root / ".deps/cuda-headers").exists())
+        self.assertEqual(machine.run("scripts/setup.sh", "--demo").stdout, "", "once is enough")
+
+    def test_a_missing_rust_is_told_by_the_line_that_installs_it(self):
         machine = Machine(self)
-        machine.tool_kit()
+        machine.environment["PATH"] = str(machine.tools)
+        for command in ("bash", "dirname", "realpath", "sed", "readlink", "sort", "head", "env"):
+            (machine.tools / command).symlink_to(shutil.which(command))
+        said = machine.run("scripts/setup.sh").stdout
+        self.assertIn("  curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh", said)
+
+    def _with_mpi(self) -> Machine:
+        machine = Machine(self)
         machine.write("nccl/nccl.h")
         machine.environment["NCCL_INCLUDE"] = str(machine.root / "nccl")
         for command in ("mpirun", "mpicc", "cmake", "pkg-config"):
             machine.command(command, _OPEN_MPI)
+        return machine
+
+    def test_nccl_is_fetched_for_gpus_only_and_if_there_is_none(self):
+        machine = self._with_mpi()
+        machine.tool_kit()
         python = pathlib.Path(shutil.which("python3")).resolve()
         machine.command("python3", _PIP.format(python=python))
         with zipfile.ZipFile(machine.tools / "nccl.whl", "w") as wheel:
@@ -225,7 +253,7 @@ class Runs(unittest.TestCase):
         machine.environment.update(NCCL_HOME=str(machine.root / "home"), LD_LIBRARY_PATH="/mine",
                                    CUDA_VISIBLE_DEVICES="4,5")
         nccl = machine.run("scripts/gpus.py", "nccl").stdout.strip()
-        done = machine.run("scripts/demo.sh")
+        done = machine.run("scripts/demo.sh", "--long")
         searched = "/mine" if nccl == gpus.SYSTEM else f"/mine:{machine.root / 'home' / 'lib'}"
         self.assertEqual(done.returncode, 0, done.stdout)
         self.assertEqual(done.stdout.count(f"{searched}: -np 2 "), 3, done.stdout)
@@ -243,13 +271,41 @@ class Runs(unittest.TestCase):
         for gpus_here, ranks, kind in ((0, 8, "host"), (1, 8, "host"), (2, 2, "gpu"),
                                        (5, 4, "gpu")):
             machine.gpus(gpus_here)
-            done = machine.run("scripts/demo.sh", "--nodes", "2")
+            done = machine.run("scripts/demo.sh", "--nodes", "2", "--long")
             self.assertEqual(done.returncode, 0, done.stdout)
             started = f"-np {ranks} scripts/on_nodes.sh 2 "
             self.assertEqual(done.stdout.count(started), 3, done.stdout)
-            self.assertEqual(done.stdout.count(f"/c/{kind}/"), 3, done.stdout)
+            place = "/c/gpu/" if kind == "gpu" else "/c-demo/host/"
+            self.assertEqual(done.stdout.count(place), 3, done.stdout)
             self.assertIn("on 2 nodes and matched", done.stdout)
-        self.assertIn("usage", machine.run("scripts/demo.sh", "--nodes", "many").stdout)
+        for wrong in (("--nodes", "many"), ("--nodes",), ("--built", "/no/folder"), ("--short",)):
+            self.assertIn("usage", machine.run("scripts/demo.sh", *wrong).stdout)
+
+    def test_the_demonstration_without_a_gpu_is_short_and_builds_no_kernels(self):
+        machine = Machine(self)
+        machine.tool_kit()
+        machine.command("cargo", 'echo "$NCCL_EP_CUDA: $*" > "$PWD/asked"')
+        machine.command("make", "seq 50")
+        machine.command("mpirun", """seq 40
+            case "$*" in
+            *moe_layer*) for i in 1 2; do printf '\\n  rows  to 0\\n  from 0  5\\n\\nmore\\n'; done ;;
+            esac""")
+        done = machine.run("scripts/demo.sh")
+        self.assertEqual(done.returncode, 0, done.stdout)
+        lines = done.stdout.splitlines()
+        self.assertEqual([line[:2] for line in lines], ["=="] * 3 + ["  "] * 2 + [""] + ["=="] * 3)
+        self.assertIn("building (about a minute", lines[1])
+        asked = (machine.root / "asked").read_text()
+        self.assertTrue(asked.startswith("off: build "), asked)
+        self.assertNotIn("--release", asked)
+        self.assertGreater(machine.run("scripts/demo.sh", "--long").stdout.count("\n"), 120)
+        (machine.root / "asked").unlink()
+        machine.write("there/host")
+        self.assertEqual(machine.run("scripts/demo.sh", "--built", "there").returncode, 0)
+        self.assertFalse((machine.root / "asked").exists())
+        machine.command("mpirun", "echo it broke; exit 3")
+        done = machine.run("scripts/demo.sh")
+        self.assertEqual((done.returncode, done.stdout.splitlines()[-1]), (1, "it broke"))
 
     def test_ranks_are_put_on_nodes(self):
         machine = Machine(self)
@@ -267,6 +323,9 @@ class Runs(unittest.TestCase):
         self.assertEqual(nodes("3", 4), ["at node0", "at node0", "at node1", "at node2"])
         self.assertEqual(nodes("0,1,0", 3), ["at node0", "at node1", "at node0"])
         self.assertIn("the nodes of 2 ranks", nodes("0,1", 3)[0])
+        self.assertIn("3 nodes need as many ranks or more, and there are 2", nodes("3", 2)[0])
+        for wrong in ("0", "two", "-1"):
+            self.assertIn(f"comes first, not {wrong}", nodes(wrong, 2)[0])
         del machine.environment["OMPI_COMM_WORLD_RANK"]
         self.assertIn("which rank", machine.run("scripts/on_nodes.sh", "2", *show).stdout)
 

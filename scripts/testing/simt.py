@@ -112,7 +112,7 @@ def steps(places: Places) -> list[Step]:
     bugs = ("python3", "c_tests/simt/planted_bugs.py", str(places.target), "--quick")
     return [
         # After the other links, which share objects. One core, since it mostly waits for one compiler.
-        Step("build/simt", build, counts.build, ("build/programs",), timeout=600),
+        Step("build/simt", build, counts.build, ("build/programs",), timeout=None),
         Step("simt/self-test", (str(programs / "lib" / "selftest"),), counts.closing_line,
              ("build/simt",)),
         Step("simt/host-path", (str(programs / "host_path"),), counts.closing_line,

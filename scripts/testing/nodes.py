@@ -159,7 +159,7 @@ def _forked(places: Places, backend: str, need: str) -> Iterator[Step]:
         prefix = "simt/" if backend == "simt" else ""
         yield Step(f"{prefix}nodes/{' '.join([program, *options[1:]])}", words,
                    counts.closing_line, (need,), cores=1 if backend == "simt" else 0, timeout=240,
-                   environment=_ENVIRONMENT)
+                   environment=_ENVIRONMENT, short_deadlines=True)
 
 
 def _step(name: str, words: Sequence[str], need: str,

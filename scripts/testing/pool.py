@@ -150,7 +150,8 @@ def _not_run(step: Step, outcomes: Sequence[Outcome]) -> Outcome:
 
 def _is_late(outcome: Outcome) -> bool:
     said = f"{outcome.counts.problem}\n{outcome.output}"
-    return outcome.counts.failed > 0 and (outcome.timed_out or bool(_LATE.search(said)))
+    return outcome.counts.failed > 0 and (outcome.timed_out or outcome.step.short_deadlines
+                                          or bool(_LATE.search(said)))
 
 
 def _run(step: Step, environment: Mapping[str, str]) -> Outcome:

@@ -137,6 +137,9 @@ class Pool(unittest.TestCase):
         self.assertEqual(done["flaky"].first.output, waited)
         self.assertIsNone(done["wrong"].first)
         self.assertEqual((len(beside), beside[-2:]), (5, [True, True]))
+        texts = ["1 is not 2", ""]
+        done = self._run(Step("a", lambda: late(texts), short_deadlines=True))
+        self.assertEqual(done["a"].first.output, "1 is not 2")
         shell = 'echo $EP_TEST_PATIENCE deadline; [ "$EP_TEST_PATIENCE" = 4 ]'
         done = self._run(Step("a", ("bash", "-c", shell), counts.exit_status))
         self.assertTrue(done["a"].counts.ok, "its deadlines are longer then")
@@ -285,6 +288,12 @@ class Report(unittest.TestCase):
         self.assertIn("build/lib", limits)
         self.assertIn("build/simt", limits)
         self.assertEqual(set(limits.values()), {None}, limits)
+
+    def test_programs_that_lose_ranks_have_short_deadlines(self):
+        steps = [step for step in catalogue.all_steps(self.PLACES)
+                 if any(name in step.name for name in ("test_death", "test_faults", "test_transport"))]
+        self.assertGreater(len(steps), 10)
+        self.assertEqual([step.name for step in steps if not step.short_deadlines], [])
 
 
 class Quotes(unittest.TestCase):

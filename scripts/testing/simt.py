@@ -139,4 +139,5 @@ def _program_steps(programs: pathlib.Path) -> Iterator[Step]:
     for words in _FORKING:
         name, *options = words.split()
         yield Step(f"simt/{name}/{options[-1]}", (str(programs / name), *options),
-                   counts.closing_line, ("build/simt",), environment=_ENVIRONMENT)
+                   counts.closing_line, ("build/simt",), environment=_ENVIRONMENT,
+                   short_deadlines=True)

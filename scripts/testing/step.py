@@ -76,7 +76,8 @@ class Step:
 
     `cores` is the share of the machine that it uses, 0 for one that mostly sleeps; `needs` names
     steps that must pass first. `timeout` is in seconds of a machine that does nothing else; None for
-    what ends by itself, however long it takes.
+    what ends by itself, however long it takes. With `short_deadlines` whatever fails may be too late,
+    and not say so.
     """
 
     name: str
@@ -86,3 +87,4 @@ class Step:
     cores: int = 1
     timeout: int | None = 120
     environment: tuple[tuple[str, str], ...] = ()
+    short_deadlines: bool = False

@@ -22,7 +22,7 @@ settings := prefix='$(prefix)' libdir='$(libdir)' includedir='$(includedir)' doc
 places := EP_LIBDIR="$$NCCL_EP_TARGET/release" OUT="$$NCCL_EP_TARGET/c"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-lib setup-gpu setup-gpu-tests setup-package lib header programs simt-programs run check \
+.PHONY: help setup setup-lib setup-gpu setup-demo setup-gpu-tests setup-package lib header programs simt-programs run check \
         test sanitize gpu-programs gpu-test gpu-package gpu-bench install uninstall wheel release \
         third-party setup-wheel clean
 # Two set-ups at once would fetch the same things.
@@ -40,6 +40,9 @@ setup-lib:
 
 setup-gpu:
 	@scripts/setup.sh --gpu
+
+setup-demo:
+	@scripts/setup.sh --demo
 
 setup-gpu-tests:
 	@scripts/setup.sh --gpu --pytest
@@ -62,7 +65,7 @@ programs: setup lib ## Build the C programs for this machine without GPU
 simt-programs: programs ## Build the C programs with the GPU kernels on the CPU
 	@$(env) $(MAKE) -C c_tests simt $(places)
 
-run: setup-gpu ## Run an MoE layer and a short benchmark, on GPUs if there are any; ARGS="--nodes 2" on two nodes
+run: setup-demo ## Run an MoE layer and a short benchmark, on GPUs if there are any; ARGS="--nodes 2" on two nodes, "--long" shows all
 	@scripts/demo.sh $(ARGS)
 
 check: setup-lib ## Formatting, lints and documentation of the Rust code

@@ -1,13 +1,23 @@
-//! Compiles every `.cu` file below `cuda/` to one fatbin that the library embeds.
+//! Compiles every `.cu` file below `cuda/` to a fatbin of its own; the library embeds all of them.
+//!
+//! Several are compiled at a time, and one again only if its sources, the compiler or the options
+//! have changed, whatever made cargo run this: beside each fatbin lies all that it was made from.
 //!
 //! Without nvcc the build continues with the host backend alone and says so once;
 //! `NCCL_EP_CUDA=require` makes that an error, `NCCL_EP_CUDA=off` makes it silent. A failing nvcc
 //! is always an error: whoever has one expects kernels. Headers are not generated here: they are
 //! committed, and tests compare them.
 
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
 use std::env;
+use std::ffi::OsString;
+use std::fmt::Write;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
 /// Where `make` installs the pinned compiler wheels.
 const PINNED_TOOLKIT: &str = ".deps/cuda/nvidia/cu13";
@@ -19,23 +29,14 @@ const DEFAULT_ARCHS: &str = "80,90+ptx,100?";
 /// The first release whose nvcc knows every architecture above.
 const OLDEST: (u32, u32) = (12, 8);
 
-/// All environment variables that this script reads.
-const VARIABLES: [&str; 6] = [
-    "NCCL_EP_CUDA",
-    "NCCL_EP_ARCHS",
-    "NVCC",
-    "CUDA_HOME",
-    "CUDA_PATH",
-    "PATH",
-];
+/// What names nvcc if `NVCC` does not. `scripts/env.sh` sets `NVCC`, so that a virtual environment,
+/// which changes `PATH`, builds nothing anew.
+const SEARCHED: [&str; 3] = ["CUDA_HOME", "CUDA_PATH", "PATH"];
 
 fn main() -> ExitCode {
     println!("cargo::rustc-check-cfg=cfg(nccl_ep_cuda)");
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=cuda");
-    for name in VARIABLES {
-        println!("cargo::rerun-if-env-changed={name}");
-    }
     match cuda_version() {
         Ok(version) => {
             // The ABIs' build scripts read this.
@@ -51,8 +52,9 @@ fn main() -> ExitCode {
 
 /// Embeds the kernels as `NCCL_EP_CUDA` asks; returns the CUDA version that built them, or `none`.
 fn cuda_version() -> Result<String, String> {
-    let mode = env::var("NCCL_EP_CUDA").unwrap_or_else(|_| "auto".to_owned());
-    if !["auto", "off", "require"].contains(&mode.as_str()) {
+    let mode = read("NCCL_EP_CUDA").unwrap_or_else(|| "auto".into());
+    let mode = mode.to_string_lossy();
+    if !["auto", "off", "require"].contains(&&*mode) {
         return Err(format!(
             "NCCL_EP_CUDA: must be auto, off or require (got {mode})"
         ));
@@ -79,37 +81,119 @@ fn cuda_version() -> Result<String, String> {
     Ok("none".to_owned())
 }
 
-/// Compiles all kernels and passes their path to rustc; returns the CUDA version.
+/// Compiles all kernels and passes the list of their fatbins to rustc; returns the CUDA version.
 fn embed_kernels(nvcc: &Nvcc, root: &Path) -> Result<String, String> {
+    let folder = root.join("cuda");
+    let mut files = Vec::new();
+    find_kernels(&folder, &mut files)?;
+    files.sort();
     let out = PathBuf::from(variable("OUT_DIR")?);
-    let unit = write_unit(&root.join("cuda"), &out)?;
-    let fatbin = out.join("kernels.fatbin");
-    nvcc.compile(&unit, &fatbin)?;
+    let mut units: Vec<Unit> = files
+        .iter()
+        .map(|file| Unit::new(file, &folder, &out, nvcc))
+        .collect::<Result<_, _>>()?;
+    // First those that take the longest.
+    units.sort_by_key(|unit| Reverse(unit.inputs.len()));
+    compile(&units, nvcc)?;
+    let images: Vec<String> = units
+        .iter()
+        .map(|unit| format!("&Aligned(*include_bytes!({:?}))", unit.fatbin))
+        .collect();
+    let list = out.join("kernels.rs");
+    write(&list, &format!("[{}]", images.join(", ")))?;
     println!("cargo::rustc-cfg=nccl_ep_cuda");
-    println!("cargo::rustc-env=NCCL_EP_FATBIN={}", fatbin.display());
+    println!("cargo::rustc-env=NCCL_EP_KERNELS={}", list.display());
     Ok(format!("{}.{}", nvcc.version.0, nvcc.version.1))
 }
 
-/// Writes one translation unit that includes every kernel file: a fatbin holds one image per
-/// architecture, so all kernels must be in it.
-fn write_unit(kernels: &Path, out: &Path) -> Result<PathBuf, String> {
-    let mut files = Vec::new();
-    find_kernels(kernels, &mut files)?;
-    files.sort();
-    let text: String = files
-        .iter()
-        .map(|file| format!("#include \"{}\"\n", file.display()))
-        .collect();
-    let unit = out.join("kernels.cu");
-    std::fs::write(&unit, text)
-        .map_err(|error| format!("cannot write {}: {error}", unit.display()))?;
-    Ok(unit)
+/// Compiles those of `units` that are not what their sources say, some at a time.
+fn compile(units: &[Unit], nvcc: &Nvcc) -> Result<(), String> {
+    let stale: Vec<&Unit> = units.iter().filter(|unit| !unit.is_current()).collect();
+    let jobs = env::var("NUM_JOBS").ok().and_then(|jobs| jobs.parse().ok());
+    let next = AtomicUsize::new(0);
+    let work = || -> Result<(), String> {
+        while let Some(unit) = stale.get(next.fetch_add(1, Ordering::Relaxed)) {
+            unit.compile(nvcc)?;
+        }
+        Ok(())
+    };
+    thread::scope(|scope| {
+        let workers = jobs.unwrap_or(1).clamp(1, stale.len().max(1));
+        let workers: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
+        workers.into_iter().try_for_each(|worker| {
+            worker
+                .join()
+                .map_err(|_| "a thread of build.rs failed".to_owned())?
+        })
+    })
+}
+
+/// A kernel file and what is made of it.
+struct Unit {
+    source: PathBuf,
+    fatbin: PathBuf,
+    /// Holds `inputs` as soon as the fatbin is complete.
+    record: PathBuf,
+    /// The compiler, its options and the text of all sources.
+    inputs: String,
+}
+
+impl Unit {
+    fn new(source: &Path, folder: &Path, out: &Path, nvcc: &Nvcc) -> Result<Self, String> {
+        let name = source
+            .strip_prefix(folder)
+            .unwrap_or(source)
+            .with_extension("");
+        let name = name.to_string_lossy().replace('/', "_");
+        let mut files = BTreeSet::new();
+        find_sources(source, &mut files)?;
+        let mut inputs = format!("{} {}\n", nvcc.banner, nvcc.options.join(" "));
+        for file in &files {
+            let _ = writeln!(inputs, "// {}\n{}", file.display(), text_of(file)?);
+        }
+        Ok(Self {
+            source: source.to_owned(),
+            fatbin: out.join(format!("{name}.fatbin")),
+            record: out.join(format!("{name}.inputs")),
+            inputs,
+        })
+    }
+
+    fn is_current(&self) -> bool {
+        self.fatbin.is_file() && fs::read_to_string(&self.record).is_ok_and(|it| it == self.inputs)
+    }
+
+    fn compile(&self, nvcc: &Nvcc) -> Result<(), String> {
+        let _ = fs::remove_file(&self.record);
+        let mut command = Command::new(&nvcc.path);
+        command.args(&nvcc.options).arg("-o").arg(&self.fatbin);
+        run(command.arg(&self.source))?;
+        write(&self.record, &self.inputs)
+    }
+}
+
+/// Adds `file` and what it includes of this project.
+fn find_sources(file: &Path, files: &mut BTreeSet<PathBuf>) -> Result<(), String> {
+    let file = fs::canonicalize(file)
+        .map_err(|error| format!("cannot find {}: {error}", file.display()))?;
+    if !files.insert(file.clone()) {
+        return Ok(());
+    }
+    for line in text_of(&file)?.lines() {
+        let included = line
+            .strip_prefix("#include \"")
+            .and_then(|it| it.split('"').next());
+        if let Some(included) = included {
+            find_sources(&file.with_file_name(included), files)?;
+        }
+    }
+    Ok(())
 }
 
 /// Adds every kernel file below `folder`.
 fn find_kernels(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), String> {
     let unlisted = |error| format!("cannot list {}: {error}", folder.display());
-    for entry in std::fs::read_dir(folder).map_err(unlisted)? {
+    for entry in fs::read_dir(folder).map_err(unlisted)? {
         let path = entry.map_err(unlisted)?.path();
         if path.is_dir() {
             find_kernels(&path, files)?;
@@ -124,18 +208,24 @@ fn find_kernels(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), String> {
 struct Nvcc {
     path: PathBuf,
     version: (u32, u32),
+    /// What `--version` says, which names the build.
+    banner: String,
+    options: Vec<String>,
 }
 
 impl Nvcc {
     /// The first nvcc that exists, in the documented order.
     fn find(root: &Path) -> Result<Option<Self>, String> {
-        if let Some(named) = env::var_os("NVCC").filter(|named| !Path::new(named).is_file()) {
-            return Err(format!(
-                "NVCC: must be the path of a file (got {})",
-                named.display()
-            ));
-        }
-        let Some(path) = candidates(root).into_iter().find(|path| path.is_file()) else {
+        let named = read("NVCC").map(PathBuf::from);
+        let places = match named {
+            Some(named) if !named.is_file() => {
+                let named = named.display();
+                return Err(format!("NVCC: must be the path of a file (got {named})"));
+            }
+            Some(named) => vec![named],
+            None => candidates(root),
+        };
+        let Some(path) = places.into_iter().find(|path| path.is_file()) else {
             return Ok(None);
         };
         println!("cargo::rerun-if-changed={}", path.display());
@@ -150,64 +240,68 @@ impl Nvcc {
                  to a newer one (NCCL_EP_CUDA=off builds without the kernels)"
             ));
         }
-        Ok(Some(Self { path, version }))
-    }
-
-    /// Compiles `unit` for every architecture of `NCCL_EP_ARCHS`.
-    fn compile(&self, unit: &Path, fatbin: &Path) -> Result<(), String> {
-        let mut command = Command::new(&self.path);
-        command.args(["-std=c++17", "-O3", "--fatbin", "--threads=2"]);
-        if self.version.0 >= 13 {
-            // Older compilers lack the option; it only makes images smaller.
-            command.arg("--compress-mode=size");
-        }
-        command
-            .args(self.gencode()?)
-            .arg("-o")
-            .arg(fatbin)
-            .arg(unit);
-        run(&mut command).map(drop)
-    }
-
-    /// The `-gencode` options. One entry yields machine code and, with `+ptx`, portable code from a
-    /// single front-end pass.
-    fn gencode(&self) -> Result<Vec<String>, String> {
-        let known = run(Command::new(&self.path).arg("--list-gpu-arch"))?;
-        let is_known = |arch: &str| known.lines().any(|line| line == format!("compute_{arch}"));
-        let archs = env::var("NCCL_EP_ARCHS").unwrap_or_else(|_| DEFAULT_ARCHS.to_owned());
-        let mut options = Vec::new();
-        for entry in archs.split([',', ' ']).filter(|entry| !entry.is_empty()) {
-            let (entry, optional) = strip(entry, "?");
-            let (arch, ptx) = strip(entry, "+ptx");
-            if optional && !is_known(arch) {
-                continue;
-            }
-            let ptx = if ptx {
-                format!(",compute_{arch}")
-            } else {
-                String::new()
-            };
-            options.push(format!(
-                "-gencode=arch=compute_{arch},code=[sm_{arch}{ptx}]"
-            ));
-        }
-        if options.is_empty() {
-            return Err(format!(
-                "NCCL_EP_ARCHS: names no architecture (got {archs})"
-            ));
-        }
-        Ok(options)
+        let options = options(&path, version)?;
+        Ok(Some(Self {
+            path,
+            version,
+            banner,
+            options,
+        }))
     }
 }
 
-/// Possible places of nvcc, best first.
+/// What nvcc is told for every file.
+fn options(nvcc: &Path, version: (u32, u32)) -> Result<Vec<String>, String> {
+    let mut options: Vec<String> = ["-std=c++17", "-O3", "--fatbin", "--threads=2"]
+        .map(str::to_owned)
+        .into();
+    if version.0 >= 13 {
+        // Older compilers lack the option; it only makes images smaller.
+        options.push("--compress-mode=size".to_owned());
+    }
+    options.extend(gencode(nvcc)?);
+    Ok(options)
+}
+
+/// The `-gencode` options. One entry yields machine code and, with `+ptx`, portable code from a
+/// single front-end pass.
+fn gencode(nvcc: &Path) -> Result<Vec<String>, String> {
+    let known = run(Command::new(nvcc).arg("--list-gpu-arch"))?;
+    let is_known = |arch: &str| known.lines().any(|line| line == format!("compute_{arch}"));
+    let archs = read("NCCL_EP_ARCHS").unwrap_or_else(|| DEFAULT_ARCHS.into());
+    let archs = archs.to_string_lossy();
+    let mut options = Vec::new();
+    for entry in archs.split([',', ' ']).filter(|entry| !entry.is_empty()) {
+        let (entry, optional) = strip(entry, "?");
+        let (arch, ptx) = strip(entry, "+ptx");
+        if optional && !is_known(arch) {
+            continue;
+        }
+        let ptx = if ptx {
+            format!(",compute_{arch}")
+        } else {
+            String::new()
+        };
+        options.push(format!(
+            "-gencode=arch=compute_{arch},code=[sm_{arch}{ptx}]"
+        ));
+    }
+    if options.is_empty() {
+        return Err(format!(
+            "NCCL_EP_ARCHS: names no architecture (got {archs})"
+        ));
+    }
+    Ok(options)
+}
+
+/// Possible places of nvcc if `NVCC` names none, best first.
 fn candidates(root: &Path) -> Vec<PathBuf> {
-    let toolkits = ["CUDA_HOME", "CUDA_PATH"]
+    let [home, other_home, path] = SEARCHED.map(|name| read(name).unwrap_or_default());
+    let mut found: Vec<PathBuf> = [home, other_home]
         .into_iter()
-        .filter_map(env::var_os);
-    let path = env::var_os("PATH").unwrap_or_default();
-    let mut found: Vec<PathBuf> = env::var_os("NVCC").into_iter().map(PathBuf::from).collect();
-    found.extend(toolkits.map(|home| PathBuf::from(home).join("bin/nvcc")));
+        .filter(|home| !home.is_empty())
+        .map(|home| PathBuf::from(home).join("bin/nvcc"))
+        .collect();
     found.extend(env::split_paths(&path).map(|folder| folder.join("nvcc")));
     found.push(root.join(PINNED_TOOLKIT).join("bin/nvcc"));
     found.push(PathBuf::from("/usr/local/cuda/bin/nvcc"));
@@ -241,6 +335,20 @@ fn run(command: &mut Command) -> Result<String, String> {
         "{command:?} failed ({}):\n{complaint}",
         output.status
     ))
+}
+
+fn text_of(file: &Path) -> Result<String, String> {
+    fs::read_to_string(file).map_err(|error| format!("cannot read {}: {error}", file.display()))
+}
+
+fn write(file: &Path, text: &str) -> Result<(), String> {
+    fs::write(file, text).map_err(|error| format!("cannot write {}: {error}", file.display()))
+}
+
+/// A variable of the caller's, of which cargo runs this script again if it changes.
+fn read(name: &str) -> Option<OsString> {
+    println!("cargo::rerun-if-env-changed={name}");
+    env::var_os(name)
 }
 
 /// A variable that cargo sets for build scripts.

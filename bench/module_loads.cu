@@ -2,7 +2,9 @@
 // reset, or released and retained, has another number (src/backend/cuda/driver/resources.rs).
 //
 //     nvcc -O2 -std=c++17 -arch=native bench/module_loads.cu -lcuda -o /tmp/module_loads
-//     /tmp/module_loads $(find target/release/build -name kernels.fatbin | tail -1)
+//     /tmp/module_loads target/release/build/nccl-ep-core-*/out/*.fatbin
+//
+// Each file becomes a module, as in the library.
 //
 // Needs one GPU and a driver for CUDA 12.4 or newer.
 #include <cuda.h>
@@ -42,11 +44,9 @@ double microseconds_since(std::chrono::steady_clock::time_point start) {
         .count();
 }
 
-// Loads, gets each kernel as the library does, and unloads; returns how long loading took.
-double load_once(const std::vector<char>& image) {
-    const auto start = std::chrono::steady_clock::now();
-    CUmodule module;
-    CHECK(cuModuleLoadData(&module, image.data()));
+using Image = std::vector<char>;
+
+void get_kernels(CUmodule module) {
     unsigned count = 0;
     CHECK(cuModuleGetFunctionCount(&count, module));
     std::vector<CUfunction> kernels(count);
@@ -59,16 +59,26 @@ double load_once(const std::vector<char>& image) {
         int threads = 0;
         CHECK(cuFuncGetAttribute(&threads, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, named));
     }
+}
+
+// Loads all, gets each kernel as the library does, and unloads; returns how long loading took.
+double load_once(const std::vector<Image>& images) {
+    const auto start = std::chrono::steady_clock::now();
+    std::vector<CUmodule> modules(images.size());
+    for (size_t i = 0; i < images.size(); ++i) {
+        CHECK(cuModuleLoadData(&modules[i], images[i].data()));
+        get_kernels(modules[i]);
+    }
     const double took = microseconds_since(start);
-    CHECK(cuModuleUnload(module));
+    for (CUmodule module : modules) CHECK(cuModuleUnload(module));
     return took;
 }
 
-void count_what_loads_keep(const std::vector<char>& image) {
-    (void)load_once(image);
+void count_what_loads_keep(const std::vector<Image>& images) {
+    (void)load_once(images);
     const Memory before = memory();
     std::vector<double> took;
-    for (int round = 0; round < kRounds; ++round) took.push_back(load_once(image));
+    for (int round = 0; round < kRounds; ++round) took.push_back(load_once(images));
     const Memory after = memory();
     std::nth_element(took.begin(), took.begin() + kRounds / 2, took.end());
     std::printf("loads %d, each keeps %ld KiB of the host and %ld KiB of the device, takes %.0f us\n",
@@ -105,13 +115,16 @@ void show_contexts() {
 
 int main(int argc, char** argv) {
     if (argc < 2) {
-        std::printf("usage: module_loads FATBIN\n");
+        std::printf("usage: module_loads FATBIN...\n");
         return 2;
     }
-    std::ifstream file(argv[1], std::ios::binary);
-    const std::vector<char> image{std::istreambuf_iterator<char>(file), {}};
+    std::vector<Image> images;
+    for (int i = 1; i < argc; ++i) {
+        std::ifstream file(argv[i], std::ios::binary);
+        images.emplace_back(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
+    }
     CHECK(cudaFree(nullptr));
-    count_what_loads_keep(image);
+    count_what_loads_keep(images);
     show_contexts();
     return 0;
 }

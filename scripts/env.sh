@@ -85,8 +85,19 @@ CUDA_HOME=$(nccl_ep_find_cuda)
 NCCL_INCLUDE=$(nccl_ep_find_nccl)
 export CUDA_HOME NCCL_INCLUDE NCCL_EP_DEPS NCCL_EP_TARGET
 
-# CMake serves one test only. At the end of PATH, so that a system copy comes first; and only once,
-# because a changed PATH makes build.rs look for nvcc again.
+# build.rs is told the compiler itself: cargo would build anew whenever what it is searched by
+# (PATH) changes. What the caller set stays; what this file set may change with CUDA_HOME.
+if [ "${NVCC:-}" = "${NCCL_EP_NVCC:-}" ]; then
+    unset NVCC NCCL_EP_NVCC
+    if [ -x "$CUDA_HOME/bin/nvcc" ]; then
+        NVCC=$(readlink -f "$CUDA_HOME")/bin/nvcc
+        export NVCC NCCL_EP_NVCC="$NVCC"
+    fi
+fi
+# With a compiler there, `auto` and `require` are the same; cargo builds anew for another word.
+if [ -n "${NVCC:-}" ] && [ "${NCCL_EP_CUDA:-auto}" = auto ]; then export NCCL_EP_CUDA=require; fi
+
+# CMake serves one test only. At the end of PATH, so that a system copy comes first.
 case ":$PATH:" in
     *":$NCCL_EP_PINNED_CMAKE:"*) ;;
     *) export PATH="$PATH:$NCCL_EP_PINNED_CMAKE" ;;

@@ -101,6 +101,7 @@ def _write_log(path: pathlib.Path, facts: dict, outcomes: Sequence[Outcome]) -> 
         "name": each.step.name,
         "passed": each.counts.passed,
         "failed": each.counts.failed,
+        "not_run": each.counts.not_run,
         "skipped": each.counts.skipped,
         "problem": each.counts.problem,
         "seconds": round(each.seconds, 2),

@@ -29,7 +29,17 @@ case "$nodes" in
         fi
         node=${of_rank[$rank]}
         ;;
-    *) node=$((rank * nodes / size)) ;;
+    '' | 0 | *[!0-9]*)
+        echo "on_nodes.sh: the number of nodes or the node of each rank comes first, not $nodes" >&2
+        exit 2
+        ;;
+    *)
+        if [ "$nodes" -gt "$size" ]; then
+            echo "on_nodes.sh: $nodes nodes need as many ranks or more, and there are $size" >&2
+            exit 2
+        fi
+        node=$((rank * nodes / size))
+        ;;
 esac
 export NCCL_HOSTID=node$node
 exec "$@"

@@ -28,9 +28,12 @@ def main() -> int:
     if arguments.list:
         print("\n".join(step.name for step in steps))
         return 0
+    if arguments.only:
+        steps = catalogue.only_needed(steps, places)
     start = time.monotonic()
     outcomes = pool.run_steps(steps, environment, max(arguments.cores, 1),
-                              lambda outcome: report.print_outcome(outcome, arguments.verbose))
+                              lambda outcome: report.print_outcome(outcome, arguments.verbose),
+                              fill=True)
     report.print_summary(outcomes, time.monotonic() - start)
     return 1 if any(not outcome.counts.ok for outcome in outcomes) else 0
 
@@ -38,8 +41,9 @@ def main() -> int:
 def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", metavar="WORD", action="append", default=[],
-                        help="run the steps with a word in their name that starts with WORD, "
-                             "and what they need; may be repeated")
+                        help="run the steps with a word in their name that starts with WORD, and "
+                             "build what they need; sanitize/... only if WORD begins like it; may "
+                             "be repeated")
     parser.add_argument("--list", action="store_true", help="print the names of the steps")
     parser.add_argument("--cores", type=int, default=os.cpu_count() or 1,
                         help="how many cores to fill (%(default)s)")

@@ -10,6 +10,7 @@
 # Options, which may be combined:
 #   --library  only what the library itself needs: neither Open MPI nor NCCL's headers
 #   --gpu      also NCCL's library, on a machine that has GPUs but no libnccl.so.2
+#   --demo     as --gpu; without a GPU only what the demonstration needs there, which is no compiler
 #   --pytest   also pytest, for the tests of the Python package with the machine's own PyTorch
 #   --python   also pytest, PyTorch and mypy
 #   --wheel    also setuptools, which builds the wheel of the Python package
@@ -121,6 +122,12 @@ unpack_cuda() {
     ln -sfn libcudart.so.13 "$1/nvidia/cu13/lib/libcudart.so"
 }
 
+# For C programs alone: all but the compiler.
+unpack_cuda_headers() {
+    grep -vE '^nvidia-(cuda-nvcc|nvvm)==' "$2" >"$1/lock"
+    run_pip install --target "$1" -r "$1/lock"
+}
+
 # The wheel is 200 MB of library, which few machines need: the headers have a folder of their own.
 unpack_nccl() { unpack_parts "$@" nvidia/nccl/include/ /licenses/; }
 unpack_nccl_library() { unpack_parts "$@" nvidia/nccl/lib/ /licenses/; }
@@ -166,9 +173,11 @@ say_once() {
     echo "$2" >"$stamp"
 }
 
+has_gpu() { [ "$("$here/gpus.py" count)" -gt 0 ]; }
+
 # NCCL's library, for programs on GPUs; one that the machine has is used, whatever brought it.
 install_nccl_library() {
-    [ "$("$here/gpus.py" count)" -gt 0 ] || return 0
+    has_gpu || return 0
     case "$("$here/gpus.py" nccl || true)" in
         "" | "$NCCL_EP_DEPS"/*)
             install_wheels nccl-library unpack_nccl_library nccl-requirements.lock ;;
@@ -176,7 +185,8 @@ install_nccl_library() {
 }
 
 command -v cargo >/dev/null ||
-    die "cargo is missing: install Rust with rustup; rust-toolchain.toml names the version."
+    die "cargo is missing. This line installs Rust; open a new shell then, and try again:" \
+        "  curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh -s -- -y"
 command -v python3 >/dev/null ||
     die "python3 is missing: install it with pip (Debian: python3 python3-pip)."
 install_packages
@@ -184,7 +194,12 @@ if [ -n "$NCCL_EP_REFUSED_CUDA" ]; then say "CUDA_HOME is not used: $NCCL_EP_REF
 if wants --wheel; then install_wheels wheel unpack_wheel; fi
 # The library alone, without kernels, needs nothing of CUDA; programs need its headers.
 if wants --library && [ "${NCCL_EP_CUDA:-auto}" = off ]; then exit 0; fi
-if [ "$CUDA_HOME" = "$NCCL_EP_PINNED_CUDA" ]; then
+kernels=yes
+if wants --demo && ! has_gpu; then kernels=no; fi
+if [ "$CUDA_HOME" = "$NCCL_EP_PINNED_CUDA" ] && [ $kernels = no ]; then
+    is_current cuda cuda-requirements.lock ||
+        install_wheels cuda-headers unpack_cuda_headers cuda-requirements.lock
+elif [ "$CUDA_HOME" = "$NCCL_EP_PINNED_CUDA" ]; then
     install_wheels cuda unpack_cuda
 else
     say_once cuda "using the CUDA tool kit at $CUDA_HOME"
@@ -198,9 +213,9 @@ else
     say_once nccl "using the NCCL headers at $NCCL_INCLUDE"
 fi
 case "$(command -v cmake || true)" in
-    "" | "$NCCL_EP_PINNED_CMAKE"/*) install_wheels cmake unpack_cmake ;;
+    "" | "$NCCL_EP_PINNED_CMAKE"/*) wants --demo || install_wheels cmake unpack_cmake ;;
 esac
-if wants --gpu; then install_nccl_library; fi
+if wants --gpu || wants --demo; then install_nccl_library; fi
 if wants --pytest || wants --python; then install_wheels pytest unpack_pytest; fi
 if wants --python; then
     install_wheels torch unpack_torch

@@ -68,7 +68,7 @@ typedef struct {
 // Runs a case on new processes; counts its checks and how the processes ended.
 void run_death_case(const DeathCase* test, DeathSetting setting);
 
-// NCCL_EP_TIMEOUT_MS; sets it to `otherwise` if it is unset.
+// NCCL_EP_TIMEOUT_MS; sets it to `otherwise` if it is unset, times EP_TEST_PATIENCE if that is set.
 unsigned timeout_from_environment(unsigned otherwise);
 
 bool is_victim(const DeathRank* self);

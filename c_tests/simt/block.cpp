@@ -15,8 +15,11 @@ constexpr uint64_t kStepsAhead = 8;
 constexpr uint64_t kOneInYields = 4;
 constexpr uint64_t kOneInLingers = 8;
 constexpr useconds_t kLingerMicroseconds = 100;
-// How long a block sleeps after a round of polling. It never yields instead: Linux 6.18 lets a thread that often
-// does wait for seconds while others have work, and the deadlines of waits pass.
+// A block sleeps after so many polls for each thread that can go on: more would take the cores from those that it
+// waits for.
+constexpr uint32_t kPollsOfEach = 4;
+// For how long. It never yields instead: Linux 6.18 lets a thread that often does wait for seconds while others
+// have work, and the deadlines of waits pass.
 constexpr useconds_t kPollMicroseconds = 10;
 
 uint32_t Count(uint32_t lanes) { return static_cast<uint32_t>(__builtin_popcount(lanes)); }
@@ -185,7 +188,8 @@ void Block::MeetNamed(uint32_t id, uint32_t threads) {
 }
 
 void Block::Poll() {
-    if (++polls_ % (2 * grid_.threads) == 0) {
+    if (++polls_ >= kPollsOfEach * (ready_.size() + 1)) {
+        polls_ = 0;
         EndPollingRound();
     }
     SwitchOut();

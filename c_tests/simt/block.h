@@ -143,7 +143,7 @@ class Block {
     Meeting named_[kNamedBarriers];
     uint32_t thread_ = 0;
     uint32_t alive_ = 0;
-    uint32_t polls_ = 0;
+    uint32_t polls_ = 0;  // since the block slept last
 };
 
 }  // namespace simt

@@ -12,6 +12,7 @@ from __future__ import annotations
 import concurrent.futures
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -64,32 +65,64 @@ def main() -> int:
 
 
 class Workshop:
-    """Compiles kernels as the Makefile does, but quickly: most of the time goes into the shim's
-    headers, which are therefore compiled once."""
+    """Compiles kernels as the Makefile does, but quickly: the shim's headers once, and of the kernels
+    only those files again that a bug changes."""
 
     def __init__(self, target: pathlib.Path, work: pathlib.Path) -> None:
         self.programs = target / "c" / "simt"
         said = run("make", "-s", "--no-print-directory", "simt-compiler").stdout
-        self._compiler = (*said.split(), "-O0", "-w", "-fno-sanitize=all")
-        self._headers = work
-        made = run(*self._compiler, "-x", "c++-header", "simt/ptx_cpu.h", "-o",
-                   str(work / "ptx_cpu.h.gch"))
-        if made.returncode != 0:
-            raise Wrong(f"the shim does not compile\n{shown(made)}")
+        compiler, *options = said.split()
+        self._compiler = (compiler, f"-I{work}", *options, "-O0", "-w", "-fno-sanitize=all")
+        self._compile("-x", "c++-header", "simt/ptx_cpu.h", "-o", str(work / "ptx_cpu.h.gch"))
+        files = sorted(KERNELS.rglob("*.cu"))
+        self._objects = {file: work / f"{i}.o" for i, file in enumerate(files)}
+        self._list = work / "list.o"
+        with concurrent.futures.ThreadPoolExecutor(max_workers=2) as executor:
+            list(executor.map(self._compile_object, (list_of_kernels(files, work), *files),
+                              (self._list, *self._objects.values())))
 
     def build(self, folder: pathlib.Path) -> pathlib.Path:
         """The library of the kernels in `folder`/cuda."""
-        libraries = self.programs / "lib"
+        copies = {file: folder / "cuda" / file.relative_to(KERNELS)
+                  for file in KERNELS.rglob("*.*")}
+        changed = {str(file) for file, copy in copies.items()
+                   if file.read_bytes() != copy.read_bytes()}
+        stale = [file for file, made in self._objects.items() if changed & sources_of(made)]
         unit = folder / "kernels.cpp"
-        real = (libraries / "kernels.cpp").read_text()
-        unit.write_text(real.replace(f"{KERNELS}/", f"{folder}/cuda/"))
+        unit.write_text("".join(f'#include "{copies[file]}"\n' for file in stale))
+        kept = (made for file, made in self._objects.items() if file not in stale)
         module = folder / "kernels.so"
-        compiler, *options = self._compiler
-        built = run(compiler, f"-I{self._headers}", *options, "-shared", str(unit), "-o",
-                    str(module), f"-L{libraries}", "-lncclep_simt")
-        if built.returncode != 0:
-            raise Wrong(f"does not compile\n{shown(built)}")
+        self._compile("-shared", "-o", str(module), str(unit), *map(str, kept), str(self._list),
+                      f"-L{self.programs / 'lib'}", "-lncclep_simt")
         return module
+
+    def _compile_object(self, file: pathlib.Path, made: pathlib.Path) -> None:
+        self._compile("-x", "c++", "-c", str(file), "-o", str(made))
+
+    def _compile(self, *words: str) -> None:
+        made = run(*self._compiler, *words)
+        if made.returncode != 0:
+            raise Wrong(f"does not compile\n{shown(made)}")
+
+
+def sources_of(made: pathlib.Path) -> set[str]:
+    """The files that an object was made from, by the compiler's own list."""
+    words = made.with_suffix(".d").read_text().replace(":", " ").split()
+    return set(map(os.path.normpath, words))
+
+
+def list_of_kernels(files: Sequence[pathlib.Path], folder: pathlib.Path) -> pathlib.Path:
+    """The unit that names all kernels, as in the Makefile, but without them."""
+    kernels = [kernel for file in files for kernel in
+               re.findall(r"(\w+)\(const __grid_constant__ (\S+)", file.read_text())]
+    lines = [*(f'#include "{header}"' for header in (KERNELS / "params").glob("*.h")),
+             '#include "kernel.h"',
+             *(f'extern "C" void {name}({params});' for name, params in kernels),
+             'extern "C" const simt::Kernel simt_kernels[] = {',
+             *(f"    SIMT_KERNEL({name})," for name, _ in kernels), "    {}};\n"]
+    unit = folder / "list.cpp"
+    unit.write_text("\n".join(lines))
+    return unit
 
 
 def judge(bug: Bug, workshop: Workshop) -> float:

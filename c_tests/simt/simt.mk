@@ -31,7 +31,7 @@ $(simt_lib)/libncclep_simt.so: $(simt_objects) $(HOSTSIM_LIBDIR)/libncclep_hosts
 	    -Wl,--gc-sections -Wl,--version-script=simt/exports.map '-Wl,-rpath,$$ORIGIN' \
 	    -Wl,-z,defs -lpthread -ldl -lm
 
-# One unit, as build.rs makes for nvcc, and the list of the kernels in it.
+# One unit, and the list of the kernels in it.
 simt_kernels := $(abspath $(sort $(wildcard ../cuda/*.cu ../cuda/*/*.cu)))
 $(simt_lib)/kernels.cpp: FORCE
 	@mkdir -p $(@D)

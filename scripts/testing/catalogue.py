@@ -7,6 +7,7 @@ then the C programs of programs.py, which take the most time.
 from __future__ import annotations
 
 import dataclasses
+import re
 
 from testing import abi_checks, counts, programs, python_steps, simt
 from testing.step import ROOT, WITHOUT_KERNELS, Places, Step
@@ -19,6 +20,8 @@ def all_steps(places: Places) -> list[Step]:
         Step("runner/self-test", ("python3", "scripts/testing/selftest.py"), counts.exit_status,
              environment=path),
         Step("scripts/self-test", ("python3", "scripts/testing/scripts_selftest.py"),
+             counts.exit_status, environment=path),
+        Step("build-script/self-test", ("python3", "scripts/testing/build_selftest.py"),
              counts.exit_status, environment=path),
         Step("documents/links", ("python3", "scripts/testing/links.py"), counts.closing_line),
         Step("documents/quotes", ("python3", "scripts/testing/quotes.py"), counts.closing_line),
@@ -45,13 +48,43 @@ def _make_programs(places: Places, goal: str, *settings: str) -> tuple[str, ...]
             f"EP_LIBDIR={places.libraries}", *settings)
 
 
+def only_needed(steps: list[Step], places: Places) -> list[Step]:
+    """The same, but builds of C programs make only those that the others run."""
+    return [_narrowed(step, steps, places) for step in steps]
+
+
+def _narrowed(build: Step, steps: list[Step], places: Places) -> Step:
+    # What make is asked for, the folder of it, and what runs from there without being named.
+    made = {"build/programs": ("host", "c", ()),
+            "build/sanitizer": ("host", "c-sanitize", ()),
+            "build/simt": ("simt", "c", ("simt/lib/libncclep_simt_kernels.so",))}.get(build.name)
+    if not made:
+        return build
+    goal, folder, unnamed = made
+    out = places.target / folder
+    goals = {str(out / name) for name in unnamed}
+    for step in steps:
+        if build.name not in step.needs or step.name == "build/simt":
+            continue
+        words = () if callable(step.command) else step.command
+        settings = (value for _, value in step.environment)
+        named = re.findall(rf"{re.escape(str(out))}/\S+/[^\s/]+", " ".join((*words, *settings)))
+        if not named:
+            return build  # It may run any of them.
+        goals.update(named)
+    at = build.command.index(goal)
+    # A build that only another one needs makes something small.
+    chosen = sorted(goals) or [str(out / "flags")]
+    return dataclasses.replace(build, command=(*build.command[:at], *chosen, *build.command[at + 1:]))
+
+
 def gpu_builds(places: Places) -> list[Step]:
     """The builds that the programs on GPUs need."""
     library = ("cargo", "build", "--release", "--locked", "--workspace")
     gpu = _make_programs(places, "gpu", f"OUT={places.target}/c")
     return [
-        Step("build/lib", library, counts.build, cores=2, timeout=600),
-        Step("build/programs-gpu", gpu, counts.build, ("build/lib",), cores=2, timeout=600),
+        Step("build/lib", library, counts.build, cores=2, timeout=None),
+        Step("build/programs-gpu", gpu, counts.build, ("build/lib",), cores=2, timeout=None),
     ]
 
 
@@ -66,10 +99,13 @@ def _builds(places: Places) -> list[Step]:
         python_steps.setup(),
         # Each often waits for one compiler, so they share the cores; cargo locks neither's folder.
         dataclasses.replace(library, cores=1),
-        Step("rust/test", test, counts.cargo_test, timeout=900, environment=WITHOUT_KERNELS),
+        Step("build/rust-tests", (*test, "--no-run"), counts.build, timeout=None,
+             environment=WITHOUT_KERNELS),
+        Step("rust/test", test, counts.cargo_test, ("build/rust-tests",), timeout=600,
+             environment=WITHOUT_KERNELS),
         gpu,
-        Step("build/programs", host, counts.build, built, cores=2, timeout=600),
-        Step("build/sanitizer", sanitized, counts.build, built, cores=2, timeout=600),
+        Step("build/programs", host, counts.build, built, cores=2, timeout=None),
+        Step("build/sanitizer", sanitized, counts.build, built, cores=2, timeout=None),
     ]
 
 
@@ -80,8 +116,8 @@ def _rust() -> list[Step]:
     # Of one core each, so that they run beside the last of build/lib, which is one compiler.
     return [
         Step("rust/fmt", ("cargo", "fmt", "--all", "--check"), counts.exit_status),
-        Step("rust/clippy", clippy, counts.exit_status, timeout=600, environment=WITHOUT_KERNELS),
-        Step("rust/doc", doc, counts.exit_status, timeout=600, environment=deny),
+        Step("rust/clippy", clippy, counts.exit_status, timeout=None, environment=WITHOUT_KERNELS),
+        Step("rust/doc", doc, counts.exit_status, timeout=None, environment=deny),
     ]
 
 

@@ -32,7 +32,20 @@ def build_environment() -> dict[str, str]:
     return dict(entry.split("=", 1) for entry in done.stdout.decode().split("\0") if "=" in entry)
 
 
-def run(command: tuple[str, ...], environment: Mapping[str, str], timeout: int) -> Finished:
+def slowness() -> float:
+    """How many times as long as on an idle machine things may take now: processes for each core."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
+def idle_seconds() -> float:
+    """How long the cores of this machine have idled since its start, all of them together."""
+    with open("/proc/stat", encoding="ascii") as stat:
+        idle, waiting = stat.readline().split()[4:6]
+    return (int(idle) + int(waiting)) / os.sysconf("SC_CLK_TCK")
+
+
+def run(command: tuple[str, ...], environment: Mapping[str, str],
+        timeout: float | None) -> Finished:
     """Runs a command in the repository's root; output and errors are merged."""
     # A file, not a pipe, which a grandchild that outlives the command would keep open.
     with tempfile.TemporaryFile() as log, mpi_sessions() as sessions:

@@ -124,7 +124,8 @@ def host_steps(places: Places) -> Iterator[Step]:
     yield from _late(places, "host", "build/programs")
     yield from _invariant(places, "host", "build/programs")
     # `make run ARGS="--nodes 2"`.
-    demo = _step("nodes/run", ("scripts/demo.sh", "--nodes", "2"), "build/programs",
+    demo = _step("nodes/run", ("scripts/demo.sh", "--nodes", "2", "--built", str(places.programs)),
+                 "build/programs",
                  (("CUDA_VISIBLE_DEVICES", ""),))
     yield dataclasses.replace(demo, read=counts.says("backend on 2 nodes and matched", 1))
 
@@ -174,7 +175,7 @@ def _forked(places: Places, backend: str, need: str) -> Iterator[Step]:
         prefix = "simt/" if backend == "simt" else ""
         yield Step(f"{prefix}nodes/{' '.join([program, *options[1:]])}", words,
                    counts.closing_line, (need,), cores=1 if backend == "simt" else 0, timeout=240,
-                   environment=_ENVIRONMENT)
+                   environment=_ENVIRONMENT, short_deadlines=True)
 
 
 def _step(name: str, words: Sequence[str], need: str,

@@ -175,7 +175,7 @@ def host_steps(places: Places) -> list[Step]:
         # Ranks mostly wait for each other, so two programs fit on two cores; those that lose a
         # rank sleep until a deadline passes.
         return Step(run.name, words, run.read, needs, cores=0 if run.forks else 1, timeout=240,
-                    environment=environment + run.environment)
+                    environment=environment + run.environment, short_deadlines=run.forks)
 
     everything = Step("programs/complete", lambda: _complete(places), needs=needs)
     return [everything, *map(step, all_runs(RANKS)), *nodes.host_steps(places),

@@ -31,7 +31,7 @@ _NEEDS = ("build/lib", _FETCHED)
 
 def setup() -> Step:
     """Fetches PyTorch, pytest and mypy. It waits for the network more than for a core."""
-    return Step(_FETCHED, ("scripts/setup.sh", "--python"), counts.build, cores=0, timeout=900)
+    return Step(_FETCHED, ("scripts/setup.sh", "--python"), counts.build, cores=0, timeout=None)
 
 
 def examples(root: pathlib.Path = ROOT) -> list[pathlib.Path]:

@@ -5,21 +5,17 @@ The step `scripts/self-test` runs them; by hand, `python3 -m unittest testing.sc
 scripts/.
 """
 
-import atexit
-import functools
 import os
 import pathlib
 import shutil
 import subprocess
-import tempfile
 import unittest
 import zipfile
 
 import gpus
+from testing.machine import NVCC, Machine
 from testing.step import ROOT
 
-_NOT_ON_EVERY_MACHINE = ("apt-get", "cmake", "mpicc", "mpirun", "nvcc", "nvidia-smi", "sudo")
-_NVCC = "echo 'Cuda compilation tools, release 13.0, V13.0.88'"
 _OPEN_MPI = "echo 'mpirun (Open MPI) 4.1.4'"
 # Stands in for pip: `pip download --dest FOLDER` copies a wheel from beside it.
 _PIP = """case "$*" in
@@ -29,59 +25,6 @@ _PIP = """case "$*" in
         mkdir -p "$2" && cp "$(dirname "$0")/nccl.whl" "$2/" ;;
     *) exec {python} "$@" ;;
 esac"""
-
-
-@functools.cache
-def _usual_commands() -> pathlib.Path:
-    """A folder of this machine's commands, only those that every machine has."""
-    folder = pathlib.Path(tempfile.mkdtemp())
-    atexit.register(shutil.rmtree, folder)
-    for entry in os.environ["PATH"].split(":"):
-        for command in pathlib.Path(entry).glob("*"):
-            if command.name not in _NOT_ON_EVERY_MACHINE and not (folder / command.name).exists():
-                (folder / command.name).symlink_to(command)
-    return folder
-
-
-class Machine:
-    """A copy of the scripts, with fake commands ahead of the real ones."""
-
-    def __init__(self, test: unittest.TestCase, name: str = "tree") -> None:
-        folder = tempfile.TemporaryDirectory()
-        test.addCleanup(folder.cleanup)
-        self.root = pathlib.Path(folder.name) / name
-        self.tools = pathlib.Path(folder.name) / "bin"
-        self.tools.mkdir()
-        shutil.copytree(ROOT / "scripts", self.root / "scripts")
-        self.environment = {"PATH": f"{self.tools}:{_usual_commands()}",
-                            "HOME": os.environ.get("HOME", "/")}
-
-    def write(self, path: str | pathlib.Path, text: str = "") -> pathlib.Path:
-        """Writes a file of the tree."""
-        file = self.root / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-        return file
-
-    def command(self, path: str | pathlib.Path, text: str) -> None:
-        """Replaces a command by a shell script."""
-        self.write(self.tools / path, f"#!/bin/bash\n{text}\n").chmod(0o755)
-
-    def tool_kit(self) -> None:
-        """Gives the machine a CUDA tool kit."""
-        self.command(self.root / "cuda" / "bin" / "nvcc", _NVCC)
-        self.write("cuda/include/cuda_runtime.h")
-        self.environment["CUDA_HOME"] = str(self.root / "cuda")
-
-    def gpus(self, count: int) -> None:
-        """Gives the machine an nvidia-smi that lists this number of GPUs."""
-        lines = "".join(f"GPU {i}: NVIDIA H200 (UUID: GPU-{i})\\n" for i in range(count))
-        self.command("nvidia-smi", f"printf '{lines}'")
-
-    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Runs a command in the tree; output and errors are merged."""
-        return subprocess.run(words, cwd=self.root, env=self.environment, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, text=True, check=False)
 
 
 class Gpus(unittest.TestCase):
@@ -183,7 +126,7 @@ class Setup(unittest.TestCase):
         home = machine.root / "cuda"
         machine.environment["CUDA_HOME"] = str(home)
         for nvcc, said in (("", f"{home}/bin/nvcc is no program"),
-                           (_NVCC.replace("13.0", "11.8"),
+                           (NVCC.replace("13.0", "11.8"),
                             f"{home} has CUDA 11.8, and 12.8 is the oldest that suits")):
             if nvcc:
                 machine.tool_kit()
@@ -193,13 +136,41 @@ class Setup(unittest.TestCase):
         machine.tool_kit()
         self.assertEqual(machine.run("scripts/setup.sh", "--library").stdout, "")
 
-    def test_nccl_is_fetched_for_gpus_only_and_if_there_is_none(self):
+    def test_the_demonstration_without_a_gpu_needs_no_compiler_for_one(self):
+        if os.path.exists("/usr/local/cuda/bin/nvcc") or os.path.exists("/dev/nvidiactl"):
+            self.skipTest("this machine has CUDA")
+        machine = self._with_mpi()
+        python = pathlib.Path(shutil.which("python3")).resolve()
+        machine.command("python3", f'case "$*" in *--version) ;; *install*) cat "${{@: -1}}" >> asked ;; '
+                                   f'*) exec {python} "$@" ;; esac')
+        done = machine.run("scripts/setup.sh", "--demo")
+        self.assertEqual(done.returncode, 0, done.stdout)
+        asked = (machine.root / "asked").read_text()
+        self.assertIn("nvidia-cuda-runtime==", asked)
+        self.assertNotIn("nvidia-cuda-nvcc", asked)
+        self.assertNotIn("nvidia-nvvm", asked)
+        self.assertTrue((machine.root / ".deps/cuda-headers").exists())
+        self.assertEqual(machine.run("scripts/setup.sh", "--demo").stdout, "", "once is enough")
+
+    def test_a_missing_rust_is_told_by_the_line_that_installs_it(self):
         machine = Machine(self)
-        machine.tool_kit()
+        machine.environment["PATH"] = str(machine.tools)
+        for command in ("bash", "dirname", "realpath", "sed", "readlink", "sort", "head", "env"):
+            (machine.tools / command).symlink_to(shutil.which(command))
+        said = machine.run("scripts/setup.sh").stdout
+        self.assertIn("  curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh", said)
+
+    def _with_mpi(self) -> Machine:
+        machine = Machine(self)
         machine.write("nccl/nccl.h")
         machine.environment["NCCL_INCLUDE"] = str(machine.root / "nccl")
         for command in ("mpirun", "mpicc", "cmake", "pkg-config"):
             machine.command(command, _OPEN_MPI)
+        return machine
+
+    def test_nccl_is_fetched_for_gpus_only_and_if_there_is_none(self):
+        machine = self._with_mpi()
+        machine.tool_kit()
         python = pathlib.Path(shutil.which("python3")).resolve()
         machine.command("python3", _PIP.format(python=python))
         with zipfile.ZipFile(machine.tools / "nccl.whl", "w") as wheel:
@@ -243,6 +214,26 @@ class Runs(unittest.TestCase):
         machine.environment["CARGO_TARGET_DIR"] = "a\tb"
         self.assertIn("without blanks", machine.run("bash", "-ec", ". scripts/env.sh").stdout)
 
+    def test_the_compiler_is_chosen_once(self):
+        machine = Machine(self)
+
+        def chosen(before: str = "") -> str:
+            done = machine.run("bash", "-c", f"{before} . scripts/env.sh; . scripts/env.sh; "
+                                             "echo ${NVCC:-none} ${NCCL_EP_CUDA:-unset}")
+            return done.stdout.removeprefix(str(machine.root)).strip()
+
+        if not os.path.exists("/usr/local/cuda/bin/nvcc"):
+            self.assertEqual(chosen(), "none unset")
+            self.assertEqual(chosen("NCCL_EP_CUDA=require;"), "none require")
+        machine.tool_kit()
+        self.assertEqual(chosen(), "/cuda/bin/nvcc require")
+        self.assertEqual(chosen("PATH=/somewhere/shims:$PATH;"), "/cuda/bin/nvcc require")
+        self.assertEqual(chosen("NCCL_EP_CUDA=off;"), "/cuda/bin/nvcc off")
+        self.assertEqual(chosen("export NVCC=/my/nvcc;"), "/my/nvcc require")
+        machine.command(machine.root / "newer" / "bin" / "nvcc", NVCC)
+        machine.write("newer/include/cuda_runtime.h")
+        self.assertEqual(chosen(". scripts/env.sh; CUDA_HOME=$PWD/newer;"), "/newer/bin/nvcc require")
+
     def test_clean_stops_at_a_refusal(self):
         machine = Machine(self, "tree of mine")
         shutil.copy(ROOT / "Makefile", machine.root)
@@ -262,7 +253,7 @@ class Runs(unittest.TestCase):
         machine.environment.update(NCCL_HOME=str(machine.root / "home"), LD_LIBRARY_PATH="/mine",
                                    CUDA_VISIBLE_DEVICES="4,5")
         nccl = machine.run("scripts/gpus.py", "nccl").stdout.strip()
-        done = machine.run("scripts/demo.sh")
+        done = machine.run("scripts/demo.sh", "--long")
         searched = "/mine" if nccl == gpus.SYSTEM else f"/mine:{machine.root / 'home' / 'lib'}"
         self.assertEqual(done.returncode, 0, done.stdout)
         self.assertEqual(done.stdout.count(f"{searched}: -np 2 "), 3, done.stdout)
@@ -280,13 +271,41 @@ class Runs(unittest.TestCase):
         for gpus_here, ranks, kind in ((0, 8, "host"), (1, 8, "host"), (2, 2, "gpu"),
                                        (5, 4, "gpu")):
             machine.gpus(gpus_here)
-            done = machine.run("scripts/demo.sh", "--nodes", "2")
+            done = machine.run("scripts/demo.sh", "--nodes", "2", "--long")
             self.assertEqual(done.returncode, 0, done.stdout)
             started = f"-np {ranks} scripts/on_nodes.sh 2 "
             self.assertEqual(done.stdout.count(started), 3, done.stdout)
-            self.assertEqual(done.stdout.count(f"/c/{kind}/"), 3, done.stdout)
+            place = "/c/gpu/" if kind == "gpu" else "/c-demo/host/"
+            self.assertEqual(done.stdout.count(place), 3, done.stdout)
             self.assertIn("on 2 nodes and matched", done.stdout)
-        self.assertIn("usage", machine.run("scripts/demo.sh", "--nodes", "many").stdout)
+        for wrong in (("--nodes", "many"), ("--nodes",), ("--built", "/no/folder"), ("--short",)):
+            self.assertIn("usage", machine.run("scripts/demo.sh", *wrong).stdout)
+
+    def test_the_demonstration_without_a_gpu_is_short_and_builds_no_kernels(self):
+        machine = Machine(self)
+        machine.tool_kit()
+        machine.command("cargo", 'echo "$NCCL_EP_CUDA: $*" > "$PWD/asked"')
+        machine.command("make", "seq 50")
+        machine.command("mpirun", """seq 40
+            case "$*" in
+            *moe_layer*) for i in 1 2; do printf '\\n  rows  to 0\\n  from 0  5\\n\\nmore\\n'; done ;;
+            esac""")
+        done = machine.run("scripts/demo.sh")
+        self.assertEqual(done.returncode, 0, done.stdout)
+        lines = done.stdout.splitlines()
+        self.assertEqual([line[:2] for line in lines], ["=="] * 3 + ["  "] * 2 + [""] + ["=="] * 3)
+        self.assertIn("building (about a minute", lines[1])
+        asked = (machine.root / "asked").read_text()
+        self.assertTrue(asked.startswith("off: build "), asked)
+        self.assertNotIn("--release", asked)
+        self.assertGreater(machine.run("scripts/demo.sh", "--long").stdout.count("\n"), 120)
+        (machine.root / "asked").unlink()
+        machine.write("there/host")
+        self.assertEqual(machine.run("scripts/demo.sh", "--built", "there").returncode, 0)
+        self.assertFalse((machine.root / "asked").exists())
+        machine.command("mpirun", "echo it broke; exit 3")
+        done = machine.run("scripts/demo.sh")
+        self.assertEqual((done.returncode, done.stdout.splitlines()[-1]), (1, "it broke"))
 
     def test_ranks_are_put_on_nodes(self):
         machine = Machine(self)
@@ -304,6 +323,9 @@ class Runs(unittest.TestCase):
         self.assertEqual(nodes("3", 4), ["at node0", "at node0", "at node1", "at node2"])
         self.assertEqual(nodes("0,1,0", 3), ["at node0", "at node1", "at node0"])
         self.assertIn("the nodes of 2 ranks", nodes("0,1", 3)[0])
+        self.assertIn("3 nodes need as many ranks or more, and there are 2", nodes("3", 2)[0])
+        for wrong in ("0", "two", "-1"):
+            self.assertIn(f"comes first, not {wrong}", nodes(wrong, 2)[0])
         del machine.environment["OMPI_COMM_WORLD_RANK"]
         self.assertIn("which rank", machine.run("scripts/on_nodes.sh", "2", *show).stdout)
 
@@ -326,62 +348,6 @@ class Runs(unittest.TestCase):
             done = machine.run("scripts/install.sh", *words)
             self.assertEqual(done.returncode, 1)
             self.assertIn(said, done.stdout)
-
-
-class BuildScript(unittest.TestCase):
-    """build.rs builds without kernels only if there is no nvcc or nobody wants them."""
-
-    @classmethod
-    def setUpClass(cls):
-        cls.folder = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(cls.folder.cleanup)
-        cls.program = pathlib.Path(cls.folder.name) / "build-script"
-        subprocess.run(("rustc", "--edition", "2024", str(ROOT / "build.rs"), "-o",
-                        str(cls.program)), check=True, cwd=ROOT)
-
-    def build(self, nvcc: str, **settings: str) -> subprocess.CompletedProcess[str]:
-        """Runs build.rs of a tree with one kernel; the shell script `nvcc` stands in for nvcc."""
-        machine = Machine(self)
-        machine.write("cuda/kernel.cu")
-        if nvcc:
-            machine.command("nvcc", nvcc)
-        machine.environment.update(CARGO_MANIFEST_DIR=str(machine.root), OUT_DIR=str(machine.root),
-                                   **settings)
-        return machine.run(str(self.program))
-
-    def test_no_compiler(self):
-        if os.path.exists("/usr/local/cuda/bin/nvcc"):
-            self.skipTest("this machine has a tool kit in the usual place")
-        done = self.build("")
-        self.assertEqual(done.returncode, 0)
-        self.assertIn("cargo::warning=built without the CUDA backend: no nvcc", done.stdout)
-        self.assertNotEqual(self.build("", NCCL_EP_CUDA="require").returncode, 0)
-
-    def test_a_compiler_that_fails_is_an_error(self):
-        failing = f'case "$1" in --version) {_NVCC} ;; -*arch) ;; *) exit 1 ;; esac'
-        done = self.build(failing)
-        self.assertNotEqual(done.returncode, 0)
-        self.assertIn("cargo::error=", done.stdout)
-        self.assertIn("NCCL_EP_CUDA=off", done.stdout)
-        self.assertEqual(self.build(failing, NCCL_EP_CUDA="off").returncode, 0)
-        self.assertNotEqual(self.build("exit 1").returncode, 0)
-        # It shows the command, with the architectures that were asked for.
-        asked = self.build(failing, NCCL_EP_ARCHS="90 100+ptx,120?").stdout
-        self.assertIn("arch=compute_90,code=[sm_90]", asked)
-        self.assertIn("arch=compute_100,code=[sm_100,compute_100]", asked)
-        self.assertNotIn("120", asked)
-        self.assertNotEqual(self.build("", NVCC="/no/such/nvcc").returncode, 0)
-
-    def test_a_compiler_that_is_too_old_is_named(self):
-        old = _NVCC.replace("13.0", "12.6")
-        done = self.build(f'case "$1" in --version) {old} ;; esac')
-        self.assertNotEqual(done.returncode, 0)
-        self.assertIn("nvcc is of CUDA 12.6, and 12.8 is the oldest that suits", done.stdout)
-
-    def test_a_compiler_that_works(self):
-        done = self.build(f'case "$1" in --version) {_NVCC} ;; esac')
-        self.assertEqual(done.returncode, 0, done.stdout)
-        self.assertIn("cargo::rustc-cfg=nccl_ep_cuda", done.stdout)
 
 
 if __name__ == "__main__":

@@ -3,15 +3,20 @@
 The step `runner/self-test` runs them; by hand, `python3 -m unittest testing.selftest` in scripts/.
 """
 
+import contextlib
+import io
 import os
 import pathlib
 import threading
 import time
 import unittest
+from unittest import mock
 
-from testing import command, counts, pool, quotes
-from testing.step import Counts, Finished, Step
+from testing import catalogue, command, counts, pool, quotes, report
+from testing.step import Counts, Finished, Places, Step
 
+# Without what the runner gives its own steps, of which this is one.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("EP_TEST_")}
 # Seconds a busy machine may take for what takes milliseconds: a wait that is met ends at once.
 PATIENCE = 60
 
@@ -98,15 +103,57 @@ class Pool(unittest.TestCase):
     """Needs are respected, and a step that could not run counts as failed."""
 
     @staticmethod
-    def _run(*steps):
-        outcomes = pool.run_steps(steps, dict(os.environ), 2, lambda outcome: None)
+    def _run(*steps, fill=False):
+        outcomes = pool.run_steps(steps, ENVIRONMENT, 2, lambda outcome: None, fill)
         return {outcome.step.name: outcome for outcome in outcomes}
 
     def test_failed_need(self):
         done = self._run(Step("a", ("false",), counts.build),
                          Step("b", ("true",), counts.exit_status, needs=("a",)),
                          Step("c", ("true",), counts.exit_status, needs=("b",)))
-        self.assertEqual([done[name].counts.failed for name in "abc"], [1, 1, 1])
+        self.assertEqual([done[name].counts.failed for name in "abc"], [1, 0, 0])
+        self.assertEqual([done[name].counts.not_run for name in "abc"], ["", "a", "a"])
+        self.assertEqual([done[name].counts.ok for name in "abc"], [False] * 3)
+
+    def test_what_fails_by_a_deadline_is_repeated_alone(self):
+        beside, others_end = [], threading.Event()
+
+        def late(texts):
+            beside.append(others_end.is_set())
+            text = texts.pop(0)
+            return Counts(int(not text), int(bool(text))), text
+
+        def other():
+            others_end.wait(0.2)
+            others_end.set()
+            return Counts(1, 0), ""
+
+        waited = "rank 2 waited 1002 ms for rank 1"
+        done = self._run(*(Step(name, lambda texts=texts: late(texts)) for name, texts in (
+            ("flaky", [waited, ""]), ("twice", [waited, waited]), ("wrong", ["3 is not 4", ""]))),
+            Step("other", other))
+        self.assertEqual({name: each.counts.failed for name, each in done.items()},
+                         {"flaky": 0, "twice": 1, "wrong": 1, "other": 0})
+        self.assertEqual(done["flaky"].first.output, waited)
+        self.assertIsNone(done["wrong"].first)
+        self.assertEqual((len(beside), beside[-2:]), (5, [True, True]))
+        texts = ["1 is not 2", ""]
+        done = self._run(Step("a", lambda: late(texts), short_deadlines=True))
+        self.assertEqual(done["a"].first.output, "1 is not 2")
+        shell = 'echo $EP_TEST_PATIENCE deadline; [ "$EP_TEST_PATIENCE" = 4 ]'
+        done = self._run(Step("a", ("bash", "-c", shell), counts.exit_status))
+        self.assertTrue(done["a"].counts.ok, "its deadlines are longer then")
+
+    def test_limits_follow_the_load(self):
+        limits = []
+        finished = Finished(0, "")
+        note = lambda words, environment, limit: limits.append(
+            (limit, environment["EP_TEST_DEADLINE"])) or finished
+        with (mock.patch.object(command, "run", note),
+              mock.patch.object(command.os, "getloadavg", lambda: (3.5 * os.cpu_count(), 0, 0))):
+            self._run(Step("a", ("x",), counts.exit_status, timeout=100))
+            self._run(Step("b", ("x",), counts.build, timeout=None))
+        self.assertEqual(limits, [(350, "420"), (None, "420")])
 
     def test_order_and_weights(self):
         running, most = [], []
@@ -126,6 +173,31 @@ class Pool(unittest.TestCase):
         self.assertTrue(all(outcome.counts.ok for outcome in done.values()))
         self.assertEqual(max(most), 2)
         self.assertEqual(most[-1], 1)
+
+    def test_idle_cores_get_more_light_steps(self):
+        def most_at_once(idle_cores: float, *weights: int, fill: bool = True) -> int:
+            running, most = set(), []
+
+            def step(name):
+                running.add(name)
+                # Until nothing more starts, or all that may have.
+                for _ in range(10):
+                    most.append(len(running))
+                    time.sleep(0.1)
+                running.discard(name)
+                return Counts(1, 0), ""
+
+            start = time.monotonic()
+            with mock.patch.object(command, "idle_seconds",
+                                   lambda: idle_cores * (time.monotonic() - start)):
+                self._run(*(Step(str(i), lambda i=i: step(i), cores=cores)
+                            for i, cores in enumerate(weights)), fill=fill)
+            return max(most)
+
+        self.assertEqual(most_at_once(0.1, 1, 1, 1), 2)
+        self.assertEqual(most_at_once(0.9, 1, 1, 1), 3)
+        self.assertEqual(most_at_once(0.9, 1, 1, 2), 2)
+        self.assertEqual(most_at_once(0.9, 1, 1, 1, fill=False), 2)
 
     def test_sleepers_run_one_at_a_time_beside_others(self):
         started = {name: threading.Event() for name in ("heavy", "light", "a", "b")}
@@ -154,6 +226,74 @@ class Pool(unittest.TestCase):
     def test_unknown_need(self):
         with self.assertRaises(ValueError):
             self._run(Step("b", ("true",), counts.build, needs=("a",)))
+
+
+class Report(unittest.TestCase):
+    """What a reader sees, and what is run and built if only some is wanted."""
+
+    PLACES = Places({"NCCL_EP_DEPS": "/deps"}, pathlib.Path("/t"), pathlib.Path("/t/c/host"))
+
+    def _shown(self, *steps):
+        shown = io.StringIO()
+        with contextlib.redirect_stdout(shown):
+            outcomes = pool.run_steps(steps, dict(os.environ), 1,
+                                      lambda outcome: report.print_outcome(outcome, False))
+            report.print_summary(outcomes, 1)
+        return shown.getvalue().splitlines()
+
+    def test_what_was_not_run_is_no_failure_and_its_cause_comes_last(self):
+        build = Step("build/lib", ("bash", "-c", "seq 99; echo no compiler; false"), counts.build)
+        others = [Step(f"test/{i}", ("true",), counts.exit_status, needs=("build/lib",))
+                  for i in range(5)]
+        lines = self._shown(build, *others, Step("sound", ("true",), counts.exit_status))
+        self.assertEqual(lines[-1], "1 passed, 1 failed")
+        cause = lines.index("not run: 5 steps, because build/lib failed:")
+        self.assertEqual(lines[-2], "    | no compiler")
+        self.assertLess(len(lines) - cause, 25)
+        self.assertFalse(any("test/" in line for line in lines[cause:]), lines)
+
+    def test_lines_are_counted_and_flaky_steps_named(self):
+        texts = ["the deadline passed", ""]
+        step = lambda: (Counts(int(len(texts) == 1), int(len(texts) == 2)), texts.pop(0))
+        lines = self._shown(Step("late", step), Step("sound", ("true",), counts.exit_status))
+        self.assertRegex(lines[0], r"^\[1/2\] ok .* sound ")
+        self.assertRegex(lines[1], r"^\[2/2\] ok .* late .*1 passed, flaky: passed alone$")
+        self.assertEqual(lines[-2:], ["flaky: failed by a deadline, then passed alone: late",
+                                      "2 passed, 0 failed"])
+
+    def _only(self, *words):
+        steps = report.select(catalogue.all_steps(self.PLACES), words)
+        return {step.name: step for step in catalogue.only_needed(steps, self.PLACES)}
+
+    def _made(self, build):
+        start, end = build.command.index("c_tests") + 1, -1
+        return [word for word in build.command[start:end] if word.startswith("/t/c") or "=" not in word]
+
+    def test_only_what_is_wanted_is_built(self):
+        chosen = self._only("test_ll")
+        self.assertIn("test_ll/4", chosen)
+        self.assertNotIn("build/sanitizer", chosen)
+        self.assertEqual(self._made(chosen["build/programs"]),
+                         ["/t/c/fake_nccl/host/libncclep_fake_nccl.so", "/t/c/host/test_ll"])
+        self.assertEqual(self._made(chosen["build/simt"]),
+                         ["/t/c/simt/lib/libncclep_simt_kernels.so", "/t/c/simt/test_ll"])
+        self.assertEqual(self._made(self._only("simt/test_ll")["build/programs"]), ["/t/c/flags"])
+        self.assertEqual(self._made(self._only("programs/complete")["build/programs"]), ["host"])
+        self.assertEqual(self._made(self._only("sanitize/test_ll")["build/sanitizer"]),
+                         ["/t/c-sanitize/host/test_ll"])
+
+    def test_builds_have_no_limit(self):
+        steps = [*catalogue.all_steps(self.PLACES), *catalogue.gpu_builds(self.PLACES)]
+        limits = {step.name: step.timeout for step in steps if step.read is counts.build}
+        self.assertIn("build/lib", limits)
+        self.assertIn("build/simt", limits)
+        self.assertEqual(set(limits.values()), {None}, limits)
+
+    def test_programs_that_lose_ranks_have_short_deadlines(self):
+        steps = [step for step in catalogue.all_steps(self.PLACES)
+                 if any(name in step.name for name in ("test_death", "test_faults", "test_transport"))]
+        self.assertGreater(len(steps), 10)
+        self.assertEqual([step.name for step in steps if not step.short_deadlines], [])
 
 
 class Quotes(unittest.TestCase):

@@ -113,7 +113,7 @@ def steps(places: Places) -> list[Step]:
     bugs = ("python3", "c_tests/simt/planted_bugs.py", str(places.target), "--quick")
     return [
         # After the other links, which share objects. One core, since it mostly waits for one compiler.
-        Step("build/simt", build, counts.build, ("build/programs",), timeout=600),
+        Step("build/simt", build, counts.build, ("build/programs",), timeout=None),
         Step("simt/self-test", (str(programs / "lib" / "selftest"),), counts.closing_line,
              ("build/simt",)),
         Step("simt/host-path", (str(programs / "host_path"),), counts.closing_line,
@@ -140,4 +140,5 @@ def _program_steps(programs: pathlib.Path) -> Iterator[Step]:
     for words in _FORKING:
         name, *options = words.split()
         yield Step(f"simt/{name}/{options[-1]}", (str(programs / name), *options),
-                   counts.closing_line, ("build/simt",), environment=_ENVIRONMENT)
+                   counts.closing_line, ("build/simt",), environment=_ENVIRONMENT,
+                   short_deadlines=True)

@@ -33,17 +33,19 @@ class Finished:
 class Counts:
     """Checks of one step; `problem` says why it failed if its counts do not show it.
 
-    `skipped` is the program's reason for not testing something, or empty.
+    `skipped` is the program's reason for not testing something, or empty; `not_run` names the step
+    whose failure kept this one from running.
     """
 
     passed: int
     failed: int
     problem: str = ""
     skipped: str = ""
+    not_run: str = ""
 
     @property
     def ok(self) -> bool:
-        return self.failed == 0
+        return self.failed == 0 and not self.not_run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +75,9 @@ class Step:
     """One step, which is one line of the report.
 
     `cores` is the share of the machine that it uses, 0 for one that mostly sleeps; `needs` names
-    steps that must pass first.
+    steps that must pass first. `timeout` is in seconds of a machine that does nothing else; None for
+    what ends by itself, however long it takes. With `short_deadlines` whatever fails may be too late,
+    and not say so.
     """
 
     name: str
@@ -81,5 +85,6 @@ class Step:
     read: Callable[[Finished], Counts] | None = None
     needs: tuple[str, ...] = ()
     cores: int = 1
-    timeout: int = 120
+    timeout: int | None = 120
     environment: tuple[tuple[str, str], ...] = ()
+    short_deadlines: bool = False

@@ -78,20 +78,37 @@ std::vector<uint16_t> GatherRows(const EpEnv& env, const std::vector<uint16_t>& 
     return all;
 }
 
-// Low latency sends a row for each (token, expert); high throughput one for each (token, rank).
-size_t NumRowsSent(const LayerContext& context, ncclEpAlgorithm_t algorithm,
-                   const Routing& routing) {
-    if (algorithm == NCCL_EP_ALGO_LOW_LATENCY) return routing.expert_ids.size();
+// The rows that this rank sends to each rank. Low latency sends one for each (token, expert); high
+// throughput one for each (token, rank).
+std::vector<uint64_t> RowsSent(const LayerContext& context, ncclEpAlgorithm_t algorithm,
+                               const Routing& routing) {
     const size_t top_k = context.model.top_k;
-    size_t sent = 0;
+    std::vector<uint64_t> sent(context.num_ranks());
     for (size_t begin = 0; begin < routing.expert_ids.size(); begin += top_k) {
         std::vector<bool> seen(context.num_ranks());
         for (size_t k = 0; k < top_k; ++k) {
-            seen[routing.expert_ids[begin + k] / context.num_local_experts()] = true;
+            const size_t rank = routing.expert_ids[begin + k] / context.num_local_experts();
+            if (algorithm == NCCL_EP_ALGO_LOW_LATENCY || !seen[rank]) ++sent[rank];
+            seen[rank] = true;
         }
-        sent += static_cast<size_t>(std::count(seen.begin(), seen.end(), true));
     }
     return sent;
+}
+
+// The numbers of all ranks, in the order of the ranks, on rank 0.
+std::vector<uint64_t> GatherNumbers(const EpEnv& env, const std::vector<uint64_t>& own) {
+    const int count = static_cast<int>(own.size());
+    std::vector<uint64_t> all(env.rank == 0 ? own.size() * static_cast<size_t>(env.size) : 0);
+    MPI_Gather(own.data(), count, MPI_UINT64_T, all.data(), count, MPI_UINT64_T, 0, MPI_COMM_WORLD);
+    return all;
+}
+
+// Every rank has received as many rows as the others sent it.
+void CheckRows(LayerReport* report) {
+    const size_t num_ranks = report->received.size();
+    std::vector<uint64_t> expected(num_ranks);
+    for (size_t i = 0; i < report->sent.size(); ++i) expected[i % num_ranks] += report->sent[i];
+    EP_CHECK_EQ_BYTES(report->received.data(), expected.data(), num_ranks * sizeof(uint64_t));
 }
 
 uint64_t SumOverRanks(uint64_t value) {
@@ -104,12 +121,12 @@ uint64_t SumOverRanks(uint64_t value) {
 void CheckLayer(const LayerContext& context, const Options& options,
                 const std::vector<uint16_t>& input, const LayerOutput& output,
                 LayerReport* report) {
-    report->rows_received = SumOverRanks(output.rows_received);
+    report->received = GatherNumbers(context.env, {output.rows_received});
     const std::vector<uint16_t> all_input = GatherRows(context.env, input);
     std::vector<uint16_t> all_output = GatherRows(context.env, output.rows);
     if (context.env.rank != 0) return;
 
-    EP_CHECK_EQ_U64(report->rows_received, report->rows_sent);
+    CheckRows(report);
 
     const DenseResult dense = DenseForward(context.model, context.layer, all_input);
     std::vector<uint16_t> swapped = all_output;
@@ -150,7 +167,7 @@ void RunModel(const EpEnv& env, const Options& options, const Stripe& stripe,
         LayerReport report;
         report.algorithm = algorithm;
         report.layer = layer;
-        report.rows_sent = SumOverRanks(NumRowsSent(context, algorithm, routing));
+        report.sent = GatherNumbers(env, RowsSent(context, algorithm, routing));
         CheckLayer(context, options, rows, output, &report);
         // The next layer starts from the result under test. Each layer is compared for its actual
         // input, because rounding may change the router's choice between two close experts.

@@ -3,6 +3,7 @@
 #include "programs/moe_layer/report.h"
 
 #include <cstdio>
+#include <numeric>
 
 namespace moe {
 namespace {
@@ -15,6 +16,20 @@ std::string JsonString(const std::string& text) {
         if (static_cast<unsigned char>(c) >= ' ') quoted += c;
     }
     return quoted + "\"";
+}
+
+// Who sent how many rows to whom: a line for each source, a column for each rank of experts.
+void PrintRows(const LayerReport& report) {
+    const size_t num_ranks = report.received.size();
+    std::printf("\n  rows      ");
+    for (size_t rank = 0; rank < num_ranks; ++rank) std::printf(" to %-2zu", rank);
+    for (size_t i = 0; i < report.sent.size(); ++i) {
+        if (i % num_ranks == 0) std::printf("\n  from %-5zu", i / num_ranks);
+        const auto rows = static_cast<unsigned long long>(report.sent[i]);
+        if (rows == 0) std::printf("%6s", ".");
+        if (rows != 0) std::printf("%6llu", rows);
+    }
+    std::printf("\n\n");
 }
 
 }  // namespace
@@ -44,7 +59,8 @@ void PrintModel(const EpEnv& env, const Options& options, const std::string& tex
 
 void PrintLayer(const Options& options, const LayerReport& report) {
     const bool low_latency = report.algorithm == NCCL_EP_ALGO_LOW_LATENCY;
-    const auto rows = static_cast<unsigned long long>(report.rows_received);
+    const auto rows = static_cast<unsigned long long>(
+        std::accumulate(report.received.begin(), report.received.end(), uint64_t{0}));
     if (options.json) {
         std::printf(
             "{\"algorithm\": \"%s\", \"layer\": %zu, \"rows_received\": %llu, "
@@ -58,6 +74,7 @@ void PrintLayer(const Options& options, const LayerReport& report) {
             low_latency ? "low latency," : "high throughput,", report.layer, rows, report.error,
             report.bound, report.error_if_swapped);
     }
+    if (options.picture && report.layer == 0 && !options.json) PrintRows(report);
     std::fflush(stdout);
 }
 

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "harness/harness.h"
 #include "programs/moe_layer/options.h"
@@ -14,8 +15,8 @@ namespace moe {
 struct LayerReport {
     ncclEpAlgorithm_t algorithm = NCCL_EP_ALGO_LOW_LATENCY;
     size_t layer = 0;
-    uint64_t rows_sent = 0;         // by all ranks, computed from the routing
-    uint64_t rows_received = 0;     // by all ranks, as the library reported it
+    std::vector<uint64_t> sent;      // by each rank to each, computed from the routing
+    std::vector<uint64_t> received;  // by each rank, as the library reported it
     double error = 0.0;             // largest relative error against the dense computation
     double error_if_swapped = 0.0;  // the same with the results of two tokens swapped
     double bound = 0.0;             // for error; error_if_swapped has to exceed it

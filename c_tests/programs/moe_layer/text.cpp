@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cctype>
+#include <climits>
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
@@ -35,7 +36,8 @@ std::string DefaultTextPath() {
         const std::string path(executable, static_cast<size_t>(length));
         const std::string directory = path.substr(0, path.rfind('/'));
         const std::string candidate = directory + "/../../../" + kTextInRepository;
-        if (access(candidate.c_str(), R_OK) == 0) return candidate;
+        char resolved[PATH_MAX];
+        if (realpath(candidate.c_str(), resolved) != nullptr) return resolved;
     }
     return kTextInRepository;
 }

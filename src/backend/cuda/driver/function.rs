@@ -4,7 +4,7 @@
 #![allow(unsafe_code)]
 
 use crate::backend::cuda::driver::ModuleHandle;
-use crate::backend::cuda::driver::api::{check, functions};
+use crate::backend::cuda::driver::api::{Status, check, functions};
 use crate::error::{Error, Result};
 use cudarc::driver::sys;
 use std::ffi::{CStr, c_int};
@@ -14,12 +14,21 @@ use std::ptr::null_mut;
 #[derive(Clone, Copy, Debug)]
 pub struct FunctionHandle(pub(super) usize);
 
-/// The entry point `name`.
-pub fn function(module: ModuleHandle, name: &CStr) -> Result<FunctionHandle> {
+/// What a module without a kernel of that name answers.
+const NOT_FOUND: Status = sys::CUresult::CUDA_ERROR_NOT_FOUND as Status;
+
+/// The entry point `name`, in whichever of `modules` has it.
+pub fn function(modules: &[ModuleHandle], name: &CStr) -> Result<FunctionHandle> {
+    let get = functions()?.cuModuleGetFunction;
     let mut function = null_mut();
-    // SAFETY: writes one handle; the module is loaded and `name` NUL-terminated.
-    let status =
-        unsafe { (functions()?.cuModuleGetFunction)(&mut function, module.raw(), name.as_ptr()) };
+    let mut status = NOT_FOUND;
+    for module in modules {
+        // SAFETY: writes one handle; the module is loaded and `name` NUL-terminated.
+        status = unsafe { get(&mut function, module.raw(), name.as_ptr()) };
+        if status != NOT_FOUND {
+            break;
+        }
+    }
     check("cuModuleGetFunction", status)
         .map_err(|error| error.within(format_args!("kernel {}", name.to_string_lossy())))?;
     Ok(FunctionHandle(function as usize))

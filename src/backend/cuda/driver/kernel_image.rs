@@ -19,13 +19,13 @@ use std::sync::Arc;
 #[repr(C, align(16))]
 struct Aligned<T: ?Sized>(T);
 
+/// The fatbins that `build.rs` made, one for each file of kernels, if it found nvcc.
 #[cfg(nccl_ep_cuda)]
-static FATBIN: &Aligned<[u8]> = &Aligned(*include_bytes!(env!("NCCL_EP_FATBIN")));
+static FATBINS: &[&Aligned<[u8]>] = &include!(env!("NCCL_EP_KERNELS"));
 
-/// The fatbin that `build.rs` made, if it found nvcc.
-fn fatbin() -> Result<&'static [u8]> {
+fn fatbins() -> Result<Vec<&'static [u8]>> {
     #[cfg(nccl_ep_cuda)]
-    return Ok(&FATBIN.0);
+    return Ok(FATBINS.iter().map(|fatbin| &fatbin.0).collect());
     #[cfg(not(nccl_ep_cuda))]
     return Err(Error::usage(Subject::Library, OfSettings::HasKernels));
 }
@@ -35,18 +35,28 @@ pub type Functions = Arc<[FunctionHandle]>;
 
 /// Loads every kernel into the current context, which keeps them until it ends.
 pub fn load() -> Result<Functions> {
-    let module = driver::load_module(fatbin()?)?;
-    functions_of(module).inspect_err(|_| {
-        // The first error is the one that matters.
-        let _ = driver::unload_module(module);
-    })
+    let mut modules = Vec::new();
+    let functions = fatbins()?
+        .into_iter()
+        .try_for_each(|fatbin| {
+            modules.push(driver::load_module(fatbin)?);
+            Ok(())
+        })
+        .and_then(|()| functions_of(&modules));
+    if functions.is_err() {
+        for module in modules {
+            // The first error is the one that matters.
+            let _ = driver::unload_module(module);
+        }
+    }
+    functions
 }
 
-fn functions_of(module: ModuleHandle) -> Result<Functions> {
+fn functions_of(modules: &[ModuleHandle]) -> Result<Functions> {
     let of = |kernel: &Kernel| {
         let name = CString::new(kernel.name())
             .map_err(|_| Error::internal("a kernel's name contains NUL"))?;
-        let entry = function::function(module, &name)?;
+        let entry = function::function(modules, &name)?;
         let threads = function::most_threads(entry)?;
         if threads < kernel.threads() {
             return Err(Error::internal(format!(

@@ -12,6 +12,8 @@ simt_flags     = -std=c++17 -fPIC -ffp-contract=off $(OPTIMISE) $(warnings) -Isi
 simt_object    = $(patsubst simt/%.cpp,$(OUT)/obj/simt/%.o,$(sort $(wildcard $(1))))
 simt_objects  := $(call simt_object,simt/*.cpp)
 simt_tests    := $(call simt_object,simt/selftest/*.cpp)
+# Some test what the kernels include.
+$(simt_tests): private simt_flags += -Wno-unknown-pragmas
 host_path     := $(call object,$(sort $(wildcard simt/host_path/*.c)))
 
 .PHONY: simt simt-compiler

@@ -15,7 +15,7 @@ use crate::kit::run;
 
 /// Functions that the library stands in for; one that vanishes breaks programs when they link.
 const CUDA_NAMES: usize = 48;
-const NCCL_NAMES: usize = 28;
+const NCCL_NAMES: usize = 29;
 const SUCCESS: i32 = 0;
 const INVALID_VALUE: i32 = 1;
 const INVALID_DEVICE: i32 = 101;

@@ -231,7 +231,6 @@ pub(super) fn open(
     choices: &RankChoices,
     stream: Stream,
 ) -> Result<OpenGroup> {
-    let timeout = choices.timeout;
     let prepared = Prepared::new(&on.context, &on.memory, (facts, topology), choices);
     let record = prepared.as_ref().map(|own| own.record.clone());
     let records = bootstrap.agree(record.map_err(Error::clone), RECORD_BYTES, stream);
@@ -268,7 +267,7 @@ pub(super) fn open(
         (&mapped.bases, mapped.ranks.own_index()),
     )?);
     let tested = mapped.test(&own.selftest, &group, &bootstrap, stream);
-    let nodes = (topology, own.plan.most_message_bytes());
+    let (nodes, timeout) = ((topology, own.plan.most_message_bytes()), choices.timeout);
     let network = connect(&on, nodes, (tested, &group), (&bootstrap, timeout), stream);
     let mode = network.as_ref().map_err(Error::clone);
     let mode = mode.and_then(|network| own.plan.open(&group, &on.memory, network.as_ref(), start));

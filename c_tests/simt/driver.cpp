@@ -39,6 +39,7 @@ namespace {
 __attribute__((constructor)) void AllowGraphs() { ncclEpHostsimAllowGraphs(); }
 
 constexpr uint64_t kMultiprocessors = 2;
+constexpr int kGreatestPriority = -5;
 
 using simt::Result;
 
@@ -255,7 +256,15 @@ CUresult cuStreamGetId(CUstream stream, unsigned long long* id) {
     return CUDA_SUCCESS;
 }
 
-CUresult cuStreamCreate(CUstream* stream, unsigned flags) {
+CUresult cuCtxGetStreamPriorityRange(int* least, int* greatest) {
+    *least = 0;
+    *greatest = kGreatestPriority;
+    return CUDA_SUCCESS;
+}
+
+// The library's streams come first.
+CUresult cuStreamCreateWithPriority(CUstream* stream, unsigned flags, int priority) {
+    if (priority != kGreatestPriority) return CUDA_ERROR_INVALID_VALUE;
     return Result(cudaStreamCreateWithFlags(reinterpret_cast<cudaStream_t*>(stream), flags));
 }
 

@@ -1,4 +1,6 @@
 // Handles: created, destroyed, queried; their ids are changed in place.
+#include <climits>
+
 #include "suites/fuzz/player.h"
 
 namespace test_fuzz {
@@ -131,7 +133,9 @@ void Player::DrawIds(unsigned slot, const Group& group, Dice& dice) {
     Rest();  // an operation may be reading the current ids
     const uint64_t seed = ep_mix(dice.Seed(), static_cast<uint64_t>(seat_.rank), 2);
     const unsigned num_experts = group.local_experts * static_cast<unsigned>(seat_.size);
-    memory_.DrawIds(slot, num_experts, seed, streams_[1]);
+    // A rank that sends a low-latency expert more rows than its share may overfill it, and the group fails.
+    const unsigned most = group.low_latency ? group.max_tokens : UINT_MAX;
+    memory_.DrawIds(slot, num_experts, most, seed, streams_[1]);
 }
 
 void Player::AskHandle(Draw& draw) {

@@ -40,16 +40,18 @@ Memory::~Memory() {
 
 void* Memory::IdsOf(unsigned handle) const { return ids_ + handle * kIdsBytes; }
 
-void Memory::DrawIds(unsigned handle, unsigned num_experts, uint64_t seed,
+void Memory::DrawIds(unsigned handle, unsigned num_experts, unsigned most, uint64_t seed,
                      cudaStream_t stream) const {
     static const int64_t kOdd[] = {-1,       -2,         INT64_MIN, INT64_MAX,
                                    INT_MIN,  1LL << 31,  1LL << 32, (1LL << 32) + 1};
     ep::Dice dice(seed);
     std::vector<int64_t> ids(kIdsBytes / sizeof(int64_t));
     const unsigned odd_one_in = dice.Between(2, 40);
+    std::vector<unsigned> drawn(num_experts + 1);
     for (int64_t& id : ids) {
-        id = dice.OneIn(odd_one_in) ? dice.Pick(kOdd)
-                                    : static_cast<int64_t>(dice.Below(num_experts + 1));
+        const unsigned expert = dice.Below(num_experts + 1);
+        const bool is_odd = dice.OneIn(odd_one_in) || drawn[expert]++ >= most;
+        id = is_odd ? dice.Pick(kOdd) : static_cast<int64_t>(expert);
     }
     EP_REQUIRE_CUDA(
         cudaMemcpyAsync(IdsOf(handle), ids.data(), kIdsBytes, cudaMemcpyHostToDevice, stream));

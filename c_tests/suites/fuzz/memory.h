@@ -49,8 +49,9 @@ class Memory {
     // Mapped host memory for a counter.
     void* host_counter() const { return host_counter_; }
 
-    // Draws new ids; `stream` and all others must be idle.
-    void DrawIds(unsigned handle, unsigned num_experts, uint64_t seed, cudaStream_t stream) const;
+    // Draws new ids, the same expert at `most` so often; `stream` and all others must be idle.
+    void DrawIds(unsigned handle, unsigned num_experts, unsigned most, uint64_t seed,
+                 cudaStream_t stream) const;
 
     // Fills all outputs with a pattern; the other function says whether it is still there. Streams
     // must be idle.

@@ -57,7 +57,8 @@ driver_table! {
     fn cuStreamGetCaptureInfo_v2(sys::CUstream, *mut sys::CUstreamCaptureStatus, *mut sys::cuuint64_t, *mut sys::CUgraph, *mut *const sys::CUgraphNode, *mut usize);
     fn cuUserObjectCreate(*mut sys::CUuserObject, *mut c_void, sys::CUhostFn, c_uint, c_uint);
     fn cuGraphRetainUserObject(sys::CUgraph, sys::CUuserObject, c_uint, c_uint);
-    fn cuStreamCreate(*mut sys::CUstream, c_uint);
+    fn cuStreamCreateWithPriority(*mut sys::CUstream, c_uint, c_int);
+    fn cuCtxGetStreamPriorityRange(*mut c_int, *mut c_int);
     fn cuStreamDestroy_v2(sys::CUstream);
     fn cuEventCreate(*mut sys::CUevent, c_uint);
     fn cuEventQuery(sys::CUevent);

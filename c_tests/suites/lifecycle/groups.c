@@ -218,7 +218,8 @@ void a_reset_beside_groups(EpEnv* env) {
         EP_CHECK(ended == ncclSuccess || ended == ncclUnhandledCudaError);
         (void)destroy_tensors(&trip, NULL);
         EP_REQUIRE(MPI_Barrier(MPI_COMM_WORLD) == MPI_SUCCESS);
-        EP_REQUIRE_NCCL(ncclCommDestroy(env->comm));
+        // NCCL's own ends badly behind a reset (2.28).
+        if (ep_on_hostsim()) EP_REQUIRE_NCCL(ncclCommDestroy(env->comm));
         ep_init_device(env);
         open_trip(&trip, kEpAlgorithms[i], place_of(env));
         EP_CHECK(make_trip(&trip));

@@ -8,7 +8,7 @@
 #include "reference/ll_run.h"
 #include "suites/formats/cases.h"
 
-enum { kMaxTokens = 7, kTopK = 3, kHidden = 272, kLocalExperts = 2 };
+enum { kMaxTokens = 7, kTopK = 3, kHidden = 272, kLocalExperts = 3 };
 
 static bool casts(const EpEnv* env) { return env->rank % 2 != 0; }
 

@@ -126,7 +126,7 @@ CUresult cuMemFree(CUdeviceptr address) {
 
 CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
     ForgetAllocation(address);
-    return static_cast<CUresult>(cudaFreeAsync(reinterpret_cast<void*>(address), stream));
+    return Result(cudaFreeAsync(reinterpret_cast<void*>(address), stream));
 }
 
 CUresult cuMemGetAddressRange(CUdeviceptr* begin, size_t* bytes, CUdeviceptr address) {

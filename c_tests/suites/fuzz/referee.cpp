@@ -85,7 +85,8 @@ void Referee::After(unsigned codes, ncclResult_t result) {
     Check(Permitted(codes, result), "result " + std::to_string(result));
     if (result != ncclSuccess) Check(IsText(text.c_str(), function_), "text \"" + text + "\"");
     Check(seconds <= rules_.limit_seconds, "took " + std::to_string(seconds) + " s");
-    Check(!strict() || cudaPeekAtLastError() == cudaSuccess, "leaves a CUDA error behind");
+    const cudaError_t left = cudaPeekAtLastError();
+    Check(!strict() || left == cudaSuccess, std::string("leaves ") + cudaGetErrorName(left) + " behind");
 }
 
 void Referee::Check(bool good, const std::string& what) {

@@ -195,7 +195,7 @@ int main(int argc, char** argv) {
                                   timeout_from_environment(kDefaultTimeoutMs), kSlackMs, ""};
     for (size_t i = 0; i < sizeof(kCases) / sizeof(kCases[0]); ++i) {
         // The CPU backend captures nothing.
-        if (kCases[i].run == a_rank_stops_before_a_replay && ep_on_host_backend()) continue;
+        if (strstr(kCases[i].name, "_replay") != NULL && ep_on_host_backend()) continue;
         if (strstr(kCases[i].name, word) != NULL) run_in_splits(&kCases[i], setting, losses);
     }
     printf("%llu passed, %llu failed\n", (unsigned long long)ep_passed(),

@@ -1,7 +1,6 @@
 // Calls that no graph can hold, while a stream is captured. Each works as it does otherwise, or is refused, and in
 // either case the capture goes on, in whatever mode, and the group works.
 #include "harness/graphs.h"
-#include "harness/nodes.h"
 #include "suites/graph/cases.h"
 #include "suites/graph/pairs.h"
 
@@ -108,10 +107,6 @@ static void make_a_group(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
 }
 
 void calls_beside_a_capture(EpEnv* env) {
-    if (ep_num_nodes() > 1) {
-        ep_skip("over several nodes an open capture and a group that begins or ends do not go together");
-        return;
-    }
     const ncclEpAlgorithm_t algorithm = ep_algorithm_for_any_case(env);
     LlPair pair;
     LlPair ending;

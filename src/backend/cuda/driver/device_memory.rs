@@ -86,6 +86,7 @@ impl DeviceMemory for CudaMemory {
 
     fn is_idle(&self, stream: Stream) -> Result<bool> {
         let _entered = self.context().enter_alive()?;
+        let _apart = ApartFromCaptures::enter()?;
         driver::is_idle(stream)
     }
 

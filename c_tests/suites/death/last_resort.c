@@ -69,13 +69,7 @@ void stalls_where_no_thread_is_left(DeathRank* self) {
         meet(self, kNoticed, self->env.size);
         expect_victim_named(self);
     }
-    // Memory that a peer maps is freed only after the kernels of all ranks have ended.
-    meet(self, kAllKnow, self->env.size);
-    close_work(self, &work);
-    EP_CHECK_NCCL(ncclCommAbort(self->env.comm));
-    expect_context_usable(self);
-    if (!is_victim(self)) go_on_without_victim(self);
-    EP_CHECK_CUDA(cudaStreamDestroy(self->env.stream));
+    finish_behind_a_stall(self, &work);
 }
 
 // A device whose memory is freed takes no copy, by which it would learn of the failures.

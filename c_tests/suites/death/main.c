@@ -173,13 +173,7 @@ static void stalls_and_comes_back(DeathRank* self) {
         expect_victim_named(self);
     }
     expect_context_usable(self);
-    // Memory that a peer maps is freed only after the kernels of all ranks have ended.
-    meet(self, kAllKnow, self->env.size);
-    close_work(self, &work);
-    EP_CHECK_NCCL(ncclCommAbort(self->env.comm));
-    expect_context_usable(self);
-    if (!is_victim(self)) go_on_without_victim(self);
-    EP_CHECK_CUDA(cudaStreamDestroy(self->env.stream));
+    finish_behind_a_stall(self, &work);
 }
 
 // ---- The program -------------------------------------------------------------------------------

@@ -67,6 +67,16 @@ void finish_survivor(DeathRank* self, Work* work) {
     EP_CHECK_CUDA(cudaStreamDestroy(self->env.stream));
 }
 
+void finish_behind_a_stall(DeathRank* self, Work* work) {
+    // Memory that a peer maps is freed only after the kernels of all ranks have ended.
+    meet(self, kAllKnow, self->env.size);
+    close_work(self, work);
+    EP_CHECK_NCCL(ncclCommAbort(self->env.comm));
+    expect_context_usable(self);
+    if (!is_victim(self)) go_on_without_victim(self);
+    EP_CHECK_CUDA(cudaStreamDestroy(self->env.stream));
+}
+
 ncclResult_t create_ht_handle(const EpEnv* env, ncclEpGroup_t group, void* ids,
                                      ncclEpHandle_t* handle) {
     EpView view;

@@ -25,6 +25,8 @@ void close_work(DeathRank* self, Work* work);
 // Ends a group that nothing has failed in, though it lacks the victim.
 void end_without_victim(DeathRank* self, Work* work);
 void finish_survivor(DeathRank* self, Work* work);
+// The same on all ranks, where the victim has come back and has learned of the failure.
+void finish_behind_a_stall(DeathRank* self, Work* work);
 
 // ---- Cases of other files ----------------------------------------------------------------------
 

@@ -18,15 +18,6 @@ static cudaGraphExec_t capture(LlRun* run, cudaStream_t stream) {
     return ep_instantiate(ep_end_capture(stream));
 }
 
-static void replay(LlRun* run, cudaGraphExec_t graph) {
-    ll_prepare_dispatch(run);
-    ll_prepare_combine(run);
-    EP_CHECK_CUDA(cudaGraphLaunch(graph, run->env->stream));
-    ep_sync(run->env);
-    ll_check_dispatch(run);
-    ll_check_combine(run);
-}
-
 static void wait_for(void* is_open) {
     while (!atomic_load((atomic_bool*)is_open)) usleep(kPauseUs);
 }
@@ -53,7 +44,7 @@ void groups_end_before_their_graphs(EpEnv* env) {
         ll_prepare_dispatch(run);
         ll_prepare_combine(run);
         graphs[i] = capture(run, env->stream);
-        if (graphs[i] != NULL) replay(run, graphs[i]);
+        if (graphs[i] != NULL) ll_run_replay(run, graphs[i]);
         // The graph of the group before has outlived it.
         if (i > 0 && graphs[i - 1] != NULL) EP_CHECK_CUDA(cudaGraphExecDestroy(graphs[i - 1]));
         if (i > 0) dispatch_behind_a_gate(run);

@@ -13,15 +13,6 @@ static void open_pair(LlPair* pair, EpEnv* env) {
     }
 }
 
-static void replay(LlRun* run, cudaGraphExec_t graph) {
-    ll_prepare_dispatch(run);
-    ll_prepare_combine(run);
-    EP_CHECK_CUDA(cudaGraphLaunch(graph, run->env->stream));
-    ep_sync(run->env);
-    ll_check_dispatch(run);
-    ll_check_combine(run);
-}
-
 // ---- On a captured stream ----------------------------------------------------------------------
 
 static ncclResult_t create_group(const EpEnv* env, cudaStream_t stream, ncclEpGroup_t* group) {
@@ -72,7 +63,7 @@ static void calls_in_a_capture_of(EpEnv* env, enum cudaStreamCaptureMode mode) {
         replace_handle(other, pair.group, env->stream);
         EP_CHECK_NCCL(ll_launch_combine(run, env->stream, false));
         cudaGraphExec_t graph = ep_instantiate(ep_end_capture(env->stream));
-        replay(run, graph);
+        ll_run_replay(run, graph);
         ll_dispatch(other);
         ll_combine(other);
         EP_REQUIRE_CUDA(cudaGraphExecDestroy(graph));
@@ -123,7 +114,7 @@ void calls_beside_a_capture(EpEnv* env) {
         make_a_group(env, algorithm);
         EP_CHECK_NCCL(ll_launch_combine(run, pair.aside, false));
         cudaGraphExec_t graph = ep_instantiate(ep_end_capture(pair.aside));
-        replay(run, graph);
+        ll_run_replay(run, graph);
         EP_REQUIRE_CUDA(cudaGraphExecDestroy(graph));
     } else {
         EP_CHECK_NCCL(ncclEpGroupDestroy(ending.group, env->stream));

@@ -25,6 +25,15 @@ void ll_pair_close(LlPair* pair) {
     EP_CHECK_NCCL(ncclEpGroupDestroy(pair->group, pair->env->stream));
 }
 
+void ll_run_replay(LlRun* run, cudaGraphExec_t graph) {
+    ll_prepare_dispatch(run);
+    ll_prepare_combine(run);
+    EP_CHECK_CUDA(cudaGraphLaunch(graph, run->env->stream));
+    ep_sync(run->env);
+    ll_check_dispatch(run);
+    ll_check_combine(run);
+}
+
 void ht_pair_open_run(HtPair* pair, HtRun* run, uint64_t seed) {
     const HtOpening opening = {kHtRowsExact, kHtNoCounter, seed};
     ht_run_open_with(run, pair->env, pair->group, &pair->shape, kRefMessy, true, opening);

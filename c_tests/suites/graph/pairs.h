@@ -17,6 +17,8 @@ typedef struct {
 
 void ll_pair_open(LlPair* pair, EpEnv* env, RefStyle style);
 void ll_pair_close(LlPair* pair);
+// Launches a graph of a dispatch and a combine of `run`, and checks what comes of it.
+void ll_run_replay(LlRun* run, cudaGraphExec_t graph);
 
 typedef struct {
     EpEnv* env;

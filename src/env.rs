@@ -346,8 +346,8 @@ mod tests {
         let is_name = |word: &&str| word.starts_with(PREFIX) && *word != PREFIX;
         let names = docs.split('`').filter(is_name);
         let set = include_str!("../scripts/env.sh").lines();
-        let exported = set.filter_map(|line| line.strip_prefix("export "));
-        let exported = exported.flat_map(|line| line.split([' ', '=']));
+        let exported = set.filter_map(|line| line.split_once("export "));
+        let exported = exported.flat_map(|(_, names)| names.split([' ', '=']));
         let exported = exported.filter(|name| name.starts_with(PREFIX));
         for name in names.chain(exported).map(|it| it.split('=').next()) {
             let name = name.unwrap_or_default();

@@ -246,9 +246,9 @@ ncclResult_t ncclEpTensorCreate(ncclEpGroup_t ep_group,
 // the group was destroyed. Other data is freed by the `free_fn` of `ep_group`, or kept if
 // `ep_group` is NULL. `free()` releases the arrays. `cudaFree`, which frees data where no
 // `free_fn` was given, waits for the device: while an exchange or operation of this library runs
-// or is stuck there, or a graph has one, the data stays allocated until a later call. Of 256 such
-// allocations, or 256 MiB that wait for graphs alone, the oldest are freed without waiting: what
-// uses the data must be over.
+// or is stuck there, or a graph has one (on one node: or a living group was captured), the data
+// stays allocated until a later call. Of 256 such allocations, or 256 MiB that wait for graphs
+// alone, the oldest are freed without waiting: what uses the data must be over.
 //
 // @param ep_group  the tensor's group, alive or destroyed, or NULL
 // @param tensor    the descriptor

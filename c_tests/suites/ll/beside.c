@@ -66,7 +66,9 @@ static ncclResult_t combine_beside(LlRun* run, ncclEpGroup_t group, ncclComm_t o
     return state;
 }
 
-static void run_with(const EpEnv* env, unsigned channels, bool hangs) {
+typedef enum { kPasses, kHangs, kEither } Outcome;
+
+static void run_with(const EpEnv* env, unsigned channels, Outcome outcome) {
     const LlShape shape = {kLocalExperts * (unsigned)env->size, kTokens, kTopK, ncclBfloat16,
                            kWide};
     cudaStream_t other = NULL;
@@ -85,7 +87,8 @@ static void run_with(const EpEnv* env, unsigned channels, bool hangs) {
     ll_prepare_combine(&run);
     EP_CHECK_CUDA(cudaDeviceSynchronize());
     const ncclResult_t state = combine_beside(&run, group, own, sums, other);
-    EP_CHECK_EQ_I64(state, hangs ? ncclRemoteError : ncclSuccess);
+    if (outcome != kEither) EP_CHECK_EQ_I64(state, outcome == kHangs ? ncclRemoteError : ncclSuccess);
+    EP_CHECK(state == ncclSuccess || state == ncclRemoteError);
     if (state == ncclSuccess) ll_check_combine(&run);
     ep_barrier();
     EP_CHECK_NCCL(ncclEpHandleDestroy(run.handle));
@@ -103,6 +106,8 @@ void ll_beside_collectives(EpEnv* env) {
     void* found = dlsym(RTLD_DEFAULT, "ncclAllReduce");
     EP_REQUIRE(found != NULL);
     memcpy(&g_all_reduce, &found, sizeof(found));
-    run_with(env, kFewChannels, false);
-    run_with(env, kAllChannels, ep_num_nodes() == 1);
+    run_with(env, kFewChannels, kPasses);
+    // A block of an exact combine leaves an all-reduce of few GPUs room beside it.
+    const Outcome hangs = ref_ll_sum() == kRefExact ? kEither : kHangs;
+    run_with(env, kAllChannels, ep_num_nodes() == 1 ? hangs : kPasses);
 }

@@ -24,7 +24,7 @@ places := EP_LIBDIR="$$NCCL_EP_TARGET/release" OUT="$$NCCL_EP_TARGET/c"
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-lib setup-gpu setup-demo setup-gpu-tests setup-package lib header programs simt-programs run check \
         test sanitize gpu-programs gpu-test gpu-package gpu-bench install uninstall wheel release \
-        third-party setup-wheel clean
+        third-party setup-wheel setup-plots plots clean
 # Two set-ups at once would fetch the same things.
 .NOTPARALLEL:
 
@@ -49,6 +49,9 @@ setup-gpu-tests:
 
 setup-wheel:
 	@scripts/setup.sh --library --wheel
+
+setup-plots:
+	@scripts/setup.sh --plots
 
 setup-package:
 	@scripts/setup.sh --pytest
@@ -87,8 +90,11 @@ gpu-package: export NCCL_EP_CUDA = require
 gpu-package: setup-package gpu-programs ## Gather what gpu-test needs on a machine without compilers
 	@$(env) scripts/gpu_package.sh "$$NCCL_EP_TARGET/gpu-package"
 
-gpu-bench: setup-gpu gpu-programs ## Benchmark on the GPUs of this machine, results in bench/results/
+gpu-bench: setup-gpu gpu-programs ## Benchmark on the GPUs of this machine, results in bench/results/, which git ignores
 	@$(env) bench/run_sweep.py $(ARGS)
+
+plots: setup-plots ## Draw docs/plots/ anew from bench/results.csv, with matplotlib
+	@$(env) PYTHONPATH="$$NCCL_EP_DEPS/plots" bench/plot.py
 
 install: ## Install what `make lib` built: prefix (/usr/local), libdir, includedir, DESTDIR, VERSIONED=1
 	@scripts/install.sh install $(settings)

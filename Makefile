@@ -24,7 +24,7 @@ places := EP_LIBDIR="$$NCCL_EP_TARGET/release" OUT="$$NCCL_EP_TARGET/c"
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-lib setup-gpu setup-demo setup-gpu-tests setup-package lib header programs simt-programs run check \
         test sanitize gpu-programs gpu-test gpu-package gpu-bench install uninstall wheel release \
-        third-party setup-wheel clean
+        setup-wheel setup-plots plots clean
 # Two set-ups at once would fetch the same things.
 .NOTPARALLEL:
 
@@ -50,11 +50,15 @@ setup-gpu-tests:
 setup-wheel:
 	@scripts/setup.sh --library --wheel
 
+setup-plots:
+	@scripts/setup.sh --plots
+
 setup-package:
 	@scripts/setup.sh --pytest
 
 lib: setup-lib ## Build libnccl_ep.so, libnccl_ep.a and the CPU stand-ins
-	@$(env) cargo build --release --locked --workspace
+	@$(env) cargo build --release --locked --workspace; \
+	    scripts/third_party.py "$$NCCL_EP_TARGET/release/THIRD-PARTY.txt"
 
 header: setup-lib ## Write the generated headers anew from the Rust sources
 	@$(env) NCCL_EP_CUDA=off NCCL_EP_UPDATE_HEADER=1 cargo test --locked --test header --test kernel_params
@@ -87,8 +91,11 @@ gpu-package: export NCCL_EP_CUDA = require
 gpu-package: setup-package gpu-programs ## Gather what gpu-test needs on a machine without compilers
 	@$(env) scripts/gpu_package.sh "$$NCCL_EP_TARGET/gpu-package"
 
-gpu-bench: setup-gpu gpu-programs ## Benchmark on the GPUs of this machine, results in bench/results/
+gpu-bench: setup-gpu gpu-programs ## Benchmark on the GPUs of this machine, results in bench/results/, which git ignores
 	@$(env) bench/run_sweep.py $(ARGS)
+
+plots: setup-plots ## Draw docs/plots/ anew from bench/results.csv, with matplotlib
+	@$(env) PYTHONPATH="$$NCCL_EP_DEPS/plots" bench/plot.py
 
 install: ## Install what `make lib` built: prefix (/usr/local), libdir, includedir, DESTDIR, VERSIONED=1
 	@scripts/install.sh install $(settings)
@@ -102,9 +109,6 @@ wheel: lib setup-wheel ## Build the Python package with the library inside, in t
 release: export NCCL_EP_CUDA = require
 release: lib setup-wheel ## Build what a release has, in target/release-files: tarball, wheel, checksums
 	@$(env) scripts/release.sh "$$NCCL_EP_TARGET/release-files"
-
-third-party: setup-lib ## Write packaging/THIRD-PARTY.txt anew, after a change of dependencies
-	@$(env) scripts/third_party.py
 
 clean: ## Remove what was built; .deps/ stays
 	@$(env) cargo clean && $(MAKE) -s -C c_tests clean $(places)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-NOT_YET = "not measured yet"
+from collections.abc import Iterable, Sequence
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
+def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    made = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
+    return "\n".join([*made, *("| " + " | ".join(line) + " |" for line in lines)]) + "\n"
 
 
 def number(value: float | None, digits: int = 1) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
+
+
+def numbers(values: Iterable[float | None], digits: int = 1) -> list[str]:
+    return [number(value, digits) for value in values]

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs ep_bench over ranks, tokens, SMs and routings and writes bench/results/NAME.json.
 
-Needs Python's standard library, mpirun and the programs, no compiler: --prebuilt takes them from a
+git ignores that folder: rows.py turns a file into rows of results.csv. Needs Python's standard library, mpirun and the programs, no compiler: --prebuilt takes them from a
 directory made elsewhere (DIR/gpu/ep_bench, libraries in DIR/lib). The file is written after each
 run, so a run that fails or hangs costs only itself.
 """
@@ -23,7 +23,7 @@ import tempfile
 import time
 from typing import Any
 
-from data import OURS, RESULTS, ROOT, tokens_name, value_at
+from rows import BENCH, OURS, ROOT, tokens_name, value_at
 
 sys.path.append(str(ROOT / "scripts"))
 try:
@@ -164,7 +164,8 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--no-validate", action="store_true",
                         help="without validation, for another library that orders rows otherwise")
     parser.add_argument("--name", help="of the result file (GPU, label, date)")
-    parser.add_argument("--out", type=pathlib.Path, default=RESULTS, help="directory of results")
+    parser.add_argument("--out", type=pathlib.Path, default=BENCH / "results",
+                        help="directory of results")
     parser.add_argument("--library", metavar="DIR", type=pathlib.Path,
                         help="measure the libnccl_ep.so of this directory instead")
     parser.add_argument("--label", default=OURS, help="name of the measured library")

@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Tests of the measuring tools without a GPU: a sweep of each mode on the CPU stand-ins, then
-pictures and tables from it. Ends with the line `N passed, N failed`.
+"""Tests of the measuring tools without a GPU: a sweep of each mode on the CPU stand-ins, rows of results.csv
+from it, then tables and pictures. Ends with the line `N passed, N failed`.
 
-Needs the programs (`make programs`). Times of the stand-ins are never shown, so the tests draw a
-copy that claims to be measured on GPUs; it stays in a temporary directory.
+Needs the programs (`make programs`). Times of the stand-ins never become rows, so the tests convert a copy
+that claims to be measured on GPUs.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import pathlib
@@ -19,19 +20,15 @@ import sys
 import tempfile
 import unittest
 import unittest.mock
-import xml.dom.minidom
 from typing import Any
 
-import data
-import markdown
 import plot
-import plot_ht
-import plot_ll
+import results
+import rows
 import run_sweep
 import table
 from selftest_command_line import CastTest, CommandLineTest  # noqa
 from selftest_guide import *  # noqa: F403
-from selftest_scale import NodesTest, ScaleBorderTest, ScaleFilesTest, ScaleFormulaTest  # noqa
 
 _LL_SWEEP = ("--algorithm", "ll", "--ranks", "2", "--tokens", "1..4")
 _HT_SWEEP = ("--algorithm", "ht", "--ranks", "4", "--tokens", "64,4096")
@@ -58,13 +55,12 @@ def _program() -> pathlib.Path:
     return run_sweep.default_target() / "c" / "host" / "ep_bench"
 
 
-def _as_if_measured(content: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """A copy that may be shown, with `changes` in its configuration."""
+def _as_if_measured(content: dict[str, Any]) -> dict[str, Any]:
+    """A copy that becomes rows."""
     copy = json.loads(json.dumps(content))
     for run in copy["runs"]:
-        run["config"].update({"backend": "cuda", "hidden": 7168, "experts": 256, "ranks": 4,
-                              **changes})
-        run["machine"]["gpu"] = "a <GPU>"
+        run["config"]["backend"] = "cuda"
+        run["machine"].update({"gpu": "NVIDIA H200", "nccl": 22803})
     return copy
 
 
@@ -82,12 +78,9 @@ class Sweep(unittest.TestCase):
         cls.folder = pathlib.Path(temporary.name)
         cls.content = _results(cls.folder, *cls.options)
 
-    def runs(self, *contents: dict[str, Any]) -> list[data.Run]:
-        files = []
-        for index, content in enumerate(contents):
-            files.append(self.folder / f"case-{index}.json")
-            files[-1].write_text(json.dumps(content))
-        return data.load_runs(files)
+    def rows(self, content: dict[str, Any] | None = None) -> list[dict[str, str]]:
+        """The rows of a content, by default of the sweep as if it had been measured."""
+        return list(rows.rows_of(content or _as_if_measured(self.content), "trial"))
 
 
 class LowLatencyTest(Sweep):
@@ -123,63 +116,101 @@ class LowLatencyTest(Sweep):
         self.assertEqual(done.returncode, 2)
         self.assertIn("no stream capture here", done.stderr)
 
-    def test_times_of_the_stand_ins_are_not_shown(self) -> None:
-        self.assertEqual(self.runs(self.content), [])
+    def test_times_of_the_stand_ins_become_no_rows(self) -> None:
+        self.assertEqual(self.rows(self.content), [])
 
-    def test_other_configurations_are_not_shown(self) -> None:
-        self.assertEqual(self.runs(_as_if_measured(self.content, hidden=4096)), [])
-
-    def test_wrong_data_is_not_shown(self) -> None:
+    def test_wrong_data_becomes_no_row(self) -> None:
         content = _as_if_measured(self.content)
         content["runs"][0]["results"][1]["wrong_rows"]["combine"] = 1
-        shown = self.runs(content)[0].results
-        self.assertEqual([entry["tokens"] for entry in shown], [1, 4])
+        self.assertEqual([row["tokens"] for row in self.rows(content)], ["1", "4"])
 
-    def test_the_fuller_run_counts_then_the_later(self) -> None:
-        old, later, single = (_as_if_measured(self.content) for _ in range(3))
-        later["runs"][0]["date"] = "2100-01-01T00:00:00+00:00"
-        single["runs"][0]["date"] = "2200-01-01T00:00:00+00:00"
-        del single["runs"][0]["results"][1:]
-        dates = [run.date for run in self.runs(later, single, old)]
-        self.assertEqual(dates, ["2100-01-01T00:00:00+00:00"])
-
-    def test_a_picture_shows_what_was_measured(self) -> None:
-        records = data.load_records()
-        empty = plot_ll.draw(4, [], records)
-        self.assertIn("not measured yet", empty)
-        drawn = plot_ll.draw(4, self.runs(_as_if_measured(self.content)), records)
-        self.assertNotIn("not measured yet", drawn)
-        circles = xml.dom.minidom.parseString(drawn).getElementsByTagName("circle")
-        # Three panels of three points, and the legend's.
-        self.assertEqual(len(circles), 3 * 3 + 1)
-
-    def test_tables_hold_measured_values_and_verdicts(self) -> None:
-        document = "<!-- table: targets -->\nold\n<!-- end -->\n"
-        records = data.load_records()
-        empty = table.fill(document, [], records)
-        self.assertNotIn("old", empty)
-        self.assertIn(markdown.NOT_YET, empty)
+    def test_a_row_has_what_was_measured(self) -> None:
         content = _as_if_measured(self.content)
-        entry = content["runs"][0]["results"][0]
-        entry["idle"]["dispatch"]["median_us"] = 11.5
-        entry["idle"]["combine"]["median_us"] = 13.2
-        filled = table.fill(document, self.runs(content), records)
-        self.assertIn("| 4 | 1 | <= 12 | 11.5 | met |", filled)
-        self.assertIn("| 4 | 1 | <= 12 | 13.2 | missed by 10.0 % |", filled)
-        self.assertEqual(filled, table.fill(filled, self.runs(content), records))
+        run, entry = content["runs"][0], content["runs"][0]["results"][2]
+        row = self.rows(content)[2]
+        described = {"gpus": "2", "card": "H200", "nccl": "2.28.3", "library": rows.OURS,
+                     "set": "trial", "mode": "ll", "tokens": "4", "hidden": "64", "experts": "16",
+                     "rows": "bfloat16", "routing": "scores", "sms": "", "options": "",
+                     "date": run["date"][:10], "command": run["command"]}
+        self.assertEqual(described, {column: row[column] for column in described})
+        for column, path in (("idle_dispatch", "idle.dispatch.median_us"),
+                             ("queued_pair", "queued.pair.median_us"),
+                             ("waited_combine", "reference.combine.median_us"),
+                             ("waited_pair", "reference.total.median_us"),
+                             ("host_combine", "host_call.combine.median_us"),
+                             ("host_combine_p99", "host_call.combine.p99_us")):
+            self.assertAlmostEqual(float(row[column]), rows.value_at(entry, path), 3, column)
+        self.assertEqual((row["graph_pair"], row["kernel_pair"]), ("", ""))
 
-    def test_the_floor_is_that_of_the_records(self) -> None:
-        floor = data.floor_of(8, data.load_records())
+    def test_a_row_says_what_was_unusual(self) -> None:
+        content = _as_if_measured(self.content)
+        run = content["runs"][0]
+        run["config"].update({"dispatch": "fp8", "cast": "outside", "masked": 0, "channels": 99,
+                              "nodes": 2})
+        entry = run["results"][0]
+        entry["max_tokens"] = 8
+        entry["idle"]["cast"] = {"dispatch": {"median_us": 1.5}, "pair": {"median_us": 2.25}}
+        alone = {"idle": {"dispatch": {"median_us": 0.5}}}
+        entry["network"] = {"nccl_alone": alone}
+        row, nccl = self.rows(content)[:2]
+        self.assertEqual(row["options"], "cast before; 0 masked; at most 8 tokens")
+        self.assertEqual((row["rows"], row["sms"], row["nodes"]), ("fp8", "64", "2"))
+        self.assertEqual((row["idle_dispatch"], row["idle_pair"]), ("1.5", "2.25"))
+        self.assertEqual((nccl["library"], nccl["idle_dispatch"]), ("NCCL alone", "0.5"))
+
+    def test_appended_rows_are_read_again(self) -> None:
+        file = self.folder / "results.csv"
+        source = self.folder / "measured.json"
+        source.write_text(json.dumps(_as_if_measured(self.content)))
+        shutil.copy(rows.FILE, file)
+        words = ["rows.py", str(source), "--set", "trial", "--append"]
+        with unittest.mock.patch.object(rows, "FILE", file), \
+                unittest.mock.patch.object(sys, "argv", words):
+            self.assertEqual(rows.main(), 0)
+        before, after = results.load(), results.load(file)
+        self.assertEqual(after[:len(before)], before)
+        self.assertEqual([row.fields for row in after[len(before):]], self.rows())
+
+
+class ShownTest(unittest.TestCase):
+    """The committed rows, tables and pictures."""
+
+    def test_they_are_up_to_date(self) -> None:
+        all_rows = results.load()
+        for document in table.DOCUMENTS:
+            content = document.read_text()
+            self.assertEqual(content, table.fill(content, all_rows), "run bench/table.py")
+        for name, digest in plot.digests(plot.pictures(all_rows)).items():
+            self.assertIn(digest, (plot.PLOTS / f"{name}.svg").read_text(), "run make plots")
+
+    def test_every_table_stands_in_a_document(self) -> None:
+        written = "".join(document.read_text() for document in table.DOCUMENTS)
+        self.assertEqual({name for name in table.TABLES if f"table: {name} -->" not in written},
+                         set())
+
+    def test_another_result_changes_table_and_picture(self) -> None:
+        all_rows = results.load()
+        index = all_rows.index(results.where(all_rows, name="sweep", mode="ll", ranks=4,
+                                             tokens=128)[0])
+        changed = list(all_rows)
+        changed[index] = dataclasses.replace(
+            all_rows[index], fields={**all_rows[index].fields, "graph_pair": "43.21"})
+        document = "<!-- table: peers-ll -->\nold\n<!-- end -->\n"
+        self.assertIn("| graph | 20.0 | 22.4 | 42.0 |", table.fill(document, all_rows))
+        self.assertIn("| graph | 20.0 | 22.4 | 43.2 |", table.fill(document, changed))
+        before, after = (plot.digests(plot.pictures(each)) for each in (all_rows, changed))
+        self.assertEqual({name for name in before if before[name] != after[name]}, {"low-latency"})
+
+    def test_every_row_has_figures_of_known_columns(self) -> None:
+        for row in results.load():
+            self.assertEqual(tuple(row.fields), rows.COLUMNS)
+            self.assertTrue(row.ways(), row.fields)
+
+    def test_the_floor_is_that_of_the_wire(self) -> None:
+        floor = results.Floor(8)
         self.assertAlmostEqual(floor.ranks_per_token, 5.3, delta=0.05)
         self.assertAlmostEqual(floor.wire_bytes(128) / 1e6, 8.5, delta=0.05)
-
-    def test_the_committed_tables_and_pictures_are_up_to_date(self) -> None:
-        runs, records = data.load_runs(data.result_files()), data.load_records()
-        for document in (file.read_text() for file in table.DOCUMENTS):
-            self.assertEqual(document, table.fill(document, runs, records), "run bench/table.py")
-        drawn = plot.draw_all(runs, records)
-        committed = {file.name: file.read_text() for file in plot.PLOTS.glob("*.svg")}
-        self.assertEqual(committed, drawn, "run bench/plot.py")
+        self.assertAlmostEqual(floor.us(128), 29.6, delta=0.05)
 
 
 class UnevenTest(Sweep):
@@ -190,7 +221,7 @@ class UnevenTest(Sweep):
     def test_every_rank_has_its_tokens_and_right_data(self) -> None:
         entries = self.content["runs"][0]["results"]
         self.assertEqual([entry["tokens_by_rank"] for entry in entries], [[8, 8], [8, 1], [0, 8]])
-        self.assertEqual([data.tokens_name(entry) for entry in entries], ["8", "8/1", "0/8"])
+        self.assertEqual([rows.tokens_name(entry) for entry in entries], ["8", "8/1", "0/8"])
         for entry in entries:
             self.assertEqual((entry["tokens"], entry["max_tokens"]), (8, 8))
             self.assertEqual(entry["wrong_rows"], {"dispatch": 0, "combine": 0})
@@ -221,36 +252,9 @@ class UnevenTest(Sweep):
         arguments.tokens = "uneven"
         self.assertEqual([job.tokens for job in run_sweep.jobs_of("ll", 4, arguments)], [four])
 
-    def test_they_do_not_stand_among_even_ones(self) -> None:
-        even, uneven = (_as_if_measured(self.content, ranks=2) for _ in range(2))
-        del even["runs"][0]["results"][1:]
-        runs = self.runs(uneven, even)
-        self.assertEqual([len(run.results) for run in runs], [1, 3])
-        self.assertEqual([data.find(runs, "ll", 2), data.find(runs, "ll", 2, uneven=True)], runs)
-        self.assertEqual(plot.draw_all(runs, data.load_records()),
-                         plot.draw_all(runs[:1], data.load_records()))
-        uneven["runs"][0]["results"][1]["max_tokens"] = 1024  # a group larger than needed
-        self.assertEqual(len(self.runs(uneven, even)), 1)
-
-    def test_the_table_compares_with_the_even_batch(self) -> None:
-        document = "<!-- table: uneven 4 -->\nold\n<!-- end -->\n"
-        records = data.load_records()
-        self.assertIn(markdown.NOT_YET, table.fill(document, [], records))
-        content = _as_if_measured(self.content)
-        for entry, time in zip(content["runs"][0]["results"], (20, 21, 15)):
-            entry["graph"] = {"pair": {"median_us": time}}
-            entry["idle"]["dispatch"]["median_us"] = time + 1
-        filled = table.fill(document, self.runs(content), records)
-        for row in ("| 8 | 20.0 | 1.00 | 21.0 |", "| 8/1 | 21.0 | 1.05 | 22.0 |",
-                    "| 0/8 | 15.0 | 0.75 | 16.0 |"):
-            self.assertIn(row, filled)
-        del content["runs"][0]["results"][0]
-        self.assertIn("| 8/1 | 21.0 | - | 22.0 |",
-                      table.fill(document, self.runs(content), records))
-
 
 class HighThroughputTest(Sweep):
-    """Routings, numbers of SMs, and pictures and tables of them."""
+    """Routings and numbers of SMs."""
 
     options = (*_HT_SWEEP, "--routing", "uniform,zipf:1.5", "--channels", "4,12,all")
 
@@ -269,7 +273,7 @@ class HighThroughputTest(Sweep):
                                        entry["received_imbalance"] * entry["received_rows"], 3)
 
     def test_counts_are_those_of_the_routing(self) -> None:
-        floor = data.Floor(4, 346, 5, experts=16)
+        floor = results.Floor(4, experts=16)
         entry = self.content["runs"][0]["results"][1]
         # Every row sent is received; with 4096 tokens the mean is close to the expectation.
         self.assertEqual(entry["received_rows"] * 2 * 64, entry["bytes"]["dispatch"]["dedup"])
@@ -307,32 +311,10 @@ class HighThroughputTest(Sweep):
         self.assertEqual({job.tokens for job in jobs}, {"512..16384", "4096"})
         self.assertEqual(len(jobs), len(set(jobs)))
 
-    def test_pictures_and_tables_show_what_was_measured(self) -> None:
-        runs = self.runs(_as_if_measured(self.content))
-        records = data.load_records()
-        self.assertIn(markdown.NOT_YET, plot_ht.draw(4, [], records))
-        drawn = plot_ht.draw(4, runs, records)
-        self.assertNotIn(markdown.NOT_YET, drawn)
-        circles = xml.dom.minidom.parseString(drawn).getElementsByTagName("circle")
-        # Two panels of two series of two points, a panel of one of three, the legend's.
-        self.assertEqual(len(circles), 2 * 2 * 2 + 3 + 3)
-        for name, rows in (("htsweep 4", 2), ("htbudgets 4", 3), ("htzipf 4", 2),
-                           ("htpeers 4", 2 + 4)):
-            document = f"<!-- table: {name} -->\nold\n<!-- end -->\n"
-            empty = table.fill(document, [], records)
-            self.assertIn(markdown.NOT_YET, empty)
-            filled = table.fill(document, runs, records)
-            self.assertNotIn(markdown.NOT_YET, filled)
-            self.assertEqual(filled.count("\n| "), 1 + rows, filled)
-
-    def test_a_target_for_any_number_of_sms_takes_the_best(self) -> None:
-        content = _as_if_measured(self.content)
-        for run, time in zip(content["runs"], (700, 600, 500, 1, 1, 1)):
-            run["results"][1]["idle"]["dispatch"]["median_us"] = time
-        filled = table.fill("<!-- table: targets -->\n<!-- end -->\n", self.runs(content),
-                            data.load_records())
-        self.assertIn("24 SMs | 4 | 4096 | <= 560 | 600.0 | missed by 7.1 % |", filled)
-        self.assertIn("any number of SMs | 4 | 4096 | <= 520 | 500.0 | met |", filled)
+    def test_rows_name_routing_and_sms(self) -> None:
+        self.assertEqual([(row["routing"], row["sms"], row["tokens"]) for row in self.rows()],
+                         [(routing, sms, tokens) for routing in ("scores", "zipf:1.5")
+                          for sms in ("8", "24", "64") for tokens in ("64", "4096")])
 
 
 class MachineTest(unittest.TestCase):
@@ -369,7 +351,7 @@ class MachineTest(unittest.TestCase):
         self.assertEqual(path.split(":"), expected)
 
     def test_the_sweep_alone_runs_programs_made_elsewhere(self) -> None:
-        for file in (run_sweep.__file__, data.__file__):
+        for file in (run_sweep.__file__, rows.__file__):
             shutil.copy(file, self.folder)
         (self.folder / "host").mkdir()
         (self.folder / "host" / "ep_bench").symlink_to(_program())

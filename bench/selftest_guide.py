@@ -1,4 +1,4 @@
-"""Tests of the guide: its memory formulas and diagrams, and its page about ep_bench."""
+"""Tests of the guide: its memory formulas, and its page about ep_bench."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import re
 import subprocess
 import sys
 import unittest
-import xml.dom.minidom
 
-import data
-import diagrams
+import results
+import rows
 import run_sweep
 
-sys.path.insert(0, str(data.ROOT / "python"))
+sys.path.insert(0, str(rows.ROOT / "python"))
 from nccl_ep import memory
 
-__all__ = ["DiagramsTest", "EpBenchPageTest", "MemoryTest"]
+__all__ = ["EpBenchPageTest", "MemoryTest"]
 
 # Runs in which something besides the group took memory meanwhile: other runs of the same shape
 # took 6 and 34 MiB.
@@ -31,31 +30,31 @@ class MemoryTest(unittest.TestCase):
 
     def test_low_latency_takes_what_was_measured(self) -> None:
         compared = 0
-        for run in data.load_runs(data.result_files()):
-            for entry in run.results if run.algorithm == "ll" else ():
-                measured = entry["library_bytes"] / memory.MIB
-                tokens = entry.get("max_tokens") or entry["tokens"]
-                if measured == _OUTLIERS.get((run.ranks, tokens)):
-                    continue
-                shape = memory.Shape(run.algorithm, run.ranks, tokens)
-                self.assertLessEqual(abs(measured - _mebibytes(shape)), 2.5, shape)
-                compared += 1
+        for row in results.where(results.load(), mode="ll", library=rows.OURS, nodes=1):
+            measured = row.number("memory_mib")
+            ranks = int(row["ranks"])
+            if (row["set"] not in ("sweep", "uneven") or measured is None
+                    or measured == _OUTLIERS.get((ranks, row.tokens))):
+                continue
+            shape = memory.Shape("ll", ranks, row.tokens)
+            self.assertLessEqual(abs(measured - _mebibytes(shape)), 2.5, shape)
+            compared += 1
         self.assertGreater(compared, 25)
 
     def test_the_tables_of_the_documents(self) -> None:
-        guide = (data.ROOT / "docs" / "guide" / "sizing.md").read_text()
-        rows = re.findall(r"^\| (LL|HT) \| (\d+) \| (\d+|any) \| (\d+) MiB \| (\d+) MiB \|$", guide,
+        guide = (rows.ROOT / "docs" / "guide" / "sizing.md").read_text()
+        found = re.findall(r"^\| (LL|HT) \| (\d+) \| (\d+|any) \| (\d+) MiB \| (\d+) MiB \|$", guide,
                           re.MULTILINE)
-        self.assertEqual(len(rows), 7)
-        for mode, ranks, tokens, window, together in rows:
+        self.assertEqual(len(found), 7)
+        for mode, ranks, tokens, window, together in found:
             for each in ("64", "4096") if tokens == "any" else (tokens,):
                 shape = memory.Shape(mode.lower(), int(ranks), int(each))
                 self.assertEqual((_window(shape), _mebibytes(shape)), (int(window), int(together)))
-        nodes = (data.ROOT / "docs" / "several-nodes.md").read_text()
-        rows = re.findall(r"^\| (LL|HT) \| (\d+) x (\d+) \| (\d+) \| (\d+) MiB \| (\d+) MiB \|$", nodes,
+        nodes = (rows.ROOT / "docs" / "several-nodes.md").read_text()
+        found = re.findall(r"^\| (LL|HT) \| (\d+) x (\d+) \| (\d+) \| (\d+) MiB \| (\d+) MiB \|$", nodes,
                           re.MULTILINE)
-        self.assertGreater(len(rows), 8)
-        for mode, *numbers in rows:
+        self.assertGreater(len(found), 8)
+        for mode, *numbers in found:
             others, each, tokens, window, together = map(int, numbers)
             shape = memory.Shape(mode.lower(), others * each, tokens, nodes=others * (each,))
             self.assertEqual((_window(shape), _mebibytes(shape)), (window, together), shape)
@@ -64,12 +63,12 @@ class MemoryTest(unittest.TestCase):
         shape = memory.Shape("ll", 8, 128)
         received = next(item for item in memory.tensors(shape) if item.name == "received rows")
         self.assertEqual((received.bytes, received.shape), (469762048, "[32, 1024, 7168]"))
-        page = (data.ROOT / "docs" / "guide" / "sizing.md").read_text()
+        page = (rows.ROOT / "docs" / "guide" / "sizing.md").read_text()
         self.assertIn("469,762,048", page)
 
     def test_expected_rows_are_those_of_the_floor(self) -> None:
         shape = memory.Shape("ht", 4, 4096)
-        per_token = data.floor_of(4, data.load_records()).ranks_per_token
+        per_token = results.Floor(4).ranks_per_token
         self.assertAlmostEqual(memory.expected_rows(shape), 4096 * per_token, delta=1)
 
 
@@ -81,25 +80,11 @@ def _window(shape: memory.Shape) -> float:
     return memory.library(shape)[0].pages / memory.MIB
 
 
-class DiagramsTest(unittest.TestCase):
-    """Pictures of the guide."""
-
-    def test_every_diagram_is_xml_within_its_frame(self) -> None:
-        for name, picture in diagrams.draw_all().items():
-            root = xml.dom.minidom.parseString(picture).documentElement
-            for element in root.getElementsByTagName("rect")[1:]:
-                x, y, width, height = (float(element.getAttribute(name))
-                                       for name in ("x", "y", "width", "height"))
-                right, bottom = x + width, y + height
-                self.assertLess(right, float(root.getAttribute("width")), name)
-                self.assertLess(bottom, float(root.getAttribute("height")), name)
-
-
 class EpBenchPageTest(unittest.TestCase):
     """The page that explains what ep_bench prints."""
 
     def test_every_line_is_explained(self) -> None:
-        page = (data.ROOT / "docs" / "guide" / "ep_bench.md").read_text()
+        page = (rows.ROOT / "docs" / "guide" / "ep_bench.md").read_text()
         program = run_sweep.default_target() / "c" / "host" / "ep_bench"
         for mode, *more in (("ll",), ("ht", "--dispatch", "fp8", "--cast", "outside")):
             command = ["mpirun", "-np", "2", str(program), "-a", mode, "-e", "16", "-d", "64",

@@ -44,7 +44,7 @@ cp docs/{abi,python}.md "$package/docs/" # tests compare the structures with one
 cp README.md "$package/"
 cp -r python "$package/"
 cp -r examples/python "$package/examples/"
-cp bench/{layer,run_sweep,data}.py "$package/bench/"
+cp bench/{layer,run_sweep,rows}.py "$package/bench/"
 if [ -d "$NCCL_EP_DEPS/pytest" ]; then
     mkdir "$package/.deps"
     cp -r "$NCCL_EP_DEPS/pytest" "$package/.deps/"

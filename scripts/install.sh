@@ -95,7 +95,12 @@ install_all() {
     fill nccl_ep-config.cmake.in "$stage$cmake/nccl_ep-config.cmake"
     fill nccl_ep-config-version.cmake.in "$stage$cmake/nccl_ep-config-version.cmake"
     install -D -m 644 "$root/LICENSE" "$stage$docdir/LICENSE"
-    install -D -m 644 "$root/packaging/THIRD-PARTY.txt" "$stage$docdir/THIRD-PARTY.txt"
+    if [ -f "$libraries/THIRD-PARTY.txt" ]; then
+        install -m 644 "$libraries/THIRD-PARTY.txt" "$stage$docdir/THIRD-PARTY.txt"
+    else
+        "$root/scripts/third_party.py" "$stage$docdir/THIRD-PARTY.txt"
+        chmod 644 "$stage$docdir/THIRD-PARTY.txt"
+    fi
     echo "installed nccl_ep $version in $stage$prefix"
 }
 

@@ -14,6 +14,7 @@
 #   --pytest   also pytest, for the tests of the Python package with the machine's own PyTorch
 #   --python   also pytest, PyTorch and mypy
 #   --wheel    also setuptools, which builds the wheel of the Python package
+#   --plots    only matplotlib, which draws docs/plots/ (x86-64, Python 3.11 to 3.13)
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -151,6 +152,8 @@ unpack_cmake() { run_pip install --target "$1" -r "$2"; }
 
 unpack_wheel() { run_pip install --target "$1" -r "$2"; }
 
+unpack_plots() { run_pip install --target "$1" -r "$2"; }
+
 unpack_pytest() { run_pip install --target "$1" -r "$2"; }
 
 unpack_mypy() { run_pip install --target "$1" -r "$2"; }
@@ -189,6 +192,10 @@ command -v cargo >/dev/null ||
         "  curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh -s -- -y"
 command -v python3 >/dev/null ||
     die "python3 is missing: install it with pip (Debian: python3 python3-pip)."
+if wants --plots; then
+    install_wheels plots unpack_plots
+    exit 0
+fi
 install_packages
 if [ -n "$NCCL_EP_REFUSED_CUDA" ]; then say "CUDA_HOME is not used: $NCCL_EP_REFUSED_CUDA"; fi
 if wants --wheel; then install_wheels wheel unpack_wheel; fi

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes packaging/THIRD-PARTY.txt: the licences of the crates that are linked into libnccl_ep.
+"""Writes the licences of the crates that are linked into libnccl_ep, to a file or to standard output.
 
-Reads what cargo knows of the locked dependencies, and the licence files in its registry. With --check it
-writes nothing and fails if the file lacks a crate, or has one too many.
+Reads what cargo knows of the locked dependencies, and the licence files in its registry. Fails if a crate
+has none; with --check it writes nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-FILE = ROOT / "packaging" / "THIRD-PARTY.txt"
 _LIBRARY = "nccl-ep"
 _LICENCES = re.compile(r"(?i)^(licen[cs]e|copying|notice|unlicense)")
 _RULE = "-" * 80
@@ -56,13 +55,17 @@ def title(crate: dict) -> str:
     return f"{crate['name']} {crate['version']} ({crate['license']})"
 
 
+def licences(crate: dict) -> list[pathlib.Path]:
+    folder = pathlib.Path(crate["manifest_path"]).parent
+    return [path for path in sorted(folder.iterdir())
+            if _LICENCES.match(path.name) and path.is_file()]
+
+
 def text(crates: list[dict]) -> str:
     """The file. Texts that several crates share stand there once."""
     owners: dict[str, list[str]] = {}
     for crate in crates:
-        folder = pathlib.Path(crate["manifest_path"]).parent
-        files = [path for path in sorted(folder.iterdir()) if _LICENCES.match(path.name)]
-        for path in (path for path in files if path.is_file()):
+        for path in licences(crate):
             owners.setdefault(path.read_text(errors="replace").strip(), []).append(crate["name"])
     listed = "\n".join(f"  {title(crate)}" for crate in crates)
     parts = [f"{_HEAD}\n{listed}\n"]
@@ -73,16 +76,17 @@ def text(crates: list[dict]) -> str:
 
 def main() -> int:
     crates = linked_crates()
-    if sys.argv[1:] != ["--check"]:
-        FILE.write_text(text(crates))
-        print(f"{FILE.relative_to(ROOT)}: {len(crates)} crates")
+    without = [title(crate) for crate in crates if not licences(crate)]
+    if without or not crates:
+        print(f"no text of a licence: {without or 'no crates'}", file=sys.stderr)
+        return 1
+    if sys.argv[1:] == ["--check"]:
         return 0
-    listed = re.findall(r"^  (\S+ \S+ \(.*\))$", FILE.read_text().split(_RULE)[0], re.MULTILINE)
-    wanted = [title(crate) for crate in crates]
-    if listed != wanted:
-        print(f"{FILE.name} is stale, run scripts/third_party.py: "
-              f"{sorted(set(listed) ^ set(wanted))}")
-    return int(listed != wanted)
+    if sys.argv[1:]:
+        pathlib.Path(sys.argv[1]).write_text(text(crates))
+    else:
+        print(text(crates), end="")
+    return 0
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ trap 'rm -rf "$source"' EXIT
 cp -r "$NCCL_EP_ROOT/python/." "$source"
 cp "$NCCL_EP_ROOT/LICENSE" "$source"
 # By this name setuptools takes it as a file of the licence.
-cp "$NCCL_EP_ROOT/packaging/THIRD-PARTY.txt" "$source/NOTICE-THIRD-PARTY.txt"
+"$NCCL_EP_ROOT/scripts/third_party.py" "$source/NOTICE-THIRD-PARTY.txt"
 rm -rf "$source"/{tests,build,nccl_ep.egg-info}
 library=$source/nccl_ep/lib/libnccl_ep.so
 install -D -m 755 "$NCCL_EP_TARGET/release/libnccl_ep.so" "$library"

@@ -17,6 +17,7 @@ has_all() {
     cd "$work/some where" && ls LICENSE THIRD-PARTY.txt CHANGELOG.md SECURITY.md include/nccl_ep.h \
         lib/libnccl_ep.{a,so} lib/pkgconfig/nccl_ep.pc lib/cmake/nccl_ep/nccl_ep-config.cmake
 }
+has_licences() { grep -q "^  half " "$work/some where/THIRD-PARTY.txt"; }
 builds_by_pkg_config() {
     local flags
     flags=$(PKG_CONFIG_PATH="$work/some where/lib/pkgconfig" pkg-config --cflags --libs nccl_ep)
@@ -34,6 +35,7 @@ check "the same again" same_tarball
 check "checksums" sums_fit
 check "it unpacks" unpacks
 check "it has all files" has_all
+check "it has the licences of its parts" has_licences
 check "pkg-config" builds_by_pkg_config
 check "CMake" builds_by_cmake
 finish

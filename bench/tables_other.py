@@ -1,0 +1,150 @@
+"""Tables of rows with scales, of several nodes, of comparisons before and after a change, and of tuning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from markdown import number, numbers, table
+from results import ALL_SMS, HT_TOKENS, USUAL_SMS, Row, median, where
+
+_KINDS = {"bfloat16": "bfloat16", "fp8": "e4m3, float32 for 128",
+          "ue8m0": "e4m3, exponents for 128", "mxfp8": "e4m3, exponents for 32 (MXFP8)",
+          "nvfp4": "4 bits, scales for 16 (NVFP4)"}
+
+# Numbers of tokens that are shown of those that were tuned.
+_TUNED = {"ll": ("1", "8", "16", "32", "128"), "ht": ("1", "128", "512", "1024", HT_TOKENS)}
+
+
+def _kinds(chosen: Sequence[Row]) -> list[tuple[str, str]]:
+    """Rows and who casts them, in the order of the file."""
+    return list(dict.fromkeys((row["rows"], row["options"]) for row in chosen))
+
+
+def _label(kind: tuple[str, str]) -> str:
+    return ", ".join(filter(None, (_KINDS[kind[0]], kind[1])))
+
+
+def _host(all_rows: Sequence[Row]) -> str:
+    """What a call keeps its caller: median and 99th percentile."""
+    lines = []
+    for mode, tokens, sms in (("ll", "1", ""), ("ll", "128", ""), ("ht", HT_TOKENS, USUAL_SMS)):
+        line = [f"{mode.upper()} {tokens}"]
+        for ranks in ("2", "4"):
+            row = where(all_rows, name="sweep", mode=mode, tokens=tokens, sms=sms, ranks=ranks,
+                        routing="scores")[0]
+            for operation in ("dispatch", "combine"):
+                line += numbers(row.number(f"host_{operation}{figure}") for figure in ("", "_p99"))
+        lines.append(line)
+    return table(("tokens", "2 GPUs: D", "p99", "C", "p99", "4 GPUs: D", "p99", "C", "p99"), lines)
+
+
+def _rows_low_latency(all_rows: Sequence[Row]) -> str:
+    """A line for each kind: dispatch by tokens in a graph, then the pair of the most tokens."""
+    chosen = where(all_rows, name="rows", mode="ll")
+    columns = [("2", tokens, "dispatch") for tokens in ("1", "8", "32", "64", "128")]
+    columns += [("2", "128", "pair"), ("4", "1", "dispatch"), ("4", "128", "dispatch"),
+                ("4", "128", "pair")]
+    head = ["row", *(f"{'2 GPUs: ' if index == 0 else '4 GPUs: ' if index == 6 else ''}"
+                     f"{tokens}{', D+C' if operation == 'pair' else ''}"
+                     for index, (_, tokens, operation) in enumerate(columns))]
+    return table(head, [
+        (_label(kind), *(number(median(where(chosen, rows=kind[0], options=kind[1], ranks=ranks,
+                                             tokens=tokens), f"graph_{operation}"))
+                         for ranks, tokens, operation in columns)) for kind in _kinds(chosen)])
+
+
+def _rows_high_throughput(all_rows: Sequence[Row]) -> str:
+    """A line for each kind: dispatch and pair in a graph, by SMs."""
+    chosen = where(all_rows, name="rows", mode="ht")
+    columns = [(sms, operation) for sms in (USUAL_SMS, ALL_SMS)
+               for operation in ("dispatch", "pair")]
+    head = ["row", *(f"{'all' if sms == ALL_SMS else sms} SMs: {'D' if operation == 'dispatch' else 'D+C'}"
+                     for sms, operation in columns)]
+    return table(head, [(_label(kind), *(
+        number(median(where(chosen, rows=kind[0], options=kind[1], sms=sms), f"graph_{operation}"))
+        for sms, operation in columns)) for kind in _kinds(chosen)])
+
+
+def _nodes(all_rows: Sequence[Row]) -> str:
+    """The library on two nodes, and NCCL alone with the same bytes; both starts."""
+    chosen = where(all_rows, name="nodes")
+    columns = [(shown, way, operation) for shown, way in (("", "idle"), ("graph ", "graph"))
+               for operation in ("dispatch", "combine")]
+    lines = []
+    for mode, tokens in (("ll", "1"), ("ll", "128"), ("ht", HT_TOKENS)):
+        for library in ("NCCL alone", "this library"):
+            starts = where(chosen, mode=mode, tokens=tokens, library=library)
+            lines.append((f"{mode.upper()} {tokens}", library, *(
+                _both(starts, f"{way}_{operation}") for _, way, operation in columns),
+                _both(starts, "host_dispatch"), _both(starts, "host_combine")))
+    head = ("tokens", "", *(f"{shown}{'D' if operation == 'dispatch' else 'C'}"
+                            for shown, _, operation in columns), "host D", "host C")
+    return table(head, lines)
+
+
+def _both(starts: Sequence[Row], column: str) -> str:
+    return ", ".join(numbers((row.number(column) for row in starts), 0))
+
+
+def _change(all_rows: Sequence[Row]) -> str:
+    """Medians of five starts by turns, before and after."""
+    columns = ("graph_dispatch", "graph_combine", "graph_pair", "queued_dispatch", "queued_pair")
+    chosen = where(all_rows, name="25 November")
+    lines = []
+    for mode, tokens in dict.fromkeys((row["mode"], row["tokens"]) for row in chosen):
+        cells = []
+        for column in columns:
+            digits = 2 if mode == "ll" else 1
+            cells.append(", ".join(number(median(where(
+                chosen, mode=mode, tokens=tokens, library=library), column), digits)
+                for library in ("before (9d3d259)", "after")))
+        lines.append((f"{mode.upper()} {tokens}", *cells))
+    return table(("tokens", *(column.replace("_", " ") for column in columns)), lines)
+
+
+def _exchanges(all_rows: Sequence[Row]) -> str:
+    """Medians of the starts: sends and receives, then what was compared with them in that run."""
+    chosen = where(all_rows, name="exchanges")
+    lines = []
+    for other in ("all-gathers", "broadcasts"):
+        for mode, tokens in dict.fromkeys((row["mode"], row["tokens"])
+                                          for row in where(chosen, library=other)):
+            for library in (f"sends and receives beside {other}", other):
+                starts = where(chosen, mode=mode, tokens=tokens, library=library)
+                if starts:
+                    lines.append((f"{mode.upper()} {tokens}", library.split(" beside")[0], *(
+                        number(median(starts, f"{way}_{operation}"), 0)
+                        for way in ("idle", "graph") for operation in ("dispatch", "combine"))))
+    return table(("tokens", "exchanges", "idle D", "C", "graph D", "C"), lines)
+
+
+def _tuning(all_rows: Sequence[Row], mode: str) -> str:
+    """The library's own choice and what was found, on 4 ranks."""
+    chosen = where(all_rows, name="tuning", mode=mode)
+    lines = []
+    for tokens in _TUNED[mode]:
+        cells = []
+        for operation in ("dispatch", "combine"):
+            own, best = ([row for row in where(chosen, tokens=tokens)
+                          if row["options"].startswith(word)] for word in ("own", "tuned"))
+            for starts in (own[:1], best[:1], best[1:]):
+                if starts:
+                    cells.append(number(starts[0].time("graph", operation)))
+        lines.append((tokens, *cells))
+    each = (("own choice", "tuned") if mode == "ll"
+            else (f"own {USUAL_SMS} SMs", f"tuned, {USUAL_SMS} SMs", "tuned, all SMs"))
+    head = ("tokens", *(f"{operation}, {name}" for operation in ("dispatch", "combine")
+                        for name in each))
+    return table(head, lines)
+
+
+TABLES = {
+    "host": _host,
+    "rows-ll": _rows_low_latency,
+    "rows-ht": _rows_high_throughput,
+    "nodes": _nodes,
+    "change": _change,
+    "exchanges": _exchanges,
+    "tuning-ll": lambda all_rows: _tuning(all_rows, "ll"),
+    "tuning-ht": lambda all_rows: _tuning(all_rows, "ht"),
+}

@@ -1,6 +1,7 @@
 //! Facts that all ranks of a group share: which rank hosts which experts, and the bounds.
 #![forbid(unsafe_code)]
 
+use crate::model::layout::Layout;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -153,6 +154,17 @@ impl GroupFacts {
     /// Experts that each rank hosts.
     pub fn local_experts(&self) -> usize {
         self.experts / self.ranks
+    }
+
+    /// How the rows that a rank receives lie.
+    pub fn layout(&self) -> Layout {
+        match self.algorithm {
+            Algorithm::LowLatency => Layout::ExpertMajor {
+                experts: self.local_experts(),
+                slots: self.max_recv_rows.unwrap_or(0),
+            },
+            Algorithm::HighThroughput => Layout::Flat,
+        }
     }
 
     /// Global ids of the experts that `rank` hosts.

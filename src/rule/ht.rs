@@ -19,8 +19,9 @@ pub fn dispatch(
 ) -> Result<HtDispatch> {
     let tokens = Argument::required(Role::TokensIn, tensors.tokens)?.dims(2)?;
     let out = Argument::optional(Role::TokensOut, tensors.out_tokens);
-    let out = out.map(|out| out.dims(2)).transpose()?;
-    let received = Received { out, experts: None };
+    let layout = facts.layout();
+    let out = out.map(|out| rows::received(out, layout)).transpose()?;
+    let received = Received { out, layout };
     let out_rows = out.map(|out| out.size(0));
     let DispatchRows {
         row,
@@ -115,8 +116,9 @@ pub fn combine(
     tensors: &CombineTensors<'_>,
 ) -> Result<HtCombine> {
     rows::no_scales(tensors)?;
-    let tokens = Argument::required(Role::TokensIn, tensors.tokens)?.dims(2)?;
-    let row = tokens.summable_row(1, facts)?;
+    let tokens = Argument::required(Role::TokensIn, tensors.tokens)?;
+    let tokens = rows::received(tokens, facts.layout())?;
+    let row = tokens.summable_row(facts.layout().dims(), facts)?;
     let out = Argument::required(Role::TokensOut, tensors.out_tokens)?
         .dims(2)?
         .size_is(0, routing.tokens, Extent::HandleTokens)?

@@ -19,8 +19,8 @@ pub fn dispatch(
     let tokens = Argument::required(Role::TokensIn, tensors.tokens)?.dims(2)?;
     let out = Argument::required(Role::TokensOut, tensors.out_tokens)?;
     let received = Received {
-        out: Some(expert_rows(out, facts)?),
-        experts: Some((facts.local_experts(), facts.max_recv_rows.unwrap_or(0))),
+        out: Some(rows::received(out, facts.layout())?),
+        layout: facts.layout(),
     };
     let DispatchRows {
         row,
@@ -46,8 +46,9 @@ pub fn combine(
 ) -> Result<LlCombine> {
     rows::no_scales(tensors)?;
     let expert_tokens = Argument::required(Role::TokensIn, tensors.tokens)?;
-    let expert_tokens = expert_rows(expert_tokens, facts)?;
-    let row = expert_tokens.summable_row(2, facts)?;
+    let layout = facts.layout();
+    let expert_tokens = rows::received(expert_tokens, layout)?;
+    let row = expert_tokens.summable_row(layout.dims(), facts)?;
     let weights = match (tensors.token_weights, tensors.weights) {
         (None, Some(weights)) => Argument::new(Role::WeightsIn, weights),
         (apart, _) => Argument::required(Role::TokenWeights, apart)?,
@@ -67,13 +68,4 @@ pub fn combine(
         weights: weights.data(4)?,
         out: out.data(ROW_ALIGN)?,
     })
-}
-
-/// An expert-major tensor `[L, rows, *]`.
-fn expert_rows<'a>(tensor: Argument<'a>, facts: &GroupFacts) -> Result<Argument<'a>> {
-    let rows = facts.max_recv_rows.unwrap_or(0);
-    tensor
-        .dims(3)?
-        .size_is(0, facts.local_experts(), Extent::LocalExperts)?
-        .size_is(1, rows, Extent::RecvRows)
 }

@@ -4,6 +4,7 @@
 use crate::error::refusal::{Extent, OfTensor, Role, Subject};
 use crate::error::{Error, Result};
 use crate::model::group::{GroupFacts, ROW_ALIGN};
+use crate::model::layout::Layout;
 use crate::model::ops::Routing;
 use crate::model::scales::{
     self, Cast, Given, Meaning, ScaleLayout, ScaleSource, ScaleTensor, ScaleType, Scaled, Unclear,
@@ -18,8 +19,19 @@ use crate::rule::{CombineTensors, DispatchTensors};
 pub struct Received<'a> {
     /// The tensor; HT may have none.
     pub out: Option<Argument<'a>>,
-    /// LL: local experts, and rows of each.
-    pub experts: Option<(usize, usize)>,
+    /// How its rows lie.
+    pub layout: Layout,
+}
+
+/// A tensor of received rows, of which the last dimension is not checked yet.
+pub fn received(tensor: Argument<'_>, layout: Layout) -> Result<Argument<'_>> {
+    let tensor = tensor.dims(layout.dims() + 1)?;
+    match layout {
+        Layout::ExpertMajor { experts, slots } => tensor
+            .size_is(0, experts, Extent::LocalExperts)?
+            .size_is(1, slots, Extent::RecvRows),
+        Layout::Flat => Ok(tensor),
+    }
 }
 
 /// The checked rows of a dispatch.
@@ -101,7 +113,7 @@ fn sized<'a>(
     row: RowType,
     (tokens, received): (Argument<'a>, Received<'a>),
 ) -> Result<(Argument<'a>, Option<Argument<'a>>)> {
-    let last = if received.experts.is_some() { 2 } else { 1 };
+    let last = received.layout.dims();
     let tokens = tokens.size_is(0, routing.tokens, Extent::HandleTokens)?;
     let out = received.out;
     let out = out.map(|out| out.size_is(last, row.hidden, Extent::InputHidden));
@@ -156,7 +168,7 @@ fn forward(
         let rule = OfTensor::TypeOf(Role::ScalesIn);
         return Err(out.refuse_dtype(rule, out_dtype, dtype));
     }
-    let last = if received.experts.is_some() { 2 } else { 1 };
+    let last = received.layout.dims();
     let out = out.size_is(last, count, Extent::ColumnsOf(Role::ScalesIn))?;
     if tensors.round_scales != 0 {
         let subject = Subject::RoundScales;
@@ -164,9 +176,9 @@ fn forward(
     }
     let width = dtype.size();
     let strides = tensors.out_scale_strides;
-    let out = place(Role::ScalesOut, (out, strides), received.experts, width)?;
+    let out = place(Role::ScalesOut, (out, strides), received.layout, width)?;
     let strides = tensors.scale_strides;
-    let source = place(Role::ScalesIn, (source, strides), None, width)?;
+    let source = place(Role::ScalesIn, (source, strides), Layout::Flat, width)?;
     Ok((count > 0).then_some(Scaled {
         scales: ScaleType { dtype, count },
         source: ScaleSource::Forward(source),
@@ -186,7 +198,7 @@ fn cast(
         let rule = OfTensor::CastScaleType;
         return Err(out.refuse_dtype(rule, stored, "float32, uint8, int32 or uint32"));
     };
-    let last = if received.experts.is_some() { 2 } else { 1 };
+    let last = received.layout.dims();
     let scales = ScaleType {
         // Ranks agree on the bits, not on the sign of their type.
         dtype: match stored {
@@ -211,7 +223,7 @@ fn cast(
         out: place(
             Role::ScalesOut,
             (out, tensors.out_scale_strides),
-            received.experts,
+            received.layout,
             stored.size(),
         )?,
     })
@@ -220,30 +232,31 @@ fn cast(
 /// The tensor of received scales, of which the last dimension is not checked yet.
 fn out_scales<'a>(received: &Received<'_>, tensors: &DispatchTensors<'a>) -> Result<Argument<'a>> {
     let out = Argument::required(Role::ScalesOut, tensors.out_scales)?;
-    let Some((experts, rows)) = received.experts else {
-        let out = out.dims(2)?;
-        return match received.out {
-            Some(tokens) => out.size_is(0, tokens.size(0), Extent::RowsOf(Role::TokensOut)),
-            None => Ok(out),
-        };
-    };
-    out.dims(3)?
-        .size_is(0, experts, Extent::ExpertsOf(Role::TokensOut))?
-        .size_is(1, rows, Extent::RowsOf(Role::TokensOut))
+    let out = out.dims(received.layout.dims() + 1)?;
+    match (received.layout, received.out) {
+        (Layout::ExpertMajor { experts, slots }, _) => out
+            .size_is(0, experts, Extent::ExpertsOf(Role::TokensOut))?
+            .size_is(1, slots, Extent::RowsOf(Role::TokensOut)),
+        (Layout::Flat, Some(tokens)) => {
+            out.size_is(0, tokens.size(0), Extent::RowsOf(Role::TokensOut))
+        }
+        (Layout::Flat, None) => Ok(out),
+    }
 }
 
-/// Where scales of `width` bytes lie: `[rows, S]`, or `[experts, rows, S]` in LL.
+/// Where scales of `width` bytes lie, for rows that lie as `layout` says.
 fn place(
     role: Role,
     (tensor, strides): (Argument<'_>, Option<&Strides>),
-    experts: Option<(usize, usize)>,
+    layout: Layout,
     width: usize,
 ) -> Result<ScaleTensor> {
     let given = strides.map(|strides| strides.of(tensor.num_dims()));
-    let (experts, rows, columns) = match experts {
-        Some((experts, rows)) => (experts, rows, tensor.size(2)),
-        None => (1, tensor.size(0), tensor.size(1)),
+    let (experts, rows) = match layout {
+        Layout::ExpertMajor { experts, slots } => (experts, slots),
+        Layout::Flat => (1, tensor.size(0)),
     };
+    let columns = tensor.size(layout.dims());
     let strides = given.map(|strides| match *strides {
         [row, column] => [0, row as usize, column as usize],
         [expert, row, column] => [expert as usize, row as usize, column as usize],

@@ -87,7 +87,10 @@ impl Call {
         };
         let received = Received {
             out: Some(Argument::new(Role::TokensOut, &self.out)),
-            experts: Some((EXPERTS, SLOTS)),
+            layout: Layout::ExpertMajor {
+                experts: EXPERTS,
+                slots: SLOTS,
+            },
         };
         let tokens = Argument::new(Role::TokensIn, &self.tokens);
         dispatch(&facts(), &routing, (tokens, received), &tensors)

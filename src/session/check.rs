@@ -159,16 +159,13 @@ impl Checks {
     /// Fills the outputs of an LL dispatch, of which it writes the rows that it delivers. (An HT dispatch
     /// promises zeros behind these.)
     fn poison(&self, op: &LlDispatch) -> Result<()> {
-        let (experts, rows) = (
-            self.facts.local_experts(),
-            self.facts.max_recv_rows.unwrap_or(0),
-        );
-        self.fill(op.out, experts * rows * op.row.bytes())?;
+        let rows = self.facts.layout().rows().unwrap_or(0);
+        self.fill(op.out, rows * op.row.bytes())?;
         let Some(scaled) = &op.scaled else {
             return Ok(());
         };
         let (out, width) = (&scaled.out, scaled.scales.dtype.size());
-        for run in runs(out, experts, scaled.scales.count) {
+        for run in runs(out, self.facts.local_experts(), scaled.scales.count) {
             self.fill(DevPtr(out.data.0 + run.start * width), run.len() * width)?;
         }
         Ok(())

@@ -8,6 +8,7 @@ use crate::backend::host::message::{Message, Reader};
 use crate::backend::host::numeric;
 use crate::backend::host::rows::row;
 use crate::error::{Error, Result};
+use crate::model::layout::RowOf;
 use crate::model::scales::{Cast, ScaleSource, ScaleTensor, ScaleType, Scaled, WireRow};
 use crate::model::tensor::{DevPtr, RowType};
 
@@ -111,17 +112,16 @@ impl<'a> Incoming<'a> {
 /// Writes the scales of one row.
 ///
 /// # Safety
-/// `rule` has checked the tensor, of which `row` of `expert` is one, and the caller leaves it to the
-/// operation.
-pub unsafe fn store(scaled: &Scaled, expert: usize, row: usize, scales: &[u8]) -> Result<()> {
+/// `rule` has checked the tensor, of which `row` is one, and the caller leaves it to the operation.
+pub unsafe fn store(scaled: &Scaled, row: RowOf, scales: &[u8]) -> Result<()> {
     let ScaleTensor { data, rows, layout } = scaled.out;
-    if row >= rows {
+    if row.ordinal >= rows {
         return Err(Error::internal("scales outside their tensor"));
     }
     let width = scaled.scales.dtype.size();
     for (column, scale) in scales.chunks_exact(width).enumerate() {
         // SAFETY: this function's contract; the element is one of the tensor.
-        unsafe { write_element(data, layout.element(expert, row, column), scale) };
+        unsafe { write_element(data, layout.element(row.expert, row.ordinal, column), scale) };
     }
     Ok(())
 }

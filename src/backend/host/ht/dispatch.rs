@@ -10,6 +10,7 @@ use crate::backend::host::scaled::{self, Incoming, Outgoing};
 use crate::backend::host::terms::{Call, Terms};
 use crate::error::refusal::{AmongRanks, Role, Subject};
 use crate::error::{Error, Result};
+use crate::model::layout::RowOf;
 use crate::model::ops::{HtDispatch, IdsAndWeights, Routing, Rows};
 use crate::model::scales::Scaled;
 use crate::model::tensor::DevPtr;
@@ -81,6 +82,10 @@ impl HostHt {
     fn write_scales(&self, scaled: &Scaled, sent: &[SentTokens<'_>]) -> Result<()> {
         let none = vec![0; scaled.scales.bytes()];
         for index in 0..scaled.out.rows {
+            let row = RowOf {
+                expert: 0,
+                ordinal: index,
+            };
             let scales = match self.map.arrivals.get(index) {
                 Some(arrival) => {
                     let from = source(sent, arrival.source)?;
@@ -89,7 +94,7 @@ impl HostHt {
                 None => &none,
             };
             // SAFETY: `rule` has checked the tensor `[n, S]`; the caller leaves it to the operation.
-            unsafe { scaled::store(scaled, 0, index, scales) }?;
+            unsafe { scaled::store(scaled, row, scales) }?;
         }
         Ok(())
     }

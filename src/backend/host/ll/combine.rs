@@ -48,10 +48,10 @@ impl HostLl {
             LlCombineMode::Reduce => self.exchange_gates(op, terms, epoch)?,
         };
         let row_bytes = op.row.bytes();
-        let capacity = facts.max_recv_rows.unwrap_or(0);
+        let count = facts.layout().rows().unwrap_or(0);
         // SAFETY: `rule` has checked the tensor `[L, R*M, H]`; the caller keeps it until the
         // operation has run.
-        let rows = unsafe { bytes(op.expert_rows, facts.local_experts() * capacity * row_bytes) };
+        let rows = unsafe { bytes(op.expert_rows, count * row_bytes) };
         let row_of = |placed: &Placed| row(rows, placed.row, row_bytes);
         let last = self.last.lock();
         let mut message = terms.message();

@@ -11,6 +11,7 @@ use crate::backend::host::terms::Terms;
 use crate::error::refusal::{AmongRanks, Role, Subject};
 use crate::error::{Error, Result};
 use crate::model::group::GroupFacts;
+use crate::model::layout::RowOf;
 use crate::model::ops::LlDispatch;
 
 impl HostLl {
@@ -35,14 +36,15 @@ impl HostLl {
 
     pub(super) fn receive_tokens(&self, op: &LlDispatch, terms: &Terms, epoch: u64) -> Result<()> {
         let facts = self.facts();
-        let capacity = facts.max_recv_rows.unwrap_or(0);
+        let layout = facts.layout();
+        let rows = layout.rows().unwrap_or(0);
         let experts = facts.experts_of(facts.rank);
         // All messages, this rank's own as well, must be there before the first write. Until the
         // send phase has run, perhaps on another stream, earlier work of the caller may still use
         // the output.
         let messages = self.shared.exchange.receive_all(epoch)?;
         // SAFETY: `rule` has checked the tensor `[L, R*M, H]`; the caller leaves it to the operation.
-        let out = unsafe { bytes_mut(op.out, experts.len() * capacity * op.row.bytes()) };
+        let out = unsafe { bytes_mut(op.out, rows * op.row.bytes()) };
         let sent: Vec<SentTokens<'_>> = messages
             .iter()
             .enumerate()
@@ -58,12 +60,16 @@ impl HostLl {
                 let Some((local, count)) = local.and_then(|e| Some((e, counts.get_mut(e)?))) else {
                     continue;
                 };
-                let row = local * capacity + *count;
+                let to = RowOf {
+                    expert: local,
+                    ordinal: *count,
+                };
+                let row = layout.number(to);
                 copy_row(out, row, sent.rows.payload(token)?)?;
                 if let Some(scaled) = &op.scaled {
                     // SAFETY: `rule` has checked the tensor `[L, R*M, S]`; the caller leaves it to
                     // the operation.
-                    unsafe { scaled::store(scaled, local, *count, sent.rows.scales(token)?) }?;
+                    unsafe { scaled::store(scaled, to, sent.rows.scales(token)?) }?;
                 }
                 *count += 1;
                 from_source.push(Placed { token, k, row });
@@ -93,7 +99,9 @@ impl HostLl {
 /// written. Tokens that name an expert once always fit, so some rank repeats its id.
 fn check_room(facts: &GroupFacts, sent: &[SentTokens<'_>]) -> Result<()> {
     let experts = facts.experts_of(facts.rank);
-    let capacity = facts.max_recv_rows.unwrap_or(0);
+    let Some(capacity) = facts.layout().slots() else {
+        return Ok(());
+    };
     let most = capacity / facts.ranks;
     // By source, then expert.
     let mut counts = vec![vec![0_usize; experts.len()]; sent.len()];

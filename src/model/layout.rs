@@ -1,0 +1,86 @@
+//! Layouts: how the rows that come to a rank lie in the tensor of a dispatch, and in that of the combine.
+#![forbid(unsafe_code)]
+
+/// How rows lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// `[experts, slots, *]`: a row for each (token, k), those of a local expert together, by source rank, token, k.
+    ExpertMajor {
+        /// Local experts.
+        experts: usize,
+        /// Rows that each has room for.
+        slots: usize,
+    },
+    /// `[n, *]`: a row for each token that names an expert of the rank, by source rank, then token. The caller's
+    /// tensor says n.
+    Flat,
+}
+
+/// A row, by what it is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowOf {
+    /// The local expert; none in a layout whose rows are for all experts of the rank.
+    pub expert: usize,
+    /// How many rows come before it: for the same expert, or in all.
+    pub ordinal: usize,
+}
+
+impl Layout {
+    /// Dimensions of a tensor before the last, which is that of a row.
+    pub const fn dims(self) -> usize {
+        match self {
+            Self::ExpertMajor { .. } => 2,
+            Self::Flat => 1,
+        }
+    }
+
+    /// Rows of a tensor; none where the caller's tensor says how many.
+    pub const fn rows(self) -> Option<usize> {
+        match self {
+            Self::ExpertMajor { experts, slots } => Some(experts * slots),
+            Self::Flat => None,
+        }
+    }
+
+    /// Rows that one expert has room for; none where rows are for all experts of the rank.
+    pub const fn slots(self) -> Option<usize> {
+        match self {
+            Self::ExpertMajor { slots, .. } => Some(slots),
+            Self::Flat => None,
+        }
+    }
+
+    /// The number of a row in the tensor, all dimensions but the last taken as one.
+    pub const fn number(self, row: RowOf) -> usize {
+        match self {
+            Self::ExpertMajor { slots, .. } => row.expert * slots + row.ordinal,
+            Self::Flat => row.ordinal,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_an_expert_lie_together() {
+        let layout = Layout::ExpertMajor {
+            experts: 3,
+            slots: 5,
+        };
+        let number = |expert, ordinal| layout.number(RowOf { expert, ordinal });
+        assert_eq!((number(0, 4), number(1, 0), number(2, 4)), (4, 5, 14));
+        assert_eq!((layout.rows(), layout.dims()), (Some(15), 2));
+    }
+
+    #[test]
+    fn flat_rows_have_no_expert() {
+        let row = RowOf {
+            expert: 7,
+            ordinal: 3,
+        };
+        assert_eq!(Layout::Flat.number(row), 3);
+        assert_eq!((Layout::Flat.rows(), Layout::Flat.dims()), (None, 1));
+    }
+}

@@ -80,7 +80,7 @@ fn ht_routing(group: &Group, (routing, counter): (Routing, Option<Counter>)) -> 
 
 /// The device address of the counter at host address `host`.
 fn device_alias(group: &Group, host: DevPtr) -> Result<DevPtr> {
-    group.memory().device_alias(host).map_err(|cause| {
+    group.device().device_alias(host).map_err(|cause| {
         let expected = "an address that the device can reach".to_owned();
         Error::argument(Subject::Data(Role::HostCounter), OfTensor::MappedHostMemory)
             .found(Value::Error(cause), Value::Text(expected))

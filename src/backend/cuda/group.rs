@@ -2,7 +2,6 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::bootstrap::Bootstrap;
-use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::memory::CudaMemory;
 use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::ht::HtGroup;
@@ -10,10 +9,10 @@ use crate::backend::cuda::ll::LlGroup;
 use crate::backend::cuda::network::Network;
 use crate::backend::cuda::peer::teardown::{End, Teardown};
 use crate::backend::cuda::peer::windows::PeerWindows;
+use crate::backend::device::Device;
 use crate::backend::quiet::Graphs;
 use crate::backend::{
-    DeviceMemory, Faults, GroupBackend, HtBackend, HtGroupBackend, HtRouting, LlBackend,
-    LlGroupBackend, Profile,
+    Faults, GroupBackend, HtBackend, HtGroupBackend, HtRouting, LlBackend, LlGroupBackend, Profile,
 };
 use crate::error::Result;
 use crate::model::ops::{Routing, Stream};
@@ -29,7 +28,6 @@ pub(super) struct CudaGroup<M> {
 
 /// What it has in any mode.
 pub(super) struct Common {
-    pub(super) context: Arc<Context>,
     pub(super) memory: Arc<CudaMemory>,
     pub(super) bootstrap: Bootstrap,
     pub(super) timeout: Duration,
@@ -55,7 +53,8 @@ impl Common {
             None => Graphs::Count,
             Some(_) => Graphs::DoNotCount,
         };
-        let rested = (self.context).wait_for_operations(self.timeout, stream, launches);
+        let context = self.memory.context();
+        let rested = context.wait_for_operations(self.timeout, stream, launches);
         let left = self.leave(rested);
         if let Some(network) = &self.network {
             network.close();
@@ -93,7 +92,8 @@ impl Common {
         if let Some(network) = &self.network {
             network.forget_peers();
         }
-        self.teardown.leave_together(self.context.is_stranded())
+        self.teardown
+            .leave_together(self.memory.context().is_stranded())
     }
 }
 
@@ -132,8 +132,8 @@ impl Mode for HtGroup {
 }
 
 impl<M: Mode> GroupBackend for CudaGroup<M> {
-    fn memory(&self) -> Arc<dyn DeviceMemory> {
-        Arc::clone(&self.common.memory) as Arc<dyn DeviceMemory>
+    fn device(&self) -> Arc<dyn Device> {
+        self.common.memory.clone()
     }
 
     fn faults(&self) -> Arc<dyn Faults> {

@@ -37,15 +37,6 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The GPU that a group is opened on.
-#[derive(Clone)]
-pub(super) struct Device {
-    /// As this process numbers it.
-    pub number: usize,
-    pub context: Arc<Context>,
-    pub memory: Arc<CudaMemory>,
-}
-
 /// The modes' side of a new group.
 enum Mode {
     Ll(Arc<LlGroup>),
@@ -150,7 +141,6 @@ struct Prepared {
 
 impl Prepared {
     fn new(
-        context: &Arc<Context>,
         memory: &Arc<CudaMemory>,
         (facts, topology): (&GroupFacts, &Topology),
         choices: &RankChoices,
@@ -160,6 +150,7 @@ impl Prepared {
             return Err(Error::usage(Subject::Communicator, AmongRanks::FewerRanks)
                 .got(ranks.count(), format_args!("at most {MAX_PEERS}")));
         }
+        let context = memory.context();
         let _entered = context.enter()?;
         let plan = Plan::new(facts, topology)?;
         let plan = match &choices.tuning_file {
@@ -225,13 +216,13 @@ fn map(
 
 /// Opens this rank's side. Collective: every rank gets a group, or every rank an error.
 pub(super) fn open(
-    on: Device,
+    on: Arc<CudaMemory>,
     (facts, topology): (&GroupFacts, &Topology),
     bootstrap: Bootstrap,
     choices: &RankChoices,
     stream: Stream,
 ) -> Result<OpenGroup> {
-    let prepared = Prepared::new(&on.context, &on.memory, (facts, topology), choices);
+    let prepared = Prepared::new(&on, (facts, topology), choices);
     let record = prepared.as_ref().map(|own| own.record.clone());
     let records = bootstrap.agree(record.map_err(Error::clone), RECORD_BYTES, stream);
     let mut own = prepared?;
@@ -270,7 +261,7 @@ pub(super) fn open(
     let (nodes, timeout) = ((topology, own.plan.most_message_bytes()), choices.timeout);
     let network = connect(&on, nodes, (tested, &group), (&bootstrap, timeout), stream);
     let mode = network.as_ref().map_err(Error::clone);
-    let mode = mode.and_then(|network| own.plan.open(&group, &on.memory, network.as_ref(), start));
+    let mode = mode.and_then(|network| own.plan.open(&group, &on, network.as_ref(), start));
     if let Err(error) = agree_on(&bootstrap, &mode, stream) {
         // By all ranks: NCCL lets those of a node wait for each other there.
         if let Ok(Some(network)) = &network {
@@ -280,9 +271,8 @@ pub(super) fn open(
     }
     let (mode, network) = (mode?, network?);
     let common = Common {
-        teardown: mapped.teardown(words.as_ref(), &on.memory, (facts.ranks, timeout)),
-        context: on.context,
-        memory: on.memory,
+        teardown: mapped.teardown(words.as_ref(), &on, (facts.ranks, timeout)),
+        memory: on,
         bootstrap,
         timeout,
         group,
@@ -312,7 +302,7 @@ fn abandon(
 /// Connects the nodes for messages of up to `most_bytes`, if there are several and all ranks have `tested` their
 /// windows.
 fn connect(
-    on: &Device,
+    memory: &Arc<CudaMemory>,
     (topology, most_bytes): (&Topology, usize),
     (tested, group): (Result<()>, &GroupContext),
     (bootstrap, timeout): (&Bootstrap, Duration),
@@ -322,9 +312,8 @@ fn connect(
         return tested.map(|()| None);
     }
     agree_on(bootstrap, &tested, stream)?;
-    let on_device = (on.number, &on.memory);
     let nodes = (topology, most_bytes);
-    let network = Network::open(bootstrap, nodes, (group, on_device), timeout, stream)?;
+    let network = Network::open(bootstrap, nodes, (group, memory), timeout, stream)?;
     Ok(Some(Arc::new(network)))
 }
 

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::bootstrap::Bootstrap;
+use crate::backend::device::Device;
 use crate::backend::host::exchange::Exchange;
 use crate::backend::host::group_state::GroupState;
 use crate::backend::host::ht::HostHt;
@@ -10,8 +11,8 @@ use crate::backend::host::runtime::HostRuntime;
 use crate::backend::host::window::{Address, Window};
 use crate::backend::platform::Platform;
 use crate::backend::{
-    DeviceMemory, Faults, GroupBackend, HtBackend, HtGroupBackend, HtRouting, LlBackend,
-    LlGroupBackend, OpenGroup, Profile,
+    Faults, GroupBackend, HtBackend, HtGroupBackend, HtRouting, LlBackend, LlGroupBackend,
+    OpenGroup, Profile,
 };
 use crate::error::{Error, Result};
 use crate::model::group::{Algorithm, GroupFacts, RankChoices};
@@ -33,7 +34,7 @@ impl HostPlatform {
 }
 
 impl Platform for HostPlatform {
-    fn memory(&self) -> Arc<dyn DeviceMemory> {
+    fn device(&self) -> Arc<dyn Device> {
         Arc::new(self.runtime)
     }
 
@@ -114,8 +115,8 @@ struct HostGroup {
 }
 
 impl GroupBackend for HostGroup {
-    fn memory(&self) -> Arc<dyn DeviceMemory> {
-        Arc::clone(self.bootstrap.memory())
+    fn device(&self) -> Arc<dyn Device> {
+        Arc::clone(self.bootstrap.device())
     }
 
     fn faults(&self) -> Arc<dyn Faults> {

@@ -19,26 +19,17 @@ pub mod transport;
 
 use crate::backend::device::Device;
 use crate::error::{Error, Result};
+use crate::model::group::ByMode;
 use crate::model::ops::{HtCombine, HtDispatch, LlOp, Routing, StagedSlot, Stream};
 use crate::model::tensor::DevPtr;
 use std::sync::Arc;
 
-/// One rank's side of an open group, in the group's mode.
-pub enum OpenGroup {
-    /// Low latency.
-    Ll(Arc<dyn LlGroupBackend>),
-    /// High throughput.
-    Ht(Arc<dyn HtGroupBackend>),
-}
-
-impl OpenGroup {
-    /// The part that both modes have.
-    pub fn common(&self) -> &dyn GroupBackend {
-        match self {
-            Self::Ll(group) => group.as_ref(),
-            Self::Ht(group) => group.as_ref(),
-        }
-    }
+/// One rank's side of an open group.
+pub struct OpenGroup {
+    /// What groups have in both modes.
+    pub common: Arc<dyn GroupBackend>,
+    /// What makes their handles.
+    pub mode: ByMode<Arc<dyn LlGroupBackend>, Arc<dyn HtGroupBackend>>,
 }
 
 /// The failures of operations while they run. Every call looks here first.
@@ -60,7 +51,7 @@ pub struct Profile {
     pub chunk_bytes: Option<usize>,
 }
 
-/// The part that groups of both modes have.
+/// What groups have in both modes.
 pub trait GroupBackend: Send + Sync {
     /// The group's device.
     fn device(&self) -> Arc<dyn Device>;
@@ -73,18 +64,21 @@ pub trait GroupBackend: Send + Sync {
 }
 
 /// A group for LL operations.
-pub trait LlGroupBackend: GroupBackend {
+pub trait LlGroupBackend: Send + Sync {
     /// Creates a handle; local, and enqueues no work.
-    fn open_handle(&self, routing: Routing) -> Result<Box<dyn LlBackend>>;
+    fn open_handle(self: Arc<Self>, routing: Routing) -> Result<Box<dyn LlBackend>>;
 }
 
 /// A group for HT operations.
-pub trait HtGroupBackend: GroupBackend {
+pub trait HtGroupBackend: Send + Sync {
     /// Creates a handle: exchanges the routing over all ranks. `routing` is an error on a rank that
     /// refused its arguments, and that rank gets it back. The others learn of it from this call, or
     /// from the handle's first use.
-    fn open_handle(&self, routing: Result<HtRouting>, stream: Stream)
-    -> Result<Box<dyn HtBackend>>;
+    fn open_handle(
+        self: Arc<Self>,
+        routing: Result<HtRouting>,
+        stream: Stream,
+    ) -> Result<Box<dyn HtBackend>>;
 }
 
 /// The inputs for an HT handle.

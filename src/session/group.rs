@@ -48,7 +48,7 @@ impl Group {
     ) -> Self {
         Self {
             facts,
-            faults: backend.common().faults(),
+            faults: backend.common.faults(),
             backend,
             own_stream,
             about,
@@ -79,7 +79,7 @@ impl Group {
         let _entered = self.enter();
         let own = self.own_stream.as_ref().map(OwnStream::stream);
         self.backend
-            .common()
+            .common
             .close(stream.or(own).unwrap_or(Stream::DEFAULT))
     }
 
@@ -100,7 +100,7 @@ impl Group {
 
     /// The group's device.
     pub fn device(&self) -> Arc<dyn Device> {
-        self.backend.common().device()
+        self.backend.common.device()
     }
 
     /// The backend that the group runs on.

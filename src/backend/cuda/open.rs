@@ -4,7 +4,6 @@
 //! kernel waits for a rank that gave up before.
 #![forbid(unsafe_code)]
 
-use crate::backend::OpenGroup;
 use crate::backend::bootstrap::Bootstrap;
 use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::context::Context;
@@ -12,7 +11,7 @@ use crate::backend::cuda::driver::device_name::device_name;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::driver::module::Module;
 use crate::backend::cuda::fault::FaultPage;
-use crate::backend::cuda::group::{Common, CudaGroup};
+use crate::backend::cuda::group::{CudaGroup, Mode};
 use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::ht::HtGroup;
 use crate::backend::cuda::ht::plan::HtPlan;
@@ -26,9 +25,10 @@ use crate::backend::cuda::peer::selftest::Selftest;
 use crate::backend::cuda::peer::teardown::{Teardown, Windows};
 use crate::backend::cuda::peer::window::{Window, WindowRecord};
 use crate::backend::cuda::peer::windows::{PeerWindows, WORDS_BYTES};
+use crate::backend::{OpenGroup, Profile};
 use crate::error::refusal::{AmongRanks, Subject};
 use crate::error::{Error, Result};
-use crate::model::group::{Algorithm, GroupFacts, RankChoices};
+use crate::model::group::{Algorithm, ByMode, GroupFacts, RankChoices};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use crate::model::topology::{LocalRanks, Topology};
@@ -37,23 +37,34 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The modes' side of a new group.
-enum Mode {
-    Ll(Arc<LlGroup>),
-    Ht(Arc<HtGroup>),
-}
-
 /// What a mode decides about its part of the window.
-enum Plan {
-    Ll(Box<LlPlan>),
-    Ht(Box<HtPlan>),
-}
+type Plan = ByMode<Box<LlPlan>, Box<HtPlan>>;
 
 impl Plan {
-    fn new(facts: &GroupFacts, topology: &Topology) -> Result<Self> {
+    /// For GPUs like this one, on which the file `measured` may have an entry. The thread has entered its `context`.
+    fn new(
+        (facts, topology): (&GroupFacts, &Topology),
+        measured: Option<&str>,
+        context: &Arc<Context>,
+    ) -> Result<Self> {
+        let tuning = |ranks| -> Result<Tuning> {
+            let Some(path) = measured else {
+                return Ok(Tuning::default());
+            };
+            let (gpu, multiprocessors) = (device_name(context)?, driver::multiprocessors()?);
+            Ok(Tuning::for_group(path, &gpu, ranks, multiprocessors))
+        };
         Ok(match facts.algorithm {
-            Algorithm::LowLatency => Self::Ll(Box::new(LlPlan::new(facts, topology)?)),
-            Algorithm::HighThroughput => Self::Ht(Box::new(HtPlan::new(facts, topology)?)),
+            Algorithm::LowLatency => {
+                let plan = LlPlan::new(facts, topology)?;
+                let tuning = tuning(plan.facts().ranks)?;
+                Self::Ll(Box::new(plan.tuned(tuning)))
+            }
+            Algorithm::HighThroughput => {
+                let plan = HtPlan::new(facts, topology)?;
+                let tuning = tuning(plan.facts().ranks)?;
+                Self::Ht(Box::new(plan.tuned(tuning)))
+            }
         })
     }
 
@@ -64,26 +75,24 @@ impl Plan {
         }
     }
 
-    /// This plan with what the file at `path` says about GPUs like `context`'s, which the thread has entered.
-    fn tuned(self, context: &Arc<Context>, path: &str) -> Result<Self> {
-        let (gpu, multiprocessors) = (device_name(context)?, driver::multiprocessors()?);
-        let measured = |ranks| Tuning::for_group(path, &gpu, ranks, multiprocessors);
-        Ok(match self {
-            Self::Ll(plan) => {
-                let tuning = measured(plan.facts().ranks);
-                Self::Ll(Box::new(plan.tuned(tuning)))
-            }
-            Self::Ht(plan) => {
-                let tuning = measured(plan.facts().ranks);
-                Self::Ht(Box::new(plan.tuned(tuning)))
-            }
-        })
-    }
-
     fn most_message_bytes(&self) -> usize {
         match self {
             Self::Ll(plan) => plan.most_message_bytes(),
             Self::Ht(plan) => plan.most_message_bytes(),
+        }
+    }
+
+    /// Of a group with windows of so many bytes.
+    fn profile(&self, window_bytes: usize) -> Profile {
+        let (tuning, chunk_bytes) = match self {
+            Self::Ll(plan) => (&plan.tuning, None),
+            Self::Ht(plan) => (&plan.tuning, plan.nodes().map(|nodes| nodes.pass_bytes)),
+        };
+        Profile {
+            backend: "cuda",
+            window_bytes: Some(window_bytes),
+            tuned: !tuning.is_empty(),
+            chunk_bytes,
         }
     }
 
@@ -152,11 +161,8 @@ impl Prepared {
         }
         let context = memory.context();
         let _entered = context.enter()?;
-        let plan = Plan::new(facts, topology)?;
-        let plan = match &choices.tuning_file {
-            Some(path) => plan.tuned(context, path)?,
-            None => plan,
-        };
+        let measured = choices.tuning_file.as_deref();
+        let plan = Plan::new((facts, topology), measured, context)?;
         let layout = WindowLayout::new(ranks.count(), plan.bytes());
         let multiprocessors = || -> Result<u32> {
             let all = driver::multiprocessors()?;
@@ -244,7 +250,8 @@ pub(super) fn open(
     if let Err(error) = agree_on(&bootstrap, &outcome, stream) {
         return Err(abandon((windows, words), &bootstrap, stream, error));
     }
-    let (start, window_bytes) = (own.layout.operations, own.layout.bytes);
+    let start = own.layout.operations;
+    let profile = own.plan.profile(own.layout.bytes);
     let mapped = Mapped {
         bases: windows.bases(own.ranks.own_index()),
         layout: own.layout,
@@ -270,20 +277,18 @@ pub(super) fn open(
         return Err(abandon((windows, words), &bootstrap, stream, error));
     }
     let (mode, network) = (mode?, network?);
-    let common = Common {
+    let group = CudaGroup {
         teardown: mapped.teardown(words.as_ref(), &on, (facts.ranks, timeout)),
         memory: on,
         bootstrap,
         timeout,
         group,
-        window_bytes,
         windows: Mutex::new(Some((windows, words))),
         network,
+        profile,
+        mode,
     };
-    Ok(match mode {
-        Mode::Ll(mode) => OpenGroup::Ll(Arc::new(CudaGroup { common, mode })),
-        Mode::Ht(mode) => OpenGroup::Ht(Arc::new(CudaGroup { common, mode })),
-    })
+    Ok(group.opened())
 }
 
 /// Ends an opening that failed with `error` on all ranks, and returns that error. Nobody has written a word.

@@ -15,7 +15,7 @@ use crate::backend::{
     OpenGroup, Profile,
 };
 use crate::error::{Error, Result};
-use crate::model::group::{Algorithm, GroupFacts, RankChoices};
+use crate::model::group::{Algorithm, ByMode, GroupFacts, RankChoices};
 use crate::model::ops::{Routing, Stream};
 use crate::model::topology::Topology;
 use std::sync::Arc;
@@ -59,9 +59,13 @@ impl Platform for HostPlatform {
             bootstrap,
             timeout,
         });
-        Ok(match facts.algorithm {
-            Algorithm::LowLatency => OpenGroup::Ll(group),
-            Algorithm::HighThroughput => OpenGroup::Ht(group),
+        let mode: ByMode<Arc<dyn LlGroupBackend>, Arc<dyn HtGroupBackend>> = match facts.algorithm {
+            Algorithm::LowLatency => ByMode::Ll(group.clone()),
+            Algorithm::HighThroughput => ByMode::Ht(group.clone()),
+        };
+        Ok(OpenGroup {
+            common: group,
+            mode,
         })
     }
 }
@@ -140,14 +144,14 @@ impl GroupBackend for HostGroup {
 }
 
 impl LlGroupBackend for HostGroup {
-    fn open_handle(&self, routing: Routing) -> Result<Box<dyn LlBackend>> {
+    fn open_handle(self: Arc<Self>, routing: Routing) -> Result<Box<dyn LlBackend>> {
         Ok(Box::new(HostLl::new(Arc::clone(&self.shared), routing)))
     }
 }
 
 impl HtGroupBackend for HostGroup {
     fn open_handle(
-        &self,
+        self: Arc<Self>,
         routing: Result<HtRouting>,
         stream: Stream,
     ) -> Result<Box<dyn HtBackend>> {

@@ -51,11 +51,6 @@ pub struct HtGroup {
 }
 
 impl HtGroup {
-    /// What was decided when the group was created.
-    pub fn plan(&self) -> &HtPlan {
-        &self.shared.plan
-    }
-
     /// The HT side of a group; `layout` has the offsets of `plan`'s regions in the windows.
     pub fn new(
         (context, network): (Arc<GroupContext>, Option<Arc<Network>>),

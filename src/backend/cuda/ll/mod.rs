@@ -108,11 +108,6 @@ impl LlGroup {
         Ok(CudaLl(Arc::new(handle)))
     }
 
-    /// What was decided when the group was created.
-    pub fn plan(&self) -> &LlPlan {
-        &self.plan
-    }
-
     /// The group was closed: no operation will follow one that was given up.
     pub fn forget_staged(&self) {
         self.staged.close();

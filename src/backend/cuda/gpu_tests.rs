@@ -84,7 +84,7 @@ impl Bench {
     }
 
     fn faults(&self, rank: usize) -> FaultPage {
-        FaultPage::new(&self.context, LocalRanks::all(2, rank), TIMEOUT).unwrap()
+        FaultPage::new(&self.context, LocalRanks::all(2, rank), TIMEOUT, |_| None).unwrap()
     }
 
     /// Rank `rank`'s part of the self test, on its stream.

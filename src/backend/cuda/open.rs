@@ -13,10 +13,10 @@ use crate::backend::cuda::driver::module::Module;
 use crate::backend::cuda::fault::FaultPage;
 use crate::backend::cuda::group::{CudaGroup, Mode};
 use crate::backend::cuda::group_context::GroupContext;
-use crate::backend::cuda::ht::HtGroup;
 use crate::backend::cuda::ht::plan::HtPlan;
-use crate::backend::cuda::ll::LlGroup;
+use crate::backend::cuda::ht::{self, HtGroup};
 use crate::backend::cuda::ll::plan::LlPlan;
+use crate::backend::cuda::ll::{self, LlGroup};
 use crate::backend::cuda::network::{Network, blocks_beside_network};
 use crate::backend::cuda::params::common::{MAX_PEERS, OP_PEER_SELFTEST};
 use crate::backend::cuda::params::ll::LL_MARK;
@@ -163,6 +163,10 @@ impl Prepared {
         let _entered = context.enter()?;
         let measured = choices.tuning_file.as_deref();
         let plan = Plan::new((facts, topology), measured, context)?;
+        let of_mode = match &plan {
+            Plan::Ll(_) => ll::fault::of_report,
+            Plan::Ht(_) => ht::fault::of_report,
+        };
         let layout = WindowLayout::new(ranks.count(), plan.bytes());
         let multiprocessors = || -> Result<u32> {
             let all = driver::multiprocessors()?;
@@ -186,7 +190,12 @@ impl Prepared {
             selftest: Selftest::new(context, ranks.count())?,
             state: GroupContext::new_state(memory)?,
             multiprocessors: multiprocessors()?,
-            faults: Arc::new(FaultPage::new(context, ranks.clone(), choices.timeout)?),
+            faults: Arc::new(FaultPage::new(
+                context,
+                ranks.clone(),
+                choices.timeout,
+                of_mode,
+            )?),
             ranks,
         })
     }

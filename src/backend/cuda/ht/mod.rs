@@ -1,14 +1,15 @@
 //! High-throughput operations: checked operation -> kernel parameters -> launch.
 #![forbid(unsafe_code)]
 
-pub mod agreement;
+mod agreement;
+pub mod fault;
 mod grid;
 mod memory;
 mod nodes;
 pub mod plan;
 mod rows;
 mod scaled;
-pub mod shape_word;
+mod shape_word;
 mod shared;
 
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};

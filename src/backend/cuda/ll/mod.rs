@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod exchanges;
+pub mod fault;
 mod grid;
 mod handle_plan;
 mod hello;
@@ -13,7 +14,7 @@ mod over_nodes;
 mod part;
 pub mod plan;
 mod scaled;
-pub mod signature;
+mod signature;
 mod staged;
 
 use crate::backend::LlBackend;

@@ -22,20 +22,31 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("nvtx", &["env"]),
     ("tuning", &["log"]),
     ("rule", &["error::*", "model::*"]),
-    ("backend", &["backend::quiet", "error::*", "model::*"]),
+    ("backend", &["backend::device", "error::*", "model::*"]),
     ("backend::detached", &["error::*"]),
+    (
+        "backend::device",
+        &["backend::quiet", "error::*", "model::*"],
+    ),
     ("backend::dylib", &["env"]),
     ("backend::quiet", &[]),
     (
         "backend::nccl",
-        &["backend::dylib", "error::*", "log", "model::*"],
+        &[
+            "backend::device",
+            "backend::dylib",
+            "error::*",
+            "log",
+            "model::*",
+        ],
     ),
     (
         "backend::bootstrap",
         &[
-            "backend",
             "backend::detached",
+            "backend::device",
             "backend::nccl",
+            "backend::quiet",
             "error::*",
             "model::*",
         ],
@@ -43,9 +54,9 @@ const ARROWS: &[(&str, &[&str])] = &[
     (
         "backend::transport",
         &[
-            "backend",
             "backend::bootstrap",
             "backend::detached",
+            "backend::device",
             "backend::nccl::*",
             "backend::quiet",
             "error::*",
@@ -54,7 +65,14 @@ const ARROWS: &[(&str, &[&str])] = &[
     ),
     (
         "backend::platform",
-        &["backend", "backend::bootstrap", "error::*", "model::*"],
+        &[
+            "backend",
+            "backend::bootstrap",
+            "backend::device",
+            "backend::transport::replays",
+            "error::*",
+            "model::*",
+        ],
     ),
     (
         "backend::select",
@@ -71,6 +89,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         &[
             "backend",
             "backend::bootstrap",
+            "backend::device",
             "backend::dylib",
             "backend::quiet",
             "backend::platform",
@@ -83,6 +102,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         &[
             "backend",
             "backend::bootstrap",
+            "backend::device",
             "backend::dylib",
             "backend::own_stream",
             "backend::quiet",
@@ -98,6 +118,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         &[
             "backend",
             "backend::bootstrap",
+            "backend::device",
             "backend::nccl",
             "backend::own_stream",
             "backend::select",

@@ -14,14 +14,14 @@ mod record;
 
 use crate::backend::bootstrap::record::{VERDICT_BYTES, refusal, sealed, unsealed, verdict};
 use crate::backend::detached;
+use crate::backend::device::{Device, StreamMark};
 use crate::backend::nccl::Communicator;
-use crate::backend::{DeviceMemory, StreamMark};
+use crate::backend::quiet::UnderWay;
 use crate::error::{Code, Error, Result, Words};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
-use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -32,7 +32,7 @@ const LEAST_BUFFER_BYTES: usize = 64 << 10;
 /// Exchanges among the ranks of a communicator.
 pub struct Bootstrap {
     comm: Communicator,
-    memory: Arc<dyn DeviceMemory>,
+    device: Arc<dyn Device>,
     timeout: Duration,
     words: Words,
     /// Kept for the next exchange: allocating may wait for the whole device.
@@ -50,17 +50,17 @@ struct Buffer {
 }
 
 impl Bootstrap {
-    /// Exchanges over `comm`, with buffers in `memory`; `words` phrases refusals for the other
+    /// Exchanges over `comm`, with buffers on `device`; `words` phrases refusals for the other
     /// ranks.
     pub fn new(
         comm: Communicator,
-        memory: Arc<dyn DeviceMemory>,
+        device: Arc<dyn Device>,
         timeout: Duration,
         words: Words,
     ) -> Self {
         Self {
             comm,
-            memory,
+            device,
             timeout,
             words,
             buffer: Mutex::default(),
@@ -91,9 +91,9 @@ impl Bootstrap {
         self.words
     }
 
-    /// The memory of the device that the group runs on.
-    pub fn memory(&self) -> &Arc<dyn DeviceMemory> {
-        &self.memory
+    /// The device that the group runs on.
+    pub fn device(&self) -> &Arc<dyn Device> {
+        &self.device
     }
 
     /// The payloads of all ranks, in rank order. Collective; `mine` has the same length everywhere.
@@ -113,8 +113,8 @@ impl Bootstrap {
         let buffer = self.enough(kept.take(), total + sealed.len())?;
         let gathered = buffer.data;
         let own = DevPtr(gathered.0 + total);
-        self.memory.upload(own, &sealed)?;
-        let _under_way = self.memory.begin();
+        self.device.upload(own, &sealed)?;
+        let _under_way = self.device.begin();
         let waited = match self.enqueue(own, gathered, sealed.len(), stream)? {
             Some(exchange) => self.watch(stream).inspect(|()| exchange.end()),
             None => Err(Waited::TooLong(
@@ -125,14 +125,14 @@ impl Bootstrap {
         match &waited {
             // The other ranks have this rank's contribution and continue with it.
             Ok(()) => self
-                .memory
+                .device
                 .download(&mut bytes, gathered)
                 .map_err(|error| self.lost.get_or_init(|| error).clone())?,
             Err(Waited::TooLong(error)) => {
                 return Err(self.lost.get_or_init(|| error.clone()).clone());
             }
             // The received bytes are only a hint, and the memory may be out of reach.
-            Err(Waited::Broken(_)) => drop(self.memory.download(&mut bytes, gathered)),
+            Err(Waited::Broken(_)) => drop(self.device.download(&mut bytes, gathered)),
         }
         let records = bytes.chunks_exact(sealed.len());
         let payloads: Vec<_> = records.map(|record| unsealed(exchange, record)).collect();
@@ -156,16 +156,16 @@ impl Bootstrap {
         stream: Stream,
     ) -> Result<Option<Exchange>> {
         let comm = self.comm.clone();
-        let memory = Arc::clone(&self.memory);
+        let device = Arc::clone(&self.device);
         // Made and recorded here: after the deadline such a call might wait for the exchange, if
         // another thread frees memory.
-        let mut mark = memory.new_mark()?;
+        let mut mark = device.new_mark()?;
         let call = move || -> Result<Exchange> {
-            let _entered = memory.enter(comm.device)?;
-            let under_way = memory.begin();
+            let _entered = device.enter()?;
+            let under_way = device.begin();
             comm.all_gather(own, gathered, bytes, stream)?;
             let mut exchange = Exchange {
-                memory: Arc::clone(&memory),
+                device: Arc::clone(&device),
                 mark: Some(Box::new(Unmarked)),
                 _under_way: under_way,
             };
@@ -210,11 +210,11 @@ impl Bootstrap {
             Some(buffer) if buffer.bytes >= bytes => Ok(buffer),
             old => {
                 if let Some(old) = old {
-                    self.memory.free_own(old.data, old.bytes);
+                    self.device.free_own(old.data, old.bytes);
                 }
                 let bytes = bytes.max(LEAST_BUFFER_BYTES);
                 Ok(Buffer {
-                    data: self.memory.alloc_own(bytes)?,
+                    data: self.device.alloc_own(bytes)?,
                     bytes,
                 })
             }
@@ -276,7 +276,7 @@ impl Bootstrap {
         self.within_deadline(|left| {
             let start = Instant::now();
             let mut pause = Duration::from_micros(10);
-            while !self.memory.is_idle(stream).map_err(Waited::Broken)? {
+            while !self.device.is_idle(stream).map_err(Waited::Broken)? {
                 if start.elapsed() > left {
                     return Err(Waited::TooLong(self.missed("")));
                 }
@@ -303,11 +303,11 @@ impl Bootstrap {
 /// An exchange on a stream. Unless its end was seen, it is stranded when this is dropped: after the deadline, maybe by
 /// the thread that has enqueued it.
 struct Exchange {
-    memory: Arc<dyn DeviceMemory>,
+    device: Arc<dyn Device>,
     /// Behind it.
     mark: Option<Box<dyn StreamMark>>,
     /// Dropped after it is stranded: in between the device would seem quiet.
-    _under_way: Box<dyn Any + Send>,
+    _under_way: UnderWay,
 }
 
 /// Stands for a mark where none could be recorded: then the end is not known.
@@ -333,7 +333,7 @@ impl Exchange {
 impl Drop for Exchange {
     fn drop(&mut self) {
         if let Some(mark) = self.mark.take() {
-            self.memory.strand(mark);
+            self.device.strand(mark);
         }
     }
 }
@@ -370,7 +370,7 @@ fn named(ranks: &[usize]) -> String {
 impl Drop for Bootstrap {
     fn drop(&mut self) {
         if let Some(buffer) = self.buffer.lock().take() {
-            self.memory.free_own(buffer.data, buffer.bytes);
+            self.device.free_own(buffer.data, buffer.bytes);
         }
     }
 }

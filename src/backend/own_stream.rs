@@ -2,22 +2,22 @@
 //! callers' streams.
 #![forbid(unsafe_code)]
 
-use crate::backend::DeviceMemory;
+use crate::backend::device::Device;
 use crate::error::Result;
 use crate::model::ops::Stream;
 use std::sync::Arc;
 
 /// Destroyed when it is dropped.
 pub struct OwnStream {
-    memory: Arc<dyn DeviceMemory>,
+    device: Arc<dyn Device>,
     stream: Stream,
 }
 
 impl OwnStream {
     /// A stream without implicit order.
-    pub fn new(memory: Arc<dyn DeviceMemory>) -> Result<Self> {
-        let stream = memory.create_stream()?;
-        Ok(Self { memory, stream })
+    pub fn new(device: Arc<dyn Device>) -> Result<Self> {
+        let stream = device.create_stream()?;
+        Ok(Self { device, stream })
     }
 
     /// The stream.
@@ -30,8 +30,8 @@ impl Drop for OwnStream {
     fn drop(&mut self) {
         // An exchange that a lost rank never joined may block it for ever; then the stream is
         // leaked.
-        if self.memory.is_idle(self.stream) == Ok(true) {
-            self.memory.destroy_stream(self.stream);
+        if self.device.is_idle(self.stream) == Ok(true) {
+            self.device.destroy_stream(self.stream);
         }
     }
 }

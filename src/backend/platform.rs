@@ -1,8 +1,10 @@
 //! The device side of a process, before a group is open.
 #![forbid(unsafe_code)]
 
+use crate::backend::OpenGroup;
 use crate::backend::bootstrap::Bootstrap;
-use crate::backend::{DeviceMemory, OpenGroup};
+use crate::backend::device::Device;
+use crate::backend::transport::replays::ReplayMarks;
 use crate::error::Result;
 use crate::model::group::{GroupFacts, RankChoices};
 use crate::model::ops::Stream;
@@ -11,8 +13,12 @@ use std::sync::Arc;
 
 /// A device that groups can be opened on.
 pub trait Platform {
-    /// The memory of the device that the communicator uses.
-    fn memory(&self) -> Arc<dyn DeviceMemory>;
+    /// The device that the communicator uses.
+    fn device(&self) -> Arc<dyn Device>;
+    /// Marks with so many places for operations of NCCL's two-sided network in graphs; `None` on a device without graphs.
+    fn new_replay_marks(&self, _places: usize) -> Result<Option<Arc<dyn ReplayMarks>>> {
+        Ok(None)
+    }
     /// Opens a group in the mode of the facts, for ranks on these nodes. Collective: every rank
     /// gets a group, or every rank an error.
     fn open(

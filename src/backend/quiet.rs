@@ -125,12 +125,6 @@ impl<K> Default for Quiet<K> {
 }
 
 impl<K> Quiet<K> {
-    /// Begins an exchange with other ranks; it ends when the result is dropped.
-    pub fn begin(self: &Arc<Self>) -> UnderWay<K> {
-        self.state.lock().under_way += 1;
-        UnderWay(Arc::clone(self))
-    }
-
     /// Registers operations to be counted as long as their owner keeps them.
     pub fn watch(&self, works: Weak<dyn Works>) {
         let mut state = self.state.lock();
@@ -314,14 +308,34 @@ fn while_all_idle(works: &[Arc<dyn Works>], graphs: Graphs, then: &mut dyn FnMut
     }
 }
 
-/// An exchange on the device, which counts as over when this is dropped.
-#[must_use]
-pub struct UnderWay<K>(Arc<Quiet<K>>);
+impl<K: Send + 'static> Quiet<K> {
+    /// Begins an exchange with other ranks; it ends when the result is dropped.
+    pub fn begin(self: &Arc<Self>) -> UnderWay {
+        self.state.lock().under_way += 1;
+        UnderWay(self.clone())
+    }
+}
 
-impl<K> Drop for UnderWay<K> {
+/// An exchange on a device, which counts as over when this is dropped.
+#[must_use]
+pub struct UnderWay(Arc<dyn OfExchanges>);
+
+/// Where exchanges are counted.
+trait OfExchanges: Send + Sync {
+    /// One is over.
+    fn end_one(&self);
+}
+
+impl<K: Send> OfExchanges for Quiet<K> {
+    fn end_one(&self) {
+        self.state.lock().under_way -= 1;
+        self.settle();
+    }
+}
+
+impl Drop for UnderWay {
     fn drop(&mut self) {
-        self.0.state.lock().under_way -= 1;
-        self.0.settle();
+        self.0.end_one();
     }
 }
 

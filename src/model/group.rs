@@ -87,6 +87,15 @@ pub fn most_tokens(ranks: usize) -> usize {
     i32::MAX as usize / ranks
 }
 
+/// What depends on a group's mode.
+#[derive(Clone, Copy, Debug)]
+pub enum ByMode<L, H> {
+    /// Of [`Algorithm::LowLatency`].
+    Ll(L),
+    /// Of [`Algorithm::HighThroughput`].
+    Ht(H),
+}
+
 /// A caller's settings of a group, not checked yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupSettings {

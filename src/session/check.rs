@@ -4,7 +4,7 @@
 //! A check refuses nothing: what it reports is defined. Inside a capture nothing can be looked at.
 #![forbid(unsafe_code)]
 
-use crate::backend::DeviceMemory;
+use crate::backend::device::Device;
 use crate::env::Env;
 use crate::error::Result;
 use crate::log;
@@ -28,7 +28,7 @@ const PAUSE: Duration = Duration::from_micros(50);
 
 /// The checks of one group.
 pub(super) struct Checks {
-    memory: Arc<dyn DeviceMemory>,
+    device: Arc<dyn Device>,
     facts: GroupFacts,
     /// How long a check waits for its stream.
     patience: Duration,
@@ -37,13 +37,9 @@ pub(super) struct Checks {
 
 impl Checks {
     /// Those of a group, if the environment asks for them.
-    pub(super) fn wanted(
-        env: &Env,
-        facts: &GroupFacts,
-        memory: Arc<dyn DeviceMemory>,
-    ) -> Option<Self> {
+    pub(super) fn wanted(env: &Env, facts: &GroupFacts, device: Arc<dyn Device>) -> Option<Self> {
         env.check.then(|| Self {
-            memory,
+            device,
             facts: *facts,
             patience: env.timeout,
             told_of_captures: AtomicBool::new(false),
@@ -117,7 +113,7 @@ impl Checks {
     }
 
     fn settle(&self, stream: Stream) -> Result<Settled> {
-        let mut mark = self.memory.new_mark()?;
+        let mut mark = self.device.new_mark()?;
         if !mark.record(stream)? {
             return Ok(Settled::Captured);
         }
@@ -151,7 +147,7 @@ impl Checks {
     fn read(&self, from: DevPtr, bytes: usize) -> Result<Vec<u8>> {
         let mut copy = vec![0; bytes];
         if bytes > 0 {
-            self.memory.download(&mut copy, from)?;
+            self.device.download(&mut copy, from)?;
         }
         Ok(copy)
     }
@@ -176,7 +172,7 @@ impl Checks {
         let mut filled = 0;
         while filled < bytes {
             let part = poison.get(..bytes - filled).unwrap_or(&poison);
-            self.memory.upload(DevPtr(data.0 + filled), part)?;
+            self.device.upload(DevPtr(data.0 + filled), part)?;
             filled += part.len();
         }
         Ok(())

@@ -40,12 +40,12 @@ pub fn group(
     let comm = Communicator::open(comm)?;
     fork::watch();
     let platform = select::platform(&comm)?;
-    let memory = platform.memory();
-    stream.map_or(Ok(()), |stream| check_not_captured(memory.as_ref(), stream))?;
-    let _entered = memory.enter(comm.device)?;
+    let device = platform.device();
+    stream.map_or(Ok(()), |stream| check_not_captured(device.as_ref(), stream))?;
+    let _entered = device.enter()?;
     let own_stream = match stream {
         Some(_) => Ok(None),
-        None => OwnStream::new(Arc::clone(&memory)).map(Some),
+        None => OwnStream::new(Arc::clone(&device)).map(Some),
     };
     let own = own_stream.iter().flatten().next().map(OwnStream::stream);
     // A rank that got no stream tells the others so, on whichever stream that runs.
@@ -64,16 +64,15 @@ pub fn group(
         tuning_file: env.tuning_file.clone(),
         check: env.check,
     };
-    let bootstrap = Bootstrap::new(comm.clone(), memory, of_rank.timeout, words);
+    let bootstrap = Bootstrap::new(comm.clone(), device, of_rank.timeout, words);
     let (facts, topology) = agree_on_facts(&bootstrap, facts, &env, stream)?;
     let nodes = topology.nodes();
     let backend = platform.open((facts, topology), bootstrap, &of_rank, stream)?;
-    let profile = backend.common().profile();
+    let profile = backend.common.profile();
     let about = || About::new(&comm, (facts, nodes, env.node_sums), profile, of_rank);
     let about = log::tells_of_groups().then(about);
-    let checks = Checks::wanted(&env, &facts, backend.common().memory());
-    let own = (facts, comm.device);
-    Ok(Group::new(own, backend, own_stream?, about, checks))
+    let checks = Checks::wanted(&env, &facts, backend.common.device());
+    Ok(Group::new(facts, backend, own_stream?, about, checks))
 }
 
 /// The numbers that must be the same on every rank.

@@ -1,8 +1,9 @@
 //! A group: its facts, its backend, and whether it still works.
 #![forbid(unsafe_code)]
 
+use crate::backend::device::{Device, EnteredDevice};
 use crate::backend::own_stream::OwnStream;
-use crate::backend::{DeviceMemory, Faults, OpenGroup};
+use crate::backend::{Faults, OpenGroup};
 use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Context, Error, Result};
 use crate::model::group::GroupFacts;
@@ -11,15 +12,12 @@ use crate::session::about::About;
 use crate::session::check::Checks;
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
-use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// An open group.
 pub struct Group {
     facts: GroupFacts,
-    /// As this process numbers it.
-    device: usize,
     backend: OpenGroup,
     faults: Arc<dyn Faults>,
     own_stream: Option<OwnStream>,
@@ -42,7 +40,7 @@ struct Staged {
 impl Group {
     /// A group over an open backend, with a stream for its exchanges if the caller gave none.
     pub(super) fn new(
-        (facts, device): (GroupFacts, usize),
+        facts: GroupFacts,
         backend: OpenGroup,
         own_stream: Option<OwnStream>,
         about: Option<About>,
@@ -50,8 +48,7 @@ impl Group {
     ) -> Self {
         Self {
             facts,
-            device,
-            faults: backend.common().faults(),
+            faults: backend.common.faults(),
             backend,
             own_stream,
             about,
@@ -65,13 +62,13 @@ impl Group {
     /// Refuses `stream` for what a group does once, if it is captured: that would be too late for the other ranks, and
     /// repeated.
     pub fn check_not_captured(&self, stream: Stream) -> Result<()> {
-        check_not_captured(self.memory().as_ref(), stream)
+        check_not_captured(self.device().as_ref(), stream)
     }
 
     /// Makes the group's device the calling thread's until the result is dropped. What the thread calls meanwhile
     /// disturbs no capture.
-    pub(super) fn enter(&self) -> Result<Box<dyn Any>> {
-        self.memory().enter(self.device)
+    pub(super) fn enter(&self) -> Result<EnteredDevice> {
+        self.device().enter()
     }
 
     /// Closes the group: calls on its handles are refused from now on. `stream` is for the closing exchange;
@@ -82,7 +79,7 @@ impl Group {
         let _entered = self.enter();
         let own = self.own_stream.as_ref().map(OwnStream::stream);
         self.backend
-            .common()
+            .common
             .close(stream.or(own).unwrap_or(Stream::DEFAULT))
     }
 
@@ -101,9 +98,9 @@ impl Group {
         self.checks.as_ref()
     }
 
-    /// The memory of the group's device.
-    pub fn memory(&self) -> Arc<dyn DeviceMemory> {
-        self.backend.common().memory()
+    /// The group's device.
+    pub fn device(&self) -> Arc<dyn Device> {
+        self.backend.common.device()
     }
 
     /// The backend that the group runs on.
@@ -156,9 +153,9 @@ impl Group {
     }
 }
 
-/// As [`Group::check_not_captured`], for a group that is yet to be made on the device of `memory`.
-pub(super) fn check_not_captured(memory: &dyn DeviceMemory, stream: Stream) -> Result<()> {
-    match memory.is_captured(stream) {
+/// As [`Group::check_not_captured`], for a group that is yet to be made on `device`.
+pub(super) fn check_not_captured(device: &dyn Device, stream: Stream) -> Result<()> {
+    match device.is_captured(stream) {
         Ok(true) => Err(Error::usage(Subject::Stream, InSequence::NoCaptureOfGroup)),
         // What is wrong with another stream shows when it is used.
         _ => Ok(()),

@@ -1,10 +1,10 @@
 //! A handle: a replaceable routing, its backend side, and its pending staged operation.
 #![forbid(unsafe_code)]
 
-use crate::backend::{HtBackend, HtGroupBackend, LlBackend, LlGroupBackend, OpenGroup};
+use crate::backend::{HtBackend, HtGroupBackend, LlBackend, LlGroupBackend};
 use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
-use crate::model::group::Algorithm;
+use crate::model::group::{Algorithm, ByMode};
 use crate::model::ops::{LlOp, StagedSlot, Stream};
 use crate::rule::handle::HandleTensors;
 use crate::rule::{CombineTensors, DispatchTensors, ht, ll};
@@ -15,19 +15,17 @@ use std::sync::Arc;
 
 /// A routing of tokens to experts, and its state.
 pub struct Handle {
-    mode: Mode,
+    mode: ByMode<Ll, Ht>,
     // Dropped last, after the group's backend in `mode`.
     group: Arc<Group>,
 }
 
 /// A handle's state, with the side of its group that makes its routings.
-enum Mode {
-    Ll(Arc<dyn LlGroupBackend>, Mutex<LlHandle>),
-    Ht(
-        Arc<dyn HtGroupBackend>,
-        RwLock<Option<Routed<dyn HtBackend>>>,
-    ),
-}
+type Ll = (Arc<dyn LlGroupBackend>, Mutex<LlHandle>);
+type Ht = (
+    Arc<dyn HtGroupBackend>,
+    RwLock<Option<Routed<dyn HtBackend>>>,
+);
 
 /// An LL handle and the state of its routing.
 #[derive(Default)]
@@ -52,9 +50,9 @@ fn routed<B: ?Sized>(routed: &Option<Routed<B>>) -> Result<&Routed<B>> {
 impl Handle {
     /// A handle without a routing: nothing runs on it before its first [`Handle::update`].
     pub fn new(group: Arc<Group>) -> Self {
-        let mode = match group.backend() {
-            OpenGroup::Ll(group) => Mode::Ll(Arc::clone(group), Mutex::default()),
-            OpenGroup::Ht(group) => Mode::Ht(Arc::clone(group), RwLock::default()),
+        let mode = match &group.backend().mode {
+            ByMode::Ll(group) => ByMode::Ll((Arc::clone(group), Mutex::default())),
+            ByMode::Ht(group) => ByMode::Ht((Arc::clone(group), RwLock::default())),
         };
         Self { mode, group }
     }
@@ -66,18 +64,18 @@ impl Handle {
     pub fn update(&self, tensors: Result<HandleTensors>, stream: Stream) -> Result<()> {
         self.group.check_usable()?;
         match &self.mode {
-            Mode::Ll(backend, handle) => {
+            ByMode::Ll((backend, handle)) => {
                 let mut handle = handle.lock();
                 if handle.staged.is_some() {
                     return Err(Error::usage(Subject::Handle, InSequence::CompleteFirst));
                 }
-                let routed = route::ll(&self.group, backend.as_ref(), tensors)?;
+                let routed = route::ll(&self.group, backend, tensors)?;
                 handle.routed = Some(routed);
                 handle.dispatched = false;
                 Ok(())
             }
-            Mode::Ht(backend, handle) => {
-                let routed = route::ht(&self.group, backend.as_ref(), tensors, stream)?;
+            ByMode::Ht((backend, handle)) => {
+                let routed = route::ht(&self.group, backend, tensors, stream)?;
                 let before = handle.write().replace(routed);
                 drop(before);
                 Ok(())
@@ -87,7 +85,7 @@ impl Handle {
 
     /// Closes the handle; abandons its staged operation.
     pub fn close(&self) {
-        if let Mode::Ll(_, handle) = &self.mode {
+        if let ByMode::Ll((_, handle)) = &self.mode {
             let mut handle = handle.lock();
             let sent = handle.staged.take();
             if let (Some(sent), Some(routed)) = (sent, &handle.routed) {
@@ -113,14 +111,14 @@ impl Handle {
         self.group.check_usable()?;
         let facts = self.group.facts();
         match &self.mode {
-            Mode::Ll(_, handle) => {
+            ByMode::Ll((_, handle)) => {
                 let mut handle = handle.lock();
                 let op = ll::dispatch(facts, &routed(&handle.routed)?.routing, tensors)?;
                 self.start(&mut handle, &LlOp::Dispatch(op), staged, stream)?;
                 handle.dispatched = true;
                 Ok(())
             }
-            Mode::Ht(_, handle) => {
+            ByMode::Ht((_, handle)) => {
                 let handle = handle.read();
                 let routed = routed(&handle)?;
                 let op = ht::dispatch(facts, &routed.routing, tensors)?;
@@ -144,7 +142,7 @@ impl Handle {
         self.group.check_usable()?;
         let facts = self.group.facts();
         match &self.mode {
-            Mode::Ll(_, handle) => {
+            ByMode::Ll((_, handle)) => {
                 let mut handle = handle.lock();
                 let op = ll::combine(facts, &routed(&handle.routed)?.routing, tensors)?;
                 if !handle.dispatched {
@@ -152,7 +150,7 @@ impl Handle {
                 }
                 self.start(&mut handle, &LlOp::Combine(op), staged, stream)
             }
-            Mode::Ht(_, handle) => {
+            ByMode::Ht((_, handle)) => {
                 let handle = handle.read();
                 let routed = routed(&handle)?;
                 let op = ht::combine(facts, &routed.routing, tensors)?;
@@ -184,7 +182,7 @@ impl Handle {
     /// Enqueues the receive phase of the staged operation; succeeds if there is none.
     pub fn complete(&self, stream: Stream) -> Result<()> {
         self.group.check_usable()?;
-        let Mode::Ll(_, handle) = &self.mode else {
+        let ByMode::Ll((_, handle)) = &self.mode else {
             return Ok(());
         };
         let mut handle = handle.lock();
@@ -207,13 +205,13 @@ impl Handle {
     pub fn num_recv_tokens(&self) -> Result<usize> {
         let facts = self.group.facts();
         match &self.mode {
-            Mode::Ll(..) => Err(
+            ByMode::Ll(_) => Err(
                 Error::usage(Subject::Handle, InSequence::HighThroughputOnly).got(
                     Algorithm::LowLatency.name(),
                     Algorithm::HighThroughput.name(),
                 ),
             ),
-            Mode::Ht(_, handle) => match facts.max_recv_rows {
+            ByMode::Ht((_, handle)) => match facts.max_recv_rows {
                 Some(rows) => Ok(rows),
                 None => {
                     let handle = handle.read();

@@ -9,7 +9,7 @@ use crate::model::tensor::DevPtr;
 use crate::rule;
 use crate::rule::handle::{Counter, HandleTensors};
 use crate::session::group::Group;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 /// A routing, and its backend.
 pub(super) struct Routed<B: ?Sized> {
@@ -35,18 +35,21 @@ impl<B: ?Sized> Routed<B> {
 /// Routes by `tensors` in low latency; local.
 pub(super) fn ll(
     group: &Group,
-    backend: &dyn LlGroupBackend,
+    backend: &Arc<dyn LlGroupBackend>,
     tensors: Result<HandleTensors>,
 ) -> Result<Routed<dyn LlBackend>> {
     let (routing, _) = checked(group, tensors)?;
-    Ok(Routed::new(routing, backend.open_handle(routing)?))
+    Ok(Routed::new(
+        routing,
+        Arc::clone(backend).open_handle(routing)?,
+    ))
 }
 
 /// Routes by `tensors` in high throughput; collective. A rank that refuses its tensors takes part,
 /// too.
 pub(super) fn ht(
     group: &Group,
-    backend: &dyn HtGroupBackend,
+    backend: &Arc<dyn HtGroupBackend>,
     tensors: Result<HandleTensors>,
     stream: Stream,
 ) -> Result<Routed<dyn HtBackend>> {
@@ -59,7 +62,7 @@ pub(super) fn ht(
         checks.ht_handle(routing, stream);
     }
     let wanted = checked.and_then(|checked| ht_routing(group, checked));
-    let backend = backend.open_handle(wanted, stream)?;
+    let backend = Arc::clone(backend).open_handle(wanted, stream)?;
     Ok(Routed::new(routing?, backend))
 }
 
@@ -80,7 +83,7 @@ fn ht_routing(group: &Group, (routing, counter): (Routing, Option<Counter>)) -> 
 
 /// The device address of the counter at host address `host`.
 fn device_alias(group: &Group, host: DevPtr) -> Result<DevPtr> {
-    group.memory().device_alias(host).map_err(|cause| {
+    group.device().device_alias(host).map_err(|cause| {
         let expected = "an address that the device can reach".to_owned();
         Error::argument(Subject::Data(Role::HostCounter), OfTensor::MappedHostMemory)
             .found(Value::Error(cause), Value::Text(expected))

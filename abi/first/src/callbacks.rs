@@ -3,7 +3,7 @@
 
 use crate::owners::TensorAllocator;
 use crate::types::{cudaError_t, ncclEpAllocFn_t, ncclEpFreeFn_t};
-use nccl_ep_core::backend::DeviceMemory;
+use nccl_ep_core::backend::device::Device;
 use nccl_ep_core::error::{Code, Error, Result};
 use nccl_ep_core::model::tensor::DevPtr;
 use std::ffi::c_void;
@@ -13,7 +13,7 @@ use std::sync::Arc;
 pub struct Callbacks {
     pub alloc: ncclEpAllocFn_t,
     pub free: ncclEpFreeFn_t,
-    pub device: Arc<dyn DeviceMemory>,
+    pub device: Arc<dyn Device>,
 }
 
 impl TensorAllocator for Callbacks {

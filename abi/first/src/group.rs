@@ -59,7 +59,7 @@ pub unsafe extern "C" fn ncclEpCreateGroup(
         let allocator = Arc::new(Callbacks {
             alloc: alloc_fn,
             free: free_fn,
-            device: session.memory(),
+            device: session.device(),
         });
         let number = Group::register(session, allocator);
         // SAFETY: this function's contract.

@@ -64,9 +64,8 @@ fn open(
     stream: Stream,
 ) -> Result<EpProbeRail> {
     let comm = Communicator::open(comm as usize)?;
-    let device = comm.device;
-    let memory = select::platform(&comm)?.memory();
-    let bootstrap = Bootstrap::new(comm, memory, timeout, words::text);
+    let platform = select::platform(&comm)?;
+    let bootstrap = Bootstrap::new(comm, platform.device(), timeout, words::text);
     let node = node.ok_or_else(|| null("node"));
     let mine = node.map(|node| NodeId::from_text(&node.to_string_lossy()).0.to_vec());
     let ids = bootstrap.agree(mine, NODE_ID_BYTES, stream)?;
@@ -77,11 +76,11 @@ fn open(
     let count = Arc::clone(&faults);
     let wanted = Wanted {
         topology: &topology,
-        device,
         timeout,
         most_blocks: BLOCKS,
         most_bytes: usize::MAX,
         on_fault: Arc::new(Count(count)),
+        new_replay_marks: &|places| platform.new_replay_marks(places),
     };
     let transport = over_nccl(&bootstrap, wanted, stream)?;
     Ok(EpProbeRail { transport, faults })

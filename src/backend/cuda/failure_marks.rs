@@ -1,14 +1,14 @@
 //! Words on the device that tell kernels of a failure that none of them has seen.
 #![forbid(unsafe_code)]
 
-use crate::backend::DeviceMemory;
+use crate::backend::device::Memory;
 use crate::model::tensor::DevPtr;
 use parking_lot::Mutex;
 use std::sync::Arc;
 
 /// The words of one group.
 pub struct FailureMarks {
-    memory: Arc<dyn DeviceMemory>,
+    memory: Arc<dyn Memory>,
     /// Where each is, and what it says after a failure. Locked while one is written: who forgets it gives its memory to
     /// others.
     marks: Mutex<Vec<(DevPtr, u32)>>,
@@ -16,7 +16,7 @@ pub struct FailureMarks {
 
 impl FailureMarks {
     /// `marks` in device memory that `memory` reaches.
-    pub fn new(memory: Arc<dyn DeviceMemory>, marks: Vec<(DevPtr, u32)>) -> Self {
+    pub fn new(memory: Arc<dyn Memory>, marks: Vec<(DevPtr, u32)>) -> Self {
         Self {
             memory,
             marks: Mutex::new(marks),
@@ -51,18 +51,18 @@ impl FailureMarks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::transport::outstanding::tests::Device;
+    use crate::backend::device::tests::TestDevice;
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::Duration;
 
-    fn marks(device: &Device) -> FailureMarks {
+    fn marks(device: &TestDevice) -> FailureMarks {
         let words = vec![(DevPtr(0x100), 1), (DevPtr(0x200), 3), (DevPtr(0x300), 3)];
         FailureMarks::new(Arc::new(device.clone()), words)
     }
 
     #[test]
     fn all_that_are_not_forgotten_are_written() {
-        let device = Device::default();
+        let device = TestDevice::default();
         let marks = marks(&device);
         marks.forget_all_but(2);
         marks.write();
@@ -71,7 +71,7 @@ mod tests {
 
     #[test]
     fn memory_is_given_away_after_what_is_being_written() {
-        let device = Device::default();
+        let device = TestDevice::default();
         let marks = marks(&device);
         let has_forgotten = AtomicBool::new(false);
         std::thread::scope(|scope| {

@@ -4,27 +4,26 @@
 use crate::backend::Faults;
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::memory::HostPage;
-use crate::backend::cuda::ht::agreement::disagreement;
-use crate::backend::cuda::ht::shape_word::ShapeWord;
-use crate::backend::cuda::ll::signature::Signature;
 use crate::backend::cuda::params::common::{
-    FAULT_DIFFERS, FAULT_DISAGREED, FAULT_EXPERT_ROWS, FAULT_GATEWAY_FAILED, FAULT_HANDLE_DIFFERS,
-    FAULT_INPUT_ROWS, FAULT_NONE, FAULT_PEER_FAILED, FAULT_ROUTING_ROWS, FAULT_SCALE_ROWS,
-    FAULT_SHAPE_DIFFERS, FAULT_STAGED_DIFFERS, FAULT_TOKEN_ROWS, FaultReport, OP_HT_COMBINE,
-    OP_HT_DISPATCH, OP_HT_ROUTE, OP_LL_COMBINE, OP_LL_DISPATCH, OP_PEER_SELFTEST, WAIT_ACK,
-    WAIT_BEGIN, WAIT_COUNTS, WAIT_CREDIT, WAIT_ENTRY, WAIT_PATTERN, WAIT_ROW, WAIT_STREAMED_ROW,
-    WAIT_WEIGHT, WaitParams,
+    FAULT_EXPERT_ROWS, FAULT_GATEWAY_FAILED, FAULT_HANDLE_DIFFERS, FAULT_INPUT_ROWS, FAULT_NONE,
+    FAULT_PEER_FAILED, FAULT_ROUTING_ROWS, FAULT_SCALE_ROWS, FAULT_STAGED_DIFFERS,
+    FAULT_TOKEN_ROWS, FaultReport, OP_HT_COMBINE, OP_HT_DISPATCH, OP_HT_ROUTE, OP_LL_COMBINE,
+    OP_LL_DISPATCH, OP_PEER_SELFTEST, WAIT_ACK, WAIT_BEGIN, WAIT_COUNTS, WAIT_CREDIT, WAIT_ENTRY,
+    WAIT_PATTERN, WAIT_ROW, WAIT_STREAMED_ROW, WAIT_WEIGHT, WaitParams,
 };
 use crate::backend::cuda::params::ht_nodes::HT_RANK_OF_GROUP;
 use crate::backend::cuda::scaled_rows::ScalesWord;
 use crate::error::refusal::{AmongRanks, OfTensor, Operation, Role, Subject};
 use crate::error::{Code, Context as Circumstance, Error, Result, Value};
 use crate::model::scales::RowBytes;
-use crate::model::tensor::{DType, DevPtr};
+use crate::model::tensor::DevPtr;
 use crate::model::topology::LocalRanks;
 use once_cell::sync::OnceCell;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// The failure that a report states in words of the group's mode; none if it is in others.
+pub type OfMode = fn(&FaultReport) -> Option<Error>;
 
 /// The one report of a group, and the deadline of its waits.
 #[derive(Debug)]
@@ -33,17 +32,24 @@ pub struct FaultPage {
     /// The ranks that kernels number by their local index.
     ranks: LocalRanks,
     timeout: Duration,
+    of_mode: OfMode,
     /// The failure of the network between nodes.
     network: OnceCell<Error>,
 }
 
 impl FaultPage {
     /// An empty report of one of `ranks`, the ranks of its node.
-    pub fn new(context: &Arc<Context>, ranks: LocalRanks, timeout: Duration) -> Result<Self> {
+    pub fn new(
+        context: &Arc<Context>,
+        ranks: LocalRanks,
+        timeout: Duration,
+        of_mode: OfMode,
+    ) -> Result<Self> {
         Ok(Self {
             page: HostPage::new(context, 1)?,
             ranks,
             timeout,
+            of_mode,
             network: OnceCell::new(),
         })
     }
@@ -138,8 +144,6 @@ impl Faults for FaultPage {
             ..report
         };
         let error = match report.state {
-            FAULT_DIFFERS => difference(&report),
-            FAULT_SHAPE_DIFFERS => other_shape(&report),
             FAULT_STAGED_DIFFERS => differs(&report, Subject::Staging),
             FAULT_HANDLE_DIFFERS => {
                 differs(&report, Subject::Handle).got(report.expected, report.got)
@@ -149,9 +153,7 @@ impl Faults for FaultPage {
             FAULT_ROUTING_ROWS => too_few_rows(Role::IdsOut, &report),
             FAULT_INPUT_ROWS => too_few_rows(Role::TokensIn, &report),
             FAULT_EXPERT_ROWS => repeated_ids(&report),
-            FAULT_DISAGREED => disagreement(report.got, report.expected)
-                .unwrap_or_else(|| Error::internal("a failure without a reason")),
-            _ => self.lateness(&report),
+            _ => (self.of_mode)(&report).unwrap_or_else(|| self.lateness(&report)),
         };
         Some(match operation(report.op) {
             Some(operation) => error.during(Circumstance::Running(operation)),
@@ -181,56 +183,8 @@ fn repeated_ids(report: &FaultReport) -> Error {
         .got(report.got, format_args!("at most {}", report.expected))
 }
 
-/// What two ranks do not agree on, from the shape words of this rank and of another.
-fn other_shape(report: &FaultReport) -> Error {
-    let (mine, theirs) = (ShapeWord(report.expected), ShapeWord(report.got));
-    let differs = |subject| differs(report, subject);
-    let op = |word: ShapeWord| match word.is_combine() {
-        false => OP_HT_DISPATCH,
-        true => OP_HT_COMBINE,
-    };
-    if op(mine) != op(theirs) {
-        return differs(Subject::Operation).found(op_value(op(mine)), op_value(op(theirs)));
-    }
-    if mine.handle() != theirs.handle() {
-        return differs(Subject::Handle);
-    }
-    if mine.type_name() != theirs.type_name() {
-        return differs(Subject::RowType).got(mine.type_name(), theirs.type_name());
-    }
-    if let Some(error) = other_rows(report, mine.row_bytes(), theirs.row_bytes()) {
-        return error;
-    }
-    let rank = report.peer as usize;
-    if !mine.is_combine() {
-        let rule = AmongRanks::SameDirection { rank };
-        return Error::usage(Subject::Tensor(Role::IdsIn), rule);
-    }
-    let rule = AmongRanks::SameColumns { rank };
-    Error::usage(Subject::Tensor(Role::WeightsIn), rule).got(mine.columns(), theirs.columns())
-}
-
-/// What two ranks do not agree on, from their signatures.
-fn difference(report: &FaultReport) -> Error {
-    let [mine, theirs] = [report.expected, report.got].map(Signature::from_word);
-    let differs = |subject| differs(report, subject);
-    if mine.op != theirs.op {
-        differs(Subject::Operation).found(op_value(mine.op), op_value(theirs.op))
-    } else if mine.top_k != theirs.top_k {
-        differs(Subject::Size(Role::Ids, 1)).got(mine.top_k, theirs.top_k)
-    } else if let Some(error) =
-        other_rows(report, mine.row_bytes as usize, theirs.row_bytes as usize)
-    {
-        error
-    } else {
-        let name =
-            |raw| DType::from_raw(raw).map_or_else(|| raw.to_string(), |dtype| dtype.to_string());
-        differs(Subject::RowType).got(name(mine.dtype), name(theirs.dtype))
-    }
-}
-
 /// What two ranks do not agree on in the bytes of their rows, or in their scales, if anything.
-fn other_rows(report: &FaultReport, mine: usize, theirs: usize) -> Option<Error> {
+pub fn other_rows(report: &FaultReport, mine: usize, theirs: usize) -> Option<Error> {
     let [our_scales, their_scales] = [report.expected_scales, report.got_scales].map(ScalesWord);
     let bytes = |payload, scales: ScalesWord| RowBytes {
         payload,
@@ -248,7 +202,7 @@ fn other_rows(report: &FaultReport, mine: usize, theirs: usize) -> Option<Error>
 }
 
 /// `subject` is another here than on the rank of the report.
-fn differs(report: &FaultReport, subject: Subject) -> Error {
+pub fn differs(report: &FaultReport, subject: Subject) -> Error {
     let rank = report.peer as usize;
     Error::usage(subject, AmongRanks::Same { rank })
 }
@@ -273,7 +227,8 @@ fn other_name(op: u32) -> String {
     }
 }
 
-fn op_value(op: u32) -> Value {
+/// Operation `op` in a text.
+pub fn op_value(op: u32) -> Value {
     operation(op).map_or_else(|| Value::Text(other_name(op)), Value::Operation)
 }
 
@@ -290,76 +245,5 @@ fn what_name(what: u32) -> &'static str {
         WAIT_CREDIT => "a free place for a row",
         WAIT_STREAMED_ROW => "a row",
         _ => "something",
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::model::scales::ScaleType;
-
-    const OURS: Signature = Signature {
-        op: OP_LL_DISPATCH,
-        scaled: false,
-        dtype: DType::Bfloat16 as u32,
-        top_k: 8,
-        row_bytes: 14_336,
-    };
-
-    fn text(theirs: Signature, [expected_scales, got_scales]: [u32; 2]) -> String {
-        let report = FaultReport {
-            state: FAULT_DIFFERS,
-            op: OP_LL_DISPATCH,
-            what: WAIT_BEGIN,
-            peer: 3,
-            expected: OURS.to_word(),
-            got: theirs.to_word(),
-            waited_ms: 0,
-            expected_scales,
-            got_scales,
-        };
-        difference(&report).text()
-    }
-
-    #[test]
-    fn a_difference_names_what_differs() {
-        let text = |theirs| text(theirs, [0; 2]);
-        let rule = "AmongRanks(Same { rank: 3 })";
-        let row_bytes = 16;
-        assert_eq!(
-            text(Signature { row_bytes, ..OURS }),
-            format!("RowBytes: {rule} (got 14336, expected 16)")
-        );
-        let top_k = 32;
-        assert_eq!(
-            text(Signature { top_k, ..OURS }),
-            format!("Size(Ids, 1): {rule} (got 8, expected 32)")
-        );
-        let dtype = DType::Float16 as u32;
-        assert_eq!(
-            text(Signature { dtype, ..OURS }),
-            format!("RowType: {rule} (got bfloat16, expected float16)")
-        );
-        let op = OP_LL_COMBINE;
-        assert!(text(Signature { op, ..OURS }).starts_with("Operation: AmongRanks"));
-    }
-
-    #[test]
-    fn scales_that_differ_are_named() {
-        let rule = "AmongRanks(Same { rank: 3 })";
-        let word = |dtype| ScalesWord::new(ScaleType { dtype, count: 4 }).0;
-        let (float, byte) = (word(DType::Float32), word(DType::Uint8));
-        assert_eq!(
-            text(OURS, [float, 0]),
-            format!("RowBytes: {rule} (got 14336 + 16, expected 14336 + 0)")
-        );
-        assert_eq!(
-            text(OURS, [byte, float]),
-            format!("RowBytes: {rule} (got 14336 + 4, expected 14336 + 16)")
-        );
-        assert_eq!(
-            text(OURS, [float, word(DType::Int32)]),
-            format!("ScaleType: {rule} (got float32, expected int32)")
-        );
     }
 }

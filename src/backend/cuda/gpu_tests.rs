@@ -13,7 +13,8 @@ use super::params::common::{FaultReport, MAX_PEERS, OP_PEER_SELFTEST, PeerTable}
 use super::peer::layout::WindowLayout;
 use super::peer::selftest::Selftest;
 use super::peer::window::Window;
-use crate::backend::{DeviceMemory, Faults};
+use crate::backend::Faults;
+use crate::backend::device::{Device, Memory};
 use crate::error::{Code, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
@@ -83,7 +84,7 @@ impl Bench {
     }
 
     fn faults(&self, rank: usize) -> FaultPage {
-        FaultPage::new(&self.context, LocalRanks::all(2, rank), TIMEOUT).unwrap()
+        FaultPage::new(&self.context, LocalRanks::all(2, rank), TIMEOUT, |_| None).unwrap()
     }
 
     /// Rank `rank`'s part of the self test, on its stream.

@@ -2,7 +2,6 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::bootstrap::Bootstrap;
-use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::memory::CudaMemory;
 use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::ht::HtGroup;
@@ -10,41 +9,51 @@ use crate::backend::cuda::ll::LlGroup;
 use crate::backend::cuda::network::Network;
 use crate::backend::cuda::peer::teardown::{End, Teardown};
 use crate::backend::cuda::peer::windows::PeerWindows;
+use crate::backend::device::Device;
 use crate::backend::quiet::Graphs;
 use crate::backend::{
-    DeviceMemory, Faults, GroupBackend, HtBackend, HtGroupBackend, HtRouting, LlBackend,
-    LlGroupBackend, Profile,
+    Faults, GroupBackend, HtBackend, HtGroupBackend, HtRouting, LlBackend, LlGroupBackend,
+    OpenGroup, Profile,
 };
 use crate::error::Result;
+use crate::model::group::ByMode;
 use crate::model::ops::{Routing, Stream};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A group whose ranks are GPUs that map each other's memory.
-pub(super) struct CudaGroup<M> {
-    pub(super) common: Common,
-    pub(super) mode: Arc<M>,
-}
+/// The modes' sides of a group.
+pub(super) type Mode = ByMode<Arc<LlGroup>, Arc<HtGroup>>;
 
-/// What it has in any mode.
-pub(super) struct Common {
-    pub(super) context: Arc<Context>,
+/// A group whose ranks are GPUs that map each other's memory.
+pub(super) struct CudaGroup {
     pub(super) memory: Arc<CudaMemory>,
     pub(super) bootstrap: Bootstrap,
     pub(super) timeout: Duration,
     pub(super) group: Arc<GroupContext>,
-    /// The size of each rank's window.
-    pub(super) window_bytes: usize,
     /// The windows of operations and, over nodes, those for words, if any. Taken when the group closes.
     pub(super) windows: Mutex<Option<(PeerWindows, Option<PeerWindows>)>>,
     /// `None` on one node.
     pub(super) network: Option<Arc<Network>>,
     pub(super) teardown: Teardown,
+    pub(super) profile: Profile,
+    pub(super) mode: Mode,
 }
 
-impl Common {
-    fn close(
+impl CudaGroup {
+    /// The group as sessions see it.
+    pub(super) fn opened(self) -> OpenGroup {
+        let mode: ByMode<Arc<dyn LlGroupBackend>, Arc<dyn HtGroupBackend>> = match &self.mode {
+            ByMode::Ll(group) => ByMode::Ll(group.clone()),
+            ByMode::Ht(group) => ByMode::Ht(group.clone()),
+        };
+        OpenGroup {
+            common: Arc::new(self),
+            mode,
+        }
+    }
+
+    fn close_windows(
         &self,
         (windows, words): (PeerWindows, Option<PeerWindows>),
         stream: Stream,
@@ -55,7 +64,8 @@ impl Common {
             None => Graphs::Count,
             Some(_) => Graphs::DoNotCount,
         };
-        let rested = (self.context).wait_for_operations(self.timeout, stream, launches);
+        let context = self.memory.context();
+        let rested = context.wait_for_operations(self.timeout, stream, launches);
         let left = self.leave(rested);
         if let Some(network) = &self.network {
             network.close();
@@ -93,83 +103,47 @@ impl Common {
         if let Some(network) = &self.network {
             network.forget_peers();
         }
-        self.teardown.leave_together(self.context.is_stranded())
+        self.teardown
+            .leave_together(self.memory.context().is_stranded())
     }
 }
 
-/// What groups of both modes need of their mode.
-trait Mode: Send + Sync {
-    /// No operation will follow.
-    fn close(&self);
-    /// Whether measured launch shapes are in use.
-    fn is_tuned(&self) -> bool;
-    /// About how many bytes a rank sends to other nodes in one pass; `None` where no operation runs in passes.
-    fn pass_bytes(&self) -> Option<usize> {
-        None
-    }
-}
-
-impl Mode for LlGroup {
-    fn close(&self) {
-        self.forget_staged();
-    }
-
-    fn is_tuned(&self) -> bool {
-        !self.plan().tuning.is_empty()
-    }
-}
-
-impl Mode for HtGroup {
-    fn close(&self) {}
-
-    fn is_tuned(&self) -> bool {
-        !self.plan().tuning.is_empty()
-    }
-
-    fn pass_bytes(&self) -> Option<usize> {
-        self.plan().nodes().map(|nodes| nodes.pass_bytes)
-    }
-}
-
-impl<M: Mode> GroupBackend for CudaGroup<M> {
-    fn memory(&self) -> Arc<dyn DeviceMemory> {
-        Arc::clone(&self.common.memory) as Arc<dyn DeviceMemory>
+impl GroupBackend for CudaGroup {
+    fn device(&self) -> Arc<dyn Device> {
+        self.memory.clone()
     }
 
     fn faults(&self) -> Arc<dyn Faults> {
-        Arc::clone(&self.common.group.faults) as Arc<dyn Faults>
+        self.group.faults.clone()
     }
 
     fn profile(&self) -> Profile {
-        Profile {
-            backend: "cuda",
-            window_bytes: Some(self.common.window_bytes),
-            tuned: self.mode.is_tuned(),
-            chunk_bytes: self.mode.pass_bytes(),
-        }
+        self.profile
     }
 
     fn close(&self, stream: Stream) -> Result<()> {
-        let Some(windows) = self.common.windows.lock().take() else {
+        let Some(windows) = self.windows.lock().take() else {
             return Ok(());
         };
-        self.mode.close();
-        self.common.close(windows, stream)
+        if let ByMode::Ll(group) = &self.mode {
+            group.forget_staged();
+        }
+        self.close_windows(windows, stream)
     }
 }
 
-impl LlGroupBackend for CudaGroup<LlGroup> {
-    fn open_handle(&self, routing: Routing) -> Result<Box<dyn LlBackend>> {
-        Ok(Box::new(self.mode.open_handle(routing)?))
+impl LlGroupBackend for LlGroup {
+    fn open_handle(self: Arc<Self>, routing: Routing) -> Result<Box<dyn LlBackend>> {
+        Ok(Box::new(Self::open_handle(&self, routing)?))
     }
 }
 
-impl HtGroupBackend for CudaGroup<HtGroup> {
+impl HtGroupBackend for HtGroup {
     fn open_handle(
-        &self,
+        self: Arc<Self>,
         routing: Result<HtRouting>,
         stream: Stream,
     ) -> Result<Box<dyn HtBackend>> {
-        self.mode.open_handle(routing, stream)
+        Self::open_handle(&self, routing, stream)
     }
 }

@@ -23,38 +23,39 @@ mod scaled_rows;
 mod side_streams;
 mod sizes;
 
+use crate::backend::OpenGroup;
 use crate::backend::bootstrap::Bootstrap;
+use crate::backend::device::Device;
 use crate::backend::platform::Platform;
-use crate::backend::{DeviceMemory, OpenGroup};
+use crate::backend::transport::replays::ReplayMarks;
 use crate::error::Result;
 use crate::model::group::{GroupFacts, RankChoices};
 use crate::model::ops::Stream;
 use crate::model::topology::Topology;
 use driver::context::Context;
+use driver::graph_marks;
 use driver::memory::CudaMemory;
-use open::Device;
 use std::sync::Arc;
 
 /// One GPU of this process, before a group is open on it.
-pub struct CudaPlatform(Device);
+pub struct CudaPlatform(Arc<CudaMemory>);
 
 impl CudaPlatform {
     /// The GPU with the number `device` in this process.
     pub fn new(device: usize) -> Result<Self> {
         let context = Arc::new(Context::for_device(device)?);
         context.resources()?;
-        let memory = Arc::new(CudaMemory::new(Arc::clone(&context)));
-        Ok(Self(Device {
-            number: device,
-            context,
-            memory,
-        }))
+        Ok(Self(Arc::new(CudaMemory::new(context))))
     }
 }
 
 impl Platform for CudaPlatform {
-    fn memory(&self) -> Arc<dyn DeviceMemory> {
-        Arc::clone(&self.0.memory) as Arc<dyn DeviceMemory>
+    fn device(&self) -> Arc<dyn Device> {
+        self.0.clone()
+    }
+
+    fn new_replay_marks(&self, places: usize) -> Result<Option<Arc<dyn ReplayMarks>>> {
+        graph_marks::new_replay_marks(self.0.context(), places)
     }
 
     fn open(
@@ -65,7 +66,7 @@ impl Platform for CudaPlatform {
         stream: Stream,
     ) -> Result<OpenGroup> {
         open::open(
-            self.0.clone(),
+            Arc::clone(&self.0),
             (&facts, &topology),
             bootstrap,
             choices,

@@ -6,15 +6,16 @@
 //! and collects what they return. The ranks that a rank carries are its *sources*, itself first.
 #![forbid(unsafe_code)]
 
+use crate::backend::Faults;
 use crate::backend::bootstrap::Bootstrap;
 use crate::backend::cuda::driver::capture_mode::ApartFromCaptures;
+use crate::backend::cuda::driver::graph_marks;
 use crate::backend::cuda::driver::memory::CudaMemory;
 use crate::backend::cuda::failure_marks::FailureMarks;
 use crate::backend::cuda::fault::FaultPage;
 use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::transport::open::{Wanted, over_nccl};
 use crate::backend::transport::{OnFault, Transport};
-use crate::backend::{DeviceMemory, Faults};
 use crate::error::{Error, Result};
 use crate::model::ops::Stream;
 use crate::model::topology::Topology;
@@ -53,26 +54,23 @@ impl Network {
     pub fn open(
         bootstrap: &Bootstrap,
         (topology, most_bytes): (&Topology, usize),
-        (group, (device, memory)): (&GroupContext, (usize, &Arc<CudaMemory>)),
+        (group, memory): (&GroupContext, &Arc<CudaMemory>),
         timeout: Duration,
         stream: Stream,
     ) -> Result<Self> {
         let rank = bootstrap.rank();
         let failure = Arc::new(Failure {
             faults: Arc::clone(&group.faults),
-            marks: FailureMarks::new(
-                Arc::clone(memory) as Arc<dyn DeviceMemory>,
-                group.failure_marks(),
-            ),
+            marks: FailureMarks::new(memory.clone(), group.failure_marks()),
         });
         let on_fault: Arc<dyn OnFault> = failure.clone();
         let wanted = Wanted {
             topology,
-            device,
             timeout,
             most_blocks: NETWORK_BLOCKS as usize,
             most_bytes,
             on_fault,
+            new_replay_marks: &|places| graph_marks::new_replay_marks(memory.context(), places),
         };
         let transport: Arc<dyn Transport> = Arc::from(over_nccl(bootstrap, wanted, stream)?);
         Ok(Self {

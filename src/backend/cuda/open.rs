@@ -4,7 +4,6 @@
 //! kernel waits for a rank that gave up before.
 #![forbid(unsafe_code)]
 
-use crate::backend::OpenGroup;
 use crate::backend::bootstrap::Bootstrap;
 use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::context::Context;
@@ -12,12 +11,12 @@ use crate::backend::cuda::driver::device_name::device_name;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::driver::module::Module;
 use crate::backend::cuda::fault::FaultPage;
-use crate::backend::cuda::group::{Common, CudaGroup};
+use crate::backend::cuda::group::{CudaGroup, Mode};
 use crate::backend::cuda::group_context::GroupContext;
-use crate::backend::cuda::ht::HtGroup;
 use crate::backend::cuda::ht::plan::HtPlan;
-use crate::backend::cuda::ll::LlGroup;
+use crate::backend::cuda::ht::{self, HtGroup};
 use crate::backend::cuda::ll::plan::LlPlan;
+use crate::backend::cuda::ll::{self, LlGroup};
 use crate::backend::cuda::network::{Network, blocks_beside_network};
 use crate::backend::cuda::params::common::{MAX_PEERS, OP_PEER_SELFTEST};
 use crate::backend::cuda::params::ll::LL_MARK;
@@ -26,9 +25,10 @@ use crate::backend::cuda::peer::selftest::Selftest;
 use crate::backend::cuda::peer::teardown::{Teardown, Windows};
 use crate::backend::cuda::peer::window::{Window, WindowRecord};
 use crate::backend::cuda::peer::windows::{PeerWindows, WORDS_BYTES};
+use crate::backend::{OpenGroup, Profile};
 use crate::error::refusal::{AmongRanks, Subject};
 use crate::error::{Error, Result};
-use crate::model::group::{Algorithm, GroupFacts, RankChoices};
+use crate::model::group::{Algorithm, ByMode, GroupFacts, RankChoices};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use crate::model::topology::{LocalRanks, Topology};
@@ -37,32 +37,34 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The GPU that a group is opened on.
-#[derive(Clone)]
-pub(super) struct Device {
-    /// As this process numbers it.
-    pub number: usize,
-    pub context: Arc<Context>,
-    pub memory: Arc<CudaMemory>,
-}
-
-/// The modes' side of a new group.
-enum Mode {
-    Ll(Arc<LlGroup>),
-    Ht(Arc<HtGroup>),
-}
-
 /// What a mode decides about its part of the window.
-enum Plan {
-    Ll(Box<LlPlan>),
-    Ht(Box<HtPlan>),
-}
+type Plan = ByMode<Box<LlPlan>, Box<HtPlan>>;
 
 impl Plan {
-    fn new(facts: &GroupFacts, topology: &Topology) -> Result<Self> {
+    /// For GPUs like this one, on which the file `measured` may have an entry. The thread has entered its `context`.
+    fn new(
+        (facts, topology): (&GroupFacts, &Topology),
+        measured: Option<&str>,
+        context: &Arc<Context>,
+    ) -> Result<Self> {
+        let tuning = |ranks| -> Result<Tuning> {
+            let Some(path) = measured else {
+                return Ok(Tuning::default());
+            };
+            let (gpu, multiprocessors) = (device_name(context)?, driver::multiprocessors()?);
+            Ok(Tuning::for_group(path, &gpu, ranks, multiprocessors))
+        };
         Ok(match facts.algorithm {
-            Algorithm::LowLatency => Self::Ll(Box::new(LlPlan::new(facts, topology)?)),
-            Algorithm::HighThroughput => Self::Ht(Box::new(HtPlan::new(facts, topology)?)),
+            Algorithm::LowLatency => {
+                let plan = LlPlan::new(facts, topology)?;
+                let tuning = tuning(plan.facts().ranks)?;
+                Self::Ll(Box::new(plan.tuned(tuning)))
+            }
+            Algorithm::HighThroughput => {
+                let plan = HtPlan::new(facts, topology)?;
+                let tuning = tuning(plan.facts().ranks)?;
+                Self::Ht(Box::new(plan.tuned(tuning)))
+            }
         })
     }
 
@@ -73,26 +75,24 @@ impl Plan {
         }
     }
 
-    /// This plan with what the file at `path` says about GPUs like `context`'s, which the thread has entered.
-    fn tuned(self, context: &Arc<Context>, path: &str) -> Result<Self> {
-        let (gpu, multiprocessors) = (device_name(context)?, driver::multiprocessors()?);
-        let measured = |ranks| Tuning::for_group(path, &gpu, ranks, multiprocessors);
-        Ok(match self {
-            Self::Ll(plan) => {
-                let tuning = measured(plan.facts().ranks);
-                Self::Ll(Box::new(plan.tuned(tuning)))
-            }
-            Self::Ht(plan) => {
-                let tuning = measured(plan.facts().ranks);
-                Self::Ht(Box::new(plan.tuned(tuning)))
-            }
-        })
-    }
-
     fn most_message_bytes(&self) -> usize {
         match self {
             Self::Ll(plan) => plan.most_message_bytes(),
             Self::Ht(plan) => plan.most_message_bytes(),
+        }
+    }
+
+    /// Of a group with windows of so many bytes.
+    fn profile(&self, window_bytes: usize) -> Profile {
+        let (tuning, chunk_bytes) = match self {
+            Self::Ll(plan) => (&plan.tuning, None),
+            Self::Ht(plan) => (&plan.tuning, plan.nodes().map(|nodes| nodes.pass_bytes)),
+        };
+        Profile {
+            backend: "cuda",
+            window_bytes: Some(window_bytes),
+            tuned: !tuning.is_empty(),
+            chunk_bytes,
         }
     }
 
@@ -150,7 +150,6 @@ struct Prepared {
 
 impl Prepared {
     fn new(
-        context: &Arc<Context>,
         memory: &Arc<CudaMemory>,
         (facts, topology): (&GroupFacts, &Topology),
         choices: &RankChoices,
@@ -160,11 +159,13 @@ impl Prepared {
             return Err(Error::usage(Subject::Communicator, AmongRanks::FewerRanks)
                 .got(ranks.count(), format_args!("at most {MAX_PEERS}")));
         }
+        let context = memory.context();
         let _entered = context.enter()?;
-        let plan = Plan::new(facts, topology)?;
-        let plan = match &choices.tuning_file {
-            Some(path) => plan.tuned(context, path)?,
-            None => plan,
+        let measured = choices.tuning_file.as_deref();
+        let plan = Plan::new((facts, topology), measured, context)?;
+        let of_mode = match &plan {
+            Plan::Ll(_) => ll::fault::of_report,
+            Plan::Ht(_) => ht::fault::of_report,
         };
         let layout = WindowLayout::new(ranks.count(), plan.bytes());
         let multiprocessors = || -> Result<u32> {
@@ -189,7 +190,12 @@ impl Prepared {
             selftest: Selftest::new(context, ranks.count())?,
             state: GroupContext::new_state(memory)?,
             multiprocessors: multiprocessors()?,
-            faults: Arc::new(FaultPage::new(context, ranks.clone(), choices.timeout)?),
+            faults: Arc::new(FaultPage::new(
+                context,
+                ranks.clone(),
+                choices.timeout,
+                of_mode,
+            )?),
             ranks,
         })
     }
@@ -225,13 +231,13 @@ fn map(
 
 /// Opens this rank's side. Collective: every rank gets a group, or every rank an error.
 pub(super) fn open(
-    on: Device,
+    on: Arc<CudaMemory>,
     (facts, topology): (&GroupFacts, &Topology),
     bootstrap: Bootstrap,
     choices: &RankChoices,
     stream: Stream,
 ) -> Result<OpenGroup> {
-    let prepared = Prepared::new(&on.context, &on.memory, (facts, topology), choices);
+    let prepared = Prepared::new(&on, (facts, topology), choices);
     let record = prepared.as_ref().map(|own| own.record.clone());
     let records = bootstrap.agree(record.map_err(Error::clone), RECORD_BYTES, stream);
     let mut own = prepared?;
@@ -253,7 +259,8 @@ pub(super) fn open(
     if let Err(error) = agree_on(&bootstrap, &outcome, stream) {
         return Err(abandon((windows, words), &bootstrap, stream, error));
     }
-    let (start, window_bytes) = (own.layout.operations, own.layout.bytes);
+    let start = own.layout.operations;
+    let profile = own.plan.profile(own.layout.bytes);
     let mapped = Mapped {
         bases: windows.bases(own.ranks.own_index()),
         layout: own.layout,
@@ -270,7 +277,7 @@ pub(super) fn open(
     let (nodes, timeout) = ((topology, own.plan.most_message_bytes()), choices.timeout);
     let network = connect(&on, nodes, (tested, &group), (&bootstrap, timeout), stream);
     let mode = network.as_ref().map_err(Error::clone);
-    let mode = mode.and_then(|network| own.plan.open(&group, &on.memory, network.as_ref(), start));
+    let mode = mode.and_then(|network| own.plan.open(&group, &on, network.as_ref(), start));
     if let Err(error) = agree_on(&bootstrap, &mode, stream) {
         // By all ranks: NCCL lets those of a node wait for each other there.
         if let Ok(Some(network)) = &network {
@@ -279,21 +286,18 @@ pub(super) fn open(
         return Err(abandon((windows, words), &bootstrap, stream, error));
     }
     let (mode, network) = (mode?, network?);
-    let common = Common {
-        teardown: mapped.teardown(words.as_ref(), &on.memory, (facts.ranks, timeout)),
-        context: on.context,
-        memory: on.memory,
+    let group = CudaGroup {
+        teardown: mapped.teardown(words.as_ref(), &on, (facts.ranks, timeout)),
+        memory: on,
         bootstrap,
         timeout,
         group,
-        window_bytes,
         windows: Mutex::new(Some((windows, words))),
         network,
+        profile,
+        mode,
     };
-    Ok(match mode {
-        Mode::Ll(mode) => OpenGroup::Ll(Arc::new(CudaGroup { common, mode })),
-        Mode::Ht(mode) => OpenGroup::Ht(Arc::new(CudaGroup { common, mode })),
-    })
+    Ok(group.opened())
 }
 
 /// Ends an opening that failed with `error` on all ranks, and returns that error. Nobody has written a word.
@@ -312,7 +316,7 @@ fn abandon(
 /// Connects the nodes for messages of up to `most_bytes`, if there are several and all ranks have `tested` their
 /// windows.
 fn connect(
-    on: &Device,
+    memory: &Arc<CudaMemory>,
     (topology, most_bytes): (&Topology, usize),
     (tested, group): (Result<()>, &GroupContext),
     (bootstrap, timeout): (&Bootstrap, Duration),
@@ -322,9 +326,8 @@ fn connect(
         return tested.map(|()| None);
     }
     agree_on(bootstrap, &tested, stream)?;
-    let on_device = (on.number, &on.memory);
     let nodes = (topology, most_bytes);
-    let network = Network::open(bootstrap, nodes, (group, on_device), timeout, stream)?;
+    let network = Network::open(bootstrap, nodes, (group, memory), timeout, stream)?;
     Ok(Some(Arc::new(network)))
 }
 

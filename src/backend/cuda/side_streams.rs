@@ -5,11 +5,11 @@
 //! ever gets.
 #![forbid(unsafe_code)]
 
-use crate::backend::DeviceMemory;
 use crate::backend::cuda::driver::capture_mode::ApartFromCaptures;
 use crate::backend::cuda::driver::event::MOST_CAPTURES;
 use crate::backend::cuda::driver::memory::CudaMemory;
 use crate::backend::cuda::driver::stream::{Capture, is_captured};
+use crate::backend::device::Device;
 use crate::backend::own_stream::OwnStream;
 use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 /// One stream for work outside of graphs, and up to [`MOST_CAPTURES`] for captures.
 pub struct SideStreams {
-    memory: Arc<dyn DeviceMemory>,
+    device: Arc<dyn Device>,
     outside: OwnStream,
     /// With the capture that each had last.
     inside: Mutex<Vec<(Capture, OwnStream)>>,
@@ -28,11 +28,11 @@ pub struct SideStreams {
 impl SideStreams {
     /// The one outside of graphs; the others are made when a capture needs them.
     pub fn new(memory: &Arc<CudaMemory>) -> Result<Self> {
-        let memory = Arc::clone(memory) as Arc<dyn DeviceMemory>;
+        let device: Arc<dyn Device> = memory.clone();
         Ok(Self {
-            outside: OwnStream::new(Arc::clone(&memory))?,
+            outside: OwnStream::new(Arc::clone(&device))?,
             inside: Mutex::default(),
-            memory,
+            device,
         })
     }
 
@@ -64,7 +64,7 @@ impl SideStreams {
             ));
         }
         let _apart = ApartFromCaptures::enter()?;
-        let new = OwnStream::new(Arc::clone(&self.memory))?;
+        let new = OwnStream::new(Arc::clone(&self.device))?;
         let stream = new.stream();
         inside.push((capture, new));
         Ok(stream)

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::bootstrap::Bootstrap;
+use crate::backend::device::Device;
 use crate::backend::host::exchange::Exchange;
 use crate::backend::host::group_state::GroupState;
 use crate::backend::host::ht::HostHt;
@@ -10,11 +11,11 @@ use crate::backend::host::runtime::HostRuntime;
 use crate::backend::host::window::{Address, Window};
 use crate::backend::platform::Platform;
 use crate::backend::{
-    DeviceMemory, Faults, GroupBackend, HtBackend, HtGroupBackend, HtRouting, LlBackend,
-    LlGroupBackend, OpenGroup, Profile,
+    Faults, GroupBackend, HtBackend, HtGroupBackend, HtRouting, LlBackend, LlGroupBackend,
+    OpenGroup, Profile,
 };
 use crate::error::{Error, Result};
-use crate::model::group::{Algorithm, GroupFacts, RankChoices};
+use crate::model::group::{Algorithm, ByMode, GroupFacts, RankChoices};
 use crate::model::ops::{Routing, Stream};
 use crate::model::topology::Topology;
 use std::sync::Arc;
@@ -33,7 +34,7 @@ impl HostPlatform {
 }
 
 impl Platform for HostPlatform {
-    fn memory(&self) -> Arc<dyn DeviceMemory> {
+    fn device(&self) -> Arc<dyn Device> {
         Arc::new(self.runtime)
     }
 
@@ -58,9 +59,13 @@ impl Platform for HostPlatform {
             bootstrap,
             timeout,
         });
-        Ok(match facts.algorithm {
-            Algorithm::LowLatency => OpenGroup::Ll(group),
-            Algorithm::HighThroughput => OpenGroup::Ht(group),
+        let mode: ByMode<Arc<dyn LlGroupBackend>, Arc<dyn HtGroupBackend>> = match facts.algorithm {
+            Algorithm::LowLatency => ByMode::Ll(group.clone()),
+            Algorithm::HighThroughput => ByMode::Ht(group.clone()),
+        };
+        Ok(OpenGroup {
+            common: group,
+            mode,
         })
     }
 }
@@ -114,8 +119,8 @@ struct HostGroup {
 }
 
 impl GroupBackend for HostGroup {
-    fn memory(&self) -> Arc<dyn DeviceMemory> {
-        Arc::clone(self.bootstrap.memory())
+    fn device(&self) -> Arc<dyn Device> {
+        Arc::clone(self.bootstrap.device())
     }
 
     fn faults(&self) -> Arc<dyn Faults> {
@@ -139,14 +144,14 @@ impl GroupBackend for HostGroup {
 }
 
 impl LlGroupBackend for HostGroup {
-    fn open_handle(&self, routing: Routing) -> Result<Box<dyn LlBackend>> {
+    fn open_handle(self: Arc<Self>, routing: Routing) -> Result<Box<dyn LlBackend>> {
         Ok(Box::new(HostLl::new(Arc::clone(&self.shared), routing)))
     }
 }
 
 impl HtGroupBackend for HostGroup {
     fn open_handle(
-        &self,
+        self: Arc<Self>,
         routing: Result<HtRouting>,
         stream: Stream,
     ) -> Result<Box<dyn HtBackend>> {

@@ -5,14 +5,13 @@
 //! tensors on the CPU, in any other way.
 #![allow(unsafe_code)]
 
+use crate::backend::device::{Device, EnteredDevice, Marks, Memory, StreamMark};
 use crate::backend::dylib::{Library, function_table};
-use crate::backend::quiet::{Allocation, Attempt, Quiet, Works};
-use crate::backend::{DeviceMemory, StreamMark};
+use crate::backend::quiet::{Allocation, Attempt, Quiet, UnderWay, Works};
 use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use once_cell::sync::{Lazy, OnceCell};
-use std::any::Any;
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::{Arc, Weak};
 
@@ -275,7 +274,7 @@ unsafe extern "C" fn call_boxed(boxed: *mut c_void) {
     let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
 }
 
-impl DeviceMemory for HostRuntime {
+impl Memory for HostRuntime {
     fn alloc(&self, bytes: usize) -> Result<DevPtr> {
         let mut data = std::ptr::null_mut();
         // SAFETY: writes one pointer, which outlives the call.
@@ -325,14 +324,19 @@ impl DeviceMemory for HostRuntime {
     fn download(&self, to: &mut [u8], from: DevPtr) -> Result<()> {
         self.copy(to.as_mut_ptr().cast(), from.0 as *const c_void, to.len())
     }
+}
 
-    fn is_idle(&self, stream: Stream) -> Result<bool> {
-        // SAFETY: the stand-ins know their streams.
-        match self.ask(|it| unsafe { (it.cudaStreamQuery)(stream.0 as *mut c_void) }) {
-            0 => Ok(true),
-            ERROR_NOT_READY => Ok(false),
-            code => Err(failed("cudaStreamQuery", code)),
-        }
+impl Marks for HostRuntime {
+    fn new_mark(&self) -> Result<Box<dyn StreamMark>> {
+        Ok(Box::new(Mark::new(*self)?))
+    }
+}
+
+impl Device for HostRuntime {
+    fn enter(&self) -> Result<EnteredDevice> {
+        let entered = self.enter_device();
+        let entered = entered.map_err(|code| failed("cudaSetDevice", code))?;
+        Ok(EnteredDevice::new(entered))
     }
 
     fn create_stream(&self) -> Result<Stream> {
@@ -349,31 +353,28 @@ impl DeviceMemory for HostRuntime {
         let _ = self.ask(|it| unsafe { (it.cudaStreamDestroy)(stream.0 as *mut c_void) });
     }
 
-    fn begin(&self) -> Box<dyn Any + Send> {
-        Box::new(QUIET.begin())
+    fn is_idle(&self, stream: Stream) -> Result<bool> {
+        // SAFETY: the stand-ins know their streams.
+        match self.ask(|it| unsafe { (it.cudaStreamQuery)(stream.0 as *mut c_void) }) {
+            0 => Ok(true),
+            ERROR_NOT_READY => Ok(false),
+            code => Err(failed("cudaStreamQuery", code)),
+        }
     }
 
-    fn strand(&self, mark: Box<dyn StreamMark>) {
-        QUIET.strand(Box::new(move || mark.is_over() == Ok(false)));
+    fn begin(&self) -> UnderWay {
+        QUIET.begin()
     }
 
     fn watch_works(&self, works: Weak<dyn Works>) {
         QUIET.watch(works);
     }
 
+    fn strand(&self, mark: Box<dyn StreamMark>) {
+        QUIET.strand(Box::new(move || mark.is_over() == Ok(false)));
+    }
+
     fn attempt(&self, work: &mut dyn FnMut()) -> Attempt {
         QUIET.attempt(work)
-    }
-
-    fn new_mark(&self) -> Result<Box<dyn StreamMark>> {
-        Ok(Box::new(Mark::new(*self)?))
-    }
-
-    fn enter(&self, _device: usize) -> Result<Box<dyn Any>> {
-        // It is that of the group.
-        let entered = self.enter_device();
-        Ok(Box::new(
-            entered.map_err(|code| failed("cudaSetDevice", code))?,
-        ))
     }
 }

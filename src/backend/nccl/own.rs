@@ -2,6 +2,7 @@
 //! split one may share the caller's abort flag.
 #![allow(unsafe_code)]
 
+use crate::backend::device::Device;
 use crate::backend::nccl::network::Network;
 use crate::backend::nccl::{Config, ID_BYTES, UINT8, UniqueId};
 use crate::error::{Error, Result};
@@ -9,7 +10,6 @@ use crate::model::hash::fnv1a;
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use parking_lot::Mutex;
-use std::any::Any;
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
@@ -26,10 +26,6 @@ const CONFIG_VERSION: c_uint = 21800;
 pub const BROADCAST_BYTES: usize = 3 << 20;
 /// How long an abort lets calls of other threads come back before it begins.
 const PATIENCE: Duration = Duration::from_millis(100);
-
-/// Makes the communicator's device the calling thread's until the result is dropped. NCCL gives a thread back the
-/// device that it found there, and for one that had none yet, that would be a context on the first device.
-pub type EnterDevice = Arc<dyn Fn() -> Result<Box<dyn Any>> + Send + Sync>;
 
 /// Whether a graph that is not destroyed has operations of a group.
 pub type InGraphs = Box<dyn Fn() -> bool + Send>;
@@ -51,7 +47,9 @@ pub struct OwnCommunicator {
     ranks: usize,
     rank: usize,
     raw: *mut c_void,
-    enter_device: EnterDevice,
+    /// Entered around calls that end it: NCCL gives a thread back the device that it found there, and for one that had
+    /// none yet, that would be a context on the first device.
+    device: Arc<dyn Device>,
     /// The same number on all ranks, and no other communicator's.
     tag: u64,
     /// Whether the graphs of each group that has had it are still there.
@@ -70,16 +68,16 @@ unsafe impl Send for OwnCommunicator {}
 unsafe impl Sync for OwnCommunicator {}
 
 impl OwnCommunicator {
-    /// Joins the communicator of `ranks` ranks that has this id, with the device of `enter_device`. Blocks
+    /// Joins the communicator of `ranks` ranks that has this id, with this `device`. Blocks
     /// until all have joined, without a deadline. NCCL's kernels have at most `most_blocks` blocks.
     pub fn join(
         network: Network,
         id: &[u8; ID_BYTES],
         (ranks, rank): (usize, usize),
         most_blocks: usize,
-        enter_device: EnterDevice,
+        device: Arc<dyn Device>,
     ) -> Result<Self> {
-        let _entered = enter_device()?;
+        let _entered = device.enter()?;
         let mut config = Config {
             size: size_of::<Config>(),
             magic: CONFIG_MAGIC,
@@ -103,7 +101,7 @@ impl OwnCommunicator {
             ranks,
             rank,
             raw,
-            enter_device,
+            device,
             tag: fnv1a(id),
             graphs: Mutex::default(),
             calls: AtomicUsize::new(0),
@@ -214,7 +212,7 @@ impl OwnCommunicator {
     /// any of them. Nothing if it has ended already.
     pub fn destroy(&self) {
         if self.end_calls(None) {
-            let _entered = (self.enter_device)();
+            let _entered = self.device.enter();
             // SAFETY: nobody is inside, nobody enters any more, and this is the only end.
             let code = unsafe { (self.network.destroy)(self.raw) };
             drop(self.network.check("ncclCommDestroy", code));
@@ -233,7 +231,7 @@ impl OwnCommunicator {
         if !self.end_calls(Some(PATIENCE)) {
             return;
         }
-        let _entered = (self.enter_device)();
+        let _entered = self.device.enter();
         let network = &self.network;
         // SAFETY: no arguments.
         drop(network.check("ncclGroupStart", unsafe { (network.group_start)() }));

@@ -2,6 +2,8 @@
 #![allow(unsafe_code)]
 
 use super::*;
+use crate::backend::device::EnteredDevice;
+use crate::backend::device::tests::TestDevice;
 use crate::backend::nccl::Functions;
 use crate::error::Code;
 use crate::error::refusal::{AmongRanks, Subject};
@@ -162,7 +164,7 @@ fn complete() -> Functions {
 }
 
 /// Until the result is dropped, calls are noted inside of angle brackets.
-fn enter_device() -> Result<Box<dyn Any>> {
+fn enter_device() -> EnteredDevice {
     struct Entered;
     impl Drop for Entered {
         fn drop(&mut self) {
@@ -170,7 +172,7 @@ fn enter_device() -> Result<Box<dyn Any>> {
         }
     }
     note('<');
-    Ok(Box::new(Entered))
+    EnteredDevice::new(Entered)
 }
 
 fn network(functions: Functions) -> Result<Network> {
@@ -197,7 +199,8 @@ fn communicator(functions: Functions) -> OwnCommunicator {
 fn at(place: (usize, usize), functions: Functions) -> OwnCommunicator {
     let network = network(functions).unwrap();
     let id = network.new_id().unwrap();
-    OwnCommunicator::join(network, &id, place, 4, Arc::new(enter_device)).unwrap()
+    let device = TestDevice::entered_by(enter_device);
+    OwnCommunicator::join(network, &id, place, 4, Arc::new(device)).unwrap()
 }
 
 #[test]

@@ -11,8 +11,8 @@
 //! One whose ranks on this node end it much later ends inside NCCL at a moment of NCCL's.
 #![forbid(unsafe_code)]
 
-use crate::backend::DeviceMemory;
 use crate::backend::detached;
+use crate::backend::device::Device;
 use crate::backend::nccl::own::OwnCommunicator;
 use crate::backend::quiet::Attempt;
 use crate::backend::transport::outstanding::Outstanding;
@@ -33,16 +33,16 @@ const NOTICED_AFTER: Duration = Duration::from_secs(1);
 /// A communicator that nobody uses any more, but for graphs.
 pub struct Ending {
     comm: Arc<OwnCommunicator>,
-    memory: Arc<dyn DeviceMemory>,
+    device: Arc<dyn Device>,
     _operations: Option<Arc<Outstanding>>,
 }
 
 impl Ending {
-    /// `comm`, whose operations outside of graphs are over or are to be, on the device that has `memory`.
-    pub fn new(comm: Arc<OwnCommunicator>, memory: Arc<dyn DeviceMemory>) -> Self {
+    /// `comm`, whose operations outside of graphs are over or are to be, on `device`.
+    pub fn new(comm: Arc<OwnCommunicator>, device: Arc<dyn Device>) -> Self {
         Self {
             comm,
-            memory,
+            device,
             _operations: None,
         }
     }
@@ -60,9 +60,9 @@ impl Ending {
         self.comm.tag()
     }
 
-    /// See [`DeviceMemory::context_number`].
+    /// See [`Device::context_number`].
     pub fn context_number(&self) -> u64 {
-        self.memory.context_number()
+        self.device.context_number()
     }
 
     /// Whether a graph has any of its operations.
@@ -70,10 +70,10 @@ impl Ending {
         self.comm.is_in_graphs()
     }
 
-    /// Whether another group could have it: with `place` among so many ranks, in the context of `memory`.
-    pub fn fits(&self, memory: &dyn DeviceMemory, place: (usize, usize)) -> bool {
+    /// Whether another group could have it: with `place` among so many ranks, in the context of `device`.
+    pub fn fits(&self, device: &dyn Device, place: (usize, usize)) -> bool {
         self.comm.place() == place
-            && self.context_number() == memory.context_number()
+            && self.context_number() == device.context_number()
             && self.comm.asynchronous_error().is_none()
     }
 
@@ -103,7 +103,7 @@ impl Ending {
 
     /// The same in the calling thread, which is one of the library's own that frees nothing else.
     pub fn free_aborted(&self, limit: Duration) {
-        if self.memory.lost().is_some() {
+        if self.device.lost().is_some() {
             // What NCCL would write to went with the device.
             return self.comm.abandon();
         }
@@ -119,14 +119,14 @@ impl Ending {
                 self.comm.wait_for_end(at_rest(limit));
             }
         };
-        while self.is_in_graphs() || self.memory.attempt(&mut free) == Attempt::Busy {
+        while self.is_in_graphs() || self.device.attempt(&mut free) == Attempt::Busy {
             std::thread::sleep(LONG_PAUSE);
         }
     }
 
     /// Ends its operations in the calling thread, which is one of the library's own, and frees nothing.
     pub fn abort_here(&self) {
-        match self.memory.lost() {
+        match self.device.lost() {
             Some(_) => self.comm.abandon(),
             None => self.comm.abort(|| false),
         }
@@ -134,7 +134,7 @@ impl Ending {
 
     /// Begins the end if the device is quiet, and keeps it so until the end.
     fn attempt(&self, limit: Duration) -> Attempt {
-        let attempt = self.memory.attempt(&mut || {
+        let attempt = self.device.attempt(&mut || {
             let own = Arc::clone(&self.comm);
             match detached::start(move || own.destroy()) {
                 Ok(()) => drop(self.comm.wait_for_end(at_rest(limit))),
@@ -157,16 +157,16 @@ fn at_rest(limit: Duration) -> Duration {
 /// A communicator that no transport has taken yet. If none does, it ends.
 pub struct Untaken {
     comm: Arc<OwnCommunicator>,
-    memory: Arc<dyn DeviceMemory>,
+    device: Arc<dyn Device>,
     is_taken: bool,
 }
 
 impl Untaken {
-    /// `comm`, on the device that has `memory`.
-    pub fn new(comm: Arc<OwnCommunicator>, memory: Arc<dyn DeviceMemory>) -> Self {
+    /// `comm`, on `device`.
+    pub fn new(comm: Arc<OwnCommunicator>, device: Arc<dyn Device>) -> Self {
         Self {
             comm,
-            memory,
+            device,
             is_taken: false,
         }
     }
@@ -181,8 +181,8 @@ impl Untaken {
 impl Drop for Untaken {
     fn drop(&mut self) {
         if !self.is_taken {
-            let (comm, memory) = (Arc::clone(&self.comm), Arc::clone(&self.memory));
-            Ending::new(comm, memory).abort(MOST_AT_REST);
+            let (comm, device) = (Arc::clone(&self.comm), Arc::clone(&self.device));
+            Ending::new(comm, device).abort(MOST_AT_REST);
         }
     }
 }
@@ -190,14 +190,14 @@ impl Drop for Untaken {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::ReplayMarks;
+    use crate::backend::device::tests::TestDevice;
     use crate::backend::nccl::own::tests::third_of_three;
-    use crate::backend::transport::outstanding::tests::Device;
+    use crate::backend::transport::replays::ReplayMarks;
     use crate::model::ops::Stream;
 
     const MINUTE: Duration = Duration::from_secs(60);
 
-    fn new(device: &Device) -> (Arc<OwnCommunicator>, Ending) {
+    fn new(device: &TestDevice) -> (Arc<OwnCommunicator>, Ending) {
         let comm = Arc::new(third_of_three(0));
         let graphs = device.clone();
         comm.serve(Box::new(move || graphs.are_in_graphs()));
@@ -206,8 +206,8 @@ mod tests {
     }
 
     /// One that is to end on a device where work for quiet moments fares so, and whether it did.
-    fn ended(attempt: Attempt) -> (Arc<OwnCommunicator>, Device, bool) {
-        let device = Device::default();
+    fn ended(attempt: Attempt) -> (Arc<OwnCommunicator>, TestDevice, bool) {
+        let device = TestDevice::default();
         device.let_attempts_be(attempt);
         let (comm, ending) = new(&device);
         let has_ended = ending.end(MINUTE).is_ok();
@@ -238,7 +238,7 @@ mod tests {
 
     #[test]
     fn an_aborted_one_is_freed_at_a_quiet_moment_after_its_graphs() {
-        let device = Device::default();
+        let device = TestDevice::default();
         device.let_attempts_be(Attempt::Busy);
         let (comm, ending) = new(&device);
         ending.abort(MINUTE);
@@ -253,9 +253,10 @@ mod tests {
 
     #[test]
     fn one_that_nobody_takes_ends() {
-        let untaken =
-            |device: &Device| Untaken::new(Arc::new(third_of_three(0)), Arc::new(device.clone()));
-        let device = Device::default();
+        let untaken = |device: &TestDevice| {
+            Untaken::new(Arc::new(third_of_three(0)), Arc::new(device.clone()))
+        };
+        let device = TestDevice::default();
         let dropped = untaken(&device);
         let comm = Arc::clone(&dropped.comm);
         drop(dropped);
@@ -266,7 +267,7 @@ mod tests {
 
     #[test]
     fn an_aborted_one_is_left_alone_on_a_device_that_was_reset() {
-        let device = Device::default();
+        let device = TestDevice::default();
         device.let_attempts_be(Attempt::Gone);
         let (comm, ending) = new(&device);
         ending.free_aborted(MINUTE);

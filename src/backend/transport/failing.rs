@@ -107,10 +107,10 @@ impl Failing {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::device::tests::TestDevice;
     use crate::backend::nccl::own::OwnCommunicator;
     use crate::backend::nccl::own::tests::third_of_three;
     use crate::backend::quiet::Attempt;
-    use crate::backend::transport::outstanding::tests::Device;
     use crate::model::ops::Stream;
 
     const MINUTE: Duration = Duration::from_secs(60);
@@ -140,11 +140,10 @@ mod tests {
 
     fn failing(
         group: &Arc<Group>,
-        device: &Device,
+        device: &TestDevice,
     ) -> (Arc<Failing>, Arc<OwnCommunicator>, Ending) {
         let comm = Arc::new(third_of_three(0));
-        let memory = Arc::new(device.clone());
-        let ending = Ending::new(Arc::clone(&comm), memory);
+        let ending = Ending::new(Arc::clone(&comm), Arc::new(device.clone()));
         let group: Arc<dyn OnFault> = group.clone();
         (Arc::new(Failing::new(group, MINUTE)), comm, ending)
     }
@@ -163,7 +162,7 @@ mod tests {
     #[test]
     fn the_device_is_told_before_the_end() {
         let group = Arc::new(Group::default());
-        let (failing, comm, ending) = failing(&group, &Device::default());
+        let (failing, comm, ending) = failing(&group, &TestDevice::default());
         let held_up = group.held_up.lock();
         failing.fail(&Error::internal("lost"), ending);
         assert!(group.is_told.load(Ordering::SeqCst));
@@ -180,7 +179,7 @@ mod tests {
         let group = Arc::new(Group::default());
         let _held_up = group.held_up.lock();
         let all: Vec<_> = (0..64)
-            .map(|_| failing(&group, &Device::default()))
+            .map(|_| failing(&group, &TestDevice::default()))
             .collect();
         let start = Instant::now();
         let mut watched = Vec::new();
@@ -200,7 +199,7 @@ mod tests {
     #[test]
     fn what_the_group_knows_ends_at_once() {
         let group = Arc::new(Group::default());
-        let (failing, comm, ending) = failing(&group, &Device::default());
+        let (failing, comm, ending) = failing(&group, &TestDevice::default());
         failing.give_up(ending);
         wait_for(|| has_ended(&comm));
         assert!(!group.is_told.load(Ordering::SeqCst));
@@ -208,7 +207,7 @@ mod tests {
 
     #[test]
     fn nothing_is_written_for_a_device_that_was_reset() {
-        let device = Device::default();
+        let device = TestDevice::default();
         device.let_attempts_be(Attempt::Gone);
         let (_, comm, ending) = failing(&Arc::default(), &device);
         ending.abort_here();

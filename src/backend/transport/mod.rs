@@ -12,7 +12,7 @@ pub mod open;
 mod operation;
 pub mod outstanding;
 mod over_nccl;
-mod replays;
+pub mod replays;
 mod spare;
 mod warm_up;
 pub mod watchdog;

@@ -9,7 +9,9 @@ use crate::backend::nccl::network::Network;
 use crate::backend::nccl::own::OwnCommunicator;
 use crate::backend::transport::ending::Untaken;
 use crate::backend::transport::members::Members;
-use crate::backend::transport::over_nccl::{Device, NcclTransport};
+use crate::backend::transport::outstanding::Outstanding;
+use crate::backend::transport::over_nccl::NcclTransport;
+use crate::backend::transport::replays::NewReplayMarks;
 use crate::backend::transport::spare::{OFFER_BYTES, Offer, in_common};
 use crate::backend::transport::{OnFault, Transport};
 use crate::error::{Code, Error, Result};
@@ -22,8 +24,6 @@ use std::time::Duration;
 pub struct Wanted<'a> {
     /// The ranks of the communicator on their nodes.
     pub topology: &'a Topology,
-    /// The device of this rank, as this process numbers it.
-    pub device: usize,
     /// The deadline of each operation.
     pub timeout: Duration,
     /// The most blocks of a kernel of NCCL, each of which fills a multiprocessor.
@@ -32,6 +32,8 @@ pub struct Wanted<'a> {
     pub most_bytes: usize,
     /// Told of a failure, also of one while the transport is opened.
     pub on_fault: Arc<dyn OnFault>,
+    /// Of the device.
+    pub new_replay_marks: NewReplayMarks<'a>,
 }
 
 /// Opens a transport and warms it up; every rank gets one, or every rank an error.
@@ -43,17 +45,20 @@ pub fn over_nccl(
     let members = Members::new(wanted.topology, bootstrap.rank());
     let most_bytes = wanted.most_bytes;
     // While ranks connect they wait for each other on their devices, too.
-    let _under_way = bootstrap.memory().begin();
+    let _under_way = bootstrap.device().begin();
     let comm = match spare_of_all(bootstrap, &members, stream)? {
         Some(comm) => Ok(comm),
         None => {
             let id = common_id(bootstrap, &members, stream)?;
-            connect(bootstrap, id, &members, &wanted)
+            connect(bootstrap, id, &members, wanted.most_blocks)
         }
     };
-    let device = device(bootstrap, &wanted);
-    let opened = comm
-        .and_then(|it| NcclTransport::new(members, it, device, wanted.timeout, wanted.on_fault));
+    let device = Arc::clone(bootstrap.device());
+    let opened = comm.and_then(|comm| {
+        let outstanding = Outstanding::new(wanted.new_replay_marks)?;
+        let (timeout, on_fault) = (wanted.timeout, wanted.on_fault);
+        NcclTransport::new(members, comm, device, outstanding, timeout, on_fault)
+    });
     let transport = agreed(bootstrap, opened, stream)?;
     let warmed = within_most(bootstrap, |limit| {
         transport.warm_up(most_bytes, limit, stream)
@@ -68,8 +73,8 @@ fn spare_of_all(
     members: &Members,
     stream: Stream,
 ) -> Result<Option<Untaken>> {
-    let memory = bootstrap.memory();
-    let mut offer = Offer::new(&**memory, members.place()?);
+    let device = bootstrap.device();
+    let mut offer = Offer::new(&**device, members.place()?);
     let offers = bootstrap.agree(Ok(offer.to_bytes()), OFFER_BYTES, stream)?;
     let of = |&rank: &usize| offers.get(rank).map(Vec::as_slice);
     let common = |members: &Members| {
@@ -80,7 +85,7 @@ fn spare_of_all(
         .all(|rank| common(&Members::new(&members.topology, rank)).is_some());
     let comm = common(members).filter(|_| all_have);
     let comm = comm.and_then(|tag| offer.take(tag));
-    Ok(comm.map(|comm| Untaken::new(comm, Arc::clone(memory))))
+    Ok(comm.map(|comm| Untaken::new(comm, Arc::clone(device))))
 }
 
 /// The id of a new communicator.
@@ -113,16 +118,14 @@ fn connect(
     bootstrap: &Bootstrap,
     (network, id): (Network, [u8; ID_BYTES]),
     members: &Members,
-    wanted: &Wanted<'_>,
+    most_blocks: usize,
 ) -> Result<Untaken> {
     let place = members.place()?;
-    let on = device(bootstrap, wanted);
-    let most_blocks = wanted.most_blocks;
+    let device = Arc::clone(bootstrap.device());
     let connect = move || {
-        let memory = Arc::clone(&on.memory);
-        let enter_device = Arc::new(move || on.enter());
-        let comm = OwnCommunicator::join(network, &id, place, most_blocks, enter_device)?;
-        Ok(Untaken::new(Arc::new(comm), memory))
+        let on = Arc::clone(&device);
+        let comm = OwnCommunicator::join(network, &id, place, most_blocks, on)?;
+        Ok(Untaken::new(Arc::new(comm), device))
     };
     within_most(bootstrap, |limit| {
         let late = || {
@@ -136,14 +139,6 @@ fn connect(
         };
         detached::within(limit, connect)?.unwrap_or_else(late)
     })
-}
-
-/// This rank's.
-fn device(bootstrap: &Bootstrap, wanted: &Wanted<'_>) -> Device {
-    Device {
-        number: wanted.device,
-        memory: Arc::clone(bootstrap.memory()),
-    }
 }
 
 /// Runs `wait`, which is told how long it may wait: not to the deadline of the call, so that ranks can still

@@ -7,12 +7,12 @@
 //! must end what the stream waits for, needs the lock.
 #![forbid(unsafe_code)]
 
+use crate::backend::device::{Marks, StreamMark};
 use crate::backend::nccl::own::InGraphs;
 use crate::backend::quiet::{Graphs, Works};
 use crate::backend::transport::Label;
 use crate::backend::transport::operation::{Late, Operation, Recent, distinct};
-use crate::backend::transport::replays::Replays;
-use crate::backend::{DeviceMemory, StreamMark};
+use crate::backend::transport::replays::{NewReplayMarks, Replays};
 use crate::error::Result;
 use crate::model::ops::Stream;
 use parking_lot::Mutex;
@@ -56,10 +56,10 @@ struct Pending {
 }
 
 impl Outstanding {
-    /// No operations yet, over `memory`.
-    pub fn new(memory: &dyn DeviceMemory) -> Result<Self> {
+    /// No operations yet.
+    pub fn new(new_replay_marks: NewReplayMarks<'_>) -> Result<Self> {
         Ok(Self {
-            replays: Mutex::new(Replays::new(memory)?),
+            replays: Mutex::new(Replays::new(new_replay_marks)?),
             ..Self::default()
         })
     }
@@ -67,14 +67,14 @@ impl Outstanding {
     /// An operation with `peers` is about to be enqueued on `stream`.
     pub fn begin(
         &self,
-        memory: &dyn DeviceMemory,
+        marks: &dyn Marks,
         label: Label,
         peers: impl Iterator<Item = usize>,
         stream: Stream,
     ) -> Result<Operation> {
         let (number, reusable) = self.state.lock().next()?;
         let operation = Operation { number, label };
-        let mut pending = reusable.map_or_else(|| Pending::new(memory), Ok)?;
+        let mut pending = reusable.map_or_else(|| Pending::new(marks), Ok)?;
         pending.prepare(operation, peers);
         self.state.lock().is_beginning = true;
         let recorded = pending.begin.record(stream);
@@ -237,12 +237,12 @@ impl State {
 }
 
 impl Pending {
-    fn new(memory: &dyn DeviceMemory) -> Result<Self> {
+    fn new(marks: &dyn Marks) -> Result<Self> {
         Ok(Self {
             operation: Operation::WARM_UP,
             peers: Vec::new(),
-            begin: memory.new_mark()?,
-            end: Some(memory.new_mark()?),
+            begin: marks.new_mark()?,
+            end: Some(marks.new_mark()?),
             is_enqueued: false,
             running_since: None,
         })
@@ -289,4 +289,4 @@ impl Works for Outstanding {
 
 #[cfg(test)]
 #[path = "outstanding_tests.rs"]
-pub mod tests;
+mod tests;

@@ -2,195 +2,12 @@
 #![forbid(unsafe_code)]
 
 use super::*;
-use crate::backend::ReplayMarks;
 use crate::backend::detached::within;
-use crate::backend::quiet::Attempt;
-use crate::error::Error;
-use crate::model::tensor::DevPtr;
-use parking_lot::MutexGuard;
-use std::any::Any;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
+use crate::backend::device::tests::{CAPTURED, TestDevice};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-/// The number of the stream that is captured.
-pub const CAPTURED: usize = 7;
 const SECOND: Duration = Duration::from_secs(1);
-
-/// A device with one stream, which has passed so many marks, and the marks that were made and recorded.
-#[derive(Clone, Default)]
-pub struct Device {
-    passed: Arc<AtomicUsize>,
-    recorded: Arc<AtomicUsize>,
-    made: Arc<AtomicUsize>,
-    /// Locked while the stream takes no more than so many marks, and no copy.
-    full: Arc<Mutex<()>>,
-    room: Arc<AtomicUsize>,
-    is_waiting: Arc<AtomicBool>,
-    uploads: Arc<Mutex<Vec<DevPtr>>>,
-    /// What becomes of work for a quiet moment; by default it is done.
-    attempt: Arc<Mutex<Option<Attempt>>>,
-    /// Whether there is a graph with an operation.
-    has_graph: Arc<AtomicBool>,
-    is_replayed: Arc<AtomicBool>,
-    context: u64,
-}
-
-impl Device {
-    /// One in another context than all others.
-    pub fn of_context(context: u64) -> Self {
-        Self {
-            context,
-            ..Self::default()
-        }
-    }
-
-    /// Makes a graph as if by a capture.
-    pub fn make_graph(&self) {
-        self.has_graph.store(true, Ordering::Relaxed);
-    }
-
-    /// All captured operations are under way from now on.
-    pub fn begin_replay(&self) {
-        self.is_replayed.store(true, Ordering::Relaxed);
-    }
-
-    /// Destroys the graph of all captured operations.
-    pub fn destroy_graph(&self) {
-        self.has_graph.store(false, Ordering::Relaxed);
-    }
-
-    /// Work for a quiet moment fares so from now on.
-    pub fn let_attempts_be(&self, attempt: Attempt) {
-        *self.attempt.lock() = Some(attempt);
-    }
-
-    /// Lets the stream pass so many more.
-    pub fn pass(&self, marks: usize) {
-        self.passed.fetch_add(marks, Ordering::Relaxed);
-    }
-
-    /// Until the result is dropped, copies wait, and marks for which there is no room.
-    pub fn hold_up(&self) -> MutexGuard<'_, ()> {
-        self.full.lock()
-    }
-
-    /// Returns once something waits for that.
-    pub fn wait_for_somebody(&self) {
-        while !self.is_waiting.load(Ordering::Relaxed) {
-            std::thread::sleep(Duration::from_micros(100));
-        }
-    }
-
-    /// Where copies went, in their order.
-    pub fn uploads(&self) -> Vec<DevPtr> {
-        self.uploads.lock().clone()
-    }
-}
-
-struct Mark {
-    device: Device,
-    place: usize,
-}
-
-impl StreamMark for Mark {
-    fn record(&mut self, stream: Stream) -> Result<bool> {
-        if stream.0 == CAPTURED {
-            return Ok(false);
-        }
-        let device = &self.device;
-        if device.recorded.load(Ordering::Relaxed) == device.room.load(Ordering::Relaxed) {
-            device.is_waiting.store(true, Ordering::Relaxed);
-            drop(device.full.lock());
-        }
-        self.place = self.device.recorded.fetch_add(1, Ordering::Relaxed) + 1;
-        Ok(true)
-    }
-
-    fn is_over(&self) -> Result<bool> {
-        Ok(self.place <= self.device.passed.load(Ordering::Relaxed))
-    }
-}
-
-impl ReplayMarks for Device {
-    fn begin(&self, _place: usize, _stream: Stream) -> Result<()> {
-        self.make_graph();
-        Ok(())
-    }
-    fn end(&self, _place: usize, _stream: Stream) -> Result<()> {
-        Ok(())
-    }
-    fn are_in_graphs(&self) -> bool {
-        self.has_graph.load(Ordering::Relaxed)
-    }
-    fn began(&self, _place: usize) -> u64 {
-        u64::from(self.is_replayed.load(Ordering::Relaxed))
-    }
-}
-
-impl DeviceMemory for Device {
-    fn new_replay_marks(&self, _places: usize) -> Result<Option<Arc<dyn ReplayMarks>>> {
-        Ok(Some(Arc::new(self.clone())))
-    }
-
-    fn new_mark(&self) -> Result<Box<dyn StreamMark>> {
-        self.made.fetch_add(1, Ordering::Relaxed);
-        let device = self.clone();
-        Ok(Box::new(Mark { device, place: 0 }))
-    }
-
-    fn context_number(&self) -> u64 {
-        self.context
-    }
-
-    // Nothing else is asked for.
-    fn alloc(&self, _bytes: usize) -> Result<DevPtr> {
-        Err(Error::internal("no memory"))
-    }
-    fn free(&self, _data: DevPtr) -> Result<()> {
-        Ok(())
-    }
-    fn alloc_own(&self, _bytes: usize) -> Result<DevPtr> {
-        Ok(DevPtr(0x1000))
-    }
-    fn free_own(&self, _data: DevPtr, _bytes: usize) {}
-    fn device_alias(&self, host: DevPtr) -> Result<DevPtr> {
-        Ok(host)
-    }
-    fn upload(&self, to: DevPtr, _from: &[u8]) -> Result<()> {
-        self.is_waiting.store(true, Ordering::Relaxed);
-        drop(self.full.lock());
-        self.uploads.lock().push(to);
-        Ok(())
-    }
-    fn download(&self, _to: &mut [u8], _from: DevPtr) -> Result<()> {
-        Ok(())
-    }
-    fn is_idle(&self, _stream: Stream) -> Result<bool> {
-        Ok(true)
-    }
-    fn create_stream(&self) -> Result<Stream> {
-        Ok(Stream::DEFAULT)
-    }
-    fn destroy_stream(&self, _stream: Stream) {}
-    fn begin(&self) -> Box<dyn Any + Send> {
-        Box::new(())
-    }
-    fn strand(&self, _mark: Box<dyn StreamMark>) {}
-    fn watch_works(&self, _works: Weak<dyn Works>) {}
-    fn attempt(&self, work: &mut dyn FnMut()) -> Attempt {
-        let attempt = self.attempt.lock().unwrap_or(Attempt::Done);
-        if attempt == Attempt::Done {
-            work();
-        }
-        attempt
-    }
-    fn lost(&self) -> Option<Error> {
-        (*self.attempt.lock() == Some(Attempt::Gone)).then(|| Error::internal("it was reset"))
-    }
-    fn enter(&self, _device: usize) -> Result<Box<dyn Any>> {
-        Ok(Box::new(()))
-    }
-}
 
 fn label(number: u64) -> Label {
     Label {
@@ -199,12 +16,17 @@ fn label(number: u64) -> Label {
     }
 }
 
-fn begin(outstanding: &Outstanding, device: &Device, peers: &[usize], stream: Stream) -> Operation {
+fn begin(
+    outstanding: &Outstanding,
+    device: &TestDevice,
+    peers: &[usize],
+    stream: Stream,
+) -> Operation {
     let peers = peers.iter().copied();
     outstanding.begin(device, label(3), peers, stream).unwrap()
 }
 
-fn enqueue(outstanding: &Outstanding, device: &Device, peers: &[usize]) -> u64 {
+fn enqueue(outstanding: &Outstanding, device: &TestDevice, peers: &[usize]) -> u64 {
     let operation = begin(outstanding, device, peers, Stream::DEFAULT);
     outstanding.enqueued(operation, Stream::DEFAULT).unwrap();
     operation.number
@@ -212,7 +34,7 @@ fn enqueue(outstanding: &Outstanding, device: &Device, peers: &[usize]) -> u64 {
 
 #[test]
 fn time_counts_for_the_first_since_it_runs() {
-    let (device, outstanding) = (Device::default(), Outstanding::default());
+    let (device, outstanding) = (TestDevice::default(), Outstanding::default());
     let start = Instant::now();
     enqueue(&outstanding, &device, &[3, 1, 3]);
     enqueue(&outstanding, &device, &[2]);
@@ -250,7 +72,7 @@ fn time_counts_for_the_first_since_it_runs() {
 
 #[test]
 fn a_call_that_does_not_return_is_late_too() {
-    let (device, outstanding) = (Device::default(), Outstanding::default());
+    let (device, outstanding) = (TestDevice::default(), Outstanding::default());
     begin(&outstanding, &device, &[1], Stream::DEFAULT);
     device.pass(1);
     let start = Instant::now();
@@ -265,7 +87,7 @@ fn a_call_that_does_not_return_is_late_too() {
 
 #[test]
 fn what_the_host_waits_for_is_late_behind_what_has_not_run() {
-    let (device, outstanding) = (Device::default(), Outstanding::default());
+    let (device, outstanding) = (TestDevice::default(), Outstanding::default());
     enqueue(&outstanding, &device, &[2]);
     let of = Label {
         what: "handle",
@@ -294,7 +116,7 @@ fn what_the_host_waits_for_is_late_behind_what_has_not_run() {
 
 #[test]
 fn marks_are_used_again() {
-    let (device, outstanding) = (Device::default(), Outstanding::default());
+    let (device, outstanding) = (TestDevice::default(), Outstanding::default());
     for number in 0..5 * MANY as u64 {
         assert_eq!(enqueue(&outstanding, &device, &[1]), number);
         device.pass(2);
@@ -304,8 +126,8 @@ fn marks_are_used_again() {
 
 #[test]
 fn what_was_withdrawn_or_captured_is_not_waited_for() {
-    let device = Device::default();
-    let outstanding = Outstanding::new(&device).unwrap();
+    let device = TestDevice::default();
+    let outstanding = device.outstanding();
     outstanding.withdraw(begin(&outstanding, &device, &[1], Stream::DEFAULT));
     assert_eq!(outstanding.are_over(), Ok(true));
     assert!(!outstanding.are_in_graphs());
@@ -320,8 +142,8 @@ fn what_was_withdrawn_or_captured_is_not_waited_for() {
 
 #[test]
 fn a_device_is_quiet_when_all_is_over() {
-    let device = Device::default();
-    let outstanding = Outstanding::new(&device).unwrap();
+    let device = TestDevice::default();
+    let outstanding = device.outstanding();
     let is_idle = |graphs| {
         let mut called = false;
         outstanding.while_idle(graphs, &mut || called = true);
@@ -344,9 +166,9 @@ fn beside_a_full_stream<T: Send + 'static>(
     room: usize,
     ask: impl FnOnce(&Outstanding) -> T + Send + 'static,
 ) -> T {
-    let device = Device::default();
+    let device = TestDevice::default();
     device.room.store(room, Ordering::Relaxed);
-    let outstanding = Arc::new(Outstanding::new(&device).unwrap());
+    let outstanding = Arc::new(device.outstanding());
     let is_full = device.hold_up();
     let caller = std::thread::spawn({
         let (outstanding, device) = (Arc::clone(&outstanding), device.clone());
@@ -363,8 +185,8 @@ fn beside_a_full_stream<T: Send + 'static>(
 
 #[test]
 fn replays_have_their_deadline_while_memory_is_freed() {
-    let device = Device::default();
-    let outstanding = Outstanding::new(&device).unwrap();
+    let device = TestDevice::default();
+    let outstanding = device.outstanding();
     begin(&outstanding, &device, &[1], Stream(CAPTURED));
     device.begin_replay();
     let start = Instant::now();

@@ -1,8 +1,8 @@
 //! [`Transport`] by NCCL's host API, on a communicator of our own.
 #![forbid(unsafe_code)]
 
-use crate::backend::DeviceMemory;
 use crate::backend::detached;
+use crate::backend::device::Device;
 use crate::backend::nccl::own::{OwnCommunicator, Part};
 use crate::backend::transport::ending::{Ending, Untaken};
 use crate::backend::transport::failing::Failing;
@@ -15,7 +15,6 @@ use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
-use std::any::Any;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -40,7 +39,7 @@ struct Parts {
 struct Shared {
     members: Members,
     comm: Arc<OwnCommunicator>,
-    device: Device,
+    device: Arc<dyn Device>,
     outstanding: Arc<Outstanding>,
     /// Locked by who enqueues.
     turn: Mutex<Parts>,
@@ -49,27 +48,19 @@ struct Shared {
     failing: Arc<Failing>,
 }
 
-/// Where this rank's messages are.
-#[derive(Clone)]
-pub struct Device {
-    /// As this process numbers it.
-    pub number: usize,
-    /// Its memory.
-    pub memory: Arc<dyn DeviceMemory>,
-}
-
 impl NcclTransport {
     /// Over `comm`, whose ranks are the `members`.
     pub fn new(
         members: Members,
         comm: Untaken,
-        device: Device,
+        device: Arc<dyn Device>,
+        outstanding: Outstanding,
         timeout: Duration,
         on_fault: Arc<dyn OnFault>,
     ) -> Result<Self> {
-        let outstanding = Arc::new(Outstanding::new(&*device.memory)?);
+        let outstanding = Arc::new(outstanding);
         let works: Weak<Outstanding> = Arc::downgrade(&outstanding);
-        device.memory.watch_works(works);
+        device.watch_works(works);
         let comm = comm.take();
         comm.serve(outstanding.in_graphs());
         let shared = Arc::new(Shared {
@@ -101,7 +92,7 @@ impl NcclTransport {
                 device, members, ..
             } = &*transport.shared;
             let _entered = device.enter()?;
-            let on = (&*device.memory, stream);
+            let on = (&**device, stream);
             warm_up::run(&transport, on, members, most_bytes, limit)
         });
         let error = match warmed {
@@ -110,13 +101,6 @@ impl NcclTransport {
             Ok(Some(Ok(false)) | None) => shared.late_warm_up(limit),
         };
         Err(shared.fail(error))
-    }
-}
-
-impl Device {
-    /// Makes it the calling thread's until the result is dropped.
-    pub fn enter(&self) -> Result<Box<dyn Any>> {
-        self.memory.enter(self.number)
     }
 }
 
@@ -129,12 +113,15 @@ impl Shared {
         stream: Stream,
         call: impl Fn(&OwnCommunicator) -> Result<()>,
     ) -> Result<()> {
-        let Self { outstanding, .. } = self;
-        let memory = &*self.device.memory;
-        let operation = outstanding.begin(memory, label, peers, stream)?;
+        let Self {
+            outstanding,
+            device,
+            ..
+        } = self;
+        let operation = outstanding.begin(&**device, label, peers, stream)?;
         let mut called = Ok(());
         // NCCL asks about its events in such a call, which would end a capture that is open.
-        let apart = memory.apart_from_captures(&mut || called = call(&self.comm));
+        let apart = device.apart_from_captures(&mut || called = call(&self.comm));
         let enqueued = apart
             .and(called)
             .and_then(|()| outstanding.enqueued(operation, stream));
@@ -181,7 +168,7 @@ impl Shared {
     }
 
     fn ending(&self) -> Ending {
-        Ending::new(Arc::clone(&self.comm), Arc::clone(&self.device.memory))
+        Ending::new(Arc::clone(&self.comm), Arc::clone(&self.device))
     }
 
     fn give_up(&self) {
@@ -244,7 +231,7 @@ impl Watched for Shared {
         if self.fault.get().is_some() {
             return self.failing.look();
         }
-        if let Some(error) = self.device.memory.lost() {
+        if let Some(error) = self.device.lost() {
             self.comm.abandon();
             let _ = self.fault.set(error.clone());
             return self.failing.lose(&error);

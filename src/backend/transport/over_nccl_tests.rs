@@ -3,8 +3,8 @@
 
 use super::*;
 use crate::allocations;
+use crate::backend::device::tests::{CAPTURED, TestDevice};
 use crate::backend::nccl::own;
-use crate::backend::transport::outstanding::tests::{CAPTURED, Device as Marked};
 use crate::backend::transport::spare::Offer;
 use crate::model::tensor::DevPtr;
 use crate::model::topology::{NodeId, Topology};
@@ -28,20 +28,19 @@ impl OnFault for Nobody {
 }
 
 /// Rank 2 of three, whose nodes are the letters.
-fn transport(nodes: &str, device: &Marked) -> NcclTransport {
+fn transport(nodes: &str, device: &TestDevice) -> NcclTransport {
     let name = |name: char| NodeId::from_text(&name.to_string());
     let ids: Vec<NodeId> = nodes.chars().map(name).collect();
-    let device = Device {
-        number: 0,
-        memory: Arc::new(device.clone()),
-    };
+    let outstanding = device.outstanding();
+    let device: Arc<dyn Device> = Arc::new(device.clone());
     let members = Members::new(&Topology::from_ids(&ids), 2);
     let comm = Arc::new(own::tests::third_of_three(20 * CALLS));
-    let comm = Untaken::new(comm, Arc::clone(&device.memory));
+    let comm = Untaken::new(comm, Arc::clone(&device));
     NcclTransport::new(
         members,
         comm,
         device,
+        outstanding,
         Duration::from_secs(60),
         Arc::new(Nobody),
     )
@@ -49,7 +48,7 @@ fn transport(nodes: &str, device: &Marked) -> NcclTransport {
 }
 
 /// Calls `CALLS` times; the operations run at once. Gives how often memory was allocated or freed.
-fn call(transport: &NcclTransport, device: &Marked) -> usize {
+fn call(transport: &NcclTransport, device: &TestDevice) -> usize {
     let message = |&peer: &usize| Message {
         peer,
         data: DevPtr(4096),
@@ -72,7 +71,7 @@ fn call(transport: &NcclTransport, device: &Marked) -> usize {
 #[test]
 fn calls_allocate_nothing_once_there_are_marks_enough() {
     for nodes in ["abc", "aab"] {
-        let device = Marked::default();
+        let device = TestDevice::default();
         let transport = transport(nodes, &device);
         let at_first = call(&transport, &device);
         assert!(at_first > 0, "what is not counted cannot fail");
@@ -82,7 +81,7 @@ fn calls_allocate_nothing_once_there_are_marks_enough() {
 
 #[test]
 fn the_communicator_is_kept_for_the_next_group() {
-    let device = Marked::of_context(201);
+    let device = TestDevice::of_context(201);
     let comm = Arc::clone(&transport("abc", &device).shared.comm);
     let mut offer = Offer::new(&device, comm.place());
     assert!(Arc::ptr_eq(&offer.take(comm.tag()).unwrap(), &comm));
@@ -90,7 +89,7 @@ fn the_communicator_is_kept_for_the_next_group() {
 
 #[test]
 fn one_that_has_failed_is_not() {
-    let device = Marked::of_context(202);
+    let device = TestDevice::of_context(202);
     let transport = transport("abc", &device);
     let comm = Arc::clone(&transport.shared.comm);
     transport.abort();
@@ -100,7 +99,7 @@ fn one_that_has_failed_is_not() {
 
 #[test]
 fn graphs_count_that_outlive_their_group() {
-    let device = Marked::of_context(203);
+    let device = TestDevice::of_context(203);
     let transport = transport("abc", &device);
     let message = Message {
         peer: 0,

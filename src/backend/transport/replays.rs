@@ -7,7 +7,6 @@
 
 use crate::backend::nccl::own::InGraphs;
 use crate::backend::transport::operation::{Late, Operation, Recent, distinct};
-use crate::backend::{DeviceMemory, ReplayMarks};
 use crate::error::Result;
 use crate::model::ops::Stream;
 use std::sync::Arc;
@@ -17,6 +16,22 @@ use std::time::{Duration, Instant};
 /// sizes of batches. More of them share places: it is not known then which of two waits, and where both are under way at
 /// the same time, there may be no deadline.
 const PLACES: usize = 16 << 10;
+
+/// Marks that operations in graphs leave in each replay.
+pub trait ReplayMarks: Send + Sync {
+    /// Captures, from `stream`, that the operation of `place` begins. Like any launch it may be held up, by a call that
+    /// waits for the device.
+    fn begin(&self, place: usize, stream: Stream) -> Result<()>;
+    /// Captures that it ends.
+    fn end(&self, place: usize, stream: Stream) -> Result<()>;
+    /// Whether a graph, or something made of it, has any of them and is not destroyed.
+    fn are_in_graphs(&self) -> bool;
+    /// When the operation of `place` began that a replay is in, on a clock of the device's own; zero if none is.
+    fn began(&self, place: usize) -> u64;
+}
+
+/// Makes marks with so many places; none for a device without graphs.
+pub type NewReplayMarks<'a> = &'a dyn Fn(usize) -> Result<Option<Arc<dyn ReplayMarks>>>;
 
 /// What was captured.
 #[derive(Default)]
@@ -62,10 +77,10 @@ struct First {
 }
 
 impl Replays {
-    /// Those of a transport over `memory`.
-    pub fn new(memory: &dyn DeviceMemory) -> Result<Self> {
+    /// Those of a transport with marks that `new_marks` makes.
+    pub fn new(new_marks: NewReplayMarks<'_>) -> Result<Self> {
         Ok(Self {
-            marks: memory.new_replay_marks(PLACES)?,
+            marks: new_marks(PLACES)?,
             ..Self::default()
         })
     }

@@ -8,7 +8,7 @@
 //! it: whoever offers a communicator has it alone until the ranks have decided.
 #![forbid(unsafe_code)]
 
-use crate::backend::DeviceMemory;
+use crate::backend::device::Device;
 use crate::backend::nccl::own::OwnCommunicator;
 use crate::backend::transport::ending::Ending;
 use parking_lot::Mutex;
@@ -56,9 +56,9 @@ fn surplus(context: u64) -> Vec<Ending> {
 pub struct Offer(Vec<Ending>);
 
 impl Offer {
-    /// Those with `place` among so many ranks, in the context of `memory`. Where an error is known, none.
-    pub fn new(memory: &dyn DeviceMemory, place: (usize, usize)) -> Self {
-        let fits = |comm: &mut Ending| comm.fits(memory, place);
+    /// Those with `place` among so many ranks, in the context of `device`. Where an error is known, none.
+    pub fn new(device: &dyn Device, place: (usize, usize)) -> Self {
+        let fits = |comm: &mut Ending| comm.fits(device, place);
         let mut spare = SPARE.lock();
         let mut offered: Vec<Ending> = spare.extract_if(.., fits).collect();
         // The most recent first.

@@ -2,14 +2,14 @@
 #![forbid(unsafe_code)]
 
 use super::*;
-use crate::backend::ReplayMarks;
+use crate::backend::device::tests::TestDevice;
 use crate::backend::nccl::own::tests::{tagged, third_of_three};
 use crate::backend::quiet::Attempt;
-use crate::backend::transport::outstanding::tests::Device;
+use crate::backend::transport::replays::ReplayMarks;
 
 const PLACE: (usize, usize) = (3, 2);
 
-fn kept(device: &Device, tag: u64) -> Arc<OwnCommunicator> {
+fn kept(device: &TestDevice, tag: u64) -> Arc<OwnCommunicator> {
     let comm = Arc::new(tagged(third_of_three(0), tag));
     let graphs = device.clone();
     comm.serve(Box::new(move || graphs.are_in_graphs()));
@@ -27,7 +27,7 @@ fn has_ended(comm: &OwnCommunicator) -> bool {
 
 #[test]
 fn whoever_offers_some_has_them_alone_until_the_ranks_have_decided() {
-    let device = Device::of_context(101);
+    let device = TestDevice::of_context(101);
     let comms = [kept(&device, 7), kept(&device, 8)];
     let mut offer = Offer::new(&device, PLACE);
     assert_eq!(tags(&offer), [8, 7]);
@@ -41,17 +41,20 @@ fn whoever_offers_some_has_them_alone_until_the_ranks_have_decided() {
 
 #[test]
 fn an_offer_has_what_fits_alone() {
-    let device = Device::of_context(102);
+    let device = TestDevice::of_context(102);
     drop(kept(&device, 7));
     assert_eq!(tags(&Offer::new(&device, (3, 1))).len(), 0);
     assert_eq!(tags(&Offer::new(&device, (2, 2))).len(), 0);
-    assert_eq!(tags(&Offer::new(&Device::of_context(103), PLACE)).len(), 0);
+    assert_eq!(
+        tags(&Offer::new(&TestDevice::of_context(103), PLACE)).len(),
+        0
+    );
     assert_eq!(tags(&Offer::new(&device, PLACE)), [7]);
 }
 
 #[test]
 fn the_oldest_that_can_ends_when_they_are_too_many() {
-    let (device, graphs) = (Device::of_context(104), Device::default());
+    let (device, graphs) = (TestDevice::of_context(104), TestDevice::default());
     graphs.make_graph();
     let asked = graphs.clone();
     let in_graph = kept(&device, 1);

@@ -1,7 +1,7 @@
 //! The first messages of a transport: one to each gateway, and what comes from the sources is checked.
 #![forbid(unsafe_code)]
 
-use crate::backend::DeviceMemory;
+use crate::backend::device::Device;
 use crate::backend::nccl::own::{BROADCAST_BYTES, by_broadcasts};
 use crate::backend::transport::members::Members;
 use crate::backend::transport::{Label, Message, Transport};
@@ -17,7 +17,7 @@ const WORD: usize = size_of::<u64>();
 /// do not. Then the ranks are connected as messages of up to `most_bytes` need it.
 pub fn run(
     transport: &dyn Transport,
-    (memory, stream): (&dyn DeviceMemory, Stream),
+    (device, stream): (&dyn Device, Stream),
     members: &Members,
     most_bytes: usize,
     limit: Duration,
@@ -27,24 +27,24 @@ pub fn run(
     let sources = transport.sources();
     // This rank's word, and what is received.
     let bytes = (1 + sources.len()) * WORD;
-    let own = memory.alloc_own(bytes)?;
+    let own = device.alloc_own(bytes)?;
     let mut words = vec![0; bytes];
     for (to, from) in words.iter_mut().zip(word(rank)) {
         *to = from;
     }
-    memory.upload(own, &words)?;
+    device.upload(own, &words)?;
     exchange(transport, rank, (own, WORD), stream)?;
     // For the other way of large messages NCCL connects the ranks anew, with tens of MiB that others do not need.
     let unread_bytes = match by_broadcasts(members.ranks.len(), most_bytes) {
         true => (1 + sources.len()) * BROADCAST_BYTES,
         false => 0,
     };
-    let unread = memory.alloc_own(unread_bytes)?;
+    let unread = device.alloc_own(unread_bytes)?;
     if unread_bytes > 0 {
         exchange(transport, rank, (unread, BROADCAST_BYTES), stream)?;
     }
     // After a failure the memory belongs to what is on the stream.
-    while !memory.is_idle(stream)? {
+    while !device.is_idle(stream)? {
         if let Some(fault) = transport.health() {
             return Err(fault);
         }
@@ -56,9 +56,9 @@ pub fn run(
     if let Some(fault) = transport.health() {
         return Err(fault);
     }
-    memory.download(&mut words, own)?;
-    memory.free_own(own, bytes);
-    memory.free_own(unread, unread_bytes);
+    device.download(&mut words, own)?;
+    device.free_own(own, bytes);
+    device.free_own(unread, unread_bytes);
     check(rank, sources, &words).map(|()| true)
 }
 
@@ -98,7 +98,7 @@ fn check(rank: usize, sources: &[usize], words: &[u8]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::transport::outstanding::tests::Device;
+    use crate::backend::device::tests::TestDevice;
     use crate::model::topology::{NodeId, Topology};
     use parking_lot::Mutex;
 
@@ -143,7 +143,7 @@ mod tests {
         let members = &Members::new(&Topology::from_ids(&ids), 0);
         let sent = Mutex::default();
         let transport = Noted { members, sent };
-        let on: (&dyn DeviceMemory, _) = (&Device::default(), Stream::DEFAULT);
+        let on: (&dyn Device, _) = (&TestDevice::default(), Stream::DEFAULT);
         // Nothing comes.
         assert!(run(&transport, on, members, most_bytes, Duration::ZERO).is_err());
         transport.sent.into_inner()

@@ -105,7 +105,7 @@ impl Context {
     }
 
     /// Begins work on the device that waits for other ranks; it ends when the result is dropped.
-    pub fn begin(&self) -> UnderWay<Key> {
+    pub fn begin(&self) -> UnderWay {
         self.quiet.begin()
     }
 

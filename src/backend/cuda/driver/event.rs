@@ -1,10 +1,10 @@
 //! Order between streams: one waits for the work that another had at a recorded point.
 #![allow(unsafe_code)]
 
-use crate::backend::StreamMark;
 use crate::backend::cuda::driver::api::{NOT_READY, check, functions, raw_stream};
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::stream::{Capture, StreamId, StreamScope};
+use crate::backend::device::StreamMark;
 use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
 use crate::model::ops::Stream;

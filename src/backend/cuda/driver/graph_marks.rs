@@ -5,7 +5,6 @@
 //! words instead of kernels took more than three times as long (`docs/development/host-time.md`).
 #![forbid(unsafe_code)]
 
-use crate::backend::ReplayMarks;
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::graph_count::GraphCount;
@@ -13,6 +12,7 @@ use crate::backend::cuda::driver::memory::HostPage;
 use crate::backend::cuda::driver::module::Module;
 use crate::backend::cuda::kernels::Kernel;
 use crate::backend::cuda::params::common::{REPLAY_MARK_THREADS, ReplayMarkParams};
+use crate::backend::transport::replays::ReplayMarks;
 use crate::error::{Error, Result};
 use crate::model::ops::Stream;
 use std::sync::Arc;
@@ -23,8 +23,16 @@ const SHAPE: LaunchShape = LaunchShape {
     shared_bytes: 0,
 };
 
+/// Those of one transport.
+pub fn new_replay_marks(
+    context: &Arc<Context>,
+    places: usize,
+) -> Result<Option<Arc<dyn ReplayMarks>>> {
+    Ok(Some(Arc::new(GraphMarks::new(context, places)?)))
+}
+
 /// The marks of one sequence of operations.
-pub struct GraphMarks {
+struct GraphMarks {
     module: Module,
     /// Who ends the communicator keeps them until no graph is left.
     places: HostPage<u64>,
@@ -34,7 +42,7 @@ pub struct GraphMarks {
 
 impl GraphMarks {
     /// `count` places of operations that are not in graphs yet.
-    pub fn new(context: &Arc<Context>, count: usize) -> Result<Self> {
+    fn new(context: &Arc<Context>, count: usize) -> Result<Self> {
         Ok(Self {
             module: Module::load(context)?,
             places: HostPage::new(context, count)?,

@@ -4,7 +4,6 @@
 //! wait while another thread's operation holds every multiprocessor and waits for its peers.
 #![allow(unsafe_code)]
 
-use crate::backend::DeviceMemory;
 use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::held::Key;
@@ -14,6 +13,7 @@ use crate::backend::cuda::params::ht::HtReceived;
 use crate::backend::cuda::params::ht_nodes::{HtSource, HtTold};
 use crate::backend::cuda::params::ll::LlHello;
 use crate::backend::cuda::sizes::Regions;
+use crate::backend::device::Memory;
 use crate::error::{Error, Result};
 use crate::model::tensor::DevPtr;
 use std::ffi::c_void;

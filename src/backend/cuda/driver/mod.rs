@@ -9,12 +9,12 @@
 mod api;
 pub mod capture_mode;
 pub mod context;
-mod device_memory;
+mod device;
 pub mod device_name;
 pub mod event;
 pub mod function;
 mod graph_count;
-mod graph_marks;
+pub mod graph_marks;
 pub mod held;
 pub mod ipc;
 mod kernel_image;

@@ -1,14 +1,15 @@
 //! High-throughput operations: checked operation -> kernel parameters -> launch.
 #![forbid(unsafe_code)]
 
-pub mod agreement;
+mod agreement;
+pub mod fault;
 mod grid;
 mod memory;
 mod nodes;
 pub mod plan;
 mod rows;
 mod scaled;
-pub mod shape_word;
+mod shape_word;
 mod shared;
 
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
@@ -51,11 +52,6 @@ pub struct HtGroup {
 }
 
 impl HtGroup {
-    /// What was decided when the group was created.
-    pub fn plan(&self) -> &HtPlan {
-        &self.shared.plan
-    }
-
     /// The HT side of a group; `layout` has the offsets of `plan`'s regions in the windows.
     pub fn new(
         (context, network): (Arc<GroupContext>, Option<Arc<Network>>),

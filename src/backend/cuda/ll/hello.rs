@@ -7,6 +7,7 @@
 //! those of another.
 #![forbid(unsafe_code)]
 
+use crate::backend::Faults;
 use crate::backend::cuda::driver::capture_mode::ApartFromCaptures;
 use crate::backend::cuda::driver::memory::{CudaMemory, HostPage};
 use crate::backend::cuda::driver::stream::StreamScope;
@@ -16,8 +17,8 @@ use crate::backend::cuda::ll::signature::Signature;
 use crate::backend::cuda::params::common::{OP_LL_COMBINE, OP_LL_DISPATCH};
 use crate::backend::cuda::params::ll::LlHello;
 use crate::backend::cuda::sizes::number;
+use crate::backend::device::{Marks as _, StreamMark};
 use crate::backend::transport::{Label, Message};
-use crate::backend::{DeviceMemory, Faults, StreamMark};
 use crate::error::refusal::{AmongRanks, Role, Subject};
 use crate::error::{Error, Result};
 use crate::model::ops::Routing;

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod exchanges;
+pub mod fault;
 mod grid;
 mod handle_plan;
 mod hello;
@@ -13,7 +14,7 @@ mod over_nodes;
 mod part;
 pub mod plan;
 mod scaled;
-pub mod signature;
+mod signature;
 mod staged;
 
 use crate::backend::LlBackend;
@@ -106,11 +107,6 @@ impl LlGroup {
             handle.memory.hello()?.send(on, handle.number, &routing)?;
         }
         Ok(CudaLl(Arc::new(handle)))
-    }
-
-    /// What was decided when the group was created.
-    pub fn plan(&self) -> &LlPlan {
-        &self.plan
     }
 
     /// The group was closed: no operation will follow one that was given up.

@@ -14,8 +14,8 @@
 //! serves again only behind something that follows each rank's last word: an exchange of the ranks, or those words.
 #![forbid(unsafe_code)]
 
-use crate::backend::DeviceMemory;
 use crate::backend::cuda::driver::memory::CudaMemory;
+use crate::backend::device::Memory;
 use crate::error::{Code, Error, Result};
 use crate::model::tensor::DevPtr;
 use crate::model::topology::LocalRanks;

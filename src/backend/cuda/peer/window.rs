@@ -5,12 +5,12 @@
 //! another provider of mappings needs no change elsewhere.
 #![forbid(unsafe_code)]
 
-use crate::backend::DeviceMemory;
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::held::{self, ContextHandle, Key};
 use crate::backend::cuda::driver::ipc::{self, IPC_HANDLE_BYTES};
 use crate::backend::cuda::driver::memory::{self, CudaMemory};
 use crate::backend::cuda::peer::process::{PROCESS_ID_BYTES, ProcessId};
+use crate::backend::device::Memory;
 use crate::error::{Code, Error, Result};
 use crate::model::tensor::DevPtr;
 use parking_lot::Mutex;

@@ -4,21 +4,19 @@
 use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::capture_mode::ApartFromCaptures;
 use crate::backend::cuda::driver::event::Mark;
-use crate::backend::cuda::driver::graph_marks::GraphMarks;
 use crate::backend::cuda::driver::held::{Key, was_reset};
 use crate::backend::cuda::driver::memory::{self, CudaMemory};
 use crate::backend::cuda::driver::stream;
-use crate::backend::quiet::{Attempt, Works};
-use crate::backend::{DeviceMemory, ReplayMarks, StreamMark};
+use crate::backend::device::{Device, EnteredDevice, Marks, Memory, StreamMark};
+use crate::backend::quiet::{Attempt, UnderWay, Works};
 use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use once_cell::sync::OnceCell;
-use std::any::Any;
 use std::ffi::c_void;
 use std::sync::{Arc, Weak};
 
-impl DeviceMemory for CudaMemory {
+impl Memory for CudaMemory {
     fn alloc(&self, bytes: usize) -> Result<DevPtr> {
         if bytes == 0 {
             return Ok(DevPtr::default());
@@ -73,6 +71,19 @@ impl DeviceMemory for CudaMemory {
         let _entered = self.context().enter_alive()?;
         driver::download(to, from, resources.stream())
     }
+}
+
+impl Marks for CudaMemory {
+    fn new_mark(&self) -> Result<Box<dyn StreamMark>> {
+        Ok(Box::new(Mark::new(self.context())?))
+    }
+}
+
+impl Device for CudaMemory {
+    fn enter(&self) -> Result<EnteredDevice> {
+        let entered = (self.context().enter()?, ApartFromCaptures::enter()?);
+        Ok(EnteredDevice::new(entered))
+    }
 
     fn create_stream(&self) -> Result<Stream> {
         let _entered = self.context().enter()?;
@@ -90,16 +101,16 @@ impl DeviceMemory for CudaMemory {
         driver::is_idle(stream)
     }
 
-    fn begin(&self) -> Box<dyn Any + Send> {
-        Box::new(self.context().begin())
-    }
-
-    fn strand(&self, mark: Box<dyn StreamMark>) {
-        self.context().strand(move || mark.is_over() == Ok(false));
+    fn begin(&self) -> UnderWay {
+        self.context().begin()
     }
 
     fn watch_works(&self, works: Weak<dyn Works>) {
         self.context().watch_works(works);
+    }
+
+    fn strand(&self, mark: Box<dyn StreamMark>) {
+        self.context().strand(move || mark.is_over() == Ok(false));
     }
 
     fn attempt(&self, work: &mut dyn FnMut()) -> Attempt {
@@ -114,14 +125,6 @@ impl DeviceMemory for CudaMemory {
         self.context().held().id().1
     }
 
-    fn new_mark(&self) -> Result<Box<dyn StreamMark>> {
-        Ok(Box::new(Mark::new(self.context())?))
-    }
-
-    fn new_replay_marks(&self, places: usize) -> Result<Option<Arc<dyn ReplayMarks>>> {
-        Ok(Some(Arc::new(GraphMarks::new(self.context(), places)?)))
-    }
-
     fn is_captured(&self, stream: Stream) -> Result<bool> {
         let _entered = self.context().enter()?;
         stream::is_in_the_way(stream)
@@ -131,13 +134,5 @@ impl DeviceMemory for CudaMemory {
         let _apart = ApartFromCaptures::enter()?;
         work();
         Ok(())
-    }
-
-    fn enter(&self, _device: usize) -> Result<Box<dyn Any>> {
-        // The context is of that device.
-        Ok(Box::new((
-            self.context().enter()?,
-            ApartFromCaptures::enter()?,
-        )))
     }
 }

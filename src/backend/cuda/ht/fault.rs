@@ -1,0 +1,52 @@
+//! What ranks do not agree on in high throughput, as kernels report it.
+#![forbid(unsafe_code)]
+
+use crate::backend::cuda::fault::{differs, op_value, other_rows};
+use crate::backend::cuda::ht::agreement::disagreement;
+use crate::backend::cuda::ht::shape_word::ShapeWord;
+use crate::backend::cuda::params::common::{
+    FAULT_DISAGREED, FAULT_SHAPE_DIFFERS, FaultReport, OP_HT_COMBINE, OP_HT_DISPATCH,
+};
+use crate::error::Error;
+use crate::error::refusal::{AmongRanks, Role, Subject};
+
+/// The failure of a report with shape words, or with the verdict on a handle; none of any other.
+pub fn of_report(report: &FaultReport) -> Option<Error> {
+    match report.state {
+        FAULT_SHAPE_DIFFERS => Some(other_shape(report)),
+        FAULT_DISAGREED => Some(
+            disagreement(report.got, report.expected)
+                .unwrap_or_else(|| Error::internal("a failure without a reason")),
+        ),
+        _ => None,
+    }
+}
+
+/// What two ranks do not agree on, from the shape words of this rank and of another.
+fn other_shape(report: &FaultReport) -> Error {
+    let (mine, theirs) = (ShapeWord(report.expected), ShapeWord(report.got));
+    let differs = |subject| differs(report, subject);
+    let op = |word: ShapeWord| match word.is_combine() {
+        false => OP_HT_DISPATCH,
+        true => OP_HT_COMBINE,
+    };
+    if op(mine) != op(theirs) {
+        return differs(Subject::Operation).found(op_value(op(mine)), op_value(op(theirs)));
+    }
+    if mine.handle() != theirs.handle() {
+        return differs(Subject::Handle);
+    }
+    if mine.type_name() != theirs.type_name() {
+        return differs(Subject::RowType).got(mine.type_name(), theirs.type_name());
+    }
+    if let Some(error) = other_rows(report, mine.row_bytes(), theirs.row_bytes()) {
+        return error;
+    }
+    let rank = report.peer as usize;
+    if !mine.is_combine() {
+        let rule = AmongRanks::SameDirection { rank };
+        return Error::usage(Subject::Tensor(Role::IdsIn), rule);
+    }
+    let rule = AmongRanks::SameColumns { rank };
+    Error::usage(Subject::Tensor(Role::WeightsIn), rule).got(mine.columns(), theirs.columns())
+}

@@ -1,0 +1,207 @@
+//! A device for unit tests, whose stream comes along when a test says so.
+#![forbid(unsafe_code)]
+
+use super::*;
+use crate::backend::quiet::Quiet;
+use crate::backend::transport::outstanding::Outstanding;
+use crate::backend::transport::replays::ReplayMarks;
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// The number of the stream that is captured.
+pub const CAPTURED: usize = 7;
+
+/// A device with one stream, which has passed so many marks, and the marks that were made and recorded.
+#[derive(Clone, Default)]
+pub struct TestDevice {
+    passed: Arc<AtomicUsize>,
+    recorded: Arc<AtomicUsize>,
+    /// How many marks were made.
+    pub made: Arc<AtomicUsize>,
+    /// Locked while the stream takes no more than so many marks, and no copy.
+    full: Arc<Mutex<()>>,
+    /// For how many marks there is room while it is held up.
+    pub room: Arc<AtomicUsize>,
+    is_waiting: Arc<AtomicBool>,
+    uploads: Arc<Mutex<Vec<DevPtr>>>,
+    /// What becomes of work for a quiet moment; by default it is done.
+    attempt: Arc<Mutex<Option<Attempt>>>,
+    /// Whether there is a graph with an operation.
+    has_graph: Arc<AtomicBool>,
+    is_replayed: Arc<AtomicBool>,
+    context: u64,
+    enter: Option<fn() -> EnteredDevice>,
+}
+
+impl TestDevice {
+    /// One in another context than all others.
+    pub fn of_context(context: u64) -> Self {
+        Self {
+            context,
+            ..Self::default()
+        }
+    }
+
+    /// One that threads enter so.
+    pub fn entered_by(enter: fn() -> EnteredDevice) -> Self {
+        Self {
+            enter: Some(enter),
+            ..Self::default()
+        }
+    }
+
+    /// No operations yet, of which captured ones are in the device's graph.
+    pub fn outstanding(&self) -> Outstanding {
+        let new_marks =
+            |_| -> Result<Option<Arc<dyn ReplayMarks>>> { Ok(Some(Arc::new(self.clone()))) };
+        Outstanding::new(&new_marks).unwrap()
+    }
+
+    /// Makes a graph as if by a capture.
+    pub fn make_graph(&self) {
+        self.has_graph.store(true, Ordering::Relaxed);
+    }
+
+    /// All captured operations are under way from now on.
+    pub fn begin_replay(&self) {
+        self.is_replayed.store(true, Ordering::Relaxed);
+    }
+
+    /// Destroys the graph of all captured operations.
+    pub fn destroy_graph(&self) {
+        self.has_graph.store(false, Ordering::Relaxed);
+    }
+
+    /// Work for a quiet moment fares so from now on.
+    pub fn let_attempts_be(&self, attempt: Attempt) {
+        *self.attempt.lock() = Some(attempt);
+    }
+
+    /// Lets the stream pass so many more.
+    pub fn pass(&self, marks: usize) {
+        self.passed.fetch_add(marks, Ordering::Relaxed);
+    }
+
+    /// Until the result is dropped, copies wait, and marks for which there is no room.
+    pub fn hold_up(&self) -> MutexGuard<'_, ()> {
+        self.full.lock()
+    }
+
+    /// Returns once something waits for that.
+    pub fn wait_for_somebody(&self) {
+        while !self.is_waiting.load(Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+
+    /// Where copies went, in their order.
+    pub fn uploads(&self) -> Vec<DevPtr> {
+        self.uploads.lock().clone()
+    }
+}
+
+struct Mark {
+    device: TestDevice,
+    place: usize,
+}
+
+impl StreamMark for Mark {
+    fn record(&mut self, stream: Stream) -> Result<bool> {
+        if stream.0 == CAPTURED {
+            return Ok(false);
+        }
+        let device = &self.device;
+        if device.recorded.load(Ordering::Relaxed) == device.room.load(Ordering::Relaxed) {
+            device.is_waiting.store(true, Ordering::Relaxed);
+            drop(device.full.lock());
+        }
+        self.place = self.device.recorded.fetch_add(1, Ordering::Relaxed) + 1;
+        Ok(true)
+    }
+
+    fn is_over(&self) -> Result<bool> {
+        Ok(self.place <= self.device.passed.load(Ordering::Relaxed))
+    }
+}
+
+impl ReplayMarks for TestDevice {
+    fn begin(&self, _place: usize, _stream: Stream) -> Result<()> {
+        self.make_graph();
+        Ok(())
+    }
+    fn end(&self, _place: usize, _stream: Stream) -> Result<()> {
+        Ok(())
+    }
+    fn are_in_graphs(&self) -> bool {
+        self.has_graph.load(Ordering::Relaxed)
+    }
+    fn began(&self, _place: usize) -> u64 {
+        u64::from(self.is_replayed.load(Ordering::Relaxed))
+    }
+}
+
+impl Marks for TestDevice {
+    fn new_mark(&self) -> Result<Box<dyn StreamMark>> {
+        self.made.fetch_add(1, Ordering::Relaxed);
+        let device = self.clone();
+        Ok(Box::new(Mark { device, place: 0 }))
+    }
+}
+
+impl Memory for TestDevice {
+    fn alloc(&self, _bytes: usize) -> Result<DevPtr> {
+        Err(Error::internal("no memory"))
+    }
+    fn free(&self, _data: DevPtr) -> Result<()> {
+        Ok(())
+    }
+    fn alloc_own(&self, _bytes: usize) -> Result<DevPtr> {
+        Ok(DevPtr(0x1000))
+    }
+    fn free_own(&self, _data: DevPtr, _bytes: usize) {}
+    fn device_alias(&self, host: DevPtr) -> Result<DevPtr> {
+        Ok(host)
+    }
+    fn upload(&self, to: DevPtr, _from: &[u8]) -> Result<()> {
+        self.is_waiting.store(true, Ordering::Relaxed);
+        drop(self.full.lock());
+        self.uploads.lock().push(to);
+        Ok(())
+    }
+    fn download(&self, _to: &mut [u8], _from: DevPtr) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl Device for TestDevice {
+    fn enter(&self) -> Result<EnteredDevice> {
+        Ok((self.enter).map_or_else(|| EnteredDevice::new(()), |enter| enter()))
+    }
+    fn create_stream(&self) -> Result<Stream> {
+        Ok(Stream::DEFAULT)
+    }
+    fn destroy_stream(&self, _stream: Stream) {}
+    fn is_idle(&self, _stream: Stream) -> Result<bool> {
+        Ok(true)
+    }
+    fn begin(&self) -> UnderWay {
+        Arc::<Quiet<()>>::default().begin()
+    }
+    fn watch_works(&self, _works: Weak<dyn Works>) {}
+    fn strand(&self, _mark: Box<dyn StreamMark>) {}
+    fn attempt(&self, work: &mut dyn FnMut()) -> Attempt {
+        let attempt = self.attempt.lock().unwrap_or(Attempt::Done);
+        if attempt == Attempt::Done {
+            work();
+        }
+        attempt
+    }
+    fn lost(&self) -> Option<Error> {
+        (*self.attempt.lock() == Some(Attempt::Gone)).then(|| Error::internal("it was reset"))
+    }
+    fn context_number(&self) -> u64 {
+        self.context
+    }
+}

@@ -288,10 +288,7 @@ impl HtPlan {
                 copy_warps,
                 send_blocks: grid.send_blocks,
             },
-            scales_word: row
-                .wire
-                .scales
-                .map_or(0, |scales| ScalesWord::new(scales).0),
+            scales_word: ScalesWord::of(row.wire).0,
             cast_chunk: number(staging.cast_chunk)?,
         })
     }

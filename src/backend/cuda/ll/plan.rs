@@ -3,8 +3,9 @@
 //! Pure functions of the group's facts and of an operation's shape.
 #![forbid(unsafe_code)]
 
-use crate::backend::cuda::ll::grid::{Grid, at_most};
-use crate::backend::cuda::ll::handle_plan::{DispatchGrid, HandlePlan, chunks, slot_bytes};
+use crate::backend::cuda::ll::launch::{
+    DispatchGrid, Grid, HandlePlan, at_most, chunks, slot_bytes,
+};
 use crate::backend::cuda::ll::messages::most_message_bytes;
 use crate::backend::cuda::ll::signature;
 use crate::backend::cuda::params::ll::{

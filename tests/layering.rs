@@ -22,7 +22,10 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("nvtx", &["env"]),
     ("tuning", &["log"]),
     ("rule", &["error::*", "model::*"]),
-    ("backend", &["backend::quiet", "error::*", "model::*"]),
+    (
+        "backend",
+        &["backend::quiet", "error::*", "model::*", "tuning"],
+    ),
     ("backend::detached", &["error::*"]),
     ("backend::dylib", &["env"]),
     ("backend::quiet", &[]),
@@ -107,6 +110,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "log",
             "model::*",
             "rule::*",
+            "tuning",
         ],
     ),
 ];

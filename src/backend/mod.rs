@@ -20,6 +20,7 @@ use crate::backend::quiet::{Attempt, Works};
 use crate::error::{Error, Result};
 use crate::model::ops::{HtCombine, HtDispatch, LlOp, Routing, StagedSlot, Stream};
 use crate::model::tensor::DevPtr;
+use crate::tuning::Tuning;
 use std::any::Any;
 use std::sync::{Arc, Weak};
 
@@ -153,6 +154,9 @@ pub trait GroupBackend: Send + Sync {
     fn faults(&self) -> Arc<dyn Faults>;
     /// What is worth telling about this rank's side.
     fn profile(&self) -> Profile;
+    /// Sets launch shapes, if this backend launches anything: of the LL handles that are made, and the HT operations
+    /// that are enqueued, from now on. A matter of this rank alone.
+    fn tune(&self, _tuning: Tuning) {}
     /// Waits for the group's operations, then releases what peers can see. Collective unless a fault is known.
     fn close(&self, stream: Stream) -> Result<()>;
 }

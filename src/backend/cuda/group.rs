@@ -17,6 +17,7 @@ use crate::backend::{
 };
 use crate::error::Result;
 use crate::model::ops::{Routing, Stream};
+use crate::tuning::Tuning;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
@@ -101,8 +102,8 @@ impl Common {
 trait Mode: Send + Sync {
     /// No operation will follow.
     fn close(&self);
-    /// Whether measured launch shapes are in use.
-    fn is_tuned(&self) -> bool;
+    /// Whether operations take launch shapes that somebody sets.
+    fn takes_shapes(&self) -> bool;
     /// About how many bytes a rank sends to other nodes in one pass; `None` where no operation runs in passes.
     fn pass_bytes(&self) -> Option<usize> {
         None
@@ -114,16 +115,16 @@ impl Mode for LlGroup {
         self.forget_staged();
     }
 
-    fn is_tuned(&self) -> bool {
-        !self.plan().tuning.is_empty()
+    fn takes_shapes(&self) -> bool {
+        self.plan().takes_shapes()
     }
 }
 
 impl Mode for HtGroup {
     fn close(&self) {}
 
-    fn is_tuned(&self) -> bool {
-        !self.plan().tuning.is_empty()
+    fn takes_shapes(&self) -> bool {
+        true
     }
 
     fn pass_bytes(&self) -> Option<usize> {
@@ -144,9 +145,13 @@ impl<M: Mode> GroupBackend for CudaGroup<M> {
         Profile {
             backend: "cuda",
             window_bytes: Some(self.common.window_bytes),
-            tuned: self.mode.is_tuned(),
+            tuned: self.mode.takes_shapes() && !self.common.group.tuning.read().is_empty(),
             chunk_bytes: self.mode.pass_bytes(),
         }
+    }
+
+    fn tune(&self, tuning: Tuning) {
+        *self.common.group.tuning.write() = tuning;
     }
 
     fn close(&self, stream: Stream) -> Result<()> {

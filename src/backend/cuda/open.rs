@@ -32,7 +32,7 @@ use crate::model::group::{Algorithm, GroupFacts, RankChoices};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use crate::model::topology::{LocalRanks, Topology};
-use crate::tuning::Tuning;
+use crate::tuning::TuningFile;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
@@ -71,22 +71,6 @@ impl Plan {
             Self::Ll(plan) => plan.bytes(),
             Self::Ht(plan) => plan.bytes(),
         }
-    }
-
-    /// This plan with what the file at `path` says about GPUs like `context`'s, which the thread has entered.
-    fn tuned(self, context: &Arc<Context>, path: &str) -> Result<Self> {
-        let (gpu, multiprocessors) = (device_name(context)?, driver::multiprocessors()?);
-        let measured = |ranks| Tuning::for_group(path, &gpu, ranks, multiprocessors);
-        Ok(match self {
-            Self::Ll(plan) => {
-                let tuning = measured(plan.facts().ranks);
-                Self::Ll(Box::new(plan.tuned(tuning)))
-            }
-            Self::Ht(plan) => {
-                let tuning = measured(plan.facts().ranks);
-                Self::Ht(Box::new(plan.tuned(tuning)))
-            }
-        })
     }
 
     fn most_message_bytes(&self) -> usize {
@@ -144,6 +128,7 @@ struct Prepared {
     selftest: Selftest,
     state: Buffer,
     multiprocessors: u32,
+    tuning_file: Option<TuningFile>,
     /// Those of this node.
     ranks: LocalRanks,
 }
@@ -162,16 +147,14 @@ impl Prepared {
         }
         let _entered = context.enter()?;
         let plan = Plan::new(facts, topology)?;
-        let plan = match &choices.tuning_file {
-            Some(path) => plan.tuned(context, path)?,
-            None => plan,
-        };
         let layout = WindowLayout::new(ranks.count(), plan.bytes());
-        let multiprocessors = || -> Result<u32> {
-            let all = driver::multiprocessors()?;
-            Ok(match topology.nodes() {
-                1 => all,
-                _ => blocks_beside_network(all),
+        let all = driver::multiprocessors()?;
+        let tuning_file = |path: &String| -> Result<TuningFile> {
+            Ok(TuningFile {
+                path: path.clone(),
+                gpu: device_name(context)?,
+                ranks: facts.ranks,
+                multiprocessors: all,
             })
         };
         let window = Window::new(memory, layout.bytes)?;
@@ -188,7 +171,11 @@ impl Prepared {
             words,
             selftest: Selftest::new(context, ranks.count())?,
             state: GroupContext::new_state(memory)?,
-            multiprocessors: multiprocessors()?,
+            multiprocessors: match topology.nodes() {
+                1 => all,
+                _ => blocks_beside_network(all),
+            },
+            tuning_file: choices.tuning_file.as_ref().map(tuning_file).transpose()?,
             faults: Arc::new(FaultPage::new(context, ranks.clone(), choices.timeout)?),
             ranks,
         })
@@ -262,7 +249,7 @@ pub(super) fn open(
     let group = Arc::new(GroupContext::new(
         own.module,
         own.faults,
-        own.multiprocessors,
+        (own.multiprocessors, own.tuning_file),
         (own.state, DevPtr(windows.base().0 + own.layout.peer_failed)),
         (&mapped.bases, mapped.ranks.own_index()),
     )?);

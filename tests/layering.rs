@@ -22,7 +22,10 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("nvtx", &["env"]),
     ("tuning", &["log"]),
     ("rule", &["error::*", "model::*"]),
-    ("backend", &["backend::device", "error::*", "model::*"]),
+    (
+        "backend",
+        &["backend::device", "error::*", "model::*", "tuning"],
+    ),
     ("backend::detached", &["error::*"]),
     (
         "backend::device",
@@ -128,6 +131,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "log",
             "model::*",
             "rule::*",
+            "tuning",
         ],
     ),
 ];

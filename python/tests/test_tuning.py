@@ -52,12 +52,10 @@ def test_the_slowest_rank_counts(world, comm):
 
 def test_a_candidate_is_in_force_for_a_while(tmp_path, monkeypatch):
     monkeypatch.setenv(VARIABLE, "before.json")
-    with in_force(document("G", 2, [{"tokens": 1}])):
-        path = os.environ[VARIABLE]
-        assert json.loads(pathlib.Path(path).read_text())["entries"] == [{"tokens": 1}]
-    assert not os.path.exists(path) and os.environ[VARIABLE] == "before.json"
-    with in_force(None):
-        assert VARIABLE not in os.environ
+    with in_force(document("G", 2, [{"tokens": 1}])) as path:
+        assert os.environ[VARIABLE] == str(path)
+        assert json.loads(path.read_text())["entries"] == [{"tokens": 1}]
+    assert not path.exists() and os.environ[VARIABLE] == "before.json"
     monkeypatch.delenv(VARIABLE)
     with pytest.raises(ZeroDivisionError), in_force({}):
         1 / 0

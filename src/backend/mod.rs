@@ -22,6 +22,7 @@ use crate::error::{Error, Result};
 use crate::model::group::ByMode;
 use crate::model::ops::{HtCombine, HtDispatch, LlOp, Routing, StagedSlot, Stream};
 use crate::model::tensor::DevPtr;
+use crate::tuning::Tuning;
 use std::sync::Arc;
 
 /// One rank's side of an open group.
@@ -59,6 +60,9 @@ pub trait GroupBackend: Send + Sync {
     fn faults(&self) -> Arc<dyn Faults>;
     /// What is worth telling about this rank's side.
     fn profile(&self) -> Profile;
+    /// Sets launch shapes, if this backend launches anything: of the LL handles that are made, and the HT operations
+    /// that are enqueued, from now on. A matter of this rank alone.
+    fn tune(&self, _tuning: Tuning) {}
     /// Waits for the group's operations, then releases what peers can see. Collective unless a fault is known.
     fn close(&self, stream: Stream) -> Result<()>;
 }

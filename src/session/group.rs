@@ -10,6 +10,7 @@ use crate::model::group::GroupFacts;
 use crate::model::ops::{STAGED_SLOTS, StagedSlot, Stream};
 use crate::session::about::About;
 use crate::session::check::Checks;
+use crate::tuning::Tuning;
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -96,6 +97,12 @@ impl Group {
     /// What to look at in each call, if somebody wants that.
     pub(super) fn checks(&self) -> Option<&Checks> {
         self.checks.as_ref()
+    }
+
+    /// Sets this rank's launch shapes, of LL handles that are made and of HT operations that are enqueued from now on.
+    /// Other ranks need not do so: each decides for itself how it launches.
+    pub fn tune(&self, tuning: Tuning) {
+        self.backend.common.tune(tuning);
     }
 
     /// The group's device.

@@ -13,6 +13,8 @@ pub struct File {
     pub gpu: String,
     /// Ranks of the group.
     pub ranks: u64,
+    /// Whether a group reads the file again for each handle, as `nccl_ep.tune` wants while it measures.
+    pub live: bool,
     /// The measurements.
     pub entries: Vec<Entry>,
 }
@@ -30,11 +32,13 @@ pub struct Entry {
 }
 
 /// A launch shape, not checked yet.
-#[derive(Debug, PartialEq, Eq)]
-#[allow(missing_docs)] // As in the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
+    /// Blocks of the grid.
     pub blocks: u64,
+    /// Threads of a block.
     pub threads: u64,
+    /// Blocks that send.
     pub send_blocks: u64,
 }
 
@@ -54,6 +58,7 @@ impl File {
         Ok(Self {
             gpu: string(&root, "gpu")?,
             ranks: number(&root, "ranks")?,
+            live: root.get("live").and_then(Value::as_bool) == Some(true),
             entries: entries
                 .iter()
                 .enumerate()

@@ -1,14 +1,17 @@
-//! Launch shapes that `nccl_ep.tune` measured on this machine, from the file `NCCL_EP_TUNING_FILE`.
+//! Launch shapes of a group that differ from the library's own choices: those that `nccl_ep.tune` measured on this
+//! machine, from the file `NCCL_EP_TUNING_FILE`, or others that are set while the group is open.
 //!
-//! A file that cannot be read, has another version, or was measured on another GPU or with another
-//! number of ranks is ignored with a warning: the library's own choices work everywhere.
+//! They are a matter of each rank: what one rank launches need not be what another does. A file that cannot be read, has
+//! another version, or was measured on another GPU or with another number of ranks is ignored with a warning: the
+//! library's own choices work everywhere.
 #![forbid(unsafe_code)]
 
 mod file;
 mod source;
 
 use crate::log::{self, shown};
-use file::{Entry, File};
+use file::File;
+pub use file::Shape;
 
 /// Token counts are tuned at powers of two, up to 2^23.
 const SIZES: usize = 24;
@@ -54,6 +57,31 @@ pub struct Choice {
 }
 
 impl Choice {
+    /// The `shape`, if a GPU with so many multiprocessors can run it; an error says what is wrong.
+    fn new(shape: &Shape, multiprocessors: u32) -> Result<Self, String> {
+        const WARP: u64 = 32;
+        const MOST_THREADS: u64 = 1024;
+        let Shape {
+            blocks,
+            threads,
+            send_blocks,
+        } = *shape;
+        if blocks == 0 || blocks > u64::from(multiprocessors) {
+            return Err(format!("blocks must be 1 to {multiprocessors}"));
+        }
+        if send_blocks == 0 || send_blocks > blocks {
+            return Err("send_blocks must be 1 to blocks".to_owned());
+        }
+        if threads == 0 || !threads.is_multiple_of(WARP) || threads > MOST_THREADS {
+            return Err("threads must be a multiple of 32 up to 1024".to_owned());
+        }
+        Ok(Self {
+            blocks: blocks as u32,
+            threads: threads as u32,
+            send_blocks: send_blocks as u32,
+        })
+    }
+
     /// The same with at most `blocks`, of which the same share sends.
     pub fn at_most(self, blocks: u32) -> Self {
         if self.blocks <= blocks {
@@ -89,20 +117,37 @@ enum Measured {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tuning {
     measured: [[Measured; SIZES]; Operation::ALL.len()],
+    /// From a file that is read again for each handle.
+    pub live: bool,
+}
+
+/// The file of a group's launch shapes.
+#[derive(Clone, Debug)]
+pub struct TuningFile {
+    /// Where it is.
+    pub path: String,
+    /// The GPU's name.
+    pub gpu: String,
+    /// Ranks of the group.
+    pub ranks: usize,
+    /// Multiprocessors of the GPU.
+    pub multiprocessors: u32,
+}
+
+impl TuningFile {
+    /// What it says now; nothing if it is not for this GPU and group.
+    pub fn read(&self) -> Tuning {
+        source::read(&self.path)
+            .and_then(|text| Tuning::parse(&text, &self.gpu, self.ranks, self.multiprocessors))
+            .unwrap_or_else(|reason| {
+                let path = shown(&self.path);
+                log::warn(&format!("NCCL_EP_TUNING_FILE {path} is ignored: {reason}"));
+                Tuning::default()
+            })
+    }
 }
 
 impl Tuning {
-    /// Reads the file at `path` for a group of `ranks` on the GPU `gpu` with this many `multiprocessors`.
-    pub fn for_group(path: &str, gpu: &str, ranks: usize, multiprocessors: u32) -> Self {
-        source::read(path)
-            .and_then(|text| Self::parse(&text, gpu, ranks, multiprocessors))
-            .unwrap_or_else(|reason| {
-                let path = shown(path);
-                log::warn(&format!("NCCL_EP_TUNING_FILE {path} is ignored: {reason}"));
-                Self::default()
-            })
-    }
-
     /// Parses `text`, the contents of a file; an error is the reason to ignore it.
     pub fn parse(
         text: &str,
@@ -121,19 +166,49 @@ impl Tuning {
                 file.ranks
             ));
         }
-        let mut tuning = Self::default();
+        let mut tuning = Self {
+            live: file.live,
+            ..Self::default()
+        };
         for entry in &file.entries {
-            let (operation, size, measured) = checked(entry, multiprocessors)?;
-            if let Some(entry) = tuning.measured[operation as usize].get_mut(size) {
-                *entry = measured;
-            }
+            let wrong = |what: String| format!("entry {}: {what}", entry.number);
+            let named = |it: &Operation| it.name() == entry.operation;
+            let operation = Operation::ALL.into_iter().find(named).ok_or_else(|| {
+                let operation = shown(&entry.operation);
+                wrong(format!("unknown operation {operation:?}"))
+            })?;
+            let shape = entry.shape.as_ref();
+            tuning
+                .set(operation, entry.tokens, shape, multiprocessors)
+                .map_err(wrong)?;
         }
         Ok(tuning)
     }
 
+    /// Sets the shape of `operation` for `tokens` on a GPU with this many `multiprocessors`; `None` is the library's own
+    /// choice. An error says what is wrong.
+    pub fn set(
+        &mut self,
+        operation: Operation,
+        tokens: u64,
+        shape: Option<&Shape>,
+        multiprocessors: u32,
+    ) -> Result<(), String> {
+        let sizes = &mut self.measured[operation as usize];
+        let size = tokens.is_power_of_two().then(|| tokens.trailing_zeros());
+        let Some(entry) = size.and_then(|size| sizes.get_mut(size as usize)) else {
+            return Err("tokens must be a power of two below 2^24".to_owned());
+        };
+        *entry = match shape {
+            None => Measured::Own,
+            Some(shape) => Measured::Other(Choice::new(shape, multiprocessors)?),
+        };
+        Ok(())
+    }
+
     /// Whether the library's own choices apply to everything.
     pub fn is_empty(&self) -> bool {
-        *self == Self::default()
+        self.measured == Self::default().measured
     }
 
     /// The shape of an operation on `tokens`: the entry for that number, else for the next larger
@@ -147,42 +222,6 @@ impl Tuning {
             _ => None,
         }
     }
-}
-
-/// An entry as operation, index of its token count, and result; or the reason it is invalid.
-fn checked(entry: &Entry, multiprocessors: u32) -> Result<(Operation, usize, Measured), String> {
-    const WARP: u64 = 32;
-    const MOST_THREADS: u64 = 1024;
-    let wrong = |what: &str| Err(format!("entry {}: {what}", entry.number));
-    let Some(operation) = Operation::ALL
-        .into_iter()
-        .find(|operation| operation.name() == entry.operation)
-    else {
-        let operation = shown(&entry.operation);
-        return wrong(&format!("unknown operation {operation:?}"));
-    };
-    if !entry.tokens.is_power_of_two() || entry.tokens >= 1 << SIZES {
-        return wrong("tokens must be a power of two below 2^24");
-    }
-    let size = entry.tokens.trailing_zeros() as usize;
-    let Some(shape) = &entry.shape else {
-        return Ok((operation, size, Measured::Own));
-    };
-    if shape.blocks == 0 || shape.blocks > u64::from(multiprocessors) {
-        return wrong(&format!("blocks must be 1 to {multiprocessors}"));
-    }
-    if shape.send_blocks == 0 || shape.send_blocks > shape.blocks {
-        return wrong("send_blocks must be 1 to blocks");
-    }
-    if shape.threads == 0 || !shape.threads.is_multiple_of(WARP) || shape.threads > MOST_THREADS {
-        return wrong("threads must be a multiple of 32 up to 1024");
-    }
-    let choice = Choice {
-        blocks: shape.blocks as u32,
-        threads: shape.threads as u32,
-        send_blocks: shape.send_blocks as u32,
-    };
-    Ok((operation, size, Measured::Other(choice)))
 }
 
 #[cfg(test)]

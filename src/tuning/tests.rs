@@ -63,6 +63,8 @@ fn the_writers_sample_is_read() {
 fn another_machine_or_version_is_refused() {
     let good = text("");
     assert_eq!(parse(&good), Ok(Tuning::default()));
+    let live = good.replace(r#""gpu""#, r#""live": true, "gpu""#);
+    assert!(parse(&live).unwrap().live);
     for (from, to, reason) in [
         (
             "NVIDIA H200",

@@ -4,17 +4,24 @@
 use crate::callbacks::Callbacks;
 use crate::guard::{Subject, check_out, guard, guard_destroy, write_out};
 use crate::objects::Group;
-use crate::read;
+use crate::refuse;
 use crate::texts;
 use crate::types::{
-    cudaStream_t, ncclComm_t, ncclEpAllocFn_t, ncclEpFreeFn_t, ncclEpGroup_t, ncclEpGroupConfig_t,
-    ncclResult_t,
+    cudaStream_t, ncclComm_t, ncclEpAlgorithm_t, ncclEpAllocFn_t, ncclEpFreeFn_t, ncclEpGroup_t,
+    ncclEpGroupConfig_t, ncclResult_t,
 };
 use crate::version;
+use nccl_ep_core::error::Result;
 use nccl_ep_core::log;
+use nccl_ep_core::model::group::{Algorithm, GroupSettings};
 use nccl_ep_core::model::ops::Stream;
 use nccl_ep_core::session;
+use std::ffi::c_uint;
+use std::mem::MaybeUninit;
 use std::sync::Arc;
+
+/// What later generations of NCCL EP have behind the size of each of their structures.
+const LATER_MAGIC: u32 = 0xC00F_FFEE;
 
 /// Creates a group over all ranks of `comm`. Collective: every rank calls it with the same
 /// `config`, and either all ranks get a group or all get an error. Blocks the host.
@@ -46,9 +53,9 @@ pub unsafe extern "C" fn ncclEpCreateGroup(
 ) -> ncclResult_t {
     guard("ncclEpCreateGroup", Subject::Nothing, || {
         // SAFETY: this function's contract.
-        unsafe { read::first_generation(config) }?;
+        unsafe { first_generation(config) }?;
         // SAFETY: as above.
-        let config = unsafe { read::group_config(config) };
+        let config = unsafe { group_config(config) };
         let config = check_out("ep_group", ep_group).and(config);
         let stream = Some(Stream(stream as usize));
         let session = session::create::group(comm as usize, config, texts::text, stream)?;
@@ -99,4 +106,77 @@ pub unsafe extern "C" fn ncclEpGroupDestroy(
             Group::take(ep_group as usize)?.session.close(Some(stream))
         }
     })
+}
+
+/// Refuses the configuration of a later generation, whose calls take other arguments: its program
+/// has passed neither a stream nor an allocator.
+///
+/// # Safety
+/// `config` is NULL or points to an `ncclEpGroupConfig_t`, or to a longer structure.
+unsafe fn first_generation(config: *const ncclEpGroupConfig_t) -> Result<()> {
+    // SAFETY: this function's contract; the second field has four bytes, whatever they mean.
+    let second = unsafe { config.as_ref() }.map(|raw| unsafe { number_of(raw.algorithm) });
+    match second == Some(LATER_MAGIC) {
+        false => Ok(()),
+        true => Err(refuse::argument(
+            "config",
+            "must be of this library's generation, but this program was built for NCCL EP 0.1.0 or newer",
+        )),
+    }
+}
+
+/// The number that a caller has written where an enumerator belongs.
+///
+/// # Safety
+/// The caller has set its bytes.
+unsafe fn number_of(enumerator: MaybeUninit<ncclEpAlgorithm_t>) -> u32 {
+    // SAFETY: the enum is 4 bytes that the caller has set, and u32 takes every bit pattern.
+    unsafe { enumerator.as_ptr().cast::<u32>().read() }
+}
+
+/// Copies `*config`.
+///
+/// # Safety
+/// `config` is NULL or points to an `ncclEpGroupConfig_t`.
+unsafe fn group_config(config: *const ncclEpGroupConfig_t) -> Result<GroupSettings> {
+    if config.is_null() {
+        return Err(refuse::argument("config", "must not be NULL"));
+    }
+    // SAFETY: not NULL, so by contract it points to a configuration.
+    let raw = unsafe { config.read() };
+    let ncclEpGroupConfig_t {
+        version,
+        algorithm,
+        num_experts,
+        max_tokens_per_rank,
+        token_size_bytes,
+        rdma_buffer_size: _,
+        num_qp_per_rank: _,
+        num_channels,
+    } = raw;
+    // SAFETY: the caller has set all fields.
+    let algorithm = unsafe { number_of(algorithm) };
+    if version != 1 {
+        return Err(refuse::argument("config.version", "must be 1").got(version, 1));
+    }
+    let given = |number: c_uint| (number > 0).then_some(number as usize);
+    Ok(GroupSettings {
+        algorithm: known_algorithm(algorithm)?,
+        experts: num_experts as usize,
+        max_tokens: given(max_tokens_per_rank),
+        max_recv_rows: None,
+        row_bytes: token_size_bytes as usize,
+        channels: given(num_channels),
+    })
+}
+
+fn known_algorithm(number: u32) -> Result<Algorithm> {
+    match number {
+        0 => Ok(Algorithm::LowLatency),
+        1 => Ok(Algorithm::HighThroughput),
+        other => Err(
+            refuse::argument("config.algorithm", "must be a known algorithm")
+                .got(other, "0 (low latency) or 1 (high throughput)"),
+        ),
+    }
 }

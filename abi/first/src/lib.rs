@@ -17,8 +17,6 @@ mod ops;
 mod owners;
 mod read;
 mod refuse;
-mod registry;
-mod tags;
 mod tensor;
 mod texts;
 /// The types of the header, including those that Rust never constructs.

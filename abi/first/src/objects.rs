@@ -1,15 +1,15 @@
-//! The objects behind the numbers that C holds.
+//! The objects behind the numbers that C holds, and those numbers.
 #![forbid(unsafe_code)]
 
 use crate::owners::{Freeing, TensorAllocator};
 use crate::refuse;
-use crate::registry::{Missing, Registry};
 use nccl_ep_core::error::{Error, Result};
 use nccl_ep_core::session;
 use nccl_ep_core::session::handle::Handle;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
+use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 static GROUPS: Registry<Group> = Registry::new(1);
 static HANDLES: Registry<Handle> = Registry::new(2);
@@ -98,5 +98,97 @@ fn refusal(argument: &str, kind: &str, missing: Missing) -> Error {
         Missing::Foreign => {
             refuse::argument(argument, format_args!("is not a {kind} of this library"))
         }
+    }
+}
+
+/// Live objects of one kind, by number.
+///
+/// Numbers grow and are never reused, so `resolve` tells "destroyed" from "never existed".
+struct Registry<T> {
+    live: RwLock<Option<HashMap<usize, Arc<T>>>>,
+    issued: AtomicUsize,
+    kind: usize,
+}
+
+/// Why a number does not name a live object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Missing {
+    /// NULL.
+    Null,
+    /// It was destroyed.
+    Destroyed,
+    /// It never named an object of this kind.
+    Foreign,
+}
+
+/// Numbers of different kinds differ in their low bits.
+const KINDS: usize = 16;
+
+impl<T> Registry<T> {
+    /// An empty registry; `kind` is 1 to 15 and differs between registries.
+    const fn new(kind: usize) -> Self {
+        Self {
+            live: RwLock::new(None),
+            issued: AtomicUsize::new(0),
+            kind,
+        }
+    }
+
+    /// Registers `object` and returns its number, never 0.
+    fn insert(&self, object: Arc<T>) -> usize {
+        let count = self.issued.fetch_add(1, Ordering::Relaxed) + 1;
+        let number = count * KINDS + self.kind;
+        self.live
+            .write()
+            .get_or_insert_with(HashMap::new)
+            .insert(number, object);
+        number
+    }
+
+    /// The live object numbered `number`.
+    fn resolve(&self, number: usize) -> std::result::Result<Arc<T>, Missing> {
+        let live = self.live.read();
+        match live.as_ref().and_then(|live| live.get(&number)) {
+            Some(object) => Ok(Arc::clone(object)),
+            None => Err(self.missing(number)),
+        }
+    }
+
+    /// Removes the object numbered `number`; from now on it counts as destroyed.
+    fn remove(&self, number: usize) -> std::result::Result<Arc<T>, Missing> {
+        let taken = self
+            .live
+            .write()
+            .as_mut()
+            .and_then(|live| live.remove(&number));
+        taken.ok_or_else(|| self.missing(number))
+    }
+
+    fn missing(&self, number: usize) -> Missing {
+        let issued = self.issued.load(Ordering::Relaxed);
+        if number == 0 {
+            Missing::Null
+        } else if number % KINDS == self.kind && (1..=issued).contains(&(number / KINDS)) {
+            Missing::Destroyed
+        } else {
+            Missing::Foreign
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dead_and_foreign_numbers_are_told_apart() {
+        let registry = Registry::new(3);
+        let number = registry.insert(Arc::new("first"));
+        assert_eq!(registry.resolve(number).as_deref(), Ok(&"first"));
+        assert!(registry.remove(number).is_ok());
+        assert_eq!(registry.resolve(number), Err(Missing::Destroyed));
+        assert_eq!(registry.resolve(number + 1), Err(Missing::Foreign));
+        assert_eq!(registry.resolve(0), Err(Missing::Null));
+        assert_ne!(registry.insert(Arc::new("second")), number);
     }
 }

@@ -3,8 +3,7 @@
 
 use crate::guard::{Subject, guard};
 use crate::objects;
-use crate::read;
-use crate::tags::{Tag, TensorSet};
+use crate::read::{self, Tag, TensorSet};
 use crate::types::{
     cudaStream_t, ncclEpCombineConfig_t, ncclEpCompleteConfig_t, ncclEpDispatchConfig_t,
     ncclEpHandle_t, ncclNDTensor_t, ncclResult_t,

@@ -1,93 +1,90 @@
-//! Raw pointers of a call -> owned plain data.
+//! A caller's descriptors -> tensors by tag, owned plain data.
 //!
-//! The only place that dereferences a caller's pointers. Each function copies what it needs and
+//! The only place that dereferences pointers to descriptors. Each function copies what it needs and
 //! refuses NULL; the core checks what the values mean.
 #![allow(unsafe_code)]
 
 use crate::refuse;
-use crate::tags::{Tag, TensorSet};
-use crate::types::{ncclEpAlgorithm_t, ncclEpGroupConfig_t, ncclNDTensor_t};
+use crate::types::ncclNDTensor_t;
 use nccl_ep_core::error::{Error, Result};
-use nccl_ep_core::model::group::{Algorithm, GroupSettings};
 use nccl_ep_core::model::tensor::{DType, DevPtr, MAX_DIMS, Strides, Tensor};
 use std::ffi::c_uint;
 use std::fmt::Display;
 
 /// Far more tensors than a call has use for: a larger count is a mistake, and what it counts need not be there.
 const MOST_TENSORS: usize = 16;
-/// What later generations of NCCL EP have behind the size of each of their structures.
-const LATER_MAGIC: u32 = 0xC00F_FFEE;
 
-/// Refuses the configuration of a later generation, whose calls take other arguments: its program
-/// has passed neither a stream nor an allocator.
-///
-/// # Safety
-/// `config` is NULL or points to an `ncclEpGroupConfig_t`, or to a longer structure.
-pub unsafe fn first_generation(config: *const ncclEpGroupConfig_t) -> Result<()> {
-    // SAFETY: this function's contract; the second field has four bytes, whatever they mean.
-    let second = unsafe { config.as_ref() }.map(|raw| unsafe { number_of(raw.algorithm) });
-    match second == Some(LATER_MAGIC) {
-        false => Ok(()),
-        true => Err(refuse::argument(
-            "config",
-            "must be of this library's generation, but this program was built for NCCL EP 0.1.0 or newer",
-        )),
+/// The meaning of a tensor in a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+#[allow(missing_docs)] // As in `nccl_ep.h`, where each is described.
+pub enum Tag {
+    Tokens = 1,
+    TopkIdx = 2,
+    TopkWeights = 3,
+    Scales = 4,
+    RecvExpertCounterDevice = 5,
+    RecvExpertCounterHost = 6,
+}
+
+impl Tag {
+    /// All tags that operations use, from 1 on.
+    pub const ALL: [Tag; 6] = [
+        Tag::Tokens,
+        Tag::TopkIdx,
+        Tag::TopkWeights,
+        Tag::Scales,
+        Tag::RecvExpertCounterDevice,
+        Tag::RecvExpertCounterHost,
+    ];
+
+    /// The tag numbered `raw`; `None` for tags that no operation uses.
+    pub fn from_raw(raw: u32) -> Option<Self> {
+        Self::ALL.get((raw as usize).checked_sub(1)?).copied()
     }
 }
 
-/// The number that a caller has written where an enumerator belongs.
-///
-/// # Safety
-/// The caller has set its bytes.
-unsafe fn number_of(enumerator: std::mem::MaybeUninit<ncclEpAlgorithm_t>) -> u32 {
-    // SAFETY: the enum is 4 bytes that the caller has set, and u32 takes every bit pattern.
-    unsafe { enumerator.as_ptr().cast::<u32>().read() }
+impl Display for Tag {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Tag::Tokens => "TOKENS",
+            Tag::TopkIdx => "TOPK_IDX",
+            Tag::TopkWeights => "TOPK_WEIGHTS",
+            Tag::Scales => "SCALES",
+            Tag::RecvExpertCounterDevice => "RECV_EXPERT_COUNTER_DEVICE",
+            Tag::RecvExpertCounterHost => "RECV_EXPERT_COUNTER_HOST",
+        })
+    }
 }
 
-/// Copies `*config`.
-///
-/// # Safety
-/// `config` is NULL or points to an `ncclEpGroupConfig_t`.
-pub unsafe fn group_config(config: *const ncclEpGroupConfig_t) -> Result<GroupSettings> {
-    if config.is_null() {
-        return Err(refuse::argument("config", "must not be NULL"));
-    }
-    // SAFETY: not NULL, so by contract it points to a configuration.
-    let raw = unsafe { config.read() };
-    let ncclEpGroupConfig_t {
-        version,
-        algorithm,
-        num_experts,
-        max_tokens_per_rank,
-        token_size_bytes,
-        rdma_buffer_size: _,
-        num_qp_per_rank: _,
-        num_channels,
-    } = raw;
-    // SAFETY: the caller has set all fields.
-    let algorithm = unsafe { number_of(algorithm) };
-    if version != 1 {
-        return Err(refuse::argument("config.version", "must be 1").got(version, 1));
-    }
-    let given = |number: c_uint| (number > 0).then_some(number as usize);
-    Ok(GroupSettings {
-        algorithm: known_algorithm(algorithm)?,
-        experts: num_experts as usize,
-        max_tokens: given(max_tokens_per_rank),
-        max_recv_rows: None,
-        row_bytes: token_size_bytes as usize,
-        channels: given(num_channels),
-    })
+/// The tensors of one argument list, at most one per tag.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TensorSet {
+    by_tag: [Option<Tensor>; Tag::ALL.len()],
+    scale_strides: Option<Strides>,
 }
 
-fn known_algorithm(number: u32) -> Result<Algorithm> {
-    match number {
-        0 => Ok(Algorithm::LowLatency),
-        1 => Ok(Algorithm::HighThroughput),
-        other => Err(
-            refuse::argument("config.algorithm", "must be a known algorithm")
-                .got(other, "0 (low latency) or 1 (high throughput)"),
-        ),
+impl TensorSet {
+    /// The tensor tagged `tag`.
+    pub fn get(&self, tag: Tag) -> Option<&Tensor> {
+        self.by_tag.get(tag as usize - 1).and_then(Option::as_ref)
+    }
+
+    /// Adds `tensor`, which is the one with this tag from now on.
+    pub fn add(&mut self, tag: Tag, tensor: Tensor) {
+        if let Some(place) = self.by_tag.get_mut(tag as usize - 1) {
+            *place = Some(tensor);
+        }
+    }
+
+    /// The strides of the scales, unless they are dense.
+    pub fn scale_strides(&self) -> Option<&Strides> {
+        self.scale_strides.as_ref()
+    }
+
+    /// Sets these.
+    pub fn set_scale_strides(&mut self, strides: Strides) {
+        self.scale_strides = Some(strides);
     }
 }
 
@@ -270,7 +267,7 @@ impl Display for ListTag {
 
 #[cfg(test)]
 mod tests {
-    use super::is_dense;
+    use super::*;
 
     #[test]
     fn dense_is_all_ones_or_row_major() {
@@ -279,5 +276,23 @@ mod tests {
         assert!(is_dense(&[1, 4], &[99, 1]));
         assert!(!is_dense(&[2, 3, 4], &[24, 8, 2]));
         assert!(!is_dense(&[2, 4], &[8, 1]));
+    }
+
+    #[test]
+    fn every_tag_has_its_number() {
+        for tag in Tag::ALL {
+            assert_eq!(Tag::from_raw(tag as u32), Some(tag));
+        }
+        assert_eq!(Tag::from_raw(0), None);
+        assert_eq!(Tag::from_raw(7), None);
+    }
+
+    #[test]
+    fn tensors_are_found_by_tag() {
+        let mut set = TensorSet::default();
+        let tensor = Tensor::new(DevPtr(16), Some(DType::Bfloat16), &[2, 8]);
+        set.add(Tag::Tokens, tensor);
+        assert_eq!(set.get(Tag::Tokens).map(|t| t.data), Some(DevPtr(16)));
+        assert!(set.get(Tag::TopkIdx).is_none());
     }
 }

@@ -3,7 +3,7 @@
 
 mod rules;
 
-use crate::tags::Tag;
+use crate::read::Tag;
 use nccl_ep_core::error::refusal::{Operation, Role, Setting, Subject};
 use nccl_ep_core::error::{Cause, Code, Context, Error, Value};
 use std::fmt::{self, Display};

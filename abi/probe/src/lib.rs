@@ -17,6 +17,7 @@ use nccl_ep_core::rule::{CombineTensors, DispatchTensors};
 use nccl_ep_core::session::create;
 use nccl_ep_core::session::group::Group;
 use nccl_ep_core::session::handle::Handle;
+use nccl_ep_core::tuning::{Operation, Shape, Tuning};
 use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::sync::Arc;
@@ -49,6 +50,22 @@ pub struct EpProbeRows {
     pub weights: *mut c_void,
     /// Elements of a row.
     pub hidden: usize,
+}
+
+/// How a group launches an operation: `send_blocks` of `blocks` send.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct EpProbeShape {
+    /// 0 for dispatches, 1 for combines.
+    pub operation: usize,
+    /// Tokens up to which the shape holds, from the next smaller shape on: a power of two.
+    pub tokens: u64,
+    /// Blocks of the grid.
+    pub blocks: u64,
+    /// Threads of a block.
+    pub threads: u64,
+    /// Blocks that send.
+    pub send_blocks: u64,
 }
 
 /// An open group.
@@ -123,6 +140,46 @@ pub unsafe extern "C" fn epProbeClose(group: *mut EpProbeGroup) -> c_int {
     // SAFETY: the caller's promise.
     let group = unsafe { Box::from_raw(group) };
     answer(group.0.close(None))
+}
+
+/// Sets the launch shapes of this rank, in place of the library's own and of those before: of routes that are updated
+/// from now on. Other ranks may have others.
+///
+/// # Safety
+/// `group` is open; `shapes` points to `count` of them.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epProbeTune(
+    group: *const EpProbeGroup,
+    shapes: *const EpProbeShape,
+    count: usize,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let (group, shapes) = unsafe { (&*group, std::slice::from_raw_parts(shapes, count)) };
+    let mut tuning = Tuning::default();
+    let mut set = |shape: &EpProbeShape| {
+        let operations = [Operation::LlDispatch, Operation::LlCombine];
+        let operation = operations.get(shape.operation).copied();
+        let EpProbeShape {
+            tokens,
+            blocks,
+            threads,
+            send_blocks,
+            ..
+        } = *shape;
+        let shape = Shape {
+            blocks,
+            threads,
+            send_blocks,
+        };
+        let operation = operation.ok_or_else(|| "an unknown operation".to_owned())?;
+        tuning.set(operation, tokens, Some(&shape), u32::MAX)
+    };
+    let outcome = shapes.iter().try_for_each(&mut set);
+    answer(
+        outcome
+            .map_err(|text| Error::new(Code::InvalidArgument, text))
+            .map(|()| group.0.tune(tuning)),
+    )
 }
 
 /// Creates a route without a routing.

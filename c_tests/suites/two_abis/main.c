@@ -119,6 +119,17 @@ static void close_first(const EpEnv* env, const First* first) {
 
 // ---- Cases
 
+// Other launch shapes in each round but the first, and on each rank.
+static void launch_otherwise(const EpEnv* env, const EpProbeGroup* group, uint64_t round) {
+    const uint64_t mixed = ep_mix(round, (uint64_t)env->rank, 2);
+    const uint64_t blocks = 1 + mixed % 6;
+    const uint64_t senders = 1 + mixed / 6 % blocks;
+    const uint64_t threads = 160 + 32 * (mixed / 36 % 8);
+    const EpProbeShape shapes[] = {{0, kMostTokens, blocks, threads, senders},
+                                   {1, kMostTokens, 7 - blocks, threads, 1}};
+    EP_CHECK_EQ_I64(epProbeTune(group, shapes, round == 0 ? 0 : 2), 0);
+}
+
 // Enqueues a round of both libraries without any wait in between.
 static void start_round(const First* first, const EpProbeRoute* route, const Side sides[2]) {
     const EpProbeRows* rows = &sides[1].rows;
@@ -175,7 +186,10 @@ static void both_work_at_once(EpEnv* env) {
     for (uint64_t round = 0; round < kRounds; ++round) {
         fill(env, &sides[0], round);
         fill(env, &sides[1], round % 2 == 0 ? round : round + 1000);
-        if (round % 3 == 0) update_elsewhere(route, &sides[1]);
+        if (round % 3 < 2) {
+            launch_otherwise(env, group, round);
+            update_elsewhere(route, &sides[1]);
+        }
         start_round(&first, route, sides);
         check_round(sides);
     }

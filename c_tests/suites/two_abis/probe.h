@@ -6,6 +6,7 @@
 #include <cuda_runtime.h>
 #include <nccl.h>
 #include <stddef.h>
+#include <stdint.h>
 
 typedef struct EpProbeGroup EpProbeGroup;
 typedef struct EpProbeRoute EpProbeRoute;
@@ -23,9 +24,17 @@ typedef struct {
     size_t hidden;
 } EpProbeRows;
 
+typedef struct {
+    size_t operation;  // 0: dispatch, 1: combine
+    uint64_t tokens;   // up to so many, a power of two
+    uint64_t blocks, threads, send_blocks;
+} EpProbeShape;
+
 // 0, or the number of NCCL's result.
 int epProbeOpen(EpProbeGroup** group, ncclComm_t comm, const EpProbeSettings* settings);
 int epProbeClose(EpProbeGroup* group);
+// How this rank launches what later updates route.
+int epProbeTune(const EpProbeGroup* group, const EpProbeShape* shapes, size_t count);
 // A route is usable after its first update; each further update changes it.
 int epProbeRoute(EpProbeRoute** route, const EpProbeGroup* group);
 int epProbeUpdate(EpProbeRoute* route, const void* ids, size_t tokens, size_t top_k);

@@ -69,16 +69,15 @@ def check_writable(path: pathlib.Path) -> None:
 
 
 @contextlib.contextmanager
-def in_force(contents: dict[str, Any] | None) -> Iterator[None]:
-    """Groups created within the context use this file; None: the library's own choices."""
+def in_force(contents: dict[str, Any]) -> Iterator[pathlib.Path]:
+    """Groups created within the context use a file with these contents, which the context has."""
     before = os.environ.pop(VARIABLE, None)
     try:
         with tempfile.TemporaryDirectory(prefix="nccl_ep-tune-") as folder:
-            if contents is not None:
-                path = pathlib.Path(folder) / "candidate.json"
-                write(path, contents)
-                os.environ[VARIABLE] = str(path)
-            yield
+            path = pathlib.Path(folder) / "candidate.json"
+            write(path, contents)
+            os.environ[VARIABLE] = str(path)
+            yield path
     finally:
         os.environ.pop(VARIABLE, None)
         if before is not None:

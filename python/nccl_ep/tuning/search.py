@@ -89,19 +89,22 @@ def _measured(bench: Bench, tried: list[Candidate | None], place: tuple[str, Ran
               bar: Progress) -> list[dict[str, Any]]:
     """The entries of one algorithm, measured on a GPU of this name by these ranks."""
     gpu, ranks = place
+
+    def contents(candidate: Candidate | None) -> dict[str, Any]:
+        # The entry of the largest number of tokens serves all smaller ones, too.
+        both = [] if candidate is None else [_entry(name, bench.sizes[-1], candidate)
+                                             for name in OPERATIONS[bench.algorithm]]
+        return document(gpu, ranks.size, both, live=True)
+
+    times = []
     try:
-        # Warm-up run, discarded.
-        bench.times(None)
-        times = []
-        for candidate in tried:
-            contents = None
-            if candidate is not None:
-                # The entry of the largest number of tokens serves all smaller ones, too.
-                both = [_entry(name, bench.sizes[-1], candidate)
-                        for name in OPERATIONS[bench.algorithm]]
-                contents = document(gpu, ranks.size, both)
-            times.append(bench.times(contents))
-            bar.step()
+        with in_force(contents(None)) as path, bench.group() as group:
+            # Warm-up run, discarded.
+            bench.times(group)
+            for candidate in tried:
+                write(path, contents(candidate))
+                times.append(bench.times(group))
+                bar.step()
     finally:
         bar.close()
     agreed = ranks.slowest(torch.tensor(times, dtype=torch.float64, device="cpu"))
@@ -146,21 +149,21 @@ class Bench:
     sizes: list[int]
     repetitions: int
 
-    def times(self, contents: dict[str, Any] | None) -> list[tuple[float, float]]:
-        """This rank's times of dispatch and combine for each number of tokens, using this file."""
-        shape = self.shape
+    def group(self) -> EpGroup:
+        """The group that measures all candidates."""
         # Without a bound a handle knows its rows, so no time is spent on zeros for unused ones.
         bound = NCCL_EP_AUTO if self.algorithm == "ht" else self.sizes[-1]
-        with in_force(contents):
-            group = EpGroup(shape.num_experts, shape.hidden, algorithm=self.algorithm,
-                            max_tokens_per_rank=bound, dtype=shape.dtype, comm=self.comm)
-        with group:
-            found = []
-            for tokens in self.sizes:
-                work = Workload(group, tokens, shape.top_k)
-                found.append(work.times(self.repetitions))
-                work.close()
-            return found
+        return EpGroup(self.shape.num_experts, self.shape.hidden, algorithm=self.algorithm,
+                       max_tokens_per_rank=bound, dtype=self.shape.dtype, comm=self.comm)
+
+    def times(self, group: EpGroup) -> list[tuple[float, float]]:
+        """This rank's times of dispatch and combine for each number of tokens."""
+        found = []
+        for tokens in self.sizes:
+            work = Workload(group, tokens, self.shape.top_k)
+            found.append(work.times(self.repetitions))
+            work.close()
+        return found
 
 
 def _entry(operation: str, tokens: int, candidate: Candidate | None,

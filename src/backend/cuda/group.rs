@@ -18,6 +18,7 @@ use crate::backend::{
 use crate::error::Result;
 use crate::model::group::ByMode;
 use crate::model::ops::{Routing, Stream};
+use crate::tuning::Tuning;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,6 +38,8 @@ pub(super) struct CudaGroup {
     pub(super) network: Option<Arc<Network>>,
     pub(super) teardown: Teardown,
     pub(super) profile: Profile,
+    /// Whether operations take launch shapes that somebody sets.
+    pub(super) takes_shapes: bool,
     pub(super) mode: Mode,
 }
 
@@ -118,7 +121,14 @@ impl GroupBackend for CudaGroup {
     }
 
     fn profile(&self) -> Profile {
-        self.profile
+        Profile {
+            tuned: self.takes_shapes && !self.group.tuning.read().is_empty(),
+            ..self.profile
+        }
+    }
+
+    fn tune(&self, tuning: Tuning) {
+        *self.group.tuning.write() = tuning;
     }
 
     fn close(&self, stream: Stream) -> Result<()> {

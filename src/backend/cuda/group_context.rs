@@ -9,6 +9,8 @@ use crate::backend::cuda::params::ll::{LL_CHANNELS, LlChannelState};
 use crate::backend::cuda::sizes::number;
 use crate::error::Result;
 use crate::model::tensor::DevPtr;
+use crate::tuning::{Tuning, TuningFile};
+use parking_lot::RwLock;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,6 +27,9 @@ pub(super) struct GroupContext {
     /// The most blocks of this group that may wait for other ranks at the same time: the device's
     /// multiprocessors, less those that are left to others.
     pub(super) multiprocessors: u32,
+    /// Launch shapes that differ from the library's own choices, and the file that has them.
+    pub(super) tuning: RwLock<Tuning>,
+    tuning_file: Option<TuningFile>,
     /// The group's failure mark and the states of the LL channels: the words that a kernel loads
     /// first.
     state: Buffer,
@@ -46,7 +51,7 @@ impl GroupContext {
     pub(super) fn new(
         module: Module,
         faults: Arc<FaultPage>,
-        multiprocessors: u32,
+        (multiprocessors, tuning_file): (u32, Option<TuningFile>),
         (state, peer_failed): (Buffer, DevPtr),
         (windows, rank): (&[DevPtr], usize),
     ) -> Result<Self> {
@@ -58,12 +63,28 @@ impl GroupContext {
             module,
             faults,
             multiprocessors,
+            tuning: RwLock::new(
+                tuning_file
+                    .as_ref()
+                    .map(TuningFile::read)
+                    .unwrap_or_default(),
+            ),
+            tuning_file,
             state,
             peer_failed,
             windows: all,
             ranks: number(windows.len())?,
             rank: number(rank)?,
         })
+    }
+
+    /// Reads the launch shapes again for a new handle, if their file asks for that.
+    pub(super) fn renew_tuning(&self) {
+        if let Some(file) = &self.tuning_file
+            && self.tuning.read().live
+        {
+            *self.tuning.write() = file.read();
+        }
     }
 
     /// The windows of this node's ranks, as a kernel parameter.

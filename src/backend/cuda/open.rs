@@ -6,7 +6,6 @@
 
 use crate::backend::bootstrap::Bootstrap;
 use crate::backend::cuda::driver;
-use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::device_name::device_name;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::driver::module::Module;
@@ -32,7 +31,7 @@ use crate::model::group::{Algorithm, ByMode, GroupFacts, RankChoices};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use crate::model::topology::{LocalRanks, Topology};
-use crate::tuning::Tuning;
+use crate::tuning::TuningFile;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,30 +40,10 @@ use std::time::Duration;
 type Plan = ByMode<Box<LlPlan>, Box<HtPlan>>;
 
 impl Plan {
-    /// For GPUs like this one, on which the file `measured` may have an entry. The thread has entered its `context`.
-    fn new(
-        (facts, topology): (&GroupFacts, &Topology),
-        measured: Option<&str>,
-        context: &Arc<Context>,
-    ) -> Result<Self> {
-        let tuning = |ranks| -> Result<Tuning> {
-            let Some(path) = measured else {
-                return Ok(Tuning::default());
-            };
-            let (gpu, multiprocessors) = (device_name(context)?, driver::multiprocessors()?);
-            Ok(Tuning::for_group(path, &gpu, ranks, multiprocessors))
-        };
+    fn new(facts: &GroupFacts, topology: &Topology) -> Result<Self> {
         Ok(match facts.algorithm {
-            Algorithm::LowLatency => {
-                let plan = LlPlan::new(facts, topology)?;
-                let tuning = tuning(plan.facts().ranks)?;
-                Self::Ll(Box::new(plan.tuned(tuning)))
-            }
-            Algorithm::HighThroughput => {
-                let plan = HtPlan::new(facts, topology)?;
-                let tuning = tuning(plan.facts().ranks)?;
-                Self::Ht(Box::new(plan.tuned(tuning)))
-            }
+            Algorithm::LowLatency => Self::Ll(Box::new(LlPlan::new(facts, topology)?)),
+            Algorithm::HighThroughput => Self::Ht(Box::new(HtPlan::new(facts, topology)?)),
         })
     }
 
@@ -84,15 +63,22 @@ impl Plan {
 
     /// Of a group with windows of so many bytes.
     fn profile(&self, window_bytes: usize) -> Profile {
-        let (tuning, chunk_bytes) = match self {
-            Self::Ll(plan) => (&plan.tuning, None),
-            Self::Ht(plan) => (&plan.tuning, plan.nodes().map(|nodes| nodes.pass_bytes)),
-        };
         Profile {
             backend: "cuda",
             window_bytes: Some(window_bytes),
-            tuned: !tuning.is_empty(),
-            chunk_bytes,
+            tuned: false,
+            chunk_bytes: match self {
+                Self::Ll(_) => None,
+                Self::Ht(plan) => plan.nodes().map(|nodes| nodes.pass_bytes),
+            },
+        }
+    }
+
+    /// Whether operations take launch shapes that somebody sets.
+    fn takes_shapes(&self) -> bool {
+        match self {
+            Self::Ll(plan) => plan.takes_shapes(),
+            Self::Ht(_) => true,
         }
     }
 
@@ -144,6 +130,7 @@ struct Prepared {
     selftest: Selftest,
     state: Buffer,
     multiprocessors: u32,
+    tuning_file: Option<TuningFile>,
     /// Those of this node.
     ranks: LocalRanks,
 }
@@ -161,18 +148,19 @@ impl Prepared {
         }
         let context = memory.context();
         let _entered = context.enter()?;
-        let measured = choices.tuning_file.as_deref();
-        let plan = Plan::new((facts, topology), measured, context)?;
+        let plan = Plan::new(facts, topology)?;
         let of_mode = match &plan {
             Plan::Ll(_) => ll::fault::of_report,
             Plan::Ht(_) => ht::fault::of_report,
         };
         let layout = WindowLayout::new(ranks.count(), plan.bytes());
-        let multiprocessors = || -> Result<u32> {
-            let all = driver::multiprocessors()?;
-            Ok(match topology.nodes() {
-                1 => all,
-                _ => blocks_beside_network(all),
+        let all = driver::multiprocessors()?;
+        let tuning_file = |path: &String| -> Result<TuningFile> {
+            Ok(TuningFile {
+                path: path.clone(),
+                gpu: device_name(context)?,
+                ranks: facts.ranks,
+                multiprocessors: all,
             })
         };
         let window = Window::new(memory, layout.bytes)?;
@@ -189,7 +177,11 @@ impl Prepared {
             words,
             selftest: Selftest::new(context, ranks.count())?,
             state: GroupContext::new_state(memory)?,
-            multiprocessors: multiprocessors()?,
+            multiprocessors: match topology.nodes() {
+                1 => all,
+                _ => blocks_beside_network(all),
+            },
+            tuning_file: choices.tuning_file.as_ref().map(tuning_file).transpose()?,
             faults: Arc::new(FaultPage::new(
                 context,
                 ranks.clone(),
@@ -260,7 +252,7 @@ pub(super) fn open(
         return Err(abandon((windows, words), &bootstrap, stream, error));
     }
     let start = own.layout.operations;
-    let profile = own.plan.profile(own.layout.bytes);
+    let (profile, takes_shapes) = (own.plan.profile(own.layout.bytes), own.plan.takes_shapes());
     let mapped = Mapped {
         bases: windows.bases(own.ranks.own_index()),
         layout: own.layout,
@@ -269,7 +261,7 @@ pub(super) fn open(
     let group = Arc::new(GroupContext::new(
         own.module,
         own.faults,
-        own.multiprocessors,
+        (own.multiprocessors, own.tuning_file),
         (own.state, DevPtr(windows.base().0 + own.layout.peer_failed)),
         (&mapped.bases, mapped.ranks.own_index()),
     )?);
@@ -295,6 +287,7 @@ pub(super) fn open(
         windows: Mutex::new(Some((windows, words))),
         network,
         profile,
+        takes_shapes,
         mode,
     };
     Ok(group.opened())

@@ -7,7 +7,7 @@ use crate::backend::cuda::params::common::{
 use crate::backend::cuda::sizes::number;
 use crate::error::Result;
 use crate::model::ops::RowType;
-use crate::model::scales::{Cast, ScaleForm, ScaleSource, ScaleTensor, ScaleType, Scaled};
+use crate::model::scales::{Cast, ScaleForm, ScaleSource, ScaleTensor, ScaleType, Scaled, WireRow};
 use crate::model::tensor::DType;
 use std::ptr::null_mut;
 
@@ -67,9 +67,10 @@ const _: () = assert!((DType::LAST as u32) < 1 << (u32::BITS - TYPE_SHIFT));
 pub const MOST_SCALE_BYTES: usize = (1 << TYPE_SHIFT) - 1;
 
 impl ScalesWord {
-    /// The word of a dispatch of rows with the scales `scaled`, if with any.
-    pub fn of(scaled: Option<&Scaled>) -> Self {
-        scaled.map_or_else(Self::default, |scaled| Self::new(scaled.scales))
+    /// The word of rows that travel as `row`.
+    #[inline]
+    pub fn of(row: WireRow) -> Self {
+        row.scales.map_or_else(Self::default, Self::new)
     }
 
     /// The word of rows with `scales`, at least one.

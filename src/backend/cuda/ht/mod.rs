@@ -83,6 +83,7 @@ impl HtGroup {
         wanted: Result<HtRouting>,
         stream: Stream,
     ) -> Result<Box<dyn HtBackend>> {
+        self.shared.context.renew_tuning();
         Ok(match &self.rails {
             Some(rails) => Box::new(nodes::open_handle(&self.shared, rails, wanted, stream)?),
             None => Box::new(self.open_on_one_node(wanted, stream)?),
@@ -288,9 +289,7 @@ impl HtBackend for CudaHt {
         let kind = HtKind::Dispatch {
             forward: op.routing_in.is_some(),
         };
-        let launch = group
-            .plan
-            .launch(kind, &op.into(), self.sizes(), group.device)?;
+        let launch = group.launch(kind, &op.into(), self.sizes())?;
         let (ids, weights) = addresses(op.routing_in.map(|it| (it.ids, it.weights)));
         let (out_ids, out_weights) = addresses(op.routing_out.map(|it| (it.ids, it.weights)));
         let memory = self.handle_memory()?;
@@ -323,9 +322,7 @@ impl HtBackend for CudaHt {
         let group = &self.group.shared;
         let columns = op.gradients.map_or(0, |gradients| gradients.top_k);
         let kind = HtKind::Combine { columns };
-        let launch = group
-            .plan
-            .launch(kind, &op.row.into(), self.sizes(), group.device)?;
+        let launch = group.launch(kind, &op.row.into(), self.sizes())?;
         let (gradients, out_gradients) = addresses(op.gradients.map(|it| (it.input, it.output)));
         let memory = self.handle_memory()?;
         let at = &group.enter(stream)?;

@@ -59,7 +59,6 @@ pub struct HtPlan {
     /// Offsets from the start of the group's region.
     layout: HtLayout,
     bytes: usize,
-    pub tuning: Tuning,
 }
 
 /// How an operation is launched; the handle's number is not yet in the shape word.
@@ -124,18 +123,7 @@ impl HtPlan {
             nodes,
             layout,
             bytes: window.bytes(),
-            tuning: Tuning::default(),
         })
-    }
-
-    /// This plan with the grids that were measured, if any.
-    pub fn tuned(self, tuning: Tuning) -> Self {
-        Self { tuning, ..self }
-    }
-
-    /// The facts of the group.
-    pub fn facts(&self) -> &GroupFacts {
-        &self.facts
     }
 
     /// Bytes of the group's region of a window.
@@ -239,9 +227,9 @@ impl HtPlan {
         kind: HtKind,
         row: &MovedRow,
         (tokens, top_k): (usize, usize),
-        device: DeviceLimits,
+        (device, tuning): (DeviceLimits, &Tuning),
     ) -> Result<HtLaunch> {
-        let plain = Grid::new(&self.facts, &self.tuning, kind, tokens, device);
+        let plain = Grid::new(&self.facts, tuning, kind, tokens, device);
         let grid = match row.cast {
             Some(_) => plain.of_casts(),
             None => plain,
@@ -288,10 +276,7 @@ impl HtPlan {
                 copy_warps,
                 send_blocks: grid.send_blocks,
             },
-            scales_word: row
-                .wire
-                .scales
-                .map_or(0, |scales| ScalesWord::new(scales).0),
+            scales_word: ScalesWord::of(row.wire).0,
             cast_chunk: number(staging.cast_chunk)?,
         })
     }

@@ -143,7 +143,7 @@ fn check_staging(kind: HtKind, row: &MovedRow, shared_bytes: u32) {
         ..H200
     };
     let HtLaunch { launch, shape, .. } = plan(4, 2_097_136)
-        .launch(kind, row, (4096, 32), device)
+        .launch(kind, row, (4096, 32), (device, &Tuning::default()))
         .unwrap();
     assert!(launch.shared_bytes <= device.dynamic_shared_bytes());
     assert_eq!(shape.chunk_bytes % 16, 0);
@@ -157,7 +157,8 @@ fn rows_of_half_the_bound_take_one_unit_with_their_scales() {
         let payload = RowType { dtype, hidden };
         let wire = WireRow { payload, scales };
         let kind = HtKind::Dispatch { forward: true };
-        let launch = plan(4, 14_336).launch(kind, &MovedRow { wire, cast: None }, (64, 32), H200);
+        let on = (H200, &Tuning::default());
+        let launch = plan(4, 14_336).launch(kind, &MovedRow { wire, cast: None }, (64, 32), on);
         launch.unwrap().shape.row_units
     };
     let scales = |dtype, count| Some(ScaleType { dtype, count });
@@ -207,7 +208,8 @@ fn a_warp_has_room_for_its_row_a_tail_for_each_rank_and_its_queue() {
             .into();
             let kind = HtKind::Dispatch { forward: true };
             let plan = plan(ranks, 14_336);
-            let shape = plan.launch(kind, &row, (64, top_k), H200).unwrap().shape;
+            let on = (H200, &Tuning::default());
+            let shape = plan.launch(kind, &row, (64, top_k), on).unwrap().shape;
             let needed = row_bytes as u32 + tails * tail_bytes + 32 * 8;
             assert_eq!(shape.tail_bytes, tail_bytes);
             assert_eq!(

@@ -7,8 +7,9 @@ use crate::backend::cuda::driver::function;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
-use crate::backend::cuda::ht::grid::DeviceLimits;
-use crate::backend::cuda::ht::plan::HtPlan;
+use crate::backend::cuda::ht::grid::{DeviceLimits, HtKind};
+use crate::backend::cuda::ht::plan::{HtLaunch, HtPlan};
+use crate::backend::cuda::ht::rows::MovedRow;
 use crate::backend::cuda::kernels::KernelParams;
 use crate::backend::cuda::order::Order;
 use crate::backend::cuda::params::ht::{
@@ -81,6 +82,12 @@ impl HtShared {
             exchanges: AtomicU32::new(0),
             context,
         })
+    }
+
+    /// How an operation on rows `row` is launched; this rank has so many tokens, with so many ids each.
+    pub fn launch(&self, kind: HtKind, row: &MovedRow, sizes: (usize, usize)) -> Result<HtLaunch> {
+        let on = (self.device, &*self.context.tuning.read());
+        self.plan.launch(kind, row, sizes, on)
     }
 
     /// The number of a new handle. Counted on every rank, even for a handle that fails.

@@ -13,15 +13,13 @@ use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::kernels::{self, Kernel};
 use crate::backend::cuda::ll::exchanges::Exchanges;
-use crate::backend::cuda::ll::grid::Grid;
-use crate::backend::cuda::ll::handle_plan::DispatchGrid;
+use crate::backend::cuda::ll::handle::{Handle, rows_with_scales};
 use crate::backend::cuda::ll::hello::SourceTokens;
-use crate::backend::cuda::ll::local_handle::LocalHandle;
+use crate::backend::cuda::ll::launch::{DispatchGrid, Grid, Part};
 use crate::backend::cuda::ll::messages::HEAD_BYTES;
 use crate::backend::cuda::ll::network::LlNetwork;
-use crate::backend::cuda::ll::part::Part;
-use crate::backend::cuda::ll::scaled;
 use crate::backend::cuda::order::Turn;
+use crate::backend::cuda::params::common::OP_LL_DISPATCH;
 use crate::backend::cuda::params::ll::{
     LL_GATES_THREADS, LL_PACK_THREADS, LL_PHASE_RECEIVE, LL_PHASE_RELAY, LL_PHASE_SEND,
     LlCombineNodesParams, LlDispatchNodesParams, LlGatesParams, LlHello, LlNodes, LlPackParams,
@@ -32,28 +30,29 @@ use crate::backend::cuda::sizes::number;
 use crate::backend::transport::Label;
 use crate::error::Result;
 use crate::model::ops::{LlCombine, LlDispatch, LlOp, Routing};
+use crate::model::tensor::DevPtr;
 
 const WARP: u32 = 32;
 /// Bytes that a thread of `ll_pack` copies at once.
 const PACKED_AT_ONCE: usize = 16;
 
 /// The network as an operation of one handle uses it.
-pub struct OverNodes<'a, H> {
-    handle: &'a H,
+pub struct OverNodes<'a> {
+    handle: &'a Handle,
     network: &'a LlNetwork,
     exchanges: Exchanges<'a>,
     tokens: &'a SourceTokens,
     part: Part,
 }
 
-impl<'a, H: LocalHandle> OverNodes<'a, H> {
+impl<'a> OverNodes<'a> {
     /// `part` of an operation of `handle`. Its first operation waits for what other ranks say about the handle.
-    pub fn new(handle: &'a H, network: &'a LlNetwork, part: Part) -> Result<Self> {
+    pub fn new(handle: &'a Handle, network: &'a LlNetwork, part: Part) -> Result<Self> {
         let tokens = handle.source_tokens(network)?;
         Ok(Self {
             handle,
             network,
-            exchanges: Exchanges::new(network, part.channel, (handle.routing(), &tokens.of))?,
+            exchanges: Exchanges::new(network, part.channel, (&handle.routing, &tokens.of))?,
             tokens,
             part,
         })
@@ -62,7 +61,7 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
     /// Enqueues a whole operation, in its turn.
     pub fn run(&self, op: &LlOp, at: &StreamScope) -> Result<()> {
         let label = self.network.label(op);
-        let plan = self.handle.plan();
+        let plan = &self.handle.plan;
         match op {
             LlOp::Dispatch(op) => {
                 self.launch_pack(op, at)?;
@@ -117,7 +116,7 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
         at: &StreamScope,
         background: &StreamScope,
     ) -> Result<()> {
-        let plan = self.handle.plan();
+        let plan = &self.handle.plan;
         self.launch_pack(op, at)?;
         self.launch_dispatch(op, (LL_PHASE_SEND, &plan.dispatch), at)?;
         self.join(at, background)?;
@@ -135,7 +134,7 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
         at: &StreamScope,
         background: &StreamScope,
     ) -> Result<()> {
-        let plan = self.handle.plan();
+        let plan = &self.handle.plan;
         self.launch_gates(op, at)?;
         self.join(at, background)?;
         self.exchanges.send_weights(label, background)?;
@@ -155,7 +154,7 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
 
     /// Enqueues the receive phase of a staged operation, which has nothing on the network.
     pub fn receive(&self, op: &LlOp, at: &StreamScope) -> Result<()> {
-        let plan = self.handle.plan();
+        let plan = &self.handle.plan;
         match op {
             LlOp::Dispatch(op) => self.launch_dispatch(op, (LL_PHASE_RECEIVE, &plan.dispatch), at),
             LlOp::Combine(op) => self.launch_combine(op, (LL_PHASE_RECEIVE, &plan.combine), at),
@@ -164,7 +163,7 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
 
     fn nodes(&self) -> Result<LlNodes> {
         let (sums, weights) = (self.exchanges.sums(), self.exchanges.weights());
-        let of_handle = (self.handle.number(), self.tokens.most);
+        let of_handle = (self.handle.number, self.tokens.most);
         self.network.nodes((&sums, &weights), of_handle)
     }
 
@@ -187,23 +186,21 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
         (phases, grid): (u32, &DispatchGrid),
         at: &StreamScope,
     ) -> Result<()> {
-        let part = self.part(phases);
-        let nodes = self.nodes()?;
-        let module = &self.handle.context().module;
-        if let Some(scaled) = &op.scaled {
-            let (mut dispatch, rows) = scaled::params(self.handle, (op, scaled), grid, part)?;
-            // Packed for the network, they are as the kernel sends them.
-            dispatch.tokens = (self.exchanges.rows().sends.0 + HEAD_BYTES) as *const u8;
-            let params = LlScaledDispatchNodesParams {
-                dispatch,
-                nodes,
-                rows,
-            };
-            return module.launch(Kernel::LlDispatchNodesScaled, grid.launch, &params, at);
-        }
-        let dispatch = self.handle.dispatch_params(op, grid, part);
-        let params = LlDispatchNodesParams { dispatch, nodes };
-        module.launch(Kernel::LlDispatchNodes, grid.launch, &params, at)
+        let (part, nodes) = (self.part(phases), self.nodes()?);
+        let module = &self.handle.context.module;
+        let Some(scaled) = &op.scaled else {
+            let dispatch = self.handle.dispatch_params((op, op.tokens), grid, part);
+            let params = LlDispatchNodesParams { dispatch, nodes };
+            return module.launch(Kernel::LlDispatchNodes, grid.launch, &params, at);
+        };
+        // Packed for the network, they are as the kernel sends them.
+        let packed = DevPtr(self.exchanges.rows().sends.0 + HEAD_BYTES);
+        let params = LlScaledDispatchNodesParams {
+            dispatch: self.handle.dispatch_params((op, packed), grid, part),
+            nodes,
+            rows: rows_with_scales(op, scaled)?,
+        };
+        module.launch(Kernel::LlDispatchNodesScaled, grid.launch, &params, at)
     }
 
     fn combine_params(
@@ -226,62 +223,62 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
     ) -> Result<()> {
         let params = self.combine_params(op, grid, self.part(phases))?;
         let kernel = kernels::for_rows::<LlCombineNodesParams>(op.row.dtype)?;
-        let module = &self.handle.context().module;
+        let module = &self.handle.context.module;
         module.launch(kernel, grid.launch_shape(0), &params, at)
     }
 
     fn launch_gates(&self, op: &LlCombine, at: &StreamScope) -> Result<()> {
         let params = LlGatesParams {
-            combine: self.combine_params(op, &self.handle.plan().combine, self.part)?,
+            combine: self.combine_params(op, &self.handle.plan.combine, self.part)?,
             message: self.exchanges.weights().sends.0 as *mut u8,
         };
         let shape = LaunchShape {
-            blocks: blocks(self.handle.routing().tokens, LL_GATES_THREADS / WARP)?,
+            blocks: blocks(self.handle.routing.tokens, LL_GATES_THREADS / WARP)?,
             threads: LL_GATES_THREADS,
             shared_bytes: 0,
         };
-        let module = &self.handle.context().module;
+        let module = &self.handle.context.module;
         module.launch(Kernel::LlGates, shape, &params, at)
     }
 
     fn launch_pack(&self, op: &LlDispatch, at: &StreamScope) -> Result<()> {
-        let Routing { tokens, top_k, .. } = *self.handle.routing();
-        let row_bytes = tokens * op.wire().slot_bytes();
+        let (handle, row) = (self.handle, op.wire());
+        let Routing { tokens, top_k, .. } = handle.routing;
+        let row_bytes = tokens * row.slot_bytes();
         let pack = LlPackParams {
             head: LlHello {
-                handle: self.handle.number(),
+                handle: handle.number,
                 tokens: number(tokens)?,
-                signature: scaled::signature(self.handle, op).to_word(),
+                signature: handle.signature(OP_LL_DISPATCH, row).to_word(),
                 channel: self.part.channel,
-                scales_word: ScalesWord::of(op.scaled.as_ref()).0,
+                scales_word: ScalesWord::of(row).0,
                 epoch: 0,
                 padding: [0; 2],
             },
-            channel_state: self.handle.context().channel_state(self.part.channel),
+            channel_state: handle.context.channel_state(self.part.channel),
             rows: op.tokens.0 as *const u8,
-            ids: self.handle.routing().ids.0 as *const i64,
+            ids: handle.routing.ids.0 as *const i64,
             message: self.exchanges.rows().sends.0 as *mut u8,
             row_bytes: row_bytes as u64,
             num_ids: (tokens * top_k) as u64,
         };
-        let context = self.handle.context();
         let shape = LaunchShape {
             blocks: blocks(row_bytes / PACKED_AT_ONCE, LL_PACK_THREADS)?
-                .min(context.multiprocessors),
+                .min(handle.context.multiprocessors),
             threads: LL_PACK_THREADS,
             shared_bytes: 0,
         };
+        let module = &handle.context.module;
         let Some(scaled) = &op.scaled else {
-            return context.module.launch(Kernel::LlPack, shape, &pack, at);
+            return module.launch(Kernel::LlPack, shape, &pack, at);
         };
-        let (shape_of_rows, rows) = scaled::shape_and_rows(self.handle.plan(), (op, scaled))?;
         let params = LlScaledPackParams {
             pack,
-            rows,
-            shape: shape_of_rows,
+            rows: rows_with_scales(op, scaled)?,
+            shape: handle.plan.shape(row),
         };
         let kernel = kernels::for_scales::<LlScaledPackParams>(scaled.cast())?;
-        context.module.launch(kernel, shape, &params, at)
+        module.launch(kernel, shape, &params, at)
     }
 }
 

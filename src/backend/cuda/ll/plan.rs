@@ -3,8 +3,9 @@
 //! Pure functions of the group's facts and of an operation's shape.
 #![forbid(unsafe_code)]
 
-use crate::backend::cuda::ll::grid::{Grid, at_most};
-use crate::backend::cuda::ll::handle_plan::{DispatchGrid, HandlePlan, chunks, slot_bytes};
+use crate::backend::cuda::ll::launch::{
+    DispatchGrid, Grid, HandlePlan, at_most, chunks, slot_bytes,
+};
 use crate::backend::cuda::ll::messages::most_message_bytes;
 use crate::backend::cuda::ll::signature;
 use crate::backend::cuda::params::ll::{
@@ -61,8 +62,8 @@ pub struct LlPlan {
     /// Bytes of rows at the start of each bank.
     rows_bytes: usize,
     bytes: usize,
-    /// Grids measured on this machine; they take precedence over the rules below.
-    pub tuning: Tuning,
+    /// Grids that take precedence over the rules below.
+    tuning: Tuning,
 }
 
 /// What the node of this rank has of the group.
@@ -139,12 +140,17 @@ impl LlPlan {
         })
     }
 
-    /// This plan with the grids that were measured, if any. A caller's bound takes precedence.
+    /// This plan with other grids than the library's own.
     pub fn tuned(self, tuning: Tuning) -> Self {
-        match self.facts.channels {
-            Some(_) => self,
-            None => Self { tuning, ..self },
+        match self.takes_shapes() {
+            true => Self { tuning, ..self },
+            false => self,
         }
+    }
+
+    /// Whether it takes other grids: a caller's bound comes first.
+    pub fn takes_shapes(&self) -> bool {
+        self.facts.channels.is_none()
     }
 
     /// The facts of the group.

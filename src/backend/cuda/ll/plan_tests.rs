@@ -1,5 +1,5 @@
 use super::*;
-use crate::backend::cuda::ll::handle_plan;
+use crate::backend::cuda::ll::launch;
 use crate::model::group::Algorithm;
 use crate::model::tensor::RowType;
 use crate::model::tensor::{DType, DevPtr};
@@ -115,9 +115,9 @@ fn chunks_cover_every_row() {
             dtype: DType::Bfloat16,
             hidden,
         };
-        let shape = plan.of_handle(&routing, 132).unwrap().shape(row);
+        let shape = plan.of_handle(&routing, 132).unwrap().shape(row.into());
         assert_eq!(shape.chunk_bytes % 16, 0);
-        assert!(shape.chunk_bytes as usize <= handle_plan::CHUNK_BYTES);
+        assert!(shape.chunk_bytes as usize <= launch::CHUNK_BYTES);
         assert!(shape.chunks * shape.chunk_bytes >= shape.row_bytes);
         assert!((shape.chunks - 1) * shape.chunk_bytes < shape.row_bytes);
     }

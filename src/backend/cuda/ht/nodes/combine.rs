@@ -44,9 +44,7 @@ pub fn run(handle: &NodesHt, op: &HtCombine, stream: Stream) -> Result<()> {
     let combine = Combine {
         handle: Handle::new(handle)?,
         op,
-        launch: group
-            .plan
-            .launch(kind, &op.row.into(), sizes, group.device)?,
+        launch: group.launch(kind, &op.row.into(), sizes)?,
         kernel: kernels::for_rows::<HtCombineNodesParams>(op.row.dtype)?,
         columns,
     };

@@ -53,12 +53,10 @@ pub fn run(handle: &NodesHt, op: &HtDispatch, stream: Stream) -> Result<()> {
     };
     let sizes = (handle.routing.tokens, handle.routing.top_k);
     let row = MovedRow::from(op);
-    let launch = group.plan.launch(kind, &row, sizes, group.device)?;
+    let launch = group.launch(kind, &row, sizes)?;
     let remote_launch = match row.cast {
         None => launch,
-        Some(_) => group
-            .plan
-            .launch(kind, &row.wire.into(), sizes, group.device)?,
+        Some(_) => group.launch(kind, &row.wire.into(), sizes)?,
     };
     let (ids, weights) = addresses(op.routing_in.map(|it| (it.ids, it.weights)));
     let dispatch = Dispatch {

@@ -1,18 +1,154 @@
-//! The plan of a handle's operations: their grids, and the chunks in which a row travels. One warp moves a chunk.
+//! How a handle's operations are launched: the part that a launch runs, its grid, and the chunks in which rows travel.
+//! One warp moves a chunk.
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver::function::LaunchShape;
-use crate::backend::cuda::ll::grid::Grid;
-use crate::backend::cuda::params::ll::{LL_CHUNK_VECS, LlShape};
+use crate::backend::cuda::params::ll::{
+    LL_CHANNELS, LL_CHUNK_VECS, LL_PHASE_RECEIVE, LL_PHASE_SEND, LL_WHOLE_CHANNEL, LlShape,
+};
 use crate::model::group::ROW_ALIGN;
+use crate::model::ops::{STAGED_SLOTS, StagedSlot};
 use crate::model::scales::WireRow;
-use crate::model::tensor::RowType;
+use crate::tuning::Choice;
+use std::ops::RangeInclusive;
 
 /// Most bytes of a chunk: what the lanes of a warp hold at once. Of a chunk with scales, most of either part.
 pub const CHUNK_BYTES: usize = LL_CHUNK_VECS as usize * 32 * 16;
 
 /// A line of memory.
 const LINE_BYTES: usize = 128;
+
+/// The part of an operation that a launch runs, and its channel.
+#[derive(Clone, Copy)]
+pub struct Part {
+    pub channel: u32,
+    pub phases: u32,
+    /// Whether the operation's outputs are wanted.
+    pub keep: bool,
+}
+
+impl Part {
+    /// A whole operation on one node.
+    pub const WHOLE: Self = Self {
+        channel: LL_WHOLE_CHANNEL,
+        phases: LL_PHASE_SEND | LL_PHASE_RECEIVE,
+        keep: true,
+    };
+
+    /// The send phase in `slot`.
+    pub fn send(slot: StagedSlot) -> Self {
+        Self {
+            channel: channel(slot),
+            phases: LL_PHASE_SEND,
+            keep: true,
+        }
+    }
+
+    /// The receive phase in `slot`.
+    pub fn receive(slot: StagedSlot, keep: bool) -> Self {
+        Self {
+            channel: channel(slot),
+            phases: LL_PHASE_RECEIVE,
+            keep,
+        }
+    }
+}
+
+/// The channel of operations in `slot`; whole operations have a channel of their own.
+fn channel(slot: StagedSlot) -> u32 {
+    LL_WHOLE_CHANNEL + 1 + slot.index() as u32
+}
+
+const _: () = assert!(LL_CHANNELS as usize == 1 + STAGED_SLOTS);
+
+/// Blocks of a launch: the first `send_blocks` send rows, the last `receive_blocks` do everything
+/// else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grid {
+    pub blocks: u32,
+    pub threads: u32,
+    pub send_blocks: u32,
+    pub receive_blocks: u32,
+}
+
+impl Grid {
+    /// Every block sends and receives.
+    pub fn shared(blocks: u32, threads: u32) -> Self {
+        Self {
+            blocks,
+            threads,
+            send_blocks: blocks,
+            receive_blocks: blocks,
+        }
+    }
+
+    /// `senders` blocks send rows, and `receivers` others do everything else. On a tiny device all
+    /// blocks do both.
+    pub fn split(senders: u32, receivers: u32, threads: u32) -> Self {
+        if senders == 0 || receivers == 0 {
+            return Self::shared((senders + receivers).max(1), threads);
+        }
+        Self {
+            blocks: senders + receivers,
+            threads,
+            send_blocks: senders,
+            receive_blocks: receivers,
+        }
+    }
+
+    /// The measured grid `choice`, with its threads limited to the kernel's `possible` range.
+    pub fn chosen(choice: Choice, possible: RangeInclusive<u32>) -> Self {
+        let threads = choice.threads.clamp(*possible.start(), *possible.end());
+        let receivers = choice.blocks.saturating_sub(choice.send_blocks);
+        Self::split(choice.send_blocks, receivers, threads)
+    }
+
+    /// This grid with at least `blocks` blocks. Added blocks receive.
+    pub fn with_receivers(self, blocks: u32) -> Self {
+        let added = blocks.saturating_sub(self.blocks);
+        Self {
+            blocks: self.blocks + added,
+            receive_blocks: self.receive_blocks + added,
+            ..self
+        }
+    }
+
+    /// This grid with at least `blocks` blocks. Added blocks send; where all blocks do both, they
+    /// do both, too.
+    pub fn with_senders(self, blocks: u32) -> Self {
+        let does_both = self.receive_blocks == self.blocks;
+        let grown = self.with_receivers(blocks);
+        Self {
+            send_blocks: self.send_blocks + grown.blocks - self.blocks,
+            receive_blocks: match does_both {
+                true => grown.receive_blocks,
+                false => self.receive_blocks,
+            },
+            ..grown
+        }
+    }
+
+    /// This grid with at least `threads` threads.
+    pub fn with_threads(self, threads: u32) -> Self {
+        let threads = self.threads.max(threads);
+        Self { threads, ..self }
+    }
+
+    /// The launch of this grid with `shared_bytes` of dynamic shared memory.
+    pub fn launch_shape(&self, shared_bytes: u32) -> LaunchShape {
+        LaunchShape {
+            blocks: self.blocks,
+            threads: self.threads,
+            shared_bytes,
+        }
+    }
+}
+
+/// `wanted`, limited to the `blocks` that run at the same time: blocks wait for those of the peers,
+/// so all must run.
+pub fn at_most(wanted: usize, blocks: u32) -> u32 {
+    u32::try_from(wanted).unwrap_or(u32::MAX).min(blocks)
+}
 
 /// The grid of a dispatch, ready to be launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,19 +177,9 @@ pub struct HandlePlan {
 }
 
 impl HandlePlan {
-    /// The sizes of an operation on rows of type `row`, which the group's limits bound.
-    pub fn shape(&self, row: RowType) -> LlShape {
-        self.of_chunks(row.bytes(), Chunks::of_row(row.bytes()))
-    }
-
-    /// The sizes of a dispatch of rows that travel as `row`, with scales, and the bytes of scales in a chunk.
-    pub fn scaled_shape(&self, row: WireRow) -> (LlShape, u32) {
-        let chunks = Chunks::of_wire(row);
-        let shape = self.of_chunks(row.slot_bytes(), chunks);
-        (shape, chunks.scales as u32)
-    }
-
-    fn of_chunks(&self, row_bytes: usize, chunks: Chunks) -> LlShape {
+    /// The sizes of an operation on rows that travel as `row`, which the group's limits bound.
+    pub fn shape(&self, row: WireRow) -> LlShape {
+        let (row_bytes, chunks) = (row.slot_bytes(), Chunks::of(row));
         LlShape {
             row_bytes: row_bytes as u32,
             slot_bytes: slot_bytes(row_bytes) as u32,
@@ -76,8 +202,17 @@ pub struct Chunks {
 }
 
 impl Chunks {
-    /// Of a row without scales.
-    pub fn of_row(row_bytes: usize) -> Self {
+    /// Of a row that travels as `row`.
+    #[inline]
+    pub fn of(row: WireRow) -> Self {
+        match row.scales {
+            None => Self::without_scales(row.payload.bytes()),
+            Some(_) => Self::with_scales(row),
+        }
+    }
+
+    #[inline]
+    fn without_scales(row_bytes: usize) -> Self {
         let count = chunks(row_bytes);
         Self {
             count,
@@ -86,12 +221,10 @@ impl Chunks {
         }
     }
 
-    /// Of a row with scales.
-    ///
     /// Chunks are cut where the blocks of a cast end, and each has the scales of its own elements: with blocks of 128
     /// or 32 elements, a full chunk has a multiple of 16 bytes of them. Rows with many scales, which no cast makes,
     /// are cut evenly.
-    pub fn of_wire(row: WireRow) -> Self {
+    fn with_scales(row: WireRow) -> Self {
         let payload = row.payload.bytes();
         let (scales, padded) = (row.scale_bytes(), row.slot_bytes() - payload);
         let count = chunks(payload);
@@ -154,7 +287,7 @@ mod tests {
                     let row = wire(hidden, dtype, count);
                     let scales = row.scales.unwrap();
                     let cast = Cast::new(DType::Bfloat16, hidden, scales, false).unwrap();
-                    let cut = Chunks::of_wire(row);
+                    let cut = Chunks::of(row);
                     assert_eq!(cut.payload, CHUNK_BYTES);
                     if cut.count > 1 {
                         let of_block = match dtype {
@@ -176,7 +309,7 @@ mod tests {
             for dtype in [DType::Uint8, DType::Float16, DType::Float32] {
                 for count in [1, 3, 56, 57, 448, 1000, 5000] {
                     let row = wire(hidden, dtype, count);
-                    let cut = Chunks::of_wire(row);
+                    let cut = Chunks::of(row);
                     assert!(cut.count <= chunks(row.slot_bytes()));
                     assert!(cut.payload <= CHUNK_BYTES && cut.scales <= CHUNK_BYTES);
                     assert!(cut.count * cut.payload >= hidden);
@@ -190,7 +323,7 @@ mod tests {
     #[test]
     fn rows_without_scales_are_cut_evenly() {
         let cut = |bytes| {
-            let Chunks { count, payload, .. } = Chunks::of_row(bytes);
+            let Chunks { count, payload, .. } = Chunks::without_scales(bytes);
             (count, payload)
         };
         assert_eq!(cut(14_336), (7, 2048));

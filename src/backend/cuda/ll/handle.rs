@@ -1,0 +1,239 @@
+//! An LL handle: its memory, and the parameters of the kernels that run its operations.
+#![forbid(unsafe_code)]
+
+use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
+use crate::backend::cuda::driver::stream::StreamScope;
+use crate::backend::cuda::group_context::GroupContext;
+use crate::backend::cuda::kernels::{self, Kernel};
+use crate::backend::cuda::ll::hello::{HelloMemory, SourceTokens};
+use crate::backend::cuda::ll::launch::{Chunks, DispatchGrid, Grid, HandlePlan, Part};
+use crate::backend::cuda::ll::network::LlNetwork;
+use crate::backend::cuda::ll::plan::{HandleSizes, LlPlan};
+use crate::backend::cuda::ll::signature::Signature;
+use crate::backend::cuda::params::common::{OP_LL_COMBINE, OP_LL_DISPATCH, ScaledRows};
+use crate::backend::cuda::params::ll::{
+    LlCombineParams, LlCommon, LlDispatchParams, LlHandleMemory, LlLayout, LlScaledDispatchParams,
+};
+use crate::backend::cuda::scaled_rows::{ScalesWord, scaled_rows};
+use crate::error::{Error, Result};
+use crate::model::ops::{LlCombine, LlDispatch, LlOp, Routing, StagedSlot};
+use crate::model::scales::{Scaled, WireRow};
+use crate::model::tensor::DevPtr;
+use once_cell::sync::OnceCell;
+use parking_lot::Mutex;
+use std::sync::Arc;
+
+/// One routing of a group's LL operations. The data that a dispatch stores for its combine stays on the device.
+pub struct Handle {
+    pub context: Arc<GroupContext>,
+    /// Where things lie in the windows.
+    pub layout: LlLayout,
+    pub plan: HandlePlan,
+    pub routing: Routing,
+    pub memory: Arc<HandleMemory>,
+    /// In the order of creation, from 1 on.
+    pub number: u32,
+    /// What this rank's sources said, once an operation has asked.
+    pub source_tokens: OnceCell<SourceTokens>,
+}
+
+impl Handle {
+    /// What the sources said about the handle; the first call may wait for it.
+    pub fn source_tokens(&self, network: &LlNetwork) -> Result<&SourceTokens> {
+        self.source_tokens.get_or_try_init(|| {
+            let on = (&*self.context, network);
+            self.memory.hello()?.wait(on, self.number, &self.routing)
+        })
+    }
+
+    /// Enqueues `part` of an operation on one node.
+    pub fn launch(&self, op: &LlOp, part: Part, at: &StreamScope) -> Result<()> {
+        match op {
+            LlOp::Dispatch(op) => match &op.scaled {
+                None => self.launch_dispatch(op, part, at),
+                Some(scaled) => self.launch_scaled_dispatch((op, scaled), part, at),
+            },
+            LlOp::Combine(op) => self.launch_combine(op, part, at),
+        }
+    }
+
+    fn launch_dispatch(&self, op: &LlDispatch, part: Part, at: &StreamScope) -> Result<()> {
+        let grid = &self.plan.dispatch;
+        let params = self.dispatch_params((op, op.tokens), grid, part);
+        let module = &self.context.module;
+        module.launch(Kernel::LlDispatch, grid.launch, &params, at)
+    }
+
+    // Apart, so that a dispatch without scales does not carry its parameters.
+    #[inline(never)]
+    fn launch_scaled_dispatch(
+        &self,
+        (op, scaled): (&LlDispatch, &Scaled),
+        part: Part,
+        at: &StreamScope,
+    ) -> Result<()> {
+        let grid = match scaled.cast() {
+            Some(_) => &self.plan.cast_dispatch,
+            None => &self.plan.dispatch,
+        };
+        let params = LlScaledDispatchParams {
+            dispatch: self.dispatch_params((op, op.tokens), grid, part),
+            rows: rows_with_scales(op, scaled)?,
+        };
+        let kernel = kernels::for_scales::<LlScaledDispatchParams>(scaled.cast())?;
+        self.context.module.launch(kernel, grid.launch, &params, at)
+    }
+
+    fn launch_combine(&self, op: &LlCombine, part: Part, at: &StreamScope) -> Result<()> {
+        let params = self.combine_params(op, &self.plan.combine, part);
+        let kernel = kernels::for_rows::<LlCombineParams>(op.row.dtype)?;
+        let module = &self.context.module;
+        module.launch(kernel, self.plan.combine_launch, &params, at)
+    }
+
+    /// The parameters of `part` of a dispatch that reads its rows at `rows`: the caller's, or those in a message.
+    // Inlined, so that nearly a kilobyte of parameters is written once and not moved.
+    #[inline]
+    pub fn dispatch_params(
+        &self,
+        (op, rows): (&LlDispatch, DevPtr),
+        grid: &DispatchGrid,
+        part: Part,
+    ) -> LlDispatchParams {
+        LlDispatchParams {
+            common: self.common(OP_LL_DISPATCH, op.wire(), &grid.grid, part),
+            tokens: rows.0 as *const u8,
+            topk_idx: self.routing.ids.0 as *const i64,
+            out: kept(part, op.out) as *mut u8,
+            counter: kept(part, op.counter.unwrap_or_default()) as *mut i32,
+            notify_blocks: grid.notify_blocks,
+        }
+    }
+
+    /// The parameters of `part` of a combine.
+    // Inlined as above.
+    #[inline]
+    pub fn combine_params(&self, op: &LlCombine, grid: &Grid, part: Part) -> LlCombineParams {
+        LlCombineParams {
+            common: self.common(OP_LL_COMBINE, op.row.into(), grid, part),
+            rows: op.expert_rows.0 as *const u8,
+            topk_idx: self.routing.ids.0 as *const i64,
+            weights: kept(part, op.weights) as *const f32,
+            out: kept(part, op.out) as *mut u8,
+            exact: self.plan.exact,
+        }
+    }
+
+    // Inlined as above.
+    #[inline]
+    fn common(&self, op: u32, row: WireRow, grid: &Grid, part: Part) -> LlCommon {
+        LlCommon {
+            peers: self.context.peers(),
+            wait: self.context.wait(op),
+            layout: self.layout,
+            shape: self.plan.shape(row),
+            handle: self.memory.memory(),
+            channel_state: self.context.channel_state(part.channel),
+            channel: part.channel,
+            phases: part.phases,
+            signature: self.signature(op, row).to_word(),
+            scales_word: ScalesWord::of(row).0,
+            send_blocks: grid.send_blocks,
+            receive_blocks: grid.receive_blocks,
+        }
+    }
+
+    /// The signature of operation `op` on rows that travel as `row`, for the other ranks.
+    // The group has checked that both sizes fit.
+    pub fn signature(&self, op: u32, row: WireRow) -> Signature {
+        Signature {
+            op,
+            scaled: row.scales.is_some(),
+            dtype: row.payload.dtype as u32,
+            top_k: self.routing.top_k as u32,
+            row_bytes: row.payload.bytes() as u32,
+        }
+    }
+}
+
+/// The caller's memory; NULL if `part` does not want the outputs, as it may be gone then.
+#[inline]
+fn kept(part: Part, data: DevPtr) -> usize {
+    if part.keep { data.0 } else { 0 }
+}
+
+/// The `scaled` rows of a dispatch, as kernels take them.
+pub fn rows_with_scales(op: &LlDispatch, scaled: &Scaled) -> Result<ScaledRows> {
+    Ok(ScaledRows {
+        scale_chunk_bytes: Chunks::of(op.wire()).scales as u32,
+        ..scaled_rows(op.row, scaled)?
+    })
+}
+
+/// One handle's memory: the data that its dispatch stores for its combine.
+pub struct HandleMemory {
+    buffer: Buffer,
+    sizes: HandleSizes,
+    top_k: usize,
+    /// `None` on one node.
+    hello: Option<HelloMemory>,
+    receiver: Mutex<Option<StagedSlot>>,
+}
+
+impl HandleMemory {
+    /// The content is arbitrary, or left by an earlier handle. Initialising it would have to wait
+    /// for kernels, hence for other ranks, and a dispatch writes everything that its combine reads.
+    /// But that dispatch may be in a graph that was never launched, which the host cannot see.
+    /// Kernels then access no wrong address, but the group's results are meaningless from there on.
+    ///
+    /// Over several nodes the rank has `sources`.
+    pub fn new(
+        memory: &Arc<CudaMemory>,
+        plan: &LlPlan,
+        (top_k, sources): (usize, Option<usize>),
+    ) -> Result<Self> {
+        let sizes = plan.handle_memory(top_k);
+        let bytes = sizes.expert_of + sizes.row_of + sizes.tokens_of;
+        Ok(Self {
+            buffer: Buffer::new(memory, bytes)?,
+            sizes,
+            top_k,
+            hello: sources
+                .map(|sources| HelloMemory::new(memory, sources))
+                .transpose()?,
+            receiver: Mutex::default(),
+        })
+    }
+
+    /// Whether the memory fits a handle with `top_k` ids per token.
+    pub fn serves(&self, top_k: usize) -> bool {
+        self.top_k == top_k && self.hello.as_ref().is_none_or(HelloMemory::is_free)
+    }
+
+    /// What ranks tell each other over the network.
+    pub fn hello(&self) -> Result<&HelloMemory> {
+        let hello = self.hello.as_ref();
+        hello.ok_or_else(|| Error::internal("a hello on one node"))
+    }
+
+    /// The memory as a kernel parameter.
+    pub fn memory(&self) -> LlHandleMemory {
+        let at = |offset: usize| DevPtr(self.buffer.data().0 + offset);
+        LlHandleMemory {
+            expert_of: at(0).0 as *mut i32,
+            row_of: at(self.sizes.expert_of).0 as *mut i32,
+            tokens_of: at(self.sizes.expert_of + self.sizes.row_of).0 as *mut u32,
+        }
+    }
+
+    /// The slot whose receive phase last used this memory, if no later operation used it. The next
+    /// user must wait for that phase, as receive phases are not in the group's order.
+    pub fn receiver(&self) -> Option<StagedSlot> {
+        *self.receiver.lock()
+    }
+
+    /// Records that slot, or `None` after a later operation was enqueued.
+    pub fn set_receiver(&self, slot: Option<StagedSlot>) {
+        *self.receiver.lock() = slot;
+    }
+}

@@ -19,8 +19,9 @@
 #include <unistd.h>
 
 #include "net_plugin/connection.h"
-#include "net_plugin/log.h"
 #include "net_plugin/net_v8.h"
+
+#define NET_PLUGIN_NAME "EP-test"
 
 enum { kDevice = 0, kSpeedMbit = 10000, kMaxConnections = 65536, kBacklog = 64 };
 
@@ -293,7 +294,7 @@ static ncclResult_t plugin_test(void* request, int* done, int* sizes) {
 static ncclResult_t plugin_close_send(void* send_comm) {
     Connection* connection = send_comm;
     if (connection == NULL) return ncclSuccess;
-    LOG(kNetLogInfo, NET_LOG_SENT, (unsigned long long)connection->bytes,
+    LOG(kNetLogInfo, "NET/" NET_PLUGIN_NAME ": sent %llu bytes in %llu messages", (unsigned long long)connection->bytes,
         (unsigned long long)connection->messages);
     connection_free(connection);
     return ncclSuccess;
@@ -302,7 +303,7 @@ static ncclResult_t plugin_close_send(void* send_comm) {
 static ncclResult_t plugin_close_recv(void* recv_comm) {
     Connection* connection = recv_comm;
     if (connection == NULL) return ncclSuccess;
-    LOG(kNetLogInfo, NET_LOG_RECEIVED, (unsigned long long)connection->bytes,
+    LOG(kNetLogInfo, "NET/" NET_PLUGIN_NAME ": received %llu bytes in %llu messages", (unsigned long long)connection->bytes,
         (unsigned long long)connection->messages);
     connection_free(connection);
     return ncclSuccess;

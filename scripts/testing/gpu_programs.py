@@ -46,7 +46,7 @@ _TRANSPORT_TIMEOUT_MS = 5000
 
 def all_steps(machine: Machine, quick: bool, has_ht: bool) -> list[Step]:
     """All runs on this machine; without high throughput, its runs are listed as skipped."""
-    steps = [_nccl_step(machine), _rust_step(machine), _net_plugin_step(machine)]
+    steps = [_nccl_step(machine), _rust_step(machine)]
     for variant in ("gpu", "isolated", "onegpu"):
         for index, run in enumerate(_runs(variant, machine, quick)):
             step = _step(machine, variant, _with_more_work(variant, run, quick), index)
@@ -66,15 +66,6 @@ def _rust_step(machine: Machine) -> Step:
     if not machine.builds:
         return _skipped(step, "the package brings no Rust sources")
     return step if machine.has_cargo else _skipped(step, "no cargo")
-
-
-def _net_plugin_step(machine: Machine) -> Step:
-    """NCCL over a network plugin of ours, between GPUs that take themselves for different hosts."""
-    words = _launcher(["-np", "2", str(machine.programs / "gpu" / "net_exchange"),
-                       str(machine.programs / "lib" / "libnccl-net-ep-test.so")])
-    step = Step("gpu/net_plugin/2", tuple(words), counts.closing_line, ("setup/nccl",),
-                cores=len(machine.devices), timeout=_LIMIT_SECONDS["gpu"])
-    return step if len(machine.devices) >= 2 else _skipped(step, "needs two GPUs")
 
 
 def _sanitizer_steps(machine: Machine) -> Iterator[Step]:

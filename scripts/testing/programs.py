@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import pathlib
 from collections.abc import Callable, Iterator, Sequence
 
 from testing import counts, nodes
@@ -179,14 +178,7 @@ def host_steps(places: Places) -> list[Step]:
 
     everything = Step("programs/complete", lambda: _complete(places), needs=needs)
     return [everything, *map(step, all_runs(RANKS)), *nodes.host_steps(places),
-            *_fake_nccl_steps(places, needs, environment),
-            _net_plugin_step("net_plugin/self-test", places.target / "c", "build/programs")]
-
-
-def _net_plugin_step(name: str, built: pathlib.Path, need: str) -> Step:
-    """The network plugin for NCCL, without NCCL."""
-    words = (str(built / "net_plugin" / "selftest"), str(built / "lib" / "libnccl-net-ep-test.so"))
-    return Step(name, words, counts.closing_line, (need,))
+            *_fake_nccl_steps(places, needs, environment)]
 
 
 def _fake_nccl_steps(places: Places, needs: tuple[str, ...],
@@ -219,8 +211,6 @@ def sanitizer_steps(places: Places) -> list[Step]:
         options = _bench_options(algorithm, _SANITIZED_RANKS)
         steps.append(run("ep_bench", f"ep_bench-{algorithm}", options, _SANITIZED_RANKS,
                          counts.says(BENCH_PASSED, 1)))
-    steps.append(_net_plugin_step("sanitize/net_plugin", places.sanitized.parent,
-                                  "build/sanitizer"))
     return steps
 
 

@@ -5,12 +5,14 @@ Each function is one step and returns its counts and a text to print on failure.
 
 from __future__ import annotations
 
+import pathlib
 import re
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterable
 
 from testing import command, counts
-from testing.step import ROOT, WITHOUT_KERNELS, Counts, Places, Step
+from testing.step import ROOT, Counts, Places, Step
 
 FIRST_RELEASE = ("CreateGroup", "GroupDestroy", "TensorCreate", "TensorDestroy", "CreateHandle",
                  "HandleDestroy", "Dispatch", "Combine", "Complete", "HandleGetNumRecvTokens")
@@ -61,7 +63,7 @@ def steps(places: Places) -> list[Step]:
         checked("soname-hostsim", lambda: _dynamic(places.libraries / "libncclep_hostsim.so",
                                                    "SONAME", ["libncclep_hostsim.so"])),
         checked("needed", lambda: _needed(shared)),
-        Step("abi/native-static-libs", lambda: _native_static_libs(places), cores=2),
+        checked("native-static-libs", lambda: _native_static_libs(places)),
     ]
     for standard in _STANDARDS:
         result.append(Step(f"abi/header-{standard}",
@@ -104,12 +106,16 @@ def _needed(library) -> tuple[Counts, str]:
 
 
 def _native_static_libs(places: Places) -> tuple[Counts, str]:
-    """The list for static links in packaging/ equals the one that rustc prints."""
-    # The development profile without kernels reuses what the Rust tests built and does not touch
-    # the release build, which other steps read.
-    words = ("cargo", "rustc", "--locked", "-p", "nccl-ep", "--lib", "--crate-type", "staticlib", "--",
-             "--print", "native-static-libs")
-    finished = command.run(words, {**places.environment, **dict(WITHOUT_KERNELS)}, 300)
+    """The list for static links in packaging/ equals the one that rustc prints for a library of the core,
+    on which alone it depends: an ABI has no native library of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = pathlib.Path(folder) / "library.rs"
+        source.write_text("pub use nccl_ep_core as core;\n")
+        words = ("rustc", "--edition=2024", "--crate-type=staticlib", "--print=native-static-libs",
+                 f"-Ldependency={places.libraries / 'deps'}",
+                 f"--extern=nccl_ep_core={places.libraries / 'libnccl_ep_core.rlib'}",
+                 "-o", str(source.with_suffix(".a")), str(source))
+        finished = command.run(words, places.environment, 60)
     printed = re.findall(r"native-static-libs: (.*)", finished.output)
     if not printed:
         return Counts(0, 1, "rustc printed no list"), finished.output

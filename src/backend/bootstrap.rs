@@ -16,7 +16,7 @@ use crate::backend::bootstrap::record::{VERDICT_BYTES, refusal, sealed, unsealed
 use crate::backend::detached;
 use crate::backend::device::{Device, StreamMark};
 use crate::backend::nccl::Communicator;
-use crate::backend::quiet::UnderWay;
+use crate::backend::quiescence::UnderWay;
 use crate::error::{Code, Error, Result, Words};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
@@ -300,13 +300,13 @@ impl Bootstrap {
     }
 }
 
-/// An exchange on a stream. Unless its end was seen, it is stranded when this is dropped: after the deadline, maybe by
+/// An exchange on a stream. Unless its end was seen, it is marked hung when this is dropped: after the deadline, maybe by
 /// the thread that has enqueued it.
 struct Exchange {
     device: Arc<dyn Device>,
     /// Behind it.
     mark: Option<Box<dyn StreamMark>>,
-    /// Dropped after it is stranded: in between the device would seem quiet.
+    /// Dropped after that: in between the device would seem quiescent.
     _under_way: UnderWay,
 }
 
@@ -333,7 +333,7 @@ impl Exchange {
 impl Drop for Exchange {
     fn drop(&mut self) {
         if let Some(mark) = self.mark.take() {
-            self.device.strand(mark);
+            self.device.mark_hung(mark);
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::backend::cuda::network::Network;
 use crate::backend::cuda::peer::teardown::{End, Teardown};
 use crate::backend::cuda::peer::windows::PeerWindows;
 use crate::backend::device::Device;
-use crate::backend::quiet::Graphs;
+use crate::backend::quiescence::Graphs;
 use crate::backend::{
     Faults, GroupBackend, HtBackend, HtGroupBackend, HtRouting, LlBackend, LlGroupBackend,
     OpenGroup, Profile,
@@ -104,7 +104,7 @@ impl CudaGroup {
             network.forget_peers();
         }
         self.teardown
-            .leave_together(self.memory.context().is_stranded())
+            .leave_together(self.memory.context().is_hung())
     }
 }
 

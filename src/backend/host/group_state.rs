@@ -102,7 +102,7 @@ impl GroupState {
     pub fn wait_for_pending(&self, timeout: Duration) -> Result<()> {
         let start = Instant::now();
         while !self.pending.is_empty() {
-            if start.elapsed() > timeout && self.runtime.is_stranded() {
+            if start.elapsed() > timeout && self.runtime.is_hung() {
                 let text = "its operations are behind an exchange that a lost rank never joined";
                 return Err(Error::new(Code::RemoteError, text));
             }

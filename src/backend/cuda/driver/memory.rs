@@ -1,6 +1,6 @@
 //! Device memory of a group's GPU, and host memory that the device maps.
 //!
-//! Memory is freed when the device is quiet (`backend::quiet`). Fills are copies: a kernel would
+//! Memory is freed when the device is quiescent (`backend::quiescence`). Fills are copies: a kernel would
 //! wait while another thread's operation holds every multiprocessor and waits for its peers.
 #![allow(unsafe_code)]
 
@@ -75,7 +75,7 @@ pub fn free(address: usize) {
     let _ = driver::free(DevPtr(address));
 }
 
-/// Device memory that is freed when this is dropped, at a quiet moment.
+/// Device memory that is freed when this is dropped, at a quiescent moment.
 pub struct Buffer {
     memory: Arc<CudaMemory>,
     data: DevPtr,

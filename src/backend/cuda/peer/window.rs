@@ -230,13 +230,13 @@ impl PeerMapping {
         self.base
     }
 
-    /// Unmaps all `mappings` now if the device is quiet, and says whether none is left.
+    /// Unmaps all `mappings` now if the device is quiescent, and says whether none is left.
     pub fn unmap(mut mappings: Vec<Self>) -> bool {
         let imported = mappings.iter().find(|it| it.imported.is_some());
         let Some(context) = imported.map(|it| Arc::clone(&it.context)) else {
             return true;
         };
-        context.if_quiet(|| {
+        context.if_quiescent(|| {
             for mapping in &mut mappings {
                 if mapping.imported.take().is_some() {
                     close(mapping.base.0);

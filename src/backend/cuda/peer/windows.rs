@@ -61,11 +61,11 @@ impl PeerWindows {
         bases
     }
 
-    /// Unmaps the peers' windows if the device is quiet. Gives the own window back once all ranks
+    /// Unmaps the peers' windows if the device is quiescent. Gives the own window back once all ranks
     /// have unmapped it, or leaves it to the next group if one could not. No kernel of any rank
     /// uses a window any more. Collective.
     ///
-    /// It must not wait for a quiet device: another thread may be in an exchange whose peers wait
+    /// It must not wait for a quiescent device: another thread may be in an exchange whose peers wait
     /// here for an exchange of this rank.
     pub fn release(self, bootstrap: &Bootstrap, stream: Stream) -> Result<()> {
         let Self { mappings, window } = self;

@@ -1,5 +1,5 @@
 // What the driver keeps of kernels that were loaded and unloaded, how long that takes, and whether a context that is
-// reset, or released and retained, has another number (src/backend/cuda/driver/resources.rs).
+// reset, or released and retained, has another number (src/backend/cuda/driver/context_resources.rs).
 //
 //     nvcc -O2 -std=c++17 -arch=native bench/module_loads.cu -lcuda -o /tmp/module_loads
 //     /tmp/module_loads target/release/build/nccl-ep-core-*/out/*.fatbin

@@ -6,7 +6,7 @@ use crate::backend::cuda::driver::module::Module;
 use crate::backend::cuda::fault::{FaultPage, nanoseconds};
 use crate::backend::cuda::params::common::{MAX_PEERS, PeerTable, WaitParams};
 use crate::backend::cuda::params::ll::{LL_CHANNELS, LlChannelState};
-use crate::backend::cuda::sizes::number;
+use crate::backend::cuda::regions::to_u32;
 use crate::error::Result;
 use crate::model::tensor::DevPtr;
 use std::sync::Arc;
@@ -61,8 +61,8 @@ impl GroupContext {
             state,
             peer_failed,
             windows: all,
-            ranks: number(windows.len())?,
-            rank: number(rank)?,
+            ranks: to_u32(windows.len())?,
+            rank: to_u32(rank)?,
         })
     }
 

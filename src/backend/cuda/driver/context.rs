@@ -6,9 +6,11 @@
 
 use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::capture_mode::ApartFromCaptures;
-use crate::backend::cuda::driver::held::{self, ContextHandle, ContextId, Entered, Held, Key};
+use crate::backend::cuda::driver::context_handle::{
+    self, ContextHandle, ContextId, Entered, Held, Key,
+};
+use crate::backend::cuda::driver::context_resources::ContextResources;
 use crate::backend::cuda::driver::pinned;
-use crate::backend::cuda::driver::resources::DeviceResources;
 use crate::backend::quiescence::{Allocation, Attempt, Graphs, Quiescence, Taken, UnderWay, Works};
 use crate::error::{Error, Result};
 use crate::model::ops::Stream;
@@ -38,7 +40,7 @@ pub trait Enqueued: Works {
 pub struct Context {
     held: Arc<Held>,
     quiescence: Arc<Quiescence<Key>>,
-    resources: OnceCell<Arc<DeviceResources>>,
+    resources: OnceCell<Arc<ContextResources>>,
     enqueued: Mutex<Vec<Weak<dyn Enqueued>>>,
     /// Operations may still run when the group is gone: nothing else may reuse its memory.
     poisoned: AtomicBool,
@@ -54,14 +56,14 @@ impl Context {
     /// The calling thread's context if it belongs to the device numbered `ordinal`, else that
     /// device's primary context, which the CUDA runtime uses.
     pub fn for_device(ordinal: usize) -> Result<Self> {
-        let device = held::device(ordinal)?;
-        let current = match held::current_context()? {
-            Some(handle) if held::current_device()? == device => Some(handle),
+        let device = context_handle::device(ordinal)?;
+        let current = match context_handle::current_context()? {
+            Some(handle) if context_handle::current_device()? == device => Some(handle),
             _ => None,
         };
         let held = match current {
             Some(handle) => Held::new(handle, None)?,
-            None => Held::new(held::retain_primary(device)?, Some(device))?,
+            None => Held::new(context_handle::retain_primary(device)?, Some(device))?,
         };
         let quiescence = Arc::clone(DEVICES.lock().entry(held.id()).or_default());
         Ok(Self {
@@ -99,8 +101,8 @@ impl Context {
     }
 
     /// The resources that all groups of the context share.
-    pub fn resources(&self) -> Result<&Arc<DeviceResources>> {
-        let resources = || DeviceResources::of(&self.held);
+    pub fn resources(&self) -> Result<&Arc<ContextResources>> {
+        let resources = || ContextResources::of(&self.held);
         self.resources.get_or_try_init(resources)
     }
 
@@ -263,7 +265,7 @@ impl Context {
         }
         if captured && launches == Graphs::Count {
             // Launches of graphs may be on any stream.
-            self.if_quiescent(|| drop(held::synchronize_context()));
+            self.if_quiescent(|| drop(context_handle::synchronize_context()));
         }
         waited
     }

@@ -3,8 +3,8 @@
 
 use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::capture_mode::ApartFromCaptures;
+use crate::backend::cuda::driver::context_handle::{Key, was_reset};
 use crate::backend::cuda::driver::event::Mark;
-use crate::backend::cuda::driver::held::{Key, was_reset};
 use crate::backend::cuda::driver::memory::{self, CudaMemory};
 use crate::backend::cuda::driver::stream;
 use crate::backend::device::{Device, EnteredDevice, Marks, Memory, StreamMark};

@@ -6,13 +6,13 @@
 
 use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::context::Context;
-use crate::backend::cuda::driver::held::Key;
+use crate::backend::cuda::driver::context_handle::Key;
 use crate::backend::cuda::driver::pinned;
 use crate::backend::cuda::params::common::{FaultReport, SelftestResult};
 use crate::backend::cuda::params::ht::HtReceived;
 use crate::backend::cuda::params::ht_nodes::{HtSource, HtTold};
 use crate::backend::cuda::params::ll::LlHello;
-use crate::backend::cuda::sizes::Regions;
+use crate::backend::cuda::regions::Regions;
 use crate::backend::device::Memory;
 use crate::error::{Error, Result};
 use crate::model::tensor::DevPtr;

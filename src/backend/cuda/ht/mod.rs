@@ -30,7 +30,7 @@ use crate::backend::cuda::params::ht::{
     HtScaledDispatchParams, HtShape,
 };
 use crate::backend::cuda::pool::Pool;
-use crate::backend::cuda::sizes::number;
+use crate::backend::cuda::regions::to_u32;
 use crate::backend::{HtBackend, HtRouting};
 use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
@@ -142,7 +142,7 @@ impl HtGroup {
             memory: self.pool.take(waste, make)?,
             layout,
             routing: wanted.routing,
-            top_k: number(top_k)?,
+            top_k: to_u32(top_k)?,
             counter: wanted.counter,
             epoch,
         })
@@ -235,7 +235,7 @@ impl CudaHt {
     }
 
     fn handle_memory(&self) -> Result<HtHandleMemory> {
-        let tokens = number(self.routing.tokens)?;
+        let tokens = to_u32(self.routing.tokens)?;
         Ok(self.memory.memory(self.layout, tokens, self.top_k))
     }
 

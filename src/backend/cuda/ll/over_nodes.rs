@@ -27,8 +27,8 @@ use crate::backend::cuda::params::ll::{
     LlCombineNodesParams, LlDispatchNodesParams, LlGatesParams, LlHello, LlNodes, LlPackParams,
     LlScaledDispatchNodesParams, LlScaledPackParams,
 };
+use crate::backend::cuda::regions::to_u32;
 use crate::backend::cuda::scaled_rows::ScalesWord;
-use crate::backend::cuda::sizes::number;
 use crate::backend::transport::Label;
 use crate::error::Result;
 use crate::model::ops::{LlCombine, LlDispatch, LlOp, Routing};
@@ -250,7 +250,7 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
         let pack = LlPackParams {
             head: LlHello {
                 handle: self.handle.number(),
-                tokens: number(tokens)?,
+                tokens: to_u32(tokens)?,
                 signature: scaled::signature(self.handle, op).to_word(),
                 channel: self.part.channel,
                 scales_word: ScalesWord::of(op.scaled.as_ref()).0,
@@ -287,5 +287,5 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
 
 /// Blocks for `units`, of which one block takes `per_block`; at least one, for the head.
 fn blocks(units: usize, per_block: u32) -> Result<u32> {
-    number(units.div_ceil(per_block as usize).max(1))
+    to_u32(units.div_ceil(per_block as usize).max(1))
 }

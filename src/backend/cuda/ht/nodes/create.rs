@@ -20,7 +20,7 @@ use crate::backend::cuda::params::ht::{HT_ROUTE_THREADS, HT_VERDICT_CODE_SHIFT};
 use crate::backend::cuda::params::ht_nodes::{
     HT_PLACE_THREADS, HtNodesMemory, HtPlaceParams, HtRouteNodesParams, HtSource, HtTold,
 };
-use crate::backend::cuda::sizes::number;
+use crate::backend::cuda::regions::to_u32;
 use crate::backend::transport::{Label, Message};
 use crate::error::refusal::{AmongRanks, InSequence, Subject};
 use crate::error::{Error, Result};
@@ -76,7 +76,7 @@ pub fn open_handle(
     let own = match &wanted {
         Ok(HtRouting { routing, .. }) => Header {
             tokens: routing.tokens,
-            verdict: verdict_with(number(routing.top_k)?),
+            verdict: verdict_with(to_u32(routing.top_k)?),
         },
         Err(error) => Header {
             tokens: 0,
@@ -175,7 +175,7 @@ impl Creation<'_> {
             value,
             epoch: self.epoch,
         };
-        rails.headers.write(0, told(number(own.tokens)?));
+        rails.headers.write(0, told(to_u32(own.tokens)?));
         rails.headers.write(1, told(own.verdict));
         // The device reads them after this.
         fence(Ordering::Release);
@@ -244,7 +244,7 @@ impl Creation<'_> {
     /// Memory for the handle.
     fn prepare(&self, wanted: HtRouting, headers: &[Header]) -> Result<Part> {
         let routing = wanted.routing;
-        let verdict = verdict_with(number(routing.top_k)?);
+        let verdict = verdict_with(to_u32(routing.top_k)?);
         let agreeing = headers.iter().skip(1).filter(|it| it.verdict == verdict);
         let remote = agreeing.map(|header| header.tokens).sum();
         let rails = self.rails;
@@ -281,9 +281,9 @@ impl Creation<'_> {
             let agrees = header.verdict == part.verdict && header.takes_part();
             let mut source = HtSource {
                 topk_idx: data.0 as *const i64,
-                tokens: number(if agrees { header.tokens } else { 0 })?,
-                first: number(first)?,
-                rank: number(rank)?,
+                tokens: to_u32(if agrees { header.tokens } else { 0 })?,
+                first: to_u32(first)?,
+                rank: to_u32(rank)?,
                 verdict: header.verdict,
             };
             if index == 0 {
@@ -338,7 +338,7 @@ impl Creation<'_> {
             verdict: part.verdict,
         };
         let shape = LaunchShape {
-            blocks: number(rails.plan.sources + rails.plan.others + 1)?,
+            blocks: to_u32(rails.plan.sources + rails.plan.others + 1)?,
             threads: HT_ROUTE_THREADS,
             shared_bytes: 0,
         };
@@ -352,8 +352,8 @@ impl Creation<'_> {
             nodes: self.rails.nodes()?,
             handle: part.device(plan)?,
             topk_idx: part.routing.ids.0 as *const i64,
-            local_experts: number(plan.local_experts)?,
-            local_ranks: number(plan.locals)?,
+            local_experts: to_u32(plan.local_experts)?,
+            local_ranks: to_u32(plan.locals)?,
             piece_blocks: 0,
         };
         let multiprocessors = self.group.device.multiprocessors;
@@ -365,11 +365,11 @@ impl Creation<'_> {
         let homes = part.routing.tokens.div_ceil(HT_PLACE_THREADS as usize);
         let (piece_blocks, home_blocks) = (pieces.min(most), homes.clamp(1, most));
         let params = HtPlaceParams {
-            piece_blocks: number(piece_blocks)?,
+            piece_blocks: to_u32(piece_blocks)?,
             ..params
         };
         let shape = LaunchShape {
-            blocks: number(piece_blocks + home_blocks)?,
+            blocks: to_u32(piece_blocks + home_blocks)?,
             threads: HT_PLACE_THREADS,
             shared_bytes: 0,
         };

@@ -21,8 +21,8 @@ use crate::backend::cuda::params::ht_nodes::{
     HT_PACK_THREADS, HtDispatchNodesParams, HtPackParams, HtPass, HtScaledDispatchNodesParams,
     HtScaledPackParams,
 };
+use crate::backend::cuda::regions::to_u32;
 use crate::backend::cuda::scaled_rows::scaled_rows;
-use crate::backend::cuda::sizes::number;
 use crate::error::Result;
 use crate::model::ops::{HtDispatch, Stream};
 use crate::model::scales::Cast;
@@ -188,9 +188,9 @@ impl Dispatch<'_> {
                 None => plan.packed_bytes as u64,
                 Some(_) => u64::MAX,
             },
-            chunks: number(plan.chunks)?,
-            first_chunk: number(chunks.start)?,
-            end_chunk: number(chunks.end)?,
+            chunks: to_u32(plan.chunks)?,
+            first_chunk: to_u32(chunks.start)?,
+            end_chunk: to_u32(chunks.end)?,
         };
         let shape = LaunchShape {
             blocks: PACK_BLOCKS.min(handle.group.device.multiprocessors),

@@ -7,7 +7,7 @@ use crate::backend::cuda::params::ht::{HT_MAX_TOP_K, HtEntry};
 use crate::backend::cuda::params::ht_nodes::{
     HT_COUNTS_OF_SOURCE, HT_ELSEWHERE, HT_MOST_CHUNKS, HT_NONE, HtNodesMemory, HtOrigin,
 };
-use crate::backend::cuda::sizes::{Regions, number};
+use crate::backend::cuda::regions::{Regions, to_u32};
 use crate::error::Result;
 use crate::model::group::GroupFacts;
 use crate::model::topology::Topology;
@@ -227,8 +227,8 @@ impl NodesPlan {
             piece_rows: words(self.locals * pieces),
             total: words(1),
             counts: words(self.local_experts).cast(),
-            tokens: number(own)?,
-            top_k: number(top_k)?,
+            tokens: to_u32(own)?,
+            top_k: to_u32(top_k)?,
         };
         Ok((memory, regions.bytes()))
     }
@@ -239,26 +239,26 @@ impl Tables {
     pub fn new(topology: &Topology, rank: usize, width: usize) -> Result<Self> {
         let node = topology.node_of(rank);
         let place = |other| match topology.distance(rank, other) {
-            0 => number(topology.local_index(other)),
-            distance => Ok(HT_ELSEWHERE | number(distance - 1)?),
+            0 => to_u32(topology.local_index(other)),
+            distance => Ok(HT_ELSEWHERE | to_u32(distance - 1)?),
         };
         let carrier = |other| topology.carrier(other, node);
         let mut carried = Vec::new();
         for &local in topology.local_ranks(rank).ranks() {
             let end = carried.len() + 1 + width;
             for source in topology.carried_by(local) {
-                carried.push(number(source)?);
+                carried.push(to_u32(source)?);
             }
             carried.resize(end, HT_NONE);
         }
         let ranks = || 0..topology.ranks();
         let gateways = topology.gateways_by_distance(rank).into_iter();
         Ok(Self {
-            gateways: gateways.map(number).collect::<Result<_>>()?,
+            gateways: gateways.map(to_u32).collect::<Result<_>>()?,
             places: ranks().map(place).collect::<Result<_>>()?,
             carried,
             carriers: ranks()
-                .map(|other| number(topology.local_index(carrier(other))))
+                .map(|other| to_u32(topology.local_index(carrier(other))))
                 .collect::<Result<_>>()?,
         })
     }

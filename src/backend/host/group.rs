@@ -51,7 +51,7 @@ impl Platform for HostPlatform {
         let shared = Arc::new(GroupState::new(
             (facts, topology),
             exchange,
-            bootstrap.words(),
+            bootstrap.formatter(),
             self.runtime,
         ));
         let group = Arc::new(HostGroup {

@@ -7,11 +7,11 @@
 
 use crate::backend::HtRouting;
 use crate::backend::host::device::{bytes, bytes_mut};
+use crate::backend::host::fingerprint::Call;
 use crate::backend::host::group_state::GroupState;
 use crate::backend::host::ht::route::{HtMap, ID_BYTES, RankIds};
 use crate::backend::host::message::{Message, Reader};
 use crate::backend::host::rows::copy_row;
-use crate::backend::host::terms::Call;
 use crate::error::refusal::{AmongRanks, Role, Subject};
 use crate::error::{Code, Context, Error, Result};
 use crate::model::group::GroupFacts;
@@ -90,7 +90,7 @@ fn gather_announcements(
         }
         Err(error) => {
             message.number(error.code() as usize);
-            refusal = (shared.words)(error);
+            refusal = (shared.formatter)(error);
             message.number(refusal.len());
             message.bytes(refusal.as_bytes());
         }

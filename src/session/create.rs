@@ -67,9 +67,9 @@ pub fn group(
     let bootstrap = Bootstrap::new(comm.clone(), device, of_rank.timeout, formatter);
     let (facts, topology) = agree_on_facts(&bootstrap, facts, &env, stream)?;
     let nodes = topology.nodes();
-    let backend = platform.open((facts, topology), bootstrap, &of_rank, stream)?;
+    let backend = platform.open(facts, topology, bootstrap, &of_rank, stream)?;
     let profile = backend.common.profile();
-    let about = || About::new(&comm, (facts, nodes, env.node_sums), profile, of_rank);
+    let about = || About::new(&comm, facts, nodes, env.node_sums, profile, of_rank);
     let about = log::tells_of_groups().then(about);
     let checks = Checks::wanted(&env, &facts, backend.common.device());
     Ok(Group::new(facts, backend, own_stream?, about, checks))

@@ -100,8 +100,8 @@ impl Bench {
         };
         let peer_failed = self.address(rank, self.layout.peer_failed);
         let wait = faults.wait_params(OP_PEER_SELFTEST, self.failed[rank].data(), peer_failed);
-        let peers = (&peers, &LocalRanks::all(2, rank));
-        self.selftests[rank].run(&self.module, peers, &self.layout, wait, self.streams[rank])
+        let (ranks, stream) = (LocalRanks::all(2, rank), self.streams[rank]);
+        self.selftests[rank].run(&self.module, &peers, &ranks, &self.layout, wait, stream)
     }
 }
 

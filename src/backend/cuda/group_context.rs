@@ -47,8 +47,10 @@ impl GroupContext {
         module: Module,
         faults: Arc<FaultPage>,
         multiprocessors: u32,
-        (state, peer_failed): (Buffer, DevPtr),
-        (windows, rank): (&[DevPtr], usize),
+        state: Buffer,
+        peer_failed: DevPtr,
+        windows: &[DevPtr],
+        rank: usize,
     ) -> Result<Self> {
         let mut all = [DevPtr::default(); MAX_PEERS];
         for (to, base) in all.iter_mut().zip(windows) {

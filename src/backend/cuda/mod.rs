@@ -60,14 +60,16 @@ impl Platform for CudaPlatform {
 
     fn open(
         &self,
-        (facts, topology): (GroupFacts, Topology),
+        facts: GroupFacts,
+        topology: Topology,
         bootstrap: Bootstrap,
         choices: &RankChoices,
         stream: Stream,
     ) -> Result<OpenGroup> {
         group_creation::open(
             Arc::clone(&self.0),
-            (&facts, &topology),
+            &facts,
+            &topology,
             bootstrap,
             choices,
             stream,

@@ -31,7 +31,8 @@ pub struct GroupState {
 impl GroupState {
     /// A group without enqueued work.
     pub fn new(
-        (facts, topology): (GroupFacts, Topology),
+        facts: GroupFacts,
+        topology: Topology,
         exchange: Exchange,
         formatter: Formatter,
         runtime: HostRuntime,

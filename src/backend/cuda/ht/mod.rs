@@ -54,7 +54,8 @@ pub struct HtGroup {
 impl HtGroup {
     /// The HT side of a group; `layout` has the offsets of `plan`'s regions in the windows.
     pub fn new(
-        (context, network): (Arc<GroupContext>, Option<Arc<Network>>),
+        context: Arc<GroupContext>,
+        network: Option<Arc<Network>>,
         memory: &Arc<CudaMemory>,
         plan: HtPlan,
         layout: HtLayout,

@@ -36,7 +36,7 @@ pub fn exchange(
     let own = Arc::clone(shared);
     let work = move |epoch| {
         let (agreed, outcome) = match gather_announcements(&own, &wanted, epoch) {
-            Ok(all) => (agree(&own.facts, &wanted, (epoch, all)), Ok(())),
+            Ok(all) => (agree(&own.facts, &wanted, epoch, all), Ok(())),
             Err(error) => (Err(error.clone()), Err(error)),
         };
         // On a rank that refused, the receiver is gone.
@@ -125,7 +125,8 @@ fn read(mut reader: Reader<'_>, source: usize, facts: &GroupFacts) -> Result<Ann
 fn agree(
     facts: &GroupFacts,
     wanted: &Result<HtRouting>,
-    (epoch, announced): (u64, Vec<Announced>),
+    epoch: u64,
+    announced: Vec<Announced>,
 ) -> Result<HtMap> {
     let HtRouting { routing, counter } = wanted.as_ref().map_err(Error::clone)?;
     let all: Vec<RankIds> = announced.into_iter().collect::<Result<_>>()?;

@@ -11,7 +11,7 @@ use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::ht::agreement::{disagreement, verdict_refusing, verdict_with};
 use crate::backend::cuda::ht::nodes::handle::{Counts, NodesHt};
 use crate::backend::cuda::ht::nodes::memory::NodesMemory;
-use crate::backend::cuda::ht::nodes::plan::NodesPlan;
+use crate::backend::cuda::ht::nodes::plan::{HandleSize, NodesPlan};
 use crate::backend::cuda::ht::nodes::rails::Rails;
 use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::kernels::Kernel;
@@ -118,8 +118,9 @@ impl Part {
     }
 
     fn device(&self, plan: &NodesPlan) -> Result<HtNodesMemory> {
-        let tokens = (self.routing.tokens, self.remote);
-        self.memory.memory(plan, (tokens, self.routing.top_k))
+        let (own, remote, top_k) = (self.routing.tokens, self.remote, self.routing.top_k);
+        let size = HandleSize { own, remote, top_k };
+        self.memory.memory(plan, size)
     }
 }
 
@@ -248,18 +249,17 @@ impl Creation<'_> {
         let agreeing = headers.iter().skip(1).filter(|it| it.verdict == verdict);
         let remote = agreeing.map(|header| header.tokens).sum();
         let rails = self.rails;
-        let sizes = ((routing.tokens, remote), routing.top_k);
-        let (_, bytes) = rails.plan.memory(0, sizes.0, sizes.1)?;
+        let (own, top_k) = (routing.tokens, routing.top_k);
+        let size = HandleSize { own, remote, top_k };
+        let (_, bytes) = rails.plan.memory(0, size)?;
         let context = self.group.context.module.context();
         // Of one size where the group has a bound, so that later handles can use it.
+        let room = |own, remote| HandleSize { own, remote, top_k };
         let room = match self.group.plan.row_sizes().1 {
-            Some(most) => (most, (rails.plan.sources - 1) * most),
-            None => (routing.tokens.next_power_of_two(), remote),
+            Some(most) => room(most, (rails.plan.sources - 1) * most),
+            None => room(own.next_power_of_two(), remote),
         };
-        let make = || {
-            let sizes = (room, routing.top_k);
-            NodesMemory::new(context, &rails.memory, &rails.plan, sizes)
-        };
+        let make = || NodesMemory::new(context, &rails.memory, &rails.plan, room);
         Ok(Part {
             memory: rails.pool.take(|memory| memory.waste(bytes), make)?,
             routing,

@@ -111,6 +111,14 @@ pub fn message_sizes(room: usize, row_bytes: usize) -> (usize, usize) {
     (first_row, stride)
 }
 
+/// What the memory of a handle is for: tokens of this rank and of its other sources, and ids of each.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct HandleSize {
+    pub own: usize,
+    pub remote: usize,
+    pub top_k: usize,
+}
+
 impl NodesPlan {
     /// The plan for the rank of `facts`.
     pub fn new(facts: &GroupFacts, topology: &Topology) -> Self {
@@ -187,13 +195,9 @@ impl NodesPlan {
         tokens * chunk / self.chunks
     }
 
-    /// A handle's memory that begins at `base`, and its size: with `own` tokens, and `remote` ones of other sources.
-    pub fn memory(
-        &self,
-        base: usize,
-        (own, remote): (usize, usize),
-        top_k: usize,
-    ) -> Result<(HtNodesMemory, usize)> {
+    /// A handle's memory that begins at `base`, and its size.
+    pub fn memory(&self, base: usize, size: HandleSize) -> Result<(HtNodesMemory, usize)> {
+        let HandleSize { own, remote, top_k } = size;
         let ends = self.chunks + 1;
         let pieces = self.chunks * self.width;
         let mut regions = Regions::new(REGION_ALIGN);
@@ -379,7 +383,12 @@ mod tests {
     fn a_rank_without_remote_sources_has_room_for_its_peers_ones() {
         let plan = plan("aaba", 1, Some(8), 16);
         assert_eq!((plan.sources, plan.width, plan.locals), (1, 1, 3));
-        let (memory, bytes) = plan.memory(1 << 20, (8, 0), 2).unwrap();
+        let size = HandleSize {
+            own: 8,
+            remote: 0,
+            top_k: 2,
+        };
+        let (memory, bytes) = plan.memory(1 << 20, size).unwrap();
         assert_eq!(memory.tokens, 8);
         assert!(memory.total as usize + 4 <= (1 << 20) + bytes);
         assert_eq!(memory.raw_entries, memory.entries);

@@ -5,7 +5,7 @@ use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::event::DriverEvent;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory, HostPage};
 use crate::backend::cuda::ht::nodes::memory::{Banks, NodesMemory};
-use crate::backend::cuda::ht::nodes::plan::{NodesPlan, Tables};
+use crate::backend::cuda::ht::nodes::plan::{HandleSize, NodesPlan, Tables};
 use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::network::Network;
 use crate::backend::cuda::params::ht_nodes::{HtNodes, HtTold};
@@ -91,7 +91,7 @@ impl Rails {
             sends: Vec::new(),
             receives: Vec::new(),
         };
-        let spare = NodesMemory::new(on, memory, &plan, ((0, 0), 0))?;
+        let spare = NodesMemory::new(on, memory, &plan, HandleSize::default())?;
         let rails = Self {
             plan,
             gateways: topology.gateways_by_distance(rank),

@@ -1,6 +1,6 @@
 // Which calls of the driver wait for a kernel that runs on another, non-blocking stream: with one block, as
 // an all-gather that waits for peers has, and with every SM full, as an operation that waits for them.
-// What waits must not be called while the peers may be in the same place (src/backend/quiet.rs). Then which
+// What waits must not be called while the peers may be in the same place (src/backend/quiescence.rs). Then which
 // calls of other threads wait while one of those waits.
 //
 //     nvcc -arch=native -o blocking_calls blocking_calls.cu -lcuda && ./blocking_calls

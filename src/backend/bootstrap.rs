@@ -16,8 +16,8 @@ use crate::backend::bootstrap::record::{VERDICT_BYTES, refusal, sealed, unsealed
 use crate::backend::detached;
 use crate::backend::device::{Device, StreamMark};
 use crate::backend::nccl::Communicator;
-use crate::backend::quiet::UnderWay;
-use crate::error::{Code, Error, Result, Words};
+use crate::backend::quiescence::UnderWay;
+use crate::error::{Code, Error, Formatter, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use once_cell::sync::OnceCell;
@@ -34,7 +34,7 @@ pub struct Bootstrap {
     comm: Communicator,
     device: Arc<dyn Device>,
     timeout: Duration,
-    words: Words,
+    formatter: Formatter,
     /// Kept for the next exchange: allocating may wait for the whole device.
     buffer: Mutex<Option<Buffer>>,
     /// Number of exchanges so far, the same on every rank.
@@ -50,19 +50,19 @@ struct Buffer {
 }
 
 impl Bootstrap {
-    /// Exchanges over `comm`, with buffers on `device`; `words` phrases refusals for the other
+    /// Exchanges over `comm`, with buffers on `device`; `formatter` phrases refusals for the other
     /// ranks.
     pub fn new(
         comm: Communicator,
         device: Arc<dyn Device>,
         timeout: Duration,
-        words: Words,
+        formatter: Formatter,
     ) -> Self {
         Self {
             comm,
             device,
             timeout,
-            words,
+            formatter,
             buffer: Mutex::default(),
             exchanges: AtomicU64::new(0),
             waited: Mutex::default(),
@@ -87,8 +87,8 @@ impl Bootstrap {
     }
 
     /// Phrases a refusal for the other ranks.
-    pub fn words(&self) -> Words {
-        self.words
+    pub fn formatter(&self) -> Formatter {
+        self.formatter
     }
 
     /// The device that the group runs on.
@@ -229,7 +229,7 @@ impl Bootstrap {
         bytes: usize,
         stream: Stream,
     ) -> Result<Vec<Vec<u8>>> {
-        let record = verdict(&mine, bytes, self.words);
+        let record = verdict(&mine, bytes, self.formatter);
         let mut records = match (mine, self.all_gather(&record, stream)) {
             (Ok(_), gathered) => gathered?,
             (Err(mine), Ok(_)) => return Err(mine),
@@ -300,13 +300,13 @@ impl Bootstrap {
     }
 }
 
-/// An exchange on a stream. Unless its end was seen, it is stranded when this is dropped: after the deadline, maybe by
+/// An exchange on a stream. Unless its end was seen, it is marked hung when this is dropped: after the deadline, maybe by
 /// the thread that has enqueued it.
 struct Exchange {
     device: Arc<dyn Device>,
     /// Behind it.
     mark: Option<Box<dyn StreamMark>>,
-    /// Dropped after it is stranded: in between the device would seem quiet.
+    /// Dropped after that: in between the device would seem quiescent.
     _under_way: UnderWay,
 }
 
@@ -333,7 +333,7 @@ impl Exchange {
 impl Drop for Exchange {
     fn drop(&mut self) {
         if let Some(mark) = self.mark.take() {
-            self.device.strand(mark);
+            self.device.mark_hung(mark);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What the library asks of the device that a group runs on.
 #![forbid(unsafe_code)]
 
-use crate::backend::quiet::{Attempt, UnderWay, Works};
+use crate::backend::quiescence::{Attempt, UnderWay, Works};
 use crate::error::{Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
@@ -12,7 +12,7 @@ use std::sync::Weak;
 pub trait Memory: Send + Sync {
     /// Allocates `bytes`; zero bytes may give NULL.
     fn alloc(&self, bytes: usize) -> Result<DevPtr>;
-    /// Frees the result of [`Memory::alloc`], at once or at the device's next quiet moment; NULL is fine.
+    /// Frees the result of [`Memory::alloc`], at once or at the device's next quiescent moment; NULL is fine.
     fn free(&self, data: DevPtr) -> Result<()>;
     /// Memory for the library's own use; may reuse memory that another group gave back.
     fn alloc_own(&self, bytes: usize) -> Result<DevPtr>;
@@ -58,8 +58,8 @@ pub trait Device: Memory + Marks {
     fn watch_works(&self, works: Weak<dyn Works>);
     /// Reports an exchange that was given up and may never end; `mark` is behind it. Freeing memory would
     /// wait for it, so everything stays allocated until it has ended.
-    fn strand(&self, mark: Box<dyn StreamMark>);
-    /// Does `work`, which may wait for the whole device, if the device is quiet and no graph has operations.
+    fn mark_hung(&self, mark: Box<dyn StreamMark>);
+    /// Does `work`, which may wait for the whole device, if the device is quiescent and no graph has operations.
     fn attempt(&self, work: &mut dyn FnMut()) -> Attempt;
     /// The failure of a device that was reset: nothing on it is left, and nothing can be freed there. `None` for any
     /// other.

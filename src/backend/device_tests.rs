@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::*;
-use crate::backend::quiet::Quiet;
+use crate::backend::quiescence::Quiescence;
 use crate::backend::transport::outstanding::Outstanding;
 use crate::backend::transport::replays::ReplayMarks;
 use parking_lot::{Mutex, MutexGuard};
@@ -26,7 +26,7 @@ pub struct TestDevice {
     pub room: Arc<AtomicUsize>,
     is_waiting: Arc<AtomicBool>,
     uploads: Arc<Mutex<Vec<DevPtr>>>,
-    /// What becomes of work for a quiet moment; by default it is done.
+    /// What becomes of work for a quiescent moment; by default it is done.
     attempt: Arc<Mutex<Option<Attempt>>>,
     /// Whether there is a graph with an operation.
     has_graph: Arc<AtomicBool>,
@@ -74,7 +74,7 @@ impl TestDevice {
         self.has_graph.store(false, Ordering::Relaxed);
     }
 
-    /// Work for a quiet moment fares so from now on.
+    /// Work for a quiescent moment fares so from now on.
     pub fn let_attempts_be(&self, attempt: Attempt) {
         *self.attempt.lock() = Some(attempt);
     }
@@ -187,10 +187,10 @@ impl Device for TestDevice {
         Ok(true)
     }
     fn begin(&self) -> UnderWay {
-        Arc::<Quiet<()>>::default().begin()
+        Arc::<Quiescence<()>>::default().begin()
     }
     fn watch_works(&self, _works: Weak<dyn Works>) {}
-    fn strand(&self, _mark: Box<dyn StreamMark>) {}
+    fn mark_hung(&self, _mark: Box<dyn StreamMark>) {}
     fn attempt(&self, work: &mut dyn FnMut()) -> Attempt {
         let attempt = self.attempt.lock().unwrap_or(Attempt::Done);
         if attempt == Attempt::Done {

@@ -13,7 +13,7 @@ pub mod host;
 pub mod nccl;
 pub mod own_stream;
 pub mod platform;
-pub mod quiet;
+pub mod quiescence;
 pub mod select;
 pub mod transport;
 

@@ -23,7 +23,8 @@ pub trait Platform {
     /// gets a group, or every rank an error.
     fn open(
         &self,
-        group: (GroupFacts, Topology),
+        facts: GroupFacts,
+        topology: Topology,
         bootstrap: Bootstrap,
         choices: &RankChoices,
         stream: Stream,

@@ -63,7 +63,7 @@ pub enum Value {
 }
 
 /// Puts an error into the words of an ABI, for other ranks to show.
-pub type Words = fn(&Error) -> String;
+pub type Formatter = fn(&Error) -> String;
 
 /// Result with the core's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;

@@ -24,7 +24,9 @@ impl About {
     /// A group over `comm` with these facts, whose ranks are on `nodes` nodes, whose sums are added like `sums`.
     pub(super) fn new(
         comm: &Communicator,
-        (facts, nodes, sums): (GroupFacts, usize, NodeSums),
+        facts: GroupFacts,
+        nodes: usize,
+        sums: NodeSums,
         backend: Profile,
         choices: RankChoices,
     ) -> Self {

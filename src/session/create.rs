@@ -10,7 +10,7 @@ use crate::backend::own_stream::OwnStream;
 use crate::backend::select;
 use crate::env::Env;
 use crate::error::refusal::{AmongRanks, Setting, Subject};
-use crate::error::{Error, Result, Words};
+use crate::error::{Error, Formatter, Result};
 use crate::fork;
 use crate::log;
 use crate::model::group::{
@@ -27,12 +27,12 @@ use crate::session::handle::Handle;
 use std::sync::Arc;
 
 /// Opens a group over the communicator at address `comm`. `settings` is an error if they could not
-/// be read; `words` puts errors into words for other ranks. Without a stream, the exchanges run on
+/// be read; `formatter` puts errors into words for other ranks. Without a stream, the exchanges run on
 /// one that the group owns.
 pub fn group(
     comm: usize,
     settings: Result<GroupSettings>,
-    words: Words,
+    formatter: Formatter,
     stream: Option<Stream>,
 ) -> Result<Group> {
     let (env, unused) = Env::read_and_check();
@@ -64,12 +64,12 @@ pub fn group(
         tuning_file: env.tuning_file.clone(),
         check: env.check,
     };
-    let bootstrap = Bootstrap::new(comm.clone(), device, of_rank.timeout, words);
+    let bootstrap = Bootstrap::new(comm.clone(), device, of_rank.timeout, formatter);
     let (facts, topology) = agree_on_facts(&bootstrap, facts, &env, stream)?;
     let nodes = topology.nodes();
-    let backend = platform.open((facts, topology), bootstrap, &of_rank, stream)?;
+    let backend = platform.open(facts, topology, bootstrap, &of_rank, stream)?;
     let profile = backend.common.profile();
-    let about = || About::new(&comm, (facts, nodes, env.node_sums), profile, of_rank);
+    let about = || About::new(&comm, facts, nodes, env.node_sums, profile, of_rank);
     let about = log::tells_of_groups().then(about);
     let checks = Checks::wanted(&env, &facts, backend.common.device());
     Ok(Group::new(facts, backend, own_stream?, about, checks))

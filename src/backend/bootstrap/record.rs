@@ -1,7 +1,7 @@
 //! What a rank contributes to an exchange: a seal, a verdict, a payload.
 #![forbid(unsafe_code)]
 
-use crate::error::{Error, Result, Words};
+use crate::error::{Error, Formatter, Result};
 use crate::model::hash::fnv1a;
 
 /// Bytes of the verdict that each rank puts in front of its payload: a code, then text.
@@ -16,18 +16,18 @@ pub fn sealed(exchange: u64, payload: &[u8]) -> Vec<u8> {
 }
 
 /// The record of a rank that is well, with a payload of `bytes` bytes, or that refuses.
-pub fn verdict(mine: &Result<Vec<u8>>, bytes: usize, words: Words) -> Vec<u8> {
+pub fn verdict(mine: &Result<Vec<u8>>, bytes: usize, formatter: Formatter) -> Vec<u8> {
     let mut record = vec![0; VERDICT_BYTES + bytes];
     match mine {
         Ok(payload) => copy_prefix(&mut record, VERDICT_BYTES, payload),
-        Err(error) => refuse(&mut record, error, words),
+        Err(error) => refuse(&mut record, error, formatter),
     }
     record
 }
 
-fn refuse(record: &mut [u8], error: &Error, words: Words) {
+fn refuse(record: &mut [u8], error: &Error, formatter: Formatter) {
     copy_prefix(record, 0, &(error.code() as i32).to_le_bytes());
-    copy_prefix(record, CODE_BYTES, clip(&words(error)).as_bytes());
+    copy_prefix(record, CODE_BYTES, clip(&formatter(error)).as_bytes());
 }
 
 /// A checksum of an exchange's number and a rank's payload.

@@ -100,8 +100,8 @@ impl Bench {
         };
         let peer_failed = self.address(rank, self.layout.peer_failed);
         let wait = faults.wait_params(OP_PEER_SELFTEST, self.failed[rank].data(), peer_failed);
-        let peers = (&peers, &LocalRanks::all(2, rank));
-        self.selftests[rank].run(&self.module, peers, &self.layout, wait, self.streams[rank])
+        let (ranks, stream) = (LocalRanks::all(2, rank), self.streams[rank]);
+        self.selftests[rank].run(&self.module, &peers, &ranks, &self.layout, wait, stream)
     }
 }
 
@@ -172,7 +172,7 @@ fn data_that_the_flag_announced_too_early_is_found() {
 #[ignore = "needs a GPU"]
 fn the_callers_context_is_left_as_it_was() {
     let bench = Bench::open();
-    let before = driver::held::current_context().unwrap();
+    let before = driver::context_handle::current_context().unwrap();
     let data = bench.memory.alloc(64).unwrap();
     bench.memory.upload(data, &[7; 64]).unwrap();
     let mut back = [0; 64];
@@ -180,7 +180,7 @@ fn the_callers_context_is_left_as_it_was() {
     bench.memory.free(data).unwrap();
     assert_eq!(back, [7; 64]);
     assert!(bench.memory.is_idle(Stream(0)).unwrap());
-    assert_eq!(driver::held::current_context().unwrap(), before);
+    assert_eq!(driver::context_handle::current_context().unwrap(), before);
 }
 
 #[test]

@@ -8,9 +8,9 @@ use crate::backend::cuda::ht::HtGroup;
 use crate::backend::cuda::ll::LlGroup;
 use crate::backend::cuda::network::Network;
 use crate::backend::cuda::peer::teardown::{End, Teardown};
-use crate::backend::cuda::peer::windows::PeerWindows;
+use crate::backend::cuda::peer::windows::GroupWindows;
 use crate::backend::device::Device;
-use crate::backend::quiet::Graphs;
+use crate::backend::quiescence::Graphs;
 use crate::backend::{
     Faults, GroupBackend, HtBackend, HtGroupBackend, HtRouting, LlBackend, LlGroupBackend,
     OpenGroup, Profile,
@@ -32,8 +32,8 @@ pub(super) struct CudaGroup {
     pub(super) bootstrap: Bootstrap,
     pub(super) timeout: Duration,
     pub(super) group: Arc<GroupContext>,
-    /// The windows of operations and, over nodes, those for words, if any. Taken when the group closes.
-    pub(super) windows: Mutex<Option<(PeerWindows, Option<PeerWindows>)>>,
+    /// Taken when the group closes.
+    pub(super) windows: Mutex<Option<GroupWindows>>,
     /// `None` on one node.
     pub(super) network: Option<Arc<Network>>,
     pub(super) teardown: Teardown,
@@ -56,11 +56,7 @@ impl CudaGroup {
         }
     }
 
-    fn close_windows(
-        &self,
-        (windows, words): (PeerWindows, Option<PeerWindows>),
-        stream: Stream,
-    ) -> Result<()> {
+    fn close_windows(&self, windows: GroupWindows, stream: Stream) -> Result<()> {
         self.bootstrap.begin_call();
         // Over nodes the end of the network asks for the graphs themselves.
         let launches = match self.network {
@@ -75,18 +71,12 @@ impl CudaGroup {
         }
         match left {
             Ok(End::Together { meet: true }) if self.network.is_none() => {
-                windows.release(&self.bootstrap, stream)
+                windows.operations.release(&self.bootstrap, stream)
             }
             // Only the ranks of a node know whether they meet.
-            Ok(End::Together { .. }) => windows.part(words, &self.teardown),
-            Ok(End::Broken) => {
-                windows.leave();
-                Ok(())
-            }
-            Err(error) => {
-                windows.leave();
-                Err(error)
-            }
+            Ok(End::Together { .. }) => windows.part(&self.teardown),
+            // They stay allocated, as kernels of a peer may write to them.
+            left => left.map(drop),
         }
     }
 
@@ -107,7 +97,7 @@ impl CudaGroup {
             network.forget_peers();
         }
         self.teardown
-            .leave_together(self.memory.context().is_stranded())
+            .leave_together(self.memory.context().is_hung())
     }
 }
 

@@ -6,7 +6,7 @@ use crate::backend::cuda::driver::module::Module;
 use crate::backend::cuda::fault::{FaultPage, nanoseconds};
 use crate::backend::cuda::params::common::{MAX_PEERS, PeerTable, WaitParams};
 use crate::backend::cuda::params::ll::{LL_CHANNELS, LlChannelState};
-use crate::backend::cuda::sizes::number;
+use crate::backend::cuda::regions::to_u32;
 use crate::error::Result;
 use crate::model::tensor::DevPtr;
 use crate::tuning::{Tuning, TuningFile};
@@ -40,6 +40,13 @@ pub(super) struct GroupContext {
     rank: u32,
 }
 
+/// What bounds a group's launches, and may shape them.
+pub(super) struct Launches {
+    /// As [`GroupContext::multiprocessors`].
+    pub(super) multiprocessors: u32,
+    pub(super) tuning_file: Option<TuningFile>,
+}
+
 impl GroupContext {
     /// New memory for the state that kernels keep from one launch to the next.
     pub(super) fn new_state(memory: &Arc<CudaMemory>) -> Result<Buffer> {
@@ -51,9 +58,11 @@ impl GroupContext {
     pub(super) fn new(
         module: Module,
         faults: Arc<FaultPage>,
-        (multiprocessors, tuning_file): (u32, Option<TuningFile>),
-        (state, peer_failed): (Buffer, DevPtr),
-        (windows, rank): (&[DevPtr], usize),
+        launches: Launches,
+        state: Buffer,
+        peer_failed: DevPtr,
+        windows: &[DevPtr],
+        rank: usize,
     ) -> Result<Self> {
         let mut all = [DevPtr::default(); MAX_PEERS];
         for (to, base) in all.iter_mut().zip(windows) {
@@ -62,19 +71,18 @@ impl GroupContext {
         Ok(Self {
             module,
             faults,
-            multiprocessors,
+            multiprocessors: launches.multiprocessors,
             tuning: RwLock::new(
-                tuning_file
-                    .as_ref()
+                (launches.tuning_file.as_ref())
                     .map(TuningFile::read)
                     .unwrap_or_default(),
             ),
-            tuning_file,
+            tuning_file: launches.tuning_file,
             state,
             peer_failed,
             windows: all,
-            ranks: number(windows.len())?,
-            rank: number(rank)?,
+            ranks: to_u32(windows.len())?,
+            rank: to_u32(rank)?,
         })
     }
 

@@ -10,18 +10,18 @@ mod fault;
 mod gpu_tests;
 mod group;
 mod group_context;
+mod group_creation;
 mod ht;
 pub mod kernels;
 mod ll;
 mod network;
-mod open;
 mod order;
 pub mod params;
 mod peer;
 mod pool;
+mod regions;
 mod scaled_rows;
 mod side_streams;
-mod sizes;
 
 use crate::backend::OpenGroup;
 use crate::backend::bootstrap::Bootstrap;
@@ -60,14 +60,16 @@ impl Platform for CudaPlatform {
 
     fn open(
         &self,
-        (facts, topology): (GroupFacts, Topology),
+        facts: GroupFacts,
+        topology: Topology,
         bootstrap: Bootstrap,
         choices: &RankChoices,
         stream: Stream,
     ) -> Result<OpenGroup> {
-        open::open(
+        group_creation::open(
             Arc::clone(&self.0),
-            (&facts, &topology),
+            &facts,
+            &topology,
             bootstrap,
             choices,
             stream,

@@ -21,7 +21,6 @@ use crate::model::ops::Stream;
 use crate::model::topology::Topology;
 use parking_lot::RwLock;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Most blocks of a kernel of the network; each fills a multiprocessor.
 pub const NETWORK_BLOCKS: u32 = 4;
@@ -53,9 +52,10 @@ impl Network {
     /// error.
     pub fn open(
         bootstrap: &Bootstrap,
-        (topology, most_bytes): (&Topology, usize),
-        (group, memory): (&GroupContext, &Arc<CudaMemory>),
-        timeout: Duration,
+        topology: &Topology,
+        most_bytes: usize,
+        group: &GroupContext,
+        memory: &Arc<CudaMemory>,
         stream: Stream,
     ) -> Result<Self> {
         let rank = bootstrap.rank();
@@ -66,7 +66,7 @@ impl Network {
         let on_fault: Arc<dyn OnFault> = failure.clone();
         let wanted = Wanted {
             topology,
-            timeout,
+            timeout: group.faults.timeout(),
             most_blocks: NETWORK_BLOCKS as usize,
             most_bytes,
             on_fault,

@@ -4,7 +4,7 @@
 use crate::backend::cuda::params::common::{
     SCALES_EXPONENT, SCALES_FLOAT, SCALES_FORWARDED, SCALES_POWER_OF_TWO, ScaleView, ScaledRows,
 };
-use crate::backend::cuda::sizes::number;
+use crate::backend::cuda::regions::to_u32;
 use crate::error::Result;
 use crate::model::ops::RowType;
 use crate::model::scales::{Cast, ScaleForm, ScaleSource, ScaleTensor, ScaleType, Scaled, WireRow};
@@ -15,12 +15,12 @@ use std::ptr::null_mut;
 pub fn scaled_rows(row: RowType, scaled: &Scaled) -> Result<ScaledRows> {
     let (form, block, from) = match &scaled.source {
         ScaleSource::Forward(from) => (SCALES_FORWARDED, 0, view(from)),
-        ScaleSource::Cast(cast) => (form(cast), number(cast.block)?, NO_VIEW),
+        ScaleSource::Cast(cast) => (form(cast), to_u32(cast.block)?, NO_VIEW),
     };
     Ok(ScaledRows {
-        payload_bytes: number(row.bytes())?,
-        scale_bytes: number(scaled.scales.bytes())?,
-        scale_width: number(scaled.scales.dtype.size())?,
+        payload_bytes: to_u32(row.bytes())?,
+        scale_bytes: to_u32(scaled.scales.bytes())?,
+        scale_width: to_u32(scaled.scales.dtype.size())?,
         form,
         block,
         scale_chunk_bytes: 0,

@@ -40,7 +40,8 @@ impl Platform for HostPlatform {
 
     fn open(
         &self,
-        (facts, topology): (GroupFacts, Topology),
+        facts: GroupFacts,
+        topology: Topology,
         bootstrap: Bootstrap,
         choices: &RankChoices,
         stream: Stream,
@@ -49,9 +50,10 @@ impl Platform for HostPlatform {
         let timeout = choices.timeout;
         let exchange = Exchange::new(facts.rank, windows, timeout);
         let shared = Arc::new(GroupState::new(
-            (facts, topology),
+            facts,
+            topology,
             exchange,
-            bootstrap.words(),
+            bootstrap.formatter(),
             self.runtime,
         ));
         let group = Arc::new(HostGroup {

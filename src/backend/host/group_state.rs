@@ -3,11 +3,11 @@
 
 use crate::backend::Faults;
 use crate::backend::host::exchange::Exchange;
+use crate::backend::host::fingerprint::Call;
 use crate::backend::host::order::Order;
 use crate::backend::host::pending::Pending;
 use crate::backend::host::runtime::HostRuntime;
-use crate::backend::host::terms::Call;
-use crate::error::{Code, Context, Error, Result, Words};
+use crate::error::{Code, Context, Error, Formatter, Result};
 use crate::model::group::GroupFacts;
 use crate::model::ops::Stream;
 use crate::model::topology::Topology;
@@ -21,7 +21,7 @@ pub struct GroupState {
     pub topology: Topology,
     pub exchange: Exchange,
     /// Phrases refusals for the other ranks.
-    pub words: Words,
+    pub formatter: Formatter,
     order: Order,
     /// Enqueued work that has not run.
     pending: Arc<Pending>,
@@ -31,9 +31,10 @@ pub struct GroupState {
 impl GroupState {
     /// A group without enqueued work.
     pub fn new(
-        (facts, topology): (GroupFacts, Topology),
+        facts: GroupFacts,
+        topology: Topology,
         exchange: Exchange,
-        words: Words,
+        formatter: Formatter,
         runtime: HostRuntime,
     ) -> Self {
         let pending = Arc::default();
@@ -42,7 +43,7 @@ impl GroupState {
             facts,
             topology,
             exchange,
-            words,
+            formatter,
             order: Order::default(),
             pending,
             runtime,
@@ -102,7 +103,7 @@ impl GroupState {
     pub fn wait_for_pending(&self, timeout: Duration) -> Result<()> {
         let start = Instant::now();
         while !self.pending.is_empty() {
-            if start.elapsed() > timeout && self.runtime.is_stranded() {
+            if start.elapsed() > timeout && self.runtime.is_hung() {
                 let text = "its operations are behind an exchange that a lost rank never joined";
                 return Err(Error::new(Code::RemoteError, text));
             }

@@ -8,6 +8,8 @@
 mod device;
 mod e4m3;
 mod exchange;
+mod fingerprint;
+mod futex;
 mod group;
 mod group_state;
 mod ht;
@@ -20,8 +22,6 @@ mod pending;
 mod rows;
 mod runtime;
 mod scaled;
-mod signal;
-mod terms;
 mod window;
 
 pub use group::HostPlatform;

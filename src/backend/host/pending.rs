@@ -1,7 +1,7 @@
 //! What a group of the CPU backend has enqueued.
 #![forbid(unsafe_code)]
 
-use crate::backend::quiet::{Graphs, Works};
+use crate::backend::quiescence::{Graphs, Works};
 use crate::error::Result;
 use parking_lot::Mutex;
 

@@ -7,7 +7,7 @@
 
 use crate::backend::device::{Device, EnteredDevice, Marks, Memory, StreamMark};
 use crate::backend::dylib::{Library, function_table};
-use crate::backend::quiet::{Allocation, Attempt, Quiet, UnderWay, Works};
+use crate::backend::quiescence::{Allocation, Attempt, Quiescence, UnderWay, Works};
 use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
@@ -55,9 +55,9 @@ static FUNCTIONS: OnceCell<Functions> = OnceCell::new();
 /// `cudaStreamNonBlocking`: not ordered with the legacy default stream.
 const NON_BLOCKING: c_uint = 1;
 
-/// Memory to be freed at a quiet moment of this process, on any of its devices, since freeing waits
+/// Memory to be freed at a quiescent moment of this process, on any of its devices, since freeing waits
 /// for all streams of a device. Reusable memory is found by its size in bytes.
-static QUIET: Lazy<Arc<Quiet<usize>>> = Lazy::new(Arc::default);
+static QUIESCENCE: Lazy<Arc<Quiescence<usize>>> = Lazy::new(Arc::default);
 
 /// The stand-ins of this process, as a group on one of their devices calls them: whatever device the calling thread
 /// has, and whatever failure it has not asked for yet, stay as they are.
@@ -150,15 +150,15 @@ impl HostRuntime {
         launched
     }
 
-    /// Makes `works` count when quiet moments are determined.
+    /// Makes `works` count when quiescent moments are determined.
     pub fn watch<W: Works + 'static>(&self, works: &Arc<W>) {
         let works: std::sync::Weak<W> = Arc::downgrade(works);
-        QUIET.watch(works);
+        QUIESCENCE.watch(works);
     }
 
     /// Whether an exchange that was given up is on a stream of this process.
-    pub fn is_stranded(&self) -> bool {
-        QUIET.is_stranded()
+    pub fn is_hung(&self) -> bool {
+        QUIESCENCE.is_hung()
     }
 
     /// Copies on a stream of its own: the legacy default stream would wait for the streams of other threads.
@@ -195,7 +195,7 @@ impl HostRuntime {
         let runtime = *self;
         // There is no remedy for memory that cannot be freed.
         let free = move |address| drop(runtime.free_now(address));
-        QUIET.later(Some(key), data.0, Some(Box::new(free)));
+        QUIESCENCE.later(Some(key), data.0, Some(Box::new(free)));
     }
 }
 
@@ -289,7 +289,7 @@ impl Memory for HostRuntime {
         let freed = Arc::new(OnceCell::new());
         let outcome = Arc::clone(&freed);
         let free = move |address| drop(outcome.set(runtime.free_now(address)));
-        QUIET.free_soon(Allocation {
+        QUIESCENCE.free_soon(Allocation {
             address: data.0,
             bytes: 0,
             free: Box::new(free),
@@ -300,7 +300,7 @@ impl Memory for HostRuntime {
     }
 
     fn alloc_own(&self, bytes: usize) -> Result<DevPtr> {
-        let left = QUIET.take(&bytes);
+        let left = QUIESCENCE.take(&bytes);
         left.map_or_else(|| self.alloc(bytes), |it| Ok(DevPtr(it.address)))
     }
 
@@ -363,18 +363,18 @@ impl Device for HostRuntime {
     }
 
     fn begin(&self) -> UnderWay {
-        QUIET.begin()
+        QUIESCENCE.begin()
     }
 
     fn watch_works(&self, works: Weak<dyn Works>) {
-        QUIET.watch(works);
+        QUIESCENCE.watch(works);
     }
 
-    fn strand(&self, mark: Box<dyn StreamMark>) {
-        QUIET.strand(Box::new(move || mark.is_over() == Ok(false)));
+    fn mark_hung(&self, mark: Box<dyn StreamMark>) {
+        QUIESCENCE.mark_hung(Box::new(move || mark.is_over() == Ok(false)));
     }
 
     fn attempt(&self, work: &mut dyn FnMut()) -> Attempt {
-        QUIET.attempt(work)
+        QUIESCENCE.attempt(work)
     }
 }

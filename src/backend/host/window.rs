@@ -9,7 +9,7 @@
 //! its bank and be no longer than the memory that the peer has written.
 #![allow(unsafe_code)]
 
-use crate::backend::host::signal;
+use crate::backend::host::futex;
 use crate::error::{Code, Error, Result};
 use memmap2::{Mmap, MmapMut, MmapOptions, MmapRaw};
 use std::fs::File;
@@ -164,12 +164,12 @@ impl Window {
 
     /// Sleeps while the bell's count equals `rings`, at most `patience`.
     pub fn wait_for_bell(&self, rings: u32, patience: Duration) {
-        signal::wait(self.word(BELL), rings, patience);
+        futex::wait(self.word(BELL), rings, patience);
     }
 
     fn ring(&self) {
         self.word(BELL).fetch_add(1, Ordering::AcqRel);
-        signal::wake_all(self.word(BELL));
+        futex::wake_all(self.word(BELL));
     }
 
     /// Tells all readers that this window's rank gives up.

@@ -73,7 +73,8 @@ impl OwnCommunicator {
     pub fn join(
         network: Network,
         id: &[u8; ID_BYTES],
-        (ranks, rank): (usize, usize),
+        ranks: usize,
+        rank: usize,
         most_blocks: usize,
         device: Arc<dyn Device>,
     ) -> Result<Self> {

@@ -200,7 +200,7 @@ fn at(place: (usize, usize), functions: Functions) -> OwnCommunicator {
     let network = network(functions).unwrap();
     let id = network.new_id().unwrap();
     let device = TestDevice::entered_by(enter_device);
-    OwnCommunicator::join(network, &id, place, 4, Arc::new(device)).unwrap()
+    OwnCommunicator::join(network, &id, place.0, place.1, 4, Arc::new(device)).unwrap()
 }
 
 #[test]

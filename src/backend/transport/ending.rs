@@ -1,11 +1,11 @@
-//! The end of a transport's communicator, at a quiet moment of the device, in a call that begins or ends a group.
+//! The end of a transport's communicator, at a quiescent moment of the device, in a call that begins or ends a group.
 //!
 //! NCCL frees memory there, which waits for all that runs on the device and holds up every launch meanwhile. So the
-//! device is kept quiet until NCCL has done so. NCCL's own threads free some of it, which ends any capture in the global
+//! device is kept quiescent until NCCL has done so. NCCL's own threads free some of it, which ends any capture in the global
 //! mode (`bench/end_beside_capture.cu`). So no thread of this library chooses the moment. While a graph has the
 //! communicator it does not end: NCCL would wait for the graph, and then free memory at whatever moment.
 //!
-//! One that has failed is another matter. Its operations end at once, and a thread frees it at the next quiet moment,
+//! One that has failed is another matter. Its operations end at once, and a thread frees it at the next quiescent moment,
 //! as other nodes may notice only then (`bench/abort_calls.cu`).
 //!
 //! One whose ranks on this node end it much later ends inside NCCL at a moment of NCCL's.
@@ -14,15 +14,15 @@
 use crate::backend::detached;
 use crate::backend::device::Device;
 use crate::backend::nccl::own::OwnCommunicator;
-use crate::backend::quiet::Attempt;
+use crate::backend::quiescence::Attempt;
 use crate::backend::transport::outstanding::Outstanding;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-/// How long a call waits for a quiet moment: other groups may always have operations under way.
+/// How long a call waits for a quiescent moment: other groups may always have operations under way.
 const PATIENCE: Duration = Duration::from_millis(100);
-/// How long the device is kept quiet while NCCL frees memory, which takes 50 to 500 ms. There is a limit because NCCL may
+/// How long the device is kept quiescent while NCCL frees memory, which takes 50 to 500 ms. There is a limit because NCCL may
 /// wait for other ranks of the node first, and they may wait for this one in another group.
 const MOST_AT_REST: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(1);
@@ -82,7 +82,7 @@ impl Ending {
         self.comm
     }
 
-    /// Destroys it at a quiet moment, if there is one soon; otherwise gives it back. Returns when that is done, or after
+    /// Destroys it at a quiescent moment, if there is one soon; otherwise gives it back. Returns when that is done, or after
     /// half of `limit`, five seconds at most; then NCCL waits for other ranks.
     pub fn end(self, limit: Duration) -> Result<(), Self> {
         let start = Instant::now();
@@ -132,7 +132,7 @@ impl Ending {
         }
     }
 
-    /// Begins the end if the device is quiet, and keeps it so until the end.
+    /// Begins the end if the device is quiescent, and keeps it so until the end.
     fn attempt(&self, limit: Duration) -> Attempt {
         let attempt = self.device.attempt(&mut || {
             let own = Arc::clone(&self.comm);
@@ -148,7 +148,7 @@ impl Ending {
     }
 }
 
-/// For how long the device is kept quiet at most, where a wait for other ranks may take `limit`: theirs for this one
+/// For how long the device is kept quiescent at most, where a wait for other ranks may take `limit`: theirs for this one
 /// must not take as long because of it.
 fn at_rest(limit: Duration) -> Duration {
     MOST_AT_REST.min(limit / 2)
@@ -205,7 +205,7 @@ mod tests {
         (comm, ending)
     }
 
-    /// One that is to end on a device where work for quiet moments fares so, and whether it did.
+    /// One that is to end on a device where work for quiescent moments fares so, and whether it did.
     fn ended(attempt: Attempt) -> (Arc<OwnCommunicator>, TestDevice, bool) {
         let device = TestDevice::default();
         device.let_attempts_be(attempt);
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn it_ends_at_once_on_a_quiet_device() {
+    fn it_ends_at_once_on_a_quiescent_device() {
         let (comm, _, has_ended) = ended(Attempt::Done);
         assert!(has_ended && comm.wait_for_end(Duration::ZERO));
     }
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn an_aborted_one_is_freed_at_a_quiet_moment_after_its_graphs() {
+    fn an_aborted_one_is_freed_at_a_quiescent_moment_after_its_graphs() {
         let device = TestDevice::default();
         device.let_attempts_be(Attempt::Busy);
         let (comm, ending) = new(&device);

@@ -110,7 +110,7 @@ mod tests {
     use crate::backend::device::tests::TestDevice;
     use crate::backend::nccl::own::OwnCommunicator;
     use crate::backend::nccl::own::tests::third_of_three;
-    use crate::backend::quiet::Attempt;
+    use crate::backend::quiescence::Attempt;
     use crate::model::ops::Stream;
 
     const MINUTE: Duration = Duration::from_secs(60);

@@ -49,8 +49,8 @@ pub fn over_nccl(
     let comm = match spare_of_all(bootstrap, &members, stream)? {
         Some(comm) => Ok(comm),
         None => {
-            let id = common_id(bootstrap, &members, stream)?;
-            connect(bootstrap, id, &members, wanted.most_blocks)
+            let (network, id) = common_id(bootstrap, &members, stream)?;
+            connect(bootstrap, network, id, &members, wanted.most_blocks)
         }
     };
     let device = Arc::clone(bootstrap.device());
@@ -116,15 +116,16 @@ fn own_id(network: &Result<Network>, members: &Members) -> Result<Vec<u8>> {
 /// Joins the new communicator with the id.
 fn connect(
     bootstrap: &Bootstrap,
-    (network, id): (Network, [u8; ID_BYTES]),
+    network: Network,
+    id: [u8; ID_BYTES],
     members: &Members,
     most_blocks: usize,
 ) -> Result<Untaken> {
-    let place = members.place()?;
+    let (ranks, rank) = members.place()?;
     let device = Arc::clone(bootstrap.device());
     let connect = move || {
         let on = Arc::clone(&device);
-        let comm = OwnCommunicator::join(network, &id, place, most_blocks, on)?;
+        let comm = OwnCommunicator::join(network, &id, ranks, rank, most_blocks, on)?;
         Ok(Untaken::new(Arc::new(comm), device))
     };
     within_most(bootstrap, |limit| {

@@ -9,7 +9,7 @@
 
 use crate::backend::device::{Marks, StreamMark};
 use crate::backend::nccl::own::InGraphs;
-use crate::backend::quiet::{Graphs, Works};
+use crate::backend::quiescence::{Graphs, Works};
 use crate::backend::transport::Label;
 use crate::backend::transport::operation::{Late, Operation, Recent, distinct};
 use crate::backend::transport::replays::{NewReplayMarks, Replays};
@@ -25,7 +25,7 @@ const MANY: usize = 64;
 /// What was enqueued, in its order.
 #[derive(Default)]
 pub struct Outstanding {
-    /// Held by who frees memory at a quiet moment, too.
+    /// Held by who frees memory at a quiescent moment, too.
     state: Mutex<State>,
     /// Those that were captured into graphs. Their deadline holds beside a free that waits for them, so they have a
     /// lock that nobody holds for long.

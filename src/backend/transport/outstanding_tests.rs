@@ -141,7 +141,7 @@ fn what_was_withdrawn_or_captured_is_not_waited_for() {
 }
 
 #[test]
-fn a_device_is_quiet_when_all_is_over() {
+fn a_device_is_quiescent_when_all_is_over() {
     let device = TestDevice::default();
     let outstanding = device.outstanding();
     let is_idle = |graphs| {

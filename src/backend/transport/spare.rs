@@ -1,7 +1,7 @@
 //! Communicators that have outlived their groups, for the next group over the same ranks.
 //!
 //! To connect nodes takes half a second, and to end a communicator frees memory, for which there may be no moment
-//! while graphs are alive. So the last few are kept. Those beyond end at a quiet moment, in a call that begins or ends
+//! while graphs are alive. So the last few are kept. Those beyond end at a quiescent moment, in a call that begins or ends
 //! a group.
 //!
 //! A group takes one only if all its ranks have kept it. Two groups that are created at once could disagree on who has

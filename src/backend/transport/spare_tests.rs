@@ -4,7 +4,7 @@
 use super::*;
 use crate::backend::device::tests::TestDevice;
 use crate::backend::nccl::own::tests::{tagged, third_of_three};
-use crate::backend::quiet::Attempt;
+use crate::backend::quiescence::Attempt;
 use crate::backend::transport::replays::ReplayMarks;
 
 const PLACE: (usize, usize) = (3, 2);

@@ -6,10 +6,12 @@
 
 use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::capture_mode::ApartFromCaptures;
-use crate::backend::cuda::driver::held::{self, ContextHandle, ContextId, Entered, Held, Key};
+use crate::backend::cuda::driver::context_handle::{
+    self, ContextHandle, ContextId, Entered, Held, Key,
+};
+use crate::backend::cuda::driver::context_resources::ContextResources;
 use crate::backend::cuda::driver::pinned;
-use crate::backend::cuda::driver::resources::DeviceResources;
-use crate::backend::quiet::{Allocation, Attempt, Graphs, Quiet, Taken, UnderWay, Works};
+use crate::backend::quiescence::{Allocation, Attempt, Graphs, Quiescence, Taken, UnderWay, Works};
 use crate::error::{Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
@@ -22,7 +24,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// All devices that this process has used, by their contexts.
-static DEVICES: Lazy<Mutex<HashMap<ContextId, Arc<Quiet<Key>>>>> = Lazy::new(Mutex::default);
+static DEVICES: Lazy<Mutex<HashMap<ContextId, Arc<Quiescence<Key>>>>> = Lazy::new(Mutex::default);
 
 /// Operations of a group that were enqueued in an order of their own.
 pub trait Enqueued: Works {
@@ -37,11 +39,11 @@ pub trait Enqueued: Works {
 /// A context as one group uses it.
 pub struct Context {
     held: Arc<Held>,
-    quiet: Arc<Quiet<Key>>,
-    resources: OnceCell<Arc<DeviceResources>>,
+    quiescence: Arc<Quiescence<Key>>,
+    resources: OnceCell<Arc<ContextResources>>,
     enqueued: Mutex<Vec<Weak<dyn Enqueued>>>,
     /// Operations may still run when the group is gone: nothing else may reuse its memory.
-    spoiled: AtomicBool,
+    poisoned: AtomicBool,
 }
 
 impl fmt::Debug for Context {
@@ -54,22 +56,22 @@ impl Context {
     /// The calling thread's context if it belongs to the device numbered `ordinal`, else that
     /// device's primary context, which the CUDA runtime uses.
     pub fn for_device(ordinal: usize) -> Result<Self> {
-        let device = held::device(ordinal)?;
-        let current = match held::current_context()? {
-            Some(handle) if held::current_device()? == device => Some(handle),
+        let device = context_handle::device(ordinal)?;
+        let current = match context_handle::current_context()? {
+            Some(handle) if context_handle::current_device()? == device => Some(handle),
             _ => None,
         };
         let held = match current {
             Some(handle) => Held::new(handle, None)?,
-            None => Held::new(held::retain_primary(device)?, Some(device))?,
+            None => Held::new(context_handle::retain_primary(device)?, Some(device))?,
         };
-        let quiet = Arc::clone(DEVICES.lock().entry(held.id()).or_default());
+        let quiescence = Arc::clone(DEVICES.lock().entry(held.id()).or_default());
         Ok(Self {
             held: Arc::new(held),
-            quiet,
+            quiescence,
             resources: OnceCell::new(),
             enqueued: Mutex::default(),
-            spoiled: AtomicBool::new(false),
+            poisoned: AtomicBool::new(false),
         })
     }
 
@@ -99,33 +101,33 @@ impl Context {
     }
 
     /// The resources that all groups of the context share.
-    pub fn resources(&self) -> Result<&Arc<DeviceResources>> {
-        let resources = || DeviceResources::of(&self.held);
+    pub fn resources(&self) -> Result<&Arc<ContextResources>> {
+        let resources = || ContextResources::of(&self.held);
         self.resources.get_or_try_init(resources)
     }
 
     /// Begins work on the device that waits for other ranks; it ends when the result is dropped.
     pub fn begin(&self) -> UnderWay {
-        self.quiet.begin()
+        self.quiescence.begin()
     }
 
     /// Registers an exchange that was given up and may never end. Nothing can be freed while
     /// `is_stuck`; everything else continues.
-    pub fn strand(&self, is_stuck: impl Fn() -> bool + Send + 'static) {
-        self.quiet.strand(Box::new(is_stuck));
+    pub fn mark_hung(&self, is_stuck: impl Fn() -> bool + Send + 'static) {
+        self.quiescence.mark_hung(Box::new(is_stuck));
     }
 
     /// Whether such an exchange is on the device at this moment.
-    pub fn is_stranded(&self) -> bool {
-        self.quiet.is_stranded()
+    pub fn is_hung(&self) -> bool {
+        self.quiescence.is_hung()
     }
 
     /// Takes something left by another group that serves for `key`.
     pub fn take(&self, key: &Key) -> Option<Taken> {
-        self.quiet.take(key)
+        self.quiescence.take(key)
     }
 
-    /// Frees the allocation at `address` by `free` when the device is quiet. Until then it may
+    /// Frees the allocation at `address` by `free` when the device is quiescent. Until then it may
     /// serve for `key`.
     pub fn free_later(&self, key: Option<Key>, address: usize, free: fn(usize)) {
         let held = Arc::clone(&self.held);
@@ -134,8 +136,8 @@ impl Context {
                 free(address);
             }
         };
-        let key = key.filter(|_| !self.is_spoiled());
-        self.quiet.later(key, address, Some(Box::new(free)));
+        let key = key.filter(|_| !self.is_poisoned());
+        self.quiescence.later(key, address, Some(Box::new(free)));
     }
 
     /// As [`Context::free_later`], of pages from `pinned`. They are this process's, also if the context is gone.
@@ -147,14 +149,14 @@ impl Context {
             }
             pinned::unmap(address, bytes);
         };
-        let key = Some(Key::Pinned(bytes)).filter(|_| !self.is_spoiled());
-        self.quiet.later(key, address, Some(Box::new(free)));
+        let key = Some(Key::Pinned(bytes)).filter(|_| !self.is_poisoned());
+        self.quiescence.later(key, address, Some(Box::new(free)));
     }
 
-    /// Destroys what has the handle `raw`, an event or a stream: at once, or after the exchange that is stranded. While
+    /// Destroys what has the handle `raw`, an event or a stream: at once, or after the exchange that is hung. While
     /// another thread frees memory, such a call would wait for that exchange.
     pub fn destroy(&self, raw: usize, destroy: fn(usize)) {
-        if self.is_stranded() {
+        if self.is_hung() {
             self.free_later(None, raw, destroy);
         } else if let Some(_entered) = self.enter_if_alive() {
             destroy(raw);
@@ -176,7 +178,7 @@ impl Context {
                 free(address);
             }
         };
-        self.quiet.free_soon(Allocation {
+        self.quiescence.free_soon(Allocation {
             address: data.0,
             bytes: driver::allocated_bytes(data).unwrap_or_default(),
             free: Box::new(free),
@@ -184,46 +186,47 @@ impl Context {
         });
     }
 
-    /// Does `work` inside the context if the device is quiet and the context is still there.
+    /// Does `work` inside the context if the device is quiescent and the context is still there.
     pub fn attempt(&self, work: &mut dyn FnMut()) -> Attempt {
         match self.held.enter_if_alive() {
             None => Attempt::Gone,
-            Some(_entered) => self.quiet.attempt(work),
+            Some(_entered) => self.quiescence.attempt(work),
         }
     }
 
     /// Keeps the allocation at `address`, for the use of `key`, as long as the process lives.
     pub fn keep(&self, key: Key, address: usize) {
-        if !self.is_spoiled() {
-            self.quiet.later(Some(key), address, None);
+        if !self.is_poisoned() {
+            self.quiescence.later(Some(key), address, None);
         }
     }
 
-    /// Calls `then` inside the context if the device is quiet, and says whether it did.
-    pub fn if_quiet(&self, then: impl FnOnce()) -> bool {
-        self.enter().is_ok_and(|_entered| self.quiet.try_now(then))
+    /// Calls `then` inside the context if the device is quiescent, and says whether it did.
+    pub fn if_quiescent(&self, then: impl FnOnce()) -> bool {
+        self.enter()
+            .is_ok_and(|_entered| self.quiescence.try_now(then))
     }
 
-    fn is_spoiled(&self) -> bool {
-        self.spoiled.load(Ordering::Relaxed)
+    fn is_poisoned(&self) -> bool {
+        self.poisoned.load(Ordering::Relaxed)
     }
 
     /// Counts `works` among what waits for other ranks on the device.
     pub fn watch_works(&self, works: Weak<dyn Works>) {
-        self.quiet.watch(works);
+        self.quiescence.watch(works);
     }
 
     /// Registers `enqueued` as operations of the group.
     pub fn watch<E: Enqueued + 'static>(&self, enqueued: &Arc<E>) {
         let as_works: Weak<E> = Arc::downgrade(enqueued);
-        self.quiet.watch(as_works);
+        self.quiescence.watch(as_works);
         let own: Weak<E> = Arc::downgrade(enqueued);
         self.enqueued.lock().push(own);
     }
 
     /// Waits until the group's operations, and no others, have run; none can follow. The deadline
     /// is for operations behind a stuck exchange; all others end by their own deadline. `launches` says whether to wait
-    /// for launches of graphs, too, if the device is quiet.
+    /// for launches of graphs, too, if the device is quiescent.
     pub fn wait_for_operations(
         &self,
         timeout: Duration,
@@ -243,7 +246,7 @@ impl Context {
         let mut pause = Duration::from_micros(5);
         let waited = loop {
             match are_over(&enqueued, captured.then_some(stream)) {
-                Ok(false) if start.elapsed() > timeout && self.is_stranded() => {
+                Ok(false) if start.elapsed() > timeout && self.is_hung() => {
                     break Err(stuck_behind());
                 }
                 Ok(false) => {
@@ -255,14 +258,14 @@ impl Context {
             }
         };
         if waited.is_err() {
-            self.spoiled.store(true, Ordering::Relaxed);
-            // While they may run, the device is not quiet.
+            self.poisoned.store(true, Ordering::Relaxed);
+            // While they may run, the device is not quiescent.
             let are_stuck = move || enqueued.iter().any(|it| it.are_over() == Ok(false));
-            self.quiet.strand(Box::new(are_stuck));
+            self.quiescence.mark_hung(Box::new(are_stuck));
         }
         if captured && launches == Graphs::Count {
             // Launches of graphs may be on any stream.
-            self.if_quiet(|| drop(held::synchronize_context()));
+            self.if_quiescent(|| drop(context_handle::synchronize_context()));
         }
         waited
     }

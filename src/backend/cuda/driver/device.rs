@@ -3,12 +3,12 @@
 
 use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::capture_mode::ApartFromCaptures;
+use crate::backend::cuda::driver::context_handle::{Key, was_reset};
 use crate::backend::cuda::driver::event::Mark;
-use crate::backend::cuda::driver::held::{Key, was_reset};
 use crate::backend::cuda::driver::memory::{self, CudaMemory};
 use crate::backend::cuda::driver::stream;
 use crate::backend::device::{Device, EnteredDevice, Marks, Memory, StreamMark};
-use crate::backend::quiet::{Attempt, UnderWay, Works};
+use crate::backend::quiescence::{Attempt, UnderWay, Works};
 use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
@@ -109,8 +109,9 @@ impl Device for CudaMemory {
         self.context().watch_works(works);
     }
 
-    fn strand(&self, mark: Box<dyn StreamMark>) {
-        self.context().strand(move || mark.is_over() == Ok(false));
+    fn mark_hung(&self, mark: Box<dyn StreamMark>) {
+        self.context()
+            .mark_hung(move || mark.is_over() == Ok(false));
     }
 
     fn attempt(&self, work: &mut dyn FnMut()) -> Attempt {

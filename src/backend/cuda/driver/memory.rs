@@ -1,18 +1,18 @@
 //! Device memory of a group's GPU, and host memory that the device maps.
 //!
-//! Memory is freed when the device is quiet (`backend::quiet`). Fills are copies: a kernel would
+//! Memory is freed when the device is quiescent (`backend::quiescence`). Fills are copies: a kernel would
 //! wait while another thread's operation holds every multiprocessor and waits for its peers.
 #![allow(unsafe_code)]
 
 use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::context::Context;
-use crate::backend::cuda::driver::held::Key;
+use crate::backend::cuda::driver::context_handle::Key;
 use crate::backend::cuda::driver::pinned;
 use crate::backend::cuda::params::common::{FaultReport, SelftestResult};
 use crate::backend::cuda::params::ht::HtReceived;
 use crate::backend::cuda::params::ht_nodes::{HtSource, HtTold};
 use crate::backend::cuda::params::ll::LlHello;
-use crate::backend::cuda::sizes::Regions;
+use crate::backend::cuda::regions::Regions;
 use crate::backend::device::Memory;
 use crate::error::{Error, Result};
 use crate::model::tensor::DevPtr;
@@ -75,7 +75,7 @@ pub fn free(address: usize) {
     let _ = driver::free(DevPtr(address));
 }
 
-/// Device memory that is freed when this is dropped, at a quiet moment.
+/// Device memory that is freed when this is dropped, at a quiescent moment.
 pub struct Buffer {
     memory: Arc<CudaMemory>,
     data: DevPtr,

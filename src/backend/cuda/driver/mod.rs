@@ -9,23 +9,23 @@
 mod api;
 pub mod capture_mode;
 pub mod context;
+pub mod context_handle;
+mod context_resources;
 mod device;
 pub mod device_name;
 pub mod event;
 pub mod function;
 mod graph_count;
 pub mod graph_marks;
-pub mod held;
 pub mod ipc;
 mod kernel_image;
 pub mod memory;
 pub mod module;
 mod pinned;
-mod resources;
 pub mod stream;
 
 use crate::backend::cuda::driver::api::{NOT_READY, Status, check, functions, raw_stream};
-use crate::backend::cuda::driver::held::current_device;
+use crate::backend::cuda::driver::context_handle::current_device;
 use crate::error::{Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;

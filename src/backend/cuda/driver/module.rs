@@ -3,8 +3,8 @@
 
 use crate::backend::cuda::driver::api::{check, functions, raw_stream};
 use crate::backend::cuda::driver::context::Context;
+use crate::backend::cuda::driver::context_handle::Held;
 use crate::backend::cuda::driver::function::{FunctionHandle, LaunchShape};
-use crate::backend::cuda::driver::held::Held;
 use crate::backend::cuda::driver::kernel_image::Functions;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::kernels::{Kernel, KernelParams};

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::backend::cuda::driver::api::{Status, check, functions, raw_stream};
-use crate::backend::cuda::driver::held::{Entered, Held};
+use crate::backend::cuda::driver::context_handle::{Entered, Held};
 use crate::error::Result;
 use crate::model::ops::Stream;
 use cudarc::driver::sys;

@@ -30,7 +30,7 @@ use crate::backend::cuda::params::ht::{
     HtScaledDispatchParams, HtShape,
 };
 use crate::backend::cuda::pool::Pool;
-use crate::backend::cuda::sizes::number;
+use crate::backend::cuda::regions::to_u32;
 use crate::backend::{HtBackend, HtRouting};
 use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
@@ -54,7 +54,8 @@ pub struct HtGroup {
 impl HtGroup {
     /// The HT side of a group; `layout` has the offsets of `plan`'s regions in the windows.
     pub fn new(
-        (context, network): (Arc<GroupContext>, Option<Arc<Network>>),
+        context: Arc<GroupContext>,
+        network: Option<Arc<Network>>,
         memory: &Arc<CudaMemory>,
         plan: HtPlan,
         layout: HtLayout,
@@ -143,7 +144,7 @@ impl HtGroup {
             memory: self.pool.take(waste, make)?,
             layout,
             routing: wanted.routing,
-            top_k: number(top_k)?,
+            top_k: to_u32(top_k)?,
             counter: wanted.counter,
             epoch,
         })
@@ -236,7 +237,7 @@ impl CudaHt {
     }
 
     fn handle_memory(&self) -> Result<HtHandleMemory> {
-        let tokens = number(self.routing.tokens)?;
+        let tokens = to_u32(self.routing.tokens)?;
         Ok(self.memory.memory(self.layout, tokens, self.top_k))
     }
 

@@ -11,8 +11,8 @@ use crate::backend::cuda::params::ht::{
     HT_CAST_THREADS, HT_COUNTS_BESIDE_EXPERTS, HT_MAX_TOP_K, HT_ROUTE_THREADS, HT_ZERO_BYTES,
     HtEntry, HtLayout, HtShape,
 };
+use crate::backend::cuda::regions::{Regions, to_u32};
 use crate::backend::cuda::scaled_rows::ScalesWord;
-use crate::backend::cuda::sizes::{Regions, number};
 use crate::error::refusal::{OfSettings, Setting, Subject};
 use crate::error::{Error, Result};
 use crate::model::group::{GroupFacts, most_tokens};
@@ -114,8 +114,8 @@ impl HtPlan {
             credits: credits as u64,
             slots: slots as u64,
             unit_bytes: unit_bytes as u64,
-            units: number(units)?,
-            local_experts: number(facts.local_experts())?,
+            units: to_u32(units)?,
+            local_experts: to_u32(facts.local_experts())?,
         };
         Ok(Self {
             facts: *facts,
@@ -205,11 +205,11 @@ impl HtPlan {
         let blocks = tokens.div_ceil(ROUTE_BLOCK_TOKENS).clamp(1, most);
         let block_tokens = tokens.div_ceil(blocks).next_multiple_of(WARP as usize);
         let shape = LaunchShape {
-            blocks: number(blocks + 1)?,
+            blocks: to_u32(blocks + 1)?,
             threads: HT_ROUTE_THREADS,
             shared_bytes: 0,
         };
-        Ok((shape, number(block_tokens)?))
+        Ok((shape, to_u32(block_tokens)?))
     }
 
     /// Units of a row that travels with `bytes`. Combines always take whole slots.
@@ -243,7 +243,7 @@ impl HtPlan {
             HtKind::Combine { columns } => (columns * size_of::<f32>(), 1),
         };
         let tail_bytes = tail_bytes.next_multiple_of(COPY_ALIGN);
-        let warp_bytes = number(
+        let warp_bytes = to_u32(
             (staging.buffer_bytes + tails * tail_bytes + NOTIFY_BYTES).next_multiple_of(128),
         )?;
         let zero_bytes = match kind {
@@ -268,16 +268,16 @@ impl HtPlan {
             },
             shape: HtShape {
                 shape_word: ShapeWord::new(kind, row.wire)?.0,
-                row_bytes: number(row_bytes)?,
+                row_bytes: to_u32(row_bytes)?,
                 row_units: self.row_units(kind, row_bytes + tail_bytes),
-                chunk_bytes: number(staging.chunk_bytes)?,
-                tail_bytes: number(tail_bytes)?,
+                chunk_bytes: to_u32(staging.chunk_bytes)?,
+                tail_bytes: to_u32(tail_bytes)?,
                 warp_bytes,
                 copy_warps,
                 send_blocks: grid.send_blocks,
             },
             scales_word: ScalesWord::of(row.wire).0,
-            cast_chunk: number(staging.cast_chunk)?,
+            cast_chunk: to_u32(staging.cast_chunk)?,
         })
     }
 }

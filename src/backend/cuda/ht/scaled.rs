@@ -5,8 +5,8 @@ use crate::backend::cuda::ht::plan::HtLaunch;
 use crate::backend::cuda::ht::shared::saturated;
 use crate::backend::cuda::params::common::{SCALES_FORWARDED, ScaledRows};
 use crate::backend::cuda::params::ht::{HT_CAST_BF16, HT_CAST_F16, HT_CAST_F32, HtScaledRows};
+use crate::backend::cuda::regions::to_u32;
 use crate::backend::cuda::scaled_rows::{NO_VIEW, scaled_rows};
-use crate::backend::cuda::sizes::number;
 use crate::error::Result;
 use crate::model::scales::{Scaled, WireRow};
 use crate::model::tensor::{DType, RowType};
@@ -20,7 +20,7 @@ pub fn from_caller(row: RowType, scaled: &Scaled, launch: &HtLaunch) -> Result<H
         rows: scaled_rows(row, scaled)?,
         word: launch.scales_word,
         out_rows: saturated(scaled.out.rows),
-        token_bytes: number(row.hidden * width)?,
+        token_bytes: to_u32(row.hidden * width)?,
         cast_chunk: launch.cast_chunk,
         cast_from: match scaled.cast().map(|cast| cast.from) {
             Some(DType::Float16) => HT_CAST_F16,
@@ -43,7 +43,7 @@ pub fn as_they_travel(row: RowType, scaled: &Scaled, launch: &HtLaunch) -> Resul
     };
     Ok(HtScaledRows {
         rows,
-        token_bytes: number(wire.slot_bytes())?,
+        token_bytes: to_u32(wire.slot_bytes())?,
         ..from_caller(row, scaled, launch)?
     })
 }

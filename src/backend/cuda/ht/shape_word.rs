@@ -7,7 +7,7 @@ use crate::backend::cuda::ht::grid::HtKind;
 use crate::backend::cuda::params::ht::{
     HT_MAX_TOP_K, HT_SHAPE_COMBINE, HT_SHAPE_PAYLOAD_BITS, HT_SHAPE_SCALED,
 };
-use crate::backend::cuda::sizes::number;
+use crate::backend::cuda::regions::to_u32;
 use crate::error::{Error, Result};
 use crate::model::group::ROW_ALIGN;
 use crate::model::scales::WireRow;
@@ -47,7 +47,7 @@ impl ShapeWord {
     /// The word of an operation of `kind` on rows `row`, at most `MOST_ROW_BYTES` long, without a
     /// handle.
     pub fn new(kind: HtKind, row: WireRow) -> Result<Self> {
-        let units = number(row.payload.bytes() / ROW_ALIGN)?;
+        let units = to_u32(row.payload.bytes() / ROW_ALIGN)?;
         let dtype = row.payload.dtype as u32;
         let scaled = row.scales.is_some();
         let (combine, field, fits) = match kind {
@@ -57,7 +57,7 @@ impl ShapeWord {
             }
             HtKind::Combine { columns } => {
                 let fits = row.payload.dtype.is_summable() && !scaled;
-                (1, number(columns)?, fits)
+                (1, to_u32(columns)?, fits)
             }
         };
         if units >> UNITS_BITS != 0 || field >> COLUMNS_BITS != 0 || !fits {

@@ -16,7 +16,7 @@ use crate::backend::cuda::ll::network::LlNetwork;
 use crate::backend::cuda::ll::signature::Signature;
 use crate::backend::cuda::params::common::{OP_LL_COMBINE, OP_LL_DISPATCH};
 use crate::backend::cuda::params::ll::LlHello;
-use crate::backend::cuda::sizes::number;
+use crate::backend::cuda::regions::to_u32;
 use crate::backend::device::{Marks as _, StreamMark};
 use crate::backend::transport::{Label, Message};
 use crate::error::refusal::{AmongRanks, Role, Subject};
@@ -80,8 +80,8 @@ impl HelloMemory {
         let _apart = ApartFromCaptures::enter()?;
         let hello = LlHello {
             handle,
-            tokens: number(routing.tokens)?,
-            signature: Signature::of_no_operation(number(routing.top_k)?).to_word(),
+            tokens: to_u32(routing.tokens)?,
+            signature: Signature::of_no_operation(to_u32(routing.top_k)?).to_word(),
             channel: 0,
             scales_word: 0,
             epoch: 0,
@@ -164,7 +164,7 @@ impl HelloMemory {
             let tokens = check(said, rank, handle, routing, network.max_tokens());
             of.push(tokens.inspect_err(|error| network.fail(error))?);
         }
-        let most = number(of.iter().copied().max().unwrap_or(0))?;
+        let most = to_u32(of.iter().copied().max().unwrap_or(0))?;
         Ok(SourceTokens { of, most })
     }
 }

@@ -6,7 +6,7 @@
 
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::params::ll::{LL_MAX_TOP_K, LlHello};
-use crate::backend::cuda::sizes::Regions;
+use crate::backend::cuda::regions::Regions;
 use crate::error::Result;
 use crate::model::group::GroupFacts;
 use crate::model::tensor::DevPtr;

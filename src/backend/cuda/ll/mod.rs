@@ -52,7 +52,8 @@ pub struct LlGroup {
 impl LlGroup {
     /// The LL side of a group; `layout` has the offsets of `plan`'s regions in the windows.
     pub fn new(
-        (context, network): (Arc<GroupContext>, Option<&Arc<Network>>),
+        context: Arc<GroupContext>,
+        network: Option<&Arc<Network>>,
         memory: &Arc<CudaMemory>,
         plan: LlPlan,
         layout: LlLayout,

@@ -9,8 +9,8 @@ use crate::backend::cuda::ll::messages::{ChannelMemory, Leg, Partners};
 use crate::backend::cuda::network::Network;
 use crate::backend::cuda::order::Order;
 use crate::backend::cuda::params::ll::{LL_CHANNELS, LlNodes, LlRankOnNode};
+use crate::backend::cuda::regions::{own_place, to_u32};
 use crate::backend::cuda::side_streams::SideStreams;
-use crate::backend::cuda::sizes::{number, own_place};
 use crate::backend::transport::{Label, Message, Transport};
 use crate::error::{Error, Result};
 use crate::model::group::GroupFacts;
@@ -131,12 +131,12 @@ impl LlNetwork {
             returned: sums.receives.0 as *const u8,
             rows_stride: sums.stride as u64,
             weights_stride: weights.stride as u64,
-            ranks: number(self.network.topology().ranks())?,
-            rank: number(self.network.rank())?,
-            sources: number(self.sources().len())?,
+            ranks: to_u32(self.network.topology().ranks())?,
+            rank: to_u32(self.network.rank())?,
+            sources: to_u32(self.sources().len())?,
             most_tokens,
             handle,
-            other_nodes: number(self.network.topology().nodes() - 1)?,
+            other_nodes: to_u32(self.network.topology().nodes() - 1)?,
             own_place: own_place(self.network.topology(), self.network.rank())?,
         })
     }
@@ -186,7 +186,7 @@ impl Tables {
         let rank = network.rank();
         let local = topology.local_ranks(rank);
         let words = |ranks: &[usize]| -> Result<Vec<u32>> {
-            ranks.iter().map(|&rank| number(rank)).collect()
+            ranks.iter().map(|&rank| to_u32(rank)).collect()
         };
         let of_rank = ranks_on_node(topology, rank)?;
         let of_rank: Vec<u32> = of_rank
@@ -221,12 +221,12 @@ fn ranks_on_node(topology: &Topology, rank: usize) -> Result<Vec<LlRankOnNode>> 
         for (index, source) in topology.carried_by(carrying).into_iter().enumerate() {
             let place = LlRankOnNode {
                 peer: match source == carrying {
-                    true => number(carrier)?.cast_signed(),
+                    true => to_u32(carrier)?.cast_signed(),
                     false => -1,
                 },
-                carrier: number(carrier)?,
-                number: number(index)?,
-                distance: number(topology.distance(rank, source))?,
+                carrier: to_u32(carrier)?,
+                number: to_u32(index)?,
+                distance: to_u32(topology.distance(rank, source))?,
             };
             if let Some(found) = places.get_mut(source) {
                 *found = Some(place);

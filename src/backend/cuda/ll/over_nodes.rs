@@ -25,8 +25,8 @@ use crate::backend::cuda::params::ll::{
     LlCombineNodesParams, LlDispatchNodesParams, LlGatesParams, LlHello, LlNodes, LlPackParams,
     LlScaledDispatchNodesParams, LlScaledPackParams,
 };
+use crate::backend::cuda::regions::to_u32;
 use crate::backend::cuda::scaled_rows::ScalesWord;
-use crate::backend::cuda::sizes::number;
 use crate::backend::transport::Label;
 use crate::error::Result;
 use crate::model::ops::{LlCombine, LlDispatch, LlOp, Routing};
@@ -248,7 +248,7 @@ impl<'a> OverNodes<'a> {
         let pack = LlPackParams {
             head: LlHello {
                 handle: handle.number,
-                tokens: number(tokens)?,
+                tokens: to_u32(tokens)?,
                 signature: handle.signature(OP_LL_DISPATCH, row).to_word(),
                 channel: self.part.channel,
                 scales_word: ScalesWord::of(row).0,
@@ -284,5 +284,5 @@ impl<'a> OverNodes<'a> {
 
 /// Blocks for `units`, of which one block takes `per_block`; at least one, for the head.
 fn blocks(units: usize, per_block: u32) -> Result<u32> {
-    number(units.div_ceil(per_block as usize).max(1))
+    to_u32(units.div_ceil(per_block as usize).max(1))
 }

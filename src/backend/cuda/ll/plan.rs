@@ -12,7 +12,7 @@ use crate::backend::cuda::params::ll::{
     LL_BANKS, LL_CHANNELS, LL_COMBINE_THREADS, LL_COUNTS_BESIDE_EXPERTS, LL_DISPATCH_THREADS,
     LL_INDEX_BITS, LL_MAX_RANKS, LL_MAX_TOP_K, LL_STATIC_SHARED_BYTES, LlLayout, LlShape,
 };
-use crate::backend::cuda::sizes::{Regions, number};
+use crate::backend::cuda::regions::{Regions, to_u32};
 use crate::error::refusal::{AmongRanks, OfSettings, Setting, Subject};
 use crate::error::{Error, Result};
 use crate::model::group::{GroupFacts, LlCombineMode};
@@ -206,7 +206,7 @@ impl LlPlan {
         };
         let relay = at_most(RELAY_BLOCKS, multiprocessors);
         let relay_dispatch = Grid::shared(relay, LL_DISPATCH_THREADS);
-        let shared_bytes = number(self.facts.experts * SHARED_BYTES_PER_EXPERT)?;
+        let shared_bytes = to_u32(self.facts.experts * SHARED_BYTES_PER_EXPERT)?;
         let dispatch = |(grid, notify_blocks): (Grid, u32)| DispatchGrid {
             grid,
             notify_blocks,
@@ -224,10 +224,10 @@ impl LlPlan {
             relay_combine: Grid::shared(relay, LL_COMBINE_THREADS),
             exact: u32::from(self.facts.ll_combine == LlCombineMode::Exact),
             shape_of_handle: LlShape {
-                local_experts: number(self.facts.local_experts())?,
-                max_tokens: number(self.max_tokens)?,
-                tokens: number(routing.tokens)?,
-                top_k: number(routing.top_k)?,
+                local_experts: to_u32(self.facts.local_experts())?,
+                max_tokens: to_u32(self.max_tokens)?,
+                tokens: to_u32(routing.tokens)?,
+                top_k: to_u32(routing.top_k)?,
                 row_bytes: 0,
                 slot_bytes: 0,
                 chunk_bytes: 0,

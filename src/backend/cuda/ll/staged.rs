@@ -11,7 +11,7 @@ use crate::backend::cuda::driver::context::{Context, Enqueued};
 use crate::backend::cuda::driver::event::Event;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::order::group_has_ended;
-use crate::backend::quiet::{Graphs, Works};
+use crate::backend::quiescence::{Graphs, Works};
 use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
 use crate::model::ops::{STAGED_SLOTS, StagedSlot};

@@ -38,7 +38,8 @@ impl Selftest {
     pub fn run(
         &self,
         module: &Module,
-        (peers, ranks): (&PeerTable, &LocalRanks),
+        peers: &PeerTable,
+        ranks: &LocalRanks,
         layout: &WindowLayout,
         wait: WaitParams,
         stream: Stream,

@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver::context::Context;
-use crate::backend::cuda::driver::held::{self, ContextHandle, Key};
+use crate::backend::cuda::driver::context_handle::{self, ContextHandle, Key};
 use crate::backend::cuda::driver::ipc::{self, IPC_HANDLE_BYTES};
 use crate::backend::cuda::driver::memory::{self, CudaMemory};
 use crate::backend::cuda::peer::process::{PROCESS_ID_BYTES, ProcessId};
@@ -209,7 +209,7 @@ impl PeerMapping {
         let base = match here {
             Some(allocation) => {
                 if allocation.context != context.handle() {
-                    held::enable_peer_access(allocation.context)?;
+                    context_handle::enable_peer_access(allocation.context)?;
                 }
                 DevPtr(allocation.base as usize)
             }
@@ -230,13 +230,13 @@ impl PeerMapping {
         self.base
     }
 
-    /// Unmaps all `mappings` now if the device is quiet, and says whether none is left.
+    /// Unmaps all `mappings` now if the device is quiescent, and says whether none is left.
     pub fn unmap(mut mappings: Vec<Self>) -> bool {
         let imported = mappings.iter().find(|it| it.imported.is_some());
         let Some(context) = imported.map(|it| Arc::clone(&it.context)) else {
             return true;
         };
-        context.if_quiet(|| {
+        context.if_quiescent(|| {
             for mapping in &mut mappings {
                 if mapping.imported.take().is_some() {
                     close(mapping.base.0);

@@ -2,19 +2,21 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::bootstrap::Bootstrap;
+use crate::backend::cuda::driver::memory::CudaMemory;
 use crate::backend::cuda::peer::teardown::{Parting, Teardown};
 use crate::backend::cuda::peer::window::{PeerMapping, Window, WindowRecord};
 use crate::error::{Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use crate::model::topology::LocalRanks;
+use std::sync::Arc;
 
 /// What a rank reports about its mappings at the end.
 const UNMAPPED: u8 = 1;
 const STILL_MAPPED: u8 = 2;
 
 /// Bytes of a window of words alone: the least that shares no page with another allocation.
-pub const WORDS_BYTES: usize = 2 << 20;
+const WORDS_BYTES: usize = 2 << 20;
 
 /// One rank's window, and its mappings of the others'.
 pub struct PeerWindows {
@@ -23,12 +25,12 @@ pub struct PeerWindows {
 }
 
 impl PeerWindows {
-    /// This rank's `window`, without mappings of the others' yet.
-    pub fn new(window: Window) -> Self {
-        Self {
+    /// This rank's new window of `bytes`, without mappings of the others' yet.
+    fn new(memory: &Arc<CudaMemory>, bytes: usize) -> Result<Self> {
+        Ok(Self {
             mappings: Vec::new(),
-            window,
-        }
+            window: Window::new(memory, bytes)?,
+        })
     }
 
     /// Start of this rank's window.
@@ -39,7 +41,7 @@ impl PeerWindows {
     /// Maps the windows of the other ranks of this node, in rank order; `records` are those of all ranks of
     /// the group. Each window has `bytes`. If one fails, the earlier mappings stay, to be unmapped with the
     /// rest.
-    pub fn map_peers(&mut self, ranks: &LocalRanks, records: &[&[u8]], bytes: usize) -> Result<()> {
+    fn map_peers(&mut self, ranks: &LocalRanks, records: &[&[u8]], bytes: usize) -> Result<()> {
         let rank = ranks.own_rank();
         let others = records.iter().enumerate();
         let others = others.filter(|&(peer, _)| peer != rank && ranks.ranks().contains(&peer));
@@ -61,11 +63,11 @@ impl PeerWindows {
         bases
     }
 
-    /// Unmaps the peers' windows if the device is quiet. Gives the own window back once all ranks
+    /// Unmaps the peers' windows if the device is quiescent. Gives the own window back once all ranks
     /// have unmapped it, or leaves it to the next group if one could not. No kernel of any rank
     /// uses a window any more. Collective.
     ///
-    /// It must not wait for a quiet device: another thread may be in an exchange whose peers wait
+    /// It must not wait for a quiescent device: another thread may be in an exchange whose peers wait
     /// here for an exchange of this rank.
     pub fn release(self, bootstrap: &Bootstrap, stream: Stream) -> Result<()> {
         let Self { mappings, window } = self;
@@ -81,10 +83,93 @@ impl PeerWindows {
         Ok(())
     }
 
-    /// The same for ranks that have left together through the words of `teardown`, by words again. These lie in
-    /// `words`, which then serve the process's next group, or in the window itself, which does.
-    pub fn part(self, words: Option<Self>, teardown: &Teardown) -> Result<()> {
-        let Self { mappings, window } = self;
+    /// Gives up the peers' windows, and leaves the own one to the next group: a peer may still map it, but nobody
+    /// writes to it.
+    fn keep(self) {
+        drop(self.mappings);
+        self.window.keep();
+    }
+
+    /// Gives up the peers' windows. The own one stays allocated, as kernels of a peer may write to
+    /// it.
+    pub fn leave(self) {
+        drop(self);
+    }
+
+    /// Ends an opening that failed with `error` on all ranks, and returns that error.
+    fn abandon(self, bootstrap: &Bootstrap, stream: Stream, error: Error) -> Error {
+        match bootstrap.lost() {
+            // The error is what matters; a window that cannot be freed stays.
+            None => drop(self.release(bootstrap, stream)),
+            Some(_) => self.leave(),
+        }
+        error
+    }
+}
+
+/// What one rank has of its group's windows.
+pub struct GroupWindows {
+    /// For operations.
+    pub operations: PeerWindows,
+    /// Over nodes, for words to the other ranks of this node; `None` without such ranks. Once the ranks have left, such
+    /// words say whether the windows of operations can be freed.
+    pub words: Option<PeerWindows>,
+}
+
+impl GroupWindows {
+    /// Bytes of a record: a half for each window, the second zeros if there is none.
+    pub const RECORD_BYTES: usize = 2 * WindowRecord::BYTES;
+
+    /// This rank's own, for operations with so many `bytes`.
+    pub fn new(memory: &Arc<CudaMemory>, bytes: usize, has_words: bool) -> Result<Self> {
+        let words = has_words.then(|| PeerWindows::new(memory, WORDS_BYTES));
+        Ok(Self {
+            operations: PeerWindows::new(memory, bytes)?,
+            words: words.transpose()?,
+        })
+    }
+
+    /// What the other ranks need to reach them.
+    pub fn record(&self) -> Result<Vec<u8>> {
+        let mut record = WindowRecord::new(&self.operations.window)?.to_bytes();
+        if let Some(words) = &self.words {
+            record.extend(WindowRecord::new(&words.window)?.to_bytes());
+        }
+        record.resize(Self::RECORD_BYTES, 0);
+        Ok(record)
+    }
+
+    /// The record was sent: other ranks may map them from now on.
+    pub fn publish(&mut self) {
+        self.operations.window.publish();
+        if let Some(words) = &mut self.words {
+            words.window.publish();
+        }
+    }
+
+    /// Maps those of the other ranks of this node; `records` are those of all ranks of the group. Each window of
+    /// operations has `bytes`.
+    pub fn map_peers(
+        &mut self,
+        ranks: &LocalRanks,
+        records: &[Vec<u8>],
+        bytes: usize,
+    ) -> Result<()> {
+        let halves = records.iter().map(|it| it.split_at(WindowRecord::BYTES));
+        let (first, second): (Vec<&[u8]>, Vec<&[u8]>) = halves.unzip();
+        self.operations.map_peers(ranks, &first, bytes)?;
+        match &mut self.words {
+            Some(words) => words.map_peers(ranks, &second, WORDS_BYTES),
+            None => Ok(()),
+        }
+    }
+
+    /// As [`PeerWindows::release`], for ranks that have left together through the words of `teardown`, by words again.
+    /// These lie in windows of their own, which then serve the process's next group, or in the window of operations,
+    /// which does.
+    pub fn part(self, teardown: &Teardown) -> Result<()> {
+        let Self { operations, words } = self;
+        let PeerWindows { mappings, window } = operations;
         if mappings.is_empty() {
             window.free();
             return Ok(());
@@ -109,26 +194,11 @@ impl PeerWindows {
         Ok(())
     }
 
-    /// Gives up the peers' windows, and leaves the own one to the next group: a peer may still map it, but nobody
-    /// writes to it.
-    pub fn keep(self) {
-        drop(self.mappings);
-        self.window.keep();
-    }
-
-    /// Gives up the peers' windows. The own one stays allocated, as kernels of a peer may write to
-    /// it.
-    pub fn leave(self) {
-        drop(self);
-    }
-
-    /// Ends an opening that failed with `error` on all ranks, and returns that error.
+    /// Ends an opening that failed with `error` on all ranks, and returns that error. Nobody has written a word.
     pub fn abandon(self, bootstrap: &Bootstrap, stream: Stream, error: Error) -> Error {
-        match bootstrap.lost() {
-            // The error is what matters; a window that cannot be freed stays.
-            None => drop(self.release(bootstrap, stream)),
-            Some(_) => self.leave(),
+        if let Some(words) = self.words {
+            words.keep();
         }
-        error
+        self.operations.abandon(bootstrap, stream, error)
     }
 }

@@ -7,11 +7,11 @@
 
 use crate::backend::HtRouting;
 use crate::backend::host::device::{bytes, bytes_mut};
+use crate::backend::host::fingerprint::Call;
 use crate::backend::host::group_state::GroupState;
 use crate::backend::host::ht::route::{HtMap, ID_BYTES, RankIds};
 use crate::backend::host::message::{Message, Reader};
 use crate::backend::host::rows::copy_row;
-use crate::backend::host::terms::Call;
 use crate::error::refusal::{AmongRanks, Role, Subject};
 use crate::error::{Code, Context, Error, Result};
 use crate::model::group::GroupFacts;
@@ -36,7 +36,7 @@ pub fn exchange(
     let own = Arc::clone(shared);
     let work = move |epoch| {
         let (agreed, outcome) = match gather_announcements(&own, &wanted, epoch) {
-            Ok(all) => (agree(&own.facts, &wanted, (epoch, all)), Ok(())),
+            Ok(all) => (agree(&own.facts, &wanted, epoch, all), Ok(())),
             Err(error) => (Err(error.clone()), Err(error)),
         };
         // On a rank that refused, the receiver is gone.
@@ -90,7 +90,7 @@ fn gather_announcements(
         }
         Err(error) => {
             message.number(error.code() as usize);
-            refusal = (shared.words)(error);
+            refusal = (shared.formatter)(error);
             message.number(refusal.len());
             message.bytes(refusal.as_bytes());
         }
@@ -125,7 +125,8 @@ fn read(mut reader: Reader<'_>, source: usize, facts: &GroupFacts) -> Result<Ann
 fn agree(
     facts: &GroupFacts,
     wanted: &Result<HtRouting>,
-    (epoch, announced): (u64, Vec<Announced>),
+    epoch: u64,
+    announced: Vec<Announced>,
 ) -> Result<HtMap> {
     let HtRouting { routing, counter } = wanted.as_ref().map_err(Error::clone)?;
     let all: Vec<RankIds> = announced.into_iter().collect::<Result<_>>()?;

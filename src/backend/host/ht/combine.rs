@@ -3,12 +3,12 @@
 #![allow(unsafe_code)]
 
 use crate::backend::host::device::{bytes, bytes_mut};
+use crate::backend::host::fingerprint::{Call, Fingerprint};
 use crate::backend::host::ht::route::Departure;
 use crate::backend::host::ht::{HostHt, source};
 use crate::backend::host::node_sums::NodeSums;
 use crate::backend::host::numeric;
 use crate::backend::host::rows::{copy_row, row};
-use crate::backend::host::terms::{Call, Terms};
 use crate::error::refusal::{AmongRanks, Role, Subject};
 use crate::error::{Error, Result};
 use crate::model::ops::{HtCombine, WeightGradients};
@@ -17,7 +17,7 @@ impl HostHt {
     pub(super) fn send_results(&self, op: &HtCombine, epoch: u64) -> Result<()> {
         self.check_capacity(Role::TokensIn, op.expert_rows.rows)?;
         let rows = self.map.arrivals.len();
-        let mut message = self.terms(Call::HtCombine, op.row.into()).message();
+        let mut message = self.fingerprint(Call::HtCombine, op.row.into()).message();
         message.number(rows);
         message.number(op.gradients.map_or(0, |gradients| gradients.top_k));
         // SAFETY: `rule` has checked the tensor, and it has at least `rows` rows; the caller keeps it
@@ -33,11 +33,11 @@ impl HostHt {
     pub(super) fn receive_results(&self, op: &HtCombine, epoch: u64) -> Result<()> {
         let messages = self.shared.exchange.receive_all(epoch)?;
         let columns = op.gradients.map_or(0, |gradients| gradients.top_k);
-        let terms = self.terms(Call::HtCombine, op.row.into());
+        let fingerprint = self.fingerprint(Call::HtCombine, op.row.into());
         let results: Vec<Results<'_>> = messages
             .iter()
             .enumerate()
-            .map(|(source, message)| Results::read(message, source, columns, &terms))
+            .map(|(source, message)| Results::read(message, source, columns, &fingerprint))
             .collect::<Result<_>>()?;
         let row_bytes = op.row.bytes();
         // SAFETY: `rule` has checked the tensor `[T, H]`; the caller leaves it to the operation.
@@ -91,8 +91,13 @@ struct Results<'a> {
 }
 
 impl<'a> Results<'a> {
-    fn read(message: &'a [u8], source: usize, columns: usize, terms: &Terms) -> Result<Self> {
-        let mut reader = terms.read(message, source)?;
+    fn read(
+        message: &'a [u8],
+        source: usize,
+        columns: usize,
+        fingerprint: &Fingerprint,
+    ) -> Result<Self> {
+        let mut reader = fingerprint.read(message, source)?;
         let rows = reader.number()?;
         let theirs = reader.number()?;
         if theirs != columns {
@@ -100,7 +105,7 @@ impl<'a> Results<'a> {
             return Err(Error::usage(Subject::Tensor(Role::WeightsIn), rule).got(columns, theirs));
         }
         Ok(Self {
-            rows: reader.array(rows, terms.row.payload.bytes())?,
+            rows: reader.array(rows, fingerprint.row.payload.bytes())?,
             weights: reader.array(rows, columns * 4)?,
         })
     }

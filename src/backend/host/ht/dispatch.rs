@@ -3,11 +3,11 @@
 #![allow(unsafe_code)]
 
 use crate::backend::host::device::{bytes, bytes_mut};
+use crate::backend::host::fingerprint::{Call, Fingerprint};
 use crate::backend::host::ht::{HostHt, source};
 use crate::backend::host::numeric;
 use crate::backend::host::rows::copy_row;
 use crate::backend::host::scaled::{self, Incoming, Outgoing};
-use crate::backend::host::terms::{Call, Terms};
 use crate::error::refusal::{AmongRanks, Role, Subject};
 use crate::error::{Error, Result};
 use crate::model::layout::RowOf;
@@ -18,7 +18,7 @@ use crate::model::tensor::DevPtr;
 impl HostHt {
     pub(super) fn send_tokens(&self, op: &HtDispatch, epoch: u64) -> Result<()> {
         let Routing { tokens, top_k, .. } = self.routing;
-        let mut message = self.terms(Call::HtDispatch, op.wire()).message();
+        let mut message = self.fingerprint(Call::HtDispatch, op.wire()).message();
         message.number(tokens);
         message.number(usize::from(op.routing_in.is_some()));
         let rows = Outgoing {
@@ -40,11 +40,11 @@ impl HostHt {
 
     pub(super) fn receive_tokens(&self, op: &HtDispatch, epoch: u64) -> Result<()> {
         let messages = self.shared.exchange.receive_all(epoch)?;
-        let terms = self.terms(Call::HtDispatch, op.wire());
+        let fingerprint = self.fingerprint(Call::HtDispatch, op.wire());
         let sent: Vec<SentTokens<'_>> = messages
             .iter()
             .enumerate()
-            .map(|(source, message)| SentTokens::read(message, source, op, &terms))
+            .map(|(source, message)| SentTokens::read(message, source, op, &fingerprint))
             .collect::<Result<_>>()?;
         if let Some(out) = op.out {
             self.check_capacity(Role::TokensOut, out.rows)?;
@@ -144,16 +144,21 @@ struct SentTokens<'a> {
 }
 
 impl<'a> SentTokens<'a> {
-    fn read(message: &'a [u8], source: usize, op: &HtDispatch, terms: &Terms) -> Result<Self> {
-        let mut reader = terms.read(message, source)?;
+    fn read(
+        message: &'a [u8],
+        source: usize,
+        op: &HtDispatch,
+        fingerprint: &Fingerprint,
+    ) -> Result<Self> {
+        let mut reader = fingerprint.read(message, source)?;
         let tokens = reader.number()?;
         let forward = reader.number()? != 0;
         if forward != op.routing_in.is_some() {
             let rule = AmongRanks::SameDirection { rank: source };
             return Err(Error::usage(Subject::Tensor(Role::IdsIn), rule));
         }
-        let rows = Incoming::read(&mut reader, tokens, terms.row)?;
-        let columns = if forward { terms.top_k } else { 0 };
+        let rows = Incoming::read(&mut reader, tokens, fingerprint.row)?;
+        let columns = if forward { fingerprint.top_k } else { 0 };
         Ok(Self {
             rows,
             ids: reader.array(tokens, columns * 8)?,

@@ -5,9 +5,9 @@ mod combine;
 mod dispatch;
 mod route;
 
+use crate::backend::host::fingerprint::{Call, Fingerprint};
 use crate::backend::host::group_state::GroupState;
 use crate::backend::host::ht::route::HtMap;
-use crate::backend::host::terms::{Call, Terms};
 use crate::backend::{HtBackend, HtRouting};
 use crate::error::refusal::{OfTensor, Role, Subject};
 use crate::error::{Error, Result};
@@ -43,9 +43,9 @@ impl HostHt {
         })
     }
 
-    /// The terms of a call. Ranks may differ in `staged`, which has no effect in HT.
-    fn terms(&self, call: Call, row: WireRow) -> Terms {
-        Terms {
+    /// The fingerprint of a call. Ranks may differ in `staged`, which has no effect in HT.
+    fn fingerprint(&self, call: Call, row: WireRow) -> Fingerprint {
+        Fingerprint {
             call,
             staged: false,
             handle: Some(self.map.number),

@@ -17,13 +17,13 @@
 
 use crate::backend::host::device::{bytes, bytes_mut};
 use crate::backend::host::exchange::Exchange;
+use crate::backend::host::fingerprint::Fingerprint;
 use crate::backend::host::ll::gates::{Gates, Wanted};
 use crate::backend::host::ll::{HostLl, Placed};
 use crate::backend::host::message::Reader;
 use crate::backend::host::node_sums::NodeSums;
 use crate::backend::host::numeric;
 use crate::backend::host::rows::row;
-use crate::backend::host::terms::Terms;
 use crate::error::{Error, Result};
 use crate::model::group::LlCombineMode;
 use crate::model::ops::LlCombine;
@@ -41,11 +41,16 @@ struct Contribution<'a> {
 }
 
 impl HostLl {
-    pub(super) fn send_results(&self, op: &LlCombine, terms: &Terms, epoch: u64) -> Result<()> {
+    pub(super) fn send_results(
+        &self,
+        op: &LlCombine,
+        fingerprint: &Fingerprint,
+        epoch: u64,
+    ) -> Result<()> {
         let facts = self.facts();
         let gates = match facts.ll_combine {
             LlCombineMode::Exact => Vec::new(),
-            LlCombineMode::Reduce => self.exchange_gates(op, terms, epoch)?,
+            LlCombineMode::Reduce => self.exchange_gates(op, fingerprint, epoch)?,
         };
         let row_bytes = op.row.bytes();
         let count = facts.layout().rows().unwrap_or(0);
@@ -54,7 +59,7 @@ impl HostLl {
         let rows = unsafe { bytes(op.expert_rows, count * row_bytes) };
         let row_of = |placed: &Placed| row(rows, placed.row, row_bytes);
         let last = self.last.lock();
-        let mut message = terms.message();
+        let mut message = fingerprint.message();
         for (home, placed) in last.placed.iter().enumerate() {
             let groups: Vec<&[Placed]> = match facts.ll_combine {
                 LlCombineMode::Exact => placed.chunks(1).collect(),
@@ -84,8 +89,13 @@ impl HostLl {
 
     /// Posts this rank's gates and returns copies of those of all ranks. Copies release the banks,
     /// which this rank may need while it waits for a free bank for its rows.
-    fn exchange_gates(&self, op: &LlCombine, terms: &Terms, epoch: u64) -> Result<Vec<Gates>> {
-        let mut message = terms.message();
+    fn exchange_gates(
+        &self,
+        op: &LlCombine,
+        fingerprint: &Fingerprint,
+        epoch: u64,
+    ) -> Result<Vec<Gates>> {
+        let mut message = fingerprint.message();
         self.gates(op).write(&mut message);
         let epoch = Exchange::before(epoch);
         self.shared.exchange.post(epoch, &message)?;
@@ -93,7 +103,9 @@ impl HostLl {
         received
             .iter()
             .enumerate()
-            .map(|(home, message)| Gates::read(&mut terms.read(message, home)?, terms.top_k))
+            .map(|(home, message)| {
+                Gates::read(&mut fingerprint.read(message, home)?, fingerprint.top_k)
+            })
             .collect()
     }
 
@@ -112,13 +124,18 @@ impl HostLl {
         Gates::new(self.facts(), top_k, &self.last.lock().sent, wanted)
     }
 
-    pub(super) fn receive_results(&self, op: &LlCombine, terms: &Terms, epoch: u64) -> Result<()> {
+    pub(super) fn receive_results(
+        &self,
+        op: &LlCombine,
+        fingerprint: &Fingerprint,
+        epoch: u64,
+    ) -> Result<()> {
         let tokens = self.routing.tokens;
         let messages = self.shared.exchange.receive_all(epoch)?;
         let gates = self.gates(op);
         let mut by_token: Vec<Vec<Contribution<'_>>> = vec![Vec::new(); tokens];
         for (source, message) in messages.iter().enumerate() {
-            let reader = terms.read(message, source)?;
+            let reader = fingerprint.read(message, source)?;
             self.collect(reader, source, op.row.bytes(), &gates, &mut by_token)?;
         }
         // SAFETY: `rule` has checked the output `[T, H]`; the caller leaves it to the operation.

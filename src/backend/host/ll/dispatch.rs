@@ -3,11 +3,11 @@
 #![allow(unsafe_code)]
 
 use crate::backend::host::device::{bytes, bytes_mut};
+use crate::backend::host::fingerprint::Fingerprint;
 use crate::backend::host::ll::{HostLl, LastDispatch, Placed};
 use crate::backend::host::numeric;
 use crate::backend::host::rows::copy_row;
 use crate::backend::host::scaled::{self, Incoming, Outgoing};
-use crate::backend::host::terms::Terms;
 use crate::error::refusal::{AmongRanks, Role, Subject};
 use crate::error::{Error, Result};
 use crate::model::group::GroupFacts;
@@ -15,9 +15,14 @@ use crate::model::layout::RowOf;
 use crate::model::ops::LlDispatch;
 
 impl HostLl {
-    pub(super) fn send_tokens(&self, op: &LlDispatch, terms: &Terms, epoch: u64) -> Result<()> {
+    pub(super) fn send_tokens(
+        &self,
+        op: &LlDispatch,
+        fingerprint: &Fingerprint,
+        epoch: u64,
+    ) -> Result<()> {
         let (tokens, top_k) = (self.routing.tokens, self.routing.top_k);
-        let mut message = terms.message();
+        let mut message = fingerprint.message();
         message.number(tokens);
         let rows = Outgoing {
             data: op.tokens,
@@ -34,7 +39,12 @@ impl HostLl {
         self.shared.exchange.post(epoch, &message)
     }
 
-    pub(super) fn receive_tokens(&self, op: &LlDispatch, terms: &Terms, epoch: u64) -> Result<()> {
+    pub(super) fn receive_tokens(
+        &self,
+        op: &LlDispatch,
+        fingerprint: &Fingerprint,
+        epoch: u64,
+    ) -> Result<()> {
         let facts = self.facts();
         let layout = facts.layout();
         let rows = layout.rows().unwrap_or(0);
@@ -48,7 +58,7 @@ impl HostLl {
         let sent: Vec<SentTokens<'_>> = messages
             .iter()
             .enumerate()
-            .map(|(source, message)| SentTokens::read(message, source, terms))
+            .map(|(source, message)| SentTokens::read(message, source, fingerprint))
             .collect::<Result<_>>()?;
         check_room(facts, &sent)?;
         let mut counts = vec![0_usize; experts.len()];
@@ -136,15 +146,15 @@ struct SentTokens<'a> {
 }
 
 impl<'a> SentTokens<'a> {
-    fn read(message: &'a [u8], source: usize, terms: &Terms) -> Result<Self> {
-        let mut reader = terms.read(message, source)?;
-        let top_k = terms.top_k;
+    fn read(message: &'a [u8], source: usize, fingerprint: &Fingerprint) -> Result<Self> {
+        let mut reader = fingerprint.read(message, source)?;
+        let top_k = fingerprint.top_k;
         let tokens = reader.number()?;
         let ids = reader.array(tokens, top_k * 8)?;
         Ok(Self {
             top_k,
             ids,
-            rows: Incoming::read(&mut reader, tokens, terms.row)?,
+            rows: Incoming::read(&mut reader, tokens, fingerprint.row)?,
         })
     }
 
@@ -162,14 +172,14 @@ impl<'a> SentTokens<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::host::terms::Call;
+    use crate::backend::host::fingerprint::Call;
     use crate::model::ops::RowType;
     use crate::model::scales::WireRow;
     use crate::model::tensor::DType;
 
     #[test]
     fn tokens_that_are_not_in_the_message_are_refused() {
-        let terms = Terms {
+        let fingerprint = Fingerprint {
             call: Call::LlDispatch,
             staged: false,
             handle: None,
@@ -180,12 +190,13 @@ mod tests {
             }),
         };
         let read = |tokens| {
-            let mut message = terms.message();
+            let mut message = fingerprint.message();
             message.number(tokens);
             message.bytes(&[0; 64 + 16]);
             let mut written = vec![0; message.len()];
             message.write_to(&mut written).unwrap();
-            SentTokens::read(&written, 0, &terms).and_then(|sent| Ok(sent.rows.payload(0)?.len()))
+            SentTokens::read(&written, 0, &fingerprint)
+                .and_then(|sent| Ok(sent.rows.payload(0)?.len()))
         };
         assert_eq!(read(1).unwrap(), 16);
         // For the last two, a careless multiplication gives 0 bytes of ids and of rows.

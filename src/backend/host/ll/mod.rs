@@ -5,9 +5,9 @@ mod dispatch;
 mod gates;
 
 use crate::backend::LlBackend;
+use crate::backend::host::fingerprint::{Call, Fingerprint};
 use crate::backend::host::group_state::GroupState;
 use crate::backend::host::order::Order;
-use crate::backend::host::terms::{Call, Terms};
 use crate::error::Result;
 use crate::model::group::GroupFacts;
 use crate::model::ops::{LlOp, Routing, STAGED_SLOTS, StagedSlot, Stream};
@@ -82,26 +82,26 @@ impl HostLl {
         }
     }
 
-    fn send_now(&self, op: &LlOp, terms: &Terms, epoch: u64) -> Result<()> {
+    fn send_now(&self, op: &LlOp, fingerprint: &Fingerprint, epoch: u64) -> Result<()> {
         match op {
-            LlOp::Dispatch(op) => self.send_tokens(op, terms, epoch),
-            LlOp::Combine(op) => self.send_results(op, terms, epoch),
+            LlOp::Dispatch(op) => self.send_tokens(op, fingerprint, epoch),
+            LlOp::Combine(op) => self.send_results(op, fingerprint, epoch),
         }
     }
 
-    fn receive_now(&self, op: &LlOp, terms: &Terms, epoch: u64) -> Result<()> {
+    fn receive_now(&self, op: &LlOp, fingerprint: &Fingerprint, epoch: u64) -> Result<()> {
         match op {
-            LlOp::Dispatch(op) => self.receive_tokens(op, terms, epoch),
-            LlOp::Combine(op) => self.receive_results(op, terms, epoch),
+            LlOp::Dispatch(op) => self.receive_tokens(op, fingerprint, epoch),
+            LlOp::Combine(op) => self.receive_results(op, fingerprint, epoch),
         }
     }
 
-    fn terms(&self, op: &LlOp, staged: bool) -> Terms {
+    fn fingerprint(&self, op: &LlOp, staged: bool) -> Fingerprint {
         let (call, row) = match op {
             LlOp::Dispatch(op) => (Call::LlDispatch, op.wire()),
             LlOp::Combine(op) => (Call::LlCombine, op.row.into()),
         };
-        Terms {
+        Fingerprint {
             call,
             staged,
             handle: None,
@@ -117,24 +117,24 @@ impl HostLl {
 
 impl LlBackend for HostLl {
     fn run(&self, op: &LlOp, stream: Stream) -> Result<()> {
-        let (handle, op, terms) = (self.clone(), *op, self.terms(op, false));
+        let (handle, op, fingerprint) = (self.clone(), *op, self.fingerprint(op, false));
         let follow = self.received.follow();
         let run = move |epoch| {
-            handle.send_now(&op, &terms, epoch)?;
-            handle.receive_now(&op, &terms, epoch)
+            handle.send_now(&op, &fingerprint, epoch)?;
+            handle.receive_now(&op, &fingerprint, epoch)
         };
         self.shared
-            .enqueue_operation(terms.call, stream, follow, run)
+            .enqueue_operation(fingerprint.call, stream, follow, run)
             .map(drop)
     }
 
     fn send(&self, op: &LlOp, slot: StagedSlot, stream: Stream) -> Result<()> {
-        let (handle, op, terms) = (self.clone(), *op, self.terms(op, true));
+        let (handle, op, fingerprint) = (self.clone(), *op, self.fingerprint(op, true));
         let follow = self.received.follow();
-        let send = move |epoch| handle.send_now(&op, &terms, epoch);
+        let send = move |epoch| handle.send_now(&op, &fingerprint, epoch);
         let epoch = self
             .shared
-            .enqueue_operation(terms.call, stream, follow, send)?;
+            .enqueue_operation(fingerprint.call, stream, follow, send)?;
         self.staged(slot).store(epoch, Ordering::Relaxed);
         Ok(())
     }
@@ -142,12 +142,13 @@ impl LlBackend for HostLl {
     fn receive(&self, op: &LlOp, slot: StagedSlot, stream: Stream) -> Result<()> {
         // The phases are in order on any streams, because the receive phase waits for this rank's
         // own message.
-        let (handle, op, terms) = (self.clone(), *op, self.terms(op, true));
+        let (handle, op, fingerprint) = (self.clone(), *op, self.fingerprint(op, true));
         let received = Arc::clone(&self.received);
         let epoch = self.staged(slot).load(Ordering::Relaxed);
-        let receive = move || handle.receive_now(&op, &terms, epoch);
+        let receive = move || handle.receive_now(&op, &fingerprint, epoch);
         let end = move || received.ended.end(epoch);
-        self.shared.enqueue(terms.call, stream, receive, end)?;
+        self.shared
+            .enqueue(fingerprint.call, stream, receive, end)?;
         self.received.last.store(epoch, Ordering::Release);
         Ok(())
     }

@@ -21,7 +21,7 @@ use crate::backend::cuda::params::ht::HtCombineParams;
 use crate::backend::cuda::params::ht_nodes::{
     HT_HEAD_THREADS, HtCombineNodesParams, HtPartials, HtPass,
 };
-use crate::backend::cuda::sizes::number;
+use crate::backend::cuda::regions::to_u32;
 use crate::error::Result;
 use crate::model::ops::{HtCombine, Stream};
 use std::ops::Range;
@@ -145,8 +145,8 @@ impl Combine<'_> {
             departing: word(device.departing, chunks.start),
             homes: word(device.homes, tokens.first * handle.routing.top_k),
             tokens: device.tokens,
-            chunk_ends: number(plan.chunks + 1)?,
-            others: number(plan.others)?,
+            chunk_ends: to_u32(plan.chunks + 1)?,
+            others: to_u32(plan.others)?,
             own_place: handle.rails.own_place()?,
         };
         let (row, gradients) = (bank.bytes.row, self.columns * size_of::<f32>());
@@ -171,7 +171,7 @@ impl Combine<'_> {
             departing: null(),
             homes: null(),
             tokens: 0,
-            chunk_ends: number(self.handle.plan().chunks + 1)?,
+            chunk_ends: to_u32(self.handle.plan().chunks + 1)?,
             others: 0,
             own_place: OWN_NODE_FIRST,
         })

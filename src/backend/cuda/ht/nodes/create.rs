@@ -11,7 +11,7 @@ use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::ht::agreement::{disagreement, verdict_refusing, verdict_with};
 use crate::backend::cuda::ht::nodes::handle::{Counts, NodesHt};
 use crate::backend::cuda::ht::nodes::memory::NodesMemory;
-use crate::backend::cuda::ht::nodes::plan::NodesPlan;
+use crate::backend::cuda::ht::nodes::plan::{HandleSize, NodesPlan};
 use crate::backend::cuda::ht::nodes::rails::Rails;
 use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::kernels::Kernel;
@@ -20,7 +20,7 @@ use crate::backend::cuda::params::ht::{HT_ROUTE_THREADS, HT_VERDICT_CODE_SHIFT};
 use crate::backend::cuda::params::ht_nodes::{
     HT_PLACE_THREADS, HtNodesMemory, HtPlaceParams, HtRouteNodesParams, HtSource, HtTold,
 };
-use crate::backend::cuda::sizes::number;
+use crate::backend::cuda::regions::to_u32;
 use crate::backend::transport::{Label, Message};
 use crate::error::refusal::{AmongRanks, InSequence, Subject};
 use crate::error::{Error, Result};
@@ -76,7 +76,7 @@ pub fn open_handle(
     let own = match &wanted {
         Ok(HtRouting { routing, .. }) => Header {
             tokens: routing.tokens,
-            verdict: verdict_with(number(routing.top_k)?),
+            verdict: verdict_with(to_u32(routing.top_k)?),
         },
         Err(error) => Header {
             tokens: 0,
@@ -118,8 +118,9 @@ impl Part {
     }
 
     fn device(&self, plan: &NodesPlan) -> Result<HtNodesMemory> {
-        let tokens = (self.routing.tokens, self.remote);
-        self.memory.memory(plan, (tokens, self.routing.top_k))
+        let (own, remote, top_k) = (self.routing.tokens, self.remote, self.routing.top_k);
+        let size = HandleSize { own, remote, top_k };
+        self.memory.memory(plan, size)
     }
 }
 
@@ -175,7 +176,7 @@ impl Creation<'_> {
             value,
             epoch: self.epoch,
         };
-        rails.headers.write(0, told(number(own.tokens)?));
+        rails.headers.write(0, told(to_u32(own.tokens)?));
         rails.headers.write(1, told(own.verdict));
         // The device reads them after this.
         fence(Ordering::Release);
@@ -244,22 +245,21 @@ impl Creation<'_> {
     /// Memory for the handle.
     fn prepare(&self, wanted: HtRouting, headers: &[Header]) -> Result<Part> {
         let routing = wanted.routing;
-        let verdict = verdict_with(number(routing.top_k)?);
+        let verdict = verdict_with(to_u32(routing.top_k)?);
         let agreeing = headers.iter().skip(1).filter(|it| it.verdict == verdict);
         let remote = agreeing.map(|header| header.tokens).sum();
         let rails = self.rails;
-        let sizes = ((routing.tokens, remote), routing.top_k);
-        let (_, bytes) = rails.plan.memory(0, sizes.0, sizes.1)?;
+        let (own, top_k) = (routing.tokens, routing.top_k);
+        let size = HandleSize { own, remote, top_k };
+        let (_, bytes) = rails.plan.memory(0, size)?;
         let context = self.group.context.module.context();
         // Of one size where the group has a bound, so that later handles can use it.
+        let room = |own, remote| HandleSize { own, remote, top_k };
         let room = match self.group.plan.row_sizes().1 {
-            Some(most) => (most, (rails.plan.sources - 1) * most),
-            None => (routing.tokens.next_power_of_two(), remote),
+            Some(most) => room(most, (rails.plan.sources - 1) * most),
+            None => room(own.next_power_of_two(), remote),
         };
-        let make = || {
-            let sizes = (room, routing.top_k);
-            NodesMemory::new(context, &rails.memory, &rails.plan, sizes)
-        };
+        let make = || NodesMemory::new(context, &rails.memory, &rails.plan, room);
         Ok(Part {
             memory: rails.pool.take(|memory| memory.waste(bytes), make)?,
             routing,
@@ -281,9 +281,9 @@ impl Creation<'_> {
             let agrees = header.verdict == part.verdict && header.takes_part();
             let mut source = HtSource {
                 topk_idx: data.0 as *const i64,
-                tokens: number(if agrees { header.tokens } else { 0 })?,
-                first: number(first)?,
-                rank: number(rank)?,
+                tokens: to_u32(if agrees { header.tokens } else { 0 })?,
+                first: to_u32(first)?,
+                rank: to_u32(rank)?,
                 verdict: header.verdict,
             };
             if index == 0 {
@@ -338,7 +338,7 @@ impl Creation<'_> {
             verdict: part.verdict,
         };
         let shape = LaunchShape {
-            blocks: number(rails.plan.sources + rails.plan.others + 1)?,
+            blocks: to_u32(rails.plan.sources + rails.plan.others + 1)?,
             threads: HT_ROUTE_THREADS,
             shared_bytes: 0,
         };
@@ -352,8 +352,8 @@ impl Creation<'_> {
             nodes: self.rails.nodes()?,
             handle: part.device(plan)?,
             topk_idx: part.routing.ids.0 as *const i64,
-            local_experts: number(plan.local_experts)?,
-            local_ranks: number(plan.locals)?,
+            local_experts: to_u32(plan.local_experts)?,
+            local_ranks: to_u32(plan.locals)?,
             piece_blocks: 0,
         };
         let multiprocessors = self.group.device.multiprocessors;
@@ -365,11 +365,11 @@ impl Creation<'_> {
         let homes = part.routing.tokens.div_ceil(HT_PLACE_THREADS as usize);
         let (piece_blocks, home_blocks) = (pieces.min(most), homes.clamp(1, most));
         let params = HtPlaceParams {
-            piece_blocks: number(piece_blocks)?,
+            piece_blocks: to_u32(piece_blocks)?,
             ..params
         };
         let shape = LaunchShape {
-            blocks: number(piece_blocks + home_blocks)?,
+            blocks: to_u32(piece_blocks + home_blocks)?,
             threads: HT_PLACE_THREADS,
             shared_bytes: 0,
         };

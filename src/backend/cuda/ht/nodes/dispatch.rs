@@ -21,8 +21,8 @@ use crate::backend::cuda::params::ht_nodes::{
     HT_PACK_THREADS, HtDispatchNodesParams, HtPackParams, HtPass, HtScaledDispatchNodesParams,
     HtScaledPackParams,
 };
+use crate::backend::cuda::regions::to_u32;
 use crate::backend::cuda::scaled_rows::scaled_rows;
-use crate::backend::cuda::sizes::number;
 use crate::error::Result;
 use crate::model::ops::{HtDispatch, Stream};
 use crate::model::scales::Cast;
@@ -44,6 +44,15 @@ struct Dispatch<'a> {
     /// Ids and weights, as the caller gives them.
     ids: usize,
     weights: usize,
+}
+
+/// Addresses of what a launch reads, and of the counter that it fills; zero for none.
+#[derive(Default)]
+struct Inputs {
+    rows: usize,
+    ids: usize,
+    weights: usize,
+    counter: usize,
 }
 
 pub fn run(handle: &NodesHt, op: &HtDispatch, stream: Stream) -> Result<()> {
@@ -186,9 +195,9 @@ impl Dispatch<'_> {
                 None => plan.packed_bytes as u64,
                 Some(_) => u64::MAX,
             },
-            chunks: number(plan.chunks)?,
-            first_chunk: number(chunks.start)?,
-            end_chunk: number(chunks.end)?,
+            chunks: to_u32(plan.chunks)?,
+            first_chunk: to_u32(chunks.start)?,
+            end_chunk: to_u32(chunks.end)?,
         };
         let shape = LaunchShape {
             blocks: PACK_BLOCKS.min(handle.group.device.multiprocessors),
@@ -213,15 +222,19 @@ impl Dispatch<'_> {
         let op = self.op;
         let chunks = 0..self.handle.plan().chunks;
         let tokens = self.handle.own_tokens(&chunks);
-        let inputs = [op.tokens.0, self.ids, self.weights];
-        let counter = op.counter.unwrap_or_default().0;
+        let inputs = Inputs {
+            rows: op.tokens.0,
+            ids: self.ids,
+            weights: self.weights,
+            counter: op.counter.unwrap_or_default().0,
+        };
         let pass = self.handle.pass(&chunks, None, None)?;
-        let params = self.params(&self.launch, (pass, &tokens), (inputs, counter))?;
+        let params = self.params(&self.launch, pass, &tokens, &inputs)?;
         match &op.scaled {
             None => self.launch_plain(at, &params),
             Some(scaled) => {
                 let rows = scaled::from_caller(op.row, scaled, &self.launch)?;
-                self.launch_scaled(at, &self.launch, scaled.cast(), (params, rows))
+                self.launch_scaled(at, &self.launch, scaled.cast(), params, rows)
             }
         }
     }
@@ -236,36 +249,41 @@ impl Dispatch<'_> {
         });
         let rows = self.handle.pass(chunks, Some(bank), heads)?;
         // Ids and weights come with the rows.
+        let inputs = Inputs {
+            rows: bank.rows,
+            ..Inputs::default()
+        };
         let launch = &self.remote_launch;
-        let params = self.params(launch, (rows, &tokens), ([bank.rows, 0, 0], 0))?;
+        let params = self.params(launch, rows, &tokens, &inputs)?;
         match &self.op.scaled {
             None => self.launch_plain(at, &params),
             Some(scaled) => {
                 let rows = scaled::as_they_travel(self.op.row, scaled, launch)?;
-                self.launch_scaled(at, launch, None, (params, rows))
+                self.launch_scaled(at, launch, None, params, rows)
             }
         }
     }
 
-    /// The parameters for tokens with these rows, ids and weights.
+    /// The parameters for tokens with these inputs.
     fn params(
         &self,
         launch: &HtLaunch,
-        (pass, tokens): (HtPass, &Tokens),
-        ([rows, ids, weights], counter): ([usize; 3], usize),
+        pass: HtPass,
+        tokens: &Tokens,
+        inputs: &Inputs,
     ) -> Result<HtDispatchNodesParams> {
         let (handle, op) = (&self.handle, self.op);
         let (out_ids, out_weights) = addresses(op.routing_out.map(|it| (it.ids, it.weights)));
         Ok(HtDispatchNodesParams {
             of_node: HtDispatchParams {
                 common: handle.common(OP_HT_DISPATCH, launch, tokens)?,
-                tokens: rows as *const u8,
-                topk_idx: ids as *const i64,
-                weights: weights as *const f32,
+                tokens: inputs.rows as *const u8,
+                topk_idx: inputs.ids as *const i64,
+                weights: inputs.weights as *const f32,
                 out: op.out.map_or(0, |out| out.data.0) as *mut u8,
                 out_idx: out_ids as *mut i64,
                 out_weights: out_weights as *mut f32,
-                counter: counter as *mut i32,
+                counter: inputs.counter as *mut i32,
                 out_rows: op.out.map_or(u32::MAX, |out| saturated(out.rows)),
                 routing_rows: op.routing_out.map_or(u32::MAX, |out| saturated(out.rows)),
             },
@@ -284,7 +302,8 @@ impl Dispatch<'_> {
         at: &Enqueueing<'_>,
         launch: &HtLaunch,
         cast: Option<&Cast>,
-        (params, scaled): (HtDispatchNodesParams, HtScaledRows),
+        params: HtDispatchNodesParams,
+        scaled: HtScaledRows,
     ) -> Result<()> {
         let rows = params.of_node;
         let params = HtScaledDispatchNodesParams {

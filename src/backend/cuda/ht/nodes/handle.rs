@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::ht::nodes::memory::{Banks, NodesMemory};
-use crate::backend::cuda::ht::nodes::plan::Passes;
+use crate::backend::cuda::ht::nodes::plan::{HandleSize, Passes};
 use crate::backend::cuda::ht::nodes::rails::Rails;
 use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::params::ht_nodes::HtNodesMemory;
@@ -79,8 +79,8 @@ impl Counts {
 impl NodesHt {
     /// The handle's memory as kernels see it.
     pub fn device(&self) -> Result<HtNodesMemory> {
-        let tokens = (self.routing.tokens, self.remote);
-        self.memory
-            .memory(&self.rails.plan, (tokens, self.routing.top_k))
+        let (own, remote, top_k) = (self.routing.tokens, self.remote, self.routing.top_k);
+        let size = HandleSize { own, remote, top_k };
+        self.memory.memory(&self.rails.plan, size)
     }
 }

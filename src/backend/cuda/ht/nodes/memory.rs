@@ -4,7 +4,7 @@
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory, HostPage};
 use crate::backend::cuda::ht::nodes::messages::{Bank, TokenBytes};
-use crate::backend::cuda::ht::nodes::plan::{NodesPlan, message_sizes};
+use crate::backend::cuda::ht::nodes::plan::{HandleSize, NodesPlan, message_sizes};
 use crate::backend::cuda::params::ht::HtReceived;
 use crate::backend::cuda::params::ht_nodes::{HtNodesMemory, HtSource, HtTold};
 use crate::error::Result;
@@ -23,14 +23,14 @@ pub struct NodesMemory {
 }
 
 impl NodesMemory {
-    /// Allocates memory for a handle with `tokens`, own and remote ones.
+    /// Allocates memory for a handle of this `size`.
     pub fn new(
         context: &Arc<Context>,
         memory: &Arc<CudaMemory>,
         plan: &NodesPlan,
-        (tokens, top_k): ((usize, usize), usize),
+        size: HandleSize,
     ) -> Result<Self> {
-        let (_, bytes) = plan.memory(0, tokens, top_k)?;
+        let (_, bytes) = plan.memory(0, size)?;
         Ok(Self {
             buffer: Buffer::new(memory, bytes)?,
             bytes,
@@ -46,12 +46,8 @@ impl NodesMemory {
     }
 
     /// The memory as a kernel parameter.
-    pub fn memory(
-        &self,
-        plan: &NodesPlan,
-        (tokens, top_k): ((usize, usize), usize),
-    ) -> Result<HtNodesMemory> {
-        Ok(plan.memory(self.buffer.data().0, tokens, top_k)?.0)
+    pub fn memory(&self, plan: &NodesPlan, size: HandleSize) -> Result<HtNodesMemory> {
+        Ok(plan.memory(self.buffer.data().0, size)?.0)
     }
 }
 

@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::params::ht_nodes::{HtHead, HtMessages};
-use crate::backend::cuda::sizes::number;
+use crate::backend::cuda::regions::to_u32;
 use crate::backend::transport::Message;
 use crate::error::Result;
 use crate::model::group::ROW_ALIGN;
@@ -57,8 +57,8 @@ impl Bank {
         Ok(HtMessages {
             rows: self.rows as *mut u8,
             stride: self.stride as u64,
-            row_bytes: number(self.bytes.row)?,
-            tail_bytes: number(self.bytes.tail)?,
+            row_bytes: to_u32(self.bytes.row)?,
+            tail_bytes: to_u32(self.bytes.tail)?,
         })
     }
 }

@@ -15,7 +15,7 @@ use crate::backend::cuda::params::ht::{HtCommon, HtEntry, HtHandleMemory, HtShap
 use crate::backend::cuda::params::ht_nodes::{
     HtHeadParams, HtMessages, HtNodesMemory, HtOrigin, HtPass,
 };
-use crate::backend::cuda::sizes::number;
+use crate::backend::cuda::regions::to_u32;
 use crate::backend::transport::{Label, Transport};
 use crate::error::Result;
 use crate::model::ops::Stream;
@@ -157,19 +157,19 @@ impl<'a> Handle<'a> {
             },
             piece_starts: memory.piece_starts,
             piece_rows: memory.piece_rows,
-            pieces: number(plan.chunks * plan.width)?,
+            pieces: to_u32(plan.chunks * plan.width)?,
             is_own: u32::from(is_own),
             total: memory.total,
             locals: nodes.carried,
-            locals_step: number(1 + plan.width)?,
+            locals_step: to_u32(1 + plan.width)?,
             messages: messages(remote)?,
             origins: match is_in_order {
                 true => null(),
                 false => self.origins(self.remote_tokens(chunks).first),
             },
             starts: word(memory.starts, plan.chunks + 1 + chunks.start),
-            chunk_ends: number(plan.chunks + 1)?,
-            head_count: number(heads.map_or(0, |heads| heads.count(plan)))?,
+            chunk_ends: to_u32(plan.chunks + 1)?,
+            head_count: to_u32(heads.map_or(0, |heads| heads.count(plan)))?,
             heads: messages(heads.map(|heads| heads.of))?,
             head_ranks: heads.map_or(null(), |heads| self.rails.head_ranks(heads.from_gateways)),
             scales_word: heads.map_or(0, |heads| heads.scales_word),
@@ -191,7 +191,7 @@ impl<'a> Handle<'a> {
         Ok(HtHeadParams {
             wait: self.group.context.wait(op),
             messages: bank.messages()?,
-            count: number(count)?,
+            count: to_u32(count)?,
             scales_word: launch.scales_word,
             shape_word: ShapeWord(launch.shape.shape_word).of_handle(self.epoch).0,
             handle: self.epoch,
@@ -210,7 +210,7 @@ impl<'a> Handle<'a> {
                 begins: null_mut(),
                 departures: null_mut(),
                 counts: self.device.counts,
-                tokens: number(tokens.count)?,
+                tokens: to_u32(tokens.count)?,
                 top_k: self.device.top_k,
             },
             sequences: group.sequences(),

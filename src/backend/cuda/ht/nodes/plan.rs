@@ -7,7 +7,7 @@ use crate::backend::cuda::params::ht::{HT_MAX_TOP_K, HtEntry};
 use crate::backend::cuda::params::ht_nodes::{
     HT_COUNTS_OF_SOURCE, HT_ELSEWHERE, HT_MOST_CHUNKS, HT_NONE, HtNodesMemory, HtOrigin,
 };
-use crate::backend::cuda::sizes::{Regions, number};
+use crate::backend::cuda::regions::{Regions, to_u32};
 use crate::error::Result;
 use crate::model::group::GroupFacts;
 use crate::model::topology::Topology;
@@ -111,6 +111,14 @@ pub fn message_sizes(room: usize, row_bytes: usize) -> (usize, usize) {
     (first_row, stride)
 }
 
+/// What the memory of a handle is for: tokens of this rank and of its other sources, and ids of each.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct HandleSize {
+    pub own: usize,
+    pub remote: usize,
+    pub top_k: usize,
+}
+
 impl NodesPlan {
     /// The plan for the rank of `facts`.
     pub fn new(facts: &GroupFacts, topology: &Topology) -> Self {
@@ -187,13 +195,9 @@ impl NodesPlan {
         tokens * chunk / self.chunks
     }
 
-    /// A handle's memory that begins at `base`, and its size: with `own` tokens, and `remote` ones of other sources.
-    pub fn memory(
-        &self,
-        base: usize,
-        (own, remote): (usize, usize),
-        top_k: usize,
-    ) -> Result<(HtNodesMemory, usize)> {
+    /// A handle's memory that begins at `base`, and its size.
+    pub fn memory(&self, base: usize, size: HandleSize) -> Result<(HtNodesMemory, usize)> {
+        let HandleSize { own, remote, top_k } = size;
         let ends = self.chunks + 1;
         let pieces = self.chunks * self.width;
         let mut regions = Regions::new(REGION_ALIGN);
@@ -227,8 +231,8 @@ impl NodesPlan {
             piece_rows: words(self.locals * pieces),
             total: words(1),
             counts: words(self.local_experts).cast(),
-            tokens: number(own)?,
-            top_k: number(top_k)?,
+            tokens: to_u32(own)?,
+            top_k: to_u32(top_k)?,
         };
         Ok((memory, regions.bytes()))
     }
@@ -239,26 +243,26 @@ impl Tables {
     pub fn new(topology: &Topology, rank: usize, width: usize) -> Result<Self> {
         let node = topology.node_of(rank);
         let place = |other| match topology.distance(rank, other) {
-            0 => number(topology.local_index(other)),
-            distance => Ok(HT_ELSEWHERE | number(distance - 1)?),
+            0 => to_u32(topology.local_index(other)),
+            distance => Ok(HT_ELSEWHERE | to_u32(distance - 1)?),
         };
         let carrier = |other| topology.carrier(other, node);
         let mut carried = Vec::new();
         for &local in topology.local_ranks(rank).ranks() {
             let end = carried.len() + 1 + width;
             for source in topology.carried_by(local) {
-                carried.push(number(source)?);
+                carried.push(to_u32(source)?);
             }
             carried.resize(end, HT_NONE);
         }
         let ranks = || 0..topology.ranks();
         let gateways = topology.gateways_by_distance(rank).into_iter();
         Ok(Self {
-            gateways: gateways.map(number).collect::<Result<_>>()?,
+            gateways: gateways.map(to_u32).collect::<Result<_>>()?,
             places: ranks().map(place).collect::<Result<_>>()?,
             carried,
             carriers: ranks()
-                .map(|other| number(topology.local_index(carrier(other))))
+                .map(|other| to_u32(topology.local_index(carrier(other))))
                 .collect::<Result<_>>()?,
         })
     }
@@ -379,7 +383,12 @@ mod tests {
     fn a_rank_without_remote_sources_has_room_for_its_peers_ones() {
         let plan = plan("aaba", 1, Some(8), 16);
         assert_eq!((plan.sources, plan.width, plan.locals), (1, 1, 3));
-        let (memory, bytes) = plan.memory(1 << 20, (8, 0), 2).unwrap();
+        let size = HandleSize {
+            own: 8,
+            remote: 0,
+            top_k: 2,
+        };
+        let (memory, bytes) = plan.memory(1 << 20, size).unwrap();
         assert_eq!(memory.tokens, 8);
         assert!(memory.total as usize + 4 <= (1 << 20) + bytes);
         assert_eq!(memory.raw_entries, memory.entries);

@@ -5,13 +5,13 @@ use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::event::DriverEvent;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory, HostPage};
 use crate::backend::cuda::ht::nodes::memory::{Banks, NodesMemory};
-use crate::backend::cuda::ht::nodes::plan::{NodesPlan, Tables};
+use crate::backend::cuda::ht::nodes::plan::{HandleSize, NodesPlan, Tables};
 use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::network::Network;
 use crate::backend::cuda::params::ht_nodes::{HtNodes, HtTold};
 use crate::backend::cuda::pool::Pool;
+use crate::backend::cuda::regions::{own_place, to_u32};
 use crate::backend::cuda::side_streams::SideStreams;
-use crate::backend::cuda::sizes::{number, own_place};
 use crate::backend::device::{Marks as _, StreamMark};
 use crate::backend::transport::{Label, Message};
 use crate::error::Result;
@@ -91,7 +91,7 @@ impl Rails {
             sends: Vec::new(),
             receives: Vec::new(),
         };
-        let spare = NodesMemory::new(on, memory, &plan, ((0, 0), 0))?;
+        let spare = NodesMemory::new(on, memory, &plan, HandleSize::default())?;
         let rails = Self {
             plan,
             gateways: topology.gateways_by_distance(rank),
@@ -133,11 +133,11 @@ impl Rails {
             places: self.places.0 as *const u32,
             carried: self.carried.0 as *const u32,
             carriers: self.carriers.0 as *const u32,
-            ranks: number(plan.ranks)?,
-            others: number(plan.others)?,
-            width: number(plan.width)?,
-            sources: number(plan.sources)?,
-            chunks: number(plan.chunks)?,
+            ranks: to_u32(plan.ranks)?,
+            others: to_u32(plan.others)?,
+            width: to_u32(plan.width)?,
+            sources: to_u32(plan.sources)?,
+            chunks: to_u32(plan.chunks)?,
         })
     }
 

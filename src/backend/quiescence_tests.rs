@@ -1,4 +1,4 @@
-//! Unit tests of quiet devices: what is freed when, and what is reused.
+//! Unit tests of quiescent devices: what is freed when, and what is reused.
 #![forbid(unsafe_code)]
 
 use super::*;
@@ -26,7 +26,7 @@ impl Works for Captured {
 }
 
 /// A device, and a record of what was freed on it.
-fn device() -> (Arc<Quiet<usize>>, Arc<AtomicUsize>) {
+fn device() -> (Arc<Quiescence<usize>>, Arc<AtomicUsize>) {
     (Arc::default(), Arc::default())
 }
 
@@ -52,18 +52,18 @@ fn free(freed: &Arc<AtomicUsize>) -> Option<Free> {
 }
 
 #[test]
-fn on_a_quiet_device_nothing_waits() {
-    let (quiet, freed) = device();
-    quiet.later(Some(1), 7, free(&freed));
+fn on_a_quiescent_device_nothing_waits() {
+    let (quiescence, freed) = device();
+    quiescence.later(Some(1), 7, free(&freed));
     assert_eq!(freed.load(Ordering::Relaxed), 7);
-    assert_eq!(quiet.take(&1), None);
+    assert_eq!(quiescence.take(&1), None);
 }
 
 #[test]
 fn what_waits_is_freed_when_the_last_exchange_ends() {
-    let (quiet, freed) = device();
-    let exchanges = [quiet.begin(), quiet.begin()];
-    quiet.later(Some(1), 7, free(&freed));
+    let (quiescence, freed) = device();
+    let exchanges = [quiescence.begin(), quiescence.begin()];
+    quiescence.later(Some(1), 7, free(&freed));
     let [first, second] = exchanges;
     drop(first);
     assert_eq!(freed.load(Ordering::Relaxed), 0);
@@ -73,66 +73,66 @@ fn what_waits_is_freed_when_the_last_exchange_ends() {
 
 #[test]
 fn operations_on_the_device_make_it_wait() {
-    let (quiet, freed) = device();
+    let (quiescence, freed) = device();
     let busy = Arc::new(Switch(AtomicBool::new(false)));
     let works: Weak<dyn Works> = Arc::downgrade(&busy) as Weak<dyn Works>;
-    quiet.watch(works);
-    quiet.later(None, 7, free(&freed));
-    assert!(!quiet.try_now(|| panic!("the device is not quiet")));
-    assert_eq!(quiet.attempt(|| panic!("nor for this")), Attempt::Busy);
+    quiescence.watch(works);
+    quiescence.later(None, 7, free(&freed));
+    assert!(!quiescence.try_now(|| panic!("the device is not quiescent")));
+    assert_eq!(quiescence.attempt(|| panic!("nor for this")), Attempt::Busy);
     busy.0.store(true, Ordering::Relaxed);
-    drop(quiet.begin());
+    drop(quiescence.begin());
     assert_eq!(freed.load(Ordering::Relaxed), 7);
     busy.0.store(false, Ordering::Relaxed);
     drop(busy);
-    assert!(quiet.try_now(|| ()));
+    assert!(quiescence.try_now(|| ()));
 }
 
 #[test]
 fn while_graphs_are_alive_nothing_waits_for_the_device() {
-    let (quiet, freed) = device();
+    let (quiescence, freed) = device();
     let captured = Arc::new(Captured);
-    quiet.watch(Arc::downgrade(&captured) as Weak<dyn Works>);
-    quiet.later(Some(1), 7, free(&freed));
+    quiescence.watch(Arc::downgrade(&captured) as Weak<dyn Works>);
+    quiescence.later(Some(1), 7, free(&freed));
     let start = Instant::now();
-    quiet.free_soon(allocation(8, MOST_BYTES, &freed));
+    quiescence.free_soon(allocation(8, MOST_BYTES, &freed));
     assert!(start.elapsed() < PATIENCE, "graphs are not waited for");
-    assert_eq!(quiet.attempt(|| ()), Attempt::Busy);
+    assert_eq!(quiescence.attempt(|| ()), Attempt::Busy);
     assert_eq!(freed.load(Ordering::Relaxed), 0);
     // The oldest is too much.
-    quiet.free_soon(allocation(9, 1, &freed));
+    quiescence.free_soon(allocation(9, 1, &freed));
     assert_eq!(freed.load(Ordering::Relaxed), 80);
     drop(captured);
-    drop(quiet.begin());
+    drop(quiescence.begin());
     assert_eq!(freed.load(Ordering::Relaxed), 80 + 7 + 9);
 }
 
 #[test]
 fn what_the_device_cannot_free_without_waiting_waits() {
-    let (quiet, freed) = device();
+    let (quiescence, freed) = device();
     let captured = Arc::new(Captured);
-    quiet.watch(Arc::downgrade(&captured) as Weak<dyn Works>);
+    quiescence.watch(Arc::downgrade(&captured) as Weak<dyn Works>);
     let mut unable = allocation(8, 2 * MOST_BYTES, &freed);
     unable.free_unawaited = Box::new(|_| false);
-    quiet.free_soon(unable);
+    quiescence.free_soon(unable);
     assert_eq!(freed.load(Ordering::Relaxed), 0);
     drop(captured);
-    drop(quiet.begin());
+    drop(quiescence.begin());
     assert_eq!(freed.load(Ordering::Relaxed), 8);
 }
 
 #[test]
 fn memory_of_the_callers_waits_for_operations_but_not_for_ever() {
-    let (quiet, freed) = device();
+    let (quiescence, freed) = device();
     let busy = Arc::new(Switch(AtomicBool::new(false)));
-    quiet.watch(Arc::downgrade(&busy) as Weak<dyn Works>);
-    quiet.free_soon(allocation(7, 1, &freed));
+    quiescence.watch(Arc::downgrade(&busy) as Weak<dyn Works>);
+    quiescence.free_soon(allocation(7, 1, &freed));
     assert_eq!(freed.load(Ordering::Relaxed), 0);
     busy.0.store(true, Ordering::Relaxed);
-    quiet.free_soon(allocation(8, 1, &freed));
+    quiescence.free_soon(allocation(8, 1, &freed));
     assert_eq!(freed.load(Ordering::Relaxed), 15);
-    let exchange = quiet.begin();
-    quiet.free_soon(allocation(1, 1, &freed));
+    let exchange = quiescence.begin();
+    quiescence.free_soon(allocation(1, 1, &freed));
     assert_eq!(freed.load(Ordering::Relaxed), 15);
     drop(exchange);
     assert_eq!(freed.load(Ordering::Relaxed), 16);
@@ -140,60 +140,60 @@ fn memory_of_the_callers_waits_for_operations_but_not_for_ever() {
 
 #[test]
 fn what_waits_serves_the_same_use_again() {
-    let (quiet, freed) = device();
-    let exchange = quiet.begin();
-    quiet.later(Some(1), 7, free(&freed));
-    quiet.later(None, 8, free(&freed));
+    let (quiescence, freed) = device();
+    let exchange = quiescence.begin();
+    quiescence.later(Some(1), 7, free(&freed));
+    quiescence.later(None, 8, free(&freed));
     let taken = Taken {
         address: 7,
         must_stay: false,
     };
-    assert_eq!(quiet.take(&2), None);
-    assert_eq!(quiet.take(&1), Some(taken));
-    assert_eq!(quiet.take(&1), None);
+    assert_eq!(quiescence.take(&2), None);
+    assert_eq!(quiescence.take(&1), Some(taken));
+    assert_eq!(quiescence.take(&1), None);
     drop(exchange);
     assert_eq!(freed.load(Ordering::Relaxed), 8);
 }
 
 #[test]
 fn what_a_peer_may_map_stays_and_serves_again() {
-    let (quiet, _) = device();
-    quiet.later(Some(1), 7, None);
-    drop(quiet.begin());
+    let (quiescence, _) = device();
+    quiescence.later(Some(1), 7, None);
+    drop(quiescence.begin());
     let taken = Taken {
         address: 7,
         must_stay: true,
     };
-    assert_eq!(quiet.take(&1), Some(taken));
+    assert_eq!(quiescence.take(&1), Some(taken));
 }
 
 #[test]
 fn a_stuck_exchange_keeps_everything_until_it_is_over() {
-    let (quiet, freed) = device();
+    let (quiescence, freed) = device();
     let stuck = Arc::new(AtomicBool::new(true));
     let asked = Arc::clone(&stuck);
-    quiet.strand(Box::new(move || asked.load(Ordering::Relaxed)));
-    quiet.later(None, 7, free(&freed));
-    assert!(quiet.is_stranded());
+    quiescence.mark_hung(Box::new(move || asked.load(Ordering::Relaxed)));
+    quiescence.later(None, 7, free(&freed));
+    assert!(quiescence.is_hung());
     assert_eq!(freed.load(Ordering::Relaxed), 0);
     stuck.store(false, Ordering::Relaxed);
-    assert!(!quiet.is_stranded());
-    drop(quiet.begin());
+    assert!(!quiescence.is_hung());
+    drop(quiescence.begin());
     assert_eq!(freed.load(Ordering::Relaxed), 7);
 }
 
 #[test]
 fn freeing_may_drop_what_frees_in_turn() {
-    struct Frees(Arc<Quiet<usize>>);
+    struct Frees(Arc<Quiescence<usize>>);
     impl Drop for Frees {
         fn drop(&mut self) {
             self.0.later(None, 0, Some(Box::new(drop)));
         }
     }
-    let (quiet, _) = device();
-    let inner = Frees(Arc::clone(&quiet));
-    let exchange = quiet.begin();
-    quiet.later(
+    let (quiescence, _) = device();
+    let inner = Frees(Arc::clone(&quiescence));
+    let exchange = quiescence.begin();
+    quiescence.later(
         Some(1),
         1,
         Some(Box::new(move |_| {
@@ -201,28 +201,28 @@ fn freeing_may_drop_what_frees_in_turn() {
         })),
     );
     drop(exchange);
-    let inner = Frees(Arc::clone(&quiet));
-    quiet.strand(Box::new(move || {
+    let inner = Frees(Arc::clone(&quiescence));
+    quiescence.mark_hung(Box::new(move || {
         let _held = &inner;
         false
     }));
-    assert!(!quiet.is_stranded());
+    assert!(!quiescence.is_hung());
 }
 
 #[test]
 fn only_the_first_of_many_allocations_waits_and_too_many_are_freed_all_the_same() {
-    let (quiet, freed) = device();
+    let (quiescence, freed) = device();
     let busy = Arc::new(Switch(AtomicBool::new(false)));
-    quiet.watch(Arc::downgrade(&busy) as Weak<dyn Works>);
+    quiescence.watch(Arc::downgrade(&busy) as Weak<dyn Works>);
     let start = Instant::now();
     for _ in 0..MOST_ALLOCATIONS {
-        quiet.free_soon(allocation(1, 1, &freed));
+        quiescence.free_soon(allocation(1, 1, &freed));
     }
     assert!(start.elapsed() < PATIENCE * 20);
     assert_eq!(freed.load(Ordering::Relaxed), 0);
-    quiet.free_soon(allocation(1, 1, &freed));
+    quiescence.free_soon(allocation(1, 1, &freed));
     assert_eq!(freed.load(Ordering::Relaxed), 10);
     busy.0.store(true, Ordering::Relaxed);
-    drop(quiet.begin());
+    drop(quiescence.begin());
     assert_eq!(freed.load(Ordering::Relaxed), 10 + MOST_ALLOCATIONS);
 }

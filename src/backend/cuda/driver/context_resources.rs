@@ -7,7 +7,7 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver;
-use crate::backend::cuda::driver::held::{ContextId, Held};
+use crate::backend::cuda::driver::context_handle::{ContextId, Held};
 use crate::backend::cuda::driver::kernel_image::{self, Functions};
 use crate::error::Result;
 use crate::model::ops::Stream;
@@ -18,17 +18,17 @@ use std::sync::Arc;
 
 /// The resources of one context. Locked while they are made, which waits for that context's device;
 /// so each context has a lock of its own.
-type Place = Arc<Mutex<Option<Arc<DeviceResources>>>>;
+type Place = Arc<Mutex<Option<Arc<ContextResources>>>>;
 
 static PLACES: Lazy<Mutex<HashMap<ContextId, Place>>> = Lazy::new(Mutex::default);
 
 /// The resources that one context's groups share.
-pub struct DeviceResources {
+pub struct ContextResources {
     stream: Stream,
     kernels: Result<Functions>,
 }
 
-impl DeviceResources {
+impl ContextResources {
     /// The resources of the context `held`, made if there are none. If the kernels cannot be
     /// loaded, the rest is made all the same, so that the other ranks can learn of it; the next
     /// group tries again.

@@ -1,5 +1,5 @@
-//! The terms that all ranks of an operation must agree on. Every message begins with them, so a
-//! rank that makes another call is named, and its message is never misread.
+//! The fingerprint of an operation, the same on all its ranks. Every message begins with it, so a rank that makes
+//! another call is named, and its message is never misread.
 #![forbid(unsafe_code)]
 
 use crate::backend::host::message::{Message, Reader};
@@ -63,9 +63,9 @@ impl Call {
     }
 }
 
-/// The terms of an operation as one rank has them.
+/// What one rank says an operation is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Terms {
+pub struct Fingerprint {
     /// The call.
     pub call: Call,
     /// Whether the receive phase waits for a completion.
@@ -79,8 +79,8 @@ pub struct Terms {
     pub row: WireRow,
 }
 
-impl Terms {
-    /// A message that begins with these terms.
+impl Fingerprint {
+    /// A message that begins with it.
     pub fn message<'a>(&self) -> Message<'a> {
         let mut message = Message::default();
         self.call.announce(&mut message);
@@ -94,7 +94,7 @@ impl Terms {
         message
     }
 
-    /// The rest of the message of `source`, if its terms equal these.
+    /// The rest of the message of `source`, if its fingerprint is the same.
     pub fn read<'a>(&self, message: &'a [u8], source: usize) -> Result<Reader<'a>> {
         let mut reader = self.call.read(message, source)?;
         if reader.number()? != usize::from(self.staged) {
@@ -169,7 +169,7 @@ mod tests {
     use crate::model::scales::ScaleType;
     use crate::model::tensor::RowType;
 
-    const MINE: Terms = Terms {
+    const MINE: Fingerprint = Fingerprint {
         call: Call::LlDispatch,
         staged: false,
         handle: Some(5),
@@ -183,7 +183,7 @@ mod tests {
         },
     };
 
-    const SCALED: Terms = Terms {
+    const SCALED: Fingerprint = Fingerprint {
         row: WireRow {
             scales: Some(ScaleType {
                 dtype: DType::Float32,
@@ -194,15 +194,15 @@ mod tests {
         ..MINE
     };
 
-    fn written(terms: Terms) -> Vec<u8> {
-        let mut message = terms.message();
+    fn written(fingerprint: Fingerprint) -> Vec<u8> {
+        let mut message = fingerprint.message();
         message.bytes(b"rest");
         let mut written = vec![0; message.len()];
         message.write_to(&mut written).unwrap();
         written
     }
 
-    fn refusal(change: impl FnOnce(&mut Terms)) -> String {
+    fn refusal(change: impl FnOnce(&mut Fingerprint)) -> String {
         let mut theirs = MINE;
         change(&mut theirs);
         let error = MINE.read(&written(theirs), 3).err().unwrap();
@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn scales_differ_in_bytes_or_type() {
-        let refusal = |mine: Terms, theirs: Terms| {
+        let refusal = |mine: Fingerprint, theirs: Fingerprint| {
             let error = mine.read(&written(theirs), 3).err().unwrap();
             error.text()
         };
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rest_follows_the_terms() {
+    fn the_rest_follows_the_fingerprint() {
         let written = written(MINE);
         let mut reader = MINE.read(&written, 0).unwrap();
         assert_eq!(reader.bytes(4).unwrap(), b"rest");

@@ -31,11 +31,11 @@ impl Regions {
 }
 
 /// `count` in the integer type of kernel parameters.
-pub(super) fn number(count: usize) -> Result<u32> {
+pub(super) fn to_u32(count: usize) -> Result<u32> {
     u32::try_from(count).map_err(|_| Error::internal(format!("{count} does not fit a kernel")))
 }
 
 /// Where the node of `rank` comes in the sums of its tokens.
 pub(super) fn own_place(topology: &Topology, rank: usize) -> Result<u32> {
-    topology.own_place(rank).map_or(Ok(OWN_NODE_FIRST), number)
+    topology.own_place(rank).map_or(Ok(OWN_NODE_FIRST), to_u32)
 }

@@ -1,17 +1,17 @@
-//! Quiet moments of a device, and the calls that are made only then.
+//! Quiescent moments of a device, and the calls that are made only then.
 //!
-//! A device is quiet while nothing of this library on it waits for other ranks, and no such work
+//! A device is quiescent while nothing of this library on it waits for other ranks, and no such work
 //! can be enqueued. Freeing device memory, unmapping a peer's memory, loading kernels and destroying
-//! communicators happen at quiet moments only. Each of these calls waits for everything that runs on
+//! communicators happen at quiescent moments only. Each of these calls waits for everything that runs on
 //! the device, and on GPUs holds up every launch meanwhile. If another thread's exchange or operation
-//! is on the device then, the call waits for that operation's peers. They may be in the same place the
-//! other way round: a deadlock.
+//! is on the device then, the call waits for that operation's peers. Those peers may be blocked in
+//! the same call, waiting for this one: a deadlock.
 //!
-//! Nobody waits long for a quiet moment, as that might need the peers. Memory to be freed is left here.
-//! It is freed at the next quiet moment, or serves the next group that wants the same, so little
-//! piles up even if no moment is quiet.
+//! Nobody waits long for a quiescent moment, as that might need the peers. Memory to be freed is left here.
+//! It is freed at the next quiescent moment, or serves the next group that wants the same, so little
+//! piles up even if no moment is quiescent.
 //!
-//! No moment is quiet while a graph has operations: two ranks would deadlock if each held up, by a free that waits for
+//! No moment is quiescent while a graph has operations: two ranks would deadlock if each held up, by a free that waits for
 //! one replay, the launch of the other. On one node graphs count until their group ends. Too much of the caller's memory is freed all the same, by a call that waits for
 //! nothing.
 #![forbid(unsafe_code)]
@@ -46,12 +46,12 @@ pub enum Graphs {
     DoNotCount,
 }
 
-/// What came of work for a quiet moment.
+/// What came of work for a quiescent moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attempt {
     /// It is done.
     Done,
-    /// The device is not quiet.
+    /// The device is not quiescent.
     Busy,
     /// The device was reset, and nothing on it is left.
     Gone,
@@ -76,7 +76,7 @@ pub struct Allocation {
 pub type IsStuck = Box<dyn FnMut() -> bool + Send>;
 
 /// One device, as far as this process uses it. Reusable memory is found by its key.
-pub struct Quiet<K> {
+pub struct Quiescence<K> {
     state: Mutex<State<K>>,
 }
 
@@ -88,7 +88,7 @@ struct State<K> {
     waiting: Vec<Waiting<K>>,
     /// What callers have left, the oldest first.
     allocations: VecDeque<Allocation>,
-    /// A wait has failed since the last quiet moment, so no other thread tries.
+    /// A wait has failed since the last quiescent moment, so no other thread tries.
     out_of_patience: bool,
 }
 
@@ -109,7 +109,7 @@ struct Waiting<K> {
     free: Option<Free>,
 }
 
-impl<K> Default for Quiet<K> {
+impl<K> Default for Quiescence<K> {
     fn default() -> Self {
         Self {
             state: Mutex::new(State {
@@ -124,7 +124,7 @@ impl<K> Default for Quiet<K> {
     }
 }
 
-impl<K> Quiet<K> {
+impl<K> Quiescence<K> {
     /// Registers operations to be counted as long as their owner keeps them.
     pub fn watch(&self, works: Weak<dyn Works>) {
         let mut state = self.state.lock();
@@ -133,37 +133,37 @@ impl<K> Quiet<K> {
     }
 
     /// Registers an exchange that was given up and may never end.
-    pub fn strand(&self, is_stuck: IsStuck) {
+    pub fn mark_hung(&self, is_stuck: IsStuck) {
         self.state.lock().stuck.push(is_stuck);
     }
 
     /// Whether such an exchange is on the device at this moment.
-    pub fn is_stranded(&self) -> bool {
-        let (stranded, over) = {
+    pub fn is_hung(&self) -> bool {
+        let (hung, over) = {
             let mut state = self.state.lock();
             let over = state.take_over();
             (!state.stuck.is_empty(), over)
         };
         // Outside the lock: dropping a closure may bring something here to be freed.
         drop(over);
-        stranded
+        hung
     }
 
-    /// Calls `then` if the device is quiet, and says whether it did.
+    /// Calls `then` if the device is quiescent, and says whether it did.
     pub fn try_now(&self, then: impl FnOnce()) -> bool {
-        self.while_quiet(Graphs::Count, |_| then())
+        self.while_quiescent(Graphs::Count, |_| then())
     }
 
-    /// Does `work` if the device is quiet. Whoever asks for something here waits meanwhile, and so does whoever begins
+    /// Does `work` if the device is quiescent. Whoever asks for something here waits meanwhile, and so does whoever begins
     /// an operation.
     pub fn attempt(&self, work: impl FnOnce()) -> Attempt {
-        match self.while_quiet(Graphs::Count, |_| work()) {
+        match self.while_quiescent(Graphs::Count, |_| work()) {
             true => Attempt::Done,
             false => Attempt::Busy,
         }
     }
 
-    /// Frees caller's memory, now or at the next quiet moment. Waits a little for operations to end, but not for
+    /// Frees caller's memory, now or at the next quiescent moment. Waits a little for operations to end, but not for
     /// graphs: a program that has some enqueued most of the time would pile up memory. If the operations need this
     /// thread on another rank, the wait costs only that time, and only once. What is too much is freed at once.
     pub fn free_soon(&self, allocation: Allocation) {
@@ -187,7 +187,7 @@ impl<K> Quiet<K> {
         drop(gone);
     }
 
-    /// Frees the allocation at `address` when the device is quiet; until then it may serve for
+    /// Frees the allocation at `address` when the device is quiescent; until then it may serve for
     /// `key`. Without `free` it stays allocated.
     pub fn later(&self, key: Option<K>, address: usize, free: Option<Free>) {
         self.state
@@ -214,10 +214,10 @@ impl<K> Quiet<K> {
         })
     }
 
-    /// Frees all that waits if the device is quiet.
+    /// Frees all that waits if the device is quiescent.
     fn settle(&self) {
         let (mut gone, mut allocations) = (Vec::new(), VecDeque::new());
-        self.while_quiet(Graphs::Count, |state| {
+        self.while_quiescent(Graphs::Count, |state| {
             let all = state.waiting.drain(..);
             (gone, state.waiting) = all.partition(|waiting| waiting.free.is_some());
             for Waiting { address, free, .. } in &mut gone {
@@ -232,16 +232,16 @@ impl<K> Quiet<K> {
         });
     }
 
-    /// The same, and says whether the device is quiet but for graphs. Then too much of the caller's memory is freed.
+    /// The same, and says whether the device is quiescent but for graphs. Then too much of the caller's memory is freed.
     fn settle_allocations(&self) -> bool {
         self.settle();
         let mut gone = Vec::new();
-        self.while_quiet(Graphs::DoNotCount, |state| {
+        self.while_quiescent(Graphs::DoNotCount, |state| {
             gone = state.free_surplus(MOST_BYTES);
         })
     }
 
-    fn while_quiet(&self, graphs: Graphs, then: impl FnOnce(&mut State<K>)) -> bool {
+    fn while_quiescent(&self, graphs: Graphs, then: impl FnOnce(&mut State<K>)) -> bool {
         // Both are dropped after the lock is released: dropping them may bring something here to be
         // freed.
         let works: Vec<Arc<dyn Works>>;
@@ -308,7 +308,7 @@ fn while_all_idle(works: &[Arc<dyn Works>], graphs: Graphs, then: &mut dyn FnMut
     }
 }
 
-impl<K: Send + 'static> Quiet<K> {
+impl<K: Send + 'static> Quiescence<K> {
     /// Begins an exchange with other ranks; it ends when the result is dropped.
     pub fn begin(self: &Arc<Self>) -> UnderWay {
         self.state.lock().under_way += 1;
@@ -326,7 +326,7 @@ trait OfExchanges: Send + Sync {
     fn end_one(&self);
 }
 
-impl<K: Send> OfExchanges for Quiet<K> {
+impl<K: Send> OfExchanges for Quiescence<K> {
     fn end_one(&self) {
         self.state.lock().under_way -= 1;
         self.settle();
@@ -340,5 +340,5 @@ impl Drop for UnderWay {
 }
 
 #[cfg(test)]
-#[path = "quiet_tests.rs"]
+#[path = "quiescence_tests.rs"]
 mod tests;

@@ -11,7 +11,7 @@ use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::driver::module::Module;
 use crate::backend::cuda::fault::FaultPage;
 use crate::backend::cuda::group::{CudaGroup, Mode};
-use crate::backend::cuda::group_context::GroupContext;
+use crate::backend::cuda::group_context::{GroupContext, Launches};
 use crate::backend::cuda::ht::plan::HtPlan;
 use crate::backend::cuda::ht::{self, HtGroup};
 use crate::backend::cuda::ll::plan::LlPlan;
@@ -22,8 +22,7 @@ use crate::backend::cuda::params::ll::LL_MARK;
 use crate::backend::cuda::peer::layout::WindowLayout;
 use crate::backend::cuda::peer::selftest::Selftest;
 use crate::backend::cuda::peer::teardown::{Teardown, Windows};
-use crate::backend::cuda::peer::window::{Window, WindowRecord};
-use crate::backend::cuda::peer::windows::{PeerWindows, WORDS_BYTES};
+use crate::backend::cuda::peer::windows::{GroupWindows, PeerWindows};
 use crate::backend::{OpenGroup, Profile};
 use crate::error::refusal::{AmongRanks, Subject};
 use crate::error::{Error, Result};
@@ -103,13 +102,13 @@ impl Plan {
         Ok(match self {
             Self::Ll(plan) => {
                 let layout = plan.layout(start);
-                let group = LlGroup::new((group, network), memory, *plan, layout)?;
+                let group = LlGroup::new(group, network, memory, *plan, layout)?;
                 Mode::Ll(Arc::new(group))
             }
             Self::Ht(plan) => {
                 let layout = plan.layout(start);
                 let network = network.map(Arc::clone);
-                let group = HtGroup::new((group, network), memory, *plan, layout)?;
+                let group = HtGroup::new(group, network, memory, *plan, layout)?;
                 Mode::Ht(Arc::new(group))
             }
         })
@@ -121,16 +120,12 @@ struct Prepared {
     module: Module,
     plan: Plan,
     layout: WindowLayout,
-    window: Window,
-    /// Over nodes, for words to the other ranks of this node; `None` without such ranks. Once the ranks have left, such
-    /// words say whether the window can be freed.
-    words: Option<Window>,
+    windows: GroupWindows,
     record: Vec<u8>,
     faults: Arc<FaultPage>,
     selftest: Selftest,
     state: Buffer,
-    multiprocessors: u32,
-    tuning_file: Option<TuningFile>,
+    launches: Launches,
     /// Those of this node.
     ranks: LocalRanks,
 }
@@ -138,7 +133,8 @@ struct Prepared {
 impl Prepared {
     fn new(
         memory: &Arc<CudaMemory>,
-        (facts, topology): (&GroupFacts, &Topology),
+        facts: &GroupFacts,
+        topology: &Topology,
         choices: &RankChoices,
     ) -> Result<Self> {
         let ranks = topology.local_ranks(facts.rank);
@@ -163,25 +159,24 @@ impl Prepared {
                 multiprocessors: all,
             })
         };
-        let window = Window::new(memory, layout.bytes)?;
-        plan.initialise(memory, window.base().0 + layout.operations)?;
         let has_words = topology.nodes() > 1 && ranks.count() > 1;
-        let words = has_words.then(|| Window::new(memory, WORDS_BYTES));
-        let words = words.transpose()?;
+        let windows = GroupWindows::new(memory, layout.bytes, has_words)?;
+        plan.initialise(memory, windows.operations.base().0 + layout.operations)?;
         Ok(Self {
             module: Module::load(context)?,
             plan,
             layout,
-            record: record(&window, words.as_ref())?,
-            window,
-            words,
+            record: windows.record()?,
+            windows,
             selftest: Selftest::new(context, ranks.count())?,
             state: GroupContext::new_state(memory)?,
-            multiprocessors: match topology.nodes() {
-                1 => all,
-                _ => blocks_beside_network(all),
+            launches: Launches {
+                multiprocessors: match topology.nodes() {
+                    1 => all,
+                    _ => blocks_beside_network(all),
+                },
+                tuning_file: choices.tuning_file.as_ref().map(tuning_file).transpose()?,
             },
-            tuning_file: choices.tuning_file.as_ref().map(tuning_file).transpose()?,
             faults: Arc::new(FaultPage::new(
                 context,
                 ranks.clone(),
@@ -193,81 +188,55 @@ impl Prepared {
     }
 }
 
-/// What the other ranks need to reach a rank's windows: a half for each, the second zeros if there is none.
-const RECORD_BYTES: usize = 2 * WindowRecord::BYTES;
-
-fn record(window: &Window, words: Option<&Window>) -> Result<Vec<u8>> {
-    let mut record = WindowRecord::new(window)?.to_bytes();
-    if let Some(words) = words {
-        record.extend(WindowRecord::new(words)?.to_bytes());
-    }
-    record.resize(RECORD_BYTES, 0);
-    Ok(record)
-}
-
-/// Maps the peers' windows, and those for words if there are any.
-fn map(
-    (windows, words): (&mut PeerWindows, &mut Option<PeerWindows>),
-    ranks: &LocalRanks,
-    records: &[Vec<u8>],
-    bytes: usize,
-) -> Result<()> {
-    let halves = records.iter().map(|it| it.split_at(WindowRecord::BYTES));
-    let (first, second): (Vec<&[u8]>, Vec<&[u8]>) = halves.unzip();
-    windows.map_peers(ranks, &first, bytes)?;
-    match words {
-        Some(words) => words.map_peers(ranks, &second, WORDS_BYTES),
-        None => Ok(()),
-    }
-}
-
 /// Opens this rank's side. Collective: every rank gets a group, or every rank an error.
 pub(super) fn open(
     on: Arc<CudaMemory>,
-    (facts, topology): (&GroupFacts, &Topology),
+    facts: &GroupFacts,
+    topology: &Topology,
     bootstrap: Bootstrap,
     choices: &RankChoices,
     stream: Stream,
 ) -> Result<OpenGroup> {
-    let prepared = Prepared::new(&on, (facts, topology), choices);
+    let prepared = Prepared::new(&on, facts, topology, choices);
     let record = prepared.as_ref().map(|own| own.record.clone());
-    let records = bootstrap.agree(record.map_err(Error::clone), RECORD_BYTES, stream);
+    let records = bootstrap.agree(
+        record.map_err(Error::clone),
+        GroupWindows::RECORD_BYTES,
+        stream,
+    );
     let mut own = prepared?;
     // Where a rank is known to have refused, none maps a window.
     if records.is_ok() || bootstrap.lost().is_some() {
-        own.window.publish();
-        own.words.iter_mut().for_each(Window::publish);
+        own.windows.publish();
     }
     let records = records?;
 
-    let mut windows = PeerWindows::new(own.window);
-    let mut words = own.words.map(PeerWindows::new);
-    let outcome = map(
-        (&mut windows, &mut words),
-        &own.ranks,
-        &records,
-        own.layout.bytes,
-    );
+    let mut windows = own.windows;
+    let outcome = windows.map_peers(&own.ranks, &records, own.layout.bytes);
     if let Err(error) = agree_on(&bootstrap, &outcome, stream) {
-        return Err(abandon((windows, words), &bootstrap, stream, error));
+        return Err(windows.abandon(&bootstrap, stream, error));
     }
     let start = own.layout.operations;
     let (profile, takes_shapes) = (own.plan.profile(own.layout.bytes), own.plan.takes_shapes());
     let mapped = Mapped {
-        bases: windows.bases(own.ranks.own_index()),
+        bases: windows.operations.bases(own.ranks.own_index()),
         layout: own.layout,
         ranks: own.ranks,
     };
     let group = Arc::new(GroupContext::new(
         own.module,
         own.faults,
-        (own.multiprocessors, own.tuning_file),
-        (own.state, DevPtr(windows.base().0 + own.layout.peer_failed)),
-        (&mapped.bases, mapped.ranks.own_index()),
+        own.launches,
+        own.state,
+        DevPtr(windows.operations.base().0 + own.layout.peer_failed),
+        &mapped.bases,
+        mapped.ranks.own_index(),
     )?);
     let tested = mapped.test(&own.selftest, &group, &bootstrap, stream);
-    let (nodes, timeout) = ((topology, own.plan.most_message_bytes()), choices.timeout);
-    let network = connect(&on, nodes, (tested, &group), (&bootstrap, timeout), stream);
+    let most_bytes = own.plan.most_message_bytes();
+    let network = connect(
+        &on, topology, most_bytes, tested, &group, &bootstrap, stream,
+    );
     let mode = network.as_ref().map_err(Error::clone);
     let mode = mode.and_then(|network| own.plan.open(&group, &on, network.as_ref(), start));
     if let Err(error) = agree_on(&bootstrap, &mode, stream) {
@@ -275,16 +244,16 @@ pub(super) fn open(
         if let Ok(Some(network)) = &network {
             network.close();
         }
-        return Err(abandon((windows, words), &bootstrap, stream, error));
+        return Err(windows.abandon(&bootstrap, stream, error));
     }
     let (mode, network) = (mode?, network?);
     let group = CudaGroup {
-        teardown: mapped.teardown(words.as_ref(), &on, (facts.ranks, timeout)),
+        teardown: mapped.teardown(windows.words.as_ref(), &on, facts.ranks, choices.timeout),
         memory: on,
         bootstrap,
-        timeout,
+        timeout: choices.timeout,
         group,
-        windows: Mutex::new(Some((windows, words))),
+        windows: Mutex::new(Some(windows)),
         network,
         profile,
         takes_shapes,
@@ -293,34 +262,22 @@ pub(super) fn open(
     Ok(group.opened())
 }
 
-/// Ends an opening that failed with `error` on all ranks, and returns that error. Nobody has written a word.
-fn abandon(
-    (windows, words): (PeerWindows, Option<PeerWindows>),
-    bootstrap: &Bootstrap,
-    stream: Stream,
-    error: Error,
-) -> Error {
-    if let Some(words) = words {
-        words.keep();
-    }
-    windows.abandon(bootstrap, stream, error)
-}
-
 /// Connects the nodes for messages of up to `most_bytes`, if there are several and all ranks have `tested` their
 /// windows.
 fn connect(
     memory: &Arc<CudaMemory>,
-    (topology, most_bytes): (&Topology, usize),
-    (tested, group): (Result<()>, &GroupContext),
-    (bootstrap, timeout): (&Bootstrap, Duration),
+    topology: &Topology,
+    most_bytes: usize,
+    tested: Result<()>,
+    group: &GroupContext,
+    bootstrap: &Bootstrap,
     stream: Stream,
 ) -> Result<Option<Arc<Network>>> {
     if topology.nodes() == 1 {
         return tested.map(|()| None);
     }
     agree_on(bootstrap, &tested, stream)?;
-    let nodes = (topology, most_bytes);
-    let network = Network::open(bootstrap, nodes, (group, memory), timeout, stream)?;
+    let network = Network::open(bootstrap, topology, most_bytes, group, memory, stream)?;
     Ok(Some(Arc::new(network)))
 }
 
@@ -342,8 +299,8 @@ impl Mapped {
     ) -> Result<()> {
         bootstrap.within_deadline(|left| {
             let (peers, wait) = (group.peers(), group.wait_at_most(left, OP_PEER_SELFTEST));
-            let peers = (&peers, &self.ranks);
-            test.run(&group.module, peers, &self.layout, wait, stream)
+            let (module, ranks) = (&group.module, &self.ranks);
+            test.run(module, &peers, ranks, &self.layout, wait, stream)
         })
     }
 
@@ -352,7 +309,8 @@ impl Mapped {
         self,
         words: Option<&PeerWindows>,
         memory: &Arc<CudaMemory>,
-        (of_group, timeout): (usize, Duration),
+        of_group: usize,
+        timeout: Duration,
     ) -> Teardown {
         let own = self.ranks.own_index();
         let (bases, offset) = match words {

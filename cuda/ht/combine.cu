@@ -10,6 +10,7 @@
 // Gradients of weights, if any, travel behind the row; at home they are ordered by ascending expert. On several
 // nodes partial sums of the other nodes are added next (partials.cuh).
 
+#include "../base/entry.cuh"
 #include "credits.cuh"
 #include "entries.cuh"
 #include "notify.cuh"
@@ -37,10 +38,11 @@ struct Block {
     const HtCombineParams& params;
     Scope scope;
     Partials partials;
-    const HtCommon& common;
     SharedStorage& shared;
-    Share senders;
-    Share receivers;
+
+    const HtCommon& common = params.common;
+    Share senders = {0, common.shape.send_blocks};
+    Share receivers = {senders.blocks, gridDim.x - senders.blocks};
 
     __device__ uint32_t rank() const { return common.peers.rank; }
     __device__ uint32_t ranks() const { return common.peers.ranks; }
@@ -301,18 +303,11 @@ __device__ void sum_tokens(const Block& block) {
 // ---- The kernel --------------------------------------------------------------------------------
 
 template <typename Type, typename Scope, typename Partials>
-__device__ void run(const HtCombineParams& params, const Scope& scope, const Partials& partials,
-                    uint8_t* buffers) {
+__device__ void run(const HtCombineParams& params, const Scope& scope, const Partials& partials) {
     __shared__ SharedStorage shared;
+    DYNAMIC_SHARED(uint8_t, buffers);
     const HtCommon& common = params.common;
-    const Block<Scope, Partials> block = {
-        params,
-        scope,
-        partials,
-        common,
-        shared,
-        {0, common.shape.send_blocks},
-        {common.shape.send_blocks, gridDim.x - common.shape.send_blocks}};
+    const Block<Scope, Partials> block = {params, scope, partials, shared};
     for (uint32_t peer = threadIdx.x; peer < MAX_PEERS; peer += blockDim.x) {
         shared.scheduler.next[peer] = 0;
     }
@@ -345,49 +340,20 @@ __device__ void run(const HtCombineParams& params, const Scope& scope, const Par
 }
 
 template <typename Type>
-__device__ void run(const HtCombineParams& params, uint8_t* buffers) {
-    run<Type>(params, AllRows{}, NoPartials{}, buffers);
+__device__ void run(const HtCombineParams& params) {
+    run<Type>(params, AllRows{}, NoPartials{});
 }
 
 template <typename Type>
-__device__ void run(const HtCombineNodesParams& params, uint8_t* buffers) {
-    run<Type>(params.of_node, RowsOfPass{params.pass}, NodePartials{params.partials}, buffers);
+__device__ void run(const HtCombineNodesParams& params) {
+    run<Type>(params.of_node, RowsOfPass{params.pass}, NodePartials{params.partials});
 }
+
+ENTRY(ht_combine_bf16) { run<Bf16>(params); }
+ENTRY(ht_combine_f16) { run<F16>(params); }
+ENTRY(ht_combine_f32) { run<F32>(params); }
+ENTRY(ht_combine_nodes_bf16) { run<Bf16>(params); }
+ENTRY(ht_combine_nodes_f16) { run<F16>(params); }
+ENTRY(ht_combine_nodes_f32) { run<F32>(params); }
 
 }  // namespace nccl_ep::ht_combine_impl
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::HT_COMBINE_THREADS, 1)
-    ht_combine_bf16(const __grid_constant__ nccl_ep::HtCombineParams params) {
-    DYNAMIC_SHARED(uint8_t, buffers);
-    nccl_ep::ht_combine_impl::run<nccl_ep::Bf16>(params, buffers);
-}
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::HT_COMBINE_THREADS, 1)
-    ht_combine_f16(const __grid_constant__ nccl_ep::HtCombineParams params) {
-    DYNAMIC_SHARED(uint8_t, buffers);
-    nccl_ep::ht_combine_impl::run<nccl_ep::F16>(params, buffers);
-}
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::HT_COMBINE_THREADS, 1)
-    ht_combine_f32(const __grid_constant__ nccl_ep::HtCombineParams params) {
-    DYNAMIC_SHARED(uint8_t, buffers);
-    nccl_ep::ht_combine_impl::run<nccl_ep::F32>(params, buffers);
-}
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::HT_COMBINE_THREADS, 1)
-    ht_combine_nodes_bf16(const __grid_constant__ nccl_ep::HtCombineNodesParams params) {
-    DYNAMIC_SHARED(uint8_t, buffers);
-    nccl_ep::ht_combine_impl::run<nccl_ep::Bf16>(params, buffers);
-}
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::HT_COMBINE_THREADS, 1)
-    ht_combine_nodes_f16(const __grid_constant__ nccl_ep::HtCombineNodesParams params) {
-    DYNAMIC_SHARED(uint8_t, buffers);
-    nccl_ep::ht_combine_impl::run<nccl_ep::F16>(params, buffers);
-}
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::HT_COMBINE_THREADS, 1)
-    ht_combine_nodes_f32(const __grid_constant__ nccl_ep::HtCombineNodesParams params) {
-    DYNAMIC_SHARED(uint8_t, buffers);
-    nccl_ep::ht_combine_impl::run<nccl_ep::F32>(params, buffers);
-}

@@ -32,17 +32,18 @@ struct Block {
     const HtDispatchParams& params;
     Scope scope;
     Rows rows;
-    const HtCommon& common;
     SharedStorage& shared;
-    Share senders;
-    Share receivers;
     // Shared memory that holds zeros, HT_ZERO_BYTES.
     const uint8_t* zeros;
+
+    const HtCommon& common = params.common;
+    Share senders = {0, common.shape.send_blocks};
+    Share receivers = {senders.blocks, gridDim.x - senders.blocks};
     // Whether these outputs are wanted.
-    bool keeps_rows;
+    bool keeps_rows = params.out != nullptr;
     // Whether these or scales are.
-    bool keeps_images;
-    bool keeps_routing;
+    bool keeps_images = keeps_rows || rows.scales_word() != 0;
+    bool keeps_routing = params.out_idx != nullptr;
 
     __device__ uint32_t rank() const { return common.peers.rank; }
     __device__ uint32_t ranks() const { return common.peers.ranks; }

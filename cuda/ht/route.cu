@@ -18,6 +18,7 @@
 // No counting block waits for another: each also counts the tokens before its part itself. Ids are in L2
 // and few.
 
+#include "../base/entry.cuh"
 #include "../base/expert.cuh"
 #include "rings.cuh"
 
@@ -351,7 +352,7 @@ __device__ void clear_rows(const Block& block) {
     }
 }
 
-__device__ void run(const HtRouteParams& params) {
+ENTRY(ht_route) {
     __shared__ SharedStorage shared;
     const Block block = {params, shared};
     if (blockIdx.x == gridDim.x - 1) {
@@ -373,8 +374,3 @@ __device__ void run(const HtRouteParams& params) {
 }
 
 }  // namespace nccl_ep::ht_route_impl
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::HT_ROUTE_THREADS)
-    ht_route(const __grid_constant__ nccl_ep::HtRouteParams params) {
-    nccl_ep::ht_route_impl::run(params);
-}

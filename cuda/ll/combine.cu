@@ -22,6 +22,7 @@
 // network, the node's sum a is rounded and goes home as one row. The home begins with the a of its own node, not
 // rounded, and adds the rows of the node before it, of the one before that, and so on around the ring.
 
+#include "../base/entry.cuh"
 #include "combine_sums.cuh"
 
 namespace nccl_ep::ll_combine_impl {
@@ -222,15 +223,7 @@ __device__ __forceinline__ void run(const LlCombineParams& params, const Nodes& 
     __shared__ SharedStorage shared;
     __shared__ uint32_t tokens_of[Op::kSeveral ? LL_MAX_RANKS : MAX_PEERS];
     Op op(params.common, nodes);
-    const Block<Op> block{params,
-                          params.common.shape,
-                          op,
-                          shared,
-                          tokens_of,
-                          {params.common.shape, params.common.peers.ranks},
-                          {params.common.shape, nodes.ranks()},
-                          senders_of(params.common),
-                          receivers_of(params.common)};
+    const Block<Op> block = {params, op, shared, tokens_of};
     Start start;
     if (threadIdx.x == 0) {
         start.load(params.common);
@@ -273,43 +266,20 @@ __device__ __forceinline__ void run(const LlCombineParams& params, const Nodes& 
 }
 
 template <typename Type>
-__device__ __forceinline__ void run_on_one_node(const LlCombineParams& params) {
+__device__ __forceinline__ void run(const LlCombineParams& params) {
     run<Type>(params, OneNode{params.common.peers});
 }
 
 template <typename Type>
-__device__ __forceinline__ void run_over_nodes(const LlCombineNodesParams& params) {
+__device__ __forceinline__ void run(const LlCombineNodesParams& params) {
     run<Type>(params.combine, SeveralNodes{params.nodes, true});
 }
 
+ENTRY(ll_combine_bf16) { run<Bf16>(params); }
+ENTRY(ll_combine_f16) { run<F16>(params); }
+ENTRY(ll_combine_f32) { run<F32>(params); }
+ENTRY(ll_combine_nodes_bf16) { run<Bf16>(params); }
+ENTRY(ll_combine_nodes_f16) { run<F16>(params); }
+ENTRY(ll_combine_nodes_f32) { run<F32>(params); }
+
 }  // namespace nccl_ep::ll_combine_impl
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::LL_COMBINE_THREADS, 1)
-    ll_combine_bf16(const __grid_constant__ nccl_ep::LlCombineParams params) {
-    nccl_ep::ll_combine_impl::run_on_one_node<nccl_ep::Bf16>(params);
-}
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::LL_COMBINE_THREADS, 1)
-    ll_combine_nodes_bf16(const __grid_constant__ nccl_ep::LlCombineNodesParams params) {
-    nccl_ep::ll_combine_impl::run_over_nodes<nccl_ep::Bf16>(params);
-}
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::LL_COMBINE_THREADS, 1)
-    ll_combine_f16(const __grid_constant__ nccl_ep::LlCombineParams params) {
-    nccl_ep::ll_combine_impl::run_on_one_node<nccl_ep::F16>(params);
-}
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::LL_COMBINE_THREADS, 1)
-    ll_combine_nodes_f16(const __grid_constant__ nccl_ep::LlCombineNodesParams params) {
-    nccl_ep::ll_combine_impl::run_over_nodes<nccl_ep::F16>(params);
-}
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::LL_COMBINE_THREADS, 1)
-    ll_combine_f32(const __grid_constant__ nccl_ep::LlCombineParams params) {
-    nccl_ep::ll_combine_impl::run_on_one_node<nccl_ep::F32>(params);
-}
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::LL_COMBINE_THREADS, 1)
-    ll_combine_nodes_f32(const __grid_constant__ nccl_ep::LlCombineNodesParams params) {
-    nccl_ep::ll_combine_impl::run_over_nodes<nccl_ep::F32>(params);
-}

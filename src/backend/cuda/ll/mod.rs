@@ -20,7 +20,7 @@ use crate::backend::LlBackend;
 use crate::backend::cuda::driver::memory::CudaMemory;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
-use crate::backend::cuda::kernels::{self, Kernel};
+use crate::backend::cuda::kernels;
 use crate::backend::cuda::ll::grid::Grid;
 use crate::backend::cuda::ll::handle_plan::{DispatchGrid, HandlePlan};
 use crate::backend::cuda::ll::hello::SourceTokens;
@@ -175,12 +175,12 @@ impl Handle {
         let grid = &self.plan.dispatch;
         let params = self.dispatch_params(op, grid, part);
         let module = &self.group.context.module;
-        module.launch(Kernel::LlDispatch, grid.launch, &params, at)
+        module.launch(kernels::ll_dispatch(), grid.launch, &params, at)
     }
 
     fn launch_combine(&self, op: &LlCombine, part: Part, at: &StreamScope) -> Result<()> {
         let params = self.combine_params(op, &self.plan.combine, part);
-        let kernel = kernels::for_rows::<LlCombineParams>(op.row.dtype)?;
+        let kernel = kernels::ll_combine(op.row.dtype)?;
         let module = &self.group.context.module;
         module.launch(kernel, self.plan.combine_launch, &params, at)
     }

@@ -11,7 +11,7 @@
 
 use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::stream::StreamScope;
-use crate::backend::cuda::kernels::{self, Kernel};
+use crate::backend::cuda::kernels;
 use crate::backend::cuda::ll::exchanges::Exchanges;
 use crate::backend::cuda::ll::grid::Grid;
 use crate::backend::cuda::ll::handle_plan::DispatchGrid;
@@ -199,11 +199,16 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
                 nodes,
                 rows,
             };
-            return module.launch(Kernel::LlDispatchNodesScaled, grid.launch, &params, at);
+            return module.launch(
+                kernels::ll_dispatch_nodes_scaled(),
+                grid.launch,
+                &params,
+                at,
+            );
         }
         let dispatch = self.handle.dispatch_params(op, grid, part);
         let params = LlDispatchNodesParams { dispatch, nodes };
-        module.launch(Kernel::LlDispatchNodes, grid.launch, &params, at)
+        module.launch(kernels::ll_dispatch_nodes(), grid.launch, &params, at)
     }
 
     fn combine_params(
@@ -225,7 +230,7 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
         at: &StreamScope,
     ) -> Result<()> {
         let params = self.combine_params(op, grid, self.part(phases))?;
-        let kernel = kernels::for_rows::<LlCombineNodesParams>(op.row.dtype)?;
+        let kernel = kernels::ll_combine_nodes(op.row.dtype)?;
         let module = &self.handle.context().module;
         module.launch(kernel, grid.launch_shape(0), &params, at)
     }
@@ -241,7 +246,7 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
             shared_bytes: 0,
         };
         let module = &self.handle.context().module;
-        module.launch(Kernel::LlGates, shape, &params, at)
+        module.launch(kernels::ll_gates(), shape, &params, at)
     }
 
     fn launch_pack(&self, op: &LlDispatch, at: &StreamScope) -> Result<()> {
@@ -272,7 +277,7 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
             shared_bytes: 0,
         };
         let Some(scaled) = &op.scaled else {
-            return context.module.launch(Kernel::LlPack, shape, &pack, at);
+            return context.module.launch(kernels::ll_pack(), shape, &pack, at);
         };
         let (shape_of_rows, rows) = scaled::shape_and_rows(self.handle.plan(), (op, scaled))?;
         let params = LlScaledPackParams {
@@ -280,7 +285,10 @@ impl<'a, H: LocalHandle> OverNodes<'a, H> {
             rows,
             shape: shape_of_rows,
         };
-        let kernel = kernels::for_scales::<LlScaledPackParams>(scaled.cast())?;
+        let kernel = match scaled.cast() {
+            Some(cast) => kernels::ll_pack_cast(cast.from)?,
+            None => kernels::ll_pack_scaled(),
+        };
         context.module.launch(kernel, shape, &params, at)
     }
 }

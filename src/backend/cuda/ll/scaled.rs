@@ -24,13 +24,12 @@ pub fn launch(
     at: &StreamScope,
 ) -> Result<()> {
     let plan = handle.plan();
-    let grid = match scaled.cast() {
-        Some(_) => &plan.cast_dispatch,
-        None => &plan.dispatch,
+    let (grid, kernel) = match scaled.cast() {
+        Some(cast) => (&plan.cast_dispatch, kernels::ll_dispatch_cast(cast.from)?),
+        None => (&plan.dispatch, kernels::ll_dispatch_scaled()),
     };
     let (dispatch, rows) = params(handle, (op, scaled), grid, part)?;
     let params = LlScaledDispatchParams { dispatch, rows };
-    let kernel = kernels::for_scales::<LlScaledDispatchParams>(scaled.cast())?;
     let module = &handle.context().module;
     module.launch(kernel, grid.launch, &params, at)
 }

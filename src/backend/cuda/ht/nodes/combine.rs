@@ -32,7 +32,7 @@ struct Combine<'a> {
     handle: Handle<'a>,
     op: &'a HtCombine,
     launch: HtLaunch,
-    kernel: Kernel,
+    kernel: Kernel<HtCombineNodesParams>,
     columns: usize,
 }
 
@@ -47,7 +47,7 @@ pub fn run(handle: &NodesHt, op: &HtCombine, stream: Stream) -> Result<()> {
         launch: group
             .plan
             .launch(kind, &op.row.into(), sizes, group.device)?,
-        kernel: kernels::for_rows::<HtCombineNodesParams>(op.row.dtype)?,
+        kernel: kernels::ht_combine_nodes(op.row.dtype)?,
         columns,
     };
     let at = &group.enter(stream)?;
@@ -132,7 +132,7 @@ impl Combine<'_> {
             shared_bytes: 0,
         };
         let module = &self.handle.group.context.module;
-        module.launch_on(Kernel::HtHead, shape, &params, at.side)
+        module.launch_on(kernels::ht_head(), shape, &params, at.side)
     }
 
     /// Sums a pass of this rank's own tokens.

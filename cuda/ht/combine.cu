@@ -208,14 +208,14 @@ __device__ __forceinline__ bool wait_for_parts(const Block& block, const TokenEn
         }
     }
     // All lanes read what one has waited for.
-    __syncwarp();
-    return __ballot_sync(kAllLanes, ok) == kAllLanes;
+    sync_warp();
+    return ballot(ok).all();
 }
 
 // One warp sums kVecs accesses per lane, from number `first` on, of all parts of a token, then of the sums of
 // other nodes; `partial` is that of this lane's node.
 template <typename Type, typename Block>
-__device__ __forceinline__ void sum_chunk(const Block& block, uint32_t token, uint32_t firsts,
+__device__ __forceinline__ void sum_chunk(const Block& block, uint32_t token, LaneMask firsts,
                                           const Part& part, const uint8_t* partial, uint32_t first,
                                           Vec16* out) {
     const RowFormat format = row_format(block.common);
@@ -231,7 +231,7 @@ __device__ __forceinline__ void sum_chunk(const Block& block, uint32_t token, ui
         const uint8_t* row =
             base == 0 ? partial : block.partials.row(format, token, base + lane_idx());
         row = block.partials.is_own(base + lane_idx()) ? reinterpret_cast<const uint8_t*>(out) : row;
-        add_rows<Type>(sum, __ballot_sync(kAllLanes, row != nullptr), row, first, vecs);
+        add_rows<Type>(sum, ballot(row != nullptr), row, first, vecs);
     }
     store_sum<Type>(sum, first, vecs, out);
 }
@@ -252,11 +252,10 @@ __device__ void gather_gradients(const Block& block, uint32_t token, const Token
     }
     uint32_t word = 0;
     uint32_t begin = 0;
-    for (uint32_t left = entries.firsts; left != 0; left &= left - 1) {
-        const uint32_t lane = __ffs(left) - 1;
+    for (LaneMask left = entries.firsts; left.any(); left.drop_first()) {
+        const uint32_t lane = left.first();
         const uint32_t count = min(entries.experts_from(lane), columns);
-        const uint32_t* from = reinterpret_cast<const uint32_t*>(
-            pointer_of_lane(gradients, lane));
+        const uint32_t* from = reinterpret_cast<const uint32_t*>(shuffle(gradients, lane));
         if (lane_idx() >= begin && lane_idx() < begin + count) {
             word = ld_relaxed_sys(from + lane_idx() - begin);
         }
@@ -293,7 +292,7 @@ __device__ void sum_tokens(const Block& block) {
         if (block.params.columns != 0) {
             gather_gradients(block, token, entries, part);
         }
-        __syncwarp();
+        sync_warp();
         if (part.is_remote) {
             give_credit(common, WholeSlots{}, block.shared.pairs, entries.rank, part.sequence);
         }

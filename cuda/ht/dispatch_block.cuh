@@ -86,12 +86,12 @@ struct KeptRow {
     // All lanes call it, as they do the other functions.
     template <typename Block>
     __device__ KeptRow(const Block& block, const TokenEntries& entries) {
-        const uint32_t own = __ballot_sync(
-            kAllLanes, entries.is_first() && static_cast<uint32_t>(entries.rank) == block.rank());
-        is_here = own != 0;
-        is_sent = (entries.firsts & ~own) != 0;
-        lane = is_here ? __ffs(own) - 1 : 0;
-        index = __shfl_sync(kAllLanes, entries.entry.index, lane);
+        const LaneMask own =
+            ballot(entries.is_first() && static_cast<uint32_t>(entries.rank) == block.rank());
+        is_here = own.any();
+        is_sent = (entries.firsts & ~own).any();
+        lane = is_here ? own.first() : 0;
+        index = shuffle(entries.entry.index, lane);
     }
 
     // The row of the output, if it is here.

@@ -58,7 +58,7 @@ struct CastRows {
         for (uint32_t i = lane_idx(); i * sizeof(Vec16) < rows.scale_bytes; i += kWarpSize) {
             reinterpret_cast<Vec16*>(scales)[i] = {{0, 0, 0, 0}};
         }
-        __syncwarp();
+        sync_warp();
         const uint8_t* from =
             params.tokens + uint64_t{token} * rows.payload_bytes * Given::kBytesPerElement;
         for (uint32_t first = 0; first < rows.payload_bytes; first += kStep) {

@@ -82,9 +82,9 @@ __device__ void send_weights(const Block<Op>& block, const GateWords& early) {
 
 // The bits of the weight of this lane's entry of (home, token), for lanes of `which`.
 template <typename Op>
-__device__ __forceinline__ Arrival wait_for_weight(const Block<Op>& block, uint32_t which,
+__device__ __forceinline__ Arrival wait_for_weight(const Block<Op>& block, LaneMask which,
                                                    uint32_t home, uint32_t token) {
-    if ((which >> lane_idx() & 1) == 0) {
+    if (!which.has_this()) {
         return {true, 0};
     }
     const Op& op = block.op;
@@ -107,13 +107,13 @@ __device__ void send_chunk(const Block<Op>& block, const UnitOfAll& outgoing, in
     const uint32_t token = outgoing.token;
     const bool is_row = found < 0 || static_cast<uint32_t>(found) < block.output.rows();
     const int32_t row = is_row ? found : kNowhere;
-    const uint32_t named = __ballot_sync(kAllLanes, row != kNowhere);
-    if (named == 0) {
+    const LaneMask named = ballot(row != kNowhere);
+    if (!named.any()) {
         return;
     }
     const Chunk chunk(block.shape, outgoing.chunk_idx);
     const auto load = [&](uint32_t lane, ChunkData& data) {
-        const int32_t from = __shfl_sync(kAllLanes, row, lane);
+        const int32_t from = shuffle(row, lane);
         data.fill(0);
         if (from >= 0) {
             data.load_const(block.params.rows + row_format(block.shape).offset(from), chunk);
@@ -129,9 +129,9 @@ __device__ void send_chunk(const Block<Op>& block, const UnitOfAll& outgoing, in
         in_batches(named, load, [&](uint32_t k, const ChunkData& data) {
             send_to(block.bank_slots.of_entry(token, k), data);
         });
-    } else if (__popc(named) == 1) {
+    } else if (named.count() == 1) {
         ChunkData data;
-        load(__ffs(named) - 1, data);
+        load(named.first(), data);
         send_to(sum_slot, data);
     } else {
         Sum<Type> sum;
@@ -141,12 +141,12 @@ __device__ void send_chunk(const Block<Op>& block, const UnitOfAll& outgoing, in
             if (!waited) {
                 weight = wait_for_weight(block, named, home, token);
                 waited = true;
-                __syncwarp();
+                sync_warp();
             }
-            sum.add(data, chunk, __uint_as_float(__shfl_sync(kAllLanes, weight.data, k)));
+            sum.add(data, chunk, __uint_as_float(shuffle(weight.data, k)));
         });
         // The home may be late, not gone, and would take a sum without its weights for a right one.
-        if (__all_sync(kAllLanes, weight.ok)) {
+        if (all_lanes(weight.ok)) {
             send_to(sum_slot, sum.rounded());
         }
     }

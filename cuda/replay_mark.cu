@@ -3,12 +3,15 @@
 // Grid: one block of one warp, of which one thread works. It runs behind what came before the operation on its stream,
 // or behind the operation.
 
+#include "base/entry.cuh"
 #include "base/ptx.cuh"
-#include "params/params.h"
 
-extern "C" __global__ void __launch_bounds__(nccl_ep::REPLAY_MARK_THREADS)
-    replay_mark(const __grid_constant__ nccl_ep::ReplayMarkParams params) {
+namespace nccl_ep {
+
+ENTRY(replay_mark) {
     if (threadIdx.x == 0) {
-        nccl_ep::st_relaxed_sys(params.place, params.begins != 0 ? nccl_ep::globaltimer_ns() : 0);
+        st_relaxed_sys(params.place, params.begins != 0 ? globaltimer_ns() : 0);
     }
 }
+
+}  // namespace nccl_ep

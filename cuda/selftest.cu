@@ -5,9 +5,10 @@
 // slot p with what rank p must have written. A block writes before it waits, so the blocks of one
 // rank need not run at the same time. The verdict per peer goes to `results`, in mapped host memory.
 
+#include "base/entry.cuh"
 #include "peer/wait.cuh"
 
-namespace nccl_ep::peer_selftest {
+namespace nccl_ep::peer_selftest_impl {
 
 // A value that differs for every sender, receiver, run and place.
 __device__ uint32_t pattern(uint32_t from, uint32_t to, uint32_t epoch, uint32_t word) {
@@ -63,15 +64,13 @@ __device__ SelftestResult receive(const PeerSelftestParams& params, uint32_t pee
     return {wrong_threads == 0 ? SELFTEST_PASSED : SELFTEST_MISMATCH, wrong_threads};
 }
 
-}  // namespace nccl_ep::peer_selftest
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::SELFTEST_THREADS)
-    peer_selftest(const __grid_constant__ nccl_ep::PeerSelftestParams params) {
-    using namespace nccl_ep;
+ENTRY(peer_selftest) {
     const uint32_t peer = blockIdx.x;
-    peer_selftest::send(params, peer);
-    const SelftestResult result = peer_selftest::receive(params, peer);
+    send(params, peer);
+    const SelftestResult result = receive(params, peer);
     if (threadIdx.x == 0) {
         params.results[peer] = result;
     }
 }
+
+}  // namespace nccl_ep::peer_selftest_impl

@@ -52,25 +52,75 @@ fn kernel_files_include_what_is_on_their_floor_or_below() {
     }
 }
 
-/// Words that only files below a path may contain, except in comments.
-const RESERVED: [(&str, &str); 4] = [
-    ("asm", "cuda/base/ptx.cuh"),
-    ("peers.window", "cuda/peer/peer.cuh"),
-    (".mapped()", "cuda/peer/peer.cuh"),
-    ("wait.report", "cuda/peer/fault.cuh"),
+const WARP: &str = "cuda/base/warp.cuh";
+
+/// Beginnings of words, and the files that alone may contain them, except in comments.
+const RESERVED: [(&str, &[&str]); 14] = [
+    ("asm", &["cuda/base/ptx.cuh"]),
+    ("__global__", &["cuda/base/entry.cuh"]),
+    ("peers.window", &["cuda/peer/peer.cuh"]),
+    (".mapped()", &["cuda/peer/peer.cuh"]),
+    ("wait.report", &["cuda/peer/fault.cuh"]),
+    ("__shfl", &[WARP]),
+    ("__ballot", &[WARP]),
+    ("__match", &[WARP]),
+    ("__any_sync", &[WARP]),
+    ("__all_sync", &[WARP]),
+    ("__syncwarp", &[WARP]),
+    ("__popc", &[WARP]),
+    ("__ffs", &[WARP, "cuda/base/cast.cuh"]), // There of a number.
+    ("kAllLanes", &[WARP]),
 ];
 
-#[test]
-fn other_ranks_are_reached_through_one_file() {
+/// Calls `check(file, code)` for each line of the kernels without its comment.
+fn each_line(check: impl Fn(&str, &str)) {
     for (_, file, text) in kernels() {
-        let code = |line: &&str| !line.trim_start().starts_with("//");
-        for line in text.lines().filter(code) {
-            let code = line.split("//").next().unwrap_or(line);
-            for (word, home) in RESERVED {
-                assert!(file == home || !code.contains(word), "{file}: {line}");
-            }
+        for line in text.lines() {
+            check(&file, line.split("//").next().unwrap_or(line));
         }
     }
+}
+
+#[test]
+fn some_words_are_in_one_file() {
+    each_line(|file, code| {
+        for (word, homes) in RESERVED {
+            assert!(
+                homes.contains(&file) || !code.contains(word),
+                "{file}: {code}"
+            );
+        }
+    });
+}
+
+/// Whether `code` has the number of lanes as a literal. A shift by it is one by half a word of 64 bits.
+fn names_a_warps_size(code: &str) -> bool {
+    let is_word = |c: char| c.is_alphanumeric() || c == '_';
+    code.match_indices("32").any(|(at, found)| {
+        let (before, after) = (
+            &code[..at],
+            code[at + found.len()..].trim_start_matches('u'),
+        );
+        let shifts = [">>", "<<"]
+            .iter()
+            .any(|it| before.trim_end().ends_with(it));
+        !shifts && !before.ends_with(is_word) && !after.starts_with(is_word)
+    })
+}
+
+#[test]
+fn only_one_file_knows_how_many_lanes_a_warp_has() {
+    each_line(|file, code| {
+        let is_free = file == WARP || file.starts_with("cuda/params/");
+        // That constant is a number of parts of 32.
+        let is_ratio = code.contains("HT_WHOLE_OF_32");
+        assert!(
+            is_free || is_ratio || !names_a_warps_size(code),
+            "{file}: {code}"
+        );
+    });
+    assert!(names_a_warps_size("lane % 32u;"));
+    assert!(!names_a_warps_size("uint32_t{x} >> 32 | 320 + kOf32"));
 }
 
 #[test]

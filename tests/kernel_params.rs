@@ -1,11 +1,11 @@
-//! Host and device agree on the names of kernels and on their parameters.
+//! Host and device agree on the kernels and on their parameters.
 //!
-//! The headers of `PAIRS` are generated and committed; these tests compare them, or rewrite them
-//! with NCCL_EP_UPDATE_HEADER=1. They need neither a GPU nor nvcc.
+//! The headers of `PAIRS` and the list of kernels are generated and committed; these tests compare them, or rewrite
+//! them with NCCL_EP_UPDATE_HEADER=1. They need neither a GPU nor nvcc.
 
 #![allow(clippy::expect_used, clippy::unwrap_used)]
 
-use nccl_ep_core::backend::cuda::kernels::Kernel;
+use nccl_ep_core::backend::cuda::kernels::Entry;
 use nccl_ep_core::backend::cuda::params::common::*;
 use nccl_ep_core::backend::cuda::params::ht::*;
 use nccl_ep_core::backend::cuda::params::ht_nodes::*;
@@ -13,8 +13,6 @@ use nccl_ep_core::backend::cuda::params::ll::*;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
-
-mod sources;
 
 fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
@@ -164,20 +162,47 @@ fn generate(pair: &Pair) -> String {
     String::from_utf8(text).expect("cbindgen writes UTF-8")
 }
 
+/// The list of kernels as a macro of the C preprocessor.
+fn generate_list() -> String {
+    let mut text = "\
+// KERNEL(name, parameters, most threads of a block, blocks that an SM has room for or 0) of each kernel.
+// Generated from src/backend/cuda/kernels.rs by
+// NCCL_EP_UPDATE_HEADER=1 cargo test --test kernel_params; do not edit.
+#pragma once
+
+#include \"params.h\"
+
+#define NCCL_EP_KERNELS(KERNEL)"
+        .to_owned();
+    for entry in Entry::ALL {
+        let it = entry.definition();
+        text += &format!(
+            " \\\n    KERNEL({}, {}, {}, {})",
+            it.name, it.params, it.bound, it.blocks
+        );
+    }
+    text + "\n"
+}
+
+/// Compares `header` with what it was generated from, or writes it anew.
+fn compare(header: &str, generated: &str) {
+    let path = root().join(header);
+    if std::env::var_os("NCCL_EP_UPDATE_HEADER").is_some() {
+        fs::write(&path, generated).expect("the header can be written");
+    }
+    assert_eq!(
+        fs::read_to_string(&path).unwrap_or_default(),
+        generated,
+        "run the test once with NCCL_EP_UPDATE_HEADER=1 and commit"
+    );
+}
+
 #[test]
 fn the_committed_headers_are_what_the_rust_definitions_give() {
     for pair in PAIRS {
-        let path = root().join(pair.header);
-        let generated = generate(&pair);
-        if std::env::var_os("NCCL_EP_UPDATE_HEADER").is_some() {
-            fs::write(&path, &generated).expect("the header can be written");
-        }
-        let committed = fs::read_to_string(&path).unwrap_or_default();
-        assert_eq!(
-            committed, generated,
-            "run the test once with NCCL_EP_UPDATE_HEADER=1 and commit"
-        );
+        compare(pair.header, &generate(&pair));
     }
+    compare("cuda/params/kernels.h", &generate_list());
 }
 
 #[test]
@@ -193,46 +218,9 @@ fn the_size_of_every_struct_is_compared() {
     }
 }
 
-/// The names that follow `extern "C" __global__` in a kernel file.
-fn entries(source: &str) -> Vec<String> {
-    let mut parts = source.split("extern \"C\" __global__");
-    parts.next();
-    parts
-        .filter_map(|part| {
-            // `void __launch_bounds__(...) name(`: the name is the last word before the parameters,
-            // which begin with `const __grid_constant__`.
-            let (head, _) = part.split_once("(const __grid_constant__")?;
-            head.split_whitespace().last().map(str::to_owned)
-        })
-        .collect()
-}
-
-#[test]
-fn rust_knows_exactly_the_kernels_that_exist() {
-    let mut found = BTreeSet::new();
-    for file in sources::files("cuda", &[".cu"]) {
-        let source = sources::read(&file);
-        assert_eq!(
-            entries(&source).len(),
-            source.matches("__global__").count(),
-            "{file}: every kernel is `extern \"C\" __global__` with one struct parameter"
-        );
-        found.extend(entries(&source));
-    }
-    let known: BTreeSet<String> = Kernel::ALL.iter().map(|k| k.name().to_owned()).collect();
-    assert_eq!(known, found);
-}
-
 #[test]
 fn the_c_programs_send_the_word_that_means_not_arrived() {
     let source = fs::read_to_string(root().join("c_tests/reference/rows.h")).unwrap();
     let defined = format!("#define kRefMark {LL_MARK:#x}u");
     assert!(source.contains(&defined), "{defined}");
-}
-
-#[test]
-fn kernels_are_listed_in_the_order_of_their_numbers() {
-    for (index, kernel) in Kernel::ALL.into_iter().enumerate() {
-        assert_eq!(kernel as usize, index);
-    }
 }

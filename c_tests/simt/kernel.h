@@ -1,4 +1,4 @@
-// A kernel by name: what the library of kernels (simt.mk makes it) offers for each.
+// A kernel by name: what the library of kernels (kernel_list.cpp) offers for each.
 #ifndef C_TESTS_SIMT_KERNEL_H_
 #define C_TESTS_SIMT_KERNEL_H_
 
@@ -30,7 +30,5 @@ struct Entry<kKernel> {
 };
 
 }  // namespace simt
-
-#define SIMT_KERNEL(name) simt::Entry<&(name)>::Named(#name)
 
 #endif  // C_TESTS_SIMT_KERNEL_H_

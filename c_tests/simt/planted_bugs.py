@@ -12,7 +12,6 @@ from __future__ import annotations
 import concurrent.futures
 import os
 import pathlib
-import re
 import shutil
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from bugs import BUGS, Bug, Lie, Setting
 
 C_TESTS = pathlib.Path(__file__).resolve().parents[1]
 KERNELS = C_TESTS.parent / "cuda"
+LIST = C_TESTS / "simt" / "kernel_list.cpp"
 ENVIRONMENT = {"EP_TEST_DEADLINE": "60", "NCCLEP_HOSTSIM_WITH_GPU": "1"}
 # With a bug one failure says enough, and what never comes must not be waited for long.
 IMPATIENT = {"NCCL_EP_TIMEOUT_MS": "2000", "NCCLEP_SIMT_HANG_SECONDS": "5",
@@ -78,7 +78,7 @@ class Workshop:
         self._objects = {file: work / f"{i}.o" for i, file in enumerate(files)}
         self._list = work / "list.o"
         with concurrent.futures.ThreadPoolExecutor(max_workers=2) as executor:
-            list(executor.map(self._compile_object, (list_of_kernels(files, work), *files),
+            list(executor.map(self._compile_object, (LIST, *files),
                               (self._list, *self._objects.values())))
 
     def build(self, folder: pathlib.Path) -> pathlib.Path:
@@ -109,20 +109,6 @@ def sources_of(made: pathlib.Path) -> set[str]:
     """The files that an object was made from, by the compiler's own list."""
     words = made.with_suffix(".d").read_text().replace(":", " ").split()
     return set(map(os.path.normpath, words))
-
-
-def list_of_kernels(files: Sequence[pathlib.Path], folder: pathlib.Path) -> pathlib.Path:
-    """The unit that names all kernels, as in the Makefile, but without them."""
-    kernels = [kernel for file in files for kernel in
-               re.findall(r"(\w+)\(const __grid_constant__ (\S+)", file.read_text())]
-    lines = [*(f'#include "{header}"' for header in (KERNELS / "params").glob("*.h")),
-             '#include "kernel.h"',
-             *(f'extern "C" void {name}({params});' for name, params in kernels),
-             'extern "C" const simt::Kernel simt_kernels[] = {',
-             *(f"    SIMT_KERNEL({name})," for name, _ in kernels), "    {}};\n"]
-    unit = folder / "list.cpp"
-    unit.write_text("\n".join(lines))
-    return unit
 
 
 def judge(bug: Bug, workshop: Workshop) -> float:

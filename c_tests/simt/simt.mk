@@ -10,7 +10,7 @@ simt_programs := $(addprefix $(OUT)/simt/,$(programs))
 simt_flags     = -std=c++17 -fPIC -ffp-contract=off $(OPTIMISE) $(warnings) -Isimt \
                  -isystem $(CUDA_HOME)/include -MMD -MP
 simt_object    = $(patsubst simt/%.cpp,$(OUT)/obj/simt/%.o,$(sort $(wildcard $(1))))
-simt_objects  := $(call simt_object,simt/*.cpp)
+simt_objects  := $(filter-out %/kernel_list.o,$(call simt_object,simt/*.cpp))
 simt_tests    := $(call simt_object,simt/selftest/*.cpp)
 # Some test what the kernels include.
 $(simt_tests): private simt_flags += -Wno-unknown-pragmas
@@ -33,15 +33,11 @@ $(simt_lib)/libncclep_simt.so: $(simt_objects) $(HOSTSIM_LIBDIR)/libncclep_hosts
 	    -Wl,--gc-sections -Wl,--version-script=simt/exports.map '-Wl,-rpath,$$ORIGIN' \
 	    -Wl,-z,defs -lpthread -ldl -lm
 
-# One unit, and the list of the kernels in it.
-simt_kernels := $(abspath $(sort $(wildcard ../cuda/*.cu ../cuda/*/*.cu)))
+# All in one unit.
+simt_kernels := $(abspath $(sort $(wildcard ../cuda/*.cu ../cuda/*/*.cu)) simt/kernel_list.cpp)
 $(simt_lib)/kernels.cpp: FORCE
 	@mkdir -p $(@D)
-	@{ printf '#include "%s"\n' $(simt_kernels); \
-	   echo '#include "kernel.h"'; \
-	   echo 'extern "C" const simt::Kernel simt_kernels[] = {'; \
-	   sed -nE 's/.*\b(\w+)\(const __grid_constant__ .*/    SIMT_KERNEL(\1),/p' $(simt_kernels); \
-	   echo '    {}};'; } > $@.new
+	@printf '#include "%s"\n' $(simt_kernels) > $@.new
 	@cmp -s $@.new $@ || cp $@.new $@
 	@rm $@.new
 

@@ -66,7 +66,7 @@ struct Uncast {
         }
 #pragma unroll
         for (uint32_t lanes = 1; lanes < kMostLanes; lanes *= 2) {
-            const float other = __shfl_xor_sync(kAllLanes, most, lanes);
+            const float other = shuffle_xor(most, lanes);
             most = lanes * kCastElements < rows.block ? larger(most, other) : most;
         }
         return most;

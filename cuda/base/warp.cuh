@@ -1,4 +1,8 @@
-// Where a thread stands in its warp and its block, and how blocks and warps share out units of work.
+// Where a thread stands in its warp and its block, what a warp does together, and how blocks and warps share out
+// units of work.
+//
+// All that depends on how many lanes a warp has, and how they talk, is here: kernels name no operation of a warp and
+// no word of lanes by themselves.
 #pragma once
 
 #include "ptx.cuh"
@@ -6,21 +10,74 @@
 namespace nccl_ep {
 
 constexpr uint32_t kWarpSize = 32;
-constexpr uint32_t kAllLanes = 0xffffffffu;
 
 __device__ __forceinline__ uint32_t lane_idx() { return threadIdx.x % kWarpSize; }
-// How many of `lanes`, a mask, come before this one.
-__device__ __forceinline__ uint32_t lanes_before(uint32_t lanes) {
-    return __popc(lanes & ((1u << lane_idx()) - 1));
-}
 __device__ __forceinline__ uint32_t warp_idx() { return threadIdx.x / kWarpSize; }
 __device__ __forceinline__ uint32_t num_warps() { return blockDim.x / kWarpSize; }
 
-// The pointer that `lane` holds. All lanes call it.
+// Some of a warp's lanes: bit i is lane i.
+struct LaneMask {
+    uint32_t bits = 0;
+
+    __device__ __forceinline__ bool any() const { return bits != 0; }
+    __device__ __forceinline__ bool all() const { return bits == ~uint32_t{0}; }
+    __device__ __forceinline__ bool has_this() const { return (bits >> lane_idx() & 1) != 0; }
+    __device__ __forceinline__ uint32_t count() const { return __popc(bits); }
+    // How many of them come before this lane.
+    __device__ __forceinline__ uint32_t count_before() const {
+        return __popc(bits & ((1u << lane_idx()) - 1));
+    }
+    // The first one, which must exist.
+    __device__ __forceinline__ uint32_t first() const { return __ffs(bits) - 1; }
+    __device__ __forceinline__ void drop_first() { bits &= bits - 1; }
+    __device__ __forceinline__ void drop(uint32_t lane) { bits &= ~(1u << lane); }
+    // The first one from `lane` on; where that is none, the first of all, which must exist.
+    __device__ __forceinline__ uint32_t first_from(uint32_t lane) const {
+        const uint32_t later = bits & (~uint32_t{0} << lane);
+        return __ffs(later != 0 ? later : bits) - 1;
+    }
+    // Those behind `lane`.
+    __device__ __forceinline__ LaneMask behind(uint32_t lane) const {
+        return {lane + 1 < kWarpSize ? bits & (~uint32_t{0} << (lane + 1)) : 0};
+    }
+    // None unless `wanted`.
+    __device__ __forceinline__ LaneMask only_if(bool wanted) const { return {wanted ? bits : 0}; }
+    // How many lanes from `lane` on are in it before the first that is not; if there is none, any number that is not
+    // less.
+    __device__ __forceinline__ uint32_t run_from(uint32_t lane) const {
+        return static_cast<uint32_t>(__ffs(~(bits >> lane))) - 1;
+    }
+    __device__ __forceinline__ LaneMask operator~() const { return {~bits}; }
+    __device__ __forceinline__ LaneMask operator&(LaneMask other) const { return {bits & other.bits}; }
+};
+
+// ---- What all lanes of a warp call together ----------------------------------------------------
+constexpr uint32_t kAllLanes = ~uint32_t{0};
+
+// What each lane has written before, all see afterwards.
+__device__ __forceinline__ void sync_warp() { __syncwarp(); }
+// The lanes whose vote is true.
+__device__ __forceinline__ LaneMask ballot(int vote) { return {__ballot_sync(kAllLanes, vote)}; }
+__device__ __forceinline__ bool any_lane(int vote) { return __any_sync(kAllLanes, vote); }
+__device__ __forceinline__ bool all_lanes(int vote) { return __all_sync(kAllLanes, vote); }
+// The lanes whose value equals this one's.
 template <typename T>
-__device__ __forceinline__ T* pointer_of_lane(T* pointer, uint32_t lane) {
-    return reinterpret_cast<T*>(
-        __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(pointer), lane));
+__device__ __forceinline__ LaneMask match(T value) {
+    return {__match_any_sync(kAllLanes, value)};
+}
+// The value of `lane`.
+template <typename T>
+__device__ __forceinline__ T shuffle(T value, uint32_t lane) {
+    return __shfl_sync(kAllLanes, value, lane);
+}
+template <typename T>
+__device__ __forceinline__ T* shuffle(T* pointer, uint32_t lane) {
+    return reinterpret_cast<T*>(shuffle(reinterpret_cast<unsigned long long>(pointer), lane));
+}
+// The value of the lane whose number differs by the bits `lanes`.
+template <typename T>
+__device__ __forceinline__ T shuffle_xor(T value, uint32_t lanes) {
+    return __shfl_xor_sync(kAllLanes, value, lanes);
 }
 
 // The blocks of a grid that do one kind of work, and which units of it each of them takes.
@@ -41,7 +98,7 @@ struct Share {
         if (lane_idx() == 0) {
             turn = atomicAdd(next, 1u);
         }
-        return unit(__shfl_sync(kAllLanes, turn, 0));
+        return unit(shuffle(turn, 0));
     }
 };
 

@@ -10,6 +10,7 @@
 // Gradients of weights, if any, travel behind the row; at home they are ordered by ascending expert. On several
 // nodes partial sums of the other nodes are added next (partials.cuh).
 
+#include "../base/entry.cuh"
 #include "credits.cuh"
 #include "entries.cuh"
 #include "notify.cuh"
@@ -37,10 +38,11 @@ struct Block {
     const HtCombineParams& params;
     Scope scope;
     Partials partials;
-    const HtCommon& common;
     SharedStorage& shared;
-    Share senders;
-    Share receivers;
+
+    const HtCommon& common = params.common;
+    Share senders = {0, common.shape.send_blocks};
+    Share receivers = {senders.blocks, gridDim.x - senders.blocks};
 
     __device__ uint32_t rank() const { return common.peers.rank; }
     __device__ uint32_t ranks() const { return common.peers.ranks; }
@@ -206,14 +208,14 @@ __device__ __forceinline__ bool wait_for_parts(const Block& block, const TokenEn
         }
     }
     // All lanes read what one has waited for.
-    __syncwarp();
-    return __ballot_sync(kAllLanes, ok) == kAllLanes;
+    sync_warp();
+    return ballot(ok).all();
 }
 
 // One warp sums kVecs accesses per lane, from number `first` on, of all parts of a token, then of the sums of
 // other nodes; `partial` is that of this lane's node.
 template <typename Type, typename Block>
-__device__ __forceinline__ void sum_chunk(const Block& block, uint32_t token, uint32_t firsts,
+__device__ __forceinline__ void sum_chunk(const Block& block, uint32_t token, LaneMask firsts,
                                           const Part& part, const uint8_t* partial, uint32_t first,
                                           Vec16* out) {
     const RowFormat format = row_format(block.common);
@@ -229,7 +231,7 @@ __device__ __forceinline__ void sum_chunk(const Block& block, uint32_t token, ui
         const uint8_t* row =
             base == 0 ? partial : block.partials.row(format, token, base + lane_idx());
         row = block.partials.is_own(base + lane_idx()) ? reinterpret_cast<const uint8_t*>(out) : row;
-        add_rows<Type>(sum, __ballot_sync(kAllLanes, row != nullptr), row, first, vecs);
+        add_rows<Type>(sum, ballot(row != nullptr), row, first, vecs);
     }
     store_sum<Type>(sum, first, vecs, out);
 }
@@ -250,11 +252,10 @@ __device__ void gather_gradients(const Block& block, uint32_t token, const Token
     }
     uint32_t word = 0;
     uint32_t begin = 0;
-    for (uint32_t left = entries.firsts; left != 0; left &= left - 1) {
-        const uint32_t lane = __ffs(left) - 1;
+    for (LaneMask left = entries.firsts; left.any(); left.drop_first()) {
+        const uint32_t lane = left.first();
         const uint32_t count = min(entries.experts_from(lane), columns);
-        const uint32_t* from = reinterpret_cast<const uint32_t*>(
-            pointer_of_lane(gradients, lane));
+        const uint32_t* from = reinterpret_cast<const uint32_t*>(shuffle(gradients, lane));
         if (lane_idx() >= begin && lane_idx() < begin + count) {
             word = ld_relaxed_sys(from + lane_idx() - begin);
         }
@@ -291,7 +292,7 @@ __device__ void sum_tokens(const Block& block) {
         if (block.params.columns != 0) {
             gather_gradients(block, token, entries, part);
         }
-        __syncwarp();
+        sync_warp();
         if (part.is_remote) {
             give_credit(common, WholeSlots{}, block.shared.pairs, entries.rank, part.sequence);
         }
@@ -301,18 +302,11 @@ __device__ void sum_tokens(const Block& block) {
 // ---- The kernel --------------------------------------------------------------------------------
 
 template <typename Type, typename Scope, typename Partials>
-__device__ void run(const HtCombineParams& params, const Scope& scope, const Partials& partials,
-                    uint8_t* buffers) {
+__device__ void run(const HtCombineParams& params, const Scope& scope, const Partials& partials) {
     __shared__ SharedStorage shared;
+    DYNAMIC_SHARED(uint8_t, buffers);
     const HtCommon& common = params.common;
-    const Block<Scope, Partials> block = {
-        params,
-        scope,
-        partials,
-        common,
-        shared,
-        {0, common.shape.send_blocks},
-        {common.shape.send_blocks, gridDim.x - common.shape.send_blocks}};
+    const Block<Scope, Partials> block = {params, scope, partials, shared};
     for (uint32_t peer = threadIdx.x; peer < MAX_PEERS; peer += blockDim.x) {
         shared.scheduler.next[peer] = 0;
     }
@@ -345,49 +339,20 @@ __device__ void run(const HtCombineParams& params, const Scope& scope, const Par
 }
 
 template <typename Type>
-__device__ void run(const HtCombineParams& params, uint8_t* buffers) {
-    run<Type>(params, AllRows{}, NoPartials{}, buffers);
+__device__ void run(const HtCombineParams& params) {
+    run<Type>(params, AllRows{}, NoPartials{});
 }
 
 template <typename Type>
-__device__ void run(const HtCombineNodesParams& params, uint8_t* buffers) {
-    run<Type>(params.of_node, RowsOfPass{params.pass}, NodePartials{params.partials}, buffers);
+__device__ void run(const HtCombineNodesParams& params) {
+    run<Type>(params.of_node, RowsOfPass{params.pass}, NodePartials{params.partials});
 }
+
+ENTRY(ht_combine_bf16) { run<Bf16>(params); }
+ENTRY(ht_combine_f16) { run<F16>(params); }
+ENTRY(ht_combine_f32) { run<F32>(params); }
+ENTRY(ht_combine_nodes_bf16) { run<Bf16>(params); }
+ENTRY(ht_combine_nodes_f16) { run<F16>(params); }
+ENTRY(ht_combine_nodes_f32) { run<F32>(params); }
 
 }  // namespace nccl_ep::ht_combine_impl
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::HT_COMBINE_THREADS, 1)
-    ht_combine_bf16(const __grid_constant__ nccl_ep::HtCombineParams params) {
-    DYNAMIC_SHARED(uint8_t, buffers);
-    nccl_ep::ht_combine_impl::run<nccl_ep::Bf16>(params, buffers);
-}
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::HT_COMBINE_THREADS, 1)
-    ht_combine_f16(const __grid_constant__ nccl_ep::HtCombineParams params) {
-    DYNAMIC_SHARED(uint8_t, buffers);
-    nccl_ep::ht_combine_impl::run<nccl_ep::F16>(params, buffers);
-}
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::HT_COMBINE_THREADS, 1)
-    ht_combine_f32(const __grid_constant__ nccl_ep::HtCombineParams params) {
-    DYNAMIC_SHARED(uint8_t, buffers);
-    nccl_ep::ht_combine_impl::run<nccl_ep::F32>(params, buffers);
-}
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::HT_COMBINE_THREADS, 1)
-    ht_combine_nodes_bf16(const __grid_constant__ nccl_ep::HtCombineNodesParams params) {
-    DYNAMIC_SHARED(uint8_t, buffers);
-    nccl_ep::ht_combine_impl::run<nccl_ep::Bf16>(params, buffers);
-}
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::HT_COMBINE_THREADS, 1)
-    ht_combine_nodes_f16(const __grid_constant__ nccl_ep::HtCombineNodesParams params) {
-    DYNAMIC_SHARED(uint8_t, buffers);
-    nccl_ep::ht_combine_impl::run<nccl_ep::F16>(params, buffers);
-}
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::HT_COMBINE_THREADS, 1)
-    ht_combine_nodes_f32(const __grid_constant__ nccl_ep::HtCombineNodesParams params) {
-    DYNAMIC_SHARED(uint8_t, buffers);
-    nccl_ep::ht_combine_impl::run<nccl_ep::F32>(params, buffers);
-}

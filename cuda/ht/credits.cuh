@@ -38,7 +38,7 @@ __device__ inline void poll_credits(const HtCommon& common, HtPairs& pairs) {
         const uint32_t peer = poll.peer(peers, base);
         // Where a slot begins: operations begin with a new one.
         uint32_t known = peer != kNoPeer ? ld_relaxed_cta_shared(&pairs.credited_until[peer]) : 0;
-        known = __shfl_sync(kAllLanes, known, poll.first_lane());
+        known = shuffle(known, poll.first_lane());
         const uint32_t sequence = known + kSlotUnits * poll.index();
         const bool ok = peer != kNoPeer && is_credited(common, peer, sequence);
         const uint32_t units = kSlotUnits * poll.leading(ok);
@@ -47,7 +47,7 @@ __device__ inline void poll_credits(const HtCommon& common, HtPairs& pairs) {
             st_release_cta_shared(&pairs.credited_until[peer], known + units);
         }
     }
-    __syncwarp();
+    sync_warp();
 }
 
 }  // namespace nccl_ep

@@ -11,6 +11,7 @@
 // rank: rows of its own tokens for its own experts, and the rows of the outputs that no token fills, which
 // get zeros and ids of -1.
 
+#include "../base/entry.cuh"
 #include "dispatch_receive.cuh"
 #include "dispatch_send.cuh"
 #include "scaled_rows.cuh"
@@ -56,24 +57,13 @@ __device__ __forceinline__ void clear_shared(SharedStorage& shared, uint8_t* zer
 }
 
 template <typename Scope, typename Rows>
-__device__ void run(const HtDispatchParams& params, const Scope& scope, const Rows& rows,
-                    uint8_t* memory) {
+__device__ void run(const HtDispatchParams& params, const Scope& scope, const Rows& rows) {
     __shared__ SharedStorage shared;
+    DYNAMIC_SHARED(uint8_t, memory);
     uint8_t* zeros = memory;
     uint8_t* buffers = memory + HT_ZERO_BYTES;
     const HtCommon& common = params.common;
-    const Block<Scope, Rows> block = {
-        params,
-        scope,
-        rows,
-        common,
-        shared,
-        {0, common.shape.send_blocks},
-        {common.shape.send_blocks, gridDim.x - common.shape.send_blocks},
-        zeros,
-        params.out != nullptr,
-        params.out != nullptr || rows.scales_word() != 0,
-        params.out_idx != nullptr};
+    const Block<Scope, Rows> block = {params, scope, rows, shared, zeros};
     clear_shared(shared, zeros);
     if (!begin_operation(common, scope, false, shared.pairs) ||
         !scope.heads_fit(common, shared.pairs) || !check_outputs(block)) {
@@ -108,50 +98,20 @@ __device__ void run(const HtDispatchParams& params, const Scope& scope, const Ro
 }
 
 template <typename Rows>
-__device__ void run(const HtScaledDispatchParams& params, uint8_t* memory) {
-    run(params.rows, AllRows{}, Rows{params.scaled}, memory);
+__device__ void run(const HtScaledDispatchParams& params) {
+    run(params.rows, AllRows{}, Rows{params.scaled});
 }
 
 template <typename Rows>
-__device__ void run(const HtScaledDispatchNodesParams& params, uint8_t* memory) {
-    run(params.of_node.rows, RowsOfPass{params.pass}, Rows{params.of_node.scaled}, memory);
+__device__ void run(const HtScaledDispatchNodesParams& params) {
+    run(params.of_node.rows, RowsOfPass{params.pass}, Rows{params.of_node.scaled});
 }
+
+ENTRY(ht_dispatch) { run(params, AllRows{}, PlainRows{}); }
+ENTRY(ht_dispatch_scaled) { run<ForwardedRows>(params); }
+ENTRY(ht_dispatch_cast) { run<CastRows>(params); }
+ENTRY(ht_dispatch_nodes) { run(params.of_node, RowsOfPass{params.pass}, PlainRows{}); }
+ENTRY(ht_dispatch_nodes_scaled) { run<ForwardedRows>(params); }
+ENTRY(ht_dispatch_nodes_cast) { run<CastRows>(params); }
 
 }  // namespace nccl_ep::ht_dispatch_impl
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::HT_DISPATCH_THREADS, 1)
-    ht_dispatch(const __grid_constant__ nccl_ep::HtDispatchParams params) {
-    DYNAMIC_SHARED(uint8_t, memory);
-    nccl_ep::ht_dispatch_impl::run(params, nccl_ep::AllRows{}, nccl_ep::ht_dispatch_impl::PlainRows{}, memory);
-}
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::HT_DISPATCH_THREADS, 1)
-    ht_dispatch_nodes(const __grid_constant__ nccl_ep::HtDispatchNodesParams params) {
-    DYNAMIC_SHARED(uint8_t, memory);
-    nccl_ep::ht_dispatch_impl::run(params.of_node, nccl_ep::RowsOfPass{params.pass},
-                                    nccl_ep::ht_dispatch_impl::PlainRows{}, memory);
-}
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::HT_DISPATCH_THREADS, 1)
-    ht_dispatch_scaled(const __grid_constant__ nccl_ep::HtScaledDispatchParams params) {
-    DYNAMIC_SHARED(uint8_t, memory);
-    nccl_ep::ht_dispatch_impl::run<nccl_ep::ht_dispatch_impl::ForwardedRows>(params, memory);
-}
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::HT_CAST_THREADS, 1)
-    ht_dispatch_cast(const __grid_constant__ nccl_ep::HtScaledDispatchParams params) {
-    DYNAMIC_SHARED(uint8_t, memory);
-    nccl_ep::ht_dispatch_impl::run<nccl_ep::ht_dispatch_impl::CastRows>(params, memory);
-}
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::HT_DISPATCH_THREADS, 1)
-    ht_dispatch_nodes_scaled(const __grid_constant__ nccl_ep::HtScaledDispatchNodesParams params) {
-    DYNAMIC_SHARED(uint8_t, memory);
-    nccl_ep::ht_dispatch_impl::run<nccl_ep::ht_dispatch_impl::ForwardedRows>(params, memory);
-}
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::HT_CAST_THREADS, 1)
-    ht_dispatch_nodes_cast(const __grid_constant__ nccl_ep::HtScaledDispatchNodesParams params) {
-    DYNAMIC_SHARED(uint8_t, memory);
-    nccl_ep::ht_dispatch_impl::run<nccl_ep::ht_dispatch_impl::CastRows>(params, memory);
-}

@@ -32,17 +32,18 @@ struct Block {
     const HtDispatchParams& params;
     Scope scope;
     Rows rows;
-    const HtCommon& common;
     SharedStorage& shared;
-    Share senders;
-    Share receivers;
     // Shared memory that holds zeros, HT_ZERO_BYTES.
     const uint8_t* zeros;
+
+    const HtCommon& common = params.common;
+    Share senders = {0, common.shape.send_blocks};
+    Share receivers = {senders.blocks, gridDim.x - senders.blocks};
     // Whether these outputs are wanted.
-    bool keeps_rows;
+    bool keeps_rows = params.out != nullptr;
     // Whether these or scales are.
-    bool keeps_images;
-    bool keeps_routing;
+    bool keeps_images = keeps_rows || rows.scales_word() != 0;
+    bool keeps_routing = params.out_idx != nullptr;
 
     __device__ uint32_t rank() const { return common.peers.rank; }
     __device__ uint32_t ranks() const { return common.peers.ranks; }
@@ -85,12 +86,12 @@ struct KeptRow {
     // All lanes call it, as they do the other functions.
     template <typename Block>
     __device__ KeptRow(const Block& block, const TokenEntries& entries) {
-        const uint32_t own = __ballot_sync(
-            kAllLanes, entries.is_first() && static_cast<uint32_t>(entries.rank) == block.rank());
-        is_here = own != 0;
-        is_sent = (entries.firsts & ~own) != 0;
-        lane = is_here ? __ffs(own) - 1 : 0;
-        index = __shfl_sync(kAllLanes, entries.entry.index, lane);
+        const LaneMask own =
+            ballot(entries.is_first() && static_cast<uint32_t>(entries.rank) == block.rank());
+        is_here = own.any();
+        is_sent = (entries.firsts & ~own).any();
+        lane = is_here ? own.first() : 0;
+        index = shuffle(entries.entry.index, lane);
     }
 
     // The row of the output, if it is here.

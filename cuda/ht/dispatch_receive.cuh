@@ -74,9 +74,9 @@ __device__ bool poll_arrivals(const Block& block) {
         if (poll.index() == 0 && turns != 0) {
             st_release_cta_shared(&block.shared.arrived[source], known + turns);
         }
-        __syncwarp();
+        sync_warp();
     }
-    return __ballot_sync(kAllLanes, left) != 0;
+    return ballot(left).any();
 }
 
 template <typename Block>

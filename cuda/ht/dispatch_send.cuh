@@ -31,8 +31,8 @@ struct Outgoing {
     __device__ bool goes_to_peer(const Block& block) const {
         return entries.is_first() && static_cast<uint32_t>(entries.rank) != block.rank();
     }
-    __device__ uint32_t to_peers(const Block& block) const {
-        return __ballot_sync(kAllLanes, goes_to_peer(block));
+    __device__ LaneMask to_peers(const Block& block) const {
+        return ballot(goes_to_peer(block));
     }
     __device__ const uint8_t* row(const Block& block) const {
         return block.row_of_token(token, place);
@@ -63,7 +63,7 @@ __device__ __forceinline__ Outgoing<Block> fetch(const Block& block, Upcoming<Bl
             return outgoing;
         }
         upcoming = next_token(block);
-        if (outgoing.to_peers(block) != 0) {
+        if (outgoing.to_peers(block).any()) {
             staging.wait_reusable();
             block.rows.load(block, outgoing.row(block), 0, staging);
             return outgoing;
@@ -77,8 +77,8 @@ __device__ void write_tails(const Block& block, const Outgoing<Block>& outgoing,
     const float weight =
         outgoing.given.weight_of(block.scope.id_of(block.common, outgoing.entries), block.top_k());
     uint64_t* tail = reinterpret_cast<uint64_t*>(staging.tails());
-    for (uint32_t left = outgoing.to_peers(block); left != 0; left &= left - 1) {
-        const RoutingEntry routing(block.common, outgoing.entries, __ffs(left) - 1, weight);
+    for (LaneMask left = outgoing.to_peers(block); left.any(); left.drop_first()) {
+        const RoutingEntry routing(block.common, outgoing.entries, left.first(), weight);
         if (lane_idx() < block.top_k()) {
             tail[lane_idx()] = routing.packed();
         }
@@ -96,18 +96,18 @@ __device__ __forceinline__ bool has_credit(const Block& block, const Outgoing<Bl
 // Waits until the row has the credits of all its peers, after posting what has departed.
 template <typename Block>
 __device__ bool wait_for_credits(const Block& block, const Outgoing<Block>& outgoing, NotifyQueue& queue) {
-    if (__ballot_sync(kAllLanes, has_credit(block, outgoing)) == kAllLanes) {
+    if (ballot(has_credit(block, outgoing)).all()) {
         return true;
     }
     queue.flush();
     Awaited awaited = {WAIT_CREDIT, kNoPeer, block.shared.pairs.operation};
     return wait_as_warp(block.common, awaited, [&] {
         poll_credits(block.common, block.shared.pairs);
-        const uint32_t without = ~__ballot_sync(kAllLanes, has_credit(block, outgoing));
-        if (without != 0) {
-            awaited.peer = __shfl_sync(kAllLanes, outgoing.entries.rank, __ffs(without) - 1);
+        const LaneMask without = ~ballot(has_credit(block, outgoing));
+        if (without.any()) {
+            awaited.peer = shuffle(outgoing.entries.rank, without.first());
         }
-        return without == 0;
+        return !without.any();
     });
 }
 
@@ -137,7 +137,7 @@ __device__ void store_row(const Block& block, const Outgoing<Block>& outgoing, S
         slot = rings_at(common, outgoing.entries.rank)
                    .row(block.rank(), outgoing.sequence(block));
     }
-    const uint32_t peers = outgoing.to_peers(block);
+    const LaneMask peers = outgoing.to_peers(block);
     for (uint32_t offset = 0; offset < rows.span(common); offset += rows.step(common)) {
         if (offset != 0) {
             staging.commit();
@@ -145,8 +145,8 @@ __device__ void store_row(const Block& block, const Outgoing<Block>& outgoing, S
             rows.load(block, outgoing.row(block), offset, staging);
         }
         const uint8_t* chunk = rows.finish(block, outgoing, offset, staging);
-        for (uint32_t left = peers; left != 0; left &= left - 1) {
-            staging.store_shared(chunk, remote_of_lane(slot, __ffs(left) - 1) + offset,
+        for (LaneMask left = peers; left.any(); left.drop_first()) {
+            staging.store_shared(chunk, remote_of_lane(slot, left.first()) + offset,
                                  rows.bytes_at(common, offset));
         }
         if constexpr (Block::kKeptBySender) {
@@ -154,8 +154,9 @@ __device__ void store_row(const Block& block, const Outgoing<Block>& outgoing, S
         }
     }
     const uint8_t* tail = staging.tails();
-    for (uint32_t left = common.shape.tail_bytes != 0 ? peers : 0; left != 0; left &= left - 1) {
-        staging.store_shared(tail, remote_of_lane(slot, __ffs(left) - 1) + common.shape.row_bytes,
+    const LaneMask tails = peers.only_if(common.shape.tail_bytes != 0);
+    for (LaneMask left = tails; left.any(); left.drop_first()) {
+        staging.store_shared(tail, remote_of_lane(slot, left.first()) + common.shape.row_bytes,
                              common.shape.tail_bytes);
         tail += common.shape.tail_bytes;
     }

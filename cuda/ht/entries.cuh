@@ -10,8 +10,8 @@ struct TokenEntries {
     HtEntry entry;
     int32_t rank;
     // Lanes with an expert; and those whose expert is the first on its rank.
-    uint32_t valid;
-    uint32_t firsts;
+    LaneMask valid;
+    LaneMask firsts;
 
     __device__ TokenEntries(const HtCommon& common, uint32_t token)
         : TokenEntries(common, load_entry(common.handle, token)) {}
@@ -27,15 +27,15 @@ struct TokenEntries {
         : entry(entry_of_lane) {
         const int32_t local_experts = static_cast<int32_t>(common.layout.local_experts);
         rank = entry.expert < 0 ? -1 : entry.expert / local_experts;
-        const int32_t before = __shfl_sync(kAllLanes, rank, (lane_idx() + kWarpSize - 1) % kWarpSize);
-        valid = __ballot_sync(kAllLanes, rank >= 0);
-        firsts = __ballot_sync(kAllLanes, rank >= 0 && (lane_idx() == 0 || before != rank));
+        const int32_t before = shuffle(rank, (lane_idx() + kWarpSize - 1) % kWarpSize);
+        valid = ballot(rank >= 0);
+        firsts = ballot(rank >= 0 && (lane_idx() == 0 || before != rank));
     }
-    __device__ bool is_first() const { return (firsts >> lane_idx() & 1) != 0; }
+    __device__ bool is_first() const { return firsts.has_this(); }
     // Experts of the rank whose first one is in `lane`.
     __device__ uint32_t experts_from(uint32_t lane) const {
-        const uint32_t later = lane + 1 < kWarpSize ? firsts & (kAllLanes << (lane + 1)) : 0;
-        return (later != 0 ? __ffs(later) - 1 : __popc(valid)) - lane;
+        const LaneMask later = firsts.behind(lane);
+        return (later.any() ? later.first() : valid.count()) - lane;
     }
 };
 

@@ -80,15 +80,15 @@ class NotifyQueue {
    private:
     // What has departed is complete as far as lane 0 can see.
     __device__ __forceinline__ void post() {
-        const uint32_t with_row = __ballot_sync(kAllLanes, has_row_);
-        const uint32_t count = __popc(with_row);
+        const LaneMask with_row = ballot(has_row_);
+        const uint32_t count = with_row.count();
         wait_notified(kQueueRows - count);
         if (has_row_) {
-            rows_[(posted_ + lanes_before(with_row)) % kQueueRows] = row_;
+            rows_[(posted_ + with_row.count_before()) % kQueueRows] = row_;
         }
         has_row_ = false;
         posted_ += count;
-        __syncwarp();
+        sync_warp();
         if (lane_idx() == 0) {
             st_release_cta_shared(&state_.posted[warp_idx()], posted_);
         }
@@ -100,7 +100,7 @@ class NotifyQueue {
         while (posted_ - ld_acquire_cta_shared(&state_.notified[warp_idx()]) > others) {
             shared_spin_hint();
         }
-        __syncwarp();
+        sync_warp();
     }
 
     NotifyState& state_;
@@ -119,12 +119,12 @@ __device__ __forceinline__ void notify_peers(const HtCommon& common, const Units
     const uint32_t warp = lane_idx();
     bool is_open = warp < common.shape.copy_warps;
     uint32_t notified = 0;
-    while (__ballot_sync(kAllLanes, is_open) != 0) {
+    while (ballot(is_open).any()) {
         idle();
         const uint32_t posted = is_open ? ld_acquire_cta_shared(&state.posted[warp]) : notified;
         is_open = is_open && posted != kQueueClosed;
         const bool is_new = is_open && posted != notified;
-        if (__ballot_sync(kAllLanes, is_new) == 0) {
+        if (!ballot(is_new).any()) {
             continue;
         }
         fence_acq_rel_sys();
@@ -136,7 +136,7 @@ __device__ __forceinline__ void notify_peers(const HtCommon& common, const Units
             }
             st_release_cta_shared(&state.notified[warp], notified);
         }
-        __syncwarp();
+        sync_warp();
     }
 }
 

@@ -10,9 +10,10 @@
 namespace nccl_ep {
 
 constexpr uint32_t kNumberingWarps = HT_ROUTE_THREADS / kWarpSize;
+constexpr uint32_t kWordBits = 8 * sizeof(uint32_t);
 // One for each rank of a node, and one more.
-constexpr uint32_t kColumnWords = MAX_PEERS / 32 + 1;
-constexpr uint32_t kColumns = kColumnWords * 32;
+constexpr uint32_t kColumnWords = MAX_PEERS / kWordBits + 1;
+constexpr uint32_t kColumns = kColumnWords * kWordBits;
 
 // In shared memory.
 struct Numbering {
@@ -35,7 +36,7 @@ struct ColumnMask {
     __device__ void set(uint32_t column) {
 #pragma unroll
         for (uint32_t w = 0; w < kColumnWords; ++w) {
-            word[w] |= column / 32 == w ? 1u << (column % 32) : 0;
+            word[w] |= column / kWordBits == w ? 1u << (column % kWordBits) : 0;
         }
     }
     __device__ bool has_any() const {
@@ -53,8 +54,8 @@ template <typename Use>
 __device__ __forceinline__ void for_each_column(uint32_t columns, const ColumnMask& mask, Use use) {
 #pragma unroll
     for (uint32_t w = 0; w < kColumnWords; ++w) {
-        for (uint32_t bit = 0; bit < 32 && w * 32 + bit < columns; ++bit) {
-            use(w * 32 + bit, __ballot_sync(kAllLanes, (mask.word[w] >> bit & 1) != 0));
+        for (uint32_t bit = 0; bit < kWordBits && w * kWordBits + bit < columns; ++bit) {
+            use(w * kWordBits + bit, ballot((mask.word[w] >> bit & 1) != 0));
         }
     }
 }
@@ -70,9 +71,9 @@ __device__ inline void clear_numbering(Numbering& numbering) {
 template <typename Use>
 __device__ __forceinline__ void number_tile(Numbering& numbering, uint32_t columns,
                                             const ColumnMask& mask, Use use) {
-    for_each_column(columns, mask, [&](uint32_t column, uint32_t lanes) {
+    for_each_column(columns, mask, [&](uint32_t column, LaneMask lanes) {
         if (lane_idx() == column % kWarpSize) {
-            numbering.of_warp[warp_idx()][column] = __popc(lanes);
+            numbering.of_warp[warp_idx()][column] = lanes.count();
         }
     });
     __syncthreads();
@@ -86,11 +87,11 @@ __device__ __forceinline__ void number_tile(Numbering& numbering, uint32_t colum
         numbering.before[column] = before;
     }
     __syncthreads();
-    for_each_column(columns, mask, [&](uint32_t column, uint32_t lanes) {
-        if ((lanes >> lane_idx() & 1) != 0) {
-            use(column, numbering.of_warp[warp_idx()][column] + lanes_before(lanes));
+    for_each_column(columns, mask, [&](uint32_t column, LaneMask lanes) {
+        if (lanes.has_this()) {
+            use(column, numbering.of_warp[warp_idx()][column] + lanes.count_before());
         }
-        __syncwarp();
+        sync_warp();
     });
     __syncthreads();
 }

@@ -5,6 +5,7 @@
 // they travel: the payload, then the scales. So a cast for other nodes is made here.
 
 #include "../base/cast.cuh"
+#include "../base/entry.cuh"
 #include "../base/row.cuh"
 #include "../base/scales.cuh"
 #include "../base/warp.cuh"
@@ -57,7 +58,7 @@ struct CastRows {
         for (uint32_t i = lane_idx(); i * sizeof(Vec16) < rows.scale_bytes; i += kWarpSize) {
             reinterpret_cast<Vec16*>(scales)[i] = {{0, 0, 0, 0}};
         }
-        __syncwarp();
+        sync_warp();
         const uint8_t* from =
             params.tokens + uint64_t{token} * rows.payload_bytes * Given::kBytesPerElement;
         for (uint32_t first = 0; first < rows.payload_bytes; first += kStep) {
@@ -136,29 +137,10 @@ __device__ void run(const HtScaledPackParams& params) {
     run(params.pack, Rows{params.rows});
 }
 
+ENTRY(ht_pack) { run(params, PlainRows{}); }
+ENTRY(ht_pack_scaled) { run<ForwardedRows>(params); }
+ENTRY(ht_pack_cast_bf16) { run<CastRows<Bf16>>(params); }
+ENTRY(ht_pack_cast_f16) { run<CastRows<F16>>(params); }
+ENTRY(ht_pack_cast_f32) { run<CastRows<F32>>(params); }
+
 }  // namespace nccl_ep::ht_pack_impl
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::HT_PACK_THREADS)
-    ht_pack(const __grid_constant__ nccl_ep::HtPackParams params) {
-    nccl_ep::ht_pack_impl::run(params, nccl_ep::ht_pack_impl::PlainRows{});
-}
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::HT_PACK_THREADS)
-    ht_pack_scaled(const __grid_constant__ nccl_ep::HtScaledPackParams params) {
-    nccl_ep::ht_pack_impl::run<nccl_ep::ht_pack_impl::ForwardedRows>(params);
-}
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::HT_PACK_THREADS)
-    ht_pack_cast_bf16(const __grid_constant__ nccl_ep::HtScaledPackParams params) {
-    nccl_ep::ht_pack_impl::run<nccl_ep::ht_pack_impl::CastRows<nccl_ep::Bf16>>(params);
-}
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::HT_PACK_THREADS)
-    ht_pack_cast_f16(const __grid_constant__ nccl_ep::HtScaledPackParams params) {
-    nccl_ep::ht_pack_impl::run<nccl_ep::ht_pack_impl::CastRows<nccl_ep::F16>>(params);
-}
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::HT_PACK_THREADS)
-    ht_pack_cast_f32(const __grid_constant__ nccl_ep::HtScaledPackParams params) {
-    nccl_ep::ht_pack_impl::run<nccl_ep::ht_pack_impl::CastRows<nccl_ep::F32>>(params);
-}

@@ -54,7 +54,7 @@ struct NodePartials {
         const uint32_t lane = lane_idx();
         const uint32_t home = lane < top_k ? from.homes[uint64_t{token} * top_k + lane] : HT_NONE;
         const uint32_t place = home & ((1u << HT_HOME_BITS) - 1);
-        const uint32_t of_lane = __shfl_sync(kAllLanes, here, place % kWarpSize);
+        const uint32_t of_lane = shuffle(here, place % kWarpSize);
         if (home == HT_NONE || lane >= columns) {
             return 0;
         }

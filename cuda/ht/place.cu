@@ -7,6 +7,7 @@
 // indices, and notes whose each token is. Other blocks note for each expert of an own token on which node it is, and its place among the
 // token's experts there: so gradients that return from other nodes find their columns.
 
+#include "../base/entry.cuh"
 #include "../base/expert.cuh"
 #include "numbering.cuh"
 
@@ -123,7 +124,7 @@ __device__ void store_homes(const Block& block, uint32_t token) {
     }
 }
 
-__device__ void run(const HtPlaceParams& params) {
+ENTRY(ht_place) {
     __shared__ SharedStorage shared;
     const Block block = {params, shared};
     const uint32_t remote = params.nodes.sources - 1;
@@ -146,8 +147,3 @@ __device__ void run(const HtPlaceParams& params) {
 }
 
 }  // namespace nccl_ep::ht_place_impl
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::HT_PLACE_THREADS)
-    ht_place(const __grid_constant__ nccl_ep::HtPlaceParams params) {
-    nccl_ep::ht_place_impl::run(params);
-}

@@ -18,19 +18,21 @@
 // No counting block waits for another: each also counts the tokens before its part itself. Ids are in L2
 // and few.
 
+#include "../base/entry.cuh"
 #include "../base/expert.cuh"
 #include "rings.cuh"
 
 namespace nccl_ep::ht_route_impl {
 
-constexpr uint32_t kMaskWords = MAX_PEERS / 32 + 1;
+constexpr uint32_t kWordBits = 8 * sizeof(uint32_t);
+constexpr uint32_t kMaskWords = MAX_PEERS / kWordBits + 1;
 constexpr uint32_t kWarps = HT_ROUTE_THREADS / kWarpSize;
 
 struct SharedStorage {
     // Rows to each rank of the tokens before those at hand.
-    uint32_t rows[kMaskWords * 32];
-    // The same of each warp's 32 tokens.
-    uint32_t of_warp[kWarps][kMaskWords * 32];
+    uint32_t rows[kMaskWords * kWordBits];
+    // The same of each warp's tokens.
+    uint32_t of_warp[kWarps][kMaskWords * kWordBits];
     // Whether this block was the last to have counted, and notifies the ranks.
     bool is_last;
     // The conclusion of the receiving block: kAgreed, or the mark that replaces the number of rows. Of
@@ -94,10 +96,10 @@ struct RankMask {
 #pragma unroll 4
         for (uint32_t k = 0; token < block.tokens() && k < block.top_k(); ++k) {
             const int32_t expert = block.expert(token, k);
-            const uint32_t rank = expert < 0 ? kMaskWords * 32 : expert / block.local_experts();
+            const uint32_t rank = expert < 0 ? kMaskWords * kWordBits : expert / block.local_experts();
 #pragma unroll
             for (uint32_t w = 0; w < kMaskWords; ++w) {
-                word[w] |= rank / 32 == w ? 1u << (rank % 32) : 0;
+                word[w] |= rank / kWordBits == w ? 1u << (rank % kWordBits) : 0;
             }
         }
     }
@@ -109,31 +111,31 @@ template <typename Use>
 __device__ __forceinline__ void for_each_rank(const Block& block, const RankMask& mask, Use use) {
 #pragma unroll
     for (uint32_t w = 0; w < kMaskWords; ++w) {
-        for (uint32_t bit = 0; bit < 32 && w * 32 + bit < block.ranks(); ++bit) {
-            use(w * 32 + bit, __ballot_sync(kAllLanes, (mask.word[w] >> bit & 1) != 0));
+        for (uint32_t bit = 0; bit < kWordBits && w * kWordBits + bit < block.ranks(); ++bit) {
+            use(w * kWordBits + bit, ballot((mask.word[w] >> bit & 1) != 0));
         }
     }
 }
 
-// Adds the rows of tokens [first, last) to the block's. `first` is a multiple of 32. All threads call
+// Adds the rows of tokens [first, last) to the block's. `first` is a multiple of kWarpSize. All threads call
 // it.
 __device__ void count_rows(const Block& block, uint32_t first, uint32_t last) {
     uint32_t* of_warp = block.shared.of_warp[warp_idx()];
     for (uint32_t rank = lane_idx(); rank < block.ranks(); rank += kWarpSize) {
         of_warp[rank] = 0;
     }
-    __syncwarp();
+    sync_warp();
     for (uint32_t base = first + warp_idx() * kWarpSize; base < last;
          base += kWarps * kWarpSize) {
         const uint32_t token = base + lane_idx();
         const RankMask mask(block, token < last ? token : block.tokens());
-        for_each_rank(block, mask, [&](uint32_t rank, uint32_t lanes) {
+        for_each_rank(block, mask, [&](uint32_t rank, LaneMask lanes) {
             if (lane_idx() == rank % kWarpSize) {
-                of_warp[rank] += __popc(lanes);
+                of_warp[rank] += lanes.count();
             }
         });
     }
-    __syncwarp();
+    sync_warp();
     for (uint32_t rank = lane_idx(); rank < block.ranks(); rank += kWarpSize) {
         atomicAdd(&block.shared.rows[rank], of_warp[rank]);
     }
@@ -167,9 +169,9 @@ __device__ void number_tokens(const Block& block, uint32_t first, uint32_t last)
     for (uint32_t tile = first; tile < last; tile += HT_ROUTE_THREADS) {
         const uint32_t token = tile + threadIdx.x;
         const RankMask mask(block, token < last ? token : block.tokens());
-        for_each_rank(block, mask, [&](uint32_t rank, uint32_t lanes) {
+        for_each_rank(block, mask, [&](uint32_t rank, LaneMask lanes) {
             if (lane_idx() == rank % kWarpSize) {
-                shared.of_warp[warp_idx()][rank] = __popc(lanes);
+                shared.of_warp[warp_idx()][rank] = lanes.count();
             }
         });
         __syncthreads();
@@ -184,13 +186,13 @@ __device__ void number_tokens(const Block& block, uint32_t first, uint32_t last)
         }
         __syncthreads();
         uint32_t written = 0;
-        for_each_rank(block, mask, [&](uint32_t rank, uint32_t lanes) {
-            if ((lanes >> lane_idx() & 1) != 0) {
-                const uint32_t before = lanes_before(lanes);
+        for_each_rank(block, mask, [&](uint32_t rank, LaneMask lanes) {
+            if (lanes.has_this()) {
+                const uint32_t before = lanes.count_before();
                 const uint32_t index = shared.of_warp[warp_idx()][rank] + before;
                 written = write_entries(block, token, rank, index, written);
             }
-            __syncwarp();
+            sync_warp();
         });
         for (; token < last && written < block.top_k(); ++written) {
             block.params.handle.entries[uint64_t{token} * block.top_k() + written] = {-1, 0};
@@ -351,7 +353,7 @@ __device__ void clear_rows(const Block& block) {
     }
 }
 
-__device__ void run(const HtRouteParams& params) {
+ENTRY(ht_route) {
     __shared__ SharedStorage shared;
     const Block block = {params, shared};
     if (blockIdx.x == gridDim.x - 1) {
@@ -373,8 +375,3 @@ __device__ void run(const HtRouteParams& params) {
 }
 
 }  // namespace nccl_ep::ht_route_impl
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::HT_ROUTE_THREADS)
-    ht_route(const __grid_constant__ nccl_ep::HtRouteParams params) {
-    nccl_ep::ht_route_impl::run(params);
-}

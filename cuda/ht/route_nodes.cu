@@ -13,6 +13,7 @@
 // hearing from all ranks of its node. What peers send is bounded here. What a source sends over the network is
 // ids, and those that name no expert name nothing.
 
+#include "../base/entry.cuh"
 #include "numbering.cuh"
 #include "route_nodes.cuh"
 
@@ -240,7 +241,7 @@ __device__ void list_departing(const Block& block, uint32_t other) {
 
 // ---- The kernel --------------------------------------------------------------------------------
 
-__device__ void run(const HtRouteNodesParams& params) {
+ENTRY(ht_route_nodes) {
     __shared__ SharedStorage shared;
     const Block block = {params, shared};
     clear_numbering(shared.numbering);
@@ -262,8 +263,3 @@ __device__ void run(const HtRouteNodesParams& params) {
 }
 
 }  // namespace nccl_ep::ht_route_nodes_impl
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::HT_ROUTE_THREADS)
-    ht_route_nodes(const __grid_constant__ nccl_ep::HtRouteNodesParams params) {
-    nccl_ep::ht_route_nodes_impl::run(params);
-}

@@ -272,7 +272,7 @@ struct CastRows : ScaledImage {
                 }
             }
         }
-        __syncwarp();
+        sync_warp();
 #pragma unroll
         for (uint32_t step = 0; step < kSteps; ++step) {
             most[step] = given[step].largest_of_block(scaled.rows, at(step) < these.of_chunk);

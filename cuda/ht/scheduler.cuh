@@ -43,26 +43,25 @@ __device__ __forceinline__ Work try_next_row(Scheduler& scheduler, const uint32_
             left = index < counts[peer];
         }
         const bool ready = left && is_ready(peer, index, turn);
-        const uint32_t with_rows = __ballot_sync(kAllLanes, left);
-        if (work.left == kNoPeer && with_rows != 0) {
-            work.left = base + __ffs(with_rows) - 1;
+        const LaneMask with_rows = ballot(left);
+        if (with_rows.any() && work.left == kNoPeer) {
+            work.left = base + with_rows.first();
         }
-        uint32_t candidates = __ballot_sync(kAllLanes, ready);
-        while (candidates != 0) {
+        LaneMask candidates = ballot(ready);
+        while (candidates.any()) {
             // Warps begin at different peers, so that not all try to take the same row.
-            const uint32_t above = candidates & (kAllLanes << (warp_idx() % kWarpSize));
-            const uint32_t lane = __ffs(above != 0 ? above : candidates) - 1;
+            const uint32_t lane = candidates.first_from(warp_idx() % kWarpSize);
             bool won = false;
             if (lane_idx() == lane) {
                 won = atomicCAS(&scheduler.next[peer], turn, turn + 1) == turn;
             }
-            if (__ballot_sync(kAllLanes, won) != 0) {
+            if (ballot(won).any()) {
                 work.peer = base + lane;
-                work.index = __shfl_sync(kAllLanes, index, lane);
-                __syncwarp();
+                work.index = shuffle(index, lane);
+                sync_warp();
                 return work;
             }
-            candidates &= ~(1u << lane);
+            candidates.drop(lane);
         }
     }
     return work;

@@ -27,7 +27,7 @@ class Staging {
             mbarrier_init(barrier_, 1);
             fence_shared_before_bulk();
         }
-        __syncwarp();
+        sync_warp();
 #endif
     }
 
@@ -38,7 +38,7 @@ class Staging {
     // Orders the lanes' accesses to the chunk and the tails before the next load or store of them.
     __device__ __forceinline__ void settle() {
         settle_shared();
-        __syncwarp();
+        sync_warp();
     }
 
     // Begins to fill the chunk with what has come from a peer, as the caller has seen, and the tails unless
@@ -84,7 +84,7 @@ class Staging {
         }
         parity_ ^= 1;
 #endif
-        __syncwarp();
+        sync_warp();
     }
 
     // Begins to copy the chunk out, as one of the stores of the next commit.
@@ -115,7 +115,7 @@ class Staging {
             bulk_store_wait_read();
         }
 #endif
-        __syncwarp();
+        sync_warp();
     }
 
     // The stores are complete for lane 0, or each lane's for itself: a fence by a thread that has since
@@ -126,7 +126,7 @@ class Staging {
             bulk_store_wait<0>();
         }
 #endif
-        __syncwarp();
+        sync_warp();
     }
 
     // The same, but for those of the last commit.
@@ -136,7 +136,7 @@ class Staging {
             bulk_store_wait<1>();
         }
 #endif
-        __syncwarp();
+        sync_warp();
     }
 
    private:

@@ -37,18 +37,17 @@ __device__ __forceinline__ void store_sum(const float (&sum)[kVecs][Type::kPerVe
 // One warp adds the rows of `lanes`, whose addresses these hold, to kVecs accesses per lane from number
 // `first` on.
 template <typename Type>
-__device__ __forceinline__ void add_rows(float (&sum)[kVecs][Type::kPerVec], uint32_t lanes,
+__device__ __forceinline__ void add_rows(float (&sum)[kVecs][Type::kPerVec], LaneMask lanes,
                                          const uint8_t* of_lane, uint32_t first, uint32_t vecs) {
-    for (uint32_t left = lanes; left != 0;) {
+    for (LaneMask left = lanes; left.any();) {
         Vec16 data[kRows][kVecs];
-        uint32_t rest = left;
+        LaneMask rest = left;
 #pragma unroll
         for (uint32_t i = 0; i < kRows; ++i) {
-            if (rest == 0) {
+            if (!rest.any()) {
                 break;
             }
-            const Vec16* row = reinterpret_cast<const Vec16*>(
-                pointer_of_lane(of_lane, __ffs(rest) - 1));
+            const Vec16* row = reinterpret_cast<const Vec16*>(shuffle(of_lane, rest.first()));
 #pragma unroll
             for (uint32_t v = 0; v < kVecs; ++v) {
                 const uint32_t at = first + v * kWarpSize + lane_idx();
@@ -56,11 +55,11 @@ __device__ __forceinline__ void add_rows(float (&sum)[kVecs][Type::kPerVec], uin
                     data[i][v] = ld_relaxed_sys(row + at);
                 }
             }
-            rest &= rest - 1;
+            rest.drop_first();
         }
 #pragma unroll
         for (uint32_t i = 0; i < kRows; ++i) {
-            if (left == 0) {
+            if (!left.any()) {
                 break;
             }
 #pragma unroll
@@ -72,7 +71,7 @@ __device__ __forceinline__ void add_rows(float (&sum)[kVecs][Type::kPerVec], uin
                     sum[v][j] += row[j];
                 }
             }
-            left &= left - 1;
+            left.drop_first();
         }
     }
 }

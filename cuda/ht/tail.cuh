@@ -20,8 +20,8 @@ struct RoutingEntry {
     __device__ RoutingEntry(const HtCommon& common, const TokenEntries& entries, uint32_t lane,
                             float lane_weight) {
         const uint32_t from = (lane + lane_idx()) % kWarpSize;
-        const int32_t expert = __shfl_sync(kAllLanes, entries.entry.expert, from);
-        const float expert_weight = __shfl_sync(kAllLanes, lane_weight, from);
+        const int32_t expert = shuffle(entries.entry.expert, from);
+        const float expert_weight = shuffle(lane_weight, from);
         const bool is_there = lane_idx() < entries.experts_from(lane);
         id = is_there ? expert % static_cast<int32_t>(common.layout.local_experts) : -1;
         weight = is_there ? expert_weight : 0.0f;
@@ -64,8 +64,8 @@ struct GivenRouting {
         float found = 0.0f;
         bool is_named = false;
         for (uint32_t k = 0; k < top_k; ++k) {
-            const long long other_id = __shfl_sync(kAllLanes, static_cast<long long>(id), k);
-            const float other_weight = __shfl_sync(kAllLanes, weight, k);
+            const long long other_id = shuffle(static_cast<long long>(id), k);
+            const float other_weight = shuffle(weight, k);
             if (other_id == expert) {
                 found = is_named ? found + other_weight : other_weight;
                 is_named = true;

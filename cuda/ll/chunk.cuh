@@ -101,7 +101,7 @@ struct ChunkData {
                 found |= nccl_ep::has_mark(vec[i]);
             }
         }
-        return __ballot_sync(kAllLanes, found) != 0;
+        return ballot(found).any();
     }
 };
 
@@ -110,7 +110,7 @@ template <typename Op, typename Chunk>
 __device__ __forceinline__ void signal_mark(const Op& op, const BankRow<Remote>& to,
                                             const Chunk& chunk, bool has_mark) {
     if (has_mark) {
-        __syncwarp();
+        sync_warp();
         if (lane_idx() == 0) {
             signal(to.flags + chunk.index, op.packet(0));
         }
@@ -154,7 +154,7 @@ __device__ __forceinline__ void take(const Op& op, const BankRow<Own>& from, con
             // The flag matters only for data that contains kMark: seldom, so it is read seldom.
             if (++polls % kPollsPerFlag == 0) {
                 const uint64_t flag = ld_acquire_sys(from.flags + chunk.index);
-                flagged = __ballot_sync(kAllLanes, packet_epoch(flag) == op.epoch) == kAllLanes;
+                flagged = ballot(packet_epoch(flag) == op.epoch).all();
             }
             data.load_arriving(from.data, chunk);
             return !data.has_mark(chunk) || flagged;

@@ -22,6 +22,7 @@
 // network, the node's sum a is rounded and goes home as one row. The home begins with the a of its own node, not
 // rounded, and adds the rows of the node before it, of the one before that, and so on around the ring.
 
+#include "../base/entry.cuh"
 #include "combine_sums.cuh"
 
 namespace nccl_ep::ll_combine_impl {
@@ -81,9 +82,9 @@ __device__ void send_weights(const Block<Op>& block, const GateWords& early) {
 
 // The bits of the weight of this lane's entry of (home, token), for lanes of `which`.
 template <typename Op>
-__device__ __forceinline__ Arrival wait_for_weight(const Block<Op>& block, uint32_t which,
+__device__ __forceinline__ Arrival wait_for_weight(const Block<Op>& block, LaneMask which,
                                                    uint32_t home, uint32_t token) {
-    if ((which >> lane_idx() & 1) == 0) {
+    if (!which.has_this()) {
         return {true, 0};
     }
     const Op& op = block.op;
@@ -106,13 +107,13 @@ __device__ void send_chunk(const Block<Op>& block, const UnitOfAll& outgoing, in
     const uint32_t token = outgoing.token;
     const bool is_row = found < 0 || static_cast<uint32_t>(found) < block.output.rows();
     const int32_t row = is_row ? found : kNowhere;
-    const uint32_t named = __ballot_sync(kAllLanes, row != kNowhere);
-    if (named == 0) {
+    const LaneMask named = ballot(row != kNowhere);
+    if (!named.any()) {
         return;
     }
     const Chunk chunk(block.shape, outgoing.chunk_idx);
     const auto load = [&](uint32_t lane, ChunkData& data) {
-        const int32_t from = __shfl_sync(kAllLanes, row, lane);
+        const int32_t from = shuffle(row, lane);
         data.fill(0);
         if (from >= 0) {
             data.load_const(block.params.rows + row_format(block.shape).offset(from), chunk);
@@ -128,9 +129,9 @@ __device__ void send_chunk(const Block<Op>& block, const UnitOfAll& outgoing, in
         in_batches(named, load, [&](uint32_t k, const ChunkData& data) {
             send_to(block.bank_slots.of_entry(token, k), data);
         });
-    } else if (__popc(named) == 1) {
+    } else if (named.count() == 1) {
         ChunkData data;
-        load(__ffs(named) - 1, data);
+        load(named.first(), data);
         send_to(sum_slot, data);
     } else {
         Sum<Type> sum;
@@ -140,12 +141,12 @@ __device__ void send_chunk(const Block<Op>& block, const UnitOfAll& outgoing, in
             if (!waited) {
                 weight = wait_for_weight(block, named, home, token);
                 waited = true;
-                __syncwarp();
+                sync_warp();
             }
-            sum.add(data, chunk, __uint_as_float(__shfl_sync(kAllLanes, weight.data, k)));
+            sum.add(data, chunk, __uint_as_float(shuffle(weight.data, k)));
         });
         // The home may be late, not gone, and would take a sum without its weights for a right one.
-        if (__all_sync(kAllLanes, weight.ok)) {
+        if (all_lanes(weight.ok)) {
             send_to(sum_slot, sum.rounded());
         }
     }
@@ -222,15 +223,7 @@ __device__ __forceinline__ void run(const LlCombineParams& params, const Nodes& 
     __shared__ SharedStorage shared;
     __shared__ uint32_t tokens_of[Op::kSeveral ? LL_MAX_RANKS : MAX_PEERS];
     Op op(params.common, nodes);
-    const Block<Op> block{params,
-                          params.common.shape,
-                          op,
-                          shared,
-                          tokens_of,
-                          {params.common.shape, params.common.peers.ranks},
-                          {params.common.shape, nodes.ranks()},
-                          senders_of(params.common),
-                          receivers_of(params.common)};
+    const Block<Op> block = {params, op, shared, tokens_of};
     Start start;
     if (threadIdx.x == 0) {
         start.load(params.common);
@@ -273,43 +266,20 @@ __device__ __forceinline__ void run(const LlCombineParams& params, const Nodes& 
 }
 
 template <typename Type>
-__device__ __forceinline__ void run_on_one_node(const LlCombineParams& params) {
+__device__ __forceinline__ void run(const LlCombineParams& params) {
     run<Type>(params, OneNode{params.common.peers});
 }
 
 template <typename Type>
-__device__ __forceinline__ void run_over_nodes(const LlCombineNodesParams& params) {
+__device__ __forceinline__ void run(const LlCombineNodesParams& params) {
     run<Type>(params.combine, SeveralNodes{params.nodes, true});
 }
 
+ENTRY(ll_combine_bf16) { run<Bf16>(params); }
+ENTRY(ll_combine_f16) { run<F16>(params); }
+ENTRY(ll_combine_f32) { run<F32>(params); }
+ENTRY(ll_combine_nodes_bf16) { run<Bf16>(params); }
+ENTRY(ll_combine_nodes_f16) { run<F16>(params); }
+ENTRY(ll_combine_nodes_f32) { run<F32>(params); }
+
 }  // namespace nccl_ep::ll_combine_impl
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::LL_COMBINE_THREADS, 1)
-    ll_combine_bf16(const __grid_constant__ nccl_ep::LlCombineParams params) {
-    nccl_ep::ll_combine_impl::run_on_one_node<nccl_ep::Bf16>(params);
-}
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::LL_COMBINE_THREADS, 1)
-    ll_combine_nodes_bf16(const __grid_constant__ nccl_ep::LlCombineNodesParams params) {
-    nccl_ep::ll_combine_impl::run_over_nodes<nccl_ep::Bf16>(params);
-}
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::LL_COMBINE_THREADS, 1)
-    ll_combine_f16(const __grid_constant__ nccl_ep::LlCombineParams params) {
-    nccl_ep::ll_combine_impl::run_on_one_node<nccl_ep::F16>(params);
-}
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::LL_COMBINE_THREADS, 1)
-    ll_combine_nodes_f16(const __grid_constant__ nccl_ep::LlCombineNodesParams params) {
-    nccl_ep::ll_combine_impl::run_over_nodes<nccl_ep::F16>(params);
-}
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::LL_COMBINE_THREADS, 1)
-    ll_combine_f32(const __grid_constant__ nccl_ep::LlCombineParams params) {
-    nccl_ep::ll_combine_impl::run_on_one_node<nccl_ep::F32>(params);
-}
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::LL_COMBINE_THREADS, 1)
-    ll_combine_nodes_f32(const __grid_constant__ nccl_ep::LlCombineNodesParams params) {
-    nccl_ep::ll_combine_impl::run_over_nodes<nccl_ep::F32>(params);
-}

@@ -16,15 +16,16 @@ struct SharedStorage {
 template <typename Op>
 struct Block {
     const LlCombineParams& params;
-    const LlShape& shape;
     const Op& op;
     SharedStorage& shared;
     // Of each rank.
     uint32_t* tokens_of;
-    BankSlots bank_slots;
-    OutputSlots output;
-    Share senders;
-    Share receivers;
+
+    const LlShape& shape = params.common.shape;
+    BankSlots bank_slots = {shape, params.common.peers.ranks};
+    OutputSlots output = {shape, op.ranks()};
+    Share senders = senders_of(params.common);
+    Share receivers = receivers_of(params.common);
 };
 
 // A token of one of this rank's sources.

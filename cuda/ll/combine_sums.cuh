@@ -19,27 +19,27 @@ __device__ Term term_of_entry(const Block<Op>& block, uint32_t token, int32_t pe
     const Gate gate = gate_of(block, {0, token});
     const uint32_t from = lane_in_order(gate);
     const uint32_t slot = block.bank_slots.of_entry(token, from);
-    return {slot, __shfl_sync(kAllLanes, peer, from), __shfl_sync(kAllLanes, gate.weight, from)};
+    return {slot, shuffle(peer, from), shuffle(gate.weight, from)};
 }
 
 // One term per expert rank, ranks ascending in the lanes.
 template <typename Op>
 __device__ Term term_of_peer(const Block<Op>& block, const SourceToken& at, int32_t peer) {
-    const uint32_t same = __match_any_sync(kAllLanes, peer);
-    const uint32_t firsts = first_of_each_peer(peer);
-    const bool first = (firsts >> lane_idx() & 1) != 0;
-    const bool is_alone = first && __popc(same) == 1;
+    const LaneMask same = match(peer);
+    const LaneMask firsts = first_of_each_peer(peer);
+    const bool first = firsts.has_this();
+    const bool is_alone = first && same.count() == 1;
     float weight = 1.0f;
-    if (__any_sync(kAllLanes, is_alone)) {
+    if (any_lane(is_alone)) {
         const Gate gate = gate_of(block, at);
         weight = is_alone ? gate.weight : weight;
     }
     Term term = {0, kNowhere, 0.0f};
-    for (uint32_t left = firsts; left != 0; left &= left - 1) {
-        const uint32_t lane = __ffs(left) - 1;
-        const int32_t other = __shfl_sync(kAllLanes, peer, lane);
-        const float other_weight = __shfl_sync(kAllLanes, weight, lane);
-        if (lane_idx() == __popc(__ballot_sync(kAllLanes, first && peer < other))) {
+    for (LaneMask left = firsts; left.any(); left.drop_first()) {
+        const uint32_t lane = left.first();
+        const int32_t other = shuffle(peer, lane);
+        const float other_weight = shuffle(weight, lane);
+        if (lane_idx() == ballot(first && peer < other).count()) {
             const uint32_t slot = block.bank_slots.of_sum(at.number, at.token, other);
             term = {slot, other, other_weight};
         }
@@ -67,9 +67,9 @@ __device__ void add_other_nodes(const Block<Op>& block, uint32_t token, int32_t 
     constexpr uint32_t kNone = OWN_NODE_FIRST;
     const Op& op = block.op;
     // A row that travels alone takes no part if it is masked; a sum always does.
-    const uint32_t same = __match_any_sync(kAllLanes, host);
+    const LaneMask same = match(host);
     const Gate gate = gate_of(block, {0, token});
-    const bool takes_part = __popc(same) > 1 || !is_masked(gate.weight);
+    const bool takes_part = same.count() > 1 || !is_masked(gate.weight);
     uint32_t next = kNone;
     if (host >= 0 && takes_part && op.nodes.at(host).distance != 0) {
         next = op.nodes.place_of(op.nodes.at(host).distance);
@@ -82,7 +82,7 @@ __device__ void add_other_nodes(const Block<Op>& block, uint32_t token, int32_t 
     while (true) {
         uint32_t nearest = min(next, own);
         for (uint32_t lanes = kWarpSize / 2; lanes != 0; lanes /= 2) {
-            nearest = min(nearest, __shfl_xor_sync(kAllLanes, nearest, lanes));
+            nearest = min(nearest, shuffle_xor(nearest, lanes));
         }
         if (nearest == kNone) {
             return;
@@ -123,22 +123,22 @@ __device__ void receive_chunk(const Block<Op>& block, const SourceToken& at, uin
     const Term term = !Op::kSeveral && block.params.exact != 0
                           ? term_of_entry(block, at.token, peer)
                           : term_of_peer(block, at, peer);
-    const uint32_t which = __ballot_sync(kAllLanes, term.peer != kNowhere);
+    const LaneMask which = ballot(term.peer != kNowhere);
     if (term.peer != kNowhere && block.shape.tokens > kPollWholeTokens) {
         wait_for_end(op, op.here().row(term.slot), chunk, op.nodes.rank_of_peer(term.peer));
     }
-    __syncwarp();
+    sync_warp();
     const auto row_of = [&](uint32_t lane) {
-        return op.here().row(__shfl_sync(kAllLanes, term.slot, lane));
+        return op.here().row(shuffle(term.slot, lane));
     };
     Sum<Type> sum;
     in_batches(
         which,
         [&](uint32_t lane, ChunkData& data) { data.load_arriving(row_of(lane).data, chunk); },
         [&](uint32_t lane, ChunkData& data) {
-            const uint32_t from = __shfl_sync(kAllLanes, term.peer, lane);
+            const uint32_t from = shuffle(term.peer, lane);
             take(op, row_of(lane), chunk, op.nodes.rank_of_peer(from), data);
-            sum.add(data, chunk, __shfl_sync(kAllLanes, term.weight, lane));
+            sum.add(data, chunk, shuffle(term.weight, lane));
         });
     uint8_t* out = out_row(block, at);
     if (out == nullptr) {
@@ -159,7 +159,7 @@ __device__ void check_signatures(const Block<Op>& block) {
             check_signature(block.op, rank);
         }
     }
-    __syncwarp();
+    sync_warp();
 }
 
 template <typename Type, typename Op>

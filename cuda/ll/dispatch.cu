@@ -18,6 +18,7 @@
 // At the end `out` holds the rows, `counter` the rows per expert, and the handle's memory what combine
 // needs.
 
+#include "../base/entry.cuh"
 #include "dispatch_receive.cuh"
 #include "dispatch_send.cuh"
 
@@ -25,24 +26,13 @@ namespace nccl_ep::ll_dispatch_impl {
 
 template <typename Nodes, typename Rows>
 __device__ __forceinline__ void run(const LlDispatchParams& params, const Nodes& nodes,
-                                    const Rows& rows, uint32_t* per_expert) {
+                                    const Rows& rows) {
     using Op = DispatchOperation<Nodes, Rows>;
     __shared__ SharedStorage shared;
     __shared__ uint32_t tokens_of[Op::kSeveral ? LL_MAX_RANKS : MAX_PEERS];
+    DYNAMIC_SHARED(uint32_t, per_expert);
     Op op(params.common, nodes);
-    const Share receivers = receivers_of(params.common);
-    const Block<Op> block{params,
-                          params.common.shape,
-                          op,
-                          rows,
-                          shared,
-                          tokens_of,
-                          per_expert,
-                          {params.common.shape, params.common.peers.ranks},
-                          {params.common.shape, nodes.ranks()},
-                          senders_of(params.common),
-                          {receivers.first, params.notify_blocks},
-                          receivers};
+    const Block<Op> block = {params, op, rows, shared, tokens_of, per_expert};
     Start start;
     if (threadIdx.x == 0) {
         start.load(params.common);
@@ -86,60 +76,21 @@ __device__ __forceinline__ void run(const LlDispatchParams& params, const Nodes&
     acknowledge(op);
 }
 
-// The entries of kernels with scales.
 template <typename Rows>
-__device__ __forceinline__ void run_scaled(const LlScaledDispatchParams& params,
-                                           uint32_t* per_expert) {
-    run(params.dispatch, OneNode{params.dispatch.common.peers}, Rows{params.rows}, per_expert);
+__device__ __forceinline__ void run_scaled(const LlScaledDispatchParams& params) {
+    run(params.dispatch, OneNode{params.dispatch.common.peers}, Rows{params.rows});
+}
+
+ENTRY(ll_dispatch) { run(params, OneNode{params.common.peers}, PlainRows{}); }
+ENTRY(ll_dispatch_scaled) { run_scaled<ForwardedRows>(params); }
+ENTRY(ll_dispatch_cast_bf16) { run_scaled<CastRows<Bf16>>(params); }
+ENTRY(ll_dispatch_cast_f16) { run_scaled<CastRows<F16>>(params); }
+ENTRY(ll_dispatch_cast_f32) { run_scaled<CastRows<F32>>(params); }
+ENTRY(ll_dispatch_nodes) {
+    run(params.dispatch, SeveralNodes{params.nodes, false}, PlainRows{});
+}
+ENTRY(ll_dispatch_nodes_scaled) {
+    run(params.dispatch, SeveralNodes{params.nodes, false}, PackedRows{params.rows});
 }
 
 }  // namespace nccl_ep::ll_dispatch_impl
-
-// All rows as they are, without scales.
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::LL_DISPATCH_THREADS, 1)
-    ll_dispatch(const __grid_constant__ nccl_ep::LlDispatchParams params) {
-    DYNAMIC_SHARED(uint32_t, per_expert);
-    nccl_ep::ll_dispatch_impl::run(params, nccl_ep::OneNode{params.common.peers},
-                                   nccl_ep::PlainRows{}, per_expert);
-}
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::LL_DISPATCH_THREADS, 1)
-    ll_dispatch_nodes(const __grid_constant__ nccl_ep::LlDispatchNodesParams params) {
-    DYNAMIC_SHARED(uint32_t, per_expert);
-    nccl_ep::ll_dispatch_impl::run(params.dispatch, nccl_ep::SeveralNodes{params.nodes, false},
-                                   nccl_ep::PlainRows{}, per_expert);
-}
-
-// With scales: forwarded, or made by a cast.
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::LL_DISPATCH_THREADS, 1)
-    ll_dispatch_scaled(const __grid_constant__ nccl_ep::LlScaledDispatchParams params) {
-    DYNAMIC_SHARED(uint32_t, per_expert);
-    nccl_ep::ll_dispatch_impl::run_scaled<nccl_ep::ForwardedRows>(params, per_expert);
-}
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::LL_DISPATCH_THREADS, 1)
-    ll_dispatch_cast_bf16(const __grid_constant__ nccl_ep::LlScaledDispatchParams params) {
-    DYNAMIC_SHARED(uint32_t, per_expert);
-    nccl_ep::ll_dispatch_impl::run_scaled<nccl_ep::CastRows<nccl_ep::Bf16>>(params, per_expert);
-}
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::LL_DISPATCH_THREADS, 1)
-    ll_dispatch_cast_f16(const __grid_constant__ nccl_ep::LlScaledDispatchParams params) {
-    DYNAMIC_SHARED(uint32_t, per_expert);
-    nccl_ep::ll_dispatch_impl::run_scaled<nccl_ep::CastRows<nccl_ep::F16>>(params, per_expert);
-}
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::LL_DISPATCH_THREADS, 1)
-    ll_dispatch_cast_f32(const __grid_constant__ nccl_ep::LlScaledDispatchParams params) {
-    DYNAMIC_SHARED(uint32_t, per_expert);
-    nccl_ep::ll_dispatch_impl::run_scaled<nccl_ep::CastRows<nccl_ep::F32>>(params, per_expert);
-}
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::LL_DISPATCH_THREADS, 1)
-    ll_dispatch_nodes_scaled(const __grid_constant__ nccl_ep::LlScaledDispatchNodesParams params) {
-    DYNAMIC_SHARED(uint32_t, per_expert);
-    nccl_ep::ll_dispatch_impl::run(params.dispatch, nccl_ep::SeveralNodes{params.nodes, false},
-                                   nccl_ep::PackedRows{params.rows}, per_expert);
-}

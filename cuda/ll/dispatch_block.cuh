@@ -34,7 +34,6 @@ struct DispatchOperation : Operation<Nodes> {
 template <typename Op>
 struct Block {
     const LlDispatchParams& params;
-    const LlShape& shape;
     const Op& op;
     const typename Op::Rows& rows;
     SharedStorage& shared;
@@ -43,11 +42,13 @@ struct Block {
     // Two words per expert of the group. First the routers' histograms; then, by source and local
     // expert, where the source's rows begin.
     uint32_t* per_expert;
-    BankSlots bank_slots;
-    OutputSlots output;
-    Share senders;
-    Share notifiers;
-    Share receivers;
+
+    const LlShape& shape = params.common.shape;
+    BankSlots bank_slots = {shape, params.common.peers.ranks};
+    OutputSlots output = {shape, op.ranks()};
+    Share senders = senders_of(params.common);
+    Share receivers = receivers_of(params.common);
+    Share notifiers = {receivers.first, params.notify_blocks};
 
     // The sources whose rows this launch sends: this rank, those that it carries, or all.
     __device__ uint32_t first_source() const { return Op::kSeveral && !op.sends() ? 1 : 0; }

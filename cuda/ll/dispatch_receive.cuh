@@ -10,7 +10,7 @@ __device__ __forceinline__ void wait_for_routers(uint64_t* barrier) {
     while (!mbarrier_test_wait(barrier, 0)) {
         shared_spin_hint();
     }
-    __syncwarp();
+    sync_warp();
 }
 
 // What `source` says about this lane's entry of its token.
@@ -33,7 +33,7 @@ __device__ void receive_chunk(const Block<Op>& block, uint32_t source, uint32_t 
                               uint32_t chunk_idx) {
     const Op& op = block.op;
     const EntryWord entry = entry_of(block, source, token);
-    const bool comes = __ballot_sync(kAllLanes, entry.is_here()) != 0;
+    const bool comes = ballot(entry.is_here()).any();
     const BankRow<Own> from = op.here().row(block.bank_slots.of_token(source, token));
     const auto chunk = block.rows.chunk(block.shape, chunk_idx);
     typename Op::Rows::Data data;
@@ -41,7 +41,7 @@ __device__ void receive_chunk(const Block<Op>& block, uint32_t source, uint32_t 
         if (lane_idx() == 0 && block.shared.most_tokens > kPollWholeTokens) {
             wait_for_end(op, from, chunk, source);
         }
-        __syncwarp();
+        sync_warp();
         data.load_arriving(from.data, chunk);
         take(op, from, chunk, source, data);
     }
@@ -54,8 +54,8 @@ __device__ void receive_chunk(const Block<Op>& block, uint32_t source, uint32_t 
         return;
     }
     const auto target = block.rows.target(block.params, block.output, entry, out_row);
-    for (uint32_t left = __ballot_sync(kAllLanes, out_row >= 0); left != 0; left &= left - 1) {
-        const auto to = target.of(__ffs(left) - 1);
+    for (LaneMask left = ballot(out_row >= 0); left.any(); left.drop_first()) {
+        const auto to = target.of(left.first());
         block.rows.store(block.params, block.shape, to, chunk, data);
     }
 }

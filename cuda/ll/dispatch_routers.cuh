@@ -61,17 +61,17 @@ __device__ void notify_entries(const Block<Op>& block, const typename Op::Source
     for (uint32_t base = first; base < last; base += kWarpSize) {
         const uint32_t entry = base + lane_idx();
         const int32_t expert = entry < last ? expert_of_entry(block, source, entry) : kNowhere;
-        const uint32_t same = __match_any_sync(kAllLanes, expert);
-        const uint32_t before = lanes_before(same);
+        const LaneMask same = match(expert);
+        const uint32_t before = same.count_before();
         uint32_t index = 0;
         if (expert != kNowhere) {
             index = block.per_expert[expert] + before;
         }
-        __syncwarp();
+        sync_warp();
         if (expert != kNowhere && before == 0) {
-            block.per_expert[expert] += __popc(same);
+            block.per_expert[expert] += same.count();
         }
-        __syncwarp();
+        sync_warp();
         if (entry < last) {
             notify_entry(block, source, entry, expert, index);
         }

@@ -37,7 +37,7 @@ struct PlainRows {
         int32_t row;
         // Of the lane. All lanes call it.
         __device__ __forceinline__ Target of(uint32_t lane) const {
-            return {__shfl_sync(kAllLanes, row, lane)};
+            return {shuffle(row, lane)};
         }
     };
     __device__ __forceinline__ Target target(const LlDispatchParams&, const OutputSlots&, EntryWord,
@@ -74,7 +74,7 @@ struct ScaledKind {
         uint8_t* payload;
         uint8_t* scales;
         __device__ __forceinline__ Target of(uint32_t lane) const {
-            return {pointer_of_lane(payload, lane), pointer_of_lane(scales, lane)};
+            return {shuffle(payload, lane), shuffle(scales, lane)};
         }
     };
     __device__ __forceinline__ Target target(const LlDispatchParams& params,
@@ -210,7 +210,7 @@ struct CastRows : ScaledKind {
             });
         });
         has_mark |= chunk.has_scales(0) && nccl_ep::has_mark(scales);
-        has_mark = __ballot_sync(kAllLanes, has_mark) != 0;
+        has_mark = ballot(has_mark).any();
         each_slot([&](const BankRow<Remote>& to) {
             if (chunk.has_scales(0)) {
                 const uint32_t at = chunk.payload_bytes + chunk.scale_byte(0);
@@ -249,21 +249,21 @@ struct CastRows : ScaledKind {
         if (rows.form == SCALES_EXPONENT && rows.block == 128) {
             // Four bytes: a word of the chunk's only access.
             uint32_t word = stored << lane_idx() / 8 * 8;
-            word |= __shfl_xor_sync(kAllLanes, word, 8);
-            word |= __shfl_xor_sync(kAllLanes, word, 16);
+            word |= shuffle_xor(word, 8);
+            word |= shuffle_xor(word, 16);
             scales.word[turn] = word;
             return;
         }
         uint32_t word = stored;
         if (rows.form == SCALES_EXPONENT) {
             word = stored << lane_idx() % 8 / 2 * 8;
-            word |= __shfl_xor_sync(kAllLanes, word, 2);
-            word |= __shfl_xor_sync(kAllLanes, word, 4);
+            word |= shuffle_xor(word, 2);
+            word |= shuffle_xor(word, 4);
         }
         // A word for every 128 elements: four are the access of lane `turn`.
 #pragma unroll
         for (uint32_t i = 0; i < 4; ++i) {
-            const uint32_t of_lane = __shfl_sync(kAllLanes, word, i * 8);
+            const uint32_t of_lane = shuffle(word, i * 8);
             scales.word[i] = lane_idx() == turn ? of_lane : scales.word[i];
         }
     }

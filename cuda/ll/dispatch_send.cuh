@@ -75,11 +75,11 @@ __device__ void send_chunk(const Block<Op>& block, Outgoing<Op>& outgoing) {
     const auto chunk = block.rows.chunk(block.shape, taken.chunk_idx);
     const uint32_t source_rank = block.source(taken.source).rank();
     const uint32_t slot = block.bank_slots.of_token(source_rank, taken.token);
-    const uint32_t peers = first_of_each_peer(outgoing.peer);
+    const LaneMask peers = first_of_each_peer(outgoing.peer);
     // Calls `with` for the slot at each peer.
     const auto each_slot = [&](auto with) {
-        for (uint32_t left = peers; left != 0; left &= left - 1) {
-            const int32_t peer = __shfl_sync(kAllLanes, outgoing.peer, __ffs(left) - 1);
+        for (LaneMask left = peers; left.any(); left.drop_first()) {
+            const int32_t peer = shuffle(outgoing.peer, left.first());
             if (is_active(op.common.peers, peer)) {
                 with(op.at(peer).row(slot));
             }

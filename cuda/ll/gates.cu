@@ -1,11 +1,12 @@
 // What a combine sends to the ranks that carry this one on other nodes before all else: with which weight each
 // entry of this rank's tokens takes part. A warp per token.
 
+#include "../base/entry.cuh"
 #include "gates.cuh"
 
 namespace nccl_ep::ll_gates_impl {
 
-__device__ void run(const LlGatesParams& params) {
+ENTRY(ll_gates) {
     const LlCombineParams& combine = params.combine.combine;
     const LlCommon& common = combine.common;
     const Operation<SeveralNodes> op(common, {params.combine.nodes, true});
@@ -32,8 +33,3 @@ __device__ void run(const LlGatesParams& params) {
 }
 
 }  // namespace nccl_ep::ll_gates_impl
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::LL_GATES_THREADS)
-    ll_gates(const __grid_constant__ nccl_ep::LlGatesParams params) {
-    nccl_ep::ll_gates_impl::run(params);
-}

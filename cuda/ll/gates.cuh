@@ -35,16 +35,16 @@ __device__ __forceinline__ float given_weight(float weight) {
 // Gives each lane's dispatched entry the weights of the entries of now that mean it; `now` and `weight`
 // are those of entry lane_idx().
 __device__ inline void match_entries(Gate& gate, uint32_t top_k, int32_t now, float weight) {
-    const uint32_t same = __match_any_sync(kAllLanes, gate.expert);
-    const uint32_t nth = lanes_before(same);
-    const uint32_t nth_now = lanes_before(__match_any_sync(kAllLanes, now));
+    const LaneMask same = match(gate.expert);
+    const uint32_t nth = same.count_before();
+    const uint32_t nth_now = match(now).count_before();
     gate.weight = __uint_as_float(kMasked);
     gate.order = top_k + lane_idx();
 #pragma unroll 1  // seldom done
     for (uint32_t k = 0; k < top_k; ++k) {
-        const int32_t id = __shfl_sync(kAllLanes, now, k);
-        const uint32_t meant = min(__shfl_sync(kAllLanes, nth_now, k), __popc(same) - 1u);
-        const float added = __shfl_sync(kAllLanes, weight, k);
+        const int32_t id = shuffle(now, k);
+        const uint32_t meant = min(shuffle(nth_now, k), same.count() - 1);
+        const float added = shuffle(weight, k);
         if (id == kNowhere || id != gate.expert || meant != nth) {
             continue;
         }
@@ -93,7 +93,7 @@ __device__ __forceinline__ Gate make_gate(const Op& op, const GateWords& words) 
     Gate gate = {dispatched_expert(op, words.sent), given_weight(words.weight), lane_idx()};
     const int32_t now =
         expert_of_id(words.now, int64_t{op.ranks()} * op.common.shape.local_experts);
-    if (__any_sync(kAllLanes, now != gate.expert)) {
+    if (any_lane(now != gate.expert)) {
         match_entries(gate, op.common.shape.top_k, now, gate.weight);
     }
     return gate;
@@ -115,15 +115,15 @@ __device__ __forceinline__ Gate gate_of_source(const Op& op, uint32_t number, ui
 // The lane whose entry comes as number lane_idx() in the order of the combine's ids.
 __device__ __forceinline__ uint32_t lane_in_order(const Gate& gate) {
     uint32_t from = lane_idx();
-    if (__any_sync(kAllLanes, gate.order != lane_idx())) {
+    if (any_lane(gate.order != lane_idx())) {
         uint32_t position = 0;
 #pragma unroll 1  // seldom done
         for (uint32_t lane = 0; lane < kWarpSize; ++lane) {
-            position += __shfl_sync(kAllLanes, gate.order, lane) < gate.order;
+            position += shuffle(gate.order, lane) < gate.order;
         }
 #pragma unroll 1
         for (uint32_t lane = 0; lane < kWarpSize; ++lane) {
-            from = __shfl_sync(kAllLanes, position, lane) == lane_idx() ? lane : from;
+            from = shuffle(position, lane) == lane_idx() ? lane : from;
         }
     }
     return from;

@@ -2,6 +2,7 @@
 // message. Each message costs the network its latency, and a copy of all rows costs less than one. Rows with scales
 // are written as they travel, so a cast is made here, and only here.
 
+#include "../base/entry.cuh"
 #include "dispatch_rows.cuh"
 #include "protocol.cuh"
 
@@ -55,29 +56,10 @@ __device__ void run_scaled(const LlScaledPackParams& params) {
     write_ids(params.pack);
 }
 
+ENTRY(ll_pack) { run(params); }
+ENTRY(ll_pack_scaled) { run_scaled<ForwardedRows>(params); }
+ENTRY(ll_pack_cast_bf16) { run_scaled<CastRows<Bf16>>(params); }
+ENTRY(ll_pack_cast_f16) { run_scaled<CastRows<F16>>(params); }
+ENTRY(ll_pack_cast_f32) { run_scaled<CastRows<F32>>(params); }
+
 }  // namespace nccl_ep::ll_pack_impl
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::LL_PACK_THREADS)
-    ll_pack(const __grid_constant__ nccl_ep::LlPackParams params) {
-    nccl_ep::ll_pack_impl::run(params);
-}
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::LL_PACK_THREADS)
-    ll_pack_scaled(const __grid_constant__ nccl_ep::LlScaledPackParams params) {
-    nccl_ep::ll_pack_impl::run_scaled<nccl_ep::ForwardedRows>(params);
-}
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::LL_PACK_THREADS)
-    ll_pack_cast_bf16(const __grid_constant__ nccl_ep::LlScaledPackParams params) {
-    nccl_ep::ll_pack_impl::run_scaled<nccl_ep::CastRows<nccl_ep::Bf16>>(params);
-}
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::LL_PACK_THREADS)
-    ll_pack_cast_f16(const __grid_constant__ nccl_ep::LlScaledPackParams params) {
-    nccl_ep::ll_pack_impl::run_scaled<nccl_ep::CastRows<nccl_ep::F16>>(params);
-}
-
-extern "C" __global__ void __launch_bounds__(nccl_ep::LL_PACK_THREADS)
-    ll_pack_cast_f32(const __grid_constant__ nccl_ep::LlScaledPackParams params) {
-    nccl_ep::ll_pack_impl::run_scaled<nccl_ep::CastRows<nccl_ep::F32>>(params);
-}

@@ -121,7 +121,7 @@ struct ScaledData {
         each(*this, chunk, [&](const Vec16& vec, uint32_t) {
             found |= nccl_ep::has_mark(vec);
         });
-        return __ballot_sync(kAllLanes, found) != 0;
+        return ballot(found).any();
     }
 };
 

@@ -40,10 +40,10 @@ struct UnitOfAll {
 };
 
 // Lanes that are the first of their warp to name `peer`; a negative one names nothing.
-__device__ __forceinline__ uint32_t first_of_each_peer(int32_t peer) {
-    const uint32_t same = __match_any_sync(kAllLanes, peer);
-    const bool first = peer >= 0 && __ffs(same) - 1 == static_cast<int32_t>(lane_idx());
-    return __ballot_sync(kAllLanes, first);
+__device__ __forceinline__ LaneMask first_of_each_peer(int32_t peer) {
+    const LaneMask same = match(peer);
+    const bool first = peer >= 0 && same.first() == lane_idx();
+    return ballot(first);
 }
 
 }  // namespace nccl_ep

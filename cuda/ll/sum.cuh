@@ -55,22 +55,22 @@ struct Sum {
 // Goes through the lanes of `which` in ascending order: `load(lane, data)` for several of them
 // together, so that their latencies overlap, then `use(lane, data)` for each.
 template <typename Load, typename Use>
-__device__ __forceinline__ void in_batches(uint32_t which, Load load, Use use) {
-    while (which != 0) {
+__device__ __forceinline__ void in_batches(LaneMask which, Load load, Use use) {
+    while (which.any()) {
         ChunkData data[kBatch];
-        uint32_t rest = which;
+        LaneMask rest = which;
 #pragma unroll
         for (uint32_t i = 0; i < kBatch; ++i) {
-            if (rest != 0) {
-                load(__ffs(rest) - 1, data[i]);
-                rest &= rest - 1;
+            if (rest.any()) {
+                load(rest.first(), data[i]);
+                rest.drop_first();
             }
         }
 #pragma unroll
         for (uint32_t i = 0; i < kBatch; ++i) {
-            if (which != 0) {
-                use(__ffs(which) - 1, data[i]);
-                which &= which - 1;
+            if (which.any()) {
+                use(which.first(), data[i]);
+                which.drop_first();
             }
         }
     }

@@ -58,7 +58,7 @@ __device__ __forceinline__ Own<uint8_t> own_window(const PeerTable& peers) {
 
 // The address that `lane` holds. All lanes call it.
 __device__ __forceinline__ Remote<uint8_t> remote_of_lane(Remote<uint8_t> at, uint32_t lane) {
-    return Remote<uint8_t>(pointer_of_lane(at.mapped(), lane));
+    return Remote<uint8_t>(shuffle(at.mapped(), lane));
 }
 
 // Four words; each arrives by itself.

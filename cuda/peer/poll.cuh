@@ -33,9 +33,8 @@ struct PollLanes {
     // Of the lanes of this lane's peer, how many have `ok` before the first that has not. All lanes call
     // it; what they have seen comes before what any of them does afterwards.
     __device__ __forceinline__ uint32_t leading(bool ok) const {
-        __syncwarp();
-        const uint32_t missing = ~(__ballot_sync(kAllLanes, ok) >> first_lane());
-        return min(lanes, static_cast<uint32_t>(__ffs(missing)) - 1);
+        sync_warp();
+        return min(lanes, ballot(ok).run_from(first_lane()));
     }
 };
 

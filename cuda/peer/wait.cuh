@@ -91,7 +91,7 @@ __device__ __forceinline__ bool wait_as_warp(const Common& common, const Awaited
             return true;
         }
         if (polls % kPollsPerCheck == 0 &&
-            __ballot_sync(kAllLanes, must_give_up(common, awaited, start, 0)) != 0) {
+            ballot(must_give_up(common, awaited, start, 0)).any()) {
             return false;
         }
     }

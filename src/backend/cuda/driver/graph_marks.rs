@@ -10,7 +10,7 @@ use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::graph_count::GraphCount;
 use crate::backend::cuda::driver::memory::HostPage;
 use crate::backend::cuda::driver::module::Module;
-use crate::backend::cuda::kernels::Kernel;
+use crate::backend::cuda::kernels;
 use crate::backend::cuda::params::common::{REPLAY_MARK_THREADS, ReplayMarkParams};
 use crate::backend::transport::replays::ReplayMarks;
 use crate::error::{Error, Result};
@@ -64,7 +64,7 @@ impl GraphMarks {
             self.in_graphs.add(stream)?;
         }
         self.module
-            .launch_on(Kernel::ReplayMark, SHAPE, &params, stream)
+            .launch_on(kernels::replay_mark(), SHAPE, &params, stream)
     }
 }
 

@@ -7,7 +7,7 @@
 
 use crate::backend::cuda::driver::function::{self, FunctionHandle};
 use crate::backend::cuda::driver::{self, ModuleHandle};
-use crate::backend::cuda::kernels::Kernel;
+use crate::backend::cuda::kernels::Entry;
 #[cfg(not(nccl_ep_cuda))]
 use crate::error::refusal::{OfSettings, Subject};
 use crate::error::{Error, Result};
@@ -30,7 +30,7 @@ fn fatbins() -> Result<Vec<&'static [u8]>> {
     return Err(Error::usage(Subject::Library, OfSettings::HasKernels));
 }
 
-/// The kernels' entry points, by [`Kernel`].
+/// The kernels' entry points, by [`Entry`].
 pub type Functions = Arc<[FunctionHandle]>;
 
 /// Loads every kernel into the current context, which keeps them until it ends.
@@ -53,18 +53,19 @@ pub fn load() -> Result<Functions> {
 }
 
 fn functions_of(modules: &[ModuleHandle]) -> Result<Functions> {
-    let of = |kernel: &Kernel| {
-        let name = CString::new(kernel.name())
+    let of = |entry: &Entry| {
+        let kernel = entry.definition();
+        let name = CString::new(kernel.name)
             .map_err(|_| Error::internal("a kernel's name contains NUL"))?;
-        let entry = function::function(modules, &name)?;
-        let threads = function::most_threads(entry)?;
-        if threads < kernel.threads() {
+        let function = function::function(modules, &name)?;
+        let threads = function::most_threads(function)?;
+        if threads < kernel.threads {
             return Err(Error::internal(format!(
                 "kernel {} may have {threads} threads only",
-                kernel.name()
+                kernel.name
             )));
         }
-        Ok(entry)
+        Ok(function)
     };
-    Kernel::ALL.iter().map(of).collect()
+    Entry::ALL.iter().map(of).collect()
 }

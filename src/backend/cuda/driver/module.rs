@@ -7,7 +7,7 @@ use crate::backend::cuda::driver::context_handle::Held;
 use crate::backend::cuda::driver::function::{FunctionHandle, LaunchShape};
 use crate::backend::cuda::driver::kernel_image::Functions;
 use crate::backend::cuda::driver::stream::StreamScope;
-use crate::backend::cuda::kernels::{Kernel, KernelParams};
+use crate::backend::cuda::kernels::{Entry, Kernel};
 use crate::error::{Error, Result};
 use crate::model::ops::Stream;
 use cudarc::driver::sys;
@@ -43,10 +43,10 @@ impl Module {
         StreamScope::enter(&self.held, stream)
     }
 
-    /// Enqueues `kernel`, one of those that take `P`.
-    pub fn launch<P: KernelParams>(
+    /// Enqueues `kernel`.
+    pub fn launch<P>(
         &self,
-        kernel: Kernel,
+        kernel: Kernel<P>,
         shape: LaunchShape,
         params: &P,
         at: &StreamScope,
@@ -55,31 +55,25 @@ impl Module {
     }
 
     /// The same on a stream of our own. The calling thread is inside the context.
-    pub fn launch_on<P: KernelParams>(
+    pub fn launch_on<P>(
         &self,
-        kernel: Kernel,
+        kernel: Kernel<P>,
         shape: LaunchShape,
         params: &P,
         stream: Stream,
     ) -> Result<()> {
-        if !P::KERNELS.iter().any(|it| *it as usize == kernel as usize) {
-            return Err(Error::internal(format!(
-                "kernel {} with foreign parameters",
-                kernel.name()
-            )));
-        }
-        let entry = self.function(kernel)?;
-        // SAFETY: `P` is what this kernel takes: one definition for both sides (`params`).
-        unsafe { launch(entry, shape, from_ref(params).cast(), stream) }
-            .map_err(|error| error.within(format_args!("kernel {}", kernel.name())))
+        let entry = kernel.entry();
+        let function = self.function(entry)?;
+        // SAFETY: `P` is what this kernel takes: one list and one definition for both sides (`kernels`, `params`).
+        unsafe { launch(function, shape, from_ref(params).cast(), stream) }
+            .map_err(|error| error.within(format_args!("kernel {}", entry.definition().name)))
     }
 
-    /// The entry point of `kernel`.
-    pub fn function(&self, kernel: Kernel) -> Result<FunctionHandle> {
-        self.functions
-            .get(kernel as usize)
-            .copied()
-            .ok_or_else(|| Error::internal(format!("kernel {} is not loaded", kernel.name())))
+    /// The function of the kernel `entry`.
+    pub fn function(&self, entry: Entry) -> Result<FunctionHandle> {
+        self.functions.get(entry as usize).copied().ok_or_else(|| {
+            Error::internal(format!("kernel {} is not loaded", entry.definition().name))
+        })
     }
 }
 

@@ -22,7 +22,7 @@ use crate::backend::cuda::ht::nodes::Rails;
 use crate::backend::cuda::ht::plan::{HandleLayout, HtLaunch, HtPlan};
 use crate::backend::cuda::ht::shape_word::ShapeWord;
 use crate::backend::cuda::ht::shared::{HtShared, addresses, saturated};
-use crate::backend::cuda::kernels::{self, Kernel};
+use crate::backend::cuda::kernels;
 use crate::backend::cuda::network::Network;
 use crate::backend::cuda::params::common::{OP_HT_COMBINE, OP_HT_DISPATCH, OP_HT_ROUTE};
 use crate::backend::cuda::params::ht::{
@@ -188,7 +188,7 @@ impl HtGroup {
         };
         let turn = self.shared.order.begin(at)?;
         let module = &self.shared.context.module;
-        module.launch(Kernel::HtRoute, shape, &params, at)?;
+        module.launch(kernels::ht_route(), shape, &params, at)?;
         turn.end()
     }
 }
@@ -274,7 +274,10 @@ impl CudaHt {
             rows,
             scaled: scaled::from_caller(row, scaled, launch)?,
         };
-        let kernel = kernels::for_scales::<HtScaledDispatchParams>(scaled.cast())?;
+        let kernel = match scaled.cast() {
+            Some(_) => kernels::ht_dispatch_cast(),
+            None => kernels::ht_dispatch_scaled(),
+        };
         let group = &self.group.shared;
         let turn = group.order.begin(at)?;
         let module = &group.context.module;
@@ -311,7 +314,7 @@ impl HtBackend for CudaHt {
             None => {
                 let turn = group.order.begin(at)?;
                 let module = &group.context.module;
-                module.launch(Kernel::HtDispatch, launch.launch, &params, at)?;
+                module.launch(kernels::ht_dispatch(), launch.launch, &params, at)?;
                 turn.end()
             }
             Some(scaled) => self.dispatch_scaled((op.row, scaled), params, &launch, at),
@@ -336,7 +339,7 @@ impl HtBackend for CudaHt {
             in_rows: saturated(op.expert_rows.rows),
             columns: saturated(columns),
         };
-        let kernel = kernels::for_rows::<HtCombineParams>(op.row.dtype)?;
+        let kernel = kernels::ht_combine(op.row.dtype)?;
         let turn = group.order.begin(at)?;
         let module = &group.context.module;
         module.launch(kernel, launch.launch, &params, at)?;

@@ -10,14 +10,9 @@ use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::ht::grid::{DeviceLimits, HtKind};
 use crate::backend::cuda::ht::plan::{HtLaunch, HtPlan};
 use crate::backend::cuda::ht::rows::MovedRow;
-use crate::backend::cuda::kernels::KernelParams;
+use crate::backend::cuda::kernels::Entry;
 use crate::backend::cuda::order::Order;
-use crate::backend::cuda::params::ht::{
-    HtCombineParams, HtDispatchParams, HtLayout, HtScaledDispatchParams, HtSequences,
-};
-use crate::backend::cuda::params::ht_nodes::{
-    HtCombineNodesParams, HtDispatchNodesParams, HtScaledDispatchNodesParams,
-};
+use crate::backend::cuda::params::ht::{HtLayout, HtSequences};
 use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
@@ -29,6 +24,22 @@ use std::time::{Duration, Instant};
 const AWAKE: Duration = Duration::from_micros(500);
 /// And how long it sleeps between two looks then.
 const NAP: Duration = Duration::from_micros(20);
+
+/// The kernels through whose shared memory rows pass.
+const WITH_STAGING: [Entry; 12] = [
+    Entry::ht_dispatch,
+    Entry::ht_dispatch_scaled,
+    Entry::ht_dispatch_cast,
+    Entry::ht_dispatch_nodes,
+    Entry::ht_dispatch_nodes_scaled,
+    Entry::ht_dispatch_nodes_cast,
+    Entry::ht_combine_bf16,
+    Entry::ht_combine_f16,
+    Entry::ht_combine_f32,
+    Entry::ht_combine_nodes_bf16,
+    Entry::ht_combine_nodes_f16,
+    Entry::ht_combine_nodes_f32,
+];
 
 /// What operations need of their group.
 pub struct HtShared {
@@ -58,17 +69,9 @@ impl HtShared {
             multiprocessors: context.multiprocessors,
             shared_bytes: driver::most_shared_bytes()?,
         };
-        let kernels = [
-            HtDispatchParams::KERNELS,
-            HtScaledDispatchParams::KERNELS,
-            HtCombineParams::KERNELS,
-            HtDispatchNodesParams::KERNELS,
-            HtScaledDispatchNodesParams::KERNELS,
-            HtCombineNodesParams::KERNELS,
-        ];
-        for kernel in kernels.concat() {
+        for entry in WITH_STAGING {
             function::allow_shared_bytes(
-                context.module.function(kernel)?,
+                context.module.function(entry)?,
                 device.dynamic_shared_bytes(),
             )?;
         }

@@ -4,7 +4,7 @@
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
-use crate::backend::cuda::kernels::{self, Kernel};
+use crate::backend::cuda::kernels;
 use crate::backend::cuda::ll::hello::{HelloMemory, SourceTokens};
 use crate::backend::cuda::ll::launch::{Chunks, DispatchGrid, Grid, HandlePlan, Part};
 use crate::backend::cuda::ll::network::LlNetwork;
@@ -61,7 +61,7 @@ impl Handle {
         let grid = &self.plan.dispatch;
         let params = self.dispatch_params((op, op.tokens), grid, part);
         let module = &self.context.module;
-        module.launch(Kernel::LlDispatch, grid.launch, &params, at)
+        module.launch(kernels::ll_dispatch(), grid.launch, &params, at)
     }
 
     // Apart, so that a dispatch without scales does not carry its parameters.
@@ -72,21 +72,23 @@ impl Handle {
         part: Part,
         at: &StreamScope,
     ) -> Result<()> {
-        let grid = match scaled.cast() {
-            Some(_) => &self.plan.cast_dispatch,
-            None => &self.plan.dispatch,
+        let (grid, kernel) = match scaled.cast() {
+            Some(cast) => (
+                &self.plan.cast_dispatch,
+                kernels::ll_dispatch_cast(cast.from)?,
+            ),
+            None => (&self.plan.dispatch, kernels::ll_dispatch_scaled()),
         };
         let params = LlScaledDispatchParams {
             dispatch: self.dispatch_params((op, op.tokens), grid, part),
             rows: rows_with_scales(op, scaled)?,
         };
-        let kernel = kernels::for_scales::<LlScaledDispatchParams>(scaled.cast())?;
         self.context.module.launch(kernel, grid.launch, &params, at)
     }
 
     fn launch_combine(&self, op: &LlCombine, part: Part, at: &StreamScope) -> Result<()> {
         let params = self.combine_params(op, &self.plan.combine, part);
-        let kernel = kernels::for_rows::<LlCombineParams>(op.row.dtype)?;
+        let kernel = kernels::ll_combine(op.row.dtype)?;
         let module = &self.context.module;
         module.launch(kernel, self.plan.combine_launch, &params, at)
     }

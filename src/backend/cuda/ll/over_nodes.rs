@@ -11,7 +11,7 @@
 
 use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::stream::StreamScope;
-use crate::backend::cuda::kernels::{self, Kernel};
+use crate::backend::cuda::kernels;
 use crate::backend::cuda::ll::exchanges::Exchanges;
 use crate::backend::cuda::ll::handle::{Handle, rows_with_scales};
 use crate::backend::cuda::ll::hello::SourceTokens;
@@ -191,7 +191,7 @@ impl<'a> OverNodes<'a> {
         let Some(scaled) = &op.scaled else {
             let dispatch = self.handle.dispatch_params((op, op.tokens), grid, part);
             let params = LlDispatchNodesParams { dispatch, nodes };
-            return module.launch(Kernel::LlDispatchNodes, grid.launch, &params, at);
+            return module.launch(kernels::ll_dispatch_nodes(), grid.launch, &params, at);
         };
         // Packed for the network, they are as the kernel sends them.
         let packed = DevPtr(self.exchanges.rows().sends.0 + HEAD_BYTES);
@@ -200,7 +200,12 @@ impl<'a> OverNodes<'a> {
             nodes,
             rows: rows_with_scales(op, scaled)?,
         };
-        module.launch(Kernel::LlDispatchNodesScaled, grid.launch, &params, at)
+        module.launch(
+            kernels::ll_dispatch_nodes_scaled(),
+            grid.launch,
+            &params,
+            at,
+        )
     }
 
     fn combine_params(
@@ -222,7 +227,7 @@ impl<'a> OverNodes<'a> {
         at: &StreamScope,
     ) -> Result<()> {
         let params = self.combine_params(op, grid, self.part(phases))?;
-        let kernel = kernels::for_rows::<LlCombineNodesParams>(op.row.dtype)?;
+        let kernel = kernels::ll_combine_nodes(op.row.dtype)?;
         let module = &self.handle.context.module;
         module.launch(kernel, grid.launch_shape(0), &params, at)
     }
@@ -238,7 +243,7 @@ impl<'a> OverNodes<'a> {
             shared_bytes: 0,
         };
         let module = &self.handle.context.module;
-        module.launch(Kernel::LlGates, shape, &params, at)
+        module.launch(kernels::ll_gates(), shape, &params, at)
     }
 
     fn launch_pack(&self, op: &LlDispatch, at: &StreamScope) -> Result<()> {
@@ -270,14 +275,17 @@ impl<'a> OverNodes<'a> {
         };
         let module = &handle.context.module;
         let Some(scaled) = &op.scaled else {
-            return module.launch(Kernel::LlPack, shape, &pack, at);
+            return module.launch(kernels::ll_pack(), shape, &pack, at);
         };
         let params = LlScaledPackParams {
             pack,
             rows: rows_with_scales(op, scaled)?,
             shape: handle.plan.shape(row),
         };
-        let kernel = kernels::for_scales::<LlScaledPackParams>(scaled.cast())?;
+        let kernel = match scaled.cast() {
+            Some(cast) => kernels::ll_pack_cast(cast.from)?,
+            None => kernels::ll_pack_scaled(),
+        };
         module.launch(kernel, shape, &params, at)
     }
 }

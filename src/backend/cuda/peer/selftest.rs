@@ -7,7 +7,7 @@ use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::memory::HostPage;
 use crate::backend::cuda::driver::module::Module;
-use crate::backend::cuda::kernels::Kernel;
+use crate::backend::cuda::kernels;
 use crate::backend::cuda::params::common::{
     PeerSelftestParams, PeerTable, SELFTEST_MISMATCH, SELFTEST_MISSING, SELFTEST_PASSED,
     SELFTEST_THREADS, SELFTEST_TIMEOUT, SelftestResult, WaitParams,
@@ -59,7 +59,7 @@ impl Selftest {
         };
         let _under_way = module.context().begin();
         let at = module.enter(stream)?;
-        module.launch(Kernel::PeerSelftest, shape, &params, &at)?;
+        module.launch(kernels::peer_selftest(), shape, &params, &at)?;
         driver::synchronize_stream(stream)?;
         let results = ranks.ranks().iter().enumerate();
         let mut results = results.map(|(index, &peer)| (peer, self.results.read(index)));

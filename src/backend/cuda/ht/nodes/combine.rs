@@ -32,7 +32,7 @@ struct Combine<'a> {
     handle: Handle<'a>,
     op: &'a HtCombine,
     launch: HtLaunch,
-    kernel: Kernel,
+    kernel: Kernel<HtCombineNodesParams>,
     columns: usize,
 }
 
@@ -45,7 +45,7 @@ pub fn run(handle: &NodesHt, op: &HtCombine, stream: Stream) -> Result<()> {
         handle: Handle::new(handle)?,
         op,
         launch: group.launch(kind, &op.row.into(), sizes)?,
-        kernel: kernels::for_rows::<HtCombineNodesParams>(op.row.dtype)?,
+        kernel: kernels::ht_combine_nodes(op.row.dtype)?,
         columns,
     };
     let at = &group.enter(stream)?;
@@ -130,7 +130,7 @@ impl Combine<'_> {
             shared_bytes: 0,
         };
         let module = &self.handle.group.context.module;
-        module.launch_on(Kernel::HtHead, shape, &params, at.side)
+        module.launch_on(kernels::ht_head(), shape, &params, at.side)
     }
 
     /// Sums a pass of this rank's own tokens.

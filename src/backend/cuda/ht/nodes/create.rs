@@ -14,7 +14,7 @@ use crate::backend::cuda::ht::nodes::memory::NodesMemory;
 use crate::backend::cuda::ht::nodes::plan::{HandleSize, NodesPlan};
 use crate::backend::cuda::ht::nodes::rails::Rails;
 use crate::backend::cuda::ht::shared::HtShared;
-use crate::backend::cuda::kernels::Kernel;
+use crate::backend::cuda::kernels;
 use crate::backend::cuda::params::common::OP_HT_ROUTE;
 use crate::backend::cuda::params::ht::{HT_ROUTE_THREADS, HT_VERDICT_CODE_SHIFT};
 use crate::backend::cuda::params::ht_nodes::{
@@ -343,7 +343,7 @@ impl Creation<'_> {
             shared_bytes: 0,
         };
         let module = &group.context.module;
-        module.launch(Kernel::HtRouteNodes, shape, &params, self.at)
+        module.launch(kernels::ht_route_nodes(), shape, &params, self.at)
     }
 
     fn launch_place(&self, part: &Part) -> Result<()> {
@@ -374,7 +374,7 @@ impl Creation<'_> {
             shared_bytes: 0,
         };
         let module = &self.group.context.module;
-        module.launch(Kernel::HtPlace, shape, &params, self.at)
+        module.launch(kernels::ht_place(), shape, &params, self.at)
     }
 
     /// Waits for the number of rows, or why there is none, and for what travels of the sources' `tokens`.

@@ -14,7 +14,7 @@ use crate::backend::cuda::ht::plan::HtLaunch;
 use crate::backend::cuda::ht::rows::MovedRow;
 use crate::backend::cuda::ht::scaled;
 use crate::backend::cuda::ht::shared::{addresses, saturated};
-use crate::backend::cuda::kernels::{self, Kernel};
+use crate::backend::cuda::kernels;
 use crate::backend::cuda::params::common::OP_HT_DISPATCH;
 use crate::backend::cuda::params::ht::{HtDispatchParams, HtScaledDispatchParams, HtScaledRows};
 use crate::backend::cuda::params::ht_nodes::{
@@ -206,9 +206,12 @@ impl Dispatch<'_> {
         };
         let module = &handle.group.context.module;
         match &op.scaled {
-            None => module.launch_on(Kernel::HtPack, shape, &params, at.side),
+            None => module.launch_on(kernels::ht_pack(), shape, &params, at.side),
             Some(scaled) => {
-                let kernel = kernels::for_scales::<HtScaledPackParams>(scaled.cast())?;
+                let kernel = match scaled.cast() {
+                    Some(cast) => kernels::ht_pack_cast(cast.from)?,
+                    None => kernels::ht_pack_scaled(),
+                };
                 let params = HtScaledPackParams {
                     pack: params,
                     rows: scaled_rows(op.row, scaled)?,
@@ -293,7 +296,12 @@ impl Dispatch<'_> {
 
     fn launch_plain(&self, at: &Enqueueing<'_>, params: &HtDispatchNodesParams) -> Result<()> {
         let module = &self.handle.group.context.module;
-        module.launch(Kernel::HtDispatchNodes, self.launch.launch, params, at.at)
+        module.launch(
+            kernels::ht_dispatch_nodes(),
+            self.launch.launch,
+            params,
+            at.at,
+        )
     }
 
     /// Launches the kernel for rows with scales: those of a cast, or `None`.
@@ -310,7 +318,10 @@ impl Dispatch<'_> {
             of_node: HtScaledDispatchParams { rows, scaled },
             pass: params.pass,
         };
-        let kernel = kernels::for_scales::<HtScaledDispatchNodesParams>(cast)?;
+        let kernel = match cast {
+            Some(_) => kernels::ht_dispatch_nodes_cast(),
+            None => kernels::ht_dispatch_nodes_scaled(),
+        };
         let module = &self.handle.group.context.module;
         module.launch(kernel, launch.launch, &params, at.at)
     }

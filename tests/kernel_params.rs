@@ -141,9 +141,15 @@ fn generate(pair: &Pair) -> String {
     };
     config.constant.allow_static_const = true;
     config.constant.allow_constexpr = true;
-    // No C function in these files uses the structs, so they are requested by name.
-    let names = pair.sizes.iter().map(|(name, _)| (*name).to_owned());
-    config.export.include = names.collect();
+    // Kernels compare and combine these as numbers, by names like those of constants.
+    config.enumeration.enum_class = false;
+    config.enumeration.rename_variants = cbindgen::RenameRule::QualifiedScreamingSnakeCase;
+    // No C function in these files uses the types, so they are requested by name.
+    let source = fs::read_to_string(root().join(pair.source)).unwrap();
+    let enums = source.lines().filter_map(|it| it.strip_prefix("pub enum "));
+    let structs = pair.sizes.iter().map(|(name, _)| *name);
+    let names = structs.chain(enums.filter_map(|it| it.split(' ').next()));
+    config.export.include = names.map(str::to_owned).collect();
     let checks: String = pair
         .sizes
         .iter()

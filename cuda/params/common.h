@@ -37,127 +37,110 @@ constexpr static const uint32_t SELFTEST_TIMEOUT = 3;
 /// distance. With a place, all sums are rounded and added by ascending node.
 constexpr static const uint32_t OWN_NODE_FIRST = 4294967295;
 
-/// `FaultReport::state` while nothing has failed.
-constexpr static const uint32_t FAULT_NONE = 0;
+/// Where the scales of rows that are sent come from.
+enum Scales : uint32_t {
+    /// Rows have them already.
+    SCALES_FORWARDED = 0,
+    /// A cast stores them as float32.
+    SCALES_FLOAT = 1,
+    /// A cast stores them as float32, rounded up to a power of two.
+    SCALES_POWER_OF_TWO = 2,
+    /// A cast stores the exponent byte of that power.
+    SCALES_EXPONENT = 3,
+};
 
-/// `FaultReport::state`: a wait reached its deadline. All other fields are valid.
-constexpr static const uint32_t FAULT_TIMEOUT = 1;
+/// What waits on the device, `FaultReport::op`.
+enum KernelOp : uint32_t {
+    /// The self test.
+    KERNEL_OP_PEER_SELFTEST = 1,
+    /// An LL dispatch.
+    KERNEL_OP_LL_DISPATCH = 2,
+    /// An LL combine.
+    KERNEL_OP_LL_COMBINE = 3,
+    /// The creation of an HT handle.
+    KERNEL_OP_HT_ROUTE = 4,
+    /// An HT dispatch.
+    KERNEL_OP_HT_DISPATCH = 5,
+    /// An HT combine.
+    KERNEL_OP_HT_COMBINE = 6,
+};
 
-/// `FaultReport::state`: a rank runs another operation than this one. All other fields are valid.
-constexpr static const uint32_t FAULT_DIFFERS = 2;
+/// What a fault report says, `FaultReport::state`.
+enum Fault : uint32_t {
+    /// Nothing has failed.
+    FAULT_NONE = 0,
+    /// A wait reached its deadline. All other fields are valid.
+    FAULT_TIMEOUT = 1,
+    /// A rank runs another operation than this one. All other fields are valid.
+    FAULT_DIFFERS = 2,
+    /// As `Differs`, but in HT, with `HtCommon::shape_word` as signatures.
+    FAULT_SHAPE_DIFFERS = 3,
+    /// A wait ended because a rank, named by `got`, reported its own failure.
+    FAULT_PEER_FAILED = 4,
+    /// Fewer output rows for tokens, `got`, than rows received, `expected`.
+    FAULT_TOKEN_ROWS = 5,
+    /// Fewer output rows for ids and weights, `got`, than rows received, `expected`.
+    FAULT_ROUTING_ROWS = 6,
+    /// Fewer input rows, `got`, than rows to return, `expected`.
+    FAULT_INPUT_ROWS = 7,
+    /// An operation on an HT handle with the number of rows `got`, which has `HT_DISAGREED`; `expected` are this rank's
+    /// ids per token.
+    FAULT_DISAGREED = 8,
+    /// A rank has staged an operation that is whole here, or the other way round.
+    FAULT_STAGED_DIFFERS = 9,
+    /// A rank on another node uses handle `got` where this one uses `expected`.
+    FAULT_HANDLE_DIFFERS = 10,
+    /// As `PeerFailed`, but `got` is on another node and nothing was waited for.
+    FAULT_GATEWAY_FAILED = 11,
+    /// Fewer output rows for scales, `got`, than rows received, `expected`.
+    FAULT_SCALE_ROWS = 12,
+    /// An expert of this rank, named by `what`, gets more rows than it has slots, as rank `peer` sends `got`, more than
+    /// its share of `expected`.
+    FAULT_EXPERT_ROWS = 13,
+};
 
-/// `FaultReport::state`: as `FAULT_DIFFERS`, but in HT, with `HtCommon::shape_word` as signatures.
-constexpr static const uint32_t FAULT_SHAPE_DIFFERS = 3;
-
-/// `FaultReport::state`: a wait ended because a rank, named by `got`, reported its own failure.
-constexpr static const uint32_t FAULT_PEER_FAILED = 4;
-
-/// `FaultReport::state`: fewer output rows for tokens, `got`, than rows received, `expected`.
-constexpr static const uint32_t FAULT_TOKEN_ROWS = 5;
-
-/// `FaultReport::state`: fewer output rows for ids and weights, `got`, than rows received, `expected`.
-constexpr static const uint32_t FAULT_ROUTING_ROWS = 6;
-
-/// `FaultReport::state`: fewer input rows, `got`, than rows to return, `expected`.
-constexpr static const uint32_t FAULT_INPUT_ROWS = 7;
-
-/// `FaultReport::state`: an operation on an HT handle with the number of rows `got`, which has
-/// `HT_DISAGREED`; `expected` are this rank's ids per token.
-constexpr static const uint32_t FAULT_DISAGREED = 8;
-
-/// `FaultReport::state`: a rank has staged an operation that is whole here, or the other way round.
-constexpr static const uint32_t FAULT_STAGED_DIFFERS = 9;
-
-/// `FaultReport::state`: a rank on another node uses handle `got` where this one uses `expected`.
-constexpr static const uint32_t FAULT_HANDLE_DIFFERS = 10;
-
-/// `FaultReport::state`: as `FAULT_PEER_FAILED`, but `got` is on another node and nothing was waited for.
-constexpr static const uint32_t FAULT_GATEWAY_FAILED = 11;
-
-/// `FaultReport::state`: fewer output rows for scales, `got`, than rows received, `expected`.
-constexpr static const uint32_t FAULT_SCALE_ROWS = 12;
-
-/// `FaultReport::state`: an expert of this rank, named by `what`, gets more rows than it has slots, as rank `peer` sends
-/// `got`, more than its share of `expected`.
-constexpr static const uint32_t FAULT_EXPERT_ROWS = 13;
-
-/// `FaultReport::op` of the self test.
-constexpr static const uint32_t OP_PEER_SELFTEST = 1;
-
-/// `FaultReport::op` of an LL dispatch.
-constexpr static const uint32_t OP_LL_DISPATCH = 2;
-
-/// `FaultReport::op` of an LL combine.
-constexpr static const uint32_t OP_LL_COMBINE = 3;
-
-/// `FaultReport::op` of the creation of an HT handle.
-constexpr static const uint32_t OP_HT_ROUTE = 4;
-
-/// `FaultReport::op` of an HT dispatch.
-constexpr static const uint32_t OP_HT_DISPATCH = 5;
-
-/// `FaultReport::op` of an HT combine.
-constexpr static const uint32_t OP_HT_COMBINE = 6;
-
-/// `FaultReport::what`: data of the self test.
-constexpr static const uint32_t WAIT_PATTERN = 0;
-
-/// `FaultReport::what`: how many rows a rank sends for each expert.
-constexpr static const uint32_t WAIT_COUNTS = 1;
-
-/// `FaultReport::what`: where a token's rows go.
-constexpr static const uint32_t WAIT_ENTRY = 2;
-
-/// `FaultReport::what`: a row.
-constexpr static const uint32_t WAIT_ROW = 3;
-
-/// `FaultReport::what`: the weights of a token.
-constexpr static const uint32_t WAIT_WEIGHT = 4;
-
-/// `FaultReport::what`: that a rank has begun the operation, and which.
-constexpr static const uint32_t WAIT_BEGIN = 5;
-
-/// `FaultReport::what`: that a rank has let go of the last staged operation.
-constexpr static const uint32_t WAIT_ACK = 6;
-
-/// `FaultReport::what`: a credit: a free slot for a row of a pair's sequence.
-constexpr static const uint32_t WAIT_CREDIT = 7;
-
-/// `FaultReport::what`: a row of a pair's sequence.
-constexpr static const uint32_t WAIT_STREAMED_ROW = 8;
-
-/// `ScaledRows::form`: rows have their scales already.
-constexpr static const uint32_t SCALES_FORWARDED = 0;
-
-/// `ScaledRows::form`: a cast stores scales as float32.
-constexpr static const uint32_t SCALES_FLOAT = 1;
-
-/// `ScaledRows::form`: a cast stores scales as float32, rounded up to a power of two.
-constexpr static const uint32_t SCALES_POWER_OF_TWO = 2;
-
-/// `ScaledRows::form`: a cast stores the exponent byte of that power.
-constexpr static const uint32_t SCALES_EXPONENT = 3;
+/// What is waited for, `FaultReport::what`.
+enum Wait : uint32_t {
+    /// Data of the self test.
+    WAIT_PATTERN = 0,
+    /// How many rows a rank sends for each expert.
+    WAIT_COUNTS = 1,
+    /// Where a token's rows go.
+    WAIT_ENTRY = 2,
+    /// A row.
+    WAIT_ROW = 3,
+    /// The weights of a token.
+    WAIT_WEIGHT = 4,
+    /// That a rank has begun the operation, and which.
+    WAIT_BEGIN = 5,
+    /// That a rank has let go of the last staged operation.
+    WAIT_ACK = 6,
+    /// A credit: a free slot for a row of a pair's sequence.
+    WAIT_CREDIT = 7,
+    /// A row of a pair's sequence.
+    WAIT_STREAMED_ROW = 8,
+};
 
 /// The first failure of a group. Lives in host memory that the device maps; the kernel writes `state`
 /// last.
 struct FaultReport {
-    /// `FAULT_...`.
+    /// A `Fault`.
     uint32_t state;
-    /// Which kernel waited, `OP_...`.
+    /// Which kernel waited, a `KernelOp`.
     uint32_t op;
-    /// What was waited for, `WAIT_...`.
+    /// What was waited for, a `Wait`.
     uint32_t what;
     /// The rank that was waited for.
     uint32_t peer;
-    /// The epoch that should have arrived; `FAULT_DIFFERS`: our signature.
+    /// The epoch that should have arrived; `Differs`: our signature.
     uint32_t expected;
-    /// The epoch that had arrived; `FAULT_DIFFERS`: the peer's signature.
+    /// The epoch that had arrived; `Differs`: the peer's signature.
     uint32_t got;
     /// How long the wait had lasted then.
     uint32_t waited_ms;
-    /// `FAULT_DIFFERS` and `FAULT_SHAPE_DIFFERS`: the scales of our rows, as a scales word.
+    /// `Differs` and `ShapeDiffers`: the scales of our rows, as a scales word.
     uint32_t expected_scales;
-    /// `FAULT_DIFFERS` and `FAULT_SHAPE_DIFFERS`: the scales of the peer's rows.
+    /// `Differs` and `ShapeDiffers`: the scales of the peer's rows.
     uint32_t got_scales;
 };
 
@@ -182,13 +165,13 @@ struct ScaledRows {
     uint32_t scale_bytes;
     /// Bytes of a scale: 1, 2 or 4.
     uint32_t scale_width;
-    /// `SCALES_...`: where the scales of the rows that are sent come from.
-    uint32_t form;
+    /// Where the scales of the rows that are sent come from.
+    Scales form;
     /// Elements that share a scale of a cast: 128 or 32.
     uint32_t block;
     /// LL: bytes of scales in each chunk of a row but the last ones, a multiple of 16.
     uint32_t scale_chunk_bytes;
-    /// `SCALES_FORWARDED`: the scales of the rows that are sent; they are of one expert.
+    /// If they are forwarded, the scales of the rows that are sent; they are of one expert.
     ScaleView from;
     /// Receives the scales.
     ScaleView out;
@@ -205,8 +188,8 @@ struct WaitParams {
     uint32_t *failed;
     /// In this rank's window: 1 + a peer that has reported its own failure, or zero.
     uint32_t *peer_failed;
-    /// Who waits, `OP_...`.
-    uint32_t op;
+    /// Who waits.
+    KernelOp op;
 };
 
 /// The windows of all ranks, as this rank maps them.

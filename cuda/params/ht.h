@@ -36,15 +36,6 @@ constexpr static const uint32_t HT_ZERO_BYTES = 4096;
 /// Bytes between a row that travels and its scales: their word, then zeros.
 constexpr static const uint32_t HT_STAMP_BYTES = 16;
 
-/// `HtScaledRows::cast_from`: bfloat16.
-constexpr static const uint32_t HT_CAST_BF16 = 0;
-
-/// `HtScaledRows::cast_from`: float16.
-constexpr static const uint32_t HT_CAST_F16 = 1;
-
-/// `HtScaledRows::cast_from`: float32.
-constexpr static const uint32_t HT_CAST_F32 = 2;
-
 /// Lowest bits of a shape word: a row without its scales, in 16 bytes.
 constexpr static const uint32_t HT_SHAPE_PAYLOAD_BITS = 17;
 
@@ -74,6 +65,16 @@ constexpr static const uint32_t HT_DISAGREED_RANK_SHIFT = 16;
 
 /// Instead of the mark: no verdict of some rank came in time. No rank has this number.
 constexpr static const uint32_t HT_VERDICT_MISSING = 4294967294;
+
+/// The type of rows that a dispatch casts.
+enum HtCast : uint32_t {
+    /// bfloat16.
+    HT_CAST_BF16 = 0,
+    /// float16.
+    HT_CAST_F16 = 1,
+    /// float32.
+    HT_CAST_F32 = 2,
+};
 
 /// Offsets in every rank's window; equal on all ranks.
 struct HtLayout {
@@ -246,8 +247,8 @@ struct HtScaledRows {
     uint32_t token_bytes;
     /// Elements that are cast at a time, a multiple of 512; 0 if rows are forwarded.
     uint32_t cast_chunk;
-    /// `HT_CAST_...`: the type that is cast.
-    uint32_t cast_from;
+    /// The type that is cast.
+    HtCast cast_from;
 };
 
 /// Parameters of `ht_dispatch_scaled` and `ht_dispatch_cast`.

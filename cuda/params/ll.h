@@ -25,16 +25,6 @@ constexpr static const uint32_t LL_WHOLE_CHANNEL = 0;
 /// Banks: the channel of whole operations alternates between 0 and 1; staged channel c owns bank c + 1.
 constexpr static const uint32_t LL_BANKS = 4;
 
-/// Bit of `LlCommon::phases`.
-constexpr static const uint32_t LL_PHASE_SEND = 1;
-
-/// Bit of `LlCommon::phases`.
-constexpr static const uint32_t LL_PHASE_RECEIVE = 2;
-
-/// Bit of `LlCommon::phases`: what a rank does for the others that it carries. A dispatch sends their rows to the
-/// peers, a combine sums what the peers return for them.
-constexpr static const uint32_t LL_PHASE_RELAY = 4;
-
 /// Most ranks of a group over several nodes.
 constexpr static const size_t LL_MAX_RANKS = 1024;
 
@@ -63,6 +53,23 @@ constexpr static const uint32_t LL_CHUNK_VECS = 4;
 
 /// A word of a bank's row that has not arrived; all are so at first.
 constexpr static const uint32_t LL_MARK = 4293394323;
+
+/// The phases of an operation that a launch runs. The single ones are bits of the others.
+enum LlPhase : uint32_t {
+    /// This rank's own rows go out.
+    LL_PHASE_SEND = 1,
+    /// What comes is received.
+    LL_PHASE_RECEIVE = 2,
+    /// A whole operation on one node.
+    LL_PHASE_SEND_RECEIVE = 3,
+    /// What a rank does for the others that it carries. A dispatch sends their rows to the peers, a combine sums what the
+    /// peers return for them.
+    LL_PHASE_RELAY = 4,
+    /// All that comes before the exchange of a combine's sums.
+    LL_PHASE_SEND_RELAY = 5,
+    /// A whole dispatch over several nodes.
+    LL_PHASE_ALL = 7,
+};
 
 /// Offsets in every rank's window; equal on all ranks.
 struct LlLayout {
@@ -141,8 +148,8 @@ struct LlCommon {
     LlChannelState *channel_state;
     /// Which channel.
     uint32_t channel;
-    /// `LL_PHASE_...`.
-    uint32_t phases;
+    /// Which phases.
+    LlPhase phases;
     /// What all ranks must agree on in an operation; opaque to the kernels.
     uint32_t signature;
     /// The scales of the rows, as opaque; 0 without.

@@ -34,7 +34,7 @@ __device__ inline bool must_give_up(const Common& common, const Awaited& awaited
     }
     // Not in a self test: there each rank reports by itself who did not answer.
     if (report_failure(wait, FAULT_TIMEOUT, awaited, awaited.epoch, got, waited_ns) &&
-        wait.op != OP_PEER_SELFTEST) {
+        wait.op != KERNEL_OP_PEER_SELFTEST) {
         broadcast_failure(common.peers, wait);
     }
     return true;

@@ -4,13 +4,7 @@
 use crate::backend::Faults;
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::memory::HostPage;
-use crate::backend::cuda::params::common::{
-    FAULT_EXPERT_ROWS, FAULT_GATEWAY_FAILED, FAULT_HANDLE_DIFFERS, FAULT_INPUT_ROWS, FAULT_NONE,
-    FAULT_PEER_FAILED, FAULT_ROUTING_ROWS, FAULT_SCALE_ROWS, FAULT_STAGED_DIFFERS,
-    FAULT_TOKEN_ROWS, FaultReport, OP_HT_COMBINE, OP_HT_DISPATCH, OP_HT_ROUTE, OP_LL_COMBINE,
-    OP_LL_DISPATCH, OP_PEER_SELFTEST, WAIT_ACK, WAIT_BEGIN, WAIT_COUNTS, WAIT_CREDIT, WAIT_ENTRY,
-    WAIT_PATTERN, WAIT_ROW, WAIT_STREAMED_ROW, WAIT_WEIGHT, WaitParams,
-};
+use crate::backend::cuda::params::common::{Fault, FaultReport, KernelOp, Wait, WaitParams};
 use crate::backend::cuda::params::ht_nodes::HT_RANK_OF_GROUP;
 use crate::backend::cuda::scaled_rows::ScalesWord;
 use crate::error::refusal::{AmongRanks, OfTensor, Operation, Role, Subject};
@@ -63,11 +57,11 @@ impl FaultPage {
     }
 
     fn report(&self) -> Option<FaultReport> {
-        self.page.complete(0, |it| it.state != FAULT_NONE)
+        self.page.complete(0, |it| it.state != Fault::None as u32)
     }
 
     /// What the waits of kernel `op` need; `failed` and `peer_failed` are the group's marks in device memory.
-    pub fn wait_params(&self, op: u32, failed: DevPtr, peer_failed: DevPtr) -> WaitParams {
+    pub fn wait_params(&self, op: KernelOp, failed: DevPtr, peer_failed: DevPtr) -> WaitParams {
         WaitParams {
             timeout_ns: nanoseconds(self.timeout),
             report: self.page.device(),
@@ -84,8 +78,8 @@ impl FaultPage {
 
     /// The rank that a kernel waited for. Those of HT number this node's ranks by their local index.
     fn peer(&self, report: &FaultReport) -> u32 {
-        match report.op {
-            OP_HT_ROUTE | OP_HT_DISPATCH | OP_HT_COMBINE => {
+        match KernelOp::from_raw(report.op) {
+            Some(KernelOp::HtRoute | KernelOp::HtDispatch | KernelOp::HtCombine) => {
                 let local = || self.ranks.rank(report.peer as usize);
                 match report.peer & HT_RANK_OF_GROUP {
                     0 => u32::try_from(local()).unwrap_or(report.peer),
@@ -97,19 +91,20 @@ impl FaultPage {
     }
 
     fn lateness(&self, report: &FaultReport) -> Error {
-        let failed = match report.state {
-            FAULT_PEER_FAILED => Some(self.ranks.rank(report.got as usize)),
-            FAULT_GATEWAY_FAILED => Some(report.got as usize),
+        let failed = match Fault::from_raw(report.state) {
+            Some(Fault::PeerFailed) => Some(self.ranks.rank(report.got as usize)),
+            Some(Fault::GatewayFailed) => Some(report.got as usize),
             _ => None,
         };
         let why = failed.map_or("deadline passed".to_owned(), |rank| {
             format!("rank {rank} failed")
         });
         let peer = report.peer;
-        let awaited = match report.what {
-            WAIT_STREAMED_ROW | WAIT_CREDIT => format!(
+        let what = Wait::from_raw(report.what);
+        let awaited = match what {
+            Some(Wait::StreamedRow | Wait::Credit) => format!(
                 "{} of operation {} of rank {peer}, whose last one is {} or not complete",
-                what_name(report.what),
+                what_name(what),
                 report.expected,
                 report.expected.wrapping_sub(1)
             ),
@@ -143,16 +138,16 @@ impl Faults for FaultPage {
             peer: self.peer(&report),
             ..report
         };
-        let error = match report.state {
-            FAULT_STAGED_DIFFERS => differs(&report, Subject::Staging),
-            FAULT_HANDLE_DIFFERS => {
+        let error = match Fault::from_raw(report.state) {
+            Some(Fault::StagedDiffers) => differs(&report, Subject::Staging),
+            Some(Fault::HandleDiffers) => {
                 differs(&report, Subject::Handle).got(report.expected, report.got)
             }
-            FAULT_TOKEN_ROWS => too_few_rows(Role::TokensOut, &report),
-            FAULT_SCALE_ROWS => too_few_rows(Role::ScalesOut, &report),
-            FAULT_ROUTING_ROWS => too_few_rows(Role::IdsOut, &report),
-            FAULT_INPUT_ROWS => too_few_rows(Role::TokensIn, &report),
-            FAULT_EXPERT_ROWS => repeated_ids(&report),
+            Some(Fault::TokenRows) => too_few_rows(Role::TokensOut, &report),
+            Some(Fault::ScaleRows) => too_few_rows(Role::ScalesOut, &report),
+            Some(Fault::RoutingRows) => too_few_rows(Role::IdsOut, &report),
+            Some(Fault::InputRows) => too_few_rows(Role::TokensIn, &report),
+            Some(Fault::ExpertRows) => repeated_ids(&report),
             _ => (self.of_mode)(&report).unwrap_or_else(|| self.lateness(&report)),
         };
         Some(match operation(report.op) {
@@ -209,21 +204,21 @@ pub fn differs(report: &FaultReport, subject: Subject) -> Error {
 
 /// What was waiting, if a caller asked for it.
 fn operation(op: u32) -> Option<Operation> {
-    match op {
-        OP_LL_DISPATCH => Some(Operation::LlDispatch),
-        OP_LL_COMBINE => Some(Operation::LlCombine),
-        OP_HT_ROUTE => Some(Operation::HtHandle),
-        OP_HT_DISPATCH => Some(Operation::HtDispatch),
-        OP_HT_COMBINE => Some(Operation::HtCombine),
-        _ => None,
+    match KernelOp::from_raw(op)? {
+        KernelOp::LlDispatch => Some(Operation::LlDispatch),
+        KernelOp::LlCombine => Some(Operation::LlCombine),
+        KernelOp::HtRoute => Some(Operation::HtHandle),
+        KernelOp::HtDispatch => Some(Operation::HtDispatch),
+        KernelOp::HtCombine => Some(Operation::HtCombine),
+        KernelOp::PeerSelftest => None,
     }
 }
 
 /// What else was waiting.
 fn other_name(op: u32) -> String {
-    match op {
-        OP_PEER_SELFTEST => "peer self test".to_owned(),
-        other => format!("operation {other}"),
+    match KernelOp::from_raw(op) {
+        Some(KernelOp::PeerSelftest) => "peer self test".to_owned(),
+        _ => format!("operation {op}"),
     }
 }
 
@@ -233,17 +228,16 @@ pub fn op_value(op: u32) -> Value {
 }
 
 /// What did not come.
-fn what_name(what: u32) -> &'static str {
+fn what_name(what: Option<Wait>) -> &'static str {
     match what {
-        WAIT_PATTERN => "the data",
-        WAIT_COUNTS => "the row counts",
-        WAIT_ENTRY => "the places",
-        WAIT_ROW => "a row",
-        WAIT_WEIGHT => "the weights",
-        WAIT_BEGIN => "the begin",
-        WAIT_ACK => "the release",
-        WAIT_CREDIT => "a free place for a row",
-        WAIT_STREAMED_ROW => "a row",
-        _ => "something",
+        Some(Wait::Pattern) => "the data",
+        Some(Wait::Counts) => "the row counts",
+        Some(Wait::Entry) => "the places",
+        Some(Wait::Row | Wait::StreamedRow) => "a row",
+        Some(Wait::Weight) => "the weights",
+        Some(Wait::Begin) => "the begin",
+        Some(Wait::Ack) => "the release",
+        Some(Wait::Credit) => "a free place for a row",
+        None => "something",
     }
 }

@@ -9,7 +9,7 @@ use super::driver::context::Context;
 use super::driver::memory::{Buffer, CudaMemory};
 use super::driver::module::Module;
 use super::fault::FaultPage;
-use super::params::common::{FaultReport, MAX_PEERS, OP_PEER_SELFTEST, PeerTable};
+use super::params::common::{FaultReport, KernelOp, MAX_PEERS, PeerTable};
 use super::peer::layout::WindowLayout;
 use super::peer::selftest::Selftest;
 use super::peer::window::Window;
@@ -99,7 +99,11 @@ impl Bench {
             rank: rank as u32,
         };
         let peer_failed = self.address(rank, self.layout.peer_failed);
-        let wait = faults.wait_params(OP_PEER_SELFTEST, self.failed[rank].data(), peer_failed);
+        let wait = faults.wait_params(
+            KernelOp::PeerSelftest,
+            self.failed[rank].data(),
+            peer_failed,
+        );
         let (ranks, stream) = (LocalRanks::all(2, rank), self.streams[rank]);
         self.selftests[rank].run(&self.module, &peers, &ranks, &self.layout, wait, stream)
     }

@@ -4,7 +4,7 @@
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::driver::module::Module;
 use crate::backend::cuda::fault::{FaultPage, nanoseconds};
-use crate::backend::cuda::params::common::{MAX_PEERS, PeerTable, WaitParams};
+use crate::backend::cuda::params::common::{KernelOp, MAX_PEERS, PeerTable, WaitParams};
 use crate::backend::cuda::params::ll::{LL_CHANNELS, LlChannelState};
 use crate::backend::cuda::regions::to_u32;
 use crate::error::Result;
@@ -116,13 +116,13 @@ impl GroupContext {
     }
 
     /// Deadline and report of kernel `op`.
-    pub(super) fn wait(&self, op: u32) -> WaitParams {
+    pub(super) fn wait(&self, op: KernelOp) -> WaitParams {
         self.faults
             .wait_params(op, self.state.data(), self.peer_failed)
     }
 
     /// The same with the nearer deadline `left`.
-    pub(super) fn wait_at_most(&self, left: Duration, op: u32) -> WaitParams {
+    pub(super) fn wait_at_most(&self, left: Duration, op: KernelOp) -> WaitParams {
         WaitParams {
             timeout_ns: nanoseconds(left),
             ..self.wait(op)

@@ -17,7 +17,7 @@ use crate::backend::cuda::ht::{self, HtGroup};
 use crate::backend::cuda::ll::plan::LlPlan;
 use crate::backend::cuda::ll::{self, LlGroup};
 use crate::backend::cuda::network::{Network, blocks_beside_network};
-use crate::backend::cuda::params::common::{MAX_PEERS, OP_PEER_SELFTEST};
+use crate::backend::cuda::params::common::{KernelOp, MAX_PEERS};
 use crate::backend::cuda::params::ll::LL_MARK;
 use crate::backend::cuda::peer::layout::WindowLayout;
 use crate::backend::cuda::peer::selftest::Selftest;
@@ -298,7 +298,10 @@ impl Mapped {
         stream: Stream,
     ) -> Result<()> {
         bootstrap.within_deadline(|left| {
-            let (peers, wait) = (group.peers(), group.wait_at_most(left, OP_PEER_SELFTEST));
+            let (peers, wait) = (
+                group.peers(),
+                group.wait_at_most(left, KernelOp::PeerSelftest),
+            );
             let (module, ranks) = (&group.module, &self.ranks);
             test.run(module, &peers, ranks, &self.layout, wait, stream)
         })

@@ -1,9 +1,7 @@
 //! Rows with scales as kernels take them, and the word by which ranks agree on the scales.
 #![forbid(unsafe_code)]
 
-use crate::backend::cuda::params::common::{
-    SCALES_EXPONENT, SCALES_FLOAT, SCALES_FORWARDED, SCALES_POWER_OF_TWO, ScaleView, ScaledRows,
-};
+use crate::backend::cuda::params::common::{ScaleView, ScaledRows, Scales};
 use crate::backend::cuda::regions::to_u32;
 use crate::error::Result;
 use crate::model::ops::RowType;
@@ -14,7 +12,7 @@ use std::ptr::null_mut;
 /// Rows `row` with scales `scaled`; the chunks of LL are not known here.
 pub fn scaled_rows(row: RowType, scaled: &Scaled) -> Result<ScaledRows> {
     let (form, block, from) = match &scaled.source {
-        ScaleSource::Forward(from) => (SCALES_FORWARDED, 0, view(from)),
+        ScaleSource::Forward(from) => (Scales::Forwarded, 0, view(from)),
         ScaleSource::Cast(cast) => (form(cast), to_u32(cast.block)?, NO_VIEW),
     };
     Ok(ScaledRows {
@@ -46,11 +44,11 @@ fn view(tensor: &ScaleTensor) -> ScaleView {
     }
 }
 
-fn form(cast: &Cast) -> u32 {
+fn form(cast: &Cast) -> Scales {
     match cast.form {
-        ScaleForm::Float => SCALES_FLOAT,
-        ScaleForm::PowerOfTwo => SCALES_POWER_OF_TWO,
-        ScaleForm::Exponent => SCALES_EXPONENT,
+        ScaleForm::Float => Scales::Float,
+        ScaleForm::PowerOfTwo => Scales::PowerOfTwo,
+        ScaleForm::Exponent => Scales::Exponent,
     }
 }
 

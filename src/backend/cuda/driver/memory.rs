@@ -132,7 +132,7 @@ impl Drop for Buffer {
 /// # Safety
 /// Every pattern of bits is a value, and all zeros mean "nothing written yet".
 pub unsafe trait Record: Copy {}
-// SAFETY: numbers only; FAULT_NONE is 0.
+// SAFETY: numbers only; Fault::None is 0.
 unsafe impl Record for FaultReport {}
 // SAFETY: numbers only; SELFTEST_MISSING is 0.
 unsafe impl Record for SelftestResult {}

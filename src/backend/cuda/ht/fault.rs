@@ -4,17 +4,15 @@
 use crate::backend::cuda::fault::{differs, op_value, other_rows};
 use crate::backend::cuda::ht::agreement::disagreement;
 use crate::backend::cuda::ht::shape_word::ShapeWord;
-use crate::backend::cuda::params::common::{
-    FAULT_DISAGREED, FAULT_SHAPE_DIFFERS, FaultReport, OP_HT_COMBINE, OP_HT_DISPATCH,
-};
+use crate::backend::cuda::params::common::{Fault, FaultReport, KernelOp};
 use crate::error::Error;
 use crate::error::refusal::{AmongRanks, Role, Subject};
 
 /// The failure of a report with shape words, or with the verdict on a handle; none of any other.
 pub fn of_report(report: &FaultReport) -> Option<Error> {
-    match report.state {
-        FAULT_SHAPE_DIFFERS => Some(other_shape(report)),
-        FAULT_DISAGREED => Some(
+    match Fault::from_raw(report.state)? {
+        Fault::ShapeDiffers => Some(other_shape(report)),
+        Fault::Disagreed => Some(
             disagreement(report.got, report.expected)
                 .unwrap_or_else(|| Error::internal("a failure without a reason")),
         ),
@@ -27,8 +25,8 @@ fn other_shape(report: &FaultReport) -> Error {
     let (mine, theirs) = (ShapeWord(report.expected), ShapeWord(report.got));
     let differs = |subject| differs(report, subject);
     let op = |word: ShapeWord| match word.is_combine() {
-        false => OP_HT_DISPATCH,
-        true => OP_HT_COMBINE,
+        false => KernelOp::HtDispatch as u32,
+        true => KernelOp::HtCombine as u32,
     };
     if op(mine) != op(theirs) {
         return differs(Subject::Operation).found(op_value(op(mine)), op_value(op(theirs)));

@@ -24,7 +24,7 @@ use crate::backend::cuda::ht::shape_word::ShapeWord;
 use crate::backend::cuda::ht::shared::{HtShared, addresses, saturated};
 use crate::backend::cuda::kernels;
 use crate::backend::cuda::network::Network;
-use crate::backend::cuda::params::common::{OP_HT_COMBINE, OP_HT_DISPATCH, OP_HT_ROUTE};
+use crate::backend::cuda::params::common::KernelOp;
 use crate::backend::cuda::params::ht::{
     HtCombineParams, HtCommon, HtDispatchParams, HtHandleMemory, HtLayout, HtRouteParams,
     HtScaledDispatchParams, HtShape,
@@ -156,7 +156,7 @@ impl HtGroup {
         let (tally, layout) = (self.tally.data().0, self.shared.plan.tally());
         HtRouteParams {
             peers: self.shared.context.peers(),
-            wait: self.shared.context.wait(OP_HT_ROUTE),
+            wait: self.shared.context.wait(KernelOp::HtRoute),
             layout: self.shared.layout,
             handle: HtHandleMemory {
                 entries: null_mut(),
@@ -243,7 +243,7 @@ impl CudaHt {
 
     // Inlined, so that nearly a kilobyte of parameters is written once and not moved.
     #[inline]
-    fn common(&self, op: u32, launch: &HtLaunch, handle: HtHandleMemory) -> HtCommon {
+    fn common(&self, op: KernelOp, launch: &HtLaunch, handle: HtHandleMemory) -> HtCommon {
         let group = &self.group.shared;
         let shape_word = ShapeWord(launch.shape.shape_word).of_handle(self.epoch).0;
         HtCommon {
@@ -299,7 +299,7 @@ impl HtBackend for CudaHt {
         let memory = self.handle_memory()?;
         let at = &group.enter(stream)?;
         let params = HtDispatchParams {
-            common: self.common(OP_HT_DISPATCH, &launch, memory),
+            common: self.common(KernelOp::HtDispatch, &launch, memory),
             tokens: op.tokens.0 as *const u8,
             topk_idx: ids as *const i64,
             weights: weights as *const f32,
@@ -331,7 +331,7 @@ impl HtBackend for CudaHt {
         let memory = self.handle_memory()?;
         let at = &group.enter(stream)?;
         let params = HtCombineParams {
-            common: self.common(OP_HT_COMBINE, &launch, memory),
+            common: self.common(KernelOp::HtCombine, &launch, memory),
             rows: op.expert_rows.data.0 as *const u8,
             gradients: gradients as *const f32,
             out: op.out.0 as *mut u8,

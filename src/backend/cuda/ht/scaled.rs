@@ -3,8 +3,8 @@
 
 use crate::backend::cuda::ht::plan::HtLaunch;
 use crate::backend::cuda::ht::shared::saturated;
-use crate::backend::cuda::params::common::{SCALES_FORWARDED, ScaledRows};
-use crate::backend::cuda::params::ht::{HT_CAST_BF16, HT_CAST_F16, HT_CAST_F32, HtScaledRows};
+use crate::backend::cuda::params::common::{ScaledRows, Scales};
+use crate::backend::cuda::params::ht::{HtCast, HtScaledRows};
 use crate::backend::cuda::regions::to_u32;
 use crate::backend::cuda::scaled_rows::{NO_VIEW, scaled_rows};
 use crate::error::Result;
@@ -23,9 +23,9 @@ pub fn from_caller(row: RowType, scaled: &Scaled, launch: &HtLaunch) -> Result<H
         token_bytes: to_u32(row.hidden * width)?,
         cast_chunk: launch.cast_chunk,
         cast_from: match scaled.cast().map(|cast| cast.from) {
-            Some(DType::Float16) => HT_CAST_F16,
-            Some(DType::Float32) => HT_CAST_F32,
-            _ => HT_CAST_BF16,
+            Some(DType::Float16) => HtCast::F16,
+            Some(DType::Float32) => HtCast::F32,
+            _ => HtCast::Bf16,
         },
     })
 }
@@ -37,7 +37,7 @@ pub fn as_they_travel(row: RowType, scaled: &Scaled, launch: &HtLaunch) -> Resul
         scales: Some(scaled.scales),
     };
     let rows = ScaledRows {
-        form: SCALES_FORWARDED,
+        form: Scales::Forwarded,
         from: NO_VIEW,
         ..scaled_rows(row, scaled)?
     };

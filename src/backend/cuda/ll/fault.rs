@@ -3,14 +3,14 @@
 
 use crate::backend::cuda::fault::{differs, op_value, other_rows};
 use crate::backend::cuda::ll::signature::Signature;
-use crate::backend::cuda::params::common::{FAULT_DIFFERS, FaultReport};
+use crate::backend::cuda::params::common::{Fault, FaultReport};
 use crate::error::Error;
 use crate::error::refusal::{Role, Subject};
 use crate::model::tensor::DType;
 
 /// The failure of a report with signatures; none of any other.
 pub fn of_report(report: &FaultReport) -> Option<Error> {
-    (report.state == FAULT_DIFFERS).then(|| difference(report))
+    (report.state == Fault::Differs as u32).then(|| difference(report))
 }
 
 /// What two ranks do not agree on, from their signatures.
@@ -35,12 +35,12 @@ fn difference(report: &FaultReport) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::cuda::params::common::{OP_LL_COMBINE, OP_LL_DISPATCH, WAIT_BEGIN};
+    use crate::backend::cuda::params::common::{KernelOp, Wait};
     use crate::backend::cuda::scaled_rows::ScalesWord;
     use crate::model::scales::ScaleType;
 
     const OURS: Signature = Signature {
-        op: OP_LL_DISPATCH,
+        op: KernelOp::LlDispatch as u32,
         scaled: false,
         dtype: DType::Bfloat16 as u32,
         top_k: 8,
@@ -49,9 +49,9 @@ mod tests {
 
     fn text(theirs: Signature, [expected_scales, got_scales]: [u32; 2]) -> String {
         let report = FaultReport {
-            state: FAULT_DIFFERS,
-            op: OP_LL_DISPATCH,
-            what: WAIT_BEGIN,
+            state: Fault::Differs as u32,
+            op: KernelOp::LlDispatch as u32,
+            what: Wait::Begin as u32,
             peer: 3,
             expected: OURS.to_word(),
             got: theirs.to_word(),
@@ -81,7 +81,7 @@ mod tests {
             text(Signature { dtype, ..OURS }),
             format!("RowType: {rule} (got bfloat16, expected float16)")
         );
-        let op = OP_LL_COMBINE;
+        let op = KernelOp::LlCombine as u32;
         assert!(text(Signature { op, ..OURS }).starts_with("Operation: AmongRanks"));
     }
 

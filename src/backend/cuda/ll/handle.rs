@@ -10,7 +10,7 @@ use crate::backend::cuda::ll::launch::{Chunks, DispatchGrid, Grid, HandlePlan, P
 use crate::backend::cuda::ll::network::LlNetwork;
 use crate::backend::cuda::ll::plan::{HandleSizes, LlPlan};
 use crate::backend::cuda::ll::signature::Signature;
-use crate::backend::cuda::params::common::{OP_LL_COMBINE, OP_LL_DISPATCH, ScaledRows};
+use crate::backend::cuda::params::common::{KernelOp, ScaledRows};
 use crate::backend::cuda::params::ll::{
     LlCombineParams, LlCommon, LlDispatchParams, LlHandleMemory, LlLayout, LlScaledDispatchParams,
 };
@@ -103,7 +103,7 @@ impl Handle {
         part: Part,
     ) -> LlDispatchParams {
         LlDispatchParams {
-            common: self.common(OP_LL_DISPATCH, op.wire(), &grid.grid, part),
+            common: self.common(KernelOp::LlDispatch, op.wire(), &grid.grid, part),
             tokens: rows.0 as *const u8,
             topk_idx: self.routing.ids.0 as *const i64,
             out: kept(part, op.out) as *mut u8,
@@ -117,7 +117,7 @@ impl Handle {
     #[inline]
     pub fn combine_params(&self, op: &LlCombine, grid: &Grid, part: Part) -> LlCombineParams {
         LlCombineParams {
-            common: self.common(OP_LL_COMBINE, op.row.into(), grid, part),
+            common: self.common(KernelOp::LlCombine, op.row.into(), grid, part),
             rows: op.expert_rows.0 as *const u8,
             topk_idx: self.routing.ids.0 as *const i64,
             weights: kept(part, op.weights) as *const f32,
@@ -128,7 +128,7 @@ impl Handle {
 
     // Inlined as above.
     #[inline]
-    fn common(&self, op: u32, row: WireRow, grid: &Grid, part: Part) -> LlCommon {
+    fn common(&self, op: KernelOp, row: WireRow, grid: &Grid, part: Part) -> LlCommon {
         LlCommon {
             peers: self.context.peers(),
             wait: self.context.wait(op),
@@ -147,9 +147,9 @@ impl Handle {
 
     /// The signature of operation `op` on rows that travel as `row`, for the other ranks.
     // The group has checked that both sizes fit.
-    pub fn signature(&self, op: u32, row: WireRow) -> Signature {
+    pub fn signature(&self, op: KernelOp, row: WireRow) -> Signature {
         Signature {
-            op,
+            op: op as u32,
             scaled: row.scales.is_some(),
             dtype: row.payload.dtype as u32,
             top_k: self.routing.top_k as u32,

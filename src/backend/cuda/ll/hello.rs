@@ -14,7 +14,7 @@ use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::ll::network::LlNetwork;
 use crate::backend::cuda::ll::signature::Signature;
-use crate::backend::cuda::params::common::{OP_LL_COMBINE, OP_LL_DISPATCH};
+use crate::backend::cuda::params::common::KernelOp;
 use crate::backend::cuda::params::ll::LlHello;
 use crate::backend::cuda::regions::to_u32;
 use crate::backend::device::{Marks as _, StreamMark};
@@ -188,7 +188,8 @@ fn check(
     let same = AmongRanks::Same { rank };
     let signature = Signature::from_word(said.signature);
     // It may also have an operation on an earlier handle, where this rank has a new one.
-    if said.handle != handle || [OP_LL_DISPATCH, OP_LL_COMBINE].contains(&signature.op) {
+    let of_operation = [KernelOp::LlDispatch, KernelOp::LlCombine].map(|it| it as u32);
+    if said.handle != handle || of_operation.contains(&signature.op) {
         return Err(Error::usage(Subject::Handle, same).got(handle, said.handle));
     }
     let top_k = signature.top_k as usize;

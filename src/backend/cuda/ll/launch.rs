@@ -4,7 +4,7 @@
 
 use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::params::ll::{
-    LL_CHANNELS, LL_CHUNK_VECS, LL_PHASE_RECEIVE, LL_PHASE_SEND, LL_WHOLE_CHANNEL, LlShape,
+    LL_CHANNELS, LL_CHUNK_VECS, LL_WHOLE_CHANNEL, LlPhase, LlShape,
 };
 use crate::model::group::ROW_ALIGN;
 use crate::model::ops::{STAGED_SLOTS, StagedSlot};
@@ -22,7 +22,7 @@ const LINE_BYTES: usize = 128;
 #[derive(Clone, Copy)]
 pub struct Part {
     pub channel: u32,
-    pub phases: u32,
+    pub phases: LlPhase,
     /// Whether the operation's outputs are wanted.
     pub keep: bool,
 }
@@ -31,7 +31,7 @@ impl Part {
     /// A whole operation on one node.
     pub const WHOLE: Self = Self {
         channel: LL_WHOLE_CHANNEL,
-        phases: LL_PHASE_SEND | LL_PHASE_RECEIVE,
+        phases: LlPhase::SendReceive,
         keep: true,
     };
 
@@ -39,7 +39,7 @@ impl Part {
     pub fn send(slot: StagedSlot) -> Self {
         Self {
             channel: channel(slot),
-            phases: LL_PHASE_SEND,
+            phases: LlPhase::Send,
             keep: true,
         }
     }
@@ -48,7 +48,7 @@ impl Part {
     pub fn receive(slot: StagedSlot, keep: bool) -> Self {
         Self {
             channel: channel(slot),
-            phases: LL_PHASE_RECEIVE,
+            phases: LlPhase::Receive,
             keep,
         }
     }

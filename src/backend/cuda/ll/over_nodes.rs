@@ -19,11 +19,10 @@ use crate::backend::cuda::ll::launch::{DispatchGrid, Grid, Part};
 use crate::backend::cuda::ll::messages::HEAD_BYTES;
 use crate::backend::cuda::ll::network::LlNetwork;
 use crate::backend::cuda::order::Turn;
-use crate::backend::cuda::params::common::OP_LL_DISPATCH;
+use crate::backend::cuda::params::common::KernelOp;
 use crate::backend::cuda::params::ll::{
-    LL_GATES_THREADS, LL_PACK_THREADS, LL_PHASE_RECEIVE, LL_PHASE_RELAY, LL_PHASE_SEND,
-    LlCombineNodesParams, LlDispatchNodesParams, LlGatesParams, LlHello, LlNodes, LlPackParams,
-    LlScaledDispatchNodesParams, LlScaledPackParams,
+    LL_GATES_THREADS, LL_PACK_THREADS, LlCombineNodesParams, LlDispatchNodesParams, LlGatesParams,
+    LlHello, LlNodes, LlPackParams, LlPhase, LlScaledDispatchNodesParams, LlScaledPackParams,
 };
 use crate::backend::cuda::regions::to_u32;
 use crate::backend::cuda::scaled_rows::ScalesWord;
@@ -66,16 +65,14 @@ impl<'a> OverNodes<'a> {
             LlOp::Dispatch(op) => {
                 self.launch_pack(op, at)?;
                 self.exchanges.send_rows(label, op, at)?;
-                let all = LL_PHASE_SEND | LL_PHASE_RELAY | LL_PHASE_RECEIVE;
-                self.launch_dispatch(op, (all, &plan.dispatch), at)
+                self.launch_dispatch(op, (LlPhase::All, &plan.dispatch), at)
             }
             LlOp::Combine(op) => {
                 self.launch_gates(op, at)?;
                 self.exchanges.send_weights(label, at)?;
-                let to_homes = LL_PHASE_SEND | LL_PHASE_RELAY;
-                self.launch_combine(op, (to_homes, &plan.combine), at)?;
+                self.launch_combine(op, (LlPhase::SendRelay, &plan.combine), at)?;
                 self.exchanges.send_sums(label, op.row, at)?;
-                self.launch_combine(op, (LL_PHASE_RECEIVE, &plan.combine), at)
+                self.launch_combine(op, (LlPhase::Receive, &plan.combine), at)
             }
         }
     }
@@ -118,11 +115,11 @@ impl<'a> OverNodes<'a> {
     ) -> Result<()> {
         let plan = &self.handle.plan;
         self.launch_pack(op, at)?;
-        self.launch_dispatch(op, (LL_PHASE_SEND, &plan.dispatch), at)?;
+        self.launch_dispatch(op, (LlPhase::Send, &plan.dispatch), at)?;
         self.join(at, background)?;
         self.exchanges.send_rows(label, op, background)?;
         match self.carries_others() {
-            true => self.launch_dispatch(op, (LL_PHASE_RELAY, &plan.relay_dispatch), background),
+            true => self.launch_dispatch(op, (LlPhase::Relay, &plan.relay_dispatch), background),
             false => Ok(()),
         }
     }
@@ -139,10 +136,10 @@ impl<'a> OverNodes<'a> {
         self.join(at, background)?;
         self.exchanges.send_weights(label, background)?;
         self.join(background, at)?;
-        self.launch_combine(op, (LL_PHASE_SEND, &plan.combine), at)?;
+        self.launch_combine(op, (LlPhase::Send, &plan.combine), at)?;
         self.join(at, background)?;
         if self.carries_others() {
-            self.launch_combine(op, (LL_PHASE_RELAY, &plan.relay_combine), background)?;
+            self.launch_combine(op, (LlPhase::Relay, &plan.relay_combine), background)?;
         }
         self.exchanges.send_sums(label, op.row, background)
     }
@@ -156,8 +153,8 @@ impl<'a> OverNodes<'a> {
     pub fn receive(&self, op: &LlOp, at: &StreamScope) -> Result<()> {
         let plan = &self.handle.plan;
         match op {
-            LlOp::Dispatch(op) => self.launch_dispatch(op, (LL_PHASE_RECEIVE, &plan.dispatch), at),
-            LlOp::Combine(op) => self.launch_combine(op, (LL_PHASE_RECEIVE, &plan.combine), at),
+            LlOp::Dispatch(op) => self.launch_dispatch(op, (LlPhase::Receive, &plan.dispatch), at),
+            LlOp::Combine(op) => self.launch_combine(op, (LlPhase::Receive, &plan.combine), at),
         }
     }
 
@@ -168,7 +165,7 @@ impl<'a> OverNodes<'a> {
     }
 
     /// The part of the operation that a launch of `phases` runs.
-    fn part(&self, phases: u32) -> Part {
+    fn part(&self, phases: LlPhase) -> Part {
         Part {
             phases,
             ..self.part
@@ -183,7 +180,7 @@ impl<'a> OverNodes<'a> {
     fn launch_dispatch(
         &self,
         op: &LlDispatch,
-        (phases, grid): (u32, &DispatchGrid),
+        (phases, grid): (LlPhase, &DispatchGrid),
         at: &StreamScope,
     ) -> Result<()> {
         let (part, nodes) = (self.part(phases), self.nodes()?);
@@ -223,7 +220,7 @@ impl<'a> OverNodes<'a> {
     fn launch_combine(
         &self,
         op: &LlCombine,
-        (phases, grid): (u32, &Grid),
+        (phases, grid): (LlPhase, &Grid),
         at: &StreamScope,
     ) -> Result<()> {
         let params = self.combine_params(op, grid, self.part(phases))?;
@@ -254,7 +251,7 @@ impl<'a> OverNodes<'a> {
             head: LlHello {
                 handle: handle.number,
                 tokens: to_u32(tokens)?,
-                signature: handle.signature(OP_LL_DISPATCH, row).to_word(),
+                signature: handle.signature(KernelOp::LlDispatch, row).to_word(),
                 channel: self.part.channel,
                 scales_word: ScalesWord::of(row).0,
                 epoch: 0,

@@ -2,7 +2,7 @@
 //! word.
 #![forbid(unsafe_code)]
 
-use crate::backend::cuda::params::common::{OP_LL_COMBINE, OP_LL_DISPATCH, OP_PEER_SELFTEST};
+use crate::backend::cuda::params::common::KernelOp;
 use crate::backend::cuda::params::ll::LL_MAX_TOP_K;
 use crate::model::tensor::DType;
 
@@ -14,21 +14,21 @@ const TOP_K_SHIFT: u32 = 20;
 const ROW_UNIT: u32 = 16;
 
 /// In the field of the operation: a dispatch of rows with scales. No LL operation has that number.
-const SCALED_DISPATCH: u32 = OP_PEER_SELFTEST;
+const SCALED_DISPATCH: u32 = KernelOp::PeerSelftest as u32;
 
 /// The longest row that a signature can express.
 pub const MOST_ROW_BYTES: usize = (((1 << TOP_K_SHIFT) - 1) * ROW_UNIT) as usize;
 
 // An operation, type or number of ids that does not fit must not be read as another.
-const _: () =
-    assert!(OP_LL_DISPATCH < 1 << (32 - OP_SHIFT) && OP_LL_COMBINE < 1 << (32 - OP_SHIFT));
+const _: () = assert!((KernelOp::LlDispatch as u32) < 1 << (32 - OP_SHIFT));
+const _: () = assert!((KernelOp::LlCombine as u32) < 1 << (32 - OP_SHIFT));
 const _: () = assert!((DType::LAST as u32) < 1 << (OP_SHIFT - DTYPE_SHIFT));
 const _: () = assert!(LL_MAX_TOP_K < 1 << (DTYPE_SHIFT - TOP_K_SHIFT));
 
 /// An operation as its peers must run it, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Signature {
-    /// `OP_LL_...`.
+    /// Number of the operation, 0 for none.
     pub op: u32,
     /// Whether its rows have scales; the scales word says which.
     pub scaled: bool,
@@ -69,7 +69,7 @@ impl Signature {
     pub fn from_word(word: u32) -> Self {
         let field = |from: u32, to: u32| (word >> from) & ((1 << (to - from)) - 1);
         let (op, scaled) = match field(OP_SHIFT, 32) {
-            SCALED_DISPATCH => (OP_LL_DISPATCH, true),
+            SCALED_DISPATCH => (KernelOp::LlDispatch as u32, true),
             op => (op, false),
         };
         Self {
@@ -89,14 +89,14 @@ mod tests {
     #[test]
     fn a_signature_survives_its_word() {
         for (op, scaled, dtype) in [
-            (OP_LL_DISPATCH, false, DType::Bfloat16),
-            (OP_LL_DISPATCH, true, DType::Float8E4M3),
-            (OP_LL_COMBINE, false, DType::Float16),
-            (OP_LL_COMBINE, false, DType::LAST),
+            (KernelOp::LlDispatch, false, DType::Bfloat16),
+            (KernelOp::LlDispatch, true, DType::Float8E4M3),
+            (KernelOp::LlCombine, false, DType::Float16),
+            (KernelOp::LlCombine, false, DType::LAST),
         ] {
             for (top_k, row_bytes) in [(1, 16), (LL_MAX_TOP_K, MOST_ROW_BYTES as u32)] {
                 let signature = Signature {
-                    op,
+                    op: op as u32,
                     scaled,
                     dtype: dtype as u32,
                     top_k,

@@ -26,102 +26,142 @@ pub const SELFTEST_TIMEOUT: u32 = 3;
 /// distance. With a place, all sums are rounded and added by ascending node.
 pub const OWN_NODE_FIRST: u32 = 0xffff_ffff;
 
-/// `FaultReport::state` while nothing has failed.
-pub const FAULT_NONE: u32 = 0;
-/// `FaultReport::state`: a wait reached its deadline. All other fields are valid.
-pub const FAULT_TIMEOUT: u32 = 1;
-/// `FaultReport::state`: a rank runs another operation than this one. All other fields are valid.
-pub const FAULT_DIFFERS: u32 = 2;
-/// `FaultReport::state`: as `FAULT_DIFFERS`, but in HT, with `HtCommon::shape_word` as signatures.
-pub const FAULT_SHAPE_DIFFERS: u32 = 3;
-/// `FaultReport::state`: a wait ended because a rank, named by `got`, reported its own failure.
-pub const FAULT_PEER_FAILED: u32 = 4;
-/// `FaultReport::state`: fewer output rows for tokens, `got`, than rows received, `expected`.
-pub const FAULT_TOKEN_ROWS: u32 = 5;
-/// `FaultReport::state`: fewer output rows for ids and weights, `got`, than rows received, `expected`.
-pub const FAULT_ROUTING_ROWS: u32 = 6;
-/// `FaultReport::state`: fewer input rows, `got`, than rows to return, `expected`.
-pub const FAULT_INPUT_ROWS: u32 = 7;
-/// `FaultReport::state`: an operation on an HT handle with the number of rows `got`, which has
-/// `HT_DISAGREED`; `expected` are this rank's ids per token.
-pub const FAULT_DISAGREED: u32 = 8;
-/// `FaultReport::state`: a rank has staged an operation that is whole here, or the other way round.
-pub const FAULT_STAGED_DIFFERS: u32 = 9;
-/// `FaultReport::state`: a rank on another node uses handle `got` where this one uses `expected`.
-pub const FAULT_HANDLE_DIFFERS: u32 = 10;
-/// `FaultReport::state`: as `FAULT_PEER_FAILED`, but `got` is on another node and nothing was waited for.
-pub const FAULT_GATEWAY_FAILED: u32 = 11;
-/// `FaultReport::state`: fewer output rows for scales, `got`, than rows received, `expected`.
-pub const FAULT_SCALE_ROWS: u32 = 12;
-/// `FaultReport::state`: an expert of this rank, named by `what`, gets more rows than it has slots, as rank `peer` sends
-/// `got`, more than its share of `expected`.
-pub const FAULT_EXPERT_ROWS: u32 = 13;
+/// The value of an enum for a number that a kernel or a peer has written, if there is one.
+macro_rules! from_raw {
+    ($($name:ident: $($value:ident)+;)+) => {
+        $(impl $name {
+            /// The one with this number.
+            pub fn from_raw(number: u32) -> Option<Self> {
+                let mut all = [$(Self::$value),+].into_iter();
+                all.find(|it| *it as u32 == number)
+            }
+        })+
+    };
+}
 
-/// `FaultReport::op` of the self test.
-pub const OP_PEER_SELFTEST: u32 = 1;
-/// `FaultReport::op` of an LL dispatch.
-pub const OP_LL_DISPATCH: u32 = 2;
-/// `FaultReport::op` of an LL combine.
-pub const OP_LL_COMBINE: u32 = 3;
-/// `FaultReport::op` of the creation of an HT handle.
-pub const OP_HT_ROUTE: u32 = 4;
-/// `FaultReport::op` of an HT dispatch.
-pub const OP_HT_DISPATCH: u32 = 5;
-/// `FaultReport::op` of an HT combine.
-pub const OP_HT_COMBINE: u32 = 6;
+from_raw! {
+    Fault: None Timeout Differs ShapeDiffers PeerFailed TokenRows RoutingRows InputRows Disagreed StagedDiffers
+        HandleDiffers GatewayFailed ScaleRows ExpertRows;
+    KernelOp: PeerSelftest LlDispatch LlCombine HtRoute HtDispatch HtCombine;
+    Wait: Pattern Counts Entry Row Weight Begin Ack Credit StreamedRow;
+}
 
-/// `FaultReport::what`: data of the self test.
-pub const WAIT_PATTERN: u32 = 0;
-/// `FaultReport::what`: how many rows a rank sends for each expert.
-pub const WAIT_COUNTS: u32 = 1;
-/// `FaultReport::what`: where a token's rows go.
-pub const WAIT_ENTRY: u32 = 2;
-/// `FaultReport::what`: a row.
-pub const WAIT_ROW: u32 = 3;
-/// `FaultReport::what`: the weights of a token.
-pub const WAIT_WEIGHT: u32 = 4;
-/// `FaultReport::what`: that a rank has begun the operation, and which.
-pub const WAIT_BEGIN: u32 = 5;
-/// `FaultReport::what`: that a rank has let go of the last staged operation.
-pub const WAIT_ACK: u32 = 6;
-/// `FaultReport::what`: a credit: a free slot for a row of a pair's sequence.
-pub const WAIT_CREDIT: u32 = 7;
-/// `FaultReport::what`: a row of a pair's sequence.
-pub const WAIT_STREAMED_ROW: u32 = 8;
+/// What a fault report says, `FaultReport::state`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Fault {
+    /// Nothing has failed.
+    None = 0,
+    /// A wait reached its deadline. All other fields are valid.
+    Timeout = 1,
+    /// A rank runs another operation than this one. All other fields are valid.
+    Differs = 2,
+    /// As `Differs`, but in HT, with `HtCommon::shape_word` as signatures.
+    ShapeDiffers = 3,
+    /// A wait ended because a rank, named by `got`, reported its own failure.
+    PeerFailed = 4,
+    /// Fewer output rows for tokens, `got`, than rows received, `expected`.
+    TokenRows = 5,
+    /// Fewer output rows for ids and weights, `got`, than rows received, `expected`.
+    RoutingRows = 6,
+    /// Fewer input rows, `got`, than rows to return, `expected`.
+    InputRows = 7,
+    /// An operation on an HT handle with the number of rows `got`, which has `HT_DISAGREED`; `expected` are this rank's
+    /// ids per token.
+    Disagreed = 8,
+    /// A rank has staged an operation that is whole here, or the other way round.
+    StagedDiffers = 9,
+    /// A rank on another node uses handle `got` where this one uses `expected`.
+    HandleDiffers = 10,
+    /// As `PeerFailed`, but `got` is on another node and nothing was waited for.
+    GatewayFailed = 11,
+    /// Fewer output rows for scales, `got`, than rows received, `expected`.
+    ScaleRows = 12,
+    /// An expert of this rank, named by `what`, gets more rows than it has slots, as rank `peer` sends `got`, more than
+    /// its share of `expected`.
+    ExpertRows = 13,
+}
+
+/// What waits on the device, `FaultReport::op`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum KernelOp {
+    /// The self test.
+    PeerSelftest = 1,
+    /// An LL dispatch.
+    LlDispatch = 2,
+    /// An LL combine.
+    LlCombine = 3,
+    /// The creation of an HT handle.
+    HtRoute = 4,
+    /// An HT dispatch.
+    HtDispatch = 5,
+    /// An HT combine.
+    HtCombine = 6,
+}
+
+/// What is waited for, `FaultReport::what`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Wait {
+    /// Data of the self test.
+    Pattern = 0,
+    /// How many rows a rank sends for each expert.
+    Counts = 1,
+    /// Where a token's rows go.
+    Entry = 2,
+    /// A row.
+    Row = 3,
+    /// The weights of a token.
+    Weight = 4,
+    /// That a rank has begun the operation, and which.
+    Begin = 5,
+    /// That a rank has let go of the last staged operation.
+    Ack = 6,
+    /// A credit: a free slot for a row of a pair's sequence.
+    Credit = 7,
+    /// A row of a pair's sequence.
+    StreamedRow = 8,
+}
 
 /// The first failure of a group. Lives in host memory that the device maps; the kernel writes `state`
 /// last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct FaultReport {
-    /// `FAULT_...`.
+    /// A `Fault`.
     pub state: u32,
-    /// Which kernel waited, `OP_...`.
+    /// Which kernel waited, a `KernelOp`.
     pub op: u32,
-    /// What was waited for, `WAIT_...`.
+    /// What was waited for, a `Wait`.
     pub what: u32,
     /// The rank that was waited for.
     pub peer: u32,
-    /// The epoch that should have arrived; `FAULT_DIFFERS`: our signature.
+    /// The epoch that should have arrived; `Differs`: our signature.
     pub expected: u32,
-    /// The epoch that had arrived; `FAULT_DIFFERS`: the peer's signature.
+    /// The epoch that had arrived; `Differs`: the peer's signature.
     pub got: u32,
     /// How long the wait had lasted then.
     pub waited_ms: u32,
-    /// `FAULT_DIFFERS` and `FAULT_SHAPE_DIFFERS`: the scales of our rows, as a scales word.
+    /// `Differs` and `ShapeDiffers`: the scales of our rows, as a scales word.
     pub expected_scales: u32,
-    /// `FAULT_DIFFERS` and `FAULT_SHAPE_DIFFERS`: the scales of the peer's rows.
+    /// `Differs` and `ShapeDiffers`: the scales of the peer's rows.
     pub got_scales: u32,
 }
 
-/// `ScaledRows::form`: rows have their scales already.
-pub const SCALES_FORWARDED: u32 = 0;
-/// `ScaledRows::form`: a cast stores scales as float32.
-pub const SCALES_FLOAT: u32 = 1;
-/// `ScaledRows::form`: a cast stores scales as float32, rounded up to a power of two.
-pub const SCALES_POWER_OF_TWO: u32 = 2;
-/// `ScaledRows::form`: a cast stores the exponent byte of that power.
-pub const SCALES_EXPONENT: u32 = 3;
+/// Where the scales of rows that are sent come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Scales {
+    /// Rows have them already.
+    Forwarded = 0,
+    /// A cast stores them as float32.
+    Float = 1,
+    /// A cast stores them as float32, rounded up to a power of two.
+    PowerOfTwo = 2,
+    /// A cast stores the exponent byte of that power.
+    Exponent = 3,
+}
 
 /// Where scales lie. Distances are in scales.
 #[derive(Clone, Copy, Debug)]
@@ -148,13 +188,13 @@ pub struct ScaledRows {
     pub scale_bytes: u32,
     /// Bytes of a scale: 1, 2 or 4.
     pub scale_width: u32,
-    /// `SCALES_...`: where the scales of the rows that are sent come from.
-    pub form: u32,
+    /// Where the scales of the rows that are sent come from.
+    pub form: Scales,
     /// Elements that share a scale of a cast: 128 or 32.
     pub block: u32,
     /// LL: bytes of scales in each chunk of a row but the last ones, a multiple of 16.
     pub scale_chunk_bytes: u32,
-    /// `SCALES_FORWARDED`: the scales of the rows that are sent; they are of one expert.
+    /// If they are forwarded, the scales of the rows that are sent; they are of one expert.
     pub from: ScaleView,
     /// Receives the scales.
     pub out: ScaleView,
@@ -173,8 +213,8 @@ pub struct WaitParams {
     pub failed: *mut u32,
     /// In this rank's window: 1 + a peer that has reported its own failure, or zero.
     pub peer_failed: *mut u32,
-    /// Who waits, `OP_...`.
-    pub op: u32,
+    /// Who waits.
+    pub op: KernelOp,
 }
 
 /// The windows of all ranks, as this rank maps them.

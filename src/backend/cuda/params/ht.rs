@@ -21,12 +21,6 @@ pub const HT_STATIC_SHARED_BYTES: u32 = 3584;
 pub const HT_ZERO_BYTES: u32 = 4096;
 /// Bytes between a row that travels and its scales: their word, then zeros.
 pub const HT_STAMP_BYTES: u32 = 16;
-/// `HtScaledRows::cast_from`: bfloat16.
-pub const HT_CAST_BF16: u32 = 0;
-/// `HtScaledRows::cast_from`: float16.
-pub const HT_CAST_F16: u32 = 1;
-/// `HtScaledRows::cast_from`: float32.
-pub const HT_CAST_F32: u32 = 2;
 /// Lowest bits of a shape word: a row without its scales, in 16 bytes.
 pub const HT_SHAPE_PAYLOAD_BITS: u32 = 17;
 /// Bit of a shape word of a dispatch: rows have scales.
@@ -227,6 +221,18 @@ pub struct HtDispatchParams {
     pub routing_rows: u32,
 }
 
+/// The type of rows that a dispatch casts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum HtCast {
+    /// bfloat16.
+    Bf16 = 0,
+    /// float16.
+    F16 = 1,
+    /// float32.
+    F32 = 2,
+}
+
 /// Rows with scales in a dispatch.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -241,8 +247,8 @@ pub struct HtScaledRows {
     pub token_bytes: u32,
     /// Elements that are cast at a time, a multiple of 512; 0 if rows are forwarded.
     pub cast_chunk: u32,
-    /// `HT_CAST_...`: the type that is cast.
-    pub cast_from: u32,
+    /// The type that is cast.
+    pub cast_from: HtCast,
 }
 
 /// Parameters of `ht_dispatch_scaled` and `ht_dispatch_cast`.

@@ -13,13 +13,6 @@ pub const LL_CHANNELS: u32 = 3;
 pub const LL_WHOLE_CHANNEL: u32 = 0;
 /// Banks: the channel of whole operations alternates between 0 and 1; staged channel c owns bank c + 1.
 pub const LL_BANKS: u32 = 4;
-/// Bit of `LlCommon::phases`.
-pub const LL_PHASE_SEND: u32 = 1;
-/// Bit of `LlCommon::phases`.
-pub const LL_PHASE_RECEIVE: u32 = 2;
-/// Bit of `LlCommon::phases`: what a rank does for the others that it carries. A dispatch sends their rows to the
-/// peers, a combine sums what the peers return for them.
-pub const LL_PHASE_RELAY: u32 = 4;
 /// Most ranks of a group over several nodes.
 pub const LL_MAX_RANKS: usize = 1024;
 /// Threads of an `ll_pack` block.
@@ -40,6 +33,25 @@ pub const LL_COMBINE_THREADS: u32 = 384;
 pub const LL_CHUNK_VECS: u32 = 4;
 /// A word of a bank's row that has not arrived; all are so at first.
 pub const LL_MARK: u32 = 0xffe7_ff93;
+
+/// The phases of an operation that a launch runs. The single ones are bits of the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum LlPhase {
+    /// This rank's own rows go out.
+    Send = 1,
+    /// What comes is received.
+    Receive = 2,
+    /// A whole operation on one node.
+    SendReceive = 3,
+    /// What a rank does for the others that it carries. A dispatch sends their rows to the peers, a combine sums what the
+    /// peers return for them.
+    Relay = 4,
+    /// All that comes before the exchange of a combine's sums.
+    SendRelay = 5,
+    /// A whole dispatch over several nodes.
+    All = 7,
+}
 
 /// Offsets in every rank's window; equal on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,8 +140,8 @@ pub struct LlCommon {
     pub channel_state: *mut LlChannelState,
     /// Which channel.
     pub channel: u32,
-    /// `LL_PHASE_...`.
-    pub phases: u32,
+    /// Which phases.
+    pub phases: LlPhase,
     /// What all ranks must agree on in an operation; opaque to the kernels.
     pub signature: u32,
     /// The scales of the rows, as opaque; 0 without.

@@ -16,7 +16,7 @@ use crate::backend::cuda::ht::nodes::rails::Turn;
 use crate::backend::cuda::ht::plan::HtLaunch;
 use crate::backend::cuda::ht::shared::{addresses, saturated};
 use crate::backend::cuda::kernels::{self, Kernel};
-use crate::backend::cuda::params::common::{OP_HT_COMBINE, OWN_NODE_FIRST};
+use crate::backend::cuda::params::common::{KernelOp, OWN_NODE_FIRST};
 use crate::backend::cuda::params::ht::HtCombineParams;
 use crate::backend::cuda::params::ht_nodes::{
     HT_HEAD_THREADS, HtCombineNodesParams, HtPartials, HtPass,
@@ -123,7 +123,9 @@ impl Combine<'_> {
         if messages.1 == 0 {
             return Ok(());
         }
-        let params = self.handle.heads((OP_HT_COMBINE, &self.launch), messages)?;
+        let params = self
+            .handle
+            .heads((KernelOp::HtCombine, &self.launch), messages)?;
         let shape = LaunchShape {
             blocks: 1,
             threads: HT_HEAD_THREADS,
@@ -190,7 +192,7 @@ impl Combine<'_> {
         let (gradients, _) = addresses(op.gradients.map(|it| (it.input, it.output)));
         let params = HtCombineNodesParams {
             of_node: HtCombineParams {
-                common: handle.common(OP_HT_COMBINE, &self.launch, tokens)?,
+                common: handle.common(KernelOp::HtCombine, &self.launch, tokens)?,
                 rows: op.expert_rows.data.0 as *const u8,
                 gradients: gradients as *const f32,
                 out: out.0 as *mut u8,

@@ -15,7 +15,7 @@ use crate::backend::cuda::ht::nodes::plan::{HandleSize, NodesPlan};
 use crate::backend::cuda::ht::nodes::rails::Rails;
 use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::kernels;
-use crate::backend::cuda::params::common::OP_HT_ROUTE;
+use crate::backend::cuda::params::common::KernelOp;
 use crate::backend::cuda::params::ht::{HT_ROUTE_THREADS, HT_VERDICT_CODE_SHIFT};
 use crate::backend::cuda::params::ht_nodes::{
     HT_PLACE_THREADS, HtNodesMemory, HtPlaceParams, HtRouteNodesParams, HtSource, HtTold,
@@ -322,7 +322,7 @@ impl Creation<'_> {
         let work = rails.work.data().0;
         let params = HtRouteNodesParams {
             peers: group.context.peers(),
-            wait: group.context.wait(OP_HT_ROUTE),
+            wait: group.context.wait(KernelOp::HtRoute),
             layout: group.layout,
             nodes: rails.nodes()?,
             handle: part.device(&rails.plan)?,

@@ -15,7 +15,7 @@ use crate::backend::cuda::ht::rows::MovedRow;
 use crate::backend::cuda::ht::scaled;
 use crate::backend::cuda::ht::shared::{addresses, saturated};
 use crate::backend::cuda::kernels;
-use crate::backend::cuda::params::common::OP_HT_DISPATCH;
+use crate::backend::cuda::params::common::KernelOp;
 use crate::backend::cuda::params::ht::{HtDispatchParams, HtScaledDispatchParams, HtScaledRows};
 use crate::backend::cuda::params::ht_nodes::{
     HT_PACK_THREADS, HtDispatchNodesParams, HtPackParams, HtPass, HtScaledDispatchNodesParams,
@@ -186,7 +186,7 @@ impl Dispatch<'_> {
         let plan = handle.plan();
         let messages = (self.departing(pass), plan.others);
         let params = HtPackParams {
-            heads: handle.heads((OP_HT_DISPATCH, &self.launch), messages)?,
+            heads: handle.heads((KernelOp::HtDispatch, &self.launch), messages)?,
             handle: handle.device,
             tokens: op.tokens.0 as *const u8,
             topk_idx: self.ids as *const i64,
@@ -279,7 +279,7 @@ impl Dispatch<'_> {
         let (out_ids, out_weights) = addresses(op.routing_out.map(|it| (it.ids, it.weights)));
         Ok(HtDispatchNodesParams {
             of_node: HtDispatchParams {
-                common: handle.common(OP_HT_DISPATCH, launch, tokens)?,
+                common: handle.common(KernelOp::HtDispatch, launch, tokens)?,
                 tokens: inputs.rows as *const u8,
                 topk_idx: inputs.ids as *const i64,
                 weights: inputs.weights as *const f32,

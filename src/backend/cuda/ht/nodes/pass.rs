@@ -11,6 +11,7 @@ use crate::backend::cuda::ht::plan::HtLaunch;
 use crate::backend::cuda::ht::shape_word::ShapeWord;
 use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::order;
+use crate::backend::cuda::params::common::KernelOp;
 use crate::backend::cuda::params::ht::{HtCommon, HtEntry, HtHandleMemory, HtShape};
 use crate::backend::cuda::params::ht_nodes::{
     HtHeadParams, HtMessages, HtNodesMemory, HtOrigin, HtPass,
@@ -185,7 +186,7 @@ impl<'a> Handle<'a> {
     /// What is needed to write the heads of `launch` of `op` to `count` messages.
     pub(super) fn heads(
         &self,
-        (op, launch): (u32, &HtLaunch),
+        (op, launch): (KernelOp, &HtLaunch),
         (bank, count): (Bank, usize),
     ) -> Result<HtHeadParams> {
         Ok(HtHeadParams {
@@ -199,7 +200,12 @@ impl<'a> Handle<'a> {
     }
 
     /// What both kernels need for `tokens`.
-    pub(super) fn common(&self, op: u32, launch: &HtLaunch, tokens: &Tokens) -> Result<HtCommon> {
+    pub(super) fn common(
+        &self,
+        op: KernelOp,
+        launch: &HtLaunch,
+        tokens: &Tokens,
+    ) -> Result<HtCommon> {
         let group = &self.group;
         Ok(HtCommon {
             peers: group.context.peers(),

@@ -1,19 +1,19 @@
 //! Quiet moments of a device, and the calls that are made only then.
 //!
-//! A device is quiet (quiescent) while nothing of this library on it waits for other ranks, and no such
-//! work can be enqueued. Freeing device memory, unmapping a peer's memory, loading kernels and
-//! destroying communicators happen at quiet moments only. Each of these calls synchronizes the device,
-//! and on GPUs holds up every launch meanwhile. If another thread's exchange or operation is on the
-//! device then, the call waits for that operation's peers. Those peers may be blocked in the same call,
-//! waiting for us: deadlock.
+//! A device is quiet while nothing of this library on it waits for other ranks, and no such work
+//! can be enqueued. Freeing device memory, unmapping a peer's memory, loading kernels and destroying
+//! communicators happen at quiet moments only. Each of these calls waits for everything that runs on
+//! the device, and on GPUs holds up every launch meanwhile. If another thread's exchange or operation
+//! is on the device then, the call waits for that operation's peers. They may be in the same place the
+//! other way round: a deadlock.
 //!
-//! No call waits long for a quiet moment, as that might need the peers. Memory to be freed is left here:
-//! the next quiet moment frees it, or the next group that wants the same takes it, so little piles up
-//! even if no moment is quiet.
+//! Nobody waits long for a quiet moment, as that might need the peers. Memory to be freed is left here.
+//! It is freed at the next quiet moment, or serves the next group that wants the same, so little
+//! piles up even if no moment is quiet.
 //!
 //! No moment is quiet while a graph has operations: two ranks would deadlock if each held up, by a free that waits for
-//! one replay, the launch of the other. On one node graphs count until their group ends. What the caller leaves beyond
-//! a bound is freed all the same, by a call that waits for nothing.
+//! one replay, the launch of the other. On one node graphs count until their group ends. Too much of the caller's memory is freed all the same, by a call that waits for
+//! nothing.
 #![forbid(unsafe_code)]
 
 use parking_lot::Mutex;
